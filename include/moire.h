@@ -1,0 +1,640 @@
+/* moire: the grouped MLP of mixture-of-experts models. The C contract.
+ *
+ * Every argument struct and every entry point is defined here, once. The C++ headers in moire/
+ * derive from these structs, the backends receive them as they are, and Python parses this very
+ * file. Structs start with struct_size = sizeof(struct) and only ever grow at the end; a field that
+ * is zero means "default" or "absent".
+ *
+ * Conventions
+ *   shapes    [rows, columns], row-major, last dimension contiguous, rows `row_stride` elements
+ * apart. memory    the caller owns all of it, on the context's device. Ops allocate nothing and
+ * never synchronise. workspace every op has a `_workspace` twin that says how many bytes of scratch
+ * it needs: 256-byte aligned, any initial contents, nothing kept between calls; the size depends on
+ * shapes and capacity, never on the splits. errors    every function returns a code below;
+ * moire_last_error() has the sentence, per thread. Arguments are checked before anything runs: on
+ * an error the outputs are untouched. threads   one context may be used by several threads.
+ *
+ * Symbols: T tokens, k experts per token, G groups (experts of this device), H hidden size, F
+ * expert width, capacity = allocated rows of a ragged tensor, of which the first offsets[G] are in
+ * use; the others are its tail.
+ */
+#ifndef MOIRE_H_
+#define MOIRE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MOIRE_VERSION_NUMBER 100 /* 10000 * major + 100 * minor + patch */
+
+#if defined(_WIN32)
+#define MOIRE_API
+#else
+#define MOIRE_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin (Python parses from here to "cffi: end" after removing MOIRE_API) */
+
+/* ---- status
+ * ------------------------------------------------------------------------------------------------------------
+ */
+
+enum moire_code {
+  MOIRE_OK = 0,
+  MOIRE_INVALID_ARGUMENT = 10, /* the call is wrong: shape, dtype, pointer, splits */
+  MOIRE_UNSUPPORTED =
+      20, /* the call is right but this build or device has no implementation for it */
+  MOIRE_OUT_OF_MEMORY = 30, /* the workspace is too small, or an owning type could not allocate */
+  MOIRE_DEVICE = 40,        /* the device or its driver failed */
+  MOIRE_IO = 50,            /* a file could not be read or written */
+  MOIRE_INTERNAL = 60       /* a defect of this library */
+};
+
+/* The library's version, MOIRE_VERSION_NUMBER of the header it was built with. */
+MOIRE_API int32_t moire_version_number(void);
+/* The name of a code ("invalid argument"); never null. */
+MOIRE_API const char* moire_code_name(int32_t code);
+/* The message of this thread's last failed call, or ""; valid until this thread's next call. */
+MOIRE_API const char* moire_last_error(void);
+/* What this library was built with (version, compiler, backends, SIMD targets) as a JSON object;
+ * static storage. */
+MOIRE_API const char* moire_build_info(void);
+
+/* ---- tensors and groups
+ * ------------------------------------------------------------------------------------------------
+ */
+
+enum moire_dtype {
+  MOIRE_NONE = 0,
+  MOIRE_FP32 = 1,
+  MOIRE_BF16 = 2,
+  MOIRE_FP16 = 3,
+  MOIRE_E4M3 = 4, /* OCP FP8: bias 7, max 448, no infinity */
+  MOIRE_E5M2 = 5, /* OCP FP8: bias 15, max 57344 */
+  MOIRE_E8M0 = 6, /* power-of-two scale, 2^(code - 127), 255 = NaN */
+  MOIRE_UINT8 = 16,
+  MOIRE_INT32 = 17,
+  MOIRE_INT64 = 18,
+  MOIRE_FP64 = 19 /* storage only: convert_glu */
+};
+
+/* A view of memory the caller owns. rank 0 = absent; data may be null only if a dimension is 0. */
+typedef struct moire_tensor {
+  void* data;
+  int32_t dtype;      /* moire_dtype */
+  int32_t rank;       /* 1 to 3; 0 = absent */
+  int64_t shape[3];   /* the first `rank` entries */
+  int64_t row_stride; /* elements from one row to the next; 0 = shape[rank - 1] (contiguous). Rank
+                         3: matrices lie shape[1] * row_stride elements apart */
+} moire_tensor;
+
+/* The one description of raggedness: group g owns rows offsets[g] to offsets[g + 1] - 1. offsets[0]
+ * = 0, non-decreasing, offsets[num_groups] <= capacity; any group may be empty; no alignment is
+ * asked for. */
+typedef struct moire_groups {
+  const int64_t*
+      offsets; /* [num_groups + 1] on the context's device; null only if num_groups is 0 */
+  int64_t num_groups;
+  int64_t capacity; /* rows that the ragged tensors have */
+} moire_groups;
+
+enum moire_weight_layout {
+  MOIRE_OUT_IN = 0, /* [G, out, in], the usual layout of a linear layer */
+  MOIRE_IN_OUT = 1  /* [G, in, out] (GPT-OSS, Qwen3-VL) */
+};
+
+/* The weights of G linear layers: one packed tensor, or a list of G separately allocated contiguous
+ * matrices. */
+typedef struct moire_weight {
+  moire_tensor tensor;     /* rank 3; with `list`, gives dtype and shape and has data = null */
+  const void* const* list; /* host array of G pointers, or null */
+  int32_t layout;          /* moire_weight_layout */
+} moire_weight;
+
+/* Scratch memory of one call; see "workspace" above. */
+typedef struct moire_workspace {
+  void* data;
+  size_t bytes;
+} moire_workspace;
+
+/* What an op writes to the tail (rows >= offsets[G]) of its outputs. Tails of inputs are never
+ * read. */
+enum moire_tail {
+  MOIRE_TAIL_ZERO = 0,     /* exact zeros */
+  MOIRE_TAIL_UNTOUCHED = 1 /* the caller's bytes stay */
+};
+
+/* ---- context
+ * -----------------------------------------------------------------------------------------------------------
+ */
+
+enum moire_device { MOIRE_CPU = 0, MOIRE_CUDA = 1 };
+
+typedef struct moire_context moire_context;
+
+typedef struct moire_context_options {
+  size_t struct_size;
+  int32_t device;      /* moire_device */
+  int32_t index;       /* which device of that kind */
+  int32_t num_threads; /* CPU: 0 = one per available core */
+  int32_t strict;      /* 1: fail, with the reason, where a slower implementation than the device's
+                          fastest would run */
+  const char* implementation; /* force this implementation by name ("cpu", "portable", "sm90"); null
+                                 = the first that supports the call */
+  void* stream;               /* CUDA: the cudaStream_t that ops run on */
+} moire_context_options;
+
+/* Number of devices of a kind that this build can use now (0 when the build or the machine has
+ * none). */
+MOIRE_API int32_t moire_device_count(int32_t device, int32_t* count);
+/* What one device is, as JSON (name, threads or multiprocessors, instruction set or compute
+ * capability, memory). `needed` receives the size with the final zero; call with buffer = null
+ * first. */
+MOIRE_API int32_t moire_device_info(int32_t device, int32_t index, char* buffer, size_t bytes,
+                                    size_t* needed);
+/* A context: device, stream, threads, strictness, error record. MOIRE_UNSUPPORTED says which device
+ * is missing and why. */
+MOIRE_API int32_t moire_context_create(const moire_context_options* options,
+                                       moire_context** context);
+/* A cheap second context on the same device state that runs nothing: ops called on it are validated
+ * and recorded, and moire_explanation tells what each would have run. */
+MOIRE_API int32_t moire_context_explaining(const moire_context* context,
+                                           moire_context** explaining);
+/* The steps recorded so far by an explaining context, as JSON: op, implementation, policy, bytes,
+ * reasons of the refused. */
+MOIRE_API int32_t moire_explanation(const moire_context* explaining, char* buffer, size_t bytes,
+                                    size_t* needed);
+/* Waits for the context's work and returns the first error that a device reported, which is then
+ * forgotten. */
+MOIRE_API int32_t moire_context_check(const moire_context* context);
+/* Null is fine. */
+MOIRE_API void moire_context_destroy(moire_context* context);
+
+/* ---- groups
+ * ------------------------------------------------------------------------------------------------------------
+ */
+
+enum moire_splits_kind {
+  MOIRE_SPLITS = 0, /* [G] rows per group */
+  MOIRE_ENDS = 1,   /* [G] cumulative, without the leading zero (torch's offs) */
+  MOIRE_OFFSETS = 2 /* [G + 1] cumulative, with the leading zero */
+};
+
+/* One array derived from the splits: offsets * multiplier, with or without the leading zero. */
+typedef struct moire_offsets_output {
+  moire_tensor offsets; /* INT32 or INT64, [G + 1], or [G] without the leading zero */
+  int64_t multiplier;   /* elements per row; 0 = 1 */
+  int32_t no_leading_zero;
+} moire_offsets_output;
+
+typedef struct moire_splits_to_offsets_args {
+  size_t struct_size;
+  moire_tensor splits; /* INT32 or INT64, rank 1 */
+  int32_t kind;        /* moire_splits_kind */
+  int64_t capacity;    /* rows available; -1 = not checked */
+  const moire_offsets_output* outputs;
+  int64_t num_outputs;
+  moire_workspace workspace;
+} moire_splits_to_offsets_args;
+
+/* All derived arrays in one launch. Errors: a negative split, a decreasing end, a sum past the
+ * capacity or past INT32 where an output is INT32: MOIRE_INVALID_ARGUMENT names group and value. */
+MOIRE_API int32_t moire_splits_to_offsets(const moire_context* context,
+                                          const moire_splits_to_offsets_args* args);
+MOIRE_API int32_t moire_splits_to_offsets_workspace(const moire_context* context,
+                                                    const moire_splits_to_offsets_args* args,
+                                                    size_t* bytes);
+
+/* ---- gated activations
+ * -------------------------------------------------------------------------------------------------
+ */
+
+enum moire_glu_order { MOIRE_GATE_FIRST = 0, MOIRE_UP_FIRST = 1 };
+
+/* How gate (a) and up (b) lie along a dimension of size 2F: `block` of the first, `block` of the
+ * second, repeated. */
+typedef struct moire_glu_layout {
+  int64_t block; /* a divisor of F; 0 = F (two halves); 1 = element-interleaved */
+  int32_t order; /* moire_glu_order */
+} moire_glu_layout;
+
+enum moire_activation_kind {
+  MOIRE_SWIGLU = 0,         /* silu(a) * b */
+  MOIRE_CLAMPED_SWIGLU = 1, /* g = min(a, limit), l = clamp(b, -limit, limit) + offset: g *
+                               sigmoid(alpha * g) * l (GPT-OSS: limit 7, alpha 1.702, offset 1) */
+  MOIRE_GEGLU_TANH =
+      2 /* gelu_tanh(a) * b, computed as a * sigmoid(2u) * b, u = sqrt(2/pi) * (a + 0.044715 a^3) */
+};
+
+typedef struct moire_activation {
+  int32_t kind; /* moire_activation_kind */
+  float limit;  /* CLAMPED_SWIGLU: > 0; the gradient passes at the limit */
+  float alpha;  /* CLAMPED_SWIGLU: > 0 */
+  float offset; /* CLAMPED_SWIGLU */
+} moire_activation;
+
+/* act = glu(z) * probs, in FP32, rounded once. Absent groups: every row is in use. */
+typedef struct moire_glu_args {
+  size_t struct_size;
+  moire_tensor z;     /* [capacity, 2F] FP32, BF16 or FP16 */
+  moire_tensor probs; /* [capacity] FP32, or absent */
+  moire_tensor act;   /* out [capacity, F], dtype of z */
+  moire_groups groups;
+  moire_activation activation;
+  moire_glu_layout layout;
+  int32_t tail; /* moire_tail */
+} moire_glu_args;
+MOIRE_API int32_t moire_glu(const moire_context* context, const moire_glu_args* args);
+
+/* The gradient of moire_glu. grad_probs_i = sum_j grad_act_ij * glu(z)_ij, before the scaling by
+ * probs; its partial sums cover 64 columns each and are added in order, so the result does not
+ * depend on tiles or threads. */
+typedef struct moire_glu_backward_args {
+  size_t struct_size;
+  moire_tensor z;          /* [capacity, 2F] */
+  moire_tensor probs;      /* [capacity] FP32, or absent */
+  moire_tensor grad_act;   /* [capacity, F], dtype of z */
+  moire_tensor grad_z;     /* out [capacity, 2F], dtype of z, in the layout of z */
+  moire_tensor act;        /* out [capacity, F], the forward's result again, or absent */
+  moire_tensor grad_probs; /* out [capacity] FP32, or absent */
+  moire_groups groups;
+  moire_activation activation;
+  moire_glu_layout layout;
+  int32_t tail;
+} moire_glu_backward_args;
+MOIRE_API int32_t moire_glu_backward(const moire_context* context,
+                                     const moire_glu_backward_args* args);
+
+/* Rows, or columns, of a tensor from one gate/up layout to another, in one pass. */
+typedef struct moire_convert_glu_args {
+  size_t struct_size;
+  moire_tensor source; /* rank 1 to 3, elements of 1, 2, 4 or 8 bytes */
+  moire_tensor target; /* out; same shape and dtype, not overlapping source */
+  int32_t dim;         /* which dimension holds the 2F */
+  moire_glu_layout from;
+  moire_glu_layout to;
+} moire_convert_glu_args;
+MOIRE_API int32_t moire_convert_glu(const moire_context* context,
+                                    const moire_convert_glu_args* args);
+
+/* ---- grouped GEMM
+ * ------------------------------------------------------------------------------------------------------
+ */
+
+/* Ragged M (forward, dgrad). Rows of group g: d_i = a_i * op(b_g) + bias_scale_i * bias_g, summed
+ * in FP32, rounded once. forward  a = x [., K], b = W [G, N, K] with MOIRE_OUT_IN:  d = x W^T   [.,
+ * N] dgrad    a = dy [., N], b = the same W with `transpose_b`: d = dy W    [., K] row_idx: row i
+ * of a is a[row_idx[i]] (no permuted copy is made; same bits as permuting first). */
+typedef struct moire_grouped_gemm_args {
+  size_t struct_size;
+  moire_tensor a;       /* [capacity, k], or [T, k] with row_idx; FP32, BF16, FP16 */
+  moire_tensor row_idx; /* [capacity] INT32 or INT64, or absent */
+  moire_weight
+      b; /* [G, n, k], or [G, k, n] if exactly one of layout = IN_OUT and transpose_b is set */
+  int32_t transpose_b;     /* 1: contract over the weight's out dimension (dgrad) */
+  moire_tensor bias;       /* [G, n], or absent */
+  moire_tensor bias_scale; /* [capacity] FP32, or absent (= 1) */
+  moire_tensor d;          /* out [capacity, n], FP32, BF16, FP16 */
+  moire_groups groups;
+  int32_t tail;
+  moire_workspace workspace;
+} moire_grouped_gemm_args;
+MOIRE_API int32_t moire_grouped_gemm(const moire_context* context,
+                                     const moire_grouped_gemm_args* args);
+MOIRE_API int32_t moire_grouped_gemm_workspace(const moire_context* context,
+                                               const moire_grouped_gemm_args* args, size_t* bytes);
+
+/* FC1 forward: z = a * b^T (+ bias), act = glu(z) * probs. z is rounded to its storage type before
+ * the activation reads it, kept or not, so that this equals moire_grouped_gemm followed by
+ * moire_glu bit for bit. */
+typedef struct moire_grouped_gemm_glu_args {
+  size_t struct_size;
+  moire_tensor a;       /* [capacity, H], or [T, H] with row_idx */
+  moire_tensor row_idx; /* [capacity], or absent */
+  moire_weight b;       /* [G, 2F, H] */
+  moire_tensor bias;    /* [G, 2F], or absent; in `layout` like the weight */
+  moire_tensor probs;   /* [capacity] FP32, or absent */
+  moire_tensor
+      z; /* out [capacity, 2F], saved for the backward, or absent; its tail is never written */
+  moire_tensor act; /* out [capacity, F]; z has its dtype */
+  moire_groups groups;
+  moire_activation activation;
+  moire_glu_layout layout;
+  int32_t tail; /* of act */
+  moire_workspace workspace;
+} moire_grouped_gemm_glu_args;
+MOIRE_API int32_t moire_grouped_gemm_glu(const moire_context* context,
+                                         const moire_grouped_gemm_glu_args* args);
+MOIRE_API int32_t moire_grouped_gemm_glu_workspace(const moire_context* context,
+                                                   const moire_grouped_gemm_glu_args* args,
+                                                   size_t* bytes);
+
+/* FC2 dgrad with the GLU backward in its epilogue: grad_act = grad_y * W2 (rounded to the storage
+ * type, never stored), then grad_z, grad_probs and act as in moire_glu_backward. grad_bias_g = beta
+ * * grad_bias_g + sum of group g's grad_z rows (as stored), partial sums of 64 rows each from the
+ * group's first row, added in order. */
+typedef struct moire_grouped_gemm_glu_backward_args {
+  size_t struct_size;
+  moire_tensor grad_y;     /* [capacity, H], or [T, H] with row_idx */
+  moire_tensor row_idx;    /* [capacity], or absent */
+  moire_weight w2;         /* [G, H, F] */
+  moire_tensor z;          /* [capacity, 2F] as saved by the forward */
+  moire_tensor probs;      /* [capacity] FP32, or absent */
+  moire_tensor grad_z;     /* out [capacity, 2F], dtype of z */
+  moire_tensor act;        /* out [capacity, F], or absent */
+  moire_tensor grad_probs; /* out [capacity] FP32, or absent */
+  moire_tensor grad_bias;  /* in/out [G, 2F] FP32, BF16 or FP16, or absent */
+  int32_t beta; /* 0: grad_bias is overwritten (an empty group gets zeros); 1: accumulated */
+  moire_groups groups;
+  moire_activation activation;
+  moire_glu_layout layout;
+  int32_t tail; /* of grad_z, act and grad_probs */
+  moire_workspace workspace;
+} moire_grouped_gemm_glu_backward_args;
+MOIRE_API int32_t moire_grouped_gemm_glu_backward(const moire_context* context,
+                                                  const moire_grouped_gemm_glu_backward_args* args);
+MOIRE_API int32_t moire_grouped_gemm_glu_backward_workspace(
+    const moire_context* context, const moire_grouped_gemm_glu_backward_args* args, size_t* bytes);
+
+/* Ragged K (wgrad): d_g = beta_g * d_g + a_g^T * b_g over the rows of group g, in FP32, rounded
+ * once. W [G, out, in]: a = dy, b = x;   W [G, in, out]: a = x, b = dy. An empty group: exact zeros
+ * for beta 0, untouched for beta 1. */
+typedef struct moire_grouped_gemm_wgrad_args {
+  size_t struct_size;
+  moire_tensor a;         /* [capacity, m], or [T, m] with a_row_idx */
+  moire_tensor a_row_idx; /* [capacity], or absent */
+  moire_tensor b;         /* [capacity, n], or [T, n] with b_row_idx */
+  moire_tensor b_row_idx; /* [capacity], or absent */
+  moire_weight
+      d; /* in/out [G, m, n] FP32, BF16 or FP16; packed or listed; its layout field is not read */
+  int32_t beta; /* 0 or 1, for every group */
+  const uint8_t*
+      beta_per_group; /* [G] on the device, each 0 or 1; overrides beta; null = not used */
+  moire_groups groups;
+  moire_workspace workspace;
+} moire_grouped_gemm_wgrad_args;
+MOIRE_API int32_t moire_grouped_gemm_wgrad(const moire_context* context,
+                                           const moire_grouped_gemm_wgrad_args* args);
+MOIRE_API int32_t moire_grouped_gemm_wgrad_workspace(const moire_context* context,
+                                                     const moire_grouped_gemm_wgrad_args* args,
+                                                     size_t* bytes);
+
+/* The gradients of a grouped bias, in one pass over grad_y:
+ *   grad_bias_g = beta_g * grad_bias_g + sum_i scale_i * grad_y_i   (64-row partial sums from the
+ * group's first row, in order) grad_scale_i = sum_j grad_y_ij * bias_gj (64-column partial sums, in
+ * order) */
+typedef struct moire_bias_backward_args {
+  size_t struct_size;
+  moire_tensor grad_y;     /* [capacity, n], or [T, n] with row_idx */
+  moire_tensor row_idx;    /* [capacity], or absent */
+  moire_tensor scale;      /* [capacity] FP32, or absent (= 1) */
+  moire_tensor bias;       /* [G, n]; needed for grad_scale only */
+  moire_tensor grad_bias;  /* in/out [G, n] FP32, BF16 or FP16, or absent */
+  moire_tensor grad_scale; /* out [capacity] FP32, or absent */
+  int32_t beta;
+  const uint8_t* beta_per_group;
+  moire_groups groups;
+  int32_t tail; /* of grad_scale */
+  moire_workspace workspace;
+} moire_bias_backward_args;
+MOIRE_API int32_t moire_bias_backward(const moire_context* context,
+                                      const moire_bias_backward_args* args);
+MOIRE_API int32_t moire_bias_backward_workspace(const moire_context* context,
+                                                const moire_bias_backward_args* args,
+                                                size_t* bytes);
+
+/* ---- routing
+ * -----------------------------------------------------------------------------------------------------------
+ */
+
+enum moire_router_kind {
+  MOIRE_ROUTER_SOFTMAX = 0, /* scores = softmax over all experts */
+  MOIRE_ROUTER_SIGMOID = 1  /* scores = sigmoid of each logit (DeepSeek-V3) */
+};
+
+/* Scores in FP32, the k largest of scores + expert_bias per token (ties: the lowest index; NaN
+ * loses), weights = their scores (without the bias), divided by their sum if `normalize`, times
+ * `scale`. Experts come in order of falling score. */
+typedef struct moire_router_args {
+  size_t struct_size;
+  moire_tensor logits;       /* [T, E] FP32, BF16 or FP16 */
+  moire_tensor expert_bias;  /* [E] FP32, for the choice only, or absent */
+  int32_t kind;              /* moire_router_kind */
+  int32_t normalize;         /* 1: the k weights of a token sum to `scale` */
+  float scale;               /* 0 = 1 */
+  moire_tensor topk_idx;     /* out [T, k] INT32 or INT64; k <= E */
+  moire_tensor topk_weights; /* out [T, k] FP32 */
+} moire_router_args;
+MOIRE_API int32_t moire_router(const moire_context* context, const moire_router_args* args);
+
+/* grad_logits from grad_topk_weights; the choice itself has no gradient. */
+typedef struct moire_router_backward_args {
+  size_t struct_size;
+  moire_tensor logits;            /* [T, E], as in the forward */
+  moire_tensor topk_idx;          /* [T, k], the forward's result */
+  moire_tensor grad_topk_weights; /* [T, k] FP32 */
+  int32_t kind;
+  int32_t normalize;
+  float scale;
+  moire_tensor grad_logits; /* out [T, E] FP32, BF16 or FP16 */
+} moire_router_backward_args;
+MOIRE_API int32_t moire_router_backward(const moire_context* context,
+                                        const moire_router_backward_args* args);
+
+/* Where every (token, choice) goes: rows sorted by expert, stable in token order (then in choice
+ * order) within an expert. An index of -1 or G drops the choice (scatter_idx -1). Unused entries of
+ * gather_idx are -1. */
+typedef struct moire_permute_plan_args {
+  size_t struct_size;
+  moire_tensor topk_idx;    /* [T, k] INT32 or INT64, each in -1 ... G */
+  int64_t num_groups;       /* G */
+  moire_tensor offsets;     /* out [G + 1] INT64 */
+  moire_tensor gather_idx;  /* out [capacity] INT32 or INT64: row -> token; capacity >= routed rows
+                               (T * k always suffices) */
+  moire_tensor scatter_idx; /* out [T, k], dtype of gather_idx: choice -> row */
+  moire_workspace workspace;
+} moire_permute_plan_args;
+MOIRE_API int32_t moire_permute_plan(const moire_context* context,
+                                     const moire_permute_plan_args* args);
+MOIRE_API int32_t moire_permute_plan_workspace(const moire_context* context,
+                                               const moire_permute_plan_args* args, size_t* bytes);
+
+/* Tokens into expert order: rows_i = x[gather_idx_i]; probs_i = topk_weights of the choice that row
+ * i came from. It is also the gradient of a plain unpermute. Either pair (x and rows; topk_weights,
+ * scatter_idx and probs) may be absent. */
+typedef struct moire_permute_args {
+  size_t struct_size;
+  moire_tensor x;            /* [T, H] FP32, BF16 or FP16 */
+  moire_tensor gather_idx;   /* [capacity] */
+  moire_tensor rows;         /* out [capacity, H], dtype of x */
+  moire_tensor topk_weights; /* [T, k] FP32 */
+  moire_tensor scatter_idx;  /* [T, k] */
+  moire_tensor probs;        /* out [capacity] FP32 */
+  moire_groups groups;
+  int32_t tail;
+} moire_permute_args;
+MOIRE_API int32_t moire_permute(const moire_context* context, const moire_permute_args* args);
+
+/* Rows back to tokens: y_t = sum_j weights_tj * rows[scatter_idx_tj], j ascending, in FP32, rounded
+ * once; dropped choices add nothing. It is also the gradient of moire_permute; then probs and
+ * topk_weights carry the gradient of the weights back: topk_weights_tj = probs[scatter_idx_tj], 0
+ * where dropped. */
+typedef struct moire_unpermute_args {
+  size_t struct_size;
+  moire_tensor rows;         /* [capacity, H] FP32, BF16 or FP16 */
+  moire_tensor scatter_idx;  /* [T, k] */
+  moire_tensor weights;      /* [T, k] FP32, or absent (= 1) */
+  moire_tensor y;            /* out [T, H], dtype of rows or FP32 */
+  moire_tensor probs;        /* [capacity] FP32, or absent */
+  moire_tensor topk_weights; /* out [T, k] FP32, or absent */
+} moire_unpermute_args;
+MOIRE_API int32_t moire_unpermute(const moire_context* context, const moire_unpermute_args* args);
+
+/* The gradient of a weighted unpermute: grad_rows[scatter_idx_tj] = weights_tj * grad_y_t;
+ * grad_weights_tj = sum_h rows[scatter_idx_tj, h] * grad_y_th (64-column partial sums, in order).
+ */
+typedef struct moire_unpermute_backward_args {
+  size_t struct_size;
+  moire_tensor grad_y;       /* [T, H] */
+  moire_tensor rows;         /* [capacity, H]; needed for grad_weights only */
+  moire_tensor scatter_idx;  /* [T, k] */
+  moire_tensor weights;      /* [T, k] FP32, or absent (= 1) */
+  moire_tensor grad_rows;    /* out [capacity, H], dtype of grad_y, or absent */
+  moire_tensor grad_weights; /* out [T, k] FP32, or absent */
+  moire_groups groups;
+  int32_t tail; /* of grad_rows */
+} moire_unpermute_backward_args;
+MOIRE_API int32_t moire_unpermute_backward(const moire_context* context,
+                                           const moire_unpermute_backward_args* args);
+
+/* ---- grouped linear and grouped MLP
+ * ------------------------------------------------------------------------------------ */
+
+enum moire_recipe {
+  MOIRE_RECIPE_AS_STORED = 0 /* operands as they are, FP32 accumulation: bf16, fp16, fp32 */
+};
+
+/* y_i = x_i * W_g^T (+ scale_i * bias_g). */
+typedef struct moire_grouped_linear_args {
+  size_t struct_size;
+  moire_tensor x;       /* [capacity, in], or [T, in] with row_idx */
+  moire_tensor row_idx; /* [capacity], or absent */
+  moire_weight w;       /* [G, out, in] or [G, in, out] */
+  moire_tensor bias;    /* [G, out], or absent */
+  moire_tensor scale;   /* [capacity] FP32, or absent (= 1) */
+  moire_tensor y;       /* out [capacity, out] */
+  moire_groups groups;
+  int32_t recipe; /* moire_recipe */
+  int32_t tail;
+  moire_workspace workspace;
+} moire_grouped_linear_args;
+MOIRE_API int32_t moire_grouped_linear(const moire_context* context,
+                                       const moire_grouped_linear_args* args);
+MOIRE_API int32_t moire_grouped_linear_workspace(const moire_context* context,
+                                                 const moire_grouped_linear_args* args,
+                                                 size_t* bytes);
+
+/* Each gradient is computed if its output is present. The weight gradient may be a second, later
+ * call (delayed wgrad). */
+typedef struct moire_grouped_linear_backward_args {
+  size_t struct_size;
+  moire_tensor x;          /* needed for grad_w */
+  moire_tensor row_idx;    /* of x and, with gathered_grad_y, of grad_y */
+  int32_t gathered_grad_y; /* 1: grad_y is [T, out] and is gathered by row_idx as well */
+  moire_weight w;          /* needed for grad_x */
+  moire_tensor bias;       /* needed for grad_scale */
+  moire_tensor scale;      /* as in the forward */
+  moire_tensor grad_y;     /* [capacity, out], or [T, out] */
+  moire_tensor grad_x;     /* out [capacity, in], or absent; always in expert order */
+  moire_weight grad_w;     /* in/out, shape and layout of w, FP32, BF16 or FP16, or absent */
+  moire_tensor grad_bias;  /* in/out [G, out], or absent */
+  moire_tensor grad_scale; /* out [capacity] FP32, or absent */
+  int32_t beta;            /* of grad_w and grad_bias: 0 overwrite, 1 accumulate */
+  const uint8_t* beta_per_group;
+  moire_groups groups;
+  int32_t recipe;
+  int32_t tail;
+  moire_workspace workspace;
+} moire_grouped_linear_backward_args;
+MOIRE_API int32_t moire_grouped_linear_backward(const moire_context* context,
+                                                const moire_grouped_linear_backward_args* args);
+MOIRE_API int32_t moire_grouped_linear_backward_workspace(
+    const moire_context* context, const moire_grouped_linear_backward_args* args, size_t* bytes);
+
+/* z = x W1^T (+ b1), act = glu(z) * probs, y = act W2^T (+ probs * b2). */
+typedef struct moire_grouped_mlp_args {
+  size_t struct_size;
+  moire_tensor x;       /* [capacity, H], or [T, H] with row_idx */
+  moire_tensor row_idx; /* [capacity], or absent */
+  moire_weight w1;      /* [G, 2F, H] or [G, H, 2F] */
+  moire_tensor b1;      /* [G, 2F], or absent */
+  moire_weight w2;      /* [G, H, F] or [G, F, H] */
+  moire_tensor b2;      /* [G, H], or absent */
+  moire_tensor probs;   /* [capacity] FP32, or absent (= 1) */
+  moire_groups groups;
+  moire_activation activation;
+  moire_glu_layout layout; /* of w1, b1 and z */
+  int32_t recipe;
+  int32_t tail;     /* of y */
+  moire_tensor z;   /* out [capacity, 2F]: saved for the backward, or absent */
+  moire_tensor act; /* out [capacity, F]: saved to trade memory for time, or absent */
+  moire_tensor y;   /* out [capacity, H] */
+  moire_workspace workspace;
+} moire_grouped_mlp_args;
+MOIRE_API int32_t moire_grouped_mlp(const moire_context* context,
+                                    const moire_grouped_mlp_args* args);
+MOIRE_API int32_t moire_grouped_mlp_workspace(const moire_context* context,
+                                              const moire_grouped_mlp_args* args, size_t* bytes);
+
+/* Each gradient is computed if its output is present; probs feeds act and b2, grad_probs is the sum
+ * of both paths. grad_z and act may be kept (given by the caller), so that the weight gradients can
+ * be a later call of moire_grouped_linear_backward. */
+typedef struct moire_grouped_mlp_backward_args {
+  size_t struct_size;
+  moire_tensor x;          /* as in the forward; needed for grad_w1 */
+  moire_tensor row_idx;    /* of x and, with gathered_grad_y, of grad_y */
+  int32_t gathered_grad_y; /* 1: grad_y is [T, H], gathered by row_idx */
+  moire_weight w1;         /* needed for grad_x */
+  moire_weight w2;
+  moire_tensor b2; /* needed for grad_probs if the forward had it */
+  moire_tensor probs;
+  moire_groups groups;
+  moire_activation activation;
+  moire_glu_layout layout;
+  int32_t recipe;
+  int32_t tail;   /* of grad_x and grad_probs */
+  moire_tensor z; /* [capacity, 2F], saved by the forward */
+  moire_tensor
+      act; /* in: the saved act if `act_is_saved`, else out: re-emitted act to keep, or absent */
+  int32_t act_is_saved;
+  moire_tensor grad_y;     /* [capacity, H], or [T, H] */
+  moire_tensor grad_z;     /* out [capacity, 2F] to keep, or absent */
+  moire_tensor grad_x;     /* out [capacity, H] in expert order, or absent */
+  moire_weight grad_w1;    /* in/out, or absent */
+  moire_tensor grad_b1;    /* in/out, or absent */
+  moire_weight grad_w2;    /* in/out, or absent */
+  moire_tensor grad_b2;    /* in/out, or absent */
+  moire_tensor grad_probs; /* out [capacity] FP32, or absent */
+  int32_t beta_w1;         /* 0 overwrite, 1 accumulate; for every group */
+  int32_t beta_w2;
+  int32_t beta_bias;                /* of grad_b1 and grad_b2 */
+  const uint8_t* beta_w1_per_group; /* [G], overrides beta_w1; null = not used */
+  const uint8_t* beta_w2_per_group;
+  moire_workspace workspace;
+} moire_grouped_mlp_backward_args;
+MOIRE_API int32_t moire_grouped_mlp_backward(const moire_context* context,
+                                             const moire_grouped_mlp_backward_args* args);
+MOIRE_API int32_t moire_grouped_mlp_backward_workspace(const moire_context* context,
+                                                       const moire_grouped_mlp_backward_args* args,
+                                                       size_t* bytes);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* MOIRE_H_ */

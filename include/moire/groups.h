@@ -1,0 +1,28 @@
+// Groups: the one description of a ragged batch, and how it is made from whatever the caller has.
+#pragma once
+
+#include <moire/context.h>
+#include <moire/tensor.h>
+
+namespace moire {
+
+// Group g owns rows offsets[g] to offsets[g + 1] - 1 of a tensor with `capacity` rows. Offsets lie
+// on the data's device.
+struct Groups : moire_groups {
+  Groups() : moire_groups{} {}
+  Groups(const moire_groups& g) : moire_groups(g) {}
+  Groups(const int64_t* offsets_, int64_t num_groups_, int64_t capacity_)
+      : moire_groups{offsets_, num_groups_, capacity_} {}
+};
+static_assert(sizeof(Groups) == sizeof(moire_groups));
+
+using OffsetsOutput = moire_offsets_output;
+using SplitsToOffsetsArgs = Args<moire_splits_to_offsets_args>;
+
+// Splits, ends or offsets (the caller says which) to any number of derived arrays, in one launch.
+// See moire.h.
+MOIRE_API Status splits_to_offsets(const Context& context, const SplitsToOffsetsArgs& args);
+MOIRE_API Status splits_to_offsets_workspace(const Context& context,
+                                             const SplitsToOffsetsArgs& args, size_t* bytes);
+
+}  // namespace moire

@@ -1,0 +1,106 @@
+// Context: opening a device, and the record of an explaining context.
+#include <moire/context.h>
+
+#include <mutex>
+
+#include "backend/device.h"
+#include "core/format.h"
+#include "core/status_macros.h"
+
+namespace moire {
+
+std::string_view device_name(Device device) { return device == Device::kCuda ? "cuda" : "cpu"; }
+
+namespace {
+
+const DeviceKind* kind_of(Device device) {
+  switch (device) {
+    case Device::kCpu:
+      return &cpu::kDevice;
+    case Device::kCuda:
+      return &cuda::kDevice;
+  }
+  return nullptr;
+}
+
+Status no_such_kind(Device device) {
+  return {Code::kInvalidArgument, concat("context: device kind ", static_cast<int32_t>(device),
+                                         ", must be 0 (cpu) or 1 (cuda)")};
+}
+
+}  // namespace
+
+struct Context::Record {
+  std::mutex mutex;
+  Explanation steps;
+};
+
+Context::Context(std::shared_ptr<const DeviceState> state, ContextOptions options)
+    : state_(std::move(state)), options_(std::move(options)) {}
+
+Result<Context> Context::create(const ContextOptions& options) {
+  const DeviceKind* kind = kind_of(options.device);
+  if (kind == nullptr) return no_such_kind(options.device);
+  if (options.num_threads < 0) {
+    return Status(Code::kInvalidArgument, concat("context: num_threads is ", options.num_threads,
+                                                 ", must be 0 (all cores) or more"));
+  }
+  const Result<int> count = kind->count();
+  if (!count.ok()) return count.status();
+  if (options.index < 0 || options.index >= count.value()) {
+    return Status(Code::kInvalidArgument,
+                  concat("context: there is no ", device_name(options.device), " device ",
+                         options.index, ": this machine has ", count.value()));
+  }
+  Result<std::unique_ptr<DeviceState>> state = kind->open(options);
+  if (!state.ok()) return state.status();
+  return Context(std::move(state).value(), options);
+}
+
+Device Context::device() const { return state_->device; }
+
+Context Context::explaining() const {
+  Context copy = *this;
+  copy.explanation_ = std::make_shared<Record>();
+  return copy;
+}
+
+Explanation Context::explanation() const {
+  if (explanation_ == nullptr) return {};
+  const std::lock_guard lock(explanation_->mutex);
+  return explanation_->steps;
+}
+
+void Context::record(Step step) const {
+  if (explanation_ == nullptr) return;
+  const std::lock_guard lock(explanation_->mutex);
+  explanation_->steps.push_back(std::move(step));
+}
+
+Status Context::check() const { return kind_of(device())->check(*state_, options_.stream); }
+
+int device_count(Device device) {
+  const DeviceKind* kind = kind_of(device);
+  if (kind == nullptr) return 0;
+  const Result<int> count = kind->count();
+  return count.ok() ? count.value() : 0;
+}
+
+Result<std::string> device_info(Device device, int index) {
+  ContextOptions options;
+  options.device = device;
+  options.index = index;
+  const Result<Context> context = Context::create(options);
+  if (!context.ok()) return context.status();
+  const DeviceState& s = context.value().state();
+  std::string json = concat("{\"device\": ", json_quote(device_name(device)),
+                            ", \"index\": ", index, ", \"name\": ", json_quote(s.name));
+  if (device == Device::kCpu) {
+    json += concat(", \"threads\": ", s.num_threads, ", \"simd\": ", json_quote(s.simd));
+  } else {
+    json += concat(", \"compute_capability\": ", s.compute_capability);
+  }
+  return json + "}";
+}
+
+}  // namespace moire

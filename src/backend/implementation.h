@@ -1,0 +1,47 @@
+// What an implementation of an op is. Each op has an ordered list of them, fastest first
+// (registry.cpp); the first of the context's device that supports the call runs.
+#pragma once
+
+#include <moire/context.h>
+#include <moire/grouped_gemm.h>
+#include <moire/routing.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/device_state.h"
+
+namespace moire {
+
+// Why an implementation cannot take a call; nothing if it can.
+using Reason = std::optional<std::string>;
+
+template <class A>
+struct Implementation {
+  std::string_view name;  // "cpu", "portable", "sm90"
+  Device device;
+  Reason (*supports)(const DeviceState& state, const A& args);
+  // Bytes of scratch, from shapes and capacity alone.
+  size_t (*workspace)(const DeviceState& state, const A& args);
+  // How it would run, for explain: tiles, blocks, threads.
+  std::string (*policy)(const DeviceState& state, const A& args);
+  // Arguments are valid, supported, and the workspace is large enough.
+  Status (*run)(const Context& context, const A& args);
+};
+
+// The ordered list of one op, named by its argument struct.
+template <class A>
+std::span<const Implementation<A>> implementations();
+
+template <class A>
+Reason supports_everything(const DeviceState&, const A&) {
+  return std::nullopt;
+}
+template <class A>
+size_t no_workspace(const DeviceState&, const A&) {
+  return 0;
+}
+
+}  // namespace moire

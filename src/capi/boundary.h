@@ -1,0 +1,76 @@
+// What every C entry does: catch, copy the caller's (possibly older, shorter) struct, call the C++
+// function, keep its message.
+#pragma once
+
+#include <moire.h>
+#include <moire/context.h>
+#include <moire/tensor.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "core/format.h"
+
+struct moire_context {
+  moire::Context value;
+};
+
+namespace moire::capi {
+
+// This thread's last message (moire_last_error).
+std::string& last_error();
+
+int32_t finish(const Status& status) noexcept;
+
+template <class F>
+int32_t guarded(F&& f) noexcept {
+  try {
+    return finish(f());
+  } catch (const std::bad_alloc&) {
+    return finish(Status(Code::kOutOfMemory, "out of host memory"));
+  } catch (const std::exception& e) {
+    return finish(Status(Code::kInternal, concat("unexpected exception: ", e.what())));
+  } catch (...) {
+    return finish(Status(Code::kInternal, "unexpected exception"));
+  }
+}
+
+// The caller's struct, up to the size it says it has; fields it does not know keep their default,
+// zero.
+template <class C>
+Status read_args(std::string_view entry, const C* given, Args<C>* out) {
+  if (given == nullptr) return {Code::kInvalidArgument, concat(entry, ": args is null")};
+  if (given->struct_size < sizeof(size_t) || given->struct_size > sizeof(C)) {
+    return {Code::kInvalidArgument,
+            concat(entry, ": struct_size is ", given->struct_size,
+                   ", must be set to sizeof(the struct), at most ", sizeof(C), " in this library")};
+  }
+  std::memcpy(static_cast<C*>(out), given, given->struct_size);
+  out->struct_size = sizeof(C);
+  return {};
+}
+
+template <class C, class Op>
+int32_t call(std::string_view entry, const moire_context* context, const C* given,
+             Op&& op) noexcept {
+  return guarded([&]() -> Status {
+    if (context == nullptr) return {Code::kInvalidArgument, concat(entry, ": context is null")};
+    Args<C> args;
+    if (Status status = read_args(entry, given, &args); !status.ok()) return status;
+    return op(context->value, args);
+  });
+}
+
+template <class C, class Op>
+int32_t call_workspace(std::string_view entry, const moire_context* context, const C* given,
+                       size_t* bytes, Op&& op) noexcept {
+  return call(entry, context, given, [&](const Context& c, const Args<C>& args) -> Status {
+    if (bytes == nullptr) return {Code::kInvalidArgument, concat(entry, ": bytes is null")};
+    return op(c, args, bytes);
+  });
+}
+
+}  // namespace moire::capi

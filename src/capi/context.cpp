@@ -1,0 +1,125 @@
+// C entries: errors, devices, contexts, explanations.
+#include "capi/boundary.h"
+
+namespace moire::capi {
+
+std::string& last_error() {
+  static thread_local std::string message;
+  return message;
+}
+
+int32_t finish(const Status& status) noexcept {
+  try {
+    last_error() = status.message();
+  } catch (...) {
+    last_error().clear();
+  }
+  return static_cast<int32_t>(status.code());
+}
+
+namespace {
+
+Status copy_text(std::string_view entry, const std::string& text, char* buffer, size_t bytes,
+                 size_t* needed) {
+  if (needed != nullptr) *needed = text.size() + 1;
+  if (buffer == nullptr && needed != nullptr) return {};
+  if (buffer == nullptr || bytes < text.size() + 1) {
+    return {Code::kInvalidArgument,
+            concat(entry, ": the buffer has ", buffer == nullptr ? 0 : bytes, " bytes, needs ",
+                   text.size() + 1)};
+  }
+  std::memcpy(buffer, text.c_str(), text.size() + 1);
+  return {};
+}
+
+}  // namespace
+}  // namespace moire::capi
+
+using moire::Code;
+using moire::Status;
+using moire::capi::guarded;
+
+extern "C" {
+
+int32_t moire_version_number(void) { return MOIRE_VERSION_NUMBER; }
+
+const char* moire_code_name(int32_t code) {
+  return moire::code_name(static_cast<Code>(code)).data();
+}
+
+const char* moire_last_error(void) { return moire::capi::last_error().c_str(); }
+
+const char* moire_build_info(void) { return moire::build_info().c_str(); }
+
+int32_t moire_device_count(int32_t device, int32_t* count) {
+  return guarded([&]() -> Status {
+    if (count == nullptr) return {Code::kInvalidArgument, "moire_device_count: count is null"};
+    *count = moire::device_count(static_cast<moire::Device>(device));
+    return {};
+  });
+}
+
+int32_t moire_device_info(int32_t device, int32_t index, char* buffer, size_t bytes,
+                          size_t* needed) {
+  return guarded([&]() -> Status {
+    const auto info = moire::device_info(static_cast<moire::Device>(device), index);
+    if (!info.ok()) return info.status();
+    return moire::capi::copy_text("moire_device_info", info.value(), buffer, bytes, needed);
+  });
+}
+
+int32_t moire_context_create(const moire_context_options* given, moire_context** context) {
+  return guarded([&]() -> Status {
+    if (context == nullptr)
+      return {Code::kInvalidArgument, "moire_context_create: context is null"};
+    *context = nullptr;
+    moire::Args<moire_context_options> read;
+    if (Status status = moire::capi::read_args("moire_context_create", given, &read); !status.ok())
+      return status;
+    moire::ContextOptions options;
+    options.device = static_cast<moire::Device>(read.device);
+    options.index = read.index;
+    options.num_threads = read.num_threads;
+    options.strict = read.strict != 0;
+    if (read.implementation != nullptr) options.implementation = read.implementation;
+    options.stream = read.stream;
+    auto created = moire::Context::create(options);
+    if (!created.ok()) return created.status();
+    *context = new moire_context{std::move(created).value()};
+    return {};
+  });
+}
+
+int32_t moire_context_explaining(const moire_context* context, moire_context** explaining) {
+  return guarded([&]() -> Status {
+    if (context == nullptr || explaining == nullptr) {
+      return {Code::kInvalidArgument, "moire_context_explaining: context or explaining is null"};
+    }
+    *explaining = new moire_context{context->value.explaining()};
+    return {};
+  });
+}
+
+int32_t moire_explanation(const moire_context* explaining, char* buffer, size_t bytes,
+                          size_t* needed) {
+  return guarded([&]() -> Status {
+    if (explaining == nullptr || !explaining->value.is_explaining()) {
+      return {Code::kInvalidArgument,
+              "moire_explanation: needs a context made by moire_context_explaining"};
+    }
+    return moire::capi::copy_text("moire_explanation",
+                                  moire::to_json(explaining->value.explanation()), buffer, bytes,
+                                  needed);
+  });
+}
+
+int32_t moire_context_check(const moire_context* context) {
+  return guarded([&]() -> Status {
+    if (context == nullptr) return {Code::kInvalidArgument, "moire_context_check: context is null"};
+    return context->value.check();
+  });
+}
+
+void moire_context_destroy(moire_context* context) { delete context; }
+
+}  // extern "C"

@@ -1,0 +1,206 @@
+#include "core/argument_check.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace moire {
+namespace {
+
+std::string names_of(std::span<const DType> dtypes) {
+  std::string out;
+  for (size_t i = 0; i < dtypes.size(); ++i) {
+    if (i != 0) out += i + 1 == dtypes.size() ? " or " : ", ";
+    out += dtype_name(dtypes[i]);
+  }
+  return out;
+}
+
+std::string expected_shape(std::span<const NamedSize> shape) {
+  std::string names = "[", sizes = "[";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    names += concat(i == 0 ? "" : ", ", shape[i].name);
+    sizes += concat(i == 0 ? "" : ", ", shape[i].size);
+  }
+  return concat(names, "] = ", sizes, "]");
+}
+
+// First byte and one past the last byte that a view may touch.
+struct ByteRange {
+  uintptr_t begin, end;
+};
+
+ByteRange bytes_of(const TensorView& t) {
+  const auto begin = reinterpret_cast<uintptr_t>(t.data);
+  if (t.num_elements() == 0) return {begin, begin};
+  const int64_t elements = (t.num_rows() - 1) * t.stride() + t.columns();
+  return {begin, begin + static_cast<uintptr_t>(elements * dtype_size(t.type()))};
+}
+
+template <class Index>
+int64_t first_outside(const Index* values, int64_t count, int64_t lowest, int64_t limit) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (values[i] < lowest || values[i] >= limit) return i;
+  }
+  return -1;
+}
+
+}  // namespace
+
+void ArgumentCheck::fail(Code code, std::string message) {
+  status_ = Status(code, concat(op_, ": ", message));
+}
+
+bool ArgumentCheck::layout_of(std::string_view name, const TensorView& t,
+                              std::span<const DType> dtypes, bool may_be_null) {
+  bool known = false;
+  for (const DType dtype : dtypes) known = known || dtype == t.type();
+  if (!require(known, name, " is ", to_string(t), ", needs ", names_of(dtypes))) return false;
+  for (int32_t i = 0; i < t.rank; ++i) {
+    if (!require(t.shape[i] >= 0, name, " is ", to_string(t), ": sizes must not be negative")) {
+      return false;
+    }
+  }
+  if (!require(t.row_stride == 0 || t.row_stride >= t.columns(), name, " is ", to_string(t),
+               ": rows of ", t.columns(), " elements overlap")) {
+    return false;
+  }
+  // The largest element offset, and its bytes, must fit in int64.
+  int64_t elements = 1;
+  bool fits = true;
+  for (int32_t i = 0; i + 1 < t.rank; ++i) {
+    fits = fits && !__builtin_mul_overflow(elements, t.shape[i], &elements);
+  }
+  fits = fits && !__builtin_mul_overflow(elements, t.stride(), &elements) &&
+         !__builtin_mul_overflow(elements, dtype_size(t.type()), &elements);
+  if (!require(fits, name, " is ", to_string(t), ": its size in bytes exceeds 63 bits"))
+    return false;
+  if (purpose_ == Purpose::kSizeWorkspace || may_be_null) return ok();
+  if (!require(t.data != nullptr || t.num_elements() == 0, name, " is ", to_string(t),
+               " but its data pointer is null")) {
+    return false;
+  }
+  return require(
+      reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_size(t.type())) == 0, name,
+      " is ", to_string(t), " but its data pointer is not aligned to its ", dtype_size(t.type()),
+      "-byte elements");
+}
+
+bool ArgumentCheck::ranked(std::string_view name, const TensorView& t,
+                           std::span<const DType> dtypes, int rank) {
+  if (!require(t.is_present(), name, " is absent, needs ", names_of(dtypes), " of rank ", rank)) {
+    return false;
+  }
+  if (!require(t.rank == rank, name, " has rank ", t.rank, ", needs rank ", rank)) return false;
+  return layout_of(name, t, dtypes, false);
+}
+
+bool ArgumentCheck::tensor(std::string_view name, const TensorView& t,
+                           std::span<const DType> dtypes, std::initializer_list<NamedSize> shape) {
+  const std::span<const NamedSize> wanted(shape.begin(), shape.size());
+  if (!require(t.is_present(), name, " is absent, needs ", names_of(dtypes), " ",
+               expected_shape(wanted))) {
+    return false;
+  }
+  bool equal = t.rank == static_cast<int32_t>(wanted.size());
+  for (size_t i = 0; equal && i < wanted.size(); ++i) equal = t.shape[i] == wanted[i].size;
+  if (!require(equal, name, " is ", to_string(t), ", needs ", expected_shape(wanted))) return false;
+  return layout_of(name, t, dtypes, false);
+}
+
+bool ArgumentCheck::weight(std::string_view name, const Weight& w, std::span<const DType> dtypes,
+                           NamedSize num_groups, NamedSize out, NamedSize in) {
+  if (!enumerator(concat(name, ".layout"), w.layout, 2)) return false;
+  const TensorView t = w.tensor;
+  const NamedSize wanted[] = {num_groups, w.layout == MOIRE_OUT_IN ? out : in,
+                              w.layout == MOIRE_OUT_IN ? in : out};
+  if (!require(t.is_present(), name, " is absent, needs ", names_of(dtypes), " ",
+               expected_shape(wanted))) {
+    return false;
+  }
+  const bool equal = t.rank == 3 && t.shape[0] == wanted[0].size && t.shape[1] == wanted[1].size &&
+                     t.shape[2] == wanted[2].size;
+  if (!require(equal, name, " is ", to_string(t), ", needs ", expected_shape(wanted))) return false;
+  const bool listed = w.list != nullptr;
+  if (!require(!listed || t.data == nullptr, name, " has both packed data and a list"))
+    return false;
+  if (!layout_of(name, t, dtypes, listed)) return false;
+  if (!listed || purpose_ == Purpose::kSizeWorkspace || t.num_elements() == 0) return ok();
+  for (int64_t g = 0; g < t.shape[0]; ++g) {
+    const auto address = reinterpret_cast<uintptr_t>(w.list[g]);
+    if (!require(address != 0, name, "[", g, "] of the list is null")) return false;
+    if (!require(address % static_cast<uintptr_t>(dtype_size(t.type())) == 0, name, "[", g,
+                 "] of the list is not aligned to its ", dtype_size(t.type()), "-byte elements")) {
+      return false;
+    }
+  }
+  return ok();
+}
+
+bool ArgumentCheck::groups(const Groups& g) {
+  require(g.num_groups >= 0, "groups.num_groups is ", g.num_groups, ", must not be negative");
+  require(g.capacity >= 0, "groups.capacity is ", g.capacity, ", must not be negative");
+  if (!ok() || purpose_ == Purpose::kSizeWorkspace || g.num_groups == 0) return ok();
+  if (!require(g.offsets != nullptr, "groups.offsets is null but there are ", g.num_groups,
+               " groups")) {
+    return false;
+  }
+  if (!reads_values_) return true;
+  if (!require(g.offsets[0] == 0, "groups.offsets[0] is ", g.offsets[0], ", must be 0"))
+    return false;
+  for (int64_t i = 0; i < g.num_groups; ++i) {
+    if (g.offsets[i + 1] < g.offsets[i]) {
+      return require(false, "group ", i, " has offsets ", g.offsets[i], " to ", g.offsets[i + 1],
+                     ", must not decrease");
+    }
+    if (g.offsets[i + 1] > g.capacity) {
+      return require(false, "group ", i, " ends at row ", g.offsets[i + 1], ", past the capacity ",
+                     g.capacity);
+    }
+  }
+  return true;
+}
+
+bool ArgumentCheck::same_dtype(std::string_view a_name, const TensorView& a,
+                               std::string_view b_name, const TensorView& b) {
+  if (!a.is_present() || !b.is_present()) return ok();
+  return require(a.dtype == b.dtype, a_name, " is ", to_string(a), " but ", b_name, " is ",
+                 to_string(b), ": the dtypes must be equal");
+}
+
+bool ArgumentCheck::enumerator(std::string_view name, int32_t value, int32_t count) {
+  return require(value >= 0 && value < count, name, " is ", value, ", must be 0 to ", count - 1);
+}
+
+bool ArgumentCheck::disjoint(std::string_view a_name, const TensorView& a, std::string_view b_name,
+                             const TensorView& b) {
+  if (!ok() || purpose_ == Purpose::kSizeWorkspace) return ok();
+  if (!a.is_present() || !b.is_present()) return ok();
+  const ByteRange x = bytes_of(a), y = bytes_of(b);
+  const bool overlap = x.begin < y.end && y.begin < x.end;
+  return require(!overlap, a_name, " and ", b_name, " overlap in memory, must be apart");
+}
+
+bool ArgumentCheck::indices(std::string_view name, const TensorView& t, int64_t count,
+                            int64_t lowest, int64_t limit) {
+  if (!ok() || !reads_values_ || !t.is_present()) return ok();
+  const int64_t at = t.type() == DType::kInt32
+                         ? first_outside(static_cast<const int32_t*>(t.data), count, lowest, limit)
+                         : first_outside(static_cast<const int64_t*>(t.data), count, lowest, limit);
+  if (at < 0) return ok();
+  const int64_t value = t.type() == DType::kInt32 ? static_cast<const int32_t*>(t.data)[at]
+                                                  : static_cast<const int64_t*>(t.data)[at];
+  return require(false, name, "[", at, "] is ", value, ", must be ", lowest, " to ", limit - 1);
+}
+
+bool ArgumentCheck::workspace(const Workspace& given, size_t needed) {
+  if (!ok() || needed == 0) return ok();
+  if (given.data == nullptr || given.bytes < needed) {
+    fail(Code::kOutOfMemory, concat("the workspace has ", given.data == nullptr ? 0 : given.bytes,
+                                    " bytes, needs ", needed));
+    return false;
+  }
+  return require(reinterpret_cast<uintptr_t>(given.data) % 256 == 0,
+                 "the workspace is not 256-byte aligned");
+}
+
+}  // namespace moire

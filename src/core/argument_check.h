@@ -1,0 +1,97 @@
+// ArgumentCheck: the one way ops validate. The first error wins; every message says the call, what
+// was found, what was needed.
+#pragma once
+
+#include <moire/context.h>
+#include <moire/groups.h>
+#include <moire/tensor.h>
+
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/format.h"
+
+namespace moire {
+
+// A named dimension: {"k", 64} reads as "k = 64" in messages.
+struct NamedSize {
+  std::string_view name;
+  int64_t size;
+};
+
+inline constexpr DType kFloatTypes[] = {DType::kFP32, DType::kBF16, DType::kFP16};
+inline constexpr DType kFP32Only[] = {DType::kFP32};
+inline constexpr DType kIndexTypes[] = {DType::kInt32, DType::kInt64};
+inline constexpr DType kInt64Only[] = {DType::kInt64};
+
+class ArgumentCheck {
+ public:
+  // Sizing a workspace looks at shapes only; pointers are looked at when running.
+  enum class Purpose { kRun, kSizeWorkspace };
+
+  // Values of offsets and indices are read on a CPU context that really runs: an explaining one may
+  // be given outputs of steps that did not run, and a device's own kernels check theirs.
+  ArgumentCheck(std::string_view op, const Context& context, Purpose purpose)
+      : op_(op),
+        purpose_(purpose),
+        reads_values_(purpose == Purpose::kRun && context.device() == Device::kCpu &&
+                      !context.is_explaining()) {}
+
+  bool ok() const { return status_.ok(); }
+  Status status() const { return status_; }
+
+  // Records "op: parts..." with kInvalidArgument unless `condition` holds.
+  template <class... Parts>
+  bool require(bool condition, const Parts&... parts) {
+    if (!condition && ok()) fail(Code::kInvalidArgument, concat(parts...));
+    return ok();
+  }
+  // The same with kUnsupported.
+  template <class... Parts>
+  bool support(bool condition, const Parts&... parts) {
+    if (!condition && ok()) fail(Code::kUnsupported, concat(parts...));
+    return ok();
+  }
+
+  // Present, of one of these dtypes, of exactly this shape; a sound row stride; a non-null, aligned
+  // pointer unless it is empty.
+  bool tensor(std::string_view name, const TensorView& t, std::span<const DType> dtypes,
+              std::initializer_list<NamedSize> shape);
+  // The same, but absent is fine.
+  bool optional_tensor(std::string_view name, const TensorView& t, std::span<const DType> dtypes,
+                       std::initializer_list<NamedSize> shape) {
+    return t.is_present() ? tensor(name, t, dtypes, shape) : ok();
+  }
+  // Present, of this rank and one of these dtypes, sizes not negative; pointer as above.
+  bool ranked(std::string_view name, const TensorView& t, std::span<const DType> dtypes, int rank);
+  // Packed or listed weights [num_groups, out, in] (or [num_groups, in, out], as the layout says).
+  bool weight(std::string_view name, const Weight& w, std::span<const DType> dtypes,
+              NamedSize num_groups, NamedSize out, NamedSize in);
+  // Sizes are sound and, when running on a CPU, so is every offset.
+  bool groups(const Groups& g);
+  bool same_dtype(std::string_view a_name, const TensorView& a, std::string_view b_name,
+                  const TensorView& b);
+  // `value` is one of 0 ... count - 1.
+  bool enumerator(std::string_view name, int32_t value, int32_t count);
+  // Two views share no byte. Absent views share nothing.
+  bool disjoint(std::string_view a_name, const TensorView& a, std::string_view b_name,
+                const TensorView& b);
+  // Each index is in [lowest, limit); runs when running on a CPU. `lowest` = -1 admits "dropped".
+  bool indices(std::string_view name, const TensorView& t, int64_t count, int64_t lowest,
+               int64_t limit);
+  bool workspace(const Workspace& workspace, size_t needed);
+
+ private:
+  void fail(Code code, std::string message);
+  bool layout_of(std::string_view name, const TensorView& t, std::span<const DType> dtypes,
+                 bool may_be_null);
+
+  std::string_view op_;
+  Purpose purpose_;
+  bool reads_values_;
+  Status status_;
+};
+
+}  // namespace moire

@@ -1,0 +1,24 @@
+// DeviceState: what is known of one device and what all contexts on it share. Built once, immutable
+// afterwards.
+#pragma once
+
+#include <moire/context.h>
+
+#include <memory>
+#include <string>
+
+#include "core/thread_pool.h"
+
+namespace moire {
+
+struct DeviceState {
+  Device device = Device::kCpu;
+  int index = 0;
+  std::string name;            // "AMD EPYC 7763" or "NVIDIA H200"
+  int num_threads = 1;         // CPU
+  std::string simd;            // CPU: the instruction set that kernels are dispatched to, "AVX2"
+  int compute_capability = 0;  // CUDA: 10 * major + minor
+  std::unique_ptr<ThreadPool> pool;  // CPU
+};
+
+}  // namespace moire

@@ -1,0 +1,26 @@
+#include <moire/explain.h>
+
+#include "core/format.h"
+
+namespace moire {
+
+std::string to_json(const Explanation& explanation) {
+  std::string out = "[";
+  for (const Step& s : explanation) {
+    if (out.size() > 1) out += ", ";
+    out += concat("{\"op\": ", json_quote(s.op), ", \"problem\": ", json_quote(s.problem),
+                  ", \"implementation\": ", json_quote(s.implementation),
+                  ", \"policy\": ", json_quote(s.policy), ", \"launches\": ", s.launches,
+                  ", \"bytes_read\": ", s.bytes_read, ", \"bytes_written\": ", s.bytes_written,
+                  ", \"workspace_bytes\": ", s.workspace_bytes, ", \"refused\": [");
+    for (size_t i = 0; i < s.refused.size(); ++i) {
+      out += concat(i == 0 ? "" : ", ",
+                    "{\"implementation\": ", json_quote(s.refused[i].implementation),
+                    ", \"reason\": ", json_quote(s.refused[i].reason), "}");
+    }
+    out += "]}";
+  }
+  return out + "]";
+}
+
+}  // namespace moire

@@ -1,0 +1,100 @@
+// From a validated call to the implementation that runs it: walk the op's list, take the first that
+// supports the call, check its workspace, run it (or, on an explaining context, record what would
+// have run).
+#pragma once
+
+#include <moire/context.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "backend/implementation.h"
+#include "core/argument_check.h"
+#include "core/float_environment.h"
+#include "core/status_macros.h"
+
+namespace moire {
+
+// What explain says of a call besides its implementation.
+struct Cost {
+  std::string problem;
+  int64_t bytes_read = 0;
+  int64_t bytes_written = 0;
+};
+
+// Bytes of a view's elements; for cost functions.
+inline int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.type()); }
+
+template <class A>
+struct Choice {
+  const Implementation<A>* implementation = nullptr;
+  std::vector<Refusal> refused;  // faster ones on this device
+};
+
+template <class A>
+Result<Choice<A>> choose(const Context& context, std::string_view op, const A& args) {
+  const std::string& forced = context.options().implementation;
+  Choice<A> choice;
+  for (const Implementation<A>& candidate : implementations<A>()) {
+    if (candidate.device != context.device()) continue;
+    Reason reason = !forced.empty() && forced != candidate.name
+                        ? Reason(concat("the context asks for \"", forced, "\""))
+                        : candidate.supports(context.state(), args);
+    if (!reason.has_value()) {
+      choice.implementation = &candidate;
+      break;
+    }
+    choice.refused.push_back({std::string(candidate.name), *std::move(reason)});
+  }
+  std::string reasons;
+  for (const Refusal& r : choice.refused) reasons += concat("; ", r.implementation, ": ", r.reason);
+  if (choice.implementation == nullptr) {
+    return Status(Code::kUnsupported,
+                  concat(op, ": no implementation on ", device_name(context.device()),
+                         " takes this call", reasons));
+  }
+  if (context.options().strict && forced.empty() && !choice.refused.empty()) {
+    return Status(Code::kUnsupported,
+                  concat(op, ": strict, but the fastest implementation was refused", reasons));
+  }
+  return choice;
+}
+
+template <class A>
+Status size_workspace(const Context& context, std::string_view op, const A& args, size_t* bytes) {
+  const Result<Choice<A>> choice = choose(context, op, args);
+  if (!choice.ok()) return choice.status();
+  *bytes = choice.value().implementation->workspace(context.state(), args);
+  return {};
+}
+
+// `describe` returns the Cost; it is called only when somebody wants to know.
+template <class A, class Describe>
+Status dispatch(const Context& context, std::string_view op, const A& args, Workspace workspace,
+                Describe&& describe) {
+  Result<Choice<A>> choice = choose(context, op, args);
+  if (!choice.ok()) return choice.status();
+  const Implementation<A>& chosen = *choice.value().implementation;
+  const size_t needed = chosen.workspace(context.state(), args);
+  ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
+  if (!check.workspace(workspace, needed)) return check.status();
+  if (context.is_explaining()) {
+    Cost cost = describe();
+    context.record({.op = std::string(op),
+                    .problem = std::move(cost.problem),
+                    .implementation = std::string(chosen.name),
+                    .policy = chosen.policy(context.state(), args),
+                    .launches = 1,
+                    .bytes_read = cost.bytes_read,
+                    .bytes_written = cost.bytes_written,
+                    .workspace_bytes = static_cast<int64_t>(needed),
+                    .refused = std::move(choice.value().refused)});
+    return {};
+  }
+  const FloatEnvironment exact;
+  return chosen.run(context, args);
+}
+
+}  // namespace moire
