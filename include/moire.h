@@ -393,12 +393,14 @@ typedef struct moire_bias_backward_args {
   moire_tensor scale;      /* [capacity] FP32, or absent (= 1) */
   moire_tensor bias;       /* [G, n]; needed for grad_scale only */
   moire_tensor grad_bias;  /* in/out [G, n] FP32, BF16 or FP16, or absent */
-  moire_tensor grad_scale; /* out [capacity] FP32, or absent */
-  int32_t beta;
+  moire_tensor grad_scale; /* in/out [capacity] FP32, or absent */
+  int32_t beta;            /* of grad_bias: 0 overwrite, 1 accumulate */
   const uint8_t* beta_per_group;
   moire_groups groups;
   int32_t tail; /* of grad_scale */
   moire_workspace workspace;
+  int32_t
+      beta_scale; /* of grad_scale: 0 overwrite, 1 add (the tail is still zeroed or untouched) */
 } moire_bias_backward_args;
 MOIRE_API int32_t moire_bias_backward(const moire_context* context,
                                       const moire_bias_backward_args* args);

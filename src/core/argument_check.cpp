@@ -160,6 +160,38 @@ bool ArgumentCheck::groups(const Groups& g) {
   return true;
 }
 
+bool ArgumentCheck::ragged(std::string_view name, const TensorView& t,
+                           std::string_view row_idx_name, const TensorView& row_idx,
+                           const Groups& groups, NamedSize columns) {
+  if (!row_idx.is_present()) {
+    return tensor(name, t, kFloatTypes, {{"capacity", groups.capacity}, columns});
+  }
+  if (!ranked(name, t, kFloatTypes, 2)) return false;
+  if (!require(t.shape[1] == columns.size, name, " is ", to_string(t), ", needs [T, ", columns.name,
+               "] with ", columns.name, " = ", columns.size)) {
+    return false;
+  }
+  if (!tensor(row_idx_name, row_idx, kIndexTypes, {{"capacity", groups.capacity}})) return false;
+  if (!reads_values_ || groups.num_groups == 0) return ok();
+  return indices(row_idx_name, row_idx, groups.offsets[groups.num_groups], 0, t.shape[0]);
+}
+
+bool ArgumentCheck::gated(const moire_activation& activation, const moire_glu_layout& layout,
+                          int64_t f) {
+  enumerator("activation.kind", activation.kind, 3);
+  enumerator("layout.order", layout.order, 2);
+  if (activation.kind == MOIRE_CLAMPED_SWIGLU) {
+    require(activation.limit > 0, "activation.limit is ", activation.limit,
+            ", must be positive (GPT-OSS uses 7)");
+    require(activation.alpha > 0, "activation.alpha is ", activation.alpha,
+            ", must be positive (GPT-OSS uses 1.702)");
+    require(activation.offset == activation.offset, "activation.offset is NaN");
+  }
+  require(layout.block >= 0, "layout.block is ", layout.block, ", must be 0 (halves) or positive");
+  return require(layout.block <= 0 || f % layout.block == 0, "layout.block is ", layout.block,
+                 ", must divide F = ", f);
+}
+
 bool ArgumentCheck::same_dtype(std::string_view a_name, const TensorView& a,
                                std::string_view b_name, const TensorView& b) {
   if (!a.is_present() || !b.is_present()) return ok();

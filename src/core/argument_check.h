@@ -71,6 +71,12 @@ class ArgumentCheck {
               NamedSize num_groups, NamedSize out, NamedSize in);
   // Sizes are sound and, when running on a CPU, so is every offset.
   bool groups(const Groups& g);
+  // A ragged operand: [capacity, columns] or, where row_idx is present, any number of source rows
+  // [T, columns] and row_idx [capacity] with each used entry in 0 ... T - 1.
+  bool ragged(std::string_view name, const TensorView& t, std::string_view row_idx_name,
+              const TensorView& row_idx, const Groups& groups, NamedSize columns);
+  // The activation's kind and parameters, and a layout whose block divides F.
+  bool gated(const moire_activation& activation, const moire_glu_layout& layout, int64_t f);
   bool same_dtype(std::string_view a_name, const TensorView& a, std::string_view b_name,
                   const TensorView& b);
   // `value` is one of 0 ... count - 1.

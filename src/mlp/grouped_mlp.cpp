@@ -1,0 +1,106 @@
+// The grouped MLP, forward: FC1 with the activation in its epilogue, then FC2.
+#include <moire/grouped_mlp.h>
+
+#include "core/argument_check.h"
+#include "core/status_macros.h"
+#include "mlp/validate.h"
+
+namespace moire {
+namespace {
+
+using Purpose = ArgumentCheck::Purpose;
+
+Status validate(const Context& context, const GroupedMlpArgs& args, Purpose purpose) {
+  ArgumentCheck check("grouped_mlp", context, purpose);
+  const Groups groups(args.groups);
+  const Weight w1(args.w1), w2(args.w2);
+  const TensorView x(args.x);
+  const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
+  const NamedSize h{"H", w2.out_features()}, f{"F", w2.in_features()}, two_f{"2F", 2 * f.size};
+  check_recipe(check, args.recipe);
+  check.enumerator("tail", args.tail, 2);
+  check.gated(args.activation, args.layout, f.size);
+  check.groups(groups);
+  check.weight("w2", w2, kFloatTypes, num_groups, h, f);
+  check.weight("w1", w1, kFloatTypes, num_groups, two_f, h);
+  check.ragged("x", x, "row_idx", args.row_idx, groups, h);
+  check.same_dtype("x", x, "w1", w1.tensor);
+  check.same_dtype("x", x, "w2", w2.tensor);
+  check.optional_tensor("b1", args.b1, kFloatTypes, {num_groups, two_f});
+  check.optional_tensor("b2", args.b2, kFloatTypes, {num_groups, h});
+  check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
+  check.optional_tensor("z", args.z, kFloatTypes, {capacity, two_f});
+  check.optional_tensor("act", args.act, kFloatTypes, {capacity, f});
+  check.tensor("y", args.y, kFloatTypes, {capacity, h});
+  for (const NamedTensor& t : {NamedTensor{"z", args.z}, {"act", args.act}, {"y", args.y}}) {
+    check.same_dtype(t.name, t.tensor, "x", x);
+  }
+  check_outputs_apart(check, {{"y", args.y}, {"z", args.z}, {"act", args.act}},
+                      {{"x", x},
+                       {"row_idx", args.row_idx},
+                       {"w1", packed(w1)},
+                       {"b1", args.b1},
+                       {"w2", packed(w2)},
+                       {"b2", args.b2},
+                       {"probs", args.probs}});
+  return check.status();
+}
+
+struct MlpSteps {
+  GroupedGemmGluArgs fc1;
+  GroupedGemmArgs fc2;
+
+  template <class Runner>
+  Status run(Runner& run) {
+    MOIRE_RETURN_IF_ERROR(run(grouped_gemm_glu, grouped_gemm_glu_workspace, fc1));
+    return run(grouped_gemm, grouped_gemm_workspace, fc2);
+  }
+};
+
+MlpSteps steps_of(const GroupedMlpArgs& args, Arena& arena) {
+  const TensorView x(args.x);
+  TensorView act(args.act);
+  if (!act.is_present()) {
+    act = arena.take(x.type(), args.groups.capacity, Weight(args.w2).in_features());
+  }
+  MlpSteps steps;
+  GroupedGemmGluArgs& fc1 = steps.fc1;
+  fc1.a = x;
+  fc1.row_idx = args.row_idx;
+  fc1.b = args.w1;
+  fc1.bias = args.b1;
+  fc1.probs = args.probs;
+  fc1.z = args.z;
+  fc1.act = act;
+  fc1.groups = args.groups;
+  fc1.activation = args.activation;
+  fc1.layout = args.layout;
+  fc1.tail = MOIRE_TAIL_UNTOUCHED;
+  GroupedGemmArgs& fc2 = steps.fc2;
+  fc2.a = act;
+  fc2.b = args.w2;
+  fc2.bias = args.b2;
+  fc2.bias_scale = TensorView(args.b2).is_present() ? args.probs : moire_tensor{};
+  fc2.d = args.y;
+  fc2.groups = args.groups;
+  fc2.tail = args.tail;
+  return steps;
+}
+
+}  // namespace
+
+Status grouped_mlp(const Context& context, const GroupedMlpArgs& args) {
+  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
+  Arena arena(args.workspace);
+  MlpSteps steps = steps_of(args, arena);
+  return run_steps("grouped_mlp", context, steps, args.workspace, arena.used());
+}
+
+Status grouped_mlp_workspace(const Context& context, const GroupedMlpArgs& args, size_t* bytes) {
+  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
+  Arena arena;
+  MlpSteps steps = steps_of(args, arena);
+  return size_steps(context, steps, arena.used(), bytes);
+}
+
+}  // namespace moire

@@ -1,0 +1,73 @@
+// Checks that grouped_linear and grouped_mlp share.
+#pragma once
+
+#include <moire/grouped_mlp.h>
+
+#include <initializer_list>
+#include <string_view>
+#include <utility>
+
+#include "core/argument_check.h"
+#include "core/status_macros.h"
+#include "mlp/steps.h"
+
+namespace moire {
+
+inline bool check_recipe(ArgumentCheck& check, int32_t recipe) {
+  return check.require(recipe == MOIRE_RECIPE_AS_STORED, "recipe is ", recipe,
+                       ", must be 0 (as stored): this version has no other");
+}
+
+// grad_y [capacity, n], or [T, n] gathered by the row_idx that gathers x.
+inline bool check_grad_y(ArgumentCheck& check, const TensorView& grad_y, int32_t gathered,
+                         const TensorView& row_idx, const Groups& groups, NamedSize n) {
+  check.enumerator("gathered_grad_y", gathered, 2);
+  check.require(gathered == 0 || row_idx.is_present(),
+                "gathered_grad_y is 1 but row_idx is absent");
+  return check.ragged("grad_y", grad_y, "row_idx", gathered != 0 ? row_idx : TensorView(), groups,
+                      n);
+}
+
+// The memory of packed weights; absent for a list, whose matrices may lie anywhere.
+inline TensorView packed(const Weight& w) { return w.list == nullptr ? w.tensor : TensorView(); }
+
+struct NamedTensor {
+  std::string_view name;
+  TensorView tensor;
+};
+
+// No output shares memory with an input or with another output.
+inline bool check_outputs_apart(ArgumentCheck& check, std::initializer_list<NamedTensor> outputs,
+                                std::initializer_list<NamedTensor> inputs) {
+  for (const NamedTensor* a = outputs.begin(); a != outputs.end(); ++a) {
+    for (const NamedTensor* b = a + 1; b != outputs.end(); ++b) {
+      check.disjoint(a->name, a->tensor, b->name, b->tensor);
+    }
+    for (const NamedTensor& b : inputs) check.disjoint(a->name, a->tensor, b.name, b.tensor);
+  }
+  return check.ok();
+}
+
+// Scratch of a composite: `arena_bytes` of its own and the largest of its steps'.
+template <class Steps>
+Status size_steps(const Context& context, Steps& steps, size_t arena_bytes, size_t* bytes) {
+  WorkspaceSizer sizer(context);
+  MOIRE_RETURN_IF_ERROR(steps.run(sizer));
+  *bytes = arena_bytes + sizer.largest();
+  return {};
+}
+
+// Checked before the first step runs, so that a workspace too small for the last one leaves every
+// output as it was.
+template <class Steps>
+Status run_steps(std::string_view op, const Context& context, Steps& steps, Workspace workspace,
+                 size_t arena_bytes) {
+  size_t needed = 0;
+  MOIRE_RETURN_IF_ERROR(size_steps(context, steps, arena_bytes, &needed));
+  ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
+  if (!check.workspace(workspace, needed)) return check.status();
+  StepRunner runner(context, workspace, arena_bytes);
+  return steps.run(runner);
+}
+
+}  // namespace moire
