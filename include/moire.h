@@ -5,14 +5,17 @@
  * file. Structs start with struct_size = sizeof(struct) and only ever grow at the end; a field that
  * is zero means "default" or "absent".
  *
- * Conventions
- *   shapes    [rows, columns], row-major, last dimension contiguous, rows `row_stride` elements
- * apart. memory    the caller owns all of it, on the context's device. Ops allocate nothing and
- * never synchronise. workspace every op has a `_workspace` twin that says how many bytes of scratch
- * it needs: 256-byte aligned, any initial contents, nothing kept between calls; the size depends on
- * shapes and capacity, never on the splits. errors    every function returns a code below;
- * moire_last_error() has the sentence, per thread. Arguments are checked before anything runs: on
- * an error the outputs are untouched. threads   one context may be used by several threads.
+ * Conventions:
+ * - Shapes: [rows, columns], row-major, last dimension contiguous, rows `row_stride` elements
+ * apart.
+ * - Memory: the caller owns all of it, on the context's device. Ops allocate nothing and never
+ *   synchronise.
+ * - Workspace: ops that need scratch have a `_workspace` twin that says how many bytes: 256-byte
+ *   aligned, any initial contents, nothing kept between calls. The size depends on shapes and
+ *   capacity, never on the splits.
+ * - Errors: every function returns a code below; moire_last_error() has the sentence, per thread.
+ *   Arguments are checked before anything runs: on an error the outputs are untouched.
+ * - Threads: one context may be used by several threads.
  *
  * Symbols: T tokens, k experts per token, G groups (experts of this device), H hidden size, F
  * expert width, capacity = allocated rows of a ragged tensor, of which the first offsets[G] are in
@@ -38,9 +41,7 @@ extern "C" {
 
 /* cffi: begin (Python parses from here to "cffi: end" after removing MOIRE_API) */
 
-/* ---- status
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- status ---------------------------------------------------------------------------------- */
 
 enum moire_code {
   MOIRE_OK = 0,
@@ -63,9 +64,7 @@ MOIRE_API const char* moire_last_error(void);
  * static storage. */
 MOIRE_API const char* moire_build_info(void);
 
-/* ---- tensors and groups
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- tensors and groups ---------------------------------------------------------------------- */
 
 enum moire_dtype {
   MOIRE_NONE = 0,
@@ -127,9 +126,7 @@ enum moire_tail {
   MOIRE_TAIL_UNTOUCHED = 1 /* the caller's bytes stay */
 };
 
-/* ---- context
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- context --------------------------------------------------------------------------------- */
 
 enum moire_device { MOIRE_CPU = 0, MOIRE_CUDA = 1 };
 
@@ -173,9 +170,7 @@ MOIRE_API int32_t moire_context_check(const moire_context* context);
 /* Null is fine. */
 MOIRE_API void moire_context_destroy(moire_context* context);
 
-/* ---- groups
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 enum moire_splits_kind {
   MOIRE_SPLITS = 0, /* [G] rows per group */
@@ -208,9 +203,7 @@ MOIRE_API int32_t moire_splits_to_offsets_workspace(const moire_context* context
                                                     const moire_splits_to_offsets_args* args,
                                                     size_t* bytes);
 
-/* ---- gated activations
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- gated activations ----------------------------------------------------------------------- */
 
 enum moire_glu_order { MOIRE_GATE_FIRST = 0, MOIRE_UP_FIRST = 1 };
 
@@ -280,9 +273,7 @@ typedef struct moire_convert_glu_args {
 MOIRE_API int32_t moire_convert_glu(const moire_context* context,
                                     const moire_convert_glu_args* args);
 
-/* ---- grouped GEMM
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- grouped GEMM ---------------------------------------------------------------------------- */
 
 /* Ragged M (forward, dgrad). Rows of group g: d_i = a_i * op(b_g) + bias_scale_i * bias_g, summed
  * in FP32, rounded once. forward  a = x [., K], b = W [G, N, K] with MOIRE_OUT_IN:  d = x W^T   [.,
@@ -408,9 +399,7 @@ MOIRE_API int32_t moire_bias_backward_workspace(const moire_context* context,
                                                 const moire_bias_backward_args* args,
                                                 size_t* bytes);
 
-/* ---- routing
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- routing --------------------------------------------------------------------------------- */
 
 enum moire_router_kind {
   MOIRE_ROUTER_SOFTMAX = 0, /* scores = softmax over all experts */
@@ -512,8 +501,7 @@ typedef struct moire_unpermute_backward_args {
 MOIRE_API int32_t moire_unpermute_backward(const moire_context* context,
                                            const moire_unpermute_backward_args* args);
 
-/* ---- grouped linear and grouped MLP
- * ------------------------------------------------------------------------------------ */
+/* ---- grouped linear and grouped MLP ---------------------------------------------------------- */
 
 enum moire_recipe {
   MOIRE_RECIPE_AS_STORED = 0 /* operands as they are, FP32 accumulation: bf16, fp16, fp32 */
