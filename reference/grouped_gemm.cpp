@@ -1,0 +1,142 @@
+#include "reference/grouped_gemm.h"
+
+#include <utility>
+
+namespace moire::reference {
+namespace {
+
+double scale_of(const std::vector<double>& scale, int64_t i) {
+  return scale[static_cast<size_t>(i)];
+}
+
+}  // namespace
+
+Matrix multiply(const Matrix& a, const moire_weight& w, Pass pass, const moire_tensor& bias,
+                const std::vector<double>& scale, const moire_groups& groups) {
+  const Weight weight = w;
+  const int64_t n = pass == Pass::kForward ? weight.out_features() : weight.in_features();
+  Matrix d(a.rows, n);
+  for (int64_t g = 0; g < groups.num_groups; ++g) {
+    if (groups.offsets[g] == groups.offsets[g + 1]) continue;
+    // [n, k]: the products are of rows with rows.
+    const Matrix b = pass == Pass::kForward ? read_weight(w, g) : transposed(read_weight(w, g));
+    for (int64_t i = groups.offsets[g]; i < groups.offsets[g + 1]; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        Dot dot;
+        for (int64_t k = 0; k < a.columns; ++k) dot.add(a.at(i, k), b.at(j, k));
+        if (bias.rank != 0) dot.add({scale_of(scale, i)}, {read_element(bias, g, j)});
+        d.at(i, j) = dot.sum();
+      }
+    }
+  }
+  return d;
+}
+
+Weights multiply_rows(const Matrix& a, const Matrix& b, const moire_weight& d,
+                      const Accumulation& accumulation, const moire_groups& groups) {
+  const Matrix at = transposed(a), bt = transposed(b);
+  Weights out;
+  for (int64_t g = 0; g < groups.num_groups; ++g) {
+    const int64_t begin = groups.offsets[g], end = groups.offsets[g + 1];
+    const bool accumulates = accumulation.of(g);
+    out.push_back(accumulates ? read_stored(d, g) : Matrix(a.columns, b.columns));
+    if (begin == end) continue;  // exact zeros, or untouched
+    Matrix& result = out.back();
+    for (int64_t i = 0; i < a.columns; ++i) {
+      for (int64_t j = 0; j < b.columns; ++j) {
+        Dot dot;
+        if (accumulates) dot.add(result.at(i, j));
+        for (int64_t row = begin; row < end; ++row) dot.add(at.at(i, row), bt.at(j, row));
+        result.at(i, j) = dot.sum();
+      }
+    }
+  }
+  return out;
+}
+
+Matrix sum_rows(const Matrix& a, const std::vector<double>& scale, const moire_tensor& d,
+                const Accumulation& accumulation, const moire_groups& groups) {
+  Matrix out(groups.num_groups, TensorView(d).columns());
+  for (int64_t g = 0; g < groups.num_groups; ++g) {
+    const int64_t begin = groups.offsets[g], end = groups.offsets[g + 1];
+    for (int64_t j = 0; j < out.columns; ++j) {
+      const Number before{accumulation.of(g) ? read_element(d, g, j) : 0};
+      Dot dot;
+      dot.add(before);
+      for (int64_t i = begin; i < end; ++i) dot.add({scale_of(scale, i)}, a.at(i, j));
+      out.at(g, j) = begin == end ? before : dot.sum();
+    }
+  }
+  return out;
+}
+
+Matrix dot_with_bias(const Matrix& a, const moire_tensor& bias, const moire_groups& groups) {
+  Matrix out(a.rows, 1);
+  for (int64_t g = 0; g < groups.num_groups; ++g) {
+    for (int64_t i = groups.offsets[g]; i < groups.offsets[g + 1]; ++i) {
+      Dot dot;
+      for (int64_t j = 0; j < a.columns; ++j) dot.add(a.at(i, j), {read_element(bias, g, j)});
+      out.at(i, 0) = dot.sum();
+    }
+  }
+  return out;
+}
+
+Matrix grouped_gemm(const moire_grouped_gemm_args& args) {
+  const int64_t rows = rows_in_use(args.groups);
+  return multiply(read_rows(args.a, args.row_idx, rows), args.b,
+                  args.transpose_b != 0 ? Pass::kDgrad : Pass::kForward, args.bias,
+                  read_vector(args.bias_scale, rows, 1), args.groups);
+}
+
+Weights grouped_gemm_wgrad(const moire_grouped_gemm_wgrad_args& args) {
+  const int64_t rows = rows_in_use(args.groups);
+  return multiply_rows(read_rows(args.a, args.a_row_idx, rows),
+                       read_rows(args.b, args.b_row_idx, rows), args.d,
+                       {args.beta, args.beta_per_group}, args.groups);
+}
+
+GemmGluResults grouped_gemm_glu(const moire_grouped_gemm_glu_args& args) {
+  const int64_t rows = rows_in_use(args.groups);
+  const std::vector<double> ones(static_cast<size_t>(rows), 1);
+  Matrix z =
+      round_to(TensorView(args.act).type(), multiply(read_rows(args.a, args.row_idx, rows), args.b,
+                                                     Pass::kForward, args.bias, ones, args.groups));
+  Matrix act = glu(z, read_vector(args.probs, rows, 1), args.activation, args.layout);
+  return {std::move(z), std::move(act)};
+}
+
+GemmGluBackwardResults grouped_gemm_glu_backward(const moire_grouped_gemm_glu_backward_args& args) {
+  const int64_t rows = rows_in_use(args.groups);
+  const DType storage = TensorView(args.z).type();
+  const std::vector<double> ones(static_cast<size_t>(rows), 1);
+  const std::vector<double> probs = read_vector(args.probs, rows, 1);
+  const Matrix z = read_rows(args.z, {}, rows);
+  const Matrix grad_act = round_to(storage, multiply(read_rows(args.grad_y, args.row_idx, rows),
+                                                     args.w2, Pass::kDgrad, {}, ones, args.groups));
+  GluBackward gradients = glu_backward(z, grad_act, probs, args.activation, args.layout);
+  GemmGluBackwardResults out;
+  out.grad_z = round_to(storage, std::move(gradients.grad_z));
+  out.grad_probs = std::move(gradients.grad_probs);
+  out.act = glu(z, probs, args.activation, args.layout);
+  if (args.grad_bias.rank != 0) {
+    out.grad_bias = sum_rows(out.grad_z, ones, args.grad_bias, {args.beta}, args.groups);
+  }
+  return out;
+}
+
+BiasBackwardResults bias_backward(const moire_bias_backward_args& args) {
+  const int64_t rows = rows_in_use(args.groups);
+  const Matrix grad_y = read_rows(args.grad_y, args.row_idx, rows);
+  BiasBackwardResults out;
+  if (args.grad_bias.rank != 0) {
+    out.grad_bias = sum_rows(grad_y, read_vector(args.scale, rows, 1), args.grad_bias,
+                             {args.beta, args.beta_per_group}, args.groups);
+  }
+  if (args.grad_scale.rank != 0) {
+    out.grad_scale = dot_with_bias(grad_y, args.bias, args.groups);
+  }
+  return out;
+}
+
+}  // namespace moire::reference
