@@ -1,0 +1,65 @@
+# The daily commands. `make help` lists them; CMakePresets.json has the builds behind them.
+# Variables: PYTHON=python3.12 (which Python makes .venv), ARGS='--steps 20' (passed to the demo or to pytest).
+
+PYTHON ?= python3
+ARGS ?=
+export PYTHON
+# .venv first: its cmake is used where the system's is too old.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export CCACHE_BASEDIR ?= $(CURDIR)
+python := .venv/bin/python
+build := build/release
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench build format clean tidy
+.DELETE_ON_ERROR:
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/demo.stamp $(build)/build.ninja ## train a small MoE language model three ways; report in build/demo/report.html
+	cmake --build --preset release --target moire
+	$(python) examples/train_moe.py $(ARGS)
+
+test: .venv/test.stamp build ## every test that needs no GPU: C++ (CTest) and Python (pytest)
+	ctest --preset release
+	$(python) -m pytest tests $(ARGS)
+
+check: .venv/check.stamp $(build)/build.ninja ## clang-format, the include lint, ruff, clang-tidy
+	scripts/check.sh
+	@$(MAKE) --no-print-directory --jobs=$(shell nproc) tidy
+
+bench: .venv/demo.stamp build ## time the CPU problems; JSON in build/bench/
+	@mkdir -p build/bench
+	$(build)/bin/moire bench problems/cpu.txt --json > build/bench/cpu.json
+	@echo "wrote build/bench/cpu.json"
+
+build: .venv/demo.stamp $(build)/build.ninja ## compile library, command line and tests
+	cmake --build --preset release
+
+format: .venv/check.stamp ## rewrite the sources with clang-format and ruff
+	scripts/check.sh --fix
+
+clean: ## remove build/ (not .venv)
+	rm -rf build
+
+$(build)/build.ninja: .venv/demo.stamp CMakePresets.json
+	cmake --preset release
+
+# clang-tidy, one stamp per source; a header that changes asks for all of them.
+tidy_sources := $(shell git ls-files 'src/*.cpp' 'tools/*.cpp' 'reference/*.cpp')
+tidy: $(tidy_sources:%=build/tidy/%.stamp)
+	@echo "clang-tidy: $(words $^) files are clean"
+build/tidy/%.stamp: % .clang-tidy $(shell git ls-files '*.h')
+	@mkdir -p $(@D)
+	@echo "clang-tidy $<"
+	@clang-tidy-14 --quiet -p $(build) $< 2> $@.log || { cat $@.log; exit 1; }
+	@mv $@.log $@
+
+# Each level includes those before it.
+.venv/demo.stamp: scripts/setup.sh
+	scripts/setup.sh demo && touch $@
+.venv/test.stamp: scripts/setup.sh .venv/demo.stamp
+	scripts/setup.sh test && touch $@
+.venv/check.stamp: scripts/setup.sh .venv/test.stamp
+	scripts/setup.sh check && touch $@
