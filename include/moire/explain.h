@@ -32,4 +32,15 @@ using Explanation = std::vector<Step>;
 
 MOIRE_API std::string to_json(const Explanation& explanation);
 
+// An implementation that this build has of an op.
+struct AvailableImplementation {
+  std::string op;
+  std::string device;  // "cpu", "cuda"
+  std::string name;    // "cpu", "portable", "sm90"
+};
+
+// Those of every op, in the order in which they are tried; whether one takes a call depends on the
+// call.
+MOIRE_API std::vector<AvailableImplementation> available_implementations();
+
 }  // namespace moire

@@ -1,5 +1,9 @@
 // The ordered list of implementations of each op, fastest first. A new backend is one more entry
 // per line.
+#include <moire/explain.h>
+
+#include <vector>
+
 #include "backend/cpu/implementations.h"
 #include "backend/implementation.h"
 
@@ -29,5 +33,36 @@ MOIRE_OP(UnpermuteArgs, cpu::kUnpermute)
 MOIRE_OP(UnpermuteBackwardArgs, cpu::kUnpermuteBackward)
 
 #undef MOIRE_OP
+
+namespace {
+
+template <class A>
+void append(std::string_view op, std::vector<AvailableImplementation>& out) {
+  for (const Implementation<A>& i : implementations<A>()) {
+    out.push_back({std::string(op), std::string(device_name(i.device)), std::string(i.name)});
+  }
+}
+
+}  // namespace
+
+std::vector<AvailableImplementation> available_implementations() {
+  std::vector<AvailableImplementation> out;
+  append<SplitsToOffsetsArgs>("splits_to_offsets", out);
+  append<ConvertGluArgs>("convert_glu", out);
+  append<GluArgs>("glu", out);
+  append<GluBackwardArgs>("glu_backward", out);
+  append<BiasBackwardArgs>("bias_backward", out);
+  append<GroupedGemmArgs>("grouped_gemm", out);
+  append<GroupedGemmGluArgs>("grouped_gemm_glu", out);
+  append<GroupedGemmGluBackwardArgs>("grouped_gemm_glu_backward", out);
+  append<GroupedGemmWgradArgs>("grouped_gemm_wgrad", out);
+  append<RouterArgs>("router", out);
+  append<RouterBackwardArgs>("router_backward", out);
+  append<PermutePlanArgs>("permute_plan", out);
+  append<PermuteArgs>("permute", out);
+  append<UnpermuteArgs>("unpermute", out);
+  append<UnpermuteBackwardArgs>("unpermute_backward", out);
+  return out;
+}
 
 }  // namespace moire

@@ -1,0 +1,53 @@
+// What commands share.
+#include "commands.h"
+
+#include "problem_source.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+template <class T>
+T usage(Result<T> result) {
+  if (!result.ok()) throw UsageError(result.status().message());
+  return std::move(result).value();
+}
+
+// One copy of each problem per value of a field; the problems as they are if there are no values.
+std::vector<Problem> spread(const std::vector<Problem>& problems, const std::string& key,
+                            const std::vector<std::string>& values) {
+  if (values.empty()) return problems;
+  std::vector<Problem> out;
+  for (const Problem& problem : problems) {
+    for (const std::string& value : values) {
+      out.push_back(usage(with_settings(problem, {key + "=" + value})));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Context open_context(const CommonOptions& options) {
+  ContextOptions wanted;
+  if (options.device != "cpu" && options.device != "cuda") {
+    throw UsageError(text("--device: found \"", options.device, "\", needed cpu or cuda"));
+  }
+  wanted.device = options.device == "cuda" ? Device::kCuda : Device::kCpu;
+  wanted.num_threads = options.threads;
+  wanted.implementation = options.implementation;
+  return usage(Context::create(wanted));
+}
+
+std::vector<Problem> collect_problems(const ProblemOptions& options) {
+  std::vector<Problem> problems;
+  for (const std::string& what : options.problems) {
+    for (const Problem& problem : usage(load_problems(what))) {
+      problems.push_back(
+          options.settings.empty() ? problem : usage(with_settings(problem, options.settings)));
+    }
+  }
+  return spread(spread(problems, "op", options.ops), "dtype", options.dtypes);
+}
+
+}  // namespace moire::tool

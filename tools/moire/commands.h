@@ -1,0 +1,75 @@
+// The commands: their options, and the functions that run them. Each returns the exit code: 0 done,
+// 1 a check failed; UsageError is exit code 2.
+#pragma once
+
+#include <moire/context.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "problem.h"
+
+namespace moire::tool {
+
+// Bad usage or a bad problem: one sentence for stderr, exit code 2.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+
+struct CommonOptions {
+  bool json = false;
+  std::string device = "cpu";
+  int threads = 0;
+  std::string implementation;
+};
+
+struct ProblemOptions {
+  std::vector<std::string> problems;  // names, files, lines
+  std::vector<std::string> settings;  // key=value, over every problem
+  std::vector<std::string> ops;       // instead of the problems' own
+  std::vector<std::string> dtypes;
+};
+
+struct InfoOptions {
+  CommonOptions common;
+};
+struct ProblemsOptions {
+  bool json = false;
+  bool fields = false;
+  std::vector<std::string> which;
+};
+struct ExplainOptions {
+  CommonOptions common;
+  ProblemOptions problems;
+};
+struct CheckOptions {
+  CommonOptions common;
+  ProblemOptions problems;
+  int64_t random = 0;
+  uint64_t seed = 1;
+  bool verbose = false;
+};
+struct BenchOptions {
+  CommonOptions common;
+  ProblemOptions problems;
+  double seconds = 1.0;  // of measuring, per variant
+  std::string svg;
+};
+
+int run_info(const InfoOptions& options);
+int run_problems(const ProblemsOptions& options);
+int run_explain(const ExplainOptions& options);
+
+// A context as the options ask; UsageError with the library's sentence where there is none.
+Context open_context(const CommonOptions& options);
+// Every problem that the options name, one for each op and dtype asked for; UsageError if one is
+// bad.
+std::vector<Problem> collect_problems(const ProblemOptions& options);
+
+}  // namespace moire::tool

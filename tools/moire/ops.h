@@ -1,0 +1,46 @@
+// The operations that a problem can name: each op of the library, named by its place in the MLP.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace moire::tool {
+
+enum class Op {
+  kMlp,
+  kMlpForward,
+  kLinear,
+  kFc1,
+  kFc1Glu,
+  kFc1Dgrad,
+  kFc1Wgrad,
+  kFc2,
+  kFc2Dgrad,
+  kFc2DgradGlu,
+  kFc2Wgrad,
+  kBiasBackward,
+  kGlu,
+  kGluBackward,
+  kConvertGlu,
+  kRouter,
+  kRouterBackward,
+  kPermutePlan,
+  kPermute,
+  kUnpermute,
+  kUnpermuteBackward,
+  kSplitsToOffsets,
+};
+
+struct OpInfo {
+  Op op;
+  std::string_view name;
+  std::string_view entry;  // the library's entry point
+  std::string_view formula;
+};
+
+const std::vector<OpInfo>& all_ops();
+const OpInfo& info_of(Op op);
+std::optional<Op> find_op(std::string_view name);
+
+}  // namespace moire::tool

@@ -1,0 +1,148 @@
+// Parsing and printing of problem lines; the fields themselves are in problem_fields.cpp.
+#include "problem.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "problem_fields.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+std::string prefix(const Origin& origin) {
+  if (origin.file.empty()) return "problem: ";
+  return text(origin.file, ":", origin.line, ": ");
+}
+
+Status bad(const Origin& origin, std::string_view field, std::string_view found,
+           std::string_view needed) {
+  return {Code::kInvalidArgument,
+          text(prefix(origin), "field \"", field, "\": found ", found, ", needed ", needed)};
+}
+
+std::vector<std::string> words(std::string_view line) {
+  std::vector<std::string> out;
+  std::istringstream in{std::string(line)};
+  for (std::string word; in >> word;) out.push_back(word);
+  return out;
+}
+
+std::string known_keys() {
+  std::vector<std::string> keys;
+  for (const Field& field : fields()) keys.emplace_back(field.key);
+  return join(keys, ", ");
+}
+
+// What no field can see alone.
+Status check_whole(const Problem& p, const Origin& origin) {
+  if (p.layout.block > 0 && p.ffn % p.layout.block != 0) {
+    return bad(origin, "layout", text("blocks of ", p.layout.block),
+               text("a divisor of ffn=", p.ffn));
+  }
+  if (p.splits.kind == Splits::Kind::kOneHot && p.splits.group >= p.groups) {
+    return bad(origin, "splits", text("one_hot:", p.splits.group),
+               text("a group below groups=", p.groups));
+  }
+  if (p.groups == 0 && p.rows > 0) {
+    return bad(origin, "rows", text(p.rows), "0, because groups=0");
+  }
+  if (p.splits.kind == Splits::Kind::kList) {
+    const auto& list = p.splits.list;
+    if (static_cast<int64_t>(list.size()) != p.groups) {
+      return bad(origin, "splits", text(list.size(), " numbers"), text("groups=", p.groups));
+    }
+    const int64_t sum = std::accumulate(list.begin(), list.end(), int64_t{0});
+    if (sum != p.rows) {
+      return bad(origin, "splits", text("a sum of ", sum), text("rows=", p.rows));
+    }
+  }
+  const bool routes = p.op == Op::kRouter || p.op == Op::kRouterBackward;
+  if (routes && p.topk > p.groups) {
+    return bad(origin, "topk", text(p.topk), text("at most groups=", p.groups));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Problem> parse_problem(std::string_view line, const Origin& origin) {
+  Problem problem;
+  std::vector<std::string_view> seen;
+  const std::vector<std::string> items = words(line);
+  if (items.empty())
+    return bad(origin, "groups", "an empty line", "groups=N hidden=N ffn=N rows=N");
+  for (const std::string& word : items) {
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      return bad(origin, word, "no value", "key=value, with one of these keys: " + known_keys());
+    }
+    const std::string key = word.substr(0, equals);
+    const std::string value = word.substr(equals + 1);
+    const Field* field = find_field(key);
+    if (field == nullptr) return bad(origin, key, "an unknown key", "one of " + known_keys());
+    if (std::find(seen.begin(), seen.end(), field->key) != seen.end()) {
+      return bad(origin, key, "it twice", "it once");
+    }
+    seen.push_back(field->key);
+    if (!field->read(value, problem)) {
+      return bad(origin, key, "\"" + value + "\"", field->values);
+    }
+  }
+  for (const Field& field : fields()) {
+    const bool given = std::find(seen.begin(), seen.end(), field.key) != seen.end();
+    const bool derived = field.key == "rows" && problem.splits.kind == Splits::Kind::kList;
+    if (!given && derived) {
+      const auto& list = problem.splits.list;
+      problem.rows = std::accumulate(list.begin(), list.end(), int64_t{0});
+    } else if (!given && field.is_required) {
+      return bad(origin, field.key, "nothing", field.values);
+    }
+  }
+  const Status whole = check_whole(problem, origin);
+  if (!whole.ok()) return whole;
+  return problem;
+}
+
+Result<std::vector<Problem>> parse_problems(std::string_view content, const std::string& file) {
+  std::vector<Problem> problems;
+  int number = 0;
+  for (const std::string& line : split(content, '\n')) {
+    ++number;
+    const size_t first = line.find_first_not_of(" \t\r");
+    if (first == std::string::npos || line[first] == '#') continue;
+    Result<Problem> problem = parse_problem(line, {file, number});
+    if (!problem.ok()) return problem.status();
+    problems.push_back(std::move(problem).value());
+  }
+  if (problems.empty()) {
+    return Status(Code::kInvalidArgument,
+                  text(file, ": found no problem, needed at least one line like ",
+                       "groups=8 hidden=64 ffn=32 rows=100"));
+  }
+  return problems;
+}
+
+std::string to_line(const Problem& problem) {
+  const Problem defaults;
+  std::string out;
+  for (const Field& field : fields()) {
+    const std::string value = field.write(problem);
+    if (!field.is_always_printed && value == field.write(defaults)) continue;
+    if (!out.empty()) out += ' ';
+    out += text(field.key, "=", value);
+  }
+  return out;
+}
+
+std::vector<FieldHelp> problem_fields() {
+  const Problem defaults;
+  std::vector<FieldHelp> help;
+  for (const Field& f : fields()) {
+    help.push_back({std::string(f.key), std::string(f.values), std::string(f.meaning),
+                    f.is_required ? "" : f.write(defaults)});
+  }
+  return help;
+}
+
+}  // namespace moire::tool

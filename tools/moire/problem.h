@@ -1,0 +1,85 @@
+// Problem: one line of text that names a case completely, for check, bench, explain and the tests.
+//
+//   name=small op=mlp groups=8 hidden=256 ffn=512 rows=64 topk=2 dtype=bf16 splits=zipf:1 seed=7
+//
+// A field is key=value, in any order; what is left out has its default (problem_fields.cpp is the
+// one table of keys, meanings and defaults). to_line() prints a problem so that parsing it gives
+// the same problem, data included.
+#pragma once
+
+#include <moire/glu.h>
+#include <moire/status.h>
+#include <moire/tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops.h"
+
+namespace moire::tool {
+
+// How rows are shared out over groups.
+struct Splits {
+  enum class Kind { kUniform, kZipf, kRagged, kOneHot, kList };
+  Kind kind = Kind::kUniform;
+  double exponent = 1.0;      // kZipf
+  int64_t group = 0;          // kOneHot
+  std::vector<int64_t> list;  // kList
+};
+
+struct Problem {
+  std::string name;
+  Op op = Op::kMlp;
+  int64_t groups = 0;
+  int64_t hidden = 0;
+  int64_t ffn = 0;
+  int64_t rows = 0;  // over all groups
+  int64_t topk = 1;
+  int64_t tail = 0;  // rows of the capacity past the last group
+  Splits splits;
+  DType dtype = DType::kFP32;
+  DType out = DType::kNone;  // kNone: dtype, and fp32 for weight gradients
+  Activation activation;
+  GluLayout layout;
+  bool bias = false;
+  bool probs = true;
+  bool gather = false;
+  bool in_out = false;    // weights are [G, in, out]
+  bool listed = false;    // weights are a list of G matrices
+  bool save_act = false;  // mlp: the forward keeps act for the backward
+  bool keep_tail = false;
+  int beta = 0;  // 0 overwrite, 1 accumulate, 2 by turns
+  uint64_t seed = 1;
+
+  int64_t capacity() const { return rows + tail; }
+  int64_t tokens() const { return (rows + topk - 1) / topk; }
+};
+
+// Where a line stands, for messages: "problems/cpu.txt:3", or "problem" for a literal line.
+struct Origin {
+  std::string file;
+  int line = 0;
+};
+
+// kInvalidArgument names origin, field, what was found and what was needed.
+Result<Problem> parse_problem(std::string_view line, const Origin& origin = {});
+// Every line of a text that is not empty and not a comment ('#').
+Result<std::vector<Problem>> parse_problems(std::string_view text, const std::string& file);
+// The fields that differ from their defaults, and always the sizes, dtype, splits and seed.
+std::string to_line(const Problem& problem);
+
+// Rows of each group; the same for the same problem on every machine.
+std::vector<int64_t> make_splits(const Problem& problem);
+
+// One line of help per field: key, values, meaning, default.
+struct FieldHelp {
+  std::string key;
+  std::string values;
+  std::string meaning;
+  std::string default_value;  // empty: has to be given
+};
+std::vector<FieldHelp> problem_fields();
+
+}  // namespace moire::tool

@@ -1,0 +1,260 @@
+#include "problem_fields.h"
+
+#include <charconv>
+#include <cstdio>
+
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+constexpr int64_t kLargestSize = int64_t{1} << 40;
+
+template <class T>
+bool read_number(std::string_view value, T& out) {
+  const char* end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, out);
+  return error == std::errc() && stop == end;
+}
+
+bool read_size(std::string_view value, int64_t smallest, int64_t& out) {
+  return read_number(value, out) && out >= smallest && out <= kLargestSize;
+}
+
+bool read_flag(std::string_view value, bool& out) {
+  out = value == "yes";
+  return out || value == "no";
+}
+
+// One of two words.
+bool read_choice(std::string_view value, std::string_view no, std::string_view yes, bool& out) {
+  out = value == yes;
+  return out || value == no;
+}
+
+std::string flag(bool value) { return value ? "yes" : "no"; }
+
+// The shortest text that reads back as the same number.
+std::string number(double value) {
+  char buffer[32];
+  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return {buffer, error == std::errc() ? end : buffer};
+}
+std::string number(float value) {
+  char buffer[32];
+  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return {buffer, error == std::errc() ? end : buffer};
+}
+
+bool read_dtype(std::string_view value, DType& out) {
+  for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
+    if (value != dtype_word(dtype)) continue;
+    out = dtype;
+    return true;
+  }
+  return false;
+}
+
+bool read_out(std::string_view value, Problem& p) {
+  p.out = DType::kNone;
+  return value == "same" || read_dtype(value, p.out);
+}
+
+bool read_splits(std::string_view value, Problem& p) {
+  const std::vector<std::string> parts = split(value, ':');
+  Splits& s = p.splits;
+  if (value == "uniform" || value == "ragged") {
+    s.kind = value == "ragged" ? Splits::Kind::kRagged : Splits::Kind::kUniform;
+    return true;
+  }
+  if (parts.size() == 2 && parts[0] == "zipf") {
+    s.kind = Splits::Kind::kZipf;
+    return read_number(parts[1], s.exponent) && s.exponent >= 0 && s.exponent <= 100;
+  }
+  if (parts.size() == 2 && parts[0] == "one_hot") {
+    s.kind = Splits::Kind::kOneHot;
+    return read_size(parts[1], 0, s.group);
+  }
+  s.kind = Splits::Kind::kList;
+  for (const std::string& part : split(value, ',')) {
+    if (!read_size(part, 0, s.list.emplace_back())) return false;
+  }
+  return true;
+}
+
+std::string write_splits(const Problem& p) {
+  switch (p.splits.kind) {
+    case Splits::Kind::kUniform:
+      return "uniform";
+    case Splits::Kind::kRagged:
+      return "ragged";
+    case Splits::Kind::kZipf:
+      return "zipf:" + number(p.splits.exponent);
+    case Splits::Kind::kOneHot:
+      return text("one_hot:", p.splits.group);
+    case Splits::Kind::kList:
+      break;
+  }
+  std::vector<std::string> parts;
+  for (const int64_t rows : p.splits.list) parts.push_back(std::to_string(rows));
+  return join(parts, ",");
+}
+
+bool read_activation(std::string_view value, Problem& p) {
+  const std::vector<std::string> parts = split(value, ':');
+  if (value == "swiglu") return p.activation = Activation::swiglu(), true;
+  if (value == "geglu_tanh") return p.activation = Activation::geglu_tanh(), true;
+  if (parts[0] != "clamped_swiglu") return false;
+  p.activation = Activation::clamped_swiglu();
+  if (parts.size() == 1) return true;
+  Activation& a = p.activation;
+  return parts.size() == 4 && read_number(parts[1], a.limit) && read_number(parts[2], a.alpha) &&
+         read_number(parts[3], a.offset) && a.limit > 0 && a.alpha > 0;
+}
+
+std::string write_activation(const Problem& p) {
+  const Activation& a = p.activation;
+  if (a.kind == MOIRE_SWIGLU) return "swiglu";
+  if (a.kind == MOIRE_GEGLU_TANH) return "geglu_tanh";
+  return text("clamped_swiglu:", number(a.limit), ":", number(a.alpha), ":", number(a.offset));
+}
+
+bool read_layout(std::string_view value, Problem& p) {
+  const int32_t order = p.layout.order;
+  if (value == "halves") return p.layout = GluLayout::interleaved(0, order), true;
+  if (value == "interleaved") return p.layout = GluLayout::interleaved(1, order), true;
+  const std::vector<std::string> parts = split(value, ':');
+  p.layout.order = order;
+  return parts.size() == 2 && parts[0] == "blocks" && read_size(parts[1], 1, p.layout.block);
+}
+
+std::string write_layout(const Problem& p) {
+  if (p.layout.block == 0) return "halves";
+  if (p.layout.block == 1) return "interleaved";
+  return text("blocks:", p.layout.block);
+}
+
+bool read_order(std::string_view value, Problem& p) {
+  bool up_first = false;
+  const bool ok = read_choice(value, "gate_first", "up_first", up_first);
+  p.layout.order = up_first ? MOIRE_UP_FIRST : MOIRE_GATE_FIRST;
+  return ok;
+}
+
+bool read_op(std::string_view value, Problem& p) {
+  const std::optional<Op> op = find_op(value);
+  if (op.has_value()) p.op = *op;
+  return op.has_value();
+}
+
+std::string op_names() {
+  std::vector<std::string> names;
+  for (const OpInfo& info : all_ops()) names.emplace_back(info.name);
+  return "one of " + join(names, ", ");
+}
+
+bool read_beta(std::string_view value, Problem& p) {
+  if (value != "0" && value != "1" && value != "mixed") return false;
+  p.beta = value == "mixed" ? 2 : value[0] - '0';
+  return true;
+}
+
+bool read_name(std::string_view value, Problem& p) {
+  p.name = value;
+  return !value.empty();
+}
+
+using P = Problem;
+using V = std::string_view;
+
+#define SIZE(member, smallest)                                \
+  [](V v, P& p) { return read_size(v, smallest, p.member); }, \
+      [](const P& p) { return std::to_string(p.member); }
+#define FLAG(member) \
+  [](V v, P& p) { return read_flag(v, p.member); }, [](const P& p) { return flag(p.member); }
+#define CHOICE(member, no, yes)                                \
+  [](V v, P& p) { return read_choice(v, no, yes, p.member); }, \
+      [](const P& p) { return std::string(p.member ? yes : no); }
+
+}  // namespace
+
+std::string_view dtype_word(DType dtype) {
+  switch (dtype) {
+    case DType::kFP32:
+      return "fp32";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kFP16:
+      return "fp16";
+    default:
+      return "same";
+  }
+}
+
+const std::vector<Field>& fields() {
+  static const std::string ops = op_names();
+  static const std::vector<Field> table = {
+      {"name", "a word", "what reports call it", false, false, read_name,
+       [](const P& p) { return p.name; }},
+      {"op", ops, "what runs", false, true, read_op,
+       [](const P& p) { return std::string(info_of(p.op).name); }},
+      {"groups", "a whole number from 0", "experts on this device", true, true, SIZE(groups, 0)},
+      {"hidden", "a whole number from 1", "width of a token", true, true, SIZE(hidden, 1)},
+      {"ffn", "a whole number from 1", "width of an expert", true, true, SIZE(ffn, 1)},
+      {"rows", "a whole number from 0", "routed rows over all groups", true, true, SIZE(rows, 0)},
+      {"topk", "a whole number from 1", "experts per token: there are rows / topk tokens", false,
+       false, SIZE(topk, 1)},
+      {"dtype", "fp32, bf16 or fp16", "of activations and weights", false, true,
+       [](V v, P& p) { return read_dtype(v, p.dtype); },
+       [](const P& p) { return std::string(dtype_word(p.dtype)); }},
+      {"out", "same, fp32, bf16 or fp16",
+       "of a GEMM's result (same = dtype) or of weight gradients (same = fp32)", false, false,
+       read_out, [](const P& p) { return std::string(dtype_word(p.out)); }},
+      {"splits",
+       "uniform, zipf:EXPONENT, ragged, one_hot:GROUP, or the rows of each group as 3,0,5",
+       "how rows are shared out; ragged is random, with empty groups", false, true, read_splits,
+       write_splits},
+      {"act", "swiglu, geglu_tanh, clamped_swiglu or clamped_swiglu:LIMIT:ALPHA:OFFSET",
+       "the gated activation", false, false, read_activation, write_activation},
+      {"layout", "halves, interleaved, or blocks:N with N from 1", "how gate and up lie in W1",
+       false, false, read_layout, write_layout},
+      {"order", "gate_first or up_first", "which of the two comes first", false, false, read_order,
+       [](const P& p) {
+         return std::string(p.layout.order == MOIRE_UP_FIRST ? "up_first" : "gate_first");
+       }},
+      {"bias", "yes or no", "biases b1 and b2", false, false, FLAG(bias)},
+      {"probs", "yes or no", "a routing weight per row", false, false, FLAG(probs)},
+      {"gather", "yes or no", "x and dy are tokens, gathered by row_idx", false, false,
+       FLAG(gather)},
+      {"weights", "out_in or in_out", "orientation of the weights", false, false,
+       CHOICE(in_out, "out_in", "in_out")},
+      {"storage", "packed or list", "weights as one tensor or as a list of matrices", false, false,
+       CHOICE(listed, "packed", "list")},
+      {"save_act", "yes or no", "the forward keeps act for the backward", false, false,
+       FLAG(save_act)},
+      {"tail", "a whole number from 0", "rows of the capacity past the last group", false, false,
+       SIZE(tail, 0)},
+      {"tail_rows", "zero or untouched", "what outputs get there", false, false,
+       CHOICE(keep_tail, "zero", "untouched")},
+      {"beta", "0, 1 or mixed", "weight gradients: overwrite, accumulate, or by turns per group",
+       false, false, read_beta,
+       [](const P& p) { return p.beta == 2 ? std::string("mixed") : std::to_string(p.beta); }},
+      {"seed", "a whole number from 0", "of data and splits", false, true,
+       [](V v, P& p) { return read_number(v, p.seed); },
+       [](const P& p) { return std::to_string(p.seed); }},
+  };
+  return table;
+}
+
+#undef SIZE
+#undef FLAG
+#undef CHOICE
+
+const Field* find_field(std::string_view key) {
+  for (const Field& field : fields()) {
+    if (field.key == key) return &field;
+  }
+  return nullptr;
+}
+
+}  // namespace moire::tool

@@ -1,0 +1,79 @@
+#include "problem_source.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "problem_fields.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+std::string shipped_names() {
+  std::vector<std::string> names;
+  for (const ShippedFile& file : kShippedFiles) names.emplace_back(file.name);
+  return join(names, ", ");
+}
+
+Result<std::vector<Problem>> load_shipped(const ShippedFile& file, const std::string& which) {
+  const std::string path = text("problems/", file.name, ".txt");
+  Result<std::vector<Problem>> problems = parse_problems(file.text, path);
+  if (!problems.ok() || which.empty()) return problems;
+  std::vector<std::string> names;
+  for (const Problem& problem : problems.value()) {
+    if (problem.name == which) return std::vector<Problem>{problem};
+    names.push_back(problem.name);
+  }
+  return Status(Code::kInvalidArgument,
+                text(path, ": found no name=", which, ", needed one of ", join(names, ", ")));
+}
+
+Result<std::vector<Problem>> load_file(const std::string& path) {
+  std::ifstream file(path);
+  const std::string content{std::istreambuf_iterator<char>(file), {}};
+  if (!file) {
+    return Status(Code::kIo, text(path, ": found a file that cannot be read"));
+  }
+  return parse_problems(content, path);
+}
+
+}  // namespace
+
+Result<std::vector<Problem>> load_problems(const std::string& what) {
+  if (what.find('=') != std::string::npos) {
+    Result<Problem> problem = parse_problem(what);
+    if (!problem.ok()) return problem.status();
+    return std::vector<Problem>{std::move(problem).value()};
+  }
+  const size_t colon = what.find(':');
+  for (const ShippedFile& file : kShippedFiles) {
+    if (what.substr(0, colon) != file.name) continue;
+    return load_shipped(file, colon == std::string::npos ? "" : what.substr(colon + 1));
+  }
+  if (std::filesystem::is_regular_file(what)) return load_file(what);
+  return Status(Code::kInvalidArgument,
+                text("problem \"", what, "\": found no such name or file, needed a file, a line ",
+                     "(groups=8 hidden=64 ffn=32 rows=100), or one of ", shipped_names()));
+}
+
+Result<Problem> with_settings(const Problem& problem, const std::vector<std::string>& settings) {
+  std::string line;
+  for (const Field& field : fields()) {
+    bool is_set = false;
+    bool resizes = false;
+    for (const std::string& setting : settings) {
+      is_set |= setting.starts_with(text(field.key, "="));
+      resizes |= setting.starts_with("rows=") || setting.starts_with("groups=");
+    }
+    // A list of splits belongs to the rows and groups that it was written for.
+    const bool is_stale =
+        field.key == "splits" && resizes && problem.splits.kind == Splits::Kind::kList;
+    const std::string value = field.write(problem);
+    if (is_set || value.empty()) continue;
+    line += text(field.key, "=", is_stale ? "ragged" : value, " ");
+  }
+  return parse_problem(line + join(settings, " "), {});
+}
+
+}  // namespace moire::tool

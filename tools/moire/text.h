@@ -1,0 +1,45 @@
+// Text from parts, and the few string helpers of the command line.
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moire::tool {
+
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+inline std::vector<std::string> split(std::string_view s, char separator) {
+  std::vector<std::string> parts;
+  for (size_t start = 0;;) {
+    const size_t end = s.find(separator, start);
+    parts.emplace_back(s.substr(start, end - start));
+    if (end == std::string_view::npos) return parts;
+    start = end + 1;
+  }
+}
+
+inline std::string join(const std::vector<std::string>& parts, std::string_view separator) {
+  std::string out;
+  for (const std::string& part : parts) {
+    if (!out.empty()) out += separator;
+    out += part;
+  }
+  return out;
+}
+
+// "1.50 GiB"
+std::string human_bytes(double bytes);
+// "12.3 us", "4.56 ms"
+std::string human_seconds(double seconds);
+// Three significant digits, without an exponent for everyday sizes.
+std::string human_number(double value);
+
+}  // namespace moire::tool
