@@ -25,7 +25,7 @@ struct Step {
   int64_t bytes_read = 0;  // operands once each, every row of the capacity in use
   int64_t bytes_written = 0;
   int64_t workspace_bytes = 0;
-  std::vector<Refusal> refused;  // faster ones, in order
+  std::vector<Refusal> refused = {};  // faster ones, in order
 };
 
 using Explanation = std::vector<Step>;

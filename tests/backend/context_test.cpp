@@ -1,0 +1,57 @@
+// Contexts: what can be opened, what is said when it cannot.
+#include <gtest/gtest.h>
+#include <moire/context.h>
+
+namespace moire {
+namespace {
+
+TEST(Context, OpensTheCpuWithTheThreadsAskedFor) {
+  ContextOptions options;
+  options.num_threads = 3;
+  const auto context = Context::create(options);
+  ASSERT_TRUE(context.ok()) << context.status().message();
+  EXPECT_EQ(context.value().device(), Device::kCpu);
+  EXPECT_EQ(context.value().options().num_threads, 3);
+  EXPECT_TRUE(context.value().check().ok());
+}
+
+TEST(Context, RefusesDevicesThatAreNotThereWithTheReason) {
+  ContextOptions options;
+  options.index = 7;
+  EXPECT_EQ(Context::create(options).status().message(),
+            "context: there is no cpu device 7: this machine has 1");
+  options = {};
+  options.num_threads = -1;
+  EXPECT_EQ(Context::create(options).status().message(),
+            "context: num_threads is -1, must be 0 (all cores) or more");
+  options = {};
+  options.device = static_cast<Device>(9);
+  EXPECT_EQ(Context::create(options).status().code(), Code::kInvalidArgument);
+  if (device_count(Device::kCuda) == 0) {
+    options.device = Device::kCuda;
+    const Status status = Context::create(options).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find("CUDA"), std::string::npos) << status.message();
+  }
+}
+
+TEST(Context, DescribesDevicesAndBuildAsJson) {
+  const auto info = device_info(Device::kCpu, 0);
+  ASSERT_TRUE(info.ok());
+  EXPECT_NE(info.value().find("\"simd\""), std::string::npos);
+  EXPECT_EQ(device_count(Device::kCpu), 1);
+  EXPECT_NE(build_info().find("\"version\""), std::string::npos);
+}
+
+TEST(Context, ExplainingOneRecordsAndIsACopy) {
+  const Context context = Context::create().value();
+  EXPECT_FALSE(context.is_explaining());
+  const Context explaining = context.explaining();
+  explaining.record({.op = "glu", .problem = "\"quoted\"", .implementation = "cpu", .policy = ""});
+  EXPECT_EQ(explaining.explanation().size(), 1U);
+  EXPECT_TRUE(context.explanation().empty());
+  EXPECT_NE(to_json(explaining.explanation()).find("\\\"quoted\\\""), std::string::npos);
+}
+
+}  // namespace
+}  // namespace moire

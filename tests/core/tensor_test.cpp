@@ -1,0 +1,50 @@
+// Views, weights and arenas: where elements lie.
+#include <gtest/gtest.h>
+#include <moire/buffer.h>
+#include <moire/tensor.h>
+
+#include "core/arena.h"
+
+namespace moire {
+namespace {
+
+TEST(TensorView, DescribesItself) {
+  EXPECT_EQ(to_string(TensorView()), "absent");
+  EXPECT_EQ(to_string(TensorView(nullptr, DType::kBF16, {4, 32})), "bf16 [4, 32]");
+  EXPECT_EQ(to_string(TensorView(nullptr, DType::kFP32, {2, 4, 32}, 40)),
+            "fp32 [2, 4, 32] with row stride 40");
+}
+
+TEST(Weight, FindsTheMatrixOfAGroup) {
+  float memory[2 * 3 * 8] = {};
+  const Weight packed(TensorView(memory, DType::kFP32, {2, 3, 5}, 8));
+  EXPECT_EQ(packed.matrix(1).data, memory + 24);
+  EXPECT_EQ(packed.matrix(1).stride(), 8);
+  EXPECT_EQ(packed.out_features(), 3);
+  EXPECT_EQ(packed.in_features(), 5);
+  const void* list[] = {memory + 1, memory + 30};
+  const Weight listed(TensorView(nullptr, DType::kFP32, {2, 3, 5}), list, MOIRE_IN_OUT);
+  EXPECT_EQ(listed.matrix(1).data, memory + 30);
+  EXPECT_EQ(listed.out_features(), 5);
+}
+
+TEST(Arena, MeasuresWhatItHandsOut) {
+  Arena measure;
+  EXPECT_EQ(measure.take(100), nullptr);
+  EXPECT_EQ(measure.take(DType::kBF16, 10, 20).data, nullptr);
+  EXPECT_EQ(measure.used(), 256U + 512U);
+  Buffer memory(measure.used());
+  Arena carve(memory.workspace());
+  EXPECT_EQ(carve.take(100), memory.data());
+  EXPECT_EQ(carve.take(DType::kBF16, 10, 20).data, static_cast<char*>(memory.data()) + 256);
+}
+
+TEST(Buffer, IsAlignedAndZeroed) {
+  const Tensor t(DType::kFP32, {3, 5});
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(t.view().data) % 256, 0U);
+  for (int i = 0; i < 15; ++i) EXPECT_EQ(t.as<float>()[i], 0);
+  EXPECT_TRUE(Tensor(DType::kFP32, {0, 5}).view().is_present());
+}
+
+}  // namespace
+}  // namespace moire

@@ -1,0 +1,114 @@
+// The walk over an op's implementations: the first that supports the call runs, and what does not
+// run is never silent.
+#include "ops/dispatch.h"
+
+#include <gtest/gtest.h>
+
+namespace moire {
+namespace {
+
+// An op with three implementations: one for a GPU, a fast one that takes even values only, a slow
+// one for all but 13.
+struct ToyArgs {
+  int value = 0;
+  std::string* ran = nullptr;
+};
+
+template <int kWhich>
+Status run_toy(const Context&, const ToyArgs& args) {
+  *args.ran = kWhich == 0 ? "sm90" : kWhich == 1 ? "fast" : "slow";
+  return {};
+}
+std::string toy_policy(const DeviceState&, const ToyArgs&) { return "toy"; }
+
+}  // namespace
+
+template <>
+std::span<const Implementation<ToyArgs>> implementations() {
+  static const Implementation<ToyArgs> list[] = {
+      {"sm90", Device::kCuda, supports_everything, no_workspace, toy_policy, run_toy<0>},
+      {"fast", Device::kCpu,
+       [](const DeviceState&, const ToyArgs& a) {
+         return a.value % 2 == 0 ? Reason() : Reason("value is odd");
+       },
+       no_workspace, toy_policy, run_toy<1>},
+      {"slow", Device::kCpu,
+       [](const DeviceState&, const ToyArgs& a) {
+         return a.value != 13 ? Reason() : Reason("value is 13");
+       },
+       [](const DeviceState&, const ToyArgs& a) {
+         return static_cast<size_t>(a.value == 5 ? 64 : 0);
+       },
+       toy_policy, run_toy<2>},
+  };
+  return list;
+}
+
+namespace {
+
+class Dispatch : public testing::Test {
+ protected:
+  Status call(int value, Workspace workspace = {}) {
+    const Context context = explaining_ ? *explaining_ : Context::create(options_).value();
+    return dispatch(context, "toy", ToyArgs{value, &ran_}, workspace, [] {
+      return Cost{"a toy", 3, 4};
+    });
+  }
+  ContextOptions options_;
+  std::optional<Context> explaining_;
+  std::string ran_;
+};
+
+TEST_F(Dispatch, RunsTheFirstThatSupportsTheCallOnThisDevice) {
+  EXPECT_TRUE(call(2).ok());
+  EXPECT_EQ(ran_, "fast");
+  EXPECT_TRUE(call(3).ok());
+  EXPECT_EQ(ran_, "slow");
+}
+
+TEST_F(Dispatch, SaysWhyNoneTakesTheCall) {
+  const Status status = call(13);
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_EQ(status.message(),
+            "toy: no implementation on cpu takes this call; fast: value is odd; slow: value is 13");
+  EXPECT_EQ(ran_, "");
+}
+
+TEST_F(Dispatch, StrictRefusesTheSlowerOne) {
+  options_.strict = true;
+  EXPECT_TRUE(call(2).ok());
+  ran_.clear();
+  EXPECT_EQ(call(3).message(),
+            "toy: strict, but the fastest implementation was refused; fast: value is odd");
+  EXPECT_EQ(ran_, "");
+}
+
+TEST_F(Dispatch, RunsTheOneThatIsForced) {
+  options_.implementation = "slow";
+  EXPECT_TRUE(call(2).ok());
+  EXPECT_EQ(ran_, "slow");
+  options_.implementation = "none";
+  EXPECT_EQ(call(2).code(), Code::kUnsupported);
+}
+
+TEST_F(Dispatch, RefusesATooSmallWorkspace) {
+  EXPECT_EQ(call(5).message(), "toy: the workspace has 0 bytes, needs 64");
+  EXPECT_EQ(ran_, "");
+}
+
+TEST_F(Dispatch, ExplainingRecordsAndRunsNothing) {
+  explaining_ = Context::create(options_).value().explaining();
+  EXPECT_TRUE(call(3).ok());
+  EXPECT_EQ(ran_, "");
+  const Explanation steps = explaining_->explanation();
+  ASSERT_EQ(steps.size(), 1U);
+  EXPECT_EQ(steps[0].implementation, "slow");
+  EXPECT_EQ(steps[0].problem, "a toy");
+  EXPECT_EQ(steps[0].policy, "toy");
+  EXPECT_EQ(steps[0].bytes_read, 3);
+  ASSERT_EQ(steps[0].refused.size(), 1U);
+  EXPECT_EQ(steps[0].refused[0].reason, "value is odd");
+}
+
+}  // namespace
+}  // namespace moire
