@@ -11,7 +11,7 @@ namespace {
 // activations (numerics.md §5), and the rounding of its argument. Scores below the smallest normal
 // number may be flushed.
 Number score(double exact, double exponent, int64_t num_experts) {
-  const auto terms = num_experts + 8 + static_cast<int64_t>(std::min(std::abs(exponent), 1e3));
+  const auto terms = num_experts + 8 + static_cast<int64_t>(std::min(1e3, std::abs(exponent)));
   return {exact, dot_tolerance(terms, exact) + 0x1p-126};
 }
 
