@@ -170,12 +170,25 @@ HWY_INLINE decltype(auto) with_format(DType dtype, F&& f) {
   return f(Fp32{});
 }
 
+// Full vectors, then half vectors and so on, so that short runs are vectors too; from element i.
+template <class Format, class D>
+HWY_INLINE size_t DecodeVectors(D d, const typename Format::Element* src, size_t i, size_t n,
+                                float* dst) {
+  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) hn::StoreU(Format::Load(d, src + i), d, dst + i);
+  return i;
+}
+template <class Format, class D>
+HWY_INLINE size_t EncodeVectors(D d, const float* src, size_t i, size_t n,
+                                typename Format::Element* dst) {
+  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) Format::Store(d, hn::LoadU(d, src + i), dst + i);
+  return i;
+}
+
 template <class Format>
 inline void DecodeRun(const typename Format::Element* src, size_t n, float* dst) {
-  const FloatTag d;
-  const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(Format::Load(d, src + i), d, dst + i);
+  size_t i = DecodeVectors<Format>(FloatTag(), src, 0, n, dst);
+  i = DecodeVectors<Format>(hn::CappedTag<float, 8>(), src, i, n, dst);
+  i = DecodeVectors<Format>(hn::CappedTag<float, 4>(), src, i, n, dst);
   for (; i < n; ++i) dst[i] = Format::decode(src[i]);
 }
 template <>
@@ -185,10 +198,9 @@ inline void DecodeRun<Fp32>(const float* src, size_t n, float* dst) {
 
 template <class Format>
 inline void EncodeRun(const float* src, size_t n, typename Format::Element* dst) {
-  const FloatTag d;
-  const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) Format::Store(d, hn::LoadU(d, src + i), dst + i);
+  size_t i = EncodeVectors<Format>(FloatTag(), src, 0, n, dst);
+  i = EncodeVectors<Format>(hn::CappedTag<float, 8>(), src, i, n, dst);
+  i = EncodeVectors<Format>(hn::CappedTag<float, 4>(), src, i, n, dst);
   for (; i < n; ++i) dst[i] = Format::encode(src[i]);
 }
 template <>

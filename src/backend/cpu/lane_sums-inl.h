@@ -1,0 +1,50 @@
+// Sums over columns that do not depend on the vector width: column j of a segment goes to lane
+// j mod 16, one FMA chain per lane from zero, and the 16 lanes are added as a fixed tree (i + 8,
+// then i + 4, i + 2, i + 1). A row is cut into segments of 64 columns from its first one; the
+// segments' sums are added in order, from zero.
+#include "backend/cpu/convert-inl.h"
+
+#if defined(MOIRE_LANE_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MOIRE_LANE_SUMS_INL_H_
+#undef MOIRE_LANE_SUMS_INL_H_
+#else
+#define MOIRE_LANE_SUMS_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace moire::cpu::HWY_NAMESPACE {
+
+inline constexpr size_t kSegment = 64;  // columns
+inline constexpr size_t kSumLanes = 16;
+
+inline constexpr size_t PaddedColumns(size_t n) {
+  return (n + kSumLanes - 1) / kSumLanes * kSumLanes;
+}
+
+// Zeroes the columns from n to the next multiple of 16, which sums and activations read.
+HWY_INLINE void PadSegment(float* segment, size_t n) {
+  for (size_t j = n; j < PaddedColumns(n); ++j) segment[j] = 0.0F;
+}
+
+// sum_j a_j * b_j over one segment of n <= 64 columns, both 64-byte aligned and zero-padded.
+inline float DotSegment(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, size_t n) {
+  const FloatTag d;
+  const size_t lanes = hn::Lanes(d), columns = PaddedColumns(n);
+  alignas(64) float sums[kSumLanes];
+  for (size_t lane = 0; lane < kSumLanes; lane += lanes) {
+    auto sum = hn::Zero(d);
+    for (size_t j = lane; j < columns; j += kSumLanes) {
+      sum = hn::MulAdd(hn::Load(d, a + j), hn::Load(d, b + j), sum);
+    }
+    hn::Store(sum, d, sums + lane);
+  }
+  for (size_t half = kSumLanes / 2; half != 0; half /= 2) {
+    for (size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+
+}  // namespace moire::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
