@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""The whole expert MLP: moire against a loop of F.linear over experts, in one process, same tensors.
+
+The loop is PyTorch's fast form: weights unbound once, one F.linear per expert, chunk, silu, one
+concatenation. Rounds of the variants are interleaved, so that a drift of the machine meets all of
+them; a ratio is the median of the ratios of single rounds. GFLOP/s counts the GEMMs of useful rows:
+6 R H F forward, three times that with backward.
+
+  scripts/bench_torch.py                          the table, for the cut shapes of problems/cpu.txt
+  scripts/bench_torch.py --json out.json          the samples as well
+  scripts/bench_torch.py --shapes olmoe_8 --dtypes fp32 --seconds 10
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+
+import moire
+import torch
+import torch.nn.functional as F
+
+# Experts, hidden size, expert width; 512 rows in all. Experts are cut: a run takes seconds.
+SHAPES = {
+    "demo": (16, 256, 512),
+    "olmoe_8": (8, 2048, 1024),
+    "qwen3_16": (16, 2048, 768),
+    "gpt_oss_4": (4, 2880, 2880),
+    "square": (1, 1024, 512),  # one group of 1024 rows
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ROWS = 512
+
+
+class Problem:
+    """The tensors of one shape and dtype, and the two MLPs on them."""
+
+    def __init__(self, name, dtype):
+        self.experts, self.hidden, self.ffn = SHAPES[name]
+        generator = torch.Generator().manual_seed(0)
+        share = torch.rand(self.experts, generator=generator) + 0.25
+        splits = (share / share.sum() * ROWS).long()
+        splits[-1] += ROWS - splits.sum()
+        self.splits = [1024] if self.experts == 1 else splits.tolist()
+        self.rows = sum(self.splits)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator).to(dtype)
+
+        self.w1 = normal(self.experts, 2 * self.ffn, self.hidden) / self.hidden**0.5
+        self.w2 = normal(self.experts, self.hidden, self.ffn) / self.ffn**0.5
+        self.x = normal(self.rows, self.hidden)
+        for leaf in (self.w1, self.w2, self.x):
+            leaf.requires_grad_()
+        self.probs = torch.rand(self.rows, generator=generator)
+        self.grad_y = normal(self.rows, self.hidden)
+        self.groups = moire.Groups(splits=self.splits, capacity=self.rows)
+        self.flop = 6 * self.rows * self.hidden * self.ffn
+
+    def torch_mlp(self):
+        outputs, start = [], 0
+        w1, w2 = self.w1.unbind(0), self.w2.unbind(0)
+        for expert, count in enumerate(self.splits):
+            if count:
+                rows = self.x[start : start + count]
+                gate, up = F.linear(rows, w1[expert]).chunk(2, -1)
+                act = F.silu(gate) * up * self.probs[start : start + count, None].to(rows.dtype)
+                outputs.append(F.linear(act, w2[expert]))
+            start += count
+        return torch.cat(outputs)
+
+    def moire_mlp(self):
+        return moire.grouped_mlp(self.x, self.w1, self.w2, self.groups, probs=self.probs)
+
+    def variants(self):
+        """What is timed: (pass, library) -> a function and its FLOP."""
+
+        def forward(mlp):
+            def run():
+                with torch.no_grad():
+                    mlp()
+
+            return run
+
+        def both(mlp):
+            return lambda: torch.autograd.grad(mlp(), [self.x, self.w1, self.w2], self.grad_y)
+
+        mlps = {"torch": self.torch_mlp, "moire": self.moire_mlp}
+        table = {("forward", k): (forward(m), self.flop) for k, m in mlps.items()}
+        return table | {("forward+backward", k): (both(m), 3 * self.flop) for k, m in mlps.items()}
+
+    def relative_difference(self):
+        """Largest difference of results and gradients, relative to the largest value of each."""
+        worst = 0.0
+        for mlp_out, torch_out in zip(self.results(self.moire_mlp), self.results(self.torch_mlp)):
+            scale = torch_out.float().abs().max().item()
+            worst = max(worst, (mlp_out.float() - torch_out.float()).abs().max().item() / scale)
+        return worst
+
+    def results(self, mlp):
+        y = mlp()
+        return [y.detach(), *torch.autograd.grad(y, [self.x, self.w1, self.w2], self.grad_y)]
+
+
+def time_interleaved(variants, seconds, progress):
+    """Rounds in which every variant runs once: until `seconds` per variant are spent, and at least
+    three unless a round is very slow."""
+    samples = {key: [] for key in variants}
+    for run, _ in variants.values():
+        run()  # warm-up
+    start = time.perf_counter()
+    while True:
+        for key, (run, _) in variants.items():
+            begin = time.perf_counter()
+            run()
+            samples[key].append(time.perf_counter() - begin)
+        rounds, spent = len(samples[next(iter(samples))]), time.perf_counter() - start
+        progress(f"round {rounds}, {spent:.0f} s")
+        budget = seconds * len(variants)
+        if spent > budget and (rounds >= 3 or spent > 5 * budget):
+            return samples
+
+
+def percentile(values, share):
+    values = sorted(values)
+    return values[min(len(values) - 1, round(share * (len(values) - 1)))]
+
+
+def summarise(shape, dtype, which, variants, samples, difference):
+    ours, theirs = samples[which, "moire"], samples[which, "torch"]
+    ratios = [t / m for m, t in zip(ours, theirs)]
+    flop = variants[which, "moire"][1]
+    return {
+        "shape": shape,
+        "dtype": dtype,
+        "pass": which,
+        "moire_gflops": flop / statistics.median(ours) / 1e9,
+        "torch_gflops": flop / statistics.median(theirs) / 1e9,
+        "ratio": statistics.median(ratios),
+        "ratio_p10": percentile(ratios, 0.1),
+        "ratio_p90": percentile(ratios, 0.9),
+        "relative_difference": difference,
+        "moire_seconds": ours,
+        "torch_seconds": theirs,
+    }
+
+
+def machine(threads):
+    with open("/proc/cpuinfo") as info:
+        names = [line.split(": ")[1].strip() for line in info if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "threads": threads,
+        "torch": torch.__version__,
+        "torch_simd": torch.backends.cpu.get_cpu_capability(),
+        "torch_has_bf16_instructions": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        "moire": moire.info(),
+    }
+
+
+def print_row(row):
+    print(
+        f"{row['shape']:<10} {row['dtype']} {row['pass']:<17}"
+        f" moire {row['moire_gflops']:7.1f} GFLOP/s   torch {row['torch_gflops']:7.1f}"
+        f"   ratio {row['ratio']:6.2f} [{row['ratio_p10']:.2f}, {row['ratio_p90']:.2f}]"
+        f"   difference {row['relative_difference']:.1e}",
+        flush=True,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=3.0, help="time per variant")
+    parser.add_argument("--json", help="write machine, protocol, rows and all samples to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    facts = machine(args.threads)
+    print(f"{facts['processor']}, {args.threads} threads, torch {torch.__version__}")
+
+    rows = []
+    for shape in args.shapes:
+        for dtype in args.dtypes:
+
+            def progress(text, label=f"{shape} {dtype}"):
+                if sys.stderr.isatty():
+                    print(f"\r{label}: {text}\033[K", end="", file=sys.stderr, flush=True)
+
+            problem = Problem(shape, DTYPES[dtype])
+            difference = problem.relative_difference()
+            variants = problem.variants()
+            samples = time_interleaved(variants, args.seconds, progress)
+            if sys.stderr.isatty():
+                print("\r\033[K", end="", file=sys.stderr)
+            for which in ("forward", "forward+backward"):
+                rows.append(summarise(shape, dtype, which, variants, samples, difference))
+                print_row(rows[-1])
+    if args.json:
+        report = {"command": " ".join(sys.argv), "machine": facts, "rows": rows}
+        with open(args.json, "w") as out:
+            json.dump(report, out, indent=1)
+
+
+if __name__ == "__main__":
+    main()
