@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The whole expert MLP: moire against a loop of F.linear over experts, in one process, same tensors.
+"""The whole expert MLP: moire against a loop of F.linear over experts, in one process.
 
 The loop is PyTorch's fast form: weights unbound once, one F.linear per expert, chunk, silu, one
 concatenation. Rounds of the variants are interleaved, so that a drift of the machine meets all of
