@@ -1,0 +1,140 @@
+#include "tests/support/mlp_problem.h"
+
+#include <cmath>
+#include <utility>
+
+namespace moire::test {
+namespace {
+
+// Gathered rows come from a table of this many tokens.
+constexpr int64_t kTokens = 6;
+
+// FP64 problems are FP64 throughout; otherwise probs and their gradients are FP32 and weight
+// gradients have their own type.
+DType unless_fp64(DType dtype, DType otherwise) {
+  return dtype == DType::kFP64 ? DType::kFP64 : otherwise;
+}
+
+TestTensor ragged_input(const MlpOptions& o, const Batch& batch, bool gathered, Random& random) {
+  TestTensor t(o.dtype, {gathered ? kTokens : batch.capacity(), o.hidden});
+  return t.randomize_rows(random, gathered ? kTokens : batch.rows());
+}
+
+TestTensor row_indices(const MlpOptions& o, const Batch& batch, Random& random) {
+  std::vector<int64_t> rows(static_cast<size_t>(batch.capacity()), -1);
+  for (int64_t i = 0; i < batch.rows(); ++i) {
+    rows[static_cast<size_t>(i)] = random.integer(0, kTokens - 1);
+  }
+  return index_tensor(o.index_type, rows);
+}
+
+template <class T>
+T accumulated(T gradient, const MlpOptions& o, Random& random) {
+  if (o.accumulate) gradient.randomize(random);
+  return gradient;
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const MlpOptions& o) {
+  out << o.ragged << " hidden " << o.hidden << " width " << o.width << " " << dtype_name(o.dtype)
+      << " activation " << o.activation.kind << " block " << o.layout.block << " order "
+      << o.layout.order << " gradients " << dtype_name(o.gradient_type);
+  const std::pair<bool, const char*> flags[] = {{o.w1_layout == MOIRE_IN_OUT, " w1[in,out]"},
+                                                {o.w2_layout == MOIRE_IN_OUT, " w2[in,out]"},
+                                                {o.listed, " listed"},
+                                                {o.with_b1, " b1"},
+                                                {o.with_b2, " b2"},
+                                                {o.with_probs, " probs"},
+                                                {o.gathered, " gathered"},
+                                                {o.gathered_grad_y, " gathered_grad_y"},
+                                                {o.accumulate, " accumulate"},
+                                                {o.saves_act, " saves_act"}};
+  for (const auto& [is_set, name] : flags) out << (is_set ? name : "");
+  return out;
+}
+
+MlpProblem::MlpProblem(const MlpOptions& o, Random& random) : options(o), batch(o.ragged) {
+  const int64_t num_groups = batch.num_groups(), capacity = batch.capacity();
+  const int64_t hidden = o.hidden, width = o.width;
+  const DType fp32 = unless_fp64(o.dtype, DType::kFP32);
+  const DType gradient = unless_fp64(o.dtype, o.gradient_type);
+  x = ragged_input(o, batch, o.gathered, random);
+  if (o.gathered) row_idx = row_indices(o, batch, random);
+  grad_y = ragged_input(o, batch, o.gathered_grad_y, random);
+  w1 = TestWeight(o.dtype, num_groups, 2 * width, hidden, o.w1_layout, o.listed);
+  w1.randomize(random, 1 / std::sqrt(static_cast<double>(hidden)));
+  w2 = TestWeight(o.dtype, num_groups, hidden, width, o.w2_layout, o.listed);
+  w2.randomize(random, 1 / std::sqrt(static_cast<double>(width)));
+  if (o.with_b1) b1 = TestTensor(o.dtype, {num_groups, 2 * width}).randomize(random);
+  if (o.with_b2) b2 = TestTensor(o.dtype, {num_groups, hidden}).randomize(random);
+  if (o.with_probs) probs = TestTensor(fp32, {capacity}).randomize_rows(random, batch.rows());
+  z = TestTensor(o.dtype, {capacity, 2 * width});
+  act = TestTensor(o.dtype, {capacity, width});
+  y = TestTensor(o.dtype, {capacity, hidden});
+  grad_z = z;
+  grad_x = TestTensor(o.dtype, {capacity, hidden});
+  grad_probs = TestTensor(fp32, {capacity});
+  grad_w1 = accumulated(TestWeight(gradient, num_groups, 2 * width, hidden, o.w1_layout, o.listed),
+                        o, random);
+  grad_w2 = accumulated(TestWeight(gradient, num_groups, hidden, width, o.w2_layout, o.listed), o,
+                        random);
+  grad_b1 = accumulated(TestTensor(gradient, {num_groups, 2 * width}), o, random);
+  grad_b2 = accumulated(TestTensor(gradient, {num_groups, hidden}), o, random);
+}
+
+GroupedMlpArgs MlpProblem::forward() const {
+  GroupedMlpArgs args;
+  args.x = x;
+  args.row_idx = row_idx;
+  args.w1 = w1;
+  args.b1 = b1;
+  args.w2 = w2;
+  args.b2 = b2;
+  args.probs = probs;
+  args.groups = batch.groups();
+  args.activation = options.activation;
+  args.layout = options.layout;
+  args.tail = options.tail;
+  args.z = z;
+  if (options.saves_act) args.act = act;
+  args.y = y;
+  return args;
+}
+
+GroupedMlpBackwardArgs MlpProblem::backward(const MlpNeeds& needs) const {
+  GroupedMlpBackwardArgs args;
+  args.x = x;
+  args.row_idx = row_idx;
+  args.gathered_grad_y = options.gathered_grad_y ? 1 : 0;
+  args.w1 = w1;
+  args.w2 = w2;
+  args.b2 = b2;
+  args.probs = probs;
+  args.groups = batch.groups();
+  args.activation = options.activation;
+  args.layout = options.layout;
+  args.tail = options.tail;
+  args.z = z;
+  if (options.saves_act) args.act = act;
+  args.act_is_saved = options.saves_act ? 1 : 0;
+  args.grad_y = grad_y;
+  if (needs.x) args.grad_x = grad_x;
+  if (needs.w1) args.grad_w1 = grad_w1;
+  if (needs.w2) args.grad_w2 = grad_w2;
+  if (needs.b1 && options.with_b1) args.grad_b1 = grad_b1;
+  if (needs.b2 && options.with_b2) args.grad_b2 = grad_b2;
+  if (needs.probs && options.with_probs) args.grad_probs = grad_probs;
+  args.beta_w1 = args.beta_w2 = args.beta_bias = options.accumulate ? 1 : 0;
+  return args;
+}
+
+bool MlpProblem::is_undamaged() const {
+  for (const TestTensor* t : {&x, &row_idx, &b1, &b2, &probs, &grad_y, &z, &act, &y, &grad_z,
+                              &grad_x, &grad_b1, &grad_b2, &grad_probs}) {
+    if (!t->is_undamaged()) return false;
+  }
+  return w1.is_undamaged() && w2.is_undamaged() && grad_w1.is_undamaged() && grad_w2.is_undamaged();
+}
+
+}  // namespace moire::test
