@@ -1,17 +1,65 @@
-// Scaffold: validation and dispatch of splits_to_offsets.
-#include <moire/glu.h>
-#include <moire/grouped_gemm.h>
-#include <moire/routing.h>
+// Validation and dispatch of splits_to_offsets.
+#include <moire/groups.h>
 
 #include "ops/dispatch.h"
 
 namespace moire {
+namespace {
+
+ArgumentCheck check_arguments(const Context& context, const SplitsToOffsetsArgs& args,
+                              ArgumentCheck::Purpose purpose) {
+  ArgumentCheck check("splits_to_offsets", context, purpose);
+  const TensorView splits(args.splits);
+  check.enumerator("kind", args.kind, 3);
+  if (!check.ranked("splits", splits, kIndexTypes, 1)) return check;
+  const bool with_zero = args.kind == MOIRE_OFFSETS;
+  check.require(!with_zero || splits.shape[0] > 0,
+                "splits has 0 entries, offsets need at least 1 (the leading zero)");
+  check.require(args.capacity >= -1, "capacity is ", args.capacity,
+                ", must be a number of rows, or -1 (not checked)");
+  check.require(args.num_outputs >= 0, "num_outputs is ", args.num_outputs,
+                ", must not be negative");
+  check.require(args.outputs != nullptr || args.num_outputs == 0,
+                "outputs is null but num_outputs is ", args.num_outputs);
+  const int64_t num_groups = splits.shape[0] - (with_zero ? 1 : 0);
+  for (int64_t i = 0; check.ok() && i < args.num_outputs; ++i) {
+    const moire_offsets_output& output = args.outputs[i];
+    const std::string name = concat("outputs[", i, "].offsets");
+    const bool short_form = output.no_leading_zero != 0;
+    check.tensor(name, output.offsets, kIndexTypes,
+                 {{short_form ? "G" : "G + 1", num_groups + (short_form ? 0 : 1)}});
+    check.require(output.multiplier >= 0, "outputs[", i, "].multiplier is ", output.multiplier,
+                  ", must not be negative");
+    check.disjoint(name, output.offsets, "splits", splits);
+    for (int64_t j = 0; check.ok() && j < i; ++j) {
+      check.disjoint(name, output.offsets, concat("outputs[", j, "].offsets"),
+                     args.outputs[j].offsets);
+    }
+  }
+  return check;
+}
+
+Cost cost_of(const SplitsToOffsetsArgs& args) {
+  Cost cost{concat(to_string(args.splits), " to ", args.num_outputs, " arrays"),
+            bytes_of(args.splits), 0};
+  for (int64_t i = 0; i < args.num_outputs; ++i) {
+    cost.bytes_written += bytes_of(args.outputs[i].offsets);
+  }
+  return cost;
+}
+
+}  // namespace
 
 Status splits_to_offsets(const Context& context, const SplitsToOffsetsArgs& args) {
-  return dispatch(context, "splits_to_offsets", args, args.workspace, [] { return Cost{}; });
+  MOIRE_RETURN_IF_ERROR(check_arguments(context, args, ArgumentCheck::Purpose::kRun).status());
+  return dispatch(context, "splits_to_offsets", args, args.workspace,
+                  [&] { return cost_of(args); });
 }
+
 Status splits_to_offsets_workspace(const Context& context, const SplitsToOffsetsArgs& args,
                                    size_t* bytes) {
+  MOIRE_RETURN_IF_ERROR(
+      check_arguments(context, args, ArgumentCheck::Purpose::kSizeWorkspace).status());
   return size_workspace(context, "splits_to_offsets", args, bytes);
 }
 
