@@ -1,3 +1,4 @@
+// The README's C++ example: one grouped MLP, forward, on the CPU.
 #include <moire/buffer.h>
 #include <moire/grouped_mlp.h>
 

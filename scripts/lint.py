@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""House rules that no compiler checks: scripts/lint.py [ROOT].
+
+Prints `file:line: what` per finding and exits 1 if there are any. Rules: which layer may include
+what (docs/architecture.md), no disabled or commented-out code, every to-do names an issue, at most
+500 lines a file and 100 columns a line, a comment at the top that says what the file is. The rules
+are data below; tests/lint proves that each one fires.
+"""
+
+import pathlib
+import re
+import sys
+from dataclasses import dataclass
+
+MAX_LINES = 500
+MAX_COLUMNS = 100
+
+# Findings that are right the way they are: (file, rule) -> reason.
+EXEMPT = {("include/moire.h", "length"): "the C contract is one header that cffi parses"}
+
+ROOTS = ("include", "src", "reference", "tools", "tests", "python", "examples", "scripts")
+CPP = {".h", ".hpp", ".cpp", ".c", ".cu", ".cuh"}
+PYTHON = {".py"}
+
+# ---- layers: what may include what ----
+
+STD = r"<[a-z0-9_]+>"
+C_STD = r"<(stdint|stddef|stdio|stdlib|string)\.h>"
+POSIX = r"<(unistd|sched|pthread|fcntl|dlfcn|signal)\.h>|<sys/[a-z]+\.h>"
+INTRINSICS = r"<[a-z]mmintrin\.h>|<immintrin\.h>|<cpuid\.h>"
+PUBLIC = r"<moire\.h>|<moire/[a-z_]+\.h>"
+CORE = r'"core/'
+IMPLEMENTATION = r'"backend/(implementation|device)\.h"'
+CUDA = r"<(cuda|cub|cooperative_groups|nvtx3|cute|cutlass)"
+JSON = r"<nlohmann/json\.hpp>"
+
+# The first row whose prefix the file has decides; an include must match one of its patterns.
+LAYERS = (
+    ("include/moire.h", (r"<(stddef|stdint)\.h>",)),
+    ("include/moire/", (STD, PUBLIC)),
+    ("src/core/", (STD, POSIX, INTRINSICS, PUBLIC, CORE)),
+    (
+        "src/backend/cpu/",
+        (STD, POSIX, INTRINSICS, PUBLIC, CORE, IMPLEMENTATION, r'"backend/cpu/', r"<hwy/"),
+    ),
+    ("src/backend/cuda/ptx/", (STD, PUBLIC, CORE, CUDA, r'"backend/cuda/ptx/')),
+    ("src/backend/cuda/device/", (STD, PUBLIC, CORE, CUDA, r'"backend/cuda/(ptx|device)/')),
+    ("src/backend/cuda/", (STD, PUBLIC, CORE, CUDA, IMPLEMENTATION, r'"backend/cuda/')),
+    # The registry names each backend's implementations and includes nothing else of it.
+    (
+        "src/backend/",
+        (STD, PUBLIC, CORE, IMPLEMENTATION, r'"backend/[a-z]+/(implementations|simd)\.h"'),
+    ),
+    ("src/ops/", (STD, PUBLIC, CORE, IMPLEMENTATION, r'"ops/')),
+    ("src/mlp/", (STD, PUBLIC, CORE, r'"mlp/')),
+    ("src/checkpoint/", (STD, POSIX, PUBLIC, CORE, JSON, r'"checkpoint/')),
+    ("src/parallel/nccl", (STD, POSIX, PUBLIC, CORE, CUDA, r"<nccl\.h>", r'"parallel/')),
+    ("src/parallel/", (STD, PUBLIC, CORE, r'"parallel/')),
+    # The words of its error messages are all it takes from core.
+    ("src/capi/", (STD, PUBLIC, r'"core/format\.h"', r'"capi/')),
+    # Shares no code with what it judges: tensor views, and nothing of src/.
+    ("reference/", (STD, r"<moire\.h>", r"<moire/tensor\.h>", r'"reference/')),
+    ("tools/moire/cuda_timing", (STD, PUBLIC, CUDA, r'"[a-z_]+\.h"')),
+    (
+        "tools/",
+        (STD, POSIX, PUBLIC, JSON, r"<CLI/", r"<cblas\.h>", r'"reference/', r'"[a-z_]+\.h"'),
+    ),
+    ("examples/", (STD, C_STD, PUBLIC)),
+    ("python/", (PUBLIC,)),
+    ("tests/", (r".",)),
+)
+
+# The public headers in the order in which they may include each other.
+PUBLIC_ORDER = (
+    *("status", "explain", "context", "tensor", "groups", "buffer"),
+    *("glu", "grouped_gemm", "routing", "grouped_mlp"),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    path: str
+    line: int
+    rule: str
+    text: str
+
+    def __str__(self):
+        return f"{self.path}:{self.line}: {self.text} [{self.rule}]"
+
+
+def check_includes(path, lines):
+    allowed = next((patterns for prefix, patterns in LAYERS if path.startswith(prefix)), None)
+    for number, line in enumerate(lines, 1):
+        match = re.match(r'\s*#\s*include\s+(<[^>]+>|"[^"]+")', line)
+        if not match:
+            continue
+        included = match.group(1)
+        if allowed is None:
+            yield Finding(
+                path,
+                number,
+                "layer",
+                "this folder has no row in the table of layers in scripts/lint.py",
+            )
+            return
+        if not any(re.match(pattern, included) for pattern in allowed):
+            yield Finding(path, number, "layer", f"must not include {included}")
+        public = re.match(r"<moire/(\w+)\.h>", included)
+        if path.startswith("include/moire/") and public:
+            yield from check_order(path, number, public.group(1))
+
+
+def check_order(path, number, included):
+    here = pathlib.PurePath(path).stem
+    for name in (here, included):
+        if name not in PUBLIC_ORDER:
+            yield Finding(
+                path, number, "layer", f"{name}.h is not in PUBLIC_ORDER of scripts/lint.py"
+            )
+            return
+    if PUBLIC_ORDER.index(included) >= PUBLIC_ORDER.index(here):
+        yield Finding(
+            path,
+            number,
+            "layer",
+            f"<moire/{included}.h> does not come before {here}.h in PUBLIC_ORDER",
+        )
+
+
+def check_disabled_code(path, lines):
+    for number, line in enumerate(lines, 1):
+        if re.match(r"\s*#\s*if\s+(0|false)\b", line):
+            yield Finding(path, number, "disabled", "#if 0: delete the code, git remembers it")
+
+
+# Formulas in comments are set in columns, further in than this.
+MAX_COMMENTED_INDENT = 6
+
+# What a line of C++ looks like after `//`: a statement, a declaration or a directive.
+CPP_CODE = re.compile(
+    r"""^( \#\s*(include|define|if|ifdef|endif|pragma)\b
+        | (if|for|while|switch)\s*\(.*\)\s*(\{|.*;)?$
+        | (return|break|continue|throw|delete)\b[^.]*;$
+        | (const\s+|auto\s+|static\s+|constexpr\s+)?[\w:<>,\*&]+\s+\w+\s*(=|\{)[^.].*;$
+        | [\w:\.\[\]]+(->[\w:]+)*\s*(=|\+=|-=)\s*[^=].*;$
+        | [\w:\.]+(->[\w:]+)*(<[\w:, ]+>)?\(.*\);$
+        | \}\s*(else.*)?$ )""",
+    re.VERBOSE,
+)
+PYTHON_CODE = re.compile(
+    r"""^( import\s+\w+$ | from\s+[\w.]+\s+import\b
+        | (if|for|while|with|def|class)\b.*:$
+        | return\s+\w+(\(.*\))?$ | print\(.*\)$ | assert\s+\w
+        | [\w.\[\]]+\s*=\s*[\w.]+\(.*\)$ )""",
+    re.VERBOSE,
+)
+
+
+def check_commented_code(path, lines):
+    marker, code = ("//", CPP_CODE) if pathlib.PurePath(path).suffix in CPP else ("#", PYTHON_CODE)
+    for number, line in enumerate(lines, 1):
+        comment = re.match(rf"\s*{marker}+!? {{0,{MAX_COMMENTED_INDENT}}}(?! )(.*)", line)
+        if comment and code.match(comment.group(1).strip()):
+            yield Finding(path, number, "commented-out", "commented-out code: delete it")
+
+
+TO_DO, FIX_ME = "TO" + "DO", "FIX" + "ME"  # in two parts, so that this file passes
+
+
+def check_todo(path, lines):
+    for number, line in enumerate(lines, 1):
+        marked = re.search(rf"\b({TO_DO}|{FIX_ME})\b", line)
+        if marked and not re.search(rf"\b{TO_DO}\(#\d+\)", line):
+            yield Finding(path, number, "todo", f"needs an issue number: {TO_DO}(#12)")
+
+
+def check_size(path, lines):
+    if len(lines) > MAX_LINES:
+        yield Finding(path, len(lines), "length", f"{len(lines)} lines, at most {MAX_LINES}")
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_COLUMNS:
+            yield Finding(path, number, "columns", f"{len(line)} columns, at most {MAX_COLUMNS}")
+
+
+def check_header(path, lines, has_header_file):
+    """A .cpp that implements a header of its name is described there."""
+    if has_header_file or not lines:
+        return
+    first = next((line for line in lines if line.strip() and not line.startswith("#!")), "")
+    directive = re.match(r"#\s*(include|pragma|if|ifndef|define)\b", first)
+    if directive or not first.startswith(("//", "/*", "#", '"""', 'r"""')):
+        yield Finding(path, 1, "header", "starts without a comment that says what this file is")
+
+
+def lint_file(path, text, has_header_file=False):
+    """Findings of one file; `path` is relative to the project, with forward slashes."""
+    lines = text.splitlines()
+    findings = []
+    if pathlib.PurePath(path).suffix in CPP:
+        findings += [*check_includes(path, lines), *check_disabled_code(path, lines)]
+    findings += [
+        *check_commented_code(path, lines),
+        *check_todo(path, lines),
+        *check_size(path, lines),
+    ]
+    findings += check_header(path, lines, has_header_file)
+    return [f for f in findings if (f.path, f.rule) not in EXEMPT]
+
+
+def sources(root):
+    for folder in ROOTS:
+        for path in sorted((root / folder).rglob("*")):
+            generated = {"build", "__pycache__"} & set(path.relative_to(root).parts)
+            if path.suffix in CPP | PYTHON and not generated:
+                yield path
+
+
+def main(arguments):
+    root = pathlib.Path(arguments[1]) if len(arguments) > 1 else pathlib.Path(__file__).parents[1]
+    root = root.resolve()
+    findings, count = [], 0
+    for path in sources(root):
+        count += 1
+        public = root / "include" / "moire" / f"{path.stem}.h"
+        own = path.with_suffix(".h")
+        has_header_file = path.suffix in {".cpp", ".cu"} and (own.exists() or public.exists())
+        text = path.read_text(encoding="utf-8")
+        findings += lint_file(path.relative_to(root).as_posix(), text, has_header_file)
+    for finding in findings:
+        print(finding)
+    print(
+        f"lint: {len(findings)} findings in {count} files"
+        if findings
+        else f"lint: {count} files are clean"
+    )
+    return 1 if findings or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,131 @@
+"""Every rule of scripts/lint.py fires on a bad snippet and stays silent on a good one."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import lint  # noqa: E402
+
+HEADER = "// A file.\n"
+TO_DO, FIX_ME = "TO" + "DO", "FIX" + "ME"  # in two parts, so that this file passes
+
+
+def rules(path, text, has_header_file=False):
+    return [f.rule for f in lint.lint_file(path, text, has_header_file)]
+
+
+class Lint(unittest.TestCase):
+    def test_layers_refuse_what_their_row_forbids(self):
+        for path, include in [
+            ("include/moire.h", "<string>"),
+            ("include/moire/tensor.h", "<cuda_runtime.h>"),
+            ("include/moire/tensor.h", "<Python.h>"),
+            ("include/moire/tensor.h", "<moire/groups.h>"),
+            ("include/moire/surprise.h", "<moire/status.h>"),
+            ("src/core/format.h", '"ops/dispatch.h"'),
+            ("src/backend/implementation.h", '"ops/dispatch.h"'),
+            ("src/backend/cpu/glu.cpp", '"backend/cuda/device.h"'),
+            ("src/backend/cuda/sm90/glu.cu", '"backend/cpu/convert-inl.h"'),
+            ("src/backend/cuda/device/ring.h", '"backend/cuda/runtime/launch.h"'),
+            ("src/ops/glu.cpp", '"backend/cpu/implementations.h"'),
+            ("src/mlp/grouped_mlp.cpp", '"backend/implementation.h"'),
+            ("src/mlp/grouped_mlp.cpp", '"ops/dispatch.h"'),
+            ("src/parallel/local.cpp", "<nccl.h>"),
+            ("src/capi/ops.cpp", '"core/tensor.h"'),
+            ("reference/glu.cpp", '"core/float_formats.h"'),
+            ("reference/glu.cpp", "<moire/glu.h>"),
+            ("tools/moire/main.cpp", '"core/format.h"'),
+            ("tools/moire/main.cpp", "<cuda_runtime.h>"),
+            ("src/ops/glu.cpp", '"tests/support/random.h"'),
+            ("examples/demo.cpp", '"core/format.h"'),
+            ("src/new_layer/x.cpp", "<vector>"),
+        ]:
+            with self.subTest(path=path, include=include):
+                self.assertEqual(rules(path, f"{HEADER}#include {include}\n"), ["layer"])
+
+    def test_layers_allow_what_their_row_allows(self):
+        for path, include in [
+            ("include/moire.h", "<stdint.h>"),
+            ("include/moire/groups.h", "<moire/tensor.h>"),
+            ("src/backend/cpu/glu.cpp", "<hwy/highway.h>"),
+            ("src/ops/glu.cpp", '"backend/implementation.h"'),
+            ("src/parallel/nccl_communicator.cpp", "<nccl.h>"),
+            ("reference/glu.cpp", '"reference/tensor.h"'),
+            ("tools/moire/check.cpp", '"reference/glu.h"'),
+            ("tests/ops/glu_test.cpp", '"core/format.h"'),
+        ]:
+            with self.subTest(path=path, include=include):
+                self.assertEqual(rules(path, f"{HEADER}#include {include}\n"), [])
+
+    def test_disabled_code(self):
+        self.assertEqual(rules("src/core/x.cpp", HEADER + "#if 0\n#endif\n"), ["disabled"])
+        self.assertEqual(rules("src/core/x.cpp", HEADER + "#if MOIRE_X\n#endif\n"), [])
+
+    def test_commented_out_code(self):
+        for line in [
+            "// int x = 3;",
+            "  // return status;",
+            "// check.tensor(name, t, dtypes, shape);",
+            "//   p->count += 1;",
+            "// for (int i = 0; i < n; ++i) {",
+            "// if (x) return 1;",
+            '// #include "core/format.h"',
+            "// } else {",
+            "// std::vector<int> rows{1, 2};",
+        ]:
+            with self.subTest(line=line):
+                self.assertEqual(rules("src/core/x.cpp", f"{HEADER}{line}\n"), ["commented-out"])
+        for line in ["# print(x)", "# x = f(y)", "# import os", "    # for i in range(3):"]:
+            with self.subTest(line=line):
+                self.assertEqual(rules("python/x.py", f'"""X."""\n{line}\n'), ["commented-out"])
+
+    def test_prose_and_formulas_are_not_code(self):
+        for line in [
+            "// Rows of group g: d_i = a_i * op(b_g) + bias;",
+            "// for gate and up, in that order; the rest follows",
+            "// returns the first error;",
+            "// act = glu(z) * probs, in FP32, rounded once.",
+            "//                 l = clamp(b, -limit, limit) + offset;",
+        ]:
+            with self.subTest(line=line):
+                self.assertEqual(rules("src/core/x.cpp", f"{HEADER}{line}\n"), [])
+
+    def test_to_do_needs_an_issue(self):
+        self.assertEqual(rules("src/core/x.cpp", f"{HEADER}// {TO_DO}: faster\n"), ["todo"])
+        self.assertEqual(rules("src/core/x.cpp", f"{HEADER}// {FIX_ME}: slow\n"), ["todo"])
+        self.assertEqual(rules("src/core/x.cpp", f"{HEADER}// {TO_DO}(#7): faster\n"), [])
+
+    def test_length_and_columns(self):
+        self.assertEqual(rules("src/core/x.cpp", HEADER + "\n" * 500), ["length"])
+        self.assertEqual(rules("src/core/x.cpp", HEADER + "\n" * 499), [])
+        self.assertEqual(rules("src/core/x.cpp", HEADER + "x" * 101), ["columns"])
+        self.assertEqual(rules("src/core/x.cpp", HEADER + "x" * 100), [])
+
+    def test_file_header(self):
+        self.assertEqual(rules("src/core/x.h", "#pragma once\n"), ["header"])
+        self.assertEqual(rules("src/core/x.cpp", "#include <vector>\n"), ["header"])
+        self.assertEqual(rules("src/core/x.cpp", "#include <vector>\n", has_header_file=True), [])
+        self.assertEqual(rules("python/x.py", "import os\n"), ["header"])
+        self.assertEqual(rules("python/x.py", '#!/usr/bin/env python3\n"""X."""\n'), [])
+
+    def test_the_script_exits_1_and_names_file_and_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            bad = pathlib.Path(folder) / "src" / "core" / "x.cpp"
+            bad.parent.mkdir(parents=True)
+            bad.write_text(HEADER + "\n#if 0\n#endif\n")
+            command = [sys.executable, str(ROOT / "scripts" / "lint.py"), folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("src/core/x.cpp:3:", done.stdout)
+            bad.write_text(HEADER)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout), (0, "lint: 1 files are clean\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
