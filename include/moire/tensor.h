@@ -93,7 +93,7 @@ struct Weight : moire_weight {
   int64_t out_features() const { return tensor.shape[layout == MOIRE_OUT_IN ? 1 : 2]; }
   int64_t in_features() const { return tensor.shape[layout == MOIRE_OUT_IN ? 2 : 1]; }
   // The matrix of one group, [shape[1], shape[2]].
-  TensorView matrix(int64_t group) const;
+  MOIRE_API TensorView matrix(int64_t group) const;
 };
 static_assert(sizeof(Weight) == sizeof(moire_weight));
 

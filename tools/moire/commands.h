@@ -65,6 +65,7 @@ struct BenchOptions {
 int run_info(const InfoOptions& options);
 int run_problems(const ProblemsOptions& options);
 int run_explain(const ExplainOptions& options);
+int run_check(const CheckOptions& options);
 
 // A context as the options ask; UsageError with the library's sentence where there is none.
 Context open_context(const CommonOptions& options);

@@ -13,6 +13,29 @@ const char* const kProblemHelp =
     "a shipped name (qwen3_30b, or cpu:square for one line of it), a file, or a line of key=value "
     "words; `moire problems` lists them, `moire problems --fields` explains the format";
 
+void add_common(CLI::App& command, CommonOptions& options) {
+  command.add_flag("--json", options.json, "JSON on stdout, one object per line");
+  command.add_option("--device", options.device, "cpu or cuda")->capture_default_str();
+  command.add_option("--threads", options.threads, "CPU threads; 0 = one per core")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command.add_option("--implementation", options.implementation,
+                     "force this implementation by name (see `moire info`)");
+}
+
+void add_problems(CLI::App& command, ProblemOptions& options, bool required) {
+  auto* problems = command.add_option("PROBLEM", options.problems, kProblemHelp);
+  problems->required(required);
+  command.add_option("--set", options.settings, "KEY=VALUE, over every problem; may be repeated")
+      ->allow_extra_args(false);
+  command.add_option("--ops", options.ops, "run these ops of the problem's shape, as fc1,fc2,mlp")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_option("--dtype", options.dtypes, "run in these element types, as fp32,bf16")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+}
+
 void add_info(CLI::App& app, InfoOptions& options, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand("info", "Build, devices, and what each op has on each");
   command->add_flag("--json", options.common.json, "JSON on stdout");
@@ -33,6 +56,38 @@ void add_problem_list(CLI::App& app, ProblemsOptions& options, std::function<int
   command->callback([&] { run = [&] { return run_problems(options); }; });
 }
 
+void add_explain(CLI::App& app, ExplainOptions& options, std::function<int()>& run) {
+  CLI::App* command = app.add_subcommand(
+      "explain", "What a problem would run, and why nothing faster; runs nothing");
+  add_common(*command, options.common);
+  add_problems(*command, options.problems, true);
+  command->footer(
+      "Examples:\n"
+      "  moire explain qwen3_30b                          every step of the layer\n"
+      "  moire explain deepseek_v3 --dtype fp32 --json    the same as JSON\n"
+      "  moire explain \"op=fc1 groups=8 hidden=64 ffn=32 rows=100\"");
+  command->callback([&] { run = [&] { return run_explain(options); }; });
+}
+
+void add_check(CLI::App& app, CheckOptions& options, std::function<int()>& run) {
+  CLI::App* command = app.add_subcommand("check", "Problems against the scalar reference");
+  add_common(*command, options.common);
+  add_problems(*command, options.problems, false);
+  command->add_option("--random", options.random, "this many random ragged problems as well")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--seed", options.seed, "of the random problems")->capture_default_str();
+  command->add_flag("--verbose", options.verbose, "every output of every problem");
+  command->footer(
+      "Errors are in units of the bound that theory gives each element: 1 is the largest that\n"
+      "passes. A failing problem is printed as a line; `moire check \"LINE\"` runs exactly it.\n\n"
+      "Examples:\n"
+      "  moire check tiny tails                          every option, every awkward size\n"
+      "  moire check --random 2000 --seed 7              random problems over all ops\n"
+      "  moire check --random 500 --ops fc1,mlp --dtype bf16\n"
+      "  moire check qwen3_30b --set rows=64 --set groups=4");
+  command->callback([&] { run = [&] { return run_check(options); }; });
+}
+
 int parse_and_run(int argc, char** argv) {
   CLI::App app("moire: the grouped MLP of mixture-of-experts models, on the command line", "moire");
   app.set_version_flag("--version", std::string("moire ") + MOIRE_VERSION_STRING);
@@ -42,9 +97,13 @@ int parse_and_run(int argc, char** argv) {
       "Data goes to stdout, progress and errors to stderr. `moire COMMAND --help` has examples.");
   InfoOptions info;
   ProblemsOptions problems;
+  ExplainOptions explain;
+  CheckOptions check;
   std::function<int()> run;
   add_info(app, info, run);
   add_problem_list(app, problems, run);
+  add_explain(app, explain, run);
+  add_check(app, check, run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

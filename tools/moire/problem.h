@@ -48,6 +48,8 @@ struct Problem {
   bool gather = false;
   bool in_out = false;    // weights are [G, in, out]
   bool listed = false;    // weights are a list of G matrices
+  bool sigmoid = false;   // router: scores are sigmoids, not a softmax
+  bool normalize = true;  // router: weights of a token sum to 1
   bool save_act = false;  // mlp: the forward keeps act for the backward
   bool keep_tail = false;
   int beta = 0;  // 0 overwrite, 1 accumulate, 2 by turns

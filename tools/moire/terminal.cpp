@@ -75,8 +75,13 @@ std::string Table::to_string() const {
 Progress::Progress(std::string label, int64_t total)
     : label_(std::move(label)), total_(total), is_terminal_(isatty(STDERR_FILENO) != 0) {}
 
-Progress::~Progress() {
-  if (is_terminal_ && last_shown_ >= 0) std::fputs("\r\033[K", stderr);
+Progress::~Progress() { clear(); }
+
+void Progress::clear() {
+  if (!is_terminal_ || last_shown_ < 0) return;
+  std::fputs("\r\033[K", stderr);
+  std::fflush(stderr);
+  last_shown_ = -1;
 }
 
 void Progress::show(int64_t done, const std::string& note) {

@@ -34,6 +34,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
   void show(int64_t done, const std::string& note = "");
+  // Makes room for a line of output; the next show() draws again.
+  void clear();
 
  private:
   std::string label_;

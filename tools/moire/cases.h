@@ -1,0 +1,65 @@
+// A case: the library calls that a problem's op makes, on operands, with what the reference says of
+// their results. Explain, check and bench run the same cases.
+#pragma once
+
+#include <moire/context.h>
+#include <moire/tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comparison.h"
+#include "operands.h"
+
+namespace moire::tool {
+
+struct Call {
+  std::string entry;  // "grouped_gemm"
+  // Null where the entry takes no workspace.
+  std::function<Status(const Context&, size_t*)> workspace;
+  std::function<Status(const Context&, Workspace)> run;
+  // Asked before the call, because accumulating outputs are inputs too; what it returns judges
+  // after.
+  using Judge = std::function<void(Comparison&)>;
+  std::function<Judge()> expect;
+  double flops = 0;         // of the rows in use
+  int64_t saved_bytes = 0;  // kept for a later call
+};
+
+struct Case {
+  std::vector<Call> calls;
+};
+
+// The operands outlive the case.
+Case make_case(Operands& operands);
+
+// One call of a case with its workspace; null functions and no workspace where an entry has none.
+template <class A>
+Call make_call(std::string entry, const A& args, Status (*run)(const Context&, const A&),
+               Status (*workspace)(const Context&, const A&, size_t*),
+               std::function<Call::Judge(const A&)> expect, double flops) {
+  Call call;
+  call.entry = std::move(entry);
+  call.run = [args, run](const Context& context, Workspace given) {
+    A filled = args;
+    if constexpr (requires { filled.workspace; }) filled.workspace = given;
+    return run(context, filled);
+  };
+  if (workspace != nullptr) {
+    call.workspace = [args, workspace](const Context& context, size_t* bytes) {
+      return workspace(context, args, bytes);
+    };
+  }
+  call.expect = [args, expect = std::move(expect)] { return expect(args); };
+  call.flops = flops;
+  return call;
+}
+
+// Of each kind of op; cases_*.cpp.
+Case make_gemm_case(Operands& operands);
+Case make_glu_case(Operands& operands);
+Case make_layer_case(Operands& operands);
+Case make_routing_case(Operands& operands);
+
+}  // namespace moire::tool

@@ -1,0 +1,178 @@
+// The grouped linear layer and the grouped MLP; a backward reads what its forward saved.
+#include <moire/grouped_mlp.h>
+
+#include "cases.h"
+#include "reference/grouped_mlp.h"
+
+namespace moire::tool {
+namespace {
+
+using TailRule = Comparison::TailRule;
+
+int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.type()); }
+
+double layer_flops(const Problem& p) {
+  return 6.0 * static_cast<double>(p.rows) * static_cast<double>(p.hidden) *
+         static_cast<double>(p.ffn);
+}
+
+int32_t tail_of(const Problem& p) { return p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO; }
+
+GroupedMlpArgs mlp_args(Operands& o, bool saves) {
+  const Problem& p = o.problem();
+  GroupedMlpArgs args;
+  args.x = o.gathered("x", p.hidden);
+  args.row_idx = o.row_idx();
+  args.w1 = o.weight("w1", 2 * p.ffn, p.hidden);
+  args.b1 = o.bias("b1", 2 * p.ffn);
+  args.w2 = o.weight("w2", p.hidden, p.ffn);
+  args.b2 = o.bias("b2", p.hidden);
+  args.probs = o.probs();
+  args.groups = o.groups();
+  args.activation = p.activation;
+  args.layout = p.layout;
+  args.tail = tail_of(p);
+  if (saves) args.z = o.output("z", p.dtype, {p.capacity(), 2 * p.ffn});
+  if (saves && p.save_act) args.act = o.output("act", p.dtype, {p.capacity(), p.ffn});
+  args.y = o.output("y", p.dtype, {p.capacity(), p.hidden});
+  return args;
+}
+
+Call mlp_forward(const Problem& p, const GroupedMlpArgs& args) {
+  Call call = make_call<GroupedMlpArgs>(
+      "grouped_mlp", args, grouped_mlp, grouped_mlp_workspace,
+      [](const GroupedMlpArgs& a) {
+        return [a, want = reference::grouped_mlp(a)](Comparison& c) {
+          c.ragged("y", a.y, want.y, c.tail_rule());
+          if (a.z.rank != 0) c.ragged("z", a.z, want.z, TailRule::kUntouched);
+          if (a.act.rank != 0) c.ragged("act", a.act, want.act, TailRule::kAnything);
+        };
+      },
+      layer_flops(p));
+  call.saved_bytes = bytes_of(args.z) + bytes_of(args.act);
+  return call;
+}
+
+GroupedMlpBackwardArgs mlp_backward_args(Operands& o, const GroupedMlpArgs& forward) {
+  const Problem& p = o.problem();
+  GroupedMlpBackwardArgs args;
+  args.x = forward.x;
+  args.row_idx = forward.row_idx;
+  args.gathered_grad_y = p.gather ? 1 : 0;
+  args.w1 = forward.w1;
+  args.w2 = forward.w2;
+  args.b2 = forward.b2;
+  args.probs = forward.probs;
+  args.groups = forward.groups;
+  args.activation = forward.activation;
+  args.layout = forward.layout;
+  args.tail = forward.tail;
+  args.z = forward.z;
+  args.act = forward.act;
+  args.act_is_saved = p.save_act ? 1 : 0;
+  args.grad_y = o.gathered("grad_y", p.hidden);
+  args.grad_x = o.output("grad_x", p.dtype, {p.capacity(), p.hidden});
+  args.grad_w1 = o.weight_gradient("grad_w1", 2 * p.ffn, p.hidden);
+  args.grad_w2 = o.weight_gradient("grad_w2", p.hidden, p.ffn);
+  args.beta_w1 = args.beta_w2 = args.beta_bias = p.beta == 1 ? 1 : 0;
+  args.beta_w1_per_group = args.beta_w2_per_group = o.beta_per_group();
+  if (p.bias) {
+    const bool adds = args.beta_bias != 0;
+    args.grad_b1 = o.accumulator("grad_b1", o.wgrad_dtype(), {p.groups, 2 * p.ffn}, adds);
+    args.grad_b2 = o.accumulator("grad_b2", o.wgrad_dtype(), {p.groups, p.hidden}, adds);
+  }
+  if (p.probs) args.grad_probs = o.output("grad_probs", DType::kFP32, {p.capacity()});
+  return args;
+}
+
+Call mlp_backward(const Problem& p, const GroupedMlpBackwardArgs& args) {
+  return make_call<GroupedMlpBackwardArgs>(
+      "grouped_mlp_backward", args, grouped_mlp_backward, grouped_mlp_backward_workspace,
+      [](const GroupedMlpBackwardArgs& a) {
+        return [a, want = reference::grouped_mlp_backward(a)](Comparison& c) {
+          c.ragged("grad_x", a.grad_x, want.grad_x, c.tail_rule());
+          c.weights("grad_w1", a.grad_w1, want.grad_w1);
+          c.weights("grad_w2", a.grad_w2, want.grad_w2);
+          if (a.grad_b1.rank != 0) c.per_group("grad_b1", a.grad_b1, want.grad_b1);
+          if (a.grad_b2.rank != 0) c.per_group("grad_b2", a.grad_b2, want.grad_b2);
+          if (a.grad_probs.rank != 0) {
+            c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
+          }
+        };
+      },
+      2 * layer_flops(p));
+}
+
+Call linear_forward(const Problem& p, const GroupedLinearArgs& args) {
+  return make_call<GroupedLinearArgs>(
+      "grouped_linear", args, grouped_linear, grouped_linear_workspace,
+      [](const GroupedLinearArgs& a) {
+        return [a, want = reference::grouped_linear(a)](Comparison& c) {
+          c.ragged("y", a.y, want, c.tail_rule());
+        };
+      },
+      layer_flops(p) * 2 / 3);
+}
+
+Call linear_backward(const Problem& p, const GroupedLinearBackwardArgs& args) {
+  return make_call<GroupedLinearBackwardArgs>(
+      "grouped_linear_backward", args, grouped_linear_backward, grouped_linear_backward_workspace,
+      [](const GroupedLinearBackwardArgs& a) {
+        return [a, want = reference::grouped_linear_backward(a)](Comparison& c) {
+          c.ragged("grad_x", a.grad_x, want.grad_x, c.tail_rule());
+          c.weights("grad_w", a.grad_w, want.grad_w);
+          if (a.grad_bias.rank != 0) c.per_group("grad_bias", a.grad_bias, want.grad_bias);
+          if (a.grad_scale.rank != 0) {
+            c.ragged("grad_scale", a.grad_scale, want.grad_scale, c.tail_rule());
+          }
+        };
+      },
+      2 * layer_flops(p) * 2 / 3);
+}
+
+// FC1's shape, with a per-row scale of the bias.
+Case linear_case(Operands& o) {
+  const Problem& p = o.problem();
+  GroupedLinearArgs args;
+  args.x = o.gathered("x", p.hidden);
+  args.row_idx = o.row_idx();
+  args.w = o.weight("w1", 2 * p.ffn, p.hidden);
+  args.bias = o.bias("b1", 2 * p.ffn);
+  if (p.bias) args.scale = o.probs();
+  args.y = o.output("y", p.dtype, {p.capacity(), 2 * p.ffn});
+  args.groups = o.groups();
+  args.tail = tail_of(p);
+  GroupedLinearBackwardArgs back;
+  back.x = args.x;
+  back.row_idx = args.row_idx;
+  back.gathered_grad_y = p.gather ? 1 : 0;
+  back.w = args.w;
+  back.bias = args.bias;
+  back.scale = args.scale;
+  back.grad_y = o.gathered("grad_y", 2 * p.ffn);
+  back.grad_x = o.output("grad_x", p.dtype, {p.capacity(), p.hidden});
+  back.grad_w = o.weight_gradient("grad_w1", 2 * p.ffn, p.hidden);
+  if (p.bias) {
+    back.grad_bias = o.accumulator("grad_b1", o.wgrad_dtype(), {p.groups, 2 * p.ffn}, p.beta != 0);
+    if (p.probs) back.grad_scale = o.output("grad_scale", DType::kFP32, {p.capacity()});
+  }
+  back.beta = p.beta == 1 ? 1 : 0;
+  back.beta_per_group = o.beta_per_group();
+  back.groups = args.groups;
+  back.tail = args.tail;
+  return {{linear_forward(p, args), linear_backward(p, back)}};
+}
+
+}  // namespace
+
+Case make_layer_case(Operands& operands) {
+  const Problem& p = operands.problem();
+  if (p.op == Op::kLinear) return linear_case(operands);
+  const bool trains = p.op == Op::kMlp;
+  const GroupedMlpArgs args = mlp_args(operands, trains);
+  Case out{{mlp_forward(p, args)}};
+  if (trains) out.calls.push_back(mlp_backward(p, mlp_backward_args(operands, args)));
+  return out;
+}
+
+}  // namespace moire::tool

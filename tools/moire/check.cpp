@@ -1,0 +1,216 @@
+// moire check: problems against the reference, shipped ones or random ones by the thousand.
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "case_runner.h"
+#include "commands.h"
+#include "problem_fields.h"
+#include "random_problem.h"
+#include "terminal.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A reference that computes in scalars gets through about this many products a second.
+constexpr double kReferenceRate = 1e8;
+constexpr double kPatience = 60;
+
+struct Totals {
+  int64_t passed = 0, failed = 0, unsupported = 0;
+  double max_error = 0, rms_error = 0;
+  std::map<std::string, int64_t> unsupported_reasons;
+};
+
+const char* word_of(Verdict::Kind kind) {
+  switch (kind) {
+    case Verdict::Kind::kPassed:
+      return "passed";
+    case Verdict::Kind::kFailed:
+      return "failed";
+    case Verdict::Kind::kUnsupported:
+      break;
+  }
+  return "unsupported";
+}
+
+Colour colour_of(Verdict::Kind kind) {
+  switch (kind) {
+    case Verdict::Kind::kPassed:
+      return Colour::kGreen;
+    case Verdict::Kind::kFailed:
+      return Colour::kRed;
+    case Verdict::Kind::kUnsupported:
+      break;
+  }
+  return Colour::kYellow;
+}
+
+Json to_json(const Problem& problem, const Verdict& verdict) {
+  Json out = {{"problem", to_line(problem)},
+              {"result", word_of(verdict.kind)},
+              {"max_error", verdict.max_error()},
+              {"rms_error", verdict.rms_error()},
+              {"calls", Json::array()}};
+  if (!verdict.reason.empty()) out["reason"] = verdict.reason;
+  for (const CallVerdict& call : verdict.calls) {
+    Json outputs = Json::array();
+    for (const OutputErrors& e : call.outputs) {
+      outputs.push_back({{"name", e.name},
+                         {"elements", e.elements},
+                         {"mismatches", e.mismatches},
+                         {"max_error", e.max_error},
+                         {"rms_error", e.rms_error},
+                         {"first_mismatch", e.first_mismatch}});
+    }
+    out["calls"].push_back({{"call", call.entry}, {"outputs", outputs}});
+  }
+  return out;
+}
+
+std::string failures_of(const Verdict& verdict) {
+  std::string out;
+  if (!verdict.reason.empty()) out += text("    ", verdict.reason, "\n");
+  for (const CallVerdict& call : verdict.calls) {
+    for (const OutputErrors& e : call.outputs) {
+      if (e.mismatches == 0) continue;
+      out += text("    ", call.entry, ": ", e.name, ": ", e.mismatches, " of ", e.elements,
+                  " elements wrong, ", e.first_mismatch, "\n");
+    }
+  }
+  return out;
+}
+
+void print(const Problem& problem, const Verdict& verdict) {
+  std::printf("%s", paint(colour_of(verdict.kind), word_of(verdict.kind)).c_str());
+  if (verdict.kind == Verdict::Kind::kPassed) {
+    std::printf(" (max %.3f, rms %.3f of the bound)", verdict.max_error(), verdict.rms_error());
+  }
+  std::printf("  %s\n%s", to_line(problem).c_str(), failures_of(verdict).c_str());
+}
+
+void print_outputs(const Verdict& verdict) {
+  for (const CallVerdict& call : verdict.calls) {
+    for (const OutputErrors& e : call.outputs) {
+      std::printf("    %-22s %-14s %9lld elements  max %.3f  rms %.3f\n", call.entry.c_str(),
+                  e.name.c_str(), static_cast<long long>(e.elements), e.max_error, e.rms_error);
+    }
+  }
+}
+
+void count(const Verdict& verdict, Totals& totals) {
+  if (verdict.kind == Verdict::Kind::kUnsupported) {
+    ++totals.unsupported;
+    ++totals.unsupported_reasons[verdict.reason];
+    return;
+  }
+  ++(verdict.kind == Verdict::Kind::kPassed ? totals.passed : totals.failed);
+  totals.max_error = std::max(totals.max_error, verdict.max_error());
+  totals.rms_error = std::max(totals.rms_error, verdict.rms_error());
+}
+
+void print(const Totals& totals) {
+  std::printf(
+      "%s, %s, %s; largest error %.3f, largest rms %.3f of the bound\n",
+      paint(Colour::kGreen, text(totals.passed, " passed")).c_str(),
+      paint(totals.failed > 0 ? Colour::kRed : Colour::kNone, text(totals.failed, " failed"))
+          .c_str(),
+      paint(totals.unsupported > 0 ? Colour::kYellow : Colour::kNone,
+            text(totals.unsupported, " unsupported"))
+          .c_str(),
+      totals.max_error, totals.rms_error);
+  for (const auto& [reason, times] : totals.unsupported_reasons) {
+    std::printf("  %lld x %s\n", static_cast<long long>(times), reason.c_str());
+  }
+}
+
+void warn_if_slow(const Problem& p) {
+  const double products = 9.0 * static_cast<double>(p.rows) * static_cast<double>(p.hidden) *
+                          static_cast<double>(p.ffn);
+  const double seconds = products / kReferenceRate;
+  if (seconds < kPatience) return;
+  std::fprintf(stderr,
+               "moire: the scalar reference needs about %s for %s; --set rows=64 --set groups=4 "
+               "makes it smaller\n",
+               human_seconds(seconds).c_str(), p.name.empty() ? "this" : p.name.c_str());
+}
+
+std::vector<Op> wanted_ops(const std::vector<std::string>& names) {
+  std::vector<Op> ops;
+  for (const std::string& name : names) {
+    const std::optional<Op> op = find_op(name);
+    if (!op.has_value()) {
+      throw UsageError(text("--ops: found \"", name, "\", needed ", find_field("op")->values));
+    }
+    ops.push_back(*op);
+  }
+  return ops;
+}
+
+std::vector<DType> wanted_dtypes(const std::vector<std::string>& names) {
+  std::vector<DType> dtypes;
+  for (const std::string& name : names) {
+    Problem parsed;
+    if (!find_field("dtype")->read(name, parsed)) {
+      throw UsageError(text("--dtype: found \"", name, "\", needed fp32, bf16 or fp16"));
+    }
+    dtypes.push_back(parsed.dtype);
+  }
+  return dtypes;
+}
+
+}  // namespace
+
+int run_check(const CheckOptions& options) {
+  const Context context = open_context(options.common);
+  const std::vector<Problem> named = collect_problems(options.problems);
+  if (named.empty() && options.random == 0) {
+    throw UsageError("check: found no problem, needed PROBLEM or --random N");
+  }
+  const std::vector<Op> ops = wanted_ops(options.problems.ops);
+  const std::vector<DType> dtypes = wanted_dtypes(options.problems.dtypes);
+  const auto num_named = static_cast<int64_t>(named.size());
+  Totals totals;
+  {
+    Progress progress("check", num_named + options.random);
+    for (int64_t i = 0; i < num_named + options.random; ++i) {
+      const bool is_named = i < num_named;
+      const Problem problem = is_named ? named[static_cast<size_t>(i)]
+                                       : random_problem(options.seed, i - num_named, ops, dtypes);
+      if (is_named) warn_if_slow(problem);
+      progress.show(i, std::string(info_of(problem.op).name));
+      const Verdict verdict = judge(context, problem);
+      count(verdict, totals);
+      const bool is_news = is_named || options.verbose || verdict.kind == Verdict::Kind::kFailed;
+      if (!is_news) continue;
+      progress.clear();
+      if (options.common.json) {
+        std::printf("%s\n", to_json(problem, verdict).dump().c_str());
+      } else {
+        print(problem, verdict);
+        if (options.verbose) print_outputs(verdict);
+      }
+      std::fflush(stdout);
+    }
+  }
+  if (options.common.json) {
+    std::printf("%s\n", Json{{"passed", totals.passed},
+                             {"failed", totals.failed},
+                             {"unsupported", totals.unsupported},
+                             {"unsupported_reasons", totals.unsupported_reasons},
+                             {"max_error", totals.max_error},
+                             {"rms_error", totals.rms_error},
+                             {"random", options.random},
+                             {"seed", options.seed}}
+                            .dump()
+                            .c_str());
+  } else {
+    print(totals);
+  }
+  return totals.failed > 0 ? kExitFailed : kExitOk;
+}
+
+}  // namespace moire::tool

@@ -1,0 +1,163 @@
+#include "comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+using reference::Number;
+
+std::string exact(double value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof(buffer), "%.9g", value);
+  return buffer;
+}
+
+void mismatch(OutputErrors& errors, const std::string& what) {
+  if (errors.mismatches++ == 0) errors.first_mismatch = what;
+}
+
+// Half of a rounding step may be added to the bound when the result is stored.
+double allowed_error(DType dtype, const Number& want) {
+  const double size = std::abs(want.value) + want.bound;
+  return want.bound + 0.5 * reference::spacing(dtype, size);
+}
+
+bool is_poison(const TensorView& t, int64_t row, int64_t column) {
+  return std::isnan(reference::read_element(t, row, column));
+}
+
+}  // namespace
+
+Comparison::TailRule Comparison::tail_rule() const {
+  return operands_.problem().keep_tail ? TailRule::kUntouched : TailRule::kZero;
+}
+
+void Comparison::element(OutputErrors& errors, const TensorView& got, const Number& want,
+                         int64_t row, int64_t column, int64_t group, int64_t shown_row) {
+  const double value = reference::read_element(got, row, column);
+  ++errors.elements;
+  const double allowed = allowed_error(got.type(), want);
+  const double difference = std::abs(value - want.value);
+  const double error = value == want.value         ? 0
+                       : std::isfinite(difference) ? difference / allowed
+                                                   : std::numeric_limits<double>::infinity();
+  errors.max_error = std::max(errors.max_error, error);
+  errors.rms_error += error * error;
+  if (reference::accepts(got.type(), want, value)) return;
+  const std::string where =
+      got.rank == 1 ? text("[", column, "]") : text("[", shown_row, ", ", column, "]");
+  const std::string of_group = group >= 0 ? text(" of group ", group) : "";
+  mismatch(errors, text("first at ", where, of_group, ": got ", exact(value), ", want ",
+                        exact(want.value), " +- ", exact(allowed)));
+}
+
+void Comparison::finish(OutputErrors& errors) {
+  if (errors.elements > 0) {
+    errors.rms_error = std::sqrt(errors.rms_error / static_cast<double>(errors.elements));
+  }
+}
+
+void Comparison::tail(OutputErrors& errors, const TensorView& got, TailRule rule) {
+  if (rule == TailRule::kAnything) return;
+  const bool is_vector = got.rank == 1;
+  const int64_t first = operands_.problem().rows;
+  for (int64_t i = first; i < operands_.problem().capacity(); ++i) {
+    for (int64_t j = 0; j < (is_vector ? 1 : got.columns()); ++j) {
+      const int64_t row = is_vector ? 0 : i;
+      const int64_t column = is_vector ? i : j;
+      const double value = reference::read_element(got, row, column);
+      const bool ok = rule == TailRule::kZero ? value == 0 : is_poison(got, row, column);
+      if (ok) continue;
+      mismatch(errors, text("first in the tail, at [", i, ", ", j, "]: got ", exact(value),
+                            ", want ", rule == TailRule::kZero ? "0" : "what was there before"));
+    }
+  }
+}
+
+void Comparison::ragged(const std::string& name, const TensorView& got,
+                        const reference::Matrix& want, TailRule rule) {
+  OutputErrors errors;
+  errors.name = name;
+  const bool is_vector = got.rank == 1;
+  for (int64_t i = 0; i < want.rows; ++i) {
+    const int64_t group = operands_.group_of(i);
+    for (int64_t j = 0; j < want.columns; ++j) {
+      element(errors, got, want.at(i, j), is_vector ? 0 : i, is_vector ? i : j, group, i);
+    }
+  }
+  tail(errors, got, rule);
+  finish(errors);
+  outputs_.push_back(errors);
+}
+
+void Comparison::per_group(const std::string& name, const TensorView& got,
+                           const reference::Matrix& want) {
+  OutputErrors errors;
+  errors.name = name;
+  for (int64_t g = 0; g < want.rows; ++g) {
+    for (int64_t j = 0; j < want.columns; ++j) element(errors, got, want.at(g, j), g, j, g, g);
+  }
+  finish(errors);
+  outputs_.push_back(errors);
+}
+
+void Comparison::plain(const std::string& name, const TensorView& got,
+                       const reference::Matrix& want) {
+  OutputErrors errors;
+  errors.name = name;
+  for (int64_t i = 0; i < want.rows; ++i) {
+    for (int64_t j = 0; j < want.columns; ++j) element(errors, got, want.at(i, j), i, j, -1, i);
+  }
+  finish(errors);
+  outputs_.push_back(errors);
+}
+
+void Comparison::weights(const std::string& name, const moire_weight& got,
+                         const reference::Weights& want) {
+  OutputErrors errors;
+  errors.name = name;
+  for (size_t g = 0; g < want.size(); ++g) {
+    const auto group = static_cast<int64_t>(g);
+    const TensorView matrix = Weight(got).matrix(group);
+    for (int64_t i = 0; i < want[g].rows; ++i) {
+      for (int64_t j = 0; j < want[g].columns; ++j) {
+        element(errors, matrix, want[g].at(i, j), i, j, group, i);
+      }
+    }
+  }
+  finish(errors);
+  outputs_.push_back(errors);
+}
+
+void Comparison::indices(const std::string& name, const TensorView& got,
+                         const std::vector<int64_t>& want) {
+  OutputErrors errors;
+  errors.name = name;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const TensorView flat(got.data, got.type(), {got.num_elements()});
+    const int64_t value = reference::read_index(flat, 0, static_cast<int64_t>(i));
+    ++errors.elements;
+    if (value == want[i]) continue;
+    mismatch(errors, text("first at [", i, "]: got ", value, ", want ", want[i]));
+  }
+  outputs_.push_back(errors);
+}
+
+void Comparison::finding(const std::string& name, const std::string& what) {
+  OutputErrors errors;
+  errors.name = name;
+  if (!what.empty()) mismatch(errors, what);
+  outputs_.push_back(errors);
+}
+
+bool Comparison::passed() const {
+  return std::all_of(outputs_.begin(), outputs_.end(),
+                     [](const OutputErrors& e) { return e.mismatches == 0; });
+}
+
+}  // namespace moire::tool

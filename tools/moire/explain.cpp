@@ -1,0 +1,127 @@
+// moire explain: what each step of a problem would run and why nothing faster. Runs nothing and
+// touches no operand, so a model larger than the machine can be explained.
+#include <moire/explain.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cases.h"
+#include "commands.h"
+#include "terminal.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct ExplainedCall {
+  std::string entry;
+  Explanation steps;
+  size_t workspace_bytes = 0;
+  int64_t saved_bytes = 0;
+  double flops = 0;
+  Status refused;  // not ok: the call cannot run
+};
+
+ExplainedCall explain_call(const Context& context, const Call& call, Operands& operands) {
+  ExplainedCall out;
+  out.entry = call.entry;
+  out.saved_bytes = call.saved_bytes;
+  out.flops = call.flops;
+  if (call.workspace != nullptr) {
+    out.refused = call.workspace(context, &out.workspace_bytes);
+    if (!out.refused.ok()) return out;
+  }
+  const Context explaining = context.explaining();
+  out.refused = call.run(explaining, operands.workspace(out.workspace_bytes));
+  out.steps = explaining.explanation();
+  return out;
+}
+
+Json to_json(const ExplainedCall& call) {
+  Json out = {{"call", call.entry},
+              {"workspace_bytes", call.workspace_bytes},
+              {"saved_bytes", call.saved_bytes},
+              {"flops", call.flops},
+              {"steps", Json::parse(moire::to_json(call.steps))}};
+  if (!call.refused.ok()) {
+    out["error"] = {{"code", code_name(call.refused.code())}, {"message", call.refused.message()}};
+  }
+  return out;
+}
+
+std::string bytes(int64_t n) { return human_bytes(static_cast<double>(n)); }
+
+void print(const ExplainedCall& call) {
+  std::string facts = text("workspace ", bytes(static_cast<int64_t>(call.workspace_bytes)));
+  if (call.saved_bytes > 0) facts += text(", saved ", bytes(call.saved_bytes));
+  if (call.flops > 0) facts += text(", ", human_number(call.flops / 1e9), " GFLOP");
+  std::printf("\n%s  (%s)\n", paint(Colour::kBold, call.entry).c_str(), facts.c_str());
+  using Align = Table::Align;
+  Table table({"  step", "runs on", "launches", "reads", "writes", "workspace", "policy"},
+              {Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
+               Align::kRight, Align::kLeft});
+  for (const Step& s : call.steps) {
+    table.add({"  " + s.op, s.implementation, std::to_string(s.launches), bytes(s.bytes_read),
+               bytes(s.bytes_written), bytes(s.workspace_bytes), s.policy});
+  }
+  if (!call.steps.empty()) std::printf("%s", table.to_string().c_str());
+  for (const Step& s : call.steps) {
+    if (!s.problem.empty()) std::printf("  %s: %s\n", s.op.c_str(), s.problem.c_str());
+    for (const Refusal& r : s.refused) {
+      std::printf("  %s: %s %s\n", s.op.c_str(),
+                  paint(Colour::kYellow, text("not ", r.implementation, ":")).c_str(),
+                  r.reason.c_str());
+    }
+  }
+  if (!call.refused.ok()) {
+    std::printf("  %s %s\n", paint(Colour::kRed, "cannot run:").c_str(),
+                call.refused.message().c_str());
+  }
+}
+
+void print_totals(const std::vector<ExplainedCall>& calls) {
+  int64_t launches = 0, read = 0, written = 0, saved = 0;
+  for (const ExplainedCall& call : calls) {
+    saved += call.saved_bytes;
+    for (const Step& s : call.steps) {
+      launches += s.launches;
+      read += s.bytes_read;
+      written += s.bytes_written;
+    }
+  }
+  std::printf("\ntotal: %lld launches, reads %s, writes %s, saves %s\n",
+              static_cast<long long>(launches), bytes(read).c_str(), bytes(written).c_str(),
+              bytes(saved).c_str());
+}
+
+}  // namespace
+
+int run_explain(const ExplainOptions& options) {
+  const Context context = open_context(options.common);
+  int exit_code = kExitOk;
+  bool is_first = true;
+  for (const Problem& problem : collect_problems(options.problems)) {
+    Operands operands(problem, Operands::Content::kNone);
+    const Case what = make_case(operands);
+    std::vector<ExplainedCall> calls;
+    for (const Call& call : what.calls) {
+      calls.push_back(explain_call(context, call, operands));
+      if (!calls.back().refused.ok()) exit_code = kExitFailed;
+    }
+    if (options.common.json) {
+      Json out = {{"problem", to_line(problem)}, {"device", device_name(context.device())}};
+      for (const ExplainedCall& call : calls) out["calls"].push_back(to_json(call));
+      std::printf("%s\n", out.dump().c_str());
+      continue;
+    }
+    std::printf("%s%s\n", is_first ? "" : "\n", paint(Colour::kDim, to_line(problem)).c_str());
+    is_first = false;
+    for (const ExplainedCall& call : calls) print(call);
+    print_totals(calls);
+  }
+  return exit_code;
+}
+
+}  // namespace moire::tool

@@ -1,0 +1,35 @@
+// Memory: the operands' address space. Pages cost memory only once they are touched, so that
+// `explain` can lay out a model that the machine could not hold. Guard bytes around every block
+// tell whether a call wrote where it must not.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moire::tool {
+
+class Memory {
+ public:
+  enum class Guards { kNone, kWritten };
+  explicit Memory(Guards guards) : guards_(guards) {}
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  // Zeroed, 256-byte aligned, named for messages; never null, even for 0 bytes.
+  void* take(const std::string& name, int64_t bytes);
+  // The name of a block whose guards were overwritten, or "".
+  std::string first_broken_guard() const;
+
+ private:
+  struct Block {
+    std::string name;
+    unsigned char* data;
+    int64_t bytes;
+  };
+  Guards guards_;
+  std::vector<Block> blocks_;
+};
+
+}  // namespace moire::tool

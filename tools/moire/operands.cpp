@@ -1,0 +1,281 @@
+#include "operands.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "random.h"
+#include "reference/tensor.h"
+
+namespace moire::tool {
+namespace {
+
+// Elements after which data repeat: a prime, so that no row of a matrix repeats at the same place.
+constexpr int64_t kPeriod = 1048573;
+constexpr int kPoisonByte = 0xFF;             // NaN in every float type
+constexpr int64_t kPoisonIndex = 0x7F7F7F7F;  // far outside every tensor
+
+uint64_t hash(const std::string& name) {  // FNV-1a
+  uint64_t h = 0xCBF29CE484222325ULL;
+  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3ULL;
+  return h;
+}
+
+int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.type()); }
+
+bool is_index(DType dtype) { return dtype == DType::kInt32 || dtype == DType::kInt64; }
+
+void write_index(const TensorView& t, int64_t i, int64_t value) {
+  if (t.type() == DType::kInt32) {
+    static_cast<int32_t*>(t.data)[i] = static_cast<int32_t>(value);
+  } else {
+    static_cast<int64_t*>(t.data)[i] = value;
+  }
+}
+
+// The first kPeriod elements repeated over the others.
+void repeat_period(const TensorView& t) {
+  const int64_t period = kPeriod * dtype_size(t.type());
+  auto* data = static_cast<char*>(t.data);
+  for (int64_t done = period, total = bytes_of(t); done < total; done += period) {
+    std::memcpy(data + done, data, static_cast<size_t>(std::min(period, total - done)));
+  }
+}
+
+TensorView flat(const TensorView& t) { return {t.data, t.type(), {t.num_elements()}}; }
+
+}  // namespace
+
+Operands::Operands(const Problem& problem, Content content)
+    : problem_(problem),
+      content_(content),
+      memory_(content == Content::kHostile ? Memory::Guards::kWritten : Memory::Guards::kNone),
+      splits_(make_splits(problem)),
+      offsets_(splits_.size() + 1, 0) {
+  for (size_t g = 0; g < splits_.size(); ++g) offsets_[g + 1] = offsets_[g] + splits_[g];
+  groups_ = Groups(offsets_.data(), problem.groups, problem.capacity());
+  route();
+}
+
+int64_t Operands::group_of(int64_t row) const {
+  const auto after = std::upper_bound(offsets_.begin(), offsets_.end(), row);
+  return after == offsets_.end() ? -1 : after - offsets_.begin() - 1;
+}
+
+// Choices are dealt to experts at random so that expert g gets splits[g]; those left over are
+// dropped, by -1 and by G in turn. Rows are stable in token order within an expert.
+void Operands::route() {
+  const int64_t num_choices = problem_.tokens() * problem_.topk;
+  Random random(problem_.seed ^ hash("routing"));
+  for (int64_t g = 0; g < problem_.groups; ++g) {
+    expert_of_choice_.insert(expert_of_choice_.end(),
+                             static_cast<size_t>(splits_[static_cast<size_t>(g)]), g);
+  }
+  while (static_cast<int64_t>(expert_of_choice_.size()) < num_choices) {
+    expert_of_choice_.push_back(expert_of_choice_.size() % 2 == 0 ? -1 : problem_.groups);
+  }
+  for (int64_t i = num_choices; i > 1; --i) {
+    std::swap(expert_of_choice_[static_cast<size_t>(i - 1)],
+              expert_of_choice_[static_cast<size_t>(random.below(i))]);
+  }
+  token_of_row_.assign(static_cast<size_t>(problem_.capacity()), -1);
+  row_of_choice_.assign(static_cast<size_t>(num_choices), -1);
+  std::vector<int64_t> next(offsets_.begin(), offsets_.end());
+  for (int64_t choice = 0; choice < num_choices; ++choice) {
+    const int64_t expert = expert_of_choice_[static_cast<size_t>(choice)];
+    if (expert < 0 || expert >= problem_.groups) continue;
+    const int64_t row = next[static_cast<size_t>(expert)]++;
+    token_of_row_[static_cast<size_t>(row)] = choice / problem_.topk;
+    row_of_choice_[static_cast<size_t>(choice)] = row;
+  }
+}
+
+TensorView Operands::take(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
+  TensorView t;
+  t.dtype = static_cast<int32_t>(dtype);
+  for (const int64_t size : shape) t.shape[t.rank++] = size;
+  t.data = memory_.take(name, bytes_of(t));
+  return t;
+}
+
+void Operands::fill_normal(const TensorView& t, const std::string& name, double scale) const {
+  if (!is_filled()) return;
+  Random random(problem_.seed ^ hash(name));
+  const TensorView elements = flat(t);
+  for (int64_t i = 0, n = std::min(t.num_elements(), kPeriod); i < n; ++i) {
+    reference::write_element(elements, 0, i, random.normal() * scale);
+  }
+  repeat_period(t);
+}
+
+void Operands::poison(const TensorView& t, int64_t first_row) const {
+  if (!is_hostile() || t.num_elements() == 0) return;
+  const int64_t from = t.rank == 1 ? first_row : first_row * t.stride();
+  if (is_index(t.type())) {
+    for (int64_t i = from; i < t.num_elements(); ++i) write_index(t, i, kPoisonIndex);
+    return;
+  }
+  const int64_t skipped = from * dtype_size(t.type());
+  std::memset(static_cast<char*>(t.data) + skipped, kPoisonByte,
+              static_cast<size_t>(bytes_of(t) - skipped));
+}
+
+void Operands::poison_tail(const TensorView& t) const {
+  if (problem_.tail > 0) poison(t, problem_.rows);
+}
+
+TensorView Operands::input(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
+                           double scale) {
+  const TensorView t = take(name, dtype, shape);
+  fill_normal(t, name, scale);
+  return t;
+}
+
+TensorView Operands::ragged(const std::string& name, DType dtype, int64_t columns) {
+  const TensorView t = input(name, dtype, {problem_.capacity(), columns});
+  poison_tail(t);
+  return t;
+}
+
+TensorView Operands::gathered(const std::string& name, int64_t columns) {
+  if (!problem_.gather) return ragged(name, problem_.dtype, columns);
+  return input(name, problem_.dtype, {problem_.tokens(), columns});
+}
+
+TensorView Operands::probs() {
+  if (!problem_.probs) return {};
+  const TensorView t = take("probs", DType::kFP32, {problem_.capacity()});
+  Random random(problem_.seed ^ hash("probs"));
+  for (int64_t i = 0; is_filled() && i < t.num_elements(); ++i) {
+    static_cast<float*>(t.data)[i] = static_cast<float>(random.uniform());
+  }
+  poison_tail(t);
+  return t;
+}
+
+TensorView Operands::topk_weights() {
+  const TensorView t = take("topk_weights", DType::kFP32, {problem_.tokens(), problem_.topk});
+  Random random(problem_.seed ^ hash("topk_weights"));
+  for (int64_t i = 0; is_filled() && i < t.num_elements(); ++i) {
+    static_cast<float*>(t.data)[i] = static_cast<float>(random.uniform());
+  }
+  return t;
+}
+
+TensorView Operands::bias(const std::string& name, int64_t columns) {
+  if (!problem_.bias) return {};
+  return input(name, problem_.dtype, {problem_.groups, columns}, 0.5);
+}
+
+moire_weight Operands::take_weight(const std::string& name, DType dtype, int64_t out, int64_t in) {
+  const int64_t rows = problem_.in_out ? in : out;
+  const int64_t columns = problem_.in_out ? out : in;
+  moire_weight w{};
+  w.layout = problem_.in_out ? MOIRE_IN_OUT : MOIRE_OUT_IN;
+  if (!problem_.listed) {
+    w.tensor = take(name, dtype, {problem_.groups, rows, columns});
+    return w;
+  }
+  w.tensor = TensorView(nullptr, dtype, {problem_.groups, rows, columns});
+  std::vector<const void*>& list = lists_.emplace_back();
+  for (int64_t g = 0; g < problem_.groups; ++g) {
+    list.push_back(take(name + "[" + std::to_string(g) + "]", dtype, {rows, columns}).data);
+  }
+  w.list = list.data();
+  return w;
+}
+
+moire_weight Operands::weight(const std::string& name, int64_t out, int64_t in) {
+  const moire_weight w = take_weight(name, problem_.dtype, out, in);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(in));
+  if (!problem_.listed) {
+    fill_normal(w.tensor, name, scale);
+  } else {
+    for (int64_t g = 0; g < problem_.groups; ++g) {
+      fill_normal(Weight(w).matrix(g), name + std::to_string(g), scale);
+    }
+  }
+  return w;
+}
+
+TensorView Operands::output(const std::string& name, DType dtype,
+                            const std::vector<int64_t>& shape) {
+  const TensorView t = take(name, dtype, shape);
+  poison(t);
+  return t;
+}
+
+TensorView Operands::accumulator(const std::string& name, DType dtype,
+                                 const std::vector<int64_t>& shape, bool accumulates) {
+  if (!accumulates) return output(name, dtype, shape);
+  return input(name, dtype, shape);
+}
+
+moire_weight Operands::weight_gradient(const std::string& name, int64_t out, int64_t in) {
+  const moire_weight w = take_weight(name, wgrad_dtype(), out, in);
+  const uint8_t* betas = beta_per_group();
+  for (int64_t g = 0; g < problem_.groups; ++g) {
+    const TensorView matrix = Weight(w).matrix(g);
+    const bool accumulates = betas != nullptr ? betas[g] != 0 : problem_.beta == 1;
+    if (accumulates) {
+      fill_normal(matrix, name + std::to_string(g), 1.0);
+    } else {
+      poison(matrix);
+    }
+  }
+  return w;
+}
+
+const uint8_t* Operands::beta_per_group() {
+  if (problem_.beta != 2 || problem_.groups == 0) return nullptr;
+  if (betas_.empty()) {
+    for (int64_t g = 0; g < problem_.groups; ++g) betas_.push_back(g % 2 == 0 ? 1 : 0);
+  }
+  return betas_.data();
+}
+
+TensorView Operands::index(const std::string& name, const std::vector<int64_t>& shape,
+                           const std::vector<int64_t>& values) {
+  const DType dtype = problem_.seed % 2 == 0 ? DType::kInt32 : DType::kInt64;
+  const TensorView t = take(name, dtype, shape);
+  for (size_t i = 0; i < values.size(); ++i) write_index(t, static_cast<int64_t>(i), values[i]);
+  return t;
+}
+
+TensorView Operands::topk_idx() {
+  return index("topk_idx", {problem_.tokens(), problem_.topk}, expert_of_choice_);
+}
+
+TensorView Operands::gather_idx() {
+  const TensorView t = index("gather_idx", {problem_.capacity()}, token_of_row_);
+  poison_tail(t);
+  return t;
+}
+
+TensorView Operands::scatter_idx() {
+  return index("scatter_idx", {problem_.tokens(), problem_.topk}, row_of_choice_);
+}
+
+TensorView Operands::row_idx() { return problem_.gather ? gather_idx() : TensorView(); }
+
+const OffsetsOutput* Operands::offset_outputs() {
+  const int64_t groups = problem_.groups;
+  offset_outputs_ = {{output("offsets", DType::kInt64, {groups + 1}), 0, 0},
+                     {output("ends", DType::kInt32, {groups}), 1, 1},
+                     {output("element offsets", DType::kInt64, {groups + 1}), problem_.hidden, 0}};
+  return offset_outputs_.data();
+}
+
+Workspace Operands::workspace(size_t bytes) {
+  const TensorView t = output("workspace", DType::kUint8, {static_cast<int64_t>(bytes)});
+  return {t.data, bytes};
+}
+
+DType Operands::out_dtype() const {
+  return problem_.out == DType::kNone ? problem_.dtype : problem_.out;
+}
+DType Operands::wgrad_dtype() const {
+  return problem_.out == DType::kNone ? DType::kFP32 : problem_.out;
+}
+
+}  // namespace moire::tool

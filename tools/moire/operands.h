@@ -1,0 +1,89 @@
+// Operands: the tensors of one problem, made on request and filled from its seed. A tensor's data
+// depend on seed and name only, so that every op of a problem sees the same x and W1.
+#pragma once
+
+#include <moire/groups.h>
+#include <moire/tensor.h>
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+#include "problem.h"
+
+namespace moire::tool {
+
+class Operands {
+ public:
+  enum class Content {
+    kNone,    // addresses only, for explain
+    kNormal,  // what a model would hold
+    kHostile  // the same, and NaN wherever nothing may be read: tails, outputs, workspaces
+  };
+  Operands(const Problem& problem, Content content);
+
+  const Problem& problem() const { return problem_; }
+  const std::vector<int64_t>& splits() const { return splits_; }
+  Groups groups() const { return groups_; }
+  int64_t group_of(int64_t row) const;
+
+  // Standard normal times `scale`; of a ragged tensor, rows past the last group are hostile.
+  TensorView input(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
+                   double scale = 1.0);
+  // [capacity, columns] in expert order; or [T, columns] if the problem gathers.
+  TensorView ragged(const std::string& name, DType dtype, int64_t columns);
+  TensorView gathered(const std::string& name, int64_t columns);
+  // [capacity] in (0, 1), FP32; absent if the problem has no probs.
+  TensorView probs();
+  TensorView topk_weights();
+  TensorView bias(const std::string& name, int64_t columns);
+  moire_weight weight(const std::string& name, int64_t out, int64_t in);
+
+  // Overwritten by a call; hostile ones are NaN, or an index that is nowhere.
+  TensorView output(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
+  // Read and written where beta says so.
+  TensorView accumulator(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
+                         bool accumulates);
+  moire_weight weight_gradient(const std::string& name, int64_t out, int64_t in);
+  const uint8_t* beta_per_group();  // null unless beta is mixed
+
+  // The routing that gives these splits: choice -> expert, row -> token, choice -> row.
+  TensorView topk_idx();
+  TensorView gather_idx();
+  TensorView scatter_idx();
+  TensorView row_idx();  // gather_idx, or absent if the problem does not gather
+  TensorView index(const std::string& name, const std::vector<int64_t>& shape,
+                   const std::vector<int64_t>& values);
+  // INT64 offsets, INT32 ends, and INT64 offsets in elements of rows of x.
+  static constexpr int64_t kNumOffsetOutputs = 3;
+  const OffsetsOutput* offset_outputs();
+
+  Workspace workspace(size_t bytes);
+  DType out_dtype() const;    // of a GEMM's result
+  DType wgrad_dtype() const;  // of weight gradients
+  std::string first_broken_guard() const { return memory_.first_broken_guard(); }
+
+ private:
+  bool is_filled() const { return content_ != Content::kNone; }
+  bool is_hostile() const { return content_ == Content::kHostile; }
+  TensorView take(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
+  moire_weight take_weight(const std::string& name, DType dtype, int64_t out, int64_t in);
+  void fill_normal(const TensorView& t, const std::string& name, double scale) const;
+  void poison(const TensorView& t, int64_t first_row = 0) const;
+  void poison_tail(const TensorView& t) const;
+  void route();
+
+  Problem problem_;
+  Content content_;
+  Memory memory_;
+  std::vector<int64_t> splits_;
+  std::vector<int64_t> offsets_;
+  Groups groups_;
+  std::vector<int64_t> expert_of_choice_, token_of_row_, row_of_choice_;
+  std::vector<uint8_t> betas_;
+  std::vector<OffsetsOutput> offset_outputs_;
+  std::deque<std::vector<const void*>> lists_;
+};
+
+}  // namespace moire::tool

@@ -1,0 +1,106 @@
+#include "random_problem.h"
+
+#include <algorithm>
+
+#include "random.h"
+
+namespace moire::tool {
+namespace {
+
+// Around the widths of vectors and tiles, where kernels change their minds.
+constexpr int64_t kEdges[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129};
+
+template <class T, size_t N>
+const T& pick(Random& random, const T (&values)[N]) {
+  return values[random.below(static_cast<int64_t>(N))];
+}
+
+// Small mostly, at an edge often, a few large.
+int64_t draw_size(Random& random, int64_t largest) {
+  int64_t size = 1 + random.below(48);
+  if (random.chance(0.4)) size = pick(random, kEdges);
+  if (random.chance(0.05)) size = 1 + random.below(largest);
+  return std::min(size, largest);
+}
+
+Splits draw_splits(Random& random, int64_t groups) {
+  Splits s;
+  const double u = random.uniform();
+  s.kind = u < 0.6    ? Splits::Kind::kRagged
+           : u < 0.75 ? Splits::Kind::kZipf
+           : u < 0.9  ? Splits::Kind::kOneHot
+                      : Splits::Kind::kUniform;
+  if (s.kind == Splits::Kind::kOneHot) s.group = random.below(groups);
+  return s;
+}
+
+Activation draw_activation(Random& random) {
+  const double u = random.uniform();
+  if (u < 0.5) return Activation::swiglu();
+  if (u < 0.7) return Activation::geglu_tanh();
+  return u < 0.85 ? Activation::clamped_swiglu() : Activation::clamped_swiglu(1.5F, 1.0F, 0.0F);
+}
+
+GluLayout draw_layout(Random& random, int64_t ffn) {
+  const int32_t order = random.chance(0.25) ? MOIRE_UP_FIRST : MOIRE_GATE_FIRST;
+  int64_t block = 0;
+  if (random.chance(0.5)) {
+    const int64_t blocks[] = {1, 2, 8, 32, ffn};
+    block = pick(random, blocks);
+  }
+  return GluLayout::interleaved(ffn % std::max<int64_t>(block, 1) == 0 ? block : 1, order);
+}
+
+void draw_sizes(Random& random, Problem& p) {
+  p.groups = random.chance(0.05) ? 100 + random.below(413) : 1 + random.below(9);
+  p.hidden = draw_size(random, 700);
+  p.ffn = draw_size(random, 400);
+  // The reference computes in scalars: keep one case within milliseconds.
+  if (p.hidden * p.ffn * p.groups > 200000) p.hidden = p.ffn = 1 + random.below(24);
+  p.rows = random.chance(0.05) ? 0 : draw_size(random, 600);
+  if (p.rows * p.hidden * p.ffn > 4000000) p.rows = 1 + random.below(40);
+  if (random.chance(0.02)) p.groups = p.rows = 0;
+  p.topk = random.chance(0.5) ? 1 : 1 + random.below(4);
+}
+
+}  // namespace
+
+Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
+                       const std::vector<DType>& dtypes) {
+  Random random(seed * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(i));
+  Problem p;
+  p.op =
+      ops.empty()
+          ? all_ops()[static_cast<size_t>(random.below(static_cast<int64_t>(all_ops().size())))].op
+          : ops[static_cast<size_t>(random.below(static_cast<int64_t>(ops.size())))];
+  draw_sizes(random, p);
+  const DType all[] = {DType::kFP32, DType::kBF16, DType::kFP16};
+  p.dtype = dtypes.empty()
+                ? pick(random, all)
+                : dtypes[static_cast<size_t>(random.below(static_cast<int64_t>(dtypes.size())))];
+  if (random.chance(0.3)) p.out = pick(random, all);
+  if (p.groups > 0) p.splits = draw_splits(random, p.groups);
+  p.activation = draw_activation(random);
+  p.layout = draw_layout(random, p.ffn);
+  p.bias = random.chance(0.4);
+  p.probs = random.chance(0.7);
+  p.gather = random.chance(0.4);
+  p.in_out = random.chance(0.3);
+  p.listed = random.chance(0.25);
+  p.sigmoid = random.chance(0.4);
+  p.normalize = random.chance(0.7);
+  p.save_act = random.chance(0.3);
+  p.tail = random.chance(0.5) ? 0 : 1 + random.below(20);
+  p.keep_tail = random.chance(0.3);
+  p.beta = static_cast<int>(random.below(3));
+  p.seed = random.bits() % 1000000;
+  // A router cannot choose among no experts.
+  const bool routes = p.op == Op::kRouter || p.op == Op::kRouterBackward;
+  if (routes) {
+    if (p.groups == 0) p.groups = 1;
+    p.topk = std::min(p.topk, p.groups);
+  }
+  return p;
+}
+
+}  // namespace moire::tool
