@@ -1,0 +1,1 @@
+"""The parts of examples/train_moe.py: text, model, expert layers, training, table and report."""

@@ -1,0 +1,158 @@
+"""The report's drawings, as SVG in the text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+Run = dict[str, Any]
+Points = list[tuple[float, float]]
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 900, 48, 16, 14, 34
+LINE_WIDTHS = [7.0, 3.6, 1.6, 1.2]  # the first curve is wide, so that later ones lie visibly on it
+# Colours of the style sheet, by the index in RECIPES; see report.STYLE.
+COLOURS = {
+    "pytorch-fp32": "--c0",
+    "pytorch-bf16": "--c1",
+    "moire-fp32": "--c2",
+    "moire-bf16": "--c3",
+}
+
+
+def colour(index: int, runs: list[Run]) -> str:
+    return f"var({COLOURS.get(runs[index]['name'], '--c4')})"
+
+
+@dataclass(frozen=True)
+class Axes:
+    x_max: float
+    y_min: float
+    y_max: float
+    height: int
+
+    def x(self, value: float) -> float:
+        return LEFT + value / self.x_max * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.y_min) / (self.y_max - self.y_min)
+        return self.height - BOTTOM - share * (self.height - TOP - BOTTOM)
+
+    def grid(self, x_label: str) -> str:
+        parts = []
+        for value in ticks(self.y_min, self.y_max, 6):
+            parts.append(
+                f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{self.y(value):.1f}" y2="{self.y(value):.1f}"/>'
+            )
+            parts.append(
+                f'<text x="{LEFT - 8}" y="{self.y(value) + 4:.1f}" text-anchor="end">{value:g}</text>'
+            )
+        for value in ticks(0, self.x_max, 8):
+            label = f"{value:g}" if value else f"{x_label} 0"
+            parts.append(
+                f'<text x="{self.x(value):.1f}" y="{self.height - 12}" text-anchor="middle">{label}</text>'
+            )
+        return "".join(parts)
+
+    def path(self, points: Points, stroke: str, width: float) -> str:
+        line = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+        return f'<polyline class="curve" points="{line}" stroke="{stroke}" stroke-width="{width}"/>'
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Round values between low and high, about `count` of them."""
+    raw = (high - low) / count
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 10) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def window(steps: int) -> int:
+    return max(1, steps // 25)
+
+
+def smooth(points: Points) -> Points:
+    """Means over the last few steps; see `window`."""
+    size = window(len(points))
+    sums, total = [], 0.0
+    for index, (x, y) in enumerate(points):
+        total += y - (points[index - size][1] if index >= size else 0.0)
+        sums.append((x, total / min(index + 1, size)))
+    return sums
+
+
+def svg(height: int, body: str, label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">{body}</svg>'
+    )
+
+
+def loss(runs: list[Run], entropy: float) -> str:
+    curves = [smooth(run["train"]) for run in runs]
+    values = [y for curve in curves for _, y in curve] + [
+        y for run in runs for _, y in run["validation"]
+    ]
+    low = math.floor(2 * min(values) - 0.2) / 2
+    axes = Axes(curves[0][-1][0], low, math.ceil(2 * max(*values, entropy)) / 2, 360)
+    y = axes.y(entropy)
+    parts = [
+        axes.grid("step"),
+        f'<line class="entropy" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>',
+        f'<text x="{WIDTH - RIGHT}" y="{y - 7:.1f}" text-anchor="end">order-0 entropy of the text {entropy:.2f}</text>',
+    ]
+    for index, curve in enumerate(curves):
+        parts.append(axes.path(curve, colour(index, runs), LINE_WIDTHS[min(index, 3)]))
+    for index, run in enumerate(runs):
+        radius = 7.5 - 2 * min(index, 3)
+        for x, value in run["validation"]:
+            parts.append(
+                f'<circle cx="{axes.x(x):.1f}" cy="{axes.y(value):.1f}" r="{radius}" fill="{colour(index, runs)}"/>'
+            )
+    parts.append(legend(runs))
+    return svg(axes.height, "".join(parts), "training and validation loss of every run")
+
+
+def legend(runs: list[Run]) -> str:
+    """At the upper right, where a falling curve is not."""
+    parts = []
+    for index, run in enumerate(runs):
+        y = 70 + 22 * index
+        parts.append(
+            f'<line x1="{WIDTH - 160}" x2="{WIDTH - 128}" y1="{y}" y2="{y}" stroke="{colour(index, runs)}"'
+            f' stroke-width="{LINE_WIDTHS[min(index, 3)]}"/>'
+            f'<text class="name" x="{WIDTH - 118}" y="{y + 4}">{escape(run["name"])}</text>'
+        )
+    return "".join(parts)
+
+
+def difference(runs: list[Run]) -> str:
+    base = smooth(runs[0]["train"])
+    curves = [
+        [(x, 1000 * (y - b)) for (x, y), (_, b) in zip(smooth(run["train"]), base)] for run in runs
+    ]
+    reach = max([abs(y) for curve in curves for _, y in curve] + [1.0])
+    axes = Axes(base[-1][0], -1.1 * reach, 1.1 * reach, 190)
+    parts = [axes.grid("step")]
+    for index, curve in enumerate(curves):
+        parts.append(axes.path(curve, colour(index, runs), 2.5 if index == 0 else 1.8))
+    return svg(axes.height, "".join(parts), "difference of the training losses")
+
+
+def step_times(runs: list[Run]) -> str:
+    longest = max(run["step_seconds"] for run in runs)
+    left, room = 120, WIDTH - 120 - 90
+    parts = []
+    for index, run in enumerate(runs):
+        y = 8 + 40 * index
+        moe = room * run["moe_seconds"] / longest
+        whole = room * run["step_seconds"] / longest
+        fill = colour(index, runs)
+        parts.append(
+            f'<text class="name" x="{left - 12}" y="{y + 18}" text-anchor="end">{escape(run["name"])}</text>'
+            f'<rect x="{left}" y="{y}" width="{whole:.1f}" height="26" rx="4" fill="{fill}" opacity="0.28"/>'
+            f'<rect x="{left}" y="{y}" width="{moe:.1f}" height="26" rx="4" fill="{fill}"/>'
+            f'<text x="{left + whole + 8:.1f}" y="{y + 18}">{1000 * run["moe_seconds"]:.0f} of {1000 * run["step_seconds"]:.0f}</text>'
+        )
+    return svg(40 * len(runs) + 8, "".join(parts), "time of one step of every run")

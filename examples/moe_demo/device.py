@@ -1,0 +1,39 @@
+"""Whether the demo can run on a GPU, or what is missing."""
+
+from __future__ import annotations
+
+
+def why_no_cuda() -> str:
+    """Empty if a GPU can train the moire recipes; otherwise the first thing that is missing."""
+    try:
+        import moire
+    except ImportError as error:
+        return str(error)
+    import torch
+
+    info = moire.info()
+    if info["cuda"].startswith("off"):
+        return f"this build of moire has no CUDA: {info['cuda'].partition(': ')[2]}"
+    if not any(device["device"] == "cuda" for device in info["devices"]):
+        return "moire was built with CUDA, but this machine has no NVIDIA GPU that it can use"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} has no CUDA or sees no GPU; install a torch with CUDA"
+    return _why_no_kernels()
+
+
+def _why_no_kernels() -> str:
+    """What one small forward and backward of the expert layers says."""
+    import moire
+    import torch
+
+    from .experts import MoireMoE
+    from .recipes import Config
+
+    layer = MoireMoE(Config(hidden=64, width=64, experts=2), "bfloat16").to("cuda")
+    for weight in layer.weights():
+        torch.nn.init.zeros_(weight)
+    try:
+        layer(torch.zeros(8, 64, device="cuda", requires_grad=True)).sum().backward()
+    except moire.Error as error:
+        return str(error)
+    return ""

@@ -1,0 +1,81 @@
+"""What the demo compares. A further recipe is a further line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    experts: str  # "pytorch": a loop of F.linear; "moire": moire.nn
+    dtype: str  # of the operands inside the MoE layers; everything around them is FP32
+    note: str
+    needs_bf16_instructions: bool = False
+
+
+# The first is the one that the others are compared with.
+RECIPES = [
+    Recipe("pytorch-fp32", "pytorch", "float32", "a loop of F.linear over the experts, FP32"),
+    Recipe("pytorch-bf16", "pytorch", "bfloat16", "the same in BF16", needs_bf16_instructions=True),
+    Recipe("moire-fp32", "moire", "float32", "moire's MoE layer, FP32"),
+    Recipe("moire-bf16", "moire", "bfloat16", "moire's MoE layer, BF16 operands, FP32 sums"),
+]
+BASELINE = RECIPES[0]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run, apart from the recipe."""
+
+    hidden: int = 256
+    layers: int = 3
+    heads: int = 4
+    experts: int = 16
+    top_k: int = 2
+    width: int = 512  # F: FC1 gives 2F values, gate and up
+    context: int = 256
+    batch: int = 4
+    steps: int = 200
+    learning_rate: float = 3e-3
+    warmup: int = 20
+    weight_decay: float = 0.1
+    validations: int = 5  # along the run; the last one reads `final_sequences`
+    sequences: int = 8
+    final_sequences: int = 64
+    seed: int = 1
+    threads: int = 0  # 0: PyTorch's choice
+    device: str = "cpu"
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch * self.context
+
+
+# Seconds instead of minutes: shows that everything runs, not how well it learns.
+QUICK = {
+    "hidden": 64,
+    "layers": 2,
+    "experts": 8,
+    "width": 96,
+    "context": 64,
+    "batch": 4,
+    "steps": 30,
+    "warmup": 5,
+    "final_sequences": 16,
+}
+
+
+def has_bf16_instructions() -> bool:
+    """Whether this CPU multiplies BF16 itself; without that PyTorch's BF16 is many times slower."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return False
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def recipes_for_this_machine(device: str) -> list[Recipe]:
+    fast_bf16 = device != "cpu" or has_bf16_instructions()
+    return [r for r in RECIPES if fast_bf16 or not r.needs_bf16_instructions]

@@ -1,0 +1,87 @@
+"""What came out: the rows of the table, and whether the run shows what it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Results = dict[str, Any]  # what results.json holds
+
+# Bits per byte between the final validations that another order of FP32 sums and the rounding to
+# BF16 may grow into over a run.
+SAME_CURVE = 0.05
+WELL_UNDER = 0.85  # of the text's order-0 entropy
+
+HEADER = [
+    "experts",
+    "validation bits/byte",
+    "tokens/s",
+    "MoE layers ms/step",
+    "MoE share",
+    "peak memory",
+    "first-step gradients",
+]
+
+
+def table(results: Results) -> list[list[str]]:
+    tokens = results["config"]["batch"] * results["config"]["context"]
+    rows = []
+    for run in results["runs"]:
+        difference = run["gradient_difference"]["value"]
+        rows.append(
+            [
+                run["name"],
+                f"{final_bits(run):.3f}",
+                f"{tokens / run['step_seconds']:,.0f}",
+                f"{1000 * run['moe_seconds']:.0f}",
+                f"{100 * run['moe_share']:.0f} %",
+                f"{run['peak_bytes'] / 2**20:,.0f} MiB",
+                "the reference" if run is results["runs"][0] else f"{difference:.1e} off",
+            ]
+        )
+    return rows
+
+
+def as_text(rows: list[list[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:])]
+        lines.append("  ".join(cells))
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def final_bits(run: dict[str, Any]) -> float:
+    return run["validation"][-1][1]
+
+
+def findings(results: Results) -> list[tuple[bool, str]]:
+    """(holds, sentence) for each thing that the demo is there to show."""
+    baseline, *others = results["runs"]
+    moire = [run for run in others if run["experts"] == "moire"]
+    entropy = results["text"]["entropy"]
+    worst = max(results["runs"], key=final_bits)
+    found = [
+        (
+            final_bits(worst) <= WELL_UNDER * entropy,
+            f"every run learned: at most {final_bits(worst):.2f} bits per byte,"
+            f" where the text's order-0 entropy is {entropy:.2f}",
+        )
+    ]
+    if moire:
+        apart = max(moire, key=lambda run: abs(final_bits(run) - final_bits(baseline)))
+        gap = abs(final_bits(apart) - final_bits(baseline))
+        found.append(
+            (
+                gap <= SAME_CURVE,
+                f"the curves lie on each other: {gap:.3f} bits apart at the end at most ({apart['name']})",
+            )
+        )
+    for run in moire:
+        ratio = baseline["moe_seconds"] / run["moe_seconds"]
+        found.append(
+            (
+                ratio > 1,
+                f"MoE layers of {run['name']}: {ratio:.2f} × the speed of {baseline['name']}",
+            )
+        )
+    return found

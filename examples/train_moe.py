@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Trains a small mixture-of-experts language model on real text, several times from the same start: with expert layers of plain
+PyTorch and with moire's. Prints a table and writes build/demo/report.html and build/demo/results.json. See --help."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from moe_demo import recipes as recipe_list
+from moe_demo import report, results, text
+from moe_demo.progress import Progress
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    config = make_config(arguments)
+    if arguments.worker:
+        return work(arguments, config)
+
+    chosen = choose_recipes(arguments.recipes, config.device)
+    data = text.load(arguments.text, config.seed)
+    print(f"text: {data.source}; order-0 entropy {data.entropy:.2f} bits per byte")
+    print(describe(config))
+    runs = [run(recipe, config, arguments) for recipe in chosen]
+    found = {
+        "config": dataclasses.asdict(config),
+        "text": {"source": data.source, "entropy": data.entropy},
+        "machine": machine(),
+        "command": " ".join(["python", "examples/train_moe.py", *sys.argv[1:]]),
+        "runs": runs,
+    }
+    print("\n" + results.as_text([results.HEADER, *results.table(found)]) + "\n")
+    for holds, sentence in results.findings(found):
+        print(("yes  " if holds else "NO   ") + sentence)
+
+    out = Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+    (out / "report.html").write_text(report.render(found))
+    print(f"\nwrote {out / 'report.html'} and results.json beside it")
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    names = ", ".join(r.name for r in recipe_list.RECIPES)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--text",
+        nargs="+",
+        metavar="FILE",
+        help="train on these files (default: the standard library's sources)",
+    )
+    parser.add_argument(
+        "--steps", type=int, help=f"optimizer steps per run (default {recipe_list.Config.steps})"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a tiny model for a few steps: seconds instead of minutes",
+    )
+    parser.add_argument(
+        "--recipes",
+        nargs="+",
+        metavar="NAME",
+        help=f"run only these, the first is compared with; of {names}",
+    )
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], help="default: cuda where moire has it, else cpu"
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads (default: what PyTorch chooses)")
+    parser.add_argument("--seed", type=int, help="of weights and batches (default 1)")
+    parser.add_argument(
+        "--out",
+        default=str(ROOT / "build" / "demo"),
+        help="folder of the report (default build/demo)",
+    )
+    parser.add_argument(
+        "--worker", help=argparse.SUPPRESS
+    )  # the recipe that this process trains, as the parent's child
+    return parser.parse_args()
+
+
+def make_config(arguments: argparse.Namespace) -> recipe_list.Config:
+    changes = dict(recipe_list.QUICK) if arguments.quick else {}
+    for name in ("steps", "threads", "seed"):
+        value = getattr(arguments, name)
+        if value is not None:
+            if value < 1:
+                raise SystemExit(f"--{name} is {value}, but must be at least 1")
+            changes[name] = value
+    return recipe_list.Config(**changes, device=choose_device(arguments.device))
+
+
+def choose_device(wanted: str | None) -> str:
+    from moe_demo import device
+
+    reason = device.why_no_cuda()
+    if wanted == "cuda" and reason:
+        raise SystemExit(f"--device cuda: {reason}")
+    return wanted or ("cpu" if reason else "cuda")
+
+
+def choose_recipes(names: list[str] | None, device: str) -> list[recipe_list.Recipe]:
+    if not names:
+        return recipe_list.recipes_for_this_machine(device)
+    known = {r.name: r for r in recipe_list.RECIPES}
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"--recipes: there is no {name}; there are {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def work(arguments: argparse.Namespace, config: recipe_list.Config) -> int:
+    """The child: trains one recipe and writes one JSON object per event to stdout."""
+    from moe_demo import training
+
+    def write(event: str, **values: object) -> None:
+        print(json.dumps({"event": event, **values}), flush=True)
+
+    recipe = next(r for r in recipe_list.RECIPES if r.name == arguments.worker)
+    training.train(recipe, config, text.load(arguments.text, config.seed), write)
+    return 0
+
+
+def run(
+    recipe: recipe_list.Recipe, config: recipe_list.Config, arguments: argparse.Namespace
+) -> dict:
+    """Trains in a child process and collects what it reports."""
+    command = [
+        sys.executable,
+        __file__,
+        *sys.argv[1:],
+        "--device",
+        config.device,
+        "--worker",
+        recipe.name,
+    ]
+    found: dict = {**dataclasses.asdict(recipe), "train": [], "validation": []}
+    progress = Progress(recipe.name, config.steps)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        for line in child.stdout:
+            event = json.loads(line)
+            kind = event.pop("event")
+            if kind == "step":
+                found["train"].append([event["step"], event["bits"]])
+                progress.update(**event)
+            elif kind == "validation":
+                found["validation"].append([event["step"], event["bits"]])
+            else:
+                found.update(event)
+    if child.returncode != 0 or "step_seconds" not in found:
+        raise SystemExit(f"{recipe.name} failed; its message is above")
+    speed = config.tokens_per_step / found["step_seconds"]
+    progress.finish(f"validation {results.final_bits(found):.3f} bits/byte, {speed:,.0f} tokens/s")
+    return found
+
+
+def describe(config: recipe_list.Config) -> str:
+    return (
+        f"model: {config.layers} layers, hidden {config.hidden}, {config.experts} experts of width {config.width},"
+        f" top {config.top_k}; {config.steps} steps of {config.tokens_per_step} tokens on {config.device}"
+    )
+
+
+def machine() -> dict[str, str]:
+    import torch
+
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = [
+            line.split(":", 1)[1].strip()
+            for line in cpuinfo.read_text().splitlines()
+            if "model name" in line
+        ]
+        name = models[0] if models else name
+    return {
+        "cpu": name,
+        "threads": str(torch.get_num_threads()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
