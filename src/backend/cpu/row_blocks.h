@@ -1,0 +1,55 @@
+// Blocks of 64 rows of each group, counted from the group's first row: what sums over a group's
+// rows are cut into, so that threads can share a group and the sum keeps one order.
+//
+// Block b of group g has the index offsets[g] / 64 + g + b. Indices of different groups never meet,
+// because a group of m rows from row o has ceil(m / 64) <= (o + m) / 64 - o / 64 + 1 blocks; some
+// indices belong to no block. Hence the number of indices follows from the capacity alone.
+#pragma once
+
+#include <moire.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace moire::cpu {
+
+inline constexpr int64_t kBlockRows = 64;
+
+struct RowBlock {
+  int64_t group;
+  int64_t first, end;  // rows; empty if the index belongs to no block
+};
+
+class RowBlocks {
+ public:
+  explicit RowBlocks(const moire_groups& groups) : groups_(groups) {}
+
+  // Block indices of any splits: each partial sum needs a place for that many.
+  static int64_t bound(int64_t num_groups, int64_t capacity) {
+    return num_groups == 0 ? 0 : capacity / kBlockRows + num_groups;
+  }
+  int64_t bound() const { return bound(groups_.num_groups, groups_.capacity); }
+  int64_t first_of(int64_t group) const { return groups_.offsets[group] / kBlockRows + group; }
+  int64_t count_of(int64_t group) const {
+    const int64_t rows = groups_.offsets[group + 1] - groups_.offsets[group];
+    return (rows + kBlockRows - 1) / kBlockRows;
+  }
+
+  RowBlock at(int64_t index) const {
+    // The last group whose first index is not past this one.
+    int64_t low = 0, high = groups_.num_groups;
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      (first_of(middle) <= index ? low : high) = middle;
+    }
+    const int64_t end = groups_.offsets[low + 1];
+    const int64_t first =
+        std::min(end, groups_.offsets[low] + (index - first_of(low)) * kBlockRows);
+    return {low, first, std::min(end, first + kBlockRows)};
+  }
+
+ private:
+  moire_groups groups_;
+};
+
+}  // namespace moire::cpu
