@@ -1,16 +1,70 @@
-// Scaffold: grouped_gemm_wgrad on the CPU.
+// grouped_gemm_wgrad on the CPU: the engine with K running over each group's rows.
+#include "backend/cpu/gemm/engine.h"
 #include "backend/cpu/implementations.h"
 
 namespace moire::cpu {
+namespace {
+
+using gemm::RaggedK;
+using gemm::Sums;
+
+RaggedK problem(const GroupedGemmWgradArgs& args) {
+  RaggedK p;
+  p.a = args.a;
+  p.a_row_idx = args.a_row_idx;
+  p.b = args.b;
+  p.b_row_idx = args.b_row_idx;
+  p.m = p.a.columns();
+  p.n = p.b.columns();
+  p.groups = args.groups;
+  return p;
+}
+
+// d = round(sum), or round(d + sum).
+struct Accumulate {
+  const gemm::Kernels& kernels;
+  Weight d;
+  int32_t beta;
+  const uint8_t* beta_per_group;
+  const int64_t* offsets;
+
+  void apply(const Sums& s) const {
+    const bool accumulate = beta_per_group != nullptr ? beta_per_group[s.group] != 0 : beta != 0;
+    // Adding the zeros of an empty group would turn -0 into +0.
+    if (accumulate && offsets[s.group] == offsets[s.group + 1]) return;
+    const TensorView matrix = d.matrix(s.group);
+    float before[gemm::kPlainChunk];
+    for (int64_t r = 0; r < s.rows; ++r) {
+      void* const target = gemm::element(matrix, s.first_row + r, s.first_column);
+      float* const sums = s.data + r * s.pitch;
+      if (accumulate) {
+        kernels.decode(target, matrix.type(), s.columns, before);
+        kernels.add_scaled(before, 1.0F, s.columns, sums);
+      }
+      kernels.encode(sums, s.columns, matrix.type(), target);
+    }
+  }
+};
+
+Status run(const Context& context, const GroupedGemmWgradArgs& args) {
+  const Accumulate accumulate{gemm::kernels(), args.d, args.beta, args.beta_per_group,
+                              args.groups.offsets};
+  gemm::multiply_ragged_k(context, problem(args), args.workspace, accumulate);
+  return {};
+}
+
+}  // namespace
 
 const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
     "cpu",
     Device::kCpu,
-    [](const DeviceState&, const GroupedGemmWgradArgs&) { return Reason("scaffold"); },
-    no_workspace,
-    [](const DeviceState&, const GroupedGemmWgradArgs&) { return std::string(); },
-    [](const Context&, const GroupedGemmWgradArgs&) {
-      return Status(Code::kInternal, "scaffold");
-    }};
+    supports_everything,
+    [](const DeviceState& state, const GroupedGemmWgradArgs& args) {
+      return gemm::workspace_bytes(problem(args), state.num_threads);
+    },
+    [](const DeviceState& state, const GroupedGemmWgradArgs& args) {
+      return gemm::policy_text(gemm::tile_limits(problem(args)), state);
+    },
+    run};
 
 }  // namespace moire::cpu

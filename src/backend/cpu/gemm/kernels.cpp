@@ -8,9 +8,9 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "backend/cpu/convert-inl.h"
 #include "backend/cpu/gemm/micro_kernel-inl.h"
 #include "backend/cpu/gemm/pack-inl.h"
-#include "core/float_formats.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::gemm::HWY_NAMESPACE {
@@ -47,30 +47,27 @@ void Multiply(const float* const* left, int64_t num_rows, const float* right, in
 }
 
 void Decode(const void* source, DType dtype, int64_t n, float* target) {
-  const auto* bits = static_cast<const uint16_t*>(source);
-  if (dtype == DType::kFP32) {
-    std::memcpy(target, source, static_cast<size_t>(n) * sizeof(float));
-  } else if (dtype == DType::kBF16) {
-    for (int64_t i = 0; i < n; ++i) target[i] = bf16_to_float(bits[i]);
-  } else {
-    for (int64_t i = 0; i < n; ++i) target[i] = fp16_to_float(bits[i]);
-  }
+  cpu::HWY_NAMESPACE::DecodeRow(source, dtype, static_cast<size_t>(n), target);
 }
 
 void Encode(const float* source, int64_t n, DType dtype, void* target) {
-  auto* bits = static_cast<uint16_t*>(target);
-  if (dtype == DType::kFP32) {
-    std::memcpy(target, source, static_cast<size_t>(n) * sizeof(float));
-  } else if (dtype == DType::kBF16) {
-    for (int64_t i = 0; i < n; ++i) bits[i] = float_to_bf16(source[i]);
-  } else {
-    for (int64_t i = 0; i < n; ++i) bits[i] = float_to_fp16(source[i]);
+  cpu::HWY_NAMESPACE::EncodeRow(source, static_cast<size_t>(n), dtype, target);
+}
+
+void AddScaled(const float* values, float scale, int64_t n, float* sums) {
+  const FloatTag d;
+  const auto factor = hn::Set(d, scale);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const auto live = hn::FirstN(d, static_cast<size_t>(std::min(kLanes, n - i)));
+    const auto value = hn::MaskedLoad(live, d, values + i);
+    const auto sum = hn::MulAdd(factor, value, hn::MaskedLoad(live, d, sums + i));
+    hn::BlendedStore(sum, live, d, sums + i);
   }
 }
 
 const Kernels* GetKernels() {
-  static constexpr Kernels set = {kMicroRows, kPanelWidth, kLanes,       Decode,
-                                  Encode,     Transpose,   CopyToPanels, Multiply};
+  static constexpr Kernels set = {kMicroRows, kPanelWidth, kLanes,       Decode,  Encode,
+                                  AddScaled,  Transpose,   CopyToPanels, Multiply};
   return &set;
 }
 

@@ -4,9 +4,10 @@
 // FP32, each contiguous in k, whose elements are broadcast; `right` is packed in panels, whose rows
 // are vectors. Both are FP32: storage types are decoded on the way here.
 //
-// The rule that all bits rest on: an element's sum over one block of at most kBlockK products is one
-// chain of fused multiply-adds from zero with k ascending, and blocks are added in order. Neither
-// the panel width nor the number of rows enters, so every instruction set gives the same bits.
+// The rule that all bits rest on: an element's sum over one block of at most kBlockK products is
+// one chain of fused multiply-adds from zero with k ascending, and blocks are added in order.
+// Neither the panel width nor the number of rows enters, so every instruction set gives the same
+// bits.
 #pragma once
 
 #include <moire/tensor.h>
@@ -24,8 +25,8 @@ inline constexpr int64_t kMaxMicroRows = 8;
 // Rows that one call of `transpose` takes together: the count must be a multiple of it.
 inline constexpr int64_t kTransposeRows = 8;
 
-// A panel's columns: `width` of them, the last panel as many vectors as it needs. Panels follow each
-// other, each [kc][its width].
+// A panel's columns: `width` of them, the last panel as many vectors as it needs. Panels follow
+// each other, each [kc][its width].
 struct Kernels {
   int64_t micro_rows;   // rows of the largest micro-tile
   int64_t panel_width;  // columns of a full panel
@@ -33,6 +34,9 @@ struct Kernels {
 
   void (*decode)(const void* source, DType dtype, int64_t n, float* target);
   void (*encode)(const float* source, int64_t n, DType dtype, void* target);
+
+  // sums += scale * values, one multiply-add each.
+  void (*add_scaled)(const float* values, float scale, int64_t n, float* sums);
 
   // target[c * pitch + r] = rows[r][c]; num_rows is a multiple of kTransposeRows.
   void (*transpose)(const float* const* rows, int64_t num_rows, int64_t num_columns, float* target,

@@ -1,0 +1,81 @@
+#include "backend/cpu/gemm/engine.h"
+
+#include "core/format.h"
+
+namespace moire::cpu::gemm {
+namespace {
+
+// Measured on an AVX2 machine with 512 KiB of L2 per core: see docs/kernels/cpu_grouped_gemm.md.
+constexpr TileLimits kWeightsLeft = {256, 960};
+constexpr TileLimits kWeightsRight = {192, 288};
+constexpr TileLimits kWgrad = {192, 288};
+// Columns of a paired product count twice.
+constexpr TileLimits kPairsLeft = {256, 512};
+constexpr TileLimits kPairsRight = {192, 128};
+
+constexpr int64_t kWgradStep = 48;  // whole micro-tiles of 6 or 8 rows
+constexpr int64_t kPatchFloats = 16 * 128;
+
+}  // namespace
+
+TileLimits tile_limits(const RaggedM& p) {
+  const TileLimits most = p.weight_is_nk ? (p.columns.paired ? kPairsLeft : kWeightsLeft)
+                                         : (p.columns.paired ? kPairsRight : kWeightsRight);
+  const int64_t whole_chunks = most.columns / p.columns.chunk * p.columns.chunk;
+  return limit_tiles({most.rows, whole_chunks}, p.groups.capacity, p.row_step, p.columns.outputs,
+                     p.columns.chunk);
+}
+
+TileLimits tile_limits(const RaggedK& p) {
+  return limit_tiles(kWgrad, p.m, kWgradStep, p.n, kPlainChunk);
+}
+
+ScratchSize scratch_size(const RaggedM& p) {
+  const TileLimits limits = tile_limits(p);
+  const int64_t columns = limits.columns * p.columns.per_output();
+  const int64_t left = kMaxMicroRows * kLeftPitch;
+  if (p.weight_is_nk) {
+    return {padded(limits.rows) * kBlockK, columns * sums_pitch(limits.rows), left,
+            kTransposeRows * kBlockK, kPatchFloats};
+  }
+  return {padded(columns) * kBlockK, limits.rows * sums_pitch(columns), left,
+          kTransposeRows * columns, 0};
+}
+
+ScratchSize scratch_size(const RaggedK& p) {
+  const TileLimits limits = tile_limits(p);
+  return {padded(limits.columns) * kBlockK, limits.rows * sums_pitch(limits.columns),
+          limits.rows * (kLeftPitch + kTransposeRows), kTransposeRows * limits.columns, 0};
+}
+
+size_t workspace_bytes(const RaggedM& p, int num_threads) {
+  return aligned(static_cast<size_t>(p.groups.num_groups + 1) * sizeof(int64_t)) +
+         scratch_size(p).bytes() * static_cast<size_t>(num_threads);
+}
+
+size_t workspace_bytes(const RaggedK& p, int num_threads) {
+  return scratch_size(p).bytes() * static_cast<size_t>(num_threads);
+}
+
+std::string policy_text(TileLimits limits, const DeviceState& state) {
+  return concat("tiles up to ", limits.rows, " x ", limits.columns, ", K blocks of ", kBlockK, ", ",
+                state.num_threads, state.num_threads == 1 ? " thread, " : " threads, ", state.simd);
+}
+
+void zero_rows(ThreadPool& pool, const TensorView& output, int64_t first) {
+  constexpr int64_t kRowsPerTask = 64;
+  const int64_t capacity = output.shape[0];
+  const int64_t columns = output.rank == 1 ? 1 : output.columns();
+  const int64_t stride = output.rank == 1 ? 1 : output.stride();
+  const int64_t size = dtype_size(output.type());
+  const int64_t tasks = (capacity - first + kRowsPerTask - 1) / kRowsPerTask;
+  pool.parallel_for(tasks, [&](int64_t task, int) {
+    const int64_t begin = first + task * kRowsPerTask;
+    for (int64_t row = begin; row < std::min(begin + kRowsPerTask, capacity); ++row) {
+      std::memset(static_cast<char*>(output.data) + row * stride * size, 0,
+                  static_cast<size_t>(columns * size));
+    }
+  });
+}
+
+}  // namespace moire::cpu::gemm

@@ -1,0 +1,218 @@
+// The grouped GEMM: tiles shared out over threads; of each tile, K blocks packed and multiplied by
+// the kernels, then an epilogue over the finished sums. Start at multiply_ragged_m.
+//
+// Two arrangements, chosen by how the weight lies, so that neither a weight nor a sum is ever
+// transposed element by element:
+//   weights on the left   weight [n, k]: its rows are read where they lie and broadcast; the few
+//                         activations of a group are transposed into panels, and so is the sum
+//   weights on the right  weight [k, n]: copied into panels; activations are broadcast
+// wgrad has both operands running down rows and is the second, with its left operand transposed.
+#pragma once
+
+#include <moire/context.h>
+#include <moire/groups.h>
+#include <moire/tensor.h>
+
+#include <concepts>
+#include <cstring>
+
+#include "backend/cpu/gemm/columns.h"
+#include "backend/cpu/gemm/kernels.h"
+#include "backend/cpu/gemm/operands.h"
+#include "backend/cpu/gemm/scratch.h"
+#include "backend/cpu/gemm/tiling.h"
+#include "core/device_state.h"
+
+namespace moire::cpu::gemm {
+
+// Finished sums of some rows and the columns of one chunk (or several, of a plain product); an
+// epilogue may overwrite them. Of a paired product data has 2 * columns columns, gates then ups.
+struct Sums {
+  float* data;
+  int64_t pitch;
+  int64_t group;
+  int64_t first_row, rows;
+  int64_t first_column, columns;
+};
+
+// What happens to finished sums. Called once for each element, by any thread; rows of a group come
+// in whole tiles, in order within a tile.
+template <class T>
+concept Epilogue = requires(const T& t, const Sums& sums) {
+  { t.apply(sums) } -> std::same_as<void>;
+};
+
+// d = a * op(weight), for rows of a in groups.
+struct RaggedM {
+  TensorView a, row_idx;
+  Weight weight;
+  bool weight_is_nk;  // [n, k]; else [k, n]
+  Columns columns;
+  int64_t k;
+  Groups groups;
+  int64_t row_step;  // tiles start at multiples of it, from the group's first row
+};
+
+// d_g = a_g^T * b_g over the rows of each group.
+struct RaggedK {
+  TensorView a, a_row_idx, b, b_row_idx;
+  int64_t m, n;
+  Groups groups;
+};
+
+TileLimits tile_limits(const RaggedM& p);
+TileLimits tile_limits(const RaggedK& p);
+size_t workspace_bytes(const RaggedM& p, int num_threads);
+size_t workspace_bytes(const RaggedK& p, int num_threads);
+ScratchSize scratch_size(const RaggedM& p);
+ScratchSize scratch_size(const RaggedK& p);
+// "tiles up to 256 x 1024, K blocks of 256, 2 threads, AVX2"
+std::string policy_text(TileLimits limits, const DeviceState& state);
+
+// The address of element [row, column].
+inline char* element(const TensorView& t, int64_t row, int64_t column) {
+  return static_cast<char*>(t.data) + (row * t.stride() + column) * dtype_size(t.type());
+}
+
+// Rows [first, capacity) of an output: exact zeros.
+void zero_rows(ThreadPool& pool, const TensorView& output, int64_t first);
+// Rows in use: offsets[G].
+inline int64_t rows_in_use(const Groups& groups) {
+  return groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
+}
+
+// sums[i][j] (+)= left[first + i] * panels over one K block, for `count` rows.
+template <LeftOperand Left>
+void multiply_block(const Kernels& kernels, const Left& left, KBlock block, int64_t first,
+                    int64_t count, const Scratch& scratch, int64_t num_columns, float* sums,
+                    int64_t pitch) {
+  // Micro-tiles of nearly equal height run faster than full ones and a short last one.
+  const int64_t micro_tiles = (count + kernels.micro_rows - 1) / kernels.micro_rows;
+  for (int64_t i = 0; i < micro_tiles; ++i) {
+    const int64_t begin = count * i / micro_tiles, end = count * (i + 1) / micro_tiles;
+    const float* rows[kMaxMicroRows];
+    left.rows(kernels, block, first + begin, end - begin, scratch.left, rows);
+    kernels.multiply(rows, end - begin, scratch.panels, num_columns, block.length,
+                     sums + begin * pitch, pitch, block.first != 0);
+  }
+}
+
+// Hands sums that lie column by column to the epilogue, kRows rows at a time.
+template <Epilogue E>
+void finish_transposed(const Kernels& kernels, const E& epilogue, const float* sums, int64_t pitch,
+                       int64_t num_columns, Sums chunk, float* patch) {
+  constexpr int64_t kRows = 16, kMost = 128;
+  const float* columns[kMost];
+  const int64_t padded_columns =
+      (num_columns + kTransposeRows - 1) / kTransposeRows * kTransposeRows;
+  for (int64_t row = 0; row < chunk.rows; row += kRows) {
+    const int64_t rows = std::min(kRows, chunk.rows - row);
+    for (int64_t c = 0; c < padded_columns; ++c) {
+      columns[c] = c < num_columns ? sums + c * pitch + row : kZeros.data();
+    }
+    kernels.transpose(columns, padded_columns, rows, patch, kMost);
+    epilogue.apply(Sums{patch, kMost, chunk.group, chunk.first_row + row, rows, chunk.first_column,
+                        chunk.columns});
+  }
+}
+
+// A tile with the weight on the left: sums lie as [columns][rows].
+template <Epilogue E>
+void run_tile_weights_left(const Kernels& kernels, const RaggedM& p, const Tile& tile,
+                           const Scratch& scratch, const E& epilogue) {
+  const int64_t factor = p.columns.per_output(), pitch = sums_pitch(tile.rows);
+  const RowsOnLeft left{RowReader(p.weight.matrix(tile.group), {}), tile.first_column * factor,
+                        &p.columns};
+  const RowsOnRight right{RowReader(p.a, p.row_idx), tile.first_row};
+  int64_t k = 0;
+  do {
+    const KBlock block{k, std::min(kBlockK, p.k - k)};
+    k += block.length;
+    right.pack(kernels, block, 0, tile.rows, scratch.panels, scratch.decoded);
+    for (int64_t c = 0; c < tile.columns; c += p.columns.chunk) {
+      const int64_t width = p.columns.width(tile.first_column + c);
+      float* const sums = scratch.sums + c * factor * pitch;
+      multiply_block(kernels, left, block, c * factor, width * factor, scratch, tile.rows, sums,
+                     pitch);
+      if (k < p.k) continue;
+      finish_transposed(
+          kernels, epilogue, sums, pitch, width * factor,
+          Sums{nullptr, 0, tile.group, tile.first_row, tile.rows, tile.first_column + c, width},
+          scratch.patch);
+    }
+  } while (k < p.k);
+}
+
+// A tile with the weight, or wgrad's second operand, on the right: sums lie as [rows][columns].
+template <LeftOperand Left, RightOperand Right, Epilogue E>
+void run_tile_rows_left(const Kernels& kernels, const Left& left, const Right& right, int64_t num_k,
+                        const Columns& columns, const Tile& tile, const Scratch& scratch,
+                        const E& epilogue) {
+  const int64_t factor = columns.per_output(), pitch = sums_pitch(tile.columns * factor);
+  int64_t k = 0;
+  do {
+    const KBlock block{k, std::min(kBlockK, num_k - k)};
+    k += block.length;
+    right.pack(kernels, block, tile.first_column * factor, tile.columns * factor, scratch.panels,
+               scratch.decoded);
+    left.stage(kernels, block, tile.rows, scratch.left);
+    multiply_block(kernels, left, block, 0, tile.rows, scratch, tile.columns * factor, scratch.sums,
+                   pitch);
+  } while (k < num_k);
+  for (int64_t c = 0; c < tile.columns; c += columns.chunk) {
+    epilogue.apply(Sums{scratch.sums + c * factor, pitch, tile.group, tile.first_row, tile.rows,
+                        tile.first_column + c, columns.width(tile.first_column + c)});
+  }
+}
+
+template <Epilogue E>
+void multiply_ragged_m(const Context& context, const RaggedM& p, const Workspace& workspace,
+                       const E& epilogue) {
+  const Kernels& set = kernels();
+  ThreadPool& pool = *context.state().pool;
+  Carver carver(workspace.data);
+  auto* prefix = carver.take<int64_t>(p.groups.num_groups + 1);
+  const ScratchSize size = scratch_size(p);
+  auto* scratch = carver.take<char>(static_cast<int64_t>(size.bytes()) * pool.num_threads());
+  const RaggedRows tiles(p.groups, tile_limits(p), p.row_step, p.columns.outputs, p.columns.chunk,
+                         pool.num_threads(), prefix);
+  pool.parallel_for(tiles.count(), [&](int64_t task, int thread) {
+    const Tile tile = tiles.tile(task);
+    const Scratch mine(size, scratch + static_cast<size_t>(thread) * size.bytes());
+    if (p.weight_is_nk) {
+      run_tile_weights_left(set, p, tile, mine, epilogue);
+    } else {
+      const RowsOnLeft left{RowReader(p.a, p.row_idx), tile.first_row, nullptr};
+      const ColumnsOnRight right{RowReader(p.weight.matrix(tile.group), {}), 0, &p.columns};
+      run_tile_rows_left(set, left, right, p.k, p.columns, tile, mine, epilogue);
+    }
+  });
+}
+
+template <Epilogue E>
+void multiply_ragged_k(const Context& context, const RaggedK& p, const Workspace& workspace,
+                       const E& epilogue) {
+  const Kernels& set = kernels();
+  ThreadPool& pool = *context.state().pool;
+  const ScratchSize size = scratch_size(p);
+  const TileLimits limits = tile_limits(p);
+  const Columns columns = Columns::plain(p.n);
+  const int64_t row_tiles = (p.m + limits.rows - 1) / limits.rows;
+  const int64_t column_tiles = (p.n + limits.columns - 1) / limits.columns;
+  pool.parallel_for(p.groups.num_groups * row_tiles * column_tiles, [&](int64_t task, int thread) {
+    const int64_t group = task / (row_tiles * column_tiles);
+    const int64_t row = task % row_tiles * limits.rows;
+    const int64_t column = task / row_tiles % column_tiles * limits.columns;
+    const Tile tile{group, row, std::min(limits.rows, p.m - row), column,
+                    std::min(limits.columns, p.n - column)};
+    const int64_t first_k = p.groups.offsets[group];
+    const ColumnsOnLeft left{RowReader(p.a, p.a_row_idx), first_k, row};
+    const ColumnsOnRight right{RowReader(p.b, p.b_row_idx), first_k, &columns};
+    const Scratch mine(
+        size, static_cast<char*>(workspace.data) + static_cast<size_t>(thread) * size.bytes());
+    run_tile_rows_left(set, left, right, p.groups.offsets[group + 1] - first_k, columns, tile, mine,
+                       epilogue);
+  });
+}
+
+}  // namespace moire::cpu::gemm

@@ -1,0 +1,183 @@
+// The operands of a block product: where their elements lie and how they come into the cache
+// blocks. A quantised format joins by a reader that decodes its rows.
+#pragma once
+
+#include <moire/tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstdint>
+
+#include "backend/cpu/gemm/columns.h"
+#include "backend/cpu/gemm/kernels.h"
+
+namespace moire::cpu::gemm {
+
+// As long as any row of zeros has to be.
+inline constexpr std::array<float, kBlockK> kZeros{};
+
+// Rows left of a block product's sum keep this distance, an odd number of cache lines, so that a
+// column of them spreads over the cache's sets.
+inline constexpr int64_t kLeftPitch = kBlockK + 16;
+
+// Rows of a matrix as floats, perhaps looked up through an index.
+class RowReader {
+ public:
+  RowReader(const TensorView& matrix, const TensorView& row_idx)
+      : data_(static_cast<const char*>(matrix.data)),
+        dtype_(matrix.type()),
+        element_bytes_(dtype_size(matrix.type())),
+        row_bytes_(matrix.stride() * element_bytes_),
+        index_(row_idx.is_present() ? row_idx.data : nullptr),
+        index_is_64_bits_(row_idx.type() == DType::kInt64) {}
+
+  // Elements [column, column + n) of a row: where they lie if they are FP32, else decoded into
+  // scratch.
+  const float* read(const Kernels& k, int64_t row, int64_t column, int64_t n,
+                    float* scratch) const {
+    const char* p = data_ + source(row) * row_bytes_ + column * element_bytes_;
+    if (dtype_ == DType::kFP32) return reinterpret_cast<const float*>(p);
+    k.decode(p, dtype_, n, scratch);
+    return scratch;
+  }
+
+ private:
+  int64_t source(int64_t row) const {
+    if (index_ == nullptr) return row;
+    return index_is_64_bits_ ? static_cast<const int64_t*>(index_)[row]
+                             : static_cast<const int32_t*>(index_)[row];
+  }
+
+  const char* data_;
+  DType dtype_;
+  int64_t element_bytes_;
+  int64_t row_bytes_;
+  const void* index_;
+  bool index_is_64_bits_;
+};
+
+// One K block of a product.
+struct KBlock {
+  int64_t first;
+  int64_t length;  // at most kBlockK
+};
+
+// `stage` prepares a K block for rows [0, count); `rows` then gives the floats of some of them.
+template <class T>
+concept LeftOperand = requires(const T& t, const Kernels& kernels, KBlock block, int64_t i,
+                               float* scratch, const float** rows) {
+  { t.stage(kernels, block, i, scratch) } -> std::same_as<void>;
+  { t.rows(kernels, block, i, i, scratch, rows) } -> std::same_as<void>;
+};
+
+// Packs columns [first, first + count) of a K block into panels. `scratch` holds kTransposeRows
+// rows of max(kBlockK, count) floats.
+template <class T>
+concept RightOperand = requires(const T& t, const Kernels& kernels, KBlock block, int64_t i,
+                                float* panels, float* scratch) {
+  { t.pack(kernels, block, i, i, panels, scratch) } -> std::same_as<void>;
+};
+
+// Left rows that are contiguous in k: activations, or weights [n, k] (through the column map).
+struct RowsOnLeft {
+  RowReader matrix;
+  int64_t first = 0;
+  const Columns* columns = nullptr;  // of a weight: row i is the weight's row columns->source(i)
+
+  void stage(const Kernels&, KBlock, int64_t, float*) const {}
+  void rows(const Kernels& kernels, KBlock block, int64_t i, int64_t count, float* scratch,
+            const float** out) const {
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t row = columns != nullptr ? columns->source(first + i + r) : first + i + r;
+      out[r] = matrix.read(kernels, row, block.first, block.length, scratch + r * kLeftPitch);
+    }
+  }
+};
+
+// Left rows that run down the columns of a matrix [k, m] (wgrad): transposed, a block at a time.
+struct ColumnsOnLeft {
+  RowReader matrix;
+  int64_t first_k = 0;  // row of the matrix where k = 0
+  int64_t first = 0;    // its column where the tile starts
+
+  void stage(const Kernels& kernels, KBlock block, int64_t count, float* scratch) const {
+    float* const decoded = scratch + count * kLeftPitch;
+    for (int64_t k = 0; k < block.length; k += kTransposeRows) {
+      const float* rows[kTransposeRows];
+      for (int64_t i = 0; i < kTransposeRows; ++i) {
+        // Rows past the block repeat its last one: what they become is never read.
+        const int64_t row = first_k + block.first + std::min(k + i, block.length - 1);
+        rows[i] = matrix.read(kernels, row, first, count, decoded + i * count);
+      }
+      kernels.transpose(rows, kTransposeRows, count, scratch + k, kLeftPitch);
+    }
+  }
+  void rows(const Kernels&, KBlock, int64_t i, int64_t count, float* scratch,
+            const float** out) const {
+    for (int64_t r = 0; r < count; ++r) out[r] = scratch + (i + r) * kLeftPitch;
+  }
+};
+
+// Right columns that are contiguous in k: the activations beside weights on the left.
+struct RowsOnRight {
+  RowReader matrix;
+  int64_t first_row = 0;
+
+  void pack(const Kernels& kernels, KBlock block, int64_t first, int64_t count, float* panels,
+            float* scratch) const {
+    for (int64_t at = 0; at < count; at += kernels.panel_width) {
+      const int64_t rest = std::min(kernels.panel_width, count - at);
+      const int64_t width = (rest + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
+      for (int64_t lane = 0; lane < width; lane += kTransposeRows) {
+        const float* rows[kTransposeRows];
+        for (int64_t i = 0; i < kTransposeRows; ++i) {
+          rows[i] = lane + i < rest ? matrix.read(kernels, first_row + first + at + lane + i,
+                                                  block.first, block.length, scratch + i * kBlockK)
+                                    : kZeros.data();
+        }
+        kernels.transpose(rows, kTransposeRows, block.length, panels + at * block.length + lane,
+                          width);
+      }
+    }
+  }
+};
+
+// Right columns that run down a matrix [k, n]: weights of that orientation, or wgrad's second
+// operand.
+struct ColumnsOnRight {
+  RowReader matrix;
+  int64_t first_k = 0;
+  const Columns* columns = nullptr;
+
+  void pack(const Kernels& kernels, KBlock block, int64_t first, int64_t count, float* panels,
+            float* scratch) const {
+    for (int64_t k = 0; k < block.length; k += kTransposeRows) {
+      const int64_t num_rows = std::min(kTransposeRows, block.length - k);
+      const float* rows[kTransposeRows];
+      for (int64_t i = 0; i < num_rows; ++i) {
+        const int64_t row = first_k + block.first + k + i;
+        rows[i] = columns->paired ? read_pairs(kernels, row, first, count, scratch + i * count)
+                                  : matrix.read(kernels, row, first, count, scratch + i * count);
+      }
+      kernels.copy_to_panels(rows, k, num_rows, block.length, count, panels);
+    }
+  }
+
+ private:
+  // Runs of neighbouring columns; of interleaved halves, one by one.
+  const float* read_pairs(const Kernels& kernels, int64_t row, int64_t first, int64_t count,
+                          float* scratch) const {
+    for (int64_t i = 0; i < count;) {
+      const int64_t source = columns->source(first + i);
+      int64_t n = 1;
+      while (i + n < count && columns->source(first + i + n) == source + n) ++n;
+      const float* from = matrix.read(kernels, row, source, n, scratch + i);
+      if (from != scratch + i) std::copy(from, from + n, scratch + i);
+      i += n;
+    }
+    return scratch;
+  }
+};
+
+}  // namespace moire::cpu::gemm
