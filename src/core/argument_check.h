@@ -40,6 +40,8 @@ class ArgumentCheck {
                       !context.is_explaining()) {}
 
   bool ok() const { return status_.ok(); }
+  // Whether offsets and indices may be read now (see above).
+  bool reads_values() const { return reads_values_; }
   Status status() const { return status_; }
 
   // Records "op: parts..." with kInvalidArgument unless `condition` holds.

@@ -1,17 +1,61 @@
-// Scaffold: validation and dispatch of grouped_gemm_glu.
-#include <moire/glu.h>
+// grouped_gemm_glu: validation and dispatch.
 #include <moire/grouped_gemm.h>
-#include <moire/routing.h>
 
 #include "ops/dispatch.h"
+#include "ops/grouped_gemm_check.h"
 
 namespace moire {
+namespace {
+
+using Purpose = ArgumentCheck::Purpose;
+
+Status validate(const Context& context, const GroupedGemmGluArgs& args, Purpose purpose) {
+  ArgumentCheck check("grouped_gemm_glu", context, purpose);
+  const TensorView a(args.a), z(args.z), act(args.act);
+  const Weight b(args.b);
+  const Groups groups(args.groups);
+  const int64_t f = b.out_features() / 2;
+  const NamedSize num_groups{"G", groups.num_groups}, capacity{"capacity", groups.capacity};
+  const NamedSize two_f{"2F", 2 * f}, k{"k", b.in_features()};
+  check.enumerator("tail", args.tail, 2);
+  check.groups(groups);
+  check.require(b.tensor.rank != 3 || b.out_features() % 2 == 0, "b has ", b.out_features(),
+                " out features, must be even: a gate and an up for each column");
+  check.weight("b", b, kFloatTypes, num_groups, two_f, k);
+  check.gated(args.activation, args.layout, f);
+  check_operand(check, "a", a, "row_idx", args.row_idx, groups, "b", k.size);
+  check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, two_f});
+  check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
+  check.tensor("act", act, kFloatTypes, {capacity, {"F", f}});
+  check.optional_tensor("z", z, kFloatTypes, {capacity, two_f});
+  check.same_dtype("z", z, "act", act);
+  check_apart(check, {{"act", act}, {"z", z}},
+              {{"a", a}, {"row_idx", args.row_idx}, {"bias", args.bias}, {"probs", args.probs}},
+              groups, args.workspace);
+  if (check.ok() && purpose == Purpose::kRun) {
+    check_apart(check, {"act", act}, "b", b);
+    check_apart(check, {"z", z}, "b", b);
+  }
+  return check.status();
+}
+
+Cost cost_of(const GroupedGemmGluArgs& args) {
+  return {problem_text(args.groups, args.a, args.b.tensor),
+          bytes_read(args.a, args.row_idx, args.groups) + bytes_of(args.b.tensor) +
+              bytes_of(args.bias) + bytes_of(args.probs),
+          bytes_of(args.z) + bytes_of(args.act)};
+}
+
+}  // namespace
 
 Status grouped_gemm_glu(const Context& context, const GroupedGemmGluArgs& args) {
-  return dispatch(context, "grouped_gemm_glu", args, args.workspace, [] { return Cost{}; });
+  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
+  return dispatch(context, "grouped_gemm_glu", args, args.workspace, [&] { return cost_of(args); });
 }
+
 Status grouped_gemm_glu_workspace(const Context& context, const GroupedGemmGluArgs& args,
                                   size_t* bytes) {
+  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
   return size_workspace(context, "grouped_gemm_glu", args, bytes);
 }
 

@@ -1,18 +1,75 @@
-// Scaffold: validation and dispatch of grouped_gemm_glu_backward.
-#include <moire/glu.h>
+// grouped_gemm_glu_backward: validation and dispatch.
 #include <moire/grouped_gemm.h>
-#include <moire/routing.h>
 
 #include "ops/dispatch.h"
+#include "ops/grouped_gemm_check.h"
 
 namespace moire {
+namespace {
+
+using Purpose = ArgumentCheck::Purpose;
+
+void check_outputs(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args, int64_t f,
+                   Purpose purpose) {
+  const Groups groups(args.groups);
+  const Weight w2(args.w2);
+  const TensorView z(args.z), grad_z(args.grad_z), act(args.act);
+  const NamedSize num_groups{"G", groups.num_groups}, capacity{"capacity", groups.capacity};
+  const NamedSize two_f{"2F", 2 * f};
+  check.tensor("grad_z", grad_z, kFloatTypes, {capacity, two_f});
+  check.same_dtype("grad_z", grad_z, "z", z);
+  check.optional_tensor("act", act, kFloatTypes, {capacity, {"F", f}});
+  check.same_dtype("act", act, "z", z);
+  check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
+  check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {num_groups, two_f});
+  const NamedTensor outputs[] = {{"grad_z", grad_z},
+                                 {"act", act},
+                                 {"grad_probs", args.grad_probs},
+                                 {"grad_bias", args.grad_bias}};
+  check_apart(check, {outputs[0], outputs[1], outputs[2], outputs[3]},
+              {{"grad_y", args.grad_y}, {"row_idx", args.row_idx}, {"z", z}, {"probs", args.probs}},
+              groups, args.workspace);
+  if (!check.ok() || purpose == Purpose::kSizeWorkspace) return;
+  for (const NamedTensor& output : outputs) check_apart(check, output, "w2", w2);
+}
+
+Status validate(const Context& context, const GroupedGemmGluBackwardArgs& args, Purpose purpose) {
+  ArgumentCheck check("grouped_gemm_glu_backward", context, purpose);
+  const Weight w2(args.w2);
+  const Groups groups(args.groups);
+  const NamedSize num_groups{"G", groups.num_groups}, capacity{"capacity", groups.capacity};
+  const NamedSize k{"k", w2.out_features()}, f{"F", w2.in_features()};
+  check.enumerator("tail", args.tail, 2);
+  check.enumerator("beta", args.beta, 2);
+  check.groups(groups);
+  check.weight("w2", w2, kFloatTypes, num_groups, k, f);
+  check.gated(args.activation, args.layout, f.size);
+  check_operand(check, "grad_y", args.grad_y, "row_idx", args.row_idx, groups, "w2", k.size);
+  check.tensor("z", args.z, kFloatTypes, {capacity, {"2F", 2 * f.size}});
+  check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
+  if (check.ok()) check_outputs(check, args, f.size, purpose);
+  return check.status();
+}
+
+Cost cost_of(const GroupedGemmGluBackwardArgs& args) {
+  const int64_t grad_bias = bytes_of(args.grad_bias);
+  return {problem_text(args.groups, args.grad_y, args.w2.tensor),
+          bytes_read(args.grad_y, args.row_idx, args.groups) + bytes_of(args.w2.tensor) +
+              bytes_of(args.z) + bytes_of(args.probs) + (args.beta != 0 ? grad_bias : 0),
+          bytes_of(args.grad_z) + bytes_of(args.act) + bytes_of(args.grad_probs) + grad_bias};
+}
+
+}  // namespace
 
 Status grouped_gemm_glu_backward(const Context& context, const GroupedGemmGluBackwardArgs& args) {
+  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
   return dispatch(context, "grouped_gemm_glu_backward", args, args.workspace,
-                  [] { return Cost{}; });
+                  [&] { return cost_of(args); });
 }
+
 Status grouped_gemm_glu_backward_workspace(const Context& context,
                                            const GroupedGemmGluBackwardArgs& args, size_t* bytes) {
+  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
   return size_workspace(context, "grouped_gemm_glu_backward", args, bytes);
 }
 

@@ -1,17 +1,87 @@
-// Scaffold: validation and dispatch of grouped_gemm_wgrad.
-#include <moire/glu.h>
+// grouped_gemm_wgrad: validation and dispatch.
 #include <moire/grouped_gemm.h>
-#include <moire/routing.h>
+
+#include <cstdint>
 
 #include "ops/dispatch.h"
+#include "ops/grouped_gemm_check.h"
 
 namespace moire {
+namespace {
+
+using Purpose = ArgumentCheck::Purpose;
+
+// The matrices of a list share no byte with each other.
+void check_list(ArgumentCheck& check, const Weight& d) {
+  if (d.list == nullptr || !check.ok()) return;
+  const int64_t num_groups = d.tensor.shape[0];
+  std::vector<std::pair<uintptr_t, int64_t>> starts;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    starts.emplace_back(reinterpret_cast<uintptr_t>(d.list[g]), g);
+  }
+  std::sort(starts.begin(), starts.end());
+  for (size_t i = 1; check.ok() && i < starts.size(); ++i) {
+    const int64_t first = starts[i - 1].second, second = starts[i].second;
+    check.disjoint(concat("d[", first, "]"), d.matrix(first), concat("d[", second, "]"),
+                   d.matrix(second));
+  }
+}
+
+void check_beta(ArgumentCheck& check, const GroupedGemmWgradArgs& args) {
+  check.enumerator("beta", args.beta, 2);
+  if (args.beta_per_group == nullptr || !check.ok() || !check.reads_values()) return;
+  for (int64_t g = 0; check.ok() && g < args.groups.num_groups; ++g) {
+    check.require(args.beta_per_group[g] <= 1, "beta_per_group[", g, "] is ",
+                  args.beta_per_group[g], ", must be 0 or 1");
+  }
+}
+
+Status validate(const Context& context, const GroupedGemmWgradArgs& args, Purpose purpose) {
+  ArgumentCheck check("grouped_gemm_wgrad", context, purpose);
+  const TensorView a(args.a), b(args.b);
+  const Groups groups(args.groups);
+  Weight d(args.d);
+  d.layout = MOIRE_OUT_IN;  // which of m and n is `out` does not matter here
+  const NamedSize m{"m", a.columns()}, n{"n", b.columns()};
+  check.groups(groups);
+  check.ragged("a", a, "a_row_idx", args.a_row_idx, groups, m);
+  check.ragged("b", b, "b_row_idx", args.b_row_idx, groups, n);
+  check.weight("d", d, kFloatTypes, {"G", groups.num_groups}, m, n);
+  check_beta(check, args);
+  if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
+  const NamedTensor inputs[] = {
+      {"a", a},
+      {"a_row_idx", args.a_row_idx},
+      {"b", b},
+      {"b_row_idx", args.b_row_idx},
+      {"groups.offsets", offsets_of(groups)},
+      {"the workspace", bytes_of(args.workspace)},
+  };
+  for (const NamedTensor& input : inputs) check_apart(check, input, "d", d);
+  check_list(check, d);
+  return check.status();
+}
+
+Cost cost_of(const GroupedGemmWgradArgs& args) {
+  const int64_t d = bytes_of(args.d.tensor);
+  const bool reads_d = args.beta != 0 || args.beta_per_group != nullptr;
+  return {problem_text(args.groups, args.a, args.b),
+          bytes_read(args.a, args.a_row_idx, args.groups) +
+              bytes_read(args.b, args.b_row_idx, args.groups) + (reads_d ? d : 0),
+          d};
+}
+
+}  // namespace
 
 Status grouped_gemm_wgrad(const Context& context, const GroupedGemmWgradArgs& args) {
-  return dispatch(context, "grouped_gemm_wgrad", args, args.workspace, [] { return Cost{}; });
+  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
+  return dispatch(context, "grouped_gemm_wgrad", args, args.workspace,
+                  [&] { return cost_of(args); });
 }
+
 Status grouped_gemm_wgrad_workspace(const Context& context, const GroupedGemmWgradArgs& args,
                                     size_t* bytes) {
+  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
   return size_workspace(context, "grouped_gemm_wgrad", args, bytes);
 }
 

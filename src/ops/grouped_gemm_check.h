@@ -1,0 +1,88 @@
+// What the grouped GEMMs share in validation and in what explain says of them.
+#pragma once
+
+#include <moire/grouped_gemm.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/argument_check.h"
+#include "ops/dispatch.h"
+
+namespace moire {
+
+struct NamedTensor {
+  std::string_view name;
+  TensorView tensor;
+};
+
+// The ragged operand `name` [capacity, k] or gathered [T, k], beside a weight that has this k.
+inline bool check_operand(ArgumentCheck& check, std::string_view name, const TensorView& t,
+                          std::string_view row_idx_name, const TensorView& row_idx,
+                          const Groups& groups, std::string_view weight_name, int64_t k) {
+  check.require(t.rank != 2 || t.columns() == k, name, " is ", to_string(t), " but ", weight_name,
+                " has k = ", k);
+  return check.ragged(name, t, row_idx_name, row_idx, groups, {"k", k});
+}
+
+inline TensorView bytes_of(const Workspace& workspace) {
+  if (workspace.data == nullptr) return {};
+  return {workspace.data, DType::kUint8, {static_cast<int64_t>(workspace.bytes)}};
+}
+
+// The offsets as a tensor; they are an input like any other.
+inline TensorView offsets_of(const Groups& groups) {
+  if (groups.offsets == nullptr) return {};
+  return {const_cast<int64_t*>(groups.offsets), DType::kInt64, {groups.num_groups + 1}};
+}
+
+// `t` and the weight share no byte.
+inline void check_apart(ArgumentCheck& check, const NamedTensor& t, std::string_view weight_name,
+                        const Weight& w) {
+  if (w.list == nullptr) {
+    check.disjoint(t.name, t.tensor, weight_name, w.tensor);
+    return;
+  }
+  for (int64_t g = 0; check.ok() && g < w.tensor.shape[0]; ++g) {
+    check.disjoint(t.name, t.tensor, weight_name, w.matrix(g));
+  }
+}
+
+// No output shares memory with another output, with an input or with the workspace.
+inline bool check_apart(ArgumentCheck& check, std::initializer_list<NamedTensor> outputs,
+                        std::initializer_list<NamedTensor> inputs, const Groups& groups,
+                        const Workspace& workspace) {
+  for (const NamedTensor* a = outputs.begin(); a != outputs.end(); ++a) {
+    for (const NamedTensor* b = a + 1; b != outputs.end(); ++b) {
+      check.disjoint(a->name, a->tensor, b->name, b->tensor);
+    }
+    for (const NamedTensor& b : inputs) check.disjoint(a->name, a->tensor, b.name, b.tensor);
+    check.disjoint(a->name, a->tensor, "groups.offsets", offsets_of(groups));
+    check.disjoint(a->name, a->tensor, "the workspace", bytes_of(workspace));
+  }
+  for (const NamedTensor& b : inputs) {
+    check.disjoint("the workspace", bytes_of(workspace), b.name, b.tensor);
+  }
+  return check.ok();
+}
+
+// "128 groups, capacity 512, [512, 2048] x [128, 1536, 2048] bf16"
+inline std::string problem_text(const Groups& groups, const TensorView& a, const TensorView& b) {
+  const auto sizes = [](const TensorView& t) {
+    std::string text = "[";
+    for (int32_t i = 0; i < t.rank; ++i) text += concat(i == 0 ? "" : ", ", t.shape[i]);
+    return text + "]";
+  };
+  return concat(groups.num_groups, " groups, capacity ", groups.capacity, ", ", sizes(a), " x ",
+                sizes(b), " ", dtype_name(b.type()));
+}
+
+// Bytes of the ragged operand that a call reads: gathered rows as often as they are used.
+inline int64_t bytes_read(const TensorView& t, const TensorView& row_idx, const Groups& groups) {
+  return groups.capacity * t.columns() * dtype_size(t.type()) + bytes_of(row_idx);
+}
+
+}  // namespace moire
