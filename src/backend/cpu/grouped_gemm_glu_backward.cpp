@@ -1,16 +1,132 @@
-// Scaffold: grouped_gemm_glu_backward on the CPU.
+// grouped_gemm_glu_backward on the CPU: the engine with the activation's backward as its epilogue,
+// then the partial sums of grad_probs and grad_bias added in order.
+#include "backend/cpu/gemm/glu_epilogue.h"
 #include "backend/cpu/implementations.h"
+#include "core/arena.h"
 
 namespace moire::cpu {
+namespace {
+
+using gemm::RaggedM;
+
+RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
+  const Weight w2(args.w2);
+  RaggedM p;
+  p.a = args.grad_y;
+  p.row_idx = args.row_idx;
+  p.weight = w2;
+  p.weight_is_nk = w2.layout == MOIRE_IN_OUT;
+  p.columns = gemm::Columns::in_glu_chunks(w2.in_features());
+  p.k = w2.out_features();
+  p.groups = args.groups;
+  p.row_step = gemm::kBiasPartialRows;
+  return p;
+}
+
+int64_t segments_of(const RaggedM& p) { return p.columns.num_chunks(); }
+
+// The op's own part of the workspace; the engine has the rest.
+struct Partials {
+  Partials(const GroupedGemmGluBackwardArgs& args, const RaggedM& p, Workspace workspace)
+      : arena(workspace) {
+    const auto floats = [&](int64_t n) {
+      return static_cast<float*>(arena.take(static_cast<size_t>(n) * sizeof(float)));
+    };
+    if (args.grad_probs.rank != 0) probs = floats(p.groups.capacity * segments_of(p));
+    if (args.grad_bias.rank != 0) {
+      bias = floats(gemm::bias_partial_rows(p.groups) * 2 * p.columns.outputs);
+    }
+  }
+  Arena arena;
+  float* probs = nullptr;
+  float* bias = nullptr;
+};
+
+void sum_prob_partials(ThreadPool& pool, const float* partials, int64_t segments, int64_t rows,
+                       float* grad_probs) {
+  constexpr int64_t kRowsPerTask = 256;
+  pool.parallel_for((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int) {
+    const int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
+    for (int64_t row = task * kRowsPerTask; row < end; ++row) {
+      float sum = 0;
+      for (int64_t i = 0; i < segments; ++i) sum += partials[row * segments + i];
+      grad_probs[row] = sum;
+    }
+  });
+}
+
+// grad_bias = beta * grad_bias + the group's partial sums, for up to kColumns columns of one group.
+constexpr int64_t kColumns = 256;
+
+void sum_bias_partials(const GroupedGemmGluBackwardArgs& args, const float* partials, int64_t group,
+                       int64_t first) {
+  const gemm::Kernels& kernels = gemm::kernels();
+  const TensorView grad_bias(args.grad_bias);
+  const int64_t width = grad_bias.columns(), n = std::min(kColumns, width - first);
+  const int64_t* const offsets = args.groups.offsets;
+  const int64_t rows = offsets[group + 1] - offsets[group];
+  if (rows == 0 && args.beta != 0) return;
+  float sums[kColumns] = {};
+  for (int64_t row = 0; row < rows; row += gemm::kBiasPartialRows) {
+    const float* partial = partials + gemm::bias_partial_row(offsets, group, row) * width + first;
+    kernels.add_scaled(partial, 1.0F, n, sums);
+  }
+  void* const target = gemm::element(grad_bias, group, first);
+  if (args.beta != 0) {
+    float before[kColumns];
+    kernels.decode(target, grad_bias.type(), n, before);
+    kernels.add_scaled(before, 1.0F, n, sums);
+  }
+  kernels.encode(sums, n, grad_bias.type(), target);
+}
+
+void zero_tails(ThreadPool& pool, const GroupedGemmGluBackwardArgs& args, int64_t rows) {
+  gemm::zero_rows(pool, args.grad_z, rows);
+  if (args.act.rank != 0) gemm::zero_rows(pool, args.act, rows);
+  if (args.grad_probs.rank != 0) gemm::zero_rows(pool, args.grad_probs, rows);
+}
+
+Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
+  ThreadPool& pool = *context.state().pool;
+  const RaggedM p = problem(args);
+  const Partials partials(args, p, args.workspace);
+  const Workspace rest{static_cast<char*>(args.workspace.data) + partials.arena.used(),
+                       args.workspace.bytes - partials.arena.used()};
+  const gemm::GluBackwardEpilogue epilogue{
+      args.activation,  resolve_glu_layout(args.layout, p.columns.outputs),
+      p.groups.offsets, args.z,
+      args.probs,       args.grad_z,
+      args.act,         partials.probs,
+      partials.bias};
+  gemm::multiply_ragged_m(context, p, rest, epilogue);
+  const int64_t rows = gemm::rows_in_use(p.groups);
+  if (partials.probs != nullptr) {
+    sum_prob_partials(pool, partials.probs, segments_of(p), rows,
+                      static_cast<float*>(args.grad_probs.data));
+  }
+  if (partials.bias != nullptr) {
+    const int64_t tasks = (2 * p.columns.outputs + kColumns - 1) / kColumns;
+    pool.parallel_for(p.groups.num_groups * tasks, [&](int64_t task, int) {
+      sum_bias_partials(args, partials.bias, task / tasks, task % tasks * kColumns);
+    });
+  }
+  if (args.tail == MOIRE_TAIL_ZERO) zero_tails(pool, args, rows);
+  return {};
+}
+
+}  // namespace
 
 const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
     "cpu",
     Device::kCpu,
-    [](const DeviceState&, const GroupedGemmGluBackwardArgs&) { return Reason("scaffold"); },
-    no_workspace,
-    [](const DeviceState&, const GroupedGemmGluBackwardArgs&) { return std::string(); },
-    [](const Context&, const GroupedGemmGluBackwardArgs&) {
-      return Status(Code::kInternal, "scaffold");
-    }};
+    supports_everything,
+    [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
+      const RaggedM p = problem(args);
+      return Partials(args, p, {}).arena.used() + gemm::workspace_bytes(p, state.num_threads);
+    },
+    [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
+      return gemm::policy_text(gemm::tile_limits(problem(args)), state);
+    },
+    run};
 
 }  // namespace moire::cpu
