@@ -1,0 +1,102 @@
+// One call of each grouped GEMM with random operands, poisoned outputs and everything optional, to
+// be run and compared with the reference.
+#pragma once
+
+#include <moire/grouped_gemm.h>
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "reference/grouped_gemm.h"
+#include "tests/support/expect.h"
+#include "tests/support/ragged.h"
+#include "tests/support/tensors.h"
+
+namespace moire::test {
+
+// What may vary besides the groups.
+struct GemmOptions {
+  DType operands = DType::kFP32;  // of activations, weights and bias
+  DType output = DType::kFP32;
+  int32_t layout = MOIRE_OUT_IN;
+  bool listed = false;
+  DType row_idx = DType::kNone;  // gathered rows, with this index type
+  bool extras = true;            // bias, scale, probs, z: what a call may leave out
+  int64_t padding = 0;           // unused elements behind each row
+  GluLayout glu = {};
+  Activation activation = {};
+  int32_t beta = 0;
+  int32_t tail = MOIRE_TAIL_ZERO;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const GemmOptions& o) {
+  return out << dtype_name(o.operands) << " to " << dtype_name(o.output) << ", layout " << o.layout
+             << (o.listed ? ", listed" : "") << (o.row_idx != DType::kNone ? ", gathered" : "")
+             << (o.extras ? ", extras" : "") << ", padding " << o.padding << ", block "
+             << o.glu.block << ", order " << o.glu.order << ", activation " << o.activation.kind
+             << ", beta " << o.beta << ", tail " << o.tail;
+}
+
+// A ragged operand: [capacity, columns] whose tail is NaN, or gathered from more rows than are
+// used.
+struct RaggedInput {
+  RaggedInput() = default;
+  RaggedInput(Random& random, const Batch& batch, DType dtype, int64_t columns,
+              const GemmOptions& o);
+  TestTensor rows, row_idx;
+};
+
+// forward and dgrad
+struct GemmCase {
+  GemmCase(Random& random, const Batch& batch, int64_t n, int64_t k, bool transpose_b,
+           const GemmOptions& o);
+  GroupedGemmArgs args() const;
+  Status run(const Context& context);
+
+  const Batch& batch;
+  GemmOptions options;
+  bool transpose_b;
+  RaggedInput a;
+  TestWeight b;
+  TestTensor bias, bias_scale, d;
+};
+
+struct GemmGluCase {
+  GemmGluCase(Random& random, const Batch& batch, int64_t f, int64_t k, const GemmOptions& o);
+  GroupedGemmGluArgs args() const;
+  Status run(const Context& context);
+
+  const Batch& batch;
+  GemmOptions options;
+  RaggedInput a;
+  TestWeight b;
+  TestTensor bias, probs, z, act;
+};
+
+struct GemmGluBackwardCase {
+  GemmGluBackwardCase(Random& random, const Batch& batch, int64_t f, int64_t k,
+                      const GemmOptions& o);
+  GroupedGemmGluBackwardArgs args() const;
+  Status run(const Context& context);
+
+  const Batch& batch;
+  GemmOptions options;
+  RaggedInput grad_y;
+  TestWeight w2;
+  TestTensor z, probs, grad_z, act, grad_probs, grad_bias;
+};
+
+struct WgradCase {
+  WgradCase(Random& random, const Batch& batch, int64_t m, int64_t n, const GemmOptions& o);
+  GroupedGemmWgradArgs args() const;
+  Status run(const Context& context);
+
+  const Batch& batch;
+  GemmOptions options;
+  RaggedInput a, b;
+  TestWeight d;
+  std::vector<uint8_t> beta_per_group;  // empty = not used
+};
+
+}  // namespace moire::test

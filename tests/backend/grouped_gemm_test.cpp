@@ -1,0 +1,262 @@
+// The grouped GEMMs of the CPU against the reference: groups, shapes, dtypes, orientations, lists,
+// gathered rows, layouts, tails.
+#include <gtest/gtest.h>
+
+#include "tests/backend/grouped_gemm_cases.h"
+
+namespace moire::test {
+namespace {
+
+constexpr DType kDTypes[] = {DType::kFP32, DType::kBF16, DType::kFP16};
+
+testing::AssertionResult tail_is_right(const TensorView& t, const Batch& batch, int32_t tail) {
+  return tail == MOIRE_TAIL_ZERO ? tail_is_zero(t, batch.groups())
+                                 : tail_is_untouched(t, batch.groups());
+}
+
+void check(GemmCase& c, const Context& context) {
+  SCOPED_TRACE(testing::Message() << c.options << ", transpose_b " << c.transpose_b);
+  ASSERT_TRUE(succeeds(c.run(context)));
+  EXPECT_TRUE(matches(c.d, reference::grouped_gemm(c.args()), c.batch.groups()));
+  EXPECT_TRUE(tail_is_right(c.d, c.batch, c.options.tail));
+  EXPECT_TRUE(c.d.is_undamaged());
+}
+
+void check(GemmGluCase& c, const Context& context) {
+  SCOPED_TRACE(testing::Message() << c.options);
+  ASSERT_TRUE(succeeds(c.run(context)));
+  const reference::GemmGluResults want = reference::grouped_gemm_glu(c.args());
+  EXPECT_TRUE(matches(c.act, want.act, c.batch.groups()));
+  EXPECT_TRUE(tail_is_right(c.act, c.batch, c.options.tail));
+  EXPECT_TRUE(c.act.is_undamaged());
+  if (!c.options.extras) return;
+  EXPECT_TRUE(matches(c.z, want.z, c.batch.groups()));
+  EXPECT_TRUE(tail_is_untouched(c.z, c.batch.groups()));
+  EXPECT_TRUE(c.z.is_undamaged());
+}
+
+void check(GemmGluBackwardCase& c, const Context& context) {
+  SCOPED_TRACE(testing::Message() << c.options);
+  const reference::GemmGluBackwardResults want = reference::grouped_gemm_glu_backward(c.args());
+  ASSERT_TRUE(succeeds(c.run(context)));
+  EXPECT_TRUE(matches(c.grad_z, want.grad_z, c.batch.groups()));
+  EXPECT_TRUE(tail_is_right(c.grad_z, c.batch, c.options.tail));
+  EXPECT_TRUE(c.grad_z.is_undamaged());
+  if (!c.options.extras) return;
+  EXPECT_TRUE(matches(c.act, want.act, c.batch.groups()));
+  EXPECT_TRUE(tail_is_right(c.act, c.batch, c.options.tail));
+  EXPECT_TRUE(matches(c.grad_bias, want.grad_bias));
+  EXPECT_TRUE(c.act.is_undamaged() && c.grad_probs.is_undamaged() && c.grad_bias.is_undamaged());
+  for (int64_t i = 0; i < c.batch.rows(); ++i) {
+    ASSERT_TRUE(reference::accepts(DType::kFP32, want.grad_probs.at(i, 0), c.grad_probs.get(0, i)))
+        << "grad_probs[" << i << "] is " << c.grad_probs.get(0, i) << ", want "
+        << want.grad_probs.at(i, 0).value;
+  }
+}
+
+void check(WgradCase& c, const Context& context) {
+  SCOPED_TRACE(testing::Message() << c.options);
+  const reference::Weights want = reference::grouped_gemm_wgrad(c.args());
+  ASSERT_TRUE(succeeds(c.run(context)));
+  EXPECT_TRUE(matches(c.d, want));
+  EXPECT_TRUE(c.d.is_undamaged());
+}
+
+class GroupedGemmOnRaggedCases : public testing::TestWithParam<RaggedCase> {};
+INSTANTIATE_TEST_SUITE_P(Table, GroupedGemmOnRaggedCases, testing::ValuesIn(ragged_table()),
+                         case_name);
+
+TEST_P(GroupedGemmOnRaggedCases, EqualTheReference) {
+  Random random;
+  const Context context = cpu();
+  const Batch batch(GetParam());
+  const bool many = batch.num_groups() > 100;
+  const int64_t n = many ? 7 : 41, k = many ? 9 : 300;
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    GemmOptions o;
+    o.layout = layout;
+    o.operands = o.output = DType::kBF16;
+    o.tail = layout;
+    GemmCase forward(random, batch, n, k, false, o);
+    check(forward, context);
+    GemmCase dgrad(random, batch, n, k, true, o);
+    check(dgrad, context);
+    GemmGluCase glu(random, batch, n, k, o);
+    check(glu, context);
+    o.beta = layout;
+    GemmGluBackwardCase glu_backward(random, batch, n, k, o);
+    check(glu_backward, context);
+    o.output = DType::kFP32;
+    WgradCase wgrad(random, batch, n, k / 4, o);
+    check(wgrad, context);
+  }
+}
+
+// Every combination of storage types, orientation, list and gathering on one small batch.
+TEST(GroupedGemm, TakesEveryDTypeOrientationListAndGather) {
+  Random random;
+  const Context context = cpu(2);
+  const Batch batch({5, 0, 18}, 2);
+  for (const DType operands : kDTypes) {
+    for (const DType output : kDTypes) {
+      for (const int variant : {0, 1, 2, 3}) {
+        GemmOptions o;
+        o.operands = operands;
+        o.output = output;
+        o.layout = variant % 2;
+        o.listed = variant >= 2;
+        o.row_idx = variant == 0 ? DType::kNone : variant == 1 ? DType::kInt32 : DType::kInt64;
+        o.extras = variant != 2;
+        o.padding = variant;
+        o.beta = variant / 2;
+        o.tail = variant % 2;
+        GemmCase forward(random, batch, 37, 70, false, o);
+        check(forward, context);
+        GemmCase dgrad(random, batch, 37, 70, true, o);
+        check(dgrad, context);
+        GemmGluCase glu(random, batch, 37, 70, o);
+        check(glu, context);
+        GemmGluBackwardCase glu_backward(random, batch, 37, 70, o);
+        check(glu_backward, context);
+        WgradCase wgrad(random, batch, 37, 70, o);
+        check(wgrad, context);
+      }
+    }
+  }
+}
+
+TEST(GroupedGemm, TakesEveryGluLayoutAndActivation) {
+  Random random;
+  const Context context = cpu(2);
+  const Batch batch({3, 21}, 1);
+  constexpr int64_t kF = 96;
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    for (const int64_t block : {0, 1, 8, 32, 48}) {
+      for (const int32_t order : {MOIRE_GATE_FIRST, MOIRE_UP_FIRST}) {
+        GemmOptions o;
+        o.operands = o.output = DType::kBF16;
+        o.layout = layout;
+        o.glu = GluLayout::interleaved(block, order);
+        o.activation = block == 1   ? Activation::clamped_swiglu(1.0F)
+                       : block == 8 ? Activation::geglu_tanh()
+                                    : Activation::swiglu();
+        GemmGluCase glu(random, batch, kF, 40, o);
+        check(glu, context);
+        GemmGluBackwardCase glu_backward(random, batch, kF, 40, o);
+        check(glu_backward, context);
+      }
+    }
+  }
+}
+
+// Sizes at and around vectors, micro-tiles, chunks, K blocks and tiles, and those of real models.
+TEST(GroupedGemm, TakesShapesThatBreakTiles) {
+  Random random;
+  const Context context = cpu(2);
+  const Batch batch({2, 17}, 1);
+  struct Shape {
+    int64_t n, k;
+  };
+  const Shape shapes[] = {{1, 1},     {5, 255},   {6, 256},   {7, 257},   {8, 512},
+                          {16, 513},  {17, 96},   {63, 31},   {64, 32},   {65, 33},
+                          {96, 176},  {97, 768},  {176, 96},  {768, 176}, {961, 65},
+                          {1408, 96}, {96, 1408}, {2880, 64}, {64, 2880}};
+  for (const Shape& s : shapes) {
+    for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+      GemmOptions o;
+      o.layout = layout;
+      GemmCase forward(random, batch, s.n, s.k, false, o);
+      check(forward, context);
+      GemmGluCase glu(random, batch, s.n, s.k, o);
+      check(glu, context);
+      GemmGluBackwardCase glu_backward(random, batch, s.n, s.k, o);
+      check(glu_backward, context);
+    }
+    WgradCase wgrad(random, batch, s.n, s.k, GemmOptions());
+    check(wgrad, context);
+  }
+}
+
+TEST(GroupedGemm, OfNoProductsIsTheBias) {
+  Random random;
+  const Batch batch({2, 3});
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    GemmOptions o;
+    o.layout = layout;
+    GemmCase forward(random, batch, 19, 0, false, o);
+    check(forward, cpu(2));
+    GemmGluCase glu(random, batch, 19, 0, o);
+    check(glu, cpu(2));
+  }
+}
+
+TEST(GroupedGemm, TakesOutputsWithoutColumns) {
+  Random random;
+  const Batch batch({2, 3});
+  GemmOptions o;
+  GemmCase forward(random, batch, 0, 8, false, o);
+  check(forward, cpu(2));
+  GemmGluCase glu(random, batch, 0, 8, o);
+  check(glu, cpu(2));
+  WgradCase wgrad(random, batch, 0, 8, o);
+  check(wgrad, cpu(2));
+}
+
+TEST(GroupedGemm, SumsManyRowsOfOneGroupOverSeveralKBlocksAndTiles) {
+  Random random;
+  const Context context = cpu(2);
+  const Batch batch({530, 1});
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    GemmOptions o;
+    o.layout = layout;
+    GemmCase forward(random, batch, 70, 64, false, o);
+    check(forward, context);
+    GemmGluBackwardCase glu_backward(random, batch, 70, 64, o);
+    check(glu_backward, context);
+    o.beta = layout;
+    WgradCase wgrad(random, batch, 100, 50, o);
+    check(wgrad, context);
+  }
+}
+
+TEST(GroupedGemmWgrad, HonoursBetaOfEachGroup) {
+  Random random;
+  const Batch batch({4, 0, 0, 9});
+  GemmOptions o;
+  o.beta = 1;
+  for (const DType output : kDTypes) {
+    o.output = output;
+    WgradCase c(random, batch, 13, 20, o);
+    c.beta_per_group = {0, 1, 0, 1};
+    check(c, cpu(2));
+  }
+}
+
+TEST(GroupedGemmWgrad, LeavesAnEmptyGroupsNegativeZeroWhenAccumulating) {
+  Random random;
+  const Batch batch({0, 2});
+  GemmOptions o;
+  o.beta = 1;
+  WgradCase c(random, batch, 3, 4, o);
+  c.d.set(0, 1, 2, -0.0);
+  ASSERT_TRUE(succeeds(c.run(cpu(1))));
+  EXPECT_TRUE(std::signbit(c.d.get(0, 1, 2)));
+}
+
+TEST(GroupedGemm, KeepsANonFiniteGroupToItself) {
+  Random random;
+  const Batch batch({8, 8});
+  GemmCase clean(random, batch, 32, 48, false, GemmOptions());
+  GemmCase dirty = clean;
+  dirty.a.rows.set(0, 3, std::nan(""));
+  dirty.b.set(0, 5, 7, HUGE_VAL);
+  const Context context = cpu(2);
+  ASSERT_TRUE(succeeds(clean.run(context)));
+  ASSERT_TRUE(succeeds(dirty.run(context)));
+  for (int64_t row = 8; row < 16; ++row) {
+    for (int64_t j = 0; j < 32; ++j) ASSERT_EQ(dirty.d.get(row, j), clean.d.get(row, j));
+  }
+}
+
+}  // namespace
+}  // namespace moire::test
