@@ -1,6 +1,8 @@
 #include "core/argument_check.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace moire {
@@ -36,12 +38,29 @@ ByteRange bytes_of(const TensorView& t) {
   return {begin, begin + static_cast<uintptr_t>(elements * dtype_size(t.type()))};
 }
 
+// An index outside its range, and where it is.
+struct Misfit {
+  int64_t row, column, value;
+};
+
 template <class Index>
-int64_t first_outside(const Index* values, int64_t count, int64_t lowest, int64_t limit) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (values[i] < lowest || values[i] >= limit) return i;
+std::optional<Misfit> first_outside(const TensorView& t, int64_t count, int64_t lowest,
+                                    int64_t limit) {
+  constexpr int64_t kBlock = 256;  // looked at without an early exit, so that it is vectorised
+  const int64_t columns = t.columns();
+  for (int64_t row = 0; row * columns < count; ++row) {
+    const Index* values = static_cast<const Index*>(t.data) + row * t.stride();
+    const int64_t n = std::min(columns, count - row * columns);
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+      const int64_t end = std::min(n, begin + kBlock);
+      bool outside = false;
+      for (int64_t i = begin; i < end; ++i) outside |= values[i] < lowest || values[i] >= limit;
+      for (int64_t i = begin; outside && i < end; ++i) {
+        if (values[i] < lowest || values[i] >= limit) return Misfit{row, i, values[i]};
+      }
+    }
   }
-  return -1;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -215,13 +234,13 @@ bool ArgumentCheck::disjoint(std::string_view a_name, const TensorView& a, std::
 bool ArgumentCheck::indices(std::string_view name, const TensorView& t, int64_t count,
                             int64_t lowest, int64_t limit) {
   if (!ok() || !reads_values_ || !t.is_present()) return ok();
-  const int64_t at = t.type() == DType::kInt32
-                         ? first_outside(static_cast<const int32_t*>(t.data), count, lowest, limit)
-                         : first_outside(static_cast<const int64_t*>(t.data), count, lowest, limit);
-  if (at < 0) return ok();
-  const int64_t value = t.type() == DType::kInt32 ? static_cast<const int32_t*>(t.data)[at]
-                                                  : static_cast<const int64_t*>(t.data)[at];
-  return require(false, name, "[", at, "] is ", value, ", must be ", lowest, " to ", limit - 1);
+  const std::optional<Misfit> misfit = t.type() == DType::kInt32
+                                           ? first_outside<int32_t>(t, count, lowest, limit)
+                                           : first_outside<int64_t>(t, count, lowest, limit);
+  if (!misfit.has_value()) return ok();
+  const std::string row = t.rank == 1 ? "" : concat(misfit->row, ", ");
+  return require(false, name, "[", row, misfit->column, "] is ", misfit->value, ", must be ",
+                 lowest, " to ", limit - 1);
 }
 
 bool ArgumentCheck::workspace(const Workspace& given, size_t needed) {

@@ -86,7 +86,8 @@ class ArgumentCheck {
   // Two views share no byte. Absent views share nothing.
   bool disjoint(std::string_view a_name, const TensorView& a, std::string_view b_name,
                 const TensorView& b);
-  // Each index is in [lowest, limit); runs when running on a CPU. `lowest` = -1 admits "dropped".
+  // Each of the first `count` indices, in row-major order, is in [lowest, limit); runs when running
+  // on a CPU. `lowest` = -1 admits "dropped".
   bool indices(std::string_view name, const TensorView& t, int64_t count, int64_t lowest,
                int64_t limit);
   bool workspace(const Workspace& workspace, size_t needed);

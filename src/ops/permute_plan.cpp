@@ -1,16 +1,63 @@
-// Scaffold: validation and dispatch of permute_plan.
-#include <moire/glu.h>
-#include <moire/grouped_gemm.h>
+// permute_plan: validation and dispatch. Main path: permute_plan.
 #include <moire/routing.h>
+
+#include <limits>
 
 #include "ops/dispatch.h"
 
 namespace moire {
+namespace {
+
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+
+Status validate(const Context& context, const PermutePlanArgs& args,
+                ArgumentCheck::Purpose purpose) {
+  ArgumentCheck check("permute_plan", context, purpose);
+  const TensorView topk_idx = args.topk_idx, offsets = args.offsets, gather_idx = args.gather_idx,
+                   scatter_idx = args.scatter_idx;
+  const int64_t num_groups = args.num_groups, num_tokens = topk_idx.shape[0];
+  check.ranked("topk_idx", topk_idx, kIndexTypes, 2);
+  if (!check.require(num_groups >= 0 && num_groups < kMaxInt32, "num_groups is ", num_groups,
+                     ", must be 0 to ", kMaxInt32 - 1)) {
+    return check.status();
+  }
+  check.tensor("offsets", offsets, kInt64Only, {{"num_groups + 1", num_groups + 1}});
+  check.ranked("gather_idx", gather_idx, kIndexTypes, 1);
+  check.tensor("scatter_idx", scatter_idx, kIndexTypes,
+               {{"T", num_tokens}, {"k", topk_idx.dim(1)}});
+  check.same_dtype("gather_idx", gather_idx, "scatter_idx", scatter_idx);
+  check.require(gather_idx.type() == DType::kInt64 ||
+                    (num_tokens <= kMaxInt32 && gather_idx.columns() <= kMaxInt32),
+                "gather_idx is ", to_string(gather_idx), " for ", num_tokens,
+                " tokens, needs int64 past ", kMaxInt32);
+  check.disjoint("topk_idx", topk_idx, "offsets", offsets);
+  check.disjoint("topk_idx", topk_idx, "gather_idx", gather_idx);
+  check.disjoint("topk_idx", topk_idx, "scatter_idx", scatter_idx);
+  check.disjoint("offsets", offsets, "gather_idx", gather_idx);
+  check.disjoint("offsets", offsets, "scatter_idx", scatter_idx);
+  check.disjoint("gather_idx", gather_idx, "scatter_idx", scatter_idx);
+  check.indices("topk_idx", topk_idx, topk_idx.num_elements(), -1, num_groups + 1);
+  return check.status();
+}
+
+Cost cost_of(const PermutePlanArgs& args) {
+  return {
+      .problem = concat(args.topk_idx.shape[0], " tokens x ", args.topk_idx.shape[1], " choices, ",
+                        args.num_groups, " groups, capacity ", args.gather_idx.shape[0]),
+      .bytes_read = bytes_of(args.topk_idx),
+      .bytes_written =
+          bytes_of(args.offsets) + bytes_of(args.gather_idx) + bytes_of(args.scatter_idx)};
+}
+
+}  // namespace
 
 Status permute_plan(const Context& context, const PermutePlanArgs& args) {
-  return dispatch(context, "permute_plan", args, args.workspace, [] { return Cost{}; });
+  MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kRun));
+  return dispatch(context, "permute_plan", args, args.workspace, [&] { return cost_of(args); });
 }
+
 Status permute_plan_workspace(const Context& context, const PermutePlanArgs& args, size_t* bytes) {
+  MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kSizeWorkspace));
   return size_workspace(context, "permute_plan", args, bytes);
 }
 

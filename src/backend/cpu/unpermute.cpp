@@ -1,23 +1,263 @@
-// Scaffold: unpermute, unpermute_backward on the CPU.
-#include "backend/cpu/implementations.h"
+// unpermute and its gradient on the CPU. A task owns whole tokens, so every sum has one owner and
+// one order: choices ascending. Main paths: SumToken and BackwardToken.
+#include <algorithm>
+#include <cmath>
 
+#include "backend/cpu/implementations.h"
+#include "backend/cpu/rows.h"
+#include "backend/cpu/simd_targets.h"
+#include "core/format.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/unpermute.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "backend/cpu/convert-inl.h"
+#include "backend/cpu/lane_sum-inl.h"
+
+#ifndef MOIRE_UNPERMUTE_CHOICES
+#define MOIRE_UNPERMUTE_CHOICES
 namespace moire::cpu {
+namespace {
+
+// Where one token's choices went, and their weights.
+template <class Index>
+struct Choices {
+  Choices(const TensorView& scatter_idx, const TensorView& weights_, int64_t token)
+      : rows(row_of<const Index>(scatter_idx, token)),
+        weights(weights_.is_present() ? row_of<const float>(weights_, token) : nullptr),
+        count(scatter_idx.shape[1]) {}
+
+  // The first choice at or after j that was not dropped; count if there is none.
+  int64_t next(int64_t j) const {
+    while (j < count && rows[j] < 0) ++j;
+    return j;
+  }
+  float weight(int64_t j) const { return weights == nullptr ? 1.0F : weights[j]; }
+
+  const Index* rows;     // [count]; -1 = dropped
+  const float* weights;  // [count], or null (= 1)
+  int64_t count;
+};
+
+}  // namespace
+}  // namespace moire::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace moire::cpu::HWY_NAMESPACE {
+namespace {
+
+using Vector = hn::VFromD<FloatTag>;
+// Vectors of a row that one step keeps in registers.
+constexpr size_t kVectors = 4;
+
+// kVectors vectors of y = sum of weight * row. The first choice starts the sum, so that a single
+// choice of weight 1 keeps the sign of its zeros.
+template <class From, class To, class Index>
+HWY_INLINE void SumStep(const typename From::Element* rows, int64_t stride,
+                        const Choices<Index>& choices, typename To::Element* y) {
+  const FloatTag d;
+  const size_t lanes = hn::Lanes(d);
+  Vector s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+  int64_t j = choices.next(0);
+  if (j < choices.count) {
+    const auto* row = rows + choices.rows[j] * stride;
+    const Vector w = hn::Set(d, choices.weight(j));
+    s0 = hn::Mul(w, From::Load(d, row));
+    s1 = hn::Mul(w, From::Load(d, row + lanes));
+    s2 = hn::Mul(w, From::Load(d, row + 2 * lanes));
+    s3 = hn::Mul(w, From::Load(d, row + 3 * lanes));
+  }
+  for (j = choices.next(j + 1); j < choices.count; j = choices.next(j + 1)) {
+    const auto* row = rows + choices.rows[j] * stride;
+    const Vector w = hn::Set(d, choices.weight(j));
+    s0 = hn::MulAdd(w, From::Load(d, row), s0);
+    s1 = hn::MulAdd(w, From::Load(d, row + lanes), s1);
+    s2 = hn::MulAdd(w, From::Load(d, row + 2 * lanes), s2);
+    s3 = hn::MulAdd(w, From::Load(d, row + 3 * lanes), s3);
+  }
+  To::Store(d, s0, y);
+  To::Store(d, s1, y + lanes);
+  To::Store(d, s2, y + 2 * lanes);
+  To::Store(d, s3, y + 3 * lanes);
+}
+
+// The same sum for one column, for those that do not fill a step.
+template <class From, class To, class Index>
+HWY_INLINE void SumColumn(const typename From::Element* rows, int64_t stride,
+                          const Choices<Index>& choices, typename To::Element* y) {
+  float sum = 0.0F;
+  int64_t j = choices.next(0);
+  if (j < choices.count) sum = choices.weight(j) * From::decode(rows[choices.rows[j] * stride]);
+  for (j = choices.next(j + 1); j < choices.count; j = choices.next(j + 1)) {
+    sum = std::fma(choices.weight(j), From::decode(rows[choices.rows[j] * stride]), sum);
+  }
+  *y = To::encode(sum);
+}
+
+template <class From, class To, class Index>
+void SumToken(const TensorView& rows, const Choices<Index>& choices, typename To::Element* y) {
+  const auto* from = row_of<const typename From::Element>(rows, 0);
+  const auto columns = static_cast<size_t>(rows.shape[1]);
+  const size_t step = kVectors * hn::Lanes(FloatTag());
+  size_t c = 0;
+  for (; c + step <= columns; c += step) {
+    SumStep<From, To>(from + c, rows.stride(), choices, y + c);
+  }
+  for (; c < columns; ++c) SumColumn<From, To>(from + c, rows.stride(), choices, y + c);
+}
+
+// to[0 ... n) = weight * from[0 ... n)
+template <class Format>
+void ScaleRow(float weight, const typename Format::Element* from, size_t n,
+              typename Format::Element* to) {
+  const FloatTag d;
+  const size_t lanes = hn::Lanes(d);
+  const Vector w = hn::Set(d, weight);
+  size_t c = 0;
+  for (; c + lanes <= n; c += lanes)
+    Format::Store(d, hn::Mul(w, Format::Load(d, from + c)), to + c);
+  for (; c < n; ++c) to[c] = Format::encode(weight * Format::decode(from[c]));
+}
+
+// One token: grad_rows = weight * grad_y and grad_weights = rows . grad_y, each if asked for.
+template <class Grad, class Row, class Index>
+void BackwardToken(const UnpermuteBackwardArgs& args, int64_t token) {
+  const TensorView grad_y = args.grad_y, rows = args.rows, grad_rows = args.grad_rows,
+                   grad_weights = args.grad_weights;
+  const Choices<Index> choices(args.scatter_idx, args.weights, token);
+  const auto columns = static_cast<size_t>(grad_y.shape[1]);
+  const auto* g = row_of<const typename Grad::Element>(grad_y, token);
+  if (grad_rows.is_present()) {
+    for (int64_t j = choices.next(0); j < choices.count; j = choices.next(j + 1)) {
+      ScaleRow<Grad>(choices.weight(j), g, columns,
+                     row_of<typename Grad::Element>(grad_rows, choices.rows[j]));
+    }
+  }
+  if (!grad_weights.is_present()) return;
+  float* out = row_of<float>(grad_weights, token);
+  for (int64_t j = 0; j < choices.count; ++j) {
+    out[j] = choices.rows[j] < 0
+                 ? 0.0F
+                 : Dot<Row, Grad>(row_of<const typename Row::Element>(rows, choices.rows[j]), g,
+                                  columns);
+  }
+}
+
+void SumTokens(const UnpermuteArgs& args, int64_t begin, int64_t end) {
+  const TensorView rows = args.rows, y = args.y, scatter_idx = args.scatter_idx;
+  with_format(rows.type(), [&](auto from) HWY_ATTR {
+    using From = decltype(from);
+    with_index_type(scatter_idx.type(), [&]<class Index>() HWY_ATTR {
+      for (int64_t t = begin; t < end; ++t) {
+        const Choices<Index> choices(scatter_idx, args.weights, t);
+        if (y.type() == From::kDType) {
+          SumToken<From, From>(rows, choices, row_of<typename From::Element>(y, t));
+        } else {
+          SumToken<From, Fp32>(rows, choices, row_of<float>(y, t));
+        }
+      }
+    });
+  });
+}
+
+void BackwardTokens(const UnpermuteBackwardArgs& args, int64_t begin, int64_t end) {
+  with_format(TensorView(args.grad_y).type(), [&](auto grad) HWY_ATTR {
+    with_format(TensorView(args.rows).type(), [&](auto row) HWY_ATTR {
+      with_index_type(TensorView(args.scatter_idx).type(), [&]<class Index>() HWY_ATTR {
+        for (int64_t t = begin; t < end; ++t) {
+          BackwardToken<decltype(grad), decltype(row), Index>(args, t);
+        }
+      });
+    });
+  });
+}
+
+}  // namespace
+}  // namespace moire::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace moire::cpu {
+namespace {
+
+HWY_EXPORT(SumTokens);
+HWY_EXPORT(BackwardTokens);
+
+// topk_weights = probs of the row that each choice went to, 0 where it was dropped.
+template <class Index>
+void gather_weights(ThreadPool& pool, const UnpermuteArgs& args) {
+  const TensorView scatter_idx = args.scatter_idx, topk_weights = args.topk_weights;
+  const float* probs = row_of<const float>(args.probs, 0);
+  const int64_t per_task = items_per_task(bytes_per_row(topk_weights));
+  for_ranges(pool, scatter_idx.shape[0], per_task, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const Index* rows = row_of<const Index>(scatter_idx, t);
+      float* to = row_of<float>(topk_weights, t);
+      for (int64_t j = 0; j < scatter_idx.shape[1]; ++j)
+        to[j] = rows[j] < 0 ? 0.0F : probs[rows[j]];
+    }
+  });
+}
+
+// Tokens of one task, by the bytes of the rows they touch.
+int64_t tokens_per_task(const TensorView& scatter_idx, const TensorView& token_rows) {
+  return items_per_task((scatter_idx.shape[1] + 1) * bytes_per_row(token_rows));
+}
+
+std::string policy(const DeviceState& state, const UnpermuteArgs& args) {
+  if (args.y.rank == 0) return concat("gather by token, ", state.num_threads, " threads");
+  return concat("sum by token, ", tokens_per_task(args.scatter_idx, args.y), " tokens per task, ",
+                state.num_threads, " threads, ", state.simd);
+}
+
+std::string backward_policy(const DeviceState& state, const UnpermuteBackwardArgs& args) {
+  return concat("scatter by token, ", tokens_per_task(args.scatter_idx, args.grad_y),
+                " tokens per task, ", state.num_threads, " threads, ", state.simd);
+}
+
+Status run(const Context& context, const UnpermuteArgs& args) {
+  ThreadPool& pool = *context.state().pool;
+  const TensorView scatter_idx = args.scatter_idx;
+  if (args.y.rank != 0) {
+    for_ranges(pool, scatter_idx.shape[0], tokens_per_task(scatter_idx, args.y),
+               [&](int64_t begin, int64_t end) {
+                 HWY_DYNAMIC_DISPATCH(SumTokens)(args, begin, end);
+               });
+  }
+  if (args.topk_weights.rank != 0) {
+    with_index_type(scatter_idx.type(), [&]<class Index>() { gather_weights<Index>(pool, args); });
+  }
+  return {};
+}
+
+Status run_backward(const Context& context, const UnpermuteBackwardArgs& args) {
+  ThreadPool& pool = *context.state().pool;
+  const TensorView scatter_idx = args.scatter_idx, grad_rows = args.grad_rows;
+  for_ranges(pool, scatter_idx.shape[0], tokens_per_task(scatter_idx, args.grad_y),
+             [&](int64_t begin, int64_t end) {
+               HWY_DYNAMIC_DISPATCH(BackwardTokens)(args, begin, end);
+             });
+  if (grad_rows.is_present() && args.tail == MOIRE_TAIL_ZERO) {
+    zero_rows_from(pool, grad_rows, rows_in_use(args.groups));
+  }
+  return {};
+}
+
+}  // namespace
 
 const Implementation<UnpermuteArgs> kUnpermute = {
-    "cpu",
-    Device::kCpu,
-    [](const DeviceState&, const UnpermuteArgs&) { return Reason("scaffold"); },
-    no_workspace,
-    [](const DeviceState&, const UnpermuteArgs&) { return std::string(); },
-    [](const Context&, const UnpermuteArgs&) { return Status(Code::kInternal, "scaffold"); }};
+    "cpu",  Device::kCpu, supports_everything<UnpermuteArgs>, no_workspace<UnpermuteArgs>,
+    policy, run};
 const Implementation<UnpermuteBackwardArgs> kUnpermuteBackward = {
     "cpu",
     Device::kCpu,
-    [](const DeviceState&, const UnpermuteBackwardArgs&) { return Reason("scaffold"); },
-    no_workspace,
-    [](const DeviceState&, const UnpermuteBackwardArgs&) { return std::string(); },
-    [](const Context&, const UnpermuteBackwardArgs&) {
-      return Status(Code::kInternal, "scaffold");
-    }};
+    supports_everything<UnpermuteBackwardArgs>,
+    no_workspace<UnpermuteBackwardArgs>,
+    backward_policy,
+    run_backward};
 
 }  // namespace moire::cpu
+#endif

@@ -1,0 +1,62 @@
+// Small tools of the ops that move rows: index types, row addresses, tasks, tails.
+#pragma once
+
+#include <moire/groups.h>
+#include <moire/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "core/thread_pool.h"
+
+namespace moire::cpu {
+
+// Calls f.template operator()<int32_t>() or <int64_t>: `[&]<class Index>() { ... }`.
+template <class F>
+decltype(auto) with_index_type(DType dtype, F&& f) {
+  if (dtype == DType::kInt32) return std::forward<F>(f).template operator()<int32_t>();
+  return std::forward<F>(f).template operator()<int64_t>();
+}
+
+// Row `row` of a tensor of Ts, and of any tensor.
+template <class T>
+T* row_of(const TensorView& t, int64_t row) {
+  return static_cast<T*>(t.data) + row * t.stride();
+}
+inline char* row_bytes_of(const TensorView& t, int64_t row) {
+  return static_cast<char*>(t.data) + row * t.stride() * dtype_size(t.type());
+}
+inline int64_t bytes_per_row(const TensorView& t) { return t.columns() * dtype_size(t.type()); }
+
+inline int64_t rows_in_use(const Groups& groups) {
+  return groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
+}
+
+// How many items of so many bytes make a task worth waking a thread for, and small enough to share.
+inline int64_t items_per_task(int64_t bytes_per_item) {
+  constexpr int64_t kBytesPerTask = 128 * 1024;
+  return std::max<int64_t>(1, kBytesPerTask / std::max<int64_t>(1, bytes_per_item));
+}
+
+// Calls fn(begin, end) on consecutive ranges that cover [0, count).
+template <class F>
+void for_ranges(ThreadPool& pool, int64_t count, int64_t per_task, F&& fn) {
+  pool.parallel_for((count + per_task - 1) / per_task, [&](int64_t task, int) {
+    fn(task * per_task, std::min(count, (task + 1) * per_task));
+  });
+}
+
+// Exact zeros in rows `first` and after.
+inline void zero_rows_from(ThreadPool& pool, const TensorView& t, int64_t first) {
+  const int64_t bytes = bytes_per_row(t);
+  if (bytes == 0) return;
+  for_ranges(pool, t.num_rows() - first, items_per_task(bytes), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::memset(row_bytes_of(t, first + i), 0, static_cast<size_t>(bytes));
+    }
+  });
+}
+
+}  // namespace moire::cpu
