@@ -408,7 +408,10 @@ enum moire_router_kind {
 
 /* Scores in FP32, the k largest of scores + expert_bias per token (ties: the lowest index; NaN
  * loses), weights = their scores (without the bias), divided by their sum if `normalize`, times
- * `scale`. Experts come in order of falling score. */
+ * `scale`. Experts come in order of falling score + expert_bias.
+ * A logit of -inf has score 0. A softmax row with NaN or +inf, or with nothing above -inf, has only
+ * NaN scores: experts 0 to k - 1, weights NaN. With `normalize`, chosen scores that sum to exactly
+ * zero give weights of zero, and gradients of zero. At most 4096 experts on the CPU. */
 typedef struct moire_router_args {
   size_t struct_size;
   moire_tensor logits;       /* [T, E] FP32, BF16 or FP16 */
@@ -437,7 +440,7 @@ MOIRE_API int32_t moire_router_backward(const moire_context* context,
 
 /* Where every (token, choice) goes: rows sorted by expert, stable in token order (then in choice
  * order) within an expert. An index of -1 or G drops the choice (scatter_idx -1). Unused entries of
- * gather_idx are -1. */
+ * gather_idx are -1. A capacity below the routed rows is an error that names how many they are. */
 typedef struct moire_permute_plan_args {
   size_t struct_size;
   moire_tensor topk_idx;    /* [T, k] INT32 or INT64, each in -1 ... G */
@@ -455,7 +458,8 @@ MOIRE_API int32_t moire_permute_plan_workspace(const moire_context* context,
 
 /* Tokens into expert order: rows_i = x[gather_idx_i]; probs_i = topk_weights of the choice that row
  * i came from. It is also the gradient of a plain unpermute. Either pair (x and rows; topk_weights,
- * scatter_idx and probs) may be absent. */
+ * scatter_idx and probs) may be absent. scatter_idx names each row of the groups once, as
+ * moire_permute_plan's does; another number of rows is an error. */
 typedef struct moire_permute_args {
   size_t struct_size;
   moire_tensor x;            /* [T, H] FP32, BF16 or FP16 */
@@ -469,10 +473,11 @@ typedef struct moire_permute_args {
 } moire_permute_args;
 MOIRE_API int32_t moire_permute(const moire_context* context, const moire_permute_args* args);
 
-/* Rows back to tokens: y_t = sum_j weights_tj * rows[scatter_idx_tj], j ascending, in FP32, rounded
- * once; dropped choices add nothing. It is also the gradient of moire_permute; then probs and
- * topk_weights carry the gradient of the weights back: topk_weights_tj = probs[scatter_idx_tj], 0
- * where dropped. */
+/* Rows back to tokens: y_t = sum_j weights_tj * rows[scatter_idx_tj], j ascending, in FP32 (the
+ * first choice is a product, each further one a fused multiply-add), rounded once; dropped choices
+ * add nothing, and without any y_t is zero. It is also the gradient of moire_permute; then probs
+ * and topk_weights carry the gradient of the weights back: topk_weights_tj = probs[scatter_idx_tj],
+ * 0 where dropped. Either pair (rows and y; probs and topk_weights) may be absent. */
 typedef struct moire_unpermute_args {
   size_t struct_size;
   moire_tensor rows;         /* [capacity, H] FP32, BF16 or FP16 */
@@ -484,13 +489,13 @@ typedef struct moire_unpermute_args {
 } moire_unpermute_args;
 MOIRE_API int32_t moire_unpermute(const moire_context* context, const moire_unpermute_args* args);
 
-/* The gradient of a weighted unpermute: grad_rows[scatter_idx_tj] = weights_tj * grad_y_t;
- * grad_weights_tj = sum_h rows[scatter_idx_tj, h] * grad_y_th (64-column partial sums, in order).
- */
+/* The gradient of a weighted unpermute: grad_rows[scatter_idx_tj] = weights_tj * grad_y_t, rounded
+ * once; grad_weights_tj = sum_h rows[scatter_idx_tj, h] * grad_y_th (64-column partial sums, in
+ * order), 0 where dropped. scatter_idx names each row of the groups once, as in moire_permute. */
 typedef struct moire_unpermute_backward_args {
   size_t struct_size;
   moire_tensor grad_y;       /* [T, H] */
-  moire_tensor rows;         /* [capacity, H]; needed for grad_weights only */
+  moire_tensor rows;         /* [capacity, H] FP32, BF16 or FP16; needed for grad_weights only */
   moire_tensor scatter_idx;  /* [T, k] */
   moire_tensor weights;      /* [T, k] FP32, or absent (= 1) */
   moire_tensor grad_rows;    /* out [capacity, H], dtype of grad_y, or absent */

@@ -118,6 +118,21 @@ TEST_F(ArgumentCheckTest, NamesPositionAndValueOfABadIndex) {
   EXPECT_EQ(message(), "op: row_idx[3] is 7, must be -1 to 6");
 }
 
+TEST_F(ArgumentCheckTest, NamesRowAndColumnOfABadIndexAndSkipsThePadding) {
+  int64_t values[] = {0, 1, 99, 2, -2, 99};
+  const TensorView idx(values, DType::kInt64, {2, 2}, 3);
+  EXPECT_TRUE(check_.indices("topk_idx", idx, 3, 0, 3));
+  check_.indices("topk_idx", idx, 4, -1, 3);
+  EXPECT_EQ(message(), "op: topk_idx[1, 1] is -2, must be -1 to 2");
+}
+
+TEST_F(ArgumentCheckTest, FindsTheFirstBadIndexOfMany) {
+  std::vector<int32_t> values(1000, 5);
+  values[700] = values[900] = 8;
+  check_.indices("row_idx", TensorView(values.data(), DType::kInt32, {1000}), 1000, 0, 8);
+  EXPECT_EQ(message(), "op: row_idx[700] is 8, must be 0 to 7");
+}
+
 TEST_F(ArgumentCheckTest, ChecksWorkspaceSizeAndAlignment) {
   check_.workspace({memory_, 100}, 128);
   EXPECT_EQ(message(), "op: the workspace has 100 bytes, needs 128");
