@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <moire/routing.h>
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "reference/routing.h"

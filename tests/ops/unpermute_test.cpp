@@ -39,8 +39,8 @@ struct UnpermuteCase {
   }
   void expect_matches_reference(const UnpermuteArgs& a) {
     const reference::UnpermuteResults want = reference::unpermute(a);
-    if (a.y.rank != 0) EXPECT_TRUE(matches(y, want.y));
-    if (a.topk_weights.rank != 0) EXPECT_TRUE(matches(topk_weights, want.topk_weights));
+    EXPECT_TRUE(matches(y, want.y));
+    EXPECT_TRUE(matches(topk_weights, want.topk_weights));
     EXPECT_TRUE(y.is_undamaged() && topk_weights.is_undamaged());
   }
 
@@ -203,13 +203,15 @@ TEST(Unpermute, RefusesBadArgumentsAndSaysWhy) {
   expect([](A& a) { a.weights.dtype = MOIRE_BF16; }, "weights is bf16 [4, 2], needs fp32");
   expect([](A& a) { a.y = {}; }, "y is absent, needs fp32, bf16 or fp16 [T, H] = [4, 8]");
   expect([](A& a) { a.y.shape[0] = 5; }, "y is bf16 [5, 8], needs [T, H] = [4, 8]");
-  expect([](A& a) { a.y.dtype = MOIRE_FP16; }, "y must have the dtype of rows, or fp32");
+  expect([](A& a) { a.y.dtype = MOIRE_FP16; }, "y is fp16 [4, 8] but rows is bf16 [");
   expect([](A& a) { a.y.data = a.rows.data; }, "y and rows overlap in memory");
   expect([](A& a) { a.y.data = a.scatter_idx.data; }, "y and scatter_idx overlap in memory");
   expect([](A& a) { a.y.data = a.weights.data; }, "y and weights overlap in memory");
   expect([](A& a) { a.y.data = a.probs.data; }, "y and probs overlap in memory");
   expect([](A& a) { a.probs = {}; }, "probs is absent, needs fp32 of rank 1");
-  expect([](A& a) { a.probs.shape[0] -= 1; }, ": both must have the same capacity");
+  expect([](A& a) { a.probs.shape[0] -= 1; },
+         "rows is bf16 [" + std::to_string(capacity) + ", 8] but probs is fp32 [" +
+             std::to_string(capacity - 1) + "]: both must have the same capacity");
   expect([](A& a) { a.topk_weights = {}; }, "topk_weights is absent, needs fp32 [T, k] = [4, 2]");
   expect([](A& a) { a.topk_weights.data = a.probs.data; }, "topk_weights and probs overlap");
   expect([](A& a) { a.topk_weights.data = a.weights.data; }, "topk_weights and weights overlap");

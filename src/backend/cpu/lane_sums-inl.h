@@ -26,22 +26,49 @@ HWY_INLINE void PadSegment(float* segment, size_t n) {
   for (size_t j = n; j < PaddedColumns(n); ++j) segment[j] = 0.0F;
 }
 
-// sum_j a_j * b_j over one segment of n <= 64 columns, both 64-byte aligned and zero-padded.
-inline float DotSegment(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, size_t n) {
-  const FloatTag d;
-  const size_t lanes = hn::Lanes(d), columns = PaddedColumns(n);
-  alignas(64) float sums[kSumLanes];
-  for (size_t lane = 0; lane < kSumLanes; lane += lanes) {
-    auto sum = hn::Zero(d);
-    for (size_t j = lane; j < columns; j += kSumLanes) {
-      sum = hn::MulAdd(hn::Load(d, a + j), hn::Load(d, b + j), sum);
-    }
-    hn::Store(sum, d, sums + lane);
-  }
+// The fixed tree over the 16 lanes, in place; returns their sum.
+HWY_INLINE float FoldLanes(float* sums) {
   for (size_t half = kSumLanes / 2; half != 0; half /= 2) {
     for (size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
   }
   return sums[0];
+}
+
+// sum_j a_j * b_j over `columns` columns, a multiple of 16, of two formats.
+template <class A, class B>
+HWY_INLINE float DotLanes(const typename A::Element* a, const typename B::Element* b,
+                          size_t columns) {
+  const FloatTag d;
+  const size_t lanes = hn::Lanes(d);
+  alignas(64) float sums[kSumLanes];
+  for (size_t lane = 0; lane < kSumLanes; lane += lanes) {
+    auto sum = hn::Zero(d);
+    for (size_t j = lane; j < columns; j += kSumLanes) {
+      sum = hn::MulAdd(A::Load(d, a + j), B::Load(d, b + j), sum);
+    }
+    hn::Store(sum, d, sums + lane);
+  }
+  return FoldLanes(sums);
+}
+
+// sum_j a_j * b_j over one segment of n <= 64 columns, both 64-byte aligned and zero-padded.
+inline float DotSegment(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, size_t n) {
+  return DotLanes<Fp32, Fp32>(a, b, PaddedColumns(n));
+}
+
+// sum_j a_j * b_j over a row of n columns, by segments.
+template <class A, class B>
+inline float DotRow(const typename A::Element* a, const typename B::Element* b, size_t n) {
+  float total = 0.0F;
+  size_t j = 0;
+  for (; j + kSegment <= n; j += kSegment) total += DotLanes<A, B>(a + j, b + j, kSegment);
+  if (j == n) return total;
+  alignas(64) float a_rest[kSegment], b_rest[kSegment];
+  DecodeRun<A>(a + j, n - j, a_rest);
+  DecodeRun<B>(b + j, n - j, b_rest);
+  PadSegment(a_rest, n - j);
+  PadSegment(b_rest, n - j);
+  return total + DotSegment(a_rest, b_rest, n - j);
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE

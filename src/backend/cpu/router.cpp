@@ -17,7 +17,7 @@
 #include <hwy/contrib/math/math-inl.h>
 
 #include "backend/cpu/convert-inl.h"
-#include "backend/cpu/lane_sum-inl.h"
+#include "backend/cpu/lane_sums-inl.h"
 
 #ifndef MOIRE_CPU_ROUTER_COMMON
 #define MOIRE_CPU_ROUTER_COMMON
@@ -63,8 +63,6 @@ struct TokenBuffer {
   HWY_ALIGN float values[kMaxExperts];
 };
 
-HWY_INLINE size_t padded(size_t n) { return (n + kSumLanes - 1) / kSumLanes * kSumLanes; }
-
 // Highway's exp makes 0 of NaN.
 HWY_INLINE Vector ExpOrNaN(FloatTag d, Vector x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
@@ -73,7 +71,7 @@ HWY_INLINE Vector ExpOrNaN(FloatTag d, Vector x) {
 // In place. A row with NaN or +inf, or with nothing above -inf, has no softmax: all NaN.
 void Softmax(float* x, size_t n) {
   const FloatTag d;
-  const size_t lanes = hn::Lanes(d), end = padded(n);
+  const size_t lanes = hn::Lanes(d), end = PaddedColumns(n);
   std::fill(x + n, x + end, -std::numeric_limits<float>::infinity());
   Vector max = hn::Load(d, x);
   for (size_t c = lanes; c < end; c += lanes) max = hn::Max(max, hn::Load(d, x + c));
@@ -100,8 +98,8 @@ void Softmax(float* x, size_t n) {
 void Sigmoid(float* x, size_t n, float* complements) {
   const FloatTag d;
   const Vector one = hn::Set(d, 1.0F);
-  std::fill(x + n, x + padded(n), 0.0F);
-  for (size_t c = 0; c < padded(n); c += hn::Lanes(d)) {
+  std::fill(x + n, x + PaddedColumns(n), 0.0F);
+  for (size_t c = 0; c < PaddedColumns(n); c += hn::Lanes(d)) {
     const Vector v = hn::Load(d, x + c);
     const Vector e = ExpOrNaN(d, hn::Neg(hn::Abs(v)));
     const Vector small = hn::Div(e, hn::Add(one, e)), large = hn::Div(one, hn::Add(one, e));

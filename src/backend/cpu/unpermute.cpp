@@ -14,7 +14,7 @@
 #include <hwy/highway.h>
 
 #include "backend/cpu/convert-inl.h"
-#include "backend/cpu/lane_sum-inl.h"
+#include "backend/cpu/lane_sums-inl.h"
 
 #ifndef MOIRE_UNPERMUTE_CHOICES
 #define MOIRE_UNPERMUTE_CHOICES
@@ -141,8 +141,8 @@ void BackwardToken(const UnpermuteBackwardArgs& args, int64_t token) {
   for (int64_t j = 0; j < choices.count; ++j) {
     out[j] = choices.rows[j] < 0
                  ? 0.0F
-                 : Dot<Row, Grad>(row_of<const typename Row::Element>(rows, choices.rows[j]), g,
-                                  columns);
+                 : DotRow<Row, Grad>(row_of<const typename Row::Element>(rows, choices.rows[j]), g,
+                                     columns);
   }
 }
 
