@@ -1,20 +1,97 @@
-// Scaffold: validation and dispatch of convert_glu.
+// Validation and dispatch of convert_glu, interleave_glu and deinterleave_glu.
 #include <moire/glu.h>
-#include <moire/grouped_gemm.h>
-#include <moire/routing.h>
 
 #include "ops/dispatch.h"
+#include "ops/glu_check.h"
 
 namespace moire {
+namespace {
+
+constexpr DType kStorageTypes[] = {DType::kFP32,  DType::kBF16, DType::kFP16,  DType::kE4M3,
+                                   DType::kE5M2,  DType::kE8M0, DType::kUint8, DType::kInt32,
+                                   DType::kInt64, DType::kFP64};
+
+// Rank, dtype, pointers, and that source and target are twins that lie apart.
+void check_tensors(ArgumentCheck& check, const TensorView& source, const TensorView& target) {
+  check.require(source.rank >= 1 && source.rank <= 3, "source has rank ", source.rank,
+                ", needs rank 1 to 3");
+  if (!check.ok() || !check.ranked("source", source, kStorageTypes, source.rank)) return;
+  if (!check.ranked("target", target, kStorageTypes, source.rank)) return;
+  bool equal = true;
+  for (int32_t i = 0; i < source.rank; ++i) equal = equal && source.shape[i] == target.shape[i];
+  check.require(equal, "source is ", to_string(source), " but target is ", to_string(target),
+                ": the shapes must be equal");
+  check.same_dtype("source", source, "target", target);
+  check.disjoint("target", target, "source", source);
+}
+
+// That `dim` exists and its size is a multiple of 2 * block. `block` 0 stands for halves.
+void check_dim(ArgumentCheck& check, const TensorView& source, int64_t dim, int64_t block) {
+  check.require(dim >= 0 && dim < source.rank, "dim is ", dim, ", must be 0 to ", source.rank - 1);
+  if (!check.ok()) return;
+  const int64_t size = source.shape[dim];
+  check.require(size % 2 == 0 && (block == 0 || size / 2 % block == 0), "source has ", size,
+                " along dim ", dim,
+                ", needs a multiple of 2 * block = ", 2 * std::max<int64_t>(block, 1));
+}
+
+void check_layout(ArgumentCheck& check, std::string_view name, const moire_glu_layout& layout) {
+  check.enumerator(concat(name, ".order"), layout.order, 2);
+  check.require(layout.block >= 0, name, ".block is ", layout.block,
+                ", must be a positive integer, or 0 (halves)");
+}
+
+std::string layout_name(const moire_glu_layout& layout) {
+  const std::string_view order = layout.order == MOIRE_GATE_FIRST ? "" : ", up first";
+  return layout.block == 0 ? concat("halves", order) : concat("blocks of ", layout.block, order);
+}
+
+Status dispatch_conversion(const Context& context, std::string_view op,
+                           const ConvertGluArgs& args) {
+  return dispatch(context, op, args, Workspace{}, [&] {
+    return Cost{concat(to_string(args.source), " along dim ", args.dim, ", ",
+                       layout_name(args.from), " to ", layout_name(args.to)),
+                bytes_of(args.source), bytes_of(args.target)};
+  });
+}
+
+// Both directions between halves and blocks, which share their checks.
+Status convert_blocks(const Context& context, std::string_view op, const TensorView& source,
+                      const TensorView& target, int64_t block, int dim, bool to_blocks) {
+  ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
+  check_tensors(check, source, target);
+  check.require(block > 0, "block is ", block, ", must be a positive integer");
+  check_dim(check, source, dim, block);
+  if (!check.ok()) return check.status();
+  ConvertGluArgs args;
+  args.source = source;
+  args.target = target;
+  args.dim = dim;
+  (to_blocks ? args.to : args.from) = GluLayout::interleaved(block);
+  return dispatch_conversion(context, op, args);
+}
+
+}  // namespace
 
 Status convert_glu(const Context& context, const ConvertGluArgs& args) {
-  return dispatch(context, "convert_glu", args, Workspace{}, [] { return Cost{}; });
+  ArgumentCheck check("convert_glu", context, ArgumentCheck::Purpose::kRun);
+  check_tensors(check, args.source, args.target);
+  check_layout(check, "from", args.from);
+  check_layout(check, "to", args.to);
+  if (check.ok()) check_dim(check, args.source, args.dim, args.from.block);
+  if (check.ok()) check_dim(check, args.source, args.dim, args.to.block);
+  if (!check.ok()) return check.status();
+  return dispatch_conversion(context, "convert_glu", args);
 }
-Status interleave_glu(const Context&, const TensorView&, const TensorView&, int64_t, int) {
-  return {Code::kInternal, "scaffold"};
+
+Status interleave_glu(const Context& context, const TensorView& source, const TensorView& target,
+                      int64_t block, int dim) {
+  return convert_blocks(context, "interleave_glu", source, target, block, dim, true);
 }
-Status deinterleave_glu(const Context&, const TensorView&, const TensorView&, int64_t, int) {
-  return {Code::kInternal, "scaffold"};
+
+Status deinterleave_glu(const Context& context, const TensorView& source, const TensorView& target,
+                        int64_t block, int dim) {
+  return convert_blocks(context, "deinterleave_glu", source, target, block, dim, false);
 }
 
 }  // namespace moire
