@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains a small mixture-of-experts language model on real text, several times from the same start: with expert layers of plain
-PyTorch and with moire's. Prints a table and writes build/demo/report.html and build/demo/results.json. See --help."""
+"""Trains a small mixture-of-experts language model on real text, several times from the same start:
+with expert layers of plain PyTorch and with moire's. Prints a table and writes a report."""
 
 from __future__ import annotations
 
@@ -165,8 +165,9 @@ def run(
 
 def describe(config: recipe_list.Config) -> str:
     return (
-        f"model: {config.layers} layers, hidden {config.hidden}, {config.experts} experts of width {config.width},"
-        f" top {config.top_k}; {config.steps} steps of {config.tokens_per_step} tokens on {config.device}"
+        f"model: {config.layers} layers, hidden {config.hidden}, {config.experts} experts of width"
+        f" {config.width}, top {config.top_k}; {config.steps} steps of"
+        f" {config.tokens_per_step} tokens on {config.device}"
     )
 
 

@@ -1,6 +1,6 @@
 """A byte-level transformer.
 
-Attention, norms and embeddings are PyTorch's; every feed-forward layer is the MoE layer given to it.
+Attention, norms and embeddings are PyTorch's; every feed-forward layer is the MoE layer it gets.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ByteModel(nn.Module):
 
 
 def initialise(model: ByteModel, seed: int) -> None:
-    """The same numbers for every recipe, drawn in one order, whatever the expert layer is made of."""
+    """The same numbers for every recipe, drawn in one order, whatever the layers are made of."""
     generator = torch.Generator().manual_seed(seed)
     depth = (2 * len(model.blocks)) ** -0.5
 

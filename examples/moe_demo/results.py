@@ -73,7 +73,8 @@ def findings(results: Results) -> list[tuple[bool, str]]:
         found.append(
             (
                 gap <= SAME_CURVE,
-                f"the curves lie on each other: {gap:.3f} bits apart at the end at most ({apart['name']})",
+                f"the curves lie on each other: at the end at most {gap:.3f} bits apart"
+                f" ({apart['name']})",
             )
         )
     for run in moire:

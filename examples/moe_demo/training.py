@@ -31,7 +31,7 @@ Report = Callable[..., None]
 
 
 def train(recipe: Recipe, config: Config, text: Text, report: Report) -> None:
-    """Calls report("step", ...) and report("validation", ...) as it goes, at last report("done")."""
+    """Calls report("step", ...) and report("validation", ...) as it goes, then report("done")."""
     if config.threads:
         torch.set_num_threads(config.threads)
     model = build(recipe, config)
@@ -118,7 +118,8 @@ def sequences(data: bytes, config: Config, count: int) -> Tensor:
     step = (len(tensor) - config.context - 1) // count
     if step <= 0:
         raise SystemExit(
-            f"the held-out text has {len(tensor)} bytes, too few for {count} pieces of {config.context}"
+            f"the held-out text has {len(tensor)} bytes, too few for {count} pieces of"
+            f" {config.context}"
         )
     pieces = [tensor[i * step : i * step + config.context + 1] for i in range(count)]
     return torch.stack(pieces).long().to(config.device)

@@ -1,4 +1,4 @@
-"""`pip install .` as a user does it: a wheel for any Python 3 that brings library, header and Highway."""
+"""`pip install .` as users do it: a wheel for any Python 3 with library, header and Highway."""
 
 import json
 import os
