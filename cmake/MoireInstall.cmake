@@ -41,6 +41,5 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/moire-config-version.cmake 
 install(FILES ${CMAKE_BINARY_DIR}/moire-config.cmake ${CMAKE_BINARY_DIR}/moire-config-version.cmake
         DESTINATION ${config_dir} COMPONENT headers)
 if(TARGET moire_cli)
-  set_target_properties(moire_cli PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
   install(TARGETS moire_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
 endif()

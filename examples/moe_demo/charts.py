@@ -42,22 +42,35 @@ class Axes:
     def grid(self, x_label: str) -> str:
         parts = []
         for value in ticks(self.y_min, self.y_max, 6):
-            parts.append(
-                f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{self.y(value):.1f}" y2="{self.y(value):.1f}"/>'
-            )
-            parts.append(
-                f'<text x="{LEFT - 8}" y="{self.y(value) + 4:.1f}" text-anchor="end">{value:g}</text>'
-            )
+            y = self.y(value)
+            parts += [level(y, "grid"), text(LEFT - 8, y + 4, f"{value:g}", "end")]
         for value in ticks(0, self.x_max, 8):
             label = f"{value:g}" if value else f"{x_label} 0"
-            parts.append(
-                f'<text x="{self.x(value):.1f}" y="{self.height - 12}" text-anchor="middle">{label}</text>'
-            )
+            parts.append(text(self.x(value), self.height - 12, label, "middle"))
         return "".join(parts)
 
     def path(self, points: Points, stroke: str, width: float) -> str:
         line = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
         return f'<polyline class="curve" points="{line}" stroke="{stroke}" stroke-width="{width}"/>'
+
+
+def text(x: float, y: float, content: str, anchor: str = "start", style: str = "") -> str:
+    return (
+        f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
+        f"{escape(content)}</text>"
+    )
+
+
+def level(y: float, style: str) -> str:
+    """A horizontal line through the whole drawing."""
+    return f'<line class="{style}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+
+
+def bar(x: float, y: float, width: float, fill: str, opacity: float) -> str:
+    return (
+        f'<rect x="{x}" y="{y}" width="{width:.1f}" height="26" rx="4" fill="{fill}"'
+        f' opacity="{opacity}"/>'
+    )
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -91,25 +104,20 @@ def svg(height: int, body: str, label: str) -> str:
 
 def loss(runs: list[Run], entropy: float) -> str:
     curves = [smooth(run["train"]) for run in runs]
-    values = [y for curve in curves for _, y in curve] + [
-        y for run in runs for _, y in run["validation"]
-    ]
+    values = [y for curve in curves for _, y in curve]
+    values += [y for run in runs for _, y in run["validation"]]
     low = math.floor(2 * min(values) - 0.2) / 2
     axes = Axes(curves[0][-1][0], low, math.ceil(2 * max(*values, entropy)) / 2, 360)
     y = axes.y(entropy)
-    parts = [
-        axes.grid("step"),
-        f'<line class="entropy" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>',
-        f'<text x="{WIDTH - RIGHT}" y="{y - 7:.1f}" text-anchor="end">order-0 entropy of the text {entropy:.2f}</text>',
-    ]
+    label = f"order-0 entropy of the text {entropy:.2f}"
+    parts = [axes.grid("step"), level(y, "entropy"), text(WIDTH - RIGHT, y - 7, label, "end")]
     for index, curve in enumerate(curves):
         parts.append(axes.path(curve, colour(index, runs), LINE_WIDTHS[min(index, 3)]))
     for index, run in enumerate(runs):
-        radius = 7.5 - 2 * min(index, 3)
-        for x, value in run["validation"]:
-            parts.append(
-                f'<circle cx="{axes.x(x):.1f}" cy="{axes.y(value):.1f}" r="{radius}" fill="{colour(index, runs)}"/>'
-            )
+        radius, fill = 7.5 - 2 * min(index, 3), colour(index, runs)
+        for step, bits in run["validation"]:
+            x, y = axes.x(step), axes.y(bits)
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}"/>')
     parts.append(legend(runs))
     return svg(axes.height, "".join(parts), "training and validation loss of every run")
 
@@ -120,10 +128,10 @@ def legend(runs: list[Run]) -> str:
     for index, run in enumerate(runs):
         y = 70 + 22 * index
         parts.append(
-            f'<line x1="{WIDTH - 160}" x2="{WIDTH - 128}" y1="{y}" y2="{y}" stroke="{colour(index, runs)}"'
-            f' stroke-width="{LINE_WIDTHS[min(index, 3)]}"/>'
-            f'<text class="name" x="{WIDTH - 118}" y="{y + 4}">{escape(run["name"])}</text>'
+            f'<line x1="{WIDTH - 160}" x2="{WIDTH - 128}" y1="{y}" y2="{y}"'
+            f' stroke="{colour(index, runs)}" stroke-width="{LINE_WIDTHS[min(index, 3)]}"/>'
         )
+        parts.append(text(WIDTH - 118, y + 4, run["name"], style="name"))
     return "".join(parts)
 
 
@@ -132,8 +140,8 @@ def difference(runs: list[Run]) -> str:
     curves = [
         [(x, 1000 * (y - b)) for (x, y), (_, b) in zip(smooth(run["train"]), base)] for run in runs
     ]
-    reach = max([abs(y) for curve in curves for _, y in curve] + [1.0])
-    axes = Axes(base[-1][0], -1.1 * reach, 1.1 * reach, 190)
+    reach = 1.1 * max([abs(y) for curve in curves for _, y in curve] + [1.0])
+    axes = Axes(base[-1][0], -reach, reach, 190)
     parts = [axes.grid("step")]
     for index, curve in enumerate(curves):
         parts.append(axes.path(curve, colour(index, runs), 2.5 if index == 0 else 1.8))
@@ -145,14 +153,13 @@ def step_times(runs: list[Run]) -> str:
     left, room = 120, WIDTH - 120 - 90
     parts = []
     for index, run in enumerate(runs):
-        y = 8 + 40 * index
-        moe = room * run["moe_seconds"] / longest
+        y, fill = 8 + 40 * index, colour(index, runs)
         whole = room * run["step_seconds"] / longest
-        fill = colour(index, runs)
-        parts.append(
-            f'<text class="name" x="{left - 12}" y="{y + 18}" text-anchor="end">{escape(run["name"])}</text>'
-            f'<rect x="{left}" y="{y}" width="{whole:.1f}" height="26" rx="4" fill="{fill}" opacity="0.28"/>'
-            f'<rect x="{left}" y="{y}" width="{moe:.1f}" height="26" rx="4" fill="{fill}"/>'
-            f'<text x="{left + whole + 8:.1f}" y="{y + 18}">{1000 * run["moe_seconds"]:.0f} of {1000 * run["step_seconds"]:.0f}</text>'
-        )
+        label = f"{1000 * run['moe_seconds']:.0f} of {1000 * run['step_seconds']:.0f}"
+        parts += [
+            text(left - 12, y + 18, run["name"], "end", "name"),
+            bar(left, y, whole, fill, 0.28),
+            bar(left, y, room * run["moe_seconds"] / longest, fill, 1),
+            text(left + whole + 8, y + 18, label),
+        ]
     return svg(40 * len(runs) + 8, "".join(parts), "time of one step of every run")

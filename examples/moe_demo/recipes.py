@@ -29,16 +29,16 @@ BASELINE = RECIPES[0]
 class Config:
     """Everything that decides a run, apart from the recipe."""
 
-    hidden: int = 256
-    layers: int = 3
-    heads: int = 4
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 2
     experts: int = 16
     top_k: int = 2
-    width: int = 512  # F: FC1 gives 2F values, gate and up
+    width: int = 384  # F: FC1 gives 2F values, gate and up
     context: int = 256
     batch: int = 4
-    steps: int = 200
-    learning_rate: float = 3e-3
+    steps: int = 400
+    learning_rate: float = 2e-3
     warmup: int = 20
     weight_decay: float = 0.1
     validations: int = 5  # along the run; the last one reads `final_sequences`
