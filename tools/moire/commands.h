@@ -66,6 +66,7 @@ int run_info(const InfoOptions& options);
 int run_problems(const ProblemsOptions& options);
 int run_explain(const ExplainOptions& options);
 int run_check(const CheckOptions& options);
+int run_bench(const BenchOptions& options);
 
 // A context as the options ask; UsageError with the library's sentence where there is none.
 Context open_context(const CommonOptions& options);

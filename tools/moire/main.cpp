@@ -88,6 +88,28 @@ void add_check(CLI::App& app, CheckOptions& options, std::function<int()>& run) 
   command->callback([&] { run = [&] { return run_check(options); }; });
 }
 
+void add_bench(CLI::App& app, BenchOptions& options, std::function<int()>& run) {
+  CLI::App* command =
+      app.add_subcommand("bench", "Times beside a baseline measured in the same run");
+  add_common(*command, options.common);
+  add_problems(*command, options.problems, true);
+  command->add_option("--time", options.seconds, "seconds of measuring, per op and dtype")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--svg", options.svg, "write a chart to this file");
+  command->footer(
+      "Without --ops a layer is timed as its products, its forward, and forward + backward; "
+      "without\n"
+      "--dtype in fp32 and bf16. Ratios are baseline time / our time, above 1 is faster.\n\n"
+      "Examples:\n"
+      "  moire bench cpu                                    the standard CPU table\n"
+      "  moire bench cpu:square --ops fc1 --dtype fp32 --time 3\n"
+      "  moire bench cpu:demo --ops glu,convert_glu,permute,unpermute\n"
+      "  moire bench cpu --json > results.jsonl             all samples, protocol, machine\n"
+      "  moire bench cpu --svg chart.svg");
+  command->callback([&] { run = [&] { return run_bench(options); }; });
+}
+
 int parse_and_run(int argc, char** argv) {
   CLI::App app("moire: the grouped MLP of mixture-of-experts models, on the command line", "moire");
   app.set_version_flag("--version", std::string("moire ") + MOIRE_VERSION_STRING);
@@ -99,11 +121,13 @@ int parse_and_run(int argc, char** argv) {
   ProblemsOptions problems;
   ExplainOptions explain;
   CheckOptions check;
+  BenchOptions bench;
   std::function<int()> run;
   add_info(app, info, run);
   add_problem_list(app, problems, run);
   add_explain(app, explain, run);
   add_check(app, check, run);
+  add_bench(app, bench, run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

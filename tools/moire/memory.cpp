@@ -36,6 +36,7 @@ void* Memory::take(const std::string& name, int64_t bytes) {
     std::memset(data + bytes, kGuardByte, kGuardBytes);
   }
   blocks_.push_back({name, data, bytes});
+  bytes_ += bytes;
   return data;
 }
 

@@ -19,6 +19,8 @@ class Memory {
 
   // Zeroed, 256-byte aligned, named for messages; never null, even for 0 bytes.
   void* take(const std::string& name, int64_t bytes);
+  // Of all blocks.
+  int64_t bytes() const { return bytes_; }
   // The name of a block whose guards were overwritten, or "".
   std::string first_broken_guard() const;
 
@@ -30,6 +32,7 @@ class Memory {
   };
   Guards guards_;
   std::vector<Block> blocks_;
+  int64_t bytes_ = 0;
 };
 
 }  // namespace moire::tool

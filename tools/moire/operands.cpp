@@ -42,6 +42,17 @@ void repeat_period(const TensorView& t) {
   }
 }
 
+// kPeriod standard normal numbers; every tensor starts at a place of its own.
+const std::vector<float>& normal_numbers() {
+  static const std::vector<float> numbers = [] {
+    std::vector<float> out(static_cast<size_t>(kPeriod));
+    Random random(0);
+    for (float& x : out) x = static_cast<float>(random.normal());
+    return out;
+  }();
+  return numbers;
+}
+
 TensorView flat(const TensorView& t) { return {t.data, t.type(), {t.num_elements()}}; }
 
 }  // namespace
@@ -100,10 +111,17 @@ TensorView Operands::take(const std::string& name, DType dtype, const std::vecto
 
 void Operands::fill_normal(const TensorView& t, const std::string& name, double scale) const {
   if (!is_filled()) return;
-  Random random(problem_.seed ^ hash(name));
+  const std::vector<float>& numbers = normal_numbers();
+  auto place = static_cast<int64_t>(Random(problem_.seed ^ hash(name)).below(kPeriod));
   const TensorView elements = flat(t);
   for (int64_t i = 0, n = std::min(t.num_elements(), kPeriod); i < n; ++i) {
-    reference::write_element(elements, 0, i, random.normal() * scale);
+    const double value = static_cast<double>(numbers[static_cast<size_t>(place)]) * scale;
+    if (t.type() == DType::kFP32) {
+      static_cast<float*>(t.data)[i] = static_cast<float>(value);
+    } else {
+      reference::write_element(elements, 0, i, value);
+    }
+    place = place + 1 == kPeriod ? 0 : place + 1;
   }
   repeat_period(t);
 }

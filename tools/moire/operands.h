@@ -62,6 +62,7 @@ class Operands {
   Workspace workspace(size_t bytes);
   DType out_dtype() const;    // of a GEMM's result
   DType wgrad_dtype() const;  // of weight gradients
+  int64_t bytes() const { return memory_.bytes(); }
   std::string first_broken_guard() const { return memory_.first_broken_guard(); }
 
  private:

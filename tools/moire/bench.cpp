@@ -1,0 +1,267 @@
+// moire bench: times ops of a problem beside their baselines; harness.h has the protocol.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+
+#include "bench_result.h"
+#include "bench_variants.h"
+#include "case_runner.h"
+#include "commands.h"
+#include "problem_fields.h"
+#include "problem_source.h"
+#include "terminal.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+constexpr double kNotableShare = 0.05;   // of the cores' time
+constexpr double kNotableSpread = 0.03;  // (p90 - p10) / median
+constexpr double kNotableOutliers = 0.05;
+constexpr double kNotableClock = 0.03;
+constexpr size_t kFewRounds = 5;
+
+const char* const kLayerOps[] = {"fc1", "fc1_dgrad", "fc1_wgrad", "fc2", "mlp_forward", "mlp"};
+
+// All dtypes of one op of one problem, measured together.
+struct Group {
+  std::vector<Problem> problems;
+};
+
+std::vector<Group> collect_groups(const ProblemOptions& options) {
+  ProblemOptions plain = options;
+  plain.ops.clear();
+  plain.dtypes.clear();
+  std::vector<Group> groups;
+  for (const Problem& base : collect_problems(plain)) {
+    std::vector<std::string> ops = options.ops;
+    if (ops.empty() && base.op == Op::kMlp) ops.assign(std::begin(kLayerOps), std::end(kLayerOps));
+    if (ops.empty()) ops.emplace_back(info_of(base.op).name);
+    std::vector<std::string> dtypes = options.dtypes;
+    if (dtypes.empty()) dtypes = {"fp32", base.dtype == DType::kFP16 ? "fp16" : "bf16"};
+    for (const std::string& op : ops) {
+      Group group;
+      for (const std::string& dtype : dtypes) {
+        const Result<Problem> one = with_settings(base, {"op=" + op, "dtype=" + dtype});
+        if (!one.ok()) throw UsageError(one.status().message());
+        group.problems.push_back(one.value());
+      }
+      groups.push_back(std::move(group));
+    }
+  }
+  return groups;
+}
+
+// The same op and options, small enough that the scalar reference takes no time worth mention.
+Problem smaller(const Problem& p) {
+  constexpr int64_t kWidth = 192, kRows = 48, kGroups = 4;
+  Problem small = p;
+  small.groups = std::min(p.groups, kGroups);
+  small.hidden = std::min(p.hidden, kWidth);
+  if (p.ffn > kWidth) {
+    small.ffn = kWidth;
+    if (p.layout.block > 1) small.layout.block = std::gcd(p.layout.block, kWidth);
+  }
+  small.rows = small.groups == 0 ? 0 : std::min(p.rows, kRows);
+  small.topk = std::min(p.topk, std::max<int64_t>(1, small.groups));
+  small.splits = Splits();
+  if (small.groups > 0) small.splits.kind = Splits::Kind::kRagged;
+  return small;
+}
+
+struct Conditions {
+  CpuTimes before, after;
+};
+
+void add_conditions(const Conditions& c, int cores, std::vector<Warning>& warnings) {
+  const double capacity = (c.after.wall - c.before.wall) * cores;
+  const double others = (c.after.busy - c.before.busy) - (c.after.own - c.before.own);
+  const double stolen = c.after.stolen - c.before.stolen;
+  if (others > kNotableShare * capacity) {
+    warnings.push_back({Warning::Kind::kOtherLoad,
+                        text("other programs took ", std::lround(100 * others / capacity),
+                             " % of the cores' time")});
+  }
+  if (stolen > kNotableShare * capacity) {
+    warnings.push_back({Warning::Kind::kStolenTime,
+                        text("the hypervisor took ", std::lround(100 * stolen / capacity),
+                             " % of the cores' time")});
+  }
+}
+
+void add_quality(BenchResult& r, const MachineFacts& machine) {
+  const Summary& t = r.time;
+  const double spread = (t.p90 - t.p10) / t.median;
+  if (spread > kNotableSpread) {
+    r.warnings.push_back(
+        {Warning::Kind::kSpread,
+         text("10th to 90th percentile span ", std::lround(100 * spread), " % of the median")});
+  }
+  const double outliers = outlier_share(r.samples.seconds);
+  if (outliers > kNotableOutliers) {
+    r.warnings.push_back({Warning::Kind::kOutliers,
+                          text(std::lround(100 * outliers), " % of the samples are outliers")});
+  }
+  if (r.samples.round_medians.size() <= kFewRounds) {
+    r.warnings.push_back(
+        {Warning::Kind::kFewRounds, text(r.samples.round_medians.size(), " rounds")});
+  }
+  if (r.num_sets * r.set_bytes < 3 * machine.cache_bytes) {
+    const auto rotated = static_cast<double>(r.num_sets * r.set_bytes);
+    r.warnings.push_back(
+        {Warning::Kind::kInCache, text("operands rotate over ", human_bytes(rotated), " only")});
+  }
+  if (is_product(r.problem.op) && !r.ratio.has_value()) {
+    r.warnings.push_back({Warning::Kind::kNoBaseline, "this build has no OpenBLAS"});
+  }
+  if (r.ratio.has_value() && r.ratio->p10 < 1 && r.ratio->p90 > 1) {
+    r.warnings.push_back({Warning::Kind::kUndecided, "the ratio's percentiles lie around 1"});
+  }
+}
+
+// One op in each dtype, its baseline among the variants.
+std::vector<BenchResult> run_group(const Context& context, const Group& group,
+                                   const MachineFacts& machine, const Protocol& protocol,
+                                   Team& team, const std::function<void(double)>& tick) {
+  std::vector<BenchResult> results;
+  std::vector<std::unique_ptr<OpVariant>> ops;
+  for (const Problem& problem : group.problems) {
+    BenchResult r;
+    r.problem = problem;
+    const Verdict verdict = judge(context, smaller(problem));
+    if (verdict.kind == Verdict::Kind::kFailed) {
+      throw std::runtime_error(
+          text("bench: the result is wrong, so its time means nothing; moire check \"",
+               to_line(smaller(problem)), "\" says how"));
+    }
+    r.max_error = verdict.max_error();
+    r.unsupported = verdict.reason;
+    if (r.unsupported.empty()) {
+      Result<std::unique_ptr<OpVariant>> op = OpVariant::create(context, problem);
+      if (!op.ok()) r.unsupported = op.status().message();
+      if (op.ok()) ops.push_back(std::move(op).value());
+    }
+    results.push_back(std::move(r));
+  }
+  if (ops.empty()) return results;
+  const auto baseline = BaselineVariant::create(group.problems[0], ops[0]->bytes(), team);
+  std::vector<Variant> variants;
+  for (const auto& op : ops) {
+    variants.push_back({"", [&op](int64_t call) { op->run(call); }});
+  }
+  if (baseline != nullptr) {
+    variants.push_back({baseline->name(), [&](int64_t call) { baseline->run(call); }});
+  }
+  Conditions conditions{read_cpu_times(), {}};
+  std::vector<Samples> samples = measure(variants, protocol, tick);
+  conditions.after = read_cpu_times();
+  size_t v = 0;
+  const Samples* own_fp32 = nullptr;
+  for (BenchResult& r : results) {
+    if (!r.unsupported.empty()) continue;
+    const OpVariant& op = *ops[v];
+    r.samples = samples[v++];
+    r.time = summarize(r.samples.seconds);
+    r.implementation = op.implementation();
+    r.flops = op.flops();
+    r.bytes = op.bytes();
+    r.num_sets = op.num_sets();
+    r.set_bytes = op.set_bytes();
+    if (baseline != nullptr) {
+      r.baseline = baseline->name();
+      r.ratio = paired_ratio(samples.back(), r.samples);
+      r.baseline_samples = samples.back().seconds;
+    }
+    if (r.problem.dtype == DType::kFP32) own_fp32 = &r.samples;
+    if (own_fp32 != nullptr && own_fp32 != &r.samples) {
+      r.vs_fp32 = paired_ratio(*own_fp32, r.samples);
+    }
+    add_conditions(conditions, available_cores(), r.warnings);
+    add_quality(r, machine);
+  }
+  return results;
+}
+
+MachineFacts measure_machine(const Context& context, Team& team) {
+  MachineFacts m;
+  const Result<std::string> info = device_info(context.device(), context.options().index);
+  m.name = info.ok() ? nlohmann::json::parse(info.value()).value("name", "") : "";
+  m.threads = team.num_threads();
+  m.cache_bytes = last_level_cache_bytes();
+  double loads[1] = {0};
+  if (getloadavg(loads, 1) == 1) m.load_average = loads[0];
+  m.peak_flops = measure_peak_flops(team);
+  m.bandwidth = measure_copy_bandwidth(team);
+  return m;
+}
+
+void warn_if_clock_moved(double before, double after, std::vector<BenchResult>& results) {
+  const double moved = std::fabs(after / before - 1);
+  if (moved < kNotableClock) return;
+  for (BenchResult& r : results) {
+    if (!r.unsupported.empty()) continue;
+    r.warnings.push_back(
+        {Warning::Kind::kClockMoved,
+         text("the multiply-add rate changed by ", std::lround(100 * moved), " % during the run")});
+  }
+}
+
+void write_svg(const std::string& path, const std::vector<BenchResult>& results,
+               const MachineFacts& machine) {
+  std::ofstream file(path);
+  file << results_svg(results, machine);
+  file.close();
+  if (!file) throw UsageError(text("--svg: found a file that cannot be written, ", path));
+}
+
+}  // namespace
+
+int run_bench(const BenchOptions& options) {
+  CommonOptions common = options.common;
+  if (common.device != "cpu") {
+    throw UsageError("bench: found --device " + common.device +
+                     ", needed cpu: this build has no "
+                     "timer for other devices");
+  }
+  if (common.threads == 0) common.threads = available_cores();
+  const Context context = open_context(common);
+  const std::vector<Group> groups = collect_groups(options.problems);
+  Protocol protocol;
+  protocol.seconds = options.seconds;
+  set_openblas_threads(common.threads);
+  Team team(common.threads);
+  const MachineFacts machine = measure_machine(context, team);
+  std::vector<BenchResult> results;
+  {
+    Progress progress("bench", static_cast<int64_t>(100 * groups.size()));
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const Problem& first = groups[i].problems[0];
+      const std::string note = text(first.name, " ", info_of(first.op).name);
+      const auto tick = [&](double done) {
+        progress.show(static_cast<int64_t>(100 * (static_cast<double>(i) + done)), note);
+      };
+      tick(0);
+      for (BenchResult& r : run_group(context, groups[i], machine, protocol, team, tick)) {
+        results.push_back(std::move(r));
+      }
+    }
+  }
+  warn_if_clock_moved(machine.peak_flops, measure_peak_flops(team), results);
+  if (options.common.json) {
+    for (const BenchResult& r : results) {
+      std::printf("%s\n", to_json(r, machine, protocol).dump().c_str());
+    }
+  } else {
+    std::printf("%s", protocol_text(protocol, machine).c_str());
+    const std::string blas = openblas_name();
+    std::printf("baseline: %s for products, a copy of as many bytes for the others\n\n",
+                blas.empty() ? "missing" : (blas + ", sgemm per group").c_str());
+    std::printf("%s\n%s", results_table(results, machine).c_str(), warnings_text(results).c_str());
+  }
+  if (!options.svg.empty()) write_svg(options.svg, results, machine);
+  return kExitOk;
+}
+
+}  // namespace moire::tool

@@ -1,0 +1,146 @@
+#include "bench_result.h"
+
+#include <algorithm>
+#include <map>
+
+#include "problem_fields.h"
+#include "terminal.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string ratio_text(const std::optional<Summary>& ratio) {
+  if (!ratio.has_value()) return "-";
+  char buffer[64];
+  std::snprintf(buffer, sizeof(buffer), "%.2f [%.2f %.2f]", ratio->median, ratio->p10, ratio->p90);
+  const Colour colour = ratio->p10 > 1   ? Colour::kGreen
+                        : ratio->p90 < 1 ? Colour::kRed
+                                         : Colour::kNone;
+  return paint(colour, buffer);
+}
+
+Json to_json(const std::optional<Summary>& s) {
+  if (!s.has_value()) return nullptr;
+  return {{"median", s->median}, {"p10", s->p10}, {"p90", s->p90}};
+}
+
+}  // namespace
+
+double BenchResult::roof_share(const MachineFacts& machine) const {
+  if (time.median <= 0) return 0;
+  return std::max(flops / machine.peak_flops, bytes / machine.bandwidth) / time.median;
+}
+
+std::string protocol_text(const Protocol& p, const MachineFacts& m) {
+  return text(
+      "machine: ", m.name, ", ", m.threads,
+      " threads; measured in this run: ", human_number(m.peak_flops / 1e9),
+      " GFLOP/s of FP32 multiply-adds, copy ", human_number(m.bandwidth / 1e9),
+      " GB/s read and written; last-level cache ", human_bytes(static_cast<double>(m.cache_bytes)),
+      "\n", "protocol: each op is checked against the reference on a smaller copy, then ",
+      human_seconds(p.warmup_seconds), " of warm-up per variant, then variants in turn, turns of ",
+      human_seconds(p.turn_seconds), ", ", human_seconds(p.pause_seconds),
+      " apart, until each has run ", human_seconds(p.seconds), " and ", p.min_rounds,
+      " rounds; normal inputs; operand sets rotate over 3 x the last-level cache where memory "
+      "allows; median [10th 90th percentile]; ratios are per round; padding is not counted\n"
+      "roof: the larger of FLOP / multiply-add rate and bytes / copy rate, over the time; the same "
+      "for every dtype, because products are FP32 multiply-adds\n");
+}
+
+std::string results_table(const std::vector<BenchResult>& results, const MachineFacts& machine) {
+  using Align = Table::Align;
+  Table table(
+      {"problem", "op", "dtype", "time", "p10", "p90", "GFLOP/s", "GB/s", "roof", "x baseline",
+       "x own fp32", "warnings"},
+      {Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
+       Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kLeft});
+  for (const BenchResult& r : results) {
+    const std::string op(info_of(r.problem.op).name);
+    const std::string dtype(dtype_word(r.problem.dtype));
+    if (!r.unsupported.empty()) {
+      table.add({r.problem.name, op, dtype, paint(Colour::kYellow, "unsupported")});
+      continue;
+    }
+    std::vector<std::string> codes;
+    for (const Warning& w : r.warnings) codes.push_back(code_of(w.kind));
+    table.add({r.problem.name, op, dtype, human_seconds(r.time.median), human_seconds(r.time.p10),
+               human_seconds(r.time.p90), human_number(r.flops_rate() / 1e9),
+               human_number(r.bytes_rate() / 1e9),
+               text(static_cast<int>(100 * r.roof_share(machine) + 0.5), " %"), ratio_text(r.ratio),
+               ratio_text(r.vs_fp32), paint(Colour::kYellow, join(codes, ","))});
+  }
+  return table.to_string();
+}
+
+std::string warnings_text(const std::vector<BenchResult>& results) {
+  std::string out;
+  for (const BenchResult& r : results) {
+    if (!r.unsupported.empty()) out += text(info_of(r.problem.op).name, ": ", r.unsupported, "\n");
+  }
+  // One line per kind: where it was seen first, and how often.
+  std::map<Warning::Kind, std::pair<std::string, int>> kinds;
+  for (const BenchResult& r : results) {
+    for (const Warning& w : r.warnings) {
+      auto& [first, times] = kinds[w.kind];
+      if (times++ == 0) {
+        first = text(info_of(r.problem.op).name, " ", dtype_word(r.problem.dtype), ": ", w.seen);
+      }
+    }
+  }
+  for (const auto& [kind, seen] : kinds) {
+    out += text(paint(Colour::kYellow, code_of(kind)), " (", seen.second, " times; ", seen.first,
+                "): ", remedy_of(kind), "\n");
+  }
+  return out;
+}
+
+nlohmann::ordered_json to_json(const BenchResult& r, const MachineFacts& m, const Protocol& p) {
+  Json warnings = Json::array();
+  for (const Warning& w : r.warnings) {
+    warnings.push_back(
+        {{"code", code_of(w.kind)}, {"seen", w.seen}, {"remedy", remedy_of(w.kind)}});
+  }
+  Json out = {{"problem", to_line(r.problem)},
+              {"name", r.problem.name},
+              {"op", info_of(r.problem.op).name},
+              {"dtype", dtype_word(r.problem.dtype)},
+              {"implementation", r.implementation}};
+  if (!r.unsupported.empty()) {
+    out["unsupported"] = r.unsupported;
+    return out;
+  }
+  out["seconds"] = to_json(std::optional(r.time));
+  out["gflops_per_second"] = r.flops_rate() / 1e9;
+  out["gbytes_per_second"] = r.bytes_rate() / 1e9;
+  out["roof_share"] = r.roof_share(m);
+  out["baseline"] = r.baseline.empty() ? Json(nullptr) : Json(r.baseline);
+  out["ratio"] = to_json(r.ratio);
+  out["ratio_own_fp32"] = to_json(r.vs_fp32);
+  out["check_max_error"] = r.max_error;
+  out["flops"] = r.flops;
+  out["bytes"] = r.bytes;
+  out["operand_sets"] = r.num_sets;
+  out["operand_set_bytes"] = r.set_bytes;
+  out["warnings"] = warnings;
+  out["machine"] = {{"name", m.name},
+                    {"threads", m.threads},
+                    {"peak_flops", m.peak_flops},
+                    {"copy_bytes_per_second", m.bandwidth},
+                    {"last_level_cache_bytes", m.cache_bytes},
+                    {"load_average", m.load_average}};
+  out["protocol"] = {{"warmup_seconds", p.warmup_seconds},
+                     {"seconds", p.seconds},
+                     {"turn_seconds", p.turn_seconds},
+                     {"pause_seconds", p.pause_seconds},
+                     {"min_rounds", p.min_rounds},
+                     {"calls_per_sample", r.samples.calls_per_sample},
+                     {"rounds", r.samples.round_medians.size()}};
+  out["samples_seconds"] = r.samples.seconds;
+  out["baseline_samples_seconds"] = r.baseline_samples;
+  return out;
+}
+
+}  // namespace moire::tool

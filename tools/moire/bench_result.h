@@ -1,0 +1,57 @@
+// What a benchmark found out: one result per op and dtype, and the machine it ran on. Reported as a
+// table, as JSON lines, and as a chart.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench_warnings.h"
+#include "harness.h"
+#include "problem.h"
+
+namespace moire::tool {
+
+struct MachineFacts {
+  std::string name;
+  int threads = 0;
+  double peak_flops = 0;  // FP32 multiply-adds of all threads, measured in this run
+  double bandwidth = 0;   // copy, bytes read and written per second, measured in this run
+  int64_t cache_bytes = 0;
+  double load_average = 0;  // before the run
+};
+
+struct BenchResult {
+  Problem problem;
+  std::string implementation;
+  std::string unsupported;  // not empty: nothing was timed
+  Samples samples;
+  Summary time;
+  double flops = 0;
+  double bytes = 0;
+  int64_t num_sets = 1;
+  int64_t set_bytes = 0;
+  std::string baseline;            // what `ratio` compares with; empty = none
+  std::optional<Summary> ratio;    // baseline's time / ours, above 1 is faster
+  std::optional<Summary> vs_fp32;  // our FP32 time / ours
+  std::vector<double> baseline_samples;
+  double max_error = 0;  // of the check before, 1 = the bound
+  std::vector<Warning> warnings;
+
+  double flops_rate() const { return time.median > 0 ? flops / time.median : 0; }
+  double bytes_rate() const { return time.median > 0 ? bytes / time.median : 0; }
+  // Time at the roof over the measured time.
+  double roof_share(const MachineFacts& machine) const;
+};
+
+std::string protocol_text(const Protocol& protocol, const MachineFacts& machine);
+std::string results_table(const std::vector<BenchResult>& results, const MachineFacts& machine);
+std::string warnings_text(const std::vector<BenchResult>& results);
+nlohmann::ordered_json to_json(const BenchResult& result, const MachineFacts& machine,
+                               const Protocol& protocol);
+// Bars of the rate that each op reached, with its baseline and the roof; self-contained SVG.
+std::string results_svg(const std::vector<BenchResult>& results, const MachineFacts& machine);
+
+}  // namespace moire::tool

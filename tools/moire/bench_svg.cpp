@@ -1,0 +1,83 @@
+// The chart of a benchmark: for each op a bar as long as its share of the roof, over a thin bar for
+// the baseline.
+#include <algorithm>
+
+#include "bench_result.h"
+#include "problem_fields.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+constexpr int kRowHeight = 26, kLeft = 250, kPlotWidth = 480, kRight = 190, kTop = 58;
+
+std::string escape(const std::string& s) {
+  std::string out;
+  for (const char c : s) {
+    if (c == '<') {
+      out += "&lt;";
+    } else if (c == '&') {
+      out += "&amp;";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+int pixels(double share) {
+  return static_cast<int>(std::clamp(share, 0.0, 1.0) * kPlotWidth + 0.5);
+}
+
+std::string bar(int y, int height, double share, const char* style) {
+  return text("<rect x='", kLeft, "' y='", y, "' width='", pixels(share), "' height='", height,
+              "' class='", style, "'/>\n");
+}
+
+std::string row(const BenchResult& r, const MachineFacts& machine, int y) {
+  const std::string label =
+      text(r.problem.name, " ", info_of(r.problem.op).name, " ", dtype_word(r.problem.dtype));
+  const double share = r.roof_share(machine);
+  std::string out = text("<text x='", kLeft - 8, "' y='", y + 13, "' text-anchor='end'>",
+                         escape(label), "</text>\n");
+  out += bar(y + 2, 14, share, r.problem.dtype == DType::kFP32 ? "fp32" : "half");
+  std::string value = r.flops > 0 ? text(human_number(r.flops_rate() / 1e9), " GFLOP/s")
+                                  : text(human_number(r.bytes_rate() / 1e9), " GB/s");
+  if (r.ratio.has_value()) {
+    out += bar(y + 17, 4, share / r.ratio->median, "baseline");
+    value += text(", ", human_number(r.ratio->median), " x baseline");
+  }
+  return out + text("<text x='", kLeft + pixels(share) + 6, "' y='", y + 13, "'>", escape(value),
+                    "</text>\n");
+}
+
+}  // namespace
+
+std::string results_svg(const std::vector<BenchResult>& results, const MachineFacts& machine) {
+  std::string rows;
+  int y = kTop;
+  for (const BenchResult& r : results) {
+    if (!r.unsupported.empty()) continue;
+    rows += row(r, machine, y);
+    y += kRowHeight;
+  }
+  std::string grid;
+  for (int percent = 0; percent <= 100; percent += 25) {
+    const int x = kLeft + kPlotWidth * percent / 100;
+    grid += text("<line x1='", x, "' y1='", kTop - 6, "' x2='", x, "' y2='", y,
+                 "' class='grid'/><text x='", x, "' y='", kTop - 10,
+                 "' text-anchor='middle' class='small'>", percent, " %</text>\n");
+  }
+  const int width = kLeft + kPlotWidth + kRight;
+  return text(
+      "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 ", width, " ", y + 12, "' width='",
+      width, "' height='", y + 12, "'>\n",
+      "<style>text{font:12px sans-serif;fill:#222}.small{font-size:11px;fill:#666}"
+      ".grid{stroke:#ddd}.fp32{fill:#3b6fb6}.half{fill:#d9822b}.baseline{fill:#888}</style>\n",
+      "<rect width='100%' height='100%' fill='white'/>\n",
+      "<text x='12' y='20'>Share of the roof; the thin bar is the baseline. ", escape(machine.name),
+      ", ", machine.threads, " threads, ", human_number(machine.peak_flops / 1e9), " GFLOP/s, ",
+      human_number(machine.bandwidth / 1e9), " GB/s</text>\n", grid, rows, "</svg>\n");
+}
+
+}  // namespace moire::tool

@@ -1,0 +1,105 @@
+#include "harness.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "terminal.h"
+
+namespace moire::tool {
+namespace {
+
+constexpr int64_t kMostRounds = 2000;
+constexpr double kOutlierDeviations = 5;
+constexpr double kDeviationPerMad = 1.4826;  // of a normal distribution
+
+struct Running {
+  int64_t call = 0;
+  double measured = 0;
+  Samples samples;
+};
+
+// Runs for the warm-up time and finds how many calls make a sample.
+void warm_up(const Variant& variant, const Protocol& protocol, Running& running) {
+  const double start = now();
+  int64_t calls = 0;
+  double elapsed = 0;
+  do {
+    variant.run(running.call++);
+    ++calls;
+    elapsed = now() - start;
+  } while (elapsed < protocol.warmup_seconds);
+  const double per_call = elapsed / static_cast<double>(calls);
+  running.samples.calls_per_sample =
+      std::max<int64_t>(1, static_cast<int64_t>(protocol.smallest_sample_seconds / per_call));
+}
+
+void take_turn(const Variant& variant, const Protocol& protocol, Running& running) {
+  const auto pause = std::chrono::duration<double>(protocol.pause_seconds);
+  std::this_thread::sleep_for(pause);
+  std::vector<double> turn;
+  for (double spent = 0; spent < protocol.turn_seconds;) {
+    const double start = now();
+    for (int64_t i = 0; i < running.samples.calls_per_sample; ++i) variant.run(running.call++);
+    const double elapsed = now() - start;
+    spent += elapsed;
+    turn.push_back(elapsed / static_cast<double>(running.samples.calls_per_sample));
+    running.measured += elapsed;
+  }
+  running.samples.seconds.insert(running.samples.seconds.end(), turn.begin(), turn.end());
+  running.samples.round_medians.push_back(summarize(turn).median);
+}
+
+}  // namespace
+
+std::vector<Samples> measure(const std::vector<Variant>& variants, const Protocol& protocol,
+                             const std::function<void(double)>& tick) {
+  std::vector<Running> running(variants.size());
+  for (size_t v = 0; v < variants.size(); ++v) warm_up(variants[v], protocol, running[v]);
+  for (int64_t round = 0; round < kMostRounds; ++round) {
+    double least = protocol.seconds;
+    for (const Running& r : running) least = std::min(least, r.measured);
+    const double by_time = protocol.seconds > 0 ? least / protocol.seconds : 1;
+    const double by_rounds = static_cast<double>(round) / static_cast<double>(protocol.min_rounds);
+    tick(std::min({1.0, by_time, by_rounds}));
+    if (by_time >= 1 && by_rounds >= 1) break;
+    for (size_t v = 0; v < variants.size(); ++v) take_turn(variants[v], protocol, running[v]);
+  }
+  std::vector<Samples> out;
+  for (Running& r : running) out.push_back(std::move(r.samples));
+  return out;
+}
+
+Summary summarize(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const auto at = [&](double fraction) {
+    const double place = fraction * static_cast<double>(values.size() - 1);
+    const auto below = static_cast<size_t>(place);
+    const size_t above = std::min(below + 1, values.size() - 1);
+    return values[below] + (place - std::floor(place)) * (values[above] - values[below]);
+  };
+  return {at(0.5), at(0.1), at(0.9)};
+}
+
+Summary paired_ratio(const Samples& numerator, const Samples& denominator) {
+  std::vector<double> ratios;
+  const size_t rounds = std::min(numerator.round_medians.size(), denominator.round_medians.size());
+  for (size_t i = 0; i < rounds; ++i) {
+    ratios.push_back(numerator.round_medians[i] / denominator.round_medians[i]);
+  }
+  return summarize(ratios);
+}
+
+double outlier_share(const std::vector<double>& values) {
+  const double median = summarize(values).median;
+  std::vector<double> deviations;
+  for (const double v : values) deviations.push_back(std::fabs(v - median));
+  const double limit = kOutlierDeviations * kDeviationPerMad * summarize(deviations).median;
+  const auto beyond =
+      std::count_if(deviations.begin(), deviations.end(), [&](double d) { return d > limit; });
+  return values.empty() ? 0 : static_cast<double>(beyond) / static_cast<double>(values.size());
+}
+
+}  // namespace moire::tool
