@@ -155,8 +155,8 @@ Call bias_gradient(Operands& o) {
   args.beta_per_group = o.beta_per_group();
   // Groups that overwrite never read their sums, so normal numbers there prove as much as NaN.
   args.grad_bias = o.accumulator("grad_b2", o.wgrad_dtype(), {p.groups, p.hidden}, p.beta != 0);
-  args.grad_scale = o.output("grad_scale", DType::kFP32, {p.capacity()});
-  args.beta = p.beta == 1 ? 1 : 0;
+  args.beta = args.beta_scale = p.beta == 1 ? 1 : 0;
+  args.grad_scale = o.row_accumulator("grad_scale", args.beta_scale == 1);
   args.groups = o.groups();
   args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
   return make_call<BiasBackwardArgs>(

@@ -229,6 +229,12 @@ TensorView Operands::accumulator(const std::string& name, DType dtype,
   return input(name, dtype, shape);
 }
 
+TensorView Operands::row_accumulator(const std::string& name, bool accumulates) {
+  const TensorView t = accumulator(name, DType::kFP32, {problem_.capacity()}, accumulates);
+  poison_tail(t);
+  return t;
+}
+
 moire_weight Operands::weight_gradient(const std::string& name, int64_t out, int64_t in) {
   const moire_weight w = take_weight(name, wgrad_dtype(), out, in);
   const uint8_t* betas = beta_per_group();

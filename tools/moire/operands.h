@@ -45,6 +45,8 @@ class Operands {
   // Read and written where beta says so.
   TensorView accumulator(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
                          bool accumulates);
+  // [capacity] FP32 in expert order.
+  TensorView row_accumulator(const std::string& name, bool accumulates);
   moire_weight weight_gradient(const std::string& name, int64_t out, int64_t in);
   const uint8_t* beta_per_group();  // null unless beta is mixed
 

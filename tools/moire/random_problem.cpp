@@ -94,6 +94,8 @@ Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
   p.keep_tail = random.chance(0.3);
   p.beta = static_cast<int>(random.below(3));
   p.seed = random.bits() % 1000000;
+  // unpermute stores the dtype of its rows, or FP32.
+  if (p.op == Op::kUnpermute && p.out != DType::kNone) p.out = DType::kFP32;
   // A router cannot choose among no experts.
   const bool routes = p.op == Op::kRouter || p.op == Op::kRouterBackward;
   if (routes) {
