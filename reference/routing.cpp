@@ -34,6 +34,9 @@ Matrix scores_of(const moire_tensor& logits, int32_t kind, int64_t t) {
   return out;
 }
 
+// Chosen scores that sum to zero have weights of zero.
+double inverse(double sum) { return sum == 0 ? 0 : 1 / sum; }
+
 double scale_or_one(float scale) { return scale == 0 ? 1.0 : static_cast<double>(scale); }
 
 }  // namespace
@@ -93,7 +96,7 @@ Matrix router_weights(const moire_router_args& args, const std::vector<int64_t>&
     }
     for (int64_t j = 0; j < k; ++j) {
       Number& weight = out.at(t, j);
-      const double factor = scale_or_one(args.scale) / (args.normalize != 0 ? sum : 1);
+      const double factor = scale_or_one(args.scale) * (args.normalize != 0 ? inverse(sum) : 1);
       // The sum may be off by as much, relatively, as each of its terms.
       const double bound = 2 * weight.bound + dot_tolerance(k, weight.value);
       weight = {weight.value * factor, bound * std::abs(factor)};
@@ -123,10 +126,12 @@ Matrix router_backward(const moire_router_backward_args& args) {
     for (int64_t j = 0; j < k; ++j) {
       const auto e = static_cast<size_t>(chosen(j));
       const bool normalize = args.normalize != 0;
-      grad_score[e] +=
-          normalize ? scale * (incoming(j) - weighted / sum) / sum : scale * incoming(j);
-      size[e] += normalize ? std::abs(scale) * (std::abs(incoming(j)) + weighted_size / sum) / sum
-                           : std::abs(scale * incoming(j));
+      grad_score[e] += normalize ? scale * (incoming(j) - weighted * inverse(sum)) * inverse(sum)
+                                 : scale * incoming(j);
+      size[e] += normalize
+                     ? std::abs(scale) * (std::abs(incoming(j)) + weighted_size * inverse(sum)) *
+                           inverse(sum)
+                     : std::abs(scale * incoming(j));
     }
     double mean = 0, mean_size = 0;  // softmax: ds_i/dl_e = s_i ([i = e] - s_e)
     for (int64_t e = 0; e < num_experts; ++e) {
