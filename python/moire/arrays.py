@@ -1,0 +1,81 @@
+"""The two kinds of arrays that functions take, behind one small interface: NumPy arrays and Torch tensors."""
+
+import numpy as np
+
+from . import invoke
+from .errors import invalid
+
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None
+else:
+    from . import ops  # noqa: F401  (registers torch.ops.moire)
+
+
+class Numpy:
+    """NumPy arrays; BF16 is ml_dtypes.bfloat16 (never a view of uint16: a dtype cannot be guessed)."""
+
+    float32, int32, int64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
+
+    @staticmethod
+    def run(name, **values):
+        invoke.invoke(name, values)
+
+    @staticmethod
+    def empty(like, shape, dtype):
+        return np.empty(shape, dtype)
+
+    @staticmethod
+    def cast(array, dtype):
+        return array if array is None or dtype is None or array.dtype == dtype else array.astype(dtype)
+
+    @staticmethod
+    def integers(values):
+        return np.asarray(values, np.int64)
+
+    @staticmethod
+    def contiguous(array):
+        return np.ascontiguousarray(array)
+
+
+class Torch:
+    """Torch tensors; calls go through torch.ops.moire."""
+
+    if torch is not None:
+        float32, int32, int64 = torch.float32, torch.int32, torch.int64
+
+    @staticmethod
+    def run(name, **values):
+        getattr(torch.ops.moire, name)(**values)
+
+    @staticmethod
+    def empty(like, shape, dtype):
+        return like.new_empty(shape, dtype=dtype)
+
+    @staticmethod
+    def cast(array, dtype):
+        return array if array is None or dtype is None or array.dtype == dtype else array.to(dtype)
+
+    @staticmethod
+    def integers(values):
+        return torch.tensor(values, dtype=torch.int64)
+
+    @staticmethod
+    def contiguous(array):
+        return array.contiguous()
+
+
+def framework_of(call, name, array):
+    """Numpy or Torch, by the type of an argument; anything else is an error."""
+    if isinstance(array, np.ndarray):
+        return Numpy
+    if torch is not None and isinstance(array, torch.Tensor):
+        return Torch
+    kinds = "a NumPy array" if torch is None else "a Torch tensor or a NumPy array"
+    raise invalid(f"{call}: {name} is a {type(array).__name__}, must be {kinds}")
+
+
+def default_framework():
+    """For values that come as plain lists."""
+    return Numpy if torch is None else Torch

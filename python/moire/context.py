@@ -1,0 +1,184 @@
+"""Contexts: one per device, thread count and settings, made on first use and kept for the life of the process.
+
+The number of threads is torch.get_num_threads() at the time of the call (without Torch: all cores). `strict` and
+`settings` hold for the calls that this thread makes inside the `with` block, backward passes on a CPU included.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+
+from ._abi import ffi, lib, text
+from .errors import error, invalid
+
+_KINDS = {"cpu": 0, "cuda": 1}
+
+_contexts = {}
+_contexts_lock = threading.Lock()
+_abandoned = []
+
+
+class _Settings(threading.local):
+    num_threads = None  # None: torch.get_num_threads()
+    strict = False
+    implementation = None
+    explaining = None  # while explain() runs: {(kind, index): explaining context}
+
+
+_settings = _Settings()
+
+
+def raise_for(code):
+    """Turns a code of the library into the exception that belongs to it."""
+    if code != 0:
+        raise error(code, text(lib.moire_last_error()))
+
+
+def current(kind="cpu", index=0):
+    """The context that a call on this device runs on, as a cdata pointer."""
+    number = _settings.num_threads or _default_threads()
+    key = (kind, index, number, _settings.strict, _settings.implementation)
+    context = _contexts.get(key)
+    if context is None:
+        context = _create(*key)
+    if _settings.explaining is None:
+        return context
+    return _explaining(kind, index, context)
+
+
+def _default_threads():
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else 0
+
+
+def _create(kind, index, num_threads, strict, implementation):
+    if kind not in _KINDS:
+        raise invalid(f"context: tensors are on {kind}:{index}; moire runs on cpu and cuda")
+    name = ffi.NULL if implementation is None else ffi.new("char[]", implementation.encode())
+    options = ffi.new(
+        "moire_context_options *",
+        {
+            "struct_size": ffi.sizeof("moire_context_options"),
+            "device": _KINDS[kind],
+            "index": index,
+            "num_threads": num_threads,
+            "strict": int(strict),
+            "implementation": name,
+        },
+    )
+    with _contexts_lock:
+        key = (kind, index, num_threads, strict, implementation)
+        if key not in _contexts:
+            created = ffi.new("moire_context **")
+            raise_for(lib.moire_context_create(options, created))
+            _contexts[key] = created[0]
+        return _contexts[key]
+
+
+def _explaining(kind, index, context):
+    if (kind, index) not in _settings.explaining:
+        created = ffi.new("moire_context **")
+        raise_for(lib.moire_context_explaining(context, created))
+        _settings.explaining[kind, index] = created[0]
+    return _settings.explaining[kind, index]
+
+
+def _forget_contexts_of_parent():
+    # NOTE: a forked child has none of its parent's threads; destroying a context would wait for them for ever.
+    global _contexts_lock
+    _abandoned.append(dict(_contexts))
+    _contexts.clear()
+    _contexts_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_contexts_of_parent)
+
+
+@contextlib.contextmanager
+def settings(*, num_threads=None, strict=None, implementation=None):
+    """Inside the block, this thread's calls use these values; what is None stays as it is around the block."""
+    if num_threads is not None and (not isinstance(num_threads, int) or num_threads < 1):
+        raise invalid(f"settings: num_threads is {num_threads!r}, must be an integer of at least 1")
+    given = {"num_threads": num_threads, "strict": strict, "implementation": implementation}
+    before = {name: getattr(_settings, name) for name in given}
+    try:
+        for name, value in given.items():
+            setattr(_settings, name, before[name] if value is None else value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(_settings, name, value)
+
+
+def strict():
+    """Inside the block, a call fails, with the reason, where something slower than the device's fastest would run."""
+    return settings(strict=True)
+
+
+class Explanation(list):
+    """The steps of a call, one dict each: op, problem, implementation, policy, bytes, and what was refused and why."""
+
+    def __str__(self):
+        lines = []
+        for step in self:
+            lines.append(f"{step['op']}: {step['implementation']} ({step['policy']})")
+            lines.append(f"    {step['problem']}")
+            lines.append(
+                f"    launches {step['launches']}, reads {step['bytes_read']:,} B, writes {step['bytes_written']:,} B,"
+                f" workspace {step['workspace_bytes']:,} B"
+            )
+            lines += [f"    not {refusal['implementation']}: {refusal['reason']}" for refusal in step["refused"]]
+        return "\n".join(lines)
+
+
+def explain(function, *args, **kwargs):
+    """What `function(*args, **kwargs)` would run, and why nothing faster: calls are checked and recorded, not run.
+
+    Values of outputs are undefined inside the function while it is explained; only shapes and types are real.
+    """
+    if _settings.explaining is not None:
+        raise invalid("explain: is already running; explain one call at a time")
+    _settings.explaining = {}
+    try:
+        function(*args, **kwargs)
+        steps = Explanation()
+        for context in _settings.explaining.values():
+            steps.extend(json.loads(_sized_text(lib.moire_explanation, context)))
+        return steps
+    finally:
+        contexts, _settings.explaining = _settings.explaining, None
+        for context in contexts.values():
+            lib.moire_context_destroy(context)
+
+
+def check():
+    """Waits for the work of every context of this process and raises the first error that a device reported."""
+    for context in list(_contexts.values()):
+        raise_for(lib.moire_context_check(context))
+
+
+def info():
+    """Version, compiler and backends of the library, where it is, and the devices that it can use, as a dict."""
+    from ._abi import header_path, library_path
+
+    found = json.loads(text(lib.moire_build_info()))
+    found["library"] = str(library_path)
+    found["header"] = str(header_path)
+    found["devices"] = []
+    count = ffi.new("int32_t *")
+    for kind in _KINDS.values():
+        raise_for(lib.moire_device_count(kind, count))
+        for index in range(count[0]):
+            found["devices"].append(json.loads(_sized_text(lib.moire_device_info, kind, index)))
+    return found
+
+
+def _sized_text(function, *args):
+    """Calls a C function that fills a buffer of a size it first has to be asked for."""
+    needed = ffi.new("size_t *")
+    raise_for(function(*args, ffi.NULL, 0, needed))
+    buffer = ffi.new("char[]", needed[0])
+    raise_for(function(*args, buffer, needed[0], needed))
+    return text(buffer)

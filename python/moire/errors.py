@@ -1,0 +1,66 @@
+"""Exceptions. Each carries the library's code and its sentence: the call, what was found, what was needed."""
+
+import enum
+
+
+class Code(enum.IntEnum):
+    """moire_code of moire.h."""
+
+    INVALID_ARGUMENT = 10
+    UNSUPPORTED = 20
+    OUT_OF_MEMORY = 30
+    DEVICE = 40
+    IO = 50
+    INTERNAL = 60
+
+
+class Error(RuntimeError):
+    """A failed call: `code` says the kind, `message` is one sentence."""
+
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = Code(code)
+        self.message = message
+
+    def __reduce__(self):
+        return _rebuild, (int(self.code), self.message)
+
+
+class InvalidArgument(Error, ValueError):
+    """The call is wrong: shape, dtype, device, layout, splits."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """The call is right, but this build or device has no implementation for it."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """A workspace is too small, or memory could not be allocated."""
+
+
+class LibraryNotFound(ImportError):
+    """libmoire.so or moire.h is not where the package looks, or they do not match."""
+
+
+_CLASSES = {
+    Code.INVALID_ARGUMENT: InvalidArgument,
+    Code.UNSUPPORTED: Unsupported,
+    Code.OUT_OF_MEMORY: OutOfMemory,
+}
+
+
+def error(code, message):
+    """The exception of a code."""
+    return _CLASSES.get(Code(code), Error)(code, message)
+
+
+def _rebuild(code, message):
+    return error(code, message)
+
+
+def invalid(message):
+    return InvalidArgument(Code.INVALID_ARGUMENT, message)
+
+
+def unsupported(message):
+    return Unsupported(Code.UNSUPPORTED, message)

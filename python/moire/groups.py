@@ -1,0 +1,95 @@
+"""Groups: the one description of a ragged batch, made once a step from whatever the caller has."""
+
+import operator
+
+import numpy as np
+
+from .arrays import Numpy, Torch, default_framework, framework_of, torch
+from .errors import invalid
+
+_KINDS = ("splits", "ends", "offsets")
+
+
+class Groups:
+    """Group g owns rows offsets[g] to offsets[g + 1] - 1 of tensors that have `capacity` rows.
+
+    Exactly one of these says how the batch is divided (a list, or an int32 or int64 array or tensor of rank 1):
+
+        splits    [G] rows per group
+        ends      [G] cumulative, without the leading zero (the offs of torch's grouped_mm)
+        offsets   [G + 1] cumulative, with the leading zero
+
+    capacity is the number of rows allocated; without it, a call takes the rows of the tensor that it is given. The
+    splits are checked at once: a negative one, a decreasing end, a sum past the capacity name the group and the value.
+    """
+
+    def __init__(self, *, splits=None, ends=None, offsets=None, capacity=None):
+        given = [i for i, value in enumerate((splits, ends, offsets)) if value is not None]
+        if len(given) != 1:
+            found = "none" if not given else " and ".join(_KINDS[i] for i in given)
+            raise invalid(f"Groups: needs exactly one of splits, ends and offsets, found {found}")
+        kind = given[0]
+        values = (splits, ends, offsets)[kind]
+        if isinstance(values, (list, tuple, range)):
+            values = default_framework().integers([operator.index(v) for v in values])
+        framework = framework_of("Groups", _KINDS[kind], values)
+        if values.ndim != 1:
+            raise invalid(f"Groups: {_KINDS[kind]} has rank {values.ndim}, must have rank 1")
+        if kind == 2 and values.shape[0] == 0:
+            raise invalid("Groups: offsets is empty, must have at least the leading zero")
+        self.num_groups = values.shape[0] - (1 if kind == 2 else 0)
+        self.capacity = capacity
+        self.offsets = framework.empty(values, (self.num_groups + 1,), framework.int64)
+        framework.run(
+            "splits_to_offsets",
+            splits=values,
+            kind=kind,
+            capacity=-1 if capacity is None else capacity,
+            outputs=self.offsets,
+            num_outputs=1,
+        )
+
+    @classmethod
+    def of_offsets(cls, offsets, capacity=None):
+        """Groups over int64 offsets that are already right (a permute plan's); nothing is copied or checked here."""
+        groups = cls.__new__(cls)
+        groups.offsets, groups.capacity = offsets, capacity
+        groups.num_groups = offsets.shape[0] - 1
+        return groups
+
+    def rows(self, found):
+        """The capacity of a call whose ragged tensors have `found` rows."""
+        return found if self.capacity is None else self.capacity
+
+    def offsets_for(self, framework):
+        """The offsets as the other arguments' kind of array; shares memory."""
+        if framework is Numpy and not isinstance(self.offsets, np.ndarray):
+            return self.offsets.numpy()
+        if framework is Torch and isinstance(self.offsets, np.ndarray):
+            return torch.from_numpy(self.offsets)
+        return self.offsets
+
+    def to(self, device):
+        """The same groups with Torch offsets on `device`."""
+        return Groups.of_offsets(self.offsets_for(Torch).to(device), self.capacity)
+
+    @property
+    def splits(self):
+        """[G] rows per group, on the device of the offsets."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def __len__(self):
+        return self.num_groups
+
+    def __repr__(self):
+        return f"moire.Groups(num_groups={self.num_groups}, capacity={self.capacity})"
+
+
+def as_groups(call, groups):
+    if isinstance(groups, Groups):
+        return groups
+    raise invalid(
+        f"{call}: groups is a {type(groups).__name__}, must be moire.Groups(splits=...), (ends=...) or (offsets=...): "
+        "which of them a tensor holds is never guessed"
+    )
+

@@ -1,0 +1,47 @@
+"""The C entries as torch ops: torch.ops.moire.<entry>, with the fields of its struct as keywords (see invoke.py).
+
+Schemas are made from moire.h itself. Every op writes into outputs that it is given and returns nothing, like its C
+entry, so mutations are declared and the fake kernel has nothing to do; gradients are in autograd.py.
+"""
+
+import torch
+
+from . import invoke
+
+invoke.TORCH_DTYPES.update({getattr(torch, name): code for name, code in invoke.NUMPY_DTYPES.items()})
+invoke.TORCH_UINT8.append(torch.uint8)
+
+_SCHEMA_OF_KIND = {
+    "moire_tensor": "Tensor{alias}? {name}=None",
+    "moire_weight": "Tensor{alias}[]? {name}=None, int {name}_layout=0",
+    "moire_groups": "Tensor? offsets=None, SymInt num_groups=0, SymInt capacity=0",
+    "moire_offsets_output *": "Tensor{alias}? {name}=None",
+    "uint8_t *": "Tensor? {name}=None",
+    "moire_activation": "float[] {name}=[]",
+    "moire_glu_layout": "SymInt[] {name}=[]",
+    "int32_t": "int {name}=0",
+    "int64_t": "SymInt {name}=0",
+    "float": "float {name}=0.0",
+}
+
+
+def schema_of(entry):
+    """The torch schema of a C entry."""
+    aliases = iter("abcdefghijkl")
+    parts = [
+        _SCHEMA_OF_KIND[kind].format(name=key, alias=f"({next(aliases)}!)" if field in entry.outputs else "")
+        for field, key, kind in entry.fields
+    ]
+    return f"{entry.name}(*, {', '.join(parts)}) -> ()"
+
+
+def _define(library, entry):
+    name = entry.name
+    library.define(schema_of(entry))
+    library.impl(name, lambda **values: invoke.invoke(name, values), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"moire::{name}", lambda **values: None, lib=library)
+
+
+_library = torch.library.Library("moire", "DEF")
+for _entry in invoke.ENTRIES.values():
+    _define(_library, _entry)
