@@ -45,7 +45,9 @@ def contract(header):
     text = header.read_text(encoding="utf-8")
     match = re.search(r"/\* cffi: begin.*?\*/(.*)/\* cffi: end \*/", text, re.DOTALL)
     if match is None:
-        raise LibraryNotFound(f"moire: {header} has no 'cffi: begin' and 'cffi: end' marks; it is not moire's header")
+        raise LibraryNotFound(
+            f"moire: {header} has no 'cffi: begin' and 'cffi: end' marks; it is not moire's header"
+        )
     return match.group(1).replace("MOIRE_API ", "")
 
 
@@ -53,7 +55,11 @@ def _open(library, header):
     interface = cffi.FFI()
     interface.cdef(contract(header))
     opened = interface.dlopen(str(library))
-    wanted = int(re.search(r"#define MOIRE_VERSION_NUMBER (\d+)", header.read_text(encoding="utf-8")).group(1))
+    wanted = int(
+        re.search(r"#define MOIRE_VERSION_NUMBER (\d+)", header.read_text(encoding="utf-8")).group(
+            1
+        )
+    )
     found = opened.moire_version_number()
     if found != wanted:
         raise LibraryNotFound(

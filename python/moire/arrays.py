@@ -13,6 +13,10 @@ else:
     from . import ops  # noqa: F401  (registers torch.ops.moire)
 
 
+# A type that the library knows for each element size, for ops that only move bytes.
+_WIDTHS = {1: "uint8", 2: "float16", 4: "int32", 8: "int64"}
+
+
 class Numpy:
     """NumPy arrays; BF16 is ml_dtypes.bfloat16 (never a view of uint16: a dtype cannot be guessed)."""
 
@@ -28,15 +32,17 @@ class Numpy:
 
     @staticmethod
     def cast(array, dtype):
-        return array if array is None or dtype is None or array.dtype == dtype else array.astype(dtype)
+        return (
+            array if array is None or dtype is None or array.dtype == dtype else array.astype(dtype)
+        )
 
     @staticmethod
     def integers(values):
         return np.asarray(values, np.int64)
 
     @staticmethod
-    def contiguous(array):
-        return np.ascontiguousarray(array)
+    def as_bytes_of_same_width(array):
+        return np.ascontiguousarray(array).view(_WIDTHS.get(array.itemsize, array.dtype))
 
 
 class Torch:
@@ -62,8 +68,9 @@ class Torch:
         return torch.tensor(values, dtype=torch.int64)
 
     @staticmethod
-    def contiguous(array):
-        return array.contiguous()
+    def as_bytes_of_same_width(array):
+        width = _WIDTHS.get(array.element_size())
+        return array.contiguous().view(array.dtype if width is None else getattr(torch, width))
 
 
 def framework_of(call, name, array):

@@ -129,7 +129,10 @@ class Explanation(list):
                 f"    launches {step['launches']}, reads {step['bytes_read']:,} B, writes {step['bytes_written']:,} B,"
                 f" workspace {step['workspace_bytes']:,} B"
             )
-            lines += [f"    not {refusal['implementation']}: {refusal['reason']}" for refusal in step["refused"]]
+            lines += [
+                f"    not {refusal['implementation']}: {refusal['reason']}"
+                for refusal in step["refused"]
+            ]
         return "\n".join(lines)
 
 

@@ -92,4 +92,3 @@ def as_groups(call, groups):
         f"{call}: groups is a {type(groups).__name__}, must be moire.Groups(splits=...), (ends=...) or (offsets=...): "
         "which of them a tensor holds is never guessed"
     )
-

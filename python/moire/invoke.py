@@ -21,7 +21,15 @@ _BYTES = ffi.typeof("uint8_t *")
 _OFFSETS = ffi.typeof("int64_t *")
 _ALIGNMENT = 256
 
-NUMPY_DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3, "uint8": 16, "int32": 17, "int64": 18, "float64": 19}
+NUMPY_DTYPES = {
+    "float32": 1,
+    "bfloat16": 2,
+    "float16": 3,
+    "uint8": 16,
+    "int32": 17,
+    "int64": 18,
+    "float64": 19,
+}
 TORCH_DTYPES = {}  # filled by ops.py where Torch is
 TORCH_UINT8 = []
 
@@ -138,7 +146,11 @@ class _Place:
             raise invalid(f"{self.call}: {field} has rank {rank}, must be 1 to 3")
         code = self._code(field, array)
         if is_numpy(array):
-            stride = array.strides[-2] // array.itemsize if rank > 1 and not array.flags.c_contiguous else 0
+            stride = (
+                array.strides[-2] // array.itemsize
+                if rank > 1 and not array.flags.c_contiguous
+                else 0
+            )
         else:
             stride = 0 if rank == 1 or array.is_contiguous() else array.stride(-2)
         return ffi.cast(_VOID, _address(array)), code, rank, tuple(array.shape), stride
@@ -157,7 +169,11 @@ class _Place:
             addresses.append(ffi.cast(_VOID, _address(array)))
         pointers = ffi.new("void *[]", addresses)
         self.alive.append(pointers)
-        return (ffi.NULL, self._code(field, first), 3, (len(arrays), *first.shape), 0), pointers, layout
+        return (
+            (ffi.NULL, self._code(field, first), 3, (len(arrays), *first.shape), 0),
+            pointers,
+            layout,
+        )
 
     def dense_address(self, field, array):
         return _address(self._placed(field, array, is_contiguous))
@@ -183,13 +199,17 @@ class _Place:
         if usable(array):
             return array
         if field in self.outputs:
-            raise invalid(f"{self.call}: output {field} is not contiguous, and outputs are not copied")
+            raise invalid(
+                f"{self.call}: output {field} is not contiguous, and outputs are not copied"
+            )
         array = np.ascontiguousarray(array) if is_numpy(array) else array.contiguous()
         self.alive.append(array)
         return array
 
     def _code(self, field, array):
-        codes, dtype = (NUMPY_DTYPES, array.dtype.name) if is_numpy(array) else (TORCH_DTYPES, array.dtype)
+        codes, dtype = (
+            (NUMPY_DTYPES, array.dtype.name) if is_numpy(array) else (TORCH_DTYPES, array.dtype)
+        )
         if dtype not in codes:
             raise unsupported(
                 f"{self.call}: {field} has dtype {dtype}, needs float32, bfloat16 or float16 (indices: int32 or int64)"

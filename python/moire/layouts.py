@@ -21,9 +21,13 @@ class GluLayout:
 
     def __post_init__(self):
         if not isinstance(self.block, int) or isinstance(self.block, bool) or self.block < 0:
-            raise invalid(f"GluLayout: block is {self.block!r}, must be an integer: 0 (two halves) or more")
+            raise invalid(
+                f"GluLayout: block is {self.block!r}, must be an integer: 0 (two halves) or more"
+            )
         if self.order not in _ORDERS:
-            raise invalid(f"GluLayout: order is {self.order!r}, must be one of {', '.join(_ORDERS)}")
+            raise invalid(
+                f"GluLayout: order is {self.order!r}, must be one of {', '.join(_ORDERS)}"
+            )
 
     @classmethod
     def of(cls, layout):
@@ -34,7 +38,9 @@ class GluLayout:
             return cls()
         if isinstance(layout, int) and not isinstance(layout, bool) and layout > 0:
             return cls(block=layout)
-        raise invalid(f"layout is {layout!r}, must be 'halves', a block size (1, 8, 32, ...) or a moire.GluLayout")
+        raise invalid(
+            f"layout is {layout!r}, must be 'halves', a block size (1, 8, 32, ...) or a moire.GluLayout"
+        )
 
     @property
     def fields(self):
@@ -56,7 +62,9 @@ class Activation:
 
     def __post_init__(self):
         if self.kind not in _ACTIVATIONS:
-            raise invalid(f"Activation: kind is {self.kind!r}, must be one of {', '.join(_ACTIVATIONS)}")
+            raise invalid(
+                f"Activation: kind is {self.kind!r}, must be one of {', '.join(_ACTIVATIONS)}"
+            )
 
     @classmethod
     def clamped_swiglu(cls, limit=7.0, alpha=1.702, offset=1.0):
@@ -71,7 +79,9 @@ class Activation:
             return cls.clamped_swiglu()
         if activation in _ACTIVATIONS:
             return cls(activation)
-        raise invalid(f"act is {activation!r}, must be one of {', '.join(_ACTIVATIONS)} or a moire.Activation")
+        raise invalid(
+            f"act is {activation!r}, must be one of {', '.join(_ACTIVATIONS)} or a moire.Activation"
+        )
 
     @property
     def fields(self):
@@ -87,16 +97,24 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, name, weights, layout):
         if layout not in _WEIGHT_LAYOUTS:
-            raise invalid(f"weight_layout is {layout!r}, must be one of {', '.join(_WEIGHT_LAYOUTS)}")
+            raise invalid(
+                f"weight_layout is {layout!r}, must be one of {', '.join(_WEIGHT_LAYOUTS)}"
+            )
         arrays = list(weights) if isinstance(weights, (list, tuple)) else [weights]
         rank = 2 if isinstance(weights, (list, tuple)) else 3
         for i, array in enumerate(arrays):
             if array.ndim != rank:
                 which = f"{name}[{i}]" if rank == 2 else name
-                needs = "a list holds one matrix per group" if rank == 2 else "needs [groups, out, in] or a list of matrices"
+                needs = (
+                    "a list holds one matrix per group"
+                    if rank == 2
+                    else "needs [groups, out, in] or a list of matrices"
+                )
                 raise invalid(f"{which} is {list(array.shape)}; {needs}")
         if not arrays:
-            raise invalid(f"{name} is an empty list; with no groups, give a packed tensor [0, out, in]")
+            raise invalid(
+                f"{name} is an empty list; with no groups, give a packed tensor [0, out, in]"
+            )
         return cls(arrays, _WEIGHT_LAYOUTS.index(layout))
 
     @property
@@ -117,9 +135,13 @@ def check_recipe(call, recipe, dtype):
     if recipe is None or recipe == "as_stored":
         return
     if recipe in _COMING_RECIPES:
-        raise unsupported(f"{call}: recipe {recipe!r} is not in this build; it has as_stored, bf16, fp16 and fp32")
+        raise unsupported(
+            f"{call}: recipe {recipe!r} is not in this build; it has as_stored, bf16, fp16 and fp32"
+        )
     if recipe not in _RECIPE_DTYPES:
         raise invalid(f"{call}: recipe is {recipe!r}, must be as_stored, bf16, fp16 or fp32")
     found = str(dtype).removeprefix("torch.")
     if found != _RECIPE_DTYPES[recipe]:
-        raise invalid(f"{call}: recipe {recipe!r} needs {_RECIPE_DTYPES[recipe]} operands, found {found}")
+        raise invalid(
+            f"{call}: recipe {recipe!r} needs {_RECIPE_DTYPES[recipe]} operands, found {found}"
+        )

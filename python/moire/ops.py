@@ -8,7 +8,9 @@ import torch
 
 from . import invoke
 
-invoke.TORCH_DTYPES.update({getattr(torch, name): code for name, code in invoke.NUMPY_DTYPES.items()})
+invoke.TORCH_DTYPES.update(
+    {getattr(torch, name): code for name, code in invoke.NUMPY_DTYPES.items()}
+)
 invoke.TORCH_UINT8.append(torch.uint8)
 
 _SCHEMA_OF_KIND = {
@@ -29,7 +31,9 @@ def schema_of(entry):
     """The torch schema of a C entry."""
     aliases = iter("abcdefghijkl")
     parts = [
-        _SCHEMA_OF_KIND[kind].format(name=key, alias=f"({next(aliases)}!)" if field in entry.outputs else "")
+        _SCHEMA_OF_KIND[kind].format(
+            name=key, alias=f"({next(aliases)}!)" if field in entry.outputs else ""
+        )
         for field, key, kind in entry.fields
     ]
     return f"{entry.name}(*, {', '.join(parts)}) -> ()"

@@ -17,7 +17,6 @@ class LinearSpec(NamedTuple):
     layout: int  # of the weight
     tail: int = 0
     compute_dtype: Any = None
-    out_dtype: Any = None
 
     def groups(self, offsets):
         return {"offsets": offsets, "num_groups": self.num_groups, "capacity": self.capacity}
@@ -39,7 +38,6 @@ class MlpSpec(NamedTuple):
     saves: bool = False  # z is kept for a backward
     saves_act: bool = False  # and act: memory for time
     compute_dtype: Any = None
-    out_dtype: Any = None
 
     def common(self, offsets):
         return {
@@ -89,10 +87,18 @@ class Beta(NamedTuple):
 
 def linear_forward(fw, spec, x, row_idx, w, bias, scale, offsets, out=None):
     out_features = w[0].shape[-2 if spec.layout == 0 else -1]
-    y = fw.empty(x, (spec.capacity, out_features), spec.out_dtype or x.dtype) if out is None else out
+    y = fw.empty(x, (spec.capacity, out_features), x.dtype) if out is None else out
     fw.run(
         "grouped_linear",
-        **{"x": x, "row_idx": row_idx, "w": w, "w_layout": spec.layout, "bias": bias, "scale": scale, "y": y},
+        **{
+            "x": x,
+            "row_idx": row_idx,
+            "w": w,
+            "w_layout": spec.layout,
+            "bias": bias,
+            "scale": scale,
+            "y": y,
+        },
         tail=spec.tail,
         **spec.groups(offsets),
     )
@@ -101,7 +107,9 @@ def linear_forward(fw, spec, x, row_idx, w, bias, scale, offsets, out=None):
 
 def linear_wgrad(fw, groups, layout, x, x_idx, grad_y, grad_y_idx, grad_w, beta):
     """dW = beta dW + dy^T x, or its transpose for [G, in, out] weights: the delayed weight gradient."""
-    a, a_idx, b, b_idx = (grad_y, grad_y_idx, x, x_idx) if layout == 0 else (x, x_idx, grad_y, grad_y_idx)
+    a, a_idx, b, b_idx = (
+        (grad_y, grad_y_idx, x, x_idx) if layout == 0 else (x, x_idx, grad_y, grad_y_idx)
+    )
     fw.run(
         "grouped_gemm_wgrad",
         **{"a": a, "a_row_idx": a_idx, "b": b, "b_row_idx": b_idx, "d": grad_w},
@@ -116,7 +124,7 @@ def mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out=None):
     rows = spec.capacity
     z = fw.empty(x, (rows, 2 * spec.width), x.dtype) if spec.saves else None
     act = fw.empty(x, (rows, spec.width), x.dtype) if spec.saves and spec.saves_act else None
-    y = fw.empty(x, (rows, spec.hidden), spec.out_dtype or x.dtype) if out is None else out
+    y = fw.empty(x, (rows, spec.hidden), x.dtype) if out is None else out
     fw.run(
         "grouped_mlp",
         **{"x": x, "row_idx": row_idx, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "probs": probs},
@@ -133,7 +141,10 @@ def mlp_backward(fw, spec, saved, grad_y, gathered, grads, beta_w1=Beta(), beta_
         "grouped_mlp_backward",
         **{"x": saved.x, "row_idx": saved.row_idx, "gathered_grad_y": int(gathered)},
         **{"w1": saved.w1, "w2": saved.w2, "b2": saved.b2, "probs": saved.probs, "z": saved.z},
-        **{"act": saved.act if grads.act is None else grads.act, "act_is_saved": int(saved.act is not None)},
+        **{
+            "act": saved.act if grads.act is None else grads.act,
+            "act_is_saved": int(saved.act is not None),
+        },
         **{"grad_y": grad_y, "grad_z": grads.z, "grad_x": grads.x, "grad_probs": grads.probs},
         **{"grad_w1": grads.w1, "grad_w1_layout": spec.w1_layout, "grad_b1": grads.b1},
         **{"grad_w2": grads.w2, "grad_w2_layout": spec.w2_layout, "grad_b2": grads.b2},

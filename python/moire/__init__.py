@@ -1,0 +1,54 @@
+"""moire: the grouped MLP of mixture-of-experts models.
+
+Stateless functions on Torch tensors (with gradients) and on NumPy arrays; modules are in moire.nn, Hugging Face models
+in moire.hf. Without Torch the functions work on NumPy arrays, and moire.nn and moire.hf say that they need it.
+"""
+
+import importlib
+
+from .context import Explanation, check, explain, info, settings, strict
+from .errors import Code, Error, InvalidArgument, LibraryNotFound, OutOfMemory, Unsupported
+from .functional import grouped_linear, grouped_mlp, grouped_mm, moe
+from .gated import convert_glu, deinterleave_glu_tensor, glu, interleave_glu_tensor
+from .groups import Groups
+from .layouts import Activation, GluLayout
+from .routing import Plan, make_plan, permute, router, unpermute
+
+__all__ = [
+    "Activation",
+    "Code",
+    "Error",
+    "Explanation",
+    "GluLayout",
+    "Groups",
+    "InvalidArgument",
+    "LibraryNotFound",
+    "OutOfMemory",
+    "Plan",
+    "Unsupported",
+    "check",
+    "convert_glu",
+    "deinterleave_glu_tensor",
+    "explain",
+    "glu",
+    "grouped_linear",
+    "grouped_mlp",
+    "grouped_mm",
+    "hf",
+    "info",
+    "interleave_glu_tensor",
+    "make_plan",
+    "moe",
+    "nn",
+    "permute",
+    "router",
+    "settings",
+    "strict",
+    "unpermute",
+]
+
+
+def __getattr__(name):
+    if name in ("nn", "hf"):  # they import Torch, or transformers
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,264 @@
+"""The stateless functions of the grouped MLP: grouped_linear, grouped_mlp, moe and grouped_mm.
+
+All take Torch tensors, with gradients, or NumPy arrays, without. Shapes: T tokens, k experts per token, G groups, H
+hidden size, F expert width, `rows` rows of the ragged tensors. Weights are one packed tensor [G, out, in], or a list of
+G matrices; with weight_layout="in_out" they are [G, in, out].
+
+compute_dtype=None takes the operands as they are stored (under torch.autocast: its dtype). Otherwise x and the weights
+are cast to it at the edge and y comes back in the dtype of x; weight gradients are computed in the weights' own dtype,
+so FP32 master weights get FP32 gradients of BF16 products.
+"""
+
+from . import steps
+from .arrays import Numpy, Torch, framework_of, torch
+from .errors import invalid, unsupported
+from .groups import Groups, as_groups
+from .layouts import Activation, GluLayout, Weights, check_recipe
+from .routing import make_plan
+
+
+def grouped_linear(
+    x,
+    w,
+    groups,
+    *,
+    bias=None,
+    scale=None,
+    row_idx=None,
+    scatter_idx=None,
+    weight_layout="out_in",
+    recipe=None,
+    compute_dtype=None,
+    out=None,
+    tail="zero",
+    wgrad=None,
+):
+    """y_i = x_i W_g^T (+ scale_i bias_g) for the rows i of each group g.
+
+    x [rows, in]; or [T, in] with row_idx [rows]: row i is x[row_idx[i]], and no permuted copy is made. bias [G, out],
+    scale [rows]. The tail of y (rows past the last group) is zeros, or stays as `out` had it with tail="untouched".
+    scatter_idx [T, k] is the inverse of row_idx, where there is one: it makes the gradient of x cheaper.
+    """
+    call = "grouped_linear"
+    fw = framework_of(call, "x", x)
+    weights = Weights.of(f"{call}: w", w, weight_layout)
+    groups = as_groups(call, groups)
+    operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
+    x = fw.cast(_matrix(call, "x", x), operands)
+    capacity = groups.rows(x.shape[0] if row_idx is None else row_idx.shape[0])
+    spec = steps.LinearSpec(
+        groups.num_groups, capacity, weights.layout, _tail(call, tail), operands
+    )
+    scale = fw.cast(scale, fw.float32)
+    offsets = groups.offsets_for(fw)
+    if fw is Numpy:
+        arrays = [fw.cast(t, operands) for t in weights.arrays]
+        y = steps.linear_forward(fw, spec, x, row_idx, arrays, bias, scale, offsets, out)
+    else:
+        from .autograd import LinearFunction
+
+        y = LinearFunction.apply(
+            spec, wgrad, x, row_idx, scatter_idx, bias, scale, offsets, out, *weights.arrays
+        )
+    return fw.cast(y, result)
+
+
+def grouped_mlp(
+    x,
+    w1,
+    w2,
+    groups,
+    *,
+    probs=None,
+    b1=None,
+    b2=None,
+    act="swiglu",
+    layout="halves",
+    recipe=None,
+    row_idx=None,
+    scatter_idx=None,
+    weight_layout="out_in",
+    compute_dtype=None,
+    save_act=False,
+    out=None,
+    tail="zero",
+    wgrad=None,
+):
+    """z = x W1^T (+ b1); y = (glu(z) probs) W2^T (+ probs b2), for the rows of each group.
+
+    x [rows, H], or [T, H] with row_idx [rows] (and scatter_idx [T, k], its inverse, where there is one); w1 [G, 2F, H],
+    w2 [G, H, F], b1 [G, 2F], b2 [G, H], probs [rows]. `layout` says how gate and up lie along the 2F rows of w1 and b1
+    (see GluLayout), `act` is the activation (see Activation). For the backward x, z and probs are kept, and with
+    save_act=True the activation too, which saves computing it again.
+    """
+    call = "grouped_mlp"
+    fw = framework_of(call, "x", x)
+    groups = as_groups(call, groups)
+    operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
+    x = fw.cast(_matrix(call, "x", x), operands)
+    capacity = groups.rows(x.shape[0] if row_idx is None else row_idx.shape[0])
+    spec, arrays = _mlp_spec(
+        call, fw, groups, capacity, (w1, w2), weight_layout, act, layout, operands, tail
+    )
+    spec = spec._replace(
+        saves=spec.saves or needs_grad(fw, x, probs, b1, b2, *arrays), saves_act=save_act
+    )
+    probs = fw.cast(probs, fw.float32)
+    offsets = groups.offsets_for(fw)
+    if fw is Numpy:
+        arrays = [fw.cast(t, operands) for t in arrays]
+        w1, w2 = arrays[: spec.num_w1], arrays[spec.num_w1 :]
+        y, _, _ = steps.mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out)
+    else:
+        from .autograd import MlpFunction
+
+        y = MlpFunction.apply(
+            spec, wgrad, x, row_idx, scatter_idx, probs, b1, b2, offsets, out, *arrays
+        )
+    return fw.cast(y, result)
+
+
+def moe(
+    x,
+    w1,
+    w2,
+    topk_idx,
+    topk_weights,
+    *,
+    plan=None,
+    b1=None,
+    b2=None,
+    act="swiglu",
+    layout="halves",
+    recipe=None,
+    weight_layout="out_in",
+    compute_dtype=None,
+    save_act=False,
+    wgrad=None,
+):
+    """y_t = sum over j of topk_weights[t, j] * expert topk_idx[t, j] (x_t): the seam for any model's own router.
+
+    x [T, H], topk_idx [T, k] (-1 or G drops the choice), topk_weights [T, k]; the rest as in grouped_mlp. A plan that
+    make_plan has already made of topk_idx is used as it is. Rows are gathered by the kernels: no permuted copy of x.
+    """
+    call = "moe"
+    fw = framework_of(call, "x", x)
+    operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
+    x = fw.cast(_matrix(call, "x", x), operands)
+    groups_of_w1 = Weights.of(f"{call}: w1", w1, weight_layout).num_groups
+    if plan is None:
+        plan = make_plan(topk_idx, groups_of_w1)
+    if (
+        tuple(topk_weights.shape) != tuple(plan.scatter_idx.shape)
+        or topk_weights.shape[0] != x.shape[0]
+    ):
+        raise invalid(
+            f"{call}: topk_weights is {list(topk_weights.shape)} and topk_idx {list(plan.scatter_idx.shape)}, "
+            f"must both be [T, k] with T = {x.shape[0]}"
+        )
+    capacity = plan.gather_idx.shape[0]
+    groups = Groups.of_offsets(plan.offsets)
+    spec, arrays = _mlp_spec(
+        call, fw, groups, capacity, (w1, w2), weight_layout, act, layout, operands, "zero"
+    )
+    spec = spec._replace(saves=needs_grad(fw, x, topk_weights, b1, b2, *arrays), saves_act=save_act)
+    topk_weights = fw.cast(topk_weights, fw.float32)
+    if fw is Numpy:
+        return fw.cast(_moe_numpy(spec, x, arrays, b1, b2, topk_weights, plan), result)
+    from .autograd import MoeFunction
+
+    wide = torch.float32 if result == torch.float32 else operands
+    routing = (plan.offsets, plan.gather_idx, plan.scatter_idx)
+    y = MoeFunction.apply(spec, wgrad, wide or x.dtype, x, topk_weights, b1, b2, *routing, *arrays)
+    return fw.cast(y, result)
+
+
+def _moe_numpy(spec, x, arrays, b1, b2, topk_weights, plan):
+    arrays = [Numpy.cast(t, spec.compute_dtype) for t in arrays]
+    w1, w2 = arrays[: spec.num_w1], arrays[spec.num_w1 :]
+    probs = steps.route_probs(Numpy, spec.groups(plan.offsets), topk_weights, plan.scatter_idx)
+    rows, _, _ = steps.mlp_forward(
+        Numpy, spec, x, plan.gather_idx, w1, b1, w2, b2, probs, plan.offsets
+    )
+    y = Numpy.empty(x, x.shape[:1] + rows.shape[1:], x.dtype)
+    Numpy.run("unpermute", rows=rows, scatter_idx=plan.scatter_idx, y=y)
+    return y
+
+
+def grouped_mm(a, b_t, offs=None, bias=None, out_dtype=None):
+    """torch's grouped_mm for its ragged forms; offs [G] holds cumulative ends, int32 or int64.
+
+    a [rows, K] with b_t [G, K, N]: rows of a are ragged, result [rows, N], its tail zeros (torch leaves it undefined).
+    a [M, K] with b_t [K, N]: the contraction is ragged, result [G, M, N], zeros for an empty group.
+    """
+    call = "grouped_mm"
+    if framework_of(call, "a", a) is Numpy:
+        raise unsupported(
+            f"{call}: has torch's signature and takes Torch tensors; for NumPy arrays use grouped_linear"
+        )
+    if bias is not None:
+        raise unsupported(f"{call}: bias is not supported, as in torch; use moire.grouped_linear")
+    if offs is None or (a.ndim, b_t.ndim) not in ((2, 3), (2, 2)):
+        offs_is = "absent" if offs is None else f"{list(offs.shape)}"
+        raise unsupported(
+            f"{call}: a is {list(a.shape)}, b_t is {list(b_t.shape)}, offs is {offs_is}; the ragged forms are 2-D x 3-D "
+            "(ragged rows) and 2-D x 2-D (ragged contraction), both with offs; for the others use torch.bmm or a loop"
+        )
+    inner = a.shape[1], b_t.shape[-2]
+    if inner[0] != inner[1]:
+        raise invalid(
+            f"{call}: a is {list(a.shape)} but b_t is {list(b_t.shape)}: {inner[0]} and {inner[1]} must be equal"
+        )
+    groups = Groups(ends=offs, capacity=a.shape[0] if b_t.ndim == 3 else a.shape[1])
+    if b_t.ndim == 3 and b_t.shape[0] != groups.num_groups:
+        raise invalid(f"{call}: b_t has {b_t.shape[0]} groups but offs has {groups.num_groups}")
+    from .autograd_ops import GroupedMmFunction
+
+    return GroupedMmFunction.apply(a, b_t, groups.offsets, groups.num_groups, out_dtype or a.dtype)
+
+
+def needs_grad(fw, *arrays):
+    """Whether autograd will want a gradient of any of these."""
+    if fw is Numpy or not torch.is_grad_enabled():
+        return False
+    return any(t is not None and t.requires_grad for t in arrays)
+
+
+def _mlp_spec(call, fw, groups, capacity, weights, weight_layout, act, layout, operands, tail):
+    w1 = Weights.of(f"{call}: w1", weights[0], weight_layout)
+    w2 = Weights.of(f"{call}: w2", weights[1], weight_layout)
+    spec = steps.MlpSpec(
+        num_groups=groups.num_groups,
+        capacity=capacity,
+        w1_layout=w1.layout,
+        w2_layout=w2.layout,
+        num_w1=len(w1.arrays),
+        hidden=w2.out_features,
+        width=w2.in_features,
+        activation=Activation.of(act).fields,
+        glu_layout=GluLayout.of(layout).fields,
+        tail=_tail(call, tail),
+        compute_dtype=operands,
+    )
+    return spec, [*w1.arrays, *w2.arrays]
+
+
+def _dtypes(fw, call, x, compute_dtype, recipe):
+    """(dtype that operands are cast to or None, dtype that the result is cast back to or None)."""
+    result = None if compute_dtype is None else x.dtype
+    if compute_dtype is None and fw is Torch and torch.is_autocast_enabled(x.device.type):
+        compute_dtype = torch.get_autocast_dtype(x.device.type)
+    check_recipe(call, recipe, x.dtype if compute_dtype is None else compute_dtype)
+    return compute_dtype, result
+
+
+def _matrix(call, name, array):
+    if array.ndim != 2:
+        raise invalid(f"{call}: {name} is {list(array.shape)}, must have rank 2")
+    return array
+
+
+def _tail(call, tail):
+    if tail not in steps.TAILS:
+        raise invalid(f"{call}: tail is {tail!r}, must be 'zero' or 'untouched'")
+    return steps.TAILS.index(tail)

@@ -1,0 +1,91 @@
+"""Gated activations, and conversions between the layouts of their two halves, as stateless functions."""
+
+import math
+
+from .arrays import Numpy, framework_of
+from .errors import invalid
+from .groups import as_groups
+from .layouts import Activation, GluLayout
+
+
+def glu(z, probs=None, *, act="swiglu", layout="halves", groups=None):
+    """act = glu(z) probs: [rows, F] of z [rows, 2F] and probs [rows]; in FP32, rounded once.
+
+    With `groups`, rows past the last group are a tail: not read, and zeros in the result.
+    """
+    fw = framework_of("glu", "z", z)
+    if z.ndim != 2 or z.shape[1] % 2 != 0:
+        raise invalid(f"glu: z is {list(z.shape)}, must be [rows, 2F]")
+    activation, layout = Activation.of(act).fields, GluLayout.of(layout).fields
+    probs = fw.cast(probs, fw.float32)
+    offsets, ragged = None, {}
+    if groups is not None:
+        groups = as_groups("glu", groups)
+        offsets = groups.offsets_for(fw)
+        ragged = {"num_groups": groups.num_groups, "capacity": groups.rows(z.shape[0])}
+    if fw is not Numpy:
+        from .autograd_ops import GluFunction
+
+        return GluFunction.apply(activation, layout, ragged, z, probs, offsets)
+    result = fw.empty(z, (z.shape[0], z.shape[1] // 2), z.dtype)
+    values = {"activation": activation, "layout": layout, "offsets": offsets, **ragged}
+    fw.run("glu", z=z, probs=probs, act=result, **values)
+    return result
+
+
+def convert_glu(tensor, from_layout, to_layout, dim=0):
+    """A new contiguous tensor with the 2F of dimension `dim` in another gate/up layout; any rank >= 1, any strides.
+
+    Layouts are what GluLayout.of takes: "halves", a block size, a GluLayout. Elements of 1, 2, 4 or 8 bytes.
+    """
+    return _converted(
+        "convert_glu", tensor, GluLayout.of(from_layout), GluLayout.of(to_layout), dim
+    )
+
+
+def interleave_glu_tensor(tensor, interleave_size, dim=0):
+    """Two halves to blocks of `interleave_size` (Transformer Engine's function; dim=1 for a packed [E, 2F, H])."""
+    block = _block("interleave_glu_tensor", interleave_size)
+    return _converted("interleave_glu_tensor", tensor, GluLayout(), block, dim)
+
+
+def deinterleave_glu_tensor(tensor, interleave_size, dim=0):
+    """Blocks of `interleave_size` to two halves: the exact inverse of interleave_glu_tensor."""
+    block = _block("deinterleave_glu_tensor", interleave_size)
+    return _converted("deinterleave_glu_tensor", tensor, block, GluLayout(), dim)
+
+
+def _block(call, size):
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise invalid(f"{call}: interleave_size is {size!r}, must be a positive integer")
+    return GluLayout(block=size)
+
+
+def _converted(call, tensor, from_layout, to_layout, dim):
+    fw = framework_of(call, "tensor", tensor)
+    if tensor.ndim == 0:
+        raise invalid(f"{call}: tensor has rank 0, must have at least 1")
+    if not isinstance(dim, int) or not -tensor.ndim <= dim < tensor.ndim:
+        raise invalid(f"{call}: dim is {dim!r}, must be {-tensor.ndim} to {tensor.ndim - 1}")
+    dim %= tensor.ndim
+    size = tensor.shape[dim]
+    multiple = math.lcm(*(2 * max(layout.block, 1) for layout in (from_layout, to_layout)))
+    if size % multiple != 0:
+        raise invalid(
+            f"{call}: tensor has size {size} along dim {dim}, must be a multiple of {multiple}"
+        )
+    values = (dim, size, from_layout.fields, to_layout.fields)
+    if fw is Numpy:
+        return permuted(fw, tensor, *values)
+    from .autograd_ops import ConvertGluFunction
+
+    return ConvertGluFunction.apply(tensor, *values)
+
+
+def permuted(fw, source, dim, size, from_layout, to_layout):
+    """`source` as [outer, size, inner] elements of the same width through the library, and back to its shape."""
+    shape = (math.prod(source.shape[:dim]), size, math.prod(source.shape[dim + 1 :]))
+    flat = fw.as_bytes_of_same_width(source.reshape(shape))
+    target = fw.empty(flat, flat.shape, flat.dtype)
+    fw.run("convert_glu", source=flat, target=target, dim=1, from_=from_layout, to_=to_layout)
+    return target.view(source.dtype).reshape(source.shape)

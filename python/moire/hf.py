@@ -1,0 +1,152 @@
+"""Hugging Face models on moire: after `moire.hf.register()`, experts_implementation="moire" runs every experts module.
+
+Works for models of transformers >= 5 whose experts use its ExpertsInterface. What a module computes is recognised once,
+by comparing its own gate on a few numbers with what moire has, in every layout of gate and up; a module that moire
+cannot run raises moire.Unsupported with the reason. Nothing falls back silently.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from .errors import unsupported
+from .functional import moe
+from .layouts import Activation, GluLayout
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_INSTEAD = "use another experts_implementation ('eager', 'grouped_mm') for this model"
+# Largest difference of two double-precision evaluations of one gate, relative to the largest value.
+_SAME_FUNCTION = 1e-6
+
+
+class ExpertsSpec(NamedTuple):
+    """What an experts module computes, in moire's words."""
+
+    act: Activation
+    layout: GluLayout
+    weight_layout: str
+
+
+def register(name="moire"):
+    """Makes experts_implementation=`name` available; calling it again is fine."""
+    try:
+        from transformers.integrations.moe import ExpertsInterface
+    except ImportError as e:
+        raise ImportError(
+            "moire.hf.register: needs transformers >= 5 with its ExpertsInterface: pip install 'transformers>=5'"
+        ) from e
+    ExpertsInterface.register(name, experts_forward)
+
+
+def experts_forward(self, hidden_states, top_k_index, top_k_weights):
+    """The forward of an experts module `self`: hidden_states [T, H], top_k_index and top_k_weights [T, k].
+
+    An index of num_experts (experts of other ranks) drops the choice and leaves its weight without a gradient.
+    """
+    spec = recognise(self)
+    w1, w2 = self.gate_up_proj, self.down_proj
+    compute_dtype = None
+    if hidden_states.dtype != w1.dtype and not torch.is_autocast_enabled(hidden_states.device.type):
+        compute_dtype = w1.dtype
+    y = moe(
+        hidden_states,
+        w1,
+        w2,
+        top_k_index,
+        top_k_weights,
+        b1=self.gate_up_proj_bias if self.has_bias else None,
+        b2=self.down_proj_bias if self.has_bias else None,
+        act=spec.act,
+        layout=spec.layout,
+        weight_layout=spec.weight_layout,
+        compute_dtype=compute_dtype,
+    )
+    return y.to(hidden_states.dtype)
+
+
+def recognise(experts):
+    """The ExpertsSpec of an experts module, worked out on first use and kept on it; Unsupported says why there is none."""
+    spec = experts.__dict__.get("_moire_spec")
+    if spec is None:
+        _refuse(experts)
+        act, layout = _gate_of(experts)
+        spec = ExpertsSpec(act, layout, "in_out" if experts.is_transposed else "out_in")
+        experts.__dict__["_moire_spec"] = spec
+    return spec
+
+
+def _refuse(experts):
+    name = type(experts).__name__
+    if not experts.has_gate:
+        raise unsupported(
+            f"moire.hf: {name} has no gate (one up projection), and moire runs gated experts; {_INSTEAD}"
+        )
+    if getattr(experts, "has_post_expert_norm", False):
+        raise unsupported(
+            f"moire.hf: {name} normalises each expert's output before the weighted sum; moire applies the routing weight "
+            f"before the second linear layer; {_INSTEAD}"
+        )
+    for weight in ("gate_up_proj", "down_proj"):
+        dtype = getattr(experts, weight).dtype
+        if dtype not in _DTYPES:
+            raise unsupported(
+                f"moire.hf: {name}.{weight} is {dtype}, needs float32, bfloat16 or float16; {_INSTEAD}"
+            )
+
+
+@torch.no_grad()
+def _gate_of(experts):
+    """(activation, layout) for which moire computes what the module's own _apply_gate does."""
+    name = type(experts).__name__
+    candidates = list(_candidates(experts))
+    reach = 2 * max([6.0] + [act.limit for act, _ in candidates])
+    numbers = torch.rand(64, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    probe = (2 * numbers - 1) * reach
+    try:
+        wanted = experts._apply_gate(probe).double()
+    except Exception as e:
+        raise unsupported(
+            f"moire.hf: {name}'s gate could not be evaluated to recognise it ({e}); {_INSTEAD}"
+        ) from e
+    for act, layout in candidates:
+        found = _gate(probe, act, layout)
+        if (
+            found.shape == wanted.shape
+            and (found - wanted).abs().max() <= _SAME_FUNCTION * wanted.abs().max()
+        ):
+            return act, layout
+    raise unsupported(
+        f"moire.hf: {name} gates its experts as moire does not: neither swiglu, geglu_tanh nor clamped_swiglu with its "
+        f"limit and alpha, in any layout of gate and up; {_INSTEAD}"
+    )
+
+
+def _candidates(experts):
+    acts = [Activation("swiglu"), Activation("geglu_tanh")]
+    limit = next(
+        (v for v in (getattr(experts, n, None) for n in ("limit", "swiglu_limit")) if v), None
+    )
+    if limit is not None:
+        alphas = {getattr(experts, n, None) for n in ("alpha", "swiglu_alpha")} - {None} | {1.0}
+        acts += [
+            Activation.clamped_swiglu(limit, alpha, offset)
+            for alpha in alphas
+            for offset in (0.0, 1.0)
+        ]
+    for block in (0, 1):
+        for order in ("gate_first", "up_first"):
+            for act in acts:
+                yield act, GluLayout(block, order)
+
+
+def _gate(z, act, layout):
+    """moire's activations in double, from their definitions."""
+    first, second = z.chunk(2, dim=-1) if layout.block == 0 else (z[..., ::2], z[..., 1::2])
+    a, b = (first, second) if layout.order == "gate_first" else (second, first)
+    if act.kind == "swiglu":
+        return torch.nn.functional.silu(a) * b
+    if act.kind == "geglu_tanh":
+        return torch.nn.functional.gelu(a, approximate="tanh") * b
+    a = a.clamp(max=act.limit)
+    b = b.clamp(-act.limit, act.limit) + act.offset
+    return a * torch.sigmoid(act.alpha * a) * b

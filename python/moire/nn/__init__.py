@@ -1,0 +1,10 @@
+"""Modules: GroupedLinear, ScaledGLU, GroupedMLP, Router, MoE, and fuse.
+
+Every forward that is ragged takes `splits`: rows per expert as a list or a tensor, or a moire.Groups.
+"""
+
+from .linear import GroupedLinear
+from .mlp import GroupedMLP, ScaledGLU, Sequential, fuse
+from .moe import MoE, Router
+
+__all__ = ["GroupedLinear", "GroupedMLP", "MoE", "Router", "ScaledGLU", "Sequential", "fuse"]

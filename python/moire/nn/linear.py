@@ -1,0 +1,201 @@
+"""GroupedLinear: the linear layers of all experts as one module, its parameters, and how they are saved and loaded.
+
+Parameters are packed (`weight` [E, out, in], `bias` [E, out]) or listed (`weight0`, `bias0`, ...); the state_dict of
+either form loads into either. What shapes cannot tell, the orientation of the weights and the layout of gate and up,
+is kept as tags in the state_dict's metadata and checked on load; where a file format dropped the metadata
+(safetensors), the layouts that the module was built with are believed.
+"""
+
+import math
+
+import torch
+
+from ..errors import invalid
+from ..functional import grouped_linear
+from ..groups import Groups
+from ..layouts import GluLayout, Weights
+from ..wgrad import ParameterGradients
+
+
+def as_groups(splits):
+    """moire.Groups as they are; a list or tensor is rows per expert."""
+    return splits if isinstance(splits, Groups) else Groups(splits=splits)
+
+
+class GroupedLinear(torch.nn.Module):
+    """y_i = x_i W_e^T (+ scale_i b_e) for the rows i of each expert e.
+
+    packed              one parameter for all experts, or (False) one per expert
+    weight_layout       "out_in": [out, in] matrices; "in_out": [in, out]
+    glu_layout          where this is a gated FC1: how gate and up lie along its outputs (a tag, see above)
+    init_method         called on each expert's [out, in] view; default: uniform in +-1/sqrt(in), as torch.nn.Linear
+    dtype, compute_dtype   of the parameters, and what operands are cast to (None: as they are, or autocast's)
+    accumulate_into_main_grad, delay_wgrad_compute   see moire/wgrad.py and backward_dw
+    """
+
+    def __init__(
+        self,
+        num_groups,
+        in_features,
+        out_features,
+        *,
+        bias=False,
+        packed=True,
+        weight_layout="out_in",
+        glu_layout=None,
+        init_method=None,
+        device=None,
+        dtype=None,
+        compute_dtype=None,
+        recipe=None,
+        accumulate_into_main_grad=False,
+        delay_wgrad_compute=False,
+    ):
+        super().__init__()
+        self.num_groups, self.in_features, self.out_features = num_groups, in_features, out_features
+        self.packed, self.weight_layout, self.has_bias = packed, weight_layout, bias
+        self.glu_layout = None if glu_layout is None else GluLayout.of(glu_layout)
+        self.init_method, self.compute_dtype, self.recipe = init_method, compute_dtype, recipe
+        shape = (
+            (out_features, in_features)
+            if weight_layout == "out_in"
+            else (in_features, out_features)
+        )
+        Weights.of(
+            "GroupedLinear: weight", torch.empty(1, *shape, device="meta"), weight_layout
+        )  # checks the layout
+        options = {"device": device, "dtype": dtype}
+        self._register("weight", shape, options)
+        if bias:
+            self._register("bias", (out_features,), options)
+        self._wgrad = None
+        if accumulate_into_main_grad or delay_wgrad_compute:
+            self._wgrad = ParameterGradients(
+                self._weights, accumulate_into_main_grad, delay_wgrad_compute
+            )
+        self._wgrad_hooks = []
+        if delay_wgrad_compute:
+            for weight in self._weights():
+                weight.skip_backward_post_hook = True
+        self.reset_parameters()
+
+    def _register(self, name, shape, options):
+        for key in self._names(name):
+            size = (self.num_groups, *shape) if self.packed else shape
+            self.register_parameter(key, torch.nn.Parameter(torch.empty(size, **options)))
+
+    def _names(self, name):
+        return [name] if self.packed else [f"{name}{i}" for i in range(self.num_groups)]
+
+    def _weights(self):
+        return [getattr(self, name) for name in self._names("weight")]
+
+    def weights(self):
+        """The weights as the functions take them: the packed parameter, or the list of the experts' parameters."""
+        return self.weight if self.packed else self._weights()
+
+    def biases(self):
+        """[E, out], or None."""
+        if not self.has_bias:
+            return None
+        return (
+            self.bias
+            if self.packed
+            else torch.stack([getattr(self, name) for name in self._names("bias")])
+        )
+
+    def expert_weight(self, expert):
+        """The [out, in] view of one expert's weight."""
+        matrix = self.weight[expert] if self.packed else getattr(self, f"weight{expert}")
+        return matrix if self.weight_layout == "out_in" else matrix.t()
+
+    @torch.no_grad()
+    def reset_parameters(self):
+        """Initialises expert by expert, so that packed and listed modules start from the same numbers."""
+        bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0.0
+        for expert in range(self.num_groups):
+            matrix = self.expert_weight(expert)
+            if self.init_method is None:
+                torch.nn.init.uniform_(matrix, -bound, bound)
+            else:
+                self.init_method(matrix)
+        for name in self._names("bias") if self.has_bias else ():
+            torch.nn.init.uniform_(getattr(self, name), -bound, bound)
+
+    def forward(self, x, splits, *, scale=None, row_idx=None, out=None):
+        """x [rows, in] in expert order (or [T, in] with row_idx [rows]); scale [rows] multiplies the bias."""
+        return grouped_linear(
+            x,
+            self.weights(),
+            as_groups(splits),
+            bias=self.biases(),
+            scale=scale,
+            row_idx=row_idx,
+            weight_layout=self.weight_layout,
+            recipe=self.recipe,
+            compute_dtype=self.compute_dtype,
+            out=out,
+            wgrad=self._wgrad,
+        )
+
+    def backward_dw(self):
+        """The weight gradients that backward left out (delay_wgrad_compute), then the registered hooks."""
+        if self._wgrad is None or not self._wgrad.delayed:
+            raise invalid(
+                "backward_dw: the layer was built without delay_wgrad_compute, so backward did it all"
+            )
+        self._wgrad.run_deferred()
+        for hook in self._wgrad_hooks:
+            hook()
+
+    def register_wgrad_accumulation_and_reduce_hooks(self, hook):
+        """`hook()` runs at the end of each backward_dw."""
+        self._wgrad_hooks.append(hook)
+
+    def _tags(self):
+        tags = {"weight_layout": self.weight_layout}
+        if self.glu_layout is not None:
+            tags["glu_layout"] = str(self.glu_layout)
+        return tags
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata.setdefault(prefix[:-1], {}).update(self._tags())
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors
+    ):
+        for tag, ours in self._tags().items():
+            theirs = local_metadata.get(tag, ours)
+            if theirs != ours:
+                errors.append(
+                    f"{prefix or 'the module'}: the checkpoint's {tag} is '{theirs}' but the module was built with "
+                    f"'{ours}'; build it with the checkpoint's, or convert the weights (moire.convert_glu, transpose)"
+                )
+                return
+        for name in ("weight", "bias") if self.has_bias else ("weight",):
+            self._pack_or_unpack(state_dict, prefix, name)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing, unexpected, errors
+        )
+
+    def _pack_or_unpack(self, state_dict, prefix, name):
+        listed = [f"{prefix}{name}{i}" for i in range(self.num_groups)]
+        packed = prefix + name
+        if (
+            self.packed
+            and packed not in state_dict
+            and listed
+            and all(key in state_dict for key in listed)
+        ):
+            state_dict[packed] = torch.stack([state_dict.pop(key) for key in listed])
+        elif (
+            not self.packed and packed in state_dict and len(state_dict[packed]) == self.num_groups
+        ):
+            for key, value in zip(listed, state_dict.pop(packed).unbind()):
+                state_dict[key] = value
+
+    def extra_repr(self):
+        form = "packed" if self.packed else "listed"
+        return f"{self.num_groups}, {self.in_features}, {self.out_features}, bias={self.has_bias}, {form}"

@@ -1,0 +1,153 @@
+"""ScaledGLU, GroupedMLP, and fuse: three modules in a row become the one fused MLP on the same parameters."""
+
+import torch
+
+from ..errors import invalid
+from ..functional import grouped_mlp, moe
+from ..gated import glu
+from ..layouts import Activation, GluLayout
+from ..wgrad import FreshGradients
+from .linear import GroupedLinear, as_groups
+
+
+class ScaledGLU(torch.nn.Module):
+    """act = glu(z) probs; `layout` says how gate and up lie along the 2F columns of z."""
+
+    def __init__(self, act="swiglu", layout="halves"):
+        super().__init__()
+        self.act, self.layout = Activation.of(act), GluLayout.of(layout)
+
+    def forward(self, z, probs=None, splits=None):
+        groups = None if splits is None else as_groups(splits)
+        return glu(z, probs, act=self.act, layout=self.layout, groups=groups)
+
+    def extra_repr(self):
+        return f"{self.act.kind}, {self.layout}"
+
+
+class GroupedMLP(torch.nn.Module):
+    """All experts of a mixture: fc1 (gate and up), gated activation times probs, fc2, in one fused call.
+
+    hidden, width     H and F: fc1 is [E, 2F, H], fc2 [E, H, F]
+    layout            how gate and up lie along fc1's 2F outputs; a tag in the state_dict, checked on load
+    save_act          keep the activation for the backward: memory for time
+    linear_options    the other arguments of both GroupedLinear: bias, packed, dtype, compute_dtype, ...
+    """
+
+    def __init__(
+        self,
+        num_groups,
+        hidden,
+        width,
+        *,
+        act="swiglu",
+        layout="halves",
+        save_act=False,
+        **linear_options,
+    ):
+        super().__init__()
+        self.activation = ScaledGLU(act, layout)
+        self.fc1 = GroupedLinear(num_groups, hidden, 2 * width, glu_layout=layout, **linear_options)
+        self.fc2 = GroupedLinear(num_groups, width, hidden, **linear_options)
+        self.save_act = save_act
+
+    @classmethod
+    def of(cls, fc1, activation, fc2):
+        """The fused module on these modules' own parameters; an error says why where they do not fit."""
+        _check_chain(fc1, activation, fc2)
+        mlp = cls.__new__(cls)
+        torch.nn.Module.__init__(mlp)
+        mlp.fc1, mlp.activation, mlp.fc2, mlp.save_act = fc1, activation, fc2, False
+        fc1.glu_layout = activation.layout
+        return mlp
+
+    @property
+    def num_groups(self):
+        return self.fc1.num_groups
+
+    def _options(self):
+        fc1, fc2 = self.fc1, self.fc2
+        wgrad = None
+        if fc1._wgrad is not None or fc2._wgrad is not None:
+            wgrad = (fc1._wgrad or FreshGradients, fc2._wgrad or FreshGradients)
+        return {
+            "b1": fc1.biases(),
+            "b2": fc2.biases(),
+            "act": self.activation.act,
+            "layout": self.activation.layout,
+            "recipe": fc1.recipe,
+            "weight_layout": fc1.weight_layout,
+            "compute_dtype": fc1.compute_dtype,
+            "save_act": self.save_act,
+            "wgrad": wgrad,
+        }
+
+    def forward(self, x, splits, probs=None, *, row_idx=None, scatter_idx=None, out=None):
+        """x [rows, H] in expert order (or [T, H] with row_idx [rows]), probs [rows]: [rows, H]."""
+        indices = {"row_idx": row_idx, "scatter_idx": scatter_idx}
+        weights = self.fc1.weights(), self.fc2.weights()
+        return grouped_mlp(
+            x, *weights, as_groups(splits), probs=probs, out=out, **indices, **self._options()
+        )
+
+    def route(self, x, topk_idx, topk_weights):
+        """x [T, H] through the experts topk_idx [T, k], weighted: [T, H]."""
+        return moe(
+            x, self.fc1.weights(), self.fc2.weights(), topk_idx, topk_weights, **self._options()
+        )
+
+    def backward_dw(self):
+        """Delayed weight gradients (delay_wgrad_compute): FC2's, then FC1's, each followed by its hooks."""
+        self.fc2.backward_dw()
+        self.fc1.backward_dw()
+
+
+class Sequential(torch.nn.Sequential):
+    """GroupedLinear, ScaledGLU, GroupedLinear run one after the other: what fuse() makes one call of."""
+
+    def forward(self, x, splits, probs=None):
+        _check_chain(*self)
+        fc1, activation, fc2 = self
+        groups = as_groups(splits)
+        return fc2(
+            activation(fc1(x, groups), probs, groups), groups, scale=probs if fc2.has_bias else None
+        )
+
+
+def fuse(modules):
+    """Sequential(GroupedLinear, ScaledGLU, GroupedLinear) as one GroupedMLP on the same parameters, or an error."""
+    modules = list(modules)
+    if len(modules) != 3:
+        raise invalid(
+            f"fuse: has {len(modules)} modules, needs GroupedLinear, ScaledGLU, GroupedLinear"
+        )
+    return GroupedMLP.of(*modules)
+
+
+def _check_chain(fc1, activation, fc2):
+    for module, wanted in ((fc1, GroupedLinear), (activation, ScaledGLU), (fc2, GroupedLinear)):
+        if not isinstance(module, wanted):
+            raise invalid(
+                f"fuse: found a {type(module).__name__} where a {wanted.__name__} has to be"
+            )
+    if fc1.num_groups != fc2.num_groups:
+        raise invalid(
+            f"fuse: the first layer has {fc1.num_groups} groups but the second has {fc2.num_groups}"
+        )
+    if fc1.out_features != 2 * fc2.in_features:
+        raise invalid(
+            f"fuse: the first layer has {fc1.out_features} outputs, needs 2 x {fc2.in_features}, gate and up for the "
+            "second layer's inputs"
+        )
+    if fc2.out_features != fc1.in_features:
+        raise invalid(
+            f"fuse: goes from {fc1.in_features} to {fc2.out_features} features, must return to where it began"
+        )
+    if fc1.glu_layout is not None and fc1.glu_layout != activation.layout:
+        raise invalid(
+            f"fuse: the weight's gate/up layout is '{fc1.glu_layout}', the activation's '{activation.layout}'"
+        )
+    for name in ("weight_layout", "compute_dtype", "recipe"):
+        ours, theirs = getattr(fc1, name), getattr(fc2, name)
+        if ours != theirs:
+            raise invalid(f"fuse: the layers' {name} are {ours!r} and {theirs!r}, must be equal")
