@@ -1,7 +1,8 @@
 """moire: the grouped MLP of mixture-of-experts models.
 
-Stateless functions on Torch tensors (with gradients) and on NumPy arrays; modules are in moire.nn, Hugging Face models
-in moire.hf. Without Torch the functions work on NumPy arrays, and moire.nn and moire.hf say that they need it.
+Stateless functions on Torch tensors (with gradients) and on NumPy arrays; modules are in moire.nn,
+Hugging Face models in moire.hf. Without Torch the functions work on NumPy arrays, and moire.nn and
+moire.hf say that they need it.
 """
 
 import importlib

@@ -1,10 +1,11 @@
 """The C contract in Python: cffi in ABI mode over moire.h, so that nothing is compiled.
 
-The header is parsed as it is (between its "cffi: begin" and "cffi: end" marks), so structs, constants and entries
-are written down once, in C. Library and header are looked for, in this order:
+The header is parsed as it is (between its "cffi: begin" and "cffi: end" marks), so structs,
+constants and entries are written down once, in C. Library and header are looked for, in this order:
 
 1. inside the package: moire/lib/libmoire.so and moire/include/moire.h (an installed wheel);
-2. in the source tree that the package lies in: build/release/lib, then build/cuda/lib, with include/moire.h.
+2. in the source tree that the package lies in: build/release/lib, then build/cuda/lib, with
+   include/moire.h.
 """
 
 import re
@@ -29,7 +30,9 @@ def search_places(package=_PACKAGE, tree=_TREE):
 
 
 def find_library(places):
-    """The first pair whose two files exist; LibraryNotFound lists what was looked for and how to build it."""
+    """The first pair whose two files exist; LibraryNotFound lists what was looked for and how to
+    build it.
+    """
     for library, header in places:
         if library.is_file() and header.is_file():
             return library, header

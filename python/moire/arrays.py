@@ -1,4 +1,6 @@
-"""The two kinds of arrays that functions take, behind one small interface: NumPy arrays and Torch tensors."""
+"""The two kinds of arrays that functions take, behind one small interface: NumPy arrays and Torch
+tensors.
+"""
 
 import numpy as np
 
@@ -18,7 +20,9 @@ _WIDTHS = {1: "uint8", 2: "float16", 4: "int32", 8: "int64"}
 
 
 class Numpy:
-    """NumPy arrays; BF16 is ml_dtypes.bfloat16 (never a view of uint16: a dtype cannot be guessed)."""
+    """NumPy arrays; BF16 is ml_dtypes.bfloat16 (never a view of uint16: a dtype cannot be
+    guessed).
+    """
 
     float32, int32, int64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 

@@ -1,7 +1,9 @@
-"""Gradients of the ragged ops: each autograd.Function is forward and backward of one function of functional.py.
+"""Gradients of the ragged ops: each autograd.Function is forward and backward of one function of
+functional.py.
 
-Every gradient is optional, incoming gradients may have any strides, and weights may be of a wider type than the
-operands (`compute_dtype`): they are cast once in the forward, and their gradients are computed in their own type.
+Every gradient is optional, incoming gradients may have any strides, and weights may be of a wider
+type than the operands (`compute_dtype`): they are cast once in the forward, and their gradients are
+computed in their own type.
 """
 
 from typing import Any, NamedTuple
@@ -44,25 +46,23 @@ class LinearFunction(torch.autograd.Function):
             )
         else:
             grad_w, beta, returned = sink.destination(w, ctx.weight_dtypes, needs[9:])
-        # Beta belongs to the weight gradient; a bias gradient is always fresh, hence a call of its own beside beta 1.
-        fused = beta == steps.Beta()
+        # Beta belongs to the weight gradient; a bias gradient is always fresh, hence a call of its
+        # own beside beta 1.
+        fused = beta.value == 0 and beta.per_group is None
         fw.run(
             "grouped_linear_backward",
-            **{
-                "x": x,
-                "row_idx": row_idx,
-                "w": w,
-                "w_layout": spec.layout,
-                "bias": bias,
-                "scale": scale,
-            },
-            **{
-                "grad_y": grad_y,
-                "grad_x": grad_rows,
-                "grad_bias": grad_bias,
-                "grad_scale": grad_scale,
-            },
-            **{"grad_w": grad_w if fused else None, "grad_w_layout": spec.layout},
+            x=x,
+            row_idx=row_idx,
+            w=w,
+            w_layout=spec.layout,
+            bias=bias,
+            scale=scale,
+            grad_y=grad_y,
+            grad_x=grad_rows,
+            grad_bias=grad_bias,
+            grad_scale=grad_scale,
+            grad_w=grad_w if fused else None,
+            grad_w_layout=spec.layout,
             **groups,
         )
         if not fused:
@@ -112,7 +112,9 @@ class MlpFunction(torch.autograd.Function):
 
 
 class MoeFunction(torch.autograd.Function):
-    """Expert order, grouped MLP and back: no permuted copy of x or of the incoming gradient is made."""
+    """Expert order, grouped MLP and back: no permuted copy of x or of the incoming gradient is
+    made.
+    """
 
     @staticmethod
     def forward(
@@ -157,8 +159,11 @@ class MoeFunction(torch.autograd.Function):
         if needs[3] or needs[4]:
             fw.run(
                 "unpermute",
-                **{"rows": grads.x, "scatter_idx": scatter_idx, "y": grad_x},
-                **{"probs": grads.probs, "topk_weights": grad_weights},
+                rows=grads.x,
+                scatter_idx=scatter_idx,
+                y=grad_x,
+                probs=grads.probs,
+                topk_weights=grad_weights,
             )
         return (
             None,
@@ -187,7 +192,9 @@ class MlpWanted(NamedTuple):
 
 
 def _mlp_backward(spec, saved, sinks, weight_dtypes, wanted, grad_y, gathered):
-    """(gradients written, gradients returned for the weights); delayed weight gradients are left to their sinks."""
+    """(gradients written, gradients returned for the weights); delayed weight gradients are left to
+    their sinks.
+    """
     n = spec.num_w1
     sink1, sink2 = sinks
     dtypes1, dtypes2 = weight_dtypes[:n], weight_dtypes[n:]
@@ -237,7 +244,9 @@ def _later_wgrad(groups, layout, x, x_idx, grad_y, grad_y_idx):
 
 
 def _back_to_tokens(grad_rows, row_idx, scatter_idx, x):
-    """The gradient of gathering x: rows in expert order summed back to the rows of x, in FP32, rounded once."""
+    """The gradient of gathering x: rows in expert order summed back to the rows of x, in FP32,
+    rounded once.
+    """
     if grad_rows is None or row_idx is None:
         return grad_rows
     if scatter_idx is not None:

@@ -1,4 +1,6 @@
-"""Gradients of the smaller ops: activation, layouts, routing, and the grouped_mm of torch's signature."""
+"""Gradients of the smaller ops: activation, layouts, routing, and the grouped_mm of torch's
+signature.
+"""
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -24,13 +26,11 @@ class GluFunction(torch.autograd.Function):
         grad_probs = probs.new_empty(probs.shape) if ctx.needs_input_grad[4] else None
         fw.run(
             "glu_backward",
-            **{
-                "z": z,
-                "probs": probs,
-                "grad_act": grad_act,
-                "grad_z": grad_z,
-                "grad_probs": grad_probs,
-            },
+            z=z,
+            probs=probs,
+            grad_act=grad_act,
+            grad_z=grad_z,
+            grad_probs=grad_probs,
             offsets=offsets,
             **ctx.values,
         )
@@ -65,12 +65,10 @@ class RouterFunction(torch.autograd.Function):
         ctx.values = {"kind": kind, "normalize": normalize, "scale": scale}
         fw.run(
             "router",
-            **{
-                "logits": logits,
-                "expert_bias": expert_bias,
-                "topk_idx": topk_idx,
-                "topk_weights": topk_weights,
-            },
+            logits=logits,
+            expert_bias=expert_bias,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
             **ctx.values,
         )
         ctx.save_for_backward(logits, topk_idx)
@@ -84,12 +82,10 @@ class RouterFunction(torch.autograd.Function):
         grad = logits.new_empty(logits.shape)
         fw.run(
             "router_backward",
-            **{
-                "logits": logits,
-                "topk_idx": topk_idx,
-                "grad_topk_weights": grad_topk_weights,
-                "grad_logits": grad,
-            },
+            logits=logits,
+            topk_idx=topk_idx,
+            grad_topk_weights=grad_topk_weights,
+            grad_logits=grad,
             **ctx.values,
         )
         return grad, None, None, None, None, None
@@ -102,12 +98,12 @@ class PermuteFunction(torch.autograd.Function):
         probs = None if topk_weights is None else topk_weights.new_empty(gather_idx.shape)
         fw.run(
             "permute",
-            **{"x": x, "gather_idx": gather_idx, "rows": rows},
-            **{
-                "topk_weights": topk_weights,
-                "scatter_idx": None if probs is None else scatter_idx,
-                "probs": probs,
-            },
+            x=x,
+            gather_idx=gather_idx,
+            rows=rows,
+            topk_weights=topk_weights,
+            scatter_idx=None if probs is None else scatter_idx,
+            probs=probs,
             offsets=offsets,
             **groups,
         )
@@ -125,8 +121,11 @@ class PermuteFunction(torch.autograd.Function):
             grad_weights = grad_rows.new_empty(scatter_idx.shape, dtype=torch.float32)
         fw.run(
             "unpermute",
-            **{"rows": grad_rows, "scatter_idx": scatter_idx, "y": grad_x},
-            **{"probs": None if grad_weights is None else grad_probs, "topk_weights": grad_weights},
+            rows=grad_rows,
+            scatter_idx=scatter_idx,
+            y=grad_x,
+            probs=None if grad_weights is None else grad_probs,
+            topk_weights=grad_weights,
         )
         return None, grad_x if ctx.needs_input_grad[1] else None, grad_weights, None, None, None
 
@@ -148,8 +147,12 @@ class UnpermuteFunction(torch.autograd.Function):
         grad_weights = weights.new_empty(weights.shape) if ctx.needs_input_grad[2] else None
         fw.run(
             "unpermute_backward",
-            **{"grad_y": grad_y, "rows": rows, "scatter_idx": scatter_idx, "weights": weights},
-            **{"grad_rows": grad_rows, "grad_weights": grad_weights},
+            grad_y=grad_y,
+            rows=rows,
+            scatter_idx=scatter_idx,
+            weights=weights,
+            grad_rows=grad_rows,
+            grad_weights=grad_weights,
             offsets=offsets,
             **ctx.groups,
         )
@@ -157,7 +160,9 @@ class UnpermuteFunction(torch.autograd.Function):
 
 
 class GroupedMmFunction(torch.autograd.Function):
-    """d = a b_t with ragged rows of a (b_t of rank 3) or with a ragged contraction (b_t of rank 2)."""
+    """d = a b_t with ragged rows of a (b_t of rank 3) or with a ragged contraction (b_t of rank
+    2).
+    """
 
     @staticmethod
     def forward(ctx, a, b_t, offsets, num_groups, out_dtype):
@@ -193,13 +198,13 @@ def _ragged_rows(a, b_t, offsets, num_groups, dtype):
     d = a.new_empty(a.shape[0], b_t.shape[2], dtype=dtype)
     fw.run(
         "grouped_gemm",
-        **{
-            "a": a,
-            "b": [b_t.transpose(1, 2) if is_transposed else b_t],
-            "b_layout": 0 if is_transposed else 1,
-            "d": d,
-        },
-        **{"offsets": offsets, "num_groups": num_groups, "capacity": a.shape[0]},
+        a=a,
+        b=[b_t.transpose(1, 2) if is_transposed else b_t],
+        b_layout=0 if is_transposed else 1,
+        d=d,
+        offsets=offsets,
+        num_groups=num_groups,
+        capacity=a.shape[0],
     )
     return d
 
@@ -209,7 +214,11 @@ def _ragged_contraction(a, b, offsets, num_groups, dtype):
     d = a.new_empty(num_groups, a.shape[1], b.shape[1], dtype=dtype)
     fw.run(
         "grouped_gemm_wgrad",
-        **{"a": a, "b": b, "d": [d]},
-        **{"offsets": offsets, "num_groups": num_groups, "capacity": a.shape[0]},
+        a=a,
+        b=b,
+        d=[d],
+        offsets=offsets,
+        num_groups=num_groups,
+        capacity=a.shape[0],
     )
     return d

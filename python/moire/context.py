@@ -1,7 +1,9 @@
-"""Contexts: one per device, thread count and settings, made on first use and kept for the life of the process.
+"""Contexts: one per device, thread count and settings, made on first use and kept for the life of
+the process.
 
-The number of threads is torch.get_num_threads() at the time of the call (without Torch: all cores). `strict` and
-`settings` hold for the calls that this thread makes inside the `with` block, backward passes on a CPU included.
+The number of threads is torch.get_num_threads() at the time of the call (without Torch: all cores).
+`strict` and `settings` hold for the calls that this thread makes inside the `with` block, backward
+passes on a CPU included.
 """
 
 import contextlib
@@ -86,7 +88,8 @@ def _explaining(kind, index, context):
 
 
 def _forget_contexts_of_parent():
-    # NOTE: a forked child has none of its parent's threads; destroying a context would wait for them for ever.
+    # NOTE: a forked child has none of its parent's threads; destroying a context would wait for
+    # them for ever.
     global _contexts_lock
     _abandoned.append(dict(_contexts))
     _contexts.clear()
@@ -98,7 +101,9 @@ os.register_at_fork(after_in_child=_forget_contexts_of_parent)
 
 @contextlib.contextmanager
 def settings(*, num_threads=None, strict=None, implementation=None):
-    """Inside the block, this thread's calls use these values; what is None stays as it is around the block."""
+    """Inside the block, this thread's calls use these values; what is None stays as it is around
+    the block.
+    """
     if num_threads is not None and (not isinstance(num_threads, int) or num_threads < 1):
         raise invalid(f"settings: num_threads is {num_threads!r}, must be an integer of at least 1")
     given = {"num_threads": num_threads, "strict": strict, "implementation": implementation}
@@ -113,12 +118,16 @@ def settings(*, num_threads=None, strict=None, implementation=None):
 
 
 def strict():
-    """Inside the block, a call fails, with the reason, where something slower than the device's fastest would run."""
+    """Inside the block, a call fails, with the reason, where something slower than the device's
+    fastest would run.
+    """
     return settings(strict=True)
 
 
 class Explanation(list):
-    """The steps of a call, one dict each: op, problem, implementation, policy, bytes, and what was refused and why."""
+    """The steps of a call, one dict each: op, problem, implementation, policy, bytes, and what was
+    refused and why.
+    """
 
     def __str__(self):
         lines = []
@@ -126,7 +135,8 @@ class Explanation(list):
             lines.append(f"{step['op']}: {step['implementation']} ({step['policy']})")
             lines.append(f"    {step['problem']}")
             lines.append(
-                f"    launches {step['launches']}, reads {step['bytes_read']:,} B, writes {step['bytes_written']:,} B,"
+                f"    launches {step['launches']}, reads {step['bytes_read']:,} B, writes "
+                f"{step['bytes_written']:,} B,"
                 f" workspace {step['workspace_bytes']:,} B"
             )
             lines += [
@@ -137,9 +147,11 @@ class Explanation(list):
 
 
 def explain(function, *args, **kwargs):
-    """What `function(*args, **kwargs)` would run, and why nothing faster: calls are checked and recorded, not run.
+    """What `function(*args, **kwargs)` would run, and why nothing faster: calls are checked and
+    recorded, not run.
 
-    Values of outputs are undefined inside the function while it is explained; only shapes and types are real.
+    Values of outputs are undefined inside the function while it is explained; only shapes and types
+    are real.
     """
     if _settings.explaining is not None:
         raise invalid("explain: is already running; explain one call at a time")
@@ -157,13 +169,17 @@ def explain(function, *args, **kwargs):
 
 
 def check():
-    """Waits for the work of every context of this process and raises the first error that a device reported."""
+    """Waits for the work of every context of this process and raises the first error that a device
+    reported.
+    """
     for context in list(_contexts.values()):
         raise_for(lib.moire_context_check(context))
 
 
 def info():
-    """Version, compiler and backends of the library, where it is, and the devices that it can use, as a dict."""
+    """Version, compiler and backends of the library, where it is, and the devices that it can use,
+    as a dict.
+    """
     from ._abi import header_path, library_path
 
     found = json.loads(text(lib.moire_build_info()))

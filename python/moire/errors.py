@@ -1,4 +1,6 @@
-"""Exceptions. Each carries the library's code and its sentence: the call, what was found, what was needed."""
+"""Exceptions. Each carries the library's code and its sentence: the call, what was found, what was
+needed.
+"""
 
 import enum
 

@@ -1,12 +1,14 @@
 """The stateless functions of the grouped MLP: grouped_linear, grouped_mlp, moe and grouped_mm.
 
-All take Torch tensors, with gradients, or NumPy arrays, without. Shapes: T tokens, k experts per token, G groups, H
-hidden size, F expert width, `rows` rows of the ragged tensors. Weights are one packed tensor [G, out, in], or a list of
-G matrices; with weight_layout="in_out" they are [G, in, out].
+All take Torch tensors, with gradients, or NumPy arrays, without. Shapes: T tokens, k experts per
+token, G groups, H hidden size, F expert width, `rows` rows of the ragged tensors. Weights are one
+packed tensor [G, out, in], or a list of G matrices; with weight_layout="in_out" they are [G, in,
+out].
 
-compute_dtype=None takes the operands as they are stored (under torch.autocast: its dtype). Otherwise x and the weights
-are cast to it at the edge and y comes back in the dtype of x; weight gradients are computed in the weights' own dtype,
-so FP32 master weights get FP32 gradients of BF16 products.
+compute_dtype=None takes the operands as they are stored (under torch.autocast: its dtype).
+Otherwise x and the weights are cast to it at the edge and y comes back in the dtype of x; weight
+gradients are computed in the weights' own dtype, so FP32 master weights get FP32 gradients of BF16
+products.
 """
 
 from . import steps
@@ -35,9 +37,10 @@ def grouped_linear(
 ):
     """y_i = x_i W_g^T (+ scale_i bias_g) for the rows i of each group g.
 
-    x [rows, in]; or [T, in] with row_idx [rows]: row i is x[row_idx[i]], and no permuted copy is made. bias [G, out],
-    scale [rows]. The tail of y (rows past the last group) is zeros, or stays as `out` had it with tail="untouched".
-    scatter_idx [T, k] is the inverse of row_idx, where there is one: it makes the gradient of x cheaper.
+    x [rows, in]; or [T, in] with row_idx [rows]: row i is x[row_idx[i]], and no permuted copy is
+    made. bias [G, out], scale [rows]. The tail of y (rows past the last group) is zeros, or stays
+    as `out` had it with tail="untouched". scatter_idx [T, k] is the inverse of row_idx, where there
+    is one: it makes the gradient of x cheaper.
     """
     call = "grouped_linear"
     fw = framework_of(call, "x", x)
@@ -86,10 +89,11 @@ def grouped_mlp(
 ):
     """z = x W1^T (+ b1); y = (glu(z) probs) W2^T (+ probs b2), for the rows of each group.
 
-    x [rows, H], or [T, H] with row_idx [rows] (and scatter_idx [T, k], its inverse, where there is one); w1 [G, 2F, H],
-    w2 [G, H, F], b1 [G, 2F], b2 [G, H], probs [rows]. `layout` says how gate and up lie along the 2F rows of w1 and b1
-    (see GluLayout), `act` is the activation (see Activation). For the backward x, z and probs are kept, and with
-    save_act=True the activation too, which saves computing it again.
+    x [rows, H], or [T, H] with row_idx [rows] (and scatter_idx [T, k], its inverse, where there is
+    one); w1 [G, 2F, H], w2 [G, H, F], b1 [G, 2F], b2 [G, H], probs [rows]. `layout` says how gate
+    and up lie along the 2F rows of w1 and b1 (see GluLayout), `act` is the activation (see
+    Activation). For the backward x, z and probs are kept, and with save_act=True the activation
+    too, which saves computing it again.
     """
     call = "grouped_mlp"
     fw = framework_of(call, "x", x)
@@ -136,10 +140,12 @@ def moe(
     save_act=False,
     wgrad=None,
 ):
-    """y_t = sum over j of topk_weights[t, j] * expert topk_idx[t, j] (x_t): the seam for any model's own router.
+    """y_t = sum over j of topk_weights[t, j] * expert topk_idx[t, j] (x_t): the seam for any
+    model's own router.
 
-    x [T, H], topk_idx [T, k] (-1 or G drops the choice), topk_weights [T, k]; the rest as in grouped_mlp. A plan that
-    make_plan has already made of topk_idx is used as it is. Rows are gathered by the kernels: no permuted copy of x.
+    x [T, H], topk_idx [T, k] (-1 or G drops the choice), topk_weights [T, k]; the rest as in
+    grouped_mlp. A plan that make_plan has already made of topk_idx is used as it is. Rows are
+    gathered by the kernels: no permuted copy of x.
     """
     call = "moe"
     fw = framework_of(call, "x", x)
@@ -153,7 +159,8 @@ def moe(
         or topk_weights.shape[0] != x.shape[0]
     ):
         raise invalid(
-            f"{call}: topk_weights is {list(topk_weights.shape)} and topk_idx {list(plan.scatter_idx.shape)}, "
+            f"{call}: topk_weights is {list(topk_weights.shape)} and topk_idx "
+            f"{list(plan.scatter_idx.shape)}, "
             f"must both be [T, k] with T = {x.shape[0]}"
         )
     capacity = plan.gather_idx.shape[0]
@@ -188,26 +195,31 @@ def _moe_numpy(spec, x, arrays, b1, b2, topk_weights, plan):
 def grouped_mm(a, b_t, offs=None, bias=None, out_dtype=None):
     """torch's grouped_mm for its ragged forms; offs [G] holds cumulative ends, int32 or int64.
 
-    a [rows, K] with b_t [G, K, N]: rows of a are ragged, result [rows, N], its tail zeros (torch leaves it undefined).
-    a [M, K] with b_t [K, N]: the contraction is ragged, result [G, M, N], zeros for an empty group.
+    a [rows, K] with b_t [G, K, N]: rows of a are ragged, result [rows, N], its tail zeros (torch
+    leaves it undefined). a [M, K] with b_t [K, N]: the contraction is ragged, result [G, M, N],
+    zeros for an empty group.
     """
     call = "grouped_mm"
     if framework_of(call, "a", a) is Numpy:
         raise unsupported(
-            f"{call}: has torch's signature and takes Torch tensors; for NumPy arrays use grouped_linear"
+            f"{call}: has torch's signature and takes Torch tensors; for NumPy arrays use "
+            f"grouped_linear"
         )
     if bias is not None:
         raise unsupported(f"{call}: bias is not supported, as in torch; use moire.grouped_linear")
     if offs is None or (a.ndim, b_t.ndim) not in ((2, 3), (2, 2)):
         offs_is = "absent" if offs is None else f"{list(offs.shape)}"
         raise unsupported(
-            f"{call}: a is {list(a.shape)}, b_t is {list(b_t.shape)}, offs is {offs_is}; the ragged forms are 2-D x 3-D "
-            "(ragged rows) and 2-D x 2-D (ragged contraction), both with offs; for the others use torch.bmm or a loop"
+            f"{call}: a is {list(a.shape)}, b_t is {list(b_t.shape)}, offs is {offs_is}; the "
+            f"ragged forms are 2-D x 3-D "
+            "(ragged rows) and 2-D x 2-D (ragged contraction), both with offs; for the "
+            "others use torch.bmm or a loop"
         )
     inner = a.shape[1], b_t.shape[-2]
     if inner[0] != inner[1]:
         raise invalid(
-            f"{call}: a is {list(a.shape)} but b_t is {list(b_t.shape)}: {inner[0]} and {inner[1]} must be equal"
+            f"{call}: a is {list(a.shape)} but b_t is {list(b_t.shape)}: {inner[0]} and "
+            f"{inner[1]} must be equal"
         )
     groups = Groups(ends=offs, capacity=a.shape[0] if b_t.ndim == 3 else a.shape[1])
     if b_t.ndim == 3 and b_t.shape[0] != groups.num_groups:

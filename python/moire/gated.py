@@ -1,4 +1,6 @@
-"""Gated activations, and conversions between the layouts of their two halves, as stateless functions."""
+"""Gated activations, and conversions between the layouts of their two halves, as stateless
+functions.
+"""
 
 import math
 
@@ -34,9 +36,11 @@ def glu(z, probs=None, *, act="swiglu", layout="halves", groups=None):
 
 
 def convert_glu(tensor, from_layout, to_layout, dim=0):
-    """A new contiguous tensor with the 2F of dimension `dim` in another gate/up layout; any rank >= 1, any strides.
+    """A new contiguous tensor with the 2F of dimension `dim` in another gate/up layout; any rank >=
+    1, any strides.
 
-    Layouts are what GluLayout.of takes: "halves", a block size, a GluLayout. Elements of 1, 2, 4 or 8 bytes.
+    Layouts are what GluLayout.of takes: "halves", a block size, a GluLayout. Elements of 1, 2, 4 or
+    8 bytes.
     """
     return _converted(
         "convert_glu", tensor, GluLayout.of(from_layout), GluLayout.of(to_layout), dim
@@ -44,7 +48,9 @@ def convert_glu(tensor, from_layout, to_layout, dim=0):
 
 
 def interleave_glu_tensor(tensor, interleave_size, dim=0):
-    """Two halves to blocks of `interleave_size` (Transformer Engine's function; dim=1 for a packed [E, 2F, H])."""
+    """Two halves to blocks of `interleave_size` (Transformer Engine's function; dim=1 for a packed
+    [E, 2F, H]).
+    """
     block = _block("interleave_glu_tensor", interleave_size)
     return _converted("interleave_glu_tensor", tensor, GluLayout(), block, dim)
 
@@ -83,7 +89,9 @@ def _converted(call, tensor, from_layout, to_layout, dim):
 
 
 def permuted(fw, source, dim, size, from_layout, to_layout):
-    """`source` as [outer, size, inner] elements of the same width through the library, and back to its shape."""
+    """`source` as [outer, size, inner] elements of the same width through the library, and back to
+    its shape.
+    """
     shape = (math.prod(source.shape[:dim]), size, math.prod(source.shape[dim + 1 :]))
     flat = fw.as_bytes_of_same_width(source.reshape(shape))
     target = fw.empty(flat, flat.shape, flat.dtype)

@@ -13,14 +13,16 @@ _KINDS = ("splits", "ends", "offsets")
 class Groups:
     """Group g owns rows offsets[g] to offsets[g + 1] - 1 of tensors that have `capacity` rows.
 
-    Exactly one of these says how the batch is divided (a list, or an int32 or int64 array or tensor of rank 1):
+    Exactly one of these says how the batch is divided (a list, or an int32 or int64 array or tensor
+    of rank 1):
 
         splits    [G] rows per group
         ends      [G] cumulative, without the leading zero (the offs of torch's grouped_mm)
         offsets   [G + 1] cumulative, with the leading zero
 
-    capacity is the number of rows allocated; without it, a call takes the rows of the tensor that it is given. The
-    splits are checked at once: a negative one, a decreasing end, a sum past the capacity name the group and the value.
+    capacity is the number of rows allocated; without it, a call takes the rows of the tensor that
+    it is given. The splits are checked at once: a negative one, a decreasing end, a sum past the
+    capacity name the group and the value.
     """
 
     def __init__(self, *, splits=None, ends=None, offsets=None, capacity=None):
@@ -51,7 +53,9 @@ class Groups:
 
     @classmethod
     def of_offsets(cls, offsets, capacity=None):
-        """Groups over int64 offsets that are already right (a permute plan's); nothing is copied or checked here."""
+        """Groups over int64 offsets that are already right (a permute plan's); nothing is copied or
+        checked here.
+        """
         groups = cls.__new__(cls)
         groups.offsets, groups.capacity = offsets, capacity
         groups.num_groups = offsets.shape[0] - 1
@@ -89,6 +93,7 @@ def as_groups(call, groups):
     if isinstance(groups, Groups):
         return groups
     raise invalid(
-        f"{call}: groups is a {type(groups).__name__}, must be moire.Groups(splits=...), (ends=...) or (offsets=...): "
+        f"{call}: groups is a {type(groups).__name__}, must be moire.Groups(splits=...), "
+        f"(ends=...) or (offsets=...): "
         "which of them a tensor holds is never guessed"
     )

@@ -1,8 +1,10 @@
-"""Hugging Face models on moire: after `moire.hf.register()`, experts_implementation="moire" runs every experts module.
+"""Hugging Face models on moire: after `moire.hf.register()`, experts_implementation="moire" runs
+every experts module.
 
-Works for models of transformers >= 5 whose experts use its ExpertsInterface. What a module computes is recognised once,
-by comparing its own gate on a few numbers with what moire has, in every layout of gate and up; a module that moire
-cannot run raises moire.Unsupported with the reason. Nothing falls back silently.
+Works for models of transformers >= 5 whose experts use its ExpertsInterface. What a module computes
+is recognised once, by comparing its own gate on a few numbers with what moire has, in every layout
+of gate and up; a module that moire cannot run raises moire.Unsupported with the reason. Nothing
+falls back silently.
 """
 
 from typing import NamedTuple
@@ -33,15 +35,18 @@ def register(name="moire"):
         from transformers.integrations.moe import ExpertsInterface
     except ImportError as e:
         raise ImportError(
-            "moire.hf.register: needs transformers >= 5 with its ExpertsInterface: pip install 'transformers>=5'"
+            "moire.hf.register: needs transformers >= 5 with its ExpertsInterface: pip "
+            "install 'transformers>=5'"
         ) from e
     ExpertsInterface.register(name, experts_forward)
 
 
 def experts_forward(self, hidden_states, top_k_index, top_k_weights):
-    """The forward of an experts module `self`: hidden_states [T, H], top_k_index and top_k_weights [T, k].
+    """The forward of an experts module `self`: hidden_states [T, H], top_k_index and top_k_weights
+    [T, k].
 
-    An index of num_experts (experts of other ranks) drops the choice and leaves its weight without a gradient.
+    An index of num_experts (experts of other ranks) drops the choice and leaves its weight without
+    a gradient.
     """
     spec = recognise(self)
     w1, w2 = self.gate_up_proj, self.down_proj
@@ -65,7 +70,9 @@ def experts_forward(self, hidden_states, top_k_index, top_k_weights):
 
 
 def recognise(experts):
-    """The ExpertsSpec of an experts module, worked out on first use and kept on it; Unsupported says why there is none."""
+    """The ExpertsSpec of an experts module, worked out on first use and kept on it; Unsupported
+    says why there is none.
+    """
     spec = experts.__dict__.get("_moire_spec")
     if spec is None:
         _refuse(experts)
@@ -79,18 +86,21 @@ def _refuse(experts):
     name = type(experts).__name__
     if not experts.has_gate:
         raise unsupported(
-            f"moire.hf: {name} has no gate (one up projection), and moire runs gated experts; {_INSTEAD}"
+            f"moire.hf: {name} has no gate (one up projection), and moire runs gated experts; "
+            f"{_INSTEAD}"
         )
     if getattr(experts, "has_post_expert_norm", False):
         raise unsupported(
-            f"moire.hf: {name} normalises each expert's output before the weighted sum; moire applies the routing weight "
+            f"moire.hf: {name} normalises each expert's output before the weighted sum; moire "
+            f"applies the routing weight "
             f"before the second linear layer; {_INSTEAD}"
         )
     for weight in ("gate_up_proj", "down_proj"):
         dtype = getattr(experts, weight).dtype
         if dtype not in _DTYPES:
             raise unsupported(
-                f"moire.hf: {name}.{weight} is {dtype}, needs float32, bfloat16 or float16; {_INSTEAD}"
+                f"moire.hf: {name}.{weight} is {dtype}, needs float32, bfloat16 or float16; "
+                f"{_INSTEAD}"
             )
 
 
@@ -116,7 +126,8 @@ def _gate_of(experts):
         ):
             return act, layout
     raise unsupported(
-        f"moire.hf: {name} gates its experts as moire does not: neither swiglu, geglu_tanh nor clamped_swiglu with its "
+        f"moire.hf: {name} gates its experts as moire does not: neither swiglu, geglu_tanh "
+        f"nor clamped_swiglu with its "
         f"limit and alpha, in any layout of gate and up; {_INSTEAD}"
     )
 

@@ -1,11 +1,12 @@
-"""One call of a C entry: arrays into the argument struct, scratch, the call, and its error as an exception.
+"""One call of a C entry: arrays into the argument struct, scratch, the call, and its error as an
+exception.
 
-Keyword names are the field names of moire.h. Three kinds of fields are spread over several keywords, so that all of
-them are plain values (torch.library schemas have nothing else):
+Keyword names are the field names of moire.h. Three kinds of fields are spread over several
+keywords, so that all of them are plain values (torch.library schemas have nothing else):
 
-    moire_weight w      w=[tensor]: packed, rank 3; w=[t0, t1, ...]: one matrix per group; w_layout=0 or 1
-    moire_groups        offsets=int64 tensor, num_groups, capacity
-    moire_activation    activation=(kind, limit, alpha, offset); moire_glu_layout: (block, order)
+    moire_weight w      w=[tensor]: packed, rank 3; w=[t0, t1, ...]: one matrix per group;
+    w_layout=0 or 1 moire_groups        offsets=int64 tensor, num_groups, capacity moire_activation
+    activation=(kind, limit, alpha, offset); moire_glu_layout: (block, order)
 
 Absent is None. Inputs whose rows are not row-strided are copied to be so; outputs must be.
 """
@@ -35,7 +36,9 @@ TORCH_UINT8 = []
 
 
 class Entry:
-    """A C entry: function, workspace twin, argument struct, the kind of each of its fields, which it writes."""
+    """A C entry: function, workspace twin, argument struct, the kind of each of its fields, which
+    it writes.
+    """
 
     def __init__(self, name, outputs):
         struct = ffi.typeof(f"moire_{name}_args")
@@ -53,7 +56,7 @@ class Entry:
 
 
 def keyword(field):
-    """The keyword of a field: its name, with an underscore where Python has that word for itself."""
+    """The keyword of a field: its name, underscored where Python has that word for itself."""
     return field + "_" if field in ("from", "to") else field
 
 
@@ -113,7 +116,9 @@ def invoke(name, values):
 
 
 class _Place:
-    """One call's arrays: all on one device, as initialisers of the struct's fields, alive until the call is over."""
+    """One call's arrays: all on one device, as initialisers of the struct's fields, alive until the
+    call is over.
+    """
 
     def __init__(self, entry):
         self.call = entry.name
@@ -163,7 +168,8 @@ class _Place:
             array = self._placed(field, array, is_contiguous)
             if array.shape != first.shape or array.dtype != first.dtype:
                 raise invalid(
-                    f"{self.call}: {field}[{i}] is {_named(array)} but {field}[0] is {_named(first)}; "
+                    f"{self.call}: {field}[{i}] is {_named(array)} but {field}[0] is "
+                    f"{_named(first)}; "
                     "the weights of a list must be alike"
                 )
             addresses.append(ffi.cast(_VOID, _address(array)))
@@ -193,8 +199,10 @@ class _Place:
             self.device, self.example = device, array
         elif device != self.device or is_numpy(array) != is_numpy(self.example):
             raise invalid(
-                f"{self.call}: {field} is {_kind(array)} on {_place_name(device)} but the other arguments are "
-                f"{_kind(self.example)} on {_place_name(self.device)}; all must be of one kind, on one device"
+                f"{self.call}: {field} is {_kind(array)} on {_place_name(device)} but the "
+                f"other arguments are "
+                f"{_kind(self.example)} on {_place_name(self.device)}; all must be of one "
+                f"kind, on one device"
             )
         if usable(array):
             return array
@@ -212,7 +220,8 @@ class _Place:
         )
         if dtype not in codes:
             raise unsupported(
-                f"{self.call}: {field} has dtype {dtype}, needs float32, bfloat16 or float16 (indices: int32 or int64)"
+                f"{self.call}: {field} has dtype {dtype}, needs float32, bfloat16 or float16 "
+                f"(indices: int32 or int64)"
             )
         return codes[dtype]
 

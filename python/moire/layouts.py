@@ -1,4 +1,6 @@
-"""Values that say what shapes cannot: where gate and up lie, which activation, how weights lie, which recipe."""
+"""Values that say what shapes cannot: where gate and up lie, which activation, how weights lie,
+which recipe.
+"""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,7 +16,9 @@ _COMING_RECIPES = ("mxfp8", "mxfp8_fast", "fp8_block")
 
 @dataclasses.dataclass(frozen=True)
 class GluLayout:
-    """How gate and up lie along 2F rows: `block` of the first, `block` of the second, repeated; 0 = two halves."""
+    """How gate and up lie along 2F rows: `block` of the first, `block` of the second, repeated; 0 =
+    two halves.
+    """
 
     block: int = 0
     order: str = "gate_first"
@@ -31,7 +35,9 @@ class GluLayout:
 
     @classmethod
     def of(cls, layout):
-        """A GluLayout as it is, None or "halves" for two halves, an integer for interleaved blocks of that size."""
+        """A GluLayout as it is, None or "halves" for two halves, an integer for interleaved blocks
+        of that size.
+        """
         if isinstance(layout, cls):
             return layout
         if layout is None or layout == "halves":
@@ -39,7 +45,8 @@ class GluLayout:
         if isinstance(layout, int) and not isinstance(layout, bool) and layout > 0:
             return cls(block=layout)
         raise invalid(
-            f"layout is {layout!r}, must be 'halves', a block size (1, 8, 32, ...) or a moire.GluLayout"
+            f"layout is {layout!r}, must be 'halves', a block size (1, 8, 32, ...) or a "
+            f"moire.GluLayout"
         )
 
     @property
@@ -53,7 +60,9 @@ class GluLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """A gated activation: kind and, for clamped_swiglu, its limit, alpha and offset (GPT-OSS: 7, 1.702, 1)."""
+    """A gated activation: kind and, for clamped_swiglu, its limit, alpha and offset (GPT-OSS: 7,
+    1.702, 1).
+    """
 
     kind: str = "swiglu"
     limit: float = 0.0
@@ -72,7 +81,9 @@ class Activation:
 
     @classmethod
     def of(cls, activation):
-        """An Activation as it is, or the one of that name; "clamped_swiglu" has GPT-OSS's constants."""
+        """An Activation as it is, or the one of that name; "clamped_swiglu" has GPT-OSS's
+        constants.
+        """
         if isinstance(activation, cls):
             return activation
         if activation == "clamped_swiglu":
@@ -89,7 +100,9 @@ class Activation:
 
 
 class Weights(NamedTuple):
-    """The weights of G linear layers as every call takes them: one packed tensor or G matrices, and their layout."""
+    """The weights of G linear layers as every call takes them: one packed tensor or G matrices, and
+    their layout.
+    """
 
     arrays: list
     layout: int
@@ -131,7 +144,9 @@ class Weights(NamedTuple):
 
 
 def check_recipe(call, recipe, dtype):
-    """Accepts the recipes that this build runs on operands of `dtype`; anything else is an error that says so."""
+    """Accepts the recipes that this build runs on operands of `dtype`; anything else is an error
+    that says so.
+    """
     if recipe is None or recipe == "as_stored":
         return
     if recipe in _COMING_RECIPES:

@@ -1,7 +1,9 @@
-"""The C entries as torch ops: torch.ops.moire.<entry>, with the fields of its struct as keywords (see invoke.py).
+"""The C entries as torch ops: torch.ops.moire.<entry>, with the fields of its struct as keywords
+(see invoke.py).
 
-Schemas are made from moire.h itself. Every op writes into outputs that it is given and returns nothing, like its C
-entry, so mutations are declared and the fake kernel has nothing to do; gradients are in autograd.py.
+Schemas are made from moire.h itself. Every op writes into outputs that it is given and returns
+nothing, like its C entry, so mutations are declared and the fake kernel has nothing to do;
+gradients are in autograd.py.
 """
 
 import torch

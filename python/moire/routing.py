@@ -1,4 +1,6 @@
-"""Routing, and the activation and its layouts, as stateless functions on Torch tensors or NumPy arrays."""
+"""Routing, and the activation and its layouts, as stateless functions on Torch tensors or NumPy
+arrays.
+"""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +12,9 @@ _ROUTER_KINDS = ("softmax", "sigmoid")
 
 
 class Plan(NamedTuple):
-    """Where every (token, choice) goes: rows sorted by expert, stable in token order within an expert."""
+    """Where every (token, choice) goes: rows sorted by expert, stable in token order within an
+    expert.
+    """
 
     offsets: Any  # [G + 1] int64
     gather_idx: Any  # [capacity] int32: row -> token, -1 in the tail
@@ -23,10 +27,12 @@ class Plan(NamedTuple):
 
 
 def router(logits, k, *, kind="softmax", normalize=False, scale=1.0, expert_bias=None):
-    """(topk_idx [T, k] int64, topk_weights [T, k] FP32) of logits [T, E], experts in order of falling score.
+    """(topk_idx [T, k] int64, topk_weights [T, k] FP32) of logits [T, E], experts in order of
+    falling score.
 
-    Scores are FP32 softmax or sigmoid; expert_bias [E] moves the choice only; ties go to the lowest index. With
-    `normalize` the k weights of a token sum to `scale`. Gradients flow to the logits through the weights.
+    Scores are FP32 softmax or sigmoid; expert_bias [E] moves the choice only; ties go to the lowest
+    index. With `normalize` the k weights of a token sum to `scale`. Gradients flow to the logits
+    through the weights.
     """
     fw = framework_of("router", "logits", logits)
     if kind not in _ROUTER_KINDS:
@@ -50,7 +56,8 @@ def router(logits, k, *, kind="softmax", normalize=False, scale=1.0, expert_bias
 
 
 def make_plan(topk_idx, num_groups, *, capacity=None):
-    """The order by expert and back of topk_idx [T, k], each in 0 ... num_groups - 1; -1 or num_groups drops it.
+    """The order by expert and back of topk_idx [T, k], each in 0 ... num_groups - 1; -1 or
+    num_groups drops it.
 
     capacity is how many rows tensors in expert order have: T * k unless said.
     """
@@ -67,7 +74,9 @@ def make_plan(topk_idx, num_groups, *, capacity=None):
 
 
 def permute(x, plan, *, topk_weights=None):
-    """Rows of x [T, H] in expert order [capacity, H]; with topk_weights [T, k] also each row's weight, (rows, probs)."""
+    """Rows of x [T, H] in expert order [capacity, H]; with topk_weights [T, k] also each row's
+    weight, (rows, probs).
+    """
     fw = framework_of("permute", "x", x)
     groups = _groups(plan)
     topk_weights = fw.cast(topk_weights, fw.float32)
@@ -88,7 +97,7 @@ def permute(x, plan, *, topk_weights=None):
 
 
 def unpermute(rows, plan, *, weights=None):
-    """y_t = sum over j of (weights[t, j]) rows[scatter_idx[t, j]], in FP32, rounded once: [T, H]."""
+    """y_t = sum over j of (weights[t, j]) rows[scatter_idx[t, j]]: [T, H], FP32, rounded once."""
     fw = framework_of("unpermute", "rows", rows)
     weights = fw.cast(weights, fw.float32)
     if fw is not Numpy:

@@ -1,7 +1,8 @@
 """What each function runs, forward and backward, as calls of the C entries on either kind of array.
 
-`fw` is arrays.Numpy or arrays.Torch. Nothing is cast and nothing is differentiated here: autograd.py and functional.py
-do that around it. NumPy users who need gradients call the backward functions of this module themselves.
+`fw` is arrays.Numpy or arrays.Torch. Nothing is cast and nothing is differentiated here:
+autograd.py and functional.py do that around it. NumPy users who need gradients call the backward
+functions of this module themselves.
 """
 
 from typing import Any, NamedTuple
@@ -90,15 +91,13 @@ def linear_forward(fw, spec, x, row_idx, w, bias, scale, offsets, out=None):
     y = fw.empty(x, (spec.capacity, out_features), x.dtype) if out is None else out
     fw.run(
         "grouped_linear",
-        **{
-            "x": x,
-            "row_idx": row_idx,
-            "w": w,
-            "w_layout": spec.layout,
-            "bias": bias,
-            "scale": scale,
-            "y": y,
-        },
+        x=x,
+        row_idx=row_idx,
+        w=w,
+        w_layout=spec.layout,
+        bias=bias,
+        scale=scale,
+        y=y,
         tail=spec.tail,
         **spec.groups(offsets),
     )
@@ -106,13 +105,19 @@ def linear_forward(fw, spec, x, row_idx, w, bias, scale, offsets, out=None):
 
 
 def linear_wgrad(fw, groups, layout, x, x_idx, grad_y, grad_y_idx, grad_w, beta):
-    """dW = beta dW + dy^T x, or its transpose for [G, in, out] weights: the delayed weight gradient."""
+    """dW = beta dW + dy^T x, or its transpose for [G, in, out] weights: the delayed weight
+    gradient.
+    """
     a, a_idx, b, b_idx = (
         (grad_y, grad_y_idx, x, x_idx) if layout == 0 else (x, x_idx, grad_y, grad_y_idx)
     )
     fw.run(
         "grouped_gemm_wgrad",
-        **{"a": a, "a_row_idx": a_idx, "b": b, "b_row_idx": b_idx, "d": grad_w},
+        a=a,
+        a_row_idx=a_idx,
+        b=b,
+        b_row_idx=b_idx,
+        d=grad_w,
         beta=beta.value,
         beta_per_group=beta.per_group,
         **groups,
@@ -127,29 +132,50 @@ def mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out=None):
     y = fw.empty(x, (rows, spec.hidden), x.dtype) if out is None else out
     fw.run(
         "grouped_mlp",
-        **{"x": x, "row_idx": row_idx, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "probs": probs},
-        **{"z": z, "act": act, "y": y},
+        x=x,
+        row_idx=row_idx,
+        w1=w1,
+        b1=b1,
+        w2=w2,
+        b2=b2,
+        probs=probs,
+        z=z,
+        act=act,
+        y=y,
         tail=spec.tail,
         **spec.common(offsets),
     )
     return y, z, act
 
 
-def mlp_backward(fw, spec, saved, grad_y, gathered, grads, beta_w1=Beta(), beta_w2=Beta()):
+def mlp_backward(fw, spec, saved, grad_y, gathered, grads, beta_w1, beta_w2):
     """Writes the gradients that `grads` has arrays for; grad_y is [T, H] where `gathered`."""
     fw.run(
         "grouped_mlp_backward",
-        **{"x": saved.x, "row_idx": saved.row_idx, "gathered_grad_y": int(gathered)},
-        **{"w1": saved.w1, "w2": saved.w2, "b2": saved.b2, "probs": saved.probs, "z": saved.z},
-        **{
-            "act": saved.act if grads.act is None else grads.act,
-            "act_is_saved": int(saved.act is not None),
-        },
-        **{"grad_y": grad_y, "grad_z": grads.z, "grad_x": grads.x, "grad_probs": grads.probs},
-        **{"grad_w1": grads.w1, "grad_w1_layout": spec.w1_layout, "grad_b1": grads.b1},
-        **{"grad_w2": grads.w2, "grad_w2_layout": spec.w2_layout, "grad_b2": grads.b2},
-        **{"beta_w1": beta_w1.value, "beta_w1_per_group": beta_w1.per_group},
-        **{"beta_w2": beta_w2.value, "beta_w2_per_group": beta_w2.per_group},
+        x=saved.x,
+        row_idx=saved.row_idx,
+        gathered_grad_y=int(gathered),
+        w1=saved.w1,
+        w2=saved.w2,
+        b2=saved.b2,
+        probs=saved.probs,
+        z=saved.z,
+        act=saved.act if grads.act is None else grads.act,
+        act_is_saved=int(saved.act is not None),
+        grad_y=grad_y,
+        grad_z=grads.z,
+        grad_x=grads.x,
+        grad_probs=grads.probs,
+        grad_w1=grads.w1,
+        grad_w1_layout=spec.w1_layout,
+        grad_b1=grads.b1,
+        grad_w2=grads.w2,
+        grad_w2_layout=spec.w2_layout,
+        grad_b2=grads.b2,
+        beta_w1=beta_w1.value,
+        beta_w1_per_group=beta_w1.per_group,
+        beta_w2=beta_w2.value,
+        beta_w2_per_group=beta_w2.per_group,
         **spec.common(offsets=saved.offsets),
     )
 

@@ -1,9 +1,11 @@
-"""Where weight gradients go: into fresh tensors that autograd returns, into `main_grad`, or later (delayed).
+"""Where weight gradients go: into fresh tensors that autograd returns, into `main_grad`, or later
+(delayed).
 
-The main_grad contract, per weight: the gradient is added to `param.main_grad` (FP32 or BF16; `param.get_main_grad()` is
-asked for it where there is one), or overwrites it where `param.overwrite_main_grad` is true; then
-`param.grad_added_to_main_grad` is set and autograd gets a dummy of the parameter's shape, so that hooks fire: zeros
-where `param.zero_out_wgrad` is true, undefined values elsewhere.
+The main_grad contract, per weight: the gradient is added to `param.main_grad` (FP32 or BF16;
+`param.get_main_grad()` is asked for it where there is one), or overwrites it where
+`param.overwrite_main_grad` is true; then `param.grad_added_to_main_grad` is set and autograd gets a
+dummy of the parameter's shape, so that hooks fire: zeros where `param.zero_out_wgrad` is true,
+undefined values elsewhere.
 """
 
 import torch
@@ -27,7 +29,7 @@ class FreshGradients:
 
 
 class ParameterGradients:
-    """For a module's parameters: main_grad if `accumulate_into_main_grad`, and later if `delayed`."""
+    """For the parameters of a module: main_grad where it accumulates into it; later if delayed."""
 
     def __init__(self, parameters, accumulate_into_main_grad, delayed):
         self.parameters = parameters  # a function, so that replaced parameters are found
@@ -62,7 +64,9 @@ class ParameterGradients:
             self._waiting.append((run, dtypes, needs))
 
     def run_deferred(self):
-        """Runs what backward passes left, oldest first; without main_grad the results go to param.grad."""
+        """Runs what backward passes left, oldest first; without main_grad the results go to
+        param.grad.
+        """
         waiting, self._waiting = self._waiting, []
         for run, dtypes, needs in waiting:
             parameters = self.parameters()
@@ -82,12 +86,15 @@ def _main_grad(parameter):
     grad = get() if get is not None else getattr(parameter, "main_grad", None)
     if grad is None:
         raise invalid(
-            "main_grad: accumulation into main_grad is on, but the parameter has neither main_grad nor "
-            "get_main_grad(); give it a buffer or build the layer with accumulate_into_main_grad=False"
+            "main_grad: accumulation into main_grad is on, but the parameter has neither "
+            "main_grad nor "
+            "get_main_grad(); give it a buffer or build the layer with "
+            "accumulate_into_main_grad=False"
         )
     if grad.numel() != parameter.numel() or not grad.is_contiguous():
         raise invalid(
-            f"main_grad: the buffer is {list(grad.shape)} with strides {list(grad.stride())}, must be contiguous and "
+            f"main_grad: the buffer is {list(grad.shape)} with strides {list(grad.stride())}, "
+            f"must be contiguous and "
             f"hold the {list(parameter.shape)} of its parameter"
         )
     return grad.view(parameter.shape)

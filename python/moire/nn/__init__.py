@@ -1,6 +1,7 @@
 """Modules: GroupedLinear, ScaledGLU, GroupedMLP, Router, MoE, and fuse.
 
-Every forward that is ragged takes `splits`: rows per expert as a list or a tensor, or a moire.Groups.
+Every forward that is ragged takes `splits`: rows per expert as a list or a tensor, or a
+moire.Groups.
 """
 
 from .linear import GroupedLinear

@@ -1,9 +1,11 @@
-"""GroupedLinear: the linear layers of all experts as one module, its parameters, and how they are saved and loaded.
+"""GroupedLinear: the linear layers of all experts as one module, its parameters, and how they are
+saved and loaded.
 
-Parameters are packed (`weight` [E, out, in], `bias` [E, out]) or listed (`weight0`, `bias0`, ...); the state_dict of
-either form loads into either. What shapes cannot tell, the orientation of the weights and the layout of gate and up,
-is kept as tags in the state_dict's metadata and checked on load; where a file format dropped the metadata
-(safetensors), the layouts that the module was built with are believed.
+Parameters are packed (`weight` [E, out, in], `bias` [E, out]) or listed (`weight0`, `bias0`, ...);
+the state_dict of either form loads into either. What shapes cannot tell, the orientation of the
+weights and the layout of gate and up, is kept as tags in the state_dict's metadata and checked on
+load; where a file format dropped the metadata (safetensors), the layouts that the module was built
+with are believed.
 """
 
 import math
@@ -27,10 +29,11 @@ class GroupedLinear(torch.nn.Module):
 
     packed              one parameter for all experts, or (False) one per expert
     weight_layout       "out_in": [out, in] matrices; "in_out": [in, out]
-    glu_layout          where this is a gated FC1: how gate and up lie along its outputs (a tag, see above)
-    init_method         called on each expert's [out, in] view; default: uniform in +-1/sqrt(in), as torch.nn.Linear
-    dtype, compute_dtype   of the parameters, and what operands are cast to (None: as they are, or autocast's)
-    accumulate_into_main_grad, delay_wgrad_compute   see moire/wgrad.py and backward_dw
+    glu_layout          where this is a gated FC1: how gate and up lie along its outputs (a tag, see
+    above) init_method         called on each expert's [out, in] view; default: uniform in
+    +-1/sqrt(in), as torch.nn.Linear dtype, compute_dtype   of the parameters, and what operands are
+    cast to (None: as they are, or autocast's) accumulate_into_main_grad, delay_wgrad_compute   see
+    moire/wgrad.py and backward_dw
     """
 
     def __init__(
@@ -91,7 +94,9 @@ class GroupedLinear(torch.nn.Module):
         return [getattr(self, name) for name in self._names("weight")]
 
     def weights(self):
-        """The weights as the functions take them: the packed parameter, or the list of the experts' parameters."""
+        """The weights as the functions take them: the packed parameter, or the list of the experts'
+        parameters.
+        """
         return self.weight if self.packed else self._weights()
 
     def biases(self):
@@ -111,7 +116,9 @@ class GroupedLinear(torch.nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self):
-        """Initialises expert by expert, so that packed and listed modules start from the same numbers."""
+        """Initialises expert by expert, so that packed and listed modules start from the same
+        numbers.
+        """
         bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0.0
         for expert in range(self.num_groups):
             matrix = self.expert_weight(expert)
@@ -123,7 +130,9 @@ class GroupedLinear(torch.nn.Module):
             torch.nn.init.uniform_(getattr(self, name), -bound, bound)
 
     def forward(self, x, splits, *, scale=None, row_idx=None, out=None):
-        """x [rows, in] in expert order (or [T, in] with row_idx [rows]); scale [rows] multiplies the bias."""
+        """x [rows, in] in expert order (or [T, in] with row_idx [rows]); scale [rows] multiplies
+        the bias.
+        """
         return grouped_linear(
             x,
             self.weights(),
@@ -139,10 +148,13 @@ class GroupedLinear(torch.nn.Module):
         )
 
     def backward_dw(self):
-        """The weight gradients that backward left out (delay_wgrad_compute), then the registered hooks."""
+        """The weight gradients that backward left out (delay_wgrad_compute), then the registered
+        hooks.
+        """
         if self._wgrad is None or not self._wgrad.delayed:
             raise invalid(
-                "backward_dw: the layer was built without delay_wgrad_compute, so backward did it all"
+                "backward_dw: the layer was built without delay_wgrad_compute, so backward "
+                "did it all"
             )
         self._wgrad.run_deferred()
         for hook in self._wgrad_hooks:
@@ -170,8 +182,10 @@ class GroupedLinear(torch.nn.Module):
             theirs = local_metadata.get(tag, ours)
             if theirs != ours:
                 errors.append(
-                    f"{prefix or 'the module'}: the checkpoint's {tag} is '{theirs}' but the module was built with "
-                    f"'{ours}'; build it with the checkpoint's, or convert the weights (moire.convert_glu, transpose)"
+                    f"{prefix or 'the module'}: the checkpoint's {tag} is '{theirs}' but the "
+                    f"module was built with "
+                    f"'{ours}'; build it with the checkpoint's, or convert the weights "
+                    f"(moire.convert_glu, transpose)"
                 )
                 return
         for name in ("weight", "bias") if self.has_bias else ("weight",):
@@ -198,4 +212,5 @@ class GroupedLinear(torch.nn.Module):
 
     def extra_repr(self):
         form = "packed" if self.packed else "listed"
-        return f"{self.num_groups}, {self.in_features}, {self.out_features}, bias={self.has_bias}, {form}"
+        sizes = f"{self.num_groups}, {self.in_features}, {self.out_features}"
+        return f"{sizes}, bias={self.has_bias}, {form}"

@@ -1,4 +1,6 @@
-"""ScaledGLU, GroupedMLP, and fuse: three modules in a row become the one fused MLP on the same parameters."""
+"""ScaledGLU, GroupedMLP, and fuse: three modules in a row become the one fused MLP on the same
+parameters.
+"""
 
 import torch
 
@@ -26,12 +28,13 @@ class ScaledGLU(torch.nn.Module):
 
 
 class GroupedMLP(torch.nn.Module):
-    """All experts of a mixture: fc1 (gate and up), gated activation times probs, fc2, in one fused call.
+    """All experts of a mixture: fc1 (gate and up), gated activation times probs, fc2, in one fused
+    call.
 
     hidden, width     H and F: fc1 is [E, 2F, H], fc2 [E, H, F]
-    layout            how gate and up lie along fc1's 2F outputs; a tag in the state_dict, checked on load
-    save_act          keep the activation for the backward: memory for time
-    linear_options    the other arguments of both GroupedLinear: bias, packed, dtype, compute_dtype, ...
+    layout            how gate and up lie along fc1's 2F outputs; a tag in the state_dict, checked
+    on load save_act          keep the activation for the backward: memory for time linear_options
+    the other arguments of both GroupedLinear: bias, packed, dtype, compute_dtype, ...
     """
 
     def __init__(
@@ -53,7 +56,9 @@ class GroupedMLP(torch.nn.Module):
 
     @classmethod
     def of(cls, fc1, activation, fc2):
-        """The fused module on these modules' own parameters; an error says why where they do not fit."""
+        """The fused module on these modules' own parameters; an error says why where they do not
+        fit.
+        """
         _check_chain(fc1, activation, fc2)
         mlp = cls.__new__(cls)
         torch.nn.Module.__init__(mlp)
@@ -97,13 +102,17 @@ class GroupedMLP(torch.nn.Module):
         )
 
     def backward_dw(self):
-        """Delayed weight gradients (delay_wgrad_compute): FC2's, then FC1's, each followed by its hooks."""
+        """Delayed weight gradients (delay_wgrad_compute): FC2's, then FC1's, each followed by its
+        hooks.
+        """
         self.fc2.backward_dw()
         self.fc1.backward_dw()
 
 
 class Sequential(torch.nn.Sequential):
-    """GroupedLinear, ScaledGLU, GroupedLinear run one after the other: what fuse() makes one call of."""
+    """GroupedLinear, ScaledGLU, GroupedLinear run one after the other: what fuse() makes one call
+    of.
+    """
 
     def forward(self, x, splits, probs=None):
         _check_chain(*self)
@@ -115,7 +124,9 @@ class Sequential(torch.nn.Sequential):
 
 
 def fuse(modules):
-    """Sequential(GroupedLinear, ScaledGLU, GroupedLinear) as one GroupedMLP on the same parameters, or an error."""
+    """Sequential(GroupedLinear, ScaledGLU, GroupedLinear) as one GroupedMLP on the same parameters,
+    or an error.
+    """
     modules = list(modules)
     if len(modules) != 3:
         raise invalid(
@@ -136,16 +147,19 @@ def _check_chain(fc1, activation, fc2):
         )
     if fc1.out_features != 2 * fc2.in_features:
         raise invalid(
-            f"fuse: the first layer has {fc1.out_features} outputs, needs 2 x {fc2.in_features}, gate and up for the "
+            f"fuse: the first layer has {fc1.out_features} outputs, needs 2 x "
+            f"{fc2.in_features}, gate and up for the "
             "second layer's inputs"
         )
     if fc2.out_features != fc1.in_features:
         raise invalid(
-            f"fuse: goes from {fc1.in_features} to {fc2.out_features} features, must return to where it began"
+            f"fuse: goes from {fc1.in_features} to {fc2.out_features} features, must return "
+            f"to where it began"
         )
     if fc1.glu_layout is not None and fc1.glu_layout != activation.layout:
         raise invalid(
-            f"fuse: the weight's gate/up layout is '{fc1.glu_layout}', the activation's '{activation.layout}'"
+            f"fuse: the weight's gate/up layout is '{fc1.glu_layout}', the activation's "
+            f"'{activation.layout}'"
         )
     for name in ("weight_layout", "compute_dtype", "recipe"):
         ours, theirs = getattr(fc1, name), getattr(fc2, name)

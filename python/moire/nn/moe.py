@@ -6,9 +6,11 @@ from ..routing import router
 
 
 class Router(torch.nn.Module):
-    """Linear scores in FP32, then the k best experts of each token and their weights (see moire.router).
+    """Linear scores in FP32, then the k best experts of each token and their weights (see
+    moire.router).
 
-    expert_bias: a buffer [E] added for the choice only (DeepSeek-V3's load balancing), zeros at first.
+    expert_bias: a buffer [E] added for the choice only (DeepSeek-V3's load balancing), zeros at
+    first.
     """
 
     def __init__(
