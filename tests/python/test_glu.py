@@ -1,0 +1,99 @@
+"""glu and the conversions between layouts of gate and up."""
+
+import moire
+import pytest
+import torch
+import truth
+
+LAYOUTS = [
+    (0, "gate_first"),
+    (0, "up_first"),
+    (1, "gate_first"),
+    (4, "up_first"),
+    (8, "gate_first"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("act", ["swiglu", "geglu_tanh", "clamped_swiglu"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_forward_and_gradients(generator, act, layout, dtype):
+    z = truth.draw(generator, 11, 48, dtype=dtype, scale=4.0).requires_grad_()
+    probs = torch.rand(11, generator=generator).requires_grad_()
+    z64, probs64 = truth.double(z), truth.double(probs)
+    y = moire.glu(z, probs, act=act, layout=moire.GluLayout(*layout))
+    wanted = truth.glu(z64, probs64, act, layout)
+    truth.assert_close(y, wanted, dtype, 1)
+    grad = truth.draw(generator, *y.shape, dtype=dtype)
+    y.backward(grad)
+    wanted.backward(grad.double())
+    truth.assert_close(z.grad, z64.grad, dtype, 1, name="grad_z")
+    truth.assert_close(probs.grad, probs64.grad, torch.float32, 24, name="grad_probs")
+
+
+def test_a_tail_is_not_read_and_is_zero(generator):
+    z = truth.draw(generator, 6, 8)
+    z[4:] = float("nan")
+    y = moire.glu(z, groups=moire.Groups(splits=[1, 3]))
+    assert (y[4:] == 0).all() and torch.equal(y[:4], moire.glu(z[:4]))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool]
+)
+@pytest.mark.parametrize(
+    "shape, dim", [((16,), 0), ((16, 5), 0), ((3, 16, 5), 1), ((2, 3, 5, 16), -1)]
+)
+def test_interleave_is_transformer_engines_reshape_and_its_inverse(generator, dtype, shape, dim):
+    t = torch.randint(0, 100, shape, generator=generator).to(dtype)
+    for block in (1, 2, 4, 8):
+        mixed = moire.interleave_glu_tensor(t, block, dim)
+        parts = t.movedim(dim, 0).reshape(2, 8 // block, block, -1).transpose(0, 1)
+        wanted = parts.reshape(t.movedim(dim, 0).shape).movedim(0, dim)
+        assert torch.equal(mixed, wanted) and mixed.dtype == dtype and mixed.is_contiguous()
+        assert torch.equal(moire.deinterleave_glu_tensor(mixed, block, dim), t)
+
+
+@pytest.mark.parametrize("source", LAYOUTS)
+@pytest.mark.parametrize("target", LAYOUTS)
+def test_convert_between_any_two_layouts_keeps_the_activation(generator, source, target):
+    z = truth.draw(generator, 7, 32)
+    source, target = moire.GluLayout(*source), moire.GluLayout(*target)
+    converted = moire.convert_glu(z, source, target, dim=1)
+    assert torch.equal(moire.glu(converted, layout=target), moire.glu(z, layout=source))
+    assert torch.equal(moire.convert_glu(converted, target, source, dim=1), z)
+
+
+def test_strided_inputs_and_the_gradient_is_the_inverse_permutation(generator):
+    t = truth.draw(generator, 5, 16).t()
+    assert torch.equal(
+        moire.interleave_glu_tensor(t, 4), moire.interleave_glu_tensor(t.contiguous(), 4)
+    )
+    leaf = t.clone().requires_grad_()
+    grad = truth.draw(generator, 16, 5)
+    moire.interleave_glu_tensor(leaf, 4).backward(grad)
+    assert torch.equal(leaf.grad, moire.deinterleave_glu_tensor(grad, 4))
+
+
+def test_meta_tensors_have_shapes():
+    t = torch.empty(16, 3, device="meta", dtype=torch.bfloat16)
+    mixed = moire.interleave_glu_tensor(t, 8)
+    assert mixed.is_meta and mixed.shape == t.shape and mixed.dtype == t.dtype
+
+
+@pytest.mark.parametrize("function", [moire.interleave_glu_tensor, moire.deinterleave_glu_tensor])
+def test_messages(function):
+    name = function.__name__
+    cases = [
+        ((torch.ones(16), 0), "interleave_size is 0, must be a positive integer"),
+        ((torch.ones(16), True), "interleave_size is True, must be a positive integer"),
+        ((torch.ones(16), 2.0), "interleave_size is 2.0, must be a positive integer"),
+        ((torch.ones(12), 4), "tensor has size 12 along dim 0, must be a multiple of 8"),
+        ((torch.ones(()), 4), "tensor has rank 0, must have at least 1"),
+        ((torch.ones(8, 8), 4, 2), "dim is 2, must be -2 to 1"),
+        (([1.0], 4), "tensor is a list, must be a Torch tensor or a NumPy array"),
+    ]
+    for args, message in cases:
+        with pytest.raises(moire.InvalidArgument) as e:
+            function(*args)
+        assert str(e.value) == f"{name}: {message}"

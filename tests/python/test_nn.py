@@ -1,0 +1,240 @@
+"""Modules: the same values as the functions, their parameters, and what is saved and loaded."""
+
+import copy
+import io
+import pickle
+
+import moire
+import pytest
+import torch
+import truth
+from moire import nn
+
+E, H, F = 3, 12, 16
+SPLITS = [4, 0, 5]
+
+
+def mlp(**options):
+    torch.manual_seed(3)
+    return nn.GroupedMLP(E, H, F, **{"bias": True, **options})
+
+
+def inputs(generator):
+    return truth.draw(generator, sum(SPLITS), H), torch.rand(sum(SPLITS), generator=generator)
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [SPLITS, torch.tensor(SPLITS), torch.tensor(SPLITS).int(), moire.Groups(splits=SPLITS)],
+)
+def test_every_form_of_splits(generator, splits):
+    layer = nn.GroupedLinear(E, H, F, bias=True)
+    x, _ = inputs(generator)
+    wanted = truth.linear(x.double(), layer.weight.double(), SPLITS, layer.bias.double())
+    truth.assert_close(layer(x, splits), wanted, torch.float32, H)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"packed": False}, {"weight_layout": "in_out"}, {"layout": 8, "act": "geglu_tanh"}],
+)
+def test_fused_sequential_is_the_same_numbers_on_the_same_parameters(generator, options):
+    x, probs = inputs(generator)
+    given = mlp(**options)
+    chain = nn.Sequential(given.fc1, given.activation, given.fc2)
+    fused = nn.fuse(chain)
+    assert fused.fc1 is given.fc1 and fused.fc2 is given.fc2
+    y = fused(x, SPLITS, probs)
+    assert torch.equal(y, given(x, SPLITS, probs)) and torch.equal(y, chain(x, SPLITS, probs))
+
+
+@pytest.mark.parametrize(
+    "modules, message",
+    [
+        (
+            lambda: [nn.ScaledGLU()],
+            "fuse: has 1 modules, needs GroupedLinear, ScaledGLU, GroupedLinear",
+        ),
+        (
+            lambda: [torch.nn.Linear(H, 2 * F), nn.ScaledGLU(), nn.GroupedLinear(E, F, H)],
+            "found a Linear where a GroupedLinear",
+        ),
+        (
+            lambda: [nn.GroupedLinear(E, H, F), nn.ScaledGLU(), nn.GroupedLinear(E, F, H)],
+            "has 16 outputs, needs 2 x 16",
+        ),
+        (
+            lambda: [nn.GroupedLinear(2, H, 2 * F), nn.ScaledGLU(), nn.GroupedLinear(E, F, H)],
+            "2 groups but the second has 3",
+        ),
+        (
+            lambda: [nn.GroupedLinear(E, H, 2 * F), nn.ScaledGLU(), nn.GroupedLinear(E, F, 5)],
+            "goes from 12 to 5 features",
+        ),
+        (
+            lambda: [
+                nn.GroupedLinear(E, H, 2 * F, glu_layout=8),
+                nn.ScaledGLU(),
+                nn.GroupedLinear(E, F, H),
+            ],
+            "'interleaved blocks of 8, gate first', the activation's 'halves, gate first'",
+        ),
+        (
+            lambda: [
+                nn.GroupedLinear(E, H, 2 * F, weight_layout="in_out"),
+                nn.ScaledGLU(),
+                nn.GroupedLinear(E, F, H),
+            ],
+            "weight_layout are 'in_out' and 'out_in', must be equal",
+        ),
+    ],
+)
+def test_fuse_says_why_not(modules, message):
+    with pytest.raises(moire.InvalidArgument) as e:
+        nn.fuse(torch.nn.Sequential(*modules()))
+    assert message in str(e.value)
+
+
+@pytest.mark.parametrize("source", [True, False])
+@pytest.mark.parametrize("target", [True, False])
+def test_state_dict_of_packed_and_listed_load_into_either(source, target):
+    a, b = mlp(packed=source), mlp(packed=target, init_method=torch.nn.init.zeros_)
+    result = b.load_state_dict(a.state_dict())
+    assert not result.missing_keys and not result.unexpected_keys
+    for e in range(E):
+        assert torch.equal(a.fc1.expert_weight(e), b.fc1.expert_weight(e))
+    assert torch.equal(a.fc2.biases(), b.fc2.biases())
+    assert set(b.state_dict()) == set(mlp(packed=target).state_dict())
+
+
+def test_missing_weights_are_reported_by_name():
+    state = mlp(packed=False).state_dict()
+    del state["fc1.weight1"]
+    with pytest.raises(RuntimeError, match="fc1.weight"):
+        mlp(packed=True).load_state_dict(state)
+
+
+def test_packed_and_listed_start_from_the_same_numbers():
+    a, b = mlp(packed=True), mlp(packed=False)
+    assert torch.equal(a.fc1.weight, torch.stack(b.fc1.weights()))
+    bound = H**-0.5
+    assert a.fc1.weight.abs().max() <= bound and a.fc1.weight.std() > bound / 3
+    doubled = nn.GroupedLinear(E, H, F, init_method=lambda w: w.fill_(w.shape[0]))
+    assert (doubled.weight == F).all()
+    doubled.init_method = None
+    doubled.reset_parameters()
+    assert doubled.weight.abs().max() <= bound
+
+
+def test_the_glu_layout_is_a_tag_that_is_checked_on_load():
+    state = mlp(layout=8).state_dict()
+    assert set(state) == {
+        "fc1.weight",
+        "fc1.bias",
+        "fc2.weight",
+        "fc2.bias",
+    }  # never an extra tensor
+    mlp(layout=8).load_state_dict(state)
+    before = mlp()
+    wanted = {k: v.clone() for k, v in before.state_dict().items()}
+    with pytest.raises(RuntimeError) as e:
+        before.load_state_dict(state)
+    assert "glu_layout is 'interleaved blocks of 8, gate first'" in str(e.value)
+    assert "built with 'halves, gate first'" in str(e.value)
+    assert torch.equal(before.fc1.weight, wanted["fc1.weight"])  # not loaded
+    assert state._metadata["fc1"]["glu_layout"] == "interleaved blocks of 8, gate first"
+
+
+def test_the_orientation_is_a_tag_too():
+    square = nn.GroupedLinear(E, H, H, weight_layout="in_out")
+    with pytest.raises(
+        RuntimeError, match="weight_layout is 'in_out' but the module was built with 'out_in'"
+    ):
+        nn.GroupedLinear(E, H, H).load_state_dict(square.state_dict())
+
+
+def test_a_state_dict_without_tags_is_believed_to_be_as_declared():
+    module = mlp(layout=8)
+    module.load_state_dict(dict(mlp(layout=8).state_dict()))  # as from safetensors
+
+
+def test_tags_survive_torch_save():
+    file = io.BytesIO()
+    torch.save(mlp(layout=8).state_dict(), file)
+    file.seek(0)
+    with pytest.raises(RuntimeError, match="glu_layout"):
+        mlp().load_state_dict(torch.load(file, weights_only=True))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"packed": False, "delay_wgrad_compute": True, "accumulate_into_main_grad": True}],
+)
+def test_copies_are_independent_and_whole(generator, copied, options):
+    x, probs = inputs(generator)
+    module = mlp(layout=8, **options)
+    twin = copied(module)
+    assert torch.equal(twin(x, SPLITS, probs), module(x, SPLITS, probs))
+    with torch.no_grad():
+        twin.fc1.expert_weight(0).zero_()
+    assert not torch.equal(twin(x, SPLITS, probs), module(x, SPLITS, probs))
+    if options:
+        assert twin.fc1._wgrad.parameters()[0] is twin.fc1.weight0
+
+
+def test_meta_construction_then_materialised():
+    module = mlp(device="meta", dtype=torch.bfloat16)
+    assert module.fc1.weight.is_meta
+    module.to_empty(device="cpu")
+    for part in (module.fc1, module.fc2):
+        part.reset_parameters()
+    assert module.fc1.weight.dtype == torch.bfloat16 and module.fc1.weight.abs().max() > 0
+
+
+def test_forward_on_meta_gives_shapes():
+    module = mlp(device="meta")
+    y = module(
+        torch.empty(9, H, device="meta"),
+        moire.Groups(splits=torch.empty(E, dtype=torch.int64, device="meta")),
+    )
+    assert y.is_meta and y.shape == (9, H)
+
+
+def test_master_weights_in_fp32_run_in_bf16(generator):
+    x, probs = inputs(generator)
+    module = mlp(compute_dtype=torch.bfloat16)
+    y = module(x, SPLITS, probs)
+    y.sum().backward()
+    assert y.dtype == torch.float32 and module.fc1.weight.grad.dtype == torch.float32
+    low = mlp(dtype=torch.bfloat16)
+    low.load_state_dict(module.state_dict())
+    # b1 and b2 stay FP32 in the first module and are BF16 in the second.
+    truth.assert_close(y, low(x.bfloat16(), SPLITS, probs).double(), torch.bfloat16, F, steps=4)
+
+
+@pytest.mark.parametrize("kind, expert_bias", [("softmax", False), ("sigmoid", True)])
+def test_moe_layer_against_double(generator, kind, expert_bias):
+    torch.manual_seed(1)
+    shared = torch.nn.Linear(H, H)
+    layer = nn.MoE(mlp(), nn.Router(H, E, 2, kind=kind, expert_bias=expert_bias), shared)
+    x = truth.draw(generator, 2, 5, H)
+    y = layer(x)
+    assert y.shape == x.shape
+    tokens, w = x.reshape(-1, H).double(), layer.router.weight.double()
+    scores = (tokens @ w.T).softmax(-1) if kind == "softmax" else (tokens @ w.T).sigmoid()
+    weights, idx = scores.topk(2, dim=-1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    fc1, fc2 = layer.experts.fc1, layer.experts.fc2
+    z = torch.einsum("th,efh->tef", tokens, fc1.weight.double()) + fc1.bias.double()
+    out = torch.einsum("tef,ehf->teh", truth.glu(z, None), fc2.weight.double()) + fc2.bias.double()
+    wanted = (out.gather(1, idx[..., None].expand(-1, -1, H)) * weights[..., None]).sum(1)
+    wanted = wanted + torch.nn.functional.linear(
+        tokens, shared.weight.double(), shared.bias.double()
+    )
+    truth.assert_close(y.reshape(-1, H), wanted, torch.float32, F, steps=4)
+    y.square().sum().backward()
+    for name, p in layer.named_parameters():
+        assert p.grad is not None and p.grad.abs().sum() > 0, name
+    state = set(layer.state_dict())
+    assert ("router.expert_bias" in state) == expert_bias

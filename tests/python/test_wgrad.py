@@ -1,0 +1,172 @@
+"""Weight gradients that go elsewhere: main_grad, and backward_dw."""
+
+import moire
+import pytest
+import torch
+import truth
+from moire import nn
+
+E, H, F = 3, 12, 16
+SPLITS = [4, 0, 5]
+
+
+def make(generator, **options):
+    torch.manual_seed(3)
+    layer = nn.GroupedMLP(E, H, F, bias=True, **options)
+    return layer, truth.draw(generator, 9, H), torch.rand(9, generator=generator)
+
+
+def run(layer, x, probs, gathered=False):
+    if gathered:
+        topk_idx = torch.tensor([[0, 2], [2, 0], [0, 2], [2, 0], [2, -1]])
+        return layer.route(x[:5], topk_idx, probs[:5, None].expand(5, 2)).sin().sum().backward()
+    return layer(x, SPLITS, probs).sin().sum().backward()
+
+
+def weights(layer):
+    return [*layer.fc1._weights(), *layer.fc2._weights()]
+
+
+FORMS = [{"packed": True}, {"packed": False}, {"weight_layout": "in_out"}]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_accumulates_into_main_grad_and_returns_a_dummy(generator, form, dtype):
+    plain, x, probs = make(generator, **form)
+    run(plain, x, probs)
+    layer, *_ = make(generator, accumulate_into_main_grad=True, **form)
+    start = []
+    for p in weights(layer):
+        p.main_grad = truth.draw(generator, *p.shape, dtype=dtype)
+        p.zero_out_wgrad = True
+        start.append(p.main_grad.double())
+    fired = []
+    for p in layer.parameters():
+        p.register_post_accumulate_grad_hook(fired.append)
+    run(layer, x, probs)
+    for p, reference, before in zip(weights(layer), weights(plain), start):
+        truth.assert_close(
+            p.main_grad, before + reference.grad.double(), dtype, 9, name="main_grad"
+        )
+        assert p.grad_added_to_main_grad is True and (p.grad == 0).all() and p.grad.shape == p.shape
+    assert len(fired) == len(list(layer.parameters()))
+    for mine, reference in zip(layer.fc1._names("bias"), plain.fc1._names("bias")):
+        assert torch.equal(getattr(layer.fc1, mine).grad, getattr(plain.fc1, reference).grad)
+
+
+def test_overwrite_main_grad_per_parameter_and_empty_experts(generator):
+    plain, x, probs = make(generator, packed=False)
+    run(plain, x, probs)
+    layer, *_ = make(generator, packed=False, accumulate_into_main_grad=True)
+    for i, p in enumerate(weights(layer)):
+        p.main_grad = torch.ones_like(p)
+        p.overwrite_main_grad = i % E != 0
+    run(layer, x, probs)
+    for i, (p, reference) in enumerate(zip(weights(layer), weights(plain))):
+        if i % E == 1:  # no rows: exact zeros where overwriting
+            assert (p.main_grad == 0).all()
+        start = 0.0 if p.overwrite_main_grad else 1.0
+        truth.assert_close(p.main_grad, reference.grad.double() + start, torch.float32, 9)
+
+
+def test_an_empty_expert_leaves_an_accumulating_buffer_untouched(generator):
+    layer, x, probs = make(generator, packed=False, accumulate_into_main_grad=True)
+    for p in weights(layer):
+        p.main_grad = torch.full_like(p, 1 / 3)
+    run(layer, x, probs)
+    assert (layer.fc1.weight1.main_grad == 1 / 3).all() and (
+        layer.fc2.weight1.main_grad == 1 / 3
+    ).all()
+
+
+def test_get_main_grad_is_asked(generator):
+    layer, x, probs = make(generator, accumulate_into_main_grad=True)
+    buffers = [torch.zeros_like(p) for p in weights(layer)]
+    for p, buffer in zip(weights(layer), buffers):
+        p.get_main_grad = lambda buffer=buffer: buffer
+    run(layer, x, probs)
+    assert all(b.abs().sum() > 0 for b in buffers)
+
+
+def test_main_grad_messages(generator):
+    layer, x, probs = make(generator, accumulate_into_main_grad=True)
+    with pytest.raises(moire.InvalidArgument, match="neither main_grad nor get_main_grad"):
+        run(layer, x, probs)
+    for p in weights(layer):
+        p.main_grad = torch.zeros(2, 2)
+    with pytest.raises(moire.InvalidArgument, match=r"main_grad: the buffer is \[2, 2\]"):
+        run(layer, x, probs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("options", [{}, {"save_act": True}, {"compute_dtype": torch.bfloat16}])
+def test_delayed_wgrad_is_the_same_gradient_later(generator, form, gathered, options):
+    plain, x, probs = make(generator, **form, **options)
+    run(plain, x, probs, gathered)
+    layer, *_ = make(generator, delay_wgrad_compute=True, **form, **options)
+    assert all(p.skip_backward_post_hook for p in weights(layer))
+    order = []
+    layer.fc1.register_wgrad_accumulation_and_reduce_hooks(lambda: order.append("fc1"))
+    layer.fc2.register_wgrad_accumulation_and_reduce_hooks(lambda: order.append("fc2"))
+    run(layer, x, probs, gathered)
+    assert all(p.grad is None for p in weights(layer)) and not order
+    layer.backward_dw()
+    assert order == ["fc2", "fc1"]
+    for mine, reference in zip(layer.parameters(), plain.parameters()):
+        assert torch.equal(mine.grad, reference.grad)
+
+
+def test_delayed_wgrad_of_two_microbatches_accumulates(generator):
+    plain, x, probs = make(generator)
+    layer, *_ = make(generator, delay_wgrad_compute=True, accumulate_into_main_grad=True)
+    for p in weights(layer):
+        p.main_grad = torch.zeros_like(p)
+    for scale in (1.0, 0.5):
+        run(plain, scale * x, probs)
+        run(layer, scale * x, probs)
+    assert all((p.main_grad == 0).all() for p in weights(layer))
+    layer.backward_dw()
+    layer.backward_dw()  # nothing waits any more
+    for p, reference in zip(weights(layer), weights(plain)):
+        truth.assert_close(p.main_grad, reference.grad.double(), torch.float32, 18)
+
+
+@pytest.mark.parametrize(
+    "options", [{"accumulate_into_main_grad": True}, {"delay_wgrad_compute": True}]
+)
+def test_a_linear_layer_alone(generator, options):
+    torch.manual_seed(0)
+    plain = nn.GroupedLinear(E, H, F, bias=True)
+    layer = nn.GroupedLinear(E, H, F, bias=True, **options)
+    layer.load_state_dict(plain.state_dict())
+    layer.weight.main_grad = torch.zeros_like(layer.weight)
+    x = truth.draw(generator, 9, H)
+    for module in (plain, layer):
+        module(x, SPLITS).sin().sum().backward()
+    if "delay_wgrad_compute" in options:
+        layer.backward_dw()
+    found = layer.weight.main_grad if "accumulate_into_main_grad" in options else layer.weight.grad
+    assert torch.equal(found, plain.weight.grad) and torch.equal(layer.bias.grad, plain.bias.grad)
+
+
+def test_frozen_weights_get_nothing(generator):
+    for options in ({"accumulate_into_main_grad": True}, {"delay_wgrad_compute": True}):
+        layer, x, probs = make(generator, **options)
+        layer.fc1.weight.requires_grad_(False)
+        layer.fc2.weight.main_grad = torch.zeros_like(layer.fc2.weight)
+        run(layer, x, probs)
+        if "delay_wgrad_compute" in options:
+            layer.backward_dw()
+        assert layer.fc1.weight.grad is None and not hasattr(
+            layer.fc1.weight, "grad_added_to_main_grad"
+        )
+
+
+def test_backward_dw_without_delay_says_so(generator):
+    layer, *_ = make(generator)
+    with pytest.raises(
+        moire.InvalidArgument, match="backward_dw: the layer was built without delay_wgrad_compute"
+    ):
+        layer.backward_dw()
