@@ -40,11 +40,12 @@ class MlpSpec(NamedTuple):
     saves_act: bool = False  # and act: memory for time
     compute_dtype: Any = None
 
+    def groups(self, offsets):
+        return {"offsets": offsets, "num_groups": self.num_groups, "capacity": self.capacity}
+
     def common(self, offsets):
         return {
-            "offsets": offsets,
-            "num_groups": self.num_groups,
-            "capacity": self.capacity,
+            **self.groups(offsets),
             "activation": self.activation,
             "layout": self.glu_layout,
             "w1_layout": self.w1_layout,
