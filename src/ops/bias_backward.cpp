@@ -33,6 +33,7 @@ void check_operands(ArgumentCheck& check, const BiasBackwardArgs& args) {
     check.optional_tensor("bias", args.bias, kFloatTypes, {g, n});
   }
   check.enumerator("beta", args.beta, 2);
+  check.enumerator("beta_scale", args.beta_scale, 2);
   check.enumerator("tail", args.tail, 2);
 }
 

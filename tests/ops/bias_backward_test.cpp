@@ -93,6 +93,25 @@ TEST_P(BiasBackward, AccumulatesWhereBetaSaysSo) {
 
 INSTANTIATE_TEST_SUITE_P(Table, BiasBackward, testing::ValuesIn(ragged_table()), case_name);
 
+TEST(BiasBackwardScale, IsAddedToWhatIsThereAndItsTailIsStillZeroed) {
+  const Batch batch({5, 0, 70}, /*tail=*/3);
+  Case c(batch, 33, DType::kBF16, DType::kFP32);
+  ASSERT_TRUE(succeeds(c.run_on(cpu())));
+  std::vector<float> dots(static_cast<size_t>(batch.rows()));
+  for (int64_t i = 0; i < batch.rows(); ++i) {
+    dots[static_cast<size_t>(i)] = static_cast<float>(c.grad_scale.get(0, i));
+    c.grad_scale.set(0, i, 0.375);
+  }
+  c.args.beta_scale = 1;
+  ASSERT_TRUE(succeeds(c.run_on(cpu(3))));
+  for (int64_t i = 0; i < batch.rows(); ++i) {
+    ASSERT_EQ(c.grad_scale.get(0, i), 0.375F + dots[static_cast<size_t>(i)]) << "row " << i;
+  }
+  EXPECT_TRUE(tail_is_zero(c.grad_scale, batch.groups()));
+  c.args.beta_scale = 2;
+  EXPECT_EQ(c.run_on(cpu()).message(), "bias_backward: beta_scale is 2, must be 0 to 1");
+}
+
 TEST(BiasBackwardOrder, IsSixtyFourRowsAtATimeFromTheGroupsFirstRow) {
   Batch batch({77, 130, 1, 64});
   const int64_t n = 600;

@@ -64,7 +64,10 @@ void sum_block(const BiasBlock& task) {
     }
   }
   if (task.grad_scale == nullptr) return;
-  std::copy_n(dots, task.block.end - task.block.first, task.grad_scale + task.block.first);
+  for (int64_t i = task.block.first; i < task.block.end; ++i) {
+    const float dot = dots[i - task.block.first];
+    task.grad_scale[i] = task.accumulate_scale ? task.grad_scale[i] + dot : dot;
+  }
 }
 
 void finish_columns(const BiasSum& task) {
@@ -116,7 +119,8 @@ void sum_blocks(const Context& context, const BiasBackwardArgs& args) {
       .bias = with_dots ? row_of(bias, block.group) : nullptr,
       .bias_dtype = bias.type(),
       .partial = grad_bias.is_present() ? partials + index * n : nullptr,
-      .grad_scale = with_dots ? static_cast<float*>(grad_scale.data) : nullptr});
+      .grad_scale = with_dots ? static_cast<float*>(grad_scale.data) : nullptr,
+      .accumulate_scale = args.beta_scale != 0});
   });
 }
 

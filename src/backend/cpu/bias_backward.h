@@ -17,6 +17,7 @@ struct BiasBlock {
   DType bias_dtype;
   float* partial;     // [n], overwritten
   float* grad_scale;  // [capacity]
+  bool accumulate_scale;
 };
 
 // Columns first ... first + n - 1 of one group's gradient, from its partial sums.
