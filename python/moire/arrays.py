@@ -24,6 +24,7 @@ class Numpy:
     guessed).
     """
 
+    kind, kind_name = np.ndarray, "a NumPy array"
     float32, int32, int64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
     @staticmethod
@@ -53,6 +54,7 @@ class Torch:
     """Torch tensors; calls go through torch.ops.moire."""
 
     if torch is not None:
+        kind, kind_name = torch.Tensor, "a Torch tensor"
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
 
     @staticmethod
@@ -85,6 +87,16 @@ def framework_of(call, name, array):
         return Torch
     kinds = "a NumPy array" if torch is None else "a Torch tensor or a NumPy array"
     raise invalid(f"{call}: {name} is a {type(array).__name__}, must be {kinds}")
+
+
+def check_kind(fw, call, arrays):
+    """The optional arrays of a call are of its first argument's kind."""
+    for name, array in arrays.items():
+        if array is not None and not isinstance(array, fw.kind):
+            found = type(array).__name__
+            raise invalid(
+                f"{call}: {name} is a {found}, must be {fw.kind_name} as the first argument is"
+            )
 
 
 def default_framework():

@@ -12,7 +12,7 @@ products.
 """
 
 from . import steps
-from .arrays import Numpy, Torch, framework_of, torch
+from .arrays import Numpy, Torch, check_kind, framework_of, torch
 from .errors import invalid, unsupported
 from .groups import Groups, as_groups
 from .layouts import Activation, GluLayout, Weights, check_recipe
@@ -46,6 +46,7 @@ def grouped_linear(
     fw = framework_of(call, "x", x)
     weights = Weights.of(f"{call}: w", w, weight_layout)
     groups = as_groups(call, groups)
+    check_kind(fw, call, {"bias": bias, "scale": scale, "row_idx": row_idx, "out": out})
     operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
     x = fw.cast(_matrix(call, "x", x), operands)
     capacity = groups.rows(x.shape[0] if row_idx is None else row_idx.shape[0])
@@ -98,6 +99,7 @@ def grouped_mlp(
     call = "grouped_mlp"
     fw = framework_of(call, "x", x)
     groups = as_groups(call, groups)
+    check_kind(fw, call, {"probs": probs, "b1": b1, "b2": b2, "row_idx": row_idx, "out": out})
     operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
     x = fw.cast(_matrix(call, "x", x), operands)
     capacity = groups.rows(x.shape[0] if row_idx is None else row_idx.shape[0])
@@ -151,6 +153,7 @@ def moe(
     fw = framework_of(call, "x", x)
     operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
     x = fw.cast(_matrix(call, "x", x), operands)
+    check_kind(fw, call, {"topk_idx": topk_idx, "topk_weights": topk_weights, "b1": b1, "b2": b2})
     groups_of_w1 = Weights.of(f"{call}: w1", w1, weight_layout).num_groups
     if plan is None:
         plan = make_plan(topk_idx, groups_of_w1)
@@ -258,7 +261,12 @@ def _mlp_spec(call, fw, groups, capacity, weights, weight_layout, act, layout, o
 def _dtypes(fw, call, x, compute_dtype, recipe):
     """(dtype that operands are cast to or None, dtype that the result is cast back to or None)."""
     result = None if compute_dtype is None else x.dtype
-    if compute_dtype is None and fw is Torch and torch.is_autocast_enabled(x.device.type):
+    if (
+        compute_dtype is None
+        and fw is Torch
+        and not x.is_meta
+        and torch.is_autocast_enabled(x.device.type)
+    ):
         compute_dtype = torch.get_autocast_dtype(x.device.type)
     check_recipe(call, recipe, x.dtype if compute_dtype is None else compute_dtype)
     return compute_dtype, result

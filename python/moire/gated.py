@@ -4,7 +4,7 @@ functions.
 
 import math
 
-from .arrays import Numpy, framework_of
+from .arrays import Numpy, check_kind, framework_of
 from .errors import invalid
 from .groups import as_groups
 from .layouts import Activation, GluLayout
@@ -18,6 +18,7 @@ def glu(z, probs=None, *, act="swiglu", layout="halves", groups=None):
     fw = framework_of("glu", "z", z)
     if z.ndim != 2 or z.shape[1] % 2 != 0:
         raise invalid(f"glu: z is {list(z.shape)}, must be [rows, 2F]")
+    check_kind(fw, "glu", {"probs": probs})
     activation, layout = Activation.of(act).fields, GluLayout.of(layout).fields
     probs = fw.cast(probs, fw.float32)
     offsets, ragged = None, {}

@@ -101,7 +101,7 @@ def invoke(name, values):
         if kind == "moire_groups":
             if (offsets := values.get("offsets")) is not None:
                 address = ffi.cast(_OFFSETS, place.dense_address("offsets", offsets))
-                struct[field] = (address, values["num_groups"], values["capacity"])
+                struct[field] = (address, values.get("num_groups", 0), values.get("capacity", 0))
         elif value is not None:
             struct[field] = place.convert(field, kind, value, values)
     context = contexts.current(*place.device)

@@ -9,6 +9,7 @@ gradients are in autograd.py.
 import torch
 
 from . import invoke
+from .errors import invalid
 
 invoke.TORCH_DTYPES.update(
     {getattr(torch, name): code for name, code in invoke.NUMPY_DTYPES.items()}
@@ -45,7 +46,23 @@ def _define(library, entry):
     name = entry.name
     library.define(schema_of(entry))
     library.impl(name, lambda **values: invoke.invoke(name, values), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"moire::{name}", lambda **values: None, lib=library)
+    torch.library.register_fake(f"moire::{name}", lambda **values: _fake(name, values), lib=library)
+
+
+def _fake(name, values):
+    """Outputs are given, so there is nothing to make; only the one check that the dispatcher leaves
+    out.
+    """
+    devices = {}
+    for key, value in values.items():
+        for tensor in value if isinstance(value, list) else [value]:
+            if isinstance(tensor, torch.Tensor):
+                devices.setdefault(tensor.device, key)
+    if len(devices) > 1:
+        (first, a), (second, b) = list(devices.items())[:2]
+        raise invalid(
+            f"{name}: {a} is on {first} but {b} is on {second}; all must be on one device"
+        )
 
 
 _library = torch.library.Library("moire", "DEF")

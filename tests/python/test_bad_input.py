@@ -67,13 +67,13 @@ INVALID = [
     ),
     (
         lambda: linear(out=X.new_empty(6, 20).to("meta")),
-        "grouped_linear: y is a Torch tensor on meta",
+        "but y is on meta; all must be on one device",
     ),
     (lambda: linear(recipe="int4"), "recipe is 'int4', must be as_stored, bf16, fp16 or fp32"),
     (lambda: linear(recipe="bf16"), "recipe 'bf16' needs bfloat16 operands, found float32"),
     (
         lambda: linear(bias=torch.ones(2, 20).numpy()),
-        "bias is a NumPy array on cpu but the other arguments",
+        "grouped_linear: bias is a ndarray, must be a Torch tensor as the first argument is",
     ),
     (lambda: mlp(w1=torch.ones(2, 19, 8)), "grouped_mlp: w1 is fp32 [2, 19, 8]"),
     (lambda: mlp(w2=torch.ones(2, 8, 9)), "grouped_mlp: w1 is fp32 [2, 20, 8]"),

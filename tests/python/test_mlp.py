@@ -215,6 +215,7 @@ def test_moe_equals_plan_mlp_unpermute(generator):
     x = x.requires_grad_()
     plan = moire.make_plan(topk_idx, 3)
     rows, probs = moire.permute(x, plan, topk_weights=weights)
+    probs = probs.detach()
     y = moire.unpermute(moire.grouped_mlp(rows, w1, w2, plan.groups, probs=probs), plan)
     fused = moire.moe(x, w1, w2, topk_idx, weights)
     assert torch.equal(y, fused)
@@ -249,9 +250,8 @@ def test_no_graph_keeps_nothing(generator):
     assert not y.requires_grad and torch.equal(y, run(values, splits))
 
 
-def test_the_second_derivative_is_refused(generator):
+def test_a_second_derivative_is_not_offered(generator):
     values = make(generator, [3], torch.float32)
     values["x"].requires_grad_()
     (grad,) = torch.autograd.grad(run(values, [3]).sum(), values["x"], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    assert not grad.requires_grad

@@ -1,4 +1,5 @@
-"""Plain PyTorch in double: the same formulas as moire's functions, one group at a time, and how close is close enough.
+"""Plain PyTorch in double: the same formulas as moire's functions, one group at a time, and how
+close is close enough.
 
 Inputs are decoded exactly from their stored type, so that only moire's own rounding is judged.
 """
@@ -7,7 +8,8 @@ import torch
 
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
-# Ragged tables: no rows at all, empty groups first, in the middle and last, tile breakers, one group.
+# Ragged tables: no rows at all, empty groups first, in the middle and last, tile breakers, one
+# group.
 SPLITS = {
     "no_rows": [0, 0, 0],
     "one_group": [17],
@@ -65,8 +67,7 @@ def mlp(x, w1, w2, splits, probs=None, b1=None, b2=None, round_to=None, **glu_op
     """round_to: the type that z and act are stored in (their rounding belongs to the definition)."""
     z = _rounded(linear(x, w1, splits, b1), round_to)
     act = _rounded(glu(z, probs, **glu_options), round_to)
-    y = linear(act, w2, splits, b2, probs)
-    return y
+    return linear(act, w2, splits, b2, probs)
 
 
 class _Round(torch.autograd.Function):
@@ -87,11 +88,13 @@ def _rounded(t, dtype):
 
 
 def assert_close(found, wanted, dtype, terms, steps=1, name="result"):
-    """found is within rounding of `wanted` (double): a bound from the type and the sum, not a constant.
+    """found is within rounding of `wanted` (double): a bound from the type and the sum, not a
+    constant.
 
-    An inner product of `terms` products in FP32 is off by at most (terms + 8) 2^-24 of the sum of its magnitudes, here
-    bounded by the root mean square of the tensor times sqrt(terms); a result stored in `dtype` adds half a unit in the
-    last place per stored intermediate (`steps`), each of which may be the largest of its row.
+    An inner product of `terms` products in FP32 is off by at most (terms + 8) 2^-24 of the sum of
+    its magnitudes, here bounded by the root mean square of the tensor times sqrt(terms); a result
+    stored in `dtype` adds half a unit in the last place per stored intermediate (`steps`), each of
+    which may be the largest of its row.
     """
     found, wanted = found.detach().double(), wanted.detach().double()
     assert found.shape == wanted.shape, (
@@ -107,6 +110,7 @@ def assert_close(found, wanted, dtype, terms, steps=1, name="result"):
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
         raise AssertionError(
-            f"{name}{list(at)}: got {found[at].item()}, want {wanted[at].item()} within {bound[at].item():.2e}; "
+            f"{name}{list(at)}: got {found[at].item()}, want {wanted[at].item()} within "
+            f"{bound[at].item():.2e}; "
             f"{int(wrong.sum())} of {wrong.numel()} differ"
         )
