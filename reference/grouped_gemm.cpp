@@ -82,6 +82,17 @@ Matrix dot_with_bias(const Matrix& a, const moire_tensor& bias, const moire_grou
   return out;
 }
 
+Matrix add(const Matrix& a, const Matrix& b) {
+  Matrix sum(a.rows, a.columns);
+  for (size_t i = 0; i < sum.values.size(); ++i) {
+    Dot both;
+    both.add(a.values[i]);
+    both.add(b.values[i]);
+    sum.values[i] = both.sum();
+  }
+  return sum;
+}
+
 Matrix grouped_gemm(const moire_grouped_gemm_args& args) {
   const int64_t rows = rows_in_use(args.groups);
   return multiply(read_rows(args.a, args.row_idx, rows), args.b,
@@ -135,6 +146,9 @@ BiasBackwardResults bias_backward(const moire_bias_backward_args& args) {
   }
   if (args.grad_scale.rank != 0) {
     out.grad_scale = dot_with_bias(grad_y, args.bias, args.groups);
+    if (args.beta_scale != 0) {
+      out.grad_scale = add(read_column(args.grad_scale, rows), out.grad_scale);
+    }
   }
   return out;
 }

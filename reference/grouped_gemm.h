@@ -38,6 +38,8 @@ Matrix sum_rows(const Matrix& a, const std::vector<double>& scale, const moire_t
 // sum_j a_ij bias_gj; [rows, 1].
 Matrix dot_with_bias(const Matrix& a, const moire_tensor& bias, const moire_groups& groups);
 
+Matrix add(const Matrix& a, const Matrix& b);
+
 // The ops: rows in use only; results that args do not ask for are empty.
 Matrix grouped_gemm(const moire_grouped_gemm_args& args);
 Weights grouped_gemm_wgrad(const moire_grouped_gemm_wgrad_args& args);

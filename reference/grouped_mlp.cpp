@@ -89,13 +89,7 @@ MlpGradients grouped_mlp_backward(const moire_grouped_mlp_backward_args& args, R
   out.grad_z = stored(std::move(gradients.grad_z));
   out.grad_probs = std::move(gradients.grad_probs);
   if (args.b2.rank != 0) {
-    const Matrix by_bias = dot_with_bias(grad_y, args.b2, args.groups);
-    for (int64_t i = 0; i < rows; ++i) {
-      Dot both;
-      both.add(out.grad_probs.at(i, 0));
-      both.add(by_bias.at(i, 0));
-      out.grad_probs.at(i, 0) = both.sum();
-    }
+    out.grad_probs = add(out.grad_probs, dot_with_bias(grad_y, args.b2, args.groups));
   }
   if (args.grad_x.rank != 0) {
     out.grad_x = multiply(out.grad_z, args.w1, Pass::kDgrad, {}, ones(rows), args.groups);

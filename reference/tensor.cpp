@@ -91,6 +91,12 @@ std::vector<double> read_vector(const TensorView& t, int64_t count, double fallb
   return out;
 }
 
+Matrix read_column(const TensorView& t, int64_t count) {
+  Matrix out(count, 1);
+  for (int64_t i = 0; i < count; ++i) out.at(i, 0).value = read_element(t, 0, i);
+  return out;
+}
+
 Matrix read_stored(const moire_weight& w, int64_t group) {
   TensorView matrix = w.tensor;
   matrix.rank = 2;

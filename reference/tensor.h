@@ -46,6 +46,9 @@ Matrix read_rows(const TensorView& t, const TensorView& row_idx, int64_t count);
 // The first `count` entries of a rank-1 tensor; all `fallback` where it is absent.
 std::vector<double> read_vector(const TensorView& t, int64_t count, double fallback);
 
+// The first `count` entries of a rank-1 tensor as a column [count, 1].
+Matrix read_column(const TensorView& t, int64_t count);
+
 // The matrix of one group as it lies in memory, [shape[1], shape[2]].
 Matrix read_stored(const moire_weight& w, int64_t group);
 // The same as [out, in], whatever its layout.

@@ -28,6 +28,8 @@ Status validate(const Context& context, const GroupedLinearArgs& args, Purpose p
   check.same_dtype("x", args.x, "w", w.tensor);
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, out});
   check.optional_tensor("scale", args.scale, kFP32Only, {capacity});
+  check.require(args.scale.rank == 0 || args.bias.rank != 0,
+                "scale is present but bias is absent: it would scale nothing");
   check.tensor("y", args.y, kFloatTypes, {capacity, out});
   check_outputs_apart(check, {{"y", args.y}},
                       {{"x", args.x},
@@ -61,6 +63,7 @@ Status validate(const Context& context, const GroupedLinearBackwardArgs& args, P
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   check_recipe(check, args.recipe);
   check.enumerator("tail", args.tail, 2);
+  check.enumerator("beta", args.beta, 2);
   check.groups(groups);
   const NamedSize out{"out", grad_y.columns()};
   check_grad_y(check, grad_y, args.gathered_grad_y, args.row_idx, groups, out);

@@ -111,7 +111,7 @@ TEST_F(ReferenceGroupedGemm, WgradHonoursBetaPerGroupAndEmptyGroups) {
 
 TEST_F(ReferenceGroupedGemm, BiasBackwardSumsRowsAndColumns) {
   const TestTensor scale = tensor({4}, {1, 2, -1});
-  const TestTensor grad_bias(DType::kFP32, {3, 2}), grad_scale(DType::kFP32, {4});
+  const TestTensor grad_bias(DType::kFP32, {3, 2}), grad_scale = tensor({4}, {1, 2, 3});
   BiasBackwardArgs args;
   args.grad_y = a;
   args.scale = scale;
@@ -122,6 +122,8 @@ TEST_F(ReferenceGroupedGemm, BiasBackwardSumsRowsAndColumns) {
   const reference::BiasBackwardResults got = reference::bias_backward(args);
   EXPECT_EQ(values_of(got.grad_bias), (Values{1, -1, 0, 0, 4, -3}));
   EXPECT_EQ(values_of(got.grad_scale), (Values{-100, 600, 1200}));
+  args.beta_scale = 1;
+  EXPECT_EQ(values_of(reference::bias_backward(args).grad_scale), (Values{-99, 602, 1203}));
 }
 
 }  // namespace

@@ -66,4 +66,8 @@ Batch::Batch(const std::vector<int64_t>& splits, int64_t tail) {
   groups_ = Groups(offsets_.data(), static_cast<int64_t>(splits.size()), rows() + tail);
 }
 
+Batch::Batch(const Batch& other) : offsets_(other.offsets_), groups_(other.groups_) {
+  groups_.offsets = offsets_.data();
+}
+
 }  // namespace moire::test

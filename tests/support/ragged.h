@@ -34,12 +34,16 @@ inline std::string case_name(const testing::TestParamInfo<RaggedCase>& info) {
   return info.param.name;
 }
 
+inline std::string dtype_case_name(const testing::TestParamInfo<DType>& info) {
+  return dtype_name(info.param);
+}
+
 // Groups and the memory of their offsets.
 class Batch {
  public:
   explicit Batch(const RaggedCase& c) : Batch(c.splits, c.tail) {}
   explicit Batch(const std::vector<int64_t>& splits, int64_t tail = 0);
-  Batch(const Batch&) = delete;
+  Batch(const Batch& other);  // deep
   Batch& operator=(const Batch&) = delete;
 
   const Groups& groups() const { return groups_; }

@@ -129,6 +129,10 @@ TestWeight& TestWeight::randomize(Random& random, double scale) {
   return *this;
 }
 
+void TestWeight::poison() {
+  for (TestTensor& t : tensors_) t.poison();
+}
+
 int64_t TestWeight::row_of(int64_t group, int64_t row) const {
   return is_listed_ ? row : group * shape_.shape[1] + row;
 }

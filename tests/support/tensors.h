@@ -75,6 +75,7 @@ class TestWeight {
   operator moire_weight() const { return view(); }
   moire_weight view() const;
   TestWeight& randomize(Random& random, double scale = 1);
+  void poison();
   // Element [out, in] of one group, whatever the layout.
   double get(int64_t group, int64_t out, int64_t in) const;
   void set(int64_t group, int64_t out, int64_t in, double value);

@@ -1,0 +1,180 @@
+// The fused MLP is grouped_linear, glu, grouped_linear and their gradients, bit for bit.
+#include <moire/glu.h>
+
+#include "tests/mlp/mlp_checks.h"
+
+namespace moire::test {
+namespace {
+
+// The forward in three calls; `p` receives z, act and y.
+void run_unfused_forward(const MlpProblem& p) {
+  GroupedLinearArgs fc1;
+  fc1.x = p.x;
+  fc1.row_idx = p.row_idx;
+  fc1.w = p.w1;
+  fc1.bias = p.b1;
+  fc1.y = p.z;
+  fc1.groups = p.batch.groups();
+  fc1.tail = MOIRE_TAIL_UNTOUCHED;
+  ASSERT_TRUE(succeeds(run(cpu(), fc1, grouped_linear, grouped_linear_workspace)));
+  GluArgs activation;
+  activation.z = p.z;
+  activation.probs = p.probs;
+  activation.act = p.act;
+  activation.groups = p.batch.groups();
+  activation.activation = p.options.activation;
+  activation.layout = p.options.layout;
+  activation.tail = MOIRE_TAIL_UNTOUCHED;
+  ASSERT_TRUE(succeeds(glu(cpu(), activation)));
+  GroupedLinearArgs fc2;
+  fc2.x = p.act;
+  fc2.w = p.w2;
+  fc2.bias = p.b2;
+  if (p.options.with_b2) fc2.scale = p.probs;
+  fc2.y = p.y;
+  fc2.groups = p.batch.groups();
+  fc2.tail = p.options.tail;
+  ASSERT_TRUE(succeeds(run(cpu(), fc2, grouped_linear, grouped_linear_workspace)));
+}
+
+// The backward in three calls, after a forward; without b2 there is one path to grad_probs.
+void run_unfused_backward(const MlpProblem& p) {
+  TestTensor grad_act(p.options.dtype, {p.batch.capacity(), p.options.width});
+  GroupedLinearBackwardArgs fc2;
+  fc2.x = p.act;
+  fc2.w = p.w2;
+  fc2.grad_y = p.grad_y;
+  fc2.grad_x = grad_act;
+  fc2.grad_w = p.grad_w2;
+  fc2.groups = p.batch.groups();
+  fc2.tail = MOIRE_TAIL_UNTOUCHED;
+  ASSERT_TRUE(
+      succeeds(run(cpu(), fc2, grouped_linear_backward, grouped_linear_backward_workspace)));
+  GluBackwardArgs activation;
+  activation.z = p.z;
+  activation.probs = p.probs;
+  activation.grad_act = grad_act;
+  activation.grad_z = p.grad_z;
+  if (p.options.with_probs) activation.grad_probs = p.grad_probs;
+  activation.groups = p.batch.groups();
+  activation.activation = p.options.activation;
+  activation.layout = p.options.layout;
+  activation.tail = p.options.tail;
+  ASSERT_TRUE(succeeds(glu_backward(cpu(), activation)));
+  GroupedLinearBackwardArgs fc1;
+  fc1.x = p.x;
+  fc1.row_idx = p.row_idx;
+  fc1.w = p.w1;
+  fc1.grad_y = p.grad_z;
+  fc1.grad_x = p.grad_x;
+  fc1.grad_w = p.grad_w1;
+  if (p.options.with_b1) fc1.grad_bias = p.grad_b1;
+  fc1.groups = p.batch.groups();
+  fc1.tail = p.options.tail;
+  ASSERT_TRUE(
+      succeeds(run(cpu(), fc1, grouped_linear_backward, grouped_linear_backward_workspace)));
+}
+
+void expect_fused_is_unfused(const MlpOptions& options, Random& random) {
+  SCOPED_TRACE(testing::PrintToString(options));
+  const MlpProblem fused(options, random);
+  const MlpProblem unfused = fused;
+  const int64_t rows = fused.batch.rows();
+  ASSERT_TRUE(succeeds(run_forward(cpu(), fused.forward())));
+  run_unfused_forward(unfused);
+  EXPECT_TRUE(same_bits(fused.z, unfused.z, rows)) << "z";
+  EXPECT_TRUE(same_bits(fused.y, unfused.y)) << "y";
+  if (options.saves_act) {
+    EXPECT_TRUE(same_bits(fused.act, unfused.act, rows)) << "act";
+  }
+  ASSERT_TRUE(succeeds(run_backward(cpu(), fused.backward())));
+  run_unfused_backward(unfused);
+  EXPECT_TRUE(same_bits(fused.grad_x, unfused.grad_x)) << "grad_x";
+  EXPECT_TRUE(same_bits(fused.grad_w1, unfused.grad_w1)) << "grad_w1";
+  EXPECT_TRUE(same_bits(fused.grad_b1, unfused.grad_b1)) << "grad_b1";
+  EXPECT_TRUE(same_bits(fused.grad_w2, unfused.grad_w2)) << "grad_w2";
+  EXPECT_TRUE(same_bits(fused.grad_probs, unfused.grad_probs)) << "grad_probs";
+}
+
+TEST(Fused, EqualsUnfusedBitForBit) {
+  Random random;
+  for (const RaggedCase& ragged : ragged_table()) {
+    for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
+      MlpOptions options;
+      options.ragged = ragged;
+      options.dtype = dtype;
+      options.with_b2 = false;
+      expect_fused_is_unfused(options, random);
+    }
+  }
+}
+
+// Widths on both sides of the 64 columns of a partial sum, and of every tile.
+TEST(Fused, EqualsUnfusedForEveryActivationLayoutAndWidth) {
+  Random random;
+  for (const Activation& activation : activations()) {
+    for (const GluLayout& layout : glu_layouts()) {
+      for (const int64_t width : {8, 72, 136, 200}) {
+        MlpOptions options;
+        options.ragged = {"Two", {70, 5}};
+        options.width = width;
+        options.hidden = 20;
+        options.dtype = DType::kBF16;
+        options.activation = activation;
+        options.layout = layout;
+        options.with_b2 = false;
+        options.saves_act = true;
+        expect_fused_is_unfused(options, random);
+      }
+    }
+  }
+}
+
+TEST(Fused, ForwardWithoutSavingZHasTheSameBits) {
+  Random random;
+  MlpOptions options;
+  options.dtype = DType::kBF16;
+  const MlpProblem saving(options, random);
+  const MlpProblem forgetting = saving;
+  ASSERT_TRUE(succeeds(run_forward(cpu(), saving.forward())));
+  GroupedMlpArgs args = forgetting.forward();
+  args.z = {};
+  ASSERT_TRUE(succeeds(run_forward(cpu(), args)));
+  EXPECT_TRUE(same_bits(saving.y, forgetting.y));
+}
+
+// Gathered rows have the bits of rows permuted first.
+TEST(Fused, GatheringEqualsPermutingFirst) {
+  Random random;
+  for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
+    MlpOptions options;
+    options.dtype = dtype;
+    options.ragged = {"Three", {40, 0, 9}, 1};
+    options.gathered = options.gathered_grad_y = true;
+    const MlpProblem gathering(options, random);
+    MlpProblem permuted = gathering;
+    permuted.options.gathered = permuted.options.gathered_grad_y = false;
+    permuted.x = TestTensor(dtype, {permuted.batch.capacity(), options.hidden});
+    permuted.grad_y = permuted.x;
+    for (int64_t i = 0; i < permuted.batch.rows(); ++i) {
+      const int64_t row = reference::read_index(gathering.row_idx.view(), 0, i);
+      for (int64_t j = 0; j < options.hidden; ++j) {
+        permuted.x.set(i, j, gathering.x.get(row, j));
+        permuted.grad_y.set(i, j, gathering.grad_y.get(row, j));
+      }
+    }
+    permuted.row_idx = TestTensor();
+    for (const MlpProblem* p : std::initializer_list<const MlpProblem*>{&gathering, &permuted}) {
+      ASSERT_TRUE(succeeds(run_forward(cpu(), p->forward())));
+      ASSERT_TRUE(succeeds(run_backward(cpu(), p->backward())));
+    }
+    EXPECT_TRUE(same_bits(gathering.y, permuted.y));
+    EXPECT_TRUE(same_bits(gathering.grad_x, permuted.grad_x));
+    EXPECT_TRUE(same_bits(gathering.grad_w1, permuted.grad_w1));
+    EXPECT_TRUE(same_bits(gathering.grad_w2, permuted.grad_w2));
+    EXPECT_TRUE(same_bits(gathering.grad_b2, permuted.grad_b2));
+  }
+}
+
+}  // namespace
+}  // namespace moire::test

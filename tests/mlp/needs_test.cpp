@@ -1,0 +1,127 @@
+// Every gradient is optional on its own, and none of them depends on which others are asked for;
+// weight gradients may be a later call.
+#include <string>
+#include <utility>
+
+#include "tests/mlp/mlp_checks.h"
+
+namespace moire::test {
+namespace {
+
+constexpr MlpNeeds kNone{false, false, false, false, false, false};
+
+std::vector<std::pair<std::string, MlpNeeds>> needs_table() {
+  std::vector<std::pair<std::string, MlpNeeds>> table{{"none", kNone}, {"all", {}}};
+  bool MlpNeeds::*const members[] = {&MlpNeeds::x,  &MlpNeeds::w1, &MlpNeeds::b1,
+                                     &MlpNeeds::w2, &MlpNeeds::b2, &MlpNeeds::probs};
+  const char* const names[] = {"x", "w1", "b1", "w2", "b2", "probs"};
+  for (size_t i = 0; i < std::size(members); ++i) {
+    MlpNeeds only = kNone, without;
+    only.*members[i] = true;
+    without.*members[i] = false;
+    table.emplace_back(std::string("only ") + names[i], only);
+    table.emplace_back(std::string("all but ") + names[i], without);
+  }
+  MlpNeeds frozen_fc1, frozen_fc2, frozen_both;
+  frozen_fc1.w1 = frozen_fc1.b1 = false;
+  frozen_fc2.w2 = frozen_fc2.b2 = false;
+  frozen_both.w1 = frozen_both.b1 = frozen_both.w2 = frozen_both.b2 = false;
+  table.emplace_back("FC1 frozen", frozen_fc1);
+  table.emplace_back("FC2 frozen", frozen_fc2);
+  table.emplace_back("both frozen", frozen_both);
+  return table;
+}
+
+void poison_gradients(MlpProblem& p) {
+  for (TestTensor* t : {&p.grad_x, &p.grad_b1, &p.grad_b2, &p.grad_probs}) t->poison();
+  p.grad_w1.poison();
+  p.grad_w2.poison();
+}
+
+// What was asked for has the bits of `want`; the rest is still poisoned.
+void expect_only(const MlpProblem& got, const MlpProblem& untouched, const MlpProblem& want,
+                 const MlpNeeds& needs) {
+  EXPECT_TRUE(same_bits(got.grad_x, (needs.x ? want : untouched).grad_x)) << "grad_x";
+  EXPECT_TRUE(same_bits(got.grad_w1, (needs.w1 ? want : untouched).grad_w1)) << "grad_w1";
+  EXPECT_TRUE(same_bits(got.grad_b1, (needs.b1 ? want : untouched).grad_b1)) << "grad_b1";
+  EXPECT_TRUE(same_bits(got.grad_w2, (needs.w2 ? want : untouched).grad_w2)) << "grad_w2";
+  EXPECT_TRUE(same_bits(got.grad_b2, (needs.b2 ? want : untouched).grad_b2)) << "grad_b2";
+  EXPECT_TRUE(same_bits(got.grad_probs, (needs.probs ? want : untouched).grad_probs))
+      << "grad_probs";
+}
+
+class GroupedMlpNeeds : public testing::TestWithParam<bool> {};
+
+TEST_P(GroupedMlpNeeds, EachGradientAloneHasTheBitsItHasAmongAll) {
+  Random random;
+  for (const DType dtype : {DType::kFP32, DType::kBF16}) {
+    MlpOptions options;
+    options.dtype = dtype;
+    options.saves_act = GetParam();
+    MlpProblem all(options, random);
+    ASSERT_TRUE(succeeds(run_forward(cpu(), all.forward())));
+    MlpProblem untouched = all;
+    MlpProblem some = all;
+    ASSERT_TRUE(succeeds(run_backward(cpu(), all.backward())));
+    for (const auto& [name, needs] : needs_table()) {
+      SCOPED_TRACE(name);
+      poison_gradients(some);
+      ASSERT_TRUE(succeeds(run_backward(cpu(), some.backward(needs))));
+      expect_only(some, untouched, all, needs);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(SavePolicy, GroupedMlpNeeds, testing::Bool());
+
+// Operands that no asked-for gradient needs may be absent.
+TEST(GroupedMlpGradients, AbsentOperandsAreFineWhereNothingReadsThem) {
+  Random random;
+  const MlpProblem p({}, random);
+  ASSERT_TRUE(succeeds(run_forward(cpu(), p.forward())));
+  MlpNeeds needs = kNone;
+  needs.w2 = needs.b2 = true;
+  GroupedMlpBackwardArgs args = p.backward(needs);
+  args.x = {};
+  args.w1 = {};
+  args.w2 = {};
+  args.b2 = {};
+  const reference::MlpGradients want = reference::grouped_mlp_backward(p.backward(needs));
+  ASSERT_TRUE(succeeds(run_backward(cpu(), args)));
+  EXPECT_TRUE(matches(p.grad_w2, want.grad_w2));
+  EXPECT_TRUE(matches(p.grad_b2, want.grad_b2));
+}
+
+TEST(GroupedMlpGradients, WeightGradientsMayBeALaterCall) {
+  Random random;
+  MlpProblem now({}, random);
+  ASSERT_TRUE(succeeds(run_forward(cpu(), now.forward())));
+  MlpProblem later = now;
+  ASSERT_TRUE(succeeds(run_backward(cpu(), now.backward())));
+
+  MlpNeeds needs;
+  needs.w1 = needs.w2 = false;
+  GroupedMlpBackwardArgs args = later.backward(needs);
+  args.grad_z = later.grad_z;
+  args.act = later.act;
+  ASSERT_TRUE(succeeds(run_backward(cpu(), args)));
+  GroupedLinearBackwardArgs fc1, fc2;
+  fc1.x = later.x;
+  fc1.grad_y = later.grad_z;
+  fc1.grad_w = later.grad_w1;
+  fc1.groups = later.batch.groups();
+  fc2.x = later.act;
+  fc2.grad_y = later.grad_y;
+  fc2.grad_w = later.grad_w2;
+  fc2.groups = later.batch.groups();
+  for (const GroupedLinearBackwardArgs& linear : {fc1, fc2}) {
+    ASSERT_TRUE(
+        succeeds(run(cpu(), linear, grouped_linear_backward, grouped_linear_backward_workspace)));
+  }
+  EXPECT_TRUE(same_bits(later.grad_w1, now.grad_w1));
+  EXPECT_TRUE(same_bits(later.grad_w2, now.grad_w2));
+  EXPECT_TRUE(same_bits(later.grad_x, now.grad_x));
+}
+
+}  // namespace
+}  // namespace moire::test
