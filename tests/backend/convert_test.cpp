@@ -54,12 +54,12 @@ HWY_AFTER_NAMESPACE();
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <iostream>
 #include <random>
 #include <vector>
 
 #include "core/float_environment.h"
 #include "tests/backend/each_target.h"
+#include "tests/support/random.h"
 
 namespace moire::cpu {
 namespace {
@@ -93,7 +93,7 @@ std::vector<uint16_t> every_pattern() {
 }
 
 // Every value of `dtype`, the middle to the next and its two neighbours, and random bit patterns.
-std::vector<float> hard_floats(DType dtype) {
+std::vector<float> hard_floats(DType dtype, std::mt19937_64& random) {
   std::vector<float> out;
   for (const uint16_t bits : every_pattern()) {
     const float low = decode(dtype, bits), high = decode(dtype, static_cast<uint16_t>(bits + 1));
@@ -108,9 +108,6 @@ std::vector<float> hard_floats(DType dtype) {
     out.push_back(x);
     out.push_back(-x);
   }
-  const auto seed = std::random_device{}();
-  std::cout << "seed " << seed << "\n";
-  std::mt19937 random(seed);
   for (int i = 0; i < 1'000'000; ++i)
     out.push_back(std::bit_cast<float>(static_cast<uint32_t>(random())));
   return out;
@@ -132,8 +129,9 @@ TEST(Convert, DecodesEveryPatternLikeTheScalarDefinition) {
 
 TEST(Convert, EncodesAndRoundsLikeTheScalarDefinition) {
   const FloatEnvironment exact;
+  test::Random random;
   for (const DType dtype : kHalves) {
-    const std::vector<float> in = hard_floats(dtype);
+    const std::vector<float> in = hard_floats(dtype, random.engine());
     for_each_target([&] {
       std::vector<uint16_t> out(in.size());
       HWY_DYNAMIC_DISPATCH(encode_row)(in.data(), in.size(), dtype, out.data());
@@ -150,7 +148,8 @@ TEST(Convert, EncodesAndRoundsLikeTheScalarDefinition) {
 
 TEST(Convert, RowsOfAnyLengthWriteExactlyThatLength) {
   const FloatEnvironment exact;
-  std::mt19937 random(7);
+  test::Random fresh;
+  std::mt19937_64& random = fresh.engine();
   for_each_target([&] {
     for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
       const auto size = static_cast<size_t>(dtype_size(dtype));
@@ -172,7 +171,8 @@ TEST(Convert, RowsOfAnyLengthWriteExactlyThatLength) {
 TEST(Convert, PairsAreTheEvenAndTheOddElements) {
   const FloatEnvironment exact;
   constexpr size_t kPairs = 64;
-  std::mt19937 random(8);
+  test::Random fresh;
+  std::mt19937_64& random = fresh.engine();
   for_each_target([&] {
     for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
       std::vector<float> values(2 * kPairs), first(kPairs), second(kPairs), back(2 * kPairs);
