@@ -60,6 +60,8 @@ LAYERS = (
     ("src/capi/", (STD, PUBLIC, r'"core/format\.h"', r'"capi/')),
     # Shares no code with what it judges: tensor views, and nothing of src/.
     ("reference/", (STD, r"<moire\.h>", r"<moire/tensor\.h>", r'"reference/')),
+    # The processor's own peak, by its own instructions; and the one file that times a GPU.
+    ("tools/moire/peak_flops", (STD, INTRINSICS, r'"[a-z_]+\.h"')),
     ("tools/moire/cuda_timing", (STD, PUBLIC, CUDA, r'"[a-z_]+\.h"')),
     (
         "tools/",

@@ -1,4 +1,4 @@
-"""What bad input gets: the kind of error, and a sentence with what was found and what was needed."""
+"""What bad input gets: the kind of error, and a sentence with what was found and needed."""
 
 import moire
 import pytest
