@@ -1,0 +1,192 @@
+"""The demo: its expert layers agree, its measurements bite, and one quick run from end to end."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+from moe_demo import charts, device, experts, model, results, text, training  # noqa: E402
+from moe_demo.recipes import BASELINE, QUICK, RECIPES, Config  # noqa: E402
+
+SMALL = Config(hidden=32, layers=2, heads=2, experts=4, width=24, context=16, batch=2, steps=4)
+# Sums of at most a few hundred FP32 products in another order; operands rounded to BF16 (by 2^-9).
+FP32_BOUND = 1e-5
+BF16_BOUND = 5e-2
+RECIPE = {recipe.name: recipe for recipe in RECIPES}
+
+
+@pytest.fixture(scope="module")
+def words():
+    sample = (b"for i in range(10):\n    print(i, i * i)\n" * 400)[: 16 * 1024]
+    return text.Text(sample[:12000], sample[12000:], "a sample")
+
+
+def filled(layer, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for weight in layer.weights():
+        weight.data = torch.randn(weight.shape, generator=generator) * weight.shape[-1] ** -0.5
+    return layer
+
+
+def test_the_pytorch_layer_is_the_definition_of_a_mixture_of_experts():
+    layer = filled(experts.PyTorchMoE(SMALL, "float32"))
+    router, w1, w2 = (weight.detach().double() for weight in layer.weights())
+    x = torch.randn(20, SMALL.hidden, generator=torch.Generator().manual_seed(1))
+    want = torch.zeros(20, SMALL.hidden, dtype=torch.float64)
+    for t, token in enumerate(x.double()):
+        best = (router @ token).softmax(0).topk(SMALL.top_k)
+        for weight, e in zip(best.values / best.values.sum(), best.indices):
+            gate, up = (w1[e] @ token).chunk(2)
+            want[t] += weight * (w2[e] @ (torch.nn.functional.silu(gate) * up))
+    difference = (layer(x).double() - want).abs().max() / want.abs().max()
+    assert difference < FP32_BOUND
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"), [("moire-fp32", FP32_BOUND), ("moire-bf16", BF16_BOUND)]
+)
+def test_first_step_gradients_of_moire_are_those_of_pytorch(name, bound, words):
+    found = training.first_gradient_difference(RECIPE[name], SMALL, words)
+    assert 0 < found["value"] < bound, found
+
+
+def test_the_gradient_difference_sees_swapped_gate_and_up(words, monkeypatch):
+    class Swapped(experts.PyTorchMoE):
+        def forward(self, x):
+            halves = self.w1.unflatten(1, (2, -1)).flip(1).flatten(1, 2)
+            parameters = {"router": self.router, "w1": halves, "w2": self.w2}
+            return torch.func.functional_call(
+                experts.PyTorchMoE(SMALL, "float32"), parameters, (x,)
+            )
+
+    monkeypatch.setattr(training, "make_moe", lambda *_: Swapped(SMALL, "float32"))
+    assert training.first_gradient_difference(BASELINE, SMALL, words)["value"] > BF16_BOUND
+
+
+def test_every_recipe_starts_from_the_same_weights():
+    states = [
+        [w.clone() for w in training.build(recipe, SMALL).blocks[1].moe.weights()]
+        for recipe in RECIPES
+    ]
+    for state in states[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(state, states[0]))
+
+
+def test_every_recipe_sees_the_same_tokens(words):
+    first, second = (list(training.batches(words.train, SMALL)) for _ in range(2))
+    assert len(first) == SMALL.steps
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    assert not torch.equal(first[0], first[1])
+
+
+def test_a_model_cannot_see_the_byte_that_it_predicts():
+    net = training.build(BASELINE, SMALL)
+    bytes_ = torch.randint(256, (1, 16), generator=torch.Generator().manual_seed(2))
+    changed = bytes_.clone()
+    changed[0, 9] = (changed[0, 9] + 1) % 256
+    before, after = net(bytes_), net(changed)
+    assert torch.equal(before[0, :9], after[0, :9])
+    assert not torch.equal(before[0, 9:], after[0, 9:])
+
+
+def test_the_stopwatch_covers_forward_and_backward():
+    net = training.build(BASELINE, replace(SMALL, hidden=128, width=256))
+    assert isinstance(net, model.ByteModel)
+    loss = training.loss_of(net, torch.zeros(2, 17, dtype=torch.long))
+    forward = sum(block.moe.seconds for block in net.blocks)
+    loss.backward()
+    assert 0 < forward < sum(block.moe.take_seconds() for block in net.blocks)
+    assert sum(block.moe.take_seconds() for block in net.blocks) == 0
+
+
+def test_order_0_entropy_of_known_bytes():
+    assert text.Text(b"", b"abab", "").entropy == 1
+    assert text.Text(b"", bytes(range(256)), "").entropy == 8
+
+
+def test_held_out_text_is_not_trained_on(tmp_path):
+    for i in range(30):
+        (tmp_path / f"{i}.txt").write_bytes(bytes([65 + i]) * 1000)
+    loaded = text.load([str(p) for p in sorted(tmp_path.iterdir())], seed=3)
+    assert len(loaded.train) + len(loaded.held_out) == 30_000
+    assert len(loaded.held_out) >= 0.05 * 30_000
+    assert not set(loaded.train) & set(loaded.held_out)
+
+
+def test_a_single_file_is_cut(tmp_path):
+    (tmp_path / "one.txt").write_bytes(b"a" * 950 + b"b" * 50)
+    loaded = text.load([str(tmp_path / "one.txt")], seed=3)
+    assert (loaded.train, loaded.held_out) == (b"a" * 950, b"b" * 50)
+
+
+def test_findings_do_not_hide_a_run_that_went_astray():
+    def run(name, bits, seconds):
+        kind = name.partition("-")[0]
+        return {"name": name, "experts": kind, "validation": [[9, bits]], "moe_seconds": seconds}
+
+    good = {
+        "text": {"entropy": 4.0},
+        "runs": [run("pytorch-fp32", 2.5, 2.0), run("moire-fp32", 2.51, 1.0)],
+    }
+    assert [holds for holds, _ in results.findings(good)] == [True, True, True]
+    bad = {
+        "text": {"entropy": 4.0},
+        "runs": [run("pytorch-fp32", 2.5, 2.0), run("moire-fp32", 3.9, 2.5)],
+    }
+    assert [holds for holds, _ in results.findings(bad)] == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "want"),
+    [(0, 10, [0, 2, 4, 6, 8, 10]), (2.5, 8.5, [3, 4, 5, 6, 7, 8]), (-1, 1, [-1, -0.5, 0, 0.5, 1])],
+)
+def test_ticks_are_round_numbers(low, high, want):
+    assert charts.ticks(low, high, 6) == want
+
+
+def demo(*arguments):
+    command = [sys.executable, str(EXAMPLES / "train_moe.py"), "--quick", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(not device.why_no_cuda(), reason="a GPU can run it")
+def test_cuda_without_a_gpu_says_what_is_missing():
+    done = demo("--device", "cuda")
+    assert done.returncode == 1
+    assert done.stderr.startswith("--device cuda: ")
+    assert re.search("CUDA|cuda|GPU", done.stderr.partition(": ")[2])
+
+
+def test_an_unknown_recipe_is_refused_by_name():
+    done = demo("--recipes", "fp4")
+    assert done.returncode == 1
+    assert "there is no fp4; there are pytorch-fp32" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_quick_run_from_end_to_end(tmp_path):
+    done = demo("--out", str(tmp_path), "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "results.json").read_text())
+    runs = {run["name"]: run for run in found["runs"]}
+    assert {"pytorch-fp32", "moire-fp32", "moire-bf16"} <= set(runs)
+    for run in runs.values():
+        assert len(run["train"]) == QUICK["steps"]
+        assert results.final_bits(run) < found["text"]["entropy"] < run["train"][0][1]
+        assert abs(results.final_bits(run) - results.final_bits(runs["pytorch-fp32"])) < 0.05
+        assert 0 < run["moe_share"] < 1
+        assert run["peak_bytes"] > 2**20
+        assert run["name"] in done.stdout
+
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert not re.search(r"https?:|src=|href=|@import|url\(", page)
