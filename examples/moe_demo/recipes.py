@@ -61,7 +61,8 @@ QUICK = {
     "width": 96,
     "context": 64,
     "batch": 4,
-    "steps": 30,
+    "steps": 60,
+    "learning_rate": 6e-3,
     "warmup": 5,
     "final_sequences": 16,
 }
