@@ -32,9 +32,9 @@ class Config:
     hidden: int = 128
     layers: int = 4
     heads: int = 2
-    experts: int = 16
+    experts: int = 32
     top_k: int = 2
-    width: int = 384  # F: FC1 gives 2F values, gate and up
+    width: int = 256  # F: FC1 gives 2F values, gate and up
     context: int = 256
     batch: int = 4
     steps: int = 400
