@@ -39,14 +39,6 @@ struct ResolvedGluLayout {
   MOIRE_GLU_HOST_DEVICE constexpr int64_t up(int64_t j) const {
     return gate_first ? second(j) : first(j);
   }
-
-  // The inverse of first() and second(): which column lies at a position, and in which of the two.
-  MOIRE_GLU_HOST_DEVICE constexpr bool is_second(int64_t position) const {
-    return position / block % 2 != 0;
-  }
-  MOIRE_GLU_HOST_DEVICE constexpr int64_t column(int64_t position) const {
-    return position / (2 * block) * block + position % block;
-  }
 };
 
 MOIRE_GLU_HOST_DEVICE constexpr ResolvedGluLayout resolve_glu_layout(moire_glu_layout layout,

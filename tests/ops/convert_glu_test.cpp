@@ -121,27 +121,37 @@ TEST(ConvertGlu, SplitsLongRowsAndManyRowsOverAnyNumberOfThreads) {
   }
 }
 
-// Long runs bypass the cache from 8 MiB on: same bytes, rows of odd lengths at odd addresses.
-TEST(ConvertGlu, MovesLargeTensors) {
-  Random random;
-  const int64_t f = 1536;
-  for (const int64_t padding : {0, 3}) {
-    TestTensor source(DType::kBF16, {2 * f, 1501}, padding), target = source;
-    for (int64_t row = 0; row < 2 * f; ++row) {
-      for (int64_t j = 0; j < 1501; ++j) {
-        static_cast<uint16_t*>(source.view().data)[row * (1501 + padding) + j] =
-            static_cast<uint16_t>(row * 31 + j);
+// From 8 MiB on, stores bypass the cache: the same bytes, for rows of odd lengths at odd addresses.
+TEST(ConvertGlu, MovesLargeTensorsPastTheCache) {
+  struct Conversion {
+    int64_t from, to;
+  };
+  const auto check = [](const Shape& shape, const std::vector<Conversion>& conversions) {
+    TestTensor source(DType::kBF16, shape.sizes, shape.padding);
+    TestTensor target(DType::kBF16, shape.sizes, shape.padding);
+    const TensorView view = source.view();
+    for (int64_t row = 0; row < view.num_rows(); ++row) {
+      auto* elements = static_cast<uint16_t*>(view.data) + row * view.stride();
+      for (int64_t j = 0; j < view.columns(); ++j) {
+        elements[j] = static_cast<uint16_t>(row * 31 + j);
       }
     }
-    for (const int64_t block : {1, 32}) {
-      ConvertGluArgs args;
-      args.source = source;
-      args.target = target;
-      args.to = GluLayout::interleaved(block);
+    ConvertGluArgs args;
+    args.source = source;
+    args.target = target;
+    args.dim = shape.dim;
+    for (const Conversion& c : conversions) {
+      args.from = GluLayout::interleaved(c.from);
+      args.to = GluLayout::interleaved(c.to, MOIRE_UP_FIRST);
+      target.poison();
       ASSERT_TRUE(succeeds(convert_glu(cpu(2), args)));
-      EXPECT_TRUE(bytes_of(target) == reference::convert_glu(args));
+      EXPECT_TRUE(bytes_of(target) == reference::convert_glu(args)) << c.from << " to " << c.to;
       EXPECT_TRUE(target.is_undamaged());
     }
+  };
+  for (const int64_t padding : {0, 3}) {
+    check({{3072, 1501}, 0, padding}, {{0, 1}, {32, 0}, {0, 0}});
+    check({{1500, 3072}, 1, padding}, {{0, 1}, {1, 0}, {0, 8}, {8, 0}, {32, 0}, {1, 8}});
   }
 }
 

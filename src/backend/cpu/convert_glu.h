@@ -12,21 +12,22 @@
 
 namespace moire::cpu {
 
-// Positions that are contiguous and shorter than a cache line, along one row.
+// Positions that follow each other without a gap and are shorter than a cache line, along one row.
 struct SmallUnits {
   const char* source;
   char* target;
   ResolvedGluLayout from, to;  // in units
   int64_t first, end;          // units of each half
   int64_t unit_bytes;
+  bool bypass_cache;  // write past the cache: the target is too large to find it there again
 };
 
-// Bytes from one place to another.
+// Contiguous bytes from one place to another.
 struct CopyRun {
   const char* source;
   char* target;
   int64_t bytes;
-  bool bypass_cache;  // write past the cache: the target is too large to find it there again
+  bool bypass_cache;
 };
 
 }  // namespace moire::cpu
