@@ -56,19 +56,15 @@ inline float DotSegment(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b
   return DotLanes<Fp32, Fp32>(a, b, PaddedColumns(n));
 }
 
-// sum_j a_j * b_j over a row of n columns, by segments.
-template <class A, class B>
-inline float DotRow(const typename A::Element* a, const typename B::Element* b, size_t n) {
-  float total = 0.0F;
-  size_t j = 0;
-  for (; j + kSegment <= n; j += kSegment) total += DotLanes<A, B>(a + j, b + j, kSegment);
-  if (j == n) return total;
-  alignas(64) float a_rest[kSegment], b_rest[kSegment];
-  DecodeRun<A>(a + j, n - j, a_rest);
-  DecodeRun<B>(b + j, n - j, b_rest);
-  PadSegment(a_rest, n - j);
-  PadSegment(b_rest, n - j);
-  return total + DotSegment(a_rest, b_rest, n - j);
+// The same for a segment in memory, of any format, and a zero-padded one in FP32.
+template <class Format>
+HWY_INLINE float DotStoredSegment(const typename Format::Element* a, const float* HWY_RESTRICT b,
+                                  size_t n) {
+  if (n == kSegment) return DotLanes<Format, Fp32>(a, b, kSegment);
+  alignas(64) float rest[kSegment];
+  DecodeRun<Format>(a, n, rest);
+  PadSegment(rest, n);
+  return DotSegment(rest, b, n);
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE

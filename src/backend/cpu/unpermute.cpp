@@ -111,38 +111,55 @@ void SumToken(const TensorView& rows, const Choices<Index>& choices, typename To
 
 // to[0 ... n) = weight * from[0 ... n)
 template <class Format>
-void ScaleRow(float weight, const typename Format::Element* from, size_t n,
-              typename Format::Element* to) {
+HWY_INLINE void StoreScaled(float weight, const float* from, size_t n,
+                            typename Format::Element* to) {
   const FloatTag d;
   const size_t lanes = hn::Lanes(d);
   const Vector w = hn::Set(d, weight);
   size_t c = 0;
-  for (; c + lanes <= n; c += lanes)
-    Format::Store(d, hn::Mul(w, Format::Load(d, from + c)), to + c);
-  for (; c < n; ++c) to[c] = Format::encode(weight * Format::decode(from[c]));
+  for (; c + lanes <= n; c += lanes) {
+    Format::Store(d, hn::Mul(w, hn::LoadU(d, from + c)), to + c);
+  }
+  for (; c < n; ++c) to[c] = Format::encode(weight * from[c]);
 }
 
-// One token: grad_rows = weight * grad_y and grad_weights = rows . grad_y, each if asked for.
-template <class Grad, class Row, class Index>
-void BackwardToken(const UnpermuteBackwardArgs& args, int64_t token) {
-  const TensorView grad_y = args.grad_y, rows = args.rows, grad_rows = args.grad_rows,
-                   grad_weights = args.grad_weights;
-  const Choices<Index> choices(args.scatter_idx, args.weights, token);
-  const auto columns = static_cast<size_t>(grad_y.shape[1]);
-  const auto* g = row_of<const typename Grad::Element>(grad_y, token);
-  if (grad_rows.is_present()) {
+// Both gradients go by segments of the token's row and, within one, by choices: k rows at a time
+// keep the memory busier than one after the other (1.3 x, 8 choices of 2048 columns in BF16, two
+// cores), but reading k and writing k at once is slower than one after the other again.
+
+// grad_rows = weight * grad_y
+template <class Grad, class Index>
+void RowGradients(const TensorView& grad_rows, const Choices<Index>& choices,
+                  const typename Grad::Element* grad_y) {
+  using Element = typename Grad::Element;
+  const auto columns = static_cast<size_t>(grad_rows.shape[1]);
+  alignas(64) float segment[kSegment];
+  for (size_t c = 0; c < columns; c += kSegment) {
+    const size_t n = std::min(kSegment, columns - c);
+    DecodeRun<Grad>(grad_y + c, n, segment);
     for (int64_t j = choices.next(0); j < choices.count; j = choices.next(j + 1)) {
-      ScaleRow<Grad>(choices.weight(j), g, columns,
-                     row_of<typename Grad::Element>(grad_rows, choices.rows[j]));
+      StoreScaled<Grad>(choices.weight(j), segment, n,
+                        row_of<Element>(grad_rows, choices.rows[j]) + c);
     }
   }
-  if (!grad_weights.is_present()) return;
-  float* out = row_of<float>(grad_weights, token);
-  for (int64_t j = 0; j < choices.count; ++j) {
-    out[j] = choices.rows[j] < 0
-                 ? 0.0F
-                 : DotRow<Row, Grad>(row_of<const typename Row::Element>(rows, choices.rows[j]), g,
-                                     columns);
+}
+
+// grad_weights = rows . grad_y
+template <class Grad, class Row, class Index>
+void WeightGradients(const TensorView& rows, const Choices<Index>& choices,
+                     const typename Grad::Element* grad_y, float* grad_weights) {
+  using Element = const typename Row::Element;
+  const auto columns = static_cast<size_t>(rows.shape[1]);
+  alignas(64) float segment[kSegment];
+  std::fill_n(grad_weights, choices.count, 0.0F);
+  for (size_t c = 0; c < columns; c += kSegment) {
+    const size_t n = std::min(kSegment, columns - c);
+    DecodeRun<Grad>(grad_y + c, n, segment);
+    PadSegment(segment, n);
+    for (int64_t j = choices.next(0); j < choices.count; j = choices.next(j + 1)) {
+      grad_weights[j] +=
+          DotStoredSegment<Row>(row_of<Element>(rows, choices.rows[j]) + c, segment, n);
+    }
   }
 }
 
@@ -163,14 +180,23 @@ void SumTokens(const UnpermuteArgs& args, int64_t begin, int64_t end) {
   });
 }
 
+template <class Grad, class Index>
+void BackwardToken(const UnpermuteBackwardArgs& args, int64_t token) {
+  const Choices<Index> choices(args.scatter_idx, args.weights, token);
+  const auto* grad_y = row_of<const typename Grad::Element>(args.grad_y, token);
+  if (args.grad_rows.rank != 0) RowGradients<Grad>(args.grad_rows, choices, grad_y);
+  if (args.grad_weights.rank == 0) return;
+  const TensorView rows = args.rows;
+  with_format(rows.type(), [&](auto row) HWY_ATTR {
+    WeightGradients<Grad, decltype(row)>(rows, choices, grad_y,
+                                         row_of<float>(args.grad_weights, token));
+  });
+}
+
 void BackwardTokens(const UnpermuteBackwardArgs& args, int64_t begin, int64_t end) {
   with_format(TensorView(args.grad_y).type(), [&](auto grad) HWY_ATTR {
-    with_format(TensorView(args.rows).type(), [&](auto row) HWY_ATTR {
-      with_index_type(TensorView(args.scatter_idx).type(), [&]<class Index>() HWY_ATTR {
-        for (int64_t t = begin; t < end; ++t) {
-          BackwardToken<decltype(grad), decltype(row), Index>(args, t);
-        }
-      });
+    with_index_type(TensorView(args.scatter_idx).type(), [&]<class Index>() HWY_ATTR {
+      for (int64_t t = begin; t < end; ++t) BackwardToken<decltype(grad), Index>(args, t);
     });
   });
 }
