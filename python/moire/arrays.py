@@ -6,12 +6,9 @@ import numpy as np
 
 from . import invoke
 from .errors import invalid
+from .views import torch
 
-try:
-    import torch
-except ModuleNotFoundError:
-    torch = None
-else:
+if torch is not None:
     from . import ops  # noqa: F401  (registers torch.ops.moire)
 
 

@@ -37,15 +37,10 @@ class LinearFunction(torch.autograd.Function):
         grad_bias = bias.new_empty(bias.shape) if needs[5] else None
         grad_scale = scale.new_empty(scale.shape) if needs[6] else None
         groups = spec.groups(offsets)
+        of_w = (ctx.weight_dtypes, needs[9:])
+        grad_w, beta, returned = _destination(sink, w, *of_w)
         if sink.delayed:
-            grad_w, beta, returned = None, steps.Beta(), [None] * len(w)
-            sink.defer(
-                _later_wgrad(groups, spec.layout, x, row_idx, grad_y, None),
-                ctx.weight_dtypes,
-                needs[9:],
-            )
-        else:
-            grad_w, beta, returned = sink.destination(w, ctx.weight_dtypes, needs[9:])
+            sink.defer(_later_wgrad(groups, spec.layout, x, row_idx, grad_y, None), *of_w)
         # Beta belongs to the weight gradient; a bias gradient is always fresh, hence a call of its
         # own beside beta 1.
         fused = beta.value == 0 and beta.per_group is None
@@ -74,12 +69,12 @@ class LinearFunction(torch.autograd.Function):
 class MlpFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, spec, sinks, x, row_idx, scatter_idx, probs, b1, b2, offsets, out, *weights):
-        w = [fw.cast(t, spec.compute_dtype) for t in weights]
-        w1, w2 = w[: spec.num_w1], w[spec.num_w1 :]
+        w1, w2 = spec.operands(fw, weights)
         y, z, act = steps.mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out)
         ctx.spec, ctx.sinks = spec, sinks or (FreshGradients, FreshGradients)
         ctx.weight_dtypes = [t.dtype for t in weights]
-        ctx.save_for_backward(x, row_idx, scatter_idx, probs, b1, b2, offsets, z, act, *w)
+        saved = (x, row_idx, scatter_idx, probs, b1, b2, offsets, z, act)
+        ctx.save_for_backward(*saved, *w1, *w2)
         if out is not None:
             ctx.mark_dirty(out)
         return y
@@ -92,70 +87,40 @@ class MlpFunction(torch.autograd.Function):
         w1, w2 = w[: spec.num_w1], w[spec.num_w1 :]
         saved = steps.MlpSaved(x, row_idx, w1, w2, b2, probs, offsets, z, act)
         wanted = MlpWanted(needs[2], needs[5], needs[6], needs[7], needs[10:], b1)
-        grads, returned = _mlp_backward(
-            spec, saved, ctx.sinks, ctx.weight_dtypes, wanted, grad_y, False
-        )
+        grads, of_weights = _mlp_backward(ctx, saved, wanted, grad_y, gathered=False)
         grad_x = _back_to_tokens(grads.x, row_idx, scatter_idx, x)
-        return (
-            None,
-            None,
-            grad_x,
-            None,
-            None,
-            grads.probs,
-            grads.b1,
-            grads.b2,
-            None,
-            None,
-            *returned,
-        )
+        of_tensors = (grad_x, None, None, grads.probs, grads.b1, grads.b2, None, None)
+        return (None, None, *of_tensors, *of_weights)
 
 
 class MoeFunction(torch.autograd.Function):
-    """Expert order, grouped MLP and back: no permuted copy of x or of the incoming gradient is
-    made.
-    """
+    """Experts' order, MLP and back: no permuted copy of x or of the incoming gradient is made."""
 
     @staticmethod
-    def forward(
-        ctx,
-        spec,
-        sinks,
-        out_dtype,
-        x,
-        topk_weights,
-        b1,
-        b2,
-        offsets,
-        gather_idx,
-        scatter_idx,
-        *weights,
-    ):
-        w = [fw.cast(t, spec.compute_dtype) for t in weights]
-        w1, w2 = w[: spec.num_w1], w[spec.num_w1 :]
-        probs = steps.route_probs(fw, spec.groups(offsets), topk_weights, scatter_idx)
-        rows, z, act = steps.mlp_forward(fw, spec, x, gather_idx, w1, b1, w2, b2, probs, offsets)
-        y = x.new_empty(x.shape[0], spec.hidden, dtype=out_dtype)
-        fw.run("unpermute", rows=rows, scatter_idx=scatter_idx, y=y)
+    def forward(ctx, spec, sinks, out_dtype, *tensors):
+        x, topk_weights, b1, b2, offsets, gather_idx, scatter_idx, *weights = tensors
+        w1, w2 = spec.operands(fw, weights)
+        plan = (offsets, gather_idx, scatter_idx)
+        y, probs, z, act = steps.moe_forward(
+            fw, spec, out_dtype, x, topk_weights, w1, b1, w2, b2, *plan
+        )
         ctx.spec, ctx.sinks = spec, sinks or (FreshGradients, FreshGradients)
         ctx.weight_dtypes = [t.dtype for t in weights]
-        ctx.save_for_backward(x, scatter_idx, gather_idx, probs, b1, b2, offsets, z, act, *w)
+        ctx.save_for_backward(x, probs, b1, b2, z, act, *plan, *w1, *w2)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_y):
-        x, scatter_idx, gather_idx, probs, b1, b2, offsets, z, act, *w = ctx.saved_tensors
+        x, probs, b1, b2, z, act, offsets, gather_idx, scatter_idx, *w = ctx.saved_tensors
         spec, needs = ctx.spec, ctx.needs_input_grad
         w1, w2 = w[: spec.num_w1], w[spec.num_w1 :]
         saved = steps.MlpSaved(x, gather_idx, w1, w2, b2, probs, offsets, z, act)
-        wanted = MlpWanted(needs[3], needs[4], needs[5], needs[6], needs[10:], b1)
+        wanted = MlpWanted(*needs[3:7], needs[10:], b1)
         grad_y = fw.cast(grad_y, x.dtype)
-        grads, returned = _mlp_backward(
-            spec, saved, ctx.sinks, ctx.weight_dtypes, wanted, grad_y, True
-        )
+        grads, of_weights = _mlp_backward(ctx, saved, wanted, grad_y, gathered=True)
         grad_x = x.new_empty(x.shape) if needs[3] else None
-        grad_weights = probs.new_empty(scatter_idx.shape) if needs[4] else None
+        grad_topk_weights = probs.new_empty(scatter_idx.shape) if needs[4] else None
         if needs[3] or needs[4]:
             fw.run(
                 "unpermute",
@@ -163,21 +128,10 @@ class MoeFunction(torch.autograd.Function):
                 scatter_idx=scatter_idx,
                 y=grad_x,
                 probs=grads.probs,
-                topk_weights=grad_weights,
+                topk_weights=grad_topk_weights,
             )
-        return (
-            None,
-            None,
-            None,
-            grad_x,
-            grad_weights,
-            grads.b1,
-            grads.b2,
-            None,
-            None,
-            None,
-            *returned,
-        )
+        of_tensors = (grad_x, grad_topk_weights, grads.b1, grads.b2, None, None, None)
+        return (None, None, None, *of_tensors, *of_weights)
 
 
 class MlpWanted(NamedTuple):
@@ -191,49 +145,42 @@ class MlpWanted(NamedTuple):
     bias1: Any  # b1 itself: the backward needs nothing of it but its shape
 
 
-def _mlp_backward(spec, saved, sinks, weight_dtypes, wanted, grad_y, gathered):
-    """(gradients written, gradients returned for the weights); delayed weight gradients are left to
-    their sinks.
-    """
-    n = spec.num_w1
-    sink1, sink2 = sinks
-    dtypes1, dtypes2 = weight_dtypes[:n], weight_dtypes[n:]
-    needs1, needs2 = wanted.weights[:n], wanted.weights[n:]
-    later1, later2 = sink1.delayed and any(needs1), sink2.delayed and any(needs2)
-    nowhere = (None, steps.Beta())
-    grad_w1, beta1, returned1 = (
-        (*nowhere, [None] * n) if sink1.delayed else sink1.destination(saved.w1, dtypes1, needs1)
-    )
-    grad_w2, beta2, returned2 = (
-        (*nowhere, [None] * len(needs2))
-        if sink2.delayed
-        else sink2.destination(saved.w2, dtypes2, needs2)
-    )
-    x, z = saved.x, saved.z
+def _mlp_backward(ctx, saved, wanted, grad_y, gathered):
+    """(gradients written, gradients to return for the weights); delayed ones go to their sinks."""
+    spec, (sink1, sink2), n = ctx.spec, ctx.sinks, ctx.spec.num_w1
+    of_w1 = (ctx.weight_dtypes[:n], wanted.weights[:n])
+    of_w2 = (ctx.weight_dtypes[n:], wanted.weights[n:])
+    later1, later2 = sink1.delayed and any(of_w1[1]), sink2.delayed and any(of_w2[1])
+    grad_w1, beta1, returned1 = _destination(sink1, saved.w1, *of_w1)
+    grad_w2, beta2, returned2 = _destination(sink2, saved.w2, *of_w2)
+    x, z, b1 = saved.x, saved.z, wanted.bias1
     act = z.new_empty(spec.capacity, spec.width) if later2 and saved.act is None else None
     grads = steps.MlpGrads(
         x=x.new_empty(spec.capacity, x.shape[1]) if wanted.x else None,
         w1=grad_w1,
-        b1=wanted.bias1.new_empty(wanted.bias1.shape) if wanted.b1 else None,
+        b1=b1.new_empty(b1.shape) if wanted.b1 else None,
         w2=grad_w2,
         b2=saved.b2.new_empty(saved.b2.shape) if wanted.b2 else None,
         probs=saved.probs.new_empty(saved.probs.shape) if wanted.probs else None,
-        z=torch.empty_like(z) if later1 else None,
+        z=z.new_empty(z.shape) if later1 else None,
         act=act,
     )
     steps.mlp_backward(fw, spec, saved, grad_y, gathered, grads, beta1, beta2)
     groups = spec.groups(saved.offsets)
     if later2:
         kept = saved.act if act is None else act
-        y_idx = saved.row_idx if gathered else None
-        sink2.defer(
-            _later_wgrad(groups, spec.w2_layout, kept, None, grad_y, y_idx), dtypes2, needs2
-        )
+        grad_y_idx = saved.row_idx if gathered else None
+        sink2.defer(_later_wgrad(groups, spec.w2_layout, kept, None, grad_y, grad_y_idx), *of_w2)
     if later1:
-        sink1.defer(
-            _later_wgrad(groups, spec.w1_layout, x, saved.row_idx, grads.z, None), dtypes1, needs1
-        )
+        sink1.defer(_later_wgrad(groups, spec.w1_layout, x, saved.row_idx, grads.z, None), *of_w1)
     return grads, [*returned1, *returned2]
+
+
+def _destination(sink, weights, dtypes, needs):
+    """Where weight gradients are written now: nowhere if they are delayed."""
+    if sink.delayed:
+        return None, steps.Beta(), [None] * len(weights)
+    return sink.destination(weights, dtypes, needs)
 
 
 def _later_wgrad(groups, layout, x, x_idx, grad_y, grad_y_idx):

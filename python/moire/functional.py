@@ -18,6 +18,10 @@ from .groups import Groups, as_groups
 from .layouts import Activation, GluLayout, Weights, check_recipe
 from .routing import make_plan
 
+if torch is not None:
+    from .autograd import LinearFunction, MlpFunction, MoeFunction
+    from .autograd_ops import GroupedMmFunction
+
 
 def grouped_linear(
     x,
@@ -55,15 +59,13 @@ def grouped_linear(
     )
     scale = fw.cast(scale, fw.float32)
     offsets = groups.offsets_for(fw)
-    if fw is Numpy:
-        arrays = [fw.cast(t, operands) for t in weights.arrays]
-        y = steps.linear_forward(fw, spec, x, row_idx, arrays, bias, scale, offsets, out)
-    else:
-        from .autograd import LinearFunction
-
+    if needs_grad(fw, x, bias, scale, *weights.arrays):
         y = LinearFunction.apply(
             spec, wgrad, x, row_idx, scatter_idx, bias, scale, offsets, out, *weights.arrays
         )
+    else:
+        arrays = [fw.cast(t, operands) for t in weights.arrays]
+        y = steps.linear_forward(fw, spec, x, row_idx, arrays, bias, scale, offsets, out)
     return fw.cast(y, result)
 
 
@@ -106,21 +108,16 @@ def grouped_mlp(
     spec, arrays = _mlp_spec(
         call, fw, groups, capacity, (w1, w2), weight_layout, act, layout, operands, tail
     )
-    spec = spec._replace(
-        saves=spec.saves or needs_grad(fw, x, probs, b1, b2, *arrays), saves_act=save_act
-    )
     probs = fw.cast(probs, fw.float32)
     offsets = groups.offsets_for(fw)
-    if fw is Numpy:
-        arrays = [fw.cast(t, operands) for t in arrays]
-        w1, w2 = arrays[: spec.num_w1], arrays[spec.num_w1 :]
-        y, _, _ = steps.mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out)
-    else:
-        from .autograd import MlpFunction
-
+    if needs_grad(fw, x, probs, b1, b2, *arrays):
+        spec = spec._replace(saves=True, saves_act=save_act)
         y = MlpFunction.apply(
             spec, wgrad, x, row_idx, scatter_idx, probs, b1, b2, offsets, out, *arrays
         )
+    else:
+        w1, w2 = spec.operands(fw, arrays)
+        y, _, _ = steps.mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out)
     return fw.cast(y, result)
 
 
@@ -171,28 +168,15 @@ def moe(
     spec, arrays = _mlp_spec(
         call, fw, groups, capacity, (w1, w2), weight_layout, act, layout, operands, "zero"
     )
-    spec = spec._replace(saves=needs_grad(fw, x, topk_weights, b1, b2, *arrays), saves_act=save_act)
     topk_weights = fw.cast(topk_weights, fw.float32)
-    if fw is Numpy:
-        return fw.cast(_moe_numpy(spec, x, arrays, b1, b2, topk_weights, plan), result)
-    from .autograd import MoeFunction
-
-    wide = torch.float32 if result == torch.float32 else operands
-    routing = (plan.offsets, plan.gather_idx, plan.scatter_idx)
-    y = MoeFunction.apply(spec, wgrad, wide or x.dtype, x, topk_weights, b1, b2, *routing, *arrays)
+    out_dtype = fw.float32 if result == fw.float32 else x.dtype
+    if needs_grad(fw, x, topk_weights, b1, b2, *arrays):
+        spec = spec._replace(saves=True, saves_act=save_act)
+        y = MoeFunction.apply(spec, wgrad, out_dtype, x, topk_weights, b1, b2, *plan, *arrays)
+    else:
+        w1, w2 = spec.operands(fw, arrays)
+        y, *_ = steps.moe_forward(fw, spec, out_dtype, x, topk_weights, w1, b1, w2, b2, *plan)
     return fw.cast(y, result)
-
-
-def _moe_numpy(spec, x, arrays, b1, b2, topk_weights, plan):
-    arrays = [Numpy.cast(t, spec.compute_dtype) for t in arrays]
-    w1, w2 = arrays[: spec.num_w1], arrays[spec.num_w1 :]
-    probs = steps.route_probs(Numpy, spec.groups(plan.offsets), topk_weights, plan.scatter_idx)
-    rows, _, _ = steps.mlp_forward(
-        Numpy, spec, x, plan.gather_idx, w1, b1, w2, b2, probs, plan.offsets
-    )
-    y = Numpy.empty(x, x.shape[:1] + rows.shape[1:], x.dtype)
-    Numpy.run("unpermute", rows=rows, scatter_idx=plan.scatter_idx, y=y)
-    return y
 
 
 def grouped_mm(a, b_t, offs=None, bias=None, out_dtype=None):
@@ -227,8 +211,6 @@ def grouped_mm(a, b_t, offs=None, bias=None, out_dtype=None):
     groups = Groups(ends=offs, capacity=a.shape[0] if b_t.ndim == 3 else a.shape[1])
     if b_t.ndim == 3 and b_t.shape[0] != groups.num_groups:
         raise invalid(f"{call}: b_t has {b_t.shape[0]} groups but offs has {groups.num_groups}")
-    from .autograd_ops import GroupedMmFunction
-
     return GroupedMmFunction.apply(a, b_t, groups.offsets, groups.num_groups, out_dtype or a.dtype)
 
 

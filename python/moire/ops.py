@@ -11,11 +11,6 @@ import torch
 from . import invoke
 from .errors import invalid
 
-invoke.TORCH_DTYPES.update(
-    {getattr(torch, name): code for name, code in invoke.NUMPY_DTYPES.items()}
-)
-invoke.TORCH_UINT8.append(torch.uint8)
-
 _SCHEMA_OF_KIND = {
     "moire_tensor": "Tensor{alias}? {name}=None",
     "moire_weight": "Tensor{alias}[]? {name}=None, int {name}_layout=0",

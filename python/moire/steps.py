@@ -43,6 +43,11 @@ class MlpSpec(NamedTuple):
     def groups(self, offsets):
         return {"offsets": offsets, "num_groups": self.num_groups, "capacity": self.capacity}
 
+    def operands(self, fw, arrays):
+        """(W1, W2), each a list, in the type that they are multiplied in."""
+        cast = [fw.cast(t, self.compute_dtype) for t in arrays]
+        return cast[: self.num_w1], cast[self.num_w1 :]
+
     def common(self, offsets):
         return {
             **self.groups(offsets),
@@ -181,8 +186,19 @@ def mlp_backward(fw, spec, saved, grad_y, gathered, grads, beta_w1, beta_w2):
     )
 
 
-def route_probs(fw, groups, topk_weights, scatter_idx):
-    """[capacity] FP32: the weight of the choice that each row came from."""
-    probs = fw.empty(topk_weights, (groups["capacity"],), fw.float32)
-    fw.run("permute", topk_weights=topk_weights, scatter_idx=scatter_idx, probs=probs, **groups)
-    return probs
+def moe_forward(
+    fw, spec, out_dtype, x, topk_weights, w1, b1, w2, b2, offsets, gather_idx, scatter_idx
+):
+    """Experts' order, MLP and back: y [T, H], and the probs, z and act that a backward needs."""
+    probs = fw.empty(topk_weights, (spec.capacity,), fw.float32)
+    fw.run(
+        "permute",
+        topk_weights=topk_weights,
+        scatter_idx=scatter_idx,
+        probs=probs,
+        **spec.groups(offsets),
+    )
+    rows, z, act = mlp_forward(fw, spec, x, gather_idx, w1, b1, w2, b2, probs, offsets)
+    y = fw.empty(x, (x.shape[0], spec.hidden), out_dtype)
+    fw.run("unpermute", rows=rows, scatter_idx=scatter_idx, y=y)
+    return y, probs, z, act
