@@ -50,6 +50,13 @@ __all__ = [
 
 
 def __getattr__(name):
-    if name in ("nn", "hf"):  # they import Torch, or transformers
-        return importlib.import_module(f".{name}", __name__)
+    if name in ("nn", "hf"):
+        try:
+            return importlib.import_module(f".{name}", __name__)
+        except ModuleNotFoundError as e:
+            if e.name != "torch":
+                raise
+            raise ModuleNotFoundError(
+                f"moire.{name} needs torch: pip install torch", name="torch"
+            ) from e
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -69,6 +69,7 @@ def experts_forward(self, hidden_states, top_k_index, top_k_weights):
     return y.to(hidden_states.dtype)
 
 
+@torch.compiler.assume_constant_result
 def recognise(experts):
     """The ExpertsSpec of an experts module, worked out on first use and kept on it; Unsupported
     says why there is none.

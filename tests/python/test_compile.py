@@ -1,0 +1,136 @@
+"""torch.compile with fullgraph=True, and what torch.library checks of the ops."""
+
+import moire
+import pytest
+import torch
+import truth
+from moire import nn
+
+SPLITS = [4, 0, 5]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def compare(function, leaves, backend="aot_eager"):
+    """Compiled and eager give the same result and gradients."""
+    results = []
+    for f in (function, torch.compile(function, fullgraph=True, backend=backend)):
+        fresh_leaves = [t.detach().clone().requires_grad_() for t in leaves]
+        y = f(*fresh_leaves)
+        y.sin().sum().backward()
+        results.append([y.detach(), *(t.grad for t in fresh_leaves)])
+    for a, b in zip(*results):
+        assert torch.equal(a, b)
+
+
+def mlp_leaves(generator):
+    shapes = [(9, 12), (3, 32, 12), (3, 12, 16), (9,), (3, 32), (3, 12)]
+    return [truth.draw(generator, *shape) for shape in shapes]
+
+
+def mlp(x, w1, w2, probs, b1, b2, splits):
+    return moire.grouped_mlp(x, w1, w2, moire.Groups(splits=splits), probs=probs, b1=b1, b2=b2)
+
+
+def test_grouped_mlp_with_its_groups_made_inside(generator):
+    splits = torch.tensor(SPLITS)
+    compare(lambda *t: mlp(*t, splits), mlp_leaves(generator))
+
+
+def test_splits_may_change_between_calls(generator):
+    compiled = torch.compile(mlp, fullgraph=True, backend="aot_eager")
+    leaves = mlp_leaves(generator)
+    for splits in ([4, 0, 5], [9, 0, 0], [1, 2, 3]):
+        splits = torch.tensor(splits)
+        assert torch.equal(compiled(*leaves, splits), mlp(*leaves, splits))
+
+
+def test_moe_and_router(generator):
+    def layer(x, router, w1, w2):
+        topk_idx, weights = moire.router(x @ router.T, 2, normalize=True)
+        return moire.moe(x, w1, w2, topk_idx, weights)
+
+    shapes = [(7, 12), (3, 12), (3, 32, 12), (3, 12, 16)]
+    compare(layer, [truth.draw(generator, *shape) for shape in shapes])
+
+
+def test_linear_glu_layouts_and_listed_weights(generator):
+    groups = moire.Groups(splits=SPLITS)
+
+    def layer(x, a, b, c):
+        z = moire.grouped_linear(x, [moire.interleave_glu_tensor(w, 8) for w in (a, b, c)], groups)
+        return moire.glu(z, layout=8)
+
+    compare(
+        layer, [truth.draw(generator, 9, 12), *(truth.draw(generator, 32, 12) for _ in range(3))]
+    )
+
+
+def test_permute_and_unpermute(generator):
+    topk_idx = torch.tensor([[0, 1], [2, -1], [1, 1]])
+
+    def there_and_back(x, weights):
+        plan = moire.make_plan(topk_idx, 3)
+        rows, probs = moire.permute(x, plan, topk_weights=weights)
+        return moire.unpermute(rows * probs[:, None], plan, weights=weights)
+
+    compare(there_and_back, [truth.draw(generator, 3, 8), torch.rand(3, 2, generator=generator)])
+
+
+def test_grouped_mm(generator):
+    offs = torch.tensor([4, 4, 9], dtype=torch.int32)
+    leaves = [truth.draw(generator, 9, 12), truth.draw(generator, 3, 12, 8)]
+    compare(lambda a, b: moire.grouped_mm(a, b, offs), leaves)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_modules(generator, packed):
+    torch.manual_seed(0)
+    experts = nn.GroupedMLP(3, 12, 16, bias=True, packed=packed, compute_dtype=torch.bfloat16)
+    layer = nn.MoE(experts, nn.Router(12, 3, 2))
+    compare(layer, [truth.draw(generator, 7, 12)])
+
+
+@pytest.mark.slow
+def test_inductor(generator):
+    splits = torch.tensor(SPLITS)
+    leaves = mlp_leaves(generator)
+    compiled = torch.compile(lambda *t: mlp(*t, splits) * 2, fullgraph=True)
+    truth.assert_close(compiled(*leaves), 2 * mlp(*leaves, splits).double(), torch.float32, 16)
+
+
+def test_ops_keep_their_word_about_mutation_and_shapes(generator):
+    """torch.library.opcheck: schema (nothing undeclared is written), fake kernel, dispatch."""
+    x, w1, w2, probs, b1, b2 = mlp_leaves(generator)
+    offsets = moire.Groups(splits=SPLITS).offsets
+    values = {
+        "x": x,
+        "w1": [w1],
+        "w2": [w2],
+        "probs": probs,
+        "b1": b1,
+        "b2": b2,
+        "offsets": offsets,
+    }
+    sizes = {"num_groups": 3, "capacity": 9, "activation": [0.0] * 4, "layout": [0, 0]}
+    outputs = {"y": torch.zeros(9, 12), "z": torch.zeros(9, 32), "act": torch.zeros(9, 16)}
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(
+        torch.ops.moire.grouped_mlp, (), {**values, **sizes, **outputs}, test_utils=tests
+    )
+    target = torch.zeros(1, 32, 12)
+    layouts = {"dim": 1, "from_": [0, 0], "to_": [8, 0]}
+    values = {"source": w1[:1], "target": target, **layouts}
+    torch.library.opcheck(torch.ops.moire.convert_glu, (), values, test_utils=tests)
+
+
+def test_schemas_come_from_the_header():
+    schema = str(torch.ops.moire.grouped_linear.default._schema)
+    assert (
+        "Tensor? x=None" in schema
+        and "Tensor[]? w=None" in schema
+        and "Tensor(a!)? y=None" in schema
+    )

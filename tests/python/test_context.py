@@ -1,0 +1,175 @@
+"""Threads, settings, explain, strict, check, info, fork."""
+
+import os
+import threading
+
+import moire
+import pytest
+import torch
+import truth
+
+
+def mlp(x, w1, w2, groups):
+    return moire.grouped_mlp(x, w1, w2, groups)
+
+
+@pytest.fixture
+def call(generator):
+    args = (
+        truth.draw(generator, 70, 48),
+        truth.draw(generator, 2, 64, 48),
+        truth.draw(generator, 2, 48, 32),
+    )
+    return (*args, moire.Groups(splits=[30, 40]))
+
+
+def test_info():
+    info = moire.info()
+    assert {"version", "compiler", "cuda", "library", "devices"} <= set(info)
+    assert info["devices"][0]["device"] == "cpu" and os.path.exists(info["library"])
+
+
+def test_explain_runs_nothing_and_lists_steps(call):
+    x, w1, w2, groups = call
+    leaf = x.clone().requires_grad_()
+    out = torch.full((70, 48), 3.0)
+    steps = moire.explain(moire.grouped_mlp, x, w1, w2, groups, out=out)
+    assert (out == 3).all()
+    assert [s["op"] for s in steps] == ["grouped_gemm_glu", "grouped_gemm"]
+    assert all(s["implementation"] == "cpu" and s["refused"] == [] for s in steps)
+    assert "grouped_gemm_glu: cpu (" in str(steps) and "workspace" in str(steps)
+    both = moire.explain(lambda: mlp(leaf, w1, w2, groups).sum().backward())
+    assert [s["op"] for s in both] == [
+        "grouped_gemm_glu",
+        "grouped_gemm",
+        "grouped_gemm_glu_backward",
+        "grouped_gemm",
+    ]
+    assert torch.equal(mlp(*call), mlp(*call))  # and everything runs again
+
+
+def test_explain_still_checks_and_still_ends(call):
+    x, w1, w2, groups = call
+    with pytest.raises(moire.InvalidArgument, match="grouped_mlp: "):
+        moire.explain(mlp, x[:, 1:], w1, w2, groups)
+    with pytest.raises(moire.InvalidArgument, match="explain one call at a time"):
+        moire.explain(moire.explain, mlp, *call)
+    assert moire.explain(lambda: None) == []
+    assert mlp(*call).isfinite().all()
+
+
+def test_explain_of_routing(call):
+    x, w1, w2, _ = call
+    steps = moire.explain(moire.moe, x, w1, w2, torch.zeros(70, 1).long(), torch.ones(70, 1))
+    assert [s["op"] for s in steps] == [
+        "permute_plan",
+        "permute",
+        "grouped_gemm_glu",
+        "grouped_gemm",
+        "unpermute",
+    ]
+
+
+def test_any_number_of_threads_gives_the_same_bits(call):
+    wanted = mlp(*call)
+    for threads in (1, 2, 3):
+        with moire.settings(num_threads=threads):
+            assert torch.equal(mlp(*call), wanted)
+            (step, *_) = moire.explain(mlp, *call)
+            assert f"{threads} thread" in step["policy"]
+
+
+def test_threads_follow_torch(call):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert "1 thread" in moire.explain(mlp, *call)[0]["policy"]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_settings_nest_and_end():
+    from moire.context import _settings
+
+    with moire.settings(num_threads=2):
+        with moire.strict(), moire.settings(num_threads=3):
+            assert (_settings.num_threads, _settings.strict) == (3, True)
+        assert (_settings.num_threads, _settings.strict) == (2, False)
+    assert (_settings.num_threads, _settings.strict) == (None, False)
+
+
+def test_strict_runs_where_the_fastest_runs(call):
+    wanted = mlp(*call)
+    with moire.strict():
+        assert torch.equal(mlp(*call), wanted)
+
+
+def test_an_implementation_can_be_forced_by_name(call):
+    wanted = mlp(*call)
+    with moire.settings(implementation="cpu"):
+        assert torch.equal(mlp(*call), wanted)
+    with (
+        moire.settings(implementation="sm90"),
+        pytest.raises(moire.Unsupported, match='asks for "sm90"'),
+    ):
+        mlp(*call)
+
+
+def test_check_is_quiet_when_nothing_failed(call):
+    mlp(*call)
+    moire.check()
+
+
+def test_several_threads_call_at_once(call):
+    wanted, found = mlp(*call), [None] * 4
+
+    def work(i):
+        found[i] = [mlp(*call) for _ in range(20)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(torch.equal(y, wanted) for ys in found for y in ys)
+
+
+def test_messages_belong_to_the_thread_that_failed(call):
+    x, w1, w2, groups = call
+    messages = []
+
+    def work(columns):
+        for _ in range(50):
+            with pytest.raises(moire.InvalidArgument) as e:
+                mlp(x[:, :columns], w1, w2, groups)
+            messages.append((columns, str(e.value)))
+
+    threads = [threading.Thread(target=work, args=(c,)) for c in (8, 16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(messages) == 100
+    assert all(f"[70, {columns}]" in message for columns, message in messages)
+
+
+def test_a_forked_child_gets_threads_of_its_own(call):
+    with moire.settings(num_threads=2):
+        wanted = mlp(*call)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.equal(mlp(*call), wanted) else 1)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_a_device_that_is_not_there_says_why():
+    from moire.context import current
+
+    with pytest.raises(moire.Unsupported, match="CUDA"):
+        current("cuda", 0)
+    with pytest.raises(
+        moire.InvalidArgument, match="tensors are on xpu:1; moire runs on cpu and cuda"
+    ):
+        current("xpu", 1)

@@ -1,0 +1,215 @@
+"""Hugging Face models with experts_implementation="moire" against the same models with eager
+experts.
+
+Models are tiny, made from configs, with weights large enough that the experts matter. The bounds
+are on the root mean square of the difference, relative to that of the eager result, for u = 2^-24
+(FP32) or 2^-9 (BF16), half a unit in the last place:
+
+    logits      two layers of experts, each rounding z, act, the expert's output, its product with
+    the routing weight and
+                the sum over experts: at most 5 roundings a layer in each of the two
+                implementations, 20 u, times 4 for what the layers after it (attention, norms, head)
+                make of a relative change of their input
+    gradients   the same chain twice, forward and backward: 160 u
+
+FP32 sums of up to K = 64 terms in another order add K u to each: 64 u is within the factor for the
+logits, and doubled for the gradients.
+"""
+
+import moire
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9}
+COMMON = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+MODELS = {
+    "Mixtral": {"intermediate_size": 48, "num_local_experts": 4},
+    "Qwen3Moe": {"head_dim": 8, "moe_intermediate_size": 24, "num_experts": 8},
+    "Olmoe": {"intermediate_size": 24, "num_experts": 8},
+    "GptOss": {
+        "head_dim": 8,
+        "intermediate_size": 24,
+        "num_local_experts": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    moire.hf.register()
+    moire.hf.register()  # twice is fine
+
+
+def build(name, layers=2, dtype=torch.float32):
+    config = getattr(transformers, f"{name}Config")(
+        **COMMON, **MODELS[name], num_hidden_layers=layers
+    )
+    torch.manual_seed(5)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def run(model, implementation, ids):
+    model.set_experts_implementation(implementation)
+    model.zero_grad()
+    result = model(input_ids=ids, labels=ids)
+    result.loss.backward()
+    gradients = {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
+    return result.logits.detach().double(), gradients
+
+
+def rms(t):
+    return t.pow(2).mean().sqrt().item()
+
+
+def assert_near(found, wanted, factor, dtype, name):
+    assert found.shape == wanted.shape
+    difference, bound = rms(found - wanted), factor * UNIT[dtype] * rms(wanted)
+    assert difference <= bound, f"{name}: differs by {difference:.2e} rms, bound {bound:.2e}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype, layers", [(torch.float32, 2), (torch.bfloat16, 1)])
+def test_same_logits_and_gradients_as_eager(generator, name, dtype, layers):
+    # One layer in BF16: with two, a rounding may change which experts the second layer's router
+    # takes.
+    model = build(name, layers, dtype)
+    ids = torch.randint(64, (2, 12), generator=generator)
+    wanted, wanted_gradients = run(model, "eager", ids)
+    found, gradients = run(model, "moire", ids)
+    assert_near(found, wanted, 80, dtype, "logits")
+    assert gradients.keys() == wanted_gradients.keys()
+    for key, gradient in gradients.items():
+        assert_near(gradient, wanted_gradients[key], 160, dtype, key)
+    assert any(rms(g) > 0 for k, g in gradients.items() if "down_proj" in k)
+
+
+def test_the_comparison_fails_on_a_wrong_layout(generator):
+    model = build("Mixtral")
+    ids = torch.randint(64, (2, 12), generator=generator)
+    wanted, _ = run(model, "eager", ids)
+    for module in model.modules():
+        if hasattr(module, "gate_up_proj"):
+            right = moire.hf.recognise(module)
+            module._moire_spec = right._replace(layout=moire.GluLayout(0, "up_first"))
+    found, _ = run(model, "moire", ids)
+    with pytest.raises(AssertionError, match="differs by"):
+        assert_near(found, wanted, 80, torch.float32, "logits")
+
+
+def test_from_config_and_no_grad(generator):
+    config = transformers.MixtralConfig(**COMMON, **MODELS["Mixtral"], num_hidden_layers=1)
+    model = transformers.MixtralForCausalLM._from_config(config, experts_implementation="moire")
+    ids = torch.randint(64, (1, 6), generator=generator)
+    with torch.no_grad():
+        found = model(input_ids=ids).logits
+        model.set_experts_implementation("eager")
+        assert_near(found, model(input_ids=ids).logits, 80, torch.float32, "logits")
+    steps = moire.explain(
+        experts_of(model), torch.ones(3, 32), torch.zeros(3, 2).long(), torch.ones(3, 2)
+    )
+    assert steps == []  # eager: nothing of moire ran
+
+
+def experts_of(model):
+    return next(m for m in model.modules() if hasattr(m, "gate_up_proj"))
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "GptOss"])
+def test_sentinels_of_remote_experts_drop_the_choice(generator, name):
+    experts = experts_of(build(name, 1))
+    x = torch.randn(6, 32, generator=generator)
+    weights = torch.rand(6, 2, generator=generator).requires_grad_()
+    index = torch.tensor([[0, 1], [2, 4], [4, 4], [3, 0], [1, 2], [4, 3]])  # 4 = num_experts
+    y = moire.hf.experts_forward(experts, x, index, weights)
+    kept = index < 4
+    every = [
+        moire.hf.experts_forward(experts, x, index.clamp(max=3)[:, j : j + 1], torch.ones(6, 1))
+        for j in (0, 1)
+    ]
+    wanted = sum((weights * kept)[:, j : j + 1] * every[j] for j in (0, 1))
+    assert_near(y, wanted, 80, torch.float32, "y")
+    y.sum().backward()
+    assert (weights.grad[~kept] == 0).all() and (weights.grad[kept] != 0).all()
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "GptOss"])
+def test_an_experts_module_compiles_whole(generator, name):
+    experts = experts_of(build(name, 1))
+    experts.config._experts_implementation = "moire"
+    x = torch.randn(6, 32, generator=generator).requires_grad_()
+    index, weights = (
+        torch.randint(4, (6, 2), generator=generator),
+        torch.rand(6, 2, generator=generator),
+    )
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+    y = compiled(x, index, weights)
+    assert torch.equal(y, experts(x, index, weights))
+    (mine,) = torch.autograd.grad(y.sum(), x)
+    (wanted,) = torch.autograd.grad(experts(x, index, weights).sum(), x)
+    assert torch.equal(mine, wanted)
+
+
+def spec_of(**changes):
+    experts = experts_of(build("GptOss", 1))
+    for key, value in changes.items():
+        setattr(experts, key, value)
+    return moire.hf.recognise(experts)
+
+
+def test_gates_are_recognised():
+    assert spec_of() == (moire.Activation.clamped_swiglu(), moire.GluLayout(1), "in_out")
+    limited = spec_of(limit=3.0, alpha=1.1)
+    assert limited.act == moire.Activation.clamped_swiglu(3.0, 1.1)
+    mixtral = experts_of(build("Mixtral", 1))
+    assert moire.hf.recognise(mixtral) == (moire.Activation(), moire.GluLayout(), "out_in")
+    gelu = experts_of(build("Mixtral", 1))
+    gelu.act_fn = torch.nn.GELU(approximate="tanh")
+    assert moire.hf.recognise(gelu).act.kind == "geglu_tanh"
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"has_gate": False}, "GptOssExperts has no gate (one up projection)"),
+        ({"has_post_expert_norm": True}, "normalises each expert's output before the weighted sum"),
+        ({"_apply_gate": lambda z: z[..., ::2]}, "gates its experts as moire does not"),
+        (
+            {"_apply_gate": lambda z: 1 / 0},
+            "could not be evaluated to recognise it (division by zero)",
+        ),
+        (
+            {"down_proj": torch.nn.Parameter(torch.ones(4, 24, 32).to(torch.float8_e4m3fn))},
+            "down_proj is torch.float8_e4m3fn, needs",
+        ),
+    ],
+)
+def test_what_moire_cannot_run_raises_with_the_reason(changes, message):
+    with pytest.raises(moire.Unsupported) as e:
+        spec_of(**changes)
+    assert message in str(e.value)
+    assert "use another experts_implementation" in str(e.value)
+
+
+def test_exact_gelu_is_not_taken_for_tanh():
+    experts = experts_of(build("Mixtral", 1))
+    experts.act_fn = torch.nn.GELU()
+    with pytest.raises(moire.Unsupported, match="gates its experts as moire does not"):
+        moire.hf.recognise(experts)
