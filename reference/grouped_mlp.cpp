@@ -30,6 +30,12 @@ std::vector<double> ones(int64_t count) {
   return std::vector<double>(static_cast<size_t>(count), 1);
 }
 
+// Whether any gradient that is asked for comes back through FC2, and so needs its weight.
+bool is_through_fc2(const moire_grouped_mlp_backward_args& args) {
+  return args.grad_z.rank != 0 || args.grad_x.rank != 0 || args.grad_w1.tensor.rank != 0 ||
+         args.grad_b1.rank != 0 || args.grad_probs.rank != 0;
+}
+
 }  // namespace
 
 Matrix grouped_linear(const moire_grouped_linear_args& args) {
@@ -83,12 +89,14 @@ MlpGradients grouped_mlp_backward(const moire_grouped_mlp_backward_args& args, R
   MlpGradients out;
   out.act = args.act_is_saved != 0 ? read_rows(args.act, {}, rows)
                                    : stored(glu(z, probs, args.activation, args.layout));
-  const Matrix grad_act =
-      stored(multiply(grad_y, args.w2, Pass::kDgrad, {}, ones(rows), args.groups));
-  GluBackward gradients = glu_backward(z, grad_act, probs, args.activation, args.layout);
-  out.grad_z = stored(std::move(gradients.grad_z));
-  out.grad_probs = std::move(gradients.grad_probs);
-  if (args.b2.rank != 0) {
+  if (is_through_fc2(args)) {
+    const Matrix grad_act =
+        stored(multiply(grad_y, args.w2, Pass::kDgrad, {}, ones(rows), args.groups));
+    GluBackward gradients = glu_backward(z, grad_act, probs, args.activation, args.layout);
+    out.grad_z = stored(std::move(gradients.grad_z));
+    out.grad_probs = std::move(gradients.grad_probs);
+  }
+  if (args.grad_probs.rank != 0 && args.b2.rank != 0) {
     out.grad_probs = add(out.grad_probs, dot_with_bias(grad_y, args.b2, args.groups));
   }
   if (args.grad_x.rank != 0) {

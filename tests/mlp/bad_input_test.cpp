@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "tests/mlp/mlp_checks.h"
 
@@ -13,6 +14,7 @@ namespace {
 MlpOptions bf16_options() {
   MlpOptions options;
   options.dtype = DType::kBF16;
+  options.saves_act = true;
   return options;
 }
 
@@ -143,6 +145,7 @@ std::vector<BadInput<moire_grouped_mlp_args>> bad_forwards() {
   add_tensor(table, &A::b2, "b2", "[G, H] = [4, 12]");
   add_tensor(table, &A::probs, "probs", "[capacity] = [11]", "fp32");
   add_tensor(table, &A::z, "z", "[capacity, 2F] = [11, 16]");
+  add_tensor(table, &A::act, "act", "[capacity, F] = [11, 8]");
   add_tensor(table, &A::y, "y", "[capacity, H] = [11, 12]");
   table.push_back({"x_absent", [](A& a) { a.x = {}; },
                    "x is absent, needs fp32, bf16 or fp16 [capacity, H] = [11, 12]"});
@@ -171,6 +174,7 @@ std::vector<BadInput<moire_grouped_mlp_backward_args>> bad_backwards() {
   add_tensor(table, &A::b2, "b2", "[G, H] = [4, 12]");
   add_tensor(table, &A::probs, "probs", "[capacity] = [11]", "fp32");
   add_tensor(table, &A::z, "z", "[capacity, 2F] = [11, 16]");
+  add_tensor(table, &A::act, "act", "[capacity, F] = [11, 8]");
   add_tensor(table, &A::grad_x, "grad_x", "[capacity, H] = [11, 12]");
   add_weight(table, &A::grad_w1, "grad_w1", "[G, 2F, H] = [4, 16, 12]");
   add_tensor(table, &A::grad_b1, "grad_b1", "[G, 2F] = [4, 16]");
@@ -185,7 +189,15 @@ std::vector<BadInput<moire_grouped_mlp_backward_args>> bad_backwards() {
                    "grad_y is bf16 [10, 12], needs [capacity, H] = [11, 12]"});
   table.push_back({"gathered", [](A& a) { a.gathered_grad_y = 1; },
                    "gathered_grad_y is 1 but row_idx is absent"});
-  table.push_back({"act", [](A& a) { a.act_is_saved = 1; }, "act_is_saved is 1 but act is absent"});
+  table.push_back({"act_absent", [](A& a) { a.act = {}; }, "act_is_saved is 1 but act is absent"});
+  table.push_back(
+      {"act_is_saved", [](A& a) { a.act_is_saved = 2; }, "act_is_saved is 2, must be 0 to 1"});
+  table.push_back({"grad_y_dtype", [](A& a) { a.grad_y.dtype = MOIRE_UINT8; },
+                   "grad_y is uint8 [11, 12], needs fp32, bf16 or fp16"});
+  table.push_back({"grad_y_other", [](A& a) { a.grad_y.dtype = MOIRE_FP16; },
+                   "grad_y is fp16 [11, 12] but z is bf16 [11, 16]: the dtypes must be equal"});
+  table.push_back(
+      {"grad_y_null", [](A& a) { a.grad_y.data = nullptr; }, "but its data pointer is null"});
   table.push_back({"beta_w1", [](A& a) { a.beta_w1 = 2; }, "beta_w1 is 2, must be 0 to 1"});
   table.push_back({"beta_w2", [](A& a) { a.beta_w2 = -1; }, "beta_w2 is -1, must be 0 to 1"});
   table.push_back({"beta_bias", [](A& a) { a.beta_bias = 7; }, "beta_bias is 7, must be 0 to 1"});
@@ -244,6 +256,27 @@ TEST(GroupedMlpBadInput, AGatheredRowOutOfRangeIsNamed) {
     p.row_idx.as<int64_t>()[4] = bad;
     EXPECT_TRUE(fails(run_forward(cpu(), p.forward()), Code::kInvalidArgument,
                       "row_idx[4] is " + std::to_string(bad) + ", must be 0 to 5"));
+  }
+}
+
+TEST(GroupedMlpBadInput, RowIdxOfAnotherKindOrLengthIsNamed) {
+  Random random;
+  MlpOptions options;
+  options.gathered = options.gathered_grad_y = true;
+  const MlpProblem p(options, random);
+  ASSERT_TRUE(succeeds(run_forward(cpu(), p.forward())));
+  const std::pair<std::function<void(moire_tensor&)>, const char*> wrong[] = {
+      {[](moire_tensor& t) { t.dtype = MOIRE_FP32; }, "row_idx is fp32 [11], needs int32 or int64"},
+      {[](moire_tensor& t) { t.shape[0] = 10; }, "row_idx is int64 [10], needs [capacity] = [11]"},
+      {[](moire_tensor& t) { t.data = nullptr; }, "row_idx is int64 [11] but its data pointer is"},
+  };
+  for (const auto& [spoil, message] : wrong) {
+    GroupedMlpArgs forward = p.forward();
+    GroupedMlpBackwardArgs backward = p.backward();
+    spoil(forward.row_idx);
+    spoil(backward.row_idx);
+    EXPECT_TRUE(fails(run_forward(cpu(), forward), Code::kInvalidArgument, message));
+    EXPECT_TRUE(fails(run_backward(cpu(), backward), Code::kInvalidArgument, message));
   }
 }
 
