@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_example_runs(name, said):
     path = ROOT / "examples" / f"{name}.py"
-    code = f"import sys; sys.path.insert(0, {str(ROOT / 'python')!r}); exec(open({str(path)!r}).read())"
+    package = str(ROOT / "python")
+    code = f"import sys; sys.path.insert(0, {package!r}); exec(open({str(path)!r}).read())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
