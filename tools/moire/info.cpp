@@ -73,7 +73,7 @@ void print(const Json& info) {
 }  // namespace
 
 int run_info(const InfoOptions& options) {
-  Json info = {{"version", MOIRE_VERSION_STRING}, {"build", Json::parse(build_info())}};
+  Json info = {{"version", MOIRE_TOOL_VERSION}, {"build", Json::parse(build_info())}};
   info["kinds"] = {describe(Device::kCpu), describe(Device::kCuda)};
   if (options.common.json) {
     std::printf("%s\n", info.dump().c_str());

@@ -112,7 +112,7 @@ void add_bench(CLI::App& app, BenchOptions& options, std::function<int()>& run) 
 
 int parse_and_run(int argc, char** argv) {
   CLI::App app("moire: the grouped MLP of mixture-of-experts models, on the command line", "moire");
-  app.set_version_flag("--version", std::string("moire ") + MOIRE_VERSION_STRING);
+  app.set_version_flag("--version", std::string("moire ") + MOIRE_TOOL_VERSION);
   app.require_subcommand(1);
   app.footer(
       "Exit codes: 0 done, 1 a check failed, 2 bad usage or a bad problem.\n"

@@ -1,0 +1,97 @@
+// The benchmark harness: statistics, and turns that are fair.
+#include "harness.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "bench_result.h"
+#include "bench_warnings.h"
+
+namespace moire::tool {
+namespace {
+
+TEST(Harness, SummarizesByInterpolatedPercentiles) {
+  const Summary s = summarize({5, 1, 4, 2, 3});
+  EXPECT_DOUBLE_EQ(s.median, 3);
+  EXPECT_DOUBLE_EQ(s.p10, 1.4);
+  EXPECT_DOUBLE_EQ(s.p90, 4.6);
+  EXPECT_DOUBLE_EQ(summarize({}).median, 0);
+  EXPECT_DOUBLE_EQ(summarize({7}).p90, 7);
+}
+
+TEST(Harness, CountsOutliersByTheirDistanceFromTheMedian) {
+  std::vector<double> values;
+  for (int i = 0; i < 99; ++i) values.push_back(1.0 + 0.001 * (i % 10));
+  EXPECT_DOUBLE_EQ(outlier_share(values), 0);
+  values.push_back(2);
+  EXPECT_DOUBLE_EQ(outlier_share(values), 0.01);
+}
+
+TEST(Harness, PairsRatiosByRound) {
+  Samples slow, fast;
+  slow.round_medians = {2, 4, 6};
+  fast.round_medians = {1, 2, 3};
+  EXPECT_DOUBLE_EQ(paired_ratio(slow, fast).p10, 2);
+  EXPECT_DOUBLE_EQ(paired_ratio(slow, fast).p90, 2);
+}
+
+TEST(Harness, GivesEveryVariantEveryRoundAndCountsCalls) {
+  std::vector<int64_t> calls(2, 0);
+  std::string order;
+  const auto variant = [&](size_t v) {
+    return Variant{"", [&calls, &order, v](int64_t call) {
+                     EXPECT_EQ(call, calls[v]++);
+                     order += v == 0 ? 'a' : 'b';
+                     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                   }};
+  };
+  Protocol protocol;
+  protocol.warmup_seconds = 0.001;
+  protocol.seconds = 0.001;
+  protocol.turn_seconds = 0.0005;
+  protocol.pause_seconds = 0;
+  protocol.min_rounds = 3;
+  double last = -1;
+  const auto samples = measure({variant(0), variant(1)}, protocol, [&](double done) {
+    EXPECT_GE(done, last);
+    last = done;
+  });
+  EXPECT_EQ(last, 1);
+  ASSERT_EQ(samples.size(), 2U);
+  EXPECT_EQ(samples[0].round_medians.size(), 3U);
+  EXPECT_EQ(samples[1].round_medians.size(), 3U);
+  EXPECT_EQ(order.substr(order.size() - 6), "ababab");
+  for (const double s : samples[0].seconds) EXPECT_GE(s, 0.001);
+}
+
+TEST(BenchResult, TakesTheLowerRoof) {
+  MachineFacts machine;
+  machine.peak_flops = 100e9;
+  machine.bandwidth = 10e9;
+  BenchResult r;
+  r.time.median = 1;
+  r.flops = 50e9;
+  r.bytes = 1e9;
+  EXPECT_DOUBLE_EQ(r.roof_share(machine), 0.5);
+  r.bytes = 8e9;
+  EXPECT_DOUBLE_EQ(r.roof_share(machine), 0.8);
+}
+
+TEST(BenchWarning, HasACodeAndARemedyOfItsOwn) {
+  const Warning::Kind kinds[] = {
+      Warning::Kind::kOtherLoad, Warning::Kind::kStolenTime, Warning::Kind::kClockMoved,
+      Warning::Kind::kOutliers,  Warning::Kind::kSpread,     Warning::Kind::kFewRounds,
+      Warning::Kind::kInCache,   Warning::Kind::kNoBaseline, Warning::Kind::kUndecided};
+  std::vector<std::string> codes;
+  for (const auto kind : kinds) {
+    EXPECT_FALSE(remedy_of(kind).empty());
+    EXPECT_EQ(std::count(codes.begin(), codes.end(), code_of(kind)), 0) << code_of(kind);
+    codes.push_back(code_of(kind));
+  }
+}
+
+}  // namespace
+}  // namespace moire::tool

@@ -1,0 +1,191 @@
+// The problem format: what is printed parses to the same problem, and what is wrong is named.
+#include "problem.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "problem_source.h"
+#include "random_problem.h"
+
+namespace moire::tool {
+namespace {
+
+std::string error_of(const std::string& line) {
+  const Result<Problem> parsed = parse_problem(line);
+  EXPECT_FALSE(parsed.ok()) << line;
+  return parsed.status().message();
+}
+
+Problem parsed(const std::string& line) {
+  const Result<Problem> result = parse_problem(line);
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return result.ok() ? result.value() : Problem();
+}
+
+const char* const kPlain = "groups=4 hidden=64 ffn=32 rows=50";
+
+TEST(Problem, PrintsALineThatParsesToTheSameProblem) {
+  constexpr uint64_t kSeed = 20261121;
+  for (int64_t i = 0; i < 2000; ++i) {
+    const Problem problem = random_problem(kSeed, i, {}, {});
+    const std::string line = to_line(problem);
+    const Problem again = parsed(line);
+    EXPECT_EQ(to_line(again), line) << "seed " << kSeed << ", problem " << i;
+    EXPECT_EQ(make_splits(again), make_splits(problem)) << line;
+    EXPECT_EQ(again.layout.block, problem.layout.block) << line;
+    EXPECT_EQ(again.activation.limit, problem.activation.limit) << line;
+    EXPECT_EQ(again.out, problem.out) << line;
+  }
+}
+
+TEST(Problem, ReadsEveryField) {
+  const Problem p = parsed(
+      "name=x op=fc1 groups=2 hidden=8 ffn=6 rows=7 topk=3 dtype=bf16 out=fp32 splits=3,4 "
+      "act=clamped_swiglu:7:1.702:1 layout=blocks:3 order=up_first bias=yes probs=no gather=yes "
+      "weights=in_out storage=list save_act=yes scores=sigmoid normalize=no tail=5 "
+      "tail_rows=untouched beta=mixed seed=9");
+  EXPECT_EQ(p.name, "x");
+  EXPECT_EQ(p.op, Op::kFc1);
+  EXPECT_EQ(p.splits.list, (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(p.activation.kind, MOIRE_CLAMPED_SWIGLU);
+  EXPECT_EQ(p.activation.alpha, 1.702F);
+  EXPECT_EQ(p.layout.block, 3);
+  EXPECT_EQ(p.layout.order, MOIRE_UP_FIRST);
+  EXPECT_TRUE(p.bias && !p.probs && p.gather && p.in_out && p.listed && p.save_act);
+  EXPECT_TRUE(p.sigmoid && !p.normalize && p.keep_tail);
+  EXPECT_EQ(p.capacity(), 12);
+  EXPECT_EQ(p.tokens(), 3);
+  EXPECT_EQ(p.beta, 2);
+  EXPECT_EQ(p.seed, 9U);
+}
+
+TEST(Problem, TakesRowsFromAListOfSplits) {
+  EXPECT_EQ(parsed("groups=3 hidden=8 ffn=8 splits=1,0,4").rows, 5);
+}
+
+TEST(Problem, NamesTheFieldWhatWasFoundAndWhatIsNeeded) {
+  EXPECT_EQ(error_of(std::string(kPlain) + " dtype=fp23"),
+            "problem: field \"dtype\": found \"fp23\", needed fp32, bf16 or fp16");
+  EXPECT_EQ(error_of("groups=4 hidden=64 ffn=32"),
+            "problem: field \"rows\": found nothing, needed a whole number from 0");
+  EXPECT_EQ(error_of("groups=4 groups=4 hidden=64 ffn=32 rows=1"),
+            "problem: field \"groups\": found it twice, needed it once");
+  EXPECT_EQ(error_of("groups=-1 hidden=64 ffn=32 rows=1"),
+            "problem: field \"groups\": found \"-1\", needed a whole number from 0");
+  EXPECT_EQ(error_of(std::string(kPlain) + " layout=blocks:5"),
+            "problem: field \"layout\": found blocks of 5, needed a divisor of ffn=32");
+  EXPECT_EQ(error_of(std::string(kPlain) + " splits=25,25"),
+            "problem: field \"splits\": found 2 numbers, needed groups=4");
+  EXPECT_EQ(error_of(std::string(kPlain) + " splits=25,25,1,0"),
+            "problem: field \"splits\": found a sum of 51, needed rows=50");
+  EXPECT_EQ(error_of(std::string(kPlain) + " splits=one_hot:4"),
+            "problem: field \"splits\": found one_hot:4, needed a group below groups=4");
+  EXPECT_EQ(error_of("groups=0 hidden=4 ffn=2 rows=3"),
+            "problem: field \"rows\": found 3, needed 0, because groups=0");
+  EXPECT_EQ(error_of(std::string(kPlain) + " op=router topk=5"),
+            "problem: field \"topk\": found 5, needed at most groups=4");
+}
+
+TEST(Problem, NamesEveryKeyWhenOneIsUnknown) {
+  const std::string message = error_of(std::string(kPlain) + " hiden=3");
+  EXPECT_EQ(message.find("problem: field \"hiden\": found an unknown key, needed one of name, op,"),
+            0U);
+  EXPECT_NE(message.find("seed"), std::string::npos);
+  EXPECT_NE(error_of("square").find("field \"square\": found no value, needed key=value"),
+            std::string::npos);
+}
+
+TEST(Problem, RefusesNumbersTooLargeAndTextAfterNumbers) {
+  for (const char* bad : {"hidden=99999999999999999999", "hidden=12x", "hidden=", "hidden=0",
+                          "hidden=1.5", "hidden=0x10"}) {
+    EXPECT_NE(error_of(std::string("groups=1 ffn=1 rows=1 ") + bad).find("field \"hidden\""),
+              std::string::npos)
+        << bad;
+  }
+}
+
+TEST(ProblemFile, NamesFileAndLine) {
+  const std::string text = std::string("# a comment\n\n") + kPlain + "\n" + kPlain + " bias=2\n";
+  const auto problems = parse_problems(text, "some.txt");
+  ASSERT_FALSE(problems.ok());
+  EXPECT_EQ(problems.status().message(),
+            "some.txt:4: field \"bias\": found \"2\", needed yes or no");
+}
+
+TEST(ProblemFile, WithoutAProblemIsAnError) {
+  EXPECT_EQ(parse_problems("# nothing\n", "empty.txt").status().message(),
+            "empty.txt: found no problem, needed at least one line like groups=8 hidden=64 ffn=32 "
+            "rows=100");
+}
+
+TEST(ProblemSource, KnowsEveryShippedName) {
+  EXPECT_GE(kShippedFiles.size(), 10U);
+  for (const ShippedFile& file : kShippedFiles) {
+    const auto problems = load_problems(file.name);
+    ASSERT_TRUE(problems.ok()) << problems.status().message();
+    for (const Problem& p : problems.value()) {
+      EXPECT_FALSE(p.name.empty()) << to_line(p);
+      EXPECT_EQ(to_line(parsed(to_line(p))), to_line(p));
+    }
+  }
+}
+
+TEST(ProblemSource, FindsOneLineOfAFileByName) {
+  const auto square = load_problems("cpu:square");
+  ASSERT_TRUE(square.ok()) << square.status().message();
+  ASSERT_EQ(square.value().size(), 1U);
+  EXPECT_EQ(square.value()[0].rows, 1024);
+  EXPECT_EQ(load_problems("cpu:round")
+                .status()
+                .message()
+                .find("problems/cpu.txt: found no name=round, needed one of demo, "),
+            0U);
+}
+
+TEST(ProblemSource, SaysWhatItAcceptsWhenItFindsNothing) {
+  const Status status = load_problems("qwen4").status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(status.message().find("problem \"qwen4\": found no such name or file, needed a file"),
+            0U);
+  EXPECT_NE(status.message().find("qwen3_30b"), std::string::npos);
+}
+
+TEST(ProblemSource, SettingsReplaceFieldsAndKeepTheOthers) {
+  const Problem base = parsed("name=a groups=2 hidden=8 ffn=6 splits=3,4 bias=yes dtype=bf16");
+  const Problem larger = with_settings(base, {"hidden=16"}).value();
+  EXPECT_EQ(larger.hidden, 16);
+  EXPECT_EQ(larger.splits.list, base.splits.list);
+  EXPECT_TRUE(larger.bias);
+  EXPECT_EQ(larger.dtype, DType::kBF16);
+  const Problem fewer = with_settings(base, {"rows=5"}).value();
+  EXPECT_EQ(fewer.rows, 5);
+  EXPECT_EQ(fewer.splits.kind, Splits::Kind::kRagged);
+  EXPECT_FALSE(with_settings(base, {"rows=many"}).ok());
+}
+
+TEST(Splits, SumToTheRowsWhateverTheirKind) {
+  for (const char* kind : {"uniform", "zipf:0", "zipf:1", "zipf:2.5", "ragged", "one_hot:3"}) {
+    for (const char* rows : {"0", "1", "50", "4099"}) {
+      const Problem p = parsed(std::string("groups=7 hidden=8 ffn=8 rows=") + rows +
+                               " splits=" + kind + " seed=3");
+      const std::vector<int64_t> splits = make_splits(p);
+      ASSERT_EQ(splits.size(), 7U);
+      EXPECT_EQ(std::accumulate(splits.begin(), splits.end(), int64_t{0}), p.rows) << kind;
+      for (const int64_t rows_of_group : splits) EXPECT_GE(rows_of_group, 0);
+    }
+  }
+}
+
+TEST(Splits, FollowTheirKind) {
+  const std::string sizes = "groups=5 hidden=8 ffn=8 rows=100 splits=";
+  EXPECT_EQ(make_splits(parsed(sizes + "uniform")), (std::vector<int64_t>{20, 20, 20, 20, 20}));
+  EXPECT_EQ(make_splits(parsed(sizes + "one_hot:2")), (std::vector<int64_t>{0, 0, 100, 0, 0}));
+  std::vector<int64_t> zipf = make_splits(parsed(sizes + "zipf:1"));
+  std::sort(zipf.rbegin(), zipf.rend());
+  EXPECT_EQ(zipf, (std::vector<int64_t>{44, 22, 14, 11, 9}));
+}
+
+}  // namespace
+}  // namespace moire::tool

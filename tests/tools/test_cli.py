@@ -1,0 +1,143 @@
+"""The built command line, end to end: exit codes, messages, JSON. test_cli.py PATH_OF_MOIRE."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+MOIRE = ""
+SMALL = "name=small groups=3 hidden=32 ffn=16 rows=20 topk=2 dtype=fp32 splits=ragged"
+
+
+def moire(*arguments):
+    environment = {**os.environ, "NO_COLOR": "1"}
+    return subprocess.run(
+        [MOIRE, *arguments], capture_output=True, text=True, timeout=120, env=environment
+    )
+
+
+class CommandLine(unittest.TestCase):
+    def good(self, *arguments):
+        result = moire(*arguments)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result.stdout
+
+    def bad(self, *arguments):
+        result = moire(*arguments)
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertEqual(result.stdout, "")
+        return result.stderr
+
+    def json_lines(self, *arguments):
+        return [json.loads(line) for line in self.good(*arguments).splitlines()]
+
+    def test_version_and_help(self):
+        self.assertRegex(self.good("--version"), r"^moire \d+\.\d+\.\d+\n$")
+        self.assertIn("Exit codes: 0 done, 1 a check failed, 2 bad usage", self.good("--help"))
+        for command in ("info", "problems", "explain", "check", "bench"):
+            self.assertIn("moire " + command, self.good(command, "--help"))
+
+    def test_info_tells_what_is_there_and_why_the_rest_is_not(self):
+        (info,) = self.json_lines("info", "--json")
+        kinds = {kind["device"]: kind for kind in info["kinds"]}
+        self.assertEqual(kinds["cpu"]["count"], 1)
+        self.assertEqual(kinds["cpu"]["ops"]["grouped_gemm"], ["cpu"])
+        if kinds["cuda"]["count"] == 0:
+            self.assertTrue(kinds["cuda"]["missing"])
+        self.assertIn("grouped_gemm", self.good("info"))
+
+    def test_problems_prints_lines_that_are_problems(self):
+        lines = self.good("problems", "tiny").splitlines()
+        self.assertGreater(len(lines), 10)
+        for line in lines:
+            self.assertEqual(self.good("problems", line).strip(), line)
+        self.assertIn("qwen3_30b", self.good("problems"))
+        self.assertIn("clamped_swiglu", self.good("problems", "--fields"))
+
+    def test_explain_every_shipped_problem(self):
+        names = {line["from"] for line in self.json_lines("problems", "--json")}
+        self.assertIn("deepseek_v3", names)
+        for name in sorted(names):
+            for explained in self.json_lines("explain", name, "--json"):
+                calls = [call["call"] for call in explained["calls"]]
+                self.assertEqual(calls, ["grouped_mlp", "grouped_mlp_backward"])
+                for call in explained["calls"]:
+                    for step in call["steps"]:
+                        self.assertTrue(step["implementation"])
+        table = self.good("explain", "qwen3_30b")
+        self.assertIn("grouped_gemm_glu", table)
+        self.assertIn("total:", table)
+
+    def test_explain_says_why_a_call_cannot_run(self):
+        result = moire("explain", SMALL, "--implementation", "sm90", "--json")
+        self.assertEqual(result.returncode, 1)
+        (call, _) = json.loads(result.stdout)["calls"]
+        self.assertIn('the context asks for "sm90"', call["error"]["message"])
+
+    def test_check_passes_the_shipped_small_problems(self):
+        results = self.json_lines("check", "tiny", "tails", "--json")
+        self.assertEqual(results[-1]["failed"], 0)
+        self.assertEqual(results[-1]["passed"], len(results) - 1)
+        self.assertLessEqual(results[-1]["max_error"], 1)
+
+    def test_check_random_problems(self):
+        (totals,) = self.json_lines("check", "--random", "200", "--seed", "11", "--json")
+        self.assertEqual((totals["passed"], totals["failed"]), (200, 0))
+        self.assertEqual(totals["seed"], 11)
+
+    def test_check_counts_unsupported_apart(self):
+        result = moire("check", SMALL, "--implementation", "sm90", "--json")
+        one, totals = (json.loads(line) for line in result.stdout.splitlines())
+        self.assertEqual(one["result"], "unsupported")
+        self.assertEqual((totals["passed"], totals["unsupported"]), (0, 1))
+        self.assertEqual(result.returncode, 0)
+
+    def test_bench_says_all_of_itself(self):
+        with tempfile.TemporaryDirectory() as folder:
+            chart = pathlib.Path(folder, "chart.svg")
+            arguments = ["--time", "0.01", "--ops", "fc1,glu,router", "--json", "--svg", str(chart)]
+            results = self.json_lines("bench", SMALL, *arguments)
+            self.assertTrue(chart.read_text().startswith("<svg"))
+        self.assertEqual(
+            [(r["op"], r["dtype"]) for r in results],
+            [(op, dtype) for op in ("fc1", "glu", "router") for dtype in ("fp32", "bf16")],
+        )
+        for r in results:
+            self.assertGreater(r["seconds"]["median"], 0)
+            self.assertLessEqual(r["seconds"]["p10"], r["seconds"]["p90"])
+            self.assertTrue(r["samples_seconds"])
+            self.assertLessEqual(r["check_max_error"], 1)
+            self.assertGreater(r["machine"]["peak_flops"], 0)
+            self.assertGreater(r["protocol"]["rounds"], 0)
+            for warning in r["warnings"]:
+                self.assertEqual(sorted(warning), ["code", "remedy", "seen"])
+            for key in ("problem", "roof_share", "flops", "bytes", "operand_sets", "baseline"):
+                self.assertIn(key, r)
+        self.assertEqual(results[2]["baseline"], "copy of as many bytes")
+        self.assertIsNotNone(results[1]["ratio_own_fp32"])
+
+    def test_bad_usage_is_exit_code_2_with_a_sentence(self):
+        self.assertIn("subcommand", self.bad())
+        self.bad("check", "--no-such-option")
+        self.assertIn("needed PROBLEM or --random N", self.bad("check"))
+        self.assertIn('"qwen4": found no such name or file', self.bad("explain", "qwen4"))
+        self.assertIn('field "rows": found nothing', self.bad("check", "groups=1 hidden=1 ffn=1"))
+        self.assertIn('field "hidden": found "x"', self.bad("check", SMALL, "--set", "hidden=x"))
+        self.assertIn('field "op": found "fc3"', self.bad("explain", SMALL, "--ops", "fc3"))
+        self.assertIn("--ops", self.bad("check", "--random", "1", "--ops", "fc3"))
+        self.assertIn("needed cpu or cuda", self.bad("explain", SMALL, "--device", "tpu"))
+
+    def test_a_bad_file_is_named_with_its_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "mine.txt")
+            path.write_text(f"# mine\n{SMALL}\n{SMALL} bias=maybe\n")
+            message = self.bad("check", str(path))
+            self.assertIn('mine.txt:3: field "bias": found "maybe", needed yes or no', message)
+
+
+if __name__ == "__main__":
+    MOIRE = sys.argv.pop(1)
+    unittest.main()
