@@ -63,7 +63,6 @@ LAYERS = (
     # The processor's own peak, by its own instructions; and the one file that times a GPU.
     ("tools/moire/peak_flops", (STD, INTRINSICS, r'"[a-z_]+\.h"')),
     ("tools/moire/cuda_timing", (STD, PUBLIC, CUDA, r'"[a-z_]+\.h"')),
-    ("tools/moire/peak_flops", (STD, INTRINSICS, r'"[a-z_]+\.h"')),
     (
         "tools/",
         (STD, POSIX, PUBLIC, JSON, r"<CLI/", r"<cblas\.h>", r'"reference/', r'"[a-z_]+\.h"'),
