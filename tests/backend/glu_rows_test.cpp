@@ -180,13 +180,14 @@ struct Sigmoid {
 Sigmoid sigmoid_of(float x, float low) {
   const bool negative = x < 0, far = -std::abs(x) < -120.0F;
   const float t = far ? -120.0F : -std::abs(x), t_low = far ? 0 : negative ? low : -low;
-  const float kf = std::nearbyint(t * 0x1.715476p+0F);
+  const float kf = std::fma(t, 0x1.715476p+0F, 0x1.8p+23F) - 0x1.8p+23F;
   float f = std::fma(-kf, 0x1.62e430p-1F, t);
   f = std::fma(-kf, -0x1.05c610p-29F, f) + t_low;
-  float p = 1.0F / 5040;
-  for (const float c : {1.0F / 720, 1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1.0F, 1.0F}) {
-    p = std::fma(p, f, c);
-  }
+  const auto pair = [&](float c, float c_next) { return std::fma(c_next, f, c); };
+  const float square = f * f;
+  float q = std::fma(pair(1.0F / 720, 1.0F / 5040), square, pair(1.0F / 24, 1.0F / 120));
+  q = std::fma(q, square, pair(0.5F, 1.0F / 6));
+  const float p = std::fma(q, square, f) + 1;
   const int k = static_cast<int>(kf), half = k >> 1;
   const float part = p * std::ldexp(1.0F, half), rest = std::ldexp(1.0F, k - half);
   const float e = part * rest, r = 1 / (1 + e);

@@ -29,6 +29,8 @@
 
 #include <moire/glu.h>
 
+#include <type_traits>
+
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 
@@ -39,23 +41,32 @@ struct ScaledExp {
   hn::VFromD<hn::RebindToSigned<D>> exponent;  // at least -175
 };
 
+// The low part of an argument that has none.
+struct Exact {};
+
 // exp(t + low) for -120 <= t <= 0 and low below one ulp of t. NaN goes to the mantissa.
-template <class D>
-HWY_INLINE ScaledExp<D> ExpOfNegative(D d, hn::VFromD<D> t, hn::VFromD<D> low) {
-  const auto k = hn::NearestInt(hn::Mul(t, hn::Set(d, 0x1.715476p+0F)));  // log2(e)
-  const auto kf = hn::ConvertTo(d, k);
+template <class D, class Low>
+HWY_INLINE ScaledExp<D> ExpOfNegative(D d, hn::VFromD<D> t, Low low) {
+  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+  const hn::RebindToSigned<D> di;
+  const auto shifter = hn::Set(d, 0x1.8p+23F);
+  const auto shifted = hn::MulAdd(t, hn::Set(d, 0x1.715476p+0F), shifter);  // log2(e)
+  const auto kf = hn::Sub(shifted, shifter);
+  const auto k = hn::Sub(hn::BitCast(di, shifted), hn::BitCast(di, shifter));
   // t - k * ln 2 with ln 2 in two parts, within 0.35 of zero.
   auto f = hn::NegMulAdd(kf, hn::Set(d, 0x1.62e430p-1F), t);
-  f = hn::Add(hn::NegMulAdd(kf, hn::Set(d, -0x1.05c610p-29F), f), low);
-  // The Taylor series; its first neglected term is below 2^-27.
-  auto p = hn::Set(d, 1.0F / 5040.0F);
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0F / 720.0F));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0F / 120.0F));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0F / 24.0F));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0F / 6.0F));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.5F));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0F));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0F));
+  f = hn::NegMulAdd(kf, hn::Set(d, -0x1.05c610p-29F), f);
+  if constexpr (!std::is_same_v<Low, Exact>) f = hn::Add(f, low);
+  // The Taylor series 1 + (f + f^2 * (1/2 + ...)), its terms in pairs: half the latency of Horner's
+  // rule, on which this loop waits. The first neglected term is below 2^-27.
+  const auto square = hn::Mul(f, f);
+  const auto pair = [&](float low_term, float high_term) HWY_ATTR {
+    return hn::MulAdd(hn::Set(d, high_term), f, hn::Set(d, low_term));
+  };
+  auto q =
+      hn::MulAdd(pair(1.0F / 720.0F, 1.0F / 5040.0F), square, pair(1.0F / 24.0F, 1.0F / 120.0F));
+  q = hn::MulAdd(q, square, pair(0.5F, 1.0F / 6.0F));
+  const auto p = hn::Add(hn::MulAdd(q, square, f), hn::Set(d, 1.0F));
   return {p, k};
 }
 
@@ -71,23 +82,29 @@ class Sigmoid {
  public:
   using V = hn::VFromD<D>;
 
-  // sigma(x + low).
-  HWY_INLINE Sigmoid(D d, V x, V low) {
-    const auto one = hn::Set(d, 1.0F), zero = hn::Zero(d), lowest = hn::Set(d, -120.0F);
-    const auto negative = hn::Lt(x, zero);
-    const auto minus_x = hn::Neg(hn::Abs(x));
+  // sigma(x + low); Low is V or Exact.
+  template <class Low>
+  HWY_INLINE Sigmoid(D d, V x, Low low) {
+    const auto one = hn::Set(d, 1.0F), lowest = hn::Set(d, -120.0F);
+    const auto minus_x = hn::Or(x, hn::SignBit(d));
     const auto far = hn::Lt(minus_x, lowest);
     const auto t = hn::IfThenElse(far, lowest, minus_x);
-    const auto t_low = hn::IfThenZeroElse(far, hn::IfThenElse(negative, low, hn::Neg(low)));
-    const ScaledExp<D> exp = ExpOfNegative(d, t, t_low);
+    const ScaledExp<D> exp = [&]() HWY_ATTR {
+      if constexpr (std::is_same_v<Low, Exact>) {
+        return ExpOfNegative(d, t, low);
+      } else {
+        const auto minus_low = hn::IfNegativeThenElse(x, low, hn::Neg(low));
+        return ExpOfNegative(d, t, hn::IfThenZeroElse(far, minus_low));
+      }
+    }();
     const auto half = hn::ShiftRight<1>(exp.exponent);
     const auto rest = PowerOfTwo(d, hn::Sub(exp.exponent, half));
     const auto part = hn::Mul(exp.mantissa, PowerOfTwo(d, half));
     const auto e = hn::Mul(part, rest);
     reciprocal_ = hn::Div(one, hn::Add(one, e));
-    numerator_ = hn::IfThenElse(negative, hn::IfThenZeroElse(far, part), one);
-    scale_ = hn::IfThenElse(negative, rest, one);
-    complement_ = hn::Mul(hn::IfThenElse(negative, one, e), reciprocal_);
+    numerator_ = hn::IfNegativeThenElse(x, hn::IfThenZeroElse(far, part), one);
+    scale_ = hn::IfNegativeThenElse(x, rest, one);
+    complement_ = hn::Mul(hn::IfNegativeThenElse(x, one, e), reciprocal_);
   }
 
   // v * sigma.
@@ -134,11 +151,11 @@ struct Swiglu : Unclamped {
 
   template <class D, class V>
   HWY_INLINE V Gate(D d, V a) const {
-    return Sigmoid<D>(d, a, hn::Zero(d)).Times(a);
+    return Sigmoid<D>(d, a, Exact()).Times(a);
   }
   template <class D, class V>
   HWY_INLINE V GateWithSlope(D d, V a, V& slope) const {
-    const Sigmoid<D> sigma(d, a, hn::Zero(d));
+    const Sigmoid<D> sigma(d, a, Exact());
     slope = sigma.Times(hn::MulAdd(a, sigma.Complement(), hn::Set(d, 1.0F)));
     return sigma.Times(a);
   }

@@ -1,9 +1,10 @@
 // Gated activations on a segment (at most 64 columns of F) of one row, in FP32 buffers: what the
 // glu ops and the GEMM epilogues share, so that fused and unfused results have the same bits.
 //
-// Buffers are float[kGluSegment], 64-byte aligned. Inputs of n columns are zero-padded to the next
-// multiple of 16 (LoadGluSegment and LoadSegment do it; PadSegment for others). z and grad_act must
-// have been rounded to their storage type (loading does that; RoundRow for accumulators).
+// Buffers are float[kGluSegment] (or a larger multiple of 64, where said), 64-byte aligned. Inputs
+// of n columns are zero-padded to the next multiple of 16 (LoadGluSegment and LoadSegment do it;
+// PadSegment for others). z and grad_act must have been rounded to their storage type (loading does
+// that; RoundRow for accumulators).
 //
 // Order of operations, with h, h' and l as activation-inl.h has them and everything rounded to FP32
 // after each step:
@@ -127,7 +128,8 @@ inline void LoadSegment(const void* row, DType dtype, int64_t first, size_t n, f
   PadSegment(out, n);
 }
 
-// act = glu(gate, up) * prob for n columns (the padding is computed as well). An absent prob is 1.
+// act = glu(gate, up) * prob for n columns (the padding is computed as well), as many as the
+// buffers have. An absent prob is 1.
 inline void GluForwardSegment(const moire_activation& activation, const float* HWY_RESTRICT gate,
                               const float* HWY_RESTRICT up, float prob, float* HWY_RESTRICT act,
                               size_t n) {
@@ -142,12 +144,12 @@ inline void GluForwardSegment(const moire_activation& activation, const float* H
   });
 }
 
-// Gradients of n columns, and act again unless it is null. Returns the segment's part of grad_prob.
-inline float GluBackwardSegment(const moire_activation& activation, const float* HWY_RESTRICT gate,
-                                const float* HWY_RESTRICT up, const float* HWY_RESTRICT grad_act,
-                                float prob, float* HWY_RESTRICT grad_gate,
-                                float* HWY_RESTRICT grad_up, float* HWY_RESTRICT act, size_t n) {
-  alignas(64) float glus[kGluSegment];
+// Gradients of n columns and glu(gate, up), and act again unless it is null. n may be any size that
+// the buffers have; grad_prob's part of each 64 columns is DotSegment(grad_act, glu).
+inline void GluGradients(const moire_activation& activation, const float* HWY_RESTRICT gate,
+                         const float* HWY_RESTRICT up, const float* HWY_RESTRICT grad_act,
+                         float prob, float* HWY_RESTRICT grad_gate, float* HWY_RESTRICT grad_up,
+                         float* HWY_RESTRICT glu, float* HWY_RESTRICT act, size_t n) {
   with_activation(activation, [&](auto kind) HWY_ATTR {
     const FloatTag d;
     const auto p = hn::Set(d, prob);
@@ -156,15 +158,24 @@ inline float GluBackwardSegment(const moire_activation& activation, const float*
       auto slope = hn::Zero(d);
       const auto h = kind.GateWithSlope(d, a, slope);
       const auto l = kind.Up(d, b);
-      const auto glu = hn::Mul(h, l);
+      const auto hl = hn::Mul(h, l);
       const auto grad = hn::Mul(hn::Load(d, grad_act + j), p);
-      hn::Store(glu, d, glus + j);
+      hn::Store(hl, d, glu + j);
       hn::Store(kind.PassUp(d, b, hn::Mul(grad, h)), d, grad_up + j);
       hn::Store(kind.PassGate(d, a, hn::Mul(hn::Mul(grad, l), slope)), d, grad_gate + j);
-      if (act != nullptr) hn::Store(hn::Mul(glu, p), d, act + j);
+      if (act != nullptr) hn::Store(hn::Mul(hl, p), d, act + j);
     }
   });
-  return DotSegment(grad_act, glus, n);
+}
+
+// The same for one segment; returns its part of grad_prob.
+inline float GluBackwardSegment(const moire_activation& activation, const float* HWY_RESTRICT gate,
+                                const float* HWY_RESTRICT up, const float* HWY_RESTRICT grad_act,
+                                float prob, float* HWY_RESTRICT grad_gate,
+                                float* HWY_RESTRICT grad_up, float* HWY_RESTRICT act, size_t n) {
+  alignas(64) float glu[kGluSegment];
+  GluGradients(activation, gate, up, grad_act, prob, grad_gate, grad_up, glu, act, n);
+  return DotSegment(grad_act, glu, n);
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE
