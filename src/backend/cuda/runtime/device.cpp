@@ -1,9 +1,10 @@
 // CUDA devices: how many, what they are, and the first error that one reported.
+#include "backend/device.h"
+
 #include <cuda_runtime.h>
 
 #include <string>
 
-#include "backend/device.h"
 #include "core/format.h"
 
 namespace moire::cuda {
