@@ -197,14 +197,15 @@ MachineFacts measure_machine(const Context& context, Team& team) {
   return m;
 }
 
-void warn_if_clock_moved(double before, double after, std::vector<BenchResult>& results) {
-  const double moved = std::fabs(after / before - 1);
+void warn_if_clock_moved(const MachineFacts& machine, Team& team,
+                         std::vector<BenchResult>& results) {
+  const double moved = std::fabs(measure_peak_flops(team) / machine.peak_flops - 1);
   if (moved < kNotableClock) return;
   for (BenchResult& r : results) {
     if (!r.unsupported.empty()) continue;
     r.warnings.push_back(
-        {Warning::Kind::kClockMoved,
-         text("the multiply-add rate changed by ", std::lround(100 * moved), " % during the run")});
+        {Warning::Kind::kClockMoved, text("the multiply-add rate is ", std::lround(100 * moved),
+                                          " % from where it was at the start")});
   }
 }
 
@@ -243,17 +244,19 @@ int run_bench(const BenchOptions& options) {
         progress.show(static_cast<int64_t>(100 * (static_cast<double>(i) + done)), note);
       };
       tick(0);
-      for (BenchResult& r : run_group(context, groups[i], machine, protocol, team, tick)) {
+      std::vector<BenchResult> done = run_group(context, groups[i], machine, protocol, team, tick);
+      warn_if_clock_moved(machine, team, done);
+      for (BenchResult& r : done) {
+        if (options.common.json) {
+          progress.clear();
+          std::printf("%s\n", to_json(r, machine, protocol).dump().c_str());
+          std::fflush(stdout);
+        }
         results.push_back(std::move(r));
       }
     }
   }
-  warn_if_clock_moved(machine.peak_flops, measure_peak_flops(team), results);
-  if (options.common.json) {
-    for (const BenchResult& r : results) {
-      std::printf("%s\n", to_json(r, machine, protocol).dump().c_str());
-    }
-  } else {
+  if (!options.common.json) {
     std::printf("%s", protocol_text(protocol, machine).c_str());
     const std::string blas = openblas_name();
     std::printf("baseline: %s for products, a copy of as many bytes for the others\n\n",

@@ -80,7 +80,7 @@ Summary summarize(std::vector<double> values) {
     const size_t above = std::min(below + 1, values.size() - 1);
     return values[below] + (place - std::floor(place)) * (values[above] - values[below]);
   };
-  return {at(0.5), at(0.1), at(0.9)};
+  return {at(0.5), at(0.1), at(0.9), values.front()};
 }
 
 Summary paired_ratio(const Samples& numerator, const Samples& denominator) {

@@ -35,7 +35,7 @@ std::vector<Samples> measure(const std::vector<Variant>& variants, const Protoco
                              const std::function<void(double)>& tick);
 
 struct Summary {
-  double median = 0, p10 = 0, p90 = 0;
+  double median = 0, p10 = 0, p90 = 0, least = 0;
 };
 Summary summarize(std::vector<double> values);
 // numerator / denominator, round by round.

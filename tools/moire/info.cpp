@@ -5,7 +5,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "cases.h"
 #include "commands.h"
+#include "problem_fields.h"
 #include "terminal.h"
 #include "text.h"
 
@@ -13,6 +15,31 @@ namespace moire::tool {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// The element types that a small problem of each op can have on a context: asked, not run.
+Json dtypes_by_op(const Context& context) {
+  Json out = Json::object();
+  for (const OpInfo& op : all_ops()) {
+    Json dtypes = Json::array();
+    for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
+      Problem problem;
+      problem.op = op.op;
+      problem.groups = problem.topk = 2;
+      problem.hidden = problem.ffn = problem.rows = 32;
+      problem.dtype = dtype;
+      Operands operands(problem, Operands::Content::kNone);
+      bool runs = true;
+      for (const Call& call : make_case(operands).calls) {
+        size_t bytes = 0;
+        runs = runs && (call.workspace == nullptr || call.workspace(context, &bytes).ok()) &&
+               call.run(context.explaining(), operands.workspace(bytes)).ok();
+      }
+      if (runs) dtypes.push_back(dtype_word(dtype));
+    }
+    out[std::string(op.name)] = dtypes;
+  }
+  return out;
+}
 
 // What one kind of device has, or why it is missing.
 Json describe(Device device) {
@@ -33,6 +60,10 @@ Json describe(Device device) {
     if (found.device == device_name(device)) ops[found.op].push_back(found.name);
   }
   out["ops"] = ops;
+  ContextOptions options;
+  options.device = device;
+  const Result<Context> context = Context::create(options);
+  if (context.ok()) out["problem_ops"] = dtypes_by_op(context.value());
   return out;
 }
 
@@ -61,10 +92,17 @@ void print(const Json& info) {
       std::printf("  [%d] %s (%s)\n", device["index"].get<int>(),
                   device["name"].get<std::string>().c_str(), field_list(device).c_str());
     }
-    Table table({"  op", "implementations, fastest first"},
-                {Table::Align::kLeft, Table::Align::kLeft});
-    for (const auto& [op, names] : kind["ops"].items()) {
-      table.add({"  " + op, join(names.get<std::vector<std::string>>(), ", ")});
+    Table table({"  problem op", "entry", "implementations, fastest first", "dtypes"},
+                std::vector<Table::Align>(4, Table::Align::kLeft));
+    for (const OpInfo& op : all_ops()) {
+      const std::string entry(op.entry);
+      // A layer is made of the ops below it and has no implementations of its own.
+      const bool is_op = kind["ops"].contains(entry);
+      const std::string names =
+          is_op ? join(kind["ops"][entry].get<std::vector<std::string>>(), ", ") : "of its ops";
+      const auto dtypes = kind["problem_ops"][std::string(op.name)];
+      table.add({"  " + std::string(op.name), entry, names,
+                 join(dtypes.get<std::vector<std::string>>(), ", ")});
     }
     std::printf("\n%s", table.to_string().c_str());
   }
