@@ -24,45 +24,85 @@ int64_t source_row(const TensorView& row_idx, int64_t row) {
                                          : static_cast<const int64_t*>(row_idx.data)[row];
 }
 
-// n columns of one row to floats, padded to whole segments' sums.
-void load_columns(const void* row, DType dtype, int64_t first, int64_t n, float* out) {
-  const auto* bytes = static_cast<const char*>(row) + first * dtype_size(dtype);
-  DecodeRow(bytes, dtype, static_cast<size_t>(n), out);
-  PadSegment(out, static_cast<size_t>(n));
+// Rows that a pass over the partial sums adds: each is loaded and stored once for so many.
+constexpr int64_t kRowsPerPass = 4;
+
+// partial = fma(scale_r, row_r, partial) for each row in turn, as AddRow does it.
+template <class Format, int64_t kRows>
+void add_rows(const typename Format::Element* const* rows, const float* scales, size_t n,
+              float* partial) {
+  const FloatTag d;
+  const size_t lanes = hn::Lanes(d);
+  size_t j = 0;
+  for (; j + lanes <= n; j += lanes) {
+    auto sum = hn::LoadU(d, partial + j);
+    for (int64_t r = 0; r < kRows; ++r) {
+      sum = hn::MulAdd(hn::Set(d, scales[r]), Format::Load(d, rows[r] + j), sum);
+    }
+    hn::StoreU(sum, d, partial + j);
+  }
+  for (; j < n; ++j) {
+    for (int64_t r = 0; r < kRows; ++r) {
+      partial[j] = std::fma(scales[r], Format::decode(rows[r][j]), partial[j]);
+    }
+  }
 }
 
-// Adds the 64-column partial sums of row * bias, in order.
-float add_dots(const float* row, const float* bias, int64_t n, float sum) {
-  for (int64_t j = 0; j < n; j += kSegment) {
-    sum += DotSegment(row + j, bias + j, std::min<size_t>(kSegment, static_cast<size_t>(n - j)));
+// Adds the 64-column partial sums of row * bias to `sum`, in order; `bias` is zero-padded.
+template <class Format>
+float add_dots(const typename Format::Element* row, const float* bias, size_t n, float sum) {
+  alignas(64) float segment[kSegment];
+  for (size_t j = 0; j < n; j += kSegment) {
+    const size_t columns = std::min(kSegment, n - j);
+    DecodeRun<Format>(row + j, columns, segment);
+    PadSegment(segment, columns);
+    sum += DotSegment(segment, bias + j, columns);
   }
   return sum;
 }
 
+// Columns first ... first + n - 1 of a block: the partial sums, and the rows' dots with the bias.
+template <class Format>
+void sum_columns(const BiasBlock& task, int64_t first, size_t n, float* dots) {
+  using Element = typename Format::Element;
+  const auto* data = static_cast<const Element*>(task.grad_y.data) + first;
+  alignas(64) float bias[kBiasColumns];
+  if (task.bias != nullptr) {
+    const int64_t offset = first * dtype_size(task.bias_dtype);
+    DecodeRow(static_cast<const char*>(task.bias) + offset, task.bias_dtype, n, bias);
+    PadSegment(bias, n);
+  }
+  if (task.partial != nullptr) std::fill_n(task.partial + first, n, 0.0F);
+  for (int64_t i = task.block.first; i < task.block.end;) {
+    const int64_t left = task.block.end - i;
+    const int64_t count = left >= kRowsPerPass ? kRowsPerPass : 1;
+    const Element* rows[kRowsPerPass] = {};
+    float scales[kRowsPerPass] = {};
+    for (int64_t r = 0; r < count; ++r) {
+      rows[r] = data + source_row(task.row_idx, i + r) * task.grad_y.stride();
+      scales[r] = task.scale == nullptr ? 1.0F : task.scale[i + r];
+    }
+    if (task.partial != nullptr) {
+      (count == 1 ? add_rows<Format, 1> : add_rows<Format, kRowsPerPass>)(rows, scales, n,
+                                                                          task.partial + first);
+    }
+    for (int64_t r = 0; task.grad_scale != nullptr && r < count; ++r) {
+      float& dot = dots[i + r - task.block.first];
+      dot = add_dots<Format>(rows[r], bias, n, dot);
+    }
+    i += count;
+  }
+}
+
 void sum_block(const BiasBlock& task) {
   const int64_t num_columns = task.grad_y.columns();
-  const DType dtype = task.grad_y.type();
-  const int64_t row_bytes = task.grad_y.stride() * dtype_size(dtype);
-  alignas(64) float row[kBiasColumns], bias[kBiasColumns];
   float dots[kBlockRows] = {};
-  for (int64_t first = 0; first < num_columns; first += kBiasColumns) {
-    const int64_t n = std::min(kBiasColumns, num_columns - first);
-    if (task.bias != nullptr) load_columns(task.bias, task.bias_dtype, first, n, bias);
-    if (task.partial != nullptr) std::fill_n(task.partial + first, n, 0.0F);
-    for (int64_t i = task.block.first; i < task.block.end; ++i) {
-      const int64_t source = source_row(task.row_idx, i);
-      load_columns(static_cast<const char*>(task.grad_y.data) + source * row_bytes, dtype, first, n,
-                   row);
-      if (task.partial != nullptr) {
-        AddRow(row, task.scale == nullptr ? 1.0F : task.scale[i], static_cast<size_t>(n),
-               task.partial + first);
-      }
-      if (task.grad_scale != nullptr) {
-        float& dot = dots[i - task.block.first];
-        dot = add_dots(row, bias, n, dot);
-      }
+  with_format(task.grad_y.type(), [&](auto format) HWY_ATTR {
+    for (int64_t first = 0; first < num_columns; first += kBiasColumns) {
+      const int64_t n = std::min(kBiasColumns, num_columns - first);
+      sum_columns<decltype(format)>(task, first, static_cast<size_t>(n), dots);
     }
-  }
+  });
   if (task.grad_scale == nullptr) return;
   for (int64_t i = task.block.first; i < task.block.end; ++i) {
     const float dot = dots[i - task.block.first];
