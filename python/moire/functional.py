@@ -58,7 +58,7 @@ def grouped_linear(
         groups.num_groups, capacity, weights.layout, _tail(call, tail), operands
     )
     scale = fw.cast(scale, fw.float32)
-    offsets = groups.offsets_for(fw)
+    offsets = groups.offsets_for(x)
     if needs_grad(fw, x, bias, scale, *weights.arrays):
         y = LinearFunction.apply(
             spec, wgrad, x, row_idx, scatter_idx, bias, scale, offsets, out, *weights.arrays
@@ -109,7 +109,7 @@ def grouped_mlp(
         call, fw, groups, capacity, (w1, w2), weight_layout, act, layout, operands, tail
     )
     probs = fw.cast(probs, fw.float32)
-    offsets = groups.offsets_for(fw)
+    offsets = groups.offsets_for(x)
     if needs_grad(fw, x, probs, b1, b2, *arrays):
         spec = spec._replace(saves=True, saves_act=save_act)
         y = MlpFunction.apply(

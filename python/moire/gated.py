@@ -24,7 +24,7 @@ def glu(z, probs=None, *, act="swiglu", layout="halves", groups=None):
     offsets, ragged = None, {}
     if groups is not None:
         groups = as_groups("glu", groups)
-        offsets = groups.offsets_for(fw)
+        offsets = groups.offsets_for(z)
         ragged = {"num_groups": groups.num_groups, "capacity": groups.rows(z.shape[0])}
     if fw is not Numpy:
         from .autograd_ops import GluFunction

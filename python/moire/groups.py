@@ -4,7 +4,7 @@ import operator
 
 import numpy as np
 
-from .arrays import Numpy, Torch, default_framework, framework_of, torch
+from .arrays import default_framework, framework_of, torch
 from .errors import invalid
 
 _KINDS = ("splits", "ends", "offsets")
@@ -65,17 +65,20 @@ class Groups:
         """The capacity of a call whose ragged tensors have `found` rows."""
         return found if self.capacity is None else self.capacity
 
-    def offsets_for(self, framework):
-        """The offsets as the other arguments' kind of array; shares memory."""
-        if framework is Numpy and not isinstance(self.offsets, np.ndarray):
-            return self.offsets.numpy()
-        if framework is Torch and isinstance(self.offsets, np.ndarray):
-            return torch.from_numpy(self.offsets)
-        return self.offsets
+    def offsets_for(self, array):
+        """The offsets as the same kind of array as `array`, on its device; memory is shared if it
+        can be.
+        """
+        offsets = self.offsets
+        if isinstance(array, np.ndarray):
+            return offsets if isinstance(offsets, np.ndarray) else offsets.numpy()
+        if isinstance(offsets, np.ndarray):
+            offsets = torch.from_numpy(offsets)
+        return offsets if offsets.device == array.device else offsets.to(array.device)
 
     def to(self, device):
         """The same groups with Torch offsets on `device`."""
-        return Groups.of_offsets(self.offsets_for(Torch).to(device), self.capacity)
+        return Groups.of_offsets(torch.as_tensor(self.offsets).to(device), self.capacity)
 
     @property
     def splits(self):

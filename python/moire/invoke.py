@@ -91,12 +91,15 @@ class _Call:
         self.alive = []
 
     def tensor(self, field, array):
-        array = self._placed(field, array)
-        rank = array.ndim
+        self._check_place(field, array)
+        views, rank = self.views, array.ndim
         if not 1 <= rank <= 3:
             raise invalid(f"{self.name}: {field} has rank {rank}, must be 1 to 3")
-        address, stride = self.views.address(array), self.views.row_stride(array)
-        return _cast(_VOID, address), self._code(field, array), rank, tuple(array.shape), stride
+        stride = views.row_stride(array)
+        if stride is None:
+            array, stride = self._copied(field, array), 0
+        code = views.code(array) or self._refuse_dtype(field, array)
+        return _cast(_VOID, views.address(array)), code, rank, tuple(array.shape), stride
 
     def weight(self, field, arrays):
         layout = self.values.get(f"{field}_layout", 0)
@@ -105,7 +108,7 @@ class _Call:
             return self.tensor(field, first), ffi.NULL, layout
         addresses = []
         for i, array in enumerate(arrays):
-            array = self._placed(field, array, dense=True)
+            array = self._dense(field, array)
             if array.shape != first.shape or array.dtype != first.dtype:
                 raise invalid(
                     f"{self.name}: {field}[{i}] is {_named(array)} but {field}[0] is "
@@ -114,8 +117,8 @@ class _Call:
             addresses.append(_cast(_VOID, self.views.address(array)))
         pointers = ffi.new("void *[]", addresses)
         self.alive.append(pointers)
-        view = (ffi.NULL, self._code(field, first), 3, (len(arrays), *first.shape), 0)
-        return view, pointers, layout
+        code = self.views.code(first) or self._refuse_dtype(field, first)
+        return (ffi.NULL, code, 3, (len(arrays), *first.shape), 0), pointers, layout
 
     def bytes_pointer(self, field, array):
         return _cast(_BYTES, self.dense_address(field, array))
@@ -132,7 +135,7 @@ class _Call:
         return tuple(value)
 
     def dense_address(self, field, array):
-        return self.views.address(self._placed(field, array, dense=True))
+        return self.views.address(self._dense(field, array))
 
     def scratch(self, size):
         """A 256-byte aligned address with `size` bytes behind it."""
@@ -140,7 +143,20 @@ class _Call:
         self.alive.append(memory)
         return _cast(_VOID, -(-self.views.address(memory) // _ALIGNMENT) * _ALIGNMENT)
 
-    def _placed(self, field, array, dense=False):
+    def _dense(self, field, array):
+        self._check_place(field, array)
+        return array if self.views.is_contiguous(array) else self._copied(field, array)
+
+    def _copied(self, field, array):
+        if field in self.outputs:
+            raise invalid(
+                f"{self.name}: output {field} is not contiguous, and outputs are not copied"
+            )
+        array = self.views.contiguous(array)
+        self.alive.append(array)
+        return array
+
+    def _check_place(self, field, array):
         if self.device is None:
             self.views = NumpyViews if isinstance(array, np.ndarray) else TorchViews
             self.example = array
@@ -155,25 +171,12 @@ class _Call:
                 f"{self.name}: {field} is on {_place(device)} but the other arguments are on "
                 f"{_place(self.device)}; all must be on one device"
             )
-        views = self.views
-        if views.is_contiguous(array) or (not dense and views.is_row_strided(array)):
-            return array
-        if field in self.outputs:
-            raise invalid(
-                f"{self.name}: output {field} is not contiguous, and outputs are not copied"
-            )
-        array = views.contiguous(array)
-        self.alive.append(array)
-        return array
 
-    def _code(self, field, array):
-        code = self.views.code(array)
-        if code is None:
-            raise invalid(
-                f"{self.name}: {field} has dtype {array.dtype}, needs float32, bfloat16 or float16 "
-                "(indices: int32 or int64)"
-            )
-        return code
+    def _refuse_dtype(self, field, array):
+        raise invalid(
+            f"{self.name}: {field} has dtype {array.dtype}, needs float32, bfloat16 or float16 "
+            "(indices: int32 or int64)"
+        )
 
 
 def _place(device):

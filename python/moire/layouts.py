@@ -41,7 +41,7 @@ class GluLayout:
         if isinstance(layout, cls):
             return layout
         if layout is None or layout == "halves":
-            return cls()
+            return _HALVES
         if isinstance(layout, int) and not isinstance(layout, bool) and layout > 0:
             return cls(block=layout)
         raise invalid(
@@ -86,10 +86,8 @@ class Activation:
         """
         if isinstance(activation, cls):
             return activation
-        if activation == "clamped_swiglu":
-            return cls.clamped_swiglu()
         if activation in _ACTIVATIONS:
-            return cls(activation)
+            return _BY_NAME[activation]
         raise invalid(
             f"act is {activation!r}, must be one of {', '.join(_ACTIVATIONS)} or a moire.Activation"
         )
@@ -97,6 +95,14 @@ class Activation:
     @property
     def fields(self):
         return (float(_ACTIVATIONS.index(self.kind)), self.limit, self.alpha, self.offset)
+
+
+_HALVES = GluLayout()
+_BY_NAME = {
+    "swiglu": Activation("swiglu"),
+    "clamped_swiglu": Activation.clamped_swiglu(),
+    "geglu_tanh": Activation("geglu_tanh"),
+}
 
 
 class Weights(NamedTuple):

@@ -19,6 +19,9 @@ DTYPES = {
 }
 
 
+_CPU = ("cpu", 0)
+
+
 class NumpyViews:
     """Of numpy.ndarray; BF16 arrays are of ml_dtypes' bfloat16."""
 
@@ -39,12 +42,11 @@ class NumpyViews:
         return array.flags.c_contiguous
 
     @staticmethod
-    def is_row_strided(array):  # of an array that is not contiguous
-        return _has_rows(array.shape, [stride // array.itemsize for stride in array.strides])
-
-    @staticmethod
     def row_stride(array):
-        return 0 if array.flags.c_contiguous else array.strides[-2] // array.itemsize
+        """Elements between rows, 0 where contiguous; None where no moire_tensor can say it."""
+        if array.flags.c_contiguous:
+            return 0
+        return _row_stride(array.shape, [stride // array.itemsize for stride in array.strides])
 
     @staticmethod
     def contiguous(array):
@@ -56,7 +58,7 @@ class NumpyViews:
 
 
 class TorchViews:
-    """Of torch.Tensor."""
+    """Of torch.Tensor; as NumpyViews."""
 
     if torch is not None:
         codes = {getattr(torch, name): code for name, code in DTYPES.items()}
@@ -78,12 +80,8 @@ class TorchViews:
         return array.is_contiguous()
 
     @staticmethod
-    def is_row_strided(array):
-        return _has_rows(array.shape, array.stride())
-
-    @staticmethod
     def row_stride(array):
-        return 0 if array.is_contiguous() else array.stride(-2)
+        return 0 if array.is_contiguous() else _row_stride(array.shape, array.stride())
 
     @staticmethod
     def contiguous(array):
@@ -94,13 +92,9 @@ class TorchViews:
         return like.new_empty(size, dtype=torch.uint8)
 
 
-_CPU = ("cpu", 0)
-
-
-def _has_rows(shape, strides):
-    """Last dimension contiguous, rows a fixed stride apart: what a moire_tensor can say."""
-    if len(shape) not in (2, 3) or 0 in shape:
-        return False
-    if strides[-1] != 1 or strides[-2] < shape[-1]:
-        return False
-    return len(shape) == 2 or strides[0] == shape[-2] * strides[1]
+def _row_stride(shape, strides):
+    if len(shape) not in (2, 3) or 0 in shape or strides[-1] != 1 or strides[-2] < shape[-1]:
+        return None
+    if len(shape) == 3 and strides[0] != shape[1] * strides[1]:
+        return None
+    return strides[-2]
