@@ -18,10 +18,11 @@ from .wgrad import FreshGradients
 
 class LinearFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, spec, sink, x, row_idx, scatter_idx, bias, scale, offsets, out, *weights):
+    def forward(ctx, spec, sink, grad_x_out, *tensors):
+        x, row_idx, scatter_idx, bias, scale, offsets, out, *weights = tensors
         w = [fw.cast(t, spec.compute_dtype) for t in weights]
         y = steps.linear_forward(fw, spec, x, row_idx, w, bias, scale, offsets, out)
-        ctx.spec, ctx.sink = spec, sink or FreshGradients
+        ctx.spec, ctx.sink, ctx.grad_x_out = spec, sink or FreshGradients, grad_x_out
         ctx.weight_dtypes = [t.dtype for t in weights]
         ctx.save_for_backward(x, row_idx, scatter_idx, bias, scale, offsets, *w)
         if out is not None:
@@ -33,11 +34,11 @@ class LinearFunction(torch.autograd.Function):
     def backward(ctx, grad_y):
         x, row_idx, scatter_idx, bias, scale, offsets, *w = ctx.saved_tensors
         spec, sink, needs = ctx.spec, ctx.sink, ctx.needs_input_grad
-        grad_rows = x.new_empty((spec.capacity, x.shape[1])) if needs[2] else None
-        grad_bias = bias.new_empty(bias.shape) if needs[5] else None
-        grad_scale = scale.new_empty(scale.shape) if needs[6] else None
+        grad_rows = _grad_rows(ctx, x) if needs[3] else None
+        grad_bias = bias.new_empty(bias.shape) if needs[6] else None
+        grad_scale = scale.new_empty(scale.shape) if needs[7] else None
         groups = spec.groups(offsets)
-        of_w = (ctx.weight_dtypes, needs[9:])
+        of_w = (ctx.weight_dtypes, needs[10:])
         grad_w, beta, returned = _destination(sink, w, *of_w)
         if sink.delayed:
             sink.defer(_later_wgrad(groups, spec.layout, x, row_idx, grad_y, None), *of_w)
@@ -63,15 +64,18 @@ class LinearFunction(torch.autograd.Function):
         if not fused:
             steps.linear_wgrad(fw, groups, spec.layout, x, row_idx, grad_y, None, grad_w, beta)
         grad_x = _back_to_tokens(grad_rows, row_idx, scatter_idx, x)
-        return (None, None, grad_x, None, None, grad_bias, grad_scale, None, None, *returned)
+        of_tensors = (grad_x, None, None, grad_bias, grad_scale, None, None)
+        return (None, None, None, *of_tensors, *returned)
 
 
 class MlpFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, spec, sinks, x, row_idx, scatter_idx, probs, b1, b2, offsets, out, *weights):
+    def forward(ctx, spec, sinks, grad_x_out, *tensors):
+        x, row_idx, scatter_idx, probs, b1, b2, offsets, out, *weights = tensors
         w1, w2 = spec.operands(fw, weights)
         y, z, act = steps.mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out)
         ctx.spec, ctx.sinks = spec, sinks or (FreshGradients, FreshGradients)
+        ctx.grad_x_out = grad_x_out
         ctx.weight_dtypes = [t.dtype for t in weights]
         saved = (x, row_idx, scatter_idx, probs, b1, b2, offsets, z, act)
         ctx.save_for_backward(*saved, *w1, *w2)
@@ -86,11 +90,11 @@ class MlpFunction(torch.autograd.Function):
         spec, needs = ctx.spec, ctx.needs_input_grad
         w1, w2 = w[: spec.num_w1], w[spec.num_w1 :]
         saved = steps.MlpSaved(x, row_idx, w1, w2, b2, probs, offsets, z, act)
-        wanted = MlpWanted(needs[2], needs[5], needs[6], needs[7], needs[10:], b1)
+        wanted = MlpWanted(needs[3], *needs[6:9], needs[11:], b1)
         grads, of_weights = _mlp_backward(ctx, saved, wanted, grad_y, gathered=False)
         grad_x = _back_to_tokens(grads.x, row_idx, scatter_idx, x)
         of_tensors = (grad_x, None, None, grads.probs, grads.b1, grads.b2, None, None)
-        return (None, None, *of_tensors, *of_weights)
+        return (None, None, None, *of_tensors, *of_weights)
 
 
 class MoeFunction(torch.autograd.Function):
@@ -105,6 +109,7 @@ class MoeFunction(torch.autograd.Function):
             fw, spec, out_dtype, x, topk_weights, w1, b1, w2, b2, *plan
         )
         ctx.spec, ctx.sinks = spec, sinks or (FreshGradients, FreshGradients)
+        ctx.grad_x_out = None
         ctx.weight_dtypes = [t.dtype for t in weights]
         ctx.save_for_backward(x, probs, b1, b2, z, act, *plan, *w1, *w2)
         return y
@@ -156,7 +161,7 @@ def _mlp_backward(ctx, saved, wanted, grad_y, gathered):
     x, z, b1 = saved.x, saved.z, wanted.bias1
     act = z.new_empty(spec.capacity, spec.width) if later2 and saved.act is None else None
     grads = steps.MlpGrads(
-        x=x.new_empty(spec.capacity, x.shape[1]) if wanted.x else None,
+        x=_grad_rows(ctx, x) if wanted.x else None,
         w1=grad_w1,
         b1=b1.new_empty(b1.shape) if wanted.b1 else None,
         w2=grad_w2,
@@ -174,6 +179,13 @@ def _mlp_backward(ctx, saved, wanted, grad_y, gathered):
     if later1:
         sink1.defer(_later_wgrad(groups, spec.w1_layout, x, saved.row_idx, grads.z, None), *of_w1)
     return grads, [*returned1, *returned2]
+
+
+def _grad_rows(ctx, x):
+    """The gradient of x in expert order: the caller's buffer, or a fresh one."""
+    if ctx.grad_x_out is not None:
+        return ctx.grad_x_out
+    return x.new_empty(ctx.spec.capacity, x.shape[1])
 
 
 def _destination(sink, weights, dtypes, needs):

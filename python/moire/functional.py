@@ -36,15 +36,17 @@ def grouped_linear(
     recipe=None,
     compute_dtype=None,
     out=None,
+    grad_x_out=None,
     tail="zero",
     wgrad=None,
 ):
     """y_i = x_i W_g^T (+ scale_i bias_g) for the rows i of each group g.
 
     x [rows, in]; or [T, in] with row_idx [rows]: row i is x[row_idx[i]], and no permuted copy is
-    made. bias [G, out], scale [rows]. The tail of y (rows past the last group) is zeros, or stays
-    as `out` had it with tail="untouched". scatter_idx [T, k] is the inverse of row_idx, where there
-    is one: it makes the gradient of x cheaper.
+    made. bias [G, out], scale [rows]. scatter_idx [T, k] is the inverse of row_idx, where there
+    is one: it makes the gradient of x cheaper. y and the gradient of x (in expert order) are
+    written into `out` and `grad_x_out` if they are given. The tail of y (rows past the last group)
+    is zeros, or stays as `out` had it with tail="untouched".
     """
     call = "grouped_linear"
     fw = framework_of(call, "x", x)
@@ -61,7 +63,8 @@ def grouped_linear(
     offsets = groups.offsets_for(x)
     if needs_grad(fw, x, bias, scale, *weights.arrays):
         y = LinearFunction.apply(
-            spec, wgrad, x, row_idx, scatter_idx, bias, scale, offsets, out, *weights.arrays
+            *(spec, wgrad, grad_x_out, x, row_idx, scatter_idx, bias, scale, offsets, out),
+            *weights.arrays,
         )
     else:
         arrays = [fw.cast(t, operands) for t in weights.arrays]
@@ -87,6 +90,7 @@ def grouped_mlp(
     compute_dtype=None,
     save_act=False,
     out=None,
+    grad_x_out=None,
     tail="zero",
     wgrad=None,
 ):
@@ -96,7 +100,7 @@ def grouped_mlp(
     one); w1 [G, 2F, H], w2 [G, H, F], b1 [G, 2F], b2 [G, H], probs [rows]. `layout` says how gate
     and up lie along the 2F rows of w1 and b1 (see GluLayout), `act` is the activation (see
     Activation). For the backward x, z and probs are kept, and with save_act=True the activation
-    too, which saves computing it again.
+    too, which saves computing it again. out, grad_x_out and tail: as in grouped_linear.
     """
     call = "grouped_mlp"
     fw = framework_of(call, "x", x)
@@ -113,7 +117,8 @@ def grouped_mlp(
     if needs_grad(fw, x, probs, b1, b2, *arrays):
         spec = spec._replace(saves=True, saves_act=save_act)
         y = MlpFunction.apply(
-            spec, wgrad, x, row_idx, scatter_idx, probs, b1, b2, offsets, out, *arrays
+            *(spec, wgrad, grad_x_out, x, row_idx, scatter_idx, probs, b1, b2, offsets, out),
+            *arrays,
         )
     else:
         w1, w2 = spec.operands(fw, arrays)

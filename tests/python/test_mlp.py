@@ -255,3 +255,19 @@ def test_a_second_derivative_is_not_offered(generator):
     values["x"].requires_grad_()
     (grad,) = torch.autograd.grad(run(values, [3]).sum(), values["x"], create_graph=True)
     assert not grad.requires_grad
+
+
+def test_the_result_and_the_gradient_of_x_go_into_the_callers_buffers(generator):
+    splits = [3, 4]
+    values = make(generator, splits, torch.float32, tail=2)
+    values["x"].requires_grad_()
+    wanted = run(values, splits)
+    (wanted_grad,) = torch.autograd.grad(wanted.sum(), values["x"])
+    out, grad_x = torch.full((9, H), 7.0), torch.full((9, H), 7.0)
+    y = run(values, splits, out=out, grad_x_out=grad_x)
+    assert y.data_ptr() == out.data_ptr() and torch.equal(out, wanted)
+    (grad,) = torch.autograd.grad(y.sum(), values["x"])
+    assert grad.data_ptr() == grad_x.data_ptr() and torch.equal(grad_x, wanted_grad)
+    for wrong in ({"out": out[:8]}, {"grad_x_out": grad_x[:, 1:]}, {"grad_x_out": grad_x.double()}):
+        with pytest.raises(moire.InvalidArgument, match="grouped_mlp"):
+            run(values, splits, **wrong).sum().backward()

@@ -130,10 +130,12 @@ sys.path.insert(0, ROOT)
 import numpy as np
 import moire
 groups = moire.Groups(splits=[2, 3])
-y = moire.grouped_mlp(np.ones((5, 4), np.float32), np.ones((2, 12, 4), np.float32), np.ones((2, 4,
-6), np.float32), groups) assert y.shape == (5, 4) and isinstance(groups.offsets, np.ndarray)
-np.testing.assert_allclose(y, 6 * 4 * 4 / (1 + np.exp(-4.0)), rtol=1e-6) assert [step["op"] for step
-in moire.explain(moire.glu, np.ones((2, 4), np.float32))] == ["glu"] try:
+x, w1, w2 = (np.ones(shape, np.float32) for shape in ((5, 4), (2, 12, 4), (2, 4, 6)))
+y = moire.grouped_mlp(x, w1, w2, groups)
+assert y.shape == (5, 4) and isinstance(groups.offsets, np.ndarray)
+np.testing.assert_allclose(y, 6 * 4 * 4 / (1 + np.exp(-4.0)), rtol=1e-6)
+assert [s["op"] for s in moire.explain(moire.glu, np.ones((2, 4), np.float32))] == ["glu"]
+try:
     moire.nn
 except ModuleNotFoundError as e:
     assert "moire.nn needs torch" in str(e), e
