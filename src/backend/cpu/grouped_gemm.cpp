@@ -27,6 +27,12 @@ struct Store {
   const gemm::Kernels& kernels;
   TensorView d, bias, bias_scale;
 
+  gemm::Direct direct(const gemm::Tile& tile, int64_t) const {
+    if (bias.is_present() || d.type() != DType::kFP32) return {};
+    return {reinterpret_cast<float*>(gemm::element(d, tile.first_row, tile.first_column)),
+            d.stride()};
+  }
+
   void apply(const Sums& s) const {
     float bias_row[gemm::kPlainChunk];
     if (bias.is_present()) {

@@ -28,8 +28,22 @@ struct Accumulate {
   const uint8_t* beta_per_group;
   const int64_t* offsets;
 
+  bool accumulates(int64_t group) const {
+    return beta_per_group != nullptr ? beta_per_group[group] != 0 : beta != 0;
+  }
+
+  // Adding one block's sums to d at once is adding their total; adding several is not.
+  gemm::Direct direct(const gemm::Tile& tile, int64_t num_k) const {
+    const TensorView matrix = d.matrix(tile.group);
+    const bool adds = accumulates(tile.group);
+    if (matrix.type() != DType::kFP32 || (adds && (num_k == 0 || num_k > gemm::kBlockK))) return {};
+    auto* const data =
+        reinterpret_cast<float*>(gemm::element(matrix, tile.first_row, tile.first_column));
+    return {data, matrix.stride(), adds ? gemm::Write::kAdd : gemm::Write::kStore};
+  }
+
   void apply(const Sums& s) const {
-    const bool accumulate = beta_per_group != nullptr ? beta_per_group[s.group] != 0 : beta != 0;
+    const bool accumulate = accumulates(s.group);
     // Adding the zeros of an empty group would turn -0 into +0.
     if (accumulate && offsets[s.group] == offsets[s.group + 1]) return;
     const TensorView matrix = d.matrix(s.group);

@@ -7,11 +7,11 @@ namespace {
 
 // Measured on an AVX2 machine with 512 KiB of L2 per core: see docs/kernels/cpu_grouped_gemm.md.
 constexpr TileLimits kWeightsLeft = {256, 960};
-constexpr TileLimits kWeightsRight = {192, 288};
-constexpr TileLimits kWgrad = {192, 288};
+constexpr TileLimits kWeightsRight = {384, 288};
+constexpr TileLimits kWgrad = {384, 288};
 // Columns of a paired product count twice.
 constexpr TileLimits kPairsLeft = {256, 512};
-constexpr TileLimits kPairsRight = {192, 128};
+constexpr TileLimits kPairsRight = {384, 128};
 
 constexpr int64_t kWgradStep = 48;  // whole micro-tiles of 6 or 8 rows
 constexpr int64_t kPatchFloats = 16 * 128;

@@ -42,6 +42,19 @@ concept Epilogue = requires(const T& t, const Sums& sums) {
   { t.apply(sums) } -> std::same_as<void>;
 };
 
+// Where a tile's sums may be written by the kernels themselves, if the epilogue has nothing to do
+// but store FP32; else data is null. `first` and `later` are of the first K block and the others.
+struct Direct {
+  float* data = nullptr;
+  int64_t pitch = 0;
+  Write first = Write::kStore, later = Write::kAdd;
+};
+
+template <class T>
+concept DirectEpilogue = Epilogue<T> && requires(const T& t, const Tile& tile, int64_t num_k) {
+  { t.direct(tile, num_k) } -> std::same_as<Direct>;
+};
+
 // d = a * op(weight), for rows of a in groups.
 struct RaggedM {
   TensorView a, row_idx;
@@ -81,19 +94,22 @@ inline int64_t rows_in_use(const Groups& groups) {
   return groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
 }
 
-// sums[i][j] (+)= left[first + i] * panels over one K block, for `count` rows.
+// left[first + i] * panels over one K block, for `count` rows.
 template <LeftOperand Left>
 void multiply_block(const Kernels& kernels, const Left& left, KBlock block, int64_t first,
-                    int64_t count, const Scratch& scratch, int64_t num_columns, float* sums,
-                    int64_t pitch) {
+                    int64_t count, const Scratch& scratch, int64_t num_columns, Target target) {
   // Micro-tiles of nearly equal height run faster than full ones and a short last one.
   const int64_t micro_tiles = (count + kernels.micro_rows - 1) / kernels.micro_rows;
+  float* const data = target.data;
   for (int64_t i = 0; i < micro_tiles; ++i) {
     const int64_t begin = count * i / micro_tiles, end = count * (i + 1) / micro_tiles;
+    const int64_t next = count * (i + 2) / micro_tiles;
     const float* rows[kMaxMicroRows];
     left.rows(kernels, block, first + begin, end - begin, scratch.left, rows);
-    kernels.multiply(rows, end - begin, scratch.panels, num_columns, block.length,
-                     sums + begin * pitch, pitch, block.first != 0);
+    target.data = data + begin * target.pitch;
+    kernels.multiply(
+        rows, end - begin, scratch.panels, num_columns, block.length, target,
+        i + 1 < micro_tiles ? left.upcoming(block, first + end, next - end) : Upcoming{});
   }
 }
 
@@ -132,8 +148,8 @@ void run_tile_weights_left(const Kernels& kernels, const RaggedM& p, const Tile&
     for (int64_t c = 0; c < tile.columns; c += p.columns.chunk) {
       const int64_t width = p.columns.width(tile.first_column + c);
       float* const sums = scratch.sums + c * factor * pitch;
-      multiply_block(kernels, left, block, c * factor, width * factor, scratch, tile.rows, sums,
-                     pitch);
+      multiply_block(kernels, left, block, c * factor, width * factor, scratch, tile.rows,
+                     Target{sums, pitch, block.first == 0 ? Write::kStore : Write::kAdd});
       if (k < p.k) continue;
       finish_transposed(
           kernels, epilogue, sums, pitch, width * factor,
@@ -148,7 +164,11 @@ template <LeftOperand Left, RightOperand Right, Epilogue E>
 void run_tile_rows_left(const Kernels& kernels, const Left& left, const Right& right, int64_t num_k,
                         const Columns& columns, const Tile& tile, const Scratch& scratch,
                         const E& epilogue) {
-  const int64_t factor = columns.per_output(), pitch = sums_pitch(tile.columns * factor);
+  const int64_t factor = columns.per_output();
+  Direct sums;
+  if constexpr (DirectEpilogue<E>) sums = epilogue.direct(tile, num_k);
+  const bool is_direct = sums.data != nullptr;
+  if (!is_direct) sums = {scratch.sums, sums_pitch(tile.columns * factor)};
   int64_t k = 0;
   do {
     const KBlock block{k, std::min(kBlockK, num_k - k)};
@@ -156,11 +176,15 @@ void run_tile_rows_left(const Kernels& kernels, const Left& left, const Right& r
     right.pack(kernels, block, tile.first_column * factor, tile.columns * factor, scratch.panels,
                scratch.decoded);
     left.stage(kernels, block, tile.rows, scratch.left);
-    multiply_block(kernels, left, block, 0, tile.rows, scratch, tile.columns * factor, scratch.sums,
-                   pitch);
+    multiply_block(kernels, left, block, 0, tile.rows, scratch, tile.columns * factor,
+                   Target{sums.data, sums.pitch, block.first == 0 ? sums.first : sums.later});
   } while (k < num_k);
+  if (is_direct) {
+    if (sums.first == Write::kStream) kernels.finish_streams();
+    return;
+  }
   for (int64_t c = 0; c < tile.columns; c += columns.chunk) {
-    epilogue.apply(Sums{scratch.sums + c * factor, pitch, tile.group, tile.first_row, tile.rows,
+    epilogue.apply(Sums{sums.data + c * factor, sums.pitch, tile.group, tile.first_row, tile.rows,
                         tile.first_column + c, columns.width(tile.first_column + c)});
   }
 }

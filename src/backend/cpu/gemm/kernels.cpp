@@ -5,6 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/gemm/kernels.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -16,8 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::gemm::HWY_NAMESPACE {
 namespace {
 
-using MicroKernelFn = void (*)(const float* const*, const float*, int64_t, float*, int64_t, int64_t,
-                               bool);
+using MicroKernelFn = void (*)(const float* const*, const float*, int64_t, const Target&, int64_t);
 
 template <int... kIndex>
 constexpr auto micro_kernel_table(std::integer_sequence<int, kIndex...>) {
@@ -31,20 +31,30 @@ constexpr auto micro_kernel_table(std::integer_sequence<int, kIndex...>) {
 constexpr auto kMicroKernels =
     micro_kernel_table(std::make_integer_sequence<int, kMicroRows * kMicroVectors>());
 
-void Multiply(const float* const* left, int64_t num_rows, const float* right, int64_t num_columns,
-              int64_t kc, float* sum, int64_t pitch, bool accumulate) {
-  const MicroKernelFn* kernels_of_rows = kMicroKernels.entry + (num_rows - 1) * kMicroVectors;
-  int64_t column = 0;
-  for (; column + kPanelWidth <= num_columns; column += kPanelWidth) {
-    kernels_of_rows[kMicroVectors - 1](left, right + column * kc, kc, sum + column, pitch,
-                                       kPanelWidth, accumulate);
-  }
-  if (const int64_t rest = num_columns - column; rest != 0) {
-    const int64_t vectors = (rest + kLanes - 1) / kLanes;
-    kernels_of_rows[vectors - 1](left, right + column * kc, kc, sum + column, pitch, rest,
-                                 accumulate);
+// Part `part` of `parts` of what comes next, into the second-level cache.
+HWY_INLINE void Prefetch(const Upcoming& upcoming, int64_t part, int64_t parts) {
+  constexpr int64_t kLine = 64;
+  const int64_t lines = (upcoming.bytes + kLine - 1) / kLine;
+  const int64_t begin = lines * part / parts, end = lines * (part + 1) / parts;
+  for (int64_t r = 0; r < upcoming.num_rows; ++r) {
+    const char* row = static_cast<const char*>(upcoming.rows[r]);
+    for (int64_t line = begin; line < end; ++line) __builtin_prefetch(row + line * kLine, 0, 2);
   }
 }
+
+void Multiply(const float* const* left, int64_t num_rows, const float* right, int64_t num_columns,
+              int64_t kc, const Target& target, const Upcoming& upcoming) {
+  const MicroKernelFn* kernels_of_rows = kMicroKernels.entry + (num_rows - 1) * kMicroVectors;
+  const int64_t panels = (num_columns + kPanelWidth - 1) / kPanelWidth;
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    Prefetch(upcoming, panel, panels);
+    const int64_t column = panel * kPanelWidth, width = std::min(kPanelWidth, num_columns - column);
+    const Target micro_tile{target.data + column, target.pitch, target.write};
+    kernels_of_rows[(width - 1) / kLanes](left, right + column * kc, kc, micro_tile, width);
+  }
+}
+
+void FinishStreams() { hwy::FlushStream(); }
 
 void Decode(const void* source, DType dtype, int64_t n, float* target) {
   cpu::HWY_NAMESPACE::DecodeRow(source, dtype, static_cast<size_t>(n), target);
@@ -66,8 +76,8 @@ void AddScaled(const float* values, float scale, int64_t n, float* sums) {
 }
 
 const Kernels* GetKernels() {
-  static constexpr Kernels set = {kMicroRows, kPanelWidth, kLanes,       Decode,  Encode,
-                                  AddScaled,  Transpose,   CopyToPanels, Multiply};
+  static constexpr Kernels set = {kMicroRows, kPanelWidth, kLanes,       Decode,   Encode,
+                                  AddScaled,  Transpose,   CopyToPanels, Multiply, FinishStreams};
   return &set;
 }
 

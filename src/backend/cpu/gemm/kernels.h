@@ -25,6 +25,28 @@ inline constexpr int64_t kMaxMicroRows = 8;
 // Rows that one call of `transpose` takes together: the count must be a multiple of it.
 inline constexpr int64_t kTransposeRows = 8;
 
+// What happens to the sums of a K block.
+enum class Write {
+  kStore,
+  kAdd,     // to what is there
+  kStream,  // past the caches: for outputs that nobody reads soon
+};
+
+// Where the sums of a block of rows go.
+struct Target {
+  float* data;
+  int64_t pitch;
+  Write write;
+};
+
+// Bytes that the next block product will read: the first `bytes` of each row. They are asked for
+// while this one is computed.
+struct Upcoming {
+  const void* rows[kMaxMicroRows];
+  int64_t num_rows = 0;
+  int64_t bytes = 0;
+};
+
 // A panel's columns: `width` of them, the last panel as many vectors as it needs. Panels follow
 // each other, each [kc][its width].
 struct Kernels {
@@ -45,10 +67,12 @@ struct Kernels {
   // of the last panel become zeros.
   void (*copy_to_panels)(const float* const* rows, int64_t k, int64_t num_rows, int64_t kc,
                          int64_t num_columns, float* panels);
-  // sum = left * right, or sum += left * right, over kc products, for num_rows (at most
-  // micro_rows) rows and num_columns columns. Writes no other column.
+  // left * right over kc products, for num_rows (at most micro_rows) rows and num_columns columns.
+  // Writes no other column.
   void (*multiply)(const float* const* left, int64_t num_rows, const float* right,
-                   int64_t num_columns, int64_t kc, float* sum, int64_t pitch, bool accumulate);
+                   int64_t num_columns, int64_t kc, const Target& target, const Upcoming& upcoming);
+  // Makes streamed sums visible to other threads.
+  void (*finish_streams)();
 };
 
 // The set for this machine's best instruction set.

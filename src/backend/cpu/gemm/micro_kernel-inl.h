@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "backend/cpu/gemm/kernels.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::gemm::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -30,21 +32,27 @@ inline constexpr int64_t kPanelWidth = kMicroVectors * kLanes;
 
 // The first `columns` columns of the micro-tile; all but the last vector are full.
 template <int kRows, int kVectors>
-HWY_INLINE void StoreSums(const FloatVector (&sums)[kRows][kVectors], float* HWY_RESTRICT target,
-                          int64_t pitch, int64_t columns, bool accumulate) {
+HWY_INLINE void WriteSums(const FloatVector (&sums)[kRows][kVectors], const Target& target,
+                          int64_t columns) {
   const FloatTag d;
   const auto last = hn::FirstN(d, static_cast<size_t>(columns - (kVectors - 1) * kLanes));
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    float* const row = target + r * pitch;
+    float* const row = target.data + r * target.pitch;
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       FloatVector sum = sums[r][v];
       if (v + 1 < kVectors || columns == kVectors * kLanes) {
-        if (accumulate) sum = hn::Add(hn::LoadU(d, row + v * kLanes), sum);
+        if (target.write == Write::kStream) {
+          hn::Stream(sum, d, row + v * kLanes);
+          continue;
+        }
+        if (target.write == Write::kAdd) sum = hn::Add(hn::LoadU(d, row + v * kLanes), sum);
         hn::StoreU(sum, d, row + v * kLanes);
       } else {
-        if (accumulate) sum = hn::Add(hn::MaskedLoad(last, d, row + v * kLanes), sum);
+        if (target.write == Write::kAdd) {
+          sum = hn::Add(hn::MaskedLoad(last, d, row + v * kLanes), sum);
+        }
         hn::BlendedStore(sum, last, d, row + v * kLanes);
       }
     }
@@ -53,8 +61,7 @@ HWY_INLINE void StoreSums(const FloatVector (&sums)[kRows][kVectors], float* HWY
 
 template <int kRows, int kVectors>
 HWY_NOINLINE void MicroKernel(const float* const* left, const float* HWY_RESTRICT right, int64_t kc,
-                              float* HWY_RESTRICT target, int64_t pitch, int64_t columns,
-                              bool accumulate) {
+                              const Target& target, int64_t columns) {
   const FloatTag d;
   FloatVector sums[kRows][kVectors];
   const float* rows[kRows];
@@ -79,7 +86,7 @@ HWY_NOINLINE void MicroKernel(const float* const* left, const float* HWY_RESTRIC
     }
     right += kVectors * kLanes;
   }
-  StoreSums(sums, target, pitch, columns, accumulate);
+  WriteSums(sums, target, columns);
 }
 
 }  // namespace moire::cpu::gemm::HWY_NAMESPACE

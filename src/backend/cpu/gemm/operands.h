@@ -36,11 +36,16 @@ class RowReader {
   // scratch.
   const float* read(const Kernels& k, int64_t row, int64_t column, int64_t n,
                     float* scratch) const {
-    const char* p = data_ + source(row) * row_bytes_ + column * element_bytes_;
+    const char* p = address(row, column);
     if (dtype_ == DType::kFP32) return reinterpret_cast<const float*>(p);
     k.decode(p, dtype_, n, scratch);
     return scratch;
   }
+
+  const char* address(int64_t row, int64_t column) const {
+    return data_ + source(row) * row_bytes_ + column * element_bytes_;
+  }
+  int64_t element_bytes() const { return element_bytes_; }
 
  private:
   int64_t source(int64_t row) const {
@@ -63,12 +68,14 @@ struct KBlock {
   int64_t length;  // at most kBlockK
 };
 
-// `stage` prepares a K block for rows [0, count); `rows` then gives the floats of some of them.
+// `stage` prepares a K block for rows [0, count); `rows` then gives the floats of some of them, and
+// `upcoming` says which memory they will come from.
 template <class T>
 concept LeftOperand = requires(const T& t, const Kernels& kernels, KBlock block, int64_t i,
                                float* scratch, const float** rows) {
   { t.stage(kernels, block, i, scratch) } -> std::same_as<void>;
   { t.rows(kernels, block, i, i, scratch, rows) } -> std::same_as<void>;
+  { t.upcoming(block, i, i) } -> std::same_as<Upcoming>;
 };
 
 // Packs columns [first, first + count) of a K block into panels. `scratch` holds kTransposeRows
@@ -89,9 +96,23 @@ struct RowsOnLeft {
   void rows(const Kernels& kernels, KBlock block, int64_t i, int64_t count, float* scratch,
             const float** out) const {
     for (int64_t r = 0; r < count; ++r) {
-      const int64_t row = columns != nullptr ? columns->source(first + i + r) : first + i + r;
-      out[r] = matrix.read(kernels, row, block.first, block.length, scratch + r * kLeftPitch);
+      out[r] =
+          matrix.read(kernels, source(i + r), block.first, block.length, scratch + r * kLeftPitch);
     }
+  }
+  Upcoming upcoming(KBlock block, int64_t i, int64_t count) const {
+    Upcoming next;
+    next.num_rows = count;
+    next.bytes = block.length * matrix.element_bytes();
+    for (int64_t r = 0; r < count; ++r) {
+      next.rows[r] = matrix.address(source(i + r), block.first);
+    }
+    return next;
+  }
+
+ private:
+  int64_t source(int64_t i) const {
+    return columns != nullptr ? columns->source(first + i) : first + i;
   }
 };
 
@@ -117,6 +138,7 @@ struct ColumnsOnLeft {
             const float** out) const {
     for (int64_t r = 0; r < count; ++r) out[r] = scratch + (i + r) * kLeftPitch;
   }
+  Upcoming upcoming(KBlock, int64_t, int64_t) const { return {}; }  // staged: in the cache
 };
 
 // Right columns that are contiguous in k: the activations beside weights on the left.
@@ -157,6 +179,7 @@ struct ColumnsOnRight {
       const float* rows[kTransposeRows];
       for (int64_t i = 0; i < num_rows; ++i) {
         const int64_t row = first_k + block.first + k + i;
+        if (k + i + kTransposeRows < block.length) prefetch(row + kTransposeRows, first, count);
         rows[i] = columns->paired ? read_pairs(kernels, row, first, count, scratch + i * count)
                                   : matrix.read(kernels, row, first, count, scratch + i * count);
       }
@@ -165,6 +188,13 @@ struct ColumnsOnRight {
   }
 
  private:
+  void prefetch(int64_t row, int64_t first, int64_t count) const {
+    if (columns->paired) return;  // not one run of memory
+    const char* p = matrix.address(row, first);
+    for (int64_t at = 0; at < count * matrix.element_bytes(); at += 64) {
+      __builtin_prefetch(p + at, 0, 3);
+    }
+  }
   // Runs of neighbouring columns; of interleaved halves, one by one.
   const float* read_pairs(const Kernels& kernels, int64_t row, int64_t first, int64_t count,
                           float* scratch) const {
