@@ -6,14 +6,13 @@ namespace moire::cpu::gemm {
 namespace {
 
 // Measured on an AVX2 machine with 512 KiB of L2 per core: see docs/kernels/cpu_grouped_gemm.md.
-constexpr TileLimits kWeightsLeft = {256, 960};
+constexpr TileLimits kWeightsLeft = {128, 1056};
 constexpr TileLimits kWeightsRight = {384, 288};
-constexpr TileLimits kWgrad = {384, 288};
+constexpr TileLimits kWgrad = {288, 288};
 // Columns of a paired product count twice.
-constexpr TileLimits kPairsLeft = {256, 512};
+constexpr TileLimits kPairsLeft = {128, 512};
 constexpr TileLimits kPairsRight = {384, 128};
 
-constexpr int64_t kWgradStep = 48;  // whole micro-tiles of 6 or 8 rows
 constexpr int64_t kPatchFloats = 16 * 128;
 
 }  // namespace
@@ -27,7 +26,7 @@ TileLimits tile_limits(const RaggedM& p) {
 }
 
 TileLimits tile_limits(const RaggedK& p) {
-  return limit_tiles(kWgrad, p.m, kWgradStep, p.n, kPlainChunk);
+  return limit_tiles(kWgrad, p.m, kWgradRowStep, p.n, kPlainChunk);
 }
 
 ScratchSize scratch_size(const RaggedM& p) {

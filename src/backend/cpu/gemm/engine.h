@@ -73,6 +73,9 @@ struct RaggedK {
   Groups groups;
 };
 
+// Tiles of wgrad are whole micro-tiles of 6 or 8 rows.
+inline constexpr int64_t kWgradRowStep = 48;
+
 TileLimits tile_limits(const RaggedM& p);
 TileLimits tile_limits(const RaggedK& p);
 size_t workspace_bytes(const RaggedM& p, int num_threads);
@@ -113,18 +116,24 @@ void multiply_block(const Kernels& kernels, const Left& left, KBlock block, int6
   }
 }
 
-// Hands sums that lie column by column to the epilogue, kRows rows at a time.
+// Sums that lie column by column, kRows rows at a time: to where they may be stored at once, else
+// to the epilogue.
 template <Epilogue E>
 void finish_transposed(const Kernels& kernels, const E& epilogue, const float* sums, int64_t pitch,
-                       int64_t num_columns, Sums chunk, float* patch) {
+                       int64_t num_columns, const Tile& chunk, const Direct& direct, float* patch) {
   constexpr int64_t kRows = 16, kMost = 128;
   const float* columns[kMost];
   const int64_t padded_columns =
       (num_columns + kTransposeRows - 1) / kTransposeRows * kTransposeRows;
+  const bool is_direct = direct.data != nullptr && padded_columns == num_columns;
   for (int64_t row = 0; row < chunk.rows; row += kRows) {
     const int64_t rows = std::min(kRows, chunk.rows - row);
     for (int64_t c = 0; c < padded_columns; ++c) {
       columns[c] = c < num_columns ? sums + c * pitch + row : kZeros.data();
+    }
+    if (is_direct) {
+      kernels.transpose(columns, num_columns, rows, direct.data + row * direct.pitch, direct.pitch);
+      continue;
     }
     kernels.transpose(columns, padded_columns, rows, patch, kMost);
     epilogue.apply(Sums{patch, kMost, chunk.group, chunk.first_row + row, rows, chunk.first_column,
@@ -151,10 +160,11 @@ void run_tile_weights_left(const Kernels& kernels, const RaggedM& p, const Tile&
       multiply_block(kernels, left, block, c * factor, width * factor, scratch, tile.rows,
                      Target{sums, pitch, block.first == 0 ? Write::kStore : Write::kAdd});
       if (k < p.k) continue;
-      finish_transposed(
-          kernels, epilogue, sums, pitch, width * factor,
-          Sums{nullptr, 0, tile.group, tile.first_row, tile.rows, tile.first_column + c, width},
-          scratch.patch);
+      const Tile part{tile.group, tile.first_row, tile.rows, tile.first_column + c, width};
+      Direct direct;
+      if constexpr (DirectEpilogue<E>) direct = epilogue.direct(part, p.k);
+      finish_transposed(kernels, epilogue, sums, pitch, width * factor, part, direct,
+                        scratch.patch);
     }
   } while (k < p.k);
 }
@@ -219,16 +229,17 @@ void multiply_ragged_k(const Context& context, const RaggedK& p, const Workspace
   const Kernels& set = kernels();
   ThreadPool& pool = *context.state().pool;
   const ScratchSize size = scratch_size(p);
-  const TileLimits limits = tile_limits(p);
   const Columns columns = Columns::plain(p.n);
-  const int64_t row_tiles = (p.m + limits.rows - 1) / limits.rows;
-  const int64_t column_tiles = (p.n + limits.columns - 1) / limits.columns;
+  const TileLimits shape = tile_shape(p.groups.num_groups, p.m, kWgradRowStep, p.n, columns.chunk,
+                                      tile_limits(p), pool.num_threads());
+  const int64_t row_tiles = (p.m + shape.rows - 1) / shape.rows;
+  const int64_t column_tiles = (p.n + shape.columns - 1) / shape.columns;
   pool.parallel_for(p.groups.num_groups * row_tiles * column_tiles, [&](int64_t task, int thread) {
     const int64_t group = task / (row_tiles * column_tiles);
-    const int64_t row = task % row_tiles * limits.rows;
-    const int64_t column = task / row_tiles % column_tiles * limits.columns;
-    const Tile tile{group, row, std::min(limits.rows, p.m - row), column,
-                    std::min(limits.columns, p.n - column)};
+    const int64_t row = task % row_tiles * shape.rows;
+    const int64_t column = task / row_tiles % column_tiles * shape.columns;
+    const Tile tile{group, row, std::min(shape.rows, p.m - row), column,
+                    std::min(shape.columns, p.n - column)};
     const int64_t first_k = p.groups.offsets[group];
     const ColumnsOnLeft left{RowReader(p.a, p.a_row_idx), first_k, row};
     const ColumnsOnRight right{RowReader(p.b, p.b_row_idx), first_k, &columns};

@@ -17,6 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::gemm::HWY_NAMESPACE {
 namespace {
 
+constexpr int64_t kCacheLine = 64;
+
 using MicroKernelFn = void (*)(const float* const*, const float*, int64_t, const Target&, int64_t);
 
 template <int... kIndex>
@@ -31,14 +33,13 @@ constexpr auto micro_kernel_table(std::integer_sequence<int, kIndex...>) {
 constexpr auto kMicroKernels =
     micro_kernel_table(std::make_integer_sequence<int, kMicroRows * kMicroVectors>());
 
-// Part `part` of `parts` of what comes next, into the second-level cache.
-HWY_INLINE void Prefetch(const Upcoming& upcoming, int64_t part, int64_t parts) {
-  constexpr int64_t kLine = 64;
-  const int64_t lines = (upcoming.bytes + kLine - 1) / kLine;
-  const int64_t begin = lines * part / parts, end = lines * (part + 1) / parts;
+// Lines [first, first + count) of each row of what comes next, into the second-level cache.
+HWY_INLINE void Prefetch(const Upcoming& upcoming, int64_t first, int64_t count) {
+  const int64_t begin = first * kCacheLine;
+  const int64_t end = std::min(begin + count * kCacheLine, upcoming.bytes);
   for (int64_t r = 0; r < upcoming.num_rows; ++r) {
     const char* row = static_cast<const char*>(upcoming.rows[r]);
-    for (int64_t line = begin; line < end; ++line) __builtin_prefetch(row + line * kLine, 0, 2);
+    for (int64_t at = begin; at < end; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
   }
 }
 
@@ -46,8 +47,10 @@ void Multiply(const float* const* left, int64_t num_rows, const float* right, in
               int64_t kc, const Target& target, const Upcoming& upcoming) {
   const MicroKernelFn* kernels_of_rows = kMicroKernels.entry + (num_rows - 1) * kMicroVectors;
   const int64_t panels = (num_columns + kPanelWidth - 1) / kPanelWidth;
+  const int64_t lines_per_panel =
+      (upcoming.bytes + kCacheLine * panels - 1) / (kCacheLine * std::max<int64_t>(panels, 1));
   for (int64_t panel = 0; panel < panels; ++panel) {
-    Prefetch(upcoming, panel, panels);
+    Prefetch(upcoming, panel * lines_per_panel, lines_per_panel);
     const int64_t column = panel * kPanelWidth, width = std::min(kPanelWidth, num_columns - column);
     const Target micro_tile{target.data + column, target.pitch, target.write};
     kernels_of_rows[(width - 1) / kLanes](left, right + column * kc, kc, micro_tile, width);

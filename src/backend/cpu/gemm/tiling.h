@@ -27,11 +27,15 @@ struct TileLimits {
 TileLimits limit_tiles(TileLimits most, int64_t rows, int64_t row_step, int64_t columns,
                        int64_t column_step);
 
-// Columns of a tile, a multiple of `step`: as many as fit (what is packed for a tile serves more
-// products), but few enough that each thread gets several tiles and the last ones leave no thread
-// idle for long.
-int64_t tile_columns(int64_t num_row_blocks, int64_t columns, int64_t step, int64_t limit,
+// Columns of a tile, a multiple of `step` and at most `limit`, where `num_blocks` blocks of rows
+// are cut this way: the number with the least estimated time on `num_threads` threads, which weighs
+// what is packed again for each tile against threads that idle at the end.
+int64_t tile_columns(int64_t num_blocks, int64_t columns, int64_t step, int64_t limit,
                      int num_threads);
+
+// The same in both directions for `num_groups` outputs [rows, columns].
+TileLimits tile_shape(int64_t num_groups, int64_t rows, int64_t row_step, int64_t columns,
+                      int64_t column_step, TileLimits limits, int num_threads);
 
 // Rows of each block when `rows` are cut into the fewest blocks of at most `limit`, evenly, in
 // steps.
