@@ -11,11 +11,10 @@ int64_t round_up(int64_t a, int64_t step) { return divide_up(a, step) * step; }
 // Packing an element for a tile costs as much as multiplying it this many times (measured: 6 to 8
 // elements per ns are packed while 50 multiply-adds are done).
 constexpr double kPackingCost = 8;
-// What the last tiles cost in idle threads, in tiles: they end at different times.
-constexpr double kIdleTiles = 0.25;
-
-double estimated_time(int64_t num_tiles, double tile_time, int num_threads) {
-  return (static_cast<double>(divide_up(num_tiles, num_threads)) + kIdleTiles) * tile_time;
+// Threads take tiles as they get free, so all end within one tile's time: half of it on average is
+// idle, on all threads but the last.
+double estimated_time(double total, double tile, int num_threads) {
+  return (total + 0.5 * tile * (num_threads - 1)) / num_threads;
 }
 
 }  // namespace
@@ -31,12 +30,14 @@ int64_t tile_columns(int64_t num_blocks, int64_t columns, int64_t step, int64_t 
   int64_t best = step;
   double best_time = -1;
   for (int64_t parts = divide_up(std::max<int64_t>(columns, 1), limit);; ++parts) {
-    const int64_t size = round_up(divide_up(columns, parts), step);
-    const int64_t tiles = num_blocks * divide_up(columns, std::max(size, step));
+    const int64_t size = std::max(round_up(divide_up(columns, parts), step), step);
+    const auto packings = static_cast<double>(divide_up(columns, size));
+    const double total =
+        static_cast<double>(num_blocks) * (static_cast<double>(columns) + kPackingCost * packings);
     const double time =
-        estimated_time(tiles, static_cast<double>(size) + kPackingCost, num_threads);
+        estimated_time(total, static_cast<double>(size) + kPackingCost, num_threads);
     if (best_time < 0 || time < best_time) {
-      best = std::max(size, step);
+      best = size;
       best_time = time;
     }
     if (size <= step) return best;
@@ -49,11 +50,16 @@ TileLimits tile_shape(int64_t num_groups, int64_t rows, int64_t row_step, int64_
   double best_time = -1;
   for (int64_t parts = divide_up(std::max<int64_t>(rows, 1), limits.rows);; ++parts) {
     const int64_t height = std::max(round_up(divide_up(rows, parts), row_step), row_step);
-    const int64_t blocks = num_groups * divide_up(rows, height);
-    const int64_t width = tile_columns(blocks, columns, column_step, limits.columns, num_threads);
+    const int64_t blocks = divide_up(rows, height);
+    const int64_t width =
+        tile_columns(num_groups * blocks, columns, column_step, limits.columns, num_threads);
     const auto h = static_cast<double>(height), w = static_cast<double>(width);
-    const double time = estimated_time(blocks * divide_up(columns, width),
-                                       h * w + kPackingCost * (h + w), num_threads);
+    const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
+    const double packed =
+        m * static_cast<double>(divide_up(columns, width)) + n * static_cast<double>(blocks);
+    const double time =
+        estimated_time(static_cast<double>(num_groups) * (m * n + kPackingCost * packed),
+                       h * w + kPackingCost * (h + w), num_threads);
     if (best_time < 0 || time < best_time) {
       best = {height, width};
       best_time = time;
