@@ -8,7 +8,7 @@ namespace {
 // Measured on an AVX2 machine with 512 KiB of L2 per core: see docs/kernels/cpu_grouped_gemm.md.
 constexpr TileLimits kWeightsLeft = {128, 1056};
 constexpr TileLimits kWeightsRight = {384, 288};
-constexpr TileLimits kWgrad = {288, 288};
+constexpr TileLimits kWgrad = {384, 384};
 // Columns of a paired product count twice.
 constexpr TileLimits kPairsLeft = {128, 512};
 constexpr TileLimits kPairsRight = {384, 128};

@@ -46,6 +46,11 @@ class RowReader {
     return data_ + source(row) * row_bytes_ + column * element_bytes_;
   }
   int64_t element_bytes() const { return element_bytes_; }
+  // Into the second-level cache: rows a power of two apart would push each other out of the first.
+  void prefetch(int64_t row, int64_t column, int64_t n) const {
+    const char* p = address(row, column);
+    for (int64_t at = 0; at < n * element_bytes_; at += 64) __builtin_prefetch(p + at, 0, 2);
+  }
 
  private:
   int64_t source(int64_t row) const {
@@ -130,6 +135,9 @@ struct ColumnsOnLeft {
         // Rows past the block repeat its last one: what they become is never read.
         const int64_t row = first_k + block.first + std::min(k + i, block.length - 1);
         rows[i] = matrix.read(kernels, row, first, count, decoded + i * count);
+        if (k + i + kTransposeRows < block.length) {
+          matrix.prefetch(row + kTransposeRows, first, count);
+        }
       }
       kernels.transpose(rows, kTransposeRows, count, scratch + k, kLeftPitch);
     }
@@ -179,7 +187,9 @@ struct ColumnsOnRight {
       const float* rows[kTransposeRows];
       for (int64_t i = 0; i < num_rows; ++i) {
         const int64_t row = first_k + block.first + k + i;
-        if (k + i + kTransposeRows < block.length) prefetch(row + kTransposeRows, first, count);
+        if (k + i + kTransposeRows < block.length && !columns->paired) {
+          matrix.prefetch(row + kTransposeRows, first, count);
+        }
         rows[i] = columns->paired ? read_pairs(kernels, row, first, count, scratch + i * count)
                                   : matrix.read(kernels, row, first, count, scratch + i * count);
       }
@@ -188,13 +198,6 @@ struct ColumnsOnRight {
   }
 
  private:
-  void prefetch(int64_t row, int64_t first, int64_t count) const {
-    if (columns->paired) return;  // not one run of memory
-    const char* p = matrix.address(row, first);
-    for (int64_t at = 0; at < count * matrix.element_bytes(); at += 64) {
-      __builtin_prefetch(p + at, 0, 3);
-    }
-  }
   // Runs of neighbouring columns; of interleaved halves, one by one.
   const float* read_pairs(const Kernels& kernels, int64_t row, int64_t first, int64_t count,
                           float* scratch) const {
