@@ -2,7 +2,7 @@
 // gathered rows, layouts, tails.
 #include <gtest/gtest.h>
 
-#include "tests/backend/grouped_gemm_cases.h"
+#include "tests/support/grouped_gemm_cases.h"
 
 namespace moire::test {
 namespace {

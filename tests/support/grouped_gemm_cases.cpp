@@ -1,4 +1,4 @@
-#include "tests/backend/grouped_gemm_cases.h"
+#include "tests/support/grouped_gemm_cases.h"
 
 namespace moire::test {
 namespace {

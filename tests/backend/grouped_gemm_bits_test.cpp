@@ -1,0 +1,214 @@
+// Results that must be equal to the last bit: any number of threads, any instruction set, run
+// twice, packed or listed, gathered or permuted before, fused or op by op.
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include "tests/backend/each_target.h"
+#include "tests/support/grouped_gemm_cases.h"
+
+namespace moire::test {
+namespace {
+
+// One of each op, with everything optional, large enough for many tiles and several K blocks.
+struct Ops {
+  Ops(Random& random, const Batch& batch, const GemmOptions& o)
+      : forward(random, batch, 200, 530, false, o),
+        dgrad(random, batch, 530, 200, true, o),
+        glu(random, batch, 150, 300, o),
+        glu_backward(random, batch, 150, 300, o),
+        wgrad(random, batch, 400, 100, o) {}
+
+  void run(const Context& context) {
+    ASSERT_TRUE(succeeds(forward.run(context)));
+    ASSERT_TRUE(succeeds(dgrad.run(context)));
+    ASSERT_TRUE(succeeds(glu.run(context)));
+    ASSERT_TRUE(succeeds(glu_backward.run(context)));
+    ASSERT_TRUE(succeeds(wgrad.run(context)));
+  }
+  void expect_same(const Ops& other) const {
+    EXPECT_TRUE(same_bits(forward.d, other.forward.d));
+    EXPECT_TRUE(same_bits(dgrad.d, other.dgrad.d));
+    EXPECT_TRUE(same_bits(glu.z, other.glu.z));
+    EXPECT_TRUE(same_bits(glu.act, other.glu.act));
+    EXPECT_TRUE(same_bits(glu_backward.grad_z, other.glu_backward.grad_z));
+    EXPECT_TRUE(same_bits(glu_backward.act, other.glu_backward.act));
+    EXPECT_TRUE(same_bits(glu_backward.grad_probs, other.glu_backward.grad_probs));
+    EXPECT_TRUE(same_bits(glu_backward.grad_bias, other.glu_backward.grad_bias));
+    EXPECT_TRUE(same_bits(wgrad.d, other.wgrad.d));
+  }
+
+  GemmCase forward, dgrad;
+  GemmGluCase glu;
+  GemmGluBackwardCase glu_backward;
+  WgradCase wgrad;
+};
+
+GemmOptions options(int32_t layout, DType dtype) {
+  GemmOptions o;
+  o.layout = layout;
+  o.operands = o.output = dtype;
+  return o;
+}
+
+TEST(GroupedGemmBits, DoNotDependOnTheNumberOfThreads) {
+  Random random;
+  const Batch batch({3, 0, 140, 21}, 2);
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    for (const DType dtype : {DType::kFP32, DType::kBF16}) {
+      const Ops fresh(random, batch, options(layout, dtype));
+      Ops one = fresh;
+      one.run(cpu(1));
+      for (const int threads : {1, 2, 3, 7}) {
+        SCOPED_TRACE(threads);
+        Ops other = fresh;
+        other.run(cpu(threads));
+        other.expect_same(one);
+      }
+    }
+  }
+}
+
+TEST(GroupedGemmBits, DoNotDependOnTheInstructionSet) {
+  Random random;
+  const Batch batch({3, 0, 70}, 2);
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    const Ops fresh(random, batch, options(layout, DType::kFP32));
+    Ops best = fresh;
+    best.run(cpu(2));
+    cpu::for_each_target([&] {
+      Ops other = fresh;
+      other.run(cpu(2));
+      other.expect_same(best);
+    });
+  }
+}
+
+TEST(GroupedGemmBits, OfAListAreThoseOfThePackedWeight) {
+  Random random;
+  const Batch batch({9, 30});
+  GemmOptions o;
+  o.listed = true;
+  GemmCase listed(random, batch, 70, 90, false, o);
+  o.listed = false;
+  GemmCase packed(random, batch, 70, 90, false, o);
+  for (int64_t g = 0; g < 2; ++g) {
+    for (int64_t i = 0; i < 70; ++i) {
+      for (int64_t j = 0; j < 90; ++j) packed.b.set(g, i, j, listed.b.get(g, i, j));
+    }
+  }
+  packed.a = listed.a;
+  packed.bias = listed.bias;
+  packed.bias_scale = listed.bias_scale;
+  ASSERT_TRUE(succeeds(listed.run(cpu(2))));
+  ASSERT_TRUE(succeeds(packed.run(cpu(2))));
+  EXPECT_TRUE(same_bits(listed.d, packed.d));
+}
+
+TEST(GroupedGemmBits, OfGatheredRowsAreThoseOfPermutedRows) {
+  Random random;
+  const Batch batch({9, 30});
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    GemmOptions o = options(layout, DType::kBF16);
+    o.row_idx = DType::kInt32;
+    GemmCase gathered(random, batch, 70, 90, false, o);
+    GemmCase permuted = gathered;
+    permuted.a.rows = TestTensor(DType::kBF16, {batch.capacity(), 90});
+    permuted.a.row_idx = {};
+    for (int64_t i = 0; i < batch.rows(); ++i) {
+      const int32_t source = gathered.a.row_idx.as<int32_t>()[i];
+      for (int64_t k = 0; k < 90; ++k) {
+        permuted.a.rows.set(i, k, gathered.a.rows.get(source, k));
+      }
+    }
+    ASSERT_TRUE(succeeds(gathered.run(cpu(2))));
+    ASSERT_TRUE(succeeds(permuted.run(cpu(2))));
+    EXPECT_TRUE(same_bits(gathered.d, permuted.d));
+  }
+}
+
+GluArgs unfused_glu(const GemmGluCase& c, const TestTensor& z, const TestTensor& act) {
+  GluArgs args;
+  args.z = z;
+  args.probs = c.probs;
+  args.act = act;
+  args.groups = c.batch.groups();
+  args.activation = c.options.activation;
+  args.layout = c.options.glu;
+  return args;
+}
+
+TEST(GroupedGemmBits, OfTheFusedActivationAreThoseOfTheOpsOneByOne) {
+  Random random;
+  const Context context = cpu(2);
+  const Batch batch({17, 0, 40}, 1);
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    for (const int64_t block : {0, 1, 15}) {
+      GemmOptions o = options(layout, DType::kBF16);
+      o.glu = GluLayout::interleaved(block);
+      GemmGluCase fused(random, batch, 150, 300, o);
+      ASSERT_TRUE(succeeds(fused.run(context)));
+      TestTensor z(DType::kBF16, {batch.capacity(), 300}),
+          act(DType::kBF16, {batch.capacity(), 150});
+      GroupedGemmArgs gemm;
+      gemm.a = fused.a.rows;
+      gemm.b = fused.b;
+      gemm.bias = fused.bias;
+      gemm.d = z;
+      gemm.groups = batch.groups();
+      ASSERT_TRUE(succeeds(run(context, gemm, grouped_gemm, grouped_gemm_workspace)));
+      ASSERT_TRUE(succeeds(glu(context, unfused_glu(fused, z, act))));
+      EXPECT_TRUE(same_bits(fused.z, z, batch.rows()));
+      EXPECT_TRUE(same_bits(fused.act, act));
+    }
+  }
+}
+
+GluBackwardArgs unfused_backward(const GemmGluBackwardCase& c, const TestTensor& grad_act,
+                                 const GemmGluBackwardCase& out) {
+  GluBackwardArgs args;
+  args.z = c.z;
+  args.probs = c.probs;
+  args.grad_act = grad_act;
+  args.grad_z = out.grad_z;
+  args.act = out.act;
+  args.grad_probs = out.grad_probs;
+  args.groups = c.batch.groups();
+  args.activation = c.options.activation;
+  args.layout = c.options.glu;
+  return args;
+}
+
+TEST(GroupedGemmBits, OfTheFusedBackwardAreThoseOfTheOpsOneByOne) {
+  Random random;
+  const Context context = cpu(2);
+  const Batch batch({17, 0, 130}, 1);
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    GemmOptions o = options(layout, DType::kBF16);
+    o.beta = layout;
+    GemmGluBackwardCase fused(random, batch, 150, 300, o);
+    GemmGluBackwardCase unfused = fused;
+    ASSERT_TRUE(succeeds(fused.run(context)));
+    TestTensor grad_act(DType::kBF16, {batch.capacity(), 150});
+    GroupedGemmArgs gemm;
+    gemm.a = fused.grad_y.rows;
+    gemm.b = fused.w2;
+    gemm.transpose_b = 1;
+    gemm.d = grad_act;
+    gemm.groups = batch.groups();
+    ASSERT_TRUE(succeeds(run(context, gemm, grouped_gemm, grouped_gemm_workspace)));
+    ASSERT_TRUE(succeeds(glu_backward(context, unfused_backward(fused, grad_act, unfused))));
+    BiasBackwardArgs bias;
+    bias.grad_y = unfused.grad_z;
+    bias.grad_bias = unfused.grad_bias;
+    bias.beta = o.beta;
+    bias.groups = batch.groups();
+    ASSERT_TRUE(succeeds(run(context, bias, bias_backward, bias_backward_workspace)));
+    EXPECT_TRUE(same_bits(fused.grad_z, unfused.grad_z));
+    EXPECT_TRUE(same_bits(fused.act, unfused.act));
+    EXPECT_TRUE(same_bits(fused.grad_probs, unfused.grad_probs));
+    EXPECT_TRUE(same_bits(fused.grad_bias, unfused.grad_bias));
+  }
+}
+
+}  // namespace
+}  // namespace moire::test
