@@ -73,7 +73,9 @@ TEST(TileShape, GivesEveryThreadWorkAndKeepsItsLimits) {
       EXPECT_EQ(shape.columns % 96, 0);
       const int64_t tiles =
           ((size + shape.rows - 1) / shape.rows) * ((size + shape.columns - 1) / shape.columns);
-      if (size >= 1000) EXPECT_GE(tiles, threads);
+      if (size >= 1000) {
+        EXPECT_GE(tiles, threads);
+      }
     }
   }
 }

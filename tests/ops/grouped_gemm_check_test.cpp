@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <moire/buffer.h>
 
+#include "core/format.h"
 #include "tests/support/grouped_gemm_cases.h"
 
 namespace moire::test {

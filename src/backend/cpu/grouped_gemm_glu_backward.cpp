@@ -2,6 +2,7 @@
 // then the partial sums of grad_probs and grad_bias added in order.
 #include "backend/cpu/gemm/glu_epilogue.h"
 #include "backend/cpu/implementations.h"
+#include "backend/cpu/row_blocks.h"
 #include "core/arena.h"
 
 namespace moire::cpu {
@@ -19,7 +20,7 @@ RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
   p.columns = gemm::Columns::in_glu_chunks(w2.in_features());
   p.k = w2.out_features();
   p.groups = args.groups;
-  p.row_step = gemm::kBiasPartialRows;
+  p.row_step = args.grad_bias.rank != 0 ? kBlockRows : 1;
   return p;
 }
 
@@ -34,7 +35,8 @@ struct Partials {
     };
     if (args.grad_probs.rank != 0) probs = floats(p.groups.capacity * segments_of(p));
     if (args.grad_bias.rank != 0) {
-      bias = floats(gemm::bias_partial_rows(p.groups) * 2 * p.columns.outputs);
+      bias =
+          floats(RowBlocks::bound(p.groups.num_groups, p.groups.capacity) * 2 * p.columns.outputs);
     }
   }
   Arena arena;
@@ -63,12 +65,12 @@ void sum_bias_partials(const GroupedGemmGluBackwardArgs& args, const float* part
   const gemm::Kernels& kernels = gemm::kernels();
   const TensorView grad_bias(args.grad_bias);
   const int64_t width = grad_bias.columns(), n = std::min(kColumns, width - first);
-  const int64_t* const offsets = args.groups.offsets;
-  const int64_t rows = offsets[group + 1] - offsets[group];
-  if (rows == 0 && args.beta != 0) return;
+  const RowBlocks blocks(args.groups);
+  const int64_t num_blocks = blocks.count_of(group);
+  if (num_blocks == 0 && args.beta != 0) return;
   float sums[kColumns] = {};
-  for (int64_t row = 0; row < rows; row += gemm::kBiasPartialRows) {
-    const float* partial = partials + gemm::bias_partial_row(offsets, group, row) * width + first;
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const float* partial = partials + (blocks.first_of(group) + block) * width + first;
     kernels.add_scaled(partial, 1.0F, n, sums);
   }
   void* const target = gemm::element(grad_bias, group, first);
@@ -93,10 +95,10 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
   const Workspace rest{static_cast<char*>(args.workspace.data) + partials.arena.used(),
                        args.workspace.bytes - partials.arena.used()};
   const gemm::GluBackwardEpilogue epilogue{
-      args.activation,  resolve_glu_layout(args.layout, p.columns.outputs),
-      p.groups.offsets, args.z,
-      args.probs,       args.grad_z,
-      args.act,         partials.probs,
+      args.activation, resolve_glu_layout(args.layout, p.columns.outputs),
+      p.groups,        args.z,
+      args.probs,      args.grad_z,
+      args.act,        partials.probs,
       partials.bias};
   gemm::multiply_ragged_m(context, p, rest, epilogue);
   const int64_t rows = gemm::rows_in_use(p.groups);

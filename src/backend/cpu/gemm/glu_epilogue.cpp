@@ -1,5 +1,6 @@
 #include "backend/cpu/gemm/glu_epilogue.h"
 
+#include "backend/cpu/row_blocks.h"
 #include "backend/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -78,10 +79,10 @@ void add_to_partial(const ResolvedGluLayout& layout, int64_t first, size_t n,
 void add_to_bias(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row, float* grad_gate,
                  float* grad_up) {
   const auto n = static_cast<size_t>(s.columns);
-  const int64_t row_in_group = row - e.offsets[s.group];
-  float* const partial =
-      e.bias_partials + gemm::bias_partial_row(e.offsets, s.group, row_in_group) * 2 * e.layout.f;
-  if (row_in_group % gemm::kBiasPartialRows == 0) {
+  const int64_t row_in_group = row - e.groups.offsets[s.group];
+  const int64_t block = RowBlocks(e.groups).first_of(s.group) + row_in_group / kBlockRows;
+  float* const partial = e.bias_partials + block * 2 * e.layout.f;
+  if (row_in_group % kBlockRows == 0) {
     alignas(64) const float zeros[kGluSegment] = {};
     StoreGluSegment(zeros, zeros, DType::kFP32, e.layout, s.first_column, n, partial);
   }
