@@ -1,8 +1,8 @@
 // Results that must be equal to the last bit: any number of threads, any instruction set, run
 // twice, packed or listed, gathered or permuted before, fused or op by op.
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
+#include "backend/cpu/simd_targets.h"
 #include "tests/backend/each_target.h"
 #include "tests/support/grouped_gemm_cases.h"
 
