@@ -1,7 +1,7 @@
 // Which tile, ring and cluster feed the tensor cores of an SM90 best? A grouped BF16 GEMM main loop, one kernel template, timed over the
 // choices that the fused kernels depend on; the last lines ask how fast wgmma runs when nothing has to be loaded.
 //
-//   nvcc -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -I src tools/microbench/hopper_mainloop.cu -o hopper_mainloop
+//   nvcc -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -I src benchmarks/hopper_mainloop.cu -o hopper_mainloop
 //   ./hopper_mainloop > result.jsonl
 //
 // d[e] = a[e] * b[e]^T for groups of equal, 128-aligned size. Producer warp: TMA loads into a ring; two consumer warpgroups: wgmma on 64
