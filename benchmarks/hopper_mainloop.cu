@@ -1,12 +1,14 @@
-// Which tile, ring and cluster feed the tensor cores of an SM90 best? A grouped BF16 GEMM main loop, one kernel template, timed over the
-// choices that the fused kernels depend on; the last lines ask how fast wgmma runs when nothing has to be loaded.
+// Which tile, ring and cluster feed the tensor cores of an SM90 best? A grouped BF16 GEMM main
+// loop, one kernel template, timed over the choices that the fused kernels depend on; the last
+// lines ask how fast wgmma runs when nothing has to be loaded.
 //
-//   nvcc -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -I src benchmarks/hopper_mainloop.cu -o hopper_mainloop
-//   ./hopper_mainloop > result.jsonl
+//   cmake --build --preset release --target hopper_mainloop
+//   build/release/bin/hopper_mainloop > result.jsonl
 //
-// d[e] = a[e] * b[e]^T for groups of equal, 128-aligned size. Producer warp: TMA loads into a ring; two consumer warpgroups: wgmma on 64
-// rows each, sums rounded to BF16 and stored from registers. Barriers per stage: full (1 arrival + bytes), empty (one arrival per
-// consumer warpgroup of the cluster).
+// d[e] = a[e] * b[e]^T for groups of equal, 128-aligned size. Producer warp: TMA loads into a ring;
+// two consumer warpgroups: wgmma on 64 rows each, sums rounded to BF16 and stored from registers.
+// Barriers per stage: full (1 arrival + bytes), empty (one arrival per consumer warpgroup of the
+// cluster).
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_bf16.h>
@@ -55,11 +57,13 @@ struct Problem {
   bf16* d;
 };
 
-// Where a block works: tiles of one group after another; within it, bands of eight row tiles, so that B stays in the L2.
+// Where a block works: tiles of one group after another; within it, bands of eight row tiles, so
+// that B stays in the L2.
 template <class V>
 __device__ bool find_tile(const Problem& p, int index, int rank, int& group, int& m0, int& n0) {
   const int step_m = V::kShare == Share::kB ? 2 : 1, step_n = V::kShare == Share::kA ? 2 : 1;
-  const int tiles_m = p.m / (kTileM * step_m), tiles_n = (p.n + V::kTileN * step_n - 1) / (V::kTileN * step_n);
+  const int tiles_m = p.m / (kTileM * step_m),
+            tiles_n = (p.n + V::kTileN * step_n - 1) / (V::kTileN * step_n);
   const int per_group = tiles_m * tiles_n;
   group = index / per_group;
   if (group >= p.groups) return false;
@@ -74,28 +78,33 @@ __device__ bool find_tile(const Problem& p, int index, int rank, int& group, int
 }
 
 template <class V>
-__device__ void load_stage(const CUtensorMap* a, const CUtensorMap* b, SharedMemory<V>& s, int stage, int rank, int group,
-                           const Problem& p, int m0, int n0, int k0) {
+__device__ void load_stage(const CUtensorMap* a, const CUtensorMap* b, SharedMemory<V>& s,
+                           int stage, int rank, int group, const Problem& p, int m0, int n0,
+                           int k0) {
   mbarrier_arrive_expect_tx(&s.full[stage], V::kABytes + V::kBBytes);
   const int row_a = group * p.m + m0, row_b = group * p.n + n0;
   if constexpr (V::kShare == Share::kA) {
     constexpr int kHalf = kTileM / 2;
-    tma_load_2d_multicast(s.a[stage] + rank * kHalf * 128, a, &s.full[stage], k0, row_a + rank * kHalf, 3);
+    tma_load_2d_multicast(s.a[stage] + rank * kHalf * 128, a, &s.full[stage], k0,
+                          row_a + rank * kHalf, 3);
   } else {
     tma_load_2d(s.a[stage], a, &s.full[stage], k0, row_a);
   }
   if constexpr (V::kShare == Share::kB) {
     constexpr int kHalf = V::kTileN / 2;
-    tma_load_2d_multicast(s.b[stage] + rank * kHalf * 128, b, &s.full[stage], k0, row_b + rank * kHalf, 3);
+    tma_load_2d_multicast(s.b[stage] + rank * kHalf * 128, b, &s.full[stage], k0,
+                          row_b + rank * kHalf, 3);
   } else {
     tma_load_2d(s.b[stage], b, &s.full[stage], k0, row_b);
   }
 }
 
 template <class V>
-__device__ void produce(const CUtensorMap* a, const CUtensorMap* b, SharedMemory<V>& s, const Problem& p, int rank) {
+__device__ void produce(const CUtensorMap* a, const CUtensorMap* b, SharedMemory<V>& s,
+                        const Problem& p, int rank) {
   int iteration = 0, group, m0, n0;
-  for (int index = blockIdx.x / V::kCluster; find_tile<V>(p, index, rank, group, m0, n0); index += gridDim.x / V::kCluster) {
+  for (int index = blockIdx.x / V::kCluster; find_tile<V>(p, index, rank, group, m0, n0);
+       index += gridDim.x / V::kCluster) {
     for (int k0 = 0; k0 < p.k; k0 += kTileK, ++iteration) {
       const int stage = iteration % V::kStages, round = iteration / V::kStages;
       if (!V::kLoad && round > 0) return;
@@ -121,7 +130,8 @@ __device__ void release(SharedMemory<V>& s, int stage) {
 }
 
 template <class V>
-__device__ void store(const float (&sums)[V::kTileN / 2], const Problem& p, int group, int m0, int n0, int consumer) {
+__device__ void store(const float (&sums)[V::kTileN / 2], const Problem& p, int group, int m0,
+                      int n0, int consumer) {
   const int thread = threadIdx.x % 128;
   const int row = m0 + consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
   bf16* const d = p.d + (static_cast<int64_t>(group) * p.m + row) * p.n + n0 + thread % 4 * 2;
@@ -137,19 +147,22 @@ __device__ void store(const float (&sums)[V::kTileN / 2], const Problem& p, int 
 }
 
 template <class V>
-__device__ void multiply_stage(float (&sums)[V::kTileN / 2], SharedMemory<V>& s, int stage, int consumer, bool first) {
+__device__ void multiply_stage(float (&sums)[V::kTileN / 2], SharedMemory<V>& s, int stage,
+                               int consumer, bool first) {
   const uint64_t a = k_major_descriptor(shared_address(s.a[stage] + consumer * 64 * 128));
   const uint64_t b = k_major_descriptor(shared_address(s.b[stage]));
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < kTileK / 16; ++i) wgmma_m64k16<V::kTileN>(sums, a + 2 * i, b + 2 * i, !first || i > 0);
+  for (int i = 0; i < kTileK / 16; ++i)
+    wgmma_m64k16<V::kTileN>(sums, a + 2 * i, b + 2 * i, !first || i > 0);
   wgmma_commit_group();
 }
 
 template <class V>
 __device__ void consume(SharedMemory<V>& s, const Problem& p, int rank, int consumer) {
   int iteration = 0, group, m0, n0;
-  for (int index = blockIdx.x / V::kCluster; find_tile<V>(p, index, rank, group, m0, n0); index += gridDim.x / V::kCluster) {
+  for (int index = blockIdx.x / V::kCluster; find_tile<V>(p, index, rank, group, m0, n0);
+       index += gridDim.x / V::kCluster) {
     float sums[V::kTileN / 2];
     const int num_k = p.k / kTileK;
     for (int k = 0; k < num_k; ++k, ++iteration) {
@@ -168,9 +181,11 @@ __device__ void consume(SharedMemory<V>& s, const Problem& p, int rank, int cons
 
 template <class V>
 __global__ void __launch_bounds__(kThreads, 1)
-    grouped_gemm(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, const Problem p) {
+    grouped_gemm(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
+                 const Problem p) {
   extern __shared__ char raw[];
-  auto& s = *reinterpret_cast<SharedMemory<V>*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
+  auto& s =
+      *reinterpret_cast<SharedMemory<V>*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
   const int rank = V::kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < V::kStages; ++i) {
@@ -206,7 +221,8 @@ CUtensorMap encode(void* data, int64_t rows, int64_t columns, int box_rows) {
   static PFN_cuTensorMapEncodeTiled_v12000 function = nullptr;
   if (function == nullptr) {
     cudaDriverEntryPointQueryResult found;
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&function), 12000,
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled",
+                                           reinterpret_cast<void**>(&function), 12000,
                                            cudaEnableDefault, &found),
           "cudaGetDriverEntryPointByVersion");
   }
@@ -214,9 +230,10 @@ CUtensorMap encode(void* data, int64_t rows, int64_t columns, int box_rows) {
   const cuuint64_t shape[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t stride[1] = {static_cast<cuuint64_t>(columns) * 2};
   const cuuint32_t box[2] = {kTileK, static_cast<cuuint32_t>(box_rows)}, one[2] = {1, 1};
-  const CUresult result = function(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, shape, stride, box, one,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      function(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, data, shape, stride, box, one,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     std::fprintf(stderr, "cuTensorMapEncodeTiled failed: %d\n", static_cast<int>(result));
     std::exit(1);
@@ -227,7 +244,8 @@ CUtensorMap encode(void* data, int64_t rows, int64_t columns, int box_rows) {
 __global__ void fill(bf16* p, int64_t count, uint32_t seed) {
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    // Four 16-bit uniforms of a hash: close enough to normal for the power that the multipliers draw.
+    // Four 16-bit uniforms of a hash: close enough to normal for the power that the multipliers
+    // draw.
     uint64_t h = (static_cast<uint64_t>(i) + seed) * 0x9E3779B97F4A7C15ull;
     h ^= h >> 31;
     h *= 0xBF58476D1CE4E5B9ull;
@@ -245,12 +263,15 @@ __global__ void count_wrong(const bf16* a, const bf16* b, Problem p, int samples
   const int group = h % p.groups, row = (h >> 20) % p.m, column = (h >> 40) % p.n;
   double sum = 0, size = 0;
   for (int k = 0; k < p.k; ++k) {
-    const double product = static_cast<double>(__bfloat162float(a[(static_cast<int64_t>(group) * p.m + row) * p.k + k])) *
-                           __bfloat162float(b[(static_cast<int64_t>(group) * p.n + column) * p.k + k]);
+    const double product =
+        static_cast<double>(
+            __bfloat162float(a[(static_cast<int64_t>(group) * p.m + row) * p.k + k])) *
+        __bfloat162float(b[(static_cast<int64_t>(group) * p.n + column) * p.k + k]);
     sum += product;
     size += fabs(product);
   }
-  const double got = __bfloat162float(p.d[(static_cast<int64_t>(group) * p.m + row) * p.n + column]);
+  const double got =
+      __bfloat162float(p.d[(static_cast<int64_t>(group) * p.m + row) * p.n + column]);
   const double bound = (p.k + 8) * 0x1p-24 * size + fabs(sum) * 0x1p-8;
   if (!(fabs(got - sum) <= bound)) atomicAdd(wrong, 1);
 }
@@ -258,8 +279,9 @@ __global__ void count_wrong(const bf16* a, const bf16* b, Problem p, int samples
 template <class V>
 const char* name(char (&text)[96]) {
   static const char* kShares[] = {"none", "B", "A"};
-  std::snprintf(text, sizeof(text), "128x%dx64, %d stages, shared %s, in flight %d%s", V::kTileN, V::kStages,
-                kShares[static_cast<int>(V::kShare)], V::kPending, V::kLoad ? "" : ", no loads");
+  std::snprintf(text, sizeof(text), "128x%dx64, %d stages, shared %s, in flight %d%s", V::kTileN,
+                V::kStages, kShares[static_cast<int>(V::kShare)], V::kPending,
+                V::kLoad ? "" : ", no loads");
   return text;
 }
 
@@ -274,9 +296,13 @@ void run(const Buffers& buffers, int groups, int m, int n, int k) {
   if (V::kShare == Share::kA && n % (2 * V::kTileN) != 0) return;
   if (n % V::kTileN != 0 && n % 8 != 0) return;
   const Problem p{groups, m, n, k, buffers.d};
-  const CUtensorMap a = encode(buffers.a, static_cast<int64_t>(groups) * m, k, V::kShare == Share::kA ? kTileM / 2 : kTileM);
-  const CUtensorMap b = encode(buffers.b, static_cast<int64_t>(groups) * n, k, V::kShare == Share::kB ? V::kTileN / 2 : V::kTileN);
-  check(cudaFuncSetAttribute(grouped_gemm<V>, cudaFuncAttributeMaxDynamicSharedMemorySize, V::kSharedBytes), "attribute");
+  const CUtensorMap a = encode(buffers.a, static_cast<int64_t>(groups) * m, k,
+                               V::kShare == Share::kA ? kTileM / 2 : kTileM);
+  const CUtensorMap b = encode(buffers.b, static_cast<int64_t>(groups) * n, k,
+                               V::kShare == Share::kB ? V::kTileN / 2 : V::kTileN);
+  check(cudaFuncSetAttribute(grouped_gemm<V>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             V::kSharedBytes),
+        "attribute");
   cudaLaunchConfig_t config{};
   config.gridDim = 132;
   config.blockDim = kThreads;
@@ -287,7 +313,9 @@ void run(const Buffers& buffers, int groups, int m, int n, int k) {
   config.attrs = &cluster;
   config.numAttrs = 1;
   check(cudaMemset(buffers.d, 0xFF, static_cast<size_t>(groups) * m * n * 2), "memset");
-  const auto launch = [&] { check(cudaLaunchKernelEx(&config, grouped_gemm<V>, a, b, p), "launch"); };
+  const auto launch = [&] {
+    check(cudaLaunchKernelEx(&config, grouped_gemm<V>, a, b, p), "launch");
+  };
   launch();
   int wrong = 0;
   if (V::kLoad) {
@@ -311,10 +339,12 @@ void run(const Buffers& buffers, int groups, int m, int n, int k) {
   std::sort(times.begin(), times.end());
   char text[96];
   const double flop = 2.0 * groups * m * n * k;
-  std::printf("{\"variant\": \"%s\", \"groups\": %d, \"m\": %d, \"n\": %d, \"k\": %d, \"ms\": %.4f, \"tflops\": %.1f, "
-              "\"tflops_best\": %.1f, \"wrong\": %d}\n",
-              name<V>(text), groups, m, n, k, times[times.size() / 2], flop / times[times.size() / 2] / 1e9,
-              flop / times[0] / 1e9, wrong);
+  std::printf(
+      "{\"variant\": \"%s\", \"groups\": %d, \"m\": %d, \"n\": %d, \"k\": %d, \"ms\": %.4f, "
+      "\"tflops\": %.1f, "
+      "\"tflops_best\": %.1f, \"wrong\": %d}\n",
+      name<V>(text), groups, m, n, k, times[times.size() / 2], flop / times[times.size() / 2] / 1e9,
+      flop / times[0] / 1e9, wrong);
   std::fflush(stdout);
 }
 
@@ -322,9 +352,11 @@ void run(const Buffers& buffers, int groups, int m, int n, int k) {
 
 // With the argument "small": one small problem, for compute-sanitizer.
 int main(int argc, char** argv) {
-  // groups, rows of each, n, k: large; FC1 of a coarse and of a fine-grained model; FC2 of the latter
-  const int shapes[][4] = {{1, 8192, 8192, 8192}, {8, 2048, 4096, 4096}, {32, 1024, 4096, 7168}, {128, 512, 1536, 2048},
-                           {128, 512, 2048, 768}, {128, 256, 1536, 2048}, {128, 128, 1536, 2048}};
+  // groups, rows of each, n, k: large; FC1 of a coarse and of a fine-grained model; FC2 of the
+  // latter
+  const int shapes[][4] = {{1, 8192, 8192, 8192},  {8, 2048, 4096, 4096}, {32, 1024, 4096, 7168},
+                           {128, 512, 1536, 2048}, {128, 512, 2048, 768}, {128, 256, 1536, 2048},
+                           {128, 128, 1536, 2048}};
   Buffers buffers;
   const size_t bytes = size_t{argc > 1 ? 1u : 2048u} << 20;
   check(cudaMalloc(&buffers.a, bytes), "malloc");

@@ -1,5 +1,5 @@
-// mbarrier: the barrier in shared memory that counts arrivals and bytes of asynchronous copies. One instruction per function; a
-// barrier is named by its shared-memory address.
+// mbarrier: the barrier in shared memory that counts arrivals and bytes of asynchronous copies. One
+// instruction per function; a barrier is named by its shared-memory address.
 #pragma once
 
 #include <cstdint>
@@ -40,10 +40,10 @@ __device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank)
 
 // One arrival, and `bytes` that asynchronous copies will still bring.
 __device__ inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 // Whether the phase of this parity is complete; waits a while before saying no.

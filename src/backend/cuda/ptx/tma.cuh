@@ -19,8 +19,8 @@ __device__ inline void tma_load_2d(void* target, const CUtensorMap* map, uint64_
       : "memory");
 }
 
-// The same into each block of the cluster whose bit is set in `blocks`, at the same offset; each block's barrier at the same
-// offset receives the bytes.
+// The same into each block of the cluster whose bit is set in `blocks`, at the same offset; each
+// block's barrier at the same offset receives the bytes.
 __device__ inline void tma_load_2d_multicast(void* target, const CUtensorMap* map,
                                              uint64_t* barrier, int32_t x, int32_t y,
                                              uint16_t blocks) {
