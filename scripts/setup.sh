@@ -117,7 +117,7 @@ site_packages() { $venv/bin/python -c 'import sysconfig; print(sysconfig.get_pat
 python_packages() {
   echo 'numpy cffi torch>=2.4'
   if [ "$level" != demo ]; then echo 'pytest transformers>=5;python_version>="3.10"'; fi
-  if [ "$level" = check ]; then echo 'ruff'; fi
+  if [ "$level" = check ]; then echo 'ruff>=0.17,<0.18'; fi
   # Ubuntu 22.04's CMake is 3.22.
   local version
   version=$(cmake --version | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
