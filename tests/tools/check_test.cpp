@@ -117,6 +117,35 @@ TEST(Check, FailsWhenNothingRan) {
   }
 }
 
+// What bench does before it times: rows of the real operands.
+TEST(Check, JudgesSingleRowsOfEveryProduct) {
+  const Result<Context> context = Context::create();
+  ASSERT_TRUE(context.ok()) << context.status().message();
+  for (const char* options : {"", " gather=yes weights=in_out", " storage=list dtype=bf16"}) {
+    for (const OpInfo& op : all_ops()) {
+      Problem p = problem_of(std::string("groups=3 hidden=48 ffn=40 rows=30 topk=2 bias=yes "
+                                         "splits=4,0,26") +
+                             options);
+      p.op = op.op;
+      Operands operands(p, Operands::Content::kNormal);
+      const Case what = make_case(operands);
+      int64_t num_judged = 0;
+      for (const Call& call : what.calls) {
+        size_t bytes = 0;
+        if (call.workspace != nullptr) {
+          ASSERT_TRUE(call.workspace(context.value(), &bytes).ok()) << op.name;
+        }
+        if (call.expect_row != nullptr) ++num_judged;
+        if (num_judged > 0) {
+          EXPECT_NE(judge_rows(operands, {{call}}), "") << op.name << " before it ran";
+        }
+        ASSERT_TRUE(call.run(context.value(), operands.workspace(bytes)).ok()) << op.name;
+        EXPECT_EQ(judge_rows(operands, {{call}}), "") << op.name << options;
+      }
+    }
+  }
+}
+
 TEST(Check, PassesRandomProblemsOfEveryOp) {
   const Result<Context> context = Context::create();
   ASSERT_TRUE(context.ok()) << context.status().message();

@@ -40,7 +40,10 @@ std::string protocol_text(const Protocol& p, const MachineFacts& m) {
       " threads; measured in this run: ", human_number(m.peak_flops / 1e9),
       " GFLOP/s of FP32 multiply-adds, copy ", human_number(m.bandwidth / 1e9),
       " GB/s read and written; last-level cache ", human_bytes(static_cast<double>(m.cache_bytes)),
-      "\n", "protocol: each op is checked against the reference on a smaller copy, then ",
+      "\n",
+      "protocol: each op is checked against the reference, whole on a smaller copy and by rows on "
+      "the "
+      "timed operands, then ",
       human_seconds(p.warmup_seconds), " of warm-up per variant, then variants in turn, turns of ",
       human_seconds(p.turn_seconds), ", ", human_seconds(p.pause_seconds),
       " apart, until each has run ", human_seconds(p.seconds), " and ", p.min_rounds,

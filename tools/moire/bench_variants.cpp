@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "case_runner.h"
 #include "commands.h"
 #include "text.h"
 
@@ -66,6 +67,11 @@ Status OpVariant::prepare(const Problem& problem) {
   for (const auto& set : sets_) {
     const Status ran = run_set(*set);
     if (!ran.ok()) return ran;
+  }
+  const std::string wrong = judge_rows(sets_[0]->operands, sets_[0]->what);
+  if (!wrong.empty()) {
+    throw std::runtime_error(text("bench: the result of ", to_line(problem),
+                                  " is wrong, so its time means nothing: ", wrong));
   }
   return {};
 }

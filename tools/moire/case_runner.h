@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cases.h"
 #include "comparison.h"
 #include "problem.h"
 
@@ -28,5 +29,9 @@ struct Verdict {
 };
 
 Verdict judge(const Context& context, const Problem& problem);
+
+// Judges what a case that has run left in its outputs, by a row of the largest group and the last
+// row in use. "" if they are right, or if rows of this op do not stand for themselves.
+std::string judge_rows(const Operands& operands, const Case& what);
 
 }  // namespace moire::tool

@@ -11,6 +11,7 @@
 
 #include "comparison.h"
 #include "operands.h"
+#include "sample.h"
 
 namespace moire::tool {
 
@@ -23,6 +24,8 @@ struct Call {
   // after.
   using Judge = std::function<void(Comparison&)>;
   std::function<Judge()> expect;
+  // The same of one row only, at the full width; null where rows do not stand for themselves.
+  std::function<Judge(int64_t row, int64_t group)> expect_row;
   double flops = 0;         // of the rows in use
   int64_t saved_bytes = 0;  // kept for a later call
 };
@@ -49,6 +52,12 @@ Call make_call(std::string entry, const A& args, Status (*run)(const Context&, c
   if (workspace != nullptr) {
     call.workspace = [args, workspace](const Context& context, size_t* bytes) {
       return workspace(context, args, bytes);
+    };
+  }
+  if constexpr (requires { one_row(args, 0, 0); }) {
+    call.expect_row = [args, expect](int64_t row, int64_t group) {
+      const Sample<A> sample = one_row(args, row, group);
+      return expect(sample.args);
     };
   }
   call.expect = [args, expect = std::move(expect)] { return expect(args); };
