@@ -29,10 +29,11 @@ check: .venv/check.stamp $(build)/build.ninja ## clang-format, the include lint,
 	scripts/check.sh
 	@$(MAKE) --no-print-directory --jobs=$(shell nproc) tidy
 
-bench: .venv/demo.stamp build ## time the CPU problems; JSON in build/bench/
+bench: .venv/demo.stamp $(build)/build.ninja ## time the CPU problems; JSON lines and a chart in build/bench/
+	cmake --build --preset release --target moire_cli
 	@mkdir -p build/bench
-	$(build)/bin/moire bench problems/cpu.txt --json > build/bench/cpu.json
-	@echo "wrote build/bench/cpu.json"
+	$(build)/bin/moire bench cpu --json --svg build/bench/cpu.svg > build/bench/cpu.jsonl
+	@echo "wrote build/bench/cpu.jsonl and cpu.svg; for a table: $(build)/bin/moire bench cpu"
 
 build: .venv/demo.stamp $(build)/build.ninja ## compile library, command line and tests
 	cmake --build --preset release
