@@ -121,12 +121,16 @@ void add_quality(BenchResult& r, const MachineFacts& machine) {
   }
 }
 
-// One op in each dtype, its baseline among the variants.
-std::vector<BenchResult> run_group(const Context& context, const Group& group,
-                                   const MachineFacts& machine, const Protocol& protocol,
-                                   Team& team, const std::function<void(double)>& tick) {
+// What is timed of a group; ops[i] belongs to the i-th result that is supported.
+struct Prepared {
   std::vector<BenchResult> results;
   std::vector<std::unique_ptr<OpVariant>> ops;
+  std::unique_ptr<BaselineVariant> baseline;
+};
+
+// Checks every result first: a wrong one has no time worth knowing.
+Prepared prepare(const Context& context, const Group& group, Team& team) {
+  Prepared out;
   for (const Problem& problem : group.problems) {
     BenchResult r;
     r.problem = problem;
@@ -141,47 +145,66 @@ std::vector<BenchResult> run_group(const Context& context, const Group& group,
     if (r.unsupported.empty()) {
       Result<std::unique_ptr<OpVariant>> op = OpVariant::create(context, problem);
       if (!op.ok()) r.unsupported = op.status().message();
-      if (op.ok()) ops.push_back(std::move(op).value());
+      if (op.ok()) out.ops.push_back(std::move(op).value());
     }
-    results.push_back(std::move(r));
+    out.results.push_back(std::move(r));
   }
-  if (ops.empty()) return results;
-  const auto baseline = BaselineVariant::create(group.problems[0], ops[0]->bytes(), team);
+  if (!out.ops.empty()) {
+    out.baseline = BaselineVariant::create(group.problems[0], out.ops[0]->bytes(), team);
+  }
+  return out;
+}
+
+void fill_in(BenchResult& r, const OpVariant& op, const BaselineVariant* baseline,
+             const Samples& baseline_samples, const Samples* own_fp32) {
+  r.time = summarize(r.samples.seconds);
+  r.implementation = op.implementation();
+  r.flops = op.flops();
+  r.bytes = op.bytes();
+  r.num_sets = op.num_sets();
+  r.set_bytes = op.set_bytes();
+  if (baseline != nullptr) {
+    r.baseline = baseline->name();
+    r.ratio = paired_ratio(baseline_samples, r.samples);
+    r.baseline_samples = baseline_samples.seconds;
+  }
+  if (own_fp32 != nullptr && r.problem.dtype != DType::kFP32) {
+    r.vs_fp32 = paired_ratio(*own_fp32, r.samples);
+  }
+}
+
+// One op in each dtype, its baseline among the variants.
+std::vector<BenchResult> run_group(const Context& context, const Group& group,
+                                   const MachineFacts& machine, const Protocol& protocol,
+                                   Team& team, const std::function<void(double)>& tick) {
+  Prepared prepared = prepare(context, group, team);
+  const BaselineVariant* const baseline = prepared.baseline.get();
   std::vector<Variant> variants;
-  for (const auto& op : ops) {
+  for (const auto& op : prepared.ops) {
     variants.push_back({"", [&op](int64_t call) { op->run(call); }});
   }
+  if (variants.empty()) return prepared.results;
   if (baseline != nullptr) {
-    variants.push_back({baseline->name(), [&](int64_t call) { baseline->run(call); }});
+    variants.push_back({baseline->name(), [&](int64_t call) { prepared.baseline->run(call); }});
   }
   Conditions conditions{read_cpu_times(), {}};
-  std::vector<Samples> samples = measure(variants, protocol, tick);
+  const std::vector<Samples> samples = measure(variants, protocol, tick);
   conditions.after = read_cpu_times();
   size_t v = 0;
   const Samples* own_fp32 = nullptr;
-  for (BenchResult& r : results) {
+  for (BenchResult& r : prepared.results) {
     if (!r.unsupported.empty()) continue;
-    const OpVariant& op = *ops[v];
+    if (r.problem.dtype == DType::kFP32) own_fp32 = &samples[v];
     r.samples = samples[v++];
-    r.time = summarize(r.samples.seconds);
-    r.implementation = op.implementation();
-    r.flops = op.flops();
-    r.bytes = op.bytes();
-    r.num_sets = op.num_sets();
-    r.set_bytes = op.set_bytes();
-    if (baseline != nullptr) {
-      r.baseline = baseline->name();
-      r.ratio = paired_ratio(samples.back(), r.samples);
-      r.baseline_samples = samples.back().seconds;
-    }
-    if (r.problem.dtype == DType::kFP32) own_fp32 = &r.samples;
-    if (own_fp32 != nullptr && own_fp32 != &r.samples) {
-      r.vs_fp32 = paired_ratio(*own_fp32, r.samples);
-    }
+  }
+  v = 0;
+  for (BenchResult& r : prepared.results) {
+    if (!r.unsupported.empty()) continue;
+    fill_in(r, *prepared.ops[v++], baseline, samples.back(), own_fp32);
     add_conditions(conditions, available_cores(), r.warnings);
     add_quality(r, machine);
   }
-  return results;
+  return prepared.results;
 }
 
 MachineFacts measure_machine(const Context& context, Team& team) {
@@ -217,14 +240,22 @@ void write_svg(const std::string& path, const std::vector<BenchResult>& results,
   if (!file) throw UsageError(text("--svg: found a file that cannot be written, ", path));
 }
 
+void print_table(const std::vector<BenchResult>& results, const MachineFacts& machine,
+                 const Protocol& protocol) {
+  const std::string blas = openblas_name();
+  std::printf("%s", protocol_text(protocol, machine).c_str());
+  std::printf("baseline: %s for products, a copy of as many bytes for the others\n\n",
+              blas.empty() ? "missing" : (blas + ", sgemm per group").c_str());
+  std::printf("%s\n%s", results_table(results, machine).c_str(), warnings_text(results).c_str());
+}
+
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
   CommonOptions common = options.common;
   if (common.device != "cpu") {
-    throw UsageError("bench: found --device " + common.device +
-                     ", needed cpu: this build has no "
-                     "timer for other devices");
+    throw UsageError(text("bench: found --device ", common.device,
+                          ", needed cpu: there is no timer for other devices yet"));
   }
   if (common.threads == 0) common.threads = available_cores();
   const Context context = open_context(common);
@@ -235,34 +266,26 @@ int run_bench(const BenchOptions& options) {
   Team team(common.threads);
   const MachineFacts machine = measure_machine(context, team);
   std::vector<BenchResult> results;
-  {
-    Progress progress("bench", static_cast<int64_t>(100 * groups.size()));
-    for (size_t i = 0; i < groups.size(); ++i) {
-      const Problem& first = groups[i].problems[0];
-      const std::string note = text(first.name, " ", info_of(first.op).name);
-      const auto tick = [&](double done) {
-        progress.show(static_cast<int64_t>(100 * (static_cast<double>(i) + done)), note);
-      };
-      tick(0);
-      std::vector<BenchResult> done = run_group(context, groups[i], machine, protocol, team, tick);
-      warn_if_clock_moved(machine, team, done);
-      for (BenchResult& r : done) {
-        if (options.common.json) {
-          progress.clear();
-          std::printf("%s\n", to_json(r, machine, protocol).dump().c_str());
-          std::fflush(stdout);
-        }
-        results.push_back(std::move(r));
+  Progress progress("bench", static_cast<int64_t>(100 * groups.size()));
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Problem& first = groups[i].problems[0];
+    const std::string note = text(first.name, " ", info_of(first.op).name);
+    const auto tick = [&](double done) {
+      progress.show(static_cast<int64_t>(100 * (static_cast<double>(i) + done)), note);
+    };
+    tick(0);
+    std::vector<BenchResult> done = run_group(context, groups[i], machine, protocol, team, tick);
+    warn_if_clock_moved(machine, team, done);
+    progress.clear();
+    for (BenchResult& r : done) {
+      if (options.common.json) {
+        std::printf("%s\n", to_json(r, machine, protocol).dump().c_str());
+        std::fflush(stdout);
       }
+      results.push_back(std::move(r));
     }
   }
-  if (!options.common.json) {
-    std::printf("%s", protocol_text(protocol, machine).c_str());
-    const std::string blas = openblas_name();
-    std::printf("baseline: %s for products, a copy of as many bytes for the others\n\n",
-                blas.empty() ? "missing" : (blas + ", sgemm per group").c_str());
-    std::printf("%s\n%s", results_table(results, machine).c_str(), warnings_text(results).c_str());
-  }
+  if (!options.common.json) print_table(results, machine, protocol);
   if (!options.svg.empty()) write_svg(options.svg, results, machine);
   return kExitOk;
 }

@@ -12,8 +12,17 @@ namespace moire::tool {
 namespace {
 
 constexpr int64_t kCachesSpanned = 3;
-constexpr int64_t kMostSets = 64;
+constexpr int64_t kMostSets = 512;
 constexpr int64_t kMemoryShare = 4;  // of what is available, one part per variant
+
+void require_memory(int64_t bytes, const Problem& problem) {
+  const int64_t available = available_memory_bytes();
+  if (bytes <= available) return;
+  throw UsageError(text("bench: found ", human_bytes(static_cast<double>(available)),
+                        " of free memory, needed ", human_bytes(static_cast<double>(bytes)),
+                        " for the operands of ", to_line(problem),
+                        "; --set groups=N makes it smaller"));
+}
 
 }  // namespace
 
@@ -37,12 +46,7 @@ Status OpVariant::prepare(const Problem& problem) {
   Operands shapes(problem, Operands::Content::kNone);
   const Case what = make_case(shapes);
   const int64_t bytes = shapes.bytes();
-  if (bytes > available_memory_bytes()) {
-    throw UsageError(text("bench: ", info_of(problem.op).name, " of ", to_line(problem), " needs ",
-                          human_bytes(static_cast<double>(bytes)), " and this machine has ",
-                          human_bytes(static_cast<double>(available_memory_bytes())),
-                          " to spare; --set groups=N makes it smaller"));
-  }
+  require_memory(bytes, problem);
   std::vector<size_t> sizes;
   for (const Call& call : what.calls) {
     size_t needed = 0;
@@ -113,6 +117,11 @@ std::unique_ptr<BaselineVariant> BaselineVariant::create(const Problem& problem,
                                                          Team& team) {
   std::unique_ptr<BaselineVariant> variant(new BaselineVariant());
   if (is_product(problem.op)) {
+    Problem fp32 = problem;
+    fp32.dtype = DType::kFP32;
+    Operands shapes(fp32, Operands::Content::kNone);
+    make_case(shapes);
+    require_memory(shapes.bytes(), fp32);
     std::unique_ptr<OpenBlasBaseline> first = OpenBlasBaseline::create(problem);
     if (first == nullptr) return nullptr;
     const int64_t sets = rotating_sets(first->bytes());
