@@ -9,9 +9,9 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "backend/cpu/convert-inl.h"
 #include "backend/cpu/gemm/micro_kernel-inl.h"
 #include "backend/cpu/gemm/pack-inl.h"
+#include "backend/cpu/glu_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::gemm::HWY_NAMESPACE {
@@ -67,6 +67,16 @@ void Encode(const float* source, int64_t n, DType dtype, void* target) {
   cpu::HWY_NAMESPACE::EncodeRow(source, static_cast<size_t>(n), dtype, target);
 }
 
+void DecodePairs(const void* row, DType dtype, const ResolvedGluLayout& layout, int64_t first,
+                 int64_t n, float* target) {
+  namespace glu = cpu::HWY_NAMESPACE;
+  alignas(64) float gate[glu::kGluSegment], up[glu::kGluSegment];
+  const auto count = static_cast<size_t>(n);
+  glu::LoadGluSegment(row, dtype, layout, first, count, gate, up);
+  std::memcpy(target, gate, count * sizeof(float));
+  std::memcpy(target + n, up, count * sizeof(float));
+}
+
 void AddScaled(const float* values, float scale, int64_t n, float* sums) {
   const FloatTag d;
   const auto factor = hn::Set(d, scale);
@@ -79,8 +89,9 @@ void AddScaled(const float* values, float scale, int64_t n, float* sums) {
 }
 
 const Kernels* GetKernels() {
-  static constexpr Kernels set = {kMicroRows, kPanelWidth, kLanes,       Decode,   Encode,
-                                  AddScaled,  Transpose,   CopyToPanels, Multiply, FinishStreams};
+  static constexpr Kernels set = {kMicroRows,   kPanelWidth, kLanes,       Decode,
+                                  Encode,       DecodePairs, AddScaled,    Transpose,
+                                  CopyToPanels, Multiply,    FinishStreams};
   return &set;
 }
 

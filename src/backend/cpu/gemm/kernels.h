@@ -14,6 +14,8 @@
 
 #include <cstdint>
 
+#include "core/glu_layout.h"
+
 namespace moire::cpu::gemm {
 
 // Length of one chain of multiply-adds: part of the numerics contract (docs/numerics.md).
@@ -56,6 +58,11 @@ struct Kernels {
 
   void (*decode)(const void* source, DType dtype, int64_t n, float* target);
   void (*encode)(const float* source, int64_t n, DType dtype, void* target);
+
+  // Columns first ... first + n - 1 (at most kGluChunk) of both halves of a row of 2F: n gates,
+  // then n ups.
+  void (*decode_pairs)(const void* row, DType dtype, const ResolvedGluLayout& layout, int64_t first,
+                       int64_t n, float* target);
 
   // sums += scale * values, one multiply-add each.
   void (*add_scaled)(const float* values, float scale, int64_t n, float* sums);

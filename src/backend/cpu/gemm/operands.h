@@ -42,6 +42,12 @@ class RowReader {
     return scratch;
   }
 
+  // The same of both halves of a gate and up row.
+  void read_pairs(const Kernels& k, int64_t row, const ResolvedGluLayout& layout, int64_t first,
+                  int64_t n, float* target) const {
+    k.decode_pairs(address(row, 0), dtype_, layout, first, n, target);
+  }
+
   const char* address(int64_t row, int64_t column) const {
     return data_ + source(row) * row_bytes_ + column * element_bytes_;
   }
@@ -198,16 +204,13 @@ struct ColumnsOnRight {
   }
 
  private:
-  // Runs of neighbouring columns; of interleaved halves, one by one.
+  // A chunk at a time: its gates, then its ups. Tiles start at chunks.
   const float* read_pairs(const Kernels& kernels, int64_t row, int64_t first, int64_t count,
                           float* scratch) const {
     for (int64_t i = 0; i < count;) {
-      const int64_t source = columns->source(first + i);
-      int64_t n = 1;
-      while (i + n < count && columns->source(first + i + n) == source + n) ++n;
-      const float* from = matrix.read(kernels, row, source, n, scratch + i);
-      if (from != scratch + i) std::copy(from, from + n, scratch + i);
-      i += n;
+      const int64_t output = (first + i) / 2, n = columns->width(output);
+      matrix.read_pairs(kernels, row, columns->layout, output, n, scratch + i);
+      i += 2 * n;
     }
     return scratch;
   }
