@@ -3,11 +3,14 @@
 import json
 import os
 import pathlib
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import unittest
 
+ROOT = pathlib.Path(__file__).parents[2]
 MOIRE = ""
 SMALL = "name=small groups=3 hidden=32 ffn=16 rows=20 topk=2 dtype=fp32 splits=ragged"
 
@@ -129,6 +132,25 @@ class CommandLine(unittest.TestCase):
         self.assertIn('field "op": found "fc3"', self.bad("explain", SMALL, "--ops", "fc3"))
         self.assertIn("--ops", self.bad("check", "--random", "1", "--ops", "fc3"))
         self.assertIn("needed cpu or cuda", self.bad("explain", SMALL, "--device", "tpu"))
+
+    def test_every_command_of_the_guide_runs(self):
+        guide = (ROOT / "docs" / "cli.md").read_text()
+        blocks = re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)
+        commands = [line for block in blocks for line in block.splitlines()]
+        self.assertGreater(len(commands), 8)
+        with tempfile.TemporaryDirectory() as folder:
+            for command in commands:
+                program, *arguments = shlex.split(command.split(">")[0])
+                self.assertEqual(program, "moire", command)
+                arguments = [a.replace("chart.svg", f"{folder}/chart.svg") for a in arguments]
+                if arguments[0] == "bench":  # the same command, on a problem of no size
+                    arguments = ["cpu:square" if a == "cpu" else a for a in arguments]
+                    sizes = ("groups=2", "hidden=32", "ffn=16", "rows=8")
+                    arguments += [a for size in sizes for a in ("--set", size)]
+                    if "--time" not in arguments:
+                        arguments += ["--time", "0.001"]
+                with self.subTest(command):
+                    self.good(*arguments)
 
     def test_a_bad_file_is_named_with_its_line(self):
         with tempfile.TemporaryDirectory() as folder:
