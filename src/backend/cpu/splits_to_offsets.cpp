@@ -16,28 +16,46 @@ Status invalid(std::string message) {
   return {Code::kInvalidArgument, "splits_to_offsets: " + std::move(message)};
 }
 
-// Calls visit(g, end of group g) in order, for valid splits of any kind, until it returns false.
+// Calls visit(g, end of group g) in order, for valid splits of any kind.
 template <class T, class Visit>
 void for_each_end(const SplitsToOffsetsArgs& args, const T* values, int64_t num_groups,
                   Visit&& visit) {
   if (args.kind == MOIRE_SPLITS) {
     int64_t end = 0;
-    for (int64_t g = 0; g < num_groups; ++g) {
-      end += static_cast<int64_t>(values[g]);
-      if (!visit(g, end)) return;
-    }
+    for (int64_t g = 0; g < num_groups; ++g) visit(g, end += static_cast<int64_t>(values[g]));
     return;
   }
   const T* ends = args.kind == MOIRE_OFFSETS ? values + 1 : values;
-  for (int64_t g = 0; g < num_groups; ++g) {
-    if (!visit(g, static_cast<int64_t>(ends[g]))) return;
-  }
+  for (int64_t g = 0; g < num_groups; ++g) visit(g, static_cast<int64_t>(ends[g]));
 }
 
-// Negative splits, decreasing ends, a sum past int64 or past the capacity. `total` gets the rows.
+// Whether check_splits would find nothing, without a branch per group. A negative split or end, a
+// decreasing end and a sum past int64 each leave a sign bit in `bad`.
 template <class T>
-Status check_splits(const SplitsToOffsetsArgs& args, const T* values, int64_t num_groups,
-                    int64_t* total) {
+bool are_sound(const SplitsToOffsetsArgs& args, const T* values, int64_t num_groups,
+               int64_t* total) {
+  uint64_t end = 0, bad = args.kind == MOIRE_OFFSETS && values[0] != 0 ? ~uint64_t{0} : 0;
+  if (args.kind == MOIRE_SPLITS) {
+    for (int64_t g = 0; g < num_groups; ++g) {
+      const auto value = static_cast<uint64_t>(static_cast<int64_t>(values[g]));
+      end += value;
+      bad |= value | end;
+    }
+  } else {
+    const T* ends = args.kind == MOIRE_OFFSETS ? values + 1 : values;
+    for (int64_t g = 0; g < num_groups; ++g) {
+      const auto value = static_cast<uint64_t>(static_cast<int64_t>(ends[g]));
+      bad |= value | (value - end);
+      end = value;
+    }
+  }
+  *total = static_cast<int64_t>(end);
+  return bad >> 63 == 0 && (args.capacity < 0 || *total <= args.capacity);
+}
+
+// The first negative split, decreasing end, sum past int64 or past the capacity.
+template <class T>
+Status check_splits(const SplitsToOffsetsArgs& args, const T* values, int64_t num_groups) {
   if (args.kind == MOIRE_OFFSETS && values[0] != 0) {
     return invalid(concat("offsets[0] is ", values[0], ", must be 0"));
   }
@@ -61,7 +79,6 @@ Status check_splits(const SplitsToOffsetsArgs& args, const T* values, int64_t nu
           concat("group ", g, " ends at row ", end, ", past the capacity ", args.capacity));
     }
   }
-  *total = end;
   return {};
 }
 
@@ -83,11 +100,10 @@ Status overflow_error(const SplitsToOffsetsArgs& args, int64_t index, const T* v
   const moire_offsets_output& output = args.outputs[index];
   Status status;
   for_each_end(args, values, num_groups, [&](int64_t g, int64_t end) {
-    if (fits(output, end)) return true;
+    if (!status.ok() || fits(output, end)) return;
     status = invalid(concat("outputs[", index, "]: group ", g, " ends at row ", end, ", times ",
                             multiplier_of(output), " exceeds ",
                             dtype_name(TensorView(output.offsets).type())));
-    return false;
   });
   return status;
 }
@@ -98,10 +114,8 @@ void write(const SplitsToOffsetsArgs& args, const T* values, int64_t num_groups,
   auto* out = static_cast<Out*>(output.offsets.data);
   if (output.no_leading_zero == 0) *out++ = 0;
   const int64_t multiplier = multiplier_of(output);
-  for_each_end(args, values, num_groups, [&](int64_t g, int64_t end) {
-    out[g] = static_cast<Out>(end * multiplier);
-    return true;
-  });
+  for_each_end(args, values, num_groups,
+               [&](int64_t g, int64_t end) { out[g] = static_cast<Out>(end * multiplier); });
 }
 
 template <class T>
@@ -109,7 +123,7 @@ Status run_typed(const Context& context, const SplitsToOffsetsArgs& args) {
   const auto* values = static_cast<const T*>(args.splits.data);
   const int64_t num_groups = args.splits.shape[0] - (args.kind == MOIRE_OFFSETS ? 1 : 0);
   int64_t total = 0;
-  if (Status status = check_splits(args, values, num_groups, &total); !status.ok()) return status;
+  if (!are_sound(args, values, num_groups, &total)) return check_splits(args, values, num_groups);
   for (int64_t i = 0; i < args.num_outputs; ++i) {
     if (!fits(args.outputs[i], total)) return overflow_error(args, i, values, num_groups);
   }
