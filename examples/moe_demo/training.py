@@ -147,7 +147,7 @@ def first_gradient_difference(recipe: Recipe, config: Config, text: Text) -> dic
     value; the largest of all is returned.
     """
     model = build(recipe, config)
-    recorded: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    recorded: dict[int, tuple[Tensor, Tensor]] = {}
 
     def record(index: int) -> Callable[..., None]:
         def hook(_: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
