@@ -65,7 +65,7 @@ std::optional<Misfit> first_outside(const TensorView& t, int64_t count, int64_t 
 
 }  // namespace
 
-void ArgumentCheck::fail(Code code, std::string message) {
+void ArgumentCheck::fail(Code code, const std::string& message) {
   status_ = Status(code, concat(op_, ": ", message));
 }
 

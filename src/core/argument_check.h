@@ -93,7 +93,7 @@ class ArgumentCheck {
   bool workspace(const Workspace& workspace, size_t needed);
 
  private:
-  void fail(Code code, std::string message);
+  void fail(Code code, const std::string& message);
   bool layout_of(std::string_view name, const TensorView& t, std::span<const DType> dtypes,
                  bool may_be_null);
 
