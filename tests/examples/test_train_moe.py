@@ -174,7 +174,7 @@ def test_an_unknown_recipe_is_refused_by_name():
 
 @pytest.mark.slow
 def test_a_quick_run_from_end_to_end(tmp_path):
-    done = demo("--out", str(tmp_path), "--device", "cpu")
+    done = demo("--out", str(tmp_path), "--device", "cpu", "--threads", "1")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "results.json").read_text())
     runs = {run["name"]: run for run in found["runs"]}
