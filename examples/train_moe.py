@@ -50,7 +50,6 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    names = ", ".join(r.name for r in recipe_list.RECIPES)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--text",
@@ -69,8 +68,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--recipes",
         nargs="+",
-        metavar="NAME",
-        help=f"run only these, the first is compared with; of {names}",
+        choices=[r.name for r in recipe_list.RECIPES],
+        help="run only these; the others are compared with the first",
     )
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], help="default: cuda where moire has it, else cpu"
@@ -111,11 +110,7 @@ def choose_device(wanted: str | None) -> str:
 def choose_recipes(names: list[str] | None, device: str) -> list[recipe_list.Recipe]:
     if not names:
         return recipe_list.recipes_for_this_machine(device)
-    known = {r.name: r for r in recipe_list.RECIPES}
-    for name in names:
-        if name not in known:
-            raise SystemExit(f"--recipes: there is no {name}; there are {', '.join(known)}")
-    return [known[name] for name in names]
+    return [next(r for r in recipe_list.RECIPES if r.name == name) for name in names]
 
 
 def work(arguments: argparse.Namespace, config: recipe_list.Config) -> int:
