@@ -1,9 +1,12 @@
 #include "core/argument_check.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <vector>
+
+#include "core/glu_layout.h"
 
 namespace moire {
 namespace {
@@ -204,11 +207,11 @@ bool ArgumentCheck::gated(const moire_activation& activation, const moire_glu_la
             ", must be positive (GPT-OSS uses 7)");
     require(activation.alpha > 0, "activation.alpha is ", activation.alpha,
             ", must be positive (GPT-OSS uses 1.702)");
-    require(activation.offset == activation.offset, "activation.offset is NaN");
+    require(std::isfinite(activation.offset), "activation.offset is ", activation.offset,
+            ", must be finite");
   }
-  require(layout.block >= 0, "layout.block is ", layout.block, ", must be 0 (halves) or positive");
-  return require(layout.block <= 0 || f % layout.block == 0, "layout.block is ", layout.block,
-                 ", must divide F = ", f);
+  return require(is_valid_glu_layout(layout, f), "layout.block is ", layout.block,
+                 ", must divide F = ", f, " (0: F)");
 }
 
 bool ArgumentCheck::same_dtype(std::string_view a_name, const TensorView& a,
@@ -229,6 +232,17 @@ bool ArgumentCheck::disjoint(std::string_view a_name, const TensorView& a, std::
   const ByteRange x = bytes_of(a), y = bytes_of(b);
   const bool overlap = x.begin < y.end && y.begin < x.end;
   return require(!overlap, a_name, " and ", b_name, " overlap in memory, must be apart");
+}
+
+bool ArgumentCheck::apart(std::initializer_list<NamedTensor> outputs,
+                          std::initializer_list<NamedTensor> inputs) {
+  for (const NamedTensor* a = outputs.begin(); a != outputs.end(); ++a) {
+    for (const NamedTensor& b : inputs) disjoint(a->name, a->tensor, b.name, b.tensor);
+    for (const NamedTensor* b = outputs.begin(); b != a; ++b) {
+      disjoint(a->name, a->tensor, b->name, b->tensor);
+    }
+  }
+  return ok();
 }
 
 bool ArgumentCheck::indices(std::string_view name, const TensorView& t, int64_t count,

@@ -26,6 +26,12 @@ inline constexpr DType kFP32Only[] = {DType::kFP32};
 inline constexpr DType kIndexTypes[] = {DType::kInt32, DType::kInt64};
 inline constexpr DType kInt64Only[] = {DType::kInt64};
 
+// A tensor as messages call it.
+struct NamedTensor {
+  std::string_view name;
+  TensorView tensor;
+};
+
 class ArgumentCheck {
  public:
   // Sizing a workspace looks at shapes only; pointers are looked at when running.
@@ -86,6 +92,8 @@ class ArgumentCheck {
   // Two views share no byte. Absent views share nothing.
   bool disjoint(std::string_view a_name, const TensorView& a, std::string_view b_name,
                 const TensorView& b);
+  // No output shares a byte with an input or with another output.
+  bool apart(std::initializer_list<NamedTensor> outputs, std::initializer_list<NamedTensor> inputs);
   // Each of the first `count` indices, in row-major order, is in [lowest, limit); runs when running
   // on a CPU. `lowest` = -1 admits "dropped".
   bool indices(std::string_view name, const TensorView& t, int64_t count, int64_t lowest,

@@ -5,11 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define MOIRE_HOST_DEVICE __host__ __device__
-#else
-#define MOIRE_HOST_DEVICE
-#endif
+#include "core/host_device.h"
 
 namespace moire {
 

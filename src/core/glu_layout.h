@@ -6,16 +6,12 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define MOIRE_GLU_HOST_DEVICE __host__ __device__
-#else
-#define MOIRE_GLU_HOST_DEVICE
-#endif
+#include "core/host_device.h"
 
 namespace moire {
 
 // Whether `layout` describes 2F positions: a known order and a block that divides F (0 means F).
-MOIRE_GLU_HOST_DEVICE constexpr bool is_valid_glu_layout(moire_glu_layout layout, int64_t f) {
+MOIRE_HOST_DEVICE constexpr bool is_valid_glu_layout(moire_glu_layout layout, int64_t f) {
   if (layout.order != MOIRE_GATE_FIRST && layout.order != MOIRE_UP_FIRST) return false;
   if (f < 0 || layout.block < 0) return false;
   return layout.block == 0 || f % layout.block == 0;
@@ -28,25 +24,23 @@ struct ResolvedGluLayout {
   bool gate_first;  // of each pair of blocks
 
   // The position of column j of the half that comes first (second) in each pair of blocks.
-  MOIRE_GLU_HOST_DEVICE constexpr int64_t first(int64_t j) const {
+  MOIRE_HOST_DEVICE constexpr int64_t first(int64_t j) const {
     return 2 * (j - j % block) + j % block;
   }
-  MOIRE_GLU_HOST_DEVICE constexpr int64_t second(int64_t j) const { return first(j) + block; }
+  MOIRE_HOST_DEVICE constexpr int64_t second(int64_t j) const { return first(j) + block; }
 
-  MOIRE_GLU_HOST_DEVICE constexpr int64_t gate(int64_t j) const {
+  MOIRE_HOST_DEVICE constexpr int64_t gate(int64_t j) const {
     return gate_first ? first(j) : second(j);
   }
-  MOIRE_GLU_HOST_DEVICE constexpr int64_t up(int64_t j) const {
+  MOIRE_HOST_DEVICE constexpr int64_t up(int64_t j) const {
     return gate_first ? second(j) : first(j);
   }
 };
 
-MOIRE_GLU_HOST_DEVICE constexpr ResolvedGluLayout resolve_glu_layout(moire_glu_layout layout,
-                                                                     int64_t f) {
+MOIRE_HOST_DEVICE constexpr ResolvedGluLayout resolve_glu_layout(moire_glu_layout layout,
+                                                                 int64_t f) {
   const int64_t block = layout.block == 0 ? f : layout.block;
   return {f, block > 0 ? block : 1, layout.order == MOIRE_GATE_FIRST};
 }
 
 }  // namespace moire
-
-#undef MOIRE_GLU_HOST_DEVICE

@@ -31,12 +31,11 @@ Status validate(const Context& context, const GroupedLinearArgs& args, Purpose p
   check.require(args.scale.rank == 0 || args.bias.rank != 0,
                 "scale is present but bias is absent: it would scale nothing");
   check.tensor("y", args.y, kFloatTypes, {capacity, out});
-  check_outputs_apart(check, {{"y", args.y}},
-                      {{"x", args.x},
-                       {"row_idx", args.row_idx},
-                       {"w", packed(w)},
-                       {"bias", args.bias},
-                       {"scale", args.scale}});
+  check.apart({{"y", args.y}}, {{"x", args.x},
+                                {"row_idx", args.row_idx},
+                                {"w", packed(w)},
+                                {"bias", args.bias},
+                                {"scale", args.scale}});
   return check.status();
 }
 
@@ -85,17 +84,16 @@ Status validate(const Context& context, const GroupedLinearBackwardArgs& args, P
     check.tensor("grad_scale", grad_scale, kFP32Only, {capacity});
     check.tensor("bias", args.bias, kFloatTypes, {num_groups, out});
   }
-  check_outputs_apart(check,
-                      {{"grad_x", grad_x},
-                       {"grad_w", packed(grad_w)},
-                       {"grad_bias", grad_bias},
-                       {"grad_scale", grad_scale}},
-                      {{"x", args.x},
-                       {"row_idx", args.row_idx},
-                       {"w", packed(w)},
-                       {"bias", args.bias},
-                       {"scale", args.scale},
-                       {"grad_y", grad_y}});
+  check.apart({{"grad_x", grad_x},
+               {"grad_w", packed(grad_w)},
+               {"grad_bias", grad_bias},
+               {"grad_scale", grad_scale}},
+              {{"x", args.x},
+               {"row_idx", args.row_idx},
+               {"w", packed(w)},
+               {"bias", args.bias},
+               {"scale", args.scale},
+               {"grad_y", grad_y}});
   return check.status();
 }
 

@@ -54,24 +54,23 @@ void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, N
 
 void check_apart(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   const NamedTensor act{"act", args.act}, absent{"", TensorView()};
-  check_outputs_apart(check,
-                      {{"grad_x", args.grad_x},
-                       {"grad_z", args.grad_z},
-                       {"grad_w1", packed(args.grad_w1)},
-                       {"grad_b1", args.grad_b1},
-                       {"grad_w2", packed(args.grad_w2)},
-                       {"grad_b2", args.grad_b2},
-                       {"grad_probs", args.grad_probs},
-                       args.act_is_saved != 0 ? absent : act},
-                      {{"x", args.x},
-                       {"row_idx", args.row_idx},
-                       {"w1", packed(args.w1)},
-                       {"w2", packed(args.w2)},
-                       {"b2", args.b2},
-                       {"probs", args.probs},
-                       {"z", args.z},
-                       {"grad_y", args.grad_y},
-                       args.act_is_saved != 0 ? act : absent});
+  check.apart({{"grad_x", args.grad_x},
+               {"grad_z", args.grad_z},
+               {"grad_w1", packed(args.grad_w1)},
+               {"grad_b1", args.grad_b1},
+               {"grad_w2", packed(args.grad_w2)},
+               {"grad_b2", args.grad_b2},
+               {"grad_probs", args.grad_probs},
+               args.act_is_saved != 0 ? absent : act},
+              {{"x", args.x},
+               {"row_idx", args.row_idx},
+               {"w1", packed(args.w1)},
+               {"w2", packed(args.w2)},
+               {"b2", args.b2},
+               {"probs", args.probs},
+               {"z", args.z},
+               {"grad_y", args.grad_y},
+               args.act_is_saved != 0 ? act : absent});
 }
 
 Status validate(const Context& context, const GroupedMlpBackwardArgs& args, Purpose purpose) {

@@ -3,9 +3,7 @@
 
 #include <moire/grouped_mlp.h>
 
-#include <initializer_list>
 #include <string_view>
-#include <utility>
 
 #include "core/argument_check.h"
 #include "core/status_macros.h"
@@ -30,23 +28,6 @@ inline bool check_grad_y(ArgumentCheck& check, const TensorView& grad_y, int32_t
 
 // The memory of packed weights; absent for a list, whose matrices may lie anywhere.
 inline TensorView packed(const Weight& w) { return w.list == nullptr ? w.tensor : TensorView(); }
-
-struct NamedTensor {
-  std::string_view name;
-  TensorView tensor;
-};
-
-// No output shares memory with an input or with another output.
-inline bool check_outputs_apart(ArgumentCheck& check, std::initializer_list<NamedTensor> outputs,
-                                std::initializer_list<NamedTensor> inputs) {
-  for (const NamedTensor* a = outputs.begin(); a != outputs.end(); ++a) {
-    for (const NamedTensor* b = a + 1; b != outputs.end(); ++b) {
-      check.disjoint(a->name, a->tensor, b->name, b->tensor);
-    }
-    for (const NamedTensor& b : inputs) check.disjoint(a->name, a->tensor, b.name, b.tensor);
-  }
-  return check.ok();
-}
 
 // Scratch of a composite: `arena_bytes` of its own and the largest of its steps'.
 template <class Steps>

@@ -6,11 +6,6 @@
 namespace moire {
 namespace {
 
-struct Named {
-  std::string_view name;
-  TensorView view;
-};
-
 void check_operands(ArgumentCheck& check, const BiasBackwardArgs& args) {
   const TensorView grad_y(args.grad_y), row_idx(args.row_idx);
   const int64_t capacity = args.groups.capacity, num_groups = args.groups.num_groups;
@@ -44,17 +39,11 @@ void check_values(ArgumentCheck& check, const BiasBackwardArgs& args, bool reads
     check.indices("row_idx", args.row_idx, groups.offsets[groups.num_groups], 0,
                   TensorView(args.grad_y).num_rows());
   }
-  const Named outputs[] = {{"grad_bias", args.grad_bias}, {"grad_scale", args.grad_scale}};
-  const Named inputs[] = {{"grad_y", args.grad_y},
-                          {"row_idx", args.row_idx},
-                          {"scale", args.scale},
-                          {"bias", args.bias}};
-  for (const Named& output : outputs) {
-    for (const Named& input : inputs) {
-      check.disjoint(output.name, output.view, input.name, input.view);
-    }
-  }
-  check.disjoint("grad_bias", args.grad_bias, "grad_scale", args.grad_scale);
+  check.apart({{"grad_bias", args.grad_bias}, {"grad_scale", args.grad_scale}},
+              {{"grad_y", args.grad_y},
+               {"row_idx", args.row_idx},
+               {"scale", args.scale},
+               {"bias", args.bias}});
 }
 
 Status check_call(const Context& context, const BiasBackwardArgs& args,

@@ -2,7 +2,6 @@
 #include <moire/glu.h>
 
 #include "ops/dispatch.h"
-#include "ops/glu_check.h"
 
 namespace moire {
 namespace {

@@ -2,10 +2,14 @@
 #include <moire/glu.h>
 
 #include "ops/dispatch.h"
-#include "ops/glu_check.h"
 
 namespace moire {
 namespace {
+
+// Groups of an op that may do without them: absent means that every row is in use.
+bool are_absent(const Groups& g) {
+  return g.offsets == nullptr && g.num_groups == 0 && g.capacity == 0;
+}
 
 struct Sizes {
   int64_t rows, f;
@@ -19,11 +23,10 @@ Sizes check_shared(ArgumentCheck& check, const TensorView& z, const TensorView& 
   check.require(z.columns() % 2 == 0, "z is ", to_string(z),
                 ", needs an even number of columns (gate and up)");
   const Sizes sizes{z.num_rows(), z.columns() / 2};
-  check_activation(check, activation);
-  check_glu_layout(check, "layout", layout, sizes.f);
+  check.gated(activation, layout, sizes.f);
   check.enumerator("tail", tail, 2);
   check.optional_tensor("probs", probs, kFP32Only, {{"capacity", sizes.rows}});
-  if (!check.ok() || groups_are_absent(groups)) return sizes;
+  if (!check.ok() || are_absent(groups)) return sizes;
   check.require(groups.capacity == sizes.rows, "groups.capacity is ", groups.capacity, " but z is ",
                 to_string(z));
   check.groups(groups);
@@ -56,8 +59,7 @@ Status check_glu(const Context& context, const GluArgs& args) {
   if (!check.ok()) return check.status();
   check.tensor("act", act, kFloatTypes, {{"capacity", s.rows}, {"F", s.f}});
   check.same_dtype("z", z, "act", act);
-  check.disjoint("act", act, "z", z);
-  check.disjoint("act", act, "probs", probs);
+  check.apart({{"act", act}}, {{"z", z}, {"probs", probs}});
   return check.status();
 }
 
@@ -67,29 +69,16 @@ Status check_glu_backward(const Context& context, const GluBackwardArgs& args) {
   const Sizes s =
       check_shared(check, z, probs, args.groups, args.activation, args.layout, args.tail);
   if (!check.ok()) return check.status();
-  struct Named {
-    std::string_view name;
-    TensorView view;
-  };
-  const Named grad_act{"grad_act", args.grad_act}, grad_z{"grad_z", args.grad_z},
+  const NamedTensor grad_act{"grad_act", args.grad_act}, grad_z{"grad_z", args.grad_z},
       act{"act", args.act}, grad_probs{"grad_probs", args.grad_probs};
-  check.tensor(grad_act.name, grad_act.view, kFloatTypes, {{"capacity", s.rows}, {"F", s.f}});
-  check.tensor(grad_z.name, grad_z.view, kFloatTypes, {{"capacity", s.rows}, {"2F", 2 * s.f}});
-  check.optional_tensor(act.name, act.view, kFloatTypes, {{"capacity", s.rows}, {"F", s.f}});
-  check.optional_tensor(grad_probs.name, grad_probs.view, kFP32Only, {{"capacity", s.rows}});
-  for (const Named& other : {grad_act, grad_z, act}) {
-    check.same_dtype("z", z, other.name, other.view);
+  check.tensor(grad_act.name, grad_act.tensor, kFloatTypes, {{"capacity", s.rows}, {"F", s.f}});
+  check.tensor(grad_z.name, grad_z.tensor, kFloatTypes, {{"capacity", s.rows}, {"2F", 2 * s.f}});
+  check.optional_tensor(act.name, act.tensor, kFloatTypes, {{"capacity", s.rows}, {"F", s.f}});
+  check.optional_tensor(grad_probs.name, grad_probs.tensor, kFP32Only, {{"capacity", s.rows}});
+  for (const NamedTensor& other : {grad_act, grad_z, act}) {
+    check.same_dtype("z", z, other.name, other.tensor);
   }
-  const Named inputs[] = {{"z", z}, {"probs", probs}, grad_act};
-  const Named outputs[] = {grad_z, act, grad_probs};
-  for (size_t i = 0; i < std::size(outputs); ++i) {
-    for (const Named& input : inputs) {
-      check.disjoint(outputs[i].name, outputs[i].view, input.name, input.view);
-    }
-    for (size_t j = 0; j < i; ++j) {
-      check.disjoint(outputs[i].name, outputs[i].view, outputs[j].name, outputs[j].view);
-    }
-  }
+  check.apart({grad_z, act, grad_probs}, {{"z", z}, {"probs", probs}, grad_act});
   return check.status();
 }
 

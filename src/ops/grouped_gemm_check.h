@@ -14,11 +14,6 @@
 
 namespace moire {
 
-struct NamedTensor {
-  std::string_view name;
-  TensorView tensor;
-};
-
 // The ragged operand `name` [capacity, k] or gathered [T, k], beside a weight that has this k.
 inline bool check_operand(ArgumentCheck& check, std::string_view name, const TensorView& t,
                           std::string_view row_idx_name, const TensorView& row_idx,
@@ -55,13 +50,10 @@ inline void check_apart(ArgumentCheck& check, const NamedTensor& t, std::string_
 inline bool check_apart(ArgumentCheck& check, std::initializer_list<NamedTensor> outputs,
                         std::initializer_list<NamedTensor> inputs, const Groups& groups,
                         const Workspace& workspace) {
-  for (const NamedTensor* a = outputs.begin(); a != outputs.end(); ++a) {
-    for (const NamedTensor* b = a + 1; b != outputs.end(); ++b) {
-      check.disjoint(a->name, a->tensor, b->name, b->tensor);
-    }
-    for (const NamedTensor& b : inputs) check.disjoint(a->name, a->tensor, b.name, b.tensor);
-    check.disjoint(a->name, a->tensor, "groups.offsets", offsets_of(groups));
-    check.disjoint(a->name, a->tensor, "the workspace", bytes_of(workspace));
+  check.apart(outputs, inputs);
+  for (const NamedTensor& a : outputs) {
+    check.disjoint(a.name, a.tensor, "groups.offsets", offsets_of(groups));
+    check.disjoint(a.name, a.tensor, "the workspace", bytes_of(workspace));
   }
   for (const NamedTensor& b : inputs) {
     check.disjoint("the workspace", bytes_of(workspace), b.name, b.tensor);

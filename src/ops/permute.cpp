@@ -14,8 +14,7 @@ void check_rows(ArgumentCheck& check, const PermuteArgs& args) {
   check.tensor("gather_idx", gather_idx, kIndexTypes, {{"capacity", groups.capacity}});
   check.tensor("rows", rows, kFloatTypes, {{"capacity", groups.capacity}, {"H", x.shape[1]}});
   check.same_dtype("x", x, "rows", rows);
-  check.disjoint("rows", rows, "x", x);
-  check.disjoint("rows", rows, "gather_idx", gather_idx);
+  check.apart({{"rows", rows}}, {{"x", x}, {"gather_idx", gather_idx}});
   if (!check.ok() || !check.reads_values()) return;
   check.indices("gather_idx", gather_idx, rows_in_use(groups), 0, x.shape[0]);
 }
@@ -32,9 +31,8 @@ void check_probs(ArgumentCheck& check, const PermuteArgs& args) {
   check.require(!x.is_present() || x.shape[0] == num_tokens, "x is ", to_string(x),
                 " but topk_weights is ", to_string(topk_weights),
                 ": both must have the same number of tokens");
-  check.disjoint("probs", probs, "topk_weights", topk_weights);
-  check.disjoint("probs", probs, "scatter_idx", scatter_idx);
-  check.disjoint("probs", probs, "rows", args.rows);
+  check.apart({{"probs", probs}},
+              {{"topk_weights", topk_weights}, {"scatter_idx", scatter_idx}, {"rows", args.rows}});
   check_scatter(check, scatter_idx, args.groups);
 }
 

@@ -160,7 +160,7 @@ TEST_F(ArgumentCheckTest, ChecksActivationAndLayout) {
   EXPECT_EQ(message(), "op: activation.limit is 0, must be positive (GPT-OSS uses 7)");
   ArgumentCheck layout("op", context_, ArgumentCheck::Purpose::kRun);
   layout.gated(Activation(), GluLayout::interleaved(3), 8);
-  EXPECT_EQ(layout.status().message(), "op: layout.block is 3, must divide F = 8");
+  EXPECT_EQ(layout.status().message(), "op: layout.block is 3, must divide F = 8 (0: F)");
 }
 
 }  // namespace

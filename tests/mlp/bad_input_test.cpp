@@ -131,7 +131,7 @@ void add_common(std::vector<BadInput<A>>& table) {
       "layout_negative", [](A& a) { a.layout.block = -1; },
       "layout.block is -1, must be 0 (halves)");
   add(
-      "layout_block", [](A& a) { a.layout.block = 3; }, "layout.block is 3, must divide F = 8");
+      "layout_block", [](A& a) { a.layout.block = 3; }, "layout.block is 3, must divide F = 8 (0: F)");
 }
 
 std::vector<BadInput<moire_grouped_mlp_args>> bad_forwards() {
