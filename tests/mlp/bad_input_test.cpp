@@ -124,14 +124,15 @@ void add_common(std::vector<BadInput<A>>& table) {
       [](A& a) {
         a.activation = {MOIRE_CLAMPED_SWIGLU, 7, 1, std::numeric_limits<float>::quiet_NaN()};
       },
-      "activation.offset is NaN");
+      "activation.offset is nan, must be finite");
   add(
       "layout_order", [](A& a) { a.layout.order = 2; }, "layout.order is 2, must be 0 to 1");
   add(
       "layout_negative", [](A& a) { a.layout.block = -1; },
-      "layout.block is -1, must be 0 (halves)");
+      "layout.block is -1, must divide F = 8 (0: F)");
   add(
-      "layout_block", [](A& a) { a.layout.block = 3; }, "layout.block is 3, must divide F = 8 (0: F)");
+      "layout_block", [](A& a) { a.layout.block = 3; },
+      "layout.block is 3, must divide F = 8 (0: F)");
 }
 
 std::vector<BadInput<moire_grouped_mlp_args>> bad_forwards() {

@@ -179,7 +179,7 @@ TEST_F(GroupedGemmCheck, RejectsAGluWhoseShapesDisagree) {
   rejects(args, "z is bf16 [4, 12] but act is fp32 [4, 6]: the dtypes must be equal");
   args = glu.args();
   args.act.data = args.z.data;
-  rejects(args, "act and z overlap in memory");
+  rejects(args, "z and act overlap in memory");
   GroupedGemmGluBackwardArgs backward = glu_backward.args();
   backward.grad_y = TestTensor(DType::kFP32, {4, 63});
   rejects(backward, "grad_y is fp32 [4, 63] but w2 has k = 64");

@@ -156,11 +156,11 @@ TEST(PermutePlan, RefusesBadArgumentsAndSaysWhy) {
   expect([](A& a) { a.scatter_idx.shape[1] = 3; },
          "scatter_idx is int32 [4, 3], needs [T, k] = [4, 2]");
   expect([](A& a) { a.gather_idx.data = a.topk_idx.data; },
-         "topk_idx and gather_idx overlap in memory");
+         "gather_idx and topk_idx overlap in memory");
   expect([](A& a) { a.scatter_idx.data = a.topk_idx.data; },
-         "topk_idx and scatter_idx overlap in memory");
+         "scatter_idx and topk_idx overlap in memory");
   expect([](A& a) { a.gather_idx.data = a.scatter_idx.data; },
-         "gather_idx and scatter_idx overlap in memory");
+         "scatter_idx and gather_idx overlap in memory");
   set_index(c.topk_idx, 2, 1, 4);
   expect([](A&) {}, "topk_idx[2, 1] is 4, must be -1 to 3");
   set_index(c.topk_idx, 1, 0, -2);
