@@ -193,9 +193,7 @@ struct ColumnsOnRight {
       const float* rows[kTransposeRows];
       for (int64_t i = 0; i < num_rows; ++i) {
         const int64_t row = first_k + block.first + k + i;
-        if (k + i + kTransposeRows < block.length && !columns->paired) {
-          matrix.prefetch(row + kTransposeRows, first, count);
-        }
+        if (k + i + kTransposeRows < block.length) prefetch(row + kTransposeRows, first, count);
         rows[i] = columns->paired ? read_pairs(kernels, row, first, count, scratch + i * count)
                                   : matrix.read(kernels, row, first, count, scratch + i * count);
       }
@@ -204,6 +202,16 @@ struct ColumnsOnRight {
   }
 
  private:
+  void prefetch(int64_t row, int64_t first, int64_t count) const {
+    if (!columns->paired) return matrix.prefetch(row, first, count);
+    const int64_t output = first / 2, n = count / 2;
+    if (columns->layout.block <= n) {
+      matrix.prefetch(row, columns->layout.first(output), count);
+    } else {
+      matrix.prefetch(row, columns->layout.first(output), n);
+      matrix.prefetch(row, columns->layout.second(output), n);
+    }
+  }
   // A chunk at a time: its gates, then its ups. Tiles start at chunks.
   const float* read_pairs(const Kernels& kernels, int64_t row, int64_t first, int64_t count,
                           float* scratch) const {
