@@ -39,6 +39,12 @@ void copy_run(const CopyRun& run) {
   std::memcpy(to + i, from + i, static_cast<size_t>(run.bytes - i));
 }
 
+// A unit lies at any address: two 1-byte elements are one uint16_t.
+template <class T>
+HWY_INLINE void copy_unit(const T* from, T* to) {
+  std::memcpy(to, from, sizeof(T));
+}
+
 // Alternating units of both halves from two runs, and back, n of each.
 template <class T>
 void interleave(const T* first, const T* second, int64_t n, T* pairs) {
@@ -49,8 +55,8 @@ void interleave(const T* first, const T* second, int64_t n, T* pairs) {
     hn::StoreInterleaved2(hn::LoadU(d, first + i), hn::LoadU(d, second + i), d, pairs + 2 * i);
   }
   for (; i < n; ++i) {
-    pairs[2 * i] = first[i];
-    pairs[2 * i + 1] = second[i];
+    copy_unit(first + i, pairs + 2 * i);
+    copy_unit(second + i, pairs + 2 * i + 1);
   }
 }
 template <class T>
@@ -65,8 +71,8 @@ void deinterleave(const T* pairs, int64_t n, T* first, T* second) {
     hn::StoreU(odd, d, second + i);
   }
   for (; i < n; ++i) {
-    first[i] = pairs[2 * i];
-    second[i] = pairs[2 * i + 1];
+    copy_unit(pairs + 2 * i, first + i);
+    copy_unit(pairs + 2 * i + 1, second + i);
   }
 }
 
