@@ -189,10 +189,7 @@ void run_tile_rows_left(const Kernels& kernels, const Left& left, const Right& r
     multiply_block(kernels, left, block, 0, tile.rows, scratch, tile.columns * factor,
                    Target{sums.data, sums.pitch, block.first == 0 ? sums.first : sums.later});
   } while (k < num_k);
-  if (is_direct) {
-    if (sums.first == Write::kStream) kernels.finish_streams();
-    return;
-  }
+  if (is_direct) return;
   for (int64_t c = 0; c < tile.columns; c += columns.chunk) {
     epilogue.apply(Sums{sums.data + c * factor, sums.pitch, tile.group, tile.first_row, tile.rows,
                         tile.first_column + c, columns.width(tile.first_column + c)});

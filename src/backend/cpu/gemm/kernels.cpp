@@ -5,7 +5,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/gemm/kernels.cpp"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -57,8 +56,6 @@ void Multiply(const float* const* left, int64_t num_rows, const float* right, in
   }
 }
 
-void FinishStreams() { hwy::FlushStream(); }
-
 void Decode(const void* source, DType dtype, int64_t n, float* target) {
   cpu::HWY_NAMESPACE::DecodeRow(source, dtype, static_cast<size_t>(n), target);
 }
@@ -89,9 +86,8 @@ void AddScaled(const float* values, float scale, int64_t n, float* sums) {
 }
 
 const Kernels* GetKernels() {
-  static constexpr Kernels set = {kMicroRows,   kPanelWidth, kLanes,       Decode,
-                                  Encode,       DecodePairs, AddScaled,    Transpose,
-                                  CopyToPanels, Multiply,    FinishStreams};
+  static constexpr Kernels set = {kMicroRows,  kPanelWidth, kLanes,    Decode,       Encode,
+                                  DecodePairs, AddScaled,   Transpose, CopyToPanels, Multiply};
   return &set;
 }
 

@@ -30,8 +30,7 @@ inline constexpr int64_t kTransposeRows = 8;
 // What happens to the sums of a K block.
 enum class Write {
   kStore,
-  kAdd,     // to what is there
-  kStream,  // past the caches: for outputs that nobody reads soon
+  kAdd,  // to what is there
 };
 
 // Where the sums of a block of rows go.
@@ -78,8 +77,6 @@ struct Kernels {
   // Writes no other column.
   void (*multiply)(const float* const* left, int64_t num_rows, const float* right,
                    int64_t num_columns, int64_t kc, const Target& target, const Upcoming& upcoming);
-  // Makes streamed sums visible to other threads.
-  void (*finish_streams)();
 };
 
 // The set for this machine's best instruction set.

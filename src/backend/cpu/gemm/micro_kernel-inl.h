@@ -43,10 +43,6 @@ HWY_INLINE void WriteSums(const FloatVector (&sums)[kRows][kVectors], const Targ
     for (int v = 0; v < kVectors; ++v) {
       FloatVector sum = sums[r][v];
       if (v + 1 < kVectors || columns == kVectors * kLanes) {
-        if (target.write == Write::kStream) {
-          hn::Stream(sum, d, row + v * kLanes);
-          continue;
-        }
         if (target.write == Write::kAdd) sum = hn::Add(hn::LoadU(d, row + v * kLanes), sum);
         hn::StoreU(sum, d, row + v * kLanes);
       } else {
