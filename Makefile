@@ -23,7 +23,7 @@ demo: .venv/demo.stamp $(build)/build.ninja ## train a small MoE language model 
 
 test: .venv/test.stamp build ## every test that needs no GPU: C++ (CTest) and Python (pytest)
 	ctest --preset release
-	$(python) -m pytest tests $(ARGS)
+	$(python) -m pytest $(ARGS)
 
 check: .venv/check.stamp $(build)/build.ninja ## clang-format, the include lint, ruff, clang-tidy
 	scripts/check.sh
