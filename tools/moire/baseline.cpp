@@ -16,11 +16,12 @@ namespace moire::tool {
 #if defined(MOIRE_HAS_OPENBLAS)
 namespace {
 
-// OpenBLAS' idle threads spin for 2^28 cycles by default, into the next variant's turn. 2^22 cycles
-// (1 to 2 ms) still cover the gaps between the groups of one turn. It reads this once, before
-// main().
-void shorten_spinning() { setenv("OPENBLAS_THREAD_TIMEOUT", "22", 0); }
-[[gnu::section(".preinit_array"),
+// OpenBLAS' idle threads spin for 2^28 cycles by default, into the next variant's turn. 2^20 cycles
+// (0.3 ms) still cover the gaps between the groups of one turn. It reads this once, in a
+// constructor of its own, so this must come before all of those (but after the C library's start,
+// which resets the environment: .preinit_array would be too early).
+void shorten_spinning() { setenv("OPENBLAS_THREAD_TIMEOUT", "20", 0); }
+[[gnu::section(".init_array.00001"),
   gnu::used]] void (*const before_constructors)() = shorten_spinning;
 
 }  // namespace
