@@ -41,9 +41,10 @@ Context::Context(std::shared_ptr<const DeviceState> state, ContextOptions option
 Result<Context> Context::create(const ContextOptions& options) {
   const DeviceKind* kind = kind_of(options.device);
   if (kind == nullptr) return no_such_kind(options.device);
-  if (options.num_threads < 0) {
+  constexpr int kMostThreads = 4096;
+  if (options.num_threads < 0 || options.num_threads > kMostThreads) {
     return Status(Code::kInvalidArgument, concat("context: num_threads is ", options.num_threads,
-                                                 ", must be 0 (all cores) or more"));
+                                                 ", must be 0 (all cores) to ", kMostThreads));
   }
   const Result<int> count = kind->count();
   if (!count.ok()) return count.status();

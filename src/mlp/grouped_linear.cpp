@@ -5,6 +5,7 @@
 
 #include "core/argument_check.h"
 #include "core/status_macros.h"
+#include "mlp/footprint.h"
 #include "mlp/operands.h"
 #include "mlp/steps.h"
 #include "mlp/validate.h"
@@ -31,15 +32,30 @@ Status validate(const Context& context, const GroupedLinearArgs& args, Purpose p
   check.require(args.scale.rank == 0 || args.bias.rank != 0,
                 "scale is present but bias is absent: it would scale nothing");
   check.tensor("y", args.y, kFloatTypes, {capacity, out});
-  check.apart({{"y", args.y}}, {{"x", args.x},
-                                {"row_idx", args.row_idx},
-                                {"w", packed(w)},
-                                {"bias", args.bias},
-                                {"scale", args.scale}});
+  if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
+  Footprint()
+      .writes("y", args.y)
+      .writes(args.workspace)
+      .reads("x", args.x)
+      .reads("row_idx", args.row_idx)
+      .reads("w", w)
+      .reads("bias", args.bias)
+      .reads("scale", args.scale)
+      .reads(args.groups)
+      .check(check);
   return check.status();
 }
 
-GroupedGemmArgs forward_args(const GroupedLinearArgs& args) {
+struct LinearSteps {
+  GroupedGemmArgs gemm;
+
+  template <class Runner>
+  Status run(Runner& run) {
+    return run(grouped_gemm, grouped_gemm_workspace, gemm);
+  }
+};
+
+LinearSteps steps_of(const GroupedLinearArgs& args) {
   GroupedGemmArgs gemm;
   gemm.a = args.x;
   gemm.row_idx = args.row_idx;
@@ -49,8 +65,7 @@ GroupedGemmArgs forward_args(const GroupedLinearArgs& args) {
   gemm.d = args.y;
   gemm.groups = args.groups;
   gemm.tail = args.tail;
-  gemm.workspace = args.workspace;
-  return gemm;
+  return LinearSteps{gemm};
 }
 
 Status validate(const Context& context, const GroupedLinearBackwardArgs& args, Purpose purpose) {
@@ -62,7 +77,6 @@ Status validate(const Context& context, const GroupedLinearBackwardArgs& args, P
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   check_recipe(check, args.recipe);
   check.enumerator("tail", args.tail, 2);
-  check.enumerator("beta", args.beta, 2);
   check.groups(groups);
   const NamedSize out{"out", grad_y.columns()};
   check_grad_y(check, grad_y, args.gathered_grad_y, args.row_idx, groups, out);
@@ -84,16 +98,22 @@ Status validate(const Context& context, const GroupedLinearBackwardArgs& args, P
     check.tensor("grad_scale", grad_scale, kFP32Only, {capacity});
     check.tensor("bias", args.bias, kFloatTypes, {num_groups, out});
   }
-  check.apart({{"grad_x", grad_x},
-               {"grad_w", packed(grad_w)},
-               {"grad_bias", grad_bias},
-               {"grad_scale", grad_scale}},
-              {{"x", args.x},
-               {"row_idx", args.row_idx},
-               {"w", packed(w)},
-               {"bias", args.bias},
-               {"scale", args.scale},
-               {"grad_y", grad_y}});
+  check_beta(check, "beta", args.beta, args.beta_per_group, groups);
+  if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
+  Footprint()
+      .writes("grad_x", grad_x)
+      .writes("grad_w", grad_w)
+      .writes("grad_bias", grad_bias)
+      .writes("grad_scale", grad_scale)
+      .writes(args.workspace)
+      .reads("x", args.x)
+      .reads("row_idx", args.row_idx)
+      .reads("w", w)
+      .reads("bias", args.bias)
+      .reads("scale", args.scale)
+      .reads("grad_y", grad_y)
+      .reads(args.groups)
+      .check(check);
   return check.status();
 }
 
@@ -150,13 +170,15 @@ LinearBackwardSteps steps_of(const GroupedLinearBackwardArgs& args) {
 
 Status grouped_linear(const Context& context, const GroupedLinearArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return grouped_gemm(context, forward_args(args));
+  LinearSteps steps = steps_of(args);
+  return run_steps("grouped_linear", context, steps, args.workspace, 0);
 }
 
 Status grouped_linear_workspace(const Context& context, const GroupedLinearArgs& args,
                                 size_t* bytes) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
-  return grouped_gemm_workspace(context, forward_args(args), bytes);
+  LinearSteps steps = steps_of(args);
+  return size_steps(context, steps, 0, bytes);
 }
 
 Status grouped_linear_backward(const Context& context, const GroupedLinearBackwardArgs& args) {

@@ -3,6 +3,7 @@
 
 #include "core/argument_check.h"
 #include "core/status_macros.h"
+#include "mlp/footprint.h"
 #include "mlp/validate.h"
 
 namespace moire {
@@ -35,13 +36,21 @@ Status validate(const Context& context, const GroupedMlpArgs& args, Purpose purp
   for (const NamedTensor& t : {NamedTensor{"z", args.z}, {"act", args.act}, {"y", args.y}}) {
     check.same_dtype(t.name, t.tensor, "x", x);
   }
-  check.apart({{"y", args.y}, {"z", args.z}, {"act", args.act}}, {{"x", x},
-                                                                  {"row_idx", args.row_idx},
-                                                                  {"w1", packed(w1)},
-                                                                  {"b1", args.b1},
-                                                                  {"w2", packed(w2)},
-                                                                  {"b2", args.b2},
-                                                                  {"probs", args.probs}});
+  if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
+  Footprint()
+      .writes("y", args.y)
+      .writes("z", args.z)
+      .writes("act", args.act)
+      .writes(args.workspace)
+      .reads("x", x)
+      .reads("row_idx", args.row_idx)
+      .reads("w1", w1)
+      .reads("b1", args.b1)
+      .reads("w2", w2)
+      .reads("b2", args.b2)
+      .reads("probs", args.probs)
+      .reads(args.groups)
+      .check(check);
   return check.status();
 }
 

@@ -7,6 +7,7 @@
 
 #include "core/argument_check.h"
 #include "core/status_macros.h"
+#include "mlp/footprint.h"
 #include "mlp/operands.h"
 #include "mlp/validate.h"
 
@@ -46,31 +47,35 @@ void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, N
   check.optional_tensor("grad_b1", args.grad_b1, kFloatTypes, {num_groups, two_f});
   check.optional_tensor("grad_b2", args.grad_b2, kFloatTypes, {num_groups, h});
   check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
-  check.enumerator("beta_w1", args.beta_w1, 2);
-  check.enumerator("beta_w2", args.beta_w2, 2);
   check.enumerator("beta_bias", args.beta_bias, 2);
   check.enumerator("act_is_saved", args.act_is_saved, 2);
 }
 
-void check_apart(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
-  const NamedTensor act{"act", args.act}, absent{"", TensorView()};
-  check.apart({{"grad_x", args.grad_x},
-               {"grad_z", args.grad_z},
-               {"grad_w1", packed(args.grad_w1)},
-               {"grad_b1", args.grad_b1},
-               {"grad_w2", packed(args.grad_w2)},
-               {"grad_b2", args.grad_b2},
-               {"grad_probs", args.grad_probs},
-               args.act_is_saved != 0 ? absent : act},
-              {{"x", args.x},
-               {"row_idx", args.row_idx},
-               {"w1", packed(args.w1)},
-               {"w2", packed(args.w2)},
-               {"b2", args.b2},
-               {"probs", args.probs},
-               {"z", args.z},
-               {"grad_y", args.grad_y},
-               args.act_is_saved != 0 ? act : absent});
+void check_memory(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
+  Footprint memory;
+  memory.writes("grad_x", args.grad_x)
+      .writes("grad_z", args.grad_z)
+      .writes("grad_w1", Weight(args.grad_w1))
+      .writes("grad_b1", args.grad_b1)
+      .writes("grad_w2", Weight(args.grad_w2))
+      .writes("grad_b2", args.grad_b2)
+      .writes("grad_probs", args.grad_probs)
+      .writes(args.workspace)
+      .reads("x", args.x)
+      .reads("row_idx", args.row_idx)
+      .reads("w1", Weight(args.w1))
+      .reads("w2", Weight(args.w2))
+      .reads("b2", args.b2)
+      .reads("probs", args.probs)
+      .reads("z", args.z)
+      .reads("grad_y", args.grad_y)
+      .reads(args.groups);
+  if (args.act_is_saved != 0) {
+    memory.reads("act", args.act);
+  } else {
+    memory.writes("act", args.act);
+  }
+  memory.check(check);
 }
 
 Status validate(const Context& context, const GroupedMlpBackwardArgs& args, Purpose purpose) {
@@ -107,7 +112,9 @@ Status validate(const Context& context, const GroupedMlpBackwardArgs& args, Purp
   check.same_dtype("act", args.act, "z", z);
   if (needs.scale_from_b2) check.tensor("b2", args.b2, kFloatTypes, {num_groups, h});
   check_gradients(check, args, h, f);
-  check_apart(check, args);
+  check_beta(check, "beta_w1", args.beta_w1, args.beta_w1_per_group, groups);
+  check_beta(check, "beta_w2", args.beta_w2, args.beta_w2_per_group, groups);
+  if (check.ok() && purpose == Purpose::kRun) check_memory(check, args);
   return check.status();
 }
 

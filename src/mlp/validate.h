@@ -26,8 +26,18 @@ inline bool check_grad_y(ArgumentCheck& check, const TensorView& grad_y, int32_t
                       n);
 }
 
-// The memory of packed weights; absent for a list, whose matrices may lie anywhere.
-inline TensorView packed(const Weight& w) { return w.list == nullptr ? w.tensor : TensorView(); }
+// Whether gradients are accumulated: 0 or 1, for all groups or for each.
+inline void check_beta(ArgumentCheck& check, std::string_view name, int32_t beta,
+                       const uint8_t* per_group, const Groups& groups) {
+  check.enumerator(name, beta, 2);
+  if (per_group == nullptr || !check.ok() || !check.reads_values()) return;
+  for (int64_t g = 0; g < groups.num_groups; ++g) {
+    if (per_group[g] > 1) {
+      check.require(false, name, "_per_group[", g, "] is ", per_group[g], ", must be 0 or 1");
+      return;
+    }
+  }
+}
 
 // Scratch of a composite: `arena_bytes` of its own and the largest of its steps'.
 template <class Steps>

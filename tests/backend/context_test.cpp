@@ -23,7 +23,7 @@ TEST(Context, RefusesDevicesThatAreNotThereWithTheReason) {
   options = {};
   options.num_threads = -1;
   EXPECT_EQ(Context::create(options).status().message(),
-            "context: num_threads is -1, must be 0 (all cores) or more");
+            "context: num_threads is -1, must be 0 (all cores) to 4096");
   options = {};
   options.device = static_cast<Device>(9);
   EXPECT_EQ(Context::create(options).status().code(), Code::kInvalidArgument);

@@ -216,7 +216,7 @@ TEST_F(CBoundary, ContextsRefuseBadOptions) {
   options.device = MOIRE_CPU;
   options.num_threads = -1;
   EXPECT_TRUE(fails(moire_context_create(&options, &made), MOIRE_INVALID_ARGUMENT,
-                    "context: num_threads is -1, must be 0 (all cores) or more"));
+                    "context: num_threads is -1, must be 0 (all cores) to 4096"));
   options.num_threads = 0;
   options.index = 1;
   EXPECT_TRUE(fails(moire_context_create(&options, &made), MOIRE_INVALID_ARGUMENT,
