@@ -33,6 +33,10 @@ class Numpy:
         return np.empty(shape, dtype)
 
     @staticmethod
+    def written(array):
+        """Says that a caller's buffer was overwritten."""
+
+    @staticmethod
     def cast(array, dtype):
         return (
             array if array is None or dtype is None or array.dtype == dtype else array.astype(dtype)
@@ -61,6 +65,12 @@ class Torch:
     @staticmethod
     def empty(like, shape, dtype):
         return like.new_empty(shape, dtype=dtype)
+
+    @staticmethod
+    def written(array):
+        """Says that a caller's buffer was overwritten, so that autograd refuses what needed it."""
+        if array is not None and not torch.compiler.is_compiling():
+            torch.autograd.graph.increment_version(array)
 
     @staticmethod
     def cast(array, dtype):

@@ -59,6 +59,7 @@ def grouped_linear(
     spec = steps.LinearSpec(
         groups.num_groups, capacity, weights.layout, _tail(call, tail), operands
     )
+    _check_out(call, fw, out, tail)
     scale = fw.cast(scale, fw.float32)
     offsets = groups.offsets_for(x)
     if needs_grad(fw, x, bias, scale, *weights.arrays):
@@ -69,6 +70,7 @@ def grouped_linear(
     else:
         arrays = [fw.cast(t, operands) for t in weights.arrays]
         y = steps.linear_forward(fw, spec, x, row_idx, arrays, bias, scale, offsets, out)
+        fw.written(out)
     return fw.cast(y, result)
 
 
@@ -112,6 +114,7 @@ def grouped_mlp(
     spec, arrays = _mlp_spec(
         call, fw, groups, capacity, (w1, w2), weight_layout, act, layout, operands, tail
     )
+    _check_out(call, fw, out, tail)
     probs = fw.cast(probs, fw.float32)
     offsets = groups.offsets_for(x)
     if needs_grad(fw, x, probs, b1, b2, *arrays):
@@ -123,6 +126,7 @@ def grouped_mlp(
     else:
         w1, w2 = spec.operands(fw, arrays)
         y, _, _ = steps.mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out)
+        fw.written(out)
     return fw.cast(y, result)
 
 
@@ -263,6 +267,17 @@ def _matrix(call, name, array):
     if array.ndim != 2:
         raise invalid(f"{call}: {name} is {list(array.shape)}, must have rank 2")
     return array
+
+
+def _check_out(call, fw, out, tail):
+    """A caller's buffer may be overwritten, and there is one where its tail is to stay."""
+    if out is None:
+        if tail == "untouched":
+            raise invalid(
+                f"{call}: tail is 'untouched' but out is absent; it needs a buffer whose tail stays"
+            )
+    elif fw is not Numpy and torch.is_grad_enabled() and out.is_leaf and out.requires_grad:
+        raise invalid(f"{call}: out is a leaf that requires grad and would be overwritten")
 
 
 def _tail(call, tail):

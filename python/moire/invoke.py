@@ -15,7 +15,7 @@ import numpy as np
 from . import context as contexts
 from ._abi import ffi, lib
 from .errors import invalid
-from .views import NumpyViews, TorchViews
+from .views import DTYPES, NumpyViews, TorchViews
 
 _VOID = ffi.typeof("void *")
 _BYTES = ffi.typeof("uint8_t *")
@@ -63,8 +63,9 @@ def invoke(name, values):
         struct[field] = value if convert is None else convert(call, field, value)
     offsets = values.get("offsets")
     if entry.has_groups and offsets is not None:
-        address = _cast(_OFFSETS, call.dense_address("offsets", offsets))
-        struct["groups"] = (address, values.get("num_groups", 0), values.get("capacity", 0))
+        num_groups = values.get("num_groups", 0)
+        address = _cast(_OFFSETS, call.vector("offsets", offsets, "int64", num_groups + 1))
+        struct["groups"] = (address, num_groups, values.get("capacity", 0))
     context = contexts.current(*call.device)
     args = ffi.new(entry.pointer, struct)
     if entry.workspace is not None:
@@ -99,6 +100,8 @@ class _Call:
         if stride is None:
             array, stride = self._copied(field, array), 0
         code = views.code(array) or self._refuse_dtype(field, array)
+        if field in self.outputs and not views.is_writable(array):
+            raise invalid(f"{self.name}: {field} is read-only, needs an array that may be written")
         return _cast(_VOID, views.address(array)), code, rank, tuple(array.shape), stride
 
     def weight(self, field, arrays):
@@ -121,7 +124,8 @@ class _Call:
         return (ffi.NULL, code, 3, (len(arrays), *first.shape), 0), pointers, layout
 
     def bytes_pointer(self, field, array):
-        return _cast(_BYTES, self.dense_address(field, array))
+        num_groups = self.values.get("num_groups", 0)
+        return _cast(_BYTES, self.vector(field, array, "uint8", num_groups))
 
     def offsets_outputs(self, field, array):
         outputs = ffi.new("moire_offsets_output[]", [{"offsets": self.tensor(field, array)}])
@@ -134,8 +138,12 @@ class _Call:
     def pair(self, field, value):
         return tuple(value)
 
-    def dense_address(self, field, array):
-        return self.views.address(self._dense(field, array))
+    def vector(self, field, array, dtype, size):
+        """The address of a contiguous vector of exactly this dtype and size."""
+        array = self._dense(field, array)
+        if self.views.code(array) != DTYPES[dtype] or tuple(array.shape) != (size,):
+            raise invalid(f"{self.name}: {field} is {_named(array)}, needs {dtype} [{size}]")
+        return self.views.address(array)
 
     def scratch(self, size):
         """A 256-byte aligned address with `size` bytes behind it."""

@@ -35,7 +35,11 @@ class NumpyViews:
 
     @staticmethod
     def code(array):
-        return DTYPES.get(array.dtype.name)
+        return DTYPES.get(array.dtype.name) if array.dtype.isnative else None
+
+    @staticmethod
+    def is_writable(array):
+        return array.flags.writeable
 
     @staticmethod
     def is_contiguous(array):
@@ -66,6 +70,10 @@ class TorchViews:
     @staticmethod
     def address(array):
         return array.data_ptr()
+
+    @staticmethod
+    def is_writable(array):
+        return True
 
     @staticmethod
     def device(array):

@@ -64,7 +64,7 @@ def test_activations_and_layouts(generator, act, layout):
     compare(generator, make(generator, splits, torch.float32), splits, torch.float32, act, layout)
 
 
-@pytest.mark.parametrize("options", [{"save_act": True}, {"recipe": "fp32"}, {"tail": "untouched"}])
+@pytest.mark.parametrize("options", [{"save_act": True}, {"recipe": "fp32"}])
 def test_options_change_no_value(generator, options):
     splits = [5, 0, 9]
     compare(generator, make(generator, splits, torch.float32), splits, torch.float32, **options)

@@ -2,6 +2,7 @@
 
 import torch
 
+from ..errors import invalid
 from ..routing import router
 
 
@@ -59,6 +60,11 @@ class MoE(torch.nn.Module):
 
     def __init__(self, experts, router, shared=None):
         super().__init__()
+        scores = router.weight.shape[0] if isinstance(router, Router) else experts.num_groups
+        if scores != experts.num_groups:
+            raise invalid(
+                f"MoE: the router scores {scores} experts but there are {experts.num_groups}"
+            )
         self.experts, self.router, self.shared = experts, router, shared
 
     def forward(self, x):
