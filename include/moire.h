@@ -276,9 +276,10 @@ MOIRE_API int32_t moire_convert_glu(const moire_context* context,
 /* ---- grouped GEMM ---------------------------------------------------------------------------- */
 
 /* Ragged M (forward, dgrad). Rows of group g: d_i = a_i * op(b_g) + bias_scale_i * bias_g, summed
- * in FP32, rounded once. forward  a = x [., K], b = W [G, N, K] with MOIRE_OUT_IN:  d = x W^T   [.,
- * N] dgrad    a = dy [., N], b = the same W with `transpose_b`: d = dy W    [., K] row_idx: row i
- * of a is a[row_idx[i]] (no permuted copy is made; same bits as permuting first). */
+ * in FP32, rounded once.
+ * - Forward: a = x [., K], b = W [G, N, K] with MOIRE_OUT_IN gives d = x W^T [., N].
+ * - dgrad: a = dy [., N], b = the same W with `transpose_b` gives d = dy W [., K].
+ * - row_idx: row i of a is a[row_idx[i]]; no permuted copy is made, and the bits are the same. */
 typedef struct moire_grouped_gemm_args {
   size_t struct_size;
   moire_tensor a;       /* [capacity, k], or [T, k] with row_idx; FP32, BF16, FP16 */
@@ -351,8 +352,10 @@ MOIRE_API int32_t moire_grouped_gemm_glu_backward_workspace(
     const moire_context* context, const moire_grouped_gemm_glu_backward_args* args, size_t* bytes);
 
 /* Ragged K (wgrad): d_g = beta_g * d_g + a_g^T * b_g over the rows of group g, in FP32, rounded
- * once. W [G, out, in]: a = dy, b = x;   W [G, in, out]: a = x, b = dy. An empty group: exact zeros
- * for beta 0, untouched for beta 1. */
+ * once.
+ * - W [G, out, in]: a = dy, b = x.
+ * - W [G, in, out]: a = x, b = dy.
+ * An empty group: exact zeros for beta 0, untouched for beta 1. */
 typedef struct moire_grouped_gemm_wgrad_args {
   size_t struct_size;
   moire_tensor a;         /* [capacity, m], or [T, m] with a_row_idx */
@@ -373,10 +376,11 @@ MOIRE_API int32_t moire_grouped_gemm_wgrad_workspace(const moire_context* contex
                                                      const moire_grouped_gemm_wgrad_args* args,
                                                      size_t* bytes);
 
-/* The gradients of a grouped bias, in one pass over grad_y:
- *   grad_bias_g = beta_g * grad_bias_g + sum_i scale_i * grad_y_i   (64-row partial sums from the
- * group's first row, in order) grad_scale_i = sum_j grad_y_ij * bias_gj (64-column partial sums, in
- * order) */
+/* The gradients of a grouped bias, in one pass over grad_y.
+ * - grad_bias_g = beta_g * grad_bias_g + sum_i scale_i * grad_y_i: 64-row partial sums from the
+ *   group's first row, added in order.
+ * - grad_scale_i = beta_scale * grad_scale_i + sum_j grad_y_ij * bias_gj: 64-column partial sums,
+ *   added in order. */
 typedef struct moire_bias_backward_args {
   size_t struct_size;
   moire_tensor grad_y;     /* [capacity, n], or [T, n] with row_idx */
