@@ -41,6 +41,8 @@ def router(logits, k, *, kind="softmax", normalize=False, scale=1.0, expert_bias
         raise invalid(
             f"router: logits is {list(logits.shape)} and k is {k!r}, must be [T, E] and 1 to E"
         )
+    if float(scale) == 0:  # in moire.h it would mean the default, 1
+        raise invalid("router: scale is 0, must not be: every weight would be 0")
     values = (_ROUTER_KINDS.index(kind), int(normalize), float(scale))
     expert_bias = fw.cast(expert_bias, fw.float32)
     if fw is not Numpy:

@@ -87,3 +87,8 @@ def test_capacity_holds_what_is_routed():
     assert plan.gather_idx.tolist() == [0, 1, -1]
     with pytest.raises(moire.InvalidArgument, match="permute_plan: "):
         moire.make_plan(topk_idx, 3, capacity=3)
+
+
+def test_a_router_scale_of_zero_is_refused():
+    with pytest.raises(moire.InvalidArgument, match="scale is 0"):
+        moire.router(torch.randn(3, 4), 2, scale=0.0)

@@ -1,6 +1,7 @@
 #include "bench_result.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "problem_fields.h"
@@ -72,7 +73,7 @@ std::string results_table(const std::vector<BenchResult>& results, const Machine
     table.add({r.problem.name, op, dtype, human_seconds(r.time.median), human_seconds(r.time.p10),
                human_seconds(r.time.p90), human_number(r.flops_rate() / 1e9),
                human_number(r.bytes_rate() / 1e9),
-               text(static_cast<int>(100 * r.roof_share(machine) + 0.5), " %"), ratio_text(r.ratio),
+               text(std::lround(100 * r.roof_share(machine)), " %"), ratio_text(r.ratio),
                ratio_text(r.vs_fp32), paint(Colour::kYellow, join(codes, ","))});
   }
   return table.to_string();

@@ -1,6 +1,7 @@
 // The chart of a benchmark: for each op a bar as long as its share of the roof, over a thin bar for
 // the baseline.
 #include <algorithm>
+#include <cmath>
 
 #include "bench_result.h"
 #include "problem_fields.h"
@@ -26,7 +27,7 @@ std::string escape(const std::string& s) {
 }
 
 int pixels(double share) {
-  return static_cast<int>(std::clamp(share, 0.0, 1.0) * kPlotWidth + 0.5);
+  return static_cast<int>(std::lround(std::clamp(share, 0.0, 1.0) * kPlotWidth));
 }
 
 std::string bar(int y, int height, double share, const char* style) {
