@@ -203,6 +203,121 @@ MOIRE_API int32_t moire_splits_to_offsets_workspace(const moire_context* context
                                                     const moire_splits_to_offsets_args* args,
                                                     size_t* bytes);
 
+/* ---- quantisation ---------------------------------------------------------------------------- */
+
+/* How elements share scales. A block lies along the dimension that a product contracts: along the
+ * columns of a row (rowwise), or down the rows of a column (columnwise). Columnwise blocks start
+ * anew at each group's first row; the last block of a row, a column or a group may be short. */
+enum moire_scaling {
+  MOIRE_SCALING_NONE = 0,
+  MOIRE_SCALING_MXFP8 = 1,     /* blocks of 32, one E8M0 scale each (OCP MX v1.0) */
+  MOIRE_SCALING_FP8_BLOCK = 2, /* blocks of 128, one FP32 scale each */
+  MOIRE_SCALING_FP8_TILE = 3   /* tiles of 128 x 128, one FP32 scale each: weights; one copy serves
+                                  both directions */
+};
+
+enum moire_direction { MOIRE_ROWWISE = 0, MOIRE_COLUMNWISE = 1 };
+
+/* One quantised copy of a matrix or a batch, for one direction: value = data * scale. Absent where
+ * data is. With b = 32 or 128 elements to a block, capacity and k of a ragged [capacity, k], and
+ * [G, n, k] of weights, scales are
+ *   rowwise     [capacity, ceil(k / b)]          [G, n, ceil(k / b)]
+ *   columnwise  [capacity / b + G, k], group g's blocks from row offsets[g] / b + g (rounded down);
+ *               rows that no block owns are never read     [G, ceil(n / b), k]
+ *   tiles                                        [G, ceil(n / 128), ceil(k / 128)] */
+typedef struct moire_quantized {
+  moire_tensor data;   /* E4M3 or E5M2, shape and element order of the source in both directions */
+  moire_tensor scales; /* E8M0 (MXFP8) or FP32; rows may lie row_stride apart */
+} moire_quantized;
+
+/* A ragged matrix into FP8, in one direction or both, in one pass over the source. docs/numerics.md
+ * defines every byte.
+ * - MXFP8: scale = the block's largest absolute value / largest value of the element type, rounded
+ *   up to a power of two; elements saturate; a NaN element is NaN (0x7F) and alone.
+ * - FP8_BLOCK: scale = 1 / s, s = largest value of the element type / largest absolute value of the
+ *   block, rounded down to a power of two unless fractional_scales; s = 1 where that is 0, infinite
+ *   or NaN. */
+typedef struct moire_quantize_args {
+  size_t struct_size;
+  moire_tensor source;        /* [capacity, k], or [T, k] with row_idx; FP32, BF16, FP16 */
+  moire_tensor row_idx;       /* [capacity] INT32 or INT64, or absent */
+  int32_t scaling;            /* MXFP8 or FP8_BLOCK */
+  int32_t fractional_scales;  /* FP8_BLOCK: 1 = scales need not be powers of two */
+  moire_quantized rowwise;    /* out, or absent; rows in the order of the groups */
+  moire_quantized columnwise; /* out, or absent */
+  moire_groups groups;        /* absent: one group, all rows of the source */
+  int32_t tail;               /* of data and of scales: zero bytes, or untouched */
+} moire_quantize_args;
+MOIRE_API int32_t moire_quantize(const moire_context* context, const moire_quantize_args* args);
+
+/* The weights of all groups into FP8, in one call. */
+typedef struct moire_quantize_weight_args {
+  size_t struct_size;
+  moire_weight source;        /* [G, n, k] FP32, BF16 or FP16, packed or listed, either layout */
+  int32_t scaling;            /* MXFP8, FP8_BLOCK or FP8_TILE */
+  int32_t fractional_scales;  /* FP8_BLOCK, FP8_TILE: 1 = scales need not be powers of two */
+  moire_quantized rowwise;    /* out, or absent: blocks along the last dimension; or tiles */
+  moire_quantized columnwise; /* out, or absent: blocks along the middle one; never tiles */
+} moire_quantize_weight_args;
+MOIRE_API int32_t moire_quantize_weight(const moire_context* context,
+                                        const moire_quantize_weight_args* args);
+
+/* data * scale, in FP32, rounded once to the target's type. */
+typedef struct moire_dequantize_args {
+  size_t struct_size;
+  moire_quantized source; /* ragged [capacity, k], or [G, n, k] */
+  int32_t scaling;
+  int32_t direction;   /* moire_direction; not read for FP8_TILE */
+  moire_tensor target; /* out, FP32, BF16 or FP16, shape of source.data */
+  moire_groups groups; /* of a ragged source; absent: one group, all rows */
+  int32_t tail;
+} moire_dequantize_args;
+MOIRE_API int32_t moire_dequantize(const moire_context* context, const moire_dequantize_args* args);
+
+/* One direction into the other: the decoded values are quantised again, in one pass. */
+typedef struct moire_requantize_args {
+  size_t struct_size;
+  moire_quantized source; /* ragged [capacity, k], or [G, n, k] */
+  int32_t scaling;        /* MXFP8 or FP8_BLOCK, of both */
+  int32_t direction;      /* of the source; the target has the other */
+  int32_t fractional_scales;
+  moire_quantized target; /* out */
+  moire_groups groups;    /* of a ragged source; absent: one group, all rows */
+  int32_t tail;
+} moire_requantize_args;
+MOIRE_API int32_t moire_requantize(const moire_context* context, const moire_requantize_args* args);
+
+/* How the scales of one direction lie in memory. All but the first are for interchange. */
+enum moire_scale_layout {
+  MOIRE_SCALES_CANONICAL = 0, /* see moire_quantized */
+  MOIRE_SCALES_DENSE = 1,     /* columnwise: the groups' rows follow each other without gaps, sum of
+                                 ceil(rows of g / b) rows; rowwise: as canonical, contiguous */
+  MOIRE_SCALES_PADDED = 2,    /* of each group its scales as [outer, blocks], outer = rows (rowwise) or
+                                 columns (columnwise: transposed), zero-padded to multiples of 128 and 4;
+                                 groups follow each other as rows */
+  MOIRE_SCALES_SWIZZLED = 3   /* PADDED, in tiles of 128 x 4 (512 bytes: element [r, c] at 16 (r % 32) +
+                                 4 (r / 32) + c), tiles row by row: Blackwell's tensor cores */
+};
+
+/* MXFP8 scales from one layout to another; one side is canonical. Exact in both directions. */
+typedef struct moire_convert_scales_args {
+  size_t struct_size;
+  moire_tensor source;
+  moire_tensor target; /* out; entries that belong to no block become zero bytes */
+  int32_t from;        /* moire_scale_layout */
+  int32_t to;
+  int32_t direction; /* moire_direction */
+  int64_t k;         /* columns of the quantised matrix */
+  moire_groups groups;
+} moire_convert_scales_args;
+MOIRE_API int32_t moire_convert_scales(const moire_context* context,
+                                       const moire_convert_scales_args* args);
+
+/* The shape of the scales of [rows, k] in `num_groups` groups: shape[0], shape[1]. DENSE columnwise,
+ * PADDED and SWIZZLED depend on the splits; what is returned for them suffices for any. */
+MOIRE_API int32_t moire_scales_shape(int32_t scaling, int32_t direction, int32_t layout,
+                                     int64_t rows, int64_t k, int64_t num_groups, int64_t* shape);
+
 /* ---- gated activations ----------------------------------------------------------------------- */
 
 enum moire_glu_order { MOIRE_GATE_FIRST = 0, MOIRE_UP_FIRST = 1 };
@@ -275,6 +390,14 @@ MOIRE_API int32_t moire_convert_glu(const moire_context* context,
 
 /* ---- grouped GEMM ---------------------------------------------------------------------------- */
 
+/* How the products of FP8 operands are summed. */
+enum moire_accumulation {
+  MOIRE_ACCUMULATE_EXACT = 0, /* every product exact, sums in FP32 */
+  MOIRE_ACCUMULATE_FAST = 1,  /* FP8 tensor cores may be used, whose sums keep about 13 fraction bits
+                                 (docs/numerics.md); the CPU sums as EXACT does */
+  MOIRE_ACCUMULATE_EMULATED = 2 /* CPU: as Hopper's FP8 tensor cores sum; slow, for study */
+};
+
 /* Ragged M (forward, dgrad). Rows of group g: d_i = a_i * op(b_g) + bias_scale_i * bias_g, summed
  * in FP32, rounded once.
  * - Forward: a = x [., K], b = W [G, N, K] with MOIRE_OUT_IN gives d = x W^T [., N].
@@ -293,6 +416,11 @@ typedef struct moire_grouped_gemm_args {
   moire_groups groups;
   int32_t tail;
   moire_workspace workspace;
+  /* Scales of an FP8 a or b, blocks along k; absent: a or b is not quantised. a: MXFP8 or FP8_BLOCK,
+   * b: MXFP8 or FP8_TILE, packed. a and b need not be quantised alike. */
+  moire_tensor a_scales;
+  moire_tensor b_scales;
+  int32_t accumulation; /* moire_accumulation */
 } moire_grouped_gemm_args;
 MOIRE_API int32_t moire_grouped_gemm(const moire_context* context,
                                      const moire_grouped_gemm_args* args);
@@ -317,6 +445,14 @@ typedef struct moire_grouped_gemm_glu_args {
   moire_glu_layout layout;
   int32_t tail; /* of act */
   moire_workspace workspace;
+  moire_tensor a_scales; /* as in moire_grouped_gemm_args */
+  moire_tensor b_scales;
+  int32_t accumulation;
+  int32_t storage; /* dtype that z is rounded to where z and act are both absent; 0 = BF16 */
+  /* act quantised as it is stored, absent or not: the bytes of moire_quantize applied to act. */
+  moire_quantized act_rowwise;    /* out, or absent: MXFP8 or FP8_BLOCK by the dtype of the scales */
+  moire_quantized act_columnwise; /* out, or absent */
+  int32_t fractional_scales;
 } moire_grouped_gemm_glu_args;
 MOIRE_API int32_t moire_grouped_gemm_glu(const moire_context* context,
                                          const moire_grouped_gemm_glu_args* args);
@@ -345,6 +481,15 @@ typedef struct moire_grouped_gemm_glu_backward_args {
   moire_glu_layout layout;
   int32_t tail; /* of grad_z, act and grad_probs */
   moire_workspace workspace;
+  moire_tensor grad_y_scales; /* of an FP8 grad_y: MXFP8 or FP8_BLOCK along H */
+  moire_tensor w2_scales;     /* of an FP8 w2: MXFP8 along H, or FP8_TILE */
+  int32_t accumulation;
+  /* grad_z (which may then be absent) and act quantised: the bytes of moire_quantize applied to the
+   * stored tensor. */
+  moire_quantized grad_z_rowwise;    /* out, or absent */
+  moire_quantized grad_z_columnwise; /* out, or absent */
+  moire_quantized act_columnwise;    /* out, or absent */
+  int32_t fractional_scales;
 } moire_grouped_gemm_glu_backward_args;
 MOIRE_API int32_t moire_grouped_gemm_glu_backward(const moire_context* context,
                                                   const moire_grouped_gemm_glu_backward_args* args);
@@ -369,6 +514,9 @@ typedef struct moire_grouped_gemm_wgrad_args {
       beta_per_group; /* [G] on the device, each 0 or 1; overrides beta; null = not used */
   moire_groups groups;
   moire_workspace workspace;
+  moire_tensor a_scales; /* of an FP8 a: columnwise, MXFP8 or FP8_BLOCK; then no a_row_idx */
+  moire_tensor b_scales;
+  int32_t accumulation;
 } moire_grouped_gemm_wgrad_args;
 MOIRE_API int32_t moire_grouped_gemm_wgrad(const moire_context* context,
                                            const moire_grouped_gemm_wgrad_args* args);
@@ -513,8 +661,16 @@ MOIRE_API int32_t moire_unpermute_backward(const moire_context* context,
 /* ---- grouped linear and grouped MLP ---------------------------------------------------------- */
 
 enum moire_recipe {
-  MOIRE_RECIPE_AS_STORED = 0 /* operands as they are, FP32 accumulation: bf16, fp16, fp32 */
+  MOIRE_RECIPE_AS_STORED = 0,  /* operands as they are, FP32 accumulation: bf16, fp16, fp32 */
+  MOIRE_RECIPE_MXFP8 = 1,      /* every product of MXFP8 operands, exact, FP32 accumulation */
+  MOIRE_RECIPE_MXFP8_FAST = 2, /* the same bytes, MOIRE_ACCUMULATE_FAST */
+  MOIRE_RECIPE_FP8_BLOCK = 3   /* FP8_BLOCK activations and gradients, FP8_TILE weights,
+                                  MOIRE_ACCUMULATE_FAST (DeepSeek-V3) */
 };
+
+/* What an 8-bit recipe may be given or asked to keep; all zero: nothing. x, grad_y and the
+ * activations between are rounded to the storage type (that of y, or of z) before they are quantised.
+ * Absent copies that a step needs are made in the workspace. */
 
 /* y_i = x_i * W_g^T (+ scale_i * bias_g). */
 typedef struct moire_grouped_linear_args {
@@ -529,6 +685,11 @@ typedef struct moire_grouped_linear_args {
   int32_t recipe; /* moire_recipe */
   int32_t tail;
   moire_workspace workspace;
+  moire_tensor x_scales;        /* of an x that is FP8 already, rowwise */
+  moire_quantized w_quantized;  /* blocks along in, or tiles; w may then be absent */
+  moire_quantized x_columnwise; /* out: kept for grad_w, or absent */
+  int32_t emulate_accumulation; /* MXFP8_FAST, FP8_BLOCK on a CPU: MOIRE_ACCUMULATE_EMULATED */
+  int32_t fractional_scales;    /* FP8_BLOCK: 1 = scales need not be powers of two */
 } moire_grouped_linear_args;
 MOIRE_API int32_t moire_grouped_linear(const moire_context* context,
                                        const moire_grouped_linear_args* args);
@@ -557,6 +718,13 @@ typedef struct moire_grouped_linear_backward_args {
   int32_t recipe;
   int32_t tail;
   moire_workspace workspace;
+  moire_quantized w_quantized;       /* blocks along out, or tiles; w may then be absent */
+  moire_quantized x_columnwise;      /* x may then be absent */
+  moire_quantized grad_y_rowwise;    /* both: grad_y may then be absent, but for grad_bias and */
+  moire_quantized grad_y_columnwise; /* grad_scale, which are sums of grad_y itself */
+  int32_t gradient_dtype;            /* of grad_y's copies: 0 or E4M3, or E5M2 */
+  int32_t emulate_accumulation;
+  int32_t fractional_scales;
 } moire_grouped_linear_backward_args;
 MOIRE_API int32_t moire_grouped_linear_backward(const moire_context* context,
                                                 const moire_grouped_linear_backward_args* args);
@@ -582,6 +750,13 @@ typedef struct moire_grouped_mlp_args {
   moire_tensor act; /* out [capacity, F]: saved to trade memory for time, or absent */
   moire_tensor y;   /* out [capacity, H] */
   moire_workspace workspace;
+  moire_tensor x_scales;          /* of an x that is FP8 already, rowwise */
+  moire_quantized w1_quantized;   /* blocks along H, or tiles; w1 may then be absent */
+  moire_quantized w2_quantized;   /* blocks along F, or tiles */
+  moire_quantized x_columnwise;   /* out: kept for grad_w1, or absent */
+  moire_quantized act_columnwise; /* out: kept for grad_w2, or absent */
+  int32_t emulate_accumulation;
+  int32_t fractional_scales;
 } moire_grouped_mlp_args;
 MOIRE_API int32_t moire_grouped_mlp(const moire_context* context,
                                     const moire_grouped_mlp_args* args);
@@ -623,6 +798,16 @@ typedef struct moire_grouped_mlp_backward_args {
   const uint8_t* beta_w1_per_group; /* [G], overrides beta_w1; null = not used */
   const uint8_t* beta_w2_per_group;
   moire_workspace workspace;
+  moire_quantized w1_quantized;      /* blocks along 2F, or tiles */
+  moire_quantized w2_quantized;      /* blocks along H, or tiles */
+  moire_quantized x_columnwise;      /* x may then be absent */
+  moire_quantized act_columnwise;    /* in if act_is_saved (act may then be absent), else out */
+  moire_quantized grad_y_rowwise;    /* both: grad_y may then be absent, but for grad_b2 and the */
+  moire_quantized grad_y_columnwise; /* share of grad_probs that comes through b2 */
+  moire_quantized grad_z_columnwise; /* out, to keep for a later grad_w1, or absent */
+  int32_t gradient_dtype;            /* of the copies of grad_y and grad_z: 0 or E4M3, or E5M2 */
+  int32_t emulate_accumulation;
+  int32_t fractional_scales;
 } moire_grouped_mlp_backward_args;
 MOIRE_API int32_t moire_grouped_mlp_backward(const moire_context* context,
                                              const moire_grouped_mlp_backward_args* args);
