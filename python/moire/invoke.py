@@ -1,9 +1,10 @@
 """One call of a C entry: arrays into the argument struct, scratch, the call, its error raised.
 
-Keyword names are the field names of moire.h. Three kinds of fields are spread over several
+Keyword names are the field names of moire.h. Four kinds of fields are spread over several
 keywords, so that all of them are plain values (torch.library schemas have nothing else):
 
     moire_weight w      w=[tensor]: packed, rank 3; w=[t0, t1, ...]: one per group; w_layout=0 or 1
+    moire_quantized q   q=[data, scales]
     moire_groups        offsets=int64 tensor, num_groups, capacity
     moire_activation    activation=(kind, limit, alpha, offset); moire_glu_layout: (block, order)
 
@@ -123,6 +124,10 @@ class _Call:
         code = self.views.code(first) or self._refuse_dtype(field, first)
         return (ffi.NULL, code, 3, (len(arrays), *first.shape), 0), pointers, layout
 
+    def quantized(self, field, arrays):
+        data, scales = arrays
+        return self.tensor(field, data), self.tensor(field, scales)
+
     def bytes_pointer(self, field, array):
         num_groups = self.values.get("num_groups", 0)
         return _cast(_BYTES, self.vector(field, array, "uint8", num_groups))
@@ -198,6 +203,7 @@ def _named(array):
 _CONVERTERS = {
     "moire_tensor": _Call.tensor,
     "moire_weight": _Call.weight,
+    "moire_quantized": _Call.quantized,
     "moire_activation": _Call.activation,
     "moire_glu_layout": _Call.pair,
     "moire_offsets_output *": _Call.offsets_outputs,
@@ -217,11 +223,12 @@ _OUTPUTS = {
     "permute": ("rows", "probs"),
     "unpermute": ("y", "topk_weights"),
     "unpermute_backward": ("grad_rows", "grad_weights"),
-    "grouped_linear": ("y",),
+    "grouped_linear": ("y", "x_columnwise"),
     "grouped_linear_backward": ("grad_x", "grad_w", "grad_bias", "grad_scale"),
-    "grouped_mlp": ("z", "act", "y"),
+    "grouped_mlp": ("z", "act", "y", "x_columnwise", "act_columnwise"),
     "grouped_mlp_backward": (
         *("act", "grad_z", "grad_x", "grad_w1", "grad_b1", "grad_w2", "grad_b2", "grad_probs"),
+        *("act_columnwise", "grad_z_columnwise"),
     ),
 }
 ENTRIES = {name: Entry(name, outputs) for name, outputs in _OUTPUTS.items()}

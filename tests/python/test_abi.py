@@ -59,12 +59,12 @@ def test_outputs_are_those_that_the_header_says_are_written():
             rf"typedef struct moire_{name}_args {{(.*?)}} moire_{name}_args;", header, re.DOTALL
         )[1]
         fields = re.findall(
-            r"(?:moire_tensor|moire_weight)\s+(\w+);\s*(?:/\*(.*?)\*/)?", struct, re.DOTALL
+            r"(?:moire_tensor|moire_weight|moire_quantized)\s+(\w+);\s*(?:/\*(.*?)\*/)?", struct, re.DOTALL
         )
         written = {
             field
             for field, comment in fields
-            if re.match(r"\s*(in/)?out\b|\s*in: the saved", comment)
+            if re.match(r"\s*(in/)?out\b|\s*in: the saved|\s*in if", comment)
         }
         if name != "splits_to_offsets":  # its outputs are an array of their own
             assert written == set(entry.outputs), name
@@ -74,6 +74,11 @@ def test_every_op_with_arguments_is_bound_or_a_part_of_a_bound_one():
     header = _abi.contract(_abi.header_path)
     ops = set(re.findall(r"typedef struct moire_(\w+)_args", header))
     assert ops - set(invoke.ENTRIES) == {
+        "quantize",
+        "quantize_weight",
+        "dequantize",
+        "requantize",
+        "convert_scales",
         "grouped_gemm_glu",
         "grouped_gemm_glu_backward",
         "bias_backward",
