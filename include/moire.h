@@ -142,6 +142,14 @@ typedef struct moire_context_options {
   const char* implementation; /* force this implementation by name ("cpu", "portable", "sm90"); null
                                  = the first that supports the call */
   void* stream;               /* CUDA: the cudaStream_t that ops run on */
+  /* CPU: threads lent by the caller; null: the context has its own. Calls body(argument) on up to
+   * num_threads threads at once, the caller's among them, and returns when all calls have returned;
+   * flags is 0. This is the signature of GOMP_parallel, which the OpenMP run-times of GNU, LLVM and
+   * Intel export: their threads spin for a while after each parallel region, so that beside a
+   * framework that uses OpenMP, threads of the context's own would have to share cores with them.
+   */
+  void (*parallel)(void (*body)(void* argument), void* argument, unsigned num_threads,
+                   unsigned flags);
 } moire_context_options;
 
 /* Number of devices of a kind that this build can use now (0 when the build or the machine has
@@ -292,11 +300,11 @@ enum moire_scale_layout {
   MOIRE_SCALES_CANONICAL = 0, /* see moire_quantized */
   MOIRE_SCALES_DENSE = 1,     /* columnwise: the groups' rows follow each other without gaps, sum of
                                  ceil(rows of g / b) rows; rowwise: as canonical, contiguous */
-  MOIRE_SCALES_PADDED = 2,    /* of each group its scales as [outer, blocks], outer = rows (rowwise) or
-                                 columns (columnwise: transposed), zero-padded to multiples of 128 and 4;
-                                 groups follow each other as rows */
-  MOIRE_SCALES_SWIZZLED = 3   /* PADDED, in tiles of 128 x 4 (512 bytes: element [r, c] at 16 (r % 32) +
-                                 4 (r / 32) + c), tiles row by row: Blackwell's tensor cores */
+  MOIRE_SCALES_PADDED = 2, /* of each group its scales as [outer, blocks], outer = rows (rowwise) or
+                              columns (columnwise: transposed), zero-padded to multiples of 128 and
+                              4; groups follow each other as rows */
+  MOIRE_SCALES_SWIZZLED = 3 /* PADDED, in tiles of 128 x 4 (512 bytes: element [r, c] at 16 (r % 32)
+                               + 4 (r / 32) + c), tiles row by row: Blackwell's tensor cores */
 };
 
 /* MXFP8 scales from one layout to another; one side is canonical. Exact in both directions. */
@@ -313,8 +321,9 @@ typedef struct moire_convert_scales_args {
 MOIRE_API int32_t moire_convert_scales(const moire_context* context,
                                        const moire_convert_scales_args* args);
 
-/* The shape of the scales of [rows, k] in `num_groups` groups: shape[0], shape[1]. DENSE columnwise,
- * PADDED and SWIZZLED depend on the splits; what is returned for them suffices for any. */
+/* The shape of the scales of [rows, k] in `num_groups` groups: shape[0], shape[1]. DENSE
+ * columnwise, PADDED and SWIZZLED depend on the splits; what is returned for them suffices for any.
+ */
 MOIRE_API int32_t moire_scales_shape(int32_t scaling, int32_t direction, int32_t layout,
                                      int64_t rows, int64_t k, int64_t num_groups, int64_t* shape);
 
@@ -393,8 +402,8 @@ MOIRE_API int32_t moire_convert_glu(const moire_context* context,
 /* How the products of FP8 operands are summed. */
 enum moire_accumulation {
   MOIRE_ACCUMULATE_EXACT = 0, /* every product exact, sums in FP32 */
-  MOIRE_ACCUMULATE_FAST = 1,  /* FP8 tensor cores may be used, whose sums keep about 13 fraction bits
-                                 (docs/numerics.md); the CPU sums as EXACT does */
+  MOIRE_ACCUMULATE_FAST = 1, /* FP8 tensor cores may be used, whose sums keep about 13 fraction bits
+                                (docs/numerics.md); the CPU sums as EXACT does */
   MOIRE_ACCUMULATE_EMULATED = 2 /* CPU: as Hopper's FP8 tensor cores sum; slow, for study */
 };
 
@@ -416,8 +425,8 @@ typedef struct moire_grouped_gemm_args {
   moire_groups groups;
   int32_t tail;
   moire_workspace workspace;
-  /* Scales of an FP8 a or b, blocks along k; absent: a or b is not quantised. a: MXFP8 or FP8_BLOCK,
-   * b: MXFP8 or FP8_TILE, packed. a and b need not be quantised alike. */
+  /* Scales of an FP8 a or b, blocks along k; absent: a or b is not quantised. a: MXFP8 or
+   * FP8_BLOCK, b: MXFP8 or FP8_TILE, packed. a and b need not be quantised alike. */
   moire_tensor a_scales;
   moire_tensor b_scales;
   int32_t accumulation; /* moire_accumulation */
@@ -450,7 +459,7 @@ typedef struct moire_grouped_gemm_glu_args {
   int32_t accumulation;
   int32_t storage; /* dtype that z is rounded to where z and act are both absent; 0 = BF16 */
   /* act quantised as it is stored, absent or not: the bytes of moire_quantize applied to act. */
-  moire_quantized act_rowwise;    /* out, or absent: MXFP8 or FP8_BLOCK by the dtype of the scales */
+  moire_quantized act_rowwise; /* out, or absent: MXFP8 or FP8_BLOCK by the dtype of the scales */
   moire_quantized act_columnwise; /* out, or absent */
   int32_t fractional_scales;
 } moire_grouped_gemm_glu_args;
@@ -669,8 +678,8 @@ enum moire_recipe {
 };
 
 /* What an 8-bit recipe may be given or asked to keep; all zero: nothing. x, grad_y and the
- * activations between are rounded to the storage type (that of y, or of z) before they are quantised.
- * Absent copies that a step needs are made in the workspace. */
+ * activations between are rounded to the storage type (that of y, or of z) before they are
+ * quantised. Absent copies that a step needs are made in the workspace. */
 
 /* y_i = x_i * W_g^T (+ scale_i * bias_g). */
 typedef struct moire_grouped_linear_args {

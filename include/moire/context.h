@@ -22,6 +22,9 @@ struct ContextOptions {
   bool strict = false;         // fail where a slower implementation than the fastest would run
   std::string implementation;  // force one by name; empty = the first that supports the call
   void* stream = nullptr;      // CUDA: cudaStream_t
+  // CPU: threads lent by the caller (see moire.h); null = threads of the context's own
+  void (*parallel)(void (*body)(void*), void* argument, unsigned num_threads,
+                   unsigned flags) = nullptr;
 };
 
 struct DeviceState;  // immutable facts and shared resources of one device; internal

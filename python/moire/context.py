@@ -2,15 +2,18 @@
 the process.
 
 The number of threads is torch.get_num_threads() at the time of the call (without Torch: all cores).
+Beside a Torch that computes on OpenMP threads, moire runs on the same ones.
 `strict` and `settings` hold for the calls that this thread makes inside the `with` block, backward
 passes on a CPU included.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import sys
 import threading
+from pathlib import Path
 
 from ._abi import ffi, lib, text
 from .errors import error, invalid
@@ -20,6 +23,7 @@ _KINDS = {"cpu": 0, "cuda": 1}
 _contexts = {}
 _contexts_lock = threading.Lock()
 _abandoned = []
+_is_forked = False
 
 
 class _Settings(threading.local):
@@ -55,6 +59,25 @@ def _default_threads():
     return torch.get_num_threads() if torch is not None else 0
 
 
+def _openmp_of_torch():
+    """GOMP_parallel of the OpenMP run-time that Torch is linked against; NULL where there is none.
+
+    Its threads spin for milliseconds after each of Torch's operations: a pool of moire's own would
+    share its cores with them.
+    """
+    torch = sys.modules.get("torch")
+    # NOTE: in a forked child an OpenMP run-time that its parent used waits for ever for the
+    # parent's threads.
+    if torch is None or _is_forked or not torch.backends.openmp.is_available():
+        return ffi.NULL
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        address = ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return ffi.NULL
+    return ffi.cast("void (*)(void (*)(void *), void *, unsigned, unsigned)", address)
+
+
 def _create(kind, index, num_threads, strict, implementation):
     if kind not in _KINDS:
         raise invalid(f"context: tensors are on {kind}:{index}; moire runs on cpu and cuda")
@@ -68,6 +91,7 @@ def _create(kind, index, num_threads, strict, implementation):
             "num_threads": num_threads,
             "strict": int(strict),
             "implementation": name,
+            "parallel": _openmp_of_torch() if kind == "cpu" else ffi.NULL,
         },
     )
     with _contexts_lock:
@@ -90,7 +114,8 @@ def _explaining(kind, index, context):
 def _forget_contexts_of_parent():
     # NOTE: a forked child has none of its parent's threads; destroying a context would wait for
     # them for ever.
-    global _contexts_lock
+    global _contexts_lock, _is_forked
+    _is_forked = True
     _abandoned.append(dict(_contexts))
     _contexts.clear()
     _contexts_lock = threading.Lock()

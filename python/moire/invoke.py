@@ -4,7 +4,7 @@ Keyword names are the field names of moire.h. Four kinds of fields are spread ov
 keywords, so that all of them are plain values (torch.library schemas have nothing else):
 
     moire_weight w      w=[tensor]: packed, rank 3; w=[t0, t1, ...]: one per group; w_layout=0 or 1
-    moire_quantized q   q=[data, scales]
+    moire_quantized q   q=[data, scales]; E8M0 scales may be uint8 arrays
     moire_groups        offsets=int64 tensor, num_groups, capacity
     moire_activation    activation=(kind, limit, alpha, offset); moire_glu_layout: (block, order)
 
@@ -42,8 +42,9 @@ class Entry:
             if field not in ("struct_size", "workspace")
         ]
         self.has_groups = any(kind == "moire_groups" for _, _, kind in self.fields)
-        convert = [(key, (field, _CONVERTERS.get(kind))) for field, key, kind in self.fields]
-        self.converters = dict(convert)
+        self.converters = {
+            key: (field, _converter(field, kind)) for field, key, kind in self.fields
+        }
 
 
 def keyword(field):
@@ -126,7 +127,12 @@ class _Call:
 
     def quantized(self, field, arrays):
         data, scales = arrays
-        return self.tensor(field, data), self.tensor(field, scales)
+        return self.tensor(field, data), self.scales(field, scales)
+
+    def scales(self, field, array):
+        """As moire_tensor; bytes are E8M0."""
+        address, code, *shape = self.tensor(field, array)
+        return address, DTYPES["float8_e8m0fnu"] if code == DTYPES["uint8"] else code, *shape
 
     def bytes_pointer(self, field, array):
         num_groups = self.values.get("num_groups", 0)
@@ -209,6 +215,11 @@ _CONVERTERS = {
     "moire_offsets_output *": _Call.offsets_outputs,
     "uint8_t *": _Call.bytes_pointer,
 }
+
+
+def _converter(field, kind):
+    return _Call.scales if field.endswith("_scales") else _CONVERTERS.get(kind)
+
 
 _OUTPUTS = {
     "splits_to_offsets": ("outputs",),

@@ -28,7 +28,7 @@ _SCHEMA_OF_KIND = {
 
 def schema_of(entry):
     """The torch schema of a C entry."""
-    aliases = iter("abcdefghijkl")
+    aliases = iter("abcdefghijklmnopqrstuvwxyz")
     parts = [
         _SCHEMA_OF_KIND[kind].format(
             name=key, alias=f"({next(aliases)}!)" if field in entry.outputs else ""

@@ -12,6 +12,9 @@ DTYPES = {
     "float32": 1,
     "bfloat16": 2,
     "float16": 3,
+    "float8_e4m3fn": 4,
+    "float8_e5m2": 5,
+    "float8_e8m0fnu": 6,  # Torch has it since 2.7
     "uint8": 16,
     "int32": 17,
     "int64": 18,
@@ -65,7 +68,7 @@ class TorchViews:
     """Of torch.Tensor; as NumpyViews."""
 
     if torch is not None:
-        codes = {getattr(torch, name): code for name, code in DTYPES.items()}
+        codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
 
     @staticmethod
     def address(array):

@@ -83,6 +83,7 @@ int32_t moire_context_create(const moire_context_options* given, moire_context**
     options.strict = read.strict != 0;
     if (read.implementation != nullptr) options.implementation = read.implementation;
     options.stream = read.stream;
+    options.parallel = read.parallel;
     auto created = moire::Context::create(options);
     if (!created.ok()) return created.status();
     *context = new moire_context{std::move(created).value()};

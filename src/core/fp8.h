@@ -62,8 +62,8 @@ MOIRE_HOST_DEVICE constexpr float fp8_to_float(uint8_t code) {
   }
   if (magnitude < (1U << Format::kMantissaBits)) {
     // Subnormal: magnitude units; a unit is the smallest normal number / 2^mantissa bits.
-    const float unit = std::bit_cast<float>(
-        kSmallestNormal - (static_cast<uint32_t>(Format::kMantissaBits) << 23));
+    const float unit = std::bit_cast<float>(kSmallestNormal -
+                                            (static_cast<uint32_t>(Format::kMantissaBits) << 23));
     const float value = static_cast<float>(magnitude) * unit;
     return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
   }

@@ -42,13 +42,16 @@ int available_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-ThreadPool::ThreadPool(int num_threads) : owner_(getpid()) {
-  workers_.reserve(static_cast<size_t>(std::max(0, num_threads - 1)));
+ThreadPool::ThreadPool(int num_threads, Parallel lent)
+    : lent_(lent), num_threads_(std::max(1, num_threads)), owner_(getpid()) {
+  if (lent_ != nullptr) return;
+  workers_.reserve(static_cast<size_t>(num_threads_ - 1));
   try {
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    for (int i = 1; i < num_threads_; ++i) workers_.emplace_back([this, i] { work(i); });
   } catch (const std::system_error&) {
     // The process is at its thread limit: the threads that exist do the work, with the same
     // results.
+    num_threads_ = static_cast<int>(workers_.size()) + 1;
   }
 }
 
@@ -65,30 +68,46 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(int64_t num_tasks, Invoke invoke, void* function) {
   if (num_tasks <= 0) return;
-  if (num_tasks == 1 || workers_.empty() || getpid() != owner_) {
+  if (num_tasks == 1 || num_threads_ == 1 || getpid() != owner_) {
     for (int64_t task = 0; task < num_tasks; ++task) invoke(function, task, 0);
-    return;
+  } else if (lent_ != nullptr) {
+    Job job{invoke, function, num_tasks};
+    run_lent(job);
+  } else {
+    run_own(num_tasks, invoke, function);
   }
+}
+
+void ThreadPool::run_lent(Job& job) {
+  const auto body = [](void* argument) {
+    const FloatEnvironment exact;
+    Job& shared = *static_cast<Job*>(argument);
+    shared.take_tasks(shared.next_thread.fetch_add(1, std::memory_order_relaxed));
+  };
+  lent_(body, &job, static_cast<unsigned>(num_threads_), 0);
+}
+
+void ThreadPool::run_own(int64_t num_tasks, Invoke invoke, void* function) {
   const std::lock_guard lock(callers_);
-  invoke_ = invoke;
-  function_ = function;
-  num_tasks_ = num_tasks;
-  next_task_.store(0, std::memory_order_relaxed);
+  job_.invoke = invoke;
+  job_.function = function;
+  job_.num_tasks = num_tasks;
+  job_.next_task.store(0, std::memory_order_relaxed);
   busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
-  take_tasks(0);
+  job_.take_tasks(0);
   for (int busy = busy_.load(std::memory_order_acquire); busy != 0;
        busy = busy_.load(std::memory_order_acquire)) {
     wait_while_equal(busy_, busy);
   }
 }
 
-void ThreadPool::take_tasks(int thread) {
+void ThreadPool::Job::take_tasks(int thread) {
   for (;;) {
-    const int64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);
-    if (task >= num_tasks_) return;
-    invoke_(function_, task, thread);
+    const int64_t task = next_task.fetch_add(1, std::memory_order_relaxed);
+    if (task >= num_tasks) return;
+    invoke(function, task, thread);
   }
 }
 
@@ -99,7 +118,7 @@ void ThreadPool::work(int thread) {
     wait_while_equal(generation_, seen);
     ++seen;
     if (stop_.load(std::memory_order_relaxed)) return;
-    take_tasks(thread);
+    job_.take_tasks(thread);
     if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_.notify_one();
   }
 }

@@ -1,5 +1,6 @@
-// A pool of threads that a CPU context owns. Work is a number of independent tasks, taken in order
-// from one shared counter: which thread runs a task never changes what the task computes.
+// The threads of a CPU context: a pool of its own, or threads that the caller lends. Work is a
+// number of independent tasks, taken in order from one shared counter: which thread runs a task
+// never changes what the task computes.
 #pragma once
 
 #include <sys/types.h>
@@ -14,18 +15,22 @@ namespace moire {
 
 class ThreadPool {
  public:
+  // Lends threads: see moire_context_options.parallel.
+  using Parallel = void (*)(void (*body)(void*), void* argument, unsigned num_threads,
+                            unsigned flags);
+
   // num_threads counts the calling thread; at least 1. Threads that the system refuses are done
-  // without.
-  explicit ThreadPool(int num_threads);
+  // without. With `lent` the pool has no threads of its own.
+  explicit ThreadPool(int num_threads, Parallel lent = nullptr);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int num_threads() const { return num_threads_; }
 
   // Calls fn(task, thread) for each task in [0, num_tasks), thread in [0, num_threads()); returns
-  // when all are done. fn must not throw. Callers on several threads take turns. In a forked child,
-  // which has no workers, the caller does all the work.
+  // when all are done. fn must not throw. Callers on several threads take turns, unless each is
+  // lent its own. In a forked child, which has no workers, the caller does all the work.
   template <class F>
   void parallel_for(int64_t num_tasks, F&& fn) {
     run(
@@ -36,18 +41,29 @@ class ThreadPool {
  private:
   using Invoke = void (*)(void* function, int64_t task, int thread);
 
-  void run(int64_t num_tasks, Invoke invoke, void* function);
-  void work(int thread);
-  void take_tasks(int thread);
+  struct Job {
+    Invoke invoke = nullptr;
+    void* function = nullptr;
+    int64_t num_tasks = 0;
+    alignas(64) std::atomic<int64_t> next_task{0};
+    alignas(64) std::atomic<int> next_thread{0};  // of lent threads
 
+    void take_tasks(int thread);
+  };
+
+  void run(int64_t num_tasks, Invoke invoke, void* function);
+  void run_lent(Job& job);
+  void run_own(int64_t num_tasks, Invoke invoke, void* function);
+  void work(int thread);
+
+  const Parallel lent_;
+  int num_threads_;
+  pid_t owner_;
   std::mutex callers_;
   std::vector<std::thread> workers_;
-  pid_t owner_;
-  // The job: written before generation_ is raised, read by workers after they saw it.
-  Invoke invoke_ = nullptr;
-  void* function_ = nullptr;
-  int64_t num_tasks_ = 0;
-  alignas(64) std::atomic<int64_t> next_task_{0};
+  // Its first three fields are written before generation_ is raised, read by workers after they saw
+  // it.
+  Job job_;
   alignas(64) std::atomic<uint32_t> generation_{0};
   alignas(64) std::atomic<int> busy_{0};
   std::atomic<bool> stop_{false};

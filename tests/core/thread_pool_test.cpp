@@ -63,6 +63,30 @@ TEST(ThreadPool, WorksInAForkedChildWithoutItsThreads) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
 }
 
+// Lends new threads, one fewer than asked for: as an OpenMP run-time may.
+void lend_threads(void (*body)(void*), void* argument, unsigned num_threads, unsigned) {
+  std::vector<std::thread> threads;
+  for (unsigned i = 1; i + 1 < num_threads; ++i) threads.emplace_back(body, argument);
+  body(argument);
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(ThreadPool, RunsOnLentThreads) {
+  ThreadPool pool(4, lend_threads);
+  EXPECT_EQ(pool.num_threads(), 4);
+  std::vector<std::atomic<int>> runs(1000);
+  std::atomic<bool> thread_in_range = true, flushed = false;
+  volatile float tiny = 1e-30F, scale = 1e-10F;
+  pool.parallel_for(1000, [&](int64_t task, int thread) {
+    ++runs[static_cast<size_t>(task)];
+    if (thread < 0 || thread >= 3) thread_in_range = false;
+    if (tiny * scale == 0) flushed = true;
+  });
+  for (const auto& count : runs) ASSERT_EQ(count, 1);
+  EXPECT_TRUE(thread_in_range);
+  EXPECT_FALSE(flushed);
+}
+
 TEST(FloatEnvironment, KeepsSubnormalsWhereTheCallerFlushesThem) {
 #if defined(__x86_64__)
   const uint32_t before = _mm_getcsr();

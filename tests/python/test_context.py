@@ -173,3 +173,21 @@ def test_a_device_that_is_not_there_says_why():
         moire.InvalidArgument, match="tensors are on xpu:1; moire runs on cpu and cuda"
     ):
         current("xpu", 1)
+
+
+def test_beside_torch_the_threads_are_those_of_its_openmp(call):
+    if not torch.backends.openmp.is_available():
+        pytest.skip("this Torch computes on threads of another kind")
+    torch_threads = torch.get_num_threads()
+    torch.set_num_threads(7)  # no other test has a context of that many
+    try:
+        torch.randn(512, 512) @ torch.randn(512, 512)
+        before = threads_of_this_process()
+        mlp(*call)
+        assert threads_of_this_process() <= before
+    finally:
+        torch.set_num_threads(torch_threads)
+
+
+def threads_of_this_process():
+    return len(os.listdir("/proc/self/task"))

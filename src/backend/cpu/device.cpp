@@ -35,7 +35,7 @@ Result<std::unique_ptr<DeviceState>> open(const ContextOptions& options) {
   state->name = processor_name();
   state->num_threads = options.num_threads > 0 ? options.num_threads : available_cores();
   state->simd = simd_target();
-  state->pool = std::make_unique<ThreadPool>(state->num_threads);
+  state->pool = std::make_unique<ThreadPool>(state->num_threads, options.parallel);
   state->num_threads = state->pool->num_threads();
   return state;
 }
