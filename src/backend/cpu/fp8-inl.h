@@ -1,0 +1,240 @@
+// FP8 elements and their scales as vectors of floats: the bits of core/fp8.h on every target.
+// Include after simd_targets.h, inside the foreach_target pattern.
+//
+// E4m3 and E5m2 are formats in the style of convert-inl.h's; E8m0 and Fp32 are what scales are
+// stored as. Rows are decoded with their scales by DecodeBlocks (one scale per block of columns:
+// rowwise operands, tiles) and DecodeColumns (one scale per column: columnwise operands).
+#include <hwy/highway.h>
+
+#if defined(MOIRE_FP8_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MOIRE_FP8_INL_H_
+#undef MOIRE_FP8_INL_H_
+#else
+#define MOIRE_FP8_INL_H_
+#endif
+
+#include <moire/tensor.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cpu/convert-inl.h"
+#include "core/fp8.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace moire::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Lanes(d) bytes to the low byte of 32-bit lanes, and back.
+template <class D>
+HWY_INLINE UnsignedOf<D> LoadBytes(D, const uint8_t* p) {
+  return hn::PromoteTo(hn::RebindToUnsigned<D>(), hn::LoadU(hn::Rebind<uint8_t, D>(), p));
+}
+template <class D>
+HWY_INLINE void StoreBytes(D, UnsignedOf<D> bytes, uint8_t* p) {
+  const hn::Rebind<uint8_t, D> d8;
+  hn::StoreU(hn::DemoteTo(d8, hn::BitCast(hn::RebindToSigned<D>(), bytes)), d8, p);
+}
+
+template <class Definition, DType kType>
+struct Fp8Format {
+  using Element = uint8_t;
+  using Scalar = Definition;
+  static constexpr DType kDType = kType;
+  static constexpr int kShift = 23 - Definition::kMantissaBits;
+  static constexpr uint32_t kRebias = static_cast<uint32_t>(127 - Definition::kBias) << 23;
+  static constexpr uint32_t kSmallestNormal = kRebias + (1U << 23);
+
+  static float decode(uint8_t code) { return fp8_to_float<Definition>(code); }
+  static uint8_t encode(float x) { return float_to_fp8<Definition>(x); }
+
+  // Codes 0 ... 255.
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> DecodeBits(D d, UnsignedOf<D> codes) {
+    const hn::RebindToUnsigned<D> du;
+    const hn::RebindToSigned<D> di;
+    const auto magnitude = hn::And(codes, hn::Set(du, 0x7FU));
+    const auto x = hn::BitCast(d, hn::Add(hn::ShiftLeft<kShift>(magnitude), hn::Set(du, kRebias)));
+    // A code without an exponent was read as half the smallest normal number and a fraction of it;
+    // twice that, less the smallest normal number, is what it stands for. From the smallest normal
+    // number on, that is the larger of the two.
+    const auto smallest = hn::Set(d, -std::bit_cast<float>(kSmallestNormal));
+    const auto value = hn::BitCast(du, hn::Min(x, hn::MulAdd(x, hn::Set(d, 2.0F), smallest)));
+    const auto is_special =
+        hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, static_cast<int32_t>(Definition::kMaxCode)));
+    const auto unsigned_value =
+        hn::IfThenElse(hn::RebindMask(du, is_special), Special(d, magnitude), value);
+    const auto sign = hn::ShiftLeft<24>(hn::AndNot(hn::Set(du, 0x7FU), codes));
+    return hn::BitCast(d, hn::Or(unsigned_value, sign));
+  }
+
+  template <class D>
+  static HWY_INLINE UnsignedOf<D> EncodeBits(D d, hn::VFromD<D> v) {
+    const hn::RebindToUnsigned<D> du;
+    const hn::RebindToSigned<D> di;
+    constexpr auto kMax = static_cast<int32_t>(std::bit_cast<uint32_t>(Definition::kMax));
+    constexpr auto kSmallest = static_cast<int32_t>(kSmallestNormal);
+    const auto bits = hn::BitCast(di, v);
+    const auto magnitude = hn::And(bits, hn::Set(di, 0x7FFFFFFF));
+    const auto is_nan = hn::Gt(magnitude, hn::Set(di, 0x7F800000));
+    const auto clamped = hn::Min(magnitude, hn::Set(di, kMax));
+    // Adding the power of two whose unit in the last place is the spacing of codes at this
+    // magnitude rounds to nearest even and leaves the number of units in the low bits.
+    const auto power = hn::And(hn::Max(clamped, hn::Set(di, kSmallest)), hn::Set(di, 0x7F800000));
+    const auto unit = hn::Add(power, hn::Set(di, kShift << 23));
+    const auto sum = hn::Add(hn::BitCast(d, clamped), hn::BitCast(d, unit));
+    const auto units = hn::Sub(hn::BitCast(di, sum), unit);
+    const auto above = hn::ShiftRight<kShift>(hn::Sub(power, hn::Set(di, kSmallest)));
+    const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(du, v)), hn::Set(du, 0x80U));
+    const auto code = hn::Or(hn::BitCast(du, hn::Add(above, units)), sign);
+    return hn::IfThenElse(hn::RebindMask(du, is_nan), hn::Set(du, 0x7FU), code);
+  }
+
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> Load(D d, const uint8_t* p) {
+    return DecodeBits(d, LoadBytes(d, p));
+  }
+  template <class D>
+  static HWY_INLINE void Store(D d, hn::VFromD<D> v, uint8_t* p) {
+    StoreBytes(d, EncodeBits(d, v), p);
+  }
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> Round(D d, hn::VFromD<D> v) {
+    return DecodeBits(d, EncodeBits(d, v));
+  }
+
+ private:
+  // Infinity, where the format has one, or NaN.
+  template <class D>
+  static HWY_INLINE UnsignedOf<D> Special(D, UnsignedOf<D> magnitude) {
+    const hn::RebindToUnsigned<D> du;
+    const auto nan = hn::Set(du, 0x7FC00000U);
+    if constexpr (!Definition::kHasInfinity) return nan;
+    const auto is_infinity = hn::Eq(magnitude, hn::Set(du, uint32_t{Definition::kFirstSpecial}));
+    return hn::IfThenElse(is_infinity, hn::Set(du, 0x7F800000U), nan);
+  }
+};
+
+struct E4m3 : Fp8Format<E4M3, DType::kE4M3> {};
+struct E5m2 : Fp8Format<E5M2, DType::kE5M2> {};
+
+// Powers of two as scales: 2^(code - 127), 255 is NaN.
+struct E8m0 {
+  using Element = uint8_t;
+  static constexpr DType kDType = DType::kE8M0;
+  static float decode(uint8_t code) { return e8m0_to_float(code); }
+
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> DecodeBits(D d, UnsignedOf<D> codes) {
+    const hn::RebindToUnsigned<D> du;
+    const auto shifted = hn::Max(hn::ShiftLeft<23>(codes), hn::Set(du, 0x00400000U));
+    const auto is_nan = hn::Eq(codes, hn::Set(du, 255U));
+    return hn::BitCast(d, hn::IfThenElse(is_nan, hn::Set(du, 0x7FC00000U), shifted));
+  }
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> Load(D d, const uint8_t* p) {
+    return DecodeBits(d, LoadBytes(d, p));
+  }
+};
+
+// Calls f(E4m3{}) or f(E5m2{}).
+template <class F>
+HWY_INLINE decltype(auto) with_fp8_format(DType dtype, F&& f) {
+  if (dtype == DType::kE5M2) return f(E5m2{});
+  return f(E4m3{});
+}
+// Calls f(E8m0{}) or f(Fp32{}), for the dtype of scales.
+template <class F>
+HWY_INLINE decltype(auto) with_scale_format(DType dtype, F&& f) {
+  if (dtype == DType::kFP32) return f(Fp32{});
+  return f(E8m0{});
+}
+
+template <class Format, class D>
+HWY_INLINE size_t DecodeScaledVectors(D d, const uint8_t* src, float scale, size_t i, size_t n,
+                                      float* dst) {
+  const auto factor = hn::Set(d, scale);
+  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
+    hn::StoreU(hn::Mul(Format::Load(d, src + i), factor), d, dst + i);
+  }
+  return i;
+}
+
+// n elements that share a scale.
+template <class Format>
+HWY_INLINE void DecodeBlock(const uint8_t* src, float scale, size_t n, float* dst) {
+  size_t i = DecodeScaledVectors<Format>(FloatTag(), src, scale, 0, n, dst);
+  i = DecodeScaledVectors<Format>(hn::CappedTag<float, 8>(), src, scale, i, n, dst);
+  i = DecodeScaledVectors<Format>(hn::CappedTag<float, 4>(), src, scale, i, n, dst);
+  for (; i < n; ++i) dst[i] = Format::decode(src[i]) * scale;
+}
+
+// Columns first ... first + n - 1 of a row, of which kBlock columns share a scale: `row` and
+// `scales` are those of column 0. MXFP8 rows: kBlock 32 and E8m0; FP8_BLOCK rows and tiles: 128 and
+// Fp32.
+template <class Format, class Scale, int64_t kBlock>
+HWY_INLINE void DecodeBlocks(const uint8_t* row, const typename Scale::Element* scales,
+                             int64_t first, int64_t n, float* dst) {
+  for (int64_t i = 0; i < n;) {
+    const int64_t column = first + i;
+    const int64_t length = std::min(kBlock - column % kBlock, n - i);
+    DecodeBlock<Format>(row + column, Scale::decode(scales[column / kBlock]),
+                        static_cast<size_t>(length), dst + i);
+    i += length;
+  }
+}
+
+template <class Format, class Scale, class D>
+HWY_INLINE size_t DecodeColumnVectors(D d, const uint8_t* src,
+                                      const typename Scale::Element* scales, size_t i, size_t n,
+                                      float* dst) {
+  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
+    hn::StoreU(hn::Mul(Format::Load(d, src + i), Scale::Load(d, scales + i)), d, dst + i);
+  }
+  return i;
+}
+
+// Columns first ... first + n - 1 of a row, each with its own scale.
+template <class Format, class Scale>
+HWY_INLINE void DecodeColumns(const uint8_t* row, const typename Scale::Element* scales,
+                              int64_t first, int64_t n, float* dst) {
+  const uint8_t* src = row + first;
+  scales += first;
+  const auto count = static_cast<size_t>(n);
+  size_t i = DecodeColumnVectors<Format, Scale>(FloatTag(), src, scales, 0, count, dst);
+  i = DecodeColumnVectors<Format, Scale>(hn::CappedTag<float, 8>(), src, scales, i, count, dst);
+  i = DecodeColumnVectors<Format, Scale>(hn::CappedTag<float, 4>(), src, scales, i, count, dst);
+  for (; i < count; ++i) dst[i] = Format::decode(src[i]) * Scale::decode(scales[i]);
+}
+
+// The same for dtypes known at run time. Scales of E8M0 stand for MXFP8, FP32 for FP8_BLOCK and
+// tiles; `scales` is the row of the scales that the row belongs to.
+inline void DecodeRowwise(const void* row, DType dtype, const void* scales, DType scale_dtype,
+                          int64_t first, int64_t n, float* dst) {
+  with_fp8_format(dtype, [&](auto format) HWY_ATTR {
+    using Format = decltype(format);
+    const auto* codes = static_cast<const uint8_t*>(row);
+    if (scale_dtype == DType::kE8M0) {
+      DecodeBlocks<Format, E8m0, 32>(codes, static_cast<const uint8_t*>(scales), first, n, dst);
+    } else {
+      DecodeBlocks<Format, Fp32, 128>(codes, static_cast<const float*>(scales), first, n, dst);
+    }
+  });
+}
+inline void DecodeColumnwise(const void* row, DType dtype, const void* scales, DType scale_dtype,
+                             int64_t first, int64_t n, float* dst) {
+  with_fp8_format(dtype, [&](auto format) HWY_ATTR {
+    with_scale_format(scale_dtype, [&](auto scale) HWY_ATTR {
+      using Scale = decltype(scale);
+      DecodeColumns<decltype(format), Scale>(static_cast<const uint8_t*>(row),
+                                             static_cast<const typename Scale::Element*>(scales),
+                                             first, n, dst);
+    });
+  });
+}
+
+}  // namespace moire::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
