@@ -8,13 +8,12 @@ import argparse
 import dataclasses
 import json
 import platform
-import subprocess
 import sys
 from pathlib import Path
 
 from moe_demo import recipes as recipe_list
 from moe_demo import report, results, text
-from moe_demo.progress import Progress
+from moe_demo.runs import train_all
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,7 +28,8 @@ def main() -> int:
     data = text.load(arguments.text, config.seed)
     print(f"text: {data.source}; order-0 entropy {data.entropy:.2f} bits per byte")
     print(describe(config))
-    runs = [run(recipe, config, arguments) for recipe in chosen]
+    child = [sys.executable, __file__, *sys.argv[1:], "--device", config.device, "--worker"]
+    runs = train_all(chosen, config, lambda recipe: [*child, recipe.name])
     found = {
         "config": dataclasses.asdict(config),
         "text": {"source": data.source, "entropy": data.entropy},
@@ -63,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a tiny model for a few steps: seconds instead of minutes",
+        help="a tiny model for a few steps: half a minute, to see that everything runs",
     )
     parser.add_argument(
         "--recipes",
@@ -114,48 +114,22 @@ def choose_recipes(names: list[str] | None, device: str) -> list[recipe_list.Rec
 
 
 def work(arguments: argparse.Namespace, config: recipe_list.Config) -> int:
-    """The child: trains one recipe and writes one JSON object per event to stdout."""
+    """The child: trains one recipe, a round for each line on stdin, and writes one JSON object per
+    event to stdout."""
     from moe_demo import training
 
     def write(event: str, **values: object) -> None:
         print(json.dumps({"event": event, **values}), flush=True)
 
+    def wait_for_turn() -> None:
+        write("pause")
+        if not sys.stdin.readline():
+            sys.exit("the parent is gone")
+
+    sys.stdin.readline()
     recipe = next(r for r in recipe_list.RECIPES if r.name == arguments.worker)
-    training.train(recipe, config, text.load(arguments.text, config.seed), write)
+    training.train(recipe, config, text.load(arguments.text, config.seed), write, wait_for_turn)
     return 0
-
-
-def run(
-    recipe: recipe_list.Recipe, config: recipe_list.Config, arguments: argparse.Namespace
-) -> dict:
-    """Trains in a child process and collects what it reports."""
-    command = [
-        sys.executable,
-        __file__,
-        *sys.argv[1:],
-        "--device",
-        config.device,
-        "--worker",
-        recipe.name,
-    ]
-    found: dict = {**dataclasses.asdict(recipe), "train": [], "validation": []}
-    progress = Progress(recipe.name, config.steps)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        for line in child.stdout:
-            event = json.loads(line)
-            kind = event.pop("event")
-            if kind == "step":
-                found["train"].append([event["step"], event["bits"]])
-                progress.update(**event)
-            elif kind == "validation":
-                found["validation"].append([event["step"], event["bits"]])
-            else:
-                found.update(event)
-    if child.returncode != 0 or "step_seconds" not in found:
-        raise SystemExit(f"{recipe.name} failed; its message is above")
-    speed = config.tokens_per_step / found["step_seconds"]
-    progress.finish(f"validation {results.final_bits(found):.3f} bits/byte, {speed:,.0f} tokens/s")
-    return found
 
 
 def describe(config: recipe_list.Config) -> str:

@@ -5,36 +5,51 @@ from __future__ import annotations
 import sys
 import time
 
+from .recipes import Config
+
 WIDTH = 24
 
 
 class Progress:
-    def __init__(self, name: str, steps: int):
-        self.name, self.steps = name, steps
+    """Of several runs that take turns."""
+
+    def __init__(self, names: list[str], config: Config):
+        self.config = config
+        self.step = {name: 0 for name in names}
+        self.bits: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
         self.terminal = sys.stderr.isatty()
-        self.bits = self.speed = 0.0
         self.start = time.monotonic()
 
-    def update(self, step: int, bits: float, tokens_per_second: float) -> None:
-        weight = 0.1 if step > 1 else 1.0  # the moving average that people read loss curves with
-        self.bits += weight * (bits - self.bits)
-        self.speed += weight * (tokens_per_second - self.speed)
+    def update(self, name: str, step: int, bits: float, seconds: float) -> None:
+        self.step[name] = step
+        # The moving averages that people read loss curves with.
+        for averages, value in ((self.bits, bits), (self.seconds, seconds)):
+            averages[name] = averages.get(name, value) + 0.1 * (value - averages.get(name, value))
         if self.terminal:
-            full = round(WIDTH * step / self.steps)
-            left = (time.monotonic() - self.start) / step * (self.steps - step)
-            bar = "█" * full + "░" * (WIDTH - full)
-            self._write(f"\r{self._text(step)}  {bar}  {left:4.0f} s left ")
-        elif step % max(1, self.steps // 8) == 0 or step == self.steps:
-            self._write(self._text(step) + "\n")
+            self._write(f"\r{self._text(name)}  {self._bar()} ")
+        elif step % max(1, self.config.steps // 5) == 0 or step == self.config.steps:
+            self._write(self._text(name) + "\n")
 
-    def finish(self, text: str) -> None:
-        clear = "\r\033[K" if self.terminal else ""
-        self._write(f"{clear}{self.name:<14}{text}\n")
+    def finish(self) -> None:
+        if self.terminal:
+            self._write("\r\033[K")
 
-    def _text(self, step: int) -> str:
+    def _bar(self) -> str:
+        done = sum(self.step.values()) / (len(self.step) * self.config.steps)
+        # Runs differ in speed: what is left is counted in each one's own seconds.
+        left = sum(
+            seconds * (self.config.steps - self.step[name])
+            for name, seconds in self.seconds.items()
+        )
+        full = round(WIDTH * done)
+        return f"{'█' * full}{'░' * (WIDTH - full)}  {left:4.0f} s left"
+
+    def _text(self, name: str) -> str:
+        step, speed = self.step[name], self.config.tokens_per_step / self.seconds[name]
         return (
-            f"{self.name:<14}step {step:>{len(str(self.steps))}}/{self.steps}"
-            f"  {self.bits:5.2f} bits/byte  {self.speed:7,.0f} tokens/s"
+            f"{name:<14}step {step:>{len(str(self.config.steps))}}/{self.config.steps}"
+            f"  {self.bits[name]:5.2f} bits/byte  {speed:7,.0f} tokens/s"
         )
 
     @staticmethod

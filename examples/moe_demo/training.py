@@ -1,7 +1,4 @@
-"""Trains one recipe and reports as it goes.
-
-It runs in a process of its own, so that peak memory is that of one recipe.
-"""
+"""Trains one recipe and reports as it goes."""
 
 from __future__ import annotations
 
@@ -21,17 +18,25 @@ from torch import Tensor
 from .experts import PyTorchMoE, make_moe
 from .model import ByteModel, initialise
 from .recipes import Config, Recipe
+from .runs import ROUND
 from .text import Text
 from .timing import Timed
 
 BITS = 1 / math.log(2)  # nats to bits
-FORGOTTEN_STEPS = 3  # first steps that warm caches up and are left out of the timings
+FORGOTTEN_STEPS = 3  # first steps, which warm caches up, are left out of the timings
 
 Report = Callable[..., None]
 
 
-def train(recipe: Recipe, config: Config, text: Text, report: Report) -> None:
-    """Calls report("step", ...) and report("validation", ...) as it goes, then report("done")."""
+def train(
+    recipe: Recipe,
+    config: Config,
+    text: Text,
+    report: Report,
+    wait_for_turn: Callable[[], None] = lambda: None,
+) -> None:
+    """Calls report("step", ...) and report("validation", ...) as it goes, then report("done");
+    between rounds of steps, wait_for_turn()."""
     if config.threads:
         torch.set_num_threads(config.threads)
     model = build(recipe, config)
@@ -51,14 +56,11 @@ def train(recipe: Recipe, config: Config, text: Text, report: Report) -> None:
         bits = loss.item() * BITS
         step_seconds.append(time.perf_counter() - start)
         moe_seconds.append(sum(block.moe.take_seconds() for block in model.blocks))
-        report(
-            "step",
-            step=step,
-            bits=bits,
-            tokens_per_second=config.tokens_per_step / step_seconds[-1],
-        )
+        report("step", step=step, bits=bits, seconds=step_seconds[-1])
         if step % every == 0 and step < config.steps:
             report("validation", step=step, bits=validate(model, held_out[: config.sequences]))
+        if step % ROUND == 0 and step < config.steps:
+            wait_for_turn()
     report("validation", step=config.steps, bits=validate(model, held_out))
 
     parameters = sum(p.numel() for p in model.parameters())
