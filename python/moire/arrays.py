@@ -5,15 +5,20 @@ tensors.
 import numpy as np
 
 from . import invoke
-from .errors import invalid
-from .views import torch
+from .errors import invalid, unsupported
+from .values import described
+from .views import DTYPES, NumpyViews, TorchViews, torch
 
 if torch is not None:
+    from torch.autograd import forward_ad
+
     from . import ops  # noqa: F401  (registers torch.ops.moire)
 
 
 # A type that the library knows for each element size, for ops that only move bytes.
 _WIDTHS = {1: "uint8", 2: "float16", 4: "int32", 8: "int64"}
+_COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+_FLOATS = {DTYPES[name] for name in (*_COMPUTE_DTYPES, "float64")}
 
 
 class Numpy:
@@ -21,7 +26,7 @@ class Numpy:
     guessed).
     """
 
-    kind, kind_name = np.ndarray, "a NumPy array"
+    kind, kind_name, views = np.ndarray, "a NumPy array", NumpyViews
     float32, int32, int64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
     @staticmethod
@@ -33,6 +38,10 @@ class Numpy:
         return np.empty(shape, dtype)
 
     @staticmethod
+    def check(call, name, array):
+        """What every array of a call has to be, besides of one kind."""
+
+    @staticmethod
     def written(array):
         """Says that a caller's buffer was overwritten."""
 
@@ -40,6 +49,20 @@ class Numpy:
     def cast(array, dtype):
         return (
             array if array is None or dtype is None or array.dtype == dtype else array.astype(dtype)
+        )
+
+    @staticmethod
+    def compute_dtype(name, dtype):
+        """A type that products are computed in, or InvalidArgument."""
+        try:
+            found = np.dtype(dtype)
+        except TypeError:
+            found = None
+        if dtype is not None and found is not None and found.name in _COMPUTE_DTYPES:
+            return found
+        raise invalid(
+            f"{name} is {described(dtype)}, must be the dtype float32, float16 or "
+            f"ml_dtypes.bfloat16"
         )
 
     @staticmethod
@@ -55,8 +78,9 @@ class Torch:
     """Torch tensors; calls go through torch.ops.moire."""
 
     if torch is not None:
-        kind, kind_name = torch.Tensor, "a Torch tensor"
+        kind, kind_name, views = torch.Tensor, "a Torch tensor", TorchViews
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
+        _compute_dtypes = tuple(getattr(torch, name) for name in _COMPUTE_DTYPES)
 
     @staticmethod
     def run(name, **values):
@@ -65,6 +89,19 @@ class Torch:
     @staticmethod
     def empty(like, shape, dtype):
         return like.new_empty(shape, dtype=dtype)
+
+    @staticmethod
+    def check(call, name, array):
+        if array.layout is not torch.strided or array.is_nested:
+            found = "nested" if array.is_nested else str(array.layout)
+            raise invalid(f"{call}: {name} is a {found} tensor, must be a dense (strided) one")
+        # Without this test tangents would be dropped, and zeros look like derivatives.
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None:
+            raise unsupported(
+                f"{call}: {name} carries a forward-mode tangent (torch.func.jvp, "
+                f"torch.autograd.forward_ad), and moire differentiates backward only; use "
+                f"torch.autograd.grad or backward()"
+            )
 
     @staticmethod
     def written(array):
@@ -77,6 +114,15 @@ class Torch:
         return array if array is None or dtype is None or array.dtype == dtype else array.to(dtype)
 
     @staticmethod
+    def compute_dtype(name, dtype):
+        if isinstance(dtype, torch.dtype) and dtype in Torch._compute_dtypes:
+            return dtype
+        raise invalid(
+            f"{name} is {dtype if isinstance(dtype, torch.dtype) else described(dtype)}, must be "
+            f"torch.float32, torch.bfloat16 or torch.float16"
+        )
+
+    @staticmethod
     def integers(values):
         return torch.tensor(values, dtype=torch.int64)
 
@@ -86,24 +132,54 @@ class Torch:
         return array.contiguous().view(array.dtype if width is None else getattr(torch, width))
 
 
-def framework_of(call, name, array):
-    """Numpy or Torch, by the type of an argument; anything else is an error."""
+def framework_of(call, required, optional=None):
+    """Numpy or Torch: what the first array of a call is, and what all others have to be.
+
+    Both are dicts of name to array; optional ones may be None. Everything that a public function
+    is given as an array passes here.
+    """
+    framework = None
+    for name, array in required.items():
+        framework = framework or _framework_of(call, name, array)
+        check_array(framework, call, name, array)
+    for name, array in (optional or {}).items():
+        if array is not None:
+            check_array(framework, call, name, array)
+    return framework
+
+
+def _framework_of(call, name, array):
     if isinstance(array, np.ndarray):
         return Numpy
     if torch is not None and isinstance(array, torch.Tensor):
         return Torch
     kinds = "a NumPy array" if torch is None else "a Torch tensor or a NumPy array"
-    raise invalid(f"{call}: {name} is a {type(array).__name__}, must be {kinds}")
+    raise invalid(f"{call}: {name} is {described(array)}, must be {kinds}")
 
 
-def check_kind(fw, call, arrays):
-    """The optional arrays of a call are of its first argument's kind."""
-    for name, array in arrays.items():
-        if array is not None and not isinstance(array, fw.kind):
-            found = type(array).__name__
-            raise invalid(
-                f"{call}: {name} is a {found}, must be {fw.kind_name} as the first argument is"
-            )
+def check_array(fw, call, name, array, because="as the first array is"):
+    """One more array of a call whose others are of kind `fw`."""
+    if not isinstance(array, fw.kind):
+        raise invalid(f"{call}: {name} is {described(array)}, must be {fw.kind_name} {because}")
+    fw.check(call, name, array)
+
+
+def check_rank(call, name, array, rank):
+    if array.ndim != rank:
+        raise invalid(f"{call}: {name} is {list(array.shape)}, must have rank {rank}")
+    return array
+
+
+def as_fp32(fw, call, name, array):
+    """An optional array of floats (probabilities, scales) as FP32."""
+    if array is None or array.dtype == fw.float32:
+        return array
+    if fw.views.code(array) not in _FLOATS:
+        dtype = str(array.dtype).removeprefix("torch.")
+        raise invalid(
+            f"{call}: {name} is {dtype} {list(array.shape)}, must be of a floating-point type"
+        )
+    return fw.cast(array, fw.float32)
 
 
 def default_framework():

@@ -17,8 +17,10 @@ from pathlib import Path
 
 from ._abi import ffi, lib, text
 from .errors import error, invalid
+from .values import described, flag, integer
 
 _KINDS = {"cpu": 0, "cuda": 1}
+_MOST_THREADS = 4096
 
 _contexts = {}
 _contexts_lock = threading.Lock()
@@ -129,8 +131,14 @@ def settings(*, num_threads=None, strict=None, implementation=None):
     """Inside the block, this thread's calls use these values; what is None stays as it is around
     the block.
     """
-    if num_threads is not None and (not isinstance(num_threads, int) or num_threads < 1):
-        raise invalid(f"settings: num_threads is {num_threads!r}, must be an integer of at least 1")
+    if num_threads is not None:
+        num_threads = integer("settings: num_threads", num_threads, 1, _MOST_THREADS)
+    if strict is not None:
+        strict = flag("settings: strict", strict)
+    if not isinstance(implementation, (str, type(None))):
+        raise invalid(
+            f"settings: implementation is {described(implementation)}, must be a name such as 'cpu'"
+        )
     given = {"num_threads": num_threads, "strict": strict, "implementation": implementation}
     before = {name: getattr(_settings, name) for name in given}
     try:
@@ -178,7 +186,9 @@ def explain(function, *args, **kwargs):
     Values of outputs are undefined inside the function while it is explained; only shapes and types
     are real.
     """
-    if _settings.explaining is not None:
+    if not callable(function):
+        raise invalid(f"explain: function is {described(function)}, must be callable")
+    if is_explaining():
         raise invalid("explain: is already running; explain one call at a time")
     _settings.explaining = {}
     try:
@@ -191,6 +201,11 @@ def explain(function, *args, **kwargs):
         contexts, _settings.explaining = _settings.explaining, None
         for context in contexts.values():
             lib.moire_context_destroy(context)
+
+
+def is_explaining():
+    """Whether values of arrays mean nothing now, because the steps that write them do not run."""
+    return _settings.explaining is not None
 
 
 def check():

@@ -12,11 +12,12 @@ products.
 """
 
 from . import steps
-from .arrays import Numpy, Torch, check_kind, framework_of, torch
+from .arrays import Numpy, Torch, as_fp32, check_rank, framework_of, torch
 from .errors import invalid, unsupported
 from .groups import Groups, as_groups
 from .layouts import Activation, GluLayout, Weights, check_recipe
-from .routing import make_plan
+from .routing import as_plan, check_inverse, make_plan
+from .values import choice, flag
 
 if torch is not None:
     from .autograd import LinearFunction, MlpFunction, MoeFunction
@@ -49,19 +50,21 @@ def grouped_linear(
     is zeros, or stays as `out` had it with tail="untouched".
     """
     call = "grouped_linear"
-    fw = framework_of(call, "x", x)
-    weights = Weights.of(f"{call}: w", w, weight_layout)
+    optional = {"bias": bias, "scale": scale, "row_idx": row_idx, "scatter_idx": scatter_idx}
+    optional.update(out=out, grad_x_out=grad_x_out)
+    fw = framework_of(call, {"x": x}, optional)
+    weights = Weights.of(fw, call, "w", w, weight_layout)
     groups = as_groups(call, groups)
-    check_kind(fw, call, {"bias": bias, "scale": scale, "row_idx": row_idx, "out": out})
     operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
-    x = fw.cast(_matrix(call, "x", x), operands)
-    capacity = groups.rows(x.shape[0] if row_idx is None else row_idx.shape[0])
+    x = fw.cast(check_rank(call, "x", x, 2), operands)
+    capacity = _capacity(call, groups, x, row_idx)
     spec = steps.LinearSpec(
         groups.num_groups, capacity, weights.layout, _tail(call, tail), operands
     )
     _check_out(call, fw, out, tail)
-    scale = fw.cast(scale, fw.float32)
+    scale = as_fp32(fw, call, "scale", scale)
     offsets = groups.offsets_for(x)
+    check_inverse(fw, call, x, row_idx, scatter_idx, offsets)
     if needs_grad(fw, x, bias, scale, *weights.arrays):
         y = LinearFunction.apply(
             *(spec, wgrad, grad_x_out, x, row_idx, scatter_idx, bias, scale, offsets, out),
@@ -105,20 +108,23 @@ def grouped_mlp(
     too, which saves computing it again. out, grad_x_out and tail: as in grouped_linear.
     """
     call = "grouped_mlp"
-    fw = framework_of(call, "x", x)
+    optional = {"probs": probs, "b1": b1, "b2": b2, "row_idx": row_idx, "scatter_idx": scatter_idx}
+    optional.update(out=out, grad_x_out=grad_x_out)
+    fw = framework_of(call, {"x": x}, optional)
     groups = as_groups(call, groups)
-    check_kind(fw, call, {"probs": probs, "b1": b1, "b2": b2, "row_idx": row_idx, "out": out})
     operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
-    x = fw.cast(_matrix(call, "x", x), operands)
-    capacity = groups.rows(x.shape[0] if row_idx is None else row_idx.shape[0])
+    x = fw.cast(check_rank(call, "x", x, 2), operands)
+    capacity = _capacity(call, groups, x, row_idx)
     spec, arrays = _mlp_spec(
         call, fw, groups, capacity, (w1, w2), weight_layout, act, layout, operands, tail
     )
     _check_out(call, fw, out, tail)
-    probs = fw.cast(probs, fw.float32)
+    probs = as_fp32(fw, call, "probs", probs)
     offsets = groups.offsets_for(x)
+    check_inverse(fw, call, x, row_idx, scatter_idx, offsets)
+    saves_act = flag(f"{call}: save_act", save_act)
     if needs_grad(fw, x, probs, b1, b2, *arrays):
-        spec = spec._replace(saves=True, saves_act=save_act)
+        spec = spec._replace(saves=True, saves_act=saves_act)
         y = MlpFunction.apply(
             *(spec, wgrad, grad_x_out, x, row_idx, scatter_idx, probs, b1, b2, offsets, out),
             *arrays,
@@ -156,13 +162,15 @@ def moe(
     gathered by the kernels: no permuted copy of x.
     """
     call = "moe"
-    fw = framework_of(call, "x", x)
-    operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
-    x = fw.cast(_matrix(call, "x", x), operands)
-    check_kind(fw, call, {"topk_idx": topk_idx, "topk_weights": topk_weights, "b1": b1, "b2": b2})
-    groups_of_w1 = Weights.of(f"{call}: w1", w1, weight_layout).num_groups
+    arrays = {"x": x, "topk_weights": topk_weights}
     if plan is None:
-        plan = make_plan(topk_idx, groups_of_w1)
+        arrays["topk_idx"] = topk_idx
+    fw = framework_of(call, arrays, {"b1": b1, "b2": b2})
+    operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
+    x = fw.cast(check_rank(call, "x", x, 2), operands)
+    if plan is None:
+        plan = make_plan(topk_idx, Weights.of(fw, call, "w1", w1, weight_layout).num_groups)
+    plan = as_plan(fw, call, plan)
     if (
         tuple(topk_weights.shape) != tuple(plan.scatter_idx.shape)
         or topk_weights.shape[0] != x.shape[0]
@@ -177,10 +185,11 @@ def moe(
     spec, arrays = _mlp_spec(
         call, fw, groups, capacity, (w1, w2), weight_layout, act, layout, operands, "zero"
     )
-    topk_weights = fw.cast(topk_weights, fw.float32)
+    topk_weights = as_fp32(fw, call, "topk_weights", topk_weights)
+    saves_act = flag(f"{call}: save_act", save_act)
     out_dtype = fw.float32 if result == fw.float32 else x.dtype
     if needs_grad(fw, x, topk_weights, b1, b2, *arrays):
-        spec = spec._replace(saves=True, saves_act=save_act)
+        spec = spec._replace(saves=True, saves_act=saves_act)
         y = MoeFunction.apply(spec, wgrad, out_dtype, x, topk_weights, b1, b2, *plan, *arrays)
     else:
         w1, w2 = spec.operands(fw, arrays)
@@ -196,7 +205,8 @@ def grouped_mm(a, b_t, offs=None, bias=None, out_dtype=None):
     zeros for an empty group.
     """
     call = "grouped_mm"
-    if framework_of(call, "a", a) is Numpy:
+    fw = framework_of(call, {"a": a, "b_t": b_t}, {"offs": offs})
+    if fw is Numpy:
         raise unsupported(
             f"{call}: has torch's signature and takes Torch tensors; for NumPy arrays use "
             f"grouped_linear"
@@ -220,7 +230,8 @@ def grouped_mm(a, b_t, offs=None, bias=None, out_dtype=None):
     groups = Groups(ends=offs, capacity=a.shape[0] if b_t.ndim == 3 else a.shape[1])
     if b_t.ndim == 3 and b_t.shape[0] != groups.num_groups:
         raise invalid(f"{call}: b_t has {b_t.shape[0]} groups but offs has {groups.num_groups}")
-    return GroupedMmFunction.apply(a, b_t, groups.offsets, groups.num_groups, out_dtype or a.dtype)
+    dtype = a.dtype if out_dtype is None else fw.compute_dtype(f"{call}: out_dtype", out_dtype)
+    return GroupedMmFunction.apply(a, b_t, groups.offsets_for(a), groups.num_groups, dtype)
 
 
 def needs_grad(fw, *arrays):
@@ -231,8 +242,8 @@ def needs_grad(fw, *arrays):
 
 
 def _mlp_spec(call, fw, groups, capacity, weights, weight_layout, act, layout, operands, tail):
-    w1 = Weights.of(f"{call}: w1", weights[0], weight_layout)
-    w2 = Weights.of(f"{call}: w2", weights[1], weight_layout)
+    w1 = Weights.of(fw, call, "w1", weights[0], weight_layout)
+    w2 = Weights.of(fw, call, "w2", weights[1], weight_layout)
     spec = steps.MlpSpec(
         num_groups=groups.num_groups,
         capacity=capacity,
@@ -241,8 +252,8 @@ def _mlp_spec(call, fw, groups, capacity, weights, weight_layout, act, layout, o
         num_w1=len(w1.arrays),
         hidden=w2.out_features,
         width=w2.in_features,
-        activation=Activation.of(act).fields,
-        glu_layout=GluLayout.of(layout).fields,
+        activation=Activation.of(act, f"{call}: act").fields,
+        glu_layout=GluLayout.of(layout, f"{call}: layout").fields,
         tail=_tail(call, tail),
         compute_dtype=operands,
     )
@@ -252,21 +263,17 @@ def _mlp_spec(call, fw, groups, capacity, weights, weight_layout, act, layout, o
 def _dtypes(fw, call, x, compute_dtype, recipe):
     """(dtype that operands are cast to or None, dtype that the result is cast back to or None)."""
     result = None if compute_dtype is None else x.dtype
-    if (
-        compute_dtype is None
-        and fw is Torch
-        and not x.is_meta
-        and torch.is_autocast_enabled(x.device.type)
-    ):
+    if compute_dtype is not None:
+        compute_dtype = fw.compute_dtype(f"{call}: compute_dtype", compute_dtype)
+    elif fw is Torch and not x.is_meta and torch.is_autocast_enabled(x.device.type):
         compute_dtype = torch.get_autocast_dtype(x.device.type)
     check_recipe(call, recipe, x.dtype if compute_dtype is None else compute_dtype)
     return compute_dtype, result
 
 
-def _matrix(call, name, array):
-    if array.ndim != 2:
-        raise invalid(f"{call}: {name} is {list(array.shape)}, must have rank 2")
-    return array
+def _capacity(call, groups, x, row_idx):
+    rows = x if row_idx is None else check_rank(call, "row_idx", row_idx, 1)
+    return groups.rows(rows.shape[0])
 
 
 def _check_out(call, fw, out, tail):
@@ -281,6 +288,4 @@ def _check_out(call, fw, out, tail):
 
 
 def _tail(call, tail):
-    if tail not in steps.TAILS:
-        raise invalid(f"{call}: tail is {tail!r}, must be 'zero' or 'untouched'")
-    return steps.TAILS.index(tail)
+    return steps.TAILS.index(choice(f"{call}: tail", tail, steps.TAILS))

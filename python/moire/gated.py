@@ -4,10 +4,11 @@ functions.
 
 import math
 
-from .arrays import Numpy, check_kind, framework_of
+from .arrays import Numpy, as_fp32, framework_of
 from .errors import invalid
 from .groups import as_groups
 from .layouts import Activation, GluLayout
+from .values import integer
 
 
 def glu(z, probs=None, *, act="swiglu", layout="halves", groups=None):
@@ -15,12 +16,12 @@ def glu(z, probs=None, *, act="swiglu", layout="halves", groups=None):
 
     With `groups`, rows past the last group are a tail: not read, and zeros in the result.
     """
-    fw = framework_of("glu", "z", z)
+    fw = framework_of("glu", {"z": z}, {"probs": probs})
     if z.ndim != 2 or z.shape[1] % 2 != 0:
         raise invalid(f"glu: z is {list(z.shape)}, must be [rows, 2F]")
-    check_kind(fw, "glu", {"probs": probs})
-    activation, layout = Activation.of(act).fields, GluLayout.of(layout).fields
-    probs = fw.cast(probs, fw.float32)
+    activation = Activation.of(act, "glu: act").fields
+    layout = GluLayout.of(layout, "glu: layout").fields
+    probs = as_fp32(fw, "glu", "probs", probs)
     offsets, ragged = None, {}
     if groups is not None:
         groups = as_groups("glu", groups)
@@ -43,9 +44,10 @@ def convert_glu(tensor, from_layout, to_layout, dim=0):
     Layouts are what GluLayout.of takes: "halves", a block size, a GluLayout. Elements of 1, 2, 4 or
     8 bytes.
     """
-    return _converted(
-        "convert_glu", tensor, GluLayout.of(from_layout), GluLayout.of(to_layout), dim
-    )
+    call = "convert_glu"
+    from_layout = GluLayout.of(from_layout, f"{call}: from_layout")
+    to_layout = GluLayout.of(to_layout, f"{call}: to_layout")
+    return _converted(call, tensor, from_layout, to_layout, dim)
 
 
 def interleave_glu_tensor(tensor, interleave_size, dim=0):
@@ -63,18 +65,14 @@ def deinterleave_glu_tensor(tensor, interleave_size, dim=0):
 
 
 def _block(call, size):
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise invalid(f"{call}: interleave_size is {size!r}, must be a positive integer")
-    return GluLayout(block=size)
+    return GluLayout(block=integer(f"{call}: interleave_size", size, 1))
 
 
 def _converted(call, tensor, from_layout, to_layout, dim):
-    fw = framework_of(call, "tensor", tensor)
+    fw = framework_of(call, {"tensor": tensor})
     if tensor.ndim == 0:
         raise invalid(f"{call}: tensor has rank 0, must have at least 1")
-    if not isinstance(dim, int) or not -tensor.ndim <= dim < tensor.ndim:
-        raise invalid(f"{call}: dim is {dim!r}, must be {-tensor.ndim} to {tensor.ndim - 1}")
-    dim %= tensor.ndim
+    dim = integer(f"{call}: dim", dim, -tensor.ndim, tensor.ndim - 1) % tensor.ndim
     size = tensor.shape[dim]
     multiple = math.lcm(*(2 * max(layout.block, 1) for layout in (from_layout, to_layout)))
     if size % multiple != 0:

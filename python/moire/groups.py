@@ -1,11 +1,10 @@
 """Groups: the one description of a ragged batch, made once a step from whatever the caller has."""
 
-import operator
-
 import numpy as np
 
-from .arrays import default_framework, framework_of, torch
+from .arrays import check_rank, default_framework, framework_of, torch
 from .errors import invalid
+from .values import described, integer, integers
 
 _KINDS = ("splits", "ends", "offsets")
 
@@ -32,11 +31,12 @@ class Groups:
             raise invalid(f"Groups: needs exactly one of splits, ends and offsets, found {found}")
         kind = given[0]
         values = (splits, ends, offsets)[kind]
+        if capacity is not None:
+            capacity = integer("Groups: capacity", capacity)
         if isinstance(values, (list, tuple, range)):
-            values = default_framework().integers([operator.index(v) for v in values])
-        framework = framework_of("Groups", _KINDS[kind], values)
-        if values.ndim != 1:
-            raise invalid(f"Groups: {_KINDS[kind]} has rank {values.ndim}, must have rank 1")
+            values = default_framework().integers(integers(f"Groups: {_KINDS[kind]}", values))
+        framework = framework_of("Groups", {_KINDS[kind]: values})
+        check_rank("Groups", _KINDS[kind], values, 1)
         if kind == 2 and values.shape[0] == 0:
             raise invalid("Groups: offsets is empty, must have at least the leading zero")
         self.num_groups = values.shape[0] - (1 if kind == 2 else 0)
@@ -56,6 +56,11 @@ class Groups:
         """Groups over int64 offsets that are already right (a permute plan's); nothing is copied or
         checked here.
         """
+        framework_of("Groups.of_offsets", {"offsets": offsets})
+        if check_rank("Groups.of_offsets", "offsets", offsets, 1).shape[0] == 0:
+            raise invalid("Groups.of_offsets: offsets is empty, must have at least the leading 0")
+        if capacity is not None:
+            capacity = integer("Groups.of_offsets: capacity", capacity)
         groups = cls.__new__(cls)
         groups.offsets, groups.capacity = offsets, capacity
         groups.num_groups = offsets.shape[0] - 1
@@ -71,10 +76,20 @@ class Groups:
         """
         offsets = self.offsets
         if isinstance(array, np.ndarray):
-            return offsets if isinstance(offsets, np.ndarray) else offsets.numpy()
+            return offsets if isinstance(offsets, np.ndarray) else self._on_cpu().numpy()
         if isinstance(offsets, np.ndarray):
             offsets = torch.from_numpy(offsets)
-        return offsets if offsets.device == array.device else offsets.to(array.device)
+        if offsets.device == array.device:
+            return offsets
+        return (self._on_cpu() if offsets.is_meta else offsets).to(array.device)
+
+    def _on_cpu(self):
+        if self.offsets.is_cpu:
+            return self.offsets
+        raise invalid(
+            f"Groups: the offsets are on {self.offsets.device}, must be on the CPU or on the "
+            f"device of the arrays that they divide"
+        )
 
     def to(self, device):
         """The same groups with Torch offsets on `device`."""
@@ -96,7 +111,7 @@ def as_groups(call, groups):
     if isinstance(groups, Groups):
         return groups
     raise invalid(
-        f"{call}: groups is a {type(groups).__name__}, must be moire.Groups(splits=...), "
+        f"{call}: groups is {described(groups)}, must be moire.Groups(splits=...), "
         f"(ends=...) or (offsets=...): "
         "which of them a tensor holds is never guessed"
     )

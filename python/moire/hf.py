@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-from .errors import unsupported
+from .errors import invalid, unsupported
 from .functional import moe
 from .layouts import Activation, GluLayout
+from .values import described
 
+# What transformers' use_experts_implementation gives every experts module.
+_NEEDS = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "gate_up_proj", "down_proj")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTEAD = "use another experts_implementation ('eager', 'grouped_mm') for this model"
 # Largest difference of two double-precision evaluations of one gate, relative to the largest value.
@@ -74,13 +77,23 @@ def recognise(experts):
     """The ExpertsSpec of an experts module, worked out on first use and kept on it; Unsupported
     says why there is none.
     """
-    spec = experts.__dict__.get("_moire_spec")
+    spec = getattr(experts, "__dict__", {}).get("_moire_spec")
     if spec is None:
+        _check_is_experts(experts)
         _refuse(experts)
         act, layout = _gate_of(experts)
         spec = ExpertsSpec(act, layout, "in_out" if experts.is_transposed else "out_in")
         experts.__dict__["_moire_spec"] = spec
     return spec
+
+
+def _check_is_experts(experts):
+    missing = [name for name in _NEEDS if not hasattr(experts, name)]
+    if missing:
+        raise invalid(
+            f"moire.hf: found {described(experts)} without {', '.join(missing)}, needs the "
+            f"experts module of a model of transformers >= 5"
+        )
 
 
 def _refuse(experts):

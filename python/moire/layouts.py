@@ -5,7 +5,11 @@ which recipe.
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
+
+from .arrays import check_array
 from .errors import invalid, unsupported
+from .values import choice, described, integer, number
 
 _ORDERS = ("gate_first", "up_first")
 _ACTIVATIONS = ("swiglu", "clamped_swiglu", "geglu_tanh")
@@ -24,30 +28,32 @@ class GluLayout:
     order: str = "gate_first"
 
     def __post_init__(self):
-        if not isinstance(self.block, int) or isinstance(self.block, bool) or self.block < 0:
-            raise invalid(
-                f"GluLayout: block is {self.block!r}, must be an integer: 0 (two halves) or more"
-            )
-        if self.order not in _ORDERS:
-            raise invalid(
-                f"GluLayout: order is {self.order!r}, must be one of {', '.join(_ORDERS)}"
-            )
+        object.__setattr__(self, "block", integer("GluLayout: block", self.block))
+        choice("GluLayout: order", self.order, _ORDERS)
 
     @classmethod
-    def of(cls, layout):
+    def of(cls, layout, name="GluLayout.of: layout"):
         """A GluLayout as it is, None or "halves" for two halves, an integer for interleaved blocks
-        of that size.
+        of that size; `name` is what an error calls it.
         """
         if isinstance(layout, cls):
             return layout
-        if layout is None or layout == "halves":
+        if layout is None or (isinstance(layout, str) and layout == "halves"):
             return _HALVES
-        if isinstance(layout, int) and not isinstance(layout, bool) and layout > 0:
+        if isinstance(layout, (int, np.integer)) and not isinstance(layout, bool) and layout > 0:
             return cls(block=layout)
         raise invalid(
-            f"layout is {layout!r}, must be 'halves', a block size (1, 8, 32, ...) or a "
+            f"{name} is {described(layout)}, must be 'halves', a block size (1, 8, 32, ...) or a "
             f"moire.GluLayout"
         )
+
+    def check_width(self, call, size):
+        """That `size` = 2F columns can be divided so."""
+        if size % (2 * max(self.block, 1)) != 0:
+            raise invalid(
+                f"{call}: the layout is {self}, but 2F is {size}, must be a multiple of "
+                f"{2 * max(self.block, 1)}"
+            )
 
     @property
     def fields(self):
@@ -70,26 +76,31 @@ class Activation:
     offset: float = 0.0
 
     def __post_init__(self):
-        if self.kind not in _ACTIVATIONS:
+        choice("Activation: kind", self.kind, _ACTIVATIONS)
+        for name in ("limit", "alpha", "offset"):
+            object.__setattr__(self, name, number(f"Activation: {name}", getattr(self, name)))
+        if self.kind == "clamped_swiglu" and not (self.limit > 0 and self.alpha > 0):
             raise invalid(
-                f"Activation: kind is {self.kind!r}, must be one of {', '.join(_ACTIVATIONS)}"
+                f"Activation: limit is {self.limit} and alpha is {self.alpha}, must be positive "
+                f"(GPT-OSS: 7 and 1.702)"
             )
 
     @classmethod
     def clamped_swiglu(cls, limit=7.0, alpha=1.702, offset=1.0):
-        return cls("clamped_swiglu", float(limit), float(alpha), float(offset))
+        return cls("clamped_swiglu", limit, alpha, offset)
 
     @classmethod
-    def of(cls, activation):
+    def of(cls, activation, name="Activation.of: activation"):
         """An Activation as it is, or the one of that name; "clamped_swiglu" has GPT-OSS's
-        constants.
+        constants. `name` is what an error calls it.
         """
         if isinstance(activation, cls):
             return activation
-        if activation in _ACTIVATIONS:
+        if isinstance(activation, str) and activation in _ACTIVATIONS:
             return _BY_NAME[activation]
         raise invalid(
-            f"act is {activation!r}, must be one of {', '.join(_ACTIVATIONS)} or a moire.Activation"
+            f"{name} is {described(activation)}, must be one of {', '.join(_ACTIVATIONS)} or a "
+            f"moire.Activation"
         )
 
     @property
@@ -114,25 +125,24 @@ class Weights(NamedTuple):
     layout: int
 
     @classmethod
-    def of(cls, name, weights, layout):
-        if layout not in _WEIGHT_LAYOUTS:
-            raise invalid(
-                f"weight_layout is {layout!r}, must be one of {', '.join(_WEIGHT_LAYOUTS)}"
-            )
-        arrays = list(weights) if isinstance(weights, (list, tuple)) else [weights]
-        rank = 2 if isinstance(weights, (list, tuple)) else 3
+    def of(cls, fw, call, name, weights, layout):
+        check_weight_layout(call, layout)
+        is_listed = isinstance(weights, (list, tuple))
+        arrays = list(weights) if is_listed else [weights]
         for i, array in enumerate(arrays):
-            if array.ndim != rank:
-                which = f"{name}[{i}]" if rank == 2 else name
+            which = f"{name}[{i}]" if is_listed else name
+            check_array(fw, call, which, array)
+            if array.ndim != (2 if is_listed else 3):
                 needs = (
                     "a list holds one matrix per group"
-                    if rank == 2
+                    if is_listed
                     else "needs [groups, out, in] or a list of matrices"
                 )
-                raise invalid(f"{which} is {list(array.shape)}; {needs}")
+                raise invalid(f"{call}: {which} is {list(array.shape)}; {needs}")
         if not arrays:
             raise invalid(
-                f"{name} is an empty list; with no groups, give a packed tensor [0, out, in]"
+                f"{call}: {name} is an empty list; with no groups, give a packed tensor "
+                f"[0, out, in]"
             )
         return cls(arrays, _WEIGHT_LAYOUTS.index(layout))
 
@@ -149,18 +159,23 @@ class Weights(NamedTuple):
         return self.arrays[0].shape[-1 if self.layout == 0 else -2]
 
 
-def check_recipe(call, recipe, dtype):
-    """Accepts the recipes that this build runs on operands of `dtype`; anything else is an error
-    that says so.
+def check_weight_layout(call, layout):
+    return choice(f"{call}: weight_layout", layout, _WEIGHT_LAYOUTS)
+
+
+def check_recipe(call, recipe, dtype=None):
+    """Accepts the recipes that this build runs, on operands of `dtype` where that is known;
+    anything else is an error that says so.
     """
-    if recipe is None or recipe == "as_stored":
+    if recipe is None:
         return
-    if recipe in _COMING_RECIPES:
+    if isinstance(recipe, str) and recipe in _COMING_RECIPES:
         raise unsupported(
             f"{call}: recipe {recipe!r} is not in this build; it has as_stored, bf16, fp16 and fp32"
         )
-    if recipe not in _RECIPE_DTYPES:
-        raise invalid(f"{call}: recipe is {recipe!r}, must be as_stored, bf16, fp16 or fp32")
+    choice(f"{call}: recipe", recipe, ("as_stored", *_RECIPE_DTYPES))
+    if recipe == "as_stored" or dtype is None:
+        return
     found = str(dtype).removeprefix("torch.")
     if found != _RECIPE_DTYPES[recipe]:
         raise invalid(

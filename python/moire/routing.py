@@ -4,10 +4,17 @@ arrays.
 
 from typing import Any, NamedTuple
 
-from .arrays import Numpy, framework_of
+import numpy as np
+
+from .arrays import Numpy, as_fp32, check_array, check_rank, framework_of
+from .context import is_explaining
 from .errors import invalid
 from .groups import Groups
+from .values import choice, described, flag, integer, number
+from .views import DTYPES, torch
 
+_MOST_GROUPS = 2**31 - 2
+_INDEX_TYPES = (DTYPES["int32"], DTYPES["int64"])
 _ROUTER_KINDS = ("softmax", "sigmoid")
 
 
@@ -34,17 +41,10 @@ def router(logits, k, *, kind="softmax", normalize=False, scale=1.0, expert_bias
     index. With `normalize` the k weights of a token sum to `scale`. Gradients flow to the logits
     through the weights.
     """
-    fw = framework_of("router", "logits", logits)
-    if kind not in _ROUTER_KINDS:
-        raise invalid(f"router: kind is {kind!r}, must be softmax or sigmoid")
-    if logits.ndim != 2 or not isinstance(k, int) or not 1 <= k <= logits.shape[1]:
-        raise invalid(
-            f"router: logits is {list(logits.shape)} and k is {k!r}, must be [T, E] and 1 to E"
-        )
-    if float(scale) == 0:  # in moire.h it would mean the default, 1
-        raise invalid("router: scale is 0, must not be: every weight would be 0")
-    values = (_ROUTER_KINDS.index(kind), int(normalize), float(scale))
-    expert_bias = fw.cast(expert_bias, fw.float32)
+    fw = framework_of("router", {"logits": logits}, {"expert_bias": expert_bias})
+    num_experts = check_rank("router", "logits", logits, 2).shape[1]
+    k, values = check_choice("router", num_experts, k, kind, normalize, scale)
+    expert_bias = as_fp32(fw, "router", "expert_bias", expert_bias)
     if fw is not Numpy:
         from .autograd_ops import RouterFunction
 
@@ -57,18 +57,32 @@ def router(logits, k, *, kind="softmax", normalize=False, scale=1.0, expert_bias
     return topk_idx, topk_weights
 
 
+def check_choice(call, num_experts, k, kind, normalize, scale):
+    """(k, the kind, normalize and scale of moire.h) for a router of `num_experts`."""
+    k = integer(f"{call}: k", k, 1)
+    if k > num_experts:
+        raise invalid(f"{call}: k is {k}, must be at most the {num_experts} experts")
+    kind = _ROUTER_KINDS.index(choice(f"{call}: kind", kind, _ROUTER_KINDS))
+    scale = number(f"{call}: scale", scale)
+    if scale == 0:  # in moire.h it would mean the default, 1
+        raise invalid(f"{call}: scale is 0, must not be: every weight would be 0")
+    return k, (kind, int(flag(f"{call}: normalize", normalize)), scale)
+
+
 def make_plan(topk_idx, num_groups, *, capacity=None):
     """The order by expert and back of topk_idx [T, k], each in 0 ... num_groups - 1; -1 or
     num_groups drops it.
 
     capacity is how many rows tensors in expert order have: T * k unless said.
     """
-    fw = framework_of("make_plan", "topk_idx", topk_idx)
+    fw = framework_of("make_plan", {"topk_idx": topk_idx})
     if topk_idx.ndim != 2:
         raise invalid(f"make_plan: topk_idx is {list(topk_idx.shape)}, must be [T, k]")
     tokens, k = topk_idx.shape
+    num_groups = integer("make_plan: num_groups", num_groups, 0, _MOST_GROUPS)
+    capacity = tokens * k if capacity is None else integer("make_plan: capacity", capacity)
     offsets = fw.empty(topk_idx, (num_groups + 1,), fw.int64)
-    gather_idx = fw.empty(topk_idx, (tokens * k if capacity is None else capacity,), fw.int32)
+    gather_idx = fw.empty(topk_idx, (capacity,), fw.int32)
     scatter_idx = fw.empty(topk_idx, (tokens, k), fw.int32)
     outputs = {"offsets": offsets, "gather_idx": gather_idx, "scatter_idx": scatter_idx}
     fw.run("permute_plan", topk_idx=topk_idx, num_groups=num_groups, **outputs)
@@ -79,9 +93,11 @@ def permute(x, plan, *, topk_weights=None):
     """Rows of x [T, H] in expert order [capacity, H]; with topk_weights [T, k] also each row's
     weight, (rows, probs).
     """
-    fw = framework_of("permute", "x", x)
+    fw = framework_of("permute", {"x": x}, {"topk_weights": topk_weights})
+    check_rank("permute", "x", x, 2)
+    plan = as_plan(fw, "permute", plan)
     groups = _groups(plan)
-    topk_weights = fw.cast(topk_weights, fw.float32)
+    topk_weights = as_fp32(fw, "permute", "topk_weights", topk_weights)
     if fw is not Numpy:
         from .autograd_ops import PermuteFunction
 
@@ -100,8 +116,10 @@ def permute(x, plan, *, topk_weights=None):
 
 def unpermute(rows, plan, *, weights=None):
     """y_t = sum over j of (weights[t, j]) rows[scatter_idx[t, j]]: [T, H], FP32, rounded once."""
-    fw = framework_of("unpermute", "rows", rows)
-    weights = fw.cast(weights, fw.float32)
+    fw = framework_of("unpermute", {"rows": rows}, {"weights": weights})
+    check_rank("unpermute", "rows", rows, 2)
+    plan = as_plan(fw, "unpermute", plan)
+    weights = as_fp32(fw, "unpermute", "weights", weights)
     if fw is not Numpy:
         from .autograd_ops import UnpermuteFunction
 
@@ -111,9 +129,59 @@ def unpermute(rows, plan, *, weights=None):
     return y
 
 
-def _groups(plan):
+def as_plan(fw, call, plan):
+    """A plan of arrays of kind `fw`."""
     if not isinstance(plan, Plan):
+        raise invalid(f"{call}: plan is {described(plan)}, must be what moire.make_plan returns")
+    for name, array, rank in zip(Plan._fields, plan, (1, 1, 2)):
+        check_array(fw, call, f"plan.{name}", array)
+        check_rank(call, f"plan.{name}", array, rank)
+    return plan
+
+
+def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
+    """That scatter_idx [T, k] names each row in use once, and for the token of row_idx: read on a
+    CPU only, outside of graphs, as every check of values is.
+    """
+    if scatter_idx is None:
+        return
+    if row_idx is None:
+        raise invalid(f"{call}: scatter_idx is given but row_idx is absent, needs both or neither")
+    check_rank(call, "scatter_idx", scatter_idx, 2)
+    if scatter_idx.shape[0] != x.shape[0]:
         raise invalid(
-            f"permute: plan is a {type(plan).__name__}, must be what moire.make_plan returns"
+            f"{call}: scatter_idx is {list(scatter_idx.shape)}, must be [T, k] with T = "
+            f"{x.shape[0]} as x has"
         )
+    for name, array in (("row_idx", row_idx), ("scatter_idx", scatter_idx)):
+        if fw.views.code(array) not in _INDEX_TYPES:
+            dtype = str(array.dtype).removeprefix("torch.")
+            raise invalid(f"{call}: {name} is {dtype}, needs int32 or int64")
+    if is_explaining() or not all(_is_readable(a) for a in (row_idx, scatter_idx, offsets)):
+        return
+    taken, named, used = np.asarray(row_idx), np.asarray(scatter_idx), int(offsets[-1])
+    choices = np.flatnonzero(named >= 0)
+    rows = named.reshape(-1)[choices]
+    if len(rows) != used or used > len(taken) or (rows >= used).any():
+        raise invalid(
+            f"{call}: scatter_idx names {len(rows)} rows up to {rows.max(initial=-1)}, must name "
+            f"each of the {used} rows of the groups once"
+        )
+    tokens = np.full(used, -1)
+    tokens[rows] = choices // named.shape[1]
+    for row in np.flatnonzero(tokens != taken[:used])[:1]:
+        gives = "no token" if tokens[row] < 0 else f"token {tokens[row]}"
+        raise invalid(
+            f"{call}: scatter_idx gives row {row} to {gives} but row_idx takes it from token "
+            f"{taken[row]}; it must be the inverse of row_idx, as a plan's is"
+        )
+
+
+def _is_readable(array):
+    if isinstance(array, np.ndarray):
+        return True
+    return not torch.compiler.is_compiling() and type(array) is torch.Tensor and array.is_cpu
+
+
+def _groups(plan):
     return {"num_groups": plan.offsets.shape[0] - 1, "capacity": plan.gather_idx.shape[0]}

@@ -59,7 +59,9 @@ def test_outputs_are_those_that_the_header_says_are_written():
             rf"typedef struct moire_{name}_args {{(.*?)}} moire_{name}_args;", header, re.DOTALL
         )[1]
         fields = re.findall(
-            r"(?:moire_tensor|moire_weight|moire_quantized)\s+(\w+);\s*(?:/\*(.*?)\*/)?", struct, re.DOTALL
+            r"moire_(?:tensor|weight|quantized)\s+(\w+);\s*(?:/\*(.*?)\*/)?",
+            struct,
+            re.DOTALL,
         )
         written = {
             field

@@ -90,7 +90,7 @@ def test_messages(function):
         ((torch.ones(16), 2.0), "interleave_size is 2.0, must be a positive integer"),
         ((torch.ones(12), 4), "tensor has size 12 along dim 0, must be a multiple of 8"),
         ((torch.ones(()), 4), "tensor has rank 0, must have at least 1"),
-        ((torch.ones(8, 8), 4, 2), "dim is 2, must be -2 to 1"),
+        ((torch.ones(8, 8), 4, 2), "dim is 2, must be an integer, -2 to 1"),
         (([1.0], 4), "tensor is a list, must be a Torch tensor or a NumPy array"),
     ]
     for args, message in cases:

@@ -12,16 +12,28 @@ import math
 
 import torch
 
+from ..arrays import Torch
 from ..errors import invalid
 from ..functional import grouped_linear
 from ..groups import Groups
-from ..layouts import GluLayout, Weights
+from ..layouts import GluLayout, check_recipe, check_weight_layout
+from ..values import described, flag, integer
 from ..wgrad import ParameterGradients
 
 
 def as_groups(splits):
     """moire.Groups as they are; a list or tensor is rows per expert."""
     return splits if isinstance(splits, Groups) else Groups(splits=splits)
+
+
+def parameter_options(call, device, dtype):
+    """Where parameters are made, and of which type; None is Torch's default."""
+    if dtype is not None:
+        dtype = Torch.compute_dtype(f"{call}: dtype", dtype)
+    try:
+        return {"device": None if device is None else torch.device(device), "dtype": dtype}
+    except (RuntimeError, TypeError) as e:
+        raise invalid(f"{call}: device is {described(device)}, must be a torch.device: {e}") from e
 
 
 class GroupedLinear(torch.nn.Module):
@@ -55,22 +67,34 @@ class GroupedLinear(torch.nn.Module):
         delay_wgrad_compute=False,
     ):
         super().__init__()
-        self.num_groups, self.in_features, self.out_features = num_groups, in_features, out_features
-        self.packed, self.weight_layout, self.has_bias = packed, weight_layout, bias
-        self.glu_layout = None if glu_layout is None else GluLayout.of(glu_layout)
+        call = "GroupedLinear"
+        self.num_groups = integer(f"{call}: num_groups", num_groups)
+        self.in_features = integer(f"{call}: in_features", in_features)
+        self.out_features = integer(f"{call}: out_features", out_features)
+        self.packed = flag(f"{call}: packed", packed)
+        self.has_bias = flag(f"{call}: bias", bias)
+        self.weight_layout = check_weight_layout(call, weight_layout)
+        self.glu_layout = None
+        if glu_layout is not None:
+            self.glu_layout = GluLayout.of(glu_layout, f"{call}: glu_layout")
+            self.glu_layout.check_width(call, self.out_features)
+        check_recipe(call, recipe)
+        if init_method is not None and not callable(init_method):
+            raise invalid(f"{call}: init_method is {described(init_method)}, must be callable")
+        if compute_dtype is not None:
+            compute_dtype = Torch.compute_dtype(f"{call}: compute_dtype", compute_dtype)
         self.init_method, self.compute_dtype, self.recipe = init_method, compute_dtype, recipe
-        shape = (
-            (out_features, in_features)
-            if weight_layout == "out_in"
-            else (in_features, out_features)
-        )
-        Weights.of(
-            "GroupedLinear: weight", torch.empty(1, *shape, device="meta"), weight_layout
-        )  # checks the layout
-        options = {"device": device, "dtype": dtype}
+        shape = (self.out_features, self.in_features)
+        if weight_layout == "in_out":
+            shape = shape[::-1]
+        options = parameter_options(call, device, dtype)
         self._register("weight", shape, options)
         if bias:
-            self._register("bias", (out_features,), options)
+            self._register("bias", (self.out_features,), options)
+        accumulate_into_main_grad = flag(
+            f"{call}: accumulate_into_main_grad", accumulate_into_main_grad
+        )
+        delay_wgrad_compute = flag(f"{call}: delay_wgrad_compute", delay_wgrad_compute)
         self._wgrad = None
         if accumulate_into_main_grad or delay_wgrad_compute:
             self._wgrad = ParameterGradients(

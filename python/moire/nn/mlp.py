@@ -8,6 +8,7 @@ from ..errors import invalid
 from ..functional import grouped_mlp, moe
 from ..gated import glu
 from ..layouts import Activation, GluLayout
+from ..values import described, flag, integer
 from ..wgrad import FreshGradients
 from .linear import GroupedLinear, as_groups
 
@@ -17,7 +18,8 @@ class ScaledGLU(torch.nn.Module):
 
     def __init__(self, act="swiglu", layout="halves"):
         super().__init__()
-        self.act, self.layout = Activation.of(act), GluLayout.of(layout)
+        self.act = Activation.of(act, "ScaledGLU: act")
+        self.layout = GluLayout.of(layout, "ScaledGLU: layout")
 
     def forward(self, z, probs=None, splits=None):
         groups = None if splits is None else as_groups(splits)
@@ -49,17 +51,18 @@ class GroupedMLP(torch.nn.Module):
         **linear_options,
     ):
         super().__init__()
+        hidden, width = integer("GroupedMLP: hidden", hidden), integer("GroupedMLP: width", width)
         self.activation = ScaledGLU(act, layout)
         self.fc1 = GroupedLinear(num_groups, hidden, 2 * width, glu_layout=layout, **linear_options)
         self.fc2 = GroupedLinear(num_groups, width, hidden, **linear_options)
-        self.save_act = save_act
+        self.save_act = flag("GroupedMLP: save_act", save_act)
 
     @classmethod
     def of(cls, fc1, activation, fc2):
         """The fused module on these modules' own parameters; an error says why where they do not
         fit.
         """
-        _check_chain(fc1, activation, fc2)
+        _check_chain([fc1, activation, fc2])
         mlp = cls.__new__(cls)
         torch.nn.Module.__init__(mlp)
         mlp.fc1, mlp.activation, mlp.fc2, mlp.save_act = fc1, activation, fc2, False
@@ -115,7 +118,7 @@ class Sequential(torch.nn.Sequential):
     """
 
     def forward(self, x, splits, probs=None):
-        _check_chain(*self)
+        _check_chain(list(self))
         fc1, activation, fc2 = self
         groups = as_groups(splits)
         return fc2(
@@ -127,20 +130,25 @@ def fuse(modules):
     """Sequential(GroupedLinear, ScaledGLU, GroupedLinear) as one GroupedMLP on the same parameters,
     or an error.
     """
+    if not isinstance(modules, (torch.nn.Sequential, torch.nn.ModuleList, list, tuple)):
+        raise invalid(
+            f"fuse: modules is {described(modules)}, must be a Sequential or a list of "
+            f"GroupedLinear, ScaledGLU, GroupedLinear"
+        )
     modules = list(modules)
+    _check_chain(modules)
+    return GroupedMLP.of(*modules)
+
+
+def _check_chain(modules):
     if len(modules) != 3:
         raise invalid(
             f"fuse: has {len(modules)} modules, needs GroupedLinear, ScaledGLU, GroupedLinear"
         )
-    return GroupedMLP.of(*modules)
-
-
-def _check_chain(fc1, activation, fc2):
+    fc1, activation, fc2 = modules
     for module, wanted in ((fc1, GroupedLinear), (activation, ScaledGLU), (fc2, GroupedLinear)):
         if not isinstance(module, wanted):
-            raise invalid(
-                f"fuse: found a {type(module).__name__} where a {wanted.__name__} has to be"
-            )
+            raise invalid(f"fuse: found {described(module)} where a {wanted.__name__} has to be")
     if fc1.num_groups != fc2.num_groups:
         raise invalid(
             f"fuse: the first layer has {fc1.num_groups} groups but the second has {fc2.num_groups}"

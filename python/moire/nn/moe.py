@@ -2,8 +2,18 @@
 
 import torch
 
+from ..arrays import Torch, check_array, check_rank
 from ..errors import invalid
-from ..routing import router
+from ..routing import check_choice, router
+from ..values import described, flag, integer
+from .linear import parameter_options
+from .mlp import GroupedMLP
+
+
+def _check_tokens(call, x, hidden):
+    check_array(Torch, call, "x", x, "as the parameters are")
+    if x.ndim == 0 or x.shape[-1] != hidden:
+        raise invalid(f"{call}: x is {list(x.shape)}, must be [..., {hidden}]")
 
 
 class Router(torch.nn.Module):
@@ -28,11 +38,15 @@ class Router(torch.nn.Module):
         dtype=None,
     ):
         super().__init__()
+        hidden = integer("Router: hidden", hidden, 1)
+        num_experts = integer("Router: num_experts", num_experts, 1)
+        check_choice("Router", num_experts, k, kind, normalize, scale)
         self.k, self.kind, self.normalize, self.scale = k, kind, normalize, scale
-        self.weight = torch.nn.Parameter(
-            torch.empty(num_experts, hidden, device=device, dtype=dtype)
-        )
-        bias = torch.zeros(num_experts, device=device, dtype=torch.float32) if expert_bias else None
+        options = parameter_options("Router", device, dtype)
+        self.weight = torch.nn.Parameter(torch.empty(num_experts, hidden, **options))
+        bias = None
+        if flag("Router: expert_bias", expert_bias):
+            bias = torch.zeros(num_experts, device=options["device"], dtype=torch.float32)
         self.register_buffer("expert_bias", bias)
         self.reset_parameters()
 
@@ -42,6 +56,8 @@ class Router(torch.nn.Module):
 
     def forward(self, x):
         """x [T, H]: (topk_idx [T, k], topk_weights [T, k] FP32)."""
+        _check_tokens("Router", x, self.weight.shape[1])
+        check_rank("Router", "x", x, 2)
         with torch.autocast(x.device.type, enabled=False):
             logits = torch.nn.functional.linear(x.float(), self.weight.float())
         options = {"kind": self.kind, "normalize": self.normalize, "scale": self.scale}
@@ -60,6 +76,11 @@ class MoE(torch.nn.Module):
 
     def __init__(self, experts, router, shared=None):
         super().__init__()
+        if not isinstance(experts, GroupedMLP):
+            raise invalid(f"MoE: experts is {described(experts)}, must be a GroupedMLP")
+        for name, module in (("router", router), ("shared", shared)):
+            if not callable(module) and not (name == "shared" and module is None):
+                raise invalid(f"MoE: {name} is {described(module)}, must be a module of x")
         scores = router.weight.shape[0] if isinstance(router, Router) else experts.num_groups
         if scores != experts.num_groups:
             raise invalid(
@@ -69,6 +90,7 @@ class MoE(torch.nn.Module):
 
     def forward(self, x):
         """x [..., H], y the same."""
+        _check_tokens("MoE", x, self.experts.fc1.in_features)
         tokens = x.reshape(-1, x.shape[-1])
         y = self.experts.route(tokens, *self.router(tokens)).view(x.shape)
         return y if self.shared is None else y + self.shared(x)

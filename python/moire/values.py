@@ -1,0 +1,78 @@
+"""Plain arguments: each function returns a value of the right type, or raises InvalidArgument with
+the call, what was found and what is needed.
+"""
+
+import math
+import numbers
+import operator
+
+import numpy as np
+
+from .errors import invalid
+from .views import torch
+
+_LARGEST = 2**63 - 1
+
+
+def described(value):
+    """How a message calls a value of the wrong type."""
+    if isinstance(value, np.ndarray):
+        return "a NumPy array"
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "a Torch tensor"
+    if value is None or isinstance(value, (str, numbers.Number, np.generic)):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def integer(name, value, lowest=0, highest=_LARGEST):
+    """An int in lowest ... highest; NumPy's integers are welcome, True and 3.0 are not."""
+    if torch is not None and isinstance(value, torch.SymInt):
+        return value
+    found = _index(value)
+    if found is not None and lowest <= found <= highest:
+        return found
+    if highest != _LARGEST:
+        needs = f"an integer, {lowest} to {highest}"
+    else:
+        needs = "a positive integer" if lowest == 1 else f"an integer, at least {lowest}"
+    raise invalid(f"{name} is {described(value)}, must be {needs}")
+
+
+def integers(name, values):
+    """A list of them, from 0; names are made up only for the bad one."""
+    return [
+        v if type(v) is int and 0 <= v <= _LARGEST else integer(f"{name}[{i}]", v)
+        for i, v in enumerate(values)
+    ]
+
+
+def number(name, value):
+    """A finite float."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+        if math.isfinite(value):
+            return value
+    raise invalid(f"{name} is {described(value)}, must be a finite number")
+
+
+def flag(name, value):
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise invalid(f"{name} is {described(value)}, must be True or False")
+
+
+def choice(name, value, names):
+    """One of these names."""
+    if isinstance(value, str) and value in names:
+        return value
+    raise invalid(f"{name} is {described(value)}, must be one of {', '.join(names)}")
+
+
+def _index(value):
+    if isinstance(value, (int, np.integer)):
+        return None if isinstance(value, bool) else operator.index(value)
+    return None

@@ -1,0 +1,99 @@
+"""What the constructors of moire.nn refuse, so that no layer fails at its first forward; fuse and
+Hugging Face experts.
+"""
+
+import moire
+import numpy as np
+import pytest
+import torch
+from moire import nn
+
+X = torch.ones(6, 8)
+
+
+def experts(**changes):
+    return nn.GroupedMLP(**{"num_groups": 2, "hidden": 8, "width": 10, **changes})
+
+
+def linear(**changes):
+    return nn.GroupedLinear(**{"num_groups": 2, "in_features": 8, "out_features": 20, **changes})
+
+
+def router(**changes):
+    return nn.Router(**{"hidden": 8, "num_experts": 2, "k": 1, **changes})
+
+
+BAD = [
+    (lambda: linear(num_groups=-1), "GroupedLinear: num_groups is -1, must be an integer"),
+    (lambda: linear(in_features=8.0), "GroupedLinear: in_features is 8.0"),
+    (lambda: linear(out_features=None), "GroupedLinear: out_features is None"),
+    (lambda: linear(bias="yes"), "GroupedLinear: bias is 'yes', must be True or False"),
+    (lambda: linear(packed=2), "GroupedLinear: packed is 2"),
+    (lambda: linear(weight_layout="io"), "GroupedLinear: weight_layout is 'io', must be one of"),
+    (
+        lambda: linear(glu_layout=3),
+        "blocks of 3, gate first, but 2F is 20",
+    ),
+    (lambda: linear(glu_layout="x"), "GroupedLinear: glu_layout is 'x'"),
+    (lambda: linear(dtype="bf16"), "GroupedLinear: dtype is 'bf16', must be torch.float32"),
+    (lambda: linear(dtype=torch.float64), "GroupedLinear: dtype is torch.float64"),
+    (lambda: linear(compute_dtype="bf16"), "GroupedLinear: compute_dtype is 'bf16'"),
+    (lambda: linear(recipe="nope"), "GroupedLinear: recipe is 'nope', must be one of as_stored"),
+    (lambda: linear(device="moon"), "GroupedLinear: device is 'moon', must be a torch.device"),
+    (lambda: linear(init_method=3), "GroupedLinear: init_method is 3, must be callable"),
+    (lambda: linear(delay_wgrad_compute=1), "delay_wgrad_compute is 1, must be True or False"),
+    (lambda: experts(hidden=-8), "GroupedMLP: hidden is -8"),
+    (lambda: experts(width="x"), "GroupedMLP: width is 'x'"),
+    (lambda: experts(layout=3), "but 2F is 20, must be a multiple of 6"),
+    (lambda: experts(layout=[1]), "ScaledGLU: layout is a list, must be 'halves', a block size"),
+    (lambda: experts(act="relu"), "ScaledGLU: act is 'relu', must be one of swiglu"),
+    (lambda: experts(save_act="no"), "GroupedMLP: save_act is 'no'"),
+    (lambda: experts(recipe=3), "recipe is 3, must be one of as_stored"),
+    (lambda: router(k=3), "Router: k is 3, must be at most the 2 experts"),
+    (lambda: router(k=0), "Router: k is 0, must be a positive integer"),
+    (lambda: router(hidden=0), "Router: hidden is 0"),
+    (lambda: router(num_experts=2.5), "Router: num_experts is 2.5"),
+    (lambda: router(kind="top"), "Router: kind is 'top', must be one of softmax, sigmoid"),
+    (lambda: router(scale=0), "Router: scale is 0, must not be"),
+    (lambda: router(normalize=5), "Router: normalize is 5"),
+    (lambda: router(expert_bias=[0.0, 1.0]), "Router: expert_bias is a list, must be True or"),
+    (lambda: router(dtype=3), "Router: dtype is 3"),
+    (lambda: nn.MoE(linear(), router()), "MoE: experts is a GroupedLinear, must be a GroupedMLP"),
+    (lambda: nn.MoE(experts(), None), "MoE: router is None, must be a module"),
+    (lambda: nn.MoE(experts(), router(), shared=3), "MoE: shared is 3, must be a module"),
+    (lambda: nn.MoE(experts(), router())(3), "MoE: x is 3, must be a Torch tensor"),
+    (lambda: nn.MoE(experts(), router())(X[:, :7]), "MoE: x is [6, 7], must be [..., 8]"),
+    (lambda: router()(X[0]), "Router: x is [8], must have rank 2"),
+    (
+        lambda: router()(X.numpy()),
+        "Router: x is a NumPy array, must be a Torch tensor as the parameters are",
+    ),
+    (lambda: linear()(X.numpy(), [2, 4]), "w is a Torch tensor, must be a NumPy array"),
+    (lambda: linear()(X, [2.0, 4]), "Groups: splits[0] is 2.0"),
+    (lambda: linear()(X, None), "Groups: needs exactly one of splits, ends and offsets"),
+    (lambda: nn.fuse(None), "fuse: modules is None, must be a Sequential or a list"),
+    (lambda: nn.fuse([linear()]), "fuse: has 1 modules, needs GroupedLinear"),
+    (lambda: nn.fuse([1, 2, 3]), "fuse: found 1 where a GroupedLinear has to be"),
+    (lambda: nn.Sequential(linear())(X, [2, 4]), "fuse: has 1 modules, needs GroupedLinear"),
+    (lambda: moire.hf.recognise(torch.nn.Linear(2, 2)), "moire.hf: found a Linear without"),
+    (lambda: moire.hf.recognise(None), "moire.hf: found None without has_gate, has_bias"),
+]
+
+
+@pytest.mark.parametrize("call, message", BAD, ids=[m[:40] for _, m in BAD])
+def test_refused(call, message):
+    with pytest.raises(moire.InvalidArgument) as e:
+        call()
+    assert message in str(e.value)
+    assert e.value.code == moire.Code.INVALID_ARGUMENT
+
+
+def test_a_recipe_that_is_still_to_come_fails_in_the_constructor():
+    with pytest.raises(moire.Unsupported, match="recipe 'fp8_block' is not in this build"):
+        experts(recipe="fp8_block")
+
+
+def test_numpy_integers_are_sizes():
+    layer = experts(num_groups=np.int64(2), hidden=np.int32(8), width=np.int16(10))
+    assert layer(X, [np.int64(2), 4]).shape == (6, 8)
+    assert router(k=np.int64(2))(X)[0].shape == (6, 2)
