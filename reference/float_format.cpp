@@ -18,6 +18,21 @@ struct Fields {
   uint64_t sign;      // mask of the sign bit
 };
 
+// No infinity: the largest exponent holds numbers, but for its last mantissa, NaN.
+double decode_e4m3(uint64_t bits) {
+  const auto exponent = static_cast<int>((bits >> 3) & 15);
+  const auto fraction = static_cast<double>(bits & 7);
+  const double sign = (bits & 0x80) != 0 ? -1.0 : 1.0;
+  if ((bits & 0x7F) == 0x7F) return std::numeric_limits<double>::quiet_NaN();
+  if (exponent == 0) return sign * fraction * 0x1p-9;
+  return sign * (1 + fraction / 8) * std::ldexp(1.0, exponent - 7);
+}
+
+double decode_e8m0(uint64_t bits) {
+  if (bits == 255) return std::numeric_limits<double>::quiet_NaN();
+  return std::ldexp(1.0, static_cast<int>(bits) - 127);
+}
+
 }  // namespace
 
 FloatFormat float_format(DType dtype) {
@@ -30,12 +45,16 @@ FloatFormat float_format(DType dtype) {
       return {7, -126, 127};
     case DType::kFP16:
       return {10, -14, 15};
+    case DType::kE5M2:
+      return {2, -14, 15};
     default:
       std::abort();
   }
 }
 
 double decode(DType dtype, uint64_t bits) {
+  if (dtype == DType::kE4M3) return decode_e4m3(bits);
+  if (dtype == DType::kE8M0) return decode_e8m0(bits);
   const FloatFormat f = float_format(dtype);
   const Fields fields(f);
   const uint64_t exponent = (bits & (fields.sign - 1)) >> f.mantissa_bits;

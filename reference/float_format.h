@@ -15,10 +15,11 @@ struct FloatFormat {
   int max_exponent;
 };
 
-// FP64, FP32, BF16, FP16; anything else is a defect of the caller and aborts.
+// FP64, FP32, BF16, FP16, E5M2; anything else is a defect of the caller and aborts.
 FloatFormat float_format(DType dtype);
 
-// Bit pattern to value, and a value that the format holds exactly (see round_to) to its pattern.
+// Bit pattern to value (of E4M3 and E8M0 too), and a value that the format holds exactly (see
+// round_to) to its pattern.
 double decode(DType dtype, uint64_t bits);
 uint64_t encode(DType dtype, double value);
 

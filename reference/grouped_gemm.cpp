@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "reference/scaled.h"
+
 namespace moire::reference {
 namespace {
 
@@ -9,20 +11,29 @@ double scale_of(const std::vector<double>& scale, int64_t i) {
   return scale[static_cast<size_t>(i)];
 }
 
+Dot::Factors factors_of(bool scaled) {
+  return scaled ? Dot::Factors::kScaled : Dot::Factors::kFloats;
+}
+
 }  // namespace
 
 Matrix multiply(const Matrix& a, const moire_weight& w, Pass pass, const moire_tensor& bias,
-                const std::vector<double>& scale, const moire_groups& groups) {
+                const std::vector<double>& scale, const moire_groups& groups,
+                const moire_tensor& w_scales, bool a_is_scaled) {
   const Weight weight = w;
+  // Blocks lie along k: in memory the last dimension, or the one before it.
+  const bool k_is_last = (weight.layout == MOIRE_OUT_IN) == (pass == Pass::kForward);
+  const int32_t direction = k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
   const int64_t n = pass == Pass::kForward ? weight.out_features() : weight.in_features();
   Matrix d(a.rows, n);
   for (int64_t g = 0; g < groups.num_groups; ++g) {
     if (groups.offsets[g] == groups.offsets[g + 1]) continue;
     // [n, k]: the products are of rows with rows.
-    const Matrix b = pass == Pass::kForward ? read_weight(w, g) : transposed(read_weight(w, g));
+    const Matrix stored = read_weight(w, w_scales, direction, g);
+    const Matrix b = pass == Pass::kForward ? stored : transposed(stored);
     for (int64_t i = groups.offsets[g]; i < groups.offsets[g + 1]; ++i) {
       for (int64_t j = 0; j < n; ++j) {
-        Dot dot;
+        Dot dot(factors_of(a_is_scaled || w_scales.rank != 0));
         for (int64_t k = 0; k < a.columns; ++k) dot.add(a.at(i, k), b.at(j, k));
         if (bias.rank != 0) dot.add({scale_of(scale, i)}, {read_element(bias, g, j)});
         d.at(i, j) = dot.sum();
@@ -33,7 +44,8 @@ Matrix multiply(const Matrix& a, const moire_weight& w, Pass pass, const moire_t
 }
 
 Weights multiply_rows(const Matrix& a, const Matrix& b, const moire_weight& d,
-                      const Accumulation& accumulation, const moire_groups& groups) {
+                      const Accumulation& accumulation, const moire_groups& groups,
+                      Dot::Factors factors) {
   const Matrix at = transposed(a), bt = transposed(b);
   Weights out;
   for (int64_t g = 0; g < groups.num_groups; ++g) {
@@ -44,7 +56,7 @@ Weights multiply_rows(const Matrix& a, const Matrix& b, const moire_weight& d,
     Matrix& result = out.back();
     for (int64_t i = 0; i < a.columns; ++i) {
       for (int64_t j = 0; j < b.columns; ++j) {
-        Dot dot;
+        Dot dot(factors);
         if (accumulates) dot.add(result.at(i, j));
         for (int64_t row = begin; row < end; ++row) dot.add(at.at(i, row), bt.at(j, row));
         result.at(i, j) = dot.sum();
@@ -95,24 +107,32 @@ Matrix add(const Matrix& a, const Matrix& b) {
 
 Matrix grouped_gemm(const moire_grouped_gemm_args& args) {
   const int64_t rows = rows_in_use(args.groups);
-  return multiply(read_rows(args.a, args.row_idx, rows), args.b,
+  return multiply(read_rowwise(args.a, args.a_scales, args.row_idx, rows), args.b,
                   args.transpose_b != 0 ? Pass::kDgrad : Pass::kForward, args.bias,
-                  read_vector(args.bias_scale, rows, 1), args.groups);
+                  read_vector(args.bias_scale, rows, 1), args.groups, args.b_scales,
+                  args.a_scales.rank != 0);
 }
 
 Weights grouped_gemm_wgrad(const moire_grouped_gemm_wgrad_args& args) {
-  const int64_t rows = rows_in_use(args.groups);
-  return multiply_rows(read_rows(args.a, args.a_row_idx, rows),
-                       read_rows(args.b, args.b_row_idx, rows), args.d,
-                       {args.beta, args.beta_per_group}, args.groups);
+  return multiply_rows(read_columnwise(args.a, args.a_scales, args.a_row_idx, args.groups),
+                       read_columnwise(args.b, args.b_scales, args.b_row_idx, args.groups), args.d,
+                       {args.beta, args.beta_per_group}, args.groups,
+                       factors_of(args.a_scales.rank != 0 || args.b_scales.rank != 0));
+}
+
+DType storage_of(const moire_grouped_gemm_glu_args& args) {
+  if (args.act.rank != 0) return TensorView(args.act).type();
+  if (args.z.rank != 0) return TensorView(args.z).type();
+  return args.storage == 0 ? DType::kBF16 : static_cast<DType>(args.storage);
 }
 
 GemmGluResults grouped_gemm_glu(const moire_grouped_gemm_glu_args& args) {
   const int64_t rows = rows_in_use(args.groups);
   const std::vector<double> ones(static_cast<size_t>(rows), 1);
   Matrix z =
-      round_to(TensorView(args.act).type(), multiply(read_rows(args.a, args.row_idx, rows), args.b,
-                                                     Pass::kForward, args.bias, ones, args.groups));
+      round_to(storage_of(args), multiply(read_rowwise(args.a, args.a_scales, args.row_idx, rows),
+                                          args.b, Pass::kForward, args.bias, ones, args.groups,
+                                          args.b_scales, args.a_scales.rank != 0));
   Matrix act = glu(z, read_vector(args.probs, rows, 1), args.activation, args.layout);
   return {std::move(z), std::move(act)};
 }
@@ -123,8 +143,10 @@ GemmGluBackwardResults grouped_gemm_glu_backward(const moire_grouped_gemm_glu_ba
   const std::vector<double> ones(static_cast<size_t>(rows), 1);
   const std::vector<double> probs = read_vector(args.probs, rows, 1);
   const Matrix z = read_rows(args.z, {}, rows);
-  const Matrix grad_act = round_to(storage, multiply(read_rows(args.grad_y, args.row_idx, rows),
-                                                     args.w2, Pass::kDgrad, {}, ones, args.groups));
+  const Matrix grad_y = read_rowwise(args.grad_y, args.grad_y_scales, args.row_idx, rows);
+  const Matrix grad_act =
+      round_to(storage, multiply(grad_y, args.w2, Pass::kDgrad, {}, ones, args.groups,
+                                 args.w2_scales, args.grad_y_scales.rank != 0));
   GluBackward gradients = glu_backward(z, grad_act, probs, args.activation, args.layout);
   GemmGluBackwardResults out;
   out.grad_z = round_to(storage, std::move(gradients.grad_z));

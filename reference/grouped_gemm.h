@@ -16,9 +16,11 @@ namespace moire::reference {
 enum class Pass { kForward, kDgrad };
 
 // kForward: a_i W_g^T [rows, out] of a [rows, in]; kDgrad: a_i W_g [rows, in] of a [rows, out].
-// Plus scale_i * bias_g where there is a bias. Row i belongs to group g.
+// Plus scale_i * bias_g where there is a bias. Row i belongs to group g. `w_scales` are those of an
+// FP8 weight, `a_is_scaled` says whether a was read with scales.
 Matrix multiply(const Matrix& a, const moire_weight& w, Pass pass, const moire_tensor& bias,
-                const std::vector<double>& scale, const moire_groups& groups);
+                const std::vector<double>& scale, const moire_groups& groups,
+                const moire_tensor& w_scales = {}, bool a_is_scaled = false);
 
 // Whether a result of group g is added to what its memory holds.
 struct Accumulation {
@@ -29,7 +31,8 @@ struct Accumulation {
 
 // d_g = beta_g d_g + sum over group g's rows i of a_i^T b_i, [m, n] as it lies in memory.
 Weights multiply_rows(const Matrix& a, const Matrix& b, const moire_weight& d,
-                      const Accumulation& accumulation, const moire_groups& groups);
+                      const Accumulation& accumulation, const moire_groups& groups,
+                      Dot::Factors factors = Dot::Factors::kFloats);
 
 // d_g = beta_g d_g + sum over group g's rows i of scale_i a_i; [G, n].
 Matrix sum_rows(const Matrix& a, const std::vector<double>& scale, const moire_tensor& d,
@@ -43,6 +46,9 @@ Matrix add(const Matrix& a, const Matrix& b);
 // The ops: rows in use only; results that args do not ask for are empty.
 Matrix grouped_gemm(const moire_grouped_gemm_args& args);
 Weights grouped_gemm_wgrad(const moire_grouped_gemm_wgrad_args& args);
+
+// What z is rounded to, and act stored in.
+DType storage_of(const moire_grouped_gemm_glu_args& args);
 
 struct GemmGluResults {
   Matrix z;    // rounded to its storage type

@@ -5,6 +5,7 @@
 
 #include <moire/tensor.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -35,21 +36,31 @@ inline double dot_tolerance(int64_t terms, double magnitude) {
 }
 
 // A sum of products, accumulated in FP32 by the implementation and in double here. What the
-// factors may already be off by adds to the bound.
+// factors may already be off by adds to the bound. So does what the products of scaled FP8 numbers
+// lose in units that know no subnormal numbers.
 class Dot {
  public:
+  enum class Factors { kFloats, kScaled };
+  explicit Dot(Factors factors = Factors::kFloats) : factors_(factors) {}
+
   void add(const Number& a, const Number& b) {
     const double size_a = std::abs(a.value), size_b = std::abs(b.value);
+    largest_ = std::max({largest_, size_a, size_b});
     value_ += a.value * b.value;
     magnitude_ += size_a * size_b;
     inherited_ += size_a * b.bound + a.bound * size_b + a.bound * b.bound;
     ++terms_;
   }
   void add(const Number& a) { add(a, Number{1}); }
-  Number sum() const { return {value_, inherited_ + dot_tolerance(terms_, magnitude_)}; }
+  Number sum() const {
+    const double lost = static_cast<double>(terms_) * 0x1p-126 * largest_;
+    return {value_, inherited_ + dot_tolerance(terms_, magnitude_) +
+                        (factors_ == Factors::kScaled ? lost : 0)};
+  }
 
  private:
-  double value_ = 0, magnitude_ = 0, inherited_ = 0;
+  Factors factors_;
+  double value_ = 0, magnitude_ = 0, inherited_ = 0, largest_ = 0;
   int64_t terms_ = 0;
 };
 

@@ -10,6 +10,10 @@ namespace {
 
 size_t bytes_per_element(DType dtype) {
   switch (dtype) {
+    case DType::kE4M3:
+    case DType::kE5M2:
+    case DType::kE8M0:
+      return 1;
     case DType::kBF16:
     case DType::kFP16:
       return 2;
@@ -57,6 +61,10 @@ double read_element(const TensorView& t, int64_t row, int64_t column) {
       return read_as<double>(t, row, column);
     case DType::kFP32:
       return decode(DType::kFP32, read_as<uint32_t>(t, row, column));
+    case DType::kE4M3:
+    case DType::kE5M2:
+    case DType::kE8M0:
+      return decode(t.type(), read_as<uint8_t>(t, row, column));
     default:
       return decode(t.type(), read_as<uint16_t>(t, row, column));
   }

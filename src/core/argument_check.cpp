@@ -184,11 +184,11 @@ bool ArgumentCheck::groups(const Groups& g) {
 
 bool ArgumentCheck::ragged(std::string_view name, const TensorView& t,
                            std::string_view row_idx_name, const TensorView& row_idx,
-                           const Groups& groups, NamedSize columns) {
+                           const Groups& groups, NamedSize columns, std::span<const DType> dtypes) {
   if (!row_idx.is_present()) {
-    return tensor(name, t, kFloatTypes, {{"capacity", groups.capacity}, columns});
+    return tensor(name, t, dtypes, {{"capacity", groups.capacity}, columns});
   }
-  if (!ranked(name, t, kFloatTypes, 2)) return false;
+  if (!ranked(name, t, dtypes, 2)) return false;
   if (!require(t.shape[1] == columns.size, name, " is ", to_string(t), ", needs [T, ", columns.name,
                "] with ", columns.name, " = ", columns.size)) {
     return false;

@@ -82,7 +82,8 @@ class ArgumentCheck {
   // A ragged operand: [capacity, columns] or, where row_idx is present, any number of source rows
   // [T, columns] and row_idx [capacity] with each used entry in 0 ... T - 1.
   bool ragged(std::string_view name, const TensorView& t, std::string_view row_idx_name,
-              const TensorView& row_idx, const Groups& groups, NamedSize columns);
+              const TensorView& row_idx, const Groups& groups, NamedSize columns,
+              std::span<const DType> dtypes = kFloatTypes);
   // The activation's kind and parameters, and a layout whose block divides F.
   bool gated(const moire_activation& activation, const moire_glu_layout& layout, int64_t f);
   bool same_dtype(std::string_view a_name, const TensorView& a, std::string_view b_name,

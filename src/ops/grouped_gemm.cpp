@@ -21,18 +21,26 @@ Status validate(const Context& context, const GroupedGemmArgs& args, Purpose pur
   check.enumerator("transpose_b", args.transpose_b, 2);
   check.enumerator("tail", args.tail, 2);
   check.groups(groups);
-  check.weight("b", b, kFloatTypes, num_groups, out, in);
-  check_operand(check, "a", a, "row_idx", args.row_idx, groups, "b",
-                transposed ? out.size : in.size);
+  const ScaledTensor scaled_a{{"a", a}, {"a_scales", args.a_scales}};
+  const ScaledTensor scaled_b{{"b", b.tensor}, {"b_scales", args.b_scales}};
+  check.weight("b", b, kOperandTypes, num_groups, out, in);
+  check_operand(check, scaled_a, args.row_idx, groups, "b", transposed ? out.size : in.size);
+  const bool k_is_last = (b.layout == MOIRE_OUT_IN) != transposed;
+  check_weight_scales(check, b, scaled_b, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  check_accumulation(check, args.accumulation, scaled_a.data, scaled_b.data);
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, n});
   check.require(args.bias_scale.rank == 0 || args.bias.rank != 0,
                 "bias_scale is present but bias is absent");
   check.optional_tensor("bias_scale", args.bias_scale, kFP32Only, {capacity});
   check.tensor("d", d, kFloatTypes, {capacity, n});
-  check_apart(
-      check, {{"d", d}},
-      {{"a", a}, {"row_idx", args.row_idx}, {"bias", args.bias}, {"bias_scale", args.bias_scale}},
-      groups, args.workspace);
+  check_apart(check, {{"d", d}},
+              {{"a", a},
+               {"row_idx", args.row_idx},
+               {"bias", args.bias},
+               {"bias_scale", args.bias_scale},
+               scaled_a.scales,
+               scaled_b.scales},
+              groups, args.workspace);
   if (check.ok() && purpose == Purpose::kRun) check_apart(check, {"d", d}, "b", b);
   return check.status();
 }
@@ -40,7 +48,8 @@ Status validate(const Context& context, const GroupedGemmArgs& args, Purpose pur
 Cost cost_of(const GroupedGemmArgs& args) {
   return {problem_text(args.groups, args.a, args.b.tensor),
           bytes_read(args.a, args.row_idx, args.groups) + bytes_of(args.b.tensor) +
-              bytes_of(args.bias) + bytes_of(args.bias_scale),
+              bytes_of(args.bias) + bytes_of(args.bias_scale) + bytes_of(args.a_scales) +
+              bytes_of(args.b_scales),
           bytes_of(args.d)};
 }
 

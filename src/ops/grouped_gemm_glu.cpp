@@ -21,16 +21,26 @@ Status validate(const Context& context, const GroupedGemmGluArgs& args, Purpose 
   check.groups(groups);
   check.require(b.tensor.rank != 3 || b.out_features() % 2 == 0, "b has ", b.out_features(),
                 " out features, must be even: a gate and an up for each column");
-  check.weight("b", b, kFloatTypes, num_groups, two_f, k);
+  const ScaledTensor scaled_a{{"a", a}, {"a_scales", args.a_scales}};
+  const ScaledTensor scaled_b{{"b", b.tensor}, {"b_scales", args.b_scales}};
+  check.weight("b", b, kOperandTypes, num_groups, two_f, k);
   check.gated(args.activation, args.layout, f);
-  check_operand(check, "a", a, "row_idx", args.row_idx, groups, "b", k.size);
+  check_operand(check, scaled_a, args.row_idx, groups, "b", k.size);
+  check_weight_scales(check, b, scaled_b,
+                      b.layout == MOIRE_OUT_IN ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  check_accumulation(check, args.accumulation, scaled_a.data, scaled_b.data);
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, two_f});
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
   check.tensor("act", act, kFloatTypes, {capacity, {"F", f}});
   check.optional_tensor("z", z, kFloatTypes, {capacity, two_f});
   check.same_dtype("z", z, "act", act);
   check_apart(check, {{"act", act}, {"z", z}},
-              {{"a", a}, {"row_idx", args.row_idx}, {"bias", args.bias}, {"probs", args.probs}},
+              {{"a", a},
+               {"row_idx", args.row_idx},
+               {"bias", args.bias},
+               {"probs", args.probs},
+               scaled_a.scales,
+               scaled_b.scales},
               groups, args.workspace);
   if (check.ok() && purpose == Purpose::kRun) {
     check_apart(check, {"act", act}, "b", b);
@@ -42,7 +52,8 @@ Status validate(const Context& context, const GroupedGemmGluArgs& args, Purpose 
 Cost cost_of(const GroupedGemmGluArgs& args) {
   return {problem_text(args.groups, args.a, args.b.tensor),
           bytes_read(args.a, args.row_idx, args.groups) + bytes_of(args.b.tensor) +
-              bytes_of(args.bias) + bytes_of(args.probs),
+              bytes_of(args.bias) + bytes_of(args.probs) + bytes_of(args.a_scales) +
+              bytes_of(args.b_scales),
           bytes_of(args.z) + bytes_of(args.act)};
 }
 

@@ -27,7 +27,12 @@ void check_outputs(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args,
                                  {"grad_probs", args.grad_probs},
                                  {"grad_bias", args.grad_bias}};
   check_apart(check, {outputs[0], outputs[1], outputs[2], outputs[3]},
-              {{"grad_y", args.grad_y}, {"row_idx", args.row_idx}, {"z", z}, {"probs", args.probs}},
+              {{"grad_y", args.grad_y},
+               {"row_idx", args.row_idx},
+               {"z", z},
+               {"probs", args.probs},
+               {"grad_y_scales", args.grad_y_scales},
+               {"w2_scales", args.w2_scales}},
               groups, args.workspace);
   if (!check.ok() || purpose == Purpose::kSizeWorkspace) return;
   for (const NamedTensor& output : outputs) check_apart(check, output, "w2", w2);
@@ -42,9 +47,14 @@ Status validate(const Context& context, const GroupedGemmGluBackwardArgs& args, 
   check.enumerator("tail", args.tail, 2);
   check.enumerator("beta", args.beta, 2);
   check.groups(groups);
-  check.weight("w2", w2, kFloatTypes, num_groups, k, f);
+  const ScaledTensor grad_y{{"grad_y", args.grad_y}, {"grad_y_scales", args.grad_y_scales}};
+  const ScaledTensor scaled_w2{{"w2", w2.tensor}, {"w2_scales", args.w2_scales}};
+  check.weight("w2", w2, kOperandTypes, num_groups, k, f);
   check.gated(args.activation, args.layout, f.size);
-  check_operand(check, "grad_y", args.grad_y, "row_idx", args.row_idx, groups, "w2", k.size);
+  check_operand(check, grad_y, args.row_idx, groups, "w2", k.size);
+  check_weight_scales(check, w2, scaled_w2,
+                      w2.layout == MOIRE_IN_OUT ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  check_accumulation(check, args.accumulation, grad_y.data, scaled_w2.data);
   check.tensor("z", args.z, kFloatTypes, {capacity, {"2F", 2 * f.size}});
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
   if (check.ok()) check_outputs(check, args, f.size, purpose);
@@ -55,7 +65,8 @@ Cost cost_of(const GroupedGemmGluBackwardArgs& args) {
   const int64_t grad_bias = bytes_of(args.grad_bias);
   return {problem_text(args.groups, args.grad_y, args.w2.tensor),
           bytes_read(args.grad_y, args.row_idx, args.groups) + bytes_of(args.w2.tensor) +
-              bytes_of(args.z) + bytes_of(args.probs) + (args.beta != 0 ? grad_bias : 0),
+              bytes_of(args.z) + bytes_of(args.probs) + bytes_of(args.grad_y_scales) +
+              bytes_of(args.w2_scales) + (args.beta != 0 ? grad_bias : 0),
           bytes_of(args.grad_z) + bytes_of(args.act) + bytes_of(args.grad_probs) + grad_bias};
 }
 

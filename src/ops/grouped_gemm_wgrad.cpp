@@ -44,8 +44,13 @@ Status validate(const Context& context, const GroupedGemmWgradArgs& args, Purpos
   d.layout = MOIRE_OUT_IN;  // which of m and n is `out` does not matter here
   const NamedSize m{"m", a.columns()}, n{"n", b.columns()};
   check.groups(groups);
-  check.ragged("a", a, "a_row_idx", args.a_row_idx, groups, m);
-  check.ragged("b", b, "b_row_idx", args.b_row_idx, groups, n);
+  const ScaledTensor scaled_a{{"a", a}, {"a_scales", args.a_scales}};
+  const ScaledTensor scaled_b{{"b", b}, {"b_scales", args.b_scales}};
+  check.ragged("a", a, "a_row_idx", args.a_row_idx, groups, m, kOperandTypes);
+  check.ragged("b", b, "b_row_idx", args.b_row_idx, groups, n, kOperandTypes);
+  check_columnwise_scales(check, scaled_a, {"a_row_idx", args.a_row_idx}, groups, m);
+  check_columnwise_scales(check, scaled_b, {"b_row_idx", args.b_row_idx}, groups, n);
+  check_accumulation(check, args.accumulation, scaled_a.data, scaled_b.data);
   check.weight("d", d, kFloatTypes, {"G", groups.num_groups}, m, n);
   check_beta(check, args);
   if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
@@ -54,6 +59,8 @@ Status validate(const Context& context, const GroupedGemmWgradArgs& args, Purpos
       {"a_row_idx", args.a_row_idx},
       {"b", b},
       {"b_row_idx", args.b_row_idx},
+      scaled_a.scales,
+      scaled_b.scales,
       {"groups.offsets", offsets_of(groups)},
       {"the workspace", bytes_of(args.workspace)},
   };
@@ -67,7 +74,8 @@ Cost cost_of(const GroupedGemmWgradArgs& args) {
   const bool reads_d = args.beta != 0 || args.beta_per_group != nullptr;
   return {problem_text(args.groups, args.a, args.b),
           bytes_read(args.a, args.a_row_idx, args.groups) +
-              bytes_read(args.b, args.b_row_idx, args.groups) + (reads_d ? d : 0),
+              bytes_read(args.b, args.b_row_idx, args.groups) + bytes_of(args.a_scales) +
+              bytes_of(args.b_scales) + (reads_d ? d : 0),
           d};
 }
 

@@ -60,7 +60,7 @@ TEST_F(GroupedGemmCheck, RejectsWrongShapesAndDTypes) {
   rejects(args, "grouped_gemm: b is fp32 [3, 6, 64], needs [G, out, in] = [2, 6, 64]");
   args = gemm.args();
   args.a.dtype = MOIRE_INT32;
-  rejects(args, "grouped_gemm: a is int32 [4, 64], needs fp32, bf16 or fp16");
+  rejects(args, "grouped_gemm: a is int32 [4, 64], needs fp32, bf16, fp16, e4m3 or e5m2");
   args = gemm.args();
   args.bias.shape[1] = 7;
   rejects(args, "needs [G, n] = [2, 6]");

@@ -24,18 +24,41 @@ TestTensor random_rows(Random& random, bool present, const Batch& batch) {
   return t;
 }
 
+// Random weights whose products contract over `in` (or over `out`), and their scales.
+TestWeight random_weight(Random& random, const GemmOptions& o, int64_t num_groups, int64_t out,
+                         int64_t in, bool over_in, TestTensor* scales) {
+  TestWeight w(o.b.is_present() ? o.b.element : o.operands, num_groups, out, in, o.layout,
+               o.listed && !o.b.is_present());
+  const double size = scale_for(over_in ? in : out);
+  if (!o.b.is_present()) {
+    w.randomize(random, size);
+    return w;
+  }
+  const TensorView codes = w.view().tensor;
+  const bool k_is_last = (o.layout == MOIRE_OUT_IN) == over_in;
+  randomize_codes(codes, random, codes.num_rows());
+  *scales = random_weight_scales(random, o.b, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE,
+                                 num_groups, codes.shape[1], codes.shape[2], size);
+  return w;
+}
+
 }  // namespace
 
-RaggedInput::RaggedInput(Random& random, const Batch& batch, DType dtype, int64_t columns,
-                         const GemmOptions& o) {
-  if (o.row_idx == DType::kNone) {
-    rows = TestTensor(dtype, {batch.capacity(), columns}, o.padding);
-    rows.randomize_rows(random, batch.rows());
-    return;
+RaggedInput::RaggedInput(Random& random, const Batch& batch, int64_t columns, const GemmOptions& o,
+                         const Fp8& fp8, int32_t direction) {
+  const bool columnwise = fp8.is_present() && direction == MOIRE_COLUMNWISE;
+  const bool gathered = o.row_idx != DType::kNone && !columnwise;
+  const int64_t sources = gathered ? batch.rows() / 2 + 3 : batch.capacity();
+  const int64_t used = gathered ? sources : batch.rows();
+  rows = TestTensor(fp8.is_present() ? fp8.element : o.operands, {sources, columns}, o.padding);
+  if (fp8.is_present()) {
+    randomize_codes(rows, random, used);
+    scales = columnwise ? random_columnwise_scales(random, fp8, batch.groups(), columns)
+                        : random_rowwise_scales(random, fp8, sources, used, columns);
+  } else {
+    rows.randomize_rows(random, used);
   }
-  const int64_t sources = batch.rows() / 2 + 3;
-  rows = TestTensor(dtype, {sources, columns}, o.padding);
-  rows.randomize(random);
+  if (!gathered) return;
   std::vector<int64_t> indices(static_cast<size_t>(batch.capacity()), -7);
   for (int64_t i = 0; i < batch.rows(); ++i) {
     indices[static_cast<size_t>(i)] = random.integer(0, sources - 1);
@@ -48,20 +71,21 @@ GemmCase::GemmCase(Random& random, const Batch& batch_, int64_t n, int64_t k, bo
     : batch(batch_),
       options(o),
       transpose_b(transpose_b_),
-      a(random, batch, o.operands, k, o),
-      b(o.operands, batch.num_groups(), transpose_b ? k : n, transpose_b ? n : k, o.layout,
-        o.listed),
+      a(random, batch, k, o, o.a, MOIRE_ROWWISE),
+      b(random_weight(random, o, batch.num_groups(), transpose_b ? k : n, transpose_b ? n : k,
+                      !transpose_b, &b_scales)),
       bias(random_tensor(random, o.extras, o.operands, {batch.num_groups(), n})),
       bias_scale(random_rows(random, o.extras, batch)),
-      d(o.output, {batch.capacity(), n}, o.padding) {
-  b.randomize(random, scale_for(k));
-}
+      d(o.output, {batch.capacity(), n}, o.padding) {}
 
 GroupedGemmArgs GemmCase::args() const {
   GroupedGemmArgs args;
   args.a = a.rows;
+  args.a_scales = a.scales;
+  args.accumulation = options.accumulation;
   args.row_idx = a.row_idx;
   args.b = b;
+  args.b_scales = b_scales;
   args.transpose_b = transpose_b ? 1 : 0;
   args.bias = bias;
   args.bias_scale = bias_scale;
@@ -79,20 +103,22 @@ GemmGluCase::GemmGluCase(Random& random, const Batch& batch_, int64_t f, int64_t
                          const GemmOptions& o)
     : batch(batch_),
       options(o),
-      a(random, batch, o.operands, k, o),
-      b(o.operands, batch.num_groups(), 2 * f, k, o.layout, o.listed),
+      a(random, batch, k, o, o.a, MOIRE_ROWWISE),
+      b(random_weight(random, o, batch.num_groups(), 2 * f, k, true, &b_scales)),
       bias(random_tensor(random, o.extras, o.operands, {batch.num_groups(), 2 * f})),
       probs(random_rows(random, o.extras, batch)),
       act(o.output, {batch.capacity(), f}, o.padding) {
-  b.randomize(random, scale_for(k));
   if (o.extras) z = TestTensor(o.output, {batch.capacity(), 2 * f}, o.padding);
 }
 
 GroupedGemmGluArgs GemmGluCase::args() const {
   GroupedGemmGluArgs args;
   args.a = a.rows;
+  args.a_scales = a.scales;
+  args.accumulation = options.accumulation;
   args.row_idx = a.row_idx;
   args.b = b;
+  args.b_scales = b_scales;
   args.bias = bias;
   args.probs = probs;
   args.z = z;
@@ -112,12 +138,11 @@ GemmGluBackwardCase::GemmGluBackwardCase(Random& random, const Batch& batch_, in
                                          const GemmOptions& o)
     : batch(batch_),
       options(o),
-      grad_y(random, batch, o.operands, k, o),
-      w2(o.operands, batch.num_groups(), k, f, o.layout, o.listed),
+      grad_y(random, batch, k, o, o.a, MOIRE_ROWWISE),
+      w2(random_weight(random, o, batch.num_groups(), k, f, false, &w2_scales)),
       z(o.output, {batch.capacity(), 2 * f}, o.padding),
       probs(random_rows(random, o.extras, batch)),
       grad_z(o.output, {batch.capacity(), 2 * f}, o.padding) {
-  w2.randomize(random, scale_for(k));
   z.randomize_rows(random, batch.rows());
   if (!o.extras) return;
   act = TestTensor(o.output, {batch.capacity(), f}, o.padding);
@@ -129,6 +154,9 @@ GemmGluBackwardCase::GemmGluBackwardCase(Random& random, const Batch& batch_, in
 GroupedGemmGluBackwardArgs GemmGluBackwardCase::args() const {
   GroupedGemmGluBackwardArgs args;
   args.grad_y = grad_y.rows;
+  args.grad_y_scales = grad_y.scales;
+  args.w2_scales = w2_scales;
+  args.accumulation = options.accumulation;
   args.row_idx = grad_y.row_idx;
   args.w2 = w2;
   args.z = z;
@@ -153,8 +181,8 @@ WgradCase::WgradCase(Random& random, const Batch& batch_, int64_t m, int64_t n,
                      const GemmOptions& o)
     : batch(batch_),
       options(o),
-      a(random, batch, o.operands, m, o),
-      b(random, batch, o.operands, n, o),
+      a(random, batch, m, o, o.a, MOIRE_COLUMNWISE),
+      b(random, batch, n, o, o.b, MOIRE_COLUMNWISE),
       d(o.output, batch.num_groups(), m, n, MOIRE_OUT_IN, o.listed) {
   if (o.beta != 0) d.randomize(random);
 }
@@ -162,8 +190,11 @@ WgradCase::WgradCase(Random& random, const Batch& batch_, int64_t m, int64_t n,
 GroupedGemmWgradArgs WgradCase::args() const {
   GroupedGemmWgradArgs args;
   args.a = a.rows;
+  args.a_scales = a.scales;
+  args.accumulation = options.accumulation;
   args.a_row_idx = a.row_idx;
   args.b = b.rows;
+  args.b_scales = b.scales;
   args.b_row_idx = b.row_idx;
   args.d = d;
   args.beta = options.beta;

@@ -10,6 +10,7 @@
 
 #include "reference/grouped_gemm.h"
 #include "tests/support/expect.h"
+#include "tests/support/fp8.h"
 #include "tests/support/ragged.h"
 #include "tests/support/tensors.h"
 
@@ -28,6 +29,8 @@ struct GemmOptions {
   Activation activation = {};
   int32_t beta = 0;
   int32_t tail = MOIRE_TAIL_ZERO;
+  Fp8 a, b;  // the operands, instead of `operands`; b is the weight where there is one
+  int32_t accumulation = MOIRE_ACCUMULATE_EXACT;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const GemmOptions& o) {
@@ -35,16 +38,17 @@ inline std::ostream& operator<<(std::ostream& out, const GemmOptions& o) {
              << (o.listed ? ", listed" : "") << (o.row_idx != DType::kNone ? ", gathered" : "")
              << (o.extras ? ", extras" : "") << ", padding " << o.padding << ", block "
              << o.glu.block << ", order " << o.glu.order << ", activation " << o.activation.kind
-             << ", beta " << o.beta << ", tail " << o.tail;
+             << ", beta " << o.beta << ", tail " << o.tail << ", a " << o.a << ", b " << o.b
+             << ", accumulation " << o.accumulation;
 }
 
 // A ragged operand: [capacity, columns] whose tail is NaN, or gathered from more rows than are
-// used.
+// used. FP8 ones have their blocks along `direction`; columnwise ones are never gathered.
 struct RaggedInput {
   RaggedInput() = default;
-  RaggedInput(Random& random, const Batch& batch, DType dtype, int64_t columns,
-              const GemmOptions& o);
-  TestTensor rows, row_idx;
+  RaggedInput(Random& random, const Batch& batch, int64_t columns, const GemmOptions& o,
+              const Fp8& fp8, int32_t direction);
+  TestTensor rows, row_idx, scales;
 };
 
 // forward and dgrad
@@ -58,6 +62,7 @@ struct GemmCase {
   GemmOptions options;
   bool transpose_b;
   RaggedInput a;
+  TestTensor b_scales;  // filled while b is made
   TestWeight b;
   TestTensor bias, bias_scale, d;
 };
@@ -70,6 +75,7 @@ struct GemmGluCase {
   const Batch& batch;
   GemmOptions options;
   RaggedInput a;
+  TestTensor b_scales;  // filled while b is made
   TestWeight b;
   TestTensor bias, probs, z, act;
 };
@@ -83,6 +89,7 @@ struct GemmGluBackwardCase {
   const Batch& batch;
   GemmOptions options;
   RaggedInput grad_y;
+  TestTensor w2_scales;
   TestWeight w2;
   TestTensor z, probs, grad_z, act, grad_probs, grad_bias;
 };

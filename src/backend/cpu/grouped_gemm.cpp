@@ -19,6 +19,8 @@ RaggedM problem(const GroupedGemmArgs& args) {
   p.k = p.a.columns();
   p.groups = args.groups;
   p.row_step = 1;
+  p.a_scales = args.a_scales;
+  p.weight_scales = args.b_scales;
   return p;
 }
 

@@ -21,6 +21,8 @@ RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
   p.k = w2.out_features();
   p.groups = args.groups;
   p.row_step = args.grad_bias.rank != 0 ? kBlockRows : 1;
+  p.a_scales = args.grad_y_scales;
+  p.weight_scales = args.w2_scales;
   return p;
 }
 

@@ -17,6 +17,8 @@ RaggedK problem(const GroupedGemmWgradArgs& args) {
   p.m = p.a.columns();
   p.n = p.b.columns();
   p.groups = args.groups;
+  p.a_scales = args.a_scales;
+  p.b_scales = args.b_scales;
   return p;
 }
 

@@ -63,7 +63,13 @@ struct RaggedM {
   Columns columns;
   int64_t k;
   Groups groups;
-  int64_t row_step;  // tiles start at multiples of it, from the group's first row
+  int64_t row_step;                    // tiles start at multiples of it, from the group's first row
+  TensorView a_scales, weight_scales;  // of FP8 operands; blocks along k
+
+  RowReader weight_rows(int64_t group) const {
+    return {weight.matrix(group), {}, Scales::weight(weight_scales, weight_is_nk, group)};
+  }
+  RowReader a_rows() const { return {a, row_idx, Scales::rowwise(a_scales)}; }
 };
 
 // d_g = a_g^T * b_g over the rows of each group.
@@ -71,6 +77,7 @@ struct RaggedK {
   TensorView a, a_row_idx, b, b_row_idx;
   int64_t m, n;
   Groups groups;
+  TensorView a_scales, b_scales;  // of FP8 operands; blocks down the rows of each group
 };
 
 // Tiles of wgrad are whole micro-tiles of 6 or 8 rows.
@@ -146,9 +153,8 @@ template <Epilogue E>
 void run_tile_weights_left(const Kernels& kernels, const RaggedM& p, const Tile& tile,
                            const Scratch& scratch, const E& epilogue) {
   const int64_t factor = p.columns.per_output(), pitch = sums_pitch(tile.rows);
-  const RowsOnLeft left{RowReader(p.weight.matrix(tile.group), {}), tile.first_column * factor,
-                        &p.columns};
-  const RowsOnRight right{RowReader(p.a, p.row_idx), tile.first_row};
+  const RowsOnLeft left{p.weight_rows(tile.group), tile.first_column * factor, &p.columns};
+  const RowsOnRight right{p.a_rows(), tile.first_row};
   int64_t k = 0;
   do {
     const KBlock block{k, std::min(kBlockK, p.k - k)};
@@ -213,8 +219,8 @@ void multiply_ragged_m(const Context& context, const RaggedM& p, const Workspace
     if (p.weight_is_nk) {
       run_tile_weights_left(set, p, tile, mine, epilogue);
     } else {
-      const RowsOnLeft left{RowReader(p.a, p.row_idx), tile.first_row, nullptr};
-      const ColumnsOnRight right{RowReader(p.weight.matrix(tile.group), {}), 0, &p.columns};
+      const RowsOnLeft left{p.a_rows(), tile.first_row, nullptr};
+      const ColumnsOnRight right{p.weight_rows(tile.group), 0, &p.columns};
       run_tile_rows_left(set, left, right, p.k, p.columns, tile, mine, epilogue);
     }
   });
@@ -238,8 +244,10 @@ void multiply_ragged_k(const Context& context, const RaggedK& p, const Workspace
     const Tile tile{group, row, std::min(shape.rows, p.m - row), column,
                     std::min(shape.columns, p.n - column)};
     const int64_t first_k = p.groups.offsets[group];
-    const ColumnsOnLeft left{RowReader(p.a, p.a_row_idx), first_k, row};
-    const ColumnsOnRight right{RowReader(p.b, p.b_row_idx), first_k, &columns};
+    const ColumnsOnLeft left{
+        {p.a, p.a_row_idx, Scales::columnwise(p.a_scales, p.groups, group)}, first_k, row};
+    const ColumnsOnRight right{
+        {p.b, p.b_row_idx, Scales::columnwise(p.b_scales, p.groups, group)}, first_k, &columns};
     const Scratch mine(
         size, static_cast<char*>(workspace.data) + static_cast<size_t>(thread) * size.bytes());
     run_tile_rows_left(set, left, right, p.groups.offsets[group + 1] - first_k, columns, tile, mine,

@@ -8,6 +8,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "backend/cpu/fp8-inl.h"
 #include "backend/cpu/gemm/micro_kernel-inl.h"
 #include "backend/cpu/gemm/pack-inl.h"
 #include "backend/cpu/glu_rows-inl.h"
@@ -74,6 +75,31 @@ void DecodePairs(const void* row, DType dtype, const ResolvedGluLayout& layout, 
   std::memcpy(target + n, up, count * sizeof(float));
 }
 
+void DecodeFp8(const Fp8Row& row, int64_t first, int64_t n, float* target) {
+  namespace fp8 = cpu::HWY_NAMESPACE;
+  const auto decode = row.scale_per_column ? fp8::DecodeColumnwise : fp8::DecodeRowwise;
+  decode(row.data, row.dtype, row.scales, row.scale_dtype, first, n, target);
+}
+
+// Whole runs where the halves have some; else their elements lie together, and are parted after.
+void DecodeFp8Pairs(const Fp8Row& row, const ResolvedGluLayout& layout, int64_t first, int64_t n,
+                    float* target) {
+  namespace glu = cpu::HWY_NAMESPACE;
+  float* const one = layout.gate_first ? target : target + n;
+  float* const two = layout.gate_first ? target + n : target;
+  if (layout.block == 1) {
+    alignas(64) float pairs[2 * glu::kGluSegment];
+    DecodeFp8(row, 2 * first, 2 * n, pairs);
+    DecodePairs(pairs, DType::kFP32, layout, 0, n, target);
+    return;
+  }
+  glu::for_each_run(layout, first, static_cast<size_t>(n),
+                    [&](int64_t i, int64_t p, int64_t q, size_t length) {
+                      DecodeFp8(row, p, static_cast<int64_t>(length), one + i);
+                      DecodeFp8(row, q, static_cast<int64_t>(length), two + i);
+                    });
+}
+
 void AddScaled(const float* values, float scale, int64_t n, float* sums) {
   const FloatTag d;
   const auto factor = hn::Set(d, scale);
@@ -86,8 +112,9 @@ void AddScaled(const float* values, float scale, int64_t n, float* sums) {
 }
 
 const Kernels* GetKernels() {
-  static constexpr Kernels set = {kMicroRows,  kPanelWidth, kLanes,    Decode,       Encode,
-                                  DecodePairs, AddScaled,   Transpose, CopyToPanels, Multiply};
+  static constexpr Kernels set = {kMicroRows, kPanelWidth, kLanes,       Decode,
+                                  Encode,     DecodePairs, DecodeFp8,    DecodeFp8Pairs,
+                                  AddScaled,  Transpose,   CopyToPanels, Multiply};
   return &set;
 }
 

@@ -2,7 +2,7 @@
 //
 // The product of a block is sum[i][j] = sum over k of left[i][k] * right[k][j]. `left` is rows of
 // FP32, each contiguous in k, whose elements are broadcast; `right` is packed in panels, whose rows
-// are vectors. Both are FP32: storage types are decoded on the way here.
+// are vectors. Both are FP32: storage types are decoded on the way here, FP8 times its scale.
 //
 // The rule that all bits rest on: an element's sum over one block of at most kBlockK products is
 // one chain of fused multiply-adds from zero with k ascending, and blocks are added in order.
@@ -48,6 +48,16 @@ struct Upcoming {
   int64_t bytes = 0;
 };
 
+// A row of FP8 elements times their scales, rounded to FP32 once: one scale per element, or one per
+// 32 (E8M0) or 128 (FP32) of them.
+struct Fp8Row {
+  const uint8_t* data;
+  DType dtype;  // E4M3 or E5M2
+  const void* scales;
+  DType scale_dtype;  // E8M0 or FP32
+  bool scale_per_column;
+};
+
 // A panel's columns: `width` of them, the last panel as many vectors as it needs. Panels follow
 // each other, each [kc][its width].
 struct Kernels {
@@ -62,6 +72,10 @@ struct Kernels {
   // then n ups.
   void (*decode_pairs)(const void* row, DType dtype, const ResolvedGluLayout& layout, int64_t first,
                        int64_t n, float* target);
+  // Elements [first, first + n) of a row, and the same of both halves of a gate and up row.
+  void (*decode_fp8)(const Fp8Row& row, int64_t first, int64_t n, float* target);
+  void (*decode_fp8_pairs)(const Fp8Row& row, const ResolvedGluLayout& layout, int64_t first,
+                           int64_t n, float* target);
 
   // sums += scale * values, one multiply-add each.
   void (*add_scaled)(const float* values, float scale, int64_t n, float* sums);

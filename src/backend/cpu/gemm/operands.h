@@ -1,5 +1,5 @@
 // The operands of a block product: where their elements lie and how they come into the cache
-// blocks. A quantised format joins by a reader that decodes its rows.
+// blocks. Everything is FP32 from there on: the reader decodes what is stored, and applies scales.
 #pragma once
 
 #include <moire/tensor.h>
@@ -11,6 +11,7 @@
 
 #include "backend/cpu/gemm/columns.h"
 #include "backend/cpu/gemm/kernels.h"
+#include "backend/cpu/gemm/scales.h"
 
 namespace moire::cpu::gemm {
 
@@ -21,16 +22,17 @@ inline constexpr std::array<float, kBlockK> kZeros{};
 // column of them spreads over the cache's sets.
 inline constexpr int64_t kLeftPitch = kBlockK + 16;
 
-// Rows of a matrix as floats, perhaps looked up through an index.
+// Rows of a matrix as floats, perhaps looked up through an index, perhaps scaled.
 class RowReader {
  public:
-  RowReader(const TensorView& matrix, const TensorView& row_idx)
+  RowReader(const TensorView& matrix, const TensorView& row_idx, const Scales& scales)
       : data_(static_cast<const char*>(matrix.data)),
         dtype_(matrix.type()),
         element_bytes_(dtype_size(matrix.type())),
         row_bytes_(matrix.stride() * element_bytes_),
         index_(row_idx.is_present() ? row_idx.data : nullptr),
-        index_is_64_bits_(row_idx.type() == DType::kInt64) {}
+        index_is_64_bits_(row_idx.type() == DType::kInt64),
+        scales_(scales) {}
 
   // Elements [column, column + n) of a row: where they lie if they are FP32, else decoded into
   // scratch.
@@ -38,14 +40,22 @@ class RowReader {
                     float* scratch) const {
     const char* p = address(row, column);
     if (dtype_ == DType::kFP32) return reinterpret_cast<const float*>(p);
-    k.decode(p, dtype_, n, scratch);
+    if (scales_.is_present()) {
+      k.decode_fp8(fp8_row(row), column, n, scratch);
+    } else {
+      k.decode(p, dtype_, n, scratch);
+    }
     return scratch;
   }
 
   // The same of both halves of a gate and up row.
   void read_pairs(const Kernels& k, int64_t row, const ResolvedGluLayout& layout, int64_t first,
                   int64_t n, float* target) const {
-    k.decode_pairs(address(row, 0), dtype_, layout, first, n, target);
+    if (scales_.is_present()) {
+      k.decode_fp8_pairs(fp8_row(row), layout, first, n, target);
+    } else {
+      k.decode_pairs(address(row, 0), dtype_, layout, first, n, target);
+    }
   }
 
   const char* address(int64_t row, int64_t column) const {
@@ -64,6 +74,10 @@ class RowReader {
     return index_is_64_bits_ ? static_cast<const int64_t*>(index_)[row]
                              : static_cast<const int32_t*>(index_)[row];
   }
+  Fp8Row fp8_row(int64_t row) const {
+    return {reinterpret_cast<const uint8_t*>(address(row, 0)), dtype_, scales_.row(source(row)),
+            scales_.dtype(), scales_.is_per_column()};
+  }
 
   const char* data_;
   DType dtype_;
@@ -71,6 +85,7 @@ class RowReader {
   int64_t row_bytes_;
   const void* index_;
   bool index_is_64_bits_;
+  Scales scales_;
 };
 
 // One K block of a product.

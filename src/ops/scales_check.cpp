@@ -1,0 +1,149 @@
+#include "ops/scales_check.h"
+
+namespace moire {
+namespace {
+
+// A shape with the names of its sizes.
+struct Shape {
+  std::string names[3];
+  int64_t sizes[3] = {};
+  int32_t rank = 0;
+
+  void add(std::string name, int64_t size) {
+    names[rank] = std::move(name);
+    sizes[rank++] = size;
+  }
+  NamedSize size(int32_t i) const { return {names[i], sizes[i]}; }
+  bool equals(const TensorView& t) const {
+    bool equal = t.rank == rank;
+    for (int32_t i = 0; equal && i < rank; ++i) equal = t.shape[i] == sizes[i];
+    return equal;
+  }
+};
+
+int64_t block_of(const TensorView& scales) { return scales.type() == DType::kE8M0 ? 32 : 128; }
+int64_t blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
+std::string blocks_text(std::string_view name, int64_t block) {
+  return concat("ceil(", name, " / ", block, ")");
+}
+std::string_view direction_name(int32_t direction) {
+  return direction == MOIRE_ROWWISE ? "rowwise" : "columnwise";
+}
+
+Shape ragged_shape(const TensorView& scales, int32_t direction, NamedSize rows, NamedSize columns,
+                   const Groups& groups) {
+  const int64_t b = block_of(scales);
+  Shape s;
+  if (direction == MOIRE_ROWWISE) {
+    s.add(std::string(rows.name), rows.size);
+    s.add(blocks_text(columns.name, b), blocks(columns.size, b));
+  } else {
+    s.add(concat(rows.name, " / ", b, " + G"), rows.size / b + groups.num_groups);
+    s.add(std::string(columns.name), columns.size);
+  }
+  return s;
+}
+
+Shape weight_shape(const Weight& w, const TensorView& scales, int32_t direction) {
+  const bool out_in = w.layout == MOIRE_OUT_IN;
+  const NamedSize rows{out_in ? "out" : "in", w.tensor.shape[1]};
+  const NamedSize columns{out_in ? "in" : "out", w.tensor.shape[2]};
+  const int64_t b = block_of(scales);
+  const bool tiles = scales.type() == DType::kFP32;
+  const auto add = [b](Shape& s, NamedSize n, bool is_cut) {
+    is_cut ? s.add(blocks_text(n.name, b), blocks(n.size, b)) : s.add(std::string(n.name), n.size);
+  };
+  Shape s;
+  s.add("G", w.tensor.shape[0]);
+  add(s, rows, tiles || direction == MOIRE_COLUMNWISE);
+  add(s, columns, tiles || direction == MOIRE_ROWWISE);
+  return s;
+}
+
+// Scales of this dtype and shape; `other` is what they would be for the other direction.
+bool check_shape(ArgumentCheck& check, const NamedTensor& scales, const Shape& wanted,
+                 const Shape& other, int32_t direction) {
+  const TensorView& t = scales.tensor;
+  if (!wanted.equals(t) && other.equals(t)) {
+    std::string names, sizes;
+    for (int32_t i = 0; i < wanted.rank; ++i) {
+      names += concat(i == 0 ? "" : ", ", wanted.names[i]);
+      sizes += concat(i == 0 ? "" : ", ", wanted.sizes[i]);
+    }
+    return check.require(false, scales.name, " is ", to_string(t), ", which is the shape of ",
+                         direction_name(1 - direction), " scales; this call needs ",
+                         direction_name(direction), " ones, [", names, "] = [", sizes, "]");
+  }
+  if (wanted.rank == 2) {
+    return check.tensor(scales.name, t, kScaleTypes, {wanted.size(0), wanted.size(1)});
+  }
+  return check.tensor(scales.name, t, kScaleTypes,
+                      {wanted.size(0), wanted.size(1), wanted.size(2)});
+}
+
+// Whether there are scales to be looked at: exactly where the data is FP8, of a known type.
+bool has_scales(ArgumentCheck& check, const ScaledTensor& t) {
+  const TensorView &data = t.data.tensor, &scales = t.scales.tensor;
+  if (!is_fp8(data)) {
+    check.require(!scales.is_present(), t.scales.name, " is ", to_string(scales), " but ",
+                  t.data.name, " is ", to_string(data), ", needs e4m3 or e5m2 beside scales");
+    return false;
+  }
+  check.require(scales.is_present(), t.data.name, " is ", to_string(data), " but ", t.scales.name,
+                " is absent, needs its e8m0 or fp32 scales");
+  return check.require(scales.type() == DType::kE8M0 || scales.type() == DType::kFP32,
+                       t.scales.name, " is ", to_string(scales), ", needs e8m0 or fp32");
+}
+
+}  // namespace
+
+bool check_rowwise_scales(ArgumentCheck& check, const ScaledTensor& t, const Groups& groups,
+                          NamedSize columns) {
+  if (!check.ok() || !has_scales(check, t)) return check.ok();
+  const TensorView& data = t.data.tensor;
+  const NamedSize rows{data.shape[0] == groups.capacity ? "capacity" : "T", data.shape[0]};
+  const TensorView& scales = t.scales.tensor;
+  return check_shape(check, t.scales, ragged_shape(scales, MOIRE_ROWWISE, rows, columns, groups),
+                     ragged_shape(scales, MOIRE_COLUMNWISE, rows, columns, groups), MOIRE_ROWWISE);
+}
+
+bool check_columnwise_scales(ArgumentCheck& check, const ScaledTensor& t,
+                             const NamedTensor& row_idx, const Groups& groups, NamedSize columns) {
+  if (!check.ok() || !has_scales(check, t)) return check.ok();
+  if (!check.require(!row_idx.tensor.is_present(), row_idx.name, " is present but ", t.data.name,
+                     " is ", to_string(t.data.tensor),
+                     ", whose columnwise scales are in the order of the groups: gather before "
+                     "quantising")) {
+    return false;
+  }
+  const NamedSize rows{"capacity", groups.capacity};
+  const TensorView& scales = t.scales.tensor;
+  return check_shape(check, t.scales, ragged_shape(scales, MOIRE_COLUMNWISE, rows, columns, groups),
+                     ragged_shape(scales, MOIRE_ROWWISE, rows, columns, groups), MOIRE_COLUMNWISE);
+}
+
+bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTensor& t,
+                         int32_t direction) {
+  if (!check.ok() || !has_scales(check, t)) return check.ok();
+  if (!check.require(w.list == nullptr, t.data.name, " is a list of ",
+                     dtype_name(t.data.tensor.type()),
+                     " matrices, needs packed weights: their scales are one tensor")) {
+    return false;
+  }
+  const TensorView& scales = t.scales.tensor;
+  return check_shape(check, t.scales, weight_shape(w, scales, direction),
+                     weight_shape(w, scales, 1 - direction), direction);
+}
+
+bool check_quantized_output(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
+                            int32_t direction, const Groups& groups, NamedSize columns) {
+  const TensorView data = q.data;
+  const std::string data_name = concat(name, ".data"), scales_name = concat(name, ".scales");
+  if (!data.is_present() && q.scales.rank == 0) return check.ok();
+  check.tensor(data_name, data, kFp8Types, {{"capacity", groups.capacity}, columns});
+  const ScaledTensor t{{data_name, data}, {scales_name, q.scales}};
+  if (direction == MOIRE_ROWWISE) return check_rowwise_scales(check, t, groups, columns);
+  return check_columnwise_scales(check, t, {}, groups, columns);
+}
+
+}  // namespace moire

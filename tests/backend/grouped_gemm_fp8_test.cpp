@@ -1,0 +1,374 @@
+// The grouped GEMMs of FP8 operands: against the reference, and bit for bit against the same call
+// on the decoded operands, for what is summed are products of decoded values.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "backend/cpu/simd_targets.h"
+#include "reference/scaled.h"
+#include "tests/backend/each_target.h"
+#include "tests/support/grouped_gemm_cases.h"
+
+namespace moire::test {
+namespace {
+
+constexpr Fp8 kNotQuantised{};
+constexpr Fp8 kMx4{DType::kE4M3, DType::kE8M0};
+constexpr Fp8 kMx5{DType::kE5M2, DType::kE8M0};
+constexpr Fp8 kBlock4{DType::kE4M3, DType::kFP32};
+constexpr Fp8 kBlock5{DType::kE5M2, DType::kFP32};
+
+// What each operand may be, at least one of the two FP8.
+struct Formats {
+  Fp8 a, b;
+  DType operands = DType::kBF16;  // of the one that is not
+};
+constexpr Formats kFormats[] = {
+    {kMx4, kMx4},
+    {kMx5, kMx4},
+    {kBlock4, kBlock4},
+    {kBlock5, kBlock4},
+    {kMx4, kBlock4},
+    {kBlock4, kMx5},
+    {kMx4, kNotQuantised},
+    {kNotQuantised, kMx4, DType::kFP32},
+    {kBlock5, kNotQuantised, DType::kFP16},
+};
+
+GemmOptions options(const Formats& f, int32_t layout, DType output = DType::kFP32) {
+  GemmOptions o;
+  o.a = f.a;
+  o.b = f.b;
+  o.operands = f.operands;
+  o.output = output;
+  o.layout = layout;
+  return o;
+}
+
+// [rows in use, k] of decoded values as an FP32 tensor of `capacity` rows, the tail NaN.
+TestTensor to_fp32(const reference::Matrix& m, int64_t capacity) {
+  TestTensor t(DType::kFP32, {capacity, m.columns});
+  for (int64_t i = 0; i < m.rows; ++i) {
+    for (int64_t j = 0; j < m.columns; ++j) t.set(i, j, m.at(i, j).value);
+  }
+  return t;
+}
+
+TestWeight to_fp32(const TestWeight& w, const TestTensor& scales, int32_t layout, bool over_in,
+                   int64_t num_groups, int64_t out, int64_t in) {
+  TestWeight decoded(DType::kFP32, num_groups, out, in, layout);
+  const bool k_is_last = (layout == MOIRE_OUT_IN) == over_in;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const reference::Matrix m =
+        reference::read_weight(w, scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE, g);
+    for (int64_t i = 0; i < out; ++i) {
+      for (int64_t j = 0; j < in; ++j) decoded.set(g, i, j, m.at(i, j).value);
+    }
+  }
+  return decoded;
+}
+
+// The same case with both operands decoded to FP32 beforehand.
+GemmCase decoded(const GemmCase& c, int64_t n, int64_t k) {
+  GemmCase d = c;
+  d.a.rows = to_fp32(reference::read_rowwise(c.a.rows, c.a.scales, c.a.row_idx, c.batch.rows()),
+                     c.batch.capacity());
+  d.b = to_fp32(c.b, c.b_scales, c.options.layout, !c.transpose_b, c.batch.num_groups(),
+                c.transpose_b ? k : n, c.transpose_b ? n : k);
+  d.a.row_idx = d.a.scales = d.b_scales = {};
+  return d;
+}
+
+GemmGluCase decoded(const GemmGluCase& c, int64_t f, int64_t k) {
+  GemmGluCase d = c;
+  d.a.rows = to_fp32(reference::read_rowwise(c.a.rows, c.a.scales, c.a.row_idx, c.batch.rows()),
+                     c.batch.capacity());
+  d.b = to_fp32(c.b, c.b_scales, c.options.layout, true, c.batch.num_groups(), 2 * f, k);
+  d.a.row_idx = d.a.scales = d.b_scales = {};
+  return d;
+}
+
+GemmGluBackwardCase decoded(const GemmGluBackwardCase& c, int64_t f, int64_t k) {
+  GemmGluBackwardCase d = c;
+  d.grad_y.rows = to_fp32(
+      reference::read_rowwise(c.grad_y.rows, c.grad_y.scales, c.grad_y.row_idx, c.batch.rows()),
+      c.batch.capacity());
+  d.w2 = to_fp32(c.w2, c.w2_scales, c.options.layout, false, c.batch.num_groups(), k, f);
+  d.grad_y.row_idx = d.grad_y.scales = d.w2_scales = {};
+  return d;
+}
+
+WgradCase decoded(const WgradCase& c) {
+  WgradCase d = c;
+  const auto decode = [&](const RaggedInput& in) {
+    return to_fp32(reference::read_columnwise(in.rows, in.scales, in.row_idx, c.batch.groups()),
+                   c.batch.capacity());
+  };
+  d.a.rows = decode(c.a);
+  d.b.rows = decode(c.b);
+  d.a.row_idx = d.a.scales = d.b.row_idx = d.b.scales = {};
+  return d;
+}
+
+testing::AssertionResult tail_is_right(const TensorView& t, const Batch& batch, int32_t tail) {
+  return tail == MOIRE_TAIL_ZERO ? tail_is_zero(t, batch.groups())
+                                 : tail_is_untouched(t, batch.groups());
+}
+
+void check_gemm(Random& random, const Context& context, const Batch& batch, int64_t n, int64_t k,
+                bool transpose_b, const GemmOptions& o) {
+  GemmCase c(random, batch, n, k, transpose_b, o);
+  SCOPED_TRACE(testing::Message() << o << ", transpose_b " << transpose_b);
+  GemmCase same = decoded(c, n, k);
+  ASSERT_TRUE(succeeds(c.run(context)));
+  ASSERT_TRUE(succeeds(same.run(context)));
+  EXPECT_TRUE(matches(c.d, reference::grouped_gemm(c.args()), batch.groups()));
+  EXPECT_TRUE(same_bits(c.d, same.d));
+  EXPECT_TRUE(tail_is_right(c.d, batch, o.tail));
+  EXPECT_TRUE(c.d.is_undamaged());
+}
+
+void check_glu(Random& random, const Context& context, const Batch& batch, int64_t f, int64_t k,
+               const GemmOptions& o) {
+  GemmGluCase c(random, batch, f, k, o);
+  SCOPED_TRACE(testing::Message() << o);
+  GemmGluCase same = decoded(c, f, k);
+  ASSERT_TRUE(succeeds(c.run(context)));
+  ASSERT_TRUE(succeeds(same.run(context)));
+  const reference::GemmGluResults want = reference::grouped_gemm_glu(c.args());
+  EXPECT_TRUE(matches(c.act, want.act, batch.groups()));
+  EXPECT_TRUE(same_bits(c.act, same.act));
+  if (o.extras) {
+    EXPECT_TRUE(matches(c.z, want.z, batch.groups()));
+    EXPECT_TRUE(same_bits(c.z, same.z));
+  }
+  EXPECT_TRUE(c.act.is_undamaged() && c.z.is_undamaged());
+}
+
+void check_glu_backward(Random& random, const Context& context, const Batch& batch, int64_t f,
+                        int64_t k, const GemmOptions& o) {
+  GemmGluBackwardCase c(random, batch, f, k, o);
+  SCOPED_TRACE(testing::Message() << o);
+  GemmGluBackwardCase same = decoded(c, f, k);
+  const reference::GemmGluBackwardResults want = reference::grouped_gemm_glu_backward(c.args());
+  ASSERT_TRUE(succeeds(c.run(context)));
+  ASSERT_TRUE(succeeds(same.run(context)));
+  EXPECT_TRUE(matches(c.grad_z, want.grad_z, batch.groups()));
+  EXPECT_TRUE(same_bits(c.grad_z, same.grad_z));
+  EXPECT_TRUE(c.grad_z.is_undamaged());
+  if (!o.extras) return;
+  EXPECT_TRUE(same_bits(c.act, same.act));
+  EXPECT_TRUE(same_bits(c.grad_probs, same.grad_probs));
+  EXPECT_TRUE(same_bits(c.grad_bias, same.grad_bias));
+}
+
+void check_wgrad(Random& random, const Context& context, const Batch& batch, int64_t m, int64_t n,
+                 const GemmOptions& o) {
+  WgradCase c(random, batch, m, n, o);
+  SCOPED_TRACE(testing::Message() << o);
+  WgradCase same = decoded(c);
+  const reference::Weights want = reference::grouped_gemm_wgrad(c.args());
+  ASSERT_TRUE(succeeds(c.run(context)));
+  ASSERT_TRUE(succeeds(same.run(context)));
+  EXPECT_TRUE(matches(c.d, want));
+  EXPECT_TRUE(same_bits(c.d, same.d));
+  EXPECT_TRUE(c.d.is_undamaged());
+}
+
+class Fp8GemmOnRaggedCases : public testing::TestWithParam<RaggedCase> {};
+INSTANTIATE_TEST_SUITE_P(Table, Fp8GemmOnRaggedCases, testing::ValuesIn(ragged_table()), case_name);
+
+TEST_P(Fp8GemmOnRaggedCases, EqualTheReferenceAndTheDecodedCall) {
+  Random random;
+  const Context context = cpu(2);
+  const Batch batch(GetParam());
+  const bool many = batch.num_groups() > 100;
+  const int64_t n = many ? 7 : 41, k = many ? 9 : 300;
+  for (const Formats& formats : {kFormats[0], kFormats[3]}) {
+    for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+      GemmOptions o = options(formats, layout);
+      o.tail = layout;
+      check_gemm(random, context, batch, n, k, false, o);
+      check_gemm(random, context, batch, n, k, true, o);
+      check_glu(random, context, batch, n, k, o);
+      check_glu_backward(random, context, batch, n, k, o);
+      o.beta = layout;
+      check_wgrad(random, context, batch, n, k / 4, o);
+    }
+  }
+}
+
+// Every format beside every other, in every pass and orientation, gathered or not.
+TEST(Fp8Gemm, TakesEveryFormat) {
+  Random random;
+  const Context context = cpu(2);
+  const Batch batch({5, 0, 150}, 2);
+  for (const Formats& formats : kFormats) {
+    for (const int variant : {0, 1, 2, 3}) {
+      GemmOptions o = options(formats, variant % 2, variant < 2 ? DType::kFP32 : DType::kBF16);
+      o.row_idx = variant == 0 ? DType::kNone : variant == 1 ? DType::kInt32 : DType::kInt64;
+      o.extras = variant != 2;
+      o.padding = 3 * variant;
+      check_gemm(random, context, batch, 37, 290, false, o);
+      check_gemm(random, context, batch, 37, 290, true, o);
+      check_glu(random, context, batch, 37, 290, o);
+      check_glu_backward(random, context, batch, 37, 290, o);
+      check_wgrad(random, context, batch, 37, 140, o);
+    }
+  }
+}
+
+TEST(Fp8Gemm, TakesEveryGluLayout) {
+  Random random;
+  const Context context = cpu(2);
+  const Batch batch({3, 40}, 1);
+  for (const Formats& formats : {kFormats[0], kFormats[2], kFormats[4]}) {
+    for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+      for (const int64_t block : {0, 1, 6, 8, 32, 96}) {
+        for (const int32_t order : {MOIRE_GATE_FIRST, MOIRE_UP_FIRST}) {
+          GemmOptions o = options(formats, layout, DType::kBF16);
+          o.glu = GluLayout::interleaved(block, order);
+          check_glu(random, context, batch, 192, 40, o);
+          check_glu_backward(random, context, batch, 192, 40, o);
+        }
+      }
+    }
+  }
+}
+
+TEST(Fp8Gemm, TakesShapesThatBreakTilesAndBlocks) {
+  Random random;
+  const Context context = cpu(2);
+  const Batch batch({2, 17}, 1);
+  struct Shape {
+    int64_t n, k;
+  };
+  const Shape shapes[] = {{1, 1},    {5, 31},   {6, 32},   {7, 33},   {16, 127}, {17, 128},
+                          {63, 129}, {64, 255}, {65, 257}, {97, 513}, {961, 65}, {300, 0}};
+  for (const Shape& s : shapes) {
+    for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+      for (const Formats& formats : {kFormats[0], kFormats[2]}) {
+        const GemmOptions o = options(formats, layout);
+        check_gemm(random, context, batch, s.n, s.k, false, o);
+        check_glu(random, context, batch, s.n, s.k, o);
+        check_glu_backward(random, context, batch, s.n, s.k, o);
+        check_wgrad(random, context, batch, s.n, s.k, o);
+      }
+    }
+  }
+}
+
+// Products with one: d is the decoded value.
+TEST(Fp8Gemm, DecodesEveryCodeAtEveryScale) {
+  constexpr int64_t kPairs = 256 * 256;
+  const Batch batch({kPairs});
+  for (const DType element : {DType::kE4M3, DType::kE5M2}) {
+    TestTensor a(element, {kPairs, 1}), scales(DType::kE8M0, {kPairs, 1});
+    TestTensor d(DType::kFP32, {kPairs, 1});
+    for (int64_t i = 0; i < kPairs; ++i) {
+      a.as<uint8_t>()[i] = static_cast<uint8_t>(i % 256);
+      scales.as<uint8_t>()[i] = static_cast<uint8_t>(i / 256);
+    }
+    TestWeight one(DType::kFP32, 1, 1, 1);
+    one.set(0, 0, 0, 1);
+    GroupedGemmArgs args;
+    args.a = a;
+    args.a_scales = scales;
+    args.b = one;
+    args.d = d;
+    args.groups = batch.groups();
+    ASSERT_TRUE(succeeds(run(cpu(2), args, grouped_gemm, grouped_gemm_workspace)));
+    for (int64_t i = 0; i < kPairs; ++i) {
+      const double want = reference::round_to(DType::kFP32, a.get(i, 0) * scales.get(i, 0));
+      const double got = d.get(i, 0);
+      ASSERT_TRUE(got == want || (std::isnan(got) && std::isnan(want)))
+          << "code " << i % 256 << " at scale " << i / 256 << " is " << got << ", want " << want;
+    }
+  }
+}
+
+// Every byte of all outputs of one call of each op.
+struct Outputs {
+  Outputs(const GemmCase& forward_, const GemmCase& dgrad_, const GemmGluCase& glu_,
+          const GemmGluBackwardCase& backward_, const WgradCase& wgrad_)
+      : forward(forward_), dgrad(dgrad_), glu(glu_), backward(backward_), wgrad(wgrad_) {}
+  void run(const Context& context) {
+    ASSERT_TRUE(succeeds(forward.run(context)));
+    ASSERT_TRUE(succeeds(dgrad.run(context)));
+    ASSERT_TRUE(succeeds(glu.run(context)));
+    ASSERT_TRUE(succeeds(backward.run(context)));
+    ASSERT_TRUE(succeeds(wgrad.run(context)));
+  }
+  void expect_same(const Outputs& other) const {
+    EXPECT_TRUE(same_bits(forward.d, other.forward.d));
+    EXPECT_TRUE(same_bits(dgrad.d, other.dgrad.d));
+    EXPECT_TRUE(same_bits(glu.act, other.glu.act));
+    EXPECT_TRUE(same_bits(backward.grad_z, other.backward.grad_z));
+    EXPECT_TRUE(same_bits(backward.grad_bias, other.backward.grad_bias));
+    EXPECT_TRUE(same_bits(wgrad.d, other.wgrad.d));
+  }
+  GemmCase forward, dgrad;
+  GemmGluCase glu;
+  GemmGluBackwardCase backward;
+  WgradCase wgrad;
+};
+
+Outputs all_ops(Random& random, const Batch& batch, const GemmOptions& o) {
+  return {GemmCase(random, batch, 200, 530, false, o), GemmCase(random, batch, 530, 200, true, o),
+          GemmGluCase(random, batch, 150, 300, o), GemmGluBackwardCase(random, batch, 150, 300, o),
+          WgradCase(random, batch, 400, 100, o)};
+}
+
+TEST(Fp8Gemm, HasTheSameBitsOnAnyThreadsAndInstructionSet) {
+  Random random;
+  const Batch batch({3, 0, 140, 21}, 2);
+  for (const Formats& formats : {kFormats[1], kFormats[2]}) {
+    for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+      const Outputs fresh = all_ops(random, batch, options(formats, layout));
+      Outputs one = fresh;
+      one.run(cpu(1));
+      Outputs three = fresh;
+      three.run(cpu(3));
+      three.expect_same(one);
+      cpu::for_each_target([&] {
+        Outputs other = fresh;
+        other.run(cpu(2));
+        other.expect_same(one);
+      });
+    }
+  }
+}
+
+TEST(Fp8Gemm, KeepsNanElementsAndNanScalesToTheirGroup) {
+  Random random;
+  const Batch batch({33, 40});  // the second group's blocks start in the middle of 32 rows
+  for (const Formats& formats : {kFormats[0], kFormats[2]}) {
+    const GemmOptions o = options(formats, MOIRE_IN_OUT);
+    GemmCase clean(random, batch, 48, 64, false, o);
+    GemmCase dirty = clean;
+    dirty.a.rows.as<uint8_t>()[3] = 0x7F;
+    TensorView(dirty.a.scales).type() == DType::kE8M0 ? dirty.a.scales.as<uint8_t>()[5] = 0xFF
+                                                      : dirty.a.scales.as<uint8_t>()[3] = 0x7F;
+    WgradCase clean_w(random, batch, 20, 30, o);
+    WgradCase dirty_w = clean_w;
+    // Row 32 is the last of the first group.
+    dirty_w.a.rows.as<uint8_t>()[20 * 32 + 4] = 0x7F;
+    std::memset(dirty_w.b.scales.as<uint8_t>(), 0xFF, 4);
+    for (GemmCase* c : {&clean, &dirty}) ASSERT_TRUE(succeeds(c->run(cpu(2))));
+    for (WgradCase* c : {&clean_w, &dirty_w}) ASSERT_TRUE(succeeds(c->run(cpu(2))));
+    EXPECT_TRUE(std::isnan(dirty.d.get(0, 0)));
+    EXPECT_TRUE(std::isnan(dirty_w.d.get(0, 4, 0)));
+    for (int64_t j = 0; j < 48; ++j) {
+      for (int64_t i = 33; i < 73; ++i) ASSERT_EQ(dirty.d.get(i, j), clean.d.get(i, j));
+    }
+    for (int64_t i = 0; i < 20; ++i) {
+      for (int64_t j = 0; j < 30; ++j) {
+        ASSERT_EQ(dirty_w.d.get(1, i, j), clean_w.d.get(1, i, j));
+        ASSERT_EQ(std::isnan(dirty_w.d.get(0, i, j)), i == 4 || j < (o.b.block() == 32 ? 4 : 1));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moire::test
