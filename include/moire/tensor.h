@@ -38,11 +38,12 @@ struct TensorView : moire_tensor {
   bool is_present() const { return rank != 0; }
   DType type() const { return static_cast<DType>(dtype); }
   int64_t dim(int axis) const { return shape[axis < 0 ? rank + axis : axis]; }
-  int64_t columns() const { return rank == 0 ? 0 : shape[rank - 1]; }
+  // 0 for a rank that there is not, so that a struct from C can be described before it is refused.
+  int64_t columns() const { return rank < 1 || rank > 3 ? 0 : shape[rank - 1]; }
   // Product of all dimensions but the last.
   int64_t num_rows() const {
     int64_t n = 1;
-    for (int32_t i = 0; i + 1 < rank; ++i) n *= shape[i];
+    for (int32_t i = 0; i + 1 < rank && i < 3; ++i) n *= shape[i];
     return rank == 0 ? 0 : n;
   }
   int64_t num_elements() const { return num_rows() * columns(); }

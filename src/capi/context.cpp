@@ -54,6 +54,10 @@ const char* moire_build_info(void) { return moire::build_info().c_str(); }
 int32_t moire_device_count(int32_t device, int32_t* count) {
   return guarded([&]() -> Status {
     if (count == nullptr) return {Code::kInvalidArgument, "moire_device_count: count is null"};
+    if (device != MOIRE_CPU && device != MOIRE_CUDA) {
+      return {Code::kInvalidArgument, moire::concat("moire_device_count: device is ", device,
+                                                    ", must be 0 (cpu) or 1 (cuda)")};
+    }
     *count = moire::device_count(static_cast<moire::Device>(device));
     return {};
   });
@@ -76,6 +80,10 @@ int32_t moire_context_create(const moire_context_options* given, moire_context**
     moire::Args<moire_context_options> read;
     if (Status status = moire::capi::read_args("moire_context_create", given, &read); !status.ok())
       return status;
+    if (read.strict != 0 && read.strict != 1) {
+      return {Code::kInvalidArgument,
+              moire::concat("moire_context_create: strict is ", read.strict, ", must be 0 to 1")};
+    }
     moire::ContextOptions options;
     options.device = static_cast<moire::Device>(read.device);
     options.index = read.index;

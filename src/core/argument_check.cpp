@@ -143,6 +143,10 @@ bool ArgumentCheck::weight(std::string_view name, const Weight& w, std::span<con
                      t.shape[2] == wanted[2].size;
   if (!require(equal, name, " is ", to_string(t), ", needs ", expected_shape(wanted))) return false;
   const bool listed = w.list != nullptr;
+  if (!require(reinterpret_cast<uintptr_t>(w.list) % alignof(void*) == 0, name,
+               ".list is not aligned to its ", sizeof(void*), "-byte pointers")) {
+    return false;
+  }
   if (!require(!listed || t.data == nullptr, name, " has both packed data and a list"))
     return false;
   if (!layout_of(name, t, dtypes, listed)) return false;
@@ -164,6 +168,10 @@ bool ArgumentCheck::groups(const Groups& g) {
   if (!ok() || purpose_ == Purpose::kSizeWorkspace || g.num_groups == 0) return ok();
   if (!require(g.offsets != nullptr, "groups.offsets is null but there are ", g.num_groups,
                " groups")) {
+    return false;
+  }
+  if (!require(reinterpret_cast<uintptr_t>(g.offsets) % alignof(int64_t) == 0,
+               "groups.offsets is not aligned to its 8-byte elements")) {
     return false;
   }
   if (!reads_values_) return true;
@@ -231,7 +239,8 @@ bool ArgumentCheck::disjoint(std::string_view a_name, const TensorView& a, std::
   if (!a.is_present() || !b.is_present()) return ok();
   const ByteRange x = bytes_of(a), y = bytes_of(b);
   const bool overlap = x.begin < y.end && y.begin < x.end;
-  return require(!overlap, a_name, " and ", b_name, " overlap in memory, must be apart");
+  return require(!overlap, a_name, " and ", b_name,
+                 " overlap in their address ranges, must be apart");
 }
 
 bool ArgumentCheck::apart(std::initializer_list<NamedTensor> outputs,

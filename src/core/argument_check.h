@@ -90,7 +90,8 @@ class ArgumentCheck {
                   const TensorView& b);
   // `value` is one of 0 ... count - 1.
   bool enumerator(std::string_view name, int32_t value, int32_t count);
-  // Two views share no byte. Absent views share nothing.
+  // The address ranges of two views do not overlap: interleaved columns of one buffer are refused
+  // as well. Absent views share nothing.
   bool disjoint(std::string_view a_name, const TensorView& a, std::string_view b_name,
                 const TensorView& b);
   // No output shares a byte with an input or with another output.

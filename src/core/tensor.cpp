@@ -77,8 +77,11 @@ std::string dtype_name(DType dtype) {
 
 std::string to_string(const TensorView& tensor) {
   if (!tensor.is_present()) return "absent";
+  if (tensor.rank < 0 || tensor.rank > 3) {
+    return concat(dtype_name(tensor.type()), " of rank ", tensor.rank);
+  }
   std::string out = dtype_name(tensor.type()) + " [";
-  for (int32_t i = 0; i < tensor.rank && i < 3; ++i) {
+  for (int32_t i = 0; i < tensor.rank; ++i) {
     out += concat(i == 0 ? "" : ", ", tensor.shape[i]);
   }
   out += "]";

@@ -49,7 +49,7 @@ bool Footprint::check(ArgumentCheck& check) {
       const Span& output = span.is_written ? span : *earlier;
       const Span& other = span.is_written ? *earlier : span;
       return check.require(false, text(output), " and ", text(other),
-                           " overlap in memory, must be apart");
+                           " overlap in their address ranges, must be apart");
     }
     if (furthest == nullptr || span.end > furthest->end) furthest = &span;
     if (span.is_written && (furthest_written == nullptr || span.end > furthest_written->end)) {

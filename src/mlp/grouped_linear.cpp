@@ -80,14 +80,14 @@ Status validate(const Context& context, const GroupedLinearBackwardArgs& args, P
   check.groups(groups);
   const NamedSize out{"out", grad_y.columns()};
   check_grad_y(check, grad_y, args.gathered_grad_y, args.row_idx, groups, out);
+  const int64_t in_of_x = TensorView(args.x.rank != 0 ? args.x : args.grad_x).columns();
+  const NamedSize in{"in", agreed_size(in_of_x, w.in_features(), grad_w.in_features())};
   if (grad_x.is_present()) {
-    const NamedSize in{"in", grad_x.columns()};
     check.tensor("grad_x", grad_x, kFloatTypes, {capacity, in});
     check.weight("w", w, kFloatTypes, num_groups, out, in);
     check.same_dtype("grad_y", grad_y, "w", w.tensor);
   }
   if (grad_w.is_present()) {
-    const NamedSize in{"in", grad_w.in_features()};
     check.ragged("x", args.x, "row_idx", args.row_idx, groups, in);
     check.weight("grad_w", grad_w, kFloatTypes, num_groups, out, in);
     check.same_dtype("grad_y", grad_y, "x", args.x);

@@ -11,19 +11,32 @@ namespace {
 
 using Purpose = ArgumentCheck::Purpose;
 
+// F as the saved tensors or b1 have it, to settle a difference of w1 and w2; 0 if none is there.
+int64_t width_beside_weights(const GroupedMlpArgs& args) {
+  if (args.act.rank != 0) return TensorView(args.act).columns();
+  return TensorView(args.z.rank != 0 ? args.z : args.b1).columns() / 2;
+}
+
+int64_t width_of(const GroupedMlpArgs& args, const Weight& w1, const Weight& w2) {
+  const int64_t two_f = w1.out_features();
+  const int64_t first = two_f % 2 == 0 ? two_f / 2 : w2.in_features();
+  return agreed_size(first, width_beside_weights(args), w2.in_features());
+}
+
 Status validate(const Context& context, const GroupedMlpArgs& args, Purpose purpose) {
   ArgumentCheck check("grouped_mlp", context, purpose);
   const Groups groups(args.groups);
   const Weight w1(args.w1), w2(args.w2);
   const TensorView x(args.x);
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
-  const NamedSize h{"H", w2.out_features()}, f{"F", w2.in_features()}, two_f{"2F", 2 * f.size};
+  const NamedSize h{"H", agreed_size(x.columns(), w1.in_features(), w2.out_features())};
+  const NamedSize f{"F", width_of(args, w1, w2)}, two_f{"2F", 2 * f.size};
   check_recipe(check, args.recipe);
   check.enumerator("tail", args.tail, 2);
-  check.gated(args.activation, args.layout, f.size);
   check.groups(groups);
   check.weight("w2", w2, kFloatTypes, num_groups, h, f);
   check.weight("w1", w1, kFloatTypes, num_groups, two_f, h);
+  check.gated(args.activation, args.layout, f.size);
   check.ragged("x", x, "row_idx", args.row_idx, groups, h);
   check.same_dtype("x", x, "w1", w1.tensor);
   check.same_dtype("x", x, "w2", w2.tensor);

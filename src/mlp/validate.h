@@ -16,6 +16,12 @@ inline bool check_recipe(ArgumentCheck& check, int32_t recipe) {
                        ", must be 0 (as stored): this version has no other");
 }
 
+// The size that three operands should share (0: one that is absent), so that a message blames the
+// odd one out; where all differ, the first is believed.
+inline int64_t agreed_size(int64_t first, int64_t second, int64_t third) {
+  return second == third && second != 0 ? second : first;
+}
+
 // grad_y [capacity, n], or [T, n] gathered by the row_idx that gathers x.
 inline bool check_grad_y(ArgumentCheck& check, const TensorView& grad_y, int32_t gathered,
                          const TensorView& row_idx, const Groups& groups, NamedSize n) {

@@ -47,6 +47,9 @@ Status validate(const Context& context, const PermuteArgs& args) {
   check.groups(args.groups);
   if (check.ok() && moves_rows) check_rows(check, args);
   if (check.ok() && moves_probs) check_probs(check, args);
+  if (moves_rows && moves_probs) {
+    check_inverse(check, args.gather_idx, args.scatter_idx, args.groups);
+  }
   return check.status();
 }
 

@@ -17,4 +17,9 @@ inline int64_t rows_in_use(const Groups& groups) {
 // them is written whole. That no row is named twice is the plan's promise and is not looked for.
 bool check_scatter(ArgumentCheck& check, const TensorView& scatter_idx, const Groups& groups);
 
+// Of indices that have passed check_scatter, and gather_idx its own check: each row in use is named
+// by the token that it is gathered from, so that scatter_idx is the inverse of gather_idx.
+bool check_inverse(ArgumentCheck& check, const TensorView& gather_idx,
+                   const TensorView& scatter_idx, const Groups& groups);
+
 }  // namespace moire

@@ -21,10 +21,13 @@ ArgumentCheck check_arguments(const Context& context, const SplitsToOffsetsArgs&
                 ", must not be negative");
   check.require(args.outputs != nullptr || args.num_outputs == 0,
                 "outputs is null but num_outputs is ", args.num_outputs);
+  check.require(reinterpret_cast<uintptr_t>(args.outputs) % alignof(moire_offsets_output) == 0,
+                "outputs is not aligned to its ", alignof(moire_offsets_output), "-byte structs");
   const int64_t num_groups = splits.shape[0] - (with_zero ? 1 : 0);
   for (int64_t i = 0; check.ok() && i < args.num_outputs; ++i) {
     const moire_offsets_output& output = args.outputs[i];
     const std::string name = concat("outputs[", i, "].offsets");
+    check.enumerator(concat("outputs[", i, "].no_leading_zero"), output.no_leading_zero, 2);
     const bool short_form = output.no_leading_zero != 0;
     check.tensor(name, output.offsets, kIndexTypes,
                  {{short_form ? "G" : "G + 1", num_groups + (short_form ? 0 : 1)}});

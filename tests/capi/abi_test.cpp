@@ -107,7 +107,8 @@ Names fields_of_header() {
     if (text[brace] == ';') continue;  // an opaque type
     const size_t end = text.find('}', brace);
     const std::string name = captures(text.substr(at, brace - at), std::regex("(\\w+)\\s*$")).at(0);
-    const std::regex declared("(\\w+)(?:\\[\\d+\\])?\\s*;");
+    // "name;", "name[3];" or, of a function, "(*name)(parameters);"
+    const std::regex declared(R"((?:\(\*)?(\w+)(?:\)\([^;]*\))?(?:\[\d+\])?\s*;)");
     for (const std::string& field : captures(text.substr(brace, end - brace), declared)) {
       out.push_back(name + "." + field);
     }

@@ -205,8 +205,9 @@ TEST_F(CBoundary, ContextsRefuseBadOptions) {
   EXPECT_EQ(made, nullptr);
   moire_context_options options{};
   EXPECT_TRUE(fails(moire_context_create(&options, &made), MOIRE_INVALID_ARGUMENT,
-                    "moire_context_create: struct_size is 0, must be set to sizeof(the struct), "
-                    "at most 40 in this library"));
+                    std::string("moire_context_create: struct_size is 0, must be set to ") +
+                        "sizeof(the struct), at most " + std::to_string(sizeof(options)) +
+                        " in this library"));
   options.struct_size = sizeof(options);
   EXPECT_TRUE(fails(moire_context_create(&options, nullptr), MOIRE_INVALID_ARGUMENT,
                     "moire_context_create: context is null"));
@@ -225,6 +226,30 @@ TEST_F(CBoundary, ContextsRefuseBadOptions) {
   moire_context_destroy(nullptr);
 }
 
+TEST_F(CBoundary, ContextsAreStrictOrNot) {
+  moire_context_options options{};
+  options.struct_size = sizeof(options);
+  options.strict = 7;
+  moire_context* made = context_;
+  EXPECT_TRUE(fails(moire_context_create(&options, &made), MOIRE_INVALID_ARGUMENT,
+                    "moire_context_create: strict is 7, must be 0 to 1"));
+  EXPECT_EQ(made, nullptr);
+}
+
+TEST_F(CBoundary, ARankThatThereIsNotIsDescribedAndRefused) {
+  for (const int32_t rank :
+       {7, -1, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+    RouterCall call;
+    call.args.logits.rank = rank;
+    EXPECT_TRUE(fails(moire_router(context_, &call.args), MOIRE_INVALID_ARGUMENT,
+                      "router: logits has rank " + std::to_string(rank) + ", needs rank 2"));
+    call = RouterCall();
+    call.args.topk_weights.rank = rank;
+    EXPECT_TRUE(fails(moire_router(context_, &call.args), MOIRE_INVALID_ARGUMENT,
+                      "router: topk_weights is fp32 of rank " + std::to_string(rank) + ", needs"));
+  }
+}
+
 TEST_F(CBoundary, ContextEntriesRefuseNull) {
   moire_context* made = nullptr;
   int32_t count = -1;
@@ -237,6 +262,9 @@ TEST_F(CBoundary, ContextEntriesRefuseNull) {
   EXPECT_EQ(moire_context_check(context_), MOIRE_OK);
   EXPECT_TRUE(fails(moire_device_count(MOIRE_CPU, nullptr), MOIRE_INVALID_ARGUMENT,
                     "moire_device_count: count is null"));
+  EXPECT_TRUE(fails(moire_device_count(9, &count), MOIRE_INVALID_ARGUMENT,
+                    "moire_device_count: device is 9, must be 0 (cpu) or 1 (cuda)"));
+  EXPECT_EQ(count, -1);
   EXPECT_EQ(moire_device_count(MOIRE_CPU, &count), MOIRE_OK);
   EXPECT_EQ(count, 1);
   EXPECT_TRUE(fails(moire_explanation(nullptr, nullptr, 0, nullptr), MOIRE_INVALID_ARGUMENT,

@@ -103,9 +103,26 @@ TEST_F(ArgumentCheckTest, NamesTheGroupOfABadOffset) {
   EXPECT_TRUE(sizing_.groups(Groups(shifted, 1, 8))) << "values are not read when sizing";
 }
 
+TEST_F(ArgumentCheckTest, RefusesMisalignedOffsetsAndLists) {
+  auto* const odd = reinterpret_cast<char*>(memory_) + 4;
+  check_.groups(Groups(reinterpret_cast<int64_t*>(odd), 2, 8));
+  EXPECT_EQ(message(), "op: groups.offsets is not aligned to its 8-byte elements");
+
+  ArgumentCheck list("op", context_, ArgumentCheck::Purpose::kRun);
+  const Weight w(TensorView(nullptr, DType::kFP32, {1, 2, 3}), reinterpret_cast<void**>(odd));
+  list.weight("w", w, kFloatTypes, {"G", 1}, {"out", 2}, {"in", 3});
+  EXPECT_EQ(list.status().message(), "op: w.list is not aligned to its 8-byte pointers");
+
+  ArgumentCheck index("op", context_, ArgumentCheck::Purpose::kRun);
+  const TensorView row_idx(odd + 2, DType::kInt32, {3});
+  index.ragged("x", matrix(2, 4), "row_idx", row_idx, Groups(nullptr, 0, 3), {"k", 4});
+  EXPECT_NE(index.status().message().find("row_idx is int32 [3] but its data pointer is not"),
+            std::string::npos);
+}
+
 TEST_F(ArgumentCheckTest, FindsOverlap) {
   check_.disjoint("d", matrix(4, 8), "a", TensorView(memory_ + 31, DType::kFP32, {4}));
-  EXPECT_EQ(message(), "op: d and a overlap in memory, must be apart");
+  EXPECT_EQ(message(), "op: d and a overlap in their address ranges, must be apart");
   ArgumentCheck apart("op", context_, ArgumentCheck::Purpose::kRun);
   EXPECT_TRUE(apart.disjoint("d", matrix(4, 8), "a", TensorView(memory_ + 32, DType::kFP32, {4})));
 }

@@ -13,6 +13,12 @@ TEST(TensorView, DescribesItself) {
   EXPECT_EQ(to_string(TensorView(nullptr, DType::kBF16, {4, 32})), "bf16 [4, 32]");
   EXPECT_EQ(to_string(TensorView(nullptr, DType::kFP32, {2, 4, 32}, 40)),
             "fp32 [2, 4, 32] with row stride 40");
+  TensorView t(nullptr, DType::kFP32, {2, 4});
+  t.rank = 7;
+  EXPECT_EQ(to_string(t), "fp32 of rank 7");
+  EXPECT_EQ(t.columns(), 0);
+  t.rank = -1;
+  EXPECT_EQ(to_string(t), "fp32 of rank -1");
 }
 
 TEST(Weight, FindsTheMatrixOfAGroup) {

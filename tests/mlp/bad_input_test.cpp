@@ -151,11 +151,29 @@ std::vector<BadInput<moire_grouped_mlp_args>> bad_forwards() {
   table.push_back({"x_absent", [](A& a) { a.x = {}; },
                    "x is absent, needs fp32, bf16 or fp16 [capacity, H] = [11, 12]"});
   table.push_back({"w1_absent", [](A& a) { a.w1 = {}; }, "w1 is absent, needs"});
+  const auto wide = [&](const std::string& name, moire_weight A::*w, int dim, const char* needs) {
+    table.push_back({name, [=](A& a) { ++(a.*w).tensor.shape[dim]; }, needs});
+    table.push_back({name + "_alone",  // nothing saved that could settle what F is
+                     [=](A& a) { a.act = a.z = a.b1 = {}, ++(a.*w).tensor.shape[dim]; }, needs});
+  };
+  wide("w1_2f", &A::w1, 1, "w1 is bf16 [4, 17, 12], needs [G, 2F, H] = [4, 16, 12]");
+  wide("w1_h", &A::w1, 2, "w1 is bf16 [4, 16, 13], needs [G, 2F, H] = [4, 16, 12]");
+  wide("w2_h", &A::w2, 1, "w2 is bf16 [4, 13, 8], needs [G, H, F] = [4, 12, 8]");
+  wide("w2_f", &A::w2, 2, "w2 is bf16 [4, 12, 9], needs [G, H, F] = [4, 12, 8]");
+  table.push_back({"w1_2f_even", [](A& a) { a.w1.tensor.shape[1] = 18; },
+                   "w1 is bf16 [4, 18, 12], needs [G, 2F, H] = [4, 16, 12]"});
+  table.push_back({"offsets_misaligned",
+                   [](A& a) {
+                     static const int32_t memory[16] = {};
+                     a.groups.offsets = reinterpret_cast<const int64_t*>(
+                         reinterpret_cast<uintptr_t>(memory) % 8 == 0 ? memory + 1 : memory);
+                   },
+                   "groups.offsets is not aligned to its 8-byte elements"});
   table.push_back({"y_absent", [](A& a) { a.y = {}; }, "y is absent, needs"});
-  table.push_back(
-      {"y_is_x", [](A& a) { a.y.data = a.x.data; }, "y and x overlap in memory, must be apart"});
+  table.push_back({"y_is_x", [](A& a) { a.y.data = a.x.data; },
+                   "y and x overlap in their address ranges, must be apart"});
   table.push_back({"z_is_w1", [](A& a) { a.z.data = a.w1.tensor.data; },
-                   "z and w1 overlap in memory, must be apart"});
+                   "z and w1 overlap in their address ranges, must be apart"});
   table.push_back({"mixed", [](A& a) { a.x.dtype = MOIRE_FP16; },
                    "x is fp16 [11, 12] but w1 is bf16 [4, 16, 12]: the dtypes must be equal"});
   table.push_back({"y_dtype", [](A& a) { a.y.dtype = MOIRE_FP16; },
@@ -203,9 +221,9 @@ std::vector<BadInput<moire_grouped_mlp_backward_args>> bad_backwards() {
   table.push_back({"beta_w2", [](A& a) { a.beta_w2 = -1; }, "beta_w2 is -1, must be 0 to 1"});
   table.push_back({"beta_bias", [](A& a) { a.beta_bias = 7; }, "beta_bias is 7, must be 0 to 1"});
   table.push_back({"grad_x_is_grad_y", [](A& a) { a.grad_x.data = a.grad_y.data; },
-                   "grad_x and grad_y overlap in memory, must be apart"});
+                   "grad_x and grad_y overlap in their address ranges, must be apart"});
   table.push_back({"grad_w1_is_w1", [](A& a) { a.grad_w1.tensor.data = a.w1.tensor.data; },
-                   "grad_w1 and w1 overlap in memory, must be apart"});
+                   "grad_w1 and w1 overlap in their address ranges, must be apart"});
   return table;
 }
 

@@ -213,7 +213,8 @@ TEST(InterleaveGlu, ValidatesTheSameInBothDirections) {
            "source is bf16 [12, 10] but target is bf16 [12, 8]: the shapes");
     expect(op(context, a, other, 2, 0),
            "source is bf16 [12, 10] but target is fp16 [12, 10]: the dtypes");
-    expect(op(context, b, b, 2, 0), "target and source overlap in memory, must be apart");
+    expect(op(context, b, b, 2, 0),
+           "target and source overlap in their address ranges, must be apart");
     expect(op(context, {}, b, 2, 0), "source has rank 0, needs rank 1 to 3");
     expect(op(context, a, {}, 2, 0), "target is absent, needs");
     EXPECT_TRUE(succeeds(op(context.explaining(), a, b, 6, 0)));

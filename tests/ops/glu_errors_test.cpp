@@ -116,15 +116,15 @@ TEST_F(GluErrors, NameTheGroup) {
 
 TEST_F(GluErrors, OutputsMayNotOverlapInputsOrEachOther) {
   forward.act = TensorView(z.view().data, DType::kBF16, {6, 8});
-  expect_forward("act and z overlap in memory, must be apart");
+  expect_forward("act and z overlap in their address ranges, must be apart");
   backward.grad_z = z;
-  expect_backward("grad_z and z overlap in memory, must be apart");
+  expect_backward("grad_z and z overlap in their address ranges, must be apart");
   backward.act = grad_act;
-  expect_backward("act and grad_act overlap in memory, must be apart");
+  expect_backward("act and grad_act overlap in their address ranges, must be apart");
   backward.grad_probs = probs;
-  expect_backward("grad_probs and probs overlap in memory, must be apart");
+  expect_backward("grad_probs and probs overlap in their address ranges, must be apart");
   backward.act = TensorView(grad_z.view().data, DType::kBF16, {6, 8});
-  expect_backward("act and grad_z overlap in memory, must be apart");
+  expect_backward("act and grad_z overlap in their address ranges, must be apart");
 }
 
 TEST_F(GluErrors, AnExplanationNamesTheProblemAndItsBytes) {

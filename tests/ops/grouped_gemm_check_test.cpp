@@ -118,22 +118,22 @@ TEST_F(GroupedGemmCheck, RejectsOutputsThatOverlapInputs) {
   TestTensor square(DType::kFP32, {4, 64});
   GroupedGemmArgs args = gemm.args();
   args.d.data = args.a.data;
-  rejects(args, "d and a overlap in memory");
+  rejects(args, "d and a overlap");
   args = gemm.args();
   args.d.data = args.b.tensor.data;
-  rejects(args, "d and b overlap in memory");
+  rejects(args, "d and b overlap");
   args = gemm.args();
   const void* const list[] = {square.as<float>(), gemm.b.view().tensor.data};
   args.b.tensor.data = nullptr;
   args.b.list = list;
   args.d.data = square.as<float>() + 8;
-  rejects(args, "d and b overlap in memory");
+  rejects(args, "d and b overlap");
   const Buffer workspace(1 << 20);
   args = gemm.args();
   args.workspace = {workspace.data(), workspace.bytes()};
   args.d.data = workspace.data();
-  EXPECT_TRUE(fails(grouped_gemm(context, args), Code::kInvalidArgument,
-                    "d and the workspace overlap in memory"));
+  EXPECT_TRUE(
+      fails(grouped_gemm(context, args), Code::kInvalidArgument, "d and the workspace overlap"));
 }
 
 TEST_F(GroupedGemmCheck, NeedsItsWorkspace) {
@@ -179,13 +179,13 @@ TEST_F(GroupedGemmCheck, RejectsAGluWhoseShapesDisagree) {
   rejects(args, "z is bf16 [4, 12] but act is fp32 [4, 6]: the dtypes must be equal");
   args = glu.args();
   args.act.data = args.z.data;
-  rejects(args, "z and act overlap in memory");
+  rejects(args, "z and act overlap");
   GroupedGemmGluBackwardArgs backward = glu_backward.args();
   backward.grad_y = TestTensor(DType::kFP32, {4, 63});
   rejects(backward, "grad_y is fp32 [4, 63] but w2 has k = 64");
   backward = glu_backward.args();
   backward.grad_z.data = backward.z.data;
-  rejects(backward, "grad_z and z overlap in memory");
+  rejects(backward, "grad_z and z overlap");
   backward = glu_backward.args();
   backward.beta = 2;
   rejects(backward, "beta is 2, must be 0 to 1");
@@ -197,7 +197,7 @@ TEST_F(GroupedGemmCheck, RejectsAWgradWhoseShapesDisagree) {
   rejects(args, "d is fp32 [2, 6, 9], needs [G, m, n] = [2, 6, 8]");
   args = wgrad.args();
   args.d.tensor.data = args.a.data;
-  rejects(args, "a and d overlap in memory");
+  rejects(args, "a and d overlap");
 }
 
 TEST_F(GroupedGemmCheck, RejectsBetaOtherThanZeroAndOne) {
@@ -216,7 +216,7 @@ TEST_F(GroupedGemmCheck, RejectsAListOfOutputsThatOverlap) {
   GroupedGemmWgradArgs args = wgrad.args();
   args.d.tensor.data = nullptr;
   args.d.list = list;
-  rejects(args, "d[1] and d[0] overlap in memory");
+  rejects(args, "d[1] and d[0] overlap");
 }
 
 TEST_F(GroupedGemmCheck, ExplainsWhatWouldRun) {

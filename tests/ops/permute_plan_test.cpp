@@ -155,12 +155,10 @@ TEST(PermutePlan, RefusesBadArgumentsAndSaysWhy) {
          "gather_idx is int64 [8] but scatter_idx is int32 [4, 2]: the dtypes must be equal");
   expect([](A& a) { a.scatter_idx.shape[1] = 3; },
          "scatter_idx is int32 [4, 3], needs [T, k] = [4, 2]");
-  expect([](A& a) { a.gather_idx.data = a.topk_idx.data; },
-         "gather_idx and topk_idx overlap in memory");
-  expect([](A& a) { a.scatter_idx.data = a.topk_idx.data; },
-         "scatter_idx and topk_idx overlap in memory");
+  expect([](A& a) { a.gather_idx.data = a.topk_idx.data; }, "gather_idx and topk_idx overlap");
+  expect([](A& a) { a.scatter_idx.data = a.topk_idx.data; }, "scatter_idx and topk_idx overlap");
   expect([](A& a) { a.gather_idx.data = a.scatter_idx.data; },
-         "scatter_idx and gather_idx overlap in memory");
+         "scatter_idx and gather_idx overlap");
   set_index(c.topk_idx, 2, 1, 4);
   expect([](A&) {}, "topk_idx[2, 1] is 4, must be -1 to 3");
   set_index(c.topk_idx, 1, 0, -2);

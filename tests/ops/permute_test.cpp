@@ -164,8 +164,8 @@ TEST(Permute, RefusesBadArgumentsAndSaysWhy) {
          "rows is absent, needs fp32, bf16 or fp16 [capacity, H] = [" + capacity + ", 8]");
   expect([](A& a) { a.rows.shape[1] = 7; }, "rows is fp32 [" + capacity + ", 7], needs [capacity");
   expect([](A& a) { a.rows.dtype = MOIRE_BF16; }, "x is fp32 [4, 8] but rows is bf16");
-  expect([](A& a) { a.rows.data = a.x.data; }, "rows and x overlap in memory");
-  expect([](A& a) { a.rows.data = a.gather_idx.data; }, "rows and gather_idx overlap in memory");
+  expect([](A& a) { a.rows.data = a.x.data; }, "rows and x overlap");
+  expect([](A& a) { a.rows.data = a.gather_idx.data; }, "rows and gather_idx overlap");
   expect([](A& a) { a.gather_idx = {}; }, "gather_idx is absent, needs int32 or int64 [capacity]");
   expect([](A& a) { a.gather_idx.dtype = MOIRE_FP32; },
          "gather_idx is fp32 [" + capacity + "], needs int32 or int64");
@@ -191,6 +191,38 @@ TEST(Permute, RefusesBadArgumentsAndSaysWhy) {
   c.plan.offsets.as<int64_t>()[3] -= 1;
   set_index(c.plan.gather_idx, 0, 0, 4);
   expect([](A&) {}, "gather_idx[0] is 4, must be 0 to 3");
+}
+
+// scatter_idx, but with the rows of two choices exchanged, or one named twice, is no inverse.
+TEST(Permute, RefusesAScatterThatIsNotTheInverseOfTheGather) {
+  for (const DType dtype : {DType::kInt32, DType::kInt64}) {
+    PermuteCase c(40, 3, 4, 8, DType::kFP32, 2, dtype);
+    TestTensor& scatter = c.plan.scatter_idx;
+    const auto row_of = [&](int64_t t, int64_t j) { return reference::read_index(scatter, t, j); };
+    int64_t token = 1, choice = 0;
+    while (row_of(token, choice) < 0) choice == 2 ? (++token, choice = 0) : ++choice;
+    const int64_t first = row_of(0, 0), other = row_of(token, choice);
+    const auto refused = [&](int64_t row) {
+      const int64_t from = reference::read_index(c.plan.gather_idx, 0, row);
+      const std::string t = std::to_string(from);
+      return fails(permute(cpu(), c.args()), Code::kInvalidArgument,
+                   "permute: row " + std::to_string(row) + " is gathered from token " + t +
+                       " but scatter_idx[" + t + "] does not name it; scatter_idx must be the " +
+                       "inverse of gather_idx");
+    };
+    set_index(scatter, 0, 0, other);
+    EXPECT_TRUE(refused(first)) << "row " << other << " is named twice";
+    set_index(scatter, token, choice, first);
+    EXPECT_TRUE(refused(std::min(first, other))) << "rows exchanged";
+    EXPECT_TRUE(tail_is_untouched(c.rows, {})) << "an output was written";
+    PermuteArgs one_pair = c.args();
+    one_pair.x = one_pair.gather_idx = one_pair.rows = {};
+    EXPECT_TRUE(succeeds(permute(cpu(), one_pair))) << "without gather_idx nothing contradicts it";
+    set_index(scatter, 0, 0, first);
+    set_index(scatter, token, choice, other);
+    EXPECT_TRUE(succeeds(permute(cpu(), c.args())));
+    c.expect_matches_reference();
+  }
 }
 
 TEST(Permute, ExplainsItselfWithoutReadingValues) {

@@ -107,8 +107,9 @@ TEST(SplitsToOffsets, NameGroupAndValueOfBadSplitsAndLeaveOutputsUntouched) {
   constexpr int64_t kMax64 = std::numeric_limits<int64_t>::max();
   for (const DType dtype : kIndex) {
     expect_refused(dtype, MOIRE_SPLITS, {3, -2, 4}, -1, 1,
-                   "splits_to_offsets: group 1 has -2 rows");
-    expect_refused(dtype, MOIRE_ENDS, {3, 7, 6}, -1, 1, "group 2 ends at 6, before its start 7");
+                   "splits_to_offsets: group 1 has -2 rows, must not be negative");
+    expect_refused(dtype, MOIRE_ENDS, {3, 7, 6}, -1, 1,
+                   "group 2 ends at 6, before its start 7, must");
     expect_refused(dtype, MOIRE_ENDS, {-1, 7}, -1, 1, "group 0 ends at -1, before its start 0");
     expect_refused(dtype, MOIRE_OFFSETS, {0, 5, 4}, -1, 1, "group 1 ends at 4, before its start 5");
     expect_refused(dtype, MOIRE_OFFSETS, {1, 5}, -1, 1, "offsets[0] is 1, must be 0");
@@ -180,6 +181,10 @@ TEST_F(BadCall, GetsAMessageThatSaysWhatWasFoundAndNeeded) {
   expect_error("outputs is null but num_outputs is 1");
   outputs[0].multiplier = -8;
   expect_error("outputs[0].multiplier is -8, must not be negative");
+  outputs[0].no_leading_zero = 9;
+  expect_error("outputs[0].no_leading_zero is 9, must be 0 to 1");
+  args.outputs = reinterpret_cast<OffsetsOutput*>(reinterpret_cast<char*>(outputs) + 4);
+  expect_error("outputs is not aligned to its 8-byte structs");
   outputs[0].no_leading_zero = 1;
   expect_error("outputs[0].offsets is int64 [3], needs [G] = [2]");
   args.kind = MOIRE_OFFSETS;
@@ -194,11 +199,11 @@ TEST_F(BadCall, MayNotOverlapItsOutputs) {
   const TestTensor aliased = index_tensor(DType::kInt64, {1, 2, 3});
   outputs[0].offsets = aliased;
   args.splits = TensorView(aliased.view().data, DType::kInt64, {2});
-  expect_error("outputs[0].offsets and splits overlap in memory");
+  expect_error("outputs[0].offsets and splits overlap");
   const OffsetsOutput both[] = {{out, 1, 0}, {out, 2, 0}};
   args.outputs = both;
   args.num_outputs = 2;
-  expect_error("outputs[1].offsets and outputs[0].offsets overlap in memory");
+  expect_error("outputs[1].offsets and outputs[0].offsets overlap");
 }
 
 TEST_F(BadCall, NeverReadsValuesWhileExplaining) {

@@ -204,10 +204,10 @@ TEST(Unpermute, RefusesBadArgumentsAndSaysWhy) {
   expect([](A& a) { a.y = {}; }, "y is absent, needs fp32, bf16 or fp16 [T, H] = [4, 8]");
   expect([](A& a) { a.y.shape[0] = 5; }, "y is bf16 [5, 8], needs [T, H] = [4, 8]");
   expect([](A& a) { a.y.dtype = MOIRE_FP16; }, "y is fp16 [4, 8] but rows is bf16 [");
-  expect([](A& a) { a.y.data = a.rows.data; }, "y and rows overlap in memory");
-  expect([](A& a) { a.y.data = a.scatter_idx.data; }, "y and scatter_idx overlap in memory");
-  expect([](A& a) { a.y.data = a.weights.data; }, "y and weights overlap in memory");
-  expect([](A& a) { a.y.data = a.probs.data; }, "y and probs overlap in memory");
+  expect([](A& a) { a.y.data = a.rows.data; }, "y and rows overlap");
+  expect([](A& a) { a.y.data = a.scatter_idx.data; }, "y and scatter_idx overlap");
+  expect([](A& a) { a.y.data = a.weights.data; }, "y and weights overlap");
+  expect([](A& a) { a.y.data = a.probs.data; }, "y and probs overlap");
   expect([](A& a) { a.probs = {}; }, "probs is absent, needs fp32 of rank 1");
   expect([](A& a) { a.probs.shape[0] -= 1; },
          "rows is bf16 [" + std::to_string(capacity) + ", 8] but probs is fp32 [" +

@@ -64,13 +64,15 @@ Status check_splits(const SplitsToOffsetsArgs& args, const T* values, int64_t nu
   for (int64_t g = 0; g < num_groups; ++g) {
     const auto value = static_cast<int64_t>(ends[g]);
     if (args.kind == MOIRE_SPLITS) {
-      if (value < 0) return invalid(concat("group ", g, " has ", value, " rows"));
+      if (value < 0)
+        return invalid(concat("group ", g, " has ", value, " rows, must not be negative"));
       if (__builtin_add_overflow(end, value, &end)) {
         return invalid(concat("the rows up to group ", g, ", which has ", value, ", exceed int64"));
       }
     } else {
       if (value < end) {
-        return invalid(concat("group ", g, " ends at ", value, ", before its start ", end));
+        return invalid(concat("group ", g, " ends at ", value, ", before its start ", end,
+                              ", must not decrease"));
       }
       end = value;
     }
