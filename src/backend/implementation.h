@@ -4,6 +4,7 @@
 
 #include <moire/context.h>
 #include <moire/grouped_gemm.h>
+#include <moire/quantize.h>
 #include <moire/routing.h>
 
 #include <optional>

@@ -17,6 +17,11 @@ namespace moire {
   }
 
 MOIRE_OP(SplitsToOffsetsArgs, cpu::kSplitsToOffsets)
+MOIRE_OP(QuantizeArgs, cpu::kQuantize)
+MOIRE_OP(QuantizeWeightArgs, cpu::kQuantizeWeight)
+MOIRE_OP(DequantizeArgs, cpu::kDequantize)
+MOIRE_OP(RequantizeArgs, cpu::kRequantize)
+MOIRE_OP(ConvertScalesArgs, cpu::kConvertScales)
 MOIRE_OP(ConvertGluArgs, cpu::kConvertGlu)
 MOIRE_OP(GluArgs, cpu::kGlu)
 MOIRE_OP(GluBackwardArgs, cpu::kGluBackward)
@@ -48,6 +53,11 @@ void append(std::string_view op, std::vector<AvailableImplementation>& out) {
 std::vector<AvailableImplementation> available_implementations() {
   std::vector<AvailableImplementation> out;
   append<SplitsToOffsetsArgs>("splits_to_offsets", out);
+  append<QuantizeArgs>("quantize", out);
+  append<QuantizeWeightArgs>("quantize_weight", out);
+  append<DequantizeArgs>("dequantize", out);
+  append<RequantizeArgs>("requantize", out);
+  append<ConvertScalesArgs>("convert_scales", out);
   append<ConvertGluArgs>("convert_glu", out);
   append<GluArgs>("glu", out);
   append<GluBackwardArgs>("glu_backward", out);

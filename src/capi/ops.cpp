@@ -3,6 +3,7 @@
 #include <moire/grouped_gemm.h>
 #include <moire/grouped_mlp.h>
 #include <moire/groups.h>
+#include <moire/quantize.h>
 #include <moire/routing.h>
 
 #include "capi/boundary.h"
@@ -23,6 +24,11 @@
 extern "C" {
 
 MOIRE_ENTRY_WITH_WORKSPACE(splits_to_offsets)
+MOIRE_ENTRY(quantize)
+MOIRE_ENTRY(quantize_weight)
+MOIRE_ENTRY(dequantize)
+MOIRE_ENTRY(requantize)
+MOIRE_ENTRY(convert_scales)
 MOIRE_ENTRY(glu)
 MOIRE_ENTRY(glu_backward)
 MOIRE_ENTRY(convert_glu)
@@ -41,5 +47,11 @@ MOIRE_ENTRY_WITH_WORKSPACE(grouped_linear)
 MOIRE_ENTRY_WITH_WORKSPACE(grouped_linear_backward)
 MOIRE_ENTRY_WITH_WORKSPACE(grouped_mlp)
 MOIRE_ENTRY_WITH_WORKSPACE(grouped_mlp_backward)
+
+int32_t moire_scales_shape(int32_t scaling, int32_t direction, int32_t layout, int64_t rows,
+                           int64_t k, int64_t num_groups, int64_t* shape) {
+  return moire::capi::guarded(
+      [&] { return moire::scales_shape(scaling, direction, layout, rows, k, num_groups, shape); });
+}
 
 }  // extern "C"

@@ -1,5 +1,7 @@
 #include "ops/scales_check.h"
 
+#include "core/scale_shapes.h"
+
 namespace moire {
 namespace {
 
@@ -44,12 +46,12 @@ Shape ragged_shape(const TensorView& scales, int32_t direction, NamedSize rows, 
   return s;
 }
 
-Shape weight_shape(const Weight& w, const TensorView& scales, int32_t direction) {
+Shape weight_shape(const Weight& w, int32_t scaling, int32_t direction) {
   const bool out_in = w.layout == MOIRE_OUT_IN;
   const NamedSize rows{out_in ? "out" : "in", w.tensor.shape[1]};
   const NamedSize columns{out_in ? "in" : "out", w.tensor.shape[2]};
-  const int64_t b = block_of(scales);
-  const bool tiles = scales.type() == DType::kFP32;
+  const int64_t b = scale_block(scaling);
+  const bool tiles = scaling == MOIRE_SCALING_FP8_TILE;
   const auto add = [b](Shape& s, NamedSize n, bool is_cut) {
     is_cut ? s.add(blocks_text(n.name, b), blocks(n.size, b)) : s.add(std::string(n.name), n.size);
   };
@@ -95,6 +97,15 @@ bool has_scales(ArgumentCheck& check, const ScaledTensor& t) {
                        t.scales.name, " is ", to_string(scales), ", needs e8m0 or fp32");
 }
 
+// Scales that are there and of the type which `scaling` stores.
+bool check_scale_dtype(ArgumentCheck& check, const NamedTensor& scales, int32_t scaling) {
+  const DType needed = scale_dtype(scaling);
+  check.require(scales.tensor.is_present(), scales.name, " is absent, needs ", dtype_name(needed));
+  return check.require(scales.tensor.type() == needed, scales.name, " is ",
+                       to_string(scales.tensor), ", needs ", dtype_name(needed), ": scaling is ",
+                       scaling_name(scaling));
+}
+
 }  // namespace
 
 bool check_rowwise_scales(ArgumentCheck& check, const ScaledTensor& t, const Groups& groups,
@@ -130,9 +141,46 @@ bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTens
                      " matrices, needs packed weights: their scales are one tensor")) {
     return false;
   }
-  const TensorView& scales = t.scales.tensor;
-  return check_shape(check, t.scales, weight_shape(w, scales, direction),
-                     weight_shape(w, scales, 1 - direction), direction);
+  const int32_t scaling =
+      t.scales.tensor.type() == DType::kE8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_TILE;
+  return check_shape(check, t.scales, weight_shape(w, scaling, direction),
+                     weight_shape(w, scaling, 1 - direction), direction);
+}
+
+bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
+                     int32_t scaling, int32_t direction, const Groups& groups, NamedSize columns) {
+  const std::string data_name = concat(name, ".data"), scales_name = concat(name, ".scales");
+  check.tensor(data_name, q.data, kFp8Types, {{"capacity", groups.capacity}, columns});
+  return check_scales(check, {scales_name, q.scales}, scaling, direction, groups, columns);
+}
+
+bool check_scales(ArgumentCheck& check, const NamedTensor& scales, int32_t scaling,
+                  int32_t direction, const Groups& groups, NamedSize columns) {
+  if (!check_scale_dtype(check, scales, scaling)) return false;
+  const NamedSize rows{"capacity", groups.capacity};
+  const TensorView& t = scales.tensor;
+  return check_shape(check, scales, ragged_shape(t, direction, rows, columns, groups),
+                     ragged_shape(t, 1 - direction, rows, columns, groups), direction);
+}
+
+bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
+                     int32_t scaling, int32_t direction, const Weight& w) {
+  const std::string data_name = concat(name, ".data"), scales_name = concat(name, ".scales");
+  const bool out_in = w.layout == MOIRE_OUT_IN;
+  const int64_t* shape = w.tensor.shape;
+  check.tensor(
+      data_name, q.data, kFp8Types,
+      {{"G", shape[0]}, {out_in ? "out" : "in", shape[1]}, {out_in ? "in" : "out", shape[2]}});
+  const NamedTensor scales{scales_name, q.scales};
+  if (!check_scale_dtype(check, scales, scaling)) return false;
+  return check_shape(check, scales, weight_shape(w, scaling, direction),
+                     weight_shape(w, scaling, 1 - direction), direction);
+}
+
+bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales) {
+  check.enumerator("fractional_scales", fractional_scales, 2);
+  return check.require(fractional_scales == 0 || scaling != MOIRE_SCALING_MXFP8,
+                       "fractional_scales is 1, but the scales of MXFP8 are powers of two");
 }
 
 bool check_quantized_output(ArgumentCheck& check, std::string_view name, const moire_quantized& q,

@@ -38,6 +38,18 @@ bool check_columnwise_scales(ArgumentCheck& check, const ScaledTensor& t,
 bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTensor& t,
                          int32_t direction);
 
+// Data and scales [capacity, columns], or [G, ., .] as `w` has them, in the format that `scaling`
+// asks for; `name` is the struct's.
+bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
+                     int32_t scaling, int32_t direction, const Groups& groups, NamedSize columns);
+bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
+                     int32_t scaling, int32_t direction, const Weight& w);
+// The scales of a ragged [capacity, columns] alone.
+bool check_scales(ArgumentCheck& check, const NamedTensor& scales, int32_t scaling,
+                  int32_t direction, const Groups& groups, NamedSize columns);
+// 0 or 1, and 1 only where scales are not powers of two by definition.
+bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales);
+
 // A quantised output [capacity, columns], or an absent one.
 bool check_quantized_output(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                             int32_t direction, const Groups& groups, NamedSize columns);

@@ -143,6 +143,30 @@ testing::AssertionResult same_bits(const moire_weight& got, const moire_weight& 
   return testing::AssertionSuccess();
 }
 
+testing::AssertionResult same_bytes(const TensorView& got, const reference::ByteRows& want,
+                                    int32_t tail) {
+  Mismatches mismatches;
+  const int64_t row_bytes = got.columns() * dtype_size(got.type());
+  if (got.num_rows() != want.rows || row_bytes != want.row_bytes) {
+    mismatches.fail(to_string(got) + ", want " + std::to_string(want.rows) + " rows of " +
+                    std::to_string(want.row_bytes) + " bytes");
+    return mismatches.result();
+  }
+  for (int64_t i = 0; i < want.rows; ++i) {
+    const bool is_owned = want.is_owned[static_cast<size_t>(i)];
+    for (int64_t j = 0; j < row_bytes; ++j) {
+      const int byte = std::to_integer<int>(row_address(got, i)[j]);
+      const int unowned = tail == MOIRE_TAIL_ZERO ? 0 : 0xFF;
+      const int wanted = is_owned ? want.bytes[static_cast<size_t>(i * row_bytes + j)] : unowned;
+      mismatches.expect(byte == wanted, [&](std::ostream& out) {
+        out << "byte " << j << " of row " << i << (is_owned ? "" : " (that nothing owns)") << " is "
+            << byte << ", want " << wanted;
+      });
+    }
+  }
+  return mismatches.result();
+}
+
 testing::AssertionResult same_indices(const TensorView& got, const std::vector<int64_t>& want) {
   Mismatches mismatches;
   if (got.num_elements() != static_cast<int64_t>(want.size())) {

@@ -6,6 +6,7 @@
 #include <moire/context.h>
 #include <moire/groups.h>
 
+#include "reference/quantize.h"
 #include "reference/tensor.h"
 #include "tests/support/tensors.h"
 
@@ -21,6 +22,9 @@ testing::AssertionResult matches(const moire_weight& got, const reference::Weigh
 testing::AssertionResult same_bits(const TensorView& got, const TensorView& want,
                                    int64_t rows = -1);
 testing::AssertionResult same_bits(const moire_weight& got, const moire_weight& want);
+// Rows that the reference owns hold its bytes; the others are its tail.
+testing::AssertionResult same_bytes(const TensorView& got, const reference::ByteRows& want,
+                                    int32_t tail);
 testing::AssertionResult same_indices(const TensorView& got, const std::vector<int64_t>& want);
 
 // Rows past the last group are all zero bits, or still poisoned.

@@ -18,12 +18,6 @@ namespace {
 
 static_assert(kBiasColumns % static_cast<int64_t>(kSegment) == 0);
 
-int64_t source_row(const TensorView& row_idx, int64_t row) {
-  if (!row_idx.is_present()) return row;
-  return row_idx.type() == DType::kInt32 ? static_cast<const int32_t*>(row_idx.data)[row]
-                                         : static_cast<const int64_t*>(row_idx.data)[row];
-}
-
 // Rows that a pass over the partial sums adds: each is loaded and stored once for so many.
 constexpr int64_t kRowsPerPass = 4;
 

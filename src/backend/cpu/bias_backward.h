@@ -4,6 +4,7 @@
 #include <moire/tensor.h>
 
 #include "backend/cpu/row_blocks.h"
+#include "backend/cpu/rows.h"
 
 namespace moire::cpu {
 

@@ -88,31 +88,41 @@ HWY_INLINE SignedOf<D> Magnitude(D d, const float* p) {
   return hn::IfThenZeroElse(hn::Gt(bits, hn::Set(di, 0x7F800000)), bits);
 }
 
-// The bits of the largest absolute value of n elements, n a multiple of 16.
+// The bits of the largest absolute value of n elements.
 template <bool kSkipsNan>
-HWY_INLINE int32_t RunAmax(const float* p, int64_t n) {
+HWY_INLINE int32_t RunAmaxBits(const float* p, int64_t n) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   auto amax = hn::Zero(di);
-  for (int64_t i = 0; i < n; i += static_cast<int64_t>(hn::Lanes(d))) {
-    amax = hn::Max(amax, Magnitude<kSkipsNan>(d, p + i));
-  }
-  return hn::GetLane(hn::MaxOfLanes(di, amax));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) amax = hn::Max(amax, Magnitude<kSkipsNan>(d, p + i));
+  int32_t out = hn::GetLane(hn::MaxOfLanes(di, amax));
+  const hn::CappedTag<float, 1> one;
+  for (; i < n; ++i) out = std::max(out, hn::GetLane(Magnitude<kSkipsNan>(one, p + i)));
+  return out;
 }
 HWY_INLINE float RunAmax(const float* p, int64_t n) {
-  int32_t amax = RunAmax<false>(p, n);
-  if (amax > 0x7F800000) amax = RunAmax<true>(p, n);  // it was a NaN
+  int32_t amax = RunAmaxBits<false>(p, n);
+  if (amax > 0x7F800000) amax = RunAmaxBits<true>(p, n);  // it was a NaN
   return std::bit_cast<float>(amax);
 }
 
-// n elements, n a multiple of 16.
-template <class Format>
-HWY_INLINE void EncodeScaled(const float* p, int64_t n, float multiplier, uint8_t* codes) {
-  const FloatTag d;
+template <class Format, class D>
+HWY_INLINE int64_t EncodeScaledVectors(D d, const float* p, float multiplier, int64_t i, int64_t n,
+                                       uint8_t* codes) {
   const auto factor = hn::Set(d, multiplier);
-  for (int64_t i = 0; i < n; i += static_cast<int64_t>(hn::Lanes(d))) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (; i + lanes <= n; i += lanes) {
     Format::Store(d, hn::Mul(hn::LoadU(d, p + i), factor), codes + i);
   }
+  return i;
+}
+template <class Format>
+HWY_INLINE void EncodeScaled(const float* p, int64_t n, float multiplier, uint8_t* codes) {
+  int64_t i = EncodeScaledVectors<Format>(FloatTag(), p, multiplier, 0, n, codes);
+  i = EncodeScaledVectors<Format>(hn::CappedTag<float, 4>(), p, multiplier, i, n, codes);
+  EncodeScaledVectors<Format>(hn::CappedTag<float, 1>(), p, multiplier, i, n, codes);
 }
 
 // One row in blocks from its first element on; the last may be short.
@@ -126,13 +136,8 @@ inline void QuantizeRow(const Scaling& scaling, const float* values, int64_t col
     EncodeScaled<Format>(values + i, kBlock, multiplier, codes + i);
   }
   if (i == columns) return;
-  alignas(64) float padded[kBlock] = {};
-  alignas(64) uint8_t padded_codes[kBlock];
-  const auto rest = static_cast<size_t>(columns - i);
-  std::memcpy(padded, values + i, rest * sizeof(float));
-  const float multiplier = scaling.store(RunAmax(padded, kBlock), scales);
-  EncodeScaled<Format>(padded, kBlock, multiplier, padded_codes);
-  std::memcpy(codes + i, padded_codes, rest);
+  const float multiplier = scaling.store(RunAmax(values + i, columns - i), scales);
+  EncodeScaled<Format>(values + i, columns - i, multiplier, codes + i);
 }
 
 template <bool kSkipsNan, class D>
@@ -176,7 +181,7 @@ inline void QuantizeColumns(const Scaling& scaling, const float* values, int64_t
   with(hn::CappedTag<float, 1>(), i);
 }
 
-// Calls f(format, scaling) with what `how` says; FP8_TILE scales as FP8_BLOCK does.
+// Calls f(format, scaling) with what `how` says.
 template <class F>
 HWY_INLINE void with_quantize_format(const QuantizeFormat& how, F&& f) {
   with_fp8_format(how.element, [&](auto format) HWY_ATTR {
@@ -204,6 +209,21 @@ inline void QuantizeBlock(const QuantizeFormat& how, const float* values, int64_
     }
     if (columnwise.data != nullptr && rows != 0) {
       QuantizeColumns<Format>(scaling, values, pitch, rows, columns, columnwise);
+    }
+  });
+}
+
+// [rows, columns] of values, at most 128 each, as one tile: one scale for all of it.
+inline void QuantizeTile(const QuantizeFormat& how, const float* values, int64_t pitch,
+                         int64_t rows, int64_t columns, const QuantizedPiece& tile) {
+  with_fp8_format(how.element, [&](auto format) HWY_ATTR {
+    using Format = decltype(format);
+    const BlockScaling<Format> scaling{how.fractional};
+    float amax = 0;
+    for (int64_t r = 0; r < rows; ++r) amax = std::max(amax, RunAmax(values + r * pitch, columns));
+    const float multiplier = scaling.store(amax, static_cast<float*>(tile.scales));
+    for (int64_t r = 0; r < rows; ++r) {
+      EncodeScaled<Format>(values + r * pitch, columns, multiplier, tile.data + r * tile.stride);
     }
   });
 }

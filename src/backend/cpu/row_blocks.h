@@ -1,8 +1,9 @@
-// Blocks of 64 rows of each group, counted from the group's first row: what sums over a group's
-// rows are cut into, so that threads can share a group and the sum keeps one order.
+// Blocks of s rows of each group, counted from the group's first row: what sums over a group's
+// rows are cut into (s = 64), so that threads can share a group and the sum keeps one order; and
+// what shares a columnwise scale (s = 32 or 128).
 //
-// Block b of group g has the index offsets[g] / 64 + g + b. Indices of different groups never meet,
-// because a group of m rows from row o has ceil(m / 64) <= (o + m) / 64 - o / 64 + 1 blocks; some
+// Block b of group g has the index offsets[g] / s + g + b. Indices of different groups never meet,
+// because a group of m rows from row o has ceil(m / s) <= (o + m) / s - o / s + 1 blocks; some
 // indices belong to no block. Hence the number of indices follows from the capacity alone.
 #pragma once
 
@@ -22,17 +23,18 @@ struct RowBlock {
 
 class RowBlocks {
  public:
-  explicit RowBlocks(const moire_groups& groups) : groups_(groups) {}
+  explicit RowBlocks(const moire_groups& groups, int64_t size = kBlockRows)
+      : groups_(groups), size_(size) {}
 
   // Block indices of any splits: each partial sum needs a place for that many.
-  static int64_t bound(int64_t num_groups, int64_t capacity) {
-    return num_groups == 0 ? 0 : capacity / kBlockRows + num_groups;
+  static int64_t bound(int64_t num_groups, int64_t capacity, int64_t size = kBlockRows) {
+    return num_groups == 0 ? 0 : capacity / size + num_groups;
   }
-  int64_t bound() const { return bound(groups_.num_groups, groups_.capacity); }
-  int64_t first_of(int64_t group) const { return groups_.offsets[group] / kBlockRows + group; }
+  int64_t bound() const { return bound(groups_.num_groups, groups_.capacity, size_); }
+  int64_t first_of(int64_t group) const { return groups_.offsets[group] / size_ + group; }
   int64_t count_of(int64_t group) const {
     const int64_t rows = groups_.offsets[group + 1] - groups_.offsets[group];
-    return (rows + kBlockRows - 1) / kBlockRows;
+    return (rows + size_ - 1) / size_;
   }
 
   RowBlock at(int64_t index) const {
@@ -43,13 +45,13 @@ class RowBlocks {
       (first_of(middle) <= index ? low : high) = middle;
     }
     const int64_t end = groups_.offsets[low + 1];
-    const int64_t first =
-        std::min(end, groups_.offsets[low] + (index - first_of(low)) * kBlockRows);
-    return {low, first, std::min(end, first + kBlockRows)};
+    const int64_t first = std::min(end, groups_.offsets[low] + (index - first_of(low)) * size_);
+    return {low, first, std::min(end, first + size_)};
   }
 
  private:
   moire_groups groups_;
+  int64_t size_;
 };
 
 }  // namespace moire::cpu

@@ -30,6 +30,13 @@ inline char* row_bytes_of(const TensorView& t, int64_t row) {
 }
 inline int64_t bytes_per_row(const TensorView& t) { return t.columns() * dtype_size(t.type()); }
 
+// Row i of a matrix that may be gathered.
+inline int64_t source_row(const TensorView& row_idx, int64_t row) {
+  if (!row_idx.is_present()) return row;
+  return row_idx.type() == DType::kInt32 ? static_cast<const int32_t*>(row_idx.data)[row]
+                                         : static_cast<const int64_t*>(row_idx.data)[row];
+}
+
 inline int64_t rows_in_use(const Groups& groups) {
   return groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
 }

@@ -1,0 +1,40 @@
+// FP8 tensors and their scales: quantising, decoding, and the layouts of scales.
+#pragma once
+
+#include <moire/context.h>
+#include <moire/groups.h>
+#include <moire/tensor.h>
+
+namespace moire {
+
+// One quantised copy, for one direction: see moire_quantized. Absent where data is.
+struct Quantized : moire_quantized {
+  Quantized() : moire_quantized{} {}
+  Quantized(const moire_quantized& q) : moire_quantized(q) {}
+  Quantized(const TensorView& data_, const TensorView& scales_) : moire_quantized{data_, scales_} {}
+
+  bool is_present() const { return data.rank != 0; }
+};
+static_assert(sizeof(Quantized) == sizeof(moire_quantized));
+
+using QuantizeArgs = Args<moire_quantize_args>;
+using QuantizeWeightArgs = Args<moire_quantize_weight_args>;
+using DequantizeArgs = Args<moire_dequantize_args>;
+using RequantizeArgs = Args<moire_requantize_args>;
+using ConvertScalesArgs = Args<moire_convert_scales_args>;
+
+// A ragged matrix, or the weights of all groups, into FP8: one direction or both, in one pass.
+MOIRE_API Status quantize(const Context& context, const QuantizeArgs& args);
+MOIRE_API Status quantize_weight(const Context& context, const QuantizeWeightArgs& args);
+
+// FP8 back into floats, and one direction into the other.
+MOIRE_API Status dequantize(const Context& context, const DequantizeArgs& args);
+MOIRE_API Status requantize(const Context& context, const RequantizeArgs& args);
+
+// MXFP8 scales from one layout in memory to another, exactly.
+MOIRE_API Status convert_scales(const Context& context, const ConvertScalesArgs& args);
+// shape[0] and shape[1] of the scales of a ragged [rows, k]; see moire_scales_shape.
+MOIRE_API Status scales_shape(int32_t scaling, int32_t direction, int32_t layout, int64_t rows,
+                              int64_t k, int64_t num_groups, int64_t* shape);
+
+}  // namespace moire

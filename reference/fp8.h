@@ -1,0 +1,15 @@
+// FP8 codes from values, by definition and in double; decode() of float_format.h is the way back.
+#pragma once
+
+#include <moire/tensor.h>
+
+#include <cstdint>
+
+namespace moire::reference {
+
+// The largest number of E4M3 or E5M2.
+double max_fp8(DType dtype);
+// The nearest code, ties to even; past the largest number that number; 0x7F for every NaN.
+uint8_t encode_fp8(DType dtype, double value);
+
+}  // namespace moire::reference

@@ -1,0 +1,79 @@
+// convert_scales on the CPU: the target is zeroed, then every scale that there is moves to its
+// place.
+#include <moire/quantize.h>
+
+#include <algorithm>
+
+#include "backend/cpu/implementations.h"
+#include "backend/cpu/rows.h"
+#include "core/format.h"
+#include "core/scale_layouts.h"
+
+namespace moire::cpu {
+namespace {
+
+// One side of the conversion, going through the groups in order.
+class Side {
+ public:
+  Side(const TensorView& t, int32_t layout, int32_t direction)
+      : data_(static_cast<uint8_t*>(t.data)), at_{direction, layout, t.stride(), 0, 0} {}
+
+  // To a group that starts at row `offset` and has so many rows; the one before must have been
+  // finished.
+  void start(int64_t group, int64_t offset, int64_t rows) {
+    if (at_.layout == MOIRE_SCALES_CANONICAL) {
+      at_.first_row = at_.direction == MOIRE_ROWWISE ? offset : offset / kMxBlock + group;
+      return;
+    }
+    const int64_t padded = scale_layout_rows(at_.direction, at_.layout, rows);
+    at_.padded_blocks = at_.direction == MOIRE_ROWWISE ? at_.pitch : padded;
+    at_.first_row = next_row_;
+    next_row_ += padded;
+  }
+  uint8_t& scale(int64_t outer, int64_t block) const { return data_[at_.offset(outer, block)]; }
+
+ private:
+  uint8_t* data_;
+  GroupScales at_;
+  int64_t next_row_ = 0;
+};
+
+// A part of the work: of every group, one of kSlices of what has scales.
+constexpr int64_t kSlices = 16;
+
+void move_slice(const ConvertScalesArgs& args, int64_t slice) {
+  Side from(args.source, args.from, args.direction), to(args.target, args.to, args.direction);
+  const int64_t* offsets = args.groups.offsets;
+  const bool is_rowwise = args.direction == MOIRE_ROWWISE;
+  for (int64_t g = 0; g < args.groups.num_groups; ++g) {
+    const int64_t rows = offsets[g + 1] - offsets[g];
+    from.start(g, offsets[g], rows);
+    to.start(g, offsets[g], rows);
+    const int64_t outer = is_rowwise ? rows : args.k;
+    const int64_t blocks = ceil_div(is_rowwise ? args.k : rows, kMxBlock);
+    const int64_t per_slice = ceil_div(outer, kSlices);
+    const int64_t end = std::min(outer, (slice + 1) * per_slice);
+    for (int64_t o = slice * per_slice; o < end; ++o) {
+      for (int64_t b = 0; b < blocks; ++b) to.scale(o, b) = from.scale(o, b);
+    }
+  }
+}
+
+Status run(const Context& context, const ConvertScalesArgs& args) {
+  ThreadPool& pool = *context.state().pool;
+  zero_rows_from(pool, args.target, 0);
+  pool.parallel_for(kSlices, [&](int64_t slice, int) { move_slice(args, slice); });
+  return {};
+}
+
+std::string policy(const DeviceState& state, const ConvertScalesArgs&) {
+  return concat("byte by byte, ", state.num_threads, " threads");
+}
+
+}  // namespace
+
+const Implementation<ConvertScalesArgs> kConvertScales = {
+    "cpu", Device::kCpu, supports_everything, no_workspace, policy, run,
+};
+
+}  // namespace moire::cpu

@@ -1,0 +1,230 @@
+// quantize, quantize_weight and requantize on the CPU, one pass over the source: a task takes a
+// block of rows (32 or 128, from a group's first row) and some of its columns, 128 of which at a
+// time become floats in the cache and then codes in either direction or both
+// (quantize_block-inl.h).
+#include "backend/cpu/quantize.h"
+
+#include "backend/cpu/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/quantize.cpp"
+#include <hwy/foreach_target.h>
+// The inline headers come after foreach_target.h.
+#include "backend/cpu/quantize_block-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace moire::cpu::HWY_NAMESPACE {
+namespace {
+
+// An odd number of cache lines, so that a column spreads over the cache's sets.
+constexpr int64_t kPitch = kPieceColumns + 16;
+
+void load_piece(const Strip& s, int64_t column, int64_t n, float* values) {
+  const StripSource& from = s.source;
+  const int64_t element_bytes = dtype_size(from.dtype);
+  for (int64_t r = 0; r < s.num_rows; ++r, values += kPitch) {
+    if (element_bytes != 1) {
+      const auto* row = static_cast<const char*>(from.rows[r]) + column * element_bytes;
+      DecodeRow(row, from.dtype, static_cast<size_t>(n), values);
+    } else if (from.direction == MOIRE_COLUMNWISE) {
+      DecodeColumnwise(from.rows[r], from.dtype, from.scales[r], from.scale_dtype, column, n,
+                       values);
+    } else {
+      DecodeRowwise(from.rows[r], from.dtype, from.scales[r], from.scale_dtype, column, n, values);
+    }
+  }
+}
+
+// The piece that starts so many columns and scales further right.
+QuantizedPiece advanced(const QuantizedPiece& p, const QuantizeFormat& how, int64_t column,
+                        int64_t scale) {
+  if (p.data == nullptr) return p;
+  const int64_t scale_bytes = how.scaling == MOIRE_SCALING_MXFP8 ? 1 : 4;
+  return {p.data + column, p.stride, static_cast<char*>(p.scales) + scale * scale_bytes,
+          p.scale_stride};
+}
+
+void quantize_strip(const QuantizeStrip& q) {
+  const Strip& s = q.strip;
+  alignas(64) float values[kMaxScaleBlock * kPitch];
+  for (int64_t c = s.first; c < s.end; c += kPieceColumns) {
+    const int64_t n = std::min(kPieceColumns, s.end - c);
+    load_piece(s, c, n, values);
+    const QuantizedPiece rowwise =
+        advanced(q.rowwise, q.rowwise_format, c, c / q.rowwise_format.block());
+    if (q.rowwise_format.scaling == MOIRE_SCALING_FP8_TILE) {
+      QuantizeTile(q.rowwise_format, values, kPitch, s.num_rows, n, rowwise);
+      continue;
+    }
+    QuantizeBlock(q.rowwise_format, values, kPitch, s.num_rows, n, rowwise, {});
+    QuantizeBlock(q.columnwise_format, values, kPitch, s.num_rows, n, {},
+                  advanced(q.columnwise, q.columnwise_format, c, c));
+  }
+}
+
+}  // namespace
+}  // namespace moire::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include <cstring>
+
+#include "backend/cpu/implementations.h"
+#include "core/format.h"
+#include "core/resolved_groups.h"
+
+namespace moire::cpu {
+namespace {
+
+HWY_EXPORT(quantize_strip);
+
+// Where the copies of a block go; blocks without rows get zeros where their columnwise scales would
+// lie.
+class Copies {
+ public:
+  Copies(const moire_quantized& rowwise, const moire_quantized& columnwise, int32_t scaling,
+         bool fractional)
+      : rowwise_(rowwise), columnwise_(columnwise), scaling_(scaling), fractional_(fractional) {}
+
+  int64_t block() const { return scale_block(scaling_); }
+
+  // Rows from block.first on; `index` is the block's.
+  void aim(QuantizeStrip& q, int64_t index, const RowBlock& block) const {
+    const bool is_tile = scaling_ == MOIRE_SCALING_FP8_TILE;
+    q.rowwise_format = format(rowwise_);
+    q.columnwise_format = format(columnwise_);
+    q.rowwise = piece(rowwise_, block.first, is_tile ? index : block.first);
+    q.columnwise = piece(columnwise_, block.first, index);
+  }
+  // Columns first ... end - 1 of a row of columnwise scales.
+  void zero_scales(int64_t index, int64_t first, int64_t end) const {
+    const TensorView scales = columnwise_.scales;
+    if (!columnwise_.is_present()) return;
+    const int64_t bytes = dtype_size(scales.type());
+    std::memset(row_bytes_of(scales, index) + first * bytes, 0,
+                static_cast<size_t>((end - first) * bytes));
+  }
+  // Rows past the last group, and all scales where there are no blocks.
+  void zero_tail(ThreadPool& pool, int64_t used_rows, int64_t num_blocks) const {
+    if (rowwise_.is_present()) {
+      zero_rows_from(pool, rowwise_.data, used_rows);
+      zero_rows_from(pool, rowwise_.scales, used_rows);
+    }
+    if (columnwise_.is_present()) {
+      zero_rows_from(pool, columnwise_.data, used_rows);
+      zero_rows_from(pool, columnwise_.scales, num_blocks);
+    }
+  }
+
+ private:
+  QuantizeFormat format(const Quantized& q) const {
+    return {TensorView(q.data).type(), scaling_, fractional_};
+  }
+  static QuantizedPiece piece(const Quantized& q, int64_t row, int64_t scale_row) {
+    if (!q.is_present()) return {};
+    const TensorView data(q.data), scales(q.scales);
+    return {row_of<uint8_t>(data, row), data.stride(), row_bytes_of(scales, scale_row),
+            scales.stride()};
+  }
+
+  Quantized rowwise_, columnwise_;
+  int32_t scaling_;
+  bool fractional_;
+};
+
+// All blocks: `fill(block, source)` says where a block's rows lie.
+template <class Fill>
+void quantize_blocks(ThreadPool& pool, const ScaleBlocks& blocks, int64_t columns,
+                     const Copies& copies, int32_t tail, Fill&& fill) {
+  for_each_strip(pool, blocks, copies.block(), columns,
+                 [&](int64_t index, const RowBlock& block, int64_t first, int64_t end) {
+                   if (block.first == block.end) {
+                     if (tail == MOIRE_TAIL_ZERO) copies.zero_scales(index, first, end);
+                     return;
+                   }
+                   QuantizeStrip q;
+                   q.strip.num_rows = block.end - block.first;
+                   q.strip.first = first;
+                   q.strip.end = end;
+                   fill(index, block, q.strip.source);
+                   copies.aim(q, index, block);
+                   HWY_DYNAMIC_DISPATCH(quantize_strip)(q);
+                 });
+}
+
+Status run_quantize(const Context& context, const QuantizeArgs& args) {
+  ThreadPool& pool = *context.state().pool;
+  const TensorView source(args.source), row_idx(args.row_idx);
+  const ResolvedGroups groups(args.groups, (row_idx.is_present() ? row_idx : source).shape[0]);
+  const Copies copies(args.rowwise, args.columnwise, args.scaling, args.fractional_scales != 0);
+  const ScaleBlocks blocks(groups.get(), copies.block());
+  quantize_blocks(pool, blocks, source.columns(), copies, args.tail,
+                  [&](int64_t, const RowBlock& block, StripSource& out) {
+                    out.dtype = source.type();
+                    for (int64_t i = block.first; i < block.end; ++i) {
+                      out.rows[i - block.first] = row_bytes_of(source, source_row(row_idx, i));
+                    }
+                  });
+  if (args.tail == MOIRE_TAIL_ZERO) {
+    copies.zero_tail(pool, rows_in_use(groups.get()), blocks.count());
+  }
+  return {};
+}
+
+Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
+  const Weight source = args.source;
+  const int64_t num_groups = source.tensor.shape[0], n = source.tensor.shape[1];
+  const Copies copies(args.rowwise, args.columnwise, args.scaling, args.fractional_scales != 0);
+  const ScaleBlocks blocks(num_groups, n, copies.block());
+  quantize_blocks(*context.state().pool, blocks, source.tensor.shape[2], copies,
+                  MOIRE_TAIL_UNTOUCHED, [&](int64_t, const RowBlock& block, StripSource& out) {
+                    const TensorView matrix = source.matrix(block.group);
+                    out.dtype = matrix.type();
+                    for (int64_t i = block.first; i < block.end; ++i) {
+                      out.rows[i - block.first] = row_bytes_of(matrix, i - block.group * n);
+                    }
+                  });
+  return {};
+}
+
+Status run_requantize(const Context& context, const RequantizeArgs& args) {
+  ThreadPool& pool = *context.state().pool;
+  const TensorView data(args.source.data), scales(args.source.scales);
+  const bool to_rowwise = args.direction == MOIRE_COLUMNWISE;
+  const Copies copies(to_rowwise ? args.target : moire_quantized{},
+                      to_rowwise ? moire_quantized{} : args.target, args.scaling,
+                      args.fractional_scales != 0);
+  const bool is_weight = data.rank == 3;
+  const ResolvedGroups groups(args.groups, data.num_rows());
+  const ScaleBlocks blocks = is_weight ? ScaleBlocks(data.shape[0], data.shape[1], copies.block())
+                                       : ScaleBlocks(groups.get(), copies.block());
+  quantize_blocks(pool, blocks, data.columns(), copies, args.tail,
+                  [&](int64_t index, const RowBlock& block, StripSource& out) {
+                    fill_quantized(args.source, args.scaling, args.direction, index, block, out);
+                  });
+  if (args.tail == MOIRE_TAIL_ZERO && !is_weight) {
+    copies.zero_tail(pool, rows_in_use(groups.get()), blocks.count());
+  }
+  return {};
+}
+
+template <class A>
+std::string policy(const DeviceState& state, const A& args) {
+  return concat("blocks of ", scale_block(args.scaling), " rows, pieces of ", kPieceColumns,
+                " columns, ", state.simd, ", ", state.num_threads, " threads");
+}
+
+}  // namespace
+
+const Implementation<QuantizeArgs> kQuantize = {
+    "cpu", Device::kCpu, supports_everything, no_workspace, policy, run_quantize,
+};
+const Implementation<QuantizeWeightArgs> kQuantizeWeight = {
+    "cpu", Device::kCpu, supports_everything, no_workspace, policy, run_quantize_weight,
+};
+const Implementation<RequantizeArgs> kRequantize = {
+    "cpu", Device::kCpu, supports_everything, no_workspace, policy, run_requantize,
+};
+
+}  // namespace moire::cpu
+#endif

@@ -1,0 +1,29 @@
+// Groups that may be absent, in ops where that means one group of all rows.
+#pragma once
+
+#include <moire.h>
+
+#include <cstdint>
+
+namespace moire {
+
+inline bool is_absent(const moire_groups& g) {
+  return g.offsets == nullptr && g.num_groups == 0 && g.capacity == 0;
+}
+
+// Holds the offsets of that one group, on the host; not to be copied or moved.
+class ResolvedGroups {
+ public:
+  ResolvedGroups(const moire_groups& given, int64_t rows)
+      : one_{0, rows}, groups_(is_absent(given) ? moire_groups{one_, 1, rows} : given) {}
+  ResolvedGroups(const ResolvedGroups&) = delete;
+  ResolvedGroups& operator=(const ResolvedGroups&) = delete;
+
+  const moire_groups& get() const { return groups_; }
+
+ private:
+  int64_t one_[2];
+  moire_groups groups_;
+};
+
+}  // namespace moire

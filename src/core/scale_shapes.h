@@ -1,0 +1,48 @@
+// What moire_quantized says of shapes: how many elements share a scale, and what the scales of a
+// matrix look like.
+#pragma once
+
+#include <moire/tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "core/format.h"
+
+namespace moire {
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Elements along one side of what shares a scale.
+constexpr int64_t scale_block(int32_t scaling) { return scaling == MOIRE_SCALING_MXFP8 ? 32 : 128; }
+constexpr DType scale_dtype(int32_t scaling) {
+  return scaling == MOIRE_SCALING_MXFP8 ? DType::kE8M0 : DType::kFP32;
+}
+
+// "MXFP8 (1)"; a value that is no moire_scaling by its number alone.
+inline std::string scaling_name(int32_t scaling) {
+  constexpr std::string_view kNames[] = {"NONE", "MXFP8", "FP8_BLOCK", "FP8_TILE"};
+  if (scaling < 0 || scaling > MOIRE_SCALING_FP8_TILE) return concat(scaling);
+  return concat(kNames[scaling], " (", scaling, ")");
+}
+
+struct ScaleShape {
+  int64_t rows, columns;
+};
+// Of one matrix [n, k].
+constexpr ScaleShape matrix_scales(int32_t scaling, int32_t direction, int64_t n, int64_t k) {
+  const int64_t b = scale_block(scaling);
+  const bool is_tile = scaling == MOIRE_SCALING_FP8_TILE;
+  return {is_tile || direction == MOIRE_COLUMNWISE ? ceil_div(n, b) : n,
+          is_tile || direction == MOIRE_ROWWISE ? ceil_div(k, b) : k};
+}
+// Of a ragged [capacity, k].
+constexpr ScaleShape ragged_scales(int32_t scaling, int32_t direction, int64_t capacity,
+                                   int64_t num_groups, int64_t k) {
+  const int64_t b = scale_block(scaling);
+  if (direction == MOIRE_ROWWISE) return {capacity, ceil_div(k, b)};
+  return {capacity / b + num_groups, k};
+}
+
+}  // namespace moire

@@ -1,0 +1,132 @@
+// Validation and dispatch of quantize and quantize_weight.
+#include <moire/quantize.h>
+
+#include "core/resolved_groups.h"
+#include "core/scale_shapes.h"
+#include "ops/dispatch.h"
+#include "ops/scales_check.h"
+
+namespace moire {
+namespace {
+
+int64_t bytes_of(const moire_quantized& q) {
+  return moire::bytes_of(q.data) + moire::bytes_of(q.scales);
+}
+
+// At least one of the two copies is there, and sound by `check_copy(name, copy, direction)`.
+template <class CheckCopy>
+void check_copies(ArgumentCheck& check, const moire_quantized& rowwise,
+                  const moire_quantized& columnwise, CheckCopy&& check_copy) {
+  const Quantized r = rowwise, c = columnwise;
+  check.require(r.is_present() || c.is_present(),
+                "rowwise and columnwise are both absent, needs at least one output");
+  if (r.is_present()) check_copy("rowwise", r, MOIRE_ROWWISE);
+  if (c.is_present()) check_copy("columnwise", c, MOIRE_COLUMNWISE);
+}
+
+std::string directions(const moire_quantized& rowwise, const moire_quantized& columnwise) {
+  const std::string r = rowwise.data.rank == 0 ? "" : dtype_name(TensorView(rowwise.data).type());
+  const std::string c =
+      columnwise.data.rank == 0 ? "" : dtype_name(TensorView(columnwise.data).type());
+  if (c.empty()) return concat("rowwise ", r);
+  if (r.empty()) return concat("columnwise ", c);
+  return concat("rowwise ", r, " and columnwise ", c);
+}
+
+Status check_quantize(const Context& context, const QuantizeArgs& args) {
+  ArgumentCheck check("quantize", context, ArgumentCheck::Purpose::kRun);
+  const TensorView source(args.source), row_idx(args.row_idx);
+  check.require(args.scaling == MOIRE_SCALING_MXFP8 || args.scaling == MOIRE_SCALING_FP8_BLOCK,
+                "scaling is ", scaling_name(args.scaling), ", must be MXFP8 (1) or FP8_BLOCK (2)");
+  check_fractional(check, args.scaling, args.fractional_scales);
+  check.enumerator("tail", args.tail, 2);
+  if (!check.ok() || !check.ranked("source", source, kFloatTypes, 2)) return check.status();
+  const TensorView& rows_like = row_idx.is_present() ? row_idx : source;
+  const ResolvedGroups resolved(args.groups, rows_like.shape[0]);
+  const Groups groups = resolved.get();
+  if (!is_absent(args.groups)) check.groups(groups);
+  check.ragged("source", source, "row_idx", row_idx, groups, {"k", source.shape[1]});
+  check_copies(
+      check, args.rowwise, args.columnwise,
+      [&](std::string_view name, const Quantized& copy, int32_t direction) {
+        check_quantized(check, name, copy, args.scaling, direction, groups, {"k", source.shape[1]});
+      });
+  check.apart({{"rowwise.data", args.rowwise.data},
+               {"rowwise.scales", args.rowwise.scales},
+               {"columnwise.data", args.columnwise.data},
+               {"columnwise.scales", args.columnwise.scales}},
+              {{"source", source}, {"row_idx", row_idx}});
+  return check.status();
+}
+
+// Each matrix of a list is checked on its own.
+void check_listed_apart(ArgumentCheck& check, const QuantizeWeightArgs& args) {
+  const Weight source = args.source;
+  const int64_t count = source.list == nullptr ? 0 : source.tensor.shape[0];
+  for (int64_t g = 0; check.ok() && g < count; ++g) {
+    const std::string name = concat("source[", g, "]");
+    for (const NamedTensor& output : {NamedTensor{"rowwise.data", args.rowwise.data},
+                                      {"rowwise.scales", args.rowwise.scales},
+                                      {"columnwise.data", args.columnwise.data},
+                                      {"columnwise.scales", args.columnwise.scales}}) {
+      check.disjoint(output.name, output.tensor, name, source.matrix(g));
+    }
+  }
+}
+
+Status check_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
+  ArgumentCheck check("quantize_weight", context, ArgumentCheck::Purpose::kRun);
+  const Weight source = args.source;
+  const bool is_tiled = args.scaling == MOIRE_SCALING_FP8_TILE;
+  check.require(args.scaling >= MOIRE_SCALING_MXFP8 && args.scaling <= MOIRE_SCALING_FP8_TILE,
+                "scaling is ", scaling_name(args.scaling),
+                ", must be MXFP8 (1), FP8_BLOCK (2) or FP8_TILE (3)");
+  check_fractional(check, args.scaling, args.fractional_scales);
+  check.require(!is_tiled || args.columnwise.data.rank == 0,
+                "columnwise is present, but one copy in tiles serves both directions: needs "
+                "rowwise alone");
+  check.require(source.is_present(), "source is absent, needs fp32, bf16 or fp16 [G, n, k]");
+  check.require(source.tensor.rank == 3, "source has rank ", source.tensor.rank,
+                ", needs rank 3 [G, n, k]");
+  if (!check.ok()) return check.status();
+  const int64_t* s = source.tensor.shape;
+  check.weight("source", source, kFloatTypes, {"G", s[0]}, {"out", source.out_features()},
+               {"in", source.in_features()});
+  check_copies(check, args.rowwise, args.columnwise,
+               [&](std::string_view name, const Quantized& copy, int32_t direction) {
+                 check_quantized(check, name, copy, args.scaling, direction, source);
+               });
+  check.apart({{"rowwise.data", args.rowwise.data},
+               {"rowwise.scales", args.rowwise.scales},
+               {"columnwise.data", args.columnwise.data},
+               {"columnwise.scales", args.columnwise.scales}},
+              {{"source", source.list == nullptr ? TensorView(source.tensor) : TensorView()}});
+  check_listed_apart(check, args);
+  return check.status();
+}
+
+}  // namespace
+
+Status quantize(const Context& context, const QuantizeArgs& args) {
+  MOIRE_RETURN_IF_ERROR(check_quantize(context, args));
+  return dispatch(context, "quantize", args, Workspace{}, [&] {
+    const TensorView source(args.source), row_idx(args.row_idx);
+    const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source.shape[0];
+    return Cost{concat(to_string(source), row_idx.is_present() ? ", gathered" : "", ", ",
+                       scaling_name(args.scaling), " ", directions(args.rowwise, args.columnwise)),
+                rows * source.columns() * dtype_size(source.type()) + moire::bytes_of(row_idx),
+                bytes_of(args.rowwise) + bytes_of(args.columnwise)};
+  });
+}
+
+Status quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
+  MOIRE_RETURN_IF_ERROR(check_quantize_weight(context, args));
+  return dispatch(context, "quantize_weight", args, Workspace{}, [&] {
+    const Weight source = args.source;
+    return Cost{concat(to_string(source.tensor), source.list == nullptr ? "" : ", listed", ", ",
+                       scaling_name(args.scaling), " ", directions(args.rowwise, args.columnwise)),
+                moire::bytes_of(source.tensor), bytes_of(args.rowwise) + bytes_of(args.columnwise)};
+  });
+}
+
+}  // namespace moire
