@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cases.h"
+#include "operands.h"
 #include "problem_source.h"
 #include "random_problem.h"
 
@@ -42,7 +44,8 @@ TEST(Problem, PrintsALineThatParsesToTheSameProblem) {
 
 TEST(Problem, ReadsEveryField) {
   const Problem p = parsed(
-      "name=x op=fc1 groups=2 hidden=8 ffn=6 rows=7 topk=3 dtype=bf16 out=fp32 splits=3,4 "
+      "name=x op=fc1 groups=2 hidden=8 ffn=6 rows=7 topk=2 dropped=3 dtype=bf16 out=fp32 "
+      "splits=3,4 "
       "act=clamped_swiglu:7:1.702:1 layout=blocks:3 order=up_first bias=yes probs=no gather=yes "
       "weights=in_out storage=list save_act=yes scores=sigmoid normalize=no tail=5 "
       "tail_rows=untouched beta=mixed seed=9");
@@ -56,7 +59,7 @@ TEST(Problem, ReadsEveryField) {
   EXPECT_TRUE(p.bias && !p.probs && p.gather && p.in_out && p.listed && p.save_act);
   EXPECT_TRUE(p.sigmoid && !p.normalize && p.keep_tail);
   EXPECT_EQ(p.capacity(), 12);
-  EXPECT_EQ(p.tokens(), 3);
+  EXPECT_EQ(p.tokens(), 5);
   EXPECT_EQ(p.beta, 2);
   EXPECT_EQ(p.seed, 9U);
 }
@@ -69,11 +72,14 @@ TEST(Problem, NamesTheFieldWhatWasFoundAndWhatIsNeeded) {
   EXPECT_EQ(error_of(std::string(kPlain) + " dtype=fp23"),
             "problem: field \"dtype\": found \"fp23\", needed fp32, bf16 or fp16");
   EXPECT_EQ(error_of("groups=4 hidden=64 ffn=32"),
-            "problem: field \"rows\": found nothing, needed a whole number from 0");
+            "problem: field \"rows\": found nothing, needed a whole number from 0 to 2^40");
   EXPECT_EQ(error_of("groups=4 groups=4 hidden=64 ffn=32 rows=1"),
             "problem: field \"groups\": found it twice, needed it once");
   EXPECT_EQ(error_of("groups=-1 hidden=64 ffn=32 rows=1"),
-            "problem: field \"groups\": found \"-1\", needed a whole number from 0");
+            "problem: field \"groups\": found \"-1\", needed a whole number from 0 to 2^40");
+  EXPECT_EQ(error_of("groups=4 hidden=1099511627777 ffn=32 rows=1"),
+            "problem: field \"hidden\": found \"1099511627777\", needed a whole number from 1 to "
+            "2^40");
   EXPECT_EQ(error_of(std::string(kPlain) + " layout=blocks:5"),
             "problem: field \"layout\": found blocks of 5, needed a divisor of ffn=32");
   EXPECT_EQ(error_of(std::string(kPlain) + " splits=25,25"),
@@ -86,6 +92,32 @@ TEST(Problem, NamesTheFieldWhatWasFoundAndWhatIsNeeded) {
             "problem: field \"rows\": found 3, needed 0, because groups=0");
   EXPECT_EQ(error_of(std::string(kPlain) + " op=router topk=5"),
             "problem: field \"topk\": found 5, needed at most groups=4");
+  EXPECT_EQ(error_of(std::string(kPlain) + " topk=5"),
+            "problem: field \"topk\": found 5, needed at most groups=4");
+  EXPECT_EQ(error_of(std::string(kPlain) + " topk=4"),
+            "problem: field \"rows\": found 50, needed a multiple of topk=4 (rows and dropped "
+            "choices are topk for each token)");
+  EXPECT_EQ(error_of(std::string(kPlain) + " topk=4 dropped=1"),
+            "problem: field \"rows\": found 50 and dropped=1, needed a multiple of topk=4 (rows "
+            "and dropped choices are topk for each token)");
+  EXPECT_EQ(parsed(std::string(kPlain) + " topk=4 dropped=2").tokens(), 13);
+}
+
+// The operands that a case really makes are never less.
+TEST(Problem, NeedsAtLeastTheBytesThatItSays) {
+  for (const OpInfo& info : all_ops()) {
+    for (const char* dtype : {"fp32", "bf16"}) {
+      const Problem p = parsed(std::string("groups=3 hidden=700 ffn=900 rows=500 op=") +
+                               std::string(info.name) + " dtype=" + dtype);
+      Operands operands(p, Operands::Content::kNone);
+      const Case what = make_case(operands);
+      const double routing = 8.0 * (3 * 500 + 2 * 3);  // beside the operands
+      EXPECT_GE(static_cast<double>(operands.bytes()) + routing, least_bytes(p)) << to_line(p);
+      EXPECT_GT(least_bytes(p), routing - 1) << to_line(p);
+    }
+  }
+  const std::string huge = "groups=1099511627776 hidden=1099511627776 ffn=1099511627776 rows=";
+  EXPECT_GT(least_bytes(parsed(huge + "1099511627776")), 1e36);
 }
 
 TEST(Problem, NamesEveryKeyWhenOneIsUnknown) {

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -123,8 +124,12 @@ class CommandLine(unittest.TestCase):
         self.assertIsNotNone(results[1]["ratio_own_fp32"])
 
     def test_bad_usage_is_exit_code_2_with_a_sentence(self):
-        self.assertIn("subcommand", self.bad())
-        self.bad("check", "--no-such-option")
+        commands = "needed one of info, problems, explain, check, bench"
+        self.assertIn(f"moire: found no command, {commands}", self.bad())
+        self.assertIn(f'moire: found command "foo", {commands}', self.bad("foo"))
+        self.assertIn(f'found command "foo", {commands}', self.bad("foo", "--json"))
+        self.assertIn("not expected: --no-such-option", self.bad("check", "--no-such-option"))
+        self.assertIn("not expected: --no-such-option", self.bad("--no-such-option"))
         self.assertIn("needed PROBLEM or --random N", self.bad("check"))
         self.assertIn('"qwen4": found no such name or file', self.bad("explain", "qwen4"))
         self.assertIn('field "rows": found nothing', self.bad("check", "groups=1 hidden=1 ffn=1"))
@@ -132,6 +137,37 @@ class CommandLine(unittest.TestCase):
         self.assertIn('field "op": found "fc3"', self.bad("explain", SMALL, "--ops", "fc3"))
         self.assertIn("--ops", self.bad("check", "--random", "1", "--ops", "fc3"))
         self.assertIn("needed cpu or cuda", self.bad("explain", SMALL, "--device", "tpu"))
+
+    def test_bad_numbers_are_named_with_what_is_needed(self):
+        whole = "needed a whole number from 0"
+        for option, needed, values in (
+            ("--random", whole, ("-1", "abc", "1e3", "1.5", "99999999999999999999")),
+            ("--seed", whole, ("-1", "x", "0x10")),
+            ("--threads", whole + " to 4096", ("-1", "x", "4097")),
+        ):
+            for value in values:
+                message = self.bad("check", SMALL, f"{option}={value}")
+                self.assertIn(f'{option}: found "{value}", {needed}', message)
+        for value in ("-1", "0", "inf", "nan", "x", "1s"):
+            message = self.bad("bench", SMALL, f"--time={value}")
+            self.assertIn(f'--time: found "{value}", needed a positive number of seconds', message)
+
+    def test_an_enormous_problem_is_refused_at_once_with_its_bytes(self):
+        begin = time.monotonic()
+        sizes = "groups=64 hidden=1000000 ffn=1000000 rows=100 dtype=bf16"
+        message = self.bad("check", sizes)
+        self.assertIn("found a problem of at least 349 TiB, needed at most the ", message)
+        self.assertIn("that this machine has free: op=mlp groups=64 hidden=1000000", message)
+        message = self.bad("check", "groups=1 hidden=1 ffn=1 rows=1099511627776 op=permute_plan")
+        self.assertIn("found a problem of at least 24.0 TiB", message)
+        self.assertLess(time.monotonic() - begin, 5)
+
+    def test_bench_opens_its_chart_before_it_measures(self):
+        begin = time.monotonic()
+        message = self.bad("bench", SMALL, "--time", "60", "--svg", "/no/such/folder/chart.svg")
+        needed = '--svg: found "/no/such/folder/chart.svg", needed a file that can be written'
+        self.assertIn(needed, message)
+        self.assertLess(time.monotonic() - begin, 30)
 
     def test_every_command_of_the_guide_runs(self):
         guide = (ROOT / "docs" / "cli.md").read_text()

@@ -66,6 +66,7 @@ Problem smaller(const Problem& p) {
   }
   small.rows = small.groups == 0 ? 0 : std::min(p.rows, kRows);
   small.topk = std::min(p.topk, std::max<int64_t>(1, small.groups));
+  small.dropped = (small.topk - small.rows % small.topk) % small.topk;
   small.splits = Splits();
   if (small.groups > 0) small.splits.kind = Splits::Kind::kRagged;
   return small;
@@ -232,12 +233,19 @@ void warn_if_clock_moved(const MachineFacts& machine, Team& team,
   }
 }
 
+// Before anything is measured for it.
+void require_writable(const std::string& path) {
+  if (!std::ofstream(path, std::ios::app)) {
+    throw UsageError(text("--svg: found \"", path, "\", needed a file that can be written"));
+  }
+}
+
 void write_svg(const std::string& path, const std::vector<BenchResult>& results,
                const MachineFacts& machine) {
   std::ofstream file(path);
   file << results_svg(results, machine);
   file.close();
-  if (!file) throw UsageError(text("--svg: found a file that cannot be written, ", path));
+  if (!file) throw UsageError(text("--svg: ", path, " could not be written to its end"));
 }
 
 void print_table(const std::vector<BenchResult>& results, const MachineFacts& machine,
@@ -260,6 +268,7 @@ int run_bench(const BenchOptions& options) {
   if (common.threads == 0) common.threads = available_cores();
   const Context context = open_context(common);
   const std::vector<Group> groups = collect_groups(options.problems);
+  if (!options.svg.empty()) require_writable(options.svg);
   Protocol protocol;
   protocol.seconds = options.seconds;
   set_openblas_threads(common.threads);

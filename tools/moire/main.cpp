@@ -1,10 +1,15 @@
 // The command line: what each command takes, and the exit codes. Commands themselves: commands.h.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <new>
 
 #include "commands.h"
+#include "text.h"
 
 namespace moire::tool {
 namespace {
@@ -13,11 +18,30 @@ const char* const kProblemHelp =
     "a shipped name (qwen3_30b, or cpu:square for one line of it), a file, or a line of key=value "
     "words; `moire problems` lists them, `moire problems --fields` explains the format";
 
+// A validator whose message says what was found and what is needed.
+template <class T, class Accepts>
+CLI::Validator number(const std::string& needed, Accepts accepts) {
+  const auto check = [=](const std::string& word) -> std::string {
+    T value{};
+    const char* const end = word.data() + word.size();
+    const auto [stop, error] = std::from_chars(word.data(), end, value);
+    if (error == std::errc() && stop == end && accepts(value)) return "";
+    return text("found \"", word, "\", needed ", needed);
+  };
+  return {check, "NUMBER"};
+}
+
+template <class T>
+CLI::Validator whole_number() {
+  return number<T>("a whole number from 0", [](T value) { return value >= 0; });
+}
+
 void add_common(CLI::App& command, CommonOptions& options) {
   command.add_flag("--json", options.json, "JSON on stdout, one object per line");
   command.add_option("--device", options.device, "cpu or cuda")->capture_default_str();
   command.add_option("--threads", options.threads, "CPU threads; 0 = one per core")
-      ->check(CLI::Range(0, 4096))
+      ->check(number<int>("a whole number from 0 to 4096",
+                          [](int value) { return value >= 0 && value <= 4096; }))
       ->capture_default_str();
   command.add_option("--implementation", options.implementation,
                      "force this implementation by name (see `moire info`)");
@@ -74,8 +98,10 @@ void add_check(CLI::App& app, CheckOptions& options, std::function<int()>& run) 
   add_common(*command, options.common);
   add_problems(*command, options.problems, false);
   command->add_option("--random", options.random, "this many random ragged problems as well")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--seed", options.seed, "of the random problems")->capture_default_str();
+      ->check(whole_number<int64_t>());
+  command->add_option("--seed", options.seed, "of the random problems")
+      ->check(whole_number<uint64_t>())
+      ->capture_default_str();
   command->add_flag("--verbose", options.verbose, "every output of every problem");
   command->footer(
       "Errors are in units of the bound that theory gives each element: 1 is the largest that\n"
@@ -84,7 +110,7 @@ void add_check(CLI::App& app, CheckOptions& options, std::function<int()>& run) 
       "  moire check tiny tails                          every option, every awkward size\n"
       "  moire check --random 2000 --seed 7              random problems over all ops\n"
       "  moire check --random 500 --ops fc1,mlp --dtype bf16\n"
-      "  moire check qwen3_30b --set rows=64 --set groups=4");
+      "  moire check qwen3_30b --set rows=64 --set groups=8");
   command->callback([&] { run = [&] { return run_check(options); }; });
 }
 
@@ -94,7 +120,8 @@ void add_bench(CLI::App& app, BenchOptions& options, std::function<int()>& run) 
   add_common(*command, options.common);
   add_problems(*command, options.problems, true);
   command->add_option("--time", options.seconds, "seconds of measuring, per op and dtype")
-      ->check(CLI::PositiveNumber)
+      ->check(number<double>("a positive number of seconds",
+                             [](double value) { return value > 0 && std::isfinite(value); }))
       ->capture_default_str();
   command->add_option("--svg", options.svg, "write a chart to this file");
   command->footer(
@@ -110,10 +137,21 @@ void add_bench(CLI::App& app, BenchOptions& options, std::function<int()>& run) 
   command->callback([&] { run = [&] { return run_bench(options); }; });
 }
 
+// A command has to come first; options alone (--help, --version) are left to the parser.
+void require_command(CLI::App& app, int argc, char** argv) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first.starts_with("-")) return;
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  if (std::find(names.begin(), names.end(), first) != names.end()) return;
+  throw UsageError(text("found ", argc > 1 ? text("command \"", first, "\"") : "no command",
+                        ", needed one of ", join(names, ", "), "; see moire --help"));
+}
+
 int parse_and_run(int argc, char** argv) {
   CLI::App app("moire: the grouped MLP of mixture-of-experts models, on the command line", "moire");
   app.set_version_flag("--version", std::string("moire ") + MOIRE_TOOL_VERSION);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // see require_command
   app.footer(
       "Exit codes: 0 done, 1 a check failed, 2 bad usage or a bad problem.\n"
       "Data goes to stdout, progress and errors to stderr. `moire COMMAND --help` has examples.");
@@ -128,6 +166,7 @@ int parse_and_run(int argc, char** argv) {
   add_explain(app, explain, run);
   add_check(app, check, run);
   add_bench(app, bench, run);
+  require_command(app, argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -144,6 +183,11 @@ int main(int argc, char** argv) {
     return moire::tool::parse_and_run(argc, argv);
   } catch (const moire::tool::UsageError& error) {
     std::fprintf(stderr, "moire: %s\n", error.what());
+    return moire::tool::kExitUsage;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr,
+                 "moire: found a problem past this machine's memory, needed a smaller one: --set "
+                 "rows=64 --set groups=8\n");
     return moire::tool::kExitUsage;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "moire: %s\n", error.what());

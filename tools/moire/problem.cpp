@@ -58,8 +58,14 @@ Status check_whole(const Problem& p, const Origin& origin) {
     }
   }
   const bool routes = p.op == Op::kRouter || p.op == Op::kRouterBackward;
-  if (routes && p.topk > p.groups) {
+  if (p.topk > p.groups && (routes || p.topk > 1)) {
     return bad(origin, "topk", text(p.topk), text("at most groups=", p.groups));
+  }
+  if ((p.rows + p.dropped) % p.topk != 0) {
+    const std::string dropped = p.dropped == 0 ? "" : text(" and dropped=", p.dropped);
+    return bad(
+        origin, "rows", text(p.rows, dropped),
+        text("a multiple of topk=", p.topk, " (rows and dropped choices are topk for each token)"));
   }
   return {};
 }
@@ -133,6 +139,46 @@ std::string to_line(const Problem& problem) {
     out += text(field.key, "=", value);
   }
   return out;
+}
+
+double least_bytes(const Problem& p) {
+  const auto size = static_cast<double>(dtype_size(p.dtype));
+  const auto rows = static_cast<double>(p.capacity()), groups = static_cast<double>(p.groups),
+             hidden = static_cast<double>(p.hidden), ffn = static_cast<double>(p.ffn);
+  const double routing = 8 * (3 * rows + 2 * groups);  // as 64-bit integers
+  switch (p.op) {
+    case Op::kMlp:
+    case Op::kMlpForward:
+      return routing + size * (3 * groups * hidden * ffn + rows * 2 * hidden);
+    case Op::kFc2:
+    case Op::kFc2Dgrad:
+    case Op::kFc2DgradGlu:
+    case Op::kFc2Wgrad:
+      return routing + size * (groups * hidden * ffn + rows * (hidden + ffn));
+    case Op::kLinear:
+    case Op::kFc1:
+    case Op::kFc1Glu:
+    case Op::kFc1Dgrad:
+    case Op::kFc1Wgrad:
+      return routing + size * (2 * groups * hidden * ffn + rows * (hidden + ffn));
+    case Op::kConvertGlu:
+      return routing + size * 4 * groups * hidden * ffn;
+    case Op::kGlu:
+    case Op::kGluBackward:
+      return routing + size * 3 * rows * ffn;
+    case Op::kBiasBackward:
+    case Op::kPermute:
+    case Op::kUnpermute:
+    case Op::kUnpermuteBackward:
+      return routing + size * rows * hidden;
+    case Op::kRouter:
+    case Op::kRouterBackward:
+      return routing + size * static_cast<double>(p.tokens()) * groups;
+    case Op::kPermutePlan:
+    case Op::kSplitsToOffsets:
+      return routing;
+  }
+  return routing;
 }
 
 std::vector<FieldHelp> problem_fields() {

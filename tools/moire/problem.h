@@ -37,7 +37,8 @@ struct Problem {
   int64_t ffn = 0;
   int64_t rows = 0;  // over all groups
   int64_t topk = 1;
-  int64_t tail = 0;  // rows of the capacity past the last group
+  int64_t dropped = 0;  // choices that go to no expert
+  int64_t tail = 0;     // rows of the capacity past the last group
   Splits splits;
   DType dtype = DType::kFP32;
   DType out = DType::kNone;  // kNone: dtype, and fp32 for weight gradients
@@ -56,7 +57,7 @@ struct Problem {
   uint64_t seed = 1;
 
   int64_t capacity() const { return rows + tail; }
-  int64_t tokens() const { return (rows + topk - 1) / topk; }
+  int64_t tokens() const { return (rows + dropped) / topk; }
 };
 
 // Where a line stands, for messages: "problems/cpu.txt:3", or "problem" for a literal line.
@@ -71,6 +72,10 @@ Result<Problem> parse_problem(std::string_view line, const Origin& origin = {});
 Result<std::vector<Problem>> parse_problems(std::string_view text, const std::string& file);
 // The fields that differ from their defaults, and always the sizes, dtype, splits and seed.
 std::string to_line(const Problem& problem);
+
+// Memory that the operands of a problem take at least: to refuse what could never fit, before
+// anything is made. In double, because sizes of a bad problem overflow integers.
+double least_bytes(const Problem& problem);
 
 // Rows of each group; the same for the same problem on every machine.
 std::vector<int64_t> make_splits(const Problem& problem);

@@ -61,6 +61,8 @@ void draw_sizes(Random& random, Problem& p) {
   if (p.rows * p.hidden * p.ffn > 4000000) p.rows = 1 + random.below(40);
   if (random.chance(0.02)) p.groups = p.rows = 0;
   p.topk = random.chance(0.5) ? 1 : 1 + random.below(4);
+  p.topk = std::min(p.topk, std::max<int64_t>(p.groups, 1));
+  p.dropped = (p.topk - p.rows % p.topk) % p.topk;
 }
 
 }  // namespace
@@ -98,10 +100,7 @@ Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
   if (p.op == Op::kUnpermute && p.out != DType::kNone) p.out = DType::kFP32;
   // A router cannot choose among no experts.
   const bool routes = p.op == Op::kRouter || p.op == Op::kRouterBackward;
-  if (routes) {
-    if (p.groups == 0) p.groups = 1;
-    p.topk = std::min(p.topk, p.groups);
-  }
+  if (routes && p.groups == 0) p.groups = 1;
   return p;
 }
 
