@@ -5,8 +5,8 @@
 //   cmake --build --preset release --target hopper_mainloop
 //   build/release/bin/hopper_mainloop > result.jsonl
 //
-// d[e] = a[e] * b[e]^T for groups of equal, 128-aligned size. Producer warp: TMA loads into a ring;
-// two consumer warpgroups: wgmma on 64 rows each, sums rounded to BF16 and stored from registers.
+// d[e] = a[e] * b[e]^T for groups of equal, 128-aligned size. Producer warp: TMA loads into a ring.
+// Two consumer warpgroups: wgmma on 64 rows each, sums rounded to BF16 and stored from registers.
 // Barriers per stage: full (1 arrival + bytes), empty (one arrival per consumer warpgroup of the
 // cluster).
 #include <cuda.h>

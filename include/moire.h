@@ -385,7 +385,10 @@ typedef struct moire_glu_backward_args {
 MOIRE_API int32_t moire_glu_backward(const moire_context* context,
                                      const moire_glu_backward_args* args);
 
-/* Rows, or columns, of a tensor from one gate/up layout to another, in one pass. */
+/* Rows, or columns, of a tensor from one gate/up layout to another, in one pass. What C++ calls
+ * interleave_glu is from = {0, order} (halves) to = {block, order}; deinterleave_glu is the
+ * reverse.
+ */
 typedef struct moire_convert_glu_args {
   size_t struct_size;
   moire_tensor source; /* rank 1 to 3, elements of 1, 2, 4 or 8 bytes */

@@ -6,13 +6,14 @@ concatenation. Rounds of the variants are interleaved, so that a drift of the ma
 them; a ratio is the median of the ratios of single rounds. GFLOP/s counts the GEMMs of useful rows:
 6 R H F forward, three times that with backward.
 
-  scripts/bench_torch.py                          the table, for the cut shapes of problems/cpu.txt
+  scripts/bench_torch.py                          the table, for the problems of problems/cpu.txt
   scripts/bench_torch.py --json out.json          the samples as well
-  scripts/bench_torch.py --shapes olmoe_8 --dtypes fp32 --seconds 10
+  scripts/bench_torch.py --shapes olmoe_1b_7b/8 --dtypes fp32 --seconds 10
 """
 
 import argparse
 import json
+import pathlib
 import platform
 import statistics
 import sys
@@ -22,29 +23,37 @@ import moire
 import torch
 import torch.nn.functional as F
 
-# Experts, hidden size, expert width; 512 rows in all. Experts are cut: a run takes seconds.
-SHAPES = {
-    "demo": (16, 256, 512),
-    "olmoe_8": (8, 2048, 1024),
-    "qwen3_16": (16, 2048, 768),
-    "gpt_oss_4": (4, 2880, 2880),
-    "square": (1, 1024, 512),  # one group of 1024 rows
-}
+PROBLEMS = pathlib.Path(__file__).resolve().parent.parent / "problems" / "cpu.txt"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ROWS = 512
+
+
+def read_shapes(path):
+    """{name: fields} of the lines of a problem file; splits as a list of rows."""
+    shapes = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        fields = dict(word.split("=", 1) for word in line.split())
+        experts, rows = int(fields["groups"]), int(fields["rows"])
+        uniform = [rows // experts] * experts
+        splits = fields["splits"]
+        fields["splits"] = uniform if splits == "uniform" else [int(n) for n in splits.split(",")]
+        shapes[fields["name"]] = fields
+    return shapes
+
+
+SHAPES = read_shapes(PROBLEMS)
 
 
 class Problem:
     """The tensors of one shape and dtype, and the two MLPs on them."""
 
     def __init__(self, name, dtype):
-        self.experts, self.hidden, self.ffn = SHAPES[name]
-        generator = torch.Generator().manual_seed(0)
-        share = torch.rand(self.experts, generator=generator) + 0.25
-        splits = (share / share.sum() * ROWS).long()
-        splits[-1] += ROWS - splits.sum()
-        self.splits = [1024] if self.experts == 1 else splits.tolist()
+        fields = SHAPES[name]
+        self.experts, self.hidden, self.ffn = (int(fields[k]) for k in ("groups", "hidden", "ffn"))
+        self.splits = fields["splits"]
         self.rows = sum(self.splits)
+        generator = torch.Generator().manual_seed(0)
 
         def normal(*shape):
             return torch.randn(*shape, generator=generator).to(dtype)
@@ -162,7 +171,7 @@ def machine(threads):
 
 def print_row(row):
     print(
-        f"{row['shape']:<10} {row['dtype']} {row['pass']:<17}"
+        f"{row['shape']:<14} {row['dtype']} {row['pass']:<17}"
         f" moire {row['moire_gflops']:7.1f} GFLOP/s   torch {row['torch_gflops']:7.1f}"
         f"   ratio {row['ratio']:6.2f} [{row['ratio_p10']:.2f}, {row['ratio_p90']:.2f}]"
         f"   difference {row['relative_difference']:.1e}",

@@ -18,7 +18,10 @@ MAX_COLUMNS = 100
 # Findings that are right the way they are: (file, rule) -> reason.
 EXEMPT = {("include/moire.h", "length"): "the C contract is one header that cffi parses"}
 
-ROOTS = ("include", "src", "reference", "tools", "tests", "python", "examples", "scripts")
+ROOTS = (
+    *("include", "src", "reference", "tools", "tests"),
+    *("python", "examples", "scripts", "benchmarks"),
+)
 CPP = {".h", ".hpp", ".cpp", ".c", ".cu", ".cuh"}
 PYTHON = {".py"}
 
@@ -44,7 +47,6 @@ LAYERS = (
         (STD, POSIX, INTRINSICS, PUBLIC, CORE, IMPLEMENTATION, r'"backend/cpu/', r"<hwy/"),
     ),
     ("src/backend/cuda/ptx/", (STD, PUBLIC, CORE, CUDA, r'"backend/cuda/ptx/')),
-    ("src/backend/cuda/device/", (STD, PUBLIC, CORE, CUDA, r'"backend/cuda/(ptx|device)/')),
     ("src/backend/cuda/", (STD, PUBLIC, CORE, CUDA, IMPLEMENTATION, r'"backend/cuda/')),
     # The registry names each backend's implementations and includes nothing else of it.
     (
@@ -53,16 +55,12 @@ LAYERS = (
     ),
     ("src/ops/", (STD, PUBLIC, CORE, IMPLEMENTATION, r'"ops/')),
     ("src/mlp/", (STD, PUBLIC, CORE, r'"mlp/')),
-    ("src/checkpoint/", (STD, POSIX, PUBLIC, CORE, JSON, r'"checkpoint/')),
-    ("src/parallel/nccl", (STD, POSIX, PUBLIC, CORE, CUDA, r"<nccl\.h>", r'"parallel/')),
-    ("src/parallel/", (STD, PUBLIC, CORE, r'"parallel/')),
     # The words of its error messages are all it takes from core.
     ("src/capi/", (STD, PUBLIC, r'"core/format\.h"', r'"capi/')),
     # Shares no code with what it judges: tensor views, and nothing of src/.
     ("reference/", (STD, r"<moire\.h>", r"<moire/tensor\.h>", r'"reference/')),
-    # The processor's own peak, by its own instructions; and the one file that times a GPU.
+    # The processor's own peak, by its own instructions.
     ("tools/moire/peak_flops", (STD, INTRINSICS, r'"[a-z_]+\.h"')),
-    ("tools/moire/cuda_timing", (STD, PUBLIC, CUDA, r'"[a-z_]+\.h"')),
     (
         "tools/",
         (STD, POSIX, PUBLIC, JSON, r"<CLI/", r"<cblas\.h>", r'"reference/', r'"[a-z_]+\.h"'),
@@ -70,6 +68,7 @@ LAYERS = (
     ("examples/", (STD, C_STD, PUBLIC)),
     ("python/", (PUBLIC,)),
     ("tests/", (r".",)),
+    ("benchmarks/", (r".",)),
 )
 
 # The public headers in the order in which they may include each other.

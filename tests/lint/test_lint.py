@@ -31,11 +31,11 @@ class Lint(unittest.TestCase):
             ("src/backend/implementation.h", '"ops/dispatch.h"'),
             ("src/backend/cpu/glu.cpp", '"backend/cuda/device.h"'),
             ("src/backend/cuda/sm90/glu.cu", '"backend/cpu/convert-inl.h"'),
-            ("src/backend/cuda/device/ring.h", '"backend/cuda/runtime/launch.h"'),
+            ("src/backend/cuda/ptx/tma.cuh", '"backend/cuda/runtime/launch.h"'),
             ("src/ops/glu.cpp", '"backend/cpu/implementations.h"'),
             ("src/mlp/grouped_mlp.cpp", '"backend/implementation.h"'),
             ("src/mlp/grouped_mlp.cpp", '"ops/dispatch.h"'),
-            ("src/parallel/local.cpp", "<nccl.h>"),
+            ("src/mlp/grouped_mlp.cpp", "<nccl.h>"),
             ("src/capi/ops.cpp", '"core/tensor.h"'),
             ("reference/glu.cpp", '"core/float_formats.h"'),
             ("reference/glu.cpp", "<moire/glu.h>"),
@@ -54,7 +54,7 @@ class Lint(unittest.TestCase):
             ("include/moire/groups.h", "<moire/tensor.h>"),
             ("src/backend/cpu/glu.cpp", "<hwy/highway.h>"),
             ("src/ops/glu.cpp", '"backend/implementation.h"'),
-            ("src/parallel/nccl_communicator.cpp", "<nccl.h>"),
+            ("benchmarks/hopper_mainloop.cu", '"backend/cuda/ptx/tma.cuh"'),
             ("reference/glu.cpp", '"reference/tensor.h"'),
             ("tools/moire/check.cpp", '"reference/glu.h"'),
             ("tests/ops/glu_test.cpp", '"core/format.h"'),
@@ -125,6 +125,25 @@ class Lint(unittest.TestCase):
             bad.write_text(HEADER)
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             self.assertEqual((done.returncode, done.stdout), (0, "lint: 1 files are clean\n"))
+
+
+class Tables(unittest.TestCase):
+    def test_every_row_and_root_is_of_files_that_exist(self):
+        files = [
+            path.relative_to(ROOT).as_posix()
+            for root in lint.ROOTS
+            for path in (ROOT / root).rglob("*")
+        ]
+        for prefix in (*(f"{root}/" for root in lint.ROOTS), *(row[0] for row in lint.LAYERS)):
+            self.assertTrue(any(path.startswith(prefix) for path in files), prefix)
+
+    def test_every_folder_of_sources_is_walked(self):
+        listed = subprocess.run(
+            ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        for path in listed.stdout.splitlines():
+            if pathlib.PurePath(path).suffix in lint.CPP | lint.PYTHON and "/" in path:
+                self.assertIn(path.split("/")[0], lint.ROOTS, path)
 
 
 if __name__ == "__main__":
