@@ -10,7 +10,8 @@ namespace moire {
 
 class Arena {
  public:
-  explicit Arena(Workspace workspace = {}) : base_(static_cast<char*>(workspace.data)) {}
+  explicit Arena(Workspace workspace = {})
+      : base_(static_cast<char*>(workspace.data)), bytes_(workspace.bytes) {}
 
   // `bytes` of memory; null when measuring.
   void* take(size_t bytes) {
@@ -24,10 +25,15 @@ class Arena {
     return TensorView(take(bytes), dtype, {rows, columns});
   }
   size_t used() const { return used_; }
+  // What has not been handed out.
+  Workspace rest() const {
+    return {base_ == nullptr ? nullptr : base_ + used_, bytes_ < used_ ? 0 : bytes_ - used_};
+  }
 
  private:
   static constexpr size_t kAlignment = 256;
   char* base_;
+  size_t bytes_;
   size_t used_ = 0;
 };
 

@@ -243,13 +243,12 @@ bool ArgumentCheck::disjoint(std::string_view a_name, const TensorView& a, std::
                  " overlap in their address ranges, must be apart");
 }
 
-bool ArgumentCheck::apart(std::initializer_list<NamedTensor> outputs,
-                          std::initializer_list<NamedTensor> inputs) {
-  for (const NamedTensor* a = outputs.begin(); a != outputs.end(); ++a) {
-    for (const NamedTensor& b : inputs) disjoint(a->name, a->tensor, b.name, b.tensor);
-    for (const NamedTensor* b = outputs.begin(); b != a; ++b) {
-      disjoint(a->name, a->tensor, b->name, b->tensor);
-    }
+bool ArgumentCheck::apart(std::span<const NamedTensor> outputs,
+                          std::span<const NamedTensor> inputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const NamedTensor& a = outputs[i];
+    for (const NamedTensor& b : inputs) disjoint(a.name, a.tensor, b.name, b.tensor);
+    for (const NamedTensor& b : outputs.first(i)) disjoint(a.name, a.tensor, b.name, b.tensor);
   }
   return ok();
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,10 +63,10 @@ inline void check_apart(ArgumentCheck& check, const NamedTensor& t, std::string_
 }
 
 // No output shares memory with another output, with an input or with the workspace.
-inline bool check_apart(ArgumentCheck& check, std::initializer_list<NamedTensor> outputs,
+inline bool check_apart(ArgumentCheck& check, std::span<const NamedTensor> outputs,
                         std::initializer_list<NamedTensor> inputs, const Groups& groups,
                         const Workspace& workspace) {
-  check.apart(outputs, inputs);
+  check.apart(outputs, std::span(inputs.begin(), inputs.size()));
   for (const NamedTensor& a : outputs) {
     check.disjoint(a.name, a.tensor, "groups.offsets", offsets_of(groups));
     check.disjoint(a.name, a.tensor, "the workspace", bytes_of(workspace));
@@ -74,6 +75,11 @@ inline bool check_apart(ArgumentCheck& check, std::initializer_list<NamedTensor>
     check.disjoint("the workspace", bytes_of(workspace), b.name, b.tensor);
   }
   return check.ok();
+}
+inline bool check_apart(ArgumentCheck& check, std::initializer_list<NamedTensor> outputs,
+                        std::initializer_list<NamedTensor> inputs, const Groups& groups,
+                        const Workspace& workspace) {
+  return check_apart(check, std::span(outputs.begin(), outputs.size()), inputs, groups, workspace);
 }
 
 // "128 groups, capacity 512, [512, 2048] x [128, 1536, 2048] bf16", "... e4m3 x bf16" where the
@@ -87,6 +93,12 @@ inline std::string problem_text(const Groups& groups, const TensorView& a, const
   return concat(groups.num_groups, " groups, capacity ", groups.capacity, ", ", sizes(a), " x ",
                 sizes(b), " ", a.dtype == b.dtype ? "" : concat(dtype_name(a.type()), " x "),
                 dtype_name(b.type()));
+}
+
+inline int64_t bytes_of(std::span<const NamedTensor> tensors) {
+  int64_t bytes = 0;
+  for (const NamedTensor& t : tensors) bytes += bytes_of(t.tensor);
+  return bytes;
 }
 
 // Bytes of the ragged operand that a call reads: gathered rows as often as they are used.

@@ -9,9 +9,37 @@ namespace {
 
 using Purpose = ArgumentCheck::Purpose;
 
+std::vector<NamedTensor> outputs_of(const GroupedGemmGluArgs& args) {
+  return {{"act", args.act},
+          {"z", args.z},
+          {"act_rowwise.data", args.act_rowwise.data},
+          {"act_rowwise.scales", args.act_rowwise.scales},
+          {"act_columnwise.data", args.act_columnwise.data},
+          {"act_columnwise.scales", args.act_columnwise.scales}};
+}
+
+// act is wanted as it is, quantised, or both.
+void check_outputs(ArgumentCheck& check, const GroupedGemmGluArgs& args, int64_t f) {
+  const TensorView z(args.z), act(args.act);
+  const Groups groups(args.groups);
+  const NamedSize capacity{"capacity", groups.capacity}, columns{"F", f};
+  const QuantizedCopies copies{"act_rowwise", args.act_rowwise, "act_columnwise",
+                               args.act_columnwise};
+  if (act.is_present() || !copies.any()) {
+    check.tensor("act", act, kFloatTypes, {capacity, columns});
+  }
+  check.optional_tensor("z", z, kFloatTypes, {capacity, {"2F", 2 * f}});
+  check.same_dtype("z", z, "act", act);
+  check_quantized_copies(check, copies, groups, columns);
+  check.enumerator("fractional_scales", args.fractional_scales, 2);
+  check.require(act.is_present() || z.is_present() || (args.storage >= 0 && args.storage <= 3),
+                "storage is ", dtype_name(static_cast<DType>(args.storage)),
+                ", must be fp32, bf16, fp16 or 0 (bf16)");
+}
+
 Status validate(const Context& context, const GroupedGemmGluArgs& args, Purpose purpose) {
   ArgumentCheck check("grouped_gemm_glu", context, purpose);
-  const TensorView a(args.a), z(args.z), act(args.act);
+  const TensorView a(args.a);
   const Weight b(args.b);
   const Groups groups(args.groups);
   const int64_t f = b.out_features() / 2;
@@ -31,10 +59,8 @@ Status validate(const Context& context, const GroupedGemmGluArgs& args, Purpose 
   check_accumulation(check, args.accumulation, scaled_a.data, scaled_b.data);
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, two_f});
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
-  check.tensor("act", act, kFloatTypes, {capacity, {"F", f}});
-  check.optional_tensor("z", z, kFloatTypes, {capacity, two_f});
-  check.same_dtype("z", z, "act", act);
-  check_apart(check, {{"act", act}, {"z", z}},
+  check_outputs(check, args, f);
+  check_apart(check, outputs_of(args),
               {{"a", a},
                {"row_idx", args.row_idx},
                {"bias", args.bias},
@@ -43,8 +69,7 @@ Status validate(const Context& context, const GroupedGemmGluArgs& args, Purpose 
                scaled_b.scales},
               groups, args.workspace);
   if (check.ok() && purpose == Purpose::kRun) {
-    check_apart(check, {"act", act}, "b", b);
-    check_apart(check, {"z", z}, "b", b);
+    for (const NamedTensor& output : outputs_of(args)) check_apart(check, output, "b", b);
   }
   return check.status();
 }
@@ -54,7 +79,7 @@ Cost cost_of(const GroupedGemmGluArgs& args) {
           bytes_read(args.a, args.row_idx, args.groups) + bytes_of(args.b.tensor) +
               bytes_of(args.bias) + bytes_of(args.probs) + bytes_of(args.a_scales) +
               bytes_of(args.b_scales),
-          bytes_of(args.z) + bytes_of(args.act)};
+          bytes_of(outputs_of(args))};
 }
 
 }  // namespace

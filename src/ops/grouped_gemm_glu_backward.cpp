@@ -9,6 +9,20 @@ namespace {
 
 using Purpose = ArgumentCheck::Purpose;
 
+std::vector<NamedTensor> outputs_of(const GroupedGemmGluBackwardArgs& args) {
+  return {{"grad_z", args.grad_z},
+          {"act", args.act},
+          {"grad_probs", args.grad_probs},
+          {"grad_bias", args.grad_bias},
+          {"grad_z_rowwise.data", args.grad_z_rowwise.data},
+          {"grad_z_rowwise.scales", args.grad_z_rowwise.scales},
+          {"grad_z_columnwise.data", args.grad_z_columnwise.data},
+          {"grad_z_columnwise.scales", args.grad_z_columnwise.scales},
+          {"act_columnwise.data", args.act_columnwise.data},
+          {"act_columnwise.scales", args.act_columnwise.scales}};
+}
+
+// grad_z is wanted as it is, quantised, or both.
 void check_outputs(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args, int64_t f,
                    Purpose purpose) {
   const Groups groups(args.groups);
@@ -16,17 +30,22 @@ void check_outputs(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args,
   const TensorView z(args.z), grad_z(args.grad_z), act(args.act);
   const NamedSize num_groups{"G", groups.num_groups}, capacity{"capacity", groups.capacity};
   const NamedSize two_f{"2F", 2 * f};
-  check.tensor("grad_z", grad_z, kFloatTypes, {capacity, two_f});
+  const QuantizedCopies copies{"grad_z_rowwise", args.grad_z_rowwise, "grad_z_columnwise",
+                               args.grad_z_columnwise};
+  if (grad_z.is_present() || !copies.any()) {
+    check.tensor("grad_z", grad_z, kFloatTypes, {capacity, two_f});
+  }
   check.same_dtype("grad_z", grad_z, "z", z);
   check.optional_tensor("act", act, kFloatTypes, {capacity, {"F", f}});
   check.same_dtype("act", act, "z", z);
   check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
   check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {num_groups, two_f});
-  const NamedTensor outputs[] = {{"grad_z", grad_z},
-                                 {"act", act},
-                                 {"grad_probs", args.grad_probs},
-                                 {"grad_bias", args.grad_bias}};
-  check_apart(check, {outputs[0], outputs[1], outputs[2], outputs[3]},
+  check_quantized_copies(check, copies, groups, two_f);
+  check_quantized_copies(check, {"act_rowwise", {}, "act_columnwise", args.act_columnwise}, groups,
+                         {"F", f});
+  check.enumerator("fractional_scales", args.fractional_scales, 2);
+  const std::vector<NamedTensor> outputs = outputs_of(args);
+  check_apart(check, outputs,
               {{"grad_y", args.grad_y},
                {"row_idx", args.row_idx},
                {"z", z},
@@ -62,12 +81,11 @@ Status validate(const Context& context, const GroupedGemmGluBackwardArgs& args, 
 }
 
 Cost cost_of(const GroupedGemmGluBackwardArgs& args) {
-  const int64_t grad_bias = bytes_of(args.grad_bias);
   return {problem_text(args.groups, args.grad_y, args.w2.tensor),
           bytes_read(args.grad_y, args.row_idx, args.groups) + bytes_of(args.w2.tensor) +
               bytes_of(args.z) + bytes_of(args.probs) + bytes_of(args.grad_y_scales) +
-              bytes_of(args.w2_scales) + (args.beta != 0 ? grad_bias : 0),
-          bytes_of(args.grad_z) + bytes_of(args.act) + bytes_of(args.grad_probs) + grad_bias};
+              bytes_of(args.w2_scales) + (args.beta != 0 ? bytes_of(args.grad_bias) : 0),
+          bytes_of(outputs_of(args))};
 }
 
 }  // namespace

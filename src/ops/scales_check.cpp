@@ -106,6 +106,17 @@ bool check_scale_dtype(ArgumentCheck& check, const NamedTensor& scales, int32_t 
                        scaling_name(scaling));
 }
 
+bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
+                int32_t direction, const Groups& groups, NamedSize columns) {
+  const TensorView data = q.data;
+  if (!data.is_present() && q.scales.rank == 0) return check.ok();
+  const std::string data_name = concat(name, ".data"), scales_name = concat(name, ".scales");
+  check.tensor(data_name, data, kFp8Types, {{"capacity", groups.capacity}, columns});
+  const ScaledTensor t{{data_name, data}, {scales_name, q.scales}};
+  if (direction == MOIRE_ROWWISE) return check_rowwise_scales(check, t, groups, columns);
+  return check_columnwise_scales(check, t, {}, groups, columns);
+}
+
 }  // namespace
 
 bool check_rowwise_scales(ArgumentCheck& check, const ScaledTensor& t, const Groups& groups,
@@ -183,15 +194,15 @@ bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_
                        "fractional_scales is 1, but the scales of MXFP8 are powers of two");
 }
 
-bool check_quantized_output(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
-                            int32_t direction, const Groups& groups, NamedSize columns) {
-  const TensorView data = q.data;
-  const std::string data_name = concat(name, ".data"), scales_name = concat(name, ".scales");
-  if (!data.is_present() && q.scales.rank == 0) return check.ok();
-  check.tensor(data_name, data, kFp8Types, {{"capacity", groups.capacity}, columns});
-  const ScaledTensor t{{data_name, data}, {scales_name, q.scales}};
-  if (direction == MOIRE_ROWWISE) return check_rowwise_scales(check, t, groups, columns);
-  return check_columnwise_scales(check, t, {}, groups, columns);
+bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
+                            const Groups& groups, NamedSize columns) {
+  check_copy(check, copies.rowwise_name, copies.rowwise, MOIRE_ROWWISE, groups, columns);
+  check_copy(check, copies.columnwise_name, copies.columnwise, MOIRE_COLUMNWISE, groups, columns);
+  const TensorView r = copies.rowwise.scales, c = copies.columnwise.scales;
+  if (!r.is_present() || !c.is_present()) return check.ok();
+  return check.require(r.dtype == c.dtype, copies.rowwise_name, ".scales is ", to_string(r),
+                       " but ", copies.columnwise_name, ".scales is ", to_string(c),
+                       ": both copies must be quantised alike");
 }
 
 }  // namespace moire

@@ -50,8 +50,16 @@ bool check_scales(ArgumentCheck& check, const NamedTensor& scales, int32_t scali
 // 0 or 1, and 1 only where scales are not powers of two by definition.
 bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales);
 
-// A quantised output [capacity, columns], or an absent one.
-bool check_quantized_output(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
-                            int32_t direction, const Groups& groups, NamedSize columns);
+// Two quantised copies of one output [capacity, columns], each of which may be absent.
+struct QuantizedCopies {
+  std::string_view rowwise_name;
+  moire_quantized rowwise;
+  std::string_view columnwise_name;
+  moire_quantized columnwise;
+
+  bool any() const { return rowwise.data.rank != 0 || columnwise.data.rank != 0; }
+};
+bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
+                            const Groups& groups, NamedSize columns);
 
 }  // namespace moire

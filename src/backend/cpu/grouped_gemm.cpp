@@ -21,6 +21,7 @@ RaggedM problem(const GroupedGemmArgs& args) {
   p.row_step = 1;
   p.a_scales = args.a_scales;
   p.weight_scales = args.b_scales;
+  p.emulates = args.accumulation == MOIRE_ACCUMULATE_EMULATED;
   return p;
 }
 
@@ -74,7 +75,7 @@ const Implementation<GroupedGemmArgs> kGroupedGemm = {
       return gemm::workspace_bytes(problem(args), state.num_threads);
     },
     [](const DeviceState& state, const GroupedGemmArgs& args) {
-      return gemm::policy_text(gemm::tile_limits(problem(args)), state);
+      return gemm::policy_text(problem(args), state);
     },
     run};
 

@@ -4,11 +4,22 @@
 #include "backend/cpu/implementations.h"
 #include "backend/cpu/row_blocks.h"
 #include "core/arena.h"
+#include "core/status_macros.h"
 
 namespace moire::cpu {
 namespace {
 
+using gemm::QuantizedOutput;
 using gemm::RaggedM;
+
+QuantizedOutput quantized_grad_z(const GroupedGemmGluBackwardArgs& args) {
+  const ResolvedGluLayout layout = resolve_glu_layout(args.layout, Weight(args.w2).in_features());
+  return {args.grad_z_rowwise, args.grad_z_columnwise, args.fractional_scales != 0,
+          gemm::straddles_blocks(layout)};
+}
+QuantizedOutput quantized_act(const GroupedGemmGluBackwardArgs& args) {
+  return {{}, args.act_columnwise, args.fractional_scales != 0, false};
+}
 
 RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
   const Weight w2(args.w2);
@@ -20,18 +31,24 @@ RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
   p.columns = gemm::Columns::in_glu_chunks(w2.in_features());
   p.k = w2.out_features();
   p.groups = args.groups;
-  p.row_step = args.grad_bias.rank != 0 ? kBlockRows : 1;
+  p.row_step = 1;
+  if (quantized_grad_z(args).is_fused() || quantized_act(args).is_fused()) {
+    p.row_step = p.patch_rows = gemm::kQuantizedRows;
+  }
+  if (args.grad_bias.rank != 0) p.row_step = kBlockRows;  // a multiple of the other
   p.a_scales = args.grad_y_scales;
   p.weight_scales = args.w2_scales;
+  p.emulates = args.accumulation == MOIRE_ACCUMULATE_EMULATED;
   return p;
 }
 
 int64_t segments_of(const RaggedM& p) { return p.columns.num_chunks(); }
 
-// The op's own part of the workspace; the engine has the rest.
+// The op's own part of the workspace; the engine has the rest. Where only quantised copies are
+// asked for, the stored tensor that they are made from is here.
 struct Partials {
   Partials(const GroupedGemmGluBackwardArgs& args, const RaggedM& p, Workspace workspace)
-      : arena(workspace) {
+      : arena(workspace), grad_z(args.grad_z), act(args.act) {
     const auto floats = [&](int64_t n) {
       return static_cast<float*>(arena.take(static_cast<size_t>(n) * sizeof(float)));
     };
@@ -40,8 +57,17 @@ struct Partials {
       bias =
           floats(RowBlocks::bound(p.groups.num_groups, p.groups.capacity) * 2 * p.columns.outputs);
     }
+    const DType storage = TensorView(args.z).type();
+    const int64_t f = p.columns.outputs;
+    if (!grad_z.is_present() && quantized_grad_z(args).is_deferred()) {
+      grad_z = arena.take(storage, p.groups.capacity, 2 * f);
+    }
+    if (!act.is_present() && quantized_act(args).is_deferred()) {
+      act = arena.take(storage, p.groups.capacity, f);
+    }
   }
   Arena arena;
+  TensorView grad_z, act;
   float* probs = nullptr;
   float* bias = nullptr;
 };
@@ -85,7 +111,7 @@ void sum_bias_partials(const GroupedGemmGluBackwardArgs& args, const float* part
 }
 
 void zero_tails(ThreadPool& pool, const GroupedGemmGluBackwardArgs& args, int64_t rows) {
-  gemm::zero_rows(pool, args.grad_z, rows);
+  if (args.grad_z.rank != 0) gemm::zero_rows(pool, args.grad_z, rows);
   if (args.act.rank != 0) gemm::zero_rows(pool, args.act, rows);
   if (args.grad_probs.rank != 0) gemm::zero_rows(pool, args.grad_probs, rows);
 }
@@ -94,15 +120,14 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
   ThreadPool& pool = *context.state().pool;
   const RaggedM p = problem(args);
   const Partials partials(args, p, args.workspace);
-  const Workspace rest{static_cast<char*>(args.workspace.data) + partials.arena.used(),
-                       args.workspace.bytes - partials.arena.used()};
   const gemm::GluBackwardEpilogue epilogue{
-      args.activation, resolve_glu_layout(args.layout, p.columns.outputs),
-      p.groups,        args.z,
-      args.probs,      args.grad_z,
-      args.act,        partials.probs,
-      partials.bias};
-  gemm::multiply_ragged_m(context, p, rest, epilogue);
+      args.activation,    resolve_glu_layout(args.layout, p.columns.outputs),
+      p.groups,           args.z,
+      args.probs,         partials.grad_z,
+      partials.act,       partials.probs,
+      partials.bias,      quantized_grad_z(args),
+      quantized_act(args)};
+  gemm::multiply_ragged_m(context, p, partials.arena.rest(), epilogue);
   const int64_t rows = gemm::rows_in_use(p.groups);
   if (partials.probs != nullptr) {
     sum_prob_partials(pool, partials.probs, segments_of(p), rows,
@@ -115,7 +140,9 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
     });
   }
   if (args.tail == MOIRE_TAIL_ZERO) zero_tails(pool, args, rows);
-  return {};
+  MOIRE_RETURN_IF_ERROR(
+      epilogue.quantized_grad_z.finish(context, partials.grad_z, p.groups, args.tail));
+  return epilogue.quantized_act.finish(context, partials.act, p.groups, args.tail);
 }
 
 }  // namespace
@@ -129,7 +156,8 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
       return Partials(args, p, {}).arena.used() + gemm::workspace_bytes(p, state.num_threads);
     },
     [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-      return gemm::policy_text(gemm::tile_limits(problem(args)), state);
+      return gemm::policy_text(problem(args), state) + quantized_grad_z(args).policy("grad_z") +
+             quantized_act(args).policy("act");
     },
     run};
 

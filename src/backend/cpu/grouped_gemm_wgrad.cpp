@@ -19,6 +19,7 @@ RaggedK problem(const GroupedGemmWgradArgs& args) {
   p.groups = args.groups;
   p.a_scales = args.a_scales;
   p.b_scales = args.b_scales;
+  p.emulates = args.accumulation == MOIRE_ACCUMULATE_EMULATED;
   return p;
 }
 
@@ -79,7 +80,7 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
       return gemm::workspace_bytes(problem(args), state.num_threads);
     },
     [](const DeviceState& state, const GroupedGemmWgradArgs& args) {
-      return gemm::policy_text(gemm::tile_limits(problem(args)), state);
+      return gemm::policy_text(problem(args), state);
     },
     run};
 

@@ -13,7 +13,11 @@ constexpr TileLimits kWgrad = {384, 384};
 constexpr TileLimits kPairsLeft = {128, 512};
 constexpr TileLimits kPairsRight = {384, 128};
 
-constexpr int64_t kPatchFloats = 16 * 128;
+std::string policy_text(TileLimits limits, bool emulates, const DeviceState& state) {
+  return concat("tiles up to ", limits.rows, " x ", limits.columns, ", K blocks of ", kBlockK, ", ",
+                state.num_threads, state.num_threads == 1 ? " thread, " : " threads, ", state.simd,
+                emulates ? ", sums emulate Hopper's FP8 tensor cores" : "");
+}
 
 }  // namespace
 
@@ -35,7 +39,7 @@ ScratchSize scratch_size(const RaggedM& p) {
   const int64_t left = kMaxMicroRows * kLeftPitch;
   if (p.weight_is_nk) {
     return {padded(limits.rows) * kBlockK, columns * sums_pitch(limits.rows), left,
-            kTransposeRows * kBlockK, kPatchFloats};
+            kTransposeRows * kBlockK, p.patch_rows * kPatchColumns};
   }
   return {padded(columns) * kBlockK, limits.rows * sums_pitch(columns), left,
           kTransposeRows * columns, 0};
@@ -56,9 +60,12 @@ size_t workspace_bytes(const RaggedK& p, int num_threads) {
   return scratch_size(p).bytes() * static_cast<size_t>(num_threads);
 }
 
-std::string policy_text(TileLimits limits, const DeviceState& state) {
-  return concat("tiles up to ", limits.rows, " x ", limits.columns, ", K blocks of ", kBlockK, ", ",
-                state.num_threads, state.num_threads == 1 ? " thread, " : " threads, ", state.simd);
+std::string policy_text(const RaggedM& p, const DeviceState& state) {
+  return policy_text(tile_limits(p), p.emulates, state);
+}
+
+std::string policy_text(const RaggedK& p, const DeviceState& state) {
+  return policy_text(tile_limits(p), p.emulates, state);
 }
 
 void zero_rows(ThreadPool& pool, const TensorView& output, int64_t first) {

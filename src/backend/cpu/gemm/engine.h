@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "backend/cpu/gemm/columns.h"
+#include "backend/cpu/gemm/emulated.h"
 #include "backend/cpu/gemm/kernels.h"
 #include "backend/cpu/gemm/operands.h"
 #include "backend/cpu/gemm/scratch.h"
@@ -63,8 +64,10 @@ struct RaggedM {
   Columns columns;
   int64_t k;
   Groups groups;
-  int64_t row_step;                    // tiles start at multiples of it, from the group's first row
+  int64_t row_step;         // tiles start at multiples of it, from the group's first row
+  int64_t patch_rows = 16;  // rows of sums that are transposed, and given to the epilogue, at once
   TensorView a_scales, weight_scales;  // of FP8 operands; blocks along k
+  bool emulates = false;               // sums as Hopper has them (emulated.h)
 
   RowReader weight_rows(int64_t group) const {
     return {weight.matrix(group), {}, Scales::weight(weight_scales, weight_is_nk, group)};
@@ -78,6 +81,7 @@ struct RaggedK {
   int64_t m, n;
   Groups groups;
   TensorView a_scales, b_scales;  // of FP8 operands; blocks down the rows of each group
+  bool emulates = false;
 };
 
 // Tiles of wgrad are whole micro-tiles of 6 or 8 rows.
@@ -90,7 +94,8 @@ size_t workspace_bytes(const RaggedK& p, int num_threads);
 ScratchSize scratch_size(const RaggedM& p);
 ScratchSize scratch_size(const RaggedK& p);
 // "tiles up to 256 x 1024, K blocks of 256, 2 threads, AVX2"
-std::string policy_text(TileLimits limits, const DeviceState& state);
+std::string policy_text(const RaggedM& p, const DeviceState& state);
+std::string policy_text(const RaggedK& p, const DeviceState& state);
 
 // The address of element [row, column].
 inline char* element(const TensorView& t, int64_t row, int64_t column) {
@@ -123,18 +128,22 @@ void multiply_block(const Kernels& kernels, const Left& left, KBlock block, int6
   }
 }
 
-// Sums that lie column by column, kRows rows at a time: to where they may be stored at once, else
-// to the epilogue.
+// Most columns of a chunk's sums.
+inline constexpr int64_t kPatchColumns = 128;
+
+// Sums that lie column by column, patch_rows rows at a time: to where they may be stored at once,
+// else to the epilogue.
 template <Epilogue E>
 void finish_transposed(const Kernels& kernels, const E& epilogue, const float* sums, int64_t pitch,
-                       int64_t num_columns, const Tile& chunk, const Direct& direct, float* patch) {
-  constexpr int64_t kRows = 16, kMost = 128;
+                       int64_t num_columns, const Tile& chunk, const Direct& direct, float* patch,
+                       int64_t patch_rows) {
+  constexpr int64_t kMost = kPatchColumns;
   const float* columns[kMost];
   const int64_t padded_columns =
       (num_columns + kTransposeRows - 1) / kTransposeRows * kTransposeRows;
   const bool is_direct = direct.data != nullptr && padded_columns == num_columns;
-  for (int64_t row = 0; row < chunk.rows; row += kRows) {
-    const int64_t rows = std::min(kRows, chunk.rows - row);
+  for (int64_t row = 0; row < chunk.rows; row += patch_rows) {
+    const int64_t rows = std::min(patch_rows, chunk.rows - row);
     for (int64_t c = 0; c < padded_columns; ++c) {
       columns[c] = c < num_columns ? sums + c * pitch + row : kZeros.data();
     }
@@ -169,8 +178,8 @@ void run_tile_weights_left(const Kernels& kernels, const RaggedM& p, const Tile&
       const Tile part{tile.group, tile.first_row, tile.rows, tile.first_column + c, width};
       Direct direct;
       if constexpr (DirectEpilogue<E>) direct = epilogue.direct(part, p.k);
-      finish_transposed(kernels, epilogue, sums, pitch, width * factor, part, direct,
-                        scratch.patch);
+      finish_transposed(kernels, epilogue, sums, pitch, width * factor, part, direct, scratch.patch,
+                        p.patch_rows);
     }
   } while (k < p.k);
 }
@@ -205,7 +214,7 @@ void run_tile_rows_left(const Kernels& kernels, const Left& left, const Right& r
 template <Epilogue E>
 void multiply_ragged_m(const Context& context, const RaggedM& p, const Workspace& workspace,
                        const E& epilogue) {
-  const Kernels& set = kernels();
+  const Kernels set = p.emulates ? emulating(kernels()) : kernels();
   ThreadPool& pool = *context.state().pool;
   Carver carver(workspace.data);
   auto* prefix = carver.take<int64_t>(p.groups.num_groups + 1);
@@ -229,7 +238,7 @@ void multiply_ragged_m(const Context& context, const RaggedM& p, const Workspace
 template <Epilogue E>
 void multiply_ragged_k(const Context& context, const RaggedK& p, const Workspace& workspace,
                        const E& epilogue) {
-  const Kernels& set = kernels();
+  const Kernels set = p.emulates ? emulating(kernels()) : kernels();
   ThreadPool& pool = *context.state().pool;
   const ScratchSize size = scratch_size(p);
   const Columns columns = Columns::plain(p.n);

@@ -7,6 +7,7 @@
 #define HWY_TARGET_INCLUDE "backend/cpu/gemm/glu_epilogue.cpp"
 #include <hwy/foreach_target.h>
 // The inline headers come after foreach_target.h.
+#include "backend/cpu/gemm/quantize_sums-inl.h"
 #include "backend/cpu/glu_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -34,33 +35,50 @@ void copy_padded(const float* source, size_t n, float* target) {
   PadSegment(target, n);
 }
 
+// The sums of one row with their bias as z has them.
+void load_z(const gemm::GluEpilogue& e, const float* sums, size_t n, const float* bias_gate,
+            const float* bias_up, float* gate, float* up) {
+  if (e.bias.is_present()) {
+    add_padded(sums, bias_gate, n, gate);
+    add_padded(sums + n, bias_up, n, up);
+  } else {
+    copy_padded(sums, n, gate);
+    copy_padded(sums + n, n, up);
+  }
+  RoundRow(gate, n, e.storage);
+  RoundRow(up, n, e.storage);
+}
+
 void glu_forward(const gemm::GluEpilogue& e, const Sums& s) {
   const auto n = static_cast<size_t>(s.columns);
-  const DType dtype = e.act.type();
-  alignas(64) float gate[kGluSegment], up[kGluSegment], act[kGluSegment];
+  const bool quantizes = e.quantized_act.is_fused();
+  alignas(64) float gate[kGluSegment], up[kGluSegment];
   alignas(64) float bias_gate[kGluSegment], bias_up[kGluSegment];
+  ValueBlock<kGluSegment> acts;
   if (e.bias.is_present()) {
     LoadGluSegment(gemm::element(e.bias, s.group, 0), e.bias.type(), e.layout, s.first_column, n,
                    bias_gate, bias_up);
   }
-  for (int64_t r = 0; r < s.rows; ++r) {
-    const float* const sums = s.data + r * s.pitch;
-    if (e.bias.is_present()) {
-      add_padded(sums, bias_gate, n, gate);
-      add_padded(sums + n, bias_up, n, up);
-    } else {
-      copy_padded(sums, n, gate);
-      copy_padded(sums + n, n, up);
+  for_each_row_block(s, e.groups, [&](const BlockRows& rows) HWY_ATTR {
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const int64_t row = rows.first + r;
+      float* const act = acts.row(quantizes ? r : 0);
+      load_z(e, s.data + (row - s.first_row) * s.pitch, n, bias_gate, bias_up, gate, up);
+      if (e.z.is_present()) {
+        StoreGluSegment(gate, up, e.storage, e.layout, s.first_column, n,
+                        gemm::element(e.z, row, 0));
+      }
+      GluForwardSegment(e.activation, gate, up, prob_of(e.probs, row), act, n);
+      if (e.act.is_present()) {
+        EncodeRow(act, n, e.storage, gemm::element(e.act, row, s.first_column));
+      }
+      if (quantizes) RoundRow(act, n, e.storage);
     }
-    RoundRow(gate, n, dtype);
-    RoundRow(up, n, dtype);
-    const int64_t row = s.first_row + r;
-    if (e.z.is_present()) {
-      StoreGluSegment(gate, up, dtype, e.layout, s.first_column, n, gemm::element(e.z, row, 0));
+    if (quantizes) {
+      QuantizeRows(e.quantized_act, e.groups, rows, acts.values, kGluSegment, s.first_column,
+                   s.columns);
     }
-    GluForwardSegment(e.activation, gate, up, prob_of(e.probs, row), act, n);
-    EncodeRow(act, n, dtype, gemm::element(e.act, row, s.first_column));
-  }
+  });
 }
 
 // partial += grad for the columns of both halves, in the layout's places.
@@ -76,8 +94,8 @@ void add_to_partial(const ResolvedGluLayout& layout, int64_t first, size_t n,
   StoreGluSegment(gate, up, DType::kFP32, layout, first, n, partial);
 }
 
-void add_to_bias(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row, float* grad_gate,
-                 float* grad_up) {
+void add_to_bias(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row,
+                 const float* grad_gate, const float* grad_up) {
   const auto n = static_cast<size_t>(s.columns);
   const int64_t row_in_group = row - e.groups.offsets[s.group];
   const int64_t block = RowBlocks(e.groups).first_of(s.group) + row_in_group / kBlockRows;
@@ -86,35 +104,93 @@ void add_to_bias(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row,
     alignas(64) const float zeros[kGluSegment] = {};
     StoreGluSegment(zeros, zeros, DType::kFP32, e.layout, s.first_column, n, partial);
   }
-  RoundRow(grad_gate, n, e.z.type());
-  RoundRow(grad_up, n, e.z.type());
   add_to_partial(e.layout, s.first_column, n, grad_gate, grad_up, partial);
+}
+
+// Values of grad_z on their way to its quantised copies: in the places of z where a chunk's places
+// lie together, else the first halves and, kGluSegment further, the second ones.
+void place_grad_z(const ResolvedGluLayout& layout, const float* grad_gate, const float* grad_up,
+                  size_t n, float* target) {
+  if (gemm::kGluChunk % layout.block == 0) {
+    const ResolvedGluLayout chunk{static_cast<int64_t>(n), layout.block, layout.gate_first};
+    return StoreGluSegment(grad_gate, grad_up, DType::kFP32, chunk, 0, n, target);
+  }
+  std::memcpy(target, layout.gate_first ? grad_gate : grad_up, n * sizeof(float));
+  std::memcpy(target + kGluSegment, layout.gate_first ? grad_up : grad_gate, n * sizeof(float));
+}
+
+void quantize_grad_z(const gemm::GluBackwardEpilogue& e, const Sums& s, const BlockRows& rows,
+                     const float* values) {
+  constexpr int64_t kPitch = 2 * kGluSegment;
+  const auto quantize_at = [&](int64_t at, int64_t column, int64_t n) HWY_ATTR {
+    QuantizeRows(e.quantized_grad_z, e.groups, rows, values + at, kPitch, column, n);
+  };
+  if (gemm::kGluChunk % e.layout.block == 0) {
+    return quantize_at(0, 2 * s.first_column, 2 * s.columns);
+  }
+  for_each_run(e.layout, s.first_column, static_cast<size_t>(s.columns),
+               [&](int64_t i, int64_t p, int64_t q, size_t length) HWY_ATTR {
+                 quantize_at(i, p, static_cast<int64_t>(length));
+                 quantize_at(static_cast<int64_t>(kGluSegment) + i, q,
+                             static_cast<int64_t>(length));
+               });
+}
+
+struct BackwardRow {
+  alignas(64) float gate[kGluSegment], up[kGluSegment], grad_act[kGluSegment];
+  alignas(64) float grad_gate[kGluSegment], grad_up[kGluSegment];
+};
+
+// One row: everything but the quantised copies. `act` may be null.
+void backward_row(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row, BackwardRow& b,
+                  float* act) {
+  const auto n = static_cast<size_t>(s.columns);
+  const DType storage = e.z.type();
+  copy_padded(s.data + (row - s.first_row) * s.pitch, n, b.grad_act);
+  RoundRow(b.grad_act, n, storage);
+  LoadGluSegment(gemm::element(e.z, row, 0), storage, e.layout, s.first_column, n, b.gate, b.up);
+  const float grad_prob = GluBackwardSegment(e.activation, b.gate, b.up, b.grad_act,
+                                             prob_of(e.probs, row), b.grad_gate, b.grad_up, act, n);
+  if (e.grad_z.is_present()) {
+    StoreGluSegment(b.grad_gate, b.grad_up, storage, e.layout, s.first_column, n,
+                    gemm::element(e.grad_z, row, 0));
+  }
+  if (e.act.is_present()) {
+    EncodeRow(act, n, storage, gemm::element(e.act, row, s.first_column));
+  }
+  if (e.prob_partials != nullptr) {
+    const int64_t segments = (e.layout.f + gemm::kGluChunk - 1) / gemm::kGluChunk;
+    e.prob_partials[row * segments + s.first_column / gemm::kGluChunk] = grad_prob;
+  }
+  if (e.bias_partials == nullptr && !e.quantized_grad_z.is_fused()) return;
+  RoundRow(b.grad_gate, n, storage);
+  RoundRow(b.grad_up, n, storage);
+  if (e.bias_partials != nullptr) add_to_bias(e, s, row, b.grad_gate, b.grad_up);
 }
 
 void glu_backward(const gemm::GluBackwardEpilogue& e, const Sums& s) {
   const auto n = static_cast<size_t>(s.columns);
-  const DType dtype = e.z.type();
-  const int64_t segments = (e.layout.f + gemm::kGluChunk - 1) / gemm::kGluChunk;
-  alignas(64) float gate[kGluSegment], up[kGluSegment], grad_act[kGluSegment];
-  alignas(64) float grad_gate[kGluSegment], grad_up[kGluSegment], act[kGluSegment];
-  for (int64_t r = 0; r < s.rows; ++r) {
-    const int64_t row = s.first_row + r;
-    copy_padded(s.data + r * s.pitch, n, grad_act);
-    RoundRow(grad_act, n, dtype);
-    LoadGluSegment(gemm::element(e.z, row, 0), dtype, e.layout, s.first_column, n, gate, up);
-    const float grad_prob =
-        GluBackwardSegment(e.activation, gate, up, grad_act, prob_of(e.probs, row), grad_gate,
-                           grad_up, e.act.is_present() ? act : nullptr, n);
-    StoreGluSegment(grad_gate, grad_up, dtype, e.layout, s.first_column, n,
-                    gemm::element(e.grad_z, row, 0));
-    if (e.act.is_present()) {
-      EncodeRow(act, n, dtype, gemm::element(e.act, row, s.first_column));
+  const bool quantizes_act = e.quantized_act.is_fused();
+  const bool quantizes_grad_z = e.quantized_grad_z.is_fused();
+  const bool needs_act = e.act.is_present() || quantizes_act;
+  BackwardRow row_buffers;
+  ValueBlock<kGluSegment> acts;
+  ValueBlock<2 * kGluSegment> grad_zs;
+  for_each_row_block(s, e.groups, [&](const BlockRows& rows) HWY_ATTR {
+    for (int64_t r = 0; r < rows.count; ++r) {
+      float* const act = needs_act ? acts.row(quantizes_act ? r : 0) : nullptr;
+      backward_row(e, s, rows.first + r, row_buffers, act);
+      if (quantizes_act) RoundRow(act, n, e.z.type());
+      if (quantizes_grad_z) {
+        place_grad_z(e.layout, row_buffers.grad_gate, row_buffers.grad_up, n, grad_zs.row(r));
+      }
     }
-    if (e.prob_partials != nullptr) {
-      e.prob_partials[row * segments + s.first_column / gemm::kGluChunk] = grad_prob;
+    if (quantizes_act) {
+      QuantizeRows(e.quantized_act, e.groups, rows, acts.values, kGluSegment, s.first_column,
+                   s.columns);
     }
-    if (e.bias_partials != nullptr) add_to_bias(e, s, row, grad_gate, grad_up);
-  }
+    if (quantizes_grad_z) quantize_grad_z(e, s, rows, grad_zs.values);
+  });
 }
 
 }  // namespace

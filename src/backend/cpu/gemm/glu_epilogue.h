@@ -5,20 +5,26 @@
 #include <moire/glu.h>
 
 #include "backend/cpu/gemm/engine.h"
+#include "backend/cpu/gemm/quantized_output.h"
 #include "core/glu_layout.h"
 
 namespace moire::cpu::gemm {
 
-// z = round(sum + bias), kept or not; act = round(glu(z) * prob). Sums of a paired product.
+// z = round(sum + bias), kept or not; act = round(glu(z) * prob), stored, quantised or both. Sums
+// of a paired product; whole blocks of kQuantizedRows where act is quantised.
 struct GluEpilogue {
   moire_activation activation;
   ResolvedGluLayout layout;
+  moire_groups groups;
+  DType storage;  // of z and act
   TensorView bias, probs, z, act;
+  QuantizedOutput quantized_act;
 
   void apply(const Sums& sums) const;
 };
 
-// grad_act = round(sum); then grad_z, act, and partial sums of grad_probs and grad_bias.
+// grad_act = round(sum); then grad_z and act, stored, quantised or both, and partial sums of
+// grad_probs and grad_bias.
 struct GluBackwardEpilogue {
   moire_activation activation;
   ResolvedGluLayout layout;
@@ -26,6 +32,7 @@ struct GluBackwardEpilogue {
   TensorView z, probs, grad_z, act;
   float* prob_partials;  // [capacity][ceil(F / 64)], or null
   float* bias_partials;  // [RowBlocks::bound][2F], each row as grad_z lies, or null
+  QuantizedOutput quantized_grad_z, quantized_act;
 
   void apply(const Sums& sums) const;
 };

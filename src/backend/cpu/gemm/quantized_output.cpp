@@ -1,0 +1,81 @@
+#include "backend/cpu/gemm/quantized_output.h"
+
+#include <moire/quantize.h>
+
+#include "backend/cpu/gemm/engine.h"
+#include "backend/cpu/implementations.h"
+#include "core/format.h"
+#include "core/status_macros.h"
+
+namespace moire::cpu::gemm {
+namespace {
+
+// Rows of columnwise scales that belong to no block: zeros.
+void zero_unowned(const TensorView& scales, const Groups& groups) {
+  const auto zero = [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      std::memset(element(scales, row, 0), 0, static_cast<size_t>(scales.columns()));
+    }
+  };
+  int64_t end = 0;
+  for (int64_t g = 0; g < groups.num_groups; ++g) {
+    const int64_t first = groups.offsets[g], rows = groups.offsets[g + 1] - first;
+    const int64_t base = first / kQuantizedRows + g;
+    zero(end, base);
+    end = base + (rows + kQuantizedRows - 1) / kQuantizedRows;
+  }
+  zero(end, scales.shape[0]);
+}
+
+std::string_view names(const moire_quantized (&copies)[2]) {
+  if (copies[1].data.rank == 0) return "rowwise";
+  return copies[0].data.rank == 0 ? "columnwise" : "rowwise and columnwise";
+}
+
+}  // namespace
+
+QuantizedOutput::QuantizedOutput(const moire_quantized& rowwise, const moire_quantized& columnwise,
+                                 bool fractional_scales, bool straddles)
+    : fractional_(fractional_scales) {
+  const bool fuses_rows = rowwise.scales.dtype == MOIRE_E8M0 && !straddles;
+  (fuses_rows ? fused_ : deferred_)[0] = rowwise;
+  (columnwise.scales.dtype == MOIRE_E8M0 ? fused_ : deferred_)[1] = columnwise;
+}
+
+Status QuantizedOutput::finish(const Context& context, const TensorView& stored,
+                               const Groups& groups, int32_t tail) const {
+  if (tail == MOIRE_TAIL_ZERO) {
+    ThreadPool& pool = *context.state().pool;
+    const int64_t used = rows_in_use(groups);
+    for (const moire_quantized& q : fused_) {
+      if (q.data.rank != 0) zero_rows(pool, q.data, used);
+    }
+    if (rowwise().data.rank != 0) zero_rows(pool, rowwise().scales, used);
+    if (columnwise().data.rank != 0) zero_unowned(columnwise().scales, groups);
+  }
+  if (!is_deferred()) return {};
+  QuantizeArgs args;
+  args.source = stored;
+  args.rowwise = deferred_[0];
+  args.columnwise = deferred_[1];
+  const moire_quantized& any = deferred_[0].data.rank != 0 ? deferred_[0] : deferred_[1];
+  args.scaling = any.scales.dtype == MOIRE_E8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
+  args.fractional_scales = fractional_ ? 1 : 0;
+  args.groups = groups;
+  args.tail = tail;
+  return kQuantize.run(context, args);
+}
+
+std::string QuantizedOutput::policy(std::string_view name) const {
+  std::string text;
+  if (is_fused()) text += concat(", ", name, " quantised ", names(fused_), " in the epilogue");
+  if (!is_deferred()) return text;
+  text += concat(", ", name, " quantised ", names(deferred_), " after the product (",
+                 deferred_[0].scales.dtype == MOIRE_E8M0
+                     ? "blocks of 32 straddle the layout's gates and ups"
+                     : "blocks of 128",
+                 ")");
+  return text;
+}
+
+}  // namespace moire::cpu::gemm

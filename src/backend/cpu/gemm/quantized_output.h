@@ -1,0 +1,50 @@
+// The quantised copies of an output of a GEMM with an activation. Those whose blocks lie inside the
+// rows and columns that an epilogue sees at once are made there; the others are made from the
+// stored tensor after the product. The bytes are the same (quantize_block-inl.h makes both).
+#pragma once
+
+#include <moire/context.h>
+#include <moire/groups.h>
+#include <moire/tensor.h>
+
+#include <string>
+
+#include "core/glu_layout.h"
+
+namespace moire::cpu::gemm {
+
+// Rows that an epilogue sees at once where it quantises, from the group's first row: an MXFP8
+// block.
+inline constexpr int64_t kQuantizedRows = 32;
+
+class QuantizedOutput {
+ public:
+  QuantizedOutput() = default;
+  // `straddles`: blocks along the rows do not lie inside an epilogue's columns.
+  QuantizedOutput(const moire_quantized& rowwise, const moire_quantized& columnwise,
+                  bool fractional_scales, bool straddles);
+
+  // What the epilogue makes; absent ones have no data.
+  const moire_quantized& rowwise() const { return fused_[0]; }
+  const moire_quantized& columnwise() const { return fused_[1]; }
+  bool is_fused() const { return fused_[0].data.rank != 0 || fused_[1].data.rank != 0; }
+  // Whether the stored tensor is needed.
+  bool is_deferred() const { return deferred_[0].data.rank != 0 || deferred_[1].data.rank != 0; }
+
+  // After the product: what the epilogue left, and the tails.
+  Status finish(const Context& context, const TensorView& stored, const Groups& groups,
+                int32_t tail) const;
+  // ", act quantised rowwise in the epilogue"; nothing without copies.
+  std::string policy(std::string_view name) const;
+
+ private:
+  moire_quantized fused_[2] = {}, deferred_[2] = {};  // rowwise, columnwise
+  bool fractional_ = false;
+};
+
+// Whether blocks of 32 columns of a row of 2F lie inside the positions of 64 gates and their ups.
+inline bool straddles_blocks(const ResolvedGluLayout& layout) {
+  return layout.block % 32 != 0 && 64 % layout.block != 0;
+}
+
+}  // namespace moire::cpu::gemm

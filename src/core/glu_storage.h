@@ -1,0 +1,14 @@
+// What z and act of grouped_gemm_glu are rounded to, stored or not.
+#pragma once
+
+#include <moire/grouped_gemm.h>
+
+namespace moire {
+
+inline DType glu_storage(const GroupedGemmGluArgs& args) {
+  if (args.act.rank != 0) return TensorView(args.act).type();
+  if (args.z.rank != 0) return TensorView(args.z).type();
+  return args.storage == 0 ? DType::kBF16 : static_cast<DType>(args.storage);
+}
+
+}  // namespace moire
