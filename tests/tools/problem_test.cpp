@@ -48,7 +48,8 @@ TEST(Problem, ReadsEveryField) {
       "splits=3,4 "
       "act=clamped_swiglu:7:1.702:1 layout=blocks:3 order=up_first bias=yes probs=no gather=yes "
       "weights=in_out storage=list save_act=yes scores=sigmoid normalize=no tail=5 "
-      "tail_rows=untouched beta=mixed seed=9");
+      "tail_rows=untouched beta=mixed scaling=fp8_tile element=e5m2 direction=both fractional=yes "
+      "scales=padded seed=9");
   EXPECT_EQ(p.name, "x");
   EXPECT_EQ(p.op, Op::kFc1);
   EXPECT_EQ(p.splits.list, (std::vector<int64_t>{3, 4}));
@@ -61,6 +62,11 @@ TEST(Problem, ReadsEveryField) {
   EXPECT_EQ(p.capacity(), 12);
   EXPECT_EQ(p.tokens(), 5);
   EXPECT_EQ(p.beta, 2);
+  EXPECT_EQ(p.scaling, MOIRE_SCALING_FP8_TILE);
+  EXPECT_EQ(p.element, DType::kE5M2);
+  EXPECT_EQ(p.directions, Directions::kBoth);
+  EXPECT_TRUE(p.fractional);
+  EXPECT_EQ(p.scale_layout, MOIRE_SCALES_PADDED);
   EXPECT_EQ(p.seed, 9U);
 }
 
@@ -92,6 +98,16 @@ TEST(Problem, NamesTheFieldWhatWasFoundAndWhatIsNeeded) {
             "problem: field \"rows\": found 3, needed 0, because groups=0");
   EXPECT_EQ(error_of(std::string(kPlain) + " op=router topk=5"),
             "problem: field \"topk\": found 5, needed at most groups=4");
+  EXPECT_EQ(
+      error_of(std::string(kPlain) + " op=quantize scaling=fp8_tile"),
+      "problem: field \"scaling\": found fp8_tile, needed mxfp8 or fp8_block for op=quantize");
+  EXPECT_EQ(error_of(std::string(kPlain) + " op=requantize direction=both"),
+            "problem: field \"direction\": found both, needed rowwise or columnwise for "
+            "op=requantize");
+  EXPECT_EQ(error_of(std::string(kPlain) + " op=convert_scales scaling=fp8_block"),
+            "problem: field \"scaling\": found fp8_block, needed mxfp8 for op=convert_scales");
+  EXPECT_EQ(error_of(std::string(kPlain) + " op=quantize fractional=yes"),
+            "problem: field \"fractional\": found yes, needed no, for scaling=mxfp8");
   EXPECT_EQ(error_of(std::string(kPlain) + " topk=5"),
             "problem: field \"topk\": found 5, needed at most groups=4");
   EXPECT_EQ(error_of(std::string(kPlain) + " topk=4"),

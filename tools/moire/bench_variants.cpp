@@ -103,6 +103,11 @@ bool is_bandwidth(Op op) {
     case Op::kGlu:
     case Op::kGluBackward:
     case Op::kConvertGlu:
+    case Op::kQuantize:
+    case Op::kQuantizeWeight:
+    case Op::kDequantize:
+    case Op::kRequantize:
+    case Op::kConvertScales:
     case Op::kBiasBackward:
     case Op::kPermute:
     case Op::kUnpermute:

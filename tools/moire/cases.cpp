@@ -22,6 +22,12 @@ Case make_case(Operands& operands) {
     case Op::kGluBackward:
     case Op::kConvertGlu:
       return make_glu_case(operands);
+    case Op::kQuantize:
+    case Op::kQuantizeWeight:
+    case Op::kDequantize:
+    case Op::kRequantize:
+    case Op::kConvertScales:
+      return make_quantize_case(operands);
     case Op::kRouter:
     case Op::kRouterBackward:
     case Op::kPermutePlan:

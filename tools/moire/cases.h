@@ -68,6 +68,7 @@ Call make_call(std::string entry, const A& args, Status (*run)(const Context&, c
 // Of each kind of op; cases_*.cpp.
 Case make_gemm_case(Operands& operands);
 Case make_glu_case(Operands& operands);
+Case make_quantize_case(Operands& operands);
 Case make_layer_case(Operands& operands);
 Case make_routing_case(Operands& operands);
 

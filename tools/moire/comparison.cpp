@@ -148,6 +148,27 @@ void Comparison::indices(const std::string& name, const TensorView& got,
   outputs_.push_back(errors);
 }
 
+void Comparison::bytes(const std::string& name, const TensorView& got, reference::ByteRows want,
+                       TailRule rule) {
+  constexpr int kPoisonByte = 0xFF;
+  OutputErrors errors;
+  errors.name = name;
+  const int64_t size = dtype_size(got.type());
+  for (int64_t i = 0; i < want.rows; ++i) {
+    const auto* row = static_cast<const uint8_t*>(got.data) + i * got.stride() * size;
+    const bool is_owned = want.is_owned[static_cast<size_t>(i)];
+    const int unowned = rule == TailRule::kZero ? 0 : kPoisonByte;
+    for (int64_t j = 0; j < want.row_bytes; ++j) {
+      const int wanted = is_owned ? want.at(i, j) : unowned;
+      if (is_owned) ++errors.elements;
+      if (row[j] == wanted) continue;
+      mismatch(errors, text("first at [", i, ", ", j / size, "]", is_owned ? "" : ", in the tail",
+                            ": got byte ", int{row[j]}, ", want ", wanted));
+    }
+  }
+  outputs_.push_back(errors);
+}
+
 void Comparison::finding(const std::string& name, const std::string& what) {
   OutputErrors errors;
   errors.name = name;

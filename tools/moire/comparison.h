@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "operands.h"
+#include "reference/quantize.h"
 #include "reference/tensor.h"
 
 namespace moire::tool {
@@ -36,6 +37,9 @@ class Comparison {
   void plain(const std::string& name, const TensorView& got, const reference::Matrix& want);
   void weights(const std::string& name, const moire_weight& got, const reference::Weights& want);
   void indices(const std::string& name, const TensorView& got, const std::vector<int64_t>& want);
+  // Every byte; rows that the reference does not own are a tail.
+  void bytes(const std::string& name, const TensorView& got, reference::ByteRows want,
+             TailRule tail);
   // One finding in words; "" is none.
   void finding(const std::string& name, const std::string& what);
 

@@ -216,6 +216,42 @@ moire_weight Operands::weight(const std::string& name, int64_t out, int64_t in) 
   return w;
 }
 
+TensorView Operands::codes(const std::string& name, DType dtype,
+                           const std::vector<int64_t>& shape) {
+  const TensorView t = take(name, dtype, shape);
+  Random random(problem_.seed ^ hash(name));
+  auto* const data = static_cast<uint8_t*>(t.data);
+  const int64_t count = is_filled() ? std::min(t.num_elements(), kPeriod) : 0;
+  // The second highest bit is the first of the exponent, which is below the bias without it.
+  for (int64_t i = 0; i < count; ++i) data[i] = static_cast<uint8_t>(random.bits() & 0xBF);
+  if (is_filled()) repeat_period(t);
+  if (t.rank == 2) poison_tail(t);
+  return t;
+}
+
+TensorView Operands::scales(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
+                            int64_t block_rows) {
+  const TensorView t = take(name, dtype, shape);
+  Random random(problem_.seed ^ hash(name));
+  const auto fill_row = [&](int64_t row) {
+    for (int64_t i = row * t.columns(); is_filled() && i < (row + 1) * t.columns(); ++i) {
+      if (dtype == DType::kE8M0) {
+        static_cast<uint8_t*>(t.data)[i] = static_cast<uint8_t>(117 + random.below(21));
+      } else {
+        static_cast<float*>(t.data)[i] = static_cast<float>(random.uniform());
+      }
+    }
+  };
+  poison(t);
+  for (int64_t g = 0; block_rows != 0 && g < problem_.groups; ++g) {
+    const int64_t first = groups_.offsets[g], rows = groups_.offsets[g + 1] - first;
+    const int64_t at = block_rows == 1 ? first : first / block_rows + g;
+    for (int64_t i = 0; i * block_rows < rows; ++i) fill_row(at + i);
+  }
+  for (int64_t i = 0; block_rows == 0 && i < t.num_rows(); ++i) fill_row(i);
+  return t;
+}
+
 TensorView Operands::output(const std::string& name, DType dtype,
                             const std::vector<int64_t>& shape) {
   const TensorView t = take(name, dtype, shape);

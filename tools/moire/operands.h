@@ -40,6 +40,13 @@ class Operands {
   TensorView bias(const std::string& name, int64_t columns);
   moire_weight weight(const std::string& name, int64_t out, int64_t in);
 
+  // FP8 codes [capacity, columns] or of weights: random, of numbers below 2.
+  TensorView codes(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
+  // Random scales, E8M0 or FP32. A row of them belongs to one row of the batch (`block_rows` 1), to
+  // so many rows of a group, or (0) to weights; hostile where no row in use has it.
+  TensorView scales(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
+                    int64_t block_rows);
+
   // Overwritten by a call; hostile ones are NaN, or an index that is nowhere.
   TensorView output(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
   // Read and written where beta says so.

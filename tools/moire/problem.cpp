@@ -34,6 +34,28 @@ std::string known_keys() {
   return join(keys, ", ");
 }
 
+// The FP8 ops do not take every scaling and every direction.
+Status check_fp8(const Problem& p, const Origin& origin) {
+  const bool makes = p.op == Op::kQuantize || p.op == Op::kQuantizeWeight;
+  const bool reads = p.op == Op::kDequantize || p.op == Op::kRequantize;
+  const std::string op = text("op=", info_of(p.op).name);
+  if ((reads || p.op == Op::kConvertScales) && p.directions == Directions::kBoth) {
+    return bad(origin, "direction", "both", text("rowwise or columnwise for ", op));
+  }
+  const bool takes_tiles = p.op == Op::kQuantizeWeight || p.op == Op::kDequantize;
+  if ((makes || reads) && !takes_tiles && p.scaling == MOIRE_SCALING_FP8_TILE) {
+    return bad(origin, "scaling", "fp8_tile", text("mxfp8 or fp8_block for ", op));
+  }
+  if (p.op == Op::kConvertScales && p.scaling != MOIRE_SCALING_MXFP8) {
+    const bool is_tile = p.scaling == MOIRE_SCALING_FP8_TILE;
+    return bad(origin, "scaling", is_tile ? "fp8_tile" : "fp8_block", text("mxfp8 for ", op));
+  }
+  if ((makes || reads) && p.fractional && p.scaling == MOIRE_SCALING_MXFP8) {
+    return bad(origin, "fractional", "yes", "no, for scaling=mxfp8");
+  }
+  return {};
+}
+
 // What no field can see alone.
 Status check_whole(const Problem& p, const Origin& origin) {
   if (p.layout.block > 0 && p.ffn % p.layout.block != 0) {
@@ -57,6 +79,7 @@ Status check_whole(const Problem& p, const Origin& origin) {
       return bad(origin, "splits", text("a sum of ", sum), text("rows=", p.rows));
     }
   }
+  if (Status fp8 = check_fp8(p, origin); !fp8.ok()) return fp8;
   const bool routes = p.op == Op::kRouter || p.op == Op::kRouterBackward;
   if (p.topk > p.groups && (routes || p.topk > 1)) {
     return bad(origin, "topk", text(p.topk), text("at most groups=", p.groups));
@@ -166,6 +189,16 @@ double least_bytes(const Problem& p) {
     case Op::kGlu:
     case Op::kGluBackward:
       return routing + size * 3 * rows * ffn;
+    case Op::kQuantizeWeight:
+      return routing + (size + 1) * 2 * groups * hidden * ffn;
+    case Op::kDequantize:
+      if (p.scaling == MOIRE_SCALING_FP8_TILE) return routing + 3 * 2 * groups * hidden * ffn;
+      return routing + 3 * rows * hidden;
+    case Op::kQuantize:
+    case Op::kRequantize:
+      return routing + 2 * rows * hidden;
+    case Op::kConvertScales:
+      return routing + rows * hidden / 32;
     case Op::kBiasBackward:
     case Op::kPermute:
     case Op::kUnpermute:

@@ -29,6 +29,9 @@ struct Splits {
   std::vector<int64_t> list;  // kList
 };
 
+// Which copies an FP8 op makes; of one that reads a copy, which it is.
+enum class Directions { kRowwise, kColumnwise, kBoth };
+
 struct Problem {
   std::string name;
   Op op = Op::kMlp;
@@ -53,7 +56,12 @@ struct Problem {
   bool normalize = true;  // router: weights of a token sum to 1
   bool save_act = false;  // mlp: the forward keeps act for the backward
   bool keep_tail = false;
-  int beta = 0;  // 0 overwrite, 1 accumulate, 2 by turns
+  int beta = 0;                           // 0 overwrite, 1 accumulate, 2 by turns
+  int32_t scaling = MOIRE_SCALING_MXFP8;  // FP8 ops
+  DType element = DType::kE4M3;
+  Directions directions = Directions::kRowwise;
+  bool fractional = false;  // scales of fp8_block and fp8_tile need not be powers of two
+  int32_t scale_layout = MOIRE_SCALES_SWIZZLED;  // convert_scales
   uint64_t seed = 1;
 
   int64_t capacity() const { return rows + tail; }

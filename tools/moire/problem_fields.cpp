@@ -159,6 +159,39 @@ bool read_beta(std::string_view value, Problem& p) {
   return true;
 }
 
+// One of some words, each of which stands for a value.
+template <class T>
+struct Word {
+  std::string_view word;
+  T value;
+};
+template <class T, size_t N>
+bool read_word(std::string_view value, const Word<T> (&words)[N], T& out) {
+  for (const Word<T>& w : words) {
+    if (w.word == value) return out = w.value, true;
+  }
+  return false;
+}
+template <class T, size_t N>
+std::string write_word(const Word<T> (&words)[N], T value) {
+  for (const Word<T>& w : words) {
+    if (w.value == value) return std::string(w.word);
+  }
+  return "";
+}
+
+constexpr Word<int32_t> kScalings[] = {{"mxfp8", MOIRE_SCALING_MXFP8},
+                                       {"fp8_block", MOIRE_SCALING_FP8_BLOCK},
+                                       {"fp8_tile", MOIRE_SCALING_FP8_TILE}};
+constexpr Word<DType> kElements[] = {{"e4m3", DType::kE4M3}, {"e5m2", DType::kE5M2}};
+constexpr Word<Directions> kDirections[] = {{"rowwise", Directions::kRowwise},
+                                            {"columnwise", Directions::kColumnwise},
+                                            {"both", Directions::kBoth}};
+constexpr Word<int32_t> kScaleLayouts[] = {{"canonical", MOIRE_SCALES_CANONICAL},
+                                           {"dense", MOIRE_SCALES_DENSE},
+                                           {"padded", MOIRE_SCALES_PADDED},
+                                           {"swizzled", MOIRE_SCALES_SWIZZLED}};
+
 bool read_name(std::string_view value, Problem& p) {
   p.name = value;
   return !value.empty();
@@ -172,6 +205,9 @@ using V = std::string_view;
       [](const P& p) { return std::to_string(p.member); }
 #define FLAG(member) \
   [](V v, P& p) { return read_flag(v, p.member); }, [](const P& p) { return flag(p.member); }
+#define WORD(member, words)                                \
+  [](V v, P& p) { return read_word(v, words, p.member); }, \
+      [](const P& p) { return write_word(words, p.member); }
 #define CHOICE(member, no, yes)                                \
   [](V v, P& p) { return read_choice(v, no, yes, p.member); }, \
       [](const P& p) { return std::string(p.member ? yes : no); }
@@ -247,6 +283,16 @@ const std::vector<Field>& fields() {
       {"beta", "0, 1 or mixed", "weight gradients: overwrite, accumulate, or by turns per group",
        false, false, read_beta,
        [](const P& p) { return p.beta == 2 ? std::string("mixed") : std::to_string(p.beta); }},
+      {"scaling", "mxfp8, fp8_block or fp8_tile", "FP8 ops: how elements share scales", false,
+       false, WORD(scaling, kScalings)},
+      {"element", "e4m3 or e5m2", "FP8 ops: of codes", false, false, WORD(element, kElements)},
+      {"direction", "rowwise, columnwise or both",
+       "FP8 ops: the copies that are made, or the one that is read", false, false,
+       WORD(directions, kDirections)},
+      {"fractional", "yes or no", "FP8 ops: scales need not be powers of two", false, false,
+       FLAG(fractional)},
+      {"scales", "canonical, dense, padded or swizzled", "convert_scales: the other layout", false,
+       false, WORD(scale_layout, kScaleLayouts)},
       {"seed", "a whole number from 0", "of data and splits", false, true,
        [](V v, P& p) { return read_number(v, p.seed); },
        [](const P& p) { return std::to_string(p.seed); }},
@@ -256,6 +302,7 @@ const std::vector<Field>& fields() {
 
 #undef SIZE
 #undef FLAG
+#undef WORD
 #undef CHOICE
 
 const Field* find_field(std::string_view key) {

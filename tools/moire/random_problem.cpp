@@ -65,6 +65,21 @@ void draw_sizes(Random& random, Problem& p) {
   p.dropped = (p.topk - p.rows % p.topk) % p.topk;
 }
 
+// What check_fp8() of problem.cpp accepts.
+void draw_fp8(Random& random, Problem& p) {
+  const bool reads = p.op == Op::kDequantize || p.op == Op::kRequantize;
+  const bool takes_tiles = p.op == Op::kQuantizeWeight || p.op == Op::kDequantize;
+  if (p.op != Op::kQuantize && p.op != Op::kConvertScales && !takes_tiles && !reads) return;
+  if (p.op != Op::kConvertScales) {
+    p.scaling = 1 + static_cast<int32_t>(random.below(takes_tiles ? 3 : 2));
+  }
+  p.element = random.chance(0.7) ? DType::kE4M3 : DType::kE5M2;
+  const bool makes = !reads && p.op != Op::kConvertScales;
+  p.directions = static_cast<Directions>(random.below(makes ? 3 : 2));
+  p.fractional = p.scaling != MOIRE_SCALING_MXFP8 && random.chance(0.4);
+  p.scale_layout = static_cast<int32_t>(random.below(4));
+}
+
 }  // namespace
 
 Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
@@ -96,6 +111,7 @@ Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
   p.keep_tail = random.chance(0.3);
   p.beta = static_cast<int>(random.below(3));
   p.seed = random.bits() % 1000000;
+  draw_fp8(random, p);
   // unpermute stores the dtype of its rows, or FP32.
   if (p.op == Op::kUnpermute && p.out != DType::kNone) p.out = DType::kFP32;
   // A router cannot choose among no experts.
