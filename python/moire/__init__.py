@@ -11,8 +11,12 @@ from .context import Explanation, check, explain, info, settings, strict
 from .errors import Code, Error, InvalidArgument, LibraryNotFound, OutOfMemory, Unsupported
 from .functional import grouped_linear, grouped_mlp, grouped_mm, moe
 from .gated import convert_glu, deinterleave_glu_tensor, glu, interleave_glu_tensor
+from .grouped_state import load_safetensors, save_safetensors
+from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .layouts import Activation, GluLayout
+from .quantization import quantize
+from .recipes import Recipe
 from .routing import Plan, make_plan, permute, router, unpermute
 
 __all__ = [
@@ -21,11 +25,13 @@ __all__ = [
     "Error",
     "Explanation",
     "GluLayout",
+    "GroupedTensor",
     "Groups",
     "InvalidArgument",
     "LibraryNotFound",
     "OutOfMemory",
     "Plan",
+    "Recipe",
     "Unsupported",
     "check",
     "convert_glu",
@@ -38,11 +44,14 @@ __all__ = [
     "hf",
     "info",
     "interleave_glu_tensor",
+    "load_safetensors",
     "make_plan",
     "moe",
     "nn",
     "permute",
+    "quantize",
     "router",
+    "save_safetensors",
     "settings",
     "strict",
     "unpermute",

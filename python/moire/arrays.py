@@ -4,6 +4,11 @@ tensors.
 
 import numpy as np
 
+try:
+    import ml_dtypes
+except ModuleNotFoundError:
+    ml_dtypes = None
+
 from . import invoke
 from .errors import invalid, unsupported
 from .values import described
@@ -73,6 +78,42 @@ class Numpy:
     def as_bytes_of_same_width(array):
         return np.ascontiguousarray(array).view(_WIDTHS.get(array.itemsize, array.dtype))
 
+    @staticmethod
+    def dtype(name):
+        """Of that name; FP8 types are ml_dtypes', or uint8 where it is not installed."""
+        if name.startswith("float8"):
+            return np.dtype(np.uint8 if ml_dtypes is None else getattr(ml_dtypes, name))
+        return np.dtype(name)
+
+    @staticmethod
+    def as_bytes(array):
+        return array.view(np.uint8)
+
+    @staticmethod
+    def of_bytes(memory, dtype):
+        return memory.view(Numpy.dtype(dtype))
+
+    @staticmethod
+    def contiguous(array):
+        return np.ascontiguousarray(array)
+
+    @staticmethod
+    def copy(array):
+        return array.copy()
+
+    @staticmethod
+    def stand_in(like, shape, dtype):
+        """An array of this shape and type that takes no memory and is not read."""
+        return np.broadcast_to(np.zeros((), dtype), shape)
+
+    @staticmethod
+    def detached(array):
+        return array
+
+    @staticmethod
+    def concatenate(arrays):
+        return np.concatenate(arrays)
+
 
 class Torch:
     """Torch tensors; calls go through torch.ops.moire."""
@@ -130,6 +171,38 @@ class Torch:
     def as_bytes_of_same_width(array):
         width = _WIDTHS.get(array.element_size())
         return array.contiguous().view(array.dtype if width is None else getattr(torch, width))
+
+    @staticmethod
+    def dtype(name):
+        return getattr(torch, name)
+
+    @staticmethod
+    def as_bytes(array):
+        return array.view(torch.uint8)
+
+    @staticmethod
+    def of_bytes(memory, dtype):
+        return torch.from_numpy(memory).view(getattr(torch, dtype))
+
+    @staticmethod
+    def contiguous(array):
+        return array.contiguous()
+
+    @staticmethod
+    def copy(array):
+        return array.clone()
+
+    @staticmethod
+    def stand_in(like, shape, dtype):
+        return like.new_zeros((1,) * len(shape), dtype=dtype).expand(shape)
+
+    @staticmethod
+    def detached(array):
+        return array.detach()
+
+    @staticmethod
+    def concatenate(arrays):
+        return torch.cat(arrays)
 
 
 def framework_of(call, required, optional=None):

@@ -37,6 +37,37 @@ class GluFunction(torch.autograd.Function):
         return None, None, None, grad_z if ctx.needs_input_grad[3] else None, grad_probs, None
 
 
+class StandInFunction(torch.autograd.Function):
+    """Stands in autograd for what x, or its rows `row_idx`, became in 8 bits: a tensor of that
+    shape without memory, whose gradient is that of x.
+    """
+
+    @staticmethod
+    def forward(ctx, x, row_idx, shape, dtype):
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        ctx.save_for_backward(row_idx)
+        return fw.stand_in(x, shape, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (row_idx,) = ctx.saved_tensors
+        return rows_to_tokens(grad, row_idx, ctx.shape, ctx.dtype), None, None, None
+
+
+def rows_to_tokens(grad_rows, row_idx, shape, dtype):
+    """The gradient of gathering x: rows in expert order summed back to the rows of x, in FP32,
+    rounded once.
+    """
+    if row_idx is None:
+        return grad_rows.to(dtype)
+    # Rows of the tail are zeros, wherever their index points.
+    total = torch.zeros(shape, dtype=torch.float32, device=grad_rows.device)
+    if shape[0] != 0:
+        total.index_add_(0, row_idx.clamp(0, shape[0] - 1), grad_rows.float())
+    return total.to(dtype)
+
+
 class ConvertGluFunction(torch.autograd.Function):
     """A permutation; its gradient is the inverse permutation."""
 

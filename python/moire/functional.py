@@ -15,7 +15,8 @@ from . import steps
 from .arrays import Numpy, Torch, as_fp32, check_rank, framework_of, torch
 from .errors import invalid, unsupported
 from .groups import Groups, as_groups
-from .layouts import Activation, GluLayout, Weights, check_recipe
+from .layouts import Activation, GluLayout, Weights
+from .recipes import check_runs
 from .routing import as_plan, check_inverse, make_plan
 from .values import choice, flag
 
@@ -267,7 +268,9 @@ def _dtypes(fw, call, x, compute_dtype, recipe):
         compute_dtype = fw.compute_dtype(f"{call}: compute_dtype", compute_dtype)
     elif fw is Torch and not x.is_meta and torch.is_autocast_enabled(x.device.type):
         compute_dtype = torch.get_autocast_dtype(x.device.type)
-    check_recipe(call, recipe, x.dtype if compute_dtype is None else compute_dtype)
+    check_runs(call, recipe).check_operands(
+        call, x.dtype if compute_dtype is None else compute_dtype
+    )
     return compute_dtype, result
 
 

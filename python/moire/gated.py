@@ -6,6 +6,8 @@ import math
 
 from .arrays import Numpy, as_fp32, framework_of
 from .errors import invalid
+from .formats import DIRECTIONS
+from .grouped_tensor import GroupedTensor
 from .groups import as_groups
 from .layouts import Activation, GluLayout
 from .values import integer
@@ -42,7 +44,8 @@ def convert_glu(tensor, from_layout, to_layout, dim=0):
     1, any strides.
 
     Layouts are what GluLayout.of takes: "halves", a block size, a GluLayout. Elements of 1, 2, 4 or
-    8 bytes.
+    8 bytes, or a GroupedTensor, whose scales move with its data: exact, and an error where a block
+    of scales along `dim` would be torn apart.
     """
     call = "convert_glu"
     from_layout = GluLayout.of(from_layout, f"{call}: from_layout")
@@ -69,7 +72,8 @@ def _block(call, size):
 
 
 def _converted(call, tensor, from_layout, to_layout, dim):
-    fw = framework_of(call, {"tensor": tensor})
+    is_quantized = isinstance(tensor, GroupedTensor)
+    fw = tensor._fw if is_quantized else framework_of(call, {"tensor": tensor})
     if tensor.ndim == 0:
         raise invalid(f"{call}: tensor has rank 0, must have at least 1")
     dim = integer(f"{call}: dim", dim, -tensor.ndim, tensor.ndim - 1) % tensor.ndim
@@ -79,12 +83,53 @@ def _converted(call, tensor, from_layout, to_layout, dim):
         raise invalid(
             f"{call}: tensor has size {size} along dim {dim}, must be a multiple of {multiple}"
         )
+    if is_quantized:
+        return _converted_quantized(call, tensor, from_layout, to_layout, dim)
     values = (dim, size, from_layout.fields, to_layout.fields)
     if fw is Numpy:
         return permuted(fw, tensor, *values)
     from .autograd_ops import ConvertGluFunction
 
     return ConvertGluFunction.apply(tensor, *values)
+
+
+def _converted_quantized(call, tensor, from_layout, to_layout, dim):
+    """Data and scales move alike, where a block of scales stays whole."""
+    if tensor.layout not in (None, from_layout):
+        raise invalid(f"{call}: from_layout is '{from_layout}', but tensor is in '{tensor.layout}'")
+    if dim == 0 and not tensor.all_same_shape:
+        raise invalid(f"{call}: dim is 0, the ragged rows, which are not gate and up")
+    fw, size, layouts = tensor._fw, tensor.shape[dim], (from_layout, to_layout)
+
+    def permute_copy(direction, copy):
+        blocks, of_scales = 1, layouts
+        if tensor.format.has_blocks_along(direction, dim, tensor.ndim):
+            blocks = tensor.format.block
+            of_scales = [_in_blocks(call, tensor, layout, size, direction) for layout in layouts]
+        fields = [layout.fields for layout in layouts]
+        scale_fields = [layout.fields for layout in of_scales]
+        return (
+            permuted(fw, copy.data, dim, size, *fields),
+            permuted(fw, copy.scales, dim, size // blocks, *scale_fields),
+        )
+
+    copies = [
+        copy and permute_copy(direction, copy)
+        for direction, copy in enumerate((tensor.rowwise, tensor.columnwise))
+    ]
+    return tensor.like(*copies, groups=tensor.groups, layout=to_layout)
+
+
+def _in_blocks(call, tensor, layout, size, direction):
+    """The layout of scales along a dimension of which `block` elements share one."""
+    block = tensor.format.block
+    if (layout.block or size // 2) % block != 0:
+        raise invalid(
+            f"{call}: {DIRECTIONS[direction]} scales cover {block} elements along that dimension, "
+            f"which '{layout}' would tear apart; it needs blocks that are multiples of {block}, or "
+            f"quantise the converted tensor"
+        )
+    return GluLayout(layout.block // block, layout.order)
 
 
 def permuted(fw, source, dim, size, from_layout, to_layout):

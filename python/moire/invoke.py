@@ -3,7 +3,8 @@
 Keyword names are the field names of moire.h. Four kinds of fields are spread over several
 keywords, so that all of them are plain values (torch.library schemas have nothing else):
 
-    moire_weight w      w=[tensor]: packed, rank 3; w=[t0, t1, ...]: one per group; w_layout=0 or 1
+    moire_weight w      w=[tensor]: packed, rank 3; w=[t0, t1, ...]: one per group; w=[]: absent,
+                        but w_layout=0 or 1 is said
     moire_quantized q   q=[data, scales]; E8M0 scales may be uint8 arrays
     moire_groups        offsets=int64 tensor, num_groups, capacity
     moire_activation    activation=(kind, limit, alpha, offset); moire_glu_layout: (block, order)
@@ -23,6 +24,7 @@ _BYTES = ffi.typeof("uint8_t *")
 _OFFSETS = ffi.typeof("int64_t *")
 _ALIGNMENT = 256
 _cast = ffi.cast
+_ABSENT = (ffi.NULL, 0, 0, (), 0)
 
 
 class Entry:
@@ -43,7 +45,7 @@ class Entry:
         ]
         self.has_groups = any(kind == "moire_groups" for _, _, kind in self.fields)
         self.converters = {
-            key: (field, _converter(field, kind)) for field, key, kind in self.fields
+            key: (field, _converter(name, field, kind)) for field, key, kind in self.fields
         }
 
 
@@ -108,6 +110,8 @@ class _Call:
 
     def weight(self, field, arrays):
         layout = self.values.get(f"{field}_layout", 0)
+        if not arrays:
+            return _ABSENT, ffi.NULL, layout
         first = arrays[0]
         if len(arrays) == 1 and first.ndim == 3:
             return self.tensor(field, first), ffi.NULL, layout
@@ -217,8 +221,10 @@ _CONVERTERS = {
 }
 
 
-def _converter(field, kind):
-    return _Call.scales if field.endswith("_scales") else _CONVERTERS.get(kind)
+def _converter(entry, field, kind):
+    if kind == "moire_tensor" and (field.endswith("_scales") or entry == "convert_scales"):
+        return _Call.scales
+    return _CONVERTERS.get(kind)
 
 
 _OUTPUTS = {
@@ -228,6 +234,11 @@ _OUTPUTS = {
     "convert_glu": ("target",),
     "grouped_gemm": ("d",),
     "grouped_gemm_wgrad": ("d",),
+    "quantize": ("rowwise", "columnwise"),
+    "quantize_weight": ("rowwise", "columnwise"),
+    "dequantize": ("target",),
+    "requantize": ("target",),
+    "convert_scales": ("target",),
     "router": ("topk_idx", "topk_weights"),
     "router_backward": ("grad_logits",),
     "permute_plan": ("offsets", "gather_idx", "scatter_idx"),

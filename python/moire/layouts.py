@@ -1,6 +1,4 @@
-"""Values that say what shapes cannot: where gate and up lie, which activation, how weights lie,
-which recipe.
-"""
+"""Values that say what shapes cannot: where gate and up lie, which activation, how weights lie."""
 
 import dataclasses
 from typing import NamedTuple
@@ -8,14 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from .arrays import check_array
-from .errors import invalid, unsupported
+from .errors import invalid
 from .values import choice, described, integer, number
 
 _ORDERS = ("gate_first", "up_first")
 _ACTIVATIONS = ("swiglu", "clamped_swiglu", "geglu_tanh")
 _WEIGHT_LAYOUTS = ("out_in", "in_out")
-_RECIPE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_COMING_RECIPES = ("mxfp8", "mxfp8_fast", "fp8_block")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,23 +157,3 @@ class Weights(NamedTuple):
 
 def check_weight_layout(call, layout):
     return choice(f"{call}: weight_layout", layout, _WEIGHT_LAYOUTS)
-
-
-def check_recipe(call, recipe, dtype=None):
-    """Accepts the recipes that this build runs, on operands of `dtype` where that is known;
-    anything else is an error that says so.
-    """
-    if recipe is None:
-        return
-    if isinstance(recipe, str) and recipe in _COMING_RECIPES:
-        raise unsupported(
-            f"{call}: recipe {recipe!r} is not in this build; it has as_stored, bf16, fp16 and fp32"
-        )
-    choice(f"{call}: recipe", recipe, ("as_stored", *_RECIPE_DTYPES))
-    if recipe == "as_stored" or dtype is None:
-        return
-    found = str(dtype).removeprefix("torch.")
-    if found != _RECIPE_DTYPES[recipe]:
-        raise invalid(
-            f"{call}: recipe {recipe!r} needs {_RECIPE_DTYPES[recipe]} operands, found {found}"
-        )

@@ -23,6 +23,7 @@ DTYPES = {
 
 
 _CPU = ("cpu", 0)
+_MEANS = "moire_dtype"
 
 
 class NumpyViews:
@@ -38,7 +39,17 @@ class NumpyViews:
 
     @staticmethod
     def code(array):
-        return DTYPES.get(array.dtype.name) if array.dtype.isnative else None
+        dtype = array.dtype
+        if dtype.metadata is not None:
+            return DTYPES.get(dtype.metadata.get(_MEANS, dtype.name))
+        return DTYPES.get(dtype.name) if dtype.isnative else None
+
+    @staticmethod
+    def fp8(array, dtype):
+        """A view that says which FP8 type the bytes are of; without ml_dtypes NumPy has none."""
+        if array.dtype != np.uint8:
+            return array
+        return array.view(np.dtype(np.uint8, metadata={_MEANS: dtype}))
 
     @staticmethod
     def is_writable(array):
@@ -85,6 +96,10 @@ class TorchViews:
     @staticmethod
     def code(array):
         return TorchViews.codes.get(array.dtype)
+
+    @staticmethod
+    def fp8(array, dtype):
+        return array if array.dtype != torch.uint8 else array.view(getattr(torch, dtype))
 
     @staticmethod
     def is_contiguous(array):

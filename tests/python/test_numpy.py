@@ -137,6 +137,10 @@ y = moire.grouped_mlp(x, w1, w2, groups)
 assert y.shape == (5, 4) and isinstance(groups.offsets, np.ndarray)
 np.testing.assert_allclose(y, 6 * 4 * 4 / (1 + np.exp(-4.0)), rtol=1e-6)
 assert [s["op"] for s in moire.explain(moire.glu, np.ones((2, 4), np.float32))] == ["glu"]
+t = moire.quantize(x, groups, columnwise=True)
+assert t.rowwise.data.dtype == np.uint8 and t.element == "e4m3"
+assert np.array_equal(t.dequantize(), x) and np.array_equal(t[1].dequantize(), x[2:])
+assert np.array_equal(moire.quantize(x, groups).requantize().dequantize(direction="columnwise"), x)
 try:
     moire.nn
 except ModuleNotFoundError as e:

@@ -1,0 +1,185 @@
+"""A GroupedTensor as arrays by name and tags: for state_dicts, and for safetensors files."""
+
+import json
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+
+from .arrays import Numpy, Torch, default_framework, framework_of
+from .errors import Code, InvalidArgument, error, invalid
+from .formats import DIRECTIONS
+from .groups import Groups
+from .layouts import GluLayout
+from .values import choice, described
+
+# Element types of safetensors, by the names that NumPy and Torch share; E8M0 scales are bytes.
+_FILE_DTYPES = {
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "uint8",
+    "U8": "uint8",
+    "I32": "int32",
+    "I64": "int64",
+}
+_TAGS = "moire."
+
+
+class Stateful:
+    """What a GroupedTensor is on disk."""
+
+    def tags(self):
+        """What the arrays do not say, as strings; from_state_dict makes the tensor of both."""
+        found = {"format": self.format.name, "element": self.element}
+        found["dtype"] = str(self.dtype).removeprefix("torch.")
+        if self.layout is not None:
+            found.update(glu_block=str(self.layout.block), glu_order=self.layout.order)
+        if self.fractional_scales:
+            found["fractional_scales"] = "true"
+        return found
+
+    def state_dict(self):
+        """Arrays by name, and `tags` in the metadata of the dict, as a module's state_dict has."""
+        state = OrderedDict(self.arrays())
+        if self.groups is not None:
+            state["groups.offsets"] = self.groups.offsets
+        state._metadata = OrderedDict({"": self.tags()})
+        return state
+
+    def load_state_dict(self, state):
+        """Takes the bytes of a state_dict into its own memory. Tags, where the dict has them, must
+        be this tensor's: format, element, layout of gate and up.
+        """
+        call = "load_state_dict"
+        tags = getattr(state, "_metadata", {}).get("", self.tags())
+        for name, ours in self.tags().items():
+            self.check_same(call, name, tags.get(name, "absent"), ours)
+        return self.copy_(self.from_state_dict(state, {**self.tags(), **tags}))
+
+    @classmethod
+    def from_state_dict(cls, state, tags=None):
+        """A tensor on the arrays of a state_dict; `tags` where the dict's metadata has none."""
+        call = "from_state_dict"
+        tags = tags or getattr(state, "_metadata", {}).get("")
+        if tags is None:
+            raise invalid(f"{call}: the dict has no metadata, needs the tags beside it")
+        known = {part for name in DIRECTIONS for part in parts_of(name)} | {"groups.offsets"}
+        unknown = sorted(set(state) - known)
+        if unknown:
+            raise invalid(f"{call}: found {unknown[0]!r}, which no GroupedTensor has")
+        copies = {}
+        for name in DIRECTIONS:
+            present = [part for part in parts_of(name) if part in state]
+            if len(present) == 1:
+                raise invalid(f"{call}: has {present[0]} but not the other of {parts_of(name)}")
+            if present:
+                copies[name] = tuple(state[part] for part in present)
+        offsets, layout = state.get("groups.offsets"), None
+        if "glu_block" in tags:
+            layout = GluLayout(int(tags["glu_block"]), tags["glu_order"])
+        rows = next((copy[0].shape[0] for copy in copies.values()), None)
+        result = cls(
+            tags["format"],
+            **copies,
+            groups=None if offsets is None else Groups(offsets=offsets, capacity=rows),
+            layout=layout,
+            element=tags["element"],
+            fractional_scales="fractional_scales" in tags,
+        )
+        result.dtype = result._fw.dtype(tags["dtype"])
+        return result
+
+
+def parts_of(name):
+    return f"{name}.data", f"{name}.scales"
+
+
+def save_safetensors(tensors, path):
+    """GroupedTensors and arrays, a dict by name, into one file; tags go into its metadata. The file
+    is written beside `path` and renamed, so that a failure leaves nothing half-written.
+    """
+    call = "save_safetensors"
+    _safetensors(call)
+    if not isinstance(tensors, dict):
+        raise invalid(f"{call}: tensors is {described(tensors)}, must be a dict of tensors by name")
+    arrays, metadata = {}, {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Stateful):
+            metadata[_TAGS + name] = json.dumps(tensor.tags())
+            arrays.update({f"{name}.{part}": array for part, array in tensor.state_dict().items()})
+        else:
+            arrays[name] = tensor
+    fw = framework_of(call, arrays) if arrays else default_framework()
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if fw is Torch:
+            from safetensors.torch import save_file
+        else:
+            from safetensors.numpy import save_file
+        save_file({name: fw.contiguous(a) for name, a in arrays.items()}, beside, metadata)
+        os.replace(beside, path)
+    except Exception as e:
+        raise error(Code.IO, f"{call}: {path}: {e}") from e
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load_safetensors(path, framework=None):
+    """The dict that save_safetensors was given, on the CPU. `framework`: "torch", or "numpy", which
+    is the default where there is no Torch.
+    """
+    call = "load_safetensors"
+    safetensors = _safetensors(call)
+    fw = default_framework()
+    if framework is not None:
+        name = choice(f"{call}: framework", framework, ("torch", "numpy"))
+        fw = Torch if name == "torch" else Numpy
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+        found = safetensors.deserialize(Path(path).read_bytes())
+    except Exception as e:
+        raise error(Code.IO, f"{call}: {path}: {e}") from e
+    arrays = {name: _array(fw, call, path, name, **entry) for name, entry in found}
+    tensors = {}
+    for key, text in metadata.items():
+        if key.startswith(_TAGS):
+            name = key[len(_TAGS) :]
+            tensors[name] = _grouped(call, path, name, text, arrays)
+    return {**arrays, **tensors}
+
+
+def _grouped(call, path, name, text, arrays):
+    """The GroupedTensor of these tags; its parts leave `arrays`."""
+    from .grouped_tensor import GroupedTensor
+
+    prefix = f"{name}."
+    state = {key[len(prefix) :]: arrays.pop(key) for key in list(arrays) if key.startswith(prefix)}
+    try:
+        return GroupedTensor.from_state_dict(state, json.loads(text))
+    except (InvalidArgument, ValueError, KeyError, TypeError) as e:
+        raise error(Code.IO, f"{call}: {path}: {name!r} is no GroupedTensor: {e}") from e
+
+
+def _array(fw, call, path, name, dtype, shape, data):
+    if dtype not in _FILE_DTYPES:
+        raise error(
+            Code.IO,
+            f"{call}: {path}: {name!r} is {dtype}, must be one of {', '.join(_FILE_DTYPES)}",
+        )
+    memory = np.frombuffer(bytearray(data), np.uint8)
+    return fw.of_bytes(memory, _FILE_DTYPES[dtype]).reshape(shape)
+
+
+def _safetensors(call):
+    try:
+        import safetensors
+    except ImportError as e:
+        raise ImportError(f"{call}: needs safetensors: pip install safetensors") from e
+    return safetensors

@@ -1,0 +1,360 @@
+"""GroupedTensor: a ragged or uniform batch of matrices in 8 bits with its scales, as one object."""
+
+from typing import Any, NamedTuple
+
+from . import quantization, scale_interchange
+from .arrays import Numpy, check_array, framework_of
+from .errors import invalid
+from .formats import COLUMNWISE, DIRECTIONS, ELEMENTS, ROWWISE, check_direction, check_format
+from .grouped_state import Stateful, parts_of
+from .groups import as_groups
+from .layouts import GluLayout
+from .values import choice, described, flag, integer
+
+_NAMES = {code: name for name, code in (("e4m3", 4), ("e5m2", 5))}
+
+
+class Copy(NamedTuple):
+    """The data and scales of one direction: value = data * scale."""
+
+    data: Any
+    scales: Any
+
+
+class GroupedTensor(Stateful):
+    """Matrices in 8 bits: ragged [rows, k], divided by `groups`, or uniform [G, n, k].
+
+    Made by moire.quantize, or from parts:
+
+    format               "mxfp8", "fp8_block" or (uniform only) "fp8_tile"; see moire.h
+    rowwise, columnwise  (data, scales) whose blocks of scales lie along the rows, or down the
+                         columns, where they start anew with each group; one or both. Data is
+                         FP8, or uint8 with `element` named; E8M0 scales are uint8. Tiles serve
+                         both directions and are given as rowwise
+    groups               of ragged rows; None: one group, all rows
+    layout               GluLayout, where this is a gated FC1's weight or output: a tag, checked
+                         where it is used
+    dtype                the type that the values stand for (float32): what dequantize returns, and
+                         layers compute in
+    """
+
+    def __init__(
+        self,
+        format,
+        *,
+        rowwise=None,
+        columnwise=None,
+        groups=None,
+        layout=None,
+        dtype=None,
+        element=None,
+        fractional_scales=False,
+    ):
+        call = "GroupedTensor"
+        self.format = check_format(f"{call}: format", format)
+        if rowwise is None and columnwise is None:
+            raise invalid(f"{call}: rowwise and columnwise are both absent, needs at least one")
+        given = {"rowwise": rowwise, "columnwise": columnwise}
+        arrays = {}
+        for name, copy in given.items():
+            if copy is not None and not (isinstance(copy, (tuple, list)) and len(copy) == 2):
+                raise invalid(f"{call}: {name} is {described(copy)}, must be (data, scales)")
+            arrays.update({} if copy is None else dict(zip(parts_of(name), copy)))
+        self._fw = framework_of(call, arrays)
+        self.groups = None if groups is None else as_groups(call, groups)
+        self.layout = None if layout is None else GluLayout.of(layout, f"{call}: layout")
+        self.dtype = self._fw.float32
+        if dtype is not None:
+            self.dtype = self._fw.compute_dtype(f"{call}: dtype", dtype)
+        self.fractional_scales = flag(f"{call}: fractional_scales", fractional_scales)
+        self.element = element
+        self._edge = None
+        self._check_shape(call, *next(iter(arrays.items())))
+        self.rowwise = self._checked(call, ROWWISE, rowwise)
+        self.columnwise = self._checked(call, COLUMNWISE, columnwise)
+
+    def _check_shape(self, call, name, data):
+        if data.ndim not in (2, 3):
+            raise invalid(
+                f"{call}: {name} is {list(data.shape)}, must be ragged [rows, k] or uniform "
+                f"[G, n, k]: every matrix has the same k, and other ragged shapes have no one form"
+            )
+        self.shape = tuple(data.shape)
+        if data.ndim == 3 and self.groups is not None:
+            raise invalid(f"{call}: groups are given, but {name} is uniform, {list(data.shape)}")
+        if data.ndim == 2 and self.format.is_tiled:
+            raise invalid(f"{call}: format is 'fp8_tile', but {name} is ragged; tiles are uniform")
+        if self.groups is not None and self.groups.rows(data.shape[0]) != data.shape[0]:
+            raise invalid(
+                f"{call}: {name} has {data.shape[0]} rows, but groups have a capacity of "
+                f"{self.groups.capacity}"
+            )
+
+    def _checked(self, call, direction, copy):
+        """One direction's copy, if it is given, with FP8 data."""
+        if copy is None:
+            return None
+        if direction == COLUMNWISE and self.format.is_tiled:
+            raise invalid(f"{call}: columnwise is given, but tiles serve both directions: rowwise")
+        data, scales = copy
+        data_name, scales_name = parts_of(DIRECTIONS[direction])
+        data = self._as_fp8(call, data_name, data)
+        if tuple(data.shape) != self.shape:
+            raise invalid(f"{call}: {data_name} is {list(data.shape)}, needs {list(self.shape)}")
+        wanted = self.format.scales_shape(direction, self.shape, self.num_groups)
+        dtype = self._fw.dtype(self.format.scale_dtype)
+        if str(scales.dtype).endswith("float8_e8m0fnu"):
+            scales = self._fw.as_bytes(scales)
+        if tuple(scales.shape) != wanted or scales.dtype != dtype:
+            raise invalid(
+                f"{call}: {scales_name} is {_named(scales)}, needs {self.format.scale_dtype} "
+                f"{list(wanted)} ({self.format.name}, {DIRECTIONS[direction]}, "
+                f"{self.num_groups} groups)"
+            )
+        return Copy(data, scales)
+
+    def _as_fp8(self, call, name, data):
+        found = _NAMES.get(self._fw.views.code(data))
+        if found is None and data.dtype == self._fw.dtype("uint8"):
+            if self.element is None:
+                raise invalid(f"{call}: {name} is uint8, needs element='e4m3' or 'e5m2' beside it")
+            found = choice(f"{call}: element", self.element, tuple(ELEMENTS))
+            data = data.view(self._fw.dtype(ELEMENTS[found]))
+        if found is None:
+            raise invalid(f"{call}: {name} is {_named(data)}, needs float8_e4m3fn or float8_e5m2")
+        if self.element not in (None, found):
+            raise invalid(
+                f"{call}: {name} is {found}, but the other direction or element= is "
+                f"{self.element}; mixed formats are two tensors"
+            )
+        self.element = found
+        return data
+
+    # ---- what it is
+
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    @property
+    def num_groups(self):
+        if self.ndim == 3:
+            return self.shape[0]
+        return 1 if self.groups is None else self.groups.num_groups
+
+    @property
+    def all_same_shape(self):
+        """Whether every matrix has one shape by construction; ragged rows may, by chance."""
+        return self.ndim == 3 or self.groups is None
+
+    @property
+    def has_rowwise(self):
+        return self.rowwise is not None
+
+    @property
+    def has_columnwise(self):
+        return self.columnwise is not None or self.format.is_tiled
+
+    @property
+    def device(self):
+        return "cpu" if self._fw is Numpy else self._any.data.device
+
+    @property
+    def nbytes(self):
+        """Of data and scales."""
+        return sum(array.nbytes for _, array in self.arrays())
+
+    @property
+    def _any(self):
+        return self.rowwise or self.columnwise
+
+    def copy_of(self, direction, reader="this"):
+        """The Copy of ROWWISE or COLUMNWISE, or an error that says who needs it."""
+        copy = self.rowwise if direction == ROWWISE or self.format.is_tiled else self.columnwise
+        if copy is None:
+            raise invalid(
+                f"{reader}: the GroupedTensor has no {DIRECTIONS[direction]} copy; quantise with "
+                f"{DIRECTIONS[direction]}=True, or call requantize() once"
+            )
+        return copy
+
+    def arrays(self):
+        """(name, array) of all that it holds."""
+        for name in DIRECTIONS:
+            copy = getattr(self, name)
+            if copy is not None:
+                yield from zip(parts_of(name), copy)
+
+    def __len__(self):
+        return self.num_groups
+
+    def __repr__(self):
+        has = " and ".join(name for name in DIRECTIONS if getattr(self, name) is not None)
+        return f"moire.GroupedTensor({self.format.name}, {self.element}, {list(self.shape)}, {has})"
+
+    # ---- views of one matrix each
+
+    def __getitem__(self, group):
+        """One group as a GroupedTensor on the same memory: [rows of the group, k], or [1, n, k]."""
+        group = integer("GroupedTensor: group", group, -self.num_groups, self.num_groups - 1)
+        return self._group(group % self.num_groups, self._bounds())
+
+    def __iter__(self):
+        return iter(self.split())
+
+    def split(self):
+        """All groups, as by t[g]. Offsets of ragged rows are read for it."""
+        bounds = self._bounds()
+        return [self._group(group, bounds) for group in range(self.num_groups)]
+
+    def _bounds(self):
+        if self.ndim == 3:
+            return range(self.num_groups + 1)
+        return [0, self.shape[0]] if self.groups is None else self.groups.offsets.tolist()
+
+    def _group(self, group, bounds):
+        rows = blocks = slice(bounds[group], bounds[group + 1])
+        if self.ndim == 2:
+            start = rows.start // self.format.block + group
+            blocks = slice(start, start + (rows.stop - rows.start) // self.format.block + 1)
+        return self.like(
+            self.rowwise and Copy(self.rowwise.data[rows], self.rowwise.scales[rows]),
+            self.columnwise and Copy(self.columnwise.data[rows], self.columnwise.scales[blocks]),
+        )
+
+    def like(self, rowwise, columnwise, groups=None, layout=None):
+        """The same kind of tensor on other arrays."""
+        return GroupedTensor(
+            self.format,
+            rowwise=rowwise,
+            columnwise=columnwise,
+            groups=groups,
+            layout=layout or self.layout,
+            dtype=self.dtype,
+            element=self.element,
+            fractional_scales=self.fractional_scales,
+        )
+
+    def _mapped(self, function, groups):
+        copies = [copy and Copy(*map(function, copy)) for copy in (self.rowwise, self.columnwise)]
+        return self.like(*copies, groups)
+
+    # ---- values: each in-place operation returns the object itself
+
+    def quantize_(self, x, groups=None, *, row_idx=None):
+        """New values in the same memory: x as moire.quantize took it, of the same shapes. `groups`
+        takes the place of those it had.
+        """
+        if groups is not None:
+            groups = as_groups("quantize_", groups)
+            self.check_same("quantize_", "groups", groups.num_groups, self.num_groups)
+            self.groups = groups
+        quantization.quantize_into("quantize_", self, x, row_idx)
+        return self
+
+    def requantize(self):
+        """Adds the direction that is missing: the decoded values, quantised again."""
+        if not self.format.is_tiled and (self.rowwise is None or self.columnwise is None):
+            source = ROWWISE if self.columnwise is None else COLUMNWISE
+            copy = Copy(*quantization.requantized(self, source))
+            if source == ROWWISE:
+                self.columnwise = copy
+            else:
+                self.rowwise = copy
+        return self
+
+    def dequantize(self, dtype=None, *, direction=None):
+        """data * scale, rounded once to `dtype`; the tail is zeros. From the row-wise copy where
+        there is one, unless `direction` says.
+        """
+        if dtype is not None:
+            dtype = self._fw.compute_dtype("dequantize: dtype", dtype)
+        source = COLUMNWISE if self.rowwise is None else ROWWISE
+        if direction is not None:
+            source = check_direction("dequantize: direction", direction)
+        self.copy_of(source, "dequantize")
+        return quantization.dequantized(self, source, dtype or self.dtype)
+
+    def copy_(self, other):
+        """Bytes and groups of `other`, which has the same format, shape and directions."""
+        call = "copy_"
+        if not isinstance(other, GroupedTensor):
+            raise invalid(f"{call}: other is {described(other)}, must be a moire.GroupedTensor")
+        for name in ("format", "element", "shape", "num_groups", "layout", "fractional_scales"):
+            self.check_same(call, name, getattr(other, name), getattr(self, name))
+        for name in DIRECTIONS:
+            found, needed = (
+                "absent" if getattr(t, name) is None else "present" for t in (other, self)
+            )
+            self.check_same(call, name, found, needed)
+        for (_, to), (name, array) in zip(self.arrays(), other.arrays()):
+            check_array(self._fw, call, name, array)
+            to[...] = array
+        self.groups = other.groups
+        return self
+
+    def zero_(self):
+        for _, array in self.arrays():
+            self._fw.as_bytes(array)[...] = 0
+        return self
+
+    @staticmethod
+    def check_same(call, name, found, needed):
+        if found != needed:
+            found, needed = (getattr(value, "name", value) for value in (found, needed))
+            raise invalid(f"{call}: {name} is {found}, must be {needed}")
+
+    # ---- copies
+
+    def clone(self):
+        return self._mapped(self._fw.copy, self.groups)
+
+    def detach(self):
+        """The same memory, without a gradient for what it was quantised from."""
+        return self._mapped(self._fw.detached, self.groups)
+
+    def to(self, device):
+        """On another device (Torch); the object itself where it is there already."""
+        if self._fw is Numpy:
+            raise invalid("GroupedTensor.to: the arrays are NumPy's, which are on the CPU")
+        groups = None if self.groups is None else self.groups.to(device)
+        return self._mapped(lambda array: array.to(device), groups)
+
+    def __deepcopy__(self, memo):
+        return self.clone()
+
+    def __getstate__(self):
+        # Data as bytes: Torch cannot pickle FP8 storage.
+        bytes_of = self._fw.as_bytes
+        copies = {name: getattr(self, name) for name in DIRECTIONS}
+        copies = {name: c and Copy(bytes_of(c.data), c.scales) for name, c in copies.items()}
+        return {**self.__dict__, **copies, "_edge": None, "_fw": None}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._fw = fw = framework_of("GroupedTensor", {"data": self._any.data})
+        dtype = fw.dtype(ELEMENTS[self.element])
+        for name in DIRECTIONS:
+            copy = getattr(self, name)
+            if copy is not None:
+                setattr(self, name, Copy(copy.data.view(dtype), copy.scales))
+
+    # ---- scales of other libraries
+
+    def export_scales(self, layout="dense", direction="rowwise"):
+        """MXFP8 scales of one direction as others keep them (uint8, E8M0):
+
+        dense     row-wise [rows, blocks]; column-wise the groups' blocks without gaps
+        padded    of each group [rows or columns, blocks], zero-padded to multiples of 128 and 4
+        swizzled  the same in tiles of 128 x 4, as Blackwell's tensor cores read them
+        """
+        return scale_interchange.exported(self, layout, direction)
+
+    def import_scales(self, scales, layout="dense", direction="rowwise"):
+        """Takes scales that export_scales could have returned; returns the object itself."""
+        scale_interchange.take(self, scales, layout, direction)
+        return self
+
+
+def _named(array):
+    return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"

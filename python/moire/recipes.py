@@ -1,0 +1,137 @@
+"""Recipes: which operands the products of a layer read, and what is kept of them."""
+
+import dataclasses
+from typing import Optional
+
+from .errors import invalid, unsupported
+from .formats import FORMATS, check_element
+from .values import choice, described, flag
+
+_QUANTIZED = ("mxfp8", "mxfp8_fast", "fp8_block")
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_NAMES = ("as_stored", *_DTYPES, *_QUANTIZED)
+_KEPT = ("input", "quantized")
+_DTYPE_CODES = {"e4m3": 4, "e5m2": 5}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How products are computed.
+
+    name   as_stored; bf16, fp16, fp32: as stored, and the operands are of that type;
+           mxfp8: FP8 operands with a power-of-two scale per 32 elements, exact products;
+           mxfp8_fast: the same bytes on FP8 tensor cores; fp8_block: FP32 scales per 128 elements,
+           weights in tiles of 128 x 128 (DeepSeek-V3)
+
+    Of the 8-bit ones (moire/functional.py says what they read):
+    gradient_element       e4m3, or e5m2 for the copies of gradients
+    save                   what a forward keeps of x for the weight gradient: the "input" itself, by
+                           reference, or its "quantized" column-wise copy; None: the input where
+                           rows are gathered from it (row_idx, moe), else the copy
+    fractional_scales      fp8_block: scales need not be powers of two
+    emulate_accumulation   mxfp8_fast, fp8_block on a CPU: sums as Hopper's tensor cores do; slow
+    """
+
+    name: str = "as_stored"
+    gradient_element: str = "e4m3"
+    save: Optional[str] = None
+    fractional_scales: bool = False
+    emulate_accumulation: bool = False
+
+    def __post_init__(self):
+        choice("Recipe: name", self.name, _NAMES)
+        check_element("Recipe: gradient_element", self.gradient_element)
+        if self.save is not None:
+            choice("Recipe: save", self.save, _KEPT)
+        flag("Recipe: fractional_scales", self.fractional_scales)
+        flag("Recipe: emulate_accumulation", self.emulate_accumulation)
+        if self.fractional_scales and self.name != "fp8_block":
+            raise invalid(
+                f"Recipe: fractional_scales is True but name is {self.name!r}; only fp8_block has "
+                f"scales that are not powers of two"
+            )
+        if self.emulate_accumulation and self.name not in ("mxfp8_fast", "fp8_block"):
+            raise invalid(
+                f"Recipe: emulate_accumulation is True but name is {self.name!r}, needs mxfp8_fast "
+                f"or fp8_block"
+            )
+
+    @classmethod
+    def of(cls, recipe, name="Recipe.of: recipe"):
+        """A Recipe as it is, the one of that name, or None for as_stored; `name` is what an error
+        calls it.
+        """
+        if isinstance(recipe, cls):
+            return recipe
+        if recipe is None:
+            return _AS_STORED
+        if isinstance(recipe, str) and recipe in _NAMES:
+            return _BY_NAME[recipe]
+        raise invalid(
+            f"{name} is {described(recipe)}, must be one of {', '.join(_NAMES)} or a moire.Recipe"
+        )
+
+    @classmethod
+    def of_quantize(cls, recipe, name):
+        """One of the 8-bit recipes."""
+        found = cls.of(recipe, name)
+        if not found.is_quantized:
+            raise invalid(f"{name} is {found.name!r}, must be one of {', '.join(_QUANTIZED)}")
+        return found
+
+    @property
+    def is_quantized(self):
+        return self.name in _QUANTIZED
+
+    @property
+    def format(self):
+        """Of activations and gradients."""
+        return FORMATS["fp8_block" if self.name == "fp8_block" else "mxfp8"]
+
+    @property
+    def weight_format(self):
+        return FORMATS["fp8_tile" if self.name == "fp8_block" else "mxfp8"]
+
+    def saves_copy(self, is_gathered):
+        """Whether a forward keeps a column-wise copy of x."""
+        save = self.save or ("input" if is_gathered else "quantized")
+        return self.is_quantized and save == "quantized"
+
+    @property
+    def forward_fields(self):
+        """The fields of moire.h's forward structs."""
+        if not self.is_quantized:
+            return {}
+        return {
+            "recipe": 1 + _QUANTIZED.index(self.name),
+            "emulate_accumulation": int(self.emulate_accumulation),
+            "fractional_scales": int(self.fractional_scales),
+        }
+
+    @property
+    def backward_fields(self):
+        if not self.is_quantized:
+            return {}
+        gradient_dtype = _DTYPE_CODES[self.gradient_element]
+        return {**self.forward_fields, "gradient_dtype": gradient_dtype}
+
+    def check_operands(self, call, dtype):
+        """That operands of `dtype` are what the recipe's name says."""
+        found, needed = str(dtype).removeprefix("torch."), _DTYPES.get(self.name)
+        if needed is not None and found != needed:
+            raise invalid(f"{call}: recipe {self.name!r} needs {needed} operands, found {found}")
+
+
+def check_runs(call, recipe):
+    """The recipe, if layers run it in this build."""
+    recipe = Recipe.of(recipe, f"{call}: recipe")
+    if recipe.is_quantized:
+        raise unsupported(
+            f"{call}: recipe {recipe.name!r} is not in this build; it has as_stored, bf16, fp16 "
+            f"and fp32"
+        )
+    return recipe
+
+
+_BY_NAME = {name: Recipe(name) for name in _NAMES}
+_AS_STORED = _BY_NAME["as_stored"]
