@@ -51,12 +51,12 @@ Status OpVariant::prepare(const Problem& problem) {
   for (const Call& call : what.calls) {
     size_t needed = 0;
     if (call.workspace != nullptr) {
-      const Status sized = call.workspace(context_, &needed);
+      Status sized = call.workspace(context_, &needed);
       if (!sized.ok()) return sized;
     }
     sizes.push_back(needed);
     const Context explaining = context_.explaining();
-    const Status explained = call.run(explaining, shapes.workspace(needed));
+    Status explained = call.run(explaining, shapes.workspace(needed));
     if (!explained.ok()) return explained;
     for (const Step& step : explaining.explanation()) {
       bytes_ += static_cast<double>(step.bytes_read + step.bytes_written);
@@ -69,7 +69,7 @@ Status OpVariant::prepare(const Problem& problem) {
   }
   for (const size_t size : sizes) workspaces_.push_back(sets_[0]->operands.workspace(size));
   for (const auto& set : sets_) {
-    const Status ran = run_set(*set);
+    Status ran = run_set(*set);
     if (!ran.ok()) return ran;
   }
   const std::string wrong = judge_rows(sets_[0]->operands, sets_[0]->what);

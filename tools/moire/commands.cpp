@@ -20,7 +20,7 @@ std::vector<Problem> spread(const std::vector<Problem>& problems, const std::str
   std::vector<Problem> out;
   for (const Problem& problem : problems) {
     for (const std::string& value : values) {
-      out.push_back(usage(with_settings(problem, {key + "=" + value})));
+      out.push_back(usage(with_settings(problem, {text(key, "=", value)})));
     }
   }
   return out;

@@ -67,6 +67,7 @@ std::vector<Samples> measure(const std::vector<Variant>& variants, const Protoco
     for (size_t v = 0; v < variants.size(); ++v) take_turn(variants[v], protocol, running[v]);
   }
   std::vector<Samples> out;
+  out.reserve(running.size());
   for (Running& r : running) out.push_back(std::move(r.samples));
   return out;
 }
@@ -95,6 +96,7 @@ Summary paired_ratio(const Samples& numerator, const Samples& denominator) {
 double outlier_share(const std::vector<double>& values) {
   const double median = summarize(values).median;
   std::vector<double> deviations;
+  deviations.reserve(values.size());
   for (const double v : values) deviations.push_back(std::fabs(v - median));
   const double limit = kOutlierDeviations * kDeviationPerMad * summarize(deviations).median;
   const auto beyond =

@@ -12,6 +12,7 @@ namespace {
 
 std::string shipped_names() {
   std::vector<std::string> names;
+  names.reserve(kShippedFiles.size());
   for (const ShippedFile& file : kShippedFiles) names.emplace_back(file.name);
   return join(names, ", ");
 }
