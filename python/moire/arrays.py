@@ -45,6 +45,13 @@ class Numpy:
     @staticmethod
     def check(call, name, array):
         """What every array of a call has to be, besides of one kind."""
+        if array.dtype.hasobject or isinstance(array, np.ma.MaskedArray):
+            found = (
+                "of objects" if array.dtype.hasobject else "with a mask, which nothing here reads"
+            )
+            raise invalid(
+                f"{call}: {name} is a NumPy array {found}, must be a plain one of numbers"
+            )
 
     @staticmethod
     def written(array):

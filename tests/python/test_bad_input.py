@@ -253,4 +253,7 @@ def test_numpy_dtypes_and_arrays():
     for bad in ("bf16", np.int32, torch.float16, 3):
         refused(lambda d=bad: moire.grouped_linear(x, w, GROUPS, compute_dtype=d), "compute_dtype")
     refused(lambda: moire.permute(x[0], PLAN), "permute: x is [8]")
+    for bad in (x.astype(object), np.ma.masked_array(x)):
+        refused(lambda a=bad: moire.convert_glu(a, "halves", 1), "tensor is a NumPy array ")
+        refused(lambda a=bad: moire.grouped_linear(a, w, GROUPS), "must be a plain one of numbers")
     refused(lambda: moire.router(x, 2, expert_bias=[0] * 8), "router: expert_bias is a list")
