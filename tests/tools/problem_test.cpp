@@ -70,13 +70,27 @@ TEST(Problem, ReadsEveryField) {
   EXPECT_EQ(p.seed, 9U);
 }
 
+TEST(Problem, TakesFormatsOfOperandsAsDtypes) {
+  Problem p = parsed(std::string(kPlain) + " dtype=mxfp8 element=e5m2");
+  EXPECT_EQ(p.dtype, DType::kBF16);
+  EXPECT_EQ(p.quantization, Quantization::kMxfp8);
+  EXPECT_EQ(p.element, DType::kE5M2);
+  p = parsed(to_line(p));
+  EXPECT_EQ(p.quantization, Quantization::kMxfp8);
+  EXPECT_EQ(p.element, DType::kE5M2);
+  p = parsed(std::string(kPlain) + " dtype=fp8_block");
+  EXPECT_EQ(p.quantization, Quantization::kFp8Block);
+  EXPECT_EQ(parsed(std::string(kPlain) + " dtype=bf16").quantization, Quantization::kNone);
+}
+
 TEST(Problem, TakesRowsFromAListOfSplits) {
   EXPECT_EQ(parsed("groups=3 hidden=8 ffn=8 splits=1,0,4").rows, 5);
 }
 
 TEST(Problem, NamesTheFieldWhatWasFoundAndWhatIsNeeded) {
-  EXPECT_EQ(error_of(std::string(kPlain) + " dtype=fp23"),
-            "problem: field \"dtype\": found \"fp23\", needed fp32, bf16 or fp16");
+  EXPECT_EQ(
+      error_of(std::string(kPlain) + " dtype=fp23"),
+      "problem: field \"dtype\": found \"fp23\", needed fp32, bf16, fp16, mxfp8 or fp8_block");
   EXPECT_EQ(error_of("groups=4 hidden=64 ffn=32"),
             "problem: field \"rows\": found nothing, needed a whole number from 0 to 2^40");
   EXPECT_EQ(error_of("groups=4 groups=4 hidden=64 ffn=32 rows=1"),

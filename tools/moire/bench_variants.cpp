@@ -124,6 +124,7 @@ std::unique_ptr<BaselineVariant> BaselineVariant::create(const Problem& problem,
   if (is_product(problem.op)) {
     Problem fp32 = problem;
     fp32.dtype = DType::kFP32;
+    fp32.quantization = Quantization::kNone;
     Operands shapes(fp32, Operands::Content::kNone);
     make_case(shapes);
     require_memory(shapes.bytes(), fp32);

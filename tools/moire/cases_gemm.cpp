@@ -22,15 +22,21 @@ Call gemm_call(const GroupedGemmArgs& args, double flops) {
       flops);
 }
 
+using Scaled = Operands::Scaled;
+using ScaledWeight = Operands::ScaledWeight;
+using Kind = Operands::Kind;
+
 // x W^T (+ bias): `a` [., in] to d [., out].
-Call forward(Operands& o, const std::string& result, const TensorView& a, const TensorView& row_idx,
-             const moire_weight& w, const TensorView& bias, const TensorView& bias_scale) {
+Call forward(Operands& o, const std::string& result, const Scaled& a, const ScaledWeight& w,
+             const TensorView& bias, const TensorView& bias_scale) {
   const Problem& p = o.problem();
-  const int64_t out = Weight(w).out_features(), in = Weight(w).in_features();
+  const int64_t out = Weight(w.weight).out_features(), in = Weight(w.weight).in_features();
   GroupedGemmArgs args;
-  args.a = a;
-  args.row_idx = row_idx;
-  args.b = w;
+  args.a = a.data;
+  args.row_idx = a.row_idx;
+  args.a_scales = a.scales;
+  args.b = w.weight;
+  args.b_scales = w.scales;
   args.bias = bias;
   args.bias_scale = bias.is_present() ? bias_scale : TensorView();
   args.d = o.output(result, o.out_dtype(), {p.capacity(), out});
@@ -40,14 +46,15 @@ Call forward(Operands& o, const std::string& result, const TensorView& a, const 
 }
 
 // grad W: `a` [., out] to d [., in].
-Call dgrad(Operands& o, const std::string& result, const TensorView& a, const TensorView& row_idx,
-           const moire_weight& w) {
+Call dgrad(Operands& o, const std::string& result, const Scaled& a, const ScaledWeight& w) {
   const Problem& p = o.problem();
-  const int64_t out = Weight(w).out_features(), in = Weight(w).in_features();
+  const int64_t out = Weight(w.weight).out_features(), in = Weight(w.weight).in_features();
   GroupedGemmArgs args;
-  args.a = a;
-  args.row_idx = row_idx;
-  args.b = w;
+  args.a = a.data;
+  args.row_idx = a.row_idx;
+  args.a_scales = a.scales;
+  args.b = w.weight;
+  args.b_scales = w.scales;
   args.transpose_b = 1;
   args.d = o.output(result, o.out_dtype(), {p.capacity(), in});
   args.groups = o.groups();
@@ -55,22 +62,19 @@ Call dgrad(Operands& o, const std::string& result, const TensorView& a, const Te
   return gemm_call(args, gemm_flops(p, out, in));
 }
 
-struct Ragged {
-  TensorView tensor;
-  TensorView row_idx;
-};
-
 // grad^T x, laid out like the weight.
-Call wgrad(Operands& o, const std::string& result, const Ragged& grad, const Ragged& x) {
+Call wgrad(Operands& o, const std::string& result, const Scaled& grad, const Scaled& x) {
   const Problem& p = o.problem();
-  const int64_t out = grad.tensor.columns(), in = x.tensor.columns();
-  const Ragged& a = p.in_out ? x : grad;
-  const Ragged& b = p.in_out ? grad : x;
+  const int64_t out = grad.data.columns(), in = x.data.columns();
+  const Scaled& a = p.in_out ? x : grad;
+  const Scaled& b = p.in_out ? grad : x;
   GroupedGemmWgradArgs args;
-  args.a = a.tensor;
+  args.a = a.data;
   args.a_row_idx = a.row_idx;
-  args.b = b.tensor;
+  args.a_scales = a.scales;
+  args.b = b.data;
   args.b_row_idx = b.row_idx;
+  args.b_scales = b.scales;
   args.d = o.weight_gradient(result, out, in);
   args.beta = p.beta == 1 ? 1 : 0;
   args.beta_per_group = o.beta_per_group();
@@ -88,9 +92,13 @@ Call wgrad(Operands& o, const std::string& result, const Ragged& grad, const Rag
 Call fc1_glu(Operands& o) {
   const Problem& p = o.problem();
   GroupedGemmGluArgs args;
-  args.a = o.gathered("x", p.hidden);
-  args.row_idx = o.row_idx();
-  args.b = o.weight("w1", 2 * p.ffn, p.hidden);
+  const Scaled x = o.ragged_operand("x", Kind::kActivation, p.hidden, MOIRE_ROWWISE, true);
+  const ScaledWeight w1 = o.weight_operand("w1", 2 * p.ffn, p.hidden, true);
+  args.a = x.data;
+  args.row_idx = x.row_idx;
+  args.a_scales = x.scales;
+  args.b = w1.weight;
+  args.b_scales = w1.scales;
   args.bias = o.bias("b1", 2 * p.ffn);
   args.probs = o.probs();
   args.z = o.output("z", p.dtype, {p.capacity(), 2 * p.ffn});
@@ -113,9 +121,13 @@ Call fc1_glu(Operands& o) {
 Call fc2_dgrad_glu(Operands& o) {
   const Problem& p = o.problem();
   GroupedGemmGluBackwardArgs args;
-  args.grad_y = o.gathered("grad_y", p.hidden);
-  args.row_idx = o.row_idx();
-  args.w2 = o.weight("w2", p.hidden, p.ffn);
+  const Scaled grad_y = o.ragged_operand("grad_y", Kind::kGradient, p.hidden, MOIRE_ROWWISE, true);
+  const ScaledWeight w2 = o.weight_operand("w2", p.hidden, p.ffn, false);
+  args.grad_y = grad_y.data;
+  args.row_idx = grad_y.row_idx;
+  args.grad_y_scales = grad_y.scales;
+  args.w2 = w2.weight;
+  args.w2_scales = w2.scales;
   args.z = o.ragged("z", p.dtype, 2 * p.ffn);
   args.probs = o.probs();
   args.grad_z = o.output("grad_z", p.dtype, {p.capacity(), 2 * p.ffn});
@@ -173,25 +185,32 @@ Call bias_gradient(Operands& o) {
 Call gemm_call_of(Operands& o) {
   const Problem& p = o.problem();
   const int64_t two_f = 2 * p.ffn;
+  const auto rows = [&](const char* name, Kind kind, int64_t columns, bool gathers = false) {
+    return o.ragged_operand(name, kind, columns, MOIRE_ROWWISE, gathers);
+  };
+  const auto columns = [&](const char* name, Kind kind, int64_t width, bool gathers = false) {
+    return o.ragged_operand(name, kind, width, MOIRE_COLUMNWISE, gathers);
+  };
   switch (p.op) {
     case Op::kFc1:
-      return forward(o, "z", o.gathered("x", p.hidden), o.row_idx(),
-                     o.weight("w1", two_f, p.hidden), o.bias("b1", two_f), {});
+      return forward(o, "z", rows("x", Kind::kActivation, p.hidden, true),
+                     o.weight_operand("w1", two_f, p.hidden, true), o.bias("b1", two_f), {});
     case Op::kFc1Dgrad:
-      return dgrad(o, "grad_x", o.ragged("grad_z", p.dtype, two_f), {},
-                   o.weight("w1", two_f, p.hidden));
+      return dgrad(o, "grad_x", rows("grad_z", Kind::kGradient, two_f),
+                   o.weight_operand("w1", two_f, p.hidden, false));
     case Op::kFc1Wgrad:
-      return wgrad(o, "grad_w1", {o.ragged("grad_z", p.dtype, two_f), {}},
-                   {o.gathered("x", p.hidden), o.row_idx()});
+      return wgrad(o, "grad_w1", columns("grad_z", Kind::kGradient, two_f),
+                   columns("x", Kind::kActivation, p.hidden, true));
     case Op::kFc2:
-      return forward(o, "y", o.ragged("act", p.dtype, p.ffn), {}, o.weight("w2", p.hidden, p.ffn),
-                     o.bias("b2", p.hidden), o.probs());
+      return forward(o, "y", rows("act", Kind::kActivation, p.ffn),
+                     o.weight_operand("w2", p.hidden, p.ffn, true), o.bias("b2", p.hidden),
+                     o.probs());
     case Op::kFc2Dgrad:
-      return dgrad(o, "grad_act", o.gathered("grad_y", p.hidden), o.row_idx(),
-                   o.weight("w2", p.hidden, p.ffn));
+      return dgrad(o, "grad_act", rows("grad_y", Kind::kGradient, p.hidden, true),
+                   o.weight_operand("w2", p.hidden, p.ffn, false));
     case Op::kFc2Wgrad:
-      return wgrad(o, "grad_w2", {o.gathered("grad_y", p.hidden), o.row_idx()},
-                   {o.ragged("act", p.dtype, p.ffn), {}});
+      return wgrad(o, "grad_w2", columns("grad_y", Kind::kGradient, p.hidden, true),
+                   columns("act", Kind::kActivation, p.ffn));
     case Op::kFc1Glu:
       return fc1_glu(o);
     case Op::kFc2DgradGlu:

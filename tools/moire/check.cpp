@@ -163,14 +163,15 @@ std::vector<Op> wanted_ops(const std::vector<std::string>& names) {
   return ops;
 }
 
-std::vector<DType> wanted_dtypes(const std::vector<std::string>& names) {
-  std::vector<DType> dtypes;
+// Problems that have the wanted types, and defaults else.
+std::vector<Problem> wanted_dtypes(const std::vector<std::string>& names) {
+  std::vector<Problem> dtypes;
   for (const std::string& name : names) {
     Problem parsed;
     if (!find_field("dtype")->read(name, parsed)) {
-      throw UsageError(text("--dtype: found \"", name, "\", needed fp32, bf16 or fp16"));
+      throw UsageError(text("--dtype: found \"", name, "\", needed ", find_field("dtype")->values));
     }
-    dtypes.push_back(parsed.dtype);
+    dtypes.push_back(parsed);
   }
   return dtypes;
 }
@@ -185,7 +186,7 @@ int run_check(const CheckOptions& options) {
   }
   refuse_what_does_not_fit(named);
   const std::vector<Op> ops = wanted_ops(options.problems.ops);
-  const std::vector<DType> dtypes = wanted_dtypes(options.problems.dtypes);
+  const std::vector<Problem> dtypes = wanted_dtypes(options.problems.dtypes);
   const auto num_named = static_cast<int64_t>(named.size());
   Totals totals;
   {

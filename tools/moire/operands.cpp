@@ -15,12 +15,6 @@ constexpr int64_t kPeriod = 1048573;
 constexpr int kPoisonByte = 0xFF;             // NaN in every float type
 constexpr int64_t kPoisonIndex = 0x7F7F7F7F;  // far outside every tensor
 
-uint64_t hash(const std::string& name) {  // FNV-1a
-  uint64_t h = 0xCBF29CE484222325ULL;
-  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3ULL;
-  return h;
-}
-
 int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.type()); }
 
 bool is_index(DType dtype) { return dtype == DType::kInt32 || dtype == DType::kInt64; }

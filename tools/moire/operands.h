@@ -14,6 +14,13 @@
 
 namespace moire::tool {
 
+// Of a tensor's name: what its data differ by.
+inline uint64_t hash(const std::string& name) {  // FNV-1a
+  uint64_t h = 0xCBF29CE484222325ULL;
+  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3ULL;
+  return h;
+}
+
 class Operands {
  public:
   enum class Content {
@@ -46,6 +53,21 @@ class Operands {
   // so many rows of a group, or (0) to weights; hostile where no row in use has it.
   TensorView scales(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
                     int64_t block_rows);
+
+  // Operands of products: as above, or FP8 with scales along `direction` where the problem
+  // quantises. Columnwise ones are in expert order.
+  struct Scaled {
+    TensorView data, row_idx, scales;
+  };
+  enum class Kind { kActivation, kGradient };
+  Scaled ragged_operand(const std::string& name, Kind kind, int64_t columns, int32_t direction,
+                        bool gathers);
+  struct ScaledWeight {
+    moire_weight weight;
+    TensorView scales;
+  };
+  // Products contract over `in`, or over `out`.
+  ScaledWeight weight_operand(const std::string& name, int64_t out, int64_t in, bool over_in);
 
   // Overwritten by a call; hostile ones are NaN, or an index that is nowhere.
   TensorView output(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
@@ -80,6 +102,9 @@ class Operands {
   TensorView take(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
   moire_weight take_weight(const std::string& name, DType dtype, int64_t out, int64_t in);
   void fill_normal(const TensorView& t, const std::string& name, double scale) const;
+  void fill_codes(const TensorView& t, const std::string& name) const;
+  void fill_scales(const TensorView& t, const std::string& name, double scale, int64_t first,
+                   int64_t count) const;
   void poison(const TensorView& t, int64_t first_row = 0) const;
   void poison_tail(const TensorView& t) const;
   void route();

@@ -32,6 +32,9 @@ struct Splits {
 // Which copies an FP8 op makes; of one that reads a copy, which it is.
 enum class Directions { kRowwise, kColumnwise, kBoth };
 
+// What the operands of products are, where not `dtype`.
+enum class Quantization { kNone, kMxfp8, kFp8Block };
+
 struct Problem {
   std::string name;
   Op op = Op::kMlp;
@@ -44,7 +47,8 @@ struct Problem {
   int64_t tail = 0;     // rows of the capacity past the last group
   Splits splits;
   DType dtype = DType::kFP32;
-  DType out = DType::kNone;  // kNone: dtype, and fp32 for weight gradients
+  Quantization quantization = Quantization::kNone;  // of the operands of products
+  DType out = DType::kNone;                         // kNone: dtype, and fp32 for weight gradients
   Activation activation;
   GluLayout layout;
   bool bias = false;

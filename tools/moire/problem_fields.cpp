@@ -55,6 +55,16 @@ bool read_dtype(std::string_view value, DType& out) {
   return false;
 }
 
+// The 8-bit names stand for BF16 whose products have quantised operands.
+bool read_operands(std::string_view value, Problem& p) {
+  p.quantization = value == "mxfp8"       ? Quantization::kMxfp8
+                   : value == "fp8_block" ? Quantization::kFp8Block
+                                          : Quantization::kNone;
+  if (p.quantization == Quantization::kNone) return read_dtype(value, p.dtype);
+  p.dtype = DType::kBF16;
+  return true;
+}
+
 bool read_out(std::string_view value, Problem& p) {
   p.out = DType::kNone;
   return value == "same" || read_dtype(value, p.out);
@@ -227,6 +237,11 @@ std::string_view dtype_word(DType dtype) {
   }
 }
 
+std::string_view dtype_word(const Problem& p) {
+  if (p.quantization == Quantization::kNone) return dtype_word(p.dtype);
+  return p.quantization == Quantization::kMxfp8 ? "mxfp8" : "fp8_block";
+}
+
 const std::vector<Field>& fields() {
   static const std::string ops = op_names();
   static const std::vector<Field> table = {
@@ -244,9 +259,9 @@ const std::vector<Field>& fields() {
        "experts per token: there are (rows + dropped) / topk tokens", false, false, SIZE(topk, 1)},
       {"dropped", "a whole number from 0 to 2^40", "choices that go to no expert", false, false,
        SIZE(dropped, 0)},
-      {"dtype", "fp32, bf16 or fp16", "of activations and weights", false, true,
-       [](V v, P& p) { return read_dtype(v, p.dtype); },
-       [](const P& p) { return std::string(dtype_word(p.dtype)); }},
+      {"dtype", "fp32, bf16, fp16, mxfp8 or fp8_block",
+       "of activations and weights; the last two: bf16, and FP8 operands of single products", false,
+       true, read_operands, [](const P& p) { return std::string(dtype_word(p)); }},
       {"out", "same, fp32, bf16 or fp16",
        "of a GEMM's result (same = dtype) or of weight gradients (same = fp32)", false, false,
        read_out, [](const P& p) { return std::string(dtype_word(p.out)); }},
@@ -285,7 +300,8 @@ const std::vector<Field>& fields() {
        [](const P& p) { return p.beta == 2 ? std::string("mixed") : std::to_string(p.beta); }},
       {"scaling", "mxfp8, fp8_block or fp8_tile", "FP8 ops: how elements share scales", false,
        false, WORD(scaling, kScalings)},
-      {"element", "e4m3 or e5m2", "FP8 ops: of codes", false, false, WORD(element, kElements)},
+      {"element", "e4m3 or e5m2", "of the codes of FP8 ops, and of FP8 gradients", false, false,
+       WORD(element, kElements)},
       {"direction", "rowwise, columnwise or both",
        "FP8 ops: the copies that are made, or the one that is read", false, false,
        WORD(directions, kDirections)},

@@ -83,7 +83,7 @@ void draw_fp8(Random& random, Problem& p) {
 }  // namespace
 
 Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
-                       const std::vector<DType>& dtypes) {
+                       const std::vector<Problem>& dtypes) {
   Random random(seed * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(i));
   Problem p;
   p.op =
@@ -92,9 +92,17 @@ Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
           : ops[static_cast<size_t>(random.below(static_cast<int64_t>(ops.size())))];
   draw_sizes(random, p);
   const DType all[] = {DType::kFP32, DType::kBF16, DType::kFP16};
-  p.dtype = dtypes.empty()
-                ? pick(random, all)
-                : dtypes[static_cast<size_t>(random.below(static_cast<int64_t>(dtypes.size())))];
+  p.dtype = pick(random, all);
+  if (!dtypes.empty()) {
+    const Problem& drawn =
+        dtypes[static_cast<size_t>(random.below(static_cast<int64_t>(dtypes.size())))];
+    p.dtype = drawn.dtype;
+    p.quantization = drawn.quantization;
+  } else if (random.chance(0.4)) {
+    p.dtype = DType::kBF16;
+    p.quantization = random.chance(0.6) ? Quantization::kMxfp8 : Quantization::kFp8Block;
+  }
+  if (p.quantization != Quantization::kNone && random.chance(0.3)) p.element = DType::kE5M2;
   if (random.chance(0.3)) p.out = pick(random, all);
   if (p.groups > 0) p.splits = draw_splits(random, p.groups);
   p.activation = draw_activation(random);

@@ -38,6 +38,27 @@ void cut_rows(moire_tensor& tensor, moire_tensor& row_idx, int64_t first, int64_
   }
 }
 
+void cut_rows(moire_tensor& tensor, moire_tensor& scales, moire_tensor& row_idx, int64_t first,
+              int64_t count) {
+  if (row_idx.rank == 0) scales = rows_of(scales, first, count);
+  cut_rows(tensor, row_idx, first, count);
+}
+
+// The scales of one group's weights.
+moire_tensor scales_of(const moire_tensor& scales, int64_t group) {
+  if (scales.rank == 0) return scales;
+  return group_of(moire_weight{scales, nullptr, MOIRE_OUT_IN}, group).tensor;
+}
+
+// Columnwise scales of one group's rows, which become the first of one group.
+moire_tensor group_scales_of(const moire_tensor& scales, const moire_groups& groups,
+                             int64_t group) {
+  if (scales.rank == 0) return scales;
+  const int64_t block = scales.dtype == MOIRE_E8M0 ? 32 : 128;
+  const int64_t first = groups.offsets[group], rows = groups.offsets[group + 1] - first;
+  return rows_of(scales, first / block + group, rows / block + 1);
+}
+
 // Arguments with one group of `rows` rows.
 template <class A>
 Sample<A> one_group(const A& args, int64_t rows) {
@@ -50,8 +71,9 @@ Sample<A> one_group(const A& args, int64_t rows) {
 
 Sample<GroupedGemmArgs> one_row(const GroupedGemmArgs& args, int64_t row, int64_t group) {
   Sample<GroupedGemmArgs> out = one_group(args, 1);
-  cut_rows(out.args.a, out.args.row_idx, row, 1);
+  cut_rows(out.args.a, out.args.a_scales, out.args.row_idx, row, 1);
   out.args.b = group_of(args.b, group);
+  out.args.b_scales = scales_of(args.b_scales, group);
   out.args.bias = row_of(args.bias, group);
   out.args.bias_scale = row_of(args.bias_scale, row);
   out.args.d = row_of(args.d, row);
@@ -60,8 +82,9 @@ Sample<GroupedGemmArgs> one_row(const GroupedGemmArgs& args, int64_t row, int64_
 
 Sample<GroupedGemmGluArgs> one_row(const GroupedGemmGluArgs& args, int64_t row, int64_t group) {
   Sample<GroupedGemmGluArgs> out = one_group(args, 1);
-  cut_rows(out.args.a, out.args.row_idx, row, 1);
+  cut_rows(out.args.a, out.args.a_scales, out.args.row_idx, row, 1);
   out.args.b = group_of(args.b, group);
+  out.args.b_scales = scales_of(args.b_scales, group);
   out.args.bias = row_of(args.bias, group);
   out.args.probs = row_of(args.probs, row);
   out.args.z = row_of(args.z, row);
@@ -72,8 +95,9 @@ Sample<GroupedGemmGluArgs> one_row(const GroupedGemmGluArgs& args, int64_t row, 
 Sample<GroupedGemmGluBackwardArgs> one_row(const GroupedGemmGluBackwardArgs& args, int64_t row,
                                            int64_t group) {
   Sample<GroupedGemmGluBackwardArgs> out = one_group(args, 1);
-  cut_rows(out.args.grad_y, out.args.row_idx, row, 1);
+  cut_rows(out.args.grad_y, out.args.grad_y_scales, out.args.row_idx, row, 1);
   out.args.w2 = group_of(args.w2, group);
+  out.args.w2_scales = scales_of(args.w2_scales, group);
   out.args.z = row_of(args.z, row);
   out.args.probs = row_of(args.probs, row);
   out.args.grad_z = row_of(args.grad_z, row);
@@ -96,8 +120,12 @@ Sample<GroupedGemmWgradArgs> one_row(const GroupedGemmWgradArgs& args, int64_t r
   };
   cut_rows(out.args.a, out.args.a_row_idx, first, count);
   cut_rows(out.args.b, out.args.b_row_idx, first, count);
+  out.args.a_scales = group_scales_of(args.a_scales, args.groups, group);
+  out.args.b_scales = group_scales_of(args.b_scales, args.groups, group);
   narrow(out.args.a, kCornerRows);
   narrow(out.args.b, kCornerColumns);
+  if (out.args.a_scales.rank != 0) narrow(out.args.a_scales, kCornerRows);
+  if (out.args.b_scales.rank != 0) narrow(out.args.b_scales, kCornerColumns);
   out.args.d = group_of(args.d, group);
   out.args.d.tensor.data = Weight(args.d).matrix(group).data;
   out.args.d.list = nullptr;
