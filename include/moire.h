@@ -417,7 +417,7 @@ enum moire_accumulation {
  * - row_idx: row i of a is a[row_idx[i]]; no permuted copy is made, and the bits are the same. */
 typedef struct moire_grouped_gemm_args {
   size_t struct_size;
-  moire_tensor a;       /* [capacity, k], or [T, k] with row_idx; FP32, BF16, FP16 */
+  moire_tensor a;       /* [capacity, k], or [T, k] with row_idx; FP32, BF16, FP16, E4M3, E5M2 */
   moire_tensor row_idx; /* [capacity] INT32 or INT64, or absent */
   moire_weight
       b; /* [G, n, k], or [G, k, n] if exactly one of layout = IN_OUT and transpose_b is set */
@@ -428,8 +428,10 @@ typedef struct moire_grouped_gemm_args {
   moire_groups groups;
   int32_t tail;
   moire_workspace workspace;
-  /* Scales of an FP8 a or b, blocks along k; absent: a or b is not quantised. a: MXFP8 or
-   * FP8_BLOCK, b: MXFP8 or FP8_TILE, packed. a and b need not be quantised alike. */
+  /* Scales of an FP8 a or b, blocks along k; absent: a or b is not quantised. E8M0 scales say
+   * MXFP8; FP32 ones FP8_BLOCK for a and FP8_TILE for b, which must be packed. a's are rowwise;
+   * those of an MXFP8 b are rowwise where its last dimension is k, else columnwise. a and b need
+   * not be quantised alike. */
   moire_tensor a_scales;
   moire_tensor b_scales;
   int32_t accumulation; /* moire_accumulation */
@@ -461,7 +463,8 @@ typedef struct moire_grouped_gemm_glu_args {
   moire_tensor b_scales;
   int32_t accumulation;
   int32_t storage; /* dtype that z is rounded to where z and act are both absent; 0 = BF16 */
-  /* act quantised as it is stored, absent or not: the bytes of moire_quantize applied to act. */
+  /* act quantised as it is stored, absent or not: the bytes of moire_quantize applied to act. One
+   * of act and its copies is needed. */
   moire_quantized act_rowwise; /* out, or absent: MXFP8 or FP8_BLOCK by the dtype of the scales */
   moire_quantized act_columnwise; /* out, or absent */
   int32_t fractional_scales;
@@ -497,7 +500,7 @@ typedef struct moire_grouped_gemm_glu_backward_args {
   moire_tensor w2_scales;     /* of an FP8 w2: MXFP8 along H, or FP8_TILE */
   int32_t accumulation;
   /* grad_z (which may then be absent) and act quantised: the bytes of moire_quantize applied to the
-   * stored tensor. */
+   * stored tensor, whether it is stored or not. */
   moire_quantized grad_z_rowwise;    /* out, or absent */
   moire_quantized grad_z_columnwise; /* out, or absent */
   moire_quantized act_columnwise;    /* out, or absent */

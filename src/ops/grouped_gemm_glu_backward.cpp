@@ -40,10 +40,9 @@ void check_outputs(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args,
   check.same_dtype("act", act, "z", z);
   check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
   check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {num_groups, two_f});
-  check_quantized_copies(check, copies, groups, two_f);
-  check_quantized_copies(check, {"act_rowwise", {}, "act_columnwise", args.act_columnwise}, groups,
-                         {"F", f});
-  check.enumerator("fractional_scales", args.fractional_scales, 2);
+  check_quantized_copies(check, copies, args.fractional_scales, groups, two_f);
+  check_quantized_copies(check, {"act_rowwise", {}, "act_columnwise", args.act_columnwise},
+                         args.fractional_scales, groups, {"F", f});
   const std::vector<NamedTensor> outputs = outputs_of(args);
   check_apart(check, outputs,
               {{"grad_y", args.grad_y},

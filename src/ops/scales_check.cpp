@@ -195,13 +195,15 @@ bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_
 }
 
 bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
-                            const Groups& groups, NamedSize columns) {
+                            int32_t fractional_scales, const Groups& groups, NamedSize columns) {
   check_copy(check, copies.rowwise_name, copies.rowwise, MOIRE_ROWWISE, groups, columns);
   check_copy(check, copies.columnwise_name, copies.columnwise, MOIRE_COLUMNWISE, groups, columns);
   const TensorView r = copies.rowwise.scales, c = copies.columnwise.scales;
-  if (!r.is_present() || !c.is_present()) return check.ok();
-  return check.require(r.dtype == c.dtype, copies.rowwise_name, ".scales is ", to_string(r),
-                       " but ", copies.columnwise_name, ".scales is ", to_string(c),
+  const bool mx = r.type() == DType::kE8M0 || c.type() == DType::kE8M0;
+  check_fractional(check, mx ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK, fractional_scales);
+  return check.require(!r.is_present() || !c.is_present() || r.dtype == c.dtype,
+                       copies.rowwise_name, ".scales is ", to_string(r), " but ",
+                       copies.columnwise_name, ".scales is ", to_string(c),
                        ": both copies must be quantised alike");
 }
 

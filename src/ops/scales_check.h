@@ -60,6 +60,6 @@ struct QuantizedCopies {
   bool any() const { return rowwise.data.rank != 0 || columnwise.data.rank != 0; }
 };
 bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
-                            const Groups& groups, NamedSize columns);
+                            int32_t fractional_scales, const Groups& groups, NamedSize columns);
 
 }  // namespace moire

@@ -158,6 +158,46 @@ TEST_F(ScalesCheck, EmulatesFp8Only) {
   rejects(args, "accumulation is 2 (emulated) but a is fp32 [70, 64], needs e4m3 or e5m2 operands");
 }
 
+TEST_F(ScalesCheck, LooksAtQuantisedOutputs) {
+  const TestTensor data(DType::kE4M3, {70, 6}), rows(DType::kE8M0, {70, 1});
+  const TestTensor columns(DType::kE8M0, {4, 6}), fp32(DType::kFP32, {2, 6});
+  GroupedGemmGluArgs args = glu.args();
+  args.act_rowwise = {data, {}};
+  rejects(args, "act_rowwise.data is e4m3 [70, 6] but act_rowwise.scales is absent");
+  args.act_rowwise = {{}, rows};
+  rejects(args, "act_rowwise.data is absent, needs e4m3 or e5m2 [capacity, F] = [70, 6]");
+  args.act_rowwise = {data, columns};
+  rejects(args, "act_rowwise.scales is e8m0 [4, 6], which is the shape of columnwise scales");
+  args.act_rowwise = {data, rows};
+  args.act_columnwise = {data, columns};
+  rejects(args, "act_columnwise.data and act_rowwise.data overlap in their address ranges");
+  const TestTensor other(DType::kE4M3, {70, 6});
+  args.act_columnwise = {other, fp32};
+  rejects(
+      args,
+      "act_rowwise.scales is e8m0 [70, 1] but act_columnwise.scales is fp32 [2, 6]: both copies "
+      "must be quantised alike");
+  args.act_columnwise = {other, columns};
+  args.fractional_scales = 1;
+  rejects(args, "fractional_scales is 1, but the scales of MXFP8 are powers of two");
+  args.fractional_scales = 0;
+  args.act_columnwise.scales.data = args.z.data;
+  rejects(args, "act_columnwise.scales and z overlap in their address ranges");
+  args = glu.args();
+  args.act = {};
+  rejects(args, "act is absent, needs fp32, bf16 or fp16 [capacity, F] = [70, 6]");
+  args.act_rowwise = {data, rows};
+  args.z = {};
+  args.storage = MOIRE_E4M3;
+  rejects(args, "storage is e4m3, must be fp32, bf16, fp16 or 0 (bf16)");
+  GroupedGemmGluBackwardArgs backward = glu_backward.args();
+  backward.grad_z = {};
+  rejects(backward, "grad_z is absent, needs fp32, bf16 or fp16 [capacity, 2F] = [70, 12]");
+  backward = glu_backward.args();
+  backward.act_columnwise = {data, TestTensor(DType::kE8M0, {3, 6})};
+  rejects(backward, "act_columnwise.scales is e8m0 [3, 6], needs [capacity / 32 + G, F] = [4, 6]");
+}
+
 TEST_F(ScalesCheck, ExplainsTheBytesOfScales) {
   const Context explaining = context.explaining();
   ASSERT_TRUE(succeeds(run(explaining, gemm.args(), grouped_gemm, grouped_gemm_workspace)));
