@@ -23,6 +23,10 @@ Footprint& Footprint::add(std::string_view name, const Weight& w, bool is_writte
   return *this;
 }
 
+Footprint& Footprint::add(std::string_view name, const moire_quantized& q, bool is_written) {
+  return add(name, -1, q.data, is_written).add(name, -1, q.scales, is_written);
+}
+
 Footprint& Footprint::reads(const moire_groups& groups) {
   if (groups.num_groups <= 0) return *this;
   auto* const offsets = const_cast<int64_t*>(groups.offsets);

@@ -18,6 +18,9 @@ class Footprint {
   Footprint& writes(std::string_view name, const TensorView& t) { return add(name, -1, t, true); }
   Footprint& reads(std::string_view name, const Weight& w) { return add(name, w, false); }
   Footprint& writes(std::string_view name, const Weight& w) { return add(name, w, true); }
+  // Both parts of a copy under its name.
+  Footprint& reads(std::string_view name, const moire_quantized& q) { return add(name, q, false); }
+  Footprint& writes(std::string_view name, const moire_quantized& q) { return add(name, q, true); }
   Footprint& reads(const moire_groups& groups);
   Footprint& writes(const Workspace& workspace);
 
@@ -34,6 +37,7 @@ class Footprint {
 
   Footprint& add(std::string_view name, int64_t index, const TensorView& t, bool is_written);
   Footprint& add(std::string_view name, const Weight& w, bool is_written);
+  Footprint& add(std::string_view name, const moire_quantized& q, bool is_written);
 
   std::vector<Span> spans_;
 };

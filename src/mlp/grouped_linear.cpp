@@ -1,4 +1,5 @@
-// The grouped linear layer: y = x W^T (+ scale * bias), and its gradients; each is one op.
+// The grouped linear layer: y = x W^T (+ scale * bias), and its gradients; each is one op, after
+// what a recipe quantises.
 #include <moire/grouped_mlp.h>
 
 #include <optional>
@@ -6,7 +7,8 @@
 #include "core/argument_check.h"
 #include "core/status_macros.h"
 #include "mlp/footprint.h"
-#include "mlp/operands.h"
+#include "mlp/recipe.h"
+#include "mlp/recipe_check.h"
 #include "mlp/steps.h"
 #include "mlp/validate.h"
 
@@ -18,15 +20,16 @@ using Purpose = ArgumentCheck::Purpose;
 Status validate(const Context& context, const GroupedLinearArgs& args, Purpose purpose) {
   ArgumentCheck check("grouped_linear", context, purpose);
   const Groups groups(args.groups);
-  const Weight w(args.w);
+  if (!check_recipe(check, args)) return check.status();
+  const Recipe recipe(args);
+  const QuantizableWeight w{"w", args.w, "w_quantized", args.w_quantized};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize in{"in", w.in_features()}, out{"out", w.out_features()};
-  check_recipe(check, args.recipe);
   check.enumerator("tail", args.tail, 2);
   check.groups(groups);
-  check.weight("w", w, kFloatTypes, num_groups, out, in);
-  check.ragged("x", args.x, "row_idx", args.row_idx, groups, in);
-  check.same_dtype("x", args.x, "w", w.tensor);
+  check_weight(check, recipe, w, true, num_groups, out, in);
+  check_forward_operand(check, recipe, args, groups, in);
+  if (!recipe.is_quantized) check.same_dtype("x", args.x, "w", args.w.tensor);
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, out});
   check.optional_tensor("scale", args.scale, kFP32Only, {capacity});
   check.require(args.scale.rank == 0 || args.bias.rank != 0,
@@ -35,10 +38,13 @@ Status validate(const Context& context, const GroupedLinearArgs& args, Purpose p
   if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
   Footprint()
       .writes("y", args.y)
+      .writes("x_columnwise", args.x_columnwise)
       .writes(args.workspace)
       .reads("x", args.x)
+      .reads("x_scales", args.x_scales)
       .reads("row_idx", args.row_idx)
-      .reads("w", w)
+      .reads("w", Weight(args.w))
+      .reads("w_quantized", args.w_quantized)
       .reads("bias", args.bias)
       .reads("scale", args.scale)
       .reads(args.groups)
@@ -47,25 +53,38 @@ Status validate(const Context& context, const GroupedLinearArgs& args, Purpose p
 }
 
 struct LinearSteps {
+  std::optional<QuantizeWeightArgs> quantize_w;
+  std::optional<QuantizeArgs> quantize_x;
   GroupedGemmArgs gemm;
 
   template <class Runner>
   Status run(Runner& run) {
+    if (quantize_w) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w));
+    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x));
     return run(grouped_gemm, grouped_gemm_workspace, gemm);
   }
 };
 
-LinearSteps steps_of(const GroupedLinearArgs& args) {
-  GroupedGemmArgs gemm;
-  gemm.a = args.x;
-  gemm.row_idx = args.row_idx;
-  gemm.b = args.w;
+LinearSteps steps_of(const GroupedLinearArgs& args, Arena& arena) {
+  const Recipe recipe(args);
+  LinearSteps steps;
+  const WeightOperand w =
+      weight_operand(recipe, args.w, args.w_quantized, true, arena, steps.quantize_w);
+  const RaggedOperand x = forward_operand(recipe, {args.x, args.row_idx, args.x_scales},
+                                          args.groups, args.x_columnwise, arena, steps.quantize_x);
+  GroupedGemmArgs& gemm = steps.gemm;
+  gemm.a = x.tensor;
+  gemm.row_idx = x.row_idx;
+  gemm.a_scales = x.scales;
+  gemm.b = w.weight;
+  gemm.b_scales = w.scales;
+  gemm.accumulation = recipe.accumulation;
   gemm.bias = args.bias;
   gemm.bias_scale = args.scale;
   gemm.d = args.y;
   gemm.groups = args.groups;
   gemm.tail = args.tail;
-  return LinearSteps{gemm};
+  return steps;
 }
 
 Status validate(const Context& context, const GroupedLinearBackwardArgs& args, Purpose purpose) {
@@ -73,24 +92,31 @@ Status validate(const Context& context, const GroupedLinearBackwardArgs& args, P
   const Groups groups(args.groups);
   const TensorView grad_y(args.grad_y), grad_x(args.grad_x), grad_bias(args.grad_bias),
       grad_scale(args.grad_scale);
-  const Weight w(args.w), grad_w(args.grad_w);
+  const Weight grad_w(args.grad_w);
+  if (!check_recipe(check, args)) return check.status();
+  const Recipe recipe(args);
+  const QuantizableWeight w{"w", args.w, "w_quantized", args.w_quantized};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
-  check_recipe(check, args.recipe);
+  const NamedSize out{"out",
+                      columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
   check.enumerator("tail", args.tail, 2);
   check.groups(groups);
-  const NamedSize out{"out", grad_y.columns()};
-  check_grad_y(check, grad_y, args.gathered_grad_y, args.row_idx, groups, out);
-  const int64_t in_of_x = TensorView(args.x.rank != 0 ? args.x : args.grad_x).columns();
+  check_grad_y(check, recipe, args, groups, out, grad_x.is_present(), grad_w.is_present(),
+               grad_bias.is_present() || grad_scale.is_present());
+  const int64_t in_of_x = columns_of({args.x, args.x_columnwise.data, args.grad_x});
   const NamedSize in{"in", agreed_size(in_of_x, w.in_features(), grad_w.in_features())};
   if (grad_x.is_present()) {
     check.tensor("grad_x", grad_x, kFloatTypes, {capacity, in});
-    check.weight("w", w, kFloatTypes, num_groups, out, in);
-    check.same_dtype("grad_y", grad_y, "w", w.tensor);
+    check_weight(check, recipe, w, false, num_groups, out, in);
+    if (!recipe.is_quantized) check.same_dtype("grad_y", grad_y, "w", args.w.tensor);
   }
   if (grad_w.is_present()) {
-    check.ragged("x", args.x, "row_idx", args.row_idx, groups, in);
     check.weight("grad_w", grad_w, kFloatTypes, num_groups, out, in);
-    check.same_dtype("grad_y", grad_y, "x", args.x);
+    check_copy(check, recipe, "x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, groups, in.size);
+    if (!is_present(args.x_columnwise)) {
+      check.ragged("x", args.x, "row_idx", args.row_idx, groups, in);
+    }
+    if (!recipe.is_quantized) check.same_dtype("grad_y", grad_y, "x", args.x);
   }
   check.optional_tensor("scale", args.scale, kFP32Only, {capacity});
   check.optional_tensor("grad_bias", grad_bias, kFloatTypes, {num_groups, out});
@@ -107,23 +133,32 @@ Status validate(const Context& context, const GroupedLinearBackwardArgs& args, P
       .writes("grad_scale", grad_scale)
       .writes(args.workspace)
       .reads("x", args.x)
+      .reads("x_columnwise", args.x_columnwise)
       .reads("row_idx", args.row_idx)
-      .reads("w", w)
+      .reads("w", Weight(args.w))
+      .reads("w_quantized", args.w_quantized)
       .reads("bias", args.bias)
       .reads("scale", args.scale)
       .reads("grad_y", grad_y)
+      .reads("grad_y_rowwise", args.grad_y_rowwise)
+      .reads("grad_y_columnwise", args.grad_y_columnwise)
       .reads(args.groups)
       .check(check);
   return check.status();
 }
 
 struct LinearBackwardSteps {
+  std::optional<QuantizeWeightArgs> quantize_w;
+  std::optional<QuantizeArgs> quantize_grad_y, quantize_x;
   std::optional<BiasBackwardArgs> bias;
   std::optional<GroupedGemmArgs> grad_x;
   std::optional<GroupedGemmWgradArgs> grad_w;
 
   template <class Runner>
   Status run(Runner& run) {
+    if (quantize_w) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w));
+    if (quantize_grad_y) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_grad_y));
+    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x));
     if (bias) MOIRE_RETURN_IF_ERROR(run(bias_backward, bias_backward_workspace, *bias));
     if (grad_x) MOIRE_RETURN_IF_ERROR(run(grouped_gemm, grouped_gemm_workspace, *grad_x));
     if (grad_w)
@@ -132,36 +167,67 @@ struct LinearBackwardSteps {
   }
 };
 
-LinearBackwardSteps steps_of(const GroupedLinearBackwardArgs& args) {
+BiasBackwardArgs bias_args(const GroupedLinearBackwardArgs& args, const RaggedOperand& grad_y) {
+  BiasBackwardArgs bias;
+  bias.grad_y = grad_y.tensor;
+  bias.row_idx = grad_y.row_idx;
+  bias.scale = args.scale;
+  bias.bias = is_present(args.grad_scale) ? args.bias : moire_tensor{};
+  bias.grad_bias = args.grad_bias;
+  bias.grad_scale = args.grad_scale;
+  bias.beta = args.beta;
+  bias.beta_per_group = args.beta_per_group;
+  bias.groups = args.groups;
+  bias.tail = args.tail;
+  return bias;
+}
+
+GroupedGemmArgs dgrad_args(const GroupedLinearBackwardArgs& args, const Recipe& recipe,
+                           const RaggedOperand& grad_y, const WeightOperand& w) {
+  GroupedGemmArgs gemm;
+  gemm.a = grad_y.tensor;
+  gemm.row_idx = grad_y.row_idx;
+  gemm.a_scales = grad_y.scales;
+  gemm.b = w.weight;
+  gemm.b_scales = w.scales;
+  gemm.accumulation = recipe.accumulation;
+  gemm.transpose_b = 1;
+  gemm.d = args.grad_x;
+  gemm.groups = args.groups;
+  gemm.tail = args.tail;
+  return gemm;
+}
+
+LinearBackwardSteps steps_of(const GroupedLinearBackwardArgs& args, Arena& arena) {
+  const Recipe recipe(args);
+  const bool needs_x = is_present(args.grad_x), needs_w = is_present(args.grad_w);
   LinearBackwardSteps steps;
-  const RaggedOperand x{args.x, args.row_idx};
-  const RaggedOperand grad_y{args.grad_y,
-                             args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}};
-  if (TensorView(args.grad_bias).is_present() || TensorView(args.grad_scale).is_present()) {
-    BiasBackwardArgs& bias = steps.bias.emplace();
-    bias.grad_y = grad_y.tensor;
-    bias.row_idx = grad_y.row_idx;
-    bias.scale = args.scale;
-    bias.bias = TensorView(args.grad_scale).is_present() ? args.bias : moire_tensor{};
-    bias.grad_bias = args.grad_bias;
-    bias.grad_scale = args.grad_scale;
-    bias.beta = args.beta;
-    bias.beta_per_group = args.beta_per_group;
-    bias.groups = args.groups;
-    bias.tail = args.tail;
+  RaggedOperand x{args.x, args.row_idx, {}};
+  const RaggedOperand grad_y{
+      args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}, {}};
+  RaggedOperand rows = grad_y, columns = grad_y;
+  if (recipe.is_quantized) {
+    moire_quantized rowwise = args.grad_y_rowwise, columnwise = args.grad_y_columnwise;
+    make_copies(recipe, recipe.gradient_dtype, grad_y, args.groups, needs_x ? &rowwise : nullptr,
+                needs_w ? &columnwise : nullptr, arena, steps.quantize_grad_y);
+    rows = operand_of(rowwise);
+    columns = operand_of(columnwise);
+    moire_quantized x_columnwise = args.x_columnwise;
+    make_copies(recipe, DType::kE4M3, x, args.groups, nullptr, needs_w ? &x_columnwise : nullptr,
+                arena, steps.quantize_x);
+    x = operand_of(x_columnwise);
   }
-  if (TensorView(args.grad_x).is_present()) {
-    GroupedGemmArgs& gemm = steps.grad_x.emplace();
-    gemm.a = grad_y.tensor;
-    gemm.row_idx = grad_y.row_idx;
-    gemm.b = args.w;
-    gemm.transpose_b = 1;
-    gemm.d = args.grad_x;
-    gemm.groups = args.groups;
-    gemm.tail = args.tail;
+  if (is_present(args.grad_bias) || is_present(args.grad_scale)) {
+    steps.bias = bias_args(args, grad_y);
   }
-  if (Weight(args.grad_w).is_present()) {
-    steps.grad_w = wgrad_args(grad_y, x, args.grad_w, args.beta, args.beta_per_group, args.groups);
+  if (needs_x) {
+    const WeightOperand w =
+        weight_operand(recipe, args.w, args.w_quantized, false, arena, steps.quantize_w);
+    steps.grad_x = dgrad_args(args, recipe, rows, w);
+  }
+  if (needs_w) {
+    steps.grad_w = wgrad_args(columns, x, args.grad_w, args.beta, args.beta_per_group, args.groups,
+                              recipe.accumulation);
   }
   return steps;
 }
@@ -170,28 +236,32 @@ LinearBackwardSteps steps_of(const GroupedLinearBackwardArgs& args) {
 
 Status grouped_linear(const Context& context, const GroupedLinearArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  LinearSteps steps = steps_of(args);
-  return run_steps("grouped_linear", context, steps, args.workspace, 0);
+  Arena arena(args.workspace);
+  LinearSteps steps = steps_of(args, arena);
+  return run_steps("grouped_linear", context, steps, args.workspace, arena.used());
 }
 
 Status grouped_linear_workspace(const Context& context, const GroupedLinearArgs& args,
                                 size_t* bytes) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
-  LinearSteps steps = steps_of(args);
-  return size_steps(context, steps, 0, bytes);
+  Arena arena;
+  LinearSteps steps = steps_of(args, arena);
+  return size_steps(context, steps, arena.used(), bytes);
 }
 
 Status grouped_linear_backward(const Context& context, const GroupedLinearBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  LinearBackwardSteps steps = steps_of(args);
-  return run_steps("grouped_linear_backward", context, steps, args.workspace, 0);
+  Arena arena(args.workspace);
+  LinearBackwardSteps steps = steps_of(args, arena);
+  return run_steps("grouped_linear_backward", context, steps, args.workspace, arena.used());
 }
 
 Status grouped_linear_backward_workspace(const Context& context,
                                          const GroupedLinearBackwardArgs& args, size_t* bytes) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
-  LinearBackwardSteps steps = steps_of(args);
-  return size_steps(context, steps, 0, bytes);
+  Arena arena;
+  LinearBackwardSteps steps = steps_of(args, arena);
+  return size_steps(context, steps, arena.used(), bytes);
 }
 
 }  // namespace moire

@@ -8,7 +8,8 @@
 #include "core/argument_check.h"
 #include "core/status_macros.h"
 #include "mlp/footprint.h"
-#include "mlp/operands.h"
+#include "mlp/recipe.h"
+#include "mlp/recipe_check.h"
 #include "mlp/validate.h"
 
 namespace moire {
@@ -16,19 +17,20 @@ namespace {
 
 using Purpose = ArgumentCheck::Purpose;
 
-bool is_present(const moire_tensor& t) { return t.rank != 0; }
-bool is_present(const moire_weight& w) { return w.tensor.rank != 0; }
-
 // What a call asks for.
 struct Needs {
   explicit Needs(const GroupedMlpBackwardArgs& args)
-      : grad_z(is_present(args.grad_z) || is_present(args.grad_x) || is_present(args.grad_w1) ||
-               is_present(args.grad_b1) || is_present(args.grad_probs)),
-        act(is_present(args.grad_w2) || is_present(args.act)),
-        scale_from_b2(is_present(args.grad_probs) && is_present(args.b2)) {}
+      : grad_z(is_present(args.grad_z) || is_present(args.grad_z_columnwise) ||
+               is_present(args.grad_x) || is_present(args.grad_w1) || is_present(args.grad_b1) ||
+               is_present(args.grad_probs)),
+        makes_act(args.act_is_saved == 0 && (is_present(args.grad_w2) || is_present(args.act) ||
+                                             is_present(args.act_columnwise))),
+        scale_from_b2(is_present(args.grad_probs) && is_present(args.b2)),
+        b2(scale_from_b2 || is_present(args.grad_b2)) {}
   bool grad_z;         // the FC2 dgrad runs
-  bool act;            // FC2's input, for its weight gradient or for the caller
+  bool makes_act;      // FC2's input again, for its weight gradient or for the caller
   bool scale_from_b2;  // probs scales b2 as well
+  bool b2;             // sums of grad_y itself
 };
 
 void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, NamedSize h,
@@ -60,8 +62,14 @@ void check_memory(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
       .writes("grad_w2", Weight(args.grad_w2))
       .writes("grad_b2", args.grad_b2)
       .writes("grad_probs", args.grad_probs)
+      .writes("grad_z_columnwise", args.grad_z_columnwise)
       .writes(args.workspace)
       .reads("x", args.x)
+      .reads("x_columnwise", args.x_columnwise)
+      .reads("w1_quantized", args.w1_quantized)
+      .reads("w2_quantized", args.w2_quantized)
+      .reads("grad_y_rowwise", args.grad_y_rowwise)
+      .reads("grad_y_columnwise", args.grad_y_columnwise)
       .reads("row_idx", args.row_idx)
       .reads("w1", Weight(args.w1))
       .reads("w2", Weight(args.w2))
@@ -71,9 +79,9 @@ void check_memory(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
       .reads("grad_y", args.grad_y)
       .reads(args.groups);
   if (args.act_is_saved != 0) {
-    memory.reads("act", args.act);
+    memory.reads("act", args.act).reads("act_columnwise", args.act_columnwise);
   } else {
-    memory.writes("act", args.act);
+    memory.writes("act", args.act).writes("act_columnwise", args.act_columnwise);
   }
   memory.check(check);
 }
@@ -81,35 +89,42 @@ void check_memory(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
 Status validate(const Context& context, const GroupedMlpBackwardArgs& args, Purpose purpose) {
   ArgumentCheck check("grouped_mlp_backward", context, purpose);
   const Groups groups(args.groups);
-  const Weight w1(args.w1), w2(args.w2);
   const TensorView z(args.z), grad_y(args.grad_y);
+  if (!check_recipe(check, args)) return check.status();
+  const Recipe recipe(args);
   const Needs needs(args);
+  const QuantizableWeight w1{"w1", args.w1, "w1_quantized", args.w1_quantized};
+  const QuantizableWeight w2{"w2", args.w2, "w2_quantized", args.w2_quantized};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
-  const NamedSize f{"F", z.columns() / 2}, h{"H", grad_y.columns()}, two_f{"2F", 2 * f.size};
-  check_recipe(check, args.recipe);
+  const NamedSize f{"F", z.columns() / 2}, two_f{"2F", 2 * f.size};
+  const NamedSize h{"H",
+                    columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
   check.enumerator("tail", args.tail, 2);
   check.groups(groups);
   check.tensor("z", z, kFloatTypes, {capacity, two_f});
   check.gated(args.activation, args.layout, f.size);
-  check_grad_y(check, grad_y, args.gathered_grad_y, args.row_idx, groups, h);
-  check.same_dtype("grad_y", grad_y, "z", z);
+  check_grad_y(check, recipe, args, groups, h, needs.grad_z, is_present(args.grad_w2), needs.b2);
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
-  if (needs.grad_z) {
-    check.weight("w2", w2, kFloatTypes, num_groups, h, f);
-    check.same_dtype("w2", w2.tensor, "grad_y", grad_y);
-  }
-  if (is_present(args.grad_x)) {
-    check.weight("w1", w1, kFloatTypes, num_groups, two_f, h);
-    check.same_dtype("w1", w1.tensor, "grad_y", grad_y);
-  }
-  if (is_present(args.grad_w1)) {
+  if (needs.grad_z) check_weight(check, recipe, w2, false, num_groups, h, f);
+  if (is_present(args.grad_x)) check_weight(check, recipe, w1, false, num_groups, two_f, h);
+  check_copy(check, recipe, "x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, groups, h.size);
+  if (is_present(args.grad_w1) && !is_present(args.x_columnwise)) {
     check.ragged("x", args.x, "row_idx", args.row_idx, groups, h);
-    check.same_dtype("x", args.x, "grad_y", grad_y);
   }
-  check.require(args.act_is_saved == 0 || is_present(args.act),
+  if (!recipe.is_quantized) {
+    check.same_dtype("grad_y", grad_y, "z", z);
+    if (needs.grad_z) check.same_dtype("w2", args.w2.tensor, "grad_y", grad_y);
+    if (is_present(args.grad_x)) check.same_dtype("w1", args.w1.tensor, "grad_y", grad_y);
+    if (is_present(args.grad_w1)) check.same_dtype("x", args.x, "grad_y", grad_y);
+  }
+  check.require(args.act_is_saved == 0 || is_present(args.act) || is_present(args.act_columnwise),
                 "act_is_saved is 1 but act is absent");
   check.optional_tensor("act", args.act, kFloatTypes, {capacity, f});
   check.same_dtype("act", args.act, "z", z);
+  check_copy(check, recipe, "act_columnwise", args.act_columnwise, MOIRE_COLUMNWISE, groups,
+             f.size);
+  check_copy(check, recipe, "grad_z_columnwise", args.grad_z_columnwise, MOIRE_COLUMNWISE, groups,
+             two_f.size);
   if (needs.scale_from_b2) check.tensor("b2", args.b2, kFloatTypes, {num_groups, h});
   check_gradients(check, args, h, f);
   check_beta(check, "beta_w1", args.beta_w1, args.beta_w1_per_group, groups);
@@ -119,8 +134,11 @@ Status validate(const Context& context, const GroupedMlpBackwardArgs& args, Purp
 }
 
 struct MlpBackwardSteps {
+  std::optional<QuantizeWeightArgs> quantize_w1, quantize_w2;
+  std::optional<QuantizeArgs> quantize_grad_y, quantize_x;
   std::optional<GroupedGemmGluBackwardArgs> fc2_dgrad;
   std::optional<GluArgs> act;  // where no FC2 dgrad re-emits it
+  std::optional<QuantizeArgs> quantize_act;
   std::optional<BiasBackwardArgs> b2;
   std::optional<GroupedGemmWgradArgs> fc2_wgrad;
   std::optional<GroupedGemmArgs> fc1_dgrad;
@@ -128,11 +146,18 @@ struct MlpBackwardSteps {
 
   template <class Runner>
   Status run(Runner& run) {
+    for (auto* step : {&quantize_w1, &quantize_w2}) {
+      if (*step) MOIRE_RETURN_IF_ERROR(run(quantize_weight, **step));
+    }
+    for (auto* step : {&quantize_grad_y, &quantize_x}) {
+      if (*step) MOIRE_RETURN_IF_ERROR(run(quantize, **step));
+    }
     if (fc2_dgrad) {
       MOIRE_RETURN_IF_ERROR(
           run(grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace, *fc2_dgrad));
     }
     if (act) MOIRE_RETURN_IF_ERROR(run(glu, *act));
+    if (quantize_act) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_act));
     if (b2) MOIRE_RETURN_IF_ERROR(run(bias_backward, bias_backward_workspace, *b2));
     if (fc2_wgrad) {
       MOIRE_RETURN_IF_ERROR(run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace, *fc2_wgrad));
@@ -145,17 +170,39 @@ struct MlpBackwardSteps {
   }
 };
 
-GroupedGemmGluBackwardArgs fc2_dgrad_args(const GroupedMlpBackwardArgs& args,
-                                          const RaggedOperand& grad_y, const TensorView& grad_z,
-                                          const TensorView& act) {
+// What lies between the products: as stored, or as the copies that the next ones read.
+struct Between {
+  TensorView grad_z, act;
+  moire_quantized grad_z_rowwise = {}, grad_z_columnwise = {}, act_columnwise = {};
+};
+
+// What the products read.
+struct Operands {
+  RaggedOperand dgrad_grad_y, wgrad_grad_y;
+  RaggedOperand dgrad_grad_z, wgrad_grad_z;
+  RaggedOperand x, act;
+};
+
+GroupedGemmGluBackwardArgs fc2_dgrad_args(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
+                                          const RaggedOperand& grad_y, const WeightOperand& w2,
+                                          const Between& between) {
   GroupedGemmGluBackwardArgs gemm;
   gemm.grad_y = grad_y.tensor;
   gemm.row_idx = grad_y.row_idx;
-  gemm.w2 = args.w2;
+  gemm.grad_y_scales = grad_y.scales;
+  gemm.w2 = w2.weight;
+  gemm.w2_scales = w2.scales;
+  gemm.accumulation = recipe.accumulation;
+  gemm.fractional_scales = recipe.fractional_scales;
   gemm.z = args.z;
   gemm.probs = args.probs;
-  gemm.grad_z = grad_z;
-  gemm.act = act;
+  gemm.grad_z = between.grad_z;
+  gemm.grad_z_rowwise = between.grad_z_rowwise;
+  gemm.grad_z_columnwise = between.grad_z_columnwise;
+  if (args.act_is_saved == 0) {
+    gemm.act = between.act;
+    gemm.act_columnwise = between.act_columnwise;
+  }
   gemm.grad_probs = args.grad_probs;
   gemm.grad_bias = args.grad_b1;
   gemm.beta = args.beta_bias;
@@ -200,10 +247,14 @@ BiasBackwardArgs b2_args(const GroupedMlpBackwardArgs& args, const RaggedOperand
   return bias;
 }
 
-GroupedGemmArgs fc1_dgrad_args(const GroupedMlpBackwardArgs& args, const TensorView& grad_z) {
+GroupedGemmArgs fc1_dgrad_args(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
+                               const RaggedOperand& grad_z, const WeightOperand& w1) {
   GroupedGemmArgs gemm;
-  gemm.a = grad_z;
-  gemm.b = args.w1;
+  gemm.a = grad_z.tensor;
+  gemm.a_scales = grad_z.scales;
+  gemm.b = w1.weight;
+  gemm.b_scales = w1.scales;
+  gemm.accumulation = recipe.accumulation;
   gemm.transpose_b = 1;
   gemm.d = args.grad_x;
   gemm.groups = args.groups;
@@ -211,35 +262,95 @@ GroupedGemmArgs fc1_dgrad_args(const GroupedMlpBackwardArgs& args, const TensorV
   return gemm;
 }
 
-MlpBackwardSteps steps_of(const GroupedMlpBackwardArgs& args, Arena& arena) {
-  const Needs needs(args);
+// Memory for what the products leave to each other and the caller did not give.
+Between take_between(const GroupedMlpBackwardArgs& args, const Recipe& recipe, const Needs& needs,
+                     Arena& arena) {
   const TensorView z(args.z);
-  const int64_t capacity = args.groups.capacity;
-  TensorView grad_z(args.grad_z), act(args.act);
-  if (needs.grad_z && !grad_z.is_present()) grad_z = arena.take(z.type(), capacity, z.columns());
-  if (needs.act && !act.is_present()) act = arena.take(z.type(), capacity, z.columns() / 2);
-  const RaggedOperand x{args.x, args.row_idx};
-  const RaggedOperand grad_y{args.grad_y,
-                             args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}};
+  const int64_t capacity = args.groups.capacity, num_groups = args.groups.num_groups;
+  const int64_t two_f = z.columns();
+  Between b{args.grad_z, args.act, {}, args.grad_z_columnwise, args.act_columnwise};
+  const auto take = [&](moire_quantized* copy, DType element, int32_t direction, int64_t columns) {
+    if (is_present(*copy)) return;
+    *copy = take_copy(arena, recipe, element, direction, capacity, columns, num_groups);
+  };
+  if (recipe.is_quantized) {
+    const DType gradient = recipe.gradient_dtype;
+    if (is_present(args.grad_x)) take(&b.grad_z_rowwise, gradient, MOIRE_ROWWISE, two_f);
+    if (is_present(args.grad_w1)) take(&b.grad_z_columnwise, gradient, MOIRE_COLUMNWISE, two_f);
+    if (is_present(args.grad_w2)) {
+      take(&b.act_columnwise, DType::kE4M3, MOIRE_COLUMNWISE, two_f / 2);
+    }
+  }
+  const bool grad_z_is_copied = is_present(b.grad_z_rowwise) || is_present(b.grad_z_columnwise);
+  if (needs.grad_z && !grad_z_is_copied && !b.grad_z.is_present()) {
+    b.grad_z = arena.take(z.type(), capacity, two_f);
+  }
+  const bool act_is_copied = needs.grad_z && is_present(b.act_columnwise);
+  if (needs.makes_act && !act_is_copied && !b.act.is_present()) {
+    b.act = arena.take(z.type(), capacity, two_f / 2);
+  }
+  return b;
+}
+
+// The operands in 8 bits, and the steps that make what neither the caller nor a product gives.
+Operands quantized_operands(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
+                            const Needs& needs, const RaggedOperand& grad_y, const Between& between,
+                            Arena& arena, MlpBackwardSteps& steps) {
+  const bool needs_w1 = is_present(args.grad_w1), needs_w2 = is_present(args.grad_w2);
+  moire_quantized rowwise = args.grad_y_rowwise, columnwise = args.grad_y_columnwise;
+  make_copies(recipe, recipe.gradient_dtype, grad_y, args.groups, needs.grad_z ? &rowwise : nullptr,
+              needs_w2 ? &columnwise : nullptr, arena, steps.quantize_grad_y);
+  moire_quantized x = args.x_columnwise;
+  make_copies(recipe, DType::kE4M3, {args.x, args.row_idx, {}}, args.groups, nullptr,
+              needs_w1 ? &x : nullptr, arena, steps.quantize_x);
+  const bool act_is_given = args.act_is_saved != 0 && is_present(args.act_columnwise);
+  const bool act_is_emitted = needs.makes_act && needs.grad_z;
+  if (!act_is_given && !act_is_emitted) {
+    steps.quantize_act =
+        quantize_step(recipe, {between.act, {}, {}}, args.groups, {}, between.act_columnwise);
+  }
+  return {operand_of(rowwise),
+          operand_of(columnwise),
+          operand_of(between.grad_z_rowwise),
+          operand_of(between.grad_z_columnwise),
+          operand_of(x),
+          operand_of(between.act_columnwise)};
+}
+
+MlpBackwardSteps steps_of(const GroupedMlpBackwardArgs& args, Arena& arena) {
+  const Recipe recipe(args);
+  const Needs needs(args);
+  const Between between = take_between(args, recipe, needs, arena);
+  const RaggedOperand grad_y{
+      args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}, {}};
+  const RaggedOperand grad_z{between.grad_z, {}, {}};
 
   MlpBackwardSteps steps;
-  const bool act_is_made = needs.act && args.act_is_saved == 0;
+  const Operands operands =
+      recipe.is_quantized
+          ? quantized_operands(args, recipe, needs, grad_y, between, arena, steps)
+          : Operands{
+                grad_y, grad_y, grad_z, grad_z, {args.x, args.row_idx, {}}, {between.act, {}, {}}};
   if (needs.grad_z) {
-    steps.fc2_dgrad = fc2_dgrad_args(args, grad_y, grad_z, act_is_made ? act : TensorView());
-  } else if (act_is_made) {
-    steps.act = act_args(args, act);
+    const WeightOperand w2 =
+        weight_operand(recipe, args.w2, args.w2_quantized, false, arena, steps.quantize_w2);
+    steps.fc2_dgrad = fc2_dgrad_args(args, recipe, operands.dgrad_grad_y, w2, between);
+  } else if (needs.makes_act) {
+    steps.act = act_args(args, between.act);
   }
-  if (is_present(args.grad_b2) || needs.scale_from_b2) {
-    steps.b2 = b2_args(args, grad_y, needs.scale_from_b2);
-  }
+  if (needs.b2) steps.b2 = b2_args(args, grad_y, needs.scale_from_b2);
   if (is_present(args.grad_w2)) {
-    steps.fc2_wgrad = wgrad_args(grad_y, {act, TensorView()}, args.grad_w2, args.beta_w2,
-                                 args.beta_w2_per_group, args.groups);
+    steps.fc2_wgrad = wgrad_args(operands.wgrad_grad_y, operands.act, args.grad_w2, args.beta_w2,
+                                 args.beta_w2_per_group, args.groups, recipe.accumulation);
   }
-  if (is_present(args.grad_x)) steps.fc1_dgrad = fc1_dgrad_args(args, grad_z);
+  if (is_present(args.grad_x)) {
+    const WeightOperand w1 =
+        weight_operand(recipe, args.w1, args.w1_quantized, false, arena, steps.quantize_w1);
+    steps.fc1_dgrad = fc1_dgrad_args(args, recipe, operands.dgrad_grad_z, w1);
+  }
   if (is_present(args.grad_w1)) {
-    steps.fc1_wgrad = wgrad_args({grad_z, TensorView()}, x, args.grad_w1, args.beta_w1,
-                                 args.beta_w1_per_group, args.groups);
+    steps.fc1_wgrad = wgrad_args(operands.wgrad_grad_z, operands.x, args.grad_w1, args.beta_w1,
+                                 args.beta_w1_per_group, args.groups, recipe.accumulation);
   }
   return steps;
 }

@@ -1,4 +1,5 @@
-// How the operands of a linear layer become operands of the grouped GEMM, for either weight layout.
+// The operands of a linear layer's products, and how they become those of the grouped GEMM for
+// either weight layout.
 #pragma once
 
 #include <moire/grouped_gemm.h>
@@ -9,24 +10,34 @@ namespace moire {
 struct RaggedOperand {
   TensorView tensor;
   TensorView row_idx;  // absent: rows are in expert order
+  TensorView scales;   // of an FP8 tensor
+};
+
+struct WeightOperand {
+  Weight weight;
+  TensorView scales;  // of an FP8 weight
 };
 
 // grad_W_g = beta_g * grad_W_g + grad_y_g^T x_g for [G, out, in], its transpose for [G, in, out].
 inline GroupedGemmWgradArgs wgrad_args(const RaggedOperand& grad_y, const RaggedOperand& x,
                                        const moire_weight& grad_w, int32_t beta,
-                                       const uint8_t* beta_per_group, const moire_groups& groups) {
+                                       const uint8_t* beta_per_group, const moire_groups& groups,
+                                       int32_t accumulation) {
   const bool out_in = grad_w.layout == MOIRE_OUT_IN;
   const RaggedOperand& a = out_in ? grad_y : x;
   const RaggedOperand& b = out_in ? x : grad_y;
   GroupedGemmWgradArgs gemm;
   gemm.a = a.tensor;
   gemm.a_row_idx = a.row_idx;
+  gemm.a_scales = a.scales;
   gemm.b = b.tensor;
   gemm.b_row_idx = b.row_idx;
+  gemm.b_scales = b.scales;
   gemm.d = grad_w;
   gemm.beta = beta;
   gemm.beta_per_group = beta_per_group;
   gemm.groups = groups;
+  gemm.accumulation = accumulation;
   return gemm;
 }
 

@@ -1,4 +1,4 @@
-// Checks that grouped_linear and grouped_mlp share.
+// Checks that grouped_linear and grouped_mlp share, whatever the recipe, and how their steps run.
 #pragma once
 
 #include <moire/grouped_mlp.h>
@@ -11,25 +11,10 @@
 
 namespace moire {
 
-inline bool check_recipe(ArgumentCheck& check, int32_t recipe) {
-  return check.require(recipe == MOIRE_RECIPE_AS_STORED, "recipe is ", recipe,
-                       ", must be 0 (as stored): this version has no other");
-}
-
 // The size that three operands should share (0: one that is absent), so that a message blames the
 // odd one out; where all differ, the first is believed.
 inline int64_t agreed_size(int64_t first, int64_t second, int64_t third) {
   return second == third && second != 0 ? second : first;
-}
-
-// grad_y [capacity, n], or [T, n] gathered by the row_idx that gathers x.
-inline bool check_grad_y(ArgumentCheck& check, const TensorView& grad_y, int32_t gathered,
-                         const TensorView& row_idx, const Groups& groups, NamedSize n) {
-  check.enumerator("gathered_grad_y", gathered, 2);
-  check.require(gathered == 0 || row_idx.is_present(),
-                "gathered_grad_y is 1 but row_idx is absent");
-  return check.ragged("grad_y", grad_y, "row_idx", gathered != 0 ? row_idx : TensorView(), groups,
-                      n);
 }
 
 // Whether gradients are accumulated: 0 or 1, for all groups or for each.

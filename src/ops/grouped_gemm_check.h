@@ -12,7 +12,7 @@
 
 #include "core/argument_check.h"
 #include "ops/dispatch.h"
-#include "ops/scales_check.h"
+#include "core/scales_check.h"
 
 namespace moire {
 

@@ -3,8 +3,8 @@
 
 #include "core/resolved_groups.h"
 #include "core/scale_shapes.h"
+#include "core/scales_check.h"
 #include "ops/dispatch.h"
-#include "ops/scales_check.h"
 
 namespace moire {
 namespace {

@@ -101,7 +101,7 @@ void add_common(std::vector<BadInput<A>>& table) {
       "offsets_past", [](A& a) { a.groups.offsets = past; },
       "group 3 ends at row 12, past the capacity 11");
   add(
-      "recipe", [](A& a) { a.recipe = 1; }, "recipe is 1, must be 0 (as stored)");
+      "recipe", [](A& a) { a.recipe = 4; }, "recipe is 4, must be 0 to 3");
   add(
       "tail", [](A& a) { a.tail = 2; }, "tail is 2, must be 0 to 1");
   add(

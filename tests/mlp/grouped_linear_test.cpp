@@ -208,7 +208,7 @@ TEST(GroupedLinear, RefusesBadInputWithASentence) {
       {[](A& a) { a.scale.dtype = MOIRE_BF16; }, "scale is bf16 [9], needs fp32"},
       {[](A& a) { a.y.shape[0] = 8; }, "y is fp32 [8, 13] with row stride 14, needs [capacity"},
       {[](A& a) { a.y.data = a.x.data; }, "y and x overlap"},
-      {[](A& a) { a.recipe = 3; }, "recipe is 3, must be 0"},
+      {[](A& a) { a.recipe = 4; }, "recipe is 4, must be 0 to 3"},
       {[](A& a) { a.tail = -1; }, "tail is -1, must be 0 to 1"},
   };
   for (const auto& [spoil, message] : forwards) {

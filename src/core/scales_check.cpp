@@ -1,4 +1,4 @@
-#include "ops/scales_check.h"
+#include "core/scales_check.h"
 
 #include "core/scale_shapes.h"
 

@@ -1,0 +1,87 @@
+// What a recipe means for the steps of a composite: which quantised copies its products read, and
+// the steps that make those which the caller did not give.
+#pragma once
+
+#include <moire/groups.h>
+#include <moire/quantize.h>
+
+#include <optional>
+
+#include "core/arena.h"
+#include "mlp/operands.h"
+
+namespace moire {
+
+struct Recipe {
+  // `Args` is one of the composites' structs.
+  template <class Args>
+  explicit Recipe(const Args& args)
+      : is_quantized(args.recipe != MOIRE_RECIPE_AS_STORED),
+        accumulation(args.recipe == MOIRE_RECIPE_AS_STORED || args.recipe == MOIRE_RECIPE_MXFP8
+                         ? MOIRE_ACCUMULATE_EXACT
+                     : args.emulate_accumulation != 0 ? MOIRE_ACCUMULATE_EMULATED
+                                                      : MOIRE_ACCUMULATE_FAST),
+        fractional_scales(args.fractional_scales) {
+    if (args.recipe == MOIRE_RECIPE_FP8_BLOCK) {
+      scaling = MOIRE_SCALING_FP8_BLOCK;
+      weight_scaling = MOIRE_SCALING_FP8_TILE;
+    }
+    if constexpr (requires { args.gradient_dtype; }) {
+      if (args.gradient_dtype != 0) gradient_dtype = static_cast<DType>(args.gradient_dtype);
+    }
+  }
+
+  // The direction of the blocks of a weight that a product contracts along `in` (forward), else
+  // along `out` (dgrad); tiles have none and count as rowwise.
+  int32_t weight_direction(int32_t layout, bool along_in) const {
+    if (weight_scaling == MOIRE_SCALING_FP8_TILE) return MOIRE_ROWWISE;
+    return (layout == MOIRE_OUT_IN) == along_in ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
+  }
+
+  bool is_quantized;
+  int32_t scaling = MOIRE_SCALING_MXFP8;  // of activations and gradients
+  int32_t weight_scaling = MOIRE_SCALING_MXFP8;
+  int32_t accumulation;
+  int32_t fractional_scales;
+  DType gradient_dtype = DType::kE4M3;
+};
+
+inline bool is_present(const moire_tensor& t) { return t.rank != 0; }
+inline bool is_present(const moire_weight& w) { return w.tensor.rank != 0; }
+inline bool is_present(const moire_quantized& q) { return q.data.rank != 0; }
+
+// Memory for a copy of a ragged [rows, columns].
+moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int32_t direction,
+                          int64_t rows, int64_t columns, int64_t num_groups);
+
+// The step that makes copies, present or absent, of `source` in the order of the groups; nothing if
+// there are no groups.
+std::optional<QuantizeArgs> quantize_step(const Recipe& recipe, const RaggedOperand& source,
+                                          const moire_groups& groups,
+                                          const moire_quantized& rowwise,
+                                          const moire_quantized& columnwise);
+
+// The copies of `source` in the order of the groups that are asked for (not null) and not there
+// yet: their memory, and the step that makes them.
+void make_copies(const Recipe& recipe, DType element, const RaggedOperand& source,
+                 const moire_groups& groups, moire_quantized* rowwise, moire_quantized* columnwise,
+                 Arena& arena, std::optional<QuantizeArgs>& step);
+
+// The ragged operand of a forward product: x as it is if the recipe does not quantise or x is FP8
+// already, else its rowwise copy. `columnwise`, where it is present, is made along with it.
+RaggedOperand forward_operand(const Recipe& recipe, const RaggedOperand& x,
+                              const moire_groups& groups, const moire_quantized& columnwise,
+                              Arena& arena, std::optional<QuantizeArgs>& step);
+
+// The weight of a product along `in` (forward) or along `out` (dgrad): as it is, `given`, or a
+// copy.
+WeightOperand weight_operand(const Recipe& recipe, const Weight& weight,
+                             const moire_quantized& given, bool along_in, Arena& arena,
+                             std::optional<QuantizeWeightArgs>& step);
+
+// A copy in expert order as an operand.
+inline RaggedOperand operand_of(const moire_quantized& copy) {
+  return {copy.data, {}, copy.scales};
+}
+
+}  // namespace moire

@@ -1,0 +1,117 @@
+#include "mlp/recipe_check.h"
+
+#include "core/scales_check.h"
+
+namespace moire {
+namespace {
+
+constexpr int32_t kNumRecipes = 4;
+
+bool check_recipe(ArgumentCheck& check, int32_t recipe, int32_t emulate_accumulation,
+                  int32_t fractional_scales, std::initializer_list<NamedCopy> copies) {
+  check.enumerator("recipe", recipe, kNumRecipes);
+  check.enumerator("emulate_accumulation", emulate_accumulation, 2);
+  check.enumerator("fractional_scales", fractional_scales, 2);
+  check.require(fractional_scales == 0 || recipe == MOIRE_RECIPE_FP8_BLOCK,
+                "fractional_scales is 1 but recipe is ", recipe,
+                ": only recipe 3 (fp8_block) has scales that are not powers of two");
+  check.require(emulate_accumulation == 0 || recipe == MOIRE_RECIPE_MXFP8_FAST ||
+                    recipe == MOIRE_RECIPE_FP8_BLOCK,
+                "emulate_accumulation is 1 but recipe is ", recipe,
+                ", needs 2 (mxfp8_fast) or 3 (fp8_block)");
+  if (recipe != MOIRE_RECIPE_AS_STORED) return check.ok();
+  for (const NamedCopy& c : copies) {
+    check.require(!is_present(c.copy) && !is_present(c.copy.scales), c.name,
+                  " is present but recipe is 0 (as stored), which quantises nothing");
+  }
+  return check.ok();
+}
+
+bool check_gradient_dtype(ArgumentCheck& check, int32_t dtype) {
+  return check.require(dtype == 0 || dtype == MOIRE_E4M3 || dtype == MOIRE_E5M2,
+                       "gradient_dtype is ", dtype_name(static_cast<DType>(dtype)),
+                       ", needs e4m3 (or 0) or e5m2");
+}
+
+// x_scales as the copy that it is a part of.
+moire_quantized scales_of(const moire_tensor& scales) { return {{}, scales}; }
+
+}  // namespace
+
+bool check_recipe(ArgumentCheck& check, const GroupedLinearArgs& args) {
+  return check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
+                      {{"x_scales", scales_of(args.x_scales)},
+                       {"w_quantized", args.w_quantized},
+                       {"x_columnwise", args.x_columnwise}});
+}
+
+bool check_recipe(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
+  check_gradient_dtype(check, args.gradient_dtype);
+  return check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
+                      {{"w_quantized", args.w_quantized},
+                       {"x_columnwise", args.x_columnwise},
+                       {"grad_y_rowwise", args.grad_y_rowwise},
+                       {"grad_y_columnwise", args.grad_y_columnwise}});
+}
+
+bool check_recipe(ArgumentCheck& check, const GroupedMlpArgs& args) {
+  return check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
+                      {{"x_scales", scales_of(args.x_scales)},
+                       {"w1_quantized", args.w1_quantized},
+                       {"w2_quantized", args.w2_quantized},
+                       {"x_columnwise", args.x_columnwise},
+                       {"act_columnwise", args.act_columnwise}});
+}
+
+bool check_recipe(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
+  check_gradient_dtype(check, args.gradient_dtype);
+  return check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
+                      {{"w1_quantized", args.w1_quantized},
+                       {"w2_quantized", args.w2_quantized},
+                       {"x_columnwise", args.x_columnwise},
+                       {"act_columnwise", args.act_columnwise},
+                       {"grad_y_rowwise", args.grad_y_rowwise},
+                       {"grad_y_columnwise", args.grad_y_columnwise},
+                       {"grad_z_columnwise", args.grad_z_columnwise}});
+}
+
+bool check_weight(ArgumentCheck& check, const Recipe& recipe, const QuantizableWeight& w,
+                  bool along_in, NamedSize num_groups, NamedSize out, NamedSize in) {
+  if (is_present(w.weight) || !recipe.is_quantized || !is_present(w.copy)) {
+    check.weight(w.name, w.weight, kFloatTypes, num_groups, out, in);
+  }
+  if (!is_present(w.copy)) return check.ok();
+  check.enumerator(concat(w.name, ".layout"), w.weight.layout, 2);
+  const bool out_in = w.weight.layout == MOIRE_OUT_IN;
+  const TensorView shape(
+      nullptr, DType::kE4M3,
+      {num_groups.size, out_in ? out.size : in.size, out_in ? in.size : out.size});
+  return check_quantized(check, w.copy_name, w.copy, recipe.weight_scaling,
+                         recipe.weight_direction(w.weight.layout, along_in),
+                         Weight(shape, w.weight.layout));
+}
+
+bool check_copy(ArgumentCheck& check, const Recipe& recipe, std::string_view name,
+                const moire_quantized& copy, int32_t direction, const Groups& groups, int64_t k) {
+  if (!is_present(copy)) return check.ok();
+  return check_quantized(check, name, copy, recipe.scaling, direction, groups, {"k", k});
+}
+
+bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const TensorView& x,
+                           const TensorView& x_scales, const TensorView& row_idx,
+                           const moire_quantized& x_columnwise, const Groups& groups, NamedSize k) {
+  if (!x_scales.is_present()) {
+    check.ragged("x", x, "row_idx", row_idx, groups, k);
+    return check_copy(check, recipe, "x_columnwise", x_columnwise, MOIRE_COLUMNWISE, groups,
+                      k.size);
+  }
+  check.require(!is_present(x_columnwise),
+                "x_columnwise is asked for but x is quantised already: quantise both directions at "
+                "once");
+  check.ragged("x", x, "row_idx", row_idx, groups, k, kFp8Types);
+  Groups rows = groups;  // x may have another number of rows than the groups
+  rows.capacity = x.shape[0];
+  return check_scales(check, {"x_scales", x_scales}, recipe.scaling, MOIRE_ROWWISE, rows, k);
+}
+
+}  // namespace moire

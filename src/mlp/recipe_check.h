@@ -1,0 +1,92 @@
+// Checks of what a recipe asks for: operands as stored, or quantised copies and what they are made
+// of.
+#pragma once
+
+#include <moire/grouped_mlp.h>
+
+#include <initializer_list>
+#include <string_view>
+
+#include "core/argument_check.h"
+#include "mlp/recipe.h"
+
+namespace moire {
+
+struct NamedCopy {
+  std::string_view name;
+  const moire_quantized& copy;
+};
+
+// A weight, and the copy that may stand in for it.
+struct QuantizableWeight {
+  std::string_view name;
+  const moire_weight& weight;
+  std::string_view copy_name;
+  const moire_quantized& copy;
+
+  // The sizes of whichever is there.
+  int64_t out_features() const { return known().out_features(); }
+  int64_t in_features() const { return known().in_features(); }
+
+ private:
+  Weight known() const {
+    return is_present(weight) ? Weight(weight) : Weight(copy.data, weight.layout);
+  }
+};
+
+// Columns of the first tensor that is there; 0 if none is.
+inline int64_t columns_of(std::initializer_list<TensorView> tensors) {
+  for (const TensorView& t : tensors) {
+    if (t.is_present()) return t.columns();
+  }
+  return 0;
+}
+
+// The recipe is one of moire_recipe; one that does not quantise is given nothing quantised.
+bool check_recipe(ArgumentCheck& check, const GroupedLinearArgs& args);
+bool check_recipe(ArgumentCheck& check, const GroupedLinearBackwardArgs& args);
+bool check_recipe(ArgumentCheck& check, const GroupedMlpArgs& args);
+bool check_recipe(ArgumentCheck& check, const GroupedMlpBackwardArgs& args);
+
+// The weight of a product along `in` (forward) or along `out`: it, or its copy for that direction.
+bool check_weight(ArgumentCheck& check, const Recipe& recipe, const QuantizableWeight& w,
+                  bool along_in, NamedSize num_groups, NamedSize out, NamedSize in);
+
+// A copy of a ragged [capacity, k] in this direction, if it is there.
+bool check_copy(ArgumentCheck& check, const Recipe& recipe, std::string_view name,
+                const moire_quantized& copy, int32_t direction, const Groups& groups, int64_t k);
+
+// x of a forward product: a float tensor, or FP8 with rowwise x_scales; x_columnwise, which is made
+// from a float x only.
+bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const TensorView& x,
+                           const TensorView& x_scales, const TensorView& row_idx,
+                           const moire_quantized& x_columnwise, const Groups& groups, NamedSize k);
+template <class Args>
+bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const Args& args,
+                           const Groups& groups, NamedSize k) {
+  return check_forward_operand(check, recipe, args.x, args.x_scales, args.row_idx,
+                               args.x_columnwise, groups, k);
+}
+
+// grad_y [capacity, n], or [T, n] gathered by the row_idx that gathers x; where it is absent, the
+// copies that are needed are there.
+template <class Args>
+bool check_grad_y(ArgumentCheck& check, const Recipe& recipe, const Args& args,
+                  const Groups& groups, NamedSize n, bool needs_rowwise, bool needs_columnwise,
+                  bool needs_itself) {
+  check.enumerator("gathered_grad_y", args.gathered_grad_y, 2);
+  check.require(args.gathered_grad_y == 0 || is_present(args.row_idx),
+                "gathered_grad_y is 1 but row_idx is absent");
+  check_copy(check, recipe, "grad_y_rowwise", args.grad_y_rowwise, MOIRE_ROWWISE, groups, n.size);
+  check_copy(check, recipe, "grad_y_columnwise", args.grad_y_columnwise, MOIRE_COLUMNWISE, groups,
+             n.size);
+  const bool copies_suffice = recipe.is_quantized && !needs_itself &&
+                              (!needs_rowwise || is_present(args.grad_y_rowwise)) &&
+                              (!needs_columnwise || is_present(args.grad_y_columnwise));
+  if (copies_suffice && !is_present(args.grad_y)) return check.ok();
+  return check.ragged("grad_y", args.grad_y, "row_idx",
+                      args.gathered_grad_y != 0 ? TensorView(args.row_idx) : TensorView(), groups,
+                      n);
+}
+
+}  // namespace moire

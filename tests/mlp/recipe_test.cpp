@@ -1,0 +1,482 @@
+// The 8-bit recipes: each composite is its ops one after the other, bit for bit; copies that are
+// given or kept change nothing; what comes out is as far from the exact layer as docs/numerics.md
+// says.
+#include <moire/quantize.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/scale_shapes.h"
+#include "tests/mlp/mlp_checks.h"
+
+namespace moire::test {
+namespace {
+
+// One direction's copy and its memory.
+struct Copy {
+  TestTensor data, scales;
+
+  operator moire_quantized() const { return {data, scales}; }
+};
+
+struct RecipeCase {
+  int32_t recipe;
+  int32_t gradient_dtype = 0;
+  int32_t fractional_scales = 0;
+
+  bool is_block() const { return recipe == MOIRE_RECIPE_FP8_BLOCK; }
+  int32_t scaling() const { return is_block() ? MOIRE_SCALING_FP8_BLOCK : MOIRE_SCALING_MXFP8; }
+  int32_t weight_scaling() const {
+    return is_block() ? MOIRE_SCALING_FP8_TILE : MOIRE_SCALING_MXFP8;
+  }
+  DType gradient() const {
+    return gradient_dtype == 0 ? DType::kE4M3 : static_cast<DType>(gradient_dtype);
+  }
+  template <class Args>
+  Args in(Args args) const {
+    args.recipe = recipe;
+    args.fractional_scales = fractional_scales;
+    if constexpr (requires { args.gradient_dtype; }) args.gradient_dtype = gradient_dtype;
+    return args;
+  }
+};
+
+std::ostream& operator<<(std::ostream& out, const RecipeCase& c) {
+  return out << "recipe " << c.recipe << ", gradients " << c.gradient_dtype << ", fractional "
+             << c.fractional_scales;
+}
+
+std::vector<RecipeCase> recipes() {
+  return {{MOIRE_RECIPE_MXFP8},
+          {MOIRE_RECIPE_MXFP8, MOIRE_E5M2},
+          {MOIRE_RECIPE_MXFP8_FAST},
+          {MOIRE_RECIPE_FP8_BLOCK},
+          {MOIRE_RECIPE_FP8_BLOCK, 0, 1}};
+}
+
+Copy ragged_memory(const RecipeCase& c, DType element, int32_t direction, const Batch& batch,
+                   int64_t columns) {
+  const ScaleShape shape =
+      ragged_scales(c.scaling(), direction, batch.capacity(), batch.groups().num_groups, columns);
+  return {TestTensor(element, {batch.capacity(), columns}),
+          TestTensor(scale_dtype(c.scaling()), {shape.rows, shape.columns}, 3)};
+}
+
+// `source` in the order of the groups, by the op.
+Copy copy_of(const RecipeCase& c, DType element, int32_t direction, const Batch& batch,
+             const TestTensor& source, const TestTensor& row_idx = {}) {
+  Copy copy = ragged_memory(c, element, direction, batch, source.view().columns());
+  if (batch.groups().num_groups == 0) return copy;
+  QuantizeArgs args;
+  args.source = source;
+  args.row_idx = row_idx;
+  args.scaling = c.scaling();
+  args.fractional_scales = c.fractional_scales;
+  (direction == MOIRE_ROWWISE ? args.rowwise : args.columnwise) = copy;
+  args.groups = batch.groups();
+  EXPECT_TRUE(succeeds(quantize(cpu(), args)));
+  return copy;
+}
+
+Copy copy_of(const RecipeCase& c, const TestWeight& weight, bool along_in) {
+  const moire_weight w = weight;
+  const bool tiles = c.weight_scaling() == MOIRE_SCALING_FP8_TILE;
+  const bool rowwise = tiles || (w.layout == MOIRE_OUT_IN) == along_in;
+  const int64_t* shape = w.tensor.shape;
+  const ScaleShape s = matrix_scales(c.weight_scaling(), rowwise ? MOIRE_ROWWISE : MOIRE_COLUMNWISE,
+                                     shape[1], shape[2]);
+  Copy copy{TestTensor(DType::kE4M3, {shape[0], shape[1], shape[2]}),
+            TestTensor(scale_dtype(c.weight_scaling()), {shape[0], s.rows, s.columns})};
+  QuantizeWeightArgs args;
+  args.source = w;
+  args.scaling = c.weight_scaling();
+  args.fractional_scales = c.fractional_scales;
+  (rowwise ? args.rowwise : args.columnwise) = copy;
+  EXPECT_TRUE(succeeds(quantize_weight(cpu(), args)));
+  return copy;
+}
+
+void multiply(const Batch& batch, const Copy& a, const Copy& w, int32_t layout, bool transpose,
+              const TestTensor& bias, const TestTensor& scale, const TestTensor& d) {
+  GroupedGemmArgs args;
+  args.a = a.data;
+  args.a_scales = a.scales;
+  args.b = Weight(w.data.view(), layout);
+  args.b_scales = w.scales;
+  args.transpose_b = transpose ? 1 : 0;
+  args.bias = bias;
+  args.bias_scale = scale;
+  args.d = d;
+  args.groups = batch.groups();
+  ASSERT_TRUE(succeeds(run(cpu(), args, grouped_gemm, grouped_gemm_workspace)));
+}
+
+void multiply_rows(const Batch& batch, const Copy& grad_y, const Copy& x, const TestWeight& grad_w,
+                   int32_t beta) {
+  const moire_weight d = grad_w;
+  const bool out_in = d.layout == MOIRE_OUT_IN;
+  const Copy &a = out_in ? grad_y : x, &b = out_in ? x : grad_y;
+  GroupedGemmWgradArgs args;
+  args.a = a.data;
+  args.a_scales = a.scales;
+  args.b = b.data;
+  args.b_scales = b.scales;
+  args.d = d;
+  args.beta = beta;
+  args.groups = batch.groups();
+  ASSERT_TRUE(succeeds(run(cpu(), args, grouped_gemm_wgrad, grouped_gemm_wgrad_workspace)));
+}
+
+// z, act and y of `p`, op by op.
+void run_ops_forward(const RecipeCase& c, const MlpProblem& p) {
+  const MlpOptions& o = p.options;
+  const DType e4m3 = DType::kE4M3;
+  multiply(p.batch, copy_of(c, e4m3, MOIRE_ROWWISE, p.batch, p.x, p.row_idx),
+           copy_of(c, p.w1, true), o.w1_layout, false, p.b1, {}, p.z);
+  GluArgs activation;
+  activation.z = p.z;
+  activation.probs = p.probs;
+  activation.act = p.act;
+  activation.groups = p.batch.groups();
+  activation.activation = o.activation;
+  activation.layout = o.layout;
+  ASSERT_TRUE(succeeds(glu(cpu(), activation)));
+  multiply(p.batch, copy_of(c, e4m3, MOIRE_ROWWISE, p.batch, p.act), copy_of(c, p.w2, true),
+           o.w2_layout, false, p.b2, o.with_b2 ? p.probs : TestTensor(), p.y);
+}
+
+// All gradients of `p` op by op, after a forward.
+void run_ops_backward(const RecipeCase& c, const MlpProblem& p) {
+  const MlpOptions& o = p.options;
+  const TestTensor grad_y_idx = o.gathered_grad_y ? p.row_idx : TestTensor();
+  const auto gradient = [&](int32_t direction, const TestTensor& t, const TestTensor& idx) {
+    return copy_of(c, c.gradient(), direction, p.batch, t, idx);
+  };
+  const auto columnwise = [&](const TestTensor& t, const TestTensor& idx) {
+    return copy_of(c, DType::kE4M3, MOIRE_COLUMNWISE, p.batch, t, idx);
+  };
+  TestTensor grad_act(o.dtype, {p.batch.capacity(), o.width});
+  multiply(p.batch, gradient(MOIRE_ROWWISE, p.grad_y, grad_y_idx), copy_of(c, p.w2, false),
+           o.w2_layout, true, {}, {}, grad_act);
+  GluBackwardArgs activation;
+  activation.z = p.z;
+  activation.probs = p.probs;
+  activation.grad_act = grad_act;
+  activation.grad_z = p.grad_z;
+  activation.act = p.act;
+  if (o.with_probs) activation.grad_probs = p.grad_probs;
+  activation.groups = p.batch.groups();
+  activation.activation = o.activation;
+  activation.layout = o.layout;
+  ASSERT_TRUE(succeeds(glu_backward(cpu(), activation)));
+  const int32_t beta = o.accumulate ? 1 : 0;
+  multiply(p.batch, gradient(MOIRE_ROWWISE, p.grad_z, {}), copy_of(c, p.w1, false), o.w1_layout,
+           true, {}, {}, p.grad_x);
+  multiply_rows(p.batch, gradient(MOIRE_COLUMNWISE, p.grad_z, {}), columnwise(p.x, p.row_idx),
+                p.grad_w1, beta);
+  multiply_rows(p.batch, gradient(MOIRE_COLUMNWISE, p.grad_y, grad_y_idx), columnwise(p.act, {}),
+                p.grad_w2, beta);
+}
+
+void expect_same_results(const MlpProblem& got, const MlpProblem& want) {
+  EXPECT_TRUE(same_bits(got.z, want.z, got.batch.rows())) << "z";
+  EXPECT_TRUE(same_bits(got.y, want.y)) << "y";
+  EXPECT_TRUE(same_bits(got.grad_x, want.grad_x)) << "grad_x";
+  EXPECT_TRUE(same_bits(got.grad_w1, want.grad_w1)) << "grad_w1";
+  EXPECT_TRUE(same_bits(got.grad_w2, want.grad_w2)) << "grad_w2";
+  EXPECT_TRUE(same_bits(got.grad_probs, want.grad_probs)) << "grad_probs";
+  EXPECT_TRUE(got.is_undamaged());
+}
+
+// Biases' gradients have no part in the ops above; without b2 grad_probs has one path.
+MlpOptions without_b2(const RaggedCase& ragged) {
+  MlpOptions options;
+  options.ragged = ragged;
+  options.hidden = 40;
+  options.width = 72;
+  options.dtype = DType::kBF16;
+  options.with_b2 = false;
+  return options;
+}
+
+void expect_composite_is_its_ops(const RecipeCase& c, const MlpOptions& options, Random& random) {
+  SCOPED_TRACE(testing::PrintToString(c) + ", " + testing::PrintToString(options));
+  const MlpProblem composite(options, random);
+  const MlpProblem ops = composite;
+  ASSERT_TRUE(succeeds(run_forward(cpu(), c.in(composite.forward()))));
+  run_ops_forward(c, ops);
+  ASSERT_TRUE(succeeds(run_backward(cpu(), c.in(composite.backward()))));
+  run_ops_backward(c, ops);
+  expect_same_results(composite, ops);
+}
+
+TEST(Recipe, IsItsOpsBitForBitOnEveryRaggedCase) {
+  Random random;
+  for (const RaggedCase& ragged : ragged_table()) {
+    for (const RecipeCase& c : recipes()) {
+      expect_composite_is_its_ops(c, without_b2(ragged), random);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(Recipe, IsItsOpsForEveryDtypeLayoutAndGathering) {
+  Random random;
+  for (const RecipeCase& c : recipes()) {
+    for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
+      for (const bool gathered : {false, true}) {
+        for (const int32_t weight_layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+          MlpOptions options = without_b2({"Three", {40, 0, 150}, 3});
+          options.dtype = dtype;
+          options.gathered = options.gathered_grad_y = gathered;
+          options.w1_layout = options.w2_layout = weight_layout;
+          options.listed = gathered;
+          options.accumulate = gathered;
+          expect_composite_is_its_ops(c, options, random);
+        }
+      }
+    }
+  }
+}
+
+TEST(Recipe, IsItsOpsForEveryActivationAndGateAndUpLayout) {
+  Random random;
+  for (const RecipeCase& c : recipes()) {
+    for (const Activation& activation : activations()) {
+      for (const GluLayout& layout : glu_layouts()) {
+        for (const int64_t width : {8, 136, 176}) {
+          MlpOptions options = without_b2({"Two", {70, 5}});
+          options.activation = activation;
+          options.layout = layout;
+          options.width = width;
+          expect_composite_is_its_ops(c, options, random);
+        }
+      }
+    }
+  }
+}
+
+// Copies of the weights made before, x quantised before, and the copies that a forward keeps.
+TEST(Recipe, GivenAndKeptCopiesChangeNoBit) {
+  Random random;
+  for (const RecipeCase& c : recipes()) {
+    SCOPED_TRACE(testing::PrintToString(c));
+    const MlpOptions options = without_b2({"Three", {40, 0, 150}, 3});
+    const MlpProblem plain(options, random);
+    const MlpProblem given = plain;
+    const Batch& batch = given.batch;
+    ASSERT_TRUE(succeeds(run_forward(cpu(), c.in(plain.forward()))));
+    ASSERT_TRUE(succeeds(run_backward(cpu(), c.in(plain.backward()))));
+
+    GroupedMlpArgs forward = c.in(given.forward());
+    const Copy w1 = copy_of(c, given.w1, true), w2 = copy_of(c, given.w2, true);
+    const Copy act_kept = ragged_memory(c, DType::kE4M3, MOIRE_COLUMNWISE, batch, options.width);
+    const Copy x_kept = ragged_memory(c, DType::kE4M3, MOIRE_COLUMNWISE, batch, options.hidden);
+    forward.w1 = forward.w2 = moire_weight{};
+    forward.w1_quantized = w1;
+    forward.w2_quantized = w2;
+    forward.x_columnwise = x_kept;
+    forward.act_columnwise = act_kept;
+    ASSERT_TRUE(succeeds(run_forward(cpu(), forward)));
+
+    const Copy x = copy_of(c, DType::kE4M3, MOIRE_ROWWISE, batch, given.x);
+    forward.x = x.data;
+    forward.x_scales = x.scales;
+    forward.x_columnwise = {};
+    const TestTensor y = given.y;
+    forward.y = y;
+    ASSERT_TRUE(succeeds(run_forward(cpu(), forward)));
+    EXPECT_TRUE(same_bits(y, given.y)) << "from an x that was quantised before";
+
+    GroupedMlpBackwardArgs backward = c.in(given.backward());
+    const Copy w1_back = copy_of(c, given.w1, false), w2_back = copy_of(c, given.w2, false);
+    const Copy rows = copy_of(c, c.gradient(), MOIRE_ROWWISE, batch, given.grad_y);
+    const Copy columns = copy_of(c, c.gradient(), MOIRE_COLUMNWISE, batch, given.grad_y);
+    backward.w1 = backward.w2 = moire_weight{};
+    backward.w1_quantized = w1_back;
+    backward.w2_quantized = w2_back;
+    backward.x = moire_tensor{};
+    backward.x_columnwise = x_kept;
+    backward.act = moire_tensor{};
+    backward.act_columnwise = act_kept;
+    backward.act_is_saved = 1;
+    backward.grad_y = moire_tensor{};
+    backward.grad_y_rowwise = rows;
+    backward.grad_y_columnwise = columns;
+    ASSERT_TRUE(succeeds(run_backward(cpu(), backward)));
+    expect_same_results(given, plain);
+    EXPECT_TRUE(same_bits(given.grad_b1, plain.grad_b1)) << "grad_b1";
+  }
+}
+
+// Any subset of the gradients has the bits that it has beside the others.
+TEST(Recipe, EachGradientAloneHasTheSameBits) {
+  Random random;
+  for (const RecipeCase& c : recipes()) {
+    MlpOptions options = without_b2({"Two", {33, 70}, 2});
+    options.with_b2 = true;
+    const MlpProblem all(options, random);
+    ASSERT_TRUE(succeeds(run_forward(cpu(), c.in(all.forward()))));
+    const MlpProblem before = all;
+    ASSERT_TRUE(succeeds(run_backward(cpu(), c.in(all.backward()))));
+    for (int only = 0; only < 6; ++only) {
+      SCOPED_TRACE(only);
+      const MlpProblem p = before;
+      const MlpNeeds needs{only == 0, only == 1, only == 2, only == 3, only == 4, only == 5};
+      ASSERT_TRUE(succeeds(run_backward(cpu(), c.in(p.backward(needs)))));
+      if (only == 0) {
+        EXPECT_TRUE(same_bits(p.grad_x, all.grad_x));
+      }
+      if (only == 1) {
+        EXPECT_TRUE(same_bits(p.grad_w1, all.grad_w1));
+      }
+      if (only == 2) {
+        EXPECT_TRUE(same_bits(p.grad_b1, all.grad_b1));
+      }
+      if (only == 3) {
+        EXPECT_TRUE(same_bits(p.grad_w2, all.grad_w2));
+      }
+      if (only == 4) {
+        EXPECT_TRUE(same_bits(p.grad_b2, all.grad_b2));
+      }
+      if (only == 5) {
+        EXPECT_TRUE(same_bits(p.grad_probs, all.grad_probs));
+      }
+    }
+  }
+}
+
+TEST(Recipe, LinearIsItsOpsBitForBit) {
+  Random random;
+  for (const RecipeCase& c : recipes()) {
+    for (const bool gathered : {false, true}) {
+      SCOPED_TRACE(testing::PrintToString(c));
+      MlpOptions options = without_b2({"Three", {40, 0, 150}, 3});
+      options.gathered = gathered;
+      const MlpProblem p(options, random);  // its x, w1, b1 and z are the layer's
+      const Batch& batch = p.batch;
+      GroupedLinearArgs forward;
+      forward.x = p.x;
+      forward.row_idx = p.row_idx;
+      forward.w = p.w1;
+      forward.bias = p.b1;
+      forward.y = p.z;
+      forward.groups = batch.groups();
+      ASSERT_TRUE(succeeds(run(cpu(), c.in(forward), grouped_linear, grouped_linear_workspace)));
+      TestTensor want(options.dtype, {batch.capacity(), 2 * options.width});
+      multiply(batch, copy_of(c, DType::kE4M3, MOIRE_ROWWISE, batch, p.x, p.row_idx),
+               copy_of(c, p.w1, true), options.w1_layout, false, p.b1, {}, want);
+      EXPECT_TRUE(same_bits(p.z, want)) << "y";
+
+      const TestTensor grad_y = want;
+      TestWeight grad_w = p.grad_w1;
+      GroupedLinearBackwardArgs backward;
+      backward.x = p.x;
+      backward.row_idx = p.row_idx;
+      backward.w = p.w1;
+      backward.grad_y = grad_y;
+      backward.grad_x = p.grad_x;
+      backward.grad_w = p.grad_w1;
+      backward.groups = batch.groups();
+      ASSERT_TRUE(succeeds(
+          run(cpu(), c.in(backward), grouped_linear_backward, grouped_linear_backward_workspace)));
+      TestTensor want_x(options.dtype, {batch.capacity(), options.hidden});
+      multiply(batch, copy_of(c, c.gradient(), MOIRE_ROWWISE, batch, grad_y),
+               copy_of(c, p.w1, false), options.w1_layout, true, {}, {}, want_x);
+      EXPECT_TRUE(same_bits(p.grad_x, want_x)) << "grad_x";
+      multiply_rows(batch, copy_of(c, c.gradient(), MOIRE_COLUMNWISE, batch, grad_y),
+                    copy_of(c, DType::kE4M3, MOIRE_COLUMNWISE, batch, p.x, p.row_idx), grad_w, 0);
+      EXPECT_TRUE(same_bits(p.grad_w1, grad_w)) << "grad_w";
+    }
+  }
+}
+
+template <class A>
+struct BadCopy {
+  std::function<void(A&)> spoil;
+  std::string message;
+};
+
+TEST(Recipe, RefusesWrongCopiesWithASentence) {
+  Random random;
+  const RecipeCase mxfp8{MOIRE_RECIPE_MXFP8};
+  const MlpOptions options = without_b2({"Two", {33, 70}, 2});  // H = 40, F = 72, capacity 105
+  const MlpProblem p(options, random);
+  const Copy x = copy_of(mxfp8, DType::kE4M3, MOIRE_ROWWISE, p.batch, p.x);
+  const Copy w1 = copy_of(mxfp8, p.w1, true), w1_back = copy_of(mxfp8, p.w1, false);
+  const Copy kept = ragged_memory(mxfp8, DType::kE4M3, MOIRE_COLUMNWISE, p.batch, 40);
+  using A = GroupedMlpArgs;
+  const std::vector<BadCopy<A>> table = {
+      {[&](A& a) { a.recipe = 0, a.w1_quantized = w1; },
+       "w1_quantized is present but recipe is 0 (as stored), which quantises nothing"},
+      {[&](A& a) { a.recipe = 0, a.x_scales = x.scales; }, "x_scales is present but recipe is 0"},
+      {[&](A& a) { a.w1_quantized = w1_back; }, "w1_quantized.scales is e8m0 [2, 5, 40]"},
+      {[&](A& a) { a.w1_quantized = w1, a.w1_quantized.scales = {}; },
+       "w1_quantized.scales is absent, needs e8m0"},
+      {[&](A& a) { a.w1 = moire_weight{}; }, "w1 is absent, needs fp32, bf16 or fp16"},
+      {[&](A& a) { a.x = x.data; }, "x is e4m3 [105, 40], needs fp32, bf16 or fp16"},
+      {[&](A& a) { a.x_scales = x.scales; }, "x is bf16 [105, 40], needs e4m3 or e5m2"},
+      {[&](A& a) { a.x = x.data, a.x_scales = x.scales, a.x_columnwise = kept; },
+       "x_columnwise is asked for but x is quantised already"},
+      {[&](A& a) { a.x_columnwise = kept, a.x_columnwise.data.shape[1] = 39; },
+       "x_columnwise.data is e4m3 [105, 39], needs"},
+      {[&](A& a) { a.x_columnwise = x; }, "x_columnwise.scales is e8m0 [105, 2]"},
+      {[&](A& a) { a.recipe = MOIRE_RECIPE_FP8_BLOCK, a.w1_quantized = w1; },
+       "w1_quantized.scales is e8m0 [2, 144, 2], needs fp32"},
+      {[&](A& a) { a.emulate_accumulation = 1; },
+       "emulate_accumulation is 1 but recipe is 1, needs 2 (mxfp8_fast) or 3 (fp8_block)"},
+      {[&](A& a) { a.fractional_scales = 1; }, "fractional_scales is 1 but recipe is 1"},
+      {[&](A& a) { a.x_columnwise = kept, a.x_columnwise.data.data = p.y.view().data; },
+       "overlap in their address ranges"},
+  };
+  for (const BadCopy<A>& bad : table) {
+    GroupedMlpArgs args = mxfp8.in(p.forward());
+    bad.spoil(args);
+    EXPECT_TRUE(fails(run_forward(cpu(), args), Code::kInvalidArgument, bad.message));
+    EXPECT_TRUE(std::isnan(p.y.get(0, 0))) << "y is as it was: " << bad.message;
+  }
+  GroupedMlpBackwardArgs backward = mxfp8.in(p.backward());
+  backward.gradient_dtype = MOIRE_FP32;
+  EXPECT_TRUE(fails(run_backward(cpu(), backward), Code::kInvalidArgument,
+                    "gradient_dtype is fp32, needs e4m3 (or 0) or e5m2"));
+  backward = mxfp8.in(p.backward());
+  backward.grad_y = moire_tensor{};
+  EXPECT_TRUE(fails(run_backward(cpu(), backward), Code::kInvalidArgument, "grad_y is absent"));
+}
+
+// A NaN in one group's x reaches no other group's rows or weights.
+TEST(Recipe, NonFiniteValuesStayInTheirGroup) {
+  Random random;
+  for (const RecipeCase& c : recipes()) {
+    const MlpOptions options = without_b2({"Three", {40, 33, 50}});
+    const MlpProblem clean(options, random);
+    MlpProblem spoilt = clean;
+    spoilt.x.set(45, 3, std::numeric_limits<double>::quiet_NaN());
+    spoilt.x.set(46, 5, std::numeric_limits<double>::infinity());
+    for (const MlpProblem* p : std::initializer_list<const MlpProblem*>{&clean, &spoilt}) {
+      ASSERT_TRUE(succeeds(run_forward(cpu(), c.in(p->forward()))));
+      ASSERT_TRUE(succeeds(run_backward(cpu(), c.in(p->backward()))));
+    }
+    for (int64_t i = 0; i < 123; ++i) {
+      if (i >= 40 && i < 73) continue;
+      for (int64_t j = 0; j < options.hidden; ++j) {
+        ASSERT_EQ(clean.y.get(i, j), spoilt.y.get(i, j)) << i << ", " << j;
+        ASSERT_EQ(clean.grad_x.get(i, j), spoilt.grad_x.get(i, j)) << i << ", " << j;
+      }
+    }
+    for (const int64_t g : {0, 2}) {
+      for (int64_t i = 0; i < 2 * options.width; ++i) {
+        for (int64_t j = 0; j < options.hidden; ++j) {
+          ASSERT_EQ(clean.grad_w1.get(g, i, j), spoilt.grad_w1.get(g, i, j));
+        }
+      }
+    }
+    EXPECT_TRUE(std::isnan(spoilt.y.get(45, 0)));
+  }
+}
+
+}  // namespace
+}  // namespace moire::test
