@@ -1,8 +1,10 @@
 // The grouped GEMMs of both layers, each epilogue and pass, and the gradient of a bias.
 #include <moire/grouped_gemm.h>
+#include <moire/quantize.h>
 
 #include "cases.h"
 #include "reference/grouped_gemm.h"
+#include "reference/quantize.h"
 
 namespace moire::tool {
 namespace {
@@ -89,6 +91,38 @@ Call wgrad(Operands& o, const std::string& result, const Scaled& grad, const Sca
       gemm_flops(p, out, in));
 }
 
+// Every byte of the quantised copies: those of the stored tensor, which has been judged.
+void compare_copies(Comparison& c, const std::string& name, const QuantizeArgs& args) {
+  const reference::QuantizeResults want = reference::quantize(args);
+  const auto compare = [&](const std::string& copy, const moire_quantized& got,
+                           const reference::QuantizedBytes& bytes) {
+    if (got.data.rank == 0) return;
+    c.bytes(name + copy + ".data", got.data, bytes.data, c.tail_rule());
+    c.bytes(name + copy + ".scales", got.scales, bytes.scales, c.tail_rule());
+  };
+  compare("_rowwise", args.rowwise, want.rowwise);
+  compare("_columnwise", args.columnwise, want.columnwise);
+}
+
+template <class A>
+QuantizeArgs copies_of(const A& args, const moire_tensor& stored, const moire_quantized& rowwise,
+                       const moire_quantized& columnwise) {
+  QuantizeArgs copies;
+  copies.source = stored;
+  copies.rowwise = rowwise;
+  copies.columnwise = columnwise;
+  const moire_quantized& any = rowwise.data.rank != 0 ? rowwise : columnwise;
+  copies.scaling = any.scales.dtype == MOIRE_E8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
+  copies.fractional_scales = args.fractional_scales;
+  copies.groups = args.groups;
+  copies.tail = args.tail;
+  return copies;
+}
+
+int32_t fractional_scales(const Problem& p) {
+  return p.fractional && p.quantization == Quantization::kFp8Block ? 1 : 0;
+}
+
 Call fc1_glu(Operands& o) {
   const Problem& p = o.problem();
   GroupedGemmGluArgs args;
@@ -103,6 +137,10 @@ Call fc1_glu(Operands& o) {
   args.probs = o.probs();
   args.z = o.output("z", p.dtype, {p.capacity(), 2 * p.ffn});
   args.act = o.output("act", p.dtype, {p.capacity(), p.ffn});
+  args.act_rowwise = o.quantized_output("act_rowwise", Kind::kActivation, p.ffn, MOIRE_ROWWISE);
+  args.act_columnwise =
+      o.quantized_output("act_columnwise", Kind::kActivation, p.ffn, MOIRE_COLUMNWISE);
+  args.fractional_scales = fractional_scales(p);
   args.groups = o.groups();
   args.activation = p.activation;
   args.layout = p.layout;
@@ -113,6 +151,9 @@ Call fc1_glu(Operands& o) {
         return [a, want = reference::grouped_gemm_glu(a)](Comparison& c) {
           c.ragged("z", a.z, want.z, Comparison::TailRule::kUntouched);
           c.ragged("act", a.act, want.act, c.tail_rule());
+          if (a.act_rowwise.data.rank != 0) {
+            compare_copies(c, "act", copies_of(a, a.act, a.act_rowwise, a.act_columnwise));
+          }
         };
       },
       gemm_flops(p, 2 * p.ffn, p.hidden));
@@ -132,6 +173,13 @@ Call fc2_dgrad_glu(Operands& o) {
   args.probs = o.probs();
   args.grad_z = o.output("grad_z", p.dtype, {p.capacity(), 2 * p.ffn});
   args.act = o.output("act", p.dtype, {p.capacity(), p.ffn});
+  args.grad_z_rowwise =
+      o.quantized_output("grad_z_rowwise", Kind::kGradient, 2 * p.ffn, MOIRE_ROWWISE);
+  args.grad_z_columnwise =
+      o.quantized_output("grad_z_columnwise", Kind::kGradient, 2 * p.ffn, MOIRE_COLUMNWISE);
+  args.act_columnwise =
+      o.quantized_output("act_columnwise", Kind::kActivation, p.ffn, MOIRE_COLUMNWISE);
+  args.fractional_scales = fractional_scales(p);
   if (p.probs) args.grad_probs = o.output("grad_probs", DType::kFP32, {p.capacity()});
   if (p.bias) {
     args.grad_bias = o.accumulator("grad_b1", o.wgrad_dtype(), {p.groups, 2 * p.ffn}, p.beta == 1);
@@ -148,6 +196,11 @@ Call fc2_dgrad_glu(Operands& o) {
         return [a, want = reference::grouped_gemm_glu_backward(a)](Comparison& c) {
           c.ragged("grad_z", a.grad_z, want.grad_z, c.tail_rule());
           c.ragged("act", a.act, want.act, c.tail_rule());
+          if (a.grad_z_rowwise.data.rank != 0) {
+            compare_copies(c, "grad_z",
+                           copies_of(a, a.grad_z, a.grad_z_rowwise, a.grad_z_columnwise));
+            compare_copies(c, "act", copies_of(a, a.act, {}, a.act_columnwise));
+          }
           if (a.grad_probs.rank != 0) {
             c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
           }

@@ -66,6 +66,10 @@ class Operands {
     moire_weight weight;
     TensorView scales;
   };
+  // A quantised copy of [capacity, columns] to be written; absent where the problem does not
+  // quantise.
+  moire_quantized quantized_output(const std::string& name, Kind kind, int64_t columns,
+                                   int32_t direction);
   // Products contract over `in`, or over `out`.
   ScaledWeight weight_operand(const std::string& name, int64_t out, int64_t in, bool over_in);
 

@@ -103,6 +103,7 @@ Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
     p.quantization = random.chance(0.6) ? Quantization::kMxfp8 : Quantization::kFp8Block;
   }
   if (p.quantization != Quantization::kNone && random.chance(0.3)) p.element = DType::kE5M2;
+  p.fractional = p.quantization == Quantization::kFp8Block && random.chance(0.4);
   if (random.chance(0.3)) p.out = pick(random, all);
   if (p.groups > 0) p.splits = draw_splits(random, p.groups);
   p.activation = draw_activation(random);

@@ -89,6 +89,7 @@ Sample<GroupedGemmGluArgs> one_row(const GroupedGemmGluArgs& args, int64_t row, 
   out.args.probs = row_of(args.probs, row);
   out.args.z = row_of(args.z, row);
   out.args.act = row_of(args.act, row);
+  out.args.act_rowwise = out.args.act_columnwise = {};  // of many rows
   return out;
 }
 
@@ -104,6 +105,7 @@ Sample<GroupedGemmGluBackwardArgs> one_row(const GroupedGemmGluBackwardArgs& arg
   out.args.act = row_of(args.act, row);
   out.args.grad_probs = row_of(args.grad_probs, row);
   out.args.grad_bias = TensorView();
+  out.args.grad_z_rowwise = out.args.grad_z_columnwise = out.args.act_columnwise = {};
   return out;
 }
 

@@ -91,6 +91,20 @@ Operands::Scaled Operands::ragged_operand(const std::string& name, Kind kind, in
   return out;
 }
 
+moire_quantized Operands::quantized_output(const std::string& name, Kind kind, int64_t columns,
+                                           int32_t direction) {
+  const Problem& p = problem_;
+  if (p.quantization == Quantization::kNone) return {};
+  const bool mx = p.quantization == Quantization::kMxfp8;
+  const int64_t block = mx ? 32 : 128;
+  const bool rowwise = direction == MOIRE_ROWWISE;
+  return {output(name + ".data", kind == Kind::kGradient ? p.element : DType::kE4M3,
+                 {p.capacity(), columns}),
+          output(name + ".scales", mx ? DType::kE8M0 : DType::kFP32,
+                 {rowwise ? p.capacity() : p.capacity() / block + p.groups,
+                  rowwise ? blocks(columns, block) : columns})};
+}
+
 Operands::ScaledWeight Operands::weight_operand(const std::string& name, int64_t out, int64_t in,
                                                 bool over_in) {
   const Problem& p = problem_;
