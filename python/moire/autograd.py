@@ -3,28 +3,42 @@ functional.py.
 
 Every gradient is optional, incoming gradients may have any strides, and weights may be of a wider
 type than the operands (`compute_dtype`): they are cast once in the forward, and their gradients are
-computed in their own type.
+computed in their own type. An 8-bit recipe casts no weights: it quantises them as they are, or
+reads the copies that the call was given.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from . import steps
+from . import context, steps
 from .arrays import Torch as fw
+from .autograd_ops import rows_to_tokens
 from .wgrad import FreshGradients
 
 
 class LinearFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, spec, sink, grad_x_out, *tensors):
+    def forward(ctx, spec, sink, grad_x_out, copies, *tensors):
         x, row_idx, scatter_idx, bias, scale, offsets, out, *weights = tensors
         w = [fw.cast(t, spec.compute_dtype) for t in weights]
-        y = steps.linear_forward(fw, spec, x, row_idx, w, bias, scale, offsets, out)
+        y, made = steps.linear_forward(
+            fw, spec, x, row_idx, w, bias, scale, offsets, out, copies=copies
+        )
         ctx.spec, ctx.sink, ctx.grad_x_out = spec, sink or FreshGradients, grad_x_out
-        ctx.weight_dtypes = [t.dtype for t in weights]
-        ctx.save_for_backward(x, row_idx, scatter_idx, bias, scale, offsets, *w)
+        ctx.x, ctx.weights = (x.shape, x.dtype), [(t.shape, t.dtype) for t in weights]
+        needs_w = any(ctx.needs_input_grad[11:])
+        given = {
+            "row_idx": row_idx,
+            "scatter_idx": scatter_idx,
+            "bias": bias,
+            "scale": scale,
+            "offsets": offsets,
+            **_of_x(needs_w, x, copies, made),
+            **_of_weight("w", w, copies.w1),
+        }
+        keep(ctx, given, {"x_columnwise": _made_columns(needs_w, copies, made)})
         if out is not None:
             ctx.mark_dirty(out)
         return y
@@ -32,53 +46,47 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_y):
-        x, row_idx, scatter_idx, bias, scale, offsets, *w = ctx.saved_tensors
-        spec, sink, needs = ctx.spec, ctx.sink, ctx.needs_input_grad
-        grad_rows = _grad_rows(ctx, x) if needs[3] else None
-        grad_bias = bias.new_empty(bias.shape) if needs[6] else None
-        grad_scale = scale.new_empty(scale.shape) if needs[7] else None
-        groups = spec.groups(offsets)
-        of_w = (ctx.weight_dtypes, needs[10:])
-        grad_w, beta, returned = _destination(sink, w, *of_w)
-        if sink.delayed:
-            sink.defer(_later_wgrad(groups, spec.layout, x, row_idx, grad_y, None), *of_w)
-        # Beta belongs to the weight gradient; a bias gradient is always fresh, hence a call of its
-        # own beside beta 1.
-        fused = beta.value == 0 and beta.per_group is None
-        fw.run(
-            "grouped_linear_backward",
-            x=x,
-            row_idx=row_idx,
-            w=w,
-            w_layout=spec.layout,
-            bias=bias,
-            scale=scale,
-            grad_y=grad_y,
-            grad_x=grad_rows,
-            grad_bias=grad_bias,
-            grad_scale=grad_scale,
-            grad_w=grad_w if fused else None,
-            grad_w_layout=spec.layout,
-            **groups,
+        kept, spec, sink, needs = kept_by(ctx), ctx.spec, ctx.sink, ctx.needs_input_grad
+        bias, scale, offsets = kept["bias"], kept["scale"], kept["offsets"]
+        needs_w = needs[11:]
+        columns = _columns_of_x(spec, kept, any(needs_w))
+        grad_w, beta, returned = _destination(sink, grad_y, ctx.weights, needs_w)
+        grads = steps.LinearGrads(
+            x=_grad_rows(ctx, grad_y) if needs[4] else None,
+            w=grad_w,
+            bias=bias.new_empty(bias.shape) if needs[7] else None,
+            scale=scale.new_empty(scale.shape) if needs[8] else None,
         )
-        if not fused:
-            steps.linear_wgrad(fw, groups, spec.layout, x, row_idx, grad_y, None, grad_w, beta)
-        grad_x = _back_to_tokens(grad_rows, row_idx, scatter_idx, x)
-        of_tensors = (grad_x, None, None, grad_bias, grad_scale, None, None)
-        return (None, None, None, *of_tensors, *returned)
+        saved = steps.LinearSaved(
+            kept["x"], kept["row_idx"], kept["w"], bias, scale, offsets, columns, kept["w_copy"]
+        )
+        if sink.delayed:
+            operands = steps.Wgrad(saved.x, saved.row_idx, columns, grad_y)
+            sink.defer(_later_wgrad(spec, offsets, spec.layout, operands), needs_w)
+        steps.linear_backward(fw, spec, saved, grad_y, grads, beta)
+        grad_x = _back_to_tokens(grads.x, kept["row_idx"], kept["scatter_idx"], ctx.x)
+        of_tensors = (grad_x, None, None, grads.bias, grads.scale, None, None)
+        return (None, None, None, None, *of_tensors, *returned)
 
 
 class MlpFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, spec, sinks, grad_x_out, *tensors):
+    def forward(ctx, spec, sinks, grad_x_out, copies, *tensors):
         x, row_idx, scatter_idx, probs, b1, b2, offsets, out, *weights = tensors
         w1, w2 = spec.operands(fw, weights)
-        y, z, act = steps.mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out)
-        ctx.spec, ctx.sinks = spec, sinks or (FreshGradients, FreshGradients)
+        arrays = (x, row_idx, w1, b1, w2, b2, probs, offsets, out)
+        y, made = steps.mlp_forward(fw, spec, *arrays, copies=copies)
+        given = {
+            "row_idx": row_idx,
+            "scatter_idx": scatter_idx,
+            "probs": probs,
+            "b1": b1,
+            "b2": b2,
+            "offsets": offsets,
+        }
+        needs_w1 = any(ctx.needs_input_grad[12 : 12 + spec.num_w1])
+        _keep_mlp(ctx, spec, sinks, copies, needs_w1, x, (w1, w2), weights, given, made)
         ctx.grad_x_out = grad_x_out
-        ctx.weight_dtypes = [t.dtype for t in weights]
-        saved = (x, row_idx, scatter_idx, probs, b1, b2, offsets, z, act)
-        ctx.save_for_backward(*saved, *w1, *w2)
         if out is not None:
             ctx.mark_dirty(out)
         return y
@@ -86,47 +94,49 @@ class MlpFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_y):
-        x, row_idx, scatter_idx, probs, b1, b2, offsets, z, act, *w = ctx.saved_tensors
-        spec, needs = ctx.spec, ctx.needs_input_grad
-        w1, w2 = w[: spec.num_w1], w[spec.num_w1 :]
-        saved = steps.MlpSaved(x, row_idx, w1, w2, b2, probs, offsets, z, act)
-        wanted = MlpWanted(needs[3], *needs[6:9], needs[11:], b1)
-        grads, of_weights = _mlp_backward(ctx, saved, wanted, grad_y, gathered=False)
-        grad_x = _back_to_tokens(grads.x, row_idx, scatter_idx, x)
+        kept, needs = kept_by(ctx), ctx.needs_input_grad
+        wanted = MlpWanted(needs[4], *needs[7:10], needs[12:])
+        grads, of_weights = _mlp_backward(ctx, kept, wanted, grad_y, gathered=False)
+        grad_x = _back_to_tokens(grads.x, kept["row_idx"], kept["scatter_idx"], ctx.x)
         of_tensors = (grad_x, None, None, grads.probs, grads.b1, grads.b2, None, None)
-        return (None, None, None, *of_tensors, *of_weights)
+        return (None, None, None, None, *of_tensors, *of_weights)
 
 
 class MoeFunction(torch.autograd.Function):
     """Experts' order, MLP and back: no permuted copy of x or of the incoming gradient is made."""
 
     @staticmethod
-    def forward(ctx, spec, sinks, out_dtype, *tensors):
+    def forward(ctx, spec, sinks, out_dtype, copies, *tensors):
         x, topk_weights, b1, b2, offsets, gather_idx, scatter_idx, *weights = tensors
         w1, w2 = spec.operands(fw, weights)
         plan = (offsets, gather_idx, scatter_idx)
-        y, probs, z, act = steps.moe_forward(
-            fw, spec, out_dtype, x, topk_weights, w1, b1, w2, b2, *plan
+        y, probs, made = steps.moe_forward(
+            fw, spec, out_dtype, x, topk_weights, w1, b1, w2, b2, *plan, copies=copies
         )
-        ctx.spec, ctx.sinks = spec, sinks or (FreshGradients, FreshGradients)
+        given = {
+            "row_idx": gather_idx,
+            "scatter_idx": scatter_idx,
+            "probs": probs,
+            "b1": b1,
+            "b2": b2,
+            "offsets": offsets,
+        }
+        needs_w1 = any(ctx.needs_input_grad[11 : 11 + spec.num_w1])
+        _keep_mlp(ctx, spec, sinks, copies, needs_w1, x, (w1, w2), weights, given, made)
         ctx.grad_x_out = None
-        ctx.weight_dtypes = [t.dtype for t in weights]
-        ctx.save_for_backward(x, probs, b1, b2, z, act, *plan, *w1, *w2)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_y):
-        x, probs, b1, b2, z, act, offsets, gather_idx, scatter_idx, *w = ctx.saved_tensors
-        spec, needs = ctx.spec, ctx.needs_input_grad
-        w1, w2 = w[: spec.num_w1], w[spec.num_w1 :]
-        saved = steps.MlpSaved(x, gather_idx, w1, w2, b2, probs, offsets, z, act)
-        wanted = MlpWanted(*needs[3:7], needs[10:], b1)
-        grad_y = fw.cast(grad_y, x.dtype)
-        grads, of_weights = _mlp_backward(ctx, saved, wanted, grad_y, gathered=True)
-        grad_x = x.new_empty(x.shape) if needs[3] else None
-        grad_topk_weights = probs.new_empty(scatter_idx.shape) if needs[4] else None
-        if needs[3] or needs[4]:
+        kept, needs = kept_by(ctx), ctx.needs_input_grad
+        scatter_idx, (x_shape, x_dtype) = kept["scatter_idx"], ctx.x
+        wanted = MlpWanted(*needs[4:8], needs[11:])
+        grad_y = fw.cast(grad_y, x_dtype)
+        grads, of_weights = _mlp_backward(ctx, kept, wanted, grad_y, gathered=True)
+        grad_x = grad_y.new_empty(x_shape) if needs[4] else None
+        grad_topk_weights = kept["probs"].new_empty(scatter_idx.shape) if needs[5] else None
+        if needs[4] or needs[5]:
             fw.run(
                 "unpermute",
                 rows=grads.x,
@@ -136,7 +146,7 @@ class MoeFunction(torch.autograd.Function):
                 topk_weights=grad_topk_weights,
             )
         of_tensors = (grad_x, grad_topk_weights, grads.b1, grads.b2, None, None, None)
-        return (None, None, None, *of_tensors, *of_weights)
+        return (None, None, None, None, *of_tensors, *of_weights)
 
 
 class MlpWanted(NamedTuple):
@@ -147,73 +157,165 @@ class MlpWanted(NamedTuple):
     b1: bool
     b2: bool
     weights: tuple
-    bias1: Any  # b1 itself: the backward needs nothing of it but its shape
 
 
-def _mlp_backward(ctx, saved, wanted, grad_y, gathered):
+def keep(ctx, given, made):
+    """Saves tensors, and lists of tensors, by name; `made` are the forward's own, the others are
+    held by reference.
+    """
+    flat, ctx.names = [], []
+    for name, value in {**given, **made}.items():
+        parts = list(value) if isinstance(value, (list, tuple)) else [value]
+        ctx.names.append((name, len(parts) if isinstance(value, (list, tuple)) else None))
+        flat.extend(parts)
+    ctx.save_for_backward(*flat)
+    context.note_saved(given, made)
+
+
+def kept_by(ctx):
+    """What keep() saved, by name."""
+    tensors, found, at = ctx.saved_tensors, {}, 0
+    for name, count in ctx.names:
+        found[name] = tensors[at] if count is None else list(tensors[at : at + count])
+        at += 1 if count is None else count
+    return found
+
+
+def _keep_mlp(ctx, spec, sinks, copies, needs_w1, x, operands, weights, given, made):
+    ctx.spec, ctx.sinks = spec, sinks or (FreshGradients, FreshGradients)
+    ctx.x, ctx.weights = (x.shape, x.dtype), [(t.shape, t.dtype) for t in weights]
+    given.update(_of_x(needs_w1, x, copies, made))
+    for name, arrays, copy in zip(("w1", "w2"), operands, (copies.w1, copies.w2)):
+        given.update(_of_weight(name, arrays, copy))
+    made = made._replace(x_columnwise=_made_columns(needs_w1, copies, made))
+    keep(ctx, given, made._asdict())
+
+
+def _of_x(needs_w, x, copies, made):
+    """What a weight gradient needs of x and the call was given: x, its column-wise copy, or the
+    row-wise one, of which that is made.
+    """
+    found = {"x": None, "x_given": None, "x_rowwise": None}
+    if needs_w and copies.x is not None:
+        columnwise = copies.x_columnwise
+        found.update(x_given=columnwise, x_rowwise=copies.x if columnwise is None else None)
+    elif needs_w and made.x_columnwise is None:
+        found["x"] = x
+    return found
+
+
+def _of_weight(name, arrays, copies):
+    """The copy for the backward, or else the weight."""
+    return {name: [] if copies.backward else arrays, f"{name}_copy": copies.backward}
+
+
+def _made_columns(needs_w, copies, made):
+    return made.x_columnwise if needs_w and copies.x is None else None
+
+
+def _columns_of_x(spec, kept, needs_w):
+    if not needs_w or kept["x_rowwise"] is None:
+        return kept["x_columnwise"] or kept["x_given"]
+    return steps.requantized(fw, spec, kept["x_rowwise"], kept["offsets"])
+
+
+def _mlp_backward(ctx, kept, wanted, grad_y, gathered):
     """(gradients written, gradients to return for the weights); delayed ones go to their sinks."""
     spec, (sink1, sink2), n = ctx.spec, ctx.sinks, ctx.spec.num_w1
-    of_w1 = (ctx.weight_dtypes[:n], wanted.weights[:n])
-    of_w2 = (ctx.weight_dtypes[n:], wanted.weights[n:])
-    later1, later2 = sink1.delayed and any(of_w1[1]), sink2.delayed and any(of_w2[1])
-    grad_w1, beta1, returned1 = _destination(sink1, saved.w1, *of_w1)
-    grad_w2, beta2, returned2 = _destination(sink2, saved.w2, *of_w2)
-    x, z, b1 = saved.x, saved.z, wanted.bias1
-    act = z.new_empty(spec.capacity, spec.width) if later2 and saved.act is None else None
+    needs1, needs2 = wanted.weights[:n], wanted.weights[n:]
+    later1, later2 = sink1.delayed and any(needs1), sink2.delayed and any(needs2)
+    grad_w1, beta1, returned1 = _destination(sink1, grad_y, ctx.weights[:n], needs1)
+    grad_w2, beta2, returned2 = _destination(sink2, grad_y, ctx.weights[n:], needs2)
+    saved = _mlp_saved(spec, kept, any(needs1))
+    b1, b2, probs = kept["b1"], saved.b2, saved.probs
     grads = steps.MlpGrads(
-        x=_grad_rows(ctx, x) if wanted.x else None,
+        x=_grad_rows(ctx, grad_y) if wanted.x else None,
         w1=grad_w1,
         b1=b1.new_empty(b1.shape) if wanted.b1 else None,
         w2=grad_w2,
-        b2=saved.b2.new_empty(saved.b2.shape) if wanted.b2 else None,
-        probs=saved.probs.new_empty(saved.probs.shape) if wanted.probs else None,
-        z=z.new_empty(z.shape) if later1 else None,
-        act=act,
+        b2=b2.new_empty(b2.shape) if wanted.b2 else None,
+        probs=probs.new_empty(probs.shape) if wanted.probs else None,
+        **_for_later(spec, saved, later1, later2),
     )
     steps.mlp_backward(fw, spec, saved, grad_y, gathered, grads, beta1, beta2)
-    groups = spec.groups(saved.offsets)
     if later2:
-        kept = saved.act if act is None else act
+        act_columns = saved.act_columnwise or grads.act_columnwise
+        act = saved.act if grads.act is None else grads.act
         grad_y_idx = saved.row_idx if gathered else None
-        sink2.defer(_later_wgrad(groups, spec.w2_layout, kept, None, grad_y, grad_y_idx), *of_w2)
+        operands = steps.Wgrad(act, None, act_columns, grad_y, grad_y_idx)
+        sink2.defer(_later_wgrad(spec, saved.offsets, spec.w2_layout, operands), needs2)
     if later1:
-        sink1.defer(_later_wgrad(groups, spec.w1_layout, x, saved.row_idx, grads.z, None), *of_w1)
+        x = (saved.x, saved.row_idx, saved.x_columnwise)
+        operands = steps.Wgrad(*x, grads.z, grad_y_columnwise=grads.z_columnwise)
+        sink1.defer(_later_wgrad(spec, saved.offsets, spec.w1_layout, operands), needs1)
     return grads, [*returned1, *returned2]
 
 
-def _grad_rows(ctx, x):
+def _mlp_saved(spec, kept, needs_w1):
+    return steps.MlpSaved(
+        x=kept["x"],
+        row_idx=kept["row_idx"],
+        w1=kept["w1"],
+        w2=kept["w2"],
+        b2=kept["b2"],
+        probs=kept["probs"],
+        offsets=kept["offsets"],
+        z=kept["z"],
+        act=kept["act"],
+        x_columnwise=_columns_of_x(spec, kept, needs_w1),
+        act_columnwise=kept["act_columnwise"],
+        w1_copy=kept["w1_copy"],
+        w2_copy=kept["w2_copy"],
+    )
+
+
+def _for_later(spec, saved, later1, later2):
+    """What a backward makes for weight gradients that are delayed: grad_z and the activation, or
+    their column-wise copies.
+    """
+    z, is_act_saved = saved.z, saved.act is not None or saved.act_columnwise is not None
+    makes_act = later2 and not is_act_saved
+    if not spec.recipe.is_quantized:
+        act = z.new_empty(spec.capacity, spec.width) if makes_act else None
+        return {"z": z.new_empty(z.shape) if later1 else None, "act": act}
+    element, columns = spec.recipe.gradient_element, z.shape[1]
+    return {
+        "z_columnwise": steps.empty_columns(fw, spec, z, columns, element) if later1 else None,
+        "act_columnwise": steps.empty_columns(fw, spec, z, spec.width) if makes_act else None,
+    }
+
+
+def _grad_rows(ctx, grad_y):
     """The gradient of x in expert order: the caller's buffer, or a fresh one."""
     if ctx.grad_x_out is not None:
         return ctx.grad_x_out
-    return x.new_empty(ctx.spec.capacity, x.shape[1])
+    shape, dtype = ctx.x
+    return grad_y.new_empty(ctx.spec.capacity, shape[1], dtype=dtype)
 
 
-def _destination(sink, weights, dtypes, needs):
+def _destination(sink, grad_y, weights, needs):
     """Where weight gradients are written now: nowhere if they are delayed."""
     if sink.delayed:
         return None, steps.Beta(), [None] * len(weights)
-    return sink.destination(weights, dtypes, needs)
+    return sink.destination(grad_y, weights, needs)
 
 
-def _later_wgrad(groups, layout, x, x_idx, grad_y, grad_y_idx):
+def _later_wgrad(spec, offsets, layout, operands):
+    groups = spec.groups(offsets)
+
     def run(grad_w, beta):
-        steps.linear_wgrad(fw, groups, layout, x, x_idx, grad_y, grad_y_idx, grad_w, beta)
+        steps.wgrad(fw, spec.recipe, groups, layout, operands, grad_w, beta)
 
     return run
 
 
 def _back_to_tokens(grad_rows, row_idx, scatter_idx, x):
-    """The gradient of gathering x: rows in expert order summed back to the rows of x, in FP32,
-    rounded once.
-    """
+    """The gradient of gathering x, of which shape and type are given."""
     if grad_rows is None or row_idx is None:
         return grad_rows
-    if scatter_idx is not None:
-        grad_x = x.new_empty(x.shape)
-        fw.run("unpermute", rows=grad_rows, scatter_idx=scatter_idx, y=grad_x)
-        return grad_x
-    # Rows of the tail are zeros, wherever their index points.
-    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    if x.shape[0] != 0:
-        total.index_add_(0, row_idx.clamp(0, x.shape[0] - 1), grad_rows.float())
-    return total.to(x.dtype)
+    shape, dtype = x
+    if scatter_idx is None:
+        return rows_to_tokens(grad_rows, row_idx, shape, dtype)
+    grad_x = grad_rows.new_empty(shape, dtype=dtype)
+    fw.run("unpermute", rows=grad_rows, scatter_idx=scatter_idx, y=grad_x)
+    return grad_x

@@ -44,14 +44,16 @@ class StandInFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, row_idx, shape, dtype):
-        ctx.shape, ctx.dtype = x.shape, x.dtype
-        ctx.save_for_backward(row_idx)
+        ctx.shape, ctx.dtype, ctx.is_gathered = x.shape, x.dtype, row_idx is not None
+        if ctx.is_gathered:
+            ctx.save_for_backward(row_idx)
         return fw.stand_in(x, shape, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        (row_idx,) = ctx.saved_tensors
+        # Nothing saved, nothing freed: a tensor that two losses share has two backwards.
+        (row_idx,) = ctx.saved_tensors if ctx.is_gathered else (None,)
         return rows_to_tokens(grad, row_idx, ctx.shape, ctx.dtype), None, None, None
 
 

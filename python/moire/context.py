@@ -33,6 +33,7 @@ class _Settings(threading.local):
     strict = False
     implementation = None
     explaining = None  # while explain() runs: {(kind, index): explaining context}
+    saved = None  # and what forwards save meanwhile
 
 
 _settings = _Settings()
@@ -159,8 +160,18 @@ def strict():
 
 class Explanation(list):
     """The steps of a call, one dict each: op, problem, implementation, policy, bytes, and what was
-    refused and why.
+    refused and why. `saved` says what forwards keep for backwards, one dict per tensor: name,
+    dtype, shape, bytes, and whether by_reference, which takes no memory of its own.
     """
+
+    def __init__(self, steps=(), saved=()):
+        super().__init__(steps)
+        self.saved = list(saved)
+
+    @property
+    def saved_bytes(self):
+        """Memory that lives until the backward because of this call."""
+        return sum(tensor["bytes"] for tensor in self.saved if not tensor["by_reference"])
 
     def __str__(self):
         lines = []
@@ -176,6 +187,11 @@ class Explanation(list):
                 f"    not {refusal['implementation']}: {refusal['reason']}"
                 for refusal in step["refused"]
             ]
+        if self.saved:
+            lines.append(f"saved for the backward: {self.saved_bytes:,} B")
+        for tensor in self.saved:
+            size = "by reference" if tensor["by_reference"] else f"{tensor['bytes']:,} B"
+            lines.append(f"    {tensor['name']} {tensor['dtype']} {tensor['shape']}: {size}")
         return "\n".join(lines)
 
 
@@ -190,15 +206,15 @@ def explain(function, *args, **kwargs):
         raise invalid(f"explain: function is {described(function)}, must be callable")
     if is_explaining():
         raise invalid("explain: is already running; explain one call at a time")
-    _settings.explaining = {}
+    _settings.explaining, _settings.saved = {}, []
     try:
         function(*args, **kwargs)
-        steps = Explanation()
+        steps = Explanation(saved=_settings.saved)
         for context in _settings.explaining.values():
             steps.extend(json.loads(_sized_text(lib.moire_explanation, context)))
         return steps
     finally:
-        contexts, _settings.explaining = _settings.explaining, None
+        contexts, _settings.explaining, _settings.saved = _settings.explaining, None, None
         for context in contexts.values():
             lib.moire_context_destroy(context)
 
@@ -206,6 +222,21 @@ def explain(function, *args, **kwargs):
 def is_explaining():
     """Whether values of arrays mean nothing now, because the steps that write them do not run."""
     return _settings.explaining is not None
+
+
+def note_saved(given, made):
+    """Tells a running explain() what a forward keeps, tensors or lists of tensors by name."""
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling() or _settings.saved is None:
+        return
+    for tensors, by_reference in ((given, True), (made, False)):
+        for name, value in tensors.items():
+            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                if tensor is None:
+                    continue
+                dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+                entry = {"name": name, "dtype": dtype, "shape": shape, "bytes": tensor.nbytes}
+                _settings.saved.append({**entry, "by_reference": by_reference})
 
 
 def check():

@@ -9,14 +9,23 @@ compute_dtype=None takes the operands as they are stored (under torch.autocast: 
 Otherwise x and the weights are cast to it at the edge and y comes back in the dtype of x; weight
 gradients are computed in the weights' own dtype, so FP32 master weights get FP32 gradients of BF16
 products.
+
+recipe (a name or a moire.Recipe) says what the products read. With "mxfp8", "mxfp8_fast" and
+"fp8_block" x, the weights, the activation and every gradient are quantised just before the products
+that read them: activations and gradients from the type of x (or compute_dtype), weights from their
+own, uncast. x may be a GroupedTensor that is quantised already, and so may weights (then they have
+no gradient); w_quantized stands in for a weight whose gradient is wanted (see WeightCache). For the
+weight gradient an x in expert order is kept as its 8-bit column-wise copy, an x that rows are
+gathered from by reference; Recipe(save=) decides otherwise, moire.explain says what is kept.
 """
 
 from . import steps
-from .arrays import Numpy, Torch, as_fp32, check_rank, framework_of, torch
+from .arrays import Numpy, as_fp32, check_array, check_rank, framework_of, torch
 from .errors import invalid, unsupported
 from .groups import Groups, as_groups
-from .layouts import Activation, GluLayout, Weights
-from .recipes import check_runs
+from .layouts import Activation, GluLayout
+from .operands import Ragged, Weights, check_glu_layout, needs_grad
+from .recipes import Recipe
 from .routing import as_plan, check_inverse, make_plan
 from .values import choice, flag
 
@@ -37,6 +46,7 @@ def grouped_linear(
     weight_layout="out_in",
     recipe=None,
     compute_dtype=None,
+    w_quantized=None,
     out=None,
     grad_x_out=None,
     tail="zero",
@@ -51,31 +61,45 @@ def grouped_linear(
     is zeros, or stays as `out` had it with tail="untouched".
     """
     call = "grouped_linear"
+    recipe = Recipe.of(recipe, f"{call}: recipe")
     optional = {"bias": bias, "scale": scale, "row_idx": row_idx, "scatter_idx": scatter_idx}
     optional.update(out=out, grad_x_out=grad_x_out)
-    fw = framework_of(call, {"x": x}, optional)
-    weights = Weights.of(fw, call, "w", w, weight_layout)
+    operand = Ragged.of(call, x, compute_dtype, recipe, optional)
+    fw, x = operand.fw, operand.array
+    weights = Weights.of(fw, call, "w", w, weight_layout, recipe, w_quantized)
     groups = as_groups(call, groups)
-    operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
-    x = fw.cast(check_rank(call, "x", x, 2), operands)
     capacity = _capacity(call, groups, x, row_idx)
     spec = steps.LinearSpec(
-        groups.num_groups, capacity, weights.layout, _tail(call, tail), operands
+        groups.num_groups,
+        capacity,
+        weights.layout,
+        weights.out_features,
+        _tail(call, tail),
+        None if recipe.is_quantized else operand.operands,
+        recipe,
     )
     _check_out(call, fw, out, tail)
     scale = as_fp32(fw, call, "scale", scale)
     offsets = groups.offsets_for(x)
     check_inverse(fw, call, x, row_idx, scatter_idx, offsets)
-    if needs_grad(fw, x, bias, scale, *weights.arrays):
+    needs_wgrad = needs_grad(fw, *weights.arrays)
+    copies = operand.copies(call, groups, row_idx, needs_wgrad)._replace(w1=weights.copies)
+    if needs_wgrad or needs_grad(fw, x, bias, scale):
+        if needs_grad(fw, x):
+            weights.check_backward(call, "w")
+        spec = spec._replace(saves_copy=needs_wgrad and recipe.saves_copy(row_idx is not None))
         y = LinearFunction.apply(
-            *(spec, wgrad, grad_x_out, x, row_idx, scatter_idx, bias, scale, offsets, out),
+            *(spec, wgrad, grad_x_out, copies),
+            *(x, row_idx, scatter_idx, bias, scale, offsets, out),
             *weights.arrays,
         )
     else:
-        arrays = [fw.cast(t, operands) for t in weights.arrays]
-        y = steps.linear_forward(fw, spec, x, row_idx, arrays, bias, scale, offsets, out)
+        arrays = [fw.cast(t, spec.compute_dtype) for t in weights.arrays]
+        y, _ = steps.linear_forward(
+            fw, spec, x, row_idx, arrays, bias, scale, offsets, out, copies=copies
+        )
         fw.written(out)
-    return fw.cast(y, result)
+    return fw.cast(y, operand.result)
 
 
 def grouped_mlp(
@@ -94,6 +118,8 @@ def grouped_mlp(
     scatter_idx=None,
     weight_layout="out_in",
     compute_dtype=None,
+    w1_quantized=None,
+    w2_quantized=None,
     save_act=False,
     out=None,
     grad_x_out=None,
@@ -106,35 +132,41 @@ def grouped_mlp(
     one); w1 [G, 2F, H], w2 [G, H, F], b1 [G, 2F], b2 [G, H], probs [rows]. `layout` says how gate
     and up lie along the 2F rows of w1 and b1 (see GluLayout), `act` is the activation (see
     Activation). For the backward x, z and probs are kept, and with save_act=True the activation
-    too, which saves computing it again. out, grad_x_out and tail: as in grouped_linear.
+    too (in 8 bits with a recipe of 8 bits), which saves computing it again. out, grad_x_out and
+    tail: as in grouped_linear.
     """
     call = "grouped_mlp"
+    recipe = Recipe.of(recipe, f"{call}: recipe")
     optional = {"probs": probs, "b1": b1, "b2": b2, "row_idx": row_idx, "scatter_idx": scatter_idx}
     optional.update(out=out, grad_x_out=grad_x_out)
-    fw = framework_of(call, {"x": x}, optional)
+    operand = Ragged.of(call, x, compute_dtype, recipe, optional)
+    fw, x = operand.fw, operand.array
     groups = as_groups(call, groups)
-    operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
-    x = fw.cast(check_rank(call, "x", x, 2), operands)
     capacity = _capacity(call, groups, x, row_idx)
-    spec, arrays = _mlp_spec(
-        call, fw, groups, capacity, (w1, w2), weight_layout, act, layout, operands, tail
-    )
+    given = (w1, w1_quantized), (w2, w2_quantized)
+    pair = _weights(call, operand, recipe, given, weight_layout)
+    spec = _mlp_spec(call, groups, capacity, pair, act, layout, operand, recipe, tail)
+    _check_layouts(call, given, layout)
     _check_out(call, fw, out, tail)
     probs = as_fp32(fw, call, "probs", probs)
     offsets = groups.offsets_for(x)
     check_inverse(fw, call, x, row_idx, scatter_idx, offsets)
     saves_act = flag(f"{call}: save_act", save_act)
+    arrays, copies, needs_w1 = _operands(call, operand, pair, groups, row_idx)
     if needs_grad(fw, x, probs, b1, b2, *arrays):
-        spec = spec._replace(saves=True, saves_act=saves_act)
+        saves_copy = needs_w1 and recipe.saves_copy(row_idx is not None)
+        spec = spec._replace(saves=True, saves_act=saves_act, saves_copy=saves_copy)
         y = MlpFunction.apply(
-            *(spec, wgrad, grad_x_out, x, row_idx, scatter_idx, probs, b1, b2, offsets, out),
+            *(spec, wgrad, grad_x_out, copies),
+            *(x, row_idx, scatter_idx, probs, b1, b2, offsets, out),
             *arrays,
         )
     else:
         w1, w2 = spec.operands(fw, arrays)
-        y, _, _ = steps.mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out)
+        forward = (x, row_idx, w1, b1, w2, b2, probs, offsets, out)
+        y, _ = steps.mlp_forward(fw, spec, *forward, copies=copies)
         fw.written(out)
-    return fw.cast(y, result)
+    return fw.cast(y, operand.result)
 
 
 def moe(
@@ -152,6 +184,8 @@ def moe(
     recipe=None,
     weight_layout="out_in",
     compute_dtype=None,
+    w1_quantized=None,
+    w2_quantized=None,
     save_act=False,
     wgrad=None,
 ):
@@ -163,14 +197,18 @@ def moe(
     gathered by the kernels: no permuted copy of x.
     """
     call = "moe"
-    arrays = {"x": x, "topk_weights": topk_weights}
+    recipe = Recipe.of(recipe, f"{call}: recipe")
+    arrays = {"topk_weights": topk_weights}
     if plan is None:
         arrays["topk_idx"] = topk_idx
-    fw = framework_of(call, arrays, {"b1": b1, "b2": b2})
-    operands, result = _dtypes(fw, call, x, compute_dtype, recipe)
-    x = fw.cast(check_rank(call, "x", x, 2), operands)
+    operand = Ragged.of(call, x, compute_dtype, recipe, {"b1": b1, "b2": b2})
+    fw, x = operand.fw, operand.array
+    for name, array in arrays.items():
+        check_array(fw, call, name, array)
+    given = (w1, w1_quantized), (w2, w2_quantized)
+    pair = _weights(call, operand, recipe, given, weight_layout)
     if plan is None:
-        plan = make_plan(topk_idx, Weights.of(fw, call, "w1", w1, weight_layout).num_groups)
+        plan = make_plan(topk_idx, pair[0].num_groups)
     plan = as_plan(fw, call, plan)
     if (
         tuple(topk_weights.shape) != tuple(plan.scatter_idx.shape)
@@ -183,19 +221,22 @@ def moe(
         )
     capacity = plan.gather_idx.shape[0]
     groups = Groups.of_offsets(plan.offsets)
-    spec, arrays = _mlp_spec(
-        call, fw, groups, capacity, (w1, w2), weight_layout, act, layout, operands, "zero"
-    )
+    spec = _mlp_spec(call, groups, capacity, pair, act, layout, operand, recipe, "zero")
+    _check_layouts(call, given, layout)
     topk_weights = as_fp32(fw, call, "topk_weights", topk_weights)
     saves_act = flag(f"{call}: save_act", save_act)
-    out_dtype = fw.float32 if result == fw.float32 else x.dtype
+    out_dtype = fw.float32 if operand.result == fw.float32 else x.dtype
+    arrays, copies, needs_w1 = _operands(call, operand, pair, groups, plan.gather_idx)
     if needs_grad(fw, x, topk_weights, b1, b2, *arrays):
-        spec = spec._replace(saves=True, saves_act=saves_act)
-        y = MoeFunction.apply(spec, wgrad, out_dtype, x, topk_weights, b1, b2, *plan, *arrays)
+        saves_copy = needs_w1 and recipe.saves_copy(True)
+        spec = spec._replace(saves=True, saves_act=saves_act, saves_copy=saves_copy)
+        inputs = (x, topk_weights, b1, b2, *plan, *arrays)
+        y = MoeFunction.apply(spec, wgrad, out_dtype, copies, *inputs)
     else:
         w1, w2 = spec.operands(fw, arrays)
-        y, *_ = steps.moe_forward(fw, spec, out_dtype, x, topk_weights, w1, b1, w2, b2, *plan)
-    return fw.cast(y, result)
+        forward = (x, topk_weights, w1, b1, w2, b2, *plan)
+        y, *_ = steps.moe_forward(fw, spec, out_dtype, *forward, copies=copies)
+    return fw.cast(y, operand.result)
 
 
 def grouped_mm(a, b_t, offs=None, bias=None, out_dtype=None):
@@ -235,17 +276,17 @@ def grouped_mm(a, b_t, offs=None, bias=None, out_dtype=None):
     return GroupedMmFunction.apply(a, b_t, groups.offsets_for(a), groups.num_groups, dtype)
 
 
-def needs_grad(fw, *arrays):
-    """Whether autograd will want a gradient of any of these."""
-    if fw is Numpy or not torch.is_grad_enabled():
-        return False
-    return any(t is not None and t.requires_grad for t in arrays)
+def _weights(call, operand, recipe, given, layout):
+    """Weights of FC1 and FC2, each given as (weight, copy or None)."""
+    return [
+        Weights.of(operand.fw, call, name, weight, layout, recipe, quantized)
+        for name, (weight, quantized) in zip(("w1", "w2"), given)
+    ]
 
 
-def _mlp_spec(call, fw, groups, capacity, weights, weight_layout, act, layout, operands, tail):
-    w1 = Weights.of(fw, call, "w1", weights[0], weight_layout)
-    w2 = Weights.of(fw, call, "w2", weights[1], weight_layout)
-    spec = steps.MlpSpec(
+def _mlp_spec(call, groups, capacity, weights, act, layout, operand, recipe, tail):
+    w1, w2 = weights
+    return steps.MlpSpec(
         num_groups=groups.num_groups,
         capacity=capacity,
         w1_layout=w1.layout,
@@ -256,22 +297,28 @@ def _mlp_spec(call, fw, groups, capacity, weights, weight_layout, act, layout, o
         activation=Activation.of(act, f"{call}: act").fields,
         glu_layout=GluLayout.of(layout, f"{call}: layout").fields,
         tail=_tail(call, tail),
-        compute_dtype=operands,
+        compute_dtype=None if recipe.is_quantized else operand.operands,
+        recipe=recipe,
     )
-    return spec, [*w1.arrays, *w2.arrays]
 
 
-def _dtypes(fw, call, x, compute_dtype, recipe):
-    """(dtype that operands are cast to or None, dtype that the result is cast back to or None)."""
-    result = None if compute_dtype is None else x.dtype
-    if compute_dtype is not None:
-        compute_dtype = fw.compute_dtype(f"{call}: compute_dtype", compute_dtype)
-    elif fw is Torch and not x.is_meta and torch.is_autocast_enabled(x.device.type):
-        compute_dtype = torch.get_autocast_dtype(x.device.type)
-    check_runs(call, recipe).check_operands(
-        call, x.dtype if compute_dtype is None else compute_dtype
-    )
-    return compute_dtype, result
+def _check_layouts(call, given, layout):
+    layout = GluLayout.of(layout)
+    for name, weights in zip(("w1", "w1_quantized"), given[0]):
+        check_glu_layout(call, name, weights, layout)
+
+
+def _operands(call, operand, weights, groups, row_idx):
+    """(weight arrays, all copies, whether the gradient of W1 is wanted)."""
+    w1, w2 = weights
+    fw, arrays = operand.fw, [*w1.arrays, *w2.arrays]
+    needs_w1 = needs_grad(fw, *w1.arrays)
+    copies = operand.copies(call, groups, row_idx, needs_w1)
+    if needs_grad(fw, operand.array):
+        w1.check_backward(call, "w1")
+    if needs_w1 or needs_grad(fw, operand.array):
+        w2.check_backward(call, "w2")
+    return arrays, copies._replace(w1=w1.copies, w2=w2.copies), needs_w1
 
 
 def _capacity(call, groups, x, row_idx):

@@ -1,17 +1,15 @@
 """Values that say what shapes cannot: where gate and up lie, which activation, how weights lie."""
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import check_array
 from .errors import invalid
 from .values import choice, described, integer, number
 
 _ORDERS = ("gate_first", "up_first")
 _ACTIVATIONS = ("swiglu", "clamped_swiglu", "geglu_tanh")
-_WEIGHT_LAYOUTS = ("out_in", "in_out")
+WEIGHT_LAYOUTS = ("out_in", "in_out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,48 +110,5 @@ _BY_NAME = {
 }
 
 
-class Weights(NamedTuple):
-    """The weights of G linear layers as every call takes them: one packed tensor or G matrices, and
-    their layout.
-    """
-
-    arrays: list
-    layout: int
-
-    @classmethod
-    def of(cls, fw, call, name, weights, layout):
-        check_weight_layout(call, layout)
-        is_listed = isinstance(weights, (list, tuple))
-        arrays = list(weights) if is_listed else [weights]
-        for i, array in enumerate(arrays):
-            which = f"{name}[{i}]" if is_listed else name
-            check_array(fw, call, which, array)
-            if array.ndim != (2 if is_listed else 3):
-                needs = (
-                    "a list holds one matrix per group"
-                    if is_listed
-                    else "needs [groups, out, in] or a list of matrices"
-                )
-                raise invalid(f"{call}: {which} is {list(array.shape)}; {needs}")
-        if not arrays:
-            raise invalid(
-                f"{call}: {name} is an empty list; with no groups, give a packed tensor "
-                f"[0, out, in]"
-            )
-        return cls(arrays, _WEIGHT_LAYOUTS.index(layout))
-
-    @property
-    def num_groups(self):
-        return self.arrays[0].shape[0] if self.arrays[0].ndim == 3 else len(self.arrays)
-
-    @property
-    def out_features(self):
-        return self.arrays[0].shape[-2 if self.layout == 0 else -1]
-
-    @property
-    def in_features(self):
-        return self.arrays[0].shape[-1 if self.layout == 0 else -2]
-
-
 def check_weight_layout(call, layout):
-    return choice(f"{call}: weight_layout", layout, _WEIGHT_LAYOUTS)
+    return choice(f"{call}: weight_layout", layout, WEIGHT_LAYOUTS)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Optional
 
-from .errors import invalid, unsupported
+from .errors import invalid
 from .formats import FORMATS, check_element
 from .values import choice, described, flag
 
@@ -120,17 +120,6 @@ class Recipe:
         found, needed = str(dtype).removeprefix("torch."), _DTYPES.get(self.name)
         if needed is not None and found != needed:
             raise invalid(f"{call}: recipe {self.name!r} needs {needed} operands, found {found}")
-
-
-def check_runs(call, recipe):
-    """The recipe, if layers run it in this build."""
-    recipe = Recipe.of(recipe, f"{call}: recipe")
-    if recipe.is_quantized:
-        raise unsupported(
-            f"{call}: recipe {recipe.name!r} is not in this build; it has as_stored, bf16, fp16 "
-            f"and fp32"
-        )
-    return recipe
 
 
 _BY_NAME = {name: Recipe(name) for name in _NAMES}

@@ -157,7 +157,7 @@ def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
         if fw.views.code(array) not in _INDEX_TYPES:
             dtype = str(array.dtype).removeprefix("torch.")
             raise invalid(f"{call}: {name} is {dtype}, needs int32 or int64")
-    if is_explaining() or not all(_is_readable(a) for a in (row_idx, scatter_idx, offsets)):
+    if is_explaining() or not all(is_readable(a) for a in (row_idx, scatter_idx, offsets)):
         return
     taken, named, used = np.asarray(row_idx), np.asarray(scatter_idx), int(offsets[-1])
     choices = np.flatnonzero(named >= 0)
@@ -177,7 +177,7 @@ def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
         )
 
 
-def _is_readable(array):
+def is_readable(array):
     if isinstance(array, np.ndarray):
         return True
     return not torch.compiler.is_compiling() and type(array) is torch.Tensor and array.is_cpu

@@ -2,10 +2,16 @@
 
 `fw` is arrays.Numpy or arrays.Torch. Nothing is cast and nothing is differentiated here:
 autograd.py and functional.py do that around it. NumPy users who need gradients call the backward
-functions of this module themselves.
+functions of this module themselves. Where a recipe is one of 8 bits, copies are [data, scales], and
+an incoming gradient may be a GroupedTensor that has both directions.
 """
 
 from typing import Any, NamedTuple
+
+from .formats import COLUMNWISE, ROWWISE
+from .grouped_tensor import GroupedTensor
+from .quantization import empty_copy, pair
+from .recipes import Recipe
 
 TAILS = ("zero", "untouched")
 
@@ -16,8 +22,11 @@ class LinearSpec(NamedTuple):
     num_groups: Any
     capacity: Any
     layout: int  # of the weight
+    out_features: Any
     tail: int = 0
-    compute_dtype: Any = None
+    compute_dtype: Any = None  # that weights are cast to
+    recipe: Recipe = Recipe()
+    saves_copy: bool = False  # of x, column-wise, for the weight gradient
 
     def groups(self, offsets):
         return {"offsets": offsets, "num_groups": self.num_groups, "capacity": self.capacity}
@@ -39,6 +48,8 @@ class MlpSpec(NamedTuple):
     saves: bool = False  # z is kept for a backward
     saves_act: bool = False  # and act: memory for time
     compute_dtype: Any = None
+    recipe: Recipe = Recipe()
+    saves_copy: bool = False
 
     def groups(self, offsets):
         return {"offsets": offsets, "num_groups": self.num_groups, "capacity": self.capacity}
@@ -53,9 +64,57 @@ class MlpSpec(NamedTuple):
             **self.groups(offsets),
             "activation": self.activation,
             "layout": self.glu_layout,
-            "w1_layout": self.w1_layout,
-            "w2_layout": self.w2_layout,
         }
+
+
+class WeightCopies(NamedTuple):
+    """A weight in 8 bits for its two products: blocks along in, and along out; or tiles."""
+
+    forward: Any = None
+    backward: Any = None
+
+
+class Copies(NamedTuple):
+    """What a call is given in 8 bits: x, and the weight, or W1 and W2."""
+
+    x: Any = None
+    x_columnwise: Any = None
+    w1: WeightCopies = WeightCopies()
+    w2: WeightCopies = WeightCopies()
+
+
+NO_COPIES = Copies()
+
+
+class Kept(NamedTuple):
+    """What a forward leaves for the backward, besides what it was given."""
+
+    z: Any = None
+    act: Any = None
+    x_columnwise: Any = None
+    act_columnwise: Any = None
+
+
+class LinearSaved(NamedTuple):
+    """What the backward of a grouped linear layer reads."""
+
+    x: Any  # None where x_columnwise is there
+    row_idx: Any
+    w: list
+    bias: Any
+    scale: Any
+    offsets: Any
+    x_columnwise: Any = None
+    w_copy: Any = None  # in the place of w
+
+
+class LinearGrads(NamedTuple):
+    """Outputs of the backward, each an array to write into or None."""
+
+    x: Any = None
+    w: Any = None
+    bias: Any = None
+    scale: Any = None
 
 
 class MlpSaved(NamedTuple):
@@ -70,6 +129,10 @@ class MlpSaved(NamedTuple):
     offsets: Any
     z: Any
     act: Any
+    x_columnwise: Any = None
+    act_columnwise: Any = None
+    w1_copy: Any = None
+    w2_copy: Any = None
 
 
 class MlpGrads(NamedTuple):
@@ -83,6 +146,8 @@ class MlpGrads(NamedTuple):
     probs: Any = None
     z: Any = None
     act: Any = None
+    z_columnwise: Any = None
+    act_columnwise: Any = None
 
 
 class Beta(NamedTuple):
@@ -92,28 +157,113 @@ class Beta(NamedTuple):
     per_group: Any = None
 
 
-def linear_forward(fw, spec, x, row_idx, w, bias, scale, offsets, out=None):
-    out_features = w[0].shape[-2 if spec.layout == 0 else -1]
-    y = fw.empty(x, (spec.capacity, out_features), x.dtype) if out is None else out
+def empty_columns(fw, spec, like, columns, element="e4m3"):
+    """[data, scales] for a column-wise copy of [capacity, columns]."""
+    shape, groups = (spec.capacity, columns), spec.num_groups
+    copy = empty_copy(fw, like, spec.recipe.format, element, COLUMNWISE, shape, groups)
+    return pair(fw, copy, element)
+
+
+def requantized(fw, spec, rowwise, offsets):
+    """The column-wise copy of a ragged [data, scales]."""
+    columns = empty_columns(fw, spec, rowwise[0], rowwise[0].shape[1])
+    fw.run(
+        "requantize",
+        source=rowwise,
+        scaling=spec.recipe.format.scaling,
+        direction=ROWWISE,
+        fractional_scales=int(spec.recipe.fractional_scales),
+        target=columns,
+        **spec.groups(offsets),
+    )
+    return columns
+
+
+def linear_forward(fw, spec, x, row_idx, w, bias, scale, offsets, out=None, copies=NO_COPIES):
+    """(y, what is kept for a backward)."""
+    y = fw.empty(x, (spec.capacity, spec.out_features), x.dtype) if out is None else out
+    columns = _columns_of_x(fw, spec, x, copies)
     fw.run(
         "grouped_linear",
-        x=x,
+        **_x_fields(x, copies),
         row_idx=row_idx,
-        w=w,
-        w_layout=spec.layout,
+        **_weight_fields("w", w, spec.layout, copies.w1.forward),
         bias=bias,
         scale=scale,
         y=y,
+        x_columnwise=columns,
         tail=spec.tail,
+        **spec.recipe.forward_fields,
         **spec.groups(offsets),
     )
-    return y
+    return y, Kept(x_columnwise=columns)
 
 
-def linear_wgrad(fw, groups, layout, x, x_idx, grad_y, grad_y_idx, grad_w, beta):
+def linear_backward(fw, spec, saved, grad_y, grads, beta):
+    """Writes the gradients that `grads` has arrays for. Beta is that of the weight gradient; a bias
+    gradient is always fresh, hence a call of its own beside a beta that accumulates.
+    """
+    fused = beta.value == 0 and beta.per_group is None
+    fw.run(
+        "grouped_linear_backward",
+        x=saved.x,
+        row_idx=saved.row_idx,
+        x_columnwise=saved.x_columnwise,
+        **_weight_fields("w", saved.w, spec.layout, saved.w_copy),
+        bias=saved.bias,
+        scale=saved.scale,
+        **_grad_y_fields(fw, grad_y),
+        grad_x=grads.x,
+        grad_bias=grads.bias,
+        grad_scale=grads.scale,
+        grad_w=grads.w if fused else None,
+        grad_w_layout=spec.layout,
+        **spec.recipe.backward_fields,
+        **spec.groups(saved.offsets),
+    )
+    if not fused and grads.w is not None:
+        operands = Wgrad(x=saved.x, x_idx=saved.row_idx, x_columnwise=saved.x_columnwise)
+        operands = operands._replace(grad_y=grad_y)
+        wgrad(fw, spec.recipe, spec.groups(saved.offsets), spec.layout, operands, grads.w, beta)
+
+
+class Wgrad(NamedTuple):
+    """What a weight gradient is made of: of each operand either rows (gathered where there is an
+    index) or the column-wise copy.
+    """
+
+    x: Any = None
+    x_idx: Any = None
+    x_columnwise: Any = None
+    grad_y: Any = None
+    grad_y_idx: Any = None
+    grad_y_columnwise: Any = None
+
+
+def wgrad(fw, recipe, groups, layout, operands, grad_w, beta):
     """dW = beta dW + dy^T x, or its transpose for [G, in, out] weights: the delayed weight
     gradient.
     """
+    x, x_idx, x_columnwise, grad_y, grad_y_idx, grad_y_columnwise = operands
+    beta_fields = {"beta": beta.value, "beta_per_group": beta.per_group}
+    if recipe.is_quantized:
+        fields = _grad_y_fields(fw, grad_y)
+        if grad_y_columnwise is not None:
+            fields = {"grad_y_columnwise": grad_y_columnwise}
+        fw.run(
+            "grouped_linear_backward",
+            x=x,
+            row_idx=x_idx if grad_y_idx is None else grad_y_idx,
+            x_columnwise=x_columnwise,
+            gathered_grad_y=int(grad_y_idx is not None),
+            grad_w=grad_w,
+            grad_w_layout=layout,
+            **fields,
+            **beta_fields,
+            **recipe.backward_fields,
+            **groups,
+        )
+        return
     a, a_idx, b, b_idx = (
         (grad_y, grad_y_idx, x, x_idx) if layout == 0 else (x, x_idx, grad_y, grad_y_idx)
     )
@@ -124,52 +274,62 @@ def linear_wgrad(fw, groups, layout, x, x_idx, grad_y, grad_y_idx, grad_w, beta)
         b=b,
         b_row_idx=b_idx,
         d=grad_w,
-        beta=beta.value,
-        beta_per_group=beta.per_group,
+        **beta_fields,
         **groups,
     )
 
 
-def mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out=None):
-    """y, and z and act where the spec says that they are saved."""
-    rows = spec.capacity
-    z = fw.empty(x, (rows, 2 * spec.width), x.dtype) if spec.saves else None
-    act = fw.empty(x, (rows, spec.width), x.dtype) if spec.saves and spec.saves_act else None
+def mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out=None, copies=NO_COPIES):
+    """(y, what is kept for a backward if the spec saves)."""
+    rows, kept = spec.capacity, Kept()
+    if spec.saves:
+        kept = Kept(
+            z=fw.empty(x, (rows, 2 * spec.width), x.dtype),
+            x_columnwise=_columns_of_x(fw, spec, x, copies),
+        )
+        if spec.saves_act and spec.recipe.is_quantized:
+            kept = kept._replace(act_columnwise=empty_columns(fw, spec, x, spec.width))
+        elif spec.saves_act:
+            kept = kept._replace(act=fw.empty(x, (rows, spec.width), x.dtype))
     y = fw.empty(x, (rows, spec.hidden), x.dtype) if out is None else out
     fw.run(
         "grouped_mlp",
-        x=x,
+        **_x_fields(x, copies),
         row_idx=row_idx,
-        w1=w1,
+        **_weight_fields("w1", w1, spec.w1_layout, copies.w1.forward),
         b1=b1,
-        w2=w2,
+        **_weight_fields("w2", w2, spec.w2_layout, copies.w2.forward),
         b2=b2,
         probs=probs,
-        z=z,
-        act=act,
         y=y,
+        **kept._asdict(),
         tail=spec.tail,
+        **spec.recipe.forward_fields,
         **spec.common(offsets),
     )
-    return y, z, act
+    return y, kept
 
 
 def mlp_backward(fw, spec, saved, grad_y, gathered, grads, beta_w1, beta_w2):
     """Writes the gradients that `grads` has arrays for; grad_y is [T, H] where `gathered`."""
+    is_act_saved = saved.act is not None or saved.act_columnwise is not None
     fw.run(
         "grouped_mlp_backward",
         x=saved.x,
         row_idx=saved.row_idx,
+        x_columnwise=saved.x_columnwise,
         gathered_grad_y=int(gathered),
-        w1=saved.w1,
-        w2=saved.w2,
+        **_weight_fields("w1", saved.w1, spec.w1_layout, saved.w1_copy),
+        **_weight_fields("w2", saved.w2, spec.w2_layout, saved.w2_copy),
         b2=saved.b2,
         probs=saved.probs,
         z=saved.z,
         act=saved.act if grads.act is None else grads.act,
-        act_is_saved=int(saved.act is not None),
-        grad_y=grad_y,
+        act_columnwise=saved.act_columnwise or grads.act_columnwise,
+        act_is_saved=int(is_act_saved),
+        **_grad_y_fields(fw, grad_y),
         grad_z=grads.z,
+        grad_z_columnwise=grads.z_columnwise,
         grad_x=grads.x,
         grad_probs=grads.probs,
         grad_w1=grads.w1,
@@ -182,14 +342,27 @@ def mlp_backward(fw, spec, saved, grad_y, gathered, grads, beta_w1, beta_w2):
         beta_w1_per_group=beta_w1.per_group,
         beta_w2=beta_w2.value,
         beta_w2_per_group=beta_w2.per_group,
+        **spec.recipe.backward_fields,
         **spec.common(offsets=saved.offsets),
     )
 
 
 def moe_forward(
-    fw, spec, out_dtype, x, topk_weights, w1, b1, w2, b2, offsets, gather_idx, scatter_idx
+    fw,
+    spec,
+    out_dtype,
+    x,
+    topk_weights,
+    w1,
+    b1,
+    w2,
+    b2,
+    offsets,
+    gather_idx,
+    scatter_idx,
+    copies=NO_COPIES,
 ):
-    """Experts' order, MLP and back: y [T, H], and the probs, z and act that a backward needs."""
+    """Experts' order, MLP and back: y [T, H], and the probs and what else a backward needs."""
     probs = fw.empty(topk_weights, (spec.capacity,), fw.float32)
     fw.run(
         "permute",
@@ -198,7 +371,34 @@ def moe_forward(
         probs=probs,
         **spec.groups(offsets),
     )
-    rows, z, act = mlp_forward(fw, spec, x, gather_idx, w1, b1, w2, b2, probs, offsets)
+    arrays = (x, gather_idx, w1, b1, w2, b2, probs, offsets)
+    rows, kept = mlp_forward(fw, spec, *arrays, copies=copies)
     y = fw.empty(x, (x.shape[0], spec.hidden), out_dtype)
     fw.run("unpermute", rows=rows, scatter_idx=scatter_idx, y=y)
-    return y, probs, z, act
+    return y, probs, kept
+
+
+def _columns_of_x(fw, spec, x, copies):
+    """Where a forward puts the column-wise copy of an x that is not quantised yet."""
+    if not spec.saves_copy or copies.x is not None:
+        return None
+    return empty_columns(fw, spec, x, x.shape[1])
+
+
+def _x_fields(x, copies):
+    return {"x": x} if copies.x is None else {"x": copies.x[0], "x_scales": copies.x[1]}
+
+
+def _weight_fields(name, arrays, layout, copy):
+    """A copy stands in for the weight, of which only the layout is said then."""
+    fields = {name: arrays if copy is None else [], f"{name}_layout": layout}
+    return fields if copy is None else {**fields, f"{name}_quantized": copy}
+
+
+def _grad_y_fields(fw, grad_y):
+    if not isinstance(grad_y, GroupedTensor):
+        return {"grad_y": grad_y}
+    return {
+        f"grad_y_{direction}": pair(fw, grad_y.copy_of(code, "grad_y"), grad_y.element)
+        for code, direction in ((ROWWISE, "rowwise"), (COLUMNWISE, "columnwise"))
+    }

@@ -20,11 +20,13 @@ class FreshGradients:
     delayed = False
 
     @staticmethod
-    def destination(weights, dtypes, needs):
-        """(tensors that the kernel writes or None, beta, what autograd returns for each weight)."""
+    def destination(like, weights, needs):
+        """(tensors that the kernel writes or None, beta, what autograd returns for each weight);
+        `weights` are their shapes and types, `like` is any tensor on their device.
+        """
         if not any(needs):
             return None, Beta(), [None] * len(weights)
-        written = [w.new_empty(w.shape, dtype=dtype) for w, dtype in zip(weights, dtypes)]
+        written = [like.new_empty(shape, dtype=dtype) for shape, dtype in weights]
         return written, Beta(), [grad if need else None for grad, need in zip(written, needs)]
 
 
@@ -37,9 +39,9 @@ class ParameterGradients:
         self.delayed = delayed
         self._waiting = []
 
-    def destination(self, weights, dtypes, needs):
+    def destination(self, like, weights, needs):
         if not self.accumulate_into_main_grad:
-            return FreshGradients.destination(weights, dtypes, needs)
+            return FreshGradients.destination(like, weights, needs)
         if not any(needs):
             return None, Beta(), [None] * len(needs)
         parameters = self.parameters()
@@ -58,20 +60,20 @@ class ParameterGradients:
                 p.grad_added_to_main_grad = True
         return written, beta, returned
 
-    def defer(self, run, dtypes, needs):
+    def defer(self, run, needs):
         """Keeps run(written, beta) for backward_dw()."""
         if any(needs):
-            self._waiting.append((run, dtypes, needs))
+            self._waiting.append((run, needs))
 
     def run_deferred(self):
         """Runs what backward passes left, oldest first; without main_grad the results go to
         param.grad.
         """
         waiting, self._waiting = self._waiting, []
-        for run, dtypes, needs in waiting:
+        for run, needs in waiting:
             parameters = self.parameters()
             if self.accumulate_into_main_grad:
-                written, beta, _ = self.destination(parameters, dtypes, needs)
+                written, beta, _ = self.destination(None, parameters, needs)
                 run(written, beta)
                 continue
             written = [p.new_empty(p.shape) for p in parameters]

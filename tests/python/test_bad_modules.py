@@ -88,11 +88,6 @@ def test_refused(call, message):
     assert e.value.code == moire.Code.INVALID_ARGUMENT
 
 
-def test_a_recipe_that_is_still_to_come_fails_in_the_constructor():
-    with pytest.raises(moire.Unsupported, match="recipe 'fp8_block' is not in this build"):
-        experts(recipe="fp8_block")
-
-
 def test_numpy_integers_are_sizes():
     layer = experts(num_groups=np.int64(2), hidden=np.int32(8), width=np.int16(10))
     assert layer(X, [np.int64(2), 4]).shape == (6, 8)

@@ -137,10 +137,6 @@ def test_invalid_argument(call, message):
 
 
 UNSUPPORTED = [
-    (
-        lambda: mlp(recipe="mxfp8"),
-        "recipe 'mxfp8' is not in this build; it has as_stored, bf16, fp16 and fp32",
-    ),
     (lambda: linear(x=X.double(), w=W1.double()), "grouped_linear: "),
     (
         lambda: linear(x=X.to(torch.complex64)),

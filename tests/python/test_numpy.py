@@ -100,8 +100,8 @@ def test_gradients_are_there_as_steps(generator):
     spec = steps.MlpSpec(3, 9, 0, 0, 1, 12, 16, (0.0, 0.0, 0.0, 0.0), (0, 0), saves=True)
     offsets = np.array([0, 4, 4, 9])
     w1, w2 = [n["w1"]], [n["w2"]]
-    _, z, act = steps.mlp_forward(Numpy, spec, n["x"], None, w1, None, w2, None, None, offsets)
-    saved = steps.MlpSaved(n["x"], None, w1, w2, None, None, offsets, z, act)
+    _, made = steps.mlp_forward(Numpy, spec, n["x"], None, w1, None, w2, None, None, offsets)
+    saved = steps.MlpSaved(n["x"], None, w1, w2, None, None, offsets, made.z, made.act)
     grads = steps.MlpGrads(
         x=np.empty_like(n["x"]), w1=[np.empty_like(n["w1"])], w2=[np.empty_like(n["w2"])]
     )

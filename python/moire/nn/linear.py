@@ -17,7 +17,7 @@ from ..errors import invalid
 from ..functional import grouped_linear
 from ..groups import Groups
 from ..layouts import GluLayout, check_weight_layout
-from ..recipes import check_runs
+from ..recipes import Recipe
 from ..values import described, flag, integer
 from ..wgrad import ParameterGradients
 
@@ -79,7 +79,7 @@ class GroupedLinear(torch.nn.Module):
         if glu_layout is not None:
             self.glu_layout = GluLayout.of(glu_layout, f"{call}: glu_layout")
             self.glu_layout.check_width(call, self.out_features)
-        check_runs(call, recipe)
+        recipe = Recipe.of(recipe, f"{call}: recipe")
         if init_method is not None and not callable(init_method):
             raise invalid(f"{call}: init_method is {described(init_method)}, must be callable")
         if compute_dtype is not None:

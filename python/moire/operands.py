@@ -1,0 +1,200 @@
+"""The operands of layers as calls take them: arrays, or GroupedTensors for a recipe of 8 bits."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .arrays import Numpy, Torch, check_array, check_rank, framework_of
+from .context import is_explaining
+from .errors import invalid
+from .formats import COLUMNWISE, ROWWISE
+from .grouped_tensor import GroupedTensor
+from .layouts import WEIGHT_LAYOUTS, check_weight_layout
+from .quantization import pair, stand_in
+from .routing import is_readable
+from .steps import Copies, WeightCopies
+from .values import described
+from .views import torch
+
+
+class Ragged(NamedTuple):
+    """x of a call: an array, or what stands for a GroupedTensor (its shape, its gradient)."""
+
+    fw: Any
+    array: Any
+    copy: Any  # the GroupedTensor, or None
+    operands: Any  # dtype that operands are cast to, or None
+    result: Any  # dtype that the result is cast back to, or None
+
+    @classmethod
+    def of(cls, call, x, compute_dtype, recipe, optional):
+        copy = x if isinstance(x, GroupedTensor) else None
+        array = x if copy is None else copy._any.data
+        fw = framework_of(call, {"x": array}, optional)
+        result = None if compute_dtype is None else x.dtype
+        if compute_dtype is not None:
+            compute_dtype = fw.compute_dtype(f"{call}: compute_dtype", compute_dtype)
+        elif fw is Torch and not array.is_meta and torch.is_autocast_enabled(array.device.type):
+            compute_dtype = torch.get_autocast_dtype(array.device.type)
+        recipe.check_operands(call, x.dtype if compute_dtype is None else compute_dtype)
+        check_rank(call, "x", x, 2)
+        if copy is None:
+            array = fw.cast(x, compute_dtype)
+        else:
+            _check_recipe(call, "x", copy, recipe, recipe.format)
+            array = stand_in(copy, compute_dtype or x.dtype)
+        return cls(fw, array, copy, compute_dtype, result)
+
+    def copies(self, call, groups, row_idx, needs_wgrad):
+        """The FP8 copies of x, which belong to `groups`."""
+        copy = self.copy
+        if copy is None:
+            return Copies()
+        rowwise = pair(self.fw, copy.copy_of(ROWWISE, f"{call}: x"), copy.element)
+        if row_idx is None:
+            _check_groups(call, copy, groups)
+        elif copy.has_columnwise or copy.groups is not None:
+            raise invalid(
+                f"{call}: row_idx is given beside an x that was quantised for groups or "
+                f"column-wise; moire.quantize(x, groups, row_idx=row_idx) has the rows in order"
+            )
+        elif needs_wgrad:
+            raise invalid(
+                f"{call}: the weight gradient reads x column-wise in the order of the groups, but "
+                f"x has only rows of tokens; quantise with row_idx=, groups and columnwise=True"
+            )
+        return Copies(x=rowwise, x_columnwise=pair(self.fw, copy.columnwise, copy.element))
+
+
+class Weights(NamedTuple):
+    """The weights of G linear layers as every call takes them: one packed tensor or G matrices,
+    their layout, and copies of 8 bits beside or instead of them.
+    """
+
+    arrays: list  # [] where there are only copies
+    layout: int
+    shape: tuple  # [G, out, in], or [G, in, out]
+    copies: WeightCopies = WeightCopies()
+
+    @classmethod
+    def of(cls, fw, call, name, weights, layout, recipe, quantized=None):
+        check_weight_layout(call, layout)
+        code = WEIGHT_LAYOUTS.index(layout)
+        if isinstance(weights, GroupedTensor):
+            if quantized is not None:
+                raise invalid(
+                    f"{call}: {name} is quantised itself, so {name}_quantized is too much"
+                )
+            _check_weight_copy(fw, call, name, weights, recipe)
+            return cls([], code, weights.shape, _weight_copies(fw, call, name, weights, code))
+        arrays = _weight_arrays(fw, call, name, weights)
+        first = arrays[0]
+        shape = tuple(first.shape) if first.ndim == 3 else (len(arrays), *first.shape)
+        if quantized is None:
+            return cls(arrays, code, shape)
+        which = f"{name}_quantized"
+        if not isinstance(quantized, GroupedTensor):
+            raise invalid(f"{call}: {which} is {described(quantized)}, must be a GroupedTensor")
+        _check_weight_copy(fw, call, which, quantized, recipe)
+        if quantized.shape != shape:
+            raise invalid(f"{call}: {which} is {list(quantized.shape)} but {name} is {list(shape)}")
+        return cls(arrays, code, shape, _weight_copies(fw, call, which, quantized, code))
+
+    @property
+    def num_groups(self):
+        return self.shape[0]
+
+    @property
+    def out_features(self):
+        return self.shape[1 if self.layout == 0 else 2]
+
+    @property
+    def in_features(self):
+        return self.shape[2 if self.layout == 0 else 1]
+
+    def check_backward(self, call, name):
+        """Without a master to quantise, a backward needs the copy of the other direction."""
+        if not self.arrays and self.copies.backward is None:
+            raise invalid(
+                f"{call}: the gradient of x reads {name} in blocks along its outputs, which the "
+                f"GroupedTensor does not have; quantise it in both directions"
+            )
+
+
+def _weight_arrays(fw, call, name, weights):
+    is_listed = isinstance(weights, (list, tuple))
+    arrays = list(weights) if is_listed else [weights]
+    for i, array in enumerate(arrays):
+        which = f"{name}[{i}]" if is_listed else name
+        check_array(fw, call, which, array)
+        if array.ndim != (2 if is_listed else 3):
+            needs = (
+                "a list holds one matrix per group"
+                if is_listed
+                else "needs [groups, out, in] or a list of matrices"
+            )
+            raise invalid(f"{call}: {which} is {list(array.shape)}; {needs}")
+    if not arrays:
+        raise invalid(
+            f"{call}: {name} is an empty list; with no groups, give a packed tensor [0, out, in]"
+        )
+    return arrays
+
+
+def _check_recipe(call, name, tensor, recipe, form):
+    if not recipe.is_quantized or tensor.format != form:
+        needs = f"which needs {form.name}" if recipe.is_quantized else "which reads no 8-bit copies"
+        raise invalid(
+            f"{call}: {name} is quantised as {tensor.format.name}, but the recipe is "
+            f"{recipe.name!r}, {needs}"
+        )
+
+
+def _check_weight_copy(fw, call, name, tensor, recipe):
+    check_array(fw, call, name, tensor._any.data)
+    _check_recipe(call, name, tensor, recipe, recipe.weight_format)
+    check_rank(call, name, tensor, 3)
+
+
+def _weight_copies(fw, call, name, tensor, layout):
+    forward = ROWWISE if layout == 0 else COLUMNWISE
+    has_both = tensor.has_rowwise and tensor.has_columnwise
+    copies = [tensor.copy_of(forward, f"{call}: {name}")]
+    copies.append(tensor.copy_of(1 - forward) if has_both else None)
+    return WeightCopies(*(pair(fw, copy, tensor.element) for copy in copies))
+
+
+def check_glu_layout(call, name, weights, layout):
+    """That a tagged GroupedTensor has gate and up where the call says."""
+    if isinstance(weights, GroupedTensor) and weights.layout not in (None, layout):
+        raise invalid(
+            f"{call}: {name} was quantised with gate and up in '{weights.layout}', but the layout "
+            f"is '{layout}'"
+        )
+
+
+def _check_groups(call, copy, groups):
+    """That x was quantised for these groups; values are read on a CPU only, outside of graphs."""
+    theirs = copy.groups
+    if theirs is groups or (theirs is None and not copy.has_columnwise):
+        return
+    found = 1 if theirs is None else theirs.num_groups
+    if found != groups.num_groups:
+        raise invalid(
+            f"{call}: x was quantised for {found} groups, but groups has {groups.num_groups}"
+        )
+    ours, theirs = groups.offsets, None if theirs is None else theirs.offsets
+    if theirs is None or is_explaining() or not (is_readable(ours) and is_readable(theirs)):
+        return
+    for g, (a, b) in enumerate(zip(np.asarray(theirs), np.asarray(ours))):
+        if a != b:
+            raise invalid(
+                f"{call}: x was quantised for other groups: offsets[{g}] was {a}, and is {b} now"
+            )
+
+
+def needs_grad(fw, *arrays):
+    """Whether autograd will want a gradient of any of these."""
+    if fw is Numpy or not torch.is_grad_enabled():
+        return False
+    return any(t is not None and t.requires_grad for t in arrays)
