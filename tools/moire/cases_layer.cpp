@@ -1,8 +1,12 @@
 // The grouped linear layer and the grouped MLP; a backward reads what its forward saved.
 #include <moire/grouped_mlp.h>
 
+#include <memory>
+
+#include "before.h"
 #include "cases.h"
 #include "reference/grouped_mlp.h"
+#include "reference/recipe.h"
 
 namespace moire::tool {
 namespace {
@@ -14,6 +18,23 @@ int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.t
 double layer_flops(const Problem& p) {
   return 6.0 * static_cast<double>(p.rows) * static_cast<double>(p.hidden) *
          static_cast<double>(p.ffn);
+}
+
+// The 8-bit recipe of the problem's dtype, if it is one.
+template <class Args>
+void set_recipe(const Problem& p, Args& args) {
+  if (p.quantization == Quantization::kNone) return;
+  const bool mx = p.quantization == Quantization::kMxfp8;
+  args.recipe = mx ? MOIRE_RECIPE_MXFP8 : MOIRE_RECIPE_FP8_BLOCK;
+  if (!mx && p.fractional) args.fractional_scales = 1;
+  if constexpr (requires { args.gradient_dtype; }) {
+    args.gradient_dtype = static_cast<int32_t>(p.element);
+  }
+}
+
+// Whether the reference has to see what lies between a layer's products: see reference/recipe.h.
+bool is_observed(const Operands& o) {
+  return o.is_judged() && o.problem().quantization != Quantization::kNone;
 }
 
 int32_t tail_of(const Problem& p) { return p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO; }
@@ -32,21 +53,30 @@ GroupedMlpArgs mlp_args(Operands& o, bool saves) {
   args.activation = p.activation;
   args.layout = p.layout;
   args.tail = tail_of(p);
-  if (saves) args.z = o.output("z", p.dtype, {p.capacity(), 2 * p.ffn});
-  if (saves && p.save_act) args.act = o.output("act", p.dtype, {p.capacity(), p.ffn});
+  set_recipe(p, args);
+  const bool observed = is_observed(o);
+  if (saves || observed) args.z = o.output("z", p.dtype, {p.capacity(), 2 * p.ffn});
+  if ((saves && p.save_act) || observed) {
+    args.act = o.output("act", p.dtype, {p.capacity(), p.ffn});
+  }
   args.y = o.output("y", p.dtype, {p.capacity(), p.hidden});
   return args;
+}
+
+void compare(Comparison& c, const GroupedMlpArgs& a, const reference::MlpResults& want) {
+  c.ragged("y", a.y, want.y, c.tail_rule());
+  if (a.z.rank != 0) c.ragged("z", a.z, want.z, TailRule::kUntouched);
+  if (a.act.rank != 0) c.ragged("act", a.act, want.act, TailRule::kAnything);
 }
 
 Call mlp_forward(const Problem& p, const GroupedMlpArgs& args) {
   Call call = make_call<GroupedMlpArgs>(
       "grouped_mlp", args, grouped_mlp, grouped_mlp_workspace,
-      [](const GroupedMlpArgs& a) {
-        return [a, want = reference::grouped_mlp(a)](Comparison& c) {
-          c.ragged("y", a.y, want.y, c.tail_rule());
-          if (a.z.rank != 0) c.ragged("z", a.z, want.z, TailRule::kUntouched);
-          if (a.act.rank != 0) c.ragged("act", a.act, want.act, TailRule::kAnything);
-        };
+      [](const GroupedMlpArgs& a) -> Call::Judge {
+        if (a.recipe != MOIRE_RECIPE_AS_STORED) {
+          return [a](Comparison& c) { compare(c, a, reference::quantized_mlp(a)); };
+        }
+        return [a, want = reference::grouped_mlp(a)](Comparison& c) { compare(c, a, want); };
       },
       layer_flops(p));
   call.saved_bytes = bytes_of(args.z) + bytes_of(args.act);
@@ -67,9 +97,14 @@ GroupedMlpBackwardArgs mlp_backward_args(Operands& o, const GroupedMlpArgs& forw
   args.activation = forward.activation;
   args.layout = forward.layout;
   args.tail = forward.tail;
+  set_recipe(p, args);
   args.z = forward.z;
-  args.act = forward.act;
   args.act_is_saved = p.save_act ? 1 : 0;
+  if (p.save_act) args.act = forward.act;
+  if (is_observed(o)) {
+    args.grad_z = o.output("grad_z", p.dtype, {p.capacity(), 2 * p.ffn});
+    if (!p.save_act) args.act = o.output("act again", p.dtype, {p.capacity(), p.ffn});
+  }
   args.grad_y = o.gathered("grad_y", p.hidden);
   args.grad_x = o.output("grad_x", p.dtype, {p.capacity(), p.hidden});
   args.grad_w1 = o.weight_gradient("grad_w1", 2 * p.ffn, p.hidden);
@@ -85,19 +120,36 @@ GroupedMlpBackwardArgs mlp_backward_args(Operands& o, const GroupedMlpArgs& forw
   return args;
 }
 
+void compare(Comparison& c, const GroupedMlpBackwardArgs& a, const reference::MlpGradients& want) {
+  c.ragged("grad_x", a.grad_x, want.grad_x, c.tail_rule());
+  c.weights("grad_w1", a.grad_w1, want.grad_w1);
+  c.weights("grad_w2", a.grad_w2, want.grad_w2);
+  if (a.grad_b1.rank != 0) c.per_group("grad_b1", a.grad_b1, want.grad_b1);
+  if (a.grad_b2.rank != 0) c.per_group("grad_b2", a.grad_b2, want.grad_b2);
+  if (a.grad_probs.rank != 0) {
+    c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
+  }
+}
+
 Call mlp_backward(const Problem& p, const GroupedMlpBackwardArgs& args) {
   return make_call<GroupedMlpBackwardArgs>(
       "grouped_mlp_backward", args, grouped_mlp_backward, grouped_mlp_backward_workspace,
-      [](const GroupedMlpBackwardArgs& a) {
-        return [a, want = reference::grouped_mlp_backward(a)](Comparison& c) {
-          c.ragged("grad_x", a.grad_x, want.grad_x, c.tail_rule());
-          c.weights("grad_w1", a.grad_w1, want.grad_w1);
-          c.weights("grad_w2", a.grad_w2, want.grad_w2);
-          if (a.grad_b1.rank != 0) c.per_group("grad_b1", a.grad_b1, want.grad_b1);
-          if (a.grad_b2.rank != 0) c.per_group("grad_b2", a.grad_b2, want.grad_b2);
-          if (a.grad_probs.rank != 0) {
-            c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
-          }
+      [](const GroupedMlpBackwardArgs& a) -> Call::Judge {
+        if (a.recipe == MOIRE_RECIPE_AS_STORED) {
+          return [a, want = reference::grouped_mlp_backward(a)](Comparison& c) {
+            compare(c, a, want);
+          };
+        }
+        auto before = std::make_shared<Before>();
+        GroupedMlpBackwardArgs b = a;
+        b.grad_w1 = before->of(a.grad_w1);
+        b.grad_w2 = before->of(a.grad_w2);
+        b.grad_b1 = before->of(a.grad_b1);
+        b.grad_b2 = before->of(a.grad_b2);
+        return [a, b, before](Comparison& c) {
+          const reference::MlpGradients want = reference::quantized_mlp_backward(b);
+          c.ragged("grad_z", a.grad_z, want.grad_z, TailRule::kAnything);
+          compare(c, a, want);
         };
       },
       2 * layer_flops(p));
@@ -107,9 +159,10 @@ Call linear_forward(const Problem& p, const GroupedLinearArgs& args) {
   return make_call<GroupedLinearArgs>(
       "grouped_linear", args, grouped_linear, grouped_linear_workspace,
       [](const GroupedLinearArgs& a) {
-        return [a, want = reference::grouped_linear(a)](Comparison& c) {
-          c.ragged("y", a.y, want, c.tail_rule());
-        };
+        const bool as_stored = a.recipe == MOIRE_RECIPE_AS_STORED;
+        return
+            [a, want = as_stored ? reference::grouped_linear(a) : reference::quantized_linear(a)](
+                Comparison& c) { c.ragged("y", a.y, want, c.tail_rule()); };
       },
       layer_flops(p) * 2 / 3);
 }
@@ -118,7 +171,9 @@ Call linear_backward(const Problem& p, const GroupedLinearBackwardArgs& args) {
   return make_call<GroupedLinearBackwardArgs>(
       "grouped_linear_backward", args, grouped_linear_backward, grouped_linear_backward_workspace,
       [](const GroupedLinearBackwardArgs& a) {
-        return [a, want = reference::grouped_linear_backward(a)](Comparison& c) {
+        const bool as_stored = a.recipe == MOIRE_RECIPE_AS_STORED;
+        return [a, want = as_stored ? reference::grouped_linear_backward(a)
+                                    : reference::quantized_linear_backward(a)](Comparison& c) {
           c.ragged("grad_x", a.grad_x, want.grad_x, c.tail_rule());
           c.weights("grad_w", a.grad_w, want.grad_w);
           if (a.grad_bias.rank != 0) c.per_group("grad_bias", a.grad_bias, want.grad_bias);
@@ -142,7 +197,9 @@ Case linear_case(Operands& o) {
   args.y = o.output("y", p.dtype, {p.capacity(), 2 * p.ffn});
   args.groups = o.groups();
   args.tail = tail_of(p);
+  set_recipe(p, args);
   GroupedLinearBackwardArgs back;
+  set_recipe(p, back);
   back.x = args.x;
   back.row_idx = args.row_idx;
   back.gathered_grad_y = p.gather ? 1 : 0;

@@ -31,6 +31,8 @@ class Operands {
   Operands(const Problem& problem, Content content);
 
   const Problem& problem() const { return problem_; }
+  // Whether results are going to be compared with the reference.
+  bool is_judged() const { return content_ == Content::kHostile; }
   const std::vector<int64_t>& splits() const { return splits_; }
   Groups groups() const { return groups_; }
   int64_t group_of(int64_t row) const;
