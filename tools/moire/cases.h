@@ -3,6 +3,7 @@
 #pragma once
 
 #include <moire/context.h>
+#include <moire/grouped_mlp.h>
 #include <moire/tensor.h>
 
 #include <functional>
@@ -64,6 +65,13 @@ Call make_call(std::string entry, const A& args, Status (*run)(const Context&, c
   call.flops = flops;
   return call;
 }
+
+// The two calls of a whole grouped MLP, for whoever judges it in another way.
+struct MlpArgs {
+  GroupedMlpArgs forward;
+  GroupedMlpBackwardArgs backward;
+};
+MlpArgs make_mlp_args(Operands& operands);
 
 // Of each kind of op; cases_*.cpp.
 Case make_gemm_case(Operands& operands);

@@ -222,6 +222,11 @@ Case linear_case(Operands& o) {
 
 }  // namespace
 
+MlpArgs make_mlp_args(Operands& operands) {
+  const GroupedMlpArgs forward = mlp_args(operands, true);
+  return {forward, mlp_backward_args(operands, forward)};
+}
+
 Case make_layer_case(Operands& operands) {
   const Problem& p = operands.problem();
   if (p.op == Op::kLinear) return linear_case(operands);

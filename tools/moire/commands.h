@@ -55,6 +55,10 @@ struct CheckOptions {
   uint64_t seed = 1;
   bool verbose = false;
 };
+struct ErrorsOptions {
+  CommonOptions common;
+  ProblemOptions problems;
+};
 struct BenchOptions {
   CommonOptions common;
   ProblemOptions problems;
@@ -66,6 +70,7 @@ int run_info(const InfoOptions& options);
 int run_problems(const ProblemsOptions& options);
 int run_explain(const ExplainOptions& options);
 int run_check(const CheckOptions& options);
+int run_errors(const ErrorsOptions& options);
 int run_bench(const BenchOptions& options);
 
 // A context as the options ask; UsageError with the library's sentence where there is none.

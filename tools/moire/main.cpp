@@ -114,6 +114,20 @@ void add_check(CLI::App& app, CheckOptions& options, std::function<int()>& run) 
   command->callback([&] { run = [&] { return run_check(options); }; });
 }
 
+void add_errors(CLI::App& app, ErrorsOptions& options, std::function<int()>& run) {
+  CLI::App* command = app.add_subcommand(
+      "errors", "How far each recipe's MLP, forward and backward, is from the exact function");
+  add_common(*command, options.common);
+  add_problems(*command, options.problems, true);
+  command->footer(
+      "Relative root mean square errors against double precision without any rounding, on the\n"
+      "problem's shape, as a Markdown table. The reference is scalar: small shapes.\n\n"
+      "Examples:\n"
+      "  moire errors \"groups=8 hidden=256 ffn=512 rows=512 splits=zipf\"\n"
+      "  moire errors cpu:demo --json");
+  command->callback([&] { run = [&] { return run_errors(options); }; });
+}
+
 void add_bench(CLI::App& app, BenchOptions& options, std::function<int()>& run) {
   CLI::App* command =
       app.add_subcommand("bench", "Times beside a baseline measured in the same run");
@@ -159,12 +173,14 @@ int parse_and_run(int argc, char** argv) {
   ProblemsOptions problems;
   ExplainOptions explain;
   CheckOptions check;
+  ErrorsOptions errors;
   BenchOptions bench;
   std::function<int()> run;
   add_info(app, info, run);
   add_problem_list(app, problems, run);
   add_explain(app, explain, run);
   add_check(app, check, run);
+  add_errors(app, errors, run);
   add_bench(app, bench, run);
   require_command(app, argc, argv);
   try {

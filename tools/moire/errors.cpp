@@ -1,0 +1,162 @@
+// moire errors: how far each recipe's whole MLP is from the exact function of its inputs.
+#include <moire/grouped_mlp.h>
+
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cases.h"
+#include "commands.h"
+#include "reference/grouped_mlp.h"
+#include "terminal.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+struct Row {
+  const char* name;
+  DType dtype = DType::kBF16;
+  Quantization quantization = Quantization::kNone;
+  DType gradients = DType::kE4M3;
+  bool fractional = false;
+  bool emulates = false;
+};
+
+constexpr Row kRows[] = {
+    {"fp32", DType::kFP32},
+    {"fp16", DType::kFP16},
+    {"bf16"},
+    {"mxfp8", DType::kBF16, Quantization::kMxfp8},
+    {"mxfp8, gradients E5M2", DType::kBF16, Quantization::kMxfp8, DType::kE5M2},
+    {"mxfp8_fast, emulated", DType::kBF16, Quantization::kMxfp8, DType::kE4M3, false, true},
+    {"fp8_block", DType::kBF16, Quantization::kFp8Block},
+    {"fp8_block, fractional", DType::kBF16, Quantization::kFp8Block, DType::kE4M3, true},
+    {"fp8_block, emulated", DType::kBF16, Quantization::kFp8Block, DType::kE4M3, false, true},
+};
+
+constexpr const char* kOutputs[] = {"y", "grad_x", "grad_w1", "grad_w2", "grad_probs"};
+
+// Root mean square of got - want over that of want.
+class Error {
+ public:
+  void add(double got, double want) {
+    difference_ += (got - want) * (got - want);
+    size_ += want * want;
+  }
+  void add(const TensorView& got, const reference::Matrix& want, int64_t first_row = 0) {
+    const bool is_vector = got.rank == 1;
+    for (int64_t i = 0; i < want.rows; ++i) {
+      for (int64_t j = 0; j < want.columns; ++j) {
+        add(reference::read_element(got, is_vector ? 0 : first_row + i, is_vector ? i : j),
+            want.at(i, j).value);
+      }
+    }
+  }
+  void add(const moire_weight& got, const reference::Weights& want) {
+    for (size_t g = 0; g < want.size(); ++g) {
+      add(Weight(got).matrix(static_cast<int64_t>(g)), want[g]);
+    }
+  }
+  double value() const { return std::sqrt(difference_ / size_); }
+
+ private:
+  double difference_ = 0, size_ = 0;
+};
+
+void run_or_throw(const Status& status) {
+  if (!status.ok()) throw UsageError(status.message());
+}
+
+template <class A>
+void run(const Context& context, Operands& operands, A args, Status (*op)(const Context&, const A&),
+         Status (*size)(const Context&, const A&, size_t*)) {
+  size_t bytes = 0;
+  run_or_throw(size(context, args, &bytes));
+  args.workspace = operands.workspace(bytes);
+  run_or_throw(op(context, args));
+}
+
+// In the order of kOutputs.
+std::vector<double> errors_of(const Context& context, const Problem& shape, const Row& row) {
+  Problem p = shape;
+  p.op = Op::kMlp;
+  p.dtype = row.dtype;
+  p.quantization = row.quantization;
+  p.element = row.gradients;
+  p.fractional = row.fractional;
+  Operands operands(p, Operands::Content::kNormal);
+  MlpArgs args = make_mlp_args(operands);
+  if (row.emulates) {
+    args.forward.emulate_accumulation = args.backward.emulate_accumulation = 1;
+    if (row.quantization == Quantization::kMxfp8) {
+      args.forward.recipe = args.backward.recipe = MOIRE_RECIPE_MXFP8_FAST;
+    }
+  }
+  run(context, operands, args.forward, grouped_mlp, grouped_mlp_workspace);
+  run(context, operands, args.backward, grouped_mlp_backward, grouped_mlp_backward_workspace);
+
+  // The exact backward starts from the exact z.
+  const reference::MlpResults forward =
+      reference::grouped_mlp(args.forward, reference::Rounding::kNone);
+  const TensorView z = operands.output("exact z", DType::kFP64, {p.capacity(), 2 * p.ffn});
+  for (int64_t i = 0; i < forward.z.rows; ++i) {
+    for (int64_t j = 0; j < forward.z.columns; ++j) {
+      reference::write_element(z, i, j, forward.z.at(i, j).value);
+    }
+  }
+  GroupedMlpBackwardArgs exact = args.backward;
+  exact.z = z;
+  const reference::MlpGradients gradients =
+      reference::grouped_mlp_backward(exact, reference::Rounding::kNone);
+
+  Error errors[5];
+  errors[0].add(args.forward.y, forward.y);
+  errors[1].add(args.backward.grad_x, gradients.grad_x);
+  errors[2].add(args.backward.grad_w1, gradients.grad_w1);
+  errors[3].add(args.backward.grad_w2, gradients.grad_w2);
+  if (p.probs) errors[4].add(args.backward.grad_probs, gradients.grad_probs);
+  std::vector<double> values;
+  for (const Error& e : errors) values.push_back(e.value());
+  return values;
+}
+
+void print_json(const Problem& p, const Row& row, const std::vector<double>& errors) {
+  nlohmann::ordered_json line = {{"problem", to_line(p)}, {"recipe", row.name}};
+  for (size_t i = 0; i < errors.size(); ++i) line["relative_rms"][kOutputs[i]] = errors[i];
+  std::printf("%s\n", line.dump().c_str());
+}
+
+void print_row(const Row& row, const std::vector<double>& errors) {
+  std::string line = text("| ", row.name, " |");
+  for (const double e : errors) {
+    char number[32];
+    std::snprintf(number, sizeof number, " %.1e |", e);
+    line += number;
+  }
+  std::printf("%s\n", line.c_str());
+}
+
+}  // namespace
+
+int run_errors(const ErrorsOptions& options) {
+  const Context context = open_context(options.common);
+  for (const Problem& p : collect_problems(options.problems)) {
+    if (!options.common.json) {
+      std::printf("`%s`\n\n| Recipe | %s |\n|---|---|---|---|---|---|\n", to_line(p).c_str(),
+                  join({std::begin(kOutputs), std::end(kOutputs)}, " | ").c_str());
+    }
+    Progress progress("recipes", static_cast<int64_t>(std::size(kRows)));
+    int64_t done = 0;
+    for (const Row& row : kRows) {
+      progress.show(done++, row.name);
+      const std::vector<double> errors = errors_of(context, p, row);
+      progress.clear();
+      options.common.json ? print_json(p, row, errors) : print_row(row, errors);
+      std::fflush(stdout);
+    }
+  }
+  return kExitOk;
+}
+
+}  // namespace moire::tool
