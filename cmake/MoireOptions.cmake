@@ -30,7 +30,9 @@ target_compile_options(moire_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;-Wshadow;-ffp-contract=off>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${MOIRE_WERROR}>>:-Werror>)
 if(MOIRE_SANITIZE)
-  add_compile_options(-fsanitize=${MOIRE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  # GCC takes the sanitizers' own code for uses of uninitialised variables.
+  add_compile_options(-fsanitize=${MOIRE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
+                      -Wno-maybe-uninitialized)
   add_link_options(-fsanitize=${MOIRE_SANITIZE})
 endif()
 

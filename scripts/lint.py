@@ -74,7 +74,7 @@ LAYERS = (
 # The public headers in the order in which they may include each other.
 PUBLIC_ORDER = (
     *("status", "explain", "context", "tensor", "groups", "buffer"),
-    *("quantize", "glu", "grouped_gemm", "routing", "grouped_mlp"),
+    *("quantize", "glu", "grouped_tensor", "grouped_gemm", "routing", "grouped_mlp"),
 )
 
 

@@ -214,8 +214,9 @@ TEST(RouterBackward, RefusesBadArgumentsAndSaysWhy) {
   expect([](A& a) { a.scale = -std::numeric_limits<float>::infinity(); },
          "scale is -inf, must be finite");
   expect([](A& a) { a.grad_logits.data = a.logits.data; }, "grad_logits and logits overlap");
-  expect([](A& a) { a.grad_logits.data = a.topk_idx.data; }, "grad_logits and topk_idx overlap");
-  expect([](A& a) { a.grad_logits.data = a.grad_topk_weights.data; },
+  // The smaller tensor into the larger one: the other way round it would reach what lies behind.
+  expect([](A& a) { a.topk_idx.data = a.grad_logits.data; }, "grad_logits and topk_idx overlap");
+  expect([](A& a) { a.grad_topk_weights.data = a.grad_logits.data; },
          "grad_logits and grad_topk_weights overlap");
   set_index(c.topk_idx, 2, 0, 8);
   expect([](A&) {}, "topk_idx[2, 0] is 8, must be 0 to 7");

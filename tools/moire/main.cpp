@@ -123,7 +123,7 @@ void add_errors(CLI::App& app, ErrorsOptions& options, std::function<int()>& run
       "Relative root mean square errors against double precision without any rounding, on the\n"
       "problem's shape, as a Markdown table. The reference is scalar: small shapes.\n\n"
       "Examples:\n"
-      "  moire errors \"groups=8 hidden=256 ffn=512 rows=512 splits=zipf\"\n"
+      "  moire errors \"groups=8 hidden=256 ffn=512 rows=512 splits=zipf:1\"\n"
       "  moire errors cpu:demo --json");
   command->callback([&] { run = [&] { return run_errors(options); }; });
 }
