@@ -18,6 +18,7 @@ from .layouts import Activation, GluLayout
 from .quantization import quantize
 from .recipes import Recipe
 from .routing import Plan, make_plan, permute, router, unpermute
+from .weight_cache import WeightCache
 
 __all__ = [
     "Activation",
@@ -33,6 +34,7 @@ __all__ = [
     "Plan",
     "Recipe",
     "Unsupported",
+    "WeightCache",
     "check",
     "convert_glu",
     "deinterleave_glu_tensor",

@@ -154,8 +154,9 @@ class Torch:
     @staticmethod
     def written(array):
         """Says that a caller's buffer was overwritten, so that autograd refuses what needed it."""
-        if array is not None and not torch.compiler.is_compiling():
-            torch.autograd.graph.increment_version(array)
+        if array is None or torch.compiler.is_compiling() or array.is_inference():
+            return
+        torch.autograd.graph.increment_version(array)
 
     @staticmethod
     def cast(array, dtype):

@@ -47,7 +47,7 @@ class LinearFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_y):
         kept, spec, sink, needs = kept_by(ctx), ctx.spec, ctx.sink, ctx.needs_input_grad
-        bias, scale, offsets = kept["bias"], kept["scale"], kept["offsets"]
+        bias, scale, offsets = kept("bias"), kept("scale"), kept("offsets")
         needs_w = needs[11:]
         columns = _columns_of_x(spec, kept, any(needs_w))
         grad_w, beta, returned = _destination(sink, grad_y, ctx.weights, needs_w)
@@ -58,13 +58,13 @@ class LinearFunction(torch.autograd.Function):
             scale=scale.new_empty(scale.shape) if needs[8] else None,
         )
         saved = steps.LinearSaved(
-            kept["x"], kept["row_idx"], kept["w"], bias, scale, offsets, columns, kept["w_copy"]
+            kept("x"), kept("row_idx"), kept("w"), bias, scale, offsets, columns, kept("w_copy")
         )
         if sink.delayed:
             operands = steps.Wgrad(saved.x, saved.row_idx, columns, grad_y)
             sink.defer(_later_wgrad(spec, offsets, spec.layout, operands), needs_w)
         steps.linear_backward(fw, spec, saved, grad_y, grads, beta)
-        grad_x = _back_to_tokens(grads.x, kept["row_idx"], kept["scatter_idx"], ctx.x)
+        grad_x = _back_to_tokens(grads.x, kept("row_idx"), kept("scatter_idx"), ctx.x)
         of_tensors = (grad_x, None, None, grads.bias, grads.scale, None, None)
         return (None, None, None, None, *of_tensors, *returned)
 
@@ -97,7 +97,7 @@ class MlpFunction(torch.autograd.Function):
         kept, needs = kept_by(ctx), ctx.needs_input_grad
         wanted = MlpWanted(needs[4], *needs[7:10], needs[12:])
         grads, of_weights = _mlp_backward(ctx, kept, wanted, grad_y, gathered=False)
-        grad_x = _back_to_tokens(grads.x, kept["row_idx"], kept["scatter_idx"], ctx.x)
+        grad_x = _back_to_tokens(grads.x, kept("row_idx"), kept("scatter_idx"), ctx.x)
         of_tensors = (grad_x, None, None, grads.probs, grads.b1, grads.b2, None, None)
         return (None, None, None, None, *of_tensors, *of_weights)
 
@@ -130,12 +130,12 @@ class MoeFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_y):
         kept, needs = kept_by(ctx), ctx.needs_input_grad
-        scatter_idx, (x_shape, x_dtype) = kept["scatter_idx"], ctx.x
+        scatter_idx, (x_shape, x_dtype) = kept("scatter_idx"), ctx.x
         wanted = MlpWanted(*needs[4:8], needs[11:])
         grad_y = fw.cast(grad_y, x_dtype)
         grads, of_weights = _mlp_backward(ctx, kept, wanted, grad_y, gathered=True)
         grad_x = grad_y.new_empty(x_shape) if needs[4] else None
-        grad_topk_weights = kept["probs"].new_empty(scatter_idx.shape) if needs[5] else None
+        grad_topk_weights = kept("probs").new_empty(scatter_idx.shape) if needs[5] else None
         if needs[4] or needs[5]:
             fw.run(
                 "unpermute",
@@ -164,21 +164,31 @@ def keep(ctx, given, made):
     held by reference.
     """
     flat, ctx.names = [], []
-    for name, value in {**given, **made}.items():
-        parts = list(value) if isinstance(value, (list, tuple)) else [value]
-        ctx.names.append((name, len(parts) if isinstance(value, (list, tuple)) else None))
-        flat.extend(parts)
+    for tensors in (given, made):
+        for name, value in tensors.items():
+            if value is None:
+                continue
+            is_list = type(value) is list
+            ctx.names.append((name, len(value) if is_list else -1))
+            if is_list:
+                flat.extend(value)
+            else:
+                flat.append(value)
     ctx.save_for_backward(*flat)
     context.note_saved(given, made)
 
 
 def kept_by(ctx):
-    """What keep() saved, by name."""
+    """What keep() saved: a function of the name, None where there was nothing."""
     tensors, found, at = ctx.saved_tensors, {}, 0
     for name, count in ctx.names:
-        found[name] = tensors[at] if count is None else list(tensors[at : at + count])
-        at += 1 if count is None else count
-    return found
+        if count < 0:
+            found[name] = tensors[at]
+            at += 1
+        else:
+            found[name] = list(tensors[at : at + count])
+            at += count
+    return found.get
 
 
 def _keep_mlp(ctx, spec, sinks, copies, needs_w1, x, operands, weights, given, made):
@@ -214,9 +224,9 @@ def _made_columns(needs_w, copies, made):
 
 
 def _columns_of_x(spec, kept, needs_w):
-    if not needs_w or kept["x_rowwise"] is None:
-        return kept["x_columnwise"] or kept["x_given"]
-    return steps.requantized(fw, spec, kept["x_rowwise"], kept["offsets"])
+    if not needs_w or kept("x_rowwise") is None:
+        return kept("x_columnwise") or kept("x_given")
+    return steps.requantized(fw, spec, kept("x_rowwise"), kept("offsets"))
 
 
 def _mlp_backward(ctx, kept, wanted, grad_y, gathered):
@@ -227,7 +237,7 @@ def _mlp_backward(ctx, kept, wanted, grad_y, gathered):
     grad_w1, beta1, returned1 = _destination(sink1, grad_y, ctx.weights[:n], needs1)
     grad_w2, beta2, returned2 = _destination(sink2, grad_y, ctx.weights[n:], needs2)
     saved = _mlp_saved(spec, kept, any(needs1))
-    b1, b2, probs = kept["b1"], saved.b2, saved.probs
+    b1, b2, probs = kept("b1"), saved.b2, saved.probs
     grads = steps.MlpGrads(
         x=_grad_rows(ctx, grad_y) if wanted.x else None,
         w1=grad_w1,
@@ -253,19 +263,19 @@ def _mlp_backward(ctx, kept, wanted, grad_y, gathered):
 
 def _mlp_saved(spec, kept, needs_w1):
     return steps.MlpSaved(
-        x=kept["x"],
-        row_idx=kept["row_idx"],
-        w1=kept["w1"],
-        w2=kept["w2"],
-        b2=kept["b2"],
-        probs=kept["probs"],
-        offsets=kept["offsets"],
-        z=kept["z"],
-        act=kept["act"],
+        x=kept("x"),
+        row_idx=kept("row_idx"),
+        w1=kept("w1"),
+        w2=kept("w2"),
+        b2=kept("b2"),
+        probs=kept("probs"),
+        offsets=kept("offsets"),
+        z=kept("z"),
+        act=kept("act"),
         x_columnwise=_columns_of_x(spec, kept, needs_w1),
-        act_columnwise=kept["act_columnwise"],
-        w1_copy=kept["w1_copy"],
-        w2_copy=kept["w2_copy"],
+        act_columnwise=kept("act_columnwise"),
+        w1_copy=kept("w1_copy"),
+        w2_copy=kept("w2_copy"),
     )
 
 

@@ -226,12 +226,11 @@ def is_explaining():
 
 def note_saved(given, made):
     """Tells a running explain() what a forward keeps, tensors or lists of tensors by name."""
-    torch = sys.modules["torch"]
-    if torch.compiler.is_compiling() or _settings.saved is None:
+    if sys.modules["torch"].compiler.is_compiling() or _settings.saved is None:
         return
     for tensors, by_reference in ((given, True), (made, False)):
         for name, value in tensors.items():
-            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            for tensor in value if isinstance(value, list) else [value]:
                 if tensor is None:
                     continue
                 dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)

@@ -7,6 +7,7 @@ of gate and up; a module that moire cannot run raises moire.Unsupported with the
 falls back silently.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,9 @@ import torch
 from .errors import invalid, unsupported
 from .functional import moe
 from .layouts import Activation, GluLayout
+from .recipes import Recipe
 from .values import described
+from .weight_cache import ParameterCopies
 
 # What transformers' use_experts_implementation gives every experts module.
 _NEEDS = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "gate_up_proj", "down_proj")
@@ -32,8 +35,11 @@ class ExpertsSpec(NamedTuple):
     weight_layout: str
 
 
-def register(name="moire"):
-    """Makes experts_implementation=`name` available; calling it again is fine."""
+def register(name="moire", recipe=None):
+    """Makes experts_implementation=`name` available; calling it again is fine. With an 8-bit
+    `recipe` the experts' weights are quantised when they change, and everything else on the fly.
+    """
+    recipe = Recipe.of(recipe, "moire.hf.register: recipe")
     try:
         from transformers.integrations.moe import ExpertsInterface
     except ImportError as e:
@@ -41,10 +47,10 @@ def register(name="moire"):
             "moire.hf.register: needs transformers >= 5 with its ExpertsInterface: pip "
             "install 'transformers>=5'"
         ) from e
-    ExpertsInterface.register(name, experts_forward)
+    ExpertsInterface.register(name, functools.partial(experts_forward, recipe=recipe))
 
 
-def experts_forward(self, hidden_states, top_k_index, top_k_weights):
+def experts_forward(self, hidden_states, top_k_index, top_k_weights, recipe=None):
     """The forward of an experts module `self`: hidden_states [T, H], top_k_index and top_k_weights
     [T, k].
 
@@ -68,8 +74,23 @@ def experts_forward(self, hidden_states, top_k_index, top_k_weights):
         layout=spec.layout,
         weight_layout=spec.weight_layout,
         compute_dtype=compute_dtype,
+        recipe=recipe,
+        **_copies(self, spec, recipe, {"w1_quantized": w1, "w2_quantized": w2}),
     )
     return y.to(hidden_states.dtype)
+
+
+def _copies(experts, spec, recipe, weights):
+    """The weights in 8 bits, kept on the module, where the recipe reads them so."""
+    if recipe is None or not recipe.is_quantized:
+        return {}
+    caches = experts.__dict__.setdefault("_moire_copies", {})
+    found = {}
+    for name, weight in weights.items():
+        if (name, recipe) not in caches:
+            caches[name, recipe] = ParameterCopies(recipe, spec.weight_layout)
+        found[name] = caches[name, recipe].of("moire.hf", weight, None)
+    return found
 
 
 @torch.compiler.assume_constant_result

@@ -213,3 +213,19 @@ def test_exact_gelu_is_not_taken_for_tanh():
     experts.act_fn = torch.nn.GELU()
     with pytest.raises(moire.Unsupported, match="gates its experts as moire does not"):
         moire.hf.recognise(experts)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8_block"])
+def test_experts_run_in_8_bits_where_a_recipe_is_registered(generator, recipe):
+    moire.hf.register(f"moire_{recipe}", recipe=recipe)
+    model = build("Mixtral", 1)  # one layer: its router sees no rounding
+    ids = torch.randint(64, (2, 12), generator=generator)
+    wanted, wanted_gradients = run(model, "eager", ids)
+    found, gradients = run(model, f"moire_{recipe}", ids)
+    assert 0 < rms(found - wanted) < 0.2 * rms(wanted)
+    for key, gradient in gradients.items():
+        assert rms(gradient - wanted_gradients[key]) < 0.3 * rms(wanted_gradients[key]), key
+    again, _ = run(model, f"moire_{recipe}", ids)
+    assert torch.equal(again, found)
+    with pytest.raises(moire.InvalidArgument, match="moire.hf.register: recipe is 'fp4', must be"):
+        moire.hf.register("other", recipe="fp4")

@@ -19,6 +19,7 @@ from ..groups import Groups
 from ..layouts import GluLayout, check_weight_layout
 from ..recipes import Recipe
 from ..values import described, flag, integer
+from ..weight_cache import ParameterCopies
 from ..wgrad import ParameterGradients
 
 
@@ -85,6 +86,7 @@ class GroupedLinear(torch.nn.Module):
         if compute_dtype is not None:
             compute_dtype = Torch.compute_dtype(f"{call}: compute_dtype", compute_dtype)
         self.init_method, self.compute_dtype, self.recipe = init_method, compute_dtype, recipe
+        self._copies = ParameterCopies(recipe, weight_layout) if recipe.is_quantized else None
         shape = (self.out_features, self.in_features)
         if weight_layout == "in_out":
             shape = shape[::-1]
@@ -154,9 +156,18 @@ class GroupedLinear(torch.nn.Module):
         for name in self._names("bias") if self.has_bias else ():
             torch.nn.init.uniform_(getattr(self, name), -bound, bound)
 
-    def forward(self, x, splits, *, scale=None, row_idx=None, out=None):
+    def quantized_weights(self, is_first_microbatch=None):
+        """The weights in 8 bits as an 8-bit recipe's products read them (see
+        moire/weight_cache.py), else None.
+        """
+        if self._copies is None:
+            return None
+        return self._copies.of(type(self).__name__, self.weights(), is_first_microbatch)
+
+    def forward(self, x, splits, *, scale=None, row_idx=None, out=None, is_first_microbatch=None):
         """x [rows, in] in expert order (or [T, in] with row_idx [rows]); scale [rows] multiplies
-        the bias.
+        the bias. is_first_microbatch: whether the weights are quantised anew (see
+        moire/weight_cache.py).
         """
         return grouped_linear(
             x,
@@ -168,6 +179,7 @@ class GroupedLinear(torch.nn.Module):
             weight_layout=self.weight_layout,
             recipe=self.recipe,
             compute_dtype=self.compute_dtype,
+            w_quantized=self.quantized_weights(is_first_microbatch),
             out=out,
             wgrad=self._wgrad,
         )

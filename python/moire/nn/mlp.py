@@ -73,7 +73,7 @@ class GroupedMLP(torch.nn.Module):
     def num_groups(self):
         return self.fc1.num_groups
 
-    def _options(self):
+    def _options(self, is_first_microbatch):
         fc1, fc2 = self.fc1, self.fc2
         wgrad = None
         if fc1._wgrad is not None or fc2._wgrad is not None:
@@ -86,23 +86,33 @@ class GroupedMLP(torch.nn.Module):
             "recipe": fc1.recipe,
             "weight_layout": fc1.weight_layout,
             "compute_dtype": fc1.compute_dtype,
+            "w1_quantized": fc1.quantized_weights(is_first_microbatch),
+            "w2_quantized": fc2.quantized_weights(is_first_microbatch),
             "save_act": self.save_act,
             "wgrad": wgrad,
         }
 
-    def forward(self, x, splits, probs=None, *, row_idx=None, scatter_idx=None, out=None):
+    def forward(
+        self,
+        x,
+        splits,
+        probs=None,
+        *,
+        row_idx=None,
+        scatter_idx=None,
+        out=None,
+        is_first_microbatch=None,
+    ):
         """x [rows, H] in expert order (or [T, H] with row_idx [rows]), probs [rows]: [rows, H]."""
-        indices = {"row_idx": row_idx, "scatter_idx": scatter_idx}
+        options = self._options(is_first_microbatch)
+        options.update(probs=probs, row_idx=row_idx, scatter_idx=scatter_idx, out=out)
         weights = self.fc1.weights(), self.fc2.weights()
-        return grouped_mlp(
-            x, *weights, as_groups(splits), probs=probs, out=out, **indices, **self._options()
-        )
+        return grouped_mlp(x, *weights, as_groups(splits), **options)
 
-    def route(self, x, topk_idx, topk_weights):
+    def route(self, x, topk_idx, topk_weights, *, is_first_microbatch=None):
         """x [T, H] through the experts topk_idx [T, k], weighted: [T, H]."""
-        return moe(
-            x, self.fc1.weights(), self.fc2.weights(), topk_idx, topk_weights, **self._options()
-        )
+        weights = self.fc1.weights(), self.fc2.weights()
+        return moe(x, *weights, topk_idx, topk_weights, **self._options(is_first_microbatch))
 
     def backward_dw(self):
         """Delayed weight gradients (delay_wgrad_compute): FC2's, then FC1's, each followed by its

@@ -88,9 +88,11 @@ class MoE(torch.nn.Module):
             )
         self.experts, self.router, self.shared = experts, router, shared
 
-    def forward(self, x):
+    def forward(self, x, *, is_first_microbatch=None):
         """x [..., H], y the same."""
         _check_tokens("MoE", x, self.experts.fc1.in_features)
         tokens = x.reshape(-1, x.shape[-1])
-        y = self.experts.route(tokens, *self.router(tokens)).view(x.shape)
+        choice = self.router(tokens)
+        y = self.experts.route(tokens, *choice, is_first_microbatch=is_first_microbatch)
+        y = y.view(x.shape)
         return y if self.shared is None else y + self.shared(x)

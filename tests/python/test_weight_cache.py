@@ -1,0 +1,273 @@
+"""8-bit copies of weights: made once per update, in memory that stays, never stale."""
+
+import copy
+import pickle
+
+import moire
+import numpy as np
+import pytest
+import torch
+import truth
+import truth_fp8
+from moire import nn
+from moire.arrays import Numpy, Torch
+
+E, H, F = 3, 40, 72
+SPLITS = [33, 0, 7]
+RECIPES = ["mxfp8", "fp8_block"]
+
+
+@pytest.fixture
+def quantised(monkeypatch):
+    """The shapes of the weights that were quantised, in order."""
+    calls = []
+
+    def counting(fw, run):
+        def counted(name, **values):
+            if name == "quantize_weight":
+                calls.append(tuple(values["source"][0].shape))
+            return run(name, **values)
+
+        monkeypatch.setattr(fw, "run", staticmethod(counted))
+
+    counting(Torch, Torch.run)
+    counting(Numpy, Numpy.run)
+    return calls
+
+
+def layer(**options):
+    torch.manual_seed(3)
+    return nn.GroupedLinear(E, H, F, **{"recipe": "mxfp8", **options})
+
+
+def fresh(module, x, recipe="mxfp8"):
+    """The layer's result on its parameters as they are now, without copies."""
+    weights = [t.detach() for t in module._weights()]
+    weights = weights if len(weights) > 1 else weights[0]
+    options = {"recipe": recipe, "weight_layout": module.weight_layout}
+    return moire.grouped_linear(x, weights, moire.Groups(splits=SPLITS), **options)
+
+
+def addresses(module):
+    (entry,) = module._copies._cache._entries.values()
+    return [array.data_ptr() for _, array in entry.tensor.arrays()]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "list", "numpy"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_explicit_version(generator, quantised, kind, recipe):
+    w = truth.draw(generator, E, F, H)
+    given = {"tensor": w, "list": list(w), "numpy": w.numpy()}[kind]
+    cache = moire.WeightCache(recipe)
+    first = cache.get(given, 1)
+    truth_fp8.assert_same_bytes(first, moire.quantize(given, recipe=recipe, columnwise=True))
+    del quantised[:]
+    assert cache.get(given, 1) is first and not quantised
+    w *= 2
+    assert cache.get(given, 1) is first and not quantised  # the version says that nothing changed
+    assert cache.get(given, 2) is first and len(quantised) == 1  # the same memory, other bytes
+    truth_fp8.assert_same_bytes(first, moire.quantize(given, recipe=recipe, columnwise=True))
+    cache.get(given, None)
+    cache.get(given, None)
+    assert len(quantised) == 4  # with the two comparisons' own
+
+
+def test_weights_are_told_apart_and_forgotten(generator, quantised):
+    a, b = truth.draw(generator, E, F, H), truth.draw(generator, E, F, H)
+    cache = moire.WeightCache()
+    assert cache.get(a, 0) is not cache.get(b, 0)
+    assert cache.get(a, 0, columnwise=False) is cache.get(a, 0)  # has more than was asked for
+    narrow = moire.WeightCache()
+    assert not narrow.get(a, 0, columnwise=False).has_columnwise
+    assert narrow.get(a, 0).has_columnwise
+    for other in (a[:, :8].clone(), a.bfloat16()):
+        a.data = other
+        assert cache.get(a, 0).shape == tuple(a.shape)
+    cache.clear()
+    del quantised[:]
+    cache.get(a, 0)
+    assert len(quantised) == 1
+    for lost in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert lost.recipe == cache.recipe and not lost._entries
+    with pytest.raises(moire.InvalidArgument, match="WeightCache: recipe is 'bf16', must be one"):
+        moire.WeightCache("bf16")
+
+
+def updates(module):
+    """Ways in which training loops change parameters."""
+    weight = module._weights()[0]
+
+    def optimizer(make):
+        def step():
+            for p in module.parameters():
+                p.grad = torch.ones_like(p)
+            make(module.parameters()).step()
+
+        return step
+
+    def load():
+        module.load_state_dict({k: v + 1 for k, v in module.state_dict().items()})
+
+    def replace():
+        weight.data = weight.data + 1
+
+    def in_place():
+        with torch.no_grad():
+            weight.mul_(2)
+
+    return {
+        "sgd": optimizer(lambda p: torch.optim.SGD(p, 0.1)),
+        "adamw": optimizer(lambda p: torch.optim.AdamW(p, 0.1, fused=True)),
+        "load_state_dict": load,
+        "in_place": in_place,
+        "data.copy_": lambda: weight.data.copy_(weight.data + 1),
+        "data.mul_": lambda: weight.data.mul_(3),
+        "data =": replace,
+    }
+
+
+@pytest.mark.parametrize("how", list(updates(layer())))
+@pytest.mark.parametrize("packed", [True, False])
+def test_copies_are_made_anew_when_a_parameter_changed(generator, quantised, how, packed):
+    module, x = layer(packed=packed), truth.draw(generator, 40, H)
+    for _ in range(3):
+        assert torch.equal(module(x, SPLITS), fresh(module, x))
+    assert len(quantised) == 1
+    before = addresses(module)
+    updates(module)[how]()
+    assert torch.equal(module(x, SPLITS), fresh(module, x))
+    module(x, SPLITS)
+    assert len(quantised) == 2 and addresses(module) == before
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("weight_layout", ["out_in", "in_out"])
+def test_one_call_serves_forward_and_backward(generator, quantised, recipe, weight_layout):
+    module = layer(recipe=recipe, weight_layout=weight_layout)
+    x = truth.draw(generator, 40, H).requires_grad_()
+    y = module(x, SPLITS)
+    found = torch.autograd.grad(y.sin().sum(), [x, module.weight])
+    assert quantised == [tuple(module.weight.shape)]
+    w = module.weight.detach().requires_grad_()
+    options = {"recipe": recipe, "weight_layout": weight_layout}
+    y = moire.grouped_linear(x, w, moire.Groups(splits=SPLITS), **options)
+    wanted = torch.autograd.grad(y.sin().sum(), [x, w])
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("weight_layout", ["out_in", "in_out"])
+def test_inference_makes_the_forward_copy_only(generator, mode, weight_layout):
+    module, x = layer(weight_layout=weight_layout), truth.draw(generator, 40, H)
+    with mode():
+        assert torch.equal(module(x, SPLITS), fresh(module, x))
+    (entry,) = module._copies._cache._entries.values()
+    assert entry.tensor.has_rowwise == (weight_layout == "out_in") != entry.tensor.has_columnwise
+    y = module(x, SPLITS)  # and training goes on with both
+    y.sum().backward()
+    assert module.weight.grad is not None
+    with mode():
+        module.weight.data.mul_(2)
+        assert torch.equal(module(x, SPLITS), fresh(module, x))
+
+
+def test_microbatches(generator, quantised):
+    module, x = layer(), truth.draw(generator, 40, H)
+    old = module(x, SPLITS, is_first_microbatch=True)
+    module.weight.data.mul_(2)
+    assert torch.equal(module(x, SPLITS, is_first_microbatch=False), old)  # as it was told
+    assert len(quantised) == 1
+    assert torch.equal(module(x, SPLITS, is_first_microbatch=True), fresh(module, x))
+    module(x, SPLITS, is_first_microbatch=True)
+    assert len(quantised) == 3
+    module(x, SPLITS)
+    assert len(quantised) == 4  # nobody said what the parameters were like
+    module(x, SPLITS)
+    assert len(quantised) == 4
+    with pytest.raises(moire.InvalidArgument, match="is_first_microbatch is 1, must be True or"):
+        module(x, SPLITS, is_first_microbatch=1)
+    del quantised[:]
+    torch.manual_seed(0)
+    experts = nn.GroupedMLP(E, H, F, recipe="mxfp8")
+    moe = nn.MoE(experts, nn.Router(H, E, 2))
+    for first in (True, False, False):
+        experts(x, SPLITS, is_first_microbatch=first)
+        moe(x, is_first_microbatch=first)
+    assert len(quantised) == 4
+
+
+def test_a_backward_that_still_needs_the_old_copies_says_so(generator):
+    module, x = layer(), truth.draw(generator, 40, H).requires_grad_()
+    y = module(x, SPLITS)
+    module.weight.data.mul_(2)
+    module(x, SPLITS)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_explaining_leaves_no_copies_that_were_never_written(generator, quantised):
+    module, x = layer(), truth.draw(generator, 40, H)
+    steps = moire.explain(module, x, SPLITS)
+    assert [s["op"] for s in steps] == [
+        "splits_to_offsets",
+        "quantize_weight",
+        "quantize",
+        "grouped_gemm",
+    ]
+    assert torch.equal(module(x, SPLITS), fresh(module, x))
+    module.weight.data.mul_(2)
+    moire.explain(module, x, SPLITS)
+    assert torch.equal(module(x, SPLITS), fresh(module, x))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copied_modules_have_copies_of_their_own(generator, copied):
+    module, x = layer(), truth.draw(generator, 40, H)
+    wanted = module(x, SPLITS)
+    twin = copied(module)
+    assert set(twin.state_dict()) == {"weight"}
+    with torch.no_grad():
+        twin.weight.mul_(2)
+    assert torch.equal(twin(x, SPLITS), fresh(twin, x)) and torch.equal(module(x, SPLITS), wanted)
+
+
+def test_a_compiled_layer_quantises_as_it_goes(generator):
+    torch._dynamo.reset()
+    module, x = layer(), truth.draw(generator, 40, H)
+    splits = torch.tensor(SPLITS)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        y = compiled(x, splits)
+        assert torch.equal(y, fresh(module, x))
+        y.sum().backward()
+        with torch.no_grad():
+            module.weight -= 0.1 * module.weight.grad
+
+
+def test_modules_train_under_every_recipe(generator):
+    x = truth.draw(generator, 64, H)
+    target = truth.draw(generator, 64, H, scale=0.3)
+    losses = {}
+    for recipe in (None, "mxfp8", "mxfp8_fast", "fp8_block"):
+        torch.manual_seed(1)
+        experts = nn.GroupedMLP(E, H, F, recipe=recipe, compute_dtype=torch.bfloat16)
+        model = nn.MoE(experts, nn.Router(H, E, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        for _ in range(60):
+            loss = (model(x) - target).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses[recipe] = loss.item()
+    start = (target.square().mean()).item()
+    for recipe, loss in losses.items():
+        assert loss < 0.5 * start and abs(loss - losses[None]) < 0.1 * start, (recipe, losses)
+
+
+def test_a_recipe_is_checked_in_the_constructor():
+    with pytest.raises(moire.InvalidArgument, match="recipe is 'mxfp4', must be one of as_stored"):
+        nn.GroupedMLP(E, H, F, recipe="mxfp4")
+    chain = nn.Sequential(layer(), nn.ScaledGLU(), nn.GroupedLinear(E, F // 2, H))
+    with pytest.raises(moire.InvalidArgument, match="fuse: the layers' recipe are"):
+        nn.fuse(chain)
+    assert np.all([layer(recipe=r).recipe.name == r for r in RECIPES])
