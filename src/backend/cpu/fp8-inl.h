@@ -91,6 +91,26 @@ struct Fp8Format {
     return hn::IfThenElse(hn::RebindMask(du, is_nan), hn::Set(du, 0x7FU), code);
   }
 
+  // The same, in two thirds of the time, of numbers that are none of NaN, infinite or past what
+  // rounds to the largest; the code is the low byte of a lane, whose other bytes are anything.
+  template <class D>
+  static HWY_INLINE UnsignedOf<D> EncodeLowByte(D d, hn::VFromD<D> v) {
+    const hn::RebindToUnsigned<D> du;
+    // As above. In the low byte a power of two counts nothing, so it is not taken off again; the
+    // constant there takes off the smallest exponent, and is even, for the sake of ties.
+    constexpr uint32_t kSmallestCode = (0U - (kSmallestNormal >> kShift)) & 0xFFU;
+    static_assert(kSmallestCode % 2 == 0);
+    constexpr uint32_t kUnit = (static_cast<uint32_t>(kShift) << 23) | kSmallestCode;
+    const auto bits = hn::BitCast(du, v);
+    const auto magnitude = hn::And(bits, hn::Set(du, 0x7FFFFFFFU));
+    const auto power =
+        hn::And(hn::Max(magnitude, hn::Set(du, kSmallestNormal)), hn::Set(du, 0x7F800000U));
+    const auto unit = hn::BitCast(d, hn::Add(power, hn::Set(du, kUnit)));
+    const auto sum = hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), unit));
+    const auto code = hn::Add(sum, hn::ShiftRight<kShift>(power));
+    return hn::Or(code, hn::And(hn::ShiftRight<24>(bits), hn::Set(du, 0x80U)));
+  }
+
   template <class D>
   static HWY_INLINE hn::VFromD<D> Load(D d, const uint8_t* p) {
     return DecodeBits(d, LoadBytes(d, p));
@@ -98,6 +118,11 @@ struct Fp8Format {
   template <class D>
   static HWY_INLINE void Store(D d, hn::VFromD<D> v, uint8_t* p) {
     StoreBytes(d, EncodeBits(d, v), p);
+  }
+  template <class D>
+  static HWY_INLINE void StoreLowByte(D d, hn::VFromD<D> v, uint8_t* p) {
+    const hn::Rebind<uint8_t, D> d8;
+    hn::StoreU(hn::TruncateTo(d8, EncodeLowByte(d, v)), d8, p);
   }
   template <class D>
   static HWY_INLINE hn::VFromD<D> Round(D d, hn::VFromD<D> v) {

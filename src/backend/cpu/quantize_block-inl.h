@@ -26,10 +26,6 @@ struct MxScaling {
   using Scale = E8m0;
   static constexpr int64_t kBlock = 32;
 
-  float store(float amax, uint8_t* scale) const {
-    *scale = mx_scale<typename Format::Scalar>(amax);
-    return e8m0_reciprocal(*scale);
-  }
   // The multipliers of Lanes(d) blocks, whose scales are stored.
   template <class D>
   HWY_INLINE hn::VFromD<D> Store(D d, hn::VFromD<D> amax, uint8_t* scales) const {
@@ -90,7 +86,7 @@ HWY_INLINE SignedOf<D> Magnitude(D d, const float* p) {
 
 // The bits of the largest absolute value of n elements.
 template <bool kSkipsNan>
-HWY_INLINE int32_t RunAmaxBits(const float* p, int64_t n) {
+HWY_INLINE int32_t RunAmax(const float* p, int64_t n) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -102,42 +98,110 @@ HWY_INLINE int32_t RunAmaxBits(const float* p, int64_t n) {
   for (; i < n; ++i) out = std::max(out, hn::GetLane(Magnitude<kSkipsNan>(one, p + i)));
   return out;
 }
-HWY_INLINE float RunAmax(const float* p, int64_t n) {
-  int32_t amax = RunAmaxBits<false>(p, n);
-  if (amax > 0x7F800000) amax = RunAmaxBits<true>(p, n);  // it was a NaN
-  return std::bit_cast<float>(amax);
+
+// What elements that share a scale have to be encoded with: all are finite, or some are not.
+inline constexpr int32_t kInfinityBits = 0x7F800000;
+struct Amax {
+  float value;
+  bool is_finite;
+};
+HWY_INLINE Amax FindAmax(const float* p, int64_t n) {
+  const int32_t bits = RunAmax<false>(p, n);
+  if (bits < kInfinityBits) return {std::bit_cast<float>(bits), true};
+  return {std::bit_cast<float>(RunAmax<true>(p, n)), false};
 }
 
-template <class Format, class D>
-HWY_INLINE int64_t EncodeScaledVectors(D d, const float* p, float multiplier, int64_t i, int64_t n,
-                                       uint8_t* codes) {
+// Finite values of a block are never scaled past what rounds to the largest code.
+template <class Format, bool kFinite, class D>
+HWY_INLINE void EncodeVector(D d, hn::VFromD<D> v, uint8_t* code) {
+  if constexpr (kFinite) {
+    Format::StoreLowByte(d, v, code);
+  } else {
+    Format::Store(d, v, code);
+  }
+}
+
+template <class Format, bool kFinite, class D>
+HWY_INLINE int64_t EncodeVectors(D d, const float* p, float multiplier, int64_t i, int64_t n,
+                                 uint8_t* codes) {
   const auto factor = hn::Set(d, multiplier);
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (; i + lanes <= n; i += lanes) {
-    Format::Store(d, hn::Mul(hn::LoadU(d, p + i), factor), codes + i);
+    EncodeVector<Format, kFinite>(d, hn::Mul(hn::LoadU(d, p + i), factor), codes + i);
   }
   return i;
 }
+template <class Format, bool kFinite>
+HWY_INLINE void EncodeRun(const float* p, int64_t n, float multiplier, uint8_t* codes) {
+  int64_t i = EncodeVectors<Format, kFinite>(FloatTag(), p, multiplier, 0, n, codes);
+  i = EncodeVectors<Format, kFinite>(hn::CappedTag<float, 4>(), p, multiplier, i, n, codes);
+  EncodeVectors<Format, kFinite>(hn::CappedTag<float, 1>(), p, multiplier, i, n, codes);
+}
 template <class Format>
-HWY_INLINE void EncodeScaled(const float* p, int64_t n, float multiplier, uint8_t* codes) {
-  int64_t i = EncodeScaledVectors<Format>(FloatTag(), p, multiplier, 0, n, codes);
-  i = EncodeScaledVectors<Format>(hn::CappedTag<float, 4>(), p, multiplier, i, n, codes);
-  EncodeScaledVectors<Format>(hn::CappedTag<float, 1>(), p, multiplier, i, n, codes);
+HWY_INLINE void EncodeRun(const float* p, int64_t n, float multiplier, bool is_finite,
+                          uint8_t* codes) {
+  if (is_finite) {
+    EncodeRun<Format, true>(p, n, multiplier, codes);
+  } else {
+    EncodeRun<Format, false>(p, n, multiplier, codes);
+  }
 }
 
-// One row in blocks from its first element on; the last may be short.
+// Blocks whose scales are computed together.
+inline constexpr int64_t kScaleBatch = 128;
+
+// Rows in blocks from their first element on, at most kScaleBatch blocks in all; the last of a row
+// may be short.
 template <class Format, class Scaling>
-inline void QuantizeRow(const Scaling& scaling, const float* values, int64_t columns,
-                        uint8_t* codes, typename Scaling::Scale::Element* scales) {
+inline void QuantizeRowBatch(const Scaling& scaling, const float* values, int64_t pitch,
+                             int64_t rows, int64_t columns, const QuantizedPiece& out) {
+  using Scale = typename Scaling::Scale::Element;
   constexpr int64_t kBlock = Scaling::kBlock;
-  int64_t i = 0;
-  for (; i + kBlock <= columns; i += kBlock, ++scales) {
-    const float multiplier = scaling.store(RunAmax(values + i, kBlock), scales);
-    EncodeScaled<Format>(values + i, kBlock, multiplier, codes + i);
+  const FloatTag d;
+  alignas(64) float amax[kScaleBatch], multipliers[kScaleBatch];
+  alignas(64) Scale scales[kScaleBatch];
+  bool is_finite[kScaleBatch];
+  const int64_t per_row = (columns + kBlock - 1) / kBlock, count = rows * per_row;
+  for (int64_t r = 0, i = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; c += kBlock, ++i) {
+      const Amax found = FindAmax(values + r * pitch + c, std::min(kBlock, columns - c));
+      amax[i] = found.value;
+      is_finite[i] = found.is_finite;
+    }
   }
-  if (i == columns) return;
-  const float multiplier = scaling.store(RunAmax(values + i, columns - i), scales);
-  EncodeScaled<Format>(values + i, columns - i, multiplier, codes + i);
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  std::fill(amax + count, amax + (count + lanes - 1) / lanes * lanes, 0.0F);
+  for (int64_t i = 0; i < count; i += lanes) {
+    hn::Store(scaling.Store(d, hn::Load(d, amax + i), scales + i), d, multipliers + i);
+  }
+  for (int64_t r = 0, i = 0; r < rows; ++r) {
+    std::memcpy(static_cast<Scale*>(out.scales) + r * out.scale_stride, scales + i,
+                static_cast<size_t>(per_row) * sizeof(Scale));
+    for (int64_t c = 0; c < columns; c += kBlock, ++i) {
+      EncodeRun<Format>(values + r * pitch + c, std::min(kBlock, columns - c), multipliers[i],
+                        is_finite[i], out.data + r * out.stride + c);
+    }
+  }
+}
+
+template <class Format, class Scaling>
+inline void QuantizeRows(const Scaling& scaling, const float* values, int64_t pitch, int64_t rows,
+                         int64_t columns, const QuantizedPiece& out) {
+  using Scale = typename Scaling::Scale::Element;
+  constexpr int64_t kColumns = kScaleBatch * Scaling::kBlock;
+  for (int64_t c = 0; c < columns; c += kColumns) {
+    const int64_t n = std::min(kColumns, columns - c);
+    const int64_t per_row = (n + Scaling::kBlock - 1) / Scaling::kBlock;
+    const int64_t batch = kScaleBatch / per_row;
+    for (int64_t r = 0; r < rows; r += batch) {
+      const QuantizedPiece piece{
+          out.data + r * out.stride + c, out.stride,
+          static_cast<Scale*>(out.scales) + r * out.scale_stride + c / Scaling::kBlock,
+          out.scale_stride};
+      QuantizeRowBatch<Format>(scaling, values + r * pitch + c, pitch, std::min(batch, rows - r), n,
+                               piece);
+    }
+  }
 }
 
 template <bool kSkipsNan, class D>
@@ -145,6 +209,15 @@ HWY_INLINE SignedOf<D> ColumnAmax(D d, const float* p, int64_t pitch, int64_t ro
   auto amax = hn::Zero(hn::RebindToSigned<D>());
   for (int64_t r = 0; r < rows; ++r) amax = hn::Max(amax, Magnitude<kSkipsNan>(d, p + r * pitch));
   return amax;
+}
+
+template <class Format, bool kFinite, class D>
+HWY_INLINE void EncodeColumns(D d, const float* p, int64_t pitch, int64_t rows,
+                              hn::VFromD<D> multiplier, uint8_t* codes, int64_t stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    EncodeVector<Format, kFinite>(d, hn::Mul(hn::LoadU(d, p + r * pitch), multiplier),
+                                  codes + r * stride);
+  }
 }
 
 // Columns i ... of one block of rows, as many whole vectors as there are; returns where it ended.
@@ -157,13 +230,14 @@ HWY_INLINE int64_t QuantizeColumnVectors(D d, const Scaling& scaling, const floa
   auto* const scales = static_cast<typename Scaling::Scale::Element*>(out.scales);
   for (; i + lanes <= columns; i += lanes) {
     auto amax = ColumnAmax<false>(d, values + i, pitch, rows);
-    if (!hn::AllFalse(di, hn::Gt(amax, hn::Set(di, 0x7F800000)))) {
-      amax = ColumnAmax<true>(d, values + i, pitch, rows);
-    }
+    const bool is_finite = hn::AllTrue(di, hn::Lt(amax, hn::Set(di, kInfinityBits)));
+    if (!is_finite) amax = ColumnAmax<true>(d, values + i, pitch, rows);
     const auto multiplier = scaling.Store(d, hn::BitCast(d, amax), scales + i);
-    for (int64_t r = 0; r < rows; ++r) {
-      const auto v = hn::Mul(hn::LoadU(d, values + r * pitch + i), multiplier);
-      Format::Store(d, v, out.data + r * out.stride + i);
+    uint8_t* const codes = out.data + i;
+    if (is_finite) {
+      EncodeColumns<Format, true>(d, values + i, pitch, rows, multiplier, codes, out.stride);
+    } else {
+      EncodeColumns<Format, false>(d, values + i, pitch, rows, multiplier, codes, out.stride);
     }
   }
   return i;
@@ -202,10 +276,8 @@ inline void QuantizeBlock(const QuantizeFormat& how, const float* values, int64_
                           const QuantizedPiece& columnwise) {
   with_quantize_format(how, [&](auto format, auto scaling) HWY_ATTR {
     using Format = decltype(format);
-    using Scale = typename decltype(scaling)::Scale::Element;
-    for (int64_t r = 0; rowwise.data != nullptr && r < rows; ++r) {
-      QuantizeRow<Format>(scaling, values + r * pitch, columns, rowwise.data + r * rowwise.stride,
-                          static_cast<Scale*>(rowwise.scales) + r * rowwise.scale_stride);
+    if (rowwise.data != nullptr) {
+      QuantizeRows<Format>(scaling, values, pitch, rows, columns, rowwise);
     }
     if (columnwise.data != nullptr && rows != 0) {
       QuantizeColumns<Format>(scaling, values, pitch, rows, columns, columnwise);
@@ -219,11 +291,15 @@ inline void QuantizeTile(const QuantizeFormat& how, const float* values, int64_t
   with_fp8_format(how.element, [&](auto format) HWY_ATTR {
     using Format = decltype(format);
     const BlockScaling<Format> scaling{how.fractional};
-    float amax = 0;
-    for (int64_t r = 0; r < rows; ++r) amax = std::max(amax, RunAmax(values + r * pitch, columns));
-    const float multiplier = scaling.store(amax, static_cast<float*>(tile.scales));
+    Amax amax{0, true};
     for (int64_t r = 0; r < rows; ++r) {
-      EncodeScaled<Format>(values + r * pitch, columns, multiplier, tile.data + r * tile.stride);
+      const Amax row = FindAmax(values + r * pitch, columns);
+      amax = {std::max(amax.value, row.value), amax.is_finite && row.is_finite};
+    }
+    const float multiplier = scaling.store(amax.value, static_cast<float*>(tile.scales));
+    for (int64_t r = 0; r < rows; ++r) {
+      EncodeRun<Format>(values + r * pitch, columns, multiplier, amax.is_finite,
+                        tile.data + r * tile.stride);
     }
   });
 }
