@@ -1,7 +1,6 @@
 // quantize, quantize_weight and requantize on the CPU, one pass over the source: a task takes a
 // block of rows (32 or 128, from a group's first row) and some of its columns, 128 of which at a
-// time become floats in the cache and then codes in either direction or both
-// (quantize_block-inl.h).
+// time come into the cache and become codes in either direction or both (quantize_block-inl.h).
 #include "backend/cpu/quantize.h"
 
 #include "backend/cpu/simd_targets.h"
@@ -16,26 +15,7 @@ HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 namespace {
 
-// An odd number of cache lines, so that a column spreads over the cache's sets.
-constexpr int64_t kPitch = kPieceColumns + 16;
-
-void load_piece(const Strip& s, int64_t column, int64_t n, float* values) {
-  const StripSource& from = s.source;
-  const int64_t element_bytes = dtype_size(from.dtype);
-  for (int64_t r = 0; r < s.num_rows; ++r, values += kPitch) {
-    if (element_bytes != 1) {
-      const auto* row = static_cast<const char*>(from.rows[r]) + column * element_bytes;
-      DecodeRow(row, from.dtype, static_cast<size_t>(n), values);
-    } else if (from.direction == MOIRE_COLUMNWISE) {
-      DecodeColumnwise(from.rows[r], from.dtype, from.scales[r], from.scale_dtype, column, n,
-                       values);
-    } else {
-      DecodeRowwise(from.rows[r], from.dtype, from.scales[r], from.scale_dtype, column, n, values);
-    }
-  }
-}
-
-// The piece that starts so many columns and scales further right.
+// The piece that starts so many columns further right.
 QuantizedPiece advanced(const QuantizedPiece& p, const QuantizeFormat& how, int64_t column,
                         int64_t scale) {
   if (p.data == nullptr) return p;
@@ -44,22 +24,61 @@ QuantizedPiece advanced(const QuantizedPiece& p, const QuantizeFormat& how, int6
           p.scale_stride};
 }
 
-void quantize_strip(const QuantizeStrip& q) {
+template <class Rows>
+void quantize_rowwise(const QuantizeStrip& q, const Rows& rows, int64_t column, int64_t n) {
+  const QuantizeFormat& how = q.rowwise_format;
+  const QuantizedPiece out = advanced(q.rowwise, how, column, column / how.block());
+  const bool is_tile = how.scaling == MOIRE_SCALING_FP8_TILE;
+  (is_tile ? QuantizeTile<Rows> : QuantizeRowwise<Rows>)(how, rows, q.strip.num_rows, n, out);
+}
+template <class Rows>
+void quantize_columnwise(const QuantizeStrip& q, const Rows& rows, int64_t column, int64_t n) {
+  QuantizeColumnwise(q.columnwise_format, rows, q.strip.num_rows, n,
+                     advanced(q.columnwise, q.columnwise_format, column, column));
+}
+
+// Rows of floats are read where they lie: along the rows first, then down the columns of what has
+// come into the second-level cache.
+void quantize_floats(const QuantizeStrip& q) {
+  constexpr int64_t kAhead = 1024;  // elements: about the time that memory takes
   const Strip& s = q.strip;
-  alignas(64) float values[kMaxScaleBlock * kPitch];
-  for (int64_t c = s.first; c < s.end; c += kPieceColumns) {
-    const int64_t n = std::min(kPieceColumns, s.end - c);
-    load_piece(s, c, n, values);
-    const QuantizedPiece rowwise =
-        advanced(q.rowwise, q.rowwise_format, c, c / q.rowwise_format.block());
-    if (q.rowwise_format.scaling == MOIRE_SCALING_FP8_TILE) {
-      QuantizeTile(q.rowwise_format, values, kPitch, s.num_rows, n, rowwise);
-      continue;
+  const bool has_rowwise = q.rowwise.data != nullptr;
+  const bool is_tile = q.rowwise_format.scaling == MOIRE_SCALING_FP8_TILE;
+  const int64_t width = is_tile ? kMaxScaleBlock : s.end - s.first;
+  with_format(s.source.dtype, [&](auto format) HWY_ATTR {
+    using Rows = ListedRows<decltype(format)>;
+    for (int64_t c = s.first; has_rowwise && c < s.end; c += width) {
+      const Rows rows{s.source.rows, c, is_tile ? 0 : kAhead};
+      quantize_rowwise(q, rows, c, std::min(width, s.end - c));
     }
-    QuantizeBlock(q.rowwise_format, values, kPitch, s.num_rows, n, rowwise, {});
-    QuantizeBlock(q.columnwise_format, values, kPitch, s.num_rows, n, {},
-                  advanced(q.columnwise, q.columnwise_format, c, c));
+    if (q.columnwise.data != nullptr) {
+      const Rows rows{s.source.rows, s.first, has_rowwise ? 0 : kAhead};
+      quantize_columnwise(q, rows, s.first, s.end - s.first);
+    }
+  });
+}
+
+// Rows of FP8 are decoded, a piece at a time.
+void quantize_codes(const QuantizeStrip& q) {
+  // An odd number of cache lines, so that a column spreads over the cache's sets.
+  constexpr int64_t kPitch = kPieceColumns + 16;
+  const StripSource& from = q.strip.source;
+  const auto decode = from.direction == MOIRE_COLUMNWISE ? DecodeColumnwise : DecodeRowwise;
+  alignas(64) float values[kMaxScaleBlock * kPitch];
+  for (int64_t c = q.strip.first; c < q.strip.end; c += kPieceColumns) {
+    const int64_t n = std::min(kPieceColumns, q.strip.end - c);
+    for (int64_t r = 0; r < q.strip.num_rows; ++r) {
+      decode(from.rows[r], from.dtype, from.scales[r], from.scale_dtype, c, n, values + r * kPitch);
+    }
+    const PitchedRows<Fp32> rows{values, kPitch};
+    if (q.rowwise.data != nullptr) quantize_rowwise(q, rows, c, n);
+    if (q.columnwise.data != nullptr) quantize_columnwise(q, rows, c, n);
   }
+}
+
+void quantize_strip(const QuantizeStrip& q) {
+  const bool is_fp8 = dtype_size(q.strip.source.dtype) == 1;
+  (is_fp8 ? quantize_codes : quantize_floats)(q);
 }
 
 }  // namespace
@@ -86,7 +105,11 @@ class Copies {
          bool fractional)
       : rowwise_(rowwise), columnwise_(columnwise), scaling_(scaling), fractional_(fractional) {}
 
-  int64_t block() const { return scale_block(scaling_); }
+  // Rows of a task: what shares a columnwise scale or a tile's, else few enough to share out.
+  int64_t block() const {
+    const bool is_rowwise = !columnwise_.is_present() && scaling_ != MOIRE_SCALING_FP8_TILE;
+    return is_rowwise ? scale_block(MOIRE_SCALING_MXFP8) : scale_block(scaling_);
+  }
 
   // Rows from block.first on; `index` is the block's.
   void aim(QuantizeStrip& q, int64_t index, const RowBlock& block) const {

@@ -94,9 +94,8 @@ inline void fill_quantized(const moire_quantized& q, int32_t scaling, int32_t di
 template <class Body>
 void for_each_strip(ThreadPool& pool, const ScaleBlocks& blocks, int64_t block_rows,
                     int64_t columns, Body&& body) {
-  constexpr int64_t kElementsPerTask = 1 << 16;
-  const int64_t width =
-      std::max(kElementsPerTask / block_rows / kPieceColumns, int64_t{1}) * kPieceColumns;
+  constexpr int64_t kElementsPerTask = 1 << 16;  // and rows of at least 1024, to stream them
+  const int64_t width = std::max(kElementsPerTask / block_rows, 8 * kPieceColumns);
   const int64_t strips = ceil_div(columns, width);
   pool.parallel_for(blocks.count() * strips, [&](int64_t task, int) {
     const int64_t index = task / strips, first = task % strips * width;
