@@ -18,11 +18,12 @@ COLOURS = {
     "pytorch-bf16": "--c1",
     "moire-fp32": "--c2",
     "moire-bf16": "--c3",
+    "moire-mxfp8": "--c4",
 }
 
 
 def colour(index: int, runs: list[Run]) -> str:
-    return f"var({COLOURS.get(runs[index]['name'], '--c4')})"
+    return f"var({COLOURS.get(runs[index]['name'], '--c5')})"
 
 
 @dataclass(frozen=True)

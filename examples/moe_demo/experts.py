@@ -53,14 +53,19 @@ class PyTorchMoE(nn.Module):
 
 
 class MoireMoE(nn.Module):
-    """moire's layer with FP32 parameters, which it casts to `dtype` at its edge."""
+    """moire's layer with FP32 parameters; activations are cast to `dtype` at its edge, and products
+    are those of a recipe of moire."""
 
-    def __init__(self, config: Config, dtype: str):
+    def __init__(self, config: Config, dtype: str, products: str):
         super().__init__()
         import moire.nn  # here: the PyTorch recipes run without moire
 
         experts = moire.nn.GroupedMLP(
-            config.experts, config.hidden, config.width, compute_dtype=getattr(torch, dtype)
+            config.experts,
+            config.hidden,
+            config.width,
+            compute_dtype=getattr(torch, dtype),
+            recipe=products,
         )
         router = moire.nn.Router(config.hidden, config.experts, config.top_k)
         self.layer = moire.nn.MoE(experts, router)
@@ -77,5 +82,6 @@ class MoireMoE(nn.Module):
 
 
 def make_moe(recipe: Recipe, config: Config) -> nn.Module:
-    layers = {"pytorch": PyTorchMoE, "moire": MoireMoE}
-    return layers[recipe.experts](config, recipe.dtype)
+    if recipe.experts == "pytorch":
+        return PyTorchMoE(config, recipe.dtype)
+    return MoireMoE(config, recipe.dtype, recipe.products)

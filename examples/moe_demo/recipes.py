@@ -12,6 +12,7 @@ class Recipe:
     experts: str  # "pytorch": a loop of F.linear; "moire": moire.nn
     dtype: str  # of the operands inside the MoE layers; everything around them is FP32
     note: str
+    products: str = "as_stored"  # what moire's products read: the recipe of moire.nn
     needs_bf16_instructions: bool = False
 
 
@@ -21,6 +22,7 @@ RECIPES = [
     Recipe("pytorch-bf16", "pytorch", "bfloat16", "the same in BF16", needs_bf16_instructions=True),
     Recipe("moire-fp32", "moire", "float32", "moire's MoE layer, FP32"),
     Recipe("moire-bf16", "moire", "bfloat16", "moire's MoE layer, BF16 operands, FP32 sums"),
+    Recipe("moire-mxfp8", "moire", "bfloat16", "the same, products of 8-bit operands", "mxfp8"),
 ]
 BASELINE = RECIPES[0]
 

@@ -10,6 +10,7 @@ Results = dict[str, Any]  # what results.json holds
 # BF16 may grow into over a run.
 SAME_CURVE = 0.05
 WELL_UNDER = 0.85  # of the text's order-0 entropy
+NEAR_BF16 = 0.01  # of the final bits per byte: what operands of 8 bits may cost
 
 HEADER = [
     "experts",
@@ -77,7 +78,19 @@ def findings(results: Results) -> list[tuple[bool, str]]:
                 f" ({apart['name']})",
             )
         )
+    by_name = {run["name"]: run for run in moire}
+    if {"moire-bf16", "moire-mxfp8"} <= by_name.keys():
+        bf16, mxfp8 = (final_bits(by_name[name]) for name in ("moire-bf16", "moire-mxfp8"))
+        found.append(
+            (
+                abs(mxfp8 - bf16) <= NEAR_BF16 * bf16,
+                f"8-bit operands train as BF16 does: {mxfp8:.3f} and {bf16:.3f} bits per byte,"
+                f" {100 * (mxfp8 / bf16 - 1):+.1f} %",
+            )
+        )
     for run in moire:
+        if run["products"] != "as_stored":
+            continue  # 8-bit operands are for tensor cores; a CPU decodes them
         ratio = baseline["moe_seconds"] / run["moe_seconds"]
         found.append(
             (

@@ -21,6 +21,7 @@ SMALL = Config(hidden=32, layers=2, heads=2, experts=4, width=24, context=16, ba
 # Sums of at most a few hundred FP32 products in another order; operands rounded to BF16 (by 2^-9).
 FP32_BOUND = 1e-5
 BF16_BOUND = 5e-2
+MXFP8_BOUND = 0.25  # operands of E4M3 (by 2^-4), in every product of forward and backward
 RECIPE = {recipe.name: recipe for recipe in RECIPES}
 
 
@@ -52,7 +53,8 @@ def test_the_pytorch_layer_is_the_definition_of_a_mixture_of_experts():
 
 
 @pytest.mark.parametrize(
-    ("name", "bound"), [("moire-fp32", FP32_BOUND), ("moire-bf16", BF16_BOUND)]
+    ("name", "bound"),
+    [("moire-fp32", FP32_BOUND), ("moire-bf16", BF16_BOUND), ("moire-mxfp8", MXFP8_BOUND)],
 )
 def test_first_step_gradients_of_moire_are_those_of_pytorch(name, bound, words):
     found = training.first_gradient_difference(RECIPE[name], SMALL, words)
@@ -69,7 +71,7 @@ def test_the_gradient_difference_sees_swapped_gate_and_up(words, monkeypatch):
             )
 
     monkeypatch.setattr(training, "make_moe", lambda *_: Swapped(SMALL, "float32"))
-    assert training.first_gradient_difference(BASELINE, SMALL, words)["value"] > BF16_BOUND
+    assert training.first_gradient_difference(BASELINE, SMALL, words)["value"] > MXFP8_BOUND
 
 
 def test_every_recipe_starts_from_the_same_weights():
@@ -130,19 +132,18 @@ def test_a_single_file_is_cut(tmp_path):
 
 def test_findings_do_not_hide_a_run_that_went_astray():
     def run(name, bits, seconds):
-        kind = name.partition("-")[0]
-        return {"name": name, "experts": kind, "validation": [[9, bits]], "moe_seconds": seconds}
+        recipe = {k: getattr(RECIPE[name], k) for k in ("name", "experts", "products")}
+        return {**recipe, "validation": [[9, bits]], "moe_seconds": seconds}
 
-    good = {
-        "text": {"entropy": 4.0},
-        "runs": [run("pytorch-fp32", 2.5, 2.0), run("moire-fp32", 2.51, 1.0)],
-    }
-    assert [holds for holds, _ in results.findings(good)] == [True, True, True]
-    bad = {
-        "text": {"entropy": 4.0},
-        "runs": [run("pytorch-fp32", 2.5, 2.0), run("moire-fp32", 3.9, 2.5)],
-    }
-    assert [holds for holds, _ in results.findings(bad)] == [False, False, False]
+    def holds(*runs):
+        return [found for found, _ in results.findings({"text": {"entropy": 4.0}, "runs": runs})]
+
+    reference = run("pytorch-fp32", 2.5, 2.0)
+    assert holds(reference, run("moire-fp32", 2.51, 1.0)) == [True, True, True]
+    assert holds(reference, run("moire-fp32", 3.9, 2.5)) == [False, False, False]
+    bf16 = run("moire-bf16", 2.50, 1.0)
+    assert holds(reference, bf16, run("moire-mxfp8", 2.52, 9.0)) == [True, True, True, True]
+    assert holds(reference, bf16, run("moire-mxfp8", 2.54, 9.0)) == [True, True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_a_quick_run_from_end_to_end(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "results.json").read_text())
     runs = {run["name"]: run for run in found["runs"]}
-    assert {"pytorch-fp32", "moire-fp32", "moire-bf16"} <= set(runs)
+    assert {"pytorch-fp32", "moire-fp32", "moire-bf16", "moire-mxfp8"} <= set(runs)
     for run in runs.values():
         assert len(run["train"]) == QUICK["steps"]
         assert results.final_bits(run) < found["text"]["entropy"] < run["train"][0][1]
