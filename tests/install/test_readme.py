@@ -1,4 +1,6 @@
-"""The README's programs are the files under examples/, which other tests compile and run."""
+"""The programs of README and guides are the files under examples/, which other tests compile and
+run.
+"""
 
 import re
 from pathlib import Path
@@ -10,11 +12,18 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
-    "name", ["examples/huggingface.py", "examples/pytorch.py", "examples/grouped_mlp.cpp"]
+    "page, name",
+    [
+        ("README.md", "examples/huggingface.py"),
+        ("README.md", "examples/pytorch.py"),
+        ("README.md", "examples/grouped_mlp.cpp"),
+        ("docs/guides/pytorch.md", "examples/mxfp8.py"),
+    ],
 )
-def test_the_readme_shows_the_example_as_it_is(name):
-    found = re.search(rf"<!-- {re.escape(name)} -->\n```\w+\n(.*?)```", README, re.DOTALL)
-    assert found, f"the README has no block marked {name}"
+def test_a_page_shows_the_example_as_it_is(page, name):
+    text = (ROOT / page).read_text()
+    found = re.search(rf"<!-- {re.escape(name)} -->\n```\w+\n(.*?)```", text, re.DOTALL)
+    assert found, f"{page} has no block marked {name}"
     assert found[1] == (ROOT / name).read_text()
 
 

@@ -1,4 +1,4 @@
-"""The examples of the README run as they are."""
+"""The examples of the README and the guides run as they are."""
 
 import runpy
 from pathlib import Path
@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
     "name, needs, said",
     [
         ("pytorch", "torch", "torch.Size([100, 64]) torch.Size([8, 256, 64])"),
+        ("mxfp8", "torch", "saved for the backward: "),
         ("huggingface", "transformers", "experts run by moire"),
     ],
 )
