@@ -50,7 +50,7 @@ Status run(const Context& context, const DequantizeArgs& args) {
   const ResolvedGroups groups(args.groups, data.num_rows());
   const ScaleBlocks blocks =
       is_weight ? ScaleBlocks(data.shape[0], data.shape[1], size) : ScaleBlocks(groups.get(), size);
-  for_each_strip(pool, blocks, size, data.columns(),
+  for_each_strip(pool, blocks, data.columns(),
                  [&](int64_t index, const RowBlock& block, int64_t first, int64_t end) {
                    DequantizeStrip q;
                    fill_quantized(args.source, args.scaling, args.direction, index, block,

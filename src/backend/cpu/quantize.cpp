@@ -106,7 +106,7 @@ class Copies {
       : rowwise_(rowwise), columnwise_(columnwise), scaling_(scaling), fractional_(fractional) {}
 
   // Rows of a task: what shares a columnwise scale or a tile's, else few enough to share out.
-  int64_t block() const {
+  int64_t task_rows() const {
     const bool is_rowwise = !columnwise_.is_present() && scaling_ != MOIRE_SCALING_FP8_TILE;
     return is_rowwise ? scale_block(MOIRE_SCALING_MXFP8) : scale_block(scaling_);
   }
@@ -159,7 +159,7 @@ class Copies {
 template <class Fill>
 void quantize_blocks(ThreadPool& pool, const ScaleBlocks& blocks, int64_t columns,
                      const Copies& copies, int32_t tail, Fill&& fill) {
-  for_each_strip(pool, blocks, copies.block(), columns,
+  for_each_strip(pool, blocks, columns,
                  [&](int64_t index, const RowBlock& block, int64_t first, int64_t end) {
                    if (block.first == block.end) {
                      if (tail == MOIRE_TAIL_ZERO) copies.zero_scales(index, first, end);
@@ -180,7 +180,7 @@ Status run_quantize(const Context& context, const QuantizeArgs& args) {
   const TensorView source(args.source), row_idx(args.row_idx);
   const ResolvedGroups groups(args.groups, (row_idx.is_present() ? row_idx : source).shape[0]);
   const Copies copies(args.rowwise, args.columnwise, args.scaling, args.fractional_scales != 0);
-  const ScaleBlocks blocks(groups.get(), copies.block());
+  const ScaleBlocks blocks(groups.get(), copies.task_rows());
   quantize_blocks(pool, blocks, source.columns(), copies, args.tail,
                   [&](int64_t, const RowBlock& block, StripSource& out) {
                     out.dtype = source.type();
@@ -198,7 +198,7 @@ Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& arg
   const Weight source = args.source;
   const int64_t num_groups = source.tensor.shape[0], n = source.tensor.shape[1];
   const Copies copies(args.rowwise, args.columnwise, args.scaling, args.fractional_scales != 0);
-  const ScaleBlocks blocks(num_groups, n, copies.block());
+  const ScaleBlocks blocks(num_groups, n, copies.task_rows());
   quantize_blocks(*context.state().pool, blocks, source.tensor.shape[2], copies,
                   MOIRE_TAIL_UNTOUCHED, [&](int64_t, const RowBlock& block, StripSource& out) {
                     const TensorView matrix = source.matrix(block.group);
@@ -219,8 +219,9 @@ Status run_requantize(const Context& context, const RequantizeArgs& args) {
                       args.fractional_scales != 0);
   const bool is_weight = data.rank == 3;
   const ResolvedGroups groups(args.groups, data.num_rows());
-  const ScaleBlocks blocks = is_weight ? ScaleBlocks(data.shape[0], data.shape[1], copies.block())
-                                       : ScaleBlocks(groups.get(), copies.block());
+  const int64_t size = scale_block(args.scaling);
+  const ScaleBlocks blocks =
+      is_weight ? ScaleBlocks(data.shape[0], data.shape[1], size) : ScaleBlocks(groups.get(), size);
   quantize_blocks(pool, blocks, data.columns(), copies, args.tail,
                   [&](int64_t index, const RowBlock& block, StripSource& out) {
                     fill_quantized(args.source, args.scaling, args.direction, index, block, out);

@@ -53,7 +53,7 @@ struct DequantizeStrip {
 class ScaleBlocks {
  public:
   ScaleBlocks(const moire_groups& groups, int64_t size)
-      : ragged_(groups, size), count_(ragged_.bound()) {}
+      : ragged_(groups, size), size_(size), count_(ragged_.bound()) {}
   ScaleBlocks(int64_t num_groups, int64_t n, int64_t size)
       : ragged_({}),
         n_(n),
@@ -62,6 +62,7 @@ class ScaleBlocks {
         count_(num_groups * per_matrix_) {}
 
   int64_t count() const { return count_; }
+  int64_t size() const { return size_; }
   // Rows count through all matrices.
   RowBlock at(int64_t index) const {
     if (per_matrix_ == 0) return ragged_.at(index);
@@ -71,8 +72,8 @@ class ScaleBlocks {
 
  private:
   RowBlocks ragged_;
-  int64_t n_ = 0, per_matrix_ = 0, size_ = 0;
-  int64_t count_;
+  int64_t n_ = 0, per_matrix_ = 0;
+  int64_t size_, count_;
 };
 
 // The rows of a block of FP8 rows and their scales.
@@ -92,10 +93,9 @@ inline void fill_quantized(const moire_quantized& q, int32_t scaling, int32_t di
 
 // Calls body(index, block, first, end) for strips of all blocks, those without rows included.
 template <class Body>
-void for_each_strip(ThreadPool& pool, const ScaleBlocks& blocks, int64_t block_rows,
-                    int64_t columns, Body&& body) {
+void for_each_strip(ThreadPool& pool, const ScaleBlocks& blocks, int64_t columns, Body&& body) {
   constexpr int64_t kElementsPerTask = 1 << 16;  // and rows of at least 1024, to stream them
-  const int64_t width = std::max(kElementsPerTask / block_rows, 8 * kPieceColumns);
+  const int64_t width = std::max(kElementsPerTask / blocks.size(), 8 * kPieceColumns);
   const int64_t strips = ceil_div(columns, width);
   pool.parallel_for(blocks.count() * strips, [&](int64_t task, int) {
     const int64_t index = task / strips, first = task % strips * width;
