@@ -124,7 +124,7 @@ class CommandLine(unittest.TestCase):
         self.assertIsNotNone(results[1]["ratio_own_fp32"])
 
     def test_bad_usage_is_exit_code_2_with_a_sentence(self):
-        commands = "needed one of info, problems, explain, check, bench"
+        commands = "needed one of info, problems, explain, check, errors, bench"
         self.assertIn(f"moire: found no command, {commands}", self.bad())
         self.assertIn(f'moire: found command "foo", {commands}', self.bad("foo"))
         self.assertIn(f'found command "foo", {commands}', self.bad("foo", "--json"))
