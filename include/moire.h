@@ -302,7 +302,9 @@ enum moire_scale_layout {
                                  ceil(rows of g / b) rows; rowwise: as canonical, contiguous */
   MOIRE_SCALES_PADDED = 2, /* of each group its scales as [outer, blocks], outer = rows (rowwise) or
                               columns (columnwise: transposed), zero-padded to multiples of 128 and
-                              4; groups follow each other as rows */
+                              4, one after the other. Rows of the tensor: rowwise, those of the
+                              matrices; columnwise, k rounded up to 128 bytes wide, as many per
+                              group as its matrix has columns */
   MOIRE_SCALES_SWIZZLED = 3 /* PADDED, in tiles of 128 x 4 (512 bytes: element [r, c] at 16 (r % 32)
                                + 4 (r / 32) + c), tiles row by row: Blackwell's tensor cores */
 };
