@@ -35,6 +35,10 @@ def schema_of(entry):
         )
         for field, key, kind in entry.fields
     ]
+    # Which kernel runs is decided by tensors and by lists of them, but not by optional lists: an op
+    # that begins with one would take meta and fake tensors for real ones.
+    if parts[0].startswith("Tensor[]?"):
+        parts[0] = parts[0].replace("[]?", "[]").replace("=None", "")
     return f"{entry.name}(*, {', '.join(parts)}) -> ()"
 
 

@@ -34,6 +34,7 @@ class WeightCache:
         if entry is None or not entry.serves(arrays, wanted):
             entry = _Entry(arrays, _quantized(weight, self.recipe, wanted))
             if not is_explaining():
+                self._entries = {k: e for k, e in self._entries.items() if e.is_needed()}
                 self._entries[_key(arrays)] = entry
         elif version is None or version != entry.version:
             entry.tensor.quantize_(weight)
@@ -55,6 +56,9 @@ class _Entry:
         self.sources = [weakref.ref(array) for array in arrays]
         self.tensor = tensor
         self.version = None
+
+    def is_needed(self):
+        return all(source() is not None for source in self.sources)
 
     def serves(self, arrays, wanted):
         """Whether the tensor is of these very arrays, as they are, and has these directions."""

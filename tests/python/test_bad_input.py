@@ -40,6 +40,7 @@ CALLS = {
     "make_plan": ({"topk_idx": IDX, "num_groups": 2}, "topk_idx"),
     "permute": ({"x": X, "plan": PLAN, "topk_weights": WEIGHTS}, "x topk_weights?"),
     "unpermute": ({"rows": X, "plan": PLAN}, "rows weights?"),
+    "quantize": ({"x": X, "groups": GROUPS, "row_idx": ROWS}, "x row_idx?"),
 }
 
 ARRAYS = [
@@ -70,7 +71,7 @@ def test_the_good_arguments_are_good(function):
 
 @pytest.mark.parametrize("function, argument, is_optional", ARRAYS, ids=ARRAY_IDS)
 def test_what_is_no_array_is_refused(function, argument, is_optional):
-    is_weight = argument in ("w", "w1", "w2")
+    is_weight = argument in ("w", "w1", "w2") or (function, argument) == ("quantize", "x")
     for value in NOT_ARRAYS if is_optional else [None, *NOT_ARRAYS]:
         says = (
             f"{argument}[" if is_weight and isinstance(value, (list, tuple)) else f"{argument} is"
@@ -169,6 +170,12 @@ SCALARS = [
     ("make_plan", "capacity", [-1, 2.0, "x", 10**30], "must be an integer, at least 0"),
     ("permute", "plan", [None, tuple(PLAN), "x"], "must be what moire.make_plan returns"),
     ("unpermute", "plan", [None, PLAN.offsets], "must be what moire.make_plan returns"),
+    ("quantize", "groups", [[2, 4], 3], "must be moire.Groups(splits=...)"),
+    ("quantize", "recipe", [None, "bf16", 3, X], "must be one of"),
+    ("quantize", "element", [None, "e3m4", 4], "must be one of e4m3, e5m2"),
+    ("quantize", "rowwise", [None, 1], "must be True or False"),
+    ("quantize", "columnwise", ["yes"], "must be True or False"),
+    ("quantize", "layout", [0, "up"], "must be 'halves', a block size"),
 ]
 
 

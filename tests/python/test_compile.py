@@ -127,6 +127,15 @@ def test_ops_keep_their_word_about_mutation_and_shapes(generator):
     torch.library.opcheck(torch.ops.moire.convert_glu, (), values, test_utils=tests)
 
 
+def test_ops_that_begin_with_a_list_see_that_its_tensors_are_fake():
+    w = torch.empty(2, 8, 64, device="meta")
+    tensor = moire.quantize(w, columnwise=True)
+    assert tensor.device.type == "meta" and tensor.dequantize().shape == w.shape
+    rows = moire.quantize(w[0]).requantize()
+    assert rows.columnwise.data.is_meta
+    assert moire.convert_glu(moire.quantize(w), "halves", 2, 1).device == w.device
+
+
 def test_schemas_come_from_the_header():
     schema = str(torch.ops.moire.grouped_linear.default._schema)
     assert (

@@ -192,8 +192,9 @@ def test_meta_construction_then_materialised():
     assert module.fc1.weight.dtype == torch.bfloat16 and module.fc1.weight.abs().max() > 0
 
 
-def test_forward_on_meta_gives_shapes():
-    module = mlp(device="meta")
+@pytest.mark.parametrize("recipe", [None, "mxfp8"])
+def test_forward_on_meta_gives_shapes(recipe):
+    module = mlp(device="meta", recipe=recipe)
     y = module(
         torch.empty(9, H, device="meta"),
         moire.Groups(splits=torch.empty(E, dtype=torch.int64, device="meta")),

@@ -215,6 +215,23 @@ def test_compiles_as_one_graph(generator, recipe, form):
     assert same(gradients(found, x, w1, w2), gradients(wanted, x, w1, w2))
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_quantising_weights_compiles_as_one_graph(generator, recipe):
+    torch._dynamo.reset()
+    x, w, _ = make(generator)
+    splits = torch.tensor(SPLITS)
+
+    def layer(x, w):
+        copy = moire.quantize(w, recipe=recipe, columnwise=True)
+        groups = moire.Groups(splits=splits)
+        return moire.grouped_linear(x, w, groups, recipe=recipe, w_quantized=copy)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    wanted, found = layer(x, w), compiled(x, w)
+    assert torch.equal(found, wanted)
+    assert same(gradients(found, x, w), gradients(wanted, x, w))
+
+
 def test_quantising_compiles_as_one_graph(generator):
     torch._dynamo.reset()
 

@@ -80,9 +80,14 @@ def test_weights_are_told_apart_and_forgotten(generator, quantised):
     narrow = moire.WeightCache()
     assert not narrow.get(a, 0, columnwise=False).has_columnwise
     assert narrow.get(a, 0).has_columnwise
-    for other in (a[:, :8].clone(), a.bfloat16()):
+    for other in (a[:, :8].clone(), a.bfloat16(), a.clone()):
         a.data = other
         assert cache.get(a, 0).shape == tuple(a.shape)
+    del b
+    cache.get(a, 0)
+    c = truth.draw(generator, E, F, H)
+    cache.get(c, 0)
+    assert len(cache._entries) == 2  # a and c; b is gone
     cache.clear()
     del quantised[:]
     cache.get(a, 0)
