@@ -103,8 +103,8 @@ def _converted_quantized(call, tensor, from_layout, to_layout, dim):
 
     def permute_copy(direction, copy):
         blocks, of_scales = 1, layouts
-        if tensor.format.has_blocks_along(direction, dim, tensor.ndim):
-            blocks = tensor.format.block
+        if tensor.form.has_blocks_along(direction, dim, tensor.ndim):
+            blocks = tensor.form.block
             of_scales = [_in_blocks(call, tensor, layout, size, direction) for layout in layouts]
         fields = [layout.fields for layout in layouts]
         scale_fields = [layout.fields for layout in of_scales]
@@ -122,7 +122,7 @@ def _converted_quantized(call, tensor, from_layout, to_layout, dim):
 
 def _in_blocks(call, tensor, layout, size, direction):
     """The layout of scales along a dimension of which `block` elements share one."""
-    block = tensor.format.block
+    block = tensor.form.block
     if (layout.block or size // 2) % block != 0:
         raise invalid(
             f"{call}: {DIRECTIONS[direction]} scales cover {block} elements along that dimension, "

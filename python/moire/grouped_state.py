@@ -35,7 +35,7 @@ class Stateful:
 
     def tags(self):
         """What the arrays do not say, as strings; from_state_dict makes the tensor of both."""
-        found = {"format": self.format.name, "element": self.element}
+        found = {"format": self.form.name, "element": self.element}
         found["dtype"] = str(self.dtype).removeprefix("torch.")
         if self.layout is not None:
             found.update(glu_block=str(self.layout.block), glu_order=self.layout.order)

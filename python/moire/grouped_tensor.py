@@ -51,7 +51,7 @@ class GroupedTensor(Stateful):
         fractional_scales=False,
     ):
         call = "GroupedTensor"
-        self.format = check_format(f"{call}: format", format)
+        self.form = check_format(f"{call}: format", format)
         if rowwise is None and columnwise is None:
             raise invalid(f"{call}: rowwise and columnwise are both absent, needs at least one")
         given = {"rowwise": rowwise, "columnwise": columnwise}
@@ -82,7 +82,7 @@ class GroupedTensor(Stateful):
         self.shape = tuple(data.shape)
         if data.ndim == 3 and self.groups is not None:
             raise invalid(f"{call}: groups are given, but {name} is uniform, {list(data.shape)}")
-        if data.ndim == 2 and self.format.is_tiled:
+        if data.ndim == 2 and self.form.is_tiled:
             raise invalid(f"{call}: format is 'fp8_tile', but {name} is ragged; tiles are uniform")
         if self.groups is not None and self.groups.rows(data.shape[0]) != data.shape[0]:
             raise invalid(
@@ -94,21 +94,21 @@ class GroupedTensor(Stateful):
         """One direction's copy, if it is given, with FP8 data."""
         if copy is None:
             return None
-        if direction == COLUMNWISE and self.format.is_tiled:
+        if direction == COLUMNWISE and self.form.is_tiled:
             raise invalid(f"{call}: columnwise is given, but tiles serve both directions: rowwise")
         data, scales = copy
         data_name, scales_name = parts_of(DIRECTIONS[direction])
         data = self._as_fp8(call, data_name, data)
         if tuple(data.shape) != self.shape:
             raise invalid(f"{call}: {data_name} is {list(data.shape)}, needs {list(self.shape)}")
-        wanted = self.format.scales_shape(direction, self.shape, self.num_groups)
-        dtype = self._fw.dtype(self.format.scale_dtype)
+        wanted = self.form.scales_shape(direction, self.shape, self.num_groups)
+        dtype = self._fw.dtype(self.form.scale_dtype)
         if str(scales.dtype).endswith("float8_e8m0fnu"):
             scales = self._fw.as_bytes(scales)
         if tuple(scales.shape) != wanted or scales.dtype != dtype:
             raise invalid(
-                f"{call}: {scales_name} is {_named(scales)}, needs {self.format.scale_dtype} "
-                f"{list(wanted)} ({self.format.name}, {DIRECTIONS[direction]}, "
+                f"{call}: {scales_name} is {_named(scales)}, needs {self.form.scale_dtype} "
+                f"{list(wanted)} ({self.form.name}, {DIRECTIONS[direction]}, "
                 f"{self.num_groups} groups)"
             )
         return Copy(data, scales)
@@ -133,6 +133,11 @@ class GroupedTensor(Stateful):
     # ---- what it is
 
     @property
+    def format(self):
+        """Its name; `form` has what it means."""
+        return self.form.name
+
+    @property
     def ndim(self):
         return len(self.shape)
 
@@ -153,7 +158,7 @@ class GroupedTensor(Stateful):
 
     @property
     def has_columnwise(self):
-        return self.columnwise is not None or self.format.is_tiled
+        return self.columnwise is not None or self.form.is_tiled
 
     @property
     def device(self):
@@ -170,7 +175,7 @@ class GroupedTensor(Stateful):
 
     def copy_of(self, direction, reader="this"):
         """The Copy of ROWWISE or COLUMNWISE, or an error that says who needs it."""
-        copy = self.rowwise if direction == ROWWISE or self.format.is_tiled else self.columnwise
+        copy = self.rowwise if direction == ROWWISE or self.form.is_tiled else self.columnwise
         if copy is None:
             raise invalid(
                 f"{reader}: the GroupedTensor has no {DIRECTIONS[direction]} copy; quantise with "
@@ -190,7 +195,7 @@ class GroupedTensor(Stateful):
 
     def __repr__(self):
         has = " and ".join(name for name in DIRECTIONS if getattr(self, name) is not None)
-        return f"moire.GroupedTensor({self.format.name}, {self.element}, {list(self.shape)}, {has})"
+        return f"moire.GroupedTensor({self.form.name}, {self.element}, {list(self.shape)}, {has})"
 
     # ---- views of one matrix each
 
@@ -215,8 +220,8 @@ class GroupedTensor(Stateful):
     def _group(self, group, bounds):
         rows = blocks = slice(bounds[group], bounds[group + 1])
         if self.ndim == 2:
-            start = rows.start // self.format.block + group
-            blocks = slice(start, start + (rows.stop - rows.start) // self.format.block + 1)
+            start = rows.start // self.form.block + group
+            blocks = slice(start, start + (rows.stop - rows.start) // self.form.block + 1)
         return self.like(
             self.rowwise and Copy(self.rowwise.data[rows], self.rowwise.scales[rows]),
             self.columnwise and Copy(self.columnwise.data[rows], self.columnwise.scales[blocks]),
@@ -225,7 +230,7 @@ class GroupedTensor(Stateful):
     def like(self, rowwise, columnwise, groups=None, layout=None):
         """The same kind of tensor on other arrays."""
         return GroupedTensor(
-            self.format,
+            self.form,
             rowwise=rowwise,
             columnwise=columnwise,
             groups=groups,
@@ -254,7 +259,7 @@ class GroupedTensor(Stateful):
 
     def requantize(self):
         """Adds the direction that is missing: the decoded values, quantised again."""
-        if not self.format.is_tiled and (self.rowwise is None or self.columnwise is None):
+        if not self.form.is_tiled and (self.rowwise is None or self.columnwise is None):
             source = ROWWISE if self.columnwise is None else COLUMNWISE
             copy = Copy(*quantization.requantized(self, source))
             if source == ROWWISE:
@@ -301,7 +306,6 @@ class GroupedTensor(Stateful):
     @staticmethod
     def check_same(call, name, found, needed):
         if found != needed:
-            found, needed = (getattr(value, "name", value) for value in (found, needed))
             raise invalid(f"{call}: {name} is {found}, must be {needed}")
 
     # ---- copies

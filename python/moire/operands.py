@@ -142,10 +142,10 @@ def _weight_arrays(fw, call, name, weights):
 
 
 def _check_recipe(call, name, tensor, recipe, form):
-    if not recipe.is_quantized or tensor.format != form:
+    if not recipe.is_quantized or tensor.form != form:
         needs = f"which needs {form.name}" if recipe.is_quantized else "which reads no 8-bit copies"
         raise invalid(
-            f"{call}: {name} is quantised as {tensor.format.name}, but the recipe is "
+            f"{call}: {name} is quantised as {tensor.form.name}, but the recipe is "
             f"{recipe.name!r}, {needs}"
         )
 

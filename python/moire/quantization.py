@@ -133,7 +133,7 @@ def quantize_into(call, target, x, row_idx=None):
     if shape != target.shape:
         raise invalid(f"{call}: x is {list(shape)}, must be {list(target.shape)}")
     copies = {name: pair(fw, getattr(target, name), target.element) for name in DIRECTIONS}
-    values = {"scaling": target.format.scaling, **copies}
+    values = {"scaling": target.form.scaling, **copies}
     values["fractional_scales"] = int(target.fractional_scales)
     if target.ndim == 3:
         matrices = x if isinstance(x, list) else [x]
@@ -172,11 +172,11 @@ def requantized(tensor, source):
     """[data, scales] of the direction that `source` is not."""
     fw, shape, groups = tensor._fw, tensor.shape, tensor.num_groups
     copy = tensor.copy_of(source)
-    made = empty_copy(fw, copy.data, tensor.format, tensor.element, 1 - source, shape, groups)
+    made = empty_copy(fw, copy.data, tensor.form, tensor.element, 1 - source, shape, groups)
     fw.run(
         "requantize",
         source=pair(fw, copy, tensor.element),
-        scaling=tensor.format.scaling,
+        scaling=tensor.form.scaling,
         direction=source,
         fractional_scales=int(tensor.fractional_scales),
         target=pair(fw, made, tensor.element),
@@ -191,7 +191,7 @@ def dequantized(tensor, source, dtype):
     fw.run(
         "dequantize",
         source=pair(fw, copy, tensor.element),
-        scaling=tensor.format.scaling,
+        scaling=tensor.form.scaling,
         direction=source,
         target=target,
         **ragged_fields(tensor, copy.data),

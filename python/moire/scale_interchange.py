@@ -22,12 +22,12 @@ class _Scales:
         self.fw, self.call = tensor._fw, call
         self.layout = _LAYOUTS.index(choice(f"{call}: layout", layout, _LAYOUTS[1:]))
         self.direction = check_direction(f"{call}: direction", direction)
-        if tensor.format.name != "mxfp8":
+        if tensor.form.name != "mxfp8":
             raise unsupported(
-                f"{call}: format is {tensor.format.name}, whose FP32 scales have one layout only: "
+                f"{call}: format is {tensor.form.name}, whose FP32 scales have one layout only: "
                 f"take them from .{DIRECTIONS[self.direction]}.scales"
             )
-        self.block = tensor.format.block
+        self.block = tensor.form.block
         self.own = tensor.copy_of(self.direction, call).scales
         *_, self.k = tensor.shape
         if tensor.ndim == 3:

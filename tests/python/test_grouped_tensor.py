@@ -60,7 +60,7 @@ def test_a_group_is_a_view_with_the_bytes_of_quantising_it_alone(generator, form
     assert len(tensor) == len(tensor.split()) == len(list(tensor)) == 4
     for g, (part, view) in enumerate(zip(rows, tensor.split())):
         alone = moire.quantize(part, recipe=form, columnwise=True)
-        owned = -(-SPLITS[g] // tensor.format.block)
+        owned = -(-SPLITS[g] // tensor.form.block)
         assert view.shape == (SPLITS[g], 70) and view.groups is None
         for name in ("rowwise", "columnwise"):
             mine, wanted = getattr(view, name), getattr(alone, name)

@@ -83,7 +83,7 @@ def test_weights_are_uniform(generator, listed):
             rows = copy.scales[g].shape[0]
             assert np.array_equal(truth_fp8.scales_of(copy.scales[g]), scales[:rows])
     tiles = moire.quantize(given, recipe="fp8_block", columnwise=True)
-    assert tiles.format.name == "fp8_tile" and tiles.has_columnwise and tiles.columnwise is None
+    assert tiles.format == "fp8_tile" and tiles.has_columnwise and tiles.columnwise is None
     for g in range(3):
         data, scales = truth_fp8.quantized_tiles(w[g])
         assert np.array_equal(truth_fp8.bytes_of(tiles.rowwise.data[g]), data)
