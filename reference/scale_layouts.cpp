@@ -67,8 +67,7 @@ ByteRows convert_scales(const moire_convert_scales_args& args) {
   for (int64_t g = 0; g < args.groups.num_groups; ++g) {
     const int64_t rows = args.groups.offsets[g + 1] - args.groups.offsets[g];
     const bool is_rowwise = args.direction == MOIRE_ROWWISE;
-    const GroupMatrix m{
-        is_rowwise ? rows : args.k, padded(is_rowwise ? args.k : rows, 32) / 32};
+    const GroupMatrix m{is_rowwise ? rows : args.k, padded(is_rowwise ? args.k : rows, 32) / 32};
     const auto move = [&](int64_t byte, int64_t outer, int64_t block) {
       const Place p = canonical(args, g, outer, block);
       if (args.from == MOIRE_SCALES_CANONICAL && args.to == MOIRE_SCALES_CANONICAL) {

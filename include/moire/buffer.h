@@ -41,6 +41,8 @@ class MOIRE_API Tensor {
     return static_cast<T*>(buffer_.data());
   }
   size_t bytes() const { return buffer_.bytes(); }
+  // False where there was no memory, or the shape is of none.
+  bool ok() const { return buffer_.ok(); }
 
  private:
   Buffer buffer_;

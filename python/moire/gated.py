@@ -77,6 +77,11 @@ def _converted(call, tensor, from_layout, to_layout, dim):
     if tensor.ndim == 0:
         raise invalid(f"{call}: tensor has rank 0, must have at least 1")
     dim = integer(f"{call}: dim", dim, -tensor.ndim, tensor.ndim - 1) % tensor.ndim
+    if is_quantized and tensor.ndim == 3 and dim == 0:
+        raise invalid(
+            f"{call}: dim is 0, the groups of a GroupedTensor {list(tensor.shape)}; gate and up "
+            "lie along dim=1 or dim=2"
+        )
     size = tensor.shape[dim]
     multiple = math.lcm(*(2 * max(layout.block, 1) for layout in (from_layout, to_layout)))
     if size % multiple != 0:

@@ -253,8 +253,13 @@ class GroupedTensor(Stateful):
         if groups is not None:
             groups = as_groups("quantize_", groups)
             self.check_same("quantize_", "groups", groups.num_groups, self.num_groups)
-            self.groups = groups
-        quantization.quantize_into("quantize_", self, x, row_idx)
+        before = self.groups
+        self.groups = before if groups is None else groups
+        try:
+            quantization.quantize_into("quantize_", self, x, row_idx)
+        except Exception:
+            self.groups = before
+            raise
         return self
 
     def requantize(self):
@@ -321,6 +326,9 @@ class GroupedTensor(Stateful):
         """On another device (Torch); the object itself where it is there already."""
         if self._fw is Numpy:
             raise invalid("GroupedTensor.to: the arrays are NumPy's, which are on the CPU")
+        (_, first), *_ = self.arrays()
+        if first.to(device) is first:
+            return self
         groups = None if self.groups is None else self.groups.to(device)
         return self._mapped(lambda array: array.to(device), groups)
 

@@ -1,5 +1,6 @@
 #include <moire/buffer.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -9,7 +10,7 @@ constexpr size_t kAlignment = 256;
 }
 
 Buffer::Buffer(size_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
+  if (bytes == 0 || bytes > SIZE_MAX - kAlignment) return;
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   data_.reset(std::aligned_alloc(kAlignment, rounded));
   if (data_ != nullptr) std::memset(data_.get(), 0, rounded);
@@ -18,7 +19,13 @@ Buffer::Buffer(size_t bytes) : bytes_(bytes) {
 void Buffer::Free::operator()(void* p) const { std::free(p); }
 
 Tensor::Tensor(DType dtype, std::initializer_list<int64_t> shape) : view_(nullptr, dtype, shape) {
-  buffer_ = Buffer(static_cast<size_t>(view_.num_elements() * dtype_size(dtype)));
+  // Sizes that are negative or past 63 bits are more than any memory.
+  int64_t bytes = dtype_size(dtype);
+  for (const int64_t size : shape) {
+    if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes)) bytes = -1;
+    if (bytes <= 0) break;
+  }
+  buffer_ = Buffer(bytes < 0 ? SIZE_MAX : static_cast<size_t>(bytes));
   view_.data = buffer_.data();
 }
 

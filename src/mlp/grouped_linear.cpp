@@ -246,7 +246,7 @@ Status grouped_linear_workspace(const Context& context, const GroupedLinearArgs&
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
   Arena arena;
   LinearSteps steps = steps_of(args, arena);
-  return size_steps(context, steps, arena.used(), bytes);
+  return size_steps("grouped_linear", context, steps, arena.used(), bytes);
 }
 
 Status grouped_linear_backward(const Context& context, const GroupedLinearBackwardArgs& args) {
@@ -261,7 +261,7 @@ Status grouped_linear_backward_workspace(const Context& context,
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
   Arena arena;
   LinearBackwardSteps steps = steps_of(args, arena);
-  return size_steps(context, steps, arena.used(), bytes);
+  return size_steps("grouped_linear_backward", context, steps, arena.used(), bytes);
 }
 
 }  // namespace moire

@@ -177,7 +177,7 @@ Status grouped_mlp_workspace(const Context& context, const GroupedMlpArgs& args,
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
   Arena arena;
   MlpSteps steps = steps_of(args, arena);
-  return size_steps(context, steps, arena.used(), bytes);
+  return size_steps("grouped_mlp", context, steps, arena.used(), bytes);
 }
 
 }  // namespace moire

@@ -251,7 +251,7 @@ Status grouped_mlp_backward_workspace(const Context& context, const GroupedMlpBa
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
   Arena arena;
   MlpBackwardSteps steps = steps_of(args, arena);
-  return size_steps(context, steps, arena.used(), bytes);
+  return size_steps("grouped_mlp_backward", context, steps, arena.used(), bytes);
 }
 
 }  // namespace moire

@@ -1,6 +1,7 @@
 // GroupedTensor: its views and its memory.
 #include <moire/grouped_tensor.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/arena.h"
@@ -68,6 +69,15 @@ Quantized take(Arena& arena, const GroupedTensorOptions& o, std::initializer_lis
   return q;
 }
 
+// Elements and scales of both directions take at most ten bytes an element.
+bool fits_63_bits(std::initializer_list<int64_t> sizes) {
+  int64_t bytes = 16;
+  for (const int64_t size : sizes) {
+    if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool GroupedTensorView::all_same_shape() const {
@@ -119,6 +129,10 @@ Result<GroupedTensor> GroupedTensor::ragged(const Groups& groups, int64_t k,
     return invalid(kCall, concat("capacity ", groups.capacity, ", ", groups.num_groups,
                                  " groups, k ", k, ": sizes must not be negative"));
   }
+  if (!fits_63_bits({groups.capacity + groups.num_groups, k})) {
+    return invalid(kCall,
+                   concat("[", groups.capacity, ", ", k, "]: its size in bytes exceeds 63 bits"));
+  }
   const auto carve = [&](GroupedTensorView& v, Arena arena) {
     const auto of = [&](int32_t direction) {
       return take(arena, options, {groups.capacity, k}, 1,
@@ -144,6 +158,10 @@ Result<GroupedTensor> GroupedTensor::uniform(int64_t num_groups, int64_t n, int6
   if (num_groups < 0 || n < 0 || k < 0) {
     return invalid(kCall,
                    concat("[", num_groups, ", ", n, ", ", k, "]: sizes must not be negative"));
+  }
+  if (!fits_63_bits({num_groups, n, k})) {
+    return invalid(
+        kCall, concat("[", num_groups, ", ", n, ", ", k, "]: its size in bytes exceeds 63 bits"));
   }
   const auto carve = [&](GroupedTensorView& v, Arena arena) {
     const auto of = [&](int32_t direction) {

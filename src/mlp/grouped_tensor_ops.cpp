@@ -97,6 +97,10 @@ Status dequantize(const Context& context, const GroupedTensorView& source,
 Status requantize(const Context& context, const GroupedTensorView& source,
                   const GroupedTensorView& target) {
   const int32_t direction = direction_of(source);
+  if (source.scaling != target.scaling) {
+    return invalid("requantize", concat("source is ", scaling_name(source.scaling), ", target ",
+                                        scaling_name(target.scaling), ", must be alike"));
+  }
   const Quantized& other = direction == MOIRE_ROWWISE ? target.columnwise : target.rowwise;
   if (!other.is_present()) {
     return invalid("requantize",
@@ -155,6 +159,11 @@ Status convert_glu(const Context& context, const GroupedTensorView& source,
 
 Result<QuantizedWeight> QuantizedWeight::create(int64_t num_groups, int64_t n, int64_t k,
                                                 int32_t scaling) {
+  if (scaling == MOIRE_SCALING_FP8_BLOCK) {
+    return invalid(
+        "QuantizedWeight::create",
+        "scaling is FP8_BLOCK (2), needs MXFP8 (1) or FP8_TILE (3), which products take");
+  }
   GroupedTensorOptions options;
   options.scaling = scaling;
   options.columnwise = scaling != MOIRE_SCALING_FP8_TILE;
@@ -166,7 +175,7 @@ Result<QuantizedWeight> QuantizedWeight::create(int64_t num_groups, int64_t n, i
 }
 
 Status QuantizedWeight::update(const Context& context, const Weight& weight, uint64_t version) {
-  if (is_filled_ && version == version_) return {};
+  if (is_filled_ && version == version_ && has_shape_of(weight.tensor, copies_.view())) return {};
   is_filled_ = false;
   MOIRE_RETURN_IF_ERROR(quantize(context, weight, copies_.view()));
   version_ = version;

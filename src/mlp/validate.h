@@ -32,7 +32,11 @@ inline void check_beta(ArgumentCheck& check, std::string_view name, int32_t beta
 
 // Scratch of a composite: `arena_bytes` of its own and the largest of its steps'.
 template <class Steps>
-Status size_steps(const Context& context, Steps& steps, size_t arena_bytes, size_t* bytes) {
+Status size_steps(std::string_view op, const Context& context, Steps& steps, size_t arena_bytes,
+                  size_t* bytes) {
+  if (bytes == nullptr) {
+    return {Code::kInvalidArgument, concat(op, "_workspace: bytes is null, needs an address")};
+  }
   WorkspaceSizer sizer(context);
   MOIRE_RETURN_IF_ERROR(steps.run(sizer));
   *bytes = arena_bytes + sizer.largest();
@@ -45,7 +49,7 @@ template <class Steps>
 Status run_steps(std::string_view op, const Context& context, Steps& steps, Workspace workspace,
                  size_t arena_bytes) {
   size_t needed = 0;
-  MOIRE_RETURN_IF_ERROR(size_steps(context, steps, arena_bytes, &needed));
+  MOIRE_RETURN_IF_ERROR(size_steps(op, context, steps, arena_bytes, &needed));
   ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
   if (!check.workspace(workspace, needed)) return check.status();
   StepRunner runner(context, workspace, arena_bytes);

@@ -52,7 +52,7 @@ Status check_convert_scales(const Context& context, const ConvertScalesArgs& arg
   check.require(args.from == MOIRE_SCALES_CANONICAL || args.to == MOIRE_SCALES_CANONICAL,
                 "from is ", args.from, " and to is ", args.to,
                 ": one of them must be canonical (0)");
-  check.require(args.k >= 0, "k is ", args.k, ", must not be negative");
+  check.require(args.k >= 0 && args.k <= int64_t{1} << 40, "k is ", args.k, ", must be 0 to 2^40");
   if (!check.ok() || !check.groups(args.groups)) return check.status();
   check_side(check, {"source", args.source}, args.from, args);
   check_side(check, {"target", args.target}, args.to, args);
@@ -94,6 +94,11 @@ Status scales_shape(int32_t scaling, int32_t direction, int32_t layout, int64_t 
   if (rows < 0 || k < 0 || num_groups < 0) {
     return refuse(concat("rows, k and num_groups are ", rows, ", ", k, " and ", num_groups,
                          ", must not be negative"));
+  }
+  constexpr int64_t kMost = int64_t{1} << 40;  // of each: their padded sums stay in 63 bits
+  if (rows > kMost || k > kMost || num_groups > kMost) {
+    return refuse(concat("rows, k and num_groups are ", rows, ", ", k, " and ", num_groups,
+                         ", must be at most 2^40"));
   }
   if (shape == nullptr) return refuse("shape is null");
   const ScaleShape found = scaling == MOIRE_SCALING_FP8_TILE

@@ -64,6 +64,9 @@ Result<Choice<A>> choose(const Context& context, std::string_view op, const A& a
 
 template <class A>
 Status size_workspace(const Context& context, std::string_view op, const A& args, size_t* bytes) {
+  if (bytes == nullptr) {
+    return {Code::kInvalidArgument, concat(op, "_workspace: bytes is null, needs an address")};
+  }
   const Result<Choice<A>> choice = choose(context, op, args);
   if (!choice.ok()) return choice.status();
   *bytes = choice.value().implementation->workspace(context.state(), args);

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "core/argument_check.h"
-#include "ops/dispatch.h"
 #include "core/scales_check.h"
+#include "ops/dispatch.h"
 
 namespace moire {
 

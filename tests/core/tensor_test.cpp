@@ -52,5 +52,13 @@ TEST(Buffer, IsAlignedAndZeroed) {
   EXPECT_TRUE(Tensor(DType::kFP32, {0, 5}).view().is_present());
 }
 
+TEST(Tensor, SaysThatImpossibleSizesHaveNoMemory) {
+  EXPECT_TRUE(Tensor(DType::kFP32, {3, 4}).ok());
+  EXPECT_TRUE(Tensor(DType::kFP32, {0, 4}).ok());
+  EXPECT_FALSE(Tensor(DType::kFP32, {-3, 4}).ok());
+  EXPECT_FALSE(Tensor(DType::kFP32, {int64_t{1} << 31, int64_t{1} << 31, int64_t{1} << 31}).ok());
+  EXPECT_FALSE(Buffer(SIZE_MAX).ok());
+}
+
 }  // namespace
 }  // namespace moire

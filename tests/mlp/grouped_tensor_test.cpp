@@ -190,7 +190,15 @@ TEST(GroupedTensor, RefusesWhatHasNoSuchForm) {
                     "element is bf16, needs e4m3 or e5m2"));
   EXPECT_TRUE(fails(GroupedTensor::uniform(-1, 8, 8).status(), Code::kInvalidArgument,
                     "sizes must not be negative"));
+  EXPECT_TRUE(fails(GroupedTensor::uniform(1 << 20, 1 << 30, 1 << 30).status(),
+                    Code::kInvalidArgument, "its size in bytes exceeds 63 bits"));
+  EXPECT_TRUE(fails(QuantizedWeight::create(1, 8, 8, MOIRE_SCALING_FP8_BLOCK).status(),
+                    Code::kInvalidArgument, "scaling is FP8_BLOCK (2), needs MXFP8 (1)"));
   const GroupedTensor t = GroupedTensor::uniform(2, 8, 8).value();
+  GroupedTensorView other = t;
+  other.scaling = MOIRE_SCALING_FP8_BLOCK;
+  EXPECT_TRUE(fails(requantize(cpu(), t, other), Code::kInvalidArgument,
+                    "source is MXFP8 (1), target FP8_BLOCK (2), must be alike"));
   const TestWeight wrong(DType::kBF16, 2, 8, 9);
   EXPECT_TRUE(fails(quantize(cpu(), Weight(wrong), t), Code::kInvalidArgument,
                     "source is bf16 [2, 8, 9], needs the shape of the target, e4m3 [2, 8, 8]"));

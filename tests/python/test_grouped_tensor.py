@@ -374,3 +374,22 @@ def test_uint8_data_with_the_element_named():
     if hasattr(torch, "float8_e8m0fnu"):
         typed = made(rowwise=(DATA, SCALES.view(torch.float8_e8m0fnu)))
         assert typed.rowwise.scales.dtype == torch.uint8
+
+
+def test_groups_of_a_uniform_tensor_have_no_gate_and_up(generator):
+    _, weight = uniform(generator, layout="halves")
+    with pytest.raises(moire.InvalidArgument, match="dim is 0, the groups of a GroupedTensor"):
+        moire.convert_glu(weight, "halves", 1)
+
+
+def test_a_refused_quantize_leaves_the_groups(generator):
+    x, batch = ragged(generator)
+    before = batch.groups
+    with pytest.raises(moire.InvalidArgument):
+        batch.quantize_(x[:40], moire.Groups(splits=[1, 2, 3, 4]))
+    assert batch.groups is before
+
+
+def test_to_where_it_is_returns_the_object_itself(generator):
+    _, batch = ragged(generator)
+    assert batch.to("cpu") is batch

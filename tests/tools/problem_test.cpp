@@ -48,7 +48,8 @@ TEST(Problem, ReadsEveryField) {
       "splits=3,4 "
       "act=clamped_swiglu:7:1.702:1 layout=blocks:3 order=up_first bias=yes probs=no gather=yes "
       "weights=in_out storage=list save_act=yes scores=sigmoid normalize=no tail=5 "
-      "tail_rows=untouched beta=mixed scaling=fp8_tile element=e5m2 direction=both fractional=yes "
+      "tail_rows=untouched beta=mixed scaling=fp8_tile element=e5m2 direction=both fast=yes "
+      "fractional=yes "
       "scales=padded seed=9");
   EXPECT_EQ(p.name, "x");
   EXPECT_EQ(p.op, Op::kFc1);
@@ -65,6 +66,7 @@ TEST(Problem, ReadsEveryField) {
   EXPECT_EQ(p.scaling, MOIRE_SCALING_FP8_TILE);
   EXPECT_EQ(p.element, DType::kE5M2);
   EXPECT_EQ(p.directions, Directions::kBoth);
+  EXPECT_TRUE(p.fast);
   EXPECT_TRUE(p.fractional);
   EXPECT_EQ(p.scale_layout, MOIRE_SCALES_PADDED);
   EXPECT_EQ(p.seed, 9U);

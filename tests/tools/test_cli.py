@@ -162,6 +162,25 @@ class CommandLine(unittest.TestCase):
         self.assertIn("found a problem of at least 24.0 TiB", message)
         self.assertLess(time.monotonic() - begin, 5)
 
+    def test_bench_times_layers_in_8_bits(self):
+        arguments = [
+            "--time",
+            "0.01",
+            "--ops",
+            "mlp,linear",
+            "--dtype",
+            "mxfp8,fp8_block",
+            "--json",
+        ]
+        results = self.json_lines("bench", SMALL, *arguments)
+        self.assertEqual(len(results), 4)
+        for r in results:
+            self.assertGreater(r["seconds"]["median"], 0)
+
+    def test_an_unknown_implementation_is_bad_usage(self):
+        message = self.bad("check", SMALL, "--implementation", "nope")
+        self.assertIn('--implementation: found "nope", needed one of cpu\'s: cpu', message)
+
     def test_bench_opens_its_chart_before_it_measures(self):
         begin = time.monotonic()
         message = self.bad("bench", SMALL, "--time", "60", "--svg", "/no/such/folder/chart.svg")

@@ -2,6 +2,7 @@
 #include <moire/grouped_mlp.h>
 
 #include <memory>
+#include <utility>
 
 #include "before.h"
 #include "cases.h"
@@ -25,11 +26,20 @@ template <class Args>
 void set_recipe(const Problem& p, Args& args) {
   if (p.quantization == Quantization::kNone) return;
   const bool mx = p.quantization == Quantization::kMxfp8;
-  args.recipe = mx ? MOIRE_RECIPE_MXFP8 : MOIRE_RECIPE_FP8_BLOCK;
+  args.recipe = !mx      ? MOIRE_RECIPE_FP8_BLOCK
+                : p.fast ? MOIRE_RECIPE_MXFP8_FAST
+                         : MOIRE_RECIPE_MXFP8;
   if (!mx && p.fractional) args.fractional_scales = 1;
   if constexpr (requires { args.gradient_dtype; }) {
     args.gradient_dtype = static_cast<int32_t>(p.element);
   }
+}
+
+// The reference of an 8-bit layer runs after the call, on all rows: a row of weights' blocks does
+// not stand for itself.
+Call without_rows_alone(Call call, int32_t recipe) {
+  if (recipe != MOIRE_RECIPE_AS_STORED) call.expect_row = nullptr;
+  return call;
 }
 
 // Whether the reference has to see what lies between a layer's products: see reference/recipe.h.
@@ -80,7 +90,7 @@ Call mlp_forward(const Problem& p, const GroupedMlpArgs& args) {
       },
       layer_flops(p));
   call.saved_bytes = bytes_of(args.z) + bytes_of(args.act);
-  return call;
+  return without_rows_alone(std::move(call), args.recipe);
 }
 
 GroupedMlpBackwardArgs mlp_backward_args(Operands& o, const GroupedMlpArgs& forward) {
@@ -132,7 +142,7 @@ void compare(Comparison& c, const GroupedMlpBackwardArgs& a, const reference::Ml
 }
 
 Call mlp_backward(const Problem& p, const GroupedMlpBackwardArgs& args) {
-  return make_call<GroupedMlpBackwardArgs>(
+  Call call = make_call<GroupedMlpBackwardArgs>(
       "grouped_mlp_backward", args, grouped_mlp_backward, grouped_mlp_backward_workspace,
       [](const GroupedMlpBackwardArgs& a) -> Call::Judge {
         if (a.recipe == MOIRE_RECIPE_AS_STORED) {
@@ -153,6 +163,7 @@ Call mlp_backward(const Problem& p, const GroupedMlpBackwardArgs& args) {
         };
       },
       2 * layer_flops(p));
+  return without_rows_alone(std::move(call), args.recipe);
 }
 
 Call linear_forward(const Problem& p, const GroupedLinearArgs& args) {

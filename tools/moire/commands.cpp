@@ -1,6 +1,10 @@
 // What commands share.
 #include "commands.h"
 
+#include <moire/explain.h>
+
+#include <set>
+
 #include "problem_source.h"
 #include "text.h"
 
@@ -26,6 +30,17 @@ std::vector<Problem> spread(const std::vector<Problem>& problems, const std::str
   return out;
 }
 
+// A name that no op has would refuse every call, one after the other.
+void check_implementation(const CommonOptions& options) {
+  std::set<std::string> names;
+  for (const AvailableImplementation& found : available_implementations()) {
+    if (found.device == options.device) names.insert(found.name);
+  }
+  if (options.implementation.empty() || names.contains(options.implementation)) return;
+  throw UsageError(text("--implementation: found \"", options.implementation, "\", needed one of ",
+                        options.device, "'s: ", join({names.begin(), names.end()}, ", ")));
+}
+
 }  // namespace
 
 Context open_context(const CommonOptions& options) {
@@ -35,6 +50,7 @@ Context open_context(const CommonOptions& options) {
   }
   wanted.device = options.device == "cuda" ? Device::kCuda : Device::kCpu;
   wanted.num_threads = options.threads;
+  check_implementation(options);
   wanted.implementation = options.implementation;
   return usage(Context::create(wanted));
 }

@@ -142,6 +142,11 @@ void print_row(const Row& row, const std::vector<double>& errors) {
 int run_errors(const ErrorsOptions& options) {
   const Context context = open_context(options.common);
   for (const Problem& p : collect_problems(options.problems)) {
+    if (p.op != Op::kMlp || p.rows == 0 || !options.problems.dtypes.empty()) {
+      throw UsageError(
+          text("errors: found \"", to_line(p),
+               "\", needed op=mlp with rows, and no --dtype: each recipe has its own"));
+    }
     if (!options.common.json) {
       std::printf("`%s`\n\n| Recipe | %s |\n|---|---|---|---|---|---|\n", to_line(p).c_str(),
                   join({std::begin(kOutputs), std::end(kOutputs)}, " | ").c_str());

@@ -16,25 +16,35 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The element types that a small problem of each op can have on a context: asked, not run.
+// Whether a context takes the op on a small problem: asked, not run.
+bool takes(const Context& context, const Problem& problem) {
+  Operands operands(problem, Operands::Content::kNone);
+  for (const Call& call : make_case(operands).calls) {
+    size_t bytes = 0;
+    if (call.workspace != nullptr && !call.workspace(context, &bytes).ok()) return false;
+    if (!call.run(context.explaining(), operands.workspace(bytes)).ok()) return false;
+  }
+  return true;
+}
+
+// The values of a problem's `dtype` that each op takes on a context.
 Json dtypes_by_op(const Context& context) {
   Json out = Json::object();
   for (const OpInfo& op : all_ops()) {
+    Problem problem;
+    problem.op = op.op;
+    problem.groups = problem.topk = 2;
+    problem.hidden = problem.ffn = problem.rows = 32;
     Json dtypes = Json::array();
     for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
-      Problem problem;
-      problem.op = op.op;
-      problem.groups = problem.topk = 2;
-      problem.hidden = problem.ffn = problem.rows = 32;
       problem.dtype = dtype;
-      Operands operands(problem, Operands::Content::kNone);
-      bool runs = true;
-      for (const Call& call : make_case(operands).calls) {
-        size_t bytes = 0;
-        runs = runs && (call.workspace == nullptr || call.workspace(context, &bytes).ok()) &&
-               call.run(context.explaining(), operands.workspace(bytes)).ok();
-      }
-      if (runs) dtypes.push_back(dtype_word(dtype));
+      if (takes(context, problem)) dtypes.push_back(dtype_word(problem));
+    }
+    problem.dtype = DType::kBF16;
+    const bool multiplies = op.entry.starts_with("grouped_");
+    for (const Quantization q : {Quantization::kMxfp8, Quantization::kFp8Block}) {
+      problem.quantization = q;
+      if (multiplies && takes(context, problem)) dtypes.push_back(dtype_word(problem));
     }
     out[std::string(op.name)] = dtypes;
   }

@@ -64,6 +64,7 @@ struct Problem {
   int32_t scaling = MOIRE_SCALING_MXFP8;  // FP8 ops
   DType element = DType::kE4M3;
   Directions directions = Directions::kRowwise;
+  bool fast = false;        // dtype mxfp8 of a layer: the recipe mxfp8_fast
   bool fractional = false;  // scales of fp8_block and fp8_tile need not be powers of two
   int32_t scale_layout = MOIRE_SCALES_SWIZZLED;  // convert_scales
   uint64_t seed = 1;

@@ -305,6 +305,7 @@ const std::vector<Field>& fields() {
       {"direction", "rowwise, columnwise or both",
        "FP8 ops: the copies that are made, or the one that is read", false, false,
        WORD(directions, kDirections)},
+      {"fast", "yes or no", "layers in mxfp8: the recipe mxfp8_fast", false, false, FLAG(fast)},
       {"fractional", "yes or no", "FP8 ops: scales need not be powers of two", false, false,
        FLAG(fractional)},
       {"scales", "canonical, dense, padded or swizzled", "convert_scales: the other layout", false,

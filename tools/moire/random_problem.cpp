@@ -76,6 +76,7 @@ void draw_fp8(Random& random, Problem& p) {
   p.element = random.chance(0.7) ? DType::kE4M3 : DType::kE5M2;
   const bool makes = !reads && p.op != Op::kConvertScales;
   p.directions = static_cast<Directions>(random.below(makes ? 3 : 2));
+  p.fast = p.quantization == Quantization::kMxfp8 && random.chance(0.3);
   p.fractional = p.scaling != MOIRE_SCALING_MXFP8 && random.chance(0.4);
   p.scale_layout = static_cast<int32_t>(random.below(4));
 }
