@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "core/format.h"
 
@@ -20,11 +21,14 @@ constexpr DType scale_dtype(int32_t scaling) {
   return scaling == MOIRE_SCALING_MXFP8 ? DType::kE8M0 : DType::kFP32;
 }
 
-// "MXFP8 (1)"; a value that is no moire_scaling by its number alone.
+// "MXFP8", and "MXFP8 (1)"; a value that is no moire_scaling by its number alone.
+constexpr std::string_view scaling_word(int32_t scaling) {
+  constexpr std::string_view kWords[] = {"NONE", "MXFP8", "FP8_BLOCK", "FP8_TILE"};
+  return scaling < 0 || scaling > MOIRE_SCALING_FP8_TILE ? "" : kWords[scaling];
+}
 inline std::string scaling_name(int32_t scaling) {
-  constexpr std::string_view kNames[] = {"NONE", "MXFP8", "FP8_BLOCK", "FP8_TILE"};
-  if (scaling < 0 || scaling > MOIRE_SCALING_FP8_TILE) return concat(scaling);
-  return concat(kNames[scaling], " (", scaling, ")");
+  const std::string_view word = scaling_word(scaling);
+  return word.empty() ? concat(scaling) : concat(word, " (", scaling, ")");
 }
 
 struct ScaleShape {

@@ -1,7 +1,6 @@
 // Validation and dispatch of convert_scales; the shapes of scales.
 #include <moire/quantize.h>
 
-#include "core/resolved_groups.h"
 #include "core/scale_layouts.h"
 #include "core/scales_check.h"
 #include "ops/dispatch.h"

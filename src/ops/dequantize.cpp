@@ -21,7 +21,7 @@ struct Source {
 
   bool is_weight() const { return source.data.rank == 3; }
   std::string problem() const {
-    return concat(to_string(TensorView(source.data)), ", ", scaling_name(scaling),
+    return concat(to_string(TensorView(source.data)), ", ", scaling_word(scaling),
                   scaling == MOIRE_SCALING_FP8_TILE ? ""
                   : direction == MOIRE_ROWWISE      ? " rowwise"
                                                     : " columnwise");

@@ -113,7 +113,7 @@ Status quantize(const Context& context, const QuantizeArgs& args) {
     const TensorView source(args.source), row_idx(args.row_idx);
     const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source.shape[0];
     return Cost{concat(to_string(source), row_idx.is_present() ? ", gathered" : "", ", ",
-                       scaling_name(args.scaling), " ", directions(args.rowwise, args.columnwise)),
+                       scaling_word(args.scaling), " ", directions(args.rowwise, args.columnwise)),
                 rows * source.columns() * dtype_size(source.type()) + moire::bytes_of(row_idx),
                 bytes_of(args.rowwise) + bytes_of(args.columnwise)};
   });
@@ -124,7 +124,10 @@ Status quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
   return dispatch(context, "quantize_weight", args, Workspace{}, [&] {
     const Weight source = args.source;
     return Cost{concat(to_string(source.tensor), source.list == nullptr ? "" : ", listed", ", ",
-                       scaling_name(args.scaling), " ", directions(args.rowwise, args.columnwise)),
+                       scaling_word(args.scaling), " ",
+                       args.scaling == MOIRE_SCALING_FP8_TILE
+                           ? dtype_name(TensorView(args.rowwise.data).type())
+                           : directions(args.rowwise, args.columnwise)),
                 moire::bytes_of(source.tensor), bytes_of(args.rowwise) + bytes_of(args.columnwise)};
   });
 }

@@ -246,7 +246,7 @@ TEST(ScaleErrors, NameLayoutsAndSizes) {
   args.target = padded;
   expect("target is e8m0 [256, 4] with row stride 5, needs contiguous rows");
   args.k = -1;
-  expect("k is -1, must not be negative");
+  expect("k is -1, must be 0 to 2^40");
   args.k = 65;
   expect("source is e8m0 [6, 2], needs [capacity, ceil(k / 32)] = [6, 3]");
   args.direction = MOIRE_COLUMNWISE;
@@ -262,6 +262,8 @@ TEST(ScaleErrors, NameLayoutsAndSizes) {
   shape_fails(1, 0, 4, 1, shape, "layout is 4, must be 0 to 3");
   shape_fails(2, 0, 2, 1, shape, "layout is padded, but FP8_BLOCK (2) has the canonical one only");
   shape_fails(1, 0, 0, -1, shape, "rows, k and num_groups are -1, 64 and 1, must not be negative");
+  shape_fails(1, 0, 0, INT64_MAX, shape,
+              "rows, k and num_groups are 9223372036854775807, 64 and 1, must be at most 2^40");
   shape_fails(1, 0, 0, 1, nullptr, "shape is null");
 }
 

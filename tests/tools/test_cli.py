@@ -67,7 +67,9 @@ class CommandLine(unittest.TestCase):
         for name in sorted(names):
             for explained in self.json_lines("explain", name, "--json"):
                 calls = [call["call"] for call in explained["calls"]]
-                self.assertEqual(calls, ["grouped_mlp", "grouped_mlp_backward"])
+                if "op=mlp " in explained["problem"]:
+                    self.assertEqual(calls, ["grouped_mlp", "grouped_mlp_backward"])
+                self.assertTrue(calls)
                 for call in explained["calls"]:
                     for step in call["steps"]:
                         self.assertTrue(step["implementation"])

@@ -70,8 +70,9 @@ Status run(const Context& context, const DequantizeArgs& args) {
 }
 
 std::string policy(const DeviceState& state, const DequantizeArgs& args) {
-  return concat("blocks of ", scale_block(args.scaling), " rows, ", state.simd, ", ",
-                state.num_threads, " threads");
+  const int64_t rows = scale_block(args.scaling);
+  return concat("blocks of ", rows, " rows, strips of ", strip_columns(rows), " columns, ",
+                state.simd, ", ", state.num_threads, " threads");
 }
 
 }  // namespace

@@ -234,8 +234,9 @@ Status run_requantize(const Context& context, const RequantizeArgs& args) {
 
 template <class A>
 std::string policy(const DeviceState& state, const A& args) {
-  return concat("blocks of ", scale_block(args.scaling), " rows, pieces of ", kPieceColumns,
-                " columns, ", state.simd, ", ", state.num_threads, " threads");
+  const int64_t rows = scale_block(args.scaling);
+  return concat("blocks of ", rows, " rows, strips of ", strip_columns(rows), " columns, ",
+                state.simd, ", ", state.num_threads, " threads");
 }
 
 }  // namespace

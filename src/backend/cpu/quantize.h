@@ -91,11 +91,16 @@ inline void fill_quantized(const moire_quantized& q, int32_t scaling, int32_t di
   }
 }
 
+// Columns of a task: enough to stream rows, few enough for the second-level cache.
+constexpr int64_t strip_columns(int64_t block_rows) {
+  constexpr int64_t kElementsPerTask = 1 << 16;
+  return std::max(kElementsPerTask / block_rows, 8 * kPieceColumns);
+}
+
 // Calls body(index, block, first, end) for strips of all blocks, those without rows included.
 template <class Body>
 void for_each_strip(ThreadPool& pool, const ScaleBlocks& blocks, int64_t columns, Body&& body) {
-  constexpr int64_t kElementsPerTask = 1 << 16;  // and rows of at least 1024, to stream them
-  const int64_t width = std::max(kElementsPerTask / blocks.size(), 8 * kPieceColumns);
+  const int64_t width = strip_columns(blocks.size());
   const int64_t strips = ceil_div(columns, width);
   pool.parallel_for(blocks.count() * strips, [&](int64_t task, int) {
     const int64_t index = task / strips, first = task % strips * width;
