@@ -39,7 +39,7 @@ class Config:
     width: int = 256  # F: FC1 gives 2F values, gate and up
     context: int = 256
     batch: int = 4
-    steps: int = 300
+    steps: int = 240
     learning_rate: float = 2e-3
     warmup: int = 20
     weight_decay: float = 0.1
