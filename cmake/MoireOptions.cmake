@@ -38,14 +38,17 @@ endif()
 
 set_property(GLOBAL PROPERTY MOIRE_LAYERS "")
 
-# moire_layer(NAME DIRECTORY dir | FILES files... [DEPENDS layers...] [LIBRARIES targets...]): the object library moire_NAME, which
-# sees include/, src/ and what it names, and nothing else.
+# moire_layer(NAME DIRECTORY dir [EXCLUDE regex] | FILES files... [DEPENDS layers...] [LIBRARIES targets...]): the object library
+# moire_NAME, which sees include/, src/ and what it names, and nothing else.
 function(moire_layer name)
-  cmake_parse_arguments(LAYER "" "DIRECTORY" "FILES;DEPENDS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(LAYER "" "DIRECTORY;EXCLUDE" "FILES;DEPENDS;LIBRARIES" ${ARGN})
   set(sources ${LAYER_FILES})
   if(LAYER_DIRECTORY)
     file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${LAYER_DIRECTORY}/*.cpp ${LAYER_DIRECTORY}/*.cu)
     list(FILTER sources EXCLUDE REGEX "no_cuda.cpp$")
+    if(LAYER_EXCLUDE)
+      list(FILTER sources EXCLUDE REGEX ${LAYER_EXCLUDE})
+    endif()
   endif()
   add_library(moire_${name} OBJECT ${sources})
   target_include_directories(moire_${name} PUBLIC ${PROJECT_SOURCE_DIR}/include PRIVATE ${PROJECT_SOURCE_DIR}/src)

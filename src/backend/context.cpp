@@ -99,7 +99,9 @@ Result<std::string> device_info(Device device, int index) {
   if (device == Device::kCpu) {
     json += concat(", \"threads\": ", s.num_threads, ", \"simd\": ", json_quote(s.simd));
   } else {
-    json += concat(", \"compute_capability\": ", s.compute_capability);
+    json += concat(", \"compute_capability\": ", s.compute_capability,
+                   ", \"multiprocessors\": ", s.num_multiprocessors,
+                   ", \"memory_bytes\": ", s.memory_bytes);
   }
   return json + "}";
 }

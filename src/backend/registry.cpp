@@ -7,6 +7,13 @@
 #include "backend/cpu/implementations.h"
 #include "backend/implementation.h"
 
+#if MOIRE_HAS_CUDA
+#include "backend/cuda/implementations.h"
+#define MOIRE_CUDA(...) __VA_ARGS__,
+#else
+#define MOIRE_CUDA(...)
+#endif
+
 namespace moire {
 
 #define MOIRE_OP(ArgsType, ...)                                   \

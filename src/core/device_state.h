@@ -12,12 +12,19 @@
 namespace moire {
 
 struct DeviceState {
+  DeviceState() = default;
+  DeviceState(const DeviceState&) = delete;
+  DeviceState& operator=(const DeviceState&) = delete;
+  virtual ~DeviceState() = default;  // backends derive from it what only they need
+
   Device device = Device::kCpu;
   int index = 0;
-  std::string name;            // "AMD EPYC 7763" or "NVIDIA H200"
-  int num_threads = 1;         // CPU
-  std::string simd;            // CPU: the instruction set that kernels are dispatched to, "AVX2"
-  int compute_capability = 0;  // CUDA: 10 * major + minor
+  std::string name;             // "AMD EPYC 7763" or "NVIDIA H200"
+  int num_threads = 1;          // CPU
+  std::string simd;             // CPU: the instruction set that kernels are dispatched to, "AVX2"
+  int compute_capability = 0;   // CUDA: 10 * major + minor
+  int num_multiprocessors = 0;  // CUDA
+  int64_t memory_bytes = 0;     // CUDA
   std::unique_ptr<ThreadPool> pool;  // CPU
 };
 

@@ -3,16 +3,13 @@
 
 #include <cuda_runtime.h>
 
-#include <string>
-
+#include "backend/cuda/runtime/state.h"
 #include "core/format.h"
 
 namespace moire::cuda {
 namespace {
 
-Status device_error(std::string_view call, cudaError_t error) {
-  return {Code::kDevice, concat("context: ", call, " failed: ", cudaGetErrorString(error))};
-}
+constexpr int kOldestCapability = 80;
 
 Result<int> count() {
   int n = 0;
@@ -23,27 +20,72 @@ Result<int> count() {
         Code::kUnsupported,
         "context: this machine has no NVIDIA driver for CUDA, or one older than this build needs");
   }
-  if (error != cudaSuccess) return device_error("cudaGetDeviceCount", error);
+  if (error != cudaSuccess) return cuda_error("context", "cudaGetDeviceCount", error);
   return n;
 }
 
-Result<std::unique_ptr<DeviceState>> open(const ContextOptions& options) {
+Status describe(CudaState& state) {
   cudaDeviceProp properties;
-  if (const cudaError_t error = cudaGetDeviceProperties(&properties, options.index);
-      error != cudaSuccess) {
-    return device_error("cudaGetDeviceProperties", error);
+  const cudaError_t error = cudaGetDeviceProperties(&properties, state.index);
+  if (error != cudaSuccess) return cuda_error("context", "cudaGetDeviceProperties", error);
+  state.device = Device::kCuda;
+  state.name = properties.name;
+  state.compute_capability = 10 * properties.major + properties.minor;
+  state.num_multiprocessors = properties.multiProcessorCount;
+  state.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  if (state.compute_capability < kOldestCapability) {
+    return {Code::kUnsupported,
+            concat("context: ", state.name, " has compute capability ", properties.major, ".",
+                   properties.minor, ", needs 8.0 or newer")};
   }
-  auto state = std::make_unique<DeviceState>();
-  state->device = Device::kCuda;
-  state->index = options.index;
-  state->name = properties.name;
-  state->compute_capability = 10 * properties.major + properties.minor;
-  return state;
+  return {};
 }
 
-Status check(const DeviceState&, void* stream) {
-  const cudaError_t error = cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
-  return error == cudaSuccess ? Status() : device_error("cudaStreamSynchronize", error);
+// The driver's encoder of tensor maps, found without linking to the driver.
+Status find_encoder(CudaState& state) {
+  if (state.compute_capability < 90) return {};
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             12000, cudaEnableDefault, &found);
+  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+    return cuda_error("context", "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)", error);
+  }
+  state.encode_tensor_map = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  return {};
+}
+
+Status allocate_record(CudaState& state) {
+  void* memory = nullptr;
+  cudaError_t error = cudaHostAlloc(&memory, sizeof(ErrorRecord), cudaHostAllocMapped);
+  if (error != cudaSuccess) return cuda_error("context", "cudaHostAlloc", error);
+  state.record = new (memory) ErrorRecord{};
+  error = cudaMalloc(&memory, sizeof(uint32_t));
+  if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
+  state.is_claimed = static_cast<uint32_t*>(memory);
+  error = cudaMemset(state.is_claimed, 0, sizeof(uint32_t));
+  return error == cudaSuccess ? Status() : cuda_error("context", "cudaMemset", error);
+}
+
+Result<std::unique_ptr<DeviceState>> open(const ContextOptions& options) {
+  auto state = std::make_unique<CudaState>();
+  state->index = options.index;
+  const CurrentDevice current(options.index);
+  if (current.error() != cudaSuccess) {
+    return cuda_error("context", "cudaSetDevice", current.error());
+  }
+  for (Status (*step)(CudaState&) : {describe, find_encoder, allocate_record}) {
+    if (const Status status = step(*state); !status.ok()) return status;
+  }
+  return std::unique_ptr<DeviceState>(std::move(state));
+}
+
+Status check(const DeviceState& state, void* stream) {
+  const CurrentDevice current(state.index);
+  const auto s = static_cast<cudaStream_t>(stream);
+  const cudaError_t error = cudaStreamSynchronize(s);
+  if (error != cudaSuccess) return cuda_error("context", "cudaStreamSynchronize", error);
+  return take_finding(cuda_state(state), s);
 }
 
 }  // namespace

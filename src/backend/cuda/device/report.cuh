@@ -1,0 +1,50 @@
+// How a kernel says that a value on the device is wrong: the first such finding is written to
+// memory that the host sees, and the context's next call, or check(), returns it as a sentence.
+#pragma once
+
+#include <cstdint>
+
+namespace moire::cuda {
+
+enum class Finding : int32_t {
+  kNone = 0,
+  kFirstOffset,    // value: offsets[0], must be 0
+  kDecreasing,     // group `index` has offsets `limit` to `value`
+  kPastCapacity,   // group `index` ends at row `value`, capacity `limit`
+  kNegativeSplit,  // group `index` has `value` rows
+  kPastInt32,      // group `index` ends at `value`, which an INT32 output cannot hold
+  kIndexOutside,   // entry `index` is `value`, must be below `limit`
+  kTooFewRows,     // `value` routed rows, capacity `limit`
+  kNotOncePerRow,  // scatter_idx names `value` rows, the groups have `limit`
+};
+
+// In host memory that the device may write.
+struct ErrorRecord {
+  volatile Finding finding;  // written last
+  const char* op;            // a literal of the host
+  const char* tensor;        // likewise; of kIndexOutside
+  int64_t index, value, limit;
+};
+
+// What kernels get of it.
+struct Reporter {
+  ErrorRecord* record;
+  uint32_t* is_claimed;  // in device memory: atomics on host memory are not for every machine
+  const char* op;
+};
+
+#if defined(__CUDACC__)
+__device__ inline void report(const Reporter& to, Finding finding, int64_t index, int64_t value,
+                              int64_t limit, const char* tensor = nullptr) {
+  if (atomicExch(to.is_claimed, 1u) != 0) return;
+  to.record->op = to.op;
+  to.record->tensor = tensor;
+  to.record->index = index;
+  to.record->value = value;
+  to.record->limit = limit;
+  __threadfence_system();
+  to.record->finding = finding;
+}
+#endif
+
+}  // namespace moire::cuda

@@ -1,0 +1,12 @@
+// CUDA's implementations: sm90 (Hopper's tensor cores, BF16) and portable (any GPU since sm_80).
+#pragma once
+
+#include "backend/implementation.h"
+
+namespace moire::cuda {
+
+namespace sm90 {}  // namespace sm90
+
+namespace portable {}  // namespace portable
+
+}  // namespace moire::cuda

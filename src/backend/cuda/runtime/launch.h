@@ -1,0 +1,78 @@
+// Launcher: how an op's kernels are launched. It makes the context's device current, returns what
+// earlier kernels found wrong, and after the first failure launches nothing more.
+#pragma once
+
+#include <moire/context.h>
+
+#include <utility>
+
+#include "backend/cuda/runtime/state.h"
+
+namespace moire::cuda {
+
+// Blocks, threads, bytes of dynamic shared memory.
+struct LaunchShape {
+  dim3 grid;
+  dim3 block;
+  size_t shared_bytes = 0;
+};
+
+class Launcher {
+ public:
+  // `op` is a literal: kernels' findings carry it.
+  Launcher(const Context& context, const char* op)
+      : state_(cuda_state(context.state())),
+        stream_(static_cast<cudaStream_t>(context.options().stream)),
+        op_(op),
+        device_(context.state().index) {
+    status_ = device_.error() == cudaSuccess ? take_finding(state_, stream_)
+                                             : cuda_error(op, "cudaSetDevice", device_.error());
+  }
+
+  const CudaState& state() const { return state_; }
+  cudaStream_t stream() const { return stream_; }
+  Reporter reporter() const { return {state_.record, state_.is_claimed, op_}; }
+  bool ok() const { return status_.ok(); }
+  Status status() const { return status_; }
+
+  // A grid without blocks launches nothing.
+  template <class... P, class... A>
+  Launcher& launch(void (*kernel)(P...), const LaunchShape& shape, A&&... args) {
+    if (!ok() || shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return *this;
+    constexpr size_t kSharedWithoutAsking = 48 * 1024;
+    if (shape.shared_bytes > kSharedWithoutAsking) {
+      check("cudaFuncSetAttribute",
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shape.shared_bytes)));
+    }
+    if (!ok()) return *this;
+    cudaLaunchConfig_t config{};
+    config.gridDim = shape.grid;
+    config.blockDim = shape.block;
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = stream_;
+    check("cudaLaunchKernelEx", cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...));
+    return *this;
+  }
+
+  Launcher& zero(void* target, size_t bytes) {
+    if (ok() && bytes != 0) check("cudaMemsetAsync", cudaMemsetAsync(target, 0, bytes, stream_));
+    return *this;
+  }
+
+ private:
+  void check(std::string_view call, cudaError_t error) {
+    if (error != cudaSuccess && ok()) {
+      static_cast<void>(cudaGetLastError());  // it is ours to report, not the next caller's
+      status_ = cuda_error(op_, call, error);
+    }
+  }
+
+  const CudaState& state_;
+  cudaStream_t stream_;
+  const char* op_;
+  CurrentDevice device_;
+  Status status_;
+};
+
+}  // namespace moire::cuda

@@ -1,0 +1,69 @@
+#include "backend/cuda/runtime/state.h"
+
+#include <string>
+
+#include "core/format.h"
+
+namespace moire::cuda {
+
+Status cuda_error(std::string_view op, std::string_view call, cudaError_t error) {
+  const Code code = error == cudaErrorMemoryAllocation ? Code::kOutOfMemory : Code::kDevice;
+  return {code, concat(op, ": ", call, " failed: ", cudaGetErrorString(error))};
+}
+
+CudaState::~CudaState() {
+  const CurrentDevice current(index);
+  cudaFreeHost(record);
+  cudaFree(is_claimed);
+}
+
+CurrentDevice::CurrentDevice(int index) {
+  error_ = cudaGetDevice(&before_);
+  if (error_ == cudaSuccess && before_ != index) error_ = cudaSetDevice(index);
+  if (before_ == index) before_ = -1;  // nothing to restore
+}
+CurrentDevice::~CurrentDevice() {
+  if (before_ >= 0) cudaSetDevice(before_);
+}
+
+namespace {
+
+std::string sentence(const ErrorRecord& r, Finding finding) {
+  switch (finding) {
+    case Finding::kNone:
+      break;
+    case Finding::kFirstOffset:
+      return concat("groups.offsets[0] is ", r.value, ", must be 0");
+    case Finding::kDecreasing:
+      return concat("group ", r.index, " has offsets ", r.limit, " to ", r.value,
+                    ", must not decrease");
+    case Finding::kPastCapacity:
+      return concat("group ", r.index, " ends at row ", r.value, ", past the capacity ", r.limit);
+    case Finding::kNegativeSplit:
+      return concat("group ", r.index, " has ", r.value, " rows, must not be negative");
+    case Finding::kPastInt32:
+      return concat("group ", r.index, " ends at ", r.value, ", too large for an int32 output");
+    case Finding::kIndexOutside:
+      return concat(r.tensor, "[", r.index, "] is ", r.value, ", must be below ", r.limit);
+    case Finding::kTooFewRows:
+      return concat(r.value, " rows are routed, past the capacity ", r.limit);
+    case Finding::kNotOncePerRow:
+      return concat("scatter_idx names ", r.value, " rows but the groups have ", r.limit);
+  }
+  return "nothing was found";
+}
+
+}  // namespace
+
+Status take_finding(const CudaState& state, cudaStream_t stream) {
+  const Finding finding = state.record->finding;
+  if (finding == Finding::kNone) return {};
+  std::string text = concat(state.record->op, ": ", sentence(*state.record, finding),
+                            " (found on the device, by an earlier call)");
+  state.record->finding = Finding::kNone;
+  const cudaError_t error = cudaMemsetAsync(state.is_claimed, 0, sizeof(uint32_t), stream);
+  if (error != cudaSuccess) return cuda_error("context", "cudaMemsetAsync", error);
+  return {Code::kInvalidArgument, std::move(text)};
+}
+
+}  // namespace moire::cuda
