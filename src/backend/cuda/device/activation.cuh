@@ -1,0 +1,194 @@
+// The gated activations and their derivatives, h(a) * l(b), in FP32 with at most 8 ulp in h over
+// the whole range, results near underflow included. Every kernel that computes one calls
+// glu_value or glu_gradient, so that fused and unfused results have the same bits. The
+// formulas, and what NaN and infinities give, are those of the CPU; only exp and the reciprocal are
+// the device's (2 ulp and 1 ulp), so that a result in BF16 differs from the CPU's by one unit in
+// the last place at most.
+//
+//   sigmoid       e = exp(-|x|); r = 1 / (1 + e); sigma = (x < 0 ? e : 1) * r, and
+//                 1 - sigma = (x < 0 ? 1 : e) * r, neither by a difference
+//   argument      x = hi + lo: a product (alpha * g, the cubic of GELU) keeps its rounding error in
+//                 lo, because one unit in the last place of x = -80 is 64 of exp(x)
+//   swiglu        x = a,          h = a * sigma,  h' = sigma * fma(a, 1 - sigma, 1),      l = b
+//   clamped       g = min(a, limit), x = alpha * g,
+//                 h = g * sigma,  h' = sigma * fma(x, 1 - sigma, 1),
+//                 l = clamp(b, -limit, limit) + offset;
+//                 grad_gate is 0 where a > limit, grad_up where |b| > limit
+//   geglu_tanh    c = clamp(a, -32, 32), x = 2u = c * (c1 + c3 * c^2), h = a * sigma,
+//                 h' = sigma * fma(c * fma(c^2, 3 * c3, c1), 1 - sigma, 1),               l = b
+#pragma once
+
+#include <moire.h>
+
+#include <utility>
+
+#include "backend/cuda/ptx/math.cuh"
+
+namespace moire::cuda {
+
+// sigma(x + low), for low below one ulp of x. Below x = -120 it is 0.
+class Sigmoid {
+ public:
+  __device__ explicit Sigmoid(float x, float low = 0.0F) {
+    constexpr float kLowest = -120.0F;
+    // log2(e) in two parts; adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+    constexpr float kLog2e = 0x1.715476p+0F, kLog2eLow = 0x1.4ae0c0p-26F, kShifter = 0x1.8p+23F;
+    const bool is_negative = x < 0.0F, is_far = -fabsf(x) < kLowest;
+    const float t = fmaxf(-fabsf(x), kLowest);
+    const float minus_low = is_far ? 0.0F : is_negative ? low : -low;
+    const float shifted = fmaf(t, kLog2e, kShifter);
+    const float whole = shifted - kShifter;
+    const int exponent = __float_as_int(shifted) - __float_as_int(kShifter);
+    float fraction = fmaf(t, kLog2e, -whole);
+    fraction = fmaf(t, kLog2eLow, fraction);
+    fraction = fmaf(minus_low, kLog2e, fraction);
+    // e = part * rest, in two factors lest v * sigma lose bits where e alone would underflow.
+    const int half = exponent >> 1;
+    const float part = times_power_of_two(ptx::ex2_approx_ftz(fraction), half);
+    const float rest = times_power_of_two(1.0F, exponent - half);
+    const float e = part * rest;
+    reciprocal_ = ptx::rcp_approx_ftz(1.0F + e);
+    numerator_ = !is_negative ? 1.0F : is_far ? 0.0F : part;
+    scale_ = is_negative ? rest : 1.0F;
+    complement_ = (is_negative ? 1.0F : e) * reciprocal_;
+  }
+
+  // v * sigma.
+  __device__ float times(float v) const { return v * numerator_ * reciprocal_ * scale_; }
+  // 1 - sigma.
+  __device__ float complement() const { return complement_; }
+
+ private:
+  // For a normal v whose product is normal.
+  __device__ static float times_power_of_two(float v, int exponent) {
+    return __int_as_float(__float_as_int(v) + (exponent << 23));
+  }
+
+  float numerator_, reciprocal_, scale_, complement_;
+};
+
+// `a` with NaN kept, at most `limit`.
+__device__ inline float at_most(float a, float limit) { return a > limit ? limit : a; }
+__device__ inline float clamped(float a, float limit) {
+  return a < -limit ? -limit : at_most(a, limit);
+}
+
+// Each activation has gate(a) = h, gate_with_slope(a), which also gives h', up(b) = l, and
+// passes_gate and passes_up, which say where the clamps let a gradient pass.
+struct Swiglu {
+  explicit Swiglu(const moire_activation&) {}
+
+  __device__ float gate(float a) const { return Sigmoid(a).times(a); }
+  __device__ float gate_with_slope(float a, float& slope) const {
+    const Sigmoid sigma(a);
+    slope = sigma.times(fmaf(a, sigma.complement(), 1.0F));
+    return sigma.times(a);
+  }
+  __device__ float up(float b) const { return b; }
+  __device__ bool passes_gate(float) const { return true; }
+  __device__ bool passes_up(float) const { return true; }
+};
+
+struct ClampedSwiglu {
+  explicit ClampedSwiglu(const moire_activation& a)
+      : limit(a.limit), alpha(a.alpha), offset(a.offset) {}
+
+  __device__ float gate(float a) const {
+    const float g = at_most(a, limit);
+    return sigmoid_of(g).times(g);
+  }
+  __device__ float gate_with_slope(float a, float& slope) const {
+    const float g = at_most(a, limit);
+    const Sigmoid sigma = sigmoid_of(g);
+    slope = sigma.times(fmaf(alpha * g, sigma.complement(), 1.0F));
+    return sigma.times(g);
+  }
+  __device__ float up(float b) const { return clamped(b, limit) + offset; }
+  __device__ bool passes_gate(float a) const { return !(a > limit); }
+  __device__ bool passes_up(float b) const { return !(fabsf(b) > limit); }
+
+  float limit, alpha, offset;
+
+ private:
+  __device__ Sigmoid sigmoid_of(float g) const {
+    const float x = alpha * g;
+    return Sigmoid(x, fmaf(alpha, g, -x));
+  }
+};
+
+struct GegluTanh {
+  static constexpr double kC1 = 1.5957691216057308;  // 2 * sqrt(2 / pi)
+  static constexpr double kC3 = kC1 * 0.044715;
+  static constexpr float kC1High = static_cast<float>(kC1);
+  static constexpr float kC1Low = static_cast<float>(kC1 - static_cast<double>(kC1High));
+  static constexpr float kC3High = static_cast<float>(kC3);
+  static constexpr float kC3Low = static_cast<float>(kC3 - static_cast<double>(kC3High));
+  // Past this, sigma is 0 or 1; the square of a larger number could overflow.
+  static constexpr float kLimit = 32.0F;
+
+  explicit GegluTanh(const moire_activation&) {}
+
+  __device__ float gate(float a) const { return sigmoid_of(clamped(a, kLimit)).times(a); }
+  __device__ float gate_with_slope(float a, float& slope) const {
+    const float c = clamped(a, kLimit);
+    const Sigmoid sigma = sigmoid_of(c);
+    const float x_slope = fmaf(c * c, 3.0F * kC3High, kC1High);
+    slope = sigma.times(fmaf(c * x_slope, sigma.complement(), 1.0F));
+    return sigma.times(a);
+  }
+  __device__ float up(float b) const { return b; }
+  __device__ bool passes_gate(float) const { return true; }
+  __device__ bool passes_up(float) const { return true; }
+
+ private:
+  // sigma(c * (c1 + c3 * c^2)) with the argument in two floats: every product and the sum keep
+  // their rounding errors.
+  __device__ static Sigmoid sigmoid_of(float c) {
+    const float square = c * c;
+    const float square_low = fmaf(c, c, -square);
+    const float cubic = square * kC3High;
+    float cubic_low = fmaf(square, kC3High, -cubic);
+    cubic_low = fmaf(square_low, kC3High, cubic_low);
+    cubic_low = fmaf(square, kC3Low, cubic_low);
+    const float factor = kC1High + cubic;
+    const float part = factor - kC1High;
+    float factor_low = (kC1High - (factor - part)) + (cubic - part);
+    factor_low = factor_low + (cubic_low + kC1Low);
+    const float x = c * factor;
+    return Sigmoid(x, fmaf(c, factor_low, fmaf(c, factor, -x)));
+  }
+};
+
+// Calls f with the activation of that kind; on the host, to choose a kernel.
+template <class F>
+decltype(auto) with_activation(const moire_activation& activation, F&& f) {
+  if (activation.kind == MOIRE_CLAMPED_SWIGLU) return f(ClampedSwiglu(activation));
+  if (activation.kind == MOIRE_GEGLU_TANH) return f(GegluTanh(activation));
+  return f(Swiglu(activation));
+}
+
+// Not scaled by prob: act = glu_value * prob, rounded once.
+template <class Activation>
+__device__ inline float glu_value(const Activation& activation, float gate, float up) {
+  return activation.gate(gate) * activation.up(up);
+}
+
+struct GluGradient {
+  float gate, up;
+  float glu;  // glu_value again, for act and grad_prob
+};
+
+// gate, up and grad_act have been rounded to their storage type; prob is 1 where absent.
+template <class Activation>
+__device__ inline GluGradient glu_gradient(const Activation& activation, float gate, float up,
+                                           float grad_act, float prob) {
+  float slope;
+  const float h = activation.gate_with_slope(gate, slope);
+  const float l = activation.up(up);
+  const float grad = grad_act * prob;
+  return {.gate = activation.passes_gate(gate) ? grad * l * slope : 0.0F,
+          .up = activation.passes_up(up) ? grad * h : 0.0F,
+          .glu = h * l};
+}
+
+}  // namespace moire::cuda

@@ -1,0 +1,86 @@
+// Elements of the storage types as floats, one at a time or 16 bytes at once. Which of the two is
+// the host's decision (opens_vectors); kernels are templates of the type and of the elements that
+// they take at once.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <moire/tensor.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+#include <utility>
+
+namespace moire::cuda {
+
+__device__ inline float to_float(float v) { return v; }
+__device__ inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ inline float to_float(__half v) { return __half2float(v); }
+
+// To nearest even; every NaN becomes 0x7FFF in 16 bits.
+template <class T>
+__device__ inline T from_float(float v) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(v);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(v);
+  } else {
+    return v;
+  }
+}
+
+// What reading a stored v gives.
+template <class T>
+__device__ inline float rounded_to(float v) {
+  return to_float(from_float<T>(v));
+}
+
+// N elements in one load or store.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Packed {
+  T values[N];
+
+  __device__ float operator[](int i) const { return to_float(values[i]); }
+  __device__ void set(int i, float v) { values[i] = from_float<T>(v); }
+};
+
+template <int N, class T>
+__device__ inline Packed<T, N> load(const T* p) {
+  return *reinterpret_cast<const Packed<T, N>*>(p);
+}
+template <int N, class T>
+__device__ inline void store(T* p, const Packed<T, N>& v) {
+  *reinterpret_cast<Packed<T, N>*>(p) = v;
+}
+
+inline constexpr int kVectorBytes = 16;
+template <class T>
+inline constexpr int kVector = kVectorBytes / static_cast<int>(sizeof(T));
+
+// Whether every row of these tensors starts on 16 bytes; absent ones do.
+inline bool opens_vectors(std::initializer_list<TensorView> tensors) {
+  for (const TensorView& t : tensors) {
+    if (!t.is_present()) continue;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(t.data) % kVectorBytes == 0;
+    const bool fits = t.num_rows() <= 1 || t.stride() * dtype_size(t.type()) % kVectorBytes == 0;
+    if (!is_aligned || !fits) return false;
+  }
+  return true;
+}
+
+// Calls f.operator()<T>() with the type of FP32, BF16 or FP16 elements; on the host.
+template <class F>
+decltype(auto) with_float_type(DType dtype, F&& f) {
+  if (dtype == DType::kBF16) return std::forward<F>(f).template operator()<__nv_bfloat16>();
+  if (dtype == DType::kFP16) return std::forward<F>(f).template operator()<__half>();
+  return std::forward<F>(f).template operator()<float>();
+}
+// The same for INT32 and INT64.
+template <class F>
+decltype(auto) with_index_type(DType dtype, F&& f) {
+  if (dtype == DType::kInt32) return std::forward<F>(f).template operator()<int32_t>();
+  return std::forward<F>(f).template operator()<int64_t>();
+}
+
+}  // namespace moire::cuda
