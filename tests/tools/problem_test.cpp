@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "cases.h"
-#include "operands.h"
+#include "commands.h"
+#include "problem_fields.h"
 #include "problem_source.h"
 #include "random_problem.h"
 
@@ -39,6 +41,12 @@ TEST(Problem, PrintsALineThatParsesToTheSameProblem) {
     EXPECT_EQ(again.layout.block, problem.layout.block) << line;
     EXPECT_EQ(again.activation.limit, problem.activation.limit) << line;
     EXPECT_EQ(again.out, problem.out) << line;
+    EXPECT_EQ(dtype_words(again), dtype_words(problem)) << line;
+    EXPECT_EQ(again.x_columnwise, problem.x_columnwise) << line;
+    EXPECT_EQ(again.act_columnwise, problem.act_columnwise) << line;
+    EXPECT_EQ(again.fast, problem.fast) << line;
+    EXPECT_EQ(again.fractional, problem.fractional) << line;
+    EXPECT_EQ(again.element, problem.element) << line;
   }
 }
 
@@ -50,7 +58,7 @@ TEST(Problem, ReadsEveryField) {
       "weights=in_out storage=list save_act=yes scores=sigmoid normalize=no tail=5 "
       "tail_rows=untouched beta=mixed scaling=fp8_tile element=e5m2 direction=both fast=yes "
       "fractional=yes "
-      "scales=padded seed=9");
+      "scales=padded b=fp8_block x_columnwise=yes act_columnwise=yes seed=9");
   EXPECT_EQ(p.name, "x");
   EXPECT_EQ(p.op, Op::kFc1);
   EXPECT_EQ(p.splits.list, (std::vector<int64_t>{3, 4}));
@@ -70,6 +78,8 @@ TEST(Problem, ReadsEveryField) {
   EXPECT_TRUE(p.fractional);
   EXPECT_EQ(p.scale_layout, MOIRE_SCALES_PADDED);
   EXPECT_EQ(p.seed, 9U);
+  EXPECT_EQ(p.b_format().quantization, Quantization::kFp8Block);
+  EXPECT_TRUE(p.x_columnwise && p.act_columnwise);
 }
 
 TEST(Problem, TakesFormatsOfOperandsAsDtypes) {
@@ -135,21 +145,68 @@ TEST(Problem, NamesTheFieldWhatWasFoundAndWhatIsNeeded) {
   EXPECT_EQ(parsed(std::string(kPlain) + " topk=4 dropped=2").tokens(), 13);
 }
 
-// The operands that a case really makes are never less.
-TEST(Problem, NeedsAtLeastTheBytesThatItSays) {
+// Sizes are found without a page being touched; what fits nowhere is refused by its line.
+TEST(Problem, IsRefusedWithASentenceWhereItDoesNotFit) {
+  const Result<Context> context = Context::create();
+  ASSERT_TRUE(context.ok()) << context.status().message();
+  const auto refusal = [&](const std::string& line) -> std::string {
+    try {
+      require_memory_for(context.value(), parsed(line));
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string wide = "groups=64 hidden=1000000 ffn=1000000 rows=100 dtype=bf16 op=";
   for (const OpInfo& info : all_ops()) {
-    for (const char* dtype : {"fp32", "bf16"}) {
-      const Problem p = parsed(std::string("groups=3 hidden=700 ffn=900 rows=500 op=") +
-                               std::string(info.name) + " dtype=" + dtype);
-      Operands operands(p, Operands::Content::kNone);
-      const Case what = make_case(operands);
-      const double routing = 8.0 * (3 * 500 + 2 * 3);  // beside the operands
-      EXPECT_GE(static_cast<double>(operands.bytes()) + routing, least_bytes(p)) << to_line(p);
-      EXPECT_GT(least_bytes(p), routing - 1) << to_line(p);
+    const std::string name(info.name);
+    EXPECT_EQ(refusal("groups=3 hidden=70 ffn=90 rows=50 op=" + name), "") << name;
+    const bool has_rows = info.op != Op::kConvertGlu && info.op != Op::kQuantizeWeight &&
+                          info.op != Op::kSplitsToOffsets;
+    EXPECT_EQ(refusal("groups=3 hidden=70 ffn=90 rows=1099511627776 op=" + name) != "", has_rows)
+        << name;
+  }
+  EXPECT_EQ(refusal(wide + "fc1").find("found a problem of at least 233 TiB, needed at most the "),
+            0U)
+      << refusal(wide + "fc1");
+  EXPECT_NE(refusal(wide + "fc1").find(" free: op=fc1 groups=64 hidden=1000000"),
+            std::string::npos);
+  const std::string most = "1099511627776";
+  EXPECT_NE(refusal("groups=8 rows=8 hidden=" + most + " ffn=" + most).find("more than 1.00 EiB"),
+            std::string::npos);
+  EXPECT_NE(refusal("hidden=8 rows=8 ffn=8 groups=" + most).find("whose lists alone take 64.0 TiB"),
+            std::string::npos);
+}
+
+// Every recipe, what it may keep, and every pair of formats of a product.
+TEST(Problem, OfRandomSeedsCoversEveryRecipeAndMix) {
+  constexpr uint64_t kSeed = 5;
+  std::set<std::string> seen;
+  for (int64_t i = 0; i < 20000; ++i) {
+    const Problem p = random_problem(kSeed, i, {}, {});
+    const std::string entry(info_of(p.op).entry);
+    if (p.b.has_value()) seen.insert(entry + " " + dtype_words(p));
+    if (!entry.starts_with("grouped_mlp") && !entry.starts_with("grouped_linear")) continue;
+    const std::string recipe(dtype_word(p.a_format()));
+    seen.insert(entry + " " + recipe + (p.fast ? " fast" : "") +
+                (p.fractional ? " fractional" : "") + (p.x_columnwise ? " x_columnwise" : "") +
+                (p.act_columnwise ? " act_columnwise" : ""));
+  }
+  const char* const formats[] = {"fp32", "bf16", "fp16", "mxfp8", "fp8_block"};
+  for (const std::string entry :
+       {"grouped_gemm", "grouped_gemm_glu", "grouped_gemm_glu_backward", "grouped_gemm_wgrad"}) {
+    for (const std::string a : formats) {
+      for (const std::string b : formats) EXPECT_TRUE(seen.contains(entry + " " + a + " x " + b));
     }
   }
-  const std::string huge = "groups=1099511627776 hidden=1099511627776 ffn=1099511627776 rows=";
-  EXPECT_GT(least_bytes(parsed(huge + "1099511627776")), 1e36);
+  for (const std::string entry : {"grouped_mlp", "grouped_linear"}) {
+    for (const std::string recipe :
+         {"fp32", "bf16", "fp16", "mxfp8", "mxfp8 fast", "fp8_block", "fp8_block fractional"}) {
+      EXPECT_TRUE(seen.contains(entry + " " + recipe)) << entry << " " << recipe;
+    }
+    EXPECT_TRUE(seen.contains(entry + " mxfp8 x_columnwise act_columnwise")) << entry;
+    EXPECT_TRUE(seen.contains(entry + " fp8_block x_columnwise act_columnwise")) << entry;
+  }
 }
 
 TEST(Problem, NamesEveryKeyWhenOneIsUnknown) {

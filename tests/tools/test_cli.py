@@ -77,6 +77,28 @@ class CommandLine(unittest.TestCase):
         self.assertIn("grouped_gemm_glu", table)
         self.assertIn("total:", table)
 
+    def test_explain_shows_what_each_recipe_saves(self):
+        keep = ["--set", "x_columnwise=yes", "--set", "act_columnwise=yes"]
+        sizes = "groups=2 hidden=64 ffn=96 rows=70 tail=2"
+        saved = {}
+        for line in self.json_lines(
+            "explain", sizes, "--dtype", "bf16,mxfp8,fp8_block", *keep, "--json"
+        ):
+            dtype = re.search(r"dtype=(\w+)", line["problem"])[1]
+            forward, backward = line["calls"]
+            saved[dtype] = forward["saved"]
+            self.assertEqual(forward["saved_bytes"], sum(forward["saved"].values()))
+            self.assertEqual(backward["saved"], {})
+        z = 72 * 2 * 96 * 2
+        self.assertEqual(saved["bf16"], {"z": z})
+        # Codes, and columnwise scales: 72 / 32 + 2 rows of a byte, 72 / 128 + 2 rows of a float.
+        mx = {"x_columnwise": 72 * 64 + 4 * 64, "act_columnwise": 72 * 96 + 4 * 96}
+        block = {"x_columnwise": 72 * 64 + 2 * 64 * 4, "act_columnwise": 72 * 96 + 2 * 96 * 4}
+        self.assertEqual(saved["mxfp8"], {"z": z, **mx})
+        self.assertEqual(saved["fp8_block"], {"z": z, **block})
+        table = self.good("explain", sizes, "--dtype", "mxfp8", *keep)
+        self.assertIn("saves z 27.0 KiB, x_columnwise 4.75 KiB, act_columnwise 7.12 KiB", table)
+
     def test_explain_says_why_a_call_cannot_run(self):
         result = moire("explain", SMALL, "--implementation", "sm90", "--json")
         self.assertEqual(result.returncode, 1)
@@ -158,10 +180,13 @@ class CommandLine(unittest.TestCase):
         begin = time.monotonic()
         sizes = "groups=64 hidden=1000000 ffn=1000000 rows=100 dtype=bf16"
         message = self.bad("check", sizes)
-        self.assertIn("found a problem of at least 349 TiB, needed at most the ", message)
+        self.assertRegex(message, r"found a problem of at least 1.0\d PiB, needed at most the ")
         self.assertIn("that this machine has free: op=mlp groups=64 hidden=1000000", message)
         message = self.bad("check", "groups=1 hidden=1 ffn=1 rows=1099511627776 op=permute_plan")
         self.assertIn("found a problem of at least 24.0 TiB", message)
+        message = self.bad("bench", sizes)
+        self.assertIn("found a problem of at least 466 TiB, needed at most the ", message)
+        self.assertIn("reads 698 TiB, writes 698 TiB", self.good("explain", sizes))
         self.assertLess(time.monotonic() - begin, 5)
 
     def test_bench_times_layers_in_8_bits(self):

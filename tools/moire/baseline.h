@@ -36,7 +36,7 @@ class OpenBlasBaseline {
   };
   enum class Pass { kForward, kDgrad, kWgrad };
 
-  OpenBlasBaseline() : memory_(Memory::Guards::kNone) {}
+  OpenBlasBaseline() : memory_(Memory::Backing::kPages) {}
   // One linear layer's operands; each is made when a pass first needs it.
   struct Layer {
     int64_t out, in;

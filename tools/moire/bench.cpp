@@ -44,9 +44,7 @@ std::vector<Group> collect_groups(const ProblemOptions& options) {
     for (const std::string& op : ops) {
       Group group;
       for (const std::string& dtype : dtypes) {
-        const Result<Problem> one = with_settings(base, {"op=" + op, "dtype=" + dtype});
-        if (!one.ok()) throw UsageError(one.status().message());
-        group.problems.push_back(one.value());
+        group.problems.push_back(usage(with_settings(base, {"op=" + op, "dtype=" + dtype})));
       }
       groups.push_back(std::move(group));
     }
@@ -70,6 +68,13 @@ Problem smaller(const Problem& p) {
   small.splits = Splits();
   if (small.groups > 0) small.splits.kind = Splits::Kind::kRagged;
   return small;
+}
+
+// Before anything is measured: of the ops, and of their baselines, whose products are in FP32.
+void require_memory_for(const Context& context, const Group& group) {
+  for (const Problem& p : group.problems) require_memory_for(context, p);
+  if (!is_product(group.problems[0].op)) return;
+  require_memory_for(context, usage(with_settings(group.problems[0], {"dtype=fp32", "b=same"})));
 }
 
 struct Conditions {
@@ -268,6 +273,7 @@ int run_bench(const BenchOptions& options) {
   if (common.threads == 0) common.threads = available_cores();
   const Context context = open_context(common);
   const std::vector<Group> groups = collect_groups(options.problems);
+  for (const Group& group : groups) require_memory_for(context, group);
   if (!options.svg.empty()) require_writable(options.svg);
   Protocol protocol;
   protocol.seconds = options.seconds;

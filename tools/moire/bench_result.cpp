@@ -63,7 +63,7 @@ std::string results_table(const std::vector<BenchResult>& results, const Machine
        Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kLeft});
   for (const BenchResult& r : results) {
     const std::string op(info_of(r.problem.op).name);
-    const std::string dtype(dtype_word(r.problem));
+    const std::string dtype = dtype_words(r.problem);
     if (!r.unsupported.empty()) {
       table.add({r.problem.name, op, dtype, paint(Colour::kYellow, "unsupported")});
       continue;
@@ -90,7 +90,7 @@ std::string warnings_text(const std::vector<BenchResult>& results) {
     for (const Warning& w : r.warnings) {
       auto& [first, times] = kinds[w.kind];
       if (times++ == 0) {
-        first = text(info_of(r.problem.op).name, " ", dtype_word(r.problem), ": ", w.seen);
+        first = text(info_of(r.problem.op).name, " ", dtype_words(r.problem), ": ", w.seen);
       }
     }
   }
@@ -110,7 +110,7 @@ nlohmann::ordered_json to_json(const BenchResult& r, const MachineFacts& m, cons
   Json out = {{"problem", to_line(r.problem)},
               {"name", r.problem.name},
               {"op", info_of(r.problem.op).name},
-              {"dtype", dtype_word(r.problem)},
+              {"dtype", dtype_words(r.problem)},
               {"implementation", r.implementation}};
   if (!r.unsupported.empty()) {
     out["unsupported"] = r.unsupported;

@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "case_runner.h"
-#include "commands.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -14,15 +13,6 @@ namespace {
 constexpr int64_t kCachesSpanned = 3;
 constexpr int64_t kMostSets = 512;
 constexpr int64_t kMemoryShare = 4;  // of what is available, one part per variant
-
-void require_memory(int64_t bytes, const Problem& problem) {
-  const int64_t available = available_memory_bytes();
-  if (bytes <= available) return;
-  throw UsageError(text("bench: found ", human_bytes(static_cast<double>(available)),
-                        " of free memory, needed ", human_bytes(static_cast<double>(bytes)),
-                        " for the operands of ", to_line(problem),
-                        "; --set groups=N makes it smaller"));
-}
 
 }  // namespace
 
@@ -46,7 +36,6 @@ Status OpVariant::prepare(const Problem& problem) {
   Operands shapes(problem, Operands::Content::kNone);
   const Case what = make_case(shapes);
   const int64_t bytes = shapes.bytes();
-  require_memory(bytes, problem);
   std::vector<size_t> sizes;
   for (const Call& call : what.calls) {
     size_t needed = 0;
@@ -122,12 +111,6 @@ std::unique_ptr<BaselineVariant> BaselineVariant::create(const Problem& problem,
                                                          Team& team) {
   std::unique_ptr<BaselineVariant> variant(new BaselineVariant());
   if (is_product(problem.op)) {
-    Problem fp32 = problem;
-    fp32.dtype = DType::kFP32;
-    fp32.quantization = Quantization::kNone;
-    Operands shapes(fp32, Operands::Content::kNone);
-    make_case(shapes);
-    require_memory(shapes.bytes(), fp32);
     std::unique_ptr<OpenBlasBaseline> first = OpenBlasBaseline::create(problem);
     if (first == nullptr) return nullptr;
     const int64_t sets = rotating_sets(first->bytes());

@@ -58,7 +58,7 @@ class BaselineVariant {
   const std::string& name() const { return name_; }
 
  private:
-  BaselineVariant() : memory_(Memory::Guards::kNone) {}
+  BaselineVariant() : memory_(Memory::Backing::kPages) {}
 
   std::string name_;
   std::vector<std::unique_ptr<OpenBlasBaseline>> products_;

@@ -1,5 +1,9 @@
 #include "cases.h"
 
+#include "commands.h"
+#include "machine.h"
+#include "text.h"
+
 namespace moire::tool {
 
 Case make_case(Operands& operands) {
@@ -38,6 +42,21 @@ Case make_case(Operands& operands) {
       return make_routing_case(operands);
   }
   return {};
+}
+
+void require_memory_for(const Context& context, const Problem& problem) {
+  Operands operands(problem, Operands::Content::kNone);
+  for (const Call& call : make_case(operands).calls) {
+    size_t bytes = 0;
+    if (call.workspace == nullptr || !call.workspace(context, &bytes).ok()) continue;
+    operands.workspace(bytes);
+  }
+  const int64_t free = available_memory_bytes();
+  if (operands.bytes() <= free) return;
+  throw UsageError(text("found a problem of at least ",
+                        human_bytes(static_cast<double>(operands.bytes())), ", needed at most the ",
+                        human_bytes(static_cast<double>(free)), " that this machine has free: ",
+                        to_line(problem), "; --set rows=64 --set groups=8 makes it smaller"));
 }
 
 }  // namespace moire::tool

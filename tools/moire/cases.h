@@ -27,8 +27,13 @@ struct Call {
   std::function<Judge()> expect;
   // The same of one row only, at the full width; null where rows do not stand for themselves.
   std::function<Judge(int64_t row, int64_t group)> expect_row;
-  double flops = 0;         // of the rows in use
-  int64_t saved_bytes = 0;  // kept for a later call
+  double flops = 0;  // of the rows in use
+  // Bytes kept for a later call, beside tensors that the caller has anyway.
+  struct Saved {
+    const char* name;
+    int64_t bytes;
+  };
+  std::vector<Saved> saved;
 };
 
 struct Case {
@@ -37,6 +42,10 @@ struct Case {
 
 // The operands outlive the case.
 Case make_case(Operands& operands);
+
+// UsageError where the operands and workspaces of a problem's case are more than the free memory;
+// takes none to find out.
+void require_memory_for(const Context& context, const Problem& problem);
 
 // One call of a case with its workspace; null functions and no workspace where an entry has none.
 template <class A>

@@ -4,7 +4,6 @@
 
 #include "cases.h"
 #include "reference/grouped_gemm.h"
-#include "reference/quantize.h"
 
 namespace moire::tool {
 namespace {
@@ -91,19 +90,6 @@ Call wgrad(Operands& o, const std::string& result, const Scaled& grad, const Sca
       gemm_flops(p, out, in));
 }
 
-// Every byte of the quantised copies: those of the stored tensor, which has been judged.
-void compare_copies(Comparison& c, const std::string& name, const QuantizeArgs& args) {
-  const reference::QuantizeResults want = reference::quantize(args);
-  const auto compare = [&](const std::string& copy, const moire_quantized& got,
-                           const reference::QuantizedBytes& bytes) {
-    if (got.data.rank == 0) return;
-    c.bytes(name + copy + ".data", got.data, bytes.data, c.tail_rule());
-    c.bytes(name + copy + ".scales", got.scales, bytes.scales, c.tail_rule());
-  };
-  compare("_rowwise", args.rowwise, want.rowwise);
-  compare("_columnwise", args.columnwise, want.columnwise);
-}
-
 template <class A>
 QuantizeArgs copies_of(const A& args, const moire_tensor& stored, const moire_quantized& rowwise,
                        const moire_quantized& columnwise) {
@@ -126,7 +112,8 @@ int32_t fractional_scales(const Problem& p) {
 Call fc1_glu(Operands& o) {
   const Problem& p = o.problem();
   GroupedGemmGluArgs args;
-  const Scaled x = o.ragged_operand("x", Kind::kActivation, p.hidden, MOIRE_ROWWISE, true);
+  const Scaled x =
+      o.ragged_operand("x", Kind::kActivation, p.a_format(), p.hidden, MOIRE_ROWWISE, true);
   const ScaledWeight w1 = o.weight_operand("w1", 2 * p.ffn, p.hidden, true);
   args.a = x.data;
   args.row_idx = x.row_idx;
@@ -152,7 +139,7 @@ Call fc1_glu(Operands& o) {
           c.ragged("z", a.z, want.z, Comparison::TailRule::kUntouched);
           c.ragged("act", a.act, want.act, c.tail_rule());
           if (a.act_rowwise.data.rank != 0) {
-            compare_copies(c, "act", copies_of(a, a.act, a.act_rowwise, a.act_columnwise));
+            c.copies("act", copies_of(a, a.act, a.act_rowwise, a.act_columnwise), c.tail_rule());
           }
         };
       },
@@ -162,7 +149,8 @@ Call fc1_glu(Operands& o) {
 Call fc2_dgrad_glu(Operands& o) {
   const Problem& p = o.problem();
   GroupedGemmGluBackwardArgs args;
-  const Scaled grad_y = o.ragged_operand("grad_y", Kind::kGradient, p.hidden, MOIRE_ROWWISE, true);
+  const Scaled grad_y =
+      o.ragged_operand("grad_y", Kind::kGradient, p.a_format(), p.hidden, MOIRE_ROWWISE, true);
   const ScaledWeight w2 = o.weight_operand("w2", p.hidden, p.ffn, false);
   args.grad_y = grad_y.data;
   args.row_idx = grad_y.row_idx;
@@ -197,9 +185,9 @@ Call fc2_dgrad_glu(Operands& o) {
           c.ragged("grad_z", a.grad_z, want.grad_z, c.tail_rule());
           c.ragged("act", a.act, want.act, c.tail_rule());
           if (a.grad_z_rowwise.data.rank != 0) {
-            compare_copies(c, "grad_z",
-                           copies_of(a, a.grad_z, a.grad_z_rowwise, a.grad_z_columnwise));
-            compare_copies(c, "act", copies_of(a, a.act, {}, a.act_columnwise));
+            c.copies("grad_z", copies_of(a, a.grad_z, a.grad_z_rowwise, a.grad_z_columnwise),
+                     c.tail_rule());
+            c.copies("act", copies_of(a, a.act, {}, a.act_columnwise), c.tail_rule());
           }
           if (a.grad_probs.rank != 0) {
             c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
@@ -239,10 +227,11 @@ Call gemm_call_of(Operands& o) {
   const Problem& p = o.problem();
   const int64_t two_f = 2 * p.ffn;
   const auto rows = [&](const char* name, Kind kind, int64_t columns, bool gathers = false) {
-    return o.ragged_operand(name, kind, columns, MOIRE_ROWWISE, gathers);
+    return o.ragged_operand(name, kind, p.a_format(), columns, MOIRE_ROWWISE, gathers);
   };
   const auto columns = [&](const char* name, Kind kind, int64_t width, bool gathers = false) {
-    return o.ragged_operand(name, kind, width, MOIRE_COLUMNWISE, gathers);
+    const Format format = kind == Kind::kGradient ? p.a_format() : p.b_format();
+    return o.ragged_operand(name, kind, format, width, MOIRE_COLUMNWISE, gathers);
   };
   switch (p.op) {
     case Op::kFc1:

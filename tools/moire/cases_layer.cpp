@@ -14,7 +14,10 @@ namespace {
 
 using TailRule = Comparison::TailRule;
 
-int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.type()); }
+int64_t bytes_of(const TensorView& t) {
+  return t.is_present() ? t.num_elements() * dtype_size(t.type()) : 0;
+}
+int64_t bytes_of(const moire_quantized& q) { return bytes_of(q.data) + bytes_of(q.scales); }
 
 double layer_flops(const Problem& p) {
   return 6.0 * static_cast<double>(p.rows) * static_cast<double>(p.hidden) *
@@ -49,6 +52,28 @@ bool is_observed(const Operands& o) {
 
 int32_t tail_of(const Problem& p) { return p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO; }
 
+// What the forward keeps for the backward in 8 bits; absent where the recipe has none.
+moire_quantized kept_copy(Operands& o, const std::string& name, int64_t columns) {
+  return o.quantized_output(name, Operands::Kind::kActivation, columns, MOIRE_COLUMNWISE);
+}
+
+// Its bytes: those of the source, in the order of the groups. The tail is nobody's.
+template <class Args>
+void compare_copy(Comparison& c, const std::string& name, const Args& args,
+                  const moire_tensor& source, const moire_tensor& row_idx,
+                  const moire_quantized& copy) {
+  if (copy.data.rank == 0) return;
+  QuantizeArgs quantized;
+  quantized.source = source;
+  quantized.row_idx = row_idx;
+  quantized.scaling =
+      args.recipe == MOIRE_RECIPE_FP8_BLOCK ? MOIRE_SCALING_FP8_BLOCK : MOIRE_SCALING_MXFP8;
+  quantized.fractional_scales = args.fractional_scales;
+  quantized.columnwise = copy;
+  quantized.groups = args.groups;
+  c.copies(name, quantized, TailRule::kUntouched);
+}
+
 GroupedMlpArgs mlp_args(Operands& o, bool saves) {
   const Problem& p = o.problem();
   GroupedMlpArgs args;
@@ -69,6 +94,8 @@ GroupedMlpArgs mlp_args(Operands& o, bool saves) {
   if ((saves && p.save_act) || observed) {
     args.act = o.output("act", p.dtype, {p.capacity(), p.ffn});
   }
+  if (saves && p.x_columnwise) args.x_columnwise = kept_copy(o, "x_columnwise", p.hidden);
+  if (saves && p.act_columnwise) args.act_columnwise = kept_copy(o, "act_columnwise", p.ffn);
   args.y = o.output("y", p.dtype, {p.capacity(), p.hidden});
   return args;
 }
@@ -77,6 +104,8 @@ void compare(Comparison& c, const GroupedMlpArgs& a, const reference::MlpResults
   c.ragged("y", a.y, want.y, c.tail_rule());
   if (a.z.rank != 0) c.ragged("z", a.z, want.z, TailRule::kUntouched);
   if (a.act.rank != 0) c.ragged("act", a.act, want.act, TailRule::kAnything);
+  compare_copy(c, "x", a, a.x, a.row_idx, a.x_columnwise);
+  compare_copy(c, "act", a, a.act, {}, a.act_columnwise);
 }
 
 Call mlp_forward(const Problem& p, const GroupedMlpArgs& args) {
@@ -89,7 +118,10 @@ Call mlp_forward(const Problem& p, const GroupedMlpArgs& args) {
         return [a, want = reference::grouped_mlp(a)](Comparison& c) { compare(c, a, want); };
       },
       layer_flops(p));
-  call.saved_bytes = bytes_of(args.z) + bytes_of(args.act);
+  call.saved = {{"z", bytes_of(args.z)},
+                {"act", bytes_of(args.act)},
+                {"x_columnwise", bytes_of(args.x_columnwise)},
+                {"act_columnwise", bytes_of(args.act_columnwise)}};
   return without_rows_alone(std::move(call), args.recipe);
 }
 
@@ -109,11 +141,13 @@ GroupedMlpBackwardArgs mlp_backward_args(Operands& o, const GroupedMlpArgs& forw
   args.tail = forward.tail;
   set_recipe(p, args);
   args.z = forward.z;
-  args.act_is_saved = p.save_act ? 1 : 0;
-  if (p.save_act) args.act = forward.act;
+  args.x_columnwise = forward.x_columnwise;
+  args.act_columnwise = forward.act_columnwise;
+  args.act_is_saved = p.save_act || forward.act_columnwise.data.rank != 0 ? 1 : 0;
+  if (args.act_is_saved != 0) args.act = forward.act;
   if (is_observed(o)) {
     args.grad_z = o.output("grad_z", p.dtype, {p.capacity(), 2 * p.ffn});
-    if (!p.save_act) args.act = o.output("act again", p.dtype, {p.capacity(), p.ffn});
+    if (args.act_is_saved == 0) args.act = o.output("act again", p.dtype, {p.capacity(), p.ffn});
   }
   args.grad_y = o.gathered("grad_y", p.hidden);
   args.grad_x = o.output("grad_x", p.dtype, {p.capacity(), p.hidden});
@@ -167,15 +201,19 @@ Call mlp_backward(const Problem& p, const GroupedMlpBackwardArgs& args) {
 }
 
 Call linear_forward(const Problem& p, const GroupedLinearArgs& args) {
-  return make_call<GroupedLinearArgs>(
+  Call call = make_call<GroupedLinearArgs>(
       "grouped_linear", args, grouped_linear, grouped_linear_workspace,
       [](const GroupedLinearArgs& a) {
         const bool as_stored = a.recipe == MOIRE_RECIPE_AS_STORED;
-        return
-            [a, want = as_stored ? reference::grouped_linear(a) : reference::quantized_linear(a)](
-                Comparison& c) { c.ragged("y", a.y, want, c.tail_rule()); };
+        return [a, want = as_stored ? reference::grouped_linear(a)
+                                    : reference::quantized_linear(a)](Comparison& c) {
+          c.ragged("y", a.y, want, c.tail_rule());
+          compare_copy(c, "x", a, a.x, a.row_idx, a.x_columnwise);
+        };
       },
       layer_flops(p) * 2 / 3);
+  call.saved = {{"x_columnwise", bytes_of(args.x_columnwise)}};
+  return call;
 }
 
 Call linear_backward(const Problem& p, const GroupedLinearBackwardArgs& args) {
@@ -209,8 +247,10 @@ Case linear_case(Operands& o) {
   args.groups = o.groups();
   args.tail = tail_of(p);
   set_recipe(p, args);
+  if (p.x_columnwise) args.x_columnwise = kept_copy(o, "x_columnwise", p.hidden);
   GroupedLinearBackwardArgs back;
   set_recipe(p, back);
+  back.x_columnwise = args.x_columnwise;
   back.x = args.x;
   back.row_idx = args.row_idx;
   back.gathered_grad_y = p.gather ? 1 : 0;

@@ -81,7 +81,7 @@ Call router_backward_call(Operands& o) {
   args.logits = o.input("logits", p.dtype, {p.tokens(), p.groups}, 2.0);
   // Any k different experts will do: a token's are neighbours, from a place that moves on.
   std::vector<int64_t> choices;
-  for (int64_t t = 0; t < p.tokens(); ++t) {
+  for (int64_t t = 0; o.is_filled() && t < p.tokens(); ++t) {
     for (int64_t j = 0; j < p.topk; ++j) choices.push_back((7 * t + j) % p.groups);
   }
   args.topk_idx = o.index("choices", {p.tokens(), p.topk}, choices);

@@ -128,18 +128,6 @@ void print(const Totals& totals) {
   }
 }
 
-void refuse_what_does_not_fit(const std::vector<Problem>& problems) {
-  const auto free = static_cast<double>(available_memory_bytes());
-  for (const Problem& p : problems) {
-    const double bytes = least_bytes(p);
-    if (bytes <= free) continue;
-    throw UsageError(text("check: found a problem of at least ", human_bytes(bytes),
-                          ", needed at most the ", human_bytes(free),
-                          " that this machine has free: ", to_line(p),
-                          "; --set rows=64 --set groups=8 makes it smaller"));
-  }
-}
-
 void warn_if_slow(const Problem& p) {
   const double products = 9.0 * static_cast<double>(p.rows) * static_cast<double>(p.hidden) *
                           static_cast<double>(p.ffn);
@@ -184,7 +172,7 @@ int run_check(const CheckOptions& options) {
   if (named.empty() && options.random == 0) {
     throw UsageError("check: found no problem, needed PROBLEM or --random N");
   }
-  refuse_what_does_not_fit(named);
+  for (const Problem& p : named) require_memory_for(context, p);
   const std::vector<Op> ops = wanted_ops(options.problems.ops);
   const std::vector<Problem> dtypes = wanted_dtypes(options.problems.dtypes);
   const auto num_named = static_cast<int64_t>(named.size());

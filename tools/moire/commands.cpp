@@ -9,12 +9,6 @@
 namespace moire::tool {
 namespace {
 
-template <class T>
-T usage(Result<T> result) {
-  if (!result.ok()) throw UsageError(result.status().message());
-  return std::move(result).value();
-}
-
 // One copy of each problem per value of a field; the problems as they are if there are no values.
 std::vector<Problem> spread(const std::vector<Problem>& problems, const std::string& key,
                             const std::vector<std::string>& values) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "problem.h"
@@ -17,6 +18,13 @@ namespace moire::tool {
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// The value, or UsageError with the library's sentence.
+template <class T>
+T usage(Result<T> result) {
+  if (!result.ok()) throw UsageError(result.status().message());
+  return std::move(result).value();
+}
 
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;

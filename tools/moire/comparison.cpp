@@ -169,6 +169,18 @@ void Comparison::bytes(const std::string& name, const TensorView& got, reference
   outputs_.push_back(errors);
 }
 
+void Comparison::copies(const std::string& name, const QuantizeArgs& args, TailRule rule) {
+  const reference::QuantizeResults want = reference::quantize(args);
+  const auto compare = [&](const std::string& copy, const moire_quantized& got,
+                           const reference::QuantizedBytes& expected) {
+    if (got.data.rank == 0) return;
+    bytes(name + copy + ".data", got.data, expected.data, rule);
+    bytes(name + copy + ".scales", got.scales, expected.scales, rule);
+  };
+  compare("_rowwise", args.rowwise, want.rowwise);
+  compare("_columnwise", args.columnwise, want.columnwise);
+}
+
 void Comparison::finding(const std::string& name, const std::string& what) {
   OutputErrors errors;
   errors.name = name;

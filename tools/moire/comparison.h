@@ -2,6 +2,7 @@
 // is the reference's (reference/number.h): every element has its own bound.
 #pragma once
 
+#include <moire/quantize.h>
 #include <moire/tensor.h>
 
 #include <string>
@@ -40,6 +41,8 @@ class Comparison {
   // Every byte; rows that the reference does not own are a tail.
   void bytes(const std::string& name, const TensorView& got, reference::ByteRows want,
              TailRule tail);
+  // Every byte of the quantised copies that args ask for: those of the source, as it is now.
+  void copies(const std::string& name, const QuantizeArgs& args, TailRule tail);
   // One finding in words; "" is none.
   void finding(const std::string& name, const std::string& what);
 

@@ -19,15 +19,23 @@ struct ExplainedCall {
   std::string entry;
   Explanation steps;
   size_t workspace_bytes = 0;
-  int64_t saved_bytes = 0;
+  std::vector<Call::Saved> saved;
   double flops = 0;
   Status refused;  // not ok: the call cannot run
+
+  int64_t saved_bytes() const {
+    int64_t bytes = 0;
+    for (const Call::Saved& s : saved) bytes += s.bytes;
+    return bytes;
+  }
 };
 
 ExplainedCall explain_call(const Context& context, const Call& call, Operands& operands) {
   ExplainedCall out;
   out.entry = call.entry;
-  out.saved_bytes = call.saved_bytes;
+  for (const Call::Saved& s : call.saved) {
+    if (s.bytes > 0) out.saved.push_back(s);
+  }
   out.flops = call.flops;
   if (call.workspace != nullptr) {
     out.refused = call.workspace(context, &out.workspace_bytes);
@@ -42,9 +50,11 @@ ExplainedCall explain_call(const Context& context, const Call& call, Operands& o
 Json to_json(const ExplainedCall& call) {
   Json out = {{"call", call.entry},
               {"workspace_bytes", call.workspace_bytes},
-              {"saved_bytes", call.saved_bytes},
+              {"saved_bytes", call.saved_bytes()},
+              {"saved", Json::object()},
               {"flops", call.flops},
               {"steps", Json::parse(moire::to_json(call.steps))}};
+  for (const Call::Saved& s : call.saved) out["saved"][s.name] = s.bytes;
   if (!call.refused.ok()) {
     out["error"] = {{"code", code_name(call.refused.code())}, {"message", call.refused.message()}};
   }
@@ -55,7 +65,9 @@ std::string bytes(int64_t n) { return human_bytes(static_cast<double>(n)); }
 
 void print(const ExplainedCall& call) {
   std::string facts = text("workspace ", bytes(static_cast<int64_t>(call.workspace_bytes)));
-  if (call.saved_bytes > 0) facts += text(", saved ", bytes(call.saved_bytes));
+  std::vector<std::string> saved;
+  for (const Call::Saved& s : call.saved) saved.push_back(text(s.name, " ", bytes(s.bytes)));
+  if (!saved.empty()) facts += text(", saves ", join(saved, ", "));
   if (call.flops > 0) facts += text(", ", human_number(call.flops / 1e9), " GFLOP");
   std::printf("\n%s  (%s)\n", paint(Colour::kBold, call.entry).c_str(), facts.c_str());
   using Align = Table::Align;
@@ -84,7 +96,7 @@ void print(const ExplainedCall& call) {
 void print_totals(const std::vector<ExplainedCall>& calls) {
   int64_t launches = 0, read = 0, written = 0, saved = 0;
   for (const ExplainedCall& call : calls) {
-    saved += call.saved_bytes;
+    saved += call.saved_bytes();
     for (const Step& s : call.steps) {
       launches += s.launches;
       read += s.bytes_read;

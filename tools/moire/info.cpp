@@ -38,13 +38,13 @@ Json dtypes_by_op(const Context& context) {
     Json dtypes = Json::array();
     for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
       problem.dtype = dtype;
-      if (takes(context, problem)) dtypes.push_back(dtype_word(problem));
+      if (takes(context, problem)) dtypes.push_back(dtype_word(problem.a_format()));
     }
     problem.dtype = DType::kBF16;
     const bool multiplies = op.entry.starts_with("grouped_");
     for (const Quantization q : {Quantization::kMxfp8, Quantization::kFp8Block}) {
       problem.quantization = q;
-      if (multiplies && takes(context, problem)) dtypes.push_back(dtype_word(problem));
+      if (multiplies && takes(context, problem)) dtypes.push_back(dtype_word(problem.a_format()));
     }
     out[std::string(op.name)] = dtypes;
   }

@@ -126,7 +126,7 @@ double stepwise_copies(Team& team, const char* source, char* target, int64_t byt
 double measure_copy_bandwidth(Team& team) {
   const int64_t bytes = std::min(std::max<int64_t>(4 * last_level_cache_bytes(), 64 << 20),
                                  available_memory_bytes() / 8);
-  Memory memory(Memory::Guards::kNone);
+  Memory memory(Memory::Backing::kPages);
   auto* source = static_cast<char*>(memory.take("source", bytes));
   auto* target = static_cast<char*>(memory.take("target", bytes));
   std::memset(source, 1, static_cast<size_t>(bytes));

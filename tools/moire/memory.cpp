@@ -5,11 +5,17 @@
 #include <cstring>
 #include <new>
 
+#include "commands.h"
+#include "text.h"
+
 namespace moire::tool {
 namespace {
 
 constexpr int64_t kGuardBytes = 256;  // a multiple of the alignment that workspaces ask for
 constexpr int kGuardByte = 0xA5;
+// Where addresses without backing begin, and how many bytes there may be: a sum that fits int64_t.
+constexpr uintptr_t kFirstAddress = uintptr_t{1} << 48;
+constexpr int64_t kMostBytes = int64_t{1} << 60;
 
 size_t mapped_bytes(int64_t bytes) { return static_cast<size_t>(bytes + 2 * kGuardBytes); }
 
@@ -23,15 +29,27 @@ bool is_guard(const unsigned char* p) {
 }  // namespace
 
 Memory::~Memory() {
+  if (backing_ == Backing::kNone) return;
   for (const Block& b : blocks_) munmap(b.data - kGuardBytes, mapped_bytes(b.bytes));
 }
 
 void* Memory::take(const std::string& name, int64_t bytes) {
+  if (bytes > kMostBytes - bytes_) {
+    throw UsageError(text("found operands of more than ",
+                          human_bytes(static_cast<double>(kMostBytes)), " (", name,
+                          " is one), needed fewer bytes than there are addresses; --set rows=64 "
+                          "--set groups=8 makes it smaller"));
+  }
+  if (backing_ == Backing::kNone) {
+    const int64_t first = (bytes_ + kGuardBytes - 1) / kGuardBytes * kGuardBytes;
+    bytes_ = first + bytes;
+    return reinterpret_cast<void*>(kFirstAddress + static_cast<uintptr_t>(first));
+  }
   void* base = mmap(nullptr, mapped_bytes(bytes), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) throw std::bad_alloc();
   auto* data = static_cast<unsigned char*>(base) + kGuardBytes;
-  if (guards_ == Guards::kWritten) {
+  if (backing_ == Backing::kGuardedPages) {
     std::memset(data - kGuardBytes, kGuardByte, kGuardBytes);
     std::memset(data + bytes, kGuardByte, kGuardBytes);
   }
@@ -41,7 +59,7 @@ void* Memory::take(const std::string& name, int64_t bytes) {
 }
 
 std::string Memory::first_broken_guard() const {
-  if (guards_ == Guards::kNone) return "";
+  if (backing_ != Backing::kGuardedPages) return "";
   for (const Block& b : blocks_) {
     if (!is_guard(b.data - kGuardBytes) || !is_guard(b.data + b.bytes)) return b.name;
   }

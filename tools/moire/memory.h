@@ -1,4 +1,4 @@
-// Memory: the operands' address space. Pages cost memory only once they are touched, so that
+// Memory: the operands' address space. Without backing it hands out addresses alone, so that
 // `explain` can lay out a model that the machine could not hold. Guard bytes around every block
 // tell whether a call wrote where it must not.
 #pragma once
@@ -11,13 +11,18 @@ namespace moire::tool {
 
 class Memory {
  public:
-  enum class Guards { kNone, kWritten };
-  explicit Memory(Guards guards) : guards_(guards) {}
+  enum class Backing {
+    kNone,         // addresses that nobody may touch
+    kPages,        // which cost memory once they are touched
+    kGuardedPages  // the same, between guard bytes
+  };
+  explicit Memory(Backing backing) : backing_(backing) {}
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  // Zeroed, 256-byte aligned, named for messages; never null, even for 0 bytes.
+  // Zeroed, 256-byte aligned, named for messages; never null, even for 0 bytes. UsageError where
+  // addresses run out, std::bad_alloc where pages do.
   void* take(const std::string& name, int64_t bytes);
   // Of all blocks.
   int64_t bytes() const { return bytes_; }
@@ -30,7 +35,7 @@ class Memory {
     unsigned char* data;
     int64_t bytes;
   };
-  Guards guards_;
+  Backing backing_;
   std::vector<Block> blocks_;
   int64_t bytes_ = 0;
 };

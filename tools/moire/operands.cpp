@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
+#include "commands.h"
+#include "machine.h"
 #include "random.h"
 #include "reference/tensor.h"
+#include "text.h"
 
 namespace moire::tool {
 namespace {
@@ -47,6 +51,43 @@ const std::vector<float>& normal_numbers() {
   return numbers;
 }
 
+Memory::Backing backing_of(Operands::Content content) {
+  switch (content) {
+    case Operands::Content::kNone:
+      return Memory::Backing::kNone;
+    case Operands::Content::kNormal:
+      return Memory::Backing::kPages;
+    case Operands::Content::kHostile:
+      break;
+  }
+  return Memory::Backing::kGuardedPages;
+}
+
+// The product, or the largest number there is.
+int64_t saturated_product(const std::vector<int64_t>& factors) {
+  int64_t product = 1;
+  for (const int64_t factor : factors) {
+    if (factor == 0) return 0;
+    if (product > std::numeric_limits<int64_t>::max() / factor) product = -1;
+    if (product < 0) continue;  // a later factor may be zero
+    product *= factor;
+  }
+  return product < 0 ? std::numeric_limits<int64_t>::max() : product;
+}
+
+// The splits, and the routing of operands that are filled, lie on the host beside the operands.
+const Problem& with_arrays_that_fit(const Problem& p, Operands::Content content) {
+  constexpr double kBytesPerGroup = 64, kBytesPerRow = 32;  // with what makes them
+  const bool routes = content != Operands::Content::kNone;
+  const double needed = kBytesPerGroup * static_cast<double>(p.groups) +
+                        (routes ? kBytesPerRow * static_cast<double>(p.capacity()) : 0);
+  const auto free = static_cast<double>(available_memory_bytes());
+  if (needed <= free) return p;
+  throw UsageError(text("found groups and rows whose lists alone take ", human_bytes(needed),
+                        ", needed at most the ", human_bytes(free),
+                        " that this machine has free: ", to_line(p)));
+}
+
 TensorView flat(const TensorView& t) { return {t.data, t.type(), {t.num_elements()}}; }
 
 }  // namespace
@@ -54,12 +95,12 @@ TensorView flat(const TensorView& t) { return {t.data, t.type(), {t.num_elements
 Operands::Operands(const Problem& problem, Content content)
     : problem_(problem),
       content_(content),
-      memory_(content == Content::kHostile ? Memory::Guards::kWritten : Memory::Guards::kNone),
-      splits_(make_splits(problem)),
+      memory_(backing_of(content)),
+      splits_(make_splits(with_arrays_that_fit(problem, content))),
       offsets_(splits_.size() + 1, 0) {
   for (size_t g = 0; g < splits_.size(); ++g) offsets_[g + 1] = offsets_[g] + splits_[g];
   groups_ = Groups(offsets_.data(), problem.groups, problem.capacity());
-  route();
+  if (is_filled()) route();
 }
 
 int64_t Operands::group_of(int64_t row) const {
@@ -98,8 +139,9 @@ void Operands::route() {
 TensorView Operands::take(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
   TensorView t;
   t.dtype = static_cast<int32_t>(dtype);
-  for (const int64_t size : shape) t.shape[t.rank++] = size;
-  t.data = memory_.take(name, bytes_of(t));
+  std::vector<int64_t> factors = {dtype_size(dtype)};
+  for (const int64_t size : shape) factors.push_back(t.shape[t.rank++] = size);
+  t.data = memory_.take(name, saturated_product(factors));
   return t;
 }
 
@@ -149,9 +191,9 @@ TensorView Operands::ragged(const std::string& name, DType dtype, int64_t column
   return t;
 }
 
-TensorView Operands::gathered(const std::string& name, int64_t columns) {
-  if (!problem_.gather) return ragged(name, problem_.dtype, columns);
-  return input(name, problem_.dtype, {problem_.tokens(), columns});
+TensorView Operands::gathered(const std::string& name, DType dtype, int64_t columns) {
+  if (!problem_.gather) return ragged(name, dtype, columns);
+  return input(name, dtype, {problem_.tokens(), columns});
 }
 
 TensorView Operands::probs() {
@@ -197,8 +239,8 @@ moire_weight Operands::take_weight(const std::string& name, DType dtype, int64_t
   return w;
 }
 
-moire_weight Operands::weight(const std::string& name, int64_t out, int64_t in) {
-  const moire_weight w = take_weight(name, problem_.dtype, out, in);
+moire_weight Operands::weight(const std::string& name, DType dtype, int64_t out, int64_t in) {
+  const moire_weight w = take_weight(name, dtype, out, in);
   const double scale = 1.0 / std::sqrt(static_cast<double>(in));
   if (!problem_.listed) {
     fill_normal(w.tensor, name, scale);
@@ -228,7 +270,7 @@ TensorView Operands::scales(const std::string& name, DType dtype, const std::vec
   const TensorView t = take(name, dtype, shape);
   Random random(problem_.seed ^ hash(name));
   const auto fill_row = [&](int64_t row) {
-    for (int64_t i = row * t.columns(); is_filled() && i < (row + 1) * t.columns(); ++i) {
+    for (int64_t i = row * t.columns(); i < (row + 1) * t.columns(); ++i) {
       if (dtype == DType::kE8M0) {
         static_cast<uint8_t*>(t.data)[i] = static_cast<uint8_t>(117 + random.below(21));
       } else {
@@ -236,6 +278,7 @@ TensorView Operands::scales(const std::string& name, DType dtype, const std::vec
       }
     }
   };
+  if (!is_filled()) return t;
   poison(t);
   for (int64_t g = 0; block_rows != 0 && g < problem_.groups; ++g) {
     const int64_t first = groups_.offsets[g], rows = groups_.offsets[g + 1] - first;
@@ -292,7 +335,8 @@ TensorView Operands::index(const std::string& name, const std::vector<int64_t>& 
                            const std::vector<int64_t>& values) {
   const DType dtype = problem_.seed % 2 == 0 ? DType::kInt32 : DType::kInt64;
   const TensorView t = take(name, dtype, shape);
-  for (size_t i = 0; i < values.size(); ++i) write_index(t, static_cast<int64_t>(i), values[i]);
+  for (size_t i = 0; is_filled() && i < values.size(); ++i)
+    write_index(t, static_cast<int64_t>(i), values[i]);
   return t;
 }
 

@@ -31,6 +31,8 @@ class Operands {
   Operands(const Problem& problem, Content content);
 
   const Problem& problem() const { return problem_; }
+  // Whether operands hold anything: else nobody may read them.
+  bool is_filled() const { return content_ != Content::kNone; }
   // Whether results are going to be compared with the reference.
   bool is_judged() const { return content_ == Content::kHostile; }
   const std::vector<int64_t>& splits() const { return splits_; }
@@ -42,12 +44,18 @@ class Operands {
                    double scale = 1.0);
   // [capacity, columns] in expert order; or [T, columns] if the problem gathers.
   TensorView ragged(const std::string& name, DType dtype, int64_t columns);
-  TensorView gathered(const std::string& name, int64_t columns);
+  TensorView gathered(const std::string& name, int64_t columns) {
+    return gathered(name, problem_.dtype, columns);
+  }
+  TensorView gathered(const std::string& name, DType dtype, int64_t columns);
   // [capacity] in (0, 1), FP32; absent if the problem has no probs.
   TensorView probs();
   TensorView topk_weights();
   TensorView bias(const std::string& name, int64_t columns);
-  moire_weight weight(const std::string& name, int64_t out, int64_t in);
+  moire_weight weight(const std::string& name, int64_t out, int64_t in) {
+    return weight(name, problem_.dtype, out, in);
+  }
+  moire_weight weight(const std::string& name, DType dtype, int64_t out, int64_t in);
 
   // FP8 codes [capacity, columns] or of weights: random, of numbers below 2.
   TensorView codes(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
@@ -56,14 +64,14 @@ class Operands {
   TensorView scales(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
                     int64_t block_rows);
 
-  // Operands of products: as above, or FP8 with scales along `direction` where the problem
-  // quantises. Columnwise ones are in expert order.
+  // Operands of products: as above, or FP8 with scales along `direction` where the format has
+  // them. Columnwise ones are in expert order.
   struct Scaled {
     TensorView data, row_idx, scales;
   };
   enum class Kind { kActivation, kGradient };
-  Scaled ragged_operand(const std::string& name, Kind kind, int64_t columns, int32_t direction,
-                        bool gathers);
+  Scaled ragged_operand(const std::string& name, Kind kind, Format format, int64_t columns,
+                        int32_t direction, bool gathers);
   struct ScaledWeight {
     moire_weight weight;
     TensorView scales;
@@ -72,7 +80,7 @@ class Operands {
   // quantise.
   moire_quantized quantized_output(const std::string& name, Kind kind, int64_t columns,
                                    int32_t direction);
-  // Products contract over `in`, or over `out`.
+  // In the problem's format of b. Products contract over `in`, or over `out`.
   ScaledWeight weight_operand(const std::string& name, int64_t out, int64_t in, bool over_in);
 
   // Overwritten by a call; hostile ones are NaN, or an index that is nowhere.
@@ -103,7 +111,6 @@ class Operands {
   std::string first_broken_guard() const { return memory_.first_broken_guard(); }
 
  private:
-  bool is_filled() const { return content_ != Content::kNone; }
   bool is_hostile() const { return content_ == Content::kHostile; }
   TensorView take(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
   moire_weight take_weight(const std::string& name, DType dtype, int64_t out, int64_t in);

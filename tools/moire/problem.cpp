@@ -164,56 +164,6 @@ std::string to_line(const Problem& problem) {
   return out;
 }
 
-double least_bytes(const Problem& p) {
-  const auto size = static_cast<double>(dtype_size(p.dtype));
-  const auto rows = static_cast<double>(p.capacity()), groups = static_cast<double>(p.groups),
-             hidden = static_cast<double>(p.hidden), ffn = static_cast<double>(p.ffn);
-  const double routing = 8 * (3 * rows + 2 * groups);  // as 64-bit integers
-  switch (p.op) {
-    case Op::kMlp:
-    case Op::kMlpForward:
-      return routing + size * (3 * groups * hidden * ffn + rows * 2 * hidden);
-    case Op::kFc2:
-    case Op::kFc2Dgrad:
-    case Op::kFc2DgradGlu:
-    case Op::kFc2Wgrad:
-      return routing + size * (groups * hidden * ffn + rows * (hidden + ffn));
-    case Op::kLinear:
-    case Op::kFc1:
-    case Op::kFc1Glu:
-    case Op::kFc1Dgrad:
-    case Op::kFc1Wgrad:
-      return routing + size * (2 * groups * hidden * ffn + rows * (hidden + ffn));
-    case Op::kConvertGlu:
-      return routing + size * 4 * groups * hidden * ffn;
-    case Op::kGlu:
-    case Op::kGluBackward:
-      return routing + size * 3 * rows * ffn;
-    case Op::kQuantizeWeight:
-      return routing + (size + 1) * 2 * groups * hidden * ffn;
-    case Op::kDequantize:
-      if (p.scaling == MOIRE_SCALING_FP8_TILE) return routing + 3 * 2 * groups * hidden * ffn;
-      return routing + 3 * rows * hidden;
-    case Op::kQuantize:
-    case Op::kRequantize:
-      return routing + 2 * rows * hidden;
-    case Op::kConvertScales:
-      return routing + rows * hidden / 32;
-    case Op::kBiasBackward:
-    case Op::kPermute:
-    case Op::kUnpermute:
-    case Op::kUnpermuteBackward:
-      return routing + size * rows * hidden;
-    case Op::kRouter:
-    case Op::kRouterBackward:
-      return routing + size * static_cast<double>(p.tokens()) * groups;
-    case Op::kPermutePlan:
-    case Op::kSplitsToOffsets:
-      return routing;
-  }
-  return routing;
-}
-
 std::vector<FieldHelp> problem_fields() {
   const Problem defaults;
   std::vector<FieldHelp> help;

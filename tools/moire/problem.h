@@ -12,6 +12,7 @@
 #include <moire/tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,11 @@ enum class Directions { kRowwise, kColumnwise, kBoth };
 // What the operands of products are, where not `dtype`.
 enum class Quantization { kNone, kMxfp8, kFp8Block };
 
+struct Format {
+  DType dtype = DType::kFP32;
+  Quantization quantization = Quantization::kNone;
+};
+
 struct Problem {
   std::string name;
   Op op = Op::kMlp;
@@ -48,17 +54,20 @@ struct Problem {
   Splits splits;
   DType dtype = DType::kFP32;
   Quantization quantization = Quantization::kNone;  // of the operands of products
-  DType out = DType::kNone;                         // kNone: dtype, and fp32 for weight gradients
+  std::optional<Format> b;   // of a single product's second operand, where it has its own
+  DType out = DType::kNone;  // kNone: dtype, and fp32 for weight gradients
   Activation activation;
   GluLayout layout;
   bool bias = false;
   bool probs = true;
   bool gather = false;
-  bool in_out = false;    // weights are [G, in, out]
-  bool listed = false;    // weights are a list of G matrices
-  bool sigmoid = false;   // router: scores are sigmoids, not a softmax
-  bool normalize = true;  // router: weights of a token sum to 1
-  bool save_act = false;  // mlp: the forward keeps act for the backward
+  bool in_out = false;        // weights are [G, in, out]
+  bool listed = false;        // weights are a list of G matrices
+  bool sigmoid = false;       // router: scores are sigmoids, not a softmax
+  bool normalize = true;      // router: weights of a token sum to 1
+  bool save_act = false;      // mlp: the forward keeps act for the backward
+  bool x_columnwise = false;  // layers in 8 bits: the forward keeps this copy of x, and of act
+  bool act_columnwise = false;
   bool keep_tail = false;
   int beta = 0;                           // 0 overwrite, 1 accumulate, 2 by turns
   int32_t scaling = MOIRE_SCALING_MXFP8;  // FP8 ops
@@ -69,6 +78,8 @@ struct Problem {
   int32_t scale_layout = MOIRE_SCALES_SWIZZLED;  // convert_scales
   uint64_t seed = 1;
 
+  Format a_format() const { return {dtype, quantization}; }
+  Format b_format() const { return b.value_or(a_format()); }
   int64_t capacity() const { return rows + tail; }
   int64_t tokens() const { return (rows + dropped) / topk; }
 };
@@ -85,10 +96,6 @@ Result<Problem> parse_problem(std::string_view line, const Origin& origin = {});
 Result<std::vector<Problem>> parse_problems(std::string_view text, const std::string& file);
 // The fields that differ from their defaults, and always the sizes, dtype, splits and seed.
 std::string to_line(const Problem& problem);
-
-// Memory that the operands of a problem take at least: to refuse what could never fit, before
-// anything is made. In double, because sizes of a bad problem overflow integers.
-double least_bytes(const Problem& problem);
 
 // Rows of each group; the same for the same problem on every machine.
 std::vector<int64_t> make_splits(const Problem& problem);

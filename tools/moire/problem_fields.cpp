@@ -56,13 +56,26 @@ bool read_dtype(std::string_view value, DType& out) {
 }
 
 // The 8-bit names stand for BF16 whose products have quantised operands.
-bool read_operands(std::string_view value, Problem& p) {
-  p.quantization = value == "mxfp8"       ? Quantization::kMxfp8
+bool read_format(std::string_view value, Format& f) {
+  f.quantization = value == "mxfp8"       ? Quantization::kMxfp8
                    : value == "fp8_block" ? Quantization::kFp8Block
                                           : Quantization::kNone;
-  if (p.quantization == Quantization::kNone) return read_dtype(value, p.dtype);
-  p.dtype = DType::kBF16;
+  if (f.quantization == Quantization::kNone) return read_dtype(value, f.dtype);
+  f.dtype = DType::kBF16;
   return true;
+}
+
+bool read_operands(std::string_view value, Problem& p) {
+  Format format;
+  if (!read_format(value, format)) return false;
+  p.dtype = format.dtype;
+  p.quantization = format.quantization;
+  return true;
+}
+
+bool read_b(std::string_view value, Problem& p) {
+  p.b.reset();
+  return value == "same" || read_format(value, p.b.emplace());
 }
 
 bool read_out(std::string_view value, Problem& p) {
@@ -237,9 +250,14 @@ std::string_view dtype_word(DType dtype) {
   }
 }
 
-std::string_view dtype_word(const Problem& p) {
-  if (p.quantization == Quantization::kNone) return dtype_word(p.dtype);
-  return p.quantization == Quantization::kMxfp8 ? "mxfp8" : "fp8_block";
+std::string_view dtype_word(Format f) {
+  if (f.quantization == Quantization::kNone) return dtype_word(f.dtype);
+  return f.quantization == Quantization::kMxfp8 ? "mxfp8" : "fp8_block";
+}
+
+std::string dtype_words(const Problem& p) {
+  const std::string a(dtype_word(p.a_format()));
+  return p.b.has_value() ? text(a, " x ", dtype_word(*p.b)) : a;
 }
 
 const std::vector<Field>& fields() {
@@ -261,7 +279,10 @@ const std::vector<Field>& fields() {
        SIZE(dropped, 0)},
       {"dtype", "fp32, bf16, fp16, mxfp8 or fp8_block",
        "of activations and weights; the last two: bf16, and FP8 operands of single products", false,
-       true, read_operands, [](const P& p) { return std::string(dtype_word(p)); }},
+       true, read_operands, [](const P& p) { return std::string(dtype_word(p.a_format())); }},
+      {"b", "same, fp32, bf16, fp16, mxfp8 or fp8_block",
+       "of a single product's weights, or of x beside a gradient, where not `dtype`", false, false,
+       read_b, [](const P& p) { return std::string(p.b ? dtype_word(*p.b) : "same"); }},
       {"out", "same, fp32, bf16 or fp16",
        "of a GEMM's result (same = dtype) or of weight gradients (same = fp32)", false, false,
        read_out, [](const P& p) { return std::string(dtype_word(p.out)); }},
@@ -287,6 +308,10 @@ const std::vector<Field>& fields() {
        CHOICE(listed, "packed", "list")},
       {"save_act", "yes or no", "the forward keeps act for the backward", false, false,
        FLAG(save_act)},
+      {"x_columnwise", "yes or no", "layers in 8 bits: the forward keeps this copy of x", false,
+       false, FLAG(x_columnwise)},
+      {"act_columnwise", "yes or no", "mlp in 8 bits: the forward keeps this copy of act", false,
+       false, FLAG(act_columnwise)},
       {"scores", "softmax or sigmoid", "router: what the logits become", false, false,
        CHOICE(sigmoid, "softmax", "sigmoid")},
       {"normalize", "yes or no", "router: weights of a token sum to one", false, false,

@@ -21,8 +21,10 @@ struct Field {
 
 // "fp32", "bf16", "fp16"; "same" for kNone.
 std::string_view dtype_word(DType dtype);
-// What `dtype` says of a problem: "mxfp8" and "fp8_block" as well.
-std::string_view dtype_word(const Problem& problem);
+// "mxfp8" and "fp8_block" as well.
+std::string_view dtype_word(Format format);
+// What `dtype` says of a problem, and "bf16 x mxfp8" where `b` has its own.
+std::string dtype_words(const Problem& problem);
 
 // In the order in which they are printed.
 const std::vector<Field>& fields();

@@ -65,6 +65,27 @@ void draw_sizes(Random& random, Problem& p) {
   p.dropped = (p.topk - p.rows % p.topk) % p.topk;
 }
 
+Format draw_format(Random& random) {
+  const Format all[] = {{DType::kFP32},
+                        {DType::kFP16},
+                        {DType::kBF16},
+                        {DType::kBF16, Quantization::kMxfp8},
+                        {DType::kBF16, Quantization::kFp8Block}};
+  return pick(random, all);
+}
+
+// Of one product, or of a layer and what its forward keeps.
+void draw_operands(Random& random, Problem& p) {
+  const std::string_view entry = info_of(p.op).entry;
+  if (entry.starts_with("grouped_gemm") && random.chance(0.5)) p.b = draw_format(random);
+  if (p.quantization == Quantization::kNone) return;
+  p.fast = p.quantization == Quantization::kMxfp8 && random.chance(0.3);
+  if (random.chance(0.3)) p.element = DType::kE5M2;
+  p.fractional = p.quantization == Quantization::kFp8Block && random.chance(0.4);
+  p.x_columnwise = random.chance(0.3);
+  p.act_columnwise = random.chance(0.3);
+}
+
 // What check_fp8() of problem.cpp accepts.
 void draw_fp8(Random& random, Problem& p) {
   const bool reads = p.op == Op::kDequantize || p.op == Op::kRequantize;
@@ -76,7 +97,6 @@ void draw_fp8(Random& random, Problem& p) {
   p.element = random.chance(0.7) ? DType::kE4M3 : DType::kE5M2;
   const bool makes = !reads && p.op != Op::kConvertScales;
   p.directions = static_cast<Directions>(random.below(makes ? 3 : 2));
-  p.fast = p.quantization == Quantization::kMxfp8 && random.chance(0.3);
   p.fractional = p.scaling != MOIRE_SCALING_MXFP8 && random.chance(0.4);
   p.scale_layout = static_cast<int32_t>(random.below(4));
 }
@@ -103,8 +123,7 @@ Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
     p.dtype = DType::kBF16;
     p.quantization = random.chance(0.6) ? Quantization::kMxfp8 : Quantization::kFp8Block;
   }
-  if (p.quantization != Quantization::kNone && random.chance(0.3)) p.element = DType::kE5M2;
-  p.fractional = p.quantization == Quantization::kFp8Block && random.chance(0.4);
+  draw_operands(random, p);
   if (random.chance(0.3)) p.out = pick(random, all);
   if (p.groups > 0) p.splits = draw_splits(random, p.groups);
   p.activation = draw_activation(random);

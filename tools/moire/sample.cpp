@@ -171,6 +171,7 @@ Sample<GroupedLinearArgs> one_row(const GroupedLinearArgs& args, int64_t row, in
   out.args.bias = row_of(args.bias, group);
   out.args.scale = row_of(args.scale, row);
   out.args.y = row_of(args.y, row);
+  out.args.x_columnwise = {};  // of many rows
   return out;
 }
 

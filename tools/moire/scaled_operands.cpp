@@ -57,16 +57,16 @@ void Operands::fill_scales(const TensorView& t, const std::string& name, double 
   }
 }
 
-Operands::Scaled Operands::ragged_operand(const std::string& name, Kind kind, int64_t columns,
-                                          int32_t direction, bool gathers) {
+Operands::Scaled Operands::ragged_operand(const std::string& name, Kind kind, Format format,
+                                          int64_t columns, int32_t direction, bool gathers) {
   const Problem& p = problem_;
   const bool is_gathered = gathers && p.gather;
-  if (p.quantization == Quantization::kNone) {
-    if (is_gathered) return {gathered(name, columns), row_idx(), {}};
-    return {ragged(name, p.dtype, columns), {}, {}};
+  if (format.quantization == Quantization::kNone) {
+    if (is_gathered) return {gathered(name, format.dtype, columns), row_idx(), {}};
+    return {ragged(name, format.dtype, columns), {}, {}};
   }
   const DType element = kind == Kind::kGradient ? p.element : DType::kE4M3;
-  const bool mx = p.quantization == Quantization::kMxfp8;
+  const bool mx = format.quantization == Quantization::kMxfp8;
   const DType scale_type = mx ? DType::kE8M0 : DType::kFP32;
   const int64_t block = mx ? 32 : 128;
   const double scale = 1 / reach(element);
@@ -108,8 +108,9 @@ moire_quantized Operands::quantized_output(const std::string& name, Kind kind, i
 Operands::ScaledWeight Operands::weight_operand(const std::string& name, int64_t out, int64_t in,
                                                 bool over_in) {
   const Problem& p = problem_;
-  if (p.quantization == Quantization::kNone) return {weight(name, out, in), {}};
-  const bool mx = p.quantization == Quantization::kMxfp8;
+  const Format format = p.b_format();
+  if (format.quantization == Quantization::kNone) return {weight(name, format.dtype, out, in), {}};
+  const bool mx = format.quantization == Quantization::kMxfp8;
   const int64_t block = mx ? 32 : 128;
   const int64_t rows = p.in_out ? in : out, columns = p.in_out ? out : in;
   const bool k_is_last = over_in != p.in_out;

@@ -16,9 +16,9 @@ std::string with_unit(double value, const char* unit) {
 }  // namespace
 
 std::string human_bytes(double bytes) {
-  static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   int unit = 0;
-  for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
+  for (; bytes >= 1024 && unit < 6; ++unit) bytes /= 1024;
   if (unit == 0) return std::to_string(static_cast<int64_t>(bytes)) + " B";
   return with_unit(bytes, units[unit]);
 }
