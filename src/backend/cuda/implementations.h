@@ -7,6 +7,9 @@ namespace moire::cuda {
 
 namespace sm90 {}  // namespace sm90
 
-namespace portable {}  // namespace portable
+namespace portable {
+extern const Implementation<GluArgs> kGlu;
+extern const Implementation<GluBackwardArgs> kGluBackward;
+}  // namespace portable
 
 }  // namespace moire::cuda

@@ -36,9 +36,13 @@ __device__ inline float rounded_to(float v) {
   return to_float(from_float<T>(v));
 }
 
-// N elements in one load or store.
+inline constexpr int kVectorBytes = 16;
+template <class T>
+inline constexpr int kVector = kVectorBytes / static_cast<int>(sizeof(T));
+
+// N elements in as few loads or stores as there are.
 template <class T, int N>
-struct alignas(sizeof(T) * N) Packed {
+struct alignas(sizeof(T) * N < kVectorBytes ? sizeof(T) * N : kVectorBytes) Packed {
   T values[N];
 
   __device__ float operator[](int i) const { return to_float(values[i]); }
@@ -53,10 +57,6 @@ template <int N, class T>
 __device__ inline void store(T* p, const Packed<T, N>& v) {
   *reinterpret_cast<Packed<T, N>*>(p) = v;
 }
-
-inline constexpr int kVectorBytes = 16;
-template <class T>
-inline constexpr int kVector = kVectorBytes / static_cast<int>(sizeof(T));
 
 // Whether every row of these tensors starts on 16 bytes; absent ones do.
 inline bool opens_vectors(std::initializer_list<TensorView> tensors) {

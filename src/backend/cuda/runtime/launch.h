@@ -17,6 +17,12 @@ struct LaunchShape {
   size_t shared_bytes = 0;
 };
 
+// Blocks that cover so many items. What no grid holds is a number that CUDA refuses.
+inline uint32_t blocks_for(int64_t items, int64_t per_block) {
+  const int64_t blocks = (items + per_block - 1) / per_block;
+  return blocks > UINT32_MAX ? UINT32_MAX : static_cast<uint32_t>(blocks);
+}
+
 class Launcher {
  public:
   // `op` is a literal: kernels' findings carry it.

@@ -1,0 +1,30 @@
+// A tensor's rows as kernels address them.
+#pragma once
+
+#include <moire/tensor.h>
+
+#include <cstdint>
+
+namespace moire::cuda {
+
+// Rows of Ts, `stride` elements apart; absent where data is null.
+template <class T>
+struct Matrix {
+  T* data;
+  int64_t stride;
+
+  __host__ __device__ bool is_present() const { return data != nullptr; }
+  __device__ T* row(int64_t i) const { return data + i * stride; }
+};
+
+template <class T>
+Matrix<T> matrix_of(const TensorView& t) {
+  return {static_cast<T*>(t.data), t.stride()};
+}
+// A vector, or null where it is absent.
+template <class T>
+T* vector_of(const TensorView& t) {
+  return static_cast<T*>(t.data);
+}
+
+}  // namespace moire::cuda
