@@ -150,6 +150,11 @@ typedef struct moire_context_options {
    */
   void (*parallel)(void (*body)(void* argument), void* argument, unsigned num_threads,
                    unsigned flags);
+  /* Null, or a context of the same device, whose state (a CPU's threads; what CUDA kernels
+   * reported) this one shares. Such a context is cheap, one per stream say, and made without
+   * touching the device, so that it may be made while a stream is captured; either may be destroyed
+   * first. */
+  const moire_context* sharing;
 } moire_context_options;
 
 /* Number of devices of a kind that this build can use now (0 when the build or the machine has

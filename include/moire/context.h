@@ -39,6 +39,10 @@ class MOIRE_API Context {
   const ContextOptions& options() const { return options_; }
   const DeviceState& state() const { return *state_; }
 
+  // A context on the same device state with another stream, strictness or implementation; made
+  // without touching the device. Device and index must be this context's.
+  Result<Context> sharing(const ContextOptions& options) const;
+
   // A context on the same device that runs nothing: calls on it are validated and recorded in
   // explanation().
   Context explaining() const;

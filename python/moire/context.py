@@ -1,42 +1,71 @@
-"""Contexts: one per device, thread count and settings, made on first use and kept for the life of
-the process.
+"""Contexts: one per device, thread count or stream, and settings, made on first use and kept for
+the life of the process.
 
-The number of threads is torch.get_num_threads() at the time of the call (without Torch: all cores).
-Beside a Torch that computes on OpenMP threads, moire runs on the same ones.
+On a CPU the number of threads is torch.get_num_threads() at the time of the call (without Torch:
+all cores). Beside a Torch that computes on OpenMP threads, moire runs on the same ones. On a GPU
+calls run on Torch's current stream of that device; all its contexts share one device state.
 `strict` and `settings` hold for the calls that this thread makes inside the `with` block, backward
-passes on a CPU included.
+passes included.
 """
 
 import contextlib
 import ctypes
 import json
 import os
-import sys
 import threading
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ._abi import ffi, lib, text
 from .errors import error, invalid
 from .values import described, flag, integer
+from .views import torch
 
 _KINDS = {"cpu": 0, "cuda": 1}
 _MOST_THREADS = 4096
 
-_contexts = {}
+_contexts = {}  # (kind, index, threads or stream, strict, implementation): context
+_first_on = {}  # (kind, index): the context whose device state the others share
 _contexts_lock = threading.Lock()
 _abandoned = []
 _is_forked = False
 
 
-class _Settings(threading.local):
-    num_threads = None  # None: torch.get_num_threads()
-    strict = False
-    implementation = None
-    explaining = None  # while explain() runs: {(kind, index): explaining context}
-    saved = None  # and what forwards save meanwhile
+class _Settings(NamedTuple):
+    num_threads: Any = None  # None: torch.get_num_threads()
+    strict: bool = False
+    implementation: Any = None
+    explaining: Any = None  # while explain() runs: {(kind, index): explaining context}
+    saved: Any = None  # and what forwards save meanwhile
 
 
-_settings = _Settings()
+class _OfThread:
+    """The settings of this thread, and of the threads on which autograd runs its backward passes on
+    GPUs: Torch carries what is stashed here over to those.
+    """
+
+    _KEY = "moire.settings"
+    _default = _Settings()
+
+    def __init__(self):
+        self._without_torch = threading.local()
+        self._tls = None if torch is None else torch._C
+
+    def get(self):
+        if self._tls is None:
+            return getattr(self._without_torch, "value", self._default)
+        if self._tls._is_key_in_tls(self._KEY):
+            return self._tls._get_obj_in_tls(self._KEY)
+        return self._default
+
+    def set(self, value):
+        if self._tls is None:
+            self._without_torch.value = value
+        else:
+            self._tls._stash_obj_in_tls(self._KEY, value)
+
+
+_settings = _OfThread()
 
 
 def raise_for(code):
@@ -47,19 +76,26 @@ def raise_for(code):
 
 def current(kind="cpu", index=0):
     """The context that a call on this device runs on, as a cdata pointer."""
-    number = _settings.num_threads or _default_threads()
-    key = (kind, index, number, _settings.strict, _settings.implementation)
+    now = _settings.get()
+    where = _current_stream(index) if kind == "cuda" else now.num_threads or _default_threads()
+    key = (kind, index, where, now.strict, now.implementation)
     context = _contexts.get(key)
     if context is None:
         context = _create(*key)
-    if _settings.explaining is None:
+    if now.explaining is None:
         return context
-    return _explaining(kind, index, context)
+    return _explaining(now.explaining, kind, index, context)
 
 
 def _default_threads():
-    torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch is not None else 0
+
+
+def _current_stream(index):
+    """The address of Torch's current stream on that GPU; 0 is the default stream."""
+    if not torch.cuda.is_initialized():  # no tensor is there yet
+        return 0
+    return torch._C._cuda_getCurrentRawStream(index)
 
 
 def _openmp_of_torch():
@@ -68,7 +104,6 @@ def _openmp_of_torch():
     Its threads spin for milliseconds after each of Torch's operations: a pool of moire's own would
     share its cores with them.
     """
-    torch = sys.modules.get("torch")
     # NOTE: in a forked child an OpenMP run-time that its parent used waits for ever for the
     # parent's threads.
     if torch is None or _is_forked or not torch.backends.openmp.is_available():
@@ -81,7 +116,7 @@ def _openmp_of_torch():
     return ffi.cast("void (*)(void (*)(void *), void *, unsigned, unsigned)", address)
 
 
-def _create(kind, index, num_threads, strict, implementation):
+def _create(kind, index, where, strict, implementation):
     if kind not in _KINDS:
         raise invalid(f"context: tensors are on {kind}:{index}; moire runs on cpu and cuda")
     name = ffi.NULL if implementation is None else ffi.new("char[]", implementation.encode())
@@ -91,27 +126,33 @@ def _create(kind, index, num_threads, strict, implementation):
             "struct_size": ffi.sizeof("moire_context_options"),
             "device": _KINDS[kind],
             "index": index,
-            "num_threads": num_threads,
             "strict": int(strict),
             "implementation": name,
-            "parallel": _openmp_of_torch() if kind == "cpu" else ffi.NULL,
         },
     )
+    if kind == "cpu":
+        options.num_threads, options.parallel = where, _openmp_of_torch()
+    else:
+        options.stream = ffi.cast("void *", where)
     with _contexts_lock:
-        key = (kind, index, num_threads, strict, implementation)
+        key = (kind, index, where, strict, implementation)
         if key not in _contexts:
+            # Shared, a context for a stream that is being captured needs nothing of the device.
+            options.sharing = _first_on.get((kind, index), ffi.NULL)
             created = ffi.new("moire_context **")
             raise_for(lib.moire_context_create(options, created))
             _contexts[key] = created[0]
+            if kind == "cuda":
+                _first_on.setdefault((kind, index), created[0])
         return _contexts[key]
 
 
-def _explaining(kind, index, context):
-    if (kind, index) not in _settings.explaining:
+def _explaining(made, kind, index, context):
+    if (kind, index) not in made:
         created = ffi.new("moire_context **")
         raise_for(lib.moire_context_explaining(context, created))
-        _settings.explaining[kind, index] = created[0]
-    return _settings.explaining[kind, index]
+        made[kind, index] = created[0]
+    return made[kind, index]
 
 
 def _forget_contexts_of_parent():
@@ -119,8 +160,9 @@ def _forget_contexts_of_parent():
     # them for ever.
     global _contexts_lock, _is_forked
     _is_forked = True
-    _abandoned.append(dict(_contexts))
+    _abandoned.append((dict(_contexts), dict(_first_on)))
     _contexts.clear()
+    _first_on.clear()
     _contexts_lock = threading.Lock()
 
 
@@ -141,14 +183,12 @@ def settings(*, num_threads=None, strict=None, implementation=None):
             f"settings: implementation is {described(implementation)}, must be a name such as 'cpu'"
         )
     given = {"num_threads": num_threads, "strict": strict, "implementation": implementation}
-    before = {name: getattr(_settings, name) for name in given}
+    before = _settings.get()
     try:
-        for name, value in given.items():
-            setattr(_settings, name, before[name] if value is None else value)
+        _settings.set(before._replace(**{k: v for k, v in given.items() if v is not None}))
         yield
     finally:
-        for name, value in before.items():
-            setattr(_settings, name, value)
+        _settings.set(before)
 
 
 def strict():
@@ -206,27 +246,34 @@ def explain(function, *args, **kwargs):
         raise invalid(f"explain: function is {described(function)}, must be callable")
     if is_explaining():
         raise invalid("explain: is already running; explain one call at a time")
-    _settings.explaining, _settings.saved = {}, []
+    before = _settings.get()
+    now = before._replace(explaining={}, saved=[])
     try:
+        _settings.set(now)
         function(*args, **kwargs)
-        steps = Explanation(saved=_settings.saved)
-        for context in _settings.explaining.values():
+        steps = Explanation(saved=now.saved)
+        for context in now.explaining.values():
             steps.extend(json.loads(_sized_text(lib.moire_explanation, context)))
         return steps
     finally:
-        contexts, _settings.explaining, _settings.saved = _settings.explaining, None, None
-        for context in contexts.values():
+        _settings.set(before)
+        for context in now.explaining.values():
             lib.moire_context_destroy(context)
 
 
 def is_explaining():
     """Whether values of arrays mean nothing now, because the steps that write them do not run."""
-    return _settings.explaining is not None
+    if torch is not None and torch.compiler.is_compiling():
+        return False
+    return _settings.get().explaining is not None
 
 
 def note_saved(given, made):
     """Tells a running explain() what a forward keeps, tensors or lists of tensors by name."""
-    if sys.modules["torch"].compiler.is_compiling() or _settings.saved is None:
+    if torch.compiler.is_compiling():
+        return
+    saved = _settings.get().saved
+    if saved is None:
         return
     for tensors, by_reference in ((given, True), (made, False)):
         for name, value in tensors.items():
@@ -235,7 +282,7 @@ def note_saved(given, made):
                     continue
                 dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
                 entry = {"name": name, "dtype": dtype, "shape": shape, "bytes": tensor.nbytes}
-                _settings.saved.append({**entry, "by_reference": by_reference})
+                saved.append({**entry, "by_reference": by_reference})
 
 
 def check():

@@ -21,7 +21,9 @@ class Groups:
 
     capacity is the number of rows allocated; without it, a call takes the rows of the tensor that
     it is given. The splits are checked at once: a negative one, a decreasing end, a sum past the
-    capacity name the group and the value.
+    capacity name the group and the value. Splits on a GPU are checked there: what is wrong with
+    them is raised by a later call, or by moire.check(). Splits on the host are copied to the GPU of
+    the arrays that they divide by the first call that needs them there.
     """
 
     def __init__(self, *, splits=None, ends=None, offsets=None, capacity=None):
@@ -41,6 +43,7 @@ class Groups:
             raise invalid("Groups: offsets is empty, must have at least the leading zero")
         self.num_groups = values.shape[0] - (1 if kind == 2 else 0)
         self.capacity = capacity
+        self._copies = {}
         self.offsets = framework.empty(values, (self.num_groups + 1,), framework.int64)
         framework.run(
             "splits_to_offsets",
@@ -63,6 +66,7 @@ class Groups:
             capacity = integer("Groups.of_offsets: capacity", capacity)
         groups = cls.__new__(cls)
         groups.offsets, groups.capacity = offsets, capacity
+        groups._copies = None  # the offsets are the caller's, who may write into them
         groups.num_groups = offsets.shape[0] - 1
         return groups
 
@@ -79,9 +83,16 @@ class Groups:
             return offsets if isinstance(offsets, np.ndarray) else self._on_cpu().numpy()
         if isinstance(offsets, np.ndarray):
             offsets = torch.from_numpy(offsets)
-        if offsets.device == array.device:
+        device = array.device
+        if offsets.device == device:
             return offsets
-        return (self._on_cpu() if offsets.is_meta else offsets).to(array.device)
+        if offsets.is_meta:
+            return self._on_cpu().to(device)
+        if self._copies is None or torch.compiler.is_compiling():
+            return offsets.to(device)
+        if device not in self._copies:
+            self._copies[device] = offsets.to(device)
+        return self._copies[device]
 
     def _on_cpu(self):
         if self.offsets.is_cpu:

@@ -52,7 +52,8 @@ class ParameterGradients:
             [
                 need and not getattr(p, "overwrite_main_grad", False)
                 for p, need in zip(parameters, needs)
-            ]
+            ],
+            parameters[0].device,
         )
         returned = [_dummy(p) if need else None for p, need in zip(parameters, needs)]
         for p, need in zip(parameters, needs):
@@ -102,10 +103,10 @@ def _main_grad(parameter):
     return grad.view(parameter.shape)
 
 
-def _beta(accumulates):
+def _beta(accumulates, device):
     if len(set(accumulates)) == 1:
         return Beta(int(accumulates[0]))
-    return Beta(per_group=torch.tensor(accumulates, dtype=torch.uint8))
+    return Beta(per_group=torch.tensor(accumulates, dtype=torch.uint8, device=device))
 
 
 def _dummy(parameter):

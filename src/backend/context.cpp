@@ -58,6 +58,16 @@ Result<Context> Context::create(const ContextOptions& options) {
   return Context(std::move(state).value(), options);
 }
 
+Result<Context> Context::sharing(const ContextOptions& options) const {
+  if (options.device != device() || options.index != state_->index) {
+    return Status(Code::kInvalidArgument,
+                  concat("context: asked for ", device_name(options.device), " device ",
+                         options.index, " but the context that it shares is of ",
+                         device_name(device()), " device ", state_->index));
+  }
+  return Context(state_, options);
+}
+
 Device Context::device() const { return state_->device; }
 
 Context Context::explaining() const {

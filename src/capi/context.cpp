@@ -92,7 +92,8 @@ int32_t moire_context_create(const moire_context_options* given, moire_context**
     if (read.implementation != nullptr) options.implementation = read.implementation;
     options.stream = read.stream;
     options.parallel = read.parallel;
-    auto created = moire::Context::create(options);
+    auto created = read.sharing == nullptr ? moire::Context::create(options)
+                                           : read.sharing->value.sharing(options);
     if (!created.ok()) return created.status();
     *context = new moire_context{std::move(created).value()};
     return {};

@@ -35,6 +35,20 @@ TEST(Context, RefusesDevicesThatAreNotThereWithTheReason) {
   }
 }
 
+TEST(Context, SharesItsDeviceWithAnotherOfOtherOptions) {
+  const Context context = Context::create().value();
+  ContextOptions options;
+  options.strict = true;
+  const auto shared = context.sharing(options);
+  ASSERT_TRUE(shared.ok()) << shared.status().message();
+  EXPECT_EQ(&shared.value().state(), &context.state());
+  EXPECT_TRUE(shared.value().options().strict);
+  options.device = Device::kCuda;
+  options.index = 2;
+  EXPECT_EQ(context.sharing(options).status().message(),
+            "context: asked for cuda device 2 but the context that it shares is of cpu device 0");
+}
+
 TEST(Context, DescribesDevicesAndBuildAsJson) {
   const auto info = device_info(Device::kCpu, 0);
   ASSERT_TRUE(info.ok());

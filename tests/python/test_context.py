@@ -91,11 +91,25 @@ def test_threads_follow_torch(call):
 def test_settings_nest_and_end():
     from moire.context import _settings
 
+    def found():
+        return _settings.get()[:2]
+
     with moire.settings(num_threads=2):
         with moire.strict(), moire.settings(num_threads=3):
-            assert (_settings.num_threads, _settings.strict) == (3, True)
-        assert (_settings.num_threads, _settings.strict) == (2, False)
-    assert (_settings.num_threads, _settings.strict) == (None, False)
+            assert found() == (3, True)
+        assert found() == (2, False)
+    assert found() == (None, False)
+
+
+def test_settings_are_of_one_thread():
+    from moire.context import _settings
+
+    found = []
+    with moire.settings(num_threads=2):
+        thread = threading.Thread(target=lambda: found.append(_settings.get().num_threads))
+        thread.start()
+        thread.join()
+    assert found == [None]
 
 
 def test_strict_runs_where_the_fastest_runs(call):
