@@ -33,6 +33,14 @@ void quantize_block(const QuantizeFormat& how, const float* values, int64_t pitc
                     const QuantizedPiece& columnwise) {
   QuantizeBlock(how, values, pitch, rows, columns, rowwise, columnwise);
 }
+// The same of floats that are BF16 numbers, stored as such.
+void quantize_bf16_block(const QuantizeFormat& how, const uint16_t* values, int64_t pitch,
+                         int64_t rows, int64_t columns, const QuantizedPiece& rowwise,
+                         const QuantizedPiece& columnwise) {
+  const PitchedRows<Bf16> source{values, pitch};
+  QuantizeRowwise(how, source, rows, columns, rowwise);
+  QuantizeColumnwise(how, source, rows, columns, columnwise);
+}
 
 }  // namespace
 }  // namespace moire::cpu::HWY_NAMESPACE
@@ -58,6 +66,7 @@ HWY_EXPORT(decode_codes);
 HWY_EXPORT(encode_codes);
 HWY_EXPORT(decode_scaled);
 HWY_EXPORT(quantize_block);
+HWY_EXPORT(quantize_bf16_block);
 
 constexpr DType kFp8Types[] = {DType::kE4M3, DType::kE5M2};
 
@@ -270,11 +279,28 @@ std::vector<float> hard_matrix(std::mt19937_64& random, int64_t rows, int64_t co
   return out;
 }
 
+// BF16 numbers of which the largest of every 32 x 32 has this exponent, down to 2^-20 of it.
+std::vector<float> even_matrix(std::mt19937_64& random, int exponent, int64_t rows,
+                               int64_t columns) {
+  std::vector<float> out(static_cast<size_t>(rows * columns));
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const auto bits = static_cast<uint32_t>(random());
+      const int below = r % 32 == c % 32 ? 0 : static_cast<int>(bits % 21);
+      const auto at = static_cast<uint32_t>(std::max(exponent - below, 0));
+      out[static_cast<size_t>(r * columns + c)] =
+          bits % 64 == 63 ? 0.0F : std::bit_cast<float>((bits & 0x807F0000U) | at << 23);
+    }
+  }
+  return out;
+}
+
+enum class Storage { kFp32, kBf16 };
+
 template <class Format>
-void expect_quantized(std::mt19937_64& random, const QuantizeFormat& how, int64_t rows,
-                      int64_t columns) {
+void expect_quantized(const QuantizeFormat& how, const std::vector<float>& values, int64_t rows,
+                      int64_t columns, Storage storage = Storage::kFp32) {
   const int64_t block = how.block(), row_blocks = (columns + block - 1) / block;
-  const std::vector<float> values = hard_matrix(random, rows, columns);
   const auto at = [&](int64_t r, int64_t c) {
     return values[static_cast<size_t>(r * columns + c)];
   };
@@ -300,8 +326,15 @@ void expect_quantized(std::mt19937_64& random, const QuantizeFormat& how, int64_
     }
     want_columns.set_scale(0, c, want);
   }
-  HWY_DYNAMIC_DISPATCH(quantize_block)
-  (how, values.data(), columns, rows, columns, got_rows.piece(), got_columns.piece());
+  if (storage == Storage::kBf16) {
+    std::vector<uint16_t> bits;
+    for (const float v : values) bits.push_back(float_to_bf16(v));
+    HWY_DYNAMIC_DISPATCH(quantize_bf16_block)
+    (how, bits.data(), columns, rows, columns, got_rows.piece(), got_columns.piece());
+  } else {
+    HWY_DYNAMIC_DISPATCH(quantize_block)
+    (how, values.data(), columns, rows, columns, got_rows.piece(), got_columns.piece());
+  }
   ASSERT_TRUE(got_rows == want_rows) << "rowwise " << rows << " x " << columns;
   ASSERT_TRUE(got_columns == want_columns) << "columnwise " << rows << " x " << columns;
 }
@@ -315,12 +348,29 @@ TEST(QuantizeBlock, GivesTheBytesOfTheScalarDefinitionAndWritesNoOther) {
         for (const int64_t columns : {1, 7, 31, 32, 33, 64, 128, 131, 160}) {
           for (const int64_t rows : {1, 5, 32}) {
             SCOPED_TRACE(scaling);
-            expect_quantized<E4M3>(fresh.engine(), {DType::kE4M3, scaling, fractional}, rows,
-                                   columns);
-            expect_quantized<E5M2>(fresh.engine(), {DType::kE5M2, scaling, fractional}, rows,
-                                   columns);
+            const std::vector<float> values = hard_matrix(fresh.engine(), rows, columns);
+            expect_quantized<E4M3>({DType::kE4M3, scaling, fractional}, values, rows, columns);
+            expect_quantized<E5M2>({DType::kE5M2, scaling, fractional}, values, rows, columns);
           }
         }
+      }
+    }
+  });
+}
+
+TEST(QuantizeBlock, BF16NumbersGiveTheBytesOfTheScalarDefinitionAtEveryExponent) {
+  const FloatEnvironment exact;
+  test::Random fresh;
+  for_each_target([&] {
+    for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
+      for (int exponent = 0; exponent < 256; ++exponent) {  // 255: infinities and NaN
+        SCOPED_TRACE(testing::Message() << scaling << ", exponent " << exponent);
+        constexpr int64_t kColumns = 300;
+        const std::vector<float> values = even_matrix(fresh.engine(), exponent, 32, kColumns);
+        expect_quantized<E4M3>({DType::kE4M3, scaling, false}, values, 32, kColumns,
+                               Storage::kBf16);
+        expect_quantized<E5M2>({DType::kE5M2, scaling, false}, values, 32, kColumns,
+                               Storage::kBf16);
       }
     }
   });

@@ -204,6 +204,7 @@ HWY_AFTER_NAMESPACE();
 #include <numeric>
 
 #include "backend/cpu/implementations.h"
+#include "backend/cpu/rows.h"
 #include "core/format.h"
 
 namespace moire::cpu {
@@ -216,8 +217,6 @@ HWY_EXPORT(move_small_units);
 constexpr int64_t kShortRun = 128;
 // Bytes that a task moves, about.
 constexpr int64_t kTaskBytes = 256 << 10;
-// From this size of the target on, stores bypass the cache.
-constexpr int64_t kBypassBytes = 8 << 20;
 
 // The tensor as [outer, 2F positions, rows, row_bytes]; strides in bytes.
 struct Move {

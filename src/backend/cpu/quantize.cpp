@@ -20,8 +20,10 @@ QuantizedPiece advanced(const QuantizedPiece& p, const QuantizeFormat& how, int6
                         int64_t scale) {
   if (p.data == nullptr) return p;
   const int64_t scale_bytes = how.scaling == MOIRE_SCALING_MXFP8 ? 1 : 4;
-  return {p.data + column, p.stride, static_cast<char*>(p.scales) + scale * scale_bytes,
-          p.scale_stride};
+  QuantizedPiece out = p;
+  out.data += column;
+  out.scales = static_cast<char*>(p.scales) + scale * scale_bytes;
+  return out;
 }
 
 template <class Rows>
@@ -79,6 +81,7 @@ void quantize_codes(const QuantizeStrip& q) {
 void quantize_strip(const QuantizeStrip& q) {
   const bool is_fp8 = dtype_size(q.strip.source.dtype) == 1;
   (is_fp8 ? quantize_codes : quantize_floats)(q);
+  if (q.rowwise.bypasses_cache || q.columnwise.bypasses_cache) hwy::FlushStream();
 }
 
 }  // namespace
@@ -143,11 +146,16 @@ class Copies {
   QuantizeFormat format(const Quantized& q) const {
     return {TensorView(q.data).type(), scaling_, fractional_};
   }
+  static bool bypasses_cache(const TensorView& codes) {
+    constexpr int64_t kLine = 64;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(codes.data) % kLine == 0;
+    return is_aligned && codes.stride() % kLine == 0 && codes.num_elements() >= kBypassBytes;
+  }
   static QuantizedPiece piece(const Quantized& q, int64_t row, int64_t scale_row) {
     if (!q.is_present()) return {};
     const TensorView data(q.data), scales(q.scales);
     return {row_of<uint8_t>(data, row), data.stride(), row_bytes_of(scales, scale_row),
-            scales.stride()};
+            scales.stride(), bypasses_cache(data)};
   }
 
   Quantized rowwise_, columnwise_;

@@ -23,6 +23,8 @@ struct QuantizedPiece {
   int64_t stride = 0;
   void* scales = nullptr;  // E8M0 or FP32
   int64_t scale_stride = 0;
+  // Codes may go to memory past the cache; every row of the copy starts at a cache line.
+  bool bypasses_cache = false;
 };
 
 }  // namespace moire::cpu

@@ -1,7 +1,7 @@
 // FP8 codes and scales of blocks down columns, two passes over the rows: the first finds the
 // largest absolute value of each column, the second encodes. Include after simd_targets.h, inside
 // the foreach_target pattern.
-#include "backend/cpu/quantize_values-inl.h"
+#include "backend/cpu/quantize_bf16_columns-inl.h"
 
 #if defined(MOIRE_QUANTIZE_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOIRE_QUANTIZE_COLUMNS_INL_H_
@@ -11,15 +11,11 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// Columns whose scales are computed together: rows are read and written that far at a time.
-inline constexpr int64_t kColumnBatch = 1024;
-// Rows that a pass over the largest values so far takes together.
-inline constexpr int64_t kRowsPerPass = 4;
 
 // amax[i] = the bits of the largest absolute value of column i, from lane i to the last whole
 // vector before `columns`; returns where it ended.
@@ -99,6 +95,12 @@ HWY_INLINE int64_t ScaleColumns(D d, const Scaling& scaling, const int32_t* amax
 template <class Format, class Scaling, class Rows>
 inline void QuantizeColumnBatch(const Scaling& scaling, const Rows& rows, int64_t num_rows,
                                 int64_t columns, const QuantizedPiece& out) {
+  if constexpr (std::is_same_v<typename Rows::Format, Bf16>) {
+    if (scaling.is_power_of_two() &&
+        QuantizeBf16ColumnBatch<Format>(scaling, rows, num_rows, columns, out)) {
+      return;
+    }
+  }
   alignas(64) int32_t amax[kColumnBatch];
   alignas(64) float multipliers[kColumnBatch];
   FindColumnAmax<false>(rows, num_rows, columns, amax);
@@ -120,9 +122,11 @@ inline void QuantizeDownColumns(const Scaling& scaling, const Rows& rows, int64_
                                 int64_t columns, const QuantizedPiece& out) {
   using Scale = typename Scaling::Scale::Element;
   for (int64_t c = 0; c < columns; c += kColumnBatch) {
-    QuantizeColumnBatch<Format>(
-        scaling, advanced(rows, c), num_rows, std::min(kColumnBatch, columns - c),
-        {out.data + c, out.stride, static_cast<Scale*>(out.scales) + c, out.scale_stride});
+    QuantizedPiece batch = out;
+    batch.data += c;
+    batch.scales = static_cast<Scale*>(out.scales) + c;
+    QuantizeColumnBatch<Format>(scaling, advanced(rows, c), num_rows,
+                                std::min(kColumnBatch, columns - c), batch);
   }
 }
 

@@ -1,6 +1,6 @@
 // FP8 codes and scales of blocks along rows. Include after simd_targets.h, inside the
 // foreach_target pattern.
-#include "backend/cpu/quantize_values-inl.h"
+#include "backend/cpu/quantize_bf16_rows-inl.h"
 
 #if defined(MOIRE_QUANTIZE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOIRE_QUANTIZE_ROWS_INL_H_
@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
@@ -78,9 +79,6 @@ HWY_INLINE void EncodeRun(const Rows& rows, int64_t r, int64_t column, int64_t n
   }
 }
 
-// Blocks whose scales are computed together.
-inline constexpr int64_t kScaleBatch = 16;
-
 // Columns [first, end), which start a block, of rows [begin, begin + count): at most kScaleBatch
 // blocks. The last block of a row may be short.
 template <class Format, class Scaling, class Rows>
@@ -89,6 +87,12 @@ inline void QuantizeRowBatch(const Scaling& scaling, const Rows& rows, int64_t b
   using Scale = typename Scaling::Scale::Element;
   using Source = typename Rows::Format;
   constexpr int64_t kBlock = Scaling::kBlock;
+  if constexpr (std::is_same_v<Source, Bf16>) {
+    if (scaling.is_power_of_two() && (end - first) % kBlock == 0 &&
+        QuantizeBf16RowBatch<Format>(scaling, rows, begin, count, first, end, out)) {
+      return;
+    }
+  }
   const FloatTag d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   alignas(64) float amax[kScaleBatch], multipliers[kScaleBatch];
@@ -128,13 +132,18 @@ template <class Format, class Scaling, class Rows>
 inline void QuantizeAlongRows(const Scaling& scaling, const Rows& rows, int64_t num_rows,
                               int64_t columns, const QuantizedPiece& out) {
   constexpr int64_t kColumns = kScaleBatch * Scaling::kBlock;
-  const int64_t width = std::max(std::min(columns, kColumns), int64_t{1});
-  const int64_t batch = kScaleBatch / ((width + Scaling::kBlock - 1) / Scaling::kBlock);
+  const int64_t whole = columns / Scaling::kBlock * Scaling::kBlock;
+  const int64_t width = std::max(std::min(whole, kColumns), Scaling::kBlock);
+  const int64_t batch = kScaleBatch / (width / Scaling::kBlock);
   for (int64_t r = 0; r < num_rows; r += batch) {
-    for (int64_t c = 0; c < columns; c += width) {
-      QuantizeRowBatch<Format>(scaling, rows, r, std::min(batch, num_rows - r), c,
-                               std::min(columns, c + width), out);
+    const int64_t count = std::min(batch, num_rows - r);
+    for (int64_t c = 0; c < whole; c += width) {
+      QuantizeRowBatch<Format>(scaling, rows, r, count, c, std::min(whole, c + width), out);
     }
+  }
+  for (int64_t r = 0; whole < columns && r < num_rows; r += kScaleBatch) {
+    const int64_t count = std::min(kScaleBatch, num_rows - r);
+    QuantizeRowBatch<Format>(scaling, rows, r, count, whole, columns, out);
   }
 }
 

@@ -20,6 +20,7 @@ template <class Format>
 struct MxScaling {
   using Scale = E8m0;
   static constexpr int64_t kBlock = 32;
+  static constexpr bool is_power_of_two() { return true; }
 
   // The multipliers of Lanes(d) blocks, whose scales are stored.
   template <class D>
@@ -44,6 +45,7 @@ struct BlockScaling {
   using Scale = Fp32;
   static constexpr int64_t kBlock = 128;
   bool fractional = false;
+  bool is_power_of_two() const { return !fractional; }
 
   float store(float amax, float* scale) const {
     const BlockScale s = block_scale<typename Format::Scalar>(amax, fractional);

@@ -46,6 +46,13 @@ struct ListedRows {
 
 inline constexpr int32_t kInfinityBits = 0x7F800000;
 
+// Blocks along rows whose scales are computed together.
+inline constexpr int64_t kScaleBatch = 16;
+// Columns whose scales are computed together: rows are read and written that far at a time.
+inline constexpr int64_t kColumnBatch = 1024;
+// Rows that a pass over the columns' largest values so far takes together.
+inline constexpr int64_t kRowsPerPass = 4;
+
 // The bits of |x|, which order as the values do; NaN counts as zero where kSkipsNan.
 template <class Source, bool kSkipsNan, class D>
 HWY_INLINE SignedOf<D> Magnitude(D d, const typename Source::Element* p) {

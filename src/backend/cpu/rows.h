@@ -41,6 +41,9 @@ inline int64_t rows_in_use(const Groups& groups) {
   return groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
 }
 
+// From this size of an output on, stores may bypass the cache.
+inline constexpr int64_t kBypassBytes = 8 << 20;
+
 // How many items of so many bytes make a task worth waking a thread for, and small enough to share.
 inline int64_t items_per_task(int64_t bytes_per_item) {
   constexpr int64_t kBytesPerTask = 128 * 1024;
