@@ -23,7 +23,7 @@ namespace moire {
     return list;                                                  \
   }
 
-MOIRE_OP(SplitsToOffsetsArgs, cpu::kSplitsToOffsets)
+MOIRE_OP(SplitsToOffsetsArgs, MOIRE_CUDA(cuda::portable::kSplitsToOffsets) cpu::kSplitsToOffsets)
 MOIRE_OP(QuantizeArgs, cpu::kQuantize)
 MOIRE_OP(QuantizeWeightArgs, cpu::kQuantizeWeight)
 MOIRE_OP(DequantizeArgs, cpu::kDequantize)
@@ -39,7 +39,7 @@ MOIRE_OP(GroupedGemmGluBackwardArgs, cpu::kGroupedGemmGluBackward)
 MOIRE_OP(GroupedGemmWgradArgs, cpu::kGroupedGemmWgrad)
 MOIRE_OP(RouterArgs, cpu::kRouter)
 MOIRE_OP(RouterBackwardArgs, cpu::kRouterBackward)
-MOIRE_OP(PermutePlanArgs, cpu::kPermutePlan)
+MOIRE_OP(PermutePlanArgs, MOIRE_CUDA(cuda::portable::kPermutePlan) cpu::kPermutePlan)
 MOIRE_OP(PermuteArgs, cpu::kPermute)
 MOIRE_OP(UnpermuteArgs, cpu::kUnpermute)
 MOIRE_OP(UnpermuteBackwardArgs, cpu::kUnpermuteBackward)

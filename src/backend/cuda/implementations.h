@@ -8,8 +8,10 @@ namespace moire::cuda {
 namespace sm90 {}  // namespace sm90
 
 namespace portable {
+extern const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets;
 extern const Implementation<GluArgs> kGlu;
 extern const Implementation<GluBackwardArgs> kGluBackward;
+extern const Implementation<PermutePlanArgs> kPermutePlan;
 }  // namespace portable
 
 }  // namespace moire::cuda

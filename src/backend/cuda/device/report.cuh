@@ -12,7 +12,7 @@ enum class Finding : int32_t {
   kDecreasing,     // group `index` has offsets `limit` to `value`
   kPastCapacity,   // group `index` ends at row `value`, capacity `limit`
   kNegativeSplit,  // group `index` has `value` rows
-  kPastInt32,      // group `index` ends at `value`, which an INT32 output cannot hold
+  kPastOutput,     // group `index` ends at row `value`, times `limit` past the dtype `tensor`
   kIndexOutside,   // entry `index` is `value`, must be below `limit`
   kTooFewRows,     // `value` routed rows, capacity `limit`
   kNotOncePerRow,  // scatter_idx names `value` rows, the groups have `limit`
@@ -22,7 +22,7 @@ enum class Finding : int32_t {
 struct ErrorRecord {
   volatile Finding finding;  // written last
   const char* op;            // a literal of the host
-  const char* tensor;        // likewise; of kIndexOutside
+  const char* tensor;        // likewise; of kIndexOutside and kPastOutput
   int64_t index, value, limit;
 };
 

@@ -41,8 +41,9 @@ std::string sentence(const ErrorRecord& r, Finding finding) {
       return concat("group ", r.index, " ends at row ", r.value, ", past the capacity ", r.limit);
     case Finding::kNegativeSplit:
       return concat("group ", r.index, " has ", r.value, " rows, must not be negative");
-    case Finding::kPastInt32:
-      return concat("group ", r.index, " ends at ", r.value, ", too large for an int32 output");
+    case Finding::kPastOutput:
+      return concat("group ", r.index, " ends at row ", r.value, ", times ", r.limit, " exceeds ",
+                    r.tensor);
     case Finding::kIndexOutside:
       return concat(r.tensor, "[", r.index, "] is ", r.value, ", must be below ", r.limit);
     case Finding::kTooFewRows:
