@@ -40,9 +40,10 @@ MOIRE_OP(GroupedGemmWgradArgs, cpu::kGroupedGemmWgrad)
 MOIRE_OP(RouterArgs, cpu::kRouter)
 MOIRE_OP(RouterBackwardArgs, cpu::kRouterBackward)
 MOIRE_OP(PermutePlanArgs, MOIRE_CUDA(cuda::portable::kPermutePlan) cpu::kPermutePlan)
-MOIRE_OP(PermuteArgs, cpu::kPermute)
-MOIRE_OP(UnpermuteArgs, cpu::kUnpermute)
-MOIRE_OP(UnpermuteBackwardArgs, cpu::kUnpermuteBackward)
+MOIRE_OP(PermuteArgs, MOIRE_CUDA(cuda::portable::kPermute) cpu::kPermute)
+MOIRE_OP(UnpermuteArgs, MOIRE_CUDA(cuda::portable::kUnpermute) cpu::kUnpermute)
+MOIRE_OP(UnpermuteBackwardArgs,
+         MOIRE_CUDA(cuda::portable::kUnpermuteBackward) cpu::kUnpermuteBackward)
 
 #undef MOIRE_OP
 

@@ -12,6 +12,9 @@ extern const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets;
 extern const Implementation<GluArgs> kGlu;
 extern const Implementation<GluBackwardArgs> kGluBackward;
 extern const Implementation<PermutePlanArgs> kPermutePlan;
+extern const Implementation<PermuteArgs> kPermute;
+extern const Implementation<UnpermuteArgs> kUnpermute;
+extern const Implementation<UnpermuteBackwardArgs> kUnpermuteBackward;
 }  // namespace portable
 
 }  // namespace moire::cuda

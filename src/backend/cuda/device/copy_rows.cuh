@@ -1,0 +1,78 @@
+// Whole rows copied or zeroed, in pieces whose size the host chooses.
+#pragma once
+
+#include <moire/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+
+#include "backend/cuda/device/matrix.cuh"
+#include "backend/cuda/device/values.cuh"
+
+namespace moire::cuda {
+
+inline constexpr int kWarp = 32;
+
+// `pieces` pieces by one warp, a few loads of each thread under way at once.
+template <class Piece>
+__device__ inline void copy_by_warp(const Piece* from, Piece* to, uint32_t pieces) {
+  constexpr uint32_t kAtOnce = 4;
+  for (uint32_t first = threadIdx.x % kWarp; first < pieces; first += kAtOnce * kWarp) {
+    Piece loaded[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      if (first + i * kWarp < pieces) loaded[i] = from[first + i * kWarp];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      if (first + i * kWarp < pieces) to[first + i * kWarp] = loaded[i];
+    }
+  }
+}
+
+template <class Piece>
+__device__ inline void zero_by_warp(Piece* to, uint32_t pieces) {
+  for (uint32_t i = threadIdx.x % kWarp; i < pieces; i += kWarp) to[i] = Piece{};
+}
+
+// Rows `first` ... `end` - 1, shared out to the warps of all blocks (one-dimensional ones).
+template <class Piece>
+__device__ inline void zero_rows(const Matrix<Piece>& rows, int64_t first, int64_t end,
+                                 uint32_t pieces) {
+  const int64_t warps_per_block = blockDim.x / kWarp;
+  const int64_t warp = blockIdx.x * warps_per_block + threadIdx.x / kWarp;
+  for (int64_t row = first + warp; row < end; row += gridDim.x * warps_per_block) {
+    zero_by_warp(rows.row(row), pieces);
+  }
+}
+
+// A tensor in pieces: strides and columns count them.
+template <class Piece>
+Matrix<Piece> pieces_of(const TensorView& t) {
+  const auto size = static_cast<int64_t>(sizeof(Piece));
+  return {static_cast<Piece*>(t.data), t.stride() * dtype_size(t.type()) / size};
+}
+template <class Piece>
+uint32_t pieces_per_row(const TensorView& t) {
+  return static_cast<uint32_t>(t.columns() * dtype_size(t.type()) /
+                               static_cast<int64_t>(sizeof(Piece)));
+}
+
+// Calls f.operator()<Piece>() with 16 bytes where the tensors' rows allow it, else with their
+// element; they have one dtype.
+template <class F>
+decltype(auto) with_piece(std::initializer_list<TensorView> tensors, F&& f) {
+  const TensorView& first = *tensors.begin();
+  const int64_t size = dtype_size(first.type());
+  if (opens_vectors(tensors) && first.columns() * size % kVectorBytes == 0) {
+    return std::forward<F>(f).template operator()<uint4>();
+  }
+  if (size == 8) return std::forward<F>(f).template operator()<uint64_t>();
+  if (size == 4) return std::forward<F>(f).template operator()<uint32_t>();
+  if (size == 2) return std::forward<F>(f).template operator()<uint16_t>();
+  return std::forward<F>(f).template operator()<uint8_t>();
+}
+
+}  // namespace moire::cuda

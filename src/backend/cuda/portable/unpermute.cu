@@ -1,0 +1,175 @@
+// unpermute on CUDA: a block takes whole tokens, a thread 16 bytes of a row at a time (or one
+// element) and the rows of up to 4 choices at once; they are added in order of choice. The weights'
+// gradient is gathered by a thread per choice, in a second launch where both are asked for.
+#include <algorithm>
+
+#include "backend/cuda/device/indices.cuh"
+#include "backend/cuda/device/matrix.cuh"
+#include "backend/cuda/device/values.cuh"
+#include "backend/cuda/implementations.h"
+#include "backend/cuda/runtime/launch.h"
+#include "core/format.h"
+
+namespace moire::cuda::portable {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kChoicesAtOnce = 4;
+// Pieces of y that a block makes.
+constexpr int64_t kPiecesPerBlock = 2 * kThreads;
+
+template <class From, class To>
+struct Operands {
+  Matrix<const From> rows;
+  int64_t num_rows;
+  Indices scatter_idx;
+  Matrix<const float> weights;  // or absent
+  Matrix<To> y;
+  int64_t num_tokens;
+  int64_t k;
+  uint32_t pieces;  // of a row
+  uint32_t tokens_per_block;
+};
+
+// Adds the rows of choices first ... first + 3 to sum. The first choice of a token starts it, so
+// that a single choice of weight 1 keeps the sign of its zeros.
+template <int N, class From, class To>
+__device__ void add_choices(const Operands<From, To>& args, int64_t token, int64_t first,
+                            uint32_t column, bool& has_started, float (&sum)[N],
+                            const Reporter& reporter) {
+  int64_t row[kChoicesAtOnce];
+  Packed<From, N> piece[kChoicesAtOnce];
+#pragma unroll
+  for (int j = 0; j < kChoicesAtOnce; ++j) {
+    row[j] = first + j < args.k ? args.scatter_idx.at(token, first + j) : -1;
+  }
+#pragma unroll
+  for (int j = 0; j < kChoicesAtOnce; ++j) {
+    if (row[j] == -1) continue;
+    row[j] = checked_index(args.scatter_idx, token * args.k + first + j, row[j], args.num_rows,
+                           Dropping::kAllowed, reporter);
+    if (row[j] >= 0) piece[j] = load<N>(args.rows.row(row[j]) + column);
+  }
+#pragma unroll
+  for (int j = 0; j < kChoicesAtOnce; ++j) {
+    if (row[j] < 0) continue;
+    const float weight = args.weights.is_present() ? args.weights.row(token)[first + j] : 1.0F;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      sum[i] = has_started ? fmaf(weight, piece[j][i], sum[i]) : weight * piece[j][i];
+    }
+    has_started = true;
+  }
+}
+
+template <int N, class From, class To>
+__global__ void __launch_bounds__(kThreads, 3)
+    sum_kernel(Operands<From, To> args, Reporter reporter) {
+  const int64_t first_token = int64_t{blockIdx.x} * args.tokens_per_block;
+  for (uint32_t i = threadIdx.x; i < args.tokens_per_block * args.pieces; i += kThreads) {
+    const int64_t token = first_token + i / args.pieces;
+    const uint32_t column = i % args.pieces * N;
+    if (token >= args.num_tokens) return;
+    float sum[N] = {};
+    bool has_started = false;
+    for (int64_t first = 0; first < args.k; first += kChoicesAtOnce) {
+      add_choices(args, token, first, column, has_started, sum, reporter);
+    }
+    Packed<To, N> y;
+#pragma unroll
+    for (int j = 0; j < N; ++j) y.set(j, sum[j]);
+    store(args.y.row(token) + column, y);
+  }
+}
+
+struct WeightGather {
+  const float* probs;
+  int64_t num_rows;
+  Indices scatter_idx;
+  Matrix<float> topk_weights;
+  int64_t num_choices;
+  uint32_t k;
+};
+
+__global__ void __launch_bounds__(kThreads) gather_kernel(WeightGather args, Reporter reporter) {
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (thread >= args.num_choices) return;
+  const int64_t token = thread / args.k, choice = thread % args.k;
+  const int64_t row = checked_index(args.scatter_idx, thread, args.scatter_idx.at(token, choice),
+                                    args.num_rows, Dropping::kAllowed, reporter);
+  args.topk_weights.row(token)[choice] = row < 0 ? 0.0F : args.probs[row];
+}
+
+template <int N, class From, class To>
+Operands<From, To> operands_of(const UnpermuteArgs& args) {
+  const TensorView rows(args.rows), y(args.y);
+  const int64_t pieces = y.columns() / N;
+  const int64_t per_block = std::max<int64_t>(1, kPiecesPerBlock / std::max<int64_t>(1, pieces));
+  return {.rows = matrix_of<const From>(rows),
+          .num_rows = rows.num_rows(),
+          .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
+          .weights = matrix_of<const float>(args.weights),
+          .y = matrix_of<To>(y),
+          .num_tokens = y.num_rows(),
+          .k = args.scatter_idx.shape[1],
+          .pieces = static_cast<uint32_t>(pieces),
+          .tokens_per_block = static_cast<uint32_t>(per_block)};
+}
+
+// Calls f.operator()<N, From, To>() for the types and the alignment of a call.
+template <class F>
+decltype(auto) with_types(const UnpermuteArgs& args, F&& f) {
+  const TensorView rows(args.rows), y(args.y);
+  return with_float_type(rows.type(), [&]<class From>() {
+    constexpr int kN = kVector<From>;
+    const bool is_vector = opens_vectors({rows, y}) && y.columns() % kN == 0;
+    if (y.type() != rows.type()) {
+      return is_vector ? f.template operator()<kN, From, float>()
+                       : f.template operator()<1, From, float>();
+    }
+    return is_vector ? f.template operator()<kN, From, From>()
+                     : f.template operator()<1, From, From>();
+  });
+}
+
+void gather_weights(Launcher& launcher, const UnpermuteArgs& args) {
+  const TensorView topk_weights(args.topk_weights), probs(args.probs);
+  const WeightGather gather{.probs = vector_of<const float>(probs),
+                            .num_rows = probs.columns(),
+                            .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
+                            .topk_weights = matrix_of<float>(topk_weights),
+                            .num_choices = topk_weights.num_elements(),
+                            .k = static_cast<uint32_t>(topk_weights.columns())};
+  launcher.launch(gather_kernel, {blocks_for(gather.num_choices, kThreads), kThreads}, gather,
+                  launcher.reporter());
+}
+
+Status run(const Context& context, const UnpermuteArgs& args) {
+  Launcher launcher(context, "unpermute");
+  if (args.y.rank != 0) {
+    with_types(args, [&]<int N, class From, class To>() {
+      const auto operands = operands_of<N, From, To>(args);
+      const uint32_t blocks = blocks_for(operands.num_tokens, operands.tokens_per_block);
+      launcher.launch(sum_kernel<N, From, To>, {blocks, kThreads}, operands, launcher.reporter());
+    });
+  }
+  if (args.topk_weights.rank != 0) gather_weights(launcher, args);
+  return launcher.status();
+}
+
+std::string policy(const DeviceState&, const UnpermuteArgs& args) {
+  if (args.y.rank == 0) return "a thread per choice";
+  return with_types(args, [&]<int N, class From, class To>() {
+    const auto operands = operands_of<N, From, To>(args);
+    return concat(operands.tokens_per_block, " tokens per block of ", kThreads, " threads, ", N,
+                  " columns and ", kChoicesAtOnce, " choices at once",
+                  args.topk_weights.rank != 0 ? ", weights in a second launch" : "");
+  });
+}
+
+}  // namespace
+
+const Implementation<UnpermuteArgs> kUnpermute = {"portable",   Device::kCuda, supports_everything,
+                                                  no_workspace, policy,        run};
+
+}  // namespace moire::cuda::portable
