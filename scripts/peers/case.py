@@ -1,0 +1,45 @@
+"""One thing that every peer does: its functions, its FLOP, what they have to agree on."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Case:
+    name: str
+    flop: int
+    run: dict  # peer -> function, which returns tensors
+    absent: dict = field(default_factory=dict)  # peer -> why it is not among them
+    check: Any = None  # () -> pairs of tensors to agree; None: what moire and torch return
+    keeps: tuple = ()  # (peer, forward): count the bytes that it keeps for its backward
+    operands: dict = field(default_factory=dict)  # for peers of others.py; "kind" says which
+
+    def difference(self):
+        """The largest relative difference (of norms) between what moire and torch compute."""
+        pairs = self.check() if self.check else zip(self.run["moire"](), self.run["torch"]())
+        return max(relative_difference(a, b) for a, b in pairs)
+
+
+def relative_difference(found, wanted):
+    """|found - wanted| / |wanted|, in double but for memory: piece by piece."""
+    difference = norm = 0.0
+    for a, b in zip(found.flatten().split(2**26), wanted.flatten().split(2**26)):
+        a, b = a.double(), b.double()
+        difference += (a - b).square().sum().item()
+        norm += b.square().sum().item()
+    return (difference / norm) ** 0.5 if norm else difference
+
+
+def grouped_mm():
+    """torch's grouped_mm, public since 2.10."""
+    return getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+
+
+def no_grad(function):
+    def run():
+        with torch.no_grad():
+            return function()
+
+    return run
