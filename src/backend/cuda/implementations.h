@@ -11,6 +11,8 @@ namespace portable {
 extern const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets;
 extern const Implementation<GluArgs> kGlu;
 extern const Implementation<GluBackwardArgs> kGluBackward;
+extern const Implementation<RouterArgs> kRouter;
+extern const Implementation<RouterBackwardArgs> kRouterBackward;
 extern const Implementation<PermutePlanArgs> kPermutePlan;
 extern const Implementation<PermuteArgs> kPermute;
 extern const Implementation<UnpermuteArgs> kUnpermute;

@@ -1,0 +1,115 @@
+// The scores of one token's experts, spread over a team: what router and its gradient share.
+// Thread i of n holds experts i, i + n, i + 2n, ...
+#pragma once
+
+#include <moire/routing.h>
+
+#include <cstdint>
+
+#include "backend/cuda/device/indices.cuh"
+#include "backend/cuda/device/matrix.cuh"
+#include "backend/cuda/device/team.cuh"
+#include "backend/cuda/device/values.cuh"
+
+namespace moire::cuda::portable {
+
+inline constexpr int64_t kMaxExperts = 4096;
+inline constexpr int kRouterThreads = 256;
+
+// Logits and gradients of any float type, told apart at run time: a branch that all threads take
+// alike, beside exponentials.
+struct AnyFloats {
+  void* data;
+  int64_t stride;
+  DType dtype;
+
+  __device__ float at(int64_t row, int64_t column) const {
+    const int64_t i = row * stride + column;
+    if (dtype == DType::kBF16) return to_float(static_cast<const __nv_bfloat16*>(data)[i]);
+    if (dtype == DType::kFP16) return to_float(static_cast<const __half*>(data)[i]);
+    return static_cast<const float*>(data)[i];
+  }
+  __device__ void set(int64_t row, int64_t column, float v) const {
+    const int64_t i = row * stride + column;
+    if (dtype == DType::kBF16) {
+      static_cast<__nv_bfloat16*>(data)[i] = from_float<__nv_bfloat16>(v);
+    } else if (dtype == DType::kFP16) {
+      static_cast<__half*>(data)[i] = from_float<__half>(v);
+    } else {
+      static_cast<float*>(data)[i] = v;
+    }
+  }
+};
+inline AnyFloats any_floats(const TensorView& t) { return {t.data, t.stride(), t.type()}; }
+
+template <class Team, int kPerThread>
+struct Scores {
+  float values[kPerThread];
+  float complements[kPerThread];  // 1 - sigmoid, without cancellation
+
+  __device__ static int expert(int i) { return i * Team::kThreads + Team::index(); }
+
+  __device__ Scores(const AnyFloats& logits, int64_t token, int num_experts, int32_t kind) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      values[i] = expert(i) < num_experts ? logits.at(token, expert(i)) : -INFINITY;
+    }
+    if (kind == MOIRE_ROUTER_SIGMOID) {
+      sigmoid();
+    } else {
+      softmax();
+    }
+  }
+
+  // The value that expert e has in `of`, for the whole team.
+  __device__ static float pick(const float (&of)[kPerThread], int e) {
+    float v = 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) v = i == e / Team::kThreads ? of[i] : v;
+    return Team::of(v, e % Team::kThreads);
+  }
+
+ private:
+  // A row with NaN or +inf, or with nothing above -inf, has no softmax: all NaN.
+  __device__ void softmax() {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) largest = fmaxf(largest, values[i]);
+    largest = Team::max(largest);
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      values[i] = expf(values[i] - largest);
+      total += values[i];
+    }
+    total = Team::sum(total);
+    const bool exists = total >= 1.0F;  // the largest logit alone gives exp(0)
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) values[i] = exists ? values[i] / total : NAN;
+  }
+  __device__ void sigmoid() {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const float v = values[i], e = expf(-fabsf(v));
+      const float small = e / (1.0F + e), large = 1.0F / (1.0F + e);
+      values[i] = v < 0 ? small : large;
+      complements[i] = v < 0 ? large : small;
+    }
+  }
+};
+
+// A share of a sum: a sum of zero gives shares of zero.
+__device__ inline float share(float score, float sum) { return sum == 0.0F ? 0.0F : score / sum; }
+inline float scale_of(float scale) { return scale == 0.0F ? 1.0F : scale; }
+
+// Calls f.operator()<Team, kPerThread>() for a number of experts up to kMaxExperts; on the host.
+template <class F>
+decltype(auto) with_team(int64_t num_experts, F&& f) {
+  if (num_experts <= 64) return f.template operator()<WarpTeam, 2>();
+  if (num_experts <= 128) return f.template operator()<WarpTeam, 4>();
+  if (num_experts <= 256) return f.template operator()<WarpTeam, 8>();
+  if (num_experts <= 512) return f.template operator()<WarpTeam, 16>();
+  return f.template operator()<BlockTeam, 16>();
+}
+
+}  // namespace moire::cuda::portable
