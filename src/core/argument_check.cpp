@@ -11,7 +11,12 @@
 namespace moire {
 namespace {
 
-std::string names_of(std::span<const DType> dtypes) {
+// Parts of messages.
+struct AnyOf {
+  std::span<const DType> dtypes;
+};
+std::string to_text(const AnyOf& any) {
+  const std::span<const DType> dtypes = any.dtypes;
   std::string out;
   for (size_t i = 0; i < dtypes.size(); ++i) {
     if (i != 0) out += i + 1 == dtypes.size() ? " or " : ", ";
@@ -20,7 +25,11 @@ std::string names_of(std::span<const DType> dtypes) {
   return out;
 }
 
-std::string expected_shape(std::span<const NamedSize> shape) {
+struct Sizes {
+  std::span<const NamedSize> shape;
+};
+std::string to_text(const Sizes& expected) {
+  const std::span<const NamedSize> shape = expected.shape;
   std::string names = "[", sizes = "[";
   for (size_t i = 0; i < shape.size(); ++i) {
     names += concat(i == 0 ? "" : ", ", shape[i].name);
@@ -76,14 +85,14 @@ bool ArgumentCheck::layout_of(std::string_view name, const TensorView& t,
                               std::span<const DType> dtypes, bool may_be_null) {
   bool known = false;
   for (const DType dtype : dtypes) known = known || dtype == t.type();
-  if (!require(known, name, " is ", to_string(t), ", needs ", names_of(dtypes))) return false;
+  if (!require(known, name, " is ", t, ", needs ", AnyOf{dtypes})) return false;
   for (int32_t i = 0; i < t.rank; ++i) {
-    if (!require(t.shape[i] >= 0, name, " is ", to_string(t), ": sizes must not be negative")) {
+    if (!require(t.shape[i] >= 0, name, " is ", t, ": sizes must not be negative")) {
       return false;
     }
   }
-  if (!require(t.row_stride == 0 || t.row_stride >= t.columns(), name, " is ", to_string(t),
-               ": rows of ", t.columns(), " elements overlap")) {
+  if (!require(t.row_stride == 0 || t.row_stride >= t.columns(), name, " is ", t, ": rows of ",
+               t.columns(), " elements overlap")) {
     return false;
   }
   // The largest element offset, and its bytes, must fit in int64.
@@ -94,22 +103,21 @@ bool ArgumentCheck::layout_of(std::string_view name, const TensorView& t,
   }
   fits = fits && !__builtin_mul_overflow(elements, t.stride(), &elements) &&
          !__builtin_mul_overflow(elements, dtype_size(t.type()), &elements);
-  if (!require(fits, name, " is ", to_string(t), ": its size in bytes exceeds 63 bits"))
-    return false;
+  if (!require(fits, name, " is ", t, ": its size in bytes exceeds 63 bits")) return false;
   if (purpose_ == Purpose::kSizeWorkspace || may_be_null) return ok();
-  if (!require(t.data != nullptr || t.num_elements() == 0, name, " is ", to_string(t),
+  if (!require(t.data != nullptr || t.num_elements() == 0, name, " is ", t,
                " but its data pointer is null")) {
     return false;
   }
   return require(
       reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_size(t.type())) == 0, name,
-      " is ", to_string(t), " but its data pointer is not aligned to its ", dtype_size(t.type()),
+      " is ", t, " but its data pointer is not aligned to its ", dtype_size(t.type()),
       "-byte elements");
 }
 
 bool ArgumentCheck::ranked(std::string_view name, const TensorView& t,
                            std::span<const DType> dtypes, int rank) {
-  if (!require(t.is_present(), name, " is absent, needs ", names_of(dtypes), " of rank ", rank)) {
+  if (!require(t.is_present(), name, " is absent, needs ", AnyOf{dtypes}, " of rank ", rank)) {
     return false;
   }
   if (!require(t.rank == rank, name, " has rank ", t.rank, ", needs rank ", rank)) return false;
@@ -119,29 +127,30 @@ bool ArgumentCheck::ranked(std::string_view name, const TensorView& t,
 bool ArgumentCheck::tensor(std::string_view name, const TensorView& t,
                            std::span<const DType> dtypes, std::initializer_list<NamedSize> shape) {
   const std::span<const NamedSize> wanted(shape.begin(), shape.size());
-  if (!require(t.is_present(), name, " is absent, needs ", names_of(dtypes), " ",
-               expected_shape(wanted))) {
+  if (!require(t.is_present(), name, " is absent, needs ", AnyOf{dtypes}, " ", Sizes{wanted})) {
     return false;
   }
   bool equal = t.rank == static_cast<int32_t>(wanted.size());
   for (size_t i = 0; equal && i < wanted.size(); ++i) equal = t.shape[i] == wanted[i].size;
-  if (!require(equal, name, " is ", to_string(t), ", needs ", expected_shape(wanted))) return false;
+  if (!require(equal, name, " is ", t, ", needs ", Sizes{wanted})) return false;
   return layout_of(name, t, dtypes, false);
 }
 
 bool ArgumentCheck::weight(std::string_view name, const Weight& w, std::span<const DType> dtypes,
                            NamedSize num_groups, NamedSize out, NamedSize in) {
-  if (!enumerator(concat(name, ".layout"), w.layout, 2)) return false;
+  if (!require(w.layout == MOIRE_OUT_IN || w.layout == MOIRE_IN_OUT, name, ".layout is ", w.layout,
+               ", must be 0 to 1")) {
+    return false;
+  }
   const TensorView t = w.tensor;
   const NamedSize wanted[] = {num_groups, w.layout == MOIRE_OUT_IN ? out : in,
                               w.layout == MOIRE_OUT_IN ? in : out};
-  if (!require(t.is_present(), name, " is absent, needs ", names_of(dtypes), " ",
-               expected_shape(wanted))) {
+  if (!require(t.is_present(), name, " is absent, needs ", AnyOf{dtypes}, " ", Sizes{wanted})) {
     return false;
   }
   const bool equal = t.rank == 3 && t.shape[0] == wanted[0].size && t.shape[1] == wanted[1].size &&
                      t.shape[2] == wanted[2].size;
-  if (!require(equal, name, " is ", to_string(t), ", needs ", expected_shape(wanted))) return false;
+  if (!require(equal, name, " is ", t, ", needs ", Sizes{wanted})) return false;
   const bool listed = w.list != nullptr;
   if (!require(reinterpret_cast<uintptr_t>(w.list) % alignof(void*) == 0, name,
                ".list is not aligned to its ", sizeof(void*), "-byte pointers")) {
@@ -197,8 +206,8 @@ bool ArgumentCheck::ragged(std::string_view name, const TensorView& t,
     return tensor(name, t, dtypes, {{"capacity", groups.capacity}, columns});
   }
   if (!ranked(name, t, dtypes, 2)) return false;
-  if (!require(t.shape[1] == columns.size, name, " is ", to_string(t), ", needs [T, ", columns.name,
-               "] with ", columns.name, " = ", columns.size)) {
+  if (!require(t.shape[1] == columns.size, name, " is ", t, ", needs [T, ", columns.name, "] with ",
+               columns.name, " = ", columns.size)) {
     return false;
   }
   if (!tensor(row_idx_name, row_idx, kIndexTypes, {{"capacity", groups.capacity}})) return false;
@@ -225,8 +234,8 @@ bool ArgumentCheck::gated(const moire_activation& activation, const moire_glu_la
 bool ArgumentCheck::same_dtype(std::string_view a_name, const TensorView& a,
                                std::string_view b_name, const TensorView& b) {
   if (!a.is_present() || !b.is_present()) return ok();
-  return require(a.dtype == b.dtype, a_name, " is ", to_string(a), " but ", b_name, " is ",
-                 to_string(b), ": the dtypes must be equal");
+  return require(a.dtype == b.dtype, a_name, " is ", a, " but ", b_name, " is ", b,
+                 ": the dtypes must be equal");
 }
 
 bool ArgumentCheck::enumerator(std::string_view name, int32_t value, int32_t count) {

@@ -1,5 +1,8 @@
-// Text from parts (gcc 12 has no <format>).
+// Text from parts (gcc 12 has no <format>). Parts are turned into text only here, so that a check
+// that holds costs no text: pass a tensor, not to_string(tensor).
 #pragma once
+
+#include <moire/tensor.h>
 
 #include <concepts>
 #include <cstdio>
@@ -19,6 +22,9 @@ std::string to_text(T value) {
   std::snprintf(buffer, sizeof(buffer), "%g", static_cast<double>(value));
   return buffer;
 }
+
+inline std::string to_text(const moire_tensor& t) { return to_string(TensorView(t)); }
+inline std::string to_text(DType dtype) { return dtype_name(dtype); }
 
 // concat("k = ", 64) == "k = 64"
 template <class... Parts>

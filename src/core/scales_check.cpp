@@ -5,43 +5,62 @@
 namespace moire {
 namespace {
 
-// A shape with the names of its sizes.
+int64_t block_of(const TensorView& scales) { return scales.type() == DType::kE8M0 ? 32 : 128; }
+int64_t blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
+
+// A shape, and what messages call its sizes.
 struct Shape {
-  std::string names[3];
+  enum class Kind { kPlain, kBlocks, kRaggedBlocks };
+  std::string_view of[3];
+  Kind kinds[3] = {};
   int64_t sizes[3] = {};
+  int64_t block = 0;
   int32_t rank = 0;
 
-  void add(std::string name, int64_t size) {
-    names[rank] = std::move(name);
-    sizes[rank++] = size;
+  void add(NamedSize n) { add(n, Kind::kPlain, n.size); }
+  void add_blocks(NamedSize n) { add(n, Kind::kBlocks, blocks(n.size, block)); }
+  void add_ragged_blocks(NamedSize n, int64_t num_groups) {
+    add(n, Kind::kRaggedBlocks, n.size / block + num_groups);
   }
-  NamedSize size(int32_t i) const { return {names[i], sizes[i]}; }
+  std::string name(int32_t i) const {
+    switch (kinds[i]) {
+      case Kind::kPlain:
+        break;
+      case Kind::kBlocks:
+        return concat("ceil(", of[i], " / ", block, ")");
+      case Kind::kRaggedBlocks:
+        return concat(of[i], " / ", block, " + G");
+    }
+    return std::string(of[i]);
+  }
   bool equals(const TensorView& t) const {
     bool equal = t.rank == rank;
     for (int32_t i = 0; equal && i < rank; ++i) equal = t.shape[i] == sizes[i];
     return equal;
   }
+
+ private:
+  void add(NamedSize n, Kind kind, int64_t size) {
+    of[rank] = n.name;
+    kinds[rank] = kind;
+    sizes[rank++] = size;
+  }
 };
 
-int64_t block_of(const TensorView& scales) { return scales.type() == DType::kE8M0 ? 32 : 128; }
-int64_t blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
-std::string blocks_text(std::string_view name, int64_t block) {
-  return concat("ceil(", name, " / ", block, ")");
-}
 std::string_view direction_name(int32_t direction) {
   return direction == MOIRE_ROWWISE ? "rowwise" : "columnwise";
 }
 
 Shape ragged_shape(const TensorView& scales, int32_t direction, NamedSize rows, NamedSize columns,
                    const Groups& groups) {
-  const int64_t b = block_of(scales);
   Shape s;
+  s.block = block_of(scales);
   if (direction == MOIRE_ROWWISE) {
-    s.add(std::string(rows.name), rows.size);
-    s.add(blocks_text(columns.name, b), blocks(columns.size, b));
+    s.add(rows);
+    s.add_blocks(columns);
   } else {
-    s.add(concat(rows.name, " / ", b, " + G"), rows.size / b + groups.num_groups);
-    s.add(std::string(columns.name), columns.size);
+    s.add_ragged_blocks(rows, groups.num_groups);
+    s.add(columns);
   }
   return s;
 }
@@ -50,15 +69,12 @@ Shape weight_shape(const Weight& w, int32_t scaling, int32_t direction) {
   const bool out_in = w.layout == MOIRE_OUT_IN;
   const NamedSize rows{out_in ? "out" : "in", w.tensor.shape[1]};
   const NamedSize columns{out_in ? "in" : "out", w.tensor.shape[2]};
-  const int64_t b = scale_block(scaling);
   const bool tiles = scaling == MOIRE_SCALING_FP8_TILE;
-  const auto add = [b](Shape& s, NamedSize n, bool is_cut) {
-    is_cut ? s.add(blocks_text(n.name, b), blocks(n.size, b)) : s.add(std::string(n.name), n.size);
-  };
   Shape s;
-  s.add("G", w.tensor.shape[0]);
-  add(s, rows, tiles || direction == MOIRE_COLUMNWISE);
-  add(s, columns, tiles || direction == MOIRE_ROWWISE);
+  s.block = scale_block(scaling);
+  s.add({"G", w.tensor.shape[0]});
+  tiles || direction == MOIRE_COLUMNWISE ? s.add_blocks(rows) : s.add(rows);
+  tiles || direction == MOIRE_ROWWISE ? s.add_blocks(columns) : s.add(columns);
   return s;
 }
 
@@ -66,44 +82,44 @@ Shape weight_shape(const Weight& w, int32_t scaling, int32_t direction) {
 bool check_shape(ArgumentCheck& check, const NamedTensor& scales, const Shape& wanted,
                  const Shape& other, int32_t direction) {
   const TensorView& t = scales.tensor;
-  if (!wanted.equals(t) && other.equals(t)) {
+  const bool fits = wanted.equals(t);
+  std::string of_size[3];
+  for (int32_t i = 0; !fits && i < wanted.rank; ++i) of_size[i] = wanted.name(i);
+  if (!fits && other.equals(t)) {
     std::string names, sizes;
     for (int32_t i = 0; i < wanted.rank; ++i) {
-      names += concat(i == 0 ? "" : ", ", wanted.names[i]);
+      names += concat(i == 0 ? "" : ", ", of_size[i]);
       sizes += concat(i == 0 ? "" : ", ", wanted.sizes[i]);
     }
-    return check.require(false, scales.name, " is ", to_string(t), ", which is the shape of ",
+    return check.require(false, scales.name, " is ", t, ", which is the shape of ",
                          direction_name(1 - direction), " scales; this call needs ",
                          direction_name(direction), " ones, [", names, "] = [", sizes, "]");
   }
-  if (wanted.rank == 2) {
-    return check.tensor(scales.name, t, kScaleTypes, {wanted.size(0), wanted.size(1)});
-  }
-  return check.tensor(scales.name, t, kScaleTypes,
-                      {wanted.size(0), wanted.size(1), wanted.size(2)});
+  const auto size = [&](int32_t i) { return NamedSize{of_size[i], wanted.sizes[i]}; };
+  if (wanted.rank == 2) return check.tensor(scales.name, t, kScaleTypes, {size(0), size(1)});
+  return check.tensor(scales.name, t, kScaleTypes, {size(0), size(1), size(2)});
 }
 
 // Whether there are scales to be looked at: exactly where the data is FP8, of a known type.
 bool has_scales(ArgumentCheck& check, const ScaledTensor& t) {
   const TensorView &data = t.data.tensor, &scales = t.scales.tensor;
   if (!is_fp8(data)) {
-    check.require(!scales.is_present(), t.scales.name, " is ", to_string(scales), " but ",
-                  t.data.name, " is ", to_string(data), ", needs e4m3 or e5m2 beside scales");
+    check.require(!scales.is_present(), t.scales.name, " is ", scales, " but ", t.data.name, " is ",
+                  data, ", needs e4m3 or e5m2 beside scales");
     return false;
   }
-  check.require(scales.is_present(), t.data.name, " is ", to_string(data), " but ", t.scales.name,
+  check.require(scales.is_present(), t.data.name, " is ", data, " but ", t.scales.name,
                 " is absent, needs its e8m0 or fp32 scales");
   return check.require(scales.type() == DType::kE8M0 || scales.type() == DType::kFP32,
-                       t.scales.name, " is ", to_string(scales), ", needs e8m0 or fp32");
+                       t.scales.name, " is ", scales, ", needs e8m0 or fp32");
 }
 
 // Scales that are there and of the type which `scaling` stores.
 bool check_scale_dtype(ArgumentCheck& check, const NamedTensor& scales, int32_t scaling) {
   const DType needed = scale_dtype(scaling);
-  check.require(scales.tensor.is_present(), scales.name, " is absent, needs ", dtype_name(needed));
-  return check.require(scales.tensor.type() == needed, scales.name, " is ",
-                       to_string(scales.tensor), ", needs ", dtype_name(needed), ": scaling is ",
-                       scaling_name(scaling));
+  check.require(scales.tensor.is_present(), scales.name, " is absent, needs ", needed);
+  return check.require(scales.tensor.type() == needed, scales.name, " is ", scales.tensor,
+                       ", needs ", needed, ": scaling is ", scaling_name(scaling));
 }
 
 bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
@@ -133,7 +149,7 @@ bool check_columnwise_scales(ArgumentCheck& check, const ScaledTensor& t,
                              const NamedTensor& row_idx, const Groups& groups, NamedSize columns) {
   if (!check.ok() || !has_scales(check, t)) return check.ok();
   if (!check.require(!row_idx.tensor.is_present(), row_idx.name, " is present but ", t.data.name,
-                     " is ", to_string(t.data.tensor),
+                     " is ", t.data.tensor,
                      ", whose columnwise scales are in the order of the groups: gather before "
                      "quantising")) {
     return false;
@@ -147,8 +163,7 @@ bool check_columnwise_scales(ArgumentCheck& check, const ScaledTensor& t,
 bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTensor& t,
                          int32_t direction) {
   if (!check.ok() || !has_scales(check, t)) return check.ok();
-  if (!check.require(w.list == nullptr, t.data.name, " is a list of ",
-                     dtype_name(t.data.tensor.type()),
+  if (!check.require(w.list == nullptr, t.data.name, " is a list of ", t.data.tensor.type(),
                      " matrices, needs packed weights: their scales are one tensor")) {
     return false;
   }
@@ -202,9 +217,8 @@ bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
   const bool mx = r.type() == DType::kE8M0 || c.type() == DType::kE8M0;
   check_fractional(check, mx ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK, fractional_scales);
   return check.require(!r.is_present() || !c.is_present() || r.dtype == c.dtype,
-                       copies.rowwise_name, ".scales is ", to_string(r), " but ",
-                       copies.columnwise_name, ".scales is ", to_string(c),
-                       ": both copies must be quantised alike");
+                       copies.rowwise_name, ".scales is ", r, " but ", copies.columnwise_name,
+                       ".scales is ", c, ": both copies must be quantised alike");
 }
 
 }  // namespace moire

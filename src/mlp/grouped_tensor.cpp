@@ -44,7 +44,7 @@ Status check_options(std::string_view call, const GroupedTensorOptions& o) {
     return invalid(call, concat("scaling is ", o.scaling, ", must be 1 to 3"));
   }
   if (o.element != DType::kE4M3 && o.element != DType::kE5M2) {
-    return invalid(call, concat("element is ", dtype_name(o.element), ", needs e4m3 or e5m2"));
+    return invalid(call, concat("element is ", o.element, ", needs e4m3 or e5m2"));
   }
   if (!o.rowwise && !o.columnwise) {
     return invalid(call, "neither rowwise nor columnwise is asked for, needs at least one");

@@ -71,9 +71,8 @@ Status quantize(const Context& context, const TensorView& source, const GroupedT
 
 Status quantize(const Context& context, const Weight& source, const GroupedTensorView& target) {
   if (target.is_ragged() || !has_shape_of(source.tensor, target)) {
-    return invalid("quantize",
-                   concat("source is ", to_string(source.tensor),
-                          ", needs the shape of the target, ", to_string(target.data())));
+    return invalid("quantize", concat("source is ", source.tensor,
+                                      ", needs the shape of the target, ", target.data()));
   }
   QuantizeWeightArgs args;
   args.source = source;
@@ -127,8 +126,7 @@ Status convert_glu(const Context& context, const GroupedTensorView& source,
                            source.has_columnwise() == target.has_columnwise();
   if (source.is_ragged() || source.scaling != target.scaling || !same_copies ||
       !has_shape_of(source.data(), target)) {
-    return invalid("convert_glu", concat("source is ", to_string(source.data()), ", target ",
-                                         to_string(target.data()),
+    return invalid("convert_glu", concat("source is ", source.data(), ", target ", target.data(),
                                          ": needs [G, 2F, k] of equal shape, scaling and "
                                          "directions"));
   }

@@ -29,7 +29,7 @@ bool check_recipe(ArgumentCheck& check, int32_t recipe, int32_t emulate_accumula
 
 bool check_gradient_dtype(ArgumentCheck& check, int32_t dtype) {
   return check.require(dtype == 0 || dtype == MOIRE_E4M3 || dtype == MOIRE_E5M2,
-                       "gradient_dtype is ", dtype_name(static_cast<DType>(dtype)),
+                       "gradient_dtype is ", static_cast<DType>(dtype),
                        ", needs e4m3 (or 0) or e5m2");
 }
 

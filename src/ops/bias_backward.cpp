@@ -16,8 +16,8 @@ void check_operands(ArgumentCheck& check, const BiasBackwardArgs& args) {
   if (row_idx.is_present()) {
     check.tensor("row_idx", row_idx, kIndexTypes, {rows});
   } else {
-    check.require(grad_y.num_rows() == capacity, "grad_y is ", to_string(grad_y),
-                  " but groups.capacity is ", capacity);
+    check.require(grad_y.num_rows() == capacity, "grad_y is ", grad_y, " but groups.capacity is ",
+                  capacity);
   }
   check.optional_tensor("scale", args.scale, kFP32Only, {rows});
   check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {g, n});
@@ -60,8 +60,7 @@ Cost cost_of(const BiasBackwardArgs& args) {
   const TensorView grad_y(args.grad_y), grad_bias(args.grad_bias), grad_scale(args.grad_scale);
   const int64_t y_bytes = args.groups.capacity * grad_y.columns() * dtype_size(grad_y.type());
   const bool accumulates = args.beta != 0 || args.beta_per_group != nullptr;
-  return {concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ",
-                 to_string(grad_y)),
+  return {concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ", grad_y),
           y_bytes + bytes_of(args.row_idx) + bytes_of(args.scale) +
               (grad_scale.is_present() ? bytes_of(args.bias) : 0) +
               (accumulates ? bytes_of(grad_bias) : 0),

@@ -18,7 +18,7 @@ void check_tensors(ArgumentCheck& check, const TensorView& source, const TensorV
   if (!check.ranked("target", target, kStorageTypes, source.rank)) return;
   bool equal = true;
   for (int32_t i = 0; i < source.rank; ++i) equal = equal && source.shape[i] == target.shape[i];
-  check.require(equal, "source is ", to_string(source), " but target is ", to_string(target),
+  check.require(equal, "source is ", source, " but target is ", target,
                 ": the shapes must be equal");
   check.same_dtype("source", source, "target", target);
   check.disjoint("target", target, "source", source);
@@ -48,8 +48,8 @@ std::string layout_name(const moire_glu_layout& layout) {
 Status dispatch_conversion(const Context& context, std::string_view op,
                            const ConvertGluArgs& args) {
   return dispatch(context, op, args, Workspace{}, [&] {
-    return Cost{concat(to_string(args.source), " along dim ", args.dim, ", ",
-                       layout_name(args.from), " to ", layout_name(args.to)),
+    return Cost{concat(args.source, " along dim ", args.dim, ", ", layout_name(args.from), " to ",
+                       layout_name(args.to)),
                 bytes_of(args.source), bytes_of(args.target)};
   });
 }

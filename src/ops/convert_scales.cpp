@@ -26,12 +26,12 @@ void check_container(ArgumentCheck& check, std::string_view name, const TensorVi
   constexpr DType kE8M0Only[] = {DType::kE8M0};
   if (!check.ranked(name, t, kE8M0Only, 2)) return;
   const int64_t width = scale_layout_width(args.direction, layout, args.k);
-  check.require(t.columns() == width, name, " is ", to_string(t), ", needs ", width, " columns (",
+  check.require(t.columns() == width, name, " is ", t, ", needs ", width, " columns (",
                 kLayoutNames[layout], ", k = ", args.k, ")");
-  check.require(t.is_contiguous(), name, " is ", to_string(t), ", needs contiguous rows");
+  check.require(t.is_contiguous(), name, " is ", t, ", needs contiguous rows");
   if (!check.ok() || !check.reads_values()) return;
   const int64_t needed = rows_needed(args, layout);
-  check.require(t.num_rows() >= needed, name, " is ", to_string(t), ", needs at least ", needed,
+  check.require(t.num_rows() >= needed, name, " is ", t, ", needs at least ", needed,
                 " rows for these groups (", kLayoutNames[layout], ")");
 }
 
@@ -64,10 +64,10 @@ Status check_convert_scales(const Context& context, const ConvertScalesArgs& arg
 Status convert_scales(const Context& context, const ConvertScalesArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_convert_scales(context, args));
   return dispatch(context, "convert_scales", args, Workspace{}, [&] {
-    return Cost{concat(to_string(TensorView(args.source)), " ", kLayoutNames[args.from], " to ",
-                       kLayoutNames[args.to],
-                       args.direction == MOIRE_ROWWISE ? ", rowwise" : ", columnwise"),
-                bytes_of(args.source), bytes_of(args.target)};
+    return Cost{
+        concat(TensorView(args.source), " ", kLayoutNames[args.from], " to ", kLayoutNames[args.to],
+               args.direction == MOIRE_ROWWISE ? ", rowwise" : ", columnwise"),
+        bytes_of(args.source), bytes_of(args.target)};
   });
 }
 

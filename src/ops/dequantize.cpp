@@ -21,7 +21,7 @@ struct Source {
 
   bool is_weight() const { return source.data.rank == 3; }
   std::string problem() const {
-    return concat(to_string(TensorView(source.data)), ", ", scaling_word(scaling),
+    return concat(TensorView(source.data), ", ", scaling_word(scaling),
                   scaling == MOIRE_SCALING_FP8_TILE ? ""
                   : direction == MOIRE_ROWWISE      ? " rowwise"
                                                     : " columnwise");
@@ -37,7 +37,7 @@ void with_shape(ArgumentCheck& check, const Source& s, CheckCopies&& check_copie
                 ", needs rank 2 [capacity, k] or 3 [G, n, k]");
   if (!check.ok() || !check.ranked("source.data", data, kFp8Types, data.rank)) return;
   if (s.is_weight()) {
-    check.require(is_absent(s.groups), "groups are given but source.data is ", to_string(data),
+    check.require(is_absent(s.groups), "groups are given but source.data is ", data,
                   ": only a ragged [capacity, k] has them");
     check_copies([&](std::string_view name, const moire_quantized& q, int32_t direction) {
       check_quantized(check, name, q, s.scaling, direction, Weight(data));
@@ -45,12 +45,12 @@ void with_shape(ArgumentCheck& check, const Source& s, CheckCopies&& check_copie
     return;
   }
   check.require(s.scaling != MOIRE_SCALING_FP8_TILE, "scaling is FP8_TILE (3) but source.data is ",
-                to_string(data), ": tiles are of weights [G, n, k]");
+                data, ": tiles are of weights [G, n, k]");
   const ResolvedGroups resolved(s.groups, data.shape[0]);
   if (!is_absent(s.groups)) {
     check.groups(s.groups);
     check.require(s.groups.capacity == data.shape[0], "groups.capacity is ", s.groups.capacity,
-                  " but source.data is ", to_string(data));
+                  " but source.data is ", data);
   }
   check_copies([&](std::string_view name, const moire_quantized& q, int32_t direction) {
     check_quantized(check, name, q, s.scaling, direction, resolved.get(), {"k", data.shape[1]});
@@ -73,7 +73,7 @@ Status check_dequantize(const Context& context, const DequantizeArgs& args) {
   }
   bool equal = true;
   for (int32_t i = 0; i < data.rank; ++i) equal = equal && target.shape[i] == data.shape[i];
-  check.require(equal, "target is ", to_string(target), " but source.data is ", to_string(data),
+  check.require(equal, "target is ", target, " but source.data is ", data,
                 ": the shapes must be equal");
   check.apart({{"target", target}}, {{"source.data", data}, {"source.scales", args.source.scales}});
   return check.status();
@@ -103,7 +103,7 @@ Status dequantize(const Context& context, const DequantizeArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_dequantize(context, args));
   return dispatch(context, "dequantize", args, Workspace{}, [&] {
     const Source source{args.source, args.scaling, args.direction, args.groups};
-    return Cost{concat(source.problem(), " to ", dtype_name(TensorView(args.target).type())),
+    return Cost{concat(source.problem(), " to ", TensorView(args.target).type()),
                 bytes_of(args.source), moire::bytes_of(args.target)};
   });
 }
@@ -114,7 +114,7 @@ Status requantize(const Context& context, const RequantizeArgs& args) {
     const Source source{args.source, args.scaling, args.direction, args.groups};
     return Cost{
         concat(source.problem(), args.direction == MOIRE_ROWWISE ? " to columnwise" : " to rowwise",
-               " ", dtype_name(TensorView(args.target.data).type())),
+               " ", TensorView(args.target.data).type()),
         bytes_of(args.source), bytes_of(args.target)};
   });
 }

@@ -20,7 +20,7 @@ Sizes check_shared(ArgumentCheck& check, const TensorView& z, const TensorView& 
                    const Groups& groups, const moire_activation& activation,
                    const moire_glu_layout& layout, int32_t tail) {
   if (!check.ranked("z", z, kFloatTypes, 2)) return {};
-  check.require(z.columns() % 2 == 0, "z is ", to_string(z),
+  check.require(z.columns() % 2 == 0, "z is ", z,
                 ", needs an even number of columns (gate and up)");
   const Sizes sizes{z.num_rows(), z.columns() / 2};
   check.gated(activation, layout, sizes.f);
@@ -28,7 +28,7 @@ Sizes check_shared(ArgumentCheck& check, const TensorView& z, const TensorView& 
   check.optional_tensor("probs", probs, kFP32Only, {{"capacity", sizes.rows}});
   if (!check.ok() || are_absent(groups)) return sizes;
   check.require(groups.capacity == sizes.rows, "groups.capacity is ", groups.capacity, " but z is ",
-                to_string(z));
+                z);
   check.groups(groups);
   return sizes;
 }
@@ -47,7 +47,7 @@ std::string_view activation_name(const moire_activation& activation) {
 std::string problem_of(const TensorView& z, const moire_activation& activation,
                        const moire_glu_layout& layout) {
   const std::string block = layout.block == 0 ? "halves" : concat("blocks of ", layout.block);
-  return concat(activation_name(activation), " of ", to_string(z), " in ", block,
+  return concat(activation_name(activation), " of ", z, " in ", block,
                 layout.order == MOIRE_GATE_FIRST ? ", gate first" : ", up first");
 }
 

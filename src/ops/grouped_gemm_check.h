@@ -21,8 +21,8 @@ inline bool check_operand(ArgumentCheck& check, const ScaledTensor& operand,
                           const TensorView& row_idx, const Groups& groups,
                           std::string_view weight_name, int64_t k) {
   const TensorView& t = operand.data.tensor;
-  check.require(t.rank != 2 || t.columns() == k, operand.data.name, " is ", to_string(t), " but ",
-                weight_name, " has k = ", k);
+  check.require(t.rank != 2 || t.columns() == k, operand.data.name, " is ", t, " but ", weight_name,
+                " has k = ", k);
   check.ragged(operand.data.name, t, "row_idx", row_idx, groups, {"k", k}, kOperandTypes);
   return check_rowwise_scales(check, operand, groups, {"k", k});
 }
@@ -34,7 +34,7 @@ inline bool check_accumulation(ArgumentCheck& check, int32_t accumulation, const
   if (accumulation != MOIRE_ACCUMULATE_EMULATED) return true;
   for (const NamedTensor& operand : {a, b}) {
     check.require(is_fp8(operand.tensor), "accumulation is 2 (emulated) but ", operand.name, " is ",
-                  to_string(operand.tensor), ", needs e4m3 or e5m2 operands");
+                  operand.tensor, ", needs e4m3 or e5m2 operands");
   }
   return check.ok();
 }

@@ -32,7 +32,7 @@ void check_outputs(ArgumentCheck& check, const GroupedGemmGluArgs& args, int64_t
   check.same_dtype("z", z, "act", act);
   check_quantized_copies(check, copies, args.fractional_scales, groups, columns);
   check.require(act.is_present() || z.is_present() || (args.storage >= 0 && args.storage <= 3),
-                "storage is ", dtype_name(static_cast<DType>(args.storage)),
+                "storage is ", static_cast<DType>(args.storage),
                 ", must be fp32, bf16, fp16 or 0 (bf16)");
 }
 

@@ -28,9 +28,8 @@ void check_probs(ArgumentCheck& check, const PermuteArgs& args) {
                {{"T", num_tokens}, {"k", topk_weights.shape[1]}});
   check.tensor("probs", probs, kFP32Only, {{"capacity", args.groups.capacity}});
   const TensorView x = args.x;
-  check.require(!x.is_present() || x.shape[0] == num_tokens, "x is ", to_string(x),
-                " but topk_weights is ", to_string(topk_weights),
-                ": both must have the same number of tokens");
+  check.require(!x.is_present() || x.shape[0] == num_tokens, "x is ", x, " but topk_weights is ",
+                topk_weights, ": both must have the same number of tokens");
   check.apart({{"probs", probs}},
               {{"topk_weights", topk_weights}, {"scatter_idx", scatter_idx}, {"rows", args.rows}});
   check_scatter(check, scatter_idx, args.groups);
@@ -56,8 +55,8 @@ Status validate(const Context& context, const PermuteArgs& args) {
 Cost cost_of(const PermuteArgs& args) {
   const TensorView subject = args.rows.rank != 0 ? args.rows : args.probs;
   Cost cost;
-  cost.problem = concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ",
-                        to_string(subject));
+  cost.problem =
+      concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ", subject);
   if (args.rows.rank != 0) {
     cost.bytes_read += bytes_of(args.rows) + bytes_of(args.gather_idx);
     cost.bytes_written += bytes_of(args.rows);

@@ -18,13 +18,12 @@ bool check_choice(ArgumentCheck& check, const A& args) {
   if (!check.ranked("logits", logits, kFloatTypes, 2)) return false;
   if (!check.ranked("topk_idx", topk_idx, kIndexTypes, 2)) return false;
   const int64_t num_tokens = logits.shape[0], num_experts = logits.shape[1];
-  check.require(topk_idx.shape[0] == num_tokens, "topk_idx is ", to_string(topk_idx),
-                " but logits is ", to_string(logits), ": both must have the same number of tokens");
+  check.require(topk_idx.shape[0] == num_tokens, "topk_idx is ", topk_idx, " but logits is ",
+                logits, ": both must have the same number of tokens");
   check.require(topk_idx.shape[1] >= 1 && topk_idx.shape[1] <= num_experts, "topk_idx is ",
-                to_string(topk_idx), ", its k must be 1 to the ", num_experts,
-                " experts of logits");
+                topk_idx, ", its k must be 1 to the ", num_experts, " experts of logits");
   check.require(topk_idx.type() == DType::kInt64 || num_experts <= kMaxInt32, "topk_idx is ",
-                to_string(topk_idx), ", needs int64 for ", num_experts, " experts");
+                topk_idx, ", needs int64 for ", num_experts, " experts");
   check.enumerator("kind", args.kind, 2);
   check.enumerator("normalize", args.normalize, 2);
   return check.require(std::isfinite(args.scale), "scale is ", args.scale, ", must be finite");
@@ -61,8 +60,7 @@ Status validate(const Context& context, const RouterBackwardArgs& args) {
 
 template <class A>
 std::string problem_of(const A& args) {
-  return concat(args.topk_idx.shape[1], " of ", args.logits.shape[1], " experts, ",
-                to_string(args.logits));
+  return concat(args.topk_idx.shape[1], " of ", args.logits.shape[1], " experts, ", args.logits);
 }
 
 Cost cost_of(const RouterArgs& args) {

@@ -43,8 +43,7 @@ ArgumentCheck check_arguments(const Context& context, const SplitsToOffsetsArgs&
 }
 
 Cost cost_of(const SplitsToOffsetsArgs& args) {
-  Cost cost{concat(to_string(args.splits), " to ", args.num_outputs, " arrays"),
-            bytes_of(args.splits), 0};
+  Cost cost{concat(args.splits, " to ", args.num_outputs, " arrays"), bytes_of(args.splits), 0};
   for (int64_t i = 0; i < args.num_outputs; ++i) {
     cost.bytes_written += bytes_of(args.outputs[i].offsets);
   }

@@ -14,8 +14,8 @@ void check_sum(ArgumentCheck& check, const UnpermuteArgs& args) {
   check.optional_tensor("weights", weights, kFP32Only,
                         {{"T", scatter_idx.shape[0]}, {"k", scatter_idx.shape[1]}});
   check.tensor("y", y, kFloatTypes, {{"T", scatter_idx.shape[0]}, {"H", rows.shape[1]}});
-  check.require(y.type() == rows.type() || y.type() == DType::kFP32, "y is ", to_string(y),
-                " but rows is ", to_string(rows), ": y must have the dtype of rows, or fp32");
+  check.require(y.type() == rows.type() || y.type() == DType::kFP32, "y is ", y, " but rows is ",
+                rows, ": y must have the dtype of rows, or fp32");
   check.apart({{"y", y}}, {{"rows", rows}, {"scatter_idx", scatter_idx}, {"weights", weights}});
   check.indices("scatter_idx", scatter_idx, scatter_idx.num_elements(), -1, rows.shape[0]);
 }
@@ -26,8 +26,8 @@ void check_weights(ArgumentCheck& check, const UnpermuteArgs& args) {
   if (!check.ranked("probs", probs, kFP32Only, 1)) return;
   check.tensor("topk_weights", topk_weights, kFP32Only,
                {{"T", scatter_idx.shape[0]}, {"k", scatter_idx.shape[1]}});
-  check.require(!rows.is_present() || rows.shape[0] == probs.shape[0], "rows is ", to_string(rows),
-                " but probs is ", to_string(probs), ": both must have the same capacity");
+  check.require(!rows.is_present() || rows.shape[0] == probs.shape[0], "rows is ", rows,
+                " but probs is ", probs, ": both must have the same capacity");
   check.apart(
       {{"y", args.y}, {"topk_weights", topk_weights}},
       {{"probs", probs}, {"scatter_idx", scatter_idx}, {"rows", rows}, {"weights", args.weights}});
@@ -79,8 +79,8 @@ Status validate(const Context& context, const UnpermuteBackwardArgs& args) {
   check.groups(args.groups);
   check.ranked("grad_y", grad_y, kFloatTypes, 2);
   if (!check.ranked("scatter_idx", scatter_idx, kIndexTypes, 2)) return check.status();
-  check.require(scatter_idx.shape[0] == grad_y.shape[0], "scatter_idx is ", to_string(scatter_idx),
-                " but grad_y is ", to_string(grad_y), ": both must have the same number of tokens");
+  check.require(scatter_idx.shape[0] == grad_y.shape[0], "scatter_idx is ", scatter_idx,
+                " but grad_y is ", grad_y, ": both must have the same number of tokens");
   check.optional_tensor("weights", args.weights, kFP32Only,
                         {{"T", scatter_idx.shape[0]}, {"k", scatter_idx.shape[1]}});
   if (check.ok() && args.grad_rows.rank != 0) check_grad_rows(check, args);
@@ -90,8 +90,7 @@ Status validate(const Context& context, const UnpermuteBackwardArgs& args) {
 }
 
 std::string problem_of(const TensorView& scatter_idx, const TensorView& subject) {
-  return concat(scatter_idx.shape[0], " tokens x ", scatter_idx.shape[1], " choices, ",
-                to_string(subject));
+  return concat(scatter_idx.shape[0], " tokens x ", scatter_idx.shape[1], " choices, ", subject);
 }
 
 Cost cost_of(const UnpermuteArgs& args) {
