@@ -11,6 +11,10 @@ namespace portable {
 extern const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets;
 extern const Implementation<GluArgs> kGlu;
 extern const Implementation<GluBackwardArgs> kGluBackward;
+extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
+extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
+extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 extern const Implementation<RouterArgs> kRouter;
 extern const Implementation<RouterBackwardArgs> kRouterBackward;
 extern const Implementation<PermutePlanArgs> kPermutePlan;

@@ -37,13 +37,15 @@ __device__ inline void zero_by_warp(Piece* to, uint32_t pieces) {
   for (uint32_t i = threadIdx.x % kWarp; i < pieces; i += kWarp) to[i] = Piece{};
 }
 
-// Rows `first` ... `end` - 1, shared out to the warps of all blocks (one-dimensional ones).
+// Rows `first` ... `end` - 1, shared out to the warps of all blocks (whose threads lie along x).
 template <class Piece>
 __device__ inline void zero_rows(const Matrix<Piece>& rows, int64_t first, int64_t end,
                                  uint32_t pieces) {
   const int64_t warps_per_block = blockDim.x / kWarp;
-  const int64_t warp = blockIdx.x * warps_per_block + threadIdx.x / kWarp;
-  for (int64_t row = first + warp; row < end; row += gridDim.x * warps_per_block) {
+  const int64_t block = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  const int64_t warps = int64_t{gridDim.x} * gridDim.y * warps_per_block;
+  for (int64_t row = first + block * warps_per_block + threadIdx.x / kWarp; row < end;
+       row += warps) {
     zero_by_warp(rows.row(row), pieces);
   }
 }

@@ -6,41 +6,15 @@
 
 #include <cstdint>
 
+#include "backend/cuda/device/any_floats.cuh"
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/team.cuh"
-#include "backend/cuda/device/values.cuh"
 
 namespace moire::cuda::portable {
 
 inline constexpr int64_t kMaxExperts = 4096;
 inline constexpr int kRouterThreads = 256;
-
-// Logits and gradients of any float type, told apart at run time: a branch that all threads take
-// alike, beside exponentials.
-struct AnyFloats {
-  void* data;
-  int64_t stride;
-  DType dtype;
-
-  __device__ float at(int64_t row, int64_t column) const {
-    const int64_t i = row * stride + column;
-    if (dtype == DType::kBF16) return to_float(static_cast<const __nv_bfloat16*>(data)[i]);
-    if (dtype == DType::kFP16) return to_float(static_cast<const __half*>(data)[i]);
-    return static_cast<const float*>(data)[i];
-  }
-  __device__ void set(int64_t row, int64_t column, float v) const {
-    const int64_t i = row * stride + column;
-    if (dtype == DType::kBF16) {
-      static_cast<__nv_bfloat16*>(data)[i] = from_float<__nv_bfloat16>(v);
-    } else if (dtype == DType::kFP16) {
-      static_cast<__half*>(data)[i] = from_float<__half>(v);
-    } else {
-      static_cast<float*>(data)[i] = v;
-    }
-  }
-};
-inline AnyFloats any_floats(const TensorView& t) { return {t.data, t.stride(), t.type()}; }
 
 template <class Team, int kPerThread>
 struct Scores {

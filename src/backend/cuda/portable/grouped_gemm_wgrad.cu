@@ -1,0 +1,121 @@
+// grouped_gemm_wgrad on CUDA, the plain way: k runs over the rows of a group; d = round(sum), or
+// round(d + sum) where the group accumulates. A block per group and 64 x 64 of its matrix.
+#include "backend/cuda/implementations.h"
+#include "backend/cuda/portable/ragged_m.cuh"
+
+namespace moire::cuda::portable {
+namespace {
+
+// One ragged operand, perhaps gathered.
+struct Side {
+  AnyFloats matrix;
+  Indices row_idx;
+  int64_t num_source_rows;
+  int64_t columns;
+};
+
+struct Operands {
+  Side a, b;
+  AnyFloats d;
+  int32_t beta;
+  const uint8_t* beta_per_group;  // or null
+  moire_groups groups;
+  uint32_t tiles_n, tiles;  // of a group's matrix
+};
+
+// The source row of a group's row k.
+struct SourceRow {
+  Indices row_idx;
+  int64_t num_source_rows;
+  int64_t first;  // row of the group
+  Reporter reporter;
+
+  __device__ int64_t operator()(int64_t k) const {
+    if (!row_idx.is_present()) return first + k;
+    return checked_index(row_idx, first + k, row_idx.at(first + k), num_source_rows,
+                         Dropping::kForbidden, reporter);
+  }
+};
+using Across = gemm::AcrossK<SourceRow>;
+
+__device__ Across side_of(const Side& side, int64_t first_column, const RowRange& rows,
+                          const Reporter& reporter) {
+  int64_t columns[gemm::kPerThread];
+#pragma unroll
+  for (int i = 0; i < gemm::kPerThread; ++i) {
+    const int64_t column = first_column + Across::first_column() + i;
+    columns[i] = column < side.columns ? column : -1;
+  }
+  const SourceRow row_of{side.row_idx, side.num_source_rows, rows.begin, reporter};
+  return {side.matrix, row_of, columns, rows.size()};
+}
+
+__global__ void __launch_bounds__(gemm::kThreads, 2)
+    wgrad_kernel(Operands args, Reporter reporter) {
+  using Memory = gemm::Shared<1, 1>;
+  if (blockIdx.x == 0) check_groups(args.groups, reporter, threadIdx.x, gemm::kThreads);
+  const int64_t group = blockIdx.x / args.tiles;
+  const uint32_t tile = blockIdx.x % args.tiles;
+  const int64_t first_m = int64_t{tile / args.tiles_n} * gemm::kTile;
+  const int64_t first_n = int64_t{tile % args.tiles_n} * gemm::kTile;
+  const RowRange rows = rows_of(args.groups, group);
+  const bool accumulates =
+      args.beta_per_group != nullptr ? args.beta_per_group[group] != 0 : args.beta != 0;
+  // Adding the zeros of an empty group would turn -0 into +0.
+  if (accumulates && rows.size() == 0) return;
+  Across right[] = {side_of(args.b, first_n, rows, reporter)};
+  gemm::multiply<Memory>(side_of(args.a, first_m, rows, reporter), right, rows.size());
+  const int64_t m = first_m + gemm::epilogue_row();
+  if (m >= args.a.columns) return;
+  gemm::for_own_columns([&](int column, int) {
+    const int64_t n = first_n + column, row = group * args.a.columns + m;
+    if (n >= args.b.columns) return;
+    const float sum = Memory::plane(0)[gemm::epilogue_row()][column];
+    args.d.set(row, n, accumulates ? args.d.at(row, n) + sum : sum);
+  });
+}
+
+Side side(const TensorView& matrix, const TensorView& row_idx, const char* name) {
+  return {any_floats(matrix), indices_of(row_idx, name), matrix.num_rows(), matrix.columns()};
+}
+
+Operands operands_of(const GroupedGemmWgradArgs& args) {
+  const TensorView a(args.a), b(args.b);
+  const uint32_t tiles_n = blocks_for(b.columns(), gemm::kTile);
+  return {.a = side(a, args.a_row_idx, "a_row_idx"),
+          .b = side(b, args.b_row_idx, "b_row_idx"),
+          .d = any_floats(args.d.tensor),
+          .beta = args.beta,
+          .beta_per_group = args.beta_per_group,
+          .groups = args.groups,
+          .tiles_n = tiles_n,
+          .tiles = blocks_for(a.columns(), gemm::kTile) * tiles_n};
+}
+
+Status run(const Context& context, const GroupedGemmWgradArgs& args) {
+  Launcher launcher(context, "grouped_gemm_wgrad");
+  const Operands operands = operands_of(args);
+  const uint32_t blocks = blocks_for(args.groups.num_groups * operands.tiles, 1);
+  launcher.launch(wgrad_kernel, {blocks, gemm::kThreads, gemm::Shared<1, 1>::kBytes}, operands,
+                  launcher.reporter());
+  return launcher.status();
+}
+
+Reason supports(const DeviceState&, const GroupedGemmWgradArgs& args) {
+  return gemm::first_of({gemm::refusal("a", TensorView(args.a)),
+                         gemm::refusal("b", TensorView(args.b)), gemm::refusal("d", args.d),
+                         gemm::width_refusal(TensorView(args.a).columns()),
+                         gemm::width_refusal(TensorView(args.b).columns())});
+}
+
+}  // namespace
+
+const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
+    "portable",
+    Device::kCuda,
+    supports,
+    no_workspace,
+    [](const DeviceState&, const GroupedGemmWgradArgs&) { return gemm::policy_text(); },
+    run};
+
+}  // namespace moire::cuda::portable

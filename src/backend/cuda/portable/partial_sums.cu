@@ -1,0 +1,56 @@
+#include "backend/cuda/device/any_floats.cuh"
+#include "backend/cuda/device/groups.cuh"
+#include "backend/cuda/device/row_blocks.cuh"
+#include "backend/cuda/portable/partial_sums.h"
+
+namespace moire::cuda::portable {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads)
+    sum_row_partials_kernel(const float* partials, int64_t count, moire_groups groups,
+                            float* target, bool zeroes_tail) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= groups.capacity) return;
+  const bool is_in_use = row < rows_in_use(groups);
+  float sum = 0;
+  for (int64_t i = 0; is_in_use && i < count; ++i) sum += partials[row * count + i];
+  if (is_in_use || zeroes_tail) target[row] = sum;
+}
+
+// A block per group and 256 columns.
+__global__ void __launch_bounds__(kThreads)
+    sum_block_partials_kernel(const float* partials, int64_t columns, moire_groups groups,
+                              AnyFloats target, int32_t beta, const uint8_t* beta_per_group) {
+  const int64_t group = blockIdx.x;
+  const int64_t column = int64_t{blockIdx.y} * kThreads + threadIdx.x;
+  if (column >= columns) return;
+  const bool accumulates = beta_per_group != nullptr ? beta_per_group[group] != 0 : beta != 0;
+  const int64_t count = (rows_of(groups, group).size() + kBlockRows - 1) / kBlockRows;
+  if (count == 0 && accumulates) return;
+  const float* partial = partials + first_row_block(groups, group) * columns + column;
+  float sum = 0;
+#pragma unroll 8
+  for (int64_t i = 0; i < count; ++i) sum += partial[i * columns];
+  target.set(group, column, accumulates ? target.at(group, column) + sum : sum);
+}
+
+}  // namespace
+
+void sum_row_partials(Launcher& launcher, const float* partials, int64_t count,
+                      const moire_groups& groups, const TensorView& target, int32_t tail) {
+  const moire_groups resolved = groups_or_all(groups, target.columns());
+  launcher.launch(sum_row_partials_kernel, {blocks_for(resolved.capacity, kThreads), kThreads},
+                  partials, count, resolved, static_cast<float*>(target.data),
+                  tail == MOIRE_TAIL_ZERO);
+}
+
+void sum_block_partials(Launcher& launcher, const float* partials, const moire_groups& groups,
+                        const TensorView& target, int32_t beta, const uint8_t* beta_per_group) {
+  const dim3 grid(blocks_for(groups.num_groups, 1), blocks_for(target.columns(), kThreads));
+  launcher.launch(sum_block_partials_kernel, {grid, kThreads}, partials, target.columns(), groups,
+                  any_floats(target), beta, beta_per_group);
+}
+
+}  // namespace moire::cuda::portable

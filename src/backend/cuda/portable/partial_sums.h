@@ -1,0 +1,21 @@
+// The second half of sums that have one fixed order: partial sums in a workspace, added in order.
+// For the epilogues that make such partial sums, whatever architecture they are for.
+#pragma once
+
+#include <moire/tensor.h>
+
+#include "backend/cuda/runtime/launch.h"
+
+namespace moire::cuda::portable {
+
+// target_i = the sum of partials[i][0], [1], ..., [count - 1] for each row in use; the tail of
+// [capacity] gets zeros or stays. Absent groups: all rows.
+void sum_row_partials(Launcher& launcher, const float* partials, int64_t count,
+                      const moire_groups& groups, const TensorView& target, int32_t tail);
+
+// target_g = beta_g * target_g + the sums of group g's blocks of 64 rows, [columns of target] each,
+// at the indices that row_blocks.cuh gives them. An empty group that accumulates is left alone.
+void sum_block_partials(Launcher& launcher, const float* partials, const moire_groups& groups,
+                        const TensorView& target, int32_t beta, const uint8_t* beta_per_group);
+
+}  // namespace moire::cuda::portable

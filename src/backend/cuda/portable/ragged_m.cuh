@@ -1,0 +1,166 @@
+// The product of ragged rows and their group's weight, for any epilogue: a block per 64 rows of a
+// group and 64 columns of the output.
+#pragma once
+
+#include <moire/grouped_gemm.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "backend/cuda/device/groups.cuh"
+#include "backend/cuda/device/indices.cuh"
+#include "backend/cuda/device/row_blocks.cuh"
+#include "backend/cuda/portable/gemm.cuh"
+#include "backend/cuda/runtime/launch.h"
+#include "core/format.h"
+
+namespace moire::cuda::portable::gemm {
+
+static_assert(kTile == kBlockRows);
+
+struct RaggedM {
+  AnyFloats a;
+  Indices row_idx;
+  int64_t num_source_rows;
+  AnyFloats weight;
+  int64_t weight_rows;  // of one group
+  bool weight_is_nk;    // k is its last dimension
+  int64_t k;
+  int64_t columns;  // of the output
+  moire_groups groups;
+};
+
+// A tile of the output.
+struct Tile {
+  int64_t block;  // index of its rows, see row_blocks.cuh
+  int64_t group;
+  int64_t first_row;
+  int num_rows;
+  int64_t first_column;
+  int64_t columns;  // of the whole output
+
+  // Whether the output has this row and column of the tile.
+  __device__ bool has_row(int row) const { return row < num_rows; }
+  __device__ bool has_column(int column) const { return first_column + column < columns; }
+};
+
+__device__ inline int64_t source_row(const RaggedM& p, int64_t row, const Reporter& reporter) {
+  if (!p.row_idx.is_present()) return row;
+  return checked_index(p.row_idx, row, p.row_idx.at(row), p.num_source_rows, Dropping::kForbidden,
+                       reporter);
+}
+
+// Weights whose last dimension is k, and those whose last dimension is n. `position` is where an
+// output column lies along n, of either half; negative past the end.
+struct WeightNK {
+  template <class Position>
+  __device__ static AlongK make(const RaggedM& p, int64_t group, const Position& position) {
+    const int64_t row = position(AlongK::line());
+    return {p.weight, row < 0 ? -1 : group * p.weight_rows + row, p.k};
+  }
+};
+struct GroupRows {
+  int64_t first;
+  __device__ int64_t operator()(int64_t k) const { return first + k; }
+};
+struct WeightKN {
+  template <class Position>
+  __device__ static AcrossK<GroupRows> make(const RaggedM& p, int64_t group,
+                                            const Position& position) {
+    int64_t columns[kPerThread];
+    for (int i = 0; i < kPerThread; ++i) {
+      columns[i] = position(AcrossK<GroupRows>::first_column() + i);
+    }
+    return {p.weight, GroupRows{group * p.weight_rows}, columns, p.k};
+  }
+};
+
+// Exact zeros in rows `first` ... `end` - 1, shared out to all threads of the grid.
+__device__ inline void zero_rows(const AnyFloats& matrix, int64_t columns, int64_t first,
+                                 int64_t end) {
+  const int64_t threads = int64_t{gridDim.x} * gridDim.y * kThreads;
+  const int64_t block = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  for (int64_t i = block * kThreads + threadIdx.x; i < (end - first) * columns; i += threads) {
+    matrix.set(first + i / columns, i % columns, 0.0F);
+  }
+}
+
+template <class Weights, class Epilogue>
+__global__ void __launch_bounds__(kThreads, 2)
+    ragged_m_kernel(RaggedM p, Epilogue epilogue, Reporter reporter) {
+  using Memory = Shared<Epilogue::kHalves, Epilogue::kPlanes>;
+  if (blockIdx.x == 0 && blockIdx.y == 0) {
+    check_groups(p.groups, reporter, threadIdx.x, kThreads);
+  }
+  const RowBlock rows = row_block_at(p.groups, blockIdx.x);
+  const Tile tile{.block = blockIdx.x,
+                  .group = rows.group,
+                  .first_row = rows.first,
+                  .num_rows = static_cast<int>(rows.end - rows.first),
+                  .first_column = int64_t{blockIdx.y} * kTile,
+                  .columns = p.columns};
+  if (tile.num_rows > 0) {
+    const int line = AlongK::line();
+    const AlongK left(p.a, tile.has_row(line) ? source_row(p, tile.first_row + line, reporter) : -1,
+                      p.k);
+    const auto right_of = [&](int half) {
+      return Weights::make(p, tile.group, [&](int column) {
+        return tile.has_column(column) ? epilogue.position(half, tile.first_column + column) : -1;
+      });
+    };
+    if constexpr (Epilogue::kHalves == 2) {
+      decltype(right_of(0)) right[] = {right_of(0), right_of(1)};
+      multiply<Memory>(left, right, p.k);
+    } else {
+      decltype(right_of(0)) right[] = {right_of(0)};
+      multiply<Memory>(left, right, p.k);
+    }
+    epilogue.template apply<Memory>(tile);
+  }
+  epilogue.zero_tail(rows_in_use(p.groups), p.groups.capacity);
+}
+
+template <class Epilogue>
+void launch(Launcher& launcher, const RaggedM& p, const Epilogue& epilogue) {
+  using Memory = Shared<Epilogue::kHalves, Epilogue::kPlanes>;
+  const dim3 grid(static_cast<uint32_t>(std::max<int64_t>(1, row_blocks_bound(p.groups))),
+                  std::max(1U, blocks_for(p.columns, kTile)));
+  const LaunchShape shape{grid, kThreads, Memory::kBytes};
+  const auto kernel =
+      p.weight_is_nk ? ragged_m_kernel<WeightNK, Epilogue> : ragged_m_kernel<WeightKN, Epilogue>;
+  launcher.launch(kernel, shape, p, epilogue, launcher.reporter());
+}
+
+// Why the plain product cannot take a call; nothing if it can.
+inline Reason refusal(const char* name, const TensorView& t) {
+  if (t.type() == DType::kFP32 || t.type() == DType::kBF16 || t.type() == DType::kFP16) return {};
+  return concat(name, " is ", to_string(t), ", only fp32, bf16 and fp16 are taken");
+}
+inline Reason refusal(const char* name, const moire_weight& w) {
+  if (w.list != nullptr) return concat(name, " is a list of matrices, a packed tensor is needed");
+  return refusal(name, TensorView(w.tensor));
+}
+inline Reason quantized_refusal(const char* name, const moire_quantized& q) {
+  if (q.data.rank == 0) return {};
+  return concat(name, " is asked for, quantised outputs are not made");
+}
+// A grid has at most 65,535 blocks along y.
+inline Reason width_refusal(int64_t columns) {
+  constexpr int64_t kMost = int64_t{65535} * kTile;
+  if (columns <= kMost) return {};
+  return concat(columns, " columns, at most ", kMost, " are taken");
+}
+inline Reason first_of(std::initializer_list<Reason> reasons) {
+  for (const Reason& reason : reasons) {
+    if (reason.has_value()) return reason;
+  }
+  return {};
+}
+
+inline std::string policy_text() {
+  return concat("tiles of ", kTile, " x ", kTile, ", k in steps of ", kDepth, ", ", kThreads,
+                " threads, FP32 multiply-adds");
+}
+
+}  // namespace moire::cuda::portable::gemm
