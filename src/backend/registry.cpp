@@ -32,7 +32,7 @@ MOIRE_OP(ConvertScalesArgs, cpu::kConvertScales)
 MOIRE_OP(ConvertGluArgs, cpu::kConvertGlu)
 MOIRE_OP(GluArgs, MOIRE_CUDA(cuda::portable::kGlu) cpu::kGlu)
 MOIRE_OP(GluBackwardArgs, MOIRE_CUDA(cuda::portable::kGluBackward) cpu::kGluBackward)
-MOIRE_OP(BiasBackwardArgs, cpu::kBiasBackward)
+MOIRE_OP(BiasBackwardArgs, MOIRE_CUDA(cuda::portable::kBiasBackward) cpu::kBiasBackward)
 MOIRE_OP(GroupedGemmArgs, MOIRE_CUDA(cuda::portable::kGroupedGemm) cpu::kGroupedGemm)
 MOIRE_OP(GroupedGemmGluArgs, MOIRE_CUDA(cuda::portable::kGroupedGemmGlu) cpu::kGroupedGemmGlu)
 MOIRE_OP(GroupedGemmGluBackwardArgs,

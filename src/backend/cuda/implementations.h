@@ -11,6 +11,7 @@ namespace portable {
 extern const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets;
 extern const Implementation<GluArgs> kGlu;
 extern const Implementation<GluBackwardArgs> kGluBackward;
+extern const Implementation<BiasBackwardArgs> kBiasBackward;
 extern const Implementation<GroupedGemmArgs> kGroupedGemm;
 extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
 extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;

@@ -131,7 +131,7 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
                                           .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
   });
   if (partials.probs != nullptr) {
-    sum_row_partials(launcher, partials.probs, partials.segments, args.groups, args.grad_probs,
+    sum_row_partials(launcher, partials.probs, partials.segments, args.groups, args.grad_probs, 0,
                      args.tail);
   }
   if (partials.bias != nullptr) {

@@ -10,13 +10,17 @@ constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads)
     sum_row_partials_kernel(const float* partials, int64_t count, moire_groups groups,
-                            float* target, bool zeroes_tail) {
+                            float* target, int32_t beta, bool zeroes_tail) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= groups.capacity) return;
   const bool is_in_use = row < rows_in_use(groups);
   float sum = 0;
   for (int64_t i = 0; is_in_use && i < count; ++i) sum += partials[row * count + i];
-  if (is_in_use || zeroes_tail) target[row] = sum;
+  if (is_in_use) {
+    target[row] = beta != 0 ? target[row] + sum : sum;
+  } else if (zeroes_tail) {
+    target[row] = 0;
+  }
 }
 
 // A block per group and 256 columns.
@@ -39,10 +43,10 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void sum_row_partials(Launcher& launcher, const float* partials, int64_t count,
-                      const moire_groups& groups, const TensorView& target, int32_t tail) {
-  const moire_groups resolved = groups_or_all(groups, target.columns());
-  launcher.launch(sum_row_partials_kernel, {blocks_for(resolved.capacity, kThreads), kThreads},
-                  partials, count, resolved, static_cast<float*>(target.data),
+                      const moire_groups& groups, const TensorView& target, int32_t beta,
+                      int32_t tail) {
+  launcher.launch(sum_row_partials_kernel, {blocks_for(groups.capacity, kThreads), kThreads},
+                  partials, count, groups, static_cast<float*>(target.data), beta,
                   tail == MOIRE_TAIL_ZERO);
 }
 

@@ -8,10 +8,11 @@
 
 namespace moire::cuda::portable {
 
-// target_i = the sum of partials[i][0], [1], ..., [count - 1] for each row in use; the tail of
-// [capacity] gets zeros or stays. Absent groups: all rows.
+// target_i = beta * target_i + the sum of partials[i][0], [1], ..., [count - 1] for each row in
+// use; the tail of [capacity] gets zeros or stays.
 void sum_row_partials(Launcher& launcher, const float* partials, int64_t count,
-                      const moire_groups& groups, const TensorView& target, int32_t tail);
+                      const moire_groups& groups, const TensorView& target, int32_t beta,
+                      int32_t tail);
 
 // target_g = beta_g * target_g + the sums of group g's blocks of 64 rows, [columns of target] each,
 // at the indices that row_blocks.cuh gives them. An empty group that accumulates is left alone.
