@@ -9,6 +9,7 @@ namespace sm90 {}  // namespace sm90
 
 namespace portable {
 extern const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets;
+extern const Implementation<ConvertGluArgs> kConvertGlu;
 extern const Implementation<GluArgs> kGlu;
 extern const Implementation<GluBackwardArgs> kGluBackward;
 extern const Implementation<BiasBackwardArgs> kBiasBackward;

@@ -1,0 +1,209 @@
+// convert_glu on CUDA, one copy. Where gate and up lie along rows (weights), a warp moves a part of
+// a row; where they lie along the columns of a row, a thread moves 16 bytes of either half, through
+// registers, or an element of either where layouts or alignment forbid that.
+#include <algorithm>
+
+#include "backend/cuda/device/copy_rows.cuh"
+#include "backend/cuda/device/glu_columns.cuh"
+#include "backend/cuda/implementations.h"
+#include "backend/cuda/runtime/launch.h"
+#include "core/format.h"
+
+namespace moire::cuda::portable {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kWarps = kThreads / kWarp;
+// Of a row, that a warp moves: enough to hide what it costs to find the row.
+constexpr int64_t kPiecesPerWarp = 512;
+// Of either half, that a block moves.
+constexpr int64_t kPiecesPerBlock = 2 * kThreads;
+
+// [outer, 2F positions, rows] of `pieces` pieces each; strides in bytes, then in pieces.
+struct Rows {
+  int64_t outer, f, rows, pieces;
+  int64_t source_outer, source_step, source_row;
+  int64_t target_outer, target_step, target_row;
+};
+
+// Position p of the target, and where it comes from.
+__device__ int64_t source_position(const ResolvedGluLayout& from, const ResolvedGluLayout& to,
+                                   int64_t p) {
+  const int64_t within = p % (2 * to.block);
+  const int64_t column = p / (2 * to.block) * to.block + within % to.block;
+  const bool is_gate = (within < to.block) == to.gate_first;
+  return is_gate ? from.gate(column) : from.up(column);
+}
+
+template <class Piece>
+__global__ void __launch_bounds__(kThreads)
+    rows_kernel(const Piece* source, Piece* target, Rows move, ResolvedGluLayout from,
+                ResolvedGluLayout to, int64_t num_parts) {
+  const int64_t unit = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  const int64_t row = unit / num_parts, first = unit % num_parts * kPiecesPerWarp;
+  const int64_t position = row / move.rows, r = row % move.rows;
+  const int64_t outer = position / (2 * move.f), p = position % (2 * move.f);
+  if (outer >= move.outer) return;
+  const int64_t count = min(kPiecesPerWarp, move.pieces - first);
+  const int64_t q = source_position(from, to, p);
+  copy_by_warp(
+      source + outer * move.source_outer + q * move.source_step + r * move.source_row + first,
+      target + outer * move.target_outer + p * move.target_step + r * move.target_row + first,
+      static_cast<uint32_t>(count));
+}
+
+template <class T, class From, class To>
+__global__ void __launch_bounds__(kThreads)
+    columns_kernel(Matrix<const T> source, Matrix<T> target, From from, To to, int64_t num_rows,
+                   uint32_t pieces, uint32_t rows_per_block) {
+  constexpr int kN = From::kColumns;
+  const int64_t first_row = int64_t{blockIdx.x} * rows_per_block;
+  for (uint32_t i = threadIdx.x; i < rows_per_block * pieces; i += kThreads) {
+    const int64_t row = first_row + i / pieces;
+    if (row >= num_rows) return;
+    Packed<T, kN> gate, up;
+    from.load(source.row(row), i % pieces * kN, gate, up);
+    to.store(target.row(row), i % pieces * kN, gate, up);
+  }
+}
+
+struct Layouts {
+  explicit Layouts(const ConvertGluArgs& args)
+      : f(args.source.shape[args.dim] / 2),
+        from(resolve_glu_layout(args.from, f)),
+        to(resolve_glu_layout(args.to, f)) {}
+  int64_t f;
+  ResolvedGluLayout from, to;
+};
+
+bool lies_along_columns(const ConvertGluArgs& args) { return args.dim == args.source.rank - 1; }
+
+Rows rows_of(const ConvertGluArgs& args) {
+  const TensorView source(args.source), target(args.target);
+  const int64_t size = dtype_size(source.type());
+  Rows m{};
+  m.outer = args.dim == 0 ? 1 : source.shape[0];
+  m.f = source.shape[args.dim] / 2;
+  m.rows = source.rank - args.dim == 3 ? source.shape[1] : 1;
+  m.pieces = source.columns() * size;
+  m.source_row = source.stride() * size;
+  m.target_row = target.stride() * size;
+  m.source_step = m.rows * m.source_row;
+  m.target_step = m.rows * m.target_row;
+  m.source_outer = 2 * m.f * m.source_step;
+  m.target_outer = 2 * m.f * m.target_step;
+  if (m.source_row == m.pieces && m.target_row == m.pieces) {
+    m.pieces *= m.rows;
+    m.rows = 1;
+  }
+  return m;
+}
+
+// The largest piece that divides every address; all other strides are multiples of these.
+int64_t piece_bytes(const ConvertGluArgs& args, const Rows& m) {
+  const auto addresses =
+      reinterpret_cast<uintptr_t>(args.source.data) | reinterpret_cast<uintptr_t>(args.target.data);
+  const uint64_t all = addresses | static_cast<uint64_t>(m.source_row) |
+                       static_cast<uint64_t>(m.target_row) | static_cast<uint64_t>(m.pieces);
+  const int64_t largest = static_cast<int64_t>(all & (~all + 1));
+  return largest == 0 ? kVectorBytes : std::min<int64_t>(kVectorBytes, largest);
+}
+
+// Calls f.operator()<T>() with an element of so many bytes.
+template <class F>
+decltype(auto) with_bytes(int64_t bytes, F&& f) {
+  if (bytes >= 16) return std::forward<F>(f).template operator()<uint4>();
+  if (bytes == 8) return std::forward<F>(f).template operator()<uint64_t>();
+  if (bytes == 4) return std::forward<F>(f).template operator()<uint32_t>();
+  if (bytes == 2) return std::forward<F>(f).template operator()<uint16_t>();
+  return std::forward<F>(f).template operator()<uint8_t>();
+}
+
+void move_rows(Launcher& launcher, const ConvertGluArgs& args) {
+  Rows m = rows_of(args);
+  const Layouts layouts(args);
+  const int64_t bytes = piece_bytes(args, m);
+  for (int64_t* size : {&m.pieces, &m.source_outer, &m.source_step, &m.source_row, &m.target_outer,
+                        &m.target_step, &m.target_row}) {
+    *size /= bytes;
+  }
+  const int64_t parts = (m.pieces + kPiecesPerWarp - 1) / kPiecesPerWarp;
+  const uint32_t blocks = blocks_for(m.outer * 2 * m.f * m.rows * parts, kWarps);
+  with_bytes(bytes, [&]<class Piece>() {
+    launcher.launch(rows_kernel<Piece>, {blocks, kThreads},
+                    static_cast<const Piece*>(args.source.data),
+                    static_cast<Piece*>(args.target.data), m, layouts.from, layouts.to, parts);
+  });
+}
+
+template <class T>
+bool moves_vectors(const ConvertGluArgs& args, const Layouts& layouts) {
+  const auto takes = [](const ResolvedGluLayout& layout) {
+    return layout.f % kVector<T> == 0 && (layout.block % kVector<T> == 0 || layout.block == 1);
+  };
+  return opens_vectors({args.source, args.target}) && takes(layouts.from) && takes(layouts.to);
+}
+
+template <class T>
+void move_columns(Launcher& launcher, const ConvertGluArgs& args) {
+  const Layouts layouts(args);
+  const bool is_vector = moves_vectors<T>(args, layouts);
+  const int64_t num_rows = TensorView(args.source).num_rows();
+  with_glu_columns<T>(layouts.from, is_vector, [&](auto from) {
+    with_glu_columns<T>(layouts.to, is_vector, [&](auto to) {
+      using From = decltype(from);
+      using To = decltype(to);
+      if constexpr (From::kColumns == To::kColumns) {  // the others are not called
+        const int64_t pieces = layouts.f / From::kColumns;
+        const int64_t rows = std::max<int64_t>(1, kPiecesPerBlock / pieces);
+        launcher.launch(columns_kernel<T, From, To>, {blocks_for(num_rows, rows), kThreads},
+                        matrix_of<const T>(args.source), matrix_of<T>(args.target), from, to,
+                        num_rows, static_cast<uint32_t>(pieces), static_cast<uint32_t>(rows));
+      }
+    });
+  });
+}
+
+Status run(const Context& context, const ConvertGluArgs& args) {
+  Launcher launcher(context, "convert_glu");
+  const TensorView source(args.source);
+  if (source.num_elements() == 0) return launcher.status();
+  if (!lies_along_columns(args)) {
+    move_rows(launcher, args);
+    return launcher.status();
+  }
+  switch (dtype_size(source.type())) {
+    case 8:
+      move_columns<uint64_t>(launcher, args);
+      break;
+    case 4:
+      move_columns<uint32_t>(launcher, args);
+      break;
+    case 2:
+      move_columns<uint16_t>(launcher, args);
+      break;
+    default:
+      move_columns<uint8_t>(launcher, args);
+  }
+  return launcher.status();
+}
+
+Reason supports(const DeviceState&, const ConvertGluArgs& args) {
+  const int64_t f = args.source.shape[args.dim] / 2;
+  if (!lies_along_columns(args) || glu_fits(f)) return std::nullopt;
+  return concat("F is ", f, ", less than 2^30 is taken");
+}
+
+std::string policy(const DeviceState&, const ConvertGluArgs& args) {
+  if (lies_along_columns(args)) return "both halves of a row by each thread";
+  return concat("a warp per part of a row, ", piece_bytes(args, rows_of(args)),
+                " bytes per thread");
+}
+
+}  // namespace
+
+const Implementation<ConvertGluArgs> kConvertGlu = {
+    "portable", Device::kCuda, supports, no_workspace, policy, run,
+};
+
+}  // namespace moire::cuda::portable
