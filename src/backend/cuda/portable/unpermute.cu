@@ -1,10 +1,12 @@
-// unpermute on CUDA: a block takes whole tokens, a thread 16 bytes of a row at a time (or one
-// element) and the rows of up to 4 choices at once; they are added in order of choice. The weights'
-// gradient is gathered by a thread per choice, in a second launch where both are asked for.
+// unpermute on CUDA: a block takes whole tokens and first puts their choices into shared memory;
+// then a thread takes 16 bytes of a row at a time (or one element) and the rows of up to 4 choices
+// at once, which are added in order of choice. The weights' gradient is gathered by a thread per
+// choice, in a second launch where both are asked for.
 #include <algorithm>
 
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
+#include "backend/cuda/device/shared.cuh"
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
@@ -15,8 +17,14 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kChoicesAtOnce = 4;
-// Pieces of y that a block makes.
-constexpr int64_t kPiecesPerBlock = 2 * kThreads;
+// Pieces of y that a block makes, about, and choices that it can hold.
+constexpr int64_t kPiecesPerBlock = 4 * kThreads;
+constexpr int64_t kMaxChoices = 2048;
+
+struct Choice {
+  int64_t row;  // -1: dropped
+  float weight;
+};
 
 template <class From, class To>
 struct Operands {
@@ -31,29 +39,34 @@ struct Operands {
   uint32_t tokens_per_block;
 };
 
-// Adds the rows of choices first ... first + 3 to sum. The first choice of a token starts it, so
-// that a single choice of weight 1 keeps the sign of its zeros.
-template <int N, class From, class To>
-__device__ void add_choices(const Operands<From, To>& args, int64_t token, int64_t first,
-                            uint32_t column, bool& has_started, float (&sum)[N],
-                            const Reporter& reporter) {
-  int64_t row[kChoicesAtOnce];
+// The choices of a block's tokens, one after the other.
+template <class From, class To>
+__device__ void load_choices(const Operands<From, To>& args, int64_t first_token, Choice* choices,
+                             const Reporter& reporter) {
+  const auto k = static_cast<uint32_t>(args.k);
+  for (uint32_t i = threadIdx.x; i < args.tokens_per_block * k; i += kThreads) {
+    const int64_t token = first_token + i / k, j = i % k;
+    if (token >= args.num_tokens) return;
+    choices[i].row = checked_index(args.scatter_idx, token * k + j, args.scatter_idx.at(token, j),
+                                   args.num_rows, Dropping::kAllowed, reporter);
+    choices[i].weight = args.weights.is_present() ? args.weights.row(token)[j] : 1.0F;
+  }
+}
+
+// Adds the rows of up to 4 choices to sum. The first choice of a token starts it, so that a single
+// choice of weight 1 keeps the sign of its zeros.
+template <int N, class From>
+__device__ void add_choices(const Matrix<const From>& rows, const Choice* choices, int64_t count,
+                            uint32_t column, bool& has_started, float (&sum)[N]) {
   Packed<From, N> piece[kChoicesAtOnce];
 #pragma unroll
   for (int j = 0; j < kChoicesAtOnce; ++j) {
-    row[j] = first + j < args.k ? args.scatter_idx.at(token, first + j) : -1;
+    if (j < count && choices[j].row >= 0) piece[j] = load<N>(rows.row(choices[j].row) + column);
   }
 #pragma unroll
   for (int j = 0; j < kChoicesAtOnce; ++j) {
-    if (row[j] == -1) continue;
-    row[j] = checked_index(args.scatter_idx, token * args.k + first + j, row[j], args.num_rows,
-                           Dropping::kAllowed, reporter);
-    if (row[j] >= 0) piece[j] = load<N>(args.rows.row(row[j]) + column);
-  }
-#pragma unroll
-  for (int j = 0; j < kChoicesAtOnce; ++j) {
-    if (row[j] < 0) continue;
-    const float weight = args.weights.is_present() ? args.weights.row(token)[first + j] : 1.0F;
+    if (j >= count || choices[j].row < 0) continue;
+    const float weight = choices[j].weight;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       sum[i] = has_started ? fmaf(weight, piece[j][i], sum[i]) : weight * piece[j][i];
@@ -63,17 +76,21 @@ __device__ void add_choices(const Operands<From, To>& args, int64_t token, int64
 }
 
 template <int N, class From, class To>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 4)
     sum_kernel(Operands<From, To> args, Reporter reporter) {
+  Choice* const choices = dynamic_shared<Choice>();
   const int64_t first_token = int64_t{blockIdx.x} * args.tokens_per_block;
+  load_choices(args, first_token, choices, reporter);
+  __syncthreads();
   for (uint32_t i = threadIdx.x; i < args.tokens_per_block * args.pieces; i += kThreads) {
     const int64_t token = first_token + i / args.pieces;
     const uint32_t column = i % args.pieces * N;
     if (token >= args.num_tokens) return;
+    const Choice* const own = choices + i / args.pieces * args.k;
     float sum[N] = {};
     bool has_started = false;
     for (int64_t first = 0; first < args.k; first += kChoicesAtOnce) {
-      add_choices(args, token, first, column, has_started, sum, reporter);
+      add_choices(args.rows, own + first, args.k - first, column, has_started, sum);
     }
     Packed<To, N> y;
 #pragma unroll
@@ -104,16 +121,18 @@ template <int N, class From, class To>
 Operands<From, To> operands_of(const UnpermuteArgs& args) {
   const TensorView rows(args.rows), y(args.y);
   const int64_t pieces = y.columns() / N;
-  const int64_t per_block = std::max<int64_t>(1, kPiecesPerBlock / std::max<int64_t>(1, pieces));
+  const int64_t k = args.scatter_idx.shape[1];
+  const int64_t per_block = std::min(kPiecesPerBlock / std::max<int64_t>(1, pieces),
+                                     kMaxChoices / std::max<int64_t>(1, k));
   return {.rows = matrix_of<const From>(rows),
           .num_rows = rows.num_rows(),
           .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
           .weights = matrix_of<const float>(args.weights),
           .y = matrix_of<To>(y),
           .num_tokens = y.num_rows(),
-          .k = args.scatter_idx.shape[1],
+          .k = k,
           .pieces = static_cast<uint32_t>(pieces),
-          .tokens_per_block = static_cast<uint32_t>(per_block)};
+          .tokens_per_block = static_cast<uint32_t>(std::max<int64_t>(1, per_block))};
 }
 
 // Calls f.operator()<N, From, To>() for the types and the alignment of a call.
@@ -150,11 +169,19 @@ Status run(const Context& context, const UnpermuteArgs& args) {
     with_types(args, [&]<int N, class From, class To>() {
       const auto operands = operands_of<N, From, To>(args);
       const uint32_t blocks = blocks_for(operands.num_tokens, operands.tokens_per_block);
-      launcher.launch(sum_kernel<N, From, To>, {blocks, kThreads}, operands, launcher.reporter());
+      const auto choices = static_cast<size_t>(operands.tokens_per_block * operands.k);
+      launcher.launch(sum_kernel<N, From, To>, {blocks, kThreads, choices * sizeof(Choice)},
+                      operands, launcher.reporter());
     });
   }
   if (args.topk_weights.rank != 0) gather_weights(launcher, args);
   return launcher.status();
+}
+
+Reason supports(const DeviceState&, const UnpermuteArgs& args) {
+  const int64_t k = args.scatter_idx.shape[1];
+  if (k <= kMaxChoices) return std::nullopt;
+  return concat(k, " choices per token, at most ", kMaxChoices, " are taken");
 }
 
 std::string policy(const DeviceState&, const UnpermuteArgs& args) {
@@ -169,7 +196,7 @@ std::string policy(const DeviceState&, const UnpermuteArgs& args) {
 
 }  // namespace
 
-const Implementation<UnpermuteArgs> kUnpermute = {"portable",   Device::kCuda, supports_everything,
+const Implementation<UnpermuteArgs> kUnpermute = {"portable",   Device::kCuda, supports,
                                                   no_workspace, policy,        run};
 
 }  // namespace moire::cuda::portable
