@@ -83,7 +83,7 @@ def grouped_linear(
     offsets = groups.offsets_for(x)
     check_inverse(fw, call, x, row_idx, scatter_idx, offsets)
     needs_wgrad = needs_grad(fw, *weights.arrays)
-    copies = operand.copies(call, groups, row_idx, needs_wgrad)._replace(w1=weights.copies)
+    copies = operand.copies(call, groups, row_idx, needs_wgrad, weights.copies)
     if needs_wgrad or needs_grad(fw, x, bias, scale):
         if needs_grad(fw, x):
             weights.check_backward(call, "w")
@@ -313,12 +313,12 @@ def _operands(call, operand, weights, groups, row_idx):
     w1, w2 = weights
     fw, arrays = operand.fw, [*w1.arrays, *w2.arrays]
     needs_w1 = needs_grad(fw, *w1.arrays)
-    copies = operand.copies(call, groups, row_idx, needs_w1)
+    copies = operand.copies(call, groups, row_idx, needs_w1, w1.copies, w2.copies)
     if needs_grad(fw, operand.array):
         w1.check_backward(call, "w1")
     if needs_w1 or needs_grad(fw, operand.array):
         w2.check_backward(call, "w2")
-    return arrays, copies._replace(w1=w1.copies, w2=w2.copies), needs_w1
+    return arrays, copies, needs_w1
 
 
 def _capacity(call, groups, x, row_idx):

@@ -22,6 +22,7 @@ from .views import DTYPES, NumpyViews, TorchViews
 _VOID = ffi.typeof("void *")
 _BYTES = ffi.typeof("uint8_t *")
 _OFFSETS = ffi.typeof("int64_t *")
+_SIZE = ffi.typeof("size_t *")
 _ALIGNMENT = 256
 _cast = ffi.cast
 _ABSENT = (ffi.NULL, 0, 0, (), 0)
@@ -73,7 +74,7 @@ def invoke(name, values):
     context = contexts.current(*call.device)
     args = ffi.new(entry.pointer, struct)
     if entry.workspace is not None:
-        needed = ffi.new("size_t *")
+        needed = ffi.new(_SIZE)
         code = entry.workspace(context, args, needed)
         if code != 0:
             contexts.raise_for(code)
@@ -92,21 +93,24 @@ class _Call:
         self.name = entry.name
         self.outputs = entry.outputs
         self.values = values
-        self.device = None
+        self.type = self.device = None
         self.alive = []
 
     def tensor(self, field, array):
-        self._check_place(field, array)
-        views, rank = self.views, array.ndim
+        if type(array) is not self.type or self.views.device(array) != self.device:
+            self._check_place(field, array)
+        views, shape, stride = self.views, array.shape, 0
+        rank = len(shape)
         if not 1 <= rank <= 3:
             raise invalid(f"{self.name}: {field} has rank {rank}, must be 1 to 3")
-        stride = views.row_stride(array)
-        if stride is None:
-            array, stride = self._copied(field, array), 0
+        if not views.is_contiguous(array):
+            stride = views.row_stride(array)
+            if stride is None:
+                array, stride = self._copied(field, array), 0
         code = views.code(array) or self._refuse_dtype(field, array)
         if field in self.outputs and not views.is_writable(array):
             raise invalid(f"{self.name}: {field} is read-only, needs an array that may be written")
-        return _cast(_VOID, views.address(array)), code, rank, tuple(array.shape), stride
+        return _cast(_VOID, views.address(array)), code, rank, shape, stride
 
     def weight(self, field, arrays):
         layout = self.values.get(f"{field}_layout", 0)
@@ -182,7 +186,7 @@ class _Call:
     def _check_place(self, field, array):
         if self.device is None:
             self.views = NumpyViews if isinstance(array, np.ndarray) else TorchViews
-            self.example = array
+            self.example, self.type = array, type(array)
             self.device = self.views.device(array)
         elif isinstance(array, np.ndarray) != (self.views is NumpyViews):
             raise invalid(

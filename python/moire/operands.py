@@ -16,6 +16,8 @@ from .steps import Copies, WeightCopies
 from .values import described
 from .views import torch
 
+_NO_COPIES = WeightCopies()
+
 
 class Ragged(NamedTuple):
     """x of a call: an array, or what stands for a GroupedTensor (its shape, its gradient)."""
@@ -45,11 +47,11 @@ class Ragged(NamedTuple):
             array = stand_in(copy, compute_dtype or x.dtype)
         return cls(fw, array, copy, compute_dtype, result)
 
-    def copies(self, call, groups, row_idx, needs_wgrad):
-        """The FP8 copies of x, which belong to `groups`."""
+    def copies(self, call, groups, row_idx, needs_wgrad, w1, w2=_NO_COPIES):
+        """The FP8 copies of x, which belong to `groups`, and those of the weights."""
         copy = self.copy
         if copy is None:
-            return Copies()
+            return Copies(None, None, w1, w2)
         rowwise = pair(self.fw, copy.copy_of(ROWWISE, f"{call}: x"), copy.element)
         if row_idx is None:
             _check_groups(call, copy, groups)
@@ -63,7 +65,7 @@ class Ragged(NamedTuple):
                 f"{call}: the weight gradient reads x column-wise in the order of the groups, but "
                 f"x has only rows of tokens; quantise with row_idx=, groups and columnwise=True"
             )
-        return Copies(x=rowwise, x_columnwise=pair(self.fw, copy.columnwise, copy.element))
+        return Copies(rowwise, pair(self.fw, copy.columnwise, copy.element), w1, w2)
 
 
 class Weights(NamedTuple):

@@ -80,10 +80,7 @@ class TorchViews:
 
     if torch is not None:
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
-
-    @staticmethod
-    def address(array):
-        return array.data_ptr()
+        address, is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
 
     @staticmethod
     def is_writable(array):
@@ -100,10 +97,6 @@ class TorchViews:
     @staticmethod
     def fp8(array, dtype):
         return array if array.dtype != torch.uint8 else array.view(getattr(torch, dtype))
-
-    @staticmethod
-    def is_contiguous(array):
-        return array.is_contiguous()
 
     @staticmethod
     def row_stride(array):
