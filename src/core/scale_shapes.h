@@ -8,12 +8,10 @@
 #include <string>
 #include <string_view>
 
+#include "core/divide.h"
 #include "core/format.h"
 
 namespace moire {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Elements along one side of what shares a scale.
 constexpr int64_t scale_block(int32_t scaling) { return scaling == MOIRE_SCALING_MXFP8 ? 32 : 128; }

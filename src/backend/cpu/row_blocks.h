@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/divide.h"
+
 namespace moire::cpu {
 
 inline constexpr int64_t kBlockRows = 64;
@@ -34,7 +36,7 @@ class RowBlocks {
   int64_t first_of(int64_t group) const { return groups_.offsets[group] / size_ + group; }
   int64_t count_of(int64_t group) const {
     const int64_t rows = groups_.offsets[group + 1] - groups_.offsets[group];
-    return (rows + size_ - 1) / size_;
+    return ceil_div(rows, size_);
   }
 
   RowBlock at(int64_t index) const {

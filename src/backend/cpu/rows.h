@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/divide.h"
 #include "core/thread_pool.h"
 
 namespace moire::cpu {
@@ -53,7 +54,7 @@ inline int64_t items_per_task(int64_t bytes_per_item) {
 // Calls fn(begin, end) on consecutive ranges that cover [0, count).
 template <class F>
 void for_ranges(ThreadPool& pool, int64_t count, int64_t per_task, F&& fn) {
-  pool.parallel_for((count + per_task - 1) / per_task, [&](int64_t task, int) {
+  pool.parallel_for(ceil_div(count, per_task), [&](int64_t task, int) {
     fn(task * per_task, std::min(count, (task + 1) * per_task));
   });
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/divide.h"
 #include "core/glu_layout.h"
 
 namespace moire::cpu::gemm {
@@ -32,7 +33,7 @@ struct Columns {
   }
 
   int64_t per_output() const { return paired ? 2 : 1; }
-  int64_t num_chunks() const { return (outputs + chunk - 1) / chunk; }
+  int64_t num_chunks() const { return ceil_div(outputs, chunk); }
   // Output columns of the chunk that starts at `output`.
   int64_t width(int64_t output) const { return std::min(chunk, outputs - output); }
 

@@ -23,6 +23,7 @@
 #include "backend/cpu/gemm/scratch.h"
 #include "backend/cpu/gemm/tiling.h"
 #include "core/device_state.h"
+#include "core/divide.h"
 
 namespace moire::cpu::gemm {
 
@@ -114,7 +115,7 @@ template <LeftOperand Left>
 void multiply_block(const Kernels& kernels, const Left& left, KBlock block, int64_t first,
                     int64_t count, const Scratch& scratch, int64_t num_columns, Target target) {
   // Micro-tiles of nearly equal height run faster than full ones and a short last one.
-  const int64_t micro_tiles = (count + kernels.micro_rows - 1) / kernels.micro_rows;
+  const int64_t micro_tiles = ceil_div(count, kernels.micro_rows);
   float* const data = target.data;
   for (int64_t i = 0; i < micro_tiles; ++i) {
     const int64_t begin = count * i / micro_tiles, end = count * (i + 1) / micro_tiles;
@@ -139,8 +140,7 @@ void finish_transposed(const Kernels& kernels, const E& epilogue, const float* s
                        int64_t patch_rows) {
   constexpr int64_t kMost = kPatchColumns;
   const float* columns[kMost];
-  const int64_t padded_columns =
-      (num_columns + kTransposeRows - 1) / kTransposeRows * kTransposeRows;
+  const int64_t padded_columns = round_up(num_columns, kTransposeRows);
   const bool is_direct = direct.data != nullptr && padded_columns == num_columns;
   for (int64_t row = 0; row < chunk.rows; row += patch_rows) {
     const int64_t rows = std::min(patch_rows, chunk.rows - row);
@@ -244,8 +244,8 @@ void multiply_ragged_k(const Context& context, const RaggedK& p, const Workspace
   const Columns columns = Columns::plain(p.n);
   const TileLimits shape = tile_shape(p.groups.num_groups, p.m, kWgradRowStep, p.n, columns.chunk,
                                       tile_limits(p), pool.num_threads());
-  const int64_t row_tiles = (p.m + shape.rows - 1) / shape.rows;
-  const int64_t column_tiles = (p.n + shape.columns - 1) / shape.columns;
+  const int64_t row_tiles = ceil_div(p.m, shape.rows);
+  const int64_t column_tiles = ceil_div(p.n, shape.columns);
   pool.parallel_for(p.groups.num_groups * row_tiles * column_tiles, [&](int64_t task, int thread) {
     const int64_t group = task / (row_tiles * column_tiles);
     const int64_t row = task % row_tiles * shape.rows;

@@ -12,6 +12,7 @@
 #include "backend/cpu/gemm/columns.h"
 #include "backend/cpu/gemm/kernels.h"
 #include "backend/cpu/gemm/scales.h"
+#include "core/divide.h"
 
 namespace moire::cpu::gemm {
 
@@ -179,7 +180,7 @@ struct RowsOnRight {
             float* scratch) const {
     for (int64_t at = 0; at < count; at += kernels.panel_width) {
       const int64_t rest = std::min(kernels.panel_width, count - at);
-      const int64_t width = (rest + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
+      const int64_t width = round_up(rest, kernels.lanes);
       for (int64_t lane = 0; lane < width; lane += kTransposeRows) {
         const float* rows[kTransposeRows];
         for (int64_t i = 0; i < kTransposeRows; ++i) {

@@ -4,6 +4,7 @@
 
 #include "backend/cpu/gemm/engine.h"
 #include "backend/cpu/implementations.h"
+#include "core/divide.h"
 #include "core/format.h"
 #include "core/status_macros.h"
 
@@ -22,7 +23,7 @@ void zero_unowned(const TensorView& scales, const Groups& groups) {
     const int64_t first = groups.offsets[g], rows = groups.offsets[g + 1] - first;
     const int64_t base = first / kQuantizedRows + g;
     zero(end, base);
-    end = base + (rows + kQuantizedRows - 1) / kQuantizedRows;
+    end = base + ceil_div(rows, kQuantizedRows);
   }
   zero(end, scales.shape[0]);
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backend/cpu/gemm/kernels.h"
+#include "core/divide.h"
 
 namespace moire::cpu::gemm {
 
@@ -60,9 +61,9 @@ struct Scratch {
 };
 
 // Columns as the panels store them: whole vectors of any instruction set.
-inline constexpr int64_t padded(int64_t columns) { return (columns + 15) / 16 * 16; }
+inline constexpr int64_t padded(int64_t columns) { return round_up(columns, 16); }
 // Distance of a tile's rows: an odd number of cache lines, so that they spread over the cache's
 // sets.
-inline constexpr int64_t sums_pitch(int64_t columns) { return (columns + 31) / 32 * 32 + 16; }
+inline constexpr int64_t sums_pitch(int64_t columns) { return round_up(columns, 32) + 16; }
 
 }  // namespace moire::cpu::gemm

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 
+#include "core/divide.h"
+
 namespace moire::cpu::gemm {
 namespace {
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t step) { return divide_up(a, step) * step; }
 
 // Packing an element for a tile costs as much as multiplying it this many times (measured: 6 to 8
 // elements per ns are packed while 50 multiply-adds are done).
@@ -29,9 +28,9 @@ int64_t tile_columns(int64_t num_blocks, int64_t columns, int64_t step, int64_t 
                      int num_threads) {
   int64_t best = step;
   double best_time = -1;
-  for (int64_t parts = divide_up(std::max<int64_t>(columns, 1), limit);; ++parts) {
-    const int64_t size = std::max(round_up(divide_up(columns, parts), step), step);
-    const auto packings = static_cast<double>(divide_up(columns, size));
+  for (int64_t parts = ceil_div(std::max<int64_t>(columns, 1), limit);; ++parts) {
+    const int64_t size = std::max(round_up(ceil_div(columns, parts), step), step);
+    const auto packings = static_cast<double>(ceil_div(columns, size));
     const double total =
         static_cast<double>(num_blocks) * (static_cast<double>(columns) + kPackingCost * packings);
     const double time =
@@ -48,15 +47,15 @@ TileLimits tile_shape(int64_t num_groups, int64_t rows, int64_t row_step, int64_
                       int64_t column_step, TileLimits limits, int num_threads) {
   TileLimits best = limits;
   double best_time = -1;
-  for (int64_t parts = divide_up(std::max<int64_t>(rows, 1), limits.rows);; ++parts) {
-    const int64_t height = std::max(round_up(divide_up(rows, parts), row_step), row_step);
-    const int64_t blocks = divide_up(rows, height);
+  for (int64_t parts = ceil_div(std::max<int64_t>(rows, 1), limits.rows);; ++parts) {
+    const int64_t height = std::max(round_up(ceil_div(rows, parts), row_step), row_step);
+    const int64_t blocks = ceil_div(rows, height);
     const int64_t width =
         tile_columns(num_groups * blocks, columns, column_step, limits.columns, num_threads);
     const auto h = static_cast<double>(height), w = static_cast<double>(width);
     const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
     const double packed =
-        m * static_cast<double>(divide_up(columns, width)) + n * static_cast<double>(blocks);
+        m * static_cast<double>(ceil_div(columns, width)) + n * static_cast<double>(blocks);
     const double time =
         estimated_time(static_cast<double>(num_groups) * (m * n + kPackingCost * packed),
                        h * w + kPackingCost * (h + w), num_threads);
@@ -70,7 +69,7 @@ TileLimits tile_shape(int64_t num_groups, int64_t rows, int64_t row_step, int64_
 
 int64_t even_block(int64_t rows, int64_t limit, int64_t step) {
   if (rows == 0) return step;
-  return round_up(divide_up(rows, divide_up(rows, limit)), step);
+  return round_up(ceil_div(rows, ceil_div(rows, limit)), step);
 }
 
 RaggedRows::RaggedRows(const Groups& groups, TileLimits limits, int64_t row_step, int64_t columns,
@@ -79,12 +78,12 @@ RaggedRows::RaggedRows(const Groups& groups, TileLimits limits, int64_t row_step
   for (int64_t g = 0; g < groups.num_groups; ++g) {
     prefix[g] = num_row_blocks_;
     const int64_t rows = groups.offsets[g + 1] - groups.offsets[g];
-    num_row_blocks_ += divide_up(rows, even_block(rows, limits.rows, row_step));
+    num_row_blocks_ += ceil_div(rows, even_block(rows, limits.rows, row_step));
   }
   prefix[groups.num_groups] = num_row_blocks_;
   tile_columns_ =
       gemm::tile_columns(num_row_blocks_, columns, column_step, limits.columns, num_threads);
-  num_column_tiles_ = divide_up(columns, tile_columns_);
+  num_column_tiles_ = ceil_div(columns, tile_columns_);
 }
 
 Tile RaggedRows::tile(int64_t task) const {
