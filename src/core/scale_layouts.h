@@ -20,14 +20,16 @@ inline constexpr int64_t kMxBlock = 32;
 inline constexpr int64_t kPaddedOuter = 128, kPaddedBlocks = 4;
 
 // A container's columns.
-constexpr int64_t scale_layout_width(int32_t direction, int32_t layout, int64_t k) {
+MOIRE_HOST_DEVICE constexpr int64_t scale_layout_width(int32_t direction, int32_t layout,
+                                                       int64_t k) {
   const bool is_padded = layout >= MOIRE_SCALES_PADDED;
   if (direction == MOIRE_COLUMNWISE) return is_padded ? round_up(k, kPaddedOuter) : k;
   const int64_t blocks = ceil_div(k, kMxBlock);
   return is_padded ? round_up(blocks, kPaddedBlocks) : blocks;
 }
 // Container rows of a group of so many rows.
-constexpr int64_t scale_layout_rows(int32_t direction, int32_t layout, int64_t group_rows) {
+MOIRE_HOST_DEVICE constexpr int64_t scale_layout_rows(int32_t direction, int32_t layout,
+                                                      int64_t group_rows) {
   const bool is_padded = layout >= MOIRE_SCALES_PADDED;
   if (direction == MOIRE_ROWWISE)
     return is_padded ? round_up(group_rows, kPaddedOuter) : group_rows;
@@ -35,8 +37,9 @@ constexpr int64_t scale_layout_rows(int32_t direction, int32_t layout, int64_t g
   return is_padded ? round_up(blocks, kPaddedBlocks) : blocks;
 }
 // Rows that suffice for any splits: groups of m rows in all have at most m / b + G blocks of b.
-constexpr ScaleShape scale_layout_bound(int32_t direction, int32_t layout, int64_t capacity,
-                                        int64_t num_groups, int64_t k) {
+MOIRE_HOST_DEVICE constexpr ScaleShape scale_layout_bound(int32_t direction, int32_t layout,
+                                                          int64_t capacity, int64_t num_groups,
+                                                          int64_t k) {
   // As many as there are in the canonical layout.
   if (layout <= MOIRE_SCALES_DENSE) {
     return ragged_scales(MOIRE_SCALING_MXFP8, direction, capacity, num_groups, k);
@@ -53,7 +56,7 @@ struct GroupScales {
   int64_t first_row;  // of the group
   int64_t padded_blocks;
 
-  int64_t offset(int64_t outer, int64_t block) const {
+  MOIRE_HOST_DEVICE int64_t offset(int64_t outer, int64_t block) const {
     const int64_t base = first_row * pitch;
     if (layout == MOIRE_SCALES_SWIZZLED) {
       const int64_t tile =

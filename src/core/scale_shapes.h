@@ -10,13 +10,27 @@
 
 #include "core/divide.h"
 #include "core/format.h"
+#include "core/host_device.h"
 
 namespace moire {
 
 // Elements along one side of what shares a scale.
-constexpr int64_t scale_block(int32_t scaling) { return scaling == MOIRE_SCALING_MXFP8 ? 32 : 128; }
-constexpr DType scale_dtype(int32_t scaling) {
+MOIRE_HOST_DEVICE constexpr int64_t scale_block(DType scales) {
+  return scales == DType::kE8M0 ? 32 : 128;
+}
+MOIRE_HOST_DEVICE constexpr DType scale_dtype(int32_t scaling) {
   return scaling == MOIRE_SCALING_MXFP8 ? DType::kE8M0 : DType::kFP32;
+}
+MOIRE_HOST_DEVICE constexpr int64_t scale_block(int32_t scaling) {
+  return scale_block(scale_dtype(scaling));
+}
+// What scales of this type stand for beside ragged operands, and beside weights that a product
+// reads.
+MOIRE_HOST_DEVICE constexpr int32_t ragged_scaling(DType scales) {
+  return scales == DType::kE8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
+}
+MOIRE_HOST_DEVICE constexpr int32_t weight_scaling(DType scales) {
+  return scales == DType::kE8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_TILE;
 }
 
 // "MXFP8", and "MXFP8 (1)"; a value that is no moire_scaling by its number alone.
@@ -33,15 +47,17 @@ struct ScaleShape {
   int64_t rows, columns;
 };
 // Of one matrix [n, k].
-constexpr ScaleShape matrix_scales(int32_t scaling, int32_t direction, int64_t n, int64_t k) {
+MOIRE_HOST_DEVICE constexpr ScaleShape matrix_scales(int32_t scaling, int32_t direction, int64_t n,
+                                                     int64_t k) {
   const int64_t b = scale_block(scaling);
   const bool is_tile = scaling == MOIRE_SCALING_FP8_TILE;
   return {is_tile || direction == MOIRE_COLUMNWISE ? ceil_div(n, b) : n,
           is_tile || direction == MOIRE_ROWWISE ? ceil_div(k, b) : k};
 }
 // Of a ragged [capacity, k].
-constexpr ScaleShape ragged_scales(int32_t scaling, int32_t direction, int64_t capacity,
-                                   int64_t num_groups, int64_t k) {
+MOIRE_HOST_DEVICE constexpr ScaleShape ragged_scales(int32_t scaling, int32_t direction,
+                                                     int64_t capacity, int64_t num_groups,
+                                                     int64_t k) {
   const int64_t b = scale_block(scaling);
   if (direction == MOIRE_ROWWISE) return {capacity, ceil_div(k, b)};
   return {capacity / b + num_groups, k};

@@ -5,22 +5,21 @@
 namespace moire {
 namespace {
 
-int64_t block_of(const TensorView& scales) { return scales.type() == DType::kE8M0 ? 32 : 128; }
-int64_t blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
+enum class Kind { kPlain, kBlocks, kRaggedBlocks };
 
 // A shape, and what messages call its sizes.
 struct Shape {
-  enum class Kind { kPlain, kBlocks, kRaggedBlocks };
   std::string_view of[3];
   Kind kinds[3] = {};
   int64_t sizes[3] = {};
   int64_t block = 0;
   int32_t rank = 0;
 
-  void add(NamedSize n) { add(n, Kind::kPlain, n.size); }
-  void add_blocks(NamedSize n) { add(n, Kind::kBlocks, blocks(n.size, block)); }
-  void add_ragged_blocks(NamedSize n, int64_t num_groups) {
-    add(n, Kind::kRaggedBlocks, n.size / block + num_groups);
+  // Of what is called `name`, or of its blocks.
+  void add(std::string_view name, Kind kind, int64_t size) {
+    of[rank] = name;
+    kinds[rank] = kind;
+    sizes[rank++] = size;
   }
   std::string name(int32_t i) const {
     switch (kinds[i]) {
@@ -38,13 +37,6 @@ struct Shape {
     for (int32_t i = 0; equal && i < rank; ++i) equal = t.shape[i] == sizes[i];
     return equal;
   }
-
- private:
-  void add(NamedSize n, Kind kind, int64_t size) {
-    of[rank] = n.name;
-    kinds[rank] = kind;
-    sizes[rank++] = size;
-  }
 };
 
 std::string_view direction_name(int32_t direction) {
@@ -53,28 +45,28 @@ std::string_view direction_name(int32_t direction) {
 
 Shape ragged_shape(const TensorView& scales, int32_t direction, NamedSize rows, NamedSize columns,
                    const Groups& groups) {
+  const int32_t scaling = ragged_scaling(scales.type());
+  const bool is_rowwise = direction == MOIRE_ROWWISE;
+  const ScaleShape sizes =
+      ragged_scales(scaling, direction, rows.size, groups.num_groups, columns.size);
   Shape s;
-  s.block = block_of(scales);
-  if (direction == MOIRE_ROWWISE) {
-    s.add(rows);
-    s.add_blocks(columns);
-  } else {
-    s.add_ragged_blocks(rows, groups.num_groups);
-    s.add(columns);
-  }
+  s.block = scale_block(scaling);
+  s.add(rows.name, is_rowwise ? Kind::kPlain : Kind::kRaggedBlocks, sizes.rows);
+  s.add(columns.name, is_rowwise ? Kind::kBlocks : Kind::kPlain, sizes.columns);
   return s;
 }
 
 Shape weight_shape(const Weight& w, int32_t scaling, int32_t direction) {
   const bool out_in = w.layout == MOIRE_OUT_IN;
-  const NamedSize rows{out_in ? "out" : "in", w.tensor.shape[1]};
-  const NamedSize columns{out_in ? "in" : "out", w.tensor.shape[2]};
   const bool tiles = scaling == MOIRE_SCALING_FP8_TILE;
+  const bool cuts_rows = tiles || direction == MOIRE_COLUMNWISE;
+  const bool cuts_columns = tiles || direction == MOIRE_ROWWISE;
+  const ScaleShape sizes = matrix_scales(scaling, direction, w.tensor.shape[1], w.tensor.shape[2]);
   Shape s;
   s.block = scale_block(scaling);
-  s.add({"G", w.tensor.shape[0]});
-  tiles || direction == MOIRE_COLUMNWISE ? s.add_blocks(rows) : s.add(rows);
-  tiles || direction == MOIRE_ROWWISE ? s.add_blocks(columns) : s.add(columns);
+  s.add("G", Kind::kPlain, w.tensor.shape[0]);
+  s.add(out_in ? "out" : "in", cuts_rows ? Kind::kBlocks : Kind::kPlain, sizes.rows);
+  s.add(out_in ? "in" : "out", cuts_columns ? Kind::kBlocks : Kind::kPlain, sizes.columns);
   return s;
 }
 
@@ -167,8 +159,7 @@ bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTens
                      " matrices, needs packed weights: their scales are one tensor")) {
     return false;
   }
-  const int32_t scaling =
-      t.scales.tensor.type() == DType::kE8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_TILE;
+  const int32_t scaling = weight_scaling(t.scales.tensor.type());
   return check_shape(check, t.scales, weight_shape(w, scaling, direction),
                      weight_shape(w, scaling, 1 - direction), direction);
 }
@@ -214,8 +205,8 @@ bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
   check_copy(check, copies.rowwise_name, copies.rowwise, MOIRE_ROWWISE, groups, columns);
   check_copy(check, copies.columnwise_name, copies.columnwise, MOIRE_COLUMNWISE, groups, columns);
   const TensorView r = copies.rowwise.scales, c = copies.columnwise.scales;
-  const bool mx = r.type() == DType::kE8M0 || c.type() == DType::kE8M0;
-  check_fractional(check, mx ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK, fractional_scales);
+  const DType scales = r.type() == DType::kE8M0 ? r.type() : c.type();
+  check_fractional(check, ragged_scaling(scales), fractional_scales);
   return check.require(!r.is_present() || !c.is_present() || r.dtype == c.dtype,
                        copies.rowwise_name, ".scales is ", r, " but ", copies.columnwise_name,
                        ".scales is ", c, ": both copies must be quantised alike");

@@ -6,6 +6,7 @@
 #include "backend/cpu/implementations.h"
 #include "core/divide.h"
 #include "core/format.h"
+#include "core/scale_shapes.h"
 #include "core/status_macros.h"
 
 namespace moire::cpu::gemm {
@@ -60,7 +61,7 @@ Status QuantizedOutput::finish(const Context& context, const TensorView& stored,
   args.rowwise = deferred_[0];
   args.columnwise = deferred_[1];
   const moire_quantized& any = deferred_[0].data.rank != 0 ? deferred_[0] : deferred_[1];
-  args.scaling = any.scales.dtype == MOIRE_E8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
+  args.scaling = ragged_scaling(TensorView(any.scales).type());
   args.fractional_scales = fractional_ ? 1 : 0;
   args.groups = groups;
   args.tail = tail;

@@ -8,12 +8,9 @@
 #include <bit>
 #include <cstdint>
 
-namespace moire::cpu::gemm {
+#include "core/scale_shapes.h"
 
-// Elements of a block along the contracted dimension: the type of the scales says the format.
-inline int64_t block_of(const TensorView& scales) {
-  return scales.type() == DType::kE8M0 ? 32 : 128;
-}
+namespace moire::cpu::gemm {
 
 class Scales {
  public:
@@ -26,16 +23,17 @@ class Scales {
   // Blocks down the columns of one group's rows.
   static Scales columnwise(const TensorView& scales, const Groups& groups, int64_t group) {
     if (!scales.is_present()) return {};
-    Scales s(scales, block_of(scales), true);
+    const int64_t block = scale_block(scales.type());
+    Scales s(scales, block, true);
     s.first_row_ = groups.offsets[group];
-    s.base_ = s.first_row_ / block_of(scales) + group;
+    s.base_ = s.first_row_ / block + group;
     return s;
   }
   // Of one group's weight matrix; MXFP8 blocks lie along k, along the rows or down the columns.
   static Scales weight(const TensorView& scales, bool k_is_last, int64_t group) {
     if (!scales.is_present()) return {};
     const bool tiles = scales.type() == DType::kFP32;
-    const int64_t block = block_of(scales);
+    const int64_t block = scale_block(scales.type());
     Scales s(scales, tiles || !k_is_last ? block : 1, !tiles && !k_is_last);
     s.base_ = group * scales.shape[1];
     return s;
@@ -43,7 +41,7 @@ class Scales {
 
   bool is_present() const { return data_ != nullptr; }
   DType dtype() const { return dtype_; }
-  // Each column has a scale of its own; else block_of() columns share one.
+  // Each column has a scale of its own; else a block of columns shares one.
   bool is_per_column() const { return per_column_; }
   // The scales of a row.
   const void* row(int64_t row) const {
