@@ -9,10 +9,6 @@
 namespace moire {
 namespace {
 
-int64_t bytes_of(const moire_quantized& q) {
-  return moire::bytes_of(q.data) + moire::bytes_of(q.scales);
-}
-
 // What both ops ask of a source: its shape decides whether it is ragged or weights.
 struct Source {
   const moire_quantized& source;
@@ -104,7 +100,7 @@ Status dequantize(const Context& context, const DequantizeArgs& args) {
   return dispatch(context, "dequantize", args, Workspace{}, [&] {
     const Source source{args.source, args.scaling, args.direction, args.groups};
     return Cost{concat(source.problem(), " to ", TensorView(args.target).type()),
-                bytes_of(args.source), moire::bytes_of(args.target)};
+                bytes_of(args.source), bytes_of(args.target)};
   });
 }
 

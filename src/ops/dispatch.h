@@ -24,8 +24,11 @@ struct Cost {
   int64_t bytes_written = 0;
 };
 
-// Bytes of a view's elements; for cost functions.
+// Bytes of a view's elements, and of a quantised copy; for cost functions.
 inline int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.type()); }
+inline int64_t bytes_of(const moire_quantized& q) {
+  return bytes_of(TensorView(q.data)) + bytes_of(TensorView(q.scales));
+}
 
 template <class A>
 struct Choice {

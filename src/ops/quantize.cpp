@@ -9,10 +9,6 @@
 namespace moire {
 namespace {
 
-int64_t bytes_of(const moire_quantized& q) {
-  return moire::bytes_of(q.data) + moire::bytes_of(q.scales);
-}
-
 // At least one of the two copies is there, and sound by `check_copy(name, copy, direction)`.
 template <class CheckCopy>
 void check_copies(ArgumentCheck& check, const moire_quantized& rowwise,
@@ -114,7 +110,7 @@ Status quantize(const Context& context, const QuantizeArgs& args) {
     const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source.shape[0];
     return Cost{concat(source, row_idx.is_present() ? ", gathered" : "", ", ",
                        scaling_word(args.scaling), " ", directions(args.rowwise, args.columnwise)),
-                rows * source.columns() * dtype_size(source.type()) + moire::bytes_of(row_idx),
+                rows * source.columns() * dtype_size(source.type()) + bytes_of(row_idx),
                 bytes_of(args.rowwise) + bytes_of(args.columnwise)};
   });
 }
@@ -128,7 +124,7 @@ Status quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
                        args.scaling == MOIRE_SCALING_FP8_TILE
                            ? dtype_name(TensorView(args.rowwise.data).type())
                            : directions(args.rowwise, args.columnwise)),
-                moire::bytes_of(source.tensor), bytes_of(args.rowwise) + bytes_of(args.columnwise)};
+                bytes_of(source.tensor), bytes_of(args.rowwise) + bytes_of(args.columnwise)};
   });
 }
 

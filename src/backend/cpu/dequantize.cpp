@@ -45,11 +45,8 @@ HWY_EXPORT(dequantize_strip);
 Status run(const Context& context, const DequantizeArgs& args) {
   ThreadPool& pool = *context.state().pool;
   const TensorView data(args.source.data), target(args.target);
-  const int64_t size = scale_block(args.scaling);
-  const bool is_weight = data.rank == 3;
   const ResolvedGroups groups(args.groups, data.num_rows());
-  const ScaleBlocks blocks =
-      is_weight ? ScaleBlocks(data.shape[0], data.shape[1], size) : ScaleBlocks(groups.get(), size);
+  const ScaleBlocks blocks = blocks_of(data, groups.get(), args.scaling);
   for_each_strip(pool, blocks, data.columns(),
                  [&](int64_t index, const RowBlock& block, int64_t first, int64_t end) {
                    DequantizeStrip q;
@@ -63,16 +60,14 @@ Status run(const Context& context, const DequantizeArgs& args) {
                    q.stride = target.stride();
                    HWY_DYNAMIC_DISPATCH(dequantize_strip)(q);
                  });
-  if (args.tail == MOIRE_TAIL_ZERO && !is_weight) {
+  if (args.tail == MOIRE_TAIL_ZERO && data.rank == 2) {
     zero_rows_from(pool, target, rows_in_use(groups.get()));
   }
   return {};
 }
 
 std::string policy(const DeviceState& state, const DequantizeArgs& args) {
-  const int64_t rows = scale_block(args.scaling);
-  return concat("blocks of ", rows, " rows, strips of ", strip_columns(rows), " columns, ",
-                state.simd, ", ", state.num_threads, " threads");
+  return strips_policy(state, args.scaling);
 }
 
 }  // namespace

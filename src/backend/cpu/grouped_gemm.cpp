@@ -1,6 +1,7 @@
 // grouped_gemm on the CPU: the engine, with sums rounded to d's dtype, bias added on the way.
 #include "backend/cpu/gemm/engine.h"
 #include "backend/cpu/implementations.h"
+#include "backend/cpu/rows.h"
 
 namespace moire::cpu {
 namespace {
@@ -60,7 +61,7 @@ Status run(const Context& context, const GroupedGemmArgs& args) {
   const Store store{gemm::kernels(), args.d, args.bias, args.bias_scale};
   gemm::multiply_ragged_m(context, p, args.workspace, store);
   if (args.tail == MOIRE_TAIL_ZERO) {
-    gemm::zero_rows(*context.state().pool, args.d, gemm::rows_in_use(args.groups));
+    zero_rows_from(*context.state().pool, args.d, rows_in_use(args.groups));
   }
   return {};
 }

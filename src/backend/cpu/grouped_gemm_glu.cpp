@@ -2,6 +2,7 @@
 // its epilogue.
 #include "backend/cpu/gemm/glu_epilogue.h"
 #include "backend/cpu/implementations.h"
+#include "backend/cpu/rows.h"
 #include "core/arena.h"
 #include "core/glu_storage.h"
 
@@ -53,7 +54,7 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
       args.probs,      args.z,           stored.act, quantized_act(args)};
   gemm::multiply_ragged_m(context, p, stored.arena.rest(), epilogue);
   if (args.tail == MOIRE_TAIL_ZERO && args.act.rank != 0) {
-    gemm::zero_rows(*context.state().pool, args.act, gemm::rows_in_use(args.groups));
+    zero_rows_from(*context.state().pool, args.act, rows_in_use(args.groups));
   }
   return epilogue.quantized_act.finish(context, stored.act, args.groups, args.tail);
 }

@@ -3,6 +3,7 @@
 #include "backend/cpu/gemm/glu_epilogue.h"
 #include "backend/cpu/implementations.h"
 #include "backend/cpu/row_blocks.h"
+#include "backend/cpu/rows.h"
 #include "core/arena.h"
 #include "core/status_macros.h"
 
@@ -111,9 +112,9 @@ void sum_bias_partials(const GroupedGemmGluBackwardArgs& args, const float* part
 }
 
 void zero_tails(ThreadPool& pool, const GroupedGemmGluBackwardArgs& args, int64_t rows) {
-  if (args.grad_z.rank != 0) gemm::zero_rows(pool, args.grad_z, rows);
-  if (args.act.rank != 0) gemm::zero_rows(pool, args.act, rows);
-  if (args.grad_probs.rank != 0) gemm::zero_rows(pool, args.grad_probs, rows);
+  if (args.grad_z.rank != 0) zero_rows_from(pool, args.grad_z, rows);
+  if (args.act.rank != 0) zero_rows_from(pool, args.act, rows);
+  if (args.grad_probs.rank != 0) zero_rows_from(pool, args.grad_probs, rows);
 }
 
 Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
@@ -128,7 +129,7 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
       partials.bias,      quantized_grad_z(args),
       quantized_act(args)};
   gemm::multiply_ragged_m(context, p, partials.arena.rest(), epilogue);
-  const int64_t rows = gemm::rows_in_use(p.groups);
+  const int64_t rows = rows_in_use(p.groups);
   if (partials.probs != nullptr) {
     sum_prob_partials(pool, partials.probs, segments_of(p), rows,
                       static_cast<float*>(args.grad_probs.data));

@@ -225,16 +225,13 @@ Status run_requantize(const Context& context, const RequantizeArgs& args) {
   const Copies copies(to_rowwise ? args.target : moire_quantized{},
                       to_rowwise ? moire_quantized{} : args.target, args.scaling,
                       args.fractional_scales != 0);
-  const bool is_weight = data.rank == 3;
   const ResolvedGroups groups(args.groups, data.num_rows());
-  const int64_t size = scale_block(args.scaling);
-  const ScaleBlocks blocks =
-      is_weight ? ScaleBlocks(data.shape[0], data.shape[1], size) : ScaleBlocks(groups.get(), size);
+  const ScaleBlocks blocks = blocks_of(data, groups.get(), args.scaling);
   quantize_blocks(pool, blocks, data.columns(), copies, args.tail,
                   [&](int64_t index, const RowBlock& block, StripSource& out) {
                     fill_quantized(args.source, args.scaling, args.direction, index, block, out);
                   });
-  if (args.tail == MOIRE_TAIL_ZERO && !is_weight) {
+  if (args.tail == MOIRE_TAIL_ZERO && data.rank == 2) {
     copies.zero_tail(pool, rows_in_use(groups.get()), blocks.count());
   }
   return {};
@@ -242,9 +239,7 @@ Status run_requantize(const Context& context, const RequantizeArgs& args) {
 
 template <class A>
 std::string policy(const DeviceState& state, const A& args) {
-  const int64_t rows = scale_block(args.scaling);
-  return concat("blocks of ", rows, " rows, strips of ", strip_columns(rows), " columns, ",
-                state.simd, ", ", state.num_threads, " threads");
+  return strips_policy(state, args.scaling);
 }
 
 }  // namespace

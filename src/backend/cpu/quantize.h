@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "backend/cpu/quantize_block.h"
 #include "backend/cpu/row_blocks.h"
 #include "backend/cpu/rows.h"
+#include "core/device_state.h"
+#include "core/format.h"
 #include "core/scale_shapes.h"
 
 namespace moire::cpu {
@@ -95,6 +98,19 @@ inline void fill_quantized(const moire_quantized& q, int32_t scaling, int32_t di
 constexpr int64_t strip_columns(int64_t block_rows) {
   constexpr int64_t kElementsPerTask = 1 << 16;
   return std::max(kElementsPerTask / block_rows, 8 * kPieceColumns);
+}
+
+// The blocks of data that is quantised: ragged, or weights where it has three dimensions.
+inline ScaleBlocks blocks_of(const TensorView& data, const moire_groups& groups, int32_t scaling) {
+  const int64_t size = scale_block(scaling);
+  return data.rank == 3 ? ScaleBlocks(data.shape[0], data.shape[1], size)
+                        : ScaleBlocks(groups, size);
+}
+
+inline std::string strips_policy(const DeviceState& state, int32_t scaling) {
+  const int64_t rows = scale_block(scaling);
+  return concat("blocks of ", rows, " rows, strips of ", strip_columns(rows), " columns, ",
+                state.simd, ", ", state.num_threads, " threads");
 }
 
 // Calls body(index, block, first, end) for strips of all blocks, those without rows included.

@@ -59,8 +59,12 @@ void for_ranges(ThreadPool& pool, int64_t count, int64_t per_task, F&& fn) {
   });
 }
 
-// Exact zeros in rows `first` and after.
+// Exact zeros in rows `first` and after, or in elements of a vector.
 inline void zero_rows_from(ThreadPool& pool, const TensorView& t, int64_t first) {
+  if (t.rank == 1) {
+    const TensorView column(t.data, t.type(), {t.shape[0], 1});
+    return zero_rows_from(pool, column, first);
+  }
   const int64_t bytes = bytes_per_row(t);
   if (bytes == 0) return;
   for_ranges(pool, t.num_rows() - first, items_per_task(bytes), [&](int64_t begin, int64_t end) {

@@ -68,20 +68,4 @@ std::string policy_text(const RaggedK& p, const DeviceState& state) {
   return policy_text(tile_limits(p), p.emulates, state);
 }
 
-void zero_rows(ThreadPool& pool, const TensorView& output, int64_t first) {
-  constexpr int64_t kRowsPerTask = 64;
-  const int64_t capacity = output.shape[0];
-  const int64_t columns = output.rank == 1 ? 1 : output.columns();
-  const int64_t stride = output.rank == 1 ? 1 : output.stride();
-  const int64_t size = dtype_size(output.type());
-  const int64_t tasks = (capacity - first + kRowsPerTask - 1) / kRowsPerTask;
-  pool.parallel_for(tasks, [&](int64_t task, int) {
-    const int64_t begin = first + task * kRowsPerTask;
-    for (int64_t row = begin; row < std::min(begin + kRowsPerTask, capacity); ++row) {
-      std::memset(static_cast<char*>(output.data) + row * stride * size, 0,
-                  static_cast<size_t>(columns * size));
-    }
-  });
-}
-
 }  // namespace moire::cpu::gemm

@@ -103,13 +103,6 @@ inline char* element(const TensorView& t, int64_t row, int64_t column) {
   return static_cast<char*>(t.data) + (row * t.stride() + column) * dtype_size(t.type());
 }
 
-// Rows [first, capacity) of an output: exact zeros.
-void zero_rows(ThreadPool& pool, const TensorView& output, int64_t first);
-// Rows in use: offsets[G].
-inline int64_t rows_in_use(const Groups& groups) {
-  return groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
-}
-
 // left[first + i] * panels over one K block, for `count` rows.
 template <LeftOperand Left>
 void multiply_block(const Kernels& kernels, const Left& left, KBlock block, int64_t first,

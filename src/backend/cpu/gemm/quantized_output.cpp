@@ -4,6 +4,7 @@
 
 #include "backend/cpu/gemm/engine.h"
 #include "backend/cpu/implementations.h"
+#include "backend/cpu/rows.h"
 #include "core/divide.h"
 #include "core/format.h"
 #include "core/scale_shapes.h"
@@ -50,9 +51,9 @@ Status QuantizedOutput::finish(const Context& context, const TensorView& stored,
     ThreadPool& pool = *context.state().pool;
     const int64_t used = rows_in_use(groups);
     for (const moire_quantized& q : fused_) {
-      if (q.data.rank != 0) zero_rows(pool, q.data, used);
+      if (q.data.rank != 0) zero_rows_from(pool, q.data, used);
     }
-    if (rowwise().data.rank != 0) zero_rows(pool, rowwise().scales, used);
+    if (rowwise().data.rank != 0) zero_rows_from(pool, rowwise().scales, used);
     if (columnwise().data.rank != 0) zero_unowned(columnwise().scales, groups);
   }
   if (!is_deferred()) return {};
