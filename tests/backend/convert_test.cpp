@@ -59,6 +59,7 @@ HWY_AFTER_NAMESPACE();
 
 #include "core/float_environment.h"
 #include "tests/backend/each_target.h"
+#include "tests/backend/hard_floats.h"
 #include "tests/support/random.h"
 
 namespace moire::cpu {
@@ -78,8 +79,6 @@ uint16_t encode(DType dtype, float x) {
 float decode(DType dtype, uint16_t x) {
   return dtype == DType::kBF16 ? bf16_to_float(x) : fp16_to_float(x);
 }
-uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
-
 // A random finite float, small enough for FP16 now and then.
 template <class Random>
 float finite(Random random_bits) {
@@ -99,17 +98,13 @@ std::vector<float> hard_floats(DType dtype, std::mt19937_64& random) {
     const float low = decode(dtype, bits), high = decode(dtype, static_cast<uint16_t>(bits + 1));
     out.push_back(low);
     if (!std::isfinite(low) || !std::isfinite(high)) continue;
-    const auto middle = static_cast<float>((static_cast<double>(low) + high) / 2);
-    for (const float x : {middle, std::nextafter(middle, low), std::nextafter(middle, high)}) {
-      out.push_back(x);
-    }
+    add_middle(low, high, out);
   }
   for (const float x : {65519.996F, 65520.0F, 65536.0F, 3.4e38F, 1e-45F, 0x1p-25F, 0x1.8p-24F}) {
     out.push_back(x);
     out.push_back(-x);
   }
-  for (int i = 0; i < 1'000'000; ++i)
-    out.push_back(std::bit_cast<float>(static_cast<uint32_t>(random())));
+  add_random_patterns(random, 1'000'000, out);
   return out;
 }
 

@@ -48,6 +48,7 @@ HWY_AFTER_NAMESPACE();
 
 #include "core/float_environment.h"
 #include "tests/backend/each_target.h"
+#include "tests/backend/hard_floats.h"
 #include "tests/support/random.h"
 
 namespace moire::cpu {
@@ -69,8 +70,6 @@ struct Segment {
     for (float& x : v) x = fill;
   }
 };
-
-uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
 // The unit in the last place of FP32 at |x|.
 double ulp(double x) {

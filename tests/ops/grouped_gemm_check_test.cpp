@@ -4,42 +4,14 @@
 #include <moire/buffer.h>
 
 #include "core/format.h"
-#include "tests/support/grouped_gemm_cases.h"
+#include "tests/ops/grouped_gemm_rejects.h"
 
 namespace moire::test {
 namespace {
 
-// A sound call of each op, to be spoilt in one place.
-class GroupedGemmCheck : public testing::Test {
+class GroupedGemmCheck : public GroupedGemmRejects {
  protected:
-  void rejects(const GroupedGemmArgs& args, const std::string& text,
-               Code code = Code::kInvalidArgument) {
-    EXPECT_TRUE(fails(run(context, args, grouped_gemm, grouped_gemm_workspace), code, text));
-    TestTensor poisoned = gemm.d;
-    poisoned.poison();
-    EXPECT_TRUE(same_bits(gemm.d, poisoned));
-  }
-  void rejects(const GroupedGemmGluArgs& args, const std::string& text) {
-    EXPECT_TRUE(fails(run(context, args, grouped_gemm_glu, grouped_gemm_glu_workspace),
-                      Code::kInvalidArgument, text));
-  }
-  void rejects(const GroupedGemmGluBackwardArgs& args, const std::string& text) {
-    EXPECT_TRUE(
-        fails(run(context, args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace),
-              Code::kInvalidArgument, text));
-  }
-  void rejects(const GroupedGemmWgradArgs& args, const std::string& text) {
-    EXPECT_TRUE(fails(run(context, args, grouped_gemm_wgrad, grouped_gemm_wgrad_workspace),
-                      Code::kInvalidArgument, text));
-  }
-
-  Random random;
-  Context context = cpu(1);
-  Batch batch{{2, 2}};
-  GemmCase gemm{random, batch, 6, 64, false, GemmOptions()};
-  GemmGluCase glu{random, batch, 6, 64, GemmOptions()};
-  GemmGluBackwardCase glu_backward{random, batch, 6, 64, GemmOptions()};
-  WgradCase wgrad{random, batch, 6, 8, GemmOptions()};
+  GroupedGemmCheck() : GroupedGemmRejects({2, 2}, 6, GemmOptions()) {}
 };
 
 TEST_F(GroupedGemmCheck, RejectsMismatchedKAndNamesBothShapes) {

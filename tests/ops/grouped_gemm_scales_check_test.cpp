@@ -1,7 +1,7 @@
 // What the grouped GEMMs say of FP8 operands whose scales do not fit them.
 #include <gtest/gtest.h>
 
-#include "tests/support/grouped_gemm_cases.h"
+#include "tests/ops/grouped_gemm_rejects.h"
 
 namespace moire::test {
 namespace {
@@ -12,36 +12,9 @@ GemmOptions mxfp8() {
   return o;
 }
 
-class ScalesCheck : public testing::Test {
+class ScalesCheck : public GroupedGemmRejects {
  protected:
-  void rejects(const GroupedGemmArgs& args, const std::string& text) {
-    EXPECT_TRUE(fails(run(context, args, grouped_gemm, grouped_gemm_workspace),
-                      Code::kInvalidArgument, text));
-    TestTensor poisoned = gemm.d;
-    poisoned.poison();
-    EXPECT_TRUE(same_bits(gemm.d, poisoned));
-  }
-  void rejects(const GroupedGemmGluArgs& args, const std::string& text) {
-    EXPECT_TRUE(fails(run(context, args, grouped_gemm_glu, grouped_gemm_glu_workspace),
-                      Code::kInvalidArgument, text));
-  }
-  void rejects(const GroupedGemmGluBackwardArgs& args, const std::string& text) {
-    EXPECT_TRUE(
-        fails(run(context, args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace),
-              Code::kInvalidArgument, text));
-  }
-  void rejects(const GroupedGemmWgradArgs& args, const std::string& text) {
-    EXPECT_TRUE(fails(run(context, args, grouped_gemm_wgrad, grouped_gemm_wgrad_workspace),
-                      Code::kInvalidArgument, text));
-  }
-
-  Random random;
-  Context context = cpu(1);
-  Batch batch{{2, 68}};
-  GemmCase gemm{random, batch, 96, 64, false, mxfp8()};
-  GemmGluCase glu{random, batch, 6, 64, mxfp8()};
-  GemmGluBackwardCase glu_backward{random, batch, 6, 64, mxfp8()};
-  WgradCase wgrad{random, batch, 6, 8, mxfp8()};
+  ScalesCheck() : GroupedGemmRejects({2, 68}, 96, mxfp8()) {}
 };
 
 TEST_F(ScalesCheck, NeedsScalesExactlyBesideFp8) {
