@@ -21,6 +21,7 @@ struct GroupedTensorView {
   Groups groups;                          // of a ragged batch; absent: one group, all rows
   GluLayout layout;                       // where it is a gated FC1's weight or output
   bool has_layout = false;
+  bool fractional_scales = false;  // FP8_BLOCK, FP8_TILE: what is written need not have powers of 2
 
   bool has_rowwise() const { return rowwise.is_present(); }
   bool has_columnwise() const { return columnwise.is_present(); }
@@ -45,6 +46,7 @@ struct GroupedTensorOptions {
   int32_t scaling = MOIRE_SCALING_MXFP8;
   DType element = DType::kE4M3;
   bool rowwise = true, columnwise = false;
+  bool fractional_scales = false;  // FP8_BLOCK, FP8_TILE: scales need not be powers of two
 };
 
 // A batch and its memory; elements and scales start as zeros. Moved, not copied; clone() copies.
@@ -94,7 +96,9 @@ MOIRE_API Status convert_glu(const Context& context, const GroupedTensorView& so
 class MOIRE_API QuantizedWeight {
  public:
   // For weights [G, n, k] packed or listed; scaling MXFP8 (both directions) or FP8_TILE.
-  static Result<QuantizedWeight> create(int64_t num_groups, int64_t n, int64_t k, int32_t scaling);
+  // fractional_scales: as a recipe that reads the copies has it; FP8_TILE only.
+  static Result<QuantizedWeight> create(int64_t num_groups, int64_t n, int64_t k, int32_t scaling,
+                                        bool fractional_scales = false);
 
   // Quantises `weight` in one call for all groups unless `version` is that of the last update. The
   // caller counts versions: one per weight update.

@@ -1,7 +1,11 @@
-// Early return of a failed Status.
+// Statuses in short: the early return of a failed one, and that of a wrong argument.
 #pragma once
 
 #include <moire/status.h>
+
+#include <string_view>
+
+#include "core/format.h"
 
 #define MOIRE_RETURN_IF_ERROR(expression)                                  \
   do {                                                                     \
@@ -9,3 +13,11 @@
       return moire_status;                                                 \
     }                                                                      \
   } while (false)
+
+namespace moire {
+
+inline Status invalid(std::string_view call, std::string_view message) {
+  return {Code::kInvalidArgument, concat(call, ": ", message)};
+}
+
+}  // namespace moire

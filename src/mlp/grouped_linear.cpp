@@ -182,22 +182,6 @@ BiasBackwardArgs bias_args(const GroupedLinearBackwardArgs& args, const RaggedOp
   return bias;
 }
 
-GroupedGemmArgs dgrad_args(const GroupedLinearBackwardArgs& args, const Recipe& recipe,
-                           const RaggedOperand& grad_y, const WeightOperand& w) {
-  GroupedGemmArgs gemm;
-  gemm.a = grad_y.tensor;
-  gemm.row_idx = grad_y.row_idx;
-  gemm.a_scales = grad_y.scales;
-  gemm.b = w.weight;
-  gemm.b_scales = w.scales;
-  gemm.accumulation = recipe.accumulation;
-  gemm.transpose_b = 1;
-  gemm.d = args.grad_x;
-  gemm.groups = args.groups;
-  gemm.tail = args.tail;
-  return gemm;
-}
-
 LinearBackwardSteps steps_of(const GroupedLinearBackwardArgs& args, Arena& arena) {
   const Recipe recipe(args);
   const bool needs_x = is_present(args.grad_x), needs_w = is_present(args.grad_w);
@@ -223,7 +207,7 @@ LinearBackwardSteps steps_of(const GroupedLinearBackwardArgs& args, Arena& arena
   if (needs_x) {
     const WeightOperand w =
         weight_operand(recipe, args.w, args.w_quantized, false, arena, steps.quantize_w);
-    steps.grad_x = dgrad_args(args, recipe, rows, w);
+    steps.grad_x = dgrad_args(rows, w, args.grad_x, args.groups, args.tail, recipe.accumulation);
   }
   if (needs_w) {
     steps.grad_w = wgrad_args(columns, x, args.grad_w, args.beta, args.beta_per_group, args.groups,
@@ -232,36 +216,28 @@ LinearBackwardSteps steps_of(const GroupedLinearBackwardArgs& args, Arena& arena
   return steps;
 }
 
+constexpr Composite<GroupedLinearArgs, LinearSteps> kLinear{"grouped_linear", validate, steps_of};
+constexpr Composite<GroupedLinearBackwardArgs, LinearBackwardSteps> kLinearBackward{
+    "grouped_linear_backward", validate, steps_of};
+
 }  // namespace
 
 Status grouped_linear(const Context& context, const GroupedLinearArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  Arena arena(args.workspace);
-  LinearSteps steps = steps_of(args, arena);
-  return run_steps("grouped_linear", context, steps, args.workspace, arena.used());
+  return kLinear.run(context, args);
 }
 
 Status grouped_linear_workspace(const Context& context, const GroupedLinearArgs& args,
                                 size_t* bytes) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
-  Arena arena;
-  LinearSteps steps = steps_of(args, arena);
-  return size_steps("grouped_linear", context, steps, arena.used(), bytes);
+  return kLinear.size_workspace(context, args, bytes);
 }
 
 Status grouped_linear_backward(const Context& context, const GroupedLinearBackwardArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  Arena arena(args.workspace);
-  LinearBackwardSteps steps = steps_of(args, arena);
-  return run_steps("grouped_linear_backward", context, steps, args.workspace, arena.used());
+  return kLinearBackward.run(context, args);
 }
 
 Status grouped_linear_backward_workspace(const Context& context,
                                          const GroupedLinearBackwardArgs& args, size_t* bytes) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
-  Arena arena;
-  LinearBackwardSteps steps = steps_of(args, arena);
-  return size_steps("grouped_linear_backward", context, steps, arena.used(), bytes);
+  return kLinearBackward.size_workspace(context, args, bytes);
 }
 
 }  // namespace moire

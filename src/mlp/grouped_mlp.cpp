@@ -164,20 +164,16 @@ MlpSteps steps_of(const GroupedMlpArgs& args, Arena& arena) {
   return steps;
 }
 
+constexpr Composite<GroupedMlpArgs, MlpSteps> kMlp{"grouped_mlp", validate, steps_of};
+
 }  // namespace
 
 Status grouped_mlp(const Context& context, const GroupedMlpArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  Arena arena(args.workspace);
-  MlpSteps steps = steps_of(args, arena);
-  return run_steps("grouped_mlp", context, steps, args.workspace, arena.used());
+  return kMlp.run(context, args);
 }
 
 Status grouped_mlp_workspace(const Context& context, const GroupedMlpArgs& args, size_t* bytes) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
-  Arena arena;
-  MlpSteps steps = steps_of(args, arena);
-  return size_steps("grouped_mlp", context, steps, arena.used(), bytes);
+  return kMlp.size_workspace(context, args, bytes);
 }
 
 }  // namespace moire

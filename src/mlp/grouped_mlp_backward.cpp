@@ -129,21 +129,6 @@ BiasBackwardArgs b2_args(const GroupedMlpBackwardArgs& args, const RaggedOperand
   return bias;
 }
 
-GroupedGemmArgs fc1_dgrad_args(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
-                               const RaggedOperand& grad_z, const WeightOperand& w1) {
-  GroupedGemmArgs gemm;
-  gemm.a = grad_z.tensor;
-  gemm.a_scales = grad_z.scales;
-  gemm.b = w1.weight;
-  gemm.b_scales = w1.scales;
-  gemm.accumulation = recipe.accumulation;
-  gemm.transpose_b = 1;
-  gemm.d = args.grad_x;
-  gemm.groups = args.groups;
-  gemm.tail = args.tail;
-  return gemm;
-}
-
 // Memory for what the products leave to each other and the caller did not give.
 Between take_between(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
                      const MlpBackwardNeeds& needs, Arena& arena) {
@@ -228,7 +213,8 @@ MlpBackwardSteps steps_of(const GroupedMlpBackwardArgs& args, Arena& arena) {
   if (is_present(args.grad_x)) {
     const WeightOperand w1 =
         weight_operand(recipe, args.w1, args.w1_quantized, false, arena, steps.quantize_w1);
-    steps.fc1_dgrad = fc1_dgrad_args(args, recipe, operands.dgrad_grad_z, w1);
+    steps.fc1_dgrad = dgrad_args(operands.dgrad_grad_z, w1, args.grad_x, args.groups, args.tail,
+                                 recipe.accumulation);
   }
   if (is_present(args.grad_w1)) {
     steps.fc1_wgrad = wgrad_args(operands.wgrad_grad_z, operands.x, args.grad_w1, args.beta_w1,
@@ -237,21 +223,18 @@ MlpBackwardSteps steps_of(const GroupedMlpBackwardArgs& args, Arena& arena) {
   return steps;
 }
 
+constexpr Composite<GroupedMlpBackwardArgs, MlpBackwardSteps> kMlpBackward{"grouped_mlp_backward",
+                                                                           validate, steps_of};
+
 }  // namespace
 
 Status grouped_mlp_backward(const Context& context, const GroupedMlpBackwardArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  Arena arena(args.workspace);
-  MlpBackwardSteps steps = steps_of(args, arena);
-  return run_steps("grouped_mlp_backward", context, steps, args.workspace, arena.used());
+  return kMlpBackward.run(context, args);
 }
 
 Status grouped_mlp_backward_workspace(const Context& context, const GroupedMlpBackwardArgs& args,
                                       size_t* bytes) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
-  Arena arena;
-  MlpBackwardSteps steps = steps_of(args, arena);
-  return size_steps("grouped_mlp_backward", context, steps, arena.used(), bytes);
+  return kMlpBackward.size_workspace(context, args, bytes);
 }
 
 }  // namespace moire

@@ -14,10 +14,6 @@ namespace {
 
 int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.type()); }
 
-Status invalid(std::string_view call, const std::string& message) {
-  return {Code::kInvalidArgument, concat(call, ": ", message)};
-}
-
 // Rows [first, first + count) of a matrix.
 TensorView rows_of(const TensorView& t, int64_t first, int64_t count) {
   TensorView rows = t;
@@ -43,6 +39,9 @@ Status check_options(std::string_view call, const GroupedTensorOptions& o) {
   if (o.scaling < MOIRE_SCALING_MXFP8 || o.scaling > MOIRE_SCALING_FP8_TILE) {
     return invalid(call, concat("scaling is ", o.scaling, ", must be 1 to 3"));
   }
+  if (o.fractional_scales && o.scaling == MOIRE_SCALING_MXFP8) {
+    return invalid(call, "fractional_scales is set, but the scales of MXFP8 are powers of two");
+  }
   if (o.element != DType::kE4M3 && o.element != DType::kE5M2) {
     return invalid(call, concat("element is ", o.element, ", needs e4m3 or e5m2"));
   }
@@ -67,6 +66,24 @@ Quantized take(Arena& arena, const GroupedTensorOptions& o, std::initializer_lis
   q.data.data = arena.take(static_cast<size_t>(bytes_of(data)));
   q.scales.data = arena.take(static_cast<size_t>(bytes_of(scales)));
   return q;
+}
+
+// Memory for both directions, as far as they are asked for: `take_copy(arena, direction)` is called
+// to size it and again to share it out.
+template <class TakeCopy>
+Status allocate(std::string_view call, const GroupedTensorOptions& o, Buffer& memory,
+                GroupedTensorView& view, TakeCopy&& take_copy) {
+  const auto carve = [&](Arena arena) {
+    if (o.rowwise) view.rowwise = take_copy(arena, MOIRE_ROWWISE);
+    if (o.columnwise) view.columnwise = take_copy(arena, MOIRE_COLUMNWISE);
+    return arena.used();
+  };
+  view.scaling = o.scaling;
+  view.fractional_scales = o.fractional_scales;
+  memory = Buffer(carve(Arena()));
+  if (!memory.ok()) return {Code::kOutOfMemory, concat(call, ": no memory")};
+  carve(Arena(memory.workspace()));
+  return {};
 }
 
 // Elements and scales of both directions take at most ten bytes an element.
@@ -133,21 +150,14 @@ Result<GroupedTensor> GroupedTensor::ragged(const Groups& groups, int64_t k,
     return invalid(kCall,
                    concat("[", groups.capacity, ", ", k, "]: its size in bytes exceeds 63 bits"));
   }
-  const auto carve = [&](GroupedTensorView& v, Arena arena) {
-    const auto of = [&](int32_t direction) {
-      return take(arena, options, {groups.capacity, k}, 1,
-                  ragged_scales(options.scaling, direction, groups.capacity, groups.num_groups, k));
-    };
-    if (options.rowwise) v.rowwise = of(MOIRE_ROWWISE);
-    if (options.columnwise) v.columnwise = of(MOIRE_COLUMNWISE);
-    return arena.used();
-  };
   GroupedTensor t;
-  t.view_.scaling = options.scaling;
   t.view_.groups = groups;
-  t.memory_ = Buffer(carve(t.view_, Arena()));
-  if (!t.memory_.ok()) return Status(Code::kOutOfMemory, concat(kCall, ": no memory"));
-  carve(t.view_, Arena(t.memory_.workspace()));
+  MOIRE_RETURN_IF_ERROR(
+      allocate(kCall, options, t.memory_, t.view_, [&](Arena& arena, int32_t direction) {
+        return take(
+            arena, options, {groups.capacity, k}, 1,
+            ragged_scales(options.scaling, direction, groups.capacity, groups.num_groups, k));
+      }));
   return t;
 }
 
@@ -163,20 +173,12 @@ Result<GroupedTensor> GroupedTensor::uniform(int64_t num_groups, int64_t n, int6
     return invalid(
         kCall, concat("[", num_groups, ", ", n, ", ", k, "]: its size in bytes exceeds 63 bits"));
   }
-  const auto carve = [&](GroupedTensorView& v, Arena arena) {
-    const auto of = [&](int32_t direction) {
-      return take(arena, options, {num_groups, n, k}, num_groups,
-                  matrix_scales(options.scaling, direction, n, k));
-    };
-    if (options.rowwise) v.rowwise = of(MOIRE_ROWWISE);
-    if (options.columnwise) v.columnwise = of(MOIRE_COLUMNWISE);
-    return arena.used();
-  };
   GroupedTensor t;
-  t.view_.scaling = options.scaling;
-  t.memory_ = Buffer(carve(t.view_, Arena()));
-  if (!t.memory_.ok()) return Status(Code::kOutOfMemory, concat(kCall, ": no memory"));
-  carve(t.view_, Arena(t.memory_.workspace()));
+  MOIRE_RETURN_IF_ERROR(
+      allocate(kCall, options, t.memory_, t.view_, [&](Arena& arena, int32_t direction) {
+        return take(arena, options, {num_groups, n, k}, num_groups,
+                    matrix_scales(options.scaling, direction, n, k));
+      }));
   return t;
 }
 

@@ -11,10 +11,6 @@
 namespace moire {
 namespace {
 
-Status invalid(std::string_view call, const std::string& message) {
-  return {Code::kInvalidArgument, concat(call, ": ", message)};
-}
-
 // A uniform weight as an argument of quantize_weight, whatever it is stored in.
 bool has_shape_of(const TensorView& t, const GroupedTensorView& v) {
   const TensorView d = v.data();
@@ -63,6 +59,7 @@ Status quantize(const Context& context, const TensorView& source, const GroupedT
   args.source = source;
   args.row_idx = row_idx;
   args.scaling = target.scaling;
+  args.fractional_scales = target.fractional_scales ? 1 : 0;
   args.rowwise = target.rowwise;
   args.columnwise = target.columnwise;
   args.groups = target.groups;
@@ -77,6 +74,7 @@ Status quantize(const Context& context, const Weight& source, const GroupedTenso
   QuantizeWeightArgs args;
   args.source = source;
   args.scaling = target.scaling;
+  args.fractional_scales = target.fractional_scales ? 1 : 0;
   args.rowwise = target.rowwise;
   args.columnwise = target.columnwise;
   return quantize_weight(context, args);
@@ -111,6 +109,7 @@ Status requantize(const Context& context, const GroupedTensorView& source,
   args.source = direction == MOIRE_ROWWISE ? source.rowwise : source.columnwise;
   args.scaling = source.scaling;
   args.direction = direction;
+  args.fractional_scales = target.fractional_scales ? 1 : 0;
   args.target = other;
   args.groups = source.groups;
   return requantize(context, args);
@@ -156,7 +155,7 @@ Status convert_glu(const Context& context, const GroupedTensorView& source,
 }
 
 Result<QuantizedWeight> QuantizedWeight::create(int64_t num_groups, int64_t n, int64_t k,
-                                                int32_t scaling) {
+                                                int32_t scaling, bool fractional_scales) {
   if (scaling == MOIRE_SCALING_FP8_BLOCK) {
     return invalid(
         "QuantizedWeight::create",
@@ -164,6 +163,7 @@ Result<QuantizedWeight> QuantizedWeight::create(int64_t num_groups, int64_t n, i
   }
   GroupedTensorOptions options;
   options.scaling = scaling;
+  options.fractional_scales = fractional_scales;
   options.columnwise = scaling != MOIRE_SCALING_FP8_TILE;
   Result<GroupedTensor> copies = GroupedTensor::uniform(num_groups, n, k, options);
   if (!copies.ok()) return copies.status();

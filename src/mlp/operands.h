@@ -41,4 +41,22 @@ inline GroupedGemmWgradArgs wgrad_args(const RaggedOperand& grad_y, const Ragged
   return gemm;
 }
 
+// grad_x = grad_y W_g, in the order of the groups.
+inline GroupedGemmArgs dgrad_args(const RaggedOperand& grad_y, const WeightOperand& w,
+                                  const moire_tensor& grad_x, const moire_groups& groups,
+                                  int32_t tail, int32_t accumulation) {
+  GroupedGemmArgs gemm;
+  gemm.a = grad_y.tensor;
+  gemm.row_idx = grad_y.row_idx;
+  gemm.a_scales = grad_y.scales;
+  gemm.b = w.weight;
+  gemm.b_scales = w.scales;
+  gemm.accumulation = accumulation;
+  gemm.transpose_b = 1;
+  gemm.d = grad_x;
+  gemm.groups = groups;
+  gemm.tail = tail;
+  return gemm;
+}
+
 }  // namespace moire

@@ -38,11 +38,12 @@ moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int
                       ragged_scales(recipe.scaling, direction, rows, num_groups, columns), false)};
 }
 
-std::optional<QuantizeArgs> quantize_step(const Recipe& recipe, const RaggedOperand& source,
-                                          const moire_groups& groups,
-                                          const moire_quantized& rowwise,
-                                          const moire_quantized& columnwise) {
-  if (groups.num_groups == 0 || (!is_present(rowwise) && !is_present(columnwise))) return {};
+namespace {
+
+// Absent groups: every row of the source.
+QuantizeArgs quantize_args(const Recipe& recipe, const RaggedOperand& source,
+                           const moire_groups& groups, const moire_quantized& rowwise,
+                           const moire_quantized& columnwise) {
   QuantizeArgs args;
   args.source = source.tensor;
   args.row_idx = source.row_idx;
@@ -53,6 +54,16 @@ std::optional<QuantizeArgs> quantize_step(const Recipe& recipe, const RaggedOper
   args.groups = groups;
   args.tail = MOIRE_TAIL_UNTOUCHED;
   return args;
+}
+
+}  // namespace
+
+std::optional<QuantizeArgs> quantize_step(const Recipe& recipe, const RaggedOperand& source,
+                                          const moire_groups& groups,
+                                          const moire_quantized& rowwise,
+                                          const moire_quantized& columnwise) {
+  if (groups.num_groups == 0 || (!is_present(rowwise) && !is_present(columnwise))) return {};
+  return quantize_args(recipe, source, groups, rowwise, columnwise);
 }
 
 void make_copies(const Recipe& recipe, DType element, const RaggedOperand& source,
@@ -78,11 +89,7 @@ RaggedOperand forward_operand(const Recipe& recipe, const RaggedOperand& x,
   if (x.row_idx.is_present() && !is_present(columnwise)) {
     const moire_quantized tokens = take_copy(arena, recipe, DType::kE4M3, MOIRE_ROWWISE,
                                              x.tensor.num_rows(), x.tensor.columns(), 1);
-    QuantizeArgs& args = step.emplace();
-    args.source = x.tensor;
-    args.scaling = recipe.scaling;
-    args.fractional_scales = recipe.fractional_scales;
-    args.rowwise = tokens;
+    step = quantize_args(recipe, {x.tensor, {}, {}}, {}, tokens, {});
     return {tokens.data, x.row_idx, tokens.scales};
   }
   const moire_quantized rowwise = take_copy(arena, recipe, DType::kE4M3, MOIRE_ROWWISE,

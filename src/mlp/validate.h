@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "core/arena.h"
 #include "core/argument_check.h"
 #include "core/status_macros.h"
 #include "mlp/steps.h"
@@ -30,30 +31,46 @@ inline void check_beta(ArgumentCheck& check, std::string_view name, int32_t beta
   }
 }
 
-// Scratch of a composite: `arena_bytes` of its own and the largest of its steps'.
-template <class Steps>
-Status size_steps(std::string_view op, const Context& context, Steps& steps, size_t arena_bytes,
-                  size_t* bytes) {
-  if (bytes == nullptr) {
-    return {Code::kInvalidArgument, concat(op, "_workspace: bytes is null, needs an address")};
-  }
-  WorkspaceSizer sizer(context);
-  MOIRE_RETURN_IF_ERROR(steps.run(sizer));
-  *bytes = arena_bytes + sizer.largest();
-  return {};
-}
+// A composite: how its arguments are checked, and what its steps are, with their own pieces of the
+// workspace taken from an arena.
+template <class Args, class Steps>
+struct Composite {
+  std::string_view name;
+  Status (*validate)(const Context&, const Args&, ArgumentCheck::Purpose);
+  Steps (*steps_of)(const Args&, Arena&);
 
-// Checked before the first step runs, so that a workspace too small for the last one leaves every
-// output as it was.
-template <class Steps>
-Status run_steps(std::string_view op, const Context& context, Steps& steps, Workspace workspace,
-                 size_t arena_bytes) {
-  size_t needed = 0;
-  MOIRE_RETURN_IF_ERROR(size_steps(op, context, steps, arena_bytes, &needed));
-  ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
-  if (!check.workspace(workspace, needed)) return check.status();
-  StepRunner runner(context, workspace, arena_bytes);
-  return steps.run(runner);
-}
+  Status size_workspace(const Context& context, const Args& args, size_t* bytes) const {
+    MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kSizeWorkspace));
+    if (bytes == nullptr) {
+      return {Code::kInvalidArgument, concat(name, "_workspace: bytes is null, needs an address")};
+    }
+    Arena arena;
+    Steps steps = steps_of(args, arena);
+    return size(context, steps, arena, bytes);
+  }
+
+  // The workspace is checked before the first step runs, so that one too small for the last leaves
+  // every output as it was.
+  Status run(const Context& context, const Args& args) const {
+    MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kRun));
+    Arena arena(args.workspace);
+    Steps steps = steps_of(args, arena);
+    size_t needed = 0;
+    MOIRE_RETURN_IF_ERROR(size(context, steps, arena, &needed));
+    ArgumentCheck check(name, context, ArgumentCheck::Purpose::kRun);
+    if (!check.workspace(args.workspace, needed)) return check.status();
+    StepRunner runner(context, args.workspace, arena.used());
+    return steps.run(runner);
+  }
+
+ private:
+  // The arena's pieces, and the largest scratch of the steps.
+  static Status size(const Context& context, Steps& steps, const Arena& arena, size_t* bytes) {
+    WorkspaceSizer sizer(context);
+    MOIRE_RETURN_IF_ERROR(steps.run(sizer));
+    *bytes = arena.used() + sizer.largest();
+    return {};
+  }
+};
 
 }  // namespace moire

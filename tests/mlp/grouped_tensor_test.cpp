@@ -204,6 +204,49 @@ TEST(GroupedTensor, RefusesWhatHasNoSuchForm) {
                     "source is bf16 [2, 8, 9], needs the shape of the target, e4m3 [2, 8, 8]"));
 }
 
+// Scales of a batch that says so are those of the op with fractional_scales, weights' copies too.
+TEST(GroupedTensor, TakesFractionalScales) {
+  Random random;
+  const Batch batch({"Three", {40, 0, 93}, 2});
+  TestTensor x(DType::kBF16, {batch.capacity(), 64});
+  x.randomize(random);
+  GroupedTensorOptions options = both(MOIRE_SCALING_FP8_BLOCK);
+  const GroupedTensor whole = GroupedTensor::ragged(batch.groups(), 64, options).value();
+  options.fractional_scales = true;
+  const GroupedTensor got = GroupedTensor::ragged(batch.groups(), 64, options).value();
+  const GroupedTensor want = GroupedTensor::ragged(batch.groups(), 64, options).value();
+  for (const GroupedTensor* t : {&whole, &got}) ASSERT_TRUE(succeeds(quantize(cpu(), x, *t)));
+  QuantizeArgs args;
+  args.source = x;
+  args.scaling = MOIRE_SCALING_FP8_BLOCK;
+  args.fractional_scales = 1;
+  args.rowwise = want.view().rowwise;
+  args.columnwise = want.view().columnwise;
+  args.groups = batch.groups();
+  ASSERT_TRUE(succeeds(quantize(cpu(), args)));
+  expect_same(got, want);
+  EXPECT_FALSE(same_bits(got.view().rowwise.scales, whole.view().rowwise.scales));
+
+  TestWeight w(DType::kFP32, 2, 64, 40);
+  w.randomize(random);
+  QuantizedWeight kept = QuantizedWeight::create(2, 64, 40, MOIRE_SCALING_FP8_TILE, true).value();
+  ASSERT_TRUE(succeeds(kept.update(cpu(), Weight(w), 1)));
+  GroupedTensorOptions tiles = both(MOIRE_SCALING_FP8_TILE);
+  const GroupedTensor powers = GroupedTensor::uniform(2, 64, 40, tiles).value();
+  tiles.fractional_scales = true;
+  const GroupedTensor fractions = GroupedTensor::uniform(2, 64, 40, tiles).value();
+  for (const GroupedTensor* t : {&powers, &fractions}) {
+    ASSERT_TRUE(succeeds(quantize(cpu(), Weight(w), *t)));
+  }
+  expect_same(kept.view(), fractions);
+  EXPECT_FALSE(same_bits(kept.view().rowwise.scales, powers.view().rowwise.scales));
+
+  GroupedTensorOptions mx = both(MOIRE_SCALING_MXFP8);
+  mx.fractional_scales = true;
+  EXPECT_TRUE(fails(GroupedTensor::uniform(2, 64, 40, mx).status(), Code::kInvalidArgument,
+                    "fractional_scales is set, but the scales of MXFP8 are powers of two"));
+}
+
 // A new version is quantised into the same memory; an old one is not looked at.
 TEST(QuantizedWeight, FollowsVersionsAtFixedAddresses) {
   Random random;
