@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "core/divide.h"
+
 namespace moire::cuda {
 
 inline constexpr int kSegment = 64;
@@ -40,7 +42,7 @@ struct SegmentTiling {
   static constexpr int kSegmentsAtOnce = kThreads / kThreadsPerSegment;
 
   explicit SegmentTiling(int64_t columns)
-      : segments(static_cast<uint32_t>((columns + kSegment - 1) / kSegment)),
+      : segments(static_cast<uint32_t>(ceil_div(columns, kSegment))),
         per_part(segments < 1                 ? 1
                  : segments < kSegmentsAtOnce ? segments
                                               : kSegmentsAtOnce),

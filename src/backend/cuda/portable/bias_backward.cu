@@ -11,6 +11,7 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/partial_sums.h"
 #include "core/arena.h"
+#include "core/divide.h"
 #include "core/format.h"
 
 namespace moire::cuda::portable {
@@ -61,7 +62,7 @@ __device__ void add_rows(const Operands<T>& args, int64_t row, int64_t end, int6
       values[r][step] = load<N>(args.grad_y.row(source) + column);
     }
   }
-  const int64_t segments = (args.columns + kSegment - 1) / kSegment;
+  const int64_t segments = ceil_div(args.columns, kSegment);
 #pragma unroll
   for (int r = 0; r < kRowsAtOnce; ++r) {
     const bool exists = row + r < end;
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 struct Partials {
   Partials(const BiasBackwardArgs& args, Workspace workspace) : arena(workspace) {
     const int64_t n = TensorView(args.grad_y).columns();
-    segments = (n + kSegment - 1) / kSegment;
+    segments = ceil_div(n, kSegment);
     if (args.grad_bias.rank != 0) blocks = floats(row_blocks_bound(args.groups) * n);
     if (args.grad_scale.rank != 0) rows = floats(args.groups.capacity * segments);
   }

@@ -7,6 +7,7 @@
 #include "backend/cuda/device/glu_columns.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
+#include "core/divide.h"
 #include "core/format.h"
 
 namespace moire::cuda::portable {
@@ -127,7 +128,7 @@ void move_rows(Launcher& launcher, const ConvertGluArgs& args) {
                         &m.target_step, &m.target_row}) {
     *size /= bytes;
   }
-  const int64_t parts = (m.pieces + kPiecesPerWarp - 1) / kPiecesPerWarp;
+  const int64_t parts = ceil_div(m.pieces, kPiecesPerWarp);
   const uint32_t blocks = blocks_for(m.outer * 2 * m.f * m.rows * parts, kWarps);
   with_bytes(bytes, [&]<class Piece>() {
     launcher.launch(rows_kernel<Piece>, {blocks, kThreads},

@@ -7,6 +7,7 @@
 #include "backend/cuda/portable/partial_sums.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 #include "core/arena.h"
+#include "core/divide.h"
 #include "core/glu_layout.h"
 
 namespace moire::cuda::portable {
@@ -98,7 +99,7 @@ gemm::RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
 struct Partials {
   Partials(const GroupedGemmGluBackwardArgs& args, Workspace workspace) : arena(workspace) {
     const int64_t f = Weight(args.w2).in_features();
-    segments = (f + kSegment - 1) / kSegment;
+    segments = ceil_div(f, kSegment);
     if (args.grad_probs.rank != 0) probs = floats(args.groups.capacity * segments);
     if (args.grad_bias.rank != 0) bias = floats(row_blocks_bound(args.groups) * 2 * f);
   }

@@ -2,6 +2,7 @@
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/portable/partial_sums.h"
+#include "core/divide.h"
 
 namespace moire::cuda::portable {
 namespace {
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t column = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   if (column >= columns) return;
   const bool accumulates = beta_per_group != nullptr ? beta_per_group[group] != 0 : beta != 0;
-  const int64_t count = (rows_of(groups, group).size() + kBlockRows - 1) / kBlockRows;
+  const int64_t count = ceil_div(rows_of(groups, group).size(), kBlockRows);
   if (count == 0 && accumulates) return;
   const float* partial = partials + first_row_block(groups, group) * columns + column;
   float sum = 0;

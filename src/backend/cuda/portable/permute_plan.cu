@@ -13,6 +13,7 @@
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
+#include "core/divide.h"
 #include "core/format.h"
 
 namespace moire::cuda::portable {
@@ -183,9 +184,8 @@ Plan plan_of(const PermutePlanArgs& args) {
   plan.capacity = args.gather_idx.shape[0];
   const int64_t least = std::max(kMinPart, args.num_groups / 4);
   const int64_t parts = std::clamp<int64_t>(plan.num_choices / least, 1, kMaxParts);
-  plan.part = (plan.num_choices + parts - 1) / parts;
-  plan.part = std::max<int64_t>(kWarp, (plan.part + kWarp - 1) / kWarp * kWarp);
-  plan.num_parts = (plan.num_choices + plan.part - 1) / plan.part;
+  plan.part = std::max<int64_t>(kWarp, round_up(ceil_div(plan.num_choices, parts), kWarp));
+  plan.num_parts = ceil_div(plan.num_choices, plan.part);
   plan.counts_in_shared = args.num_groups <= kMaxSharedCounters;
   plan.scratch.next = static_cast<uint32_t*>(args.workspace.data);
   plan.scratch.totals = plan.scratch.next + plan.num_parts * plan.num_groups;

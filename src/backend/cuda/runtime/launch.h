@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/cuda/runtime/state.h"
+#include "core/divide.h"
 
 namespace moire::cuda {
 
@@ -19,7 +20,7 @@ struct LaunchShape {
 
 // Blocks that cover so many items. What no grid holds is a number that CUDA refuses.
 inline uint32_t blocks_for(int64_t items, int64_t per_block) {
-  const int64_t blocks = (items + per_block - 1) / per_block;
+  const int64_t blocks = ceil_div(items, per_block);
   return blocks > UINT32_MAX ? UINT32_MAX : static_cast<uint32_t>(blocks);
 }
 
