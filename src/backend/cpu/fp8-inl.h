@@ -210,27 +210,40 @@ HWY_INLINE void DecodeBlocks(const uint8_t* row, const typename Scale::Element* 
   }
 }
 
+// Rows of codes that share a row of scales, a scale for each column.
+struct ColumnScaledRows {
+  const uint8_t* codes;  // of the first row
+  int64_t stride, count;
+};
+
 template <class Format, class Scale, class D>
-HWY_INLINE size_t DecodeColumnVectors(D d, const uint8_t* src,
-                                      const typename Scale::Element* scales, size_t i, size_t n,
-                                      float* dst) {
-  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
-    hn::StoreU(hn::Mul(Format::Load(d, src + i), Scale::Load(d, scales + i)), d, dst + i);
+HWY_INLINE int64_t DecodeColumnVectors(D d, const ColumnScaledRows& rows,
+                                       const typename Scale::Element* scales, int64_t i, int64_t n,
+                                       float* HWY_RESTRICT dst) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (; i + lanes <= n; i += lanes) {
+    const auto scale = Scale::Load(d, scales + i);
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const auto v = Format::Load(d, rows.codes + r * rows.stride + i);
+      hn::StoreU(hn::Mul(v, scale), d, dst + r * n + i);
+    }
   }
   return i;
 }
 
-// Columns first ... first + n - 1 of a row, each with its own scale.
+// Columns first ... first + n - 1, each with its own scale; the rows of dst are n apart.
 template <class Format, class Scale>
-HWY_INLINE void DecodeColumns(const uint8_t* row, const typename Scale::Element* scales,
+HWY_INLINE void DecodeColumns(const ColumnScaledRows& rows, const typename Scale::Element* scales,
                               int64_t first, int64_t n, float* dst) {
-  const uint8_t* src = row + first;
+  const hn::CappedTag<float, 8> d8;
+  const hn::CappedTag<float, 4> d4;
+  const hn::CappedTag<float, 1> d1;
+  const ColumnScaledRows from{rows.codes + first, rows.stride, rows.count};
   scales += first;
-  const auto count = static_cast<size_t>(n);
-  size_t i = DecodeColumnVectors<Format, Scale>(FloatTag(), src, scales, 0, count, dst);
-  i = DecodeColumnVectors<Format, Scale>(hn::CappedTag<float, 8>(), src, scales, i, count, dst);
-  i = DecodeColumnVectors<Format, Scale>(hn::CappedTag<float, 4>(), src, scales, i, count, dst);
-  for (; i < count; ++i) dst[i] = Format::decode(src[i]) * Scale::decode(scales[i]);
+  int64_t i = DecodeColumnVectors<Format, Scale>(FloatTag(), from, scales, 0, n, dst);
+  i = DecodeColumnVectors<Format, Scale>(d8, from, scales, i, n, dst);
+  i = DecodeColumnVectors<Format, Scale>(d4, from, scales, i, n, dst);
+  DecodeColumnVectors<Format, Scale>(d1, from, scales, i, n, dst);
 }
 
 // The same for dtypes known at run time. Scales of E8M0 stand for MXFP8, FP32 for FP8_BLOCK and
@@ -247,16 +260,20 @@ inline void DecodeRowwise(const void* row, DType dtype, const void* scales, DTyp
     }
   });
 }
-inline void DecodeColumnwise(const void* row, DType dtype, const void* scales, DType scale_dtype,
-                             int64_t first, int64_t n, float* dst) {
+inline void DecodeColumnwiseRows(const ColumnScaledRows& rows, DType dtype, const void* scales,
+                                 DType scale_dtype, int64_t first, int64_t n, float* dst) {
   with_fp8_format(dtype, [&](auto format) HWY_ATTR {
     with_scale_format(scale_dtype, [&](auto scale) HWY_ATTR {
       using Scale = decltype(scale);
-      DecodeColumns<decltype(format), Scale>(static_cast<const uint8_t*>(row),
-                                             static_cast<const typename Scale::Element*>(scales),
-                                             first, n, dst);
+      const auto* const s = static_cast<const typename Scale::Element*>(scales);
+      DecodeColumns<decltype(format), Scale>(rows, s, first, n, dst);
     });
   });
+}
+inline void DecodeColumnwise(const void* row, DType dtype, const void* scales, DType scale_dtype,
+                             int64_t first, int64_t n, float* dst) {
+  const ColumnScaledRows rows{static_cast<const uint8_t*>(row), 0, 1};
+  DecodeColumnwiseRows(rows, dtype, scales, scale_dtype, first, n, dst);
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE

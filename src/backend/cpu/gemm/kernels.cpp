@@ -75,10 +75,17 @@ void DecodePairs(const void* row, DType dtype, const ResolvedGluLayout& layout, 
   std::memcpy(target + n, up, count * sizeof(float));
 }
 
+void DecodeFp8Rows(const Fp8Row& row, int64_t stride, int64_t num_rows, int64_t first, int64_t n,
+                   float* target) {
+  namespace fp8 = cpu::HWY_NAMESPACE;
+  fp8::DecodeColumnwiseRows(fp8::ColumnScaledRows{row.data, stride, num_rows}, row.dtype,
+                            row.scales, row.scale_dtype, first, n, target);
+}
+
 void DecodeFp8(const Fp8Row& row, int64_t first, int64_t n, float* target) {
   namespace fp8 = cpu::HWY_NAMESPACE;
-  const auto decode = row.scale_per_column ? fp8::DecodeColumnwise : fp8::DecodeRowwise;
-  decode(row.data, row.dtype, row.scales, row.scale_dtype, first, n, target);
+  if (row.scale_per_column) return DecodeFp8Rows(row, 0, 1, first, n, target);
+  fp8::DecodeRowwise(row.data, row.dtype, row.scales, row.scale_dtype, first, n, target);
 }
 
 // Whole runs where the halves have some; else their elements lie together, and are parted after.
@@ -112,9 +119,9 @@ void AddScaled(const float* values, float scale, int64_t n, float* sums) {
 }
 
 const Kernels* GetKernels() {
-  static constexpr Kernels set = {kMicroRows, kPanelWidth, kLanes,       Decode,
-                                  Encode,     DecodePairs, DecodeFp8,    DecodeFp8Pairs,
-                                  AddScaled,  Transpose,   CopyToPanels, Multiply};
+  static constexpr Kernels set = {
+      kMicroRows,    kPanelWidth,    kLanes,    Decode,    Encode,       DecodePairs, DecodeFp8,
+      DecodeFp8Rows, DecodeFp8Pairs, AddScaled, Transpose, CopyToPanels, Multiply};
   return &set;
 }
 

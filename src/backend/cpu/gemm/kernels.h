@@ -72,8 +72,12 @@ struct Kernels {
   // then n ups.
   void (*decode_pairs)(const void* row, DType dtype, const ResolvedGluLayout& layout, int64_t first,
                        int64_t n, float* target);
-  // Elements [first, first + n) of a row, and the same of both halves of a gate and up row.
+  // Elements [first, first + n) of a row.
   void (*decode_fp8)(const Fp8Row& row, int64_t first, int64_t n, float* target);
+  // The same of rows, `stride` bytes apart, that share a row of scales, one for each column.
+  void (*decode_fp8_rows)(const Fp8Row& first_row, int64_t stride, int64_t num_rows, int64_t first,
+                          int64_t n, float* target);
+  // Columns [first, first + n) of both halves of a gate and up row.
   void (*decode_fp8_pairs)(const Fp8Row& row, const ResolvedGluLayout& layout, int64_t first,
                            int64_t n, float* target);
 

@@ -49,6 +49,20 @@ class RowReader {
     return scratch;
   }
 
+  // The same of rows row ... row + count - 1, at most kTransposeRows, of one K block: those of it
+  // that share scales do so kTransposeRows at a time.
+  void read_rows(const Kernels& k, int64_t row, int64_t count, int64_t column, int64_t n,
+                 float* scratch, const float** out) const {
+    const bool share_scales = scales_.is_present() && scales_.is_per_column();
+    if (share_scales) {
+      k.decode_fp8_rows(fp8_row(row), row_bytes_, count, column, n, scratch);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      float* const decoded = scratch + i * n;
+      out[i] = share_scales ? decoded : read(k, row + i, column, n, decoded);
+    }
+  }
+
   // The same of both halves of a gate and up row.
   void read_pairs(const Kernels& k, int64_t row, const ResolvedGluLayout& layout, int64_t first,
                   int64_t n, float* target) const {
@@ -153,14 +167,13 @@ struct ColumnsOnLeft {
     float* const decoded = scratch + count * kLeftPitch;
     for (int64_t k = 0; k < block.length; k += kTransposeRows) {
       const float* rows[kTransposeRows];
-      for (int64_t i = 0; i < kTransposeRows; ++i) {
-        // Rows past the block repeat its last one: what they become is never read.
-        const int64_t row = first_k + block.first + std::min(k + i, block.length - 1);
-        rows[i] = matrix.read(kernels, row, first, count, decoded + i * count);
-        if (k + i + kTransposeRows < block.length) {
-          matrix.prefetch(row + kTransposeRows, first, count);
-        }
-      }
+      const int64_t row = first_k + block.first + k;
+      const int64_t num_rows = std::min(kTransposeRows, block.length - k);
+      const int64_t next = std::min(kTransposeRows, block.length - k - num_rows);
+      for (int64_t i = 0; i < next; ++i) matrix.prefetch(row + kTransposeRows + i, first, count);
+      matrix.read_rows(kernels, row, num_rows, first, count, decoded, rows);
+      // Rows past the block repeat its last one: what they become is never read.
+      std::fill(rows + num_rows, rows + kTransposeRows, rows[num_rows - 1]);
       kernels.transpose(rows, kTransposeRows, count, scratch + k, kLeftPitch);
     }
   }
@@ -206,12 +219,13 @@ struct ColumnsOnRight {
             float* scratch) const {
     for (int64_t k = 0; k < block.length; k += kTransposeRows) {
       const int64_t num_rows = std::min(kTransposeRows, block.length - k);
+      const int64_t next = std::min(kTransposeRows, block.length - k - num_rows);
+      const int64_t row = first_k + block.first + k;
       const float* rows[kTransposeRows];
-      for (int64_t i = 0; i < num_rows; ++i) {
-        const int64_t row = first_k + block.first + k + i;
-        if (k + i + kTransposeRows < block.length) prefetch(row + kTransposeRows, first, count);
-        rows[i] = columns->paired ? read_pairs(kernels, row, first, count, scratch + i * count)
-                                  : matrix.read(kernels, row, first, count, scratch + i * count);
+      for (int64_t i = 0; i < next; ++i) prefetch(row + kTransposeRows + i, first, count);
+      if (!columns->paired) matrix.read_rows(kernels, row, num_rows, first, count, scratch, rows);
+      for (int64_t i = 0; columns->paired && i < num_rows; ++i) {
+        rows[i] = read_pairs(kernels, row + i, first, count, scratch + i * count);
       }
       kernels.copy_to_panels(rows, k, num_rows, block.length, count, panels);
     }
