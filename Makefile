@@ -11,7 +11,7 @@ python := .venv/bin/python
 build := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench build format clean tidy
+.PHONY: help demo test check bench build lib format clean tidy
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -37,6 +37,10 @@ bench: .venv/demo.stamp $(build)/build.ninja ## time the CPU problems; JSON line
 
 build: .venv/demo.stamp $(build)/build.ninja ## compile library, command line and tests
 	cmake --build --preset release
+
+lib: ## compile library and command line only: needs CMake and Ninja, no Python
+	cmake --preset release -DMOIRE_BUILD_TESTS=OFF -B build/lib
+	cmake --build build/lib
 
 format: .venv/check.stamp ## rewrite the sources with clang-format and ruff
 	scripts/check.sh --fix

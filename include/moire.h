@@ -3,7 +3,9 @@
  * Every argument struct and every entry point is defined here, once. The C++ headers in moire/
  * derive from these structs, the backends receive them as they are, and Python parses this very
  * file. Structs start with struct_size = sizeof(struct) and only ever grow at the end; a field that
- * is zero means "default" or "absent".
+ * is zero means "default" or "absent". The functions of this header take the smaller
+ * struct_size of older headers; those of moire/ are C++, are compiled with the header of the
+ * library that they are linked with, and do not read it.
  *
  * Conventions:
  * - Shapes: [rows, columns], row-major, last dimension contiguous, rows `row_stride` elements

@@ -15,6 +15,7 @@ from .values import described
 from .views import DTYPES, NumpyViews, TorchViews, torch
 
 if torch is not None:
+    from torch._C._functorch import is_functorch_wrapped_tensor
     from torch.autograd import forward_ad
 
     from . import ops  # noqa: F401  (registers torch.ops.moire)
@@ -149,6 +150,12 @@ class Torch:
                 f"{call}: {name} carries a forward-mode tangent (torch.func.jvp, "
                 f"torch.autograd.forward_ad), and moire differentiates backward only; use "
                 f"torch.autograd.grad or backward()"
+            )
+        if not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(array):
+            raise unsupported(
+                f"{call}: {name} is inside a transform of torch.func (vmap, grad, ...), which "
+                f"moire has no rules for; instead of vmap give the batch as groups, instead of "
+                f"grad use torch.autograd.grad or backward()"
             )
 
     @staticmethod

@@ -76,14 +76,7 @@ class MlpFunction(torch.autograd.Function):
         w1, w2 = spec.operands(fw, weights)
         arrays = (x, row_idx, w1, b1, w2, b2, probs, offsets, out)
         y, made = steps.mlp_forward(fw, spec, *arrays, copies=copies)
-        given = {
-            "row_idx": row_idx,
-            "scatter_idx": scatter_idx,
-            "probs": probs,
-            "b1": b1,
-            "b2": b2,
-            "offsets": offsets,
-        }
+        given = (row_idx, scatter_idx, probs, b1, b2, offsets)
         needs_w1 = any(ctx.needs_input_grad[12 : 12 + spec.num_w1])
         _keep_mlp(ctx, spec, sinks, copies, needs_w1, x, (w1, w2), weights, given, made)
         ctx.grad_x_out = grad_x_out
@@ -113,14 +106,7 @@ class MoeFunction(torch.autograd.Function):
         y, probs, made = steps.moe_forward(
             fw, spec, out_dtype, x, topk_weights, w1, b1, w2, b2, *plan, copies=copies
         )
-        given = {
-            "row_idx": gather_idx,
-            "scatter_idx": scatter_idx,
-            "probs": probs,
-            "b1": b1,
-            "b2": b2,
-            "offsets": offsets,
-        }
+        given = (gather_idx, scatter_idx, probs, b1, b2, offsets)
         needs_w1 = any(ctx.needs_input_grad[11 : 11 + spec.num_w1])
         _keep_mlp(ctx, spec, sinks, copies, needs_w1, x, (w1, w2), weights, given, made)
         ctx.grad_x_out = None
@@ -194,6 +180,7 @@ def kept_by(ctx):
 def _keep_mlp(ctx, spec, sinks, copies, needs_w1, x, operands, weights, given, made):
     ctx.spec, ctx.sinks = spec, sinks or (FreshGradients, FreshGradients)
     ctx.x, ctx.weights = (x.shape, x.dtype), [(t.shape, t.dtype) for t in weights]
+    given = dict(zip(("row_idx", "scatter_idx", "probs", "b1", "b2", "offsets"), given))
     given.update(_of_x(needs_w1, x, copies, made))
     for name, arrays, copy in zip(("w1", "w2"), operands, (copies.w1, copies.w2)):
         given.update(_of_weight(name, arrays, copy))

@@ -3,11 +3,19 @@
 from typing import Any, NamedTuple
 
 from . import quantization, scale_interchange
-from .arrays import Numpy, check_array, framework_of
+from .arrays import Numpy, check_array, framework_of, torch
 from .errors import invalid
-from .formats import COLUMNWISE, DIRECTIONS, ELEMENTS, ROWWISE, check_direction, check_format
+from .formats import (
+    COLUMNWISE,
+    DIRECTIONS,
+    ELEMENTS,
+    ROWWISE,
+    Format,
+    check_direction,
+    check_format,
+)
 from .grouped_state import Stateful, parts_of
-from .groups import as_groups
+from .groups import Groups, as_groups
 from .layouts import GluLayout
 from .values import choice, described, flag, integer
 
@@ -370,3 +378,8 @@ class GroupedTensor(Stateful):
 
 def _named(array):
     return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"
+
+
+if torch is not None:
+    # Plain values, so that torch.load(weights_only=True) takes them.
+    torch.serialization.add_safe_globals([GroupedTensor, Copy, Format, Groups, GluLayout])

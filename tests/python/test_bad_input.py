@@ -117,6 +117,14 @@ def test_tangents_of_forward_mode_are_refused(function, argument, is_optional):
 
 
 @pytest.mark.parametrize("function, argument, is_optional", ARRAYS, ids=ARRAY_IDS)
+def test_transforms_of_torch_func_are_refused(function, argument, is_optional):
+    good = CALLS[function][0].get(argument, X)
+    match = f"{function}: {argument} is inside a transform of torch.func"
+    with pytest.raises(moire.Unsupported, match=match):
+        torch.vmap(lambda t: run(function, **{argument: t}))(torch.stack([good, good]))
+
+
+@pytest.mark.parametrize("function, argument, is_optional", ARRAYS, ids=ARRAY_IDS)
 def test_a_meta_tensor_among_others_is_refused(function, argument, is_optional):
     others = [a for a in CALLS[function][1].split() if a.rstrip("?") in CALLS[function][0]]
     if argument in CALLS[function][0] and len(others) > 1 and argument != "scatter_idx":
