@@ -10,21 +10,10 @@ import pytest
 import torch
 import truth
 import truth_fp8
+from samples_fp8 import SPLITS, ragged, uniform
 from truth_fp8 import assert_same_bytes
 
-SPLITS = [33, 0, 129, 7]
 FORMS = ["mxfp8", "fp8_block"]
-
-
-def ragged(generator, form="mxfp8", **options):
-    x = truth.draw(generator, sum(SPLITS) + 3, 70)
-    options = {"columnwise": True, **options}
-    return x, moire.quantize(x, moire.Groups(splits=SPLITS), form, **options)
-
-
-def uniform(generator, form="mxfp8", **options):
-    w = truth.draw(generator, 3, 128, 64)
-    return w, moire.quantize(w, recipe=form, columnwise=True, **options)
 
 
 MADE = {
