@@ -72,7 +72,9 @@ const Implementation<GroupedGemmArgs> kGroupedGemm = {
     Device::kCuda,
     supports,
     no_workspace,
-    [](const DeviceState&, const GroupedGemmArgs&) { return gemm::policy_text(); },
+    [](const DeviceState&, const GroupedGemmArgs& args) {
+      return gemm::policy_text(TensorView(args.a).type(), TensorView(args.b.tensor).type());
+    },
     run};
 
 }  // namespace moire::cuda::portable

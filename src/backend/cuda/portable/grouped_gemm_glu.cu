@@ -95,7 +95,9 @@ const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
     Device::kCuda,
     supports,
     no_workspace,
-    [](const DeviceState&, const GroupedGemmGluArgs&) { return gemm::policy_text(); },
+    [](const DeviceState&, const GroupedGemmGluArgs& args) {
+      return gemm::policy_text(TensorView(args.a).type(), TensorView(args.b.tensor).type());
+    },
     run};
 
 }  // namespace moire::cuda::portable

@@ -36,7 +36,7 @@ struct GluBackward {
     const int64_t target = tile.first_row + row;
     const bool has_row = tile.has_row(row);
     const float prob = has_row && probs != nullptr ? probs[target] : 1.0F;
-    float sums[gemm::kPerThread] = {};
+    float sums[gemm::kEpilogueLanes] = {};
     gemm::for_own_columns([&](int column, int lane) {
       if (!has_row || !tile.has_column(column)) return;
       const int64_t at = tile.first_column + column;
@@ -159,7 +159,9 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
     [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
       return Partials(args, {}).arena.used();
     },
-    [](const DeviceState&, const GroupedGemmGluBackwardArgs&) { return gemm::policy_text(); },
+    [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
+      return gemm::policy_text(TensorView(args.grad_y).type(), TensorView(args.w2.tensor).type());
+    },
     run};
 
 }  // namespace moire::cuda::portable

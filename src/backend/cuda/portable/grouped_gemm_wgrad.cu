@@ -36,23 +36,26 @@ struct SourceRow {
                          Dropping::kForbidden, reporter);
   }
 };
-using Across = gemm::AcrossK<SourceRow>;
 
-__device__ Across side_of(const Side& side, int64_t first_column, const RowRange& rows,
-                          const Reporter& reporter) {
-  int64_t columns[gemm::kPerThread];
+template <class Engine>
+__device__ typename Engine::template AcrossK<SourceRow> side_of(const Side& side,
+                                                                int64_t first_column,
+                                                                const RowRange& rows,
+                                                                const Reporter& reporter) {
+  int64_t columns[Engine::kColumns];
 #pragma unroll
-  for (int i = 0; i < gemm::kPerThread; ++i) {
-    const int64_t column = first_column + Across::first_column() + i;
+  for (int i = 0; i < Engine::kColumns; ++i) {
+    const int64_t column = first_column + Engine::first_column() + i;
     columns[i] = column < side.columns ? column : -1;
   }
   const SourceRow row_of{side.row_idx, side.num_source_rows, rows.begin, reporter};
   return {side.matrix, row_of, columns, rows.size()};
 }
 
+template <class Engine>
 __global__ void __launch_bounds__(gemm::kThreads, 2)
     wgrad_kernel(Operands args, Reporter reporter) {
-  using Memory = gemm::Shared<1, 1>;
+  using Memory = gemm::Shared<Engine, 1, 1>;
   if (blockIdx.x == 0) check_groups(args.groups, reporter, threadIdx.x, gemm::kThreads);
   const int64_t group = blockIdx.x / args.tiles;
   const uint32_t tile = blockIdx.x % args.tiles;
@@ -63,8 +66,10 @@ __global__ void __launch_bounds__(gemm::kThreads, 2)
       args.beta_per_group != nullptr ? args.beta_per_group[group] != 0 : args.beta != 0;
   // Adding the zeros of an empty group would turn -0 into +0.
   if (accumulates && rows.size() == 0) return;
-  Across right[] = {side_of(args.b, first_n, rows, reporter)};
-  gemm::multiply<Memory>(side_of(args.a, first_m, rows, reporter), right, rows.size());
+  typename Engine::template AcrossK<SourceRow> right[] = {
+      side_of<Engine>(args.b, first_n, rows, reporter)};
+  Engine::template multiply<Memory>(side_of<Engine>(args.a, first_m, rows, reporter), right,
+                                    rows.size());
   const int64_t m = first_m + gemm::epilogue_row();
   if (m >= args.a.columns) return;
   gemm::for_own_columns([&](int column, int) {
@@ -96,8 +101,11 @@ Status run(const Context& context, const GroupedGemmWgradArgs& args) {
   Launcher launcher(context, "grouped_gemm_wgrad");
   const Operands operands = operands_of(args);
   const uint32_t blocks = blocks_for(args.groups.num_groups * operands.tiles, 1);
-  launcher.launch(wgrad_kernel, {blocks, gemm::kThreads, gemm::Shared<1, 1>::kBytes}, operands,
-                  launcher.reporter());
+  gemm::with_engine(operands.a.matrix.dtype, operands.b.matrix.dtype, [&]<class Engine>() {
+    launcher.launch(wgrad_kernel<Engine>,
+                    {blocks, gemm::kThreads, gemm::Shared<Engine, 1, 1>::kBytes}, operands,
+                    launcher.reporter());
+  });
   return launcher.status();
 }
 
@@ -115,7 +123,9 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
     Device::kCuda,
     supports,
     no_workspace,
-    [](const DeviceState&, const GroupedGemmWgradArgs&) { return gemm::policy_text(); },
+    [](const DeviceState&, const GroupedGemmWgradArgs& args) {
+      return gemm::policy_text(TensorView(args.a).type(), TensorView(args.b).type());
+    },
     run};
 
 }  // namespace moire::cuda::portable

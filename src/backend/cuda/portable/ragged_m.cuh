@@ -11,7 +11,8 @@
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
-#include "backend/cuda/portable/gemm.cuh"
+#include "backend/cuda/portable/fma.cuh"
+#include "backend/cuda/portable/mma.cuh"
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
 
@@ -53,10 +54,12 @@ __device__ inline int64_t source_row(const RaggedM& p, int64_t row, const Report
 
 // Weights whose last dimension is k, and those whose last dimension is n. `position` is where an
 // output column lies along n, of either half; negative past the end.
+template <class Engine>
 struct WeightNK {
   template <class Position>
-  __device__ static AlongK make(const RaggedM& p, int64_t group, const Position& position) {
-    const int64_t row = position(AlongK::line());
+  __device__ static typename Engine::AlongK make(const RaggedM& p, int64_t group,
+                                                 const Position& position) {
+    const int64_t row = position(line());
     return {p.weight, row < 0 ? -1 : group * p.weight_rows + row, p.k};
   }
 };
@@ -64,14 +67,15 @@ struct GroupRows {
   int64_t first;
   __device__ int64_t operator()(int64_t k) const { return first + k; }
 };
+template <class Engine>
 struct WeightKN {
   template <class Position>
-  __device__ static AcrossK<GroupRows> make(const RaggedM& p, int64_t group,
-                                            const Position& position) {
-    int64_t columns[kPerThread];
-    for (int i = 0; i < kPerThread; ++i) {
-      columns[i] = position(AcrossK<GroupRows>::first_column() + i);
-    }
+  __device__ static typename Engine::template AcrossK<GroupRows> make(const RaggedM& p,
+                                                                      int64_t group,
+                                                                      const Position& position) {
+    int64_t columns[Engine::kColumns];
+#pragma unroll
+    for (int i = 0; i < Engine::kColumns; ++i) columns[i] = position(Engine::first_column() + i);
     return {p.weight, GroupRows{group * p.weight_rows}, columns, p.k};
   }
 };
@@ -86,10 +90,10 @@ __device__ inline void zero_rows(const AnyFloats& matrix, int64_t columns, int64
   }
 }
 
-template <class Weights, class Epilogue>
+template <class Engine, class Weights, class Epilogue>
 __global__ void __launch_bounds__(kThreads, 2)
     ragged_m_kernel(RaggedM p, Epilogue epilogue, Reporter reporter) {
-  using Memory = Shared<Epilogue::kHalves, Epilogue::kPlanes>;
+  using Memory = Shared<Engine, Epilogue::kHalves, Epilogue::kPlanes>;
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     check_groups(p.groups, reporter, threadIdx.x, kThreads);
   }
@@ -101,9 +105,9 @@ __global__ void __launch_bounds__(kThreads, 2)
                   .first_column = int64_t{blockIdx.y} * kTile,
                   .columns = p.columns};
   if (tile.num_rows > 0) {
-    const int line = AlongK::line();
-    const AlongK left(p.a, tile.has_row(line) ? source_row(p, tile.first_row + line, reporter) : -1,
-                      p.k);
+    const int64_t source =
+        tile.has_row(line()) ? source_row(p, tile.first_row + line(), reporter) : -1;
+    const typename Engine::AlongK left(p.a, source, p.k);
     const auto right_of = [&](int half) {
       return Weights::make(p, tile.group, [&](int column) {
         return tile.has_column(column) ? epilogue.position(half, tile.first_column + column) : -1;
@@ -111,25 +115,34 @@ __global__ void __launch_bounds__(kThreads, 2)
     };
     if constexpr (Epilogue::kHalves == 2) {
       decltype(right_of(0)) right[] = {right_of(0), right_of(1)};
-      multiply<Memory>(left, right, p.k);
+      Engine::template multiply<Memory>(left, right, p.k);
     } else {
       decltype(right_of(0)) right[] = {right_of(0)};
-      multiply<Memory>(left, right, p.k);
+      Engine::template multiply<Memory>(left, right, p.k);
     }
     epilogue.template apply<Memory>(tile);
   }
   epilogue.zero_tail(rows_in_use(p.groups), p.groups.capacity);
 }
 
+// Calls f.operator()<Engine>() with the one for these operands' types; on the host.
+template <class F>
+decltype(auto) with_engine(DType a, DType b, F&& f) {
+  if (a == b && a == DType::kBF16) return f.template operator()<Mma<__nv_bfloat16>>();
+  if (a == b && a == DType::kFP16) return f.template operator()<Mma<__half>>();
+  return f.template operator()<Fma>();
+}
+
 template <class Epilogue>
 void launch(Launcher& launcher, const RaggedM& p, const Epilogue& epilogue) {
-  using Memory = Shared<Epilogue::kHalves, Epilogue::kPlanes>;
   const dim3 grid(static_cast<uint32_t>(std::max<int64_t>(1, row_blocks_bound(p.groups))),
                   std::max(1U, blocks_for(p.columns, kTile)));
-  const LaunchShape shape{grid, kThreads, Memory::kBytes};
-  const auto kernel =
-      p.weight_is_nk ? ragged_m_kernel<WeightNK, Epilogue> : ragged_m_kernel<WeightKN, Epilogue>;
-  launcher.launch(kernel, shape, p, epilogue, launcher.reporter());
+  with_engine(p.a.dtype, p.weight.dtype, [&]<class Engine>() {
+    using Memory = Shared<Engine, Epilogue::kHalves, Epilogue::kPlanes>;
+    const auto kernel = p.weight_is_nk ? ragged_m_kernel<Engine, WeightNK<Engine>, Epilogue>
+                                       : ragged_m_kernel<Engine, WeightKN<Engine>, Epilogue>;
+    launcher.launch(kernel, {grid, kThreads, Memory::kBytes}, p, epilogue, launcher.reporter());
+  });
 }
 
 // Why the plain product cannot take a call; nothing if it can.
@@ -158,9 +171,11 @@ inline Reason first_of(std::initializer_list<Reason> reasons) {
   return {};
 }
 
-inline std::string policy_text() {
-  return concat("tiles of ", kTile, " x ", kTile, ", k in steps of ", kDepth, ", ", kThreads,
-                " threads, FP32 multiply-adds");
+inline std::string policy_text(DType a, DType b) {
+  return with_engine(a, b, [&]<class Engine>() {
+    return concat("tiles of ", kTile, " x ", kTile, ", k in steps of ", Engine::kDepth, ", ",
+                  kThreads, " threads, ", Engine::kName);
+  });
 }
 
 }  // namespace moire::cuda::portable::gemm
