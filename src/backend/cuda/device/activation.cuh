@@ -76,7 +76,7 @@ __device__ inline float clamped(float a, float limit) {
 // Each activation has gate(a) = h, gate_with_slope(a), which also gives h', up(b) = l, and
 // passes_gate and passes_up, which say where the clamps let a gradient pass.
 struct Swiglu {
-  explicit Swiglu(const moire_activation&) {}
+  __host__ __device__ explicit Swiglu(const moire_activation&) {}
 
   __device__ float gate(float a) const { return Sigmoid(a).times(a); }
   __device__ float gate_with_slope(float a, float& slope) const {
@@ -90,7 +90,7 @@ struct Swiglu {
 };
 
 struct ClampedSwiglu {
-  explicit ClampedSwiglu(const moire_activation& a)
+  __host__ __device__ explicit ClampedSwiglu(const moire_activation& a)
       : limit(a.limit), alpha(a.alpha), offset(a.offset) {}
 
   __device__ float gate(float a) const {
@@ -126,7 +126,7 @@ struct GegluTanh {
   // Past this, sigma is 0 or 1; the square of a larger number could overflow.
   static constexpr float kLimit = 32.0F;
 
-  explicit GegluTanh(const moire_activation&) {}
+  __host__ __device__ explicit GegluTanh(const moire_activation&) {}
 
   __device__ float gate(float a) const { return sigmoid_of(clamped(a, kLimit)).times(a); }
   __device__ float gate_with_slope(float a, float& slope) const {
@@ -189,6 +189,28 @@ __device__ inline GluGradient glu_gradient(const Activation& activation, float g
   return {.gate = activation.passes_gate(gate) ? grad * l * slope : 0.0F,
           .up = activation.passes_up(up) ? grad * h : 0.0F,
           .glu = h * l};
+}
+
+// Any of them, told apart at run time: a branch that all threads take alike, for kernels whose
+// number would otherwise be three times what it is.
+struct AnyActivation {
+  moire_activation activation;
+};
+
+__device__ inline float glu_value(const AnyActivation& any, float gate, float up) {
+  const moire_activation& a = any.activation;
+  if (a.kind == MOIRE_CLAMPED_SWIGLU) return glu_value(ClampedSwiglu(a), gate, up);
+  if (a.kind == MOIRE_GEGLU_TANH) return glu_value(GegluTanh(a), gate, up);
+  return glu_value(Swiglu(a), gate, up);
+}
+__device__ inline GluGradient glu_gradient(const AnyActivation& any, float gate, float up,
+                                           float grad_act, float prob) {
+  const moire_activation& a = any.activation;
+  if (a.kind == MOIRE_CLAMPED_SWIGLU) {
+    return glu_gradient(ClampedSwiglu(a), gate, up, grad_act, prob);
+  }
+  if (a.kind == MOIRE_GEGLU_TANH) return glu_gradient(GegluTanh(a), gate, up, grad_act, prob);
+  return glu_gradient(Swiglu(a), gate, up, grad_act, prob);
 }
 
 }  // namespace moire::cuda

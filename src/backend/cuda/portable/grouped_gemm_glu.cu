@@ -9,11 +9,10 @@
 namespace moire::cuda::portable {
 namespace {
 
-template <class Activation>
 struct Glu {
   static constexpr int kHalves = 2, kPlanes = 2;
 
-  Activation activation;
+  AnyActivation activation;
   ResolvedGluLayout layout;
   AnyFloats bias, z, act;  // z may be absent and still gives the storage type
   const float* probs;      // or null
@@ -68,16 +67,14 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
   const gemm::RaggedM p = problem(args);
   AnyFloats z = any_floats(args.z);
   z.dtype = glu_storage(args);
-  with_activation(args.activation, [&](auto activation) {
-    gemm::launch(launcher, p,
-                 Glu<decltype(activation)>{.activation = activation,
-                                           .layout = resolve_glu_layout(args.layout, p.columns),
-                                           .bias = any_floats(args.bias),
-                                           .z = z,
-                                           .act = any_floats(args.act),
-                                           .probs = static_cast<const float*>(args.probs.data),
-                                           .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
-  });
+  gemm::launch(launcher, p,
+               Glu{.activation = {args.activation},
+                   .layout = resolve_glu_layout(args.layout, p.columns),
+                   .bias = any_floats(args.bias),
+                   .z = z,
+                   .act = any_floats(args.act),
+                   .probs = static_cast<const float*>(args.probs.data),
+                   .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
   return launcher.status();
 }
 

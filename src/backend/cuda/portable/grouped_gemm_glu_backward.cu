@@ -15,11 +15,10 @@ namespace {
 
 static_assert(gemm::kTile == kSegment);
 
-template <class Activation>
 struct GluBackward {
   static constexpr int kHalves = 1, kPlanes = 2;
 
-  Activation activation;
+  AnyActivation activation;
   ResolvedGluLayout layout;
   AnyFloats z, grad_z, act;  // act may be absent
   const float* probs;        // or null
@@ -117,20 +116,17 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
   Launcher launcher(context, "grouped_gemm_glu_backward");
   const gemm::RaggedM p = problem(args);
   const Partials partials(args, args.workspace);
-  with_activation(args.activation, [&](auto activation) {
-    gemm::launch(
-        launcher, p,
-        GluBackward<decltype(activation)>{.activation = activation,
-                                          .layout = resolve_glu_layout(args.layout, p.columns),
-                                          .z = any_floats(args.z),
-                                          .grad_z = any_floats(args.grad_z),
-                                          .act = any_floats(args.act),
-                                          .probs = static_cast<const float*>(args.probs.data),
-                                          .prob_partials = partials.probs,
-                                          .segments = partials.segments,
-                                          .bias_partials = partials.bias,
-                                          .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
-  });
+  gemm::launch(launcher, p,
+               GluBackward{.activation = {args.activation},
+                           .layout = resolve_glu_layout(args.layout, p.columns),
+                           .z = any_floats(args.z),
+                           .grad_z = any_floats(args.grad_z),
+                           .act = any_floats(args.act),
+                           .probs = static_cast<const float*>(args.probs.data),
+                           .prob_partials = partials.probs,
+                           .segments = partials.segments,
+                           .bias_partials = partials.bias,
+                           .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
   if (partials.probs != nullptr) {
     sum_row_partials(launcher, partials.probs, partials.segments, args.groups, args.grad_probs, 0,
                      args.tail);
