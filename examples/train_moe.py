@@ -88,14 +88,17 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_config(arguments: argparse.Namespace) -> recipe_list.Config:
-    changes = dict(recipe_list.QUICK) if arguments.quick else {}
+    device = choose_device(arguments.device)
+    changes = dict(recipe_list.CUDA) if device == "cuda" else {}
+    if arguments.quick:
+        changes = dict(recipe_list.QUICK)
     for name in ("steps", "threads", "seed"):
         value = getattr(arguments, name)
         if value is not None:
             if value < 1:
                 raise SystemExit(f"--{name} is {value}, but must be at least 1")
             changes[name] = value
-    return recipe_list.Config(**changes, device=choose_device(arguments.device))
+    return recipe_list.Config(**changes, device=device)
 
 
 def choose_device(wanted: str | None) -> str:
@@ -109,8 +112,17 @@ def choose_device(wanted: str | None) -> str:
 
 def choose_recipes(names: list[str] | None, device: str) -> list[recipe_list.Recipe]:
     if not names:
-        return recipe_list.recipes_for_this_machine(device)
+        return [r for r in recipe_list.recipes_for_this_machine(device) if runs_on(r, device)]
     return [next(r for r in recipe_list.RECIPES if r.name == name) for name in names]
+
+
+def runs_on(recipe: recipe_list.Recipe, device: str) -> bool:
+    from moe_demo.device import why_not
+
+    reason = why_not(recipe) if device == "cuda" else ""
+    if reason:
+        print(f"without {recipe.name}: {reason}")
+    return not reason
 
 
 def work(arguments: argparse.Namespace, config: recipe_list.Config) -> int:
@@ -136,7 +148,8 @@ def describe(config: recipe_list.Config) -> str:
     return (
         f"model: {config.layers} layers, hidden {config.hidden}, {config.experts} experts of width"
         f" {config.width}, top {config.top_k}; {config.steps} steps of"
-        f" {config.tokens_per_step} tokens on {config.device}"
+        f" {config.tokens_per_step} tokens on {config.device};"
+        f" {config.expert_parameters / 1e6:.0f} million parameters in experts"
     )
 
 
@@ -152,8 +165,10 @@ def machine() -> dict[str, str]:
             if "model name" in line
         ]
         name = models[0] if models else name
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "cpu": name,
+        **gpu,
         "threads": str(torch.get_num_threads()),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,

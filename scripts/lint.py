@@ -19,7 +19,7 @@ MAX_COLUMNS = 100
 EXEMPT = {("include/moire.h", "length"): "the C contract is one header that cffi parses"}
 
 ROOTS = (
-    *("include", "src", "reference", "tools", "tests"),
+    *("include", "src", "reference", "staging", "tools", "tests"),
     *("python", "examples", "scripts", "benchmarks"),
 )
 CPP = {".h", ".hpp", ".cpp", ".c", ".cu", ".cuh"}
@@ -59,11 +59,19 @@ LAYERS = (
     ("src/capi/", (STD, PUBLIC, r'"core/format\.h"', r'"capi/')),
     # Shares no code with what it judges: tensor views, and nothing of src/.
     ("reference/", (STD, r"<moire\.h>", r"<moire/tensor\.h>", r'"reference/')),
+    # Host memory on a device, for who is no part of the library; CUDA's run-time in one file.
+    ("staging/device_memory.cpp", (STD, PUBLIC, CUDA, r'"staging/')),
+    ("staging/", (STD, PUBLIC, r'"staging/')),
+    # The GPU's clock.
+    ("tools/moire/gpu.cpp", (STD, CUDA, r'"[a-z_]+\.h"')),
     # The processor's own peak, by its own instructions.
     ("tools/moire/peak_flops", (STD, INTRINSICS, r'"[a-z_]+\.h"')),
     (
         "tools/",
-        (STD, POSIX, PUBLIC, JSON, r"<CLI/", r"<cblas\.h>", r'"reference/', r'"[a-z_]+\.h"'),
+        (
+            *(STD, POSIX, PUBLIC, JSON, r"<CLI/", r"<cblas\.h>"),
+            *(r'"reference/', r'"staging/', r'"[a-z_]+\.h"'),
+        ),
     ),
     ("examples/", (STD, C_STD, PUBLIC)),
     ("python/", (PUBLIC,)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .recipes import RECIPES, Config, Recipe
+
 
 def why_no_cuda() -> str:
     """Empty if a GPU can train the moire recipes; otherwise the first thing that is missing."""
@@ -18,22 +20,22 @@ def why_no_cuda() -> str:
         return "moire was built with CUDA, but this machine has no NVIDIA GPU that it can use"
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} has no CUDA or sees no GPU; install a torch with CUDA"
-    return _why_no_kernels()
+    return why_not(next(r for r in RECIPES if r.name == "moire-bf16"))
 
 
-def _why_no_kernels() -> str:
-    """What one small forward and backward of the expert layers says."""
+def why_not(recipe: Recipe) -> str:
+    """What one small forward and backward of a recipe's MoE layer says on the GPU."""
     import moire
     import torch
 
-    from .experts import MoireMoE
-    from .recipes import Config
+    from .experts import make_moe
 
-    layer = MoireMoE(Config(hidden=64, width=64, experts=2), "bfloat16").to("cuda")
+    layer = make_moe(recipe, Config(hidden=64, width=64, experts=4)).to("cuda")
     for weight in layer.weights():
         torch.nn.init.zeros_(weight)
     try:
         layer(torch.zeros(8, 64, device="cuda", requires_grad=True)).sum().backward()
+        moire.check()
     except moire.Error as error:
         return str(error)
     return ""

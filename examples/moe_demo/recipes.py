@@ -54,6 +54,24 @@ class Config:
     def tokens_per_step(self) -> int:
         return self.batch * self.context
 
+    @property
+    def expert_parameters(self) -> int:
+        return self.layers * self.experts * 3 * self.hidden * self.width
+
+
+# A GPU's size: 302 million parameters in experts.
+CUDA = {
+    "hidden": 512,
+    "layers": 6,
+    "heads": 8,
+    "experts": 32,
+    "width": 1024,
+    "context": 512,
+    "batch": 32,
+    "steps": 300,
+    "learning_rate": 6e-4,
+    "warmup": 40,
+}
 
 # Seconds instead of minutes: shows that everything runs, not how well it learns.
 QUICK = {

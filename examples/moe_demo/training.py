@@ -64,7 +64,7 @@ def train(
     report("validation", step=config.steps, bits=validate(model, held_out))
 
     parameters = sum(p.numel() for p in model.parameters())
-    peak = peak_memory()
+    peak = peak_memory(config.device)
     del model, optimizer, loss
     gc.collect()
     first = FORGOTTEN_STEPS if config.steps > FORGOTTEN_STEPS else 0
@@ -182,8 +182,11 @@ def first_gradient_difference(recipe: Recipe, config: Config, text: Text) -> dic
     return worst
 
 
-def peak_memory() -> int:
-    """Bytes; of this process alone (ru_maxrss would include what its parent had when it forked)."""
+def peak_memory(device: str) -> int:
+    """Bytes: of tensors on a GPU; else of this process alone (ru_maxrss would include what its
+    parent had when it forked)."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():

@@ -14,7 +14,7 @@ testing::AssertionResult tail_is_right(const TensorView& t, const Batch& batch, 
                                  : tail_is_untouched(t, batch.groups());
 }
 
-void check(GemmCase& c, const Context& context) {
+void check(GemmCase& c, const Tested& context) {
   SCOPED_TRACE(testing::Message() << c.options << ", transpose_b " << c.transpose_b);
   ASSERT_TRUE(succeeds(c.run(context)));
   EXPECT_TRUE(matches(c.d, reference::grouped_gemm(c.args()), c.batch.groups()));
@@ -22,7 +22,7 @@ void check(GemmCase& c, const Context& context) {
   EXPECT_TRUE(c.d.is_undamaged());
 }
 
-void check(GemmGluCase& c, const Context& context) {
+void check(GemmGluCase& c, const Tested& context) {
   SCOPED_TRACE(testing::Message() << c.options);
   ASSERT_TRUE(succeeds(c.run(context)));
   const reference::GemmGluResults want = reference::grouped_gemm_glu(c.args());
@@ -35,7 +35,7 @@ void check(GemmGluCase& c, const Context& context) {
   EXPECT_TRUE(c.z.is_undamaged());
 }
 
-void check(GemmGluBackwardCase& c, const Context& context) {
+void check(GemmGluBackwardCase& c, const Tested& context) {
   SCOPED_TRACE(testing::Message() << c.options);
   const reference::GemmGluBackwardResults want = reference::grouped_gemm_glu_backward(c.args());
   ASSERT_TRUE(succeeds(c.run(context)));
@@ -54,7 +54,7 @@ void check(GemmGluBackwardCase& c, const Context& context) {
   }
 }
 
-void check(WgradCase& c, const Context& context) {
+void check(WgradCase& c, const Tested& context) {
   SCOPED_TRACE(testing::Message() << c.options);
   const reference::Weights want = reference::grouped_gemm_wgrad(c.args());
   ASSERT_TRUE(succeeds(c.run(context)));
@@ -68,7 +68,7 @@ INSTANTIATE_TEST_SUITE_P(Table, GroupedGemmOnRaggedCases, testing::ValuesIn(ragg
 
 TEST_P(GroupedGemmOnRaggedCases, EqualTheReference) {
   Random random;
-  const Context context = cpu();
+  const Tested context = tested();
   const Batch batch(GetParam());
   const bool many = batch.num_groups() > 100;
   const int64_t n = many ? 7 : 41, k = many ? 9 : 300;
@@ -95,7 +95,7 @@ TEST_P(GroupedGemmOnRaggedCases, EqualTheReference) {
 // Every combination of storage types, orientation, list and gathering on one small batch.
 TEST(GroupedGemm, TakesEveryDTypeOrientationListAndGather) {
   Random random;
-  const Context context = cpu(2);
+  const Tested context = tested(2);
   const Batch batch({5, 0, 18}, 2);
   for (const DType operands : kDTypes) {
     for (const DType output : kDTypes) {
@@ -127,7 +127,7 @@ TEST(GroupedGemm, TakesEveryDTypeOrientationListAndGather) {
 
 TEST(GroupedGemm, TakesEveryGluLayoutAndActivation) {
   Random random;
-  const Context context = cpu(2);
+  const Tested context = tested(2);
   const Batch batch({3, 21}, 1);
   constexpr int64_t kF = 96;
   for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
@@ -152,7 +152,7 @@ TEST(GroupedGemm, TakesEveryGluLayoutAndActivation) {
 // Sizes at and around vectors, micro-tiles, chunks, K blocks and tiles, and those of real models.
 TEST(GroupedGemm, TakesShapesThatBreakTiles) {
   Random random;
-  const Context context = cpu(2);
+  const Tested context = tested(2);
   const Batch batch({2, 17}, 1);
   struct Shape {
     int64_t n, k;
@@ -177,6 +177,67 @@ TEST(GroupedGemm, TakesShapesThatBreakTiles) {
   }
 }
 
+// BF16 with every size a multiple of 8, which is what tensor cores are fed with.
+TEST_P(GroupedGemmOnRaggedCases, EqualTheReferenceWhereRowsAreAligned) {
+  Random random;
+  const Tested context = tested();
+  const Batch batch(GetParam());
+  const bool many = batch.num_groups() > 100;
+  const int64_t n = many ? 8 : 136, k = many ? 16 : 200;
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    GemmOptions o;
+    o.layout = layout;
+    o.operands = o.output = DType::kBF16;
+    o.extras = layout == MOIRE_OUT_IN;
+    GemmCase forward(random, batch, n, k, false, o);
+    check(forward, context);
+    GemmCase dgrad(random, batch, n, k, true, o);
+    check(dgrad, context);
+    GemmGluCase glu(random, batch, n, k, o);
+    check(glu, context);
+    GemmGluBackwardCase glu_backward(random, batch, n, k, o);
+    check(glu_backward, context);
+    for (const DType output : {DType::kBF16, DType::kFP32}) {
+      o.output = output;
+      o.beta = layout;
+      WgradCase wgrad(random, batch, n, k, o);
+      check(wgrad, context);
+    }
+  }
+}
+
+// The widths of real models, and those at and around the tiles of tensor cores.
+TEST(GroupedGemm, TakesAlignedShapesAndGluBlocks) {
+  Random random;
+  const Tested context = tested();
+  const Batch batch({130, 0, 66}, 3);
+  struct Shape {
+    int64_t n, k;
+  };
+  const Shape shapes[] = {{8, 8},    {64, 64},  {120, 72}, {128, 128}, {136, 64}, {256, 64},
+                          {264, 56}, {768, 40}, {1408, 8}, {2880, 8},  {16, 2880}};
+  for (const Shape& s : shapes) {
+    for (const int64_t block : {int64_t{0}, int64_t{1}, int64_t{8}, int64_t{32}, s.n}) {
+      if (block > 1 && s.n % block != 0) continue;
+      GemmOptions o;
+      o.operands = o.output = DType::kBF16;
+      o.glu = GluLayout::interleaved(block);
+      o.extras = block != 1;
+      GemmGluCase glu(random, batch, s.n, s.k, o);
+      check(glu, context);
+      GemmGluBackwardCase glu_backward(random, batch, s.n, s.k, o);
+      check(glu_backward, context);
+      if (block != 0) continue;
+      GemmCase forward(random, batch, s.n, s.k, false, o);
+      check(forward, context);
+      o.beta = 1;
+      o.output = DType::kFP32;
+      WgradCase wgrad(random, batch, s.n, s.k, o);
+      check(wgrad, context);
+    }
+  }
+}
+
 TEST(GroupedGemm, OfNoProductsIsTheBias) {
   Random random;
   const Batch batch({2, 3});
@@ -184,9 +245,9 @@ TEST(GroupedGemm, OfNoProductsIsTheBias) {
     GemmOptions o;
     o.layout = layout;
     GemmCase forward(random, batch, 19, 0, false, o);
-    check(forward, cpu(2));
+    check(forward, tested(2));
     GemmGluCase glu(random, batch, 19, 0, o);
-    check(glu, cpu(2));
+    check(glu, tested(2));
   }
 }
 
@@ -195,16 +256,16 @@ TEST(GroupedGemm, TakesOutputsWithoutColumns) {
   const Batch batch({2, 3});
   GemmOptions o;
   GemmCase forward(random, batch, 0, 8, false, o);
-  check(forward, cpu(2));
+  check(forward, tested(2));
   GemmGluCase glu(random, batch, 0, 8, o);
-  check(glu, cpu(2));
+  check(glu, tested(2));
   WgradCase wgrad(random, batch, 0, 8, o);
-  check(wgrad, cpu(2));
+  check(wgrad, tested(2));
 }
 
 TEST(GroupedGemm, SumsManyRowsOfOneGroupOverSeveralKBlocksAndTiles) {
   Random random;
-  const Context context = cpu(2);
+  const Tested context = tested(2);
   const Batch batch({530, 1});
   for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
     GemmOptions o;
@@ -228,7 +289,7 @@ TEST(GroupedGemmWgrad, HonoursBetaOfEachGroup) {
     o.output = output;
     WgradCase c(random, batch, 13, 20, o);
     c.beta_per_group = {0, 1, 0, 1};
-    check(c, cpu(2));
+    check(c, tested(2));
   }
 }
 
@@ -239,7 +300,7 @@ TEST(GroupedGemmWgrad, LeavesAnEmptyGroupsNegativeZeroWhenAccumulating) {
   o.beta = 1;
   WgradCase c(random, batch, 3, 4, o);
   c.d.set(0, 1, 2, -0.0);
-  ASSERT_TRUE(succeeds(c.run(cpu(1))));
+  ASSERT_TRUE(succeeds(c.run(tested(1))));
   EXPECT_TRUE(std::signbit(c.d.get(0, 1, 2)));
 }
 
@@ -250,7 +311,7 @@ TEST(GroupedGemm, KeepsANonFiniteGroupToItself) {
   GemmCase dirty = clean;
   dirty.a.rows.set(0, 3, std::nan(""));
   dirty.b.set(0, 5, 7, HUGE_VAL);
-  const Context context = cpu(2);
+  const Tested context = tested(2);
   ASSERT_TRUE(succeeds(clean.run(context)));
   ASSERT_TRUE(succeeds(dirty.run(context)));
   for (int64_t row = 8; row < 16; ++row) {

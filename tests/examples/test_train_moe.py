@@ -159,6 +159,18 @@ def demo(*arguments):
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.skipif(bool(device.why_no_cuda()), reason="needs a GPU")
+def test_the_demo_runs_on_a_gpu(tmp_path):
+    done = demo("--device", "cuda", "--out", str(tmp_path), "--steps", "6")
+    assert "on cuda" in done.stdout and (tmp_path / "results.json").exists(), done.stderr
+
+
+def test_a_gpu_gets_a_model_with_enough_in_its_experts():
+    from moe_demo.recipes import CUDA, Config
+
+    assert Config(**CUDA).expert_parameters >= 100e6
+
+
 @pytest.mark.skipif(not device.why_no_cuda(), reason="a GPU can run it")
 def test_cuda_without_a_gpu_says_what_is_missing():
     done = demo("--device", "cuda")

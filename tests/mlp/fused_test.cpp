@@ -16,7 +16,7 @@ void run_unfused_forward(const MlpProblem& p) {
   fc1.y = p.z;
   fc1.groups = p.batch.groups();
   fc1.tail = MOIRE_TAIL_UNTOUCHED;
-  ASSERT_TRUE(succeeds(run(cpu(), fc1, grouped_linear, grouped_linear_workspace)));
+  ASSERT_TRUE(succeeds(run(tested(), fc1, grouped_linear, grouped_linear_workspace)));
   GluArgs activation;
   activation.z = p.z;
   activation.probs = p.probs;
@@ -25,7 +25,7 @@ void run_unfused_forward(const MlpProblem& p) {
   activation.activation = p.options.activation;
   activation.layout = p.options.layout;
   activation.tail = MOIRE_TAIL_UNTOUCHED;
-  ASSERT_TRUE(succeeds(glu(cpu(), activation)));
+  ASSERT_TRUE(succeeds(glu(tested(), activation)));
   GroupedLinearArgs fc2;
   fc2.x = p.act;
   fc2.w = p.w2;
@@ -34,7 +34,7 @@ void run_unfused_forward(const MlpProblem& p) {
   fc2.y = p.y;
   fc2.groups = p.batch.groups();
   fc2.tail = p.options.tail;
-  ASSERT_TRUE(succeeds(run(cpu(), fc2, grouped_linear, grouped_linear_workspace)));
+  ASSERT_TRUE(succeeds(run(tested(), fc2, grouped_linear, grouped_linear_workspace)));
 }
 
 // The backward in three calls, after a forward; without b2 there is one path to grad_probs.
@@ -49,7 +49,7 @@ void run_unfused_backward(const MlpProblem& p) {
   fc2.groups = p.batch.groups();
   fc2.tail = MOIRE_TAIL_UNTOUCHED;
   ASSERT_TRUE(
-      succeeds(run(cpu(), fc2, grouped_linear_backward, grouped_linear_backward_workspace)));
+      succeeds(run(tested(), fc2, grouped_linear_backward, grouped_linear_backward_workspace)));
   GluBackwardArgs activation;
   activation.z = p.z;
   activation.probs = p.probs;
@@ -60,7 +60,7 @@ void run_unfused_backward(const MlpProblem& p) {
   activation.activation = p.options.activation;
   activation.layout = p.options.layout;
   activation.tail = p.options.tail;
-  ASSERT_TRUE(succeeds(glu_backward(cpu(), activation)));
+  ASSERT_TRUE(succeeds(glu_backward(tested(), activation)));
   GroupedLinearBackwardArgs fc1;
   fc1.x = p.x;
   fc1.row_idx = p.row_idx;
@@ -72,7 +72,7 @@ void run_unfused_backward(const MlpProblem& p) {
   fc1.groups = p.batch.groups();
   fc1.tail = p.options.tail;
   ASSERT_TRUE(
-      succeeds(run(cpu(), fc1, grouped_linear_backward, grouped_linear_backward_workspace)));
+      succeeds(run(tested(), fc1, grouped_linear_backward, grouped_linear_backward_workspace)));
 }
 
 void expect_fused_is_unfused(const MlpOptions& options, Random& random) {
@@ -80,14 +80,14 @@ void expect_fused_is_unfused(const MlpOptions& options, Random& random) {
   const MlpProblem fused(options, random);
   const MlpProblem unfused = fused;
   const int64_t rows = fused.batch.rows();
-  ASSERT_TRUE(succeeds(run_forward(cpu(), fused.forward())));
+  ASSERT_TRUE(succeeds(run_forward(tested(), fused.forward())));
   run_unfused_forward(unfused);
   EXPECT_TRUE(same_bits(fused.z, unfused.z, rows)) << "z";
   EXPECT_TRUE(same_bits(fused.y, unfused.y)) << "y";
   if (options.saves_act) {
     EXPECT_TRUE(same_bits(fused.act, unfused.act, rows)) << "act";
   }
-  ASSERT_TRUE(succeeds(run_backward(cpu(), fused.backward())));
+  ASSERT_TRUE(succeeds(run_backward(tested(), fused.backward())));
   run_unfused_backward(unfused);
   EXPECT_TRUE(same_bits(fused.grad_x, unfused.grad_x)) << "grad_x";
   EXPECT_TRUE(same_bits(fused.grad_w1, unfused.grad_w1)) << "grad_w1";
@@ -165,8 +165,8 @@ TEST(Fused, GatheringEqualsPermutingFirst) {
     }
     permuted.row_idx = TestTensor();
     for (const MlpProblem* p : std::initializer_list<const MlpProblem*>{&gathering, &permuted}) {
-      ASSERT_TRUE(succeeds(run_forward(cpu(), p->forward())));
-      ASSERT_TRUE(succeeds(run_backward(cpu(), p->backward())));
+      ASSERT_TRUE(succeeds(run_forward(tested(), p->forward())));
+      ASSERT_TRUE(succeeds(run_backward(tested(), p->backward())));
     }
     EXPECT_TRUE(same_bits(gathering.y, permuted.y));
     EXPECT_TRUE(same_bits(gathering.grad_x, permuted.grad_x));

@@ -114,13 +114,13 @@ void expect_linear_is_right(const LinearOptions& options, Random& random) {
   const LinearProblem p(options, random);
   const Groups& groups = p.batch.groups();
   const reference::Matrix want_y = reference::grouped_linear(p.forward());
-  ASSERT_TRUE(succeeds(run(cpu(), p.forward(), grouped_linear, grouped_linear_workspace)));
+  ASSERT_TRUE(succeeds(run(tested(), p.forward(), grouped_linear, grouped_linear_workspace)));
   EXPECT_TRUE(matches(p.y, want_y, groups)) << "y";
   EXPECT_TRUE(p.tail_is_right(p.y)) << "y";
 
   const reference::LinearGradients want = reference::grouped_linear_backward(p.backward());
   ASSERT_TRUE(succeeds(
-      run(cpu(), p.backward(), grouped_linear_backward, grouped_linear_backward_workspace)));
+      run(tested(), p.backward(), grouped_linear_backward, grouped_linear_backward_workspace)));
   EXPECT_TRUE(matches(p.grad_x, want.grad_x, groups)) << "grad_x";
   EXPECT_TRUE(matches(p.grad_w, want.grad_w)) << "grad_w";
   EXPECT_TRUE(matches(p.grad_bias, want.grad_bias)) << "grad_bias";

@@ -17,7 +17,7 @@ TEST_P(GroupedMlpRagged, MatchesTheReferenceInEveryStorageType) {
     MlpOptions options;
     options.ragged = GetParam();
     options.dtype = dtype;
-    expect_mlp_is_right(cpu(), options, random);
+    expect_mlp_is_right(tested(), options, random);
   }
 }
 
@@ -29,7 +29,7 @@ TEST_P(GroupedMlpRagged, GathersRowsAndLeavesTheTailAlone) {
     options.gathered = options.gathered_grad_y = true;
     options.index_type = index_type;
     options.tail = MOIRE_TAIL_UNTOUCHED;
-    expect_mlp_is_right(cpu(), options, random);
+    expect_mlp_is_right(tested(), options, random);
   }
 }
 
@@ -45,7 +45,7 @@ void expect_right_with(const Change& change) {
       options.ragged = ragged;
       options.dtype = dtype;
       change(options);
-      expect_mlp_is_right(cpu(), options, random);
+      expect_mlp_is_right(tested(), options, random);
     }
   }
 }
@@ -119,13 +119,13 @@ TEST(GroupedMlp, AccumulatesPerGroup) {
   MlpOptions options;
   options.accumulate = true;
   const MlpProblem p(options, random);
-  ASSERT_TRUE(succeeds(run_forward(cpu(), p.forward())));
+  ASSERT_TRUE(succeeds(run_forward(tested(), p.forward())));
   const uint8_t w1[] = {0, 1, 1, 0}, w2[] = {1, 0, 0, 1};
   GroupedMlpBackwardArgs args = p.backward();
   args.beta_w1_per_group = w1;
   args.beta_w2_per_group = w2;
   const reference::MlpGradients want = reference::grouped_mlp_backward(args);
-  ASSERT_TRUE(succeeds(run_backward(cpu(), args)));
+  ASSERT_TRUE(succeeds(run_backward(tested(), args)));
   EXPECT_TRUE(matches(p.grad_w1, want.grad_w1));
   EXPECT_TRUE(matches(p.grad_w2, want.grad_w2));
 }
@@ -146,7 +146,7 @@ TEST(GroupedMlp, MatchesTheReferenceForShapesThatBreakTiles) {
       options.hidden = shape.hidden;
       options.width = shape.width;
       options.dtype = dtype;
-      expect_mlp_is_right(cpu(), options, random);
+      expect_mlp_is_right(tested(), options, random);
     }
   }
 }
@@ -188,7 +188,7 @@ MlpOptions random_options(Random& random) {
 
 TEST(GroupedMlp, MatchesTheReferenceForRandomCombinations) {
   Random random;
-  for (int i = 0; i < 100; ++i) expect_mlp_is_right(cpu(), random_options(random), random);
+  for (int i = 0; i < 100; ++i) expect_mlp_is_right(tested(), random_options(random), random);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ void expect_same_results(const MlpProblem& got, const MlpProblem& want) {
   EXPECT_TRUE(same_bits(got.grad_probs, want.grad_probs)) << "grad_probs";
 }
 
-void run_both(const Context& context, const MlpProblem& p) {
+void run_both(const Tested& context, const MlpProblem& p) {
   ASSERT_TRUE(succeeds(run_forward(context, p.forward())));
   ASSERT_TRUE(succeeds(run_backward(context, p.backward())));
 }
@@ -83,8 +83,8 @@ TEST_P(Invariance, SameBitsInEveryOrderOfTheGroups) {
   const MlpProblem p(uneven(GetParam()), random);
   const std::vector<int64_t> order{3, 4, 0, 2, 1};
   const MlpProblem q = reordered(p, order, random);
-  run_both(cpu(), p);
-  run_both(cpu(), q);
+  run_both(tested(), p);
+  run_both(tested(), q);
   for (int64_t g = 0; g < p.batch.num_groups(); ++g) {
     SCOPED_TRACE(testing::Message() << "group " << g);
     const int64_t to = order[static_cast<size_t>(g)];
@@ -122,8 +122,8 @@ TEST_P(Invariance, BadNumbersStayInTheirGroup) {
   }
   dirty.w1.set(3, 0, 0, std::numeric_limits<double>::quiet_NaN());
   dirty.b2.set(3, 0, std::numeric_limits<double>::infinity());
-  run_both(cpu(), clean);
-  run_both(cpu(), dirty);
+  run_both(tested(), clean);
+  run_both(tested(), dirty);
   for (int64_t g = 0; g < clean.batch.num_groups(); ++g) {
     if (g == 3) continue;
     SCOPED_TRACE(testing::Message() << "group " << g);
@@ -158,9 +158,9 @@ TEST(Workspace, SizeDependsOnTheCapacityAndNotOnTheSplits) {
     options.ragged.tail = 40 - options.ragged.rows();
     const MlpProblem p(options, random);
     size_t bytes = 0;
-    ASSERT_TRUE(succeeds(grouped_mlp_workspace(cpu(), p.forward(), &bytes)));
+    ASSERT_TRUE(succeeds(grouped_mlp_workspace(tested(), p.forward(), &bytes)));
     forward.push_back(bytes);
-    ASSERT_TRUE(succeeds(grouped_mlp_backward_workspace(cpu(), p.backward(), &bytes)));
+    ASSERT_TRUE(succeeds(grouped_mlp_backward_workspace(tested(), p.backward(), &bytes)));
     backward.push_back(bytes);
   }
   EXPECT_EQ(std::count(forward.begin(), forward.end(), forward[0]), 4);

@@ -9,10 +9,10 @@
 
 namespace moire::test {
 
-inline Status run_forward(const Context& context, const GroupedMlpArgs& args) {
+inline Status run_forward(const Tested& context, const GroupedMlpArgs& args) {
   return run(context, args, grouped_mlp, grouped_mlp_workspace);
 }
-inline Status run_backward(const Context& context, const GroupedMlpBackwardArgs& args) {
+inline Status run_backward(const Tested& context, const GroupedMlpBackwardArgs& args) {
   return run(context, args, grouped_mlp_backward, grouped_mlp_backward_workspace);
 }
 
@@ -22,7 +22,7 @@ inline testing::AssertionResult has_right_tail(const TestTensor& t, const MlpPro
                                            : tail_is_untouched(t, p.batch.groups());
 }
 
-inline void expect_forward_is_right(const Context& context, const MlpProblem& p) {
+inline void expect_forward_is_right(const Tested& context, const MlpProblem& p) {
   const Groups& groups = p.batch.groups();
   const reference::MlpResults want = reference::grouped_mlp(p.forward());
   ASSERT_TRUE(succeeds(run_forward(context, p.forward())));
@@ -37,7 +37,7 @@ inline void expect_forward_is_right(const Context& context, const MlpProblem& p)
 }
 
 // After a forward, whose z (and act) it reads.
-inline void expect_backward_is_right(const Context& context, const MlpProblem& p,
+inline void expect_backward_is_right(const Tested& context, const MlpProblem& p,
                                      const MlpNeeds& needs = {}) {
   const Groups& groups = p.batch.groups();
   const GroupedMlpBackwardArgs args = p.backward(needs);
@@ -66,7 +66,7 @@ inline void expect_backward_is_right(const Context& context, const MlpProblem& p
   EXPECT_TRUE(p.is_undamaged());
 }
 
-inline void expect_mlp_is_right(const Context& context, const MlpOptions& options, Random& random) {
+inline void expect_mlp_is_right(const Tested& context, const MlpOptions& options, Random& random) {
   SCOPED_TRACE(testing::PrintToString(options));
   const MlpProblem p(options, random);
   expect_forward_is_right(context, p);

@@ -59,14 +59,14 @@ TEST_P(GroupedMlpNeeds, EachGradientAloneHasTheBitsItHasAmongAll) {
     options.dtype = dtype;
     options.saves_act = GetParam();
     MlpProblem all(options, random);
-    ASSERT_TRUE(succeeds(run_forward(cpu(), all.forward())));
+    ASSERT_TRUE(succeeds(run_forward(tested(), all.forward())));
     MlpProblem untouched = all;
     MlpProblem some = all;
-    ASSERT_TRUE(succeeds(run_backward(cpu(), all.backward())));
+    ASSERT_TRUE(succeeds(run_backward(tested(), all.backward())));
     for (const auto& [name, needs] : needs_table()) {
       SCOPED_TRACE(name);
       poison_gradients(some);
-      ASSERT_TRUE(succeeds(run_backward(cpu(), some.backward(needs))));
+      ASSERT_TRUE(succeeds(run_backward(tested(), some.backward(needs))));
       expect_only(some, untouched, all, needs);
     }
   }
@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(SavePolicy, GroupedMlpNeeds, testing::Bool());
 TEST(GroupedMlpGradients, AbsentOperandsAreFineWhereNothingReadsThem) {
   Random random;
   const MlpProblem p({}, random);
-  ASSERT_TRUE(succeeds(run_forward(cpu(), p.forward())));
+  ASSERT_TRUE(succeeds(run_forward(tested(), p.forward())));
   MlpNeeds needs = kNone;
   needs.w2 = needs.b2 = true;
   GroupedMlpBackwardArgs args = p.backward(needs);
@@ -87,7 +87,7 @@ TEST(GroupedMlpGradients, AbsentOperandsAreFineWhereNothingReadsThem) {
   args.w2 = {};
   args.b2 = {};
   const reference::MlpGradients want = reference::grouped_mlp_backward(args);
-  ASSERT_TRUE(succeeds(run_backward(cpu(), args)));
+  ASSERT_TRUE(succeeds(run_backward(tested(), args)));
   EXPECT_TRUE(matches(p.grad_w2, want.grad_w2));
   EXPECT_TRUE(matches(p.grad_b2, want.grad_b2));
 }
@@ -95,16 +95,16 @@ TEST(GroupedMlpGradients, AbsentOperandsAreFineWhereNothingReadsThem) {
 TEST(GroupedMlpGradients, WeightGradientsMayBeALaterCall) {
   Random random;
   MlpProblem now({}, random);
-  ASSERT_TRUE(succeeds(run_forward(cpu(), now.forward())));
+  ASSERT_TRUE(succeeds(run_forward(tested(), now.forward())));
   MlpProblem later = now;
-  ASSERT_TRUE(succeeds(run_backward(cpu(), now.backward())));
+  ASSERT_TRUE(succeeds(run_backward(tested(), now.backward())));
 
   MlpNeeds needs;
   needs.w1 = needs.w2 = false;
   GroupedMlpBackwardArgs args = later.backward(needs);
   args.grad_z = later.grad_z;
   args.act = later.act;
-  ASSERT_TRUE(succeeds(run_backward(cpu(), args)));
+  ASSERT_TRUE(succeeds(run_backward(tested(), args)));
   GroupedLinearBackwardArgs fc1, fc2;
   fc1.x = later.x;
   fc1.grad_y = later.grad_z;
@@ -115,8 +115,8 @@ TEST(GroupedMlpGradients, WeightGradientsMayBeALaterCall) {
   fc2.grad_w = later.grad_w2;
   fc2.groups = later.batch.groups();
   for (const GroupedLinearBackwardArgs& linear : {fc1, fc2}) {
-    ASSERT_TRUE(
-        succeeds(run(cpu(), linear, grouped_linear_backward, grouped_linear_backward_workspace)));
+    ASSERT_TRUE(succeeds(
+        run(tested(), linear, grouped_linear_backward, grouped_linear_backward_workspace)));
   }
   EXPECT_TRUE(same_bits(later.grad_w1, now.grad_w1));
   EXPECT_TRUE(same_bits(later.grad_w2, now.grad_w2));

@@ -44,10 +44,10 @@ struct Case {
     args.grad_scale = grad_scale;
     args.groups = b.groups();
   }
-  Status run_on(const Context& context) {
+  Status run_on(const Tested& context) {
     return run(context, args, bias_backward, bias_backward_workspace);
   }
-  void expect_right(const Context& context) {
+  void expect_right(const Tested& context) {
     const reference::BiasBackwardResults want = reference::bias_backward(args);
     ASSERT_TRUE(succeeds(run_on(context)));
     EXPECT_TRUE(matches(grad_bias, want.grad_bias));
@@ -69,7 +69,7 @@ TEST_P(BiasBackward, OverwritesWhateverTheTypes) {
   for (const DType dtype : kDTypes) {
     for (const DType out : kDTypes) {
       Case c(batch, 33, dtype, out);
-      c.expect_right(cpu(2));
+      c.expect_right(tested(2));
     }
   }
 }
@@ -87,7 +87,7 @@ TEST_P(BiasBackward, AccumulatesWhereBetaSaysSo) {
       if (per_group && beta[static_cast<size_t>(g)] == 0) continue;
       for (int64_t j = 0; j < 70; ++j) c.grad_bias.set(g, j, 0.125 * static_cast<double>(j - 30));
     }
-    c.expect_right(cpu());
+    c.expect_right(tested());
   }
 }
 
@@ -96,27 +96,27 @@ INSTANTIATE_TEST_SUITE_P(Table, BiasBackward, testing::ValuesIn(ragged_table()),
 TEST(BiasBackwardScale, IsAddedToWhatIsThereAndItsTailIsStillZeroed) {
   const Batch batch({5, 0, 70}, /*tail=*/3);
   Case c(batch, 33, DType::kBF16, DType::kFP32);
-  ASSERT_TRUE(succeeds(c.run_on(cpu())));
+  ASSERT_TRUE(succeeds(c.run_on(tested())));
   std::vector<float> dots(static_cast<size_t>(batch.rows()));
   for (int64_t i = 0; i < batch.rows(); ++i) {
     dots[static_cast<size_t>(i)] = static_cast<float>(c.grad_scale.get(0, i));
     c.grad_scale.set(0, i, 0.375);
   }
   c.args.beta_scale = 1;
-  ASSERT_TRUE(succeeds(c.run_on(cpu(3))));
+  ASSERT_TRUE(succeeds(c.run_on(tested(3))));
   for (int64_t i = 0; i < batch.rows(); ++i) {
     ASSERT_EQ(c.grad_scale.get(0, i), 0.375F + dots[static_cast<size_t>(i)]) << "row " << i;
   }
   EXPECT_TRUE(tail_is_zero(c.grad_scale, batch.groups()));
   c.args.beta_scale = 2;
-  EXPECT_EQ(c.run_on(cpu()).message(), "bias_backward: beta_scale is 2, must be 0 to 1");
+  EXPECT_EQ(c.run_on(tested()).message(), "bias_backward: beta_scale is 2, must be 0 to 1");
 }
 
 TEST(BiasBackwardOrder, IsSixtyFourRowsAtATimeFromTheGroupsFirstRow) {
   Batch batch({77, 130, 1, 64});
   const int64_t n = 600;
   Case c(batch, n, DType::kFP32, DType::kFP32);
-  ASSERT_TRUE(succeeds(c.run_on(cpu(3))));
+  ASSERT_TRUE(succeeds(c.run_on(tested(3))));
   for (int64_t g = 0; g < batch.num_groups(); ++g) {
     const int64_t first = batch.offsets()[static_cast<size_t>(g)];
     const int64_t end = batch.offsets()[static_cast<size_t>(g) + 1];
@@ -139,7 +139,7 @@ TEST(BiasBackwardOrder, IsSixtyFourColumnsAtATimeInSixteenLanes) {
   const Batch batch({5});
   for (const int64_t n : {1, 15, 64, 100, 512, 1300}) {
     Case c(batch, n, DType::kFP32, DType::kFP32);
-    ASSERT_TRUE(succeeds(c.run_on(cpu())));
+    ASSERT_TRUE(succeeds(c.run_on(tested())));
     for (int64_t i = 0; i < 5; ++i) {
       float sum = 0;
       for (int64_t segment = 0; segment < n; segment += 64) {
@@ -179,20 +179,20 @@ TEST(BiasBackwardOrder, GivesTheSameBitsOnAnyNumberOfThreadsAndWhenGathered) {
 TEST(BiasBackwardParts, AreEachOptional) {
   const Batch batch({40, 0, 3}, 2);
   Case whole(batch, 50, DType::kFP16, DType::kFP16);
-  whole.expect_right(cpu());
+  whole.expect_right(tested());
   const TestTensor grad_bias = whole.grad_bias, grad_scale = whole.grad_scale;
   whole.grad_bias.poison();
   whole.grad_scale.poison();
   whole.args.grad_scale = whole.args.bias = {};
-  ASSERT_TRUE(succeeds(whole.run_on(cpu())));
+  ASSERT_TRUE(succeeds(whole.run_on(tested())));
   EXPECT_TRUE(same_bits(whole.grad_bias, grad_bias));
   whole.args.grad_bias = whole.args.scale = {};
   whole.args.grad_scale = whole.grad_scale;
   whole.args.bias = whole.bias;
   size_t bytes = 1;
-  ASSERT_TRUE(succeeds(bias_backward_workspace(cpu(), whole.args, &bytes)));
+  ASSERT_TRUE(succeeds(bias_backward_workspace(tested(), whole.args, &bytes)));
   EXPECT_EQ(bytes, 0U);
-  ASSERT_TRUE(succeeds(whole.run_on(cpu())));
+  ASSERT_TRUE(succeeds(whole.run_on(tested())));
   EXPECT_TRUE(same_bits(whole.grad_scale, grad_scale));
 }
 
@@ -200,13 +200,13 @@ TEST(BiasBackwardParts, AbsentScaleIsOneAndAnUntouchedTailStays) {
   const Batch batch({66}, 4);
   Case c(batch, 40, DType::kBF16, DType::kFP32);
   c.scale.fill(1);
-  ASSERT_TRUE(succeeds(c.run_on(cpu())));
+  ASSERT_TRUE(succeeds(c.run_on(tested())));
   const TestTensor grad_bias = c.grad_bias;
   c.grad_bias.poison();
   c.grad_scale.poison();
   c.args.scale = {};
   c.args.tail = MOIRE_TAIL_UNTOUCHED;
-  ASSERT_TRUE(succeeds(c.run_on(cpu())));
+  ASSERT_TRUE(succeeds(c.run_on(tested())));
   EXPECT_TRUE(same_bits(c.grad_bias, grad_bias));
   EXPECT_TRUE(tail_is_untouched(c.grad_scale, batch.groups()));
 }
@@ -214,11 +214,11 @@ TEST(BiasBackwardParts, AbsentScaleIsOneAndAnUntouchedTailStays) {
 TEST(BiasBackwardParts, NaNInOneGroupLeavesTheOthers) {
   const Batch batch({10, 80});
   Case c(batch, 24, DType::kBF16, DType::kFP32);
-  c.expect_right(cpu());
+  c.expect_right(tested());
   const TestTensor clean = c.grad_bias;
   for (int64_t j = 0; j < 24; ++j) c.grad_y.set(12, j, std::numeric_limits<double>::quiet_NaN());
   c.grad_bias.poison();
-  ASSERT_TRUE(succeeds(c.run_on(cpu())));
+  ASSERT_TRUE(succeeds(c.run_on(tested())));
   EXPECT_TRUE(same_bits(c.grad_bias, clean, 1));
   EXPECT_TRUE(std::isnan(c.grad_bias.get(1, 0)));
 }
@@ -227,7 +227,7 @@ TEST(BiasBackwardParts, NaNInOneGroupLeavesTheOthers) {
 TEST(BiasBackwardParts, AStaleOffsetIsDetected) {
   Batch batch({31, 33});
   Case c(batch, 16, DType::kBF16, DType::kFP32);
-  ASSERT_TRUE(succeeds(c.run_on(cpu())));
+  ASSERT_TRUE(succeeds(c.run_on(tested())));
   batch.offsets()[1] = 32;
   EXPECT_FALSE(matches(c.grad_bias, reference::bias_backward(c.args).grad_bias));
 }

@@ -52,7 +52,7 @@ struct Shape {
 };
 
 // Every pair of layouts; then back, which must give the source again.
-void check_shape(const Context& context, Random& random, const Shape& shape, DType dtype,
+void check_shape(const Tested& context, Random& random, const Shape& shape, DType dtype,
                  const std::vector<GluLayout>& tried) {
   TestTensor source(dtype, shape.sizes, shape.padding);
   TestTensor target(dtype, shape.sizes, shape.padding == 0 ? 0 : shape.padding + 2);
@@ -87,7 +87,7 @@ void check_shape(const Context& context, Random& random, const Shape& shape, DTy
 
 TEST(ConvertGlu, MovesEveryShapeDimAndElementSizeBetweenAllLayouts) {
   Random random;
-  const Context context = cpu(2);
+  const Tested context = tested(2);
   const Shape shapes[] = {
       {{192}, 0, 0},        // a bias
       {{5, 192}, 1, 0},     // biases of experts
@@ -145,7 +145,7 @@ TEST(ConvertGlu, MovesLargeTensorsPastTheCache) {
       args.from = GluLayout::interleaved(c.from);
       args.to = GluLayout::interleaved(c.to, MOIRE_UP_FIRST);
       target.poison();
-      ASSERT_TRUE(succeeds(convert_glu(cpu(2), args)));
+      ASSERT_TRUE(succeeds(convert_glu(tested(2), args)));
       EXPECT_TRUE(bytes_of(target) == reference::convert_glu(args)) << c.from << " to " << c.to;
       EXPECT_TRUE(target.is_undamaged());
     }

@@ -72,7 +72,7 @@ struct Case {
   GluBackwardArgs backward;
 };
 
-void expect_right(const Context& context, Case& c) {
+void expect_right(const Tested& context, Case& c) {
   const moire_groups& groups = c.forward.groups;
   ASSERT_TRUE(succeeds(glu(context, c.forward)));
   ASSERT_TRUE(succeeds(glu_backward(context, c.backward)));
@@ -89,7 +89,7 @@ void expect_right(const Context& context, Case& c) {
 
 TEST(Glu, MatchesTheReferenceInEveryLayoutActivationAndDType) {
   const Batch batch({5, 0, 2}, 3);
-  const Context context = cpu(2);
+  const Tested context = tested(2);
   for (const int64_t f : {96, 176, 15, 1}) {
     for (const DType dtype : kDTypes) {
       Case c(batch, dtype, f, 3);
@@ -112,7 +112,7 @@ TEST_P(GluRagged, MatchesTheReference) {
   const Batch batch(GetParam());
   Case c(batch, DType::kBF16, 48);
   c.choose(Activation::swiglu(), GluLayout::interleaved(16));
-  expect_right(cpu(), c);
+  expect_right(tested(), c);
 }
 
 TEST_P(GluRagged, LeavesAnUntouchedTailAlone) {
@@ -120,8 +120,8 @@ TEST_P(GluRagged, LeavesAnUntouchedTailAlone) {
   Case c(batch, DType::kFP16, 8);
   c.choose(Activation::swiglu(), GluLayout::halves());
   c.forward.tail = c.backward.tail = MOIRE_TAIL_UNTOUCHED;
-  ASSERT_TRUE(succeeds(glu(cpu(), c.forward)));
-  ASSERT_TRUE(succeeds(glu_backward(cpu(), c.backward)));
+  ASSERT_TRUE(succeeds(glu(tested(), c.forward)));
+  ASSERT_TRUE(succeeds(glu_backward(tested(), c.backward)));
   for (const TestTensor* t : {&c.act, &c.grad_z, &c.act_again, &c.grad_probs}) {
     EXPECT_TRUE(tail_is_untouched(*t, batch.groups()));
   }
@@ -141,9 +141,9 @@ TEST(Glu, WithoutGroupsUsesEveryRowAndWithoutProbsMultipliesByOne) {
   without.forward.probs = without.backward.probs = {};
   without.forward.z = without.backward.z = without.z;
   without.backward.grad_act = without.grad_act;
-  expect_right(cpu(), with);
-  ASSERT_TRUE(succeeds(glu(cpu(), without.forward)));
-  ASSERT_TRUE(succeeds(glu_backward(cpu(), without.backward)));
+  expect_right(tested(), with);
+  ASSERT_TRUE(succeeds(glu(tested(), without.forward)));
+  ASSERT_TRUE(succeeds(glu_backward(tested(), without.backward)));
   EXPECT_TRUE(same_bits(with.act, without.act));
   EXPECT_TRUE(same_bits(with.grad_z, without.grad_z));
   EXPECT_TRUE(same_bits(with.grad_probs, without.grad_probs));
@@ -173,7 +173,7 @@ TEST(Glu, AWrongLayoutIsDetected) {
   const Batch batch({9});
   Case c(batch, DType::kBF16, 64);
   c.choose(Activation::swiglu(), GluLayout::interleaved(32));
-  expect_right(cpu(), c);
+  expect_right(tested(), c);
   for (const GluLayout& wrong :
        {GluLayout::halves(), GluLayout::interleaved(1), GluLayout::interleaved(16),
         GluLayout::interleaved(32, MOIRE_UP_FIRST)}) {
@@ -192,7 +192,7 @@ TEST(Glu, NaNAndInfinityStayInTheirRowAndZeroProbKeepsItsGradient) {
   Case clean(batch, DType::kBF16, 80);
   clean.probs.set(0, 2, 0);
   clean.choose(Activation::clamped_swiglu(), GluLayout::halves());
-  expect_right(cpu(), clean);
+  expect_right(tested(), clean);
   EXPECT_NE(clean.grad_probs.get(0, 2), 0);
   Case dirty(batch, DType::kBF16, 80);
   dirty.z = clean.z;
@@ -204,8 +204,8 @@ TEST(Glu, NaNAndInfinityStayInTheirRowAndZeroProbKeepsItsGradient) {
   dirty.z.set(1, 7, kNaN);
   dirty.grad_act.set(1, 9, kInfinity);
   dirty.choose(Activation::clamped_swiglu(), GluLayout::halves());
-  ASSERT_TRUE(succeeds(glu(cpu(), dirty.forward)));
-  ASSERT_TRUE(succeeds(glu_backward(cpu(), dirty.backward)));
+  ASSERT_TRUE(succeeds(glu(tested(), dirty.forward)));
+  ASSERT_TRUE(succeeds(glu_backward(tested(), dirty.backward)));
   EXPECT_TRUE(std::isnan(dirty.act.get(1, 7)));
   EXPECT_TRUE(std::isnan(dirty.grad_z.get(1, 7)));
   EXPECT_TRUE(std::isnan(dirty.grad_probs.get(0, 1)));
@@ -226,7 +226,7 @@ TEST(Glu, TheClampedGradientPassesAtTheLimitAndNotBeyond) {
     c.grad_act.set(0, j, 1);
   }
   c.choose(Activation::clamped_swiglu(), GluLayout::halves());
-  expect_right(cpu(), c);
+  expect_right(tested(), c);
   EXPECT_NE(c.grad_z.get(0, 0), 0);
   EXPECT_EQ(c.grad_z.get(0, 1), 0);
   EXPECT_NE(c.grad_z.get(0, 2), 0);
@@ -243,7 +243,7 @@ TEST(Glu, GradientsAreCentralDifferencesOfTheForward) {
     Case c(batch, DType::kFP32, f);
     const GluLayout layout = GluLayout::interleaved(8, MOIRE_UP_FIRST);
     c.choose(activation, layout);
-    expect_right(cpu(), c);
+    expect_right(tested(), c);
     constexpr double kStep = 1e-6, kDifferenceError = 1e-6;  // of second differences and rounding
     for (int64_t row = 0; row < 3; ++row) {
       const double prob = c.probs.get(0, row);
@@ -270,12 +270,12 @@ TEST(Glu, GradientsAreCentralDifferencesOfTheForward) {
 TEST(Glu, TakesEmptyTensors) {
   const Batch none(std::vector<int64_t>{});
   Case no_rows(none, DType::kBF16, 8);
-  EXPECT_TRUE(succeeds(glu(cpu(), no_rows.forward)));
-  EXPECT_TRUE(succeeds(glu_backward(cpu(), no_rows.backward)));
+  EXPECT_TRUE(succeeds(glu(tested(), no_rows.forward)));
+  EXPECT_TRUE(succeeds(glu_backward(tested(), no_rows.backward)));
   const Batch batch({3}, 1);
   Case no_columns(batch, DType::kBF16, 0);
-  EXPECT_TRUE(succeeds(glu(cpu(), no_columns.forward)));
-  ASSERT_TRUE(succeeds(glu_backward(cpu(), no_columns.backward)));
+  EXPECT_TRUE(succeeds(glu(tested(), no_columns.forward)));
+  ASSERT_TRUE(succeeds(glu_backward(tested(), no_columns.backward)));
   for (int64_t row = 0; row < 4; ++row) EXPECT_EQ(no_columns.grad_probs.get(0, row), 0);
 }
 

@@ -31,7 +31,7 @@ struct PlanCase {
     args.scatter_idx = scatter_idx;
     return args;
   }
-  Status run(const Context& context) {
+  Status run(const Tested& context) {
     return test::run(context, filled(), permute_plan, permute_plan_workspace);
   }
   void expect_matches_reference() {
@@ -48,7 +48,7 @@ struct PlanCase {
 };
 
 TEST(PermutePlan, EqualsTheDefinitionForAnyShapeAndIndexType) {
-  const Context context = cpu();
+  const Tested context = tested();
   for (const DType choices : {DType::kInt32, DType::kInt64}) {
     for (const DType rows : {DType::kInt32, DType::kInt64}) {
       for (const int64_t num_groups : {1, 3, 128, 512}) {
@@ -72,7 +72,7 @@ TEST(PermutePlan, IsStableInTokenThenChoiceOrder) {
   for (int64_t t = 0; t < 3; ++t) {
     for (int64_t j = 0; j < 2; ++j) set_index(c.topk_idx, t, j, choices[t][j]);
   }
-  ASSERT_TRUE(succeeds(c.run(cpu())));
+  ASSERT_TRUE(succeeds(c.run(tested())));
   EXPECT_TRUE(same_indices(c.offsets, {0, 2, 4}));
   EXPECT_TRUE(same_indices(c.gather_idx, {1, 2, 0, 0, -1, -1, -1, -1}));
   EXPECT_TRUE(same_indices(c.scatter_idx, {2, 3, 0, -1, -1, 1}));
@@ -97,7 +97,7 @@ TEST(PermutePlan, IsTheSameForAnyNumberOfThreads) {
 
 TEST(PermutePlan, TakesNoGroups) {
   PlanCase c(4, 2, 0, DType::kInt32, DType::kInt64, 0);
-  ASSERT_TRUE(succeeds(c.run(cpu())));
+  ASSERT_TRUE(succeeds(c.run(tested())));
   EXPECT_TRUE(same_indices(c.offsets, {0}));
   EXPECT_TRUE(same_indices(c.scatter_idx, std::vector<int64_t>(8, -1)));
 }

@@ -52,7 +52,7 @@ struct PermuteCase {
 };
 
 TEST(Permute, GathersRowsAndWeightsForAnyShapeAndType) {
-  const Context context = cpu();
+  const Tested context = tested();
   for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
     for (const DType index_type : {DType::kInt32, DType::kInt64}) {
       for (const int64_t num_tokens : {0, 1, 33}) {
@@ -72,7 +72,7 @@ TEST(Permute, GathersRowsAndWeightsForAnyShapeAndType) {
 
 TEST(Permute, LeavesTheTailUntouchedWhenAsked) {
   PermuteCase c(10, 2, 4, 24, DType::kBF16, 7);
-  ASSERT_TRUE(succeeds(permute(cpu(), c.args(MOIRE_TAIL_UNTOUCHED))));
+  ASSERT_TRUE(succeeds(permute(tested(), c.args(MOIRE_TAIL_UNTOUCHED))));
   c.expect_matches_reference();
   EXPECT_TRUE(tail_is_untouched(c.rows, c.plan.groups));
   EXPECT_TRUE(tail_is_untouched(c.probs, c.plan.groups));
@@ -83,7 +83,7 @@ TEST(Permute, NeverReadsTheTailOfGatherIdx) {
   for (int64_t i = c.plan.routed(); i < c.plan.groups.capacity; ++i) {
     set_index(c.plan.gather_idx, 0, i, 1'000'000);
   }
-  ASSERT_TRUE(succeeds(permute(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(permute(tested(), c.args())));
   c.expect_matches_reference();
 }
 
@@ -101,17 +101,17 @@ TEST(Permute, CopiesBits) {
 
 TEST(Permute, EitherPairMayBeAbsent) {
   PermuteCase both(20, 3, 4, 16, DType::kFP16, 2);
-  ASSERT_TRUE(succeeds(permute(cpu(), both.args())));
+  ASSERT_TRUE(succeeds(permute(tested(), both.args())));
   const TestTensor rows = both.rows, probs = both.probs;
   both.rows.poison();
   both.probs.poison();
   PermuteArgs only_rows = both.args();
   only_rows.topk_weights = only_rows.scatter_idx = only_rows.probs = {};
-  ASSERT_TRUE(succeeds(permute(cpu(), only_rows)));
+  ASSERT_TRUE(succeeds(permute(tested(), only_rows)));
   EXPECT_TRUE(same_bits(both.rows, rows));
   PermuteArgs only_probs = both.args();
   only_probs.x = only_probs.gather_idx = only_probs.rows = {};
-  ASSERT_TRUE(succeeds(permute(cpu(), only_probs)));
+  ASSERT_TRUE(succeeds(permute(tested(), only_probs)));
   EXPECT_TRUE(same_bits(both.probs, probs));
 }
 
@@ -125,7 +125,7 @@ TEST(Permute, WithoutGroupsEveryRowIsTail) {
   args.gather_idx = gather_idx;
   args.rows = rows;
   args.groups.capacity = 4;
-  ASSERT_TRUE(succeeds(permute(cpu(), args)));
+  ASSERT_TRUE(succeeds(permute(tested(), args)));
   EXPECT_TRUE(tail_is_zero(rows, args.groups));
 }
 

@@ -55,7 +55,7 @@ struct RouterBackwardCase {
 };
 
 TEST(RouterBackward, EqualsTheDefinitionForAnyShapeAndKind) {
-  const Context context = cpu();
+  const Tested context = tested();
   for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
     for (const DType grad_type : {DType::kFP32, DType::kBF16, DType::kFP16}) {
       for (const int64_t num_experts : {1, 2, 17, 128, 512}) {
@@ -102,7 +102,7 @@ TEST(RouterBackward, IsTheDerivativeOfTheWeights) {
       c.kind = kind;
       c.normalize = normalize;
       c.scale = 1.5F;
-      ASSERT_TRUE(succeeds(router_backward(cpu(), c.args())));
+      ASSERT_TRUE(succeeds(router_backward(tested(), c.args())));
       TestTensor logits(DType::kFP64, {1, 9});
       for (int64_t e = 0; e < 9; ++e) logits.set(0, e, c.logits.get(0, e));
       const auto loss = [&] {
@@ -127,7 +127,7 @@ TEST(RouterBackward, IsTheDerivativeOfTheWeights) {
 TEST(RouterBackward, NormalizedSoftmaxLeavesTheOthersExactlyZero) {
   RouterBackwardCase c(5, 64, 4);
   c.normalize = 1;
-  ASSERT_TRUE(succeeds(router_backward(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(router_backward(tested(), c.args())));
   for (int64_t t = 0; t < 5; ++t) {
     int64_t num_zero = 0;
     for (int64_t e = 0; e < 64; ++e) num_zero += c.grad_logits.get(t, e) == 0;
@@ -141,7 +141,7 @@ TEST(RouterBackward, KeepsTheSlopeOfASaturatedSigmoid) {
   c.kind = MOIRE_ROUTER_SIGMOID;
   c.logits.fill(20);
   c.grad_topk_weights.fill(1);
-  ASSERT_TRUE(succeeds(router_backward(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(router_backward(tested(), c.args())));
   const int64_t chosen = reference::read_index(c.topk_idx.view(), 0, 0);
   const double exact = std::exp(-20.0) / std::pow(1 + std::exp(-20.0), 2);
   EXPECT_NEAR(c.grad_logits.get(0, chosen), exact, reference::dot_tolerance(8, exact));
@@ -157,7 +157,7 @@ TEST(RouterBackward, ASumOfZeroHasNoGradient) {
       c.logits.set(0, reference::read_index(c.topk_idx.view(), 0, j),
                    -std::numeric_limits<double>::infinity());
     }
-    ASSERT_TRUE(succeeds(router_backward(cpu(), c.args())));
+    ASSERT_TRUE(succeeds(router_backward(tested(), c.args())));
     EXPECT_TRUE(tail_is_zero(c.grad_logits, {}));
     c.expect_matches_reference();
   }
@@ -166,7 +166,7 @@ TEST(RouterBackward, ASumOfZeroHasNoGradient) {
 TEST(RouterBackward, ANaNTokenLeavesTheOthersAlone) {
   RouterBackwardCase c(3, 20, 4);
   c.logits.set(1, 7, std::numeric_limits<double>::quiet_NaN());
-  ASSERT_TRUE(succeeds(router_backward(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(router_backward(tested(), c.args())));
   const reference::Matrix want = reference::router_backward(c.args());
   for (int64_t e = 0; e < 20; ++e) {
     EXPECT_TRUE(std::isnan(c.grad_logits.get(1, e)));

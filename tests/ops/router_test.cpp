@@ -84,7 +84,7 @@ struct RouterCase {
 };
 
 TEST(Router, EqualsTheDefinitionForAnyShapeAndKind) {
-  const Context context = cpu();
+  const Tested context = tested();
   for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
     for (const int64_t num_experts : {1, 2, 17, 64, 128, 512}) {
       for (const int64_t k : std::set<int64_t>{1, std::min<int64_t>(2, num_experts),
@@ -107,14 +107,14 @@ TEST(Router, EqualsTheDefinitionForAnyShapeAndKind) {
 
 TEST(Router, TakesNoTokens) {
   RouterCase c(0, 8, 2);
-  EXPECT_TRUE(succeeds(router(cpu(), c.args())));
+  EXPECT_TRUE(succeeds(router(tested(), c.args())));
 }
 
 TEST(Router, BreaksTiesByTheLowestIndex) {
   for (const int32_t kind : {MOIRE_ROUTER_SOFTMAX, MOIRE_ROUTER_SIGMOID}) {
     RouterCase c({1, 3, 3, 0, 3, 1}, 5);
     c.kind = kind;
-    ASSERT_TRUE(succeeds(router(cpu(), c.args())));
+    ASSERT_TRUE(succeeds(router(tested(), c.args())));
     EXPECT_EQ(c.choice(), (std::vector<int64_t>{1, 2, 4, 0, 5}));
   }
 }
@@ -125,7 +125,7 @@ TEST(Router, BiasDecidesChoiceAndOrderButNotTheWeights) {
   c.kind = MOIRE_ROUTER_SIGMOID;
   c.expert_bias.set(0, 3, 2);
   c.expert_bias.set(0, 1, 1);
-  ASSERT_TRUE(succeeds(router(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(router(tested(), c.args())));
   EXPECT_EQ(c.choice(), (std::vector<int64_t>{3, 1}));
   EXPECT_EQ(c.topk_weights.get(0, 0), 0.5);
   EXPECT_EQ(c.topk_weights.get(0, 1), 0.5);
@@ -134,7 +134,7 @@ TEST(Router, BiasDecidesChoiceAndOrderButNotTheWeights) {
 TEST(Router, NaNLosesAgainstEverything) {
   RouterCase c({kNaN, -kInf, 1, kNaN}, 3);
   c.kind = MOIRE_ROUTER_SIGMOID;
-  ASSERT_TRUE(succeeds(router(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(router(tested(), c.args())));
   EXPECT_EQ(c.choice(), (std::vector<int64_t>{2, 1, 0}));
   EXPECT_EQ(c.topk_weights.get(0, 1), 0);
   EXPECT_TRUE(std::isnan(c.topk_weights.get(0, 2)));
@@ -142,7 +142,7 @@ TEST(Router, NaNLosesAgainstEverything) {
 
 TEST(Router, GivesMinusInfinityAScoreOfZero) {
   RouterCase c({-kInf, 5, -kInf, 5}, 3);
-  ASSERT_TRUE(succeeds(router(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(router(tested(), c.args())));
   EXPECT_EQ(c.choice(), (std::vector<int64_t>{1, 3, 0}));
   EXPECT_EQ(c.topk_weights.get(0, 0), 0.5);
   EXPECT_EQ(c.topk_weights.get(0, 2), 0);
@@ -153,7 +153,7 @@ TEST(Router, HasNoSoftmaxWithoutAFiniteMaximum) {
   for (const auto& row : {std::vector<float>{-kInf, -kInf, -kInf}, std::vector<float>{1, kInf, 0},
                           std::vector<float>{1, 2, kNaN}}) {
     RouterCase c(row, 2);
-    ASSERT_TRUE(succeeds(router(cpu(), c.args())));
+    ASSERT_TRUE(succeeds(router(tested(), c.args())));
     EXPECT_EQ(c.choice(), (std::vector<int64_t>{0, 1}));
     EXPECT_TRUE(std::isnan(c.topk_weights.get(0, 0)) && std::isnan(c.topk_weights.get(0, 1)));
   }
@@ -162,7 +162,7 @@ TEST(Router, HasNoSoftmaxWithoutAFiniteMaximum) {
 TEST(Router, ABadTokenLeavesTheOthersAlone) {
   RouterCase c(3, 40, 4);
   for (int64_t e = 0; e < 40; ++e) c.logits.set(1, e, static_cast<double>(kNaN));
-  ASSERT_TRUE(succeeds(router(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(router(tested(), c.args())));
   const reference::RouterResults want = reference::router(c.args());
   for (const int64_t t : {0, 2}) {
     for (int64_t j = 0; j < 4; ++j) {
@@ -179,7 +179,7 @@ TEST(Router, NormalizesASumOfZeroToZero) {
   c.with_bias = true;  // moves the choice to the experts with a score of zero
   c.expert_bias.set(0, 0, 3);
   c.expert_bias.set(0, 2, 2);
-  ASSERT_TRUE(succeeds(router(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(router(tested(), c.args())));
   EXPECT_EQ(c.choice(), (std::vector<int64_t>{0, 2}));
   EXPECT_EQ(c.topk_weights.get(0, 0), 0);
   EXPECT_EQ(c.topk_weights.get(0, 1), 0);
@@ -190,7 +190,7 @@ TEST(Router, SurvivesHugeLogits) {
   RouterCase c({3e38F, -3e38F, 3e38F, 0}, 2);
   for (const int32_t kind : {MOIRE_ROUTER_SOFTMAX, MOIRE_ROUTER_SIGMOID}) {
     c.kind = kind;
-    ASSERT_TRUE(succeeds(router(cpu(), c.args())));
+    ASSERT_TRUE(succeeds(router(tested(), c.args())));
     EXPECT_EQ(c.choice(), (std::vector<int64_t>{0, 2}));
     EXPECT_EQ(c.topk_weights.get(0, 1), kind == MOIRE_ROUTER_SOFTMAX ? 0.5 : 1.0);
   }

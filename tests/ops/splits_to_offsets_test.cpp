@@ -39,7 +39,7 @@ std::vector<int64_t> wanted(const std::vector<int64_t>& splits, int64_t multipli
 void check_every_form(const std::vector<int64_t>& splits) {
   const auto num_groups = static_cast<int64_t>(splits.size());
   for (const int threads : {1, 3}) {
-    const Context context = cpu(threads);
+    const Tested context = tested(threads);
     for (const DType in : kIndex) {
       for (const int32_t kind : {MOIRE_SPLITS, MOIRE_ENDS, MOIRE_OFFSETS}) {
         TestTensor a(DType::kInt64, {num_groups + 1}), b(DType::kInt32, {num_groups}),
@@ -82,7 +82,7 @@ TEST(SplitsToOffsets, TakeNoOutputs) {
   SplitsToOffsetsArgs args;
   args.splits = splits;
   args.capacity = 3;
-  EXPECT_TRUE(succeeds(splits_to_offsets(cpu(), args)));
+  EXPECT_TRUE(succeeds(splits_to_offsets(tested(), args)));
 }
 
 // A call that must fail with `text` and leave both of its outputs poisoned.

@@ -53,7 +53,7 @@ struct UnpermuteBackwardCase {
 };
 
 TEST(UnpermuteBackward, EqualsTheDefinitionForAnyShapeAndType) {
-  const Context context = cpu();
+  const Tested context = tested();
   for (const DType grad_type : {DType::kFP32, DType::kBF16, DType::kFP16}) {
     for (const DType rows_type : {DType::kFP32, DType::kBF16, DType::kFP16}) {
       for (const int64_t k : {1, 3, 8}) {
@@ -77,24 +77,24 @@ TEST(UnpermuteBackward, EqualsTheDefinitionForAnyShapeAndType) {
 
 TEST(UnpermuteBackward, LeavesTheTailUntouchedWhenAsked) {
   UnpermuteBackwardCase c(6, 2, 3, 40, DType::kBF16, DType::kBF16);
-  ASSERT_TRUE(succeeds(unpermute_backward(cpu(), c.args(MOIRE_TAIL_UNTOUCHED))));
+  ASSERT_TRUE(succeeds(unpermute_backward(tested(), c.args(MOIRE_TAIL_UNTOUCHED))));
   c.expect_matches_reference(c.args());
   EXPECT_TRUE(tail_is_untouched(c.grad_rows, c.plan.groups));
 }
 
 TEST(UnpermuteBackward, EitherOutputMayBeAbsent) {
   UnpermuteBackwardCase c(20, 3, 4, 70, DType::kBF16, DType::kFP32);
-  ASSERT_TRUE(succeeds(unpermute_backward(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(unpermute_backward(tested(), c.args())));
   const TestTensor grad_rows = c.grad_rows, grad_weights = c.grad_weights;
   c.grad_rows.poison();
   c.grad_weights.poison();
   UnpermuteBackwardArgs only_rows = c.args();
   only_rows.rows = only_rows.grad_weights = {};
-  ASSERT_TRUE(succeeds(unpermute_backward(cpu(), only_rows)));
+  ASSERT_TRUE(succeeds(unpermute_backward(tested(), only_rows)));
   EXPECT_TRUE(same_bits(c.grad_rows, grad_rows));
   UnpermuteBackwardArgs only_weights = c.args();
   only_weights.grad_rows = only_weights.weights = {};
-  ASSERT_TRUE(succeeds(unpermute_backward(cpu(), only_weights)));
+  ASSERT_TRUE(succeeds(unpermute_backward(tested(), only_weights)));
   EXPECT_TRUE(same_bits(c.grad_weights, grad_weights));
 }
 
@@ -119,7 +119,7 @@ float documented_dot(TestTensor& a, TestTensor& b, int64_t row, int64_t token, i
 TEST(UnpermuteBackward, SumsWeightGradientsInTheDocumentedOrder) {
   for (const int64_t hidden : {64, 200, 384}) {
     UnpermuteBackwardCase c(8, 2, 3, hidden, DType::kBF16, DType::kFP16);
-    ASSERT_TRUE(succeeds(unpermute_backward(cpu(), c.args())));
+    ASSERT_TRUE(succeeds(unpermute_backward(tested(), c.args())));
     for (int64_t t = 0; t < 8; ++t) {
       for (int64_t j = 0; j < 2; ++j) {
         const int64_t row = reference::read_index(c.plan.scatter_idx.view(), t, j);
@@ -169,26 +169,26 @@ TEST(UnpermuteBackward, PermuteAndPlainUnpermuteAreTransposes) {
   there.gather_idx = plan.gather_idx;
   there.rows = rows;
   there.groups = plan.groups;
-  ASSERT_TRUE(succeeds(permute(cpu(), there)));
+  ASSERT_TRUE(succeeds(permute(tested(), there)));
   UnpermuteArgs back;
   back.rows = r;
   back.scatter_idx = plan.scatter_idx;
   back.y = y;
-  ASSERT_TRUE(succeeds(unpermute(cpu(), back)));
+  ASSERT_TRUE(succeeds(unpermute(tested(), back)));
   const reference::Number left = inner(rows, r, plan.routed()), right = inner(x, y, 30);
   EXPECT_NEAR(left.value, right.value, left.bound + right.bound);
 }
 
 TEST(UnpermuteBackward, IsTheTransposeOfAWeightedUnpermute) {
   UnpermuteBackwardCase c(30, 3, 5, 50, DType::kFP32, DType::kFP32);
-  ASSERT_TRUE(succeeds(unpermute_backward(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(unpermute_backward(tested(), c.args())));
   TestTensor y(DType::kFP32, {30, 50});
   UnpermuteArgs forward;
   forward.rows = c.rows;
   forward.scatter_idx = c.plan.scatter_idx;
   forward.weights = c.weights;
   forward.y = y;
-  ASSERT_TRUE(succeeds(unpermute(cpu(), forward)));
+  ASSERT_TRUE(succeeds(unpermute(tested(), forward)));
   const reference::Number through_y = inner(y, c.grad_y, 30),
                           through_rows = inner(c.rows, c.grad_rows, c.plan.routed()),
                           through_weights = inner(c.weights, c.grad_weights, 30);
@@ -201,14 +201,14 @@ TEST(UnpermuteBackward, OfAPlainSumIsPermute) {
   UnpermuteBackwardCase c(12, 2, 4, 33, DType::kFP16, DType::kFP16);
   UnpermuteBackwardArgs plain = c.args();
   plain.weights = plain.rows = plain.grad_weights = {};
-  ASSERT_TRUE(succeeds(unpermute_backward(cpu(), plain)));
+  ASSERT_TRUE(succeeds(unpermute_backward(tested(), plain)));
   TestTensor rows(DType::kFP16, {c.plan.groups.capacity, 33});
   PermuteArgs there;
   there.x = c.grad_y;
   there.gather_idx = c.plan.gather_idx;
   there.rows = rows;
   there.groups = c.plan.groups;
-  ASSERT_TRUE(succeeds(permute(cpu(), there)));
+  ASSERT_TRUE(succeeds(permute(tested(), there)));
   EXPECT_TRUE(same_bits(c.grad_rows, rows));
 }
 

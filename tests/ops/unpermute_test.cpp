@@ -50,7 +50,7 @@ struct UnpermuteCase {
 };
 
 TEST(Unpermute, SumsWeightedAndPlainForAnyShapeAndType) {
-  const Context context = cpu();
+  const Tested context = tested();
   for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
     for (const DType y_type : {DType::kFP32, dtype}) {
       for (const DType index_type : {DType::kInt32, DType::kInt64}) {
@@ -87,7 +87,7 @@ TEST(Unpermute, AddsInChoiceOrderInFP32AndRoundsOnce) {
   args.rows = rows;
   args.scatter_idx = scatter;
   args.y = y;
-  ASSERT_TRUE(succeeds(unpermute(cpu(), args)));
+  ASSERT_TRUE(succeeds(unpermute(tested(), args)));
   EXPECT_EQ(y.get(0, 0), 1);
   EXPECT_EQ(y.get(1, 0), 1 + 0x1p-23);
 
@@ -98,7 +98,7 @@ TEST(Unpermute, AddsInChoiceOrderInFP32AndRoundsOnce) {
   args.rows = half;
   args.scatter_idx.shape[0] = 1;
   args.y = out;
-  ASSERT_TRUE(succeeds(unpermute(cpu(), args)));
+  ASSERT_TRUE(succeeds(unpermute(tested(), args)));
   EXPECT_EQ(out.get(0, 0), 1 + 0x1p-7);
 }
 
@@ -110,7 +110,7 @@ TEST(Unpermute, ATokenWithoutChoicesGetsZeros) {
   args.rows = rows;
   args.scatter_idx = scatter;
   args.y = y;
-  ASSERT_TRUE(succeeds(unpermute(cpu(), args)));
+  ASSERT_TRUE(succeeds(unpermute(tested(), args)));
   EXPECT_TRUE(tail_is_zero(y, {}));
 }
 
@@ -135,36 +135,36 @@ TEST(Unpermute, UndoesPermuteToTheBit) {
     plan.offsets = offsets;
     plan.gather_idx = gather;
     plan.scatter_idx = scatter;
-    ASSERT_TRUE(succeeds(run(cpu(), plan, permute_plan, permute_plan_workspace)));
+    ASSERT_TRUE(succeeds(run(tested(), plan, permute_plan, permute_plan_workspace)));
     PermuteArgs there;
     there.x = x;
     there.gather_idx = gather;
     there.rows = rows;
     there.groups = Groups(offsets.as<int64_t>(), 8, 50 * k);
-    ASSERT_TRUE(succeeds(permute(cpu(), there)));
+    ASSERT_TRUE(succeeds(permute(tested(), there)));
     UnpermuteArgs back;
     back.rows = rows;
     back.scatter_idx = scatter;
     back.weights = weights;
     back.y = y;
-    ASSERT_TRUE(succeeds(unpermute(cpu(), back)));
+    ASSERT_TRUE(succeeds(unpermute(tested(), back)));
     EXPECT_TRUE(same_bits(y, x));
   }
 }
 
 TEST(Unpermute, EitherPairMayBeAbsent) {
   UnpermuteCase c(20, 3, 4, 16, DType::kBF16, DType::kBF16);
-  ASSERT_TRUE(succeeds(unpermute(cpu(), c.args())));
+  ASSERT_TRUE(succeeds(unpermute(tested(), c.args())));
   const TestTensor y = c.y, topk_weights = c.topk_weights;
   c.y.poison();
   c.topk_weights.poison();
   UnpermuteArgs only_y = c.args();
   only_y.probs = only_y.topk_weights = {};
-  ASSERT_TRUE(succeeds(unpermute(cpu(), only_y)));
+  ASSERT_TRUE(succeeds(unpermute(tested(), only_y)));
   EXPECT_TRUE(same_bits(c.y, y));
   UnpermuteArgs only_weights = c.args();
   only_weights.rows = only_weights.weights = only_weights.y = {};
-  ASSERT_TRUE(succeeds(unpermute(cpu(), only_weights)));
+  ASSERT_TRUE(succeeds(unpermute(tested(), only_weights)));
   EXPECT_TRUE(same_bits(c.topk_weights, topk_weights));
 }
 

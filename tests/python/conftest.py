@@ -1,8 +1,13 @@
-"""Every test draws from a generator whose seed is printed with a failure."""
+"""Every test draws from a generator whose seed is printed with a failure.
+
+The `device` fixture runs a test on the CPU, and on a GPU where Torch has one: there new tensors lie
+on it by default, so that the same test judges both.
+"""
 
 import os
 import random
 
+import moire
 import pytest
 import torch
 
@@ -15,5 +20,38 @@ def seed(request):
 
 
 @pytest.fixture
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
+def generator(seed, request):
+    device = "cpu"
+    if "device" in request.fixturenames:
+        device = request.getfixturevalue("device")
+    return torch.Generator(device).manual_seed(seed)
+
+
+def _has_gpu():
+    return torch.cuda.is_available() and any(d["device"] == "cuda" for d in moire.info()["devices"])
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param("cuda", marks=pytest.mark.skipif(not _has_gpu(), reason="needs a GPU")),
+    ]
+)
+def device(request):
+    if request.param == "cpu":
+        yield "cpu"
+        return
+    with torch.device("cuda"):
+        yield "cuda"
+    moire.check()  # nothing that the test left unsaid
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """What the GPU does not support yet is skipped, with the reason."""
+    try:
+        return (yield)
+    except moire.Unsupported as e:
+        if "no implementation on cuda" in str(e):
+            pytest.skip(str(e))
+        raise

@@ -5,6 +5,8 @@ import pytest
 import torch
 import truth
 
+pytestmark = pytest.mark.usefixtures("device")
+
 LAYOUTS = [
     (0, "gate_first"),
     (0, "up_first"),

@@ -5,6 +5,8 @@ import pytest
 import torch
 import truth
 
+pytestmark = pytest.mark.usefixtures("device")
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

@@ -5,6 +5,8 @@ import pytest
 import torch
 import truth
 
+pytestmark = pytest.mark.usefixtures("device")
+
 ACTS = {
     "swiglu": {},
     "geglu_tanh": {},

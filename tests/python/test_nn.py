@@ -10,6 +10,8 @@ import torch
 import truth
 from moire import nn
 
+pytestmark = pytest.mark.usefixtures("device")
+
 E, H, F = 3, 12, 16
 SPLITS = [4, 0, 5]
 

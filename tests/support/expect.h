@@ -9,6 +9,7 @@
 #include "reference/quantize.h"
 #include "reference/tensor.h"
 #include "tests/support/tensors.h"
+#include "tests/support/tested.h"
 
 namespace moire::test {
 
@@ -40,7 +41,7 @@ Context cpu(int num_threads = 0);
 
 // Sizes the workspace, runs the op in one full of garbage, and checks that it stayed inside.
 template <class A, class Op, class Size>
-Status run(const Context& context, A args, const Op& op, const Size& size) {
+Status run(const Tested& context, A args, const Op& op, const Size& size) {
   size_t bytes = 0;
   if (Status status = size(context, args, &bytes); !status.ok()) return status;
   const TestWorkspace workspace(bytes);

@@ -95,7 +95,7 @@ GroupedGemmArgs GemmCase::args() const {
   return args;
 }
 
-Status GemmCase::run(const Context& context) {
+Status GemmCase::run(const Tested& context) {
   return test::run(context, args(), grouped_gemm, grouped_gemm_workspace);
 }
 
@@ -130,7 +130,7 @@ GroupedGemmGluArgs GemmGluCase::args() const {
   return args;
 }
 
-Status GemmGluCase::run(const Context& context) {
+Status GemmGluCase::run(const Tested& context) {
   return test::run(context, args(), grouped_gemm_glu, grouped_gemm_glu_workspace);
 }
 
@@ -173,7 +173,7 @@ GroupedGemmGluBackwardArgs GemmGluBackwardCase::args() const {
   return args;
 }
 
-Status GemmGluBackwardCase::run(const Context& context) {
+Status GemmGluBackwardCase::run(const Tested& context) {
   return test::run(context, args(), grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace);
 }
 
@@ -203,7 +203,7 @@ GroupedGemmWgradArgs WgradCase::args() const {
   return args;
 }
 
-Status WgradCase::run(const Context& context) {
+Status WgradCase::run(const Tested& context) {
   return test::run(context, args(), grouped_gemm_wgrad, grouped_gemm_wgrad_workspace);
 }
 

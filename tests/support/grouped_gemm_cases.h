@@ -56,7 +56,7 @@ struct GemmCase {
   GemmCase(Random& random, const Batch& batch, int64_t n, int64_t k, bool transpose_b,
            const GemmOptions& o);
   GroupedGemmArgs args() const;
-  Status run(const Context& context);
+  Status run(const Tested& context);
 
   const Batch& batch;
   GemmOptions options;
@@ -70,7 +70,7 @@ struct GemmCase {
 struct GemmGluCase {
   GemmGluCase(Random& random, const Batch& batch, int64_t f, int64_t k, const GemmOptions& o);
   GroupedGemmGluArgs args() const;
-  Status run(const Context& context);
+  Status run(const Tested& context);
 
   const Batch& batch;
   GemmOptions options;
@@ -84,7 +84,7 @@ struct GemmGluBackwardCase {
   GemmGluBackwardCase(Random& random, const Batch& batch, int64_t f, int64_t k,
                       const GemmOptions& o);
   GroupedGemmGluBackwardArgs args() const;
-  Status run(const Context& context);
+  Status run(const Tested& context);
 
   const Batch& batch;
   GemmOptions options;
@@ -97,7 +97,7 @@ struct GemmGluBackwardCase {
 struct WgradCase {
   WgradCase(Random& random, const Batch& batch, int64_t m, int64_t n, const GemmOptions& o);
   GroupedGemmWgradArgs args() const;
-  Status run(const Context& context);
+  Status run(const Tested& context);
 
   const Batch& batch;
   GemmOptions options;

@@ -5,10 +5,12 @@
 #include <fstream>
 #include <memory>
 
+#include "bench_groups.h"
 #include "bench_result.h"
 #include "bench_variants.h"
 #include "case_runner.h"
 #include "commands.h"
+#include "gpu_bench.h"
 #include "problem_fields.h"
 #include "problem_source.h"
 #include "terminal.h"
@@ -17,58 +19,8 @@
 namespace moire::tool {
 namespace {
 
-constexpr double kNotableShare = 0.05;   // of the cores' time
-constexpr double kNotableSpread = 0.03;  // (p90 - p10) / median
-constexpr double kNotableOutliers = 0.05;
+constexpr double kNotableShare = 0.05;  // of the cores' time
 constexpr double kNotableClock = 0.03;
-constexpr size_t kFewRounds = 5;
-
-const char* const kLayerOps[] = {"fc1", "fc1_dgrad", "fc1_wgrad", "fc2", "mlp_forward", "mlp"};
-
-// All dtypes of one op of one problem, measured together.
-struct Group {
-  std::vector<Problem> problems;
-};
-
-std::vector<Group> collect_groups(const ProblemOptions& options) {
-  ProblemOptions plain = options;
-  plain.ops.clear();
-  plain.dtypes.clear();
-  std::vector<Group> groups;
-  for (const Problem& base : collect_problems(plain)) {
-    std::vector<std::string> ops = options.ops;
-    if (ops.empty() && base.op == Op::kMlp) ops.assign(std::begin(kLayerOps), std::end(kLayerOps));
-    if (ops.empty()) ops.emplace_back(info_of(base.op).name);
-    std::vector<std::string> dtypes = options.dtypes;
-    if (dtypes.empty()) dtypes = {"fp32", base.dtype == DType::kFP16 ? "fp16" : "bf16"};
-    for (const std::string& op : ops) {
-      Group group;
-      for (const std::string& dtype : dtypes) {
-        group.problems.push_back(usage(with_settings(base, {"op=" + op, "dtype=" + dtype})));
-      }
-      groups.push_back(std::move(group));
-    }
-  }
-  return groups;
-}
-
-// The same op and options, small enough that the scalar reference takes no time worth mention.
-Problem smaller(const Problem& p) {
-  constexpr int64_t kWidth = 192, kRows = 48, kGroups = 4;
-  Problem small = p;
-  small.groups = std::min(p.groups, kGroups);
-  small.hidden = std::min(p.hidden, kWidth);
-  if (p.ffn > kWidth) {
-    small.ffn = kWidth;
-    if (p.layout.block > 1) small.layout.block = std::gcd(p.layout.block, kWidth);
-  }
-  small.rows = small.groups == 0 ? 0 : std::min(p.rows, kRows);
-  small.topk = std::min(p.topk, std::max<int64_t>(1, small.groups));
-  small.dropped = (small.topk - small.rows % small.topk) % small.topk;
-  small.splits = Splits();
-  if (small.groups > 0) small.splits.kind = Splits::Kind::kRagged;
-  return small;
-}
 
 // Before anything is measured: of the ops, and of their baselines, whose products are in FP32.
 void require_memory_for(const Context& context, const Group& group) {
@@ -94,37 +46,6 @@ void add_conditions(const Conditions& c, int cores, std::vector<Warning>& warnin
     warnings.push_back({Warning::Kind::kStolenTime,
                         text("the hypervisor took ", std::lround(100 * stolen / capacity),
                              " % of the cores' time")});
-  }
-}
-
-void add_quality(BenchResult& r, const MachineFacts& machine) {
-  const Summary& t = r.time;
-  const double spread = (t.p90 - t.p10) / t.median;
-  if (spread > kNotableSpread) {
-    r.warnings.push_back(
-        {Warning::Kind::kSpread,
-         text("10th to 90th percentile span ", std::lround(100 * spread), " % of the median")});
-  }
-  const double outliers = outlier_share(r.samples.seconds);
-  if (outliers > kNotableOutliers) {
-    r.warnings.push_back({Warning::Kind::kOutliers,
-                          text(std::lround(100 * outliers), " % of the samples are outliers")});
-  }
-  if (r.samples.round_medians.size() <= kFewRounds) {
-    r.warnings.push_back(
-        {Warning::Kind::kFewRounds, text(r.samples.round_medians.size(), " rounds")});
-  }
-  if (r.num_sets * r.set_bytes < 3 * machine.cache_bytes) {
-    const auto rotated = static_cast<double>(r.num_sets * r.set_bytes);
-    r.warnings.push_back(
-        {Warning::Kind::kInCache, text("operands rotate over ", human_bytes(rotated), " only")});
-  }
-  // With OpenBLAS, products without a row have no baseline, and nothing to be told of it.
-  if (is_product(r.problem.op) && openblas_name().empty()) {
-    r.warnings.push_back({Warning::Kind::kNoBaseline, "this build has no OpenBLAS"});
-  }
-  if (r.ratio.has_value() && r.ratio->p10 < 1 && r.ratio->p90 > 1) {
-    r.warnings.push_back({Warning::Kind::kUndecided, "the ratio's percentiles lie around 1"});
   }
 }
 
@@ -224,6 +145,7 @@ MachineFacts measure_machine(const Context& context, Team& team) {
   if (getloadavg(loads, 1) == 1) m.load_average = loads[0];
   m.peak_flops = measure_peak_flops(team);
   m.bandwidth = measure_copy_bandwidth(team);
+  if (openblas_name().empty()) m.no_baseline = "this build has no OpenBLAS";
   return m;
 }
 
@@ -267,13 +189,10 @@ void print_table(const std::vector<BenchResult>& results, const MachineFacts& ma
 
 int run_bench(const BenchOptions& options) {
   CommonOptions common = options.common;
-  if (common.device != "cpu") {
-    throw UsageError(text("bench: found --device ", common.device,
-                          ", needed cpu: there is no timer for other devices yet"));
-  }
+  if (common.device != "cpu") return run_gpu_bench(options);
   if (common.threads == 0) common.threads = available_cores();
   const Context context = open_context(common);
-  const std::vector<Group> groups = collect_groups(options.problems);
+  const std::vector<Group> groups = collect_groups(options.problems, {"fp32", ""});
   for (const Group& group : groups) require_memory_for(context, group);
   if (!options.svg.empty()) require_writable(options.svg);
   Protocol protocol;

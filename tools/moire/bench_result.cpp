@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "bench_variants.h"
 #include "problem_fields.h"
 #include "terminal.h"
 #include "text.h"
@@ -23,19 +24,84 @@ std::string ratio_text(const std::optional<Summary>& ratio) {
   return paint(colour, buffer);
 }
 
+Json to_json(const GpuConditions& c) {
+  return {{"sm_mhz", c.sm_clock},
+          {"memory_mhz", c.memory_clock},
+          {"watts", c.power},
+          {"celsius", c.temperature}};
+}
+
 Json to_json(const std::optional<Summary>& s) {
   if (!s.has_value()) return nullptr;
   return {{"median", s->median}, {"p10", s->p10}, {"p90", s->p90}};
 }
 
+// When a measurement deserves a warning.
+constexpr double kNotableSpread = 0.03;  // (p90 - p10) / median
+constexpr double kNotableOutliers = 0.05;
+constexpr size_t kFewRounds = 5;
+
 }  // namespace
+
+void add_quality(BenchResult& r, const MachineFacts& machine) {
+  const Summary& t = r.time;
+  const double spread = (t.p90 - t.p10) / t.median;
+  if (spread > kNotableSpread) {
+    r.warnings.push_back(
+        {Warning::Kind::kSpread,
+         text("10th to 90th percentile span ", std::lround(100 * spread), " % of the median")});
+  }
+  const double outliers = outlier_share(r.samples.seconds);
+  if (outliers > kNotableOutliers) {
+    r.warnings.push_back({Warning::Kind::kOutliers,
+                          text(std::lround(100 * outliers), " % of the samples are outliers")});
+  }
+  if (r.samples.round_medians.size() <= kFewRounds) {
+    r.warnings.push_back(
+        {Warning::Kind::kFewRounds, text(r.samples.round_medians.size(), " rounds")});
+  }
+  if (r.num_sets * r.set_bytes < 3 * machine.cache_bytes) {
+    const auto rotated = static_cast<double>(r.num_sets * r.set_bytes);
+    r.warnings.push_back(
+        {Warning::Kind::kInCache, text("operands rotate over ", human_bytes(rotated), " only")});
+  }
+  // Where there is a BLAS, products without a row have no baseline, and nothing to be told of it.
+  if (is_product(r.problem.op) && !machine.no_baseline.empty()) {
+    r.warnings.push_back({machine.is_gpu ? Warning::Kind::kNoCuBlas : Warning::Kind::kNoBaseline,
+                          machine.no_baseline});
+  }
+  if (r.ratio.has_value() && r.ratio->p10 < 1 && r.ratio->p90 > 1) {
+    r.warnings.push_back({Warning::Kind::kUndecided, "the ratio's percentiles lie around 1"});
+  }
+}
 
 double BenchResult::roof_share(const MachineFacts& machine) const {
   if (time.median <= 0) return 0;
-  return std::max(flops / machine.peak_flops, bytes / machine.bandwidth) / time.median;
+  // A peak that could not be measured limits nothing.
+  const double compute = machine.peak_flops > 0 ? flops / machine.peak_flops : 0;
+  return std::max(compute, bytes / machine.bandwidth) / time.median;
+}
+
+std::string gpu_protocol_text(const Protocol& p, const MachineFacts& m) {
+  const std::string peak = m.peak_flops > 0 ? text(human_number(m.peak_flops / 1e12),
+                                                   " TFLOP/s of an 8192^3 ", "product by cuBLAS, ")
+                                            : "";
+  return text(
+      "machine: ", m.name, "; measured in this run: ", peak, "copy ",
+      human_number(m.bandwidth / 1e9), " GB/s read and written; L2 cache ",
+      human_bytes(static_cast<double>(m.cache_bytes)),
+      "\nprotocol: each op is checked against the reference, whole on a smaller copy and by "
+      "rows on the timed operands; GPU time by events around captured graphs, behind one "
+      "launch that is not timed; ",
+      human_seconds(p.warmup_seconds), " of warm-up per variant, then variants in turn, turns of ",
+      human_seconds(p.turn_seconds), ", until each has run ", human_seconds(p.seconds), " and ",
+      p.min_rounds, " rounds; calls under ", human_seconds(p.smallest_sample_seconds),
+      " several to a graph; normal inputs; operand sets rotate over 3 x the L2 cache; "
+      "median [10th 90th percentile]; ratios are per round; padding is not counted\n");
 }
 
 std::string protocol_text(const Protocol& p, const MachineFacts& m) {
+  if (m.is_gpu) return gpu_protocol_text(p, m);
   return text(
       "machine: ", m.name, ", ", m.threads,
       " threads; measured in this run: ", human_number(m.peak_flops / 1e9),
@@ -133,6 +199,7 @@ nlohmann::ordered_json to_json(const BenchResult& r, const MachineFacts& m, cons
   out["operand_sets"] = r.num_sets;
   out["operand_set_bytes"] = r.set_bytes;
   out["warnings"] = warnings;
+  if (m.is_gpu) out["gpu"] = {{"before", to_json(r.before)}, {"after", to_json(r.after)}};
   out["machine"] = {{"name", m.name},
                     {"threads", m.threads},
                     {"peak_flops", m.peak_flops},

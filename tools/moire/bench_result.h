@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench_warnings.h"
+#include "gpu.h"
 #include "harness.h"
 #include "problem.h"
 
@@ -21,6 +22,8 @@ struct MachineFacts {
   double bandwidth = 0;   // copy, bytes read and written per second, measured in this run
   int64_t cache_bytes = 0;
   double load_average = 0;  // before the run
+  bool is_gpu = false;      // then: dense product of cuBLAS, 0 without it; L2 cache
+  std::string no_baseline;  // why products have none
 };
 
 struct BenchResult {
@@ -39,12 +42,16 @@ struct BenchResult {
   std::vector<double> baseline_samples;
   double max_error = 0;  // of the check before, 1 = the bound
   std::vector<Warning> warnings;
+  GpuConditions before, after;  // of a GPU
 
   double flops_rate() const { return time.median > 0 ? flops / time.median : 0; }
   double bytes_rate() const { return time.median > 0 ? bytes / time.median : 0; }
   // Time at the roof over the measured time.
   double roof_share(const MachineFacts& machine) const;
 };
+
+// Warnings about the samples themselves.
+void add_quality(BenchResult& result, const MachineFacts& machine);
 
 std::string protocol_text(const Protocol& protocol, const MachineFacts& machine);
 std::string results_table(const std::vector<BenchResult>& results, const MachineFacts& machine);

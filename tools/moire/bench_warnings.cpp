@@ -21,6 +21,7 @@ constexpr Entry kEntries[] = {
     {Warning::Kind::kInCache, "in_cache", "choose a larger problem, or free memory for more sets"},
     {Warning::Kind::kNoBaseline, "no_baseline",
      "install libopenblas-dev, run cmake again and build"},
+    {Warning::Kind::kNoCuBlas, "no_baseline", "put the folder of libcublas.so on LD_LIBRARY_PATH"},
     {Warning::Kind::kUndecided, "undecided", "run longer: --time 5"},
 };
 

@@ -16,6 +16,7 @@ struct Warning {
     kFewRounds,
     kInCache,
     kNoBaseline,
+    kNoCuBlas,
     kUndecided,
   };
   Kind kind;

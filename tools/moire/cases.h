@@ -13,6 +13,7 @@
 #include "comparison.h"
 #include "operands.h"
 #include "sample.h"
+#include "staging/staged_call.h"
 
 namespace moire::tool {
 
@@ -21,6 +22,10 @@ struct Call {
   // Null where the entry takes no workspace.
   std::function<Status(const Context&, size_t*)> workspace;
   std::function<Status(const Context&, Workspace)> run;
+  // For operands that stay on a device: names them, and once they are uploaded makes the call on
+  // them, which only enqueues.
+  std::function<void(staging::StagedCall&, Workspace)> stage;
+  std::function<std::function<Status(const Context&)>(staging::StagedCall&, Workspace)> on_device;
   // Asked before the call, because accumulating outputs are inputs too; what it returns judges
   // after.
   using Judge = std::function<void(Comparison&)>;
@@ -47,6 +52,14 @@ Case make_case(Operands& operands);
 // takes none to find out.
 void require_memory_for(const Context& context, const Problem& problem);
 
+// Runs a call on operands of the host's memory, whatever the context's device.
+template <class A>
+Status run_on(const Context& context, const A& args, Status (*run)(const Context&, const A&)) {
+  if (context.device() == Device::kCpu || context.is_explaining()) return run(context, args);
+  static staging::StagedCall staged;
+  return staged.run(context, args, run);
+}
+
 // One call of a case with its workspace; null functions and no workspace where an entry has none.
 template <class A>
 Call make_call(std::string entry, const A& args, Status (*run)(const Context&, const A&),
@@ -54,10 +67,18 @@ Call make_call(std::string entry, const A& args, Status (*run)(const Context&, c
                std::function<Call::Judge(const A&)> expect, double flops) {
   Call call;
   call.entry = std::move(entry);
-  call.run = [args, run](const Context& context, Workspace given) {
+  const auto with = [args](Workspace given) {
     A filled = args;
     if constexpr (requires { filled.workspace; }) filled.workspace = given;
-    return run(context, filled);
+    return filled;
+  };
+  call.run = [with, run](const Context& context, Workspace given) {
+    return run_on(context, with(given), run);
+  };
+  call.stage = [with](staging::StagedCall& staged, Workspace given) { staged.add(with(given)); };
+  call.on_device = [with, run](staging::StagedCall& staged, Workspace given) {
+    const A there = staged.on_device(with(given));
+    return [there, run](const Context& context) { return run(context, there); };
   };
   if (workspace != nullptr) {
     call.workspace = [args, workspace](const Context& context, size_t* bytes) {

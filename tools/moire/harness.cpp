@@ -20,15 +20,20 @@ struct Running {
   Samples samples;
 };
 
+double timed(const Variant& variant, int64_t first, int64_t calls) {
+  if (variant.seconds != nullptr) return variant.seconds(first, calls);
+  const double start = now();
+  for (int64_t i = 0; i < calls; ++i) variant.run(first + i);
+  return now() - start;
+}
+
 // Runs for the warm-up time and finds how many calls make a sample.
 void warm_up(const Variant& variant, const Protocol& protocol, Running& running) {
-  const double start = now();
   int64_t calls = 0;
   double elapsed = 0;
   do {
-    variant.run(running.call++);
+    elapsed += timed(variant, running.call++, 1);
     ++calls;
-    elapsed = now() - start;
   } while (elapsed < protocol.warmup_seconds);
   const double per_call = elapsed / static_cast<double>(calls);
   running.samples.calls_per_sample =
@@ -40,11 +45,11 @@ void take_turn(const Variant& variant, const Protocol& protocol, Running& runnin
   std::this_thread::sleep_for(pause);
   std::vector<double> turn;
   for (double spent = 0; spent < protocol.turn_seconds;) {
-    const double start = now();
-    for (int64_t i = 0; i < running.samples.calls_per_sample; ++i) variant.run(running.call++);
-    const double elapsed = now() - start;
+    const int64_t calls = running.samples.calls_per_sample;
+    const double elapsed = timed(variant, running.call, calls);
+    running.call += calls;
     spent += elapsed;
-    turn.push_back(elapsed / static_cast<double>(running.samples.calls_per_sample));
+    turn.push_back(elapsed / static_cast<double>(calls));
     running.measured += elapsed;
   }
   running.samples.seconds.insert(running.samples.seconds.end(), turn.begin(), turn.end());

@@ -22,6 +22,8 @@ struct Protocol {
 struct Variant {
   std::string name;
   std::function<void(int64_t)> run;
+  // Null, or how long `calls` calls from `first` take by another clock than the host's.
+  std::function<double(int64_t first, int64_t calls)> seconds = nullptr;
 };
 
 struct Samples {

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Builds, tests and benchmarks on a machine with an NVIDIA GPU, in one go; results are left as JSON
+# and logs in build/gpu/ (or the folder in OUT). Each part runs even if one before it failed; the
+# exit code is 1 if any did.
+#
+#   scripts/gpu_test.sh              everything
+#   scripts/gpu_test.sh build cpp    only these parts: build cpp check python bench peers
+set -uo pipefail
+cd "$(dirname "$0")/.."
+build=${BUILD:-build/release}
+out=${OUT:-build/gpu}
+parts=${*:-build cpp check python bench peers}
+python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
+failed=()
+
+# part NAME COMMAND...: the command's output to the screen and to NAME.log.
+part() {
+  local name=$1
+  shift
+  echo "== $name: $*"
+  "$@" 2>&1 | tee "$out/$name.log" || failed+=("$name")
+}
+
+build() {
+  cmake --preset release && cmake --build --preset release
+}
+
+# Carried binaries have no CTest beside them, so the suites are named here as in tests/CMakeLists.txt.
+suite() {
+  local code=0
+  MOIRE_TEST_DEVICE=cuda MOIRE_TEST_IMPLEMENTATION=$2 "$build/bin/test_$1" --gtest_brief=1 \
+    --gtest_output="json:$out/$1_${2:-fastest}.json" || code=$?
+  [ $code -eq 0 ] || [ $code -eq 77 ] # 77: there is no GPU, and it said so
+}
+
+cpp() {
+  part gpu "$build/bin/test_gpu" --gtest_output="json:$out/gpu.json"
+  for folder in ops backend mlp; do
+    for implementation in portable sm90 ""; do
+      part "${folder}_${implementation:-fastest}" suite $folder "$implementation"
+    done
+  done
+}
+
+check() {
+  part check "$build/bin/moire" check --device cuda --random 1000 --dtype fp32,bf16,fp16
+  part check_sm90 "$build/bin/moire" check --device cuda --implementation sm90 --random 300 \
+    --dtype bf16 --ops fc1,fc1_glu,fc1_dgrad,fc1_wgrad,fc2,fc2_dgrad,fc2_dgrad_glu,fc2_wgrad
+}
+
+python_tests() {
+  PYTHONPATH=$PWD/python "$python" -m pytest tests/python -p no:warnings \
+    -k "cuda" --junitxml="$out/python.xml"
+}
+
+bench() {
+  "$build/bin/moire" bench gpu --device cuda --json >"$out/bench.jsonl"
+}
+
+peers() {
+  PYTHONPATH=$PWD/python "$python" scripts/bench_peers.py --json "$out/peers.json"
+}
+
+mkdir -p "$out"
+nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.draw --format=csv | tee "$out/gpu.csv"
+for name in $parts; do
+  case $name in
+    cpp | check) $name ;;
+    python) part python python_tests ;;
+    build | bench | peers) part "$name" "$name" ;;
+    *) echo "gpu_test.sh: found part '$name', needed build, cpp, check, python, bench or peers" >&2 && exit 2 ;;
+  esac
+done
+[ ${#failed[@]} -eq 0 ] && echo "all passed; results are in $out" && exit 0
+echo "failed: ${failed[*]}; see $out" && exit 1

@@ -1,0 +1,143 @@
+#include "staging/staged_call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace moire::staging {
+namespace {
+
+constexpr size_t kGuardBytes = 4096;
+constexpr std::byte kGuard{0xB5};
+constexpr size_t kAlignment = 256;  // copies lie as their originals do, modulo this
+
+int64_t span_bytes(const TensorView& t) {
+  if (!t.is_present() || t.data == nullptr || t.num_elements() == 0) return 0;
+  return ((t.num_rows() - 1) * t.stride() + t.columns()) * dtype_size(t.type());
+}
+
+}  // namespace
+
+void PointerWalk::in(const uint8_t*& bytes, int64_t count) {
+  bytes = static_cast<const uint8_t*>(act_(const_cast<uint8_t*>(bytes), count, Role::kInput));
+}
+
+void PointerWalk::out(const moire_offsets_output*& outputs, int64_t count) {
+  if (outputs == nullptr || count <= 0) return;
+  auto& copies = outputs_.emplace_back(outputs, outputs + count);
+  for (moire_offsets_output& output : copies) part(output.offsets, Role::kOutput);
+  outputs = copies.data();
+}
+
+void PointerWalk::scratch(moire_workspace& w) {
+  w.data = act_(w.data, static_cast<int64_t>(w.bytes), Role::kScratch);
+}
+
+void PointerWalk::part(moire_tensor& t, Role role) { t.data = act_(t.data, span_bytes(t), role); }
+
+void PointerWalk::part(moire_weight& w, Role role) {
+  if (w.list == nullptr) {
+    part(w.tensor, role);
+    return;
+  }
+  const TensorView& t = w.tensor;
+  auto& list = lists_.emplace_back(w.list, w.list + t.shape[0]);
+  for (const void*& matrix : list) {
+    matrix = act_(const_cast<void*>(matrix), t.shape[1] * t.shape[2] * dtype_size(t.type()), role);
+  }
+  w.list = list.data();
+}
+
+void PointerWalk::part(moire_quantized& q, Role role) {
+  part(q.data, role);
+  part(q.scales, role);
+}
+
+void PointerWalk::part(moire_groups& g, Role role) {
+  const int64_t bytes = g.offsets == nullptr ? 0 : (g.num_groups + 1) * int64_t{sizeof(int64_t)};
+  g.offsets = static_cast<const int64_t*>(act_(const_cast<int64_t*>(g.offsets), bytes, role));
+}
+
+void StagedCall::clear() {
+  pieces_.clear();
+  walks_.clear();
+}
+
+void* StagedCall::add(void* pointer, int64_t bytes, Role role) {
+  if (pointer != nullptr && bytes > 0) {
+    pieces_.push_back({static_cast<std::byte*>(pointer), static_cast<size_t>(bytes), role, 0});
+  }
+  return pointer;
+}
+
+void* StagedCall::on_device(void* pointer, int64_t bytes) const {
+  if (pointer == nullptr || bytes <= 0) return pointer;
+  const auto* host = static_cast<std::byte*>(pointer);
+  for (const Piece& p : pieces_) {
+    if (p.begin <= host && host < p.begin + p.bytes) {
+      return memory_.data() + p.offset + (host - p.begin);
+    }
+  }
+  return nullptr;
+}
+
+void StagedCall::merge_pieces() {
+  std::sort(pieces_.begin(), pieces_.end(),
+            [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+  std::vector<Piece> merged;
+  for (const Piece& p : pieces_) {
+    if (merged.empty() || merged.back().begin + merged.back().bytes <= p.begin) {
+      merged.push_back(p);
+      continue;
+    }
+    Piece& last = merged.back();
+    last.bytes = std::max(last.bytes, static_cast<size_t>(p.begin - last.begin) + p.bytes);
+    if (p.role != Role::kInput) last.role = Role::kOutput;
+  }
+  pieces_ = std::move(merged);
+}
+
+Status StagedCall::upload() {
+  merge_pieces();
+  size_t end = kGuardBytes;
+  for (Piece& p : pieces_) {
+    p.offset = end + (reinterpret_cast<uintptr_t>(p.begin) - end) % kAlignment;
+    end = p.offset + p.bytes + kGuardBytes;
+  }
+  before_.assign(end, kGuard);
+  for (const Piece& p : pieces_) std::memcpy(before_.data() + p.offset, p.begin, p.bytes);
+  if (Status status = memory_.reserve(end); !status.ok()) return status;
+  return copy_to_device(memory_.data(), before_.data(), end);
+}
+
+Status StagedCall::download() {
+  after_.resize(before_.size());
+  if (Status status = copy_to_host(after_.data(), memory_.data(), after_.size()); !status.ok()) {
+    return status;
+  }
+  size_t at = 0;  // what lies between outputs has to be what it was
+  const auto is_unchanged = [&](size_t until) {
+    return std::memcmp(before_.data() + at, after_.data() + at, until - at) == 0;
+  };
+  for (const Piece& p : pieces_) {
+    if (p.role == Role::kInput) continue;
+    if (!is_unchanged(p.offset)) break;
+    if (p.role == Role::kOutput) std::memcpy(p.begin, after_.data() + p.offset, p.bytes);
+    at = p.offset + p.bytes;
+  }
+  if (is_unchanged(before_.size())) return {};
+  const auto [was, is] = std::mismatch(before_.begin() + static_cast<ptrdiff_t>(at), before_.end(),
+                                       after_.begin() + static_cast<ptrdiff_t>(at));
+  const size_t where = static_cast<size_t>(was - before_.begin());
+  for (const Piece& p : pieces_) {
+    if (where >= p.offset && where < p.offset + p.bytes) {
+      return {Code::kInternal, "staging: an input was written, at byte " +
+                                   std::to_string(where - p.offset) + " of " +
+                                   std::to_string(p.bytes)};
+    }
+  }
+  return {Code::kInternal, "staging: memory outside of every argument was written, at byte " +
+                               std::to_string(where) + " of " + std::to_string(before_.size())};
+}
+
+}  // namespace moire::staging

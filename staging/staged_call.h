@@ -1,0 +1,107 @@
+// StagedCall: runs a call whose memory is on the host on a CUDA context. Every piece of memory that
+// the arguments name is copied to the device, with guards around it, the call runs on pointers into
+// the copies, and what it wrote comes back. A call that wrote into a guard or into an input is an
+// error, as is what its kernels found.
+#pragma once
+
+#include <moire/context.h>
+#include <moire/tensor.h>
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "staging/device_memory.h"
+#include "staging/memory_of.h"
+
+namespace moire::staging {
+
+enum class Role { kInput, kOutput, kScratch };
+
+// A visitor of memory_of that hands every pointer, with the bytes behind it, to a function and puts
+// what that returns in its place.
+class PointerWalk {
+ public:
+  using Act = std::function<void*(void* pointer, int64_t bytes, Role role)>;
+  explicit PointerWalk(Act act) : act_(std::move(act)) {}
+
+  template <class... T>
+  void in(T&... parts) {
+    (part(parts, Role::kInput), ...);
+  }
+  template <class... T>
+  void out(T&... parts) {
+    (part(parts, Role::kOutput), ...);
+  }
+  void in(const uint8_t*& bytes, int64_t count);
+  void out(const moire_offsets_output*& outputs, int64_t count);
+  void scratch(moire_workspace& workspace);
+
+ private:
+  void part(moire_tensor& tensor, Role role);
+  void part(moire_weight& weight, Role role);
+  void part(moire_quantized& quantized, Role role);
+  void part(moire_groups& groups, Role role);
+
+  Act act_;
+  // What arguments point at that is read on the host.
+  std::deque<std::vector<const void*>> lists_;
+  std::deque<std::vector<moire_offsets_output>> outputs_;
+};
+
+class StagedCall {
+ public:
+  template <class A, class Op>
+  Status run(const Context& context, const A& args, const Op& op) {
+    clear();
+    add(args);
+    if (Status status = upload(); !status.ok()) return status;
+    const Status status = op(context, on_device(args));
+    const Status found = context.check();  // waits, and leaves nothing for the next call to report
+    if (!status.ok()) return status;
+    if (found.code() == Code::kDevice) return found;
+    const Status damage = download();
+    return damage.ok() ? found : damage;
+  }
+
+  // The same in steps, for calls that share memory or are repeated: add each call's arguments, then
+  // upload() as often as the host's bytes change; the addresses on the device stay.
+  void clear();
+  template <class A>
+  void add(A args) {
+    PointerWalk walk([this](void* p, int64_t bytes, Role role) { return add(p, bytes, role); });
+    memory_of(args, walk);
+  }
+  Status upload();
+  // The arguments with pointers to the device; what they point at on the host lives until clear().
+  template <class A>
+  A on_device(A args) {
+    auto& walk =
+        walks_.emplace_back([this](void* p, int64_t bytes, Role) { return on_device(p, bytes); });
+    memory_of(args, walk);
+    return args;
+  }
+  // What was written comes back; an error if that is more than the outputs.
+  Status download();
+
+ private:
+  // Host memory and where its copy is; pieces that overlap become one in upload().
+  struct Piece {
+    std::byte* begin;
+    size_t bytes;
+    Role role;
+    size_t offset;
+  };
+
+  void* add(void* pointer, int64_t bytes, Role role);
+  void* on_device(void* pointer, int64_t bytes) const;
+  void merge_pieces();
+
+  std::vector<Piece> pieces_;
+  std::deque<PointerWalk> walks_;
+  std::vector<std::byte> before_, after_;  // the device's memory
+  DeviceMemory memory_;
+};
+
+}  // namespace moire::staging

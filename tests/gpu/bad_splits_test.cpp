@@ -1,0 +1,211 @@
+// Offsets that are wrong on the device: every op reports op, group and value, writes nothing
+// outside of its buffers (StagedCall's guards), and the context works afterwards.
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "tests/gpu/gpu.h"
+#include "tests/ops/routing_support.h"
+#include "tests/support/grouped_gemm_cases.h"
+#include "tests/support/mlp_problem.h"
+
+namespace moire::test {
+namespace {
+
+const std::vector<int64_t> kSplits = {5, 0, 18};
+constexpr int64_t kTail = 2;  // capacity 25
+
+struct Wrong {
+  size_t index;
+  int64_t value;
+  const char* sentence;
+};
+
+constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+const Wrong kWrong[] = {
+    {0, 3, "groups.offsets[0] is 3, must be 0"},
+    {1, -4, "group 0 has offsets 0 to -4, must not decrease"},
+    {1, std::numeric_limits<int64_t>::min(), "group 0 has offsets 0 to -9223372036854775808"},
+    {2, 2, "group 1 has offsets 5 to 2, must not decrease"},
+    {3, 26, "group 2 ends at row 26, past the capacity 25"},
+    {3, int64_t{1} << 40, "group 2 ends at row 1099511627776, past the capacity 25"},
+    {3, kLargest, "group 2 ends at row 9223372036854775807, past the capacity 25"},
+};
+
+// Runs `call` with each wrong offset, then with the right ones again. `op` is what reports.
+void expect_reported(Batch& batch, const std::string& op, const std::function<Status()>& call) {
+  const Status right = call();
+  if (right.code() == Code::kUnsupported) GTEST_SKIP() << right.message();
+  ASSERT_TRUE(succeeds(right));
+  const std::vector<int64_t> good = batch.offsets();
+  for (const Wrong& wrong : kWrong) {
+    batch.offsets()[wrong.index] = wrong.value;
+    EXPECT_TRUE(fails(call(), Code::kInvalidArgument, op + ": " + wrong.sentence));
+    batch.offsets() = good;
+    EXPECT_TRUE(succeeds(call())) << "after offsets[" << wrong.index << "] was " << wrong.value;
+  }
+}
+
+class BadSplits : public Gpu {
+ protected:
+  // The GEMMs of both types that have kernels of their own.
+  template <class F>
+  void for_each_type(const F& f) {
+    for (const DType dtype : {DType::kBF16, DType::kFP32}) {
+      SCOPED_TRACE(dtype_name(dtype));
+      GemmOptions options;
+      options.operands = options.output = dtype;
+      f(options);
+    }
+  }
+  Tested alone() const { return Tested::alone(context()); }
+
+  Batch batch{kSplits, kTail};
+};
+
+TEST_F(BadSplits, OfGroupedGemmAreReported) {
+  for_each_type([&](const GemmOptions& options) {
+    Random random;
+    for (const bool transpose_b : {false, true}) {
+      GemmCase c(random, batch, 64, 128, transpose_b, options);
+      expect_reported(batch, "grouped_gemm", [&] { return c.run(alone()); });
+    }
+  });
+}
+
+TEST_F(BadSplits, OfGroupedGemmGluAreReported) {
+  for_each_type([&](const GemmOptions& options) {
+    Random random;
+    GemmGluCase c(random, batch, 64, 128, options);
+    expect_reported(batch, "grouped_gemm_glu", [&] { return c.run(alone()); });
+  });
+}
+
+TEST_F(BadSplits, OfGroupedGemmGluBackwardAreReported) {
+  for_each_type([&](const GemmOptions& options) {
+    Random random;
+    GemmGluBackwardCase c(random, batch, 64, 128, options);
+    expect_reported(batch, "grouped_gemm_glu_backward", [&] { return c.run(alone()); });
+  });
+}
+
+TEST_F(BadSplits, OfGroupedGemmWgradAreReported) {
+  for_each_type([&](const GemmOptions& options) {
+    Random random;
+    WgradCase c(random, batch, 64, 128, options);
+    expect_reported(batch, "grouped_gemm_wgrad", [&] { return c.run(alone()); });
+  });
+}
+
+TEST_F(BadSplits, OfGluAndItsGradientAreReported) {
+  Random random;
+  TestTensor z(DType::kBF16, {25, 32}), act(DType::kBF16, {25, 16}), grad_z(DType::kBF16, {25, 32});
+  z.randomize(random);
+  GluArgs args;
+  args.z = z;
+  args.act = act;
+  args.groups = batch.groups();
+  expect_reported(batch, "glu", [&] { return glu(alone(), args); });
+  GluBackwardArgs backward;
+  backward.z = z;
+  backward.grad_act = act;
+  backward.grad_z = grad_z;
+  backward.groups = batch.groups();
+  expect_reported(batch, "glu_backward", [&] { return glu_backward(alone(), backward); });
+}
+
+TEST_F(BadSplits, OfBiasBackwardAreReported) {
+  Random random;
+  TestTensor grad_y(DType::kBF16, {25, 32}), grad_bias(DType::kFP32, {3, 32});
+  grad_y.randomize(random);
+  BiasBackwardArgs args;
+  args.grad_y = grad_y;
+  args.grad_bias = grad_bias;
+  args.groups = batch.groups();
+  expect_reported(batch, "bias_backward",
+                  [&] { return run(alone(), args, bias_backward, bias_backward_workspace); });
+}
+
+TEST_F(BadSplits, OfTheWholeMlpAreReported) {
+  Random random;
+  MlpOptions options;
+  options.ragged = {"Bad", kSplits, kTail};
+  options.dtype = DType::kBF16;
+  options.hidden = 128;
+  options.width = 64;
+  MlpProblem p(options, random);
+  expect_reported(p.batch, "grouped_gemm_glu",
+                  [&] { return run(alone(), p.forward(), grouped_mlp, grouped_mlp_workspace); });
+  expect_reported(p.batch, "grouped_gemm_glu_backward", [&] {
+    return run(alone(), p.backward(), grouped_mlp_backward, grouped_mlp_backward_workspace);
+  });
+}
+
+TEST_F(BadSplits, NegativeOnesAndThosePastTheCapacityAreReported) {
+  TestTensor splits(DType::kInt64, {4}), offsets(DType::kInt64, {5});
+  const moire_offsets_output output{offsets, 1, 0};
+  SplitsToOffsetsArgs args;
+  args.splits = splits;
+  args.capacity = 20;
+  args.outputs = &output;
+  args.num_outputs = 1;
+  const auto call = [&](std::vector<int64_t> values) {
+    std::copy(values.begin(), values.end(), splits.as<int64_t>());
+    return run(alone(), args, splits_to_offsets, splits_to_offsets_workspace);
+  };
+  const std::string op = "splits_to_offsets: ";
+  const Status right = call({1, 2, 3, 4});
+  if (right.code() == Code::kUnsupported) GTEST_SKIP() << right.message();
+  ASSERT_TRUE(succeeds(right));
+  EXPECT_TRUE(fails(call({1, -2, 3, 4}), Code::kInvalidArgument,
+                    op + "group 1 has -2 rows, must not be negative"));
+  EXPECT_TRUE(fails(call({1, 2, 18, 4}), Code::kInvalidArgument, op + "group 2 ends at row 21"));
+  EXPECT_TRUE(succeeds(call({1, 2, 3, 4})));
+  EXPECT_EQ(offsets.as<int64_t>()[4], 10);
+}
+
+TEST_F(BadSplits, IndicesOutsideAreReported) {
+  TestTensor topk(DType::kInt32, {6, 2}), offsets(DType::kInt64, {5}), gather(DType::kInt32, {12}),
+      scatter(DType::kInt32, {6, 2});
+  topk.fill(0);
+  PermutePlanArgs args;
+  args.topk_idx = topk;
+  args.num_groups = 4;
+  args.offsets = offsets;
+  args.gather_idx = gather;
+  args.scatter_idx = scatter;
+  const auto call = [&] { return run(alone(), args, permute_plan, permute_plan_workspace); };
+  const Status right = call();
+  if (right.code() == Code::kUnsupported) GTEST_SKIP() << right.message();
+  ASSERT_TRUE(succeeds(right));
+  for (const int64_t wrong : {int64_t{5}, int64_t{-2}, int64_t{1} << 30}) {
+    set_index(topk, 4, 1, wrong);
+    EXPECT_TRUE(fails(call(), Code::kInvalidArgument, "permute_plan: topk_idx"));
+    set_index(topk, 4, 1, 0);
+    EXPECT_TRUE(succeeds(call()));
+  }
+}
+
+// One call's finding is the next call's error, and is forgotten by that.
+TEST_F(BadSplits, AreReportedOnceByTheNextCallOrByCheck) {
+  Random random;
+  GemmOptions options;
+  options.operands = options.output = DType::kBF16;
+  GemmCase c(random, batch, 64, 128, false, options);
+  staging::StagedCall staged;
+  batch.offsets()[3] = 40;
+  staged.add(c.args());
+  ASSERT_TRUE(succeeds(staged.upload()));
+  size_t bytes = 0;
+  const Status size = grouped_gemm_workspace(context(), c.args(), &bytes);
+  if (size.code() == Code::kUnsupported) GTEST_SKIP() << size.message();
+  if (bytes != 0) GTEST_SKIP() << "this implementation needs a workspace";
+  const GroupedGemmArgs args = staged.on_device(c.args());
+  const std::string sentence = "grouped_gemm: group 2 ends at row 40, past the capacity 25";
+  ASSERT_TRUE(succeeds(moire::grouped_gemm(context(), args)));
+  EXPECT_TRUE(fails(context().check(), Code::kInvalidArgument, sentence));
+  EXPECT_TRUE(succeeds(context().check()));
+}
+
+}  // namespace
+}  // namespace moire::test

@@ -1,0 +1,234 @@
+// CUDA graphs: forward and backward of a grouped MLP captured once, replayed with other splits.
+#include <cuda_runtime.h>
+#include <moire/explain.h>
+
+#include <cstring>
+#include <vector>
+
+#include "tests/gpu/gpu.h"
+#include "tests/support/expect.h"
+#include "tests/support/mlp_problem.h"
+
+namespace moire::test {
+namespace {
+
+constexpr int64_t kCapacity = 300;
+const std::vector<std::vector<int64_t>> kSplits = {
+    {100, 0, 150, 50}, {300, 0, 0, 0}, {0, 0, 0, 0}, {1, 127, 130, 31}};
+
+MlpOptions options_of(DType dtype) {
+  MlpOptions o;
+  o.ragged = {"Graph", kSplits[0], 0};
+  o.hidden = 128;
+  o.width = 64;
+  o.dtype = dtype;
+  return o;
+}
+
+// An MLP whose memory lies on the device, at addresses that stay.
+class MlpOnDevice {
+ public:
+  MlpOnDevice(const Context& context, const MlpOptions& options)
+      : context_(context), problem_(options, random_) {}
+
+  // Must be called once, first.
+  Status stage() {
+    GroupedMlpArgs forward = problem_.forward();
+    GroupedMlpBackwardArgs backward = problem_.backward();
+    size_t bytes[2];
+    if (Status s = grouped_mlp_workspace(context_, forward, &bytes[0]); !s.ok()) return s;
+    if (Status s = grouped_mlp_backward_workspace(context_, backward, &bytes[1]); !s.ok()) return s;
+    workspaces_.emplace_back(bytes[0]);
+    workspaces_.emplace_back(bytes[1]);
+    forward.workspace = workspaces_[0].get();
+    backward.workspace = workspaces_[1].get();
+    staged_.add(forward);
+    staged_.add(backward);
+    if (Status s = staged_.upload(); !s.ok()) return s;
+    forward_ = staged_.on_device(forward);
+    backward_ = staged_.on_device(backward);
+    return {};
+  }
+
+  Status run_forward() const { return moire::grouped_mlp(context_, forward_); }
+  Status run_backward() const { return moire::grouped_mlp_backward(context_, backward_); }
+  const GroupedMlpArgs& forward_args() const { return forward_; }
+  const GroupedMlpBackwardArgs& backward_args() const { return backward_; }
+
+  // Other splits of the same capacity, every output poisoned again.
+  void change(const std::vector<int64_t>& splits) {
+    int64_t at = 0;
+    for (size_t g = 0; g < splits.size(); ++g) problem_.batch.offsets()[g + 1] = at += splits[g];
+    for (TestTensor* t : outputs()) t->poison();
+    for (TestWeight* w : {&problem_.grad_w1, &problem_.grad_w2}) w->poison();
+    ASSERT_TRUE(succeeds(staged_.upload()));
+  }
+
+  // The bytes of every output, once the device is done.
+  std::vector<TestTensor> results() {
+    EXPECT_TRUE(succeeds(context_.check()));
+    EXPECT_TRUE(succeeds(staged_.download()));
+    EXPECT_TRUE(problem_.is_undamaged());
+    std::vector<TestTensor> out;
+    for (TestTensor* t : outputs()) out.push_back(*t);
+    weights_ = {problem_.grad_w1, problem_.grad_w2};
+    return out;
+  }
+  const std::vector<TestWeight>& weight_results() const { return weights_; }
+
+ private:
+  std::vector<TestTensor*> outputs() {
+    MlpProblem& p = problem_;
+    return {&p.z, &p.y, &p.grad_x, &p.grad_b1, &p.grad_b2, &p.grad_probs};
+  }
+
+  const Context& context_;
+  Random random_;
+  MlpProblem problem_;
+  staging::StagedCall staged_;
+  std::vector<TestWorkspace> workspaces_;
+  std::vector<TestWeight> weights_;
+  GroupedMlpArgs forward_;
+  GroupedMlpBackwardArgs backward_;
+};
+
+class Graph : public Gpu {
+ protected:
+  void SetUp() override {
+    Gpu::SetUp();
+    if (IsSkipped()) return;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    ContextOptions options = context().options();
+    options.stream = stream_;
+    on_stream_.emplace(context().sharing(options).value());
+  }
+  void TearDown() override {
+    destroy_graph();
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+  const Context& on_stream() const { return *on_stream_; }
+
+  // Captures what `work` launches; ops must neither allocate nor wait for that.
+  template <class Work>
+  void capture(const Work& work) {
+    destroy_graph();
+    ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), cudaSuccess);
+    const Status status = work();
+    ASSERT_EQ(cudaStreamEndCapture(stream_, &graph_), cudaSuccess);
+    ASSERT_TRUE(succeeds(status));
+    ASSERT_EQ(cudaGraphInstantiate(&executable_, graph_, 0), cudaSuccess);
+  }
+  void replay() { ASSERT_EQ(cudaGraphLaunch(executable_, stream_), cudaSuccess); }
+  // Nodes of the captured graph, all of them and those that are kernels.
+  std::pair<size_t, size_t> count_nodes() const {
+    size_t count = 0;
+    EXPECT_EQ(cudaGraphGetNodes(graph_, nullptr, &count), cudaSuccess);
+    std::vector<cudaGraphNode_t> nodes(count);
+    EXPECT_EQ(cudaGraphGetNodes(graph_, nodes.data(), &count), cudaSuccess);
+    size_t kernels = 0;
+    for (cudaGraphNode_t node : nodes) {
+      cudaGraphNodeType type;
+      EXPECT_EQ(cudaGraphNodeGetType(node, &type), cudaSuccess);
+      kernels += type == cudaGraphNodeTypeKernel ? 1 : 0;
+    }
+    return {count, kernels};
+  }
+
+ private:
+  void destroy_graph() {
+    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
+    if (graph_ != nullptr) cudaGraphDestroy(graph_);
+    executable_ = nullptr;
+    graph_ = nullptr;
+  }
+
+  cudaStream_t stream_ = nullptr;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+  std::optional<Context> on_stream_;
+};
+
+void expect_same(const std::vector<TestTensor>& got, const std::vector<TestTensor>& want,
+                 const std::vector<TestWeight>& got_weights,
+                 const std::vector<TestWeight>& want_weights) {
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same_bits(got[i], want[i])) << "output " << i;
+  for (size_t i = 0; i < got_weights.size(); ++i) {
+    EXPECT_TRUE(same_bits(got_weights[i].view(), want_weights[i].view())) << "grad_w" << i + 1;
+  }
+}
+
+TEST_F(Graph, CapturedOnceEqualsEagerForEverySplits) {
+  for (const DType dtype : {DType::kBF16, DType::kFP32}) {
+    SCOPED_TRACE(dtype_name(dtype));
+    MlpOnDevice mlp(on_stream(), options_of(dtype));
+    const Status staged = mlp.stage();
+    if (staged.code() == Code::kUnsupported) GTEST_SKIP() << staged.message();
+    ASSERT_TRUE(succeeds(staged));
+    const auto both = [&] {
+      const Status forward = mlp.run_forward();
+      return forward.ok() ? mlp.run_backward() : forward;
+    };
+    ASSERT_TRUE(succeeds(both()));  // loads the kernels
+    ASSERT_TRUE(succeeds(on_stream().check()));
+    ASSERT_NO_FATAL_FAILURE(capture(both));
+    for (const std::vector<int64_t>& splits : kSplits) {
+      mlp.change(splits);
+      ASSERT_TRUE(succeeds(both()));
+      const std::vector<TestTensor> eager = mlp.results();
+      const std::vector<TestWeight> eager_weights = mlp.weight_results();
+      mlp.change(splits);
+      replay();
+      const std::vector<TestTensor> replayed = mlp.results();
+      expect_same(replayed, eager, mlp.weight_results(), eager_weights);
+    }
+  }
+}
+
+TEST_F(Graph, AHundredRunsGiveTheSameBits) {
+  MlpOnDevice mlp(on_stream(), options_of(DType::kBF16));
+  const Status staged = mlp.stage();
+  if (staged.code() == Code::kUnsupported) GTEST_SKIP() << staged.message();
+  ASSERT_TRUE(succeeds(staged));
+  std::vector<TestTensor> first;
+  std::vector<TestWeight> first_weights;
+  for (int i = 0; i < 100; ++i) {
+    mlp.change(kSplits[3]);
+    ASSERT_TRUE(succeeds(mlp.run_forward()));
+    ASSERT_TRUE(succeeds(mlp.run_backward()));
+    const std::vector<TestTensor> results = mlp.results();
+    if (i == 0) {
+      first = results;
+      first_weights = mlp.weight_results();
+      continue;
+    }
+    expect_same(results, first, mlp.weight_results(), first_weights);
+    if (HasFailure()) FAIL() << "in run " << i;
+  }
+}
+
+// No casts, scans, copies or memsets around the products: two kernels forward; four products and
+// the reductions of their partial sums backward.
+TEST_F(Graph, LaunchesOnlyWhatTheMathematicsNeeds) {
+  MlpOnDevice mlp(on_stream(), options_of(DType::kBF16));
+  const Status staged = mlp.stage();
+  if (staged.code() == Code::kUnsupported) GTEST_SKIP() << staged.message();
+  ASSERT_TRUE(succeeds(staged));
+  const Context explaining = on_stream().explaining();
+  ASSERT_TRUE(succeeds(moire::grouped_mlp(explaining, mlp.forward_args())));
+  for (const Step& step : explaining.explanation()) {
+    if (step.implementation != "sm90") GTEST_SKIP() << step.op << " is " << step.implementation;
+  }
+  ASSERT_TRUE(succeeds(mlp.run_forward()));
+  ASSERT_TRUE(succeeds(mlp.run_backward()));
+  ASSERT_TRUE(succeeds(on_stream().check()));
+  ASSERT_NO_FATAL_FAILURE(capture([&] { return mlp.run_forward(); }));
+  EXPECT_EQ(count_nodes(), (std::pair<size_t, size_t>(2, 2)));
+  ASSERT_NO_FATAL_FAILURE(capture([&] { return mlp.run_backward(); }));
+  // grad_probs, grad_b1, and grad_b2 with its share of grad_probs: a reduction each, and one pass.
+  constexpr size_t kProducts = 4, kReductions = 4;
+  EXPECT_LE(count_nodes().first, kProducts + kReductions);
+  RecordProperty("backward_nodes", static_cast<int>(count_nodes().first));
+}
+
+}  // namespace
+}  // namespace moire::test

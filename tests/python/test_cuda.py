@@ -1,0 +1,183 @@
+"""What Torch tensors on a GPU add: streams, graphs, the allocator, autograd's threads, and errors
+that are found there.
+"""
+
+import moire
+import pytest
+import torch
+import truth
+
+pytestmark = pytest.mark.usefixtures("gpu")
+SPLITS = [70, 0, 130, 56]
+H, F = 64, 128
+NAMES = ("x", "w1", "w2", "probs")
+
+
+@pytest.fixture
+def gpu(device):
+    if device != "cuda":
+        pytest.skip("is about the GPU")
+
+
+def make(generator, dtype=torch.bfloat16, requires_grad=False):
+    rows, groups = sum(SPLITS), len(SPLITS)
+    shapes = [(rows, H), (groups, 2 * F, H), (groups, H, F)]
+    values = [truth.draw(generator, *s, dtype=dtype, scale=s[-1] ** -0.5) for s in shapes]
+    values.append(torch.rand(rows, generator=generator))
+    return [v.requires_grad_(requires_grad) for v in values]
+
+
+def mlp(x, w1, w2, probs, groups):
+    return moire.grouped_mlp(x, w1, w2, groups, probs=probs)
+
+
+def test_calls_run_on_the_current_stream(generator):
+    values, groups = make(generator), moire.Groups(splits=SPLITS)
+    wanted = mlp(*values, groups)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        found = mlp(*values, groups)
+        assert not stream.query()  # so that the call had not waited, and is behind the sleep
+    torch.cuda.current_stream().wait_stream(stream)
+    assert torch.equal(found, wanted)
+
+
+def test_a_graph_captured_once_follows_the_splits(generator):
+    leaves = make(generator, requires_grad=True)
+    splits = torch.tensor(SPLITS)
+    grad_y = truth.draw(generator, *leaves[0].shape, dtype=torch.bfloat16)
+
+    def step():
+        groups = moire.Groups(splits=splits, capacity=leaves[0].shape[0])
+        y = mlp(*leaves, groups)
+        return [y, *torch.autograd.grad(y, leaves, grad_y)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for now in (SPLITS, [256, 0, 0, 0], [0, 0, 0, 0], [1, 127, 97, 31]):
+        splits.copy_(torch.tensor(now))
+        graph.replay()
+        for name, mine, eager in zip(("y", *NAMES), captured, step()):
+            assert torch.equal(mine, eager), (now, name)
+
+
+def test_a_hundred_runs_give_the_same_bits(generator):
+    leaves, groups = make(generator, requires_grad=True), moire.Groups(splits=SPLITS)
+    grad_y = truth.draw(generator, *leaves[0].shape, dtype=torch.bfloat16)
+    first = None
+    for _ in range(100):
+        y = mlp(*leaves, groups)
+        found = [y, *torch.autograd.grad(y, leaves, grad_y)]
+        first = first or found
+        assert all(torch.equal(a, b) for a, b in zip(found, first))
+
+
+def test_settings_and_explain_reach_the_threads_of_autograd(generator):
+    leaves, groups = make(generator, requires_grad=True), moire.Groups(splits=SPLITS)
+    with moire.settings(implementation="portable"):
+        steps = moire.explain(lambda: mlp(*leaves, groups).sum().backward())
+    assert [s["op"] for s in steps].count("grouped_gemm_wgrad") == 2
+    assert {s["implementation"] for s in steps} == {"portable"}
+    y = mlp(*leaves, groups).sum()
+    with (
+        moire.settings(implementation="no such thing"),
+        pytest.raises(moire.Unsupported, match="no such thing"),
+    ):
+        y.backward()
+
+
+def test_splits_of_the_host_are_uploaded_once(generator):
+    values = make(generator)
+    with torch.device("cpu"):
+        groups = moire.Groups(splits=SPLITS)
+    assert groups.offsets.is_cpu
+    wanted = mlp(*values, moire.Groups(splits=torch.tensor(SPLITS)))
+    assert torch.equal(mlp(*values, groups), wanted)
+    uploaded = groups.offsets_for(values[0])
+    assert uploaded.is_cuda and groups.offsets_for(values[0]) is uploaded
+
+
+def test_operands_on_two_devices_are_refused(generator):
+    x, w1, w2, probs = make(generator)
+    groups = moire.Groups(splits=SPLITS)
+    for wrong in ((x, w1.cpu(), w2, probs), (x, w1, w2, probs.cpu()), (x.cpu(), w1, w2, probs)):
+        with pytest.raises(moire.InvalidArgument, match="all must be on one device"):
+            mlp(*wrong, groups)
+
+
+def test_bad_splits_are_found_there_and_raised_by_check(generator):
+    values = make(generator)
+    wanted = mlp(*values, moire.Groups(splits=SPLITS))
+    moire.check()
+    moire.Groups(splits=torch.tensor([3, -2, 1]))
+    with pytest.raises(moire.InvalidArgument, match="group 1 has -2 rows"):
+        moire.check()
+    rows = values[0].shape[0]
+    offsets = torch.tensor([0, 70, 60, 200, 256])
+    with pytest.raises(moire.InvalidArgument, match="group 1 has offsets 70 to 60"):
+        mlp(*values, moire.Groups.of_offsets(offsets, rows))
+        moire.check()
+    moire.check()
+    assert torch.equal(mlp(*values, moire.Groups(splits=SPLITS)), wanted)
+
+
+def test_nothing_but_the_result_stays_allocated(generator):
+    values, groups = make(generator), moire.Groups(splits=SPLITS)
+    mlp(*values, groups)
+    before = torch.cuda.memory_allocated()
+    y = mlp(*values, groups)
+    assert torch.cuda.memory_allocated() - before == -(-y.nbytes // 512) * 512
+
+
+def test_no_call_waits_for_the_gpu(generator):
+    leaves, groups = make(generator, requires_grad=True), moire.Groups(splits=SPLITS)
+    mlp(*leaves, groups).sum().backward()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        mlp(*leaves, groups).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_compiled_equals_eager(generator):
+    torch._dynamo.reset()
+    leaves = make(generator, requires_grad=True)
+    splits = torch.tensor(SPLITS)
+
+    def step(x, w1, w2, probs):
+        return mlp(x, w1, w2, probs, moire.Groups(splits=splits, capacity=x.shape[0])) * 2
+
+    results = []
+    for function in (step, torch.compile(step, fullgraph=True)):
+        y = function(*leaves)
+        results.append([y, *torch.autograd.grad(y.float().sum(), leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_main_grad_accumulates_in_fp32_there(generator):
+    values, groups = make(generator), moire.Groups(splits=SPLITS)
+    layer = moire.nn.GroupedMLP(
+        len(SPLITS), H, F, dtype=torch.bfloat16, accumulate_into_main_grad=True
+    )
+    with torch.no_grad():
+        layer.fc1.weight.copy_(values[1])
+        layer.fc2.weight.copy_(values[2])
+    for p in layer.parameters():
+        p.main_grad = torch.ones(p.shape)
+    layer(values[0], groups, values[3]).float().sum().backward()
+    plain = [v.clone().requires_grad_() for v in values]
+    mlp(*plain, groups).float().sum().backward()
+    for p, reference in zip(layer.parameters(), plain[1:3]):
+        assert p.main_grad.dtype == torch.float32
+        wanted = reference.grad.double()
+        error = (p.main_grad.double() - 1 - wanted).norm() / wanted.norm()
+        assert error < 1e-2

@@ -1,0 +1,94 @@
+// The device under test. Tests of what ops compute run on tested(): a CPU context, or, where the
+// environment has MOIRE_TEST_DEVICE=cuda, a CUDA context on which each call's memory is staged
+// (staging/staged_call.h), with the implementation of MOIRE_TEST_IMPLEMENTATION forced if that is
+// set.
+//
+// What the device does not support, the CPU computes, and the test says so; a test of which the
+// device ran nothing is skipped, with the reason.
+#pragma once
+
+#include <moire/context.h>
+#include <moire/grouped_gemm.h>
+#include <moire/grouped_mlp.h>
+#include <moire/groups.h>
+#include <moire/quantize.h>
+#include <moire/routing.h>
+
+#include "staging/staged_call.h"
+
+namespace moire::test {
+
+class Tested {
+ public:
+  Tested(const Context& context) : context_(context) {}  // as it is
+  // Without the CPU's help: what the device does not support is an error.
+  static Tested alone(const Context& context) {
+    Tested out(context);
+    out.is_alone_ = true;
+    return out;
+  }
+
+  // Calls take pointers to the host's memory, whatever the device.
+  template <class A>
+  Status call(const A& args, Status (*op)(const Context&, const A&)) const {
+    if (context_.device() == Device::kCpu) return op(context_, args);
+    const Status status = staged_call().run(context_, args, op);
+    return note(status) || is_alone_ ? status : op(Context::create().value(), args);
+  }
+  template <class A>
+  Status size(const A& args, size_t* bytes, Status (*op)(const Context&, const A&, size_t*)) const {
+    const Status status = op(context_, args, bytes);
+    if (is_alone_ || status.code() != Code::kUnsupported) return status;
+    return op(Context::create().value(), args, bytes);
+  }
+
+ private:
+  static staging::StagedCall& staged_call();
+  // Counts a call of the device; false if it is not supported there.
+  static bool note(const Status& status);
+
+  Context context_;
+  bool is_alone_ = false;
+};
+
+// The context under test; 0 threads = one per core, where it is the CPU's.
+Tested tested(int num_threads = 0);
+
+// The ops on it. Tests call these by the ops' own names.
+#define MOIRE_TESTED_OP(name, ArgsType)                          \
+  inline Status name(const Tested& context, const ArgsType& a) { \
+    return context.call(a, moire::name);                         \
+  }
+#define MOIRE_TESTED_OP_WITH_WORKSPACE(name, ArgsType)                                      \
+  MOIRE_TESTED_OP(name, ArgsType)                                                           \
+  inline Status name##_workspace(const Tested& context, const ArgsType& a, size_t* bytes) { \
+    return context.size(a, bytes, moire::name##_workspace);                                 \
+  }
+MOIRE_TESTED_OP_WITH_WORKSPACE(splits_to_offsets, SplitsToOffsetsArgs)
+MOIRE_TESTED_OP(quantize, QuantizeArgs)
+MOIRE_TESTED_OP(quantize_weight, QuantizeWeightArgs)
+MOIRE_TESTED_OP(dequantize, DequantizeArgs)
+MOIRE_TESTED_OP(requantize, RequantizeArgs)
+MOIRE_TESTED_OP(convert_scales, ConvertScalesArgs)
+MOIRE_TESTED_OP(convert_glu, ConvertGluArgs)
+MOIRE_TESTED_OP(glu, GluArgs)
+MOIRE_TESTED_OP(glu_backward, GluBackwardArgs)
+MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_gemm, GroupedGemmArgs)
+MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_gemm_glu, GroupedGemmGluArgs)
+MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_gemm_glu_backward, GroupedGemmGluBackwardArgs)
+MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_gemm_wgrad, GroupedGemmWgradArgs)
+MOIRE_TESTED_OP_WITH_WORKSPACE(bias_backward, BiasBackwardArgs)
+MOIRE_TESTED_OP(router, RouterArgs)
+MOIRE_TESTED_OP(router_backward, RouterBackwardArgs)
+MOIRE_TESTED_OP_WITH_WORKSPACE(permute_plan, PermutePlanArgs)
+MOIRE_TESTED_OP(permute, PermuteArgs)
+MOIRE_TESTED_OP(unpermute, UnpermuteArgs)
+MOIRE_TESTED_OP(unpermute_backward, UnpermuteBackwardArgs)
+MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_linear, GroupedLinearArgs)
+MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_linear_backward, GroupedLinearBackwardArgs)
+MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_mlp, GroupedMlpArgs)
+MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_mlp_backward, GroupedMlpBackwardArgs)
+#undef MOIRE_TESTED_OP_WITH_WORKSPACE
+#undef MOIRE_TESTED_OP
+
+}  // namespace moire::test

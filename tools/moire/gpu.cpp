@@ -1,0 +1,163 @@
+// The one file of the command line that uses the CUDA run-time.
+#include "gpu.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <stdexcept>
+#include <vector>
+
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+constexpr int64_t kCopyBytes = int64_t{1} << 30;
+constexpr int kCopies = 20;
+
+Status check(const char* call, cudaError_t error) {
+  if (error == cudaSuccess) return {};
+  return {error == cudaErrorMemoryAllocation ? Code::kOutOfMemory : Code::kDevice,
+          text("bench: ", call, " failed: ", cudaGetErrorString(error))};
+}
+
+void require(const char* call, cudaError_t error) {
+  const Status status = check(call, error);
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
+
+class CapturedGraph : public Gpu::Graph {
+ public:
+  explicit CapturedGraph(cudaGraphExec_t executable) : executable_(executable) {}
+  ~CapturedGraph() override { cudaGraphExecDestroy(executable_); }
+  cudaGraphExec_t executable() const { return executable_; }
+
+ private:
+  cudaGraphExec_t executable_;
+};
+
+cudaGraphExec_t executable_of(const Gpu::Graph& graph) {
+  return static_cast<const CapturedGraph&>(graph).executable();
+}
+
+}  // namespace
+
+struct Gpu::State {
+  cudaStream_t stream = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  cudaDeviceProp properties{};
+  std::vector<void*> memory;
+};
+
+Gpu::Gpu(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Gpu::~Gpu() {
+  for (void* memory : state_->memory) cudaFree(memory);
+  cudaEventDestroy(state_->begin);
+  cudaEventDestroy(state_->end);
+  cudaStreamDestroy(state_->stream);
+}
+
+Result<std::unique_ptr<Gpu>> Gpu::open(int index) {
+  auto state = std::make_unique<State>();
+  Status status = check("cudaSetDevice", cudaSetDevice(index));
+  if (status.ok()) {
+    status = check("cudaGetDeviceProperties", cudaGetDeviceProperties(&state->properties, index));
+  }
+  if (status.ok()) {
+    status = check("cudaStreamCreateWithFlags",
+                   cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking));
+  }
+  for (cudaEvent_t* event : {&state->begin, &state->end}) {
+    if (status.ok()) status = check("cudaEventCreate", cudaEventCreate(event));
+  }
+  if (!status.ok()) return status;
+  return std::unique_ptr<Gpu>(new Gpu(std::move(state)));
+}
+
+void* Gpu::stream() const { return state_->stream; }
+int64_t Gpu::cache_bytes() const { return state_->properties.l2CacheSize; }
+
+int64_t Gpu::free_bytes() const {
+  size_t free = 0, total = 0;
+  require("cudaMemGetInfo", cudaMemGetInfo(&free, &total));
+  return static_cast<int64_t>(free);
+}
+
+Result<std::unique_ptr<Gpu::Graph>> Gpu::capture(const std::function<Status()>& enqueue) const {
+  Status status = check("cudaStreamBeginCapture",
+                        cudaStreamBeginCapture(state_->stream, cudaStreamCaptureModeGlobal));
+  if (!status.ok()) return status;
+  status = enqueue();
+  cudaGraph_t graph = nullptr;
+  const Status ended = check("cudaStreamEndCapture", cudaStreamEndCapture(state_->stream, &graph));
+  cudaGraphExec_t executable = nullptr;
+  if (status.ok()) status = ended;
+  if (status.ok()) {
+    status = check("cudaGraphInstantiate", cudaGraphInstantiate(&executable, graph, 0));
+  }
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (!status.ok()) return status;
+  return std::unique_ptr<Graph>(new CapturedGraph(executable));
+}
+
+double Gpu::seconds(const Graph& before, const Graph& timed) const {
+  const State& s = *state_;
+  require("cudaGraphLaunch", cudaGraphLaunch(executable_of(before), s.stream));
+  require("cudaEventRecord", cudaEventRecord(s.begin, s.stream));
+  require("cudaGraphLaunch", cudaGraphLaunch(executable_of(timed), s.stream));
+  require("cudaEventRecord", cudaEventRecord(s.end, s.stream));
+  require("cudaEventSynchronize", cudaEventSynchronize(s.end));
+  float milliseconds = 0;
+  require("cudaEventElapsedTime", cudaEventElapsedTime(&milliseconds, s.begin, s.end));
+  return 1e-3 * static_cast<double>(milliseconds);
+}
+
+double Gpu::copy_bandwidth() const {
+  void *from = nullptr, *to = nullptr;
+  require("cudaMalloc", cudaMalloc(&from, kCopyBytes));
+  require("cudaMalloc", cudaMalloc(&to, kCopyBytes));
+  double least = 0;
+  {
+    auto graph = capture([&] { return copy(to, from, kCopyBytes); });
+    if (!graph.ok()) throw std::runtime_error(graph.status().message());
+    for (int i = 0; i < kCopies; ++i) {
+      const double t = seconds(*graph.value(), *graph.value());
+      least = i == 0 ? t : std::min(least, t);
+    }
+  }
+  cudaFree(from);
+  cudaFree(to);
+  return 2.0 * static_cast<double>(kCopyBytes) / least;
+}
+
+void* Gpu::take(int64_t bytes) {
+  void* memory = nullptr;
+  require("cudaMalloc", cudaMalloc(&memory, static_cast<size_t>(std::max<int64_t>(bytes, 1))));
+  state_->memory.push_back(memory);
+  return memory;
+}
+
+Status Gpu::copy(void* to, const void* from, int64_t bytes) const {
+  return check("cudaMemcpyAsync", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes),
+                                                  cudaMemcpyDeviceToDevice, state_->stream));
+}
+
+GpuConditions read_gpu_conditions(int index) {
+  const std::string command = text("nvidia-smi -i ", index,
+                                   " --query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
+                                   " --format=csv,noheader,nounits 2>/dev/null");
+  GpuConditions found;
+  FILE* const pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return found;
+  GpuConditions read;
+  if (std::fscanf(pipe, "%lf, %lf, %lf, %lf", &read.sm_clock, &read.memory_clock, &read.power,
+                  &read.temperature) == 4) {
+    found = read;
+  }
+  pclose(pipe);
+  return found;
+}
+
+}  // namespace moire::tool

@@ -1,0 +1,10 @@
+// `moire bench --device cuda`: GPU time, beside cuBLAS or a copy.
+#pragma once
+
+#include "commands.h"
+
+namespace moire::tool {
+
+int run_gpu_bench(const BenchOptions& options);
+
+}  // namespace moire::tool

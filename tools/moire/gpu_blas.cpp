@@ -1,0 +1,167 @@
+#include "gpu_blas.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "random.h"
+#include "reference/tensor.h"
+#include "staging/device_memory.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+// Of cublas_api.h and library_types.h.
+constexpr int kNoTranspose = 0, kTranspose = 1;
+constexpr int kReal32 = 0, kReal16 = 2, kReal16Brain = 14;
+constexpr int kCompute32 = 68;
+constexpr int kDefaultAlgorithm = -1;
+
+using Handle = void*;
+using Create = int (*)(Handle*);
+using Destroy = int (*)(Handle);
+using SetStream = int (*)(Handle, void*);
+using GemmEx = int (*)(Handle, int, int, int, int, int, const void*, const void*, int, int,
+                       const void*, int, int, const void*, void*, int, int, int, int);
+
+// Normal numbers, over and over.
+char* take_normal(Gpu& gpu, DType dtype, int64_t elements) {
+  constexpr int64_t kPeriod = 65521;
+  const int64_t size = dtype_size(dtype), count = std::min(elements, kPeriod);
+  auto* const memory = static_cast<char*>(gpu.take(elements * size));
+  std::vector<std::byte> numbers(static_cast<size_t>(count * size));
+  Random random(1);
+  const TensorView view(numbers.data(), dtype, {count});
+  for (int64_t i = 0; i < count; ++i) reference::write_element(view, 0, i, random.normal());
+  Status status =
+      staging::copy_to_device(reinterpret_cast<std::byte*>(memory), numbers.data(), numbers.size());
+  for (int64_t at = count; status.ok() && at < elements; at += std::min(at, elements - at)) {
+    status = gpu.copy(memory + at * size, memory, std::min(at, elements - at) * size);
+  }
+  if (!status.ok()) throw std::runtime_error(status.message());
+  return memory;
+}
+
+int type_of(DType dtype) {
+  return dtype == DType::kBF16 ? kReal16Brain : dtype == DType::kFP16 ? kReal16 : kReal32;
+}
+
+}  // namespace
+
+struct CuBlas::Entries {
+  void* library = nullptr;
+  Handle handle = nullptr;
+  Destroy destroy = nullptr;
+  GemmEx gemm = nullptr;
+};
+
+CuBlas::CuBlas(std::unique_ptr<Entries> entries) : entries_(std::move(entries)) {}
+
+CuBlas::~CuBlas() {
+  entries_->destroy(entries_->handle);
+  dlclose(entries_->library);
+}
+
+std::unique_ptr<CuBlas> CuBlas::open(const Gpu& gpu) {
+  auto e = std::make_unique<Entries>();
+  for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so"}) {
+    if (e->library == nullptr) e->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  }
+  if (e->library == nullptr) return nullptr;
+  const auto create = reinterpret_cast<Create>(dlsym(e->library, "cublasCreate_v2"));
+  const auto set_stream = reinterpret_cast<SetStream>(dlsym(e->library, "cublasSetStream_v2"));
+  e->destroy = reinterpret_cast<Destroy>(dlsym(e->library, "cublasDestroy_v2"));
+  e->gemm = reinterpret_cast<GemmEx>(dlsym(e->library, "cublasGemmEx"));
+  const bool has_all = create && set_stream && e->destroy && e->gemm;
+  if (!has_all || create(&e->handle) != 0) {
+    dlclose(e->library);
+    return nullptr;
+  }
+  std::unique_ptr<CuBlas> blas(new CuBlas(std::move(e)));
+  if (set_stream(blas->entries_->handle, gpu.stream()) != 0) return nullptr;
+  return blas;
+}
+
+// cuBLAS is column-major: it gets the operands in the other order.
+Status CuBlas::multiply(DType dtype, bool transpose_a, bool transpose_b, int64_t m, int64_t n,
+                        int64_t k, const void* a, const void* b, void* c) const {
+  const float one = 1, zero = 0;
+  const int type = type_of(dtype);
+  const auto columns_a = static_cast<int>(transpose_a ? m : k);
+  const auto columns_b = static_cast<int>(transpose_b ? k : n);
+  const int status =
+      entries_->gemm(entries_->handle, transpose_b ? kTranspose : kNoTranspose,
+                     transpose_a ? kTranspose : kNoTranspose, static_cast<int>(n),
+                     static_cast<int>(m), static_cast<int>(k), &one, b, type, columns_b, a, type,
+                     columns_a, &zero, c, type, static_cast<int>(n), kCompute32, kDefaultAlgorithm);
+  if (status == 0) return {};
+  return {Code::kDevice, text("bench: cublasGemmEx returned ", status)};
+}
+
+double CuBlas::dense_rate(Gpu& gpu, DType dtype) const {
+  constexpr int64_t kSize = 8192;
+  constexpr int kRuns = 30;
+  const void* const a = take_normal(gpu, dtype, kSize * kSize);
+  const void* const b = take_normal(gpu, dtype, kSize * kSize);
+  void* const c = gpu.take(kSize * kSize * dtype_size(dtype));
+  auto graph =
+      gpu.capture([&] { return multiply(dtype, false, true, kSize, kSize, kSize, a, b, c); });
+  if (!graph.ok()) throw std::runtime_error(graph.status().message());
+  std::vector<double> times;
+  for (int i = 0; i < kRuns; ++i) times.push_back(gpu.seconds(*graph.value(), *graph.value()));
+  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
+  return 2.0 * kSize * kSize * kSize / times[kRuns / 2];
+}
+
+// Weights are [G, out, in], rows are in expert order.
+void CuBlasBaseline::add_linear(Gpu& gpu, const Problem& problem, int64_t out, int64_t in,
+                                bool forward, bool dgrad, bool wgrad) {
+  if (!forward && !dgrad && !wgrad) return;
+  const int64_t size = dtype_size(dtype_), groups = problem.groups;
+  const auto take = [&](int64_t elements) { return take_normal(gpu, dtype_, elements); };
+  char *x = take(problem.rows * in), *w = take(groups * out * in), *y = take(problem.rows * out);
+  char* grad_w = wgrad ? take(groups * out * in) : nullptr;
+  const std::vector<int64_t> splits = make_splits(problem);
+  int64_t row = 0;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t rows = splits[static_cast<size_t>(g)];
+    char *x_g = x + row * in * size, *y_g = y + row * out * size, *w_g = w + g * out * in * size;
+    row += rows;
+    if (rows == 0) continue;
+    if (forward) products_.push_back({false, true, rows, out, in, x_g, w_g, y_g});
+    if (dgrad) products_.push_back({false, false, rows, in, out, y_g, w_g, x_g});
+    if (wgrad) {
+      products_.push_back({true, false, out, in, rows, y_g, x_g, grad_w + g * out * in * size});
+    }
+  }
+}
+
+std::unique_ptr<CuBlasBaseline> CuBlasBaseline::create(const CuBlas& blas, Gpu& gpu,
+                                                       const Problem& problem) {
+  std::unique_ptr<CuBlasBaseline> out(new CuBlasBaseline(blas, problem.dtype));
+  const Op op = problem.op;
+  const bool trains = op == Op::kMlp, is_layer = trains || op == Op::kMlpForward;
+  const bool is_linear = op == Op::kLinear;
+  out->add_linear(gpu, problem, 2 * problem.ffn, problem.hidden,
+                  is_layer || is_linear || op == Op::kFc1 || op == Op::kFc1Glu,
+                  trains || is_linear || op == Op::kFc1Dgrad,
+                  trains || is_linear || op == Op::kFc1Wgrad);
+  out->add_linear(gpu, problem, problem.hidden, problem.ffn, is_layer || op == Op::kFc2,
+                  trains || op == Op::kFc2Dgrad || op == Op::kFc2DgradGlu,
+                  trains || op == Op::kFc2Wgrad);
+  if (out->products_.empty()) return nullptr;
+  return out;
+}
+
+Status CuBlasBaseline::enqueue() const {
+  for (const Product& p : products_) {
+    Status status =
+        blas_.multiply(dtype_, p.transpose_a, p.transpose_b, p.m, p.n, p.k, p.a, p.b, p.c);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace moire::tool
