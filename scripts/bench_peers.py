@@ -169,9 +169,11 @@ def print_row(row, roof):
         print(f" | {name} {peer['tflops']:5.0f} TFLOP/s {peer['ms']['median']:7.3f} ms", end="")
         print(f" host {peer['host_us']:.0f} us" if name == "moire" else "", end="")
     if row["peers"]:
-        r, share = row["ratios"]["moire / torch"], row["peers"]["moire"]["tflops"]
-        print(f" | ratio {r['median']:.3f} [{r['p10']:.3f}, {r['p90']:.3f}]", end="")
-        print(f", {share / roof['dense_tflops']:.0%} of dense, off {row['difference']:.0e}", end="")
+        for name, r in row["ratios"].items():
+            if name.endswith("/ torch"):
+                print(f" | {name} {r['median']:.3f} [{r['p10']:.3f}, {r['p90']:.3f}]", end="")
+        share = row["peers"]["moire"]["tflops"] / roof["dense_tflops"]
+        print(f", {share:.0%} of dense, off {row['difference']:.0e}", end="")
     print("", flush=True)
     for name, reason in row["absent"].items():
         print(f"{'':<15}{name}: {reason}", flush=True)
