@@ -126,6 +126,24 @@ TEST_F(BadSplits, OfBiasBackwardAreReported) {
                   [&] { return run(alone(), args, bias_backward, bias_backward_workspace); });
 }
 
+TEST_F(BadSplits, OfPermuteAreReported) {
+  Random random;
+  constexpr int64_t kTokens = 10;
+  std::vector<int64_t> tokens(static_cast<size_t>(batch.capacity()));
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int64_t>(i) % kTokens;
+  TestTensor x(DType::kBF16, {kTokens, 64}), rows(DType::kBF16, {batch.capacity(), 64});
+  x.randomize(random);
+  for (const DType index : {DType::kInt32, DType::kInt64}) {
+    const TestTensor gather_idx = index_tensor(index, tokens);
+    PermuteArgs args;
+    args.x = x;
+    args.gather_idx = gather_idx;
+    args.rows = rows;
+    args.groups = batch.groups();
+    expect_reported(batch, "permute", [&] { return permute(alone(), args); });
+  }
+}
+
 TEST_F(BadSplits, OfTheWholeMlpAreReported) {
   Random random;
   MlpOptions options;
@@ -183,6 +201,26 @@ TEST_F(BadSplits, IndicesOutsideAreReported) {
     EXPECT_TRUE(fails(call(), Code::kInvalidArgument, "permute_plan: topk_idx"));
     set_index(topk, 4, 1, 0);
     EXPECT_TRUE(succeeds(call()));
+  }
+}
+
+TEST_F(BadSplits, GatheredIndicesOutsideAreReported) {
+  Random random;
+  GemmOptions options;
+  options.operands = options.output = DType::kBF16;
+  options.row_idx = DType::kInt64;
+  GemmCase c(random, batch, 64, 128, false, options);
+  const Status right = c.run(alone());
+  if (right.code() == Code::kUnsupported) GTEST_SKIP() << right.message();
+  ASSERT_TRUE(succeeds(right));
+  auto* const index = c.a.row_idx.as<int64_t>();
+  const int64_t good = index[4];
+  for (const int64_t wrong : {int64_t{-5}, int64_t{1} << 30, std::numeric_limits<int64_t>::max()}) {
+    index[4] = wrong;
+    EXPECT_TRUE(fails(c.run(alone()), Code::kInvalidArgument,
+                      "grouped_gemm: row_idx[4] is " + std::to_string(wrong)));
+    index[4] = good;
+    EXPECT_TRUE(succeeds(c.run(alone())));
   }
 }
 
