@@ -149,8 +149,8 @@ __device__ void store(const float (&sums)[V::kTileN / 2], const Problem& p, int 
 template <class V>
 __device__ void multiply_stage(float (&sums)[V::kTileN / 2], SharedMemory<V>& s, int stage,
                                int consumer, bool first) {
-  const uint64_t a = k_major_descriptor(shared_address(s.a[stage] + consumer * 64 * 128));
-  const uint64_t b = k_major_descriptor(shared_address(s.b[stage]));
+  const uint64_t a = operand_descriptor(shared_address(s.a[stage] + consumer * 64 * 128));
+  const uint64_t b = operand_descriptor(shared_address(s.b[stage]));
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kTileK / 16; ++i)

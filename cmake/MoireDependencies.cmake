@@ -26,7 +26,7 @@ if(NOT MOIRE_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     endif()
     target_compile_options(moire_flags INTERFACE
-      $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fmad=false;-Xptxas=--warn-on-spills;--threads=2>)
+      $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fmad=false;-diag-suppress=2810;-Xptxas=--warn-on-spills;--threads=2>)
     set(MOIRE_HAS_CUDA ON)
   elseif(MOIRE_CUDA STREQUAL "ON")
     message(FATAL_ERROR "MOIRE_CUDA=ON, but no CUDA compiler was found: put nvcc on the PATH or set CUDACXX")

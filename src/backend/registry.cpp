@@ -33,11 +33,15 @@ MOIRE_OP(ConvertGluArgs, MOIRE_CUDA(cuda::portable::kConvertGlu) cpu::kConvertGl
 MOIRE_OP(GluArgs, MOIRE_CUDA(cuda::portable::kGlu) cpu::kGlu)
 MOIRE_OP(GluBackwardArgs, MOIRE_CUDA(cuda::portable::kGluBackward) cpu::kGluBackward)
 MOIRE_OP(BiasBackwardArgs, MOIRE_CUDA(cuda::portable::kBiasBackward) cpu::kBiasBackward)
-MOIRE_OP(GroupedGemmArgs, MOIRE_CUDA(cuda::portable::kGroupedGemm) cpu::kGroupedGemm)
-MOIRE_OP(GroupedGemmGluArgs, MOIRE_CUDA(cuda::portable::kGroupedGemmGlu) cpu::kGroupedGemmGlu)
+MOIRE_OP(GroupedGemmArgs,
+         MOIRE_CUDA(cuda::sm90::kGroupedGemm, cuda::portable::kGroupedGemm) cpu::kGroupedGemm)
+MOIRE_OP(GroupedGemmGluArgs, MOIRE_CUDA(cuda::sm90::kGroupedGemmGlu,
+                                        cuda::portable::kGroupedGemmGlu) cpu::kGroupedGemmGlu)
 MOIRE_OP(GroupedGemmGluBackwardArgs,
-         MOIRE_CUDA(cuda::portable::kGroupedGemmGluBackward) cpu::kGroupedGemmGluBackward)
-MOIRE_OP(GroupedGemmWgradArgs, MOIRE_CUDA(cuda::portable::kGroupedGemmWgrad) cpu::kGroupedGemmWgrad)
+         MOIRE_CUDA(cuda::sm90::kGroupedGemmGluBackward, cuda::portable::kGroupedGemmGluBackward)
+             cpu::kGroupedGemmGluBackward)
+MOIRE_OP(GroupedGemmWgradArgs, MOIRE_CUDA(cuda::sm90::kGroupedGemmWgrad,
+                                          cuda::portable::kGroupedGemmWgrad) cpu::kGroupedGemmWgrad)
 MOIRE_OP(RouterArgs, MOIRE_CUDA(cuda::portable::kRouter) cpu::kRouter)
 MOIRE_OP(RouterBackwardArgs, MOIRE_CUDA(cuda::portable::kRouterBackward) cpu::kRouterBackward)
 MOIRE_OP(PermutePlanArgs, MOIRE_CUDA(cuda::portable::kPermutePlan) cpu::kPermutePlan)

@@ -5,7 +5,14 @@
 
 namespace moire::cuda {
 
-namespace sm90 {}  // namespace sm90
+namespace sm90 {
+
+extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
+extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
+extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
+
+}  // namespace sm90
 
 namespace portable {
 extern const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets;

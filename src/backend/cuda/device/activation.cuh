@@ -1,9 +1,8 @@
-// The gated activations and their derivatives, h(a) * l(b), in FP32 with at most 8 ulp in h over
-// the whole range, results near underflow included. Every kernel that computes one calls
-// glu_value or glu_gradient, so that fused and unfused results have the same bits. The
-// formulas, and what NaN and infinities give, are those of the CPU; only exp and the reciprocal are
-// the device's (2 ulp and 1 ulp), so that a result in BF16 differs from the CPU's by one unit in
-// the last place at most.
+// The gated activations and their derivatives, h(a) * l(b), in FP32 with at most 8 ulp in h; a
+// sigmoid below 2^-126 is 0. Every kernel that computes one calls glu_value or glu_gradient, so
+// that fused and unfused results have the same bits. The formulas, and what NaN and infinities
+// give, are those of the CPU; only exp and the reciprocal are the device's (2 ulp and 1 ulp), so
+// that a result in BF16 differs from the CPU's by one unit in the last place at most.
 //
 //   sigmoid       e = exp(-|x|); r = 1 / (1 + e); sigma = (x < 0 ? e : 1) * r, and
 //                 1 - sigma = (x < 0 ? 1 : e) * r, neither by a difference
@@ -26,45 +25,32 @@
 
 namespace moire::cuda {
 
-// sigma(x + low), for low below one ulp of x. Below x = -120 it is 0.
+// sigma(x + low), for low below one ulp of x; 0 where e is below the smallest normal number.
 class Sigmoid {
  public:
   __device__ explicit Sigmoid(float x, float low = 0.0F) {
-    constexpr float kLowest = -120.0F;
-    // log2(e) in two parts; adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
-    constexpr float kLog2e = 0x1.715476p+0F, kLog2eLow = 0x1.4ae0c0p-26F, kShifter = 0x1.8p+23F;
-    const bool is_negative = x < 0.0F, is_far = -fabsf(x) < kLowest;
+    // log2(e) in two parts: what the product of the first leaves behind is added to the result.
+    constexpr float kLog2e = 0x1.715476p+0F, kLog2eLow = 0x1.4ae0c0p-26F, kLn2 = 0x1.62e430p-1F;
+    constexpr float kLowest = -127.0F;
+    const bool is_negative = x < 0.0F;
     const float t = fmaxf(-fabsf(x), kLowest);
-    const float minus_low = is_far ? 0.0F : is_negative ? low : -low;
-    const float shifted = fmaf(t, kLog2e, kShifter);
-    const float whole = shifted - kShifter;
-    const int exponent = __float_as_int(shifted) - __float_as_int(kShifter);
-    float fraction = fmaf(t, kLog2e, -whole);
-    fraction = fmaf(t, kLog2eLow, fraction);
-    fraction = fmaf(minus_low, kLog2e, fraction);
-    // e = part * rest, in two factors lest v * sigma lose bits where e alone would underflow.
-    const int half = exponent >> 1;
-    const float part = times_power_of_two(ptx::ex2_approx_ftz(fraction), half);
-    const float rest = times_power_of_two(1.0F, exponent - half);
-    const float e = part * rest;
-    reciprocal_ = ptx::rcp_approx_ftz(1.0F + e);
-    numerator_ = !is_negative ? 1.0F : is_far ? 0.0F : part;
-    scale_ = is_negative ? rest : 1.0F;
-    complement_ = (is_negative ? 1.0F : e) * reciprocal_;
+    const float whole = t * kLog2e;
+    float rest = fmaf(t, kLog2eLow, fmaf(t, kLog2e, -whole)) * kLn2;
+    rest += is_negative ? low : -low;
+    const float power = ptx::ex2_approx_ftz(whole);
+    const float e = fmaf(power, rest, power);
+    const float reciprocal = ptx::rcp_approx_ftz(1.0F + e);
+    value_ = (is_negative ? e : 1.0F) * reciprocal;
+    complement_ = (is_negative ? 1.0F : e) * reciprocal;
   }
 
   // v * sigma.
-  __device__ float times(float v) const { return v * numerator_ * reciprocal_ * scale_; }
+  __device__ float times(float v) const { return v * value_; }
   // 1 - sigma.
   __device__ float complement() const { return complement_; }
 
  private:
-  // For a normal v whose product is normal.
-  __device__ static float times_power_of_two(float v, int exponent) {
-    return __int_as_float(__float_as_int(v) + (exponent << 23));
-  }
-
-  float numerator_, reciprocal_, scale_, complement_;
+  float value_, complement_;
 };
 
 // `a` with NaN kept, at most `limit`.

@@ -9,17 +9,47 @@
 
 namespace moire::cuda::ptx {
 
-// A box of a tensor into shared memory; `barrier` receives its bytes.
+// Fetches a tensor map, so that its first use does not wait for it.
+__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// A box of a tensor into shared memory; `barrier` receives its bytes. What lies outside the tensor
+// becomes zeros, and counts as bytes.
 __device__ inline void tma_load_2d(void* target, const CUtensorMap* map, uint64_t* barrier,
-                                   int32_t x, int32_t y) {
+                                   int32_t c0, int32_t c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
       "%4}], [%2];" ::"r"(shared_address(target)),
-      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1)
+      : "memory");
+}
+__device__ inline void tma_load_3d(void* target, const CUtensorMap* map, uint64_t* barrier,
+                                   int32_t c0, int32_t c1, int32_t c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4, %5}], [%2];" ::"r"(shared_address(target)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+__device__ inline void tma_load_4d(void* target, const CUtensorMap* map, uint64_t* barrier,
+                                   int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4, %5, %6}], [%2];" ::"r"(shared_address(target)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+__device__ inline void tma_load_5d(void* target, const CUtensorMap* map, uint64_t* barrier,
+                                   int32_t c0, int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4, %5, %6, %7}], [%2];" ::"r"(shared_address(target)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
 
-// The same into each block of the cluster whose bit is set in `blocks`, at the same offset; each
+// A 2-d box into each block of the cluster whose bit is set in `blocks`, at the same offset; each
 // block's barrier at the same offset receives the bytes.
 __device__ inline void tma_load_2d_multicast(void* target, const CUtensorMap* map,
                                              uint64_t* barrier, int32_t x, int32_t y,
@@ -29,6 +59,52 @@ __device__ inline void tma_load_2d_multicast(void* target, const CUtensorMap* ma
       "cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(target)),
       "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"(blocks)
       : "memory");
+}
+
+// A box from shared memory into a tensor; what lies outside the tensor is not stored.
+__device__ inline void tma_store_3d(const CUtensorMap* map, const void* source, int32_t c0,
+                                    int32_t c1, int32_t c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%1, {%2, %3, %4}], [%0];" ::"r"(
+          shared_address(source)),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+__device__ inline void tma_store_4d(const CUtensorMap* map, const void* source, int32_t c0,
+                                    int32_t c1, int32_t c2, int32_t c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%1, {%2, %3, %4, %5}], [%0];" ::"r"(
+          shared_address(source)),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+__device__ inline void tma_store_5d(const CUtensorMap* map, const void* source, int32_t c0,
+                                    int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%1, {%2, %3, %4, %5, %6}], [%0];" ::
+          "r"(shared_address(source)),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
+// This thread's stores since the last commit become one group.
+__device__ inline void bulk_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until at most kPending of this thread's groups still read shared memory.
+template <int kPending>
+__device__ inline void bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Waits until at most kPending of this thread's groups are not written yet.
+template <int kPending>
+__device__ inline void bulk_wait_group() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Orders this thread's accesses of shared memory before asynchronous copies that follow.
+__device__ inline void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 }  // namespace moire::cuda::ptx

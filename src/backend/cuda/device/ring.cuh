@@ -1,0 +1,32 @@
+// Ring: where a role stands in a ring of stages that are filled and emptied in turn. Each stage has
+// a `full` and an `empty` barrier; the producer waits for empty, the consumer for full.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/ptx/mbarrier.cuh"
+
+namespace moire::cuda {
+
+template <int kNumStages>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;  // parity of the round
+
+  __device__ void advance() {
+    if (++stage == kNumStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  // For the producer: the stage's last consumer has left. The first round waits for nobody.
+  __device__ void wait_empty(uint64_t* empty) const {
+    ptx::mbarrier_wait_parity(&empty[stage], phase ^ 1);
+  }
+  // For a consumer: the stage's data have come.
+  __device__ void wait_full(uint64_t* full) const {
+    ptx::mbarrier_wait_parity(&full[stage], phase);
+  }
+};
+
+}  // namespace moire::cuda

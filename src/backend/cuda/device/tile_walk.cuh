@@ -1,0 +1,118 @@
+// Which tiles of a grouped GEMM a block works on: tile numbers blockIdx.x, blockIdx.x + gridDim.x,
+// ... of a numbering that goes group by group, and within a group through bands of about eight row
+// tiles, rows fastest, so that neighbours share operands in the L2. The numbering follows from the
+// offsets on the device; nobody else knows it.
+#pragma once
+
+#include <moire.h>
+
+#include <cstdint>
+
+#include "backend/cuda/device/groups.cuh"
+#include "backend/cuda/device/tile_position.h"
+
+namespace moire::cuda {
+
+// One tile of work, as all roles of a block get it.
+struct WorkTile {
+  int32_t is_valid;  // 0: there are no more
+  int32_t group;     // num_groups: the tail
+  int32_t first_m;   // ragged M: row from the group's first one; ragged K: row of the output
+  int32_t first_n;
+  int32_t first_row;  // of the group
+  int32_t num_rows;   // of the group
+  int32_t num_k;      // steps along the contracted dimension
+};
+
+// Ragged M: tiles cover each group's rows, and the tail's with num_k = 0 where it is zeroed. Run by
+// a whole warp.
+template <int kTileM, int kTileN>
+class RaggedMWalk {
+ public:
+  __device__ RaggedMWalk(const moire_groups& groups, int n, int num_k, bool zeroes_tail)
+      : groups_(groups),
+        tiles_n_((n + kTileN - 1) / kTileN),
+        num_k_(num_k),
+        num_segments_(static_cast<int32_t>(groups.num_groups) + (zeroes_tail ? 1 : 0)) {
+    load();
+  }
+
+  // Tile `index`; calls come with rising indices.
+  __device__ WorkTile at(int32_t index) {
+    const int lane = threadIdx.x % 32;
+    for (; first_ < num_segments_; first_ += 32, before_ = __shfl_sync(~0u, end_, 31), load()) {
+      const unsigned behind = __ballot_sync(~0u, end_ > index);
+      if (behind == 0) continue;
+      const int owner = __ffs(behind) - 1;
+      const int32_t rows = __shfl_sync(~0u, num_rows_, owner);
+      const int32_t begin = __shfl_sync(~0u, owner == lane ? end_ - tiles_ : 0, owner);
+      const TilePosition p = tile_position(index - begin, (rows + kTileM - 1) / kTileM, tiles_n_);
+      const bool is_tail = first_ + owner == groups_.num_groups;
+      return {1,
+              first_ + owner,
+              p.m * kTileM,
+              p.n * kTileN,
+              __shfl_sync(~0u, first_row_, owner),
+              rows,
+              is_tail ? 0 : num_k_};
+    }
+    return {};
+  }
+
+ private:
+  // Each lane takes one of the next 32 segments.
+  __device__ void load() {
+    const int lane = threadIdx.x % 32;
+    const int32_t segment = first_ + lane;
+    RowRange rows{0, 0};
+    if (segment < groups_.num_groups) {
+      rows = rows_of(groups_, segment);
+    } else if (segment < num_segments_) {
+      rows = {rows_in_use(groups_), groups_.capacity};
+    }
+    first_row_ = static_cast<int32_t>(rows.begin);
+    num_rows_ = static_cast<int32_t>(rows.size());
+    tiles_ = (num_rows_ + kTileM - 1) / kTileM * tiles_n_;
+    int32_t sum = tiles_;
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += other;
+    }
+    end_ = before_ + sum;
+  }
+
+  moire_groups groups_;
+  int32_t tiles_n_, num_k_, num_segments_;
+  int32_t first_ = 0, before_ = 0;  // segment of lane 0; tiles before it
+  // This lane's segment.
+  int32_t first_row_ = 0, num_rows_ = 0, tiles_ = 0, end_ = 0;
+};
+
+// Ragged K: every group has the same tiles of its m x n output; K runs over its rows.
+template <int kTileM, int kTileN, int kTileK>
+class RaggedKWalk {
+ public:
+  __device__ RaggedKWalk(const moire_groups& groups, int m, int n)
+      : groups_(groups), tiles_m_((m + kTileM - 1) / kTileM), tiles_n_((n + kTileN - 1) / kTileN) {}
+
+  __device__ WorkTile at(int32_t index) {
+    const int32_t group = index / (tiles_m_ * tiles_n_);
+    if (group >= groups_.num_groups) return {};
+    const TilePosition p = tile_position(index % (tiles_m_ * tiles_n_), tiles_m_, tiles_n_);
+    const RowRange rows = rows_of(groups_, group);
+    const auto num_rows = static_cast<int32_t>(rows.size());
+    return {1,
+            group,
+            p.m * kTileM,
+            p.n * kTileN,
+            static_cast<int32_t>(rows.begin),
+            num_rows,
+            (num_rows + kTileK - 1) / kTileK};
+  }
+
+ private:
+  moire_groups groups_;
+  int32_t tiles_m_, tiles_n_;
+};
+
+}  // namespace moire::cuda

@@ -1,0 +1,25 @@
+// ldmatrix and stmatrix: four 8 x 8 matrices of 16-bit elements between shared memory and a warp's
+// registers. Lane l gives the address of row l % 8 of matrix l / 8; of matrix i it holds the pair
+// of row l / 4 that starts at column 2 (l % 4), in register i. One instruction per function.
+#pragma once
+
+#include <cstdint>
+
+namespace moire::cuda::ptx {
+
+__device__ inline void stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2,
+                                   uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
+__device__ inline void ldmatrix_x4(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t& r2,
+                                   uint32_t& r3) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
+               : "r"(address)
+               : "memory");
+}
+
+}  // namespace moire::cuda::ptx

@@ -1,0 +1,77 @@
+#include "backend/cuda/runtime/tensor_map.h"
+
+#include <string>
+
+#include "core/format.h"
+
+namespace moire::cuda {
+
+CUtensorMap TensorMaps::encode(std::string_view name, void* data, DType dtype,
+                               const Dimension* dimensions, size_t rank) {
+  CUtensorMap map{};
+  if (!status_.ok()) return map;
+  constexpr size_t kMaxRank = 5;
+  cuuint64_t sizes[kMaxRank], strides[kMaxRank];
+  cuuint32_t box[kMaxRank], steps[kMaxRank];
+  for (size_t i = 0; i < rank; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(dimensions[i].size);
+    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(dimensions[i].stride_bytes);
+    box[i] = static_cast<cuuint32_t>(dimensions[i].box);
+    steps[i] = 1;
+  }
+  const CUtensorMapDataType type =
+      dtype == DType::kFP32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUresult result = state_.encode_tensor_map(
+      &map, type, static_cast<cuuint32_t>(rank), data, sizes, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    status_ = {Code::kDevice, concat(op_, ": cuTensorMapEncodeTiled of ", name,
+                                     " failed with error ", static_cast<int>(result))};
+  }
+  return map;
+}
+
+namespace {
+
+int64_t columns_of_box(const TensorView& t) { return 128 / dtype_size(t.type()); }
+int64_t row_bytes(const TensorView& t) { return t.stride() * dtype_size(t.type()); }
+
+}  // namespace
+
+CUtensorMap TensorMaps::matrix(std::string_view name, const TensorView& t, int64_t box_rows) {
+  return encode<2>(name, t.data, t.type(),
+                   {{{t.columns(), 0, columns_of_box(t)}, {t.shape[0], row_bytes(t), box_rows}}});
+}
+
+CUtensorMap TensorMaps::matrices(std::string_view name, const TensorView& t, int64_t box_rows) {
+  return encode<3>(name, t.data, t.type(),
+                   {{{t.columns(), 0, columns_of_box(t)},
+                     {t.shape[1], row_bytes(t), box_rows},
+                     {t.shape[0], t.shape[1] * row_bytes(t), 1}}});
+}
+
+CUtensorMap TensorMaps::ragged_rows(std::string_view name, const TensorView& t, int64_t box_rows,
+                                    int64_t halves) {
+  constexpr int64_t kRows = int64_t{1} << 30, kMany = int64_t{1} << 31, kWrap = int64_t{1} << 34;
+  const int64_t columns = t.columns() / halves, row = row_bytes(t);
+  const Dimension inner{columns, 0, columns_of_box(t)}, rows{kRows, row, box_rows};
+  const Dimension offset{kMany, row, 1}, wrap{kMany, kWrap - row, 1};
+  if (halves == 1) return encode<4>(name, t.data, t.type(), {{inner, rows, offset, wrap}});
+  const Dimension half{halves, columns * dtype_size(t.type()), 1};
+  return encode<5>(name, t.data, t.type(), {{inner, half, rows, offset, wrap}});
+}
+
+std::string why_not_tma(std::string_view name, const TensorView& t) {
+  constexpr int64_t kAlignment = 16;
+  if (reinterpret_cast<uintptr_t>(t.data) % kAlignment != 0) {
+    return concat(name, " is not aligned to 16 bytes, which TMA needs");
+  }
+  if (row_bytes(t) % kAlignment != 0) {
+    return concat("rows of ", name, " lie ", row_bytes(t),
+                  " bytes apart, which for TMA must be a multiple of 16");
+  }
+  return {};
+}
+
+}  // namespace moire::cuda

@@ -1,0 +1,59 @@
+// Tensor maps: what TMA is told of a tensor, encoded on the host and passed to kernels as a
+// parameter. Dimensions are innermost first, strides in bytes and of all dimensions but the first.
+#pragma once
+
+#include <moire/tensor.h>
+
+#include <array>
+#include <cstdint>
+
+#include "backend/cuda/runtime/state.h"
+
+namespace moire::cuda {
+
+// Encodes maps for one op; after the first failure the others are not encoded.
+class TensorMaps {
+ public:
+  TensorMaps(const CudaState& state, std::string_view op) : state_(state), op_(op) {}
+
+  struct Dimension {
+    int64_t size;
+    int64_t stride_bytes;  // not read for the innermost
+    int64_t box;
+  };
+  // Elements of `dtype` (BF16, FP32), 128-byte swizzle, zeros outside.
+  template <size_t kRank>
+  CUtensorMap encode(std::string_view name, void* data, DType dtype,
+                     const std::array<Dimension, kRank>& dimensions) {
+    return encode(name, data, dtype, dimensions.data(), kRank);
+  }
+
+  // [rows, columns] in boxes of box_rows x 128 bytes.
+  CUtensorMap matrix(std::string_view name, const TensorView& t, int64_t box_rows);
+  // [groups, rows, columns] in boxes of box_rows x 128 bytes of one group.
+  CUtensorMap matrices(std::string_view name, const TensorView& t, int64_t box_rows);
+  // The rows of one group of [capacity, columns], which clips exactly at the group's end though it
+  // knows no group. `halves` > 1: columns as [halves, columns / halves], each clipped by itself.
+  //
+  // Dimensions {columns, halves, 2^30, many, many} with the strides {., row, row, 2^34 - row}: the
+  // element at {c, h, 2^30 - len + i, off + len, 2^30} is at row (2^30 + off + i) * row
+  // + 2^30 * (2^34 - row) = (off + i) * row modulo 2^64, and inside the map only while i < len.
+  // Many is 2^31: with 2^32, which the encoder takes as well, stores are an illegal instruction.
+  CUtensorMap ragged_rows(std::string_view name, const TensorView& t, int64_t box_rows,
+                          int64_t halves = 1);
+
+  Status status() const { return status_; }
+
+ private:
+  CUtensorMap encode(std::string_view name, void* data, DType dtype, const Dimension* dimensions,
+                     size_t rank);
+
+  const CudaState& state_;
+  std::string_view op_;
+  Status status_;
+};
+
+// Why TMA cannot read or write `t`: its address and row stride are multiples of 16 bytes, or not.
+std::string why_not_tma(std::string_view name, const TensorView& t);
+
+}  // namespace moire::cuda

@@ -1,0 +1,74 @@
+// grouped_gemm on SM90: d = a * op(b) with a plain store. Weights are taken as they lie, K-major or
+// not, so that the dgrad needs no transposed copy.
+#include "backend/cuda/implementations.h"
+#include "backend/cuda/sm90/epilogues.cuh"
+#include "backend/cuda/sm90/gathered_rows.h"
+#include "backend/cuda/sm90/grouped_gemm_heuristics.h"
+#include "backend/cuda/sm90/launch_grouped_gemm.cuh"
+#include "core/status_macros.h"
+
+namespace moire::cuda::sm90 {
+namespace {
+
+bool is_k_major(const GroupedGemmArgs& args) {
+  return (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
+}
+
+Reason supports(const DeviceState& state, const GroupedGemmArgs& args) {
+  const Weight b(args.b);
+  return first_of({why_not_device(state),
+                   why_not_bf16({{"a", args.a}, {"b", b.tensor}, {"d", args.d}}),
+                   why_not_listed("b", b), why_not_sizes(args.groups, b.tensor),
+                   why_not_tma({{"a", args.a}, {"b", b.tensor}, {"d", args.d}})});
+}
+
+template <class P, Major kWeights>
+void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& args,
+                   const TensorView& a) {
+  const TensorView d(args.d);
+  const auto n = static_cast<int32_t>(d.columns());
+  const auto k = static_cast<int32_t>(TensorView(args.a).columns());
+  const auto operands =
+      ragged_m<P, kWeights>(maps, args.a, args.b.tensor, n, k, args.tail == MOIRE_TAIL_ZERO);
+  const Store store{maps.ragged_rows("d", d, kWarpRows), n,
+                    static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
+                    static_cast<const float*>(args.bias_scale.data)};
+  if (maps.status().ok()) launch<P>(launcher, args.groups, operands, store);
+}
+
+Status run(const Context& context, const GroupedGemmArgs& args) {
+  Launcher launcher(context, "grouped_gemm");
+  if (args.groups.capacity == 0) return launcher.status();
+  Arena arena(args.workspace);
+  const GatheredRows a(args.a, args.row_idx, args.groups, arena);
+  MOIRE_RETURN_IF_ERROR(a.gather(context));
+  TensorMaps maps(launcher.state(), "grouped_gemm");
+  with_tile_n(TensorView(args.d).columns(), [&]<class P>() {
+    if (is_k_major(args)) {
+      launch_policy<P, Major::kK>(launcher, maps, args, a.rows());
+    } else {
+      launch_policy<P, Major::kMN>(launcher, maps, args, a.rows());
+    }
+  });
+  return maps.status().ok() ? launcher.status() : maps.status();
+}
+
+}  // namespace
+
+const Implementation<GroupedGemmArgs> kGroupedGemm = {
+    "sm90",
+    Device::kCuda,
+    supports,
+    [](const DeviceState&, const GroupedGemmArgs& args) {
+      Arena arena;
+      const GatheredRows a(args.a, args.row_idx, args.groups, arena);
+      return arena.used();
+    },
+    [](const DeviceState& state, const GroupedGemmArgs& args) {
+      return with_tile_n(TensorView(args.d).columns(),
+                         [&]<class P>() { return policy_text<P>(state); }) +
+             GatheredRows::policy(args.row_idx);
+    },
+    run};
+
+}  // namespace moire::cuda::sm90

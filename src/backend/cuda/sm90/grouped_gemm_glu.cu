@@ -1,0 +1,106 @@
+// grouped_gemm_glu on SM90: FC1 with the activation in its epilogue. The tensor map takes gate and
+// up rows of the weights apart, whatever their layout, so that each pair meets in one thread.
+#include <algorithm>
+
+#include "backend/cuda/implementations.h"
+#include "backend/cuda/sm90/epilogues.cuh"
+#include "backend/cuda/sm90/gathered_rows.h"
+#include "backend/cuda/sm90/grouped_gemm_heuristics.h"
+#include "backend/cuda/sm90/launch_grouped_gemm.cuh"
+#include "core/status_macros.h"
+
+namespace moire::cuda::sm90 {
+namespace {
+
+ResolvedGluLayout layout_of(const GroupedGemmGluArgs& args) {
+  return resolve_glu_layout(args.layout, Weight(args.b).out_features() / 2);
+}
+
+std::string why_not_outputs(const GroupedGemmGluArgs& args) {
+  if (args.act_rowwise.data.rank != 0 || args.act_columnwise.data.rank != 0) {
+    return "a quantised act is asked for, the kernel stores bf16";
+  }
+  return args.b.layout == MOIRE_OUT_IN ? "" : "b is [G, in, out], the kernel takes [G, out, in]";
+}
+
+Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
+  const Weight b(args.b);
+  return first_of(
+      {why_not_device(state),
+       why_not_bf16({{"a", args.a}, {"b", b.tensor}, {"z", args.z}, {"act", args.act}}),
+       why_not_outputs(args), why_not_listed("b", b), why_not_sizes(args.groups, b.tensor),
+       why_not_layout(layout_of(args)),
+       why_not_tma({{"a", args.a}, {"b", b.tensor}, {"z", args.z}, {"act", args.act}})});
+}
+
+// {k, block, 2, F / block, groups}: a box holds half a tile's rows of gate, or of up.
+template <class P>
+CUtensorMap pairs_map(TensorMaps& maps, const TensorView& b, const ResolvedGluLayout& layout) {
+  constexpr int64_t kRows = P::kTileN / 2;
+  const int64_t rows = std::min(layout.block, kRows), row = b.stride() * 2;
+  const int64_t num_blocks = layout.f / layout.block;
+  return maps.encode<5>(
+      "b", b.data, DType::kBF16,
+      {{{b.columns(), 0, P::kTileK},
+        {layout.block, row, rows},
+        {2, layout.block * row, 1},
+        {num_blocks, 2 * layout.block * row, layout.block < kRows ? kRows / rows : 1},
+        {b.shape[0], 2 * layout.f * row, 1}}});
+}
+
+template <class P, class Activation>
+void launch_activation(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArgs& args,
+                       const TensorView& a, const Activation& activation) {
+  const TensorView b(args.b.tensor), z(args.z);
+  const ResolvedGluLayout layout = layout_of(args);
+  const ZMap z_columns = z_map(maps, "z", z, layout);
+  const auto f = static_cast<int32_t>(layout.f);
+  const GluPairs operands{
+      maps.matrix("a", a, P::kTileM),    pairs_map<P>(maps, b, layout), f,
+      static_cast<int32_t>(a.columns()), z_columns.columns.block,       z_columns.columns.gate,
+      args.tail == MOIRE_TAIL_ZERO};
+  const StoreGlu<Activation> epilogue{z_columns,
+                                      maps.ragged_rows("act", args.act, kWarpRows),
+                                      f,
+                                      static_cast<int32_t>(args.groups.num_groups),
+                                      z.is_present(),
+                                      Bias(args.bias),
+                                      static_cast<const float*>(args.probs.data),
+                                      activation};
+  if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
+}
+
+Status run(const Context& context, const GroupedGemmGluArgs& args) {
+  Launcher launcher(context, "grouped_gemm_glu");
+  if (args.groups.capacity == 0) return launcher.status();
+  Arena arena(args.workspace);
+  const GatheredRows a(args.a, args.row_idx, args.groups, arena);
+  MOIRE_RETURN_IF_ERROR(a.gather(context));
+  TensorMaps maps(launcher.state(), "grouped_gemm_glu");
+  with_glu_tile(TensorView(args.a).columns(), [&]<class P>() {
+    with_activation(args.activation, [&](const auto& activation) {
+      launch_activation<P>(launcher, maps, args, a.rows(), activation);
+    });
+  });
+  return maps.status().ok() ? launcher.status() : maps.status();
+}
+
+}  // namespace
+
+const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
+    "sm90",
+    Device::kCuda,
+    supports,
+    [](const DeviceState&, const GroupedGemmGluArgs& args) {
+      Arena arena;
+      const GatheredRows a(args.a, args.row_idx, args.groups, arena);
+      return arena.used();
+    },
+    [](const DeviceState& state, const GroupedGemmGluArgs& args) {
+      return with_glu_tile(TensorView(args.a).columns(),
+                           [&]<class P>() { return policy_text<P>(state); }) +
+             GatheredRows::policy(args.row_idx);
+    },
+    run};
+
+}  // namespace moire::cuda::sm90

@@ -1,0 +1,139 @@
+// grouped_gemm_glu_backward on SM90: FC2's dgrad with the activation's backward in its epilogue,
+// then the partial sums of grad_probs added in order.
+#include "backend/cuda/implementations.h"
+#include "backend/cuda/sm90/gathered_rows.h"
+#include "backend/cuda/sm90/glu_backward_epilogue.cuh"
+#include "backend/cuda/sm90/grouped_gemm_heuristics.h"
+#include "backend/cuda/sm90/launch_grouped_gemm.cuh"
+#include "core/arena.h"
+#include "core/status_macros.h"
+
+namespace moire::cuda::sm90 {
+namespace {
+
+ResolvedGluLayout layout_of(const GroupedGemmGluBackwardArgs& args) {
+  return resolve_glu_layout(args.layout, Weight(args.w2).in_features());
+}
+
+std::string why_not_outputs(const GroupedGemmGluBackwardArgs& args) {
+  if (args.grad_z_rowwise.data.rank != 0 || args.grad_z_columnwise.data.rank != 0 ||
+      args.act_columnwise.data.rank != 0) {
+    return "a quantised grad_z or act is asked for, the kernel stores bf16";
+  }
+  return args.grad_bias.rank == 0 ? "" : "grad_bias is asked for, the kernel does not sum it";
+}
+
+Reason supports(const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
+  const Weight w2(args.w2);
+  return first_of({why_not_device(state),
+                   why_not_bf16({{"grad_y", args.grad_y},
+                                 {"w2", w2.tensor},
+                                 {"z", args.z},
+                                 {"grad_z", args.grad_z},
+                                 {"act", args.act}}),
+                   why_not_outputs(args), why_not_listed("w2", w2),
+                   why_not_sizes(args.groups, w2.tensor), why_not_layout(layout_of(args)),
+                   why_not_tma({{"grad_y", args.grad_y},
+                                {"w2", w2.tensor},
+                                {"z", args.z},
+                                {"grad_z", args.grad_z},
+                                {"act", args.act}})});
+}
+
+int32_t num_segments(const GroupedGemmGluBackwardArgs& args) {
+  return static_cast<int32_t>((layout_of(args).f + kPanel - 1) / kPanel);
+}
+
+// The op's workspace.
+struct Scratch {
+  Scratch(const GroupedGemmGluBackwardArgs& args, Workspace workspace)
+      : arena(workspace), grad_y(args.grad_y, args.row_idx, args.groups, arena) {
+    if (args.grad_probs.rank == 0) return;
+    const auto count = static_cast<size_t>(num_segments(args) * args.groups.capacity);
+    prob_partials = static_cast<float*>(arena.take(count * sizeof(float)));
+  }
+  Arena arena;
+  GatheredRows grad_y;
+  // [segments, capacity]: neighbouring rows lie side by side, for the sums below.
+  float* prob_partials = nullptr;
+};
+
+__global__ void sum_prob_partials(const float* partials, int32_t segments, moire_groups groups,
+                                  bool zeroes_tail, float* grad_probs) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row >= groups.capacity) return;
+  if (row >= rows_in_use(groups)) {
+    if (zeroes_tail) grad_probs[row] = 0;
+    return;
+  }
+  float sum = 0;
+  for (int32_t i = 0; i < segments; ++i) sum += partials[i * groups.capacity + row];
+  grad_probs[row] = sum;
+}
+
+template <class P, Major kWeights, class Activation>
+void launch_activation(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBackwardArgs& args,
+                       const Scratch& scratch, const Activation& activation) {
+  const TensorView grad_y(scratch.grad_y.rows()), act(args.act);
+  const ResolvedGluLayout layout = layout_of(args);
+  const auto f = static_cast<int32_t>(layout.f);
+  const auto operands =
+      ragged_m<P, kWeights>(maps, grad_y, args.w2.tensor, f, static_cast<int32_t>(grad_y.columns()),
+                            args.tail == MOIRE_TAIL_ZERO);
+  const GluBackward<Activation> epilogue{
+      z_map(maps, "z", args.z, layout),
+      z_map(maps, "grad_z", args.grad_z, layout),
+      act.is_present() ? maps.ragged_rows("act", act, kWarpRows) : CUtensorMap{},
+      f,
+      static_cast<int32_t>(args.groups.num_groups),
+      act.is_present(),
+      static_cast<const float*>(args.probs.data),
+      scratch.prob_partials,
+      args.groups.capacity,
+      activation};
+  if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
+}
+
+Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
+  Launcher launcher(context, "grouped_gemm_glu_backward");
+  if (args.groups.capacity == 0) return launcher.status();
+  const Scratch scratch(args, args.workspace);
+  MOIRE_RETURN_IF_ERROR(scratch.grad_y.gather(context));
+  TensorMaps maps(launcher.state(), "grouped_gemm_glu_backward");
+  with_glu_backward_tile(layout_of(args).f, [&]<class P>() {
+    with_activation(args.activation, [&](const auto& activation) {
+      if (args.w2.layout == MOIRE_IN_OUT) {  // [G, F, H]
+        launch_activation<P, Major::kK>(launcher, maps, args, scratch, activation);
+      } else {
+        launch_activation<P, Major::kMN>(launcher, maps, args, scratch, activation);
+      }
+    });
+  });
+  if (!maps.status().ok()) return maps.status();
+  if (scratch.prob_partials != nullptr) {
+    constexpr int64_t kThreads = 256;
+    const auto blocks = static_cast<unsigned>((args.groups.capacity + kThreads - 1) / kThreads);
+    launcher.launch(sum_prob_partials, {dim3(blocks), dim3(kThreads)}, scratch.prob_partials,
+                    num_segments(args), args.groups, args.tail == MOIRE_TAIL_ZERO,
+                    static_cast<float*>(args.grad_probs.data));
+  }
+  return launcher.status();
+}
+
+}  // namespace
+
+const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
+    "sm90",
+    Device::kCuda,
+    supports,
+    [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
+      return Scratch(args, {}).arena.used();
+    },
+    [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
+      return with_glu_backward_tile(layout_of(args).f,
+                                    [&]<class P>() { return policy_text<P>(state); }) +
+             GatheredRows::policy(args.row_idx);
+    },
+    run};
+
+}  // namespace moire::cuda::sm90

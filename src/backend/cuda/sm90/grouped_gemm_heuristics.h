@@ -1,0 +1,66 @@
+// Which policy an instance runs with: a pure function of the problem.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "backend/cuda/sm90/grouped_gemm_policies.h"
+
+namespace moire::cuda::sm90 {
+
+// The wide tile loads least per product; the narrow one wastes less where n is no multiple of 256.
+using WideTile = Policy<256, 4, 2>;
+using NarrowTile = Policy<192, 4, 4>;
+
+// Wide unless it computes more than 4 % more columns.
+inline bool prefers_narrow_tile(int64_t n) {
+  const auto padded = [n](int64_t tile) { return (n + tile - 1) / tile * tile; };
+  return padded(WideTile::kTileN) * 100 > padded(NarrowTile::kTileN) * 104;
+}
+
+// Calls f.operator()<Policy>().
+template <class F>
+decltype(auto) with_tile_n(int64_t n, F&& f) {
+  if (prefers_narrow_tile(n)) return std::forward<F>(f).template operator()<NarrowTile>();
+  return std::forward<F>(f).template operator()<WideTile>();
+}
+
+// FC1: 128 gate and 128 up columns. A long K wants stages, a short one an epilogue that waits less.
+using LongGluTile = Policy<256, 3, 5>;
+using ShortGluTile = Policy<256, 3, 5>;
+
+template <class F>
+decltype(auto) with_glu_tile(int64_t k, F&& f) {
+  constexpr int64_t kShort = 3072;
+  if (k <= kShort) return std::forward<F>(f).template operator()<ShortGluTile>();
+  return std::forward<F>(f).template operator()<LongGluTile>();
+}
+
+// FC2's dgrad with the activation's backward: z needs the slots.
+using WideGluBackwardTile = Policy<256, 3, 5>;
+using NarrowGluBackwardTile = Policy<192, 3, 6>;
+
+template <class F>
+decltype(auto) with_glu_backward_tile(int64_t f_columns, F&& f) {
+  constexpr int64_t kNarrow = NarrowGluBackwardTile::kTileN;
+  const int64_t padded = (f_columns + kNarrow - 1) / kNarrow * kNarrow;
+  if (padded * 100 <= f_columns * 104) {
+    return std::forward<F>(f).template operator()<NarrowGluBackwardTile>();
+  }
+  return std::forward<F>(f).template operator()<WideGluBackwardTile>();
+}
+
+// wgrad that stores BF16, and wgrad that stores FP32: the narrow tile has a slot for each chunk of
+// what the gradient holds, so that all of it is there when the main loop ends.
+using WideWgradTile = Policy<256, 3, 5>;
+using NarrowWgradTile = Policy<192, 3, 6>;
+
+template <class F>
+decltype(auto) with_wgrad_tile(int64_t n, bool is_fp32, F&& f) {
+  const int64_t padded = (n + 191) / 192 * 192;
+  const bool is_narrow = is_fp32 ? padded * 100 <= n * 106 : prefers_narrow_tile(n);
+  if (is_narrow) return std::forward<F>(f).template operator()<NarrowWgradTile>();
+  return std::forward<F>(f).template operator()<WideWgradTile>();
+}
+
+}  // namespace moire::cuda::sm90

@@ -1,0 +1,201 @@
+// The SM90 grouped GEMM: persistent blocks, one per multiprocessor, of one producer warpgroup and
+// two consumer warpgroups; BF16 operands, FP32 sums.
+//
+// Roles
+//   scheduler  warp 1: walks the device's offsets, puts this block's tiles into the ring of tiles
+//   producer   warp 0, one thread: fills the ring of stages by TMA
+//   consumers  warps 4 ... 11: wgmma on 64 rows a warpgroup, then the epilogue, each warp on its
+//   own
+//              16 rows through its own slots; no barrier between consumers, so that one warpgroup
+//              multiplies while the other stores
+// Barriers (arrivals)
+//   full[stage]       1 and the bytes of A and B          empty[stage]       2, one a warpgroup
+//   tile_full[tile]   1, the scheduler                    tile_empty[tile]   9, producer and warps
+//   slot_full[slot]   1 and the bytes of an epilogue's operands (epilogues that load)
+// Sums are in ascending K, 16 at a time, in every instance.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "backend/cuda/device/report.cuh"
+#include "backend/cuda/device/ring.cuh"
+#include "backend/cuda/device/tile_walk.cuh"
+#include "backend/cuda/ptx/cluster.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+#include "backend/cuda/sm90/warp_slots.cuh"
+
+namespace moire::cuda::sm90 {
+
+template <class P>
+struct Stage {
+  alignas(1024) char a[P::kABytes];
+  alignas(1024) char b[P::kBBytes];
+};
+
+template <class P>
+struct SharedMemory {
+  Stage<P> stages[P::kNumStages];
+  alignas(1024) char slots[P::kConsumerWarps][P::kNumSlots][P::kSlotBytes];
+  WorkTile tiles[P::kNumTiles];
+  uint64_t full[P::kNumStages], empty[P::kNumStages];
+  uint64_t tile_full[P::kNumTiles], tile_empty[P::kNumTiles];
+  uint64_t slot_full[P::kConsumerWarps][P::kNumSlots];
+};
+
+// Dynamic shared memory starts at 16 bytes' alignment only.
+template <class P>
+inline constexpr size_t kSharedBytes = sizeof(SharedMemory<P>) + 1024 - 16;
+
+// What the kernel is instantiated with, besides the policy:
+// Operands: kA, kB (majorness); walk(); load(stage, barrier, tile, k) of all of P's bytes.
+// Epilogue: begin(slots, tile, row), early in the main loop of a tile with products;
+// store(slots, tile, row, sums), after it.
+template <class Operands, class Epilogue>
+struct Parameters {
+  Operands operands;
+  Epilogue epilogue;
+  moire_groups groups;
+  Reporter reporter;
+};
+
+template <class P>
+__device__ void initialize_barriers(SharedMemory<P>& s) {
+  for (int i = 0; i < P::kNumStages; ++i) {
+    ptx::mbarrier_init(&s.full[i], 1);
+    ptx::mbarrier_init(&s.empty[i], P::kConsumers);
+  }
+  for (int i = 0; i < P::kNumTiles; ++i) {
+    ptx::mbarrier_init(&s.tile_full[i], 1);
+    ptx::mbarrier_init(&s.tile_empty[i], 1 + P::kConsumerWarps);
+  }
+  for (auto& warp : s.slot_full) {
+    for (uint64_t& barrier : warp) ptx::mbarrier_init(&barrier, 1);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+template <class P, class Operands>
+__device__ void schedule_tiles(SharedMemory<P>& s, const Operands& operands,
+                               const moire_groups& groups) {
+  auto walk = operands.template walk<P>(groups);
+  Ring<P::kNumTiles> ring;
+  int32_t is_valid;
+  int32_t index = static_cast<int32_t>(blockIdx.x);
+  do {
+    const WorkTile tile = walk.at(index);
+    is_valid = tile.is_valid;
+    ring.wait_empty(s.tile_empty);
+    if (threadIdx.x % 32 == 0) {
+      s.tiles[ring.stage] = tile;
+      ptx::mbarrier_arrive(&s.tile_full[ring.stage]);
+    }
+    __syncwarp();
+    ring.advance();
+    index += static_cast<int32_t>(gridDim.x);
+  } while (is_valid != 0);
+}
+
+// The next tile of this block; every lane gets it. The tile's place in the ring is given back.
+template <class P>
+__device__ WorkTile next_tile(SharedMemory<P>& s, Ring<P::kNumTiles>& ring) {
+  ring.wait_full(s.tile_full);
+  const WorkTile tile = s.tiles[ring.stage];
+  __syncwarp(__activemask());
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&s.tile_empty[ring.stage]);
+  ring.advance();
+  return tile;
+}
+
+template <class P, class Operands>
+__device__ void produce(SharedMemory<P>& s, const Operands& operands) {
+  Ring<P::kNumTiles> tiles;
+  Ring<P::kNumStages> ring;
+  for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
+    for (int k = 0; k < tile.num_k; ++k, ring.advance()) {
+      ring.wait_empty(s.empty);
+      ptx::mbarrier_arrive_expect_tx(&s.full[ring.stage], P::kABytes + P::kBBytes);
+      operands.template load<P>(s.stages[ring.stage], &s.full[ring.stage], tile, k * P::kTileK);
+    }
+  }
+}
+
+template <class P, class Operands>
+__device__ void multiply_stage(float (&sums)[P::kTileN / 2], const Stage<P>& stage, int consumer) {
+  constexpr uint32_t kPanelBytes = 64 * P::kTileK * 2;
+  // 64 rows of A are 8 KiB in either majorness.
+  const uint64_t a =
+      ptx::operand_descriptor(ptx::shared_address(stage.a + consumer * kPanelBytes), kPanelBytes);
+  const uint64_t b = ptx::operand_descriptor(ptx::shared_address(stage.b), kPanelBytes);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < P::kTileK / 16; ++i) {
+    ptx::wgmma_m64k16<P::kTileN, Operands::kA, Operands::kB>(
+        sums, a + i * ptx::kDescriptorStep<Operands::kA>,
+        b + i * ptx::kDescriptorStep<Operands::kB>, 1);
+  }
+  ptx::wgmma_commit_group();
+}
+
+// A warpgroup none of whose rows exist multiplies nothing, but keeps the ring's pace. `begin` is
+// called some steps after the start: what it waits for, the last tile's stores, is then over.
+template <class P, class Operands, class Begin>
+__device__ void multiply(SharedMemory<P>& s, Ring<P::kNumStages>& ring, const WorkTile& tile,
+                         int consumer, bool has_rows, float (&sums)[P::kTileN / 2], Begin&& begin) {
+  constexpr int kBeginStep = 4;
+  const int begin_step = min(kBeginStep, tile.num_k - 1);
+  for (int k = 0; k < tile.num_k; ++k, ring.advance()) {
+    ring.wait_full(s.full);
+    if (has_rows) {
+      if (k == begin_step) begin();
+      multiply_stage<P, Operands>(sums, s.stages[ring.stage], consumer);
+      ptx::wgmma_wait_group<0>();
+    }
+    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&s.empty[ring.stage]);
+  }
+}
+
+template <class P, class Operands, class Epilogue>
+__device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epilogue& epilogue) {
+  const int warp = static_cast<int>(threadIdx.x) / 32 - 4, consumer = warp / 4;
+  WarpSlots<P> slots{s.slots[warp], s.slot_full[warp]};
+  Ring<P::kNumTiles> tiles;
+  Ring<P::kNumStages> ring;
+  for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
+    const bool has_rows = tile.first_m + consumer * 64 < operands.rows_of_output(tile);
+    const int first_m = tile.first_m + warp * 16;
+    float sums[P::kTileN / 2];
+#pragma unroll
+    for (float& sum : sums) sum = 0;
+    multiply<P, Operands>(s, ring, tile, consumer, has_rows, sums,
+                          [&] { epilogue.begin(slots, tile, first_m); });
+    if (has_rows) epilogue.store(slots, tile, first_m, sums);
+  }
+  slots.finish();
+}
+
+template <class P, class Operands, class Epilogue>
+__global__ void __launch_bounds__(P::kThreads, 1)
+    grouped_gemm(const __grid_constant__ Parameters<Operands, Epilogue> p) {
+  extern __shared__ char raw[];
+  auto& s =
+      *reinterpret_cast<SharedMemory<P>*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
+  if (threadIdx.x == 0) initialize_barriers(s);
+  __syncthreads();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp >= 4) {
+    ptx::setmaxnreg_inc<P::kConsumerRegisters>();
+    consume<P>(s, p.operands, p.epilogue);
+    return;
+  }
+  ptx::setmaxnreg_dec<P::kProducerRegisters>();
+  if (warp == 0 && threadIdx.x == 0) produce<P>(s, p.operands);
+  if (warp == 1) schedule_tiles<P>(s, p.operands, p.groups);
+  if (warp == 2 && blockIdx.x == 0) {
+    check_groups(p.groups, p.reporter, static_cast<int>(threadIdx.x) % 32, 32);
+  }
+}
+
+}  // namespace moire::cuda::sm90

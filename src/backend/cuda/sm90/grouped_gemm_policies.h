@@ -1,0 +1,32 @@
+// Policies of the SM90 grouped GEMM: tile, ring and staging of one instance. A named type carries
+// each into the kernel, so that a profiler shows it.
+#pragma once
+
+#include <string>
+
+#include "core/format.h"
+
+namespace moire::cuda::sm90 {
+
+// Two consumer warpgroups multiply 64 rows each of a 128 x tile_n tile, 64 of K per stage.
+template <int kN, int kStages, int kWarpSlots>
+struct Policy {
+  static constexpr int kTileM = 128, kTileN = kN, kTileK = 64;
+  static constexpr int kNumStages = kStages;
+  // Staging of the epilogue: slots of 16 rows x 128 bytes for each consumer warp.
+  static constexpr int kNumSlots = kWarpSlots, kSlotBytes = 16 * 128;
+  static constexpr int kNumTiles = 3;  // ring of work tiles
+  static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kABytes = kTileM * kTileK * 2, kBBytes = kTileN * kTileK * 2;
+  // 65,536 registers: 128 threads of the producer warpgroup, 256 consumers.
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static_assert(kN % 64 == 0 && kN <= 256, "a panel of an operand has 64 columns");
+
+  static std::string text() {
+    return concat("tile ", kTileM, "x", kTileN, "x", kTileK, ", ", kNumStages, " stages, ",
+                  kNumSlots, " slots of ", kSlotBytes, " bytes a warp");
+  }
+};
+
+}  // namespace moire::cuda::sm90

@@ -1,0 +1,79 @@
+// grouped_gemm_wgrad on SM90: K runs over each group's rows, which ragged maps end exactly; both
+// operands are taken as they lie, rows outermost.
+#include "backend/cuda/implementations.h"
+#include "backend/cuda/sm90/gathered_rows.h"
+#include "backend/cuda/sm90/grouped_gemm_heuristics.h"
+#include "backend/cuda/sm90/launch_grouped_gemm.cuh"
+#include "backend/cuda/sm90/wgrad_epilogue.cuh"
+#include "core/status_macros.h"
+
+namespace moire::cuda::sm90 {
+namespace {
+
+std::string why_not_output(const TensorView& d) {
+  if (d.type() == DType::kFP32 || d.type() == DType::kBF16) return {};
+  return concat("d is ", dtype_name(d.type()), ", the kernel stores fp32 and bf16");
+}
+
+Reason supports(const DeviceState& state, const GroupedGemmWgradArgs& args) {
+  const TensorView d(args.d.tensor);
+  return first_of({why_not_device(state), why_not_bf16({{"a", args.a}, {"b", args.b}}),
+                   why_not_output(d), why_not_listed("d", Weight(args.d)),
+                   why_not_sizes(args.groups, d),
+                   why_not_tma({{"a", args.a}, {"b", args.b}, {"d", d}})});
+}
+
+// The op's workspace.
+struct Scratch {
+  Scratch(const GroupedGemmWgradArgs& args, Workspace workspace)
+      : arena(workspace),
+        a(args.a, args.a_row_idx, args.groups, arena),
+        b(args.b, args.b_row_idx, args.groups, arena) {}
+  Arena arena;
+  GatheredRows a, b;
+};
+
+template <class P, class T>
+void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradArgs& args,
+                   const TensorView& a, const TensorView& b) {
+  const RaggedK operands{maps.ragged_rows("a", a, P::kTileK), maps.ragged_rows("b", b, P::kTileK),
+                         static_cast<int32_t>(a.columns()), static_cast<int32_t>(b.columns())};
+  const Accumulate<T> epilogue{maps.matrices("d", args.d.tensor, kWarpRows), operands.n, args.beta,
+                               args.beta_per_group};
+  if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
+}
+
+Status run(const Context& context, const GroupedGemmWgradArgs& args) {
+  Launcher launcher(context, "grouped_gemm_wgrad");
+  if (args.groups.num_groups == 0) return launcher.status();
+  const Scratch scratch(args, args.workspace);
+  MOIRE_RETURN_IF_ERROR(scratch.a.gather(context));
+  MOIRE_RETURN_IF_ERROR(scratch.b.gather(context));
+  TensorMaps maps(launcher.state(), "grouped_gemm_wgrad");
+  with_wgrad_tile(TensorView(args.b).columns(), args.d.tensor.dtype == MOIRE_FP32, [&]<class P>() {
+    if (args.d.tensor.dtype == MOIRE_FP32) {
+      launch_policy<P, float>(launcher, maps, args, scratch.a.rows(), scratch.b.rows());
+    } else {
+      launch_policy<P, __nv_bfloat16>(launcher, maps, args, scratch.a.rows(), scratch.b.rows());
+    }
+  });
+  return maps.status().ok() ? launcher.status() : maps.status();
+}
+
+}  // namespace
+
+const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
+    "sm90",
+    Device::kCuda,
+    supports,
+    [](const DeviceState&, const GroupedGemmWgradArgs& args) {
+      return Scratch(args, {}).arena.used();
+    },
+    [](const DeviceState& state, const GroupedGemmWgradArgs& args) {
+      return with_wgrad_tile(TensorView(args.b).columns(), args.d.tensor.dtype == MOIRE_FP32,
+                             [&]<class P>() { return policy_text<P>(state); }) +
+             GatheredRows::policy(args.a_row_idx.rank != 0 ? args.a_row_idx : args.b_row_idx);
+    },
+    run};
+
+}  // namespace moire::cuda::sm90

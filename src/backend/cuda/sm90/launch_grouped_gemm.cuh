@@ -1,0 +1,53 @@
+// From a validated call to the kernel: maps of the operands, and one block per multiprocessor.
+#pragma once
+
+#include <string>
+
+#include "backend/cuda/runtime/launch.h"
+#include "backend/cuda/runtime/tensor_map.h"
+#include "backend/cuda/sm90/grouped_gemm_kernel.cuh"
+#include "backend/cuda/sm90/grouped_gemm_policies.h"
+#include "backend/cuda/sm90/operands.cuh"
+#include "backend/cuda/sm90/reasons.h"
+#include "backend/cuda/sm90/z_slots.cuh"
+#include "core/format.h"
+
+namespace moire::cuda::sm90 {
+
+inline constexpr int64_t kWarpRows = 16;  // of a box that an epilogue stores
+
+template <class P, class Operands, class Epilogue>
+void launch(Launcher& launcher, const moire_groups& groups, const Operands& operands,
+            const Epilogue& epilogue) {
+  const Parameters<Operands, Epilogue> parameters{operands, epilogue, groups, launcher.reporter()};
+  launcher.launch(grouped_gemm<P, Operands, Epilogue>,
+                  {dim3(static_cast<unsigned>(launcher.state().num_multiprocessors)),
+                   dim3(P::kThreads), kSharedBytes<P>},
+                  parameters);
+}
+
+template <class P>
+std::string policy_text(const DeviceState& state) {
+  return concat(P::text(), ", ", state.num_multiprocessors, " persistent blocks");
+}
+
+// Weights [groups, n, k] or [groups, k, n]; columns and rows of the stored matrices are as they
+// are.
+template <class P, Major kWeights>
+RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const TensorView& weights, int n,
+                           int k, bool zeroes_tail) {
+  return {maps.matrix("a", a, P::kTileM),
+          maps.matrices("b", weights, kWeights == Major::kK ? P::kTileN : P::kTileK), n, k,
+          zeroes_tail};
+}
+
+inline ZMap z_map(TensorMaps& maps, std::string_view name, const TensorView& z,
+                  const ResolvedGluLayout& layout) {
+  ZMap map{};
+  const bool is_halves = layout.block == layout.f;
+  map.columns = {static_cast<int32_t>(layout.block), layout.gate_first ? 0 : 1, is_halves};
+  if (z.is_present()) map.map = maps.ragged_rows(name, z, kWarpRows, is_halves ? 2 : 1);
+  return map;
+}
+
+}  // namespace moire::cuda::sm90

@@ -1,0 +1,121 @@
+// Operands of the SM90 grouped GEMM: which boxes fill a stage, and which tiles there are.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "backend/cuda/device/tile_walk.cuh"
+#include "backend/cuda/ptx/tma.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+
+namespace moire::cuda::sm90 {
+
+using ptx::Major;
+
+inline constexpr int32_t kPanel = 64;  // columns of 128 bytes
+
+// Coordinates 1 to 3 of row i of `num_rows` rows from `first_row` on in a ragged map
+// (runtime/tensor_map.h): rows past the last are outside the map.
+struct RaggedRow {
+  int32_t row, end, wrap;
+};
+__device__ inline RaggedRow ragged_row(const WorkTile& tile, int32_t i) {
+  constexpr int32_t kRaggedRows = 1 << 30;
+  return {kRaggedRows - tile.num_rows + i, tile.first_row + tile.num_rows, kRaggedRows};
+}
+
+// d = a * op(b), a [capacity, k]. Rows of a past the group's end are multiplied too; what comes of
+// them is not stored.
+template <Major kWeights>
+struct RaggedM {
+  static constexpr Major kA = Major::kK, kB = kWeights;
+
+  CUtensorMap a;  // {k, rows}; box {64, 128}
+  CUtensorMap b;  // K-major {k, n, groups}, box {64, tile_n, 1}; else {n, k, groups}, {64, 64, 1}
+  int32_t n, k;
+  int32_t zeroes_tail;
+
+  template <class P>
+  __device__ auto walk(const moire_groups& groups) const {
+    return RaggedMWalk<P::kTileM, P::kTileN>(groups, n, (k + P::kTileK - 1) / P::kTileK,
+                                             zeroes_tail != 0);
+  }
+  __device__ int32_t rows_of_output(const WorkTile& tile) const { return tile.num_rows; }
+
+  template <class P, class Stage>
+  __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
+    ptx::tma_load_2d(stage.a, &a, barrier, k0, tile.first_row + tile.first_m);
+    if constexpr (kB == Major::kK) {
+      ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n, tile.group);
+    } else {
+#pragma unroll
+      for (int i = 0; i < P::kTileN / kPanel; ++i) {
+        ptx::tma_load_3d(stage.b + i * kPanel * P::kTileK * 2, &b, barrier,
+                         tile.first_n + i * kPanel, k0, tile.group);
+      }
+    }
+  }
+};
+
+// The same with weights [groups, 2F, k] whose gate and up rows are taken apart while they are
+// loaded: the tile's first half holds gate rows f0 ..., its second the up rows of the same f.
+struct GluPairs {
+  static constexpr Major kA = Major::kK, kB = Major::kK;
+
+  CUtensorMap a;
+  CUtensorMap b;  // {k, block, 2, F / block, groups}; box of half a tile's rows
+  int32_t f, k;
+  int32_t block;
+  int32_t gate;  // 0: gate comes first
+  int32_t zeroes_tail;
+
+  template <class P>
+  __device__ auto walk(const moire_groups& groups) const {
+    return RaggedMWalk<P::kTileM, P::kTileN / 2>(groups, f, (k + P::kTileK - 1) / P::kTileK,
+                                                 zeroes_tail != 0);
+  }
+  __device__ int32_t rows_of_output(const WorkTile& tile) const { return tile.num_rows; }
+
+  template <class P, class Stage>
+  __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
+    ptx::tma_load_2d(stage.a, &a, barrier, k0, tile.first_row + tile.first_m);
+    const int32_t in_block = tile.first_n % block, index = tile.first_n / block;
+    ptx::tma_load_5d(stage.b, &b, barrier, k0, in_block, gate, index, tile.group);
+    ptx::tma_load_5d(stage.b + P::kBBytes / 2, &b, barrier, k0, in_block, 1 - gate, index,
+                     tile.group);
+  }
+};
+
+// d_g = a_g^T * b_g over the rows of a group; rows past its end are loaded as zeros.
+struct RaggedK {
+  static constexpr Major kA = Major::kMN, kB = Major::kMN;
+
+  CUtensorMap a;  // ragged {m, ...}; box {64, 64}
+  CUtensorMap b;  // ragged {n, ...}
+  int32_t m, n;
+
+  template <class P>
+  __device__ auto walk(const moire_groups& groups) const {
+    return RaggedKWalk<P::kTileM, P::kTileN, P::kTileK>(groups, m, n);
+  }
+  __device__ int32_t rows_of_output(const WorkTile&) const { return m; }
+
+  template <class P, class Stage>
+  __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
+    const RaggedRow r = ragged_row(tile, k0);
+    constexpr int kPanelBytes = kPanel * P::kTileK * 2;
+#pragma unroll
+    for (int i = 0; i < P::kTileM / kPanel; ++i) {
+      ptx::tma_load_4d(stage.a + i * kPanelBytes, &a, barrier, tile.first_m + i * kPanel, r.row,
+                       r.end, r.wrap);
+    }
+#pragma unroll
+    for (int i = 0; i < P::kTileN / kPanel; ++i) {
+      ptx::tma_load_4d(stage.b + i * kPanelBytes, &b, barrier, tile.first_n + i * kPanel, r.row,
+                       r.end, r.wrap);
+    }
+  }
+};
+
+}  // namespace moire::cuda::sm90

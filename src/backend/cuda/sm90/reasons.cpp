@@ -1,0 +1,78 @@
+#include "backend/cuda/sm90/reasons.h"
+
+#include <algorithm>
+
+#include "backend/cuda/runtime/tensor_map.h"
+#include "core/format.h"
+
+namespace moire::cuda::sm90 {
+
+std::string why_not_device(const DeviceState& state) {
+  if (state.compute_capability == 90) return {};
+  return concat("this GPU has compute capability ", state.compute_capability / 10, ".",
+                state.compute_capability % 10, ", the kernel is for 9.0");
+}
+
+std::string why_not_bf16(std::initializer_list<Named> tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.is_present() && tensor.type() != DType::kBF16) {
+      return concat(name, " is ", dtype_name(tensor.type()), ", the kernel takes bf16");
+    }
+  }
+  return {};
+}
+
+std::string why_not_tma(std::initializer_list<Named> tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.is_present()) continue;
+    if (std::string reason = cuda::why_not_tma(name, tensor); !reason.empty()) return reason;
+  }
+  return {};
+}
+
+std::string why_not_listed(std::string_view name, const Weight& w) {
+  if (w.list == nullptr) return {};
+  return concat(name, " is a list, the kernel takes packed weights");
+}
+
+std::string why_not_sizes(const Groups& groups, const TensorView& weights) {
+  const int64_t sizes[] = {weights.shape[1], weights.shape[2]};
+  if (groups.capacity > int64_t{1} << 30) {
+    return concat("the capacity is ", groups.capacity, ", the kernel counts to 2^30");
+  }
+  for (const int64_t size : sizes) {
+    if (size <= 0 || size >= int64_t{1} << 31) {
+      return concat("a dimension is ", size, ", the kernel takes 1 to 2^31 - 1");
+    }
+  }
+  // Tiles are numbered in 31 bits: those of any splits, of the smallest tile.
+  constexpr int64_t kTile = 128;
+  const auto tiles = [](int64_t n) { return (n + kTile - 1) / kTile; };
+  const int64_t first = tiles(sizes[0]), second = tiles(sizes[1]);
+  const double ragged_m = static_cast<double>(tiles(groups.capacity) + groups.num_groups + 1) *
+                          static_cast<double>(std::max(first, second));
+  const double ragged_k = static_cast<double>(groups.num_groups) * static_cast<double>(first) *
+                          static_cast<double>(second);
+  if (std::max(ragged_m, ragged_k) >= 0x1p31) {
+    return "there are more than 2^31 tiles, which is as far as the kernel counts";
+  }
+  return {};
+}
+
+std::string why_not_layout(const ResolvedGluLayout& layout) {
+  constexpr int64_t kTileRows = 128;
+  if (layout.block == layout.f || kTileRows % layout.block == 0 || layout.block % kTileRows == 0) {
+    return {};
+  }
+  return concat("layout.block is ", layout.block,
+                ", the kernel takes halves, divisors of 128 and multiples of 128");
+}
+
+Reason first_of(std::initializer_list<std::string> sentences) {
+  for (const std::string& sentence : sentences) {
+    if (!sentence.empty()) return sentence;
+  }
+  return std::nullopt;
+}
+
+}  // namespace moire::cuda::sm90

@@ -1,0 +1,36 @@
+// Why an SM90 implementation refuses a call: each function gives a sentence, or nothing where all
+// is well.
+#pragma once
+
+#include <moire/grouped_gemm.h>
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "backend/implementation.h"
+#include "core/glu_layout.h"
+
+namespace moire::cuda::sm90 {
+
+// A tensor as sentences call it; absent ones are fine.
+struct Named {
+  std::string_view name;
+  TensorView tensor;
+};
+
+std::string why_not_device(const DeviceState& state);
+std::string why_not_bf16(std::initializer_list<Named> tensors);
+// TMA needs addresses and row strides that are multiples of 16 bytes.
+std::string why_not_tma(std::initializer_list<Named> tensors);
+std::string why_not_listed(std::string_view name, const Weight& w);
+// Of weights [G, ., .]: capacity is counted in 30 bits, their dimensions and the tiles in 31; no
+// dimension is zero.
+std::string why_not_sizes(const Groups& groups, const TensorView& weights);
+// The block must divide a tile's 128 rows of gate or be a multiple of them, or be F.
+std::string why_not_layout(const ResolvedGluLayout& layout);
+
+// The first sentence that is not empty.
+Reason first_of(std::initializer_list<std::string> sentences);
+
+}  // namespace moire::cuda::sm90

@@ -1,0 +1,111 @@
+// WarpSlots: a consumer warp's staging memory between registers and TMA. A slot is 16 rows of 128
+// bytes with TMA's 128-byte swizzle. Each warp is a pipeline of its own: its lane 0 issues the
+// copies and waits for them, __syncwarp does the rest.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "backend/cuda/ptx/matrix.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
+#include "backend/cuda/ptx/tma.cuh"
+
+namespace moire::cuda::sm90 {
+
+template <class P>
+class WarpSlots {
+ public:
+  static constexpr int kNumSlots = P::kNumSlots, kTileN = P::kTileN;
+  using Slots = char[P::kNumSlots][P::kSlotBytes];
+  __device__ WarpSlots(Slots& memory, uint64_t (&full)[P::kNumSlots])
+      : memory_(memory), full_(full) {}
+
+  static __device__ bool is_leader() { return threadIdx.x % 32 == 0; }
+
+  // ---- stores only: slots in turn, each store a group of its own ----
+
+  // A slot that no copy reads any more, while kHeld others are acquired and not yet released.
+  template <int kHeld = 0>
+  __device__ char* acquire() {
+    static_assert(kHeld < P::kNumSlots);
+    if (is_leader()) ptx::bulk_wait_group_read<P::kNumSlots - 1 - kHeld>();
+    __syncwarp();
+    char* const slot = memory_[next_];
+    next_ = next_ + 1 == P::kNumSlots ? 0 : next_ + 1;
+    return slot;
+  }
+  // What the warp wrote may be copied: `copy` is called by one lane, and commits once a slot.
+  template <class F>
+  __device__ void release(F&& copy) {
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (is_leader()) copy();
+  }
+
+  // ---- loads as well: the epilogue names its slots ----
+
+  __device__ char* slot(int index) const { return memory_[index]; }
+  // Waits until at most kPending of the stores still read their slots.
+  template <int kPending>
+  __device__ void wait_stored() {
+    if (is_leader()) ptx::bulk_wait_group_read<kPending>();
+    __syncwarp();
+  }
+  __device__ uint64_t* full(int index) const { return &full_[index]; }
+  // Waits for what the leader loaded with full(index).
+  __device__ void wait_full(int index) {
+    ptx::mbarrier_wait_parity(&full_[index], phases_ >> index & 1);
+    phases_ ^= 1u << index;
+  }
+
+  // Shared memory must not go away under a copy.
+  __device__ void finish() {
+    if (is_leader()) ptx::bulk_wait_group_read<0>();
+  }
+
+ private:
+  Slots& memory_;
+  uint64_t (&full_)[P::kNumSlots];
+  int next_ = 0;
+  uint32_t phases_ = 0;
+};
+
+// Byte offset of the 16-byte unit `unit` of row `row` of a slot.
+__device__ inline uint32_t swizzled(int row, int unit) {
+  return static_cast<uint32_t>(row * 128 + ((unit ^ (row & 7)) * 16));
+}
+
+// Sums as wgmma leaves them: of column group j (8 columns), a lane holds columns 2 (lane % 4) and
+// the next of row lane / 4 in sums[4 j] and [4 j + 1], and of row lane / 4 + 8 in the next two.
+
+__device__ inline uint32_t pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ inline float2 unpack(uint32_t pair) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+}
+
+// BF16 pairs of two neighbouring column groups in a lane's order: words[0] and [1] are of the first
+// group, of the lane's first and second row; [2] and [3] of the second group.
+using Words = uint32_t[4];
+
+__device__ inline void pack_sums(const float* sums, Words& words) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = pack(sums[2 * i], sums[2 * i + 1]);
+}
+
+// The address that this lane gives to stmatrix and ldmatrix for column groups j and j + 1.
+__device__ inline uint32_t matrix_address(const char* slot, int j) {
+  const int lane = threadIdx.x % 32;
+  return ptx::shared_address(slot) + swizzled(lane % 16, j + lane / 16);
+}
+__device__ inline void write_words(char* slot, int j, const Words& words) {
+  ptx::stmatrix_x4(matrix_address(slot, j), words[0], words[1], words[2], words[3]);
+}
+__device__ inline void read_words(const char* slot, int j, Words& words) {
+  ptx::ldmatrix_x4(matrix_address(slot, j), words[0], words[1], words[2], words[3]);
+}
+
+}  // namespace moire::cuda::sm90
