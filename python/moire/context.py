@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ class _OfThread:
     def __init__(self):
         self._without_torch = threading.local()
         self._tls = None if torch is None else torch._C
+        self._needs_reference = torch is not None and not self._torch_takes_reference()
 
     def get(self):
         if self._tls is None:
@@ -61,8 +63,22 @@ class _OfThread:
     def set(self, value):
         if self._tls is None:
             self._without_torch.value = value
-        else:
-            self._tls._stash_obj_in_tls(self._KEY, value)
+            return
+        if self._needs_reference:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+        self._tls._stash_obj_in_tls(self._KEY, value)
+
+    def _torch_takes_reference(self):
+        """Torch gives a stashed object's reference back when another takes its place; versions
+        before 2.13 (2.11 was seen) take none of their own.
+        """
+        probe = object()
+        before = sys.getrefcount(probe)
+        self._tls._stash_obj_in_tls("moire.probe", probe)
+        if sys.getrefcount(probe) > before:
+            return True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+        return False
 
 
 _settings = _OfThread()

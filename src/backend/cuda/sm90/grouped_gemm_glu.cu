@@ -12,6 +12,8 @@
 namespace moire::cuda::sm90 {
 namespace {
 
+using P = GluTile;
+
 ResolvedGluLayout layout_of(const GroupedGemmGluArgs& args) {
   return resolve_glu_layout(args.layout, Weight(args.b).out_features() / 2);
 }
@@ -34,7 +36,6 @@ Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
 }
 
 // {k, block, 2, F / block, groups}: a box holds half a tile's rows of gate, or of up.
-template <class P>
 CUtensorMap pairs_map(TensorMaps& maps, const TensorView& b, const ResolvedGluLayout& layout) {
   constexpr int64_t kRows = P::kTileN / 2;
   const int64_t rows = std::min(layout.block, kRows), row = b.stride() * 2;
@@ -48,7 +49,7 @@ CUtensorMap pairs_map(TensorMaps& maps, const TensorView& b, const ResolvedGluLa
         {b.shape[0], 2 * layout.f * row, 1}}});
 }
 
-template <class P, class Activation>
+template <class Activation>
 void launch_activation(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArgs& args,
                        const TensorView& a, const Activation& activation) {
   const TensorView b(args.b.tensor), z(args.z);
@@ -56,8 +57,8 @@ void launch_activation(Launcher& launcher, TensorMaps& maps, const GroupedGemmGl
   const ZMap z_columns = z_map(maps, "z", z, layout);
   const auto f = static_cast<int32_t>(layout.f);
   const GluPairs operands{
-      maps.matrix("a", a, P::kTileM),    pairs_map<P>(maps, b, layout), f,
-      static_cast<int32_t>(a.columns()), z_columns.columns.block,       z_columns.columns.gate,
+      maps.matrix("a", a, P::kTileM),    pairs_map(maps, b, layout), f,
+      static_cast<int32_t>(a.columns()), z_columns.columns.block,    z_columns.columns.gate,
       args.tail == MOIRE_TAIL_ZERO};
   const StoreGlu<Activation> epilogue{z_columns,
                                       maps.ragged_rows("act", args.act, kWarpRows),
@@ -77,10 +78,8 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
   const GatheredRows a(args.a, args.row_idx, args.groups, arena);
   MOIRE_RETURN_IF_ERROR(a.gather(context));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu");
-  with_glu_tile(TensorView(args.a).columns(), [&]<class P>() {
-    with_activation(args.activation, [&](const auto& activation) {
-      launch_activation<P>(launcher, maps, args, a.rows(), activation);
-    });
+  with_activation(args.activation, [&](const auto& activation) {
+    launch_activation(launcher, maps, args, a.rows(), activation);
   });
   return maps.status().ok() ? launcher.status() : maps.status();
 }
@@ -97,9 +96,7 @@ const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
       return arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluArgs& args) {
-      return with_glu_tile(TensorView(args.a).columns(),
-                           [&]<class P>() { return policy_text<P>(state); }) +
-             GatheredRows::policy(args.row_idx);
+      return policy_text<P>(state) + GatheredRows::policy(args.row_idx);
     },
     run};
 

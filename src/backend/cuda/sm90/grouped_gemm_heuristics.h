@@ -25,16 +25,8 @@ decltype(auto) with_tile_n(int64_t n, F&& f) {
   return std::forward<F>(f).template operator()<WideTile>();
 }
 
-// FC1: 128 gate and 128 up columns. A long K wants stages, a short one an epilogue that waits less.
-using LongGluTile = Policy<256, 3, 5>;
-using ShortGluTile = Policy<256, 3, 5>;
-
-template <class F>
-decltype(auto) with_glu_tile(int64_t k, F&& f) {
-  constexpr int64_t kShort = 3072;
-  if (k <= kShort) return std::forward<F>(f).template operator()<ShortGluTile>();
-  return std::forward<F>(f).template operator()<LongGluTile>();
-}
+// FC1: 128 gate and 128 up columns.
+using GluTile = Policy<256, 3, 5>;
 
 // FC2's dgrad with the activation's backward: z needs the slots.
 using WideGluBackwardTile = Policy<256, 3, 5>;
@@ -50,16 +42,13 @@ decltype(auto) with_glu_backward_tile(int64_t f_columns, F&& f) {
   return std::forward<F>(f).template operator()<WideGluBackwardTile>();
 }
 
-// wgrad that stores BF16, and wgrad that stores FP32: the narrow tile has a slot for each chunk of
-// what the gradient holds, so that all of it is there when the main loop ends.
+// wgrad: slots to prefetch what the gradient holds.
 using WideWgradTile = Policy<256, 3, 5>;
 using NarrowWgradTile = Policy<192, 3, 6>;
 
 template <class F>
-decltype(auto) with_wgrad_tile(int64_t n, bool is_fp32, F&& f) {
-  const int64_t padded = (n + 191) / 192 * 192;
-  const bool is_narrow = is_fp32 ? padded * 100 <= n * 106 : prefers_narrow_tile(n);
-  if (is_narrow) return std::forward<F>(f).template operator()<NarrowWgradTile>();
+decltype(auto) with_wgrad_tile(int64_t n, F&& f) {
+  if (prefers_narrow_tile(n)) return std::forward<F>(f).template operator()<NarrowWgradTile>();
   return std::forward<F>(f).template operator()<WideWgradTile>();
 }
 

@@ -50,7 +50,7 @@ Status run(const Context& context, const GroupedGemmWgradArgs& args) {
   MOIRE_RETURN_IF_ERROR(scratch.a.gather(context));
   MOIRE_RETURN_IF_ERROR(scratch.b.gather(context));
   TensorMaps maps(launcher.state(), "grouped_gemm_wgrad");
-  with_wgrad_tile(TensorView(args.b).columns(), args.d.tensor.dtype == MOIRE_FP32, [&]<class P>() {
+  with_wgrad_tile(TensorView(args.b).columns(), [&]<class P>() {
     if (args.d.tensor.dtype == MOIRE_FP32) {
       launch_policy<P, float>(launcher, maps, args, scratch.a.rows(), scratch.b.rows());
     } else {
@@ -70,7 +70,7 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
       return Scratch(args, {}).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmWgradArgs& args) {
-      return with_wgrad_tile(TensorView(args.b).columns(), args.d.tensor.dtype == MOIRE_FP32,
+      return with_wgrad_tile(TensorView(args.b).columns(),
                              [&]<class P>() { return policy_text<P>(state); }) +
              GatheredRows::policy(args.a_row_idx.rank != 0 ? args.a_row_idx : args.b_row_idx);
     },
