@@ -20,7 +20,7 @@ std::string why_not_outputs(const GroupedGemmGluBackwardArgs& args) {
       args.act_columnwise.data.rank != 0) {
     return "a quantised grad_z or act is asked for, the kernel stores bf16";
   }
-  return args.grad_bias.rank == 0 ? "" : "grad_bias is asked for, the kernel does not sum it";
+  return {};
 }
 
 Reason supports(const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
@@ -44,16 +44,32 @@ int32_t num_segments(const GroupedGemmGluBackwardArgs& args) {
   return static_cast<int32_t>((layout_of(args).f + kPanel - 1) / kPanel);
 }
 
+// grad_bias is summed over the stored grad_z, in a pass of its own.
+BiasBackwardArgs bias_backward(const GroupedGemmGluBackwardArgs& args) {
+  BiasBackwardArgs bias;
+  bias.grad_y = args.grad_z;
+  bias.grad_bias = args.grad_bias;
+  bias.beta = args.beta;
+  bias.groups = args.groups;
+  return bias;
+}
+
 // The op's workspace.
 struct Scratch {
-  Scratch(const GroupedGemmGluBackwardArgs& args, Workspace workspace)
+  Scratch(const DeviceState& state, const GroupedGemmGluBackwardArgs& args, Workspace workspace)
       : arena(workspace), grad_y(args.grad_y, args.row_idx, args.groups, arena) {
-    if (args.grad_probs.rank == 0) return;
-    const auto count = static_cast<size_t>(num_segments(args) * args.groups.capacity);
-    prob_partials = static_cast<float*>(arena.take(count * sizeof(float)));
+    if (args.grad_probs.rank != 0) {
+      const auto count = static_cast<size_t>(num_segments(args) * args.groups.capacity);
+      prob_partials = static_cast<float*>(arena.take(count * sizeof(float)));
+    }
+    if (args.grad_bias.rank != 0) {
+      bias.bytes = portable::kBiasBackward.workspace(state, bias_backward(args));
+      bias.data = arena.take(bias.bytes);
+    }
   }
   Arena arena;
   GatheredRows grad_y;
+  Workspace bias{};
   // [segments, capacity]: neighbouring rows lie side by side, for the sums below.
   float* prob_partials = nullptr;
 };
@@ -94,10 +110,9 @@ void launch_activation(Launcher& launcher, TensorMaps& maps, const GroupedGemmGl
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
 }
 
-Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
+Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
+                const Scratch& scratch) {
   Launcher launcher(context, "grouped_gemm_glu_backward");
-  if (args.groups.capacity == 0) return launcher.status();
-  const Scratch scratch(args, args.workspace);
   MOIRE_RETURN_IF_ERROR(scratch.grad_y.gather(context));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu_backward");
   with_glu_backward_tile(layout_of(args).f, [&]<class P>() {
@@ -120,19 +135,29 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
   return launcher.status();
 }
 
+Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
+  const Scratch scratch(context.state(), args, args.workspace);
+  if (args.groups.capacity > 0) MOIRE_RETURN_IF_ERROR(multiply(context, args, scratch));
+  if (args.grad_bias.rank == 0) return {};
+  BiasBackwardArgs bias = bias_backward(args);
+  bias.workspace = scratch.bias;
+  return portable::kBiasBackward.run(context, bias);
+}
+
 }  // namespace
 
 const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
     "sm90",
     Device::kCuda,
     supports,
-    [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
-      return Scratch(args, {}).arena.used();
+    [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
+      return Scratch(state, args, {}).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
       return with_glu_backward_tile(layout_of(args).f,
                                     [&]<class P>() { return policy_text<P>(state); }) +
-             GatheredRows::policy(args.row_idx);
+             GatheredRows::policy(args.row_idx) +
+             (args.grad_bias.rank == 0 ? "" : ", then a pass over grad_z for grad_bias");
     },
     run};
 
