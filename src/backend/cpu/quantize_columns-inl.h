@@ -101,7 +101,7 @@ inline void QuantizeColumnBatch(const Scaling& scaling, const Rows& rows, int64_
       return;
     }
   }
-  alignas(64) int32_t amax[kColumnBatch];
+  alignas(64) int32_t amax[kColumnBatch] = {};  // GCC 13 does not see that all of them are found
   alignas(64) float multipliers[kColumnBatch];
   FindColumnAmax<false>(rows, num_rows, columns, amax);
   const bool is_finite = *std::max_element(amax, amax + columns) < kInfinityBits;

@@ -19,7 +19,9 @@ CudaState::~CudaState() {
 
 CurrentDevice::CurrentDevice(int index) {
   error_ = cudaGetDevice(&before_);
-  if (error_ == cudaSuccess && before_ != index) error_ = cudaSetDevice(index);
+  // Also where it is current already: a new thread has no context for the driver's own functions,
+  // the encoder of tensor maps among them, until this has been called.
+  if (error_ == cudaSuccess) error_ = cudaSetDevice(index);
   if (before_ == index) before_ = -1;  // nothing to restore
 }
 CurrentDevice::~CurrentDevice() {
