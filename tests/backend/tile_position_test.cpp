@@ -1,13 +1,13 @@
 // The order in which a block of the SM90 grouped GEMM walks the tiles of one group: a bijection, in
 // bands that differ by one row tile at most. It is host-device code; the walks over groups run on
 // the device only.
+#include "backend/cuda/device/tile_position.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
 #include <utility>
-
-#include "backend/cuda/device/tile_position.h"
 
 namespace moire::cuda {
 namespace {
