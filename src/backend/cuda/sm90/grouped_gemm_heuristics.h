@@ -8,21 +8,21 @@
 
 namespace moire::cuda::sm90 {
 
-// The wide tile loads least per product; the narrow one wastes less where n is no multiple of 256.
-using WideTile = Policy<256, 4, 2>;
-using NarrowTile = Policy<192, 4, 4>;
+// The tall tile loads least per product; the narrow one wastes less where n is no multiple of 256.
+using TallTile = Policy<256, 3, 2, 3>;
+using NarrowTile = Policy<192, 3, 3, 3>;
 
-// Wide unless it computes more than 4 % more columns.
+// Unless it computes more than 4 % more columns.
 inline bool prefers_narrow_tile(int64_t n) {
   const auto padded = [n](int64_t tile) { return (n + tile - 1) / tile * tile; };
-  return padded(WideTile::kTileN) * 100 > padded(NarrowTile::kTileN) * 104;
+  return padded(TallTile::kTileN) * 100 > padded(NarrowTile::kTileN) * 104;
 }
 
 // Calls f.operator()<Policy>().
 template <class F>
 decltype(auto) with_tile_n(int64_t n, F&& f) {
   if (prefers_narrow_tile(n)) return std::forward<F>(f).template operator()<NarrowTile>();
-  return std::forward<F>(f).template operator()<WideTile>();
+  return std::forward<F>(f).template operator()<TallTile>();
 }
 
 // FC1: 128 gate and 128 up columns.
@@ -42,12 +42,13 @@ decltype(auto) with_glu_backward_tile(int64_t f_columns, F&& f) {
   return std::forward<F>(f).template operator()<WideGluBackwardTile>();
 }
 
-// wgrad: slots to prefetch what the gradient holds.
+// wgrad: where FP32 is accumulated, slots to prefetch what the gradient holds.
 using WideWgradTile = Policy<256, 3, 5>;
 using NarrowWgradTile = Policy<192, 3, 6>;
 
 template <class F>
-decltype(auto) with_wgrad_tile(int64_t n, F&& f) {
+decltype(auto) with_wgrad_tile(int64_t n, bool is_fp32, F&& f) {
+  if (!is_fp32) return with_tile_n(n, std::forward<F>(f));
   if (prefers_narrow_tile(n)) return std::forward<F>(f).template operator()<NarrowWgradTile>();
   return std::forward<F>(f).template operator()<WideWgradTile>();
 }

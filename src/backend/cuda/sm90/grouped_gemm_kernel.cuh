@@ -1,16 +1,16 @@
 // The SM90 grouped GEMM: persistent blocks, one per multiprocessor, of one producer warpgroup and
-// two consumer warpgroups; BF16 operands, FP32 sums.
+// two or three consumer warpgroups; BF16 operands, FP32 sums.
 //
 // Roles
 //   scheduler  warp 1: walks the device's offsets, puts this block's tiles into the ring of tiles
 //   producer   warp 0, one thread: fills the ring of stages by TMA
-//   consumers  warps 4 ... 11: wgmma on 64 rows a warpgroup, then the epilogue, each warp on its
+//   consumers  warps 4 and up: wgmma on 64 rows a warpgroup, then the epilogue, each warp on its
 //   own
 //              16 rows through its own slots; no barrier between consumers, so that one warpgroup
 //              multiplies while the other stores
 // Barriers (arrivals)
-//   full[stage]       1 and the bytes of A and B          empty[stage]       2, one a warpgroup
-//   tile_full[tile]   1, the scheduler                    tile_empty[tile]   9, producer and warps
+//   full[stage]       1 and the bytes of A and B          empty[stage]       1 a warpgroup
+//   tile_full[tile]   1, the scheduler                    tile_empty[tile]   1 a warp, and producer
 //   slot_full[slot]   1 and the bytes of an epilogue's operands (epilogues that load)
 // Sums are in ascending K, 16 at a time, in every instance.
 #pragma once
@@ -124,17 +124,23 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
 
 template <class P, class Operands>
 __device__ void multiply_stage(float (&sums)[P::kTileN / 2], const Stage<P>& stage, int consumer) {
+  constexpr int kN = P::kInstructionN;
+  // 64 rows of an operand are 8 KiB in either majorness, and lie one after another.
   constexpr uint32_t kPanelBytes = 64 * P::kTileK * 2;
-  // 64 rows of A are 8 KiB in either majorness.
+  constexpr uint64_t kNextColumns = kN / 64 * kPanelBytes >> 4;  // in a descriptor
   const uint64_t a =
       ptx::operand_descriptor(ptx::shared_address(stage.a + consumer * kPanelBytes), kPanelBytes);
   const uint64_t b = ptx::operand_descriptor(ptx::shared_address(stage.b), kPanelBytes);
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < P::kTileK / 16; ++i) {
-    ptx::wgmma_m64k16<P::kTileN, Operands::kA, Operands::kB>(
-        sums, a + i * ptx::kDescriptorStep<Operands::kA>,
-        b + i * ptx::kDescriptorStep<Operands::kB>, 1);
+#pragma unroll
+    for (int part = 0; part < P::kTileN / kN; ++part) {
+      ptx::wgmma_m64k16<kN, Operands::kA, Operands::kB>(
+          reinterpret_cast<float(&)[kN / 2]>(sums[part * kN / 2]),
+          a + i * ptx::kDescriptorStep<Operands::kA>,
+          b + i * ptx::kDescriptorStep<Operands::kB> + part * kNextColumns, 1);
+    }
   }
   ptx::wgmma_commit_group();
 }

@@ -8,19 +8,22 @@
 
 namespace moire::cuda::sm90 {
 
-// Two consumer warpgroups multiply 64 rows each of a 128 x tile_n tile, 64 of K per stage.
-template <int kN, int kStages, int kWarpSlots>
+// Two or three consumer warpgroups multiply 64 rows each of a tile, 64 of K per stage.
+template <int kN, int kStages, int kWarpSlots, int kWarpgroups = 2>
 struct Policy {
-  static constexpr int kTileM = 128, kTileN = kN, kTileK = 64;
+  static constexpr int kTileM = 64 * kWarpgroups, kTileN = kN, kTileK = 64;
+  // Of one wgmma: with 512 threads the compiler takes no instruction with 128 sums.
+  static constexpr int kInstructionN = kWarpgroups == 2 || kN <= 192 ? kN : kN / 2;
   static constexpr int kNumStages = kStages;
   // Staging of the epilogue: slots of 16 rows x 128 bytes for each consumer warp.
   static constexpr int kNumSlots = kWarpSlots, kSlotBytes = 16 * 128;
   static constexpr int kNumTiles = 3;  // ring of work tiles
-  static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
+  static constexpr int kConsumers = kWarpgroups, kConsumerWarps = 4 * kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kABytes = kTileM * kTileK * 2, kBBytes = kTileN * kTileK * 2;
-  // 65,536 registers: 128 threads of the producer warpgroup, 256 consumers.
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  // 65,536 registers: 128 threads of the producer warpgroup, 256 or 384 consumers.
+  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
   static_assert(kN % 64 == 0 && kN <= 256, "a panel of an operand has 64 columns");
 
   static std::string text() {

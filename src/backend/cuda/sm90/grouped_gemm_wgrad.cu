@@ -10,6 +10,8 @@
 namespace moire::cuda::sm90 {
 namespace {
 
+bool stores_fp32(const GroupedGemmWgradArgs& args) { return args.d.tensor.dtype == MOIRE_FP32; }
+
 std::string why_not_output(const TensorView& d) {
   if (d.type() == DType::kFP32 || d.type() == DType::kBF16) return {};
   return concat("d is ", dtype_name(d.type()), ", the kernel stores fp32 and bf16");
@@ -50,8 +52,8 @@ Status run(const Context& context, const GroupedGemmWgradArgs& args) {
   MOIRE_RETURN_IF_ERROR(scratch.a.gather(context));
   MOIRE_RETURN_IF_ERROR(scratch.b.gather(context));
   TensorMaps maps(launcher.state(), "grouped_gemm_wgrad");
-  with_wgrad_tile(TensorView(args.b).columns(), [&]<class P>() {
-    if (args.d.tensor.dtype == MOIRE_FP32) {
+  with_wgrad_tile(TensorView(args.b).columns(), stores_fp32(args), [&]<class P>() {
+    if (stores_fp32(args)) {
       launch_policy<P, float>(launcher, maps, args, scratch.a.rows(), scratch.b.rows());
     } else {
       launch_policy<P, __nv_bfloat16>(launcher, maps, args, scratch.a.rows(), scratch.b.rows());
@@ -70,7 +72,7 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
       return Scratch(args, {}).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmWgradArgs& args) {
-      return with_wgrad_tile(TensorView(args.b).columns(),
+      return with_wgrad_tile(TensorView(args.b).columns(), stores_fp32(args),
                              [&]<class P>() { return policy_text<P>(state); }) +
              GatheredRows::policy(args.a_row_idx.rank != 0 ? args.a_row_idx : args.b_row_idx);
     },
