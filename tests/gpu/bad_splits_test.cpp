@@ -185,7 +185,9 @@ TEST_F(BadSplits, NegativeOnesAndThosePastTheCapacityAreReported) {
 TEST_F(BadSplits, IndicesOutsideAreReported) {
   TestTensor topk(DType::kInt32, {6, 2}), offsets(DType::kInt64, {5}), gather(DType::kInt32, {12}),
       scatter(DType::kInt32, {6, 2});
-  topk.fill(0);
+  for (int64_t t = 0; t < 6; ++t) {
+    for (int64_t j = 0; j < 2; ++j) set_index(topk, t, j, 0);
+  }
   PermutePlanArgs args;
   args.topk_idx = topk;
   args.num_groups = 4;

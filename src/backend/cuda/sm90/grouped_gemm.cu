@@ -14,6 +14,10 @@ bool is_k_major(const GroupedGemmArgs& args) {
   return (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
 }
 
+int64_t mean_rows(const moire_groups& groups) {
+  return groups.num_groups == 0 ? 0 : groups.capacity / groups.num_groups;
+}
+
 Reason supports(const DeviceState& state, const GroupedGemmArgs& args) {
   const Weight b(args.b);
   return first_of({why_not_device(state),
@@ -43,7 +47,7 @@ Status run(const Context& context, const GroupedGemmArgs& args) {
   const GatheredRows a(args.a, args.row_idx, args.groups, arena);
   MOIRE_RETURN_IF_ERROR(a.gather(context));
   TensorMaps maps(launcher.state(), "grouped_gemm");
-  with_tile_n(TensorView(args.d).columns(), [&]<class P>() {
+  with_tile(TensorView(args.d).columns(), mean_rows(args.groups), [&]<class P>() {
     if (is_k_major(args)) {
       launch_policy<P, Major::kK>(launcher, maps, args, a.rows());
     } else {
@@ -65,8 +69,8 @@ const Implementation<GroupedGemmArgs> kGroupedGemm = {
       return arena.used();
     },
     [](const DeviceState& state, const GroupedGemmArgs& args) {
-      return with_tile_n(TensorView(args.d).columns(),
-                         [&]<class P>() { return policy_text<P>(state); }) +
+      return with_tile(TensorView(args.d).columns(), mean_rows(args.groups),
+                       [&]<class P>() { return policy_text<P>(state); }) +
              GatheredRows::policy(args.row_idx);
     },
     run};
