@@ -43,7 +43,8 @@ TEST(Sm90Heuristics, WgradTakesSlotsForFp32AndTallTilesOtherwise) {
 }
 
 TEST(Sm90Heuristics, EveryPolicyFitsIntoAMultiprocessor) {
-  constexpr int kSharedBytes = 227 * 1024, kBarriersAndAlignment = 3 * 1024, kRegisters = 65536;
+  static constexpr int kSharedBytes = 227 * 1024, kBarriersAndAlignment = 3 * 1024,
+                       kRegisters = 65536;
   const auto check = []<class P>() {
     EXPECT_LE(P::kNumStages * (P::kABytes + P::kBBytes) +
                   P::kConsumerWarps * P::kNumSlots * P::kSlotBytes + kBarriersAndAlignment,
