@@ -180,7 +180,8 @@ MOIRE_API int32_t moire_context_explaining(const moire_context* context,
 MOIRE_API int32_t moire_explanation(const moire_context* explaining, char* buffer, size_t bytes,
                                     size_t* needed);
 /* Waits for the context's work and returns the first error that a device reported, which is then
- * forgotten. */
+ * forgotten. So it does with the first infinity or NaN that was quantised (MOIRE_INVALID_ARGUMENT;
+ * the call that met it succeeded). */
 MOIRE_API int32_t moire_context_check(const moire_context* context);
 /* Null is fine. */
 MOIRE_API void moire_context_destroy(moire_context* context);

@@ -303,7 +303,7 @@ def note_saved(given, made):
 
 def check():
     """Waits for the work of every context of this process and raises the first error that a device
-    reported.
+    reported, or InvalidArgument if infinities or NaN were quantised since the last check.
     """
     for context in list(_contexts.values()):
         raise_for(lib.moire_context_check(context))

@@ -2,6 +2,8 @@
 parts bit for bit.
 """
 
+import contextlib
+
 import moire
 import pytest
 import torch
@@ -371,3 +373,16 @@ def test_what_is_kept_changes_no_bit(generator, recipe):
             full = moire.Recipe(recipe, **options)
             found = results(values, splits, recipe=full, save_act=save_act)
             assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+
+
+def test_infinities_that_a_recipe_quantises_are_reported_once():
+    groups = moire.Groups(splits=[3, 2])
+    x = torch.randn(5, 64)
+    x[4, 7] = float("inf")
+    w1, w2 = torch.randn(2, 64, 64) * 0.1, torch.randn(2, 64, 32) * 0.1
+    with contextlib.suppress(moire.InvalidArgument):  # what other tests left
+        moire.check()
+    moire.grouped_mlp(x, w1, w2, groups, recipe="mxfp8")
+    with pytest.raises(moire.InvalidArgument, match=r"quantize: source\[4, 7\] is infinite or NaN"):
+        moire.check()
+    moire.check()

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <string>
 
+#include "backend/cpu/findings.h"
 #include "backend/cpu/simd.h"
 #include "core/format.h"
 
@@ -30,17 +31,21 @@ Result<int> count() {
 }
 
 Result<std::unique_ptr<DeviceState>> open(const ContextOptions& options) {
-  auto state = std::make_unique<DeviceState>();
+  auto state = std::make_unique<CpuState>();
   state->device = Device::kCpu;
   state->name = processor_name();
   state->num_threads = options.num_threads > 0 ? options.num_threads : available_cores();
   state->simd = simd_target();
   state->pool = std::make_unique<ThreadPool>(state->num_threads, options.parallel);
   state->num_threads = state->pool->num_threads();
-  return state;
+  return std::unique_ptr<DeviceState>(std::move(state));
 }
 
-Status check(const DeviceState&, void*) { return {}; }
+Status check(const DeviceState& state, void*) {
+  std::string finding = findings_of(state).take();
+  if (finding.empty()) return {};
+  return {Code::kInvalidArgument, std::move(finding)};
+}
 
 }  // namespace
 

@@ -89,8 +89,11 @@ void quantize_strip(const QuantizeStrip& q) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include <atomic>
+#include <cmath>
 #include <cstring>
 
+#include "backend/cpu/findings.h"
 #include "backend/cpu/implementations.h"
 #include "core/format.h"
 #include "core/resolved_groups.h"
@@ -115,13 +118,16 @@ class Copies {
   }
 
   // Rows from block.first on; `index` is the block's.
-  void aim(QuantizeStrip& q, int64_t index, const RowBlock& block) const {
+  void aim(QuantizeStrip& q, int64_t index, const RowBlock& block) {
     const bool is_tile = scaling_ == MOIRE_SCALING_FP8_TILE;
     q.rowwise_format = format(rowwise_);
     q.columnwise_format = format(columnwise_);
     q.rowwise = piece(rowwise_, block.first, is_tile ? index : block.first);
     q.columnwise = piece(columnwise_, block.first, index);
+    q.rowwise.non_finite = q.columnwise.non_finite = &found_non_finite_;
   }
+  // Whether anything that was quantised is infinite or NaN.
+  bool found_non_finite() const { return found_non_finite_; }
   // Columns first ... end - 1 of a row of columnwise scales.
   void zero_scales(int64_t index, int64_t first, int64_t end) const {
     const TensorView scales = columnwise_.scales;
@@ -161,12 +167,13 @@ class Copies {
   Quantized rowwise_, columnwise_;
   int32_t scaling_;
   bool fractional_;
+  std::atomic<bool> found_non_finite_ = false;
 };
 
 // All blocks: `fill(block, source)` says where a block's rows lie.
 template <class Fill>
-void quantize_blocks(ThreadPool& pool, const ScaleBlocks& blocks, int64_t columns,
-                     const Copies& copies, int32_t tail, Fill&& fill) {
+void quantize_blocks(ThreadPool& pool, const ScaleBlocks& blocks, int64_t columns, Copies& copies,
+                     int32_t tail, Fill&& fill) {
   for_each_strip(pool, blocks, columns,
                  [&](int64_t index, const RowBlock& block, int64_t first, int64_t end) {
                    if (block.first == block.end) {
@@ -183,11 +190,38 @@ void quantize_blocks(ThreadPool& pool, const ScaleBlocks& blocks, int64_t column
                  });
 }
 
+// Not fast: it is called where something was found.
+bool is_finite(const TensorView& t, const void* row, int64_t column) {
+  if (t.type() == DType::kFP32) return std::isfinite(static_cast<const float*>(row)[column]);
+  const uint16_t exponent = t.type() == DType::kBF16 ? 0x7F80 : 0x7C00;
+  return (static_cast<const uint16_t*>(row)[column] & exponent) != exponent;
+}
+
+// "source[3, 5]", the first element in the order of the rows that is not finite.
+std::string name_of_first(const TensorView& source, const TensorView& row_idx, int64_t num_rows) {
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const int64_t row = source_row(row_idx, i);
+    for (int64_t c = 0; c < source.columns(); ++c) {
+      if (!is_finite(source, row_bytes_of(source, row), c)) {
+        return concat("source[", row, ", ", c, "]");
+      }
+    }
+  }
+  return "an element of source";
+}
+
+void note_non_finite(const Context& context, std::string_view op, const std::string& element) {
+  findings_of(context.state())
+      .note(
+          concat(op, ": ", element,
+                 " is infinite or NaN: infinities were saturated, NaN kept, in their own blocks"));
+}
+
 Status run_quantize(const Context& context, const QuantizeArgs& args) {
   ThreadPool& pool = *context.state().pool;
   const TensorView source(args.source), row_idx(args.row_idx);
   const ResolvedGroups groups(args.groups, (row_idx.is_present() ? row_idx : source).shape[0]);
-  const Copies copies(args.rowwise, args.columnwise, args.scaling, args.fractional_scales != 0);
+  Copies copies(args.rowwise, args.columnwise, args.scaling, args.fractional_scales != 0);
   const ScaleBlocks blocks(groups.get(), copies.task_rows());
   quantize_blocks(pool, blocks, source.columns(), copies, args.tail,
                   [&](int64_t, const RowBlock& block, StripSource& out) {
@@ -199,13 +233,16 @@ Status run_quantize(const Context& context, const QuantizeArgs& args) {
   if (args.tail == MOIRE_TAIL_ZERO) {
     copies.zero_tail(pool, rows_in_use(groups.get()), blocks.count());
   }
+  if (copies.found_non_finite()) {
+    note_non_finite(context, "quantize", name_of_first(source, row_idx, rows_in_use(groups.get())));
+  }
   return {};
 }
 
 Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
   const Weight source = args.source;
   const int64_t num_groups = source.tensor.shape[0], n = source.tensor.shape[1];
-  const Copies copies(args.rowwise, args.columnwise, args.scaling, args.fractional_scales != 0);
+  Copies copies(args.rowwise, args.columnwise, args.scaling, args.fractional_scales != 0);
   const ScaleBlocks blocks(num_groups, n, copies.task_rows());
   quantize_blocks(*context.state().pool, blocks, source.tensor.shape[2], copies,
                   MOIRE_TAIL_UNTOUCHED, [&](int64_t, const RowBlock& block, StripSource& out) {
@@ -215,6 +252,9 @@ Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& arg
                       out.rows[i - block.first] = row_bytes_of(matrix, i - block.group * n);
                     }
                   });
+  if (copies.found_non_finite()) {
+    note_non_finite(context, "quantize_weight", "an element of source");
+  }
   return {};
 }
 
@@ -222,9 +262,9 @@ Status run_requantize(const Context& context, const RequantizeArgs& args) {
   ThreadPool& pool = *context.state().pool;
   const TensorView data(args.source.data), scales(args.source.scales);
   const bool to_rowwise = args.direction == MOIRE_COLUMNWISE;
-  const Copies copies(to_rowwise ? args.target : moire_quantized{},
-                      to_rowwise ? moire_quantized{} : args.target, args.scaling,
-                      args.fractional_scales != 0);
+  Copies copies(to_rowwise ? args.target : moire_quantized{},
+                to_rowwise ? moire_quantized{} : args.target, args.scaling,
+                args.fractional_scales != 0);
   const ResolvedGroups groups(args.groups, data.num_rows());
   const ScaleBlocks blocks = blocks_of(data, groups.get(), args.scaling);
   quantize_blocks(pool, blocks, data.columns(), copies, args.tail,
@@ -233,6 +273,9 @@ Status run_requantize(const Context& context, const RequantizeArgs& args) {
                   });
   if (args.tail == MOIRE_TAIL_ZERO && data.rank == 2) {
     copies.zero_tail(pool, rows_in_use(groups.get()), blocks.count());
+  }
+  if (copies.found_non_finite()) {
+    note_non_finite(context, "requantize", "an element of source, decoded,");
   }
   return {};
 }

@@ -3,6 +3,7 @@
 
 #include <moire/tensor.h>
 
+#include <atomic>
 #include <cstdint>
 
 namespace moire::cpu {
@@ -25,6 +26,12 @@ struct QuantizedPiece {
   int64_t scale_stride = 0;
   // Codes may go to memory past the cache; every row of the copy starts at a cache line.
   bool bypasses_cache = false;
+  // Set where an element is infinite or NaN; not asked for where null.
+  std::atomic<bool>* non_finite = nullptr;
+
+  void note_non_finite() const {
+    if (non_finite != nullptr) non_finite->store(true, std::memory_order_relaxed);
+  }
 };
 
 }  // namespace moire::cpu

@@ -113,6 +113,7 @@ inline void QuantizeColumnBatch(const Scaling& scaling, const Rows& rows, int64_
   if (is_finite) {
     EncodeColumns<Format, true>(rows, num_rows, columns, multipliers, out);
   } else {
+    out.note_non_finite();
     EncodeColumns<Format, false>(rows, num_rows, columns, multipliers, out);
   }
 }

@@ -75,6 +75,7 @@ HWY_INLINE void EncodeRun(const Rows& rows, int64_t r, int64_t column, int64_t n
   if (is_finite) {
     EncodeRun<Format, true>(rows, p, n, multiplier, codes);
   } else {
+    out.note_non_finite();
     EncodeRun<Format, false>(rows, p, n, multiplier, codes);
   }
 }

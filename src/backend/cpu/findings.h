@@ -1,0 +1,38 @@
+// What ops on the CPU found in their data and went on with: infinities and NaN that were quantised.
+// The context's check() returns the first of them, which is then forgotten.
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "core/device_state.h"
+
+namespace moire::cpu {
+
+class Findings {
+ public:
+  void note(std::string sentence) const {
+    const std::lock_guard lock(mutex_);
+    if (first_.empty()) first_ = std::move(sentence);
+  }
+  // Empty where there is none.
+  std::string take() const {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(first_, {});
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::string first_;
+};
+
+struct CpuState : DeviceState {
+  Findings findings;
+};
+
+inline const Findings& findings_of(const DeviceState& state) {
+  return static_cast<const CpuState&>(state).findings;
+}
+
+}  // namespace moire::cpu
