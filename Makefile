@@ -17,7 +17,7 @@ build := build/release
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/demo.stamp $(build)/build.ninja ## train a small MoE language model four ways; report in build/demo/report.html
+demo: .venv/demo.stamp $(build)/build.ninja ## train a small MoE language model five ways; report in build/demo/report.html
 	cmake --build --preset release --target moire
 	$(python) examples/train_moe.py $(ARGS)
 

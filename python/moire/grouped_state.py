@@ -3,6 +3,7 @@
 import json
 import os
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ _FILE_DTYPES = {
     "I64": "int64",
 }
 _TAGS = "moire."
+_SOURCE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Stateful:
@@ -56,6 +58,8 @@ class Stateful:
         be this tensor's: format, element, layout of gate and up.
         """
         call = "load_state_dict"
+        if not isinstance(state, Mapping):
+            raise invalid(f"{call}: state is {described(state)}, must be a dict of arrays by name")
         tags = getattr(state, "_metadata", {}).get("", self.tags())
         for name, ours in self.tags().items():
             self.check_same(call, name, tags.get(name, "absent"), ours)
@@ -79,9 +83,16 @@ class Stateful:
                 raise invalid(f"{call}: has {present[0]} but not the other of {parts_of(name)}")
             if present:
                 copies[name] = tuple(state[part] for part in present)
+        missing = sorted({"format", "element", "dtype"} - set(tags))
+        if missing:
+            raise invalid(f"{call}: the tags have no {missing[0]!r}")
+        dtype = choice(f"{call}: the tag 'dtype'", tags["dtype"], _SOURCE_DTYPES)
         offsets, layout = state.get("groups.offsets"), None
         if "glu_block" in tags:
-            layout = GluLayout(int(tags["glu_block"]), tags["glu_order"])
+            block = str(tags["glu_block"])
+            if not block.isdecimal():
+                raise invalid(f"{call}: the tag 'glu_block' is {block!r}, must be a number")
+            layout = GluLayout(int(block), tags.get("glu_order"))
         rows = next((copy[0].shape[0] for copy in copies.values()), None)
         result = cls(
             tags["format"],
@@ -91,7 +102,7 @@ class Stateful:
             element=tags["element"],
             fractional_scales="fractional_scales" in tags,
         )
-        result.dtype = result._fw.dtype(tags["dtype"])
+        result.dtype = result._fw.dtype(dtype)
         return result
 
 
@@ -105,15 +116,17 @@ def save_safetensors(tensors, path):
     """
     call = "save_safetensors"
     _safetensors(call)
-    if not isinstance(tensors, dict):
+    if not isinstance(tensors, dict) or not tensors:
         raise invalid(f"{call}: tensors is {described(tensors)}, must be a dict of tensors by name")
     arrays, metadata = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, Stateful):
             metadata[_TAGS + name] = json.dumps(tensor.tags())
-            arrays.update({f"{name}.{part}": array for part, array in tensor.state_dict().items()})
+            parts = {f"{name}.{part}": array for part, array in tensor.state_dict().items()}
         else:
-            arrays[name] = tensor
+            parts = {name: tensor}
+        arrays.update(parts)
+    _check_names(call, tensors)
     fw = framework_of(call, arrays) if arrays else default_framework()
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -128,6 +141,17 @@ def save_safetensors(tensors, path):
         raise error(Code.IO, f"{call}: {path}: {e}") from e
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _check_names(call, tensors):
+    """A GroupedTensor's parts have its name before theirs, so nothing else may begin with that."""
+    for grouped in (name for name, tensor in tensors.items() if isinstance(tensor, Stateful)):
+        for name in tensors:
+            if name.startswith(f"{grouped}."):
+                raise invalid(
+                    f"{call}: {name!r} begins as the parts of the GroupedTensor {grouped!r} do, "
+                    "must have another name"
+                )
 
 
 def load_safetensors(path, framework=None):

@@ -1,6 +1,7 @@
 // The operations of GroupedTensor and QuantizedWeight, as calls of ops.
 #include <moire/grouped_tensor.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/format.h"
@@ -20,6 +21,16 @@ bool has_shape_of(const TensorView& t, const GroupedTensorView& v) {
 
 int32_t direction_of(const GroupedTensorView& v) {
   return v.has_rowwise() ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
+}
+
+// Whether two copies have the same groups; values are looked at where the host can.
+bool same_groups(const Context& context, const Groups& a, const Groups& b) {
+  if (a.num_groups != b.num_groups || a.capacity != b.capacity) return false;
+  if (a.offsets == b.offsets || context.device() != Device::kCpu || context.is_explaining()) {
+    return true;
+  }
+  if (a.offsets == nullptr || b.offsets == nullptr) return false;
+  return std::equal(a.offsets, a.offsets + a.num_groups + 1, b.offsets);
 }
 
 Status convert_rows(const Context& context, const moire_tensor& source, const moire_tensor& target,
@@ -105,6 +116,9 @@ Status requantize(const Context& context, const GroupedTensorView& source,
                           "wise, but target has no ", direction == MOIRE_ROWWISE ? "column" : "row",
                           "wise copy to write"));
   }
+  if (!same_groups(context, source.groups, target.groups)) {
+    return invalid("requantize", "source and target have different groups, must have the same");
+  }
   RequantizeArgs args;
   args.source = direction == MOIRE_ROWWISE ? source.rowwise : source.columnwise;
   args.scaling = source.scaling;
@@ -141,17 +155,20 @@ Status convert_glu(const Context& context, const GroupedTensorView& source,
     from_blocks = a.value();
     to_blocks = b.value();
   }
-  if (source.has_rowwise()) {
+  const auto convert = [&](const Context& c) -> Status {
+    if (source.has_rowwise()) {
+      MOIRE_RETURN_IF_ERROR(convert_rows(c, source.rowwise.data, target.rowwise.data, from, to));
+      MOIRE_RETURN_IF_ERROR(convert_rows(c, source.rowwise.scales, target.rowwise.scales,
+                                         is_tiled ? from_blocks : from, is_tiled ? to_blocks : to));
+    }
+    if (!source.has_columnwise()) return {};
     MOIRE_RETURN_IF_ERROR(
-        convert_rows(context, source.rowwise.data, target.rowwise.data, from, to));
-    MOIRE_RETURN_IF_ERROR(convert_rows(context, source.rowwise.scales, target.rowwise.scales,
-                                       is_tiled ? from_blocks : from, is_tiled ? to_blocks : to));
-  }
-  if (!source.has_columnwise()) return {};
-  MOIRE_RETURN_IF_ERROR(
-      convert_rows(context, source.columnwise.data, target.columnwise.data, from, to));
-  return convert_rows(context, source.columnwise.scales, target.columnwise.scales, from_blocks,
-                      to_blocks);
+        convert_rows(c, source.columnwise.data, target.columnwise.data, from, to));
+    return convert_rows(c, source.columnwise.scales, target.columnwise.scales, from_blocks,
+                        to_blocks);
+  };
+  MOIRE_RETURN_IF_ERROR(convert(context.explaining()));  // all is checked before anything runs
+  return convert(context);
 }
 
 Result<QuantizedWeight> QuantizedWeight::create(int64_t num_groups, int64_t n, int64_t k,

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <moire/grouped_tensor.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "tests/support/expect.h"
@@ -130,6 +131,33 @@ TEST(GroupedTensor, RequantizeGivesTheOtherDirection) {
   EXPECT_TRUE(same_bits(t.view().columnwise.data, want.view().columnwise.data, batch.rows()));
   EXPECT_TRUE(fails(requantize(cpu(), rowwise, rowwise), Code::kInvalidArgument,
                     "source is rowwise, but target has no columnwise copy to write"));
+}
+
+TEST(GroupedTensor, RequantizeNeedsTheSameGroups) {
+  const Batch forty({"Forty", {40, 60}, 0}), fifty({"Fifty", {50, 50}, 0});
+  const auto made = [](const Batch& batch) {
+    return GroupedTensor::ragged(batch.groups(), 64, both(MOIRE_SCALING_MXFP8)).value();
+  };
+  const GroupedTensor source = made(forty), target = made(fifty);
+  GroupedTensorView rowwise = source;
+  rowwise.columnwise = Quantized();
+  EXPECT_TRUE(fails(requantize(cpu(), rowwise, target), Code::kInvalidArgument,
+                    "source and target have different groups"));
+}
+
+TEST(GroupedTensor, ConvertGluChecksEveryPartBeforeItWrites) {
+  GroupedTensorView source, target;
+  const GroupedTensor from = GroupedTensor::uniform(2, 128, 64, both(MOIRE_SCALING_MXFP8)).value();
+  const GroupedTensor to = GroupedTensor::uniform(2, 128, 64, both(MOIRE_SCALING_MXFP8)).value();
+  source = from;
+  target = to;
+  source.has_layout = target.has_layout = true;
+  target.layout.block = 32;
+  auto* const codes = static_cast<uint8_t*>(target.rowwise.data.data);
+  std::fill(codes, codes + 2 * 128 * 64, uint8_t{0xA5});
+  target.columnwise.scales.shape[2] = 63;
+  EXPECT_FALSE(convert_glu(cpu(), source, target).ok());
+  EXPECT_TRUE(std::all_of(codes, codes + 2 * 128 * 64, [](uint8_t c) { return c == 0xA5; }));
 }
 
 // Permuting codes and scales is quantising the permuted weight.

@@ -225,12 +225,32 @@ def test_bad_files_are_named_and_nothing_is_left_half_written(tmp_path, generato
     refused(b"no such thing" * 9)
     refused(whole.replace(b"x.rowwise.scales", b"x.rowwise.skales"), "'x'", "'rowwise.skales'")
     refused(whole.replace(b'\\"mxfp8\\"', b'\\"mxfp9\\"'), "'x'", "format is 'mxfp9'")
+    refused(whole.replace(b'\\"float32\\"', b'\\"xloat32\\"'), "'x'", "'dtype' is 'xloat32'")
     path.write_bytes(whole)
     with pytest.raises(moire.Error, match="save_safetensors"):
         moire.save_safetensors({"x": tensor, "y": torch.ones(2).to_sparse()}, path)
     assert path.read_bytes() == whole and len(list(tmp_path.iterdir())) == 1
     with pytest.raises(moire.InvalidArgument, match="tensors is a GroupedTensor, must be a dict"):
         moire.save_safetensors(tensor, path)
+    for other in ("x.rowwise.data", "x.bias"):
+        with pytest.raises(moire.InvalidArgument, match=f"'{other}' begins as the parts of"):
+            moire.save_safetensors({"x": tensor, other: torch.ones(2)}, path)
+    assert path.read_bytes() == whole
+
+
+def test_states_that_are_none_are_refused(generator):
+    _, tensor = ragged(generator)
+    state, tags = tensor.state_dict(), tensor.tags()
+    with pytest.raises(moire.InvalidArgument, match="must be a dict of arrays by name"):
+        tensor.load_state_dict(5)
+    for wrong, message in (
+        ({k: v for k, v in tags.items() if k != "element"}, "the tags have no 'element'"),
+        ({**tags, "dtype": "load"}, "the tag 'dtype' is 'load', must be one of float32"),
+        ({**tags, "glu_block": "x", "glu_order": "gate_first"}, "the tag 'glu_block' is 'x'"),
+        ({**tags, "glu_block": "0"}, "GluLayout: order is"),
+    ):
+        with pytest.raises(moire.InvalidArgument, match=message):
+            moire.GroupedTensor.from_state_dict(state, wrong)
 
 
 def test_safetensors_absent_says_what_to_install(monkeypatch, tmp_path):
