@@ -110,6 +110,7 @@ double CuBlas::dense_rate(Gpu& gpu, DType dtype) const {
       gpu.capture([&] { return multiply(dtype, false, true, kSize, kSize, kSize, a, b, c); });
   if (!graph.ok()) throw std::runtime_error(graph.status().message());
   std::vector<double> times;
+  times.reserve(kRuns);
   for (int i = 0; i < kRuns; ++i) times.push_back(gpu.seconds(*graph.value(), *graph.value()));
   std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
   return 2.0 * kSize * kSize * kSize / times[kRuns / 2];
