@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <bit>
 #include <cstring>
 #include <new>
 
@@ -43,7 +44,7 @@ void* Memory::take(const std::string& name, int64_t bytes) {
   if (backing_ == Backing::kNone) {
     const int64_t first = (bytes_ + kGuardBytes - 1) / kGuardBytes * kGuardBytes;
     bytes_ = first + bytes;
-    return reinterpret_cast<void*>(kFirstAddress + static_cast<uintptr_t>(first));
+    return std::bit_cast<void*>(kFirstAddress + static_cast<uintptr_t>(first));
   }
   void* base = mmap(nullptr, mapped_bytes(bytes), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
