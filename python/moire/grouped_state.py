@@ -122,12 +122,11 @@ def save_safetensors(tensors, path):
     for name, tensor in tensors.items():
         if isinstance(tensor, Stateful):
             metadata[_TAGS + name] = json.dumps(tensor.tags())
-            parts = {f"{name}.{part}": array for part, array in tensor.state_dict().items()}
+            arrays.update({f"{name}.{part}": array for part, array in tensor.state_dict().items()})
         else:
-            parts = {name: tensor}
-        arrays.update(parts)
+            arrays[name] = tensor
     _check_names(call, tensors)
-    fw = framework_of(call, arrays) if arrays else default_framework()
+    fw = framework_of(call, arrays)
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
