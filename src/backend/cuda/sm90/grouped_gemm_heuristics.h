@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/cuda/sm90/grouped_gemm_policies.h"
+#include "core/divide.h"
 
 namespace moire::cuda::sm90 {
 
@@ -18,8 +19,7 @@ using NarrowTile = Policy<192, 4, 4>;
 
 // Unless it computes more than 4 % more columns.
 inline bool prefers_narrow_tile(int64_t n) {
-  const auto padded = [n](int64_t tile) { return (n + tile - 1) / tile * tile; };
-  return padded(WideTile::kTileN) * 100 > padded(NarrowTile::kTileN) * 104;
+  return round_up(n, WideTile::kTileN) * 100 > round_up(n, NarrowTile::kTileN) * 104;
 }
 
 // `mean_rows` of a group if the capacity is in use. Calls f.operator()<Policy>().
@@ -40,9 +40,7 @@ using NarrowGluBackwardTile = Policy<192, 3, 6>;
 
 template <class F>
 decltype(auto) with_glu_backward_tile(int64_t f_columns, F&& f) {
-  constexpr int64_t kNarrow = NarrowGluBackwardTile::kTileN;
-  const int64_t padded = (f_columns + kNarrow - 1) / kNarrow * kNarrow;
-  if (padded * 100 <= f_columns * 104) {
+  if (round_up(f_columns, NarrowGluBackwardTile::kTileN) * 100 <= f_columns * 104) {
     return std::forward<F>(f).template operator()<NarrowGluBackwardTile>();
   }
   return std::forward<F>(f).template operator()<WideGluBackwardTile>();
