@@ -5,13 +5,9 @@
 #include <moire/tensor.h>
 
 #include "core/argument_check.h"
+#include "core/rows_in_use.h"
 
 namespace moire {
-
-// Rows in use. 0 where there are no groups; read only where values may be read.
-inline int64_t rows_in_use(const Groups& groups) {
-  return groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
-}
 
 // Every index is -1 or a row in use, and there are as many as rows in use: an output scattered by
 // them is written whole. That no row is named twice is the plan's promise and is not looked for.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/divide.h"
+#include "core/rows_in_use.h"
 #include "core/thread_pool.h"
 
 namespace moire::cpu {
@@ -36,10 +37,6 @@ inline int64_t source_row(const TensorView& row_idx, int64_t row) {
   if (!row_idx.is_present()) return row;
   return row_idx.type() == DType::kInt32 ? static_cast<const int32_t*>(row_idx.data)[row]
                                          : static_cast<const int64_t*>(row_idx.data)[row];
-}
-
-inline int64_t rows_in_use(const Groups& groups) {
-  return groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
 }
 
 // From this size of an output on, stores may bypass the cache.
