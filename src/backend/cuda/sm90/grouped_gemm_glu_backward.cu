@@ -6,6 +6,7 @@
 #include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 #include "core/arena.h"
+#include "core/divide.h"
 #include "core/status_macros.h"
 
 namespace moire::cuda::sm90 {
@@ -41,7 +42,7 @@ Reason supports(const DeviceState& state, const GroupedGemmGluBackwardArgs& args
 }
 
 int32_t num_segments(const GroupedGemmGluBackwardArgs& args) {
-  return static_cast<int32_t>((layout_of(args).f + kPanel - 1) / kPanel);
+  return static_cast<int32_t>(ceil_div(layout_of(args).f, kPanel));
 }
 
 // grad_bias is summed over the stored grad_z, in a pass of its own.
@@ -127,7 +128,7 @@ Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
   if (!maps.status().ok()) return maps.status();
   if (scratch.prob_partials != nullptr) {
     constexpr int64_t kThreads = 256;
-    const auto blocks = static_cast<unsigned>((args.groups.capacity + kThreads - 1) / kThreads);
+    const auto blocks = static_cast<unsigned>(ceil_div(args.groups.capacity, kThreads));
     launcher.launch(sum_prob_partials, {dim3(blocks), dim3(kThreads)}, scratch.prob_partials,
                     num_segments(args), args.groups, args.tail == MOIRE_TAIL_ZERO,
                     static_cast<float*>(args.grad_probs.data));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cuda/runtime/tensor_map.h"
+#include "core/divide.h"
 #include "core/format.h"
 
 namespace moire::cuda::sm90 {
@@ -47,7 +48,7 @@ std::string why_not_sizes(const Groups& groups, const TensorView& weights) {
   }
   // Tiles are numbered in 31 bits: those of any splits, of the smallest tile.
   constexpr int64_t kTile = 128;
-  const auto tiles = [](int64_t n) { return (n + kTile - 1) / kTile; };
+  const auto tiles = [](int64_t n) { return ceil_div(n, kTile); };
   const int64_t first = tiles(sizes[0]), second = tiles(sizes[1]);
   const double ragged_m = static_cast<double>(tiles(groups.capacity) + groups.num_groups + 1) *
                           static_cast<double>(std::max(first, second));
