@@ -31,9 +31,9 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& 
                    const TensorView& a) {
   const TensorView d(args.d);
   const auto n = static_cast<int32_t>(d.columns());
-  const auto k = static_cast<int32_t>(TensorView(args.a).columns());
+  const auto k = static_cast<int32_t>(a.columns());
   const auto operands =
-      ragged_m<P, kWeights>(maps, args.a, args.b.tensor, n, k, args.tail == MOIRE_TAIL_ZERO);
+      ragged_m<P, kWeights>(maps, a, args.b.tensor, n, k, args.tail == MOIRE_TAIL_ZERO);
   const Store store{maps.ragged_rows("d", d, kWarpRows), n,
                     static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
                     static_cast<const float*>(args.bias_scale.data)};
