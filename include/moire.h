@@ -693,9 +693,10 @@ enum moire_recipe {
                                   MOIRE_ACCUMULATE_FAST (DeepSeek-V3) */
 };
 
-/* What an 8-bit recipe may be given or asked to keep; all zero: nothing. x, grad_y and the
- * activations between are rounded to the storage type (that of y, or of z) before they are
- * quantised. Absent copies that a step needs are made in the workspace. */
+/* What an 8-bit recipe may be given or asked to keep; all zero: nothing. x, grad_y and weights are
+ * quantised as they are, of any float type; what an MLP makes between its products (z, act and
+ * their gradients) is rounded to BF16, whatever x and y are, before it is read or quantised: z, act
+ * and grad_z of such a call are BF16. Absent copies that a step needs are made in the workspace. */
 
 /* y_i = x_i * W_g^T (+ scale_i * bias_g). */
 typedef struct moire_grouped_linear_args {

@@ -11,6 +11,9 @@
 namespace moire::reference {
 namespace {
 
+// What lies between the products, whatever x and y are.
+constexpr DType kBetween = DType::kBF16;
+
 std::vector<double> ones(int64_t count) {
   return std::vector<double>(static_cast<size_t>(count), 1);
 }
@@ -153,13 +156,12 @@ LinearGradients quantized_linear_backward(const moire_grouped_linear_backward_ar
 MlpResults quantized_mlp(const moire_grouped_mlp_args& args) {
   const Copies copies(args.recipe, args.fractional_scales, args.groups);
   const int64_t rows = rows_in_use(args.groups);
-  const DType stored = TensorView(args.z).type();
   const std::vector<double> probs = read_vector(args.probs, rows, 1);
   MlpResults out;
-  out.z = round_to(stored, copies.times_weight(copies.rowwise(args.x, args.row_idx, MOIRE_E4M3),
-                                               args.w1, Pass::kForward, args.b1, ones(rows)));
+  out.z = round_to(kBetween, copies.times_weight(copies.rowwise(args.x, args.row_idx, MOIRE_E4M3),
+                                                 args.w1, Pass::kForward, args.b1, ones(rows)));
   const Matrix z = read_rows(args.z, {}, rows);
-  out.act = round_to(stored, glu(z, probs, args.activation, args.layout));
+  out.act = round_to(kBetween, glu(z, probs, args.activation, args.layout));
   out.y = copies.times_weight(copies.rowwise(args.act, {}, MOIRE_E4M3), args.w2, Pass::kForward,
                               args.b2, probs);
   return out;
@@ -169,18 +171,17 @@ MlpGradients quantized_mlp_backward(const moire_grouped_mlp_backward_args& args)
   const Copies copies(args.recipe, args.fractional_scales, args.groups);
   const int64_t rows = rows_in_use(args.groups);
   const int32_t gradient = element_of(args.gradient_dtype);
-  const DType stored = TensorView(args.z).type();
   const moire_tensor grad_y_idx = args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{};
   const std::vector<double> probs = read_vector(args.probs, rows, 1);
   const Matrix z = read_rows(args.z, {}, rows), grad_y = read_rows(args.grad_y, grad_y_idx, rows);
 
   MlpGradients out;
-  out.act = round_to(stored, glu(z, probs, args.activation, args.layout));
+  out.act = round_to(kBetween, glu(z, probs, args.activation, args.layout));
   const Matrix grad_act =
-      round_to(stored, copies.times_weight(copies.rowwise(args.grad_y, grad_y_idx, gradient),
-                                           args.w2, Pass::kDgrad, {}, ones(rows)));
+      round_to(kBetween, copies.times_weight(copies.rowwise(args.grad_y, grad_y_idx, gradient),
+                                             args.w2, Pass::kDgrad, {}, ones(rows)));
   GluBackward gradients = glu_backward(z, grad_act, probs, args.activation, args.layout);
-  out.grad_z = round_to(stored, std::move(gradients.grad_z));
+  out.grad_z = round_to(kBetween, std::move(gradients.grad_z));
   out.grad_probs = std::move(gradients.grad_probs);
   if (args.grad_probs.rank != 0 && args.b2.rank != 0) {
     out.grad_probs = add(out.grad_probs, dot_with_bias(grad_y, args.b2, args.groups));

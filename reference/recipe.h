@@ -2,8 +2,8 @@
 // Copies that args give are not looked at: they have to be what the recipe makes.
 //
 // An intermediate that an implementation rounds may lawfully fall to either side of a boundary, and
-// its copy then differs in a whole code. So z, act and grad_z are *observed*: the functions for the
-// MLP run after the op and judge each stage from what the op stored before it.
+// its copy then differs in a whole code. So z, act and grad_z, which are BF16, are *observed*: the
+// functions for the MLP run after the op and judge each stage from what the op stored before it.
 #pragma once
 
 #include <moire.h>

@@ -12,10 +12,11 @@ products.
 
 recipe (a name or a moire.Recipe) says what the products read. With "mxfp8", "mxfp8_fast" and
 "fp8_block" x, the weights, the activation and every gradient are quantised just before the products
-that read them: activations and gradients from the type of x (or compute_dtype), weights from their
-own, uncast. x may be a GroupedTensor that is quantised already, and so may weights (then they have
-no gradient); w_quantized stands in for a weight whose gradient is wanted (see WeightCache). For the
-weight gradient an x in expert order is kept as its 8-bit column-wise copy, an x that rows are
+that read them: x and incoming gradients from their type (or compute_dtype), weights from their own,
+uncast; what an MLP makes between its products is rounded to BF16 first, whatever x is. x may be a
+GroupedTensor that is quantised already, and so may weights (then they have no gradient);
+w_quantized stands in for a weight whose gradient is wanted (see WeightCache). For the weight
+gradient an x in expert order is kept as its 8-bit column-wise copy, an x that rows are
 gathered from by reference; Recipe(save=) decides otherwise, moire.explain says what is kept.
 """
 

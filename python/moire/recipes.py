@@ -92,6 +92,10 @@ class Recipe:
     def weight_format(self):
         return FORMATS["fp8_tile" if self.name == "fp8_block" else "mxfp8"]
 
+    def between(self, fw, dtype):
+        """What an MLP's z is stored in, where x is of `dtype`: BF16 in 8 bits, whatever x is."""
+        return fw.dtype("bfloat16") if self.is_quantized else dtype
+
     def saves_copy(self, is_gathered):
         """Whether a forward keeps a column-wise copy of x."""
         save = self.save or ("input" if is_gathered else "quantized")

@@ -284,7 +284,7 @@ def mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out=None, 
     rows, kept = spec.capacity, Kept()
     if spec.saves:
         kept = Kept(
-            z=fw.empty(x, (rows, 2 * spec.width), x.dtype),
+            z=fw.empty(x, (rows, 2 * spec.width), spec.recipe.between(fw, x.dtype)),
             x_columnwise=_columns_of_x(fw, spec, x, copies),
         )
         if spec.saves_act and spec.recipe.is_quantized:

@@ -23,6 +23,7 @@ struct NamedSize {
 
 inline constexpr DType kFloatTypes[] = {DType::kFP32, DType::kBF16, DType::kFP16};
 inline constexpr DType kFP32Only[] = {DType::kFP32};
+inline constexpr DType kBF16Only[] = {DType::kBF16};
 inline constexpr DType kIndexTypes[] = {DType::kInt32, DType::kInt64};
 inline constexpr DType kInt64Only[] = {DType::kInt64};
 

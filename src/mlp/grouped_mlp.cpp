@@ -53,14 +53,16 @@ Status validate(const Context& context, const GroupedMlpArgs& args, Purpose purp
   check.optional_tensor("b1", args.b1, kFloatTypes, {num_groups, two_f});
   check.optional_tensor("b2", args.b2, kFloatTypes, {num_groups, h});
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
-  check.optional_tensor("z", args.z, kFloatTypes, {capacity, two_f});
-  check.optional_tensor("act", args.act, kFloatTypes, {capacity, f});
+  check.optional_tensor("z", args.z, recipe.types_between(), {capacity, two_f});
+  check.optional_tensor("act", args.act, recipe.types_between(), {capacity, f});
   check_copy(check, recipe, "act_columnwise", args.act_columnwise, MOIRE_COLUMNWISE, groups,
              f.size);
   check.tensor("y", args.y, kFloatTypes, {capacity, h});
-  if (!recipe.is_quantized) check.same_dtype("y", args.y, "x", x);
-  check.same_dtype("z", args.z, "y", args.y);
-  check.same_dtype("act", args.act, "y", args.y);
+  if (!recipe.is_quantized) {
+    check.same_dtype("y", args.y, "x", x);
+    check.same_dtype("z", args.z, "y", args.y);
+    check.same_dtype("act", args.act, "y", args.y);
+  }
   if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
   Footprint()
       .writes("y", args.y)
@@ -115,7 +117,7 @@ GroupedGemmGluArgs fc1_args(const GroupedMlpArgs& args, const Recipe& recipe,
   fc1.act = args.act;
   fc1.act_columnwise = args.act_columnwise;
   fc1.fractional_scales = recipe.fractional_scales;
-  fc1.storage = args.y.dtype;
+  fc1.storage = static_cast<int32_t>(recipe.between(TensorView(args.y).type()));
   fc1.groups = args.groups;
   fc1.activation = args.activation;
   fc1.layout = args.layout;

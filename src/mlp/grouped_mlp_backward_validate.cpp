@@ -78,7 +78,7 @@ Status validate(const Context& context, const GroupedMlpBackwardArgs& args,
                     columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
   check.enumerator("tail", args.tail, 2);
   check.groups(groups);
-  check.tensor("z", z, kFloatTypes, {capacity, two_f});
+  check.tensor("z", z, recipe.types_between(), {capacity, two_f});
   check.gated(args.activation, args.layout, f.size);
   check_grad_y(check, recipe, args, groups, h, needs.grad_z, is_present(args.grad_w2), needs.b2);
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});

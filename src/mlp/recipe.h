@@ -6,8 +6,10 @@
 #include <moire/quantize.h>
 
 #include <optional>
+#include <span>
 
 #include "core/arena.h"
+#include "core/argument_check.h"
 #include "mlp/operands.h"
 
 namespace moire {
@@ -36,6 +38,13 @@ struct Recipe {
   int32_t weight_direction(int32_t layout, bool along_in) const {
     if (weight_scaling == MOIRE_SCALING_FP8_TILE) return MOIRE_ROWWISE;
     return (layout == MOIRE_OUT_IN) == along_in ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
+  }
+
+  // What z, act and their gradients are rounded to, kept or not: in 8 bits BF16, whatever x is, so
+  // that a recipe trains alike from any type; else the type of x and y.
+  DType between(DType as_stored) const { return is_quantized ? DType::kBF16 : as_stored; }
+  std::span<const DType> types_between() const {
+    return is_quantized ? std::span<const DType>(kBF16Only) : std::span<const DType>(kFloatTypes);
   }
 
   bool is_quantized;

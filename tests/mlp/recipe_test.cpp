@@ -124,7 +124,7 @@ void run_ops_backward(const RecipeCase& c, const MlpProblem& p) {
   const auto columnwise = [&](const TestTensor& t, const TestTensor& idx) {
     return copy_of(c, DType::kE4M3, MOIRE_COLUMNWISE, p.batch, t, idx);
   };
-  TestTensor grad_act(o.dtype, {p.batch.capacity(), o.width});
+  TestTensor grad_act(DType::kBF16, {p.batch.capacity(), o.width});
   multiply(p.batch, gradient(MOIRE_ROWWISE, p.grad_y, grad_y_idx), copy_of(c, p.w2, false),
            o.w2_layout, true, {}, {}, grad_act);
   GluBackwardArgs activation;
@@ -164,6 +164,7 @@ MlpOptions without_b2(const RaggedCase& ragged) {
   options.hidden = 40;
   options.width = 72;
   options.dtype = DType::kBF16;
+  options.in_8_bits = true;
   options.with_b2 = false;
   return options;
 }
@@ -392,6 +393,8 @@ TEST(Recipe, RefusesWrongCopiesWithASentence) {
       {[&](A& a) { a.x_columnwise = x; }, "x_columnwise.scales is e8m0 [105, 2]"},
       {[&](A& a) { a.recipe = MOIRE_RECIPE_FP8_BLOCK, a.w1_quantized = w1; },
        "w1_quantized.scales is e8m0 [2, 144, 2], needs fp32"},
+      {[&](A& a) { a.z.dtype = MOIRE_FP16; }, "z is fp16 [105, 144], needs bf16"},
+      {[&](A& a) { a.act = p.act, a.act.dtype = MOIRE_FP16; }, "act is fp16 [105, 72], needs bf16"},
       {[&](A& a) { a.emulate_accumulation = 1; },
        "emulate_accumulation is 1 but recipe is 1, needs 2 (mxfp8_fast) or 3 (fp8_block)"},
       {[&](A& a) { a.fractional_scales = 1; }, "fractional_scales is 1 but recipe is 1"},
@@ -408,6 +411,10 @@ TEST(Recipe, RefusesWrongCopiesWithASentence) {
   backward.gradient_dtype = MOIRE_FP32;
   EXPECT_TRUE(fails(run_backward(cpu(), backward), Code::kInvalidArgument,
                     "gradient_dtype is fp32, needs e4m3 (or 0) or e5m2"));
+  backward = mxfp8.in(p.backward());
+  backward.z.dtype = MOIRE_FP16;
+  EXPECT_TRUE(fails(run_backward(cpu(), backward), Code::kInvalidArgument,
+                    "z is fp16 [105, 144], needs bf16"));
   backward = mxfp8.in(p.backward());
   backward.grad_y = moire_tensor{};
   EXPECT_TRUE(fails(run_backward(cpu(), backward), Code::kInvalidArgument, "grad_y is absent"));

@@ -166,16 +166,18 @@ def test_each_gradient_alone(generator, recipe, needed):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fused_equals_its_parts_bit_for_bit(generator, recipe, dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fused_equals_its_parts_in_bf16_bit_for_bit(generator, recipe, dtype):
     splits = [5, 0, 39]
     values = make(generator, splits, dtype)
     groups = moire.Groups(splits=splits)
     fused = results(values, splits, recipe=recipe)
-    v = leaves(values)
-    z = moire.grouped_linear(v["x"], v["w1"], groups, bias=v["b1"], recipe=recipe)
+    v, options = leaves(values), {"recipe": recipe}
+    z = torch.empty(44, 2 * F, dtype=torch.bfloat16)
+    z = moire.grouped_linear(v["x"], v["w1"], groups, bias=v["b1"], out=z, **options)
     act = moire.glu(z, v["probs"], groups=groups)
-    y = moire.grouped_linear(act, v["w2"], groups, bias=v["b2"], scale=v["probs"], recipe=recipe)
+    options.update(bias=v["b2"], scale=v["probs"], out=torch.empty(44, H, dtype=dtype))
+    y = moire.grouped_linear(act, v["w2"], groups, **options)
     y.backward(torch.ones_like(y))
     for name, a, b in zip(("y", *v), fused, [y, *(t.grad for t in v.values())]):
         assert name == "probs" or torch.equal(a, b), name
@@ -345,6 +347,17 @@ def test_x_in_expert_order_is_kept_in_8_bits_and_gathered_x_by_reference(generat
             columns = 40 * H + (40 // 32 + 2) * H if kept == "quantized" else 0
             assert explanation.saved_bytes == 40 * 2 * F * 2 + columns
             assert f"saved for the backward: {explanation.saved_bytes:,} B" in str(explanation)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_z_is_bf16_whatever_x_is(generator, recipe, dtype):
+    values = leaves(make(generator, [33, 7], dtype))
+    _, tensors = saved(lambda: run(values, [33, 7], recipe=recipe))
+    assert tensors["z"]["bytes"] == 40 * 2 * F * 2
+    y = run(values, [33, 7], recipe=recipe)
+    y.sum().backward()
+    assert y.dtype == values["x"].grad.dtype == dtype
 
 
 def test_the_activation_is_kept_in_8_bits_if_asked_for(generator):

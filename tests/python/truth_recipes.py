@@ -77,8 +77,8 @@ def linear(ops, x, w, bias, scale, grad):
 
 
 def mlp(ops, x, w1, w2, probs, b1, b2, grad, **glu_options):
-    """y and every gradient; z, act and the gradients between are rounded to the type of x."""
-    rows, splits, storage = x.shape[0], ops.splits, x.dtype
+    """y and every gradient; z, act and the gradients between are rounded to BF16."""
+    rows, splits, storage = x.shape[0], ops.splits, torch.bfloat16
     used = sum(splits)
     b1, b2, probs64 = b1.double(), b2.double(), probs.double()
     w1_in, w2_in = ops.weight(w1, 2), ops.weight(w2, 2)

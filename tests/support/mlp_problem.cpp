@@ -40,7 +40,8 @@ std::ostream& operator<<(std::ostream& out, const MlpOptions& o) {
   out << o.ragged << " hidden " << o.hidden << " width " << o.width << " " << dtype_name(o.dtype)
       << " activation " << o.activation.kind << " block " << o.layout.block << " order "
       << o.layout.order << " gradients " << dtype_name(o.gradient_type);
-  const std::pair<bool, const char*> flags[] = {{o.w1_layout == MOIRE_IN_OUT, " w1[in,out]"},
+  const std::pair<bool, const char*> flags[] = {{o.in_8_bits, " in 8 bits"},
+                                                {o.w1_layout == MOIRE_IN_OUT, " w1[in,out]"},
                                                 {o.w2_layout == MOIRE_IN_OUT, " w2[in,out]"},
                                                 {o.listed, " listed"},
                                                 {o.with_b1, " b1"},
@@ -69,8 +70,9 @@ MlpProblem::MlpProblem(const MlpOptions& o, Random& random) : options(o), batch(
   if (o.with_b1) b1 = TestTensor(o.dtype, {num_groups, 2 * width}).randomize(random);
   if (o.with_b2) b2 = TestTensor(o.dtype, {num_groups, hidden}).randomize(random);
   if (o.with_probs) probs = TestTensor(fp32, {capacity}).randomize_rows(random, batch.rows());
-  z = TestTensor(o.dtype, {capacity, 2 * width});
-  act = TestTensor(o.dtype, {capacity, width});
+  const DType between = o.in_8_bits ? DType::kBF16 : o.dtype;
+  z = TestTensor(between, {capacity, 2 * width});
+  act = TestTensor(between, {capacity, width});
   y = TestTensor(o.dtype, {capacity, hidden});
   grad_z = z;
   grad_x = TestTensor(o.dtype, {capacity, hidden});

@@ -16,6 +16,7 @@ struct MlpOptions {
   int64_t hidden = 12;
   int64_t width = 8;           // F
   DType dtype = DType::kFP32;  // FP64 is for the reference alone
+  bool in_8_bits = false;      // for an 8-bit recipe: z, act and grad_z are BF16
   Activation activation = Activation::swiglu();
   GluLayout layout = GluLayout::halves();
   int32_t w1_layout = MOIRE_OUT_IN;

@@ -41,6 +41,7 @@ TEST(Problem, PrintsALineThatParsesToTheSameProblem) {
     EXPECT_EQ(again.layout.block, problem.layout.block) << line;
     EXPECT_EQ(again.activation.limit, problem.activation.limit) << line;
     EXPECT_EQ(again.out, problem.out) << line;
+    EXPECT_EQ(again.x, problem.x) << line;
     EXPECT_EQ(dtype_words(again), dtype_words(problem)) << line;
     EXPECT_EQ(again.x_columnwise, problem.x_columnwise) << line;
     EXPECT_EQ(again.act_columnwise, problem.act_columnwise) << line;
@@ -58,7 +59,7 @@ TEST(Problem, ReadsEveryField) {
       "weights=in_out storage=list save_act=yes scores=sigmoid normalize=no tail=5 "
       "tail_rows=untouched beta=mixed scaling=fp8_tile element=e5m2 direction=both fast=yes "
       "fractional=yes "
-      "scales=padded b=fp8_block x_columnwise=yes act_columnwise=yes seed=9");
+      "scales=padded b=fp8_block x=fp16 x_columnwise=yes act_columnwise=yes seed=9");
   EXPECT_EQ(p.name, "x");
   EXPECT_EQ(p.op, Op::kFc1);
   EXPECT_EQ(p.splits.list, (std::vector<int64_t>{3, 4}));
@@ -80,6 +81,8 @@ TEST(Problem, ReadsEveryField) {
   EXPECT_EQ(p.seed, 9U);
   EXPECT_EQ(p.b_format().quantization, Quantization::kFp8Block);
   EXPECT_TRUE(p.x_columnwise && p.act_columnwise);
+  EXPECT_EQ(p.x, DType::kFP16);
+  EXPECT_EQ(p.stored(), DType::kFP16);
 }
 
 TEST(Problem, TakesFormatsOfOperandsAsDtypes) {

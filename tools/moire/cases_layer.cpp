@@ -96,7 +96,7 @@ GroupedMlpArgs mlp_args(Operands& o, bool saves) {
   }
   if (saves && p.x_columnwise) args.x_columnwise = kept_copy(o, "x_columnwise", p.hidden);
   if (saves && p.act_columnwise) args.act_columnwise = kept_copy(o, "act_columnwise", p.ffn);
-  args.y = o.output("y", p.dtype, {p.capacity(), p.hidden});
+  args.y = o.output("y", p.stored(), {p.capacity(), p.hidden});
   return args;
 }
 
@@ -150,7 +150,7 @@ GroupedMlpBackwardArgs mlp_backward_args(Operands& o, const GroupedMlpArgs& forw
     if (args.act_is_saved == 0) args.act = o.output("act again", p.dtype, {p.capacity(), p.ffn});
   }
   args.grad_y = o.gathered("grad_y", p.hidden);
-  args.grad_x = o.output("grad_x", p.dtype, {p.capacity(), p.hidden});
+  args.grad_x = o.output("grad_x", p.stored(), {p.capacity(), p.hidden});
   args.grad_w1 = o.weight_gradient("grad_w1", 2 * p.ffn, p.hidden);
   args.grad_w2 = o.weight_gradient("grad_w2", p.hidden, p.ffn);
   args.beta_w1 = args.beta_w2 = args.beta_bias = p.beta == 1 ? 1 : 0;
@@ -243,7 +243,7 @@ Case linear_case(Operands& o) {
   args.w = o.weight("w1", 2 * p.ffn, p.hidden);
   args.bias = o.bias("b1", 2 * p.ffn);
   if (p.bias) args.scale = o.probs();
-  args.y = o.output("y", p.dtype, {p.capacity(), 2 * p.ffn});
+  args.y = o.output("y", p.stored(), {p.capacity(), 2 * p.ffn});
   args.groups = o.groups();
   args.tail = tail_of(p);
   set_recipe(p, args);
@@ -258,7 +258,7 @@ Case linear_case(Operands& o) {
   back.bias = args.bias;
   back.scale = args.scale;
   back.grad_y = o.gathered("grad_y", 2 * p.ffn);
-  back.grad_x = o.output("grad_x", p.dtype, {p.capacity(), p.hidden});
+  back.grad_x = o.output("grad_x", p.stored(), {p.capacity(), p.hidden});
   back.grad_w = o.weight_gradient("grad_w1", 2 * p.ffn, p.hidden);
   if (p.bias) {
     back.grad_bias = o.accumulator("grad_b1", o.wgrad_dtype(), {p.groups, 2 * p.ffn}, p.beta != 0);

@@ -218,7 +218,7 @@ TensorView Operands::topk_weights() {
 
 TensorView Operands::bias(const std::string& name, int64_t columns) {
   if (!problem_.bias) return {};
-  return input(name, problem_.dtype, {problem_.groups, columns}, 0.5);
+  return input(name, problem_.stored(), {problem_.groups, columns}, 0.5);
 }
 
 moire_weight Operands::take_weight(const std::string& name, DType dtype, int64_t out, int64_t in) {

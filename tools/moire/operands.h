@@ -45,7 +45,7 @@ class Operands {
   // [capacity, columns] in expert order; or [T, columns] if the problem gathers.
   TensorView ragged(const std::string& name, DType dtype, int64_t columns);
   TensorView gathered(const std::string& name, int64_t columns) {
-    return gathered(name, problem_.dtype, columns);
+    return gathered(name, problem_.stored(), columns);
   }
   TensorView gathered(const std::string& name, DType dtype, int64_t columns);
   // [capacity] in (0, 1), FP32; absent if the problem has no probs.
@@ -53,7 +53,7 @@ class Operands {
   TensorView topk_weights();
   TensorView bias(const std::string& name, int64_t columns);
   moire_weight weight(const std::string& name, int64_t out, int64_t in) {
-    return weight(name, problem_.dtype, out, in);
+    return weight(name, problem_.stored(), out, in);
   }
   moire_weight weight(const std::string& name, DType dtype, int64_t out, int64_t in);
 

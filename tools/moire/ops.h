@@ -46,6 +46,8 @@ struct OpInfo {
 
 const std::vector<OpInfo>& all_ops();
 const OpInfo& info_of(Op op);
+// A whole layer, which has a recipe.
+inline bool is_layer(Op op) { return op == Op::kMlp || op == Op::kMlpForward || op == Op::kLinear; }
 std::optional<Op> find_op(std::string_view name);
 
 }  // namespace moire::tool

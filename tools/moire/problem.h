@@ -55,6 +55,7 @@ struct Problem {
   DType dtype = DType::kFP32;
   Quantization quantization = Quantization::kNone;  // of the operands of products
   std::optional<Format> b;   // of a single product's second operand, where it has its own
+  DType x = DType::kNone;    // of an 8-bit layer's x, weights, biases, y and dx; kNone: dtype
   DType out = DType::kNone;  // kNone: dtype, and fp32 for weight gradients
   Activation activation;
   GluLayout layout;
@@ -78,6 +79,7 @@ struct Problem {
   int32_t scale_layout = MOIRE_SCALES_SWIZZLED;  // convert_scales
   uint64_t seed = 1;
 
+  DType stored() const { return x == DType::kNone ? dtype : x; }
   Format a_format() const { return {dtype, quantization}; }
   Format b_format() const { return b.value_or(a_format()); }
   int64_t capacity() const { return rows + tail; }

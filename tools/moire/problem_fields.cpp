@@ -78,9 +78,9 @@ bool read_b(std::string_view value, Problem& p) {
   return value == "same" || read_format(value, p.b.emplace());
 }
 
-bool read_out(std::string_view value, Problem& p) {
-  p.out = DType::kNone;
-  return value == "same" || read_dtype(value, p.out);
+bool read_same_or_dtype(std::string_view value, DType& out) {
+  out = DType::kNone;
+  return value == "same" || read_dtype(value, out);
 }
 
 bool read_splits(std::string_view value, Problem& p) {
@@ -283,9 +283,14 @@ const std::vector<Field>& fields() {
       {"b", "same, fp32, bf16, fp16, mxfp8 or fp8_block",
        "of a single product's weights, or of x beside a gradient, where not `dtype`", false, false,
        read_b, [](const P& p) { return std::string(p.b ? dtype_word(*p.b) : "same"); }},
+      {"x", "same, fp32, bf16 or fp16",
+       "layers in 8 bits: of x, weights, biases, y and dx (same = bf16)", false, false,
+       [](V v, P& p) { return read_same_or_dtype(v, p.x); },
+       [](const P& p) { return std::string(dtype_word(p.x)); }},
       {"out", "same, fp32, bf16 or fp16",
        "of a GEMM's result (same = dtype) or of weight gradients (same = fp32)", false, false,
-       read_out, [](const P& p) { return std::string(dtype_word(p.out)); }},
+       [](V v, P& p) { return read_same_or_dtype(v, p.out); },
+       [](const P& p) { return std::string(dtype_word(p.out)); }},
       {"splits",
        "uniform, zipf:EXPONENT, ragged, one_hot:GROUP, or the rows of each group as 3,0,5",
        "how rows are shared out; ragged is random, with empty groups", false, true, read_splits,

@@ -82,6 +82,7 @@ void draw_operands(Random& random, Problem& p) {
   p.fast = p.quantization == Quantization::kMxfp8 && random.chance(0.3);
   if (random.chance(0.3)) p.element = DType::kE5M2;
   p.fractional = p.quantization == Quantization::kFp8Block && random.chance(0.4);
+  if (is_layer(p.op) && random.chance(0.4)) p.x = random.chance(0.5) ? DType::kFP32 : DType::kFP16;
   p.x_columnwise = random.chance(0.3);
   p.act_columnwise = random.chance(0.3);
 }
