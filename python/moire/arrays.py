@@ -17,9 +17,11 @@ from .views import DTYPES, NumpyViews, TorchViews, torch
 if torch is not None:
     from torch._C._functorch import is_functorch_wrapped_tensor
     from torch.autograd import forward_ad
+    from torch.compiler import is_compiling
 
-    from . import ops  # noqa: F401  (registers torch.ops.moire)
+    from . import ops
 
+    _STRIDED = torch.strided
 
 # A type that the library knows for each element size, for ops that only move bytes.
 _WIDTHS = {1: "uint8", 2: "float16", 4: "int32", 8: "int64"}
@@ -37,7 +39,12 @@ class Numpy:
 
     @staticmethod
     def run(name, **values):
-        invoke.invoke(name, values)
+        invoke.invoke(name, values, NumpyViews)
+
+    @staticmethod
+    def run_fields(name, values):
+        """As run, with the fields in a dict, which of many is made sooner than keywords are."""
+        invoke.invoke(name, values, NumpyViews)
 
     @staticmethod
     def empty(like, shape, dtype):
@@ -124,7 +131,7 @@ class Numpy:
 
 
 class Torch:
-    """Torch tensors; calls go through torch.ops.moire."""
+    """Torch tensors; calls go through torch.ops.moire where anybody watches or rewrites ops."""
 
     if torch is not None:
         kind, kind_name, views = torch.Tensor, "a Torch tensor", TorchViews
@@ -133,6 +140,16 @@ class Torch:
 
     @staticmethod
     def run(name, **values):
+        Torch.run_fields(name, values)
+
+    @staticmethod
+    def run_fields(name, values):
+        try:
+            if not ops.is_dispatching():
+                invoke.invoke(name, values, TorchViews, is_direct=True)
+                return
+        except invoke.Indirect:
+            pass
         getattr(torch.ops.moire, name)(**values)
 
     @staticmethod
@@ -141,7 +158,7 @@ class Torch:
 
     @staticmethod
     def check(call, name, array):
-        if array.layout is not torch.strided or array.is_nested:
+        if array.layout is not _STRIDED or array.is_nested:
             found = "nested" if array.is_nested else str(array.layout)
             raise invalid(f"{call}: {name} is a {found} tensor, must be a dense (strided) one")
         # Without this test tangents would be dropped, and zeros look like derivatives.
@@ -151,7 +168,7 @@ class Torch:
                 f"torch.autograd.forward_ad), and moire differentiates backward only; use "
                 f"torch.autograd.grad or backward()"
             )
-        if not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(array):
+        if not is_compiling() and is_functorch_wrapped_tensor(array):
             raise unsupported(
                 f"{call}: {name} is inside a transform of torch.func (vmap, grad, ...), which "
                 f"moire has no rules for; instead of vmap give the batch as groups, instead of "

@@ -12,42 +12,70 @@ keywords, so that all of them are plain values (torch's op schemas have nothing 
 Absent is None. Inputs whose rows are not row-strided are copied to be so; outputs must be.
 """
 
-import numpy as np
+import struct
 
 from . import context as contexts
 from ._abi import ffi, lib
 from .errors import invalid
-from .views import DTYPES, NumpyViews, TorchViews
+from .views import DTYPES
 
-_VOID = ffi.typeof("void *")
-_BYTES = ffi.typeof("uint8_t *")
-_OFFSETS = ffi.typeof("int64_t *")
 _SIZE = ffi.typeof("size_t *")
 _ALIGNMENT = 256
-_cast = ffi.cast
-_ABSENT = (ffi.NULL, 0, 0, (), 0)
+_E8M0_OF_BYTES = {DTYPES["uint8"]: DTYPES["float8_e8m0fnu"]}
+_PADDING = (None, (0, 0), (0,), ())  # of a shape, by its rank
+_CODES = {
+    "void *": "P",
+    "int64_t *": "P",
+    "size_t": "N",
+    "int32_t": "i",
+    "int64_t": "q",
+    "int64_t[3]": "3q",
+}
+_NOT_GIVEN = ("struct_size", "workspace")
+
+
+def _packer(name):
+    """What writes all fields of a plain C struct at once, in the order of the header."""
+    members = [member for _, member in ffi.typeof(name).fields]
+    packer = struct.Struct("".join(_CODES[member.type.cname] for member in members))
+    assert packer.size == ffi.sizeof(name), name
+    return packer.pack_into
+
+
+_pack_tensor, _pack_groups = _packer("moire_tensor"), _packer("moire_groups")
+_pack_workspace = _packer("moire_workspace")
+_pack_pointer = struct.Struct("P").pack_into
+_pack_int = struct.Struct("i").pack_into
+_LIST, _LAYOUT = (ffi.offsetof("moire_weight", field) for field in ("list", "layout"))
+_SCALES = ffi.offsetof("moire_quantized", "scales")
+
+
+class Indirect(Exception):
+    """A call has arrays that need more than their addresses: Torch's dispatcher sees to them."""
 
 
 class Entry:
     """A C entry: function, workspace twin, argument struct, its fields, and which it writes."""
 
     def __init__(self, name, outputs):
-        struct = ffi.typeof(f"moire_{name}_args")
+        fields = [f for f in ffi.typeof(f"moire_{name}_args").fields if f[0] not in _NOT_GIVEN]
         self.name = name
         self.outputs = outputs
         self.function = getattr(lib, f"moire_{name}")
         self.workspace = getattr(lib, f"moire_{name}_workspace", None)
         self.pointer = ffi.typeof(f"moire_{name}_args *")
-        self.struct_size = ffi.sizeof(struct)
-        self.fields = [
-            (field, keyword(field), member.type.cname)
-            for field, member in struct.fields
-            if field not in ("struct_size", "workspace")
-        ]
-        self.has_groups = any(kind == "moire_groups" for _, _, kind in self.fields)
-        self.converters = {
-            key: (field, _converter(name, field, kind)) for field, key, kind in self.fields
-        }
+        self.struct_size = ffi.sizeof(f"moire_{name}_args")
+        self.fields = [(field, keyword(field), member.type.cname) for field, member in fields]
+        at = {field: member.offset for field, member in ffi.typeof(f"moire_{name}_args").fields}
+        self.groups_at, self.workspace_at = at.get("groups"), at.get("workspace")
+        self.writers = {}  # by keyword: (method of _Call, field, at)
+        for field, member in fields:
+            kind = member.type.cname
+            if kind == "moire_weight":
+                self.writers[f"{field}_layout"] = (_Call.weight_layout, field, member.offset)
+            if kind != "moire_groups":
+                write = _writer(name, field, kind)
+                self.writers[keyword(field)] = (write, field, member.offset)
 
 
 def keyword(field):
@@ -55,180 +83,219 @@ def keyword(field):
     return field + "_" if field in ("from", "to") else field
 
 
-def invoke(name, values):
-    """Runs moire_<name> on the keyword values of its fields."""
+def invoke(name, values, views, is_direct=False):
+    """Runs moire_<name> on the keyword values of its fields, arrays of the kind of `views`.
+
+    A direct call, one that Torch's dispatcher has not seen, raises Indirect before anything is run
+    where the dispatcher would do more than hand the tensors over.
+    """
     entry = ENTRIES[name]
-    call = _Call(entry, values)
-    struct = {"struct_size": entry.struct_size}
-    converters = entry.converters
+    args = ffi.new(entry.pointer)
+    args.struct_size = entry.struct_size
+    call = _Call(entry, args, values, views, is_direct)
+    writers = entry.writers
     for key, value in values.items():
-        if value is None or key not in converters:  # w_layout and the parts of groups
-            continue
-        field, convert = converters[key]
-        struct[field] = value if convert is None else convert(call, field, value)
-    offsets = values.get("offsets")
-    if entry.has_groups and offsets is not None:
-        num_groups = values.get("num_groups", 0)
-        address = _cast(_OFFSETS, call.vector("offsets", offsets, "int64", num_groups + 1))
-        struct["groups"] = (address, num_groups, values.get("capacity", 0))
-    context = contexts.current(*call.device)
-    args = ffi.new(entry.pointer, struct)
+        if value is not None and key in writers:  # others: the parts of groups
+            write, field, at = writers[key]
+            write(call, field, at, value)
+    if entry.groups_at is not None and values.get("offsets") is not None:
+        call.groups(entry.groups_at)
+    context = contexts.current(*views.place(call.device))
     if entry.workspace is not None:
         needed = ffi.new(_SIZE)
         code = entry.workspace(context, args, needed)
         if code != 0:
             contexts.raise_for(code)
         if needed[0] != 0:
-            args.workspace.data = call.scratch(needed[0])
-            args.workspace.bytes = needed[0]
+            call.take_scratch(needed[0])
     code = entry.function(context, args)
     if code != 0:
         contexts.raise_for(code)
 
 
 class _Call:
-    """One call's arrays: of one kind, on one device, alive until the call is over."""
+    """One call's arrays, of one kind and on one device: into the argument struct, and alive until
+    the call is over. `at` is where in the struct, in bytes.
+    """
 
-    def __init__(self, entry, values):
-        self.name = entry.name
-        self.outputs = entry.outputs
+    __slots__ = ("alive", "args", "buffer", "device", "entry", "is_direct", "values", "views")
+
+    def __init__(self, entry, args, values, views, is_direct):
+        self.entry = entry
+        self.args = args
+        self.buffer = ffi.buffer(args)
         self.values = values
-        self.type = self.device = None
+        self.views = views
+        self.is_direct = is_direct
+        self.device = None
         self.alive = []
 
-    def tensor(self, field, array):
-        if type(array) is not self.type or self.views.device(array) != self.device:
+    def tensor(self, field, at, array, code_of=None):
+        views, stride = self.views, 0
+        if type(array) not in views.types or views.device(array) != self.device:
             self._check_place(field, array)
-        views, shape, stride = self.views, array.shape, 0
+        shape = array.shape
         rank = len(shape)
         if not 1 <= rank <= 3:
-            raise invalid(f"{self.name}: {field} has rank {rank}, must be 1 to 3")
+            raise self._invalid(f"{field} has rank {rank}, must be 1 to 3")
         if not views.is_contiguous(array):
             stride = views.row_stride(array)
             if stride is None:
                 array, stride = self._copied(field, array), 0
-        code = views.code(array) or self._refuse_dtype(field, array)
-        if field in self.outputs and not views.is_writable(array):
-            raise invalid(f"{self.name}: {field} is read-only, needs an array that may be written")
-        return _cast(_VOID, views.address(array)), code, rank, shape, stride
+        code = views.codes.get(array.dtype) or self._code(field, array)
+        if code_of is not None:
+            code = code_of.get(code, code)
+        if views.may_be_read_only and field in self.entry.outputs:
+            self._check_writable(field, array)
+        address, padding = views.address(array), _PADDING[rank]
+        _pack_tensor(self.buffer, at, address, code, rank, *shape, *padding, stride)
 
-    def weight(self, field, arrays):
-        layout = self.values.get(f"{field}_layout", 0)
+    def weight(self, field, at, arrays):
         if not arrays:
-            return _ABSENT, ffi.NULL, layout
+            return
         first = arrays[0]
         if len(arrays) == 1 and first.ndim == 3:
-            return self.tensor(field, first), ffi.NULL, layout
+            self.tensor(field, at, first)
+            return
+        views, shape, dtype = self.views, first.shape, first.dtype
         addresses = []
         for i, array in enumerate(arrays):
             array = self._dense(field, array)
-            if array.shape != first.shape or array.dtype != first.dtype:
-                raise invalid(
-                    f"{self.name}: {field}[{i}] is {_named(array)} but {field}[0] is "
-                    f"{_named(first)}; the weights of a list must be alike"
+            if array.shape != shape or array.dtype != dtype:
+                raise self._invalid(
+                    f"{field}[{i}] is {_named(array)} but {field}[0] is {_named(first)}; "
+                    f"the weights of a list must be alike"
                 )
-            addresses.append(_cast(_VOID, self.views.address(array)))
-        pointers = ffi.new("void *[]", addresses)
+            addresses.append(views.address(array))
+        pointers = ffi.new("uintptr_t[]", addresses)
         self.alive.append(pointers)
-        code = self.views.code(first) or self._refuse_dtype(field, first)
-        return (ffi.NULL, code, 3, (len(arrays), *first.shape), 0), pointers, layout
+        code = self._code(field, first)
+        shape = (len(arrays), *shape)
+        _pack_tensor(self.buffer, at, 0, code, 3, *shape, *_PADDING[len(shape)], 0)
+        _pack_pointer(self.buffer, at + _LIST, int(ffi.cast("uintptr_t", pointers)))
 
-    def quantized(self, field, arrays):
+    def weight_layout(self, field, at, layout):
+        if layout != 0:
+            _pack_int(self.buffer, at + _LAYOUT, layout)
+
+    def quantized(self, field, at, arrays):
         data, scales = arrays
-        return self.tensor(field, data), self.scales(field, scales)
+        self.tensor(field, at, data)
+        self.scales(field, at + _SCALES, scales)
 
-    def scales(self, field, array):
+    def scales(self, field, at, array):
         """As moire_tensor; bytes are E8M0."""
-        address, code, *shape = self.tensor(field, array)
-        return address, DTYPES["float8_e8m0fnu"] if code == DTYPES["uint8"] else code, *shape
+        self.tensor(field, at, array, _E8M0_OF_BYTES)
 
-    def bytes_pointer(self, field, array):
+    def bytes_pointer(self, field, at, array):
         num_groups = self.values.get("num_groups", 0)
-        return _cast(_BYTES, self.vector(field, array, "uint8", num_groups))
+        _pack_pointer(self.buffer, at, self.vector(field, array, "uint8", num_groups))
 
-    def offsets_outputs(self, field, array):
-        outputs = ffi.new("moire_offsets_output[]", [{"offsets": self.tensor(field, array)}])
-        self.alive.append(outputs)
-        return outputs
+    def groups(self, at):
+        num_groups = self.values.get("num_groups", 0)
+        address = self.vector("offsets", self.values["offsets"], "int64", num_groups + 1)
+        _pack_groups(self.buffer, at, address, num_groups, self.values.get("capacity", 0))
 
-    def activation(self, field, value):
-        return (int(value[0]), *value[1:])
+    def offsets_output(self, field, at, array):
+        output = ffi.new("moire_offsets_output *")
+        self.alive.append(output)
+        self.args.outputs = output
+        whole, self.buffer = self.buffer, ffi.buffer(output)
+        self.tensor(field, ffi.offsetof("moire_offsets_output", "offsets"), array)
+        self.buffer = whole
 
-    def pair(self, field, value):
-        return tuple(value)
+    def activation(self, field, at, value):
+        if any(value):
+            self.args.activation = (int(value[0]), *value[1:])
+
+    def pair(self, field, at, value):
+        if any(value):
+            setattr(self.args, field, value)
+
+    def scalar(self, field, at, value):
+        setattr(self.args, field, value)
 
     def vector(self, field, array, dtype, size):
         """The address of a contiguous vector of exactly this dtype and size."""
         array = self._dense(field, array)
-        if self.views.code(array) != DTYPES[dtype] or tuple(array.shape) != (size,):
-            raise invalid(f"{self.name}: {field} is {_named(array)}, needs {dtype} [{size}]")
+        if self.views.code(array) != DTYPES[dtype] or array.shape != (size,):
+            raise self._invalid(f"{field} is {_named(array)}, needs {dtype} [{size}]")
         return self.views.address(array)
 
-    def scratch(self, size):
-        """A 256-byte aligned address with `size` bytes behind it."""
-        memory = self.views.empty_bytes(self.example, size + _ALIGNMENT)
+    def take_scratch(self, size):
+        """A 256-byte aligned workspace of `size` bytes."""
+        memory, address = self.views.scratch(self.device, size + _ALIGNMENT)
         self.alive.append(memory)
-        return _cast(_VOID, -(-self.views.address(memory) // _ALIGNMENT) * _ALIGNMENT)
+        aligned = address + -address % _ALIGNMENT
+        _pack_workspace(self.buffer, self.entry.workspace_at, aligned, size)
 
     def _dense(self, field, array):
-        self._check_place(field, array)
-        return array if self.views.is_contiguous(array) else self._copied(field, array)
+        views = self.views
+        if type(array) not in views.types or views.device(array) != self.device:
+            self._check_place(field, array)
+        return array if views.is_contiguous(array) else self._copied(field, array)
 
     def _copied(self, field, array):
-        if field in self.outputs:
-            raise invalid(
-                f"{self.name}: output {field} is not contiguous, and outputs are not copied"
-            )
+        if field in self.entry.outputs:
+            raise self._invalid(f"output {field} is not contiguous, and outputs are not copied")
         array = self.views.contiguous(array)
         self.alive.append(array)
         return array
 
     def _check_place(self, field, array):
+        views = self.views
+        if self.is_direct and not views.is_plain(array):
+            raise Indirect
+        if not isinstance(array, views.kind):
+            raise self._invalid(
+                f"{field} is a {type(array).__name__} but the other arguments are of type "
+                f"{views.kind.__name__}; all must be of one kind"
+            )
+        device = views.device(array)
         if self.device is None:
-            self.views = NumpyViews if isinstance(array, np.ndarray) else TorchViews
-            self.example, self.type = array, type(array)
-            self.device = self.views.device(array)
-        elif isinstance(array, np.ndarray) != (self.views is NumpyViews):
-            raise invalid(
-                f"{self.name}: {field} is a {type(array).__name__} but the other arguments are of "
-                f"type {type(self.example).__name__}; all must be of one kind"
-            )
-        elif (device := self.views.device(array)) != self.device:
-            raise invalid(
-                f"{self.name}: {field} is on {_place(device)} but the other arguments are on "
-                f"{_place(self.device)}; all must be on one device"
+            self.device = device
+        elif device != self.device:
+            raise self._invalid(
+                f"{field} is on {device} but the other arguments are on {self.device}; "
+                f"all must be on one device"
             )
 
-    def _refuse_dtype(self, field, array):
-        raise invalid(
-            f"{self.name}: {field} has dtype {array.dtype}, needs float32, bfloat16 or float16 "
-            "(indices: int32 or int64)"
-        )
+    def _check_writable(self, field, array):
+        if not self.views.is_writable(array):
+            raise self._invalid(f"{field} is read-only, needs an array that may be written")
 
+    def _code(self, field, array):
+        code = self.views.code(array)
+        if code is None:
+            raise self._invalid(
+                f"{field} has dtype {array.dtype}, needs float32, bfloat16 or float16 "
+                "(indices: int32 or int64)"
+            )
+        return code
 
-def _place(device):
-    return device[0] if device[0] == "cpu" else f"{device[0]}:{device[1]}"
+    def _invalid(self, text):
+        return invalid(f"{self.entry.name}: {text}")
 
 
 def _named(array):
     return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"
 
 
-_CONVERTERS = {
+_WRITERS = {
     "moire_tensor": _Call.tensor,
     "moire_weight": _Call.weight,
     "moire_quantized": _Call.quantized,
     "moire_activation": _Call.activation,
     "moire_glu_layout": _Call.pair,
-    "moire_offsets_output *": _Call.offsets_outputs,
+    "moire_offsets_output *": _Call.offsets_output,
     "uint8_t *": _Call.bytes_pointer,
 }
 
 
-def _converter(entry, field, kind):
+def _writer(entry, field, kind):
     if kind == "moire_tensor" and (field.endswith("_scales") or entry == "convert_scales"):
         return _Call.scales
-    return _CONVERTERS.get(kind)
+    return _WRITERS.get(kind, _Call.scalar)
 
 
 _OUTPUTS = {

@@ -15,7 +15,7 @@ WEIGHT_LAYOUTS = ("out_in", "in_out")
 @dataclasses.dataclass(frozen=True)
 class GluLayout:
     """How gate and up lie along 2F rows: `block` of the first, `block` of the second, repeated; 0 =
-    two halves.
+    two halves. `fields` are those of moire.h.
     """
 
     block: int = 0
@@ -24,6 +24,7 @@ class GluLayout:
     def __post_init__(self):
         object.__setattr__(self, "block", integer("GluLayout: block", self.block))
         choice("GluLayout: order", self.order, _ORDERS)
+        object.__setattr__(self, "fields", (self.block, _ORDERS.index(self.order)))
 
     @classmethod
     def of(cls, layout, name="GluLayout.of: layout"):
@@ -49,10 +50,6 @@ class GluLayout:
                 f"{2 * max(self.block, 1)}"
             )
 
-    @property
-    def fields(self):
-        return (self.block, _ORDERS.index(self.order))
-
     def __str__(self):
         lies = "halves" if self.block == 0 else f"interleaved blocks of {self.block}"
         return f"{lies}, {self.order.replace('_', ' ')}"
@@ -61,7 +58,7 @@ class GluLayout:
 @dataclasses.dataclass(frozen=True)
 class Activation:
     """A gated activation: kind and, for clamped_swiglu, its limit, alpha and offset (GPT-OSS: 7,
-    1.702, 1).
+    1.702, 1). `fields` are those of moire.h.
     """
 
     kind: str = "swiglu"
@@ -78,6 +75,9 @@ class Activation:
                 f"Activation: limit is {self.limit} and alpha is {self.alpha}, must be positive "
                 f"(GPT-OSS: 7 and 1.702)"
             )
+        parameters = (self.limit, self.alpha, self.offset)
+        kind = float(_ACTIVATIONS.index(self.kind))
+        object.__setattr__(self, "fields", (kind, *parameters))
 
     @classmethod
     def clamped_swiglu(cls, limit=7.0, alpha=1.702, offset=1.0):
@@ -96,10 +96,6 @@ class Activation:
             f"{name} is {described(activation)}, must be one of {', '.join(_ACTIVATIONS)} or a "
             f"moire.Activation"
         )
-
-    @property
-    def fields(self):
-        return (float(_ACTIVATIONS.index(self.kind)), self.limit, self.alpha, self.offset)
 
 
 _HALVES = GluLayout()

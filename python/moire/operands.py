@@ -12,7 +12,7 @@ from .grouped_tensor import GroupedTensor
 from .layouts import WEIGHT_LAYOUTS, check_weight_layout
 from .quantization import pair, stand_in
 from .routing import is_readable
-from .steps import Copies, WeightCopies
+from .steps import NO_COPIES, Copies, WeightCopies
 from .values import described
 from .views import torch
 
@@ -36,8 +36,10 @@ class Ragged(NamedTuple):
         result = None if compute_dtype is None else x.dtype
         if compute_dtype is not None:
             compute_dtype = fw.compute_dtype(f"{call}: compute_dtype", compute_dtype)
-        elif fw is Torch and not array.is_meta and torch.is_autocast_enabled(array.device.type):
-            compute_dtype = torch.get_autocast_dtype(array.device.type)
+        elif fw is Torch and not array.is_meta:
+            device = "cpu" if array.is_cpu else "cuda" if array.is_cuda else array.device.type
+            if torch.is_autocast_enabled(device):
+                compute_dtype = torch.get_autocast_dtype(device)
         recipe.check_operands(call, x.dtype if compute_dtype is None else compute_dtype)
         check_rank(call, "x", x, 2)
         if copy is None:
@@ -51,7 +53,7 @@ class Ragged(NamedTuple):
         """The FP8 copies of x, which belong to `groups`, and those of the weights."""
         copy = self.copy
         if copy is None:
-            return Copies(None, None, w1, w2)
+            return NO_COPIES if w1 is w2 is _NO_COPIES else Copies(None, None, w1, w2)
         rowwise = pair(self.fw, copy.copy_of(ROWWISE, f"{call}: x"), copy.element)
         if row_idx is None:
             _check_groups(call, copy, groups)
@@ -76,12 +78,11 @@ class Weights(NamedTuple):
     arrays: list  # [] where there are only copies
     layout: int
     shape: tuple  # [G, out, in], or [G, in, out]
-    copies: WeightCopies = WeightCopies()
+    copies: WeightCopies = _NO_COPIES
 
     @classmethod
     def of(cls, fw, call, name, weights, layout, recipe, quantized=None):
-        check_weight_layout(call, layout)
-        code = WEIGHT_LAYOUTS.index(layout)
+        code = WEIGHT_LAYOUTS.index(check_weight_layout(call, layout))
         if isinstance(weights, GroupedTensor):
             if quantized is not None:
                 raise invalid(
@@ -90,8 +91,9 @@ class Weights(NamedTuple):
             _check_weight_copy(fw, call, name, weights, recipe)
             return cls([], code, weights.shape, _weight_copies(fw, call, name, weights, code))
         arrays = _weight_arrays(fw, call, name, weights)
-        first = arrays[0]
-        shape = tuple(first.shape) if first.ndim == 3 else (len(arrays), *first.shape)
+        shape = tuple(arrays[0].shape)
+        if len(shape) == 2:
+            shape = (len(arrays), *shape)
         if quantized is None:
             return cls(arrays, code, shape)
         which = f"{name}_quantized"
@@ -124,23 +126,26 @@ class Weights(NamedTuple):
 
 
 def _weight_arrays(fw, call, name, weights):
-    is_listed = isinstance(weights, (list, tuple))
-    arrays = list(weights) if is_listed else [weights]
-    for i, array in enumerate(arrays):
-        which = f"{name}[{i}]" if is_listed else name
-        check_array(fw, call, which, array)
-        if array.ndim != (2 if is_listed else 3):
-            needs = (
-                "a list holds one matrix per group"
-                if is_listed
-                else "needs [groups, out, in] or a list of matrices"
+    if not isinstance(weights, (list, tuple)):
+        check_array(fw, call, name, weights)
+        if weights.ndim != 3:
+            raise invalid(
+                f"{call}: {name} is {list(weights.shape)}; needs [groups, out, in] or a list of "
+                f"matrices"
             )
-            raise invalid(f"{call}: {which} is {list(array.shape)}; {needs}")
-    if not arrays:
+        return [weights]
+    for i, array in enumerate(weights):
+        which = f"{name}[{i}]"
+        check_array(fw, call, which, array)
+        if array.ndim != 2:
+            raise invalid(
+                f"{call}: {which} is {list(array.shape)}; a list holds one matrix per group"
+            )
+    if not weights:
         raise invalid(
             f"{call}: {name} is an empty list; with no groups, give a packed tensor [0, out, in]"
         )
-    return arrays
+    return list(weights)
 
 
 def _check_recipe(call, name, tensor, recipe, form):
@@ -199,4 +204,7 @@ def needs_grad(fw, *arrays):
     """Whether autograd will want a gradient of any of these."""
     if fw is Numpy or not torch.is_grad_enabled():
         return False
-    return any(t is not None and t.requires_grad for t in arrays)
+    for t in arrays:  # noqa: SIM110 (a generator takes longer than the question)
+        if t is not None and t.requires_grad:
+            return True
+    return False

@@ -7,9 +7,13 @@ gradients are in autograd.py.
 """
 
 import torch
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+from torch._C._autograd import _profiler_enabled
+from torch._C._functorch import peek_interpreter_stack
 
 from . import invoke
 from .errors import invalid
+from .views import TorchViews
 
 _SCHEMA_OF_KIND = {
     "moire_tensor": "Tensor{alias}? {name}=None",
@@ -45,7 +49,11 @@ def schema_of(entry):
 def _define(library, entry):
     name = entry.name
     library.define(schema_of(entry))
-    library.impl(name, lambda **values: invoke.invoke(name, values), "CompositeExplicitAutograd")
+    library.impl(
+        name,
+        lambda **values: invoke.invoke(name, values, TorchViews),
+        "CompositeExplicitAutograd",
+    )
     torch.library.register_fake(f"moire::{name}", lambda **values: _fake(name, values), lib=library)
 
 
@@ -63,6 +71,19 @@ def _fake(name, values):
         raise invalid(
             f"{name}: {a} is on {first} but {b} is on {second}; all must be on one device"
         )
+
+
+def is_dispatching():
+    """Whether ops have to pass Torch's dispatcher, because a compiler, a mode, a transform, a
+    profiler or a tracer is there to see them. It costs as much as a small op.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or _len_torch_dispatch_stack() != 0
+        or peek_interpreter_stack() is not None
+        or _profiler_enabled()
+        or _get_tracing_state() is not None
+    )
 
 
 _library = torch.library.Library("moire", "DEF")

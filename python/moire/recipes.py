@@ -55,6 +55,7 @@ class Recipe:
                 f"Recipe: emulate_accumulation is True but name is {self.name!r}, needs mxfp8_fast "
                 f"or fp8_block"
             )
+        object.__setattr__(self, "is_quantized", self.name in _QUANTIZED)
 
     @classmethod
     def of(cls, recipe, name="Recipe.of: recipe"):
@@ -78,10 +79,6 @@ class Recipe:
         if not found.is_quantized:
             raise invalid(f"{name} is {found.name!r}, must be one of {', '.join(_QUANTIZED)}")
         return found
-
-    @property
-    def is_quantized(self):
-        return self.name in _QUANTIZED
 
     @property
     def format(self):
@@ -121,8 +118,11 @@ class Recipe:
 
     def check_operands(self, call, dtype):
         """That operands of `dtype` are what the recipe's name says."""
-        found, needed = str(dtype).removeprefix("torch."), _DTYPES.get(self.name)
-        if needed is not None and found != needed:
+        needed = _DTYPES.get(self.name)
+        if needed is None:
+            return
+        found = str(dtype).removeprefix("torch.")
+        if found != needed:
             raise invalid(f"{call}: recipe {self.name!r} needs {needed} operands, found {found}")
 
 

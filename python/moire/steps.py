@@ -56,15 +56,9 @@ class MlpSpec(NamedTuple):
 
     def operands(self, fw, arrays):
         """(W1, W2), each a list, in the type that they are multiplied in."""
-        cast = [fw.cast(t, self.compute_dtype) for t in arrays]
-        return cast[: self.num_w1], cast[self.num_w1 :]
-
-    def common(self, offsets):
-        return {
-            **self.groups(offsets),
-            "activation": self.activation,
-            "layout": self.glu_layout,
-        }
+        if self.compute_dtype is not None:
+            arrays = [fw.cast(t, self.compute_dtype) for t in arrays]
+        return arrays[: self.num_w1], arrays[self.num_w1 :]
 
 
 class WeightCopies(NamedTuple):
@@ -93,6 +87,9 @@ class Kept(NamedTuple):
     act: Any = None
     x_columnwise: Any = None
     act_columnwise: Any = None
+
+
+NOTHING_KEPT = Kept()
 
 
 class LinearSaved(NamedTuple):
@@ -183,20 +180,26 @@ def linear_forward(fw, spec, x, row_idx, w, bias, scale, offsets, out=None, copi
     """(y, what is kept for a backward)."""
     y = fw.empty(x, (spec.capacity, spec.out_features), x.dtype) if out is None else out
     columns = _columns_of_x(fw, spec, x, copies)
-    fw.run(
-        "grouped_linear",
-        **_x_fields(x, copies),
-        row_idx=row_idx,
-        **_weight_fields("w", w, spec.layout, copies.w1.forward),
-        bias=bias,
-        scale=scale,
-        y=y,
-        x_columnwise=columns,
-        tail=spec.tail,
-        **spec.recipe.forward_fields,
-        **spec.groups(offsets),
-    )
-    return y, Kept(x_columnwise=columns)
+    fields = {
+        "x": x,
+        "row_idx": row_idx,
+        "w": w,
+        "w_layout": spec.layout,
+        "bias": bias,
+        "scale": scale,
+        "y": y,
+        "x_columnwise": columns,
+        "tail": spec.tail,
+        "offsets": offsets,
+        "num_groups": spec.num_groups,
+        "capacity": spec.capacity,
+    }
+    if spec.recipe.is_quantized:
+        fields.update(spec.recipe.forward_fields)
+        _give_x(fields, copies.x)
+        _give_weight(fields, "w", copies.w1.forward)
+    fw.run_fields("grouped_linear", fields)
+    return y, NOTHING_KEPT if columns is None else Kept(x_columnwise=columns)
 
 
 def linear_backward(fw, spec, saved, grad_y, grads, beta):
@@ -204,23 +207,28 @@ def linear_backward(fw, spec, saved, grad_y, grads, beta):
     gradient is always fresh, hence a call of its own beside a beta that accumulates.
     """
     fused = beta.value == 0 and beta.per_group is None
-    fw.run(
-        "grouped_linear_backward",
-        x=saved.x,
-        row_idx=saved.row_idx,
-        x_columnwise=saved.x_columnwise,
-        **_weight_fields("w", saved.w, spec.layout, saved.w_copy),
-        bias=saved.bias,
-        scale=saved.scale,
-        **_grad_y_fields(fw, grad_y),
-        grad_x=grads.x,
-        grad_bias=grads.bias,
-        grad_scale=grads.scale,
-        grad_w=grads.w if fused else None,
-        grad_w_layout=spec.layout,
-        **spec.recipe.backward_fields,
-        **spec.groups(saved.offsets),
-    )
+    fields = {
+        "x": saved.x,
+        "row_idx": saved.row_idx,
+        "w": saved.w,
+        "w_layout": spec.layout,
+        "bias": saved.bias,
+        "scale": saved.scale,
+        "grad_y": grad_y,
+        "grad_x": grads.x,
+        "grad_bias": grads.bias,
+        "grad_scale": grads.scale,
+        "grad_w": grads.w if fused else None,
+        "grad_w_layout": spec.layout,
+        "offsets": saved.offsets,
+        "num_groups": spec.num_groups,
+        "capacity": spec.capacity,
+    }
+    if spec.recipe.is_quantized:
+        fields.update(spec.recipe.backward_fields, x_columnwise=saved.x_columnwise)
+        _give_weight(fields, "w", saved.w_copy)
+        _give_grad_y(fw, fields, grad_y)
+    fw.run_fields("grouped_linear_backward", fields)
     if not fused and grads.w is not None:
         operands = Wgrad(x=saved.x, x_idx=saved.row_idx, x_columnwise=saved.x_columnwise)
         operands = operands._replace(grad_y=grad_y)
@@ -247,9 +255,9 @@ def wgrad(fw, recipe, groups, layout, operands, grad_w, beta):
     x, x_idx, x_columnwise, grad_y, grad_y_idx, grad_y_columnwise = operands
     beta_fields = {"beta": beta.value, "beta_per_group": beta.per_group}
     if recipe.is_quantized:
-        fields = _grad_y_fields(fw, grad_y)
-        if grad_y_columnwise is not None:
-            fields = {"grad_y_columnwise": grad_y_columnwise}
+        fields = {"grad_y_columnwise": grad_y_columnwise}
+        if grad_y_columnwise is None:
+            _give_grad_y(fw, fields, grad_y)
         fw.run(
             "grouped_linear_backward",
             x=x,
@@ -281,7 +289,7 @@ def wgrad(fw, recipe, groups, layout, operands, grad_w, beta):
 
 def mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out=None, copies=NO_COPIES):
     """(y, what is kept for a backward if the spec saves)."""
-    rows, kept = spec.capacity, Kept()
+    rows, kept = spec.capacity, NOTHING_KEPT
     if spec.saves:
         kept = Kept(
             z=fw.empty(x, (rows, 2 * spec.width), spec.recipe.between(fw, x.dtype)),
@@ -292,59 +300,84 @@ def mlp_forward(fw, spec, x, row_idx, w1, b1, w2, b2, probs, offsets, out=None, 
         elif spec.saves_act:
             kept = kept._replace(act=fw.empty(x, (rows, spec.width), x.dtype))
     y = fw.empty(x, (rows, spec.hidden), x.dtype) if out is None else out
-    fw.run(
-        "grouped_mlp",
-        **_x_fields(x, copies),
-        row_idx=row_idx,
-        **_weight_fields("w1", w1, spec.w1_layout, copies.w1.forward),
-        b1=b1,
-        **_weight_fields("w2", w2, spec.w2_layout, copies.w2.forward),
-        b2=b2,
-        probs=probs,
-        y=y,
-        **kept._asdict(),
-        tail=spec.tail,
-        **spec.recipe.forward_fields,
-        **spec.common(offsets),
-    )
+    fields = {
+        "x": x,
+        "row_idx": row_idx,
+        "w1": w1,
+        "w1_layout": spec.w1_layout,
+        "b1": b1,
+        "w2": w2,
+        "w2_layout": spec.w2_layout,
+        "b2": b2,
+        "probs": probs,
+        "y": y,
+        "z": kept.z,
+        "act": kept.act,
+        "x_columnwise": kept.x_columnwise,
+        "act_columnwise": kept.act_columnwise,
+        "tail": spec.tail,
+        "offsets": offsets,
+        "num_groups": spec.num_groups,
+        "capacity": spec.capacity,
+        "activation": spec.activation,
+        "layout": spec.glu_layout,
+    }
+    if spec.recipe.is_quantized:
+        fields.update(spec.recipe.forward_fields)
+        _give_x(fields, copies.x)
+        _give_weight(fields, "w1", copies.w1.forward)
+        _give_weight(fields, "w2", copies.w2.forward)
+    fw.run_fields("grouped_mlp", fields)
     return y, kept
 
 
 def mlp_backward(fw, spec, saved, grad_y, gathered, grads, beta_w1, beta_w2):
     """Writes the gradients that `grads` has arrays for; grad_y is [T, H] where `gathered`."""
     is_act_saved = saved.act is not None or saved.act_columnwise is not None
-    fw.run(
-        "grouped_mlp_backward",
-        x=saved.x,
-        row_idx=saved.row_idx,
-        x_columnwise=saved.x_columnwise,
-        gathered_grad_y=int(gathered),
-        **_weight_fields("w1", saved.w1, spec.w1_layout, saved.w1_copy),
-        **_weight_fields("w2", saved.w2, spec.w2_layout, saved.w2_copy),
-        b2=saved.b2,
-        probs=saved.probs,
-        z=saved.z,
-        act=saved.act if grads.act is None else grads.act,
-        act_columnwise=saved.act_columnwise or grads.act_columnwise,
-        act_is_saved=int(is_act_saved),
-        **_grad_y_fields(fw, grad_y),
-        grad_z=grads.z,
-        grad_z_columnwise=grads.z_columnwise,
-        grad_x=grads.x,
-        grad_probs=grads.probs,
-        grad_w1=grads.w1,
-        grad_w1_layout=spec.w1_layout,
-        grad_b1=grads.b1,
-        grad_w2=grads.w2,
-        grad_w2_layout=spec.w2_layout,
-        grad_b2=grads.b2,
-        beta_w1=beta_w1.value,
-        beta_w1_per_group=beta_w1.per_group,
-        beta_w2=beta_w2.value,
-        beta_w2_per_group=beta_w2.per_group,
-        **spec.recipe.backward_fields,
-        **spec.common(offsets=saved.offsets),
-    )
+    fields = {
+        "x": saved.x,
+        "row_idx": saved.row_idx,
+        "gathered_grad_y": int(gathered),
+        "w1": saved.w1,
+        "w1_layout": spec.w1_layout,
+        "w2": saved.w2,
+        "w2_layout": spec.w2_layout,
+        "b2": saved.b2,
+        "probs": saved.probs,
+        "z": saved.z,
+        "act": saved.act if grads.act is None else grads.act,
+        "act_is_saved": int(is_act_saved),
+        "grad_y": grad_y,
+        "grad_z": grads.z,
+        "grad_x": grads.x,
+        "grad_probs": grads.probs,
+        "grad_w1": grads.w1,
+        "grad_w1_layout": spec.w1_layout,
+        "grad_b1": grads.b1,
+        "grad_w2": grads.w2,
+        "grad_w2_layout": spec.w2_layout,
+        "grad_b2": grads.b2,
+        "beta_w1": beta_w1.value,
+        "beta_w1_per_group": beta_w1.per_group,
+        "beta_w2": beta_w2.value,
+        "beta_w2_per_group": beta_w2.per_group,
+        "offsets": saved.offsets,
+        "num_groups": spec.num_groups,
+        "capacity": spec.capacity,
+        "activation": spec.activation,
+        "layout": spec.glu_layout,
+    }
+    if spec.recipe.is_quantized:
+        fields.update(
+            spec.recipe.backward_fields,
+            x_columnwise=saved.x_columnwise,
+            act_columnwise=saved.act_columnwise or grads.act_columnwise,
+            grad_z_columnwise=grads.z_columnwise,
+        )
+        _give_weight(fields, "w1", saved.w1_copy)
+        _give_weight(fields, "w2", saved.w2_copy)
+        _give_grad_y(fw, fields, grad_y)
+    fw.run_fields("grouped_mlp_backward", fields)
 
 
 def moe_forward(
@@ -385,20 +418,22 @@ def _columns_of_x(fw, spec, x, copies):
     return empty_columns(fw, spec, x, x.shape[1])
 
 
-def _x_fields(x, copies):
-    return {"x": x} if copies.x is None else {"x": copies.x[0], "x_scales": copies.x[1]}
+def _give_x(fields, copy):
+    if copy is not None:
+        fields["x"], fields["x_scales"] = copy
 
 
-def _weight_fields(name, arrays, layout, copy):
+def _give_weight(fields, name, copy):
     """A copy stands in for the weight, of which only the layout is said then."""
-    fields = {name: arrays if copy is None else [], f"{name}_layout": layout}
-    return fields if copy is None else {**fields, f"{name}_quantized": copy}
+    if copy is not None:
+        fields[name], fields[f"{name}_quantized"] = [], copy
 
 
-def _grad_y_fields(fw, grad_y):
+def _give_grad_y(fw, fields, grad_y):
     if not isinstance(grad_y, GroupedTensor):
-        return {"grad_y": grad_y}
-    return {
-        f"grad_y_{direction}": pair(fw, grad_y.copy_of(code, "grad_y"), grad_y.element)
-        for code, direction in ((ROWWISE, "rowwise"), (COLUMNWISE, "columnwise"))
-    }
+        fields["grad_y"] = grad_y
+        return
+    fields["grad_y"] = None
+    for code, direction in ((ROWWISE, "rowwise"), (COLUMNWISE, "columnwise")):
+        copy = pair(fw, grad_y.copy_of(code, "grad_y"), grad_y.element)
+        fields[f"grad_y_{direction}"] = copy

@@ -60,7 +60,9 @@ def number(name, value):
 
 
 def flag(name, value):
-    if isinstance(value, (bool, np.bool_)):
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_):
         return bool(value)
     raise invalid(f"{name} is {described(value)}, must be True or False")
 

@@ -22,12 +22,16 @@ DTYPES = {
 }
 
 
-_CPU = ("cpu", 0)
 _MEANS = "moire_dtype"
 
 
 class NumpyViews:
     """Of numpy.ndarray; BF16 arrays are of ml_dtypes' bfloat16."""
+
+    kind = np.ndarray
+    types = (np.ndarray,)  # the usual ones, of which nothing more need be asked
+    codes = {}  # of dtypes that say all; code() is asked of others
+    may_be_read_only = True
 
     @staticmethod
     def address(array):
@@ -35,7 +39,12 @@ class NumpyViews:
 
     @staticmethod
     def device(array):
-        return _CPU
+        return "cpu"
+
+    @staticmethod
+    def place(device):
+        """(kind, index) of a device, or of none."""
+        return "cpu", 0
 
     @staticmethod
     def code(array):
@@ -71,24 +80,35 @@ class NumpyViews:
         return np.ascontiguousarray(array)
 
     @staticmethod
-    def empty_bytes(like, size):
-        return np.empty(size, np.uint8)
+    def scratch(device, size):
+        """(memory that nobody has written, its address)."""
+        memory = np.empty(size, np.uint8)
+        return memory, NumpyViews.address(memory)
 
 
 class TorchViews:
     """Of torch.Tensor; as NumpyViews."""
 
     if torch is not None:
+        kind = torch.Tensor
+        types = (torch.Tensor, torch.nn.Parameter)
+        may_be_read_only = False
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
         address, is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
+        device = torch.Tensor.device.__get__
+        _places = {None: ("cpu", 0)}
 
     @staticmethod
-    def is_writable(array):
-        return True
+    def is_plain(array):
+        """Whether its memory is all there is to it."""
+        return type(array) in TorchViews.types and (array.is_cpu or array.is_cuda)
 
     @staticmethod
-    def device(array):
-        return _CPU if array.is_cpu else (array.device.type, array.device.index or 0)
+    def place(device):
+        place = TorchViews._places.get(device)
+        if place is None:  # kept, because asking a device for its type takes longer than most calls
+            place = TorchViews._places[device] = (device.type, device.index or 0)
+        return place
 
     @staticmethod
     def code(array):
@@ -107,8 +127,9 @@ class TorchViews:
         return array.contiguous()
 
     @staticmethod
-    def empty_bytes(like, size):
-        return like.new_empty(size, dtype=torch.uint8)
+    def scratch(device, size):
+        memory = torch.UntypedStorage(size, device=device)
+        return memory, memory.data_ptr()
 
 
 def _row_stride(shape, strides):
