@@ -247,9 +247,10 @@ def framework_of(call, required, optional=None):
     for name, array in required.items():
         framework = framework or _framework_of(call, name, array)
         check_array(framework, call, name, array)
-    for name, array in (optional or {}).items():
-        if array is not None:
-            check_array(framework, call, name, array)
+    if optional is not None:
+        for name, array in optional.items():
+            if array is not None:
+                check_array(framework, call, name, array)
     return framework
 
 

@@ -35,10 +35,12 @@ class LinearFunction(torch.autograd.Function):
             "bias": bias,
             "scale": scale,
             "offsets": offsets,
-            **_of_x(needs_w, x, copies, made),
-            **_of_weight("w", w, copies.w1),
+            "w": w,
         }
-        keep(ctx, given, {"x_columnwise": _made_columns(needs_w, copies, made)})
+        own = {}
+        _keep_x(given, own, needs_w, x, copies, made)
+        _keep_copy(given, "w", copies.w1)
+        keep(ctx, given, own)
         if out is not None:
             ctx.mark_dirty(out)
         return y
@@ -149,17 +151,18 @@ def keep(ctx, given, made):
     """Saves tensors, and lists of tensors, by name; `made` are the forward's own, the others are
     held by reference.
     """
-    flat, ctx.names = [], []
+    flat, counts = [], {}
     for tensors in (given, made):
         for name, value in tensors.items():
             if value is None:
                 continue
-            is_list = type(value) is list
-            ctx.names.append((name, len(value) if is_list else -1))
-            if is_list:
-                flat.extend(value)
+            if type(value) is list:
+                counts[name] = len(value)
+                flat += value
             else:
+                counts[name] = -1
                 flat.append(value)
+    ctx.counts = counts
     ctx.save_for_backward(*flat)
     context.note_saved(given, made)
 
@@ -167,7 +170,7 @@ def keep(ctx, given, made):
 def kept_by(ctx):
     """What keep() saved: a function of the name, None where there was nothing."""
     tensors, found, at = ctx.saved_tensors, {}, 0
-    for name, count in ctx.names:
+    for name, count in ctx.counts.items():
         if count < 0:
             found[name] = tensors[at]
             at += 1
@@ -180,34 +183,44 @@ def kept_by(ctx):
 def _keep_mlp(ctx, spec, sinks, copies, needs_w1, x, operands, weights, given, made):
     ctx.spec, ctx.sinks = spec, sinks or (FreshGradients, FreshGradients)
     ctx.x, ctx.weights = (x.shape, x.dtype), [(t.shape, t.dtype) for t in weights]
-    given = dict(zip(("row_idx", "scatter_idx", "probs", "b1", "b2", "offsets"), given))
-    given.update(_of_x(needs_w1, x, copies, made))
-    for name, arrays, copy in zip(("w1", "w2"), operands, (copies.w1, copies.w2)):
-        given.update(_of_weight(name, arrays, copy))
-    made = made._replace(x_columnwise=_made_columns(needs_w1, copies, made))
-    keep(ctx, given, made._asdict())
+    (w1, w2), (row_idx, scatter_idx, probs, b1, b2, offsets) = operands, given
+    given = {
+        "row_idx": row_idx,
+        "scatter_idx": scatter_idx,
+        "probs": probs,
+        "b1": b1,
+        "b2": b2,
+        "offsets": offsets,
+        "w1": w1,
+        "w2": w2,
+    }
+    own = {"z": made.z, "act": made.act, "act_columnwise": made.act_columnwise}
+    _keep_x(given, own, needs_w1, x, copies, made)
+    _keep_copy(given, "w1", copies.w1)
+    _keep_copy(given, "w2", copies.w2)
+    keep(ctx, given, own)
 
 
-def _of_x(needs_w, x, copies, made):
-    """What a weight gradient needs of x and the call was given: x, its column-wise copy, or the
-    row-wise one, of which that is made.
+def _keep_x(given, own, needs_w, x, copies, made):
+    """What a weight gradient needs of x: x, its column-wise copy, or the row-wise one, of which
+    that is made.
     """
-    found = {"x": None, "x_given": None, "x_rowwise": None}
-    if needs_w and copies.x is not None:
-        columnwise = copies.x_columnwise
-        found.update(x_given=columnwise, x_rowwise=copies.x if columnwise is None else None)
-    elif needs_w and made.x_columnwise is None:
-        found["x"] = x
-    return found
+    if not needs_w:
+        return
+    if copies.x_columnwise is not None:
+        given["x_given"] = copies.x_columnwise
+    elif copies.x is not None:
+        given["x_rowwise"] = copies.x
+    elif made.x_columnwise is not None:
+        own["x_columnwise"] = made.x_columnwise
+    else:
+        given["x"] = x
 
 
-def _of_weight(name, arrays, copies):
-    """The copy for the backward, or else the weight."""
-    return {name: [] if copies.backward else arrays, f"{name}_copy": copies.backward}
-
-
-def _made_columns(needs_w, copies, made):
-    return made.x_columnwise if needs_w and copies.x is None else None
+def _keep_copy(given, name, copies):
+    """The copy for the backward stands in for the weight."""
+    if copies.backward is not None:
+        given[name], given[f"{name}_copy"] = [], copies.backward
 
 
 def _columns_of_x(spec, kept, needs_w):

@@ -63,8 +63,14 @@ def grouped_linear(
     """
     call = "grouped_linear"
     recipe = Recipe.of(recipe, f"{call}: recipe")
-    optional = {"bias": bias, "scale": scale, "row_idx": row_idx, "scatter_idx": scatter_idx}
-    optional.update(out=out, grad_x_out=grad_x_out)
+    optional = {
+        "bias": bias,
+        "scale": scale,
+        "row_idx": row_idx,
+        "scatter_idx": scatter_idx,
+        "out": out,
+        "grad_x_out": grad_x_out,
+    }
     operand = Ragged.of(call, x, compute_dtype, recipe, optional)
     fw, x = operand.fw, operand.array
     weights = Weights.of(fw, call, "w", w, weight_layout, recipe, w_quantized)
@@ -138,8 +144,15 @@ def grouped_mlp(
     """
     call = "grouped_mlp"
     recipe = Recipe.of(recipe, f"{call}: recipe")
-    optional = {"probs": probs, "b1": b1, "b2": b2, "row_idx": row_idx, "scatter_idx": scatter_idx}
-    optional.update(out=out, grad_x_out=grad_x_out)
+    optional = {
+        "probs": probs,
+        "b1": b1,
+        "b2": b2,
+        "row_idx": row_idx,
+        "scatter_idx": scatter_idx,
+        "out": out,
+        "grad_x_out": grad_x_out,
+    }
     operand = Ragged.of(call, x, compute_dtype, recipe, optional)
     fw, x = operand.fw, operand.array
     groups = as_groups(call, groups)
