@@ -1,4 +1,5 @@
 // moire bench: times ops of a problem beside their baselines; harness.h has the protocol.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -53,7 +54,8 @@ void add_conditions(const Conditions& c, int cores, std::vector<Warning>& warnin
 struct Prepared {
   std::vector<BenchResult> results;
   std::vector<std::unique_ptr<OpVariant>> ops;
-  std::unique_ptr<BaselineVariant> baseline;
+  // One for all, or a copy for each op: dtypes differ in bytes.
+  std::vector<std::unique_ptr<BaselineVariant>> baselines;
 };
 
 // Checks every result first: a wrong one has no time worth knowing.
@@ -77,43 +79,45 @@ Prepared prepare(const Context& context, const Group& group, Team& team) {
     }
     out.results.push_back(std::move(r));
   }
-  if (!out.ops.empty()) {
-    out.baseline = BaselineVariant::create(group.problems[0], out.ops[0]->bytes(), team);
+  for (const auto& op : out.ops) {
+    const Problem& first = group.problems[0];
+    if (!is_bandwidth(first.op) && !out.baselines.empty()) break;
+    auto baseline = BaselineVariant::create(first, op->bytes(), team);
+    if (baseline != nullptr) out.baselines.push_back(std::move(baseline));
   }
   return out;
 }
 
-void fill_in(BenchResult& r, const OpVariant& op, const BaselineVariant* baseline,
-             const Samples& baseline_samples, const Samples* own_fp32) {
+void fill_in(BenchResult& r, const OpVariant& op, const Samples* own_fp32) {
   r.time = summarize(r.samples.seconds);
   r.implementation = op.implementation();
   r.flops = op.flops();
   r.bytes = op.bytes();
   r.num_sets = op.num_sets();
   r.set_bytes = op.set_bytes();
-  if (baseline != nullptr) {
-    r.baseline = baseline->name();
-    r.ratio = paired_ratio(baseline_samples, r.samples);
-    r.baseline_samples = baseline_samples.seconds;
-  }
   if (own_fp32 != nullptr && r.problem.dtype != DType::kFP32) {
     r.vs_fp32 = paired_ratio(*own_fp32, r.samples);
   }
 }
 
-// One op in each dtype, its baseline among the variants.
+void compare(BenchResult& r, const BaselineVariant& baseline, const Samples& samples) {
+  r.baseline = baseline.name();
+  r.ratio = paired_ratio(samples, r.samples);
+  r.baseline_samples = samples.seconds;
+}
+
+// One op in each dtype, its baselines among the variants.
 std::vector<BenchResult> run_group(const Context& context, const Group& group,
                                    const MachineFacts& machine, const Protocol& protocol,
                                    Team& team, const std::function<void(double)>& tick) {
   Prepared prepared = prepare(context, group, team);
-  const BaselineVariant* const baseline = prepared.baseline.get();
   std::vector<Variant> variants;
   for (const auto& op : prepared.ops) {
     variants.push_back({"", [&op](int64_t call) { op->run(call); }});
   }
   if (variants.empty()) return prepared.results;
-  if (baseline != nullptr) {
-    variants.push_back({baseline->name(), [&](int64_t call) { prepared.baseline->run(call); }});
+  for (const auto& b : prepared.baselines) {
+    variants.push_back({b->name(), [&b](int64_t call) { b->run(call); }});
   }
   Conditions conditions{read_cpu_times(), {}};
   const std::vector<Samples> samples = measure(variants, protocol, tick);
@@ -128,7 +132,13 @@ std::vector<BenchResult> run_group(const Context& context, const Group& group,
   v = 0;
   for (BenchResult& r : prepared.results) {
     if (!r.unsupported.empty()) continue;
-    fill_in(r, *prepared.ops[v++], baseline, samples.back(), own_fp32);
+    const OpVariant& op = *prepared.ops[v];
+    fill_in(r, op, own_fp32);
+    if (!prepared.baselines.empty()) {
+      const size_t b = std::min(v, prepared.baselines.size() - 1);
+      compare(r, *prepared.baselines[b], samples[prepared.ops.size() + b]);
+    }
+    ++v;
     add_conditions(conditions, available_cores(), r.warnings);
     add_quality(r, machine);
   }
