@@ -33,11 +33,17 @@ using UnsignedOf = hn::VFromD<hn::RebindToUnsigned<D>>;
 struct Fp32 {
   using Element = float;
   static constexpr DType kDType = DType::kFP32;
+  static constexpr uint32_t kInfinity = 0x7F800000;
   static float decode(float x) { return x; }
   static float encode(float x) { return x; }
 
   template <class D>
   static HWY_INLINE hn::VFromD<D> Load(D d, const float* p) {
+    return hn::LoadU(d, p);
+  }
+  // The same of elements among which there is no NaN.
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> LoadNumbers(D d, const float* p) {
     return hn::LoadU(d, p);
   }
   template <class D>
@@ -152,14 +158,26 @@ struct HalfFormat {
 
 struct Bf16 : HalfFormat<Bf16Bits> {
   static constexpr DType kDType = DType::kBF16;
+  static constexpr uint16_t kInfinity = 0x7F80;
   static float decode(uint16_t x) { return bf16_to_float(x); }
   static uint16_t encode(float x) { return float_to_bf16(x); }
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> LoadNumbers(D d, const uint16_t* p) {
+    return Load(d, p);
+  }
 };
 
 struct Fp16 : HalfFormat<Fp16Bits> {
   static constexpr DType kDType = DType::kFP16;
+  static constexpr uint16_t kInfinity = 0x7C00;
   static float decode(uint16_t x) { return fp16_to_float(x); }
   static uint16_t encode(float x) { return float_to_fp16(x); }
+  // By the processor's instruction, which would make a signalling NaN a quiet one.
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> LoadNumbers(D d, const uint16_t* p) {
+    const hn::Rebind<uint16_t, D> d16;
+    return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), hn::LoadU(d16, p)));
+  }
 };
 
 // Calls f(Fp32{}), f(Bf16{}) or f(Fp16{}).

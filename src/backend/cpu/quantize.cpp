@@ -50,7 +50,7 @@ void quantize_floats(const QuantizeStrip& q) {
   with_format(s.source.dtype, [&](auto format) HWY_ATTR {
     using Rows = ListedRows<decltype(format)>;
     for (int64_t c = s.first; has_rowwise && c < s.end; c += width) {
-      const Rows rows{s.source.rows, c, is_tile ? 0 : kAhead};
+      const Rows rows{s.source.rows, c, is_tile ? width : kAhead};
       quantize_rowwise(q, rows, c, std::min(width, s.end - c));
     }
     if (q.columnwise.data != nullptr) {

@@ -37,17 +37,36 @@ inline void QuantizeColumnwise(const QuantizeFormat& how, const Rows& rows, int6
 template <class Rows>
 inline void QuantizeTile(const QuantizeFormat& how, const Rows& rows, int64_t num_rows,
                          int64_t columns, const QuantizedPiece& out) {
+  using Source = typename Rows::Format;
   with_fp8_format(how.element, [&](auto format) HWY_ATTR {
     using Format = decltype(format);
     const BlockScaling<Format> scaling{how.fractional};
-    Amax amax{0, true};
+    BitsOf<Source> amax = 0;
+    float multiplier = 0;
+    const auto store_scale = [&]() HWY_ATTR {
+      return StoreScales<Source>(scaling, &amax, 1, static_cast<float*>(out.scales), &multiplier);
+    };
     for (int64_t r = 0; r < num_rows; ++r) {
-      const Amax row = FindAmax<typename Rows::Format>(rows.row(r), columns);
-      amax = {std::max(amax.value, row.value), amax.is_finite && row.is_finite};
+      amax = std::max(amax, RunAmax<Source, false>(rows.row(r), columns));
     }
-    const float multiplier = scaling.store(amax.value, static_cast<float*>(out.scales));
+    const BlockKinds kinds = store_scale();
+    if (!kinds.are_finite) {
+      amax = 0;
+      for (int64_t r = 0; r < num_rows; ++r) {
+        amax = std::max(amax, RunAmax<Source, true>(rows.row(r), columns));
+      }
+      store_scale();
+    }
+    uint16_t subnormal = 0;
+    FindLargestSubnormals<Format>(&multiplier, 1, &subnormal);
+    const bool is_quick =
+        kinds.are_quick && !how.fractional && columns % MxScaling<Format>::kBlock == 0;
     for (int64_t r = 0; r < num_rows; ++r) {
-      EncodeRun<Format>(rows, r, 0, columns, multiplier, amax.is_finite, out);
+      if (is_quick) {
+        EncodeQuickRun<Format>(rows, r, 0, columns, subnormal, out);
+      } else {
+        EncodeRun<Format>(rows, r, 0, columns, multiplier, kinds.are_finite, out);
+      }
     }
   });
 }

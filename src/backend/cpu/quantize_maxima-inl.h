@@ -1,12 +1,12 @@
-// FP8 codes and scales of blocks along rows of BF16 numbers (quantize_bf16-inl.h). Include after
-// simd_targets.h, inside the foreach_target pattern.
-#include "backend/cpu/quantize_bf16-inl.h"
+// The largest magnitudes of blocks: along rows and down columns, as bits of the elements' own type.
+// Include after simd_targets.h, inside the foreach_target pattern.
+#include "backend/cpu/quantize_values-inl.h"
 
-#if defined(MOIRE_QUANTIZE_BF16_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef MOIRE_QUANTIZE_BF16_ROWS_INL_H_
-#undef MOIRE_QUANTIZE_BF16_ROWS_INL_H_
+#if defined(MOIRE_QUANTIZE_MAXIMA_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MOIRE_QUANTIZE_MAXIMA_INL_H_
+#undef MOIRE_QUANTIZE_MAXIMA_INL_H_
 #else
-#define MOIRE_QUANTIZE_BF16_ROWS_INL_H_
+#define MOIRE_QUANTIZE_MAXIMA_INL_H_
 #endif
 
 #include <algorithm>
@@ -15,8 +15,32 @@ HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using MaximaTag = hn::CappedTag<uint16_t, kScaleBatch>;
+// Blocks along rows whose scales are computed together.
+inline constexpr int64_t kScaleBatch = 16;
+// Rows that a pass over the columns' largest values so far takes together.
+inline constexpr int64_t kRowsPerPass = 4;
 
+// Of n elements.
+template <class Source, bool kSkipsNan>
+HWY_INLINE BitsOf<Source> RunAmax(const typename Source::Element* p, int64_t n) {
+  const BitsTag<Source> d;
+  const hn::CappedTag<BitsOf<Source>, 1> one;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto amax = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    amax = hn::Max(amax, Magnitude<Source, kSkipsNan>(d, p + i));
+  }
+  auto out = hn::GetLane(hn::MaxOfLanes(d, amax));
+  for (; i < n; ++i) {
+    out = std::max(out, hn::GetLane(Magnitude<Source, kSkipsNan>(one, p + i)));
+  }
+  return out;
+}
+
+// Vectors of 16-bit magnitudes become one vector of their largest lanes: out[i] that of vector i,
+// of kScaleBatch vectors.
+using MaximaTag = hn::CappedTag<uint16_t, kScaleBatch>;
 #if HWY_TARGET == HWY_SCALAR
 HWY_INLINE void LargestLanes(const uint16_t* vectors, uint16_t* out) {
   std::copy(vectors, vectors + kScaleBatch, out);
@@ -41,7 +65,6 @@ HWY_INLINE hn::VFromD<D> LargestOf8(D d, const uint16_t* vectors) {
   return MergeLargest<uint64_t>(d, MergeLargest<uint32_t>(d, two(0), two(2)),
                                 MergeLargest<uint32_t>(d, two(4), two(6)));
 }
-// out[i] = the largest lane of vector i, of kScaleBatch vectors.
 template <class D = MaximaTag>
 HWY_INLINE void LargestLanes(const uint16_t* vectors, uint16_t* out) {
   const D d;
@@ -58,53 +81,59 @@ HWY_INLINE void LargestLanes(const uint16_t* vectors, uint16_t* out) {
 }
 #endif
 
-// At most kScaleBatch whole blocks: columns [first, end) of rows [begin, begin + count). False, and
-// nothing done, where a block has to go through floats.
-template <class Format, class Scaling, class Rows>
-inline bool QuantizeBf16RowBatch(const Scaling& scaling, const Rows& rows, int64_t begin,
-                                 int64_t count, int64_t first, int64_t end,
-                                 const QuantizedPiece& out) {
-  using Scale = typename Scaling::Scale::Element;
-  constexpr int64_t kBlock = Scaling::kBlock;
-  const MaximaTag dm;
-  const Bf16RowTag d;
-  const auto maxima_lanes = static_cast<int64_t>(hn::Lanes(dm));
+// Of at most kScaleBatch whole blocks of 16-bit elements; amax has room for kScaleBatch.
+template <class Source, int64_t kBlock, class Rows>
+HWY_INLINE void FindBlockAmax(const Rows& rows, int64_t begin, int64_t count, int64_t first,
+                              int64_t end, uint16_t* amax) {
+  const MaximaTag d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   alignas(64) uint16_t maxima[kScaleBatch * hn::MaxLanes(MaximaTag())];
-  alignas(64) uint16_t amax[kScaleBatch], subnormal[kScaleBatch];
-  alignas(64) Scale scales[kScaleBatch];
   uint16_t* at = maxima;
   for (int64_t r = begin; r < begin + count; ++r) {
     const uint16_t* const row = rows.row(r);
-    for (int64_t c = first; c < end; c += kBlock, at += maxima_lanes) {
-      auto largest = hn::Zero(dm);
-      for (int64_t i = 0; i < kBlock; i += maxima_lanes) {
-        largest = hn::Max(largest, Bf16Magnitude(dm, hn::LoadU(dm, row + c + i)));
-      }
-      hn::Store(largest, dm, at);
-    }
-  }
-  std::fill(at, maxima + kScaleBatch * maxima_lanes, uint16_t{0});
-  LargestLanes(maxima, amax);
-  for (int64_t i = 0; i < kScaleBatch; i += maxima_lanes) {
-    if (!AreQuick(dm, hn::Load(dm, amax + i))) return false;
-  }
-  StoreQuickScales<Format>(scaling, amax, kScaleBatch, scales, subnormal);
-  int64_t block = 0;
-  for (int64_t r = begin; r < begin + count; ++r) {
-    const uint16_t* const row = rows.row(r);
-    uint8_t* const codes = out.data + r * out.stride;
-    auto* row_scales = static_cast<Scale*>(out.scales) + r * out.scale_stride + first / kBlock;
-    for (int64_t c = first; c < end; c += kBlock, ++block) {
-      *row_scales++ = scales[block];
-      const auto s = hn::Set(d, subnormal[block]);
+    for (int64_t c = first; c < end; c += kBlock, at += lanes) {
+      auto largest = hn::Zero(d);
       for (int64_t i = c; i < c + kBlock; i += lanes) {
-        rows.prefetch(row + i);
-        Bf16Codes<Format>::Store(d, row + i, s, out.bypasses_cache, codes + i);
+        largest = hn::Max(largest, Magnitude<Source, false>(d, row + i));
       }
+      hn::Store(largest, d, at);
     }
   }
-  return true;
+  std::fill(at, maxima + kScaleBatch * lanes, uint16_t{0});
+  LargestLanes(maxima, amax);
+}
+
+// amax[i] = the larger of it and column i's of kRows rows from r on, from column i to the last
+// whole vector before `columns`; returns where it ended.
+template <bool kSkipsNan, int64_t kRows, class Rows, class D>
+HWY_INLINE int64_t AddToColumnAmax(D d, const Rows& rows, int64_t r, int64_t i, int64_t columns,
+                                   hn::TFromD<D>* HWY_RESTRICT amax) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (; i + lanes <= columns; i += lanes) {
+    auto largest = hn::LoadU(d, amax + i);
+    for (int64_t j = 0; j < kRows; ++j) {
+      const auto* const p = rows.row(r + j) + i;
+      rows.prefetch(p, lanes);
+      largest = hn::Max(largest, Magnitude<typename Rows::Format, kSkipsNan>(d, p));
+    }
+    hn::StoreU(largest, d, amax + i);
+  }
+  return i;
+}
+template <bool kSkipsNan, int64_t kRows, class Rows, class T>
+HWY_INLINE void AddToColumnAmax(const Rows& rows, int64_t r, int64_t columns, T* amax) {
+  const BitsTag<typename Rows::Format> d;
+  const int64_t i = AddToColumnAmax<kSkipsNan, kRows>(d, rows, r, 0, columns, amax);
+  AddToColumnAmax<kSkipsNan, kRows>(hn::CappedTag<T, 1>(), rows, r, i, columns, amax);
+}
+template <bool kSkipsNan, class Rows, class T>
+HWY_INLINE void FindColumnAmax(const Rows& rows, int64_t num_rows, int64_t columns, T* amax) {
+  std::fill(amax, amax + columns, T{0});
+  int64_t r = 0;
+  for (; r + kRowsPerPass <= num_rows; r += kRowsPerPass) {
+    AddToColumnAmax<kSkipsNan, kRowsPerPass>(rows, r, columns, amax);
+  }
+  for (; r < num_rows; ++r) AddToColumnAmax<kSkipsNan, 1>(rows, r, columns, amax);
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE

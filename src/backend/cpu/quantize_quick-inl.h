@@ -1,16 +1,24 @@
-// The quick way to FP8: BF16 numbers times a power of two, in 16-bit lanes and without becoming
-// floats. Rounding drops low bits of a number whose exponent was moved; the few that become
-// subnormal codes are counted past the middles between those. Nearly all of a matrix goes this way;
-// blocks with other values (infinite, NaN, or so small that a BF16 number beside the smallest code
-// is subnormal) are refused, and go through floats. Include after simd_targets.h, inside the
-// foreach_target pattern.
+// The quick way to FP8: numbers times a power of two, in 16-bit lanes and without a multiplication.
+// Rounding drops low bits of a BF16 number whose exponent was moved; the few that become subnormal
+// codes are counted past the middles between those.
+//
+// FP32 and FP16 numbers are rounded to odd BF16 numbers first: cut off, and the lowest bit set
+// where anything was lost. Their codes stay what they are: a code depends on how its number
+// compares with the smallest normal number of the format, with middles of neighbouring codes and
+// with codes, times a power of two. Each of these is a BF16 number T whose lowest bit is clear. A
+// number between T and T's neighbour either way becomes that neighbour, or stays between; so it is
+// below, at or above T as before.
+//
+// Nearly all of a matrix goes this way. Blocks with other values (infinite, NaN, or so small that a
+// BF16 number beside the smallest code is subnormal) go through floats. Include after
+// simd_targets.h, inside the foreach_target pattern.
 #include "backend/cpu/quantize_values-inl.h"
 
-#if defined(MOIRE_QUANTIZE_BF16_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef MOIRE_QUANTIZE_BF16_INL_H_
-#undef MOIRE_QUANTIZE_BF16_INL_H_
+#if defined(MOIRE_QUANTIZE_QUICK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MOIRE_QUANTIZE_QUICK_INL_H_
+#undef MOIRE_QUANTIZE_QUICK_INL_H_
 #else
-#define MOIRE_QUANTIZE_BF16_INL_H_
+#define MOIRE_QUANTIZE_QUICK_INL_H_
 #endif
 
 #include <bit>
@@ -19,29 +27,77 @@ HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using Bf16Tag = hn::ScalableTag<uint16_t>;
 // A block of 32 is whole vectors.
-using Bf16RowTag = hn::CappedTag<uint16_t, 32>;
+using QuickTag = hn::CappedTag<uint16_t, 32>;
 
 constexpr uint16_t bf16_bits(float x) {
   return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
 }
 
-template <class D>
-HWY_INLINE hn::VFromD<D> Bf16Magnitude(D d, hn::VFromD<D> bits) {
-  return hn::And(bits, hn::Set(d, uint16_t{0x7FFF}));
-}
-// Whether blocks with these largest magnitudes may go this way.
-template <class D>
-HWY_INLINE bool AreQuick(D, hn::VFromD<D> amax) {
-  const hn::RebindToSigned<D> di;
-  const auto bits = hn::BitCast(di, amax);
-  const auto is_large = hn::Gt(bits, hn::Set(di, int16_t{0x7F7F}));
-  const auto is_tiny =
-      hn::And(hn::Gt(bits, hn::Zero(di)),
-              hn::Gt(hn::Set(di, static_cast<int16_t>(bf16_bits(0x1p-90F))), bits));
-  return hn::AllFalse(di, hn::Or(is_large, is_tiny));
-}
+// Finite elements as BF16 numbers rounded to odd.
+template <class Source>
+struct Odd;
+template <>
+struct Odd<Bf16> {
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> Load(D d, const uint16_t* p) {
+    return hn::LoadU(d, p);
+  }
+};
+template <>
+struct Odd<Fp32> {
+  // In the upper half of each lane; what lies below is anything.
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> Round(D d, hn::VFromD<D> bits) {
+    const auto low = hn::Set(d, 0xFFFFU);
+    return hn::Or(bits, hn::Add(hn::And(bits, low), low));
+  }
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> Load(D d, const float* p) {
+    const auto* const bits = reinterpret_cast<const uint32_t*>(p);
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (hn::MaxLanes(D()) > 1) {
+      const hn::Repartition<uint32_t, D> d32;
+      const auto low = Round(d32, hn::LoadU(d32, bits));
+      const auto high = Round(d32, hn::LoadU(d32, bits + hn::Lanes(d32)));
+      return hn::ConcatOdd(d, hn::BitCast(d, high), hn::BitCast(d, low));
+    } else
+#endif
+    {
+      const hn::Rebind<uint32_t, D> d32;
+      return hn::TruncateTo(d, hn::ShiftRight<16>(Round(d32, hn::LoadU(d32, bits))));
+    }
+  }
+};
+template <>
+struct Odd<Fp16> {
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> Load(D d, const uint16_t* p) {
+    const auto bits = hn::LoadU(d, p), magnitude = hn::And(bits, hn::Set(d, uint16_t{0x7FFF}));
+    // Zeros wrap around, past all others.
+    const auto less_one = hn::Sub(magnitude, hn::Set(d, uint16_t{1}));
+    const auto short_by = hn::SaturatedSub(hn::Set(d, uint16_t{0x3FF}), less_one);
+    if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Eq(short_by, hn::Zero(d))))) return LoadSubnormal(d, p);
+    const auto seven = hn::Set(d, uint16_t{7});
+    const auto lost = hn::Add(hn::And(bits, seven), seven);
+    const auto shifted = hn::ShiftRight<3>(hn::Or(magnitude, lost));
+    const auto number = hn::Add(shifted, hn::Set(d, uint16_t{112 << 7}));
+    const auto is_zero = hn::Eq(magnitude, hn::Zero(d));
+    const auto sign = hn::And(bits, hn::Set(d, uint16_t{0x8000}));
+    return hn::Or(hn::IfThenZeroElse(is_zero, number), sign);
+  }
+
+ private:
+  template <class D>
+  static HWY_NOINLINE hn::VFromD<D> LoadSubnormal(D d, const uint16_t* p) {
+    alignas(64) float values[hn::MaxLanes(D())];
+    const hn::CappedTag<float, hn::MaxLanes(D())> df;
+    for (size_t i = 0; i < hn::Lanes(d); i += hn::Lanes(df)) {
+      hn::Store(Fp16::LoadNumbers(df, p + i), df, values + i);
+    }
+    return Odd<Fp32>::Load(d, values);
+  }
+};
 
 // The largest BF16 magnitude that times `multipliers`, powers of two, is no normal number of the
 // format. At least what leaves room for subnormal codes, which matters to zeros alone.
@@ -53,10 +109,24 @@ HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> LargestSubnormal(D, hn::VFromD<D> mu
   const auto bits = hn::ShiftRight<16>(hn::Max(smallest, hn::Set(di, 6 << 23)));
   return hn::DemoteTo(hn::Rebind<uint16_t, D>(), hn::Sub(bits, hn::Set(di, 1)));
 }
+template <class Format>
+HWY_INLINE void FindLargestSubnormals(const float* multipliers, int64_t count,
+                                      uint16_t* subnormal) {
+  const auto find = [&](auto d, int64_t i) HWY_ATTR {
+    const hn::Rebind<uint16_t, decltype(d)> d16;
+    const auto m = hn::LoadU(d, multipliers + i);
+    hn::StoreU(LargestSubnormal<Format>(d, m), d16, subnormal + i);
+  };
+  const FloatTag d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) find(d, i);
+  for (; i < count; ++i) find(hn::CappedTag<float, 1>(), i);
+}
 
 // Codes of magnitudes, of which `subnormal` are the largest that become no normal code.
 template <class Format>
-struct Bf16Codes {
+struct QuickCodes {
   static constexpr int kMantissaBits = Format::Scalar::kMantissaBits;
   static constexpr int kDropped = 7 - kMantissaBits;
 
@@ -90,9 +160,9 @@ struct Bf16Codes {
 
   // Lanes(d) codes with their signs; past the cache only where `codes` is aligned.
   template <class D>
-  static HWY_INLINE void Store(D d, const uint16_t* p, hn::VFromD<D> subnormal, bool bypasses_cache,
-                               uint8_t* codes) {
-    const auto bits = hn::LoadU(d, p), magnitude = Bf16Magnitude(d, bits);
+  static HWY_INLINE void Store(D d, hn::VFromD<D> bits, hn::VFromD<D> subnormal,
+                               bool bypasses_cache, uint8_t* codes) {
+    const auto magnitude = hn::And(bits, hn::Set(d, uint16_t{0x7FFF}));
     auto code = Normal(d, magnitude, subnormal);
     // Zeros wrap around and are no fewer than any.
     const auto short_by = hn::SaturatedSub(subnormal, hn::Sub(magnitude, hn::Set(d, uint16_t{1})));
@@ -101,29 +171,44 @@ struct Bf16Codes {
     }
     code = hn::Or(code, hn::And(hn::ShiftRight<8>(bits), hn::Set(d, uint16_t{0x80})));
     const hn::Rebind<uint8_t, D> d8;
-    const auto bytes = hn::DemoteTo(d8, hn::BitCast(hn::RebindToSigned<D>(), code));
-    if (bypasses_cache && hn::MaxLanes(d8) > 1) {
-      hn::Stream(bytes, d8, codes);
-    } else {
-      hn::StoreU(bytes, d8, codes);
-    }
+    StoreCodes(d8, hn::DemoteTo(d8, hn::BitCast(hn::RebindToSigned<D>(), code)), bypasses_cache,
+               codes);
   }
 };
 
-// Scales of blocks with these largest magnitudes, and what their codes are made by.
-template <class Format, class Scaling>
-HWY_INLINE void StoreQuickScales(const Scaling& scaling, const uint16_t* amax, int64_t count,
-                                 typename Scaling::Scale::Element* scales, uint16_t* subnormal) {
-  const auto store = [&](auto d, int64_t i) HWY_ATTR {
-    const hn::Rebind<uint16_t, decltype(d)> d16;
-    const auto multipliers = scaling.Store(d, Bf16::Load(d, amax + i), scales + i);
-    hn::StoreU(LargestSubnormal<Format>(d, multipliers), d16, subnormal + i);
-  };
-  const FloatTag d;
+// Columns [first, first + n) of row r, one scale for all; n is a multiple of 32.
+template <class Format, class Rows>
+HWY_INLINE void EncodeQuickRun(const Rows& rows, int64_t r, int64_t first, int64_t n,
+                               uint16_t subnormal, const QuantizedPiece& out) {
+  const QuickTag d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) store(d, i);
-  for (; i < count; ++i) store(hn::CappedTag<float, 1>(), i);
+  const auto* const p = rows.row(r) + first;
+  uint8_t* const codes = out.data + r * out.stride + first;
+  const auto s = hn::Set(d, subnormal);
+  for (int64_t i = 0; i < n; i += lanes) {
+    rows.prefetch(p + i, lanes);
+    QuickCodes<Format>::Store(d, Odd<typename Rows::Format>::Load(d, p + i), s, out.bypasses_cache,
+                              codes + i);
+  }
+}
+
+// `columns` columns of some rows, each with its own scale.
+template <class Format, class Rows>
+HWY_INLINE void EncodeQuickColumns(const Rows& rows, int64_t num_rows, int64_t columns,
+                                   const uint16_t* subnormal, const QuantizedPiece& out) {
+  const QuickTag d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const auto* const row = rows.row(r);
+    uint8_t* const codes = out.data + r * out.stride;
+    const auto store = [&](auto tag, int64_t c) HWY_ATTR {
+      QuickCodes<Format>::Store(tag, Odd<typename Rows::Format>::Load(tag, row + c),
+                                hn::LoadU(tag, subnormal + c), out.bypasses_cache, codes + c);
+    };
+    int64_t i = 0;
+    for (; i + lanes <= columns; i += lanes) store(d, i);
+    for (; i < columns; ++i) store(hn::CappedTag<uint16_t, 1>(), i);
+  }
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE

@@ -9,6 +9,9 @@
 #define MOIRE_QUANTIZE_SCALES_INL_H_
 #endif
 
+#include <algorithm>
+#include <bit>
+
 #include "backend/cpu/quantize_block.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -68,6 +71,53 @@ struct BlockScaling {
     return multiplier;
   }
 };
+
+// What holds the bits of an element.
+template <class Source>
+using BitsOf = hwy::MakeUnsigned<typename Source::Element>;
+
+// What is known of blocks by their largest magnitudes: quick ones can be encoded in 16-bit lanes
+// (quantize_quick-inl.h), where scales are powers of two.
+struct BlockKinds {
+  bool are_quick, are_finite;
+};
+// From here to the largest finite number, blocks are quick: all that their codes depend on are
+// comparisons with numbers that BF16 has among its normal ones. So are blocks of zeros.
+inline constexpr float kSmallestQuick = 0x1p-90F;
+
+// Elements by their bits.
+template <class Source, class D>
+HWY_INLINE hn::VFromD<D> FromBits(D d, const BitsOf<Source>* p) {
+  if constexpr (sizeof(BitsOf<Source>) == 4) {
+    return hn::BitCast(d, hn::LoadU(hn::RebindToUnsigned<D>(), p));
+  } else {
+    return Source::Load(d, p);
+  }
+}
+
+// Scales of blocks with these largest magnitudes, and what their elements are multiplied by.
+template <class Source, class Scaling>
+HWY_INLINE BlockKinds StoreScales(const Scaling& scaling, const BitsOf<Source>* amax, int64_t count,
+                                  typename Scaling::Scale::Element* scales, float* multipliers) {
+  int32_t largest = 0;
+  uint32_t least = ~0U;  // less one: zeros are past all others
+  const auto store = [&](auto d, int64_t i) HWY_ATTR {
+    const hn::RebindToSigned<decltype(d)> di;
+    const hn::RebindToUnsigned<decltype(d)> du;
+    const auto values = FromBits<Source>(d, amax + i);
+    hn::StoreU(scaling.Store(d, values, scales + i), d, multipliers + i);
+    const auto bits = hn::BitCast(du, values);
+    largest = std::max(largest, hn::GetLane(hn::MaxOfLanes(di, hn::BitCast(di, bits))));
+    least = std::min(least, hn::GetLane(hn::MinOfLanes(du, hn::Sub(bits, hn::Set(du, 1U)))));
+  };
+  const FloatTag d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) store(d, i);
+  for (; i < count; ++i) store(hn::CappedTag<float, 1>(), i);
+  const bool are_finite = largest < static_cast<int32_t>(Fp32::kInfinity);
+  return {are_finite && least >= std::bit_cast<uint32_t>(kSmallestQuick) - 1, are_finite};
+}
 
 // Calls f(format, scaling) with what `how` says.
 template <class F>

@@ -1,5 +1,5 @@
-// What is quantised: rows of floats or of a storage type, their magnitudes, and the encoding of a
-// vector of them. Include after simd_targets.h, inside the foreach_target pattern.
+// What is quantised: rows of floats or of a storage type, and the magnitudes of their elements.
+// Include after simd_targets.h, inside the foreach_target pattern.
 #include "backend/cpu/quantize_scales-inl.h"
 
 #if defined(MOIRE_QUANTIZE_VALUES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -15,9 +15,6 @@ HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <class D>
-using SignedOf = hn::VFromD<hn::RebindToSigned<D>>;
-
 // The rows of a piece, each from its first column on.
 template <class Source>
 struct PitchedRows {
@@ -26,7 +23,7 @@ struct PitchedRows {
   int64_t pitch;
 
   const typename Source::Element* row(int64_t r) const { return first + r * pitch; }
-  HWY_INLINE void prefetch(const typename Source::Element*) const {}
+  HWY_INLINE void prefetch(const typename Source::Element*, int64_t) const {}
 };
 // Rows of a tensor, gathered perhaps. What lies `ahead` elements further right is asked for while
 // the piece is read for the first time.
@@ -39,38 +36,13 @@ struct ListedRows {
   const typename Source::Element* row(int64_t r) const {
     return static_cast<const typename Source::Element*>(rows[r]) + column;
   }
-  HWY_INLINE void prefetch(const typename Source::Element* p) const {
-    if (ahead != 0) hwy::Prefetch(p + ahead);
+  // Of n elements, as many as a vector has.
+  HWY_INLINE void prefetch(const typename Source::Element* p, int64_t n) const {
+    constexpr auto kPerLine = static_cast<int64_t>(64 / sizeof(typename Source::Element));
+    if (ahead == 0) return;
+    for (int64_t i = 0; i < n; i += kPerLine) hwy::Prefetch(p + ahead + i);
   }
 };
-
-inline constexpr int32_t kInfinityBits = 0x7F800000;
-
-// Blocks along rows whose scales are computed together.
-inline constexpr int64_t kScaleBatch = 16;
-// Columns whose scales are computed together: rows are read and written that far at a time.
-inline constexpr int64_t kColumnBatch = 1024;
-// Rows that a pass over the columns' largest values so far takes together.
-inline constexpr int64_t kRowsPerPass = 4;
-
-// The bits of |x|, which order as the values do; NaN counts as zero where kSkipsNan.
-template <class Source, bool kSkipsNan, class D>
-HWY_INLINE SignedOf<D> Magnitude(D d, const typename Source::Element* p) {
-  const hn::RebindToSigned<D> di;
-  const auto bits = hn::And(hn::BitCast(di, Source::Load(d, p)), hn::Set(di, 0x7FFFFFFF));
-  if constexpr (!kSkipsNan) return bits;
-  return hn::IfThenZeroElse(hn::Gt(bits, hn::Set(di, kInfinityBits)), bits);
-}
-
-// Finite values of a block are never scaled past what rounds to the largest code.
-template <class Format, bool kFinite, class D>
-HWY_INLINE void EncodeVector(D d, hn::VFromD<D> v, uint8_t* code) {
-  if constexpr (kFinite) {
-    Format::StoreLowByte(d, v, code);
-  } else {
-    Format::Store(d, v, code);
-  }
-}
 
 // The same rows from `column` on.
 template <class Source>
@@ -80,6 +52,43 @@ PitchedRows<Source> advanced(const PitchedRows<Source>& rows, int64_t column) {
 template <class Source>
 ListedRows<Source> advanced(const ListedRows<Source>& rows, int64_t column) {
   return {rows.rows, rows.column + column, rows.ahead};
+}
+// The same rows, read before.
+template <class Source>
+PitchedRows<Source> settled(const PitchedRows<Source>& rows) {
+  return rows;
+}
+template <class Source>
+ListedRows<Source> settled(const ListedRows<Source>& rows) {
+  return {rows.rows, rows.column, 0};
+}
+
+// Past the cache only where p is aligned.
+template <class D>
+HWY_INLINE void StoreCodes(D d, hn::VFromD<D> codes, bool bypasses_cache, uint8_t* p) {
+  if (bypasses_cache && hn::MaxLanes(d) >= 16) {
+    hn::Stream(codes, d, p);
+  } else {
+    hn::StoreU(codes, d, p);
+  }
+}
+
+// Bits of elements; a block of 32 is whole vectors.
+template <class Source>
+using BitsTag = hn::CappedTag<BitsOf<Source>, 32>;
+
+// The bits of |x| in x's own type, which order as the values do; NaN counts as zero where
+// kSkipsNan.
+template <class Source, bool kSkipsNan, class D>
+HWY_INLINE hn::VFromD<D> Magnitude(D d, const typename Source::Element* p) {
+  using T = hn::TFromD<D>;
+  const hn::RebindToSigned<D> di;
+  constexpr auto kMask = static_cast<T>(static_cast<T>(~T{0}) >> 1);
+  const auto bits = hn::And(hn::LoadU(d, reinterpret_cast<const T*>(p)), hn::Set(d, kMask));
+  if constexpr (!kSkipsNan) return bits;
+  const auto infinity = hn::BitCast(di, hn::Set(d, static_cast<T>(Source::kInfinity)));
+  const auto is_nan = hn::Gt(hn::BitCast(di, bits), infinity);
+  return hn::IfThenZeroElse(hn::RebindMask(d, is_nan), bits);
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE
