@@ -11,20 +11,6 @@ namespace {
 constexpr DType kTargets[] = {DType::kFP32, DType::kBF16, DType::kFP16};
 constexpr DType kElements[] = {DType::kE4M3, DType::kE5M2};
 
-// Any bits in the rows that a copy owns; the others stay poisoned, so that reading them shows.
-void fill_row(const TensorView& t, int64_t row, Random& random) {
-  const int64_t bytes = dtype_size(t.type());
-  auto* const data = static_cast<uint8_t*>(t.data) + row * t.stride() * bytes;
-  for (int64_t j = 0; j < t.columns(); ++j) {
-    if (t.type() == DType::kFP32) {
-      const double scale =
-          std::ldexp(1 + std::fabs(random.normal()), static_cast<int>(random.integer(-130, 120)));
-      reinterpret_cast<float*>(data)[j] = static_cast<float>(scale);
-    } else {
-      data[j] = static_cast<uint8_t>(random.integer(0, 255));
-    }
-  }
-}
 void fill_ragged(const TestCopy& copy, int32_t direction, const Groups& groups, int64_t block,
                  Random& random) {
   for (int64_t g = 0; g < groups.num_groups; ++g) {
@@ -38,12 +24,6 @@ void fill_ragged(const TestCopy& copy, int32_t direction, const Groups& groups, 
     }
   }
 }
-void fill_all(const TestCopy& copy, Random& random) {
-  for (const TensorView& t : {copy.data.view(), copy.scales.view()}) {
-    for (int64_t i = 0; i < t.num_rows(); ++i) fill_row(t, i, random);
-  }
-}
-
 int32_t random_tail(Random& random) {
   return random.integer(0, 1) == 0 ? MOIRE_TAIL_ZERO : MOIRE_TAIL_UNTOUCHED;
 }

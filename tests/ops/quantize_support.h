@@ -82,6 +82,34 @@ inline void fill_hard(TestTensor& t, Random& random, int64_t rows) {
   }
 }
 
+// Any bits in the rows that a copy owns; the others stay poisoned, so that reading them shows.
+inline void fill_row(const TensorView& t, int64_t row, Random& random) {
+  const int64_t bytes = dtype_size(t.type());
+  auto* const data = static_cast<uint8_t*>(t.data) + row * t.stride() * bytes;
+  for (int64_t j = 0; j < t.columns(); ++j) {
+    if (t.type() == DType::kFP32) {
+      const double scale =
+          std::ldexp(1 + std::fabs(random.normal()), static_cast<int>(random.integer(-130, 120)));
+      reinterpret_cast<float*>(data)[j] = static_cast<float>(scale);
+    } else {
+      data[j] = static_cast<uint8_t>(random.integer(0, 255));
+    }
+  }
+}
+inline void fill_all(const TestCopy& copy, Random& random) {
+  for (const TensorView& t : {copy.data.view(), copy.scales.view()}) {
+    for (int64_t i = 0; i < t.num_rows(); ++i) fill_row(t, i, random);
+  }
+}
+
+// Rows [first, first + count) of a matrix.
+inline TensorView rows_of(const TensorView& t, int64_t first, int64_t count) {
+  TensorView out = t;
+  out.data = static_cast<char*>(t.data) + first * t.stride() * dtype_size(t.type());
+  out.shape[0] = count;
+  return out;
+}
+
 inline constexpr int64_t kWidths[] = {1, 7, 31, 32, 33, 96, 127, 128, 129, 300};
 
 // One of a list.

@@ -114,48 +114,6 @@ TEST(QuantizeOp, WideRowsAreCutIntoStripsWithoutASeam) {
   }
 }
 
-// Rows [first, first + count) of a tensor.
-TensorView rows_of(const TensorView& t, int64_t first, int64_t count) {
-  TensorView out = t;
-  out.data = static_cast<char*>(t.data) + first * t.stride() * dtype_size(t.type());
-  out.shape[0] = count;
-  return out;
-}
-
-TEST(QuantizeOp, CopiesThatBypassTheCacheHoldTheBytesOfTheReference) {
-  constexpr int64_t kRows = 4160, kColumns = 2048, kBlocks = kRows / 32;
-  constexpr size_t kBytes = kRows * kColumns;
-  static_assert(kBytes > 8 << 20);
-  Random random;
-  TestTensor source(DType::kBF16, {kRows, kColumns});
-  source.randomize(random);
-  for (int64_t c = 0; c < kColumns; c += 97) source.set(kRows - 1, c, 1e-4);
-  const TestWorkspace along(kBytes), down(kBytes);  // aligned, unlike test tensors
-  const TensorView rowwise(along.get().data, DType::kE4M3, {kRows, kColumns});
-  const TensorView columnwise(down.get().data, DType::kE5M2, {kRows, kColumns});
-  const TestTensor row_scales(DType::kE8M0, {kRows, kColumns / 32});
-  const TestTensor column_scales(DType::kE8M0, {kBlocks + 1, kColumns});
-  QuantizeArgs args;
-  args.source = source;
-  args.scaling = MOIRE_SCALING_MXFP8;
-  args.rowwise = Quantized(rowwise, row_scales);
-  args.columnwise = Quantized(columnwise, column_scales);
-  ASSERT_TRUE(succeeds(quantize(cpu(2), args)));
-  for (const int64_t block : {int64_t{0}, random.integer(1, kBlocks - 2), kBlocks - 1}) {
-    const int64_t first = 32 * block;
-    QuantizeArgs part = args;
-    part.source = rows_of(source, first, 32);
-    part.rowwise = Quantized(rows_of(rowwise, first, 32), rows_of(row_scales, first, 32));
-    part.columnwise = Quantized(rows_of(columnwise, first, 32), rows_of(column_scales, block, 2));
-    const reference::QuantizeResults want = reference::quantize(part);
-    EXPECT_TRUE(same_bytes(part.rowwise.data, want.rowwise.data, MOIRE_TAIL_ZERO)) << block;
-    EXPECT_TRUE(same_bytes(part.rowwise.scales, want.rowwise.scales, MOIRE_TAIL_ZERO)) << block;
-    EXPECT_TRUE(same_bytes(part.columnwise.data, want.columnwise.data, MOIRE_TAIL_ZERO)) << block;
-  }
-  EXPECT_TRUE(along.is_undamaged());
-  EXPECT_TRUE(down.is_undamaged());
-}
-
 // One block of 32 equal values; its scale and the code of each.
 struct Quantised {
   int scale, code;

@@ -47,6 +47,10 @@ struct Fp32 {
     return hn::LoadU(d, p);
   }
   template <class D>
+  static HWY_INLINE hn::VFromD<D> Encode(D, hn::VFromD<D> v) {
+    return v;
+  }
+  template <class D>
   static HWY_INLINE void Store(D d, hn::VFromD<D> v, float* p) {
     hn::StoreU(v, d, p);
   }
@@ -80,6 +84,12 @@ struct Bf16Bits {
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1U));
     const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFU)), odd));
     return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7FFFU), rounded);
+  }
+  // The same in 16-bit lanes.
+  template <class D>
+  static HWY_INLINE hn::VFromD<hn::Rebind<uint16_t, D>> Encode(D d, hn::VFromD<D> v) {
+    const auto bits = hn::BitCast(hn::RebindToSigned<D>(), EncodeBits(d, v));
+    return hn::DemoteTo(hn::Rebind<uint16_t, D>(), bits);
   }
 };
 
@@ -119,6 +129,17 @@ struct Fp16Bits {
     const auto is_nan = hn::Gt(magnitude, hn::Set(di, 0x7F800000));
     return hn::BitCast(du, hn::IfThenElse(is_nan, hn::Set(di, 0x7FFF), out));
   }
+  // By the processor's instruction: every NaN becomes another one anyway.
+  template <class D>
+  static HWY_INLINE hn::VFromD<hn::Rebind<uint16_t, D>> Encode(D, hn::VFromD<D> v) {
+    const hn::Rebind<uint16_t, D> d16;
+    const hn::RebindToSigned<decltype(d16)> di;
+    const auto bits = hn::BitCast(d16, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), v));
+    const auto nan = hn::Set(d16, uint16_t{0x7FFF});
+    const auto magnitude = hn::BitCast(di, hn::And(bits, nan));
+    const auto is_nan = hn::Gt(magnitude, hn::Set(di, int16_t{0x7C00}));
+    return hn::IfThenElse(hn::RebindMask(d16, is_nan), nan, bits);
+  }
 };
 
 template <class Bits>
@@ -131,10 +152,12 @@ struct HalfFormat {
     return Bits::DecodeBits(d, hn::PromoteTo(hn::RebindToUnsigned<D>(), hn::LoadU(d16, p)));
   }
   template <class D>
+  static HWY_INLINE hn::VFromD<hn::Rebind<uint16_t, D>> Encode(D d, hn::VFromD<D> v) {
+    return Bits::Encode(d, v);
+  }
+  template <class D>
   static HWY_INLINE void Store(D d, hn::VFromD<D> v, uint16_t* p) {
-    const hn::Rebind<uint16_t, D> d16;
-    const auto bits = hn::BitCast(hn::RebindToSigned<D>(), Bits::EncodeBits(d, v));
-    hn::StoreU(hn::DemoteTo(d16, bits), d16, p);
+    hn::StoreU(Encode(d, v), hn::Rebind<uint16_t, D>(), p);
   }
   // Both elements of a pair share one 32-bit lane, so that no lane has to move.
   template <class D>

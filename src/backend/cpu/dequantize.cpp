@@ -6,26 +6,49 @@
 #define HWY_TARGET_INCLUDE "backend/cpu/dequantize.cpp"
 #include <hwy/foreach_target.h>
 // The inline headers come after foreach_target.h.
-#include "backend/cpu/fp8-inl.h"
+#include "backend/cpu/strip_decoder-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 namespace {
 
-void dequantize_strip(const DequantizeStrip& q) {
-  constexpr int64_t kColumns = 4 * kPieceColumns;
-  const StripSource& from = q.strip.source;
-  const int64_t element_bytes = dtype_size(q.dtype);
-  alignas(64) float values[kColumns];
-  const auto decode = from.direction == MOIRE_COLUMNWISE ? DecodeColumnwise : DecodeRowwise;
-  for (int64_t r = 0; r < q.strip.num_rows; ++r) {
-    char* const target = static_cast<char*>(q.target) + r * q.stride * element_bytes;
-    for (int64_t c = q.strip.first; c < q.strip.end; c += kColumns) {
-      const int64_t n = std::min(kColumns, q.strip.end - c);
-      decode(from.rows[r], from.dtype, from.scales[r], from.scale_dtype, c, n, values);
-      EncodeRow(values, static_cast<size_t>(n), q.dtype, target + c * element_bytes);
+// n floats to memory, past the cache where dst is a cache line's start.
+template <class Target>
+void store_row(const float* values, int64_t n, bool bypasses_cache, typename Target::Element* dst) {
+  const FloatTag d;
+  const hn::Rebind<typename Target::Element, FloatTag> to;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  if (bypasses_cache && sizeof(typename Target::Element) * hn::MaxLanes(to) >= 16) {
+    for (; i + lanes <= n; i += lanes) {
+      hn::Stream(Target::Encode(d, hn::Load(d, values + i)), to, dst + i);
     }
   }
+  EncodeRun<Target>(values + i, static_cast<size_t>(n - i), dst + i);
+}
+
+void dequantize_strip(const DequantizeStrip& q) {
+  constexpr int64_t kColumns = 4 * kPieceColumns, kLine = 64;
+  constexpr int64_t kRowsAhead = 4;  // no prefetcher knows where a strip's next rows are
+  const StripSource& from = q.strip.source;
+  alignas(64) float values[kColumns], column_scales[kMaxStripColumns];
+  const RowDecoder decode(q.strip, column_scales);
+  with_format(q.dtype, [&](auto format) HWY_ATTR {
+    using Target = decltype(format);
+    using Element = typename Target::Element;
+    for (int64_t r = 0; r < q.strip.num_rows; ++r) {
+      const auto* const ahead =
+          static_cast<const uint8_t*>(from.rows[std::min(r + kRowsAhead, q.strip.num_rows - 1)]);
+      Element* const target = static_cast<Element*>(q.target) + r * q.stride;
+      for (int64_t c = q.strip.first; c < q.strip.end; c += kColumns) {
+        const int64_t n = std::min(kColumns, q.strip.end - c);
+        for (int64_t i = 0; i < n; i += kLine) hwy::Prefetch(ahead + c + i);
+        decode(r, c, n, values);
+        store_row<Target>(values, n, q.bypasses_cache, target + c);
+      }
+    }
+  });
+  if (q.bypasses_cache) hwy::FlushStream();
 }
 
 }  // namespace
@@ -49,6 +72,7 @@ Status run(const Context& context, const DequantizeArgs& args) {
   const ScaleBlocks blocks = blocks_of(data, groups.get(), args.scaling);
   for_each_strip(pool, blocks, data.columns(),
                  [&](int64_t index, const RowBlock& block, int64_t first, int64_t end) {
+                   if (block.first == block.end) return;
                    DequantizeStrip q;
                    fill_quantized(args.source, args.scaling, args.direction, index, block,
                                   q.strip.source);
@@ -58,6 +82,7 @@ Status run(const Context& context, const DequantizeArgs& args) {
                    q.target = row_bytes_of(target, block.first);
                    q.dtype = target.type();
                    q.stride = target.stride();
+                   q.bypasses_cache = bypasses_cache(target);
                    HWY_DYNAMIC_DISPATCH(dequantize_strip)(q);
                  });
   if (args.tail == MOIRE_TAIL_ZERO && data.rank == 2) {

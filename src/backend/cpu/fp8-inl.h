@@ -16,8 +16,10 @@
 #include <moire/tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "backend/cpu/convert-inl.h"
 #include "core/fp8.h"
@@ -67,6 +69,31 @@ struct Fp8Format {
         hn::IfThenElse(hn::RebindMask(du, is_special), Special(d, magnitude), value);
     const auto sign = hn::ShiftLeft<24>(hn::AndNot(hn::Set(du, 0x7FU), codes));
     return hn::BitCast(d, hn::Or(unsigned_value, sign));
+  }
+
+  // Codes of numbers, which shifted are FP16 numbers that are kNumberScale times smaller: subnormal
+  // ones too, so that an instruction does the rest. `largest` becomes the largest magnitude of a
+  // code so far; past kMaxCode, what comes back is anything.
+  static constexpr float kNumberScale = Definition::kBias == 15 ? 1.0F : 0x1p8F;
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> LoadNumbers(D d, const uint8_t* p,
+                                              hn::VFromD<hn::Rebind<uint16_t, D>>& largest) {
+    const hn::Rebind<uint16_t, D> d16;
+    const hn::Rebind<int16_t, D> di;
+    const auto codes = hn::PromoteTo(d16, hn::LoadU(hn::Rebind<uint8_t, D>(), p));
+    largest = hn::Max(largest, hn::And(codes, hn::Set(d16, uint16_t{0x7F})));
+    // The sign is where it belongs, and once more in each bit that the shift made room for.
+    constexpr int kRight = Definition::kMantissaBits - 2;
+    constexpr auto kMask = static_cast<int16_t>(0x8000 | (0x7F00 >> kRight));
+    const auto shifted = hn::ShiftRight<kRight>(hn::BitCast(di, hn::ShiftLeft<8>(codes)));
+    const auto half = hn::And(shifted, hn::Set(di, kMask));
+    return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), half));
+  }
+  template <class D16>
+  static HWY_INLINE bool AreNumbers(D16, hn::VFromD<D16> largest) {
+    const hn::RebindToSigned<D16> di;
+    const auto last = hn::Set(di, int16_t{Definition::kMaxCode});
+    return hn::AllFalse(di, hn::Gt(hn::BitCast(di, largest), last));
   }
 
   template <class D>
@@ -186,12 +213,34 @@ HWY_INLINE size_t DecodeScaledVectors(D d, const uint8_t* src, float scale, size
   return i;
 }
 
+// The same of numbers; false where there was another code, and what was written is anything.
+template <class Format, class D>
+HWY_INLINE bool DecodeNumbers(D d, const uint8_t* src, float factor, size_t& i, size_t n,
+                              float* dst) {
+  const hn::Rebind<uint16_t, D> d16;
+  auto largest = hn::Zero(d16);
+  const auto factors = hn::Set(d, factor);
+  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
+    hn::StoreU(hn::Mul(Format::LoadNumbers(d, src + i, largest), factors), d, dst + i);
+  }
+  return Format::AreNumbers(d16, largest);
+}
+
 // n elements that share a scale.
 template <class Format>
 HWY_INLINE void DecodeBlock(const uint8_t* src, float scale, size_t n, float* dst) {
-  size_t i = DecodeScaledVectors<Format>(FloatTag(), src, scale, 0, n, dst);
-  i = DecodeScaledVectors<Format>(hn::CappedTag<float, 8>(), src, scale, i, n, dst);
-  i = DecodeScaledVectors<Format>(hn::CappedTag<float, 4>(), src, scale, i, n, dst);
+  const hn::CappedTag<float, 8> d8;
+  const hn::CappedTag<float, 4> d4;
+  const float factor = scale * Format::kNumberScale;
+  size_t i = 0;
+  if (!(std::fabs(factor) <= std::numeric_limits<float>::max()) ||
+      !DecodeNumbers<Format>(FloatTag(), src, factor, i, n, dst) ||
+      !DecodeNumbers<Format>(d8, src, factor, i, n, dst) ||
+      !DecodeNumbers<Format>(d4, src, factor, i, n, dst)) {
+    i = DecodeScaledVectors<Format>(FloatTag(), src, scale, 0, n, dst);
+    i = DecodeScaledVectors<Format>(d8, src, scale, i, n, dst);
+    i = DecodeScaledVectors<Format>(d4, src, scale, i, n, dst);
+  }
   for (; i < n; ++i) dst[i] = Format::decode(src[i]) * scale;
 }
 
@@ -220,9 +269,19 @@ template <class Format, class Scale, class D>
 HWY_INLINE int64_t DecodeColumnVectors(D d, const ColumnScaledRows& rows,
                                        const typename Scale::Element* scales, int64_t i, int64_t n,
                                        float* HWY_RESTRICT dst) {
+  const hn::Rebind<uint16_t, D> d16;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (; i + lanes <= n; i += lanes) {
     const auto scale = Scale::Load(d, scales + i);
+    const auto factor = hn::Mul(scale, hn::Set(d, Format::kNumberScale));
+    auto largest = hn::Zero(d16);
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const auto v = Format::LoadNumbers(d, rows.codes + r * rows.stride + i, largest);
+      hn::StoreU(hn::Mul(v, factor), d, dst + r * n + i);
+    }
+    if (HWY_LIKELY(Format::AreNumbers(d16, largest) && hn::AllTrue(d, hn::IsFinite(factor)))) {
+      continue;
+    }
     for (int64_t r = 0; r < rows.count; ++r) {
       const auto v = Format::Load(d, rows.codes + r * rows.stride + i);
       hn::StoreU(hn::Mul(v, scale), d, dst + r * n + i);

@@ -10,6 +10,7 @@
 #include <hwy/foreach_target.h>
 // The inline headers come after foreach_target.h.
 #include "backend/cpu/quantize_block-inl.h"
+#include "backend/cpu/strip_decoder-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
@@ -63,14 +64,16 @@ void quantize_floats(const QuantizeStrip& q) {
 // Rows of FP8 are decoded, a piece at a time.
 void quantize_codes(const QuantizeStrip& q) {
   // An odd number of cache lines, so that a column spreads over the cache's sets.
-  constexpr int64_t kPitch = kPieceColumns + 16;
+  constexpr int64_t kPitch = kPieceColumns + 16, kLine = 64;
   const StripSource& from = q.strip.source;
-  const auto decode = from.direction == MOIRE_COLUMNWISE ? DecodeColumnwise : DecodeRowwise;
-  alignas(64) float values[kMaxScaleBlock * kPitch];
+  alignas(64) float values[kMaxScaleBlock * kPitch], column_scales[kMaxStripColumns];
+  const RowDecoder decode(q.strip, column_scales);
   for (int64_t c = q.strip.first; c < q.strip.end; c += kPieceColumns) {
     const int64_t n = std::min(kPieceColumns, q.strip.end - c);
     for (int64_t r = 0; r < q.strip.num_rows; ++r) {
-      decode(from.rows[r], from.dtype, from.scales[r], from.scale_dtype, c, n, values + r * kPitch);
+      const auto* const ahead = static_cast<const uint8_t*>(from.rows[r]) + c + kPieceColumns;
+      for (int64_t i = 0; i < kPieceColumns; i += kLine) hwy::Prefetch(ahead + i);
+      decode(r, c, n, values + r * kPitch);
     }
     const PitchedRows<Fp32> rows{values, kPitch};
     if (q.rowwise.data != nullptr) quantize_rowwise(q, rows, c, n);
@@ -151,11 +154,6 @@ class Copies {
  private:
   QuantizeFormat format(const Quantized& q) const {
     return {TensorView(q.data).type(), scaling_, fractional_};
-  }
-  static bool bypasses_cache(const TensorView& codes) {
-    constexpr int64_t kLine = 64;
-    const bool is_aligned = reinterpret_cast<uintptr_t>(codes.data) % kLine == 0;
-    return is_aligned && codes.stride() % kLine == 0 && codes.num_elements() >= kBypassBytes;
   }
   static QuantizedPiece piece(const Quantized& q, int64_t row, int64_t scale_row) {
     if (!q.is_present()) return {};

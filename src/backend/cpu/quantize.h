@@ -49,6 +49,7 @@ struct DequantizeStrip {
   void* target;
   DType dtype;
   int64_t stride;
+  bool bypasses_cache;  // every row starts at a cache line
 };
 
 // The row blocks of a ragged matrix, or of the weights [G, n, k] of all groups. An index is the row
@@ -98,6 +99,16 @@ inline void fill_quantized(const moire_quantized& q, int32_t scaling, int32_t di
 constexpr int64_t strip_columns(int64_t block_rows) {
   constexpr int64_t kElementsPerTask = 1 << 16;
   return std::max(kElementsPerTask / block_rows, 8 * kPieceColumns);
+}
+
+inline constexpr int64_t kMaxStripColumns = strip_columns(scale_block(MOIRE_SCALING_MXFP8));
+
+// Whether a tensor that is written once, row by row, goes to memory past the cache.
+inline bool bypasses_cache(const TensorView& t) {
+  constexpr int64_t kLine = 64;
+  const int64_t bytes = dtype_size(t.type());
+  const bool is_aligned = reinterpret_cast<uintptr_t>(t.data) % kLine == 0;
+  return is_aligned && t.stride() * bytes % kLine == 0 && t.num_elements() * bytes >= kBypassBytes;
 }
 
 // The blocks of data that is quantised: ragged, or weights where it has three dimensions.
