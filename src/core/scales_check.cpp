@@ -1,5 +1,6 @@
 #include "core/scales_check.h"
 
+#include "core/name.h"
 #include "core/scale_shapes.h"
 
 namespace moire {
@@ -118,7 +119,7 @@ bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantiz
                 int32_t direction, const Groups& groups, NamedSize columns) {
   const TensorView data = q.data;
   if (!data.is_present() && q.scales.rank == 0) return check.ok();
-  const std::string data_name = concat(name, ".data"), scales_name = concat(name, ".scales");
+  const Name data_name(name, ".data"), scales_name(name, ".scales");
   check.tensor(data_name, data, kFp8Types, {{"capacity", groups.capacity}, columns});
   const ScaledTensor t{{data_name, data}, {scales_name, q.scales}};
   if (direction == MOIRE_ROWWISE) return check_rowwise_scales(check, t, groups, columns);
@@ -166,7 +167,7 @@ bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTens
 
 bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                      int32_t scaling, int32_t direction, const Groups& groups, NamedSize columns) {
-  const std::string data_name = concat(name, ".data"), scales_name = concat(name, ".scales");
+  const Name data_name(name, ".data"), scales_name(name, ".scales");
   check.tensor(data_name, q.data, kFp8Types, {{"capacity", groups.capacity}, columns});
   return check_scales(check, {scales_name, q.scales}, scaling, direction, groups, columns);
 }
@@ -182,7 +183,7 @@ bool check_scales(ArgumentCheck& check, const NamedTensor& scales, int32_t scali
 
 bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                      int32_t scaling, int32_t direction, const Weight& w) {
-  const std::string data_name = concat(name, ".data"), scales_name = concat(name, ".scales");
+  const Name data_name(name, ".data"), scales_name(name, ".scales");
   const bool out_in = w.layout == MOIRE_OUT_IN;
   const int64_t* shape = w.tensor.shape;
   check.tensor(

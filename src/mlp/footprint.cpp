@@ -13,7 +13,7 @@ Footprint& Footprint::add(std::string_view name, int64_t index, const TensorView
   const auto begin = reinterpret_cast<uintptr_t>(t.data);
   const int64_t elements = (t.num_rows() - 1) * t.stride() + t.columns();
   const auto bytes = static_cast<uintptr_t>(elements * dtype_size(t.type()));
-  spans_.push_back({begin, begin + bytes, name, index, is_written});
+  spans_->push_back({begin, begin + bytes, name, index, is_written});
   return *this;
 }
 
@@ -39,7 +39,7 @@ Footprint& Footprint::writes(const Workspace& workspace) {
 }
 
 bool Footprint::check(ArgumentCheck& check) {
-  std::sort(spans_.begin(), spans_.end(),
+  std::sort(spans_->begin(), spans_->end(),
             [](const Span& a, const Span& b) { return a.begin < b.begin; });
   const auto text = [](const Span& s) {
     return s.index < 0 ? std::string(s.name) : concat(s.name, "[", s.index, "]");
@@ -47,7 +47,7 @@ bool Footprint::check(ArgumentCheck& check) {
   // Of the spans that begin earlier, those that reach furthest.
   const Span* furthest = nullptr;
   const Span* furthest_written = nullptr;
-  for (const Span& span : spans_) {
+  for (const Span& span : *spans_) {
     const Span* const earlier = span.is_written ? furthest : furthest_written;
     if (earlier != nullptr && earlier->end > span.begin) {
       const Span& output = span.is_written ? span : *earlier;

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
 #include "core/argument_check.h"
+#include "core/short_list.h"
 
 namespace moire {
 
@@ -39,7 +39,7 @@ class Footprint {
   Footprint& add(std::string_view name, const Weight& w, bool is_written);
   Footprint& add(std::string_view name, const moire_quantized& q, bool is_written);
 
-  std::vector<Span> spans_;
+  ShortList<Span, 64> spans_;
 };
 
 }  // namespace moire

@@ -36,6 +36,12 @@ struct Choice {
   std::vector<Refusal> refused;  // faster ones on this device
 };
 
+inline std::string reasons(const std::vector<Refusal>& refused) {
+  std::string text;
+  for (const Refusal& r : refused) text += concat("; ", r.implementation, ": ", r.reason);
+  return text;
+}
+
 template <class A>
 Result<Choice<A>> choose(const Context& context, std::string_view op, const A& args) {
   const std::string& forced = context.options().implementation;
@@ -51,16 +57,15 @@ Result<Choice<A>> choose(const Context& context, std::string_view op, const A& a
     }
     choice.refused.push_back({std::string(candidate.name), *std::move(reason)});
   }
-  std::string reasons;
-  for (const Refusal& r : choice.refused) reasons += concat("; ", r.implementation, ": ", r.reason);
   if (choice.implementation == nullptr) {
     return Status(Code::kUnsupported,
                   concat(op, ": no implementation on ", device_name(context.device()),
-                         " takes this call", reasons));
+                         " takes this call", reasons(choice.refused)));
   }
   if (context.options().strict && forced.empty() && !choice.refused.empty()) {
     return Status(Code::kUnsupported,
-                  concat(op, ": strict, but the fastest implementation was refused", reasons));
+                  concat(op, ": strict, but the fastest implementation was refused",
+                         reasons(choice.refused)));
   }
   return choice;
 }

@@ -1,6 +1,8 @@
 // grouped_gemm_glu: validation and dispatch.
 #include <moire/grouped_gemm.h>
 
+#include <array>
+
 #include "ops/dispatch.h"
 #include "ops/grouped_gemm_check.h"
 
@@ -9,13 +11,13 @@ namespace {
 
 using Purpose = ArgumentCheck::Purpose;
 
-std::vector<NamedTensor> outputs_of(const GroupedGemmGluArgs& args) {
-  return {{"act", args.act},
-          {"z", args.z},
-          {"act_rowwise.data", args.act_rowwise.data},
-          {"act_rowwise.scales", args.act_rowwise.scales},
-          {"act_columnwise.data", args.act_columnwise.data},
-          {"act_columnwise.scales", args.act_columnwise.scales}};
+std::array<NamedTensor, 6> outputs_of(const GroupedGemmGluArgs& args) {
+  return {{{"act", args.act},
+           {"z", args.z},
+           {"act_rowwise.data", args.act_rowwise.data},
+           {"act_rowwise.scales", args.act_rowwise.scales},
+           {"act_columnwise.data", args.act_columnwise.data},
+           {"act_columnwise.scales", args.act_columnwise.scales}}};
 }
 
 // act is wanted as it is, quantised, or both.

@@ -1,6 +1,8 @@
 // grouped_gemm_glu_backward: validation and dispatch.
 #include <moire/grouped_gemm.h>
 
+#include <array>
+
 #include "ops/dispatch.h"
 #include "ops/grouped_gemm_check.h"
 
@@ -9,17 +11,17 @@ namespace {
 
 using Purpose = ArgumentCheck::Purpose;
 
-std::vector<NamedTensor> outputs_of(const GroupedGemmGluBackwardArgs& args) {
-  return {{"grad_z", args.grad_z},
-          {"act", args.act},
-          {"grad_probs", args.grad_probs},
-          {"grad_bias", args.grad_bias},
-          {"grad_z_rowwise.data", args.grad_z_rowwise.data},
-          {"grad_z_rowwise.scales", args.grad_z_rowwise.scales},
-          {"grad_z_columnwise.data", args.grad_z_columnwise.data},
-          {"grad_z_columnwise.scales", args.grad_z_columnwise.scales},
-          {"act_columnwise.data", args.act_columnwise.data},
-          {"act_columnwise.scales", args.act_columnwise.scales}};
+std::array<NamedTensor, 10> outputs_of(const GroupedGemmGluBackwardArgs& args) {
+  return {{{"grad_z", args.grad_z},
+           {"act", args.act},
+           {"grad_probs", args.grad_probs},
+           {"grad_bias", args.grad_bias},
+           {"grad_z_rowwise.data", args.grad_z_rowwise.data},
+           {"grad_z_rowwise.scales", args.grad_z_rowwise.scales},
+           {"grad_z_columnwise.data", args.grad_z_columnwise.data},
+           {"grad_z_columnwise.scales", args.grad_z_columnwise.scales},
+           {"act_columnwise.data", args.act_columnwise.data},
+           {"act_columnwise.scales", args.act_columnwise.scales}}};
 }
 
 // grad_z is wanted as it is, quantised, or both.
@@ -43,7 +45,7 @@ void check_outputs(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args,
   check_quantized_copies(check, copies, args.fractional_scales, groups, two_f);
   check_quantized_copies(check, {"act_rowwise", {}, "act_columnwise", args.act_columnwise},
                          args.fractional_scales, groups, {"F", f});
-  const std::vector<NamedTensor> outputs = outputs_of(args);
+  const auto outputs = outputs_of(args);
   check_apart(check, outputs,
               {{"grad_y", args.grad_y},
                {"row_idx", args.row_idx},

@@ -1,8 +1,12 @@
 // grouped_gemm_wgrad: validation and dispatch.
 #include <moire/grouped_gemm.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 
+#include "core/name.h"
+#include "core/short_list.h"
 #include "ops/dispatch.h"
 #include "ops/grouped_gemm_check.h"
 
@@ -15,14 +19,15 @@ using Purpose = ArgumentCheck::Purpose;
 void check_list(ArgumentCheck& check, const Weight& d) {
   if (d.list == nullptr || !check.ok()) return;
   const int64_t num_groups = d.tensor.shape[0];
-  std::vector<std::pair<uintptr_t, int64_t>> starts;
+  using Start = std::pair<uintptr_t, int64_t>;
+  ShortList<Start, 64> starts;
   for (int64_t g = 0; g < num_groups; ++g) {
-    starts.emplace_back(reinterpret_cast<uintptr_t>(d.list[g]), g);
+    starts->emplace_back(reinterpret_cast<uintptr_t>(d.list[g]), g);
   }
-  std::sort(starts.begin(), starts.end());
-  for (size_t i = 1; check.ok() && i < starts.size(); ++i) {
-    const int64_t first = starts[i - 1].second, second = starts[i].second;
-    check.disjoint(concat("d[", first, "]"), d.matrix(first), concat("d[", second, "]"),
+  std::sort(starts->begin(), starts->end());
+  for (size_t i = 1; check.ok() && i < starts->size(); ++i) {
+    const int64_t first = (*starts)[i - 1].second, second = (*starts)[i].second;
+    check.disjoint(Name("d[", first, "]"), d.matrix(first), Name("d[", second, "]"),
                    d.matrix(second));
   }
 }

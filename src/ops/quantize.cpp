@@ -1,6 +1,7 @@
 // Validation and dispatch of quantize and quantize_weight.
 #include <moire/quantize.h>
 
+#include "core/name.h"
 #include "core/resolved_groups.h"
 #include "core/scale_shapes.h"
 #include "core/scales_check.h"
@@ -60,7 +61,7 @@ void check_listed_apart(ArgumentCheck& check, const QuantizeWeightArgs& args) {
   const Weight source = args.source;
   const int64_t count = source.list == nullptr ? 0 : source.tensor.shape[0];
   for (int64_t g = 0; check.ok() && g < count; ++g) {
-    const std::string name = concat("source[", g, "]");
+    const Name name("source[", g, "]");
     for (const NamedTensor& output : {NamedTensor{"rowwise.data", args.rowwise.data},
                                       {"rowwise.scales", args.rowwise.scales},
                                       {"columnwise.data", args.columnwise.data},

@@ -1,6 +1,7 @@
 // Validation and dispatch of splits_to_offsets.
 #include <moire/groups.h>
 
+#include "core/name.h"
 #include "ops/dispatch.h"
 
 namespace moire {
@@ -26,8 +27,8 @@ ArgumentCheck check_arguments(const Context& context, const SplitsToOffsetsArgs&
   const int64_t num_groups = splits.shape[0] - (with_zero ? 1 : 0);
   for (int64_t i = 0; check.ok() && i < args.num_outputs; ++i) {
     const moire_offsets_output& output = args.outputs[i];
-    const std::string name = concat("outputs[", i, "].offsets");
-    check.enumerator(concat("outputs[", i, "].no_leading_zero"), output.no_leading_zero, 2);
+    const Name name("outputs[", i, "].offsets");
+    check.enumerator(Name("outputs[", i, "].no_leading_zero"), output.no_leading_zero, 2);
     const bool short_form = output.no_leading_zero != 0;
     check.tensor(name, output.offsets, kIndexTypes,
                  {{short_form ? "G" : "G + 1", num_groups + (short_form ? 0 : 1)}});
@@ -35,7 +36,7 @@ ArgumentCheck check_arguments(const Context& context, const SplitsToOffsetsArgs&
                   ", must not be negative");
     check.disjoint(name, output.offsets, "splits", splits);
     for (int64_t j = 0; check.ok() && j < i; ++j) {
-      check.disjoint(name, output.offsets, concat("outputs[", j, "].offsets"),
+      check.disjoint(name, output.offsets, Name("outputs[", j, "].offsets"),
                      args.outputs[j].offsets);
     }
   }

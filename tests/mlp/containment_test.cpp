@@ -76,8 +76,9 @@ TEST(Recipe, NonFiniteValuesStayInTheirGroup) {
       for (const int64_t group : {1, 3}) {
         const MlpProblem spoilt = spoilt_copy(clean, group);
         for (const MlpProblem* p : {&clean, &spoilt}) {
-          ASSERT_TRUE(succeeds(run_forward(cpu(), c.in(p->forward()))));
-          ASSERT_TRUE(succeeds(run_backward(cpu(), c.in(p->backward()))));
+          const Tested context = Tested::finding(cpu());
+          ASSERT_TRUE(succeeds(run_forward(context, c.in(p->forward()))));
+          ASSERT_TRUE(succeeds(run_backward(context, c.in(p->backward()))));
         }
         expect_same_outside(clean, spoilt, group);
         const int64_t first = clean.batch.groups().offsets[group];

@@ -5,8 +5,11 @@
 //
 // What the device does not support, the CPU computes, and the test says so; a test of which the
 // device ran nothing is skipped, with the reason.
+//
+// On a CPU a call that succeeds takes nothing from the heap, in any test.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <moire/context.h>
 #include <moire/grouped_gemm.h>
 #include <moire/grouped_mlp.h>
@@ -15,6 +18,7 @@
 #include <moire/routing.h>
 
 #include "staging/staged_call.h"
+#include "tests/support/allocations.h"
 
 namespace moire::test {
 
@@ -27,28 +31,45 @@ class Tested {
     out.is_alone_ = true;
     return out;
   }
+  // For data in which calls find what check() reports: a finding is a sentence, on the heap.
+  static Tested finding(const Context& context) {
+    Tested out(context);
+    out.may_find_ = true;
+    return out;
+  }
 
   // Calls take pointers to the host's memory, whatever the device.
   template <class A>
   Status call(const A& args, Status (*op)(const Context&, const A&)) const {
-    if (context_.device() == Device::kCpu) return op(context_, args);
+    if (context_.device() == Device::kCpu) return without_heap([&] { return op(context_, args); });
     const Status status = staged_call().run(context_, args, op);
     return note(status) || is_alone_ ? status : op(Context::create().value(), args);
   }
   template <class A>
   Status size(const A& args, size_t* bytes, Status (*op)(const Context&, const A&, size_t*)) const {
-    const Status status = op(context_, args, bytes);
+    const Status status = without_heap([&] { return op(context_, args, bytes); });
     if (is_alone_ || status.code() != Code::kUnsupported) return status;
     return op(Context::create().value(), args, bytes);
   }
 
  private:
+  template <class Call>
+  Status without_heap(Call&& call) const {
+    const int64_t before = num_allocations();
+    Status status = call();
+    if (status.ok() && context_.device() == Device::kCpu && !context_.is_explaining() &&
+        !may_find_) {
+      EXPECT_EQ(num_allocations() - before, 0) << "taken from the heap by the call";
+    }
+    return status;
+  }
   static staging::StagedCall& staged_call();
   // Counts a call of the device; false if it is not supported there.
   static bool note(const Status& status);
 
   Context context_;
   bool is_alone_ = false;
+  bool may_find_ = false;
 };
 
 // The context under test; 0 threads = one per core, where it is the CPU's.
