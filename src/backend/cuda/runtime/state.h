@@ -9,6 +9,7 @@
 
 #include "backend/cuda/device/report.cuh"
 #include "core/device_state.h"
+#include "core/grants.h"
 
 namespace moire::cuda {
 
@@ -18,6 +19,7 @@ struct CudaState : DeviceState {
   PFN_cuTensorMapEncodeTiled_v12000 encode_tensor_map = nullptr;  // null below sm_90
   ErrorRecord* record = nullptr;                                  // pinned, written by kernels
   uint32_t* is_claimed = nullptr;                                 // on the device; see Reporter
+  mutable Grants shared_memory;                                   // bytes that kernels may have
 };
 
 inline const CudaState& cuda_state(const DeviceState& state) {
