@@ -24,7 +24,7 @@ from . import steps
 from .arrays import Numpy, as_fp32, check_array, check_rank, framework_of, torch
 from .errors import invalid, unsupported
 from .groups import Groups, as_groups
-from .layouts import Activation, GluLayout
+from .layouts import Activation, GluLayout, weight_layout_code
 from .operands import Ragged, Weights, check_glu_layout, needs_grad
 from .recipes import Recipe
 from .routing import as_plan, check_inverse, make_plan
@@ -73,7 +73,8 @@ def grouped_linear(
     }
     operand = Ragged.of(call, x, compute_dtype, recipe, optional)
     fw, x = operand.fw, operand.array
-    weights = Weights.of(fw, call, "w", w, weight_layout, recipe, w_quantized)
+    layout = weight_layout_code(call, weight_layout)
+    weights = Weights.of(fw, call, "w", w, layout, recipe, w_quantized)
     groups = as_groups(call, groups)
     capacity = _capacity(call, groups, x, row_idx)
     spec = steps.LinearSpec(
@@ -214,29 +215,25 @@ def moe(
     """
     call = "moe"
     recipe = Recipe.of(recipe, f"{call}: recipe")
-    arrays = {"topk_weights": topk_weights}
-    if plan is None:
-        arrays["topk_idx"] = topk_idx
     operand = Ragged.of(call, x, compute_dtype, recipe, {"b1": b1, "b2": b2})
     fw, x = operand.fw, operand.array
-    for name, array in arrays.items():
-        check_array(fw, call, name, array)
+    check_array(fw, call, "topk_weights", topk_weights)
+    if plan is None:
+        check_array(fw, call, "topk_idx", topk_idx)
     given = (w1, w1_quantized), (w2, w2_quantized)
     pair = _weights(call, operand, recipe, given, weight_layout)
     if plan is None:
         plan = make_plan(topk_idx, pair[0].num_groups)
     plan = as_plan(fw, call, plan)
-    if (
-        tuple(topk_weights.shape) != tuple(plan.scatter_idx.shape)
-        or topk_weights.shape[0] != x.shape[0]
-    ):
+    shape = topk_weights.shape
+    if shape != plan.scatter_idx.shape or shape[0] != x.shape[0]:
         raise invalid(
-            f"{call}: topk_weights is {list(topk_weights.shape)} and topk_idx "
+            f"{call}: topk_weights is {list(shape)} and topk_idx "
             f"{list(plan.scatter_idx.shape)}, "
             f"must both be [T, k] with T = {x.shape[0]}"
         )
     capacity = plan.gather_idx.shape[0]
-    groups = Groups.of_offsets(plan.offsets)
+    groups = Groups.over(plan.offsets)
     gating = _gating(call, given, act, layout)
     topk_weights = as_fp32(fw, call, "topk_weights", topk_weights)
     save_act = flag("moe: save_act", save_act)
@@ -295,6 +292,7 @@ def grouped_mm(a, b_t, offs=None, bias=None, out_dtype=None):
 def _weights(call, operand, recipe, given, layout):
     """Weights of FC1 and FC2, each given as (weight, copy or None)."""
     (w1, w1_quantized), (w2, w2_quantized) = given
+    layout = weight_layout_code(call, layout)
     return (
         Weights.of(operand.fw, call, "w1", w1, layout, recipe, w1_quantized),
         Weights.of(operand.fw, call, "w2", w2, layout, recipe, w2_quantized),

@@ -60,10 +60,16 @@ class Groups:
         checked here.
         """
         framework_of("Groups.of_offsets", {"offsets": offsets})
-        if check_rank("Groups.of_offsets", "offsets", offsets, 1).shape[0] == 0:
-            raise invalid("Groups.of_offsets: offsets is empty, must have at least the leading 0")
+        check_rank("Groups.of_offsets", "offsets", offsets, 1)
         if capacity is not None:
             capacity = integer("Groups.of_offsets: capacity", capacity)
+        return cls.over(offsets, capacity)
+
+    @classmethod
+    def over(cls, offsets, capacity=None):
+        """As of_offsets, of a vector that is known to be one."""
+        if offsets.shape[0] == 0:
+            raise invalid("Groups.of_offsets: offsets is empty, must have at least the leading 0")
         groups = cls.__new__(cls)
         groups.offsets, groups.capacity = offsets, capacity
         groups._copies = None  # the offsets are the caller's, who may write into them

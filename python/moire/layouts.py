@@ -108,3 +108,8 @@ _BY_NAME = {
 
 def check_weight_layout(call, layout):
     return choice(f"{call}: weight_layout", layout, WEIGHT_LAYOUTS)
+
+
+def weight_layout_code(call, layout):
+    """The moire_weight_layout of that name."""
+    return WEIGHT_LAYOUTS.index(check_weight_layout(call, layout))

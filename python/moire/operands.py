@@ -9,7 +9,6 @@ from .context import is_explaining
 from .errors import invalid
 from .formats import COLUMNWISE, ROWWISE
 from .grouped_tensor import GroupedTensor
-from .layouts import WEIGHT_LAYOUTS, check_weight_layout
 from .quantization import pair, stand_in
 from .routing import is_readable
 from .steps import NO_COPIES, Copies, WeightCopies
@@ -82,27 +81,26 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, fw, call, name, weights, layout, recipe, quantized=None):
-        code = WEIGHT_LAYOUTS.index(check_weight_layout(call, layout))
         if isinstance(weights, GroupedTensor):
             if quantized is not None:
                 raise invalid(
                     f"{call}: {name} is quantised itself, so {name}_quantized is too much"
                 )
             _check_weight_copy(fw, call, name, weights, recipe)
-            return cls([], code, weights.shape, _weight_copies(fw, call, name, weights, code))
+            return cls([], layout, weights.shape, _weight_copies(fw, call, name, weights, layout))
         arrays = _weight_arrays(fw, call, name, weights)
         shape = tuple(arrays[0].shape)
         if len(shape) == 2:
             shape = (len(arrays), *shape)
         if quantized is None:
-            return cls(arrays, code, shape)
+            return cls(arrays, layout, shape)
         which = f"{name}_quantized"
         if not isinstance(quantized, GroupedTensor):
             raise invalid(f"{call}: {which} is {described(quantized)}, must be a GroupedTensor")
         _check_weight_copy(fw, call, which, quantized, recipe)
         if quantized.shape != shape:
             raise invalid(f"{call}: {which} is {list(quantized.shape)} but {name} is {list(shape)}")
-        return cls(arrays, code, shape, _weight_copies(fw, call, which, quantized, code))
+        return cls(arrays, layout, shape, _weight_copies(fw, call, which, quantized, layout))
 
     @property
     def num_groups(self):

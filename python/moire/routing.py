@@ -33,6 +33,9 @@ class Plan(NamedTuple):
         return Groups.of_offsets(self.offsets, self.gather_idx.shape[0])
 
 
+_PLAN_NAMES = tuple(f"plan.{name}" for name in Plan._fields)
+
+
 def router(logits, k, *, kind="softmax", normalize=False, scale=1.0, expert_bias=None):
     """(topk_idx [T, k] int64, topk_weights [T, k] FP32) of logits [T, E], experts in order of
     falling score.
@@ -133,9 +136,9 @@ def as_plan(fw, call, plan):
     """A plan of arrays of kind `fw`."""
     if not isinstance(plan, Plan):
         raise invalid(f"{call}: plan is {described(plan)}, must be what moire.make_plan returns")
-    for name, array, rank in zip(Plan._fields, plan, (1, 1, 2)):
-        check_array(fw, call, f"plan.{name}", array)
-        check_rank(call, f"plan.{name}", array, rank)
+    for name, array, rank in zip(_PLAN_NAMES, plan, (1, 1, 2)):
+        check_array(fw, call, name, array)
+        check_rank(call, name, array, rank)
     return plan
 
 

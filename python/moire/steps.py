@@ -397,17 +397,19 @@ def moe_forward(
 ):
     """Experts' order, MLP and back: y [T, H], and the probs and what else a backward needs."""
     probs = fw.empty(topk_weights, (spec.capacity,), fw.float32)
-    fw.run(
-        "permute",
-        topk_weights=topk_weights,
-        scatter_idx=scatter_idx,
-        probs=probs,
-        **spec.groups(offsets),
-    )
+    permute = {
+        "topk_weights": topk_weights,
+        "scatter_idx": scatter_idx,
+        "probs": probs,
+        "offsets": offsets,
+        "num_groups": spec.num_groups,
+        "capacity": spec.capacity,
+    }
+    fw.run_fields("permute", permute)
     arrays = (x, gather_idx, w1, b1, w2, b2, probs, offsets)
     rows, kept = mlp_forward(fw, spec, *arrays, copies=copies)
     y = fw.empty(x, (x.shape[0], spec.hidden), out_dtype)
-    fw.run("unpermute", rows=rows, scatter_idx=scatter_idx, y=y)
+    fw.run_fields("unpermute", {"rows": rows, "scatter_idx": scatter_idx, "y": y})
     return y, probs, kept
 
 

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Host time: what a call costs before and besides the work itself, layer by layer.
+
+On a CPU the batch has no rows, so that a call is all checks, allocations and bookkeeping; on a GPU
+it has a few, nothing waits for the kernels while the clock runs, and the queue is emptied between
+rounds. Rounds of the cases are interleaved, so that a drift of the machine meets all of them;
+printed are the median of the rounds and their 10th and 90th percentile, in microseconds.
+
+  scripts/bench_host.py                       the table, on the CPU
+  scripts/bench_host.py --device cuda         calls that launch kernels
+  scripts/bench_host.py --json out.json       the samples as well
+"""
+
+import argparse
+import json
+import pathlib
+import platform
+import statistics
+import time
+
+import moire
+import torch
+from moire import _abi
+
+EXPERTS, HIDDEN, WIDTH, CHOICES = 4, 64, 32, 2
+CALLS = 20  # of one case in a round: as many launches as any queue holds
+
+
+class Layer:
+    """The tensors of one small MLP and everything that is called with them."""
+
+    def __init__(self, device, rows, dtype):
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator).to(device, dtype)
+
+        self.rows = rows
+        self.splits = [rows // EXPERTS] * EXPERTS
+        self.x, self.grad_y = normal(rows, HIDDEN), normal(rows, HIDDEN)
+        self.w1, self.w2 = normal(EXPERTS, 2 * WIDTH, HIDDEN), normal(EXPERTS, HIDDEN, WIDTH)
+        self.listed = [list(w.unbind()) for w in (self.w1, self.w2)]
+        self.leaves = [t.clone().requires_grad_() for t in (self.x, self.w1, self.w2)]
+        tokens = rows // CHOICES
+        self.logits = torch.randn(tokens, EXPERTS, generator=generator).to(device)
+        self.topk_idx, self.topk_weights = moire.router(self.logits, CHOICES)
+        self.plan = moire.make_plan(self.topk_idx, EXPERTS)
+        self.groups = moire.Groups(splits=torch.tensor(self.splits, device=device))
+        self.given_splits = torch.tensor(self.splits, device=device)
+
+    def forward_and_backward(self):
+        x, w1, w2 = self.leaves
+        y = moire.grouped_mlp(x, w1, w2, self.groups)
+        torch.autograd.grad(y, self.leaves, self.grad_y)
+
+    def cases(self):
+        """What is timed, by name; the first rows are the layers under the functions."""
+        x, w1, w2, groups = self.x, self.w1, self.w2, self.groups
+        lx, lw1, lw2 = self.leaves
+        routed = (self.topk_idx, self.topk_weights)
+        tokens = x[: self.rows // CHOICES]
+        table = {"an empty C call": _abi.lib.moire_version_number}
+        if x.is_cpu:
+            table.update(self.entries())
+        fields = self.fields()
+        table |= {
+            "torch.ops.moire.grouped_mlp": lambda: torch.ops.moire.grouped_mlp(**fields),
+            "grouped_mlp": lambda: moire.grouped_mlp(x, w1, w2, groups),
+            "grouped_mlp, listed weights": lambda: moire.grouped_mlp(x, *self.listed, groups),
+            "grouped_mlp, MXFP8": lambda: moire.grouped_mlp(x, w1, w2, groups, recipe="mxfp8"),
+            "grouped_mlp with gradients": lambda: moire.grouped_mlp(lx, lw1, lw2, groups),
+            "grouped_mlp and backward": self.forward_and_backward,
+            "grouped_linear": lambda: moire.grouped_linear(x, w1, groups),
+            "moe": lambda: moire.moe(tokens, w1, w2, *routed),
+            "moe, plan given": lambda: moire.moe(tokens, w1, w2, *routed, plan=self.plan),
+            "router": lambda: moire.router(self.logits, CHOICES),
+            "make_plan": lambda: moire.make_plan(self.topk_idx, EXPERTS),
+            "Groups": lambda: moire.Groups(splits=self.given_splits),
+        }
+        if not x.is_cpu:  # a kernel of 8-bit operands is not there yet
+            del table["grouped_mlp, MXFP8"]
+        return table
+
+    def fields(self):
+        """Of one call of the C entry."""
+        return {
+            "x": self.x,
+            "w1": [self.w1],
+            "w2": [self.w2],
+            "y": torch.empty_like(self.x),
+            "offsets": self.groups.offsets,
+            "num_groups": EXPERTS,
+            "capacity": self.rows,
+            "activation": [0.0] * 4,
+            "layout": [0, 0],
+        }
+
+    def entries(self):
+        """The C entries on a struct that is filled once."""
+        ffi, lib = _abi.ffi, _abi.lib
+
+        def tensor(t):
+            code = {torch.float32: 1, torch.bfloat16: 2}[t.dtype]
+            address = ffi.cast("void *", t.data_ptr())
+            return address, code, t.ndim, tuple(t.shape), 0
+
+        options = ffi.new("moire_context_options *")
+        options.struct_size, options.num_threads = ffi.sizeof(options[0]), 1
+        created = ffi.new("moire_context **")
+        assert lib.moire_context_create(options, created) == 0, _abi.text(lib.moire_last_error())
+        context, fields = created[0], self.fields()
+        args, needed = ffi.new("moire_grouped_mlp_args *"), ffi.new("size_t *")
+        args.struct_size = ffi.sizeof(args[0])
+        args.x, args.y = tensor(fields["x"]), tensor(fields["y"])
+        args.w1.tensor, args.w2.tensor = tensor(self.w1), tensor(self.w2)
+        offsets = ffi.cast("int64_t *", self.groups.offsets.data_ptr())
+        args.groups = (offsets, EXPERTS, self.rows)
+        assert lib.moire_grouped_mlp_workspace(context, args, needed) == 0
+        scratch = torch.empty(needed[0] + 256, dtype=torch.uint8)
+        address = scratch.data_ptr()
+        args.workspace = (ffi.cast("void *", address + -address % 256), needed[0])
+        assert lib.moire_grouped_mlp(context, args) == 0, _abi.text(lib.moire_last_error())
+        alive = (created, fields, scratch)
+        size, run = lib.moire_grouped_mlp_workspace, lib.moire_grouped_mlp
+        return {
+            "C: grouped_mlp_workspace": lambda: (size(context, args, needed), alive),
+            "C: grouped_mlp": lambda: (run(context, args), alive),
+        }
+
+
+def measure(cases, seconds, device):
+    """Microseconds per call of each case, one sample a round."""
+    samples = {name: [] for name in cases}
+    for call in cases.values():
+        for _ in range(CALLS):
+            call()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, call in cases.items():
+            if device == "cuda":
+                torch.cuda.synchronize()
+            begin = time.perf_counter_ns()
+            for _ in range(CALLS):
+                call()
+            samples[name].append((time.perf_counter_ns() - begin) / CALLS / 1e3)
+    return samples
+
+
+def summary(values):
+    values = sorted(values)
+    low, high = (values[round(share * (len(values) - 1))] for share in (0.1, 0.9))
+    return {"median": statistics.median(values), "p10": low, "p90": high}
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--seconds", type=float, default=20, help="for all cases together")
+    parser.add_argument("--json", type=pathlib.Path, help="where the samples go")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = 0 if options.device == "cpu" else EXPERTS * CHOICES
+    layer = Layer(options.device, rows, getattr(torch, options.dtype))
+    samples = measure(layer.cases(), options.seconds, options.device)
+    print(f"| call | us | p10 | p90 |  torch {torch.__version__}, {rows} rows, {options.dtype}")
+    print("|---|---|---|---|")
+    results = {name: summary(values) for name, values in samples.items()}
+    for name, s in results.items():
+        print(f"| {name} | {s['median']:.1f} | {s['p10']:.1f} | {s['p90']:.1f} |")
+    if options.json is not None:
+        machine = {"machine": platform.processor() or platform.machine(), **moire.info()}
+        report = {"info": machine, "results": results, "samples": samples}
+        options.json.write_text(json.dumps(report, default=str) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
