@@ -135,7 +135,7 @@ def measure(cases, seconds, device):
         for _ in range(CALLS):
             call()
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    while True:
         for name, call in cases.items():
             if device == "cuda":
                 torch.cuda.synchronize()
@@ -143,7 +143,8 @@ def measure(cases, seconds, device):
             for _ in range(CALLS):
                 call()
             samples[name].append((time.perf_counter_ns() - begin) / CALLS / 1e3)
-    return samples
+        if time.perf_counter() > end:
+            return samples
 
 
 def summary(values):
