@@ -7,7 +7,11 @@ gradients are in autograd.py.
 """
 
 import torch
-from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+from torch._C import (
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
 from torch._C._autograd import _profiler_enabled
 from torch._C._functorch import peek_interpreter_stack
 
@@ -80,6 +84,7 @@ def is_dispatching():
     return (
         torch.compiler.is_compiling()
         or _len_torch_dispatch_stack() != 0
+        or _len_torch_function_stack() != 0
         or peek_interpreter_stack() is not None
         or _profiler_enabled()
         or _get_tracing_state() is not None

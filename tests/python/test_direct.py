@@ -6,6 +6,7 @@ import moire
 import pytest
 import torch
 from moire import invoke
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -15,6 +16,16 @@ class Watching(TorchDispatchMode):
         self.seen = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class WatchingFunctions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
         self.seen.append(str(function))
         return function(*args, **(kwargs or {}))
 
@@ -80,11 +91,12 @@ def test_plain_tensors_and_parameters_go_straight_to_c(generator, ways):
     torch.testing.assert_close(y, expected(x, w))
 
 
-def test_a_dispatch_mode_sees_every_op(generator, ways):
+@pytest.mark.parametrize("watching", [Watching, WatchingFunctions])
+def test_a_mode_sees_every_op(generator, ways, watching):
     x, w, groups = operands(generator)
-    with Watching() as mode:
+    with watching() as mode:
         y = moire.grouped_linear(x, w, groups)
-    assert "moire.grouped_linear.default" in mode.seen
+    assert any("moire.grouped_linear" in seen for seen in mode.seen)
     assert ways == [True, False]
     torch.testing.assert_close(y, expected(x, w))
 
@@ -118,3 +130,10 @@ def test_meta_tensors_are_left_to_the_dispatcher(generator, ways):
     y = moire.grouped_linear(x.to("meta"), w.to("meta"), groups)
     assert y.is_meta and y.shape == (5, 3)
     assert ways == [True]
+
+
+def test_a_tracer_records_every_op(generator):
+    x, w, groups = operands(generator)
+    traced = torch.jit.trace(lambda t: moire.grouped_linear(t, w, groups), x, check_trace=False)
+    assert "moire::grouped_linear" in str(traced.graph)
+    torch.testing.assert_close(traced(2 * x), expected(2 * x, w))
