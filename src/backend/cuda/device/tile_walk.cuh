@@ -1,7 +1,6 @@
-// Which tiles of a grouped GEMM a block works on: tile numbers blockIdx.x, blockIdx.x + gridDim.x,
-// ... of a numbering that goes group by group, and within a group through bands of about eight row
-// tiles, rows fastest, so that neighbours share operands in the L2. The numbering follows from the
-// offsets on the device; nobody else knows it.
+// Which tile of a grouped GEMM a number names. The numbering goes group by group, and within a group
+// through bands of about eight row tiles, rows fastest, so that neighbours share operands in the
+// L2. It follows from the offsets on the device; nobody else knows it.
 #pragma once
 
 #include <moire.h>
@@ -59,6 +58,9 @@ class RaggedMWalk {
     return {};
   }
 
+  // How many there are, once at() has found that there is no such tile.
+  __device__ int32_t total() const { return before_; }
+
  private:
   // Each lane takes one of the next 32 segments.
   __device__ void load() {
@@ -108,6 +110,10 @@ class RaggedKWalk {
             static_cast<int32_t>(rows.begin),
             num_rows,
             (num_rows + kTileK - 1) / kTileK};
+  }
+
+  __device__ int32_t total() const {
+    return static_cast<int32_t>(groups_.num_groups) * tiles_m_ * tiles_n_;
   }
 
  private:

@@ -55,7 +55,7 @@ Status find_encoder(CudaState& state) {
   return {};
 }
 
-Status allocate_record(CudaState& state) {
+Status allocate_memory(CudaState& state) {
   void* memory = nullptr;
   cudaError_t error = cudaHostAlloc(&memory, sizeof(ErrorRecord), cudaHostAllocMapped);
   if (error != cudaSuccess) return cuda_error("context", "cudaHostAlloc", error);
@@ -64,7 +64,9 @@ Status allocate_record(CudaState& state) {
   if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
   state.is_claimed = static_cast<uint32_t*>(memory);
   error = cudaMemset(state.is_claimed, 0, sizeof(uint32_t));
-  return error == cudaSuccess ? Status() : cuda_error("context", "cudaMemset", error);
+  if (error != cudaSuccess) return cuda_error("context", "cudaMemset", error);
+  error = state.tile_counters.allocate();
+  return error == cudaSuccess ? Status() : cuda_error("context", "cudaMalloc", error);
 }
 
 Result<std::unique_ptr<DeviceState>> open(const ContextOptions& options) {
@@ -74,7 +76,7 @@ Result<std::unique_ptr<DeviceState>> open(const ContextOptions& options) {
   if (current.error() != cudaSuccess) {
     return cuda_error("context", "cudaSetDevice", current.error());
   }
-  for (Status (*step)(CudaState&) : {describe, find_encoder, allocate_record}) {
+  for (Status (*step)(CudaState&) : {describe, find_encoder, allocate_memory}) {
     if (const Status status = step(*state); !status.ok()) return status;
   }
   return std::unique_ptr<DeviceState>(std::move(state));

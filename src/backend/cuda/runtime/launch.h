@@ -38,6 +38,7 @@ class Launcher {
 
   const CudaState& state() const { return state_; }
   cudaStream_t stream() const { return stream_; }
+  uint32_t* tile_counter() const { return ok() ? state_.tile_counters.next(stream_) : nullptr; }
   Reporter reporter() const { return {state_.record, state_.is_claimed, op_}; }
   bool ok() const { return status_.ok(); }
   Status status() const { return status_; }

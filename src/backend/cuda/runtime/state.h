@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "backend/cuda/device/report.cuh"
+#include "backend/cuda/runtime/tile_counters.h"
 #include "core/device_state.h"
 #include "core/grants.h"
 
@@ -20,6 +21,7 @@ struct CudaState : DeviceState {
   ErrorRecord* record = nullptr;                                  // pinned, written by kernels
   uint32_t* is_claimed = nullptr;                                 // on the device; see Reporter
   mutable Grants shared_memory;                                   // bytes that kernels may have
+  mutable TileCounters tile_counters;                             // locks itself
 };
 
 inline const CudaState& cuda_state(const DeviceState& state) {

@@ -38,14 +38,16 @@ Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
 // {k, block, 2, F / block, groups}: a box holds half a tile's rows of gate, or of up.
 CUtensorMap pairs_map(TensorMaps& maps, const TensorView& b, const ResolvedGluLayout& layout) {
   constexpr int64_t kRows = P::kTileN / 2;
-  const int64_t rows = std::min(layout.block, kRows), row = b.stride() * 2;
+  // Halves are clipped at their end, like the columns of any other matrix.
+  const bool is_halves = layout.block == layout.f;
+  const int64_t rows = is_halves ? kRows : std::min(layout.block, kRows), row = b.stride() * 2;
   const int64_t num_blocks = layout.f / layout.block;
   return maps.encode<5>(
       "b", b.data, DType::kBF16,
       {{{b.columns(), 0, P::kTileK},
         {layout.block, row, rows},
         {2, layout.block * row, 1},
-        {num_blocks, 2 * layout.block * row, layout.block < kRows ? kRows / rows : 1},
+        {num_blocks, 2 * layout.block * row, kRows / rows},
         {b.shape[0], 2 * layout.f * row, 1}}});
 }
 

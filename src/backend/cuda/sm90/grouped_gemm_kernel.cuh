@@ -2,7 +2,8 @@
 // two or three consumer warpgroups; BF16 operands, FP32 sums.
 //
 // Roles
-//   scheduler  warp 1: walks the device's offsets, puts this block's tiles into the ring of tiles
+//   scheduler  warp 1: draws this block's next tile when the producer nears the end of the last,
+//              and finds it in the device's offsets
 //   producer   warp 0, one thread: fills the ring of stages by TMA
 //   consumers  warps 4 and up: wgmma on 64 rows a warpgroup, then the epilogue, each warp on its
 //   own
@@ -10,7 +11,8 @@
 //              multiplies while the other stores
 // Barriers (arrivals)
 //   full[stage]       1 and the bytes of A and B          empty[stage]       1 a warpgroup
-//   tile_full[tile]   1, the scheduler                    tile_empty[tile]   1 a warp, and producer
+//   tile_full[tile]   1, the scheduler                    tile_empty[tile]   1 a warp, and producer,
+//                                                         which keeps a tile until nearly the end
 //   slot_full[slot]   1 and the bytes of an epilogue's operands (epilogues that load)
 // Sums are in ascending K, 16 at a time, in every instance.
 #pragma once
@@ -58,6 +60,7 @@ struct Parameters {
   Operands operands;
   Epilogue epilogue;
   moire_groups groups;
+  uint32_t* tile_counter;  // 0 at the start and at the end (runtime/tile_counters.h), or null
   Reporter reporter;
 };
 
@@ -77,33 +80,45 @@ __device__ void initialize_barriers(SharedMemory<P>& s) {
   ptx::fence_mbarrier_init();
 }
 
+// The number of the tile after `index`. Drawn from a counter, tiles start in order on whatever block
+// is free: neighbours run side by side and share operands in the L2, and all blocks end together.
+// Without a counter, every block takes its share.
+__device__ inline int32_t next_index(int32_t index, uint32_t* counter) {
+  if (counter == nullptr) return index + static_cast<int32_t>(gridDim.x);
+  uint32_t drawn = 0;
+  if (threadIdx.x % 32 == 0) drawn = gridDim.x + atomicAdd(counter, 1u);
+  return static_cast<int32_t>(__shfl_sync(~0u, drawn, 0));
+}
+
 template <class P, class Operands>
 __device__ void schedule_tiles(SharedMemory<P>& s, const Operands& operands,
-                               const moire_groups& groups) {
+                               const moire_groups& groups, uint32_t* counter) {
   auto walk = operands.template walk<P>(groups);
   Ring<P::kNumTiles> ring;
-  int32_t is_valid;
-  int32_t index = static_cast<int32_t>(blockIdx.x);
-  do {
+  for (auto index = static_cast<int32_t>(blockIdx.x);; index = next_index(index, counter)) {
     const WorkTile tile = walk.at(index);
-    is_valid = tile.is_valid;
-    ring.wait_empty(s.tile_empty);
     if (threadIdx.x % 32 == 0) {
       s.tiles[ring.stage] = tile;
       ptx::mbarrier_arrive(&s.tile_full[ring.stage]);
     }
     __syncwarp();
     ring.advance();
-    index += static_cast<int32_t>(gridDim.x);
-  } while (is_valid != 0);
+    if (!tile.is_valid) {
+      // Every block that had a tile draws one number too many; the last of these ends the count.
+      const bool is_last = index == walk.total() + static_cast<int32_t>(gridDim.x) - 1;
+      if (counter != nullptr && is_last && threadIdx.x % 32 == 0) *counter = 0;
+      return;
+    }
+    ring.wait_empty(s.tile_empty);
+  }
 }
 
-// The next tile of this block; every lane gets it. The tile's place in the ring is given back.
+// A consumer's next tile; every lane gets it. Its place in the ring is given back.
 template <class P>
 __device__ WorkTile next_tile(SharedMemory<P>& s, Ring<P::kNumTiles>& ring) {
   ring.wait_full(s.tile_full);
   const WorkTile tile = s.tiles[ring.stage];
-  __syncwarp(__activemask());
+  __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&s.tile_empty[ring.stage]);
   ring.advance();
   return tile;
@@ -111,14 +126,24 @@ __device__ WorkTile next_tile(SharedMemory<P>& s, Ring<P::kNumTiles>& ring) {
 
 template <class P, class Operands>
 __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
+  constexpr int kStepsToDraw = 4;  // in which the scheduler finds the next tile
   Ring<P::kNumTiles> tiles;
   Ring<P::kNumStages> ring;
-  for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
-    for (int k = 0; k < tile.num_k; ++k, ring.advance()) {
-      ring.wait_empty(s.empty);
-      ptx::mbarrier_arrive_expect_tx(&s.full[ring.stage], P::kABytes + P::kBBytes);
-      operands.template load<P>(s.stages[ring.stage], &s.full[ring.stage], tile, k * P::kTileK);
-    }
+  for (;; tiles.advance()) {
+    tiles.wait_full(s.tile_full);
+    const WorkTile tile = s.tiles[tiles.stage];
+    if (!tile.is_valid) return;
+    const auto load = [&](int begin, int end) {
+      for (int k = begin; k < end; ++k, ring.advance()) {
+        ring.wait_empty(s.empty);
+        ptx::mbarrier_arrive_expect_tx(&s.full[ring.stage], P::kABytes + P::kBBytes);
+        operands.template load<P>(s.stages[ring.stage], &s.full[ring.stage], tile, k * P::kTileK);
+      }
+    };
+    const int near_end = max(tile.num_k - kStepsToDraw, 0);
+    load(0, near_end);
+    ptx::mbarrier_arrive(&s.tile_empty[tiles.stage]);
+    load(near_end, tile.num_k);
   }
 }
 
@@ -198,7 +223,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   }
   ptx::setmaxnreg_dec<P::kProducerRegisters>();
   if (warp == 0 && threadIdx.x == 0) produce<P>(s, p.operands);
-  if (warp == 1) schedule_tiles<P>(s, p.operands, p.groups);
+  if (warp == 1) schedule_tiles<P>(s, p.operands, p.groups, p.tile_counter);
   if (warp == 2 && blockIdx.x == 0) {
     check_groups(p.groups, p.reporter, static_cast<int>(threadIdx.x) % 32, 32);
   }

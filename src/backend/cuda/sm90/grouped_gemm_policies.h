@@ -17,7 +17,8 @@ struct Policy {
   static constexpr int kNumStages = kStages;
   // Staging of the epilogue: slots of 16 rows x 128 bytes for each consumer warp.
   static constexpr int kNumSlots = kWarpSlots, kSlotBytes = 16 * 128;
-  static constexpr int kNumTiles = 3;  // ring of work tiles
+  // Ring of work tiles: a block that held a second one could not leave it to another.
+  static constexpr int kNumTiles = 1;
   static constexpr int kConsumers = kWarpgroups, kConsumerWarps = 4 * kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kABytes = kTileM * kTileK * 2, kBBytes = kTileN * kTileK * 2;

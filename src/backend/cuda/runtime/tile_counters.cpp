@@ -1,0 +1,34 @@
+#include "backend/cuda/runtime/tile_counters.h"
+
+namespace moire::cuda {
+
+TileCounters::~TileCounters() { cudaFree(memory_); }
+
+cudaError_t TileCounters::allocate() {
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, kCount * sizeof(uint32_t));
+  if (error != cudaSuccess) return error;
+  memory_ = static_cast<uint32_t*>(memory);
+  return cudaMemset(memory, 0, kCount * sizeof(uint32_t));
+}
+
+uint32_t* TileCounters::next(cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess ||
+      cudaStreamGetId(stream, &id) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // the launch will say what is wrong with the stream
+    return nullptr;
+  }
+  const std::lock_guard lock(mutex_);
+  if (capture != cudaStreamCaptureStatusNone) return take();
+  const auto [entry, is_new] = of_stream_.try_emplace(id, nullptr);
+  if (is_new) entry->second = take();
+  return entry->second;
+}
+
+uint32_t* TileCounters::take() {
+  return num_taken_ < kCount ? memory_ + num_taken_++ : nullptr;
+}
+
+}  // namespace moire::cuda
