@@ -19,6 +19,12 @@ struct Ring {
       phase ^= 1;
     }
   }
+  // Past stages that are somebody else's.
+  __device__ void skip(int count) {
+    const int reached = stage + count;
+    stage = reached % kNumStages;
+    phase ^= reached / kNumStages & 1;
+  }
   // For the producer: the stage's last consumer has left. The first round waits for nobody.
   __device__ void wait_empty(uint64_t* empty) const {
     ptx::mbarrier_wait_parity(&empty[stage], phase ^ 1);

@@ -37,9 +37,11 @@ using GluTile = Policy<256, 3, 5>;
 // FC2's dgrad with the activation's backward: z needs the slots.
 using WideGluBackwardTile = Policy<256, 3, 5>;
 using NarrowGluBackwardTile = Policy<192, 3, 6>;
+using PingPong = Policy<128, 4, 6, 2, true>;
 
 template <class F>
 decltype(auto) with_glu_backward_tile(int64_t f_columns, F&& f) {
+  if (f_columns > 1) return std::forward<F>(f).template operator()<PingPong>();
   if (round_up(f_columns, NarrowGluBackwardTile::kTileN) * 100 <= f_columns * 104) {
     return std::forward<F>(f).template operator()<NarrowGluBackwardTile>();
   }

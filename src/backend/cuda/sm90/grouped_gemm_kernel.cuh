@@ -68,7 +68,7 @@ template <class P>
 __device__ void initialize_barriers(SharedMemory<P>& s) {
   for (int i = 0; i < P::kNumStages; ++i) {
     ptx::mbarrier_init(&s.full[i], 1);
-    ptx::mbarrier_init(&s.empty[i], P::kConsumers);
+    ptx::mbarrier_init(&s.empty[i], P::kAlternates ? 1 : P::kConsumers);
   }
   for (int i = 0; i < P::kNumTiles; ++i) {
     ptx::mbarrier_init(&s.tile_full[i], 1);
@@ -147,62 +147,114 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
   }
 }
 
-template <class P, class Operands>
-__device__ void multiply_stage(float (&sums)[P::kTileN / 2], const Stage<P>& stage, int consumer) {
+// Sums of a warpgroup: 64 rows a block.
+template <class P>
+using Sums = float[P::kRowBlocks][P::kTileN / 2];
+
+// Issues the products of row blocks first ... first + kBlocks - 1 of a stage.
+template <class P, class Operands, int kBlocks>
+__device__ void multiply_stage(Sums<P>& sums, const Stage<P>& stage, int first) {
   constexpr int kN = P::kInstructionN;
   // 64 rows of an operand are 8 KiB in either majorness, and lie one after another.
   constexpr uint32_t kPanelBytes = 64 * P::kTileK * 2;
-  constexpr uint64_t kNextColumns = kN / 64 * kPanelBytes >> 4;  // in a descriptor
+  constexpr uint64_t kNextPanel = kPanelBytes >> 4;  // in a descriptor
   const uint64_t a =
-      ptx::operand_descriptor(ptx::shared_address(stage.a + consumer * kPanelBytes), kPanelBytes);
+      ptx::operand_descriptor(ptx::shared_address(stage.a + first * kPanelBytes), kPanelBytes);
   const uint64_t b = ptx::operand_descriptor(ptx::shared_address(stage.b), kPanelBytes);
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < P::kTileK / 16; ++i) {
 #pragma unroll
-    for (int part = 0; part < P::kTileN / kN; ++part) {
-      ptx::wgmma_m64k16<kN, Operands::kA, Operands::kB>(
-          reinterpret_cast<float(&)[kN / 2]>(sums[part * kN / 2]),
-          a + i * ptx::kDescriptorStep<Operands::kA>,
-          b + i * ptx::kDescriptorStep<Operands::kB> + part * kNextColumns, 1);
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int part = 0; part < P::kTileN / kN; ++part) {
+        ptx::wgmma_m64k16<kN, Operands::kA, Operands::kB>(
+            reinterpret_cast<float(&)[kN / 2]>(sums[block][part * kN / 2]),
+            a + i * ptx::kDescriptorStep<Operands::kA> + block * kNextPanel,
+            b + i * ptx::kDescriptorStep<Operands::kB> + part * (kN / 64) * kNextPanel, 1);
+      }
     }
   }
   ptx::wgmma_commit_group();
 }
 
-// A warpgroup none of whose rows exist multiplies nothing, but keeps the ring's pace. `begin` is
-// called some steps after the start: what it waits for, the last tile's stores, is then over.
-template <class P, class Operands, class Begin>
-__device__ void multiply(SharedMemory<P>& s, Ring<P::kNumStages>& ring, const WorkTile& tile,
-                         int consumer, bool has_rows, float (&sums)[P::kTileN / 2], Begin&& begin) {
-  constexpr int kBeginStep = 4;
-  const int begin_step = min(kBeginStep, tile.num_k - 1);
-  for (int k = 0; k < tile.num_k; ++k, ring.advance()) {
+template <class P>
+__device__ void give_back(SharedMemory<P>& s, int stage) {
+  if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&s.empty[stage]);
+}
+
+// `begin` is called some steps after the start: what it waits for, the last tile's stores, is then
+// over. A stage is given back when its products are done; warpgroups that alternate keep one stage
+// in flight, because nobody else keeps the tensor cores busy meanwhile.
+template <class P, class Operands, int kBlocks, class Begin>
+__device__ void multiply(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_k, int first_block,
+                         Sums<P>& sums, Begin&& begin) {
+  constexpr int kBeginStep = P::kAlternates ? 0 : 4, kInFlight = P::kAlternates ? 1 : 0;
+  const int begin_step = min(kBeginStep, num_k - 1);
+  int last = 0;
+  if (kBeginStep == 0 && num_k > 0) begin();
+  for (int k = 0; k < num_k; ++k, ring.advance()) {
     ring.wait_full(s.full);
-    if (has_rows) {
-      if (k == begin_step) begin();
-      multiply_stage<P, Operands>(sums, s.stages[ring.stage], consumer);
-      ptx::wgmma_wait_group<0>();
-    }
-    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&s.empty[ring.stage]);
+    if (kBeginStep > 0 && k == begin_step) begin();
+    multiply_stage<P, Operands, kBlocks>(sums, s.stages[ring.stage], first_block);
+    ptx::wgmma_wait_group<kInFlight>();
+    if (kInFlight == 0) give_back(s, ring.stage);
+    if (kInFlight == 1 && k > 0) give_back(s, last);
+    last = ring.stage;
+  }
+  if (kInFlight == 1) {
+    ptx::wgmma_wait_group<0>();
+    if (num_k > 0) give_back(s, last);
+  }
+}
+
+// A warpgroup none of whose rows exist multiplies nothing, but keeps the ring's pace.
+template <class P>
+__device__ void pass(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_k) {
+  for (int k = 0; k < num_k; ++k, ring.advance()) {
+    ring.wait_full(s.full);
+    give_back(s, ring.stage);
   }
 }
 
 template <class P, class Operands, class Epilogue>
 __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epilogue& epilogue) {
   const int warp = static_cast<int>(threadIdx.x) / 32 - 4, consumer = warp / 4;
+  const int first_block = P::kAlternates ? 0 : consumer;
   WarpSlots<P> slots{s.slots[warp], s.slot_full[warp]};
   Ring<P::kNumTiles> tiles;
   Ring<P::kNumStages> ring;
+  int turn = 0;
   for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
-    const bool has_rows = tile.first_m + consumer * 64 < operands.rows_of_output(tile);
-    const int first_m = tile.first_m + warp * 16;
-    float sums[P::kTileN / 2];
+    const bool is_mine = !P::kAlternates || turn == consumer;
+    turn ^= 1;
+    if (!is_mine) {
+      ring.skip(tile.num_k);
+      continue;
+    }
+    const int32_t rows = operands.rows_of_output(tile) - tile.first_m - first_block * 64;
+    if (rows <= 0) {
+      pass(s, ring, tile.num_k);
+      continue;
+    }
+    const int first_m = tile.first_m + first_block * 64 + warp % 4 * 16;
+    const auto begin = [&] { epilogue.begin(slots, tile, first_m); };
+    Sums<P> sums;
 #pragma unroll
-    for (float& sum : sums) sum = 0;
-    multiply<P, Operands>(s, ring, tile, consumer, has_rows, sums,
-                          [&] { epilogue.begin(slots, tile, first_m); });
-    if (has_rows) epilogue.store(slots, tile, first_m, sums);
+    for (float(&block)[P::kTileN / 2] : sums) {
+#pragma unroll
+      for (float& sum : block) sum = 0;
+    }
+    if (P::kRowBlocks == 2 && rows > 64) {
+      multiply<P, Operands, P::kRowBlocks>(s, ring, tile.num_k, first_block, sums, begin);
+    } else {
+      multiply<P, Operands, 1>(s, ring, tile.num_k, first_block, sums, begin);
+    }
+    epilogue.store(slots, tile, first_m, sums[0]);
+    if (P::kRowBlocks == 2 && rows > 64) {
+      if (tile.num_k > 0) epilogue.begin(slots, tile, first_m + 64);
+      epilogue.store(slots, tile, first_m + 64, sums[P::kRowBlocks - 1]);
+    }
   }
   slots.finish();
 }
