@@ -41,7 +41,6 @@ using PingPong = Policy<128, 4, 6, 2, true>;
 
 template <class F>
 decltype(auto) with_glu_backward_tile(int64_t f_columns, F&& f) {
-  if (f_columns > 1) return std::forward<F>(f).template operator()<PingPong>();
   if (round_up(f_columns, NarrowGluBackwardTile::kTileN) * 100 <= f_columns * 104) {
     return std::forward<F>(f).template operator()<NarrowGluBackwardTile>();
   }

@@ -14,6 +14,7 @@
 //   tile_full[tile]   1, the scheduler                    tile_empty[tile]   1 a warp, and producer,
 //                                                         which keeps a tile until nearly the end
 //   slot_full[slot]   1 and the bytes of an epilogue's operands (epilogues that load)
+//   turn[warpgroup]   1, the other warpgroup at the end of its products (where they alternate)
 // Sums are in ascending K, 16 at a time, in every instance.
 #pragma once
 
@@ -45,6 +46,7 @@ struct SharedMemory {
   uint64_t full[P::kNumStages], empty[P::kNumStages];
   uint64_t tile_full[P::kNumTiles], tile_empty[P::kNumTiles];
   uint64_t slot_full[P::kConsumerWarps][P::kNumSlots];
+  uint64_t turn[P::kConsumers];
 };
 
 // Dynamic shared memory starts at 16 bytes' alignment only.
@@ -77,6 +79,7 @@ __device__ void initialize_barriers(SharedMemory<P>& s) {
   for (auto& warp : s.slot_full) {
     for (uint64_t& barrier : warp) ptx::mbarrier_init(&barrier, 1);
   }
+  for (uint64_t& turn : s.turn) ptx::mbarrier_init(&turn, 1);
   ptx::fence_mbarrier_init();
 }
 
@@ -191,7 +194,7 @@ __device__ void multiply(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_
                          Sums<P>& sums, Begin&& begin) {
   constexpr int kBeginStep = P::kAlternates ? 0 : 4, kInFlight = P::kAlternates ? 1 : 0;
   const int begin_step = min(kBeginStep, num_k - 1);
-  int last = 0;
+  [[maybe_unused]] int last = 0;
   if (kBeginStep == 0 && num_k > 0) begin();
   for (int k = 0; k < num_k; ++k, ring.advance()) {
     ring.wait_full(s.full);
@@ -200,13 +203,43 @@ __device__ void multiply(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_
     ptx::wgmma_wait_group<kInFlight>();
     if (kInFlight == 0) give_back(s, ring.stage);
     if (kInFlight == 1 && k > 0) give_back(s, last);
-    last = ring.stage;
+    if constexpr (kInFlight == 1) last = ring.stage;
   }
   if (kInFlight == 1) {
     ptx::wgmma_wait_group<0>();
     if (num_k > 0) give_back(s, last);
   }
 }
+
+// Whose tile it is, where two warpgroups alternate. A warpgroup waits until the other's products are
+// done: before that, a stage's barrier could be a whole round behind, which its parity does not
+// tell.
+template <class P>
+class Turns {
+ public:
+  __device__ Turns(SharedMemory<P>& s, int consumer) : s_(s), consumer_(consumer) {}
+
+  // Of the next tile; called once a tile.
+  __device__ bool is_mine() {
+    if constexpr (!P::kAlternates) return true;
+    return (next_++ & 1) == consumer_;
+  }
+  __device__ void wait() {
+    if constexpr (!P::kAlternates) return;
+    // Tile 2 i + consumer is the i-th; the first warpgroup's first turn needs no leave.
+    const int round = (next_ - 1) / 2 - (consumer_ == 0 ? 1 : 0);
+    ptx::mbarrier_wait_parity(&s_.turn[consumer_], static_cast<uint32_t>(round) & 1);
+  }
+  __device__ void pass_on() {
+    if constexpr (!P::kAlternates) return;
+    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&s_.turn[1 - consumer_]);
+  }
+
+ private:
+  SharedMemory<P>& s_;
+  int consumer_;
+  int next_ = 0;
+};
 
 // A warpgroup none of whose rows exist multiplies nothing, but keeps the ring's pace.
 template <class P>
@@ -217,6 +250,11 @@ __device__ void pass(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_k) {
   }
 }
 
+// Of the 16 rows in a block of 64 that are this warp's.
+__device__ inline int first_row_of_warp(const WorkTile& tile, int block) {
+  return tile.first_m + block * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+}
+
 template <class P, class Operands, class Epilogue>
 __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epilogue& epilogue) {
   const int warp = static_cast<int>(threadIdx.x) / 32 - 4, consumer = warp / 4;
@@ -224,32 +262,27 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
   WarpSlots<P> slots{s.slots[warp], s.slot_full[warp]};
   Ring<P::kNumTiles> tiles;
   Ring<P::kNumStages> ring;
-  int turn = 0;
+  Turns<P> turns(s, consumer);
   for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
-    const bool is_mine = !P::kAlternates || turn == consumer;
-    turn ^= 1;
-    if (!is_mine) {
+    if (!turns.is_mine()) {
       ring.skip(tile.num_k);
       continue;
     }
+    turns.wait();
     const int32_t rows = operands.rows_of_output(tile) - tile.first_m - first_block * 64;
     if (rows <= 0) {
       pass(s, ring, tile.num_k);
       continue;
     }
-    const int first_m = tile.first_m + first_block * 64 + warp % 4 * 16;
-    const auto begin = [&] { epilogue.begin(slots, tile, first_m); };
-    Sums<P> sums;
-#pragma unroll
-    for (float(&block)[P::kTileN / 2] : sums) {
-#pragma unroll
-      for (float& sum : block) sum = 0;
-    }
+    const auto begin = [&] { epilogue.begin(slots, tile, first_row_of_warp(tile, first_block)); };
+    Sums<P> sums = {};
     if (P::kRowBlocks == 2 && rows > 64) {
       multiply<P, Operands, P::kRowBlocks>(s, ring, tile.num_k, first_block, sums, begin);
     } else {
       multiply<P, Operands, 1>(s, ring, tile.num_k, first_block, sums, begin);
     }
+    turns.pass_on();
+    const int first_m = first_row_of_warp(tile, first_block);
     epilogue.store(slots, tile, first_m, sums[0]);
     if (P::kRowBlocks == 2 && rows > 64) {
       if (tile.num_k > 0) epilogue.begin(slots, tile, first_m + 64);
