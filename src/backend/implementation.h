@@ -30,6 +30,8 @@ struct Implementation {
   std::string (*policy)(const DeviceState& state, const A& args);
   // Arguments are valid, supported, and the workspace is large enough.
   Status (*run)(const Context& context, const A& args);
+  // Kernels that it launches for such a call, for explain; null: one.
+  int64_t (*launches)(const DeviceState& state, const A& args) = nullptr;
 };
 
 // The ordered list of one op, named by its argument struct.

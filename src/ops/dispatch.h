@@ -93,15 +93,16 @@ Status dispatch(const Context& context, std::string_view op, const A& args, Work
   if (!check.workspace(workspace, needed)) return check.status();
   if (context.is_explaining()) {
     Cost cost = describe();
-    context.record({.op = std::string(op),
-                    .problem = std::move(cost.problem),
-                    .implementation = std::string(chosen.name),
-                    .policy = chosen.policy(context.state(), args),
-                    .launches = 1,
-                    .bytes_read = cost.bytes_read,
-                    .bytes_written = cost.bytes_written,
-                    .workspace_bytes = static_cast<int64_t>(needed),
-                    .refused = std::move(choice.value().refused)});
+    context.record(
+        {.op = std::string(op),
+         .problem = std::move(cost.problem),
+         .implementation = std::string(chosen.name),
+         .policy = chosen.policy(context.state(), args),
+         .launches = chosen.launches == nullptr ? 1 : chosen.launches(context.state(), args),
+         .bytes_read = cost.bytes_read,
+         .bytes_written = cost.bytes_written,
+         .workspace_bytes = static_cast<int64_t>(needed),
+         .refused = std::move(choice.value().refused)});
     return {};
   }
   const FloatEnvironment exact;

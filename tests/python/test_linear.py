@@ -133,7 +133,7 @@ def test_master_weights_get_fp32_gradients_of_bf16_products(generator):
 def test_autocast_runs_in_its_dtype_like_torch_linear(generator):
     x, w, bias, _ = make(generator, [5, 2], torch.float32)
     groups = moire.Groups(splits=[5, 2])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
         y = moire.grouped_linear(x, w, groups, bias=bias)
     assert y.dtype == torch.bfloat16
     assert torch.equal(y, moire.grouped_linear(x.bfloat16(), w.bfloat16(), groups, bias=bias))

@@ -1,6 +1,6 @@
-// Which tile of a grouped GEMM a number names. The numbering goes group by group, and within a group
-// through bands of about eight row tiles, rows fastest, so that neighbours share operands in the
-// L2. It follows from the offsets on the device; nobody else knows it.
+// Which tile of a grouped GEMM a number names. The numbering goes group by group, and within a
+// group through bands of about eight row tiles, rows fastest, so that neighbours share operands in
+// the L2. It follows from the offsets on the device; nobody else knows it.
 #pragma once
 
 #include <moire.h>

@@ -204,6 +204,9 @@ const Implementation<BiasBackwardArgs> kBiasBackward = {
       return Partials(args, {}).arena.used();
     },
     policy,
-    run};
+    run,
+    [](const DeviceState&, const BiasBackwardArgs& args) -> int64_t {
+      return 1 + (args.grad_bias.rank != 0) + (args.grad_scale.rank != 0);
+    }};
 
 }  // namespace moire::cuda::portable

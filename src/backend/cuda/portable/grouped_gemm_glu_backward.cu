@@ -158,6 +158,9 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
     [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
       return gemm::policy_text(TensorView(args.grad_y).type(), TensorView(args.w2.tensor).type());
     },
-    run};
+    run,
+    [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) -> int64_t {
+      return 1 + (args.grad_probs.rank != 0) + (args.grad_bias.rank != 0);
+    }};
 
 }  // namespace moire::cuda::portable

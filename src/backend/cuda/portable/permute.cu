@@ -6,6 +6,7 @@
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/implementations.h"
+#include "backend/cuda/portable/gather_rows.h"
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
 
@@ -64,20 +65,6 @@ __global__ void __launch_bounds__(kThreads) scatter_kernel(WeightScatter args, R
   if (args.zeroes_tail && thread >= in_use && thread < args.groups.capacity) args.probs[thread] = 0;
 }
 
-void copy_rows(Launcher& launcher, const PermuteArgs& args) {
-  with_piece({args.rows, args.x}, [&]<class Piece>() {
-    const RowCopy<Piece> copy{.x = pieces_of<const Piece>(args.x),
-                              .gather_idx = indices_of(args.gather_idx, "gather_idx"),
-                              .rows = pieces_of<Piece>(args.rows),
-                              .num_tokens = args.x.shape[0],
-                              .pieces = pieces_per_row<Piece>(args.rows),
-                              .groups = args.groups,
-                              .zeroes_tail = args.tail == MOIRE_TAIL_ZERO};
-    launcher.launch(copy_kernel<Piece>, {blocks_for(args.groups.capacity, kRowsPerBlock), kThreads},
-                    copy, launcher.reporter());
-  });
-}
-
 void scatter_weights(Launcher& launcher, const PermuteArgs& args) {
   const TensorView topk_weights(args.topk_weights);
   const WeightScatter scatter{.topk_weights = matrix_of<const float>(topk_weights),
@@ -94,7 +81,9 @@ void scatter_weights(Launcher& launcher, const PermuteArgs& args) {
 
 Status run(const Context& context, const PermuteArgs& args) {
   Launcher launcher(context, "permute");
-  if (args.rows.rank != 0) copy_rows(launcher, args);
+  if (args.rows.rank != 0) {
+    gather_rows(launcher, args.x, args.gather_idx, "gather_idx", args.rows, args.groups, args.tail);
+  }
   if (args.probs.rank != 0) scatter_weights(launcher, args);
   return launcher.status();
 }
@@ -109,7 +98,31 @@ std::string policy(const DeviceState&, const PermuteArgs& args) {
 
 }  // namespace
 
-const Implementation<PermuteArgs> kPermute = {"portable",   Device::kCuda, supports_everything,
-                                              no_workspace, policy,        run};
+void gather_rows(Launcher& launcher, const TensorView& x, const TensorView& index,
+                 const char* index_name, const TensorView& rows, const moire_groups& groups,
+                 int32_t tail) {
+  with_piece({rows, x}, [&]<class Piece>() {
+    const RowCopy<Piece> copy{.x = pieces_of<const Piece>(x),
+                              .gather_idx = indices_of(index, index_name),
+                              .rows = pieces_of<Piece>(rows),
+                              .num_tokens = x.num_rows(),
+                              .pieces = pieces_per_row<Piece>(rows),
+                              .groups = groups,
+                              .zeroes_tail = tail == MOIRE_TAIL_ZERO};
+    launcher.launch(copy_kernel<Piece>, {blocks_for(groups.capacity, kRowsPerBlock), kThreads},
+                    copy, launcher.reporter());
+  });
+}
+
+const Implementation<PermuteArgs> kPermute = {
+    "portable",
+    Device::kCuda,
+    supports_everything,
+    no_workspace,
+    policy,
+    run,
+    [](const DeviceState&, const PermuteArgs& args) -> int64_t {
+      return (args.rows.rank != 0) + (args.probs.rank != 0);
+    }};
 
 }  // namespace moire::cuda::portable

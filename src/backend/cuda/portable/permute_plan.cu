@@ -234,7 +234,13 @@ std::string policy(const DeviceState&, const PermutePlanArgs& args) {
 
 }  // namespace
 
-const Implementation<PermutePlanArgs> kPermutePlan = {"portable", Device::kCuda, supports,
-                                                      workspace,  policy,        run};
+const Implementation<PermutePlanArgs> kPermutePlan = {
+    "portable",
+    Device::kCuda,
+    supports,
+    workspace,
+    policy,
+    run,
+    [](const DeviceState&, const PermutePlanArgs&) -> int64_t { return 3; }};
 
 }  // namespace moire::cuda::portable

@@ -27,8 +27,6 @@ uint32_t* TileCounters::next(cudaStream_t stream) {
   return entry->second;
 }
 
-uint32_t* TileCounters::take() {
-  return num_taken_ < kCount ? memory_ + num_taken_++ : nullptr;
-}
+uint32_t* TileCounters::take() { return num_taken_ < kCount ? memory_ + num_taken_++ : nullptr; }
 
 }  // namespace moire::cuda

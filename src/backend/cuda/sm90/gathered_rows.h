@@ -2,9 +2,9 @@
 // neighbouring rows, so the rows are first copied into the workspace.
 #pragma once
 
-#include <moire/routing.h>
+#include <string>
 
-#include "backend/cuda/implementations.h"
+#include "backend/cuda/portable/gather_rows.h"
 #include "core/arena.h"
 
 namespace moire::cuda::sm90 {
@@ -23,18 +23,14 @@ class GatheredRows {
   // [capacity, columns].
   const TensorView& rows() const { return rows_; }
 
-  Status gather(const Context& context) const {
-    if (!row_idx_.is_present()) return {};
-    PermuteArgs args;
-    args.x = source_;
-    args.gather_idx = row_idx_;
-    args.rows = rows_;
-    args.groups = groups_;
-    args.tail = MOIRE_TAIL_UNTOUCHED;
-    return portable::kPermute.run(context, args);
+  // `name` is the index's, for what kernels find wrong with it.
+  void gather(Launcher& launcher, const char* name = "row_idx") const {
+    if (!row_idx_.is_present()) return;
+    portable::gather_rows(launcher, source_, row_idx_, name, rows_, groups_, MOIRE_TAIL_UNTOUCHED);
   }
 
-  // For explain: what comes before the kernel.
+  // For explain: what comes before the kernel, in words and in launches.
+  static int64_t launches(const TensorView& row_idx) { return row_idx.is_present() ? 1 : 0; }
   static std::string policy(const TensorView& row_idx) {
     return row_idx.is_present() ? ", after copying the rows into expert order" : "";
   }

@@ -5,7 +5,6 @@
 #include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
-#include "core/status_macros.h"
 
 namespace moire::cuda::sm90 {
 namespace {
@@ -45,7 +44,7 @@ Status run(const Context& context, const GroupedGemmArgs& args) {
   if (args.groups.capacity == 0) return launcher.status();
   Arena arena(args.workspace);
   const GatheredRows a(args.a, args.row_idx, args.groups, arena);
-  MOIRE_RETURN_IF_ERROR(a.gather(context));
+  a.gather(launcher);
   TensorMaps maps(launcher.state(), "grouped_gemm");
   with_tile(TensorView(args.d).columns(), mean_rows(args.groups), [&]<class P>() {
     if (is_k_major(args)) {
@@ -73,6 +72,9 @@ const Implementation<GroupedGemmArgs> kGroupedGemm = {
                        [&]<class P>() { return policy_text<P>(state); }) +
              GatheredRows::policy(args.row_idx);
     },
-    run};
+    run,
+    [](const DeviceState&, const GroupedGemmArgs& args) -> int64_t {
+      return 1 + GatheredRows::launches(args.row_idx);
+    }};
 
 }  // namespace moire::cuda::sm90

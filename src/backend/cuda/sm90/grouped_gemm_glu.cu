@@ -7,7 +7,6 @@
 #include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
-#include "core/status_macros.h"
 
 namespace moire::cuda::sm90 {
 namespace {
@@ -42,13 +41,12 @@ CUtensorMap pairs_map(TensorMaps& maps, const TensorView& b, const ResolvedGluLa
   const bool is_halves = layout.block == layout.f;
   const int64_t rows = is_halves ? kRows : std::min(layout.block, kRows), row = b.stride() * 2;
   const int64_t num_blocks = layout.f / layout.block;
-  return maps.encode<5>(
-      "b", b.data, DType::kBF16,
-      {{{b.columns(), 0, P::kTileK},
-        {layout.block, row, rows},
-        {2, layout.block * row, 1},
-        {num_blocks, 2 * layout.block * row, kRows / rows},
-        {b.shape[0], 2 * layout.f * row, 1}}});
+  return maps.encode<5>("b", b.data, DType::kBF16,
+                        {{{b.columns(), 0, P::kTileK},
+                          {layout.block, row, rows},
+                          {2, layout.block * row, 1},
+                          {num_blocks, 2 * layout.block * row, kRows / rows},
+                          {b.shape[0], 2 * layout.f * row, 1}}});
 }
 
 template <class Activation>
@@ -78,7 +76,7 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
   if (args.groups.capacity == 0) return launcher.status();
   Arena arena(args.workspace);
   const GatheredRows a(args.a, args.row_idx, args.groups, arena);
-  MOIRE_RETURN_IF_ERROR(a.gather(context));
+  a.gather(launcher);
   TensorMaps maps(launcher.state(), "grouped_gemm_glu");
   with_activation(args.activation, [&](const auto& activation) {
     launch_activation(launcher, maps, args, a.rows(), activation);
@@ -100,6 +98,9 @@ const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
     [](const DeviceState& state, const GroupedGemmGluArgs& args) {
       return policy_text<P>(state) + GatheredRows::policy(args.row_idx);
     },
-    run};
+    run,
+    [](const DeviceState&, const GroupedGemmGluArgs& args) -> int64_t {
+      return 1 + GatheredRows::launches(args.row_idx);
+    }};
 
 }  // namespace moire::cuda::sm90

@@ -114,7 +114,7 @@ void launch_activation(Launcher& launcher, TensorMaps& maps, const GroupedGemmGl
 Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
                 const Scratch& scratch) {
   Launcher launcher(context, "grouped_gemm_glu_backward");
-  MOIRE_RETURN_IF_ERROR(scratch.grad_y.gather(context));
+  scratch.grad_y.gather(launcher);
   TensorMaps maps(launcher.state(), "grouped_gemm_glu_backward");
   with_glu_backward_tile(layout_of(args).f, [&]<class P>() {
     with_activation(args.activation, [&](const auto& activation) {
@@ -160,6 +160,12 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
              GatheredRows::policy(args.row_idx) +
              (args.grad_bias.rank == 0 ? "" : ", then a pass over grad_z for grad_bias");
     },
-    run};
+    run,
+    [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) -> int64_t {
+      return 1 + GatheredRows::launches(args.row_idx) + (args.grad_probs.rank != 0) +
+             (args.grad_bias.rank == 0
+                  ? 0
+                  : portable::kBiasBackward.launches(state, bias_backward(args)));
+    }};
 
 }  // namespace moire::cuda::sm90

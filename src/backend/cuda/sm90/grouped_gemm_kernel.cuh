@@ -11,7 +11,8 @@
 //              multiplies while the other stores
 // Barriers (arrivals)
 //   full[stage]       1 and the bytes of A and B          empty[stage]       1 a warpgroup
-//   tile_full[tile]   1, the scheduler                    tile_empty[tile]   1 a warp, and producer,
+//   tile_full[tile]   1, the scheduler                    tile_empty[tile]   1 a warp, and
+//   producer,
 //                                                         which keeps a tile until nearly the end
 //   slot_full[slot]   1 and the bytes of an epilogue's operands (epilogues that load)
 //   turn[warpgroup]   1, the other warpgroup at the end of its products (where they alternate)
@@ -83,9 +84,9 @@ __device__ void initialize_barriers(SharedMemory<P>& s) {
   ptx::fence_mbarrier_init();
 }
 
-// The number of the tile after `index`. Drawn from a counter, tiles start in order on whatever block
-// is free: neighbours run side by side and share operands in the L2, and all blocks end together.
-// Without a counter, every block takes its share.
+// The number of the tile after `index`. Drawn from a counter, tiles start in order on whatever
+// block is free: neighbours run side by side and share operands in the L2, and all blocks end
+// together. Without a counter, every block takes its share.
 __device__ inline int32_t next_index(int32_t index, uint32_t* counter) {
   if (counter == nullptr) return index + static_cast<int32_t>(gridDim.x);
   uint32_t drawn = 0;
@@ -211,8 +212,8 @@ __device__ void multiply(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_
   }
 }
 
-// Whose tile it is, where two warpgroups alternate. A warpgroup waits until the other's products are
-// done: before that, a stage's barrier could be a whole round behind, which its parity does not
+// Whose tile it is, where two warpgroups alternate. A warpgroup waits until the other's products
+// are done: before that, a stage's barrier could be a whole round behind, which its parity does not
 // tell.
 template <class P>
 class Turns {

@@ -5,7 +5,6 @@
 #include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 #include "backend/cuda/sm90/wgrad_epilogue.cuh"
-#include "core/status_macros.h"
 
 namespace moire::cuda::sm90 {
 namespace {
@@ -49,8 +48,8 @@ Status run(const Context& context, const GroupedGemmWgradArgs& args) {
   Launcher launcher(context, "grouped_gemm_wgrad");
   if (args.groups.num_groups == 0) return launcher.status();
   const Scratch scratch(args, args.workspace);
-  MOIRE_RETURN_IF_ERROR(scratch.a.gather(context));
-  MOIRE_RETURN_IF_ERROR(scratch.b.gather(context));
+  scratch.a.gather(launcher, "a_row_idx");
+  scratch.b.gather(launcher, "b_row_idx");
   TensorMaps maps(launcher.state(), "grouped_gemm_wgrad");
   with_wgrad_tile(TensorView(args.b).columns(), stores_fp32(args), [&]<class P>() {
     if (stores_fp32(args)) {
@@ -76,6 +75,9 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
                              [&]<class P>() { return policy_text<P>(state); }) +
              GatheredRows::policy(args.a_row_idx.rank != 0 ? args.a_row_idx : args.b_row_idx);
     },
-    run};
+    run,
+    [](const DeviceState&, const GroupedGemmWgradArgs& args) -> int64_t {
+      return 1 + GatheredRows::launches(args.a_row_idx) + GatheredRows::launches(args.b_row_idx);
+    }};
 
 }  // namespace moire::cuda::sm90

@@ -19,8 +19,8 @@ inline constexpr int64_t kWarpRows = 16;  // of a box that an epilogue stores
 template <class P, class Operands, class Epilogue>
 void launch(Launcher& launcher, const moire_groups& groups, const Operands& operands,
             const Epilogue& epilogue) {
-  const Parameters<Operands, Epilogue> parameters{
-      operands, epilogue, groups, launcher.tile_counter(), launcher.reporter()};
+  const Parameters<Operands, Epilogue> parameters{operands, epilogue, groups,
+                                                  launcher.tile_counter(), launcher.reporter()};
   launcher.launch(grouped_gemm<P, Operands, Epilogue>,
                   {dim3(static_cast<unsigned>(launcher.state().num_multiprocessors)),
                    dim3(P::kThreads), kSharedBytes<P>},
