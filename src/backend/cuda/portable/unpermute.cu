@@ -1,5 +1,5 @@
 // unpermute on CUDA: a block takes whole tokens and first puts their choices into shared memory;
-// then a thread takes 16 bytes of a row at a time (or one element) and the rows of up to 8 choices
+// then a thread takes 16 bytes of a row at a time (or one element) and the rows of up to 4 choices
 // at once, which are added in order of choice. The weights' gradient is gathered by a thread per
 // choice, in a second launch where both are asked for.
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace moire::cuda::portable {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kChoicesAtOnce = 8;
+constexpr int kChoicesAtOnce = 4;
 // Pieces of y that a block makes, about, and choices that it can hold.
 constexpr int64_t kPiecesPerBlock = 4 * kThreads;
 constexpr int64_t kMaxChoices = 2048;
@@ -53,8 +53,8 @@ __device__ void load_choices(const Operands<From, To>& args, int64_t first_token
   }
 }
 
-// Adds the rows of up to kChoicesAtOnce choices to sum. The first choice of a token starts it, so
-// that a single choice of weight 1 keeps the sign of its zeros.
+// Adds the rows of up to 4 choices to sum. The first choice of a token starts it, so that a single
+// choice of weight 1 keeps the sign of its zeros.
 template <int N, class From>
 __device__ void add_choices(const Matrix<const From>& rows, const Choice* choices, int64_t count,
                             uint32_t column, bool& has_started, float (&sum)[N]) {
@@ -76,7 +76,7 @@ __device__ void add_choices(const Matrix<const From>& rows, const Choice* choice
 }
 
 template <int N, class From, class To>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 4)
     sum_kernel(Operands<From, To> args, Reporter reporter) {
   Choice* const choices = dynamic_shared<Choice>();
   const int64_t first_token = int64_t{blockIdx.x} * args.tokens_per_block;
