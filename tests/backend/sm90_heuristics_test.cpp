@@ -16,30 +16,37 @@ int tile_n(int64_t n, int64_t mean_rows) {
 }
 
 TEST(Sm90Heuristics, TallTilesWaitForManyRowsAGroup) {
-  EXPECT_EQ(tile_m(4096, 2048), 192);
-  EXPECT_EQ(tile_m(4096, 1024), 128);
-  EXPECT_EQ(tile_m(4096, 0), 128);
+  for (const int64_t n : {int64_t{4096}, int64_t{2880}}) {
+    EXPECT_EQ(tile_m(n, 2048), 192);
+    EXPECT_EQ(tile_m(n, 512), 192);
+    EXPECT_EQ(tile_m(n, 256), 128);
+    EXPECT_EQ(tile_m(n, 0), 128);
+  }
 }
 
 TEST(Sm90Heuristics, NarrowTilesServeWidthsThatWideOnesWaste) {
-  EXPECT_EQ(tile_n(2880, 256), 192);  // 15 x 192, but 11.25 x 256
-  EXPECT_EQ(tile_n(768, 256), 256);
-  EXPECT_EQ(tile_n(2048, 256), 256);
-  EXPECT_EQ(tile_n(192, 256), 192);
-  EXPECT_EQ(tile_n(8, 256), 192);
+  for (const int64_t rows : {256, 1024}) {
+    EXPECT_EQ(tile_n(2880, rows), 192);  // 15 x 192, but 11.25 x 256
+    EXPECT_EQ(tile_n(768, rows), 256);
+    EXPECT_EQ(tile_n(2048, rows), 256);
+    EXPECT_EQ(tile_n(192, rows), 192);
+    EXPECT_EQ(tile_n(8, rows), 192);
+  }
 }
 
-TEST(Sm90Heuristics, WgradTakesSlotsForFp32AndTallTilesOtherwise) {
-  const auto slots = [](int64_t n, bool is_fp32) {
-    return with_wgrad_tile(n, is_fp32, []<class P>() { return P::kNumSlots; });
+TEST(Sm90Heuristics, WgradIsTallUnlessItLoadsOldGradients) {
+  const auto alternates = [](int64_t n, bool is_fp32) {
+    return with_wgrad_tile(n, is_fp32, []<class P>() { return P::kAlternates; });
   };
   const auto rows = [](int64_t n, bool is_fp32) {
     return with_wgrad_tile(n, is_fp32, []<class P>() { return P::kTileM; });
   };
-  EXPECT_GE(slots(2048, true), 5);
-  EXPECT_GE(slots(2880, true), 5);
-  EXPECT_EQ(rows(2048, false), 192);
-  EXPECT_EQ(rows(2048, true), 128);
+  for (const int64_t n : {int64_t{2048}, int64_t{2880}}) {
+    EXPECT_TRUE(alternates(n, true));
+    EXPECT_EQ(rows(n, true), 128);
+    EXPECT_FALSE(alternates(n, false));
+    EXPECT_EQ(rows(n, false), 192);
+  }
 }
 
 TEST(Sm90Heuristics, EveryPolicyFitsIntoAMultiprocessor) {
@@ -54,13 +61,11 @@ TEST(Sm90Heuristics, EveryPolicyFitsIntoAMultiprocessor) {
         << P::text();
   };
   check.operator()<TallTile>();
-  check.operator()<WideTile>();
-  check.operator()<NarrowTile>();
+  check.operator()<LowTile>();
+  check.operator()<NarrowTallTile>();
+  check.operator()<NarrowLowTile>();
   check.operator()<GluTile>();
-  check.operator()<WideGluBackwardTile>();
-  check.operator()<NarrowGluBackwardTile>();
-  check.operator()<WideWgradTile>();
-  check.operator()<NarrowWgradTile>();
+  check.operator()<LoadingEpilogueTile>();
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 namespace moire::cuda::sm90 {
 namespace {
 
+using P = GluBackwardTile;
+
 ResolvedGluLayout layout_of(const GroupedGemmGluBackwardArgs& args) {
   return resolve_glu_layout(args.layout, Weight(args.w2).in_features());
 }
@@ -88,7 +90,7 @@ __global__ void sum_prob_partials(const float* partials, int32_t segments, moire
   grad_probs[row] = sum;
 }
 
-template <class P, Major kWeights, class Activation>
+template <Major kWeights, class Activation>
 void launch_activation(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBackwardArgs& args,
                        const Scratch& scratch, const Activation& activation) {
   const TensorView grad_y(scratch.grad_y.rows()), act(args.act);
@@ -116,14 +118,12 @@ Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
   Launcher launcher(context, "grouped_gemm_glu_backward");
   scratch.grad_y.gather(launcher);
   TensorMaps maps(launcher.state(), "grouped_gemm_glu_backward");
-  with_glu_backward_tile(layout_of(args).f, [&]<class P>() {
-    with_activation(args.activation, [&](const auto& activation) {
-      if (args.w2.layout == MOIRE_IN_OUT) {  // [G, F, H]
-        launch_activation<P, Major::kK>(launcher, maps, args, scratch, activation);
-      } else {
-        launch_activation<P, Major::kMN>(launcher, maps, args, scratch, activation);
-      }
-    });
+  with_activation(args.activation, [&](const auto& activation) {
+    if (args.w2.layout == MOIRE_IN_OUT) {  // [G, F, H]
+      launch_activation<Major::kK>(launcher, maps, args, scratch, activation);
+    } else {
+      launch_activation<Major::kMN>(launcher, maps, args, scratch, activation);
+    }
   });
   if (!maps.status().ok()) return maps.status();
   if (scratch.prob_partials != nullptr) {
@@ -155,9 +155,7 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
       return Scratch(state, args, {}).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-      return with_glu_backward_tile(layout_of(args).f,
-                                    [&]<class P>() { return policy_text<P>(state); }) +
-             GatheredRows::policy(args.row_idx) +
+      return policy_text<P>(state) + GatheredRows::policy(args.row_idx) +
              (args.grad_bias.rank == 0 ? "" : ", then a pass over grad_z for grad_bias");
     },
     run,

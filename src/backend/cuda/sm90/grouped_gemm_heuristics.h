@@ -9,53 +9,47 @@
 
 namespace moire::cuda::sm90 {
 
-// The tall tile loads least per product, which counts where the L2 is the limit; the wide one
-// wastes less at the ends of groups; the narrow one where n is no multiple of 256. One H200,
-// TFLOP/s of fc1 in BF16, tall and wide: 650 and 539 at 2048 rows a group (mixtral), 527 and 560 at
-// 1024 (dsv3), 460 and 506 at 512 (qwen3).
+// Plain products and BF16 weight gradients. The tall tiles load least per product; the low one
+// wastes least at the ends of small groups; the narrow ones serve an n that is no multiple of 256.
+// One H200, TFLOP/s of fc1, 192 and 128 rows high: 640 and 620 at 1024 rows a group (dsv3), 581 and
+// 551 at 512 (qwen3).
 using TallTile = Policy<256, 3, 2, 3>;
-using WideTile = Policy<256, 4, 2>;
-using NarrowTile = Policy<192, 4, 4>;
+using LowTile = Policy<256, 4, 2>;
+using NarrowTallTile = Policy<192, 3, 3, 3>;
+using NarrowLowTile = Policy<192, 4, 4>;
 
 // Unless it computes more than 4 % more columns.
 inline bool prefers_narrow_tile(int64_t n) {
-  return round_up(n, WideTile::kTileN) * 100 > round_up(n, NarrowTile::kTileN) * 104;
+  return round_up(n, TallTile::kTileN) * 100 > round_up(n, NarrowTallTile::kTileN) * 104;
 }
 
 // `mean_rows` of a group if the capacity is in use. Calls f.operator()<Policy>().
 template <class F>
 decltype(auto) with_tile(int64_t n, int64_t mean_rows, F&& f) {
-  constexpr int64_t kManyRows = 1536;
-  if (prefers_narrow_tile(n)) return std::forward<F>(f).template operator()<NarrowTile>();
-  if (mean_rows >= kManyRows) return std::forward<F>(f).template operator()<TallTile>();
-  return std::forward<F>(f).template operator()<WideTile>();
+  constexpr int64_t kManyRows = 384;
+  const bool is_tall = mean_rows >= kManyRows;
+  if (prefers_narrow_tile(n)) {
+    return is_tall ? std::forward<F>(f).template operator()<NarrowTallTile>()
+                   : std::forward<F>(f).template operator()<NarrowLowTile>();
+  }
+  return is_tall ? std::forward<F>(f).template operator()<TallTile>()
+                 : std::forward<F>(f).template operator()<LowTile>();
 }
 
 // FC1: 128 gate and 128 up columns.
 using GluTile = Policy<256, 3, 5>;
 
-// FC2's dgrad with the activation's backward: z needs the slots.
-using WideGluBackwardTile = Policy<256, 3, 5>;
-using NarrowGluBackwardTile = Policy<192, 3, 6>;
-using PingPong = Policy<128, 4, 6, 2, true>;
+// Epilogues that also load, where one warpgroup multiplies while the other stores: z of FC2's dgrad
+// (391 TFLOP/s in turn and 340 side by side on qwen3, 534 and 504 on dsv3), the old gradients of an
+// FP32 wgrad (329 and 316, 452 and 421).
+using LoadingEpilogueTile = Policy<128, 4, 6, 2, true>;
+using GluBackwardTile = LoadingEpilogueTile;
 
-template <class F>
-decltype(auto) with_glu_backward_tile(int64_t f_columns, F&& f) {
-  if (round_up(f_columns, NarrowGluBackwardTile::kTileN) * 100 <= f_columns * 104) {
-    return std::forward<F>(f).template operator()<NarrowGluBackwardTile>();
-  }
-  return std::forward<F>(f).template operator()<WideGluBackwardTile>();
-}
-
-// wgrad: no rows are ragged there, so the tall tile costs nothing; but where FP32 is accumulated,
-// slots are needed to prefetch what the gradient holds.
-using WideWgradTile = Policy<256, 3, 5>;
-using NarrowWgradTile = Policy<192, 3, 6>;
-
+// wgrad: no rows are ragged there, so the tall tile costs nothing.
 template <class F>
 decltype(auto) with_wgrad_tile(int64_t n, bool is_fp32, F&& f) {
-  if (prefers_narrow_tile(n)) return std::forward<F>(f).template operator()<NarrowWgradTile>();
-  if (is_fp32) return std::forward<F>(f).template operator()<WideWgradTile>();
+  if (is_fp32) return std::forward<F>(f).template operator()<LoadingEpilogueTile>();
+  if (prefers_narrow_tile(n)) return std::forward<F>(f).template operator()<NarrowTallTile>();
   return std::forward<F>(f).template operator()<TallTile>();
 }
 
