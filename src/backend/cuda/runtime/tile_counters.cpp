@@ -15,13 +15,16 @@ cudaError_t TileCounters::allocate() {
 uint32_t* TileCounters::next(cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
-  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess ||
-      cudaStreamGetId(stream, &id) != cudaSuccess) {
+  cudaError_t error = cudaStreamIsCapturing(stream, &capture);
+  const bool is_captured = error == cudaSuccess && capture != cudaStreamCaptureStatusNone;
+  // Asking a capturing stream for its number ends the capture with an error.
+  if (error == cudaSuccess && !is_captured) error = cudaStreamGetId(stream, &id);
+  if (error != cudaSuccess) {
     static_cast<void>(cudaGetLastError());  // the launch will say what is wrong with the stream
     return nullptr;
   }
   const std::lock_guard lock(mutex_);
-  if (capture != cudaStreamCaptureStatusNone) return take();
+  if (is_captured) return take();
   const auto [entry, is_new] = of_stream_.try_emplace(id, nullptr);
   if (is_new) entry->second = take();
   return entry->second;

@@ -13,9 +13,7 @@ bool is_k_major(const GroupedGemmArgs& args) {
   return (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
 }
 
-int64_t mean_rows(const moire_groups& groups) {
-  return groups.num_groups == 0 ? 0 : groups.capacity / groups.num_groups;
-}
+int64_t mean_rows(const moire_groups& groups) { return groups.capacity / groups.num_groups; }
 
 Reason supports(const DeviceState& state, const GroupedGemmArgs& args) {
   const Weight b(args.b);

@@ -117,13 +117,16 @@ __device__ void schedule_tiles(SharedMemory<P>& s, const Operands& operands,
   }
 }
 
-// A consumer's next tile; every lane gets it. Its place in the ring is given back.
+// A consumer warp's next tile; every lane gets it. Its place in the ring is given back. One lane
+// waits and one gives back: lanes that left the wait one after the other would not meet again.
 template <class P>
 __device__ WorkTile next_tile(SharedMemory<P>& s, Ring<P::kNumTiles>& ring) {
-  ring.wait_full(s.tile_full);
+  const bool is_leader = threadIdx.x % 32 == 0;
+  if (is_leader) ring.wait_full(s.tile_full);
+  __syncwarp();
   const WorkTile tile = s.tiles[ring.stage];
   __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&s.tile_empty[ring.stage]);
+  if (is_leader) ptx::mbarrier_arrive(&s.tile_empty[ring.stage]);
   ring.advance();
   return tile;
 }

@@ -38,6 +38,8 @@ std::string why_not_listed(std::string_view name, const Weight& w) {
 
 std::string why_not_sizes(const Groups& groups, const TensorView& weights) {
   const int64_t sizes[] = {weights.shape[1], weights.shape[2]};
+  if (groups.num_groups == 0)
+    return "there are no groups, the kernel maps the weights of one or more";
   if (groups.capacity > int64_t{1} << 30) {
     return concat("the capacity is ", groups.capacity, ", the kernel counts to 2^30");
   }
