@@ -18,7 +18,7 @@ inline constexpr int kWarp = 32;
 // `pieces` pieces by one warp, a few loads of each thread under way at once.
 template <class Piece>
 __device__ inline void copy_by_warp(const Piece* from, Piece* to, uint32_t pieces) {
-  constexpr uint32_t kAtOnce = 8;
+  constexpr uint32_t kAtOnce = 4;
   for (uint32_t first = threadIdx.x % kWarp; first < pieces; first += kAtOnce * kWarp) {
     Piece loaded[kAtOnce];
 #pragma unroll
