@@ -5,7 +5,7 @@
 #define HWY_TARGET_INCLUDE "tests/backend/fp8_test.cpp"
 #include <hwy/foreach_target.h>
 // The inline headers come after foreach_target.h.
-#include "backend/cpu/fp8-inl.h"
+#include "backend/cpu/fp8_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {

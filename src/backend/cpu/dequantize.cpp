@@ -6,7 +6,9 @@
 #define HWY_TARGET_INCLUDE "backend/cpu/dequantize.cpp"
 #include <hwy/foreach_target.h>
 // The inline headers come after foreach_target.h.
-#include "backend/cpu/strip_decoder-inl.h"
+#include <hwy/cache_control.h>
+
+#include "backend/cpu/decode_piece-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
@@ -21,30 +23,31 @@ void store_row(const float* values, int64_t n, bool bypasses_cache, typename Tar
   int64_t i = 0;
   if (bypasses_cache && sizeof(typename Target::Element) * hn::MaxLanes(to) >= 16) {
     for (; i + lanes <= n; i += lanes) {
-      hn::Stream(Target::Encode(d, hn::Load(d, values + i)), to, dst + i);
+      hn::Stream(Target::Encode(d, hn::LoadU(d, values + i)), to, dst + i);
     }
   }
   EncodeRun<Target>(values + i, static_cast<size_t>(n - i), dst + i);
 }
 
 void dequantize_strip(const DequantizeStrip& q) {
-  constexpr int64_t kColumns = 4 * kPieceColumns, kLine = 64;
-  constexpr int64_t kRowsAhead = 4;  // no prefetcher knows where a strip's next rows are
-  const StripSource& from = q.strip.source;
-  alignas(64) float values[kColumns], column_scales[kMaxStripColumns];
-  const RowDecoder decode(q.strip, column_scales);
+  constexpr int64_t kRows = 4, kColumns = 4 * kPieceColumns, kLine = 64;
+  const Strip& s = q.strip;
+  alignas(64) float values[kRows * kColumns];
   with_format(q.dtype, [&](auto format) HWY_ATTR {
     using Target = decltype(format);
-    using Element = typename Target::Element;
-    for (int64_t r = 0; r < q.strip.num_rows; ++r) {
-      const auto* const ahead =
-          static_cast<const uint8_t*>(from.rows[std::min(r + kRowsAhead, q.strip.num_rows - 1)]);
-      Element* const target = static_cast<Element*>(q.target) + r * q.stride;
-      for (int64_t c = q.strip.first; c < q.strip.end; c += kColumns) {
-        const int64_t n = std::min(kColumns, q.strip.end - c);
-        for (int64_t i = 0; i < n; i += kLine) hwy::Prefetch(ahead + c + i);
-        decode(r, c, n, values);
-        store_row<Target>(values, n, q.bypasses_cache, target + c);
+    auto* const target = static_cast<typename Target::Element*>(q.target);
+    for (int64_t r = 0; r < s.num_rows; r += kRows) {
+      const int64_t rows = std::min(kRows, s.num_rows - r);
+      for (int64_t c = s.first; c < s.end; c += kColumns) {
+        const int64_t n = std::min(kColumns, s.end - c);
+        DecodePiece(s, r, rows, c, n, values);
+        for (int64_t i = 0; i < rows; ++i) {
+          // No prefetcher knows where a strip's next rows are.
+          const int64_t next = std::min(r + i + kRows, s.num_rows - 1);
+          const auto* const ahead = static_cast<const uint8_t*>(s.source.rows[next]) + c;
+          for (int64_t j = 0; j < n; j += kLine) hwy::Prefetch(ahead + j);
+          store_row<Target>(values + i * n, n, q.bypasses_cache, target + (r + i) * q.stride + c);
+        }
       }
     }
   });

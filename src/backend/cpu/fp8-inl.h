@@ -2,8 +2,7 @@
 // Include after simd_targets.h, inside the foreach_target pattern.
 //
 // E4m3 and E5m2 are formats in the style of convert-inl.h's; E8m0 and Fp32 are what scales are
-// stored as. Rows are decoded with their scales by DecodeBlocks (one scale per block of columns:
-// rowwise operands, tiles) and DecodeColumns (one scale per column: columnwise operands).
+// stored as.
 #include <hwy/highway.h>
 
 #if defined(MOIRE_FP8_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -15,11 +14,9 @@
 
 #include <moire/tensor.h>
 
-#include <algorithm>
-#include <cmath>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "backend/cpu/convert-inl.h"
 #include "core/fp8.h"
@@ -72,28 +69,36 @@ struct Fp8Format {
   }
 
   // Codes of numbers, which shifted are FP16 numbers that are kNumberScale times smaller: subnormal
-  // ones too, so that an instruction does the rest. `largest` becomes the largest magnitude of a
-  // code so far; past kMaxCode, what comes back is anything.
+  // ones too, so that an instruction does the rest. What comes back for other codes is anything.
   static constexpr float kNumberScale = Definition::kBias == 15 ? 1.0F : 0x1p8F;
   template <class D>
-  static HWY_INLINE hn::VFromD<D> LoadNumbers(D d, const uint8_t* p,
-                                              hn::VFromD<hn::Rebind<uint16_t, D>>& largest) {
-    const hn::Rebind<uint16_t, D> d16;
+  static HWY_INLINE hn::VFromD<D> LoadNumbers(D d, const uint8_t* p) {
     const hn::Rebind<int16_t, D> di;
-    const auto codes = hn::PromoteTo(d16, hn::LoadU(hn::Rebind<uint8_t, D>(), p));
-    largest = hn::Max(largest, hn::And(codes, hn::Set(d16, uint16_t{0x7F})));
-    // The sign is where it belongs, and once more in each bit that the shift made room for.
-    constexpr int kRight = Definition::kMantissaBits - 2;
-    constexpr auto kMask = static_cast<int16_t>(0x8000 | (0x7F00 >> kRight));
-    const auto shifted = hn::ShiftRight<kRight>(hn::BitCast(di, hn::ShiftLeft<8>(codes)));
+    const auto bytes = hn::LoadU(hn::Rebind<int8_t, D>(), reinterpret_cast<const int8_t*>(p));
+    // The sign lies where it belongs, and below once more where there was a bit to fill.
+    const auto shifted = hn::ShiftLeft<10 - Definition::kMantissaBits>(hn::PromoteTo(di, bytes));
+    constexpr auto kMask = static_cast<int16_t>(0x8000 | 0x7F << (10 - Definition::kMantissaBits));
     const auto half = hn::And(shifted, hn::Set(di, kMask));
     return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), half));
   }
-  template <class D16>
-  static HWY_INLINE bool AreNumbers(D16, hn::VFromD<D16> largest) {
-    const hn::RebindToSigned<D16> di;
-    const auto last = hn::Set(di, int16_t{Definition::kMaxCode});
+  // Whether all of Lanes(d) codes are those of numbers, by their largest magnitude.
+  template <class D8>
+  static HWY_INLINE bool AreNumbers(D8, hn::VFromD<D8> largest) {
+    const hn::RebindToSigned<D8> di;
+    const auto last = hn::Set(di, static_cast<int8_t>(Definition::kMaxCode));
     return hn::AllFalse(di, hn::Gt(hn::BitCast(di, largest), last));
+  }
+  static HWY_INLINE bool AreNumbers(const uint8_t* p, size_t n) {
+    const hn::CappedTag<uint8_t, 32> d;  // a block of 32 is whole vectors
+    const auto magnitude = hn::Set(d, uint8_t{0x7F});
+    auto largest = hn::Zero(d);
+    size_t i = 0;
+    for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
+      largest = hn::Max(largest, hn::And(hn::LoadU(d, p + i), magnitude));
+    }
+    bool are_numbers = AreNumbers(d, largest);
+    for (; i < n; ++i) are_numbers &= (p[i] & 0x7F) <= Definition::kMaxCode;
+    return are_numbers;
   }
 
   template <class D>
@@ -201,138 +206,6 @@ template <class F>
 HWY_INLINE decltype(auto) with_scale_format(DType dtype, F&& f) {
   if (dtype == DType::kFP32) return f(Fp32{});
   return f(E8m0{});
-}
-
-template <class Format, class D>
-HWY_INLINE size_t DecodeScaledVectors(D d, const uint8_t* src, float scale, size_t i, size_t n,
-                                      float* dst) {
-  const auto factor = hn::Set(d, scale);
-  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
-    hn::StoreU(hn::Mul(Format::Load(d, src + i), factor), d, dst + i);
-  }
-  return i;
-}
-
-// The same of numbers; false where there was another code, and what was written is anything.
-template <class Format, class D>
-HWY_INLINE bool DecodeNumbers(D d, const uint8_t* src, float factor, size_t& i, size_t n,
-                              float* dst) {
-  const hn::Rebind<uint16_t, D> d16;
-  auto largest = hn::Zero(d16);
-  const auto factors = hn::Set(d, factor);
-  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
-    hn::StoreU(hn::Mul(Format::LoadNumbers(d, src + i, largest), factors), d, dst + i);
-  }
-  return Format::AreNumbers(d16, largest);
-}
-
-// n elements that share a scale.
-template <class Format>
-HWY_INLINE void DecodeBlock(const uint8_t* src, float scale, size_t n, float* dst) {
-  const hn::CappedTag<float, 8> d8;
-  const hn::CappedTag<float, 4> d4;
-  const float factor = scale * Format::kNumberScale;
-  size_t i = 0;
-  if (!(std::fabs(factor) <= std::numeric_limits<float>::max()) ||
-      !DecodeNumbers<Format>(FloatTag(), src, factor, i, n, dst) ||
-      !DecodeNumbers<Format>(d8, src, factor, i, n, dst) ||
-      !DecodeNumbers<Format>(d4, src, factor, i, n, dst)) {
-    i = DecodeScaledVectors<Format>(FloatTag(), src, scale, 0, n, dst);
-    i = DecodeScaledVectors<Format>(d8, src, scale, i, n, dst);
-    i = DecodeScaledVectors<Format>(d4, src, scale, i, n, dst);
-  }
-  for (; i < n; ++i) dst[i] = Format::decode(src[i]) * scale;
-}
-
-// Columns first ... first + n - 1 of a row, of which kBlock columns share a scale: `row` and
-// `scales` are those of column 0. MXFP8 rows: kBlock 32 and E8m0; FP8_BLOCK rows and tiles: 128 and
-// Fp32.
-template <class Format, class Scale, int64_t kBlock>
-HWY_INLINE void DecodeBlocks(const uint8_t* row, const typename Scale::Element* scales,
-                             int64_t first, int64_t n, float* dst) {
-  for (int64_t i = 0; i < n;) {
-    const int64_t column = first + i;
-    const int64_t length = std::min(kBlock - column % kBlock, n - i);
-    DecodeBlock<Format>(row + column, Scale::decode(scales[column / kBlock]),
-                        static_cast<size_t>(length), dst + i);
-    i += length;
-  }
-}
-
-// Rows of codes that share a row of scales, a scale for each column.
-struct ColumnScaledRows {
-  const uint8_t* codes;  // of the first row
-  int64_t stride, count;
-};
-
-template <class Format, class Scale, class D>
-HWY_INLINE int64_t DecodeColumnVectors(D d, const ColumnScaledRows& rows,
-                                       const typename Scale::Element* scales, int64_t i, int64_t n,
-                                       float* HWY_RESTRICT dst) {
-  const hn::Rebind<uint16_t, D> d16;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  for (; i + lanes <= n; i += lanes) {
-    const auto scale = Scale::Load(d, scales + i);
-    const auto factor = hn::Mul(scale, hn::Set(d, Format::kNumberScale));
-    auto largest = hn::Zero(d16);
-    for (int64_t r = 0; r < rows.count; ++r) {
-      const auto v = Format::LoadNumbers(d, rows.codes + r * rows.stride + i, largest);
-      hn::StoreU(hn::Mul(v, factor), d, dst + r * n + i);
-    }
-    if (HWY_LIKELY(Format::AreNumbers(d16, largest) && hn::AllTrue(d, hn::IsFinite(factor)))) {
-      continue;
-    }
-    for (int64_t r = 0; r < rows.count; ++r) {
-      const auto v = Format::Load(d, rows.codes + r * rows.stride + i);
-      hn::StoreU(hn::Mul(v, scale), d, dst + r * n + i);
-    }
-  }
-  return i;
-}
-
-// Columns first ... first + n - 1, each with its own scale; the rows of dst are n apart.
-template <class Format, class Scale>
-HWY_INLINE void DecodeColumns(const ColumnScaledRows& rows, const typename Scale::Element* scales,
-                              int64_t first, int64_t n, float* dst) {
-  const hn::CappedTag<float, 8> d8;
-  const hn::CappedTag<float, 4> d4;
-  const hn::CappedTag<float, 1> d1;
-  const ColumnScaledRows from{rows.codes + first, rows.stride, rows.count};
-  scales += first;
-  int64_t i = DecodeColumnVectors<Format, Scale>(FloatTag(), from, scales, 0, n, dst);
-  i = DecodeColumnVectors<Format, Scale>(d8, from, scales, i, n, dst);
-  i = DecodeColumnVectors<Format, Scale>(d4, from, scales, i, n, dst);
-  DecodeColumnVectors<Format, Scale>(d1, from, scales, i, n, dst);
-}
-
-// The same for dtypes known at run time. Scales of E8M0 stand for MXFP8, FP32 for FP8_BLOCK and
-// tiles; `scales` is the row of the scales that the row belongs to.
-inline void DecodeRowwise(const void* row, DType dtype, const void* scales, DType scale_dtype,
-                          int64_t first, int64_t n, float* dst) {
-  with_fp8_format(dtype, [&](auto format) HWY_ATTR {
-    using Format = decltype(format);
-    const auto* codes = static_cast<const uint8_t*>(row);
-    if (scale_dtype == DType::kE8M0) {
-      DecodeBlocks<Format, E8m0, 32>(codes, static_cast<const uint8_t*>(scales), first, n, dst);
-    } else {
-      DecodeBlocks<Format, Fp32, 128>(codes, static_cast<const float*>(scales), first, n, dst);
-    }
-  });
-}
-inline void DecodeColumnwiseRows(const ColumnScaledRows& rows, DType dtype, const void* scales,
-                                 DType scale_dtype, int64_t first, int64_t n, float* dst) {
-  with_fp8_format(dtype, [&](auto format) HWY_ATTR {
-    with_scale_format(scale_dtype, [&](auto scale) HWY_ATTR {
-      using Scale = decltype(scale);
-      const auto* const s = static_cast<const typename Scale::Element*>(scales);
-      DecodeColumns<decltype(format), Scale>(rows, s, first, n, dst);
-    });
-  });
-}
-inline void DecodeColumnwise(const void* row, DType dtype, const void* scales, DType scale_dtype,
-                             int64_t first, int64_t n, float* dst) {
-  const ColumnScaledRows rows{static_cast<const uint8_t*>(row), 0, 1};
-  DecodeColumnwiseRows(rows, dtype, scales, scale_dtype, first, n, dst);
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE

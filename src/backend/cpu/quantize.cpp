@@ -1,6 +1,6 @@
 // quantize, quantize_weight and requantize on the CPU, one pass over the source: a task takes a
-// block of rows (32 or 128, from a group's first row) and some of its columns, 128 of which at a
-// time come into the cache and become codes in either direction or both (quantize_block-inl.h).
+// block of rows (32 or 128, from a group's first row) and some of its columns
+// (quantize_strip-inl.h).
 #include "backend/cpu/quantize.h"
 
 #include "backend/cpu/simd_targets.h"
@@ -9,81 +9,15 @@
 #define HWY_TARGET_INCLUDE "backend/cpu/quantize.cpp"
 #include <hwy/foreach_target.h>
 // The inline headers come after foreach_target.h.
-#include "backend/cpu/quantize_block-inl.h"
-#include "backend/cpu/strip_decoder-inl.h"
+#include "backend/cpu/quantize_strip-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 namespace {
 
-// The piece that starts so many columns further right.
-QuantizedPiece advanced(const QuantizedPiece& p, const QuantizeFormat& how, int64_t column,
-                        int64_t scale) {
-  if (p.data == nullptr) return p;
-  const int64_t scale_bytes = how.scaling == MOIRE_SCALING_MXFP8 ? 1 : 4;
-  QuantizedPiece out = p;
-  out.data += column;
-  out.scales = static_cast<char*>(p.scales) + scale * scale_bytes;
-  return out;
-}
-
-template <class Rows>
-void quantize_rowwise(const QuantizeStrip& q, const Rows& rows, int64_t column, int64_t n) {
-  const QuantizeFormat& how = q.rowwise_format;
-  const QuantizedPiece out = advanced(q.rowwise, how, column, column / how.block());
-  const bool is_tile = how.scaling == MOIRE_SCALING_FP8_TILE;
-  (is_tile ? QuantizeTile<Rows> : QuantizeRowwise<Rows>)(how, rows, q.strip.num_rows, n, out);
-}
-template <class Rows>
-void quantize_columnwise(const QuantizeStrip& q, const Rows& rows, int64_t column, int64_t n) {
-  QuantizeColumnwise(q.columnwise_format, rows, q.strip.num_rows, n,
-                     advanced(q.columnwise, q.columnwise_format, column, column));
-}
-
-// Rows of floats are read where they lie: along the rows first, then down the columns of what has
-// come into the second-level cache.
-void quantize_floats(const QuantizeStrip& q) {
-  constexpr int64_t kAhead = 1024;  // elements: about the time that memory takes
-  const Strip& s = q.strip;
-  const bool has_rowwise = q.rowwise.data != nullptr;
-  const bool is_tile = q.rowwise_format.scaling == MOIRE_SCALING_FP8_TILE;
-  const int64_t width = is_tile ? kMaxScaleBlock : s.end - s.first;
-  with_format(s.source.dtype, [&](auto format) HWY_ATTR {
-    using Rows = ListedRows<decltype(format)>;
-    for (int64_t c = s.first; has_rowwise && c < s.end; c += width) {
-      const Rows rows{s.source.rows, c, is_tile ? width : kAhead};
-      quantize_rowwise(q, rows, c, std::min(width, s.end - c));
-    }
-    if (q.columnwise.data != nullptr) {
-      const Rows rows{s.source.rows, s.first, has_rowwise ? 0 : kAhead};
-      quantize_columnwise(q, rows, s.first, s.end - s.first);
-    }
-  });
-}
-
-// Rows of FP8 are decoded, a piece at a time.
-void quantize_codes(const QuantizeStrip& q) {
-  // An odd number of cache lines, so that a column spreads over the cache's sets.
-  constexpr int64_t kPitch = kPieceColumns + 16, kLine = 64;
-  const StripSource& from = q.strip.source;
-  alignas(64) float values[kMaxScaleBlock * kPitch], column_scales[kMaxStripColumns];
-  const RowDecoder decode(q.strip, column_scales);
-  for (int64_t c = q.strip.first; c < q.strip.end; c += kPieceColumns) {
-    const int64_t n = std::min(kPieceColumns, q.strip.end - c);
-    for (int64_t r = 0; r < q.strip.num_rows; ++r) {
-      const auto* const ahead = static_cast<const uint8_t*>(from.rows[r]) + c + kPieceColumns;
-      for (int64_t i = 0; i < kPieceColumns; i += kLine) hwy::Prefetch(ahead + i);
-      decode(r, c, n, values + r * kPitch);
-    }
-    const PitchedRows<Fp32> rows{values, kPitch};
-    if (q.rowwise.data != nullptr) quantize_rowwise(q, rows, c, n);
-    if (q.columnwise.data != nullptr) quantize_columnwise(q, rows, c, n);
-  }
-}
-
 void quantize_strip(const QuantizeStrip& q) {
   const bool is_fp8 = dtype_size(q.strip.source.dtype) == 1;
-  (is_fp8 ? quantize_codes : quantize_floats)(q);
+  (is_fp8 ? QuantizeCodes : QuantizeFloats)(q);
   if (q.rowwise.bypasses_cache || q.columnwise.bypasses_cache) hwy::FlushStream();
 }
 

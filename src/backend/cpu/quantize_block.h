@@ -15,6 +15,7 @@ struct QuantizeFormat {
 
   // Elements along one side of what shares a scale.
   int64_t block() const { return scaling == MOIRE_SCALING_MXFP8 ? 32 : 128; }
+  int64_t scale_bytes() const { return scaling == MOIRE_SCALING_MXFP8 ? 1 : 4; }
 };
 
 // A piece of one quantised copy: the code and the scale of the piece's first element, and elements

@@ -79,7 +79,7 @@ HWY_INLINE void EncodeColumns(const Rows& read, int64_t num_rows, int64_t column
                               const float* multipliers, bool are_finite,
                               const QuantizedPiece& out) {
   const auto factor = [&](auto d, int64_t i) HWY_ATTR { return hn::LoadU(d, multipliers + i); };
-  const Rows rows = settled(read);
+  const auto rows = settled(read);
   if (!are_finite) out.note_non_finite();
   for (int64_t r = 0; r < num_rows; ++r) {
     uint8_t* const codes = out.data + r * out.stride;

@@ -45,6 +45,14 @@ using MaximaTag = hn::CappedTag<uint16_t, kScaleBatch>;
 HWY_INLINE void LargestLanes(const uint16_t* vectors, uint16_t* out) {
   std::copy(vectors, vectors + kScaleBatch, out);
 }
+inline constexpr int64_t kMaximaBytes = 1;
+template <class D>
+HWY_INLINE void StoreMaxima(D d, hn::VFromD<D> v, uint8_t* p) {
+  hn::Store(v, d, p);
+}
+HWY_INLINE void LargestBytes(const uint8_t* vectors, uint8_t* out) {
+  std::copy(vectors, vectors + 16, out);
+}
 #else
 // Lanes 0, 2, ... of each 128 bits are the larger of a's, 1, 3, ... of b's; a lane is a T wide.
 template <class T, class D>
@@ -78,6 +86,31 @@ HWY_INLINE void LargestLanes(const uint16_t* vectors, uint16_t* out) {
         hn::Max(hn::ConcatLowerLower(d, second, first), hn::ConcatUpperUpper(d, second, first)), d,
         out);
   }
+}
+
+// The same of bytes: out[i] = the largest of kMaximaBytes bytes that StoreMaxima made of vector i,
+// of 16 vectors.
+inline constexpr int64_t kMaximaBytes = 16;
+template <class D>
+HWY_INLINE void StoreMaxima(D d, hn::VFromD<D> v, uint8_t* p) {
+  if constexpr (hn::MaxLanes(D()) == kMaximaBytes) {
+    hn::Store(v, d, p);
+  } else {
+    const hn::Half<D> dh;
+    StoreMaxima(dh, hn::Max(hn::LowerHalf(dh, v), hn::UpperHalf(dh, v)), p);
+  }
+}
+HWY_INLINE void LargestBytes(const uint8_t* vectors, uint8_t* out) {
+  const hn::CappedTag<uint8_t, kMaximaBytes> d;
+  const auto two = [&](int64_t i) HWY_ATTR {
+    return MergeLargest<uint8_t>(d, hn::Load(d, vectors + i * kMaximaBytes),
+                                 hn::Load(d, vectors + (i + 1) * kMaximaBytes));
+  };
+  const auto eight = [&](int64_t i) HWY_ATTR {
+    return MergeLargest<uint32_t>(d, MergeLargest<uint16_t>(d, two(i), two(i + 2)),
+                                  MergeLargest<uint16_t>(d, two(i + 4), two(i + 6)));
+  };
+  hn::Store(MergeLargest<uint64_t>(d, eight(0), eight(8)), d, out);
 }
 #endif
 

@@ -8,7 +8,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "backend/cpu/fp8-inl.h"
+#include "backend/cpu/fp8_rows-inl.h"
 #include "backend/cpu/gemm/micro_kernel-inl.h"
 #include "backend/cpu/gemm/pack-inl.h"
 #include "backend/cpu/glu_rows-inl.h"
