@@ -27,6 +27,9 @@ if(NOT MOIRE_CUDA STREQUAL "OFF")
     endif()
     target_compile_options(moire_flags INTERFACE
       $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-fmad=false;-diag-suppress=2810;-Xptxas=--warn-on-spills;--threads=2>)
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)  # a third of the library's size
+      target_compile_options(moire_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
+    endif()
     set(MOIRE_HAS_CUDA ON)
   elseif(MOIRE_CUDA STREQUAL "ON")
     message(FATAL_ERROR "MOIRE_CUDA=ON, but no CUDA compiler was found: put nvcc on the PATH or set CUDACXX")
