@@ -21,8 +21,8 @@ struct Step {
   std::string problem;         // "128 groups, capacity 512, [512, 2048] x [128, 1536, 2048] bf16"
   std::string implementation;  // "cpu"
   std::string policy;          // how it runs: tiles, K block, threads
-  int64_t launches = 1;
-  int64_t bytes_read = 0;  // operands once each, every row of the capacity in use
+  int64_t launches = 1;        // kernels on a GPU; 1 on the CPU
+  int64_t bytes_read = 0;      // operands once each, every row of the capacity in use
   int64_t bytes_written = 0;
   int64_t workspace_bytes = 0;
   std::vector<Refusal> refused = {};  // faster ones, in order
