@@ -11,15 +11,17 @@ double scale_of(const std::vector<double>& scale, int64_t i) {
   return scale[static_cast<size_t>(i)];
 }
 
-Dot::Factors factors_of(bool scaled) {
-  return scaled ? Dot::Factors::kScaled : Dot::Factors::kFloats;
+Dot::Factors factors_of(int32_t accumulation, const moire_tensor& a_scales,
+                        const moire_tensor& b_scales) {
+  if (accumulation == MOIRE_ACCUMULATE_EMULATED) return Dot::Factors::kEmulated;
+  return a_scales.rank != 0 || b_scales.rank != 0 ? Dot::Factors::kScaled : Dot::Factors::kFloats;
 }
 
 }  // namespace
 
 Matrix multiply(const Matrix& a, const moire_weight& w, Pass pass, const moire_tensor& bias,
                 const std::vector<double>& scale, const moire_groups& groups,
-                const moire_tensor& w_scales, bool a_is_scaled) {
+                const moire_tensor& w_scales, Dot::Factors factors) {
   const Weight weight = w;
   // Blocks lie along k: in memory the last dimension, or the one before it.
   const bool k_is_last = (weight.layout == MOIRE_OUT_IN) == (pass == Pass::kForward);
@@ -33,9 +35,9 @@ Matrix multiply(const Matrix& a, const moire_weight& w, Pass pass, const moire_t
     const Matrix b = pass == Pass::kForward ? stored : transposed(stored);
     for (int64_t i = groups.offsets[g]; i < groups.offsets[g + 1]; ++i) {
       for (int64_t j = 0; j < n; ++j) {
-        Dot dot(factors_of(a_is_scaled || w_scales.rank != 0));
+        Dot dot(factors);
         for (int64_t k = 0; k < a.columns; ++k) dot.add(a.at(i, k), b.at(j, k));
-        if (bias.rank != 0) dot.add({scale_of(scale, i)}, {read_element(bias, g, j)});
+        if (bias.rank != 0) dot.add({scale_of(scale, i) * read_element(bias, g, j)});
         d.at(i, j) = dot.sum();
       }
     }
@@ -110,14 +112,14 @@ Matrix grouped_gemm(const moire_grouped_gemm_args& args) {
   return multiply(read_rowwise(args.a, args.a_scales, args.row_idx, rows), args.b,
                   args.transpose_b != 0 ? Pass::kDgrad : Pass::kForward, args.bias,
                   read_vector(args.bias_scale, rows, 1), args.groups, args.b_scales,
-                  args.a_scales.rank != 0);
+                  factors_of(args.accumulation, args.a_scales, args.b_scales));
 }
 
 Weights grouped_gemm_wgrad(const moire_grouped_gemm_wgrad_args& args) {
   return multiply_rows(read_columnwise(args.a, args.a_scales, args.a_row_idx, args.groups),
                        read_columnwise(args.b, args.b_scales, args.b_row_idx, args.groups), args.d,
                        {args.beta, args.beta_per_group}, args.groups,
-                       factors_of(args.a_scales.rank != 0 || args.b_scales.rank != 0));
+                       factors_of(args.accumulation, args.a_scales, args.b_scales));
 }
 
 DType storage_of(const moire_grouped_gemm_glu_args& args) {
@@ -129,10 +131,10 @@ DType storage_of(const moire_grouped_gemm_glu_args& args) {
 GemmGluResults grouped_gemm_glu(const moire_grouped_gemm_glu_args& args) {
   const int64_t rows = rows_in_use(args.groups);
   const std::vector<double> ones(static_cast<size_t>(rows), 1);
-  Matrix z =
-      round_to(storage_of(args), multiply(read_rowwise(args.a, args.a_scales, args.row_idx, rows),
-                                          args.b, Pass::kForward, args.bias, ones, args.groups,
-                                          args.b_scales, args.a_scales.rank != 0));
+  Matrix z = round_to(storage_of(args),
+                      multiply(read_rowwise(args.a, args.a_scales, args.row_idx, rows), args.b,
+                               Pass::kForward, args.bias, ones, args.groups, args.b_scales,
+                               factors_of(args.accumulation, args.a_scales, args.b_scales)));
   Matrix act = glu(z, read_vector(args.probs, rows, 1), args.activation, args.layout);
   return {std::move(z), std::move(act)};
 }
@@ -144,9 +146,9 @@ GemmGluBackwardResults grouped_gemm_glu_backward(const moire_grouped_gemm_glu_ba
   const std::vector<double> probs = read_vector(args.probs, rows, 1);
   const Matrix z = read_rows(args.z, {}, rows);
   const Matrix grad_y = read_rowwise(args.grad_y, args.grad_y_scales, args.row_idx, rows);
-  const Matrix grad_act =
-      round_to(storage, multiply(grad_y, args.w2, Pass::kDgrad, {}, ones, args.groups,
-                                 args.w2_scales, args.grad_y_scales.rank != 0));
+  const Matrix grad_act = round_to(
+      storage, multiply(grad_y, args.w2, Pass::kDgrad, {}, ones, args.groups, args.w2_scales,
+                        factors_of(args.accumulation, args.grad_y_scales, args.w2_scales)));
   GluBackward gradients = glu_backward(z, grad_act, probs, args.activation, args.layout);
   GemmGluBackwardResults out;
   out.grad_z = round_to(storage, std::move(gradients.grad_z));

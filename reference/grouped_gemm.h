@@ -17,10 +17,10 @@ enum class Pass { kForward, kDgrad };
 
 // kForward: a_i W_g^T [rows, out] of a [rows, in]; kDgrad: a_i W_g [rows, in] of a [rows, out].
 // Plus scale_i * bias_g where there is a bias. Row i belongs to group g. `w_scales` are those of an
-// FP8 weight, `a_is_scaled` says whether a was read with scales.
+// FP8 weight.
 Matrix multiply(const Matrix& a, const moire_weight& w, Pass pass, const moire_tensor& bias,
                 const std::vector<double>& scale, const moire_groups& groups,
-                const moire_tensor& w_scales = {}, bool a_is_scaled = false);
+                const moire_tensor& w_scales = {}, Dot::Factors factors = Dot::Factors::kFloats);
 
 // Whether a result of group g is added to what its memory holds.
 struct Accumulation {

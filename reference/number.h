@@ -37,31 +37,51 @@ inline double dot_tolerance(int64_t terms, double magnitude) {
 
 // A sum of products, accumulated in FP32 by the implementation and in double here. What the
 // factors may already be off by adds to the bound. So does what the products of scaled FP8 numbers
-// lose in units that know no subnormal numbers.
+// lose in units that know no subnormal numbers; and, where tensor cores are emulated, what is cut
+// off there: of 32 products and what they are added to, each loses less than 2^-13 of the largest
+// of them, and after 128 products a new sum starts.
 class Dot {
  public:
-  enum class Factors { kFloats, kScaled };
+  enum class Factors { kFloats, kScaled, kEmulated };
   explicit Dot(Factors factors = Factors::kFloats) : factors_(factors) {}
 
   void add(const Number& a, const Number& b) {
+    const double size = add_term(a, b);
+    if (factors_ != Factors::kEmulated) return;
+    piece_ = std::max(piece_, size);
+    block_ += size;
+    ++products_;
+    if (products_ % 32 == 0) cut_piece();
+    if (products_ % 128 == 0) block_ = 0;
+  }
+  // A summand that is no product.
+  void add(const Number& a) { add_term(a, Number{1}); }
+  Number sum() {
+    cut_piece();
+    const double lost = static_cast<double>(terms_) * 0x1p-126 * largest_;
+    return {value_, inherited_ + cut_ + dot_tolerance(terms_, magnitude_) +
+                        (factors_ == Factors::kFloats ? 0 : lost)};
+  }
+
+ private:
+  double add_term(const Number& a, const Number& b) {
     const double size_a = std::abs(a.value), size_b = std::abs(b.value);
     largest_ = std::max({largest_, size_a, size_b});
     value_ += a.value * b.value;
     magnitude_ += size_a * size_b;
     inherited_ += size_a * b.bound + a.bound * size_b + a.bound * b.bound;
     ++terms_;
+    return size_a * size_b;
   }
-  void add(const Number& a) { add(a, Number{1}); }
-  Number sum() const {
-    const double lost = static_cast<double>(terms_) * 0x1p-126 * largest_;
-    return {value_, inherited_ + dot_tolerance(terms_, magnitude_) +
-                        (factors_ == Factors::kScaled ? lost : 0)};
+  void cut_piece() {
+    if (piece_ != 0) cut_ += 33 * 0x1p-13 * std::max(piece_, block_);
+    piece_ = 0;
   }
 
- private:
   Factors factors_;
   double value_ = 0, magnitude_ = 0, inherited_ = 0, largest_ = 0;
-  int64_t terms_ = 0;
+  double piece_ = 0, block_ = 0, cut_ = 0;  // of emulated sums: the 32 products, the 128, the loss
+  int64_t terms_ = 0, products_ = 0;
 };
 
 }  // namespace moire::reference

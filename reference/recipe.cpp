@@ -43,10 +43,13 @@ class Copy {
 // What the products of one call read.
 class Copies {
  public:
-  Copies(int32_t recipe, int32_t fractional_scales, const moire_groups& groups)
-      : is_block_(recipe == MOIRE_RECIPE_FP8_BLOCK),
-        fractional_(fractional_scales),
-        groups_(groups) {}
+  // `Args` is one of the layers' structs.
+  template <class Args>
+  explicit Copies(const Args& args)
+      : is_block_(args.recipe == MOIRE_RECIPE_FP8_BLOCK),
+        fractional_(args.fractional_scales),
+        factors_(args.emulate_accumulation != 0 ? Dot::Factors::kEmulated : Dot::Factors::kScaled),
+        groups_(args.groups) {}
 
   // A ragged operand, gathered first, whose blocks lie along its rows or down its groups.
   Matrix rowwise(const moire_tensor& t, const moire_tensor& row_idx, int32_t element) const {
@@ -80,14 +83,14 @@ class Copies {
     const QuantizeResults bytes = quantize_weight(args);
     const Copy copy(out.data, out.scales, is_block_ || rowwise ? bytes.rowwise : bytes.columnwise);
     const moire_weight quantized{copy.data(), nullptr, w.layout};
-    return multiply(a, quantized, pass, bias, scale, groups_, copy.scales(), true);
+    return multiply(a, quantized, pass, bias, scale, groups_, copy.scales(), factors_);
   }
 
   Weights weight_gradient(const Matrix& grad_y, const Matrix& x, const moire_weight& grad_w,
                           const Accumulation& accumulation) const {
     const bool out_in = grad_w.layout == MOIRE_OUT_IN;
     return multiply_rows(out_in ? grad_y : x, out_in ? x : grad_y, grad_w, accumulation, groups_,
-                         Dot::Factors::kScaled);
+                         factors_);
   }
 
  private:
@@ -116,6 +119,7 @@ class Copies {
 
   bool is_block_;
   int32_t fractional_;
+  Dot::Factors factors_;
   moire_groups groups_;
 };
 
@@ -126,14 +130,14 @@ int32_t element_of(int32_t gradient_dtype) {
 }  // namespace
 
 Matrix quantized_linear(const moire_grouped_linear_args& args) {
-  const Copies copies(args.recipe, args.fractional_scales, args.groups);
+  const Copies copies(args);
   return copies.times_weight(copies.rowwise(args.x, args.row_idx, MOIRE_E4M3), args.w,
                              Pass::kForward, args.bias,
                              read_vector(args.scale, rows_in_use(args.groups), 1));
 }
 
 LinearGradients quantized_linear_backward(const moire_grouped_linear_backward_args& args) {
-  const Copies copies(args.recipe, args.fractional_scales, args.groups);
+  const Copies copies(args);
   const int32_t gradient = element_of(args.gradient_dtype);
   const moire_tensor grad_y_idx = args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{};
   // The gradients of bias and scale are sums of grad_y itself.
@@ -154,7 +158,7 @@ LinearGradients quantized_linear_backward(const moire_grouped_linear_backward_ar
 }
 
 MlpResults quantized_mlp(const moire_grouped_mlp_args& args) {
-  const Copies copies(args.recipe, args.fractional_scales, args.groups);
+  const Copies copies(args);
   const int64_t rows = rows_in_use(args.groups);
   const std::vector<double> probs = read_vector(args.probs, rows, 1);
   MlpResults out;
@@ -168,7 +172,7 @@ MlpResults quantized_mlp(const moire_grouped_mlp_args& args) {
 }
 
 MlpGradients quantized_mlp_backward(const moire_grouped_mlp_backward_args& args) {
-  const Copies copies(args.recipe, args.fractional_scales, args.groups);
+  const Copies copies(args);
   const int64_t rows = rows_in_use(args.groups);
   const int32_t gradient = element_of(args.gradient_dtype);
   const moire_tensor grad_y_idx = args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{};

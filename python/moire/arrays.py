@@ -117,6 +117,11 @@ class Numpy:
         return array.copy()
 
     @staticmethod
+    def with_memory_of_its_own(array):
+        """Itself, or a copy if it is a view of more; NumPy pickles what a view shows."""
+        return array
+
+    @staticmethod
     def stand_in(like, shape, dtype):
         """An array of this shape and type that takes no memory and is not read."""
         return np.broadcast_to(np.zeros((), dtype), shape)
@@ -222,6 +227,12 @@ class Torch:
 
     @staticmethod
     def copy(array):
+        return array.clone()
+
+    @staticmethod
+    def with_memory_of_its_own(array):
+        if array.is_meta or array.untyped_storage().nbytes() == array.nbytes:
+            return array
         return array.clone()
 
     @staticmethod

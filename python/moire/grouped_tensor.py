@@ -344,10 +344,13 @@ class GroupedTensor(Stateful):
         return self.clone()
 
     def __getstate__(self):
-        # Data as bytes: Torch cannot pickle FP8 storage.
-        bytes_of = self._fw.as_bytes
+        # Data as bytes: Torch cannot pickle FP8 storage. Of a view, which Torch would pickle with
+        # all the memory that it looks into, only what it shows.
+        own, bytes_of = self._fw.with_memory_of_its_own, self._fw.as_bytes
         copies = {name: getattr(self, name) for name in DIRECTIONS}
-        copies = {name: c and Copy(bytes_of(c.data), c.scales) for name, c in copies.items()}
+        copies = {
+            name: c and Copy(own(bytes_of(c.data)), own(c.scales)) for name, c in copies.items()
+        }
         return {**self.__dict__, **copies, "_edge": None, "_fw": None}
 
     def __setstate__(self, state):

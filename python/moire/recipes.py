@@ -45,6 +45,14 @@ class Recipe:
             choice("Recipe: save", self.save, _KEPT)
         flag("Recipe: fractional_scales", self.fractional_scales)
         flag("Recipe: emulate_accumulation", self.emulate_accumulation)
+        of_8_bits = {"gradient_element": "e4m3", "save": None}
+        for option, default in of_8_bits.items():
+            value = getattr(self, option)
+            if value != default and self.name not in _QUANTIZED:
+                raise invalid(
+                    f"Recipe: {option} is {value!r} but name is {self.name!r}, which quantises "
+                    f"nothing; needs one of {', '.join(_QUANTIZED)}"
+                )
         if self.fractional_scales and self.name != "fp8_block":
             raise invalid(
                 f"Recipe: fractional_scales is True but name is {self.name!r}; only fp8_block has "

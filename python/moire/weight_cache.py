@@ -44,6 +44,13 @@ class WeightCache:
             entry.version = version
         return entry.tensor
 
+    def invalidate(self):
+        """Every weight is quantised anew at its next get, whatever the version, in the memory that
+        its copies have.
+        """
+        for entry in self._entries.values():
+            entry.version = None
+
     def clear(self):
         self._entries.clear()
 
@@ -89,14 +96,18 @@ class ParameterCopies:
 
     is_first_microbatch=True quantises, False takes what the first one made, None goes by what the
     parameters say: memory, Torch's version counter and, on a CPU, a sample of the values, because
-    writes through `.data` are not counted. Where such writes happen on another device, say which
-    microbatch is the first.
+    writes through `.data` are not counted. The sample sees an update of whole parameters; a write
+    of a few values through `.data`, or any on another device, is seen only if it is said: by
+    invalidate(), or by is_first_microbatch.
     """
 
     def __init__(self, recipe, weight_layout):
         self._cache = WeightCache(recipe)
         self._forward_is_rowwise = weight_layout == "out_in"
         self._updates = 0
+
+    def invalidate(self):
+        self._cache.invalidate()
 
     def of(self, call, weights, is_first_microbatch):
         """The GroupedTensor for products with `weights`, a packed parameter or a list; None inside

@@ -27,10 +27,12 @@ bool check_recipe(ArgumentCheck& check, int32_t recipe, int32_t emulate_accumula
   return check.ok();
 }
 
-bool check_gradient_dtype(ArgumentCheck& check, int32_t dtype) {
-  return check.require(dtype == 0 || dtype == MOIRE_E4M3 || dtype == MOIRE_E5M2,
-                       "gradient_dtype is ", static_cast<DType>(dtype),
-                       ", needs e4m3 (or 0) or e5m2");
+bool check_gradient_dtype(ArgumentCheck& check, int32_t recipe, int32_t dtype) {
+  check.require(dtype == 0 || dtype == MOIRE_E4M3 || dtype == MOIRE_E5M2, "gradient_dtype is ",
+                static_cast<DType>(dtype), ", needs e4m3 (or 0) or e5m2");
+  return check.require(dtype == 0 || recipe != MOIRE_RECIPE_AS_STORED, "gradient_dtype is ",
+                       static_cast<DType>(dtype),
+                       " but recipe is 0 (as stored), which quantises nothing");
 }
 
 // x_scales as the copy that it is a part of.
@@ -46,7 +48,7 @@ bool check_recipe(ArgumentCheck& check, const GroupedLinearArgs& args) {
 }
 
 bool check_recipe(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
-  check_gradient_dtype(check, args.gradient_dtype);
+  check_gradient_dtype(check, args.recipe, args.gradient_dtype);
   return check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
                       {{"w_quantized", args.w_quantized},
                        {"x_columnwise", args.x_columnwise},
@@ -64,7 +66,7 @@ bool check_recipe(ArgumentCheck& check, const GroupedMlpArgs& args) {
 }
 
 bool check_recipe(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
-  check_gradient_dtype(check, args.gradient_dtype);
+  check_gradient_dtype(check, args.recipe, args.gradient_dtype);
   return check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
                       {{"w1_quantized", args.w1_quantized},
                        {"w2_quantized", args.w2_quantized},

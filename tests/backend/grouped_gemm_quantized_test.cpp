@@ -176,7 +176,8 @@ TEST(QuantizedOutputs, KeepNanToItsElement) {
   GroupedGemmGluArgs args = c.args();
   args.act_rowwise = got.rowwise();
   args.act_columnwise = got.columnwise();
-  ASSERT_TRUE(succeeds(run(cpu(1), args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
+  ASSERT_TRUE(
+      succeeds(run(Tested::finding(cpu(1)), args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
   got.expect_same(want);
   EXPECT_TRUE(std::isnan(got.row_data.get(3, 69)));
   EXPECT_FALSE(std::isnan(got.column_data.get(4, 69)));

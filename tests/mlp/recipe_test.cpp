@@ -411,6 +411,10 @@ TEST(Recipe, RefusesWrongCopiesWithASentence) {
   backward.gradient_dtype = MOIRE_FP32;
   EXPECT_TRUE(fails(run_backward(cpu(), backward), Code::kInvalidArgument,
                     "gradient_dtype is fp32, needs e4m3 (or 0) or e5m2"));
+  backward = p.backward();
+  backward.gradient_dtype = MOIRE_E5M2;
+  EXPECT_TRUE(fails(run_backward(cpu(), backward), Code::kInvalidArgument,
+                    "gradient_dtype is e5m2 but recipe is 0 (as stored), which quantises nothing"));
   backward = mxfp8.in(p.backward());
   backward.z.dtype = MOIRE_FP16;
   EXPECT_TRUE(fails(run_backward(cpu(), backward), Code::kInvalidArgument,

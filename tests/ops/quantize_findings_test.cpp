@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tests/support/expect.h"
+#include "tests/support/grouped_gemm_cases.h"
 #include "tests/support/ragged.h"
 
 namespace moire::test {
@@ -95,6 +96,78 @@ TEST(QuantizeFindings, OfWeightsAreSaid) {
   args.rowwise = {codes, scales};
   ASSERT_TRUE(succeeds(quantize_weight(context, args)));
   EXPECT_TRUE(fails(context.check(), Code::kInvalidArgument, "quantize_weight: an element"));
+}
+
+// Memory for the copies of an output of kRows rows, in two groups.
+struct Copies {
+  explicit Copies(int64_t columns)
+      : codes{TestTensor(DType::kE4M3, {kRows, columns}),
+              TestTensor(DType::kE4M3, {kRows, columns})},
+        scales{TestTensor(DType::kE8M0, {kRows, (columns + 31) / 32}),
+               TestTensor(DType::kE8M0, {kRows / 32 + 2, columns})} {}
+  moire_quantized rowwise() const { return {codes[0], scales[0]}; }
+  moire_quantized columnwise() const { return {codes[1], scales[1]}; }
+  TestTensor codes[2], scales[2];
+};
+
+// An output that is nowhere but in its copies: what overflows on the way is said all the same, the
+// first element in the order of the rows, whichever thread met it.
+TEST(QuantizeFindings, OfWhatAnEpilogueQuantisesNameTheElementOnce) {
+  constexpr int64_t kF = 300;
+  const Context context = cpu(2);
+  Random random;
+  const Batch batch({40, kRows - 40});
+  GemmOptions options;
+  options.output = DType::kBF16;
+  GemmGluCase c(random, batch, kF, 16, options);
+  const Copies act(kF);
+  GroupedGemmGluArgs args = c.args();
+  args.z = args.act = {};
+  args.act_rowwise = act.rowwise();
+  args.act_columnwise = act.columnwise();
+  ASSERT_TRUE(succeeds(run(context, args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
+  EXPECT_TRUE(succeeds(context.check())) << "everything is finite";
+  c.bias.set(1, 37, 1e38);  // gates of the second group: times ups of more than 3
+  c.bias.set(1, kF + 37, 1e38);
+  c.bias.set(1, 290, kNaN);
+  for (const bool columns_only : {false, true}) {
+    if (columns_only) args.act_rowwise = {};
+    ASSERT_TRUE(succeeds(
+        run(Tested::finding(context), args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
+    EXPECT_TRUE(fails(context.check(), Code::kInvalidArgument,
+                      "grouped_gemm_glu: act[40, 37] is infinite or NaN: infinities were"));
+    EXPECT_TRUE(succeeds(context.check())) << "it was said once";
+  }
+}
+
+TEST(QuantizeFindings, OfGradientsThatAnEpilogueQuantisesAreSaid) {
+  constexpr int64_t kF = 300;
+  const Context context = cpu(2);
+  Random random;
+  const Batch batch({40, kRows - 40});
+  for (const GluLayout& layout : {GluLayout::halves(), GluLayout::interleaved(1)}) {
+    GemmOptions options;
+    options.output = DType::kBF16;
+    options.glu = layout;
+    GemmGluBackwardCase c(random, batch, kF, 16, options);
+    c.z.set(77, 210, kInfinity);
+    c.z.set(90, 3, kNaN);
+    const Copies grad_z(2 * kF), act(kF);
+    GroupedGemmGluBackwardArgs args = c.args();
+    args.grad_z = args.act = {};
+    const auto check = [&](const std::string& found) {
+      ASSERT_TRUE(succeeds(run(Tested::finding(context), args, grouped_gemm_glu_backward,
+                               grouped_gemm_glu_backward_workspace)));
+      EXPECT_TRUE(fails(context.check(), Code::kInvalidArgument,
+                        "grouped_gemm_glu_backward: " + found + " is infinite or NaN"));
+    };
+    args.grad_z_columnwise = grad_z.columnwise();
+    args.act_columnwise = act.columnwise();
+    check("grad_z[77, 210]");
+    args.grad_z_columnwise = {};
+    args.grad_z = c.grad_z;
+    check(layout.block == 0 ? "act[77, 210]" : "act[77, 105]");
+  }
 }
 
 }  // namespace

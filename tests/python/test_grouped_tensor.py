@@ -103,10 +103,14 @@ def test_new_values_and_new_groups_in_the_same_memory(generator):
     assert_same_bytes(weights, moire.quantize(2 * w, columnwise=True))
 
 
-def saved_and_loaded(tensor):
+def saved_bytes(tensor):
     file = io.BytesIO()
     torch.save(tensor, file)
-    file.seek(0)
+    return file.getvalue()
+
+
+def saved_and_loaded(tensor):
+    file = io.BytesIO(saved_bytes(tensor))
     # NumPy's arrays are not among what Torch takes for weights.
     return torch.load(file, weights_only=not isinstance(tensor._any.data, np.ndarray))
 
@@ -125,6 +129,15 @@ def test_copies_are_lossless_and_independent(tensor, how):
     assert same(twin, tensor)
     twin.zero_()
     assert not all((truth_fp8.bytes_of(array) == 0).all() for array in arrays(tensor))
+
+
+def test_a_view_is_pickled_without_what_it_does_not_show(tensor):
+    for how in (pickle.dumps, lambda t: saved_bytes(t)):
+        whole, views = len(how(tensor)), tensor.split()
+        overhead = whole - tensor.nbytes
+        for view in views:
+            assert len(how(view)) <= view.nbytes + overhead + 512
+            assert same(pickle.loads(pickle.dumps(view)), view)
 
 
 def test_detach_and_to_share_memory(tensor):
@@ -368,6 +381,18 @@ BAD = [
         "only fp8_block has scales that are not",
     ),
     (lambda: moire.Recipe("mxfp8", emulate_accumulation=True), "needs mxfp8_fast or fp8_block"),
+    (
+        lambda: moire.Recipe("bf16", emulate_accumulation=True),
+        "emulate_accumulation is True but name is 'bf16', needs mxfp8_fast or fp8_block",
+    ),
+    (
+        lambda: moire.Recipe(gradient_element="e5m2"),
+        "gradient_element is 'e5m2' but name is 'as_stored', which quantises nothing; needs one of",
+    ),
+    (
+        lambda: moire.Recipe("fp32", save="quantized"),
+        "save is 'quantized' but name is 'fp32', which quantises nothing; needs one of mxfp8",
+    ),
 ]
 
 

@@ -201,6 +201,29 @@ def test_microbatches(generator, quantised):
     assert len(quantised) == 4
 
 
+def test_a_sparse_write_through_data_is_seen_once_it_is_said(generator, quantised):
+    x = truth.draw(generator, 40, H)
+    experts = nn.GroupedMLP(E, H, F, recipe="mxfp8")
+    linear = layer()
+    for module, run in ((linear, linear), (experts, experts)):
+        run(x, SPLITS, is_first_microbatch=True)
+        for fc in {linear: [linear], experts: [experts.fc1, experts.fc2]}[module]:
+            fc.weight.data[1, 2, 3] = 1e3
+        module.weights_changed()
+        del quantised[:]
+        after = run(x, SPLITS, is_first_microbatch=False)
+        assert len(quantised) == (1 if module is linear else 2)
+        run(x, SPLITS, is_first_microbatch=False)
+        assert torch.equal(after, copy.deepcopy(module)(x, SPLITS))
+    cache, w = moire.WeightCache(), truth.draw(generator, E, F, H)
+    first = cache.get(w, 1)
+    w[1, 2, 3] = 1e3
+    cache.invalidate()
+    assert cache.get(w, 1) is first
+    truth_fp8.assert_same_bytes(first, moire.quantize(w, columnwise=True))
+    nn.GroupedLinear(E, H, F).weights_changed()  # has no copies
+
+
 def test_a_backward_that_still_needs_the_old_copies_says_so(generator):
     module, x = layer(), truth.draw(generator, 40, H).requires_grad_()
     y = module(x, SPLITS)

@@ -46,6 +46,7 @@ TEST(Problem, PrintsALineThatParsesToTheSameProblem) {
     EXPECT_EQ(again.x_columnwise, problem.x_columnwise) << line;
     EXPECT_EQ(again.act_columnwise, problem.act_columnwise) << line;
     EXPECT_EQ(again.fast, problem.fast) << line;
+    EXPECT_EQ(again.emulated, problem.emulated) << line;
     EXPECT_EQ(again.fractional, problem.fractional) << line;
     EXPECT_EQ(again.element, problem.element) << line;
   }
@@ -53,11 +54,11 @@ TEST(Problem, PrintsALineThatParsesToTheSameProblem) {
 
 TEST(Problem, ReadsEveryField) {
   const Problem p = parsed(
-      "name=x op=fc1 groups=2 hidden=8 ffn=6 rows=7 topk=2 dropped=3 dtype=bf16 out=fp32 "
+      "name=x op=fc1 groups=2 hidden=8 ffn=6 rows=7 topk=2 dropped=3 dtype=mxfp8_fast out=fp32 "
       "splits=3,4 "
       "act=clamped_swiglu:7:1.702:1 layout=blocks:3 order=up_first bias=yes probs=no gather=yes "
       "weights=in_out storage=list save_act=yes scores=sigmoid normalize=no tail=5 "
-      "tail_rows=untouched beta=mixed scaling=fp8_tile element=e5m2 direction=both fast=yes "
+      "tail_rows=untouched beta=mixed scaling=fp8_tile element=e5m2 direction=both emulated=yes "
       "fractional=yes "
       "scales=padded b=fp8_block x=fp16 x_columnwise=yes act_columnwise=yes seed=9");
   EXPECT_EQ(p.name, "x");
@@ -75,7 +76,7 @@ TEST(Problem, ReadsEveryField) {
   EXPECT_EQ(p.scaling, MOIRE_SCALING_FP8_TILE);
   EXPECT_EQ(p.element, DType::kE5M2);
   EXPECT_EQ(p.directions, Directions::kBoth);
-  EXPECT_TRUE(p.fast);
+  EXPECT_TRUE(p.fast && p.emulated);
   EXPECT_TRUE(p.fractional);
   EXPECT_EQ(p.scale_layout, MOIRE_SCALES_PADDED);
   EXPECT_EQ(p.seed, 9U);
@@ -93,9 +94,34 @@ TEST(Problem, TakesFormatsOfOperandsAsDtypes) {
   p = parsed(to_line(p));
   EXPECT_EQ(p.quantization, Quantization::kMxfp8);
   EXPECT_EQ(p.element, DType::kE5M2);
+  EXPECT_FALSE(p.fast);
+  p = parsed(to_line(parsed(std::string(kPlain) + " dtype=mxfp8_fast")));
+  EXPECT_EQ(p.quantization, Quantization::kMxfp8);
+  EXPECT_TRUE(p.fast);
   p = parsed(std::string(kPlain) + " dtype=fp8_block");
   EXPECT_EQ(p.quantization, Quantization::kFp8Block);
   EXPECT_EQ(parsed(std::string(kPlain) + " dtype=bf16").quantization, Quantization::kNone);
+}
+
+TEST(Problem, RefusesWhatARecipeHasNoUseFor) {
+  const auto refused = [](const std::string& fields, const std::string& message) {
+    EXPECT_EQ(error_of(std::string(kPlain) + " " + fields), "problem: field " + message);
+  };
+  const std::string needed = "needed dtype=mxfp8, mxfp8_fast or fp8_block, which quantise";
+  refused("x=fp32", "\"x\": found dtype=fp32, " + needed);
+  refused("dtype=bf16 x_columnwise=yes", "\"x_columnwise\": found dtype=bf16, " + needed);
+  refused("dtype=bf16 act_columnwise=yes", "\"act_columnwise\": found dtype=bf16, " + needed);
+  refused("op=linear dtype=fp16 element=e5m2", "\"element\": found dtype=fp16, " + needed);
+  refused("dtype=mxfp8 fractional=yes",
+          "\"fractional\": found dtype=mxfp8, needed dtype=fp8_block");
+  refused("dtype=mxfp8 emulated=yes",
+          "\"emulated\": found dtype=mxfp8, needed dtype=mxfp8_fast or fp8_block");
+  refused("op=fc1 dtype=fp8_block b=bf16 emulated=yes",
+          "\"emulated\": found b=bf16, needed FP8 operands on both sides");
+  refused("op=fc1 b=mxfp8_fast",
+          "\"b\": found \"mxfp8_fast\", needed same, fp32, bf16, fp16, mxfp8 or fp8_block");
+  parsed(std::string(kPlain) + " op=fc1 b=fp8_block fractional=yes");
+  parsed(std::string(kPlain) + " op=quantize element=e5m2 scaling=fp8_block fractional=yes");
 }
 
 TEST(Problem, TakesRowsFromAListOfSplits) {
@@ -105,7 +131,8 @@ TEST(Problem, TakesRowsFromAListOfSplits) {
 TEST(Problem, NamesTheFieldWhatWasFoundAndWhatIsNeeded) {
   EXPECT_EQ(
       error_of(std::string(kPlain) + " dtype=fp23"),
-      "problem: field \"dtype\": found \"fp23\", needed fp32, bf16, fp16, mxfp8 or fp8_block");
+      "problem: field \"dtype\": found \"fp23\", needed fp32, bf16, fp16, mxfp8, mxfp8_fast or "
+      "fp8_block");
   EXPECT_EQ(error_of("groups=4 hidden=64 ffn=32"),
             "problem: field \"rows\": found nothing, needed a whole number from 0 to 2^40");
   EXPECT_EQ(error_of("groups=4 groups=4 hidden=64 ffn=32 rows=1"),
@@ -191,7 +218,7 @@ TEST(Problem, OfRandomSeedsCoversEveryRecipeAndMix) {
     if (p.b.has_value()) seen.insert(entry + " " + dtype_words(p));
     if (!entry.starts_with("grouped_mlp") && !entry.starts_with("grouped_linear")) continue;
     const std::string recipe(dtype_word(p.a_format()));
-    seen.insert(entry + " " + recipe + (p.fast ? " fast" : "") +
+    seen.insert(entry + " " + recipe + (p.emulated ? " emulated" : "") +
                 (p.fractional ? " fractional" : "") + (p.x_columnwise ? " x_columnwise" : "") +
                 (p.act_columnwise ? " act_columnwise" : ""));
   }
@@ -204,7 +231,8 @@ TEST(Problem, OfRandomSeedsCoversEveryRecipeAndMix) {
   }
   for (const std::string entry : {"grouped_mlp", "grouped_linear"}) {
     for (const std::string recipe :
-         {"fp32", "bf16", "fp16", "mxfp8", "mxfp8 fast", "fp8_block", "fp8_block fractional"}) {
+         {"fp32", "bf16", "fp16", "mxfp8", "mxfp8_fast", "mxfp8_fast emulated", "fp8_block",
+          "fp8_block fractional", "fp8_block emulated"}) {
       EXPECT_TRUE(seen.contains(entry + " " + recipe)) << entry << " " << recipe;
     }
     EXPECT_TRUE(seen.contains(entry + " mxfp8 x_columnwise act_columnwise")) << entry;

@@ -81,9 +81,10 @@ class CommandLine(unittest.TestCase):
         keep = ["--set", "x_columnwise=yes", "--set", "act_columnwise=yes"]
         sizes = "groups=2 hidden=64 ffn=96 rows=70 tail=2"
         saved = {}
-        for line in self.json_lines(
-            "explain", sizes, "--dtype", "bf16,mxfp8,fp8_block", *keep, "--json"
-        ):
+        lines = self.json_lines("explain", sizes, "--dtype", "bf16", "--json")
+        recipes = "mxfp8,mxfp8_fast,fp8_block"
+        lines += self.json_lines("explain", sizes, "--dtype", recipes, *keep, "--json")
+        for line in lines:
             dtype = re.search(r"dtype=(\w+)", line["problem"])[1]
             forward, backward = line["calls"]
             saved[dtype] = forward["saved"]
@@ -95,7 +96,11 @@ class CommandLine(unittest.TestCase):
         mx = {"x_columnwise": 72 * 64 + 4 * 64, "act_columnwise": 72 * 96 + 4 * 96}
         block = {"x_columnwise": 72 * 64 + 2 * 64 * 4, "act_columnwise": 72 * 96 + 2 * 96 * 4}
         self.assertEqual(saved["mxfp8"], {"z": z, **mx})
+        self.assertEqual(saved["mxfp8_fast"], saved["mxfp8"])
         self.assertEqual(saved["fp8_block"], {"z": z, **block})
+        refused = moire("explain", sizes, "--dtype", "bf16", *keep)
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn('"x_columnwise": found dtype=bf16, needed dtype=mxfp8,', refused.stderr)
         table = self.good("explain", sizes, "--dtype", "mxfp8", *keep)
         self.assertIn("saves z 27.0 KiB, x_columnwise 4.75 KiB, act_columnwise 7.12 KiB", table)
 
@@ -214,6 +219,27 @@ class CommandLine(unittest.TestCase):
         needed = '--svg: found "/no/such/folder/chart.svg", needed a file that can be written'
         self.assertIn(needed, message)
         self.assertLess(time.monotonic() - begin, 30)
+
+    def test_the_documented_errors_are_those_of_the_recipes(self):
+        section = (ROOT / "docs" / "numerics.md").read_text().split("\n## 8. ")[1]
+        (command,) = re.findall(r"```sh\nmoire (.*)\n```", section)
+        rows = [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in section.splitlines()
+            if line.startswith("| ")
+        ]
+        (_, *outputs), *table = rows
+        # Of a smaller layer: an error of 8 or 16 bits does not depend on the size, that of FP32
+        # sums grows with its root, and grad_probs are few.
+        sizes = ["--set", "rows=320", "--set", "hidden=128", "--set", "ffn=160"]
+        lines = self.json_lines(*shlex.split(command), *sizes, "--json")
+        self.assertEqual([name for name, *_ in table], [line["recipe"] for line in lines])
+        for (name, *documented), line in zip(table, lines):
+            self.assertEqual(list(line["relative_rms"]), outputs)
+            for output, wanted in zip(outputs, map(float, documented)):
+                ratio = line["relative_rms"][output] / wanted
+                limit = 1.8 if name == "fp32" else 1.4 if output == "grad_probs" else 1.15
+                self.assertTrue(1 / limit < ratio < limit, f"{name} {output}: {ratio:.2f}")
 
     def test_every_command_of_the_guide_runs(self):
         guide = (ROOT / "docs" / "cli.md").read_text()

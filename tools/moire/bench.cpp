@@ -27,7 +27,8 @@ constexpr double kNotableClock = 0.03;
 void require_memory_for(const Context& context, const Group& group) {
   for (const Problem& p : group.problems) require_memory_for(context, p);
   if (!is_product(group.problems[0].op)) return;
-  require_memory_for(context, usage(with_settings(group.problems[0], {"dtype=fp32", "b=same"})));
+  const std::vector<std::string> fp32 = {"dtype=fp32", "b=same", "fractional=no", "emulated=no"};
+  require_memory_for(context, usage(with_settings(group.problems[0], fp32)));
 }
 
 struct Conditions {

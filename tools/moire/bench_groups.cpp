@@ -18,6 +18,10 @@ std::vector<Group> collect_groups(const ProblemOptions& options,
   ProblemOptions plain = options;
   plain.ops.clear();
   plain.dtypes.clear();
+  // What is said of the other fields may make sense in the op and dtype that are measured only.
+  std::erase_if(plain.settings, [](const std::string& s) {
+    return !s.starts_with("op=") && !s.starts_with("dtype=");
+  });
   std::vector<Group> groups;
   for (const Problem& base : collect_problems(plain)) {
     std::vector<std::string> ops = options.ops;
@@ -31,7 +35,8 @@ std::vector<Group> collect_groups(const ProblemOptions& options,
     for (const std::string& op : ops) {
       Group group;
       for (const std::string& dtype : dtypes) {
-        group.problems.push_back(usage(with_settings(base, {"op=" + op, "dtype=" + dtype})));
+        const auto settings = with_value(with_value(options.settings, "op", op), "dtype", dtype);
+        group.problems.push_back(usage(with_settings(base, settings)));
       }
       groups.push_back(std::move(group));
     }

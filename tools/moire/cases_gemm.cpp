@@ -12,6 +12,11 @@ double gemm_flops(const Problem& p, int64_t n, int64_t k) {
   return 2.0 * static_cast<double>(p.rows) * static_cast<double>(n) * static_cast<double>(k);
 }
 
+int32_t accumulation(const Problem& p) {
+  if (p.emulated) return MOIRE_ACCUMULATE_EMULATED;
+  return p.fast ? MOIRE_ACCUMULATE_FAST : MOIRE_ACCUMULATE_EXACT;
+}
+
 Call gemm_call(const GroupedGemmArgs& args, double flops) {
   return make_call<GroupedGemmArgs>(
       "grouped_gemm", args, grouped_gemm, grouped_gemm_workspace,
@@ -42,6 +47,7 @@ Call forward(Operands& o, const std::string& result, const Scaled& a, const Scal
   args.bias_scale = bias.is_present() ? bias_scale : TensorView();
   args.d = o.output(result, o.out_dtype(), {p.capacity(), out});
   args.groups = o.groups();
+  args.accumulation = accumulation(p);
   args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
   return gemm_call(args, gemm_flops(p, out, in));
 }
@@ -59,6 +65,7 @@ Call dgrad(Operands& o, const std::string& result, const Scaled& a, const Scaled
   args.transpose_b = 1;
   args.d = o.output(result, o.out_dtype(), {p.capacity(), in});
   args.groups = o.groups();
+  args.accumulation = accumulation(p);
   args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
   return gemm_call(args, gemm_flops(p, out, in));
 }
@@ -80,6 +87,7 @@ Call wgrad(Operands& o, const std::string& result, const Scaled& grad, const Sca
   args.beta = p.beta == 1 ? 1 : 0;
   args.beta_per_group = o.beta_per_group();
   args.groups = o.groups();
+  args.accumulation = accumulation(p);
   return make_call<GroupedGemmWgradArgs>(
       "grouped_gemm_wgrad", args, grouped_gemm_wgrad, grouped_gemm_wgrad_workspace,
       [result](const GroupedGemmWgradArgs& a_) {
@@ -129,6 +137,7 @@ Call fc1_glu(Operands& o) {
       o.quantized_output("act_columnwise", Kind::kActivation, p.ffn, MOIRE_COLUMNWISE);
   args.fractional_scales = fractional_scales(p);
   args.groups = o.groups();
+  args.accumulation = accumulation(p);
   args.activation = p.activation;
   args.layout = p.layout;
   args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
@@ -174,6 +183,7 @@ Call fc2_dgrad_glu(Operands& o) {
   }
   args.beta = p.beta == 1 ? 1 : 0;
   args.groups = o.groups();
+  args.accumulation = accumulation(p);
   args.activation = p.activation;
   args.layout = p.layout;
   args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;

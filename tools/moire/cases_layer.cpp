@@ -32,7 +32,8 @@ void set_recipe(const Problem& p, Args& args) {
   args.recipe = !mx      ? MOIRE_RECIPE_FP8_BLOCK
                 : p.fast ? MOIRE_RECIPE_MXFP8_FAST
                          : MOIRE_RECIPE_MXFP8;
-  if (!mx && p.fractional) args.fractional_scales = 1;
+  args.fractional_scales = p.fractional ? 1 : 0;
+  args.emulate_accumulation = p.emulated ? 1 : 0;
   if constexpr (requires { args.gradient_dtype; }) {
     args.gradient_dtype = static_cast<int32_t>(p.element);
   }

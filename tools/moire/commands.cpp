@@ -9,15 +9,16 @@
 namespace moire::tool {
 namespace {
 
-// One copy of each problem per value of a field; the problems as they are if there are no values.
-std::vector<Problem> spread(const std::vector<Problem>& problems, const std::string& key,
-                            const std::vector<std::string>& values) {
-  if (values.empty()) return problems;
-  std::vector<Problem> out;
-  for (const Problem& problem : problems) {
-    for (const std::string& value : values) {
-      out.push_back(usage(with_settings(problem, {text(key, "=", value)})));
-    }
+using Settings = std::vector<std::string>;
+
+// One copy of each list of settings per value of a field; the lists as they are if there are no
+// values.
+std::vector<Settings> spread(const std::vector<Settings>& lists, const std::string& key,
+                             const std::vector<std::string>& values) {
+  if (values.empty()) return lists;
+  std::vector<Settings> out;
+  for (const Settings& list : lists) {
+    for (const std::string& value : values) out.push_back(with_value(list, key, value));
   }
   return out;
 }
@@ -44,15 +45,25 @@ Context open_context(const CommonOptions& options) {
   return usage(Context::create(wanted));
 }
 
+std::vector<std::string> with_value(std::vector<std::string> settings, const std::string& key,
+                                    const std::string& value) {
+  std::erase_if(settings, [&](const std::string& s) { return s.starts_with(key + "="); });
+  settings.push_back(text(key, "=", value));
+  return settings;
+}
+
 std::vector<Problem> collect_problems(const ProblemOptions& options) {
+  const std::vector<Settings> lists =
+      spread(spread({options.settings}, "op", options.ops), "dtype", options.dtypes);
   std::vector<Problem> problems;
   for (const std::string& what : options.problems) {
     for (const Problem& problem : usage(load_problems(what))) {
-      problems.push_back(
-          options.settings.empty() ? problem : usage(with_settings(problem, options.settings)));
+      for (const Settings& settings : lists) {
+        problems.push_back(settings.empty() ? problem : usage(with_settings(problem, settings)));
+      }
     }
   }
-  return spread(spread(problems, "op", options.ops), "dtype", options.dtypes);
+  return problems;
 }
 
 }  // namespace moire::tool

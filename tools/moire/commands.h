@@ -83,6 +83,10 @@ int run_bench(const BenchOptions& options);
 
 // A context as the options ask; UsageError with the library's sentence where there is none.
 Context open_context(const CommonOptions& options);
+// Settings (KEY=VALUE) with this value in the place of whatever they say of the key.
+std::vector<std::string> with_value(std::vector<std::string> settings, const std::string& key,
+                                    const std::string& value);
+
 // Every problem that the options name, one for each op and dtype asked for; UsageError if one is
 // bad.
 std::vector<Problem> collect_problems(const ProblemOptions& options);

@@ -20,7 +20,7 @@ struct Row {
   Quantization quantization = Quantization::kNone;
   DType gradients = DType::kE4M3;
   bool fractional = false;
-  bool emulates = false;
+  bool emulated = false;
 };
 
 constexpr Row kRows[] = {
@@ -85,14 +85,10 @@ std::vector<double> errors_of(const Context& context, const Problem& shape, cons
   p.quantization = row.quantization;
   p.element = row.gradients;
   p.fractional = row.fractional;
+  p.emulated = row.emulated;
+  p.fast = row.emulated && row.quantization == Quantization::kMxfp8;
   Operands operands(p, Operands::Content::kNormal);
-  MlpArgs args = make_mlp_args(operands);
-  if (row.emulates) {
-    args.forward.emulate_accumulation = args.backward.emulate_accumulation = 1;
-    if (row.quantization == Quantization::kMxfp8) {
-      args.forward.recipe = args.backward.recipe = MOIRE_RECIPE_MXFP8_FAST;
-    }
-  }
+  const MlpArgs args = make_mlp_args(operands);
   run(context, operands, args.forward, grouped_mlp, grouped_mlp_workspace);
   run(context, operands, args.backward, grouped_mlp_backward, grouped_mlp_backward_workspace);
 

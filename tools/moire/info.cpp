@@ -42,9 +42,13 @@ Json dtypes_by_op(const Context& context) {
     }
     problem.dtype = DType::kBF16;
     const bool multiplies = op.entry.starts_with("grouped_");
-    for (const Quantization q : {Quantization::kMxfp8, Quantization::kFp8Block}) {
-      problem.quantization = q;
-      if (multiplies && takes(context, problem)) dtypes.push_back(dtype_word(problem.a_format()));
+    const Format formats[] = {{DType::kBF16, Quantization::kMxfp8},
+                              {DType::kBF16, Quantization::kMxfp8, true},
+                              {DType::kBF16, Quantization::kFp8Block}};
+    for (const Format& format : formats) {
+      problem.quantization = format.quantization;
+      problem.fast = format.fast;
+      if (multiplies && takes(context, problem)) dtypes.push_back(dtype_word(format));
     }
     out[std::string(op.name)] = dtypes;
   }

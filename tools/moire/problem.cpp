@@ -56,6 +56,35 @@ Status check_fp8(const Problem& p, const Origin& origin) {
   return {};
 }
 
+// What a recipe, or the formats of a product, have no use for is a mistake.
+Status check_formats(const Problem& p, const Origin& origin) {
+  const bool is_product = info_of(p.op).entry.starts_with("grouped_gemm");
+  if (!is_layer(p.op) && !is_product) return {};
+  const std::string found = text("dtype=", dtype_word(p.a_format()));
+  if (is_layer(p.op) && p.quantization == Quantization::kNone) {
+    const std::pair<bool, std::string_view> fields_of_8_bits[] = {
+        {p.x != DType::kNone, "x"},
+        {p.x_columnwise, "x_columnwise"},
+        {p.act_columnwise, "act_columnwise"},
+        {p.element != DType::kE4M3, "element"}};
+    for (const auto& [is_given, key] : fields_of_8_bits) {
+      if (!is_given) continue;
+      return bad(origin, key, found, "dtype=mxfp8, mxfp8_fast or fp8_block, which quantise");
+    }
+  }
+  const bool is_mixed = is_product && p.b.has_value();
+  const bool has_block = p.quantization == Quantization::kFp8Block ||
+                         (is_mixed && p.b->quantization == Quantization::kFp8Block);
+  if (p.fractional && !has_block) return bad(origin, "fractional", found, "dtype=fp8_block");
+  if (p.emulated && !p.fast && p.quantization != Quantization::kFp8Block) {
+    return bad(origin, "emulated", found, "dtype=mxfp8_fast or fp8_block");
+  }
+  if (p.emulated && is_mixed && p.b->quantization == Quantization::kNone) {
+    return bad(origin, "emulated", text("b=", dtype_word(*p.b)), "FP8 operands on both sides");
+  }
+  return {};
+}
+
 // What no field can see alone.
 Status check_whole(const Problem& p, const Origin& origin) {
   if (p.layout.block > 0 && p.ffn % p.layout.block != 0) {
@@ -80,6 +109,7 @@ Status check_whole(const Problem& p, const Origin& origin) {
     }
   }
   if (Status fp8 = check_fp8(p, origin); !fp8.ok()) return fp8;
+  if (Status formats = check_formats(p, origin); !formats.ok()) return formats;
   const bool routes = p.op == Op::kRouter || p.op == Op::kRouterBackward;
   if (p.topk > p.groups && (routes || p.topk > 1)) {
     return bad(origin, "topk", text(p.topk), text("at most groups=", p.groups));

@@ -39,6 +39,7 @@ enum class Quantization { kNone, kMxfp8, kFp8Block };
 struct Format {
   DType dtype = DType::kFP32;
   Quantization quantization = Quantization::kNone;
+  bool fast = false;  // kMxfp8: summed as mxfp8_fast does
 };
 
 struct Problem {
@@ -74,13 +75,14 @@ struct Problem {
   int32_t scaling = MOIRE_SCALING_MXFP8;  // FP8 ops
   DType element = DType::kE4M3;
   Directions directions = Directions::kRowwise;
-  bool fast = false;        // dtype mxfp8 of a layer: the recipe mxfp8_fast
+  bool fast = false;        // kMxfp8: dtype mxfp8_fast
+  bool emulated = false;    // mxfp8_fast, fp8_block: summed as Hopper's tensor cores do
   bool fractional = false;  // scales of fp8_block and fp8_tile need not be powers of two
   int32_t scale_layout = MOIRE_SCALES_SWIZZLED;  // convert_scales
   uint64_t seed = 1;
 
   DType stored() const { return x == DType::kNone ? dtype : x; }
-  Format a_format() const { return {dtype, quantization}; }
+  Format a_format() const { return {dtype, quantization, fast}; }
   Format b_format() const { return b.value_or(a_format()); }
   int64_t capacity() const { return rows + tail; }
   int64_t tokens() const { return (rows + dropped) / topk; }

@@ -57,9 +57,10 @@ bool read_dtype(std::string_view value, DType& out) {
 
 // The 8-bit names stand for BF16 whose products have quantised operands.
 bool read_format(std::string_view value, Format& f) {
-  f.quantization = value == "mxfp8"       ? Quantization::kMxfp8
-                   : value == "fp8_block" ? Quantization::kFp8Block
-                                          : Quantization::kNone;
+  f.fast = value == "mxfp8_fast";
+  f.quantization = value == "mxfp8" || f.fast ? Quantization::kMxfp8
+                   : value == "fp8_block"     ? Quantization::kFp8Block
+                                              : Quantization::kNone;
   if (f.quantization == Quantization::kNone) return read_dtype(value, f.dtype);
   f.dtype = DType::kBF16;
   return true;
@@ -70,12 +71,14 @@ bool read_operands(std::string_view value, Problem& p) {
   if (!read_format(value, format)) return false;
   p.dtype = format.dtype;
   p.quantization = format.quantization;
+  p.fast = format.fast;
   return true;
 }
 
 bool read_b(std::string_view value, Problem& p) {
   p.b.reset();
-  return value == "same" || read_format(value, p.b.emplace());
+  // How a product is summed is said once, by `dtype`.
+  return value == "same" || (read_format(value, p.b.emplace()) && !p.b->fast);
 }
 
 bool read_same_or_dtype(std::string_view value, DType& out) {
@@ -252,7 +255,8 @@ std::string_view dtype_word(DType dtype) {
 
 std::string_view dtype_word(Format f) {
   if (f.quantization == Quantization::kNone) return dtype_word(f.dtype);
-  return f.quantization == Quantization::kMxfp8 ? "mxfp8" : "fp8_block";
+  if (f.quantization == Quantization::kFp8Block) return "fp8_block";
+  return f.fast ? "mxfp8_fast" : "mxfp8";
 }
 
 std::string dtype_words(const Problem& p) {
@@ -277,8 +281,8 @@ const std::vector<Field>& fields() {
        "experts per token: there are (rows + dropped) / topk tokens", false, false, SIZE(topk, 1)},
       {"dropped", "a whole number from 0 to 2^40", "choices that go to no expert", false, false,
        SIZE(dropped, 0)},
-      {"dtype", "fp32, bf16, fp16, mxfp8 or fp8_block",
-       "of activations and weights; the last two: bf16, and FP8 operands of single products", false,
+      {"dtype", "fp32, bf16, fp16, mxfp8, mxfp8_fast or fp8_block",
+       "of activations and weights; the last three: bf16, and FP8 operands of products", false,
        true, read_operands, [](const P& p) { return std::string(dtype_word(p.a_format())); }},
       {"b", "same, fp32, bf16, fp16, mxfp8 or fp8_block",
        "of a single product's weights, or of x beside a gradient, where not `dtype`", false, false,
@@ -335,7 +339,9 @@ const std::vector<Field>& fields() {
       {"direction", "rowwise, columnwise or both",
        "FP8 ops: the copies that are made, or the one that is read", false, false,
        WORD(directions, kDirections)},
-      {"fast", "yes or no", "layers in mxfp8: the recipe mxfp8_fast", false, false, FLAG(fast)},
+      {"emulated", "yes or no",
+       "mxfp8_fast, fp8_block on a CPU: sums as Hopper's FP8 tensor cores make them", false, false,
+       FLAG(emulated)},
       {"fractional", "yes or no", "FP8 ops: scales need not be powers of two", false, false,
        FLAG(fractional)},
       {"scales", "canonical, dense, padded or swizzled", "convert_scales: the other layout", false,

@@ -79,7 +79,8 @@ void draw_operands(Random& random, Problem& p) {
   const std::string_view entry = info_of(p.op).entry;
   if (entry.starts_with("grouped_gemm") && random.chance(0.5)) p.b = draw_format(random);
   if (p.quantization == Quantization::kNone) return;
-  p.fast = p.quantization == Quantization::kMxfp8 && random.chance(0.3);
+  const bool sums_fast = p.fast || p.quantization == Quantization::kFp8Block;
+  p.emulated = sums_fast && p.b_format().quantization != Quantization::kNone && random.chance(0.2);
   if (random.chance(0.3)) p.element = DType::kE5M2;
   p.fractional = p.quantization == Quantization::kFp8Block && random.chance(0.4);
   if (is_layer(p.op) && random.chance(0.4)) p.x = random.chance(0.5) ? DType::kFP32 : DType::kFP16;
@@ -120,9 +121,11 @@ Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
         dtypes[static_cast<size_t>(random.below(static_cast<int64_t>(dtypes.size())))];
     p.dtype = drawn.dtype;
     p.quantization = drawn.quantization;
+    p.fast = drawn.fast;
   } else if (random.chance(0.4)) {
     p.dtype = DType::kBF16;
     p.quantization = random.chance(0.6) ? Quantization::kMxfp8 : Quantization::kFp8Block;
+    p.fast = p.quantization == Quantization::kMxfp8 && random.chance(0.3);
   }
   draw_operands(random, p);
   if (random.chance(0.3)) p.out = pick(random, all);

@@ -164,6 +164,13 @@ class GroupedLinear(torch.nn.Module):
             return None
         return self._copies.of(type(self).__name__, self.weights(), is_first_microbatch)
 
+    def weights_changed(self):
+        """Says that the weights were written in a way that nobody counts (some values through
+        `.data`, another library's kernel): their 8-bit copies are made anew at the next forward.
+        """
+        if self._copies is not None:
+            self._copies.invalidate()
+
     def forward(self, x, splits, *, scale=None, row_idx=None, out=None, is_first_microbatch=None):
         """x [rows, in] in expert order (or [T, in] with row_idx [rows]); scale [rows] multiplies
         the bias. is_first_microbatch: whether the weights are quantised anew (see

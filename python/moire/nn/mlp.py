@@ -114,6 +114,11 @@ class GroupedMLP(torch.nn.Module):
         weights = self.fc1.weights(), self.fc2.weights()
         return moe(x, *weights, topk_idx, topk_weights, **self._options(is_first_microbatch))
 
+    def weights_changed(self):
+        """As in GroupedLinear, of both."""
+        self.fc1.weights_changed()
+        self.fc2.weights_changed()
+
     def backward_dw(self):
         """Delayed weight gradients (delay_wgrad_compute): FC2's, then FC1's, each followed by its
         hooks.

@@ -88,6 +88,10 @@ class MoE(torch.nn.Module):
             )
         self.experts, self.router, self.shared = experts, router, shared
 
+    def weights_changed(self):
+        """As in GroupedLinear, of the experts."""
+        self.experts.weights_changed()
+
     def forward(self, x, *, is_first_microbatch=None):
         """x [..., H], y the same."""
         _check_tokens("MoE", x, self.experts.fc1.in_features)

@@ -4,9 +4,11 @@
 
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/device_state.h"
+#include "core/format.h"
 
 namespace moire::cpu {
 
@@ -15,6 +17,10 @@ class Findings {
   void note(std::string sentence) const {
     const std::lock_guard lock(mutex_);
     if (first_.empty()) first_ = std::move(sentence);
+  }
+  void note_non_finite(std::string_view op, const std::string& element) const {
+    note(concat(op, ": ", element,
+                " is infinite or NaN: infinities were saturated, NaN kept, in their own blocks"));
   }
   // Empty where there is none.
   std::string take() const {

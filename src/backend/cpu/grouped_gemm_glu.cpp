@@ -56,7 +56,8 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
   if (args.tail == MOIRE_TAIL_ZERO && args.act.rank != 0) {
     zero_rows_from(*context.state().pool, args.act, rows_in_use(args.groups));
   }
-  return epilogue.quantized_act.finish(context, stored.act, args.groups, args.tail);
+  return epilogue.quantized_act.finish(context, {"grouped_gemm_glu", "act"}, stored.act,
+                                       args.groups, args.tail);
 }
 
 }  // namespace

@@ -141,9 +141,10 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
     });
   }
   if (args.tail == MOIRE_TAIL_ZERO) zero_tails(pool, args, rows);
-  MOIRE_RETURN_IF_ERROR(
-      epilogue.quantized_grad_z.finish(context, partials.grad_z, p.groups, args.tail));
-  return epilogue.quantized_act.finish(context, partials.act, p.groups, args.tail);
+  constexpr std::string_view kOp = "grouped_gemm_glu_backward";
+  MOIRE_RETURN_IF_ERROR(epilogue.quantized_grad_z.finish(context, {kOp, "grad_z"}, partials.grad_z,
+                                                         p.groups, args.tail));
+  return epilogue.quantized_act.finish(context, {kOp, "act"}, partials.act, p.groups, args.tail);
 }
 
 }  // namespace

@@ -143,10 +143,7 @@ std::string name_of_first(const TensorView& source, const TensorView& row_idx, i
 }
 
 void note_non_finite(const Context& context, std::string_view op, const std::string& element) {
-  findings_of(context.state())
-      .note(
-          concat(op, ": ", element,
-                 " is infinite or NaN: infinities were saturated, NaN kept, in their own blocks"));
+  findings_of(context.state()).note_non_finite(op, element);
 }
 
 Status run_quantize(const Context& context, const QuantizeArgs& args) {

@@ -11,6 +11,7 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 
 #include "backend/cpu/gemm/engine.h"
 #include "backend/cpu/gemm/quantized_output.h"
@@ -42,11 +43,16 @@ HWY_INLINE void for_each_row_block(const gemm::Sums& s, const moire_groups& grou
 }
 
 inline QuantizedPiece piece_of(const moire_quantized& q, const BlockRows& rows, int64_t column,
-                               int64_t scale_row, int64_t scale_column) {
+                               int64_t scale_row, int64_t scale_column,
+                               std::atomic<bool>* non_finite) {
   if (q.data.rank == 0) return {};
   const TensorView data(q.data), scales(q.scales);
-  return {reinterpret_cast<uint8_t*>(gemm::element(data, rows.first, column)), data.stride(),
-          gemm::element(scales, scale_row, scale_column), scales.stride()};
+  return {reinterpret_cast<uint8_t*>(gemm::element(data, rows.first, column)),
+          data.stride(),
+          gemm::element(scales, scale_row, scale_column),
+          scales.stride(),
+          false,
+          non_finite};
 }
 
 // Columns [column, column + n) of a block of rows, whose values are rounded to their storage type.
@@ -58,11 +64,13 @@ inline void QuantizeRows(const gemm::QuantizedOutput& out, const moire_groups& g
   };
   const int64_t block = groups.offsets[rows.group] / gemm::kQuantizedRows + rows.group +
                         rows.first_in_group / gemm::kQuantizedRows;
-  QuantizeBlock(format(out.rowwise()), values, pitch, rows.count, n,
-                piece_of(out.rowwise(), rows, column, rows.first, column / gemm::kQuantizedRows),
-                {});
+  std::atomic<bool> found = false;
+  QuantizeBlock(
+      format(out.rowwise()), values, pitch, rows.count, n,
+      piece_of(out.rowwise(), rows, column, rows.first, column / gemm::kQuantizedRows, &found), {});
   QuantizeBlock(format(out.columnwise()), values, pitch, rows.count, n, {},
-                piece_of(out.columnwise(), rows, column, block, column));
+                piece_of(out.columnwise(), rows, column, block, column, &found));
+  if (found) out.note_non_finite(values, pitch, rows.first, rows.count, column, n);
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE

@@ -2,6 +2,9 @@
 
 #include <moire/quantize.h>
 
+#include <cmath>
+
+#include "backend/cpu/findings.h"
 #include "backend/cpu/gemm/engine.h"
 #include "backend/cpu/implementations.h"
 #include "backend/cpu/rows.h"
@@ -45,8 +48,24 @@ QuantizedOutput::QuantizedOutput(const moire_quantized& rowwise, const moire_qua
   (columnwise.scales.dtype == MOIRE_E8M0 ? fused_ : deferred_)[1] = columnwise;
 }
 
-Status QuantizedOutput::finish(const Context& context, const TensorView& stored,
+void QuantizedOutput::note_non_finite(const float* values, int64_t pitch, int64_t first_row,
+                                      int64_t rows, int64_t first_column, int64_t columns) const {
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    const int64_t r = i / columns, c = i % columns;
+    if (std::isfinite(values[r * pitch + c])) continue;
+    const int64_t at = (first_row + r) * width() + first_column + c;
+    int64_t first = non_finite_.load();
+    while (at < first && !non_finite_.compare_exchange_weak(first, at)) continue;
+    return;
+  }
+}
+
+Status QuantizedOutput::finish(const Context& context, const Name& name, const TensorView& stored,
                                const Groups& groups, int32_t tail) const {
+  if (const int64_t at = non_finite_.load(); at != kNone) {
+    findings_of(context.state())
+        .note_non_finite(name.op, concat(name.tensor, "[", at / width(), ", ", at % width(), "]"));
+  }
   if (tail == MOIRE_TAIL_ZERO) {
     ThreadPool& pool = *context.state().pool;
     const int64_t used = rows_in_use(groups);

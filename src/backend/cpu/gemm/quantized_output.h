@@ -7,6 +7,8 @@
 #include <moire/groups.h>
 #include <moire/tensor.h>
 
+#include <atomic>
+#include <limits>
 #include <string>
 
 #include "core/glu_layout.h"
@@ -19,7 +21,6 @@ inline constexpr int64_t kQuantizedRows = 32;
 
 class QuantizedOutput {
  public:
-  QuantizedOutput() = default;
   // `straddles`: blocks along the rows do not lie inside an epilogue's columns.
   QuantizedOutput(const moire_quantized& rowwise, const moire_quantized& columnwise,
                   bool fractional_scales, bool straddles);
@@ -31,15 +32,30 @@ class QuantizedOutput {
   // Whether the stored tensor is needed.
   bool is_deferred() const { return deferred_[0].data.rank != 0 || deferred_[1].data.rank != 0; }
 
-  // After the product: what the epilogue left, and the tails.
-  Status finish(const Context& context, const TensorView& stored, const Groups& groups,
-                int32_t tail) const;
+  // An epilogue quantised this block of the output, which has infinities or NaN.
+  void note_non_finite(const float* values, int64_t pitch, int64_t first_row, int64_t rows,
+                       int64_t first_column, int64_t columns) const;
+
+  // The output as findings call it.
+  struct Name {
+    std::string_view op, tensor;
+  };
+  // After the product: what the epilogue left, the tails, and what was found.
+  Status finish(const Context& context, const Name& name, const TensorView& stored,
+                const Groups& groups, int32_t tail) const;
   // ", act quantised rowwise in the epilogue"; nothing without copies.
   std::string policy(std::string_view name) const;
 
  private:
+  int64_t width() const {
+    return TensorView(fused_[fused_[0].data.rank == 0 ? 1 : 0].data).columns();
+  }
+
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   moire_quantized fused_[2] = {}, deferred_[2] = {};  // rowwise, columnwise
   bool fractional_ = false;
+  // row * width + column of the first element that is infinite or NaN, whichever thread met it.
+  mutable std::atomic<int64_t> non_finite_ = kNone;
 };
 
 // Whether blocks of 32 columns of a row of 2F lie inside the positions of 64 gates and their ups.
