@@ -41,11 +41,11 @@ class Config:
     batch: int = 4
     steps: int = 240
     learning_rate: float = 2e-3
-    warmup: int = 20
+    warmup: int = 60
     weight_decay: float = 0.1
     validations: int = 5  # along the run; the last one reads `final_sequences`
     sequences: int = 8
-    final_sequences: int = 64
+    final_sequences: int = 128
     seed: int = 1
     threads: int = 0  # 0: PyTorch's choice
     device: str = "cpu"
@@ -70,7 +70,7 @@ CUDA = {
     "batch": 32,
     "steps": 300,
     "learning_rate": 6e-4,
-    "warmup": 40,
+    "warmup": 75,
 }
 
 # Seconds instead of minutes: shows that everything runs, not how well it learns.
@@ -83,7 +83,7 @@ QUICK = {
     "batch": 4,
     "steps": 60,
     "learning_rate": 6e-3,
-    "warmup": 5,
+    "warmup": 15,
     "final_sequences": 16,
 }
 

@@ -93,8 +93,9 @@ def details(results: Results) -> str:
             f"{config['batch'] * config['context']} tokens a step"
         ),
         "training": (
-            f"{config['steps']} steps of AdamW, learning rate {config['learning_rate']}, seed "
-            f"{config['seed']}; weights, gradients and everything outside the MoE layers in FP32"
+            f"{config['steps']} steps of AdamW, learning rate {config['learning_rate']} after "
+            f"{config['warmup']} steps, then linearly to zero, seed {config['seed']}; weights, "
+            "gradients and everything outside the MoE layers in FP32"
         ),
         "first-step gradients": (
             "largest difference over the largest value of each MoE layer's gradients, given the "

@@ -97,11 +97,14 @@ def make_optimizer(model: ByteModel, config: Config) -> torch.optim.Optimizer:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: Config, step: int) -> None:
-    """Linear warm-up, then a cosine down to a tenth."""
-    progress = max(0, step - config.warmup) / max(1, config.steps - config.warmup)
-    factor = min(1, step / config.warmup) * (0.55 + 0.45 * math.cos(math.pi * progress))
     for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate * factor
+        group["lr"] = config.learning_rate * learning_rate_factor(config, step)
+
+
+def learning_rate_factor(config: Config, step: int) -> float:
+    """Linear warm-up, then linearly down, to zero behind the last step."""
+    left = (config.steps + 1 - step) / max(1, config.steps + 1 - config.warmup)
+    return min(step / config.warmup, left, 1)
 
 
 def batches(data: bytes, config: Config) -> Iterator[Tensor]:
