@@ -255,12 +255,16 @@ moire_weight Operands::weight(const std::string& name, DType dtype, int64_t out,
 TensorView Operands::codes(const std::string& name, DType dtype,
                            const std::vector<int64_t>& shape) {
   const TensorView t = take(name, dtype, shape);
+  if (!is_hostile()) {
+    fill_codes(t, name);
+    return t;
+  }
   Random random(problem_.seed ^ hash(name));
   auto* const data = static_cast<uint8_t*>(t.data);
-  const int64_t count = is_filled() ? std::min(t.num_elements(), kPeriod) : 0;
+  const int64_t count = std::min(t.num_elements(), kPeriod);
   // The second highest bit is the first of the exponent, which is below the bias without it.
   for (int64_t i = 0; i < count; ++i) data[i] = static_cast<uint8_t>(random.bits() & 0xBF);
-  if (is_filled()) repeat_period(t);
+  repeat_period(t);
   if (t.rank == 2) poison_tail(t);
   return t;
 }
@@ -268,6 +272,10 @@ TensorView Operands::codes(const std::string& name, DType dtype,
 TensorView Operands::scales(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
                             int64_t block_rows) {
   const TensorView t = take(name, dtype, shape);
+  if (!is_hostile()) {
+    fill_scales(t, name, 0x1p-6, 0, t.num_rows());
+    return t;
+  }
   Random random(problem_.seed ^ hash(name));
   const auto fill_row = [&](int64_t row) {
     for (int64_t i = row * t.columns(); i < (row + 1) * t.columns(); ++i) {
@@ -278,7 +286,6 @@ TensorView Operands::scales(const std::string& name, DType dtype, const std::vec
       }
     }
   };
-  if (!is_filled()) return t;
   poison(t);
   for (int64_t g = 0; block_rows != 0 && g < problem_.groups; ++g) {
     const int64_t first = groups_.offsets[g], rows = groups_.offsets[g + 1] - first;

@@ -57,10 +57,12 @@ class Operands {
   }
   moire_weight weight(const std::string& name, DType dtype, int64_t out, int64_t in);
 
-  // FP8 codes [capacity, columns] or of weights: random, of numbers below 2.
+  // FP8 codes [capacity, columns] or of weights: of normal numbers; hostile: any of numbers
+  // below 2.
   TensorView codes(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
-  // Random scales, E8M0 or FP32. A row of them belongs to one row of the batch (`block_rows` 1), to
-  // so many rows of a group, or (0) to weights; hostile where no row in use has it.
+  // Random scales, E8M0 or FP32: as quantize makes them of numbers of one size; hostile: of many
+  // sizes. A row of them belongs to one row of the batch (`block_rows` 1), to so many rows of a
+  // group, or (0) to weights; NaN, in hostile ones, where no row in use has it.
   TensorView scales(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
                     int64_t block_rows);
 

@@ -51,8 +51,8 @@ void Operands::fill_scales(const TensorView& t, const std::string& name, double 
     if (t.type() == DType::kE8M0) {
       static_cast<uint8_t*>(t.data)[i] = static_cast<uint8_t>(127 + exponent);
     } else {
-      static_cast<float*>(t.data)[i] =
-          static_cast<float>(std::ldexp(1 + random.uniform(), exponent));
+      const double fraction = problem_.fractional ? random.uniform() : 0;
+      static_cast<float*>(t.data)[i] = static_cast<float>(std::ldexp(1 + fraction, exponent));
     }
   }
 }
