@@ -59,18 +59,19 @@ HWY_INLINE void EncodeFloatRow([[maybe_unused]] const Rows& rows,
 }
 
 // Columns [first, first + n) of row r, one scale for all.
-template <class Format, class Rows>
+template <class Format, bool kFinite, class Rows>
 HWY_INLINE void EncodeRun(const Rows& rows, int64_t r, int64_t first, int64_t n, float multiplier,
-                          bool is_finite, const QuantizedPiece& out) {
-  const auto* const p = rows.row(r) + first;
-  uint8_t* const codes = out.data + r * out.stride + first;
+                          const QuantizedPiece& out) {
   const auto factor = [&](auto d, int64_t) HWY_ATTR { return hn::Set(d, multiplier); };
-  if (is_finite) {
-    EncodeFloatRow<Format, true>(rows, p, n, out.bypasses_cache, codes, factor);
-  } else {
-    out.note_non_finite();
-    EncodeFloatRow<Format, false>(rows, p, n, out.bypasses_cache, codes, factor);
-  }
+  EncodeFloatRow<Format, kFinite>(rows, rows.row(r) + first, n, out.bypasses_cache,
+                                  out.data + r * out.stride + first, factor);
+}
+template <class Format, class Rows>
+inline void EncodeRun(const Rows& rows, int64_t r, int64_t first, int64_t n, float multiplier,
+                      bool is_finite, const QuantizedPiece& out) {
+  if (is_finite) return EncodeRun<Format, true>(rows, r, first, n, multiplier, out);
+  out.note_non_finite();
+  EncodeRun<Format, false>(rows, r, first, n, multiplier, out);
 }
 
 // `columns` columns of some rows, each with its own scale.

@@ -26,14 +26,21 @@ struct RowBatch {
   int64_t begin, count, first, end;
 
   bool is_whole() const { return (end - first) % kBlock == 0; }
+  int64_t blocks_per_row() const { return (end - first + kBlock - 1) / kBlock; }
   // Calls f(i, r, c, n) for block i, n columns from c on of row r.
   template <class F>
   HWY_INLINE void for_each(F&& f) const {
     int64_t i = 0;
     for (int64_t r = begin; r < begin + count; ++r) {
-      int64_t c = first;
-      for (; c + kBlock <= end; c += kBlock) f(i++, r, c, kBlock);  // known when compiling
-      if (c < end) f(i++, r, c, end - c);
+      for (int64_t c = first; c < end; c += kBlock) f(i++, r, c, std::min(kBlock, end - c));
+    }
+  }
+  // The same of whole blocks: f(i, r, c), which becomes part of the loop.
+  template <class F>
+  HWY_INLINE void for_each_whole(F&& f) const {
+    int64_t i = 0;
+    for (int64_t r = begin; r < begin + count; ++r) {
+      for (int64_t c = first; c < end; c += kBlock) f(i++, r, c);
     }
   }
 };
@@ -49,8 +56,14 @@ HWY_INLINE void FindRowAmax(const Rows& rows, const RowBatch<kBlock>& batch, T* 
     }
   }
   std::fill(amax, amax + kScaleBatch, T{0});
-  batch.for_each([&](int64_t i, int64_t r, int64_t c, int64_t n)
-                     HWY_ATTR { amax[i] = RunAmax<Source, false>(rows.row(r) + c, n); });
+  if (batch.is_whole()) {
+    batch.for_each_whole([&](int64_t i, int64_t r, int64_t c) HWY_ATTR {
+      amax[i] = RunAmax<Source, false>(rows.row(r) + c, kBlock);
+    });
+  } else {
+    batch.for_each([&](int64_t i, int64_t r, int64_t c, int64_t n)
+                       HWY_ATTR { amax[i] = RunAmax<Source, false>(rows.row(r) + c, n); });
+  }
 }
 
 template <class Format, class Scaling, class Rows>
@@ -74,17 +87,26 @@ inline void QuantizeRowBatch(const Scaling& scaling, const Rows& rows,
     });
     store_scales();
   }
-  alignas(64) uint16_t subnormal[kScaleBatch];
-  const bool is_quick = kinds.are_quick && scaling.is_power_of_two() && batch.is_whole();
-  if (is_quick) FindLargestSubnormals<Format>(multipliers, kScaleBatch, subnormal);
-  batch.for_each([&](int64_t i, int64_t r, int64_t c, int64_t n) HWY_ATTR {
-    static_cast<Scale*>(out.scales)[r * out.scale_stride + c / Scaling::kBlock] = scales[i];
-    if (is_quick) {
-      EncodeQuickRun<Format>(rows, r, c, n, subnormal[i], out);
-    } else {
+  for (int64_t r = 0, per_row = batch.blocks_per_row(); r < batch.count; ++r) {
+    std::copy_n(scales + r * per_row, per_row,
+                static_cast<Scale*>(out.scales) + (batch.begin + r) * out.scale_stride +
+                    batch.first / Scaling::kBlock);
+  }
+  if (kinds.are_quick && scaling.is_power_of_two() && batch.is_whole()) {
+    alignas(64) uint16_t subnormal[kScaleBatch];
+    FindLargestSubnormals<Format>(multipliers, kScaleBatch, subnormal);
+    batch.for_each_whole([&](int64_t i, int64_t r, int64_t c) HWY_ATTR {
+      EncodeQuickRun<Format>(rows, r, c, Scaling::kBlock, subnormal[i], out);
+    });
+  } else if (kinds.are_finite && batch.is_whole()) {
+    batch.for_each_whole([&](int64_t i, int64_t r, int64_t c) HWY_ATTR {
+      EncodeRun<Format, true>(rows, r, c, Scaling::kBlock, multipliers[i], out);
+    });
+  } else {
+    batch.for_each([&](int64_t i, int64_t r, int64_t c, int64_t n) HWY_ATTR {
       EncodeRun<Format>(rows, r, c, n, multipliers[i], is_finite[i], out);
-    }
-  });
+    });
+  }
 }
 
 template <class Format, class Scaling, class Rows>
