@@ -65,7 +65,7 @@ struct LinearSteps {
   }
 };
 
-LinearSteps steps_of(const GroupedLinearArgs& args, Arena& arena) {
+LinearSteps steps_of(const Context&, const GroupedLinearArgs& args, Arena& arena) {
   const Recipe recipe(args);
   LinearSteps steps;
   const WeightOperand w =
@@ -150,6 +150,7 @@ Status validate(const Context& context, const GroupedLinearBackwardArgs& args, P
 struct LinearBackwardSteps {
   std::optional<QuantizeWeightArgs> quantize_w;
   std::optional<QuantizeArgs> quantize_grad_y, quantize_x;
+  std::optional<PermuteArgs> gather_grad_y;
   std::optional<BiasBackwardArgs> bias;
   std::optional<GroupedGemmArgs> grad_x;
   std::optional<GroupedGemmWgradArgs> grad_w;
@@ -159,6 +160,7 @@ struct LinearBackwardSteps {
     if (quantize_w) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w));
     if (quantize_grad_y) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_grad_y));
     if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x));
+    if (gather_grad_y) MOIRE_RETURN_IF_ERROR(run(permute, *gather_grad_y));
     if (bias) MOIRE_RETURN_IF_ERROR(run(bias_backward, bias_backward_workspace, *bias));
     if (grad_x) MOIRE_RETURN_IF_ERROR(run(grouped_gemm, grouped_gemm_workspace, *grad_x));
     if (grad_w)
@@ -182,13 +184,16 @@ BiasBackwardArgs bias_args(const GroupedLinearBackwardArgs& args, const RaggedOp
   return bias;
 }
 
-LinearBackwardSteps steps_of(const GroupedLinearBackwardArgs& args, Arena& arena) {
+LinearBackwardSteps steps_of(const Context& context, const GroupedLinearBackwardArgs& args,
+                             Arena& arena) {
   const Recipe recipe(args);
   const bool needs_x = is_present(args.grad_x), needs_w = is_present(args.grad_w);
   LinearBackwardSteps steps;
   RaggedOperand x{args.x, args.row_idx, {}};
-  const RaggedOperand grad_y{
-      args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}, {}};
+  RaggedOperand grad_y{args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}, {}};
+  if (!recipe.is_quantized && needs_x && needs_w) {
+    grad_y = gathered_once(context, grad_y, args.groups, arena, steps.gather_grad_y);
+  }
   RaggedOperand rows = grad_y, columns = grad_y;
   if (recipe.is_quantized) {
     moire_quantized rowwise = args.grad_y_rowwise, columnwise = args.grad_y_columnwise;

@@ -141,7 +141,7 @@ GroupedGemmArgs fc2_args(const GroupedMlpArgs& args, const Recipe& recipe, const
   return fc2;
 }
 
-MlpSteps steps_of(const GroupedMlpArgs& args, Arena& arena) {
+MlpSteps steps_of(const Context&, const GroupedMlpArgs& args, Arena& arena) {
   const Recipe recipe(args);
   const int64_t capacity = args.groups.capacity;
   MlpSteps steps;

@@ -18,6 +18,7 @@ using Purpose = ArgumentCheck::Purpose;
 struct MlpBackwardSteps {
   std::optional<QuantizeWeightArgs> quantize_w1, quantize_w2;
   std::optional<QuantizeArgs> quantize_grad_y, quantize_x;
+  std::optional<PermuteArgs> gather_grad_y;
   std::optional<GroupedGemmGluBackwardArgs> fc2_dgrad;
   std::optional<GluArgs> act;  // where no FC2 dgrad re-emits it
   std::optional<QuantizeArgs> quantize_act;
@@ -34,6 +35,7 @@ struct MlpBackwardSteps {
     for (auto* step : {&quantize_grad_y, &quantize_x}) {
       if (*step) MOIRE_RETURN_IF_ERROR(run(quantize, **step));
     }
+    if (gather_grad_y) MOIRE_RETURN_IF_ERROR(run(permute, *gather_grad_y));
     if (fc2_dgrad) {
       MOIRE_RETURN_IF_ERROR(
           run(grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace, *fc2_dgrad));
@@ -184,15 +186,17 @@ Operands quantized_operands(const GroupedMlpBackwardArgs& args, const Recipe& re
           operand_of(between.act_columnwise)};
 }
 
-MlpBackwardSteps steps_of(const GroupedMlpBackwardArgs& args, Arena& arena) {
+MlpBackwardSteps steps_of(const Context& context, const GroupedMlpBackwardArgs& args,
+                          Arena& arena) {
   const Recipe recipe(args);
   const MlpBackwardNeeds needs(args);
   const Between between = take_between(args, recipe, needs, arena);
-  const RaggedOperand grad_y{
-      args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}, {}};
-  const RaggedOperand grad_z{between.grad_z, {}, {}};
-
   MlpBackwardSteps steps;
+  RaggedOperand grad_y{args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}, {}};
+  if (!recipe.is_quantized && needs.grad_z && is_present(args.grad_w2)) {
+    grad_y = gathered_once(context, grad_y, args.groups, arena, steps.gather_grad_y);
+  }
+  const RaggedOperand grad_z{between.grad_z, {}, {}};
   const Operands operands =
       recipe.is_quantized
           ? quantized_operands(args, recipe, needs, grad_y, between, arena, steps)

@@ -3,6 +3,11 @@
 #pragma once
 
 #include <moire/grouped_gemm.h>
+#include <moire/routing.h>
+
+#include <optional>
+
+#include "core/arena.h"
 
 namespace moire {
 
@@ -17,6 +22,25 @@ struct WeightOperand {
   Weight weight;
   TensorView scales;  // of an FP8 weight
 };
+
+// `rows` for two products: a GPU's would each copy gathered rows into expert order, so one step
+// does it for both. A CPU's gather them while they read them; and where the context forces an
+// implementation, there is none of that name for the step.
+inline RaggedOperand gathered_once(const Context& context, const RaggedOperand& rows,
+                                   const moire_groups& groups, Arena& arena,
+                                   std::optional<PermuteArgs>& step) {
+  const bool may_copy =
+      context.device() != Device::kCpu && context.options().implementation.empty();
+  if (!may_copy || !rows.row_idx.is_present()) return rows;
+  const TensorView ordered = arena.take(rows.tensor.type(), groups.capacity, rows.tensor.columns());
+  PermuteArgs& args = step.emplace();
+  args.x = rows.tensor;
+  args.gather_idx = rows.row_idx;
+  args.rows = ordered;
+  args.groups = groups;
+  args.tail = MOIRE_TAIL_UNTOUCHED;
+  return {ordered, {}, {}};
+}
 
 // grad_W_g = beta_g * grad_W_g + grad_y_g^T x_g for [G, out, in], its transpose for [G, in, out].
 inline GroupedGemmWgradArgs wgrad_args(const RaggedOperand& grad_y, const RaggedOperand& x,

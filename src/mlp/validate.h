@@ -37,7 +37,7 @@ template <class Args, class Steps>
 struct Composite {
   std::string_view name;
   Status (*validate)(const Context&, const Args&, ArgumentCheck::Purpose);
-  Steps (*steps_of)(const Args&, Arena&);
+  Steps (*steps_of)(const Context&, const Args&, Arena&);
 
   Status size_workspace(const Context& context, const Args& args, size_t* bytes) const {
     MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kSizeWorkspace));
@@ -45,7 +45,7 @@ struct Composite {
       return {Code::kInvalidArgument, concat(name, "_workspace: bytes is null, needs an address")};
     }
     Arena arena;
-    Steps steps = steps_of(args, arena);
+    Steps steps = steps_of(context, args, arena);
     return size(context, steps, arena, bytes);
   }
 
@@ -54,7 +54,7 @@ struct Composite {
   Status run(const Context& context, const Args& args) const {
     MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kRun));
     Arena arena(args.workspace);
-    Steps steps = steps_of(args, arena);
+    Steps steps = steps_of(context, args, arena);
     size_t needed = 0;
     MOIRE_RETURN_IF_ERROR(size(context, steps, arena, &needed));
     ArgumentCheck check(name, context, ArgumentCheck::Purpose::kRun);
