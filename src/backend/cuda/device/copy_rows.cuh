@@ -15,7 +15,8 @@ namespace moire::cuda {
 
 inline constexpr int kWarp = 32;
 
-// `pieces` pieces by one warp, a few loads of each thread under way at once.
+// `pieces` pieces by one warp, a few loads of each thread under way at once. What is stored leaves
+// the L2 first: the source, which others may read again, stays.
 template <class Piece>
 __device__ inline void copy_by_warp(const Piece* from, Piece* to, uint32_t pieces) {
   constexpr uint32_t kAtOnce = 4;
@@ -27,7 +28,7 @@ __device__ inline void copy_by_warp(const Piece* from, Piece* to, uint32_t piece
     }
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
-      if (first + i * kWarp < pieces) to[first + i * kWarp] = loaded[i];
+      if (first + i * kWarp < pieces) __stcs(&to[first + i * kWarp], loaded[i]);
     }
   }
 }

@@ -1,5 +1,10 @@
-// permute on CUDA: a warp copies a row, 16 bytes per thread where alignment allows it; the weights
-// are scattered by a thread per choice, in a second launch where both are asked for.
+// permute on CUDA: a warp copies a row, or a strip of it, 16 bytes per thread where alignment
+// allows it; the weights are scattered by a thread per choice, in a second launch where both are
+// asked for.
+//
+// A token is copied once per choice, at times far apart. So that it comes from DRAM once, columns
+// are cut into strips that stay in the L2 until all rows have theirs (88 us instead of 107 for
+// 65,536 rows of 4 KiB from 8192 tokens on an H200, 145 instead of 203 for 32,768 of 14 KiB).
 #include <algorithm>
 
 #include "backend/cuda/device/copy_rows.cuh"
@@ -8,6 +13,7 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/gather_rows.h"
 #include "backend/cuda/runtime/launch.h"
+#include "core/divide.h"
 #include "core/format.h"
 
 namespace moire::cuda::portable {
@@ -15,6 +21,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kRowsPerBlock = kThreads / kWarp;
+// Of all tokens' strips, about, and of one token's, at least.
+constexpr int64_t kStripsBytes = int64_t{8} << 20, kLeastStripBytes = 1024;
 
 template <class Piece>
 struct RowCopy {
@@ -22,7 +30,8 @@ struct RowCopy {
   Indices gather_idx;
   Matrix<Piece> rows;
   int64_t num_tokens;
-  uint32_t pieces;
+  uint32_t pieces, strip_pieces;
+  uint32_t blocks_per_strip;
   moire_groups groups;
   bool zeroes_tail;
 };
@@ -30,16 +39,28 @@ struct RowCopy {
 template <class Piece>
 __global__ void __launch_bounds__(kThreads) copy_kernel(RowCopy<Piece> args, Reporter reporter) {
   if (blockIdx.x == 0) check_groups(args.groups, reporter, threadIdx.x, kThreads);
-  const int64_t row = blockIdx.x * kRowsPerBlock + threadIdx.x / kWarp;
+  const uint32_t strip = blockIdx.x / args.blocks_per_strip;
+  const uint32_t block = blockIdx.x % args.blocks_per_strip;
+  const int64_t row = block * kRowsPerBlock + threadIdx.x / kWarp;
   if (row >= args.groups.capacity) return;
+  const uint32_t first = strip * args.strip_pieces;
+  const uint32_t count = min(args.strip_pieces, args.pieces - first);
   if (row >= rows_in_use(args.groups)) {
-    if (args.zeroes_tail) zero_by_warp(args.rows.row(row), args.pieces);
+    if (args.zeroes_tail) zero_by_warp(args.rows.row(row) + first, count);
     return;
   }
   const int64_t token = checked_index(args.gather_idx, row, args.gather_idx.at(row),
                                       args.num_tokens, Dropping::kForbidden, reporter);
   if (token < 0) return;
-  copy_by_warp(args.x.row(token), args.rows.row(row), args.pieces);
+  copy_by_warp(args.x.row(token) + first, args.rows.row(row) + first, count);
+}
+
+// One strip where no token is copied twice.
+int64_t num_strips(const TensorView& x, const moire_groups& groups) {
+  const int64_t row_bytes = x.columns() * dtype_size(x.type());
+  if (groups.capacity <= x.num_rows()) return 1;
+  const int64_t wanted = ceil_div(x.num_rows() * row_bytes, kStripsBytes);
+  return std::max<int64_t>(1, std::min(wanted, row_bytes / kLeastStripBytes));
 }
 
 struct WeightScatter {
@@ -91,7 +112,9 @@ Status run(const Context& context, const PermuteArgs& args) {
 std::string policy(const DeviceState&, const PermuteArgs& args) {
   if (args.rows.rank == 0) return "a thread per choice";
   return with_piece({args.rows, args.x}, [&]<class Piece>() {
-    return concat("a warp per row, ", sizeof(Piece), " bytes per thread",
+    const int64_t strips = num_strips(args.x, args.groups);
+    return concat("a warp per row", strips > 1 ? concat(" in ", strips, " strips") : "", ", ",
+                  sizeof(Piece), " bytes per thread",
                   args.probs.rank != 0 ? ", weights in a second launch" : "");
   });
 }
@@ -102,15 +125,22 @@ void gather_rows(Launcher& launcher, const TensorView& x, const TensorView& inde
                  const char* index_name, const TensorView& rows, const moire_groups& groups,
                  int32_t tail) {
   with_piece({rows, x}, [&]<class Piece>() {
+    const uint32_t pieces = pieces_per_row<Piece>(rows);
+    const uint32_t blocks = blocks_for(groups.capacity, kRowsPerBlock);
+    const int64_t strip =
+        std::max<int64_t>(kWarp, round_up(ceil_div(pieces, num_strips(x, groups)), kWarp));
+    const int64_t strips = std::max<int64_t>(1, ceil_div(pieces, strip));
     const RowCopy<Piece> copy{.x = pieces_of<const Piece>(x),
                               .gather_idx = indices_of(index, index_name),
                               .rows = pieces_of<Piece>(rows),
                               .num_tokens = x.num_rows(),
-                              .pieces = pieces_per_row<Piece>(rows),
+                              .pieces = pieces,
+                              .strip_pieces = static_cast<uint32_t>(strip),
+                              .blocks_per_strip = blocks,
                               .groups = groups,
                               .zeroes_tail = tail == MOIRE_TAIL_ZERO};
-    launcher.launch(copy_kernel<Piece>, {blocks_for(groups.capacity, kRowsPerBlock), kThreads},
-                    copy, launcher.reporter());
+    launcher.launch(copy_kernel<Piece>, {blocks * static_cast<uint32_t>(strips), kThreads}, copy,
+                    launcher.reporter());
   });
 }
 

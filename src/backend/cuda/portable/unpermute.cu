@@ -1,6 +1,6 @@
 // unpermute on CUDA: a block takes whole tokens and first puts their choices into shared memory;
-// then a thread takes 16 bytes of a row at a time (or one element) and the rows of up to 4 choices
-// at once, which are added in order of choice. The weights' gradient is gathered by a thread per
+// then a thread takes 16 bytes of a row at a time (or one element) and the rows of 4 choices at
+// once, which are added in order of choice. The weights' gradient is gathered by a thread per
 // choice, in a second launch where both are asked for.
 #include <algorithm>
 
@@ -10,6 +10,7 @@
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
+#include "core/divide.h"
 #include "core/format.h"
 
 namespace moire::cuda::portable {
@@ -22,8 +23,8 @@ constexpr int64_t kPiecesPerBlock = 4 * kThreads;
 constexpr int64_t kMaxChoices = 2048;
 
 struct Choice {
-  int64_t row;  // -1: dropped
-  float weight;
+  int64_t row;   // -1: dropped, or past the token's last
+  float weight;  // then -0, which times zero and added changes no bit
 };
 
 template <class From, class To>
@@ -39,39 +40,48 @@ struct Operands {
   uint32_t tokens_per_block;
 };
 
+// Choices of a token in shared memory.
+template <class From, class To>
+__device__ uint32_t padded_choices(const Operands<From, To>& args) {
+  return static_cast<uint32_t>(round_up(args.k, kChoicesAtOnce));
+}
+
 // The choices of a block's tokens, one after the other.
 template <class From, class To>
 __device__ void load_choices(const Operands<From, To>& args, int64_t first_token, Choice* choices,
                              const Reporter& reporter) {
-  const auto k = static_cast<uint32_t>(args.k);
-  for (uint32_t i = threadIdx.x; i < args.tokens_per_block * k; i += kThreads) {
-    const int64_t token = first_token + i / k, j = i % k;
+  const uint32_t padded = padded_choices(args);
+  for (uint32_t i = threadIdx.x; i < args.tokens_per_block * padded; i += kThreads) {
+    const int64_t token = first_token + i / padded, j = i % padded;
     if (token >= args.num_tokens) return;
-    choices[i].row = checked_index(args.scatter_idx, token * k + j, args.scatter_idx.at(token, j),
-                                   args.num_rows, Dropping::kAllowed, reporter);
+    choices[i] = {-1, -0.0F};
+    if (j >= args.k) continue;
+    choices[i].row =
+        checked_index(args.scatter_idx, token * args.k + j, args.scatter_idx.at(token, j),
+                      args.num_rows, Dropping::kAllowed, reporter);
+    if (choices[i].row < 0) continue;
     choices[i].weight = args.weights.is_present() ? args.weights.row(token)[j] : 1.0F;
   }
 }
 
-// Adds the rows of up to 4 choices to sum. The first choice of a token starts it, so that a single
-// choice of weight 1 keeps the sign of its zeros.
+// Adds the rows of a few choices to sum, all loads under way before the first addition.
 template <int N, class From>
-__device__ void add_choices(const Matrix<const From>& rows, const Choice* choices, int64_t count,
-                            uint32_t column, bool& has_started, float (&sum)[N]) {
+__device__ void add_choices(const Matrix<const From>& rows, const Choice* choices, uint32_t column,
+                            bool& has_any, float (&sum)[N]) {
   Packed<From, N> piece[kChoicesAtOnce];
 #pragma unroll
   for (int j = 0; j < kChoicesAtOnce; ++j) {
-    if (j < count && choices[j].row >= 0) piece[j] = load<N>(rows.row(choices[j].row) + column);
+    const int64_t row = choices[j].row;
+    piece[j] = {};
+    if (row < 0) continue;
+    piece[j] = load<N>(rows.row(row) + column);
+    has_any = true;
   }
 #pragma unroll
   for (int j = 0; j < kChoicesAtOnce; ++j) {
-    if (j >= count || choices[j].row < 0) continue;
     const float weight = choices[j].weight;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      sum[i] = has_started ? fmaf(weight, piece[j][i], sum[i]) : weight * piece[j][i];
-    }
-    has_started = true;
+    for (int i = 0; i < N; ++i) sum[i] = fmaf(weight, piece[j][i], sum[i]);
   }
 }
 
@@ -80,21 +90,24 @@ __global__ void __launch_bounds__(kThreads, 4)
     sum_kernel(Operands<From, To> args, Reporter reporter) {
   Choice* const choices = dynamic_shared<Choice>();
   const int64_t first_token = int64_t{blockIdx.x} * args.tokens_per_block;
+  const uint32_t padded = padded_choices(args);
   load_choices(args, first_token, choices, reporter);
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < args.tokens_per_block * args.pieces; i += kThreads) {
     const int64_t token = first_token + i / args.pieces;
     const uint32_t column = i % args.pieces * N;
     if (token >= args.num_tokens) return;
-    const Choice* const own = choices + i / args.pieces * args.k;
-    float sum[N] = {};
-    bool has_started = false;
-    for (int64_t first = 0; first < args.k; first += kChoicesAtOnce) {
-      add_choices(args.rows, own + first, args.k - first, column, has_started, sum);
+    const Choice* const own = choices + i / args.pieces * padded;
+    float sum[N];  // -0, so that the first choice keeps the sign of its zeros
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum[j] = -0.0F;
+    bool has_any = false;
+    for (uint32_t first = 0; first < padded; first += kChoicesAtOnce) {
+      add_choices(args.rows, own + first, column, has_any, sum);
     }
     Packed<To, N> y;
 #pragma unroll
-    for (int j = 0; j < N; ++j) y.set(j, sum[j]);
+    for (int j = 0; j < N; ++j) y.set(j, has_any ? sum[j] : 0.0F);
     store(args.y.row(token) + column, y);
   }
 }
@@ -169,7 +182,8 @@ Status run(const Context& context, const UnpermuteArgs& args) {
     with_types(args, [&]<int N, class From, class To>() {
       const auto operands = operands_of<N, From, To>(args);
       const uint32_t blocks = blocks_for(operands.num_tokens, operands.tokens_per_block);
-      const auto choices = static_cast<size_t>(operands.tokens_per_block * operands.k);
+      const int64_t padded = round_up(operands.k, kChoicesAtOnce);
+      const auto choices = static_cast<size_t>(operands.tokens_per_block * padded);
       launcher.launch(sum_kernel<N, From, To>, {blocks, kThreads, choices * sizeof(Choice)},
                       operands, launcher.reporter());
     });
