@@ -1,11 +1,9 @@
 // The gated activations and their derivatives, h(a) * l(b), in FP32 with at most 8 ulp in h; a
 // sigmoid below 2^-126 is 0. Every kernel that computes one calls glu_value or glu_gradient, so
-// that fused and unfused results have the same bits. The formulas, and what NaN and infinities
-// give, are those of the CPU; only exp and the reciprocal are the device's (2 ulp and 1 ulp), so
-// that a result in BF16 differs from the CPU's by one unit in the last place at most.
+// that fused and unfused results have the same bits. What NaN and infinities give is what they give
+// on the CPU; a result in BF16 differs from the CPU's by one unit in the last place at most.
 //
-//   sigmoid       e = exp(-|x|); r = 1 / (1 + e); sigma = (x < 0 ? e : 1) * r, and
-//                 1 - sigma = (x < 0 ? 1 : e) * r, neither by a difference
+//   sigmoid       e = exp(-x); sigma = 1 / (1 + e), and 1 - sigma = e * sigma, not a difference
 //   argument      x = hi + lo: a product (alpha * g, the cubic of GELU) keeps its rounding error in
 //                 lo, because one unit in the last place of x = -80 is 64 of exp(x)
 //   swiglu        x = a,          h = a * sigma,  h' = sigma * fma(a, 1 - sigma, 1),      l = b
@@ -25,32 +23,35 @@
 
 namespace moire::cuda {
 
-// sigma(x + low), for low below one ulp of x; 0 where e is below the smallest normal number.
+// sigma(x + low), for low below one ulp of x; 0 where it is below the smallest normal number.
 class Sigmoid {
  public:
-  __device__ explicit Sigmoid(float x, float low = 0.0F) {
-    // log2(e) in two parts: what the product of the first leaves behind is added to the result.
-    constexpr float kLog2e = 0x1.715476p+0F, kLog2eLow = 0x1.4ae0c0p-26F, kLn2 = 0x1.62e430p-1F;
-    constexpr float kLowest = -127.0F;
-    const bool is_negative = x < 0.0F;
-    const float t = fmaxf(-fabsf(x), kLowest);
-    const float whole = t * kLog2e;
-    float rest = fmaf(t, kLog2eLow, fmaf(t, kLog2e, -whole)) * kLn2;
-    rest += is_negative ? low : -low;
-    const float power = ptx::ex2_approx_ftz(whole);
-    const float e = fmaf(power, rest, power);
-    const float reciprocal = ptx::rcp_approx_ftz(1.0F + e);
-    value_ = (is_negative ? e : 1.0F) * reciprocal;
-    complement_ = (is_negative ? 1.0F : e) * reciprocal;
+  __device__ explicit Sigmoid(float x, float low = 0.0F) : e_(exp_minus(x, low)) {
+    value_ = ptx::rcp_approx_ftz(1.0F + e_);
   }
 
   // v * sigma.
   __device__ float times(float v) const { return v * value_; }
   // 1 - sigma.
-  __device__ float complement() const { return complement_; }
+  __device__ float complement() const { return e_ * value_; }
 
  private:
-  float value_, complement_;
+  __device__ static float exp_minus(float x, float low) {
+    // ln(2) in two parts: what log2(e), rounded, and its product leave behind is added to the
+    // result, for one ulp of the exponent 100 is 2^-17.
+    constexpr float kLog2e = 0x1.715476p+0F;
+    constexpr float kLn2 = 0x1.62e430p-1F, kLn2Low = -0x1.05c610p-29F;
+    // Where exp is 0, and where its reciprocal is; it stays finite. NaN comes back with v.
+    constexpr float kLowest = -127.0F, kHighest = 88.0F;
+    const float t = fminf(fmaxf(-x, kLowest), kHighest);
+    const float whole = t * kLog2e;
+    float rest = fmaf(whole, -kLn2Low, fmaf(whole, -kLn2, t));
+    rest -= low;
+    const float power = ptx::ex2_approx_ftz(whole);
+    return fmaf(power, rest, power);
+  }
+
+  float e_, value_;
 };
 
 // `a` with NaN kept, at most `limit`.
