@@ -6,6 +6,11 @@
 
 namespace moire::cuda::ptx {
 
+// Joins the four warps of consumer warpgroup `index` (0 to 14).
+__device__ inline void sync_warpgroup(int index) {
+  asm volatile("barrier.sync %0, 128;" ::"r"(index + 1) : "memory");
+}
+
 // Orders register accesses before the first wgmma that uses them.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit_group() {

@@ -5,15 +5,14 @@
 //   scheduler  warp 1: draws this block's next tile when the producer nears the end of the last,
 //              and finds it in the device's offsets
 //   producer   warp 0, one thread: fills the ring of stages by TMA
-//   consumers  warps 4 and up: wgmma on 64 rows a warpgroup, then the epilogue, each warp on its
-//   own
-//              16 rows through its own slots; no barrier between consumers, so that one warpgroup
-//              multiplies while the other stores
+//   consumers  warps 4 and up: wgmma on 64 rows a warpgroup, then the epilogue, each warp on 16
+//              rows of its own through its own slots; no barrier between consumers, so that one
+//              warpgroup multiplies while the other stores
 // Barriers (arrivals)
-//   full[stage]       1 and the bytes of A and B          empty[stage]       1 a warpgroup
-//   tile_full[tile]   1, the scheduler                    tile_empty[tile]   1 a warp, and
-//   producer,
-//                                                         which keeps a tile until nearly the end
+//   full[stage]       1 and the bytes of A and B
+//   empty[stage]      1 a warpgroup
+//   tile_full[tile]   1, the scheduler
+//   tile_empty[tile]  1 a warp, and 1 of the producer, which keeps a tile until nearly the end
 //   slot_full[slot]   1 and the bytes of an epilogue's operands (epilogues that load)
 //   turn[warpgroup]   1, the other warpgroup at the end of its products (where they alternate)
 // Sums are in ascending K, 16 at a time, in every instance.
@@ -57,7 +56,9 @@ inline constexpr size_t kSharedBytes = sizeof(SharedMemory<P>) + 1024 - 16;
 // What the kernel is instantiated with, besides the policy:
 // Operands: kA, kB (majorness); walk(); load(stage, barrier, tile, k) of all of P's bytes.
 // Epilogue: begin(slots, tile, row), early in the main loop of a tile with products;
-// store(slots, tile, row, sums), after it.
+// store(slots, tile, row, sums), after it. An epilogue with a type Left leaves a part of its work
+// to the next main loop: store(..., left) fills one in, and advance(slots, left) does a piece of
+// it.
 template <class Operands, class Epilogue>
 struct Parameters {
   Operands operands;
@@ -117,18 +118,28 @@ __device__ void schedule_tiles(SharedMemory<P>& s, const Operands& operands,
   }
 }
 
-// A consumer warp's next tile; every lane gets it. Its place in the ring is given back. One lane
-// waits and one gives back: lanes that left the wait one after the other would not meet again.
+// What lane 0 holds, in every lane.
+__device__ inline WorkTile from_leader(WorkTile tile) {
+  auto* words = reinterpret_cast<uint32_t*>(&tile);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(WorkTile) / sizeof(uint32_t)); ++i) {
+    words[i] = __shfl_sync(~0u, words[i], 0);
+  }
+  return tile;
+}
+
+// A consumer warp's next tile; its place in the ring is given back. One lane waits, reads and gives
+// back: lanes that left the wait one after the other would not meet again.
 template <class P>
 __device__ WorkTile next_tile(SharedMemory<P>& s, Ring<P::kNumTiles>& ring) {
-  const bool is_leader = threadIdx.x % 32 == 0;
-  if (is_leader) ring.wait_full(s.tile_full);
-  __syncwarp();
-  const WorkTile tile = s.tiles[ring.stage];
-  __syncwarp();
-  if (is_leader) ptx::mbarrier_arrive(&s.tile_empty[ring.stage]);
+  WorkTile tile = {};
+  if (threadIdx.x % 32 == 0) {
+    ring.wait_full(s.tile_full);
+    tile = s.tiles[ring.stage];
+    ptx::mbarrier_arrive(&s.tile_empty[ring.stage]);
+  }
   ring.advance();
-  return tile;
+  return from_leader(tile);
 }
 
 template <class P, class Operands>
@@ -191,11 +202,12 @@ __device__ void give_back(SharedMemory<P>& s, int stage) {
 }
 
 // `begin` is called some steps after the start: what it waits for, the last tile's stores, is then
-// over. A stage is given back when its products are done; warpgroups that alternate keep one stage
-// in flight, because nobody else keeps the tensor cores busy meanwhile.
-template <class P, class Operands, int kBlocks, class Begin>
+// over; `advance` in every step, while products are under way. A stage is given back when its
+// products are done; warpgroups that alternate keep one stage in flight, because nobody else keeps
+// the tensor cores busy meanwhile.
+template <class P, class Operands, int kBlocks, class Begin, class Advance>
 __device__ void multiply(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_k, int first_block,
-                         Sums<P>& sums, Begin&& begin) {
+                         Sums<P>& sums, Begin&& begin, Advance&& advance) {
   constexpr int kBeginStep = P::kAlternates ? 0 : 4, kInFlight = P::kAlternates ? 1 : 0;
   const int begin_step = min(kBeginStep, num_k - 1);
   [[maybe_unused]] int last = 0;
@@ -204,6 +216,7 @@ __device__ void multiply(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_
     ring.wait_full(s.full);
     if (kBeginStep > 0 && k == begin_step) begin();
     multiply_stage<P, Operands, kBlocks>(sums, s.stages[ring.stage], first_block);
+    advance();
     ptx::wgmma_wait_group<kInFlight>();
     if (kInFlight == 0) give_back(s, ring.stage);
     if (kInFlight == 1 && k > 0) give_back(s, last);
@@ -245,14 +258,30 @@ class Turns {
   int next_ = 0;
 };
 
-// A warpgroup none of whose rows exist multiplies nothing, but keeps the ring's pace.
+// A warpgroup none of whose rows exist multiplies nothing, but keeps the ring's pace. Its warps
+// keep together, as products would make them: one that is still in its last epilogue could else
+// find a stage two rounds on, which the barrier's parity does not tell, and wait for ever.
 template <class P>
-__device__ void pass(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_k) {
+__device__ void pass(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_k, int consumer) {
   for (int k = 0; k < num_k; ++k, ring.advance()) {
     ring.wait_full(s.full);
+    ptx::sync_warpgroup(consumer);
     give_back(s, ring.stage);
   }
 }
+
+// The part of an epilogue's work that is left to the next main loop.
+template <class Epilogue>
+struct LeftOf {
+  struct Type {};
+  static constexpr bool kIsAny = false;
+};
+template <class Epilogue>
+requires requires { typename Epilogue::Left; }
+struct LeftOf<Epilogue> {
+  using Type = typename Epilogue::Left;
+  static constexpr bool kIsAny = true;
+};
 
 // Of the 16 rows in a block of 64 that are this warp's.
 __device__ inline int first_row_of_warp(const WorkTile& tile, int block) {
@@ -267,6 +296,17 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
   Ring<P::kNumTiles> tiles;
   Ring<P::kNumStages> ring;
   Turns<P> turns(s, consumer);
+  typename LeftOf<Epilogue>::Type left;
+  const auto advance = [&] {
+    if constexpr (LeftOf<Epilogue>::kIsAny) epilogue.advance(slots, left);
+  };
+  const auto store = [&](const WorkTile& tile, int first_m, auto& sums) {
+    if constexpr (LeftOf<Epilogue>::kIsAny) {
+      epilogue.store(slots, tile, first_m, sums, left);
+    } else {
+      epilogue.store(slots, tile, first_m, sums);
+    }
+  };
   for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
     if (!turns.is_mine()) {
       ring.skip(tile.num_k);
@@ -275,23 +315,26 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
     turns.wait();
     const int32_t rows = operands.rows_of_output(tile) - tile.first_m - first_block * 64;
     if (rows <= 0) {
-      pass(s, ring, tile.num_k);
+      pass(s, ring, tile.num_k, consumer);
       continue;
     }
     const auto begin = [&] { epilogue.begin(slots, tile, first_row_of_warp(tile, first_block)); };
     Sums<P> sums = {};
     if (P::kRowBlocks == 2 && rows > 64) {
-      multiply<P, Operands, P::kRowBlocks>(s, ring, tile.num_k, first_block, sums, begin);
+      multiply<P, Operands, P::kRowBlocks>(s, ring, tile.num_k, first_block, sums, begin, advance);
     } else {
-      multiply<P, Operands, 1>(s, ring, tile.num_k, first_block, sums, begin);
+      multiply<P, Operands, 1>(s, ring, tile.num_k, first_block, sums, begin, advance);
     }
     turns.pass_on();
     const int first_m = first_row_of_warp(tile, first_block);
-    epilogue.store(slots, tile, first_m, sums[0]);
+    store(tile, first_m, sums[0]);
     if (P::kRowBlocks == 2 && rows > 64) {
       if (tile.num_k > 0) epilogue.begin(slots, tile, first_m + 64);
-      epilogue.store(slots, tile, first_m + 64, sums[P::kRowBlocks - 1]);
+      store(tile, first_m + 64, sums[P::kRowBlocks - 1]);
     }
+  }
+  if constexpr (LeftOf<Epilogue>::kIsAny) {
+    while (left.is_any()) advance();
   }
   slots.finish();
 }

@@ -1,5 +1,7 @@
 // grouped_gemm_wgrad on SM90: K runs over each group's rows, which ragged maps end exactly; both
 // operands are taken as they lie, rows outermost.
+#include <type_traits>
+
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/grouped_gemm_heuristics.h"
@@ -51,11 +53,8 @@ Status run(const Context& context, const GroupedGemmWgradArgs& args) {
   scratch.b.gather(launcher, "b_row_idx");
   TensorMaps maps(launcher.state(), "grouped_gemm_wgrad");
   with_wgrad_tile(TensorView(args.b).columns(), stores_fp32(args), [&]<class P>() {
-    if (stores_fp32(args)) {
-      launch_policy<P, float>(launcher, maps, args, scratch.a.rows(), scratch.b.rows());
-    } else {
-      launch_policy<P, __nv_bfloat16>(launcher, maps, args, scratch.a.rows(), scratch.b.rows());
-    }
+    using T = std::conditional_t<P::kAlternates, float, __nv_bfloat16>;  // see with_wgrad_tile
+    launch_policy<P, T>(launcher, maps, args, scratch.a.rows(), scratch.b.rows());
   });
   return maps.status().ok() ? launcher.status() : maps.status();
 }

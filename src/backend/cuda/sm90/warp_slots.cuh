@@ -84,7 +84,7 @@ __device__ inline uint32_t pack(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 __device__ inline float2 unpack(uint32_t pair) {
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
 }
 
 // BF16 pairs of two neighbouring column groups in a lane's order: words[0] and [1] are of the first
