@@ -42,7 +42,7 @@ __device__ void set_index(const Operands& args, int64_t token, int j, int expert
 }
 
 template <class Team, int kPerThread>
-__global__ void __launch_bounds__(kRouterThreads) route_kernel(Operands args) {
+__global__ void __launch_bounds__(kRouterThreads, 2) route_kernel(Operands args) {
   constexpr int kTeams = kRouterThreads / Team::kThreads;
   const int64_t token = int64_t{blockIdx.x} * kTeams + threadIdx.x / Team::kThreads;
   if (token >= args.num_tokens) return;  // whole teams
