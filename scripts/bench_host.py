@@ -60,8 +60,7 @@ class Layer:
         routed = (self.topk_idx, self.topk_weights)
         tokens = x[: self.rows // CHOICES]
         table = {"an empty C call": _abi.lib.moire_version_number}
-        if x.is_cpu:
-            table.update(self.entries())
+        table.update(self.entries())
         fields = self.fields()
         table |= {
             "torch.ops.moire.grouped_mlp": lambda: torch.ops.moire.grouped_mlp(**fields),
@@ -77,8 +76,8 @@ class Layer:
             "make_plan": lambda: moire.make_plan(self.topk_idx, EXPERTS),
             "Groups": lambda: moire.Groups(splits=self.given_splits),
         }
-        if not x.is_cpu:  # a kernel of 8-bit operands is not there yet
-            del table["grouped_mlp, MXFP8"]
+        if not x.is_cpu:  # kernels of 8-bit operands and of listed weights are not there yet
+            del table["grouped_mlp, MXFP8"], table["grouped_mlp, listed weights"]
         return table
 
     def fields(self):
@@ -106,6 +105,7 @@ class Layer:
 
         options = ffi.new("moire_context_options *")
         options.struct_size, options.num_threads = ffi.sizeof(options[0]), 1
+        options.device = lib.MOIRE_CPU if self.x.is_cpu else lib.MOIRE_CUDA
         created = ffi.new("moire_context **")
         assert lib.moire_context_create(options, created) == 0, _abi.text(lib.moire_last_error())
         context, fields = created[0], self.fields()
@@ -116,7 +116,7 @@ class Layer:
         offsets = ffi.cast("int64_t *", self.groups.offsets.data_ptr())
         args.groups = (offsets, EXPERTS, self.rows)
         assert lib.moire_grouped_mlp_workspace(context, args, needed) == 0
-        scratch = torch.empty(needed[0] + 256, dtype=torch.uint8)
+        scratch = torch.empty(needed[0] + 256, dtype=torch.uint8, device=self.x.device)
         address = scratch.data_ptr()
         args.workspace = (ffi.cast("void *", address + -address % 256), needed[0])
         assert lib.moire_grouped_mlp(context, args) == 0, _abi.text(lib.moire_last_error())

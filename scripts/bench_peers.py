@@ -5,8 +5,8 @@ libraries where they can be imported (scripts/peers/others.py).
 
 For each shape: the six bare products, the MLP forward and with its backward (gradients of weights
 in BF16, and added to FP32), the whole layer from router to combine. Splits are ragged, neither
-aligned nor padded; TFLOP/s count useful rows. Rounds of the peers are interleaved; a ratio is the
-median of the ratios of single rounds. Every result is compared before it is timed.
+aligned nor padded; TFLOP/s count useful rows. The peers take turns, a stretch of calls each, three
+rounds; a ratio is the median of the rounds' ratios. Every result is compared before it is timed.
 
   scripts/bench_peers.py --json build/gpu/peers.json
   scripts/bench_peers.py --shapes qwen3-30b-a3b --cases mlp --seconds 0.5
@@ -64,7 +64,7 @@ def arguments():
     )
     parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, "tiny"], default=list(SHAPES))
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--seconds", type=float, default=0.3, help="GPU time per function")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a stretch of calls")
     parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
     return parser.parse_args()
 

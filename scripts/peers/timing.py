@@ -1,11 +1,10 @@
-"""GPU time of functions by CUDA events: rounds in which each runs once, the last one's data flushed
-out of the L2 cache before each. The GPU flushes for longer than the host needs to launch a
-function, so that what is timed is the GPU, as in a training step whose host runs ahead; a function
-that waits for the GPU itself, or launches for milliseconds, is timed with its host. Host times are
-measured apart (host_microseconds).
+"""GPU time of functions by CUDA events, as in a training step: stretches of calls one behind the
+other, each behind a write that flushes the L2 cache, while the host runs ahead. A stretch first
+warms up, for a GPU at work lowers its clocks within some ten milliseconds; functions take turns,
+stretch by stretch. What the host cannot launch as fast as the GPU runs is timed with its host. Host
+times are measured apart (host_microseconds).
 """
 
-import math
 import statistics
 import subprocess
 import time
@@ -13,58 +12,46 @@ import time
 import torch
 
 _FLUSH_BYTES = 256 * 2**20  # several times the L2 cache of any GPU of today
-_MAX_FLUSHES = 64  # a few milliseconds
-_ROUNDS = 5, 200
+_ROUNDS = 3
+_WARMUP_MS = 60
 _QUERY = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
 
 class Clock:
     def __init__(self, seconds):
-        self.seconds = seconds  # per function
+        self.milliseconds = 1e3 * seconds  # of a stretch
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-        self._flush_ms = min(self._time_of_a_flush() for _ in range(5))
 
     def rounds(self, run):
-        """{name: milliseconds of each round}; the order turns from round to round."""
+        """{name: the median milliseconds of each round's stretch}; the order turns by round."""
         names = list(run)
         for name in names:  # compile, fill the allocator's cache
             for _ in range(2):
                 run[name]()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for name in names:
-            run[name]()
-        torch.cuda.synchronize()
-        one = time.perf_counter() - start
-        count = max(_ROUNDS[0], min(_ROUNDS[1], int(self.seconds * len(names) / one)))
-        flushes = {name: self._flushes_during(run[name]) for name in names}
+        one_call = {name: min(self._calls(run[name], 2)) for name in names}
         samples = {name: [] for name in names}
-        for i in range(count):
+        for i in range(_ROUNDS):
             turn = i % len(names)
-            events = {n: self._events(run[n], flushes[n]) for n in names[turn:] + names[:turn]}
-            torch.cuda.synchronize()
-            for name, (begin, end) in events.items():
-                samples[name].append(begin.elapsed_time(end))
+            for name in names[turn:] + names[:turn]:
+                samples[name].append(self._stretch(run[name], one_call[name]))
         return samples
 
-    def _time_of_a_flush(self):
-        begin, end = self._events(self._flush.zero_, 1)
+    def _stretch(self, function, one_call):
+        warmup = max(1, round(_WARMUP_MS / one_call))
+        timed = max(2, round(self.milliseconds / one_call))
+        return statistics.median(self._calls(function, warmup + timed)[warmup:])
+
+    def _calls(self, function, count):
+        """Milliseconds of each of so many calls."""
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
         torch.cuda.synchronize()
-        return begin.elapsed_time(end)
-
-    def _flushes_during(self, function):
-        """How many flushes the GPU needs longer for than the host for launching it twice."""
-        flushes = math.ceil(2e-3 * host_microseconds(function, 3) / self._flush_ms)
-        return min(max(1, flushes), _MAX_FLUSHES)
-
-    def _events(self, function, flushes):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(flushes):
+        for begin, end in pairs:
             self._flush.zero_()
-        begin.record()
-        function()
-        end.record()
-        return begin, end
+            begin.record()
+            function()
+            end.record()
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) for begin, end in pairs]
 
 
 def host_microseconds(function, calls=10):
