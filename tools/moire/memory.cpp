@@ -14,6 +14,8 @@ namespace {
 
 constexpr int64_t kGuardBytes = 256;  // a multiple of the alignment that workspaces ask for
 constexpr int kGuardByte = 0xA5;
+// From here on the kernel is asked for huge pages: touching gigabytes page by page takes seconds.
+constexpr int64_t kManyBytes = int64_t{16} << 20;
 // Where addresses without backing begin, and how many bytes there may be: a sum that fits int64_t.
 constexpr uintptr_t kFirstAddress = uintptr_t{1} << 48;
 constexpr int64_t kMostBytes = int64_t{1} << 60;
@@ -49,6 +51,7 @@ void* Memory::take(const std::string& name, int64_t bytes) {
   void* base = mmap(nullptr, mapped_bytes(bytes), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) throw std::bad_alloc();
+  if (bytes >= kManyBytes) madvise(base, mapped_bytes(bytes), MADV_HUGEPAGE);  // a hint
   auto* data = static_cast<unsigned char*>(base) + kGuardBytes;
   if (backing_ == Backing::kGuardedPages) {
     std::memset(data - kGuardBytes, kGuardByte, kGuardBytes);
