@@ -1,8 +1,10 @@
 # The daily commands. `make help` lists them; CMakePresets.json has the builds behind them.
-# Variables: PYTHON=python3.12 (which Python makes .venv), ARGS='--steps 20' (passed to the demo or to pytest).
+# Variables: PYTHON=python3.12 (which Python makes .venv), ARGS='--steps 20' (passed to the demo or to pytest),
+# CUDA=OFF (leave the CUDA backend out; AUTO: it is built where nvcc is found, which takes minutes on a few cores).
 
 PYTHON ?= python3
 ARGS ?=
+CUDA ?= AUTO
 export PYTHON
 # .venv first: its cmake is used where the system's is too old.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -35,7 +37,8 @@ bench: .venv/demo.stamp $(build)/build.ninja ## time the CPU problems; JSON line
 	$(build)/bin/moire bench cpu --json --svg build/bench/cpu.svg > build/bench/cpu.jsonl
 	@echo "wrote build/bench/cpu.jsonl and cpu.svg; for a table: $(build)/bin/moire bench cpu"
 
-build: .venv/demo.stamp $(build)/build.ninja ## compile library, command line and tests
+build: .venv/demo.stamp ## compile library, command line and tests
+	cmake --preset release -DMOIRE_CUDA=$(CUDA)
 	cmake --build --preset release
 
 lib: ## compile library and command line only: needs CMake and Ninja, no Python
@@ -48,8 +51,10 @@ format: .venv/check.stamp ## rewrite the sources with clang-format and ruff
 clean: ## remove build/ (not .venv)
 	rm -rf build
 
+# The demo does not wait for kernels that this machine could not run; `make build` adds them.
+gpu := $(wildcard /dev/nvidiactl /dev/dxg)
 $(build)/build.ninja: .venv/demo.stamp CMakePresets.json
-	cmake --preset release
+	cmake --preset release -DMOIRE_CUDA=$(if $(gpu),$(CUDA),OFF)
 
 # clang-tidy, one stamp per source; a header that changes asks for all of them.
 # CUDA's are left to its own compiler.
