@@ -7,6 +7,7 @@ from torch.autograd.function import once_differentiable
 
 from .arrays import Torch as fw
 from .gated import permuted
+from .gradient_edge import version_of, was_written
 
 
 class GluFunction(torch.autograd.Function):
@@ -38,23 +39,50 @@ class GluFunction(torch.autograd.Function):
 
 
 class StandInFunction(torch.autograd.Function):
-    """Stands in autograd for what x, or its rows `row_idx`, became in 8 bits: a tensor of that
-    shape without memory, whose gradient is that of x.
+    """Stands in autograd for what x, or its rows `row_idx`, became in 8 bits, beside `data`: a
+    tensor of that shape without memory, whose gradient is that of x.
     """
 
     @staticmethod
-    def forward(ctx, x, row_idx, shape, dtype):
-        ctx.shape, ctx.dtype, ctx.is_gathered = x.shape, x.dtype, row_idx is not None
-        if ctx.is_gathered:
-            ctx.save_for_backward(row_idx)
-        return fw.stand_in(x, shape, dtype)
+    def forward(ctx, x, row_idx, data, shape, dtype):
+        # Not saved, or it would be freed: a tensor that two losses share has two backwards.
+        ctx.row_idx, ctx.like = row_idx, (x.shape, x.dtype, x.device)
+        ctx.version = version_of(row_idx)
+        return fw.stand_in(data, shape, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        # Nothing saved, nothing freed: a tensor that two losses share has two backwards.
-        (row_idx,) = ctx.saved_tensors if ctx.is_gathered else (None,)
-        return rows_to_tokens(grad, row_idx, ctx.shape, ctx.dtype), None, None, None
+        shape, dtype, device = ctx.like
+        if was_written(ctx.row_idx, ctx.version):
+            raise RuntimeError(
+                "quantize: row_idx was modified by an inplace operation after the call, and its "
+                "gradient goes by it; give the call a row_idx that stays"
+            )
+        grad_x = rows_to_tokens(grad.to(device), ctx.row_idx, shape, dtype)
+        return grad_x, None, None, None, None
+
+
+class DequantizeFunction(torch.autograd.Function):
+    """The values of a GroupedTensor, whose gradient is that of the stand-in: rows past the last
+    group were zeros.
+    """
+
+    @staticmethod
+    def forward(ctx, stand_in, values, offsets):
+        ctx.dtype = stand_in.dtype
+        ctx.save_for_backward(offsets)
+        return values.view_as(values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (offsets,) = ctx.saved_tensors
+        grad = grad.to(ctx.dtype)
+        if offsets is not None:
+            rows = torch.arange(grad.shape[0], device=grad.device)
+            grad = grad.masked_fill((rows >= offsets[-1])[:, None], 0)
+        return grad, None, None
 
 
 def rows_to_tokens(grad_rows, row_idx, shape, dtype):
@@ -88,6 +116,19 @@ class ConvertGluFunction(torch.autograd.Function):
             None,
             None,
         )
+
+
+class ConvertGluStandInFunction(torch.autograd.Function):
+    """The same of a stand-in, which has no memory to permute."""
+
+    @staticmethod
+    def forward(ctx, stand_in, dim, size, from_layout, to_layout):
+        ctx.values = (dim, size, from_layout, to_layout)
+        return fw.stand_in(stand_in, stand_in.shape, stand_in.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ConvertGluFunction.backward(ctx, grad)
 
 
 class RouterFunction(torch.autograd.Function):

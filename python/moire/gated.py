@@ -4,6 +4,7 @@ functions.
 
 import math
 
+from . import gradient_edge
 from .arrays import Numpy, as_fp32, framework_of
 from .errors import invalid
 from .formats import DIRECTIONS
@@ -105,6 +106,7 @@ def _converted_quantized(call, tensor, from_layout, to_layout, dim):
     if dim == 0 and not tensor.all_same_shape:
         raise invalid(f"{call}: dim is 0, the ragged rows, which are not gate and up")
     fw, size, layouts = tensor._fw, tensor.shape[dim], (from_layout, to_layout)
+    source = gradient_edge.live(call, tensor)
 
     def permute_copy(direction, copy):
         blocks, of_scales = 1, layouts
@@ -122,7 +124,9 @@ def _converted_quantized(call, tensor, from_layout, to_layout, dim):
         copy and permute_copy(direction, copy)
         for direction, copy in enumerate((tensor.rowwise, tensor.columnwise))
     ]
-    return tensor.like(*copies, groups=tensor.groups, layout=to_layout)
+    result = tensor.like(*copies, groups=tensor.groups, layout=to_layout)
+    gradient_edge.converted(result, source, dim, size, *(layout.fields for layout in layouts))
+    return result
 
 
 def _in_blocks(call, tensor, layout, size, direction):

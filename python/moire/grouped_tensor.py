@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from . import quantization, scale_interchange
+from . import gradient_edge, quantization, scale_interchange
 from .arrays import Numpy, check_array, framework_of, torch
 from .errors import invalid
 from .formats import (
@@ -76,7 +76,7 @@ class GroupedTensor(Stateful):
             self.dtype = self._fw.compute_dtype(f"{call}: dtype", dtype)
         self.fractional_scales = flag(f"{call}: fractional_scales", fractional_scales)
         self.element = element
-        self._edge = None
+        self._edge, self._is_view = None, False
         self._check_shape(call, *next(iter(arrays.items())))
         self.rowwise = self._checked(call, ROWWISE, rowwise)
         self.columnwise = self._checked(call, COLUMNWISE, columnwise)
@@ -210,30 +210,38 @@ class GroupedTensor(Stateful):
     def __getitem__(self, group):
         """One group as a GroupedTensor on the same memory: [rows of the group, k], or [1, n, k]."""
         group = integer("GroupedTensor: group", group, -self.num_groups, self.num_groups - 1)
-        return self._group(group % self.num_groups, self._bounds())
+        group, bounds, edge = group % self.num_groups, self._bounds(), self._edge
+        rows = edge and edge.tensor[bounds[group] : bounds[group + 1]]
+        return self._group(group, bounds, rows)
 
     def __iter__(self):
         return iter(self.split())
 
     def split(self):
         """All groups, as by t[g]. Offsets of ragged rows are read for it."""
-        bounds = self._bounds()
-        return [self._group(group, bounds) for group in range(self.num_groups)]
+        bounds, edge = self._bounds(), self._edge
+        rows = [None] * self.num_groups
+        if edge is not None:
+            sizes = [end - start for start, end in zip(bounds, bounds[1:])]
+            rows = edge.tensor.split([*sizes, self.shape[0] - sum(sizes)])
+        return [self._group(group, bounds, rows[group]) for group in range(self.num_groups)]
 
     def _bounds(self):
         if self.ndim == 3:
             return range(self.num_groups + 1)
         return [0, self.shape[0]] if self.groups is None else self.groups.offsets.tolist()
 
-    def _group(self, group, bounds):
+    def _group(self, group, bounds, edge_rows):
         rows = blocks = slice(bounds[group], bounds[group + 1])
         if self.ndim == 2:
             start = rows.start // self.form.block + group
             blocks = slice(start, start + (rows.stop - rows.start) // self.form.block + 1)
-        return self.like(
+        view = self.like(
             self.rowwise and Copy(self.rowwise.data[rows], self.rowwise.scales[rows]),
             self.columnwise and Copy(self.columnwise.data[rows], self.columnwise.scales[blocks]),
         )
+        gradient_edge.set_view(view, self, edge_rows)
+        return view
 
     def like(self, rowwise, columnwise, groups=None, layout=None):
         """The same kind of tensor on other arrays."""
@@ -291,7 +299,8 @@ class GroupedTensor(Stateful):
         if direction is not None:
             source = check_direction("dequantize: direction", direction)
         self.copy_of(source, "dequantize")
-        return quantization.dequantized(self, source, dtype or self.dtype)
+        values = quantization.dequantized(self, source, dtype or self.dtype)
+        return gradient_edge.dequantized(self, values)
 
     def copy_(self, other):
         """Bytes and groups of `other`, which has the same format, shape and directions."""
@@ -305,13 +314,18 @@ class GroupedTensor(Stateful):
                 "absent" if getattr(t, name) is None else "present" for t in (other, self)
             )
             self.check_same(call, name, found, needed)
-        for (_, to), (name, array) in zip(self.arrays(), other.arrays()):
+        for name, array in other.arrays():
             check_array(self._fw, call, name, array)
+        source = gradient_edge.live(call, other)
+        gradient_edge.check_target(call, self, source is not None)
+        for (_, to), (_, array) in zip(self.arrays(), other.arrays()):
             to[...] = array
         self.groups = other.groups
+        gradient_edge.set_copied(self, source)
         return self
 
     def zero_(self):
+        self._edge = None
         for _, array in self.arrays():
             self._fw.as_bytes(array)[...] = 0
         return self
@@ -324,7 +338,10 @@ class GroupedTensor(Stateful):
     # ---- copies
 
     def clone(self):
-        return self._mapped(self._fw.copy, self.groups)
+        source = gradient_edge.live("clone", self)
+        copy = self._mapped(self._fw.copy, self.groups)
+        gradient_edge.set_copied(copy, source)
+        return copy
 
     def detach(self):
         """The same memory, without a gradient for what it was quantised from."""
@@ -337,8 +354,11 @@ class GroupedTensor(Stateful):
         (_, first), *_ = self.arrays()
         if first.to(device) is first:
             return self
+        source = gradient_edge.live("to", self)
         groups = None if self.groups is None else self.groups.to(device)
-        return self._mapped(lambda array: array.to(device), groups)
+        moved = self._mapped(lambda array: array.to(device), groups)
+        gradient_edge.set_copied(moved, source)
+        return moved
 
     def __deepcopy__(self, memo):
         return self.clone()
@@ -351,7 +371,7 @@ class GroupedTensor(Stateful):
         copies = {
             name: c and Copy(own(bytes_of(c.data)), own(c.scales)) for name, c in copies.items()
         }
-        return {**self.__dict__, **copies, "_edge": None, "_fw": None}
+        return {**self.__dict__, **copies, "_edge": None, "_is_view": False, "_fw": None}
 
     def __setstate__(self, state):
         self.__dict__.update(state)

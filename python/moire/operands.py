@@ -8,8 +8,9 @@ from .arrays import Numpy, Torch, check_array, check_rank, framework_of
 from .context import is_explaining
 from .errors import invalid
 from .formats import COLUMNWISE, ROWWISE
+from .gradient_edge import stand_in
 from .grouped_tensor import GroupedTensor
-from .quantization import pair, stand_in
+from .quantization import pair
 from .routing import is_readable
 from .steps import NO_COPIES, Copies, WeightCopies
 from .values import described
@@ -45,7 +46,7 @@ class Ragged(NamedTuple):
             array = fw.cast(x, compute_dtype)
         else:
             _check_recipe(call, "x", copy, recipe, recipe.format)
-            array = stand_in(copy, compute_dtype or x.dtype)
+            array = stand_in(f"{call}: x", copy, compute_dtype or x.dtype)
         return cls(fw, array, copy, compute_dtype, result)
 
     def copies(self, call, groups, row_idx, needs_wgrad, w1, w2=_NO_COPIES):

@@ -3,6 +3,7 @@
 Shapes of scales are those of moire.h; docs/numerics.md defines every byte.
 """
 
+from . import gradient_edge
 from .arrays import Numpy, check_rank, framework_of
 from .errors import invalid
 from .formats import COLUMNWISE, DIRECTIONS, ELEMENTS, ROWWISE, check_element
@@ -10,7 +11,6 @@ from .groups import Groups, as_groups
 from .layouts import GluLayout
 from .recipes import Recipe
 from .values import flag
-from .views import torch
 
 
 def quantize(
@@ -132,40 +132,22 @@ def quantize_into(call, target, x, row_idx=None):
     fw, x, shape, _ = _source(call, x, target.groups if target.ndim == 2 else None, row_idx)
     if shape != target.shape:
         raise invalid(f"{call}: x is {list(shape)}, must be {list(target.shape)}")
+    is_ragged = target.ndim == 2
+    gradient_edge.check_target(call, target, is_ragged and fw is not Numpy and x.requires_grad)
     copies = {name: pair(fw, getattr(target, name), target.element) for name in DIRECTIONS}
     values = {"scaling": target.form.scaling, **copies}
     values["fractional_scales"] = int(target.fractional_scales)
-    if target.ndim == 3:
+    if not is_ragged:
         matrices = x if isinstance(x, list) else [x]
         fw.run("quantize_weight", source=[fw.detached(a) for a in matrices], **values)
     else:
         values.update(ragged_fields(target, x))
         fw.run("quantize", source=fw.detached(x), row_idx=row_idx, **values)
-        target._edge = _edge(fw, target, x, row_idx)
     for copy in copies.values():
         for array in copy or ():
             fw.written(array)
-
-
-def _edge(fw, target, x, row_idx):
-    """What stands for the result in autograd: a tensor of its shape that takes no memory."""
-    if fw is Numpy or not (torch.is_grad_enabled() and x.requires_grad):
-        return None
-    from .autograd_ops import StandInFunction
-
-    return StandInFunction.apply(x, row_idx, target.shape, x.dtype)
-
-
-def stand_in(tensor, dtype):
-    """An array of the shape of a GroupedTensor, whose gradient goes where the tensor came from."""
-    fw, edge = tensor._fw, tensor._edge
-    if edge is None:
-        return fw.stand_in(tensor._any.data, tensor.shape, dtype)
-    if edge.dtype == dtype:
-        return edge
-    from .autograd_ops import StandInFunction
-
-    return StandInFunction.apply(edge, None, tensor.shape, dtype)
+    if is_ragged:
+        gradient_edge.set_source(target, x, row_idx)
 
 
 def requantized(tensor, source):

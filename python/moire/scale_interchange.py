@@ -2,7 +2,7 @@
 GroupedTensor and into one.
 """
 
-from .arrays import framework_of
+from .arrays import check_array
 from .errors import invalid, unsupported
 from .formats import DIRECTIONS, ROWWISE, check_direction
 from .groups import Groups
@@ -91,16 +91,22 @@ def exported(tensor, layout, direction):
 
 def take(tensor, given, layout, direction):
     scales = _Scales("import_scales", tensor, layout, direction)
-    framework_of(scales.call, {"scales": given})
+    fw = scales.fw
+    check_array(fw, scales.call, "scales", given, "as the tensor's are")
     wanted = scales.shape(scales.layout)
     if tuple(given.shape) != wanted or given.dtype != scales.own.dtype:
         raise invalid(
             f"{scales.call}: scales is {str(given.dtype).removeprefix('torch.')} "
             f"{list(given.shape)}, needs uint8 {list(wanted)} ({layout}, {direction})"
         )
-    scales.convert(given, scales.layout, scales.flat, scales.own_layout)
-    if not scales.fw.views.is_contiguous(scales.own):
-        scales.own[...] = scales.flat.reshape(scales.own.shape)
+    if fw.views.is_contiguous(scales.own):
+        scales.convert(given, scales.layout, scales.flat, scales.own_layout)
+        fw.written(scales.own)
+    else:  # through a copy, because what is converted has to be contiguous
+        target = fw.contiguous(scales.flat)
+        scales.convert(given, scales.layout, target, scales.own_layout)
+        scales.own[...] = target.reshape(scales.own.shape)
+    tensor._edge = None
 
 
 def _ceil(size, block):
