@@ -32,7 +32,8 @@ struct GroupedTensorView {
     if (!is_ragged()) return data().shape[0];
     return groups.offsets == nullptr && groups.capacity == 0 ? 1 : groups.num_groups;
   }
-  // Whether all matrices have as many rows; reads the offsets of a ragged batch.
+  // Whether one shape says that of every matrix. Rows divided by groups are ragged, whatever their
+  // offsets are now: those may lie on a device, and are not read.
   MOIRE_API bool all_same_shape() const;
   // Bytes of elements and scales.
   MOIRE_API int64_t nbytes() const;

@@ -24,11 +24,16 @@ _FILE_DTYPES = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "uint8",
+    "BOOL": "bool",
+    "I8": "int8",
     "U8": "uint8",
+    "I16": "int16",
     "I32": "int32",
     "I64": "int64",
 }
+_SAVED_DTYPES = {*_FILE_DTYPES.values(), "float8_e8m0fnu"}
 _TAGS = "moire."
+_FLAGS = ("true", "false")
 _SOURCE_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -49,7 +54,7 @@ class Stateful:
         """Arrays by name, and `tags` in the metadata of the dict, as a module's state_dict has."""
         state = OrderedDict(self.arrays())
         if self.groups is not None:
-            state["groups.offsets"] = self.groups.offsets
+            state["groups.offsets"] = self.groups.offsets_as(self._fw.kind)
         state._metadata = OrderedDict({"": self.tags()})
         return state
 
@@ -93,6 +98,7 @@ class Stateful:
             if not block.isdecimal():
                 raise invalid(f"{call}: the tag 'glu_block' is {block!r}, must be a number")
             layout = GluLayout(int(block), tags.get("glu_order"))
+        fractional = tags.get("fractional_scales", "false")
         rows = next((copy[0].shape[0] for copy in copies.values()), None)
         result = cls(
             tags["format"],
@@ -100,7 +106,8 @@ class Stateful:
             groups=None if offsets is None else Groups(offsets=offsets, capacity=rows),
             layout=layout,
             element=tags["element"],
-            fractional_scales="fractional_scales" in tags,
+            fractional_scales=choice(f"{call}: the tag 'fractional_scales'", fractional, _FLAGS)
+            == "true",
         )
         result.dtype = result._fw.dtype(dtype)
         return result
@@ -127,6 +134,7 @@ def save_safetensors(tensors, path):
             arrays[name] = tensor
     _check_names(call, tensors)
     fw = framework_of(call, arrays)
+    arrays = _with_memory_of_their_own(call, fw, arrays)
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -134,12 +142,36 @@ def save_safetensors(tensors, path):
             from safetensors.torch import save_file
         else:
             from safetensors.numpy import save_file
-        save_file({name: fw.contiguous(a) for name, a in arrays.items()}, beside, metadata)
+        beside.touch()  # the system's word on what stands in the way
+        save_file(arrays, beside, metadata)
         os.replace(beside, path)
+    except OSError as e:
+        raise error(Code.IO, f"{call}: {path}: {e.strerror}") from e
     except Exception as e:
         raise error(Code.IO, f"{call}: {path}: {e}") from e
     finally:
-        beside.unlink(missing_ok=True)
+        if beside.parent.is_dir():
+            beside.unlink(missing_ok=True)
+
+
+def _with_memory_of_their_own(call, fw, arrays):
+    """Contiguous arrays no two of which share memory, as the file has them: of tensors with the
+    same groups, of views, and of one tensor under two names all but one are copied.
+    """
+    seen, result = set(), {}
+    for name, array in arrays.items():
+        dtype = str(array.dtype).removeprefix("torch.")
+        if dtype not in _SAVED_DTYPES:
+            raise invalid(
+                f"{call}: {name!r} is {dtype}, must be one of {', '.join(sorted(_SAVED_DTYPES))}"
+            )
+        if getattr(array, "is_meta", False):
+            raise invalid(f"{call}: {name!r} is on the device 'meta', must have values")
+        array = fw.with_memory_of_its_own(fw.contiguous(array))
+        address = fw.views.address(array)
+        result[name] = fw.copy(array) if address in seen else array
+        seen.add(address)
+    return result
 
 
 def _check_names(call, tensors):

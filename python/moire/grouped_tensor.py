@@ -97,6 +97,8 @@ class GroupedTensor(Stateful):
                 f"{call}: {name} has {data.shape[0]} rows, but groups have a capacity of "
                 f"{self.groups.capacity}"
             )
+        if self.groups is not None:
+            self.groups.check_rows(call, data.shape[0])
 
     def _checked(self, call, direction, copy):
         """One direction's copy, if it is given, with FP8 data."""
@@ -157,7 +159,9 @@ class GroupedTensor(Stateful):
 
     @property
     def all_same_shape(self):
-        """Whether every matrix has one shape by construction; ragged rows may, by chance."""
+        """Whether one shape says that of every matrix. Rows divided by groups are ragged, whatever
+        the splits are now: they may lie on a GPU, and nobody waits for them here.
+        """
         return self.ndim == 3 or self.groups is None
 
     @property
@@ -351,6 +355,14 @@ class GroupedTensor(Stateful):
         """On another device (Torch); the object itself where it is there already."""
         if self._fw is Numpy:
             raise invalid("GroupedTensor.to: the arrays are NumPy's, which are on the CPU")
+        try:
+            device = torch.device(device)
+        except (TypeError, RuntimeError):
+            found = device if isinstance(device, torch.dtype) else described(device)
+            raise invalid(
+                f"GroupedTensor.to: device is {found}, must be a device; values of another type "
+                f"are what dequantize(dtype) returns"
+            ) from None
         (_, first), *_ = self.arrays()
         if first.to(device) is first:
             return self

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .arrays import check_rank, default_framework, framework_of, torch
+from .context import is_explaining
 from .errors import invalid
 from .values import described, integer, integers
 
@@ -80,6 +81,14 @@ class Groups:
         """The capacity of a call whose ragged tensors have `found` rows."""
         return found if self.capacity is None else self.capacity
 
+    def check_rows(self, call, rows):
+        """That the groups end within so many rows, where the offsets say so without a wait."""
+        if is_explaining() or not is_readable(self.offsets):
+            return
+        end = int(self.offsets[-1])
+        if end > rows:
+            raise invalid(f"{call}: the groups end at row {end}, past the {rows} rows of the data")
+
     def offsets_for(self, array):
         """The offsets as the same kind of array as `array`, on its device; memory is shared if it
         can be.
@@ -99,6 +108,12 @@ class Groups:
         if device not in self._copies:
             self._copies[device] = offsets.to(device)
         return self._copies[device]
+
+    def offsets_as(self, kind):
+        """The offsets as an array of this kind, wherever they lie."""
+        if isinstance(self.offsets, kind):
+            return self.offsets
+        return self._on_cpu().numpy() if kind is np.ndarray else torch.from_numpy(self.offsets)
 
     def _on_cpu(self):
         if self.offsets.is_cpu:
@@ -132,3 +147,10 @@ def as_groups(call, groups):
         f"(ends=...) or (offsets=...): "
         "which of them a tensor holds is never guessed"
     )
+
+
+def is_readable(array):
+    """Whether values can be read here and now, without a wait for a device."""
+    if isinstance(array, np.ndarray):
+        return True
+    return not torch.compiler.is_compiling() and type(array) is torch.Tensor and array.is_cpu

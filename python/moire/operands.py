@@ -10,8 +10,8 @@ from .errors import invalid
 from .formats import COLUMNWISE, ROWWISE
 from .gradient_edge import stand_in
 from .grouped_tensor import GroupedTensor
+from .groups import is_readable
 from .quantization import pair
-from .routing import is_readable
 from .steps import NO_COPIES, Copies, WeightCopies
 from .values import described
 from .views import torch

@@ -90,6 +90,7 @@ def _source(call, x, groups, row_idx):
     rows = shape[0] if row_idx is None else check_rank(call, "row_idx", row_idx, 1).shape[0]
     if groups is not None:
         rows = groups.rows(rows)
+        groups.check_rows(call, rows)
     return fw, x, (rows, shape[1]), groups
 
 

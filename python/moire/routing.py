@@ -9,9 +9,9 @@ import numpy as np
 from .arrays import Numpy, as_fp32, check_array, check_rank, framework_of
 from .context import is_explaining
 from .errors import invalid
-from .groups import Groups
+from .groups import Groups, is_readable
 from .values import choice, described, flag, integer, number
-from .views import DTYPES, torch
+from .views import DTYPES
 
 _MOST_GROUPS = 2**31 - 2
 _INDEX_TYPES = (DTYPES["int32"], DTYPES["int64"])
@@ -178,12 +178,6 @@ def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
             f"{call}: scatter_idx gives row {row} to {gives} but row_idx takes it from token "
             f"{taken[row]}; it must be the inverse of row_idx, as a plan's is"
         )
-
-
-def is_readable(array):
-    if isinstance(array, np.ndarray):
-        return True
-    return not torch.compiler.is_compiling() and type(array) is torch.Tensor and array.is_cpu
 
 
 def _groups(plan):

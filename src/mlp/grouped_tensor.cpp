@@ -97,14 +97,7 @@ bool fits_63_bits(std::initializer_list<int64_t> sizes) {
 
 }  // namespace
 
-bool GroupedTensorView::all_same_shape() const {
-  if (!is_ragged() || groups.offsets == nullptr) return true;
-  for (int64_t g = 1; g < groups.num_groups; ++g) {
-    const int64_t rows = groups.offsets[g + 1] - groups.offsets[g];
-    if (rows != groups.offsets[1]) return false;
-  }
-  return true;
-}
+bool GroupedTensorView::all_same_shape() const { return !is_ragged() || groups.offsets == nullptr; }
 
 int64_t GroupedTensorView::nbytes() const {
   return bytes_of(rowwise.data) + bytes_of(rowwise.scales) + bytes_of(columnwise.data) +

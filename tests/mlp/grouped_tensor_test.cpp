@@ -109,6 +109,17 @@ TEST(GroupedTensor, CloneHasTheBytesInMemoryOfItsOwn) {
   EXPECT_FALSE(t.view().all_same_shape());
 }
 
+TEST(GroupedTensor, RowsInGroupsAreRaggedThoughTheirSplitsAreEqual) {
+  const Batch batch({"Equal", {4, 4}, 0});
+  Result<GroupedTensor> made = GroupedTensor::ragged(batch.groups(), 64);
+  ASSERT_TRUE(succeeds(made.status()));
+  const GroupedTensor t = std::move(made).value();
+  EXPECT_FALSE(t.view().all_same_shape());
+  GroupedTensorView whole = t;
+  whole.groups = Groups();
+  EXPECT_TRUE(whole.all_same_shape());
+}
+
 TEST(GroupedTensor, RequantizeGivesTheOtherDirection) {
   Random random;
   const Batch batch({"Two", {33, 70}, 1});

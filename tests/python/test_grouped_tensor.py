@@ -208,6 +208,37 @@ def test_safetensors_round_trip(tmp_path, generator, framework):
     assert same(again["layer.uniform"], given["layer.uniform"])
 
 
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_a_file_holds_what_shares_memory(tmp_path, generator, framework):
+    path, groups = tmp_path / "tensors.safetensors", moire.Groups(splits=SPLITS)
+    x, w = truth.draw(generator, 172, 70), truth.draw(generator, 3, 64, 40)
+    if framework == "numpy":
+        x, w = x.numpy(), w.numpy()
+    first = moire.quantize(x, groups, columnwise=True)
+    second, weights = moire.quantize(2 * x, groups), moire.quantize(w)
+    given = {"x": first, "dy": second, "again": first, "view": first[2], "w": weights}
+    given |= {f"w{g}": view for g, view in enumerate(weights)}
+    moire.save_safetensors(
+        {**given, "plain": x, "transposed": x.T, "twice": x, "part": x[3:5]}, path
+    )
+    found = moire.load_safetensors(path, framework)
+    for name, tensor in given.items():
+        assert same(found[name], tensor)
+    for name, wanted in (("plain", x), ("transposed", x.T), ("twice", x), ("part", x[3:5])):
+        assert np.array_equal(found[name], wanted)
+
+
+def test_a_state_has_arrays_of_one_kind(tmp_path, generator):
+    x, path = truth.draw(generator, 172, 70), tmp_path / "x.safetensors"
+    for groups in (moire.Groups(splits=SPLITS), moire.Groups(splits=np.array(SPLITS))):
+        for source, kind in ((x, torch.Tensor), (x.numpy(), np.ndarray)):
+            tensor = moire.quantize(source, groups)
+            assert all(isinstance(array, kind) for array in tensor.state_dict().values())
+            moire.save_safetensors({"x": tensor}, path)
+            framework = "torch" if kind is torch.Tensor else "numpy"
+            assert same(moire.load_safetensors(path, framework)["x"], tensor)
+
+
 def test_other_readers_see_fp8_data_in_the_file(tmp_path, generator):
     from safetensors.torch import load_file
 
@@ -243,6 +274,16 @@ def test_bad_files_are_named_and_nothing_is_left_half_written(tmp_path, generato
     with pytest.raises(moire.Error, match="save_safetensors"):
         moire.save_safetensors({"x": tensor, "y": torch.ones(2).to_sparse()}, path)
     assert path.read_bytes() == whole and len(list(tmp_path.iterdir())) == 1
+    for other, says in (
+        (torch.ones(2, dtype=torch.complex64), "'y' is complex64, must be one of bfloat16, bool, "),
+        (torch.ones(2, device="meta"), "'y' is on the device 'meta', must have values"),
+    ):
+        with pytest.raises(moire.InvalidArgument, match=says):
+            moire.save_safetensors({"x": tensor, "y": other}, path)
+    for nowhere, says in ((tmp_path / "no" / "x", "No such file"), (path / "x", "Not a directory")):
+        with pytest.raises(moire.Error) as e:
+            moire.save_safetensors({"x": tensor}, nowhere)
+        assert str(e.value).startswith(f"save_safetensors: {nowhere}: {says}")
     with pytest.raises(moire.InvalidArgument, match="tensors is a GroupedTensor, must be a dict"):
         moire.save_safetensors(tensor, path)
     for other in ("x.rowwise.data", "x.bias"):
@@ -261,9 +302,18 @@ def test_states_that_are_none_are_refused(generator):
         ({**tags, "dtype": "load"}, "the tag 'dtype' is 'load', must be one of float32"),
         ({**tags, "glu_block": "x", "glu_order": "gate_first"}, "the tag 'glu_block' is 'x'"),
         ({**tags, "glu_block": "0"}, "GluLayout: order is"),
+        ({**tags, "fractional_scales": "no"}, "'fractional_scales' is 'no', must be one of true"),
     ):
         with pytest.raises(moire.InvalidArgument, match=message):
             moire.GroupedTensor.from_state_dict(state, wrong)
+
+
+def test_the_tag_of_fractional_scales_is_read(generator):
+    _, tensor = ragged(generator, "fp8_block")
+    for text, wanted in (("false", False), ("true", True)):
+        tags = {**tensor.tags(), "fractional_scales": text}
+        again = moire.GroupedTensor.from_state_dict(tensor.state_dict(), tags)
+        assert again.fractional_scales is wanted
 
 
 def test_safetensors_absent_says_what_to_install(monkeypatch, tmp_path):
@@ -285,6 +335,9 @@ def test_queries(generator):
     _, tiles = uniform(generator, "fp8_block")
     assert tiles.all_same_shape and tiles.nbytes == 3 * (128 * 64 + 4) and len(tiles) == 3
     assert tiles.copy_of(0) is tiles.copy_of(1)
+    rows = torch.ones(8, 32)
+    assert moire.quantize(rows).all_same_shape
+    assert not moire.quantize(rows, moire.Groups(splits=[4, 4])).all_same_shape
 
 
 # ---- wrong use
@@ -320,6 +373,20 @@ BAD = [
         lambda: made(groups=moire.Groups(splits=[2], capacity=5)),
         "has 6 rows, but groups have a cap",
     ),
+    (
+        lambda: made(groups=moire.Groups(splits=[3, 0, 4])),
+        "GroupedTensor: the groups end at row 7, past the 6 rows of the data",
+    ),
+    (
+        lambda: moire.quantize(torch.ones(6, 64), moire.Groups(splits=np.array([7]))),
+        "quantize: the groups end at row 7, past the 6 rows of the data",
+    ),
+    (
+        lambda: made().to(torch.bfloat16),
+        "GroupedTensor.to: device is torch.bfloat16, must be a device; values of another type are "
+        "what dequantize(dtype) returns",
+    ),
+    (lambda: made().to("gpu"), "GroupedTensor.to: device is 'gpu', must be a device"),
     (lambda: made("fp8_tile"), "format is 'fp8_tile', but rowwise.data is ragged"),
     (lambda: made(layout="x"), "layout is 'x'"),
     (lambda: made(dtype=torch.int8), "dtype is torch.int8"),

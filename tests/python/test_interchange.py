@@ -81,6 +81,29 @@ def test_scales_that_have_one_layout_only(generator):
         tensor.export_scales("foreign")
 
 
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
+@pytest.mark.parametrize("layout", ["dense", "padded", "swizzled"])
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_scales_with_gaps_are_written_in_place(generator, layout, direction, framework):
+    for _, tensor in (ragged(generator), uniform(generator)):
+        given = tensor.export_scales(layout, direction)
+        data, scales = getattr(tensor, direction)
+        element, groups = tensor.element, tensor.groups
+        if framework == "numpy":
+            given, data, scales = given.numpy(), data.view(torch.uint8).numpy(), scales.numpy()
+        wide = scales.repeat(2, -1) if framework == "numpy" else scales.repeat_interleave(2, -1)
+        wide[..., 1::2] = 7
+        own = wide[..., ::2]
+        own[...] = 0
+        options = {direction: (data, own), "groups": groups, "element": element}
+        other = moire.GroupedTensor("mxfp8", **options)
+        assert other.import_scales(given, layout, direction) is other
+        assert np.array_equal(other.export_scales(layout, direction), given)
+        used = np.asarray(own) != 0
+        assert np.array_equal(np.asarray(own)[used], np.asarray(scales)[used]) and used.any()
+        assert (wide[..., 1::2] == 7).all()
+
+
 # ---- gate and up
 
 
