@@ -2,11 +2,17 @@
 
 import weakref
 
+import numpy as np
+
 from .context import is_explaining
+from .layouts import GluLayout
 from .quantization import quantize
 from .recipes import Recipe
 from .values import flag
-from .views import torch
+from .views import NumpyViews, torch
+
+if torch is not None:
+    from torch.multiprocessing.reductions import StorageWeakRef
 
 _SAMPLES = 1024
 
@@ -15,29 +21,39 @@ class WeightCache:
     """The quantised copies of any number of weights, each made by one call for all groups and made
     again, in the same memory, when its version is another: the copies keep their addresses, and
     autograd notices where a backward still needed the old ones.
+
+    A weight is known by the object and by the memory that it shows: w.detach(), a view made anew
+    for each call, or a list of them, is the weight w as long as that memory lives.
     """
 
     def __init__(self, recipe="mxfp8"):
         self.recipe = Recipe.of_quantize(recipe, "WeightCache: recipe")
-        self._entries = {}
+        self._entries = {}  # by memory
+        self._objects = {}  # the same entries, by the objects that they were first made for
 
-    def get(self, weight, version, *, rowwise=True, columnwise=True):
+    def get(self, weight, version, *, rowwise=True, columnwise=True, layout=None):
         """The GroupedTensor of `weight`, [G, n, k] or a list of G matrices.
 
         It is quantised now unless the last call for this weight had an equal version; None equals
         nothing. Forward products of [out, in] weights read the row-wise copy, those of [in, out]
-        the column-wise one, and gradients of x the other.
+        the column-wise one, and gradients of x the other. `layout` tags where gate and up lie, as
+        quantize does; another tag than before, or a direction that was not asked for yet, makes
+        copies in new memory.
         """
         arrays = list(weight) if isinstance(weight, (list, tuple)) else [weight]
         wanted = {"rowwise": rowwise, "columnwise": columnwise}
-        entry = self._entries.get(_key(arrays))
+        if layout is not None:
+            wanted["layout"] = GluLayout.of(layout, "WeightCache.get: layout")
+        entry = self._of(arrays)
         if entry is None or not entry.serves(arrays, wanted):
-            entry = _Entry(arrays, _quantized(weight, self.recipe, wanted))
+            made = _Entry(arrays, _quantized(weight, self.recipe, wanted))
             if not is_explaining():
-                self._entries = {k: e for k, e in self._entries.items() if e.is_needed()}
-                self._entries[_key(arrays)] = entry
+                self._replace(entry, made, arrays)
+            entry = made
         elif version is None or version != entry.version:
             entry.tensor.quantize_(weight)
+            if not is_explaining():
+                self._move(entry, arrays)
         else:
             return entry.tensor
         if not is_explaining():  # then nothing was written
@@ -48,14 +64,37 @@ class WeightCache:
         """Every weight is quantised anew at its next get, whatever the version, in the memory that
         its copies have.
         """
-        for entry in self._entries.values():
+        for entry in (*self._entries.values(), *self._objects.values()):
             entry.version = None
 
     def clear(self):
         self._entries.clear()
+        self._objects.clear()
+
+    def _of(self, arrays):
+        entry = self._objects.get(_ids(arrays))
+        if entry is None or not entry.is_made_for(arrays):
+            entry = self._entries.get(_key(arrays, [_memory(array) for array in arrays]))
+        return entry if entry is not None and entry.is_needed() else None
+
+    def _move(self, entry, arrays):
+        """To the memory of these arrays: a parameter may have been given other."""
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+        entry.show(arrays)
+        self._entries[entry.key] = entry
+
+    def _replace(self, old, new, arrays):
+        """`new` in the place of `old`, and none of weights that are gone."""
+        entries = (e for e in self._entries.values() if e is not old and e.is_needed())
+        self._entries = {entry.key: entry for entry in (*entries, new)}
+        objects = self._objects.items()
+        self._objects = {k: e for k, e in objects if self._entries.get(e.key) is e}
+        self._objects[_ids(arrays)] = new
 
     def __getstate__(self):
-        return {"recipe": self.recipe, "_entries": {}}  # copies are made again, not copied
+        # Copies are made again, not copied.
+        return {"recipe": self.recipe, "_entries": {}, "_objects": {}}
 
 
 class _Entry:
@@ -63,24 +102,77 @@ class _Entry:
         self.sources = [weakref.ref(array) for array in arrays]
         self.tensor = tensor
         self.version = None
+        self.show(arrays)
+
+    def show(self, arrays):
+        """From now on the weight is these arrays' memory."""
+        self.memory = [_memory(array) for array in arrays]
+        self.key = _key(arrays, self.memory)
 
     def is_needed(self):
-        return all(source() is not None for source in self.sources)
+        """Whether the objects live, or all memory that they showed."""
+        if all(source() is not None for source in self.sources):
+            return True
+        return all(memory is not None and memory.is_alive() for memory in self.memory)
+
+    def is_made_for(self, arrays):
+        return all(source() is array for source, array in zip(self.sources, arrays))
 
     def serves(self, arrays, wanted):
-        """Whether the tensor is of these very arrays, as they are, and has these directions."""
+        """Whether the tensor is of arrays like these, and has these directions and this tag."""
         tensor, (first, *_) = self.tensor, arrays
         shape = tuple(first.shape) if first.ndim == 3 else (len(arrays), *first.shape)
         return (
-            all(source() is array for source, array in zip(self.sources, arrays))
-            and (tensor.shape, tensor.dtype) == (shape, first.dtype)
+            (tensor.shape, tensor.dtype) == (shape, first.dtype)
             and tensor.device == getattr(first, "device", "cpu")
             and (tensor.has_rowwise or not wanted["rowwise"])
             and (tensor.has_columnwise or not wanted["columnwise"])
+            and wanted.get("layout") in (None, tensor.layout)
         )
 
 
-def _key(arrays):
+class _StorageMemory:
+    """A Torch storage, which is held weakly; no other has this `name` while it is."""
+
+    def __init__(self, array):
+        self._reference = StorageWeakRef(array.untyped_storage())
+        self.name = ("storage", self._reference.cdata)
+        self.view = (array.storage_offset(), tuple(array.shape), array.stride(), array.dtype)
+
+    def is_alive(self):
+        return not self._reference.expired()
+
+
+class _OwnedMemory:
+    """What a NumPy array shows of the object that owns the memory, which is held weakly."""
+
+    def __init__(self, array):
+        owner = array
+        while getattr(owner, "base", None) is not None:
+            owner = owner.base
+        self._owner = weakref.ref(owner)
+        self.name = ("owner", id(owner))
+        self.view = (NumpyViews.address(array), array.shape, array.strides, array.dtype)
+
+    def is_alive(self):
+        return self._owner() is not None
+
+
+def _memory(array):
+    """None where nobody can say what lives: then a weight is its object and nothing else."""
+    try:
+        return (_OwnedMemory if isinstance(array, np.ndarray) else _StorageMemory)(array)
+    except (AttributeError, TypeError, NotImplementedError, RuntimeError):
+        return None
+
+
+def _key(arrays, memory):
+    if any(m is None for m in memory):
+        return _ids(arrays)
+    return tuple((m.name, m.view) for m in memory)
+
+
+def _ids(arrays):
     return tuple(id(array) for array in arrays)
 
 

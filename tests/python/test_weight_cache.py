@@ -98,6 +98,102 @@ def test_weights_are_told_apart_and_forgotten(generator, quantised):
         moire.WeightCache("bf16")
 
 
+TEMPORARIES = {
+    "detach": lambda w: w.detach(),
+    "view": lambda w: w[1:],
+    "transposed": lambda w: w.transpose(1, 2).transpose(1, 2),
+    "list": lambda w: [w[g] for g in range(E)],
+    "unbind": lambda w: w.detach().unbind(),
+    "numpy": lambda w: w.numpy()[:],
+    "numpy list": lambda w: list(w.numpy()),
+}
+
+
+@pytest.mark.parametrize("how", TEMPORARIES)
+def test_temporaries_of_one_weight_have_one_copy(generator, quantised, how):
+    w, show, cache = truth.draw(generator, E, F, H), TEMPORARIES[how], moire.WeightCache()
+    if "numpy" in how:
+        array = w.numpy().copy()
+        show = {"numpy": lambda _: array[:], "numpy list": lambda _: list(array)}[how]
+    first = cache.get(show(w), 1)
+    for _ in range(20):
+        assert cache.get(show(w), 1) is first
+        truth.draw(generator, E, F, H)  # ids and addresses that are free again are used again
+    assert len(quantised) == 1
+    assert cache.get(show(w), 2) is first and len(quantised) == 2 and len(cache._entries) == 1
+    truth_fp8.assert_same_bytes(first, moire.quantize(show(w), columnwise=True))
+
+
+def test_views_of_one_memory_are_told_apart(generator):
+    w = truth.draw(generator, 2 * E, H, H).bfloat16()
+    cache = moire.WeightCache()
+    shown = {
+        "whole": lambda: w.detach(),
+        "head": lambda: w[:E],
+        "rest": lambda: w[E:],
+        "transposed": lambda: w.transpose(1, 2),
+        "list": lambda: list(w[:E]),
+        "reversed": lambda: list(w[:E])[::-1],
+        "bits": lambda: w[:E].view(torch.float16),
+    }
+    made = {name: cache.get(show(), 0) for name, show in shown.items()}
+    assert len({id(tensor) for tensor in made.values()}) == len(shown)
+    for name, show in shown.items():
+        assert cache.get(show(), 0) is made[name]
+        truth_fp8.assert_same_bytes(made[name], moire.quantize(show(), columnwise=True))
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_memory_that_is_used_again_is_another_weight(generator, framework):
+    cache, taken = moire.WeightCache(), set()
+    for i in range(30):
+        w = truth.draw(generator, E, F, H)
+        w = w if framework == "torch" else w.numpy().copy()
+        taken.add(w.data_ptr() if framework == "torch" else w.ctypes.data)
+        found = cache.get(w[:], 1)
+        truth_fp8.assert_same_bytes(found, moire.quantize(w, columnwise=True))
+        assert len(cache._entries) == 1, i  # the last one is gone, and its copies
+        del w
+    assert len(taken) < 30
+
+
+def test_a_parameter_with_other_memory_is_the_same_weight(generator):
+    p, cache = torch.nn.Parameter(truth.draw(generator, E, F, H)), moire.WeightCache()
+    first, old = cache.get(p, 0), p.detach()
+    p.data = truth.draw(generator, E, F, H)
+    assert cache.get(p, 1) is first and cache.get(p.detach(), 1) is first
+    other = cache.get(old, 1)
+    assert other is not first
+    truth_fp8.assert_same_bytes(other, moire.quantize(old, columnwise=True))
+    truth_fp8.assert_same_bytes(first, moire.quantize(p.detach(), columnwise=True))
+    q = torch.nn.Parameter(truth.draw(generator, E, F, H))
+    of_q = cache.get(q, 1)
+    p.data = q.data  # tied from now on
+    assert cache.get(p, 2) is first and cache.get(q, 2) is of_q
+    assert cache.get(p, 2) is first
+    with torch.no_grad():
+        q.mul_(2)
+    cache.invalidate()
+    for tensor in (cache.get(q, 2), cache.get(p, 2), cache.get(q.detach(), 2)):
+        truth_fp8.assert_same_bytes(tensor, moire.quantize(q.detach(), columnwise=True))
+
+
+def test_copies_have_the_tag_that_was_asked_for(generator, quantised):
+    w1, w2 = truth.draw(generator, E, 2 * F, H), truth.draw(generator, E, H, F)
+    cache, x = moire.WeightCache(), truth.draw(generator, 40, H)
+    tagged = cache.get(w1, 1, layout=8)
+    assert tagged.layout == moire.GluLayout.of(8) and cache.get(w1, 1) is tagged
+    assert cache.get(w1, 1, layout=moire.GluLayout(8)) is tagged and len(quantised) == 1
+    options = {"recipe": "mxfp8", "w1_quantized": tagged}
+    moire.grouped_mlp(x, w1, w2, moire.Groups(splits=SPLITS), layout=8, **options)
+    with pytest.raises(moire.InvalidArgument, match="w1_quantized was quantised with gate and up"):
+        moire.grouped_mlp(x, w1, w2, moire.Groups(splits=SPLITS), **options)
+    assert cache.get(w1, 1, layout="halves").layout == moire.GluLayout()
+    assert tagged.layout == moire.GluLayout.of(8)
+    with pytest.raises(moire.InvalidArgument, match="WeightCache.get: layout is 'x'"):
+        cache.get(w1, 1, layout="x")
+
+
 def updates(module):
     """Ways in which training loops change parameters."""
     weight = module._weights()[0]
