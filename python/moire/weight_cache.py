@@ -73,8 +73,9 @@ class WeightCache:
 
     def _of(self, arrays):
         entry = self._objects.get(_ids(arrays))
-        if entry is None or not entry.is_made_for(arrays):
-            entry = self._entries.get(_key(arrays, [_memory(array) for array in arrays]))
+        if entry is not None and entry.is_made_for(arrays):
+            return entry
+        entry = self._entries.get(_key(arrays, [_memory(array) for array in arrays]))
         return entry if entry is not None and entry.is_needed() else None
 
     def _move(self, entry, arrays):
@@ -135,7 +136,8 @@ class _StorageMemory:
     """A Torch storage, which is held weakly; no other has this `name` while it is."""
 
     def __init__(self, array):
-        self._reference = StorageWeakRef(array.untyped_storage())
+        storage = array.untyped_storage()
+        self._reference = StorageWeakRef(storage)
         self.name = ("storage", self._reference.cdata)
         self.view = (array.storage_offset(), tuple(array.shape), array.stride(), array.dtype)
 
