@@ -52,6 +52,20 @@ class MOIRE_API Context {
   // For ops: appends a step to the record of an explaining context.
   void record(Step step) const;
 
+  // What a finding in the data is said of: "grouped_mlp", "w1". Literals; empty: unsaid.
+  struct Origin {
+    std::string_view op, operand;
+
+    // These names, and `own` for those unsaid.
+    Origin over(const Origin& own) const {
+      return {op.empty() ? own.op : op, operand.empty() ? own.operand : operand};
+    }
+  };
+  // For ops that run others: a context whose findings are said of `origin`, unless an op that runs
+  // this one has said another.
+  Context within(const Origin& origin) const;
+  const Origin& origin() const { return origin_; }
+
   // Waits for this context's work; returns and forgets the first error that the device reported.
   Status check() const;
 
@@ -62,6 +76,7 @@ class MOIRE_API Context {
   std::shared_ptr<const DeviceState> state_;
   std::shared_ptr<Record> explanation_;
   ContextOptions options_;
+  Origin origin_;
 };
 
 // Devices that this build can use now.

@@ -76,6 +76,12 @@ Context Context::explaining() const {
   return copy;
 }
 
+Context Context::within(const Origin& origin) const {
+  Context copy = *this;
+  copy.origin_ = origin_.over(origin);
+  return copy;
+}
+
 Explanation Context::explanation() const {
   if (explanation_ == nullptr) return {};
   const std::lock_guard lock(explanation_->mutex);

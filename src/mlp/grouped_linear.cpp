@@ -59,8 +59,8 @@ struct LinearSteps {
 
   template <class Runner>
   Status run(Runner& run) {
-    if (quantize_w) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w));
-    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x));
+    if (quantize_w) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w, "w"));
+    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x, "x"));
     return run(grouped_gemm, grouped_gemm_workspace, gemm);
   }
 };
@@ -157,9 +157,9 @@ struct LinearBackwardSteps {
 
   template <class Runner>
   Status run(Runner& run) {
-    if (quantize_w) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w));
-    if (quantize_grad_y) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_grad_y));
-    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x));
+    if (quantize_w) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w, "w"));
+    if (quantize_grad_y) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_grad_y, "grad_y"));
+    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x, "x"));
     if (gather_grad_y) MOIRE_RETURN_IF_ERROR(run(permute, *gather_grad_y));
     if (bias) MOIRE_RETURN_IF_ERROR(run(bias_backward, bias_backward_workspace, *bias));
     if (grad_x) MOIRE_RETURN_IF_ERROR(run(grouped_gemm, grouped_gemm_workspace, *grad_x));

@@ -94,9 +94,9 @@ struct MlpSteps {
 
   template <class Runner>
   Status run(Runner& run) {
-    if (quantize_w1) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w1));
-    if (quantize_w2) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w2));
-    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x));
+    if (quantize_w1) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w1, "w1"));
+    if (quantize_w2) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w2, "w2"));
+    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x, "x"));
     MOIRE_RETURN_IF_ERROR(run(grouped_gemm_glu, grouped_gemm_glu_workspace, fc1));
     return run(grouped_gemm, grouped_gemm_workspace, fc2);
   }

@@ -29,19 +29,17 @@ struct MlpBackwardSteps {
 
   template <class Runner>
   Status run(Runner& run) {
-    for (auto* step : {&quantize_w1, &quantize_w2}) {
-      if (*step) MOIRE_RETURN_IF_ERROR(run(quantize_weight, **step));
-    }
-    for (auto* step : {&quantize_grad_y, &quantize_x}) {
-      if (*step) MOIRE_RETURN_IF_ERROR(run(quantize, **step));
-    }
+    if (quantize_w1) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w1, "w1"));
+    if (quantize_w2) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w2, "w2"));
+    if (quantize_grad_y) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_grad_y, "grad_y"));
+    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x, "x"));
     if (gather_grad_y) MOIRE_RETURN_IF_ERROR(run(permute, *gather_grad_y));
     if (fc2_dgrad) {
       MOIRE_RETURN_IF_ERROR(
           run(grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace, *fc2_dgrad));
     }
     if (act) MOIRE_RETURN_IF_ERROR(run(glu, *act));
-    if (quantize_act) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_act));
+    if (quantize_act) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_act, "act"));
     if (b2) MOIRE_RETURN_IF_ERROR(run(bias_backward, bias_backward_workspace, *b2));
     if (fc2_wgrad) {
       MOIRE_RETURN_IF_ERROR(run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace, *fc2_wgrad));

@@ -59,7 +59,7 @@ struct Composite {
     MOIRE_RETURN_IF_ERROR(size(context, steps, arena, &needed));
     ArgumentCheck check(name, context, ArgumentCheck::Purpose::kRun);
     if (!check.workspace(args.workspace, needed)) return check.status();
-    StepRunner runner(context, args.workspace, arena.used());
+    StepRunner runner(name, context, args.workspace, arena.used());
     return steps.run(runner);
   }
 

@@ -5,7 +5,10 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "tests/ops/quantize_support.h"
 #include "tests/support/expect.h"
 #include "tests/support/grouped_gemm_cases.h"
 #include "tests/support/ragged.h"
@@ -83,19 +86,92 @@ TEST(QuantizeFindings, RowsPastTheGroupsAreNone) {
   EXPECT_TRUE(succeeds(context.check()));
 }
 
-TEST(QuantizeFindings, OfWeightsAreSaid) {
+TEST(QuantizeFindings, OfGatheredRowsNameTheRowOfTheSource) {
+  const Context context = Context::create().value();
+  Call call(DType::kFP32, MOIRE_SCALING_MXFP8);
+  std::vector<int64_t> order(kRows);
+  for (int64_t i = 0; i < kRows; ++i) order[static_cast<size_t>(i)] = kRows - 1 - i;
+  const TestTensor row_idx = index_tensor(DType::kInt64, order);
+  call.args.row_idx = row_idx;
+  call.source.set(101, 37, kNaN);
+  call.source.set(7, 2, kNaN);  // comes later
+  ASSERT_TRUE(succeeds(quantize(context, call.args)));
+  EXPECT_TRUE(fails(context.check(), Code::kInvalidArgument, "quantize: source[101, 37] is"));
+}
+
+TEST(QuantizeFindings, OfWeightsNameGroupAndElement) {
   const Context context = Context::create().value();
   Random random;
-  TestTensor source(DType::kBF16, {2, 64, 128}), codes(DType::kE4M3, {2, 64, 128}),
-      scales(DType::kFP32, {2, 1, 1});
-  source.randomize(random);
-  source.set(70, 5, kNaN);
-  QuantizeWeightArgs args;
-  args.source = Weight(source);
-  args.scaling = MOIRE_SCALING_FP8_TILE;
-  args.rowwise = {codes, scales};
-  ASSERT_TRUE(succeeds(quantize_weight(context, args)));
-  EXPECT_TRUE(fails(context.check(), Code::kInvalidArgument, "quantize_weight: an element"));
+  for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
+    for (const bool listed : {false, true}) {
+      TestWeight source(dtype, 3, 64, 130, MOIRE_OUT_IN, listed);
+      source.randomize(random);
+      const TestCopy tiles(DType::kE4M3, MOIRE_SCALING_FP8_TILE, MOIRE_ROWWISE, 3, 64, 130);
+      QuantizeWeightArgs args;
+      args.source = source;
+      args.scaling = MOIRE_SCALING_FP8_TILE;
+      args.rowwise = tiles;
+      ASSERT_TRUE(succeeds(quantize_weight(context, args)));
+      EXPECT_TRUE(succeeds(context.check())) << "everything is finite";
+      source.set(1, 6, 129, kNaN);
+      source.set(2, 0, 0, kInfinity);
+      ASSERT_TRUE(succeeds(quantize_weight(context, args)));
+      EXPECT_TRUE(fails(context.check(), Code::kInvalidArgument,
+                        "quantize_weight: source[1, 6, 129] is infinite or NaN"));
+    }
+  }
+}
+
+// 1 or NaN, in an element or a scale.
+void put(TestTensor& t, int64_t row, int64_t column, double value) {
+  const DType dtype = t.view().type();
+  if (dtype == DType::kFP32) return t.set(row, column, value);
+  const auto [one, nan] = dtype == DType::kE8M0 ? std::pair(127, 255) : std::pair(0x38, 0x7F);
+  t.as<uint8_t>()[row * t.view().stride() + column] =
+      static_cast<uint8_t>(std::isnan(value) ? nan : one);
+}
+
+// A ragged copy and one of weights, in either direction: by a code, and by a scale.
+TEST(QuantizeFindings, OfWhatIsRequantisedNameTheElement) {
+  const Context context = Context::create().value();
+  const Batch batch({40, 0, kRows - 40});
+  for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
+    for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
+      for (const bool is_weight : {false, true}) {
+        const auto copy = [&](int32_t of) {
+          return is_weight ? TestCopy(DType::kE4M3, scaling, of, 3, 50, kColumns)
+                           : TestCopy(DType::kE4M3, scaling, of, batch.groups(), kColumns);
+        };
+        TestCopy source = copy(direction);
+        const TestCopy target = copy(1 - direction);
+        for (TestTensor* t : {&source.data, &source.scales}) {
+          for (int64_t i = 0; i < t->view().num_rows(); ++i) {
+            for (int64_t j = 0; j < t->view().columns(); ++j) put(*t, i, j, 1);
+          }
+        }
+        RequantizeArgs args;
+        args.source = source;
+        args.scaling = scaling;
+        args.direction = direction;
+        args.target = target;
+        if (!is_weight) args.groups = batch.groups();
+        ASSERT_TRUE(succeeds(requantize(context, args)));
+        EXPECT_TRUE(succeeds(context.check())) << "everything is finite";
+        put(source.data, 101, 37, kNaN);
+        ASSERT_TRUE(succeeds(requantize(context, args)));
+        EXPECT_TRUE(fails(context.check(), Code::kInvalidArgument,
+                          is_weight ? "requantize: source[2, 1, 37], decoded, is infinite or NaN"
+                                    : "requantize: source[101, 37], decoded, is infinite or NaN"));
+        const int64_t scale = source.scales.view().columns() - 1;
+        const int64_t block = direction == MOIRE_COLUMNWISE ? 1 : scale_block(scaling);
+        put(source.scales, 0, scale, kNaN);
+        ASSERT_TRUE(succeeds(requantize(context, args)));
+        EXPECT_TRUE(fails(context.check(), Code::kInvalidArgument,
+                          concat("requantize: source[0, ", is_weight ? "0, " : "", scale * block,
+                                 "], decoded,")));
+      }
+    }
+  }
 }
 
 // Memory for the copies of an output of kRows rows, in two groups.

@@ -2,9 +2,10 @@
 // The context's check() returns the first of them, which is then forgotten.
 #pragma once
 
+#include <moire/context.h>
+
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "core/device_state.h"
@@ -17,10 +18,6 @@ class Findings {
   void note(std::string sentence) const {
     const std::lock_guard lock(mutex_);
     if (first_.empty()) first_ = std::move(sentence);
-  }
-  void note_non_finite(std::string_view op, const std::string& element) const {
-    note(concat(op, ": ", element,
-                " is infinite or NaN: infinities were saturated, NaN kept, in their own blocks"));
   }
   // Empty where there is none.
   std::string take() const {
@@ -39,6 +36,17 @@ struct CpuState : DeviceState {
 
 inline const Findings& findings_of(const DeviceState& state) {
   return static_cast<const CpuState&>(state).findings;
+}
+
+// That `element` of an operand, "[3, 5]", is not finite; `own` names it unless the call is a step
+// of another, which says what it is there.
+inline void note_non_finite(const Context& context, const Context::Origin& own,
+                            const std::string& element) {
+  const Context::Origin origin = context.origin().over(own);
+  findings_of(context.state())
+      .note(concat(origin.op, ": ", origin.operand, element,
+                   " is infinite or NaN: infinities were saturated, NaN kept, in their own "
+                   "blocks"));
 }
 
 }  // namespace moire::cpu

@@ -27,11 +27,11 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include <atomic>
-#include <cmath>
 #include <cstring>
 
 #include "backend/cpu/findings.h"
 #include "backend/cpu/implementations.h"
+#include "backend/cpu/non_finite.h"
 #include "core/format.h"
 #include "core/resolved_groups.h"
 
@@ -122,48 +122,26 @@ void quantize_blocks(ThreadPool& pool, const ScaleBlocks& blocks, int64_t column
                  });
 }
 
-// Not fast: it is called where something was found.
-bool is_finite(const TensorView& t, const void* row, int64_t column) {
-  if (t.type() == DType::kFP32) return std::isfinite(static_cast<const float*>(row)[column]);
-  const uint16_t exponent = t.type() == DType::kBF16 ? 0x7F80 : 0x7C00;
-  return (static_cast<const uint16_t*>(row)[column] & exponent) != exponent;
-}
-
-// "source[3, 5]", the first element in the order of the rows that is not finite.
-std::string name_of_first(const TensorView& source, const TensorView& row_idx, int64_t num_rows) {
-  for (int64_t i = 0; i < num_rows; ++i) {
-    const int64_t row = source_row(row_idx, i);
-    for (int64_t c = 0; c < source.columns(); ++c) {
-      if (!is_finite(source, row_bytes_of(source, row), c)) {
-        return concat("source[", row, ", ", c, "]");
-      }
-    }
-  }
-  return "an element of source";
-}
-
-void note_non_finite(const Context& context, std::string_view op, const std::string& element) {
-  findings_of(context.state()).note_non_finite(op, element);
-}
-
 Status run_quantize(const Context& context, const QuantizeArgs& args) {
   ThreadPool& pool = *context.state().pool;
   const TensorView source(args.source), row_idx(args.row_idx);
   const ResolvedGroups groups(args.groups, (row_idx.is_present() ? row_idx : source).shape[0]);
   Copies copies(args.rowwise, args.columnwise, args.scaling, args.fractional_scales != 0);
   const ScaleBlocks blocks(groups.get(), copies.task_rows());
-  quantize_blocks(pool, blocks, source.columns(), copies, args.tail,
-                  [&](int64_t, const RowBlock& block, StripSource& out) {
-                    out.dtype = source.type();
-                    for (int64_t i = block.first; i < block.end; ++i) {
-                      out.rows[i - block.first] = row_bytes_of(source, source_row(row_idx, i));
-                    }
-                  });
+  const auto fill = [&](int64_t, const RowBlock& block, StripSource& out) {
+    out.dtype = source.type();
+    for (int64_t i = block.first; i < block.end; ++i) {
+      out.rows[i - block.first] = row_bytes_of(source, source_row(row_idx, i));
+    }
+  };
+  quantize_blocks(pool, blocks, source.columns(), copies, args.tail, fill);
   if (args.tail == MOIRE_TAIL_ZERO) {
     copies.zero_tail(pool, rows_in_use(groups.get()), blocks.count());
   }
   if (copies.found_non_finite()) {
-    note_non_finite(context, "quantize", name_of_first(source, row_idx, rows_in_use(groups.get())));
+    const Element first = first_non_finite(blocks, source.columns(), fill);
+    note_non_finite(context, {"quantize", "source"},
+                    index_text(source, {source_row(row_idx, first.row), first.column}));
   }
   return {};
 }
@@ -173,16 +151,18 @@ Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& arg
   const int64_t num_groups = source.tensor.shape[0], n = source.tensor.shape[1];
   Copies copies(args.rowwise, args.columnwise, args.scaling, args.fractional_scales != 0);
   const ScaleBlocks blocks(num_groups, n, copies.task_rows());
-  quantize_blocks(*context.state().pool, blocks, source.tensor.shape[2], copies,
-                  MOIRE_TAIL_UNTOUCHED, [&](int64_t, const RowBlock& block, StripSource& out) {
-                    const TensorView matrix = source.matrix(block.group);
-                    out.dtype = matrix.type();
-                    for (int64_t i = block.first; i < block.end; ++i) {
-                      out.rows[i - block.first] = row_bytes_of(matrix, i - block.group * n);
-                    }
-                  });
+  const int64_t k = source.tensor.shape[2];
+  const auto fill = [&](int64_t, const RowBlock& block, StripSource& out) {
+    const TensorView matrix = source.matrix(block.group);
+    out.dtype = matrix.type();
+    for (int64_t i = block.first; i < block.end; ++i) {
+      out.rows[i - block.first] = row_bytes_of(matrix, i - block.group * n);
+    }
+  };
+  quantize_blocks(*context.state().pool, blocks, k, copies, MOIRE_TAIL_UNTOUCHED, fill);
   if (copies.found_non_finite()) {
-    note_non_finite(context, "quantize_weight", "an element of source");
+    note_non_finite(context, {"quantize_weight", "source"},
+                    index_text(source.tensor, first_non_finite(blocks, k, fill)));
   }
   return {};
 }
@@ -196,15 +176,16 @@ Status run_requantize(const Context& context, const RequantizeArgs& args) {
                 args.fractional_scales != 0);
   const ResolvedGroups groups(args.groups, data.num_rows());
   const ScaleBlocks blocks = blocks_of(data, groups.get(), args.scaling);
-  quantize_blocks(pool, blocks, data.columns(), copies, args.tail,
-                  [&](int64_t index, const RowBlock& block, StripSource& out) {
-                    fill_quantized(args.source, args.scaling, args.direction, index, block, out);
-                  });
+  const auto fill = [&](int64_t index, const RowBlock& block, StripSource& out) {
+    fill_quantized(args.source, args.scaling, args.direction, index, block, out);
+  };
+  quantize_blocks(pool, blocks, data.columns(), copies, args.tail, fill);
   if (args.tail == MOIRE_TAIL_ZERO && data.rank == 2) {
     copies.zero_tail(pool, rows_in_use(groups.get()), blocks.count());
   }
   if (copies.found_non_finite()) {
-    note_non_finite(context, "requantize", "an element of source, decoded,");
+    const Element first = first_non_finite(blocks, data.columns(), fill);
+    note_non_finite(context, {"requantize", "source"}, index_text(data, first) + ", decoded,");
   }
   return {};
 }

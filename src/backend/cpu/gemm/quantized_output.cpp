@@ -60,11 +60,10 @@ void QuantizedOutput::note_non_finite(const float* values, int64_t pitch, int64_
   }
 }
 
-Status QuantizedOutput::finish(const Context& context, const Name& name, const TensorView& stored,
-                               const Groups& groups, int32_t tail) const {
+Status QuantizedOutput::finish(const Context& context, const Context::Origin& origin,
+                               const TensorView& stored, const Groups& groups, int32_t tail) const {
   if (const int64_t at = non_finite_.load(); at != kNone) {
-    findings_of(context.state())
-        .note_non_finite(name.op, concat(name.tensor, "[", at / width(), ", ", at % width(), "]"));
+    cpu::note_non_finite(context, origin, concat("[", at / width(), ", ", at % width(), "]"));
   }
   if (tail == MOIRE_TAIL_ZERO) {
     ThreadPool& pool = *context.state().pool;
@@ -85,7 +84,7 @@ Status QuantizedOutput::finish(const Context& context, const Name& name, const T
   args.fractional_scales = fractional_ ? 1 : 0;
   args.groups = groups;
   args.tail = tail;
-  return kQuantize.run(context, args);
+  return kQuantize.run(context.within(origin), args);
 }
 
 std::string QuantizedOutput::policy(std::string_view name) const {

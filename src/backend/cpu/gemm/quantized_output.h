@@ -36,12 +36,9 @@ class QuantizedOutput {
   void note_non_finite(const float* values, int64_t pitch, int64_t first_row, int64_t rows,
                        int64_t first_column, int64_t columns) const;
 
-  // The output as findings call it.
-  struct Name {
-    std::string_view op, tensor;
-  };
-  // After the product: what the epilogue left, the tails, and what was found.
-  Status finish(const Context& context, const Name& name, const TensorView& stored,
+  // After the product: what the epilogue left, the tails, and what was found, which is said of
+  // `origin`.
+  Status finish(const Context& context, const Context::Origin& origin, const TensorView& stored,
                 const Groups& groups, int32_t tail) const;
   // ", act quantised rowwise in the epilogue"; nothing without copies.
   std::string policy(std::string_view name) const;
