@@ -120,6 +120,11 @@ TEST(Problem, RefusesWhatARecipeHasNoUseFor) {
           "\"emulated\": found b=bf16, needed FP8 operands on both sides");
   refused("op=fc1 b=mxfp8_fast",
           "\"b\": found \"mxfp8_fast\", needed same, fp32, bf16, fp16, mxfp8 or fp8_block");
+  for (const std::string op : {"quantize", "quantize_weight", "requantize", "glu", "permute"}) {
+    refused("op=" + op + " dtype=mxfp8",
+            "\"dtype\": found mxfp8, needed fp32, bf16 or fp16 for op=" + op +
+                ", which has no products");
+  }
   parsed(std::string(kPlain) + " op=fc1 b=fp8_block fractional=yes");
   parsed(std::string(kPlain) + " op=quantize element=e5m2 scaling=fp8_block fractional=yes");
 }

@@ -117,7 +117,12 @@ std::string protocol_text(const Protocol& p, const MachineFacts& m) {
       " rounds; normal inputs; operand sets rotate over 3 x the last-level cache where memory "
       "allows; median [10th 90th percentile]; ratios are per round; padding is not counted\n"
       "roof: the larger of FLOP / multiply-add rate and bytes / copy rate, over the time; the same "
-      "for every dtype, because products are FP32 multiply-adds\n");
+      "for every dtype, because products are FP32 multiply-adds\n"
+      "x baseline: the baseline's time over the op's, both timed in turn; of ops that move bytes "
+      "the "
+      "baseline is a copy of as many, its median, which is slower than the roof's copy, the "
+      "fastest "
+      "of a large one: such an op may be at 38 % of the roof and at 0.6 of the copy\n");
 }
 
 std::string results_table(const std::vector<BenchResult>& results, const MachineFacts& machine) {

@@ -41,14 +41,13 @@ Json dtypes_by_op(const Context& context) {
       if (takes(context, problem)) dtypes.push_back(dtype_word(problem.a_format()));
     }
     problem.dtype = DType::kBF16;
-    const bool multiplies = op.entry.starts_with("grouped_");
     const Format formats[] = {{DType::kBF16, Quantization::kMxfp8},
                               {DType::kBF16, Quantization::kMxfp8, true},
                               {DType::kBF16, Quantization::kFp8Block}};
     for (const Format& format : formats) {
       problem.quantization = format.quantization;
       problem.fast = format.fast;
-      if (multiplies && takes(context, problem)) dtypes.push_back(dtype_word(format));
+      if (multiplies(op) && takes(context, problem)) dtypes.push_back(dtype_word(format));
     }
     out[std::string(op.name)] = dtypes;
   }

@@ -47,6 +47,8 @@ struct OpInfo {
 const std::vector<OpInfo>& all_ops();
 const OpInfo& info_of(Op op);
 // A whole layer, which has a recipe.
+// Whether it has products, whose operands may be quantised.
+inline bool multiplies(const OpInfo& info) { return info.entry.starts_with("grouped_"); }
 inline bool is_layer(Op op) { return op == Op::kMlp || op == Op::kMlpForward || op == Op::kLinear; }
 std::optional<Op> find_op(std::string_view name);
 

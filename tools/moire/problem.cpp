@@ -58,8 +58,13 @@ Status check_fp8(const Problem& p, const Origin& origin) {
 
 // What a recipe, or the formats of a product, have no use for is a mistake.
 Status check_formats(const Problem& p, const Origin& origin) {
-  const bool is_product = info_of(p.op).entry.starts_with("grouped_gemm");
-  if (!is_layer(p.op) && !is_product) return {};
+  const OpInfo& op = info_of(p.op);
+  if (!multiplies(op)) {
+    if (p.quantization == Quantization::kNone) return {};
+    return bad(origin, "dtype", dtype_word(p.a_format()),
+               text("fp32, bf16 or fp16 for op=", op.name, ", which has no products"));
+  }
+  const bool is_product = !is_layer(p.op);
   const std::string found = text("dtype=", dtype_word(p.a_format()));
   if (is_layer(p.op) && p.quantization == Quantization::kNone) {
     const std::pair<bool, std::string_view> fields_of_8_bits[] = {

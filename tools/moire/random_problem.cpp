@@ -127,6 +127,10 @@ Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
     p.quantization = random.chance(0.6) ? Quantization::kMxfp8 : Quantization::kFp8Block;
     p.fast = p.quantization == Quantization::kMxfp8 && random.chance(0.3);
   }
+  if (!multiplies(info_of(p.op))) {
+    p.quantization = Quantization::kNone;
+    p.fast = false;
+  }
   draw_operands(random, p);
   if (random.chance(0.3)) p.out = pick(random, all);
   if (p.groups > 0) p.splits = draw_splits(random, p.groups);
