@@ -11,6 +11,7 @@ from .context import Explanation, check, explain, info, settings, strict
 from .errors import Code, Error, InvalidArgument, LibraryNotFound, OutOfMemory, Unsupported
 from .functional import grouped_linear, grouped_mlp, grouped_mm, moe
 from .gated import convert_glu, deinterleave_glu_tensor, glu, interleave_glu_tensor
+from .gradients import grouped_linear_backward, grouped_mlp_backward
 from .grouped_state import load_safetensors, save_safetensors
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
@@ -41,7 +42,9 @@ __all__ = [
     "explain",
     "glu",
     "grouped_linear",
+    "grouped_linear_backward",
     "grouped_mlp",
+    "grouped_mlp_backward",
     "grouped_mm",
     "hf",
     "info",

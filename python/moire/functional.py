@@ -160,7 +160,7 @@ def grouped_mlp(
     capacity = _capacity(call, groups, x, row_idx)
     given = (w1, w1_quantized), (w2, w2_quantized)
     pair = _weights(call, operand, recipe, given, weight_layout)
-    gating = _gating(call, given, act, layout)
+    gating = gating_of(call, given, act, layout)
     tail = _tail(call, tail, out)
     _check_out(call, fw, out)
     probs = as_fp32(fw, call, "probs", probs)
@@ -234,7 +234,7 @@ def moe(
         )
     capacity = plan.gather_idx.shape[0]
     groups = Groups.over(plan.offsets)
-    gating = _gating(call, given, act, layout)
+    gating = gating_of(call, given, act, layout)
     topk_weights = as_fp32(fw, call, "topk_weights", topk_weights)
     save_act = flag("moe: save_act", save_act)
     out_dtype = fw.float32 if operand.result == fw.float32 else x.dtype
@@ -322,7 +322,7 @@ def _mlp_spec(operand, recipe, groups, capacity, weights, gating, tail, keeps):
     )
 
 
-def _gating(call, given, act, layout):
+def gating_of(call, given, act, layout):
     """(Activation, GluLayout): the layout is that of W1, wherever W1 has a tag."""
     activation = Activation.of(act, f"{call}: act")
     layout = GluLayout.of(layout, f"{call}: layout")

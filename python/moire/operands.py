@@ -2,16 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .arrays import Numpy, Torch, check_array, check_rank, framework_of
-from .context import is_explaining
 from .errors import invalid
 from .formats import COLUMNWISE, ROWWISE
 from .gradient_edge import stand_in
 from .grouped_tensor import GroupedTensor
-from .groups import is_readable
-from .quantization import pair
+from .quantization import check_groups, pair
 from .steps import NO_COPIES, Copies, WeightCopies
 from .values import described
 from .views import torch
@@ -45,7 +41,7 @@ class Ragged(NamedTuple):
         if copy is None:
             array = fw.cast(x, compute_dtype)
         else:
-            _check_recipe(call, "x", copy, recipe, recipe.format)
+            check_recipe(call, "x", copy, recipe, recipe.format)
             array = stand_in(f"{call}: x", copy, compute_dtype or x.dtype)
         return cls(fw, array, copy, compute_dtype, result)
 
@@ -56,7 +52,7 @@ class Ragged(NamedTuple):
             return NO_COPIES if w1 is w2 is _NO_COPIES else Copies(None, None, w1, w2)
         rowwise = pair(self.fw, copy.copy_of(ROWWISE, f"{call}: x"), copy.element)
         if row_idx is None:
-            _check_groups(call, copy, groups)
+            check_groups(call, "x", copy, groups.num_groups, groups.offsets)
         elif copy.has_columnwise or copy.groups is not None:
             raise invalid(
                 f"{call}: row_idx is given beside an x that was quantised for groups or "
@@ -147,7 +143,7 @@ def _weight_arrays(fw, call, name, weights):
     return list(weights)
 
 
-def _check_recipe(call, name, tensor, recipe, form):
+def check_recipe(call, name, tensor, recipe, form):
     if not recipe.is_quantized or tensor.form != form:
         needs = f"which needs {form.name}" if recipe.is_quantized else "which reads no 8-bit copies"
         raise invalid(
@@ -158,7 +154,7 @@ def _check_recipe(call, name, tensor, recipe, form):
 
 def _check_weight_copy(fw, call, name, tensor, recipe):
     check_array(fw, call, name, tensor._any.data)
-    _check_recipe(call, name, tensor, recipe, recipe.weight_format)
+    check_recipe(call, name, tensor, recipe, recipe.weight_format)
     check_rank(call, name, tensor, 3)
 
 
@@ -177,26 +173,6 @@ def check_glu_layout(call, name, weights, layout):
             f"{call}: {name} was quantised with gate and up in '{weights.layout}', but the layout "
             f"is '{layout}'"
         )
-
-
-def _check_groups(call, copy, groups):
-    """That x was quantised for these groups; values are read on a CPU only, outside of graphs."""
-    theirs = copy.groups
-    if theirs is groups or (theirs is None and not copy.has_columnwise):
-        return
-    found = 1 if theirs is None else theirs.num_groups
-    if found != groups.num_groups:
-        raise invalid(
-            f"{call}: x was quantised for {found} groups, but groups has {groups.num_groups}"
-        )
-    ours, theirs = groups.offsets, None if theirs is None else theirs.offsets
-    if theirs is None or is_explaining() or not (is_readable(ours) and is_readable(theirs)):
-        return
-    for g, (a, b) in enumerate(zip(np.asarray(theirs), np.asarray(ours))):
-        if a != b:
-            raise invalid(
-                f"{call}: x was quantised for other groups: offsets[{g}] was {a}, and is {b} now"
-            )
 
 
 def needs_grad(fw, *arrays):

@@ -3,11 +3,14 @@
 Shapes of scales are those of moire.h; docs/numerics.md defines every byte.
 """
 
+import numpy as np
+
 from . import gradient_edge
 from .arrays import Numpy, check_rank, framework_of
+from .context import is_explaining
 from .errors import invalid
 from .formats import COLUMNWISE, DIRECTIONS, ELEMENTS, ROWWISE, check_element
-from .groups import Groups, as_groups
+from .groups import Groups, as_groups, is_readable
 from .layouts import GluLayout
 from .recipes import Recipe
 from .values import flag
@@ -180,6 +183,30 @@ def dequantized(tensor, source, dtype):
         **ragged_fields(tensor, copy.data),
     )
     return target
+
+
+def check_groups(call, name, tensor, num_groups, offsets):
+    """That a ragged tensor was quantised for the groups of a call; values are read on a CPU only,
+    outside of graphs.
+    """
+    groups = tensor.groups
+    if groups is None and not tensor.has_columnwise:
+        return
+    if tensor.num_groups != num_groups:
+        raise invalid(
+            f"{call}: {name} was quantised for {tensor.num_groups} groups, but groups has "
+            f"{num_groups}"
+        )
+    if groups is None or groups.offsets is offsets or is_explaining():
+        return
+    if not (is_readable(groups.offsets) and is_readable(offsets)):
+        return
+    for g, (was, now) in enumerate(zip(np.asarray(groups.offsets), np.asarray(offsets))):
+        if was != now:
+            raise invalid(
+                f"{call}: {name} was quantised for other groups: offsets[{g}] was {was}, and is "
+                f"{now} now"
+            )
 
 
 def ragged_fields(tensor, like):

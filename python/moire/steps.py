@@ -1,16 +1,15 @@
 """What each function runs, forward and backward, as calls of the C entries on either kind of array.
 
 `fw` is arrays.Numpy or arrays.Torch. Nothing is cast and nothing is differentiated here:
-autograd.py and functional.py do that around it. NumPy users who need gradients call the backward
-functions of this module themselves. Where a recipe is one of 8 bits, copies are [data, scales], and
-an incoming gradient may be a GroupedTensor that has both directions.
+autograd.py, functional.py and gradients.py do that around it. Where a recipe is one of 8 bits,
+copies are [data, scales], and an incoming gradient may be a GroupedTensor.
 """
 
 from typing import Any, NamedTuple
 
-from .formats import COLUMNWISE, ROWWISE
+from .formats import COLUMNWISE, DIRECTIONS, ROWWISE
 from .grouped_tensor import GroupedTensor
-from .quantization import empty_copy, pair
+from .quantization import check_groups, empty_copy, pair
 from .recipes import Recipe
 
 TAILS = ("zero", "untouched")
@@ -227,7 +226,8 @@ def linear_backward(fw, spec, saved, grad_y, grads, beta):
     if spec.recipe.is_quantized:
         fields.update(spec.recipe.backward_fields, x_columnwise=saved.x_columnwise)
         _give_weight(fields, "w", saved.w_copy)
-        _give_grad_y(fw, fields, grad_y)
+        needs = grads.x is not None, grads.w is not None
+        _give_grad_y(fw, "grouped_linear_backward", fields, grad_y, *needs)
     fw.run_fields("grouped_linear_backward", fields)
     if not fused and grads.w is not None:
         operands = Wgrad(x=saved.x, x_idx=saved.row_idx, x_columnwise=saved.x_columnwise)
@@ -255,11 +255,12 @@ def wgrad(fw, recipe, groups, layout, operands, grad_w, beta):
     x, x_idx, x_columnwise, grad_y, grad_y_idx, grad_y_columnwise = operands
     beta_fields = {"beta": beta.value, "beta_per_group": beta.per_group}
     if recipe.is_quantized:
-        fields = {"grad_y_columnwise": grad_y_columnwise}
+        call = "grouped_linear_backward"
+        fields = {"grad_y_columnwise": grad_y_columnwise, **groups}
         if grad_y_columnwise is None:
-            _give_grad_y(fw, fields, grad_y)
+            _give_grad_y(fw, call, fields, grad_y, False, True)
         fw.run(
-            "grouped_linear_backward",
+            call,
             x=x,
             row_idx=x_idx if grad_y_idx is None else grad_y_idx,
             x_columnwise=x_columnwise,
@@ -269,7 +270,6 @@ def wgrad(fw, recipe, groups, layout, operands, grad_w, beta):
             **fields,
             **beta_fields,
             **recipe.backward_fields,
-            **groups,
         )
         return
     a, a_idx, b, b_idx = (
@@ -376,7 +376,9 @@ def mlp_backward(fw, spec, saved, grad_y, gathered, grads, beta_w1, beta_w2):
         )
         _give_weight(fields, "w1", saved.w1_copy)
         _give_weight(fields, "w2", saved.w2_copy)
-        _give_grad_y(fw, fields, grad_y)
+        through_w2 = (grads.x, grads.w1, grads.b1, grads.probs, grads.z, grads.z_columnwise)
+        needs = any(g is not None for g in through_w2), grads.w2 is not None
+        _give_grad_y(fw, "grouped_mlp_backward", fields, grad_y, *needs)
     fw.run_fields("grouped_mlp_backward", fields)
 
 
@@ -431,11 +433,13 @@ def _give_weight(fields, name, copy):
         fields[name], fields[f"{name}_quantized"] = [], copy
 
 
-def _give_grad_y(fw, fields, grad_y):
+def _give_grad_y(fw, call, fields, grad_y, needs_rowwise, needs_columnwise):
     if not isinstance(grad_y, GroupedTensor):
         fields["grad_y"] = grad_y
         return
+    check_groups(call, "grad_y", grad_y, fields["num_groups"], fields["offsets"])
     fields["grad_y"] = None
-    for code, direction in ((ROWWISE, "rowwise"), (COLUMNWISE, "columnwise")):
-        copy = pair(fw, grad_y.copy_of(code, "grad_y"), grad_y.element)
-        fields[f"grad_y_{direction}"] = copy
+    for code, is_needed in ((ROWWISE, needs_rowwise), (COLUMNWISE, needs_columnwise)):
+        if is_needed:
+            copy = grad_y.copy_of(code, f"{call}: grad_y")
+            fields[f"grad_y_{DIRECTIONS[code]}"] = pair(fw, copy, grad_y.element)

@@ -18,6 +18,7 @@ README = (ROOT / "README.md").read_text()
         ("README.md", "examples/pytorch.py"),
         ("README.md", "examples/grouped_mlp.cpp"),
         ("docs/guides/pytorch.md", "examples/mxfp8.py"),
+        ("docs/guides/pytorch.md", "examples/quantized_gradient.py"),
     ],
 )
 def test_a_page_shows_the_example_as_it_is(page, name):

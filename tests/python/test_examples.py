@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
     [
         ("pytorch", "torch", "torch.Size([100, 64]) torch.Size([8, 256, 64])"),
         ("mxfp8", "torch", "saved for the backward: "),
+        ("quantized_gradient", "torch", "[True, True, True]"),
         ("huggingface", "transformers", "experts run by moire"),
     ],
 )

@@ -186,6 +186,15 @@ def test_an_incoming_gradient_may_be_quantised(generator, fw, recipe):
     with pytest.raises(moire.InvalidArgument, match="grad_y: the GroupedTensor has no columnwise"):
         rows = moire.quantize(grad_y, groups, recipe)
         steps.linear_backward(fw, linear, saved, rows, grads, steps.Beta())
+    for splits, said in (
+        ([10, 23, 7], r"backward: grad_y was quantised for other groups: offsets\[1\] was 10, and"),
+        ([33, 7], "backward: grad_y was quantised for 2 groups, but groups has 3"),
+        (None, "backward: grad_y was quantised for 1 groups, but groups has 3"),
+    ):
+        others = None if splits is None else moire.Groups(splits=splits)
+        other = moire.quantize(grad_y, others, recipe, columnwise=True)
+        with pytest.raises(moire.InvalidArgument, match=said):
+            steps.linear_backward(fw, linear, saved, other, grads, steps.Beta())
 
 
 # ---- torch.compile

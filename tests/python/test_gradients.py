@@ -1,0 +1,204 @@
+"""grouped_linear_backward and grouped_mlp_backward: the bits of autograd, on both kinds of array,
+with x, weights and the incoming gradient as arrays or in 8 bits; wrong use.
+"""
+
+import moire
+import numpy as np
+import pytest
+import torch
+import truth
+from truth_recipes import FORMS
+
+RECIPES = [None, *FORMS]
+SPLITS = [33, 0, 7]
+H, F = 40, 72
+KINDS = [torch.Tensor, np.ndarray]
+
+
+def make(generator, layout="out_in"):
+    """x, the weights, both biases, probs and the gradient of y, with a tail of two rows."""
+    t = {
+        "x": truth.draw(generator, 42, H),
+        "w1": truth.draw(generator, 3, 2 * F, H, scale=H**-0.5),
+        "w2": truth.draw(generator, 3, H, F, scale=F**-0.5),
+        "b1": truth.draw(generator, 3, 2 * F),
+        "b2": truth.draw(generator, 3, H),
+        "probs": truth.draw(generator, 42),
+        "grad_y": truth.draw(generator, 42, H),
+    }
+    if layout == "in_out":
+        t.update({name: t[name].transpose(1, 2).contiguous() for name in ("w1", "w2")})
+    return t
+
+
+def groups():
+    return moire.Groups(splits=SPLITS, capacity=42)
+
+
+def by_autograd(function, t, names, grad_y):
+    leaves = [t[name].clone().requires_grad_() for name in names]
+    y = function(**{**t, **dict(zip(names, leaves))})
+    return torch.autograd.grad(y, leaves, grad_y)
+
+
+def given_as(kind, t):
+    return {n: a.numpy() for n, a in t.items()} if kind is np.ndarray else t
+
+
+def same(found, wanted, kind):
+    for name, expected in wanted.items():
+        array = getattr(found, name)
+        assert isinstance(array, kind), name
+        assert np.array_equal(np.asarray(array), expected.numpy()), name
+    assert all(g is None for name, g in found._asdict().items() if name not in wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["out_in", "in_out"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_mlps_gradients_are_those_of_autograd(generator, recipe, layout, kind):
+    t = make(generator, layout)
+    grad_y = t.pop("grad_y")
+    options = {"act": "geglu_tanh", "recipe": recipe, "weight_layout": layout, "layout": 8}
+    names = ("x", "w1", "b1", "w2", "b2", "probs")
+
+    def forward(x, w1, w2, **others):
+        return moire.grouped_mlp(x, w1, w2, groups(), **others, **options)
+
+    wanted = dict(zip(names, by_autograd(forward, t, names, grad_y)))
+    t = given_as(kind, {**t, "grad_y": grad_y})
+    call = [t[name] for name in ("grad_y", "x", "w1", "w2")]
+    others = {name: t[name] for name in ("b1", "b2", "probs")}
+    found = moire.grouped_mlp_backward(*call, groups(), **others, **options, wants=names)
+    same(found, wanted, kind)
+    for name in names:
+        alone = moire.grouped_mlp_backward(*call, groups(), **others, **options, wants=[name])
+        same(alone, {name: wanted[name]}, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_linear_layers_gradients_are_those_of_autograd(generator, recipe, kind):
+    t = make(generator)
+    t = {"x": t["x"], "w": t["w1"], "bias": t["b1"], "scale": t["probs"]}
+    grad_y = truth.draw(generator, 42, 2 * F)
+
+    def forward(x, w, **others):
+        return moire.grouped_linear(x, w, groups(), recipe=recipe, **others)
+
+    wanted = dict(zip(t, by_autograd(forward, t, tuple(t), grad_y)))
+    n = given_as(kind, {**t, "grad_y": grad_y})
+    call = n.pop("grad_y"), n.pop("x"), n.pop("w"), groups()
+    same(
+        moire.grouped_linear_backward(*call, **n, recipe=recipe, wants=tuple(wanted)), wanted, kind
+    )
+    two = moire.grouped_linear_backward(*call, **n, recipe=recipe)
+    same(two, {name: wanted[name] for name in ("x", "w")}, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recipe", list(FORMS))
+def test_everything_may_be_in_8_bits(generator, recipe, kind):
+    t = make(generator)
+    names = ("x", "w1", "w2")
+    leaves = {name: t[name] for name in names}
+    options = {"recipe": recipe}
+
+    def forward(x, w1, w2):
+        return moire.grouped_mlp(x, w1, w2, groups(), **options)
+
+    wanted = dict(zip(names, by_autograd(forward, leaves, names, t["grad_y"])))
+    t = given_as(kind, t)
+    x, grad_y = (
+        moire.quantize(t[name], groups(), recipe, columnwise=True) for name in ("x", "grad_y")
+    )
+    w1, w2 = (moire.quantize(t[name], recipe=recipe, columnwise=True) for name in ("w1", "w2"))
+    copies = {"w1_quantized": w1, "w2_quantized": w2}
+    call = moire.grouped_mlp_backward
+    same(call(grad_y, x, t["w1"], t["w2"], groups(), **copies, **options), wanted, kind)
+    found = call(grad_y, x, w1, w2, groups(), **options, wants=("x",))
+    same(found, {"x": wanted["x"]}, kind)
+    rows = moire.quantize(t["grad_y"], groups(), recipe)  # enough for the gradient of x alone
+    same(call(rows, x, w1, w2, groups(), **options, wants=("x",)), {"x": wanted["x"]}, kind)
+    between = truth_bf16(t["x"], t["w1"], recipe)
+    found = call(grad_y, x, t["w1"], t["w2"], groups(), z=between, **copies, **options)
+    same(found, wanted, kind)
+
+
+def truth_bf16(x, w1, recipe):
+    """z as an MLP of 8 bits keeps it."""
+    z = moire.grouped_linear(x, w1, groups(), recipe=recipe)
+    if isinstance(z, torch.Tensor):
+        return z.bfloat16()
+    return z.astype(pytest.importorskip("ml_dtypes").bfloat16)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gathered_rows_and_listed_weights(generator, recipe):
+    t = make(generator)
+    x = truth.draw(generator, 9, H)
+    row_idx = torch.randint(9, (42,), generator=generator)
+    given = [[*t["w1"]], [*t["w2"]]]
+    found = moire.grouped_mlp_backward(
+        t["grad_y"], x, *given, groups(), row_idx=row_idx, recipe=recipe
+    )
+    wanted = moire.grouped_mlp_backward(
+        t["grad_y"], x[row_idx], t["w1"], t["w2"], groups(), recipe=recipe
+    )
+    assert torch.equal(found.x, wanted.x) and found.x.shape == (42, H)
+    assert isinstance(found.w1, list) and isinstance(found.w2, list)
+    assert torch.equal(torch.stack(found.w1), wanted.w1)
+    assert torch.equal(torch.stack(found.w2), wanted.w2)
+
+
+def test_types_are_those_of_what_was_given(generator):
+    t = make(generator)
+    x, grad_y = t["x"].bfloat16(), t["grad_y"].bfloat16()
+    w1 = t["w1"].requires_grad_()  # its history does not matter
+    found = moire.grouped_mlp_backward(grad_y, x, w1, t["w2"], groups(), recipe="mxfp8")
+    assert found.x.dtype == torch.bfloat16 and found.w1.dtype == torch.float32
+    assert not found.x.requires_grad and not found.w1.requires_grad
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"wants": ()}, "wants is empty, must be a tuple of names of x, w1, b1, w2, b2, probs"),
+        ({"wants": "x"}, "wants is 'x', must be a tuple of names of x, w1, b1, w2, b2, probs"),
+        ({"wants": ("x", "w")}, "wants is 'w', must be one of x, w1, b1, w2, b2, probs"),
+        ({"wants": ("b2",)}, "wants has 'b2', but b2 is absent"),
+        ({"wants": ("probs",)}, "wants has 'probs', but probs is absent"),
+        ({"grad_y": None}, "grad_y is None, must be"),
+        ({"grad_y": np.ones((42, H), np.float32)}, "x is a Torch tensor, must be a NumPy array"),
+        ({"grad_y": torch.ones(41, H)}, r"grad_y is fp32 \[41, 40\], needs"),
+        ({"grad_y": torch.ones(42)}, r"grad_y is \[42\], must have rank 2"),
+        ({"groups": SPLITS}, "groups is a list, must be moire.Groups"),
+        ({"z": torch.ones(42, 2 * F)}, r"z is fp32 \[42, 144\], needs bf16"),
+        ({"grad_y": "rows"}, "grad_y: the GroupedTensor has no columnwise copy; quantise with"),
+        ({"grad_y": "others"}, r"grad_y was quantised for other groups: offsets\[1\] was 7, and"),
+        ({"grad_y": "block"}, "grad_y is quantised as fp8_block, but the recipe is 'mxfp8'"),
+        ({"grad_y": "both", "recipe": None}, "the recipe is 'as_stored', which reads no 8-bit"),
+        ({"grad_y": "both", "wants": ("x", "b1", "b2"), "b1": 1, "b2": 1}, "wants has 'b2', a sum"),
+        ({"w1": "both"}, "wants has 'w1', but w1 is quantised and has no gradient"),
+        ({"w2": "rows"}, "the gradient of x reads w2 in blocks along its outputs"),
+        ({"x": "both", "row_idx": torch.arange(42)}, "row_idx is given beside an x that is quan"),
+    ],
+)
+def test_wrong_use_is_said(generator, change, said):
+    t = make(generator)
+    arrays = {name: t[name] for name in ("grad_y", "x", "w1", "w2")}
+    given = {**arrays, "groups": groups(), "recipe": "mxfp8", **change}
+    for name in ("b1", "b2"):
+        if name in given:
+            given[name] = t[name]
+    for name, array in arrays.items():
+        if isinstance(given[name], str):
+            of = None if array.ndim == 3 else groups()
+            if given[name] == "others":
+                of = moire.Groups(splits=[7, 0, 33], capacity=42)
+            form = "fp8_block" if given[name] == "block" else "mxfp8"
+            columnwise = given[name] != "rows"
+            given[name] = moire.quantize(array, of, form, columnwise=columnwise)
+    with pytest.raises(moire.InvalidArgument, match="^grouped_mlp_backward: ") as error:
+        moire.grouped_mlp_backward(**given)
+    error.match(said)
