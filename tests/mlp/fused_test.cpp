@@ -118,7 +118,7 @@ TEST(Fused, EqualsUnfusedForEveryActivationLayoutAndWidth) {
         MlpOptions options;
         options.ragged = {"Two", {70, 5}};
         options.width = width;
-        options.hidden = 20;
+        options.hidden = 24;  // rows that TMA takes
         options.dtype = DType::kBF16;
         options.activation = activation;
         options.layout = layout;

@@ -1,8 +1,7 @@
 // Epilogue of FC2's dgrad: the gated activation's backward.
 //
-// Slots of a warp: z of one chunk of 64 columns in 0 and 1, of the next in 2 and 3, overwritten in
-// place by grad_z; act in the rest, by turns. z of the first two chunks is loaded before the main
-// loop; that of chunk c + 1 while chunk c is computed, once chunk c - 1 has left the same slots.
+// Slots of a warp: z of one chunk of 64 columns in 0 and 1, of the other in 2 and 3, overwritten in
+// place by grad_z; act in 4 and 5. z is loaded before the main loop.
 #pragma once
 
 #include "backend/cuda/device/activation.cuh"
@@ -14,7 +13,7 @@ namespace moire::cuda::sm90 {
 // grad_act = round(sum); grad_z, act and the partial sum of grad_prob over each 64 columns.
 template <class Activation>
 struct GluBackward {
-  static constexpr int kFirstActSlot = 4;
+  static constexpr int kChunks = 2, kFirstActSlot = 2 * kChunks;
 
   ZMap z;
   ZMap grad_z;
@@ -37,18 +36,21 @@ struct GluBackward {
   template <class Slots, int kSums>
   __device__ void store(Slots& slots, const WorkTile& tile, int32_t first_m,
                         float (&sums)[kSums]) const {
+    static_assert(kSums == 32 * kChunks && Slots::kNumSlots == kFirstActSlot + kChunks);
+    // begin() has waited for this, but for the leader alone, and a tail tile does without.
+    slots.template wait_stored<0>();
     const RowValues prob(tile.group == num_groups ? nullptr : probs, tile, first_m);
     // Not unrolled but for the sums' sake: code that runs once a tile has to be fetched once a
     // tile.
 #pragma unroll 1
-    for (int c = 0; c < kSums / 32; ++c) {
+    for (int c = 0; c < kChunks; ++c) {
       if (tile.first_n + c * kPanel >= f) break;
-      char* const act_slot = acquire_act(slots, c);
+      char* const act_slot = slots.slot(kFirstActSlot + c);
 #pragma unroll
-      for (int i = 0; i < kSums / 32; ++i) {
+      for (int i = 0; i < kChunks; ++i) {
         if (i == c) write_sums(act_slot, &sums[32 * i]);
       }
-      store_chunk(slots, tile, first_m, c, kSums / 32, act_slot, prob);
+      store_chunk(slots, tile, first_m, c, act_slot, prob);
     }
   }
 
@@ -58,20 +60,16 @@ struct GluBackward {
   __device__ void load(Slots& slots, const WorkTile& tile, int32_t first_m, int c) const {
     const int32_t column = tile.first_n + c * kPanel;
     if (column >= f) return;
-    const int first = c % 2 * 2;
+    const int first = 2 * c;
     const RaggedRow r = ragged_row(tile, first_m);
     ptx::mbarrier_arrive_expect_tx(slots.full(first), 2 * 16 * 128);
     z.load(slots.slot(first), slots.full(first), column, 0, r);
     z.load(slots.slot(first + 1), slots.full(first), column, 1, r);
   }
 
-  // The slot for act of chunk c; the last chunk that used it has left it.
-  template <class Slots>
-  __device__ char* acquire_act(Slots& slots, int c) const {
-    constexpr int kActSlots = Slots::kNumSlots - kFirstActSlot;
-    slots.template wait_stored<kActSlots - 1>();
-    return slots.slot(kFirstActSlot + c % kActSlots);
-  }
+  // Terms of grad_prob by this lane's row, and by column mod 16: of the even and the odd column
+  // groups of 8, the first and the second of its columns.
+  using ProbSums = float[2][2][2];
 
   // grad_act goes through act's slot.
   __device__ void write_sums(char* act_slot, const float* sums) const {
@@ -85,18 +83,14 @@ struct GluBackward {
 
   template <class Slots>
   __device__ void store_chunk(Slots& slots, const WorkTile& tile, int32_t first_m, int c,
-                              int num_chunks, char* act_slot, const RowValues& prob) const {
+                              char* act_slot, const RowValues& prob) const {
     const bool is_tail = tile.group == num_groups;
     const int32_t column = tile.first_n + c * kPanel;
-    char *const slot0 = slots.slot(c % 2 * 2), *const slot1 = slots.slot(c % 2 * 2 + 1);
-    if (!is_tail) slots.wait_full(c % 2 * 2);
-    float prob_sums[2] = {0, 0};
+    char *const slot0 = slots.slot(2 * c), *const slot1 = slots.slot(2 * c + 1);
+    if (!is_tail) slots.wait_full(2 * c);
+    ProbSums prob_sums = {};
 #pragma unroll 1
     for (int j = 0; j < 8; j += 2) {
-      if (j == 2 && c >= 1 && c + 1 < num_chunks && !is_tail && Slots::is_leader()) {
-        ptx::bulk_wait_group_read<0>();
-        load(slots, tile, first_m, c + 1);
-      }
       Words gate{}, up{}, act_words{};
       if (!is_tail) {
         read_z(slot0, slot1, z.columns, j, gate, up);
@@ -120,7 +114,7 @@ struct GluBackward {
 
   // gate and up become their gradients, grad_act becomes act.
   __device__ void backward(const RowValues& prob, Words& gate, Words& up, Words& act_words,
-                           float (&prob_sums)[2]) const {
+                           ProbSums& prob_sums) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 g = unpack(gate[i]), u = unpack(up[i]), d = unpack(act_words[i]);
@@ -130,21 +124,29 @@ struct GluBackward {
       gate[i] = pack(x.gate, y.gate);
       up[i] = pack(x.up, y.up);
       act_words[i] = pack(x.glu * p, y.glu * p);
-      prob_sums[i % 2] = fmaf(d.y, y.glu, fmaf(d.x, x.glu, prob_sums[i % 2]));
+      float(&sums)[2] = prob_sums[i % 2][i / 2];
+      sums[0] = fmaf(d.x, x.glu, sums[0]);
+      sums[1] = fmaf(d.y, y.glu, sums[1]);
     }
   }
 
+  // Joins the 16 lanes of the sum in the order of device/lane_sums.cuh: i + 8 is the other column
+  // group, i + 4 and i + 2 are in other threads, i + 1 is the other column.
   __device__ void store_partials(const WorkTile& tile, int32_t first_m, int32_t column,
-                                 const float (&sums)[2]) const {
+                                 const ProbSums& sums) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = sums[half];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      float first = sums[half][0][0] + sums[half][1][0];
+      float second = sums[half][0][1] + sums[half][1][1];
+#pragma unroll
+      for (int distance = 2; distance > 0; distance /= 2) {
+        first += __shfl_xor_sync(~0u, first, distance);
+        second += __shfl_xor_sync(~0u, second, distance);
+      }
       const int32_t row = first_m + lane / 4 + 8 * half;
       if (lane % 4 == 0 && row < tile.num_rows) {
-        prob_partials[column / kPanel * capacity + tile.first_row + row] = sum;
+        prob_partials[column / kPanel * capacity + tile.first_row + row] = first + second;
       }
     }
   }

@@ -14,7 +14,8 @@
 //   tile_full[tile]   1, the scheduler
 //   tile_empty[tile]  1 a warp, and 1 of the producer, which keeps a tile until nearly the end
 //   slot_full[slot]   1 and the bytes of an epilogue's operands (epilogues that load)
-//   turn[warpgroup]   1, the other warpgroup at the end of its products (where they alternate)
+//   turn[warpgroup]   4, the other warpgroup's warps at the end of their products (where they
+//                     alternate)
 // Sums are in ascending K, 16 at a time, in every instance.
 #pragma once
 
@@ -81,7 +82,7 @@ __device__ void initialize_barriers(SharedMemory<P>& s) {
   for (auto& warp : s.slot_full) {
     for (uint64_t& barrier : warp) ptx::mbarrier_init(&barrier, 1);
   }
-  for (uint64_t& turn : s.turn) ptx::mbarrier_init(&turn, 1);
+  for (uint64_t& turn : s.turn) ptx::mbarrier_init(&turn, P::kWarpsOfConsumer);
   ptx::fence_mbarrier_init();
 }
 
@@ -249,7 +250,7 @@ class Turns {
   }
   __device__ void pass_on() {
     if constexpr (!P::kAlternates) return;
-    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&s_.turn[1 - consumer_]);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&s_.turn[1 - consumer_]);
   }
 
  private:

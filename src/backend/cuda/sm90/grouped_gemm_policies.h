@@ -22,7 +22,8 @@ struct Policy {
   static constexpr int kNumSlots = kWarpSlots, kSlotBytes = 16 * 128;
   // Ring of work tiles: a block that held one more could not leave it to another.
   static constexpr int kNumTiles = kAlternates ? 2 : 1;
-  static constexpr int kConsumers = kWarpgroups, kConsumerWarps = 4 * kConsumers;
+  static constexpr int kWarpsOfConsumer = 4;
+  static constexpr int kConsumers = kWarpgroups, kConsumerWarps = kWarpsOfConsumer * kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kABytes = kTileM * kTileK * 2, kBBytes = kTileN * kTileK * 2;
   // 65,536 registers: 128 threads of the producer warpgroup, 256 or 384 consumers.
