@@ -155,7 +155,8 @@ typedef struct moire_context_options {
   /* Null, or a context of the same device, whose state (a CPU's threads; what CUDA kernels
    * reported) this one shares. Such a context is cheap, one per stream say, and made without
    * touching the device, so that it may be made while a stream is captured; either may be destroyed
-   * first. */
+   * first. A captured CUDA graph uses memory of that state: it must not run after the last such
+   * context is gone, nor two instances of it at the same time. */
   const moire_context* sharing;
 } moire_context_options;
 

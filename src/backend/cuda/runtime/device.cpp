@@ -66,7 +66,10 @@ Status allocate_memory(CudaState& state) {
   error = cudaMemset(state.is_claimed, 0, sizeof(uint32_t));
   if (error != cudaSuccess) return cuda_error("context", "cudaMemset", error);
   error = state.tile_counters.allocate();
-  return error == cudaSuccess ? Status() : cuda_error("context", "cudaMalloc", error);
+  if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
+  // Streams that do not wait for the legacy stream have to find all of it cleared.
+  error = cudaStreamSynchronize(cudaStreamLegacy);
+  return error == cudaSuccess ? Status() : cuda_error("context", "cudaStreamSynchronize", error);
 }
 
 Result<std::unique_ptr<DeviceState>> open(const ContextOptions& options) {

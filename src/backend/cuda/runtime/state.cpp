@@ -63,6 +63,12 @@ Status take_finding(const CudaState& state, cudaStream_t stream) {
   if (finding == Finding::kNone) return {};
   std::string text = concat(state.record->op, ": ", sentence(*state.record, finding),
                             " (found on the device, by an earlier call)");
+  // While a stream is captured nothing can be cleared now: what was found stays, and is said again.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const cudaError_t asked = cudaStreamIsCapturing(stream, &capture);
+  if (asked != cudaSuccess || capture != cudaStreamCaptureStatusNone) {
+    return {Code::kInvalidArgument, std::move(text)};
+  }
   state.record->finding = Finding::kNone;
   const cudaError_t error = cudaMemsetAsync(state.is_claimed, 0, sizeof(uint32_t), stream);
   if (error != cudaSuccess) return cuda_error("context", "cudaMemsetAsync", error);

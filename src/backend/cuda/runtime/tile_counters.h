@@ -1,7 +1,7 @@
 // TileCounters: the numbers that persistent kernels draw their tiles from. A counter is 0 whenever
 // nobody uses it: the kernel leaves it so. Kernels on one stream use one, for they run in turn;
 // each kernel of a captured graph has one of its own, for graphs may run beside each other and
-// beside anything.
+// beside anything but themselves: two instances of one captured graph must not run at a time.
 #pragma once
 
 #include <cuda_runtime.h>
