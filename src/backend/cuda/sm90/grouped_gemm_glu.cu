@@ -30,7 +30,7 @@ Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
       {why_not_device(state),
        why_not_bf16({{"a", args.a}, {"b", b.tensor}, {"z", args.z}, {"act", args.act}}),
        why_not_outputs(args), why_not_listed("b", b), why_not_sizes(args.groups, b.tensor),
-       why_not_layout(layout_of(args)),
+       why_not_layout(layout_of(args)), why_not_z(args.z, layout_of(args)),
        why_not_tma({{"a", args.a}, {"b", b.tensor}, {"z", args.z}, {"act", args.act}})});
 }
 

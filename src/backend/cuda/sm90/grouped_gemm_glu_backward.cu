@@ -36,6 +36,7 @@ Reason supports(const DeviceState& state, const GroupedGemmGluBackwardArgs& args
                                  {"act", args.act}}),
                    why_not_outputs(args), why_not_listed("w2", w2),
                    why_not_sizes(args.groups, w2.tensor), why_not_layout(layout_of(args)),
+                   why_not_z(args.z, layout_of(args)),
                    why_not_tma({{"grad_y", args.grad_y},
                                 {"w2", w2.tensor},
                                 {"z", args.z},

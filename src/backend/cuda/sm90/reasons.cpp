@@ -71,6 +71,12 @@ std::string why_not_layout(const ResolvedGluLayout& layout) {
                 ", the kernel takes halves, divisors of 128 and multiples of 128");
 }
 
+std::string why_not_z(const TensorView& z, const ResolvedGluLayout& layout) {
+  if (!z.is_present() || layout.block != layout.f || layout.f % 8 == 0) return {};
+  return concat("z's halves lie ", 2 * layout.f,
+                " bytes apart, which for TMA must be a multiple of 16");
+}
+
 Reason first_of(std::initializer_list<std::string> sentences) {
   for (const std::string& sentence : sentences) {
     if (!sentence.empty()) return sentence;

@@ -29,6 +29,7 @@ std::string why_not_listed(std::string_view name, const Weight& w);
 std::string why_not_sizes(const Groups& groups, const TensorView& weights);
 // The block must divide a tile's 128 rows of gate or be a multiple of them, or be F.
 std::string why_not_layout(const ResolvedGluLayout& layout);
+std::string why_not_z(const TensorView& z, const ResolvedGluLayout& layout);
 
 // The first sentence that is not empty.
 Reason first_of(std::initializer_list<std::string> sentences);
