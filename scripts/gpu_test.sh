@@ -4,12 +4,12 @@
 # exit code is 1 if any did.
 #
 #   scripts/gpu_test.sh              everything
-#   scripts/gpu_test.sh build cpp    only these parts: build cpp check python bench peers
+#   scripts/gpu_test.sh build cpp    only these parts: build cpp check sanitize python bench peers
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build/release}
 out=${OUT:-build/gpu}
-parts=${*:-build cpp check python bench peers}
+parts=${*:-build cpp check sanitize python bench peers}
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 failed=()
 
@@ -48,6 +48,16 @@ check() {
     --dtype bf16 --ops fc1,fc1_glu,fc1_dgrad,fc1_wgrad,fc2,fc2_dgrad,fc2_dgrad_glu,fc2_wgrad
 }
 
+# Small cases: racecheck runs them a thousand times slower.
+sanitize() {
+  local tool
+  for tool in memcheck racecheck initcheck; do
+    part "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$build/bin/moire" check --device cuda --random 12 --dtype bf16 \
+      --ops fc1,fc1_glu,fc1_dgrad,fc1_wgrad,fc2_dgrad_glu,permute,unpermute
+  done
+}
+
 python_tests() {
   PYTHONPATH=$PWD/python "$python" -m pytest tests/python -p no:warnings \
     -k "cuda" --junitxml="$out/python.xml"
@@ -65,10 +75,10 @@ mkdir -p "$out"
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.draw --format=csv | tee "$out/gpu.csv"
 for name in $parts; do
   case $name in
-    cpp | check) $name ;;
+    cpp | check | sanitize) $name ;;
     python) part python python_tests ;;
     build | bench | peers) part "$name" "$name" ;;
-    *) echo "gpu_test.sh: found part '$name', needed build, cpp, check, python, bench or peers" >&2 && exit 2 ;;
+    *) echo "gpu_test.sh: found part '$name', needed build, cpp, check, sanitize, python, bench or peers" >&2 && exit 2 ;;
   esac
 done
 [ ${#failed[@]} -eq 0 ] && echo "all passed; results are in $out" && exit 0
