@@ -310,7 +310,7 @@ def test_the_sums_of_hopper_can_be_emulated(generator):
         exact = results(values, splits, recipe=name)
         found = results(values, splits, recipe=moire.Recipe(name, emulate_accumulation=True))
         assert not torch.equal(found[2], exact[2])
-        # Sums that differ by some 2^-10 lie on two sides of a boundary of E4M3's one time in 60; then
+        # Sums that differ by some 2^-10 lie on two sides of a boundary of E4M3 one time in 60; then
         # act or grad_z differs by a step, 2^-4 of it in the mean: 1e-2 in the mean of squares.
         for label, a, b in zip(("y", *values), found, exact):
             assert_rms(a, b, 2e-2, label)
