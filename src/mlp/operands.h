@@ -23,9 +23,9 @@ struct WeightOperand {
   TensorView scales;  // of an FP8 weight
 };
 
-// `rows` for two products: a GPU's would each copy gathered rows into expert order, so one step
-// does it for both. A CPU's gather them while they read them; and where the context forces an
-// implementation, there is none of that name for the step.
+// `rows` for two products: the fastest of a GPU would each copy gathered rows into expert order, so
+// one step does it for both. A CPU's gather them while they read them; and where the context forces
+// an implementation, there is none of that name for the step.
 inline RaggedOperand gathered_once(const Context& context, const RaggedOperand& rows,
                                    const moire_groups& groups, Arena& arena,
                                    std::optional<PermuteArgs>& step) {
