@@ -18,43 +18,40 @@ HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <class Format, class D>
-HWY_INLINE size_t DecodeScaledVectors(D d, const uint8_t* src, float scale, size_t i, size_t n,
-                                      float* dst) {
-  const auto factor = hn::Set(d, scale);
+// Whole vectors of the codes from i on, times `factor`; where these are numbers, the factor has
+// Format::kNumberScale in it. Returns where it stopped.
+template <class Format, bool kAreNumbers, class D>
+HWY_INLINE size_t DecodeVectors(D d, const uint8_t* src, float factor, size_t i, size_t n,
+                                float* dst) {
+  const auto factors = hn::Set(d, factor);
   for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
-    hn::StoreU(hn::Mul(Format::Load(d, src + i), factor), d, dst + i);
+    hn::VFromD<D> v;
+    if constexpr (kAreNumbers) {
+      v = Format::LoadNumbers(d, src + i);
+    } else {
+      v = Format::Load(d, src + i);
+    }
+    hn::StoreU(hn::Mul(v, factors), d, dst + i);
   }
   return i;
 }
 
-// The same of numbers, times `factor`.
-template <class Format, class D>
-HWY_INLINE size_t DecodeNumbers(D d, const uint8_t* src, float factor, size_t i, size_t n,
-                                float* dst) {
-  const auto factors = hn::Set(d, factor);
-  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
-    hn::StoreU(hn::Mul(Format::LoadNumbers(d, src + i), factors), d, dst + i);
-  }
-  return i;
+// The same from the first code on, in vectors of every width down to four.
+template <class Format, bool kAreNumbers>
+HWY_INLINE size_t DecodeWidths(const uint8_t* src, float factor, size_t n, float* dst) {
+  size_t i = DecodeVectors<Format, kAreNumbers>(FloatTag(), src, factor, 0, n, dst);
+  i = DecodeVectors<Format, kAreNumbers>(hn::CappedTag<float, 8>(), src, factor, i, n, dst);
+  return DecodeVectors<Format, kAreNumbers>(hn::CappedTag<float, 4>(), src, factor, i, n, dst);
 }
 
 // n elements that share a scale.
 template <class Format>
 HWY_INLINE void DecodeBlock(const uint8_t* src, float scale, size_t n, float* dst) {
-  const hn::CappedTag<float, 8> d8;
-  const hn::CappedTag<float, 4> d4;
   const float factor = scale * Format::kNumberScale;
-  size_t i = 0;
-  if (std::fabs(factor) <= std::numeric_limits<float>::max() && Format::AreNumbers(src, n)) {
-    i = DecodeNumbers<Format>(FloatTag(), src, factor, 0, n, dst);
-    i = DecodeNumbers<Format>(d8, src, factor, i, n, dst);
-    i = DecodeNumbers<Format>(d4, src, factor, i, n, dst);
-  } else {
-    i = DecodeScaledVectors<Format>(FloatTag(), src, scale, 0, n, dst);
-    i = DecodeScaledVectors<Format>(d8, src, scale, i, n, dst);
-    i = DecodeScaledVectors<Format>(d4, src, scale, i, n, dst);
-  }
+  const bool are_numbers =
+      std::fabs(factor) <= std::numeric_limits<float>::max() && Format::AreNumbers(src, n);
+  size_t i = are_numbers ? DecodeWidths<Format, true>(src, factor, n, dst)
+                         : DecodeWidths<Format, false>(src, scale, n, dst);
   for (; i < n; ++i) dst[i] = Format::decode(src[i]) * scale;
 }
 
