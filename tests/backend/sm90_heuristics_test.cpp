@@ -8,11 +8,13 @@
 namespace moire::cuda::sm90 {
 namespace {
 
+constexpr int64_t kLongSum = 4096;
+
 int tile_m(int64_t n, int64_t mean_rows) {
-  return with_tile(n, mean_rows, []<class P>() { return P::kTileM; });
+  return with_tile(n, kLongSum, mean_rows, []<class P>() { return P::kTileM; });
 }
 int tile_n(int64_t n, int64_t mean_rows) {
-  return with_tile(n, mean_rows, []<class P>() { return P::kTileN; });
+  return with_tile(n, kLongSum, mean_rows, []<class P>() { return P::kTileN; });
 }
 
 TEST(Sm90Heuristics, TallTilesWaitForManyRowsAGroup) {
@@ -32,6 +34,17 @@ TEST(Sm90Heuristics, NarrowTilesServeWidthsThatWideOnesWaste) {
     EXPECT_EQ(tile_n(192, rows), 192);
     EXPECT_EQ(tile_n(8, rows), 192);
   }
+}
+
+TEST(Sm90Heuristics, ShortSumsAlternateUnlessTheirTileWastesColumns) {
+  const auto alternates = [](int64_t n, int64_t k) {
+    return with_tile(n, k, 512, []<class P>() { return P::kAlternates; });
+  };
+  EXPECT_TRUE(alternates(2048, 768));
+  EXPECT_TRUE(alternates(2048, 2048));
+  EXPECT_FALSE(alternates(2048, 2056));
+  EXPECT_FALSE(alternates(1024, 768));  // 6 x 192 are an eighth more
+  EXPECT_FALSE(alternates(8, 8));
 }
 
 TEST(Sm90Heuristics, WgradIsTallUnlessItLoadsOldGradients) {
@@ -64,6 +77,7 @@ TEST(Sm90Heuristics, EveryPolicyFitsIntoAMultiprocessor) {
   check.operator()<LowTile>();
   check.operator()<NarrowTallTile>();
   check.operator()<NarrowLowTile>();
+  check.operator()<ShortSumTile>();
   check.operator()<GluTile>();
   check.operator()<LoadingEpilogueTile>();
 }

@@ -12,15 +12,18 @@
 namespace moire::test {
 namespace {
 
-constexpr int64_t kCapacity = 300;
+// Of 9000 rows. Every product has more tiles than a GPU has blocks, so blocks draw them.
 const std::vector<std::vector<int64_t>> kSplits = {
-    {100, 0, 150, 50}, {300, 0, 0, 0}, {0, 0, 0, 0}, {1, 127, 130, 31}};
+    {529, 530, 528, 529, 531, 529, 530, 528, 529, 530, 529, 529, 530, 529, 530, 529, 531},
+    {9000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {1, 127, 130, 31, 0, 0, 2000, 63, 64, 65, 1500, 191, 192, 193, 700, 0, 3000}};
 
 MlpOptions options_of(DType dtype) {
   MlpOptions o;
   o.ragged = {"Graph", kSplits[0], 0};
-  o.hidden = 128;
-  o.width = 64;
+  o.hidden = 512;
+  o.width = 256;
   o.dtype = dtype;
   return o;
 }

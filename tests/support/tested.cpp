@@ -85,6 +85,8 @@ bool Tested::note(const Status& status) {
   return false;
 }
 
+bool cpu_has_helped() { return counts().refused > 0; }
+
 Tested tested(int num_threads) { return is_cuda() ? cuda().value() : cpu(num_threads); }
 
 }  // namespace moire::test

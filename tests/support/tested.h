@@ -75,6 +75,9 @@ class Tested {
 // The context under test; 0 threads = one per core, where it is the CPU's.
 Tested tested(int num_threads = 0);
 
+// Whether the CPU computed a part of the running test for a device that does not support it.
+bool cpu_has_helped();
+
 // The ops on it. Tests call these by the ops' own names.
 #define MOIRE_TESTED_OP(name, ArgsType)                          \
   inline Status name(const Tested& context, const ArgsType& a) { \

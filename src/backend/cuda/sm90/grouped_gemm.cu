@@ -44,13 +44,14 @@ Status run(const Context& context, const GroupedGemmArgs& args) {
   const GatheredRows a(args.a, args.row_idx, args.groups, arena);
   a.gather(launcher);
   TensorMaps maps(launcher.state(), "grouped_gemm");
-  with_tile(TensorView(args.d).columns(), mean_rows(args.groups), [&]<class P>() {
-    if (is_k_major(args)) {
-      launch_policy<P, Major::kK>(launcher, maps, args, a.rows());
-    } else {
-      launch_policy<P, Major::kMN>(launcher, maps, args, a.rows());
-    }
-  });
+  with_tile(TensorView(args.d).columns(), a.rows().columns(), mean_rows(args.groups),
+            [&]<class P>() {
+              if (is_k_major(args)) {
+                launch_policy<P, Major::kK>(launcher, maps, args, a.rows());
+              } else {
+                launch_policy<P, Major::kMN>(launcher, maps, args, a.rows());
+              }
+            });
   return maps.status().ok() ? launcher.status() : maps.status();
 }
 
@@ -66,8 +67,8 @@ const Implementation<GroupedGemmArgs> kGroupedGemm = {
       return arena.used();
     },
     [](const DeviceState& state, const GroupedGemmArgs& args) {
-      return with_tile(TensorView(args.d).columns(), mean_rows(args.groups),
-                       [&]<class P>() { return policy_text<P>(state); }) +
+      return with_tile(TensorView(args.d).columns(), TensorView(args.a).columns(),
+                       mean_rows(args.groups), [&]<class P>() { return policy_text<P>(state); }) +
              GatheredRows::policy(args.row_idx);
     },
     run,

@@ -29,7 +29,7 @@ struct Policy {
   // 65,536 registers: 128 threads of the producer warpgroup, 256 or 384 consumers.
   static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
-  static_assert(kN % 64 == 0 && kN * kRowBlocks <= 256, "sums of a thread; 64 columns a panel");
+  static_assert(kN % 64 == 0 && kN * kRowBlocks <= 384, "sums of a thread; 64 columns a panel");
   static_assert(!kAlternates || kWarpgroups == 2);
 
   static std::string text() {
