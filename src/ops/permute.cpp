@@ -1,6 +1,8 @@
 // permute: validation and dispatch. Main path: permute.
 #include <moire/routing.h>
 
+#include <algorithm>
+
 #include "ops/dispatch.h"
 #include "ops/scatter_check.h"
 
@@ -58,7 +60,8 @@ Cost cost_of(const PermuteArgs& args) {
   cost.problem =
       concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ", subject);
   if (args.rows.rank != 0) {
-    cost.bytes_read += bytes_of(args.rows) + bytes_of(args.gather_idx);
+    // A token that several rows copy has to be read once.
+    cost.bytes_read += std::min(bytes_of(args.rows), bytes_of(args.x)) + bytes_of(args.gather_idx);
     cost.bytes_written += bytes_of(args.rows);
   }
   if (args.probs.rank != 0) {

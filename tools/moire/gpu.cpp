@@ -1,4 +1,4 @@
-// The one file of the command line that uses the CUDA run-time.
+// The one file of the command line that uses the CUDA run-time, with its copy kernel (gpu_copy.h).
 #include "gpu.h"
 
 #include <cuda_runtime.h>
@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "gpu_copy.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -140,8 +141,7 @@ void* Gpu::take(int64_t bytes) {
 }
 
 Status Gpu::copy(void* to, const void* from, int64_t bytes) const {
-  return check("cudaMemcpyAsync", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes),
-                                                  cudaMemcpyDeviceToDevice, state_->stream));
+  return check("a copy", enqueue_copy(to, from, bytes, state_->stream));
 }
 
 GpuConditions read_gpu_conditions(int index) {
