@@ -38,7 +38,7 @@ __device__ inline int64_t rows_in_use(const moire_groups& groups) {
   return clamp_row(groups.offsets[groups.num_groups], 0, groups.capacity);
 }
 
-// Reports the first offset that is wrong. For one block (or warp) of each kernel that reads groups:
+// Reports a wrong offset, of several any one. For one block (or warp) of each kernel that reads groups:
 // thread `index` of `count`.
 __device__ inline void check_groups(const moire_groups& groups, const Reporter& reporter, int index,
                                     int count) {

@@ -9,11 +9,6 @@
 
 namespace moire::cuda::ptx {
 
-// Fetches a tensor map, so that its first use does not wait for it.
-__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // A box of a tensor into shared memory; `barrier` receives its bytes. What lies outside the tensor
 // becomes zeros, and counts as bytes.
 __device__ inline void tma_load_2d(void* target, const CUtensorMap* map, uint64_t* barrier,

@@ -48,8 +48,12 @@ Status find_encoder(CudaState& state) {
   cudaDriverEntryPointQueryResult found;
   const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
                                                              12000, cudaEnableDefault, &found);
-  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+  if (error != cudaSuccess) {
     return cuda_error("context", "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)", error);
+  }
+  if (found != cudaDriverEntryPointSuccess) {
+    return {Code::kUnsupported,
+            "context: the driver has no cuTensorMapEncodeTiled, needs that of CUDA 12.0 or newer"};
   }
   state.encode_tensor_map = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
   return {};

@@ -59,8 +59,10 @@ std::string sentence(const ErrorRecord& r, Finding finding) {
 }  // namespace
 
 Status take_finding(const CudaState& state, cudaStream_t stream) {
+  if (state.record->finding == Finding::kNone) return {};
+  const std::lock_guard lock(state.finding);
   const Finding finding = state.record->finding;
-  if (finding == Finding::kNone) return {};
+  if (finding == Finding::kNone) return {};  // another thread has just told it
   std::string text = concat(state.record->op, ": ", sentence(*state.record, finding),
                             " (found on the device, by an earlier call)");
   // While a stream is captured nothing can be cleared now: what was found stays, and is said again.

@@ -5,6 +5,7 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
+#include <mutex>
 #include <string_view>
 
 #include "backend/cuda/device/report.cuh"
@@ -20,6 +21,7 @@ struct CudaState : DeviceState {
   PFN_cuTensorMapEncodeTiled_v12000 encode_tensor_map = nullptr;  // null below sm_90
   ErrorRecord* record = nullptr;                                  // pinned, written by kernels
   uint32_t* is_claimed = nullptr;                                 // on the device; see Reporter
+  mutable std::mutex finding;                                     // who takes what the record says
   mutable Grants shared_memory;                                   // bytes that kernels may have
   mutable TileCounters tile_counters;                             // locks itself
 };

@@ -5,12 +5,12 @@
 //   scheduler  warp 1: draws this block's next tile when the producer nears the end of the last,
 //              and finds it in the device's offsets
 //   producer   warp 0, one thread: fills the ring of stages by TMA
-//   consumers  warps 4 and up: wgmma on 64 rows a warpgroup, then the epilogue, each warp on 16
-//              rows of its own through its own slots; no barrier between consumers, so that one
-//              warpgroup multiplies while the other stores
+//   consumers  warps 4 and up: wgmma on 64 rows a warpgroup (in turn on 128), then the epilogue,
+//              each warp on 16 rows at a time through its own slots; no barrier between consumers,
+//              so that one warpgroup multiplies while the other stores
 // Barriers (arrivals)
 //   full[stage]       1 and the bytes of A and B
-//   empty[stage]      1 a warpgroup
+//   empty[stage]      1 a warpgroup (in turn 1: of the one whose tile it is)
 //   tile_full[tile]   1, the scheduler
 //   tile_empty[tile]  1 a warp, and 1 of the producer, which keeps a tile until nearly the end
 //   slot_full[slot]   1 and the bytes of an epilogue's operands (epilogues that load)

@@ -31,7 +31,7 @@ template <Major kWeights>
 struct RaggedM {
   static constexpr Major kA = Major::kK, kB = kWeights;
 
-  CUtensorMap a;  // {k, rows}; box {64, 128}
+  CUtensorMap a;  // {k, rows}; box {64, tile_m}
   CUtensorMap b;  // K-major {k, n, groups}, box {64, tile_n, 1}; else {n, k, groups}, {64, 64, 1}
   int32_t n, k;
   int32_t zeroes_tail;
