@@ -44,17 +44,26 @@ cpp() {
 
 check() {
   part check "$build/bin/moire" check --device cuda --random 1000 --dtype fp32,bf16,fp16
-  part check_sm90 "$build/bin/moire" check --device cuda --implementation sm90 --random 300 \
-    --dtype bf16 --ops fc1,fc1_glu,fc1_dgrad,fc1_wgrad,fc2,fc2_dgrad,fc2_dgrad_glu,fc2_wgrad
+  part check_fast fast_paths
+  part check_random "$build/bin/moire" check --device cuda --random 2000 --dtype bf16 \
+    --ops fc1,fc1_glu,fc1_dgrad,fc1_wgrad,fc2,fc2_dgrad,fc2_dgrad_glu,fc2_wgrad
+}
+
+# On Hopper the fast paths are the sm90 kernels', and nothing else may take them.
+fast_paths() {
+  local forced=()
+  [[ $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1) == 9.0 ]] &&
+    forced=(--implementation sm90)
+  "$@" "$build/bin/moire" check fast_paths --device cuda --all-supported "${forced[@]}"
 }
 
 # Small cases: racecheck runs them a thousand times slower.
 sanitize() {
   local tool
   for tool in memcheck racecheck initcheck; do
-    part "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$build/bin/moire" check --device cuda --random 12 --dtype bf16 \
-      --ops fc1,fc1_glu,fc1_dgrad,fc1_wgrad,fc2_dgrad_glu,permute,unpermute
+    part "$tool" fast_paths compute-sanitizer --tool "$tool" --error-exitcode 9
+    part "${tool}_routing" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$build/bin/moire" check --device cuda --random 12 --dtype bf16 --ops permute,unpermute,router
   done
 }
 

@@ -13,13 +13,23 @@ class Case:
     run: dict  # peer -> function, which returns tensors
     absent: dict = field(default_factory=dict)  # peer -> why it is not among them
     check: Any = None  # () -> pairs of tensors to agree; None: what moire and torch return
+    check_added: Any = None  # () -> such pairs of "moire, FP32 added", from zero
+    limit: float = 2e-2  # of a relative difference (of norms), between two BF16 computations
     keeps: tuple = ()  # (peer, forward): count the bytes that it keeps for its backward
     operands: dict = field(default_factory=dict)  # for peers of others.py; "kind" says which
 
     def difference(self):
-        """The largest relative difference (of norms) between what moire and torch compute."""
-        pairs = self.check() if self.check else zip(self.run["moire"](), self.run["torch"]())
+        """The largest relative difference (of norms) from what torch computes: moire's, that of
+        its FP32 gradients, the loop's."""
+        pairs = list(self.check() if self.check else self._pairs("moire"))
+        if self.check_added:
+            pairs += self.check_added()
+        if "loop" in self.run:
+            pairs += self._pairs("loop")
         return max(relative_difference(a, b) for a, b in pairs)
+
+    def _pairs(self, name):
+        return list(zip(self.run[name](), self.run["torch"]()))
 
 
 def relative_difference(found, wanted):

@@ -60,6 +60,15 @@ def cases(tensors):
         w.main_grad = torch.zeros_like(w, dtype=torch.float32)
     sinks = tuple(ParameterGradients(lambda w=w: [w], True, False) for w in (w1, w2))
     run["moire, FP32 added"] = with_backward(lambda: ours(sinks))
+
+    def added():
+        for w in (w1, w2):
+            w.main_grad.zero_()
+        run["moire, FP32 added"]()
+        wanted = run["torch"]()
+        return [(w.main_grad, g) for w, g in zip((w1, w2), wanted[1:3])]
+
     keeps = (("moire", ours), ("torch", theirs))
     operands["grad_y"] = grad_y
-    yield Case("mlp forward+backward", 3 * flop, run, keeps=keeps, operands=operands)
+    options = {"keeps": keeps, "operands": operands, "check_added": added}
+    yield Case("mlp forward+backward", 3 * flop, run, **options)

@@ -12,7 +12,7 @@ import time
 import torch
 
 _FLUSH_BYTES = 256 * 2**20  # several times the L2 cache of any GPU of today
-_ROUNDS = 3
+_ROUNDS = 4
 _WARMUP_MS = 60
 _QUERY = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
@@ -23,7 +23,8 @@ class Clock:
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
     def rounds(self, run):
-        """{name: the median milliseconds of each round's stretch}; the order turns by round."""
+        """{name: the median milliseconds of each round's stretch}; every other round goes
+        backwards, so that each follows the others and itself as often."""
         names = list(run)
         for name in names:  # compile, fill the allocator's cache
             for _ in range(2):
@@ -31,8 +32,7 @@ class Clock:
         one_call = {name: min(self._calls(run[name], 2)) for name in names}
         samples = {name: [] for name in names}
         for i in range(_ROUNDS):
-            turn = i % len(names)
-            for name in names[turn:] + names[:turn]:
+            for name in names if i % 2 == 0 else reversed(names):
                 samples[name].append(self._stretch(run[name], one_call[name]))
         return samples
 

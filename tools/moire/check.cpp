@@ -213,7 +213,8 @@ int run_check(const CheckOptions& options) {
   } else {
     print(totals);
   }
-  return totals.failed > 0 ? kExitFailed : kExitOk;
+  const bool is_short = options.all_supported && totals.unsupported > 0;
+  return totals.failed > 0 || is_short ? kExitFailed : kExitOk;
 }
 
 }  // namespace moire::tool

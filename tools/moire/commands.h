@@ -61,6 +61,7 @@ struct CheckOptions {
   ProblemOptions problems;
   int64_t random = 0;
   uint64_t seed = 1;
+  bool all_supported = false;
   bool verbose = false;
 };
 struct ErrorsOptions {

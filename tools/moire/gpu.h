@@ -35,7 +35,7 @@ class Gpu {
   double copy_bandwidth() const;
   // Device memory that lives as long as this; throws where there is too little.
   void* take(int64_t bytes);
-  // Enqueues a copy; both addresses are multiples of 16.
+  // Enqueues a copy.
   Status copy(void* to, const void* from, int64_t bytes) const;
 
  private:

@@ -102,6 +102,8 @@ void add_check(CLI::App& app, CheckOptions& options, std::function<int()>& run) 
   command->add_option("--seed", options.seed, "of the random problems")
       ->check(whole_number<uint64_t>())
       ->capture_default_str();
+  command->add_flag("--all-supported", options.all_supported,
+                    "fail on what is unsupported as well, as with a forced implementation");
   command->add_flag("--verbose", options.verbose, "every output of every problem");
   command->footer(
       "Errors are in units of the bound that theory gives each element: 1 is the largest that\n"
@@ -110,7 +112,8 @@ void add_check(CLI::App& app, CheckOptions& options, std::function<int()>& run) 
       "  moire check tiny tails                          every option, every awkward size\n"
       "  moire check --random 2000 --seed 7              random problems over all ops\n"
       "  moire check --random 500 --ops fc1,mlp --dtype bf16\n"
-      "  moire check qwen3_30b --set rows=64 --set groups=8");
+      "  moire check qwen3_30b --set rows=64 --set groups=8\n"
+      "  moire check fast_paths --device cuda --implementation sm90 --all-supported");
   command->callback([&] { run = [&] { return run_check(options); }; });
 }
 

@@ -38,8 +38,8 @@ __device__ inline int64_t rows_in_use(const moire_groups& groups) {
   return clamp_row(groups.offsets[groups.num_groups], 0, groups.capacity);
 }
 
-// Reports a wrong offset, of several any one. For one block (or warp) of each kernel that reads groups:
-// thread `index` of `count`.
+// Reports a wrong offset, of several any one. For one block (or warp) of each kernel that reads
+// groups: thread `index` of `count`.
 __device__ inline void check_groups(const moire_groups& groups, const Reporter& reporter, int index,
                                     int count) {
   if (groups.offsets == nullptr) return;
