@@ -77,10 +77,11 @@ def bytes_kept(forward):
 
 def clocks():
     """What nvidia-smi says of clocks (MHz), power (W) and temperature now; {} without it."""
-    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    gpu = f"GPU-{torch.cuda.get_device_properties().uuid}"  # whichever of the machine's it is
+    command = ["nvidia-smi", "-i", gpu, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        values = lines.stdout.splitlines()[torch.cuda.current_device()].split(",")
+        values = lines.stdout.splitlines()[0].split(",")
         return dict(zip(_QUERY.split(","), (float(v) for v in values)))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return {}

@@ -146,7 +146,10 @@ Status Gpu::copy(void* to, const void* from, int64_t bytes) const {
 }
 
 GpuConditions read_gpu_conditions(int index) {
-  const std::string command = text("nvidia-smi -i ", index,
+  // By its place on the bus: nvidia-smi counts devices that CUDA_VISIBLE_DEVICES hides.
+  char place[32] = "";
+  if (cudaDeviceGetPCIBusId(place, sizeof(place), index) != cudaSuccess) return {};
+  const std::string command = text("nvidia-smi -i ", place,
                                    " --query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
                                    " --format=csv,noheader,nounits 2>/dev/null");
   GpuConditions found;
