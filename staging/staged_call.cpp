@@ -1,6 +1,7 @@
 #include "staging/staged_call.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -10,6 +11,14 @@ namespace {
 constexpr size_t kGuardBytes = 4096;
 constexpr std::byte kGuard{0xB5};
 constexpr size_t kAlignment = 256;  // copies lie as their originals do, modulo this
+
+bool is_apart() {
+  static const bool apart = [] {
+    const char* staging = std::getenv("MOIRE_STAGING");
+    return staging != nullptr && std::strcmp(staging, "apart") == 0;
+  }();
+  return apart;
+}
 
 int64_t span_bytes(const TensorView& t) {
   if (!t.is_present() || t.data == nullptr || t.num_elements() == 0) return 0;
@@ -65,7 +74,8 @@ void StagedCall::clear() {
 
 void* StagedCall::add(void* pointer, int64_t bytes, Role role) {
   if (pointer != nullptr && bytes > 0) {
-    pieces_.push_back({static_cast<std::byte*>(pointer), static_cast<size_t>(bytes), role, 0});
+    pieces_.push_back(
+        {static_cast<std::byte*>(pointer), static_cast<size_t>(bytes), role, 0, nullptr});
   }
   return pointer;
 }
@@ -75,7 +85,7 @@ void* StagedCall::on_device(void* pointer, int64_t bytes) const {
   const auto* host = static_cast<std::byte*>(pointer);
   for (const Piece& p : pieces_) {
     if (p.begin <= host && host < p.begin + p.bytes) {
-      return memory_.data() + p.offset + (host - p.begin);
+      return p.device + (host - p.begin);
     }
   }
   return nullptr;
@@ -99,6 +109,7 @@ void StagedCall::merge_pieces() {
 
 Status StagedCall::upload() {
   merge_pieces();
+  if (is_apart()) return upload_apart();
   size_t end = kGuardBytes;
   for (Piece& p : pieces_) {
     p.offset = end + (reinterpret_cast<uintptr_t>(p.begin) - end) % kAlignment;
@@ -107,10 +118,39 @@ Status StagedCall::upload() {
   before_.assign(end, kGuard);
   for (const Piece& p : pieces_) std::memcpy(before_.data() + p.offset, p.begin, p.bytes);
   if (Status status = memory_.reserve(end); !status.ok()) return status;
+  for (Piece& p : pieces_) p.device = memory_.data() + p.offset;
   return copy_to_device(memory_.data(), before_.data(), end);
 }
 
+Status StagedCall::upload_apart() {
+  apart_.clear();
+  for (Piece& p : pieces_) {
+    const size_t shift = reinterpret_cast<uintptr_t>(p.begin) % kAlignment;
+    DeviceMemory& memory = apart_.emplace_back();
+    if (Status status = memory.reserve(shift + p.bytes); !status.ok()) return status;
+    p.device = memory.data() + shift;
+    if (p.role == Role::kScratch) continue;
+    if (Status status = copy_to_device(p.device, p.begin, p.bytes); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status StagedCall::download_apart() {
+  for (const Piece& p : pieces_) {
+    if (p.role == Role::kScratch) continue;
+    after_.resize(p.bytes);
+    if (Status status = copy_to_host(after_.data(), p.device, p.bytes); !status.ok()) return status;
+    if (p.role == Role::kOutput) {
+      std::memcpy(p.begin, after_.data(), p.bytes);
+    } else if (std::memcmp(p.begin, after_.data(), p.bytes) != 0) {
+      return {Code::kInternal, "staging: an input was written"};
+    }
+  }
+  return {};
+}
+
 Status StagedCall::download() {
+  if (is_apart()) return download_apart();
   after_.resize(before_.size());
   if (Status status = copy_to_host(after_.data(), memory_.data(), after_.size()); !status.ok()) {
     return status;

@@ -2,6 +2,10 @@
 // the arguments name is copied to the device, with guards around it, the call runs on pointers into
 // the copies, and what it wrote comes back. A call that wrote into a guard or into an input is an
 // error, as is what its kernels found.
+//
+// With MOIRE_STAGING=apart in the environment every piece has an allocation of its own, no larger
+// than it is, and scratch is not written before the call: so that compute-sanitizer sees accesses
+// past the end of a piece, and reads of scratch that nobody wrote.
 #pragma once
 
 #include <moire/context.h>
@@ -91,17 +95,21 @@ class StagedCall {
     std::byte* begin;
     size_t bytes;
     Role role;
-    size_t offset;
+    size_t offset;      // in memory_, where all lie together
+    std::byte* device;  // the copy
   };
 
   void* add(void* pointer, int64_t bytes, Role role);
   void* on_device(void* pointer, int64_t bytes) const;
   void merge_pieces();
+  Status upload_apart();
+  Status download_apart();
 
   std::vector<Piece> pieces_;
   std::deque<PointerWalk> walks_;
   std::vector<std::byte> before_, after_;  // the device's memory
   DeviceMemory memory_;
+  std::deque<DeviceMemory> apart_;
 };
 
 }  // namespace moire::staging
