@@ -113,7 +113,7 @@ void add_check(CLI::App& app, CheckOptions& options, std::function<int()>& run) 
       "  moire check --random 2000 --seed 7              random problems over all ops\n"
       "  moire check --random 500 --ops fc1,mlp --dtype bf16\n"
       "  moire check qwen3_30b --set rows=64 --set groups=8\n"
-      "  moire check fast_paths --device cuda --implementation sm90 --all-supported");
+      "  moire check fast_paths --all-supported          nothing may be left out");
   command->callback([&] { run = [&] { return run_check(options); }; });
 }
 
