@@ -61,7 +61,7 @@ fast_paths() {
 # that a step past its end is seen (staging/staged_call.h).
 sanitize() {
   local tool
-  export MOIRE_STAGING=apart
+  local -x MOIRE_STAGING=apart
   part bad_splits compute-sanitizer --tool memcheck --error-exitcode 9 \
     "$build/bin/test_gpu" --gtest_filter='BadSplits.*'
   for tool in memcheck racecheck initcheck; do
@@ -69,7 +69,6 @@ sanitize() {
     part "${tool}_routing" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$build/bin/moire" check --device cuda --random 12 --dtype bf16 --ops permute,unpermute,router
   done
-  unset MOIRE_STAGING
 }
 
 python_tests() {

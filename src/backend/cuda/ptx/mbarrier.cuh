@@ -26,7 +26,9 @@ __device__ inline void mbarrier_arrive(uint64_t* barrier) {
                : "memory");
 }
 
-// Arrives on the barrier at the same shared-memory offset in block `rank` of the cluster.
+// Arrives on the barrier at the same shared-memory offset in block `rank` of the cluster. It says
+// that something was read, and publishes no writes: `.release.cluster` would make it a fence of all
+// memory, microseconds long.
 __device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
   asm volatile(
       "{\n"
