@@ -14,7 +14,8 @@
 //   tile_full[tile]   1, the scheduler
 //   tile_empty[tile]  1 a warp, and 1 of the producer, which keeps a tile until nearly the end
 //   slot_full[slot]   1 and the bytes of an epilogue's operands (epilogues that load)
-//   turn[warpgroup]   4, the other warpgroup's warps at the end of their products (where they
+//   turn[warpgroup]   4, the other warpgroup's warps when their last products are issued (where
+//   they
 //                     alternate)
 // Sums are in ascending K, 16 at a time, in every instance.
 #pragma once
@@ -203,12 +204,12 @@ __device__ void give_back(SharedMemory<P>& s, int stage) {
 }
 
 // `begin` is called some steps after the start: what it waits for, the last tile's stores, is then
-// over; `advance` in every step, while products are under way. A stage is given back when its
-// products are done; warpgroups that alternate keep one stage in flight, because nobody else keeps
-// the tensor cores busy meanwhile.
-template <class P, class Operands, int kBlocks, class Begin, class Advance>
+// over; `advance` in every step, while products are under way; `issued` once, when the last
+// products are on their way. A stage is given back when its products are done; warpgroups that
+// alternate keep one stage in flight, because nobody else keeps the tensor cores busy meanwhile.
+template <class P, class Operands, int kBlocks, class Begin, class Advance, class Issued>
 __device__ void multiply(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_k, int first_block,
-                         Sums<P>& sums, Begin&& begin, Advance&& advance) {
+                         Sums<P>& sums, Begin&& begin, Advance&& advance, Issued&& issued) {
   constexpr int kBeginStep = P::kAlternates ? 0 : 4, kInFlight = P::kAlternates ? 1 : 0;
   const int begin_step = min(kBeginStep, num_k - 1);
   [[maybe_unused]] int last = 0;
@@ -223,15 +224,17 @@ __device__ void multiply(SharedMemory<P>& s, Ring<P::kNumStages>& ring, int num_
     if (kInFlight == 1 && k > 0) give_back(s, last);
     if constexpr (kInFlight == 1) last = ring.stage;
   }
+  issued();
   if (kInFlight == 1) {
     ptx::wgmma_wait_group<0>();
     if (num_k > 0) give_back(s, last);
   }
 }
 
-// Whose tile it is, where two warpgroups alternate. A warpgroup waits until the other's products
-// are done: before that, a stage's barrier could be a whole round behind, which its parity does not
-// tell.
+// Whose tile it is, where two warpgroups alternate. A warpgroup waits until the other has issued
+// all its products, so that it has seen every stage before this warpgroup's first: else a stage's
+// barrier could be a whole round behind, which its parity does not tell. The products themselves
+// may still run; the tensor cores then go on without a gap.
 template <class P>
 class Turns {
  public:
@@ -320,13 +323,14 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
       continue;
     }
     const auto begin = [&] { epilogue.begin(slots, tile, first_row_of_warp(tile, first_block)); };
+    const auto pass_on = [&] { turns.pass_on(); };
     Sums<P> sums = {};
     if (P::kRowBlocks == 2 && rows > 64) {
-      multiply<P, Operands, P::kRowBlocks>(s, ring, tile.num_k, first_block, sums, begin, advance);
+      multiply<P, Operands, P::kRowBlocks>(s, ring, tile.num_k, first_block, sums, begin, advance,
+                                           pass_on);
     } else {
-      multiply<P, Operands, 1>(s, ring, tile.num_k, first_block, sums, begin, advance);
+      multiply<P, Operands, 1>(s, ring, tile.num_k, first_block, sums, begin, advance, pass_on);
     }
-    turns.pass_on();
     const int first_m = first_row_of_warp(tile, first_block);
     store(tile, first_m, sums[0]);
     if (P::kRowBlocks == 2 && rows > 64) {
