@@ -1,5 +1,7 @@
 // Gate and up of N neighbouring columns of F in a row of 2F: one access pattern per way in which
-// the halves can lie. Columns are 32-bit (glu_fits).
+// the halves can lie. Either way they are two pieces of N elements; first_at and second_at say
+// where these lie, split and join turn them into gate and up and back. Columns are 32-bit
+// (glu_fits).
 #pragma once
 
 #include <cstdint>
@@ -24,17 +26,24 @@ class GluBlocks {
         up_(layout.gate_first ? block_ : 0) {}
 
   template <class T>
-  __device__ void load(const T* row, uint32_t column, Packed<T, N>& gate, Packed<T, N>& up) const {
-    const uint32_t first = first_of(column);
-    gate = cuda::load<N>(row + first + gate_);
-    up = cuda::load<N>(row + first + up_);
+  __device__ T* first_at(T* row, uint32_t column) const {
+    return row + first_of(column) + gate_;
   }
   template <class T>
-  __device__ void store(T* row, uint32_t column, const Packed<T, N>& gate,
-                        const Packed<T, N>& up) const {
-    const uint32_t first = first_of(column);
-    cuda::store(row + first + gate_, gate);
-    cuda::store(row + first + up_, up);
+  __device__ T* second_at(T* row, uint32_t column) const {
+    return row + first_of(column) + up_;
+  }
+  template <class T>
+  __device__ void split(const Packed<T, N>& first, const Packed<T, N>& second, Packed<T, N>& gate,
+                        Packed<T, N>& up) const {
+    gate = first;
+    up = second;
+  }
+  template <class T>
+  __device__ void join(const Packed<T, N>& gate, const Packed<T, N>& up, Packed<T, N>& first,
+                       Packed<T, N>& second) const {
+    first = gate;
+    second = up;
   }
 
  private:
@@ -53,37 +62,53 @@ class GluPairs {
   explicit GluPairs(const ResolvedGluLayout& layout) : gate_first_(layout.gate_first) {}
 
   template <class T>
-  __device__ void load(const T* row, uint32_t column, Packed<T, N>& gate, Packed<T, N>& up) const {
+  __device__ T* first_at(T* row, uint32_t column) const {
+    return row + 2 * column;
+  }
+  template <class T>
+  __device__ T* second_at(T* row, uint32_t column) const {
+    return row + 2 * column + N;
+  }
+  template <class T>
+  __device__ void split(const Packed<T, N>& first, const Packed<T, N>& second, Packed<T, N>& gate,
+                        Packed<T, N>& up) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const auto pairs = cuda::load<N>(row + 2 * column + half * N);
-#pragma unroll
-      for (int i = 0; i < N / 2; ++i) {
-        const T a = pairs.values[2 * i], b = pairs.values[2 * i + 1];
-        gate.values[half * N / 2 + i] = gate_first_ ? a : b;
-        up.values[half * N / 2 + i] = gate_first_ ? b : a;
-      }
+    for (int i = 0; i < N; ++i) {
+      const Packed<T, N>& pairs = i < N / 2 ? first : second;
+      const T a = pairs.values[2 * i % N], b = pairs.values[2 * i % N + 1];
+      gate.values[i] = gate_first_ ? a : b;
+      up.values[i] = gate_first_ ? b : a;
     }
   }
   template <class T>
-  __device__ void store(T* row, uint32_t column, const Packed<T, N>& gate,
-                        const Packed<T, N>& up) const {
+  __device__ void join(const Packed<T, N>& gate, const Packed<T, N>& up, Packed<T, N>& first,
+                       Packed<T, N>& second) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      Packed<T, N> pairs;
-#pragma unroll
-      for (int i = 0; i < N / 2; ++i) {
-        const T a = gate.values[half * N / 2 + i], b = up.values[half * N / 2 + i];
-        pairs.values[2 * i] = gate_first_ ? a : b;
-        pairs.values[2 * i + 1] = gate_first_ ? b : a;
-      }
-      cuda::store(row + 2 * column + half * N, pairs);
+    for (int i = 0; i < N; ++i) {
+      Packed<T, N>& pairs = i < N / 2 ? first : second;
+      pairs.values[2 * i % N] = gate_first_ ? gate.values[i] : up.values[i];
+      pairs.values[2 * i % N + 1] = gate_first_ ? up.values[i] : gate.values[i];
     }
   }
 
  private:
   bool gate_first_;
 };
+
+template <class Columns, class T, int N>
+__device__ void load_glu(const Columns& columns, const T* row, uint32_t column, Packed<T, N>& gate,
+                         Packed<T, N>& up) {
+  columns.split(load<N>(columns.first_at(row, column)), load<N>(columns.second_at(row, column)),
+                gate, up);
+}
+template <class Columns, class T, int N>
+__device__ void store_glu(const Columns& columns, T* row, uint32_t column, const Packed<T, N>& gate,
+                          const Packed<T, N>& up) {
+  Packed<T, N> first, second;
+  columns.join(gate, up, first, second);
+  store(columns.first_at(row, column), first);
+  store(columns.second_at(row, column), second);
+}
 
 // Calls f with the pattern for elements of type T; `opens_vectors` as values.cuh has it.
 template <class T, class F>

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backend/cuda/device/groups.cuh"
+#include "core/divide.h"
 
 namespace moire::cuda {
 
@@ -24,13 +25,19 @@ __device__ inline int64_t first_row_block(const moire_groups& groups, int64_t gr
   return rows_of(groups, group).begin / kBlockRows + group;
 }
 
+// A warp calls it together: it looks at 32 groups at once, so that 1024 are searched in the time of
+// two loads.
 __device__ inline RowBlock row_block_at(const moire_groups& groups, int64_t index) {
   if (groups.num_groups == 0) return {0, 0, 0};
   // The last group whose first index is not past this one.
   int64_t low = 0, high = groups.num_groups;
   while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    (first_row_block(groups, middle) <= index ? low : high) = middle;
+    const int64_t step = ceil_div(high - low, 32);
+    const int64_t group = low + threadIdx.x % 32 * step;
+    const bool fits = group < high && first_row_block(groups, group) <= index;
+    const uint32_t fitting = __ballot_sync(0xFFFFFFFFU, fits);
+    if (fitting != 0) low += (31 - __clz(static_cast<int>(fitting))) * step;
+    high = min(high, low + step);
   }
   const RowRange rows = rows_of(groups, low);
   const int64_t block = index - first_row_block(groups, low);

@@ -1,13 +1,16 @@
 // bias_backward on CUDA, one pass over grad_y. A block takes 64 rows of a group (or several such
-// blocks of narrow rows) and up to 4096 columns; four threads share a segment of 64 columns as the
-// order of grad_scale's sums wants it, and walk down the rows, four of them under way at once. Both
-// gradients leave partial sums in the workspace, which a launch each adds in order.
+// blocks of narrow rows) and up to 4096 columns; two threads (of 16-bit elements) share a segment
+// of 64 columns as the order of grad_scale's sums wants it, and walk down the rows, while the next
+// three are on their way (segment_pieces.cuh). Both gradients leave partial sums in the workspace,
+// which a launch each adds in order.
+#include <algorithm>
+
 #include "backend/cuda/device/any_floats.cuh"
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
-#include "backend/cuda/device/lane_sums.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
+#include "backend/cuda/device/segment_pieces.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/partial_sums.h"
 #include "core/arena.h"
@@ -17,9 +20,12 @@
 namespace moire::cuda::portable {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kVectorColumns = 4;
-constexpr int kRowsAtOnce = 4;
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
+// Rows under way to a warp, the one that is being summed among them.
+constexpr int kStages = 5;
+// Blocks of 64 rows of a block of threads, at most.
+constexpr uint32_t kRowBlocks = 8;
 
 template <int N>
 using Tiling = SegmentTiling<N, kThreads>;
@@ -37,89 +43,142 @@ struct Operands {
   moire_groups groups;
 };
 
-// A thread's columns of one segment.
+// What a block of threads knows of its rows.
+struct Rows {
+  RowBlock blocks[kRowBlocks];
+  int64_t sources[kRowBlocks][kBlockRows];  // in grad_y; -1: none
+  float scales[kRowBlocks][kBlockRows];
+};
+
+// Of `count` blocks of rows from `first_index` on; all threads call it.
+template <class T>
+__device__ void load_rows(const Operands<T>& args, int64_t first_index, uint32_t count, Rows& rows,
+                          const Reporter& reporter) {
+  for (uint32_t b = threadIdx.x / 32; b < count; b += kWarps) {
+    const int64_t index = first_index + b;
+    RowBlock block{0, 0, 0};
+    if (index < row_blocks_bound(args.groups)) block = row_block_at(args.groups, index);
+    if (threadIdx.x % 32 == 0) rows.blocks[b] = block;
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < count * kBlockRows; i += kThreads) {
+    const uint32_t b = i / kBlockRows, r = i % kBlockRows;
+    const int64_t row = rows.blocks[b].first + r;
+    const bool exists = row < rows.blocks[b].end;
+    int64_t source = exists ? row : -1;
+    if (exists && args.row_idx.is_present()) {
+      source = checked_index(args.row_idx, row, args.row_idx.at(row), args.num_source_rows,
+                             Dropping::kForbidden, reporter);
+    }
+    rows.sources[b][r] = source;
+    rows.scales[b][r] = exists && args.scale != nullptr ? args.scale[row] : 1.0F;
+  }
+  __syncthreads();
+}
+
+// What a thread moves of every row: a piece of each.
+struct Place {
+  uint32_t block;   // of Rows
+  uint32_t column;  // args.columns or more: none
+};
+
+template <int N, class T>
+__device__ void fetch_row(const Operands<T>& args, const Rows& rows, uint32_t r,
+                          const Place (&places)[kSegmentSteps], SegmentPieces<T, N> pieces) {
+#pragma unroll
+  for (uint32_t i = 0; i < kSegmentSteps; ++i) {
+    const auto [block, column] = places[i];
+    const int64_t source = column < args.columns ? rows.sources[block][r] : -1;
+    pieces.fetch(i, source < 0 ? nullptr : args.grad_y.row(source) + column);
+  }
+}
+
+// A thread's columns of its segment.
 template <int N>
 using Own = float[kSegmentSteps][N];
 
-// The thread's part of rows row ... row + 3 of a block that ends at `end`; nothing where
-// `first_column` is past the last. The whole warp calls it.
+// A row's part of grad_bias and of grad_scale's lanes.
 template <int N, class T>
-__device__ void add_rows(const Operands<T>& args, int64_t row, int64_t end, int64_t first_column,
-                         const Own<N>& bias, Own<N>& partial, const Reporter& reporter) {
-  Packed<T, N> values[kRowsAtOnce][kSegmentSteps] = {};
+__device__ void add_row(SegmentPieces<T, N> pieces, float scale, const Own<N>& bias,
+                        Own<N>& partial, float (&sums)[N]) {
 #pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    if (row + r >= end) continue;
-    int64_t source = row + r;
-    if (args.row_idx.is_present()) {
-      source = checked_index(args.row_idx, row + r, args.row_idx.at(row + r), args.num_source_rows,
-                             Dropping::kForbidden, reporter);
-    }
+  for (int step = 0; step < kSegmentSteps; ++step) {
+    const Packed<T, N> piece = pieces.get(step);
 #pragma unroll
-    for (int step = 0; step < kSegmentSteps; ++step) {
-      const int64_t column = first_column + step * kSumLanes;
-      if (source < 0 || column >= args.columns) continue;
-      values[r][step] = load<N>(args.grad_y.row(source) + column);
-    }
-  }
-  const int64_t segments = ceil_div(args.columns, kSegment);
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    const bool exists = row + r < end;
-    const float scale = exists && args.scale != nullptr ? args.scale[row + r] : 1.0F;
-    float sums[N] = {};
-#pragma unroll
-    for (int step = 0; step < kSegmentSteps; ++step) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float v = values[r][step][i];
-        if (exists) partial[step][i] = fmaf(scale, v, partial[step][i]);
-        sums[i] = fmaf(v, bias[step][i], sums[i]);
-      }
-    }
-    if (args.row_partials == nullptr) continue;
-    const float sum = fold_lanes(sums);
-    const bool writes = threadIdx.x % Tiling<N>::kThreadsPerSegment == 0;
-    if (exists && writes && first_column < args.columns) {
-      args.row_partials[(row + r) * segments + first_column / kSegment] = sum;
+    for (int i = 0; i < N; ++i) {
+      const float v = piece[i];
+      partial[step][i] = fmaf(scale, v, partial[step][i]);
+      sums[i] = fmaf(v, bias[step][i], sums[i]);
     }
   }
 }
 
 template <int N, class T>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 4)
     sum_kernel(Operands<T> args, Tiling<N> tiling, Reporter reporter) {
   constexpr uint32_t kSharing = Tiling<N>::kThreadsPerSegment;
+  using Pieces = SegmentPieces<T, N>;
+  __shared__ typename Pieces::Shared stages[kWarps][kStages];
+  __shared__ Rows rows;
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     check_groups(args.groups, reporter, threadIdx.x, kThreads);
   }
-  const uint32_t slot = threadIdx.x / kSharing;
-  const int64_t index = int64_t{blockIdx.x} * tiling.rows + slot / tiling.per_part;
-  const bool takes_part =
-      slot < tiling.rows * tiling.per_part && index < row_blocks_bound(args.groups);
-  const RowBlock block = takes_part ? row_block_at(args.groups, index) : RowBlock{0, 0, 0};
-  const int64_t segment = int64_t{blockIdx.y} * tiling.per_part + slot % tiling.per_part;
-  const int64_t first_column = segment * kSegment + threadIdx.x % kSharing * N;
+  const int64_t first_index = int64_t{blockIdx.x} * tiling.rows;
+  load_rows(args, first_index, tiling.rows, rows, reporter);
+  const uint32_t warp = threadIdx.x / 32;
+  // Slot s of the block: segment s % per_part of rows.blocks[s / per_part].
+  const auto place_of = [&](uint32_t slot, uint32_t column) -> Place {
+    if (slot >= tiling.rows * tiling.per_part) return {0, static_cast<uint32_t>(args.columns)};
+    const uint32_t segment = blockIdx.y * tiling.per_part + slot % tiling.per_part;
+    return {slot / tiling.per_part, segment * kSegment + column};
+  };
+  Place moved[kSegmentSteps];
+#pragma unroll
+  for (uint32_t i = 0; i < kSegmentSteps; ++i) {
+    moved[i] = place_of(warp * Pieces::kSegments + Pieces::segment_of(i), Pieces::column_of(i));
+  }
+  const Place own = place_of(threadIdx.x / kSharing, 0);
+  const RowBlock block = rows.blocks[own.block];
+  const auto count =
+      own.column < args.columns ? static_cast<uint32_t>(block.end - block.first) : 0U;
   Own<N> bias = {}, partial = {};
-  for (int step = 0; step < kSegmentSteps && args.row_partials != nullptr; ++step) {
-    const int64_t column = first_column + step * kSumLanes;
-    if (block.first >= block.end || column >= args.columns) continue;
-    for (int i = 0; i < N; ++i) bias[step][i] = args.bias.at(block.group, column + i);
-  }
-  // All threads of a warp take as many rounds, whichever block of rows they have.
-  for (int64_t r = 0; r < kBlockRows; r += kRowsAtOnce) {
-    if (__any_sync(0xFFFFFFFFU, block.first + r < block.end) == 0) break;
-    add_rows<N>(args, block.first + r, block.end, first_column, bias, partial, reporter);
-  }
-  if (args.block_partials == nullptr || block.first >= block.end) return;
 #pragma unroll
   for (int step = 0; step < kSegmentSteps; ++step) {
-    const int64_t column = first_column + step * kSumLanes;
-    if (column >= args.columns) return;
+    const uint32_t column = own.column + Pieces::step_column(step);
+    if (args.row_partials == nullptr || count == 0 || column >= args.columns) continue;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      args.block_partials[index * args.columns + column + i] = partial[step][i];
+    for (int i = 0; i < N; ++i) bias[step][i] = args.bias.at(block.group, column + i);
+  }
+  const auto fetch = [&](uint32_t r) {
+    if (r < kBlockRows) fetch_row(args, rows, r, moved, Pieces(stages[warp][r % kStages]));
+    __pipeline_commit();
+  };
+  for (uint32_t r = 0; r < kStages - 1; ++r) fetch(r);
+  // All threads of a warp take as many rounds, whichever blocks of rows they have.
+  const uint32_t rounds = __reduce_max_sync(0xFFFFFFFFU, count);
+  for (uint32_t r = 0; r < rounds; ++r) {
+    __syncwarp();  // the stage has been read
+    fetch(r + kStages - 1);
+    __pipeline_wait_prior(kStages - 1);
+    __syncwarp();  // row r is there
+    float sums[N] = {};
+    if (r < count) {
+      add_row(Pieces(stages[warp][r % kStages]), rows.scales[own.block][r], bias, partial, sums);
     }
+    if (args.row_partials == nullptr) continue;
+    const float sum = fold_lanes(sums);
+    if (r < count && threadIdx.x % kSharing == 0) {
+      args.row_partials[(block.first + r) * tiling.segments + own.column / kSegment] = sum;
+    }
+  }
+  if (args.block_partials == nullptr || count == 0) return;
+#pragma unroll
+  for (int step = 0; step < kSegmentSteps; ++step) {
+    const uint32_t column = own.column + Pieces::step_column(step);
+    if (column >= args.columns) return;
+    float* const target = args.block_partials + (first_index + own.block) * args.columns + column;
+#pragma unroll
+    for (int i = 0; i < N; ++i) target[i] = partial[step][i];
   }
 }
 
@@ -159,16 +218,24 @@ template <class F>
 decltype(auto) with_columns(const BiasBackwardArgs& args, F&& f) {
   const TensorView grad_y(args.grad_y);
   return with_float_type(grad_y.type(), [&]<class T>() {
-    const bool is_vector = opens_vectors({grad_y}) && grad_y.columns() % kVectorColumns == 0;
-    return is_vector ? f.template operator()<kVectorColumns, T>() : f.template operator()<1, T>();
+    constexpr int kN = kVector<T>;
+    const bool is_vector = opens_vectors({grad_y}) && grad_y.columns() % kN == 0;
+    return is_vector ? f.template operator()<kN, T>() : f.template operator()<1, T>();
   });
+}
+
+template <int N>
+Tiling<N> tiling_of(const BiasBackwardArgs& args) {
+  Tiling<N> tiling(TensorView(args.grad_y).columns());
+  tiling.rows = std::min(tiling.rows, kRowBlocks);
+  return tiling;
 }
 
 Status run(const Context& context, const BiasBackwardArgs& args) {
   Launcher launcher(context, "bias_backward");
   const Partials partials(args, args.workspace);
   with_columns(args, [&]<int N, class T>() {
-    const Tiling<N> tiling(TensorView(args.grad_y).columns());
+    const Tiling<N> tiling = tiling_of<N>(args);
     const dim3 grid(blocks_for(row_blocks_bound(args.groups), tiling.rows),
                     blocks_for(tiling.segments, tiling.per_part));
     launcher.launch(sum_kernel<N, T>, {grid, kThreads}, operands_of<T>(args, partials), tiling,
@@ -187,7 +254,7 @@ Status run(const Context& context, const BiasBackwardArgs& args) {
 
 std::string policy(const DeviceState&, const BiasBackwardArgs& args) {
   return with_columns(args, [&]<int N, class T>() {
-    const Tiling<N> tiling(TensorView(args.grad_y).columns());
+    const Tiling<N> tiling = tiling_of<N>(args);
     return concat("partial sums of ", kBlockRows, " rows, ", tiling.rows, " and ",
                   tiling.per_part * kSegment, " columns per block of ", kThreads, " threads, ", N,
                   " columns at once");

@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = first_row + i / pieces;
     if (row >= num_rows) return;
     Packed<T, kN> gate, up;
-    from.load(source.row(row), i % pieces * kN, gate, up);
-    to.store(target.row(row), i % pieces * kN, gate, up);
+    load_glu(from, source.row(row), i % pieces * kN, gate, up);
+    store_glu(to, target.row(row), i % pieces * kN, gate, up);
   }
 }
 

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 5)
     if (row < in_use) {
       const float prob = args.probs == nullptr ? 1.0F : args.probs[row];
       Packed<T, kN> gate, up;
-      columns.load(args.z.row(row), column, gate, up);
+      load_glu(columns, args.z.row(row), column, gate, up);
 #pragma unroll
       for (int j = 0; j < kN; ++j) act.set(j, glu_value(activation, gate[j], up[j]) * prob);
     } else if (!args.zeroes_tail) {

@@ -1,11 +1,12 @@
-// glu_backward on CUDA. The fixed order of grad_probs' sums decides who takes what: two threads (of
-// 16-bit elements) share a segment of 64 columns, 16 bytes of each 16 columns to either, so that
-// each lane of the sum stays in one register. A block takes a row, or several narrow ones.
+// glu_backward on CUDA. The fixed order of grad_probs' sums decides who computes what: two threads
+// (of 16-bit elements) share a segment of 64 columns, 16 bytes of each 16 columns to either, so
+// that each lane of the sum stays in one register. What they read and write passes through shared
+// memory (segment_pieces.cuh). A block takes a row, or several narrow ones.
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/device/glu_columns.cuh"
 #include "backend/cuda/device/groups.cuh"
-#include "backend/cuda/device/lane_sums.cuh"
 #include "backend/cuda/device/matrix.cuh"
+#include "backend/cuda/device/segment_pieces.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
@@ -13,7 +14,8 @@
 namespace moire::cuda::portable {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
 
 template <int N>
 using Tiling = SegmentTiling<N, kThreads>;
@@ -30,71 +32,127 @@ struct Operands {
   int64_t rows;
 };
 
-// What one thread does of a segment: its part of grad_probs' lanes.
-template <class Activation, class T, class Columns, int N>
-__device__ void backward_segment(const Activation& activation, const Operands<T>& args,
-                                 const Columns& columns, int64_t row, uint32_t first,
-                                 float (&sums)[N]) {
-  const float prob = args.probs == nullptr ? 1.0F : args.probs[row];
-#pragma unroll
-  for (int step = 0; step < kSegmentSteps; ++step) {
-    const uint32_t column = first + step * kSumLanes;
-    if (column >= args.f) break;
-    Packed<T, N> gate, up;
-    columns.load(args.z.row(row), column, gate, up);
-    const auto grad_act = load<N>(args.grad_act.row(row) + column);
-    Packed<T, N> act;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float grad = grad_act[i];
-      const GluGradient g = glu_gradient(activation, gate[i], up[i], grad, prob);
-      gate.set(i, g.gate);
-      up.set(i, g.up);
-      act.set(i, g.glu * prob);
-      sums[i] = fmaf(grad, g.glu, sums[i]);
-    }
-    columns.store(args.grad_z.row(row), column, gate, up);
-    if (args.act.is_present()) store(args.act.row(row) + column, act);
-  }
-}
-
-// The same columns of a row in the tail.
+// A warp's segments of all tensors: what is read becomes, in place, what is written.
 template <class T, class Columns>
-__device__ void zero_segment(const Operands<T>& args, const Columns& columns, int64_t row,
-                             uint32_t first) {
-  constexpr int kN = Columns::kColumns;
-  const Packed<T, kN> zeros{};
-  for (int step = 0; step < kSegmentSteps; ++step) {
-    const uint32_t column = first + step * kSumLanes;
-    if (column >= args.f) return;
-    columns.store(args.grad_z.row(row), column, zeros, zeros);
-    if (args.act.is_present()) store(args.act.row(row) + column, zeros);
+class WarpPieces {
+  static constexpr int kN = Columns::kColumns;
+  using Pieces = SegmentPieces<T, kN>;
+
+ public:
+  struct Shared {
+    typename Pieces::Shared first, second, grad_act;
+  };
+
+  // The first segment is slot `first_slot` of the block's rows from `first_row` on.
+  __device__ WarpPieces(Shared& shared, const Operands<T>& args, const Columns& columns,
+                        const Tiling<kN>& tiling, int64_t first_row, uint32_t first_slot)
+      : args_(args),
+        columns_(columns),
+        tiling_(tiling),
+        first_row_(first_row),
+        first_slot_(first_slot),
+        first_(shared.first),
+        second_(shared.second),
+        grad_act_(shared.grad_act) {}
+
+  // Of the columns from segment `part` on; rows below `end`.
+  __device__ void fetch(uint32_t part, int64_t end) {
+#pragma unroll 1  // four at once would take the registers of another block
+    for (uint32_t i = 0; i < kSegmentSteps; ++i) {
+      const auto [row, column] = place_of(i, part);
+      const bool exists = column < args_.f && row < end;
+      first_.fetch(i, exists ? columns_.first_at(args_.z.row(row), column) : nullptr);
+      second_.fetch(i, exists ? columns_.second_at(args_.z.row(row), column) : nullptr);
+      grad_act_.fetch(i, exists ? args_.grad_act.row(row) + column : nullptr);
+    }
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    __syncwarp();
   }
-}
+  __device__ void write(uint32_t part, int64_t end) {
+    __syncwarp();
+#pragma unroll 1  // four at once would take the registers of another block
+    for (uint32_t i = 0; i < kSegmentSteps; ++i) {
+      const auto [row, column] = place_of(i, part);
+      if (column >= args_.f || row >= end) continue;
+      first_.write(i, columns_.first_at(args_.grad_z.row(row), column));
+      second_.write(i, columns_.second_at(args_.grad_z.row(row), column));
+      if (args_.act.is_present()) grad_act_.write(i, args_.act.row(row) + column);
+    }
+  }
+
+  // What a thread does of its segment, which starts at `column`: its part of grad_probs' lanes.
+  template <class Activation>
+  __device__ void backward(const Activation& activation, float prob, uint32_t column,
+                           float (&sums)[kN]) {
+#pragma unroll 1  // four at once would take the registers of another block
+    for (uint32_t step = 0; step < kSegmentSteps; ++step) {
+      if (column + Pieces::step_column(step) >= args_.f) break;
+      Packed<T, kN> gate, up, first, second, act;
+      columns_.split(first_.get(step), second_.get(step), gate, up);
+      const Packed<T, kN> grad_act = grad_act_.get(step);
+#pragma unroll
+      for (int i = 0; i < kN; ++i) {
+        const float grad = grad_act[i];
+        const GluGradient g = glu_gradient(activation, gate[i], up[i], grad, prob);
+        gate.set(i, g.gate);
+        up.set(i, g.up);
+        act.set(i, g.glu * prob);
+        sums[i] = fmaf(grad, g.glu, sums[i]);
+      }
+      columns_.join(gate, up, first, second);
+      first_.set(step, first);
+      second_.set(step, second);
+      grad_act_.set(step, act);
+    }
+  }
+
+ private:
+  struct Place {
+    int64_t row;
+    uint32_t column;  // F or more: none
+  };
+  // Of piece i that this thread moves.
+  __device__ Place place_of(uint32_t i, uint32_t part) const {
+    const uint32_t slot = first_slot_ + Pieces::segment_of(i);
+    if (slot >= tiling_.rows * tiling_.per_part) return {0, args_.f};
+    const uint32_t segment = part + slot % tiling_.per_part;
+    return {first_row_ + slot / tiling_.per_part, segment * kSegment + Pieces::column_of(i)};
+  }
+
+  const Operands<T>& args_;
+  const Columns& columns_;
+  const Tiling<kN>& tiling_;
+  int64_t first_row_;
+  uint32_t first_slot_;
+  Pieces first_, second_, grad_act_;
+};
 
 template <class Activation, class T, class Columns>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 5)
     glu_backward_kernel(Activation activation, Operands<T> args, Columns columns,
                         Tiling<Columns::kColumns> tiling, Reporter reporter) {
   constexpr int kN = Columns::kColumns;
   constexpr uint32_t kSharing = Tiling<kN>::kThreadsPerSegment;
+  using Pieces = WarpPieces<T, Columns>;
+  __shared__ typename Pieces::Shared shared[kWarps];
   __shared__ float segment_sums[Tiling<kN>::kSegmentsAtOnce];
   if (blockIdx.x == 0) check_groups(args.groups, reporter, threadIdx.x, kThreads);
   const int64_t first_row = static_cast<int64_t>(blockIdx.x) * tiling.rows;
-  const int64_t in_use = rows_in_use(args.groups);
-  const uint32_t slot = threadIdx.x / kSharing;
+  const int64_t in_use = min(rows_in_use(args.groups), args.rows);
+  const int64_t written = args.zeroes_tail ? args.rows : in_use;
+  const uint32_t warp = threadIdx.x / 32, slot = threadIdx.x / kSharing;
   const int64_t row = first_row + slot / tiling.per_part;
-  const bool takes_part = slot < tiling.rows * tiling.per_part && row < args.rows;
+  const bool takes_part = slot < tiling.rows * tiling.per_part && row < in_use;
+  const float prob = takes_part && args.probs != nullptr ? args.probs[row] : 1.0F;
+  Pieces pieces(shared[warp], args, columns, tiling, first_row, warp * 32 / kSharing);
   float grad_prob = 0;  // of the block's row threadIdx.x
   for (uint32_t part = 0; part < tiling.segments; part += tiling.per_part) {
     const uint32_t segment = part + slot % tiling.per_part;
-    const uint32_t first = segment * kSegment + threadIdx.x % kSharing * kN;
+    pieces.fetch(part, in_use);
     float sums[kN] = {};
-    if (takes_part && row < in_use) {
-      backward_segment(activation, args, columns, row, first, sums);
-    } else if (takes_part && args.zeroes_tail) {
-      zero_segment(args, columns, row, first);
-    }
+    if (takes_part) pieces.backward(activation, prob, segment * kSegment, sums);
+    pieces.write(part, written);
     if (args.grad_probs == nullptr) continue;
     const float sum = fold_lanes(sums);
     __syncthreads();
@@ -106,8 +164,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
   const int64_t own_row = first_row + threadIdx.x;
-  if (args.grad_probs == nullptr || threadIdx.x >= tiling.rows || own_row >= args.rows) return;
-  if (own_row < in_use || args.zeroes_tail) args.grad_probs[own_row] = grad_prob;
+  if (args.grad_probs == nullptr || threadIdx.x >= tiling.rows || own_row >= written) return;
+  args.grad_probs[own_row] = grad_prob;
 }
 
 template <class T>

@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(kThreads)
   if (row >= groups.capacity) return;
   const bool is_in_use = row < rows_in_use(groups);
   float sum = 0;
-  for (int64_t i = 0; is_in_use && i < count; ++i) sum += partials[row * count + i];
+#pragma unroll 8
+  for (int64_t i = 0; i < (is_in_use ? count : 0); ++i) sum += partials[row * count + i];
   if (is_in_use) {
     target[row] = beta != 0 ? target[row] + sum : sum;
   } else if (zeroes_tail) {

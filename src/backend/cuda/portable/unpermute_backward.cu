@@ -1,13 +1,13 @@
-// unpermute_backward on CUDA. The fixed order of grad_weights' sums decides who takes what, as in
-// glu_backward: the threads that share a segment of 64 columns each hold the same columns of
-// grad_y, and meet the rows of the token's choices one after the other. A block takes a token, or
-// several narrow ones, 8 choices at a time.
+// unpermute_backward on CUDA. The fixed order of grad_weights' sums decides who sums what, as in
+// glu_backward: the threads that share a segment of 64 columns each hold their columns of grad_y
+// and meet the rows of the token's choices one after the other, while the next two are on their way
+// (segment_pieces.cuh). A block takes a token, or several narrow ones, 8 choices at a time.
 #include <algorithm>
 
 #include "backend/cuda/device/copy_rows.cuh"
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
-#include "backend/cuda/device/lane_sums.cuh"
+#include "backend/cuda/device/segment_pieces.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
@@ -15,8 +15,12 @@
 namespace moire::cuda::portable {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
 constexpr int kChoicesAtOnce = 8;
+constexpr int kTokens = kThreads / kChoicesAtOnce;  // of a block, at most
+// Rows under way to a warp, the one that is being summed among them.
+constexpr int kStages = 3;
 
 template <int N>
 using Tiling = SegmentTiling<N, kThreads>;
@@ -36,79 +40,180 @@ struct Operands {
   bool zeroes_tail;
 };
 
-// One choice: a thread's columns of grad_rows and its lanes of grad_weights.
+struct Choice {
+  int64_t row;  // -1: dropped, or past the token's last
+  float weight;
+};
+using Choices = Choice[kTokens][kChoicesAtOnce];
+
+// A warp's segments of its tokens' grad_y and of their rows, choice after choice.
 template <int N, class Grad, class Row>
-__device__ void backward_choice(const Operands<Grad, Row>& args, int64_t row, float weight,
-                                uint32_t first, const Packed<Grad, N> (&grad_y)[kSegmentSteps],
-                                float (&sums)[N]) {
-#pragma unroll
-  for (int step = 0; step < kSegmentSteps; ++step) {
-    const uint32_t column = first + step * kSumLanes;
-    if (column >= args.columns) break;
-    if (args.grad_weights.is_present()) {
-      const auto piece = load<N>(args.rows.row(row) + column);
-#pragma unroll
-      for (int i = 0; i < N; ++i) sums[i] = fmaf(piece[i], grad_y[step][i], sums[i]);
-    }
-    if (args.grad_rows.is_present()) {
-      Packed<Grad, N> grad_row;
-#pragma unroll
-      for (int i = 0; i < N; ++i) grad_row.set(i, weight * grad_y[step][i]);
-      store(args.grad_rows.row(row) + column, grad_row);
+class WarpPieces {
+  using Pieces = SegmentPieces<Row, N>;
+  using GradPieces = SegmentPieces<Grad, N>;
+
+ public:
+  struct Shared {
+    typename GradPieces::Shared grad_y;
+    typename Pieces::Shared stages[kStages];
+  };
+
+  // The first segment is slot `first_slot` of the block's tokens from `first_token` on.
+  __device__ WarpPieces(Shared& shared, const Operands<Grad, Row>& args, const Tiling<N>& tiling,
+                        const Choices& choices, int64_t first_token, uint32_t first_slot)
+      : shared_(shared),
+        args_(args),
+        tiling_(tiling),
+        choices_(choices),
+        first_token_(first_token),
+        first_slot_(first_slot),
+        grad_y_(shared.grad_y) {}
+
+  // The caller commits and waits, here and below.
+  __device__ void fetch_grad_y(uint32_t part) {
+#pragma unroll 1
+    for (uint32_t i = 0; i < kSegmentSteps; ++i) {
+      const auto [token, column] = place_of(i, part);
+      const bool exists = column < args_.columns;
+      grad_y_.fetch(i, exists ? args_.grad_y.row(first_token_ + token) + column : nullptr);
     }
   }
+
+  // The rows of choice j.
+  __device__ void fetch(uint32_t part, int j) const {
+    Pieces pieces(shared_.stages[j % kStages]);
+#pragma unroll 1
+    for (uint32_t i = 0; i < kSegmentSteps; ++i) {
+      const auto [token, column] = place_of(i, part);
+      const int64_t row = column < args_.columns ? choices_[token][j].row : -1;
+      pieces.fetch(i, row < 0 ? nullptr : args_.rows.row(row) + column);
+    }
+  }
+
+  // The thread's lanes of choice j of its token; its segment starts at `column`.
+  __device__ void sum(uint32_t token, uint32_t column, int j, float (&sums)[N]) const {
+    if (choices_[token][j].row < 0) return;
+    const Pieces pieces(shared_.stages[j % kStages]);
+#pragma unroll
+    for (int step = 0; step < kSegmentSteps; ++step) {
+      if (column + Pieces::step_column(step) >= args_.columns) return;
+      const Packed<Row, N> row = pieces.get(step);
+      const Packed<Grad, N> grad_y = grad_y_.get(step);
+#pragma unroll
+      for (int i = 0; i < N; ++i) sums[i] = fmaf(row[i], grad_y[i], sums[i]);
+    }
+  }
+
+  // grad_rows of all choices, from the pieces of grad_y that this thread has moved.
+  __device__ void write(uint32_t part) const {
+#pragma unroll 1
+    for (uint32_t i = 0; i < kSegmentSteps; ++i) {
+      const auto [token, column] = place_of(i, part);
+      if (column >= args_.columns) continue;
+      const Packed<Grad, N> grad_y = grad_y_.moved(i);
+      for (const Choice& choice : choices_[token]) {
+        if (choice.row < 0) continue;
+        Packed<Grad, N> grad_row;
+#pragma unroll
+        for (int e = 0; e < N; ++e) grad_row.set(e, choice.weight * grad_y[e]);
+        store(args_.grad_rows.row(choice.row) + column, grad_row);
+      }
+    }
+  }
+
+ private:
+  struct Place {
+    uint32_t token;   // of the block
+    uint32_t column;  // args.columns or more: none
+  };
+  // Of piece i that this thread moves.
+  __device__ Place place_of(uint32_t i, uint32_t part) const {
+    const uint32_t slot = first_slot_ + Pieces::segment_of(i);
+    const uint32_t token = slot / tiling_.per_part;
+    if (token >= tiling_.rows || first_token_ + token >= args_.num_tokens) {
+      return {0, args_.columns};
+    }
+    const uint32_t segment = part + slot % tiling_.per_part;
+    return {token, segment * kSegment + Pieces::column_of(i)};
+  }
+
+  Shared& shared_;
+  const Operands<Grad, Row>& args_;
+  const Tiling<N>& tiling_;
+  const Choices& choices_;
+  int64_t first_token_;
+  uint32_t first_slot_;
+  GradPieces grad_y_;
+};
+
+template <class Grad, class Row>
+__device__ Choice choice_at(const Operands<Grad, Row>& args, int64_t token, int64_t j,
+                            int64_t in_use, const Reporter& reporter) {
+  if (token >= args.num_tokens || j >= args.k) return {-1, 0};
+  const int64_t row =
+      checked_index(args.scatter_idx, token * args.k + j, args.scatter_idx.at(token, j), in_use,
+                    Dropping::kAllowed, reporter);
+  return {row, args.weights.is_present() ? args.weights.row(token)[j] : 1.0F};
 }
 
 template <int N, class Grad, class Row>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 6)
     backward_kernel(Operands<Grad, Row> args, Tiling<N> tiling, Reporter reporter) {
   constexpr uint32_t kSharing = Tiling<N>::kThreadsPerSegment;
+  using Pieces = WarpPieces<N, Grad, Row>;
+  __shared__ typename Pieces::Shared shared[kWarps];
+  __shared__ Choices choices;
   __shared__ float segment_sums[kChoicesAtOnce][Tiling<N>::kSegmentsAtOnce];
   if (blockIdx.x == 0) check_groups(args.groups, reporter, threadIdx.x, kThreads);
   const int64_t in_use = rows_in_use(args.groups);
   const int64_t first_token = int64_t{blockIdx.x} * tiling.rows;
-  const uint32_t slot = threadIdx.x / kSharing;
-  const int64_t token = first_token + slot / tiling.per_part;
-  const bool takes_part = slot < tiling.rows * tiling.per_part && token < args.num_tokens;
-  // Whose sum this thread adds up.
-  const uint32_t own_slot = threadIdx.x / kChoicesAtOnce;
+  const uint32_t warp = threadIdx.x / 32, slot = threadIdx.x / kSharing;
+  // The token of which this thread has a segment, if any.
+  const uint32_t token = slot / tiling.per_part;
+  const bool has_segment = token < tiling.rows && first_token + token < args.num_tokens;
+  // The token and the choice whose sum this thread adds up.
+  const uint32_t own_token = threadIdx.x / kChoicesAtOnce;
   const int own_choice = threadIdx.x % kChoicesAtOnce;
-  const int64_t own_token = first_token + own_slot;
-  const bool owns = own_slot < tiling.rows && own_token < args.num_tokens;
+  const bool adds_up = own_token < tiling.rows && first_token + own_token < args.num_tokens;
+  Pieces pieces(shared[warp], args, tiling, choices, first_token, warp * 32 / kSharing);
   for (int64_t base = 0; base < args.k; base += kChoicesAtOnce) {
+    const int count = static_cast<int>(min(int64_t{kChoicesAtOnce}, args.k - base));
+    __syncthreads();  // the last choices have been read
+    choices[own_token][own_choice] =
+        choice_at(args, first_token + own_token, base + own_choice, in_use, reporter);
+    __syncthreads();
     float grad_weight = 0;
     for (uint32_t part = 0; part < tiling.segments; part += tiling.per_part) {
-      const uint32_t segment = part + slot % tiling.per_part;
-      const uint32_t first = segment * kSegment + threadIdx.x % kSharing * N;
-      Packed<Grad, N> grad_y[kSegmentSteps];
-#pragma unroll
-      for (int step = 0; step < kSegmentSteps; ++step) {
-        const uint32_t column = first + step * kSumLanes;
-        if (takes_part && column < args.columns) {
-          grad_y[step] = load<N>(args.grad_y.row(token) + column);
-        }
-      }
-      __syncthreads();  // the last part's sums have been read
-      for (int j = 0; j < kChoicesAtOnce && base + j < args.k; ++j) {
+      pieces.fetch_grad_y(part);
+      __pipeline_commit();
+      const auto fetch = [&](int j) {
+        if (args.grad_weights.is_present() && j < count) pieces.fetch(part, j);
+        __pipeline_commit();
+      };
+      for (int j = 0; j < kStages - 1; ++j) fetch(j);
+      __pipeline_wait_prior(kStages - 1);
+      if (args.grad_rows.is_present()) pieces.write(part);
+      if (!args.grad_weights.is_present()) continue;
+      const uint32_t column = (part + slot % tiling.per_part) * kSegment;
+      for (int j = 0; j < count; ++j) {
+        __syncwarp();  // the stage has been read
+        fetch(j + kStages - 1);
+        __pipeline_wait_prior(kStages - 1);
+        __syncwarp();  // choice j is there
         float sums[N] = {};
-        if (takes_part) {
-          const int64_t row = checked_index(args.scatter_idx, token * args.k + base + j,
-                                            args.scatter_idx.at(token, base + j), in_use,
-                                            Dropping::kAllowed, reporter);
-          const float weight = args.weights.is_present() ? args.weights.row(token)[base + j] : 1.0F;
-          if (row >= 0) backward_choice(args, row, weight, first, grad_y, sums);
-        }
-        if (!args.grad_weights.is_present()) continue;
+        if (has_segment) pieces.sum(token, column, j, sums);
         const float sum = fold_lanes(sums);
         if (threadIdx.x % kSharing == 0) segment_sums[j][slot] = sum;
       }
       __syncthreads();
-      for (uint32_t i = 0; owns && i < tiling.per_part && part + i < tiling.segments; ++i) {
-        grad_weight += segment_sums[own_choice][own_slot * tiling.per_part + i];
+      for (uint32_t i = 0; i < tiling.per_part && part + i < tiling.segments; ++i) {
+        if (!adds_up) break;
+        grad_weight += segment_sums[own_choice][own_token * tiling.per_part + i];
       }
+      __syncthreads();  // the sums have been read
     }
-    if (!args.grad_weights.is_present() || !owns || base + own_choice >= args.k) continue;
-    args.grad_weights.row(own_token)[base + own_choice] = grad_weight;
+    if (!args.grad_weights.is_present() || !adds_up || own_choice >= count) continue;
+    args.grad_weights.row(first_token + own_token)[base + own_choice] = grad_weight;
   }
   if (args.grad_rows.is_present() && args.zeroes_tail) {
     zero_rows(args.grad_rows, in_use, args.groups.capacity, args.columns);
@@ -134,7 +239,7 @@ Operands<Grad, Row> operands_of(const UnpermuteBackwardArgs& args) {
 template <int N>
 Tiling<N> tiling_of(const UnpermuteBackwardArgs& args) {
   Tiling<N> tiling(TensorView(args.grad_y).columns());
-  tiling.rows = std::min<uint32_t>(tiling.rows, kThreads / kChoicesAtOnce);
+  tiling.rows = std::min<uint32_t>(tiling.rows, kTokens);
   return tiling;
 }
 
