@@ -15,8 +15,7 @@
 //   tile_empty[tile]  1 a warp, and 1 of the producer, which keeps a tile until nearly the end
 //   slot_full[slot]   1 and the bytes of an epilogue's operands (epilogues that load)
 //   turn[warpgroup]   4, the other warpgroup's warps when their last products are issued (where
-//   they
-//                     alternate)
+//                     they alternate)
 // Sums are in ascending K, 16 at a time, in every instance.
 #pragma once
 
