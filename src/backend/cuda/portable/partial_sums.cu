@@ -9,15 +9,25 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// The partial sums of a row, in order; `count` of them, 16 bytes at a time where that divides them.
+__device__ float sum_in_order(const float* partials, int64_t count) {
+  float sum = 0;
+  int64_t i = 0;
+  for (; count % 4 == 0 && i < count; i += 4) {
+    const auto four = *reinterpret_cast<const float4*>(partials + i);
+    sum = sum + four.x + four.y + four.z + four.w;
+  }
+  for (; i < count; ++i) sum += partials[i];
+  return sum;
+}
+
 __global__ void __launch_bounds__(kThreads)
     sum_row_partials_kernel(const float* partials, int64_t count, moire_groups groups,
                             float* target, int32_t beta, bool zeroes_tail) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= groups.capacity) return;
   const bool is_in_use = row < rows_in_use(groups);
-  float sum = 0;
-#pragma unroll 8
-  for (int64_t i = 0; i < (is_in_use ? count : 0); ++i) sum += partials[row * count + i];
+  const float sum = is_in_use ? sum_in_order(partials + row * count, count) : 0;
   if (is_in_use) {
     target[row] = beta != 0 ? target[row] + sum : sum;
   } else if (zeroes_tail) {

@@ -16,7 +16,6 @@ namespace moire::cuda::portable {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kBlocks = 6;  // of a multiprocessor
 constexpr int kWarps = kThreads / 32;
 constexpr int kChoicesAtOnce = 8;
 constexpr int kTokens = kThreads / kChoicesAtOnce;  // of a block, at most
@@ -70,34 +69,6 @@ class WarpPieces {
         first_slot_(first_slot),
         grad_y_(shared.grad_y) {}
 
-  // The columns from segment `part` on: grad_rows, and the sums of this thread's segment for every
-  // choice, if it is slot `slot` that it shares.
-  template <class Sums>
-  __device__ void backward(uint32_t part, int count, uint32_t slot, Sums& segment_sums) {
-    fetch_grad_y(part);
-    __pipeline_commit();
-    const auto fetch = [&](int j) {
-      if (args_.grad_weights.is_present() && j < count) fetch_rows(part, j);
-      __pipeline_commit();
-    };
-    for (int j = 0; j < kStages - 1; ++j) fetch(j);
-    __pipeline_wait_prior(kStages - 1);
-    if (args_.grad_rows.is_present()) write(part);
-    if (!args_.grad_weights.is_present()) return;
-    const auto [token, column] = segment_at(slot, part);
-    for (int j = 0; j < count; ++j) {
-      __syncwarp();  // the stage has been read
-      fetch(j + kStages - 1);
-      __pipeline_wait_prior(kStages - 1);
-      __syncwarp();  // choice j is there
-      float sums[N] = {};
-      if (column < args_.columns) sum(token, column, j, sums);
-      const float total = fold_lanes(sums);
-      if (Pieces::step_column(0) == 0) segment_sums[j][slot] = total;
-    }
-  }
-
- private:
   // The caller commits and waits, here and below.
   __device__ void fetch_grad_y(uint32_t part) {
 #pragma unroll 1
@@ -109,7 +80,7 @@ class WarpPieces {
   }
 
   // The rows of choice j.
-  __device__ void fetch_rows(uint32_t part, int j) const {
+  __device__ void fetch(uint32_t part, int j) const {
     Pieces pieces(shared_.stages[j % kStages]);
 #pragma unroll 1
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
@@ -150,22 +121,20 @@ class WarpPieces {
     }
   }
 
+ private:
   struct Place {
     uint32_t token;   // of the block
     uint32_t column;  // args.columns or more: none
   };
-  // Where the segment of a slot of the block starts.
-  __device__ Place segment_at(uint32_t slot, uint32_t part) const {
+  // Of piece i that this thread moves.
+  __device__ Place place_of(uint32_t i, uint32_t part) const {
+    const uint32_t slot = first_slot_ + Pieces::segment_of(i);
     const uint32_t token = slot / tiling_.per_part;
     if (token >= tiling_.rows || first_token_ + token >= args_.num_tokens) {
       return {0, args_.columns};
     }
-    return {token, (part + slot % tiling_.per_part) * kSegment};
-  }
-  // Of piece i that this thread moves.
-  __device__ Place place_of(uint32_t i, uint32_t part) const {
-    const Place segment = segment_at(first_slot_ + Pieces::segment_of(i), part);
-    return {segment.token, segment.column + Pieces::column_of(i)};
+    const uint32_t segment = part + slot % tiling_.per_part;
+    return {token, segment * kSegment + Pieces::column_of(i)};
   }
 
   Shared& shared_;
@@ -177,72 +146,73 @@ class WarpPieces {
   GradPieces grad_y_;
 };
 
-// One choice of one token as it is read, an item ahead of its use.
-struct NextChoice {
-  int64_t token, j;
-  int64_t row;
-  float weight;
+template <class Grad, class Row>
+__device__ Choice choice_at(const Operands<Grad, Row>& args, int64_t token, int64_t j,
+                            int64_t in_use, const Reporter& reporter) {
+  if (token >= args.num_tokens || j >= args.k) return {-1, 0};
+  const int64_t row =
+      checked_index(args.scatter_idx, token * args.k + j, args.scatter_idx.at(token, j), in_use,
+                    Dropping::kAllowed, reporter);
+  return {row, args.weights.is_present() ? args.weights.row(token)[j] : 1.0F};
+}
 
-  template <class Grad, class Row>
-  __device__ NextChoice(const Operands<Grad, Row>& args, int64_t token, int64_t j)
-      : token(token), j(j), row(-1), weight(1) {
-    if (token >= args.num_tokens || j >= args.k) return;
-    row = args.scatter_idx.at(token, j);
-    if (args.weights.is_present()) weight = args.weights.row(token)[j];
-  }
-  template <class Grad, class Row>
-  __device__ Choice checked(const Operands<Grad, Row>& args, int64_t in_use,
-                            const Reporter& reporter) const {
-    return {checked_index(args.scatter_idx, token * args.k + j, row, in_use, Dropping::kAllowed,
-                          reporter),
-            weight};
-  }
-};
-
-// An item is 8 choices of the tokens that a block takes at once; blocks take every gridDim.x-th.
 template <int N, class Grad, class Row>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+__global__ void __launch_bounds__(kThreads, 6)
     backward_kernel(Operands<Grad, Row> args, Tiling<N> tiling, Reporter reporter) {
   constexpr uint32_t kSharing = Tiling<N>::kThreadsPerSegment;
   using Pieces = WarpPieces<N, Grad, Row>;
   __shared__ typename Pieces::Shared shared[kWarps];
   __shared__ Choices choices;
-  __shared__ float segment_sums[kChoicesAtOnce][Tiling<N>::kSegmentsAtOnce + 1];
+  __shared__ float segment_sums[kChoicesAtOnce][Tiling<N>::kSegmentsAtOnce + 1];  // of all banks
   if (blockIdx.x == 0) check_groups(args.groups, reporter, threadIdx.x, kThreads);
   const int64_t in_use = rows_in_use(args.groups);
-  const int64_t items_per_token = max(int64_t{1}, ceil_div(args.k, kChoicesAtOnce));
-  const int64_t items = ceil_div(args.num_tokens, tiling.rows) * items_per_token;
-  // The slot whose segment this thread shares; the token and the choice whose sum it adds up.
+  const int64_t first_token = int64_t{blockIdx.x} * tiling.rows;
   const uint32_t warp = threadIdx.x / 32, slot = threadIdx.x / kSharing;
+  // The token of which this thread has a segment, if any.
+  const uint32_t token = slot / tiling.per_part;
+  const bool has_segment = token < tiling.rows && first_token + token < args.num_tokens;
+  // The token and the choice whose sum this thread adds up.
   const uint32_t own_token = threadIdx.x / kChoicesAtOnce;
   const int own_choice = threadIdx.x % kChoicesAtOnce;
-  const auto choice_of = [&](int64_t item) {
-    return NextChoice(args, item / items_per_token * tiling.rows + own_token,
-                      item % items_per_token * kChoicesAtOnce + own_choice);
-  };
-  NextChoice next = choice_of(blockIdx.x);
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-    const int64_t first_token = item / items_per_token * tiling.rows;
-    const int64_t base = item % items_per_token * kChoicesAtOnce;
+  const bool adds_up = own_token < tiling.rows && first_token + own_token < args.num_tokens;
+  Pieces pieces(shared[warp], args, tiling, choices, first_token, warp * 32 / kSharing);
+  for (int64_t base = 0; base < args.k; base += kChoicesAtOnce) {
     const int count = static_cast<int>(min(int64_t{kChoicesAtOnce}, args.k - base));
     __syncthreads();  // the last choices have been read
-    choices[own_token][own_choice] = next.checked(args, in_use, reporter);
+    choices[own_token][own_choice] =
+        choice_at(args, first_token + own_token, base + own_choice, in_use, reporter);
     __syncthreads();
-    next = choice_of(item + gridDim.x);
-    Pieces pieces(shared[warp], args, tiling, choices, first_token, warp * 32 / kSharing);
     float grad_weight = 0;
     for (uint32_t part = 0; part < tiling.segments; part += tiling.per_part) {
-      pieces.backward(part, count, slot, segment_sums);
+      pieces.fetch_grad_y(part);
+      __pipeline_commit();
+      const auto fetch = [&](int j) {
+        if (args.grad_weights.is_present() && j < count) pieces.fetch(part, j);
+        __pipeline_commit();
+      };
+      for (int j = 0; j < kStages - 1; ++j) fetch(j);
+      __pipeline_wait_prior(kStages - 1);
+      if (args.grad_rows.is_present()) pieces.write(part);
       if (!args.grad_weights.is_present()) continue;
+      const uint32_t column = (part + slot % tiling.per_part) * kSegment;
+      for (int j = 0; j < count; ++j) {
+        __syncwarp();  // the stage has been read
+        fetch(j + kStages - 1);
+        __pipeline_wait_prior(kStages - 1);
+        __syncwarp();  // choice j is there
+        float sums[N] = {};
+        if (has_segment) pieces.sum(token, column, j, sums);
+        const float sum = fold_lanes(sums);
+        if (threadIdx.x % kSharing == 0) segment_sums[j][slot] = sum;
+      }
       __syncthreads();
-      const uint32_t segments = min(tiling.per_part, tiling.segments - part);
-      for (uint32_t i = 0; i < (own_token < tiling.rows ? segments : 0); ++i) {
+      const uint32_t segments = adds_up ? min(tiling.per_part, tiling.segments - part) : 0;
+      for (uint32_t i = 0; i < segments; ++i) {
         grad_weight += segment_sums[own_choice][own_token * tiling.per_part + i];
       }
       __syncthreads();  // the sums have been read
     }
-    const bool writes = own_token < tiling.rows && first_token + own_token < args.num_tokens;
-    if (!args.grad_weights.is_present() || !writes || own_choice >= count) continue;
+    if (!args.grad_weights.is_present() || !adds_up || own_choice >= count) continue;
     args.grad_weights.row(first_token + own_token)[base + own_choice] = grad_weight;
   }
   if (args.grad_rows.is_present() && args.zeroes_tail) {
@@ -295,10 +265,7 @@ Status run(const Context& context, const UnpermuteBackwardArgs& args) {
   with_types(args, [&]<int N, class Grad, class Row>() {
     const auto operands = operands_of<Grad, Row>(args);
     const Tiling<N> tiling = tiling_of<N>(args);
-    const int64_t items =
-        ceil_div(operands.num_tokens, tiling.rows) * ceil_div(operands.k, kChoicesAtOnce);
-    const int64_t most = int64_t{launcher.state().num_multiprocessors} * kBlocks;
-    const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(items, 1, most));
+    const uint32_t blocks = std::max(1U, blocks_for(operands.num_tokens, tiling.rows));
     launcher.launch(backward_kernel<N, Grad, Row>, {blocks, kThreads}, operands, tiling,
                     launcher.reporter());
   });
