@@ -425,7 +425,8 @@ enum moire_accumulation {
  * in FP32, rounded once.
  * - Forward: a = x [., K], b = W [G, N, K] with MOIRE_OUT_IN gives d = x W^T [., N].
  * - dgrad: a = dy [., N], b = the same W with `transpose_b` gives d = dy W [., K].
- * - row_idx: row i of a is a[row_idx[i]]; no permuted copy is made, and the bits are the same. */
+ * - row_idx: row i of a is a[row_idx[i]]; the bits are those of permuted rows. Read in place, but
+ *   for the SM90 kernels, which copy the rows into the workspace first (moire explain says so). */
 typedef struct moire_grouped_gemm_args {
   size_t struct_size;
   moire_tensor a;       /* [capacity, k], or [T, k] with row_idx; FP32, BF16, FP16, E4M3, E5M2 */

@@ -98,7 +98,7 @@ class MlpFunction(torch.autograd.Function):
 
 
 class MoeFunction(torch.autograd.Function):
-    """Experts' order, MLP and back: no permuted copy of x or of the incoming gradient is made."""
+    """Experts' order, MLP and back: no permuted copy of x or of the incoming gradient is kept."""
 
     @staticmethod
     def forward(ctx, spec, sinks, out_dtype, copies, *tensors):

@@ -56,7 +56,7 @@ def grouped_linear(
     """y_i = x_i W_g^T (+ scale_i bias_g) for the rows i of each group g.
 
     x [rows, in]; or [T, in] with row_idx [rows]: row i is x[row_idx[i]], and no permuted copy is
-    made. bias [G, out], scale [rows]. scatter_idx [T, k] is the inverse of row_idx, where there
+    kept. bias [G, out], scale [rows]. scatter_idx [T, k] is the inverse of row_idx, where there
     is one: it makes the gradient of x cheaper. y and the gradient of x (in expert order) are
     written into `out` and `grad_x_out` if they are given. The tail of y (rows past the last group)
     is zeros, or stays as `out` had it with tail="untouched".
@@ -211,7 +211,7 @@ def moe(
 
     x [T, H], topk_idx [T, k] (-1 or G drops the choice), topk_weights [T, k]; the rest as in
     grouped_mlp. A plan that make_plan has already made of topk_idx is used as it is. Rows are
-    gathered by the kernels: no permuted copy of x.
+    gathered inside the ops: no permuted copy of x is kept.
     """
     call = "moe"
     recipe = Recipe.of(recipe, f"{call}: recipe")
