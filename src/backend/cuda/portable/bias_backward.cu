@@ -1,7 +1,7 @@
 // bias_backward on CUDA, one pass over grad_y. A block takes 64 rows of a group (or several such
 // blocks of narrow rows) and up to 4096 columns; two threads (of 16-bit elements) share a segment
 // of 64 columns as the order of grad_scale's sums wants it, and walk down the rows, while the next
-// three are on their way (segment_pieces.cuh). Both gradients leave partial sums in the workspace,
+// rows are on their way (segment_pieces.cuh). Both gradients leave partial sums in the workspace,
 // which a launch each adds in order.
 #include <algorithm>
 
@@ -22,8 +22,12 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
-// Rows under way to a warp, the one that is being summed among them.
-constexpr int kStages = 5;
+// Rows under way to a warp, the one that is being summed among them, and blocks of a
+// multiprocessor: without grad_scale nothing holds the bias, and its registers hold another block.
+template <bool kScales>
+constexpr int kStages = kScales ? 5 : 4;
+template <bool kScales>
+constexpr int kBlocks = kScales ? 4 : 5;
 // Blocks of 64 rows of a block of threads, at most.
 constexpr uint32_t kRowBlocks = 8;
 
@@ -76,11 +80,18 @@ __device__ void load_rows(const Operands<T>& args, int64_t first_index, uint32_t
   __syncthreads();
 }
 
-// What a thread moves of every row: a piece of each.
+// A segment, or a piece of it that a thread moves, of every row of a block.
 struct Place {
   uint32_t block;   // of Rows
   uint32_t column;  // args.columns or more: none
 };
+
+template <int N, class T>
+__device__ Place place_of(const Operands<T>& args, const Tiling<N>& tiling, uint32_t slot) {
+  if (slot >= tiling.rows * tiling.per_part) return {0, static_cast<uint32_t>(args.columns)};
+  const uint32_t segment = blockIdx.y * tiling.per_part + slot % tiling.per_part;
+  return {slot / tiling.per_part, segment * kSegment};
+}
 
 template <int N, class T>
 __device__ void fetch_row(const Operands<T>& args, const Rows& rows, uint32_t r,
@@ -97,8 +108,20 @@ __device__ void fetch_row(const Operands<T>& args, const Rows& rows, uint32_t r,
 template <int N>
 using Own = float[kSegmentSteps][N];
 
-// A row's part of grad_bias and of grad_scale's lanes.
 template <int N, class T>
+__device__ void load_bias(const Operands<T>& args, int64_t group, uint32_t first_column,
+                          Own<N>& bias) {
+#pragma unroll
+  for (int step = 0; step < kSegmentSteps; ++step) {
+    const uint32_t column = first_column + SegmentPieces<T, N>::step_column(step);
+    if (column >= args.columns) return;
+#pragma unroll
+    for (int i = 0; i < N; ++i) bias[step][i] = args.bias.at(group, column + i);
+  }
+}
+
+// A row's part of grad_bias and of grad_scale's lanes.
+template <bool kScales, int N, class T>
 __device__ void add_row(SegmentPieces<T, N> pieces, float scale, const Own<N>& bias,
                         Own<N>& partial, float (&sums)[N]) {
 #pragma unroll
@@ -108,17 +131,32 @@ __device__ void add_row(SegmentPieces<T, N> pieces, float scale, const Own<N>& b
     for (int i = 0; i < N; ++i) {
       const float v = piece[i];
       partial[step][i] = fmaf(scale, v, partial[step][i]);
-      sums[i] = fmaf(v, bias[step][i], sums[i]);
+      if constexpr (kScales) sums[i] = fmaf(v, bias[step][i], sums[i]);
     }
   }
 }
 
 template <int N, class T>
-__global__ void __launch_bounds__(kThreads, 4)
+__device__ void store_partial(const Operands<T>& args, int64_t index, uint32_t first_column,
+                              const Own<N>& partial) {
+#pragma unroll
+  for (int step = 0; step < kSegmentSteps; ++step) {
+    const uint32_t column = first_column + SegmentPieces<T, N>::step_column(step);
+    if (column >= args.columns) return;
+    float* const target = args.block_partials + index * args.columns + column;
+#pragma unroll
+    for (int i = 0; i < N; ++i) target[i] = partial[step][i];
+  }
+}
+
+// kScales: row_partials are asked for, and perhaps block_partials.
+template <bool kScales, int N, class T>
+__global__ void __launch_bounds__(kThreads, kBlocks<kScales>)
     sum_kernel(Operands<T> args, Tiling<N> tiling, Reporter reporter) {
   constexpr uint32_t kSharing = Tiling<N>::kThreadsPerSegment;
+  constexpr int kDepth = kStages<kScales>;
   using Pieces = SegmentPieces<T, N>;
-  __shared__ typename Pieces::Shared stages[kWarps][kStages];
+  __shared__ typename Pieces::Shared stages[kWarps][kDepth];
   __shared__ Rows rows;
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     check_groups(args.groups, reporter, threadIdx.x, kThreads);
@@ -126,60 +164,43 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int64_t first_index = int64_t{blockIdx.x} * tiling.rows;
   load_rows(args, first_index, tiling.rows, rows, reporter);
   const uint32_t warp = threadIdx.x / 32;
-  // Slot s of the block: segment s % per_part of rows.blocks[s / per_part].
-  const auto place_of = [&](uint32_t slot, uint32_t column) -> Place {
-    if (slot >= tiling.rows * tiling.per_part) return {0, static_cast<uint32_t>(args.columns)};
-    const uint32_t segment = blockIdx.y * tiling.per_part + slot % tiling.per_part;
-    return {slot / tiling.per_part, segment * kSegment + column};
-  };
   Place moved[kSegmentSteps];
 #pragma unroll
   for (uint32_t i = 0; i < kSegmentSteps; ++i) {
-    moved[i] = place_of(warp * Pieces::kSegments + Pieces::segment_of(i), Pieces::column_of(i));
+    moved[i] = place_of(args, tiling, warp * Pieces::kSegments + Pieces::segment_of(i));
+    moved[i].column += Pieces::column_of(i);
   }
-  const Place own = place_of(threadIdx.x / kSharing, 0);
+  const Place own = place_of(args, tiling, threadIdx.x / kSharing);
   const RowBlock block = rows.blocks[own.block];
   const auto count =
       own.column < args.columns ? static_cast<uint32_t>(block.end - block.first) : 0U;
   Own<N> bias = {}, partial = {};
-#pragma unroll
-  for (int step = 0; step < kSegmentSteps; ++step) {
-    const uint32_t column = own.column + Pieces::step_column(step);
-    if (args.row_partials == nullptr || count == 0 || column >= args.columns) continue;
-#pragma unroll
-    for (int i = 0; i < N; ++i) bias[step][i] = args.bias.at(block.group, column + i);
-  }
+  if (kScales && count != 0) load_bias(args, block.group, own.column, bias);
   const auto fetch = [&](uint32_t r) {
-    if (r < kBlockRows) fetch_row(args, rows, r, moved, Pieces(stages[warp][r % kStages]));
+    if (r < kBlockRows) fetch_row(args, rows, r, moved, Pieces(stages[warp][r % kDepth]));
     __pipeline_commit();
   };
-  for (uint32_t r = 0; r < kStages - 1; ++r) fetch(r);
+  for (uint32_t r = 0; r < kDepth - 1; ++r) fetch(r);
   // All threads of a warp take as many rounds, whichever blocks of rows they have.
   const uint32_t rounds = __reduce_max_sync(0xFFFFFFFFU, count);
   for (uint32_t r = 0; r < rounds; ++r) {
     __syncwarp();  // the stage has been read
-    fetch(r + kStages - 1);
-    __pipeline_wait_prior(kStages - 1);
+    fetch(r + kDepth - 1);
+    __pipeline_wait_prior(kDepth - 1);
     __syncwarp();  // row r is there
     float sums[N] = {};
     if (r < count) {
-      add_row(Pieces(stages[warp][r % kStages]), rows.scales[own.block][r], bias, partial, sums);
+      add_row<kScales>(Pieces(stages[warp][r % kDepth]), rows.scales[own.block][r], bias, partial,
+                       sums);
     }
-    if (args.row_partials == nullptr) continue;
+    if (!kScales) continue;
     const float sum = fold_lanes(sums);
     if (r < count && threadIdx.x % kSharing == 0) {
       args.row_partials[(block.first + r) * tiling.segments + own.column / kSegment] = sum;
     }
   }
   if (args.block_partials == nullptr || count == 0) return;
-#pragma unroll
-  for (int step = 0; step < kSegmentSteps; ++step) {
-    const uint32_t column = own.column + Pieces::step_column(step);
-    if (column >= args.columns) return;
-    float* const target = args.block_partials + (first_index + own.block) * args.columns + column;
-#pragma unroll
-    for (int i = 0; i < N; ++i) target[i] = partial[step][i];
-  }
+  store_partial(args, first_index + own.block, own.column, partial);
 }
 
 struct Partials {
@@ -238,7 +259,9 @@ Status run(const Context& context, const BiasBackwardArgs& args) {
     const Tiling<N> tiling = tiling_of<N>(args);
     const dim3 grid(blocks_for(row_blocks_bound(args.groups), tiling.rows),
                     blocks_for(tiling.segments, tiling.per_part));
-    launcher.launch(sum_kernel<N, T>, {grid, kThreads}, operands_of<T>(args, partials), tiling,
+    const auto kernel =
+        args.grad_scale.rank != 0 ? sum_kernel<true, N, T> : sum_kernel<false, N, T>;
+    launcher.launch(kernel, {grid, kThreads}, operands_of<T>(args, partials), tiling,
                     launcher.reporter());
   });
   if (args.grad_bias.rank != 0) {

@@ -1,6 +1,6 @@
 // unpermute_backward on CUDA. The fixed order of grad_weights' sums decides who sums what, as in
 // glu_backward: the threads that share a segment of 64 columns each hold their columns of grad_y
-// and meet the rows of the token's choices one after the other, while the next two are on their way
+// and meet the rows of the token's choices one after the other, while the next is on its way
 // (segment_pieces.cuh). A block takes a token, or several narrow ones, 8 choices at a time.
 #include <algorithm>
 
@@ -20,7 +20,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kChoicesAtOnce = 8;
 constexpr int kTokens = kThreads / kChoicesAtOnce;  // of a block, at most
 // Rows under way to a warp, the one that is being summed among them.
-constexpr int kStages = 3;
+constexpr int kStages = 2;
 
 template <int N>
 using Tiling = SegmentTiling<N, kThreads>;
@@ -157,7 +157,7 @@ __device__ Choice choice_at(const Operands<Grad, Row>& args, int64_t token, int6
 }
 
 template <int N, class Grad, class Row>
-__global__ void __launch_bounds__(kThreads, 6)
+__global__ void __launch_bounds__(kThreads, 7)
     backward_kernel(Operands<Grad, Row> args, Tiling<N> tiling, Reporter reporter) {
   constexpr uint32_t kSharing = Tiling<N>::kThreadsPerSegment;
   using Pieces = WarpPieces<N, Grad, Row>;
