@@ -172,7 +172,9 @@ def main():
     for name, s in results.items():
         print(f"| {name} | {s['median']:.1f} | {s['p10']:.1f} | {s['p90']:.1f} |")
     if options.json is not None:
-        machine = {"machine": platform.processor() or platform.machine(), **moire.info()}
+        # What it is, not where somebody keeps it.
+        library = {k: v for k, v in moire.info().items() if k not in ("library", "header")}
+        machine = {"machine": platform.processor() or platform.machine(), **library}
         report = {"info": machine, "results": results, "samples": samples}
         options.json.write_text(json.dumps(report, default=str) + "\n", encoding="utf-8")
 

@@ -174,6 +174,10 @@ def print_row(row, roof):
                 print(f" | {name} {r['median']:.3f} [{r['p10']:.3f}, {r['p90']:.3f}]", end="")
         share = row["peers"]["moire"]["tflops"] / roof["dense_tflops"]
         print(f", {share:.0%} of dense, off {row['difference']:.0e}", end="")
+        kept = {n: p["bytes_kept"] / 1e6 for n, p in row["peers"].items() if "bytes_kept" in p}
+        if kept:
+            words = ", ".join(f"{name} {megabytes:,.0f}" for name, megabytes in kept.items())
+            print(f", MB kept for backward: {words}", end="")
     print("", flush=True)
     for name, reason in row["absent"].items():
         print(f"{'':<15}{name}: {reason}", flush=True)

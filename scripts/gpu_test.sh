@@ -4,12 +4,12 @@
 # exit code is 1 if any did.
 #
 #   scripts/gpu_test.sh              everything
-#   scripts/gpu_test.sh build cpp    only these parts: build cpp check sanitize python bench peers
+#   scripts/gpu_test.sh build cpp    only these parts: build cpp check sanitize python bench host peers
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build/release}
 out=${OUT:-build/gpu}
-parts=${*:-build cpp check sanitize python bench peers}
+parts=${*:-build cpp check sanitize python bench host peers}
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 failed=()
 
@@ -60,19 +60,20 @@ fast_paths() {
 # Small cases: racecheck runs them a thousand times slower. Each argument has memory of its own, so
 # that a step past its end is seen (staging/staged_call.h).
 sanitize() {
-  local tool
+  local tool memory_bound=splits_to_offsets,convert_glu,bias_backward,glu,glu_backward,router
+  memory_bound+=,router_backward,permute_plan,permute,unpermute,unpermute_backward
   local -x MOIRE_STAGING=apart
   part bad_splits compute-sanitizer --tool memcheck --error-exitcode 9 \
     "$build/bin/test_gpu" --gtest_filter='BadSplits.*'
   for tool in memcheck racecheck initcheck; do
     part "$tool" fast_paths compute-sanitizer --tool "$tool" --error-exitcode 9
-    part "${tool}_routing" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$build/bin/moire" check --device cuda --random 12 --dtype bf16 --ops permute,unpermute,router
+    part "${tool}_memory_bound" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$build/bin/moire" check --device cuda --random 40 --dtype bf16,fp32 --ops "$memory_bound"
   done
 }
 
 python_tests() {
-  PYTHONPATH=$PWD/python "$python" -m pytest tests/python -p no:warnings \
+  PYTHONPATH=$PWD/python "$python" -m pytest tests/python tests/examples -p no:warnings \
     -k "cuda" --junitxml="$out/python.xml"
 }
 
@@ -80,18 +81,26 @@ bench() {
   "$build/bin/moire" bench gpu --device cuda --json >"$out/bench.jsonl"
 }
 
+host() {
+  PYTHONPATH=$PWD/python "$python" scripts/bench_host.py --device cuda --json "$out/host.json"
+}
+
 peers() {
   PYTHONPATH=$PWD/python "$python" scripts/bench_peers.py --json "$out/peers.json"
 }
 
+known="build cpp check sanitize python bench host peers"
+for name in $parts; do
+  [[ " $known " == *" $name "* ]] && continue
+  echo "gpu_test.sh: found part '$name', needed some of: $known" >&2 && exit 2
+done
 mkdir -p "$out"
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.draw --format=csv | tee "$out/gpu.csv"
 for name in $parts; do
   case $name in
     cpp | check | sanitize) $name ;;
     python) part python python_tests ;;
-    build | bench | peers) part "$name" "$name" ;;
-    *) echo "gpu_test.sh: found part '$name', needed build, cpp, check, sanitize, python, bench or peers" >&2 && exit 2 ;;
+    *) part "$name" "$name" ;;
   esac
 done
 [ ${#failed[@]} -eq 0 ] && echo "all passed; results are in $out" && exit 0

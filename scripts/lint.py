@@ -3,8 +3,8 @@
 
 Prints `file:line: what` per finding and exits 1 if there are any. Rules: which layer may include
 what (docs/architecture.md), no disabled or commented-out code, every to-do names an issue, at most
-500 lines a file and 100 columns a line, a comment at the top that says what the file is. The rules
-are data below; tests/lint proves that each one fires.
+500 lines a file and 100 columns a line, a comment at the top that says what the file is, no path of
+one machine in docs/performance. The rules are data below; tests/lint proves that each one fires.
 """
 
 import pathlib
@@ -201,6 +201,14 @@ def check_header(path, lines, has_header_file):
         yield Finding(path, 1, "header", "starts without a comment that says what this file is")
 
 
+def check_result(path, text):
+    """A result under docs/performance says what was run, not where somebody keeps it."""
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.search(r"""["' =](/[\w.+-]+){2,}""", line)
+        if found:
+            yield Finding(path, number, "path", f"{found.group(0)[1:]} is a path of one machine")
+
+
 def lint_file(path, text, has_header_file=False):
     """Findings of one file; `path` is relative to the project, with forward slashes."""
     lines = text.splitlines()
@@ -235,6 +243,9 @@ def main(arguments):
         has_header_file = path.suffix in {".cpp", ".cu"} and (own.exists() or public.exists())
         text = path.read_text(encoding="utf-8")
         findings += lint_file(path.relative_to(root).as_posix(), text, has_header_file)
+    for path in sorted((root / "docs" / "performance").glob("*.json*")):
+        count += 1
+        findings += check_result(path.relative_to(root).as_posix(), path.read_text())
     for finding in findings:
         print(finding)
     print(

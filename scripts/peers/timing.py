@@ -1,8 +1,9 @@
 """GPU time of functions by CUDA events, as in a training step: stretches of calls one behind the
 other, each behind a write that flushes the L2 cache, while the host runs ahead. A stretch first
-warms up, for a GPU at work lowers its clocks within some ten milliseconds; functions take turns,
-stretch by stretch. What the host cannot launch as fast as the GPU runs is timed with its host. Host
-times are measured apart (host_microseconds).
+warms up for as long as a GPU at work takes to lower its clocks: some ten milliseconds behind other
+work, a few hundred behind a function that let it cool. Functions take turns, stretch by stretch.
+What the host cannot launch as fast as the GPU runs is timed with its host. Host times are measured
+apart (host_microseconds).
 """
 
 import statistics
@@ -13,7 +14,7 @@ import torch
 
 _FLUSH_BYTES = 256 * 2**20  # several times the L2 cache of any GPU of today
 _ROUNDS = 4
-_WARMUP_MS = 60
+_WARMUP_MS = 250
 _QUERY = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
 
@@ -24,7 +25,7 @@ class Clock:
 
     def rounds(self, run):
         """{name: the median milliseconds of each round's stretch}; every other round goes
-        backwards, so that each follows the others and itself as often."""
+        backwards, so that the first and the last of them also follow themselves."""
         names = list(run)
         for name in names:  # compile, fill the allocator's cache
             for _ in range(2):
@@ -94,5 +95,5 @@ def percentile(values, share):
 
 def summary(values):
     """Median, 10th and 90th percentile."""
-    shares = ("median", 0.5), ("p10", 0.1), ("p90", 0.9)
-    return {name: percentile(values, share) for name, share in shares}
+    tenths = {"p10": percentile(values, 0.1), "p90": percentile(values, 0.9)}
+    return {"median": statistics.median(values), **tenths}

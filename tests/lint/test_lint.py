@@ -48,6 +48,12 @@ class Lint(unittest.TestCase):
             with self.subTest(path=path, include=include):
                 self.assertEqual(rules(path, f"{HEADER}#include {include}\n"), ["layer"])
 
+    def test_results_name_no_path_of_one_machine(self):
+        bad = '{"library": "/home/me/build/libmoire.so"}\n'
+        good = '{"command": "scripts/bench_peers.py --json docs/a.json", "unit": "TFLOP/s"}\n'
+        self.assertEqual([f.rule for f in lint.check_result("docs/a.json", bad)], ["path"])
+        self.assertEqual([*lint.check_result("docs/a.json", good)], [])
+
     def test_layers_allow_what_their_row_allows(self):
         for path, include in [
             ("include/moire.h", "<stdint.h>"),

@@ -118,21 +118,18 @@ double Gpu::seconds(const Graph& before, const Graph& timed) const {
 }
 
 double Gpu::copy_bandwidth() const {
-  void *from = nullptr, *to = nullptr;
-  require("cudaMalloc", cudaMalloc(&from, kCopyBytes));
-  require("cudaMalloc", cudaMalloc(&to, kCopyBytes));
+  void* both = nullptr;
+  require("cudaMalloc", cudaMalloc(&both, 2 * kCopyBytes));
+  const std::unique_ptr<void, decltype(&cudaFree)> memory(both, cudaFree);
+  auto graph =
+      capture([&] { return copy(static_cast<char*>(both) + kCopyBytes, both, kCopyBytes); });
+  if (!graph.ok()) throw std::runtime_error(graph.status().message());
   double least = 0;
-  {
-    auto graph = capture([&] { return copy(to, from, kCopyBytes); });
-    if (!graph.ok()) throw std::runtime_error(graph.status().message());
-    for (double spent = 0; spent < kCopySeconds;) {
-      const double t = seconds(*graph.value(), *graph.value());
-      least = spent == 0 ? t : std::min(least, t);
-      spent += t;
-    }
+  for (double spent = 0; spent < kCopySeconds;) {
+    const double t = seconds(*graph.value(), *graph.value());
+    least = spent == 0 ? t : std::min(least, t);
+    spent += t;
   }
-  cudaFree(from);
-  cudaFree(to);
   return 2.0 * static_cast<double>(kCopyBytes) / least;
 }
 

@@ -275,6 +275,12 @@ Status run(const Context& context, const BiasBackwardArgs& args) {
   return launcher.status();
 }
 
+Reason supports(const DeviceState&, const BiasBackwardArgs& args) {
+  const int64_t columns = TensorView(args.grad_y).columns();
+  if (columns < int64_t{1} << 31) return std::nullopt;
+  return concat("grad_y has ", columns, " columns, less than 2^31 are taken");
+}
+
 std::string policy(const DeviceState&, const BiasBackwardArgs& args) {
   return with_columns(args, [&]<int N, class T>() {
     const Tiling<N> tiling = tiling_of<N>(args);
@@ -289,7 +295,7 @@ std::string policy(const DeviceState&, const BiasBackwardArgs& args) {
 const Implementation<BiasBackwardArgs> kBiasBackward = {
     "portable",
     Device::kCuda,
-    supports_everything,
+    supports,
     [](const DeviceState&, const BiasBackwardArgs& args) {
       return Partials(args, {}).arena.used();
     },

@@ -45,15 +45,12 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(RowCopy<Piece> args, Rep
   if (row >= args.groups.capacity) return;
   const uint32_t first = strip * args.strip_pieces;
   const uint32_t count = min(args.strip_pieces, args.pieces - first);
-  // Asked for before it is known whether the row is in use, so that both loads are under way at
-  // once.
-  const int64_t index = args.gather_idx.at(row);
   if (row >= rows_in_use(args.groups)) {
     if (args.zeroes_tail) zero_by_warp(args.rows.row(row) + first, count);
     return;
   }
-  const int64_t token =
-      checked_index(args.gather_idx, row, index, args.num_tokens, Dropping::kForbidden, reporter);
+  const int64_t token = checked_index(args.gather_idx, row, args.gather_idx.at(row),
+                                      args.num_tokens, Dropping::kForbidden, reporter);
   if (token < 0) return;
   copy_by_warp(args.x.row(token) + first, args.rows.row(row) + first, count);
 }

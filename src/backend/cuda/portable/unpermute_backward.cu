@@ -272,6 +272,12 @@ Status run(const Context& context, const UnpermuteBackwardArgs& args) {
   return launcher.status();
 }
 
+Reason supports(const DeviceState&, const UnpermuteBackwardArgs& args) {
+  const int64_t columns = TensorView(args.grad_y).columns();
+  if (columns < int64_t{1} << 31) return std::nullopt;
+  return concat("grad_y has ", columns, " columns, less than 2^31 are taken");
+}
+
 std::string policy(const DeviceState&, const UnpermuteBackwardArgs& args) {
   return with_types(args, [&]<int N, class Grad, class Row>() {
     return concat(tiling_of<N>(args).rows, " tokens per block of ", kThreads, " threads, ", N,
@@ -282,6 +288,6 @@ std::string policy(const DeviceState&, const UnpermuteBackwardArgs& args) {
 }  // namespace
 
 const Implementation<UnpermuteBackwardArgs> kUnpermuteBackward = {
-    "portable", Device::kCuda, supports_everything, no_workspace, policy, run};
+    "portable", Device::kCuda, supports, no_workspace, policy, run};
 
 }  // namespace moire::cuda::portable

@@ -11,15 +11,26 @@ namespace {
 
 constexpr int kOldestCapability = 80;
 
+// 13020 is CUDA 13.2.
+std::string cuda_version(int version) {
+  return concat("CUDA ", version / 1000, ".", version % 1000 / 10);
+}
+
+Status no_driver() {
+  int found = 0;
+  const bool is_known = cudaDriverGetVersion(&found) == cudaSuccess && found != 0;
+  return {Code::kUnsupported,
+          concat("context: found ",
+                 is_known ? concat("an NVIDIA driver for ", cuda_version(found))
+                          : std::string("no NVIDIA driver"),
+                 ", needs one for ", cuda_version(CUDART_VERSION / 1000 * 1000), " or newer")};
+}
+
 Result<int> count() {
   int n = 0;
   const cudaError_t error = cudaGetDeviceCount(&n);
   if (error == cudaErrorNoDevice) return 0;
-  if (error == cudaErrorInsufficientDriver) {
-    return Status(
-        Code::kUnsupported,
-        "context: this machine has no NVIDIA driver for CUDA, or one older than this build needs");
-  }
+  if (error == cudaErrorInsufficientDriver) return no_driver();
   if (error != cudaSuccess) return cuda_error("context", "cudaGetDeviceCount", error);
   return n;
 }

@@ -239,8 +239,8 @@ class Turns {
  public:
   __device__ Turns(SharedMemory<P>& s, int consumer) : s_(s), consumer_(consumer) {}
 
-  // Of the next tile; called once a tile.
-  __device__ bool is_mine() {
+  // Goes on to the next tile, and says whose it is; called once a tile.
+  __device__ bool next_is_mine() {
     if constexpr (!P::kAlternates) return true;
     return (next_++ & 1) == consumer_;
   }
@@ -311,13 +311,13 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
     }
   };
   for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
-    if (!turns.is_mine()) {
+    if (!turns.next_is_mine()) {
       ring.skip(tile.num_k);
       continue;
     }
     turns.wait();
     const int32_t rows = operands.rows_of_output(tile) - tile.first_m - first_block * 64;
-    if (rows <= 0) {
+    if (rows <= 0) {  // never where warpgroups alternate, whose turn would end here
       pass(s, ring, tile.num_k, consumer);
       continue;
     }
