@@ -17,9 +17,10 @@ constexpr DType kDTypes[] = {DType::kFP32, DType::kBF16, DType::kFP16};
 
 // Everything that a call can have; gathered: grad_y has more rows, in another order.
 struct Case {
-  Case(const Batch& b, int64_t n, DType dtype, DType out, bool gathered = false)
+  Case(const Batch& b, int64_t n, DType dtype, DType out, bool gathered = false,
+       int64_t padding = 3)
       : batch(b),
-        grad_y(dtype, {gathered ? b.capacity() + 5 : b.capacity(), n}, 3),
+        grad_y(dtype, {gathered ? b.capacity() + 5 : b.capacity(), n}, padding),
         scale(DType::kFP32, {b.capacity()}),
         bias(dtype, {b.num_groups(), n}, 1),
         grad_bias(out, {b.num_groups(), n}, 2),
@@ -91,7 +92,48 @@ TEST_P(BiasBackward, AccumulatesWhereBetaSaysSo) {
   }
 }
 
+TEST_P(BiasBackward, TakesRowsThatLieInVectors) {
+  const Batch batch(GetParam());
+  for (const DType dtype : kDTypes) {
+    for (const bool gathered : {false, true}) {
+      Case c(batch, 72, dtype, DType::kFP32, gathered, 0);
+      c.expect_right(tested());
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Table, BiasBackward, testing::ValuesIn(ragged_table()), case_name);
+
+// On a GPU a block takes 4096 columns of 16-bit elements, 2048 of FP32, and 512 of elements that do
+// not lie in vectors.
+TEST(BiasBackwardParts, OfWideRowsAreSeveralBlocks) {
+  struct Shape {
+    DType dtype;
+    int64_t n, padding;
+  };
+  const Batch batch({77, 0, 5}, 2);
+  for (const Shape& s :
+       {Shape{DType::kBF16, 4104, 0}, Shape{DType::kFP16, 8200, 0}, Shape{DType::kFP32, 2056, 0},
+        Shape{DType::kBF16, 520, 3}, Shape{DType::kFP32, 1030, 3}}) {
+    for (const bool gathered : {false, true}) {
+      SCOPED_TRACE(testing::Message() << dtype_name(s.dtype) << ", " << s.n << " columns, padding "
+                                      << s.padding << ", gathered " << gathered);
+      Case c(batch, s.n, s.dtype, gathered ? s.dtype : DType::kFP32, gathered, s.padding);
+      c.expect_right(tested());
+      const TestTensor grad_bias = c.grad_bias, grad_scale = c.grad_scale;
+      const BiasBackwardArgs whole = c.args;
+      c.grad_bias.poison();
+      c.grad_scale.poison();
+      c.args.grad_scale = c.args.bias = {};
+      ASSERT_TRUE(succeeds(c.run_on(tested())));
+      EXPECT_TRUE(same_bits(c.grad_bias, grad_bias));
+      c.args = whole;
+      c.args.grad_bias = c.args.scale = {};
+      ASSERT_TRUE(succeeds(c.run_on(tested())));
+      EXPECT_TRUE(same_bits(c.grad_scale, grad_scale));
+    }
+  }
+}
 
 TEST(BiasBackwardScale, IsAddedToWhatIsThereAndItsTailIsStillZeroed) {
   const Batch batch({5, 0, 70}, /*tail=*/3);
@@ -114,47 +156,62 @@ TEST(BiasBackwardScale, IsAddedToWhatIsThereAndItsTailIsStillZeroed) {
 
 TEST(BiasBackwardOrder, IsSixtyFourRowsAtATimeFromTheGroupsFirstRow) {
   Batch batch({77, 130, 1, 64});
-  const int64_t n = 600;
-  Case c(batch, n, DType::kFP32, DType::kFP32);
-  ASSERT_TRUE(succeeds(c.run_on(tested(3))));
-  for (int64_t g = 0; g < batch.num_groups(); ++g) {
-    const int64_t first = batch.offsets()[static_cast<size_t>(g)];
-    const int64_t end = batch.offsets()[static_cast<size_t>(g) + 1];
-    for (int64_t j = 0; j < n; ++j) {
-      float sum = 0;
-      for (int64_t block = first; block < end; block += 64) {
-        float partial = 0;
-        for (int64_t i = block; i < std::min(block + 64, end); ++i) {
-          partial = std::fma(static_cast<float>(c.scale.get(0, i)),
-                             static_cast<float>(c.grad_y.get(i, j)), partial);
+  for (const int64_t padding : {0, 3}) {
+    const int64_t n = 600;
+    Case c(batch, n, DType::kFP32, DType::kFP32, false, padding);
+    ASSERT_TRUE(succeeds(c.run_on(tested(3))));
+    for (int64_t g = 0; g < batch.num_groups(); ++g) {
+      const int64_t first = batch.offsets()[static_cast<size_t>(g)];
+      const int64_t end = batch.offsets()[static_cast<size_t>(g) + 1];
+      for (int64_t j = 0; j < n; ++j) {
+        float sum = 0;
+        for (int64_t block = first; block < end; block += 64) {
+          float partial = 0;
+          for (int64_t i = block; i < std::min(block + 64, end); ++i) {
+            partial = std::fma(static_cast<float>(c.scale.get(0, i)),
+                               static_cast<float>(c.grad_y.get(i, j)), partial);
+          }
+          sum += partial;
         }
-        sum += partial;
+        ASSERT_EQ(c.grad_bias.get(g, j), sum) << "group " << g << " column " << j;
       }
-      ASSERT_EQ(c.grad_bias.get(g, j), sum) << "group " << g << " column " << j;
     }
+  }
+}
+
+// grad_scale of rows of one group, one column at a time.
+void expect_documented_sums(Case& c) {
+  const int64_t n = c.grad_y.view().columns();
+  for (int64_t i = 0; i < c.batch.rows(); ++i) {
+    float sum = 0;
+    for (int64_t segment = 0; segment < n; segment += 64) {
+      float lanes[16] = {};
+      for (int64_t j = segment; j < std::min(segment + 64, n); ++j) {
+        lanes[j % 16] = std::fma(static_cast<float>(c.grad_y.get(i, j)),
+                                 static_cast<float>(c.bias.get(0, j)), lanes[j % 16]);
+      }
+      for (int half = 8; half > 0; half /= 2) {
+        for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+      }
+      sum += lanes[0];
+    }
+    ASSERT_EQ(c.grad_scale.get(0, i), sum) << "n " << n << " row " << i;
   }
 }
 
 TEST(BiasBackwardOrder, IsSixtyFourColumnsAtATimeInSixteenLanes) {
   const Batch batch({5});
-  for (const int64_t n : {1, 15, 64, 100, 512, 1300}) {
-    Case c(batch, n, DType::kFP32, DType::kFP32);
-    ASSERT_TRUE(succeeds(c.run_on(tested())));
-    for (int64_t i = 0; i < 5; ++i) {
-      float sum = 0;
-      for (int64_t segment = 0; segment < n; segment += 64) {
-        float lanes[16] = {};
-        for (int64_t j = segment; j < std::min(segment + 64, n); ++j) {
-          lanes[j % 16] = std::fma(static_cast<float>(c.grad_y.get(i, j)),
-                                   static_cast<float>(c.bias.get(0, j)), lanes[j % 16]);
-        }
-        for (int half = 8; half > 0; half /= 2) {
-          for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
-        }
-        sum += lanes[0];
-      }
-      ASSERT_EQ(c.grad_scale.get(0, i), sum) << "n " << n << " row " << i;
+  for (const int64_t n : {1, 15, 64, 100, 512, 1300, 2056}) {
+    for (const int64_t padding : {0, 3}) {
+      Case c(batch, n, DType::kFP32, DType::kFP32, false, padding);
+      ASSERT_TRUE(succeeds(c.run_on(tested())));
+      ASSERT_NO_FATAL_FAILURE(expect_documented_sums(c));
     }
+  }
+  for (const int64_t n : {64, 4104, 8200}) {
+    Case c(batch, n, DType::kBF16, DType::kFP32, false, 0);
+    ASSERT_TRUE(succeeds(c.run_on(tested())));
+    ASSERT_NO_FATAL_FAILURE(expect_documented_sums(c));
   }
 }
 

@@ -21,22 +21,25 @@ inline void set_index(TestTensor& t, int64_t row, int64_t column, int64_t value)
 }
 
 // [num_tokens, k] choices out of `num_groups`. Some are dropped (-1 and num_groups), some tokens
-// choose an expert twice; the first is always routed, so that there are rows.
+// choose an expert twice; the first is always routed, so that there are rows. No choice of
+// `dropped_token` is.
 inline TestTensor random_choices(Random& random, DType dtype, int64_t num_tokens, int64_t k,
-                                 int64_t num_groups, int64_t padding = 0) {
+                                 int64_t num_groups, int64_t padding = 0,
+                                 int64_t dropped_token = -1) {
   TestTensor out(dtype, {num_tokens, k}, padding);
   for (int64_t t = 0; t < num_tokens; ++t) {
     for (int64_t j = 0; j < k; ++j) set_index(out, t, j, random.integer(-1, num_groups));
   }
   if (num_tokens > 0 && num_groups > 0) set_index(out, 0, 0, random.integer(0, num_groups - 1));
+  for (int64_t j = 0; j < k && dropped_token >= 0; ++j) set_index(out, dropped_token, j, -1);
   return out;
 }
 
 // The plan of random choices, with `tail` rows more than are routed.
 struct RandomPlan {
   RandomPlan(Random& random, int64_t num_tokens, int64_t k, int64_t num_groups, int64_t tail,
-             DType dtype = DType::kInt32)
-      : topk_idx(random_choices(random, dtype, num_tokens, k, num_groups)),
+             DType dtype = DType::kInt32, int64_t dropped_token = -1)
+      : topk_idx(random_choices(random, dtype, num_tokens, k, num_groups, 0, dropped_token)),
         offsets(DType::kInt64, {num_groups + 1}),
         scatter_idx(dtype, {num_tokens, k}) {
     int64_t routed = 0;

@@ -3,6 +3,7 @@
 #include <moire/routing.h>
 
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "reference/routing.h"
@@ -16,8 +17,8 @@ namespace {
 struct UnpermuteBackwardCase {
   UnpermuteBackwardCase(int64_t num_tokens, int64_t k, int64_t num_groups, int64_t hidden,
                         DType grad_type, DType rows_type, DType index_type = DType::kInt32,
-                        int64_t padding = 0, int64_t tail = 3)
-      : plan(random, num_tokens, k, num_groups, tail, index_type),
+                        int64_t padding = 0, int64_t tail = 3, int64_t dropped_token = -1)
+      : plan(random, num_tokens, k, num_groups, tail, index_type, dropped_token),
         grad_y(grad_type, {num_tokens, hidden}, padding),
         rows(rows_type, {plan.groups.capacity, hidden}, padding),
         weights(DType::kFP32, {num_tokens, k}, padding),
@@ -116,15 +117,80 @@ float documented_dot(TestTensor& a, TestTensor& b, int64_t row, int64_t token, i
   return total;
 }
 
+void expect_documented_sums(UnpermuteBackwardCase& c) {
+  const int64_t hidden = c.grad_y.view().columns();
+  for (int64_t t = 0; t < c.grad_weights.view().num_rows(); ++t) {
+    for (int64_t j = 0; j < c.grad_weights.view().columns(); ++j) {
+      const int64_t row = reference::read_index(c.plan.scatter_idx.view(), t, j);
+      const float want = row < 0 ? 0.0F : documented_dot(c.rows, c.grad_y, row, t, hidden);
+      EXPECT_EQ(static_cast<float>(c.grad_weights.get(t, j)), want) << t << ", " << j;
+    }
+  }
+}
+
 TEST(UnpermuteBackward, SumsWeightGradientsInTheDocumentedOrder) {
   for (const int64_t hidden : {64, 200, 384}) {
     UnpermuteBackwardCase c(8, 2, 3, hidden, DType::kBF16, DType::kFP16);
     ASSERT_TRUE(succeeds(unpermute_backward(tested(), c.args())));
-    for (int64_t t = 0; t < 8; ++t) {
-      for (int64_t j = 0; j < 2; ++j) {
-        const int64_t row = reference::read_index(c.plan.scatter_idx.view(), t, j);
-        const float want = row < 0 ? 0.0F : documented_dot(c.rows, c.grad_y, row, t, hidden);
-        EXPECT_EQ(static_cast<float>(c.grad_weights.get(t, j)), want) << t << ", " << j;
+    expect_documented_sums(c);
+  }
+}
+
+// On a GPU a block takes 4096 columns at a time of 16-bit elements, 2048 of FP32, 512 of elements
+// that do not lie in vectors, and 8 choices.
+TEST(UnpermuteBackward, TakesRowsOfSeveralPartsAndManyChoices) {
+  struct Shape {
+    int64_t k, hidden, padding;
+    DType grad, rows;
+  };
+  const DType kBF16 = DType::kBF16, kFP16 = DType::kFP16, kFP32 = DType::kFP32;
+  for (const Shape& s : {Shape{9, 4104, 0, kBF16, kBF16}, Shape{2, 7168, 0, kBF16, kBF16},
+                         Shape{17, 7168, 0, kFP16, kFP16}, Shape{9, 2056, 0, kFP32, kFP32},
+                         Shape{17, 520, 3, kBF16, kBF16}, Shape{9, 1030, 3, kFP32, kFP32},
+                         Shape{3, 1100, 0, kBF16, kFP32}, Shape{9, 64, 0, kBF16, kBF16},
+                         Shape{17, 72, 0, kFP16, kFP16}, Shape{16, 33, 5, kFP32, kBF16}}) {
+    SCOPED_TRACE(testing::Message()
+                 << dtype_name(s.grad) << ", " << dtype_name(s.rows) << ", k " << s.k << ", "
+                 << s.hidden << " columns, padding " << s.padding);
+    UnpermuteBackwardCase c(10, s.k, 4, s.hidden, s.grad, s.rows, DType::kInt32, s.padding);
+    ASSERT_TRUE(succeeds(unpermute_backward(tested(), c.args())));
+    c.expect_matches_reference(c.args());
+    expect_documented_sums(c);
+    EXPECT_TRUE(tail_is_zero(c.grad_rows, c.plan.groups));
+    const TestTensor grad_rows = c.grad_rows, grad_weights = c.grad_weights;
+    c.grad_rows.poison();
+    c.grad_weights.poison();
+    UnpermuteBackwardArgs only_rows = c.args(), only_weights = c.args();
+    only_rows.rows = only_rows.grad_weights = {};
+    only_weights.grad_rows = only_weights.weights = {};
+    ASSERT_TRUE(succeeds(unpermute_backward(tested(), only_rows)));
+    ASSERT_TRUE(succeeds(unpermute_backward(tested(), only_weights)));
+    EXPECT_TRUE(same_bits(c.grad_rows, grad_rows));
+    EXPECT_TRUE(same_bits(c.grad_weights, grad_weights));
+  }
+}
+
+// Of a token that goes to no expert nothing is multiplied, not by zero either.
+TEST(UnpermuteBackward, GivesDroppedChoicesAGradientOfZeroWhateverTheirToken) {
+  constexpr int64_t kToken = 4;
+  for (const int64_t k : {2, 8, 9, 17}) {
+    for (const int64_t hidden : {40, 520, 4104}) {
+      for (const int64_t padding : {0, 3}) {
+        SCOPED_TRACE(testing::Message()
+                     << "k " << k << ", " << hidden << " columns, padding " << padding);
+        UnpermuteBackwardCase c(7, k, 3, hidden, DType::kBF16, DType::kBF16, DType::kInt64, padding,
+                                3, kToken);
+        for (int64_t h = 0; h < hidden; ++h) {
+          c.grad_y.set(kToken, h,
+                       h % 3 == 0 ? std::numeric_limits<double>::quiet_NaN()
+                                  : std::numeric_limits<double>::infinity());
+        }
+        ASSERT_TRUE(succeeds(unpermute_backward(tested(), c.args())));
+        c.expect_matches_reference(c.args());
+        for (int64_t j = 0; j < k; ++j) EXPECT_EQ(c.grad_weights.get(kToken, j), 0) << j;
+        for (int64_t i = 0; i < c.plan.routed(); ++i) {
+          ASSERT_TRUE(std::isfinite(c.grad_rows.get(i, hidden - 1))) << "row " << i;
+        }
       }
     }
   }
