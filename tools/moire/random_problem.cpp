@@ -51,7 +51,23 @@ GluLayout draw_layout(Random& random, int64_t ffn) {
   return GluLayout::interleaved(ffn % std::max<int64_t>(block, 1) == 0 ? block : 1, order);
 }
 
+// Wider rows than a block of a GPU takes at once (512 to 4096 columns), and more choices; few and
+// thin enough for the reference.
+void draw_wide_sizes(Random& random, Problem& p) {
+  constexpr int64_t kParts[] = {512, 2048, 4096};
+  const bool chooses = random.chance(0.5);
+  p.groups = chooses ? 12 + random.below(4) : 1 + random.below(3);
+  p.hidden = p.ffn = 1 + random.below(chooses ? 3 : 8);
+  int64_t& wide = random.chance(0.6) ? p.hidden : p.ffn;
+  wide = pick(random, kParts) + 1 + random.below(900);
+  if (random.chance(0.7)) wide = (wide + 7) / 8 * 8;  // so that elements may lie in vectors
+  p.rows = 1 + random.below(24);
+  p.topk = 1 + random.below(std::min<int64_t>(p.groups, 12));
+  p.dropped = (p.topk - p.rows % p.topk) % p.topk + p.topk * random.below(2);
+}
+
 void draw_sizes(Random& random, Problem& p) {
+  if (random.chance(1.0 / 16)) return draw_wide_sizes(random, p);
   p.groups = random.chance(0.05) ? 100 + random.below(413) : 1 + random.below(9);
   p.hidden = draw_size(random, 700);
   p.ffn = draw_size(random, 400);

@@ -1,4 +1,5 @@
-// Random problems for `moire check --random`: small, ragged and hostile, over every op and option.
+// Random problems for `moire check --random`: small, ragged and hostile, over every op and option;
+// one in 16 is wide.
 #pragma once
 
 #include <cstdint>
