@@ -98,49 +98,131 @@ TEST_F(BadSplits, OfGroupedGemmWgradAreReported) {
 }
 
 TEST_F(BadSplits, OfGluAndItsGradientAreReported) {
-  Random random;
-  TestTensor z(DType::kBF16, {25, 32}), act(DType::kBF16, {25, 16}), grad_z(DType::kBF16, {25, 32});
-  z.randomize(random);
-  GluArgs args;
-  args.z = z;
-  args.act = act;
-  args.groups = batch.groups();
-  expect_reported(batch, "glu", [&] { return glu(alone(), args); });
-  GluBackwardArgs backward;
-  backward.z = z;
-  backward.grad_act = act;
-  backward.grad_z = grad_z;
-  backward.groups = batch.groups();
-  expect_reported(batch, "glu_backward", [&] { return glu_backward(alone(), backward); });
+  for (const int64_t width : {16, 4104}) {  // several rows of a block, and several parts of a row
+    Random random;
+    TestTensor z(DType::kBF16, {25, 2 * width}), grad_act(DType::kBF16, {25, width}),
+        act(DType::kBF16, {25, width}), grad_z(DType::kBF16, {25, 2 * width}),
+        probs(DType::kFP32, {25}), grad_probs(DType::kFP32, {25});
+    z.randomize(random);
+    grad_act.randomize(random);
+    probs.randomize(random);
+    GluArgs args;
+    args.z = z;
+    args.act = act;
+    args.groups = batch.groups();
+    expect_reported(batch, "glu", [&] { return glu(alone(), args); });
+    GluBackwardArgs backward;
+    backward.z = z;
+    backward.grad_act = grad_act;
+    backward.grad_z = grad_z;
+    backward.groups = batch.groups();
+    const auto call = [&] { return glu_backward(alone(), backward); };
+    expect_reported(batch, "glu_backward", call);
+    backward.probs = probs;
+    backward.act = act;
+    backward.grad_probs = grad_probs;
+    expect_reported(batch, "glu_backward", call);
+    EXPECT_TRUE(act.is_undamaged() && grad_z.is_undamaged() && grad_probs.is_undamaged());
+  }
 }
 
 TEST_F(BadSplits, OfBiasBackwardAreReported) {
-  Random random;
-  TestTensor grad_y(DType::kBF16, {25, 32}), grad_bias(DType::kFP32, {3, 32});
-  grad_y.randomize(random);
-  BiasBackwardArgs args;
-  args.grad_y = grad_y;
-  args.grad_bias = grad_bias;
-  args.groups = batch.groups();
-  expect_reported(batch, "bias_backward",
-                  [&] { return run(alone(), args, bias_backward, bias_backward_workspace); });
+  for (const int64_t n : {32, 4104}) {
+    Random random;
+    TestTensor grad_y(DType::kBF16, {25, n}), bias(DType::kBF16, {3, n}), scale(DType::kFP32, {25}),
+        grad_bias(DType::kFP32, {3, n}), grad_scale(DType::kFP32, {25});
+    grad_y.randomize(random);
+    bias.randomize(random);
+    scale.randomize(random);
+    std::vector<int64_t> backwards(25);
+    for (size_t i = 0; i < backwards.size(); ++i) backwards[i] = 24 - static_cast<int64_t>(i);
+    const TestTensor row_idx = index_tensor(DType::kInt32, backwards);
+    BiasBackwardArgs args;
+    args.grad_y = grad_y;
+    args.grad_bias = grad_bias;
+    args.groups = batch.groups();
+    const auto call = [&] { return run(alone(), args, bias_backward, bias_backward_workspace); };
+    expect_reported(batch, "bias_backward", call);
+    args.row_idx = row_idx;
+    args.scale = scale;
+    args.bias = bias;
+    args.grad_scale = grad_scale;
+    expect_reported(batch, "bias_backward", call);
+    args.grad_bias = {};
+    args.scale = {};
+    expect_reported(batch, "bias_backward", call);
+    EXPECT_TRUE(grad_bias.is_undamaged() && grad_scale.is_undamaged());
+  }
 }
+
+// 23 of 30 choices, as a plan has them: choice 3 t + j lies in row 3 t + j, the last seven are
+// dropped. The tail's rows name a token too: a wrong end may count them as rows in use, and then
+// nothing but that end is to be found.
+struct Routed {
+  static constexpr int64_t kTokens = 10, kChoices = 3, kRouted = 23;
+
+  Routed(int64_t capacity, DType index) : scatter_idx(index, {kTokens, kChoices}) {
+    for (int64_t i = 0; i < kTokens * kChoices; ++i) {
+      set_index(scatter_idx, i / kChoices, i % kChoices, i < kRouted ? i : -1);
+    }
+    std::vector<int64_t> tokens(static_cast<size_t>(capacity));
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int64_t>(i) / kChoices;
+    gather_idx = index_tensor(index, tokens);
+  }
+
+  TestTensor scatter_idx, gather_idx;
+};
 
 TEST_F(BadSplits, OfPermuteAreReported) {
   Random random;
-  constexpr int64_t kTokens = 10;
-  std::vector<int64_t> tokens(static_cast<size_t>(batch.capacity()));
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int64_t>(i) % kTokens;
-  TestTensor x(DType::kBF16, {kTokens, 64}), rows(DType::kBF16, {batch.capacity(), 64});
+  TestTensor x(DType::kBF16, {Routed::kTokens, 64}), rows(DType::kBF16, {batch.capacity(), 64}),
+      weights(DType::kFP32, {Routed::kTokens, Routed::kChoices}),
+      probs(DType::kFP32, {batch.capacity()});
   x.randomize(random);
+  weights.randomize(random);
   for (const DType index : {DType::kInt32, DType::kInt64}) {
-    const TestTensor gather_idx = index_tensor(index, tokens);
+    const Routed routed(batch.capacity(), index);
     PermuteArgs args;
     args.x = x;
-    args.gather_idx = gather_idx;
+    args.gather_idx = routed.gather_idx;
     args.rows = rows;
     args.groups = batch.groups();
-    expect_reported(batch, "permute", [&] { return permute(alone(), args); });
+    const auto call = [&] { return permute(alone(), args); };
+    expect_reported(batch, "permute", call);
+    args.topk_weights = weights;
+    args.scatter_idx = routed.scatter_idx;
+    args.probs = probs;
+    expect_reported(batch, "permute", call);
+    EXPECT_TRUE(rows.is_undamaged() && probs.is_undamaged());
+  }
+}
+
+TEST_F(BadSplits, OfUnpermuteBackwardAreReported) {
+  for (const int64_t hidden : {64, 4104}) {
+    for (const DType index : {DType::kInt32, DType::kInt64}) {
+      Random random;
+      const Routed routed(batch.capacity(), index);
+      TestTensor grad_y(DType::kBF16, {Routed::kTokens, hidden}),
+          rows(DType::kBF16, {batch.capacity(), hidden}),
+          weights(DType::kFP32, {Routed::kTokens, Routed::kChoices}),
+          grad_rows(DType::kBF16, {batch.capacity(), hidden}),
+          grad_weights(DType::kFP32, {Routed::kTokens, Routed::kChoices});
+      for (TestTensor* t : {&grad_y, &rows, &weights}) t->randomize(random);
+      UnpermuteBackwardArgs args;
+      args.grad_y = grad_y;
+      args.scatter_idx = routed.scatter_idx;
+      args.weights = weights;
+      args.grad_rows = grad_rows;
+      args.groups = batch.groups();
+      const auto call = [&] { return unpermute_backward(alone(), args); };
+      expect_reported(batch, "unpermute_backward", call);
+      args.rows = rows;
+      args.grad_weights = grad_weights;
+      expect_reported(batch, "unpermute_backward", call);
+      args.grad_rows = {};
+      expect_reported(batch, "unpermute_backward", call);
+      EXPECT_TRUE(grad_rows.is_undamaged() && grad_weights.is_undamaged());
+    }
   }
 }
 
@@ -204,6 +286,64 @@ TEST_F(BadSplits, IndicesOutsideAreReported) {
     set_index(topk, 4, 1, 0);
     EXPECT_TRUE(succeeds(call()));
   }
+}
+
+// Runs `call` with each of a few wrong values of choice [4, 1], which is entry 13, then with the
+// right one again. `limit` is what they have to be below.
+void expect_choices_reported(TestTensor& scatter_idx, const std::string& op, int64_t limit,
+                             const std::function<Status()>& call) {
+  const Status right = call();
+  if (right.code() == Code::kUnsupported) GTEST_SKIP() << right.message();
+  ASSERT_TRUE(succeeds(right));
+  for (const int64_t wrong : {limit, int64_t{-2}, int64_t{1} << 30}) {
+    set_index(scatter_idx, 4, 1, wrong);
+    EXPECT_TRUE(fails(call(), Code::kInvalidArgument,
+                      op + ": scatter_idx[13] is " + std::to_string(wrong) + ", must be below " +
+                          std::to_string(limit)));
+    set_index(scatter_idx, 4, 1, 13);
+    EXPECT_TRUE(succeeds(call())) << "after scatter_idx[13] was " << wrong;
+  }
+}
+
+// unpermute has no groups: its rows are all that there are.
+TEST_F(BadSplits, ChoicesOutsideAreReported) {
+  Random random;
+  Routed routed(batch.capacity(), DType::kInt32);
+  TestTensor rows(DType::kBF16, {batch.capacity(), 64}), y(DType::kBF16, {Routed::kTokens, 64}),
+      grad_rows(DType::kBF16, {batch.capacity(), 64}), probs(DType::kFP32, {batch.capacity()}),
+      weights(DType::kFP32, {Routed::kTokens, Routed::kChoices}),
+      out(DType::kFP32, {Routed::kTokens, Routed::kChoices});
+  for (TestTensor* t : {&rows, &probs, &weights}) t->randomize(random);
+  UnpermuteArgs back;
+  back.rows = rows;
+  back.scatter_idx = routed.scatter_idx;
+  back.weights = weights;
+  back.y = y;
+  const auto unpermuted = [&] { return unpermute(alone(), back); };
+  expect_choices_reported(routed.scatter_idx, "unpermute", batch.capacity(), unpermuted);
+  back.probs = probs;
+  back.topk_weights = out;
+  expect_choices_reported(routed.scatter_idx, "unpermute", batch.capacity(), unpermuted);
+  back.rows = back.weights = back.y = {};
+  expect_choices_reported(routed.scatter_idx, "unpermute", batch.capacity(), unpermuted);
+  PermuteArgs there;
+  there.topk_weights = weights;
+  there.scatter_idx = routed.scatter_idx;
+  there.probs = probs;
+  there.groups = batch.groups();
+  expect_choices_reported(routed.scatter_idx, "permute", batch.rows(),
+                          [&] { return permute(alone(), there); });
+  y.randomize(random);
+  UnpermuteBackwardArgs backward;
+  backward.grad_y = y;
+  backward.rows = rows;
+  backward.scatter_idx = routed.scatter_idx;
+  backward.grad_rows = grad_rows;
+  backward.grad_weights = out;
+  backward.groups = batch.groups();
+  expect_choices_reported(routed.scatter_idx, "unpermute_backward", batch.rows(),
+                          [&] { return unpermute_backward(alone(), backward); });
+  for (const TestTensor* t : {&y, &out, &probs, &grad_rows}) EXPECT_TRUE(t->is_undamaged());
 }
 
 TEST_F(BadSplits, GatheredIndicesOutsideAreReported) {
