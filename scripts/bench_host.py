@@ -15,12 +15,12 @@ import argparse
 import json
 import pathlib
 import platform
-import statistics
 import time
 
 import moire
 import torch
 from moire import _abi
+from results import library, summary
 
 EXPERTS, HIDDEN, WIDTH, CHOICES = 4, 64, 32, 2
 CALLS = 20  # of one case in a round: as many launches as any queue holds
@@ -147,12 +147,6 @@ def measure(cases, seconds, device):
             return samples
 
 
-def summary(values):
-    values = sorted(values)
-    low, high = (values[round(share * (len(values) - 1))] for share in (0.1, 0.9))
-    return {"median": statistics.median(values), "p10": low, "p90": high}
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -172,9 +166,7 @@ def main():
     for name, s in results.items():
         print(f"| {name} | {s['median']:.1f} | {s['p10']:.1f} | {s['p90']:.1f} |")
     if options.json is not None:
-        # What it is, not where somebody keeps it.
-        library = {k: v for k, v in moire.info().items() if k not in ("library", "header")}
-        machine = {"machine": platform.processor() or platform.machine(), **library}
+        machine = {"machine": platform.processor() or platform.machine(), **library()}
         report = {"info": machine, "results": results, "samples": samples}
         options.json.write_text(json.dumps(report, default=str) + "\n", encoding="utf-8")
 

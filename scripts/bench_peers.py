@@ -23,7 +23,8 @@ import moire
 import torch
 from peers import layers, mlps, others, products
 from peers.shapes import SHAPES, TINY, Tensors
-from peers.timing import Clock, bytes_kept, clocks, host_microseconds, summary
+from peers.timing import Clock, bytes_kept, clocks, host_microseconds
+from results import library, summary
 
 CASES = {"gemm": products.cases, "mlp": mlps.cases, "layer": layers.cases}
 
@@ -158,8 +159,7 @@ def machine():
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        # What it is, not where somebody keeps it.
-        "moire": {k: v for k, v in moire.info().items() if k not in ("library", "header")},
+        "moire": library(),
     }
 
 

@@ -22,6 +22,7 @@ import time
 import moire
 import torch
 import torch.nn.functional as F
+from results import library, percentile
 
 PROBLEMS = pathlib.Path(__file__).resolve().parent.parent / "problems" / "cpu.txt"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -132,11 +133,6 @@ def time_interleaved(variants, seconds, progress):
             return samples
 
 
-def percentile(values, share):
-    values = sorted(values)
-    return values[min(len(values) - 1, round(share * (len(values) - 1)))]
-
-
 def summarise(shape, dtype, which, variants, samples, difference):
     ours, theirs = samples[which, "moire"], samples[which, "torch"]
     ratios = [t / m for m, t in zip(ours, theirs)]
@@ -165,8 +161,7 @@ def machine(threads):
         "torch": torch.__version__,
         "torch_simd": torch.backends.cpu.get_cpu_capability(),
         "torch_has_bf16_instructions": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-        # What it is, not where somebody keeps it.
-        "moire": {k: v for k, v in moire.info().items() if k not in ("library", "header")},
+        "moire": library(),
     }
 
 

@@ -4,12 +4,13 @@
 # exit code is 1 if any did.
 #
 #   scripts/gpu_test.sh              everything
-#   scripts/gpu_test.sh build cpp    only these parts: build cpp check sanitize python bench host peers
+#   scripts/gpu_test.sh build cpp    only these parts, of those in `known`
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build/release}
 out=${OUT:-build/gpu}
-parts=${*:-build cpp check sanitize python bench host peers}
+known="build cpp check sanitize python bench host peers"
+parts=${*:-$known}
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 failed=()
 
@@ -89,7 +90,6 @@ peers() {
   PYTHONPATH=$PWD/python "$python" scripts/bench_peers.py --json "$out/peers.json"
 }
 
-known="build cpp check sanitize python bench host peers"
 for name in $parts; do
   [[ " $known " == *" $name "* ]] && continue
   echo "gpu_test.sh: found part '$name', needed some of: $known" >&2 && exit 2

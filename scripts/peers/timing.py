@@ -86,14 +86,3 @@ def clocks():
         return dict(zip(_QUERY.split(","), (float(v) for v in values)))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return {}
-
-
-def percentile(values, share):
-    values = sorted(values)
-    return values[min(len(values) - 1, round(share * (len(values) - 1)))]
-
-
-def summary(values):
-    """Median, 10th and 90th percentile."""
-    tenths = {"p10": percentile(values, 0.1), "p90": percentile(values, 0.9)}
-    return {"median": statistics.median(values), **tenths}
