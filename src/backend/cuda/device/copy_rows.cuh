@@ -10,10 +10,9 @@
 
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/values.cuh"
+#include "backend/cuda/device/warp.cuh"
 
 namespace moire::cuda {
-
-inline constexpr int kWarp = 32;
 
 // `pieces` pieces by one warp, a few loads of each thread under way at once. What is stored leaves
 // the L2 first: the source, which others may read again, stays.

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backend/cuda/device/groups.cuh"
+#include "backend/cuda/device/warp.cuh"
 #include "core/divide.h"
 
 namespace moire::cuda {
@@ -32,11 +33,11 @@ __device__ inline RowBlock row_block_at(const moire_groups& groups, int64_t inde
   // The last group whose first index is not past this one.
   int64_t low = 0, high = groups.num_groups;
   while (high - low > 1) {
-    const int64_t step = ceil_div(high - low, 32);
-    const int64_t group = low + threadIdx.x % 32 * step;
+    const int64_t step = ceil_div(high - low, kWarp);
+    const int64_t group = low + threadIdx.x % kWarp * step;
     const bool fits = group < high && first_row_block(groups, group) <= index;
     const uint32_t fitting = __ballot_sync(0xFFFFFFFFU, fits);
-    if (fitting != 0) low += (31 - __clz(static_cast<int>(fitting))) * step;
+    if (fitting != 0) low += (kWarp - 1 - __clz(static_cast<int>(fitting))) * step;
     high = min(high, low + step);
   }
   const RowRange rows = rows_of(groups, low);

@@ -1,13 +1,15 @@
 // Sums over the threads of a block.
 #pragma once
 
+#include "backend/cuda/device/warp.cuh"
+
 namespace moire::cuda {
 
 // The sum of `value` over the threads before this one; `total` gets that over all. Every thread of
 // a block of kThreads calls it.
 template <int kThreads, class T>
 __device__ inline T exclusive_sum(T value, T& total) {
-  constexpr int kWarp = 32, kWarps = kThreads / kWarp;
+  constexpr int kWarps = kThreads / kWarp;
   static_assert(kThreads % kWarp == 0 && kWarps <= kWarp);
   __shared__ T warp_sums[kWarps];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;

@@ -18,12 +18,12 @@
 
 #include "backend/cuda/device/lane_sums.cuh"
 #include "backend/cuda/device/values.cuh"
+#include "backend/cuda/device/warp.cuh"
 
 namespace moire::cuda {
 
 template <class T, int N>
 class SegmentPieces {
-  static constexpr int kWarp = 32;
   static constexpr int kThreadsPerSegment = kSumLanes / N;
   static constexpr int kPiecesPerSegment = kSegment / N;
 

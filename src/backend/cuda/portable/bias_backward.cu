@@ -21,7 +21,7 @@ namespace moire::cuda::portable {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
+constexpr int kWarps = kThreads / kWarp;
 // Rows under way to a warp, the one that is being summed among them, and blocks of a
 // multiprocessor: without grad_scale nothing holds the bias, and its registers hold another block.
 template <bool kScales>
@@ -58,11 +58,11 @@ struct Rows {
 template <class T>
 __device__ void load_rows(const Operands<T>& args, int64_t first_index, uint32_t count, Rows& rows,
                           const Reporter& reporter) {
-  for (uint32_t b = threadIdx.x / 32; b < count; b += kWarps) {
+  for (uint32_t b = threadIdx.x / kWarp; b < count; b += kWarps) {
     const int64_t index = first_index + b;
     RowBlock block{0, 0, 0};
     if (index < row_blocks_bound(args.groups)) block = row_block_at(args.groups, index);
-    if (threadIdx.x % 32 == 0) rows.blocks[b] = block;
+    if (threadIdx.x % kWarp == 0) rows.blocks[b] = block;
   }
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < count * kBlockRows; i += kThreads) {
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kScales>)
   }
   const int64_t first_index = int64_t{blockIdx.x} * tiling.rows;
   load_rows(args, first_index, tiling.rows, rows, reporter);
-  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t warp = threadIdx.x / kWarp;
   Place moved[kSegmentSteps];
 #pragma unroll
   for (uint32_t i = 0; i < kSegmentSteps; ++i) {
@@ -276,9 +276,7 @@ Status run(const Context& context, const BiasBackwardArgs& args) {
 }
 
 Reason supports(const DeviceState&, const BiasBackwardArgs& args) {
-  const int64_t columns = TensorView(args.grad_y).columns();
-  if (columns < int64_t{1} << 31) return std::nullopt;
-  return concat("grad_y has ", columns, " columns, less than 2^31 are taken");
+  return why_not_segments("grad_y", args.grad_y);
 }
 
 std::string policy(const DeviceState&, const BiasBackwardArgs& args) {

@@ -15,7 +15,7 @@ namespace moire::cuda::portable {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
+constexpr int kWarps = kThreads / kWarp;
 
 template <int N>
 using Tiling = SegmentTiling<N, kThreads>;
@@ -141,11 +141,11 @@ __global__ void __launch_bounds__(kThreads, 5)
   const int64_t first_row = static_cast<int64_t>(blockIdx.x) * tiling.rows;
   const int64_t in_use = min(rows_in_use(args.groups), args.rows);
   const int64_t written = args.zeroes_tail ? args.rows : in_use;
-  const uint32_t warp = threadIdx.x / 32, slot = threadIdx.x / kSharing;
+  const uint32_t warp = threadIdx.x / kWarp, slot = threadIdx.x / kSharing;
   const int64_t row = first_row + slot / tiling.per_part;
   const bool takes_part = slot < tiling.rows * tiling.per_part && row < in_use;
   const float prob = takes_part && args.probs != nullptr ? args.probs[row] : 1.0F;
-  Pieces pieces(shared[warp], args, columns, tiling, first_row, warp * 32 / kSharing);
+  Pieces pieces(shared[warp], args, columns, tiling, first_row, warp * kWarp / kSharing);
   float grad_prob = 0;  // of the block's row threadIdx.x
   for (uint32_t part = 0; part < tiling.segments; part += tiling.per_part) {
     const uint32_t segment = part + slot % tiling.per_part;

@@ -11,6 +11,7 @@
 #include "backend/cuda/device/scan.cuh"
 #include "backend/cuda/device/shared.cuh"
 #include "backend/cuda/device/values.cuh"
+#include "backend/cuda/device/warp.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
 #include "core/divide.h"
@@ -19,7 +20,6 @@
 namespace moire::cuda::portable {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kWarps = 8;  // of a counting or dealing block
 constexpr int kScanThreads = 1024;
 // A part has at least so many choices, and no fewer than a quarter of the counters it clears.

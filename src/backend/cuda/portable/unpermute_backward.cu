@@ -16,7 +16,7 @@ namespace moire::cuda::portable {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
+constexpr int kWarps = kThreads / kWarp;
 constexpr int kChoicesAtOnce = 8;
 constexpr int kTokens = kThreads / kChoicesAtOnce;  // of a block, at most
 // Rows under way to a warp, the one that is being summed among them.
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 7)
   if (blockIdx.x == 0) check_groups(args.groups, reporter, threadIdx.x, kThreads);
   const int64_t in_use = rows_in_use(args.groups);
   const int64_t first_token = int64_t{blockIdx.x} * tiling.rows;
-  const uint32_t warp = threadIdx.x / 32, slot = threadIdx.x / kSharing;
+  const uint32_t warp = threadIdx.x / kWarp, slot = threadIdx.x / kSharing;
   // The token of which this thread has a segment, if any.
   const uint32_t token = slot / tiling.per_part;
   const bool has_segment = token < tiling.rows && first_token + token < args.num_tokens;
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, 7)
   const uint32_t own_token = threadIdx.x / kChoicesAtOnce;
   const int own_choice = threadIdx.x % kChoicesAtOnce;
   const bool adds_up = own_token < tiling.rows && first_token + own_token < args.num_tokens;
-  Pieces pieces(shared[warp], args, tiling, choices, first_token, warp * 32 / kSharing);
+  Pieces pieces(shared[warp], args, tiling, choices, first_token, warp * kWarp / kSharing);
   for (int64_t base = 0; base < args.k; base += kChoicesAtOnce) {
     const int count = static_cast<int>(min(int64_t{kChoicesAtOnce}, args.k - base));
     __syncthreads();  // the last choices have been read
@@ -273,9 +273,7 @@ Status run(const Context& context, const UnpermuteBackwardArgs& args) {
 }
 
 Reason supports(const DeviceState&, const UnpermuteBackwardArgs& args) {
-  const int64_t columns = TensorView(args.grad_y).columns();
-  if (columns < int64_t{1} << 31) return std::nullopt;
-  return concat("grad_y has ", columns, " columns, less than 2^31 are taken");
+  return why_not_segments("grad_y", args.grad_y);
 }
 
 std::string policy(const DeviceState&, const UnpermuteBackwardArgs& args) {
