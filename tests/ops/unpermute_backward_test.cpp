@@ -8,6 +8,7 @@
 
 #include "reference/routing.h"
 #include "tests/ops/routing_support.h"
+#include "tests/support/documented_order.h"
 #include "tests/support/expect.h"
 #include "tests/support/tensors.h"
 
@@ -99,30 +100,11 @@ TEST(UnpermuteBackward, EitherOutputMayBeAbsent) {
   EXPECT_TRUE(same_bits(c.grad_weights, grad_weights));
 }
 
-// The documented order, one column at a time: 16 chains of fused multiply-adds per 64 columns,
-// folded in halves; then the segments in order.
-float documented_dot(TestTensor& a, TestTensor& b, int64_t row, int64_t token, int64_t columns) {
-  float total = 0;
-  for (int64_t first = 0; first < columns; first += 64) {
-    float lanes[16] = {};
-    for (int64_t c = first; c < std::min(columns, first + 64); ++c) {
-      float& lane = lanes[(c - first) % 16];
-      lane = std::fma(static_cast<float>(a.get(row, c)), static_cast<float>(b.get(token, c)), lane);
-    }
-    for (int half = 8; half != 0; half /= 2) {
-      for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-    }
-    total += lanes[0];
-  }
-  return total;
-}
-
 void expect_documented_sums(UnpermuteBackwardCase& c) {
-  const int64_t hidden = c.grad_y.view().columns();
   for (int64_t t = 0; t < c.grad_weights.view().num_rows(); ++t) {
     for (int64_t j = 0; j < c.grad_weights.view().columns(); ++j) {
       const int64_t row = reference::read_index(c.plan.scatter_idx.view(), t, j);
-      const float want = row < 0 ? 0.0F : documented_dot(c.rows, c.grad_y, row, t, hidden);
+      const float want = row < 0 ? 0.0F : documented_dot(c.rows, row, c.grad_y, t);
       EXPECT_EQ(static_cast<float>(c.grad_weights.get(t, j)), want) << t << ", " << j;
     }
   }
