@@ -73,7 +73,10 @@ class NumpyViews:
         """Elements between rows, 0 where contiguous; None where no moire_tensor can say it."""
         if array.flags.c_contiguous:
             return 0
-        return _row_stride(array.shape, [stride // array.itemsize for stride in array.strides])
+        strides = [divmod(stride, array.itemsize) for stride in array.strides]
+        if any(rest for _, rest in strides):  # a field of a packed struct
+            return None
+        return _row_stride(array.shape, [elements for elements, _ in strides])
 
     @staticmethod
     def contiguous(array):

@@ -90,6 +90,37 @@ def test_strided_arrays(generator):
         assert np.array_equal(moire.grouped_linear(strided, n["w1"], groups), wanted)
 
 
+def packed_field(rows, columns):
+    """[rows, columns] whose rows lie one byte further apart than whole elements do."""
+    return np.zeros(rows, np.dtype([("field", np.float32, (columns,)), ("tag", np.uint8)]))
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_rows_that_are_no_whole_elements_apart_are_read_as_they_lie(generator, rank):
+    _, n = values(generator)
+    groups = moire.Groups(splits=[4, 0, 5])
+    wanted = moire.grouped_linear(n["x"], n["w1"], groups)
+    source = n["x"] if rank == 2 else n["w1"]
+    rows = source.reshape(-1, source.shape[-1])
+    packed = packed_field(*rows.shape)
+    packed["field"] = rows
+    strided = packed.reshape(source.shape[:-1])["field"]
+    assert strided.strides[-2] % strided.itemsize == 1
+    operands = (strided, n["w1"]) if rank == 2 else (n["x"], strided)
+    assert np.array_equal(moire.grouped_linear(*operands, groups), wanted)
+
+
+def test_rows_that_are_no_whole_elements_apart_are_not_written(generator):
+    _, n = values(generator)
+    groups = moire.Groups(splits=[4, 0, 5])
+    packed = packed_field(9, 32)
+    packed["tag"] = 7
+    before = packed.copy()
+    with pytest.raises(moire.InvalidArgument, match="output y is not contiguous"):
+        moire.grouped_linear(n["x"], n["w1"], groups, out=packed["field"])
+    assert (packed == before).all()
+
+
 def test_gradients_are_there_as_steps(generator):
     """NumPy users call the backward steps themselves."""
     t, n = values(generator)
