@@ -8,6 +8,7 @@ falls back silently.
 """
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -19,8 +20,9 @@ from .recipes import Recipe
 from .values import described
 from .weight_cache import ParameterCopies
 
-# What transformers' use_experts_implementation gives every experts module.
-_NEEDS = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "gate_up_proj", "down_proj")
+# What transformers' use_experts_implementation gives every experts module, and gated ones have.
+_NEEDS = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
+_WEIGHTS = ("gate_up_proj", "down_proj")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTEAD = "use another experts_implementation ('eager', 'grouped_mm') for this model"
 # Largest difference of two double-precision evaluations of one gate, relative to the largest value.
@@ -47,7 +49,20 @@ def register(name="moire", recipe=None):
             "moire.hf.register: needs transformers >= 5 with its ExpertsInterface: pip "
             "install 'transformers>=5'"
         ) from e
-    ExpertsInterface.register(name, functools.partial(experts_forward, recipe=recipe))
+    forward = functools.partial(experts_forward, recipe=recipe)
+    for interface in (ExpertsInterface, *_interfaces_of_quantised_experts()):
+        interface.register(name, forward)
+
+
+def _interfaces_of_quantised_experts():
+    """Interfaces of their own that models take instead of ExpertsInterface, and that fail with a
+    KeyError for a name that only it knows: FP8 checkpoints get experts_forward's sentence.
+    """
+    try:
+        from transformers.integrations.finegrained_fp8 import FP8ExpertsInterface
+    except ImportError:  # this transformers has none
+        return ()
+    return (FP8ExpertsInterface,)
 
 
 def experts_forward(self, hidden_states, top_k_index, top_k_weights, recipe=None):
@@ -100,16 +115,19 @@ def recognise(experts):
     """
     spec = getattr(experts, "__dict__", {}).get("_moire_spec")
     if spec is None:
-        _check_is_experts(experts)
+        _check_has(experts, _NEEDS)
         _refuse(experts)
-        act, layout = _gate_of(experts)
+        # NOTE: a tracer, fake tensors, a default device and autocast are modes of the thread; under
+        # them the gate's values would be unknown, and recorded as a part of the model.
+        with ThreadPoolExecutor(1) as thread:
+            act, layout = thread.submit(_gate_of, experts).result()
         spec = ExpertsSpec(act, layout, "in_out" if experts.is_transposed else "out_in")
         experts.__dict__["_moire_spec"] = spec
     return spec
 
 
-def _check_is_experts(experts):
-    missing = [name for name in _NEEDS if not hasattr(experts, name)]
+def _check_has(experts, names):
+    missing = [name for name in names if not hasattr(experts, name)]
     if missing:
         raise invalid(
             f"moire.hf: found {described(experts)} without {', '.join(missing)}, needs the "
@@ -124,18 +142,19 @@ def _refuse(experts):
             f"moire.hf: {name} has no gate (one up projection), and moire runs gated experts; "
             f"{_INSTEAD}"
         )
+    _check_has(experts, _WEIGHTS)
     if getattr(experts, "has_post_expert_norm", False):
         raise unsupported(
             f"moire.hf: {name} normalises each expert's output before the weighted sum; moire "
             f"applies the routing weight "
             f"before the second linear layer; {_INSTEAD}"
         )
-    for weight in ("gate_up_proj", "down_proj"):
+    for weight in _WEIGHTS:
         dtype = getattr(experts, weight).dtype
         if dtype not in _DTYPES:
             raise unsupported(
-                f"moire.hf: {name}.{weight} is {dtype}, needs float32, bfloat16 or float16; "
-                f"{_INSTEAD}"
+                f"moire.hf: {name}.{weight} is {dtype}, needs float32, bfloat16 or float16 (a "
+                f"quantised checkpoint: dequantised as it is loaded); {_INSTEAD}"
             )
 
 

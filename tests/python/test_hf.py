@@ -175,6 +175,51 @@ def test_an_experts_module_compiles_whole(generator, name):
     assert torch.equal(mine, wanted)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_experts_module_that_never_ran_is_exported(generator, strict):
+    experts = experts_of(build("Mixtral", 1))
+    experts.config._experts_implementation = "moire"
+    x, weights = torch.randn(6, 32, generator=generator), torch.rand(6, 2, generator=generator)
+    args = (x, torch.randint(4, (6, 2), generator=generator), weights)
+    exported = torch.export.export(experts, args, strict=strict)
+    assert torch.equal(exported.module()(*args), experts(*args))
+
+
+def test_a_gate_is_recognised_under_the_modes_of_the_caller():
+    experts = experts_of(build("Mixtral", 1))
+    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
+        assert moire.hf.recognise(experts) == (moire.Activation(), moire.GluLayout(), "out_in")
+
+
+def test_experts_without_a_gate_are_called_so():
+    config = transformers.NemotronHConfig(hidden_size=32, moe_intermediate_size=24)
+    from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
+
+    with pytest.raises(moire.Unsupported, match="NemotronHExperts has no gate .one up projection"):
+        moire.hf.recognise(NemotronHExperts(config))
+
+
+def test_a_gated_module_without_its_weights_is_none():
+    experts = experts_of(build("Mixtral", 1))
+    del experts.gate_up_proj
+    with pytest.raises(moire.InvalidArgument, match="a MixtralExperts without gate_up_proj, needs"):
+        moire.hf.recognise(experts)
+
+
+def test_fp8_checkpoints_are_refused_with_a_sentence():
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    model = build("Mixtral", 1)
+    fp8.replace_with_fp8_linear(
+        model, ["lm_head"], transformers.FineGrainedFP8Config(), pre_quantized=True
+    )
+    (experts,) = (m for m in model.modules() if type(m).__name__ == "FP8Experts")
+    model.set_experts_implementation("moire")
+    with pytest.raises(moire.Unsupported) as e:
+        experts(torch.ones(3, 32), torch.zeros(3, 2).long(), torch.ones(3, 2))
+    assert "FP8Experts.gate_up_proj is torch.float8_e4m3fn, needs float32" in str(e.value)
+    assert "dequantised as it is loaded" in str(e.value)
+
+
 def spec_of(**changes):
     experts = experts_of(build("GptOss", 1))
     for key, value in changes.items():
