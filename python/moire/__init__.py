@@ -5,8 +5,12 @@ Hugging Face models in moire.hf. Without Torch the functions work on NumPy array
 moire.hf say that they need it.
 """
 
-import importlib
+from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._abi import version as __version__
 from .context import Explanation, check, explain, info, settings, strict
 from .errors import Code, Error, InvalidArgument, LibraryNotFound, OutOfMemory, Unsupported
 from .functional import grouped_linear, grouped_mlp, grouped_mm, moe
@@ -20,6 +24,9 @@ from .quantization import quantize
 from .recipes import Recipe
 from .routing import Plan, make_plan, permute, router, unpermute
 from .weight_cache import WeightCache
+
+if TYPE_CHECKING:
+    from . import hf, nn
 
 __all__ = [
     "Activation",
@@ -63,7 +70,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name):
+def __dir__() -> list[str]:
+    """What is public; the modules behind it are not."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
+def __getattr__(name: str) -> Any:
     if name in ("nn", "hf"):
         try:
             return importlib.import_module(f".{name}", __name__)

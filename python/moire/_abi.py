@@ -74,6 +74,8 @@ def _open(library, header):
 
 library_path, header_path = find_library(search_places())
 ffi, lib = _open(library_path, header_path)
+_number = lib.moire_version_number()
+version = f"{_number // 10000}.{_number // 100 % 100}.{_number % 100}"
 
 
 def text(pointer):

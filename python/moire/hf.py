@@ -7,6 +7,8 @@ of gate and up; a module that moire cannot run raises moire.Unsupported with the
 falls back silently.
 """
 
+from __future__ import annotations
+
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -20,6 +22,8 @@ from .recipes import Recipe
 from .values import described
 from .weight_cache import ParameterCopies
 
+__all__ = ["ExpertsSpec", "experts_forward", "recognise", "register"]
+
 # What transformers' use_experts_implementation gives every experts module, and gated ones have.
 _NEEDS = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
 _WEIGHTS = ("gate_up_proj", "down_proj")
@@ -27,6 +31,10 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTEAD = "use another experts_implementation ('eager', 'grouped_mm') for this model"
 # Largest difference of two double-precision evaluations of one gate, relative to the largest value.
 _SAME_FUNCTION = 1e-6
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class ExpertsSpec(NamedTuple):

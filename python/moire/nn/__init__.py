@@ -4,8 +4,14 @@ Every forward that is ragged takes `splits`: rows per expert as a list or a tens
 moire.Groups.
 """
 
+from __future__ import annotations
+
 from .linear import GroupedLinear
 from .mlp import GroupedMLP, ScaledGLU, Sequential, fuse
 from .moe import MoE, Router
 
 __all__ = ["GroupedLinear", "GroupedMLP", "MoE", "Router", "ScaledGLU", "Sequential", "fuse"]
+
+
+def __dir__() -> list[str]:
+    return __all__
