@@ -1,32 +1,44 @@
 #!/usr/bin/env python3
 """moire against its peers on one GPU, in one process and on the same tensors: torch's grouped_mm
-(with a compiled activation, and autograd), a loop of cuBLAS calls over the experts, and other
-libraries where they can be imported (scripts/peers/others.py).
+(with a compiled activation, and autograd), other libraries where they can be imported
+(scripts/peers/others.py), and with --loop a loop of cuBLAS calls over the experts.
 
 For each shape: the six bare products, the MLP forward and with its backward (gradients of weights
 in BF16, and added to FP32), the whole layer from router to combine. Splits are ragged, neither
-aligned nor padded; TFLOP/s count useful rows. The peers take turns, a stretch of calls each, four
-rounds; a ratio is the median of the rounds' ratios. What moire and the loop compute is compared
-with torch's before it is timed.
+aligned nor padded; TFLOP/s count useful rows. The peers and a dense product of 8192^3 take turns,
+each alone until the GPU is at its power limit (scripts/sustained.py, docs/performance.md); ratios
+are taken within a turn. What moire and the loop compute is compared with torch's before it is
+timed.
 
-  scripts/bench_peers.py --json build/gpu/peers.json
-  scripts/bench_peers.py --shapes qwen3-30b-a3b --cases mlp --seconds 0.5
+  scripts/bench_peers.py --parts mlp layer --json build/gpu/peers.json
+  scripts/bench_peers.py --shapes qwen3-30b-a3b --parts mlp --short
 """
 
 import argparse
 import gc
+import importlib.util
 import json
 import pathlib
 import sys
+import time
 
 import moire
 import torch
 from peers import layers, mlps, others, products
 from peers.shapes import SHAPES, TINY, Tensors
-from peers.timing import Clock, bytes_kept, clocks, host_microseconds
-from results import library, summary
+from peers.timing import Bench, TorchGpu, bytes_kept, host_microseconds
+from results import library
+from sustained import SHORT_NOTICE, Progress, plan_text, rate_ratio, time_ratio
 
-CASES = {"gemm": products.cases, "mlp": mlps.cases, "layer": layers.cases}
+PARTS = {"gemm": products.cases, "mlp": mlps.cases, "layer": layers.cases}
+# How many functions of each case take turns, without the loop and others' libraries; their kind.
+FUNCTIONS = {
+    "gemm": [(2, "rows")] * 4 + [(3, None)] * 2,
+    "mlp": [(2, "mlp"), (3, "mlp")],
+    "layer": [(2, "layer")] * 2,
+}
+HAVE_LOOPS = ("gemm", "mlp")
+SECONDS_PER_CASE = 6  # to make its tensors, compile and compare
 
 
 def main():
@@ -35,23 +47,31 @@ def main():
         sys.exit("bench_peers: Torch finds no GPU")
     if moire.info()["cuda"].startswith("off"):
         sys.exit("bench_peers: this build of moire has no CUDA backend")
-    clock = Clock(args.seconds)
-    report = {"command": " ".join(sys.argv), "machine": machine(), "rows": []}
-    report["roofline"] = roofline(clock)
-    print(f"{report['machine']['gpu']}, torch {torch.__version__}; {report['roofline']}")
+    began = time.perf_counter()
+    bench = Bench(TorchGpu(), args.short)
+    report = {"command": " ".join(sys.argv), "machine": machine(), **bench.about(), "rows": []}
+    print(f"{report['machine']['gpu']}, torch {torch.__version__}; {bench.about_text()}")
+    stretches, cases = planned(args)
+    print(plan_text(stretches, cases, bench.protocol, SECONDS_PER_CASE), flush=True)
+    progress = Progress(stretches)
     for name in args.shapes:
         shape = TINY if name == "tiny" else SHAPES[name]
-        for kind in args.cases:
+        for part in args.parts:
             torch._dynamo.reset()
-            for row in timed_cases(CASES[kind](Tensors(shape, "cuda")), shape, clock):
+            tensors = Tensors(shape, "cuda", args.multiple)
+            for row in timed_cases(PARTS[part](tensors), shape, bench, args.loop, progress.tick):
                 report["rows"].append(row)
-                print_row(row, report["roofline"])
+                progress.clear()
+                print_row(row)
                 write(args.json, report)
     report["gemms"] = [weighted(name, report["rows"]) for name in args.shapes]
     for line in report["gemms"]:
         if line["ratio"]:
             print(f"{line['shape']:<14} six products together: {line['ratio']:.3f} x torch")
     write(args.json, report)
+    print(f"took {time.perf_counter() - began:.0f} s")
+    if args.short:
+        print(SHORT_NOTICE)
     wrong = [row for row in report["rows"] if row.get("error") or not row["agrees"]]
     for row in wrong:
         reason = row.get("error") or f"differs by {row['difference']:.1e}"
@@ -59,28 +79,42 @@ def main():
     return 1 if wrong else 0
 
 
-def arguments():
+def arguments(words=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, "tiny"], default=list(SHAPES))
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--seconds", type=float, default=0.2, help="of a stretch of calls")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--loop", action="store_true", help="time a loop of cuBLAS calls as well")
+    parser.add_argument("--multiple", type=int, default=1, help="rows of every expert are one")
+    parser.add_argument("--short", action="store_true", help="daily work: not steady state")
     parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
-def timed_cases(cases, shape, clock):
+def planned(args):
+    """(stretches, cases) of a run: what cannot be imported takes none."""
+    stretches = cases = 0
+    for part in args.parts:
+        for functions, kind in FUNCTIONS[part]:
+            is_there = kind in others.MODULES and importlib.util.find_spec(others.MODULES[kind])
+            functions += 1 + bool(is_there) + (args.loop and part in HAVE_LOOPS)  # 1: dense
+            stretches += 2 * functions
+            cases += 1
+    return stretches * len(args.shapes), cases * len(args.shapes)
+
+
+def timed_cases(cases, shape, bench, with_loop, tick):
     """A generator of cases makes the tensors of one at a time."""
     for case in cases:
         others.join(case)
-        yield timed(case, shape, clock)
+        yield timed(case, shape, bench, with_loop, tick)
         del case
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def timed(case, shape, clock):
+def timed(case, shape, bench, with_loop, tick):
     row = {"shape": shape.name, "case": case.name, "flop": case.flop, "absent": case.absent}
     for name in list(case.run):
         error = failure_of(case.run[name])
@@ -88,33 +122,35 @@ def timed(case, shape, clock):
             del case.run[name]
             row["absent"][name] = error
     if "moire" not in case.run or "torch" not in case.run:
-        row.update(agrees=False, error=str(row["absent"]), peers={}, ratios={}, clocks=[])
+        row.update(agrees=False, error=str(row["absent"]), peers={}, ratios={}, of_dense={})
         return row
     difference = case.difference()
     row.update(difference=difference, agrees=difference <= case.limit)
     row["implementations"] = implementations(case.run["moire"])
-    row["clocks"] = [clocks()]
-    samples = clock.rounds(case.run)
-    row["clocks"].append(clocks())
-    row["peers"] = {
-        name: {
-            "ms": summary(ms),
-            "tflops": case.flop / summary(ms)["median"] / 1e9,
-            "host_us": host_microseconds(case.run[name]),
-            "samples_ms": ms,
-        }
-        for name, ms in samples.items()
-    }
+    if not with_loop:
+        case.run.pop("loop", None)
+    measured = bench.measure({n: (run, case.flop) for n, run in case.run.items()}, tick)
+    row["peers"] = {name: m.to_json() for name, m in measured.items()}
+    for name, run in case.run.items():
+        row["peers"][name]["host_us"] = host_microseconds(run)
     for name, forward in case.keeps:
         row["peers"][name]["bytes_kept"] = bytes_kept(forward)
-    ours = {name: ms for name, ms in samples.items() if name.startswith("moire")}
-    row["ratios"] = {
-        f"{mine} / {name}": summary([t / m for m, t in zip(ours[mine], samples[name])])
-        for mine in ours
-        for name in samples
-        if name not in ours
-    }
+    row.update(comparisons(measured))
     return row
+
+
+def comparisons(measured):
+    """Each peer's time over each of ours, and everybody's rate over that of dense."""
+    theirs = [name for name in measured if name != "dense" and not name.startswith("moire")]
+    ours = [name for name in measured if name.startswith("moire")]
+    return {
+        "ratios": {
+            f"{mine} / {name}": time_ratio(measured[mine], measured[name])
+            for mine in ours
+            for name in theirs
+        },
+        "of_dense": {n: rate_ratio(measured[n], measured["dense"]) for n in ours + theirs},
+    }
 
 
 def failure_of(function):
@@ -142,18 +178,6 @@ def weighted(shape, rows):
     return {"shape": shape, "ms": ms, "ratio": ms["torch"] / ms["moire"]}
 
 
-def roofline(clock):
-    """The dense rate of cuBLAS and the copy bandwidth of this GPU, now."""
-    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    ms = clock.rounds({"dense": lambda: a @ b, "copy": lambda: target.copy_(source)})
-    return {
-        "dense_tflops": round(2 * 8192**3 / summary(ms["dense"])["median"] / 1e9, 1),
-        "copy_gb_per_s": round(2 * 2**30 / summary(ms["copy"])["median"] / 1e6),
-    }
-
-
 def machine():
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -163,24 +187,35 @@ def machine():
     }
 
 
-def print_row(row, roof):
-    print(f"{row['shape']:<14} {row['case']:<21}", end="")
+def print_row(row):
+    print(f"{row['shape']:<14} {row['case']}")
     for name, peer in row["peers"].items():
-        print(f" | {name} {peer['tflops']:5.0f} TFLOP/s {peer['ms']['median']:7.3f} ms", end="")
-        print(f" host {peer['host_us']:.0f} us" if name == "moire" else "", end="")
+        print(f"    {name:<20} {peer_text(peer)}", end="")
+        for label, ratio in (
+            ("moire /", row["ratios"].get(f"moire / {name}")),
+            ("of dense", row["of_dense"].get(name)),
+        ):
+            if ratio:
+                print(
+                    f", {label} {ratio['median']:.3f} [{ratio['least']:.3f}, {ratio['most']:.3f}]",
+                    end="",
+                )
+        print("", flush=True)
     if row["peers"]:
-        for name, r in row["ratios"].items():
-            if name.endswith("/ torch"):
-                print(f" | {name} {r['median']:.3f} [{r['p10']:.3f}, {r['p90']:.3f}]", end="")
-        share = row["peers"]["moire"]["tflops"] / roof["dense_tflops"]
-        print(f", {share:.0%} of dense, off {row['difference']:.0e}", end="")
-        kept = {n: p["bytes_kept"] / 1e6 for n, p in row["peers"].items() if "bytes_kept" in p}
-        if kept:
-            words = ", ".join(f"{name} {megabytes:,.0f}" for name, megabytes in kept.items())
-            print(f", MB kept for backward: {words}", end="")
-    print("", flush=True)
+        print(f"    moire and torch differ by {row['difference']:.0e}")
     for name, reason in row["absent"].items():
-        print(f"{'':<15}{name}: {reason}", flush=True)
+        print(f"    {name}: {reason}", flush=True)
+
+
+def peer_text(peer):
+    text = f"{peer['ms']['median']:8.3f} ms {peer['tflops']:5.0f} TFLOP/s"
+    for key, unit, digits in (("sm_mhz", "MHz", 0), ("watts", "W", 0), ("mj", "mJ", 1)):
+        text += f" {peer[key]:7.{digits}f} {unit}" if peer[key] is not None else f"       - {unit}"
+    if "host_us" in peer:
+        text += f", host {peer['host_us']:.0f} us"
+    if "bytes_kept" in peer:
+        text += f", keeps {peer['bytes_kept'] / 1e6:,.0f} MB"
+    return text
 
 
 def write(path, report):

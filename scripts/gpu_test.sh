@@ -9,7 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build/release}
 out=${OUT:-build/gpu}
-known="build cpp check sanitize python bench host peers"
+known="build cpp check sanitize python bench host peers kernels"
 parts=${*:-$known}
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 failed=()
@@ -86,8 +86,13 @@ host() {
   PYTHONPATH=$PWD/python "$python" scripts/bench_host.py --device cuda --json "$out/host.json"
 }
 
+# In short mode; docs/performance.md has the commands of its tables.
 peers() {
-  PYTHONPATH=$PWD/python "$python" scripts/bench_peers.py --json "$out/peers.json"
+  PYTHONPATH=$PWD/python "$python" scripts/bench_peers.py --short --json "$out/peers.json"
+}
+
+kernels() {
+  PYTHONPATH=$PWD/python "$python" scripts/bench_kernels.py --short --json "$out/kernels.json"
 }
 
 for name in $parts; do

@@ -89,6 +89,7 @@ def _finished(operands, forward, leaves):
     return lambda: torch.autograd.grad(forward()[0], leaves, grad_y)
 
 
+MODULES = {"rows": "deep_gemm", "mlp": "transformer_engine", "layer": "sonicmoe"}
 _MAKERS = {
     "rows": {"DeepGEMM, padded": _deep_gemm},
     "mlp": {"Transformer Engine": _transformer_engine},

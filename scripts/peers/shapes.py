@@ -28,11 +28,12 @@ SHAPES = {
 TINY = Shape("tiny", 4, 64, 32, 96, 2, 192)  # to see that everything runs
 
 
-def ragged_splits(experts, rows, seed=0):
-    """Rows per expert, uniform in [0.25, 1.25] of a common measure, neither aligned nor padded."""
+def ragged_splits(experts, rows, seed=0, multiple=1):
+    """Rows per expert, uniform in [0.25, 1.25] of a common measure, neither aligned nor padded; or
+    multiples of some number, for peers that need them."""
     generator = torch.Generator().manual_seed(seed)
     share = torch.rand(experts, generator=generator) + 0.25
-    splits = (share / share.sum() * rows).long()
+    splits = (share / share.sum() * rows).long() // multiple * multiple
     splits[-1] += rows - splits.sum()
     return splits
 
@@ -40,10 +41,10 @@ def ragged_splits(experts, rows, seed=0):
 class Tensors:
     """Of one shape: normal values, weights scaled so that every product has unit variance."""
 
-    def __init__(self, shape, device):
+    def __init__(self, shape, device, multiple=1):
         self.shape, self.device = shape, device
         self.generator = torch.Generator(device).manual_seed(0)
-        self.splits = ragged_splits(shape.experts, shape.rows).tolist()
+        self.splits = ragged_splits(shape.experts, shape.rows, 0, multiple).tolist()
         ends = torch.tensor(self.splits).cumsum(0)
         self.ends = ends.to(device, torch.int32)  # torch's offs
         self.offsets = torch.cat([ends.new_zeros(1), ends]).to(device)  # moire's, int64

@@ -1,58 +1,89 @@
-"""GPU time of functions by CUDA events, as in a training step: stretches of calls one behind the
-other, each behind a write that flushes the L2 cache, while the host runs ahead. A stretch first
-warms up for as long as a GPU at work takes to lower its clocks: some ten milliseconds behind other
-work, a few hundred behind a function that let it cool. Functions take turns, stretch by stretch.
-What the host cannot launch as fast as the GPU runs is timed with its host. Host times are measured
-apart (host_microseconds).
+"""Torch's GPU as scripts/sustained.py wants it, and what is measured apart: the host's time of a
+call, the memory that it keeps. What the host cannot launch as fast as the GPU runs is timed with
+its host.
 """
 
 import statistics
-import subprocess
 import time
 
 import torch
+from power import NoMeter, open_meter
+from sustained import SHORT, SHORT_NOTICE, SUSTAINED, Measured, stretch, take_turns
 
-_FLUSH_BYTES = 256 * 2**20  # several times the L2 cache of any GPU of today
-_ROUNDS = 4
-_WARMUP_MS = 250
-_QUERY = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
+_CACHES_FLUSHED = 2  # what is read is more than stays, also where a cache has two halves
+_DENSE = 8192
 
 
-class Clock:
-    def __init__(self, seconds):
-        self.milliseconds = 1e3 * seconds  # of a stretch
-        self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+class TorchGpu:
+    """Marks are CUDA events on the current stream. The flush reads and writes nothing: lines that
+    it leaves are clean, so that no call has to write back those of the flush before it."""
 
-    def rounds(self, run):
-        """{name: the median milliseconds of each round's stretch}; every other round goes
-        backwards, so that the first and the last of them also follow themselves."""
-        names = list(run)
-        for name in names:  # compile, fill the allocator's cache
-            for _ in range(2):
-                run[name]()
-        one_call = {name: min(self._calls(run[name], 2)) for name in names}
-        samples = {name: [] for name in names}
-        for i in range(_ROUNDS):
-            for name in names if i % 2 == 0 else reversed(names):
-                samples[name].append(self._stretch(run[name], one_call[name]))
-        return samples
+    def __init__(self):
+        properties = torch.cuda.get_device_properties()
+        self.uuid = f"GPU-{properties.uuid}"
+        self.flush_bytes = _CACHES_FLUSHED * properties.L2_cache_size
+        self._read = torch.zeros(self.flush_bytes // 4, device="cuda")
+        self._sum = torch.zeros((), device="cuda")
 
-    def _stretch(self, function, one_call):
-        warmup = max(1, round(_WARMUP_MS / one_call))
-        timed = max(2, round(self.milliseconds / one_call))
-        return statistics.median(self._calls(function, warmup + timed)[warmup:])
+    now = staticmethod(time.perf_counter)
 
-    def _calls(self, function, count):
-        """Milliseconds of each of so many calls."""
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
-        torch.cuda.synchronize()
-        for begin, end in pairs:
-            self._flush.zero_()
-            begin.record()
-            function()
-            end.record()
-        torch.cuda.synchronize()
-        return [begin.elapsed_time(end) for begin, end in pairs]
+    def flush(self):
+        torch.sum(self._read, dim=0, out=self._sum)
+
+    def mark(self):
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self, mark):
+        mark.synchronize()
+
+    def seconds(self, begin, end):
+        return begin.elapsed_time(end) / 1e3
+
+
+class Bench:
+    """Measures functions that take turns, dense cuBLAS among them."""
+
+    def __init__(self, gpu, is_short, dense=None):
+        self.gpu, self.is_short = gpu, is_short
+        self.protocol = SHORT if is_short else SUSTAINED
+        self.meter, self.no_power = (NoMeter(), "short mode") if is_short else open_meter(gpu.uuid)
+        self._dense = dense or _dense_product()
+        self._flush = None
+
+    def measure(self, functions, tick=lambda: None):
+        """{name: Measured} of {name: (function, its FLOP)}, and of "dense"."""
+        functions = functions | self._dense
+        if self._flush is None:
+            self._flush = stretch(self.gpu, lambda: None, self.protocol, self.meter)
+        run = {name: function for name, (function, _) in functions.items()}
+        stretches = take_turns(self.gpu, run, self.protocol, self.meter, tick)
+        return {
+            name: Measured(stretches[name], flop, self._flush)
+            for name, (_, flop) in functions.items()
+        }
+
+    def about(self):
+        """For the report."""
+        return {
+            "protocol": {"is_short": self.is_short, **self.protocol._asdict()},
+            "energy": self.no_power or "see each peer",
+            "flush_bytes": self.gpu.flush_bytes,
+        }
+
+    def about_text(self):
+        p = self.protocol
+        text = f"each alone {p.warm_seconds} s, then timed {p.timed_seconds} s, {p.turns} turns"
+        return f"{SHORT_NOTICE}; {text}" if self.is_short else text + self._without_power()
+
+    def _without_power(self):
+        return f"; NO POWER, CLOCK OR ENERGY: {self.no_power}" if self.no_power else ""
+
+
+def _dense_product():
+    a, b = (torch.randn(_DENSE, _DENSE, device="cuda").bfloat16() for _ in range(2))
+    return {"dense": (lambda: a @ b, 2 * _DENSE**3)}
 
 
 def host_microseconds(function, calls=10):
@@ -74,15 +105,3 @@ def bytes_kept(forward):
     result = forward()
     after = torch.cuda.memory_allocated()
     return after - before - sum(t.nbytes for t in result)
-
-
-def clocks():
-    """What nvidia-smi says of clocks (MHz), power (W) and temperature now; {} without it."""
-    gpu = f"GPU-{torch.cuda.get_device_properties().uuid}"  # whichever of the machine's it is
-    command = ["nvidia-smi", "-i", gpu, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        values = lines.stdout.splitlines()[0].split(",")
-        return dict(zip(_QUERY.split(","), (float(v) for v in values)))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return {}

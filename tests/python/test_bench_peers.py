@@ -2,13 +2,17 @@
 GPU is needed for that.
 """
 
+import json
 import pathlib
 import sys
 
 import pytest
 import torch
+from simulated_gpu import SimulatedGpu
 
-SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
+SIMULATED = json.loads((ROOT / "tests" / "tools" / "sustained.json").read_text())["cases"][0]
 
 
 @pytest.fixture
@@ -16,11 +20,34 @@ def peers(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setattr(torch, "compile", lambda *function, **_: (*function, lambda f: f)[0])
     import peers
-    from peers import layers, mlps, others, products, shapes  # noqa: F401
+    from peers import kernels, layers, mlps, others, products, shapes  # noqa: F401
 
     yield peers
-    for name in [name for name in sys.modules if name.split(".")[0] == "peers"]:
+    ours = {path.stem for path in SCRIPTS.glob("*.py")} | {"peers"}
+    for name in [name for name in sys.modules if name.split(".")[0] in ours]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def bench(peers, monkeypatch):
+    """A Bench whose GPU is simulated; functions run on the CPU, and their time is the case's."""
+    from peers.timing import Bench
+
+    for name in ("synchronize", "memory_allocated", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    gpu = SimulatedGpu({**SIMULATED, "flush_seconds": 0.2})
+    gpu.uuid, gpu.flush_bytes = "GPU-1", 2**20
+
+    class Simulated(Bench):
+        def measure(self, functions, tick=lambda: None):
+            def with_time(run):
+                return lambda: (run(), gpu.call())
+
+            return super().measure({n: (with_time(f), x) for n, (f, x) in functions.items()}, tick)
+
+    made = Simulated(gpu, False, {"dense": (gpu.call, 1e9)})
+    made.meter, made.no_power = gpu, ""
+    return made
 
 
 @pytest.mark.parametrize("kind", ["products", "mlps", "layers"])
@@ -49,16 +76,58 @@ def test_the_difference_notices_a_wrong_row(peers):
     assert peers.case.relative_difference(found, wanted) > 0.05
 
 
-def test_the_median_of_an_even_number_lies_between(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import results
-
-    found = results.summary([4.0, 1.0, 3.0, 2.0])
-    assert found == {"median": 2.5, "p10": 1.0, "p90": 4.0}
-
-
 def test_splits_are_ragged_and_complete(peers):
     for shape in peers.shapes.SHAPES.values():
         splits = peers.shapes.ragged_splits(shape.experts, shape.rows)
         assert splits.sum() == shape.rows and (splits >= 0).all()
         assert (splits % 8 != 0).any()
+        aligned = peers.shapes.ragged_splits(shape.experts, shape.rows, 0, 128)
+        assert aligned.sum() == shape.rows and (aligned % 128 == 0).all()
+
+
+@pytest.mark.parametrize("part", ["gemm", "mlp", "layer"])
+def test_every_case_is_timed_as_planned(peers, bench, part, monkeypatch):
+    import bench_peers
+
+    monkeypatch.setattr(peers.others, "_MAKERS", {})
+    monkeypatch.setattr(peers.others, "MODULES", {})
+    args = bench_peers.arguments(["--shapes", "tiny", "--parts", part])
+    tensors, ticks = peers.shapes.Tensors(peers.shapes.TINY, "cpu"), []
+    cases = bench_peers.PARTS[part](tensors)
+    tick = lambda: ticks.append(1)  # noqa: E731
+    rows = list(bench_peers.timed_cases(cases, peers.shapes.TINY, bench, False, tick))
+    assert (len(ticks), len(rows)) == bench_peers.planned(args)
+    for row in rows:
+        assert row["agrees"], row
+        for name, peer in row["peers"].items():
+            assert peer["ms"]["median"] == pytest.approx(SIMULATED["ms"], rel=1e-3)
+            assert peer["mj"] == pytest.approx(SIMULATED["mj"], rel=0.05)
+            assert name == "dense" or peer["host_us"] > 0
+        assert row["ratios"]["moire / torch"]["most"] == pytest.approx(1, rel=1e-3)
+        assert set(row["of_dense"]) == set(row["peers"]) - {"dense"}
+        bench_peers.print_row(row)
+
+
+def test_kernels_are_those_of_the_mlp_and_have_their_table(peers, bench):
+    import bench_kernels
+
+    tensors = peers.shapes.Tensors(peers.shapes.TINY, "cpu")
+    shape = bench_kernels.measured_shape(tensors, bench)
+    assert shape["differs"] == [] and len(shape["kernels"]) == bench_kernels.NUM_KERNELS
+    assert shape["sum"]["moire"]["ms"] == pytest.approx(6 * SIMULATED["ms"], rel=1e-3)
+    assert shape["sum"]["bare"]["mj"] == pytest.approx(6 * SIMULATED["mj"], rel=0.05)
+    lines = bench_kernels.table(shape).splitlines()
+    assert len({line.count(" | ") for line in lines[2:]}) == 1 and len(lines) == 2 + 7 + 2
+    layer = peers.kernels.Layer(tensors)
+    layer.grad_w2[0] += 1
+    assert layer.differs_from_mlp() == ["grad_w2"]
+
+
+def test_a_table_without_power_has_gaps(peers, bench):
+    import bench_kernels
+    from power import NoMeter
+
+    bench.meter = NoMeter()
+    shape = bench_kernels.measured_shape(peers.shapes.Tensors(peers.shapes.TINY, "cpu"), bench)
+    assert shape["sum"]["moire"]["mj"] is None and shape["kernels"][0]["energy"] is None
+    assert "| - |" in bench_kernels.table(shape)
