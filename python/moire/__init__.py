@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._abi import version as __version__
+from . import _abi
 from .context import Explanation, check, explain, info, settings, strict
 from .errors import Code, Error, InvalidArgument, LibraryNotFound, OutOfMemory, Unsupported
 from .functional import grouped_linear, grouped_mlp, grouped_mm, moe
@@ -68,6 +68,8 @@ __all__ = [
     "strict",
     "unpermute",
 ]
+
+__version__ = _abi.version
 
 
 def __dir__() -> list[str]:

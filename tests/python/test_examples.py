@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,11 @@ def test_example_runs(capsys, name, needs, said):
     pytest.importorskip(needs)
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert said in capsys.readouterr().out
+
+
+def test_the_page_of_recipes_has_what_they_keep(capsys):
+    pytest.importorskip("torch")
+    runpy.run_path(str(EXAMPLES / "recipes.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed.startswith("| `bf16` |")
+    assert printed in (ROOT / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
