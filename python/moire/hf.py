@@ -49,6 +49,8 @@ def register(name="moire", recipe=None):
     """Makes experts_implementation=`name` available; calling it again is fine. With an 8-bit
     `recipe` the experts' weights are quantised when they change, and everything else on the fly.
     """
+    if not isinstance(name, str):
+        raise invalid(f"moire.hf.register: name is {described(name)}, must be a string")
     recipe = Recipe.of(recipe, "moire.hf.register: recipe")
     try:
         from transformers.integrations.moe import ExpertsInterface

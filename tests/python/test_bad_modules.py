@@ -92,3 +92,25 @@ def test_numpy_integers_are_sizes():
     layer = experts(num_groups=np.int64(2), hidden=np.int32(8), width=np.int16(10))
     assert layer(X, [np.int64(2), 4]).shape == (6, 8)
     assert router(k=np.int64(2))(X)[0].shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+    "values", [(5, 5), (torch.ones(8, 8), 5), (torch.ones(8, 8), torch.ones(8, 9))]
+)
+def test_listed_weights_that_cannot_be_packed_are_an_error_of_the_load(values):
+    layer = moire.nn.GroupedLinear(2, 8, 8)
+    state = {f"weight{i}": value for i, value in enumerate(values)}
+    with pytest.raises(RuntimeError, match="weight0 to weight1: must be tensors of one shape"):
+        layer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("value", [5, torch.ones(())])
+def test_a_packed_weight_that_is_none_is_an_error_of_the_load(value):
+    layer = moire.nn.GroupedLinear(2, 8, 8, packed=False)
+    with pytest.raises(RuntimeError, match="Unexpected key.*weight"):
+        layer.load_state_dict({"weight": value})
+
+
+def test_a_name_to_register_is_a_string():
+    with pytest.raises(moire.InvalidArgument, match="moire.hf.register: name is 5, must be a stri"):
+        moire.hf.register(5)

@@ -233,12 +233,16 @@ class GroupedLinear(torch.nn.Module):
                 )
                 return
         for name in ("weight", "bias") if self.has_bias else ("weight",):
-            self._pack_or_unpack(state_dict, prefix, name)
+            refused = self._pack_or_unpack(state_dict, prefix, name)
+            if refused is not None:
+                errors.append(refused)
+                return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing, unexpected, errors
         )
 
     def _pack_or_unpack(self, state_dict, prefix, name):
+        """Puts the parameter into the module's form; why it cannot, where what is there cannot."""
         listed = [f"{prefix}{name}{i}" for i in range(self.num_groups)]
         packed = prefix + name
         if (
@@ -247,12 +251,20 @@ class GroupedLinear(torch.nn.Module):
             and listed
             and all(key in state_dict for key in listed)
         ):
+            given = [state_dict[key] for key in listed]
+            shapes = {t.shape if isinstance(t, torch.Tensor) else None for t in given}
+            if None in shapes or len(shapes) > 1:
+                return f"{listed[0]} to {listed[-1]}: must be tensors of one shape to be packed"
             state_dict[packed] = torch.stack([state_dict.pop(key) for key in listed])
         elif (
-            not self.packed and packed in state_dict and len(state_dict[packed]) == self.num_groups
+            not self.packed
+            and packed in state_dict
+            and isinstance(state_dict[packed], torch.Tensor)
+            and state_dict[packed].shape[:1] == (self.num_groups,)
         ):
             for key, value in zip(listed, state_dict.pop(packed).unbind()):
                 state_dict[key] = value
+        return None
 
     def extra_repr(self):
         form = "packed" if self.packed else "listed"
