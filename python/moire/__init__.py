@@ -11,8 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import _abi
-from .context import Explanation, check, explain, info, settings, strict
+from .context import check, info, settings, strict
 from .errors import Code, Error, InvalidArgument, LibraryNotFound, OutOfMemory, Unsupported
+from .explanation import Explanation, explain
 from .functional import grouped_linear, grouped_mlp, grouped_mm, moe
 from .gated import convert_glu, deinterleave_glu_tensor, glu, interleave_glu_tensor
 from .gradients import grouped_linear_backward, grouped_mlp_backward

@@ -10,6 +10,7 @@ except ModuleNotFoundError:
     ml_dtypes = None
 
 from . import invoke
+from .context import is_explaining
 from .errors import invalid, unsupported
 from .values import described
 from .views import DTYPES, NumpyViews, TorchViews, torch
@@ -62,6 +63,12 @@ class Numpy:
             )
 
     @staticmethod
+    def assign(target, source):
+        """target[...] = source, unless calls are only explained."""
+        if not is_explaining():
+            target[...] = source
+
+    @staticmethod
     def written(array):
         """Says that a caller's buffer was overwritten."""
 
@@ -98,8 +105,6 @@ class Numpy:
         """Of that name; FP8 types are ml_dtypes', or uint8 where it is not installed."""
         if name.startswith("float8"):
             return np.dtype(np.uint8 if ml_dtypes is None else getattr(ml_dtypes, name))
-        if name == "bfloat16" and ml_dtypes is None:
-            raise unsupported("bfloat16 is a type of ml_dtypes, which NumPy needs for it")
         return np.dtype(name)
 
     @staticmethod
@@ -187,7 +192,20 @@ class Torch:
         """Says that a caller's buffer was overwritten, so that autograd refuses what needed it."""
         if array is None or torch.compiler.is_compiling() or array.is_inference():
             return
+        if is_explaining():  # then it was not
+            return
         torch.autograd.graph.increment_version(array)
+
+    @staticmethod
+    def assign(target, source):
+        Numpy.assign(target, source)
+
+    @staticmethod
+    def to_write(array):
+        """A caller's buffer for autograd, which notes in it that it was written; where calls are
+        only explained, it was not.
+        """
+        return array.data if is_explaining() else array
 
     @staticmethod
     def cast(array, dtype):

@@ -169,6 +169,7 @@ def keep(ctx, given, made):
 
 def kept_by(ctx):
     """What keep() saved: a function of the name, None where there was nothing."""
+    context.check_backward()
     tensors, found, at = ctx.saved_tensors, {}, 0
     for name, count in ctx.counts.items():
         if count < 0:
@@ -298,6 +299,7 @@ def _for_later(spec, saved, later1, later2):
 def _grad_rows(ctx, grad_y):
     """The gradient of x in expert order: the caller's buffer, or a fresh one."""
     if ctx.grad_x_out is not None:
+        fw.written(ctx.grad_x_out)
         return ctx.grad_x_out
     shape, dtype = ctx.x
     return grad_y.new_empty(ctx.spec.capacity, shape[1], dtype=dtype)

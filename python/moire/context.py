@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ._abi import ffi, lib, text
-from .errors import error, invalid
+from .errors import error, invalid, unsupported
 from .values import described, flag, integer
 from .views import torch
 
@@ -36,8 +36,16 @@ class _Settings(NamedTuple):
     num_threads: Any = None  # None: torch.get_num_threads()
     strict: bool = False
     implementation: Any = None
-    explaining: Any = None  # while explain() runs: {(kind, index): explaining context}
-    saved: Any = None  # and what forwards save meanwhile
+    recording: Any = None  # a Recording while explain() runs
+    keeps_gradients: bool = False  # inside a backward pass that leaves none anywhere
+
+
+class Recording(NamedTuple):
+    """What a running explain() has found."""
+
+    contexts: dict  # by (kind, index): the explaining context, which holds the steps
+    saved: list  # what forwards keep for backwards
+    undo: list  # what calls changed that were not run: (object, its attributes before)
 
 
 class _OfThread:
@@ -98,9 +106,9 @@ def current(kind="cpu", index=0):
     context = _contexts.get(key)
     if context is None:
         context = _create(*key)
-    if now.explaining is None:
+    if now.recording is None:
         return context
-    return _explaining(now.explaining, kind, index, context)
+    return _explaining(now.recording.contexts, kind, index, context)
 
 
 def _default_threads():
@@ -194,21 +202,24 @@ def settings(*, num_threads=None, strict=None, implementation=None):
         num_threads = integer("settings: num_threads", num_threads, 1, _MOST_THREADS)
     if strict is not None:
         strict = flag("settings: strict", strict)
-    if implementation is not None and not _is_name(implementation):
+    if not isinstance(implementation, (str, type(None))):
         raise invalid(
             f"settings: implementation is {described(implementation)}, must be a name such as 'cpu'"
         )
     given = {"num_threads": num_threads, "strict": strict, "implementation": implementation}
+    with changed(**{k: v for k, v in given.items() if v is not None}):
+        yield
+
+
+@contextlib.contextmanager
+def changed(**values):
+    """Inside the block, this thread's settings have these values."""
     before = _settings.get()
     try:
-        _settings.set(before._replace(**{k: v for k, v in given.items() if v is not None}))
+        _settings.set(before._replace(**values))
         yield
     finally:
         _settings.set(before)
-
-
-def _is_name(value):
-    return isinstance(value, str) and value.isascii() and value.isprintable() and value != ""
 
 
 def strict():
@@ -218,83 +229,18 @@ def strict():
     return settings(strict=True)
 
 
-class Explanation(list):
-    """The steps of a call, one dict each: op, problem, implementation, policy, bytes, and what was
-    refused and why. `saved` says what forwards keep for backwards, one dict per tensor: name,
-    dtype, shape, bytes, and whether by_reference, which takes no memory of its own.
-    """
-
-    def __init__(self, steps=(), saved=()):
-        super().__init__(steps)
-        self.saved = list(saved)
-
-    @property
-    def saved_bytes(self):
-        """Memory that lives until the backward because of this call."""
-        return sum(tensor["bytes"] for tensor in self.saved if not tensor["by_reference"])
-
-    def __str__(self):
-        lines = []
-        for step in self:
-            lines.append(f"{step['op']}: {step['implementation']} ({step['policy']})")
-            lines.append(f"    {step['problem']}")
-            lines.append(
-                f"    launches {step['launches']}, reads {step['bytes_read']:,} B, writes "
-                f"{step['bytes_written']:,} B,"
-                f" workspace {step['workspace_bytes']:,} B"
-            )
-            lines += [
-                f"    not {refusal['implementation']}: {refusal['reason']}"
-                for refusal in step["refused"]
-            ]
-        if self.saved:
-            lines.append(f"saved for the backward: {self.saved_bytes:,} B")
-        for tensor in self.saved:
-            size = "by reference" if tensor["by_reference"] else f"{tensor['bytes']:,} B"
-            lines.append(f"    {tensor['name']} {tensor['dtype']} {tensor['shape']}: {size}")
-        return "\n".join(lines)
-
-
-def explain(function, *args, **kwargs):
-    """What `function(*args, **kwargs)` would run, and why nothing faster: calls are checked and
-    recorded, not run.
-
-    Values of outputs are undefined inside the function while it is explained; only shapes and types
-    are real.
-    """
-    if not callable(function):
-        raise invalid(f"explain: function is {described(function)}, must be callable")
-    if is_explaining():
-        raise invalid("explain: is already running; explain one call at a time")
-    before = _settings.get()
-    now = before._replace(explaining={}, saved=[])
-    try:
-        _settings.set(now)
-        function(*args, **kwargs)
-        steps = Explanation(saved=now.saved)
-        for context in now.explaining.values():
-            steps.extend(json.loads(_sized_text(lib.moire_explanation, context)))
-        return steps
-    finally:
-        _settings.set(before)
-        for context in now.explaining.values():
-            lib.moire_context_destroy(context)
-
-
 def is_explaining():
     """Whether values of arrays mean nothing now, because the steps that write them do not run."""
     if torch is not None and torch.compiler.is_compiling():
         return False
-    return _settings.get().explaining is not None
+    return _settings.get().recording is not None
 
 
 def note_saved(given, made):
     """Tells a running explain() what a forward keeps, tensors or lists of tensors by name."""
-    if torch.compiler.is_compiling():
+    if not is_explaining():
         return
-    saved = _settings.get().saved
-    if saved is None:
-        return
+    saved = _settings.get().recording.saved
     for tensors, by_reference in ((given, True), (made, False)):
         for name, value in tensors.items():
             for tensor in value if isinstance(value, list) else [value]:
@@ -303,6 +249,27 @@ def note_saved(given, made):
                 dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
                 entry = {"name": name, "dtype": dtype, "shape": shape, "bytes": tensor.nbytes}
                 saved.append({**entry, "by_reference": by_reference})
+
+
+def check_backward():
+    """That explain() saw the backward pass begin that is running: what such a pass leaves in
+    `.grad`, no one could take back.
+    """
+    if is_explaining() and not _settings.get().keeps_gradients:
+        raise unsupported(
+            "explain: a backward pass was begun in a way that cannot be seen, and would accumulate "
+            "gradients that were never computed; begin it with Tensor.backward or "
+            "torch.autograd.grad"
+        )
+
+
+def restored_after_explaining(target, *names):
+    """Says that a call is about to change these attributes of `target`: if it is only explained,
+    they are what they were when explain() ends.
+    """
+    if is_explaining():
+        values = {name: getattr(target, name) for name in names}
+        _settings.get().recording.undo.append((target, values))
 
 
 def check():
@@ -327,11 +294,11 @@ def info():
     for kind in _KINDS.values():
         raise_for(lib.moire_device_count(kind, count))
         for index in range(count[0]):
-            found["devices"].append(json.loads(_sized_text(lib.moire_device_info, kind, index)))
+            found["devices"].append(json.loads(sized_text(lib.moire_device_info, kind, index)))
     return found
 
 
-def _sized_text(function, *args):
+def sized_text(function, *args):
     """Calls a C function that fills a buffer of a size it first has to be asked for."""
     needed = ffi.new("size_t *")
     raise_for(function(*args, ffi.NULL, 0, needed))

@@ -86,7 +86,7 @@ def grouped_linear(
         None if recipe.is_quantized else operand.operands,
         recipe,
     )
-    _check_out(call, fw, out)
+    out = _out(call, fw, out)
     scale = as_fp32(fw, call, "scale", scale)
     offsets = groups.offsets_for(x)
     check_inverse(fw, call, x, row_idx, scatter_idx, offsets)
@@ -162,7 +162,7 @@ def grouped_mlp(
     pair = _weights(call, operand, recipe, given, weight_layout)
     gating = gating_of(call, given, act, layout)
     tail = _tail(call, tail, out)
-    _check_out(call, fw, out)
+    out = _out(call, fw, out)
     probs = as_fp32(fw, call, "probs", probs)
     offsets = groups.offsets_for(x)
     check_inverse(fw, call, x, row_idx, scatter_idx, offsets)
@@ -349,12 +349,13 @@ def _capacity(call, groups, x, row_idx):
     return groups.rows(rows.shape[0])
 
 
-def _check_out(call, fw, out):
-    """A caller's buffer may be overwritten."""
-    if out is None or fw is Numpy or not torch.is_grad_enabled():
-        return
-    if out.is_leaf and out.requires_grad:
+def _out(call, fw, out):
+    """A caller's buffer, which may be overwritten."""
+    if out is None or fw is Numpy:
+        return out
+    if torch.is_grad_enabled() and out.is_leaf and out.requires_grad:
         raise invalid(f"{call}: out is a leaf that requires grad and would be overwritten")
+    return fw.to_write(out)
 
 
 def _tail(call, tail, out):

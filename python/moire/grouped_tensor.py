@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from . import gradient_edge, quantization, scale_interchange
 from .arrays import Numpy, check_array, framework_of, torch
+from .context import restored_after_explaining
 from .errors import invalid
 from .formats import (
     COLUMNWISE,
@@ -12,15 +13,13 @@ from .formats import (
     ROWWISE,
     Format,
     check_direction,
-    check_element,
     check_format,
 )
 from .grouped_state import Stateful, parts_of
 from .groups import Groups, as_groups
 from .layouts import GluLayout
-from .values import described, flag, integer, pickled, torch_device
+from .values import choice, described, flag, integer
 
-_PICKLED = ("form", "groups", "layout", "dtype", "element", "fractional_scales")
 _NAMES = {code: name for name, code in (("e4m3", 4), ("e5m2", 5))}
 
 
@@ -77,7 +76,7 @@ class GroupedTensor(Stateful):
         if dtype is not None:
             self.dtype = self._fw.compute_dtype(f"{call}: dtype", dtype)
         self.fractional_scales = flag(f"{call}: fractional_scales", fractional_scales)
-        self.element = None if element is None else check_element(f"{call}: element", element)
+        self.element = element
         self._edge, self._is_view = None, False
         self._check_shape(call, *next(iter(arrays.items())))
         self.rowwise = self._checked(call, ROWWISE, rowwise)
@@ -130,7 +129,7 @@ class GroupedTensor(Stateful):
         if found is None and data.dtype == self._fw.dtype("uint8"):
             if self.element is None:
                 raise invalid(f"{call}: {name} is uint8, needs element='e4m3' or 'e5m2' beside it")
-            found = self.element
+            found = choice(f"{call}: element", self.element, tuple(ELEMENTS))
             data = data.view(self._fw.dtype(ELEMENTS[found]))
         if found is None:
             raise invalid(f"{call}: {name} is {_named(data)}, needs float8_e4m3fn or float8_e5m2")
@@ -275,6 +274,7 @@ class GroupedTensor(Stateful):
         if groups is not None:
             groups = as_groups("quantize_", groups)
             self.check_same("quantize_", "groups", groups.num_groups, self.num_groups)
+        restored_after_explaining(self, "groups", "_edge")
         before = self.groups
         self.groups = before if groups is None else groups
         try:
@@ -288,6 +288,7 @@ class GroupedTensor(Stateful):
         """Adds the direction that is missing: the decoded values, quantised again."""
         if not self.form.is_tiled and (self.rowwise is None or self.columnwise is None):
             source = ROWWISE if self.columnwise is None else COLUMNWISE
+            restored_after_explaining(self, *DIRECTIONS)
             copy = Copy(*quantization.requantized(self, source))
             if source == ROWWISE:
                 self.columnwise = copy
@@ -325,15 +326,17 @@ class GroupedTensor(Stateful):
         source = gradient_edge.live(call, other)
         gradient_edge.check_target(call, self, source is not None)
         for (_, to), (_, array) in zip(self.arrays(), other.arrays()):
-            to[...] = array
+            self._fw.assign(to, array)
+        restored_after_explaining(self, "groups", "_edge")
         self.groups = other.groups
         gradient_edge.set_copied(self, source)
         return self
 
     def zero_(self):
+        restored_after_explaining(self, "_edge")
         self._edge = None
         for _, array in self.arrays():
-            self._fw.as_bytes(array)[...] = 0
+            self._fw.assign(self._fw.as_bytes(array), 0)
         return self
 
     @staticmethod
@@ -357,12 +360,14 @@ class GroupedTensor(Stateful):
         """On another device (Torch); the object itself where it is there already."""
         if self._fw is Numpy:
             raise invalid("GroupedTensor.to: the arrays are NumPy's, which are on the CPU")
-        if isinstance(device, torch.dtype):
+        try:
+            device = torch.device(device)
+        except (TypeError, RuntimeError):
+            found = device if isinstance(device, torch.dtype) else described(device)
             raise invalid(
-                f"GroupedTensor.to: device is {device}, must be a device; values of another type "
+                f"GroupedTensor.to: device is {found}, must be a device; values of another type "
                 f"are what dequantize(dtype) returns"
-            )
-        device = torch_device("GroupedTensor.to: device", device)
+            ) from None
         (_, first), *_ = self.arrays()
         if first.to(device) is first:
             return self
@@ -383,11 +388,16 @@ class GroupedTensor(Stateful):
         copies = {
             name: c and Copy(own(bytes_of(c.data)), own(c.scales)) for name, c in copies.items()
         }
-        return {**{name: getattr(self, name) for name in _PICKLED}, **copies}
+        return {**self.__dict__, **copies, "_edge": None, "_is_view": False, "_fw": None}
 
     def __setstate__(self, state):
-        state = pickled("GroupedTensor", state, (*_PICKLED, *DIRECTIONS))
-        self.__init__(state.pop("form"), **state)
+        self.__dict__.update(state)
+        self._fw = fw = framework_of("GroupedTensor", {"data": self._any.data})
+        dtype = fw.dtype(ELEMENTS[self.element])
+        for name in DIRECTIONS:
+            copy = getattr(self, name)
+            if copy is not None:
+                setattr(self, name, Copy(copy.data.view(dtype), copy.scales))
 
     # ---- scales of other libraries
 

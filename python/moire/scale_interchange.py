@@ -3,6 +3,7 @@ GroupedTensor and into one.
 """
 
 from .arrays import check_array
+from .context import restored_after_explaining
 from .errors import invalid, unsupported
 from .formats import DIRECTIONS, ROWWISE, check_direction
 from .groups import Groups
@@ -62,7 +63,7 @@ class _Scales:
     def convert(self, source, from_layout, target, to_layout):
         """One side of moire_convert_scales has to be canonical."""
         if from_layout == to_layout:
-            target[...] = source
+            self.fw.assign(target, source)
             return
         if 0 not in (from_layout, to_layout):
             between = self.fw.empty(source, self.shape(0), source.dtype)
@@ -105,7 +106,8 @@ def take(tensor, given, layout, direction):
     else:  # through a copy, because what is converted has to be contiguous
         target = fw.contiguous(scales.flat)
         scales.convert(given, scales.layout, target, scales.own_layout)
-        scales.own[...] = target.reshape(scales.own.shape)
+        fw.assign(scales.own, target.reshape(scales.own.shape))
+    restored_after_explaining(tensor, "_edge")
     tensor._edge = None
 
 

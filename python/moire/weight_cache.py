@@ -5,11 +5,10 @@ import weakref
 import numpy as np
 
 from .context import is_explaining
-from .errors import invalid
 from .layouts import GluLayout
 from .quantization import quantize
 from .recipes import Recipe
-from .values import described, flag, pickled
+from .values import flag
 from .views import NumpyViews, torch
 
 if torch is not None:
@@ -51,7 +50,7 @@ class WeightCache:
             if not is_explaining():
                 self._replace(entry, made, arrays)
             entry = made
-        elif version is None or not _is_same(version, entry.version):
+        elif version is None or version != entry.version:
             entry.tensor.quantize_(weight)
             if not is_explaining():
                 self._move(entry, arrays)
@@ -96,10 +95,7 @@ class WeightCache:
 
     def __getstate__(self):
         # Copies are made again, not copied.
-        return {"recipe": self.recipe}
-
-    def __setstate__(self, state):
-        self.__init__(pickled("WeightCache", state, ("recipe",))["recipe"])
+        return {"recipe": self.recipe, "_entries": {}, "_objects": {}}
 
 
 class _Entry:
@@ -178,16 +174,6 @@ def _key(arrays, memory):
     return tuple((m.name, m.view) for m in memory)
 
 
-def _is_same(version, other):
-    try:
-        return bool(version == other)
-    except Exception as e:  # whatever == of a caller's type raises
-        raise invalid(
-            f"WeightCache.get: version is {described(version)}, which cannot be compared with the "
-            f"version before it ({e}); it must be a value such as a number"
-        ) from e
-
-
 def _ids(arrays):
     return tuple(id(array) for array in arrays)
 
@@ -229,8 +215,9 @@ class ParameterCopies:
         if is_first_microbatch is None:
             version = tuple(_state(p) for p in arrays)
         else:
-            self._updates += is_first_microbatch
-            version = self._updates
+            version = self._updates + is_first_microbatch
+            if not is_explaining():
+                self._updates = version
         needs_both = torch.is_grad_enabled()
         return self._cache.get(
             weights,
