@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from . import context, steps
 from .arrays import Torch as fw
 from .autograd_ops import rows_to_tokens
-from .wgrad import FreshGradients
+from .wgrad import FreshGradients, check_memory
 
 
 class LinearFunction(torch.autograd.Function):
@@ -48,11 +48,12 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_y):
-        kept, spec, sink, needs = kept_by(ctx), ctx.spec, ctx.sink, ctx.needs_input_grad
+        tensors, spec, sink, needs = kept_by(ctx), ctx.spec, ctx.sink, ctx.needs_input_grad
+        kept = tensors.get
         bias, scale, offsets = kept("bias"), kept("scale"), kept("offsets")
         needs_w = needs[11:]
         columns = _columns_of_x(spec, kept, any(needs_w))
-        grad_w, beta, returned = _destination(sink, grad_y, ctx.weights, needs_w)
+        ((grad_w, beta),) = _destinations(ctx, tensors, grad_y, (sink, ctx.weights, needs_w))
         grads = steps.LinearGrads(
             x=_grad_rows(ctx, grad_y) if needs[4] else None,
             w=grad_w,
@@ -62,10 +63,11 @@ class LinearFunction(torch.autograd.Function):
         saved = steps.LinearSaved(
             kept("x"), kept("row_idx"), kept("w"), bias, scale, offsets, columns, kept("w_copy")
         )
+        steps.linear_backward(fw, spec, saved, grad_y, grads, beta)
         if sink.delayed:
             operands = steps.Wgrad(saved.x, saved.row_idx, columns, grad_y)
-            sink.defer(_later_wgrad(spec, offsets, spec.layout, operands), needs_w)
-        steps.linear_backward(fw, spec, saved, grad_y, grads, beta)
+            _defer(sink, spec, offsets, spec.layout, operands, needs_w)
+        returned = _returned(sink, grad_w, needs_w)
         grad_x = _back_to_tokens(grads.x, kept("row_idx"), kept("scatter_idx"), ctx.x)
         of_tensors = (grad_x, None, None, grads.bias, grads.scale, None, None)
         return (None, None, None, None, *of_tensors, *returned)
@@ -89,9 +91,10 @@ class MlpFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_y):
-        kept, needs = kept_by(ctx), ctx.needs_input_grad
+        tensors, needs = kept_by(ctx), ctx.needs_input_grad
+        kept = tensors.get
         wanted = MlpWanted(needs[4], *needs[7:10], needs[12:])
-        grads, of_weights = _mlp_backward(ctx, kept, wanted, grad_y, gathered=False)
+        grads, of_weights = _mlp_backward(ctx, tensors, wanted, grad_y, gathered=False)
         grad_x = _back_to_tokens(grads.x, kept("row_idx"), kept("scatter_idx"), ctx.x)
         of_tensors = (grad_x, None, None, grads.probs, grads.b1, grads.b2, None, None)
         return (None, None, None, None, *of_tensors, *of_weights)
@@ -117,11 +120,12 @@ class MoeFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_y):
-        kept, needs = kept_by(ctx), ctx.needs_input_grad
+        tensors, needs = kept_by(ctx), ctx.needs_input_grad
+        kept = tensors.get
         scatter_idx, (x_shape, x_dtype) = kept("scatter_idx"), ctx.x
         wanted = MlpWanted(*needs[4:8], needs[11:])
         grad_y = fw.cast(grad_y, x_dtype)
-        grads, of_weights = _mlp_backward(ctx, kept, wanted, grad_y, gathered=True)
+        grads, of_weights = _mlp_backward(ctx, tensors, wanted, grad_y, gathered=True)
         grad_x = grad_y.new_empty(x_shape) if needs[4] else None
         grad_topk_weights = kept("probs").new_empty(scatter_idx.shape) if needs[5] else None
         if needs[4] or needs[5]:
@@ -168,7 +172,7 @@ def keep(ctx, given, made):
 
 
 def kept_by(ctx):
-    """What keep() saved: a function of the name, None where there was nothing."""
+    """What keep() saved, by name, for a backward pass."""
     context.check_backward()
     tensors, found, at = ctx.saved_tensors, {}, 0
     for name, count in ctx.counts.items():
@@ -178,7 +182,7 @@ def kept_by(ctx):
         else:
             found[name] = list(tensors[at : at + count])
             at += count
-    return found.get
+    return found
 
 
 def _keep_mlp(ctx, spec, sinks, copies, needs_w1, x, operands, weights, given, made):
@@ -230,13 +234,13 @@ def _columns_of_x(spec, kept, needs_w):
     return steps.requantized(fw, spec, kept("x_rowwise"), kept("offsets"))
 
 
-def _mlp_backward(ctx, kept, wanted, grad_y, gathered):
+def _mlp_backward(ctx, tensors, wanted, grad_y, gathered):
     """(gradients written, gradients to return for the weights); delayed ones go to their sinks."""
-    spec, (sink1, sink2), n = ctx.spec, ctx.sinks, ctx.spec.num_w1
+    spec, (sink1, sink2), n, kept = ctx.spec, ctx.sinks, ctx.spec.num_w1, tensors.get
     needs1, needs2 = wanted.weights[:n], wanted.weights[n:]
     later1, later2 = sink1.delayed and any(needs1), sink2.delayed and any(needs2)
-    grad_w1, beta1, returned1 = _destination(sink1, grad_y, ctx.weights[:n], needs1)
-    grad_w2, beta2, returned2 = _destination(sink2, grad_y, ctx.weights[n:], needs2)
+    to = (sink1, ctx.weights[:n], needs1), (sink2, ctx.weights[n:], needs2)
+    (grad_w1, beta1), (grad_w2, beta2) = _destinations(ctx, tensors, grad_y, *to)
     saved = _mlp_saved(spec, kept, any(needs1))
     b1, b2, probs = kept("b1"), saved.b2, saved.probs
     grads = steps.MlpGrads(
@@ -254,12 +258,12 @@ def _mlp_backward(ctx, kept, wanted, grad_y, gathered):
         act = saved.act if grads.act is None else grads.act
         grad_y_idx = saved.row_idx if gathered else None
         operands = steps.Wgrad(act, None, act_columns, grad_y, grad_y_idx)
-        sink2.defer(_later_wgrad(spec, saved.offsets, spec.w2_layout, operands), needs2)
+        _defer(sink2, spec, saved.offsets, spec.w2_layout, operands, needs2)
     if later1:
         x = (saved.x, saved.row_idx, saved.x_columnwise)
         operands = steps.Wgrad(*x, grads.z, grad_y_columnwise=grads.z_columnwise)
-        sink1.defer(_later_wgrad(spec, saved.offsets, spec.w1_layout, operands), needs1)
-    return grads, [*returned1, *returned2]
+        _defer(sink1, spec, saved.offsets, spec.w1_layout, operands, needs1)
+    return grads, [*_returned(sink1, grad_w1, needs1), *_returned(sink2, grad_w2, needs2)]
 
 
 def _mlp_saved(spec, kept, needs_w1):
@@ -305,20 +309,33 @@ def _grad_rows(ctx, grad_y):
     return grad_y.new_empty(ctx.spec.capacity, shape[1], dtype=dtype)
 
 
-def _destination(sink, grad_y, weights, needs):
-    """Where weight gradients are written now: nowhere if they are delayed."""
-    if sink.delayed:
-        return None, steps.Beta(), [None] * len(weights)
-    return sink.destination(grad_y, weights, needs)
+def _destinations(ctx, tensors, grad_y, *layers):
+    """Where the weight gradients of each (sink, weights, needs) are written now, and beta: nowhere
+    if they are delayed.
+    """
+    found = [
+        (None, steps.Beta()) if sink.delayed else sink.destination(grad_y, weights, needs)
+        for sink, weights, needs in layers
+    ]
+    written = [(sink, to, needs) for (sink, _, needs), (to, _) in zip(layers, found)]
+    check_memory(written, {**tensors, "grad_y": grad_y, "grad_x_out": ctx.grad_x_out})
+    return found
 
 
-def _later_wgrad(spec, offsets, layout, operands):
+def _returned(sink, written, needs):
+    """What autograd gets for the weights, after the gradients were written."""
+    return [None] * len(needs) if sink.delayed else sink.returned(written, needs)
+
+
+def _defer(sink, spec, offsets, layout, operands, needs):
     groups = spec.groups(offsets)
 
     def run(grad_w, beta):
         steps.wgrad(fw, spec.recipe, groups, layout, operands, grad_w, beta)
 
-    return run
+    names = ("x", "row_idx", "x", "grad_y", "row_idx", "grad_y", "offsets")
+    named = zip(names, (*operands, offsets))
+    sink.defer(run, {name: operand for name, operand in named if operand is not None}, needs)
 
 
 def _back_to_tokens(grad_rows, row_idx, scatter_idx, x):

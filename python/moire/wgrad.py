@@ -3,14 +3,22 @@
 
 The main_grad contract, per weight: the gradient is added to `param.main_grad` (FP32 or BF16;
 `param.get_main_grad()` is asked for it where there is one), or overwrites it where
-`param.overwrite_main_grad` is true; then `param.grad_added_to_main_grad` is set and autograd gets a
-dummy of the parameter's shape, so that hooks fire: zeros where `param.zero_out_wgrad` is true,
-undefined values elsewhere.
+`param.overwrite_main_grad` is true, and autograd gets nothing: `.grad` stays as it is. A parameter
+that has an attribute `grad_added_to_main_grad` belongs to somebody who waits for hooks of its
+gradient (Megatron's data parallelism): once main_grad is written the attribute is set, and autograd
+gets a dummy of the parameter's shape so that the hooks fire. They drop it, so its values are
+undefined, but zeros where `param.zero_out_wgrad` says that they add it to main_grad.
 """
+
+from typing import Any, NamedTuple
 
 import torch
 
+from .arrays import Torch as fw
+from .context import is_explaining, restored_after_explaining
 from .errors import invalid
+from .gradient_edge import version_of, was_written
+from .memory import shared
 from .steps import Beta
 
 
@@ -21,13 +29,22 @@ class FreshGradients:
 
     @staticmethod
     def destination(like, weights, needs):
-        """(tensors that the kernel writes or None, beta, what autograd returns for each weight);
-        `weights` are their shapes and types, `like` is any tensor on their device.
+        """(tensors that the kernel writes or None, beta); `weights` are their shapes and types,
+        `like` is any tensor on their device.
         """
         if not any(needs):
-            return None, Beta(), [None] * len(weights)
-        written = [like.new_empty(shape, dtype=dtype) for shape, dtype in weights]
-        return written, Beta(), [grad if need else None for grad, need in zip(written, needs)]
+            return None, Beta()
+        return [like.new_empty(shape, dtype=dtype) for shape, dtype in weights], Beta()
+
+    @staticmethod
+    def returned(written, needs):
+        """What autograd gets for each weight, now that `written` was."""
+        return [grad if need else None for grad, need in zip(written or needs, needs)]
+
+    @staticmethod
+    def buffers(written, needs):
+        """Of `written`, what others made and may share memory; and the parameters: by name."""
+        return {}, {}
 
 
 class ParameterGradients:
@@ -37,51 +54,137 @@ class ParameterGradients:
         self.parameters = parameters  # a function, so that replaced parameters are found
         self.accumulate_into_main_grad = accumulate_into_main_grad
         self.delayed = delayed
-        self._waiting = []
+        self._waiting = ()
 
     def destination(self, like, weights, needs):
         if not self.accumulate_into_main_grad:
             return FreshGradients.destination(like, weights, needs)
         if not any(needs):
-            return None, Beta(), [None] * len(needs)
+            return None, Beta()
         parameters = self.parameters()
+        buffers = [_main_grad(p) if need else None for p, need in zip(parameters, needs)]
+        dtype = _common_dtype(buffers)
+        # The kernel writes all of them: those that nobody wants into scratch.
         written = [
-            _main_grad(p) if need else torch.empty_like(p) for p, need in zip(parameters, needs)
+            torch.empty(p.shape, dtype=dtype, device=p.device) if buffer is None else buffer
+            for p, buffer in zip(parameters, buffers)
         ]
-        beta = _beta(
-            [
-                need and not getattr(p, "overwrite_main_grad", False)
-                for p, need in zip(parameters, needs)
-            ],
-            parameters[0].device,
-        )
-        returned = [_dummy(p) if need else None for p, need in zip(parameters, needs)]
-        for p, need in zip(parameters, needs):
-            if need:
-                p.grad_added_to_main_grad = True
-        return written, beta, returned
+        overwrites = [getattr(p, "overwrite_main_grad", False) for p in parameters]
+        accumulates = [need and not overwrite for need, overwrite in zip(needs, overwrites)]
+        return written, _beta(accumulates, parameters[0].device)
 
-    def defer(self, run, needs):
-        """Keeps run(written, beta) for backward_dw()."""
+    def returned(self, written, needs):
+        if not self.accumulate_into_main_grad:
+            return FreshGradients.returned(written, needs)
+        self._added(written, needs)
+        return [_dummy(p) if need else None for p, need in zip(self.parameters(), needs)]
+
+    def buffers(self, written, needs):
+        if not self.accumulate_into_main_grad:
+            return {}, {}
+        names = ["weight"] if len(needs) == 1 else [f"weight{i}" for i in range(len(needs))]
+        given = zip(names, written or (), needs)
+        return {name: t for name, t, need in given if need}, dict(zip(names, self.parameters()))
+
+    def defer(self, run, operands, needs):
+        """Keeps run(written, beta), which reads `operands` (tensors and lists of them by name), for
+        backward_dw().
+        """
         if any(needs):
-            self._waiting.append((run, needs))
+            restored_after_explaining(self, "_waiting")
+            self._waiting = (*self._waiting, _Deferred.of(run, operands, needs))
 
     def run_deferred(self):
         """Runs what backward passes left, oldest first; without main_grad the results go to
-        param.grad.
+        param.grad. What fails stays, and so does what comes after it.
         """
-        waiting, self._waiting = self._waiting, []
-        for run, needs in waiting:
-            parameters = self.parameters()
-            if self.accumulate_into_main_grad:
-                written, beta, _ = self.destination(None, parameters, needs)
-                run(written, beta)
-                continue
-            written = [p.new_empty(p.shape) for p in parameters]
-            run(written, Beta())
+        restored_after_explaining(self, "_waiting")
+        while self._waiting:
+            self._run(self._waiting[0])
+            self._waiting = self._waiting[1:]
+
+    def _run(self, deferred):
+        run, needs = deferred.run, deferred.needs
+        deferred.check()
+        if self.accumulate_into_main_grad:
+            written, beta = self.destination(None, None, needs)
+            check_memory([(self, written, needs)], deferred.operands)
+            run(written, beta)
+            self._added(written, needs)
+            return
+        parameters = self.parameters()
+        written = [p.new_empty(p.shape) for p in parameters]
+        run(written, Beta())
+        if is_explaining():
+            return
+        with torch.no_grad():
             for p, grad, need in zip(parameters, written, needs):
-                if need:
-                    p.grad = grad if p.grad is None else p.grad + grad
+                if need and p.grad is None:
+                    p.grad = grad
+                elif need:  # in place, as autograd does: views of it and captured graphs know it
+                    p.grad.add_(grad)
+
+    def _added(self, written, needs):
+        if is_explaining():
+            return
+        for p, buffer, need in zip(self.parameters(), written or (), needs):
+            if need:
+                fw.written(buffer)
+                if hasattr(p, "grad_added_to_main_grad"):
+                    p.grad_added_to_main_grad = True
+
+    def __getstate__(self):
+        # A copy has gradients of its own to wait for.
+        return {**self.__dict__, "_waiting": ()}
+
+
+class _Deferred(NamedTuple):
+    """A weight gradient that waits for backward_dw."""
+
+    run: Any
+    operands: dict  # by name
+    versions: list  # of the operands
+    needs: tuple
+
+    @classmethod
+    def of(cls, run, operands, needs):
+        operands = dict(_flat(operands))
+        return cls(run, operands, [version_of(t) for t in operands.values()], needs)
+
+    def check(self):
+        """That the operands are as backward left them."""
+        for (name, operand), version in zip(self.operands.items(), self.versions):
+            if was_written(operand, version):
+                raise invalid(
+                    f"backward_dw: {name} was overwritten in place after backward, and the weight "
+                    f"gradient still has to be made of it; overwrite it after backward_dw, or give "
+                    f"the layer a copy"
+                )
+
+
+def check_memory(sinks, tensors):
+    """That no main_grad that these (sink, written, needs) write shares memory with another, with a
+    parameter or with one of `tensors`, which a call reads or writes, by name.
+    """
+    buffers, others = {}, {}
+    for i, (sink, *written) in enumerate(sinks):
+        layer = f"fc{i + 1}." if len(sinks) > 1 else ""
+        given, parameters = sink.buffers(*written)
+        buffers.update({f"the main_grad of {layer}{name}": t for name, t in given.items()})
+        others.update({f"{layer}{name}": t for name, t in parameters.items()})
+    if not buffers:
+        return
+    found = shared(buffers, {**dict(_flat(tensors)), **others})
+    if found is not None:
+        raise invalid(f"main_grad: {found[0]} shares memory with {found[1]}, must have its own")
+
+
+def _flat(tensors):
+    for name, value in tensors.items():
+        if isinstance(value, (list, tuple)):
+            yield from ((f"{name}[{i}]", tensor) for i, tensor in enumerate(value))
+        elif value is not None:
+            yield name, value
 
 
 def _main_grad(parameter):
@@ -103,6 +206,18 @@ def _main_grad(parameter):
     return grad.view(parameter.shape)
 
 
+def _common_dtype(buffers):
+    """Of the buffers that are there."""
+    (first, dtype), *others = [(i, b.dtype) for i, b in enumerate(buffers) if b is not None]
+    for i, other in others:
+        if other != dtype:
+            raise invalid(
+                f"main_grad: the buffer of weight{i} is {other} but that of weight{first} is "
+                f"{dtype}, must all be of one type"
+            )
+    return dtype
+
+
 def _beta(accumulates, device):
     if len(set(accumulates)) == 1:
         return Beta(int(accumulates[0]))
@@ -110,5 +225,7 @@ def _beta(accumulates, device):
 
 
 def _dummy(parameter):
+    if not hasattr(parameter, "grad_added_to_main_grad"):
+        return None
     zero = getattr(parameter, "zero_out_wgrad", False)
     return torch.zeros_like(parameter) if zero else torch.empty_like(parameter)

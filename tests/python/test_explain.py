@@ -20,6 +20,28 @@ def ops_of(steps):
     return [step["op"] for step in steps if step["op"] != "splits_to_offsets"]
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_delayed_gradients_do_not_wait(generator, accumulate):
+    options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": accumulate}
+    plain, layer = nn.GroupedLinear(E, H, F), nn.GroupedLinear(E, H, F, **options)
+    layer.load_state_dict(plain.state_dict())
+    layer.weight.main_grad = torch.zeros_like(layer.weight)
+    x, fired = draw_x(generator), []
+    layer.register_wgrad_accumulation_and_reduce_hooks(lambda: fired.append(1))
+
+    def step():
+        layer(x, SPLITS).sum().backward()
+        layer.backward_dw()
+
+    layer(x, SPLITS).sum().backward()
+    steps = moire.explain(step)
+    assert ops_of(steps) == ["grouped_gemm"] + 2 * ["grouped_gemm_wgrad"] and not fired
+    layer.backward_dw()
+    plain(x, SPLITS).sum().backward()
+    found = layer.weight.main_grad if accumulate else layer.weight.grad
+    assert torch.equal(found, plain.weight.grad) and fired == [1]
+
+
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize(
     "backward", [torch.Tensor.backward, torch.autograd.backward], ids=["method", "function"]
@@ -81,6 +103,16 @@ def test_a_graph_is_still_there(generator, ask):
     y.backward()
     wanted = torch.stack([part.sum(0).expand(F, H) for part in x.split(SPLITS)])
     torch.testing.assert_close(layer.weight.grad, wanted)
+
+
+def test_main_grad_is_not_marked(generator):
+    layer = nn.GroupedLinear(E, H, F, accumulate_into_main_grad=True)
+    layer.weight.main_grad = torch.ones_like(layer.weight)
+    layer.weight.grad_added_to_main_grad = False
+    version = layer.weight.main_grad._version
+    moire.explain(lambda: layer(draw_x(generator), SPLITS).sum().backward())
+    assert layer.weight.grad_added_to_main_grad is False and layer.weight.grad is None
+    assert (layer.weight.main_grad == 1).all() and layer.weight.main_grad._version == version
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])

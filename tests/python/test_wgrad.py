@@ -1,5 +1,8 @@
 """Weight gradients that go elsewhere: main_grad, and backward_dw."""
 
+import copy
+import pickle
+
 import moire
 import pytest
 import torch
@@ -41,7 +44,7 @@ def test_accumulates_into_main_grad_and_returns_a_dummy(generator, form, dtype):
     start = []
     for p in weights(layer):
         p.main_grad = truth.draw(generator, *p.shape, dtype=dtype)
-        p.zero_out_wgrad = True
+        p.grad_added_to_main_grad, p.zero_out_wgrad = False, True
         start.append(p.main_grad.double())
     fired = []
     for p in layer.parameters():
@@ -151,6 +154,189 @@ def test_a_linear_layer_alone(generator, options):
         layer.backward_dw()
     found = layer.weight.main_grad if "accumulate_into_main_grad" in options else layer.weight.grad
     assert torch.equal(found, plain.weight.grad) and torch.equal(layer.bias.grad, plain.bias.grad)
+
+
+def test_autograd_gets_a_dummy_only_where_somebody_waits_for_it(generator):
+    layer, x, probs = make(generator, accumulate_into_main_grad=True)
+    fired = []
+    for p in weights(layer):
+        p.main_grad = torch.zeros_like(p)
+        p.register_post_accumulate_grad_hook(fired.append)
+    layer.fc2.weight.grad_added_to_main_grad = False
+    for _ in range(2):  # what the first pass leaves changes nothing for the second
+        fired.clear()
+        run(layer, x, probs)
+        assert layer.fc1.weight.grad is None
+        assert not hasattr(layer.fc1.weight, "grad_added_to_main_grad")
+        assert layer.fc2.weight.grad.shape == layer.fc2.weight.shape
+        assert layer.fc2.weight.grad_added_to_main_grad
+        assert any(p is layer.fc2.weight for p in fired)
+    biases = [layer.fc1.bias, layer.fc2.bias]
+    wanted = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in biases]))
+    layer.fc2.weight.grad = None  # as its hooks would have it
+    assert torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0).isclose(wanted)
+
+
+def test_main_grad_is_marked_once_it_is_written(generator):
+    layer, x, probs = make(generator, accumulate_into_main_grad=True)
+    for p in weights(layer):
+        p.main_grad, p.grad_added_to_main_grad = torch.zeros_like(p), False
+    layer.fc1.weight.main_grad = torch.zeros(2, 2)
+    with pytest.raises(moire.InvalidArgument, match="main_grad"):
+        run(layer, x, probs)
+    assert not any(p.grad_added_to_main_grad for p in weights(layer))
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_a_frozen_expert_beside_main_grads_of_another_type(generator, delayed):
+    form = {"packed": False, "dtype": torch.bfloat16}
+    plain, x, probs = make(generator, **form)
+    x = x.bfloat16()
+    run(plain, x, probs)
+    layer, *_ = make(generator, **form, accumulate_into_main_grad=True, delay_wgrad_compute=delayed)
+    for p in weights(layer):
+        p.main_grad = torch.zeros(p.shape, dtype=torch.float32)
+    frozen = layer.fc1.weight0, layer.fc2.weight2
+    for p in frozen:
+        del p.main_grad
+        p.requires_grad_(False)
+    run(layer, x, probs)
+    if delayed:
+        layer.backward_dw()
+    for p, reference in zip(weights(layer), weights(plain)):
+        if any(p is f for f in frozen):
+            assert p.grad is None
+        else:
+            truth.assert_close(p.main_grad, reference.grad.double(), torch.bfloat16, 9)
+
+
+def test_main_grads_of_one_layer_have_one_type(generator):
+    layer, x, probs = make(generator, packed=False, accumulate_into_main_grad=True)
+    for p in weights(layer):
+        p.main_grad = torch.zeros_like(p)
+    layer.fc1.weight2.main_grad = torch.zeros_like(layer.fc1.weight2, dtype=torch.bfloat16)
+    with pytest.raises(
+        moire.InvalidArgument,
+        match="buffer of weight2 is torch.bfloat16 but that of weight0 is torch.float32",
+    ):
+        run(layer, x, probs)
+
+
+SHARING = [
+    (lambda m, x: (m.fc1.weight, m.fc1.weight), "of fc1.weight shares memory with fc1.weight"),
+    (lambda m, x: (m.fc2.weight, m.fc1.weight), "of fc2.weight shares memory with fc1.weight"),
+    (lambda m, x: (m.fc2.weight, m.fc1.weight.main_grad), "of fc2.weight shares memory with the"),
+    (lambda m, x: (m.fc2.weight, x), "of fc2.weight shares memory with x"),
+]
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("pair, message", SHARING, ids=[m for _, m in SHARING])
+def test_main_grad_has_memory_of_its_own(generator, pair, message, delayed):
+    torch.manual_seed(3)
+    # All memory is large enough for every main_grad; weights are not saved as they are.
+    layer = nn.GroupedMLP(
+        *(E, 8, 4),
+        accumulate_into_main_grad=True,
+        delay_wgrad_compute=delayed,
+        compute_dtype=torch.bfloat16,
+    )
+    x = torch.randn(24, 8)
+    for p in weights(layer):
+        p.main_grad = torch.zeros_like(p)
+    of, memory = pair(layer, x)
+    of.main_grad = memory.detach().flatten()[: of.numel()].view(of.shape)
+    before = [p.clone() for p in weights(layer)]
+    if delayed and memory is not of:  # each layer is one call then
+        pytest.skip("backward_dw sees one layer at a time")
+    if memory is x:
+        layer.fc1.compute_dtype = layer.fc2.compute_dtype = None  # x is saved itself
+    with pytest.raises(moire.InvalidArgument) as e:
+        layer(x, [10, 0, 14]).sin().sum().backward()
+        layer.backward_dw()
+    assert message.replace("fc1.", "" if delayed else "fc1.") in str(e.value)
+    assert all(torch.equal(p, b) for p, b in zip(weights(layer), before))
+
+
+def test_slices_of_one_buffer_are_main_grads(generator):
+    plain, x, probs = make(generator, packed=False)
+    run(plain, x, probs)
+    layer, *_ = make(generator, packed=False, accumulate_into_main_grad=True)
+    ends = torch.tensor([p.numel() for p in weights(layer)]).cumsum(0).tolist()
+    buffer = torch.zeros(ends[-1])
+    for p, end in zip(weights(layer), ends):
+        p.main_grad = buffer[end - p.numel() : end].view(p.shape)
+    run(layer, x, probs)
+    for p, reference in zip(weights(layer), weights(plain)):
+        assert torch.equal(p.main_grad, reference.grad)
+
+
+def test_delayed_wgrad_is_added_in_place(generator):
+    plain, x, probs = make(generator)
+    layer, *_ = make(generator, delay_wgrad_compute=True)
+    views = []
+    for p, reference in zip(weights(layer), weights(plain)):
+        p.grad = truth.draw(generator, *p.shape)
+        reference.grad = p.grad.clone()
+        views.append(p.grad)
+    for module in (plain, layer):
+        run(module, x, probs)
+    layer.backward_dw()
+    for p, view, reference in zip(weights(layer), views, weights(plain)):
+        assert p.grad is view and torch.equal(view, reference.grad)
+
+
+@pytest.mark.parametrize("name", ["x", "row_idx"])
+def test_an_operand_overwritten_before_backward_dw_is_an_error(generator, name):
+    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
+    given = {"x": truth.draw(generator, 9, H), "row_idx": torch.arange(9)}
+    layer(given["x"], SPLITS, row_idx=given["row_idx"]).sum().backward()
+    given[name].zero_()
+    with pytest.raises(
+        moire.InvalidArgument, match=f"backward_dw: {name} was overwritten in place after backward"
+    ):
+        layer.backward_dw()
+    assert layer.weight.grad is None
+
+
+def test_what_fails_in_backward_dw_can_be_done_again(generator):
+    plain, x, probs = make(generator)
+    options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": True}
+    layer, *_ = make(generator, **options)
+    for _ in range(2):
+        run(plain, x, probs)
+        run(layer, x, probs)
+    with pytest.raises(moire.InvalidArgument, match="neither main_grad nor get_main_grad"):
+        layer.backward_dw()
+    for p in weights(layer):
+        p.main_grad = torch.zeros_like(p)
+    layer.backward_dw()
+    for p, reference in zip(weights(layer), weights(plain)):
+        truth.assert_close(p.main_grad, reference.grad.double(), torch.float32, 18)
+
+
+@pytest.mark.parametrize("delayed", [0, 2])
+def test_backward_dw_of_an_mlp_with_one_delayed_layer(generator, delayed):
+    plain, x, probs = make(generator)
+    run(plain, x, probs)
+    linear = nn.GroupedLinear(E, H, 2 * F, bias=True, delay_wgrad_compute=delayed == 0)
+    last = nn.GroupedLinear(E, F, H, bias=True, delay_wgrad_compute=delayed == 2)
+    layer = nn.fuse([linear, nn.ScaledGLU(), last])
+    layer.load_state_dict(plain.state_dict())
+    run(layer, x, probs)
+    layer.backward_dw()
+    for mine, reference in zip(layer.parameters(), plain.parameters()):
+        assert torch.equal(mine.grad, reference.grad)
+
+
+def test_copies_of_a_layer_wait_for_nothing(generator):
+    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
+    layer(truth.draw(generator, 9, H), SPLITS).sum().backward()
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+    twin.backward_dw()
+    assert twin.weight.grad is None
+    layer.backward_dw()
+    assert layer.weight.grad is not None
 
 
 def test_frozen_weights_get_nothing(generator):

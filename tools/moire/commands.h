@@ -72,7 +72,6 @@ struct BenchOptions {
   CommonOptions common;
   ProblemOptions problems;
   double seconds = 1.0;  // of measuring, per variant
-  bool sustained = false;
   std::string svg;
 };
 

@@ -13,6 +13,7 @@ import math
 import torch
 
 from ..arrays import Torch
+from ..context import is_explaining
 from ..errors import invalid
 from ..functional import grouped_linear
 from ..groups import Groups
@@ -191,16 +192,23 @@ class GroupedLinear(torch.nn.Module):
             wgrad=self._wgrad,
         )
 
+    @property
+    def delays_wgrad(self):
+        """Whether backward leaves the weight gradients to backward_dw."""
+        return self._wgrad is not None and self._wgrad.delayed
+
     def backward_dw(self):
         """The weight gradients that backward left out (delay_wgrad_compute), then the registered
         hooks.
         """
-        if self._wgrad is None or not self._wgrad.delayed:
+        if not self.delays_wgrad:
             raise invalid(
                 "backward_dw: the layer was built without delay_wgrad_compute, so backward "
                 "did it all"
             )
         self._wgrad.run_deferred()
+        if is_explaining():
+            return
         for hook in self._wgrad_hooks:
             hook()
 

@@ -121,10 +121,10 @@ class GroupedMLP(torch.nn.Module):
 
     def backward_dw(self):
         """Delayed weight gradients (delay_wgrad_compute): FC2's, then FC1's, each followed by its
-        hooks.
+        hooks, of the layers that delay them.
         """
-        self.fc2.backward_dw()
-        self.fc1.backward_dw()
+        for layer in [fc for fc in (self.fc2, self.fc1) if fc.delays_wgrad] or [self.fc2]:
+            layer.backward_dw()
 
 
 class Sequential(torch.nn.Sequential):
