@@ -56,14 +56,19 @@ def contract(header):
 
 def _open(library, header):
     interface = cffi.FFI()
-    interface.cdef(contract(header))
-    opened = interface.dlopen(str(library))
-    wanted = int(
-        re.search(r"#define MOIRE_VERSION_NUMBER (\d+)", header.read_text(encoding="utf-8")).group(
-            1
-        )
-    )
-    found = opened.moire_version_number()
+    try:
+        interface.cdef(contract(header))
+        text = header.read_text(encoding="utf-8")
+        wanted = int(re.search(r"#define MOIRE_VERSION_NUMBER (\d+)", text)[1])
+    except (OSError, ValueError, TypeError, cffi.FFIError, cffi.CDefError) as e:
+        raise LibraryNotFound(f"moire: {header} could not be read as moire's header: {e}") from e
+    try:
+        opened = interface.dlopen(str(library))
+        found = opened.moire_version_number()
+    except (OSError, AttributeError) as e:
+        raise LibraryNotFound(
+            f"moire: {library} could not be opened as moire's library: {e}"
+        ) from e
     if found != wanted:
         raise LibraryNotFound(
             f"moire: {library} has version {found} but {header} has {wanted}; "

@@ -105,6 +105,8 @@ class Numpy:
         """Of that name; FP8 types are ml_dtypes', or uint8 where it is not installed."""
         if name.startswith("float8"):
             return np.dtype(np.uint8 if ml_dtypes is None else getattr(ml_dtypes, name))
+        if name == "bfloat16" and ml_dtypes is None:
+            raise unsupported("bfloat16 is a type of ml_dtypes, which NumPy needs for it")
         return np.dtype(name)
 
     @staticmethod

@@ -202,7 +202,7 @@ def settings(*, num_threads=None, strict=None, implementation=None):
         num_threads = integer("settings: num_threads", num_threads, 1, _MOST_THREADS)
     if strict is not None:
         strict = flag("settings: strict", strict)
-    if not isinstance(implementation, (str, type(None))):
+    if implementation is not None and not _is_name(implementation):
         raise invalid(
             f"settings: implementation is {described(implementation)}, must be a name such as 'cpu'"
         )
@@ -220,6 +220,10 @@ def changed(**values):
         yield
     finally:
         _settings.set(before)
+
+
+def _is_name(value):
+    return isinstance(value, str) and value.isascii() and value.isprintable() and value != ""
 
 
 def strict():

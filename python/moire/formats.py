@@ -52,7 +52,7 @@ FORMATS = {
 
 
 def check_format(name, value):
-    if isinstance(value, Format):
+    if isinstance(value, Format) and FORMATS.get(value.name) == value:
         return value
     return FORMATS[choice(name, value, tuple(FORMATS))]
 

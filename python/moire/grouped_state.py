@@ -2,9 +2,8 @@
 
 import json
 import os
+import re
 from collections import OrderedDict
-from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from .errors import Code, InvalidArgument, error, invalid
 from .formats import DIRECTIONS
 from .groups import Groups
 from .layouts import GluLayout
-from .values import choice, described
+from .values import choice, described, file_path, mapping
 
 # Element types of safetensors, by the names that NumPy and Torch share; E8M0 scales are bytes.
 _FILE_DTYPES = {
@@ -63,9 +62,7 @@ class Stateful:
         be this tensor's: format, element, layout of gate and up.
         """
         call = "load_state_dict"
-        if not isinstance(state, Mapping):
-            raise invalid(f"{call}: state is {described(state)}, must be a dict of arrays by name")
-        tags = getattr(state, "_metadata", {}).get("", self.tags())
+        tags = _tags_of(call, state) or self.tags()
         for name, ours in self.tags().items():
             self.check_same(call, name, tags.get(name, "absent"), ours)
         return self.copy_(self.from_state_dict(state, {**self.tags(), **tags}))
@@ -74,13 +71,14 @@ class Stateful:
     def from_state_dict(cls, state, tags=None):
         """A tensor on the arrays of a state_dict; `tags` where the dict's metadata has none."""
         call = "from_state_dict"
-        tags = tags or getattr(state, "_metadata", {}).get("")
+        tags = _tags_of(call, state, tags)
         if tags is None:
             raise invalid(f"{call}: the dict has no metadata, needs the tags beside it")
         known = {part for name in DIRECTIONS for part in parts_of(name)} | {"groups.offsets"}
-        unknown = sorted(set(state) - known)
+        unknown = [name for name in state if name not in known]
         if unknown:
-            raise invalid(f"{call}: found {unknown[0]!r}, which no GroupedTensor has")
+            raise invalid(f"{call}: found {described(unknown[0])}, which no GroupedTensor has")
+        framework_of(call, dict(state))
         copies = {}
         for name in DIRECTIONS:
             present = [part for part in parts_of(name) if part in state]
@@ -94,12 +92,12 @@ class Stateful:
         dtype = choice(f"{call}: the tag 'dtype'", tags["dtype"], _SOURCE_DTYPES)
         offsets, layout = state.get("groups.offsets"), None
         if "glu_block" in tags:
-            block = str(tags["glu_block"])
-            if not block.isdecimal():
+            block = tags["glu_block"]
+            if not re.fullmatch("[0-9]{1,18}", block):
                 raise invalid(f"{call}: the tag 'glu_block' is {block!r}, must be a number")
             layout = GluLayout(int(block), tags.get("glu_order"))
         fractional = tags.get("fractional_scales", "false")
-        rows = next((copy[0].shape[0] for copy in copies.values()), None)
+        rows = next((copy[0].shape[0] for copy in copies.values() if copy[0].ndim != 0), None)
         result = cls(
             tags["format"],
             **copies,
@@ -111,6 +109,23 @@ class Stateful:
         )
         result.dtype = result._fw.dtype(dtype)
         return result
+
+
+def _tags_of(call, state, tags=None):
+    """The tags that are given, else those of a state_dict, else None."""
+    mapping(f"{call}: state", state, "a dict of arrays by name")
+    where = "tags"
+    if tags is None:
+        metadata = getattr(state, "_metadata", None)
+        if metadata is None or "" not in mapping(f"{call}: the dict's metadata", metadata):
+            return None
+        where, tags = "the tags in the dict's metadata", metadata[""]
+    for name, value in mapping(f"{call}: {where}", tags).items():
+        if not isinstance(value, str):
+            raise invalid(
+                f"{call}: the tag {described(name)} is {described(value)}, must be a string"
+            )
+    return tags
 
 
 def parts_of(name):
@@ -125,6 +140,10 @@ def save_safetensors(tensors, path):
     _safetensors(call)
     if not isinstance(tensors, dict) or not tensors:
         raise invalid(f"{call}: tensors is {described(tensors)}, must be a dict of tensors by name")
+    for name in tensors:
+        if not isinstance(name, str):
+            raise invalid(f"{call}: a tensor's name is {described(name)}, must be a string")
+    path = file_path(f"{call}: path", path)
     arrays, metadata = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, Stateful):
@@ -135,7 +154,6 @@ def save_safetensors(tensors, path):
     _check_names(call, tensors)
     fw = framework_of(call, arrays)
     arrays = _with_memory_of_their_own(call, fw, arrays)
-    path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if fw is Torch:
@@ -190,6 +208,7 @@ def load_safetensors(path, framework=None):
     is the default where there is no Torch.
     """
     call = "load_safetensors"
+    path = file_path(f"{call}: path", path)
     safetensors = _safetensors(call)
     fw = default_framework()
     if framework is not None:
@@ -198,7 +217,7 @@ def load_safetensors(path, framework=None):
     try:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-        found = safetensors.deserialize(Path(path).read_bytes())
+        found = safetensors.deserialize(path.read_bytes())
     except Exception as e:
         raise error(Code.IO, f"{call}: {path}: {e}") from e
     arrays = {name: _array(fw, call, path, name, **entry) for name, entry in found}
@@ -218,7 +237,7 @@ def _grouped(call, path, name, text, arrays):
     state = {key[len(prefix) :]: arrays.pop(key) for key in list(arrays) if key.startswith(prefix)}
     try:
         return GroupedTensor.from_state_dict(state, json.loads(text))
-    except (InvalidArgument, ValueError, KeyError, TypeError) as e:
+    except (InvalidArgument, ValueError, RecursionError) as e:
         raise error(Code.IO, f"{call}: {path}: {name!r} is no GroupedTensor: {e}") from e
 
 

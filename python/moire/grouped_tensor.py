@@ -13,13 +13,15 @@ from .formats import (
     ROWWISE,
     Format,
     check_direction,
+    check_element,
     check_format,
 )
 from .grouped_state import Stateful, parts_of
 from .groups import Groups, as_groups
 from .layouts import GluLayout
-from .values import choice, described, flag, integer
+from .values import described, flag, integer, pickled, torch_device
 
+_PICKLED = ("form", "groups", "layout", "dtype", "element", "fractional_scales")
 _NAMES = {code: name for name, code in (("e4m3", 4), ("e5m2", 5))}
 
 
@@ -76,7 +78,7 @@ class GroupedTensor(Stateful):
         if dtype is not None:
             self.dtype = self._fw.compute_dtype(f"{call}: dtype", dtype)
         self.fractional_scales = flag(f"{call}: fractional_scales", fractional_scales)
-        self.element = element
+        self.element = None if element is None else check_element(f"{call}: element", element)
         self._edge, self._is_view = None, False
         self._check_shape(call, *next(iter(arrays.items())))
         self.rowwise = self._checked(call, ROWWISE, rowwise)
@@ -129,7 +131,7 @@ class GroupedTensor(Stateful):
         if found is None and data.dtype == self._fw.dtype("uint8"):
             if self.element is None:
                 raise invalid(f"{call}: {name} is uint8, needs element='e4m3' or 'e5m2' beside it")
-            found = choice(f"{call}: element", self.element, tuple(ELEMENTS))
+            found = self.element
             data = data.view(self._fw.dtype(ELEMENTS[found]))
         if found is None:
             raise invalid(f"{call}: {name} is {_named(data)}, needs float8_e4m3fn or float8_e5m2")
@@ -360,14 +362,12 @@ class GroupedTensor(Stateful):
         """On another device (Torch); the object itself where it is there already."""
         if self._fw is Numpy:
             raise invalid("GroupedTensor.to: the arrays are NumPy's, which are on the CPU")
-        try:
-            device = torch.device(device)
-        except (TypeError, RuntimeError):
-            found = device if isinstance(device, torch.dtype) else described(device)
+        if isinstance(device, torch.dtype):
             raise invalid(
-                f"GroupedTensor.to: device is {found}, must be a device; values of another type "
+                f"GroupedTensor.to: device is {device}, must be a device; values of another type "
                 f"are what dequantize(dtype) returns"
-            ) from None
+            )
+        device = torch_device("GroupedTensor.to: device", device)
         (_, first), *_ = self.arrays()
         if first.to(device) is first:
             return self
@@ -388,16 +388,11 @@ class GroupedTensor(Stateful):
         copies = {
             name: c and Copy(own(bytes_of(c.data)), own(c.scales)) for name, c in copies.items()
         }
-        return {**self.__dict__, **copies, "_edge": None, "_is_view": False, "_fw": None}
+        return {**{name: getattr(self, name) for name in _PICKLED}, **copies}
 
     def __setstate__(self, state):
-        self.__dict__.update(state)
-        self._fw = fw = framework_of("GroupedTensor", {"data": self._any.data})
-        dtype = fw.dtype(ELEMENTS[self.element])
-        for name in DIRECTIONS:
-            copy = getattr(self, name)
-            if copy is not None:
-                setattr(self, name, Copy(copy.data.view(dtype), copy.scales))
+        state = pickled("GroupedTensor", state, (*_PICKLED, *DIRECTIONS))
+        self.__init__(state.pop("form"), **state)
 
     # ---- scales of other libraries
 

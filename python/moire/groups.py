@@ -5,7 +5,7 @@ import numpy as np
 from .arrays import check_rank, default_framework, framework_of, torch
 from .context import is_explaining
 from .errors import invalid
-from .values import described, integer, integers
+from .values import described, integer, integers, pickled, torch_device
 
 _KINDS = ("splits", "ends", "offsets")
 
@@ -125,12 +125,27 @@ class Groups:
 
     def to(self, device):
         """The same groups with Torch offsets on `device`."""
-        return Groups.of_offsets(torch.as_tensor(self.offsets).to(device), self.capacity)
+        target = torch_device("Groups.to: device", device)
+        return Groups.of_offsets(torch.as_tensor(self.offsets).to(target), self.capacity)
 
     @property
     def splits(self):
         """[G] rows per group, on the device of the offsets."""
         return self.offsets[1:] - self.offsets[:-1]
+
+    def __getstate__(self):
+        copies = self._copies if self._copies is None else {}
+        return {"offsets": self.offsets, "capacity": self.capacity, "_copies": copies}
+
+    def __setstate__(self, state):
+        state = pickled("Groups", state, ("offsets", "capacity", "_copies"))
+        copies = None if state.pop("_copies") is None else {}
+        read = Groups.of_offsets(**state)
+        if read.offsets.dtype != framework_of("Groups", {"offsets": read.offsets}).int64:
+            raise invalid(f"Groups: offsets in the pickle are {read.offsets.dtype}, must be int64")
+        if is_readable(read.offsets) and not is_explaining():
+            Groups(**state)  # raises where the values are no offsets
+        self.__dict__.update(read.__dict__, _copies=copies)
 
     def __len__(self):
         return self.num_groups

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from .errors import invalid
-from .values import choice, described, integer, number
+from .values import choice, described, integer, number, pickled
 
 _ORDERS = ("gate_first", "up_first")
 _ACTIVATIONS = ("swiglu", "clamped_swiglu", "geglu_tanh")
@@ -25,6 +25,9 @@ class GluLayout:
         object.__setattr__(self, "block", integer("GluLayout: block", self.block))
         choice("GluLayout: order", self.order, _ORDERS)
         object.__setattr__(self, "fields", (self.block, _ORDERS.index(self.order)))
+
+    def __setstate__(self, state):
+        self.__init__(**pickled("GluLayout", state, ("block", "order")))
 
     @classmethod
     def of(cls, layout, name="GluLayout.of: layout"):
@@ -78,6 +81,9 @@ class Activation:
         parameters = (self.limit, self.alpha, self.offset)
         kind = float(_ACTIVATIONS.index(self.kind))
         object.__setattr__(self, "fields", (kind, *parameters))
+
+    def __setstate__(self, state):
+        self.__init__(**pickled("Activation", state, ("kind", "limit", "alpha", "offset")))
 
     @classmethod
     def clamped_swiglu(cls, limit=7.0, alpha=1.702, offset=1.0):

@@ -5,7 +5,7 @@ from typing import Optional
 
 from .errors import invalid
 from .formats import FORMATS, check_element
-from .values import choice, described, flag
+from .values import choice, described, flag, pickled
 
 _QUANTIZED = ("mxfp8", "mxfp8_fast", "fp8_block")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -64,6 +64,9 @@ class Recipe:
                 f"or fp8_block"
             )
         object.__setattr__(self, "is_quantized", self.name in _QUANTIZED)
+
+    def __setstate__(self, state):
+        self.__init__(**pickled("Recipe", state, [f.name for f in dataclasses.fields(self)]))
 
     @classmethod
     def of(cls, recipe, name="Recipe.of: recipe"):

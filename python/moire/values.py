@@ -5,6 +5,9 @@ the call, what was found and what is needed.
 import math
 import numbers
 import operator
+import os
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +23,8 @@ def described(value):
         return "a NumPy array"
     if torch is not None and isinstance(value, torch.Tensor):
         return "a Torch tensor"
+    if isinstance(value, int) and value.bit_length() > 1024:  # Python prints none beyond a limit
+        return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, (str, numbers.Number, np.generic)):
         return repr(value)
     return f"a {type(value).__name__}"
@@ -72,6 +77,43 @@ def choice(name, value, names):
     if isinstance(value, str) and value in names:
         return value
     raise invalid(f"{name} is {described(value)}, must be one of {', '.join(names)}")
+
+
+def file_path(name, value):
+    """A Path that may be a file's."""
+    try:
+        found = Path(value)
+        if found.name and b"\0" not in os.fsencode(found):
+            return found
+    except (TypeError, ValueError):
+        pass
+    raise invalid(f"{name} is {described(value)}, must be the path of a file")
+
+
+def torch_device(name, value):
+    """A torch.device."""
+    if torch is None:
+        raise invalid(f"{name} is given, but devices are Torch's, which is not installed")
+    try:
+        return torch.device(value)
+    except (TypeError, ValueError, RuntimeError):
+        found = value if isinstance(value, torch.dtype) else described(value)
+        raise invalid(f"{name} is {found}, must be a device, such as 'cpu'") from None
+
+
+def mapping(name, value, needs="a dict"):
+    if isinstance(value, Mapping):
+        return value
+    raise invalid(f"{name} is {described(value)}, must be {needs}")
+
+
+def pickled(name, state, fields):
+    """These fields of what was pickled of a `name`, which anybody may have written."""
+    state = mapping(f"{name}: the state in the pickle", state)
+    missing = [field for field in fields if field not in state]
+    if missing:
+        raise invalid(f"{name}: the state in the pickle has no {missing[0]!r}")
+    return {field: state[field] for field in fields}
 
 
 def _index(value):

@@ -5,10 +5,11 @@ import weakref
 import numpy as np
 
 from .context import is_explaining
+from .errors import invalid
 from .layouts import GluLayout
 from .quantization import quantize
 from .recipes import Recipe
-from .values import flag
+from .values import described, flag, pickled
 from .views import NumpyViews, torch
 
 if torch is not None:
@@ -50,7 +51,7 @@ class WeightCache:
             if not is_explaining():
                 self._replace(entry, made, arrays)
             entry = made
-        elif version is None or version != entry.version:
+        elif version is None or not _is_same(version, entry.version):
             entry.tensor.quantize_(weight)
             if not is_explaining():
                 self._move(entry, arrays)
@@ -95,7 +96,10 @@ class WeightCache:
 
     def __getstate__(self):
         # Copies are made again, not copied.
-        return {"recipe": self.recipe, "_entries": {}, "_objects": {}}
+        return {"recipe": self.recipe}
+
+    def __setstate__(self, state):
+        self.__init__(pickled("WeightCache", state, ("recipe",))["recipe"])
 
 
 class _Entry:
@@ -172,6 +176,16 @@ def _key(arrays, memory):
     if any(m is None for m in memory):
         return _ids(arrays)
     return tuple((m.name, m.view) for m in memory)
+
+
+def _is_same(version, other):
+    try:
+        return bool(version == other)
+    except Exception as e:  # whatever == of a caller's type raises
+        raise invalid(
+            f"WeightCache.get: version is {described(version)}, which cannot be compared with the "
+            f"version before it ({e}); it must be a value such as a number"
+        ) from e
 
 
 def _ids(arrays):

@@ -213,6 +213,13 @@ class CommandLine(unittest.TestCase):
         message = self.bad("check", SMALL, "--implementation", "nope")
         self.assertIn('--implementation: found "nope", needed cpu, portable or sm90', message)
 
+    def test_steady_state_is_a_gpus(self):
+        message = self.bad("bench", SMALL, "--sustained")
+        self.assertEqual(message, "moire: bench: --sustained needs --device cuda, found cpu\n")
+        self.assertIn(
+            "--time excludes --sustained", self.bad("bench", SMALL, "--sustained", "--time=1")
+        )
+
     def test_bench_opens_its_chart_before_it_measures(self):
         begin = time.monotonic()
         message = self.bad("bench", SMALL, "--time", "60", "--svg", "/no/such/folder/chart.svg")

@@ -201,6 +201,7 @@ void print_table(const std::vector<BenchResult>& results, const MachineFacts& ma
 int run_bench(const BenchOptions& options) {
   CommonOptions common = options.common;
   if (common.device != "cpu") return run_gpu_bench(options);
+  if (options.sustained) throw UsageError("bench: --sustained needs --device cuda, found cpu");
   if (common.threads == 0) common.threads = available_cores();
   const Context context = open_context(common);
   const std::vector<Group> groups = collect_groups(options.problems, {"fp32", ""});

@@ -87,9 +87,10 @@ std::string gpu_protocol_text(const Protocol& p, const MachineFacts& m) {
                                                    " TFLOP/s of an 8192^3 ", "product by cuBLAS, ")
                                             : "";
   return text(
-      "machine: ", m.name, "; measured in this run: ", peak, "copy ",
-      human_number(m.bandwidth / 1e9), " GB/s read and written; L2 cache ",
-      human_bytes(static_cast<double>(m.cache_bytes)),
+      "SHORT MODE: the GPU does not come to its power limit, so clocks and ratios are not those of "
+      "steady state; --sustained measures there\nmachine: ",
+      m.name, "; measured in this run: ", peak, "copy ", human_number(m.bandwidth / 1e9),
+      " GB/s read and written; L2 cache ", human_bytes(static_cast<double>(m.cache_bytes)),
       "\nprotocol: each op is checked against the reference, whole on a smaller copy and by "
       "rows on the timed operands; GPU time by events around captured graphs, behind one "
       "launch that is not timed; ",
@@ -211,7 +212,8 @@ nlohmann::ordered_json to_json(const BenchResult& r, const MachineFacts& m, cons
                     {"copy_bytes_per_second", m.bandwidth},
                     {"last_level_cache_bytes", m.cache_bytes},
                     {"load_average", m.load_average}};
-  out["protocol"] = {{"warmup_seconds", p.warmup_seconds},
+  out["protocol"] = {{"is_short", m.is_gpu},
+                     {"warmup_seconds", p.warmup_seconds},
                      {"seconds", p.seconds},
                      {"turn_seconds", p.turn_seconds},
                      {"pause_seconds", p.pause_seconds},

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "bench_warnings.h"
-#include "gpu.h"
 #include "harness.h"
+#include "nvml.h"
 #include "problem.h"
 
 namespace moire::tool {

@@ -72,6 +72,7 @@ struct BenchOptions {
   CommonOptions common;
   ProblemOptions problems;
   double seconds = 1.0;  // of measuring, per variant
+  bool sustained = false;
   std::string svg;
 };
 

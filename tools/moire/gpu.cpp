@@ -1,13 +1,13 @@
-// The one file of the command line that uses the CUDA run-time.
+// The one file of the command line that uses the CUDA run-time; its one kernel is gpu_flush.cu.
 #include "gpu.h"
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <stdexcept>
 #include <vector>
 
+#include "gpu_flush.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -17,7 +17,8 @@ constexpr int64_t kCopyBytes = int64_t{1} << 30;
 // A graph leaves larger ones to a copy engine, at two thirds of the bandwidth (2.7 of 4.2 TB/s on
 // an H200).
 constexpr int64_t kCopyPiece = int64_t{256} << 20;
-constexpr double kCopySeconds = 0.5;  // a GPU that comes from idle takes that long to full clocks
+constexpr int64_t kCachesFlushed = 2;  // what is read is more than stays
+constexpr double kCopySeconds = 0.5;   // a GPU that comes from idle takes that long to full clocks
 
 Status check(const char* call, cudaError_t error) {
   if (error == cudaSuccess) return {};
@@ -51,6 +52,7 @@ struct Gpu::State {
   cudaEvent_t begin = nullptr, end = nullptr;
   cudaDeviceProp properties{};
   std::vector<void*> memory;
+  void* zeros = nullptr;  // of the flush
 };
 
 Gpu::Gpu(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -80,6 +82,15 @@ Result<std::unique_ptr<Gpu>> Gpu::open(int index) {
 }
 
 void* Gpu::stream() const { return state_->stream; }
+
+std::string Gpu::bus_id() const {
+  int index = 0;
+  char place[32] = "";
+  require("cudaGetDevice", cudaGetDevice(&index));
+  require("cudaDeviceGetPCIBusId", cudaDeviceGetPCIBusId(place, sizeof(place), index));
+  return place;
+}
+
 int64_t Gpu::cache_bytes() const { return state_->properties.l2CacheSize; }
 
 int64_t Gpu::free_bytes() const {
@@ -117,6 +128,41 @@ double Gpu::seconds(const Graph& before, const Graph& timed) const {
   return 1e-3 * static_cast<double>(milliseconds);
 }
 
+void Gpu::launch(const Graph& graph) const {
+  require("cudaGraphLaunch", cudaGraphLaunch(executable_of(graph), state_->stream));
+}
+
+void Gpu::flush() {
+  const int64_t bytes = kCachesFlushed * cache_bytes();
+  if (state_->zeros == nullptr) {
+    state_->zeros = take(bytes);
+    require("cudaMemsetAsync",
+            cudaMemsetAsync(state_->zeros, 0, static_cast<size_t>(bytes), state_->stream));
+  }
+  launch_flush(state_->stream, state_->zeros, bytes);
+  require("flush", cudaGetLastError());
+}
+
+Gpu::Mark Gpu::mark() const {
+  cudaEvent_t event = nullptr;
+  require("cudaEventCreate", cudaEventCreate(&event));
+  Mark mark(event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
+  require("cudaEventRecord", cudaEventRecord(event, state_->stream));
+  return mark;
+}
+
+void Gpu::wait(const Mark& mark) const {
+  require("cudaEventSynchronize", cudaEventSynchronize(static_cast<cudaEvent_t>(mark.get())));
+}
+
+double Gpu::seconds(const Mark& begin, const Mark& end) const {
+  float milliseconds = 0;
+  require("cudaEventElapsedTime",
+          cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(begin.get()),
+                               static_cast<cudaEvent_t>(end.get())));
+  return 1e-3 * static_cast<double>(milliseconds);
+}
+
 double Gpu::copy_bandwidth() const {
   void* both = nullptr;
   require("cudaMalloc", cudaMalloc(&both, 2 * kCopyBytes));
@@ -150,25 +196,6 @@ Status Gpu::copy(void* to, const void* from, int64_t bytes) const {
                               cudaMemcpyDeviceToDevice, state_->stream));
   }
   return status;
-}
-
-GpuConditions read_gpu_conditions(int index) {
-  // By its place on the bus: nvidia-smi counts devices that CUDA_VISIBLE_DEVICES hides.
-  char place[32] = "";
-  if (cudaDeviceGetPCIBusId(place, sizeof(place), index) != cudaSuccess) return {};
-  const std::string command = text("nvidia-smi -i ", place,
-                                   " --query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
-                                   " --format=csv,noheader,nounits 2>/dev/null");
-  GpuConditions found;
-  FILE* const pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return found;
-  GpuConditions read;
-  if (std::fscanf(pipe, "%lf, %lf, %lf, %lf", &read.sm_clock, &read.memory_clock, &read.power,
-                  &read.temperature) == 4) {
-    found = read;
-  }
-  pclose(pipe);
-  return found;
 }
 
 }  // namespace moire::tool

@@ -19,6 +19,7 @@ class Gpu {
   Gpu& operator=(const Gpu&) = delete;
 
   void* stream() const;  // cudaStream_t
+  std::string bus_id() const;
   int64_t cache_bytes() const;
   int64_t free_bytes() const;
 
@@ -31,6 +32,14 @@ class Gpu {
   // Seconds of GPU time that `timed` takes behind `before`, which keeps the GPU busy while the host
   // enqueues; throws what a launch that fails says.
   double seconds(const Graph& before, const Graph& timed) const;
+  void launch(const Graph& graph) const;
+  // Enqueues what reads twice the cache, and leaves nothing in it to be written back.
+  void flush();
+  // A point of what was enqueued, and what the GPU's clock says of two.
+  using Mark = std::shared_ptr<void>;
+  Mark mark() const;
+  void wait(const Mark& mark) const;
+  double seconds(const Mark& begin, const Mark& end) const;
   // Bytes read and written per second by a copy much larger than the cache.
   double copy_bandwidth() const;
   // Device memory that lives as long as this; throws where there is too little.
@@ -43,11 +52,5 @@ class Gpu {
   explicit Gpu(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
-
-// Clocks (MHz), power (W) and temperature as nvidia-smi reports them; zeros without it.
-struct GpuConditions {
-  double sm_clock = 0, memory_clock = 0, power = 0, temperature = 0;
-};
-GpuConditions read_gpu_conditions(int index);
 
 }  // namespace moire::tool

@@ -6,5 +6,7 @@
 namespace moire::tool {
 
 int run_gpu_bench(const BenchOptions& options);
+// The same in steady state: time, clock, power and energy (sustained.h).
+int run_sustained_bench(const BenchOptions& options);
 
 }  // namespace moire::tool

@@ -8,6 +8,7 @@
 #include "random.h"
 #include "reference/tensor.h"
 #include "staging/device_memory.h"
+#include "statistics.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -100,20 +101,22 @@ Status CuBlas::multiply(DType dtype, bool transpose_a, bool transpose_b, int64_t
   return {Code::kDevice, text("bench: cublasGemmEx returned ", status)};
 }
 
-double CuBlas::dense_rate(Gpu& gpu, DType dtype) const {
+std::function<Status()> CuBlas::dense(Gpu& gpu, DType dtype) const {
   constexpr int64_t kSize = 8192;
-  constexpr int kRuns = 30;
   const void* const a = take_normal(gpu, dtype, kSize * kSize);
   const void* const b = take_normal(gpu, dtype, kSize * kSize);
   void* const c = gpu.take(kSize * kSize * dtype_size(dtype));
-  auto graph =
-      gpu.capture([&] { return multiply(dtype, false, true, kSize, kSize, kSize, a, b, c); });
+  return [=, this] { return multiply(dtype, false, true, kSize, kSize, kSize, a, b, c); };
+}
+
+double CuBlas::dense_rate(Gpu& gpu, DType dtype) const {
+  constexpr int kRuns = 30;
+  auto graph = gpu.capture(dense(gpu, dtype));
   if (!graph.ok()) throw std::runtime_error(graph.status().message());
   std::vector<double> times;
   times.reserve(kRuns);
   for (int i = 0; i < kRuns; ++i) times.push_back(gpu.seconds(*graph.value(), *graph.value()));
-  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
-  return 2.0 * kSize * kSize * kSize / times[kRuns / 2];
+  return kDenseFlops / summarize(std::move(times)).median;
 }
 
 // Weights are [G, out, in], rows are in expert order.

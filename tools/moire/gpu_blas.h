@@ -4,6 +4,7 @@
 
 #include <moire/tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,7 +23,10 @@ class CuBlas {
   // c [m, n] = op(a) op(b), row-major, contiguous, all of one dtype, summed in FP32.
   Status multiply(DType dtype, bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k,
                   const void* a, const void* b, void* c) const;
-  // FLOP/s of one large product.
+  // One large product, enqueued by each call of the function: 8192^3.
+  std::function<Status()> dense(Gpu& gpu, DType dtype) const;
+  static constexpr double kDenseFlops = 2.0 * 8192 * 8192 * 8192;
+  // Its FLOP/s in a few calls.
   double dense_rate(Gpu& gpu, DType dtype) const;
 
  private:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <thread>
 
 #include "terminal.h"
@@ -11,8 +10,6 @@ namespace moire::tool {
 namespace {
 
 constexpr int64_t kMostRounds = 2000;
-constexpr double kOutlierDeviations = 5;
-constexpr double kDeviationPerMad = 1.4826;  // of a normal distribution
 
 struct Running {
   int64_t call = 0;
@@ -77,18 +74,6 @@ std::vector<Samples> measure(const std::vector<Variant>& variants, const Protoco
   return out;
 }
 
-Summary summarize(std::vector<double> values) {
-  if (values.empty()) return {};
-  std::sort(values.begin(), values.end());
-  const auto at = [&](double fraction) {
-    const double place = fraction * static_cast<double>(values.size() - 1);
-    const auto below = static_cast<size_t>(place);
-    const size_t above = std::min(below + 1, values.size() - 1);
-    return values[below] + (place - std::floor(place)) * (values[above] - values[below]);
-  };
-  return {at(0.5), at(0.1), at(0.9), values.front()};
-}
-
 Summary paired_ratio(const Samples& numerator, const Samples& denominator) {
   std::vector<double> ratios;
   const size_t rounds = std::min(numerator.round_medians.size(), denominator.round_medians.size());
@@ -96,17 +81,6 @@ Summary paired_ratio(const Samples& numerator, const Samples& denominator) {
     ratios.push_back(numerator.round_medians[i] / denominator.round_medians[i]);
   }
   return summarize(ratios);
-}
-
-double outlier_share(const std::vector<double>& values) {
-  const double median = summarize(values).median;
-  std::vector<double> deviations;
-  deviations.reserve(values.size());
-  for (const double v : values) deviations.push_back(std::fabs(v - median));
-  const double limit = kOutlierDeviations * kDeviationPerMad * summarize(deviations).median;
-  const auto beyond =
-      std::count_if(deviations.begin(), deviations.end(), [&](double d) { return d > limit; });
-  return values.empty() ? 0 : static_cast<double>(beyond) / static_cast<double>(values.size());
 }
 
 }  // namespace moire::tool

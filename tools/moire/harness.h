@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "statistics.h"
+
 namespace moire::tool {
 
 struct Protocol {
@@ -36,14 +38,7 @@ struct Samples {
 std::vector<Samples> measure(const std::vector<Variant>& variants, const Protocol& protocol,
                              const std::function<void(double)>& tick);
 
-struct Summary {
-  double median = 0, p10 = 0, p90 = 0, least = 0;
-};
-Summary summarize(std::vector<double> values);
 // numerator / denominator, round by round.
 Summary paired_ratio(const Samples& numerator, const Samples& denominator);
-// Share of samples further from the median than 5 standard deviations, estimated by the median
-// absolute deviation (Iglewicz and Hoaglin 1993 take 3.5; timings have a long tail).
-double outlier_share(const std::vector<double>& values);
 
 }  // namespace moire::tool

@@ -136,11 +136,17 @@ void add_bench(CLI::App& app, BenchOptions& options, std::function<int()>& run) 
       app.add_subcommand("bench", "Times beside a baseline measured in the same run");
   add_common(*command, options.common);
   add_problems(*command, options.problems, true);
-  command->add_option("--time", options.seconds, "seconds of measuring, per op and dtype")
-      ->check(number<double>("a positive number of seconds",
+  auto* time =
+      command->add_option("--time", options.seconds, "seconds of measuring, per op and dtype");
+  time->check(number<double>("a positive number of seconds",
                              [](double value) { return value > 0 && std::isfinite(value); }))
       ->capture_default_str();
-  command->add_option("--svg", options.svg, "write a chart to this file");
+  auto* svg = command->add_option("--svg", options.svg, "write a chart to this file");
+  command
+      ->add_flag("--sustained", options.sustained,
+                 "on a GPU: in steady state, with clock, power and energy")
+      ->excludes(time)
+      ->excludes(svg);
   command->footer(
       "Without --ops a layer is timed as its products, its forward, and forward + backward; "
       "without\n"
@@ -150,7 +156,8 @@ void add_bench(CLI::App& app, BenchOptions& options, std::function<int()>& run) 
       "  moire bench cpu:square --ops fc1 --dtype fp32 --time 3\n"
       "  moire bench cpu:demo --ops glu,convert_glu,permute,unpermute\n"
       "  moire bench cpu --json > results.jsonl             all samples, protocol, machine\n"
-      "  moire bench cpu --svg chart.svg");
+      "  moire bench cpu --svg chart.svg\n"
+      "  moire bench gpu:qwen3_30b --device cuda --sustained --ops fc1,mlp");
   command->callback([&] { run = [&] { return run_bench(options); }; });
 }
 
