@@ -21,6 +21,7 @@ import moire
 import torch
 from peers.kernels import Layer
 from peers.shapes import SHAPES, TINY, Tensors
+from peers.tables import number
 from peers.timing import Bench, TorchGpu, host_microseconds
 from results import library, ratio_span
 from sustained import SHORT_NOTICE, Progress, plan_text, time_ratio
@@ -152,10 +153,6 @@ def sum_cells(sums):
     bare_text = f"{1e3 * bare['ms']:.0f}, {number(bare['mj'], 1)}"
     ratios = f"{ours['ms'] / bare['ms']:.3f}", number(energy, 3)
     return f"{1e3 * ours['ms']:.0f}", "", "", "", number(ours["mj"], 1), "", bare_text, *ratios
-
-
-def number(value, digits, unit=1):
-    return "-" if value is None else f"{value / unit:.{digits}f}"
 
 
 def picojoules(measured, flop):

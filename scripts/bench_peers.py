@@ -12,6 +12,7 @@ timed.
 
   scripts/bench_peers.py --parts mlp layer --json build/gpu/peers.json
   scripts/bench_peers.py --shapes qwen3-30b-a3b --parts mlp --short
+  scripts/bench_peers.py --table build/gpu/peers.json    Markdown of what was measured; no GPU
 """
 
 import argparse
@@ -26,6 +27,7 @@ import moire
 import torch
 from peers import layers, mlps, others, products
 from peers.shapes import SHAPES, TINY, Tensors
+from peers.tables import markdown
 from peers.timing import Bench, TorchGpu, bytes_kept, host_microseconds
 from results import library
 from sustained import SHORT_NOTICE, Progress, plan_text, rate_ratio, time_ratio
@@ -43,6 +45,10 @@ SECONDS_PER_CASE = 6  # to make its tensors, compile and compare
 
 def main():
     args = arguments()
+    if args.table:
+        reports = [json.loads(path.read_text()) for path in args.table]
+        print(markdown([row for report in reports for row in report["rows"]]))
+        return 0
     if not torch.cuda.is_available():
         sys.exit("bench_peers: Torch finds no GPU")
     if moire.info()["cuda"].startswith("off"):
@@ -89,6 +95,7 @@ def arguments(words=None):
     parser.add_argument("--multiple", type=int, default=1, help="rows of every expert are one")
     parser.add_argument("--short", action="store_true", help="daily work: not steady state")
     parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
+    parser.add_argument("--table", nargs="+", type=pathlib.Path, help="of such files")
     return parser.parse_args(words)
 
 

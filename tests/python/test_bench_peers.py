@@ -2,6 +2,7 @@
 GPU is needed for that.
 """
 
+import importlib
 import json
 import pathlib
 import sys
@@ -131,3 +132,38 @@ def test_a_table_without_power_has_gaps(peers, bench):
     shape = bench_kernels.measured_shape(peers.shapes.Tensors(peers.shapes.TINY, "cpu"), bench)
     assert shape["sum"]["moire"]["mj"] is None and shape["kernels"][0]["energy"] is None
     assert "| - |" in bench_kernels.table(shape)
+
+
+@pytest.mark.parametrize("script", ["bench_peers", "bench_kernels"])
+def test_a_whole_run_reports(peers, bench, script, monkeypatch, tmp_path, capsys):
+    """main() on simulated hardware: the plan first, and everything in the file."""
+    import moire
+    from peers.shapes import Tensors
+
+    module = importlib.import_module(script)
+    out = tmp_path / "made" / "out.json"
+    monkeypatch.setattr(sys, "argv", [script, "--shapes", "tiny", "--json", str(out)])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(moire, "info", lambda: {"cuda": "13.0", "library": "kept quiet"})
+    monkeypatch.setattr(module, "TorchGpu", lambda: None)
+    monkeypatch.setattr(module, "Bench", lambda gpu, is_short: bench)
+    monkeypatch.setattr(module, "Tensors", lambda shape, _, *rest: Tensors(shape, "cpu", *rest))
+    monkeypatch.setattr(peers.others, "_MAKERS", {})
+    monkeypatch.setattr(peers.others, "MODULES", {})
+    assert module.main() == 0
+    printed = capsys.readouterr().out
+    assert printed.index("a GPU") < printed.index("plan: ") < printed.index("tiny")
+    report = json.loads(out.read_text())
+    assert report["protocol"]["warm_seconds"] == 0.7 and not report["protocol"]["is_short"]
+    assert report["machine"]["moire"] == {"cuda": "13.0"}
+    if script == "bench_kernels":
+        assert len(report["shapes"]) == 1
+        return
+    assert len(report["rows"]) == 10
+    monkeypatch.setattr(sys, "argv", [script, "--table", str(out)])
+    assert module.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 10 and len({line.count("|") for line in lines}) == 1
+    assert "torch: TFLOP/s, ms, GHz, W, mJ; its time over moire's" in lines[0]
+    assert "4.00, 1.40, " in lines[2] and "**1.000** [1.000, 1.000]" in lines[2]
