@@ -81,7 +81,7 @@ LAYERS = (
 
 # The public headers in the order in which they may include each other.
 PUBLIC_ORDER = (
-    *("status", "explain", "context", "tensor", "groups", "buffer"),
+    *("status", "explain", "context", "tensor", "fields", "groups", "buffer"),
     *("quantize", "glu", "grouped_tensor", "grouped_gemm", "routing", "grouped_mlp"),
 )
 

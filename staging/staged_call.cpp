@@ -20,35 +20,14 @@ bool is_apart() {
   return apart;
 }
 
-int64_t span_bytes(const TensorView& t) {
-  if (!t.is_present() || t.data == nullptr || t.num_elements() == 0) return 0;
-  return ((t.num_rows() - 1) * t.stride() + t.columns()) * dtype_size(t.type());
-}
-
 }  // namespace
 
-void PointerWalk::in(const uint8_t*& bytes, int64_t count) {
-  bytes = static_cast<const uint8_t*>(act_(const_cast<uint8_t*>(bytes), count, Role::kInput));
+void PointerWalk::field(const char*, moire_tensor& t, Role role, const char*) {
+  t.data = act_(t.data, span_bytes(t), role);
 }
 
-void PointerWalk::out(const moire_offsets_output*& outputs, int64_t count) {
-  if (outputs == nullptr || count <= 0) return;
-  auto& copies = outputs_.emplace_back(outputs, outputs + count);
-  for (moire_offsets_output& output : copies) part(output.offsets, Role::kOutput);
-  outputs = copies.data();
-}
-
-void PointerWalk::scratch(moire_workspace& w) {
-  w.data = act_(w.data, static_cast<int64_t>(w.bytes), Role::kScratch);
-}
-
-void PointerWalk::part(moire_tensor& t, Role role) { t.data = act_(t.data, span_bytes(t), role); }
-
-void PointerWalk::part(moire_weight& w, Role role) {
-  if (w.list == nullptr) {
-    part(w.tensor, role);
-    return;
-  }
+void PointerWalk::field(const char* name, moire_weight& w, Role role, const char* sizes) {
+  if (w.list == nullptr) return field(name, w.tensor, role, sizes);
   const TensorView& t = w.tensor;
   auto& list = lists_.emplace_back(w.list, w.list + t.shape[0]);
   for (const void*& matrix : list) {
@@ -57,14 +36,30 @@ void PointerWalk::part(moire_weight& w, Role role) {
   w.list = list.data();
 }
 
-void PointerWalk::part(moire_quantized& q, Role role) {
-  part(q.data, role);
-  part(q.scales, role);
+void PointerWalk::field(const char* name, moire_quantized& q, Role role, const char* sizes) {
+  field(name, q.data, role, sizes);
+  field(name, q.scales, role, sizes);
 }
 
-void PointerWalk::part(moire_groups& g, Role role) {
+void PointerWalk::field(const char*, const uint8_t*& bytes, Role role, int64_t count) {
+  bytes = static_cast<const uint8_t*>(act_(const_cast<uint8_t*>(bytes), count, role));
+}
+
+void PointerWalk::field(const char* name, const moire_offsets_output*& outputs, Role role,
+                        int64_t count) {
+  if (outputs == nullptr || count <= 0) return;
+  auto& copies = outputs_.emplace_back(outputs, outputs + count);
+  for (moire_offsets_output& output : copies) field(name, output.offsets, role, "*");
+  outputs = copies.data();
+}
+
+void PointerWalk::field(const char*, moire_groups& g) {
   const int64_t bytes = g.offsets == nullptr ? 0 : (g.num_groups + 1) * int64_t{sizeof(int64_t)};
-  g.offsets = static_cast<const int64_t*>(act_(const_cast<int64_t*>(g.offsets), bytes, role));
+  g.offsets = static_cast<const int64_t*>(act_(const_cast<int64_t*>(g.offsets), bytes, Role::kIn));
+}
+
+void PointerWalk::field(const char*, moire_workspace& w) {
+  w.data = act_(w.data, static_cast<int64_t>(w.bytes), Role::kScratch);
 }
 
 void StagedCall::clear() {
@@ -73,6 +68,7 @@ void StagedCall::clear() {
 }
 
 void* StagedCall::add(void* pointer, int64_t bytes, Role role) {
+  if (role != Role::kScratch) role = is_written(role) ? Role::kOut : Role::kIn;
   if (pointer != nullptr && bytes > 0) {
     pieces_.push_back(
         {static_cast<std::byte*>(pointer), static_cast<size_t>(bytes), role, 0, nullptr});
@@ -102,7 +98,7 @@ void StagedCall::merge_pieces() {
     }
     Piece& last = merged.back();
     last.bytes = std::max(last.bytes, static_cast<size_t>(p.begin - last.begin) + p.bytes);
-    if (p.role != Role::kInput) last.role = Role::kOutput;
+    if (p.role != Role::kIn) last.role = Role::kOut;
   }
   pieces_ = std::move(merged);
 }
@@ -140,7 +136,7 @@ Status StagedCall::download_apart() {
     if (p.role == Role::kScratch) continue;
     after_.resize(p.bytes);
     if (Status status = copy_to_host(after_.data(), p.device, p.bytes); !status.ok()) return status;
-    if (p.role == Role::kOutput) {
+    if (p.role == Role::kOut) {
       std::memcpy(p.begin, after_.data(), p.bytes);
     } else if (std::memcmp(p.begin, after_.data(), p.bytes) != 0) {
       return {Code::kInternal, "staging: an input was written"};
@@ -160,9 +156,9 @@ Status StagedCall::download() {
     return std::memcmp(before_.data() + at, after_.data() + at, until - at) == 0;
   };
   for (const Piece& p : pieces_) {
-    if (p.role == Role::kInput) continue;
+    if (p.role == Role::kIn) continue;
     if (!is_unchanged(p.offset)) break;
-    if (p.role == Role::kOutput) std::memcpy(p.begin, after_.data() + p.offset, p.bytes);
+    if (p.role == Role::kOut) std::memcpy(p.begin, after_.data() + p.offset, p.bytes);
     at = p.offset + p.bytes;
   }
   if (is_unchanged(before_.size())) return {};

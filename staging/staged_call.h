@@ -9,7 +9,7 @@
 #pragma once
 
 #include <moire/context.h>
-#include <moire/tensor.h>
+#include <moire/fields.h>
 
 #include <cstddef>
 #include <deque>
@@ -17,37 +17,25 @@
 #include <vector>
 
 #include "staging/device_memory.h"
-#include "staging/memory_of.h"
 
 namespace moire::staging {
 
-enum class Role { kInput, kOutput, kScratch };
-
-// A visitor of memory_of that hands every pointer, with the bytes behind it, to a function and puts
-// what that returns in its place.
-class PointerWalk {
+// A visitor of moire/fields.h that hands every pointer, with the bytes behind it, to a function and
+// puts what that returns in its place.
+class PointerWalk : public MemoryVisitor {
  public:
   using Act = std::function<void*(void* pointer, int64_t bytes, Role role)>;
   explicit PointerWalk(Act act) : act_(std::move(act)) {}
 
-  template <class... T>
-  void in(T&... parts) {
-    (part(parts, Role::kInput), ...);
-  }
-  template <class... T>
-  void out(T&... parts) {
-    (part(parts, Role::kOutput), ...);
-  }
-  void in(const uint8_t*& bytes, int64_t count);
-  void out(const moire_offsets_output*& outputs, int64_t count);
-  void scratch(moire_workspace& workspace);
+  void field(const char* name, moire_tensor& tensor, Role role, const char* sizes);
+  void field(const char* name, moire_weight& weight, Role role, const char* sizes);
+  void field(const char* name, moire_quantized& quantized, Role role, const char* sizes);
+  void field(const char* name, const uint8_t*& bytes, Role role, int64_t count);
+  void field(const char* name, const moire_offsets_output*& outputs, Role role, int64_t count);
+  void field(const char* name, moire_groups& groups);
+  void field(const char* name, moire_workspace& workspace);
 
  private:
-  void part(moire_tensor& tensor, Role role);
-  void part(moire_weight& weight, Role role);
-  void part(moire_quantized& quantized, Role role);
-  void part(moire_groups& groups, Role role);
-
   Act act_;
   // What arguments point at that is read on the host.
   std::deque<std::vector<const void*>> lists_;
@@ -75,7 +63,7 @@ class StagedCall {
   template <class A>
   void add(A args) {
     PointerWalk walk([this](void* p, int64_t bytes, Role role) { return add(p, bytes, role); });
-    memory_of(args, walk);
+    visit_fields(args, walk);
   }
   Status upload();
   // The arguments with pointers to the device; what they point at on the host lives until clear().
@@ -83,7 +71,7 @@ class StagedCall {
   A on_device(A args) {
     auto& walk =
         walks_.emplace_back([this](void* p, int64_t bytes, Role) { return on_device(p, bytes); });
-    memory_of(args, walk);
+    visit_fields(args, walk);
     return args;
   }
   // What was written comes back; an error if that is more than the outputs.

@@ -38,18 +38,6 @@ std::string to_text(const Sizes& expected) {
   return concat(names, "] = ", sizes, "]");
 }
 
-// First byte and one past the last byte that a view may touch.
-struct ByteRange {
-  uintptr_t begin, end;
-};
-
-ByteRange bytes_of(const TensorView& t) {
-  const auto begin = reinterpret_cast<uintptr_t>(t.data);
-  if (t.num_elements() == 0) return {begin, begin};
-  const int64_t elements = (t.num_rows() - 1) * t.stride() + t.columns();
-  return {begin, begin + static_cast<uintptr_t>(elements * dtype_size(t.type()))};
-}
-
 // An index outside its range, and where it is.
 struct Misfit {
   int64_t row, column, value;
@@ -240,26 +228,6 @@ bool ArgumentCheck::same_dtype(std::string_view a_name, const TensorView& a,
 
 bool ArgumentCheck::enumerator(std::string_view name, int32_t value, int32_t count) {
   return require(value >= 0 && value < count, name, " is ", value, ", must be 0 to ", count - 1);
-}
-
-bool ArgumentCheck::disjoint(std::string_view a_name, const TensorView& a, std::string_view b_name,
-                             const TensorView& b) {
-  if (!ok() || purpose_ == Purpose::kSizeWorkspace) return ok();
-  if (!a.is_present() || !b.is_present()) return ok();
-  const ByteRange x = bytes_of(a), y = bytes_of(b);
-  const bool overlap = x.begin < y.end && y.begin < x.end;
-  return require(!overlap, a_name, " and ", b_name,
-                 " overlap in their address ranges, must be apart");
-}
-
-bool ArgumentCheck::apart(std::span<const NamedTensor> outputs,
-                          std::span<const NamedTensor> inputs) {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const NamedTensor& a = outputs[i];
-    for (const NamedTensor& b : inputs) disjoint(a.name, a.tensor, b.name, b.tensor);
-    for (const NamedTensor& b : outputs.first(i)) disjoint(a.name, a.tensor, b.name, b.tensor);
-  }
-  return ok();
 }
 
 bool ArgumentCheck::indices(std::string_view name, const TensorView& t, int64_t count,

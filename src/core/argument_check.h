@@ -91,17 +91,6 @@ class ArgumentCheck {
                   const TensorView& b);
   // `value` is one of 0 ... count - 1.
   bool enumerator(std::string_view name, int32_t value, int32_t count);
-  // The address ranges of two views do not overlap: interleaved columns of one buffer are refused
-  // as well. Absent views share nothing.
-  bool disjoint(std::string_view a_name, const TensorView& a, std::string_view b_name,
-                const TensorView& b);
-  // No output shares a byte with an input or with another output.
-  bool apart(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs);
-  bool apart(std::initializer_list<NamedTensor> outputs,
-             std::initializer_list<NamedTensor> inputs) {
-    return apart(std::span(outputs.begin(), outputs.size()),
-                 std::span(inputs.begin(), inputs.size()));
-  }
   // Each of the first `count` indices, in row-major order, is in [lowest, limit); runs when running
   // on a CPU. `lowest` = -1 admits "dropped".
   bool indices(std::string_view name, const TensorView& t, int64_t count, int64_t lowest,

@@ -6,7 +6,6 @@
 
 #include "core/argument_check.h"
 #include "core/status_macros.h"
-#include "mlp/footprint.h"
 #include "mlp/recipe.h"
 #include "mlp/recipe_check.h"
 #include "mlp/steps.h"
@@ -35,20 +34,6 @@ Status validate(const Context& context, const GroupedLinearArgs& args, Purpose p
   check.require(args.scale.rank == 0 || args.bias.rank != 0,
                 "scale is present but bias is absent: it would scale nothing");
   check.tensor("y", args.y, kFloatTypes, {capacity, out});
-  if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
-  Footprint()
-      .writes("y", args.y)
-      .writes("x_columnwise", args.x_columnwise)
-      .writes(args.workspace)
-      .reads("x", args.x)
-      .reads("x_scales", args.x_scales)
-      .reads("row_idx", args.row_idx)
-      .reads("w", Weight(args.w))
-      .reads("w_quantized", args.w_quantized)
-      .reads("bias", args.bias)
-      .reads("scale", args.scale)
-      .reads(args.groups)
-      .check(check);
   return check.status();
 }
 
@@ -125,25 +110,6 @@ Status validate(const Context& context, const GroupedLinearBackwardArgs& args, P
     check.tensor("bias", args.bias, kFloatTypes, {num_groups, out});
   }
   check_beta(check, "beta", args.beta, args.beta_per_group, groups);
-  if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
-  Footprint()
-      .writes("grad_x", grad_x)
-      .writes("grad_w", grad_w)
-      .writes("grad_bias", grad_bias)
-      .writes("grad_scale", grad_scale)
-      .writes(args.workspace)
-      .reads("x", args.x)
-      .reads("x_columnwise", args.x_columnwise)
-      .reads("row_idx", args.row_idx)
-      .reads("w", Weight(args.w))
-      .reads("w_quantized", args.w_quantized)
-      .reads("bias", args.bias)
-      .reads("scale", args.scale)
-      .reads("grad_y", grad_y)
-      .reads("grad_y_rowwise", args.grad_y_rowwise)
-      .reads("grad_y_columnwise", args.grad_y_columnwise)
-      .reads(args.groups)
-      .check(check);
   return check.status();
 }
 

@@ -6,7 +6,6 @@
 
 #include "core/argument_check.h"
 #include "core/status_macros.h"
-#include "mlp/footprint.h"
 #include "mlp/recipe.h"
 #include "mlp/recipe_check.h"
 #include "mlp/validate.h"
@@ -63,26 +62,6 @@ Status validate(const Context& context, const GroupedMlpArgs& args, Purpose purp
     check.same_dtype("z", args.z, "y", args.y);
     check.same_dtype("act", args.act, "y", args.y);
   }
-  if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
-  Footprint()
-      .writes("y", args.y)
-      .writes("z", args.z)
-      .writes("act", args.act)
-      .writes("x_columnwise", args.x_columnwise)
-      .writes("act_columnwise", args.act_columnwise)
-      .writes(args.workspace)
-      .reads("x", x)
-      .reads("x_scales", args.x_scales)
-      .reads("row_idx", args.row_idx)
-      .reads("w1", Weight(args.w1))
-      .reads("w1_quantized", args.w1_quantized)
-      .reads("b1", args.b1)
-      .reads("w2", Weight(args.w2))
-      .reads("w2_quantized", args.w2_quantized)
-      .reads("b2", args.b2)
-      .reads("probs", args.probs)
-      .reads(args.groups)
-      .check(check);
   return check.status();
 }
 

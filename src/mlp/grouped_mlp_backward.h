@@ -11,9 +11,7 @@ namespace moire {
 // What a call asks for.
 struct MlpBackwardNeeds {
   explicit MlpBackwardNeeds(const GroupedMlpBackwardArgs& args)
-      : grad_z(is_present(args.grad_z) || is_present(args.grad_z_columnwise) ||
-               is_present(args.grad_x) || is_present(args.grad_w1) || is_present(args.grad_b1) ||
-               is_present(args.grad_probs)),
+      : grad_z(fields::needs_grad_z(args)),
         makes_act(args.act_is_saved == 0 && (is_present(args.grad_w2) || is_present(args.act) ||
                                              is_present(args.act_columnwise))),
         scale_from_b2(is_present(args.grad_probs) && is_present(args.b2)),

@@ -1,5 +1,4 @@
 // Every argument of grouped_mlp_backward.
-#include "mlp/footprint.h"
 #include "mlp/grouped_mlp_backward.h"
 #include "mlp/recipe_check.h"
 #include "mlp/validate.h"
@@ -25,39 +24,6 @@ void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, N
   check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
   check.enumerator("beta_bias", args.beta_bias, 2);
   check.enumerator("act_is_saved", args.act_is_saved, 2);
-}
-
-void check_memory(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
-  Footprint memory;
-  memory.writes("grad_x", args.grad_x)
-      .writes("grad_z", args.grad_z)
-      .writes("grad_w1", Weight(args.grad_w1))
-      .writes("grad_b1", args.grad_b1)
-      .writes("grad_w2", Weight(args.grad_w2))
-      .writes("grad_b2", args.grad_b2)
-      .writes("grad_probs", args.grad_probs)
-      .writes("grad_z_columnwise", args.grad_z_columnwise)
-      .writes(args.workspace)
-      .reads("x", args.x)
-      .reads("x_columnwise", args.x_columnwise)
-      .reads("w1_quantized", args.w1_quantized)
-      .reads("w2_quantized", args.w2_quantized)
-      .reads("grad_y_rowwise", args.grad_y_rowwise)
-      .reads("grad_y_columnwise", args.grad_y_columnwise)
-      .reads("row_idx", args.row_idx)
-      .reads("w1", Weight(args.w1))
-      .reads("w2", Weight(args.w2))
-      .reads("b2", args.b2)
-      .reads("probs", args.probs)
-      .reads("z", args.z)
-      .reads("grad_y", args.grad_y)
-      .reads(args.groups);
-  if (args.act_is_saved != 0) {
-    memory.reads("act", args.act).reads("act_columnwise", args.act_columnwise);
-  } else {
-    memory.writes("act", args.act).writes("act_columnwise", args.act_columnwise);
-  }
-  memory.check(check);
 }
 
 }  // namespace
@@ -106,7 +72,6 @@ Status validate(const Context& context, const GroupedMlpBackwardArgs& args,
   check_gradients(check, args, h, f);
   check_beta(check, "beta_w1", args.beta_w1, args.beta_w1_per_group, groups);
   check_beta(check, "beta_w2", args.beta_w2, args.beta_w2_per_group, groups);
-  if (check.ok() && purpose == ArgumentCheck::Purpose::kRun) check_memory(check, args);
   return check.status();
 }
 

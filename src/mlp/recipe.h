@@ -2,6 +2,7 @@
 // the steps that make those which the caller did not give.
 #pragma once
 
+#include <moire/fields.h>
 #include <moire/groups.h>
 #include <moire/quantize.h>
 
@@ -54,10 +55,6 @@ struct Recipe {
   int32_t fractional_scales;
   DType gradient_dtype = DType::kE4M3;
 };
-
-inline bool is_present(const moire_tensor& t) { return t.rank != 0; }
-inline bool is_present(const moire_weight& w) { return w.tensor.rank != 0; }
-inline bool is_present(const moire_quantized& q) { return q.data.rank != 0; }
 
 // Memory for a copy of a ragged [rows, columns].
 moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int32_t direction,

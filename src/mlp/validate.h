@@ -7,6 +7,7 @@
 
 #include "core/arena.h"
 #include "core/argument_check.h"
+#include "core/footprint.h"
 #include "core/status_macros.h"
 #include "mlp/steps.h"
 
@@ -53,11 +54,12 @@ struct Composite {
   // every output as it was.
   Status run(const Context& context, const Args& args) const {
     MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kRun));
+    ArgumentCheck check(name, context, ArgumentCheck::Purpose::kRun);
+    if (!check_memory(check, args)) return check.status();
     Arena arena(args.workspace);
     Steps steps = steps_of(context, args, arena);
     size_t needed = 0;
     MOIRE_RETURN_IF_ERROR(size(context, steps, arena, &needed));
-    ArgumentCheck check(name, context, ArgumentCheck::Purpose::kRun);
     if (!check.workspace(args.workspace, needed)) return check.status();
     StepRunner runner(name, context, args.workspace, arena.used());
     return steps.run(runner);

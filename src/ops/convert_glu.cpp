@@ -10,7 +10,7 @@ constexpr DType kStorageTypes[] = {DType::kFP32,  DType::kBF16, DType::kFP16,  D
                                    DType::kE5M2,  DType::kE8M0, DType::kUint8, DType::kInt32,
                                    DType::kInt64, DType::kFP64};
 
-// Rank, dtype, pointers, and that source and target are twins that lie apart.
+// Rank, dtype, pointers, and that source and target are twins.
 void check_tensors(ArgumentCheck& check, const TensorView& source, const TensorView& target) {
   check.require(source.rank >= 1 && source.rank <= 3, "source has rank ", source.rank,
                 ", needs rank 1 to 3");
@@ -21,7 +21,6 @@ void check_tensors(ArgumentCheck& check, const TensorView& source, const TensorV
   check.require(equal, "source is ", source, " but target is ", target,
                 ": the shapes must be equal");
   check.same_dtype("source", source, "target", target);
-  check.disjoint("target", target, "source", source);
 }
 
 // That `dim` exists and its size is a multiple of 2 * block. `block` 0 stands for halves.

@@ -55,7 +55,6 @@ Status check_convert_scales(const Context& context, const ConvertScalesArgs& arg
   if (!check.ok() || !check.groups(args.groups)) return check.status();
   check_side(check, {"source", args.source}, args.from, args);
   check_side(check, {"target", args.target}, args.to, args);
-  check.apart({{"target", args.target}}, {{"source", args.source}});
   return check.status();
 }
 

@@ -1,6 +1,6 @@
-// From a validated call to the implementation that runs it: walk the op's list, take the first that
-// supports the call, check its workspace, run it (or, on an explaining context, record what would
-// have run).
+// From a validated call to the implementation that runs it: see that its memory lies apart, walk
+// the op's list, take the first that supports the call, check its workspace, run it (or, on an
+// explaining context, record what would have run).
 #pragma once
 
 #include <moire/context.h>
@@ -13,6 +13,7 @@
 #include "backend/implementation.h"
 #include "core/argument_check.h"
 #include "core/float_environment.h"
+#include "core/footprint.h"
 #include "core/status_macros.h"
 
 namespace moire {
@@ -85,11 +86,12 @@ Status size_workspace(const Context& context, std::string_view op, const A& args
 template <class A, class Describe>
 Status dispatch(const Context& context, std::string_view op, const A& args, Workspace workspace,
                 Describe&& describe) {
+  ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
+  if (!check_memory(check, args)) return check.status();
   Result<Choice<A>> choice = choose(context, op, args);
   if (!choice.ok()) return choice.status();
   const Implementation<A>& chosen = *choice.value().implementation;
   const size_t needed = chosen.workspace(context.state(), args);
-  ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
   if (!check.workspace(workspace, needed)) return check.status();
   if (context.is_explaining()) {
     Cost cost = describe();

@@ -39,49 +39,6 @@ inline bool check_accumulation(ArgumentCheck& check, int32_t accumulation, const
   return check.ok();
 }
 
-inline TensorView bytes_of(const Workspace& workspace) {
-  if (workspace.data == nullptr) return {};
-  return {workspace.data, DType::kUint8, {static_cast<int64_t>(workspace.bytes)}};
-}
-
-// The offsets as a tensor; they are an input like any other.
-inline TensorView offsets_of(const Groups& groups) {
-  if (groups.offsets == nullptr) return {};
-  return {const_cast<int64_t*>(groups.offsets), DType::kInt64, {groups.num_groups + 1}};
-}
-
-// `t` and the weight share no byte.
-inline void check_apart(ArgumentCheck& check, const NamedTensor& t, std::string_view weight_name,
-                        const Weight& w) {
-  if (w.list == nullptr) {
-    check.disjoint(t.name, t.tensor, weight_name, w.tensor);
-    return;
-  }
-  for (int64_t g = 0; check.ok() && g < w.tensor.shape[0]; ++g) {
-    check.disjoint(t.name, t.tensor, weight_name, w.matrix(g));
-  }
-}
-
-// No output shares memory with another output, with an input or with the workspace.
-inline bool check_apart(ArgumentCheck& check, std::span<const NamedTensor> outputs,
-                        std::initializer_list<NamedTensor> inputs, const Groups& groups,
-                        const Workspace& workspace) {
-  check.apart(outputs, std::span(inputs.begin(), inputs.size()));
-  for (const NamedTensor& a : outputs) {
-    check.disjoint(a.name, a.tensor, "groups.offsets", offsets_of(groups));
-    check.disjoint(a.name, a.tensor, "the workspace", bytes_of(workspace));
-  }
-  for (const NamedTensor& b : inputs) {
-    check.disjoint("the workspace", bytes_of(workspace), b.name, b.tensor);
-  }
-  return check.ok();
-}
-inline bool check_apart(ArgumentCheck& check, std::initializer_list<NamedTensor> outputs,
-                        std::initializer_list<NamedTensor> inputs, const Groups& groups,
-                        const Workspace& workspace) {
-  return check_apart(check, std::span(outputs.begin(), outputs.size()), inputs, groups, workspace);
-}
-
 // "128 groups, capacity 512, [512, 2048] x [128, 1536, 2048] bf16", "... e4m3 x bf16" where the
 // dtypes differ.
 inline std::string problem_text(const Groups& groups, const TensorView& a, const TensorView& b) {

@@ -1,12 +1,8 @@
 // grouped_gemm_wgrad: validation and dispatch.
 #include <moire/grouped_gemm.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <utility>
 
-#include "core/name.h"
-#include "core/short_list.h"
 #include "ops/dispatch.h"
 #include "ops/grouped_gemm_check.h"
 
@@ -14,23 +10,6 @@ namespace moire {
 namespace {
 
 using Purpose = ArgumentCheck::Purpose;
-
-// The matrices of a list share no byte with each other.
-void check_list(ArgumentCheck& check, const Weight& d) {
-  if (d.list == nullptr || !check.ok()) return;
-  const int64_t num_groups = d.tensor.shape[0];
-  using Start = std::pair<uintptr_t, int64_t>;
-  ShortList<Start, 64> starts;
-  for (int64_t g = 0; g < num_groups; ++g) {
-    starts->emplace_back(reinterpret_cast<uintptr_t>(d.list[g]), g);
-  }
-  std::sort(starts->begin(), starts->end());
-  for (size_t i = 1; check.ok() && i < starts->size(); ++i) {
-    const int64_t first = (*starts)[i - 1].second, second = (*starts)[i].second;
-    check.disjoint(Name("d[", first, "]"), d.matrix(first), Name("d[", second, "]"),
-                   d.matrix(second));
-  }
-}
 
 void check_beta(ArgumentCheck& check, const GroupedGemmWgradArgs& args) {
   check.enumerator("beta", args.beta, 2);
@@ -58,19 +37,6 @@ Status validate(const Context& context, const GroupedGemmWgradArgs& args, Purpos
   check_accumulation(check, args.accumulation, scaled_a.data, scaled_b.data);
   check.weight("d", d, kFloatTypes, {"G", groups.num_groups}, m, n);
   check_beta(check, args);
-  if (!check.ok() || purpose == Purpose::kSizeWorkspace) return check.status();
-  const NamedTensor inputs[] = {
-      {"a", a},
-      {"a_row_idx", args.a_row_idx},
-      {"b", b},
-      {"b_row_idx", args.b_row_idx},
-      scaled_a.scales,
-      scaled_b.scales,
-      {"groups.offsets", offsets_of(groups)},
-      {"the workspace", bytes_of(args.workspace)},
-  };
-  for (const NamedTensor& input : inputs) check_apart(check, input, "d", d);
-  check_list(check, d);
   return check.status();
 }
 

@@ -16,7 +16,6 @@ void check_rows(ArgumentCheck& check, const PermuteArgs& args) {
   check.tensor("gather_idx", gather_idx, kIndexTypes, {{"capacity", groups.capacity}});
   check.tensor("rows", rows, kFloatTypes, {{"capacity", groups.capacity}, {"H", x.shape[1]}});
   check.same_dtype("x", x, "rows", rows);
-  check.apart({{"rows", rows}}, {{"x", x}, {"gather_idx", gather_idx}});
   if (!check.ok() || !check.reads_values()) return;
   check.indices("gather_idx", gather_idx, rows_in_use(groups), 0, x.shape[0]);
 }
@@ -32,8 +31,6 @@ void check_probs(ArgumentCheck& check, const PermuteArgs& args) {
   const TensorView x = args.x;
   check.require(!x.is_present() || x.shape[0] == num_tokens, "x is ", x, " but topk_weights is ",
                 topk_weights, ": both must have the same number of tokens");
-  check.apart({{"probs", probs}},
-              {{"topk_weights", topk_weights}, {"scatter_idx", scatter_idx}, {"rows", args.rows}});
   check_scatter(check, scatter_idx, args.groups);
 }
 

@@ -1,7 +1,6 @@
 // Validation and dispatch of quantize and quantize_weight.
 #include <moire/quantize.h>
 
-#include "core/name.h"
 #include "core/resolved_groups.h"
 #include "core/scale_shapes.h"
 #include "core/scales_check.h"
@@ -48,27 +47,7 @@ Status check_quantize(const Context& context, const QuantizeArgs& args) {
       [&](std::string_view name, const Quantized& copy, int32_t direction) {
         check_quantized(check, name, copy, args.scaling, direction, groups, {"k", source.shape[1]});
       });
-  check.apart({{"rowwise.data", args.rowwise.data},
-               {"rowwise.scales", args.rowwise.scales},
-               {"columnwise.data", args.columnwise.data},
-               {"columnwise.scales", args.columnwise.scales}},
-              {{"source", source}, {"row_idx", row_idx}});
   return check.status();
-}
-
-// Each matrix of a list is checked on its own.
-void check_listed_apart(ArgumentCheck& check, const QuantizeWeightArgs& args) {
-  const Weight source = args.source;
-  const int64_t count = source.list == nullptr ? 0 : source.tensor.shape[0];
-  for (int64_t g = 0; check.ok() && g < count; ++g) {
-    const Name name("source[", g, "]");
-    for (const NamedTensor& output : {NamedTensor{"rowwise.data", args.rowwise.data},
-                                      {"rowwise.scales", args.rowwise.scales},
-                                      {"columnwise.data", args.columnwise.data},
-                                      {"columnwise.scales", args.columnwise.scales}}) {
-      check.disjoint(output.name, output.tensor, name, source.matrix(g));
-    }
-  }
 }
 
 Status check_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
@@ -93,12 +72,6 @@ Status check_quantize_weight(const Context& context, const QuantizeWeightArgs& a
                [&](std::string_view name, const Quantized& copy, int32_t direction) {
                  check_quantized(check, name, copy, args.scaling, direction, source);
                });
-  check.apart({{"rowwise.data", args.rowwise.data},
-               {"rowwise.scales", args.rowwise.scales},
-               {"columnwise.data", args.columnwise.data},
-               {"columnwise.scales", args.columnwise.scales}},
-              {{"source", source.list == nullptr ? TensorView(source.tensor) : TensorView()}});
-  check_listed_apart(check, args);
   return check.status();
 }
 

@@ -37,8 +37,6 @@ Status validate(const Context& context, const RouterArgs& args) {
   check.optional_tensor("expert_bias", expert_bias, kFP32Only, {{"E", logits.shape[1]}});
   check.tensor("topk_weights", topk_weights, kFP32Only,
                {{"T", topk_idx.shape[0]}, {"k", topk_idx.shape[1]}});
-  check.apart({{"topk_idx", topk_idx}, {"topk_weights", topk_weights}},
-              {{"logits", logits}, {"expert_bias", expert_bias}});
   return check.status();
 }
 
@@ -51,9 +49,6 @@ Status validate(const Context& context, const RouterBackwardArgs& args) {
                {{"T", topk_idx.shape[0]}, {"k", topk_idx.shape[1]}});
   check.tensor("grad_logits", grad_logits, kFloatTypes,
                {{"T", logits.shape[0]}, {"E", logits.shape[1]}});
-  check.apart(
-      {{"grad_logits", grad_logits}},
-      {{"logits", logits}, {"topk_idx", topk_idx}, {"grad_topk_weights", grad_topk_weights}});
   check.indices("topk_idx", topk_idx, topk_idx.num_elements(), 0, logits.shape[1]);
   return check.status();
 }

@@ -34,11 +34,6 @@ ArgumentCheck check_arguments(const Context& context, const SplitsToOffsetsArgs&
                  {{short_form ? "G" : "G + 1", num_groups + (short_form ? 0 : 1)}});
     check.require(output.multiplier >= 0, "outputs[", i, "].multiplier is ", output.multiplier,
                   ", must not be negative");
-    check.disjoint(name, output.offsets, "splits", splits);
-    for (int64_t j = 0; check.ok() && j < i; ++j) {
-      check.disjoint(name, output.offsets, Name("outputs[", j, "].offsets"),
-                     args.outputs[j].offsets);
-    }
   }
   return check;
 }

@@ -16,7 +16,6 @@ void check_sum(ArgumentCheck& check, const UnpermuteArgs& args) {
   check.tensor("y", y, kFloatTypes, {{"T", scatter_idx.shape[0]}, {"H", rows.shape[1]}});
   check.require(y.type() == rows.type() || y.type() == DType::kFP32, "y is ", y, " but rows is ",
                 rows, ": y must have the dtype of rows, or fp32");
-  check.apart({{"y", y}}, {{"rows", rows}, {"scatter_idx", scatter_idx}, {"weights", weights}});
   check.indices("scatter_idx", scatter_idx, scatter_idx.num_elements(), -1, rows.shape[0]);
 }
 
@@ -28,9 +27,6 @@ void check_weights(ArgumentCheck& check, const UnpermuteArgs& args) {
                {{"T", scatter_idx.shape[0]}, {"k", scatter_idx.shape[1]}});
   check.require(!rows.is_present() || rows.shape[0] == probs.shape[0], "rows is ", rows,
                 " but probs is ", probs, ": both must have the same capacity");
-  check.apart(
-      {{"y", args.y}, {"topk_weights", topk_weights}},
-      {{"probs", probs}, {"scatter_idx", scatter_idx}, {"rows", rows}, {"weights", args.weights}});
   check.indices("scatter_idx", scatter_idx, scatter_idx.num_elements(), -1, probs.shape[0]);
 }
 
@@ -51,10 +47,6 @@ void check_grad_rows(ArgumentCheck& check, const UnpermuteBackwardArgs& args) {
   check.tensor("grad_rows", grad_rows, kFloatTypes,
                {{"capacity", args.groups.capacity}, {"H", grad_y.shape[1]}});
   check.same_dtype("grad_y", grad_y, "grad_rows", grad_rows);
-  check.apart({{"grad_rows", grad_rows}}, {{"grad_y", grad_y},
-                                           {"rows", args.rows},
-                                           {"scatter_idx", args.scatter_idx},
-                                           {"weights", args.weights}});
 }
 
 void check_grad_weights(ArgumentCheck& check, const UnpermuteBackwardArgs& args) {
@@ -63,11 +55,6 @@ void check_grad_weights(ArgumentCheck& check, const UnpermuteBackwardArgs& args)
                {{"capacity", args.groups.capacity}, {"H", grad_y.shape[1]}});
   check.tensor("grad_weights", grad_weights, kFP32Only,
                {{"T", grad_y.shape[0]}, {"k", args.scatter_idx.shape[1]}});
-  check.apart({{"grad_weights", grad_weights}}, {{"grad_y", grad_y},
-                                                 {"rows", rows},
-                                                 {"scatter_idx", args.scatter_idx},
-                                                 {"weights", args.weights},
-                                                 {"grad_rows", args.grad_rows}});
 }
 
 Status validate(const Context& context, const UnpermuteBackwardArgs& args) {

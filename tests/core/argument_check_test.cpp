@@ -120,13 +120,6 @@ TEST_F(ArgumentCheckTest, RefusesMisalignedOffsetsAndLists) {
             std::string::npos);
 }
 
-TEST_F(ArgumentCheckTest, FindsOverlap) {
-  check_.disjoint("d", matrix(4, 8), "a", TensorView(memory_ + 31, DType::kFP32, {4}));
-  EXPECT_EQ(message(), "op: d and a overlap in their address ranges, must be apart");
-  ArgumentCheck apart("op", context_, ArgumentCheck::Purpose::kRun);
-  EXPECT_TRUE(apart.disjoint("d", matrix(4, 8), "a", TensorView(memory_ + 32, DType::kFP32, {4})));
-}
-
 TEST_F(ArgumentCheckTest, NamesPositionAndValueOfABadIndex) {
   int32_t values[] = {0, 3, -1, 7};
   const TensorView idx(values, DType::kInt32, {4});

@@ -1,6 +1,4 @@
 // Overlaps are found before the first step of a composite runs, listed weights included.
-#include "mlp/footprint.h"
-
 #include <gtest/gtest.h>
 #include <moire/buffer.h>
 #include <moire/grouped_mlp.h>

@@ -13,6 +13,7 @@ struct ToyArgs {
   int value = 0;
   std::string* ran = nullptr;
 };
+void visit_fields(const ToyArgs&, auto&&) {}  // no memory
 
 template <int kWhich>
 Status run_toy(const Context&, const ToyArgs& args) {

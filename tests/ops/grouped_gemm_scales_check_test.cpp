@@ -114,7 +114,7 @@ TEST_F(ScalesCheck, KeepsOutputsApartFromScales) {
   rejects(args, "d and b_scales overlap");
   GroupedGemmWgradArgs w = wgrad.args();
   w.a_scales.data = w.d.tensor.data;
-  rejects(w, "a_scales and d overlap");
+  rejects(w, "d and a_scales overlap");
   GroupedGemmGluArgs g = glu.args();
   g.a_scales.data = g.act.data;
   rejects(g, "act and a_scales overlap");

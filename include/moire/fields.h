@@ -1,0 +1,446 @@
+// The fields of every argument struct, each said once: what the call does with it, and what it is
+// sized by. visit_fields(args, visitor) names them in the order of moire.h:
+//
+//   visitor.field("z", args.z, Role::kIn, "CZ")      memory: tensors, weights, quantised copies,
+//   ... visitor.value("tail", args.tail, 2)              what is no memory; one of so many values,
+//   or 0
+//
+// From it follow which memory must lie apart (src/core/footprint.h), what tests stage on a device
+// (staging/), and the calls that the fuzzer draws (tests/fuzz). A role that depends on other fields
+// is a condition here. A field that moire.h gains is one line here, and a test fails without it.
+//
+// Sizes are a letter for each dimension; those of a weight are its MOIRE_OUT_IN ones:
+//   C  capacity                     G  groups        K  columns that a product contracts
+//   S  C, or T where gathered       O  G + 1         M, N  its other dimensions
+//   T  tokens                       E  experts       H, F  hidden size, expert width
+//   k  choices of a token           ?  as the format of the scales says    Z  2F
+// A size that the call does not relate to others is '*'.
+#pragma once
+
+#include <moire/tensor.h>
+
+#include <concepts>
+#include <cstdint>
+#include <limits>
+
+namespace moire {
+
+enum class Role : uint8_t {
+  kUnused,  // this call does not look at it, whatever it is
+  kIn,
+  kOut,
+  kInOut,    // an output that the call reads first, to add to it
+  kScratch,  // a workspace: read and written, nothing kept
+};
+
+constexpr bool is_written(Role role) { return role >= Role::kOut; }
+
+inline bool is_present(const moire_tensor& t) { return t.rank != 0; }
+inline bool is_present(const moire_weight& w) { return w.tensor.rank != 0; }
+inline bool is_present(const moire_quantized& q) { return q.data.rank != 0; }
+
+// The bytes from a view's first element to its last; as many as there can be where they are too
+// many for 63 bits.
+inline int64_t span_bytes(const TensorView& t) {
+  if (t.rank < 1 || t.rank > 3 || t.data == nullptr || t.columns() == 0) return 0;
+  int64_t rows = 1, bytes = 0;
+  bool overflows = false;
+  for (int32_t i = 0; i + 1 < t.rank; ++i) {
+    if (t.shape[i] == 0) return 0;
+    overflows = overflows || __builtin_mul_overflow(rows, t.shape[i], &rows);
+  }
+  overflows = overflows || __builtin_mul_overflow(rows - 1, t.stride(), &bytes) ||
+              __builtin_add_overflow(bytes, t.columns(), &bytes) ||
+              __builtin_mul_overflow(bytes, dtype_size(t.type()), &bytes);
+  return overflows ? std::numeric_limits<int64_t>::max() : bytes;
+}
+
+// For visitors that have no use for values.
+struct MemoryVisitor {
+  void value(const char*, const auto&, int = 0) {}
+};
+
+// Conditions of roles.
+namespace fields {
+
+constexpr Role in_if(bool is_read) { return is_read ? Role::kIn : Role::kUnused; }
+constexpr Role accumulated(int32_t beta, const uint8_t* beta_per_group = nullptr) {
+  return beta != 0 || beta_per_group != nullptr ? Role::kInOut : Role::kOut;
+}
+
+// Whether a backward of an MLP has to compute grad_z: everything but grad_w2 and grad_b2 needs it.
+inline bool needs_grad_z(const moire_grouped_mlp_backward_args& a) {
+  return is_present(a.grad_z) || is_present(a.grad_z_columnwise) || is_present(a.grad_x) ||
+         is_present(a.grad_w1) || is_present(a.grad_b1) || is_present(a.grad_probs);
+}
+
+// Whether a layer's backward reads row_idx, which gathers x and, if asked to, grad_y.
+template <class A>
+bool gathers(const A& a, bool reads_x) {
+  return reads_x || (a.gathered_grad_y != 0 && is_present(a.grad_y));
+}
+
+}  // namespace fields
+
+void visit_fields(std::derived_from<moire_splits_to_offsets_args> auto& a, auto&& v) {
+  v.field("splits", a.splits, Role::kIn, "*");
+  v.value("kind", a.kind, 3);
+  v.value("capacity", a.capacity);
+  v.field("outputs", a.outputs, Role::kOut, a.num_outputs);
+  v.value("num_outputs", a.num_outputs);
+  v.field("workspace", a.workspace);
+}
+
+void visit_fields(std::derived_from<moire_quantize_args> auto& a, auto&& v) {
+  v.field("source", a.source, Role::kIn, "SK");
+  v.field("row_idx", a.row_idx, Role::kIn, "C");
+  v.value("scaling", a.scaling, 3);
+  v.value("fractional_scales", a.fractional_scales, 2);
+  v.field("rowwise", a.rowwise, Role::kOut, "CK");
+  v.field("columnwise", a.columnwise, Role::kOut, "CK");
+  v.field("groups", a.groups);
+  v.value("tail", a.tail, 2);
+}
+
+void visit_fields(std::derived_from<moire_quantize_weight_args> auto& a, auto&& v) {
+  v.field("source", a.source, Role::kIn, "GNK");
+  v.value("scaling", a.scaling, 4);
+  v.value("fractional_scales", a.fractional_scales, 2);
+  v.field("rowwise", a.rowwise, Role::kOut, "GNK");
+  v.field("columnwise", a.columnwise, Role::kOut, "GNK");
+}
+
+void visit_fields(std::derived_from<moire_dequantize_args> auto& a, auto&& v) {
+  v.field("source", a.source, Role::kIn, "CK");
+  v.value("scaling", a.scaling, 4);
+  v.value("direction", a.direction, 2);
+  v.field("target", a.target, Role::kOut, "CK");
+  v.field("groups", a.groups);
+  v.value("tail", a.tail, 2);
+}
+
+void visit_fields(std::derived_from<moire_requantize_args> auto& a, auto&& v) {
+  v.field("source", a.source, Role::kIn, "CK");
+  v.value("scaling", a.scaling, 3);
+  v.value("direction", a.direction, 2);
+  v.value("fractional_scales", a.fractional_scales, 2);
+  v.field("target", a.target, Role::kOut, "CK");
+  v.field("groups", a.groups);
+  v.value("tail", a.tail, 2);
+}
+
+void visit_fields(std::derived_from<moire_convert_scales_args> auto& a, auto&& v) {
+  v.field("source", a.source, Role::kIn, "??");
+  v.field("target", a.target, Role::kOut, "??");
+  v.value("from", a.from, 4);
+  v.value("to", a.to, 4);
+  v.value("direction", a.direction, 2);
+  v.value("k", a.k);
+  v.field("groups", a.groups);
+}
+
+void visit_fields(std::derived_from<moire_glu_args> auto& a, auto&& v) {
+  v.field("z", a.z, Role::kIn, "CZ");
+  v.field("probs", a.probs, Role::kIn, "C");
+  v.field("act", a.act, Role::kOut, "CF");
+  v.field("groups", a.groups);
+  v.value("activation", a.activation);
+  v.value("layout", a.layout);
+  v.value("tail", a.tail, 2);
+}
+
+void visit_fields(std::derived_from<moire_glu_backward_args> auto& a, auto&& v) {
+  v.field("z", a.z, Role::kIn, "CZ");
+  v.field("probs", a.probs, Role::kIn, "C");
+  v.field("grad_act", a.grad_act, Role::kIn, "CF");
+  v.field("grad_z", a.grad_z, Role::kOut, "CZ");
+  v.field("act", a.act, Role::kOut, "CF");
+  v.field("grad_probs", a.grad_probs, Role::kOut, "C");
+  v.field("groups", a.groups);
+  v.value("activation", a.activation);
+  v.value("layout", a.layout);
+  v.value("tail", a.tail, 2);
+}
+
+void visit_fields(std::derived_from<moire_convert_glu_args> auto& a, auto&& v) {
+  v.field("source", a.source, Role::kIn, "ZK");
+  v.field("target", a.target, Role::kOut, "ZK");
+  v.value("dim", a.dim, 3);
+  v.value("from", a.from);
+  v.value("to", a.to);
+}
+
+void visit_fields(std::derived_from<moire_grouped_gemm_args> auto& a, auto&& v) {
+  v.field("a", a.a, Role::kIn, "SK");
+  v.field("row_idx", a.row_idx, Role::kIn, "C");
+  v.field("b", a.b, Role::kIn, a.transpose_b == 0 ? "GNK" : "GKN");
+  v.value("transpose_b", a.transpose_b, 2);
+  v.field("bias", a.bias, Role::kIn, "GN");
+  v.field("bias_scale", a.bias_scale, Role::kIn, "C");
+  v.field("d", a.d, Role::kOut, "CN");
+  v.field("groups", a.groups);
+  v.value("tail", a.tail, 2);
+  v.field("workspace", a.workspace);
+  v.field("a_scales", a.a_scales, Role::kIn, "S?");
+  v.field("b_scales", a.b_scales, Role::kIn, "G??");
+  v.value("accumulation", a.accumulation, 3);
+}
+
+void visit_fields(std::derived_from<moire_grouped_gemm_glu_args> auto& a, auto&& v) {
+  v.field("a", a.a, Role::kIn, "SH");
+  v.field("row_idx", a.row_idx, Role::kIn, "C");
+  v.field("b", a.b, Role::kIn, "GZH");
+  v.field("bias", a.bias, Role::kIn, "GZ");
+  v.field("probs", a.probs, Role::kIn, "C");
+  v.field("z", a.z, Role::kOut, "CZ");
+  v.field("act", a.act, Role::kOut, "CF");
+  v.field("groups", a.groups);
+  v.value("activation", a.activation);
+  v.value("layout", a.layout);
+  v.value("tail", a.tail, 2);
+  v.field("workspace", a.workspace);
+  v.field("a_scales", a.a_scales, Role::kIn, "S?");
+  v.field("b_scales", a.b_scales, Role::kIn, "G??");
+  v.value("accumulation", a.accumulation, 3);
+  v.value("storage", a.storage, 4);
+  v.field("act_rowwise", a.act_rowwise, Role::kOut, "CF");
+  v.field("act_columnwise", a.act_columnwise, Role::kOut, "CF");
+  v.value("fractional_scales", a.fractional_scales, 2);
+}
+
+void visit_fields(std::derived_from<moire_grouped_gemm_glu_backward_args> auto& a, auto&& v) {
+  v.field("grad_y", a.grad_y, Role::kIn, "SH");
+  v.field("row_idx", a.row_idx, Role::kIn, "C");
+  v.field("w2", a.w2, Role::kIn, "GHF");
+  v.field("z", a.z, Role::kIn, "CZ");
+  v.field("probs", a.probs, Role::kIn, "C");
+  v.field("grad_z", a.grad_z, Role::kOut, "CZ");
+  v.field("act", a.act, Role::kOut, "CF");
+  v.field("grad_probs", a.grad_probs, Role::kOut, "C");
+  v.field("grad_bias", a.grad_bias, fields::accumulated(a.beta), "GZ");
+  v.value("beta", a.beta, 2);
+  v.field("groups", a.groups);
+  v.value("activation", a.activation);
+  v.value("layout", a.layout);
+  v.value("tail", a.tail, 2);
+  v.field("workspace", a.workspace);
+  v.field("grad_y_scales", a.grad_y_scales, Role::kIn, "S?");
+  v.field("w2_scales", a.w2_scales, Role::kIn, "G??");
+  v.value("accumulation", a.accumulation, 3);
+  v.field("grad_z_rowwise", a.grad_z_rowwise, Role::kOut, "CZ");
+  v.field("grad_z_columnwise", a.grad_z_columnwise, Role::kOut, "CZ");
+  v.field("act_columnwise", a.act_columnwise, Role::kOut, "CF");
+  v.value("fractional_scales", a.fractional_scales, 2);
+}
+
+void visit_fields(std::derived_from<moire_grouped_gemm_wgrad_args> auto& a, auto&& v) {
+  v.field("a", a.a, Role::kIn, "SM");
+  v.field("a_row_idx", a.a_row_idx, Role::kIn, "C");
+  v.field("b", a.b, Role::kIn, "SN");
+  v.field("b_row_idx", a.b_row_idx, Role::kIn, "C");
+  v.field("d", a.d, fields::accumulated(a.beta, a.beta_per_group), "GMN");
+  v.value("beta", a.beta, 2);
+  v.field("beta_per_group", a.beta_per_group, Role::kIn, a.groups.num_groups);
+  v.field("groups", a.groups);
+  v.field("workspace", a.workspace);
+  v.field("a_scales", a.a_scales, Role::kIn, "??");
+  v.field("b_scales", a.b_scales, Role::kIn, "??");
+  v.value("accumulation", a.accumulation, 3);
+}
+
+void visit_fields(std::derived_from<moire_bias_backward_args> auto& a, auto&& v) {
+  v.field("grad_y", a.grad_y, Role::kIn, "SN");
+  v.field("row_idx", a.row_idx, Role::kIn, "C");
+  v.field("scale", a.scale, Role::kIn, "C");
+  v.field("bias", a.bias, fields::in_if(is_present(a.grad_scale)), "GN");
+  v.field("grad_bias", a.grad_bias, fields::accumulated(a.beta, a.beta_per_group), "GN");
+  v.field("grad_scale", a.grad_scale, fields::accumulated(a.beta_scale), "C");
+  v.value("beta", a.beta, 2);
+  v.field("beta_per_group", a.beta_per_group, Role::kIn, a.groups.num_groups);
+  v.field("groups", a.groups);
+  v.value("tail", a.tail, 2);
+  v.field("workspace", a.workspace);
+  v.value("beta_scale", a.beta_scale, 2);
+}
+
+void visit_fields(std::derived_from<moire_router_args> auto& a, auto&& v) {
+  v.field("logits", a.logits, Role::kIn, "TE");
+  v.field("expert_bias", a.expert_bias, Role::kIn, "E");
+  v.value("kind", a.kind, 2);
+  v.value("normalize", a.normalize, 2);
+  v.value("scale", a.scale);
+  v.field("topk_idx", a.topk_idx, Role::kOut, "Tk");
+  v.field("topk_weights", a.topk_weights, Role::kOut, "Tk");
+}
+
+void visit_fields(std::derived_from<moire_router_backward_args> auto& a, auto&& v) {
+  v.field("logits", a.logits, Role::kIn, "TE");
+  v.field("topk_idx", a.topk_idx, Role::kIn, "Tk");
+  v.field("grad_topk_weights", a.grad_topk_weights, Role::kIn, "Tk");
+  v.value("kind", a.kind, 2);
+  v.value("normalize", a.normalize, 2);
+  v.value("scale", a.scale);
+  v.field("grad_logits", a.grad_logits, Role::kOut, "TE");
+}
+
+void visit_fields(std::derived_from<moire_permute_plan_args> auto& a, auto&& v) {
+  v.field("topk_idx", a.topk_idx, Role::kIn, "Tk");
+  v.value("num_groups", a.num_groups);
+  v.field("offsets", a.offsets, Role::kOut, "O");
+  v.field("gather_idx", a.gather_idx, Role::kOut, "C");
+  v.field("scatter_idx", a.scatter_idx, Role::kOut, "Tk");
+  v.field("workspace", a.workspace);
+}
+
+void visit_fields(std::derived_from<moire_permute_args> auto& a, auto&& v) {
+  const bool moves_rows = is_present(a.x) || is_present(a.rows);
+  const bool moves_probs = is_present(a.topk_weights) || is_present(a.probs);
+  v.field("x", a.x, Role::kIn, "TH");
+  v.field("gather_idx", a.gather_idx, fields::in_if(moves_rows), "C");
+  v.field("rows", a.rows, Role::kOut, "CH");
+  v.field("topk_weights", a.topk_weights, Role::kIn, "Tk");
+  v.field("scatter_idx", a.scatter_idx, fields::in_if(moves_probs), "Tk");
+  v.field("probs", a.probs, Role::kOut, "C");
+  v.field("groups", a.groups);
+  v.value("tail", a.tail, 2);
+}
+
+void visit_fields(std::derived_from<moire_unpermute_args> auto& a, auto&& v) {
+  v.field("rows", a.rows, Role::kIn, "CH");
+  v.field("scatter_idx", a.scatter_idx, Role::kIn, "Tk");
+  v.field("weights", a.weights, Role::kIn, "Tk");
+  v.field("y", a.y, Role::kOut, "TH");
+  v.field("probs", a.probs, Role::kIn, "C");
+  v.field("topk_weights", a.topk_weights, Role::kOut, "Tk");
+}
+
+void visit_fields(std::derived_from<moire_unpermute_backward_args> auto& a, auto&& v) {
+  v.field("grad_y", a.grad_y, Role::kIn, "TH");
+  v.field("rows", a.rows, fields::in_if(is_present(a.grad_weights)), "CH");
+  v.field("scatter_idx", a.scatter_idx, Role::kIn, "Tk");
+  v.field("weights", a.weights, Role::kIn, "Tk");
+  v.field("grad_rows", a.grad_rows, Role::kOut, "CH");
+  v.field("grad_weights", a.grad_weights, Role::kOut, "Tk");
+  v.field("groups", a.groups);
+  v.value("tail", a.tail, 2);
+}
+
+void visit_fields(std::derived_from<moire_grouped_linear_args> auto& a, auto&& v) {
+  v.field("x", a.x, Role::kIn, "SK");
+  v.field("row_idx", a.row_idx, Role::kIn, "C");
+  v.field("w", a.w, Role::kIn, "GNK");
+  v.field("bias", a.bias, Role::kIn, "GN");
+  v.field("scale", a.scale, Role::kIn, "C");
+  v.field("y", a.y, Role::kOut, "CN");
+  v.field("groups", a.groups);
+  v.value("recipe", a.recipe, 4);
+  v.value("tail", a.tail, 2);
+  v.field("workspace", a.workspace);
+  v.field("x_scales", a.x_scales, Role::kIn, "S?");
+  v.field("w_quantized", a.w_quantized, Role::kIn, "GNK");
+  v.field("x_columnwise", a.x_columnwise, Role::kOut, "CK");
+  v.value("emulate_accumulation", a.emulate_accumulation, 2);
+  v.value("fractional_scales", a.fractional_scales, 2);
+}
+
+void visit_fields(std::derived_from<moire_grouped_linear_backward_args> auto& a, auto&& v) {
+  const bool needs_w = is_present(a.grad_x), needs_x = is_present(a.grad_w);
+  const bool reads_x = needs_x && !is_present(a.x_columnwise);
+  v.field("x", a.x, fields::in_if(reads_x), "SK");
+  v.field("row_idx", a.row_idx, fields::in_if(fields::gathers(a, reads_x)), "C");
+  v.value("gathered_grad_y", a.gathered_grad_y, 2);
+  v.field("w", a.w, fields::in_if(needs_w), "GNK");
+  v.field("bias", a.bias, fields::in_if(is_present(a.grad_scale)), "GN");
+  v.field("scale", a.scale, Role::kIn, "C");
+  v.field("grad_y", a.grad_y, Role::kIn, a.gathered_grad_y == 0 ? "CN" : "SN");
+  v.field("grad_x", a.grad_x, Role::kOut, "CK");
+  v.field("grad_w", a.grad_w, fields::accumulated(a.beta, a.beta_per_group), "GNK");
+  v.field("grad_bias", a.grad_bias, fields::accumulated(a.beta, a.beta_per_group), "GN");
+  v.field("grad_scale", a.grad_scale, Role::kOut, "C");
+  v.value("beta", a.beta, 2);
+  v.field("beta_per_group", a.beta_per_group, Role::kIn, a.groups.num_groups);
+  v.field("groups", a.groups);
+  v.value("recipe", a.recipe, 4);
+  v.value("tail", a.tail, 2);
+  v.field("workspace", a.workspace);
+  v.field("w_quantized", a.w_quantized, fields::in_if(needs_w), "GNK");
+  v.field("x_columnwise", a.x_columnwise, fields::in_if(needs_x), "CK");
+  v.field("grad_y_rowwise", a.grad_y_rowwise, Role::kIn, "CN");
+  v.field("grad_y_columnwise", a.grad_y_columnwise, Role::kIn, "CN");
+  v.value("gradient_dtype", a.gradient_dtype);
+  v.value("emulate_accumulation", a.emulate_accumulation, 2);
+  v.value("fractional_scales", a.fractional_scales, 2);
+}
+
+void visit_fields(std::derived_from<moire_grouped_mlp_args> auto& a, auto&& v) {
+  v.field("x", a.x, Role::kIn, "SH");
+  v.field("row_idx", a.row_idx, Role::kIn, "C");
+  v.field("w1", a.w1, Role::kIn, "GZH");
+  v.field("b1", a.b1, Role::kIn, "GZ");
+  v.field("w2", a.w2, Role::kIn, "GHF");
+  v.field("b2", a.b2, Role::kIn, "GH");
+  v.field("probs", a.probs, Role::kIn, "C");
+  v.field("groups", a.groups);
+  v.value("activation", a.activation);
+  v.value("layout", a.layout);
+  v.value("recipe", a.recipe, 4);
+  v.value("tail", a.tail, 2);
+  v.field("z", a.z, Role::kOut, "CZ");
+  v.field("act", a.act, Role::kOut, "CF");
+  v.field("y", a.y, Role::kOut, "CH");
+  v.field("workspace", a.workspace);
+  v.field("x_scales", a.x_scales, Role::kIn, "S?");
+  v.field("w1_quantized", a.w1_quantized, Role::kIn, "GZH");
+  v.field("w2_quantized", a.w2_quantized, Role::kIn, "GHF");
+  v.field("x_columnwise", a.x_columnwise, Role::kOut, "CH");
+  v.field("act_columnwise", a.act_columnwise, Role::kOut, "CF");
+  v.value("emulate_accumulation", a.emulate_accumulation, 2);
+  v.value("fractional_scales", a.fractional_scales, 2);
+}
+
+void visit_fields(std::derived_from<moire_grouped_mlp_backward_args> auto& a, auto&& v) {
+  const bool needs_w1 = is_present(a.grad_x), needs_w2 = fields::needs_grad_z(a);
+  const bool reads_x = is_present(a.grad_w1) && !is_present(a.x_columnwise);
+  const Role act = a.act_is_saved != 0 ? Role::kIn : Role::kOut;
+  v.field("x", a.x, fields::in_if(reads_x), "SH");
+  v.field("row_idx", a.row_idx, fields::in_if(fields::gathers(a, reads_x)), "C");
+  v.value("gathered_grad_y", a.gathered_grad_y, 2);
+  v.field("w1", a.w1, fields::in_if(needs_w1), "GZH");
+  v.field("w2", a.w2, fields::in_if(needs_w2), "GHF");
+  v.field("b2", a.b2, fields::in_if(is_present(a.grad_probs)), "GH");
+  v.field("probs", a.probs, Role::kIn, "C");
+  v.field("groups", a.groups);
+  v.value("activation", a.activation);
+  v.value("layout", a.layout);
+  v.value("recipe", a.recipe, 4);
+  v.value("tail", a.tail, 2);
+  v.field("z", a.z, Role::kIn, "CZ");
+  v.field("act", a.act, act, "CF");
+  v.value("act_is_saved", a.act_is_saved, 2);
+  v.field("grad_y", a.grad_y, Role::kIn, a.gathered_grad_y == 0 ? "CH" : "SH");
+  v.field("grad_z", a.grad_z, Role::kOut, "CZ");
+  v.field("grad_x", a.grad_x, Role::kOut, "CH");
+  v.field("grad_w1", a.grad_w1, fields::accumulated(a.beta_w1, a.beta_w1_per_group), "GZH");
+  v.field("grad_b1", a.grad_b1, fields::accumulated(a.beta_bias), "GZ");
+  v.field("grad_w2", a.grad_w2, fields::accumulated(a.beta_w2, a.beta_w2_per_group), "GHF");
+  v.field("grad_b2", a.grad_b2, fields::accumulated(a.beta_bias), "GH");
+  v.field("grad_probs", a.grad_probs, Role::kOut, "C");
+  v.value("beta_w1", a.beta_w1, 2);
+  v.value("beta_w2", a.beta_w2, 2);
+  v.value("beta_bias", a.beta_bias, 2);
+  v.field("beta_w1_per_group", a.beta_w1_per_group, Role::kIn, a.groups.num_groups);
+  v.field("beta_w2_per_group", a.beta_w2_per_group, Role::kIn, a.groups.num_groups);
+  v.field("workspace", a.workspace);
+  v.field("w1_quantized", a.w1_quantized, fields::in_if(needs_w1), "GZH");
+  v.field("w2_quantized", a.w2_quantized, fields::in_if(needs_w2), "GHF");
+  v.field("x_columnwise", a.x_columnwise, Role::kIn, "CH");
+  v.field("act_columnwise", a.act_columnwise, act, "CF");
+  v.field("grad_y_rowwise", a.grad_y_rowwise, Role::kIn, "CH");
+  v.field("grad_y_columnwise", a.grad_y_columnwise, Role::kIn, "CH");
+  v.field("grad_z_columnwise", a.grad_z_columnwise, Role::kOut, "CZ");
+  v.value("gradient_dtype", a.gradient_dtype);
+  v.value("emulate_accumulation", a.emulate_accumulation, 2);
+  v.value("fractional_scales", a.fractional_scales, 2);
+}
+
+}  // namespace moire

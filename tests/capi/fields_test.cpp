@@ -1,0 +1,78 @@
+// moire/fields.h names every field of every argument struct, in order.
+#include <gtest/gtest.h>
+#include <moire/fields.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/every_op.h"
+
+namespace moire {
+namespace {
+
+using Fields = std::vector<std::pair<std::string, int64_t>>;  // names and offsets
+
+// The fields of each struct as the ABI promises them.
+std::map<std::string, Fields> promised() {
+  std::map<std::string, Fields> out;
+#define STRUCT(name, size)
+#define FIELD(name, field, offset) out[#name].emplace_back(#field, offset);
+#define ENUMERATOR(name, value)
+#define OP(name)
+#define OP_WITH_WORKSPACE(name)
+#define ENTRY(name)
+#define CPP(name)
+#include "tests/capi/abi.inc"
+#undef STRUCT
+#undef FIELD
+#undef ENUMERATOR
+#undef OP
+#undef OP_WITH_WORKSPACE
+#undef ENTRY
+#undef CPP
+  return out;
+}
+
+class Recorder {
+ public:
+  explicit Recorder(const void* args) : args_(static_cast<const char*>(args)) {}
+  void field(const char* name, const auto& field, auto...) { add(name, &field); }
+  void value(const char* name, const auto& field, int = 0) { add(name, &field); }
+  Fields fields = {{"struct_size", 0}};
+
+ private:
+  void add(const char* name, const void* field) {
+    fields.emplace_back(name, static_cast<const char*>(field) - args_);
+  }
+  const char* args_;
+};
+
+TEST(Fields, AreThoseOfEveryStruct) {
+  const std::map<std::string, Fields> structs = promised();
+  test::for_every_op([&](const char* name, auto args) {
+    Recorder recorder(&args);
+    visit_fields(args, recorder);
+    EXPECT_EQ(recorder.fields, structs.at("moire_" + std::string(name) + "_args")) << name;
+  });
+}
+
+// What is visited as memory is what holds a pointer.
+class HoldsPointers : public MemoryVisitor {
+ public:
+  void field(const char*, const auto&, auto...) {}
+  void value(const char* name, const auto& value, int = 0) {
+    using T = std::remove_cvref_t<decltype(value)>;
+    static_assert(std::is_arithmetic_v<T> || std::is_same_v<T, moire_activation> ||
+                  std::is_same_v<T, moire_glu_layout>);
+    EXPECT_NE(name, nullptr);
+  }
+};
+
+TEST(Fields, WithPointersAreVisitedAsMemory) {
+  test::for_every_op([](const char*, auto args) { visit_fields(args, HoldsPointers()); });
+}
+
+}  // namespace
+}  // namespace moire
