@@ -1,6 +1,7 @@
 """Values that say what shapes cannot: where gate and up lie, which activation, how weights lie."""
 
 import dataclasses
+import re
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from .errors import invalid
 from .values import choice, described, integer, number, pickled
 
 _ORDERS = ("gate_first", "up_first")
+_WRITTEN = re.compile(r"(halves|interleaved blocks of (?P<block>\d+)), (?P<first>gate|up) first")
 _ACTIVATIONS = ("swiglu", "clamped_swiglu", "geglu_tanh")
 WEIGHT_LAYOUTS = ("out_in", "in_out")
 
@@ -44,6 +46,17 @@ class GluLayout:
             f"{name} is {described(layout)}, must be 'halves', a block size (1, 8, 32, ...) or a "
             f"moire.GluLayout"
         )
+
+    @classmethod
+    def parse(cls, text, name="GluLayout.parse: text"):
+        """The layout of which str() is `text`, as tags have it."""
+        found = _WRITTEN.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise invalid(
+                f"{name} is {described(text)}, must be as in 'halves, gate first' or "
+                f"'interleaved blocks of 8, up first'"
+            )
+        return cls(int(found["block"] or 0), f"{found['first']}_first")
 
     def check_width(self, call, size):
         """That `size` = 2F columns can be divided so."""

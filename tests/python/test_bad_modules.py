@@ -71,6 +71,16 @@ BAD = [
     (lambda: linear()(X.numpy(), [2, 4]), "w is a Torch tensor, must be a NumPy array"),
     (lambda: linear()(X, [2.0, 4]), "Groups: splits[0] is 2.0"),
     (lambda: linear()(X, None), "Groups: needs exactly one of splits, ends and offsets"),
+    (lambda: nn.convert_state_dict(3, linear()), "convert_state_dict: state_dict is 3, must be a"),
+    (lambda: nn.convert_state_dict({}, 3), "convert_state_dict: module is 3, must be a torch.nn"),
+    (
+        lambda: nn.convert_state_dict({"fc1.bias": 3}, experts(), glu_layout=10),
+        "convert_state_dict: fc1.bias is 3, must be a Torch tensor as a module's parameters are",
+    ),
+    (
+        lambda: moire.GluLayout.parse("halves, down first"),
+        "GluLayout.parse: text is 'halves, down first', must be as in 'halves, gate first'",
+    ),
     (lambda: nn.fuse(None), "fuse: modules is None, must be a Sequential or a list"),
     (lambda: nn.fuse([linear()]), "fuse: has 1 modules, needs GroupedLinear"),
     (lambda: nn.fuse([1, 2, 3]), "fuse: found 1 where a GroupedLinear has to be"),

@@ -147,6 +147,43 @@ def test_the_glu_layout_is_a_tag_that_is_checked_on_load():
     assert state._metadata["fc1"]["glu_layout"] == "interleaved blocks of 8, gate first"
 
 
+TO = [
+    {"layout": 4},
+    {"weight_layout": "in_out"},
+    {"layout": moire.GluLayout(2, "up_first"), "weight_layout": "in_out", "packed": False},
+]
+
+
+@pytest.mark.parametrize("to", TO)
+@pytest.mark.parametrize("options", [{}, {"layout": 8, "packed": False}])
+def test_the_load_errors_advice_works_as_it_is_written(generator, options, to):
+    source = torch.nn.Sequential(mlp(**options), torch.nn.BatchNorm1d(H))
+    module = torch.nn.Sequential(mlp(**to), torch.nn.BatchNorm1d(H))
+    state_dict = source.state_dict()
+    before = {key: value.clone() for key, value in state_dict.items()}
+    with pytest.raises(RuntimeError, match="or load moire.nn.convert_state_dict") as e:
+        module.load_state_dict(state_dict)
+    advice = str(e.value).split("or load ")[1].splitlines()[0]
+    module.load_state_dict(eval(advice))
+    x, probs = inputs(generator)
+    truth.assert_close(
+        module[0](x, SPLITS, probs), source[0](x, SPLITS, probs).double(), torch.float32, F
+    )
+    assert all(torch.equal(state_dict[key], value) for key, value in before.items())
+    source.load_state_dict(nn.convert_state_dict(module.state_dict(), source))
+    assert all(torch.equal(source.state_dict()[key], value) for key, value in before.items())
+
+
+def test_a_state_dict_without_tags_is_converted_from_what_is_said(generator):
+    source, module = mlp(layout=8), mlp()
+    plain = dict(source.state_dict())  # as from safetensors
+    module.load_state_dict(nn.convert_state_dict(plain, module, glu_layout=8))
+    wanted = moire.convert_glu(source.fc1.weight, 8, "halves", dim=1)
+    assert torch.equal(module.fc1.weight, wanted)
+    same = nn.convert_state_dict(plain, source)
+    assert all(same[key] is value for key, value in plain.items())
+
+
 def test_the_orientation_is_a_tag_too():
     square = nn.GroupedLinear(E, H, H, weight_layout="in_out")
     with pytest.raises(

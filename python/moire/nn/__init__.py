@@ -1,4 +1,4 @@
-"""Modules: GroupedLinear, ScaledGLU, GroupedMLP, Router, MoE, and fuse.
+"""Modules: GroupedLinear, ScaledGLU, GroupedMLP, Router, MoE; fuse, and convert_state_dict.
 
 Every forward that is ragged takes `splits`: rows per expert as a list or a tensor, or a
 moire.Groups.
@@ -6,11 +6,21 @@ moire.Groups.
 
 from __future__ import annotations
 
+from .checkpoint import convert_state_dict
 from .linear import GroupedLinear
 from .mlp import GroupedMLP, ScaledGLU, Sequential, fuse
 from .moe import MoE, Router
 
-__all__ = ["GroupedLinear", "GroupedMLP", "MoE", "Router", "ScaledGLU", "Sequential", "fuse"]
+__all__ = [
+    "GroupedLinear",
+    "GroupedMLP",
+    "MoE",
+    "Router",
+    "ScaledGLU",
+    "Sequential",
+    "convert_state_dict",
+    "fuse",
+]
 
 
 def __dir__() -> list[str]:

@@ -216,28 +216,32 @@ class GroupedLinear(torch.nn.Module):
         """`hook()` runs at the end of each backward_dw."""
         self._wgrad_hooks.append(hook)
 
-    def _tags(self):
+    def tags(self):
+        """What shapes cannot tell of the parameters, as the state_dict's metadata has it."""
         tags = {"weight_layout": self.weight_layout}
         if self.glu_layout is not None:
             tags["glu_layout"] = str(self.glu_layout)
         return tags
 
+    def keys_of(self, name):
+        """The keys that a state_dict may have for this parameter: packed, then listed."""
+        return [name, *(f"{name}{i}" for i in range(self.num_groups))]
+
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
-            destination._metadata.setdefault(prefix[:-1], {}).update(self._tags())
+            destination._metadata.setdefault(prefix[:-1], {}).update(self.tags())
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors
     ):
-        for tag, ours in self._tags().items():
+        for tag, ours in self.tags().items():
             theirs = local_metadata.get(tag, ours)
             if theirs != ours:
                 errors.append(
                     f"{prefix or 'the module'}: the checkpoint's {tag} is '{theirs}' but the "
-                    f"module was built with "
-                    f"'{ours}'; build it with the checkpoint's, or convert the weights "
-                    f"(moire.convert_glu, transpose)"
+                    f"module was built with '{ours}'; build it with the checkpoint's, or load "
+                    f"moire.nn.convert_state_dict(state_dict, module)"
                 )
                 return
         for name in ("weight", "bias") if self.has_bias else ("weight",):
@@ -251,8 +255,7 @@ class GroupedLinear(torch.nn.Module):
 
     def _pack_or_unpack(self, state_dict, prefix, name):
         """Puts the parameter into the module's form; why it cannot, where what is there cannot."""
-        listed = [f"{prefix}{name}{i}" for i in range(self.num_groups)]
-        packed = prefix + name
+        packed, *listed = self.keys_of(prefix + name)
         if (
             self.packed
             and packed not in state_dict
