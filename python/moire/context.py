@@ -46,6 +46,7 @@ class Recording(NamedTuple):
     contexts: dict  # by (kind, index): the explaining context, which holds the steps
     saved: list  # what forwards keep for backwards
     undo: list  # what calls changed that were not run: (object, its attributes before)
+    not_fused: list  # what could have been one call and was not, and why
 
 
 class _OfThread:
@@ -253,6 +254,17 @@ def note_saved(given, made):
                 dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
                 entry = {"name": name, "dtype": dtype, "shape": shape, "bytes": tensor.nbytes}
                 saved.append({**entry, "by_reference": by_reference})
+
+
+def note_not_fused(what, reason):
+    """Tells a running explain() that modules run one by one; inside strict() it is an error."""
+    if torch.compiler.is_compiling():
+        return
+    now = _settings.get()
+    if now.strict:
+        raise unsupported(f"{what} would not be one fused call, as strict asks: {reason}")
+    if now.recording is not None:
+        now.recording.not_fused.append(f"{what}: {reason}")
 
 
 def check_backward():

@@ -21,12 +21,14 @@ if torch is not None:
 class Explanation(list):
     """The steps of a call, one dict each: op, problem, implementation, policy, bytes, and what was
     refused and why. `saved` says what forwards keep for backwards, one dict per tensor: name,
-    dtype, shape, bytes, and whether by_reference, which takes no memory of its own.
+    dtype, shape, bytes, and whether by_reference, which takes no memory of its own. `not_fused`
+    says, in sentences, which modules of a moire.nn.Sequential run one by one and why.
     """
 
-    def __init__(self, steps=(), saved=()):
+    def __init__(self, steps=(), saved=(), not_fused=()):
         super().__init__(steps)
         self.saved = list(saved)
+        self.not_fused = list(not_fused)
 
     @property
     def saved_bytes(self):
@@ -47,6 +49,7 @@ class Explanation(list):
                 f"    not {refusal['implementation']}: {refusal['reason']}"
                 for refusal in step["refused"]
             ]
+        lines += [f"not fused: {sentence}" for sentence in self.not_fused]
         if self.saved:
             lines.append(f"saved for the backward: {self.saved_bytes:,} B")
         for tensor in self.saved:
@@ -69,11 +72,11 @@ def explain(function, *args, **kwargs):
         raise invalid(f"explain: function is {described(function)}, must be callable")
     if contexts.is_explaining():
         raise invalid("explain: is already running; explain one call at a time")
-    found = contexts.Recording(contexts={}, saved=[], undo=[])
+    found = contexts.Recording(contexts={}, saved=[], undo=[], not_fused=[])
     try:
         with contexts.changed(recording=found), _nothing_of_torch_stays():
             function(*args, **kwargs)
-        steps = Explanation(saved=found.saved)
+        steps = Explanation(saved=found.saved, not_fused=found.not_fused)
         for context in found.contexts.values():
             steps.extend(json.loads(contexts.sized_text(lib.moire_explanation, context)))
         return steps

@@ -84,7 +84,7 @@ BAD = [
     (lambda: nn.fuse(None), "fuse: modules is None, must be a Sequential or a list"),
     (lambda: nn.fuse([linear()]), "fuse: has 1 modules, needs GroupedLinear"),
     (lambda: nn.fuse([1, 2, 3]), "fuse: found 1 where a GroupedLinear has to be"),
-    (lambda: nn.Sequential(linear())(X, [2, 4]), "fuse: has 1 modules, needs GroupedLinear"),
+    (lambda: nn.Sequential(linear())(X), "Groups: needs exactly one of splits"),
     (lambda: moire.hf.recognise(torch.nn.Linear(2, 2)), "moire.hf: found a Linear without"),
     (lambda: moire.hf.recognise(None), "moire.hf: found None without has_gate, has_bias"),
 ]

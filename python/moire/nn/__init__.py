@@ -7,8 +7,9 @@ moire.Groups.
 from __future__ import annotations
 
 from .checkpoint import convert_state_dict
+from .fusion import Sequential, fuse
 from .linear import GroupedLinear
-from .mlp import GroupedMLP, ScaledGLU, Sequential, fuse
+from .mlp import GroupedMLP, ScaledGLU
 from .moe import MoE, Router
 
 __all__ = [

@@ -1,6 +1,4 @@
-"""ScaledGLU, GroupedMLP, and fuse: three modules in a row become the one fused MLP on the same
-parameters.
-"""
+"""ScaledGLU and GroupedMLP: three modules in a row as one fused call on their parameters."""
 
 import torch
 
@@ -62,7 +60,9 @@ class GroupedMLP(torch.nn.Module):
         """The fused module on these modules' own parameters; an error says why where they do not
         fit.
         """
-        _check_chain([fc1, activation, fc2])
+        reason = why_not_fused([fc1, activation, fc2])
+        if reason is not None:
+            raise invalid(f"fuse: {reason}")
         mlp = cls.__new__(cls)
         torch.nn.Module.__init__(mlp)
         mlp.fc1, mlp.activation, mlp.fc2, mlp.save_act = fc1, activation, fc2, False
@@ -74,23 +74,8 @@ class GroupedMLP(torch.nn.Module):
         return self.fc1.num_groups
 
     def _options(self, is_first_microbatch):
-        fc1, fc2 = self.fc1, self.fc2
-        wgrad = None
-        if fc1._wgrad is not None or fc2._wgrad is not None:
-            wgrad = (fc1._wgrad or FreshGradients, fc2._wgrad or FreshGradients)
-        return {
-            "b1": fc1.biases(),
-            "b2": fc2.biases(),
-            "act": self.activation.act,
-            "layout": self.activation.layout,
-            "recipe": fc1.recipe,
-            "weight_layout": fc1.weight_layout,
-            "compute_dtype": fc1.compute_dtype,
-            "w1_quantized": fc1.quantized_weights(is_first_microbatch),
-            "w2_quantized": fc2.quantized_weights(is_first_microbatch),
-            "save_act": self.save_act,
-            "wgrad": wgrad,
-        }
+        options = fused_options(self.fc1, self.activation, self.fc2, is_first_microbatch)
+        return {**options, "save_act": self.save_act}
 
     def forward(
         self,
@@ -127,64 +112,59 @@ class GroupedMLP(torch.nn.Module):
             layer.backward_dw()
 
 
-class Sequential(torch.nn.Sequential):
-    """GroupedLinear, ScaledGLU, GroupedLinear run one after the other: what fuse() makes one call
-    of.
-    """
-
-    def forward(self, x, splits, probs=None):
-        _check_chain(list(self))
-        fc1, activation, fc2 = self
-        groups = as_groups(splits)
-        return fc2(
-            activation(fc1(x, groups), probs, groups), groups, scale=probs if fc2.has_bias else None
-        )
-
-
-def fuse(modules):
-    """Sequential(GroupedLinear, ScaledGLU, GroupedLinear) as one GroupedMLP on the same parameters,
-    or an error.
-    """
-    if not isinstance(modules, (torch.nn.Sequential, torch.nn.ModuleList, list, tuple)):
-        raise invalid(
-            f"fuse: modules is {described(modules)}, must be a Sequential or a list of "
-            f"GroupedLinear, ScaledGLU, GroupedLinear"
-        )
-    modules = list(modules)
-    _check_chain(modules)
-    return GroupedMLP.of(*modules)
+def fused_options(fc1, activation, fc2, is_first_microbatch):
+    """What these modules say of one call of grouped_mlp or moe, besides the weights."""
+    wgrad = None
+    if fc1._wgrad is not None or fc2._wgrad is not None:
+        wgrad = (fc1._wgrad or FreshGradients, fc2._wgrad or FreshGradients)
+    return {
+        "b1": fc1.biases(),
+        "b2": fc2.biases(),
+        "act": activation.act,
+        "layout": activation.layout,
+        "recipe": fc1.recipe,
+        "weight_layout": fc1.weight_layout,
+        "compute_dtype": fc1.compute_dtype,
+        "w1_quantized": fc1.quantized_weights(is_first_microbatch),
+        "w2_quantized": fc2.quantized_weights(is_first_microbatch),
+        "wgrad": wgrad,
+    }
 
 
-def _check_chain(modules):
+def why_not_fused(modules):
+    """Why a list of modules is not one grouped MLP; None where it is."""
     if len(modules) != 3:
-        raise invalid(
-            f"fuse: has {len(modules)} modules, needs GroupedLinear, ScaledGLU, GroupedLinear"
-        )
-    fc1, activation, fc2 = modules
-    for module, wanted in ((fc1, GroupedLinear), (activation, ScaledGLU), (fc2, GroupedLinear)):
+        return f"has {len(modules)} modules, needs GroupedLinear, ScaledGLU, GroupedLinear"
+    for module, wanted in zip(modules, (GroupedLinear, ScaledGLU, GroupedLinear)):
         if not isinstance(module, wanted):
-            raise invalid(f"fuse: found {described(module)} where a {wanted.__name__} has to be")
+            return f"found {described(module)} where a {wanted.__name__} has to be"
+        if type(module).forward is not wanted.forward:
+            return f"{described(module)} has a forward of its own"
+        if any(getattr(module, hooks) for hooks in _HOOKS):
+            return f"{described(module)} has hooks, which one call for all three would pass by"
+    fc1, activation, fc2 = modules
     if fc1.num_groups != fc2.num_groups:
-        raise invalid(
-            f"fuse: the first layer has {fc1.num_groups} groups but the second has {fc2.num_groups}"
-        )
+        return f"the first layer has {fc1.num_groups} groups but the second has {fc2.num_groups}"
     if fc1.out_features != 2 * fc2.in_features:
-        raise invalid(
-            f"fuse: the first layer has {fc1.out_features} outputs, needs 2 x "
-            f"{fc2.in_features}, gate and up for the "
-            "second layer's inputs"
+        return (
+            f"the first layer has {fc1.out_features} outputs, needs 2 x {fc2.in_features}, gate "
+            f"and up for the second layer's inputs"
         )
     if fc2.out_features != fc1.in_features:
-        raise invalid(
-            f"fuse: goes from {fc1.in_features} to {fc2.out_features} features, must return "
-            f"to where it began"
+        return (
+            f"goes from {fc1.in_features} to {fc2.out_features} features, must return to where it "
+            f"began"
         )
     if fc1.glu_layout is not None and fc1.glu_layout != activation.layout:
-        raise invalid(
-            f"fuse: the weight's gate/up layout is '{fc1.glu_layout}', the activation's "
+        return (
+            f"the weight's gate/up layout is '{fc1.glu_layout}', the activation's "
             f"'{activation.layout}'"
         )
     for name in ("weight_layout", "compute_dtype", "recipe"):
         ours, theirs = getattr(fc1, name), getattr(fc2, name)
         if ours != theirs:
-            raise invalid(f"fuse: the layers' {name} are {ours!r} and {theirs!r}, must be equal")
+            return f"the layers' {name} are {ours!r} and {theirs!r}, must be equal"
+    return None
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -1,0 +1,75 @@
+"""Sequential, which runs any chain of modules and fuses what it can, and fuse, which makes the one
+module of three.
+"""
+
+import torch
+
+from ..context import note_not_fused
+from ..errors import invalid
+from ..functional import grouped_mlp
+from ..values import described
+from .linear import GroupedLinear, as_groups
+from .mlp import GroupedMLP, ScaledGLU, fused_options, why_not_fused
+
+
+class Sequential(torch.nn.Sequential):
+    """Modules one after the other. GroupedLinear, ScaledGLU, GroupedLinear next to each other that
+    fit run as the one call that a GroupedMLP of them would make; why others do not, explain() says,
+    and inside strict() a ScaledGLU that runs on its own is an error.
+
+    splits (or moire.Groups) go to every module of moire.nn that takes them, and probs to every
+    activation and, where it has biases, to the GroupedLinear behind it. Other modules get x only.
+    """
+
+    def forward(self, x, splits=None, probs=None, *, is_first_microbatch=None):
+        groups = None if splits is None else as_groups(splits)
+        modules, at, is_taken = list(self), 0, False
+        while at < len(modules):
+            three = modules[at : at + 3]
+            if isinstance(modules[at], GroupedLinear) and why_not_fused(three) is None:
+                fc1, _, fc2 = three
+                options = fused_options(*three, is_first_microbatch)
+                x = grouped_mlp(x, fc1.weights(), fc2.weights(), groups, probs=probs, **options)
+                at, is_taken = at + 3, True
+                continue
+            if isinstance(modules[at], ScaledGLU):
+                _say_why_not(modules, at, is_taken)
+            before = modules[at - 1] if at > 0 else None
+            x = _run_alone(modules[at], before, x, groups, probs, is_first_microbatch)
+            at, is_taken = at + 1, False
+        return x
+
+
+def _run_alone(module, before, x, groups, probs, is_first_microbatch):
+    options = {"is_first_microbatch": is_first_microbatch}
+    if isinstance(module, GroupedLinear):
+        is_behind_probs = module.has_bias and isinstance(before, ScaledGLU)
+        return module(x, groups, scale=probs if is_behind_probs else None, **options)
+    if isinstance(module, ScaledGLU):
+        return module(x, probs, groups)
+    if isinstance(module, (GroupedMLP, Sequential)):
+        return module(x, groups, probs, **options)
+    return module(x)
+
+
+def _say_why_not(modules, at, is_taken):
+    """Why the ScaledGLU there, behind a fused call or not, runs on its own."""
+    reason = why_not_fused(modules[max(at - 1, 0) : at + 2])
+    if is_taken:
+        reason = f"module {at - 1} is in the fused call before it"
+    note_not_fused(f"Sequential: module {at}, a ScaledGLU, with its neighbours", reason)
+
+
+def fuse(modules):
+    """Sequential(GroupedLinear, ScaledGLU, GroupedLinear) as one GroupedMLP on the same parameters,
+    or an error.
+    """
+    if not isinstance(modules, (torch.nn.Sequential, torch.nn.ModuleList, list, tuple)):
+        raise invalid(
+            f"fuse: modules is {described(modules)}, must be a Sequential or a list of "
+            f"GroupedLinear, ScaledGLU, GroupedLinear"
+        )
+    modules = list(modules)
+    if len(modules) != 3:
+        raise invalid(f"fuse: {why_not_fused(modules)}")
+    return GroupedMLP.of(*modules)

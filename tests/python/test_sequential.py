@@ -1,0 +1,126 @@
+"""moire.nn.Sequential runs any chain, fuses what it can, and says what it cannot."""
+
+import moire
+import pytest
+import torch
+import truth
+from moire import nn
+
+pytestmark = pytest.mark.usefixtures("device")
+
+E, H, F = 3, 12, 16
+SPLITS = [4, 0, 5]
+
+
+def linear(k, n, **options):
+    return nn.GroupedLinear(E, k, n, **{"bias": True, **options})
+
+
+def three(k=H, width=F, n=H, **options):
+    return [linear(k, 2 * width, **options), nn.ScaledGLU(), linear(width, n, **options)]
+
+
+def draw(generator):
+    torch.manual_seed(3)
+    return truth.draw(generator, 9, H), torch.rand(9, generator=generator)
+
+
+def one_by_one(modules, x, probs):
+    groups = moire.Groups(splits=SPLITS)
+    for before, module in zip([None, *modules], modules):
+        if isinstance(module, nn.GroupedLinear):
+            scale = probs if module.has_bias and isinstance(before, nn.ScaledGLU) else None
+            x = module(x, groups, scale=scale)
+        else:
+            x = module(x, probs, groups) if isinstance(module, nn.ScaledGLU) else module(x)
+    return x
+
+
+def ops_of(steps):
+    return [step["op"] for step in steps if step["op"] != "splits_to_offsets"]
+
+
+FUSED = ["grouped_gemm_glu", "grouped_gemm"]
+ALONE = ["grouped_gemm", "glu", "grouped_gemm"]
+CHAINS = [
+    (lambda: three(), FUSED),
+    (lambda: [torch.nn.LayerNorm(H), *three(), torch.nn.Tanh(), *three()], FUSED + FUSED),
+    (lambda: [linear(H, F), torch.nn.ReLU(), linear(F, 5)], ["grouped_gemm", "grouped_gemm"]),
+    (lambda: [torch.nn.Linear(H, 4)], []),
+    (lambda: [linear(H, H), *three()], ["grouped_gemm", *FUSED]),
+    (lambda: three(n=5), ALONE),
+    (lambda: three()[:2], ALONE[:2]),
+    (lambda: [*three(n=H), nn.ScaledGLU()], [*FUSED, "glu"]),
+]
+
+
+@pytest.mark.parametrize("make, ops", CHAINS)
+def test_any_chain_runs_and_neighbours_that_fit_are_one_call(generator, make, ops):
+    x, probs = draw(generator)
+    modules = make()
+    chain = nn.Sequential(*modules)
+    assert torch.equal(chain(x, SPLITS, probs), one_by_one(modules, x, probs))
+    steps = moire.explain(chain, x, SPLITS, probs)
+    assert ops_of(steps) == ops
+    assert len(steps.not_fused) == ops.count("glu")
+
+
+def test_a_chain_of_chains_and_no_splits_where_nobody_needs_them(generator):
+    x, probs = draw(generator)
+    mlp, inner = nn.GroupedMLP(E, H, F, bias=True), nn.Sequential(*three())
+    wanted = inner(mlp(x, SPLITS, probs), SPLITS, probs)
+    assert torch.equal(nn.Sequential(mlp, inner)(x, SPLITS, probs), wanted)
+    assert nn.Sequential(torch.nn.Linear(H, 4))(x).shape == (9, 4)
+
+
+class OfItsOwn(nn.ScaledGLU):
+    def forward(self, z, probs=None, splits=None):
+        return 2 * super().forward(z, probs, splits)
+
+
+def with_hook():
+    modules = three()
+    modules[2].register_forward_hook(lambda module, args, y: 2 * y)
+    return modules
+
+
+REASONS = [
+    (lambda: three(n=5), "goes from 12 to 5 features"),
+    (lambda: three()[:2], "has 2 modules, needs GroupedLinear, ScaledGLU, GroupedLinear"),
+    (lambda: [*three(), nn.ScaledGLU()], "module 2 is in the fused call before it"),
+    (lambda: [*three()[:1], OfItsOwn(), *three()[2:]], "a OfItsOwn has a forward of its own"),
+    (with_hook, "a GroupedLinear has hooks, which one call for all three would pass by"),
+]
+
+
+@pytest.mark.parametrize("make, message", REASONS, ids=[m for _, m in REASONS])
+def test_explain_says_why_not_and_strict_raises(generator, make, message):
+    x, probs = draw(generator)
+    modules = make()
+    chain = nn.Sequential(*modules)
+    (sentence,) = moire.explain(chain, x, SPLITS, probs).not_fused
+    assert message in sentence
+    assert f"not fused: {sentence}" in str(moire.explain(chain, x, SPLITS, probs))
+    assert torch.equal(chain(x, SPLITS, probs), one_by_one(modules, x, probs))
+    with moire.strict(), pytest.raises(moire.Unsupported) as e:
+        chain(x, SPLITS, probs)
+    assert message in str(e.value)
+
+
+def test_strict_runs_what_cannot_be_fused_any_better(generator):
+    x, probs = draw(generator)
+    if x.is_cuda:
+        pytest.skip("strict has more to say on a GPU")
+    for chain in (three(), [linear(H, F), torch.nn.ReLU(), linear(F, 5)]):
+        with moire.strict():
+            nn.Sequential(*chain)(x, SPLITS, probs)
+
+
+def test_a_compiled_chain(generator):
+    x, probs = draw(generator)
+    if x.is_cuda:
+        pytest.skip("for the CPU")
+    chain = nn.Sequential(*three(), torch.nn.Tanh(), *three(n=5))
+    compiled = torch.compile(chain, fullgraph=True)
+    splits = torch.tensor(SPLITS)
+    torch.testing.assert_close(compiled(x, splits, probs), chain(x, splits, probs))
