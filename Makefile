@@ -42,7 +42,7 @@ build: .venv/demo.stamp ## compile library, command line and tests
 	cmake --build --preset release
 
 lib: ## compile library and command line only: needs CMake and Ninja, no Python
-	cmake --preset release -DMOIRE_BUILD_TESTS=OFF -B build/lib
+	cmake --preset release -DMOIRE_BUILD_TESTS=OFF -DMOIRE_CUDA=$(CUDA) -B build/lib
 	cmake --build build/lib
 
 format: .venv/check.stamp ## rewrite the sources with clang-format and ruff

@@ -2,6 +2,10 @@
 #pragma once
 
 #include <gtest/gtest.h>
+
+#include "backend/cpu/simd_targets.h"
+
+// Highway's headers come after simd_targets.h.
 #include <hwy/targets.h>
 
 namespace moire::cpu {
@@ -16,10 +20,10 @@ void for_each_target(F&& body) {
     const int64_t target = targets & -targets;
     targets ^= target;
     SCOPED_TRACE(hwy::TargetName(target));
-    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(target);
     body();
   }
-  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 }  // namespace moire::cpu

@@ -1,4 +1,4 @@
-# cmake -D BUILD=<build folder> -D WORK=<scratch folder> -D CC= -D CXX= [-D FLAGS=] -P run.cmake
+# cmake -D SOURCE=<the tree> -D BUILD=<build folder> -D WORK=<scratch folder> -D CC= -D CXX= [-D FLAGS=] -P run.cmake
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
   string(REPLACE ";" " " line "${ARGN}")
@@ -8,16 +8,49 @@ function(run)
   message(STATUS "ok: ${line}")
 endfunction()
 
-file(REMOVE_RECURSE ${WORK}/prefix ${WORK}/cpp ${WORK}/c)
-foreach(component library headers tools)
-  run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix --component ${component})
-endforeach()
-foreach(language cpp c)
-  run(${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/${language} -B ${WORK}/${language}
-      -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX} -D CMAKE_C_COMPILER=${CC}
-      -D CMAKE_CXX_FLAGS=${FLAGS} -D CMAKE_C_FLAGS=${FLAGS})
-  run(${CMAKE_COMMAND} --build ${WORK}/${language})
-  run(${WORK}/${language}/outside_${language})
-endforeach()
-run(${WORK}/cpp/example)
+# Installs a build folder into a prefix and checks outside projects on it: by find_package and, where there is pkg-config, by that.
+function(check build prefix languages)
+  file(REMOVE_RECURSE ${prefix} ${WORK}/cpp ${WORK}/c)
+  foreach(component library headers docs tools)
+    run(${CMAKE_COMMAND} --install ${build} --prefix ${prefix} --component ${component})
+  endforeach()
+  foreach(file share/doc/moire/LICENSE share/doc/moire/licenses/highway.txt)
+    if(NOT EXISTS ${prefix}/${file})
+      message(FATAL_ERROR "${file} was not installed")
+    endif()
+  endforeach()
+  foreach(language IN LISTS languages)
+    run(${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/${language} -B ${WORK}/${language}
+        -D CMAKE_PREFIX_PATH=${prefix} -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX} -D CMAKE_C_COMPILER=${CC}
+        -D CMAKE_CXX_FLAGS=${FLAGS} -D CMAKE_C_FLAGS=${FLAGS})
+    run(${CMAKE_COMMAND} --build ${WORK}/${language})
+    run(${WORK}/${language}/outside_${language})
+  endforeach()
+  run(${WORK}/cpp/example)
+
+  find_program(pkg_config pkg-config)
+  if(NOT pkg_config)
+    message(STATUS "skipped: there is no pkg-config")
+    return()
+  endif()
+  file(GLOB_RECURSE pc ${prefix}/*/moire.pc)
+  get_filename_component(folder ${pc} DIRECTORY)
+  set(ENV{PKG_CONFIG_PATH} ${folder})
+  execute_process(COMMAND ${pkg_config} --cflags --libs moire OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${FLAGS} ${flags}")
+  run(${CC} -std=c99 ${CMAKE_CURRENT_LIST_DIR}/c/main.c -o ${WORK}/by_pkg_config ${flags})
+  set(ENV{LD_LIBRARY_PATH} ${folder}/..)
+  run(${WORK}/by_pkg_config)
+  unset(ENV{LD_LIBRARY_PATH})
+endfunction()
+
+check(${BUILD} ${WORK}/prefix "cpp;c")
 run(${WORK}/prefix/bin/moire info)
+
+# libmoire.a, for CPUs. Its folder is as deep as other presets', so that ccache knows its objects.
+set(static ${SOURCE}/build/static)
+run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${static} -D BUILD_SHARED_LIBS=OFF -D MOIRE_BUILD_TESTS=OFF
+    -D MOIRE_BUILD_TOOLS=OFF -D MOIRE_CUDA=OFF -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX} -D CMAKE_C_COMPILER=${CC})
+run(${CMAKE_COMMAND} --build ${static})
+set(FLAGS "")
+check(${static} ${WORK}/static "cpp")

@@ -52,15 +52,24 @@ Status describe(CudaState& state) {
   return {};
 }
 
-// The driver's encoder of tensor maps, found without linking to the driver.
+// A function of the driver, without linking to it, as CUDA 12.0 has it.
+cudaError_t find_in_driver(const char* name, void** function,
+                           cudaDriverEntryPointQueryResult* found) {
+#if CUDART_VERSION >= 12050
+  return cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, found);
+#else
+  return cudaGetDriverEntryPoint(name, function, cudaEnableDefault, found);
+#endif
+}
+
+// The driver's encoder of tensor maps.
 Status find_encoder(CudaState& state) {
   if (state.compute_capability < 90) return {};
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                             12000, cudaEnableDefault, &found);
+  const cudaError_t error = find_in_driver("cuTensorMapEncodeTiled", &function, &found);
   if (error != cudaSuccess) {
-    return cuda_error("context", "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)", error);
+    return cuda_error("context", "cudaGetDriverEntryPoint(cuTensorMapEncodeTiled)", error);
   }
   if (found != cudaDriverEntryPointSuccess) {
     return {Code::kUnsupported,

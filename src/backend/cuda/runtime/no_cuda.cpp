@@ -5,7 +5,10 @@ namespace moire::cuda {
 namespace {
 
 Status not_built() {
-  return {Code::kUnsupported, "context: this build of moire has no CUDA: " MOIRE_NO_CUDA_REASON};
+  return {Code::kUnsupported,
+          "context: asked for a CUDA device, but this build of moire is for CPUs only, "
+          "because " MOIRE_NO_CUDA_REASON
+          "; build it again with nvcc on the PATH or named by CUDACXX"};
 }
 Result<int> count() { return not_built(); }
 Result<std::unique_ptr<DeviceState>> open(const ContextOptions&) { return not_built(); }
