@@ -228,8 +228,8 @@ class Torch:
 
     @staticmethod
     def as_bytes_of_same_width(array):
-        width = _WIDTHS.get(array.element_size())
-        return array.contiguous().view(array.dtype if width is None else getattr(torch, width))
+        width, array = _WIDTHS.get(array.element_size()), TorchViews.contiguous(array)
+        return array.view(array.dtype if width is None else getattr(torch, width))
 
     @staticmethod
     def dtype(name):
@@ -245,7 +245,7 @@ class Torch:
 
     @staticmethod
     def contiguous(array):
-        return array.contiguous()
+        return TorchViews.contiguous(array)
 
     @staticmethod
     def copy(array):

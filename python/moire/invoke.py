@@ -237,7 +237,9 @@ class _Call:
 
     def _copied(self, field, array):
         if field in self.entry.outputs:
-            raise self._invalid(f"output {field} is not contiguous, and outputs are not copied")
+            is_lazy = self.views.is_lazy(array)
+            found = "negated when it is read" if is_lazy else "not contiguous"
+            raise self._invalid(f"output {field} is {found}, and outputs are not copied")
         array = self.views.contiguous(array)
         self.alive.append(array)
         return array
@@ -267,10 +269,9 @@ class _Call:
     def _code(self, field, array):
         code = self.views.code(array)
         if code is None:
-            raise self._invalid(
-                f"{field} has dtype {array.dtype}, needs float32, bfloat16 or float16 "
-                "(indices: int32 or int64)"
-            )
+            is_index = field.endswith(("idx", "splits", "offsets"))
+            needs = "int32 or int64" if is_index else "float32, bfloat16 or float16"
+            raise self._invalid(f"{field} is {_named(array)}, needs {needs}")
         return code
 
     def _invalid(self, text):

@@ -162,7 +162,8 @@ def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
             raise invalid(f"{call}: {name} is {dtype}, needs int32 or int64")
     if is_explaining() or not all(is_readable(a) for a in (row_idx, scatter_idx, offsets)):
         return
-    taken, named, used = np.asarray(row_idx), np.asarray(scatter_idx), int(offsets[-1])
+    taken, named = (np.asarray(fw.contiguous(array)) for array in (row_idx, scatter_idx))
+    used = int(offsets[-1])
     choices = np.flatnonzero(named >= 0)
     rows = named.reshape(-1)[choices]
     if len(rows) != used or used > len(taken) or (rows >= used).any():

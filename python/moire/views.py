@@ -65,6 +65,10 @@ class NumpyViews:
         return array.flags.writeable
 
     @staticmethod
+    def is_lazy(array):
+        return False
+
+    @staticmethod
     def is_contiguous(array):
         return array.flags.c_contiguous
 
@@ -97,9 +101,21 @@ class TorchViews:
         types = (torch.Tensor, torch.nn.Parameter)
         may_be_read_only = False
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
-        address, is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
+        address = torch.Tensor.data_ptr
         device = torch.Tensor.device.__get__
         _places = {None: ("cpu", 0)}
+
+    @staticmethod
+    def is_lazy(array):
+        """Whether memory is not what the tensor shows: it is to be negated when it is read (an
+        imaginary part may be), or there is none, for zeros.
+        """
+        return array.is_neg() or array._is_zerotensor()
+
+    @staticmethod
+    def is_contiguous(array):
+        """Whether its values lie in memory in their order, and as they are."""
+        return array.is_contiguous() and not TorchViews.is_lazy(array)
 
     @staticmethod
     def is_plain(array):
@@ -123,11 +139,15 @@ class TorchViews:
 
     @staticmethod
     def row_stride(array):
+        if TorchViews.is_lazy(array):
+            return None
         return 0 if array.is_contiguous() else _row_stride(array.shape, array.stride())
 
     @staticmethod
     def contiguous(array):
-        return array.contiguous()
+        if not torch.compiler.is_compiling() and array._is_zerotensor():
+            return torch.zeros(array.shape, dtype=array.dtype, device=array.device)
+        return array.resolve_conj().resolve_neg().contiguous()
 
     @staticmethod
     def scratch(device, size):

@@ -143,7 +143,8 @@ class _StorageMemory:
         storage = array.untyped_storage()
         self._reference = StorageWeakRef(storage)
         self.name = ("storage", self._reference.cdata)
-        self.view = (array.storage_offset(), tuple(array.shape), array.stride(), array.dtype)
+        bits = array.is_neg(), array.is_conj()
+        self.view = (array.storage_offset(), tuple(array.shape), array.stride(), array.dtype, *bits)
 
     def is_alive(self):
         return not self._reference.expired()
@@ -247,6 +248,6 @@ def _state(parameter):
     if parameter.is_cpu and parameter.numel() != 0:
         # Odd, so that the sample does not run down a column.
         stride = (parameter.numel() // _SAMPLES) | 1
-        sample = parameter.detach().reshape(-1)[::stride].contiguous()
+        sample = parameter.detach().reshape(-1)[::stride].resolve_neg().contiguous()
         sample = sample.view(torch.uint8).numpy().tobytes()
     return version, parameter.data_ptr(), sample

@@ -140,7 +140,7 @@ UNSUPPORTED = [
     (lambda: linear(x=X.double(), w=W1.double()), "grouped_linear: "),
     (
         lambda: linear(x=X.to(torch.complex64)),
-        "x has dtype torch.complex64, needs float32, bfloat16 or float16",
+        "x is complex64 [6, 8], needs float32, bfloat16 or float16",
     ),
     (
         lambda: moire.grouped_mm(W1, W1),

@@ -58,3 +58,78 @@ def test_router_and_experts_agree_on_their_number():
     experts = moire.nn.GroupedMLP(3, 8, 6)
     with pytest.raises(moire.InvalidArgument, match="scores 4 experts but there are 3"):
         moire.nn.MoE(experts, moire.nn.Router(8, 4, k=2))
+
+
+def lazily_negated(t):
+    view = torch._neg_view(t)
+    assert view.is_neg() and view.data_ptr() == t.data_ptr()
+    return view
+
+
+def test_lazily_negated_tensors_are_read_as_what_they_show():
+    x, w, groups = operands()
+    negated = lazily_negated
+    wanted = moire.grouped_linear(x, w, groups)
+    for found in (
+        moire.grouped_linear(negated(-x), w, groups),
+        moire.grouped_linear(negated(-x.t().contiguous()).t(), w, groups),
+        moire.grouped_linear(x, negated(-w), groups),
+        moire.grouped_linear(x, list(negated(-w)), groups),
+        moire.grouped_linear(x, w, moire.Groups(splits=negated(torch.tensor([-2, -3])))),
+        moire.grouped_linear(
+            *(x, w, groups),
+            row_idx=negated(-torch.arange(5)),
+            scatter_idx=negated(-torch.arange(5)[:, None]),
+        ),
+    ):
+        assert torch.equal(found, wanted)
+    leaves = [w.clone().requires_grad_() for _ in range(2)]
+    grad_y = torch.randn(5, 3)
+    moire.grouped_linear(x, leaves[0], groups).backward(negated(-grad_y))
+    moire.grouped_linear(x, leaves[1], groups).backward(grad_y)
+    assert torch.equal(leaves[0].grad, leaves[1].grad)
+
+
+def test_an_imaginary_part_and_zeros_without_memory():
+    _, w, groups = operands()
+    z = torch.randn(5, 4, dtype=torch.complex64)
+    imaginary = z.conj().imag  # Torch negates it when it is read
+    assert imaginary.is_neg()
+    wanted = moire.grouped_linear(-z.imag.contiguous(), w, groups)
+    assert torch.equal(moire.grouped_linear(imaginary, w, groups), wanted)
+    zeros = torch._efficientzerotensor(5, 4)
+    assert (moire.grouped_linear(zeros, w, groups) == 0).all()
+    for t in (z[:4].conj(), lazily_negated(torch.randn(4, 3))):
+        assert torch.equal(moire.convert_glu(t, "halves", 1), moire.convert_glu(t + 0, "halves", 1))
+
+
+def test_a_lazily_negated_buffer_is_not_written():
+    x, w, groups = operands()
+    out = torch.ones(5, 3)
+    with pytest.raises(moire.InvalidArgument, match="output y is negated when it is read"):
+        moire.grouped_linear(x, w, groups, out=lazily_negated(out))
+    assert (out == 1).all()
+
+
+def test_copies_and_files_of_lazily_negated_weights(tmp_path):
+    w, cache = torch.randn(2, 3, 32), moire.WeightCache()
+    copies = [cache.get(t, 1).dequantize() for t in (w, lazily_negated(w))]
+    assert torch.equal(copies[0], -copies[1])
+    pytest.importorskip("safetensors")
+    moire.save_safetensors({"w": lazily_negated(w)}, tmp_path / "w.safetensors")
+    assert torch.equal(moire.load_safetensors(tmp_path / "w.safetensors")["w"], -w)
+
+
+@pytest.mark.parametrize("given", [torch.tensor, np.array])
+def test_indices_of_another_type_are_told_which_they_may_be(given):
+    splits = given([2, 3])
+    splits = splits.short() if isinstance(splits, torch.Tensor) else splits.astype(np.int16)
+    with pytest.raises(moire.InvalidArgument, match="splits is int16 .2., needs int32 or int64"):
+        moire.Groups(splits=splits)
+    x, w = given(np.ones((5, 4), np.float32)), given(np.ones((2, 3, 4), np.float32))
+    groups = moire.Groups(splits=[2, 3])
+    with pytest.raises(moire.InvalidArgument, match="row_idx is int16 .2., needs int32 or int64"):
+        moire.grouped_linear(x, w, groups, row_idx=splits)
+    with pytest.raises(moire.InvalidArgument, match="x is int16 .5, 4., needs float32, bfloat16"):
+        x = x.short() if isinstance(x, torch.Tensor) else x.astype(np.int16)
+        moire.grouped_linear(x, w, groups)
