@@ -175,6 +175,12 @@ class Torch:
         if array.layout is not _STRIDED or array.is_nested:
             found = "nested" if array.is_nested else str(array.layout)
             raise invalid(f"{call}: {name} is a {found} tensor, must be a dense (strided) one")
+        if type(array) not in TorchViews.types and hasattr(array, "device_mesh"):
+            raise unsupported(
+                f"{call}: {name} is a DTensor, of which this process has a part, and moire takes "
+                f"whole tensors; apply fully_shard to the module whose forward is called (a "
+                f"GroupedMLP, not its fc1 or fc2), or give full_tensor()"
+            )
         # Without this test tangents would be dropped, and zeros look like derivatives.
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None:
             raise unsupported(

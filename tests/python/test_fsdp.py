@@ -1,0 +1,52 @@
+"""Modules whose parameters FSDP2 shards: gathered where it sees the forward, refused elsewhere."""
+
+import moire
+import pytest
+import torch
+from moire import nn
+
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+fully_shard = getattr(fsdp, "fully_shard", None)
+
+SPLITS = [2, 0, 3]
+
+
+@pytest.fixture
+def mesh():
+    if fully_shard is None or not torch.distributed.is_gloo_available():
+        pytest.skip("this Torch has no FSDP2 on a CPU")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_sharded_mlp_trains(generator, mesh, packed):
+    x = torch.randn(5, 8, generator=generator)
+    plain, mlp = (nn.GroupedMLP(3, 8, 6, packed=packed, bias=True) for _ in range(2))
+    mlp.load_state_dict(plain.state_dict())
+    fully_shard(mlp, mesh=mesh)
+    for module in (plain, mlp):
+        module(x, SPLITS).sin().sum().backward()
+    for mine, reference in zip(mlp.parameters(), plain.parameters()):
+        assert torch.equal(mine.grad.full_tensor(), reference.grad)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_layer_whose_forward_is_passed_by_is_refused(generator, mesh, packed):
+    x = torch.randn(5, 8, generator=generator)
+    mlp = nn.GroupedMLP(3, 8, 6, packed=packed)
+    fully_shard(mlp.fc1, mesh=mesh)
+    with pytest.raises(moire.Unsupported, match="is a DTensor.*a GroupedMLP, not its fc1 or fc2"):
+        mlp(x, SPLITS)
+
+
+def test_a_chain_runs_sharded_layers_one_by_one(generator, mesh):
+    x = torch.randn(5, 8, generator=generator)
+    mlp = nn.GroupedMLP(3, 8, 6)
+    chain = nn.Sequential(mlp.fc1, mlp.activation, mlp.fc2)
+    wanted = chain(x, SPLITS)
+    fully_shard(mlp.fc1, mesh=mesh)
+    assert torch.equal(chain(x, SPLITS), wanted)
+    assert "has hooks" in moire.explain(chain, x, SPLITS).not_fused[0]
