@@ -8,14 +8,17 @@ calls run on Torch's current stream of that device; all its contexts share one d
 passes included.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import json
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from ._abi import ffi, lib, text
 from .errors import error, invalid, unsupported
@@ -195,7 +198,12 @@ os.register_at_fork(after_in_child=_forget_contexts_of_parent)
 
 
 @contextlib.contextmanager
-def settings(*, num_threads=None, strict=None, implementation=None):
+def settings(
+    *,
+    num_threads: Optional[int] = None,
+    strict: Optional[bool] = None,
+    implementation: Optional[str] = None,
+) -> Iterator[None]:
     """Inside the block, this thread's calls use these values; what is None stays as it is around
     the block.
     """
@@ -227,7 +235,7 @@ def _is_name(value):
     return isinstance(value, str) and value.isascii() and value.isprintable() and value != ""
 
 
-def strict():
+def strict() -> contextlib.AbstractContextManager[None]:
     """Inside the block, a call fails, with the reason, where something slower than the device's
     fastest would run.
     """
@@ -288,7 +296,7 @@ def restored_after_explaining(target, *names):
         _settings.get().recording.undo.append((target, values))
 
 
-def check():
+def check() -> None:
     """Waits for the work of every context of this process and raises the first error that a device
     reported, or InvalidArgument if infinities or NaN were quantised since the last check.
     """
@@ -296,7 +304,7 @@ def check():
         raise_for(lib.moire_context_check(context))
 
 
-def info():
+def info() -> dict[str, Any]:
     """Version, compiler and backends of the library, where it is, and the devices that it can use,
     as a dict.
     """

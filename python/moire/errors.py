@@ -2,6 +2,8 @@
 needed.
 """
 
+from __future__ import annotations
+
 import enum
 
 
@@ -19,7 +21,7 @@ class Code(enum.IntEnum):
 class Error(RuntimeError):
     """A failed call: `code` says the kind, `message` is one sentence."""
 
-    def __init__(self, code, message):
+    def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = Code(code)
         self.message = message

@@ -5,8 +5,12 @@ them. What those would have written is not written, so nothing may be made of it
 gradients reach no parameter, and what moire's own objects remember is put back.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
+from collections.abc import Iterable
+from typing import Any, Callable
 
 from . import context as contexts
 from ._abi import lib
@@ -25,17 +29,22 @@ class Explanation(list):
     says, in sentences, which modules of a moire.nn.Sequential run one by one and why.
     """
 
-    def __init__(self, steps=(), saved=(), not_fused=()):
+    def __init__(
+        self,
+        steps: Iterable[dict[str, Any]] = (),
+        saved: Iterable[dict[str, Any]] = (),
+        not_fused: Iterable[str] = (),
+    ) -> None:
         super().__init__(steps)
         self.saved = list(saved)
         self.not_fused = list(not_fused)
 
     @property
-    def saved_bytes(self):
+    def saved_bytes(self) -> int:
         """Memory that lives until the backward because of this call."""
         return sum(tensor["bytes"] for tensor in self.saved if not tensor["by_reference"])
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = []
         for step in self:
             lines.append(f"{step['op']}: {step['implementation']} ({step['policy']})")
@@ -58,7 +67,7 @@ class Explanation(list):
         return "\n".join(lines)
 
 
-def explain(function, *args, **kwargs):
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """What `function(*args, **kwargs)` would run, and why nothing faster: calls are checked and
     recorded, not run.
 

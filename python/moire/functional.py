@@ -20,14 +20,20 @@ gradient an x in expert order is kept as its 8-bit column-wise copy, an x that r
 gathered from by reference; Recipe(save=) decides otherwise, moire.explain says what is kept.
 """
 
+from __future__ import annotations
+
+from typing import Any, Optional
+
 from . import steps
 from .arrays import Numpy, as_fp32, check_array, check_rank, framework_of, torch
 from .errors import invalid, unsupported
+from .grouped_tensor import GroupedTensor
 from .groups import Groups, as_groups
-from .layouts import Activation, GluLayout, weight_layout_code
-from .operands import Ragged, Weights, check_glu_layout, needs_grad
-from .recipes import Recipe
-from .routing import as_plan, check_inverse, make_plan
+from .hints import Array, Dtype, Tensor
+from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike, weight_layout_code
+from .operands import Operand, Ragged, WeightLike, Weights, check_glu_layout, needs_grad
+from .recipes import Recipe, RecipeLike
+from .routing import Plan, as_plan, check_inverse, make_plan
 from .values import choice, flag
 
 if torch is not None:
@@ -36,23 +42,23 @@ if torch is not None:
 
 
 def grouped_linear(
-    x,
-    w,
-    groups,
+    x: Operand[Array],
+    w: WeightLike[Array],
+    groups: Groups,
     *,
-    bias=None,
-    scale=None,
-    row_idx=None,
-    scatter_idx=None,
-    weight_layout="out_in",
-    recipe=None,
-    compute_dtype=None,
-    w_quantized=None,
-    out=None,
-    grad_x_out=None,
-    tail="zero",
-    wgrad=None,
-):
+    bias: Optional[Array] = None,
+    scale: Optional[Array] = None,
+    row_idx: Optional[Array] = None,
+    scatter_idx: Optional[Array] = None,
+    weight_layout: str = "out_in",
+    recipe: RecipeLike = None,
+    compute_dtype: Optional[Dtype] = None,
+    w_quantized: Optional[GroupedTensor] = None,
+    out: Optional[Array] = None,
+    grad_x_out: Optional[Array] = None,
+    tail: str = "zero",
+    wgrad: Any = None,
+) -> Array:
     """y_i = x_i W_g^T (+ scale_i bias_g) for the rows i of each group g.
 
     x [rows, in]; or [T, in] with row_idx [rows]: row i is x[row_idx[i]], and no permuted copy is
@@ -111,29 +117,29 @@ def grouped_linear(
 
 
 def grouped_mlp(
-    x,
-    w1,
-    w2,
-    groups,
+    x: Operand[Array],
+    w1: WeightLike[Array],
+    w2: WeightLike[Array],
+    groups: Groups,
     *,
-    probs=None,
-    b1=None,
-    b2=None,
-    act="swiglu",
-    layout="halves",
-    recipe=None,
-    row_idx=None,
-    scatter_idx=None,
-    weight_layout="out_in",
-    compute_dtype=None,
-    w1_quantized=None,
-    w2_quantized=None,
-    save_act=False,
-    out=None,
-    grad_x_out=None,
-    tail="zero",
-    wgrad=None,
-):
+    probs: Optional[Array] = None,
+    b1: Optional[Array] = None,
+    b2: Optional[Array] = None,
+    act: ActivationLike = "swiglu",
+    layout: GluLayoutLike = "halves",
+    recipe: RecipeLike = None,
+    row_idx: Optional[Array] = None,
+    scatter_idx: Optional[Array] = None,
+    weight_layout: str = "out_in",
+    compute_dtype: Optional[Dtype] = None,
+    w1_quantized: Optional[GroupedTensor] = None,
+    w2_quantized: Optional[GroupedTensor] = None,
+    save_act: bool = False,
+    out: Optional[Array] = None,
+    grad_x_out: Optional[Array] = None,
+    tail: str = "zero",
+    wgrad: Any = None,
+) -> Array:
     """z = x W1^T (+ b1); y = (glu(z) probs) W2^T (+ probs b2), for the rows of each group.
 
     x [rows, H], or [T, H] with row_idx [rows] (and scatter_idx [T, k], its inverse, where there is
@@ -187,25 +193,25 @@ def grouped_mlp(
 
 
 def moe(
-    x,
-    w1,
-    w2,
-    topk_idx,
-    topk_weights,
+    x: Array,
+    w1: WeightLike[Array],
+    w2: WeightLike[Array],
+    topk_idx: Optional[Array],
+    topk_weights: Array,
     *,
-    plan=None,
-    b1=None,
-    b2=None,
-    act="swiglu",
-    layout="halves",
-    recipe=None,
-    weight_layout="out_in",
-    compute_dtype=None,
-    w1_quantized=None,
-    w2_quantized=None,
-    save_act=False,
-    wgrad=None,
-):
+    plan: Optional[Plan] = None,
+    b1: Optional[Array] = None,
+    b2: Optional[Array] = None,
+    act: ActivationLike = "swiglu",
+    layout: GluLayoutLike = "halves",
+    recipe: RecipeLike = None,
+    weight_layout: str = "out_in",
+    compute_dtype: Optional[Dtype] = None,
+    w1_quantized: Optional[GroupedTensor] = None,
+    w2_quantized: Optional[GroupedTensor] = None,
+    save_act: bool = False,
+    wgrad: Any = None,
+) -> Array:
     """y_t = sum over j of topk_weights[t, j] * expert topk_idx[t, j] (x_t): the seam for any
     model's own router.
 
@@ -252,7 +258,13 @@ def moe(
     return fw.cast(y, operand.result)
 
 
-def grouped_mm(a, b_t, offs=None, bias=None, out_dtype=None):
+def grouped_mm(
+    a: Tensor,
+    b_t: Tensor,
+    offs: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    out_dtype: Optional[Dtype] = None,
+) -> Tensor:
     """torch's grouped_mm for its ragged forms; offs [G] holds cumulative ends, int32 or int64.
 
     a [rows, K] with b_t [G, K, N]: rows of a are ragged, result [rows, N], its tail zeros (torch

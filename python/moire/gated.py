@@ -2,19 +2,34 @@
 functions.
 """
 
+from __future__ import annotations
+
 import math
+from typing import Optional, TypeVar
+
+import numpy as np
 
 from . import gradient_edge
 from .arrays import Numpy, as_fp32, framework_of
 from .errors import invalid
 from .formats import DIRECTIONS
 from .grouped_tensor import GroupedTensor
-from .groups import as_groups
-from .layouts import Activation, GluLayout
+from .groups import Groups, as_groups
+from .hints import Array, Tensor
+from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
 from .values import integer
 
+Converted = TypeVar("Converted", Tensor, np.ndarray, GroupedTensor)
 
-def glu(z, probs=None, *, act="swiglu", layout="halves", groups=None):
+
+def glu(
+    z: Array,
+    probs: Optional[Array] = None,
+    *,
+    act: ActivationLike = "swiglu",
+    layout: GluLayoutLike = "halves",
+    groups: Optional[Groups] = None,
+) -> Array:
     """act = glu(z) probs: [rows, F] of z [rows, 2F] and probs [rows]; in FP32, rounded once.
 
     With `groups`, rows past the last group are a tail: not read, and zeros in the result.
@@ -40,7 +55,9 @@ def glu(z, probs=None, *, act="swiglu", layout="halves", groups=None):
     return result
 
 
-def convert_glu(tensor, from_layout, to_layout, dim=0):
+def convert_glu(
+    tensor: Converted, from_layout: GluLayoutLike, to_layout: GluLayoutLike, dim: int = 0
+) -> Converted:
     """A new contiguous tensor with the 2F of dimension `dim` in another gate/up layout; any rank >=
     1, any strides.
 
@@ -54,7 +71,7 @@ def convert_glu(tensor, from_layout, to_layout, dim=0):
     return _converted(call, tensor, from_layout, to_layout, dim)
 
 
-def interleave_glu_tensor(tensor, interleave_size, dim=0):
+def interleave_glu_tensor(tensor: Converted, interleave_size: int, dim: int = 0) -> Converted:
     """Two halves to blocks of `interleave_size` (Transformer Engine's function; dim=1 for a packed
     [E, 2F, H]).
     """
@@ -62,7 +79,7 @@ def interleave_glu_tensor(tensor, interleave_size, dim=0):
     return _converted("interleave_glu_tensor", tensor, GluLayout(), block, dim)
 
 
-def deinterleave_glu_tensor(tensor, interleave_size, dim=0):
+def deinterleave_glu_tensor(tensor: Converted, interleave_size: int, dim: int = 0) -> Converted:
     """Blocks of `interleave_size` to two halves: the exact inverse of interleave_glu_tensor."""
     block = _block("deinterleave_glu_tensor", interleave_size)
     return _converted("deinterleave_glu_tensor", tensor, block, GluLayout(), dim)

@@ -12,7 +12,10 @@ were gathered (row_idx); those of weights, biases, scale and probs are as these 
 accumulated into anything.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple, Optional
 
 from . import steps
 from .arrays import as_fp32, check_rank, framework_of
@@ -20,11 +23,12 @@ from .errors import invalid
 from .formats import COLUMNWISE, ROWWISE
 from .functional import gating_of
 from .grouped_tensor import GroupedTensor
-from .groups import as_groups
-from .layouts import weight_layout_code
-from .operands import Weights, check_recipe
+from .groups import Groups, as_groups
+from .hints import Array
+from .layouts import ActivationLike, GluLayoutLike, weight_layout_code
+from .operands import Operand, WeightLike, Weights, check_recipe
 from .quantization import check_groups, pair
-from .recipes import Recipe
+from .recipes import Recipe, RecipeLike
 from .values import choice, described
 
 
@@ -49,19 +53,19 @@ class MlpGradients(NamedTuple):
 
 
 def grouped_linear_backward(
-    grad_y,
-    x,
-    w,
-    groups,
+    grad_y: Operand[Array],
+    x: Operand[Array],
+    w: WeightLike[Array],
+    groups: Groups,
     *,
-    bias=None,
-    scale=None,
-    row_idx=None,
-    weight_layout="out_in",
-    recipe=None,
-    w_quantized=None,
-    wants=("x", "w"),
-):
+    bias: Optional[Array] = None,
+    scale: Optional[Array] = None,
+    row_idx: Optional[Array] = None,
+    weight_layout: str = "out_in",
+    recipe: RecipeLike = None,
+    w_quantized: Optional[GroupedTensor] = None,
+    wants: Collection[str] = ("x", "w"),
+) -> LinearGradients:
     """The gradients of y = grouped_linear(x, w, groups, ...) that `wants` names, of "x", "w",
     "bias" and "scale", as a LinearGradients.
 
@@ -98,25 +102,25 @@ def grouped_linear_backward(
 
 
 def grouped_mlp_backward(
-    grad_y,
-    x,
-    w1,
-    w2,
-    groups,
+    grad_y: Operand[Array],
+    x: Operand[Array],
+    w1: WeightLike[Array],
+    w2: WeightLike[Array],
+    groups: Groups,
     *,
-    z=None,
-    probs=None,
-    b1=None,
-    b2=None,
-    act="swiglu",
-    layout="halves",
-    row_idx=None,
-    weight_layout="out_in",
-    recipe=None,
-    w1_quantized=None,
-    w2_quantized=None,
-    wants=("x", "w1", "w2"),
-):
+    z: Optional[Array] = None,
+    probs: Optional[Array] = None,
+    b1: Optional[Array] = None,
+    b2: Optional[Array] = None,
+    act: ActivationLike = "swiglu",
+    layout: GluLayoutLike = "halves",
+    row_idx: Optional[Array] = None,
+    weight_layout: str = "out_in",
+    recipe: RecipeLike = None,
+    w1_quantized: Optional[GroupedTensor] = None,
+    w2_quantized: Optional[GroupedTensor] = None,
+    wants: Collection[str] = ("x", "w1", "w2"),
+) -> MlpGradients:
     """The gradients of y = grouped_mlp(x, w1, w2, groups, ...) that `wants` names, of "x", "w1",
     "b1", "w2", "b2" and "probs", as an MlpGradients.
 

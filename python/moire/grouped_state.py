@@ -1,9 +1,13 @@
 """A GroupedTensor as arrays by name and tags: for state_dicts, and for safetensors files."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Optional, TypeVar, Union
 
 import numpy as np
 
@@ -36,10 +40,13 @@ _FLAGS = ("true", "false")
 _SOURCE_DTYPES = ("float32", "bfloat16", "float16")
 
 
+_Self = TypeVar("_Self", bound="Stateful")
+
+
 class Stateful:
     """What a GroupedTensor is on disk."""
 
-    def tags(self):
+    def tags(self) -> dict[str, str]:
         """What the arrays do not say, as strings; from_state_dict makes the tensor of both."""
         found = {"format": self.form.name, "element": self.element}
         found["dtype"] = str(self.dtype).removeprefix("torch.")
@@ -49,7 +56,7 @@ class Stateful:
             found["fractional_scales"] = "true"
         return found
 
-    def state_dict(self):
+    def state_dict(self) -> OrderedDict[str, Any]:
         """Arrays by name, and `tags` in the metadata of the dict, as a module's state_dict has."""
         state = OrderedDict(self.arrays())
         if self.groups is not None:
@@ -57,7 +64,7 @@ class Stateful:
         state._metadata = OrderedDict({"": self.tags()})
         return state
 
-    def load_state_dict(self, state):
+    def load_state_dict(self: _Self, state: Mapping[str, Any]) -> _Self:
         """Takes the bytes of a state_dict into its own memory. Tags, where the dict has them, must
         be this tensor's: format, element, layout of gate and up.
         """
@@ -68,7 +75,9 @@ class Stateful:
         return self.copy_(self.from_state_dict(state, {**self.tags(), **tags}))
 
     @classmethod
-    def from_state_dict(cls, state, tags=None):
+    def from_state_dict(
+        cls: type[_Self], state: Mapping[str, Any], tags: Optional[Mapping[str, str]] = None
+    ) -> _Self:
         """A tensor on the arrays of a state_dict; `tags` where the dict's metadata has none."""
         call = "from_state_dict"
         tags = _tags_of(call, state, tags)
@@ -132,7 +141,7 @@ def parts_of(name):
     return f"{name}.data", f"{name}.scales"
 
 
-def save_safetensors(tensors, path):
+def save_safetensors(tensors: Mapping[str, Any], path: Union[str, os.PathLike[str]]) -> None:
     """GroupedTensors and arrays, a dict by name, into one file; tags go into its metadata. The file
     is written beside `path` and renamed, so that a failure leaves nothing half-written.
     """
@@ -203,7 +212,9 @@ def _check_names(call, tensors):
                 )
 
 
-def load_safetensors(path, framework=None):
+def load_safetensors(
+    path: Union[str, os.PathLike[str]], framework: Optional[str] = None
+) -> dict[str, Any]:
     """The dict that save_safetensors was given, on the CPU. `framework`: "torch", or "numpy", which
     is the default where there is no Torch.
     """

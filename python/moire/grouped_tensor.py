@@ -1,6 +1,9 @@
 """GroupedTensor: a ragged or uniform batch of matrices in 8 bits with its scales, as one object."""
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 from . import gradient_edge, quantization, scale_interchange
 from .arrays import Numpy, check_array, framework_of, torch
@@ -18,7 +21,8 @@ from .formats import (
 )
 from .grouped_state import Stateful, parts_of
 from .groups import Groups, as_groups
-from .layouts import GluLayout
+from .hints import AnyArray, Array, Device, Dtype, TorchDevice
+from .layouts import GluLayout, GluLayoutLike
 from .values import described, flag, integer, pickled, torch_device
 
 _PICKLED = ("form", "groups", "layout", "dtype", "element", "fractional_scales")
@@ -51,16 +55,16 @@ class GroupedTensor(Stateful):
 
     def __init__(
         self,
-        format,
+        format: Union[str, Format],
         *,
-        rowwise=None,
-        columnwise=None,
-        groups=None,
-        layout=None,
-        dtype=None,
-        element=None,
-        fractional_scales=False,
-    ):
+        rowwise: Optional[tuple[AnyArray, AnyArray]] = None,
+        columnwise: Optional[tuple[AnyArray, AnyArray]] = None,
+        groups: Optional[Groups] = None,
+        layout: Optional[GluLayoutLike] = None,
+        dtype: Optional[Dtype] = None,
+        element: Optional[str] = None,
+        fractional_scales: bool = False,
+    ) -> None:
         call = "GroupedTensor"
         self.form = check_format(f"{call}: format", format)
         if rowwise is None and columnwise is None:
@@ -146,41 +150,41 @@ class GroupedTensor(Stateful):
     # ---- what it is
 
     @property
-    def format(self):
+    def format(self) -> str:
         """Its name; `form` has what it means."""
         return self.form.name
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         return len(self.shape)
 
     @property
-    def num_groups(self):
+    def num_groups(self) -> int:
         if self.ndim == 3:
             return self.shape[0]
         return 1 if self.groups is None else self.groups.num_groups
 
     @property
-    def all_same_shape(self):
+    def all_same_shape(self) -> bool:
         """Whether one shape says that of every matrix. Rows divided by groups are ragged, whatever
         the splits are now: they may lie on a GPU, and nobody waits for them here.
         """
         return self.ndim == 3 or self.groups is None
 
     @property
-    def has_rowwise(self):
+    def has_rowwise(self) -> bool:
         return self.rowwise is not None
 
     @property
-    def has_columnwise(self):
+    def has_columnwise(self) -> bool:
         return self.columnwise is not None or self.form.is_tiled
 
     @property
-    def device(self):
+    def device(self) -> Union[TorchDevice, str]:
         return "cpu" if self._fw is Numpy else self._any.data.device
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Of data and scales."""
         return sum(array.nbytes for _, array in self.arrays())
 
@@ -188,7 +192,7 @@ class GroupedTensor(Stateful):
     def _any(self):
         return self.rowwise or self.columnwise
 
-    def copy_of(self, direction, reader="this"):
+    def copy_of(self, direction: int, reader: str = "this") -> Copy:
         """The Copy of ROWWISE or COLUMNWISE, or an error that says who needs it."""
         copy = self.rowwise if direction == ROWWISE or self.form.is_tiled else self.columnwise
         if copy is None:
@@ -198,33 +202,33 @@ class GroupedTensor(Stateful):
             )
         return copy
 
-    def arrays(self):
+    def arrays(self) -> Iterator[tuple[str, Any]]:
         """(name, array) of all that it holds."""
         for name in DIRECTIONS:
             copy = getattr(self, name)
             if copy is not None:
                 yield from zip(parts_of(name), copy)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.num_groups
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         has = " and ".join(name for name in DIRECTIONS if getattr(self, name) is not None)
         return f"moire.GroupedTensor({self.form.name}, {self.element}, {list(self.shape)}, {has})"
 
     # ---- views of one matrix each
 
-    def __getitem__(self, group):
+    def __getitem__(self, group: int) -> GroupedTensor:
         """One group as a GroupedTensor on the same memory: [rows of the group, k], or [1, n, k]."""
         group = integer("GroupedTensor: group", group, -self.num_groups, self.num_groups - 1)
         group, bounds, edge = group % self.num_groups, self._bounds(), self._edge
         rows = edge and edge.tensor[bounds[group] : bounds[group + 1]]
         return self._group(group, bounds, rows)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[GroupedTensor]:
         return iter(self.split())
 
-    def split(self):
+    def split(self) -> list[GroupedTensor]:
         """All groups, as by t[g]. Offsets of ragged rows are read for it."""
         bounds, edge = self._bounds(), self._edge
         rows = [None] * self.num_groups
@@ -250,7 +254,13 @@ class GroupedTensor(Stateful):
         gradient_edge.set_view(view, self, edge_rows)
         return view
 
-    def like(self, rowwise, columnwise, groups=None, layout=None):
+    def like(
+        self,
+        rowwise: Optional[tuple[AnyArray, AnyArray]],
+        columnwise: Optional[tuple[AnyArray, AnyArray]],
+        groups: Optional[Groups] = None,
+        layout: Optional[GluLayout] = None,
+    ) -> GroupedTensor:
         """The same kind of tensor on other arrays."""
         return GroupedTensor(
             self.form,
@@ -269,7 +279,13 @@ class GroupedTensor(Stateful):
 
     # ---- values: each in-place operation returns the object itself
 
-    def quantize_(self, x, groups=None, *, row_idx=None):
+    def quantize_(
+        self,
+        x: Union[Array, Sequence[Array]],
+        groups: Optional[Groups] = None,
+        *,
+        row_idx: Optional[Array] = None,
+    ) -> GroupedTensor:
         """New values in the same memory: x as moire.quantize took it, of the same shapes. `groups`
         takes the place of those it had.
         """
@@ -286,7 +302,7 @@ class GroupedTensor(Stateful):
             raise
         return self
 
-    def requantize(self):
+    def requantize(self) -> GroupedTensor:
         """Adds the direction that is missing: the decoded values, quantised again."""
         if not self.form.is_tiled and (self.rowwise is None or self.columnwise is None):
             source = ROWWISE if self.columnwise is None else COLUMNWISE
@@ -298,7 +314,7 @@ class GroupedTensor(Stateful):
                 self.rowwise = copy
         return self
 
-    def dequantize(self, dtype=None, *, direction=None):
+    def dequantize(self, dtype: Optional[Dtype] = None, *, direction: Optional[str] = None) -> Any:
         """data * scale, rounded once to `dtype`; the tail is zeros. From the row-wise copy where
         there is one, unless `direction` says.
         """
@@ -311,7 +327,7 @@ class GroupedTensor(Stateful):
         values = quantization.dequantized(self, source, dtype or self.dtype)
         return gradient_edge.dequantized(self, values)
 
-    def copy_(self, other):
+    def copy_(self, other: GroupedTensor) -> GroupedTensor:
         """Bytes and groups of `other`, which has the same format, shape and directions."""
         call = "copy_"
         if not isinstance(other, GroupedTensor):
@@ -334,7 +350,7 @@ class GroupedTensor(Stateful):
         gradient_edge.set_copied(self, source)
         return self
 
-    def zero_(self):
+    def zero_(self) -> GroupedTensor:
         restored_after_explaining(self, "_edge")
         self._edge = None
         for _, array in self.arrays():
@@ -342,23 +358,23 @@ class GroupedTensor(Stateful):
         return self
 
     @staticmethod
-    def check_same(call, name, found, needed):
+    def check_same(call: str, name: str, found: object, needed: object) -> None:
         if found != needed:
             raise invalid(f"{call}: {name} is {found}, must be {needed}")
 
     # ---- copies
 
-    def clone(self):
+    def clone(self) -> GroupedTensor:
         source = gradient_edge.live("clone", self)
         copy = self._mapped(self._fw.copy, self.groups)
         gradient_edge.set_copied(copy, source)
         return copy
 
-    def detach(self):
+    def detach(self) -> GroupedTensor:
         """The same memory, without a gradient for what it was quantised from."""
         return self._mapped(self._fw.detached, self.groups)
 
-    def to(self, device):
+    def to(self, device: Device) -> GroupedTensor:
         """On another device (Torch); the object itself where it is there already."""
         if self._fw is Numpy:
             raise invalid("GroupedTensor.to: the arrays are NumPy's, which are on the CPU")
@@ -396,7 +412,7 @@ class GroupedTensor(Stateful):
 
     # ---- scales of other libraries
 
-    def export_scales(self, layout="dense", direction="rowwise"):
+    def export_scales(self, layout: str = "dense", direction: str = "rowwise") -> Any:
         """MXFP8 scales of one direction as others keep them (uint8, E8M0):
 
         dense     row-wise [rows, blocks]; column-wise the groups' blocks without gaps
@@ -405,7 +421,9 @@ class GroupedTensor(Stateful):
         """
         return scale_interchange.exported(self, layout, direction)
 
-    def import_scales(self, scales, layout="dense", direction="rowwise"):
+    def import_scales(
+        self, scales: AnyArray, layout: str = "dense", direction: str = "rowwise"
+    ) -> GroupedTensor:
         """Takes scales that export_scales could have returned; returns the object itself."""
         scale_interchange.take(self, scales, layout, direction)
         return self

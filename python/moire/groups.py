@@ -1,10 +1,15 @@
 """Groups: the one description of a ragged batch, made once a step from whatever the caller has."""
 
+from __future__ import annotations
+
+from typing import Optional
+
 import numpy as np
 
 from .arrays import check_rank, default_framework, framework_of, torch
 from .context import is_explaining
 from .errors import invalid
+from .hints import AnyArray, Array, Device, Integers
 from .values import described, integer, integers, pickled, torch_device
 
 _KINDS = ("splits", "ends", "offsets")
@@ -27,7 +32,14 @@ class Groups:
     the arrays that they divide by the first call that needs them there.
     """
 
-    def __init__(self, *, splits=None, ends=None, offsets=None, capacity=None):
+    def __init__(
+        self,
+        *,
+        splits: Optional[Integers] = None,
+        ends: Optional[Integers] = None,
+        offsets: Optional[Integers] = None,
+        capacity: Optional[int] = None,
+    ) -> None:
         given = [i for i, value in enumerate((splits, ends, offsets)) if value is not None]
         if len(given) != 1:
             found = "none" if not given else " and ".join(_KINDS[i] for i in given)
@@ -56,7 +68,7 @@ class Groups:
         )
 
     @classmethod
-    def of_offsets(cls, offsets, capacity=None):
+    def of_offsets(cls, offsets: AnyArray, capacity: Optional[int] = None) -> Groups:
         """Groups over int64 offsets that are already right (a permute plan's); nothing is copied or
         checked here.
         """
@@ -67,7 +79,7 @@ class Groups:
         return cls.over(offsets, capacity)
 
     @classmethod
-    def over(cls, offsets, capacity=None):
+    def over(cls, offsets: AnyArray, capacity: Optional[int] = None) -> Groups:
         """As of_offsets, of a vector that is known to be one."""
         if offsets.shape[0] == 0:
             raise invalid("Groups.of_offsets: offsets is empty, must have at least the leading 0")
@@ -77,11 +89,11 @@ class Groups:
         groups.num_groups = offsets.shape[0] - 1
         return groups
 
-    def rows(self, found):
+    def rows(self, found: int) -> int:
         """The capacity of a call whose ragged tensors have `found` rows."""
         return found if self.capacity is None else self.capacity
 
-    def check_rows(self, call, rows):
+    def check_rows(self, call: str, rows: int) -> None:
         """That the groups end within so many rows, where the offsets say so without a wait."""
         if is_explaining() or not is_readable(self.offsets):
             return
@@ -89,7 +101,7 @@ class Groups:
         if end > rows:
             raise invalid(f"{call}: the groups end at row {end}, past the {rows} rows of the data")
 
-    def offsets_for(self, array):
+    def offsets_for(self, array: Array) -> Array:
         """The offsets as the same kind of array as `array`, on its device; memory is shared if it
         can be.
         """
@@ -109,7 +121,7 @@ class Groups:
             self._copies[device] = offsets.to(device)
         return self._copies[device]
 
-    def offsets_as(self, kind):
+    def offsets_as(self, kind: type[Array]) -> Array:
         """The offsets as an array of this kind, wherever they lie."""
         if isinstance(self.offsets, kind):
             return self.offsets
@@ -123,13 +135,13 @@ class Groups:
             f"device of the arrays that they divide"
         )
 
-    def to(self, device):
+    def to(self, device: Device) -> Groups:
         """The same groups with Torch offsets on `device`."""
         target = torch_device("Groups.to: device", device)
         return Groups.of_offsets(torch.as_tensor(self.offsets).to(target), self.capacity)
 
     @property
-    def splits(self):
+    def splits(self) -> AnyArray:
         """[G] rows per group, on the device of the offsets."""
         return self.offsets[1:] - self.offsets[:-1]
 
@@ -147,10 +159,10 @@ class Groups:
             Groups(**state)  # raises where the values are no offsets
         self.__dict__.update(read.__dict__, _copies=copies)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.num_groups
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"moire.Groups(num_groups={self.num_groups}, capacity={self.capacity})"
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 
 from .errors import invalid, unsupported
 from .functional import moe
 from .layouts import Activation, GluLayout
-from .recipes import Recipe
+from .recipes import Recipe, RecipeLike
 from .values import described
 from .weight_cache import ParameterCopies
 
@@ -45,7 +45,7 @@ class ExpertsSpec(NamedTuple):
     weight_layout: str
 
 
-def register(name="moire", recipe=None):
+def register(name: str = "moire", recipe: RecipeLike = None) -> None:
     """Makes experts_implementation=`name` available; calling it again is fine. With an 8-bit
     `recipe` the experts' weights are quantised when they change, and everything else on the fly.
     """
@@ -75,7 +75,13 @@ def _interfaces_of_quantised_experts():
     return (FP8ExpertsInterface,)
 
 
-def experts_forward(self, hidden_states, top_k_index, top_k_weights, recipe=None):
+def experts_forward(
+    self,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    recipe: Optional[Recipe] = None,
+) -> torch.Tensor:
     """The forward of an experts module `self`: hidden_states [T, H], top_k_index and top_k_weights
     [T, k].
 
@@ -119,7 +125,7 @@ def _copies(experts, spec, recipe, weights):
 
 
 @torch.compiler.assume_constant_result
-def recognise(experts):
+def recognise(experts: torch.nn.Module) -> ExpertsSpec:
     """The ExpertsSpec of an experts module, worked out on first use and kept on it; Unsupported
     says why there is none.
     """

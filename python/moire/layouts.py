@@ -1,7 +1,10 @@
 """Values that say what shapes cannot: where gate and up lie, which activation, how weights lie."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
+from typing import Union
 
 import numpy as np
 
@@ -32,7 +35,7 @@ class GluLayout:
         self.__init__(**pickled("GluLayout", state, ("block", "order")))
 
     @classmethod
-    def of(cls, layout, name="GluLayout.of: layout"):
+    def of(cls, layout: GluLayoutLike, name: str = "GluLayout.of: layout") -> GluLayout:
         """A GluLayout as it is, None or "halves" for two halves, an integer for interleaved blocks
         of that size; `name` is what an error calls it.
         """
@@ -48,7 +51,7 @@ class GluLayout:
         )
 
     @classmethod
-    def parse(cls, text, name="GluLayout.parse: text"):
+    def parse(cls, text: str, name: str = "GluLayout.parse: text") -> GluLayout:
         """The layout of which str() is `text`, as tags have it."""
         found = _WRITTEN.fullmatch(text) if isinstance(text, str) else None
         if found is None:
@@ -58,7 +61,7 @@ class GluLayout:
             )
         return cls(int(found["block"] or 0), f"{found['first']}_first")
 
-    def check_width(self, call, size):
+    def check_width(self, call: str, size: int) -> None:
         """That `size` = 2F columns can be divided so."""
         if size % (2 * max(self.block, 1)) != 0:
             raise invalid(
@@ -99,11 +102,13 @@ class Activation:
         self.__init__(**pickled("Activation", state, ("kind", "limit", "alpha", "offset")))
 
     @classmethod
-    def clamped_swiglu(cls, limit=7.0, alpha=1.702, offset=1.0):
+    def clamped_swiglu(
+        cls, limit: float = 7.0, alpha: float = 1.702, offset: float = 1.0
+    ) -> Activation:
         return cls("clamped_swiglu", limit, alpha, offset)
 
     @classmethod
-    def of(cls, activation, name="Activation.of: activation"):
+    def of(cls, activation: ActivationLike, name: str = "Activation.of: activation") -> Activation:
         """An Activation as it is, or the one of that name; "clamped_swiglu" has GPT-OSS's
         constants. `name` is what an error calls it.
         """
@@ -117,6 +122,8 @@ class Activation:
         )
 
 
+GluLayoutLike = Union[GluLayout, str, int, None]
+ActivationLike = Union[Activation, str]
 _HALVES = GluLayout()
 _BY_NAME = {
     "swiglu": Activation("swiglu"),

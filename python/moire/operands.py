@@ -1,18 +1,24 @@
 """The operands of layers as calls take them: arrays, or GroupedTensors for a recipe of 8 bits."""
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
 
 from .arrays import Numpy, Torch, check_array, check_rank, framework_of
 from .errors import invalid
 from .formats import COLUMNWISE, ROWWISE
 from .gradient_edge import stand_in
 from .grouped_tensor import GroupedTensor
+from .hints import Array
 from .quantization import check_groups, pair
 from .steps import NO_COPIES, Copies, WeightCopies
 from .values import described
 from .views import torch
 
 _NO_COPIES = WeightCopies()
+Operand = Union[Array, GroupedTensor]
+WeightLike = Union[Array, Sequence[Array], GroupedTensor]
 
 
 class Ragged(NamedTuple):

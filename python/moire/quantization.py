@@ -3,30 +3,36 @@
 Shapes of scales are those of moire.h; docs/numerics.md defines every byte.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional, Union
+
 import numpy as np
 
-from . import gradient_edge
+from . import gradient_edge, grouped_tensor
 from .arrays import Numpy, check_rank, framework_of
 from .context import is_explaining
 from .errors import invalid
 from .formats import COLUMNWISE, DIRECTIONS, ELEMENTS, ROWWISE, check_element
 from .groups import Groups, as_groups, is_readable
-from .layouts import GluLayout
-from .recipes import Recipe
+from .hints import Array
+from .layouts import GluLayout, GluLayoutLike
+from .recipes import Recipe, RecipeLike
 from .values import flag
 
 
 def quantize(
-    x,
-    groups=None,
-    recipe="mxfp8",
+    x: Union[Array, Sequence[Array]],
+    groups: Optional[Groups] = None,
+    recipe: RecipeLike = "mxfp8",
     *,
-    rowwise=True,
-    columnwise=False,
-    element="e4m3",
-    row_idx=None,
-    layout=None,
-):
+    rowwise: bool = True,
+    columnwise: bool = False,
+    element: str = "e4m3",
+    row_idx: Optional[Array] = None,
+    layout: Optional[GluLayoutLike] = None,
+) -> grouped_tensor.GroupedTensor:
     """A GroupedTensor of x in 8 bits, in one direction or both, in one pass.
 
     x [rows, k] is ragged, divided by `groups` (None: one group); with row_idx [rows], x is [T, k]
@@ -35,8 +41,6 @@ def quantize(
     that differ in their rows becomes one ragged tensor. `layout` tags where gate and up lie.
     Gradients pass straight through to a ragged x.
     """
-    from .grouped_tensor import GroupedTensor
-
     call = "quantize"
     recipe = Recipe.of_quantize(recipe, f"{call}: recipe")
     element = check_element(f"{call}: element", element)
@@ -54,7 +58,7 @@ def quantize(
         empty_copy(fw, first, form, element, direction, shape, num_groups) if want else None
         for direction, want in enumerate(wanted)
     ]
-    result = GroupedTensor(
+    result = grouped_tensor.GroupedTensor(
         form,
         rowwise=copies[ROWWISE],
         columnwise=copies[COLUMNWISE],

@@ -1,10 +1,13 @@
 """Recipes: which operands the products of a layer read, and what is kept of them."""
 
+from __future__ import annotations
+
 import dataclasses
-from typing import Optional
+from typing import Any, Optional, Union
 
 from .errors import invalid
-from .formats import FORMATS, check_element
+from .formats import FORMATS, Format, check_element
+from .hints import Dtype
 from .values import choice, described, flag, pickled
 
 _QUANTIZED = ("mxfp8", "mxfp8_fast", "fp8_block")
@@ -69,7 +72,7 @@ class Recipe:
         self.__init__(**pickled("Recipe", state, [f.name for f in dataclasses.fields(self)]))
 
     @classmethod
-    def of(cls, recipe, name="Recipe.of: recipe"):
+    def of(cls, recipe: RecipeLike, name: str = "Recipe.of: recipe") -> Recipe:
         """A Recipe as it is, the one of that name, or None for as_stored; `name` is what an error
         calls it.
         """
@@ -84,7 +87,7 @@ class Recipe:
         )
 
     @classmethod
-    def of_quantize(cls, recipe, name):
+    def of_quantize(cls, recipe: RecipeLike, name: str) -> Recipe:
         """One of the 8-bit recipes."""
         found = cls.of(recipe, name)
         if not found.is_quantized:
@@ -92,25 +95,25 @@ class Recipe:
         return found
 
     @property
-    def format(self):
+    def format(self) -> Format:
         """Of activations and gradients."""
         return FORMATS["fp8_block" if self.name == "fp8_block" else "mxfp8"]
 
     @property
-    def weight_format(self):
+    def weight_format(self) -> Format:
         return FORMATS["fp8_tile" if self.name == "fp8_block" else "mxfp8"]
 
-    def between(self, fw, dtype):
+    def between(self, fw: Any, dtype: Dtype) -> Dtype:
         """What an MLP's z is stored in, where x is of `dtype`: BF16 in 8 bits, whatever x is."""
         return fw.dtype("bfloat16") if self.is_quantized else dtype
 
-    def saves_copy(self, is_gathered):
+    def saves_copy(self, is_gathered: bool) -> bool:
         """Whether a forward keeps a column-wise copy of x."""
         save = self.save or ("input" if is_gathered else "quantized")
         return self.is_quantized and save == "quantized"
 
     @property
-    def forward_fields(self):
+    def forward_fields(self) -> dict[str, int]:
         """The fields of moire.h's forward structs."""
         if not self.is_quantized:
             return {}
@@ -121,13 +124,13 @@ class Recipe:
         }
 
     @property
-    def backward_fields(self):
+    def backward_fields(self) -> dict[str, int]:
         if not self.is_quantized:
             return {}
         gradient_dtype = _DTYPE_CODES[self.gradient_element]
         return {**self.forward_fields, "gradient_dtype": gradient_dtype}
 
-    def check_operands(self, call, dtype):
+    def check_operands(self, call: str, dtype: Dtype) -> None:
         """That operands of `dtype` are what the recipe's name says."""
         needed = _DTYPES.get(self.name)
         if needed is None:
@@ -137,5 +140,6 @@ class Recipe:
             raise invalid(f"{call}: recipe {self.name!r} needs {needed} operands, found {found}")
 
 
+RecipeLike = Union[Recipe, str, None]
 _BY_NAME = {name: Recipe(name) for name in _NAMES}
 _AS_STORED = _BY_NAME["as_stored"]

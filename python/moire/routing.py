@@ -2,7 +2,9 @@
 arrays.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Union, overload
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from .arrays import Numpy, as_fp32, check_array, check_rank, framework_of
 from .context import is_explaining
 from .errors import invalid
 from .groups import Groups, is_readable
+from .hints import AnyArray, Array
 from .values import choice, described, flag, integer, number
 from .views import DTYPES
 
@@ -28,7 +31,7 @@ class Plan(NamedTuple):
     scatter_idx: Any  # [T, k] int32: choice -> row, -1 where dropped
 
     @property
-    def groups(self):
+    def groups(self) -> Groups:
         """The groups of tensors in expert order."""
         return Groups.of_offsets(self.offsets, self.gather_idx.shape[0])
 
@@ -36,7 +39,15 @@ class Plan(NamedTuple):
 _PLAN_NAMES = tuple(f"plan.{name}" for name in Plan._fields)
 
 
-def router(logits, k, *, kind="softmax", normalize=False, scale=1.0, expert_bias=None):
+def router(
+    logits: Array,
+    k: int,
+    *,
+    kind: str = "softmax",
+    normalize: bool = False,
+    scale: float = 1.0,
+    expert_bias: Optional[Array] = None,
+) -> tuple[Array, Array]:
     """(topk_idx [T, k] int64, topk_weights [T, k] FP32) of logits [T, E], experts in order of
     falling score.
 
@@ -72,7 +83,7 @@ def check_choice(call, num_experts, k, kind, normalize, scale):
     return k, (kind, int(flag(f"{call}: normalize", normalize)), scale)
 
 
-def make_plan(topk_idx, num_groups, *, capacity=None):
+def make_plan(topk_idx: AnyArray, num_groups: int, *, capacity: Optional[int] = None) -> Plan:
     """The order by expert and back of topk_idx [T, k], each in 0 ... num_groups - 1; -1 or
     num_groups drops it.
 
@@ -92,7 +103,17 @@ def make_plan(topk_idx, num_groups, *, capacity=None):
     return Plan(offsets, gather_idx, scatter_idx)
 
 
-def permute(x, plan, *, topk_weights=None):
+@overload
+def permute(x: Array, plan: Plan, *, topk_weights: None = None) -> Array: ...
+
+
+@overload
+def permute(x: Array, plan: Plan, *, topk_weights: Array) -> tuple[Array, Array]: ...
+
+
+def permute(
+    x: Array, plan: Plan, *, topk_weights: Optional[Array] = None
+) -> Union[Array, tuple[Array, Array]]:
     """Rows of x [T, H] in expert order [capacity, H]; with topk_weights [T, k] also each row's
     weight, (rows, probs).
     """
@@ -117,7 +138,7 @@ def permute(x, plan, *, topk_weights=None):
     return rows, probs
 
 
-def unpermute(rows, plan, *, weights=None):
+def unpermute(rows: Array, plan: Plan, *, weights: Optional[Array] = None) -> Array:
     """y_t = sum over j of (weights[t, j]) rows[scatter_idx[t, j]]: [T, H], FP32, rounded once."""
     fw = framework_of("unpermute", {"rows": rows}, {"weights": weights})
     check_rank("unpermute", "rows", rows, 2)

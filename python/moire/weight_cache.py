@@ -1,14 +1,20 @@
 """Weights in 8 bits that are made once per update: by an explicit version, in memory that stays."""
 
+from __future__ import annotations
+
 import weakref
+from collections.abc import Sequence
+from typing import Any, Union
 
 import numpy as np
 
 from .context import is_explaining
 from .errors import invalid
-from .layouts import GluLayout
+from .grouped_tensor import GroupedTensor
+from .hints import Array
+from .layouts import GluLayout, GluLayoutLike
 from .quantization import quantize
-from .recipes import Recipe
+from .recipes import Recipe, RecipeLike
 from .values import described, flag, pickled
 from .views import NumpyViews, torch
 
@@ -27,12 +33,20 @@ class WeightCache:
     for each call, or a list of them, is the weight w as long as that memory lives.
     """
 
-    def __init__(self, recipe="mxfp8"):
+    def __init__(self, recipe: RecipeLike = "mxfp8") -> None:
         self.recipe = Recipe.of_quantize(recipe, "WeightCache: recipe")
         self._entries = {}  # by memory
         self._objects = {}  # the same entries, by the objects that they were first made for
 
-    def get(self, weight, version, *, rowwise=True, columnwise=True, layout=None):
+    def get(
+        self,
+        weight: Union[Array, Sequence[Array]],
+        version: Any,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        layout: GluLayoutLike = None,
+    ) -> GroupedTensor:
         """The GroupedTensor of `weight`, [G, n, k] or a list of G matrices.
 
         It is quantised now unless the last call for this weight had an equal version; None equals
@@ -61,14 +75,14 @@ class WeightCache:
             entry.version = version
         return entry.tensor
 
-    def invalidate(self):
+    def invalidate(self) -> None:
         """Every weight is quantised anew at its next get, whatever the version, in the memory that
         its copies have.
         """
         for entry in (*self._entries.values(), *self._objects.values()):
             entry.version = None
 
-    def clear(self):
+    def clear(self) -> None:
         self._entries.clear()
         self._objects.clear()
 

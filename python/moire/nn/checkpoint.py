@@ -2,19 +2,29 @@
 module was built with, the tags with it.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Optional
 
 import torch
 
 from ..arrays import Torch, check_array
 from ..errors import invalid
 from ..gated import convert_glu
-from ..layouts import GluLayout, check_weight_layout
+from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
 from ..values import described, mapping
 from .linear import GroupedLinear
 
 
-def convert_state_dict(state_dict, module, *, weight_layout=None, glu_layout=None):
+def convert_state_dict(
+    state_dict: Mapping[str, Any],
+    module: torch.nn.Module,
+    *,
+    weight_layout: Optional[str] = None,
+    glu_layout: Optional[GluLayoutLike] = None,
+) -> OrderedDict[str, Any]:
     """A state_dict that `module` loads: every GroupedLinear's weights and biases in the orientation
     and in the gate/up layout that it was built with, and the tags that say so. All else is taken
     over; nothing of `state_dict` is written.

@@ -2,13 +2,19 @@
 module of three.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional, Union
+
 import torch
 
 from ..context import note_not_fused
 from ..errors import invalid
 from ..functional import grouped_mlp
+from ..operands import Operand
 from ..values import described
-from .linear import GroupedLinear, as_groups
+from .linear import GroupedLinear, Splits, as_groups
 from .mlp import GroupedMLP, ScaledGLU, fused_options, why_not_fused
 
 
@@ -21,7 +27,14 @@ class Sequential(torch.nn.Sequential):
     activation and, where it has biases, to the GroupedLinear behind it. Other modules get x only.
     """
 
-    def forward(self, x, splits=None, probs=None, *, is_first_microbatch=None):
+    def forward(
+        self,
+        x: Operand[torch.Tensor],
+        splits: Optional[Splits] = None,
+        probs: Optional[torch.Tensor] = None,
+        *,
+        is_first_microbatch: Optional[bool] = None,
+    ) -> torch.Tensor:
         groups = None if splits is None else as_groups(splits)
         modules, at, is_taken = list(self), 0, False
         while at < len(modules):
@@ -60,7 +73,9 @@ def _say_why_not(modules, at, is_taken):
     note_not_fused(f"Sequential: module {at}, a ScaledGLU, with its neighbours", reason)
 
 
-def fuse(modules):
+def fuse(
+    modules: Union[torch.nn.Sequential, torch.nn.ModuleList, Sequence[torch.nn.Module]],
+) -> GroupedMLP:
     """Sequential(GroupedLinear, ScaledGLU, GroupedLinear) as one GroupedMLP on the same parameters,
     or an error.
     """

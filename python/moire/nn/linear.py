@@ -8,7 +8,10 @@ load; where a file format dropped the metadata (safetensors), the layouts that t
 with are believed.
 """
 
+from __future__ import annotations
+
 import math
+from typing import Any, Callable, Optional, Union
 
 import torch
 
@@ -16,12 +19,18 @@ from ..arrays import Torch
 from ..context import is_explaining
 from ..errors import invalid
 from ..functional import grouped_linear
+from ..grouped_tensor import GroupedTensor
 from ..groups import Groups
-from ..layouts import GluLayout, check_weight_layout
-from ..recipes import Recipe
+from ..hints import Device, Integers
+from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
+from ..operands import Operand
+from ..recipes import Recipe, RecipeLike
 from ..values import described, flag, integer
 from ..weight_cache import ParameterCopies
 from ..wgrad import ParameterGradients
+
+# Rows per expert, or the groups that they are.
+Splits = Union[Groups, Integers]
 
 
 def as_groups(splits):
@@ -53,22 +62,22 @@ class GroupedLinear(torch.nn.Module):
 
     def __init__(
         self,
-        num_groups,
-        in_features,
-        out_features,
+        num_groups: int,
+        in_features: int,
+        out_features: int,
         *,
-        bias=False,
-        packed=True,
-        weight_layout="out_in",
-        glu_layout=None,
-        init_method=None,
-        device=None,
-        dtype=None,
-        compute_dtype=None,
-        recipe=None,
-        accumulate_into_main_grad=False,
-        delay_wgrad_compute=False,
-    ):
+        bias: bool = False,
+        packed: bool = True,
+        weight_layout: str = "out_in",
+        glu_layout: Optional[GluLayoutLike] = None,
+        init_method: Optional[Callable[[torch.Tensor], Any]] = None,
+        device: Optional[Device] = None,
+        dtype: Optional[torch.dtype] = None,
+        compute_dtype: Optional[torch.dtype] = None,
+        recipe: RecipeLike = None,
+        accumulate_into_main_grad: bool = False,
+        delay_wgrad_compute: bool = False,
+    ) -> None:
         super().__init__()
         call = "GroupedLinear"
         self.num_groups = integer(f"{call}: num_groups", num_groups)
@@ -121,13 +130,13 @@ class GroupedLinear(torch.nn.Module):
     def _weights(self):
         return [getattr(self, name) for name in self._names("weight")]
 
-    def weights(self):
+    def weights(self) -> Union[torch.Tensor, list[torch.Tensor]]:
         """The weights as the functions take them: the packed parameter, or the list of the experts'
         parameters.
         """
         return self.weight if self.packed else self._weights()
 
-    def biases(self):
+    def biases(self) -> Optional[torch.Tensor]:
         """[E, out], or None."""
         if not self.has_bias:
             return None
@@ -137,13 +146,13 @@ class GroupedLinear(torch.nn.Module):
             else torch.stack([getattr(self, name) for name in self._names("bias")])
         )
 
-    def expert_weight(self, expert):
+    def expert_weight(self, expert: int) -> torch.Tensor:
         """The [out, in] view of one expert's weight."""
         matrix = self.weight[expert] if self.packed else getattr(self, f"weight{expert}")
         return matrix if self.weight_layout == "out_in" else matrix.t()
 
     @torch.no_grad()
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """Initialises expert by expert, so that packed and listed modules start from the same
         numbers.
         """
@@ -157,7 +166,9 @@ class GroupedLinear(torch.nn.Module):
         for name in self._names("bias") if self.has_bias else ():
             torch.nn.init.uniform_(getattr(self, name), -bound, bound)
 
-    def quantized_weights(self, is_first_microbatch=None):
+    def quantized_weights(
+        self, is_first_microbatch: Optional[bool] = None
+    ) -> Optional[GroupedTensor]:
         """The weights in 8 bits as an 8-bit recipe's products read them (see
         moire/weight_cache.py), else None.
         """
@@ -165,14 +176,23 @@ class GroupedLinear(torch.nn.Module):
             return None
         return self._copies.of(type(self).__name__, self.weights(), is_first_microbatch)
 
-    def weights_changed(self):
+    def weights_changed(self) -> None:
         """Says that the weights were written in a way that nobody counts (some values through
         `.data`, another library's kernel): their 8-bit copies are made anew at the next forward.
         """
         if self._copies is not None:
             self._copies.invalidate()
 
-    def forward(self, x, splits, *, scale=None, row_idx=None, out=None, is_first_microbatch=None):
+    def forward(
+        self,
+        x: Operand[torch.Tensor],
+        splits: Splits,
+        *,
+        scale: Optional[torch.Tensor] = None,
+        row_idx: Optional[torch.Tensor] = None,
+        out: Optional[torch.Tensor] = None,
+        is_first_microbatch: Optional[bool] = None,
+    ) -> torch.Tensor:
         """x [rows, in] in expert order (or [T, in] with row_idx [rows]); scale [rows] multiplies
         the bias. is_first_microbatch: whether the weights are quantised anew (see
         moire/weight_cache.py).
@@ -193,11 +213,11 @@ class GroupedLinear(torch.nn.Module):
         )
 
     @property
-    def delays_wgrad(self):
+    def delays_wgrad(self) -> bool:
         """Whether backward leaves the weight gradients to backward_dw."""
         return self._wgrad is not None and self._wgrad.delayed
 
-    def backward_dw(self):
+    def backward_dw(self) -> None:
         """The weight gradients that backward left out (delay_wgrad_compute), then the registered
         hooks.
         """
@@ -212,18 +232,18 @@ class GroupedLinear(torch.nn.Module):
         for hook in self._wgrad_hooks:
             hook()
 
-    def register_wgrad_accumulation_and_reduce_hooks(self, hook):
+    def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], Any]) -> None:
         """`hook()` runs at the end of each backward_dw."""
         self._wgrad_hooks.append(hook)
 
-    def tags(self):
+    def tags(self) -> dict[str, str]:
         """What shapes cannot tell of the parameters, as the state_dict's metadata has it."""
         tags = {"weight_layout": self.weight_layout}
         if self.glu_layout is not None:
             tags["glu_layout"] = str(self.glu_layout)
         return tags
 
-    def keys_of(self, name):
+    def keys_of(self, name: str) -> list[str]:
         """The keys that a state_dict may have for this parameter: packed, then listed."""
         return [name, *(f"{name}{i}" for i in range(self.num_groups))]
 
@@ -277,7 +297,7 @@ class GroupedLinear(torch.nn.Module):
                 state_dict[key] = value
         return None
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         form = "packed" if self.packed else "listed"
         sizes = f"{self.num_groups}, {self.in_features}, {self.out_features}"
         return f"{sizes}, bias={self.has_bias}, {form}"

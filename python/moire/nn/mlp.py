@@ -1,29 +1,36 @@
 """ScaledGLU and GroupedMLP: three modules in a row as one fused call on their parameters."""
 
+from __future__ import annotations
+
+from typing import Any, Optional
+
 import torch
 
 from ..errors import invalid
 from ..functional import grouped_mlp, moe
 from ..gated import glu
-from ..layouts import Activation, GluLayout
+from ..layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
+from ..operands import Operand
 from ..values import described, flag, integer
 from ..wgrad import FreshGradients
-from .linear import GroupedLinear, as_groups
+from .linear import GroupedLinear, Splits, as_groups
 
 
 class ScaledGLU(torch.nn.Module):
     """act = glu(z) probs; `layout` says how gate and up lie along the 2F columns of z."""
 
-    def __init__(self, act="swiglu", layout="halves"):
+    def __init__(self, act: ActivationLike = "swiglu", layout: GluLayoutLike = "halves") -> None:
         super().__init__()
         self.act = Activation.of(act, "ScaledGLU: act")
         self.layout = GluLayout.of(layout, "ScaledGLU: layout")
 
-    def forward(self, z, probs=None, splits=None):
+    def forward(
+        self, z: torch.Tensor, probs: Optional[torch.Tensor] = None, splits: Optional[Splits] = None
+    ) -> torch.Tensor:
         groups = None if splits is None else as_groups(splits)
         return glu(z, probs, act=self.act, layout=self.layout, groups=groups)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"{self.act.kind}, {self.layout}"
 
 
@@ -39,15 +46,15 @@ class GroupedMLP(torch.nn.Module):
 
     def __init__(
         self,
-        num_groups,
-        hidden,
-        width,
+        num_groups: int,
+        hidden: int,
+        width: int,
         *,
-        act="swiglu",
-        layout="halves",
-        save_act=False,
-        **linear_options,
-    ):
+        act: ActivationLike = "swiglu",
+        layout: GluLayoutLike = "halves",
+        save_act: bool = False,
+        **linear_options: Any,
+    ) -> None:
         super().__init__()
         hidden, width = integer("GroupedMLP: hidden", hidden), integer("GroupedMLP: width", width)
         self.activation = ScaledGLU(act, layout)
@@ -56,7 +63,7 @@ class GroupedMLP(torch.nn.Module):
         self.save_act = flag("GroupedMLP: save_act", save_act)
 
     @classmethod
-    def of(cls, fc1, activation, fc2):
+    def of(cls, fc1: GroupedLinear, activation: ScaledGLU, fc2: GroupedLinear) -> GroupedMLP:
         """The fused module on these modules' own parameters; an error says why where they do not
         fit.
         """
@@ -70,7 +77,7 @@ class GroupedMLP(torch.nn.Module):
         return mlp
 
     @property
-    def num_groups(self):
+    def num_groups(self) -> int:
         return self.fc1.num_groups
 
     def _options(self, is_first_microbatch):
@@ -79,32 +86,39 @@ class GroupedMLP(torch.nn.Module):
 
     def forward(
         self,
-        x,
-        splits,
-        probs=None,
+        x: Operand[torch.Tensor],
+        splits: Splits,
+        probs: Optional[torch.Tensor] = None,
         *,
-        row_idx=None,
-        scatter_idx=None,
-        out=None,
-        is_first_microbatch=None,
-    ):
+        row_idx: Optional[torch.Tensor] = None,
+        scatter_idx: Optional[torch.Tensor] = None,
+        out: Optional[torch.Tensor] = None,
+        is_first_microbatch: Optional[bool] = None,
+    ) -> torch.Tensor:
         """x [rows, H] in expert order (or [T, H] with row_idx [rows]), probs [rows]: [rows, H]."""
         options = self._options(is_first_microbatch)
         options.update(probs=probs, row_idx=row_idx, scatter_idx=scatter_idx, out=out)
         weights = self.fc1.weights(), self.fc2.weights()
         return grouped_mlp(x, *weights, as_groups(splits), **options)
 
-    def route(self, x, topk_idx, topk_weights, *, is_first_microbatch=None):
+    def route(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        *,
+        is_first_microbatch: Optional[bool] = None,
+    ) -> torch.Tensor:
         """x [T, H] through the experts topk_idx [T, k], weighted: [T, H]."""
         weights = self.fc1.weights(), self.fc2.weights()
         return moe(x, *weights, topk_idx, topk_weights, **self._options(is_first_microbatch))
 
-    def weights_changed(self):
+    def weights_changed(self) -> None:
         """As in GroupedLinear, of both."""
         self.fc1.weights_changed()
         self.fc2.weights_changed()
 
-    def backward_dw(self):
+    def backward_dw(self) -> None:
         """Delayed weight gradients (delay_wgrad_compute): FC2's, then FC1's, each followed by its
         hooks, of the layers that delay them.
         """

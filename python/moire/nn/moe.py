@@ -1,9 +1,14 @@
 """Router and MoE: a whole mixture-of-experts layer."""
 
+from __future__ import annotations
+
+from typing import Callable, Optional
+
 import torch
 
 from ..arrays import Torch, check_array, check_rank
 from ..errors import invalid
+from ..hints import Device
 from ..routing import check_choice, router
 from ..values import described, flag, integer
 from .linear import parameter_options
@@ -26,17 +31,17 @@ class Router(torch.nn.Module):
 
     def __init__(
         self,
-        hidden,
-        num_experts,
-        k,
+        hidden: int,
+        num_experts: int,
+        k: int,
         *,
-        kind="softmax",
-        normalize=True,
-        scale=1.0,
-        expert_bias=False,
-        device=None,
-        dtype=None,
-    ):
+        kind: str = "softmax",
+        normalize: bool = True,
+        scale: float = 1.0,
+        expert_bias: bool = False,
+        device: Optional[Device] = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:
         super().__init__()
         hidden = integer("Router: hidden", hidden, 1)
         num_experts = integer("Router: num_experts", num_experts, 1)
@@ -50,11 +55,11 @@ class Router(torch.nn.Module):
         self.register_buffer("expert_bias", bias)
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         bound = self.weight.shape[1] ** -0.5
         torch.nn.init.uniform_(self.weight, -bound, bound)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, H]: (topk_idx [T, k], topk_weights [T, k] FP32)."""
         _check_tokens("Router", x, self.weight.shape[1])
         check_rank("Router", "x", x, 2)
@@ -63,7 +68,7 @@ class Router(torch.nn.Module):
         options = {"kind": self.kind, "normalize": self.normalize, "scale": self.scale}
         return router(logits, self.k, expert_bias=self.expert_bias, **options)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         experts, hidden = self.weight.shape
         return f"{hidden}, {experts}, k={self.k}, {self.kind}, normalize={self.normalize}"
 
@@ -74,7 +79,12 @@ class MoE(torch.nn.Module):
     `router` may be any module that returns (topk_idx, topk_weights) for x [T, H].
     """
 
-    def __init__(self, experts, router, shared=None):
+    def __init__(
+        self,
+        experts: GroupedMLP,
+        router: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        shared: Optional[Callable[[torch.Tensor], torch.Tensor]] = None,
+    ) -> None:
         super().__init__()
         if not isinstance(experts, GroupedMLP):
             raise invalid(f"MoE: experts is {described(experts)}, must be a GroupedMLP")
@@ -88,11 +98,13 @@ class MoE(torch.nn.Module):
             )
         self.experts, self.router, self.shared = experts, router, shared
 
-    def weights_changed(self):
+    def weights_changed(self) -> None:
         """As in GroupedLinear, of the experts."""
         self.experts.weights_changed()
 
-    def forward(self, x, *, is_first_microbatch=None):
+    def forward(
+        self, x: torch.Tensor, *, is_first_microbatch: Optional[bool] = None
+    ) -> torch.Tensor:
         """x [..., H], y the same."""
         _check_tokens("MoE", x, self.experts.fc1.in_features)
         tokens = x.reshape(-1, x.shape[-1])
