@@ -73,6 +73,24 @@ def test_a_chain_of_chains_and_no_splits_where_nobody_needs_them(generator):
     assert nn.Sequential(torch.nn.Linear(H, 4))(x).shape == (9, 4)
 
 
+def test_backward_dw_is_that_of_the_layers_that_delay(generator):
+    x, probs = draw(generator)
+    chain = [*three(delay_wgrad_compute=True), nn.GroupedMLP(E, H, F, delay_wgrad_compute=True)]
+    delayed, order = nn.Sequential(*chain, linear(H, 5)), []
+    plain = nn.Sequential(*three(), nn.GroupedMLP(E, H, F), linear(H, 5))
+    plain.load_state_dict(delayed.state_dict())
+    for i, layer in enumerate([chain[0], chain[2], chain[3].fc1, chain[3].fc2]):
+        layer.register_wgrad_accumulation_and_reduce_hooks(lambda i=i: order.append(i))
+    for module in (plain, delayed):
+        module(x, SPLITS, probs).sin().sum().backward()
+    delayed.backward_dw()
+    assert order == [3, 2, 1, 0]
+    for mine, reference in zip(delayed.parameters(), plain.parameters()):
+        assert torch.equal(mine.grad, reference.grad)
+    with pytest.raises(moire.InvalidArgument, match="no layer of the chain was built with delay"):
+        plain.backward_dw()
+
+
 class OfItsOwn(nn.ScaledGLU):
     def forward(self, z, probs=None, splits=None):
         return 2 * super().forward(z, probs, splits)

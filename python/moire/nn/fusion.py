@@ -52,6 +52,16 @@ class Sequential(torch.nn.Sequential):
             at, is_taken = at + 1, False
         return x
 
+    def backward_dw(self):
+        """Delayed weight gradients (delay_wgrad_compute) of the layers here that delay them, the
+        last layer's first, each followed by its hooks.
+        """
+        layers = [m for m in self.modules() if isinstance(m, GroupedLinear) and m.delays_wgrad]
+        if not layers:
+            raise invalid("backward_dw: no layer of the chain was built with delay_wgrad_compute")
+        for layer in reversed(layers):
+            layer.backward_dw()
+
 
 def _run_alone(module, before, x, groups, probs, is_first_microbatch):
     options = {"is_first_microbatch": is_first_microbatch}
