@@ -52,6 +52,11 @@ class Numpy:
         return np.empty(shape, dtype)
 
     @staticmethod
+    def empty_indices(like, shape, dtype):
+        """Memory for indices; where calls are only explained, zeros, which index something."""
+        return (np.zeros if is_explaining() else np.empty)(shape, dtype)
+
+    @staticmethod
     def check(call, name, array):
         """What every array of a call has to be, besides of one kind."""
         if array.dtype.hasobject or isinstance(array, np.ma.MaskedArray):
@@ -169,6 +174,11 @@ class Torch:
     @staticmethod
     def empty(like, shape, dtype):
         return like.new_empty(shape, dtype=dtype)
+
+    @staticmethod
+    def empty_indices(like, shape, dtype):
+        make = like.new_zeros if is_explaining() else like.new_empty
+        return make(shape, dtype=dtype)
 
     @staticmethod
     def check(call, name, array):

@@ -134,7 +134,7 @@ class ConvertGluStandInFunction(torch.autograd.Function):
 class RouterFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, k, expert_bias, kind, normalize, scale):
-        topk_idx = logits.new_empty(logits.shape[0], k, dtype=torch.int64)
+        topk_idx = fw.empty_indices(logits, (logits.shape[0], k), torch.int64)
         topk_weights = logits.new_empty(logits.shape[0], k, dtype=torch.float32)
         ctx.values = {"kind": kind, "normalize": normalize, "scale": scale}
         fw.run(

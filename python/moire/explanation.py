@@ -71,11 +71,11 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     """What `function(*args, **kwargs)` would run, and why nothing faster: calls are checked and
     recorded, not run.
 
-    Values of outputs are undefined inside the function while it is explained; only shapes and types
-    are real. Nothing of it stays: no gradient is accumulated and no hook of an accumulation or of
-    backward_dw runs, graphs are kept, Torch's random numbers go on where they were, and caches,
-    delayed weight gradients, flags and a caller's buffers are as before. What is not moire's (a
-    layer's running statistics, an optimizer's step) the function does do.
+    Values of outputs are undefined inside the function while it is explained (indices are zeros);
+    only shapes and types are real. Nothing of it stays: no gradient is accumulated and no hook of
+    an accumulation or of backward_dw runs, graphs are kept, Torch's random numbers go on where they
+    were, and caches, delayed weight gradients, flags and a caller's buffers are as before. What is
+    not moire's (a layer's running statistics, an optimizer's step) the function does do.
     """
     if not callable(function):
         raise invalid(f"explain: function is {described(function)}, must be callable")

@@ -57,7 +57,8 @@ class Groups:
         self.num_groups = values.shape[0] - (1 if kind == 2 else 0)
         self.capacity = capacity
         self._copies = {}
-        self.offsets = framework.empty(values, (self.num_groups + 1,), framework.int64)
+        size = (self.num_groups + 1,)
+        self.offsets = framework.empty_indices(values, size, framework.int64)
         framework.run(
             "splits_to_offsets",
             splits=values,

@@ -63,7 +63,7 @@ def router(
         from .autograd_ops import RouterFunction
 
         return RouterFunction.apply(logits, k, expert_bias, *values)
-    topk_idx = fw.empty(logits, (logits.shape[0], k), fw.int64)
+    topk_idx = fw.empty_indices(logits, (logits.shape[0], k), fw.int64)
     topk_weights = fw.empty(logits, (logits.shape[0], k), fw.float32)
     outputs = {"topk_idx": topk_idx, "topk_weights": topk_weights}
     settings = dict(zip(("kind", "normalize", "scale"), values))
@@ -95,9 +95,9 @@ def make_plan(topk_idx: AnyArray, num_groups: int, *, capacity: Optional[int] = 
     tokens, k = topk_idx.shape
     num_groups = integer("make_plan: num_groups", num_groups, 0, _MOST_GROUPS)
     capacity = tokens * k if capacity is None else integer("make_plan: capacity", capacity)
-    offsets = fw.empty(topk_idx, (num_groups + 1,), fw.int64)
-    gather_idx = fw.empty(topk_idx, (capacity,), fw.int32)
-    scatter_idx = fw.empty(topk_idx, (tokens, k), fw.int32)
+    offsets = fw.empty_indices(topk_idx, (num_groups + 1,), fw.int64)
+    gather_idx = fw.empty_indices(topk_idx, (capacity,), fw.int32)
+    scatter_idx = fw.empty_indices(topk_idx, (tokens, k), fw.int32)
     outputs = {"offsets": offsets, "gather_idx": gather_idx, "scatter_idx": scatter_idx}
     fw.run("permute_plan", topk_idx=topk_idx, num_groups=num_groups, **outputs)
     return Plan(offsets, gather_idx, scatter_idx)

@@ -162,3 +162,20 @@ def test_random_numbers_go_on_where_they_were(generator):
     state = torch.get_rng_state()
     moire.explain(lambda: torch.nn.functional.dropout(draw_x(generator)))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_indices_made_meanwhile_index_something(generator):
+    x = truth.draw(generator, 5, 32)
+
+    def route():
+        idx, weights = moire.router(x[:, :E].contiguous(), 2)
+        torch.nn.functional.one_hot(idx, E).sum()
+        plan = moire.make_plan(idx, E)
+        rows = moire.permute(x, plan)
+        assert x[plan.gather_idx].shape == rows.shape
+        groups = moire.Groups(splits=SPLITS)
+        moire.quantize(x, groups, "mxfp8", columnwise=True).split()
+
+    for _ in range(3):  # memory that was used before has any values
+        torch.full((4096,), -7).sum()
+        moire.explain(route)
