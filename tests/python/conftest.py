@@ -1,4 +1,5 @@
-"""Every test draws from a generator whose seed is printed with a failure.
+"""Every test draws from a generator whose seed is printed with a failure; `pytest --seed N` draws
+from that one again.
 
 The `device` fixture runs a test on the CPU, and on a GPU where Torch has one: there new tensors lie
 on it by default, so that the same test judges both.
@@ -12,9 +13,15 @@ import pytest
 import torch
 
 
+def pytest_addoption(parser):
+    parser.addoption("--seed", type=int, help="of every test's generator (default: a fresh one)")
+
+
 @pytest.fixture
 def seed(request):
-    value = random.SystemRandom().randrange(2**31)
+    value = request.config.getoption("--seed")
+    if value is None:
+        value = random.SystemRandom().randrange(2**31)
     print(f"seed {value} in {os.path.basename(request.node.nodeid)}")
     return value
 

@@ -37,6 +37,15 @@ def gate_and_up(z, layout=(0, "gate_first")):
     return halves if order == "gate_first" else halves[::-1]
 
 
+def clamped(t, low, high):
+    """t within its limits, with the gradient of t at a limit, as docs/semantics.md defines it;
+    torch's clamp has that gradient up to 2.14, and 0 there since 2.15.
+    """
+    if low is not None:
+        t = torch.where(t < low, low, t)
+    return torch.where(t > high, high, t)
+
+
 def glu(z, probs, act="swiglu", layout=(0, "gate_first"), limit=7.0, alpha=1.702, offset=1.0):
     a, b = gate_and_up(z, layout)
     if act == "swiglu":
@@ -44,7 +53,7 @@ def glu(z, probs, act="swiglu", layout=(0, "gate_first"), limit=7.0, alpha=1.702
     elif act == "geglu_tanh":
         y = torch.nn.functional.gelu(a, approximate="tanh") * b
     else:
-        a, b = a.clamp(max=limit), b.clamp(-limit, limit) + offset
+        a, b = clamped(a, None, limit), clamped(b, -limit, limit) + offset
         y = a * torch.sigmoid(alpha * a) * b
     return y if probs is None else y * probs[:, None]
 
