@@ -13,7 +13,7 @@ from . import invoke
 from .context import is_explaining
 from .errors import invalid, unsupported
 from .values import described
-from .views import DTYPES, NumpyViews, TorchViews, torch
+from .views import COMPILES_WHOLE_GRAPHS, DTYPES, NumpyViews, TorchViews, torch
 
 if torch is not None:
     from torch._C._functorch import is_functorch_wrapped_tensor
@@ -284,6 +284,15 @@ class Torch:
     @staticmethod
     def concatenate(arrays):
         return torch.cat(arrays)
+
+
+if torch is not None and not COMPILES_WHOLE_GRAPHS:
+    # An older torch.compile fails on ops that write into lists of tensors (before 2.7), or on what
+    # autograd functions keep. There ops run as they are, between graphs; where a whole graph is
+    # asked for, the error shows this name.
+    _run_fields = Torch.run_fields
+    _run_fields.__qualname__ = "moire's ops, which are part of a graph since torch 2.11"
+    Torch.run_fields = staticmethod(torch.compiler.disable(_run_fields))
 
 
 def framework_of(call, required, optional=None):

@@ -7,6 +7,11 @@ try:
 except ModuleNotFoundError:
     torch = None
 
+
+def version_of_torch():
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
 # moire_dtype of moire.h, by the names that NumPy and Torch share.
 DTYPES = {
     "float32": 1,
@@ -21,8 +26,9 @@ DTYPES = {
     "float64": 19,
 }
 
-
 _MEANS = "moire_dtype"
+# torch.compile(fullgraph=True) takes moire's functions since this version of torch.
+COMPILES_WHOLE_GRAPHS = torch is not None and version_of_torch() >= (2, 11)
 
 
 class NumpyViews:

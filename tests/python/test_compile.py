@@ -1,10 +1,11 @@
-"""torch.compile with fullgraph=True, and what torch.library checks of the ops."""
+"""torch.compile with fullgraph=COMPILES_WHOLE_GRAPHS, and what torch.library checks of the ops."""
 
 import moire
 import pytest
 import torch
 import truth
 from moire import nn
+from moire.views import COMPILES_WHOLE_GRAPHS
 
 SPLITS = [4, 0, 5]
 
@@ -17,7 +18,7 @@ def fresh():
 def compare(function, leaves, backend="aot_eager"):
     """Compiled and eager give the same result and gradients."""
     results = []
-    for f in (function, torch.compile(function, fullgraph=True, backend=backend)):
+    for f in (function, torch.compile(function, fullgraph=COMPILES_WHOLE_GRAPHS, backend=backend)):
         fresh_leaves = [t.detach().clone().requires_grad_() for t in leaves]
         y = f(*fresh_leaves)
         y.sin().sum().backward()
@@ -41,11 +42,18 @@ def test_grouped_mlp_with_its_groups_made_inside(generator):
 
 
 def test_splits_may_change_between_calls(generator):
-    compiled = torch.compile(mlp, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(mlp, fullgraph=COMPILES_WHOLE_GRAPHS, backend="aot_eager")
     leaves = mlp_leaves(generator)
     for splits in ([4, 0, 5], [9, 0, 0], [1, 2, 3]):
         splits = torch.tensor(splits)
         assert torch.equal(compiled(*leaves, splits), mlp(*leaves, splits))
+
+
+@pytest.mark.skipif(COMPILES_WHOLE_GRAPHS, reason="this torch compiles whole graphs")
+def test_an_older_torch_says_since_when_whole_graphs_compile(generator):
+    compiled = torch.compile(mlp, fullgraph=True, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="part of a graph since torch 2.11"):
+        compiled(*mlp_leaves(generator), torch.tensor(SPLITS))
 
 
 def test_moe_and_router(generator):
@@ -98,7 +106,7 @@ def test_modules(generator, packed):
 def test_inductor(generator):
     splits = torch.tensor(SPLITS)
     leaves = mlp_leaves(generator)
-    compiled = torch.compile(lambda *t: mlp(*t, splits) * 2, fullgraph=True)
+    compiled = torch.compile(lambda *t: mlp(*t, splits) * 2, fullgraph=COMPILES_WHOLE_GRAPHS)
     truth.assert_close(compiled(*leaves), 2 * mlp(*leaves, splits).double(), torch.float32, 16)
 
 

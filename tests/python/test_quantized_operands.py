@@ -8,6 +8,7 @@ import truth
 import truth_fp8
 from moire import steps
 from moire.arrays import Numpy, Torch
+from moire.views import COMPILES_WHOLE_GRAPHS
 from truth_recipes import FORMS
 
 RECIPES = list(FORMS)
@@ -218,7 +219,7 @@ def test_compiles_as_one_graph(generator, recipe, form):
             x = moire.quantize(x, groups, recipe, columnwise=True)
         return moire.grouped_mlp(x, w1, w2, groups, recipe=recipe, **given)
 
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(layer, fullgraph=COMPILES_WHOLE_GRAPHS, backend="aot_eager")
     wanted, found = layer(x, w1, w2, *copies), compiled(x, w1, w2, *copies)
     assert torch.equal(found, wanted)
     assert same(gradients(found, x, w1, w2), gradients(wanted, x, w1, w2))
@@ -235,7 +236,7 @@ def test_quantising_weights_compiles_as_one_graph(generator, recipe):
         groups = moire.Groups(splits=splits)
         return moire.grouped_linear(x, w, groups, recipe=recipe, w_quantized=copy)
 
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(layer, fullgraph=COMPILES_WHOLE_GRAPHS, backend="aot_eager")
     wanted, found = layer(x, w), compiled(x, w)
     assert torch.equal(found, wanted)
     assert same(gradients(found, x, w), gradients(wanted, x, w))
@@ -248,7 +249,7 @@ def test_quantising_compiles_as_one_graph(generator):
         tensor = moire.quantize(x, moire.Groups(splits=splits), columnwise=True)
         return tensor.dequantize(), tensor.dequantize(direction="columnwise")
 
-    compiled = torch.compile(there_and_back, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(there_and_back, fullgraph=COMPILES_WHOLE_GRAPHS, backend="aot_eager")
     x = truth.draw(generator, 40, H)
     for splits in (SPLITS, [0, 39, 1]):
         splits = torch.tensor(splits)

@@ -11,6 +11,7 @@ import truth
 import truth_fp8
 from moire import nn
 from moire.arrays import Numpy, Torch
+from moire.views import COMPILES_WHOLE_GRAPHS
 
 E, H, F = 3, 40, 72
 SPLITS = [33, 0, 7]
@@ -359,7 +360,7 @@ def test_a_compiled_layer_quantises_as_it_goes(generator):
     torch._dynamo.reset()
     module, x = layer(), truth.draw(generator, 40, H)
     splits = torch.tensor(SPLITS)
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(module, fullgraph=COMPILES_WHOLE_GRAPHS, backend="aot_eager")
     for _ in range(2):
         y = compiled(x, splits)
         assert torch.equal(y, fresh(module, x))
