@@ -160,7 +160,10 @@ def keep(ctx, given, made):
         for name, value in tensors.items():
             if value is None:
                 continue
-            if type(value) in (list, tuple):  # torch.compile before 2.11 makes tuples of *starred names
+            if type(value) in (
+                list,
+                tuple,
+            ):  # torch.compile before 2.11 makes tuples of *starred names
                 counts[name] = len(value)
                 flat += value
             else:

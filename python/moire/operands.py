@@ -12,7 +12,7 @@ from .gradient_edge import stand_in
 from .grouped_tensor import GroupedTensor
 from .hints import Array
 from .quantization import check_groups, pair
-from .steps import NO_COPIES, Copies, WeightCopies
+from .steps import Copies, WeightCopies
 from .values import described
 from .views import torch
 
@@ -55,7 +55,7 @@ class Ragged(NamedTuple):
         """The FP8 copies of x, which belong to `groups`, and those of the weights."""
         copy = self.copy
         if copy is None:
-            return NO_COPIES if w1 is w2 is _NO_COPIES else Copies(None, None, w1, w2)
+            return Copies(None, None, w1, w2)
         rowwise = pair(self.fw, copy.copy_of(ROWWISE, f"{call}: x"), copy.element)
         if row_idx is None:
             check_groups(call, "x", copy, groups.num_groups, groups.offsets)
