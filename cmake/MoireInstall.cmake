@@ -13,7 +13,8 @@ endif()
 
 if(SKBUILD)
   # A wheel has no symbolic links: one plain libmoire.so.
-  set_target_properties(moire PROPERTIES VERSION "" SOVERSION "")
+  set_property(TARGET moire PROPERTY VERSION)
+  set_property(TARGET moire PROPERTY SOVERSION)
   install(TARGETS moire LIBRARY DESTINATION lib COMPONENT wheel)
   install(FILES include/moire.h DESTINATION include COMPONENT wheel)
   if(TARGET moire_cli)

@@ -57,15 +57,22 @@ missing_packages() {
   elif ! "$python" -c 'import ensurepip, venv' > /dev/null 2>&1; then
     echo python3-venv
   fi
+  if [ "$level" != demo ]; then has ccache || echo ccache; fi  # tests build the library again, in wheels
   if [ "$level" = check ]; then
     has clang-format-14 || echo clang-format-14
     has clang-tidy-14 || echo clang-tidy-14
   fi
 }
 
+# Without root, what the build fetches or does without is not asked for.
+needed_packages() {
+  if [ "$(id -u)" -eq 0 ]; then missing_packages; return; fi
+  missing_packages | { grep -vxE 'libhwy-dev|libcli11-dev|nlohmann-json3-dev|libopenblas-dev|ccache' || true; }
+}
+
 install_packages() {
   local packages
-  mapfile -t packages < <(missing_packages)
+  mapfile -t packages < <(needed_packages)
   if [ ${#packages[@]} -eq 0 ]; then return; fi
   has apt-get || fail "these are missing and there is no apt-get to install them: ${packages[*]}"
   if [ "$(id -u)" -ne 0 ]; then
@@ -116,7 +123,9 @@ site_packages() { $venv/bin/python -c 'import sysconfig; print(sysconfig.get_pat
 
 python_packages() {
   echo 'numpy cffi torch>=2.4'
-  if [ "$level" != demo ]; then echo 'pytest mypy ml_dtypes transformers>=5;python_version>="3.10"'; fi
+  if [ "$level" != demo ]; then
+    echo 'pytest mypy auditwheel build ml_dtypes transformers>=5;python_version>="3.10"'
+  fi
   if [ "$level" = check ]; then echo 'ruff>=0.17,<0.18'; fi
   # Ubuntu 22.04's CMake is 3.22.
   local version

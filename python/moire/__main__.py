@@ -22,7 +22,7 @@ def main() -> NoReturn:
     if not program.is_file():
         sys.exit(
             f"moire: the command line was not built with {library_path}: there is no {program}; "
-            f"install libcli11-dev and nlohmann-json3-dev and build again"
+            "build it with: cmake --build --preset release --target moire_cli"
         )
     os.execv(program, [str(program), *sys.argv[1:]])
 

@@ -1,10 +1,11 @@
-"""`pip install .` as users do it: a wheel for any Python 3 with library, header and Highway."""
+"""`pip install .` as users do it: one wheel for any Python 3, with all that it needs."""
 
 import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -34,28 +35,61 @@ def run(*command, **options):
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    run(
-        sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ROOT, cwd=folder
-    )
+def build_wheel(tree, folder):
+    """The wheel of a tree, for CPUs; ccache has its objects from the build under test."""
+    environment = {"CC": "cc", "CXX": "c++", **os.environ, "CCACHE_BASEDIR": str(tree)}
+    options = ("--quiet", "--no-deps", "-Ccmake.define.MOIRE_CUDA=OFF", "-w", folder)
+    run(sys.executable, "-m", "pip", "wheel", *options, tree, cwd=folder, env=environment)
     (found,) = folder.glob("*.whl")
     return found
 
 
-@pytest.mark.slow
-def test_one_wheel_serves_every_python_3(wheel):
-    assert re.fullmatch(rf"moire_moe-{re.escape(VERSION)}-py3-none-\w+\.whl", wheel.name)
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_library_its_header_and_nothing_that_only_tests_need(wheel):
+def test_one_wheel_serves_every_python_3_and_says_that_it_is_for_cpus(wheel):
+    assert re.fullmatch(rf"moire_moe-{re.escape(VERSION)}\+cpu-py3-none-\w+\.whl", wheel.name)
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_library_header_command_line_and_nothing_that_only_tests_need(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"moire/__init__.py", "moire/lib/libmoire.so", "moire/include/moire.h"} <= names
-    outside = {name for name in names if not name.startswith(("moire/", "moire_moe-"))}
-    assert not outside
+    inside = {"__init__.py", "lib/libmoire.so", "include/moire.h", "bin/moire"}
+    assert {f"moire/{name}" for name in inside} <= names
+    assert {name for name in names if ".so" in name} == {"moire/lib/libmoire.so"}
+    assert not {name for name in names if not name.startswith(("moire/", "moire_moe-"))}
     assert not [name for name in names if re.search(r"test|example|\.cpp$", name)]
+
+
+@pytest.mark.slow
+def test_the_wheel_has_licences_and_a_description_whose_links_lead_somewhere(wheel):
+    archive = zipfile.ZipFile(wheel)
+    info = f"moire_moe-{VERSION}+cpu.dist-info"
+    for name in ("LICENSE", "licenses/highway.txt", "licenses/cli11.txt"):
+        assert archive.read(f"{info}/licenses/{name}")
+    metadata = archive.read(f"{info}/METADATA").decode()
+    assert "License-Expression: Apache-2.0" in metadata and "Keywords: " in metadata
+    assert not [to for to in re.findall(r"\]\(([^)]+)\)", metadata) if "://" not in to]
+
+
+@pytest.mark.slow
+def test_the_wheel_needs_nothing_but_the_system_of_a_manylinux(wheel):
+    shown = run(sys.executable, "-m", "auditwheel", "show", wheel)
+    assert re.search(r'platform tag: "manylinux_2_\d+_\w+"', shown)
+    needed = set(re.findall(r"\blib\w+\.so\.\d+", shown))
+    assert needed <= {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6"}, shown
+
+
+@pytest.mark.slow
+def test_the_sdist_makes_a_wheel_of_its_own_version(tmp_path):
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, ROOT, cwd=tmp_path)
+    with tarfile.open(tmp_path / f"moire_moe-{VERSION}.tar.gz") as archive:
+        archive.extractall(tmp_path)
+    wheel = build_wheel(tmp_path / f"moire_moe-{VERSION}", tmp_path)
+    assert wheel.name.startswith(f"moire_moe-{VERSION}-py3-none-")
 
 
 @pytest.mark.slow
@@ -70,3 +104,5 @@ def test_the_installed_wheel_computes_with_numpy_alone(wheel, tmp_path):
     assert found["y"] == [[1, 2], [7, -1], [11, -1]]
     assert found["version"] == VERSION
     assert Path(found["library"]).is_relative_to(tmp_path / "venv")
+    for command in ((tmp_path / "venv" / "bin" / "moire",), (python, "-m", "moire")):
+        assert run(*command, "--version", env=environment, cwd=tmp_path) == f"moire {VERSION}\n"

@@ -40,4 +40,4 @@ def test_a_command_line_that_was_not_built_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(command_line, "library_path", tmp_path / "lib" / "libmoire.so")
     with pytest.raises(SystemExit) as e:
         command_line.main()
-    assert f"there is no {tmp_path / 'bin' / 'moire'}; install libcli11-dev" in str(e.value)
+    assert f"there is no {tmp_path / 'bin' / 'moire'}; build it with" in str(e.value)
