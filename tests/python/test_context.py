@@ -205,3 +205,11 @@ def test_beside_torch_the_threads_are_those_of_its_openmp(call):
 
 def threads_of_this_process():
     return len(os.listdir("/proc/self/task"))
+
+
+def test_a_build_for_cpus_says_so_where_a_gpu_is_asked_for():
+    if not moire.info()["cuda"].startswith("off: "):
+        pytest.skip("this build has CUDA")
+    what = "this build of moire is for CPUs only, because .*; build it again with nvcc on the PATH"
+    with pytest.raises(moire.Unsupported, match=what):
+        moire.context.current("cuda", 0)
