@@ -52,7 +52,7 @@ class Sequential(torch.nn.Sequential):
             at, is_taken = at + 1, False
         return x
 
-    def backward_dw(self):
+    def backward_dw(self) -> None:
         """Delayed weight gradients (delay_wgrad_compute) of the layers here that delay them, the
         last layer's first, each followed by its hooks.
         """
