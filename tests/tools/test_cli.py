@@ -220,6 +220,19 @@ class CommandLine(unittest.TestCase):
             "--time excludes --sustained", self.bad("bench", SMALL, "--sustained", "--time=1")
         )
 
+    def test_what_cannot_be_read_as_a_file_of_problems_is_bad_usage(self):
+        if os.path.isfile("/proc/self/mem"):  # it opens, and its first byte cannot be read
+            for command in ("explain", "check", "bench", "errors", "problems"):
+                message = self.bad(command, "/proc/self/mem")
+                self.assertIn("/proc/self/mem: found a file that cannot be read", message)
+        self.assertIn("found no such name or file", self.bad("explain", 5000 * "a"))
+        with tempfile.TemporaryDirectory() as folder:
+            large = pathlib.Path(folder, "large")
+            with large.open("wb") as file:
+                file.truncate(1 << 40)
+            needed = "found a file of more than 16 MiB, needed one with a problem on each line"
+            self.assertIn(needed, self.bad("explain", str(large)))
+
     def test_bench_opens_its_chart_before_it_measures(self):
         begin = time.monotonic()
         message = self.bad("bench", SMALL, "--time", "60", "--svg", "/no/such/folder/chart.svg")

@@ -2,13 +2,16 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <system_error>
 
 #include "problem_fields.h"
 #include "text.h"
 
 namespace moire::tool {
 namespace {
+
+// More than any list of problems that somebody wrote.
+constexpr size_t kMostBytes = 16 << 20;
 
 std::string shipped_names() {
   std::vector<std::string> names;
@@ -30,13 +33,25 @@ Result<std::vector<Problem>> load_shipped(const ShippedFile& file, const std::st
                 text(path, ": found no name=", which, ", needed one of ", join(names, ", ")));
 }
 
+// read(), and not an iterator over the buffer: that one throws where a read fails.
 Result<std::vector<Problem>> load_file(const std::string& path) {
-  std::ifstream file(path);
-  const std::string content{std::istreambuf_iterator<char>(file), {}};
-  if (!file) {
+  std::ifstream file(path, std::ios::binary);
+  std::string content(kMostBytes + 1, '\0');
+  file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  if (file.bad() || !file.is_open()) {
     return Status(Code::kIo, text(path, ": found a file that cannot be read"));
   }
+  content.resize(static_cast<size_t>(file.gcount()));
+  if (content.size() > kMostBytes) {
+    return Status(Code::kIo, text(path, ": found a file of more than ", kMostBytes >> 20,
+                                  " MiB, needed one with a problem on each line"));
+  }
   return parse_problems(content, path);
+}
+
+bool is_file(const std::string& path) {
+  std::error_code no_such_path;
+  return std::filesystem::is_regular_file(path, no_such_path);
 }
 
 }  // namespace
@@ -52,7 +67,7 @@ Result<std::vector<Problem>> load_problems(const std::string& what) {
     if (what.substr(0, colon) != file.name) continue;
     return load_shipped(file, colon == std::string::npos ? "" : what.substr(colon + 1));
   }
-  if (std::filesystem::is_regular_file(what)) return load_file(what);
+  if (is_file(what)) return load_file(what);
   return Status(Code::kInvalidArgument,
                 text("problem \"", what, "\": found no such name or file, needed a file, a line ",
                      "(groups=8 hidden=64 ffn=32 rows=100), or one of ", shipped_names()));
