@@ -20,21 +20,21 @@ struct moire_context {
 
 namespace moire::capi {
 
-// This thread's last message (moire_last_error).
-std::string& last_error();
-
-int32_t finish(const Status& status) noexcept;
+// Both keep this thread's last message (moire_last_error) and return the code. They take nothing
+// from the heap: there may be nothing left. `what` is cut where it is long.
+int32_t finish(Status status) noexcept;
+int32_t finish(Code code, std::string_view text, std::string_view what = {}) noexcept;
 
 template <class F>
 int32_t guarded(F&& f) noexcept {
   try {
     return finish(f());
   } catch (const std::bad_alloc&) {
-    return finish(Status(Code::kOutOfMemory, "out of host memory"));
+    return finish(Code::kOutOfMemory, "out of host memory");
   } catch (const std::exception& e) {
-    return finish(Status(Code::kInternal, concat("unexpected exception: ", e.what())));
+    return finish(Code::kInternal, "unexpected exception: ", e.what());
   } catch (...) {
-    return finish(Status(Code::kInternal, "unexpected exception"));
+    return finish(Code::kInternal, "unexpected exception");
   }
 }
 

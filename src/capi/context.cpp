@@ -3,21 +3,19 @@
 
 namespace moire::capi {
 
-std::string& last_error() {
-  static thread_local std::string message;
-  return message;
-}
-
-int32_t finish(const Status& status) noexcept {
-  try {
-    last_error() = status.message();
-  } catch (...) {
-    last_error().clear();
-  }
-  return static_cast<int32_t>(status.code());
-}
-
 namespace {
+
+// A message as it came, or one put together here.
+struct LastError {
+  std::string given;
+  char made[160];
+  const char* text = "";
+};
+
+LastError& last_error() {
+  static thread_local LastError error;
+  return error;
+}
 
 Status copy_text(std::string_view entry, const std::string& text, char* buffer, size_t bytes,
                  size_t* needed) {
@@ -33,6 +31,23 @@ Status copy_text(std::string_view entry, const std::string& text, char* buffer, 
 }
 
 }  // namespace
+
+int32_t finish(Status status) noexcept {
+  LastError& error = last_error();
+  const Code code = status.code();
+  error.given = std::move(status).message();
+  error.text = error.given.c_str();
+  return static_cast<int32_t>(code);
+}
+
+int32_t finish(Code code, std::string_view text, std::string_view what) noexcept {
+  LastError& error = last_error();
+  const size_t first = text.copy(error.made, sizeof(error.made) - 1);
+  error.made[first + what.copy(error.made + first, sizeof(error.made) - 1 - first)] = 0;
+  error.text = error.made;
+  return static_cast<int32_t>(code);
+}
+
 }  // namespace moire::capi
 
 using moire::Code;
@@ -47,9 +62,15 @@ const char* moire_code_name(int32_t code) {
   return moire::code_name(static_cast<Code>(code)).data();
 }
 
-const char* moire_last_error(void) { return moire::capi::last_error().c_str(); }
+const char* moire_last_error(void) { return moire::capi::last_error().text; }
 
-const char* moire_build_info(void) { return moire::build_info().c_str(); }
+const char* moire_build_info(void) {
+  try {
+    return moire::build_info().c_str();
+  } catch (...) {
+    return "{}";  // no memory for the text
+  }
+}
 
 int32_t moire_device_count(int32_t device, int32_t* count) {
   return guarded([&]() -> Status {

@@ -1,4 +1,5 @@
-// Groups that may be absent, in ops where that means one group of all rows.
+// Groups that may be absent, in ops where that means one group of all rows; and those of other ops,
+// where the same zeros mean that there are no groups.
 #pragma once
 
 #include <moire.h>
@@ -9,6 +10,12 @@ namespace moire {
 
 inline bool is_absent(const moire_groups& g) {
   return g.offsets == nullptr && g.num_groups == 0 && g.capacity == 0;
+}
+
+// Groups of a call that has to have them, for a step that may do without: no groups stay none.
+inline moire_groups present_groups(const moire_groups& given) {
+  static constexpr int64_t kNoRows = 0;
+  return is_absent(given) ? moire_groups{&kNoRows, 0, 0} : given;
 }
 
 // Holds the offsets of that one group, on the host; not to be copied or moved.

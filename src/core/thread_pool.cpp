@@ -43,27 +43,39 @@ int available_cores() {
 }
 
 ThreadPool::ThreadPool(int num_threads, Parallel lent)
-    : lent_(lent), num_threads_(std::max(1, num_threads)), owner_(getpid()) {
+    : lent_(lent),
+      num_threads_(std::max(1, num_threads)),
+      owner_(getpid()),
+      workers_(std::make_unique<std::vector<std::thread>>()) {
   if (lent_ != nullptr) return;
-  workers_.reserve(static_cast<size_t>(num_threads_ - 1));
+  workers_->reserve(static_cast<size_t>(num_threads_ - 1));
   try {
-    for (int i = 1; i < num_threads_; ++i) workers_.emplace_back([this, i] { work(i); });
+    for (int i = 1; i < num_threads_; ++i) workers_->emplace_back([this, i] { work(i); });
   } catch (const std::system_error&) {
     // The process is at its thread limit: the threads that exist do the work, with the same
     // results.
-    num_threads_ = static_cast<int>(workers_.size()) + 1;
+    num_threads_ = static_cast<int>(workers_->size()) + 1;
+  } catch (...) {
+    stop();
+    throw;
   }
 }
 
 ThreadPool::~ThreadPool() {
-  if (getpid() != owner_) {
-    for (std::thread& worker : workers_) worker.detach();
-    return;
+  if (getpid() == owner_) {
+    stop();
+  } else {
+    // NOTE: a forked child has the handles without the threads. Those can be neither joined nor
+    // detached (it throws), and destroyed only after either: they are left where they are.
+    static_cast<void>(workers_.release());
   }
+}
+
+void ThreadPool::stop() {
   stop_.store(true, std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  for (std::thread& worker : *workers_) worker.join();
 }
 
 void ThreadPool::run(int64_t num_tasks, Invoke invoke, void* function) {
@@ -85,6 +97,8 @@ void ThreadPool::run_lent(Job& job) {
     shared.take_tasks(shared.next_thread.fetch_add(1, std::memory_order_relaxed));
   };
   lent_(body, &job, static_cast<unsigned>(num_threads_), 0);
+  // Each call of body goes on until no task is left, so that one is enough.
+  if (job.next_thread.load(std::memory_order_relaxed) == 0) throw NoThreadsLent();
 }
 
 void ThreadPool::run_own(int64_t num_tasks, Invoke invoke, void* function) {
@@ -93,7 +107,7 @@ void ThreadPool::run_own(int64_t num_tasks, Invoke invoke, void* function) {
   job_.function = function;
   job_.num_tasks = num_tasks;
   job_.next_task.store(0, std::memory_order_relaxed);
-  busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  busy_.store(static_cast<int>(workers_->size()), std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
   job_.take_tasks(0);

@@ -7,11 +7,17 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 namespace moire {
+
+// Thrown by parallel_for where lent threads did not come: the caller's function returned without
+// having called its body, so that nothing of the job was done.
+class NoThreadsLent : public std::exception {};
 
 class ThreadPool {
  public:
@@ -20,7 +26,8 @@ class ThreadPool {
                             unsigned flags);
 
   // num_threads counts the calling thread; at least 1. Threads that the system refuses are done
-  // without. With `lent` the pool has no threads of its own.
+  // without; std::bad_alloc where there is no memory to start them. With `lent` the pool has no
+  // threads of its own.
   explicit ThreadPool(int num_threads, Parallel lent = nullptr);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -30,7 +37,8 @@ class ThreadPool {
 
   // Calls fn(task, thread) for each task in [0, num_tasks), thread in [0, num_threads()); returns
   // when all are done. fn must not throw. Callers on several threads take turns, unless each is
-  // lent its own. In a forked child, which has no workers, the caller does all the work.
+  // lent its own (or none: NoThreadsLent). In a forked child, which has no workers, the caller does
+  // all the work.
   template <class F>
   void parallel_for(int64_t num_tasks, F&& fn) {
     run(
@@ -55,12 +63,13 @@ class ThreadPool {
   void run_lent(Job& job);
   void run_own(int64_t num_tasks, Invoke invoke, void* function);
   void work(int thread);
+  void stop();
 
   const Parallel lent_;
   int num_threads_;
   pid_t owner_;
   std::mutex callers_;
-  std::vector<std::thread> workers_;
+  std::unique_ptr<std::vector<std::thread>> workers_;
   // Its first three fields are written before generation_ is raised, read by workers after they saw
   // it.
   Job job_;

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/allocations.h"
+
 namespace moire {
 namespace {
 
@@ -116,6 +118,23 @@ TEST_F(CBoundary, EveryOpSurvivesZeroedArguments) {
     args[0] = sizeof(size_t);
     EXPECT_TRUE(
         fails(entry.call(context_, args.data()), MOIRE_INVALID_ARGUMENT, entry.name.substr(6)));
+  }
+}
+
+// The sentence that says what is wrong may be what there is no memory for.
+TEST_F(CBoundary, EveryOpSaysThatItRanOutOfMemory) {
+  for (const Entry& entry : entries()) {
+    std::vector<size_t> args(entry.struct_size / sizeof(size_t) + 1);
+    args[0] = entry.struct_size;
+    int32_t code = MOIRE_OK;
+    int64_t n = 0;
+    while (test::runs_out_of_memory(n, [&] { code = entry.call(context_, args.data()); })) {
+      ASSERT_TRUE(fails(code, MOIRE_OUT_OF_MEMORY, "out of host memory"))
+          << entry.name << ", " << n << " allocations";
+      ++n;
+    }
+    EXPECT_GT(n, 0);
+    EXPECT_TRUE(fails(code, MOIRE_INVALID_ARGUMENT, entry.name.substr(6)));
   }
 }
 

@@ -6,10 +6,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <memory>
+#include <new>
 #include <thread>
 #include <vector>
 
 #include "core/float_environment.h"
+#include "tests/support/allocations.h"
 
 namespace moire {
 namespace {
@@ -63,6 +66,42 @@ TEST(ThreadPool, WorksInAForkedChildWithoutItsThreads) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
 }
 
+TEST(ThreadPool, IsDestroyedInAForkedChildWithoutItsThreads) {
+  auto pool = std::make_unique<ThreadPool>(4);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);
+    pool.reset();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  std::atomic<int> runs = 0;
+  pool->parallel_for(100, [&](int64_t, int) { ++runs; });
+  EXPECT_EQ(runs, 100) << "the parent keeps its threads";
+}
+
+TEST(ThreadPool, EndsTheThreadsThatItStartedWhereThereIsNoMemoryForMore) {
+  const auto start = [] {
+    try {
+      const ThreadPool pool(5);
+      return true;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  };
+  int64_t n = 0;
+  bool starts = false;
+  while (test::runs_out_of_memory(n, [&] { starts = start(); })) {
+    EXPECT_FALSE(starts) << n << " allocations";
+    ++n;
+  }
+  EXPECT_TRUE(starts);
+  EXPECT_GT(n, 4);
+}
+
 // Lends new threads, one fewer than asked for: as an OpenMP run-time may.
 void lend_threads(void (*body)(void*), void* argument, unsigned num_threads, unsigned) {
   std::vector<std::thread> threads;
@@ -85,6 +124,15 @@ TEST(ThreadPool, RunsOnLentThreads) {
   for (const auto& count : runs) ASSERT_EQ(count, 1);
   EXPECT_TRUE(thread_in_range);
   EXPECT_FALSE(flushed);
+}
+
+TEST(ThreadPool, SaysThatNoThreadWasLent) {
+  ThreadPool pool(4, [](void (*)(void*), void*, unsigned, unsigned) {});
+  std::atomic<int> runs = 0;
+  EXPECT_THROW(pool.parallel_for(10, [&](int64_t, int) { ++runs; }), NoThreadsLent);
+  EXPECT_EQ(runs, 0);
+  pool.parallel_for(1, [&](int64_t, int) { ++runs; });
+  EXPECT_EQ(runs, 1) << "one task is the caller's";
 }
 
 TEST(FloatEnvironment, KeepsSubnormalsWhereTheCallerFlushesThem) {

@@ -1,14 +1,16 @@
 #include "tests/support/allocations.h"
 
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 namespace {
 
 thread_local int64_t allocations = 0;
+thread_local int64_t most = std::numeric_limits<int64_t>::max();
 
 void* allocate(size_t bytes, size_t alignment) {
-  ++allocations;
+  if (++allocations > most) throw std::bad_alloc();
   const size_t padded = (bytes + alignment - 1) / alignment * alignment;
   void* const memory = std::aligned_alloc(alignment, padded == 0 ? alignment : padded);
   if (memory == nullptr) throw std::bad_alloc();
@@ -18,6 +20,19 @@ void* allocate(size_t bytes, size_t alignment) {
 }  // namespace
 
 int64_t moire::test::num_allocations() { return allocations; }
+
+bool moire::test::runs_out_of_memory(int64_t n, const std::function<void()>& call) {
+  struct Restore {
+    ~Restore() { most = std::numeric_limits<int64_t>::max(); }
+  };
+  const int64_t limit = allocations + n;
+  {
+    const Restore restore;
+    most = limit;
+    call();
+  }
+  return allocations > limit;
+}
 
 // The other forms call these.
 void* operator new(size_t bytes) { return allocate(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__); }

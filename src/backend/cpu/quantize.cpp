@@ -140,8 +140,9 @@ Status run_quantize(const Context& context, const QuantizeArgs& args) {
   }
   if (copies.found_non_finite()) {
     const Element first = first_non_finite(blocks, source.columns(), fill);
-    note_non_finite(context, {"quantize", "source"},
-                    index_text(source, {source_row(row_idx, first.row), first.column}));
+    note_non_finite(context, {"quantize", "source"}, [&] {
+      return index_text(source, {source_row(row_idx, first.row), first.column});
+    });
   }
   return {};
 }
@@ -162,7 +163,7 @@ Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& arg
   quantize_blocks(*context.state().pool, blocks, k, copies, MOIRE_TAIL_UNTOUCHED, fill);
   if (copies.found_non_finite()) {
     note_non_finite(context, {"quantize_weight", "source"},
-                    index_text(source.tensor, first_non_finite(blocks, k, fill)));
+                    [&] { return index_text(source.tensor, first_non_finite(blocks, k, fill)); });
   }
   return {};
 }
@@ -185,7 +186,8 @@ Status run_requantize(const Context& context, const RequantizeArgs& args) {
   }
   if (copies.found_non_finite()) {
     const Element first = first_non_finite(blocks, data.columns(), fill);
-    note_non_finite(context, {"requantize", "source"}, index_text(data, first) + ", decoded,");
+    note_non_finite(context, {"requantize", "source"},
+                    [&] { return index_text(data, first) + ", decoded,"; });
   }
   return {};
 }

@@ -10,6 +10,7 @@
 #include "backend/cpu/rows.h"
 #include "core/divide.h"
 #include "core/format.h"
+#include "core/resolved_groups.h"
 #include "core/scale_shapes.h"
 #include "core/status_macros.h"
 
@@ -63,7 +64,8 @@ void QuantizedOutput::note_non_finite(const float* values, int64_t pitch, int64_
 Status QuantizedOutput::finish(const Context& context, const Context::Origin& origin,
                                const TensorView& stored, const Groups& groups, int32_t tail) const {
   if (const int64_t at = non_finite_.load(); at != kNone) {
-    cpu::note_non_finite(context, origin, concat("[", at / width(), ", ", at % width(), "]"));
+    cpu::note_non_finite(context, origin,
+                         [&] { return concat("[", at / width(), ", ", at % width(), "]"); });
   }
   if (tail == MOIRE_TAIL_ZERO) {
     ThreadPool& pool = *context.state().pool;
@@ -82,7 +84,7 @@ Status QuantizedOutput::finish(const Context& context, const Context::Origin& or
   const moire_quantized& any = deferred_[0].data.rank != 0 ? deferred_[0] : deferred_[1];
   args.scaling = ragged_scaling(TensorView(any.scales).type());
   args.fractional_scales = fractional_ ? 1 : 0;
-  args.groups = groups;
+  args.groups = present_groups(groups);
   args.tail = tail;
   return kQuantize.run(context.within(origin), args);
 }
