@@ -16,7 +16,8 @@
  *   aligned, any initial contents, nothing kept between calls. The size depends on shapes and
  *   capacity, never on the splits.
  * - Errors: every function returns a code below; moire_last_error() has the sentence, per thread.
- *   Arguments are checked before anything runs: on an error the outputs are untouched.
+ *   Arguments are checked before anything runs: on an error the outputs are untouched, unless it is
+ *   the device that failed, or threads that the caller lends and did not.
  * - Threads: one context may be used by several threads.
  *
  * Symbols: T tokens, k experts per token, G groups (experts of this device), H hidden size, F
@@ -94,7 +95,8 @@ typedef struct moire_tensor {
 
 /* The one description of raggedness: group g owns rows offsets[g] to offsets[g + 1] - 1. offsets[0]
  * = 0, non-decreasing, offsets[num_groups] <= capacity; any group may be empty; no alignment is
- * asked for. */
+ * asked for. Where an op may do without groups, all zeros say so; that there are none is then said
+ * by offsets that are not null. */
 typedef struct moire_groups {
   const int64_t*
       offsets; /* [num_groups + 1] on the context's device; null only if num_groups is 0 */
@@ -149,7 +151,8 @@ typedef struct moire_context_options {
    * flags is 0. This is the signature of GOMP_parallel, which the OpenMP run-times of GNU, LLVM and
    * Intel export: their threads spin for a while after each parallel region, so that beside a
    * framework that uses OpenMP, threads of the context's own would have to share cores with them.
-   */
+   * An op whose body is not called at all ends with MOIRE_INVALID_ARGUMENT, and what its outputs
+   * hold is not defined. */
   void (*parallel)(void (*body)(void* argument), void* argument, unsigned num_threads,
                    unsigned flags);
   /* Null, or a context of the same device, whose state (a CPU's threads; what CUDA kernels

@@ -40,13 +40,16 @@ struct TensorView : moire_tensor {
   int64_t dim(int axis) const { return shape[axis < 0 ? rank + axis : axis]; }
   // 0 for a rank that there is not, so that a struct from C can be described before it is refused.
   int64_t columns() const { return rank < 1 || rank > 3 ? 0 : shape[rank - 1]; }
-  // Product of all dimensions but the last.
+  // Product of all dimensions but the last; of sizes that no op takes, modulo 2^64.
   int64_t num_rows() const {
-    int64_t n = 1;
-    for (int32_t i = 0; i + 1 < rank && i < 3; ++i) n *= shape[i];
-    return rank == 0 ? 0 : n;
+    uint64_t n = rank == 0 ? 0 : 1;
+    for (int32_t i = 0; i + 1 < rank && i < 3; ++i) n *= static_cast<uint64_t>(shape[i]);
+    return static_cast<int64_t>(n);
   }
-  int64_t num_elements() const { return num_rows() * columns(); }
+  int64_t num_elements() const {
+    return static_cast<int64_t>(static_cast<uint64_t>(num_rows()) *
+                                static_cast<uint64_t>(columns()));
+  }
   // Elements from one row to the next.
   int64_t stride() const { return row_stride != 0 ? row_stride : columns(); }
   bool is_contiguous() const { return num_rows() <= 1 || stride() == columns(); }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/glu_layout.h"
+#include "core/sizes.h"
 
 namespace moire {
 namespace {
@@ -65,6 +66,12 @@ std::optional<Misfit> first_outside(const TensorView& t, int64_t count, int64_t 
 
 }  // namespace
 
+Status check_workspace_size(std::string_view op, size_t bytes) {
+  if (bytes < static_cast<size_t>(kTooLarge)) return {};
+  return {Code::kInvalidArgument,
+          concat(op, ": the size in bytes of the workspace that it needs exceeds 63 bits")};
+}
+
 void ArgumentCheck::fail(Code code, const std::string& message) {
   status_ = Status(code, concat(op_, ": ", message));
 }
@@ -83,15 +90,14 @@ bool ArgumentCheck::layout_of(std::string_view name, const TensorView& t,
                t.columns(), " elements overlap")) {
     return false;
   }
-  // The largest element offset, and its bytes, must fit in int64.
-  int64_t elements = 1;
-  bool fits = true;
+  // Of a tensor without elements too, so that no product of some of its sizes overflows.
+  int64_t bytes = product(std::max<int64_t>(t.stride(), 1), dtype_size(t.type()));
   for (int32_t i = 0; i + 1 < t.rank; ++i) {
-    fits = fits && !__builtin_mul_overflow(elements, t.shape[i], &elements);
+    bytes = product(bytes, std::max<int64_t>(t.shape[i], 1));
   }
-  fits = fits && !__builtin_mul_overflow(elements, t.stride(), &elements) &&
-         !__builtin_mul_overflow(elements, dtype_size(t.type()), &elements);
-  if (!require(fits, name, " is ", t, ": its size in bytes exceeds 63 bits")) return false;
+  if (!require(bytes <= kMostBytes, name, " is ", t, ": its size in bytes exceeds 2^56")) {
+    return false;
+  }
   if (purpose_ == Purpose::kSizeWorkspace || may_be_null) return ok();
   if (!require(t.data != nullptr || t.num_elements() == 0, name, " is ", t,
                " but its data pointer is null")) {
@@ -162,6 +168,9 @@ bool ArgumentCheck::weight(std::string_view name, const Weight& w, std::span<con
 bool ArgumentCheck::groups(const Groups& g) {
   require(g.num_groups >= 0, "groups.num_groups is ", g.num_groups, ", must not be negative");
   require(g.capacity >= 0, "groups.capacity is ", g.capacity, ", must not be negative");
+  require(g.num_groups <= kMostBytes, "groups.num_groups is ", g.num_groups,
+          ", must be at most 2^56");
+  require(g.capacity <= kMostBytes, "groups.capacity is ", g.capacity, ", must be at most 2^56");
   if (!ok() || purpose_ == Purpose::kSizeWorkspace || g.num_groups == 0) return ok();
   if (!require(g.offsets != nullptr, "groups.offsets is null but there are ", g.num_groups,
                " groups")) {
@@ -199,6 +208,11 @@ bool ArgumentCheck::ragged(std::string_view name, const TensorView& t,
     return false;
   }
   if (!tensor(row_idx_name, row_idx, kIndexTypes, {{"capacity", groups.capacity}})) return false;
+  const int64_t gathered = product(groups.capacity, columns.size, dtype_size(t.type()));
+  if (!require(gathered <= kMostBytes, name, " is ", t, ", gathered to ", groups.capacity,
+               " rows: its size in bytes exceeds 2^56")) {
+    return false;
+  }
   if (!reads_values_ || groups.num_groups == 0) return ok();
   return indices(row_idx_name, row_idx, groups.offsets[groups.num_groups], 0, t.shape[0]);
 }

@@ -33,6 +33,9 @@ struct NamedTensor {
   TensorView tensor;
 };
 
+// That a call's scratch has a size at all (core/sizes.h).
+Status check_workspace_size(std::string_view op, size_t bytes);
+
 class ArgumentCheck {
  public:
   // Sizing a workspace looks at shapes only; pointers are looked at when running.

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/sizes.h"
+
 namespace moire {
 namespace {
 constexpr size_t kAlignment = 256;
@@ -21,11 +23,8 @@ void Buffer::Free::operator()(void* p) const { std::free(p); }
 Tensor::Tensor(DType dtype, std::initializer_list<int64_t> shape) : view_(nullptr, dtype, shape) {
   // Sizes that are negative or past 63 bits are more than any memory.
   int64_t bytes = dtype_size(dtype);
-  for (const int64_t size : shape) {
-    if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes)) bytes = -1;
-    if (bytes <= 0) break;
-  }
-  buffer_ = Buffer(bytes < 0 ? SIZE_MAX : static_cast<size_t>(bytes));
+  for (const int64_t size : shape) bytes = size < 0 ? kTooLarge : product(bytes, size);
+  buffer_ = Buffer(bytes == kTooLarge ? SIZE_MAX : static_cast<size_t>(bytes));
   view_.data = buffer_.data();
 }
 

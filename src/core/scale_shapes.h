@@ -11,6 +11,7 @@
 #include "core/divide.h"
 #include "core/format.h"
 #include "core/host_device.h"
+#include "core/sizes.h"
 
 namespace moire {
 
@@ -60,7 +61,7 @@ MOIRE_HOST_DEVICE constexpr ScaleShape ragged_scales(int32_t scaling, int32_t di
                                                      int64_t k) {
   const int64_t b = scale_block(scaling);
   if (direction == MOIRE_ROWWISE) return {capacity, ceil_div(k, b)};
-  return {capacity / b + num_groups, k};
+  return {sum(capacity / b, num_groups), k};
 }
 
 }  // namespace moire

@@ -21,6 +21,9 @@ inline bool is_fp8(const TensorView& t) {
   return t.type() == DType::kE4M3 || t.type() == DType::kE5M2;
 }
 
+// A copy of which only one half is there is wrong, not absent.
+inline bool is_given(const moire_quantized& q) { return q.data.rank != 0 || q.scales.rank != 0; }
+
 // Data and its scales, as messages call them.
 struct ScaledTensor {
   NamedTensor data, scales;

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/argument_check.h"
+#include "core/sizes.h"
 #include "core/status_macros.h"
 #include "mlp/recipe.h"
 #include "mlp/recipe_check.h"
@@ -38,7 +39,7 @@ Status validate(const Context& context, const GroupedMlpArgs& args, Purpose purp
   const QuantizableWeight w2{"w2", args.w2, "w2_quantized", args.w2_quantized};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize h{"H", agreed_size(x.columns(), w1.in_features(), w2.out_features())};
-  const NamedSize f{"F", width_of(args, w1, w2)}, two_f{"2F", 2 * f.size};
+  const NamedSize f{"F", width_of(args, w1, w2)}, two_f{"2F", product(2, f.size)};
   check.enumerator("tail", args.tail, 2);
   check.groups(groups);
   check_weight(check, recipe, w2, true, num_groups, h, f);

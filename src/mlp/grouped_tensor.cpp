@@ -6,7 +6,9 @@
 
 #include "core/arena.h"
 #include "core/format.h"
+#include "core/resolved_groups.h"
 #include "core/scale_shapes.h"
+#include "core/sizes.h"
 #include "core/status_macros.h"
 
 namespace moire {
@@ -63,8 +65,8 @@ Quantized take(Arena& arena, const GroupedTensorOptions& o, std::initializer_lis
   TensorView scales(nullptr, dtype, {s.rows, s.columns});
   if (shape.size() == 3) scales = TensorView(nullptr, dtype, {matrices, s.rows, s.columns});
   Quantized q(data, scales);
-  q.data.data = arena.take(static_cast<size_t>(bytes_of(data)));
-  q.scales.data = arena.take(static_cast<size_t>(bytes_of(scales)));
+  q.data.data = arena.take(bytes_of(data));
+  q.scales.data = arena.take(bytes_of(scales));
   return q;
 }
 
@@ -89,10 +91,8 @@ Status allocate(std::string_view call, const GroupedTensorOptions& o, Buffer& me
 // Elements and scales of both directions take at most ten bytes an element.
 bool fits_63_bits(std::initializer_list<int64_t> sizes) {
   int64_t bytes = 16;
-  for (const int64_t size : sizes) {
-    if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) return false;
-  }
-  return true;
+  for (const int64_t size : sizes) bytes = product(bytes, std::max<int64_t>(size, 1));
+  return bytes < kTooLarge;
 }
 
 }  // namespace
@@ -139,12 +139,12 @@ Result<GroupedTensor> GroupedTensor::ragged(const Groups& groups, int64_t k,
     return invalid(kCall, concat("capacity ", groups.capacity, ", ", groups.num_groups,
                                  " groups, k ", k, ": sizes must not be negative"));
   }
-  if (!fits_63_bits({groups.capacity + groups.num_groups, k})) {
+  if (!fits_63_bits({sum(groups.capacity, groups.num_groups), k})) {
     return invalid(kCall,
                    concat("[", groups.capacity, ", ", k, "]: its size in bytes exceeds 63 bits"));
   }
   GroupedTensor t;
-  t.view_.groups = groups;
+  t.view_.groups = present_groups(groups);
   MOIRE_RETURN_IF_ERROR(
       allocate(kCall, options, t.memory_, t.view_, [&](Arena& arena, int32_t direction) {
         return take(

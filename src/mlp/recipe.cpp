@@ -13,8 +13,7 @@ TensorView take_scales(Arena& arena, int32_t scaling, int64_t matrices, const Sc
   const DType dtype = scale_dtype(scaling);
   const int64_t pitch =
       dtype == DType::kE8M0 ? round_up(shape.columns, kScalePitch) : shape.columns;
-  void* const data =
-      arena.take(static_cast<size_t>(matrices * shape.rows * pitch * dtype_size(dtype)));
+  void* const data = arena.take(product(product(matrices, shape.rows), pitch, dtype_size(dtype)));
   if (is_weight) return TensorView(data, dtype, {matrices, shape.rows, shape.columns}, pitch);
   return TensorView(data, dtype, {shape.rows, shape.columns}, pitch);
 }
@@ -22,7 +21,7 @@ TensorView take_scales(Arena& arena, int32_t scaling, int64_t matrices, const Sc
 moire_quantized take_weight_copy(Arena& arena, const Recipe& recipe, int32_t direction,
                                  const TensorView& weight) {
   const int64_t num_groups = weight.shape[0], n = weight.shape[1], k = weight.shape[2];
-  void* const data = arena.take(static_cast<size_t>(weight.num_elements()));
+  void* const data = arena.take(weight.num_elements());
   return {TensorView(data, DType::kE4M3, {num_groups, n, k}),
           take_scales(arena, recipe.weight_scaling, num_groups,
                       matrix_scales(recipe.weight_scaling, direction, n, k), true)};

@@ -21,7 +21,7 @@ bool check_recipe(ArgumentCheck& check, int32_t recipe, int32_t emulate_accumula
                 ", needs 2 (mxfp8_fast) or 3 (fp8_block)");
   if (recipe != MOIRE_RECIPE_AS_STORED) return check.ok();
   for (const NamedCopy& c : copies) {
-    check.require(!is_present(c.copy) && !is_present(c.copy.scales), c.name,
+    check.require(!is_given(c.copy), c.name,
                   " is present but recipe is 0 (as stored), which quantises nothing");
   }
   return check.ok();
@@ -82,7 +82,7 @@ bool check_weight(ArgumentCheck& check, const Recipe& recipe, const QuantizableW
   if (is_present(w.weight) || !recipe.is_quantized || !is_present(w.copy)) {
     check.weight(w.name, w.weight, kFloatTypes, num_groups, out, in);
   }
-  if (!is_present(w.copy)) return check.ok();
+  if (!is_given(w.copy)) return check.ok();
   check.enumerator(concat(w.name, ".layout"), w.weight.layout, 2);
   const bool out_in = w.weight.layout == MOIRE_OUT_IN;
   const TensorView shape(
@@ -95,7 +95,7 @@ bool check_weight(ArgumentCheck& check, const Recipe& recipe, const QuantizableW
 
 bool check_copy(ArgumentCheck& check, const Recipe& recipe, std::string_view name,
                 const moire_quantized& copy, int32_t direction, const Groups& groups, int64_t k) {
-  if (!is_present(copy)) return check.ok();
+  if (!is_given(copy)) return check.ok();
   return check_quantized(check, name, copy, recipe.scaling, direction, groups, {"k", k});
 }
 
@@ -107,7 +107,7 @@ bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const Ten
     return check_copy(check, recipe, "x_columnwise", x_columnwise, MOIRE_COLUMNWISE, groups,
                       k.size);
   }
-  check.require(!is_present(x_columnwise),
+  check.require(!is_given(x_columnwise),
                 "x_columnwise is asked for but x is quantised already: quantise both directions at "
                 "once");
   check.ragged("x", x, "row_idx", row_idx, groups, k, kFp8Types);

@@ -67,10 +67,12 @@ struct Composite {
 
  private:
   // The arena's pieces, and the largest scratch of the steps.
-  static Status size(const Context& context, Steps& steps, const Arena& arena, size_t* bytes) {
+  Status size(const Context& context, Steps& steps, const Arena& arena, size_t* bytes) const {
     WorkspaceSizer sizer(context);
     MOIRE_RETURN_IF_ERROR(steps.run(sizer));
-    *bytes = arena.used() + sizer.largest();
+    const size_t needed = arena.used() + sizer.largest();
+    MOIRE_RETURN_IF_ERROR(check_workspace_size(name, needed));
+    *bytes = needed;
     return {};
   }
 };

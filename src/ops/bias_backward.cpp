@@ -1,6 +1,7 @@
 // Validation and dispatch of bias_backward.
 #include <moire/grouped_gemm.h>
 
+#include "core/sizes.h"
 #include "ops/dispatch.h"
 
 namespace moire {
@@ -52,21 +53,23 @@ Status check_call(const Context& context, const BiasBackwardArgs& args,
 }
 
 Cost cost_of(const BiasBackwardArgs& args) {
-  const TensorView grad_y(args.grad_y), grad_bias(args.grad_bias), grad_scale(args.grad_scale);
-  const int64_t y_bytes = args.groups.capacity * grad_y.columns() * dtype_size(grad_y.type());
+  const TensorView grad_y(args.grad_y), grad_scale(args.grad_scale);
+  const int64_t y_bytes =
+      product(args.groups.capacity, grad_y.columns(), dtype_size(grad_y.type()));
   const bool accumulates = args.beta != 0 || args.beta_per_group != nullptr;
   return {concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ", grad_y),
           y_bytes + bytes_of(args.row_idx) + bytes_of(args.scale) +
               (grad_scale.is_present() ? bytes_of(args.bias) : 0) +
-              (accumulates ? bytes_of(grad_bias) : 0),
-          bytes_of(grad_bias) + bytes_of(grad_scale)};
+              (accumulates ? bytes_of(args.grad_bias) : 0)};
 }
 
 }  // namespace
 
 Status bias_backward(const Context& context, const BiasBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_call(context, args, ArgumentCheck::Purpose::kRun));
-  return dispatch(context, "bias_backward", args, args.workspace, [&] { return cost_of(args); });
+  return dispatch(context, "bias_backward", args, args.workspace,
+                  bytes_of(args.grad_bias) + bytes_of(args.grad_scale),
+                  [&] { return cost_of(args); });
 }
 
 Status bias_backward_workspace(const Context& context, const BiasBackwardArgs& args,

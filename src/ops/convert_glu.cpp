@@ -1,6 +1,7 @@
 // Validation and dispatch of convert_glu, interleave_glu and deinterleave_glu.
 #include <moire/glu.h>
 
+#include "core/sizes.h"
 #include "ops/dispatch.h"
 
 namespace moire {
@@ -28,9 +29,9 @@ void check_dim(ArgumentCheck& check, const TensorView& source, int64_t dim, int6
   check.require(dim >= 0 && dim < source.rank, "dim is ", dim, ", must be 0 to ", source.rank - 1);
   if (!check.ok()) return;
   const int64_t size = source.shape[dim];
-  check.require(size % 2 == 0 && (block == 0 || size / 2 % block == 0), "source has ", size,
-                " along dim ", dim,
-                ", needs a multiple of 2 * block = ", 2 * std::max<int64_t>(block, 1));
+  const bool fits = block == 0 || (block <= kMostBytes && size / 2 % block == 0);
+  check.require(size % 2 == 0 && fits, "source has ", size, " along dim ", dim,
+                ", needs a multiple of 2 * block = ", product(2, std::max<int64_t>(block, 1)));
 }
 
 void check_layout(ArgumentCheck& check, std::string_view name, const moire_glu_layout& layout) {
@@ -46,10 +47,10 @@ std::string layout_name(const moire_glu_layout& layout) {
 
 Status dispatch_conversion(const Context& context, std::string_view op,
                            const ConvertGluArgs& args) {
-  return dispatch(context, op, args, Workspace{}, [&] {
+  return dispatch(context, op, args, Workspace{}, bytes_of(args.target), [&] {
     return Cost{concat(args.source, " along dim ", args.dim, ", ", layout_name(args.from), " to ",
                        layout_name(args.to)),
-                bytes_of(args.source), bytes_of(args.target)};
+                bytes_of(args.source)};
   });
 }
 

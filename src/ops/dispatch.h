@@ -7,6 +7,7 @@
 
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "core/float_environment.h"
 #include "core/footprint.h"
 #include "core/status_macros.h"
+#include "core/thread_pool.h"
 
 namespace moire {
 
@@ -22,7 +24,6 @@ namespace moire {
 struct Cost {
   std::string problem;
   int64_t bytes_read = 0;
-  int64_t bytes_written = 0;
 };
 
 // Bytes of a view's elements, and of a quantised copy; for cost functions.
@@ -78,14 +79,33 @@ Status size_workspace(const Context& context, std::string_view op, const A& args
   }
   const Result<Choice<A>> choice = choose(context, op, args);
   if (!choice.ok()) return choice.status();
-  *bytes = choice.value().implementation->workspace(context.state(), args);
+  const size_t needed = choice.value().implementation->workspace(context.state(), args);
+  MOIRE_RETURN_IF_ERROR(check_workspace_size(op, needed));
+  *bytes = needed;
   return {};
 }
 
-// `describe` returns the Cost; it is called only when somebody wants to know.
+// Runs a call that has been checked. Threads that are lent to the context and never come end it.
+template <class A>
+Status run_chosen(const Context& context, std::string_view op,
+                  const Implementation<A>& implementation, const A& args) {
+  const FloatEnvironment exact;
+  try {
+    return implementation.run(context, args);
+  } catch (const NoThreadsLent&) {
+    return {Code::kInvalidArgument,
+            concat(op,
+                   ": the context's `parallel` returned without a call of its body, needs at "
+                   "least one; what the outputs hold is not defined")};
+  }
+}
+
+// `bytes_written`: of the outputs. Where that is nothing, nothing runs, however many rows without
+// elements there are; but splits_to_offsets is also asked whether the splits are sound. `describe`
+// returns the Cost; it is called only when somebody wants to know.
 template <class A, class Describe>
 Status dispatch(const Context& context, std::string_view op, const A& args, Workspace workspace,
-                Describe&& describe) {
+                int64_t bytes_written, Describe&& describe) {
   ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
   if (!check_memory(check, args)) return check.status();
   Result<Choice<A>> choice = choose(context, op, args);
@@ -102,13 +122,13 @@ Status dispatch(const Context& context, std::string_view op, const A& args, Work
          .policy = chosen.policy(context.state(), args),
          .launches = chosen.launches == nullptr ? 1 : chosen.launches(context.state(), args),
          .bytes_read = cost.bytes_read,
-         .bytes_written = cost.bytes_written,
+         .bytes_written = bytes_written,
          .workspace_bytes = static_cast<int64_t>(needed),
          .refused = std::move(choice.value().refused)});
     return {};
   }
-  const FloatEnvironment exact;
-  return chosen.run(context, args);
+  if (bytes_written == 0 && !std::is_same_v<A, SplitsToOffsetsArgs>) return {};
+  return run_chosen(context, op, chosen, args);
 }
 
 }  // namespace moire

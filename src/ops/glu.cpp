@@ -1,15 +1,11 @@
 // Validation and dispatch of glu and glu_backward.
 #include <moire/glu.h>
 
+#include "core/resolved_groups.h"
 #include "ops/dispatch.h"
 
 namespace moire {
 namespace {
-
-// Groups of an op that may do without them: absent means that every row is in use.
-bool are_absent(const Groups& g) {
-  return g.offsets == nullptr && g.num_groups == 0 && g.capacity == 0;
-}
 
 struct Sizes {
   int64_t rows, f;
@@ -26,7 +22,7 @@ Sizes check_shared(ArgumentCheck& check, const TensorView& z, const TensorView& 
   check.gated(activation, layout, sizes.f);
   check.enumerator("tail", tail, 2);
   check.optional_tensor("probs", probs, kFP32Only, {{"capacity", sizes.rows}});
-  if (!check.ok() || are_absent(groups)) return sizes;
+  if (!check.ok() || is_absent(groups)) return sizes;  // every row is in use
   check.require(groups.capacity == sizes.rows, "groups.capacity is ", groups.capacity, " but z is ",
                 z);
   check.groups(groups);
@@ -84,18 +80,19 @@ Status check_glu_backward(const Context& context, const GluBackwardArgs& args) {
 
 Status glu(const Context& context, const GluArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_glu(context, args));
-  return dispatch(context, "glu", args, Workspace{}, [&] {
+  return dispatch(context, "glu", args, Workspace{}, bytes_of(args.act), [&] {
     return Cost{problem_of(args.z, args.activation, args.layout),
-                bytes_of(args.z) + bytes_of(args.probs), bytes_of(args.act)};
+                bytes_of(args.z) + bytes_of(args.probs)};
   });
 }
 
 Status glu_backward(const Context& context, const GluBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_glu_backward(context, args));
-  return dispatch(context, "glu_backward", args, Workspace{}, [&] {
+  const int64_t bytes_written =
+      bytes_of(args.grad_z) + bytes_of(args.act) + bytes_of(args.grad_probs);
+  return dispatch(context, "glu_backward", args, Workspace{}, bytes_written, [&] {
     return Cost{problem_of(args.z, args.activation, args.layout),
-                bytes_of(args.z) + bytes_of(args.probs) + bytes_of(args.grad_act),
-                bytes_of(args.grad_z) + bytes_of(args.act) + bytes_of(args.grad_probs)};
+                bytes_of(args.z) + bytes_of(args.probs) + bytes_of(args.grad_act)};
   });
 }
 

@@ -40,15 +40,15 @@ Cost cost_of(const GroupedGemmArgs& args) {
   return {problem_text(args.groups, args.a, args.b.tensor),
           bytes_read(args.a, args.row_idx, args.groups) + bytes_of(args.b.tensor) +
               bytes_of(args.bias) + bytes_of(args.bias_scale) + bytes_of(args.a_scales) +
-              bytes_of(args.b_scales),
-          bytes_of(args.d)};
+              bytes_of(args.b_scales)};
 }
 
 }  // namespace
 
 Status grouped_gemm(const Context& context, const GroupedGemmArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return dispatch(context, "grouped_gemm", args, args.workspace, [&] { return cost_of(args); });
+  return dispatch(context, "grouped_gemm", args, args.workspace, bytes_of(args.d),
+                  [&] { return cost_of(args); });
 }
 
 Status grouped_gemm_workspace(const Context& context, const GroupedGemmArgs& args, size_t* bytes) {

@@ -68,15 +68,15 @@ Cost cost_of(const GroupedGemmGluArgs& args) {
   return {problem_text(args.groups, args.a, args.b.tensor),
           bytes_read(args.a, args.row_idx, args.groups) + bytes_of(args.b.tensor) +
               bytes_of(args.bias) + bytes_of(args.probs) + bytes_of(args.a_scales) +
-              bytes_of(args.b_scales),
-          bytes_of(outputs_of(args))};
+              bytes_of(args.b_scales)};
 }
 
 }  // namespace
 
 Status grouped_gemm_glu(const Context& context, const GroupedGemmGluArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return dispatch(context, "grouped_gemm_glu", args, args.workspace, [&] { return cost_of(args); });
+  return dispatch(context, "grouped_gemm_glu", args, args.workspace, bytes_of(outputs_of(args)),
+                  [&] { return cost_of(args); });
 }
 
 Status grouped_gemm_glu_workspace(const Context& context, const GroupedGemmGluArgs& args,

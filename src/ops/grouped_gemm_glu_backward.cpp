@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "core/sizes.h"
 #include "ops/dispatch.h"
 #include "ops/grouped_gemm_check.h"
 
@@ -62,7 +63,7 @@ Status validate(const Context& context, const GroupedGemmGluBackwardArgs& args, 
   check_weight_scales(check, w2, scaled_w2,
                       w2.layout == MOIRE_IN_OUT ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
   check_accumulation(check, args.accumulation, grad_y.data, scaled_w2.data);
-  check.tensor("z", args.z, kFloatTypes, {capacity, {"2F", 2 * f.size}});
+  check.tensor("z", args.z, kFloatTypes, {capacity, {"2F", product(2, f.size)}});
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
   if (check.ok()) check_outputs(check, args, f.size);
   return check.status();
@@ -72,8 +73,7 @@ Cost cost_of(const GroupedGemmGluBackwardArgs& args) {
   return {problem_text(args.groups, args.grad_y, args.w2.tensor),
           bytes_read(args.grad_y, args.row_idx, args.groups) + bytes_of(args.w2.tensor) +
               bytes_of(args.z) + bytes_of(args.probs) + bytes_of(args.grad_y_scales) +
-              bytes_of(args.w2_scales) + (args.beta != 0 ? bytes_of(args.grad_bias) : 0),
-          bytes_of(outputs_of(args))};
+              bytes_of(args.w2_scales) + (args.beta != 0 ? bytes_of(args.grad_bias) : 0)};
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ Cost cost_of(const GroupedGemmGluBackwardArgs& args) {
 Status grouped_gemm_glu_backward(const Context& context, const GroupedGemmGluBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
   return dispatch(context, "grouped_gemm_glu_backward", args, args.workspace,
-                  [&] { return cost_of(args); });
+                  bytes_of(outputs_of(args)), [&] { return cost_of(args); });
 }
 
 Status grouped_gemm_glu_backward_workspace(const Context& context,

@@ -41,20 +41,18 @@ Status validate(const Context& context, const GroupedGemmWgradArgs& args, Purpos
 }
 
 Cost cost_of(const GroupedGemmWgradArgs& args) {
-  const int64_t d = bytes_of(args.d.tensor);
   const bool reads_d = args.beta != 0 || args.beta_per_group != nullptr;
   return {problem_text(args.groups, args.a, args.b),
           bytes_read(args.a, args.a_row_idx, args.groups) +
               bytes_read(args.b, args.b_row_idx, args.groups) + bytes_of(args.a_scales) +
-              bytes_of(args.b_scales) + (reads_d ? d : 0),
-          d};
+              bytes_of(args.b_scales) + (reads_d ? bytes_of(args.d.tensor) : 0)};
 }
 
 }  // namespace
 
 Status grouped_gemm_wgrad(const Context& context, const GroupedGemmWgradArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return dispatch(context, "grouped_gemm_wgrad", args, args.workspace,
+  return dispatch(context, "grouped_gemm_wgrad", args, args.workspace, bytes_of(args.d.tensor),
                   [&] { return cost_of(args); });
 }
 

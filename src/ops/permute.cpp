@@ -59,11 +59,9 @@ Cost cost_of(const PermuteArgs& args) {
   if (args.rows.rank != 0) {
     // A token that several rows copy has to be read once.
     cost.bytes_read += std::min(bytes_of(args.rows), bytes_of(args.x)) + bytes_of(args.gather_idx);
-    cost.bytes_written += bytes_of(args.rows);
   }
   if (args.probs.rank != 0) {
     cost.bytes_read += bytes_of(args.topk_weights) + bytes_of(args.scatter_idx);
-    cost.bytes_written += bytes_of(args.probs);
   }
   return cost;
 }
@@ -72,7 +70,8 @@ Cost cost_of(const PermuteArgs& args) {
 
 Status permute(const Context& context, const PermuteArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "permute", args, Workspace{}, [&] { return cost_of(args); });
+  return dispatch(context, "permute", args, Workspace{}, bytes_of(args.rows) + bytes_of(args.probs),
+                  [&] { return cost_of(args); });
 }
 
 }  // namespace moire

@@ -38,16 +38,16 @@ Cost cost_of(const PermutePlanArgs& args) {
   return {
       .problem = concat(args.topk_idx.shape[0], " tokens x ", args.topk_idx.shape[1], " choices, ",
                         args.num_groups, " groups, capacity ", args.gather_idx.shape[0]),
-      .bytes_read = bytes_of(args.topk_idx),
-      .bytes_written =
-          bytes_of(args.offsets) + bytes_of(args.gather_idx) + bytes_of(args.scatter_idx)};
+      .bytes_read = bytes_of(args.topk_idx)};
 }
 
 }  // namespace
 
 Status permute_plan(const Context& context, const PermutePlanArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kRun));
-  return dispatch(context, "permute_plan", args, args.workspace, [&] { return cost_of(args); });
+  return dispatch(context, "permute_plan", args, args.workspace,
+                  bytes_of(args.offsets) + bytes_of(args.gather_idx) + bytes_of(args.scatter_idx),
+                  [&] { return cost_of(args); });
 }
 
 Status permute_plan_workspace(const Context& context, const PermutePlanArgs& args, size_t* bytes) {

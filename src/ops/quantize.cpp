@@ -13,11 +13,10 @@ namespace {
 template <class CheckCopy>
 void check_copies(ArgumentCheck& check, const moire_quantized& rowwise,
                   const moire_quantized& columnwise, CheckCopy&& check_copy) {
-  const Quantized r = rowwise, c = columnwise;
-  check.require(r.is_present() || c.is_present(),
+  check.require(is_given(rowwise) || is_given(columnwise),
                 "rowwise and columnwise are both absent, needs at least one output");
-  if (r.is_present()) check_copy("rowwise", r, MOIRE_ROWWISE);
-  if (c.is_present()) check_copy("columnwise", c, MOIRE_COLUMNWISE);
+  if (is_given(rowwise)) check_copy("rowwise", rowwise, MOIRE_ROWWISE);
+  if (is_given(columnwise)) check_copy("columnwise", columnwise, MOIRE_COLUMNWISE);
 }
 
 std::string directions(const moire_quantized& rowwise, const moire_quantized& columnwise) {
@@ -58,7 +57,7 @@ Status check_quantize_weight(const Context& context, const QuantizeWeightArgs& a
                 "scaling is ", scaling_name(args.scaling),
                 ", must be MXFP8 (1), FP8_BLOCK (2) or FP8_TILE (3)");
   check_fractional(check, args.scaling, args.fractional_scales);
-  check.require(!is_tiled || args.columnwise.data.rank == 0,
+  check.require(!is_tiled || !is_given(args.columnwise),
                 "columnwise is present, but one copy in tiles serves both directions: needs "
                 "rowwise alone");
   check.require(source.is_present(), "source is absent, needs fp32, bf16 or fp16 [G, n, k]");
@@ -79,27 +78,30 @@ Status check_quantize_weight(const Context& context, const QuantizeWeightArgs& a
 
 Status quantize(const Context& context, const QuantizeArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_quantize(context, args));
-  return dispatch(context, "quantize", args, Workspace{}, [&] {
-    const TensorView source(args.source), row_idx(args.row_idx);
-    const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source.shape[0];
-    return Cost{concat(source, row_idx.is_present() ? ", gathered" : "", ", ",
-                       scaling_word(args.scaling), " ", directions(args.rowwise, args.columnwise)),
-                rows * source.columns() * dtype_size(source.type()) + bytes_of(row_idx),
-                bytes_of(args.rowwise) + bytes_of(args.columnwise)};
-  });
+  return dispatch(
+      context, "quantize", args, Workspace{}, bytes_of(args.rowwise) + bytes_of(args.columnwise),
+      [&] {
+        const TensorView source(args.source), row_idx(args.row_idx);
+        const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source.shape[0];
+        return Cost{
+            concat(source, row_idx.is_present() ? ", gathered" : "", ", ",
+                   scaling_word(args.scaling), " ", directions(args.rowwise, args.columnwise)),
+            rows * source.columns() * dtype_size(source.type()) + bytes_of(row_idx)};
+      });
 }
 
 Status quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_quantize_weight(context, args));
-  return dispatch(context, "quantize_weight", args, Workspace{}, [&] {
-    const Weight source = args.source;
-    return Cost{concat(source.tensor, source.list == nullptr ? "" : ", listed", ", ",
-                       scaling_word(args.scaling), " ",
-                       args.scaling == MOIRE_SCALING_FP8_TILE
-                           ? dtype_name(TensorView(args.rowwise.data).type())
-                           : directions(args.rowwise, args.columnwise)),
-                bytes_of(source.tensor), bytes_of(args.rowwise) + bytes_of(args.columnwise)};
-  });
+  return dispatch(context, "quantize_weight", args, Workspace{},
+                  bytes_of(args.rowwise) + bytes_of(args.columnwise), [&] {
+                    const Weight source = args.source;
+                    return Cost{concat(source.tensor, source.list == nullptr ? "" : ", listed",
+                                       ", ", scaling_word(args.scaling), " ",
+                                       args.scaling == MOIRE_SCALING_FP8_TILE
+                                           ? dtype_name(TensorView(args.rowwise.data).type())
+                                           : directions(args.rowwise, args.columnwise)),
+                                bytes_of(source.tensor)};
+                  });
 }
 
 }  // namespace moire

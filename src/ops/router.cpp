@@ -60,27 +60,28 @@ std::string problem_of(const A& args) {
 
 Cost cost_of(const RouterArgs& args) {
   return {.problem = problem_of(args),
-          .bytes_read = bytes_of(args.logits) + bytes_of(args.expert_bias),
-          .bytes_written = bytes_of(args.topk_idx) + bytes_of(args.topk_weights)};
+          .bytes_read = bytes_of(args.logits) + bytes_of(args.expert_bias)};
 }
 
 Cost cost_of(const RouterBackwardArgs& args) {
   return {.problem = problem_of(args),
           .bytes_read =
-              bytes_of(args.logits) + bytes_of(args.topk_idx) + bytes_of(args.grad_topk_weights),
-          .bytes_written = bytes_of(args.grad_logits)};
+              bytes_of(args.logits) + bytes_of(args.topk_idx) + bytes_of(args.grad_topk_weights)};
 }
 
 }  // namespace
 
 Status router(const Context& context, const RouterArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "router", args, Workspace{}, [&] { return cost_of(args); });
+  return dispatch(context, "router", args, Workspace{},
+                  bytes_of(args.topk_idx) + bytes_of(args.topk_weights),
+                  [&] { return cost_of(args); });
 }
 
 Status router_backward(const Context& context, const RouterBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "router_backward", args, Workspace{}, [&] { return cost_of(args); });
+  return dispatch(context, "router_backward", args, Workspace{}, bytes_of(args.grad_logits),
+                  [&] { return cost_of(args); });
 }
 
 }  // namespace moire

@@ -7,6 +7,7 @@ namespace {
 
 template <class Index>
 int64_t count_routed(const TensorView& scatter_idx) {
+  if (scatter_idx.num_elements() == 0) return 0;  // whatever the number of tokens
   int64_t routed = 0;
   for (int64_t t = 0; t < scatter_idx.shape[0]; ++t) {
     const Index* choices = static_cast<const Index*>(scatter_idx.data) + t * scatter_idx.stride();

@@ -38,20 +38,19 @@ ArgumentCheck check_arguments(const Context& context, const SplitsToOffsetsArgs&
   return check;
 }
 
-Cost cost_of(const SplitsToOffsetsArgs& args) {
-  Cost cost{concat(args.splits, " to ", args.num_outputs, " arrays"), bytes_of(args.splits), 0};
-  for (int64_t i = 0; i < args.num_outputs; ++i) {
-    cost.bytes_written += bytes_of(args.outputs[i].offsets);
-  }
-  return cost;
+int64_t bytes_written(const SplitsToOffsetsArgs& args) {
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < args.num_outputs; ++i) bytes += bytes_of(args.outputs[i].offsets);
+  return bytes;
 }
 
 }  // namespace
 
 Status splits_to_offsets(const Context& context, const SplitsToOffsetsArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_arguments(context, args, ArgumentCheck::Purpose::kRun).status());
-  return dispatch(context, "splits_to_offsets", args, args.workspace,
-                  [&] { return cost_of(args); });
+  return dispatch(context, "splits_to_offsets", args, args.workspace, bytes_written(args), [&] {
+    return Cost{concat(args.splits, " to ", args.num_outputs, " arrays"), bytes_of(args.splits)};
+  });
 }
 
 Status splits_to_offsets_workspace(const Context& context, const SplitsToOffsetsArgs& args,

@@ -1,6 +1,7 @@
 // unpermute and its gradient: validation and dispatch. Main paths: unpermute, unpermute_backward.
 #include <moire/routing.h>
 
+#include "core/sizes.h"
 #include "ops/dispatch.h"
 #include "ops/scatter_check.h"
 
@@ -86,10 +87,10 @@ Cost cost_of(const UnpermuteArgs& args) {
   cost.problem = problem_of(args.scatter_idx, args.rows.rank != 0 ? args.rows : args.probs);
   cost.bytes_read = bytes_of(args.scatter_idx) + bytes_of(args.weights);
   if (args.rows.rank != 0) {
-    cost.bytes_read += choices * args.rows.shape[1] * dtype_size(TensorView(args.rows).type());
+    const TensorView rows(args.rows);
+    cost.bytes_read += product(choices, rows.shape[1], dtype_size(rows.type()));
   }
   if (args.probs.rank != 0) cost.bytes_read += choices * dtype_size(DType::kFP32);
-  cost.bytes_written = bytes_of(args.y) + bytes_of(args.topk_weights);
   return cost;
 }
 
@@ -98,7 +99,6 @@ Cost cost_of(const UnpermuteBackwardArgs& args) {
   cost.problem = problem_of(args.scatter_idx, args.grad_y);
   cost.bytes_read = bytes_of(args.grad_y) + bytes_of(args.scatter_idx) + bytes_of(args.weights);
   if (args.grad_weights.rank != 0) cost.bytes_read += bytes_of(args.rows);
-  cost.bytes_written = bytes_of(args.grad_rows) + bytes_of(args.grad_weights);
   return cost;
 }
 
@@ -106,12 +106,15 @@ Cost cost_of(const UnpermuteBackwardArgs& args) {
 
 Status unpermute(const Context& context, const UnpermuteArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "unpermute", args, Workspace{}, [&] { return cost_of(args); });
+  return dispatch(context, "unpermute", args, Workspace{},
+                  bytes_of(args.y) + bytes_of(args.topk_weights), [&] { return cost_of(args); });
 }
 
 Status unpermute_backward(const Context& context, const UnpermuteBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "unpermute_backward", args, Workspace{}, [&] { return cost_of(args); });
+  return dispatch(context, "unpermute_backward", args, Workspace{},
+                  bytes_of(args.grad_rows) + bytes_of(args.grad_weights),
+                  [&] { return cost_of(args); });
 }
 
 }  // namespace moire

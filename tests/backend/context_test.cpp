@@ -1,6 +1,9 @@
 // Contexts: what can be opened, what is said when it cannot.
 #include <gtest/gtest.h>
 #include <moire/context.h>
+#include <moire/glu.h>
+
+#include <vector>
 
 namespace moire {
 namespace {
@@ -47,6 +50,22 @@ TEST(Context, SharesItsDeviceWithAnotherOfOtherOptions) {
   options.index = 2;
   EXPECT_EQ(context.sharing(options).status().message(),
             "context: asked for cuda device 2 but the context that it shares is of cpu device 0");
+}
+
+TEST(Context, AnOpSaysThatNoThreadWasLent) {
+  ContextOptions options;
+  options.num_threads = 2;
+  options.parallel = [](void (*)(void*), void*, unsigned, unsigned) {};
+  const Context context = Context::create(options).value();
+  std::vector<float> z(512 * 512), act(512 * 256);
+  GluArgs args;
+  args.z = TensorView(z.data(), DType::kFP32, {512, 512});
+  args.act = TensorView(act.data(), DType::kFP32, {512, 256});
+  const Status status = glu(context, args);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "glu: the context's `parallel` returned without a call of its body, needs at least "
+            "one; what the outputs hold is not defined");
 }
 
 TEST(Context, DescribesDevicesAndBuildAsJson) {

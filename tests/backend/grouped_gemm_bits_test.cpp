@@ -2,6 +2,10 @@
 // twice, packed or listed, gathered or permuted before, fused or op by op.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "backend/cpu/simd_targets.h"
 #include "tests/backend/each_target.h"
 #include "tests/support/grouped_gemm_cases.h"
@@ -79,6 +83,68 @@ TEST(GroupedGemmBits, DoNotDependOnTheInstructionSet) {
       Ops other = fresh;
       other.run(cpu(2));
       other.expect_same(best);
+    });
+  }
+}
+
+// NaN of both signs, with payloads, where they meet each other in one sum.
+void spoil(Ops& ops) {
+  constexpr uint32_t kNans[] = {0x7FC00001, 0xFFC00002, 0x7F800003, 0xFFFFFFFF};
+  for (TestTensor* t : {&ops.forward.a.rows, &ops.dgrad.a.rows, &ops.glu.a.rows,
+                        &ops.glu_backward.grad_y.rows, &ops.wgrad.a.rows, &ops.wgrad.b.rows}) {
+    const TensorView view = *t;
+    for (int64_t i = 0; i < 40; ++i) {
+      const int64_t row = i * 7 % view.num_rows(), column = i * 11 % view.columns();
+      t->as<uint32_t>()[row * view.stride() + column] = kNans[i % 4];
+    }
+  }
+}
+
+// FP32 results whose NaN are one.
+TestTensor with_one_nan(TestTensor t) {
+  const TensorView view = t;
+  if (view.type() != DType::kFP32) return t;
+  for (int64_t row = 0; row < view.num_rows(); ++row) {
+    float* const values = t.as<float>() + row * view.stride();
+    std::replace_if(
+        values, values + view.columns(), [](float v) { return std::isnan(v); },
+        std::numeric_limits<float>::quiet_NaN());
+  }
+  return t;
+}
+
+// docs/numerics.md: which NaN an FP32 result is, is not promised; that it is one is, and the bits
+// of a narrower type's.
+void expect_same_but_for_nan(const Ops& got, const Ops& want) {
+  const auto same = [](const TestTensor& a, const TestTensor& b) {
+    return same_bits(with_one_nan(a), with_one_nan(b));
+  };
+  EXPECT_TRUE(same(got.forward.d, want.forward.d));
+  EXPECT_TRUE(same(got.dgrad.d, want.dgrad.d));
+  EXPECT_TRUE(same(got.glu.act, want.glu.act));
+  EXPECT_TRUE(same(got.glu_backward.grad_z, want.glu_backward.grad_z));
+  EXPECT_TRUE(same(got.glu_backward.grad_probs, want.glu_backward.grad_probs));
+}
+
+TEST(GroupedGemmBits, AreTheSameButForWhichNanAnFp32Is) {
+  Random random;
+  const Batch batch({3, 0, 70}, 2);
+  for (const DType output : {DType::kFP32, DType::kBF16, DType::kFP16}) {
+    SCOPED_TRACE(dtype_name(output));
+    GemmOptions o = options(MOIRE_OUT_IN, DType::kFP32);
+    o.output = output;
+    Ops fresh(random, batch, o);
+    spoil(fresh);
+    Ops one = fresh;
+    one.run(cpu(1));
+    EXPECT_FALSE(same_bits(one.forward.d, fresh.forward.d));
+    Ops three = fresh;
+    three.run(cpu(3));
+    expect_same_but_for_nan(three, one);
+    cpu::for_each_target([&] {
+      Ops other = fresh;
+      other.run(cpu(2));
+      expect_same_but_for_nan(other, one);
     });
   }
 }

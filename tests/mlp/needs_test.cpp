@@ -92,6 +92,31 @@ TEST(GroupedMlpGradients, AbsentOperandsAreFineWhereNothingReadsThem) {
   EXPECT_TRUE(matches(p.grad_b2, want.grad_b2));
 }
 
+// Nor is it looked at: neither its shape nor, where it is listed, what lies behind the list.
+TEST(GroupedMlpGradients, AListThatNothingReadsIsNotWalked) {
+  Random random;
+  MlpOptions options;
+  options.listed = true;
+  const MlpProblem p(options, random);
+  ASSERT_TRUE(succeeds(run_forward(cpu(), p.forward())));
+  MlpNeeds needs = kNone;
+  needs.w2 = needs.b2 = true;
+  GroupedMlpBackwardArgs args = p.backward(needs);
+  for (moire_weight* w : {&args.w1, &args.w2}) w->tensor.shape[0] = 1 << 20;
+  args.grad_w1 = {{}, args.w1.list, 0};
+  args.grad_w1.tensor.shape[0] = 1 << 20;
+  EXPECT_TRUE(succeeds(run_backward(cpu(), args)));
+
+  GroupedLinearBackwardArgs linear;
+  linear.x = p.x;
+  linear.w = args.w1;
+  linear.grad_y = p.z;
+  linear.grad_w = p.grad_w1;
+  linear.groups = p.batch.groups();
+  EXPECT_TRUE(succeeds(
+      run(Tested(cpu()), linear, grouped_linear_backward, grouped_linear_backward_workspace)));
+}
+
 TEST(GroupedMlpGradients, WeightGradientsMayBeALaterCall) {
   Random random;
   MlpProblem now({}, random);

@@ -49,10 +49,10 @@ namespace {
 
 class Dispatch : public testing::Test {
  protected:
-  Status call(int value, Workspace workspace = {}) {
+  Status call(int value, int64_t bytes_written = 4) {
     const Context context = explaining_ ? *explaining_ : Context::create(options_).value();
-    return dispatch(context, "toy", ToyArgs{value, &ran_}, workspace, [] {
-      return Cost{"a toy", 3, 4};
+    return dispatch(context, "toy", ToyArgs{value, &ran_}, Workspace{}, bytes_written, [] {
+      return Cost{"a toy", 3};
     });
   }
   ContextOptions options_;
@@ -97,6 +97,12 @@ TEST_F(Dispatch, RefusesATooSmallWorkspace) {
   EXPECT_EQ(ran_, "");
 }
 
+TEST_F(Dispatch, ACallThatWritesNothingRunsNothing) {
+  EXPECT_TRUE(call(2, 0).ok());
+  EXPECT_EQ(ran_, "");
+  EXPECT_EQ(call(13, 0).code(), Code::kUnsupported) << "it is checked all the same";
+}
+
 TEST_F(Dispatch, ExplainingRecordsAndRunsNothing) {
   explaining_ = Context::create(options_).value().explaining();
   EXPECT_TRUE(call(3).ok());
@@ -107,6 +113,7 @@ TEST_F(Dispatch, ExplainingRecordsAndRunsNothing) {
   EXPECT_EQ(steps[0].problem, "a toy");
   EXPECT_EQ(steps[0].policy, "toy");
   EXPECT_EQ(steps[0].bytes_read, 3);
+  EXPECT_EQ(steps[0].bytes_written, 4);
   ASSERT_EQ(steps[0].refused.size(), 1U);
   EXPECT_EQ(steps[0].refused[0].reason, "value is odd");
 }

@@ -55,6 +55,8 @@ TEST_F(QuantizeErrors, NameScalesAndWhatTheyHaveToBe) {
   expect("rowwise.scales is e8m0 [6, 3], needs fp32: scaling is FP8_BLOCK (2)");
   args.rowwise.scales = {};
   expect("rowwise.scales is absent, needs e8m0");
+  args.rowwise.data = {};
+  expect("rowwise.data is absent, needs e4m3 or e5m2 [capacity, k] = [6, 96]");
   args.columnwise.scales = rowwise.scales;
   expect(
       "columnwise.scales is e8m0 [6, 3], which is the shape of rowwise scales; this call needs "
@@ -145,6 +147,13 @@ TEST_F(WeightErrors, NameTilesShapesAndLists) {
   args.columnwise = tiles;
   expect(
       "columnwise is present, but one copy in tiles serves both directions: needs rowwise alone");
+  args.columnwise.scales = tiles.scales;
+  expect(
+      "columnwise is present, but one copy in tiles serves both directions: needs rowwise alone");
+  args.scaling = MOIRE_SCALING_MXFP8;
+  args.rowwise = rows;
+  args.columnwise.scales = columns.scales;
+  expect("columnwise.data is absent, needs e4m3 or e5m2 [G, out, in] = [2, 130, 64]");
   args.rowwise.scales = rows.scales;
   expect("rowwise.scales is e8m0 [2, 130, 2], needs fp32: scaling is FP8_TILE (3)");
   args.scaling = MOIRE_SCALING_MXFP8;

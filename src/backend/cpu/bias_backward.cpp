@@ -118,6 +118,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 #include "backend/cpu/implementations.h"
 #include "core/format.h"
+#include "core/rows_in_use.h"
+#include "core/sizes.h"
 
 namespace moire::cpu {
 namespace {
@@ -128,7 +130,8 @@ HWY_EXPORT(finish_columns);
 size_t workspace(const DeviceState&, const BiasBackwardArgs& args) {
   if (!TensorView(args.grad_bias).is_present()) return 0;
   const int64_t blocks = RowBlocks::bound(args.groups.num_groups, args.groups.capacity);
-  return static_cast<size_t>(blocks * TensorView(args.grad_y).columns()) * sizeof(float);
+  return static_cast<size_t>(
+      product(blocks, TensorView(args.grad_y).columns(), dtype_size(DType::kFP32)));
 }
 
 void* row_of(const TensorView& t, int64_t row) {
@@ -186,9 +189,8 @@ Status run(const Context& context, const BiasBackwardArgs& args) {
   sum_blocks(context, args);
   if (TensorView(args.grad_bias).is_present()) finish_groups(context, args);
   if (grad_scale.is_present() && args.tail == MOIRE_TAIL_ZERO) {
-    const moire_groups& groups = args.groups;
-    const int64_t in_use = groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
-    std::fill_n(static_cast<float*>(grad_scale.data) + in_use, groups.capacity - in_use, 0.0F);
+    const int64_t in_use = rows_in_use(args.groups);
+    std::fill_n(static_cast<float*>(grad_scale.data) + in_use, args.groups.capacity - in_use, 0.0F);
   }
   return {};
 }

@@ -76,6 +76,8 @@ HWY_AFTER_NAMESPACE();
 
 #include "backend/cpu/implementations.h"
 #include "core/format.h"
+#include "core/resolved_groups.h"
+#include "core/rows_in_use.h"
 
 namespace moire::cpu {
 namespace {
@@ -90,11 +92,8 @@ constexpr int64_t kElementsPerTask = 1 << 15;
 template <class Body>
 void for_each_row(const Context& context, const TensorView& z, const moire_groups& groups,
                   Body&& body) {
-  const bool absent = groups.offsets == nullptr && groups.num_groups == 0 && groups.capacity == 0;
   const int64_t rows = z.num_rows();
-  const int64_t in_use = absent                   ? rows
-                         : groups.num_groups == 0 ? 0
-                                                  : groups.offsets[groups.num_groups];
+  const int64_t in_use = is_absent(groups) ? rows : rows_in_use(groups);
   const int64_t per_task =
       std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, z.columns()));
   context.state().pool->parallel_for((rows + per_task - 1) / per_task, [&](int64_t task, int) {

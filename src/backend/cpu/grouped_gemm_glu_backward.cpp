@@ -50,16 +50,12 @@ int64_t segments_of(const RaggedM& p) { return p.columns.num_chunks(); }
 struct Partials {
   Partials(const GroupedGemmGluBackwardArgs& args, const RaggedM& p, Workspace workspace)
       : arena(workspace), grad_z(args.grad_z), act(args.act) {
-    const auto floats = [&](int64_t n) {
-      return static_cast<float*>(arena.take(static_cast<size_t>(n) * sizeof(float)));
-    };
-    if (args.grad_probs.rank != 0) probs = floats(p.groups.capacity * segments_of(p));
-    if (args.grad_bias.rank != 0) {
-      bias =
-          floats(RowBlocks::bound(p.groups.num_groups, p.groups.capacity) * 2 * p.columns.outputs);
-    }
     const DType storage = TensorView(args.z).type();
     const int64_t f = p.columns.outputs;
+    if (args.grad_probs.rank != 0) probs = arena.take_floats(p.groups.capacity, segments_of(p));
+    if (args.grad_bias.rank != 0) {
+      bias = arena.take_floats(RowBlocks::bound(p.groups.num_groups, p.groups.capacity), 2 * f);
+    }
     if (!grad_z.is_present() && quantized_grad_z(args).is_deferred()) {
       grad_z = arena.take(storage, p.groups.capacity, 2 * f);
     }

@@ -31,15 +31,16 @@ void permute_probs(ThreadPool& pool, const PermuteArgs& args) {
   const int64_t num_choices = weights.shape[1];
   float* probs = row_of<float>(args.probs, 0);
   const int64_t per_task = items_per_task(bytes_per_row(weights));
-  for_ranges(pool, weights.shape[0], per_task, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const Index* rows = row_of<const Index>(scatter_idx, t);
-      const float* from = row_of<const float>(weights, t);
-      for (int64_t j = 0; j < num_choices; ++j) {
-        if (rows[j] >= 0) probs[rows[j]] = from[j];
-      }
-    }
-  });
+  for_ranges(pool, num_choices == 0 ? 0 : weights.shape[0], per_task,
+             [&](int64_t begin, int64_t end) {
+               for (int64_t t = begin; t < end; ++t) {
+                 const Index* rows = row_of<const Index>(scatter_idx, t);
+                 const float* from = row_of<const float>(weights, t);
+                 for (int64_t j = 0; j < num_choices; ++j) {
+                   if (rows[j] >= 0) probs[rows[j]] = from[j];
+                 }
+               }
+             });
   if (args.tail == MOIRE_TAIL_UNTOUCHED) return;
   std::fill(probs + rows_in_use(args.groups), probs + args.probs.shape[0], 0.0F);
 }

@@ -26,7 +26,7 @@ struct Plan {
       : topk_idx(args.topk_idx),
         gather_idx(args.gather_idx),
         scatter_idx(args.scatter_idx),
-        num_tokens(topk_idx.shape[0]),
+        num_tokens(topk_idx.shape[1] == 0 ? 0 : topk_idx.shape[0]),
         num_choices(topk_idx.shape[1]),
         num_groups(args.num_groups) {
     const int64_t choices = num_tokens * num_choices;

@@ -207,11 +207,8 @@ struct Partials {
   Partials(const BiasBackwardArgs& args, Workspace workspace) : arena(workspace) {
     const int64_t n = TensorView(args.grad_y).columns();
     segments = ceil_div(n, kSegment);
-    if (args.grad_bias.rank != 0) blocks = floats(row_blocks_bound(args.groups) * n);
-    if (args.grad_scale.rank != 0) rows = floats(args.groups.capacity * segments);
-  }
-  float* floats(int64_t n) {
-    return static_cast<float*>(arena.take(static_cast<size_t>(n) * sizeof(float)));
+    if (args.grad_bias.rank != 0) blocks = arena.take_floats(row_blocks_bound(args.groups), n);
+    if (args.grad_scale.rank != 0) rows = arena.take_floats(args.groups.capacity, segments);
   }
 
   Arena arena;

@@ -99,11 +99,8 @@ struct Partials {
   Partials(const GroupedGemmGluBackwardArgs& args, Workspace workspace) : arena(workspace) {
     const int64_t f = Weight(args.w2).in_features();
     segments = ceil_div(f, kSegment);
-    if (args.grad_probs.rank != 0) probs = floats(args.groups.capacity * segments);
-    if (args.grad_bias.rank != 0) bias = floats(row_blocks_bound(args.groups) * 2 * f);
-  }
-  float* floats(int64_t n) {
-    return static_cast<float*>(arena.take(static_cast<size_t>(n) * sizeof(float)));
+    if (args.grad_probs.rank != 0) probs = arena.take_floats(args.groups.capacity, segments);
+    if (args.grad_bias.rank != 0) bias = arena.take_floats(row_blocks_bound(args.groups), 2 * f);
   }
 
   Arena arena;

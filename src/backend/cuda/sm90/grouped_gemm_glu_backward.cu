@@ -63,12 +63,11 @@ struct Scratch {
   Scratch(const DeviceState& state, const GroupedGemmGluBackwardArgs& args, Workspace workspace)
       : arena(workspace), grad_y(args.grad_y, args.row_idx, args.groups, arena) {
     if (args.grad_probs.rank != 0) {
-      const auto count = static_cast<size_t>(num_segments(args) * args.groups.capacity);
-      prob_partials = static_cast<float*>(arena.take(count * sizeof(float)));
+      prob_partials = arena.take_floats(num_segments(args), args.groups.capacity);
     }
     if (args.grad_bias.rank != 0) {
       bias.bytes = portable::kBiasBackward.workspace(state, bias_backward(args));
-      bias.data = arena.take(bias.bytes);
+      bias.data = arena.take(static_cast<int64_t>(bias.bytes));
     }
   }
   Arena arena;
