@@ -13,7 +13,7 @@ python := .venv/bin/python
 build := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench build lib format clean tidy
+.PHONY: help demo test fuzz check bench build lib format clean tidy
 .DELETE_ON_ERROR:
 
 help: ## show this list
@@ -26,6 +26,11 @@ demo: .venv/demo.stamp $(build)/build.ninja ## train a small MoE language model 
 test: .venv/test.stamp build ## every test that needs no GPU: C++ (CTest) and Python (pytest)
 	ctest --preset release
 	$(python) -m pytest $(ARGS)
+
+fuzz: .venv/demo.stamp ## random calls of the C ABI under the sanitizers, half a minute; hours with ARGS='--seconds 7200'
+	cmake --preset dev
+	cmake --build --preset dev --target fuzz
+	build/dev/bin/fuzz $(or $(ARGS),--seconds 30)
 
 check: .venv/check.stamp $(build)/build.ninja ## clang-format, the include lint, ruff, clang-tidy
 	scripts/check.sh

@@ -39,14 +39,14 @@ inline bool is_present(const moire_tensor& t) { return t.rank != 0; }
 inline bool is_present(const moire_weight& w) { return w.tensor.rank != 0; }
 inline bool is_present(const moire_quantized& q) { return q.data.rank != 0; }
 
-// The bytes from a view's first element to its last; as many as there can be where they are too
-// many for 63 bits.
+// The bytes from a view's first element to its last: none of a view that is wrong, and as many as
+// there can be where they are too many for 63 bits.
 inline int64_t span_bytes(const TensorView& t) {
-  if (t.rank < 1 || t.rank > 3 || t.data == nullptr || t.columns() == 0) return 0;
+  if (t.rank < 1 || t.rank > 3 || t.data == nullptr || t.columns() <= 0) return 0;
   int64_t rows = 1, bytes = 0;
   bool overflows = false;
   for (int32_t i = 0; i + 1 < t.rank; ++i) {
-    if (t.shape[i] == 0) return 0;
+    if (t.shape[i] <= 0) return 0;
     overflows = overflows || __builtin_mul_overflow(rows, t.shape[i], &rows);
   }
   overflows = overflows || __builtin_mul_overflow(rows - 1, t.stride(), &bytes) ||
