@@ -161,6 +161,11 @@ typedef struct moire_context_options {
    * first. A captured CUDA graph uses memory of that state: it must not run after the last such
    * context is gone, nor two instances of it at the same time. */
   const moire_context* sharing;
+  /* CUDA: null, or a GPU to plan for, which need not be here: "sm80", "sm86", "sm89", "sm90",
+   * "sm100" or "sm120". On such a context workspaces are sized and, once it is explaining, calls
+   * explained as that GPU would run them, without a driver; whatever would run is refused with
+   * MOIRE_UNSUPPORTED. index and stream mean nothing then. */
+  const char* plan_for;
 } moire_context_options;
 
 /* Number of devices of a kind that this build can use now (0 when the build or the machine has

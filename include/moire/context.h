@@ -25,6 +25,7 @@ struct ContextOptions {
   // CPU: threads lent by the caller (see moire.h); null = threads of the context's own
   void (*parallel)(void (*body)(void*), void* argument, unsigned num_threads,
                    unsigned flags) = nullptr;
+  std::string plan_for;  // CUDA: a GPU that need not be here, "sm90"; such a context runs nothing
 };
 
 struct DeviceState;  // immutable facts and shared resources of one device; internal

@@ -28,8 +28,8 @@ from .views import torch
 _KINDS = {"cpu": 0, "cuda": 1}
 _MOST_THREADS = 4096
 
-_contexts = {}  # (kind, index, threads or stream, strict, implementation): context
-_first_on = {}  # (kind, index): the context whose device state the others share
+_contexts = {}  # (kind, index, threads or stream, strict, implementation, plan_for): context
+_first_on = {}  # (kind, index, plan_for): the context whose device state the others share
 _contexts_lock = threading.Lock()
 _abandoned = []
 _is_forked = False
@@ -39,6 +39,7 @@ class _Settings(NamedTuple):
     num_threads: Any = None  # None: torch.get_num_threads()
     strict: bool = False
     implementation: Any = None
+    plan_for: Any = None  # a GPU that need not be here: calls can be explained, not run
     recording: Any = None  # a Recording while explain() runs
     keeps_gradients: bool = False  # inside a backward pass that leaves none anywhere
 
@@ -105,8 +106,13 @@ def raise_for(code):
 def current(kind="cpu", index=0):
     """The context that a call on this device runs on, as a cdata pointer."""
     now = _settings.get()
-    where = _current_stream(index) if kind == "cuda" else now.num_threads or _default_threads()
-    key = (kind, index, where, now.strict, now.implementation)
+    if now.plan_for is not None:  # whatever device the tensors are on
+        kind, index, where = "cuda", 0, 0
+    elif kind == "cuda":
+        where = _current_stream(index)
+    else:
+        where = now.num_threads or _default_threads()
+    key = (kind, index, where, now.strict, now.implementation, now.plan_for)
     context = _contexts.get(key)
     if context is None:
         context = _create(*key)
@@ -144,10 +150,13 @@ def _openmp_of_torch():
     return ffi.cast("void (*)(void (*)(void *), void *, unsigned, unsigned)", address)
 
 
-def _create(kind, index, where, strict, implementation):
+def _create(kind, index, where, strict, implementation, plan_for):
     if kind not in _KINDS:
         raise invalid(f"context: tensors are on {kind}:{index}; moire runs on cpu and cuda")
-    name = ffi.NULL if implementation is None else ffi.new("char[]", implementation.encode())
+    name, plan = (
+        ffi.NULL if word is None else ffi.new("char[]", word.encode())
+        for word in (implementation, plan_for)
+    )
     options = ffi.new(
         "moire_context_options *",
         {
@@ -156,6 +165,7 @@ def _create(kind, index, where, strict, implementation):
             "index": index,
             "strict": int(strict),
             "implementation": name,
+            "plan_for": plan,
         },
     )
     if kind == "cpu":
@@ -163,15 +173,15 @@ def _create(kind, index, where, strict, implementation):
     else:
         options.stream = ffi.cast("void *", where)
     with _contexts_lock:
-        key = (kind, index, where, strict, implementation)
+        key = (kind, index, where, strict, implementation, plan_for)
         if key not in _contexts:
             # Shared, a context for a stream that is being captured needs nothing of the device.
-            options.sharing = _first_on.get((kind, index), ffi.NULL)
+            options.sharing = _first_on.get((kind, index, plan_for), ffi.NULL)
             created = ffi.new("moire_context **")
             raise_for(lib.moire_context_create(options, created))
             _contexts[key] = created[0]
             if kind == "cuda":
-                _first_on.setdefault((kind, index), created[0])
+                _first_on.setdefault((kind, index, plan_for), created[0])
         return _contexts[key]
 
 
@@ -203,9 +213,13 @@ def settings(
     num_threads: Optional[int] = None,
     strict: Optional[bool] = None,
     implementation: Optional[str] = None,
+    plan_for: Optional[str] = None,
 ) -> Iterator[None]:
     """Inside the block, this thread's calls use these values; what is None stays as it is around
     the block.
+
+    `plan_for` names a GPU that need not be here ("sm80", "sm90", ...): `explain` says what it would
+    run, of tensors on any device, and calls that would run are refused.
     """
     if num_threads is not None:
         num_threads = integer("settings: num_threads", num_threads, 1, _MOST_THREADS)
@@ -215,7 +229,16 @@ def settings(
         raise invalid(
             f"settings: implementation is {described(implementation)}, must be a name such as 'cpu'"
         )
-    given = {"num_threads": num_threads, "strict": strict, "implementation": implementation}
+    if not isinstance(plan_for, (str, type(None))):
+        raise invalid(
+            f"settings: plan_for is {described(plan_for)}, must be the name of a GPU such as 'sm90'"
+        )
+    given = {
+        "num_threads": num_threads,
+        "strict": strict,
+        "implementation": implementation,
+        "plan_for": plan_for,
+    }
     with changed(**{k: v for k, v in given.items() if v is not None}):
         yield
 

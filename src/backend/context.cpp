@@ -28,6 +28,24 @@ Status no_such_kind(Device device) {
                                          ", must be 0 (cpu) or 1 (cuda)")};
 }
 
+Result<std::unique_ptr<DeviceState>> open(const DeviceKind& kind, const ContextOptions& options) {
+  const Result<int> count = kind.count();
+  if (!count.ok()) return count.status();
+  if (options.index < 0 || options.index >= count.value()) {
+    return Status(Code::kInvalidArgument,
+                  concat("context: there is no ", device_name(options.device), " device ",
+                         options.index, ": this machine has ", count.value()));
+  }
+  return kind.open(options);
+}
+
+Result<std::unique_ptr<DeviceState>> plan(const DeviceKind& kind, const ContextOptions& options) {
+  if (kind.plan != nullptr) return kind.plan(options.plan_for);
+  return Status(Code::kInvalidArgument,
+                concat("context: plan_for is \"", options.plan_for, "\" but the device is ",
+                       device_name(options.device), ", must be cuda"));
+}
+
 }  // namespace
 
 struct Context::Record {
@@ -46,19 +64,18 @@ Result<Context> Context::create(const ContextOptions& options) {
     return Status(Code::kInvalidArgument, concat("context: num_threads is ", options.num_threads,
                                                  ", must be 0 (all cores) to ", kMostThreads));
   }
-  const Result<int> count = kind->count();
-  if (!count.ok()) return count.status();
-  if (options.index < 0 || options.index >= count.value()) {
-    return Status(Code::kInvalidArgument,
-                  concat("context: there is no ", device_name(options.device), " device ",
-                         options.index, ": this machine has ", count.value()));
-  }
-  Result<std::unique_ptr<DeviceState>> state = kind->open(options);
+  Result<std::unique_ptr<DeviceState>> state =
+      options.plan_for.empty() ? open(*kind, options) : plan(*kind, options);
   if (!state.ok()) return state.status();
   return Context(std::move(state).value(), options);
 }
 
 Result<Context> Context::sharing(const ContextOptions& options) const {
+  if (options.plan_for != options_.plan_for) {
+    return Status(Code::kInvalidArgument, concat("context: plan_for is \"", options.plan_for,
+                                                 "\" but that of the context that it shares is \"",
+                                                 options_.plan_for, "\", must be the same"));
+  }
   if (options.device != device() || options.index != state_->index) {
     return Status(Code::kInvalidArgument,
                   concat("context: asked for ", device_name(options.device), " device ",
@@ -94,7 +111,10 @@ void Context::record(Step step) const {
   explanation_->steps.push_back(std::move(step));
 }
 
-Status Context::check() const { return kind_of(device())->check(*state_, options_.stream); }
+Status Context::check() const {
+  if (state_->is_planned) return {};  // nothing has run
+  return kind_of(device())->check(*state_, options_.stream);
+}
 
 int device_count(Device device) {
   const DeviceKind* kind = kind_of(device);

@@ -16,6 +16,9 @@ struct DeviceKind {
   Result<std::unique_ptr<DeviceState>> (*open)(const ContextOptions& options);
   // Waits for the context's work; the first error that the device reported.
   Status (*check)(const DeviceState& state, void* stream);
+  // What the device of that name would be, without touching any; null: this kind has none to plan
+  // for.
+  Result<std::unique_ptr<DeviceState>> (*plan)(std::string_view name) = nullptr;
 };
 
 namespace cpu {

@@ -19,6 +19,7 @@ struct DeviceState {
 
   Device device = Device::kCpu;
   int index = 0;
+  bool is_planned = false;      // a description of a GPU: nothing runs on it
   std::string name;             // "AMD EPYC 7763" or "NVIDIA H200"
   int num_threads = 1;          // CPU
   std::string simd;             // CPU: the instruction set that kernels are dispatched to, "AVX2"

@@ -113,6 +113,11 @@ Status dispatch(const Context& context, std::string_view op, const A& args, Work
   const Implementation<A>& chosen = *choice.value().implementation;
   const size_t needed = chosen.workspace(context.state(), args);
   if (!check.workspace(workspace, needed)) return check.status();
+  if (context.state().is_planned && !context.is_explaining()) {
+    return {Code::kUnsupported,
+            concat(op, ": the context plans for ", context.state().name,
+                   ", on which nothing runs; needs an explaining context, or a device")};
+  }
   if (context.is_explaining()) {
     Cost cost = describe();
     context.record(

@@ -3,7 +3,10 @@
 #include <moire/context.h>
 #include <moire/glu.h>
 
+#include <algorithm>
 #include <vector>
+
+#include "tests/support/tensors.h"
 
 namespace moire {
 namespace {
@@ -68,10 +71,60 @@ TEST(Context, AnOpSaysThatNoThreadWasLent) {
             "one; what the outputs hold is not defined");
 }
 
+ContextOptions planning_for(const std::string& gpu) {
+  ContextOptions options;
+  options.device = Device::kCuda;
+  options.plan_for = gpu;
+  return options;
+}
+
+bool is_built_with_cuda() {
+  const auto all = available_implementations();
+  return std::any_of(all.begin(), all.end(),
+                     [](const auto& found) { return found.device == "cuda"; });
+}
+
+TEST(Context, PlansNeedABuildWithCudaAndAGpuItKnows) {
+  ContextOptions options = planning_for("sm90");
+  options.device = Device::kCpu;
+  EXPECT_EQ(Context::create(options).status().message(),
+            "context: plan_for is \"sm90\" but the device is cpu, must be cuda");
+  const Status status = Context::create(planning_for("sm70")).status();
+  if (is_built_with_cuda()) {
+    EXPECT_EQ(status.message(),
+              "context: plan_for is \"sm70\", must be one of sm80, sm86, sm89, sm90, sm100, sm120");
+  } else {
+    EXPECT_EQ(status.code(), Code::kUnsupported);
+    EXPECT_EQ(status.message().find("context: this build of moire has no CUDA"), 0U)
+        << status.message();
+  }
+  EXPECT_EQ(Context::create().value().sharing(options).status().message(),
+            "context: plan_for is \"sm90\" but that of the context that it shares is \"\", must be "
+            "the same");
+}
+
+TEST(Context, ExplainsForAGpuThatIsNotHereAndRunsNothingOnIt) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  const Context context = Context::create(planning_for("sm90")).value();
+  EXPECT_EQ(context.device(), Device::kCuda);
+  EXPECT_TRUE(context.check().ok());
+  const test::TestTensor z(DType::kFP32, {2, 4}), act(DType::kFP32, {2, 2});
+  GluArgs args;
+  args.z = z.view();
+  args.act = act.view();
+  EXPECT_EQ(glu(context, args).message(),
+            "glu: the context plans for sm90, on which nothing runs; needs an explaining context, "
+            "or a device");
+  const Context explaining = context.explaining();
+  ASSERT_TRUE(glu(explaining, args).ok());
+  EXPECT_EQ(explaining.explanation().at(0).implementation, "portable");
+}
+
 TEST(Context, DescribesDevicesAndBuildAsJson) {
   const auto info = device_info(Device::kCpu, 0);
   ASSERT_TRUE(info.ok());
   EXPECT_NE(info.value().find("\"simd\""), std::string::npos);
+  EXPECT_EQ(info.value().find("AVX3"), std::string::npos) << "a name of Highway's alone";
   EXPECT_EQ(device_count(Device::kCpu), 1);
   EXPECT_NE(build_info().find("\"version\""), std::string::npos);
 }

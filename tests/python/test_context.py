@@ -189,6 +189,23 @@ def test_a_device_that_is_not_there_says_why():
         current("xpu", 1)
 
 
+def test_plans_for_a_gpu_that_is_not_here(call):
+    with moire.settings(plan_for="sm90"):
+        if moire.info()["cuda"].startswith("off"):
+            with pytest.raises(moire.Unsupported, match="this build of moire has no CUDA"):
+                moire.explain(mlp, *call)
+        else:
+            steps = moire.explain(mlp, *[a.bfloat16() if torch.is_tensor(a) else a for a in call])
+            assert {step["implementation"] for step in steps} == {"sm90"}
+            with pytest.raises(moire.Unsupported, match="plans for sm90, on which nothing runs"):
+                mlp(*call)
+    moire.check()
+    assert mlp(*call).shape == (70, 48)
+    refused = pytest.raises(moire.InvalidArgument, match="plan_for is 90, must be the name")
+    with refused, moire.settings(plan_for=90):
+        pass
+
+
 def test_beside_torch_the_threads_are_those_of_its_openmp(call):
     if not torch.backends.openmp.is_available():
         pytest.skip("this Torch computes on threads of another kind")

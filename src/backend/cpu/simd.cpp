@@ -20,7 +20,10 @@ namespace moire::cpu {
 
 HWY_EXPORT(compiled_target);
 
-std::string simd_target() { return hwy::TargetName(HWY_DYNAMIC_DISPATCH(compiled_target)()); }
+std::string simd_target() {
+  const int64_t target = HWY_DYNAMIC_DISPATCH(compiled_target)();
+  return target == HWY_AVX3 ? "AVX-512" : hwy::TargetName(target);  // Highway's own name is AVX3
+}
 
 bool has_fused_multiply_add() {
   return (HWY_DYNAMIC_DISPATCH(compiled_target)() & (HWY_EMU128 | HWY_SCALAR)) == 0;

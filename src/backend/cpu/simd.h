@@ -6,7 +6,7 @@
 
 namespace moire::cpu {
 
-// "AVX2", "AVX3", ...: the best target that this processor and this build share.
+// "AVX2", "AVX-512", ...: the best target that this processor and this build share.
 std::string simd_target();
 // Whether that target has fused multiply-add, on which the bits of every GEMM depend.
 bool has_fused_multiply_add();

@@ -117,8 +117,39 @@ Status check(const DeviceState& state, void* stream) {
   return take_finding(cuda_state(state), s);
 }
 
+// GPUs that can be planned for without one: all that implementations ask of a device to choose.
+struct Plan {
+  std::string_view name;
+  int compute_capability, num_multiprocessors;
+};
+constexpr Plan kPlans[] = {
+    {"sm80", 80, 108},    // A100
+    {"sm86", 86, 84},     // A40
+    {"sm89", 89, 142},    // L40S
+    {"sm90", 90, 132},    // H100 SXM, H200
+    {"sm100", 100, 148},  // B200
+    {"sm120", 120, 188},  // RTX PRO 6000
+};
+
+Result<std::unique_ptr<DeviceState>> plan(std::string_view name) {
+  std::string known;
+  for (const Plan& p : kPlans) {
+    known += concat(known.empty() ? "" : ", ", p.name);
+    if (p.name != name) continue;
+    auto state = std::make_unique<DeviceState>();
+    state->device = Device::kCuda;
+    state->is_planned = true;
+    state->name = name;
+    state->compute_capability = p.compute_capability;
+    state->num_multiprocessors = p.num_multiprocessors;
+    return state;
+  }
+  return Status(Code::kInvalidArgument,
+                concat("context: plan_for is \"", name, "\", must be one of ", known));
+}
+
 }  // namespace
 
-const DeviceKind kDevice = {count, open, check};
+const DeviceKind kDevice = {count, open, check, plan};
 
 }  // namespace moire::cuda

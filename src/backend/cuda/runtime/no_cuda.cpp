@@ -13,9 +13,10 @@ Status not_built() {
 Result<int> count() { return not_built(); }
 Result<std::unique_ptr<DeviceState>> open(const ContextOptions&) { return not_built(); }
 Status check(const DeviceState&, void*) { return not_built(); }
+Result<std::unique_ptr<DeviceState>> plan(std::string_view) { return not_built(); }
 
 }  // namespace
 
-const DeviceKind kDevice = {count, open, check};
+const DeviceKind kDevice = {count, open, check, plan};
 
 }  // namespace moire::cuda
