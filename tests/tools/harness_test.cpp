@@ -9,6 +9,8 @@
 
 #include "bench_result.h"
 #include "bench_warnings.h"
+#include "terminal.h"
+#include "text.h"
 
 namespace moire::tool {
 namespace {
@@ -78,6 +80,49 @@ TEST(BenchResult, TakesTheLowerRoof) {
   EXPECT_DOUBLE_EQ(r.roof_share(machine), 0.5);
   r.bytes = 8e9;
   EXPECT_DOUBLE_EQ(r.roof_share(machine), 0.8);
+}
+
+TEST(BenchResult, MarksWhatWasMeasuredUnderLoadInTableAndChart) {
+  MachineFacts machine;
+  machine.peak_flops = 100e9;
+  machine.bandwidth = 10e9;
+  BenchResult r;
+  r.time.median = 1;
+  r.flops = 50e9;
+  r.ratio = Summary{};
+  r.ratio->median = r.ratio->p10 = r.ratio->p90 = 1.25;
+  r.warnings = {{Warning::Kind::kSpread, "wide"}};
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(has(results_text({r}, machine, {}, false), "1.25 [1.25 1.25]"));
+  EXPECT_FALSE(has(results_svg({r}, machine), "*"));
+  r.warnings.push_back({Warning::Kind::kStolenTime, "half of it"});
+  EXPECT_TRUE(has(results_text({r}, machine, {}, false), "1.25* [1.25 1.25]"));
+  EXPECT_TRUE(has(results_text({r}, machine, {}, false), "* measured while something else"));
+  EXPECT_TRUE(has(results_svg({r}, machine), "1.25 x baseline *</text>"));
+  EXPECT_TRUE(has(results_svg({r}, machine), "* measured while something else"));
+}
+
+TEST(Text, TheNearestWordIsOneThatWasMeant) {
+  const std::vector<std::string> words = {"explain", "check", "bench", "fc1_dgrad"};
+  EXPECT_EQ(nearest("explian", words), "explain");
+  EXPECT_EQ(nearest("exp", words), "explain");
+  EXPECT_EQ(nearest("fc1_dgard", words), "fc1_dgrad");
+  EXPECT_EQ(nearest("foo", words), "");
+  EXPECT_EQ(nearest("", words), "");
+}
+
+TEST(Table, LeavesOutWhatItMayThenBreaksText) {
+  Table table({"name", "a", "what", "b"}, {Table::Align::kLeft, Table::Align::kRight,
+                                           Table::Align::kLeft, Table::Align::kRight});
+  table.add({"row", "1", "several words of text", "2"});
+  table.may_leave_out({"b", "a"});
+  EXPECT_EQ(table.to_string(0),
+            "name  a  what                   b\nrow   1  several words of text  2\n");
+  EXPECT_EQ(table.to_string(31), "name  a  what\nrow   1  several words of text\n");
+  EXPECT_EQ(table.left_out(31), std::vector<std::string>{"b"});
+  EXPECT_EQ(table.to_string(20), "name  what\nrow   several words\n      of text\n");
 }
 
 TEST(BenchWarning, HasACodeAndARemedyOfItsOwn) {

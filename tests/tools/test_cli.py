@@ -1,26 +1,63 @@
 """The built command line, end to end: exit codes, messages, JSON. test_cli.py PATH_OF_MOIRE."""
 
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import re
 import shlex
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
+import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).parents[2]
 MOIRE = ""
+COMMANDS = ("info", "problems", "explain", "check", "errors", "bench")
 SMALL = "name=small groups=3 hidden=32 ffn=16 rows=20 topk=2 dtype=fp32 splits=ragged"
 
 
-def moire(*arguments):
-    environment = {**os.environ, "NO_COLOR": "1"}
+def environment(**more):
+    """Ours, without what decides how wide and how colourful output is."""
+    inherited = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+    return {**inherited, "NO_COLOR": "1", **more}
+
+
+def moire(*arguments, **variables):
     return subprocess.run(
-        [MOIRE, *arguments], capture_output=True, text=True, timeout=120, env=environment
+        [MOIRE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(**variables),
     )
+
+
+def on_a_terminal(columns, *arguments):
+    """What a command shows, stdout and stderr, on a terminal of so many columns."""
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    child = subprocess.Popen(
+        [MOIRE, *arguments], stdout=terminal, stderr=terminal, env=environment()
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(screen, 65536)
+        except OSError:  # Linux says so when the child has closed its end
+            piece = b""
+        if not piece:
+            break
+        shown += piece
+    os.close(screen)
+    child.wait()
+    return re.sub(r"\r(?!\n)[^\n]*\x1b\[K", "", shown.decode()).replace("\r\n", "\n")
 
 
 class CommandLine(unittest.TestCase):
@@ -40,9 +77,81 @@ class CommandLine(unittest.TestCase):
 
     def test_version_and_help(self):
         self.assertRegex(self.good("--version"), r"^moire \d+\.\d+\.\d+\n$")
-        self.assertIn("Exit codes: 0 done, 1 a check failed, 2 bad usage", self.good("--help"))
-        for command in ("info", "problems", "explain", "check", "bench"):
-            self.assertIn("moire " + command, self.good(command, "--help"))
+        overview = self.good("--help")
+        self.assertIn("Exit codes: 0 done, 1 a check failed, 2 bad usage", overview)
+        self.assertEqual(self.good(), overview)
+        self.assertEqual(self.good("help"), overview)
+        for command in COMMANDS:
+            teaches = self.good(command, "--help")
+            self.assertIn("Examples:\n  moire " + command, teaches)
+            self.assertIn("--json", teaches)
+            self.assertEqual(self.good("help", command), teaches)
+
+    def test_nothing_is_wider_than_its_terminal(self):
+        commands = [[command, "--help"] for command in COMMANDS]
+        commands += [
+            ["--help"],
+            ["info"],
+            ["problems", "tiny"],
+            ["problems", "--fields"],
+            ["explain", "qwen3_30b", "--dtype", "mxfp8"],
+            ["explain", "no_such_name"],
+            ["check", SMALL],
+            ["check", SMALL, "--implementation", "sm90"],
+            ["bench", SMALL, "--time", "0.001", "--ops", "fc1,fc2_dgrad_glu,unpermute_backward"],
+        ]
+        for columns in (80, 100):
+            for command in commands:
+                with self.subTest(command, columns=columns):
+                    lines = on_a_terminal(columns, *command).splitlines()
+                    self.assertTrue(lines)
+                    self.assertEqual([line for line in lines if len(line) > columns], [])
+
+    def test_lines_break_at_spaces_and_say_the_same(self):
+        for command in (["bench", "--help"], ["problems", "--fields"], ["explain", SMALL]):
+            words = self.good(*command).split()
+            self.assertEqual(moire(*command, COLUMNS="80").stdout.split(), words)
+            self.assertEqual(moire(*command, COLUMNS="45").stdout.split(), words)
+        line = self.good("problems", SMALL)
+        self.assertEqual(on_a_terminal(60, "problems", SMALL).split(), line.split())
+        self.assertEqual(len(moire("problems", SMALL, COLUMNS="60").stdout.splitlines()), 1)
+
+    def test_explain_plans_for_a_gpu_that_is_not_here(self):
+        (info,) = self.json_lines("info", "--json")
+        if info["build"]["cuda"].startswith("off"):
+            message = self.bad("explain", SMALL, "--device", "sm90")
+            self.assertIn("context: this build of moire has no CUDA: ", message)
+        else:
+            for device, first in (("sm90", "sm90"), ("sm80", "portable"), ("sm100", "portable")):
+                (line,) = self.json_lines("explain", "qwen3_30b", "--device", device, "--json")
+                self.assertEqual(line["device"], device)
+                steps = [step for call in line["calls"] for step in call["steps"]]
+                self.assertEqual({step["implementation"] for step in steps}, {first})
+            self.assertIn(
+                "132 persistent blocks",
+                self.good("explain", SMALL.replace("fp32", "bf16"), "--device", "sm90"),
+            )
+            message = self.bad("explain", SMALL, "--device", "sm70")
+            self.assertIn('plan_for is "sm70", must be one of sm80, ', message)
+        needed = 'found "sm90", needed cpu or cuda: only explain works without the GPU'
+        for command in ("check", "errors", "bench"):
+            self.assertIn(needed, self.bad(command, SMALL, "--device", "sm90"))
+
+    def test_a_typing_error_gets_a_suggestion(self):
+        for arguments, meant in (
+            (["explian"], "explain"),
+            (["check", "--randon", "3"], "--random"),
+            (["explain", "qwen3-30b"], "qwen3_30b"),
+            (["explain", "cpu:sqare"], "square"),
+            (["explain", SMALL, "--ops", "fc1_dgard"], "fc1_dgrad"),
+            (["check", "--random", "1", "--ops", "unpermut"], "unpermute"),
+            (["explain", SMALL, "--dtype", "bf61"], "bf16"),
+            (["explain", SMALL, "--set", "hiden=3"], "hidden"),
+            (["explain", SMALL, "--device", "cdua"], "cuda"),
+            (["check", SMALL, "--implementation", "portble"], "portable"),
+        ):
+            self.assertTrue(self.bad(*arguments).endswith(f"; did you mean {meant}?\n"), arguments)
+        self.assertNotIn("did you mean", self.bad("explain", "something_else"))
 
     def test_info_tells_what_is_there_and_why_the_rest_is_not(self):
         (info,) = self.json_lines("info", "--json")
@@ -51,6 +160,7 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(kinds["cpu"]["ops"]["grouped_gemm"], ["cpu"])
         if kinds["cuda"]["count"] == 0:
             self.assertTrue(kinds["cuda"]["missing"])
+        self.assertNotIn("AVX3", kinds["cpu"]["devices"][0]["simd"])  # Highway's name of AVX-512
         self.assertIn("grouped_gemm", self.good("info"))
 
     def test_problems_prints_lines_that_are_problems(self):
@@ -128,6 +238,26 @@ class CommandLine(unittest.TestCase):
         self.assertEqual((totals["passed"], totals["unsupported"]), (0, 1))
         self.assertEqual(result.returncode, 0)
 
+    def test_bench_ends_with_its_table(self):
+        arguments = ["bench", SMALL, "--time", "0.001", "--ops", "fc1", "--dtype", "fp32"]
+        for advice in ([], ["--advice"]):
+            out = self.good(*arguments, *advice)
+            self.assertEqual("protocol: " in out, bool(advice))
+            self.assertEqual("run longer: --time 5" in out, bool(advice))
+            heading, row = out.splitlines()[-2:]
+            self.assertTrue(heading.startswith("problem  op "))
+            self.assertTrue(row.startswith("small "))
+
+    def test_the_chart_has_a_title(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "chart.svg")
+            self.good("bench", SMALL, "--time", "0.001", "--ops", "fc1", "--svg", str(path))
+            chart = path.read_text()
+        xml.etree.ElementTree.fromstring(chart)
+        title = re.search("<title>(.*)</title>", chart)[1]
+        self.assertTrue(title.startswith("moire bench: small on "), title)
+        self.assertIn(f"class='title'>{title}</text>", chart)
+
     def test_bench_says_all_of_itself(self):
         with tempfile.TemporaryDirectory() as folder:
             chart = pathlib.Path(folder, "chart.svg")
@@ -154,7 +284,6 @@ class CommandLine(unittest.TestCase):
 
     def test_bad_usage_is_exit_code_2_with_a_sentence(self):
         commands = "needed one of info, problems, explain, check, errors, bench"
-        self.assertIn(f"moire: found no command, {commands}", self.bad())
         self.assertIn(f'moire: found command "foo", {commands}', self.bad("foo"))
         self.assertIn(f'found command "foo", {commands}', self.bad("foo", "--json"))
         self.assertIn("not expected: --no-such-option", self.bad("check", "--no-such-option"))

@@ -187,15 +187,6 @@ void write_svg(const std::string& path, const std::vector<BenchResult>& results,
   if (!file) throw UsageError(text("--svg: ", path, " could not be written to its end"));
 }
 
-void print_table(const std::vector<BenchResult>& results, const MachineFacts& machine,
-                 const Protocol& protocol) {
-  const std::string blas = openblas_name();
-  std::printf("%s", protocol_text(protocol, machine).c_str());
-  std::printf("baseline: %s for products, a copy of as many bytes for the others\n\n",
-              blas.empty() ? "missing" : (blas + ", sgemm per group").c_str());
-  std::printf("%s\n%s", results_table(results, machine).c_str(), warnings_text(results).c_str());
-}
-
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
@@ -232,7 +223,9 @@ int run_bench(const BenchOptions& options) {
       results.push_back(std::move(r));
     }
   }
-  if (!options.common.json) print_table(results, machine, protocol);
+  if (!options.common.json) {
+    std::printf("%s", results_text(results, machine, protocol, options.advice).c_str());
+  }
   if (!options.svg.empty()) write_svg(options.svg, results, machine);
   return kExitOk;
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "baseline.h"
 #include "bench_variants.h"
 #include "problem_fields.h"
 #include "terminal.h"
@@ -14,10 +15,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string ratio_text(const std::optional<Summary>& ratio) {
+std::string ratio_text(const std::optional<Summary>& ratio, bool is_under_load) {
   if (!ratio.has_value()) return "-";
   char buffer[64];
-  std::snprintf(buffer, sizeof(buffer), "%.2f [%.2f %.2f]", ratio->median, ratio->p10, ratio->p90);
+  std::snprintf(buffer, sizeof(buffer), "%.2f%s [%.2f %.2f]", ratio->median,
+                is_under_load ? "*" : "", ratio->p10, ratio->p90);
   const Colour colour = ratio->p10 > 1   ? Colour::kGreen
                         : ratio->p90 < 1 ? Colour::kRed
                                          : Colour::kNone;
@@ -75,6 +77,11 @@ void add_quality(BenchResult& r, const MachineFacts& machine) {
   }
 }
 
+bool BenchResult::is_under_load() const {
+  return std::any_of(warnings.begin(), warnings.end(),
+                     [](const Warning& w) { return is_load(w.kind); });
+}
+
 double BenchResult::roof_share(const MachineFacts& machine) const {
   if (time.median <= 0) return 0;
   // A peak that could not be measured limits nothing.
@@ -82,36 +89,48 @@ double BenchResult::roof_share(const MachineFacts& machine) const {
   return std::max(compute, bytes / machine.bandwidth) / time.median;
 }
 
-std::string gpu_protocol_text(const Protocol& p, const MachineFacts& m) {
-  const std::string peak = m.peak_flops > 0 ? text(human_number(m.peak_flops / 1e12),
-                                                   " TFLOP/s of an 8192^3 ", "product by cuBLAS, ")
-                                            : "";
+namespace {
+
+std::string bytes_text(int64_t bytes) { return human_bytes(static_cast<double>(bytes)); }
+
+// What the machine did in this run, and what ops are compared with.
+std::string machine_text(const MachineFacts& m) {
+  const std::string copy = text("copy ", human_number(m.bandwidth / 1e9), " GB/s read and written");
+  if (m.is_gpu) {
+    const std::string peak = m.peak_flops > 0 ? text(human_number(m.peak_flops / 1e12),
+                                                     " TFLOP/s of an 8192^3 product by cuBLAS, ")
+                                              : "";
+    return text(
+        "SHORT MODE: the GPU does not come to its power limit, so clocks and ratios are not those "
+        "of "
+        "steady state; --sustained measures there\nmachine: ",
+        m.name, "; measured in this run: ", peak, copy, "; L2 cache ", bytes_text(m.cache_bytes));
+  }
   return text(
-      "SHORT MODE: the GPU does not come to its power limit, so clocks and ratios are not those of "
-      "steady state; --sustained measures there\nmachine: ",
-      m.name, "; measured in this run: ", peak, "copy ", human_number(m.bandwidth / 1e9),
-      " GB/s read and written; L2 cache ", human_bytes(static_cast<double>(m.cache_bytes)),
-      "\nprotocol: each op is checked against the reference, whole on a smaller copy and by "
-      "rows on the timed operands; GPU time by events around captured graphs, behind one "
-      "launch that is not timed; ",
+      "machine: ", m.name, ", ", m.threads,
+      " threads; measured in this run: ", human_number(m.peak_flops / 1e9),
+      " GFLOP/s of FP32 multiply-adds, ", copy, "; last-level cache ", bytes_text(m.cache_bytes),
+      "\nbaseline: ", m.no_baseline.empty() ? openblas_name() + ", sgemm per group," : "none",
+      " for products, a copy of as many bytes for the others");
+}
+
+std::string gpu_protocol_text(const Protocol& p) {
+  return text(
+      "protocol: each op is checked against the reference, whole on a smaller copy and by rows on "
+      "the timed operands; GPU time by events around captured graphs, behind one launch that is "
+      "not timed; ",
       human_seconds(p.warmup_seconds), " of warm-up per variant, then variants in turn, turns of ",
       human_seconds(p.turn_seconds), ", until each has run ", human_seconds(p.seconds), " and ",
       p.min_rounds, " rounds; calls under ", human_seconds(p.smallest_sample_seconds),
       " several to a graph; normal inputs; operand sets rotate over 3 x the L2 cache; "
-      "median [10th 90th percentile]; ratios are per round; padding is not counted\n");
+      "median [10th 90th percentile]; ratios are per round; padding is not counted");
 }
 
 std::string protocol_text(const Protocol& p, const MachineFacts& m) {
-  if (m.is_gpu) return gpu_protocol_text(p, m);
+  if (m.is_gpu) return gpu_protocol_text(p);
   return text(
-      "machine: ", m.name, ", ", m.threads,
-      " threads; measured in this run: ", human_number(m.peak_flops / 1e9),
-      " GFLOP/s of FP32 multiply-adds, copy ", human_number(m.bandwidth / 1e9),
-      " GB/s read and written; last-level cache ", human_bytes(static_cast<double>(m.cache_bytes)),
-      "\n",
       "protocol: each op is checked against the reference, whole on a smaller copy and by rows on "
-      "the "
-      "timed operands, then ",
+      "the timed operands, then ",
       human_seconds(p.warmup_seconds), " of warm-up per variant, then variants in turn, turns of ",
       human_seconds(p.turn_seconds), ", ", human_seconds(p.pause_seconds),
       " apart, until each has run ", human_seconds(p.seconds), " and ", p.min_rounds,
@@ -120,57 +139,87 @@ std::string protocol_text(const Protocol& p, const MachineFacts& m) {
       "roof: the larger of FLOP / multiply-add rate and bytes / copy rate, over the time; the same "
       "for every dtype, because products are FP32 multiply-adds\n"
       "x baseline: the baseline's time over the op's, both timed in turn; of ops that move bytes "
-      "the "
-      "baseline is a copy of as many, its median, which is slower than the roof's copy, the "
-      "fastest "
-      "of a large one: such an op may be at 38 % of the roof and at 0.6 of the copy\n");
+      "the baseline is a copy of as many, its median, which is slower than the roof's copy, the "
+      "fastest of a large one: such an op may be at 38 % of the roof and at 0.6 of the copy");
 }
 
-std::string results_table(const std::vector<BenchResult>& results, const MachineFacts& machine) {
+Table results_table(const std::vector<BenchResult>& results, const MachineFacts& machine) {
   using Align = Table::Align;
   Table table(
       {"problem", "op", "dtype", "time", "p10", "p90", "GFLOP/s", "GB/s", "roof", "x baseline",
        "x own fp32", "warnings"},
       {Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
        Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kLeft});
+  table.may_leave_out({"warnings", "p10", "p90", "x own fp32", "GB/s", "roof"});
   for (const BenchResult& r : results) {
     const std::string op(info_of(r.problem.op).name);
     const std::string dtype = dtype_words(r.problem);
     if (!r.unsupported.empty()) {
-      table.add({r.problem.name, op, dtype, paint(Colour::kYellow, "unsupported")});
+      table.add({r.problem.name, op, dtype, paint(Colour::kYellow, "none")});
       continue;
     }
     std::vector<std::string> codes;
     for (const Warning& w : r.warnings) codes.push_back(code_of(w.kind));
     table.add({r.problem.name, op, dtype, human_seconds(r.time.median), human_seconds(r.time.p10),
-               human_seconds(r.time.p90), human_number(r.flops_rate() / 1e9),
+               human_seconds(r.time.p90), r.flops > 0 ? human_number(r.flops_rate() / 1e9) : "-",
                human_number(r.bytes_rate() / 1e9),
-               text(std::lround(100 * r.roof_share(machine)), " %"), ratio_text(r.ratio),
-               ratio_text(r.vs_fp32), paint(Colour::kYellow, join(codes, ","))});
+               text(std::lround(100 * r.roof_share(machine)), " %"),
+               ratio_text(r.ratio, r.is_under_load()), ratio_text(r.vs_fp32, r.is_under_load()),
+               paint(Colour::kYellow, join(codes, ", "))});
   }
-  return table.to_string();
+  return table;
 }
 
-std::string warnings_text(const std::vector<BenchResult>& results) {
-  std::string out;
-  for (const BenchResult& r : results) {
-    if (!r.unsupported.empty()) out += text(info_of(r.problem.op).name, ": ", r.unsupported, "\n");
-  }
-  // One line per kind: where it was seen first, and how often.
+// One line per kind: how often it was seen; with advice also where first, and the remedy.
+std::string warnings_text(const std::vector<BenchResult>& results, bool advice) {
   std::map<Warning::Kind, std::pair<std::string, int>> kinds;
   for (const BenchResult& r : results) {
     for (const Warning& w : r.warnings) {
       auto& [first, times] = kinds[w.kind];
-      if (times++ == 0) {
-        first = text(info_of(r.problem.op).name, " ", dtype_words(r.problem), ": ", w.seen);
-      }
+      if (times++ > 0) continue;
+      first = text(info_of(r.problem.op).name, " ", dtype_words(r.problem), ": ", w.seen);
     }
   }
+  std::string lines;
+  std::vector<std::string> counts;
   for (const auto& [kind, seen] : kinds) {
-    out += text(paint(Colour::kYellow, code_of(kind)), " (", seen.second, " times; ", seen.first,
-                "): ", remedy_of(kind), "\n");
+    const std::string code = paint(Colour::kYellow, code_of(kind));
+    counts.push_back(text(code, " ", seen.second, " x"));
+    lines +=
+        wrap(text(code, " (", seen.second, " x; ", seen.first, "): ", remedy_of(kind)), 4) + "\n";
   }
-  return out;
+  if (counts.empty() || advice) return lines;
+  return wrap(text("warnings: ", join(counts, ", "), "; --advice says what to do"), 4) + "\n";
+}
+
+std::string marks_text(const std::vector<BenchResult>& results) {
+  const bool is_any = std::any_of(results.begin(), results.end(),
+                                  [](const BenchResult& r) { return r.is_under_load(); });
+  if (!is_any) return "";
+  return wrap("* measured while something else took part of the machine", 2) + "\n";
+}
+
+}  // namespace
+
+std::string results_text(const std::vector<BenchResult>& results, const MachineFacts& machine,
+                         const Protocol& protocol, bool advice) {
+  std::string out;
+  for (const std::string& line : split(machine_text(machine), '\n')) out += wrap(line, 4) + "\n";
+  if (advice) {
+    for (const std::string& line : split(protocol_text(protocol, machine), '\n')) {
+      out += wrap(line, 4) + "\n";
+    }
+  }
+  out += warnings_text(results, advice) + marks_text(results);
+  for (const BenchResult& r : results) {
+    if (r.unsupported.empty()) continue;
+    out += wrap(text(info_of(r.problem.op).name, ": ", r.unsupported), 4) + "\n";
+  }
+  const Table table = results_table(results, machine);
+  if (const auto left_out = table.left_out(); !left_out.empty()) {
+    out += wrap(text("left out to fit: ", join(left_out, ", "), " (--json has them)"), 4) + "\n";
+  }
+  return out + "\n" + table.to_string();
 }
 
 nlohmann::ordered_json to_json(const BenchResult& r, const MachineFacts& m, const Protocol& p) {

@@ -46,6 +46,7 @@ struct BenchResult {
 
   double flops_rate() const { return time.median > 0 ? flops / time.median : 0; }
   double bytes_rate() const { return time.median > 0 ? bytes / time.median : 0; }
+  bool is_under_load() const;  // while it was measured something else took part of the machine
   // Time at the roof over the measured time.
   double roof_share(const MachineFacts& machine) const;
 };
@@ -53,9 +54,9 @@ struct BenchResult {
 // Warnings about the samples themselves.
 void add_quality(BenchResult& result, const MachineFacts& machine);
 
-std::string protocol_text(const Protocol& protocol, const MachineFacts& machine);
-std::string results_table(const std::vector<BenchResult>& results, const MachineFacts& machine);
-std::string warnings_text(const std::vector<BenchResult>& results);
+// Everything that is said of the results, the table last; `advice`: the protocol and the remedies.
+std::string results_text(const std::vector<BenchResult>& results, const MachineFacts& machine,
+                         const Protocol& protocol, bool advice);
 nlohmann::ordered_json to_json(const BenchResult& result, const MachineFacts& machine,
                                const Protocol& protocol);
 // Bars of the rate that each op reached, with its baseline and the roof; self-contained SVG.

@@ -10,7 +10,7 @@
 namespace moire::tool {
 namespace {
 
-constexpr int kRowHeight = 26, kLeft = 250, kPlotWidth = 480, kRight = 190, kTop = 58;
+constexpr int kRowHeight = 26, kLeft = 250, kPlotWidth = 480, kRight = 230, kTop = 78;
 
 std::string escape(const std::string& s) {
   std::string out;
@@ -46,10 +46,31 @@ std::string row(const BenchResult& r, const MachineFacts& machine, int y) {
                                   : text(human_number(r.bytes_rate() / 1e9), " GB/s");
   if (r.ratio.has_value()) {
     out += bar(y + 17, 4, share / r.ratio->median, "baseline");
-    value += text(", ", human_number(r.ratio->median), " x baseline");
+    value +=
+        text(", ", human_number(r.ratio->median), " x baseline", r.is_under_load() ? " *" : "");
   }
   return out + text("<text x='", kLeft + pixels(share) + 6, "' y='", y + 13, "'>", escape(value),
                     "</text>\n");
+}
+
+// "moire bench: demo, square on AMD EPYC, 2 threads"
+std::string title_of(const std::vector<BenchResult>& results, const MachineFacts& machine) {
+  constexpr size_t kMost = 3;  // that a line has room for
+  std::vector<std::string> names;
+  for (const BenchResult& r : results) {
+    const bool is_new = std::find(names.begin(), names.end(), r.problem.name) == names.end();
+    if (is_new && !r.problem.name.empty()) names.push_back(r.problem.name);
+  }
+  if (names.size() > kMost) names = {text(names.size(), " problems")};
+  const std::string what = names.empty() ? "" : ": " + join(names, ", ");
+  const std::string threads = machine.is_gpu ? "" : text(", ", machine.threads, " threads");
+  return escape(text("moire bench", what, " on ", machine.name, threads));
+}
+
+std::string roof_text(const MachineFacts& machine) {
+  const std::string copy = text(human_number(machine.bandwidth / 1e9), " GB/s");
+  if (machine.peak_flops <= 0) return copy;
+  return text(human_number(machine.peak_flops / 1e9), " GFLOP/s, ", copy);
 }
 
 }  // namespace
@@ -69,16 +90,25 @@ std::string results_svg(const std::vector<BenchResult>& results, const MachineFa
                  "' class='grid'/><text x='", x, "' y='", kTop - 10,
                  "' text-anchor='middle' class='small'>", percent, " %</text>\n");
   }
+  const bool is_any_under_load = std::any_of(
+      results.begin(), results.end(), [](const BenchResult& r) { return r.is_under_load(); });
   const int width = kLeft + kPlotWidth + kRight;
+  const int height = y + (is_any_under_load ? 28 : 12);
+  const std::string title = title_of(results, machine);
   return text(
-      "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 ", width, " ", y + 12, "' width='",
-      width, "' height='", y + 12, "'>\n",
-      "<style>text{font:12px sans-serif;fill:#222}.small{font-size:11px;fill:#666}"
-      ".grid{stroke:#ddd}.fp32{fill:#3b6fb6}.half{fill:#d9822b}.baseline{fill:#888}</style>\n",
-      "<rect width='100%' height='100%' fill='white'/>\n",
-      "<text x='12' y='20'>Share of the roof; the thin bar is the baseline. ", escape(machine.name),
-      ", ", machine.threads, " threads, ", human_number(machine.peak_flops / 1e9), " GFLOP/s, ",
-      human_number(machine.bandwidth / 1e9), " GB/s</text>\n", grid, rows, "</svg>\n");
+      "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 ", width, " ", height, "' width='",
+      width, "' height='", height, "' role='img'>\n<title>", title, "</title>\n",
+      "<style>text{font:12px sans-serif;fill:#222}.title{font:bold 15px sans-serif}"
+      ".small{font-size:11px;fill:#666}.grid{stroke:#ddd}.fp32{fill:#3b6fb6}.half{fill:#d9822b}"
+      ".baseline{fill:#888}</style>\n",
+      "<rect width='100%' height='100%' fill='white'/>\n", "<text x='12' y='22' class='title'>",
+      title, "</text>\n", "<text x='12' y='42'>Share of the roof (", roof_text(machine),
+      "). Blue: FP32, orange: the other types, thin and grey: the baseline.</text>\n", grid, rows,
+      is_any_under_load ? text("<text x='12' y='", y + 16,
+                               "' class='small'>* measured while something else took part of the "
+                               "machine</text>\n")
+                        : "",
+      "</svg>\n");
 }
 
 }  // namespace moire::tool

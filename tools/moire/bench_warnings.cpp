@@ -37,4 +37,8 @@ const Entry& entry_of(Warning::Kind kind) {
 std::string code_of(Warning::Kind kind) { return entry_of(kind).code; }
 std::string remedy_of(Warning::Kind kind) { return entry_of(kind).remedy; }
 
+bool is_load(Warning::Kind kind) {
+  return kind == Warning::Kind::kOtherLoad || kind == Warning::Kind::kStolenTime;
+}
+
 }  // namespace moire::tool

@@ -25,5 +25,7 @@ struct Warning {
 
 std::string code_of(Warning::Kind kind);  // "other_load"
 std::string remedy_of(Warning::Kind kind);
+// Whether it says that something else took part of the machine.
+bool is_load(Warning::Kind kind);
 
 }  // namespace moire::tool

@@ -74,23 +74,29 @@ Json to_json(const Problem& problem, const Verdict& verdict) {
 
 std::string failures_of(const Verdict& verdict) {
   std::string out;
-  if (!verdict.reason.empty()) out += text("    ", verdict.reason, "\n");
+  if (!verdict.reason.empty()) out += wrap(text("    ", verdict.reason), 6) + "\n";
   for (const CallVerdict& call : verdict.calls) {
     for (const OutputErrors& e : call.outputs) {
       if (e.mismatches == 0) continue;
-      out += text("    ", call.entry, ": ", e.name, ": ", e.mismatches, " of ", e.elements,
-                  " elements wrong, ", e.first_mismatch, "\n");
+      out += wrap(text("    ", call.entry, ": ", e.name, ": ", e.mismatches, " of ", e.elements,
+                       " elements wrong, ", e.first_mismatch),
+                  6) +
+             "\n";
     }
   }
   return out;
 }
 
 void print(const Problem& problem, const Verdict& verdict) {
-  std::printf("%s", paint(colour_of(verdict.kind), word_of(verdict.kind)).c_str());
+  std::string line = paint(colour_of(verdict.kind), word_of(verdict.kind));
   if (verdict.kind == Verdict::Kind::kPassed) {
-    std::printf(" (max %.3f, rms %.3f of the bound)", verdict.max_error(), verdict.rms_error());
+    char errors[64];
+    std::snprintf(errors, sizeof errors, " (max %.3f, rms %.3f of the bound)", verdict.max_error(),
+                  verdict.rms_error());
+    line += errors;
   }
-  std::printf("  %s\n%s", to_line(problem).c_str(), failures_of(verdict).c_str());
+  line += text("  ", to_line(problem));
+  std::printf("%s\n%s", wrap_data(line).c_str(), failures_of(verdict).c_str());
 }
 
 void print_outputs(const Verdict& verdict) {
@@ -114,17 +120,18 @@ void count(const Verdict& verdict, Totals& totals) {
 }
 
 void print(const Totals& totals) {
-  std::printf(
-      "%s, %s, %s; largest error %.3f, largest rms %.3f of the bound\n",
-      paint(Colour::kGreen, text(totals.passed, " passed")).c_str(),
-      paint(totals.failed > 0 ? Colour::kRed : Colour::kNone, text(totals.failed, " failed"))
-          .c_str(),
-      paint(totals.unsupported > 0 ? Colour::kYellow : Colour::kNone,
-            text(totals.unsupported, " unsupported"))
-          .c_str(),
-      totals.max_error, totals.rms_error);
+  const auto count = [](int64_t number, const char* word, Colour colour) {
+    return paint(number > 0 ? colour : Colour::kNone, text(number, " ", word));
+  };
+  char errors[96];
+  std::snprintf(errors, sizeof errors, "; largest error %.3f, largest rms %.3f of the bound",
+                totals.max_error, totals.rms_error);
+  const std::string line = text(count(totals.passed, "passed", Colour::kGreen), ", ",
+                                count(totals.failed, "failed", Colour::kRed), ", ",
+                                count(totals.unsupported, "unsupported", Colour::kYellow), errors);
+  std::printf("%s\n", wrap(line, 2).c_str());
   for (const auto& [reason, times] : totals.unsupported_reasons) {
-    std::printf("  %lld x %s\n", static_cast<long long>(times), reason.c_str());
+    std::printf("%s\n", wrap(text("  ", times, " x ", reason), 4).c_str());
   }
 }
 
@@ -133,10 +140,9 @@ void warn_if_slow(const Problem& p) {
                           static_cast<double>(p.ffn);
   const double seconds = products / kReferenceRate;
   if (seconds < kPatience) return;
-  std::fprintf(stderr,
-               "moire: the scalar reference needs about %s for %s; --set rows=64 --set groups=8 "
-               "makes it smaller\n",
-               human_seconds(seconds).c_str(), p.name.empty() ? "this" : p.name.c_str());
+  print_error(text("the scalar reference needs about ", human_seconds(seconds), " for ",
+                   p.name.empty() ? "this" : p.name,
+                   "; --set rows=64 --set groups=8 makes it smaller"));
 }
 
 std::vector<Op> wanted_ops(const std::vector<std::string>& names) {
@@ -144,7 +150,8 @@ std::vector<Op> wanted_ops(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     const std::optional<Op> op = find_op(name);
     if (!op.has_value()) {
-      throw UsageError(text("--ops: found \"", name, "\", needed ", find_field("op")->values));
+      throw UsageError(
+          text("--ops: found \"", name, "\", needed ", needed(*find_field("op"), name)));
     }
     ops.push_back(*op);
   }
@@ -157,7 +164,8 @@ std::vector<Problem> wanted_dtypes(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     Problem parsed;
     if (!find_field("dtype")->read(name, parsed)) {
-      throw UsageError(text("--dtype: found \"", name, "\", needed ", find_field("dtype")->values));
+      throw UsageError(
+          text("--dtype: found \"", name, "\", needed ", needed(*find_field("dtype"), name)));
     }
     dtypes.push_back(parsed);
   }

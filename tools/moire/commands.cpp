@@ -28,21 +28,45 @@ void check_implementation(const CommonOptions& options) {
   const std::set<std::string> names = {"", "cpu", "portable", "sm90"};
   if (names.contains(options.implementation)) return;
   throw UsageError(text("--implementation: found \"", options.implementation,
-                        "\", needed cpu, portable or sm90"));
+                        "\", needed cpu, portable or sm90",
+                        did_you_mean(options.implementation, {"cpu", "portable", "sm90"})));
+}
+
+// "sm90", "sm100": an architecture, whether or not the library knows it.
+bool names_architecture(const std::string& device) {
+  return device.size() > 2 && device.starts_with("sm") &&
+         device.find_first_not_of("0123456789", 2) == std::string::npos;
+}
+
+ContextOptions context_options(const CommonOptions& options) {
+  ContextOptions wanted;
+  if (names_architecture(options.device)) {
+    wanted.plan_for = options.device;
+  } else if (options.device != "cpu" && options.device != "cuda") {
+    throw UsageError(text("--device: found \"", options.device,
+                          "\", needed cpu or cuda, or for explain a GPU to plan for, as sm90",
+                          did_you_mean(options.device, {"cpu", "cuda"})));
+  }
+  wanted.device = options.device == "cpu" ? Device::kCpu : Device::kCuda;
+  wanted.num_threads = options.threads;
+  check_implementation(options);
+  wanted.implementation = options.implementation;
+  return wanted;
 }
 
 }  // namespace
 
 Context open_context(const CommonOptions& options) {
-  ContextOptions wanted;
-  if (options.device != "cpu" && options.device != "cuda") {
-    throw UsageError(text("--device: found \"", options.device, "\", needed cpu or cuda"));
+  const ContextOptions wanted = context_options(options);
+  if (!wanted.plan_for.empty()) {
+    throw UsageError(text("--device: found \"", wanted.plan_for,
+                          "\", needed cpu or cuda: only explain works without the GPU"));
   }
-  wanted.device = options.device == "cuda" ? Device::kCuda : Device::kCpu;
-  wanted.num_threads = options.threads;
-  check_implementation(options);
-  wanted.implementation = options.implementation;
   return usage(Context::create(wanted));
+}
+
+Context open_planning_context(const CommonOptions& options) {
+  return usage(Context::create(context_options(options)));
 }
 
 std::vector<std::string> with_value(std::vector<std::string> settings, const std::string& key,

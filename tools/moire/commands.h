@@ -74,6 +74,7 @@ struct BenchOptions {
   double seconds = 1.0;  // of measuring, per variant
   bool sustained = false;
   std::string svg;
+  bool advice = false;
 };
 
 int run_info(const InfoOptions& options);
@@ -85,6 +86,8 @@ int run_bench(const BenchOptions& options);
 
 // A context as the options ask; UsageError with the library's sentence where there is none.
 Context open_context(const CommonOptions& options);
+// The same, or one that plans for a GPU that need not be here (--device sm90).
+Context open_planning_context(const CommonOptions& options);
 // Settings (KEY=VALUE) with this value in the place of whatever they say of the key.
 std::vector<std::string> with_value(std::vector<std::string> settings, const std::string& key,
                                     const std::string& value);

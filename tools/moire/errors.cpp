@@ -144,7 +144,8 @@ int run_errors(const ErrorsOptions& options) {
                "\", needed op=mlp with rows, and no --dtype: each recipe has its own"));
     }
     if (!options.common.json) {
-      std::printf("`%s`\n\n| Recipe | %s |\n|---|---|---|---|---|---|\n", to_line(p).c_str(),
+      std::printf("%s\n\n| Recipe | %s |\n|---|---|---|---|---|---|\n",
+                  wrap_data(text("`", to_line(p), "`")).c_str(),
                   join({std::begin(kOutputs), std::end(kOutputs)}, " | ").c_str());
     }
     Progress progress("recipes", static_cast<int64_t>(std::size(kRows)));

@@ -63,33 +63,39 @@ Json to_json(const ExplainedCall& call) {
 
 std::string bytes(int64_t n) { return human_bytes(static_cast<double>(n)); }
 
+void print_details(const Step& s) {
+  const auto print_line = [](const std::string& line) {
+    std::printf("%s\n", wrap(line, 6).c_str());
+  };
+  print_line(text("  ", s.op, ": ", s.problem));
+  print_line(text("    ", s.implementation, ": ", s.policy));
+  for (const Refusal& r : s.refused) {
+    const std::string who = paint(Colour::kYellow, text("not ", r.implementation, ":"));
+    print_line(text("    ", who, " ", r.reason));
+  }
+}
+
 void print(const ExplainedCall& call) {
   std::string facts = text("workspace ", bytes(static_cast<int64_t>(call.workspace_bytes)));
   std::vector<std::string> saved;
   for (const Call::Saved& s : call.saved) saved.push_back(text(s.name, " ", bytes(s.bytes)));
   if (!saved.empty()) facts += text(", saves ", join(saved, ", "));
   if (call.flops > 0) facts += text(", ", human_number(call.flops / 1e9), " GFLOP");
-  std::printf("\n%s  (%s)\n", paint(Colour::kBold, call.entry).c_str(), facts.c_str());
+  const std::string heading = text(paint(Colour::kBold, call.entry), "  (", facts, ")");
+  std::printf("\n%s\n", wrap(heading, 4).c_str());
   using Align = Table::Align;
-  Table table({"  step", "runs on", "launches", "reads", "writes", "workspace", "policy"},
-              {Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
-               Align::kRight, Align::kLeft});
+  Table table(
+      {"  step", "runs on", "launches", "reads", "writes", "workspace"},
+      {Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
   for (const Step& s : call.steps) {
     table.add({"  " + s.op, s.implementation, std::to_string(s.launches), bytes(s.bytes_read),
-               bytes(s.bytes_written), bytes(s.workspace_bytes), s.policy});
+               bytes(s.bytes_written), bytes(s.workspace_bytes)});
   }
   if (!call.steps.empty()) std::printf("%s", table.to_string().c_str());
-  for (const Step& s : call.steps) {
-    if (!s.problem.empty()) std::printf("  %s: %s\n", s.op.c_str(), s.problem.c_str());
-    for (const Refusal& r : s.refused) {
-      std::printf("  %s: %s %s\n", s.op.c_str(),
-                  paint(Colour::kYellow, text("not ", r.implementation, ":")).c_str(),
-                  r.reason.c_str());
-    }
-  }
+  for (const Step& s : call.steps) print_details(s);
   if (!call.refused.ok()) {
-    std::printf("  %s %s\n", paint(Colour::kRed, "cannot run:").c_str(),
-                call.refused.message().c_str());
+    const std::string why = text("  ", paint(Colour::kRed, "cannot run:"), " ");
+    std::printf("%s\n", wrap(why + call.refused.message(), 4).c_str());
   }
 }
 
@@ -103,15 +109,17 @@ void print_totals(const std::vector<ExplainedCall>& calls) {
       written += s.bytes_written;
     }
   }
-  std::printf("\ntotal: %lld launches, reads %s, writes %s, saves %s\n",
-              static_cast<long long>(launches), bytes(read).c_str(), bytes(written).c_str(),
-              bytes(saved).c_str());
+  const std::string total = text("total: ", launches, " launches, reads ", bytes(read), ", writes ",
+                                 bytes(written), ", saves ", bytes(saved));
+  std::printf("\n%s\n", wrap(total, 2).c_str());
 }
 
 }  // namespace
 
 int run_explain(const ExplainOptions& options) {
-  const Context context = open_context(options.common);
+  const Context context = open_planning_context(options.common);
+  const std::string& planned = context.options().plan_for;
+  const std::string where(planned.empty() ? device_name(context.device()) : planned);
   int exit_code = kExitOk;
   bool is_first = true;
   for (const Problem& problem : collect_problems(options.problems)) {
@@ -123,12 +131,14 @@ int run_explain(const ExplainOptions& options) {
       if (!calls.back().refused.ok()) exit_code = kExitFailed;
     }
     if (options.common.json) {
-      Json out = {{"problem", to_line(problem)}, {"device", device_name(context.device())}};
+      Json out = {{"problem", to_line(problem)}, {"device", where}};
       for (const ExplainedCall& call : calls) out["calls"].push_back(to_json(call));
       std::printf("%s\n", out.dump().c_str());
       continue;
     }
-    std::printf("%s%s\n", is_first ? "" : "\n", paint(Colour::kDim, to_line(problem)).c_str());
+    std::printf("%s%s\n", is_first ? "" : "\n",
+                paint(Colour::kDim, wrap_data(to_line(problem))).c_str());
+    if (!planned.empty()) std::printf("planned for %s, on which nothing has run\n", where.c_str());
     is_first = false;
     for (const ExplainedCall& call : calls) print(call);
     print_totals(calls);

@@ -97,8 +97,7 @@ int run_gpu_bench(const BenchOptions& options) {
     }
   }
   if (!options.common.json) {
-    std::printf("%s\n%s\n%s", protocol_text(protocol, machine).c_str(),
-                results_table(results, machine).c_str(), warnings_text(results).c_str());
+    std::printf("%s", results_text(results, machine, protocol, options.advice).c_str());
   }
   if (!options.svg.empty()) {
     std::ofstream file(options.svg);

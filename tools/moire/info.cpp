@@ -1,6 +1,7 @@
 // moire info: the build, the devices, and which implementations each op has on each device.
 #include <moire/explain.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -89,6 +90,23 @@ std::string field_list(const Json& object) {
   return join(parts, ", ");
 }
 
+const std::vector<std::string> kFloats = {"fp32", "bf16", "fp16"};
+const std::vector<std::string> kEightBit = {"mxfp8", "mxfp8_fast", "fp8_block"};
+
+// "floats, 8-bit" where all of these are among the dtypes, which come in that order.
+std::string groups_of(const std::vector<std::string>& dtypes) {
+  std::vector<std::string> words;
+  for (const auto& [name, group] : {std::pair("floats", kFloats), std::pair("8-bit", kEightBit)}) {
+    std::vector<std::string> found;
+    for (const std::string& d : dtypes) {
+      if (std::find(group.begin(), group.end(), d) != group.end()) found.push_back(d);
+    }
+    if (found == group) found = {name};
+    words.insert(words.end(), found.begin(), found.end());
+  }
+  return join(words, ", ");
+}
+
 void print(const Json& info) {
   std::printf("%s\n", paint(Colour::kBold, "build").c_str());
   for (const auto& [key, value] : info["build"].items()) {
@@ -98,14 +116,18 @@ void print(const Json& info) {
     std::printf("\n%s\n", paint(Colour::kBold, kind["device"].get<std::string>()).c_str());
     if (kind["count"] == 0) {
       const std::string missing = kind["missing"].get<std::string>();
-      std::printf("  %s %s\n", paint(Colour::kYellow, "none:").c_str(), missing.c_str());
+      const std::string none = paint(Colour::kYellow, "none:");
+      std::printf("%s\n", wrap(text("  ", none, " ", missing), 4).c_str());
       continue;
     }
     for (const Json& device : kind["devices"]) {
-      std::printf("  [%d] %s (%s)\n", device["index"].get<int>(),
-                  device["name"].get<std::string>().c_str(), field_list(device).c_str());
+      const std::string line =
+          text("  [", device["index"].get<int>(), "] ", device["name"].get<std::string>(), " (",
+               field_list(device), ")");
+      std::printf("%s\n", wrap(line, 6).c_str());
     }
-    Table table({"  problem op", "entry", "implementations, fastest first", "dtypes"},
+    // Fastest first.
+    Table table({"  problem op", "entry", "implementations", "dtypes"},
                 std::vector<Table::Align>(4, Table::Align::kLeft));
     for (const OpInfo& op : all_ops()) {
       const std::string entry(op.entry);
@@ -115,9 +137,14 @@ void print(const Json& info) {
           is_op ? join(kind["ops"][entry].get<std::vector<std::string>>(), ", ") : "of its ops";
       const auto dtypes = kind["problem_ops"][std::string(op.name)];
       table.add({"  " + std::string(op.name), entry, names,
-                 join(dtypes.get<std::vector<std::string>>(), ", ")});
+                 groups_of(dtypes.get<std::vector<std::string>>())});
     }
     std::printf("\n%s", table.to_string().c_str());
+    std::printf("%s\n",
+                wrap(text("  floats: ", join(kFloats, ", "), "; 8-bit: ", join(kEightBit, ", "),
+                          "; the first implementation that takes a call runs it"),
+                     2)
+                    .c_str());
   }
 }
 

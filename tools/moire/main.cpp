@@ -6,9 +6,11 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <new>
 
 #include "commands.h"
+#include "terminal.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -16,7 +18,8 @@ namespace {
 
 const char* const kProblemHelp =
     "a shipped name (qwen3_30b, or cpu:square for one line of it), a file, or a line of key=value "
-    "words; `moire problems` lists them, `moire problems --fields` explains the format";
+    "words; moire problems lists them, moire problems --fields explains the format";
+constexpr size_t kHelpWidth = 80;  // where nothing says how wide the output is
 
 // A validator whose message says what was found and what is needed.
 template <class T, class Accepts>
@@ -28,7 +31,7 @@ CLI::Validator number(const std::string& needed, Accepts accepts) {
     if (error == std::errc() && stop == end && accepts(value)) return "";
     return text("found \"", word, "\", needed ", needed);
   };
-  return {check, "NUMBER"};
+  return {check, ""};
 }
 
 template <class T>
@@ -36,42 +39,78 @@ CLI::Validator whole_number() {
   return number<T>("a whole number from 0", [](T value) { return value >= 0; });
 }
 
-void add_common(CLI::App& command, CommonOptions& options) {
-  command.add_flag("--json", options.json, "JSON on stdout, one object per line");
-  command.add_option("--device", options.device, "cpu or cuda")->capture_default_str();
-  command.add_option("--threads", options.threads, "CPU threads; 0 = one per core")
+// Options by their names and what they take; what a default does is in the sentence.
+class Help : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
+  }
+};
+
+// Lines broken where the output ends, under the column of their explanations.
+std::string help_of(const CLI::App& app) {
+  std::string out;
+  for (const std::string& line : split(app.help(), '\n')) {
+    const size_t start = line.find_first_not_of(' ');
+    const size_t gap = start == std::string::npos ? start : line.find("  ", start);
+    const size_t explanation = gap == std::string::npos ? gap : line.find_first_not_of(' ', gap);
+    const size_t indent = explanation != std::string::npos ? explanation : start;
+    const size_t width = output_width();
+    out += wrap(line, indent == std::string::npos ? 0 : indent, width > 0 ? width : kHelpWidth);
+    out += "\n";
+  }
+  out.erase(out.find_last_not_of('\n') + 1);
+  return out + "\n";
+}
+
+void add_json(CLI::App& command, bool& json) {
+  command.add_flag("--json", json, "JSON on stdout, one object per line");
+}
+
+void add_common(CLI::App& command, CommonOptions& options,
+                const std::string& devices = "cpu (the default) or cuda") {
+  add_json(command, options.json);
+  command.add_option("--device", options.device, devices)->type_name("DEVICE");
+  command.add_option("--threads", options.threads, "CPU threads; one per core by default")
+      ->type_name("N")
       ->check(number<int>("a whole number from 0 to 4096",
-                          [](int value) { return value >= 0 && value <= 4096; }))
-      ->capture_default_str();
-  command.add_option("--implementation", options.implementation,
-                     "force this implementation by name (see `moire info`)");
+                          [](int value) { return value >= 0 && value <= 4096; }));
+  command
+      .add_option("--implementation", options.implementation,
+                  "force this implementation by name (see moire info)")
+      ->type_name("NAME");
 }
 
 void add_problems(CLI::App& command, ProblemOptions& options, bool required) {
-  auto* problems = command.add_option("PROBLEM", options.problems, kProblemHelp);
-  problems->required(required);
-  command.add_option("--set", options.settings, "KEY=VALUE, over every problem; may be repeated")
+  command.add_option("PROBLEM", options.problems, kProblemHelp)->type_name("")->required(required);
+  command.add_option("--set", options.settings, "a field of every problem; may be repeated")
+      ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   command.add_option("--ops", options.ops, "run these ops of the problem's shape, as fc1,fc2,mlp")
+      ->type_name("OPS")
       ->delimiter(',')
       ->allow_extra_args(false);
   command.add_option("--dtype", options.dtypes, "run in these element types, as fp32,bf16")
+      ->type_name("TYPES")
       ->delimiter(',')
       ->allow_extra_args(false);
 }
 
 void add_info(CLI::App& app, InfoOptions& options, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand("info", "Build, devices, and what each op has on each");
-  command->add_flag("--json", options.common.json, "JSON on stdout");
-  command->footer("Example: moire info --json");
+  add_json(*command, options.common.json);
+  command->footer(
+      "Examples:\n"
+      "  moire info             what was built and which devices there are\n"
+      "  moire info --json      the same as JSON");
   command->callback([&] { run = [&] { return run_info(options); }; });
 }
 
 void add_problem_list(CLI::App& app, ProblemsOptions& options, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand("problems", "The shipped problems, and their format");
-  command->add_option("PROBLEM", options.which, kProblemHelp);
+  command->add_option("PROBLEM", options.which, kProblemHelp)->type_name("");
   command->add_flag("--fields", options.fields, "every field: meaning, values, default");
-  command->add_flag("--json", options.json, "JSON on stdout, one object per line");
+  add_json(*command, options.json);
   command->footer(
       "Examples:\n"
       "  moire problems                 every shipped line\n"
@@ -83,12 +122,17 @@ void add_problem_list(CLI::App& app, ProblemsOptions& options, std::function<int
 void add_explain(CLI::App& app, ExplainOptions& options, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand(
       "explain", "What a problem would run, and why nothing faster; runs nothing");
-  add_common(*command, options.common);
+  add_common(*command, options.common,
+             "cpu (the default), cuda, or a GPU that need not be here: sm80, sm86, sm89, sm90, "
+             "sm100 or sm120");
   add_problems(*command, options.problems, true);
   command->footer(
+      "A GPU that need not be here is that of its compute capability, as sm90 for Hopper (H100, "
+      "H200); no driver is asked, but moire has to be built with CUDA.\n\n"
       "Examples:\n"
-      "  moire explain qwen3_30b                          every step of the layer\n"
-      "  moire explain deepseek_v3 --dtype fp32 --json    the same as JSON\n"
+      "  moire explain qwen3_30b                        every step of the layer\n"
+      "  moire explain qwen3_30b --device sm90          on Hopper, from any machine\n"
+      "  moire explain deepseek_v3 --dtype fp32 --json  as JSON\n"
       "  moire explain \"op=fc1 groups=8 hidden=64 ffn=32 rows=100\"");
   command->callback([&] { run = [&] { return run_explain(options); }; });
 }
@@ -98,22 +142,24 @@ void add_check(CLI::App& app, CheckOptions& options, std::function<int()>& run) 
   add_common(*command, options.common);
   add_problems(*command, options.problems, false);
   command->add_option("--random", options.random, "this many random ragged problems as well")
+      ->type_name("N")
       ->check(whole_number<int64_t>());
-  command->add_option("--seed", options.seed, "of the random problems")
-      ->check(whole_number<uint64_t>())
-      ->capture_default_str();
+  command->add_option("--seed", options.seed, "of the random problems; 1 by default")
+      ->type_name("N")
+      ->check(whole_number<uint64_t>());
   command->add_flag("--all-supported", options.all_supported,
                     "fail on what is unsupported as well, as with a forced implementation");
   command->add_flag("--verbose", options.verbose, "every output of every problem");
   command->footer(
-      "Errors are in units of the bound that theory gives each element: 1 is the largest that\n"
-      "passes. A failing problem is printed as a line; `moire check \"LINE\"` runs exactly it.\n\n"
+      "Errors are in units of the bound that theory gives each element: 1 is the largest that "
+      "passes. A failing problem is printed as a line; moire check \"LINE\" runs exactly it.\n\n"
       "Examples:\n"
-      "  moire check tiny tails                          every option, every awkward size\n"
-      "  moire check --random 2000 --seed 7              random problems over all ops\n"
+      "  moire check tiny tails                  every option, every awkward size\n"
+      "  moire check --random 2000 --seed 7      random problems over all ops\n"
       "  moire check --random 500 --ops fc1,mlp --dtype bf16\n"
       "  moire check qwen3_30b --set rows=64 --set groups=8\n"
-      "  moire check fast_paths --all-supported          nothing may be left out");
+      "  moire check fast_paths --all-supported  nothing may be left out\n"
+      "  moire check tiny --json                 a line per problem, then the totals");
   command->callback([&] { run = [&] { return run_check(options); }; });
 }
 
@@ -123,7 +169,7 @@ void add_errors(CLI::App& app, ErrorsOptions& options, std::function<int()>& run
   add_common(*command, options.common);
   add_problems(*command, options.problems, true);
   command->footer(
-      "Relative root mean square errors against double precision without any rounding, on the\n"
+      "Relative root mean square errors against double precision without any rounding, on the "
       "problem's shape, as a Markdown table. The reference is scalar: small shapes.\n\n"
       "Examples:\n"
       "  moire errors \"groups=8 hidden=256 ffn=512 rows=512 splits=zipf:1\"\n"
@@ -136,49 +182,78 @@ void add_bench(CLI::App& app, BenchOptions& options, std::function<int()>& run) 
       app.add_subcommand("bench", "Times beside a baseline measured in the same run");
   add_common(*command, options.common);
   add_problems(*command, options.problems, true);
-  auto* time =
-      command->add_option("--time", options.seconds, "seconds of measuring, per op and dtype");
-  time->check(number<double>("a positive number of seconds",
-                             [](double value) { return value > 0 && std::isfinite(value); }))
-      ->capture_default_str();
+  auto* time = command->add_option("--time", options.seconds,
+                                   "seconds of measuring, per op and dtype; 1 by default");
+  time->type_name("SECONDS")->check(
+      number<double>("a positive number of seconds",
+                     [](double value) { return value > 0 && std::isfinite(value); }));
   auto* svg = command->add_option("--svg", options.svg, "write a chart to this file");
+  svg->type_name("FILE");
   command
       ->add_flag("--sustained", options.sustained,
                  "on a GPU: in steady state, with clock, power and energy")
       ->excludes(time)
       ->excludes(svg);
+  command->add_flag("--advice", options.advice,
+                    "say how it was measured, and of each warning what to do about it");
   command->footer(
       "Without --ops a layer is timed as its products, its forward, and forward + backward; "
-      "without\n"
-      "--dtype in fp32 and bf16. Ratios are baseline time / our time, above 1 is faster.\n\n"
+      "without --dtype in fp32 and bf16. Ratios are baseline time / our time: above 1 is faster. A "
+      "* marks those measured while something else took part of the machine.\n\n"
       "Examples:\n"
-      "  moire bench cpu                                    the standard CPU table\n"
+      "  moire bench cpu                         the standard CPU table\n"
       "  moire bench cpu:square --ops fc1 --dtype fp32 --time 3\n"
       "  moire bench cpu:demo --ops glu,convert_glu,permute,unpermute\n"
-      "  moire bench cpu --json > results.jsonl             all samples, protocol, machine\n"
-      "  moire bench cpu --svg chart.svg\n"
+      "  moire bench cpu --advice                how it was measured, what to mend\n"
+      "  moire bench cpu --json > results.jsonl  all samples, protocol, machine\n"
+      "  moire bench cpu --svg chart.svg         a chart as well\n"
       "  moire bench gpu:qwen3_30b --device cuda --sustained --ops fc1,mlp");
   command->callback([&] { run = [&] { return run_bench(options); }; });
 }
 
 // A command has to come first; options alone (--help, --version) are left to the parser.
-void require_command(CLI::App& app, int argc, char** argv) {
-  const std::string first = argc > 1 ? argv[1] : "";
-  if (first.starts_with("-")) return;
+void require_command(CLI::App& app, const std::string& first) {
+  if (first.empty() || first.starts_with("-")) return;
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
   if (std::find(names.begin(), names.end(), first) != names.end()) return;
-  throw UsageError(text("found ", argc > 1 ? text("command \"", first, "\"") : "no command",
-                        ", needed one of ", join(names, ", "), "; see moire --help"));
+  throw UsageError(text("found command \"", first, "\", needed one of ", join(names, ", "),
+                        did_you_mean(first, names)));
+}
+
+// What is wrong with the words, as a sentence.
+std::string sentence(const CLI::App& app, const CLI::ParseError& error) {
+  const auto chosen = app.get_subcommands();
+  const CLI::App& command = chosen.empty() ? app : *chosen.front();
+  const std::string prefix = chosen.empty() ? "" : command.get_name() + ": ";
+  const std::string help = text("moire ", chosen.empty() ? "" : command.get_name() + " ", "--help");
+  std::string what = error.what();
+  const std::vector<std::string> unknown = command.remaining();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !unknown.empty()) {
+    std::vector<std::string> known;
+    for (const CLI::Option* option : command.get_options()) {
+      for (const std::string& word : option->get_lnames()) known.push_back("--" + word);
+    }
+    what = text("not expected: ", unknown.front(), did_you_mean(unknown.front(), known));
+  }
+  return text(prefix, what, what.ends_with("?") ? "" : text("; see ", help));
 }
 
 int parse_and_run(int argc, char** argv) {
   CLI::App app("moire: the grouped MLP of mixture-of-experts models, on the command line", "moire");
-  app.set_version_flag("--version", std::string("moire ") + MOIRE_TOOL_VERSION);
+  app.formatter(std::make_shared<Help>());
+  app.set_version_flag("--version", std::string("moire ") + MOIRE_TOOL_VERSION,
+                       "Print the version and exit");
   app.require_subcommand(0, 1);  // see require_command
   app.footer(
+      "Examples:\n"
+      "  moire info                             what there is\n"
+      "  moire explain qwen3_30b --device sm90  what would run, and why nothing faster\n"
+      "  moire check tiny                       whether results are right\n"
+      "  moire bench cpu                        how fast\n"
+      "  moire COMMAND --help                   more of each\n\n"
       "Exit codes: 0 done, 1 a check failed, 2 bad usage or a bad problem.\n"
-      "Data goes to stdout, progress and errors to stderr. `moire COMMAND --help` has examples.");
+      "Data goes to stdout, progress and errors to stderr.");
   InfoOptions info;
   ProblemsOptions problems;
   ExplainOptions explain;
@@ -192,12 +267,25 @@ int parse_and_run(int argc, char** argv) {
   add_check(app, check, run);
   add_errors(app, errors, run);
   add_bench(app, bench, run);
-  require_command(app, argc, argv);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.empty()) words = {"--help"};
+  if (words.front() == "help") {  // moire help [COMMAND]
+    words.erase(words.begin());
+    words.emplace_back("--help");
   }
+  require_command(app, words.front());
+  try {
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // it takes the last first
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(help_of(app).c_str(), stdout);
+    return kExitOk;
+  } catch (const CLI::CallForVersion& version) {
+    std::printf("%s\n", version.what());
+    return kExitOk;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(sentence(app, error));
+  }
+  if (!run) throw UsageError("needed a command; see moire --help");
   return run();
 }
 
@@ -208,15 +296,15 @@ int main(int argc, char** argv) {
   try {
     return moire::tool::parse_and_run(argc, argv);
   } catch (const moire::tool::UsageError& error) {
-    std::fprintf(stderr, "moire: %s\n", error.what());
+    moire::tool::print_error(error.what());
     return moire::tool::kExitUsage;
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr,
-                 "moire: found a problem past this machine's memory, needed a smaller one: --set "
-                 "rows=64 --set groups=8\n");
+    moire::tool::print_error(
+        "found a problem past this machine's memory, needed a smaller one: --set rows=64 --set "
+        "groups=8");
     return moire::tool::kExitUsage;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "moire: %s\n", error.what());
+    moire::tool::print_error(error.what());
     return moire::tool::kExitFailed;
   }
 }

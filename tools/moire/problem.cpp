@@ -28,10 +28,10 @@ std::vector<std::string> words(std::string_view line) {
   return out;
 }
 
-std::string known_keys() {
+std::vector<std::string> known_keys() {
   std::vector<std::string> keys;
   for (const Field& field : fields()) keys.emplace_back(field.key);
-  return join(keys, ", ");
+  return keys;
 }
 
 // The FP8 ops do not take every scaling and every direction.
@@ -139,18 +139,23 @@ Result<Problem> parse_problem(std::string_view line, const Origin& origin) {
   for (const std::string& word : items) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos || equals == 0) {
-      return bad(origin, word, "no value", "key=value, with one of these keys: " + known_keys());
+      return bad(origin, word, "no value",
+                 "key=value, with one of these keys: " + join(known_keys(), ", "));
     }
     const std::string key = word.substr(0, equals);
     const std::string value = word.substr(equals + 1);
     const Field* field = find_field(key);
-    if (field == nullptr) return bad(origin, key, "an unknown key", "one of " + known_keys());
+    if (field == nullptr) {
+      const std::vector<std::string> keys = known_keys();
+      return bad(origin, key, "an unknown key",
+                 text("one of ", join(keys, ", "), did_you_mean(key, keys)));
+    }
     if (std::find(seen.begin(), seen.end(), field->key) != seen.end()) {
       return bad(origin, key, "it twice", "it once");
     }
     seen.push_back(field->key);
     if (!field->read(value, problem)) {
-      return bad(origin, key, "\"" + value + "\"", field->values);
+      return bad(origin, key, "\"" + value + "\"", needed(*field, value));
     }
   }
   for (const Field& field : fields()) {

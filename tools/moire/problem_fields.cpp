@@ -1,5 +1,6 @@
 #include "problem_fields.h"
 
+#include <cctype>
 #include <charconv>
 #include <cstdio>
 
@@ -363,6 +364,18 @@ const Field* find_field(std::string_view key) {
     if (field.key == key) return &field;
   }
   return nullptr;
+}
+
+std::string needed(const Field& field, std::string_view found) {
+  if (field.values.starts_with("a ")) return std::string(field.values);  // no list of words
+  std::vector<std::string> words(1);
+  for (const char c : field.values) {
+    const bool is_letter = std::islower(static_cast<unsigned char>(c)) != 0 || c == '_' ||
+                           std::isdigit(static_cast<unsigned char>(c)) != 0;
+    if (is_letter) words.back() += c;
+    if (!is_letter && !words.back().empty()) words.emplace_back();
+  }
+  return text(field.values, did_you_mean(found, words));
 }
 
 }  // namespace moire::tool

@@ -30,5 +30,7 @@ std::string dtype_words(const Problem& problem);
 const std::vector<Field>& fields();
 // Null if there is none.
 const Field* find_field(std::string_view key);
+// What the field accepts, and which of it was probably meant.
+std::string needed(const Field& field, std::string_view found);
 
 }  // namespace moire::tool

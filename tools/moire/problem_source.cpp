@@ -13,11 +13,11 @@ namespace {
 // More than any list of problems that somebody wrote.
 constexpr size_t kMostBytes = 16 << 20;
 
-std::string shipped_names() {
+std::vector<std::string> shipped_names() {
   std::vector<std::string> names;
   names.reserve(kShippedFiles.size());
   for (const ShippedFile& file : kShippedFiles) names.emplace_back(file.name);
-  return join(names, ", ");
+  return names;
 }
 
 Result<std::vector<Problem>> load_shipped(const ShippedFile& file, const std::string& which) {
@@ -29,8 +29,8 @@ Result<std::vector<Problem>> load_shipped(const ShippedFile& file, const std::st
     if (problem.name == which) return std::vector<Problem>{problem};
     names.push_back(problem.name);
   }
-  return Status(Code::kInvalidArgument,
-                text(path, ": found no name=", which, ", needed one of ", join(names, ", ")));
+  return Status(Code::kInvalidArgument, text(path, ": found no name=", which, ", needed one of ",
+                                             join(names, ", "), did_you_mean(which, names)));
 }
 
 // read(), and not an iterator over the buffer: that one throws where a read fails.
@@ -68,9 +68,11 @@ Result<std::vector<Problem>> load_problems(const std::string& what) {
     return load_shipped(file, colon == std::string::npos ? "" : what.substr(colon + 1));
   }
   if (is_file(what)) return load_file(what);
+  const std::vector<std::string> names = shipped_names();
   return Status(Code::kInvalidArgument,
                 text("problem \"", what, "\": found no such name or file, needed a file, a line ",
-                     "(groups=8 hidden=64 ffn=32 rows=100), or one of ", shipped_names()));
+                     "(groups=8 hidden=64 ffn=32 rows=100), or one of ", join(names, ", "),
+                     did_you_mean(what.substr(0, colon), names)));
 }
 
 Result<Problem> with_settings(const Problem& problem, const std::vector<std::string>& settings) {

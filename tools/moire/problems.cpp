@@ -24,20 +24,22 @@ int print_fields(bool json) {
     std::printf("%s\n", out.dump().c_str());
     return kExitOk;
   }
-  std::printf(
-      "A problem is one line of key=value words, in any order. '#' starts a comment line.\n\n");
+  std::printf("%s\n\n", wrap("A problem is one line of key=value words, in any order. '#' starts a "
+                             "comment line.",
+                             0)
+                            .c_str());
   for (const FieldHelp& f : problem_fields()) {
     std::string shown = f.default_value.empty() ? "" : text(" [", f.default_value, "]");
     if (f.default_value.empty() && f.key != "name") shown = " (required)";
     if (f.key == "rows") shown = " (required, unless splits is a list)";
-    std::printf("%s%s\n    %s\n    %s\n", paint(Colour::kBold, f.key).c_str(), shown.c_str(),
-                f.meaning.c_str(), f.values.c_str());
+    std::printf("%s%s\n%s\n%s\n", paint(Colour::kBold, f.key).c_str(), shown.c_str(),
+                wrap("    " + f.meaning, 4).c_str(), wrap("    " + f.values, 4).c_str());
   }
-  std::printf("\nThe ops:\n");
+  Table ops({"  op", "entry", "formula"}, std::vector<Table::Align>(3, Table::Align::kLeft));
   for (const OpInfo& op : all_ops()) {
-    std::printf("  %-20s %-26s %s\n", std::string(op.name).c_str(), std::string(op.entry).c_str(),
-                std::string(op.formula).c_str());
+    ops.add({"  " + std::string(op.name), std::string(op.entry), std::string(op.formula)});
   }
+  std::printf("\nThe ops:\n%s", ops.to_string().c_str());
   return kExitOk;
 }
 
@@ -59,7 +61,7 @@ int run_problems(const ProblemsOptions& options) {
     for (const Problem& problem : problems) {
       const std::string line = to_line(problem);
       std::printf("%s\n", options.json ? Json{{"from", what}, {"problem", line}}.dump().c_str()
-                                       : line.c_str());
+                                       : wrap_data(line).c_str());
     }
   }
   return kExitOk;

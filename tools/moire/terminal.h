@@ -13,17 +13,37 @@ enum class Colour { kNone, kRed, kGreen, kYellow, kBold, kDim };
 // Coloured if stdout is a terminal and NO_COLOR is not set.
 std::string paint(Colour colour, const std::string& s);
 
-// Columns aligned to their widest cell; the first row is the heading.
+// Columns that output may take: COLUMNS, else the terminal's; 0 = any number, where it is piped.
+size_t output_width();
+// The line broken at spaces to `width` columns (0 = not at all), later lines indented.
+std::string wrap(const std::string& line, size_t indent, size_t width = output_width());
+// A problem's line, which is data: broken on a terminal alone, where it can be copied all the same.
+std::string wrap_data(const std::string& line);
+// "moire: SENTENCE" on stderr.
+void print_error(const std::string& sentence);
+
+// Columns aligned to their widest cell; the first row is the heading. A table that is wider than
+// the output leaves out what it may, then breaks the cells of its widest column of text.
 class Table {
  public:
   enum class Align { kLeft, kRight };
   Table(std::vector<std::string> heading, std::vector<Align> align);
   void add(std::vector<std::string> row);
-  std::string to_string() const;
+  // Columns by their headings, the first to go first.
+  void may_leave_out(std::vector<std::string> headings) { optional_ = std::move(headings); }
+  // Those that do not fit.
+  std::vector<std::string> left_out(size_t width = output_width()) const;
+  std::string to_string(size_t width = output_width()) const;
 
  private:
+  struct Column {
+    size_t index, width;
+  };
+  std::vector<Column> columns(size_t width) const;
+
   std::vector<std::vector<std::string>> rows_;
   std::vector<Align> align_;
+  std::vector<std::string> optional_;
 };
 
 // A bar on stderr while it lives; nothing if stderr is no terminal.

@@ -1,5 +1,6 @@
 #include "text.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -13,7 +14,44 @@ std::string with_unit(double value, const char* unit) {
   return buffer;
 }
 
+// Letters to insert, drop, replace or swap with their neighbour to make one of the other.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t other = a[i - 1] == b[j - 1] ? 0 : 1;
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + other});
+      const bool is_swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (is_swap) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
 }  // namespace
+
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  constexpr size_t kLongest = 64;  // of a word that was mistyped
+  if (word.empty() || word.size() > kLongest) return "";
+  std::string found;
+  size_t least = word.size() / 3 + 1;  // a third of the letters may be wrong
+  for (const std::string& candidate : candidates) {
+    const bool is_begun = word.size() >= 3 && candidate.starts_with(word);
+    const size_t letters = is_begun ? 1 : distance(word, candidate);
+    if (letters < least) {
+      least = letters;
+      found = candidate;
+    }
+  }
+  return found;
+}
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string found = nearest(word, candidates);
+  return found.empty() ? "" : text("; did you mean ", found, "?");
+}
 
 std::string human_bytes(double bytes) {
   static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};

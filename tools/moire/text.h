@@ -35,6 +35,11 @@ inline std::string join(const std::vector<std::string>& parts, std::string_view 
   return out;
 }
 
+// The candidate that the word was probably meant to be; empty: none is near.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+// "; did you mean NEAREST?", or nothing.
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
+
 // "1.50 GiB"
 std::string human_bytes(double bytes);
 // "12.3 us", "4.56 ms"
