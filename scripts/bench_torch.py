@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""The whole expert MLP: moire against a loop of F.linear over experts, in one process.
+"""The whole expert MLP: moire against PyTorch, as a loop over experts and as torch's grouped_mm, in
+one process.
 
-The loop is PyTorch's fast form: weights unbound once, one F.linear per expert, chunk, silu, one
-concatenation. Rounds of the variants are interleaved, so that a drift of the machine meets all of
-them; a ratio is the median of the ratios of single rounds. GFLOP/s counts the GEMMs of useful rows:
-6 R H F forward, three times that with backward.
+The loop is the fast form of it: weights unbound once, one F.linear per expert, chunk, silu, one
+concatenation. grouped_mm (public since torch 2.10) multiplies all experts in a call; where this
+torch has none for a CPU, its rows say why. Rounds of the variants are interleaved, so that a drift
+of the machine meets all of them; a ratio is the median of the ratios of single rounds, the peer's
+time over moire's. GFLOP/s counts the GEMMs of useful rows: 6 R H F forward, three times that with
+backward.
 
   scripts/bench_torch.py                          the table, for the problems of problems/cpu.txt
   scripts/bench_torch.py --json out.json          the samples as well
@@ -22,10 +25,12 @@ import time
 import moire
 import torch
 import torch.nn.functional as F
+from peers.case import grouped_mm
 from results import library, percentile
 
 PROBLEMS = pathlib.Path(__file__).resolve().parent.parent / "problems" / "cpu.txt"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PEERS = {"loop": "PyTorch loop over experts", "grouped_mm": "torch grouped_mm"}
 
 
 def read_shapes(path):
@@ -46,8 +51,19 @@ def read_shapes(path):
 SHAPES = read_shapes(PROBLEMS)
 
 
+def why_no_grouped_mm(dtype):
+    """Why this torch cannot multiply groups on a CPU, with gradients; empty where it can."""
+    a = torch.zeros(4, 16, dtype=dtype, requires_grad=True)
+    b = torch.zeros(2, 16, 16, dtype=dtype, requires_grad=True)
+    try:
+        grouped_mm()(a, b, offs=torch.tensor([1, 4], dtype=torch.int32)).sum().backward()
+    except (AttributeError, RuntimeError) as e:
+        return f"torch {torch.__version__} has none here: {str(e).splitlines()[0]}"
+    return ""
+
+
 class Problem:
-    """The tensors of one shape and dtype, and the two MLPs on them."""
+    """The tensors of one shape and dtype, and the MLPs on them."""
 
     def __init__(self, name, dtype):
         fields = SHAPES[name]
@@ -67,9 +83,11 @@ class Problem:
         self.probs = torch.rand(self.rows, generator=generator)
         self.grad_y = normal(self.rows, self.hidden)
         self.groups = moire.Groups(splits=self.splits, capacity=self.rows)
+        self.ends = torch.tensor(self.splits).cumsum(0).to(torch.int32)
+        self.why_no_grouped_mm = why_no_grouped_mm(dtype)
         self.flop = 6 * self.rows * self.hidden * self.ffn
 
-    def torch_mlp(self):
+    def loop_mlp(self):
         outputs, start = [], 0
         w1, w2 = self.w1.unbind(0), self.w2.unbind(0)
         for expert, count in enumerate(self.splits):
@@ -80,6 +98,12 @@ class Problem:
                 outputs.append(F.linear(act, w2[expert]))
             start += count
         return torch.cat(outputs)
+
+    def grouped_mm_mlp(self):
+        multiply = grouped_mm()
+        gate, up = multiply(self.x, self.w1.transpose(1, 2), offs=self.ends).chunk(2, -1)
+        act = F.silu(gate) * up * self.probs[:, None].to(gate.dtype)
+        return multiply(act, self.w2.transpose(1, 2), offs=self.ends)
 
     def moire_mlp(self):
         return moire.grouped_mlp(self.x, self.w1, self.w2, self.groups, probs=self.probs)
@@ -97,17 +121,23 @@ class Problem:
         def both(mlp):
             return lambda: torch.autograd.grad(mlp(), [self.x, self.w1, self.w2], self.grad_y)
 
-        mlps = {"torch": self.torch_mlp, "moire": self.moire_mlp}
+        mlps = self.mlps()
         table = {("forward", k): (forward(m), self.flop) for k, m in mlps.items()}
         return table | {("forward+backward", k): (both(m), 3 * self.flop) for k, m in mlps.items()}
 
-    def relative_difference(self):
-        """Largest difference of results and gradients, relative to the largest value of each."""
-        worst = 0.0
-        for mlp_out, torch_out in zip(self.results(self.moire_mlp), self.results(self.torch_mlp)):
-            scale = torch_out.float().abs().max().item()
-            worst = max(worst, (mlp_out.float() - torch_out.float()).abs().max().item() / scale)
-        return worst
+    def mlps(self):
+        found = {"moire": self.moire_mlp, "loop": self.loop_mlp}
+        return found if self.why_no_grouped_mm else {**found, "grouped_mm": self.grouped_mm_mlp}
+
+    def relative_differences(self):
+        """Of each peer: the largest difference of results and gradients from moire's, relative to
+        the largest value of each."""
+        ours, *theirs = [(name, self.results(mlp)) for name, mlp in self.mlps().items()]
+        differences = {}
+        for name, results in theirs:
+            pairs = [(a.float(), b.float()) for a, b in zip(ours[1], results)]
+            differences[name] = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+        return differences
 
     def results(self, mlp):
         y = mlp()
@@ -133,23 +163,26 @@ def time_interleaved(variants, seconds, progress):
             return samples
 
 
-def summarise(shape, dtype, which, variants, samples, difference):
-    ours, theirs = samples[which, "moire"], samples[which, "torch"]
-    ratios = [t / m for m, t in zip(ours, theirs)]
-    flop = variants[which, "moire"][1]
-    return {
-        "shape": shape,
-        "dtype": dtype,
-        "pass": which,
-        "moire_gflops": flop / statistics.median(ours) / 1e9,
-        "torch_gflops": flop / statistics.median(theirs) / 1e9,
-        "ratio": statistics.median(ratios),
-        "ratio_p10": percentile(ratios, 0.1),
-        "ratio_p90": percentile(ratios, 0.9),
-        "relative_difference": difference,
-        "moire_seconds": ours,
-        "torch_seconds": theirs,
-    }
+def summarise(shape, dtype, which, variants, samples, differences):
+    """A row for each peer."""
+    ours, flop = samples[which, "moire"], variants[which, "moire"][1]
+    for peer, difference in differences.items():
+        theirs = samples[which, peer]
+        ratios = [t / m for m, t in zip(ours, theirs)]
+        yield {
+            "shape": shape,
+            "dtype": dtype,
+            "pass": which,
+            "peer": PEERS[peer],
+            "moire_gflops": flop / statistics.median(ours) / 1e9,
+            "peer_gflops": flop / statistics.median(theirs) / 1e9,
+            "ratio": statistics.median(ratios),
+            "ratio_p10": percentile(ratios, 0.1),
+            "ratio_p90": percentile(ratios, 0.9),
+            "relative_difference": difference,
+            "moire_seconds": ours,
+            "peer_seconds": theirs,
+        }
 
 
 def machine(threads):
@@ -166,9 +199,12 @@ def machine(threads):
 
 
 def print_row(row):
+    label = f"{row['shape']:<14} {row['dtype']} {row['pass']:<16} {row['peer']:<25}"
+    if "absent" in row:
+        print(f"{label} {row['absent']}", flush=True)
+        return
     print(
-        f"{row['shape']:<14} {row['dtype']} {row['pass']:<17}"
-        f" moire {row['moire_gflops']:7.1f} GFLOP/s   torch {row['torch_gflops']:7.1f}"
+        f"{label} {row['peer_gflops']:7.1f} GFLOP/s   moire {row['moire_gflops']:7.1f}"
         f"   ratio {row['ratio']:6.2f} [{row['ratio_p10']:.2f}, {row['ratio_p90']:.2f}]"
         f"   difference {row['relative_difference']:.1e}",
         flush=True,
@@ -198,14 +234,20 @@ def main():
                     print(f"\r{label}: {text}\033[K", end="", file=sys.stderr, flush=True)
 
             problem = Problem(shape, DTYPES[dtype])
-            difference = problem.relative_difference()
+            differences = problem.relative_differences()
             variants = problem.variants()
             samples = time_interleaved(variants, args.seconds, progress)
             if sys.stderr.isatty():
                 print("\r\033[K", end="", file=sys.stderr)
             for which in ("forward", "forward+backward"):
-                rows.append(summarise(shape, dtype, which, variants, samples, difference))
-                print_row(rows[-1])
+                found = list(summarise(shape, dtype, which, variants, samples, differences))
+                if problem.why_no_grouped_mm:
+                    labels = {"shape": shape, "dtype": dtype, "pass": which}
+                    reason = problem.why_no_grouped_mm
+                    found.append({**labels, "peer": PEERS["grouped_mm"], "absent": reason})
+                for row in found:
+                    print_row(row)
+                rows += found
     if args.json:
         report = {"command": " ".join(sys.argv), "machine": facts, "rows": rows}
         with open(args.json, "w") as out:
