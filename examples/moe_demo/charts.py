@@ -14,8 +14,10 @@ WIDTH, LEFT, RIGHT, TOP, BOTTOM = 900, 48, 16, 14, 34
 LINE_WIDTHS = [7.0, 3.6, 1.6, 1.2]  # the first curve is wide, so that later ones lie visibly on it
 # Colours of the style sheet, by the index in RECIPES; see report.STYLE.
 COLOURS = {
-    "pytorch-fp32": "--c0",
-    "pytorch-bf16": "--c1",
+    "loop-fp32": "--c0",
+    "loop-bf16": "--c1",
+    "grouped_mm-fp32": "--c6",
+    "grouped_mm-bf16": "--c7",
     "moire-fp32": "--c2",
     "moire-bf16": "--c3",
     "moire-mxfp8": "--c4",

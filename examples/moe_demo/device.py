@@ -23,19 +23,22 @@ def why_no_cuda() -> str:
     return why_not(next(r for r in RECIPES if r.name == "moire-bf16"))
 
 
-def why_not(recipe: Recipe) -> str:
-    """What one small forward and backward of a recipe's MoE layer says on the GPU."""
+def why_not(recipe: Recipe, device: str = "cuda") -> str:
+    """What one small forward and backward of a recipe's MoE layer says on the device."""
     import moire
     import torch
 
     from .experts import make_moe
 
-    layer = make_moe(recipe, Config(hidden=64, width=64, experts=4)).to("cuda")
+    layer = make_moe(recipe, Config(hidden=64, width=64, experts=4)).to(device)
     for weight in layer.weights():
         torch.nn.init.zeros_(weight)
+    # What a torch says whose grouped_mm is missing, or not for this device and dtype.
+    refusals = (AttributeError, RuntimeError) if recipe.experts == "grouped_mm" else moire.Error
     try:
-        layer(torch.zeros(8, 64, device="cuda", requires_grad=True)).sum().backward()
+        layer(torch.zeros(8, 64, device=device, requires_grad=True)).sum().backward()
         moire.check()
-    except moire.Error as error:
-        return str(error)
+    except refusals as error:
+        version = f"torch {torch.__version__}: " if recipe.experts == "grouped_mm" else ""
+        return version + str(error).split("\n", 1)[0]
     return ""

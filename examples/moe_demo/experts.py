@@ -1,4 +1,4 @@
-"""The MoE layer, twice: as plain PyTorch does it well, and as moire does it.
+"""The MoE layer, three times: as a PyTorch loop over experts, with torch's grouped_mm, as moire's.
 
 Same weights, same result.
 """
@@ -37,19 +37,32 @@ class PyTorchMoE(nn.Module):
         topk_weights = topk_weights / topk_weights.sum(-1, keepdim=True)
 
         order = topk_idx.flatten().argsort(stable=True)  # row -> (token, choice)
-        splits = topk_idx.flatten().bincount(minlength=len(self.router)).tolist()
+        splits = topk_idx.flatten().bincount(minlength=len(self.router))
         rows = x.to(self.dtype).index_select(0, order // self.top_k)
         probs = topk_weights.flatten().index_select(0, order).to(self.dtype)[:, None]
-        w1s, w2s = self.w1.to(self.dtype).unbind(), self.w2.to(self.dtype).unbind()
-        outputs = []
-        for part, prob, w1, w2 in zip(rows.split(splits), probs.split(splits), w1s, w2s):
-            if len(part):
-                gate, up = F.linear(part, w1).chunk(2, -1)
-                outputs.append(F.linear(F.silu(gate) * up * prob, w2))
+        y = self.experts(rows, probs, splits, self.w1.to(self.dtype), self.w2.to(self.dtype))
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
-        y = torch.cat(outputs).index_select(0, back).view(len(x), self.top_k, -1).sum(1)
-        return y.to(x.dtype)
+        return y.index_select(0, back).view(len(x), self.top_k, -1).sum(1).to(x.dtype)
+
+    def experts(self, rows: Tensor, probs: Tensor, splits: Tensor, w1: Tensor, w2: Tensor):
+        counts, outputs = splits.tolist(), []
+        parts = zip(rows.split(counts), probs.split(counts), w1.unbind(), w2.unbind())
+        for part, prob, a, b in parts:
+            if len(part):
+                gate, up = F.linear(part, a).chunk(2, -1)
+                outputs.append(F.linear(F.silu(gate) * up * prob, b))
+        return torch.cat(outputs)
+
+
+class GroupedMmMoE(PyTorchMoE):
+    """The same with torch's grouped_mm (public since torch 2.10): all experts in one product."""
+
+    def experts(self, rows: Tensor, probs: Tensor, splits: Tensor, w1: Tensor, w2: Tensor):
+        multiply = getattr(F, "grouped_mm", None) or torch._grouped_mm
+        ends = splits.cumsum(0).to(torch.int32)
+        gate, up = multiply(rows, w1.transpose(1, 2), offs=ends).chunk(2, -1)
+        return multiply(F.silu(gate) * up * probs, w2.transpose(1, 2), offs=ends)
 
 
 class MoireMoE(nn.Module):
@@ -82,6 +95,8 @@ class MoireMoE(nn.Module):
 
 
 def make_moe(recipe: Recipe, config: Config) -> nn.Module:
-    if recipe.experts == "pytorch":
+    if recipe.experts == "loop":
         return PyTorchMoE(config, recipe.dtype)
+    if recipe.experts == "grouped_mm":
+        return GroupedMmMoE(config, recipe.dtype)
     return MoireMoE(config, recipe.dtype, recipe.products)

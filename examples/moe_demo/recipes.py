@@ -9,7 +9,7 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Recipe:
     name: str
-    experts: str  # "pytorch": a loop of F.linear; "moire": moire.nn
+    experts: str  # "loop": of F.linear over experts; "grouped_mm": torch's; "moire": moire.nn
     dtype: str  # of the operands inside the MoE layers; everything around them is FP32
     note: str
     products: str = "as_stored"  # what moire's products read: the recipe of moire.nn
@@ -18,8 +18,22 @@ class Recipe:
 
 # The first is the one that the others are compared with.
 RECIPES = [
-    Recipe("pytorch-fp32", "pytorch", "float32", "a loop of F.linear over the experts, FP32"),
-    Recipe("pytorch-bf16", "pytorch", "bfloat16", "the same in BF16", needs_bf16_instructions=True),
+    Recipe("loop-fp32", "loop", "float32", "PyTorch loop over experts, FP32"),
+    Recipe(
+        "loop-bf16",
+        "loop",
+        "bfloat16",
+        "PyTorch loop over experts, BF16",
+        needs_bf16_instructions=True,
+    ),
+    Recipe("grouped_mm-fp32", "grouped_mm", "float32", "torch grouped_mm, FP32"),
+    Recipe(
+        "grouped_mm-bf16",
+        "grouped_mm",
+        "bfloat16",
+        "torch grouped_mm, BF16",
+        needs_bf16_instructions=True,
+    ),
     Recipe("moire-fp32", "moire", "float32", "moire's MoE layer, FP32"),
     Recipe("moire-bf16", "moire", "bfloat16", "moire's MoE layer, BF16 operands, FP32 sums"),
     Recipe("moire-mxfp8", "moire", "bfloat16", "the same, products of 8-bit operands", "mxfp8"),

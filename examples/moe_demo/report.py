@@ -85,6 +85,7 @@ def details(results: Results) -> str:
         differences.append(f"{run['name']} {found['value']:.1e} ({found['tensor']})")
     entries = {
         "command": results["command"],
+        "experts": "; ".join(f"{run['name']}: {run['note']}" for run in results["runs"]),
         "machine": f"{machine['cpu']}, {machine['threads']} threads, {machine['instructions']}",
         "software": f"torch {machine['torch']}, Python {machine['python']}, {machine['system']}",
         "model": (
@@ -99,7 +100,7 @@ def details(results: Results) -> str:
         ),
         "first-step gradients": (
             "largest difference over the largest value of each MoE layer's gradients, given the "
-            "same input and weights, against the PyTorch layer in FP32: "
+            "same input and weights, against the PyTorch loop over experts in FP32: "
             + (", ".join(differences) or "only the reference ran")
         ),
         "peak memory": "of the whole process, PyTorch included; each run has its own",
