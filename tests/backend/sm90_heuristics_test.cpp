@@ -1,85 +1,134 @@
-// Which tile a problem gets on SM90: a pure function, so it is judged without a GPU.
+// Which tile a problem gets on SM90, and what the cost model says of it: pure functions, so they
+// are judged without a GPU.
 #include <gtest/gtest.h>
 
 #include <string>
+#include <type_traits>
 
 #include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 
 namespace moire::cuda::sm90 {
 namespace {
 
-constexpr int64_t kLongSum = 4096;
+constexpr int kMultiprocessors = 132;
 
-int tile_m(int64_t n, int64_t mean_rows) {
-  return with_tile(n, kLongSum, mean_rows, []<class P>() { return P::kTileM; });
+moire_groups groups(int64_t count, int64_t rows) { return {nullptr, count, count * rows}; }
+
+template <class Expected, class Tiles>
+void expect_tile(Tiles tiles, const ProductSizes& sizes) {
+  const std::string got =
+      with_cheapest(tiles, sizes, kMultiprocessors, []<class P>(const Cost&) { return P::text(); });
+  EXPECT_EQ(got, Expected::text())
+      << "n = " << sizes.n << ", k = " << sizes.k << ", m = " << sizes.m;
 }
-int tile_n(int64_t n, int64_t mean_rows) {
-  return with_tile(n, kLongSum, mean_rows, []<class P>() { return P::kTileN; });
+template <class Expected>
+void expect_product(int64_t num_groups, int64_t rows, int64_t n, int64_t k) {
+  expect_tile<Expected>(ProductTiles(), ragged_m_sizes(groups(num_groups, rows), n, k));
+}
+template <class Expected>
+void expect_wgrad(int64_t num_groups, int64_t rows, int64_t m, int64_t n) {
+  expect_tile<Expected>(Bf16WgradTiles(), ragged_k_sizes(groups(num_groups, rows), m, n));
+}
+template <class P>
+Cost product_cost(int64_t num_groups, int64_t rows, int64_t n, int64_t k) {
+  return cost_of<P>(ragged_m_sizes(groups(num_groups, rows), n, k), kMultiprocessors);
 }
 
-TEST(Sm90Heuristics, TallTilesWaitForManyRowsAGroup) {
-  for (const int64_t n : {int64_t{4096}, int64_t{2880}}) {
-    EXPECT_EQ(tile_m(n, 2048), 192);
-    EXPECT_EQ(tile_m(n, 512), 192);
-    EXPECT_EQ(tile_m(n, 256), 128);
-    EXPECT_EQ(tile_m(n, 0), 128);
+// As measured in steady state (docs/kernels/sm90_grouped_gemm.md, "The cost model").
+TEST(Sm90Heuristics, TrainingShapesGetTheTilesThatWereMeasuredBest) {
+  expect_product<TallTile>(8, 2048, 4096, 14336);        // mixtral fc2
+  expect_product<TallTile>(8, 2048, 4096, 28672);        // and fc1 dgrad
+  expect_product<PingPongTile>(32, 1024, 7168, 2048);    // dsv3
+  expect_product<TallTile>(32, 1024, 7168, 4096);        //
+  expect_product<PingPongTile>(128, 512, 2048, 768);     // qwen3
+  expect_product<PingPongTile>(64, 1024, 2048, 1024);    // olmoe
+  expect_product<PingPongTile>(128, 256, 2880, 2880);    // gpt-oss
+  expect_product<NarrowTallTile>(128, 256, 2880, 5760);  //
+  expect_wgrad<PingPongTile>(8, 2048, 28672, 4096);      // mixtral fc1
+  expect_wgrad<PingPongTile>(8, 2048, 4096, 14336);      // and fc2
+  expect_wgrad<PingPongTile>(32, 1024, 4096, 7168);      // dsv3
+  expect_wgrad<PingPongTile>(32, 1024, 7168, 2048);      //
+  expect_wgrad<PingPongTile>(128, 512, 1536, 2048);      // qwen3
+  expect_wgrad<PingPongTile>(128, 512, 2048, 768);       //
+  expect_wgrad<PingPongTile>(64, 1024, 2048, 2048);      // olmoe
+  expect_wgrad<TallTile>(64, 1024, 2048, 1024);          // 4 x 256, but 5.33 x 192
+  expect_wgrad<PingPongTile>(128, 256, 5760, 2880);      // gpt-oss
+  expect_wgrad<PingPongTile>(128, 256, 2880, 2880);      //
+}
+
+TEST(Sm90Heuristics, EveryCandidateIsSomeProblemsBest) {
+  expect_product<LowTile>(20, 20, 200, 64);
+  expect_product<NarrowLowTile>(4, 53, 192, 72);
+  expect_product<NarrowTallTile>(20, 140, 320, 64);
+  expect_product<TallTile>(60, 100, 200, 64);
+  expect_product<PingPongTile>(4, 53, 192, 200);
+  expect_wgrad<NarrowTallTile>(4, 53, 192, 192);
+  expect_wgrad<TallTile>(4, 53, 400, 256);
+  expect_wgrad<PingPongTile>(4, 53, 128, 136);
+}
+
+// How much faster P was than Other.
+template <class P, class Other>
+void expect_measured(double measured, int64_t num_groups, int64_t rows, int64_t n, int64_t k) {
+  constexpr double kTolerance = 0.035;
+  const double modelled = product_cost<Other>(num_groups, rows, n, k).clocks /
+                          product_cost<P>(num_groups, rows, n, k).clocks;
+  EXPECT_NEAR(modelled, measured, kTolerance) << "n = " << n << ", k = " << k;
+}
+
+TEST(Sm90Heuristics, TheModelKeepsTheMeasuredRatios) {
+  expect_measured<TallTile, LowTile>(640.0 / 620, 32, 1024, 4096, 7168);
+  expect_measured<TallTile, LowTile>(581.0 / 551, 128, 512, 1536, 2048);
+  expect_measured<PingPongTile, TallTile>(536.0 / 512, 128, 512, 2048, 768);
+  expect_measured<PingPongTile, TallTile>(580.0 / 561, 64, 1024, 2048, 1024);
+  expect_measured<PingPongTile, TallTile>(590.0 / 587, 64, 1024, 2048, 2048);
+  expect_measured<PingPongTile, TallTile>(602.0 / 601, 32, 1024, 7168, 2048);
+  expect_measured<PingPongTile, TallTile>(602.0 / 615, 32, 1024, 4096, 7168);
+  expect_measured<PingPongTile, NarrowTallTile>(473.0 / 472, 128, 256, 2880, 2880);
+  expect_measured<PingPongTile, NarrowTallTile>(465.0 / 484, 128, 256, 2880, 5760);
+}
+
+TEST(Sm90Heuristics, MoreOfAnythingNeverCostsLess) {
+  for (const int64_t size : {8, 64, 200, 768, 2880, 4096}) {
+    const double cost = product_cost<TallTile>(4, size, size, size).clocks;
+    EXPECT_GE(product_cost<TallTile>(5, size, size, size).clocks, cost);
+    EXPECT_GE(product_cost<TallTile>(4, size + 64, size, size).clocks, cost);
+    EXPECT_GE(product_cost<TallTile>(4, size, size + 64, size).clocks, cost);
+    EXPECT_GE(product_cost<TallTile>(4, size, size, size + 64).clocks, cost);
   }
+  EXPECT_GT(product_cost<TallTile>(4, 0, 8, 8).clocks, 0);  // no rows are known of
 }
 
-TEST(Sm90Heuristics, NarrowTilesServeWidthsThatWideOnesWaste) {
-  for (const int64_t rows : {256, 1024}) {
-    EXPECT_EQ(tile_n(2880, rows), 192);  // 15 x 192, but 11.25 x 256
-    EXPECT_EQ(tile_n(768, rows), 256);
-    EXPECT_EQ(tile_n(2048, rows), 256);
-    EXPECT_EQ(tile_n(192, rows), 192);
-    EXPECT_EQ(tile_n(8, rows), 192);
-  }
+TEST(Sm90Heuristics, CostSaysWhatIsUseful) {
+  const Cost cost = product_cost<TallTile>(8, 2048, 4000, 14336);
+  EXPECT_EQ(cost.text(), "rows 98 % and columns 98 % useful, 37 bytes a clock, 10.8 waves");
 }
 
-TEST(Sm90Heuristics, ShortSumsAlternateUnlessTheirTileWastesColumns) {
-  const auto alternates = [](int64_t n, int64_t k) {
-    return with_tile(n, k, 512, []<class P>() { return P::kAlternates; });
-  };
-  EXPECT_TRUE(alternates(2048, 768));
-  EXPECT_TRUE(alternates(2048, 2048));
-  EXPECT_FALSE(alternates(2048, 2056));
-  EXPECT_FALSE(alternates(1024, 768));  // 6 x 192 are an eighth more
-  EXPECT_FALSE(alternates(8, 8));
+TEST(Sm90Heuristics, Fp32GradientsHaveOneTile) {
+  expect_tile<LoadingEpilogueTile>(Fp32WgradTiles(), ragged_k_sizes(groups(8, 2048), 28672, 4096));
 }
 
-TEST(Sm90Heuristics, WgradIsTallUnlessItLoadsOldGradients) {
-  const auto alternates = [](int64_t n, bool is_fp32) {
-    return with_wgrad_tile(n, is_fp32, []<class P>() { return P::kAlternates; });
-  };
-  const auto rows = [](int64_t n, bool is_fp32) {
-    return with_wgrad_tile(n, is_fp32, []<class P>() { return P::kTileM; });
-  };
-  for (const int64_t n : {int64_t{2048}, int64_t{2880}}) {
-    EXPECT_TRUE(alternates(n, true));
-    EXPECT_EQ(rows(n, true), 128);
-    EXPECT_FALSE(alternates(n, false));
-    EXPECT_EQ(rows(n, false), 192);
-  }
+template <class P>
+void expect_fits() {
+  static constexpr int kSharedBytes = 227 * 1024, kBarriersAndAlignment = 3 * 1024,
+                       kRegisters = 65536;
+  EXPECT_LE(P::kNumStages * (P::kABytes + P::kBBytes) +
+                P::kConsumerWarps * P::kNumBuffers * P::kBufferBytes + kBarriersAndAlignment,
+            kSharedBytes)
+      << P::text();
+  EXPECT_LE(128 * P::kProducerRegisters + 128 * P::kConsumers * P::kConsumerRegisters, kRegisters)
+      << P::text();
+}
+template <class... P>
+void expect_all_fit(Candidates<P...>) {
+  (expect_fits<P>(), ...);
 }
 
 TEST(Sm90Heuristics, EveryPolicyFitsIntoAMultiprocessor) {
-  static constexpr int kSharedBytes = 227 * 1024, kBarriersAndAlignment = 3 * 1024,
-                       kRegisters = 65536;
-  const auto check = []<class P>() {
-    EXPECT_LE(P::kNumStages * (P::kABytes + P::kBBytes) +
-                  P::kConsumerWarps * P::kNumSlots * P::kSlotBytes + kBarriersAndAlignment,
-              kSharedBytes)
-        << P::text();
-    EXPECT_LE(128 * P::kProducerRegisters + 128 * P::kConsumers * P::kConsumerRegisters, kRegisters)
-        << P::text();
-  };
-  check.operator()<TallTile>();
-  check.operator()<LowTile>();
-  check.operator()<NarrowTallTile>();
-  check.operator()<NarrowLowTile>();
-  check.operator()<ShortSumTile>();
-  check.operator()<GluTile>();
-  check.operator()<LoadingEpilogueTile>();
+  expect_all_fit(ProductTiles());
+  expect_all_fit(Bf16WgradTiles());
+  expect_all_fit(Fp32WgradTiles());
+  expect_all_fit(Candidates<GluTile, GluBackwardTile>());
 }
 
 }  // namespace

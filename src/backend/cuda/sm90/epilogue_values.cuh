@@ -49,4 +49,10 @@ __device__ inline int32_t lane_column(int j) {
   return 8 * j + 2 * static_cast<int32_t>(threadIdx.x % 4);
 }
 
+// How many of kPieces pieces have columns, where `columns` are left from a tile's first on.
+template <int kPieces>
+__device__ inline int columns_as_pieces(int32_t columns, int piece) {
+  return min(kPieces, (columns + piece - 1) / piece);
+}
+
 }  // namespace moire::cuda::sm90

@@ -1,19 +1,24 @@
 // Epilogue of FC2's dgrad: the gated activation's backward.
-//
-// Slots of a warp: z of one chunk of 64 columns in 0 and 1, of the other in 2 and 3, overwritten in
-// place by grad_z; act in 4 and 5. z is loaded before the main loop.
 #pragma once
 
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/sm90/epilogue_values.cuh"
-#include "backend/cuda/sm90/z_slots.cuh"
+#include "backend/cuda/sm90/z_buffers.cuh"
 
 namespace moire::cuda::sm90 {
 
-// grad_act = round(sum); grad_z, act and the partial sum of grad_prob over each 64 columns.
+// grad_act = round(sum); grad_z, act and the partial sum of grad_prob over each 64 columns, which
+// are a piece. Buffers: z of as many pieces as fit, two each, overwritten in place by grad_z; then
+// one for each piece, in which grad_act becomes act.
 template <class Activation>
 struct GluBackward {
-  static constexpr int kChunks = 2, kFirstActSlot = 2 * kChunks;
+  static constexpr bool kLoads = true;
+  // Not unrolled: code that runs once a tile has to be fetched once a tile.
+  static constexpr int kNumSlices = 4, kUnrolled = 1;
+  template <class P>
+  static constexpr int kPieces = P::kTileN / kPanel;
+  template <class P>
+  static constexpr int kAhead = (P::kNumBuffers - kPieces<P>) / 2;
 
   ZMap z;
   ZMap grad_z;
@@ -25,91 +30,110 @@ struct GluBackward {
   int64_t capacity;
   Activation activation;
 
-  template <class Slots>
-  __device__ void begin(Slots& slots, const WorkTile& tile, int32_t first_m) const {
-    if (!Slots::is_leader() || tile.group == num_groups) return;
-    ptx::bulk_wait_group_read<0>();
-    load(slots, tile, first_m, 0);
-    load(slots, tile, first_m, 1);
-  }
-
-  template <class Slots, int kSums>
-  __device__ void store(Slots& slots, const WorkTile& tile, int32_t first_m,
-                        float (&sums)[kSums]) const {
-    static_assert(kSums == 32 * kChunks && Slots::kNumSlots == kFirstActSlot + kChunks);
-    // begin() has waited for this, but for the leader alone, and a tail tile does without.
-    slots.template wait_stored<0>();
-    const RowValues prob(tile.group == num_groups ? nullptr : probs, tile, first_m);
-    // Not unrolled but for the sums' sake: code that runs once a tile has to be fetched once a
-    // tile.
-#pragma unroll 1
-    for (int c = 0; c < kChunks; ++c) {
-      if (tile.first_n + c * kPanel >= f) break;
-      char* const act_slot = slots.slot(kFirstActSlot + c);
-#pragma unroll
-      for (int i = 0; i < kChunks; ++i) {
-        if (i == c) write_sums(act_slot, &sums[32 * i]);
-      }
-      store_chunk(slots, tile, first_m, c, act_slot, prob);
-    }
-  }
-
- private:
-  // By the leader: z of chunk c, if there is such a chunk.
-  template <class Slots>
-  __device__ void load(Slots& slots, const WorkTile& tile, int32_t first_m, int c) const {
-    const int32_t column = tile.first_n + c * kPanel;
-    if (column >= f) return;
-    const int first = 2 * c;
-    const RaggedRow r = ragged_row(tile, first_m);
-    ptx::mbarrier_arrive_expect_tx(slots.full(first), 2 * 16 * 128);
-    z.load(slots.slot(first), slots.full(first), column, 0, r);
-    z.load(slots.slot(first + 1), slots.full(first), column, 1, r);
-  }
-
   // Terms of grad_prob by this lane's row, and by column mod 16: of the even and the odd column
   // groups of 8, the first and the second of its columns.
   using ProbSums = float[2][2][2];
 
-  // grad_act goes through act's slot.
-  __device__ void write_sums(char* act_slot, const float* sums) const {
+  struct Part {
+    WorkTile tile;
+    int32_t first_m;
+    RowValues prob;
+    ProbSums prob_sums;  // of the piece at work
+  };
+  __device__ Part part(const WorkTile& tile, int32_t first_m) const {
+    return {tile, first_m, RowValues(tile.group == num_groups ? nullptr : probs, tile, first_m)};
+  }
+  __device__ bool writes(const Part&) const { return true; }
+  __device__ bool loads(const Part& p) const { return p.tile.group != num_groups; }
+  template <class P>
+  __device__ int num_pieces(const Part& p) const {
+    return columns_as_pieces<kPieces<P>>(f - p.tile.first_n, kPanel);
+  }
+
+  template <class Buffers>
+  __device__ int load_buffer(const Buffers&, int i) const {
+    return 2 * (i % Ahead<Buffers>::k);
+  }
+  template <class Buffers>
+  __device__ void load(const Buffers& buffers, const Part& p, int i) const {
+    const int buffer = load_buffer(buffers, i);
+    const int32_t column = p.tile.first_n + i * kPanel;
+    const RaggedRow r = ragged_row(p.tile, p.first_m);
+    ptx::mbarrier_arrive_expect_tx(buffers.full(buffer), 2 * 16 * 128);
+    z.load(buffers.at(buffer), buffers.full(buffer), column, 0, r);
+    z.load(buffers.at(buffer + 1), buffers.full(buffer), column, 1, r);
+  }
+
+  template <int kSums>
+  __device__ void prepare(const Part&, float (&)[kSums]) const {}
+  template <class Buffers, int kSums>
+  __device__ void stage(const Buffers& buffers, Part& p, int i, float (&sums)[kSums]) const {
+    clear(p.prob_sums);
+    // Sums are selected by a compile-time index, and only they.
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      Words words;
-      pack_sums(sums + 4 * j, words);
-      write_words(act_slot, j, words);
+    for (int k = 0; k < 2 * kSums / kPanel; ++k) {
+      if (k == i) write_sums(act_buffer(buffers, i), &sums[kPanel / 2 * k]);
+    }
+  }
+  template <class Buffers>
+  __device__ void compute(const Buffers& buffers, Part& p, int i, int slice) const {
+    const int j = 2 * slice, buffer = load_buffer(buffers, i);
+    char *const z0 = buffers.at(buffer), *const z1 = buffers.at(buffer + 1);
+    Words gate{}, up{}, act_words{};
+    if (loads(p)) {
+      read_z(z0, z1, z.columns, j, gate, up);
+      read_words(act_buffer(buffers, i), j, act_words);
+      backward(p.prob, gate, up, act_words, p.prob_sums);
+    }
+    write_z(z0, z1, z.columns, j, gate, up);
+    write_words(act_buffer(buffers, i), j, act_words);
+  }
+  template <class Buffers>
+  __device__ void store(const Buffers& buffers, const Part& p, int i) const {
+    const int buffer = load_buffer(buffers, i);
+    const int32_t column = p.tile.first_n + i * kPanel;
+    const RaggedRow r = ragged_row(p.tile, p.first_m);
+    grad_z.store(buffers.at(buffer), column, 0, r);
+    grad_z.store(buffers.at(buffer + 1), column, 1, r);
+    if (has_act == 0) return;
+    ptx::tma_store_4d(&act, act_buffer(buffers, i), column, r.row, r.end, r.wrap);
+  }
+  // Joins the 16 lanes of the sum in the order of device/lane_sums.cuh: i + 8 is the other column
+  // group, i + 4 and i + 2 are in other threads, i + 1 is the other column.
+  __device__ void finish(const Part& p, int i) const {
+    if (prob_partials == nullptr || !loads(p)) return;
+    const int lane = threadIdx.x % 32;
+    const int32_t segment = p.tile.first_n / kPanel + i;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto& sums = p.prob_sums[half];
+      float first = sums[0][0] + sums[1][0];
+      float second = sums[0][1] + sums[1][1];
+#pragma unroll
+      for (int distance = 2; distance > 0; distance /= 2) {
+        first += __shfl_xor_sync(~0u, first, distance);
+        second += __shfl_xor_sync(~0u, second, distance);
+      }
+      const int32_t row = p.first_m + lane / 4 + 8 * half;
+      if (lane % 4 == 0 && row < p.tile.num_rows) {
+        prob_partials[segment * capacity + p.tile.first_row + row] = first + second;
+      }
     }
   }
 
-  template <class Slots>
-  __device__ void store_chunk(Slots& slots, const WorkTile& tile, int32_t first_m, int c,
-                              char* act_slot, const RowValues& prob) const {
-    const bool is_tail = tile.group == num_groups;
-    const int32_t column = tile.first_n + c * kPanel;
-    char *const slot0 = slots.slot(2 * c), *const slot1 = slots.slot(2 * c + 1);
-    if (!is_tail) slots.wait_full(2 * c);
-    ProbSums prob_sums = {};
-#pragma unroll 1
-    for (int j = 0; j < 8; j += 2) {
-      Words gate{}, up{}, act_words{};
-      if (!is_tail) {
-        read_z(slot0, slot1, z.columns, j, gate, up);
-        read_words(act_slot, j, act_words);
-        backward(prob, gate, up, act_words, prob_sums);
-      }
-      write_z(slot0, slot1, z.columns, j, gate, up);
-      write_words(act_slot, j, act_words);
-    }
-    const RaggedRow r = ragged_row(tile, first_m);
-    slots.release([&] {
-      grad_z.store(slot0, column, 0, r);
-      grad_z.store(slot1, column, 1, r);
-      if (has_act != 0) {
-        ptx::tma_store_4d(&act, act_slot, column, r.row, r.end, r.wrap);
-      }
-      ptx::bulk_commit_group();
-    });
-    if (prob_partials != nullptr && !is_tail) store_partials(tile, first_m, column, prob_sums);
+ private:
+  template <class Buffers>
+  struct Ahead {
+    static constexpr int k = kAhead<typename Buffers::Policy>;
+  };
+
+  template <class Buffers>
+  static __device__ char* act_buffer(const Buffers& buffers, int i) {
+    return buffers.at(2 * Ahead<Buffers>::k + i);
+  }
+  static __device__ void clear(ProbSums& sums) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i / 4][i / 2 % 2][i % 2] = 0;
   }
 
   // gate and up become their gradients, grad_act becomes act.
@@ -127,27 +151,6 @@ struct GluBackward {
       float(&sums)[2] = prob_sums[i % 2][i / 2];
       sums[0] = fmaf(d.x, x.glu, sums[0]);
       sums[1] = fmaf(d.y, y.glu, sums[1]);
-    }
-  }
-
-  // Joins the 16 lanes of the sum in the order of device/lane_sums.cuh: i + 8 is the other column
-  // group, i + 4 and i + 2 are in other threads, i + 1 is the other column.
-  __device__ void store_partials(const WorkTile& tile, int32_t first_m, int32_t column,
-                                 const ProbSums& sums) const {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float first = sums[half][0][0] + sums[half][1][0];
-      float second = sums[half][0][1] + sums[half][1][1];
-#pragma unroll
-      for (int distance = 2; distance > 0; distance /= 2) {
-        first += __shfl_xor_sync(~0u, first, distance);
-        second += __shfl_xor_sync(~0u, second, distance);
-      }
-      const int32_t row = first_m + lane / 4 + 8 * half;
-      if (lane % 4 == 0 && row < tile.num_rows) {
-        prob_partials[column / kPanel * capacity + tile.first_row + row] = first + second;
-      }
     }
   }
 };

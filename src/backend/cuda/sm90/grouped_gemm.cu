@@ -3,7 +3,6 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/epilogues.cuh"
 #include "backend/cuda/sm90/gathered_rows.h"
-#include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 
 namespace moire::cuda::sm90 {
@@ -13,7 +12,9 @@ bool is_k_major(const GroupedGemmArgs& args) {
   return (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
 }
 
-int64_t mean_rows(const moire_groups& groups) { return groups.capacity / groups.num_groups; }
+ProductSizes sizes(const GroupedGemmArgs& args) {
+  return ragged_m_sizes(args.groups, TensorView(args.d).columns(), TensorView(args.a).columns());
+}
 
 Reason supports(const DeviceState& state, const GroupedGemmArgs& args) {
   const Weight b(args.b);
@@ -44,14 +45,14 @@ Status run(const Context& context, const GroupedGemmArgs& args) {
   const GatheredRows a(args.a, args.row_idx, args.groups, arena);
   a.gather(launcher);
   TensorMaps maps(launcher.state(), "grouped_gemm");
-  with_tile(TensorView(args.d).columns(), a.rows().columns(), mean_rows(args.groups),
-            [&]<class P>() {
-              if (is_k_major(args)) {
-                launch_policy<P, Major::kK>(launcher, maps, args, a.rows());
-              } else {
-                launch_policy<P, Major::kMN>(launcher, maps, args, a.rows());
-              }
-            });
+  const auto launch_tile = [&]<class P>(const Cost&) {
+    if (is_k_major(args)) {
+      launch_policy<P, Major::kK>(launcher, maps, args, a.rows());
+    } else {
+      launch_policy<P, Major::kMN>(launcher, maps, args, a.rows());
+    }
+  };
+  with_cheapest(ProductTiles(), sizes(args), launcher.state().num_multiprocessors, launch_tile);
   return maps.status().ok() ? launcher.status() : maps.status();
 }
 
@@ -67,9 +68,7 @@ const Implementation<GroupedGemmArgs> kGroupedGemm = {
       return arena.used();
     },
     [](const DeviceState& state, const GroupedGemmArgs& args) {
-      return with_tile(TensorView(args.d).columns(), TensorView(args.a).columns(),
-                       mean_rows(args.groups), [&]<class P>() { return policy_text<P>(state); }) +
-             GatheredRows::policy(args.row_idx);
+      return policy_text<ProductTiles>(state, sizes(args)) + GatheredRows::policy(args.row_idx);
     },
     run,
     [](const DeviceState&, const GroupedGemmArgs& args) -> int64_t {

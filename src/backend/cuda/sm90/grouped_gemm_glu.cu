@@ -5,7 +5,6 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/epilogues.cuh"
 #include "backend/cuda/sm90/gathered_rows.h"
-#include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 
 namespace moire::cuda::sm90 {
@@ -96,7 +95,9 @@ const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
       return arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluArgs& args) {
-      return policy_text<P>(state) + GatheredRows::policy(args.row_idx);
+      const auto sizes =
+          ragged_m_sizes(args.groups, 2 * layout_of(args).f, TensorView(args.a).columns());
+      return policy_text<Candidates<P>>(state, sizes) + GatheredRows::policy(args.row_idx);
     },
     run,
     [](const DeviceState&, const GroupedGemmGluArgs& args) -> int64_t {

@@ -3,7 +3,6 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/glu_backward_epilogue.cuh"
-#include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 #include "core/arena.h"
 #include "core/divide.h"
@@ -155,7 +154,9 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
       return Scratch(state, args, {}).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-      return policy_text<P>(state) + GatheredRows::policy(args.row_idx) +
+      const auto sizes =
+          ragged_m_sizes(args.groups, layout_of(args).f, TensorView(args.grad_y).columns());
+      return policy_text<Candidates<P>>(state, sizes) + GatheredRows::policy(args.row_idx) +
              (args.grad_bias.rank == 0 ? "" : ", then a pass over grad_z for grad_bias");
     },
     run,

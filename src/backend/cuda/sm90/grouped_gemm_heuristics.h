@@ -1,67 +1,82 @@
 // Which policy an instance runs with: a pure function of the problem.
 #pragma once
 
+#include <moire.h>
+
 #include <cstdint>
 #include <utility>
 
+#include "backend/cuda/sm90/cost_model.h"
 #include "backend/cuda/sm90/grouped_gemm_policies.h"
-#include "core/divide.h"
 
 namespace moire::cuda::sm90 {
 
-// Plain products and BF16 weight gradients. The tall tiles load least per product; the low one
-// wastes least at the ends of small groups; the narrow ones serve an n that is no multiple of 256.
-// One H200, TFLOP/s of fc1, 192 and 128 rows high: 640 and 620 at 1024 rows a group (dsv3), 581 and
-// 551 at 512 (qwen3).
-using TallTile = Policy<256, 3, 2, 3>;
-using LowTile = Policy<256, 4, 2>;
-using NarrowTallTile = Policy<192, 3, 3, 3>;
-using NarrowLowTile = Policy<192, 4, 4>;
-// Short sums: one warpgroup multiplies while the other stores. TFLOP/s beside the tall tile: fc2 of
-// qwen3 (K = 768) 536 and 512, of olmoe (K = 1024) 580 and 561, of dsv3 (K = 2048) 608 and 601, fc1
-// dgrad of olmoe (K = 2048) 602 and 600; longer sums lose, fc1 of dsv3 (K = 7168) 602 and 615.
-using ShortSumTile = Policy<192, 4, 3, 2, true>;
+// Plain products and BF16 weight gradients. Tall tiles load least per product; low ones waste least
+// at the ends of small groups; narrow ones serve an n that is no multiple of 256; ping-pong hides
+// the epilogue of short sums.
+struct TallTile
+    : Policy<Shape{
+          .tile_m = 192, .tile_n = 256, .num_stages = 3, .num_buffers = 2, .num_warpgroups = 3}> {};
+struct LowTile : Policy<Shape{.tile_m = 128, .tile_n = 256, .num_stages = 4, .num_buffers = 2}> {};
+struct NarrowTallTile
+    : Policy<Shape{
+          .tile_m = 192, .tile_n = 192, .num_stages = 3, .num_buffers = 3, .num_warpgroups = 3}> {};
+struct NarrowLowTile
+    : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_stages = 4, .num_buffers = 4}> {};
+struct PingPongTile : Policy<Shape{.tile_m = 128,
+                                   .tile_n = 192,
+                                   .num_stages = 4,
+                                   .num_buffers = 3,
+                                   .schedule = Schedule::kPingPong}> {};
 
-// Unless it computes more than 4 % more columns.
-inline bool prefers_narrow_tile(int64_t n) {
-  return round_up(n, TallTile::kTileN) * 100 > round_up(n, NarrowTallTile::kTileN) * 104;
-}
-inline bool prefers_short_sum_tile(int64_t n, int64_t k) {
-  constexpr int64_t kShortSum = 2048;
-  return k <= kShortSum && round_up(n, ShortSumTile::kTileN) * 100 <= n * 104;
-}
+// FC1: 128 gate and 128 up columns; the buffers hold all of a warp's z and a part of act.
+struct GluTile : Policy<Shape{.tile_m = 128,
+                              .tile_n = 256,
+                              .num_stages = 3,
+                              .num_buffers = 5,
+                              .pieces = Pieces::kLeftOver}> {};
 
-// Of a product with [n, k] weights; `mean_rows` of a group if the capacity is in use. Calls
-// f.operator()<Policy>().
-template <class F>
-decltype(auto) with_tile(int64_t n, int64_t k, int64_t mean_rows, F&& f) {
-  constexpr int64_t kManyRows = 384;
-  if (prefers_short_sum_tile(n, k)) return std::forward<F>(f).template operator()<ShortSumTile>();
-  const bool is_tall = mean_rows >= kManyRows;
-  if (prefers_narrow_tile(n)) {
-    return is_tall ? std::forward<F>(f).template operator()<NarrowTallTile>()
-                   : std::forward<F>(f).template operator()<NarrowLowTile>();
-  }
-  return is_tall ? std::forward<F>(f).template operator()<TallTile>()
-                 : std::forward<F>(f).template operator()<LowTile>();
-}
-
-// FC1: 128 gate and 128 up columns; the slots hold all of a warp's z and a part of act.
-using GluTile = Policy<256, 3, 5>;
-
-// Epilogues that also load, where one warpgroup multiplies while the other stores: z of FC2's dgrad
-// (391 TFLOP/s in turn and 340 side by side on qwen3, 534 and 504 on dsv3), the old gradients of an
-// FP32 wgrad.
-using LoadingEpilogueTile = Policy<128, 4, 6, 2, true>;
+// Epilogues that also load: z of FC2's dgrad, the old gradients of an FP32 wgrad.
+struct LoadingEpilogueTile : Policy<Shape{.tile_m = 128,
+                                          .tile_n = 128,
+                                          .num_stages = 4,
+                                          .num_buffers = 6,
+                                          .schedule = Schedule::kPingPong}> {};
 using GluBackwardTile = LoadingEpilogueTile;
 
-// wgrad: no rows are ragged there, so the tall tile costs nothing. FP32 gradients, and they alone,
-// get the tile in turn: 345 TFLOP/s on qwen3 and 467 on dsv3, where the tall one has 306 and 422.
-template <class F>
-decltype(auto) with_wgrad_tile(int64_t n, bool is_fp32, F&& f) {
-  if (is_fp32) return std::forward<F>(f).template operator()<LoadingEpilogueTile>();
-  if (prefers_narrow_tile(n)) return std::forward<F>(f).template operator()<NarrowTallTile>();
-  return std::forward<F>(f).template operator()<TallTile>();
+// The policies that one instance can have.
+template <class... P>
+struct Candidates {};
+using ProductTiles = Candidates<TallTile, LowTile, NarrowTallTile, NarrowLowTile, PingPongTile>;
+using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
+using Fp32WgradTiles = Candidates<LoadingEpilogueTile>;
+
+// Of a group, if the capacity is in use.
+inline double mean_rows(const moire_groups& groups) {
+  return static_cast<double>(groups.capacity) / static_cast<double>(groups.num_groups);
+}
+// Of a product of each group's rows, as far as the host knows them, with [n, k] weights.
+inline ProductSizes ragged_m_sizes(const moire_groups& groups, int64_t n, int64_t k) {
+  return {groups.num_groups, mean_rows(groups), n, static_cast<double>(k), true};
+}
+// Of an [m, n] sum over each group's rows.
+inline ProductSizes ragged_k_sizes(const moire_groups& groups, int64_t m, int64_t n) {
+  return {groups.num_groups, static_cast<double>(m), n, mean_rows(groups), false};
+}
+
+// Calls f.operator()<P>(cost) with the candidate that costs least; of equals, the first.
+template <class First, class... Others, class F>
+decltype(auto) with_cheapest(Candidates<First, Others...>, const ProductSizes& sizes,
+                             int num_multiprocessors, F&& f) {
+  const Cost cost = cost_of<First>(sizes, num_multiprocessors);
+  if constexpr (sizeof...(Others) == 0) {
+    return std::forward<F>(f).template operator()<First>(cost);
+  } else {
+    if ((... && (cost.clocks <= cost_of<Others>(sizes, num_multiprocessors).clocks))) {
+      return std::forward<F>(f).template operator()<First>(cost);
+    }
+    return with_cheapest(Candidates<Others...>(), sizes, num_multiprocessors, std::forward<F>(f));
+  }
 }
 
 }  // namespace moire::cuda::sm90

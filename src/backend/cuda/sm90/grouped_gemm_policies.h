@@ -8,34 +8,56 @@
 
 namespace moire::cuda::sm90 {
 
-// Two or three consumer warpgroups multiply 64 rows each of a tile, 64 of K per stage; or, where
-// they alternate, one of the two multiplies 128 rows while the other is in its epilogue.
-template <int kN, int kStages, int kWarpSlots, int kWarpgroups = 2, bool kAlternate = false>
+// How the consumer warpgroups share the tiles (schedules.cuh).
+enum class Schedule {
+  kSideBySide,  // each multiplies 64 rows of every tile
+  kPingPong     // two take tiles in turn, 128 rows each: one multiplies, the other stores
+};
+
+// When a warp runs the pieces of its epilogue (pieces.cuh).
+enum class Pieces {
+  kAtOnce,   // after the tile's products; under ping-pong, while the other warpgroup multiplies
+  kLeftOver  // while the next tile's products are under way
+};
+
+struct Shape {
+  int tile_m, tile_n;
+  int num_stages;   // of 64 in K
+  int num_buffers;  // staging buffers of a consumer warp, 16 rows x 128 bytes each
+  int num_warpgroups = 2;
+  Schedule schedule = Schedule::kSideBySide;
+  Pieces pieces = Pieces::kAtOnce;
+};
+
+template <Shape kShape>
 struct Policy {
-  static constexpr bool kAlternates = kAlternate;
-  static constexpr int kRowBlocks = kAlternates ? 2 : 1;  // of 64 rows, of a warpgroup
-  static constexpr int kTileM = kAlternates ? 128 : 64 * kWarpgroups, kTileN = kN, kTileK = 64;
-  // Of one wgmma: with 512 threads the compiler takes no instruction with 128 sums.
-  static constexpr int kInstructionN = kWarpgroups == 2 || kN <= 192 ? kN : kN / 2;
-  static constexpr int kNumStages = kStages;
-  // Staging of the epilogue: slots of 16 rows x 128 bytes for each consumer warp.
-  static constexpr int kNumSlots = kWarpSlots, kSlotBytes = 16 * 128;
-  // Ring of work tiles: a block that held one more could not leave it to another.
-  static constexpr int kNumTiles = kAlternates ? 2 : 1;
-  static constexpr int kWarpsOfConsumer = 4;
-  static constexpr int kConsumers = kWarpgroups, kConsumerWarps = kWarpsOfConsumer * kConsumers;
+  static constexpr bool kIsPingPong = kShape.schedule == Schedule::kPingPong;
+  static constexpr bool kIsLeftOver = kShape.pieces == Pieces::kLeftOver;
+  static constexpr int kTileM = kShape.tile_m, kTileN = kShape.tile_n, kTileK = 64;
+  static constexpr int kNumStages = kShape.num_stages;
+  static constexpr int kNumBuffers = kShape.num_buffers, kBufferBytes = 16 * 128;
+  static constexpr int kConsumers = kShape.num_warpgroups, kWarpsOfConsumer = 4;
+  static constexpr int kConsumerWarps = kWarpsOfConsumer * kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kRowBlocks = kIsPingPong ? 2 : 1;  // of 64 rows, of a warpgroup
+  // Columns of one wgmma: with 512 threads the compiler takes no instruction with 128 sums.
+  static constexpr int kWidth = kConsumers == 2 || kTileN <= 192 ? kTileN : kTileN / 2;
+  // Ring of work tiles: a block that held one more could not leave it to another.
+  static constexpr int kNumTiles = kIsPingPong ? 2 : 1;
   static constexpr int kABytes = kTileM * kTileK * 2, kBBytes = kTileN * kTileK * 2;
   // 65,536 registers: 128 threads of the producer warpgroup, 256 or 384 consumers.
-  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
-  static_assert(kN % 64 == 0 && kN * kRowBlocks <= 384, "sums of a thread; 64 columns a panel");
-  static_assert(!kAlternates || kWarpgroups == 2);
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+
+  static_assert(kTileN % 64 == 0, "64 columns a panel");
+  static_assert(kTileN * kRowBlocks <= 384, "sums of a thread");
+  static_assert(kTileM == 64 * (kIsPingPong ? kRowBlocks : kConsumers));
+  static_assert(!kIsPingPong || (kConsumers == 2 && !kIsLeftOver));
 
   static std::string text() {
     return concat("tile ", kTileM, "x", kTileN, "x", kTileK, ", ", kNumStages, " stages, ",
-                  kNumSlots, " slots of ", kSlotBytes, " bytes a warp",
-                  kAlternates ? ", warpgroups in turn" : "");
+                  kNumBuffers, " staging buffers of ", kBufferBytes, " bytes a warp",
+                  kIsPingPong ? ", ping-pong" : "", kIsLeftOver ? ", epilogue left over" : "");
   }
 };
 

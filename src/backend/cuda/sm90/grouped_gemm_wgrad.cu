@@ -1,10 +1,7 @@
 // grouped_gemm_wgrad on SM90: K runs over each group's rows, which ragged maps end exactly; both
 // operands are taken as they lie, rows outermost.
-#include <type_traits>
-
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/gathered_rows.h"
-#include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 #include "backend/cuda/sm90/wgrad_epilogue.cuh"
 
@@ -46,16 +43,27 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradA
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
 }
 
+ProductSizes sizes(const GroupedGemmWgradArgs& args) {
+  return ragged_k_sizes(args.groups, TensorView(args.a).columns(), TensorView(args.b).columns());
+}
+
 Status run(const Context& context, const GroupedGemmWgradArgs& args) {
   Launcher launcher(context, "grouped_gemm_wgrad");
   const Scratch scratch(args, args.workspace);
   scratch.a.gather(launcher, "a_row_idx");
   scratch.b.gather(launcher, "b_row_idx");
   TensorMaps maps(launcher.state(), "grouped_gemm_wgrad");
-  with_wgrad_tile(TensorView(args.b).columns(), stores_fp32(args), [&]<class P>() {
-    using T = std::conditional_t<P::kAlternates, float, __nv_bfloat16>;  // see with_wgrad_tile
-    launch_policy<P, T>(launcher, maps, args, scratch.a.rows(), scratch.b.rows());
-  });
+  const auto launch_as = [&]<class T>(auto tiles, T) {
+    with_cheapest(tiles, sizes(args), launcher.state().num_multiprocessors,
+                  [&]<class P>(const Cost&) {
+                    launch_policy<P, T>(launcher, maps, args, scratch.a.rows(), scratch.b.rows());
+                  });
+  };
+  if (stores_fp32(args)) {
+    launch_as(Fp32WgradTiles(), float());
+  } else {
+    launch_as(Bf16WgradTiles(), __nv_bfloat16());
+  }
   return maps.status().ok() ? launcher.status() : maps.status();
 }
 
@@ -69,8 +77,8 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
       return Scratch(args, {}).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmWgradArgs& args) {
-      return with_wgrad_tile(TensorView(args.b).columns(), stores_fp32(args),
-                             [&]<class P>() { return policy_text<P>(state); }) +
+      return (stores_fp32(args) ? policy_text<Fp32WgradTiles>(state, sizes(args))
+                                : policy_text<Bf16WgradTiles>(state, sizes(args))) +
              GatheredRows::policy(args.a_row_idx.rank != 0 ? args.a_row_idx : args.b_row_idx);
     },
     run,

@@ -5,11 +5,11 @@
 
 #include "backend/cuda/runtime/launch.h"
 #include "backend/cuda/runtime/tensor_map.h"
+#include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/grouped_gemm_kernel.cuh"
-#include "backend/cuda/sm90/grouped_gemm_policies.h"
 #include "backend/cuda/sm90/operands.cuh"
 #include "backend/cuda/sm90/reasons.h"
-#include "backend/cuda/sm90/z_slots.cuh"
+#include "backend/cuda/sm90/z_buffers.cuh"
 #include "core/format.h"
 
 namespace moire::cuda::sm90 {
@@ -27,9 +27,11 @@ void launch(Launcher& launcher, const moire_groups& groups, const Operands& oper
                   parameters);
 }
 
-template <class P>
-std::string policy_text(const DeviceState& state) {
-  return concat(P::text(), ", ", state.num_multiprocessors, " persistent blocks");
+template <class Tiles>
+std::string policy_text(const DeviceState& state, const ProductSizes& sizes) {
+  return with_cheapest(Tiles(), sizes, state.num_multiprocessors, [&]<class P>(const Cost& cost) {
+    return concat(P::text(), ", ", state.num_multiprocessors, " persistent blocks; ", cost.text());
+  });
 }
 
 // Weights [groups, n, k] or [groups, k, n]; columns and rows of the stored matrices are as they

@@ -1,14 +1,14 @@
 // Epilogue of wgrad: d = round(sum), or round(d + sum). What d holds is loaded before the main loop
-// as far as there are slots, so that where memory is the limit it flows while the tensor cores
+// as far as there are buffers, so that where memory is the limit it flows while the tensor cores
 // work.
 #pragma once
 
 #include "backend/cuda/sm90/epilogue_values.cuh"
-#include "backend/cuda/sm90/warp_slots.cuh"
+#include "backend/cuda/sm90/staging_buffers.cuh"
 
 namespace moire::cuda::sm90 {
 
-// 128 bytes of columns of d in registers and slots; sums as wgmma leaves them.
+// 128 bytes of columns of d in registers and buffers; sums as wgmma leaves them.
 template <class T>
 struct Chunk;
 
@@ -16,13 +16,13 @@ template <>
 struct Chunk<float> {
   static constexpr int kColumns = 32;
   template <bool kAdd>
-  static __device__ void write(char* slot, float* sums) {
+  static __device__ void write(char* buffer, float* sums) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {  // column group i / 2, row lane / 4 (+ 8)
       const int unit = i / 2 * 2 + lane % 4 / 2;
       auto* const at =
-          reinterpret_cast<float2*>(slot + swizzled(lane / 4 + i % 2 * 8, unit) + lane % 2 * 8);
+          reinterpret_cast<float2*>(buffer + swizzled(lane / 4 + i % 2 * 8, unit) + lane % 2 * 8);
       float2 v{sums[2 * i], sums[2 * i + 1]};
       if constexpr (kAdd) {
         const float2 before = *at;
@@ -37,11 +37,11 @@ template <>
 struct Chunk<__nv_bfloat16> {
   static constexpr int kColumns = 64;
   template <bool kAdd>
-  static __device__ void write(char* slot, float* sums) {
+  static __device__ void write(char* buffer, float* sums) {
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       Words words{};
-      if constexpr (kAdd) read_words(slot, j, words);
+      if constexpr (kAdd) read_words(buffer, j, words);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float2 v{sums[4 * j + 2 * i], sums[4 * j + 2 * i + 1]};
@@ -51,74 +51,73 @@ struct Chunk<__nv_bfloat16> {
         }
         words[i] = pack(v.x, v.y);
       }
-      write_words(slot, j, words);
+      write_words(buffer, j, words);
     }
   }
 };
 
+// Pieces of 128 bytes of columns, in buffers in turn.
 template <class T>
 struct Accumulate {
+  static constexpr bool kLoads = true;
+  static constexpr int kNumSlices = 0, kUnrolled = 8;
   static constexpr int kColumns = Chunk<T>::kColumns;
+  template <class P>
+  static constexpr int kPieces = P::kTileN / kColumns;
+  template <class P>
+  static constexpr int kAhead = P::kNumBuffers;
 
   CUtensorMap d;  // {n, m, groups}; box {128 bytes, 16, 1}
   int32_t n;
   int32_t beta;
   const uint8_t* beta_per_group;
 
-  __device__ bool accumulates(int32_t group) const {
-    return beta_per_group != nullptr ? beta_per_group[group] != 0 : beta != 0;
+  struct Part {
+    WorkTile tile;
+    int32_t first_m;
+    bool adds;
+  };
+  __device__ Part part(const WorkTile& tile, int32_t first_m) const {
+    return {tile, first_m, beta_per_group != nullptr ? beta_per_group[tile.group] != 0 : beta != 0};
+  }
+  // Adding zeros would turn -0 into +0.
+  __device__ bool writes(const Part& p) const { return !p.adds || p.tile.num_k > 0; }
+  __device__ bool loads(const Part& p) const { return p.adds; }
+  template <class P>
+  __device__ int num_pieces(const Part& p) const {
+    return columns_as_pieces<kPieces<P>>(n - p.tile.first_n, kColumns);
   }
 
-  template <class Slots>
-  __device__ void begin(Slots& slots, const WorkTile& tile, int32_t first_m) const {
-    if (!Slots::is_leader() || tile.num_k == 0 || !accumulates(tile.group)) return;
-    ptx::bulk_wait_group_read<0>();
-    for (int c = 0; c < Slots::kNumSlots; ++c) load(slots, tile, first_m, c);
+  template <class Buffers>
+  __device__ int load_buffer(const Buffers&, int i) const {
+    return i % Buffers::kNumBuffers;
+  }
+  template <class Buffers>
+  __device__ void load(const Buffers& buffers, const Part& p, int i) const {
+    uint64_t* const full = buffers.full(load_buffer(buffers, i));
+    ptx::mbarrier_arrive_expect_tx(full, 16 * 128);
+    ptx::tma_load_3d(buffers.at(load_buffer(buffers, i)), &d, full, p.tile.first_n + i * kColumns,
+                     p.first_m, p.tile.group);
   }
 
-  template <class Slots, int kSums>
-  __device__ void store(Slots& slots, const WorkTile& tile, int32_t first_m,
-                        float (&sums)[kSums]) const {
-    const bool adds = accumulates(tile.group);
-    if (adds && tile.num_k == 0) return;  // adding zeros would turn -0 into +0
-    constexpr int kChunks = 2 * kSums / kColumns;
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const int32_t column = tile.first_n + c * kColumns;
-      if (column >= n) break;
-      const int index = c % Slots::kNumSlots;
-      char* const slot = slots.slot(index);
-      if (adds) {
-        slots.wait_full(index);
-        Chunk<T>::template write<true>(slot, &sums[c * kColumns / 2]);
-      } else {
-        if (c == 0) slots.template wait_stored<0>();
-        if (c >= Slots::kNumSlots) slots.template wait_stored<Slots::kNumSlots - 1>();
-        Chunk<T>::template write<false>(slot, &sums[c * kColumns / 2]);
-      }
-      slots.release([&] {
-        ptx::tma_store_3d(&d, slot, column, first_m, tile.group);
-        ptx::bulk_commit_group();
-        // The chunk before has left its slot, or will soon.
-        const int later = c - 1 + Slots::kNumSlots;
-        if (adds && c >= 1 && later < kChunks) {
-          ptx::bulk_wait_group_read<1>();
-          load(slots, tile, first_m, later);
-        }
-      });
+  template <int kSums>
+  __device__ void prepare(const Part&, float (&)[kSums]) const {}
+  template <class Buffers, int kSums>
+  __device__ void stage(Buffers& buffers, const Part& p, int i, float (&sums)[kSums]) const {
+    char* const buffer = buffers.at(load_buffer(buffers, i));
+    if (p.adds) {
+      buffers.wait_full(load_buffer(buffers, i));
+      Chunk<T>::template write<true>(buffer, &sums[i * kColumns / 2]);
+    } else {
+      Chunk<T>::template write<false>(buffer, &sums[i * kColumns / 2]);
     }
   }
-
- private:
-  // By the leader: chunk c of d, if there is such a chunk.
-  template <class Slots>
-  __device__ void load(Slots& slots, const WorkTile& tile, int32_t first_m, int c) const {
-    const int32_t column = tile.first_n + c * kColumns;
-    if (column >= n || c * kColumns >= Slots::kTileN) return;
-    const int index = c % Slots::kNumSlots;
-    ptx::mbarrier_arrive_expect_tx(slots.full(index), 16 * 128);
-    ptx::tma_load_3d(slots.slot(index), &d, slots.full(index), column, first_m, tile.group);
+  template <class Buffers>
+  __device__ void store(const Buffers& buffers, const Part& p, int i) const {
+    ptx::tma_store_3d(&d, buffers.at(load_buffer(buffers, i)), p.tile.first_n + i * kColumns,
+                      p.first_m, p.tile.group);
   }
+  __device__ void finish(const Part&, int) const {}
 };
 
 }  // namespace moire::cuda::sm90

@@ -1,4 +1,4 @@
-// WarpSlots: a consumer warp's staging memory between registers and TMA. A slot is 16 rows of 128
+// StagingBuffers: a consumer warp's memory between registers and TMA. A buffer is 16 rows of 128
 // bytes with TMA's 128-byte swizzle. Each warp is a pipeline of its own: its lane 0 issues the
 // copies and waits for them, __syncwarp does the rest.
 #pragma once
@@ -14,44 +14,29 @@
 namespace moire::cuda::sm90 {
 
 template <class P>
-class WarpSlots {
+class StagingBuffers {
  public:
-  static constexpr int kNumSlots = P::kNumSlots, kTileN = P::kTileN;
-  using Slots = char[P::kNumSlots][P::kSlotBytes];
-  __device__ WarpSlots(Slots& memory, uint64_t (&full)[P::kNumSlots])
+  using Policy = P;
+  static constexpr int kNumBuffers = P::kNumBuffers;
+  using Memory = char[P::kNumBuffers][P::kBufferBytes];
+  __device__ StagingBuffers(Memory& memory, uint64_t (&full)[P::kNumBuffers])
       : memory_(memory), full_(full) {}
 
   static __device__ bool is_leader() { return threadIdx.x % 32 == 0; }
 
-  // ---- stores only: slots in turn, each store a group of its own ----
+  // ---- for epilogues that only store: buffers in turn, each store a group of its own ----
 
-  // A slot that no copy reads any more, while kHeld others are acquired and not yet released.
-  template <int kHeld = 0>
+  // The next buffer, once no copy reads it any more.
   __device__ char* acquire() {
-    static_assert(kHeld < P::kNumSlots);
-    if (is_leader()) ptx::bulk_wait_group_read<P::kNumSlots - 1 - kHeld>();
-    __syncwarp();
-    char* const slot = memory_[next_];
-    next_ = next_ + 1 == P::kNumSlots ? 0 : next_ + 1;
-    return slot;
-  }
-  // What the warp wrote may be copied: `copy` is called by one lane, and commits once a slot.
-  template <class F>
-  __device__ void release(F&& copy) {
-    ptx::fence_proxy_async();
-    __syncwarp();
-    if (is_leader()) copy();
+    wait_stored<P::kNumBuffers - 1>();
+    char* const buffer = memory_[next_];
+    next_ = next_ + 1 == P::kNumBuffers ? 0 : next_ + 1;
+    return buffer;
   }
 
-  // ---- loads as well: the epilogue names its slots ----
+  // ---- for epilogues that name their buffers ----
 
-  __device__ char* slot(int index) const { return memory_[index]; }
-  // Waits until at most kPending of the stores still read their slots.
-  template <int kPending>
-  __device__ void wait_stored() {
-    if (is_leader()) ptx::bulk_wait_group_read<kPending>();
-    __syncwarp();
-  }
+  __device__ char* at(int index) const { return memory_[index]; }
   __device__ uint64_t* full(int index) const { return &full_[index]; }
   // Waits for what the leader loaded with full(index).
   __device__ void wait_full(int index) {
@@ -59,19 +44,36 @@ class WarpSlots {
     phases_ ^= 1u << index;
   }
 
+  // ---- for both ----
+
+  // Waits until at most kPending of the stores still read their buffers.
+  template <int kPending>
+  __device__ void wait_stored() {
+    if (is_leader()) ptx::bulk_wait_group_read<kPending>();
+    __syncwarp();
+  }
+  // What the warp wrote may be copied: `copy` is called by one lane, and becomes one group.
+  template <class F>
+  __device__ void release(F&& copy) {
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (!is_leader()) return;
+    copy();
+    ptx::bulk_commit_group();
+  }
   // Shared memory must not go away under a copy.
   __device__ void finish() {
     if (is_leader()) ptx::bulk_wait_group_read<0>();
   }
 
  private:
-  Slots& memory_;
-  uint64_t (&full_)[P::kNumSlots];
+  Memory& memory_;
+  uint64_t (&full_)[P::kNumBuffers];
   int next_ = 0;
   uint32_t phases_ = 0;
 };
 
-// Byte offset of the 16-byte unit `unit` of row `row` of a slot.
+// Byte offset of the 16-byte unit `unit` of row `row` of a buffer.
 __device__ inline uint32_t swizzled(int row, int unit) {
   return static_cast<uint32_t>(row * 128 + ((unit ^ (row & 7)) * 16));
 }
@@ -97,15 +99,25 @@ __device__ inline void pack_sums(const float* sums, Words& words) {
 }
 
 // The address that this lane gives to stmatrix and ldmatrix for column groups j and j + 1.
-__device__ inline uint32_t matrix_address(const char* slot, int j) {
+__device__ inline uint32_t matrix_address(const char* buffer, int j) {
   const int lane = threadIdx.x % 32;
-  return ptx::shared_address(slot) + swizzled(lane % 16, j + lane / 16);
+  return ptx::shared_address(buffer) + swizzled(lane % 16, j + lane / 16);
 }
-__device__ inline void write_words(char* slot, int j, const Words& words) {
-  ptx::stmatrix_x4(matrix_address(slot, j), words[0], words[1], words[2], words[3]);
+__device__ inline void write_words(char* buffer, int j, const Words& words) {
+  ptx::stmatrix_x4(matrix_address(buffer, j), words[0], words[1], words[2], words[3]);
 }
-__device__ inline void read_words(const char* slot, int j, Words& words) {
-  ptx::ldmatrix_x4(matrix_address(slot, j), words[0], words[1], words[2], words[3]);
+__device__ inline void read_words(const char* buffer, int j, Words& words) {
+  ptx::ldmatrix_x4(matrix_address(buffer, j), words[0], words[1], words[2], words[3]);
+}
+
+// The sums of 64 columns, rounded, into a buffer.
+__device__ inline void write_sums(char* buffer, const float* sums) {
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    Words words;
+    pack_sums(sums + 4 * j, words);
+    write_words(buffer, j, words);
+  }
 }
 
 }  // namespace moire::cuda::sm90

@@ -1,0 +1,181 @@
+// An epilogue as numbered pieces, and who runs them.
+//
+// A piece is what becomes of the sums of one or two buffers' columns, in the 16 rows that are a
+// warp's. An epilogue says what is done:
+//   part(tile, first_m)               a Part: what it knows of a tile's 16 rows from first_m on
+//   prepare(part, sums)               what all pieces need first: a bias
+//   num_pieces<P>(part)               pieces whose columns exist, of kPieces<P> in a tile
+//   load(buffers, part, i)            by the leader: asks for what piece i reads; where kLoads, and
+//                                     loads(part), and then on the barrier of buffer load_buffer(i)
+//   stage(buffers, part, i, sums)     the sums of piece i into staging buffers, rounded
+//   compute(buffers, part, i, slice)  slice of kNumSlices (or 0) of them, in the buffers
+//   store(buffers, part, i)           by the leader: sends the buffers off
+//   store_staged(buffers, part, i)    the same of what was staged, where the rest is left over
+//   finish(part, i)                   what a piece leaves in registers
+// A driver says when. AtOnce: behind the tile's products; under ping-pong, while the other
+// warpgroup multiplies. LeftOver: sums are staged behind the products, and the rest is done slice
+// by slice in the next main loop, while that one's products are under way.
+// An epilogue that loads names its buffers, and a driver sees to it that they are free; one that
+// does not acquires them in turn when it stages.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "backend/cuda/device/tile_walk.cuh"
+#include "backend/cuda/sm90/staging_buffers.cuh"
+
+namespace moire::cuda::sm90 {
+
+template <class P, class Epilogue>
+class AtOnce {
+ public:
+  using Buffers = StagingBuffers<P>;
+  __device__ AtOnce(const Epilogue& epilogue, const Buffers& buffers)
+      : epilogue_(epilogue), buffers_(buffers) {}
+
+  // The rows whose products come next.
+  __device__ void expect(const WorkTile& tile, int32_t first_m) {
+    tile_ = tile;
+    first_m_ = first_m;
+  }
+  // Early in their main loop: the loads of the first pieces.
+  __device__ void start() {
+    if constexpr (Epilogue::kLoads) {
+      const auto part = epilogue_.part(tile_, first_m_);
+      if (!Buffers::is_leader() || !epilogue_.loads(part)) return;
+      ptx::bulk_wait_group_read<0>();
+#pragma unroll
+      for (int i = 0; i < min(kAhead, kPieces); ++i) {
+        if (i < epilogue_.template num_pieces<P>(part)) epilogue_.load(buffers_, part, i);
+      }
+    }
+  }
+  // In every step of a main loop, while its products are under way.
+  __device__ void advance() {}
+
+  // The products are done.
+  template <int kSums>
+  __device__ void take(float (&sums)[kSums]) {
+    auto part = epilogue_.part(tile_, first_m_);
+    if (!epilogue_.writes(part)) return;
+    epilogue_.prepare(part, sums);
+#pragma unroll Epilogue::kUnrolled
+    for (int i = 0; i < kPieces; ++i) {
+      if (i >= epilogue_.template num_pieces<P>(part)) break;
+      if constexpr (Epilogue::kLoads) wait_free(part, i);
+      epilogue_.stage(buffers_, part, i, sums);
+      if constexpr (Epilogue::kNumSlices > 0) compute(part, i);
+      buffers_.release([&] { epilogue_.store(buffers_, part, i); });
+      if constexpr (Epilogue::kLoads && kPieces > kAhead) load_later(part, i);
+      epilogue_.finish(part, i);
+    }
+  }
+  // After the last tile.
+  __device__ void end() { buffers_.finish(); }
+
+ private:
+  static constexpr int kPieces = Epilogue::template kPieces<P>;
+  // Pieces that have buffers at a time.
+  static constexpr int kAhead = Epilogue::template kAhead<P>;
+
+  template <class Part>
+  __device__ void wait_free(const Part& part, int i) {
+    // The leader has waited before it loaded, but for itself alone.
+    if (i == 0) buffers_.template wait_stored<0>();
+    if constexpr (kPieces > kAhead) {
+      if (i >= kAhead && !epilogue_.loads(part)) buffers_.template wait_stored<kAhead - 1>();
+    }
+  }
+  template <class Part>
+  __device__ void compute(Part& part, int i) {
+    if (Epilogue::kLoads && epilogue_.loads(part))
+      buffers_.wait_full(epilogue_.load_buffer(buffers_, i));
+#pragma unroll 1
+    for (int slice = 0; slice < Epilogue::kNumSlices; ++slice) {
+      epilogue_.compute(buffers_, part, i, slice);
+    }
+  }
+  // What was stored before piece i has left its buffers, or will soon.
+  template <class Part>
+  __device__ void load_later(const Part& part, int i) {
+    const int later = i - 1 + kAhead;
+    if (i == 0 || later >= kPieces || !Buffers::is_leader() || !epilogue_.loads(part)) return;
+    if (later >= epilogue_.template num_pieces<P>(part)) return;
+    ptx::bulk_wait_group_read<1>();
+    epilogue_.load(buffers_, part, later);
+  }
+
+  const Epilogue& epilogue_;
+  Buffers buffers_;
+  WorkTile tile_;
+  int32_t first_m_;
+};
+
+// What is left over must not load: a load's latency would have to pass within a few steps.
+template <class P, class Epilogue>
+class LeftOver {
+  static_assert(!Epilogue::kLoads);
+
+ public:
+  using Buffers = StagingBuffers<P>;
+  __device__ LeftOver(const Epilogue& epilogue, const Buffers& buffers)
+      : epilogue_(epilogue), buffers_(buffers) {}
+
+  __device__ void expect(const WorkTile& tile, int32_t first_m) {
+    tile_ = tile;
+    first_m_ = first_m;
+  }
+  __device__ void start() {}
+
+  // A slice of what is left.
+  __device__ void advance() {
+    if (is_any()) step();
+  }
+
+  template <int kSums>
+  __device__ void take(float (&sums)[kSums]) {
+    while (is_any()) step();
+    left_ = epilogue_.part(tile_, first_m_);
+    epilogue_.prepare(left_, sums);
+    buffers_.template wait_stored<0>();
+    const int num_pieces = epilogue_.template num_pieces<P>(left_);
+#pragma unroll
+    for (int i = 0; i < Epilogue::template kPieces<P>; ++i) {
+      if (i < num_pieces) epilogue_.stage(buffers_, left_, i, sums);
+    }
+    buffers_.release([&] {
+      for (int i = 0; i < num_pieces; ++i) epilogue_.store_staged(buffers_, left_, i);
+    });
+    next_ = 0;
+    end_ = Epilogue::kNumSlices * num_pieces;
+  }
+  __device__ void end() {
+    while (is_any()) step();
+    buffers_.finish();
+  }
+
+ private:
+  __device__ bool is_any() const { return next_ < end_; }
+
+  // The next slice.
+  __device__ void step() {
+    const int i = next_ / Epilogue::kNumSlices, slice = next_ % Epilogue::kNumSlices;
+    epilogue_.compute(buffers_, left_, i, slice);
+    if (++next_ % Epilogue::kNumSlices != 0) return;
+    buffers_.release([&] { epilogue_.store(buffers_, left_, i); });
+    epilogue_.finish(left_, i);
+  }
+
+  const Epilogue& epilogue_;
+  Buffers buffers_;
+  WorkTile tile_;
+  int32_t first_m_;
+  int next_ = 0, end_ = 0;  // slices of `left_`
+  typename Epilogue::Part left_;
+};
+
+template <class P, class Epilogue>
+using PiecesOf = std::conditional_t<P::kIsLeftOver, LeftOver<P, Epilogue>, AtOnce<P, Epilogue>>;
+
+}  // namespace moire::cuda::sm90

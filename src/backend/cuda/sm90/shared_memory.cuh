@@ -1,0 +1,50 @@
+// What the roles of one block share: the ring of stages, the consumers' staging buffers, the ring
+// of work tiles, and the barriers of all three.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/device/tile_walk.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
+
+namespace moire::cuda::sm90 {
+
+template <class P>
+struct Stage {
+  alignas(1024) char a[P::kABytes];
+  alignas(1024) char b[P::kBBytes];
+};
+
+template <class P>
+struct SharedMemory {
+  Stage<P> stages[P::kNumStages];
+  alignas(1024) char buffers[P::kConsumerWarps][P::kNumBuffers][P::kBufferBytes];
+  WorkTile tiles[P::kNumTiles];
+  uint64_t full[P::kNumStages], empty[P::kNumStages];
+  uint64_t tile_full[P::kNumTiles], tile_empty[P::kNumTiles];
+  uint64_t buffer_full[P::kConsumerWarps][P::kNumBuffers];
+  uint64_t turn[P::kConsumers];
+};
+
+// Dynamic shared memory starts at 16 bytes' alignment only.
+template <class P>
+inline constexpr size_t kSharedBytes = sizeof(SharedMemory<P>) + 1024 - 16;
+
+template <class P>
+__device__ void initialize_barriers(SharedMemory<P>& s) {
+  for (int i = 0; i < P::kNumStages; ++i) {
+    ptx::mbarrier_init(&s.full[i], 1);
+    ptx::mbarrier_init(&s.empty[i], P::kIsPingPong ? 1 : P::kConsumers);
+  }
+  for (int i = 0; i < P::kNumTiles; ++i) {
+    ptx::mbarrier_init(&s.tile_full[i], 1);
+    ptx::mbarrier_init(&s.tile_empty[i], 1 + P::kConsumerWarps);
+  }
+  for (auto& warp : s.buffer_full) {
+    for (uint64_t& barrier : warp) ptx::mbarrier_init(&barrier, 1);
+  }
+  for (uint64_t& turn : s.turn) ptx::mbarrier_init(&turn, P::kWarpsOfConsumer);
+  ptx::fence_mbarrier_init();
+}
+
+}  // namespace moire::cuda::sm90
