@@ -104,8 +104,17 @@ TEST(Sm90Heuristics, CostSaysWhatIsUseful) {
   EXPECT_EQ(cost.text(), "rows 98 % and columns 98 % useful, 37 bytes a clock, 10.8 waves");
 }
 
-TEST(Sm90Heuristics, Fp32GradientsHaveOneTile) {
-  expect_tile<LoadingEpilogueTile>(Fp32WgradTiles(), ragged_k_sizes(groups(8, 2048), 28672, 4096));
+TEST(Sm90Heuristics, Fp32GradientsPingPongInTheWiderTileUnlessItOverhangs) {
+  const auto expect = []<class Expected>(Expected, int64_t num_groups, int64_t rows, int64_t m,
+                                         int64_t n) {
+    expect_tile<Expected>(Fp32WgradTiles(), ragged_k_sizes(groups(num_groups, rows), m, n));
+  };
+  expect(PingPongTile(), 8, 2048, 28672, 4096);         // mixtral
+  expect(PingPongTile(), 32, 1024, 7168, 2048);         // dsv3
+  expect(PingPongTile(), 128, 512, 1536, 2048);         // qwen3
+  expect(PingPongTile(), 64, 1024, 2048, 2048);         // olmoe
+  expect(LoadingEpilogueTile(), 64, 1024, 2048, 1024);  // 8 x 128, but 5.33 x 192
+  expect(PingPongTile(), 128, 256, 5760, 2880);         // gpt-oss
 }
 
 template <class P>

@@ -36,7 +36,8 @@ struct GluTile : Policy<Shape{.tile_m = 128,
                               .num_buffers = 5,
                               .pieces = Pieces::kLeftOver}> {};
 
-// Epilogues that also load: z of FC2's dgrad, the old gradients of an FP32 wgrad.
+// Epilogues that also load: z of FC2's dgrad, the old gradients of an FP32 wgrad whose n is no
+// multiple of 192.
 struct LoadingEpilogueTile : Policy<Shape{.tile_m = 128,
                                           .tile_n = 128,
                                           .num_stages = 4,
@@ -49,7 +50,7 @@ template <class... P>
 struct Candidates {};
 using ProductTiles = Candidates<TallTile, LowTile, NarrowTallTile, NarrowLowTile, PingPongTile>;
 using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
-using Fp32WgradTiles = Candidates<LoadingEpilogueTile>;
+using Fp32WgradTiles = Candidates<PingPongTile, LoadingEpilogueTile>;
 
 // Of a group, if the capacity is in use.
 inline double mean_rows(const moire_groups& groups) {
