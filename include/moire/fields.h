@@ -5,9 +5,9 @@
 //   ... visitor.value("tail", args.tail, 2)              what is no memory; one of so many values,
 //   or 0
 //
-// From it follow which memory must lie apart (src/core/footprint.h), what tests stage on a device
-// (staging/), and the calls that the fuzzer draws (tests/fuzz). A role that depends on other fields
-// is a condition here. A field that moire.h gains is one line here, and a test fails without it.
+// From it follow which memory must lie apart (src/core/footprint.h), which bytes count as written
+// (src/ops/dispatch.h), what tests stage (staging/) and what the fuzzer draws (tests/fuzz). A role
+// that depends on others is a condition here. A new field is one line; a test fails without it.
 //
 // Sizes are a letter for each dimension; those of a weight are its MOIRE_OUT_IN ones:
 //   C  capacity                     G  groups        K  columns that a product contracts

@@ -67,9 +67,7 @@ Cost cost_of(const BiasBackwardArgs& args) {
 
 Status bias_backward(const Context& context, const BiasBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_call(context, args, ArgumentCheck::Purpose::kRun));
-  return dispatch(context, "bias_backward", args, args.workspace,
-                  bytes_of(args.grad_bias) + bytes_of(args.grad_scale),
-                  [&] { return cost_of(args); });
+  return dispatch(context, "bias_backward", args, [&] { return cost_of(args); });
 }
 
 Status bias_backward_workspace(const Context& context, const BiasBackwardArgs& args,

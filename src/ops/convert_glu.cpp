@@ -47,7 +47,7 @@ std::string layout_name(const moire_glu_layout& layout) {
 
 Status dispatch_conversion(const Context& context, std::string_view op,
                            const ConvertGluArgs& args) {
-  return dispatch(context, op, args, Workspace{}, bytes_of(args.target), [&] {
+  return dispatch(context, op, args, [&] {
     return Cost{concat(args.source, " along dim ", args.dim, ", ", layout_name(args.from), " to ",
                        layout_name(args.to)),
                 bytes_of(args.source)};

@@ -62,7 +62,7 @@ Status check_convert_scales(const Context& context, const ConvertScalesArgs& arg
 
 Status convert_scales(const Context& context, const ConvertScalesArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_convert_scales(context, args));
-  return dispatch(context, "convert_scales", args, Workspace{}, bytes_of(args.target), [&] {
+  return dispatch(context, "convert_scales", args, [&] {
     return Cost{
         concat(TensorView(args.source), " ", kLayoutNames[args.from], " to ", kLayoutNames[args.to],
                args.direction == MOIRE_ROWWISE ? ", rowwise" : ", columnwise"),

@@ -94,7 +94,7 @@ Status check_requantize(const Context& context, const RequantizeArgs& args) {
 
 Status dequantize(const Context& context, const DequantizeArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_dequantize(context, args));
-  return dispatch(context, "dequantize", args, Workspace{}, bytes_of(args.target), [&] {
+  return dispatch(context, "dequantize", args, [&] {
     const Source source{args.source, args.scaling, args.direction, args.groups};
     return Cost{concat(source.problem(), " to ", TensorView(args.target).type()),
                 bytes_of(args.source)};
@@ -103,7 +103,7 @@ Status dequantize(const Context& context, const DequantizeArgs& args) {
 
 Status requantize(const Context& context, const RequantizeArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_requantize(context, args));
-  return dispatch(context, "requantize", args, Workspace{}, bytes_of(args.target), [&] {
+  return dispatch(context, "requantize", args, [&] {
     const Source source{args.source, args.scaling, args.direction, args.groups};
     return Cost{
         concat(source.problem(), args.direction == MOIRE_ROWWISE ? " to columnwise" : " to rowwise",

@@ -32,6 +32,46 @@ inline int64_t bytes_of(const moire_quantized& q) {
   return bytes_of(TensorView(q.data)) + bytes_of(TensorView(q.scales));
 }
 
+// Bytes of the elements that a call writes, by the fields of its struct (moire/fields.h); not those
+// of its workspace.
+class WrittenBytes : public MemoryVisitor {
+ public:
+  void field(const char*, const moire_tensor& t, Role role, const char*) {
+    if (is_written(role)) count_ += bytes_of(TensorView(t));
+  }
+  void field(const char*, const moire_weight& w, Role role, const char*) {
+    if (is_written(role)) count_ += bytes_of(TensorView(w.tensor));
+  }
+  void field(const char*, const moire_quantized& q, Role role, const char*) {
+    if (is_written(role)) count_ += bytes_of(q);
+  }
+  void field(const char*, const moire_offsets_output* outputs, Role, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) count_ += bytes_of(TensorView(outputs[i].offsets));
+  }
+  void field(const char*, const uint8_t*, Role, int64_t) {}  // beta_per_group, which is read
+  void field(const char*, const moire_groups&) {}
+  void field(const char*, const moire_workspace&) {}
+
+  int64_t count() const { return count_; }
+
+ private:
+  int64_t count_ = 0;
+};
+
+template <class A>
+int64_t bytes_written(const A& args) {
+  WrittenBytes bytes;
+  visit_fields(args, bytes);
+  return bytes.count();
+}
+
+// A call's workspace: an empty one, where its struct has none.
+template <class A>
+Workspace workspace_of(const A& args) {
+  if constexpr (requires { args.workspace; }) return args.workspace;
+  return {};
+}
+
 template <class A>
 struct Choice {
   const Implementation<A>* implementation = nullptr;
@@ -100,19 +140,18 @@ Status run_chosen(const Context& context, std::string_view op,
   }
 }
 
-// `bytes_written`: of the outputs. Where that is nothing, nothing runs, however many rows without
-// elements there are; but splits_to_offsets is also asked whether the splits are sound. `describe`
-// returns the Cost; it is called only when somebody wants to know.
+// Where the outputs have no elements, nothing runs, however many rows there are; but
+// splits_to_offsets is also asked whether the splits are sound. `describe` returns the Cost; it is
+// called only when somebody wants to know.
 template <class A, class Describe>
-Status dispatch(const Context& context, std::string_view op, const A& args, Workspace workspace,
-                int64_t bytes_written, Describe&& describe) {
+Status dispatch(const Context& context, std::string_view op, const A& args, Describe&& describe) {
   ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
   if (!check_memory(check, args)) return check.status();
   Result<Choice<A>> choice = choose(context, op, args);
   if (!choice.ok()) return choice.status();
   const Implementation<A>& chosen = *choice.value().implementation;
   const size_t needed = chosen.workspace(context.state(), args);
-  if (!check.workspace(workspace, needed)) return check.status();
+  if (!check.workspace(workspace_of(args), needed)) return check.status();
   if (context.state().is_planned && !context.is_explaining()) {
     return {Code::kUnsupported,
             concat(op, ": the context plans for ", context.state().name,
@@ -127,12 +166,12 @@ Status dispatch(const Context& context, std::string_view op, const A& args, Work
          .policy = chosen.policy(context.state(), args),
          .launches = chosen.launches == nullptr ? 1 : chosen.launches(context.state(), args),
          .bytes_read = cost.bytes_read,
-         .bytes_written = bytes_written,
+         .bytes_written = bytes_written(args),
          .workspace_bytes = static_cast<int64_t>(needed),
          .refused = std::move(choice.value().refused)});
     return {};
   }
-  if (bytes_written == 0 && !std::is_same_v<A, SplitsToOffsetsArgs>) return {};
+  if (bytes_written(args) == 0 && !std::is_same_v<A, SplitsToOffsetsArgs>) return {};
   return run_chosen(context, op, chosen, args);
 }
 

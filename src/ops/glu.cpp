@@ -80,7 +80,7 @@ Status check_glu_backward(const Context& context, const GluBackwardArgs& args) {
 
 Status glu(const Context& context, const GluArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_glu(context, args));
-  return dispatch(context, "glu", args, Workspace{}, bytes_of(args.act), [&] {
+  return dispatch(context, "glu", args, [&] {
     return Cost{problem_of(args.z, args.activation, args.layout),
                 bytes_of(args.z) + bytes_of(args.probs)};
   });
@@ -88,9 +88,7 @@ Status glu(const Context& context, const GluArgs& args) {
 
 Status glu_backward(const Context& context, const GluBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_glu_backward(context, args));
-  const int64_t bytes_written =
-      bytes_of(args.grad_z) + bytes_of(args.act) + bytes_of(args.grad_probs);
-  return dispatch(context, "glu_backward", args, Workspace{}, bytes_written, [&] {
+  return dispatch(context, "glu_backward", args, [&] {
     return Cost{problem_of(args.z, args.activation, args.layout),
                 bytes_of(args.z) + bytes_of(args.probs) + bytes_of(args.grad_act)};
   });

@@ -47,8 +47,7 @@ Cost cost_of(const GroupedGemmArgs& args) {
 
 Status grouped_gemm(const Context& context, const GroupedGemmArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return dispatch(context, "grouped_gemm", args, args.workspace, bytes_of(args.d),
-                  [&] { return cost_of(args); });
+  return dispatch(context, "grouped_gemm", args, [&] { return cost_of(args); });
 }
 
 Status grouped_gemm_workspace(const Context& context, const GroupedGemmArgs& args, size_t* bytes) {

@@ -3,12 +3,8 @@
 
 #include <moire/grouped_gemm.h>
 
-#include <algorithm>
-#include <initializer_list>
-#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/argument_check.h"
 #include "core/scales_check.h"
@@ -50,12 +46,6 @@ inline std::string problem_text(const Groups& groups, const TensorView& a, const
   return concat(groups.num_groups, " groups, capacity ", groups.capacity, ", ", sizes(a), " x ",
                 sizes(b), " ", a.dtype == b.dtype ? "" : concat(dtype_name(a.type()), " x "),
                 dtype_name(b.type()));
-}
-
-inline int64_t bytes_of(std::span<const NamedTensor> tensors) {
-  int64_t bytes = 0;
-  for (const NamedTensor& t : tensors) bytes += bytes_of(t.tensor);
-  return bytes;
 }
 
 // Bytes of the ragged operand that a call reads: gathered rows as often as they are used.

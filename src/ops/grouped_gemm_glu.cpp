@@ -1,8 +1,6 @@
 // grouped_gemm_glu: validation and dispatch.
 #include <moire/grouped_gemm.h>
 
-#include <array>
-
 #include "ops/dispatch.h"
 #include "ops/grouped_gemm_check.h"
 
@@ -10,15 +8,6 @@ namespace moire {
 namespace {
 
 using Purpose = ArgumentCheck::Purpose;
-
-std::array<NamedTensor, 6> outputs_of(const GroupedGemmGluArgs& args) {
-  return {{{"act", args.act},
-           {"z", args.z},
-           {"act_rowwise.data", args.act_rowwise.data},
-           {"act_rowwise.scales", args.act_rowwise.scales},
-           {"act_columnwise.data", args.act_columnwise.data},
-           {"act_columnwise.scales", args.act_columnwise.scales}}};
-}
 
 // act is wanted as it is, quantised, or both.
 void check_outputs(ArgumentCheck& check, const GroupedGemmGluArgs& args, int64_t f) {
@@ -75,8 +64,7 @@ Cost cost_of(const GroupedGemmGluArgs& args) {
 
 Status grouped_gemm_glu(const Context& context, const GroupedGemmGluArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return dispatch(context, "grouped_gemm_glu", args, args.workspace, bytes_of(outputs_of(args)),
-                  [&] { return cost_of(args); });
+  return dispatch(context, "grouped_gemm_glu", args, [&] { return cost_of(args); });
 }
 
 Status grouped_gemm_glu_workspace(const Context& context, const GroupedGemmGluArgs& args,

@@ -1,8 +1,6 @@
 // grouped_gemm_glu_backward: validation and dispatch.
 #include <moire/grouped_gemm.h>
 
-#include <array>
-
 #include "core/sizes.h"
 #include "ops/dispatch.h"
 #include "ops/grouped_gemm_check.h"
@@ -11,19 +9,6 @@ namespace moire {
 namespace {
 
 using Purpose = ArgumentCheck::Purpose;
-
-std::array<NamedTensor, 10> outputs_of(const GroupedGemmGluBackwardArgs& args) {
-  return {{{"grad_z", args.grad_z},
-           {"act", args.act},
-           {"grad_probs", args.grad_probs},
-           {"grad_bias", args.grad_bias},
-           {"grad_z_rowwise.data", args.grad_z_rowwise.data},
-           {"grad_z_rowwise.scales", args.grad_z_rowwise.scales},
-           {"grad_z_columnwise.data", args.grad_z_columnwise.data},
-           {"grad_z_columnwise.scales", args.grad_z_columnwise.scales},
-           {"act_columnwise.data", args.act_columnwise.data},
-           {"act_columnwise.scales", args.act_columnwise.scales}}};
-}
 
 // grad_z is wanted as it is, quantised, or both.
 void check_outputs(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args, int64_t f) {
@@ -80,8 +65,7 @@ Cost cost_of(const GroupedGemmGluBackwardArgs& args) {
 
 Status grouped_gemm_glu_backward(const Context& context, const GroupedGemmGluBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return dispatch(context, "grouped_gemm_glu_backward", args, args.workspace,
-                  bytes_of(outputs_of(args)), [&] { return cost_of(args); });
+  return dispatch(context, "grouped_gemm_glu_backward", args, [&] { return cost_of(args); });
 }
 
 Status grouped_gemm_glu_backward_workspace(const Context& context,

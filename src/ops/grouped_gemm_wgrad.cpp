@@ -52,8 +52,7 @@ Cost cost_of(const GroupedGemmWgradArgs& args) {
 
 Status grouped_gemm_wgrad(const Context& context, const GroupedGemmWgradArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return dispatch(context, "grouped_gemm_wgrad", args, args.workspace, bytes_of(args.d.tensor),
-                  [&] { return cost_of(args); });
+  return dispatch(context, "grouped_gemm_wgrad", args, [&] { return cost_of(args); });
 }
 
 Status grouped_gemm_wgrad_workspace(const Context& context, const GroupedGemmWgradArgs& args,

@@ -70,8 +70,7 @@ Cost cost_of(const PermuteArgs& args) {
 
 Status permute(const Context& context, const PermuteArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "permute", args, Workspace{}, bytes_of(args.rows) + bytes_of(args.probs),
-                  [&] { return cost_of(args); });
+  return dispatch(context, "permute", args, [&] { return cost_of(args); });
 }
 
 }  // namespace moire

@@ -45,9 +45,7 @@ Cost cost_of(const PermutePlanArgs& args) {
 
 Status permute_plan(const Context& context, const PermutePlanArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kRun));
-  return dispatch(context, "permute_plan", args, args.workspace,
-                  bytes_of(args.offsets) + bytes_of(args.gather_idx) + bytes_of(args.scatter_idx),
-                  [&] { return cost_of(args); });
+  return dispatch(context, "permute_plan", args, [&] { return cost_of(args); });
 }
 
 Status permute_plan_workspace(const Context& context, const PermutePlanArgs& args, size_t* bytes) {

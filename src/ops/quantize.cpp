@@ -78,30 +78,26 @@ Status check_quantize_weight(const Context& context, const QuantizeWeightArgs& a
 
 Status quantize(const Context& context, const QuantizeArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_quantize(context, args));
-  return dispatch(
-      context, "quantize", args, Workspace{}, bytes_of(args.rowwise) + bytes_of(args.columnwise),
-      [&] {
-        const TensorView source(args.source), row_idx(args.row_idx);
-        const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source.shape[0];
-        return Cost{
-            concat(source, row_idx.is_present() ? ", gathered" : "", ", ",
-                   scaling_word(args.scaling), " ", directions(args.rowwise, args.columnwise)),
-            rows * source.columns() * dtype_size(source.type()) + bytes_of(row_idx)};
-      });
+  return dispatch(context, "quantize", args, [&] {
+    const TensorView source(args.source), row_idx(args.row_idx);
+    const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source.shape[0];
+    return Cost{concat(source, row_idx.is_present() ? ", gathered" : "", ", ",
+                       scaling_word(args.scaling), " ", directions(args.rowwise, args.columnwise)),
+                rows * source.columns() * dtype_size(source.type()) + bytes_of(row_idx)};
+  });
 }
 
 Status quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_quantize_weight(context, args));
-  return dispatch(context, "quantize_weight", args, Workspace{},
-                  bytes_of(args.rowwise) + bytes_of(args.columnwise), [&] {
-                    const Weight source = args.source;
-                    return Cost{concat(source.tensor, source.list == nullptr ? "" : ", listed",
-                                       ", ", scaling_word(args.scaling), " ",
-                                       args.scaling == MOIRE_SCALING_FP8_TILE
-                                           ? dtype_name(TensorView(args.rowwise.data).type())
-                                           : directions(args.rowwise, args.columnwise)),
-                                bytes_of(source.tensor)};
-                  });
+  return dispatch(context, "quantize_weight", args, [&] {
+    const Weight source = args.source;
+    return Cost{concat(source.tensor, source.list == nullptr ? "" : ", listed", ", ",
+                       scaling_word(args.scaling), " ",
+                       args.scaling == MOIRE_SCALING_FP8_TILE
+                           ? dtype_name(TensorView(args.rowwise.data).type())
+                           : directions(args.rowwise, args.columnwise)),
+                bytes_of(source.tensor)};
+  });
 }
 
 }  // namespace moire

@@ -73,15 +73,12 @@ Cost cost_of(const RouterBackwardArgs& args) {
 
 Status router(const Context& context, const RouterArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "router", args, Workspace{},
-                  bytes_of(args.topk_idx) + bytes_of(args.topk_weights),
-                  [&] { return cost_of(args); });
+  return dispatch(context, "router", args, [&] { return cost_of(args); });
 }
 
 Status router_backward(const Context& context, const RouterBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "router_backward", args, Workspace{}, bytes_of(args.grad_logits),
-                  [&] { return cost_of(args); });
+  return dispatch(context, "router_backward", args, [&] { return cost_of(args); });
 }
 
 }  // namespace moire

@@ -38,17 +38,11 @@ ArgumentCheck check_arguments(const Context& context, const SplitsToOffsetsArgs&
   return check;
 }
 
-int64_t bytes_written(const SplitsToOffsetsArgs& args) {
-  int64_t bytes = 0;
-  for (int64_t i = 0; i < args.num_outputs; ++i) bytes += bytes_of(args.outputs[i].offsets);
-  return bytes;
-}
-
 }  // namespace
 
 Status splits_to_offsets(const Context& context, const SplitsToOffsetsArgs& args) {
   MOIRE_RETURN_IF_ERROR(check_arguments(context, args, ArgumentCheck::Purpose::kRun).status());
-  return dispatch(context, "splits_to_offsets", args, args.workspace, bytes_written(args), [&] {
+  return dispatch(context, "splits_to_offsets", args, [&] {
     return Cost{concat(args.splits, " to ", args.num_outputs, " arrays"), bytes_of(args.splits)};
   });
 }

@@ -106,15 +106,12 @@ Cost cost_of(const UnpermuteBackwardArgs& args) {
 
 Status unpermute(const Context& context, const UnpermuteArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "unpermute", args, Workspace{},
-                  bytes_of(args.y) + bytes_of(args.topk_weights), [&] { return cost_of(args); });
+  return dispatch(context, "unpermute", args, [&] { return cost_of(args); });
 }
 
 Status unpermute_backward(const Context& context, const UnpermuteBackwardArgs& args) {
   MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "unpermute_backward", args, Workspace{},
-                  bytes_of(args.grad_rows) + bytes_of(args.grad_weights),
-                  [&] { return cost_of(args); });
+  return dispatch(context, "unpermute_backward", args, [&] { return cost_of(args); });
 }
 
 }  // namespace moire

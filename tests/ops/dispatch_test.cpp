@@ -12,8 +12,9 @@ namespace {
 struct ToyArgs {
   int value = 0;
   std::string* ran = nullptr;
+  TensorView out;
 };
-void visit_fields(const ToyArgs&, auto&&) {}  // no memory
+void visit_fields(const ToyArgs& a, auto&& v) { v.field("out", a.out, Role::kOut, "C"); }
 
 template <int kWhich>
 Status run_toy(const Context&, const ToyArgs& args) {
@@ -49,11 +50,11 @@ namespace {
 
 class Dispatch : public testing::Test {
  protected:
-  Status call(int value, int64_t bytes_written = 4) {
+  Status call(int value, int64_t size = 4) {
+    uint8_t out[4];
+    const ToyArgs args{value, &ran_, TensorView(out, DType::kUint8, {size})};
     const Context context = explaining_ ? *explaining_ : Context::create(options_).value();
-    return dispatch(context, "toy", ToyArgs{value, &ran_}, Workspace{}, bytes_written, [] {
-      return Cost{"a toy", 3};
-    });
+    return dispatch(context, "toy", args, [] { return Cost{"a toy", 3}; });
   }
   ContextOptions options_;
   std::optional<Context> explaining_;
