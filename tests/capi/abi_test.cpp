@@ -31,20 +31,9 @@ std::vector<Promise> promises() {
 #define FIELD(name, field, offset) \
   {"offsetof(" #name ", " #field ")", int64_t{offsetof(name, field)}, offset},
 #define ENUMERATOR(name, value) {#name, int64_t{name}, value},
-#define OP(name)
-#define OP_WITH_WORKSPACE(name)
-#define ENTRY(name)
-#define CPP(name)
   return {
 #include "tests/capi/abi.inc"
   };
-#undef STRUCT
-#undef FIELD
-#undef ENUMERATOR
-#undef OP
-#undef OP_WITH_WORKSPACE
-#undef ENTRY
-#undef CPP
 }
 
 // The names that abi.inc lists: "moire_tensor.data", "MOIRE_OK = 0", C functions, C++ functions.
@@ -55,7 +44,6 @@ struct Listed {
 
 Listed listed() {
   Listed out;
-#define STRUCT(name, size)
 #define FIELD(name, field, offset) out.fields.push_back(#name "." #field);
 #define ENUMERATOR(name, value) out.values.push_back(#name " = " #value);
 #define OP(name) out.c_functions.insert("moire_" #name);
@@ -65,13 +53,6 @@ Listed listed() {
 #define ENTRY(name) out.c_functions.insert(#name);
 #define CPP(name) out.cpp_functions.insert(name);
 #include "tests/capi/abi.inc"
-#undef STRUCT
-#undef FIELD
-#undef ENUMERATOR
-#undef OP
-#undef OP_WITH_WORKSPACE
-#undef ENTRY
-#undef CPP
   return out;
 }
 

@@ -34,11 +34,6 @@ struct Entry {
 
 std::vector<Entry> entries() {
   std::vector<Entry> out;
-#define STRUCT(name, size)
-#define FIELD(name, field, offset)
-#define ENUMERATOR(name, value)
-#define ENTRY(name)
-#define CPP(name)
 #define OP(name)                                                                                \
   out.push_back({"moire_" #name, sizeof(moire_##name##_args),                                   \
                  [](const moire_context* context, const void* args) {                           \
@@ -52,13 +47,6 @@ std::vector<Entry> entries() {
                                     bytes);                                                  \
   };
 #include "tests/capi/abi.inc"
-#undef STRUCT
-#undef FIELD
-#undef ENUMERATOR
-#undef ENTRY
-#undef CPP
-#undef OP
-#undef OP_WITH_WORKSPACE
   return out;
 }
 

@@ -17,21 +17,8 @@ using Fields = std::vector<std::pair<std::string, int64_t>>;  // names and offse
 // The fields of each struct as the ABI promises them.
 std::map<std::string, Fields> promised() {
   std::map<std::string, Fields> out;
-#define STRUCT(name, size)
 #define FIELD(name, field, offset) out[#name].emplace_back(#field, offset);
-#define ENUMERATOR(name, value)
-#define OP(name)
-#define OP_WITH_WORKSPACE(name)
-#define ENTRY(name)
-#define CPP(name)
 #include "tests/capi/abi.inc"
-#undef STRUCT
-#undef FIELD
-#undef ENUMERATOR
-#undef OP
-#undef OP_WITH_WORKSPACE
-#undef ENTRY
-#undef CPP
   return out;
 }
 

@@ -174,23 +174,11 @@ std::unique_ptr<Call> draw(uint64_t seed) {
 
 std::vector<Op> every_op() {
   std::vector<Op> ops;
-#define STRUCT(name, size)
-#define FIELD(name, field, offset)
-#define ENUMERATOR(name, value)
 #define OP(name) \
   ops.push_back({#name, draw<moire_##name##_args, moire_##name, no_size<moire_##name##_args>>});
 #define OP_WITH_WORKSPACE(name) \
   ops.push_back({#name, draw<moire_##name##_args, moire_##name, moire_##name##_workspace>});
-#define ENTRY(name)
-#define CPP(name)
 #include "tests/capi/abi.inc"
-#undef STRUCT
-#undef FIELD
-#undef ENUMERATOR
-#undef OP
-#undef OP_WITH_WORKSPACE
-#undef ENTRY
-#undef CPP
   return ops;
 }
 
