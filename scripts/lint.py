@@ -4,23 +4,26 @@
 Prints `file:line: what` per finding and exits 1 if there are any. Rules: which layer may include
 what (docs/architecture.md), no disabled or commented-out code, every to-do names an issue, at most
 500 lines a file and 100 columns a line, a comment at the top that says what the file is, no path of
-one machine in docs/performance. The rules are data below; tests/lint proves that each one fires.
+one machine in docs/performance; in documents, prose of 100 columns, links that lead to a file and a
+heading, and to every page a link. The rules are data below; tests/lint proves that each one fires.
 """
 
 import pathlib
+import posixpath
 import re
 import sys
 from dataclasses import dataclass
 
 MAX_LINES = 500
 MAX_COLUMNS = 100
+README = "README.md"  # where reading begins
 
 # Findings that are right the way they are: (file, rule) -> reason.
 EXEMPT = {("include/moire.h", "length"): "the C contract is one header that cffi parses"}
 
 ROOTS = (
     *("include", "src", "reference", "staging", "tools", "tests"),
-    *("python", "examples", "scripts", "benchmarks"),
+    *("python", "examples", "scripts", "benchmarks", "cmake"),
 )
 CPP = {".h", ".hpp", ".cpp", ".c", ".cu", ".cuh"}
 PYTHON = {".py"}
@@ -209,6 +212,61 @@ def check_result(path, text):
             yield Finding(path, number, "path", f"{found.group(0)[1:]} is a path of one machine")
 
 
+# ---- documents ----
+
+
+def unfenced(text):
+    """(number, line) of all but blocks of code."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced:
+            yield number, line
+
+
+def anchors(text):
+    """What `#…` may name in a page: its headings, as GitHub and GitLab spell them."""
+    found, taken = set(), {}
+    for _, line in unfenced(text):
+        if not re.match(r"#{1,6} ", line):
+            continue
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line.lstrip("#").strip()).lower()
+        anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        times = taken[anchor] = taken.get(anchor, -1) + 1
+        found.add(f"{anchor}-{times}" if times else anchor)
+    return found
+
+
+def links(path, text):
+    """(number, target, heading) of each relative link, the target from the root."""
+    folder = posixpath.dirname(path)
+    for number, line in unfenced(text):
+        for target, heading in re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)", line):
+            if not re.match(r"[a-z]+:", target):
+                found = posixpath.join(folder, target) if target else path
+                yield number, posixpath.normpath(found), heading
+
+
+def check_documents(pages, exists):
+    """Findings of all documents, {path: text}; `exists` says whether a path from the root does."""
+    linked = set()
+    for path, text in pages.items():
+        for number, line in unfenced(text):
+            if len(line) > MAX_COLUMNS and not line.startswith("|") and path != README:
+                what = f"{len(line)} columns of prose, at most {MAX_COLUMNS}"
+                yield Finding(path, number, "columns", what)
+        for number, target, heading in links(path, text):
+            if target != path:
+                linked.add(target)
+            if not exists(target):
+                yield Finding(path, number, "link", f"{target} does not exist")
+            elif heading and heading not in anchors(pages.get(target, "")):
+                yield Finding(path, number, "link", f"{target} has no heading #{heading}")
+    for path in pages.keys() - linked - {README}:
+        yield Finding(path, 1, "link", "no other document links to this page")
+
+
 def lint_file(path, text, has_header_file=False):
     """Findings of one file; `path` is relative to the project, with forward slashes."""
     lines = text.splitlines()
@@ -232,6 +290,10 @@ def sources(root):
                 yield path
 
 
+def documents(root):
+    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
+
+
 def main(arguments):
     root = pathlib.Path(arguments[1]) if len(arguments) > 1 else pathlib.Path(__file__).parents[1]
     root = root.resolve()
@@ -246,6 +308,9 @@ def main(arguments):
     for path in sorted((root / "docs" / "performance").glob("*.json*")):
         count += 1
         findings += check_result(path.relative_to(root).as_posix(), path.read_text())
+    pages = {p.relative_to(root).as_posix(): p.read_text(encoding="utf-8") for p in documents(root)}
+    count += len(pages)
+    findings += check_documents(pages, lambda target: (root / target).exists())
     for finding in findings:
         print(finding)
     print(

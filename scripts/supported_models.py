@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import moire
@@ -85,7 +86,8 @@ def lists():
             act, layout, weights = moire.hf.recognise(built(cls))
         except moire.Unsupported as e:
             reason = str(e).removeprefix(f"moire.hf: {cls.__name__} ").rsplit("; use another", 1)[0]
-            refused.append(f"- `{model}`, `{cls.__name__}`: {reason}.")
+            item = f"- `{model}`, `{cls.__name__}`: {reason}."
+            refused.append(textwrap.fill(item, 100, subsequent_indent="  ", break_on_hyphens=False))
         else:
             runs.append(
                 f"| `{model}` | `{cls.__name__}` | {described(act)} | {layout} | "

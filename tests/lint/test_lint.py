@@ -54,6 +54,28 @@ class Lint(unittest.TestCase):
         self.assertEqual([f.rule for f in lint.check_result("docs/a.json", bad)], ["path"])
         self.assertEqual([*lint.check_result("docs/a.json", good)], [])
 
+    def test_documents(self):
+        def found(text, other="[up](../README.md#what-it-is)\n"):
+            pages = {"README.md": f"# What *it* is\n\n[a](docs/a.md)\n{text}", "docs/a.md": other}
+            return [(f.path, f.rule) for f in lint.check_documents(pages, pages.__contains__)]
+
+        readme, page = ("README.md", "link"), ("docs/a.md", "link")
+        self.assertEqual(found("[b](https://b.example) [here](#what-it-is)\n"), [])
+        self.assertEqual(found("```\nx[](docs/b.md)\n# Not a heading\n```\n"), [])
+        self.assertEqual(found("[b](docs/b.md)\n"), [readme])
+        self.assertEqual(found("[a](docs/a.md#nowhere)\n"), [readme])
+        self.assertEqual(found("[here](#not-a-heading)\n```\n# Not a heading\n```\n"), [readme])
+        self.assertEqual(found("", "[up](README.md)\n"), [page])
+        wide = "x" * 101
+        self.assertEqual(found("", f"{wide}\n"), [("docs/a.md", "columns")])
+        self.assertEqual(found("", f"|{wide}|\n```\n{wide}\n```\n"), [])
+        alone = lint.check_documents({"README.md": "", "docs/a.md": "[a](a.md)\n"}, lambda _: True)
+        self.assertEqual([(f.path, f.rule) for f in alone], [page])
+
+    def test_headings_are_named_as_hosts_of_code_name_them(self):
+        text = "# 8. Error of each recipe\n## `a_b`, c: D\n## [x](y)\n## X\n"
+        self.assertEqual(lint.anchors(text), {"8-error-of-each-recipe", "a_b-c-d", "x", "x-1"})
+
     def test_layers_allow_what_their_row_allows(self):
         for path, include in [
             ("include/moire.h", "<stdint.h>"),
