@@ -1,5 +1,6 @@
 """The examples of the README and the guides run as they are."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -30,3 +31,34 @@ def test_the_page_of_recipes_has_what_they_keep(capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("| `bf16` |")
     assert printed in (ROOT / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["pytorch", "recipes"])
+def test_every_block_of_a_guide_runs(page, monkeypatch, tmp_path):
+    """One after the other, on what the guides leave to the reader; CUDA's are test_cuda's."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    import moire
+
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8")
+    blocks = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "cuda" not in b]
+    assert blocks
+    for block in blocks:
+        splits = [10, 0, 35, 5, 20, 1, 9, 20]
+        exec(
+            block,
+            dict(
+                moire=moire,
+                torch=torch,
+                hidden=64,
+                width=128,
+                splits=splits,
+                rows_per_expert=splits,
+                groups=moire.Groups(splits=splits),
+                x=torch.randn(100, 64),
+                probs=torch.rand(100),
+                w1=torch.randn(8, 256, 64).requires_grad_(),
+                w2=torch.randn(8, 64, 128).requires_grad_(),
+            ),
+        )
