@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace moire::fuzz {
 namespace {
@@ -163,11 +164,12 @@ Mutation overlap(Call& call) {
   const auto is_there = [](const Piece& p) {
     return p.bytes > 0 && *p.pointer != nullptr && p.role != Role::kUnused;
   };
-  const Piece* const a = pick_piece(call.random, pieces, is_there);
-  const Piece* const b = pick_piece(call.random, pieces, [&](const Piece& p) {
+  const Piece* a = pick_piece(call.random, pieces, is_there);
+  const Piece* b = pick_piece(call.random, pieces, [&](const Piece& p) {
     return is_there(p) && &p != a && a != nullptr && (is_written(a->role) || is_written(p.role));
   });
   if (b == nullptr) return {};
+  if (a->bytes > b->bytes) std::swap(a, b);  // there is memory for both
   *a->pointer = *b->pointer;
   return {a->name + " over " + b->name, true};
 }
