@@ -19,6 +19,7 @@ namespace {
 
 // Rows of columnwise scales that belong to no block: zeros.
 void zero_unowned(const TensorView& scales, const Groups& groups) {
+  if (scales.columns() == 0) return;  // its data may be null
   const auto zero = [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       std::memset(element(scales, row, 0), 0, static_cast<size_t>(scales.columns()));
