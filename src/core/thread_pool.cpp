@@ -83,7 +83,7 @@ void ThreadPool::run(int64_t num_tasks, Invoke invoke, void* function) {
   if (num_tasks == 1 || num_threads_ == 1 || getpid() != owner_) {
     for (int64_t task = 0; task < num_tasks; ++task) invoke(function, task, 0);
   } else if (lent_ != nullptr) {
-    Job job{invoke, function, num_tasks};
+    Job job{invoke, function, num_tasks, num_threads_};
     run_lent(job);
   } else {
     run_own(num_tasks, invoke, function);
@@ -94,7 +94,9 @@ void ThreadPool::run_lent(Job& job) {
   const auto body = [](void* argument) {
     const FloatEnvironment exact;
     Job& shared = *static_cast<Job*>(argument);
-    shared.take_tasks(shared.next_thread.fetch_add(1, std::memory_order_relaxed));
+    const int thread = shared.next_thread.fetch_add(1, std::memory_order_relaxed);
+    // Threads that nobody asked for have no scratch of their own: the others do the work.
+    if (thread < shared.num_threads) shared.take_tasks(thread);
   };
   lent_(body, &job, static_cast<unsigned>(num_threads_), 0);
   // Each call of body goes on until no task is left, so that one is enough.

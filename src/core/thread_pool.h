@@ -53,6 +53,7 @@ class ThreadPool {
     Invoke invoke = nullptr;
     void* function = nullptr;
     int64_t num_tasks = 0;
+    int num_threads = 0;  // asked for, of lent threads
     alignas(64) std::atomic<int64_t> next_task{0};
     alignas(64) std::atomic<int> next_thread{0};  // of lent threads
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <new>
 #include <thread>
@@ -124,6 +125,23 @@ TEST(ThreadPool, RunsOnLentThreads) {
   for (const auto& count : runs) ASSERT_EQ(count, 1);
   EXPECT_TRUE(thread_in_range);
   EXPECT_FALSE(flushed);
+}
+
+TEST(ThreadPool, LeavesThreadsIdleThatItDidNotAskFor) {
+  ThreadPool pool(2, [](void (*body)(void*), void* argument, unsigned num_threads, unsigned) {
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < num_threads + 4; ++i) threads.emplace_back(body, argument);
+    for (std::thread& thread : threads) thread.join();
+  });
+  std::vector<std::atomic<int>> runs(64);
+  std::atomic<bool> thread_in_range = true;
+  pool.parallel_for(64, [&](int64_t task, int thread) {
+    ++runs[static_cast<size_t>(task)];
+    if (thread < 0 || thread >= 2) thread_in_range = false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that all of them are at work
+  });
+  for (const auto& count : runs) ASSERT_EQ(count, 1);
+  EXPECT_TRUE(thread_in_range);
 }
 
 TEST(ThreadPool, SaysThatNoThreadWasLent) {
