@@ -131,18 +131,18 @@ TEST_F(NoElements, Products) {
 
 // Null pointers are handed to nothing that may not get them, which the sanitizers see.
 TEST_F(NoElements, CopiesBesideAnOutputThatHasSome) {
-  const TestTensor grad_y(kBF16, {4, 8}), grad_probs(kFP32, {4});
-  const int64_t offsets[2] = {0, 3};
+  const TestTensor grad_y(kBF16, {40, 8}), grad_probs(kFP32, {40});
+  const int64_t offsets[2] = {0, 3};  // the second row of scales is no block's
   GroupedGemmGluBackwardArgs args;
   args.grad_y = grad_y;
   args.w2 = Weight(none(kBF16, {1, 8, 0}));
-  args.z = none(kBF16, {4, 0});
-  args.grad_z_columnwise = {none(DType::kE4M3, {4, 0}), none(DType::kE8M0, {1, 0})};
+  args.z = none(kBF16, {40, 0});
+  args.grad_z_columnwise = {none(DType::kE4M3, {40, 0}), none(DType::kE8M0, {2, 0})};
   args.grad_probs = grad_probs;
-  args.groups = {offsets, 1, 4};
+  args.groups = {offsets, 1, 40};
   EXPECT_TRUE(succeeds(
       run(context_, args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace)));
-  for (int64_t i = 0; i < 4; ++i) {
+  for (int64_t i = 0; i < 40; ++i) {
     EXPECT_EQ(static_cast<const float*>(grad_probs.view().data)[i], 0) << "row " << i;
   }
 }
