@@ -120,7 +120,7 @@ class CommandLine(unittest.TestCase):
         (info,) = self.json_lines("info", "--json")
         if info["build"]["cuda"].startswith("off"):
             message = self.bad("explain", SMALL, "--device", "sm90")
-            self.assertIn("context: this build of moire has no CUDA: ", message)
+            self.assertIn("context: asked for a CUDA device, but this build of moire is", message)
         else:
             for device, first in (("sm90", "sm90"), ("sm80", "portable"), ("sm100", "portable")):
                 (line,) = self.json_lines("explain", "qwen3_30b", "--device", device, "--json")
