@@ -222,7 +222,8 @@ std::vector<BadInput<moire_grouped_mlp_backward_args>> bad_backwards() {
   table.push_back({"beta_bias", [](A& a) { a.beta_bias = 7; }, "beta_bias is 7, must be 0 to 1"});
   table.push_back({"grad_x_is_grad_y", [](A& a) { a.grad_x.data = a.grad_y.data; },
                    "grad_x and grad_y overlap in their address ranges, must be apart"});
-  table.push_back({"grad_w1_is_w1", [](A& a) { a.grad_w1.tensor.data = a.w1.tensor.data; },
+  table.push_back({"grad_w1_is_w1",  // all of it: an FP32 one would reach past w1
+                   [](A& a) { a.grad_w1.tensor = a.w1.tensor; },
                    "grad_w1 and w1 overlap in their address ranges, must be apart"});
   return table;
 }

@@ -5,6 +5,7 @@ import pytest
 import torch
 import truth
 from moire import nn
+from moire.nn import fusion
 from moire.views import COMPILES_WHOLE_GRAPHS
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -113,7 +114,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize("make, message", REASONS, ids=[m for _, m in REASONS])
-def test_explain_says_why_not_and_strict_raises(generator, make, message):
+def test_explain_says_why_not_and_strict_raises(generator, monkeypatch, make, message):
     x, probs = draw(generator)
     modules = make()
     chain = nn.Sequential(*modules)
@@ -121,6 +122,7 @@ def test_explain_says_why_not_and_strict_raises(generator, make, message):
     assert message in sentence
     assert f"not fused: {sentence}" in str(moire.explain(chain, x, SPLITS, probs))
     assert torch.equal(chain(x, SPLITS, probs), one_by_one(modules, x, probs))
+    monkeypatch.setattr(fusion, "_run_alone", lambda *_: pytest.fail("something ran before"))
     with moire.strict(), pytest.raises(moire.Unsupported) as e:
         chain(x, SPLITS, probs)
     assert message in str(e.value)

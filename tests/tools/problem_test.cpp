@@ -137,7 +137,7 @@ TEST(Problem, NamesTheFieldWhatWasFoundAndWhatIsNeeded) {
   EXPECT_EQ(
       error_of(std::string(kPlain) + " dtype=fp23"),
       "problem: field \"dtype\": found \"fp23\", needed fp32, bf16, fp16, mxfp8, mxfp8_fast or "
-      "fp8_block");
+      "fp8_block; did you mean fp32?");
   EXPECT_EQ(error_of("groups=4 hidden=64 ffn=32"),
             "problem: field \"rows\": found nothing, needed a whole number from 0 to 2^40");
   EXPECT_EQ(error_of("groups=4 groups=4 hidden=64 ffn=32 rows=1"),

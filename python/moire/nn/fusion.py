@@ -36,20 +36,15 @@ class Sequential(torch.nn.Sequential):
         is_first_microbatch: Optional[bool] = None,
     ) -> torch.Tensor:
         groups = None if splits is None else as_groups(splits)
-        modules, at, is_taken = list(self), 0, False
-        while at < len(modules):
-            three = modules[at : at + 3]
-            if isinstance(modules[at], GroupedLinear) and why_not_fused(three) is None:
-                fc1, _, fc2 = three
+        modules = list(self)
+        for at, count in _steps(modules):
+            if count == 3:
+                fc1, _, fc2 = three = modules[at : at + 3]
                 options = fused_options(*three, is_first_microbatch)
                 x = grouped_mlp(x, fc1.weights(), fc2.weights(), groups, probs=probs, **options)
-                at, is_taken = at + 3, True
                 continue
-            if isinstance(modules[at], ScaledGLU):
-                _say_why_not(modules, at, is_taken)
             before = modules[at - 1] if at > 0 else None
             x = _run_alone(modules[at], before, x, groups, probs, is_first_microbatch)
-            at, is_taken = at + 1, False
         return x
 
     def backward_dw(self) -> None:
@@ -61,6 +56,21 @@ class Sequential(torch.nn.Sequential):
             raise invalid("backward_dw: no layer of the chain was built with delay_wgrad_compute")
         for layer in reversed(layers):
             layer.backward_dw()
+
+
+def _steps(modules):
+    """(place of the first module, how many run as one call), of all of them. It says what is not
+    fused, so that strict() raises before anything has run.
+    """
+    steps, at, count = [], 0, 1
+    while at < len(modules):
+        if isinstance(modules[at], ScaledGLU):
+            _say_why_not(modules, at, is_taken=count == 3)
+        begins = isinstance(modules[at], GroupedLinear)
+        count = 3 if begins and why_not_fused(modules[at : at + 3]) is None else 1
+        steps.append((at, count))
+        at += count
+    return steps
 
 
 def _run_alone(module, before, x, groups, probs, is_first_microbatch):
