@@ -395,6 +395,8 @@ class CommandLine(unittest.TestCase):
         blocks = re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)
         commands = [line for block in blocks for line in block.splitlines()]
         self.assertGreater(len(commands), 8)
+        kinds = json.loads(self.good("info", "--json"))["kinds"]
+        has_gpu = any(kind["device"] == "cuda" and kind["count"] > 0 for kind in kinds)
         with tempfile.TemporaryDirectory() as folder:
             for command in commands:
                 program, *arguments = shlex.split(command.split(">")[0])
@@ -407,7 +409,10 @@ class CommandLine(unittest.TestCase):
                     if not {"--time", "--sustained"} & set(arguments):
                         arguments += ["--time", "0.001"]
                 with self.subTest(command):
-                    self.good(*arguments)
+                    if "cuda" in arguments and not has_gpu:  # it is understood, and says what lacks
+                        self.assertIn("moire: context: ", self.bad(*arguments))
+                    else:
+                        self.good(*arguments)
 
     def test_a_bad_file_is_named_with_its_line(self):
         with tempfile.TemporaryDirectory() as folder:

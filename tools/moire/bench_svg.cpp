@@ -68,7 +68,7 @@ std::string title_of(const std::vector<BenchResult>& results, const MachineFacts
 }
 
 std::string roof_text(const MachineFacts& machine) {
-  const std::string copy = text(human_number(machine.bandwidth / 1e9), " GB/s");
+  std::string copy = text(human_number(machine.bandwidth / 1e9), " GB/s");
   if (machine.peak_flops <= 0) return copy;
   return text(human_number(machine.peak_flops / 1e9), " GFLOP/s, ", copy);
 }
