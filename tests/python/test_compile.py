@@ -1,4 +1,4 @@
-"""torch.compile with fullgraph=COMPILES_WHOLE_GRAPHS, and what torch.library checks of the ops."""
+"""torch.compile, in whole graphs where this torch can, and what torch.library checks of the ops."""
 
 import moire
 import pytest
