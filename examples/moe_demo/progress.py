@@ -48,7 +48,7 @@ class Progress:
     def _text(self, name: str) -> str:
         step, speed = self.step[name], self.config.tokens_per_step / self.seconds[name]
         return (
-            f"{name:<14}step {step:>{len(str(self.config.steps))}}/{self.config.steps}"
+            f"{name:<16}step {step:>{len(str(self.config.steps))}}/{self.config.steps}"
             f"  {self.bits[name]:5.2f} bits/byte  {speed:7,.0f} tokens/s"
         )
 
