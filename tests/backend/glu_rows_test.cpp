@@ -168,7 +168,7 @@ TEST(GluRows, ActivationsAndTheirSlopesAreWithinEightUlpOverTheWholeRange) {
   }
 }
 
-// The order of operations that activation-inl.h and glu_rows-inl.h promise, one scalar at a time.
+// The order of operations that core/activation.h and glu_rows-inl.h promise, one scalar at a time.
 namespace scalar {
 
 struct Sigmoid {

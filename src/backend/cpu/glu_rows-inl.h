@@ -6,8 +6,8 @@
 // PadSegment for others). z and grad_act must have been rounded to their storage type (loading does
 // that; RoundRow for accumulators).
 //
-// Order of operations, with h, h' and l as activation-inl.h has them and everything rounded to FP32
-// after each step:
+// Order of operations, with h, h' and l as core/activation.h has them and everything rounded to
+// FP32 after each step:
 //   glu       = h * l
 //   act       = glu * prob
 //   grad_prob = sum of grad_act * glu, as lane_sums-inl.h adds; segments in order, from zero
@@ -137,8 +137,7 @@ inline void GluForwardSegment(const moire_activation& activation, const float* H
     const FloatTag d;
     const auto p = hn::Set(d, prob);
     for (size_t j = 0; j < PaddedColumns(n); j += hn::Lanes(d)) {
-      const auto h = kind.Gate(d, hn::Load(d, gate + j));
-      const auto glu = hn::Mul(h, kind.Up(d, hn::Load(d, up + j)));
+      const Floats glu = glu_value(kind, hn::Load(d, gate + j), hn::Load(d, up + j));
       hn::Store(hn::Mul(glu, p), d, act + j);
     }
   });
@@ -154,16 +153,12 @@ inline void GluGradients(const moire_activation& activation, const float* HWY_RE
     const FloatTag d;
     const auto p = hn::Set(d, prob);
     for (size_t j = 0; j < PaddedColumns(n); j += hn::Lanes(d)) {
-      const auto a = hn::Load(d, gate + j), b = hn::Load(d, up + j);
-      auto slope = hn::Zero(d);
-      const auto h = kind.GateWithSlope(d, a, slope);
-      const auto l = kind.Up(d, b);
-      const auto hl = hn::Mul(h, l);
-      const auto grad = hn::Mul(hn::Load(d, grad_act + j), p);
-      hn::Store(hl, d, glu + j);
-      hn::Store(kind.PassUp(d, b, hn::Mul(grad, h)), d, grad_up + j);
-      hn::Store(kind.PassGate(d, a, hn::Mul(hn::Mul(grad, l), slope)), d, grad_gate + j);
-      if (act != nullptr) hn::Store(hn::Mul(hl, p), d, act + j);
+      const GluGradient g = glu_gradient(kind, hn::Load(d, gate + j), hn::Load(d, up + j),
+                                         hn::Load(d, grad_act + j), p);
+      hn::Store(g.glu, d, glu + j);
+      hn::Store(g.up, d, grad_up + j);
+      hn::Store(g.gate, d, grad_gate + j);
+      if (act != nullptr) hn::Store(hn::Mul(g.glu, p), d, act + j);
     }
   });
 }
