@@ -143,8 +143,8 @@ typedef struct moire_context_options {
   int32_t num_threads; /* CPU: 0 = one per available core */
   int32_t strict;      /* 1: fail, with the reason, where a slower implementation than the device's
                           fastest would run */
-  const char* implementation; /* force this implementation by name ("cpu", "portable", "sm90"); null
-                                 = the first that supports the call */
+  const char* implementation; /* force this implementation by name ("cpu", "portable", "sm90"; an op
+                                 with "cuda" alone runs it); null = the first that takes the call */
   void* stream;               /* CUDA: the cudaStream_t that ops run on */
   /* CPU: threads lent by the caller; null: the context has its own. Calls body(argument) on up to
    * num_threads threads at once, the caller's among them, and returns when all calls have returned;

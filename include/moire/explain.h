@@ -36,7 +36,7 @@ MOIRE_API std::string to_json(const Explanation& explanation);
 struct AvailableImplementation {
   std::string op;
   std::string device;  // "cpu", "cuda"
-  std::string name;    // "cpu", "portable", "sm90"
+  std::string name;    // "cpu", "cuda", "portable", "sm90"
 };
 
 // Those of every op, in the order in which they are tried; whether one takes a call depends on the

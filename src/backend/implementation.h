@@ -21,7 +21,7 @@ using Reason = std::optional<std::string>;
 
 template <class A>
 struct Implementation {
-  std::string_view name;  // "cpu", "portable", "sm90"
+  std::string_view name;  // "cpu", "cuda", "portable", "sm90"
   Device device;
   Reason (*supports)(const DeviceState& state, const A& args);
   // Bytes of scratch, from shapes and capacity alone.

@@ -23,16 +23,16 @@ namespace moire {
     return list;                                                  \
   }
 
-MOIRE_OP(SplitsToOffsetsArgs, MOIRE_CUDA(cuda::portable::kSplitsToOffsets) cpu::kSplitsToOffsets)
+MOIRE_OP(SplitsToOffsetsArgs, MOIRE_CUDA(cuda::ops::kSplitsToOffsets) cpu::kSplitsToOffsets)
 MOIRE_OP(QuantizeArgs, cpu::kQuantize)
 MOIRE_OP(QuantizeWeightArgs, cpu::kQuantizeWeight)
 MOIRE_OP(DequantizeArgs, cpu::kDequantize)
 MOIRE_OP(RequantizeArgs, cpu::kRequantize)
 MOIRE_OP(ConvertScalesArgs, cpu::kConvertScales)
-MOIRE_OP(ConvertGluArgs, MOIRE_CUDA(cuda::portable::kConvertGlu) cpu::kConvertGlu)
-MOIRE_OP(GluArgs, MOIRE_CUDA(cuda::portable::kGlu) cpu::kGlu)
-MOIRE_OP(GluBackwardArgs, MOIRE_CUDA(cuda::portable::kGluBackward) cpu::kGluBackward)
-MOIRE_OP(BiasBackwardArgs, MOIRE_CUDA(cuda::portable::kBiasBackward) cpu::kBiasBackward)
+MOIRE_OP(ConvertGluArgs, MOIRE_CUDA(cuda::ops::kConvertGlu) cpu::kConvertGlu)
+MOIRE_OP(GluArgs, MOIRE_CUDA(cuda::ops::kGlu) cpu::kGlu)
+MOIRE_OP(GluBackwardArgs, MOIRE_CUDA(cuda::ops::kGluBackward) cpu::kGluBackward)
+MOIRE_OP(BiasBackwardArgs, MOIRE_CUDA(cuda::ops::kBiasBackward) cpu::kBiasBackward)
 MOIRE_OP(GroupedGemmArgs,
          MOIRE_CUDA(cuda::sm90::kGroupedGemm, cuda::portable::kGroupedGemm) cpu::kGroupedGemm)
 MOIRE_OP(GroupedGemmGluArgs, MOIRE_CUDA(cuda::sm90::kGroupedGemmGlu,
@@ -42,13 +42,12 @@ MOIRE_OP(GroupedGemmGluBackwardArgs,
              cpu::kGroupedGemmGluBackward)
 MOIRE_OP(GroupedGemmWgradArgs, MOIRE_CUDA(cuda::sm90::kGroupedGemmWgrad,
                                           cuda::portable::kGroupedGemmWgrad) cpu::kGroupedGemmWgrad)
-MOIRE_OP(RouterArgs, MOIRE_CUDA(cuda::portable::kRouter) cpu::kRouter)
-MOIRE_OP(RouterBackwardArgs, MOIRE_CUDA(cuda::portable::kRouterBackward) cpu::kRouterBackward)
-MOIRE_OP(PermutePlanArgs, MOIRE_CUDA(cuda::portable::kPermutePlan) cpu::kPermutePlan)
-MOIRE_OP(PermuteArgs, MOIRE_CUDA(cuda::portable::kPermute) cpu::kPermute)
-MOIRE_OP(UnpermuteArgs, MOIRE_CUDA(cuda::portable::kUnpermute) cpu::kUnpermute)
-MOIRE_OP(UnpermuteBackwardArgs,
-         MOIRE_CUDA(cuda::portable::kUnpermuteBackward) cpu::kUnpermuteBackward)
+MOIRE_OP(RouterArgs, MOIRE_CUDA(cuda::ops::kRouter) cpu::kRouter)
+MOIRE_OP(RouterBackwardArgs, MOIRE_CUDA(cuda::ops::kRouterBackward) cpu::kRouterBackward)
+MOIRE_OP(PermutePlanArgs, MOIRE_CUDA(cuda::ops::kPermutePlan) cpu::kPermutePlan)
+MOIRE_OP(PermuteArgs, MOIRE_CUDA(cuda::ops::kPermute) cpu::kPermute)
+MOIRE_OP(UnpermuteArgs, MOIRE_CUDA(cuda::ops::kUnpermute) cpu::kUnpermute)
+MOIRE_OP(UnpermuteBackwardArgs, MOIRE_CUDA(cuda::ops::kUnpermuteBackward) cpu::kUnpermuteBackward)
 
 #undef MOIRE_OP
 

@@ -24,14 +24,11 @@ struct WeightOperand {
 };
 
 // `rows` for two products: the fastest of a GPU would each copy gathered rows into expert order, so
-// one step does it for both. A CPU's gather them while they read them; and where the context forces
-// an implementation, there is none of that name for the step.
+// one step does it for both. A CPU's gather them while they read them.
 inline RaggedOperand gathered_once(const Context& context, const RaggedOperand& rows,
                                    const moire_groups& groups, Arena& arena,
                                    std::optional<PermuteArgs>& step) {
-  const bool may_copy =
-      context.device() != Device::kCpu && context.options().implementation.empty();
-  if (!may_copy || !rows.row_idx.is_present()) return rows;
+  if (context.device() == Device::kCpu || !rows.row_idx.is_present()) return rows;
   const TensorView ordered = arena.take(rows.tensor.type(), groups.capacity, rows.tensor.columns());
   PermuteArgs& args = step.emplace();
   args.x = rows.tensor;

@@ -84,13 +84,19 @@ inline std::string reasons(const std::vector<Refusal>& refused) {
   return text;
 }
 
+// Whether a forced name rules a candidate out. The only implementation of an op for CUDA, `cuda`,
+// is no choice: it runs under every name, so that a layer whose GEMMs are forced runs to its end.
+inline bool is_ruled_out(std::string_view forced, std::string_view candidate) {
+  return !forced.empty() && forced != candidate && candidate != "cuda";
+}
+
 template <class A>
 Result<Choice<A>> choose(const Context& context, std::string_view op, const A& args) {
   const std::string& forced = context.options().implementation;
   Choice<A> choice;
   for (const Implementation<A>& candidate : implementations<A>()) {
     if (candidate.device != context.device()) continue;
-    Reason reason = !forced.empty() && forced != candidate.name
+    Reason reason = is_ruled_out(forced, candidate.name)
                         ? Reason(concat("the context asks for \"", forced, "\""))
                         : candidate.supports(context.state(), args);
     if (!reason.has_value()) {

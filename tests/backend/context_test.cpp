@@ -119,7 +119,7 @@ TEST(Context, ExplainsForAGpuThatIsNotHereAndRunsNothingOnIt) {
             "or a device");
   const Context explaining = context.explaining();
   ASSERT_TRUE(glu(explaining, args).ok());
-  EXPECT_EQ(explaining.explanation().at(0).implementation, "portable");
+  EXPECT_EQ(explaining.explanation().at(0).implementation, "cuda");
 }
 
 TEST(Context, DescribesDevicesAndBuildAsJson) {

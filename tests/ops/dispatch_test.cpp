@@ -93,6 +93,14 @@ TEST_F(Dispatch, RunsTheOneThatIsForced) {
   EXPECT_EQ(call(2).code(), Code::kUnsupported);
 }
 
+TEST_F(Dispatch, AForcedNameRulesOutOthersButNotTheOnlyOneForCuda) {
+  EXPECT_FALSE(is_ruled_out("", "sm90"));
+  EXPECT_FALSE(is_ruled_out("sm90", "sm90"));
+  EXPECT_TRUE(is_ruled_out("portable", "sm90"));
+  EXPECT_TRUE(is_ruled_out("sm90", "cpu"));
+  EXPECT_FALSE(is_ruled_out("portable", "cuda"));
+}
+
 TEST_F(Dispatch, RefusesATooSmallWorkspace) {
   EXPECT_EQ(call(5).message(), "toy: the workspace has 0 bytes, needs 64");
   EXPECT_EQ(ran_, "");

@@ -86,7 +86,9 @@ def test_settings_and_explain_reach_the_threads_of_autograd(generator):
     with moire.settings(implementation="portable"):
         steps = moire.explain(lambda: mlp(*leaves, groups).sum().backward())
     assert [s["op"] for s in steps].count("grouped_gemm_wgrad") == 2
-    assert {s["implementation"] for s in steps} == {"portable"}
+    for step in steps:
+        is_gemm = step["op"].startswith("grouped_gemm")
+        assert step["implementation"] == ("portable" if is_gemm else "cuda"), step
     y = mlp(*leaves, groups).sum()
     with (
         moire.settings(implementation="no such thing"),

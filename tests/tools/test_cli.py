@@ -340,7 +340,7 @@ class CommandLine(unittest.TestCase):
 
     def test_an_unknown_implementation_is_bad_usage(self):
         message = self.bad("check", SMALL, "--implementation", "nope")
-        self.assertIn('--implementation: found "nope", needed cpu, portable or sm90', message)
+        self.assertIn('--implementation: found "nope", needed cpu, cuda, portable or sm90', message)
 
     def test_steady_state_is_a_gpus(self):
         message = self.bad("bench", SMALL, "--sustained")

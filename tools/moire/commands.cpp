@@ -25,11 +25,11 @@ std::vector<Settings> spread(const std::vector<Settings>& lists, const std::stri
 
 // A name that no op has on any device would refuse every call, one after the other.
 void check_implementation(const CommonOptions& options) {
-  const std::set<std::string> names = {"", "cpu", "portable", "sm90"};
+  const std::set<std::string> names = {"", "cpu", "cuda", "portable", "sm90"};
   if (names.contains(options.implementation)) return;
   throw UsageError(text("--implementation: found \"", options.implementation,
-                        "\", needed cpu, portable or sm90",
-                        did_you_mean(options.implementation, {"cpu", "portable", "sm90"})));
+                        "\", needed cpu, cuda, portable or sm90",
+                        did_you_mean(options.implementation, {"cpu", "cuda", "portable", "sm90"})));
 }
 
 // "sm90", "sm100": an architecture, whether or not the library knows it.

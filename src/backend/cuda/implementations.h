@@ -1,4 +1,5 @@
-// CUDA's implementations: sm90 (Hopper's tensor cores, BF16) and portable (any GPU since sm_80).
+// CUDA's implementations: of the grouped GEMMs sm90 (Hopper's tensor cores, BF16) and portable (any
+// GPU since sm_80), of every other op one, `cuda`.
 #pragma once
 
 #include "backend/implementation.h"
@@ -15,21 +16,28 @@ extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 }  // namespace sm90
 
 namespace portable {
+
+extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
+extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
+extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
+
+}  // namespace portable
+
+namespace ops {
+
 extern const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets;
 extern const Implementation<ConvertGluArgs> kConvertGlu;
 extern const Implementation<GluArgs> kGlu;
 extern const Implementation<GluBackwardArgs> kGluBackward;
 extern const Implementation<BiasBackwardArgs> kBiasBackward;
-extern const Implementation<GroupedGemmArgs> kGroupedGemm;
-extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
-extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
-extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 extern const Implementation<RouterArgs> kRouter;
 extern const Implementation<RouterBackwardArgs> kRouterBackward;
 extern const Implementation<PermutePlanArgs> kPermutePlan;
 extern const Implementation<PermuteArgs> kPermute;
 extern const Implementation<UnpermuteArgs> kUnpermute;
 extern const Implementation<UnpermuteBackwardArgs> kUnpermuteBackward;
-}  // namespace portable
+
+}  // namespace ops
 
 }  // namespace moire::cuda

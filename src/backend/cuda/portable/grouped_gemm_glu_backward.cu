@@ -4,7 +4,7 @@
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/device/lane_sums.cuh"
 #include "backend/cuda/implementations.h"
-#include "backend/cuda/portable/partial_sums.h"
+#include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 #include "core/arena.h"
 #include "core/divide.h"
@@ -125,11 +125,12 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
                            .bias_partials = partials.bias,
                            .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
   if (partials.probs != nullptr) {
-    sum_row_partials(launcher, partials.probs, partials.segments, args.groups, args.grad_probs, 0,
-                     args.tail);
+    ops::sum_row_partials(launcher, partials.probs, partials.segments, args.groups, args.grad_probs,
+                          0, args.tail);
   }
   if (partials.bias != nullptr) {
-    sum_block_partials(launcher, partials.bias, args.groups, args.grad_bias, args.beta, nullptr);
+    ops::sum_block_partials(launcher, partials.bias, args.groups, args.grad_bias, args.beta,
+                            nullptr);
   }
   return launcher.status();
 }

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "backend/cuda/portable/gather_rows.h"
+#include "backend/cuda/ops/gather_rows.h"
 #include "core/arena.h"
 
 namespace moire::cuda::sm90 {
@@ -26,7 +26,7 @@ class GatheredRows {
   // `name` is the index's, for what kernels find wrong with it.
   void gather(Launcher& launcher, const char* name = "row_idx") const {
     if (!row_idx_.is_present()) return;
-    portable::gather_rows(launcher, source_, row_idx_, name, rows_, groups_, MOIRE_TAIL_UNTOUCHED);
+    ops::gather_rows(launcher, source_, row_idx_, name, rows_, groups_, MOIRE_TAIL_UNTOUCHED);
   }
 
   // For explain: what comes before the kernel, in words and in launches.

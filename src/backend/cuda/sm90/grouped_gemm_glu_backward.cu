@@ -65,7 +65,7 @@ struct Scratch {
       prob_partials = arena.take_floats(num_segments(args), args.groups.capacity);
     }
     if (args.grad_bias.rank != 0) {
-      bias.bytes = portable::kBiasBackward.workspace(state, bias_backward(args));
+      bias.bytes = ops::kBiasBackward.workspace(state, bias_backward(args));
       bias.data = arena.take(static_cast<int64_t>(bias.bytes));
     }
   }
@@ -141,7 +141,7 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
   if (args.grad_bias.rank == 0) return {};
   BiasBackwardArgs bias = bias_backward(args);
   bias.workspace = scratch.bias;
-  return portable::kBiasBackward.run(context, bias);
+  return ops::kBiasBackward.run(context, bias);
 }
 
 }  // namespace
@@ -162,9 +162,8 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
     run,
     [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) -> int64_t {
       return 1 + GatheredRows::launches(args.row_idx) + (args.grad_probs.rank != 0) +
-             (args.grad_bias.rank == 0
-                  ? 0
-                  : portable::kBiasBackward.launches(state, bias_backward(args)));
+             (args.grad_bias.rank == 0 ? 0
+                                       : ops::kBiasBackward.launches(state, bias_backward(args)));
     }};
 
 }  // namespace moire::cuda::sm90

@@ -1,11 +1,11 @@
 // router_backward on CUDA: the scores again, as router.cu holds them, then the pull of each chosen
 // weight's gradient on its expert, and the softmax's or sigmoid's own gradient.
 #include "backend/cuda/implementations.h"
-#include "backend/cuda/portable/router_scores.cuh"
+#include "backend/cuda/ops/router_scores.cuh"
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 struct Operands {
@@ -117,7 +117,7 @@ std::string policy(const DeviceState&, const RouterBackwardArgs& args) {
 
 }  // namespace
 
-const Implementation<RouterBackwardArgs> kRouterBackward = {"portable",   Device::kCuda, supports,
+const Implementation<RouterBackwardArgs> kRouterBackward = {"cuda",       Device::kCuda, supports,
                                                             no_workspace, policy,        run};
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

@@ -17,7 +17,7 @@
 #include "core/divide.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 constexpr int kWarps = 8;  // of a counting or dealing block
@@ -235,7 +235,7 @@ std::string policy(const DeviceState&, const PermutePlanArgs& args) {
 }  // namespace
 
 const Implementation<PermutePlanArgs> kPermutePlan = {
-    "portable",
+    "cuda",
     Device::kCuda,
     supports,
     workspace,
@@ -243,4 +243,4 @@ const Implementation<PermutePlanArgs> kPermutePlan = {
     run,
     [](const DeviceState&, const PermutePlanArgs&) -> int64_t { return 3; }};
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

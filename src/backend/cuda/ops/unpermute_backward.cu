@@ -12,7 +12,7 @@
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 constexpr int kThreads = 128;
@@ -286,6 +286,6 @@ std::string policy(const DeviceState&, const UnpermuteBackwardArgs& args) {
 }  // namespace
 
 const Implementation<UnpermuteBackwardArgs> kUnpermuteBackward = {
-    "portable", Device::kCuda, supports, no_workspace, policy, run};
+    "cuda", Device::kCuda, supports, no_workspace, policy, run};
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

@@ -1,10 +1,10 @@
 #include "backend/cuda/device/any_floats.cuh"
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
-#include "backend/cuda/portable/partial_sums.h"
+#include "backend/cuda/ops/partial_sums.h"
 #include "core/divide.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 constexpr int kThreads = 256;
@@ -69,4 +69,4 @@ void sum_block_partials(Launcher& launcher, const float* partials, const moire_g
                   any_floats(target), beta, beta_per_group);
 }
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

@@ -6,7 +6,7 @@
 
 #include "backend/cuda/runtime/launch.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 
 // target_i = beta * target_i + the sum of partials[i][0], [1], ..., [count - 1] for each row in
 // use; the tail of [capacity] gets zeros or stays.
@@ -19,4 +19,4 @@ void sum_row_partials(Launcher& launcher, const float* partials, int64_t count,
 void sum_block_partials(Launcher& launcher, const float* partials, const moire_groups& groups,
                         const TensorView& target, int32_t beta, const uint8_t* beta_per_group);
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

@@ -12,12 +12,12 @@
 #include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/device/segment_pieces.cuh"
 #include "backend/cuda/implementations.h"
-#include "backend/cuda/portable/partial_sums.h"
+#include "backend/cuda/ops/partial_sums.h"
 #include "core/arena.h"
 #include "core/divide.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 constexpr int kThreads = 128;
@@ -288,7 +288,7 @@ std::string policy(const DeviceState&, const BiasBackwardArgs& args) {
 }  // namespace
 
 const Implementation<BiasBackwardArgs> kBiasBackward = {
-    "portable",
+    "cuda",
     Device::kCuda,
     supports,
     [](const DeviceState&, const BiasBackwardArgs& args) {
@@ -300,4 +300,4 @@ const Implementation<BiasBackwardArgs> kBiasBackward = {
       return 1 + (args.grad_bias.rank != 0) + (args.grad_scale.rank != 0);
     }};
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

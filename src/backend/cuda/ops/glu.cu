@@ -10,7 +10,7 @@
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 constexpr int kThreads = 256;
@@ -111,7 +111,7 @@ std::string policy(const DeviceState&, const GluArgs& args) {
 }  // namespace
 
 const Implementation<GluArgs> kGlu = {
-    "portable", Device::kCuda, supports, no_workspace, policy, run,
+    "cuda", Device::kCuda, supports, no_workspace, policy, run,
 };
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

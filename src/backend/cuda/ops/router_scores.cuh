@@ -11,7 +11,7 @@
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/team.cuh"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 
 inline constexpr int64_t kMaxExperts = 4096;
 inline constexpr int kRouterThreads = 256;
@@ -86,4 +86,4 @@ decltype(auto) with_team(int64_t num_experts, F&& f) {
   return f.template operator()<BlockTeam, 16>();
 }
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

@@ -11,7 +11,7 @@
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 constexpr int kThreads = 1024;
@@ -221,7 +221,7 @@ std::string policy(const DeviceState&, const SplitsToOffsetsArgs&) {
 }  // namespace
 
 const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets = {
-    "portable", Device::kCuda, supports, no_workspace, policy, run,
+    "cuda", Device::kCuda, supports, no_workspace, policy, run,
 };
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

@@ -5,7 +5,7 @@
 
 #include "backend/cuda/runtime/launch.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 
 // rows_i = x[index_i] for each row in use, of one dtype; the tail gets zeros or stays. An index
 // outside x is reported under the launcher's op and `index_name`, a literal.
@@ -13,4 +13,4 @@ void gather_rows(Launcher& launcher, const TensorView& x, const TensorView& inde
                  const char* index_name, const TensorView& rows, const moire_groups& groups,
                  int32_t tail);
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

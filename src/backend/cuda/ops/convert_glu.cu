@@ -10,7 +10,7 @@
 #include "core/divide.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 constexpr int kThreads = 256;
@@ -204,7 +204,7 @@ std::string policy(const DeviceState&, const ConvertGluArgs& args) {
 }  // namespace
 
 const Implementation<ConvertGluArgs> kConvertGlu = {
-    "portable", Device::kCuda, supports, no_workspace, policy, run,
+    "cuda", Device::kCuda, supports, no_workspace, policy, run,
 };
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

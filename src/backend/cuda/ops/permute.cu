@@ -11,12 +11,12 @@
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/implementations.h"
-#include "backend/cuda/portable/gather_rows.h"
+#include "backend/cuda/ops/gather_rows.h"
 #include "backend/cuda/runtime/launch.h"
 #include "core/divide.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 constexpr int kThreads = 256;
@@ -145,7 +145,7 @@ void gather_rows(Launcher& launcher, const TensorView& x, const TensorView& inde
 }
 
 const Implementation<PermuteArgs> kPermute = {
-    "portable",
+    "cuda",
     Device::kCuda,
     supports_everything,
     no_workspace,
@@ -155,4 +155,4 @@ const Implementation<PermuteArgs> kPermute = {
       return (args.rows.rank != 0) + (args.probs.rank != 0);
     }};
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

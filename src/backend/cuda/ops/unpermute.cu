@@ -13,7 +13,7 @@
 #include "core/divide.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 constexpr int kThreads = 256;
@@ -211,7 +211,7 @@ std::string policy(const DeviceState&, const UnpermuteArgs& args) {
 }  // namespace
 
 const Implementation<UnpermuteArgs> kUnpermute = {
-    "portable",
+    "cuda",
     Device::kCuda,
     supports,
     no_workspace,
@@ -221,4 +221,4 @@ const Implementation<UnpermuteArgs> kUnpermute = {
       return (args.y.rank != 0) + (args.topk_weights.rank != 0);
     }};
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

@@ -2,11 +2,11 @@
 // in registers. Each choice is the largest of what is left: a maximum over the team, then the
 // lowest index that has it.
 #include "backend/cuda/implementations.h"
-#include "backend/cuda/portable/router_scores.cuh"
+#include "backend/cuda/ops/router_scores.cuh"
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 struct Operands {
@@ -122,7 +122,7 @@ std::string policy(const DeviceState&, const RouterArgs& args) {
 
 }  // namespace
 
-const Implementation<RouterArgs> kRouter = {"portable",   Device::kCuda, supports,
+const Implementation<RouterArgs> kRouter = {"cuda",       Device::kCuda, supports,
                                             no_workspace, policy,        run};
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops

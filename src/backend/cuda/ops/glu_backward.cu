@@ -11,7 +11,7 @@
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
 
-namespace moire::cuda::portable {
+namespace moire::cuda::ops {
 namespace {
 
 constexpr int kThreads = 128;
@@ -227,7 +227,7 @@ std::string policy(const DeviceState&, const GluBackwardArgs& args) {
 }  // namespace
 
 const Implementation<GluBackwardArgs> kGluBackward = {
-    "portable", Device::kCuda, supports, no_workspace, policy, run,
+    "cuda", Device::kCuda, supports, no_workspace, policy, run,
 };
 
-}  // namespace moire::cuda::portable
+}  // namespace moire::cuda::ops
