@@ -54,3 +54,12 @@ run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${static} -D BUILD_SHARED_LIBS=OFF
 run(${CMAKE_COMMAND} --build ${static})
 set(FLAGS "")
 check(${static} ${WORK}/static "cpp")
+
+# A program may link Highway's library as well: libmoire.a has Highway's functions under another name.
+find_program(nm nm REQUIRED)
+file(GLOB_RECURSE archive ${WORK}/static/*/libmoire.a)
+execute_process(COMMAND ${nm} --defined-only ${archive} OUTPUT_VARIABLE symbols ERROR_QUIET COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL "_ZN[KO]?3hwy[^\n]*" found "${symbols}")
+if(found OR NOT symbols MATCHES "_ZN13moire_highway")
+  message(FATAL_ERROR "libmoire.a defines symbols of libhwy: ${found}")
+endif()
