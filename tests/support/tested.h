@@ -32,11 +32,12 @@ class Tested {
     return out;
   }
   // For data in which calls find what check() reports: a finding is a sentence, on the heap.
-  static Tested finding(const Context& context) {
-    Tested out(context);
+  static Tested finding(Tested out) {
     out.may_find_ = true;
     return out;
   }
+
+  Device device() const { return context_.device(); }
 
   // Calls take pointers to the host's memory, whatever the device.
   template <class A>

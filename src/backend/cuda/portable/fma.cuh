@@ -1,8 +1,9 @@
-// The engine for operands of any types, FP32 among them: one fused multiply-add per product. A
+// The engine for operands of any types beside each other: one fused multiply-add per product. A
 // thread holds 4 x 4 sums, of each half where gate and up are made together.
 #pragma once
 
 #include "backend/cuda/portable/gemm.cuh"
+#include "backend/cuda/portable/operand.cuh"
 
 namespace moire::cuda::portable::gemm {
 
@@ -29,7 +30,7 @@ struct Fma {
 class Fma::AlongK {
  public:
   // `row` is the row of the matrix for line(), negative for a line of zeros.
-  __device__ AlongK(const AnyFloats& matrix, int64_t row, int64_t k_end)
+  __device__ AlongK(const Operand& matrix, int64_t row, int64_t k_end)
       : matrix_(matrix), row_(row), k_end_(k_end) {}
 
   __device__ void fetch(int64_t k) {
@@ -49,7 +50,7 @@ class Fma::AlongK {
     return static_cast<int>(threadIdx.x) % (kDepth / kPerThread) * kPerThread;
   }
 
-  AnyFloats matrix_;
+  Operand matrix_;
   int64_t row_, k_end_;
   float values_[kPerThread];
 };
@@ -58,8 +59,8 @@ template <class RowOf>
 class Fma::AcrossK {
  public:
   // `columns` are the matrix's columns that this thread fetches, negative for zeros.
-  __device__ AcrossK(const AnyFloats& matrix, const RowOf& row_of,
-                     const int64_t (&columns)[kColumns], int64_t k_end)
+  __device__ AcrossK(const Operand& matrix, const RowOf& row_of, const int64_t (&columns)[kColumns],
+                     int64_t k_end)
       : matrix_(matrix), row_of_(row_of), k_end_(k_end) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) columns_[i] = columns[i];
@@ -80,7 +81,7 @@ class Fma::AcrossK {
  private:
   __device__ static int step() { return static_cast<int>(threadIdx.x) / (kTile / kColumns); }
 
-  AnyFloats matrix_;
+  Operand matrix_;
   RowOf row_of_;
   int64_t k_end_;
   int64_t columns_[kColumns];

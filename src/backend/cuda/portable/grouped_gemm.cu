@@ -36,13 +36,15 @@ struct Store {
 };
 
 gemm::RaggedM problem(const GroupedGemmArgs& args) {
-  const TensorView a(args.a), weight(args.b.tensor);
-  return {.a = any_floats(a),
+  const TensorView a(args.a), weight(args.b.tensor), scales(args.b_scales);
+  const bool k_is_last = (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
+  return {.a = gemm::rowwise(a, args.a_scales),
           .row_idx = indices_of(args.row_idx, "row_idx"),
           .num_source_rows = a.num_rows(),
-          .weight = any_floats(weight),
+          .weight = gemm::weights(weight, scales, k_is_last),
           .weight_rows = weight.shape[1],
-          .weight_is_nk = (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0),
+          .weight_scale_rows = scales.shape[1],
+          .weight_is_nk = k_is_last,
           .k = a.columns(),
           .columns = TensorView(args.d).columns(),
           .groups = args.groups};
@@ -61,7 +63,7 @@ Status run(const Context& context, const GroupedGemmArgs& args) {
 }
 
 Reason supports(const DeviceState&, const GroupedGemmArgs& args) {
-  return gemm::first_of({gemm::refusal("a", TensorView(args.a)), gemm::refusal("b", args.b),
+  return gemm::first_of({gemm::refusal("b", args.b), gemm::accumulation_refusal(args.accumulation),
                          gemm::width_refusal(TensorView(args.d).columns())});
 }
 
@@ -73,7 +75,8 @@ const Implementation<GroupedGemmArgs> kGroupedGemm = {
     supports,
     no_workspace,
     [](const DeviceState&, const GroupedGemmArgs& args) {
-      return gemm::policy_text(TensorView(args.a).type(), TensorView(args.b.tensor).type());
+      const gemm::RaggedM p = problem(args);
+      return gemm::policy_text(p.a, p.weight);
     },
     run};
 

@@ -50,13 +50,15 @@ struct Glu {
 };
 
 gemm::RaggedM problem(const GroupedGemmGluArgs& args) {
-  const TensorView a(args.a), weight(args.b.tensor);
-  return {.a = any_floats(a),
+  const TensorView a(args.a), weight(args.b.tensor), scales(args.b_scales);
+  const bool k_is_last = args.b.layout == MOIRE_OUT_IN;
+  return {.a = gemm::rowwise(a, args.a_scales),
           .row_idx = indices_of(args.row_idx, "row_idx"),
           .num_source_rows = a.num_rows(),
-          .weight = any_floats(weight),
+          .weight = gemm::weights(weight, scales, k_is_last),
           .weight_rows = weight.shape[1],
-          .weight_is_nk = args.b.layout == MOIRE_OUT_IN,
+          .weight_scale_rows = scales.shape[1],
+          .weight_is_nk = k_is_last,
           .k = a.columns(),
           .columns = Weight(args.b).out_features() / 2,
           .groups = args.groups};
@@ -79,7 +81,7 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
 }
 
 Reason supports(const DeviceState&, const GroupedGemmGluArgs& args) {
-  return gemm::first_of({gemm::refusal("a", TensorView(args.a)), gemm::refusal("b", args.b),
+  return gemm::first_of({gemm::refusal("b", args.b), gemm::accumulation_refusal(args.accumulation),
                          gemm::quantized_refusal("act_rowwise", args.act_rowwise),
                          gemm::quantized_refusal("act_columnwise", args.act_columnwise),
                          gemm::width_refusal(Weight(args.b).out_features() / 2)});
@@ -93,7 +95,8 @@ const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
     supports,
     no_workspace,
     [](const DeviceState&, const GroupedGemmGluArgs& args) {
-      return gemm::policy_text(TensorView(args.a).type(), TensorView(args.b.tensor).type());
+      const gemm::RaggedM p = problem(args);
+      return gemm::policy_text(p.a, p.weight);
     },
     run};
 

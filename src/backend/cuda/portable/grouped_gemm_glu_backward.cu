@@ -83,13 +83,15 @@ struct GluBackward {
 };
 
 gemm::RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
-  const TensorView grad_y(args.grad_y), weight(args.w2.tensor);
-  return {.a = any_floats(grad_y),
+  const TensorView grad_y(args.grad_y), weight(args.w2.tensor), scales(args.w2_scales);
+  const bool k_is_last = args.w2.layout == MOIRE_IN_OUT;
+  return {.a = gemm::rowwise(grad_y, args.grad_y_scales),
           .row_idx = indices_of(args.row_idx, "row_idx"),
           .num_source_rows = grad_y.num_rows(),
-          .weight = any_floats(weight),
+          .weight = gemm::weights(weight, scales, k_is_last),
           .weight_rows = weight.shape[1],
-          .weight_is_nk = args.w2.layout == MOIRE_IN_OUT,
+          .weight_scale_rows = scales.shape[1],
+          .weight_is_nk = k_is_last,
           .k = grad_y.columns(),
           .columns = Weight(args.w2).in_features(),
           .groups = args.groups};
@@ -136,8 +138,8 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
 }
 
 Reason supports(const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
-  return gemm::first_of({gemm::refusal("grad_y", TensorView(args.grad_y)),
-                         gemm::refusal("w2", args.w2),
+  return gemm::first_of({gemm::refusal("w2", args.w2),
+                         gemm::accumulation_refusal(args.accumulation),
                          gemm::quantized_refusal("grad_z_rowwise", args.grad_z_rowwise),
                          gemm::quantized_refusal("grad_z_columnwise", args.grad_z_columnwise),
                          gemm::quantized_refusal("act_columnwise", args.act_columnwise),
@@ -154,7 +156,8 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
       return Partials(args, {}).arena.used();
     },
     [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
-      return gemm::policy_text(TensorView(args.grad_y).type(), TensorView(args.w2.tensor).type());
+      const gemm::RaggedM p = problem(args);
+      return gemm::policy_text(p.a, p.weight);
     },
     run,
     [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) -> int64_t {

@@ -8,7 +8,7 @@ namespace {
 
 // One ragged operand, perhaps gathered.
 struct Side {
-  AnyFloats matrix;
+  gemm::Operand matrix;
   Indices row_idx;
   int64_t num_source_rows;
   int64_t columns;
@@ -38,7 +38,7 @@ struct SourceRow {
 };
 
 template <class Engine>
-__device__ typename Engine::template AcrossK<SourceRow> side_of(const Side& side,
+__device__ typename Engine::template AcrossK<SourceRow> side_of(const Side& side, int64_t group,
                                                                 int64_t first_column,
                                                                 const RowRange& rows,
                                                                 const Reporter& reporter) {
@@ -49,7 +49,7 @@ __device__ typename Engine::template AcrossK<SourceRow> side_of(const Side& side
     columns[i] = column < side.columns ? column : -1;
   }
   const SourceRow row_of{side.row_idx, side.num_source_rows, rows.begin, reporter};
-  return {side.matrix, row_of, columns, rows.size()};
+  return {gemm::of_group(side.matrix, rows, group), row_of, columns, rows.size()};
 }
 
 template <class Engine>
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(gemm::kThreads, 2)
   // Adding the zeros of an empty group would turn -0 into +0.
   if (accumulates && rows.size() == 0) return;
   typename Engine::template AcrossK<SourceRow> right[] = {
-      side_of<Engine>(args.b, first_n, rows, reporter)};
-  Engine::template multiply<Memory>(side_of<Engine>(args.a, first_m, rows, reporter), right,
+      side_of<Engine>(args.b, group, first_n, rows, reporter)};
+  Engine::template multiply<Memory>(side_of<Engine>(args.a, group, first_m, rows, reporter), right,
                                     rows.size());
   const int64_t m = first_m + gemm::epilogue_row();
   if (m >= args.a.columns) return;
@@ -80,15 +80,17 @@ __global__ void __launch_bounds__(gemm::kThreads, 2)
   });
 }
 
-Side side(const TensorView& matrix, const TensorView& row_idx, const char* name) {
-  return {any_floats(matrix), indices_of(row_idx, name), matrix.num_rows(), matrix.columns()};
+Side side(const TensorView& matrix, const TensorView& scales, const TensorView& row_idx,
+          const char* name) {
+  return {gemm::columnwise(matrix, scales), indices_of(row_idx, name), matrix.num_rows(),
+          matrix.columns()};
 }
 
 Operands operands_of(const GroupedGemmWgradArgs& args) {
   const TensorView a(args.a), b(args.b);
   const uint32_t tiles_n = blocks_for(b.columns(), gemm::kTile);
-  return {.a = side(a, args.a_row_idx, "a_row_idx"),
-          .b = side(b, args.b_row_idx, "b_row_idx"),
+  return {.a = side(a, args.a_scales, args.a_row_idx, "a_row_idx"),
+          .b = side(b, args.b_scales, args.b_row_idx, "b_row_idx"),
           .d = any_floats(args.d.tensor),
           .beta = args.beta,
           .beta_per_group = args.beta_per_group,
@@ -101,7 +103,7 @@ Status run(const Context& context, const GroupedGemmWgradArgs& args) {
   Launcher launcher(context, "grouped_gemm_wgrad");
   const Operands operands = operands_of(args);
   const uint32_t blocks = blocks_for(args.groups.num_groups * operands.tiles, 1);
-  gemm::with_engine(operands.a.matrix.dtype, operands.b.matrix.dtype, [&]<class Engine>() {
+  gemm::with_engine(operands.a.matrix, operands.b.matrix, [&]<class Engine>() {
     launcher.launch(wgrad_kernel<Engine>,
                     {blocks, gemm::kThreads, gemm::Shared<Engine, 1, 1>::kBytes}, operands,
                     launcher.reporter());
@@ -110,8 +112,7 @@ Status run(const Context& context, const GroupedGemmWgradArgs& args) {
 }
 
 Reason supports(const DeviceState&, const GroupedGemmWgradArgs& args) {
-  return gemm::first_of({gemm::refusal("a", TensorView(args.a)),
-                         gemm::refusal("b", TensorView(args.b)), gemm::refusal("d", args.d),
+  return gemm::first_of({gemm::refusal("d", args.d), gemm::accumulation_refusal(args.accumulation),
                          gemm::width_refusal(TensorView(args.a).columns()),
                          gemm::width_refusal(TensorView(args.b).columns())});
 }
@@ -124,7 +125,8 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
     supports,
     no_workspace,
     [](const DeviceState&, const GroupedGemmWgradArgs& args) {
-      return gemm::policy_text(TensorView(args.a).type(), TensorView(args.b).type());
+      const Operands operands = operands_of(args);
+      return gemm::policy_text(operands.a.matrix, operands.b.matrix);
     },
     run};
 

@@ -1,26 +1,32 @@
-// The engine for two operands of one 16-bit type: tensor cores, 16 steps of k per instruction. A
-// warp holds 16 x 32 sums, of each half where gate and up are made together. Slices keep the
-// operands' own order: [64 lines][k] where k is contiguous, [k][64 lines] otherwise; ldmatrix turns
-// the latter. Their pitches put 8 rows of 16 bytes into different banks.
+// The engine for two operands of one kind (elements.cuh), of 16 bits in shared memory: tensor
+// cores, 16 steps of k per instruction. A warp holds 16 x 32 sums, of each half where gate and up
+// are made together. Slices keep the operands' own order: [64 lines][k] where k is contiguous,
+// [k][64 lines] otherwise; ldmatrix turns the latter. Their pitches put 8 rows of 16 bytes into
+// different banks. Behind a slice lie its 64 lines' scales, where sums of products are scaled.
 #pragma once
 
 #include <type_traits>
 
+#include "backend/cuda/portable/elements.cuh"
 #include "backend/cuda/portable/gemm.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 
 namespace moire::cuda::portable::gemm {
 
-template <class T>
+template <class Elements>
 struct Mma {
-  static constexpr const char* kName = "16-bit tensor cores";
+  static constexpr const char* kName = Elements::kName;
   static constexpr int kDepth = 32;
-  static constexpr int kColumns = 8;  // that a thread fetches at once: 16 bytes
+  static constexpr int kColumns = kPiece;  // that a thread fetches at once
   static constexpr int kAlongPitch = kDepth + 8, kAcrossPitch = kTile + 8;
-  static constexpr size_t kSliceBytes = size_t{kTile} * kAlongPitch * sizeof(uint16_t);
-  static_assert(kSliceBytes >= size_t{kDepth} * kAcrossPitch * sizeof(uint16_t));
+  static constexpr size_t kElementBytes = size_t{kTile} * kAlongPitch * sizeof(uint16_t);
+  static_assert(kElementBytes >= size_t{kDepth} * kAcrossPitch * sizeof(uint16_t));
+  static constexpr size_t kSliceBytes =
+      kElementBytes + (Elements::kScalesSums ? kTile * sizeof(float) : 0);
+  static_assert(kScaledSums % kDepth == 0);
 
-  using Values = Packed<uint16_t, kColumns>;
+  using Raw = typename Elements::Raw;
+  using Pieces = Packed<Raw, kColumns>;
 
   class AlongK;
   template <class RowOf>
@@ -35,7 +41,7 @@ struct Mma {
 
   // d += a * b.
   __device__ static void product(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&d)[4]) {
-    if constexpr (std::is_same_v<T, __half>) {
+    if constexpr (std::is_same_v<typename Elements::Product, __half>) {
       ptx::mma_m16n8k16_fp16(a, b0, b1, d);
     } else {
       ptx::mma_m16n8k16_bf16(a, b0, b1, d);
@@ -49,33 +55,56 @@ struct Mma {
                                             int column) {
     return reinterpret_cast<const uint16_t*>(slice) + row * pitch + column;
   }
+
+  // Whether a step from k on needs scales of its own, and is the last that has them.
+  __device__ static bool begins_scales(int64_t k) {
+    return Elements::kScalesElements || (Elements::kScalesSums && k % kScaledSums == 0);
+  }
+  __device__ static bool ends_scaled_sums(int64_t k, int64_t k_end) {
+    return Elements::kScalesSums && ((k + kDepth) % kScaledSums == 0 || k + kDepth >= k_end);
+  }
+  __device__ static float* scales_of(unsigned char* slice) {
+    return reinterpret_cast<float*>(slice + kElementBytes);
+  }
+  // Whether pieces at multiples of their size from here on are aligned.
+  __device__ static bool opens_pieces(const Raw* data, int64_t elements) {
+    return (reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(elements) * sizeof(Raw)) %
+               sizeof(Pieces) ==
+           0;
+  }
 };
 
-template <class T>
-class Mma<T>::AlongK {
+template <class Elements>
+class Mma<Elements>::AlongK {
  public:
   // `row` is the row of the matrix for line(), negative for a line of zeros.
-  __device__ AlongK(const AnyFloats& matrix, int64_t row, int64_t k_end)
-      : data_(row < 0 ? nullptr : static_cast<const uint16_t*>(matrix.data) + row * matrix.stride),
+  __device__ AlongK(const Operand& matrix, int64_t row, int64_t k_end)
+      : matrix_(matrix),
+        row_(row),
         k_end_(k_end),
-        is_vector_((reinterpret_cast<uintptr_t>(data_) | static_cast<uint64_t>(2 * k_end)) % 16 ==
-                   0) {}
+        data_(static_cast<const Raw*>(matrix.elements.data) + row * matrix.elements.stride),
+        is_vector_(opens_pieces(data_, k_end)) {}
 
   __device__ void fetch(int64_t k) {
-    values_ = {};
+    raw_ = {};
     const int64_t first = k + part();
-    if (data_ == nullptr || first >= k_end_) return;
+    if (row_ < 0 || first >= k_end_) return;
+    if (begins_scales(k)) scale_ = matrix_.scales.at(row_, first);
     if (is_vector_) {
-      values_ = load<kColumns>(data_ + first);
+      raw_ = load<kColumns>(data_ + first);
       return;
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      if (first + i < k_end_) values_.values[i] = data_[first + i];
+      if (first + i < k_end_) raw_.values[i] = data_[first + i];
     }
   }
   __device__ void put(unsigned char* slice) const {
-    store(reinterpret_cast<uint16_t*>(slice) + line() * kAlongPitch + part(), values_);
+    store(reinterpret_cast<uint16_t*>(slice) + line() * kAlongPitch + part(),
+          Elements::values(matrix_, raw_, [&](int) { return scale_; }));
+  }
+  __device__ void put_scales(unsigned char* slice) const {
+    if (part() == 0) scales_of(slice)[line()] = scale_;
   }
 
   // Of 16 x 16 on the left, 16 columns by 16 of k on the right.
@@ -97,50 +126,59 @@ class Mma<T>::AlongK {
     return static_cast<int>(threadIdx.x) % (kDepth / kColumns) * kColumns;
   }
 
-  const uint16_t* data_;  // of the row
-  int64_t k_end_;
+  Operand matrix_;
+  int64_t row_, k_end_;
+  const Raw* data_;  // of the row
   bool is_vector_;
-  Values values_;
+  Pieces raw_;
+  float scale_ = 1;
 };
 
-template <class T>
+template <class Elements>
 template <class RowOf>
-class Mma<T>::AcrossK {
+class Mma<Elements>::AcrossK {
  public:
   // `columns` are the matrix's columns that this thread fetches, negative for zeros.
-  __device__ AcrossK(const AnyFloats& matrix, const RowOf& row_of,
-                     const int64_t (&columns)[kColumns], int64_t k_end)
-      : data_(static_cast<const uint16_t*>(matrix.data)),
-        stride_(matrix.stride),
-        row_of_(row_of),
-        k_end_(k_end) {
-    is_vector_ = columns[0] >= 0 && (reinterpret_cast<uintptr_t>(data_ + columns[0]) |
-                                     static_cast<uint64_t>(2 * stride_)) %
-                                            16 ==
-                                        0;
+  __device__ AcrossK(const Operand& matrix, const RowOf& row_of, const int64_t (&columns)[kColumns],
+                     int64_t k_end)
+      : matrix_(matrix), row_of_(row_of), k_end_(k_end) {
+    is_vector_ = columns[0] >= 0 && opens_pieces(data() + columns[0], matrix.elements.stride);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       columns_[i] = columns[i];
       is_vector_ = is_vector_ && columns[i] == columns[0] + i;
+      scales_[i] = 1;
     }
   }
 
   __device__ void fetch(int64_t k) {
-    values_ = {};
+    raw_ = {};
     const int64_t at = k + step(), row = at < k_end_ ? row_of_(at) : -1;
     if (row < 0) return;
-    const uint16_t* const from = data_ + row * stride_;
+    if (begins_scales(k)) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        if (columns_[i] >= 0) scales_[i] = matrix_.scales.at(row, columns_[i]);
+      }
+    }
+    const Raw* const from = data() + row * matrix_.elements.stride;
     if (is_vector_) {
-      values_ = load<kColumns>(from + columns_[0]);
+      raw_ = load<kColumns>(from + columns_[0]);
       return;
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      if (columns_[i] >= 0) values_.values[i] = from[columns_[i]];
+      if (columns_[i] >= 0) raw_.values[i] = from[columns_[i]];
     }
   }
   __device__ void put(unsigned char* slice) const {
-    store(reinterpret_cast<uint16_t*>(slice) + step() * kAcrossPitch + first_column(), values_);
+    store(reinterpret_cast<uint16_t*>(slice) + step() * kAcrossPitch + first_column(),
+          Elements::values(matrix_, raw_, [&](int i) { return scales_[i]; }));
+  }
+  __device__ void put_scales(unsigned char* slice) const {
+    if (step() != 0) return;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) scales_of(slice)[first_column() + i] = scales_[i];
   }
 
   __device__ static void load_left(const unsigned char* slice, int row, int k,
@@ -159,29 +197,45 @@ class Mma<T>::AcrossK {
  private:
   __device__ static int step() { return static_cast<int>(threadIdx.x) / (kTile / kColumns); }
 
-  const uint16_t* data_;
-  int64_t stride_;
+  __device__ const Raw* data() const { return static_cast<const Raw*>(matrix_.elements.data); }
+
+  Operand matrix_;
   RowOf row_of_;
   int64_t k_end_;
   bool is_vector_;
   int64_t columns_[kColumns];
-  Values values_;
+  Pieces raw_;
+  float scales_[kColumns];
 };
 
+// sum + products * a * b. The smaller scale comes first: with it a sum of products overflows, or
+// is lost, only where the result is.
+__device__ inline float add_scaled(float products, float a, float b, float sum) {
+  return fmaf(products * (a < b ? a : b), a < b ? b : a, sum);
+}
+
 // The sums of a tile, left in the first kHalves planes; the whole block calls it.
-template <class T>
+template <class Elements>
 template <class Memory, int kHalves, class Left, class Right>
-__device__ void Mma<T>::multiply(Left left, Right (&right)[kHalves], int64_t k_end) {
+__device__ void Mma<Elements>::multiply(Left left, Right (&right)[kHalves], int64_t k_end) {
   constexpr int kStep = 16, kPairs = 2;  // of 16 columns each, which are two instructions
+  constexpr int kSums = 4 * kPairs * 2;  // of a thread
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int row = warp % 4 * 16, column = warp / 4 * 32;
-  float sums[kHalves][kPairs][2][4] = {};
+  // Where in the tile a thread's sums lie.
+  const auto row_of = [&](int i) { return row + i % 4 / 2 * 8 + lane / 4; };
+  const auto column_of = [&](int i) { return column + i / 4 * 8 + lane % 4 * 2 + i % 2; };
+  float products[kHalves][kSums / 4][4] = {}, scaled[kHalves][kSums] = {};
   left.fetch(0);
   for (int h = 0; h < kHalves; ++h) right[h].fetch(0);
   for (int64_t k = 0; k < k_end; k += kDepth) {
     __syncthreads();
     left.put(Memory::slice(0));
     for (int h = 0; h < kHalves; ++h) right[h].put(Memory::slice(1 + h));
+    if (Elements::kScalesSums && begins_scales(k)) {
+      left.put_scales(Memory::slice(0));
+      for (int h = 0; h < kHalves; ++h) right[h].put_scales(Memory::slice(1 + h));
+    }
     __syncthreads();
     if (k + kDepth < k_end) {
       left.fetch(k + kDepth);
@@ -197,9 +251,19 @@ __device__ void Mma<T>::multiply(Left left, Right (&right)[kHalves], int64_t k_e
         for (int pair = 0; pair < kPairs; ++pair) {
           uint32_t b[4];
           Right::load_right(Memory::slice(1 + h), column + 16 * pair, step, b);
-          product(a, b[0], b[1], sums[h][pair][0]);
-          product(a, b[2], b[3], sums[h][pair][1]);
+          product(a, b[0], b[1], products[h][2 * pair]);
+          product(a, b[2], b[3], products[h][2 * pair + 1]);
         }
+      }
+    }
+    if (!ends_scaled_sums(k, k_end)) continue;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        scaled[h][i] = add_scaled(products[h][i / 4][i % 4], scales_of(Memory::slice(0))[row_of(i)],
+                                  scales_of(Memory::slice(1 + h))[column_of(i)], scaled[h][i]);
+        products[h][i / 4][i % 4] = 0;
       }
     }
   }
@@ -207,10 +271,9 @@ __device__ void Mma<T>::multiply(Left left, Right (&right)[kHalves], int64_t k_e
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
-    for (int i = 0; i < 4 * kPairs * 2; ++i) {
-      const int r = row + i % 4 / 2 * 8 + lane / 4;
-      const int c = column + i / 4 * 8 + lane % 4 * 2 + i % 2;
-      Memory::plane(h)[r][c] = sums[h][i / 8][i / 4 % 2][i % 4];
+    for (int i = 0; i < kSums; ++i) {
+      Memory::plane(h)[row_of(i)][column_of(i)] =
+          Elements::kScalesSums ? scaled[h][i] : products[h][i / 4][i % 4];
     }
   }
   __syncthreads();

@@ -21,12 +21,13 @@ namespace moire::cuda::portable::gemm {
 static_assert(kTile == kBlockRows);
 
 struct RaggedM {
-  AnyFloats a;
+  Operand a;
   Indices row_idx;
   int64_t num_source_rows;
-  AnyFloats weight;
-  int64_t weight_rows;  // of one group
-  bool weight_is_nk;    // k is its last dimension
+  Operand weight;
+  int64_t weight_rows;        // of one group
+  int64_t weight_scale_rows;  // likewise
+  bool weight_is_nk;          // k is its last dimension
   int64_t k;
   int64_t columns;  // of the output
   moire_groups groups;
@@ -52,6 +53,10 @@ __device__ inline int64_t source_row(const RaggedM& p, int64_t row, const Report
                        reporter);
 }
 
+__device__ inline Operand weight_of(const RaggedM& p, int64_t group) {
+  return of_weight(p.weight, group * p.weight_rows, group * p.weight_scale_rows);
+}
+
 // Weights whose last dimension is k, and those whose last dimension is n. `position` is where an
 // output column lies along n, of either half; negative past the end.
 template <class Engine>
@@ -60,7 +65,7 @@ struct WeightNK {
   __device__ static typename Engine::AlongK make(const RaggedM& p, int64_t group,
                                                  const Position& position) {
     const int64_t row = position(line());
-    return {p.weight, row < 0 ? -1 : group * p.weight_rows + row, p.k};
+    return {weight_of(p, group), row < 0 ? -1 : group * p.weight_rows + row, p.k};
   }
 };
 struct GroupRows {
@@ -76,7 +81,7 @@ struct WeightKN {
     int64_t columns[Engine::kColumns];
 #pragma unroll
     for (int i = 0; i < Engine::kColumns; ++i) columns[i] = position(Engine::first_column() + i);
-    return {p.weight, GroupRows{group * p.weight_rows}, columns, p.k};
+    return {weight_of(p, group), GroupRows{group * p.weight_rows}, columns, p.k};
   }
 };
 
@@ -127,9 +132,14 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 // Calls f.operator()<Engine>() with the one for these operands' types; on the host.
 template <class F>
-decltype(auto) with_engine(DType a, DType b, F&& f) {
-  if (a == b && a == DType::kBF16) return f.template operator()<Mma<__nv_bfloat16>>();
-  if (a == b && a == DType::kFP16) return f.template operator()<Mma<__half>>();
+decltype(auto) with_engine(const Operand& a, const Operand& b, F&& f) {
+  if (a.is_fp8() && b.is_fp8() && a.scales.is_e8m0 == b.scales.is_e8m0) {
+    if (a.scales.is_e8m0) return f.template operator()<Mma<MxElements>>();
+    return f.template operator()<Mma<BlockElements>>();
+  }
+  const DType dtype = a.elements.dtype == b.elements.dtype ? a.elements.dtype : DType::kNone;
+  if (dtype == DType::kBF16) return f.template operator()<Mma<Floats16<__nv_bfloat16>>>();
+  if (dtype == DType::kFP16) return f.template operator()<Mma<Floats16<__half>>>();
   return f.template operator()<Fma>();
 }
 
@@ -137,7 +147,7 @@ template <class Epilogue>
 void launch(Launcher& launcher, const RaggedM& p, const Epilogue& epilogue) {
   const dim3 grid(static_cast<uint32_t>(std::max<int64_t>(1, row_blocks_bound(p.groups))),
                   std::max(1U, blocks_for(p.columns, kTile)));
-  with_engine(p.a.dtype, p.weight.dtype, [&]<class Engine>() {
+  with_engine(p.a, p.weight, [&]<class Engine>() {
     using Memory = Shared<Engine, Epilogue::kHalves, Epilogue::kPlanes>;
     const auto kernel = p.weight_is_nk ? ragged_m_kernel<Engine, WeightNK<Engine>, Epilogue>
                                        : ragged_m_kernel<Engine, WeightKN<Engine>, Epilogue>;
@@ -146,13 +156,13 @@ void launch(Launcher& launcher, const RaggedM& p, const Epilogue& epilogue) {
 }
 
 // Why the plain product cannot take a call; nothing if it can.
-inline Reason refusal(const char* name, const TensorView& t) {
-  if (t.type() == DType::kFP32 || t.type() == DType::kBF16 || t.type() == DType::kFP16) return {};
-  return concat(name, " is ", to_string(t), ", only fp32, bf16 and fp16 are taken");
-}
 inline Reason refusal(const char* name, const moire_weight& w) {
-  if (w.list != nullptr) return concat(name, " is a list of matrices, a packed tensor is needed");
-  return refusal(name, TensorView(w.tensor));
+  if (w.list == nullptr) return {};
+  return concat(name, " is a list of matrices, a packed tensor is needed");
+}
+inline Reason accumulation_refusal(int32_t accumulation) {
+  if (accumulation != MOIRE_ACCUMULATE_EMULATED) return {};
+  return "the sums of FP8 tensor cores are asked for, which a CPU emulates";
 }
 inline Reason quantized_refusal(const char* name, const moire_quantized& q) {
   if (q.data.rank == 0) return {};
@@ -171,7 +181,7 @@ inline Reason first_of(std::initializer_list<Reason> reasons) {
   return {};
 }
 
-inline std::string policy_text(DType a, DType b) {
+inline std::string policy_text(const Operand& a, const Operand& b) {
   return with_engine(a, b, [&]<class Engine>() {
     return concat("tiles of ", kTile, " x ", kTile, ", k in steps of ", Engine::kDepth, ", ",
                   kThreads, " threads, ", Engine::kName);
