@@ -14,17 +14,21 @@ from . import _abi
 from .context import check, info, settings, strict
 from .errors import Code, Error, InvalidArgument, LibraryNotFound, OutOfMemory, Unsupported
 from .explanation import Explanation, explain
+from .files import load_safetensors, save_safetensors
 from .functional import grouped_linear, grouped_mlp, grouped_mm, moe
 from .gated import convert_glu, deinterleave_glu_tensor, glu, interleave_glu_tensor
 from .gradients import grouped_linear_backward, grouped_mlp_backward
-from .grouped_state import load_safetensors, save_safetensors
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .layouts import Activation, GluLayout
 from .quantization import quantize
 from .recipes import Recipe
 from .routing import Plan, make_plan, permute, router, unpermute
+from .views import torch as _torch
 from .weight_cache import WeightCache
+
+if _torch is not None:
+    from . import grouped_torch  # noqa: F401 (which GroupedTensor knows from then on)
 
 if TYPE_CHECKING:
     from . import hf, nn

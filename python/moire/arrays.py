@@ -183,6 +183,11 @@ class Torch:
     @staticmethod
     def check(call, name, array):
         if array.layout is not _STRIDED or array.is_nested:
+            if hasattr(array, "kind_name"):
+                raise invalid(
+                    f"{call}: {name} is {array.kind_name}, must be a Torch tensor of values; "
+                    f"dequantize() gives one"
+                )
             found = "nested" if array.is_nested else str(array.layout)
             raise invalid(f"{call}: {name} is a {found} tensor, must be a dense (strided) one")
         if type(array) not in TorchViews.types and hasattr(array, "device_mesh"):

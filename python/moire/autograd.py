@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from . import context, steps
 from .arrays import Torch as fw
-from .autograd_ops import rows_to_tokens
+from .straight_through import rows_to_tokens
 from .wgrad import FreshGradients, check_memory
 
 

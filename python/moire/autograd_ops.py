@@ -7,7 +7,6 @@ from torch.autograd.function import once_differentiable
 
 from .arrays import Torch as fw
 from .gated import permuted
-from .gradient_edge import version_of, was_written
 
 
 class GluFunction(torch.autograd.Function):
@@ -38,66 +37,6 @@ class GluFunction(torch.autograd.Function):
         return None, None, None, grad_z if ctx.needs_input_grad[3] else None, grad_probs, None
 
 
-class StandInFunction(torch.autograd.Function):
-    """Stands in autograd for what x, or its rows `row_idx`, became in 8 bits, beside `data`: a
-    tensor of that shape without memory, whose gradient is that of x.
-    """
-
-    @staticmethod
-    def forward(ctx, x, row_idx, data, shape, dtype):
-        # Not saved, or it would be freed: a tensor that two losses share has two backwards.
-        ctx.row_idx, ctx.like = row_idx, (x.shape, x.dtype, x.device)
-        ctx.version = version_of(row_idx)
-        return fw.stand_in(data, shape, dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        shape, dtype, device = ctx.like
-        if was_written(ctx.row_idx, ctx.version):
-            raise RuntimeError(
-                "quantize: row_idx was modified by an inplace operation after the call, and its "
-                "gradient goes by it; give the call a row_idx that stays"
-            )
-        grad_x = rows_to_tokens(grad.to(device), ctx.row_idx, shape, dtype)
-        return grad_x, None, None, None, None
-
-
-class DequantizeFunction(torch.autograd.Function):
-    """The values of a GroupedTensor, whose gradient is that of the stand-in: rows past the last
-    group were zeros.
-    """
-
-    @staticmethod
-    def forward(ctx, stand_in, values, offsets):
-        ctx.dtype = stand_in.dtype
-        ctx.save_for_backward(offsets)
-        return values.view_as(values)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        (offsets,) = ctx.saved_tensors
-        grad = grad.to(ctx.dtype)
-        if offsets is not None:
-            rows = torch.arange(grad.shape[0], device=grad.device)
-            grad = grad.masked_fill((rows >= offsets[-1])[:, None], 0)
-        return grad, None, None
-
-
-def rows_to_tokens(grad_rows, row_idx, shape, dtype):
-    """The gradient of gathering x: rows in expert order summed back to the rows of x, in FP32,
-    rounded once.
-    """
-    if row_idx is None:
-        return grad_rows.to(dtype)
-    # Rows of the tail are zeros, wherever their index points.
-    total = torch.zeros(shape, dtype=torch.float32, device=grad_rows.device)
-    if shape[0] != 0:
-        total.index_add_(0, row_idx.clamp(0, shape[0] - 1), grad_rows.float())
-    return total.to(dtype)
-
-
 class ConvertGluFunction(torch.autograd.Function):
     """A permutation; its gradient is the inverse permutation."""
 
@@ -116,19 +55,6 @@ class ConvertGluFunction(torch.autograd.Function):
             None,
             None,
         )
-
-
-class ConvertGluStandInFunction(torch.autograd.Function):
-    """The same of a stand-in, which has no memory to permute."""
-
-    @staticmethod
-    def forward(ctx, stand_in, dim, size, from_layout, to_layout):
-        ctx.values = (dim, size, from_layout, to_layout)
-        return fw.stand_in(stand_in, stand_in.shape, stand_in.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ConvertGluFunction.backward(ctx, grad)
 
 
 class RouterFunction(torch.autograd.Function):

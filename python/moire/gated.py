@@ -5,12 +5,12 @@ functions.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Optional, TypeVar
 
 import numpy as np
 
-from . import gradient_edge
-from .arrays import Numpy, as_fp32, framework_of
+from .arrays import Numpy, Torch, as_fp32, framework_of
 from .errors import invalid
 from .formats import DIRECTIONS
 from .grouped_tensor import GroupedTensor
@@ -123,7 +123,7 @@ def _converted_quantized(call, tensor, from_layout, to_layout, dim):
     if dim == 0 and not tensor.all_same_shape:
         raise invalid(f"{call}: dim is 0, the ragged rows, which are not gate and up")
     fw, size, layouts = tensor._fw, tensor.shape[dim], (from_layout, to_layout)
-    source = gradient_edge.live(call, tensor)
+    source = tensor.carrier(call)
 
     def permute_copy(direction, copy):
         blocks, of_scales = 1, layouts
@@ -142,8 +142,12 @@ def _converted_quantized(call, tensor, from_layout, to_layout, dim):
         for direction, copy in enumerate((tensor.rowwise, tensor.columnwise))
     ]
     result = tensor.like(*copies, groups=tensor.groups, layout=to_layout)
-    gradient_edge.converted(result, source, dim, size, *(layout.fields for layout in layouts))
-    return result
+    inverse = (dim, size, to_layout.fields, from_layout.fields)
+    return result.follow(source, lambda _: partial(_permuted_gradient, inverse))
+
+
+def _permuted_gradient(inverse, grad):
+    return permuted(Torch, grad, *inverse)
 
 
 def _in_blocks(call, tensor, layout, size, direction):

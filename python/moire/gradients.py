@@ -22,12 +22,12 @@ from .arrays import as_fp32, check_rank, framework_of
 from .errors import invalid
 from .formats import COLUMNWISE, ROWWISE
 from .functional import gating_of
+from .grouped_storage import check_groups, pair
 from .grouped_tensor import GroupedTensor
 from .groups import Groups, as_groups
 from .hints import Array
 from .layouts import ActivationLike, GluLayoutLike, weight_layout_code
 from .operands import Operand, WeightLike, Weights, check_recipe
-from .quantization import check_groups, pair
 from .recipes import Recipe, RecipeLike
 from .values import choice, described
 

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from functools import partial
+from typing import Any, Optional, Union
 
-from . import gradient_edge, quantization, scale_interchange
-from .arrays import Numpy, check_array, framework_of, torch
+from . import grouped_storage, scale_interchange
+from .arrays import Numpy, Torch, check_array
 from .context import restored_after_explaining
 from .errors import invalid
-from .formats import (
-    COLUMNWISE,
-    DIRECTIONS,
-    ELEMENTS,
-    ROWWISE,
-    Format,
-    check_direction,
-    check_element,
-    check_format,
-)
-from .grouped_state import Stateful, parts_of
+from .formats import COLUMNWISE, DIRECTIONS, ROWWISE, Format, check_direction
+from .grouped_state import Stateful
+from .grouped_storage import Copy, Kind, checked, parts_of
 from .groups import Groups, as_groups
 from .hints import AnyArray, Array, Device, Dtype, TorchDevice
 from .layouts import GluLayout, GluLayoutLike
-from .values import described, flag, integer, pickled, torch_device
+from .memory import version_of, was_written
+from .straight_through import followed, of_parts, of_values, through, to_source
+from .values import described, integer, pickled, torch_device
+from .views import torch
 
 _PICKLED = ("form", "groups", "layout", "dtype", "element", "fractional_scales")
-_NAMES = {code: name for name, code in (("e4m3", 4), ("e5m2", 5))}
-
-
-class Copy(NamedTuple):
-    """The data and scales of one direction: value = data * scale."""
-
-    data: Any
-    scales: Any
 
 
 class GroupedTensor(Stateful):
@@ -51,10 +39,16 @@ class GroupedTensor(Stateful):
                          where it is used
     dtype                the type that the values stand for (float32): what dequantize returns, and
                          layers compute in
+
+    On Torch arrays it is a torch.Tensor too (grouped_torch.py), unless torch.compile makes it
+    inside a graph: there, and on NumPy arrays, it is of this class itself.
     """
 
-    def __init__(
-        self,
+    kind_name = "a GroupedTensor"
+    _kind_of_torch = None  # the subclass that is a torch.Tensor
+
+    def __new__(
+        cls,
         format: Union[str, Format],
         *,
         rowwise: Optional[tuple[AnyArray, AnyArray]] = None,
@@ -64,88 +58,24 @@ class GroupedTensor(Stateful):
         dtype: Optional[Dtype] = None,
         element: Optional[str] = None,
         fractional_scales: bool = False,
-    ) -> None:
-        call = "GroupedTensor"
-        self.form = check_format(f"{call}: format", format)
-        if rowwise is None and columnwise is None:
-            raise invalid(f"{call}: rowwise and columnwise are both absent, needs at least one")
-        given = {"rowwise": rowwise, "columnwise": columnwise}
-        arrays = {}
-        for name, copy in given.items():
-            if copy is not None and not (isinstance(copy, (tuple, list)) and len(copy) == 2):
-                raise invalid(f"{call}: {name} is {described(copy)}, must be (data, scales)")
-            arrays.update({} if copy is None else dict(zip(parts_of(name), copy)))
-        self._fw = framework_of(call, arrays)
-        self.groups = None if groups is None else as_groups(call, groups)
-        self.layout = None if layout is None else GluLayout.of(layout, f"{call}: layout")
-        self.dtype = self._fw.float32
-        if dtype is not None:
-            self.dtype = self._fw.compute_dtype(f"{call}: dtype", dtype)
-        self.fractional_scales = flag(f"{call}: fractional_scales", fractional_scales)
-        self.element = None if element is None else check_element(f"{call}: element", element)
-        self._edge, self._is_view = None, False
-        self._check_shape(call, *next(iter(arrays.items())))
-        self.rowwise = self._checked(call, ROWWISE, rowwise)
-        self.columnwise = self._checked(call, COLUMNWISE, columnwise)
+    ) -> GroupedTensor:
+        copies = {"rowwise": rowwise, "columnwise": columnwise}
+        more = (groups, layout, dtype, element, fractional_scales)
+        kind, copies, groups = checked("GroupedTensor", format, copies, *more)
+        return made(kind, *copies, groups)
 
-    def _check_shape(self, call, name, data):
-        if data.ndim not in (2, 3):
-            raise invalid(
-                f"{call}: {name} is {list(data.shape)}, must be ragged [rows, k] or uniform "
-                f"[G, n, k]: every matrix has the same k, and other ragged shapes have no one form"
-            )
-        self.shape = tuple(data.shape)
-        if data.ndim == 3 and self.groups is not None:
-            raise invalid(f"{call}: groups are given, but {name} is uniform, {list(data.shape)}")
-        if data.ndim == 2 and self.form.is_tiled:
-            raise invalid(f"{call}: format is 'fp8_tile', but {name} is ragged; tiles are uniform")
-        if self.groups is not None and self.groups.rows(data.shape[0]) != data.shape[0]:
-            raise invalid(
-                f"{call}: {name} has {data.shape[0]} rows, but groups have a capacity of "
-                f"{self.groups.capacity}"
-            )
-        if self.groups is not None:
-            self.groups.check_rows(call, data.shape[0])
+    def __init_subclass__(cls) -> None:
+        GroupedTensor._kind_of_torch = cls
 
-    def _checked(self, call, direction, copy):
-        """One direction's copy, if it is given, with FP8 data."""
-        if copy is None:
-            return None
-        if direction == COLUMNWISE and self.form.is_tiled:
-            raise invalid(f"{call}: columnwise is given, but tiles serve both directions: rowwise")
-        data, scales = copy
-        data_name, scales_name = parts_of(DIRECTIONS[direction])
-        data = self._as_fp8(call, data_name, data)
-        if tuple(data.shape) != self.shape:
-            raise invalid(f"{call}: {data_name} is {list(data.shape)}, needs {list(self.shape)}")
-        wanted = self.form.scales_shape(direction, self.shape, self.num_groups)
-        dtype = self._fw.dtype(self.form.scale_dtype)
-        if str(scales.dtype).endswith("float8_e8m0fnu"):
-            scales = self._fw.as_bytes(scales)
-        if tuple(scales.shape) != wanted or scales.dtype != dtype:
-            raise invalid(
-                f"{call}: {scales_name} is {_named(scales)}, needs {self.form.scale_dtype} "
-                f"{list(wanted)} ({self.form.name}, {DIRECTIONS[direction]}, "
-                f"{self.num_groups} groups)"
-            )
-        return Copy(data, scales)
-
-    def _as_fp8(self, call, name, data):
-        found = _NAMES.get(self._fw.views.code(data))
-        if found is None and data.dtype == self._fw.dtype("uint8"):
-            if self.element is None:
-                raise invalid(f"{call}: {name} is uint8, needs element='e4m3' or 'e5m2' beside it")
-            found = self.element
-            data = data.view(self._fw.dtype(ELEMENTS[found]))
-        if found is None:
-            raise invalid(f"{call}: {name} is {_named(data)}, needs float8_e4m3fn or float8_e5m2")
-        if self.element not in (None, found):
-            raise invalid(
-                f"{call}: {name} is {found}, but the other direction or element= is "
-                f"{self.element}; mixed formats are two tensors"
-            )
-        self.element = found
-        return data
+    def hold(
+        self, kind: Kind, rowwise: Any, columnwise: Any, groups: Optional[Groups]
+    ) -> GroupedTensor:
+        """Itself, which held nothing, with these."""
+        self.kind, self._fw, self.form, self.element = kind, kind.fw, kind.form, kind.element
+        self._layout, self.fractional_scales = kind.layout, kind.fractional_scales
+        self.rowwise, self.columnwise, self.groups = rowwise, columnwise, groups
+        self._versions, self._is_part = {}, False
+        return self
 
     # ---- what it is
 
@@ -153,6 +83,10 @@ class GroupedTensor(Stateful):
     def format(self) -> str:
         """Its name; `form` has what it means."""
         return self.form.name
+
+    @property
+    def layout(self) -> Optional[GluLayout]:
+        return self._layout
 
     @property
     def ndim(self) -> int:
@@ -221,38 +155,38 @@ class GroupedTensor(Stateful):
     def __getitem__(self, group: int) -> GroupedTensor:
         """One group as a GroupedTensor on the same memory: [rows of the group, k], or [1, n, k]."""
         group = integer("GroupedTensor: group", group, -self.num_groups, self.num_groups - 1)
-        group, bounds, edge = group % self.num_groups, self._bounds(), self._edge
-        rows = edge and edge.tensor[bounds[group] : bounds[group + 1]]
-        return self._group(group, bounds, rows)
+        return self._views([group % self.num_groups])[0]
 
     def __iter__(self) -> Iterator[GroupedTensor]:
         return iter(self.split())
 
     def split(self) -> list[GroupedTensor]:
         """All groups, as by t[g]. Offsets of ragged rows are read for it."""
-        bounds, edge = self._bounds(), self._edge
-        rows = [None] * self.num_groups
-        if edge is not None:
-            sizes = [end - start for start, end in zip(bounds, bounds[1:])]
-            rows = edge.tensor.split([*sizes, self.shape[0] - sum(sizes)])
-        return [self._group(group, bounds, rows[group]) for group in range(self.num_groups)]
+        return self._views(range(self.num_groups))
 
-    def _bounds(self):
+    def _views(self, groups):
         if self.ndim == 3:
-            return range(self.num_groups + 1)
-        return [0, self.shape[0]] if self.groups is None else self.groups.offsets.tolist()
+            bounds = range(self.num_groups + 1)
+        else:
+            bounds = [0, self.shape[0]] if self.groups is None else self.groups.offsets.tolist()
+        parts = [slice(bounds[g], bounds[g + 1]) for g in groups]
+        views = [self._view(group, rows) for group, rows in zip(groups, parts)]
+        source = self.carrier("GroupedTensor: group")
+        if source is not None and views:
+            _follow(source, of_parts(tuple(self.shape), parts), *views)
+        for view in views:
+            view._is_part, view._versions = True, self._versions
+        return views
 
-    def _group(self, group, bounds, edge_rows):
-        rows = blocks = slice(bounds[group], bounds[group + 1])
+    def _view(self, group, rows):
+        blocks = rows
         if self.ndim == 2:
             start = rows.start // self.form.block + group
             blocks = slice(start, start + (rows.stop - rows.start) // self.form.block + 1)
-        view = self.like(
+        return self.like(
             self.rowwise and Copy(self.rowwise.data[rows], self.rowwise.scales[rows]),
             self.columnwise and Copy(self.columnwise.data[rows], self.columnwise.scales[blocks]),
         )
-        gradient_edge.set_view(view, self, edge_rows)
-        return view
 
     def like(
         self,
@@ -262,20 +196,90 @@ class GroupedTensor(Stateful):
         layout: Optional[GluLayout] = None,
     ) -> GroupedTensor:
         """The same kind of tensor on other arrays."""
-        return GroupedTensor(
-            self.form,
-            rowwise=rowwise,
-            columnwise=columnwise,
-            groups=groups,
-            layout=layout or self.layout,
-            dtype=self.dtype,
-            element=self.element,
-            fractional_scales=self.fractional_scales,
-        )
+        kind = self.kind if layout is None else self.kind._replace(layout=layout)
+        return made(kind, rowwise and Copy(*rowwise), columnwise and Copy(*columnwise), groups)
 
     def _mapped(self, function, groups):
         copies = [copy and Copy(*map(function, copy)) for copy in (self.rowwise, self.columnwise)]
         return self.like(*copies, groups)
+
+    # ---- gradients
+
+    def carrier(self, call: str) -> Optional[Any]:
+        """What autograd knows as this tensor, where a gradient may be wanted; or None."""
+        carrier = self._carrier
+        if carrier is None or not carrier.requires_grad or not torch.is_grad_enabled():
+            return None
+        for name, array in self.arrays():
+            # Of a direction that requantize added there is no version.
+            if was_written(array, self._versions.get(name)):
+                raise invalid(
+                    f"{call}: {name} of a GroupedTensor that passes a gradient on was overwritten "
+                    f"through a view or as an array, so the gradient is no longer its source's; "
+                    f"overwrite the whole with quantize_ or copy_, or take detach()"
+                )
+        return carrier
+
+    def stand_in(self, call: str, dtype: Dtype) -> Any:
+        """An array of its shape and of `dtype` for autograd, which takes the gradient to where the
+        tensor came from; not to be read.
+        """
+        source = self.carrier(call)
+        if source is None:
+            return self._fw.stand_in(self._any.data, tuple(self.shape), dtype)
+        if source.dtype == dtype:
+            return source
+        stand_in = self._fw.stand_in(self._any.data, tuple(self.shape), dtype)
+        return followed(through(source), source, stand_in)[0]
+
+    def follow(self, source: Optional[Any], back_to: Any) -> GroupedTensor:
+        """Itself, now written from the tensor `source`, to which back_to(source) takes its
+        gradient; or from None, which wants none.
+        """
+        if source is not None:
+            _follow(source, back_to(source), self)
+        return self
+
+    def about_to_write(self, call: str, wants_gradient: bool = False) -> None:
+        """That a call may overwrite it with values that may bring a gradient along."""
+        self._check_write(call, wants_gradient)
+        restored_after_explaining(self, "groups", "_history")
+
+    def _check_write(self, call, wants_gradient):
+        if wants_gradient and self._is_part:
+            raise invalid(
+                f"{call}: the values want a gradient, but go into a view of one group, and the "
+                f"whole would not pass it on; write the whole, or detach() the values"
+            )
+
+    def written(self) -> GroupedTensor:
+        """Itself; it was overwritten, so that its gradient goes nowhere."""
+        self._forget()
+        return self
+
+    # What stands for it in autograd, inside a graph: an array of its shape without memory.
+
+    def _to_link(self):
+        return self._fw.stand_in(self._any.data, self.shape, self.dtype)
+
+    def _linked(self, carrier):
+        self._carrier = carrier
+        self._note_versions()
+
+    def _note_versions(self):
+        self._versions = {name: version_of(array) for name, array in self.arrays()}
+
+    def _forget(self):
+        self._carrier, self._versions = None, {}
+
+    @property
+    def _history(self):
+        """All that changes with its gradient, to be set again."""
+        return self._carrier, self._versions
+
+    @_history.setter
+    def _history(self, before):
+        self._carrier, self._versions = before
 
     # ---- values: each in-place operation returns the object itself
 
@@ -289,25 +293,37 @@ class GroupedTensor(Stateful):
         """New values in the same memory: x as moire.quantize took it, of the same shapes. `groups`
         takes the place of those it had.
         """
+        call = "quantize_"
         if groups is not None:
-            groups = as_groups("quantize_", groups)
-            self.check_same("quantize_", "groups", groups.num_groups, self.num_groups)
-        restored_after_explaining(self, "groups", "_edge")
+            groups = as_groups(call, groups)
+            self.check_same(call, "groups", groups.num_groups, self.num_groups)
+        restored_after_explaining(self, "groups", "_history")
         before = self.groups
         self.groups = before if groups is None else groups
         try:
-            quantization.quantize_into("quantize_", self, x, row_idx)
+            given = self.groups if self.ndim == 2 else None
+            fw, x, shape, _ = grouped_storage.source_of(call, x, given, row_idx)
+            self.check_same(call, "x", list(shape), list(self.shape))
+            self.take_values(call, fw, x, row_idx)
         except Exception:
             self.groups = before
             raise
         return self
+
+    def take_values(self, call: str, fw: Any, x: Any, row_idx: Optional[AnyArray]) -> None:
+        """x, as source_of of grouped_storage returned it, into its memory."""
+        is_ragged = self.ndim == 2
+        is_linked = is_ragged and fw is Torch and torch.is_grad_enabled() and x.requires_grad
+        self._check_write(call, is_linked)
+        grouped_storage.write(fw, self, x, row_idx)
+        self.written().follow(x if is_linked else None, partial(to_source, row_idx))
 
     def requantize(self) -> GroupedTensor:
         """Adds the direction that is missing: the decoded values, quantised again."""
         if not self.form.is_tiled and (self.rowwise is None or self.columnwise is None):
             source = ROWWISE if self.columnwise is None else COLUMNWISE
             restored_after_explaining(self, *DIRECTIONS)
-            copy = Copy(*quantization.requantized(self, source))
+            copy = Copy(*grouped_storage.requantized(self, source))
             if source == ROWWISE:
                 self.columnwise = copy
             else:
@@ -320,20 +336,34 @@ class GroupedTensor(Stateful):
         """
         if dtype is not None:
             dtype = self._fw.compute_dtype("dequantize: dtype", dtype)
-        source = COLUMNWISE if self.rowwise is None else ROWWISE
+        read = COLUMNWISE if self.rowwise is None else ROWWISE
         if direction is not None:
-            source = check_direction("dequantize: direction", direction)
-        self.copy_of(source, "dequantize")
-        values = quantization.dequantized(self, source, dtype or self.dtype)
-        return gradient_edge.dequantized(self, values)
+            read = check_direction("dequantize: direction", direction)
+        self.copy_of(read, "dequantize")
+        source = self.carrier("dequantize")
+        values = grouped_storage.dequantized(self, read, dtype or self.dtype)
+        if source is None:
+            return values
+        offsets = None if self.groups is None else self.groups.offsets_for(values)
+        return followed(of_values(self.dtype, offsets), source, values)[0]
 
     def copy_(self, other: GroupedTensor) -> GroupedTensor:
         """Bytes and groups of `other`, which has the same format, shape and directions."""
         call = "copy_"
         if not isinstance(other, GroupedTensor):
             raise invalid(f"{call}: other is {described(other)}, must be a moire.GroupedTensor")
+        self._check_alike(call, other)
+        source = other.carrier(call)
+        self.about_to_write(call, source is not None)
+        self._take_bytes(other)
+        return self.written().follow(source, through)
+
+    def _check_alike(self, call, other):
         for name in ("format", "element", "shape", "num_groups", "layout", "fractional_scales"):
-            self.check_same(call, name, getattr(other, name), getattr(self, name))
+            found, needed = getattr(other, name), getattr(self, name)
+            if name == "shape":
+                found, needed = tuple(found), tuple(needed)
+            self.check_same(call, name, found, needed)
         for name in DIRECTIONS:
             found, needed = (
                 "absent" if getattr(t, name) is None else "present" for t in (other, self)
@@ -341,21 +371,20 @@ class GroupedTensor(Stateful):
             self.check_same(call, name, found, needed)
         for name, array in other.arrays():
             check_array(self._fw, call, name, array)
-        source = gradient_edge.live(call, other)
-        gradient_edge.check_target(call, self, source is not None)
+
+    def _take_bytes(self, other):
         for (_, to), (_, array) in zip(self.arrays(), other.arrays()):
             self._fw.assign(to, array)
-        restored_after_explaining(self, "groups", "_edge")
         self.groups = other.groups
-        gradient_edge.set_copied(self, source)
-        return self
 
     def zero_(self) -> GroupedTensor:
-        restored_after_explaining(self, "_edge")
-        self._edge = None
+        self.about_to_write("zero_")
+        self._fill_zeros()
+        return self.written()
+
+    def _fill_zeros(self):
         for _, array in self.arrays():
             self._fw.assign(self._fw.as_bytes(array), 0)
-        return self
 
     @staticmethod
     def check_same(call: str, name: str, found: object, needed: object) -> None:
@@ -365,10 +394,11 @@ class GroupedTensor(Stateful):
     # ---- copies
 
     def clone(self) -> GroupedTensor:
-        source = gradient_edge.live("clone", self)
-        copy = self._mapped(self._fw.copy, self.groups)
-        gradient_edge.set_copied(copy, source)
-        return copy
+        return self._copied("clone", self._fw.copy, self.groups)
+
+    def _copied(self, call, function, groups):
+        source = self.carrier(call)
+        return self._mapped(function, groups).follow(source, through)
 
     def detach(self) -> GroupedTensor:
         """The same memory, without a gradient for what it was quantised from."""
@@ -384,16 +414,13 @@ class GroupedTensor(Stateful):
                 f"are what dequantize(dtype) returns"
             )
         device = torch_device("GroupedTensor.to: device", device)
-        (_, first), *_ = self.arrays()
+        first = self._any.data
         if first.to(device) is first:
             return self
-        source = gradient_edge.live("to", self)
         groups = None if self.groups is None else self.groups.to(device)
-        moved = self._mapped(lambda array: array.to(device), groups)
-        gradient_edge.set_copied(moved, source)
-        return moved
+        return self._copied("to", lambda array: array.to(device), groups)
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: Any) -> GroupedTensor:
         return self.clone()
 
     def __getstate__(self):
@@ -406,9 +433,8 @@ class GroupedTensor(Stateful):
         }
         return {**{name: getattr(self, name) for name in _PICKLED}, **copies}
 
-    def __setstate__(self, state):
-        state = pickled("GroupedTensor", state, (*_PICKLED, *DIRECTIONS))
-        self.__init__(state.pop("form"), **state)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _unpickled, (self.__getstate__(),)
 
     # ---- scales of other libraries
 
@@ -429,10 +455,31 @@ class GroupedTensor(Stateful):
         return self
 
 
-def _named(array):
-    return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"
+def _follow(source, back, *targets):
+    """`targets` were written from the tensor `source`, to which `back` takes their gradients."""
+    stand_ins = [target._to_link() for target in targets]
+    carriers = followed(back, source, *stand_ins, in_place=stand_ins[0] is targets[0])
+    for target, carrier in zip(targets, carriers):
+        target._linked(carrier)
+
+
+def made(kind: Kind, rowwise: Any, columnwise: Any, groups: Optional[Groups]) -> GroupedTensor:
+    """A GroupedTensor of Copies that are known to be right."""
+    data = (rowwise or columnwise).data
+    if kind.fw is Torch and not torch.compiler.is_compiling():
+        empty = GroupedTensor._kind_of_torch.like_data(data, kind.dtype)
+    else:
+        empty = object.__new__(GroupedTensor)
+        empty.shape, empty.dtype, empty._carrier = tuple(data.shape), kind.dtype, None
+    return empty.hold(kind, rowwise, columnwise, groups)
+
+
+def _unpickled(state, requires_grad=False, is_parameter=False):
+    state = pickled("GroupedTensor", state, (*_PICKLED, *DIRECTIONS))
+    tensor = GroupedTensor(state.pop("form"), **state)
+    return tensor.as_leaf(requires_grad, is_parameter) if requires_grad or is_parameter else tensor
 
 
 if torch is not None:
     # Plain values, so that torch.load(weights_only=True) takes them.
-    torch.serialization.add_safe_globals([GroupedTensor, Copy, Format, Groups, GluLayout])
+    torch.serialization.add_safe_globals([_unpickled, Copy, Format, Groups, GluLayout])

@@ -1,6 +1,24 @@
-"""Which tensors of a call share memory: for buffers that the library does not see together."""
+"""Which tensors of a call share memory, and which were written since: for buffers that the library
+does not see together.
+"""
 
-from .views import TorchViews
+from .views import TorchViews, torch
+
+if torch is not None:
+    from torch.compiler import is_compiling
+
+
+def version_of(array):
+    """Torch's count of the writes into an array; None where nobody counts, as in a graph."""
+    if array is None or is_compiling() or array.is_inference():
+        return None
+    return array._version
+
+
+def was_written(array, since):
+    """Whether it was, as far as anybody counted, `since` version_of() said that."""
+    now = version_of(array)
+    return now != since and None not in (now, since)
 
 
 def shared(written, read):

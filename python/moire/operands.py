@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, Union
 from .arrays import Numpy, Torch, check_array, check_rank, framework_of
 from .errors import invalid
 from .formats import COLUMNWISE, ROWWISE
-from .gradient_edge import stand_in
+from .grouped_storage import check_groups, pair
 from .grouped_tensor import GroupedTensor
 from .hints import Array
-from .quantization import check_groups, pair
 from .steps import Copies, WeightCopies
 from .values import described
 from .views import torch
@@ -48,7 +47,7 @@ class Ragged(NamedTuple):
             array = fw.cast(x, compute_dtype)
         else:
             check_recipe(call, "x", copy, recipe, recipe.format)
-            array = stand_in(f"{call}: x", copy, compute_dtype or x.dtype)
+            array = copy.stand_in(f"{call}: x", compute_dtype or x.dtype)
         return cls(fw, array, copy, compute_dtype, result)
 
     def copies(self, call, groups, row_idx, needs_wgrad, w1, w2=_NO_COPIES):

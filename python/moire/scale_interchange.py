@@ -3,7 +3,6 @@ GroupedTensor and into one.
 """
 
 from .arrays import check_array
-from .context import restored_after_explaining
 from .errors import invalid, unsupported
 from .formats import DIRECTIONS, ROWWISE, check_direction
 from .groups import Groups
@@ -93,6 +92,7 @@ def exported(tensor, layout, direction):
 def take(tensor, given, layout, direction):
     scales = _Scales("import_scales", tensor, layout, direction)
     fw = scales.fw
+    tensor.about_to_write(scales.call)
     check_array(fw, scales.call, "scales", given, "as the tensor's are")
     wanted = scales.shape(scales.layout)
     if tuple(given.shape) != wanted or given.dtype != scales.own.dtype:
@@ -107,8 +107,7 @@ def take(tensor, given, layout, direction):
         target = fw.contiguous(scales.flat)
         scales.convert(given, scales.layout, target, scales.own_layout)
         fw.assign(scales.own, target.reshape(scales.own.shape))
-    restored_after_explaining(tensor, "_edge")
-    tensor._edge = None
+    tensor.written()
 
 
 def _ceil(size, block):

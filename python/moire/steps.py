@@ -8,8 +8,8 @@ copies are [data, scales], and an incoming gradient may be a GroupedTensor.
 from typing import Any, NamedTuple
 
 from .formats import COLUMNWISE, DIRECTIONS, ROWWISE
+from .grouped_storage import check_groups, empty_copy, pair
 from .grouped_tensor import GroupedTensor
-from .quantization import check_groups, empty_copy, pair
 from .recipes import Recipe
 
 TAILS = ("zero", "untouched")

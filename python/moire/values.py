@@ -22,7 +22,7 @@ def described(value):
     if isinstance(value, np.ndarray):
         return "a NumPy array"
     if torch is not None and isinstance(value, torch.Tensor):
-        return "a Torch tensor"
+        return getattr(value, "kind_name", "a Torch tensor")
     if isinstance(value, int) and value.bit_length() > 1024:  # Python prints none beyond a limit
         return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, (str, numbers.Number, np.generic)):

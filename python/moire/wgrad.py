@@ -17,8 +17,7 @@ import torch
 from .arrays import Torch as fw
 from .context import is_explaining, restored_after_explaining
 from .errors import invalid
-from .gradient_edge import version_of, was_written
-from .memory import shared
+from .memory import shared, version_of, was_written
 from .steps import Beta
 
 

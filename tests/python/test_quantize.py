@@ -178,8 +178,7 @@ def test_gradients_pass_straight_through_to_x(generator):
     for given in ({}, {"row_idx": row_idx}):
         tensor = moire.quantize(x, **given)
         grad = truth.draw(generator, *tensor.shape)
-        (found,) = torch.autograd.grad(tensor._edge.tensor, x, grad)
+        (found,) = torch.autograd.grad(tensor, x, grad)
         wanted = grad if not given else torch.zeros_like(x).index_add(0, row_idx, grad)
         assert torch.equal(found, wanted)
-        assert tensor._edge.tensor.untyped_storage().nbytes() == 4  # takes no memory
-        assert tensor.detach()._edge is None
+        assert not tensor.detach().requires_grad

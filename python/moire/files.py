@@ -1,0 +1,161 @@
+"""GroupedTensors and arrays in safetensors files; tags go into the metadata of the file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Optional, Union
+
+import numpy as np
+
+from .arrays import Numpy, Torch, default_framework, framework_of
+from .errors import Code, InvalidArgument, error, invalid
+from .grouped_tensor import GroupedTensor
+from .values import choice, described, file_path
+
+# Element types of safetensors, by the names that NumPy and Torch share; E8M0 scales are bytes.
+_FILE_DTYPES = {
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "uint8",
+    "BOOL": "bool",
+    "I8": "int8",
+    "U8": "uint8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+}
+_SAVED_DTYPES = {*_FILE_DTYPES.values(), "float8_e8m0fnu"}
+_TAGS = "moire."
+
+
+def save_safetensors(tensors: Mapping[str, Any], path: Union[str, os.PathLike[str]]) -> None:
+    """GroupedTensors and arrays, a dict by name, into one file; tags go into its metadata. The file
+    is written beside `path` and renamed, so that a failure leaves nothing half-written.
+    """
+    call = "save_safetensors"
+    _safetensors(call)
+    if not isinstance(tensors, dict) or not tensors:
+        raise invalid(f"{call}: tensors is {described(tensors)}, must be a dict of tensors by name")
+    for name in tensors:
+        if not isinstance(name, str):
+            raise invalid(f"{call}: a tensor's name is {described(name)}, must be a string")
+    path = file_path(f"{call}: path", path)
+    arrays, metadata = {}, {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, GroupedTensor):
+            metadata[_TAGS + name] = json.dumps(tensor.tags())
+            arrays.update({f"{name}.{part}": array for part, array in tensor.state_dict().items()})
+        else:
+            arrays[name] = tensor
+    _check_names(call, tensors)
+    fw = framework_of(call, arrays)
+    arrays = _with_memory_of_their_own(call, fw, arrays)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if fw is Torch:
+            from safetensors.torch import save_file
+        else:
+            from safetensors.numpy import save_file
+        beside.touch()  # the system's word on what stands in the way
+        save_file(arrays, beside, metadata)
+        os.replace(beside, path)
+    except OSError as e:
+        raise error(Code.IO, f"{call}: {path}: {e.strerror}") from e
+    except Exception as e:
+        raise error(Code.IO, f"{call}: {path}: {e}") from e
+    finally:
+        if beside.parent.is_dir():
+            beside.unlink(missing_ok=True)
+
+
+def _with_memory_of_their_own(call, fw, arrays):
+    """Contiguous arrays no two of which share memory, as the file has them: of tensors with the
+    same groups, of views, and of one tensor under two names all but one are copied.
+    """
+    seen, result = set(), {}
+    for name, array in arrays.items():
+        dtype = str(array.dtype).removeprefix("torch.")
+        if dtype not in _SAVED_DTYPES:
+            raise invalid(
+                f"{call}: {name!r} is {dtype}, must be one of {', '.join(sorted(_SAVED_DTYPES))}"
+            )
+        if getattr(array, "is_meta", False):
+            raise invalid(f"{call}: {name!r} is on the device 'meta', must have values")
+        array = fw.with_memory_of_its_own(fw.contiguous(array))
+        address = fw.views.address(array)
+        result[name] = fw.copy(array) if address in seen else array
+        seen.add(address)
+    return result
+
+
+def _check_names(call, tensors):
+    """A GroupedTensor's parts have its name before theirs, so nothing else may begin with that."""
+    for grouped in (name for name, tensor in tensors.items() if isinstance(tensor, GroupedTensor)):
+        for name in tensors:
+            if name.startswith(f"{grouped}."):
+                raise invalid(
+                    f"{call}: {name!r} begins as the parts of the GroupedTensor {grouped!r} do, "
+                    "must have another name"
+                )
+
+
+def load_safetensors(
+    path: Union[str, os.PathLike[str]], framework: Optional[str] = None
+) -> dict[str, Any]:
+    """The dict that save_safetensors was given, on the CPU. `framework`: "torch", or "numpy", which
+    is the default where there is no Torch.
+    """
+    call = "load_safetensors"
+    path = file_path(f"{call}: path", path)
+    safetensors = _safetensors(call)
+    fw = default_framework()
+    if framework is not None:
+        name = choice(f"{call}: framework", framework, ("torch", "numpy"))
+        fw = Torch if name == "torch" else Numpy
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+        found = safetensors.deserialize(path.read_bytes())
+    except Exception as e:
+        raise error(Code.IO, f"{call}: {path}: {e}") from e
+    arrays = {name: _array(fw, call, path, name, **entry) for name, entry in found}
+    tensors = {}
+    for key, text in metadata.items():
+        if key.startswith(_TAGS):
+            name = key[len(_TAGS) :]
+            tensors[name] = _grouped(call, path, name, text, arrays)
+    return {**arrays, **tensors}
+
+
+def _grouped(call, path, name, text, arrays):
+    """The GroupedTensor of these tags; its parts leave `arrays`."""
+    prefix = f"{name}."
+    state = {key[len(prefix) :]: arrays.pop(key) for key in list(arrays) if key.startswith(prefix)}
+    try:
+        return GroupedTensor.from_state_dict(state, json.loads(text))
+    except (InvalidArgument, ValueError, RecursionError) as e:
+        raise error(Code.IO, f"{call}: {path}: {name!r} is no GroupedTensor: {e}") from e
+
+
+def _array(fw, call, path, name, dtype, shape, data):
+    if dtype not in _FILE_DTYPES:
+        raise error(
+            Code.IO,
+            f"{call}: {path}: {name!r} is {dtype}, must be one of {', '.join(_FILE_DTYPES)}",
+        )
+    memory = np.frombuffer(bytearray(data), np.uint8)
+    return fw.of_bytes(memory, _FILE_DTYPES[dtype]).reshape(shape)
+
+
+def _safetensors(call):
+    try:
+        import safetensors
+    except ImportError as e:
+        raise ImportError(f"{call}: needs safetensors: pip install safetensors") from e
+    return safetensors

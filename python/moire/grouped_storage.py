@@ -1,0 +1,280 @@
+"""What a GroupedTensor holds, data and scales of one direction or both, and the calls that write
+and read them. Nothing is differentiated here; a `tensor` is a GroupedTensor.
+
+Shapes of scales are those of moire.h; docs/numerics.md defines every byte.
+"""
+
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from .arrays import check_rank, framework_of
+from .context import is_explaining
+from .errors import invalid
+from .formats import (
+    COLUMNWISE,
+    DIRECTIONS,
+    ELEMENTS,
+    Format,
+    check_element,
+    check_format,
+)
+from .groups import Groups, as_groups, is_readable
+from .layouts import GluLayout
+from .values import described, flag
+
+_NAMES = {4: "e4m3", 5: "e5m2"}  # by moire_dtype
+
+
+class Copy(NamedTuple):
+    """The data and scales of one direction: value = data * scale."""
+
+    data: Any
+    scales: Any
+
+
+class Kind(NamedTuple):
+    """What a GroupedTensor is besides its arrays and groups: this never changes."""
+
+    fw: Any
+    form: Format
+    element: str
+    dtype: Any
+    layout: Optional[GluLayout] = None
+    fractional_scales: bool = False
+
+
+def parts_of(name):
+    """The names of data and scales of one direction."""
+    return f"{name}.data", f"{name}.scales"
+
+
+def checked(call, format, copies, groups, layout, dtype, element, fractional_scales):
+    """(Kind, Copies by direction, Groups) of what a caller gave; `copies` is a dict of pairs."""
+    form, arrays = check_format(f"{call}: format", format), {}
+    for name, copy in copies.items():
+        if copy is not None and not (isinstance(copy, (tuple, list)) and len(copy) == 2):
+            raise invalid(f"{call}: {name} is {described(copy)}, must be (data, scales)")
+        arrays.update({} if copy is None else dict(zip(parts_of(name), copy)))
+    if not arrays:
+        raise invalid(f"{call}: rowwise and columnwise are both absent, needs at least one")
+    fw = framework_of(call, arrays)
+    groups = None if groups is None else as_groups(call, groups)
+    layout = None if layout is None else GluLayout.of(layout, f"{call}: layout")
+    dtype = fw.float32 if dtype is None else fw.compute_dtype(f"{call}: dtype", dtype)
+    fractional_scales = flag(f"{call}: fractional_scales", fractional_scales)
+    if element is not None:
+        element = check_element(f"{call}: element", element)
+    name, data = next(iter(arrays.items()))
+    num_groups, shape = _num_groups(call, name, data, form, groups), tuple(data.shape)
+    found = []
+    for direction, copy in enumerate(copies.values()):
+        if copy is not None:
+            data, element = _as_fp8(call, fw, parts_of(DIRECTIONS[direction])[0], copy[0], element)
+            copy = _checked_copy(call, fw, form, direction, shape, num_groups, data, copy[1])
+        found.append(copy)
+    return Kind(fw, form, element, dtype, layout, fractional_scales), found, groups
+
+
+def _num_groups(call, name, data, form, groups):
+    if data.ndim not in (2, 3):
+        raise invalid(
+            f"{call}: {name} is {list(data.shape)}, must be ragged [rows, k] or uniform "
+            f"[G, n, k]: every matrix has the same k, and other ragged shapes have no one form"
+        )
+    if data.ndim == 3:
+        if groups is not None:
+            raise invalid(f"{call}: groups are given, but {name} is uniform, {list(data.shape)}")
+        return data.shape[0]
+    if form.is_tiled:
+        raise invalid(f"{call}: format is 'fp8_tile', but {name} is ragged; tiles are uniform")
+    if groups is None:
+        return 1
+    if groups.rows(data.shape[0]) != data.shape[0]:
+        raise invalid(
+            f"{call}: {name} has {data.shape[0]} rows, but groups have a capacity of "
+            f"{groups.capacity}"
+        )
+    groups.check_rows(call, data.shape[0])
+    return groups.num_groups
+
+
+def _as_fp8(call, fw, name, data, element):
+    """The data as FP8, and which: as its type says, or `element` where it is bytes."""
+    found = _NAMES.get(fw.views.code(data))
+    if found is None and data.dtype == fw.dtype("uint8"):
+        if element is None:
+            raise invalid(f"{call}: {name} is uint8, needs element='e4m3' or 'e5m2' beside it")
+        return data.view(fw.dtype(ELEMENTS[element])), element
+    if found is None:
+        raise invalid(f"{call}: {name} is {_named(data)}, needs float8_e4m3fn or float8_e5m2")
+    if element not in (None, found):
+        raise invalid(
+            f"{call}: {name} is {found}, but the other direction or element= is "
+            f"{element}; mixed formats are two tensors"
+        )
+    return data, found
+
+
+def _checked_copy(call, fw, form, direction, shape, num_groups, data, scales):
+    if direction == COLUMNWISE and form.is_tiled:
+        raise invalid(f"{call}: columnwise is given, but tiles serve both directions: rowwise")
+    data_name, scales_name = parts_of(DIRECTIONS[direction])
+    if tuple(data.shape) != shape:
+        raise invalid(f"{call}: {data_name} is {list(data.shape)}, needs {list(shape)}")
+    wanted, dtype = form.scales_shape(direction, shape, num_groups), fw.dtype(form.scale_dtype)
+    if str(scales.dtype).endswith("float8_e8m0fnu"):
+        scales = fw.as_bytes(scales)
+    if tuple(scales.shape) != wanted or scales.dtype != dtype:
+        raise invalid(
+            f"{call}: {scales_name} is {_named(scales)}, needs {form.scale_dtype} "
+            f"{list(wanted)} ({form.name}, {DIRECTIONS[direction]}, {num_groups} groups)"
+        )
+    return Copy(data, scales)
+
+
+def source_of(call, x, groups, row_idx):
+    """(framework, an array or a list of matrices, shape of the result, groups)."""
+    is_listed = isinstance(x, (list, tuple))
+    if is_listed and len(x) == 0:
+        raise invalid(f"{call}: x is an empty list, needs at least one matrix")
+    arrays = {f"x[{i}]": array for i, array in enumerate(x)} if is_listed else {"x": x}
+    fw = framework_of(call, arrays, {"row_idx": row_idx})
+    if groups is not None:
+        groups = as_groups(call, groups)
+    if is_listed:
+        x, groups = _listed(call, fw, arrays, groups)
+    if isinstance(x, list):
+        shape = (len(x), *x[0].shape)
+    elif x.ndim not in (2, 3):
+        raise invalid(f"{call}: x is {list(x.shape)}, must be [rows, k], [G, n, k] or a list")
+    else:
+        shape = tuple(x.shape)
+    if len(shape) == 3:
+        for name, value in (("groups", groups), ("row_idx", row_idx)):
+            if value is not None:
+                raise invalid(f"{call}: {name} is given, but x is uniform, {list(shape)}")
+        return fw, x, shape, None
+    rows = shape[0] if row_idx is None else check_rank(call, "row_idx", row_idx, 1).shape[0]
+    if groups is not None:
+        rows = groups.rows(rows)
+        groups.check_rows(call, rows)
+    return fw, x, (rows, shape[1]), groups
+
+
+def _listed(call, fw, arrays, groups):
+    """A list of alike matrices as it is; others below each other, as groups."""
+    (first_name, first), *others = arrays.items()
+    for name, array in arrays.items():
+        check_rank(call, name, array, 2)
+    for name, array in others:
+        if array.shape[1] != first.shape[1]:
+            both = array.shape[0] != first.shape[0]
+            raise invalid(
+                f"{call}: {name} is {list(array.shape)} but {first_name} is {list(first.shape)}; "
+                f"{'all-different shapes are' if both else 'a ragged last dimension is'} not "
+                f"supported: the matrices must have the same k"
+            )
+    if groups is not None:
+        raise invalid(f"{call}: groups are given, but x is a list, which says them itself")
+    matrices = list(arrays.values())
+    if all(array.shape == first.shape for array in matrices):
+        return matrices, None
+    splits = fw.integers([array.shape[0] for array in matrices])
+    return fw.concatenate(matrices), Groups(splits=splits)
+
+
+def empty_copy(fw, like, form, element, direction, shape, num_groups):
+    """[data, scales] of one direction, not yet written."""
+    data = fw.empty(like, shape, fw.dtype(ELEMENTS[element]))
+    scales = form.scales_shape(direction, shape, num_groups)
+    return [data, fw.empty(like, scales, fw.dtype(form.scale_dtype))]
+
+
+def pair(fw, copy, element):
+    """[data, scales] as the C entries take a moire_quantized."""
+    return copy and [fw.views.fp8(copy[0], ELEMENTS[element]), copy[1]]
+
+
+def write(fw, tensor, x, row_idx):
+    """x, as source_of returned it, into the copies that `tensor` has."""
+    copies = {name: pair(fw, getattr(tensor, name), tensor.element) for name in DIRECTIONS}
+    values = {"scaling": tensor.form.scaling, **copies}
+    values["fractional_scales"] = int(tensor.fractional_scales)
+    if tensor.ndim == 3:
+        matrices = x if isinstance(x, list) else [x]
+        fw.run("quantize_weight", source=[fw.detached(a) for a in matrices], **values)
+    else:
+        values.update(ragged_fields(tensor, x))
+        fw.run("quantize", source=fw.detached(x), row_idx=row_idx, **values)
+    for copy in copies.values():
+        for array in copy or ():
+            fw.written(array)
+
+
+def requantized(tensor, source):
+    """[data, scales] of the direction that `source` is not."""
+    fw, shape, groups = tensor._fw, tensor.shape, tensor.num_groups
+    copy = tensor.copy_of(source)
+    made = empty_copy(fw, copy.data, tensor.form, tensor.element, 1 - source, shape, groups)
+    fw.run(
+        "requantize",
+        source=pair(fw, copy, tensor.element),
+        scaling=tensor.form.scaling,
+        direction=source,
+        fractional_scales=int(tensor.fractional_scales),
+        target=pair(fw, made, tensor.element),
+        **ragged_fields(tensor, copy.data),
+    )
+    return made
+
+
+def dequantized(tensor, source, dtype):
+    fw, copy = tensor._fw, tensor.copy_of(source)
+    target = fw.empty(copy.data, tensor.shape, dtype)
+    fw.run(
+        "dequantize",
+        source=pair(fw, copy, tensor.element),
+        scaling=tensor.form.scaling,
+        direction=source,
+        target=target,
+        **ragged_fields(tensor, copy.data),
+    )
+    return target
+
+
+def check_groups(call, name, tensor, num_groups, offsets):
+    """That a ragged tensor was quantised for the groups of a call; values are read on a CPU only,
+    outside of graphs.
+    """
+    groups = tensor.groups
+    if groups is None and not tensor.has_columnwise:
+        return
+    if tensor.num_groups != num_groups:
+        raise invalid(
+            f"{call}: {name} was quantised for {tensor.num_groups} groups, but groups has "
+            f"{num_groups}"
+        )
+    if groups is None or groups.offsets is offsets or is_explaining():
+        return
+    if not (is_readable(groups.offsets) and is_readable(offsets)):
+        return
+    for g, (was, now) in enumerate(zip(np.asarray(groups.offsets), np.asarray(offsets))):
+        if was != now:
+            raise invalid(
+                f"{call}: {name} was quantised for other groups: offsets[{g}] was {was}, and is "
+                f"{now} now"
+            )
+
+
+def ragged_fields(tensor, like):
+    """The fields of groups, where there are any."""
+    groups = tensor.groups
+    if groups is None:
+        return {}
+    size = {"num_groups": groups.num_groups, "capacity": tensor.shape[0]}
+    return {"offsets": groups.offsets_for(like), **size}
+
+
+def _named(array):
+    return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"

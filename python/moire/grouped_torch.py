@@ -1,0 +1,285 @@
+"""The GroupedTensor of Torch arrays: a torch.Tensor, of the shape, type and device of the values
+that it stands for, so that autograd carries its gradient and a module may hold it as a parameter.
+
+It is a wrapper, whose memory is that of its copies. The methods of GroupedTensor and what
+_OPERATIONS names work on those. Any other operation of Torch that makes something new computes with
+the decoded values, and warns of it once; one that would overwrite it or show it otherwise is
+refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Optional
+
+import torch
+
+from . import grouped_storage
+from .arrays import Torch
+from .errors import invalid, unsupported
+from .formats import COLUMNWISE, ROWWISE
+from .grouped_storage import Copy
+from .grouped_tensor import GroupedTensor
+from .groups import Groups
+from .hints import Device, Dtype
+from .straight_through import followed, through
+
+_aten = torch.ops.aten
+_INNER = ("_rowwise_data", "_rowwise_scales", "_columnwise_data", "_columnwise_scales", "_offsets")
+
+
+class TorchGroupedTensor(GroupedTensor, torch.Tensor):
+    """A GroupedTensor on Torch arrays; moire.GroupedTensor(...) makes it."""
+
+    shape, dtype, device = torch.Tensor.shape, torch.Tensor.dtype, torch.Tensor.device
+    ndim = torch.Tensor.ndim
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def like_data(data: torch.Tensor, dtype: torch.dtype) -> TorchGroupedTensor:
+        """One of the shape and place of `data`, which holds nothing yet."""
+        return torch.Tensor._make_wrapper_subclass(
+            TorchGroupedTensor, data.shape, dtype=dtype, device=data.device
+        )
+
+    # ---- its gradient, which is autograd's matter
+
+    @property
+    def _carrier(self):
+        return self
+
+    def _to_link(self):
+        return self
+
+    def _linked(self, carrier):
+        self._note_versions()
+
+    def _forget(self):
+        if not self.is_leaf:
+            self.detach_()
+        self._versions = {}
+        Torch.written(self)
+
+    def _check_write(self, call, wants_gradient):
+        super()._check_write(call, wants_gradient)
+        if self.is_leaf and self.requires_grad and torch.is_grad_enabled():
+            raise invalid(
+                f"{call}: the GroupedTensor is a leaf that requires grad and would be overwritten; "
+                f"write inside torch.no_grad()"
+            )
+
+    @property
+    def _history(self):
+        """All that changes with its gradient, to be set again."""
+        twin = None
+        if not self.is_leaf:
+            twin = self.detach()
+            _follow_always(self, twin)
+        return twin, self._versions
+
+    @_history.setter
+    def _history(self, before):
+        twin, versions = before
+        self._forget()
+        if twin is not None:
+            _follow_always(twin, self)
+        self._versions = versions
+
+    # ---- what Torch does with tensors
+
+    def copy_(self, other: Any) -> GroupedTensor:
+        """As of any GroupedTensor; or the values of an array of its shape, quantised."""
+        is_values = isinstance(other, torch.Tensor) and not isinstance(other, GroupedTensor)
+        if is_values and other.dtype in _FLOATS:
+            return self.quantize_(other)
+        return super().copy_(other)
+
+    def new_empty(self, *args: Any, **options: Any) -> torch.Tensor:
+        return self._any.data.new_empty(*args, **options)
+
+    def to(
+        self, device: Device, dtype: Optional[Dtype] = None, non_blocking: bool = False
+    ) -> GroupedTensor:
+        """As of any GroupedTensor. A module's parameters are asked for its type as well."""
+        return super().to(device if dtype in (None, self.dtype) else dtype)
+
+    def __deepcopy__(self, memo: Any) -> GroupedTensor:
+        if id(self) not in memo:
+            copy = self.clone()
+            memo[id(self)] = copy.as_leaf(*self._leaf) if self.is_leaf else copy
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        make, (state,) = super().__reduce_ex__(protocol)
+        return make, (state, *self._leaf)
+
+    @property
+    def _leaf(self):
+        """Whether it is a leaf that requires grad, and whether a module's parameter."""
+        return self.is_leaf and self.requires_grad, isinstance(self, torch.nn.Parameter)
+
+    def as_leaf(self, requires_grad: bool, is_parameter: bool) -> GroupedTensor:
+        """Itself so, without history."""
+        if is_parameter:
+            return torch.nn.Parameter(self, requires_grad)
+        return self.detach().requires_grad_(requires_grad)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        run = _OPERATIONS.get(function)
+        if run is None or not isinstance(args[0], cls):  # but the values of a copy, for instance
+            return _on_values(function, args, kwargs or {})
+        return run(*args, **(kwargs or {}))
+
+    # For torch.compile: the arrays by name, and the rest.
+
+    _rowwise_data, _rowwise_scales = (
+        property(lambda self, i=i: self.rowwise and self.rowwise[i]) for i in range(2)
+    )
+    _columnwise_data, _columnwise_scales = (
+        property(lambda self, i=i: self.columnwise and self.columnwise[i]) for i in range(2)
+    )
+
+    @property
+    def _offsets(self):
+        offsets = None if self.groups is None else self.groups.offsets
+        return offsets if isinstance(offsets, torch.Tensor) else None
+
+    def __tensor_flatten__(self):
+        names = [name for name in _INNER if getattr(self, name) is not None]
+        return names, (self.kind, self.groups if "_offsets" not in names else self.groups.capacity)
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, size, stride):
+        kind, groups = meta
+        rowwise, columnwise = (
+            Copy(inner[data], inner[scales]) if data in inner else None
+            for data, scales in (_INNER[:2], _INNER[2:4])
+        )
+        if "_offsets" in inner:
+            groups = Groups.over(inner["_offsets"], groups)
+        empty = TorchGroupedTensor.like_data((rowwise or columnwise).data, kind.dtype)
+        return empty.hold(kind, rowwise, columnwise, groups)
+
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _follow_always(source, target):
+    with torch.enable_grad():
+        followed(through(source), source, target, in_place=True)
+
+
+# ---- operations of Torch, below autograd
+
+
+def _alias(tensor, *shape):
+    if shape and tuple(shape[0]) != tuple(tensor.shape):
+        raise _has_no_form("view")
+    return GroupedTensor.detach(tensor)
+
+
+def _clone(tensor, memory_format=None):
+    return tensor._mapped(Torch.copy, tensor.groups)
+
+
+def _to_copy(tensor, dtype=None, device=None, **options):
+    if dtype not in (None, tensor.dtype):
+        values = grouped_storage.dequantized(tensor, _direction(tensor), dtype)
+        return values if device is None else values.to(device)
+    if device is None or device == tensor.device:
+        return _clone(tensor)
+    groups = None if tensor.groups is None else tensor.groups.to(device)
+    return tensor._mapped(lambda array: array.to(device), groups)
+
+
+def _copy(tensor, other, non_blocking=False):
+    if isinstance(other, GroupedTensor):
+        tensor._check_alike("copy_", other)
+        tensor._take_bytes(other)
+    else:
+        fw, x, shape, _ = grouped_storage.source_of("copy_", other, tensor.groups, None)
+        tensor.check_same("copy_", "other", list(shape), list(tensor.shape))
+        grouped_storage.write(fw, tensor, x, None)
+    return tensor
+
+
+def _zero(tensor):
+    tensor._fill_zeros()
+    return tensor
+
+
+def _like(function):
+    """Of an array that has its shape and type and no memory."""
+
+    def run(tensor, *args, **options):
+        stand_in = Torch.stand_in(tensor._any.data, tensor.shape, tensor.dtype)
+        return function(stand_in, *args, **options)
+
+    return run
+
+
+_OPERATIONS = {
+    _aten.detach.default: _alias,
+    _aten.alias.default: _alias,
+    _aten.view.default: _alias,
+    _aten._unsafe_view.default: _alias,
+    _aten.clone.default: _clone,
+    _aten._to_copy.default: _to_copy,
+    _aten.copy_.default: _copy,
+    _aten.zero_.default: _zero,
+}
+for _packet in (
+    *(_aten.empty_like, _aten.zeros_like, _aten.ones_like, _aten.full_like),
+    *(_aten.rand_like, _aten.randn_like),
+    *(_aten.new_empty, _aten.new_zeros, _aten.new_ones, _aten.new_full, _aten.new_empty_strided),
+):
+    _OPERATIONS[_packet.default] = _like(_packet.default)
+
+_warned = set()
+
+
+def _on_values(function, args, kwargs):
+    name = function._schema.name.removeprefix("aten::")
+    _check_makes_something_new(name, function._schema, args, kwargs)
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            f"{name} was given a GroupedTensor and computes with its decoded values, which "
+            f"dequantize() gives as well; this is said once",
+            stacklevel=4,
+        )
+
+    def decoded(value):
+        if isinstance(value, (list, tuple)):
+            return type(value)(decoded(v) for v in value)
+        if not isinstance(value, GroupedTensor):
+            return value
+        return grouped_storage.dequantized(value, _direction(value), value.dtype)
+
+    return function(*decoded(args), **{name: decoded(value) for name, value in kwargs.items()})
+
+
+def _check_makes_something_new(name, schema, args, kwargs):
+    for i, argument in enumerate(schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if argument.alias_info is None or not any(isinstance(v, GroupedTensor) for v in values):
+            continue
+        if argument.alias_info.is_write:
+            raise unsupported(
+                f"{name}: would overwrite a GroupedTensor, whose values are rounded to 8 bits; "
+                f"change what it was quantised from, then give that to quantize_ or copy_"
+            )
+        raise _has_no_form(name)
+
+
+def _has_no_form(name):
+    return unsupported(
+        f"{name}: a GroupedTensor cannot be shown otherwise, for its scales lie as they do; "
+        f"dequantize() gives values that can"
+    )
+
+
+def _direction(tensor):
+    return COLUMNWISE if tensor.rowwise is None else ROWWISE

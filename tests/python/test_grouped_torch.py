@@ -1,0 +1,204 @@
+"""A GroupedTensor of Torch arrays is a torch.Tensor, for autograd, modules and operations."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import moire
+import pytest
+import torch
+import truth
+from moire import grouped_torch
+from samples_fp8 import SPLITS, uniform
+from truth_fp8 import assert_same_bytes
+
+E, N, K = 3, 96, 64
+
+
+@pytest.fixture
+def weight(generator):
+    return moire.quantize(truth.draw(generator, E, N, K), columnwise=True)
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+
+
+def test_it_is_a_tensor_of_the_values_that_it_stands_for(generator):
+    x = truth.draw(generator, 172, 70, dtype=torch.bfloat16).requires_grad_()
+    tensor = moire.quantize(x, moire.Groups(splits=SPLITS))
+    assert isinstance(tensor, torch.Tensor) and isinstance(tensor, moire.GroupedTensor)
+    assert (tensor.shape, tensor.dtype, tensor.device) == (x.shape, x.dtype, x.device)
+    assert tensor.requires_grad and not tensor.is_leaf and not tensor.detach().requires_grad
+    grad = truth.draw(generator, 172, 70, dtype=torch.bfloat16)
+    assert torch.equal(*torch.autograd.grad(tensor, x, grad), grad)
+
+
+def test_a_parameter_is_held_saved_loaded_and_copied(weight):
+    module = Holder(weight)
+    assert [name for name, _ in module.named_parameters()] == ["weight"]
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    twins = copy.deepcopy(module), pickle.loads(pickle.dumps(module)), Holder(weight.clone())
+    for twin in twins:
+        assert isinstance(twin.weight, torch.nn.Parameter) and twin.weight.requires_grad
+        assert_same_bytes(twin.weight, weight)
+        with torch.no_grad():
+            twin.weight.zero_()
+        assert weight.dequantize().any()
+        twin.load_state_dict(state)
+        assert_same_bytes(twin.weight, weight)
+    assert not copy.deepcopy(module.requires_grad_(False)).weight.requires_grad
+
+
+def test_a_parameter_goes_where_its_module_goes(weight):
+    module = Holder(weight)
+    data = weight.rowwise.data.data_ptr()
+    assert module.to("cpu").weight.rowwise.data.data_ptr() == data
+    moved = module.to("meta").weight
+    assert isinstance(moved, torch.nn.Parameter) and moved.device.type == "meta"
+    assert all(array.is_meta for _, array in moved.arrays())
+    with pytest.raises(moire.InvalidArgument, match="values of another type are what dequantize"):
+        Holder(weight).to(torch.bfloat16)
+
+
+def test_a_leaf_gets_the_gradient_of_its_values(generator, weight):
+    parameter = torch.nn.Parameter(weight)
+    factor = truth.draw(generator, E, N, K)
+    for _ in range(2):
+        (parameter.dequantize() * factor).sum().backward()
+    assert type(parameter.grad) is torch.Tensor and torch.equal(parameter.grad, 2 * factor)
+
+
+def test_a_leaf_is_written_without_gradients_only(generator, weight):
+    parameter, values = torch.nn.Parameter(weight), truth.draw(generator, E, N, K)
+    before = weight.clone()
+    for write in (
+        lambda: parameter.quantize_(values),
+        lambda: parameter.copy_(values),
+        lambda: parameter.zero_(),
+    ):
+        with pytest.raises(moire.InvalidArgument, match="is a leaf that requires grad and would"):
+            write()
+        assert_same_bytes(weight, before)
+    for write in (parameter.quantize_, parameter.copy_, lambda x: torch.Tensor.copy_(parameter, x)):
+        parameter.data.zero_()
+        with torch.no_grad():
+            assert write(values) is parameter
+        assert parameter.is_leaf and parameter.requires_grad
+        assert_same_bytes(parameter, moire.quantize(values, columnwise=True))
+
+
+def test_what_would_overwrite_values_says_what_to_do(weight):
+    parameter = torch.nn.Parameter(weight)
+    parameter.grad = torch.ones(E, N, K)
+    before = weight.clone()
+    for foreach in (False, True):
+        with pytest.raises(moire.Unsupported, match="change what it was quantised from"):
+            torch.optim.SGD([parameter], 0.1, foreach=foreach).step()
+    with pytest.raises(moire.Unsupported, match="mul: would overwrite a GroupedTensor"):
+        torch.mul(torch.ones(E, N, K), 2, out=weight)
+    assert_same_bytes(weight, before)
+
+
+def test_what_would_show_it_otherwise_is_refused(weight):
+    for show in (lambda: weight.view(-1), lambda: weight.transpose(1, 2), lambda: weight.mT):
+        with pytest.raises(moire.Unsupported, match="cannot be shown otherwise"):
+            show()
+    assert_same_bytes(weight.view(weight.shape), weight)
+
+
+def test_other_operations_compute_with_the_values_and_say_so_once(generator, monkeypatch):
+    monkeypatch.setattr(grouped_torch, "_warned", set())
+    x = truth.draw(generator, 9, K).requires_grad_()
+    tensor, values = moire.quantize(x), moire.quantize(x).dequantize()
+    with pytest.warns(
+        UserWarning, match="mul was given a GroupedTensor and computes with its"
+    ) as w:
+        found = [tensor * 2, 2 * tensor, tensor * tensor]
+    assert len(w) == 1
+    for mine, wanted in zip(found, (2 * values, 2 * values, values * values)):
+        assert type(mine) is torch.Tensor and torch.equal(mine, wanted)
+        assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (mine, wanted)))
+    assert torch.equal(tensor.bfloat16(), values.bfloat16())
+    plain = torch.empty(9, K)
+    with pytest.warns(UserWarning, match="copy_ was given a GroupedTensor"):
+        assert torch.equal(plain.copy_(tensor.detach()), values)
+
+
+def test_new_arrays_like_it_are_plain(weight):
+    assert torch.zeros_like(weight, memory_format=torch.preserve_format).is_contiguous()
+    for made in (torch.empty_like(weight), weight.new_empty(2), torch.zeros_like(weight)):
+        assert type(made) is torch.Tensor and made.dtype in (torch.float32, weight.rowwise[0].dtype)
+
+
+def test_values_that_are_to_be_arrays_are_not_taken_in_8_bits(generator):
+    _, weight = uniform(generator)
+    for call in (lambda: moire.glu(weight[0]), lambda: moire.quantize(weight)):
+        with pytest.raises(
+            moire.InvalidArgument, match="is a GroupedTensor, must be a Torch tensor"
+        ):
+            call()
+
+
+def test_nothing_holds_it_but_who_uses_it(generator):
+    x = truth.draw(generator, 9, K).requires_grad_()
+    gc.disable()
+    try:
+        tensor = moire.quantize(x)
+        made = [tensor, tensor.clone(), tensor[0], tensor.quantize_(x), tensor.requantize()]
+        gone = [weakref.ref(t) for t in made]
+        del tensor, made
+        assert not any(ref() is not None for ref in gone)
+    finally:
+        gc.enable()
+
+
+def test_a_buffer_that_is_overwritten_each_step_forgets_the_steps_before(generator):
+    tensor = moire.quantize(truth.draw(generator, 9, K))
+    sources = [truth.draw(generator, 9, K).requires_grad_() for _ in range(2)]
+    gone = [weakref.ref(tensor.quantize_(x * 1).grad_fn) for x in sources]
+    assert gone[0]() is None and gone[1]() is tensor.grad_fn
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpoints_take_it(generator, reentrant):
+    groups = moire.Groups(splits=[4, 0, 5])
+    x, w = truth.draw(generator, 9, K), truth.draw(generator, E, N, K)
+    results = []
+    for run in (lambda f, *a: f(*a), torch.utils.checkpoint.checkpoint):
+        options = {} if not results else {"use_reentrant": reentrant}
+        leaves = [t.clone().requires_grad_() for t in (x, w)]
+        tensor = moire.quantize(leaves[0], groups)
+        call = lambda t, w: moire.grouped_linear(t, w, groups, recipe="mxfp8")  # noqa: E731
+        run(call, tensor, leaves[1], **options).sin().sum().backward()
+        results.append([t.grad for t in leaves])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_inference_tensors_are_written_anywhere(generator):
+    x = truth.draw(generator, 9, K)
+    with torch.inference_mode():
+        tensor = moire.quantize(x)
+        assert tensor.quantize_(2 * x).zero_() is tensor
+    assert not tensor.clone().dequantize().any()
+    assert torch.equal(tensor.quantize_(x).dequantize(), moire.quantize(x).dequantize())
+
+
+def test_a_compiled_function_takes_one_of_other_groups(generator):
+    torch._dynamo.reset()
+    x, w = truth.draw(generator, 9, K), truth.draw(generator, E, N, K)
+
+    def layer(tensor, w):
+        return moire.grouped_linear(tensor, w, tensor.groups, recipe="mxfp8")
+
+    compiled = torch.compile(layer, backend="aot_eager")
+    for splits in ([4, 0, 5], [1, 2, 6]):
+        tensor = moire.quantize(x, moire.Groups(splits=torch.tensor(splits)), columnwise=True)
+        assert torch.equal(compiled(tensor, w), layer(tensor, w))
