@@ -13,6 +13,7 @@ from .errors import invalid
 from .grouped_tensor import GroupedTensor
 from .hints import Array
 from .layouts import GluLayout, GluLayoutLike
+from .memory import version_of
 from .quantization import quantize
 from .recipes import Recipe, RecipeLike
 from .values import described, flag, pickled
@@ -20,8 +21,7 @@ from .views import NumpyViews, torch
 
 if torch is not None:
     from torch.multiprocessing.reductions import StorageWeakRef
-
-_SAMPLES = 1024
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class WeightCache:
@@ -90,14 +90,14 @@ class WeightCache:
         entry = self._objects.get(_ids(arrays))
         if entry is not None and entry.is_made_for(arrays):
             return entry
-        entry = self._entries.get(_key(arrays, [_memory(array) for array in arrays]))
+        entry = self._entries.get(_memory_of(arrays)[0])
         return entry if entry is not None and entry.is_needed() else None
 
     def _move(self, entry, arrays):
         """To the memory of these arrays: a parameter may have been given other."""
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
-        entry.show(arrays)
+        entry.key, entry.lives = _memory_of(arrays)
         self._entries[entry.key] = entry
 
     def _replace(self, old, new, arrays):
@@ -117,22 +117,17 @@ class WeightCache:
 
 
 class _Entry:
+    """The copies of one weight: of the objects that they were first made for, and of the memory
+    that those, or others, showed last.
+    """
+
     def __init__(self, arrays, tensor):
         self.sources = [weakref.ref(array) for array in arrays]
-        self.tensor = tensor
-        self.version = None
-        self.show(arrays)
-
-    def show(self, arrays):
-        """From now on the weight is these arrays' memory."""
-        self.memory = [_memory(array) for array in arrays]
-        self.key = _key(arrays, self.memory)
+        self.tensor, self.version = tensor, None
+        self.key, self.lives = _memory_of(arrays)
 
     def is_needed(self):
-        """Whether the objects live, or all memory that they showed."""
-        if all(source() is not None for source in self.sources):
-            return True
-        return all(memory is not None and memory.is_alive() for memory in self.memory)
+        return all(source() is not None for source in self.sources) or self.lives()
 
     def is_made_for(self, arrays):
         return all(source() is array for source, array in zip(self.sources, arrays))
@@ -142,7 +137,7 @@ class _Entry:
         tensor, (first, *_) = self.tensor, arrays
         shape = tuple(first.shape) if first.ndim == 3 else (len(arrays), *first.shape)
         return (
-            (tensor.shape, tensor.dtype) == (shape, first.dtype)
+            (tuple(tensor.shape), tensor.dtype) == (shape, first.dtype)
             and tensor.device == getattr(first, "device", "cpu")
             and (tensor.has_rowwise or not wanted["rowwise"])
             and (tensor.has_columnwise or not wanted["columnwise"])
@@ -150,47 +145,33 @@ class _Entry:
         )
 
 
-class _StorageMemory:
-    """A Torch storage, which is held weakly; no other has this `name` while it is."""
-
-    def __init__(self, array):
-        storage = array.untyped_storage()
-        self._reference = StorageWeakRef(storage)
-        self.name = ("storage", self._reference.cdata)
-        bits = array.is_neg(), array.is_conj()
-        self.view = (array.storage_offset(), tuple(array.shape), array.stride(), array.dtype, *bits)
-
-    def is_alive(self):
-        return not self._reference.expired()
-
-
-class _OwnedMemory:
-    """What a NumPy array shows of the object that owns the memory, which is held weakly."""
-
-    def __init__(self, array):
-        owner = array
-        while getattr(owner, "base", None) is not None:
-            owner = owner.base
-        self._owner = weakref.ref(owner)
-        self.name = ("owner", id(owner))
-        self.view = (NumpyViews.address(array), array.shape, array.strides, array.dtype)
-
-    def is_alive(self):
-        return self._owner() is not None
-
-
-def _memory(array):
-    """None where nobody can say what lives: then a weight is its object and nothing else."""
+def _memory_of(arrays):
+    """(what names the memory that the arrays show, a function that says whether it all lives).
+    Where nobody can say what lives, the name is that of the objects, and nothing does.
+    """
     try:
-        return (_OwnedMemory if isinstance(array, np.ndarray) else _StorageMemory)(array)
+        names, lives = zip(*map(_owned if isinstance(arrays[0], np.ndarray) else _stored, arrays))
     except (AttributeError, TypeError, NotImplementedError, RuntimeError):
-        return None
+        return _ids(arrays), lambda: False
+    return names, lambda: all(is_alive() for is_alive in lives)
 
 
-def _key(arrays, memory):
-    if any(m is None for m in memory):
-        return _ids(arrays)
-    return tuple((m.name, m.view) for m in memory)
+def _stored(tensor):
+    """Of a Torch storage, which is held weakly; no other has this name while it is."""
+    storage = StorageWeakRef(tensor.untyped_storage())
+    view = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    name = (storage.cdata, *view, tensor.is_neg(), tensor.is_conj())
+    return name, lambda: not storage.expired()
+
+
+def _owned(array):
+    """Of the object that owns a NumPy array's memory, which is held weakly."""
+    owner = array
+    while getattr(owner, "base", None) is not None:
+        owner = owner.base
+    alive = weakref.ref(owner)
+    name = (id(owner), NumpyViews.address(array), array.shape, array.strides, array.dtype)
+    return name, lambda: alive() is not None
 
 
 def _is_same(version, other):
@@ -215,13 +196,12 @@ def _quantized(weight, recipe, wanted):
 
 
 class ParameterCopies:
-    """The 8-bit copies of a module's weight, by its own counters or by microbatches.
+    """The 8-bit copies of a module's weight, by microbatches or by its own account.
 
-    is_first_microbatch=True quantises, False takes what the first one made, None goes by what the
-    parameters say: memory, Torch's version counter and, on a CPU, a sample of the values, because
-    writes through `.data` are not counted. The sample sees an update of whole parameters; a write
-    of a few values through `.data`, or any on another device, is seen only if it is said: by
-    invalidate(), or by is_first_microbatch.
+    is_first_microbatch=True quantises, False takes what the first one made. None quantises where
+    the parameters have other memory, Torch counted a write into them, or they are trained and an
+    optimizer made a step, any optimizer: it may have written through `.data`, which nobody counts,
+    or into masters that are copied from. Other writes through `.data` are said by invalidate().
     """
 
     def __init__(self, recipe, weight_layout):
@@ -240,8 +220,8 @@ class ParameterCopies:
             flag(f"{call}: is_first_microbatch", is_first_microbatch)
         if torch.compiler.is_compiling():
             return None
-        arrays = weights if isinstance(weights, list) else [weights]
         if is_first_microbatch is None:
+            arrays = weights if isinstance(weights, list) else [weights]
             version = tuple(_state(p) for p in arrays)
         else:
             version = self._updates + is_first_microbatch
@@ -257,11 +237,18 @@ class ParameterCopies:
 
 
 def _state(parameter):
-    version = None if parameter.is_inference() else parameter._version
-    sample = b""
-    if parameter.is_cpu and parameter.numel() != 0:
-        # Odd, so that the sample does not run down a column.
-        stride = (parameter.numel() // _SAMPLES) | 1
-        sample = parameter.detach().reshape(-1)[::stride].resolve_neg().contiguous()
-        sample = sample.view(torch.uint8).numpy().tobytes()
-    return version, parameter.data_ptr(), sample
+    steps = _steps if parameter.requires_grad else None
+    return parameter.data_ptr(), version_of(parameter), steps
+
+
+_steps = 0  # of all optimizers
+
+
+def _count_step(optimizer, args, kwargs):
+    global _steps
+    if not torch.compiler.is_compiling():  # a graph's writes are counted
+        _steps += 1
+
+
+if torch is not None:
+    register_optimizer_step_post_hook(_count_step)

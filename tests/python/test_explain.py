@@ -131,7 +131,7 @@ def test_weights_in_8_bits_are_neither_written_nor_counted(generator, first):
     y = layer(x, SPLITS, is_first_microbatch=first)
     wanted = y.detach().clone()
     with torch.no_grad():
-        layer.weight.data.neg_()
+        layer.weight.neg_()
     steps = moire.explain(layer, x, SPLITS, is_first_microbatch=first)
     assert ops_of(steps)[0] == "quantize_weight"
     if first:  # the copies are those of the first microbatch

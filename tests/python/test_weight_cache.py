@@ -195,6 +195,17 @@ def test_copies_have_the_tag_that_was_asked_for(generator, quantised):
         cache.get(w1, 1, layout="x")
 
 
+class WritesData(torch.optim.Optimizer):
+    """As kernels of other libraries do, which Torch does not count."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.data.sub_(p.grad)
+
+
 def updates(module):
     """Ways in which training loops change parameters."""
     weight = module._weights()[0]
@@ -213,6 +224,14 @@ def updates(module):
     def replace():
         weight.data = weight.data + 1
 
+    def from_masters():
+        masters = [p.detach().clone() for p in module.parameters()]
+        for master in masters:
+            master.grad = torch.ones_like(master)
+        torch.optim.SGD(masters, 0.1).step()
+        for p, master in zip(module.parameters(), masters):
+            p.data.copy_(master)
+
     def in_place():
         with torch.no_grad():
             weight.mul_(2)
@@ -222,9 +241,10 @@ def updates(module):
         "adamw": optimizer(lambda p: torch.optim.AdamW(p, 0.1, fused=True)),
         "load_state_dict": load,
         "in_place": in_place,
-        "data.copy_": lambda: weight.data.copy_(weight.data + 1),
-        "data.mul_": lambda: weight.data.mul_(3),
         "data =": replace,
+        "an optimizer through data": optimizer(WritesData),
+        "an optimizer of masters": from_masters,
+        "data.copy_, said": lambda: (weight.data.copy_(weight.data + 1), module.weights_changed()),
     }
 
 
@@ -240,6 +260,16 @@ def test_copies_are_made_anew_when_a_parameter_changed(generator, quantised, how
     assert torch.equal(module(x, SPLITS), fresh(module, x))
     module(x, SPLITS)
     assert len(quantised) == 2 and addresses(module) == before
+
+
+def test_weights_that_are_not_trained_outlive_the_steps_of_others(generator, quantised):
+    module, x = layer().requires_grad_(False), truth.draw(generator, 40, H)
+    other = torch.nn.Parameter(torch.ones(3))
+    other.grad = torch.ones(3)
+    for _ in range(3):
+        module(x, SPLITS)
+        torch.optim.SGD([other], 0.1).step()
+    assert len(quantised) == 1
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -268,8 +298,9 @@ def test_inference_makes_the_forward_copy_only(generator, mode, weight_layout):
     y = module(x, SPLITS)  # and training goes on with both
     y.sum().backward()
     assert module.weight.grad is not None
+    with torch.no_grad():
+        module.weight.mul_(2)
     with mode():
-        module.weight.data.mul_(2)
         assert torch.equal(module(x, SPLITS), fresh(module, x))
 
 
@@ -298,7 +329,7 @@ def test_microbatches(generator, quantised):
     assert len(quantised) == 4
 
 
-def test_a_sparse_write_through_data_is_seen_once_it_is_said(generator, quantised):
+def test_a_write_through_data_is_seen_once_it_is_said(generator, quantised):
     x = truth.draw(generator, 40, H)
     experts = nn.GroupedMLP(E, H, F, recipe="mxfp8")
     linear = layer()
@@ -325,6 +356,7 @@ def test_a_backward_that_still_needs_the_old_copies_says_so(generator):
     module, x = layer(), truth.draw(generator, 40, H).requires_grad_()
     y = module(x, SPLITS)
     module.weight.data.mul_(2)
+    module.weights_changed()
     module(x, SPLITS)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
@@ -340,7 +372,8 @@ def test_explaining_leaves_no_copies_that_were_never_written(generator, quantise
         "grouped_gemm",
     ]
     assert torch.equal(module(x, SPLITS), fresh(module, x))
-    module.weight.data.mul_(2)
+    with torch.no_grad():
+        module.weight.mul_(2)
     moire.explain(module, x, SPLITS)
     assert torch.equal(module(x, SPLITS), fresh(module, x))
 

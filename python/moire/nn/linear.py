@@ -177,8 +177,9 @@ class GroupedLinear(torch.nn.Module):
         return self._copies.of(type(self).__name__, self.weights(), is_first_microbatch)
 
     def weights_changed(self) -> None:
-        """Says that the weights were written in a way that nobody counts (some values through
-        `.data`, another library's kernel): their 8-bit copies are made anew at the next forward.
+        """Says that the weights were written in a way that nobody counts (through `.data`, by
+        another library's kernel) and not by an optimizer's step: their 8-bit copies are made anew
+        at the next forward.
         """
         if self._copies is not None:
             self._copies.invalidate()
