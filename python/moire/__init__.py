@@ -22,6 +22,7 @@ from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .layouts import Activation, GluLayout
 from .quantization import quantize
+from .raw import call
 from .recipes import Recipe
 from .routing import Plan, make_plan, permute, router, unpermute
 from .views import torch as _torch
@@ -48,6 +49,7 @@ __all__ = [
     "Recipe",
     "Unsupported",
     "WeightCache",
+    "call",
     "check",
     "convert_glu",
     "deinterleave_glu_tensor",

@@ -169,7 +169,7 @@ class Torch:
                 return
         except invoke.Indirect:
             pass
-        getattr(torch.ops.moire, name)(**values)
+        ops.dispatch(name, values)
 
     @staticmethod
     def empty(like, shape, dtype):

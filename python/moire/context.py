@@ -272,19 +272,20 @@ def is_explaining():
     return _settings.get().recording is not None
 
 
-def note_saved(given, made):
-    """Tells a running explain() what a forward keeps, tensors or lists of tensors by name."""
+def note_saved(kept, made):
+    """Tells a running explain() what a forward keeps, tensors or lists of tensors by name; what it
+    did not make is kept by reference.
+    """
     if not is_explaining():
         return
     saved = _settings.get().recording.saved
-    for tensors, by_reference in ((given, True), (made, False)):
-        for name, value in tensors.items():
-            for tensor in value if isinstance(value, list) else [value]:
-                if tensor is None:
-                    continue
-                dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-                entry = {"name": name, "dtype": dtype, "shape": shape, "bytes": tensor.nbytes}
-                saved.append({**entry, "by_reference": by_reference})
+    for name, value in kept.items():
+        for tensor in value if isinstance(value, list) else [value]:
+            if tensor is None:
+                continue
+            dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+            entry = {"name": name, "dtype": dtype, "shape": shape, "bytes": tensor.nbytes}
+            saved.append({**entry, "by_reference": name not in made})
 
 
 def note_not_fused(what, reason):

@@ -24,21 +24,17 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from . import steps
-from .arrays import Numpy, as_fp32, check_array, check_rank, framework_of, torch
+from .arrays import Numpy, as_fp32, check_array, framework_of
+from .autograd import Op, run
 from .errors import invalid, unsupported
 from .grouped_tensor import GroupedTensor
-from .groups import Groups, as_groups
+from .groups import Groups
 from .hints import Array, Dtype, Tensor
-from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike, weight_layout_code
-from .operands import Operand, Ragged, WeightLike, Weights, check_glu_layout, needs_grad
-from .recipes import Recipe, RecipeLike
-from .routing import Plan, as_plan, check_inverse, make_plan
-from .values import choice, flag
-
-if torch is not None:
-    from .autograd import LinearFunction, MlpFunction, MoeFunction
-    from .autograd_ops import GroupedMmFunction
+from .layers import LINEAR, MLP, MOE
+from .layouts import ActivationLike, GluLayoutLike
+from .operands import Operand, Operands, WeightLike, weight_shape
+from .recipes import RecipeLike
+from .routing import Plan, as_plan, make_plan
 
 
 def grouped_linear(
@@ -67,8 +63,6 @@ def grouped_linear(
     written into `out` and `grad_x_out` if they are given. The tail of y (rows past the last group)
     is zeros, or stays as `out` had it with tail="untouched".
     """
-    call = "grouped_linear"
-    recipe = Recipe.of(recipe, f"{call}: recipe")
     optional = {
         "bias": bias,
         "scale": scale,
@@ -77,43 +71,12 @@ def grouped_linear(
         "out": out,
         "grad_x_out": grad_x_out,
     }
-    operand = Ragged.of(call, x, compute_dtype, recipe, optional)
-    fw, x = operand.fw, operand.array
-    layout = weight_layout_code(call, weight_layout)
-    weights = Weights.of(fw, call, "w", w, layout, recipe, w_quantized)
-    groups = as_groups(call, groups)
-    capacity = _capacity(call, groups, x, row_idx)
-    spec = steps.LinearSpec(
-        groups.num_groups,
-        capacity,
-        weights.layout,
-        weights.out_features,
-        _tail(call, tail, out),
-        None if recipe.is_quantized else operand.operands,
-        recipe,
-    )
-    out = _out(call, fw, out)
-    scale = as_fp32(fw, call, "scale", scale)
-    offsets = groups.offsets_for(x)
-    check_inverse(fw, call, x, row_idx, scatter_idx, offsets)
-    needs_wgrad = needs_grad(fw, *weights.arrays)
-    copies = operand.copies(call, groups, row_idx, needs_wgrad, weights.copies)
-    if needs_wgrad or needs_grad(fw, x, bias, scale):
-        if needs_grad(fw, x):
-            weights.check_backward(call, "w")
-        spec = spec._replace(saves_copy=needs_wgrad and recipe.saves_copy(row_idx is not None))
-        y = LinearFunction.apply(
-            *(spec, wgrad, grad_x_out, copies),
-            *(x, row_idx, scatter_idx, bias, scale, offsets, out),
-            *weights.arrays,
-        )
-    else:
-        arrays = [fw.cast(t, spec.compute_dtype) for t in weights.arrays]
-        y, _ = steps.linear_forward(
-            fw, spec, x, row_idx, arrays, bias, scale, offsets, out, copies=copies
-        )
-        fw.written(out)
-    return fw.cast(y, operand.result)
+    given = Operands("grouped_linear", x, compute_dtype, recipe, optional)
+    given.give_weight("w", w, weight_layout, w_quantized)
+    given.give_fp32("scale")
+    given.give_groups(groups)
+    given.give_out(tail)
+    return given.run(LINEAR, wgrad and (wgrad,))
 
 
 def grouped_mlp(
@@ -149,8 +112,6 @@ def grouped_mlp(
     too (in 8 bits with a recipe of 8 bits), which saves computing it again. out, grad_x_out and
     tail: as in grouped_linear.
     """
-    call = "grouped_mlp"
-    recipe = Recipe.of(recipe, f"{call}: recipe")
     optional = {
         "probs": probs,
         "b1": b1,
@@ -160,36 +121,14 @@ def grouped_mlp(
         "out": out,
         "grad_x_out": grad_x_out,
     }
-    operand = Ragged.of(call, x, compute_dtype, recipe, optional)
-    fw, x = operand.fw, operand.array
-    groups = as_groups(call, groups)
-    capacity = _capacity(call, groups, x, row_idx)
-    given = (w1, w1_quantized), (w2, w2_quantized)
-    pair = _weights(call, operand, recipe, given, weight_layout)
-    gating = gating_of(call, given, act, layout)
-    tail = _tail(call, tail, out)
-    out = _out(call, fw, out)
-    probs = as_fp32(fw, call, "probs", probs)
-    offsets = groups.offsets_for(x)
-    check_inverse(fw, call, x, row_idx, scatter_idx, offsets)
-    save_act = flag("grouped_mlp: save_act", save_act)
-    arrays, copies, needs_w1 = _operands(call, operand, pair, groups, row_idx)
-    saves = needs_grad(fw, x, probs, b1, b2, *arrays)
-    saves_copy = needs_w1 and recipe.saves_copy(row_idx is not None)
-    keeps = (saves, save_act, saves_copy)
-    spec = _mlp_spec(operand, recipe, groups, capacity, pair, gating, tail, keeps)
-    if saves:
-        y = MlpFunction.apply(
-            *(spec, wgrad, grad_x_out, copies),
-            *(x, row_idx, scatter_idx, probs, b1, b2, offsets, out),
-            *arrays,
-        )
-    else:
-        w1, w2 = spec.operands(fw, arrays)
-        forward = (x, row_idx, w1, b1, w2, b2, probs, offsets, out)
-        y, _ = steps.mlp_forward(fw, spec, *forward, copies=copies)
-        fw.written(out)
-    return fw.cast(y, operand.result)
+    given = Operands("grouped_mlp", x, compute_dtype, recipe, optional)
+    given.give_weight("w1", w1, weight_layout, w1_quantized)
+    given.give_weight("w2", w2, weight_layout, w2_quantized)
+    given.give_gating(act, layout, w1, w1_quantized)
+    given.give_fp32("probs")
+    given.give_groups(groups)
+    given.give_out(tail)
+    return given.run(MLP, wgrad, save_act)
 
 
 def moe(
@@ -220,16 +159,15 @@ def moe(
     gathered inside the ops: no permuted copy of x is kept.
     """
     call = "moe"
-    recipe = Recipe.of(recipe, f"{call}: recipe")
-    operand = Ragged.of(call, x, compute_dtype, recipe, {"b1": b1, "b2": b2})
-    fw, x = operand.fw, operand.array
+    given = Operands(call, x, compute_dtype, recipe, {"b1": b1, "b2": b2})
+    fw, fields = given.fw, given.fields
     check_array(fw, call, "topk_weights", topk_weights)
     if plan is None:
         check_array(fw, call, "topk_idx", topk_idx)
-    given = (w1, w1_quantized), (w2, w2_quantized)
-    pair = _weights(call, operand, recipe, given, weight_layout)
+    given.give_weight("w1", w1, weight_layout, w1_quantized)
+    given.give_weight("w2", w2, weight_layout, w2_quantized)
     if plan is None:
-        plan = make_plan(topk_idx, pair[0].num_groups)
+        plan = make_plan(topk_idx, weight_shape(fields, "w1")[0])
     plan = as_plan(fw, call, plan)
     shape = topk_weights.shape
     if shape != plan.scatter_idx.shape or shape[0] != x.shape[0]:
@@ -238,24 +176,12 @@ def moe(
             f"{list(plan.scatter_idx.shape)}, "
             f"must both be [T, k] with T = {x.shape[0]}"
         )
-    capacity = plan.gather_idx.shape[0]
-    groups = Groups.over(plan.offsets)
-    gating = gating_of(call, given, act, layout)
-    topk_weights = as_fp32(fw, call, "topk_weights", topk_weights)
-    save_act = flag("moe: save_act", save_act)
-    out_dtype = fw.float32 if operand.result == fw.float32 else x.dtype
-    arrays, copies, needs_w1 = _operands(call, operand, pair, groups, plan.gather_idx)
-    saves = needs_grad(fw, x, topk_weights, b1, b2, *arrays)
-    keeps = (saves, save_act, needs_w1 and recipe.saves_copy(True))
-    spec = _mlp_spec(operand, recipe, groups, capacity, pair, gating, 0, keeps)
-    if saves:
-        inputs = (x, topk_weights, b1, b2, *plan, *arrays)
-        y = MoeFunction.apply(spec, wgrad, out_dtype, copies, *inputs)
-    else:
-        w1, w2 = spec.operands(fw, arrays)
-        forward = (x, topk_weights, w1, b1, w2, b2, *plan)
-        y, *_ = steps.moe_forward(fw, spec, out_dtype, *forward, copies=copies)
-    return fw.cast(y, operand.result)
+    given.give_gating(act, layout, w1, w1_quantized)
+    fields["topk_weights"] = as_fp32(fw, call, "topk_weights", topk_weights)
+    given.give_plan(plan)
+    x = fields["x"]
+    out_dtype = fw.float32 if given.result == fw.float32 else x.dtype
+    return given.run(MOE, wgrad, save_act, out_dtype=out_dtype)
 
 
 def grouped_mm(
@@ -298,83 +224,61 @@ def grouped_mm(
     if b_t.ndim == 3 and b_t.shape[0] != groups.num_groups:
         raise invalid(f"{call}: b_t has {b_t.shape[0]} groups but offs has {groups.num_groups}")
     dtype = a.dtype if out_dtype is None else fw.compute_dtype(f"{call}: out_dtype", out_dtype)
-    return GroupedMmFunction.apply(a, b_t, groups.offsets_for(a), groups.num_groups, dtype)
+    how = {"num_groups": groups.num_groups, "dtype": dtype}
+    return run(_GROUPED_MM, fw, {"a": a, "b_t": b_t, "offsets": groups.offsets_for(a)}, how)
 
 
-def _weights(call, operand, recipe, given, layout):
-    """Weights of FC1 and FC2, each given as (weight, copy or None)."""
-    (w1, w1_quantized), (w2, w2_quantized) = given
-    layout = weight_layout_code(call, layout)
-    return (
-        Weights.of(operand.fw, call, "w1", w1, layout, recipe, w1_quantized),
-        Weights.of(operand.fw, call, "w2", w2, layout, recipe, w2_quantized),
-    )
+class _GroupedMm(Op):
+    """d = a b_t with ragged rows of a (b_t of rank 3) or with a ragged contraction (b_t of rank
+    2).
+    """
+
+    def forward(self, fw, fields, how):
+        a, b_t, offsets = fields["a"], fields["b_t"], fields["offsets"]
+        if b_t.ndim == 3:
+            return {"d": _ragged_rows(fw, a, b_t, offsets, how["num_groups"], how["dtype"])}
+        return {"d": _ragged_contraction(fw, a.t(), b_t, offsets, how["num_groups"], how["dtype"])}
+
+    def gradients(self, fw, fields, how, needs, likes):
+        a, b_t, offsets, n = fields["a"], fields["b_t"], fields["offsets"], how["num_groups"]
+        grad, found = fw.cast(fields["grad_d"], a.dtype), {}
+        if b_t.ndim == 3:
+            if needs["a"]:
+                found["a"] = _ragged_rows(fw, grad, b_t.transpose(1, 2), offsets, n, a.dtype)
+            if needs["b_t"]:
+                found["b_t"] = _ragged_contraction(fw, a, grad, offsets, n, b_t.dtype)
+        else:
+            if needs["a"]:
+                rows = _ragged_rows(fw, b_t, grad.transpose(1, 2), offsets, n, a.dtype)
+                found["a"] = rows.t()
+            if needs["b_t"]:
+                found["b_t"] = _ragged_rows(fw, a.t(), grad, offsets, n, b_t.dtype)
+        return found
 
 
-def _mlp_spec(operand, recipe, groups, capacity, weights, gating, tail, keeps):
-    w1, w2 = weights
-    saves, saves_act, saves_copy = keeps
-    # NOTE: by position, which takes a third of the time that fifteen keywords do.
-    return steps.MlpSpec(
-        groups.num_groups,
-        capacity,
-        w1.layout,
-        w2.layout,
-        len(w1.arrays),
-        w2.out_features,
-        w2.in_features,
-        gating[0].fields,
-        gating[1].fields,
-        tail,
-        saves,
-        saves and saves_act,
-        None if recipe.is_quantized else operand.operands,
-        recipe,
-        saves and saves_copy,
-    )
+def _ragged_rows(fw, a, b_t, offsets, num_groups, dtype):
+    """[rows, K] x [G, K, N]: a transposed view of [G, N, K] weights is used as it lies."""
+    is_transposed = b_t.stride(-1) != 1
+    b = b_t.transpose(1, 2) if is_transposed else b_t
+    fields = {"a": a, "b": [b], "b_layout": 0 if is_transposed else 1}
+    fields["d"] = fw.empty(a, (a.shape[0], b_t.shape[2]), dtype)
+    fields.update(offsets=offsets, num_groups=num_groups, capacity=a.shape[0])
+    fw.run_fields("grouped_gemm", fields)
+    return fields["d"]
 
 
-def gating_of(call, given, act, layout):
-    """(Activation, GluLayout): the layout is that of W1, wherever W1 has a tag."""
-    activation = Activation.of(act, f"{call}: act")
-    layout = GluLayout.of(layout, f"{call}: layout")
-    check_glu_layout(call, "w1", given[0][0], layout)
-    check_glu_layout(call, "w1_quantized", given[0][1], layout)
-    return activation, layout
+def _ragged_contraction(fw, a, b, offsets, num_groups, dtype):
+    """[rows, M] and [rows, N] to [G, M, N]."""
+    d = fw.empty(a, (num_groups, a.shape[1], b.shape[1]), dtype)
+    fields = {"offsets": offsets, "num_groups": num_groups, "capacity": a.shape[0]}
+    fw.run_fields("grouped_gemm_wgrad", {"a": a, "b": b, "d": [d], **fields})
+    return d
 
 
-def _operands(call, operand, weights, groups, row_idx):
-    """(weight arrays, all copies, whether the gradient of W1 is wanted)."""
-    w1, w2 = weights
-    fw, arrays = operand.fw, [*w1.arrays, *w2.arrays]
-    needs_w1, needs_x = needs_grad(fw, *w1.arrays), needs_grad(fw, operand.array)
-    copies = operand.copies(call, groups, row_idx, needs_w1, w1.copies, w2.copies)
-    if needs_x:
-        w1.check_backward(call, "w1")
-    if needs_w1 or needs_x:
-        w2.check_backward(call, "w2")
-    return arrays, copies, needs_w1
-
-
-def _capacity(call, groups, x, row_idx):
-    rows = x if row_idx is None else check_rank(call, "row_idx", row_idx, 1)
-    return groups.rows(rows.shape[0])
-
-
-def _out(call, fw, out):
-    """A caller's buffer, which may be overwritten."""
-    if out is None or fw is Numpy:
-        return out
-    if torch.is_grad_enabled() and out.is_leaf and out.requires_grad:
-        raise invalid(f"{call}: out is a leaf that requires grad and would be overwritten")
-    return fw.to_write(out)
-
-
-def _tail(call, tail, out):
-    """The tail of moire.h; there is a buffer where it is to stay."""
-    code = steps.TAILS.index(choice(f"{call}: tail", tail, steps.TAILS))
-    if code != 0 and out is None:
-        raise invalid(
-            f"{call}: tail is 'untouched' but out is absent; it needs a buffer whose tail stays"
-        )
-    return code
+_GROUPED_MM = _GroupedMm(
+    *("grouped_gemm", "grouped_gemm_wgrad"),
+    inputs=("a", "b_t"),
+    others=("offsets",),
+    outputs=("d",),
+    saved=("a", "b_t", "offsets"),
+)

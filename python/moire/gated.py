@@ -10,7 +10,8 @@ from typing import Optional, TypeVar
 
 import numpy as np
 
-from .arrays import Numpy, Torch, as_fp32, framework_of
+from .arrays import Numpy, Torch, as_fp32, framework_of, torch
+from .autograd import Op, run
 from .errors import invalid
 from .formats import DIRECTIONS
 from .grouped_tensor import GroupedTensor
@@ -40,19 +41,12 @@ def glu(
     activation = Activation.of(act, "glu: act").fields
     layout = GluLayout.of(layout, "glu: layout").fields
     probs = as_fp32(fw, "glu", "probs", probs)
-    offsets, ragged = None, {}
+    fields = {"z": z, "probs": probs, "activation": activation, "layout": layout}
     if groups is not None:
         groups = as_groups("glu", groups)
-        offsets = groups.offsets_for(z)
-        ragged = {"num_groups": groups.num_groups, "capacity": groups.rows(z.shape[0])}
-    if fw is not Numpy:
-        from .autograd_ops import GluFunction
-
-        return GluFunction.apply(activation, layout, ragged, z, probs, offsets)
-    result = fw.empty(z, (z.shape[0], z.shape[1] // 2), z.dtype)
-    values = {"activation": activation, "layout": layout, "offsets": offsets, **ragged}
-    fw.run("glu", z=z, probs=probs, act=result, **values)
-    return result
+        fields.update(offsets=groups.offsets_for(z), num_groups=groups.num_groups)
+        fields["capacity"] = groups.rows(z.shape[0])
+    return run(_GLU, fw, fields)
 
 
 def convert_glu(
@@ -111,8 +105,6 @@ def _converted(call, tensor, from_layout, to_layout, dim):
     values = (dim, size, from_layout.fields, to_layout.fields)
     if fw is Numpy:
         return permuted(fw, tensor, *values)
-    from .autograd_ops import ConvertGluFunction
-
     return ConvertGluFunction.apply(tensor, *values)
 
 
@@ -171,3 +163,34 @@ def permuted(fw, source, dim, size, from_layout, to_layout):
     target = fw.empty(flat, flat.shape, flat.dtype)
     fw.run("convert_glu", source=flat, target=target, dim=1, from_=from_layout, to_=to_layout)
     return target.view(source.dtype).reshape(source.shape)
+
+
+_GLU = Op(
+    "glu",
+    "glu_backward",
+    inputs=("z", "probs"),
+    others=("offsets",),
+    make=lambda fw, f, how: {"act": fw.empty(f["z"], _act_shape(f["z"]), f["z"].dtype)},
+    outputs=("act",),
+    saved=("z", "probs", "offsets"),
+    always=("z",),
+)
+
+
+def _act_shape(z):
+    return z.shape[0], z.shape[1] // 2
+
+
+if torch is not None:
+
+    class ConvertGluFunction(torch.autograd.Function):
+        """A permutation; its gradient is the inverse permutation."""
+
+        @staticmethod
+        def forward(ctx, source, dim, size, from_layout, to_layout):
+            ctx.values = (dim, size, to_layout, from_layout)
+            return permuted(Torch, source, dim, size, from_layout, to_layout)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return ConvertGluFunction.apply(grad, *ctx.values), None, None, None, None

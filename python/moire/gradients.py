@@ -1,6 +1,6 @@
 """The backward passes as functions of their own: grouped_linear_backward and grouped_mlp_backward.
 
-Autograd calls the same steps; these are for NumPy arrays, which have no autograd, and for an
+Autograd makes the same calls; these are for NumPy arrays, which have no autograd, and for an
 incoming gradient that is in 8 bits already, which autograd has no way to pass on.
 
 grad_y [rows, out] is the gradient of y in expert order: an array of the type of x, or, with a
@@ -17,17 +17,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple, Optional
 
-from . import steps
 from .arrays import as_fp32, check_rank, framework_of
 from .errors import invalid
-from .formats import COLUMNWISE, ROWWISE
-from .functional import gating_of
+from .formats import COLUMNWISE, DIRECTIONS, ROWWISE
 from .grouped_storage import check_groups, pair
 from .grouped_tensor import GroupedTensor
 from .groups import Groups, as_groups
 from .hints import Array
-from .layouts import ActivationLike, GluLayoutLike, weight_layout_code
-from .operands import Operand, WeightLike, Weights, check_recipe
+from .layers import LINEAR, How, copy_for_backward, features, requantized
+from .layouts import ActivationLike, GluLayoutLike
+from .operands import Operand, WeightLike, check_backward, check_recipe, gating, give_weight
+from .raw import call
 from .recipes import Recipe, RecipeLike
 from .values import choice, described
 
@@ -72,33 +72,11 @@ def grouped_linear_backward(
     Those of bias and scale are sums of grad_y itself, which is an array then. For the gradient of w
     an x in 8 bits is read column-wise, and requantised if it has only rows.
     """
-    call = "grouped_linear_backward"
-    optional = {"bias": bias, "scale": scale}
-    ragged = _Ragged.of(call, grad_y, x, groups, row_idx, recipe, optional)
-    fw, recipe = ragged.fw, ragged.recipe
-    wants = _wanted(call, wants, LinearGradients, optional)
-    layout = weight_layout_code(call, weight_layout)
-    weights = Weights.of(fw, call, "w", w, layout, recipe, w_quantized)
-    if "x" in wants:
-        weights.check_backward(call, "w")
-    if ragged.grad_y_is_quantized and wants & {"bias", "scale"}:
-        raise _needs_itself(call, sorted(wants & {"bias", "scale"})[0])
-    bias, scale = _plain(fw, bias), _plain(fw, as_fp32(fw, call, "scale", scale))
-    spec = steps.LinearSpec(
-        *(ragged.num_groups, ragged.capacity, layout, weights.out_features), recipe=recipe
-    )
-    saved = steps.LinearSaved(
-        *(ragged.x, ragged.row_idx, [_plain(fw, t) for t in weights.arrays], bias, scale),
-        *(ragged.offsets, ragged.columns(spec, "w" in wants), weights.copies.backward),
-    )
-    grads = steps.LinearGrads(
-        x=ragged.empty_grad_x() if "x" in wants else None,
-        w=_empty_weights(fw, call, "w", weights) if "w" in wants else None,
-        bias=fw.empty(bias, bias.shape, bias.dtype) if "bias" in wants else None,
-        scale=fw.empty(scale, scale.shape, scale.dtype) if "scale" in wants else None,
-    )
-    steps.linear_backward(fw, spec, saved, ragged.grad_y, grads, steps.Beta())
-    return LinearGradients(grads.x, _as_given(grads.w, w), grads.bias, grads.scale)
+    given = _Given("grouped_linear_backward", grad_y, x, groups, row_idx, recipe)
+    given.give(LinearGradients, wants, {"bias": bias, "scale": scale}, fp32="scale")
+    given.give_weight("w", w, weight_layout, w_quantized, {"x"})
+    given.needs_itself({"bias", "scale"})
+    return given.run({"x"}, {"w"})
 
 
 def grouped_mlp_backward(
@@ -128,121 +106,144 @@ def grouped_mlp_backward(
     again where it is not given. The gradient of b2, and that of probs where there is b2, are sums
     of grad_y itself, which is an array then.
     """
-    call = "grouped_mlp_backward"
     optional = {"z": z, "probs": probs, "b1": b1, "b2": b2}
-    ragged = _Ragged.of(call, grad_y, x, groups, row_idx, recipe, optional)
-    fw, recipe = ragged.fw, ragged.recipe
-    wants = _wanted(call, wants, MlpGradients, optional)
-    code = weight_layout_code(call, weight_layout)
-    first = Weights.of(fw, call, "w1", w1, code, recipe, w1_quantized)
-    second = Weights.of(fw, call, "w2", w2, code, recipe, w2_quantized)
-    activation, glu_layout = gating_of(call, ((w1, w1_quantized),), act, layout)
-    if wants & {"x", "w1", "b1", "probs"}:
-        second.check_backward(call, "w2")
-    if "x" in wants:
-        first.check_backward(call, "w1")
-    sums = {"b2"} if b2 is None else {"b2", "probs"}
-    if ragged.grad_y_is_quantized and wants & sums:
-        raise _needs_itself(call, sorted(wants & sums)[0])
-    b1, b2 = _plain(fw, b1), _plain(fw, b2)
-    probs = _plain(fw, as_fp32(fw, call, "probs", probs))
-    arrays = [[_plain(fw, t) for t in weights.arrays] for weights in (first, second)]
+    given = _Given("grouped_mlp_backward", grad_y, x, groups, row_idx, recipe)
+    given.give(MlpGradients, wants, optional, fp32="probs")
+    given.give_weight("w1", w1, weight_layout, w1_quantized, {"x"})
+    given.give_weight("w2", w2, weight_layout, w2_quantized, {"x", "w1", "b1", "probs"})
+    act, layout = gating(given.call, act, layout, w1, w1_quantized)
+    given.fields.update(activation=act, layout=layout)
+    given.needs_itself({"b2"} if b2 is None else {"b2", "probs"})
     if z is None:
-        z = _made_again(ragged, arrays[0], first, b1)
-    spec = steps.MlpSpec(
-        *(ragged.num_groups, ragged.capacity, code, code, len(arrays[0])),
-        *(second.out_features, second.in_features, activation.fields, glu_layout.fields),
-        recipe=recipe,
-    )
-    saved = steps.MlpSaved(
-        *(ragged.x, ragged.row_idx, *arrays, b2, probs, ragged.offsets, _plain(fw, z), None),
-        x_columnwise=ragged.columns(spec, "w1" in wants),
-        w1_copy=first.copies.backward,
-        w2_copy=second.copies.backward,
-    )
-    grads = steps.MlpGrads(
-        x=ragged.empty_grad_x() if "x" in wants else None,
-        w1=_empty_weights(fw, call, "w1", first) if "w1" in wants else None,
-        b1=fw.empty(b1, b1.shape, b1.dtype) if "b1" in wants else None,
-        w2=_empty_weights(fw, call, "w2", second) if "w2" in wants else None,
-        b2=fw.empty(b2, b2.shape, b2.dtype) if "b2" in wants else None,
-        probs=fw.empty(probs, probs.shape, probs.dtype) if "probs" in wants else None,
-    )
-    beta = steps.Beta()
-    steps.mlp_backward(fw, spec, saved, ragged.grad_y, False, grads, beta, beta)
-    of_weights = _as_given(grads.w1, w1), grads.b1, _as_given(grads.w2, w2), grads.b2
-    return MlpGradients(grads.x, *of_weights, grads.probs)
+        given.make_z()
+    return given.run({"x", "w1", "b1", "probs"}, {"w2"})
 
 
-class _Ragged(NamedTuple):
-    """grad_y and x of a call, either of them an array or a GroupedTensor."""
+class _Given:
+    """What a backward was given, in `fields`; grad_y and x are arrays or GroupedTensors."""
 
-    fw: Any
-    call: str
-    recipe: Recipe
-    grad_y: Any
-    x: Any  # None where x is a GroupedTensor
-    x_copy: Any  # that GroupedTensor
-    x_like: Any  # an array of where new ones belong
-    x_shape: tuple
-    x_dtype: Any
-    row_idx: Any
-    num_groups: int
-    capacity: int
-    offsets: Any
-
-    @classmethod
-    def of(cls, call, grad_y, x, groups, row_idx, recipe, optional):
-        recipe = Recipe.of(recipe, f"{call}: recipe")
-        arrays = {
-            name: t._any.data if isinstance(t, GroupedTensor) else t
-            for name, t in (("grad_y", grad_y), ("x", x))
-        }
-        fw = framework_of(call, arrays, {**optional, "row_idx": row_idx})
+    def __init__(self, call, grad_y, x, groups, row_idx, recipe):
+        self.call, self.grad_y, self.x = call, grad_y, x
+        self.recipe = Recipe.of(recipe, f"{call}: recipe")
+        tensors = {"grad_y": grad_y, "x": x}
+        arrays = {n: t._any.data if _is_quantized(t) else t for n, t in tensors.items()}
+        self.fw = framework_of(call, arrays, {"row_idx": row_idx})
+        self.like = arrays["x"]
         groups = as_groups(call, groups)
-        offsets = groups.offsets_for(arrays["x"])
-        for name, tensor in (("grad_y", grad_y), ("x", x)):
+        offsets = groups.offsets_for(self.like)
+        self.fields = {"offsets": offsets, "num_groups": groups.num_groups, "row_idx": row_idx}
+        for name, tensor in tensors.items():
             check_rank(call, name, tensor, 2)
-            if isinstance(tensor, GroupedTensor):
-                check_recipe(call, name, tensor, recipe, recipe.format)
+            if _is_quantized(tensor):
+                check_recipe(call, name, tensor, self.recipe, self.recipe.format)
                 check_groups(call, name, tensor, groups.num_groups, offsets)
-        copy = x if isinstance(x, GroupedTensor) else None
-        if copy is not None and row_idx is not None:
+            else:
+                self.fields[name] = self.fw.detached(tensor)
+        if _is_quantized(x) and row_idx is not None:
             raise invalid(
                 f"{call}: row_idx is given beside an x that is quantised; moire.quantize(x, "
                 f"groups, row_idx=row_idx) has the rows in order"
             )
-        if row_idx is not None:
-            check_rank(call, "row_idx", row_idx, 1)
-        rows = x if row_idx is None else row_idx
-        return cls(
-            *(fw, call, recipe),
-            grad_y if isinstance(grad_y, GroupedTensor) else fw.detached(grad_y),
-            *(None if copy is not None else fw.detached(x), copy, arrays["x"], x.shape, x.dtype),
-            *(row_idx, groups.num_groups, groups.rows(rows.shape[0]), offsets),
+        rows = x if row_idx is None else check_rank(call, "row_idx", row_idx, 1)
+        self.fields["capacity"] = groups.rows(rows.shape[0])
+        self.fields.update(self.recipe.backward_fields)
+
+    def give(self, gradients, wants, optional, fp32):
+        """The optional arrays, and which gradients are wanted."""
+        for name, array in optional.items():
+            if array is not None:
+                framework_of(self.call, {"x": self.like}, {name: array})
+        self.gradients, self.wants = gradients, _wanted(self.call, wants, gradients, optional)
+        optional[fp32] = as_fp32(self.fw, self.call, fp32, optional[fp32])
+        detached = self.fw.detached
+        self.fields.update((n, a if a is None else detached(a)) for n, a in optional.items())
+        self.of_weights = {}
+
+    def give_weight(self, name, weights, layout, quantized, readers):
+        """Gradients of the `readers` are products with it."""
+        fw, fields = self.fw, self.fields
+        give_weight(fw, self.call, fields, name, weights, layout, self.recipe, quantized)
+        fields[name] = [fw.detached(array) for array in fields[name]]
+        self.of_weights[name] = isinstance(weights, (list, tuple))
+        if self.wants & readers:
+            check_backward(self.call, fields, name, self.recipe)
+
+    def needs_itself(self, sums):
+        """Gradients that are sums of grad_y itself, not of its copies."""
+        for name in sorted(self.wants & sums):
+            if _is_quantized(self.grad_y):
+                raise invalid(
+                    f"{self.call}: wants has {name!r}, a sum of grad_y itself, but grad_y is "
+                    f"quantised; give the array"
+                )
+
+    def make_z(self):
+        """FC1 again, rounded as the forward rounded it."""
+        fw, fields, w = self.fw, self.fields, "w1"
+        names = ("row_idx", "offsets", "num_groups", "capacity")
+        values = {**{n: fields[n] for n in names}, **self.recipe.forward_fields}
+        values.update(w=fields[w], w_layout=fields[f"{w}_layout"], bias=fields["b1"])
+        values.update(w_quantized=fields.get(f"{w}_quantized"), x=fields.get("x"))
+        if _is_quantized(self.x):
+            values["x_rowwise"] = self._copy("x", ROWWISE)
+        shape = (fields["capacity"], features(fields, w)[0])
+        values["y"] = fields["z"] = fw.empty(
+            self.like, shape, self.recipe.between(fw, self.x.dtype)
         )
+        LINEAR.forward(fw, values, How(self.recipe))
 
-    @property
-    def grad_y_is_quantized(self):
-        return isinstance(self.grad_y, GroupedTensor)
+    def run(self, through_rows, of_columns):
+        """Gradients by name: those `through_rows` read grad_y row-wise, those `of_columns` down its
+        columns.
+        """
+        fields, outputs = self.fields, {name: self._empty(name) for name in self.wants}
+        for name in self.of_weights:
+            copy = copy_for_backward(fields, name, self.recipe)
+            if copy is not None:
+                fields[name] = []
+            fields.pop(f"{name}_copy", None)
+            fields[f"{name}_quantized"] = copy
+            fields[f"grad_{name}_layout"] = fields[f"{name}_layout"]
+        if _is_quantized(self.x) and self.wants & {"w", "w1"}:
+            fields["x_columnwise"] = self._columns_of_x()
+        if _is_quantized(self.grad_y):
+            for readers, direction in ((through_rows, ROWWISE), (of_columns, COLUMNWISE)):
+                if self.wants & readers:
+                    fields[f"grad_y_{DIRECTIONS[direction]}"] = self._copy("grad_y", direction)
+        fields.pop("b1", None)
+        fields.update((f"grad_{name}", array) for name, array in outputs.items())
+        call(self.call, **fields)
+        for name, is_list in self.of_weights.items():
+            if name in outputs and not is_list:
+                outputs[name] = outputs[name][0]
+        return self.gradients(**outputs)
 
-    def empty_grad_x(self):
-        return self.fw.empty(self.x_like, (self.capacity, self.x_shape[1]), self.x_dtype)
+    def _empty(self, name):
+        fw, fields = self.fw, self.fields
+        if name == "x":
+            return fw.empty(self.like, (fields["capacity"], self.x.shape[1]), self.x.dtype)
+        like = fields[name]
+        if name not in self.of_weights:
+            return fw.empty(like, like.shape, like.dtype)
+        if not like:
+            raise invalid(
+                f"{self.call}: wants has {name!r}, but {name} is quantised and has no gradient; "
+                f"give the weight itself, and its copies as {name}_quantized"
+            )
+        return [fw.empty(t, t.shape, t.dtype) for t in like]
 
-    def rows(self):
-        """x row-wise, where it is a GroupedTensor."""
-        if self.x_copy is None:
-            return None
-        copy = self.x_copy.copy_of(ROWWISE, f"{self.call}: x")
-        return pair(self.fw, copy, self.x_copy.element)
+    def _copy(self, name, direction):
+        tensor = getattr(self, name)
+        return pair(self.fw, tensor.copy_of(direction, f"{self.call}: {name}"), tensor.element)
 
-    def columns(self, spec, is_needed):
-        """x column-wise, where it is a GroupedTensor."""
-        if self.x_copy is None or not is_needed:
-            return None
-        if self.x_copy.has_columnwise:
-            return pair(self.fw, self.x_copy.copy_of(COLUMNWISE), self.x_copy.element)
-        return steps.requantized(self.fw, spec, self.rows(), self.offsets)
+    def _columns_of_x(self):
+        if self.x.has_columnwise:
+            return self._copy("x", COLUMNWISE)
+        return requantized(self.fw, self.fields, self.recipe, self._copy("x", ROWWISE))
+
+
+def _is_quantized(tensor):
+    return isinstance(tensor, GroupedTensor)
 
 
 def _wanted(call, wants, gradients, given):
@@ -263,36 +264,3 @@ def _needs_itself(call, name):
         f"{call}: wants has {name!r}, a sum of grad_y itself, but grad_y is quantised; give the "
         f"array"
     )
-
-
-def _plain(fw, array):
-    """Without its history in autograd."""
-    return None if array is None else fw.detached(array)
-
-
-def _empty_weights(fw, call, name, weights):
-    if not weights.arrays:
-        raise invalid(
-            f"{call}: wants has {name!r}, but {name} is quantised and has no gradient; give the "
-            f"weight itself, and its copies as {name}_quantized"
-        )
-    return [fw.empty(t, t.shape, t.dtype) for t in weights.arrays]
-
-
-def _as_given(grads, weights):
-    """A list for a list, the one array for a packed tensor."""
-    return grads if grads is None or isinstance(weights, (list, tuple)) else grads[0]
-
-
-def _made_again(ragged, w1, weights, b1):
-    """z, rounded as the forward rounded it."""
-    fw, recipe = ragged.fw, ragged.recipe
-    dtype = recipe.between(fw, ragged.x_dtype)
-    z = fw.empty(ragged.x_like, (ragged.capacity, weights.out_features), dtype)
-    spec = steps.LinearSpec(
-        *(ragged.num_groups, ragged.capacity, weights.layout, weights.out_features), recipe=recipe
-    )
-    copies = steps.Copies(x=ragged.rows(), w1=weights.copies)
-    x = ragged.x_like if ragged.x is None else ragged.x
-    arrays = (x, ragged.row_idx, w1, b1, None, ragged.offsets, z)
-    return steps.linear_forward(fw, spec, *arrays, copies=copies)[0]

@@ -31,6 +31,7 @@ _CODES = {
     "int64_t": "q",
     "int64_t[3]": "3q",
 }
+_WEIGHT = "moire_weight"
 _NOT_GIVEN = ("struct_size", "workspace")
 
 
@@ -55,7 +56,9 @@ class Indirect(Exception):
 
 
 class Entry:
-    """A C entry: function, workspace twin, argument struct, its fields, and which it writes."""
+    """A C entry: function, workspace twin, argument struct, its fields, and which it writes; the C
+    types of its keywords are `kinds`.
+    """
 
     def __init__(self, name, outputs):
         fields = [f for f in ffi.typeof(f"moire_{name}_args").fields if f[0] not in _NOT_GIVEN]
@@ -68,14 +71,19 @@ class Entry:
         self.fields = [(field, keyword(field), member.type.cname) for field, member in fields]
         at = {field: member.offset for field, member in ffi.typeof(f"moire_{name}_args").fields}
         self.groups_at, self.workspace_at = at.get("groups"), at.get("workspace")
-        self.writers = {}  # by keyword: (method of _Call, field, at)
+        self.writers = []  # (keyword, method of _Call, field, at)
         for field, member in fields:
             kind = member.type.cname
-            if kind == "moire_weight":
-                self.writers[f"{field}_layout"] = (_Call.weight_layout, field, member.offset)
+            if kind == _WEIGHT:
+                layout = f"{field}_layout"
+                self.writers.append((layout, _Call.weight_layout, field, member.offset))
             if kind != "moire_groups":
                 write = _writer(name, field, kind)
-                self.writers[keyword(field)] = (write, field, member.offset)
+                self.writers.append((keyword(field), write, field, member.offset))
+        self.kinds = {f"{f}_layout": "int32_t" for f, _, kind in self.fields if kind == _WEIGHT}
+        if self.groups_at is not None:
+            self.kinds.update(offsets="int64_t *", num_groups="int64_t", capacity="int64_t")
+        self.kinds.update((key, kind) for _, key, kind in self.fields if kind != "moire_groups")
 
 
 def keyword(field):
@@ -84,7 +92,8 @@ def keyword(field):
 
 
 def invoke(name, values, views, is_direct=False):
-    """Runs moire_<name> on the keyword values of its fields, arrays of the kind of `views`.
+    """Runs moire_<name> on the keyword values of its fields, arrays of the kind of `views`; what is
+    no keyword of it is for other entries of the same mapping.
 
     A direct call, one that Torch's dispatcher has not seen, raises Indirect before anything is run
     where the dispatcher would do more than hand the tensors over.
@@ -93,10 +102,10 @@ def invoke(name, values, views, is_direct=False):
     args = ffi.new(entry.pointer)
     args.struct_size = entry.struct_size
     call = _Call(entry, args, values, views, is_direct)
-    writers = entry.writers
-    for key, value in values.items():
-        if value is not None and key in writers:  # others: the parts of groups
-            write, field, at = writers[key]
+    values_of = values.get
+    for key, write, field, at in entry.writers:
+        value = values_of(key)
+        if value is not None:
             write(call, field, at, value)
     if entry.groups_at is not None and values.get("offsets") is not None:
         call.groups(entry.groups_at)
@@ -305,7 +314,13 @@ _OUTPUTS = {
     "glu_backward": ("grad_z", "act", "grad_probs"),
     "convert_glu": ("target",),
     "grouped_gemm": ("d",),
+    "grouped_gemm_glu": ("z", "act", "act_rowwise", "act_columnwise"),
+    "grouped_gemm_glu_backward": (
+        *("grad_z", "act", "grad_probs", "grad_bias"),
+        *("grad_z_rowwise", "grad_z_columnwise", "act_columnwise"),
+    ),
     "grouped_gemm_wgrad": ("d",),
+    "bias_backward": ("grad_bias", "grad_scale"),
     "quantize": ("rowwise", "columnwise"),
     "quantize_weight": ("rowwise", "columnwise"),
     "dequantize": ("target",),

@@ -1,63 +1,136 @@
-"""The operands of layers as calls take them: arrays, or GroupedTensors for a recipe of 8 bits."""
+"""The operands of layers, checked, as fields of moire.h: arrays, or GroupedTensors for a recipe of
+8 bits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Union
+from typing import Union
 
-from .arrays import Numpy, Torch, check_array, check_rank, framework_of
+from .arrays import Torch, as_fp32, check_array, check_rank, framework_of, torch
+from .autograd import needs_grad, run
 from .errors import invalid
 from .formats import COLUMNWISE, ROWWISE
 from .grouped_storage import check_groups, pair
 from .grouped_tensor import GroupedTensor
+from .groups import Groups, as_groups
 from .hints import Array
-from .steps import Copies, WeightCopies
-from .values import described
-from .views import torch
+from .layers import How, copy_for_backward
+from .layouts import Activation, GluLayout, weight_layout_code
+from .recipes import Recipe
+from .routing import check_inverse
+from .values import choice, described, flag
 
-_NO_COPIES = WeightCopies()
 Operand = Union[Array, GroupedTensor]
 WeightLike = Union[Array, Sequence[Array], GroupedTensor]
+_TAILS = ("zero", "untouched")
 
 
-class Ragged(NamedTuple):
-    """x of a call: an array, or what stands for a GroupedTensor (its shape, its gradient)."""
+class Operands:
+    """What a layer's call was given, put into `fields` step by step; see layers.py for their
+    names.
+    """
 
-    fw: Any
-    array: Any
-    copy: Any  # the GroupedTensor, or None
-    operands: Any  # dtype that operands are cast to, or None
-    result: Any  # dtype that the result is cast back to, or None
-
-    @classmethod
-    def of(cls, call, x, compute_dtype, recipe, optional):
-        copy = x if isinstance(x, GroupedTensor) else None
+    def __init__(self, call, x, compute_dtype, recipe, optional):
+        self.call, self.recipe = call, Recipe.of(recipe, f"{call}: recipe")
+        copy = self.copy = x if isinstance(x, GroupedTensor) else None
         array = x if copy is None else copy._any.data
-        fw = framework_of(call, {"x": array}, optional)
-        result = None if compute_dtype is None else x.dtype
+        fw = self.fw = framework_of(call, {"x": array}, optional)
+        self.result = None if compute_dtype is None else x.dtype  # that the result is cast back to
         if compute_dtype is not None:
             compute_dtype = fw.compute_dtype(f"{call}: compute_dtype", compute_dtype)
         elif fw is Torch and not array.is_meta:
             device = "cpu" if array.is_cpu else "cuda" if array.is_cuda else array.device.type
             if torch.is_autocast_enabled(device):
                 compute_dtype = torch.get_autocast_dtype(device)
-        recipe.check_operands(call, x.dtype if compute_dtype is None else compute_dtype)
+        self.recipe.check_operands(call, x.dtype if compute_dtype is None else compute_dtype)
         check_rank(call, "x", x, 2)
         if copy is None:
             array = fw.cast(x, compute_dtype)
         else:
-            check_recipe(call, "x", copy, recipe, recipe.format)
+            check_recipe(call, "x", copy, self.recipe, self.recipe.format)
             array = copy.stand_in(f"{call}: x", compute_dtype or x.dtype)
-        return cls(fw, array, copy, compute_dtype, result)
+        self.compute_dtype = None if self.recipe.is_quantized else compute_dtype
+        self.fields = {"x": array, **optional, **self.recipe.backward_fields}
+        self.grad_x_out = self.fields.pop("grad_x_out", None)
 
-    def copies(self, call, groups, row_idx, needs_wgrad, w1, w2=_NO_COPIES):
-        """The FP8 copies of x, which belong to `groups`, and those of the weights."""
-        copy = self.copy
+    def give_weight(self, name, weights, layout, quantized):
+        """One packed tensor or G matrices, and copies of 8 bits beside or instead of them."""
+        give_weight(self.fw, self.call, self.fields, name, weights, layout, self.recipe, quantized)
+
+    def give_groups(self, groups):
+        """The groups of the rows of x, or of row_idx."""
+        call, fields = self.call, self.fields
+        groups = self.groups = as_groups(call, groups)
+        rows, row_idx = fields["x"], fields.get("row_idx")
+        if row_idx is not None:
+            rows = check_rank(call, "row_idx", row_idx, 1)
+        fields["capacity"] = groups.rows(rows.shape[0])
+        fields["offsets"], fields["num_groups"] = groups.offsets_for(fields["x"]), groups.num_groups
+        given = (fields.get("row_idx"), fields.get("scatter_idx"), fields["offsets"])
+        check_inverse(self.fw, call, fields["x"], *given)
+
+    def give_plan(self, plan):
+        """The groups of rows in expert order, which are gathered from x."""
+        fields, groups = self.fields, Groups.over(plan.offsets)
+        self.groups = groups
+        fields["offsets"], fields["row_idx"], fields["scatter_idx"] = plan
+        fields["num_groups"], fields["capacity"] = groups.num_groups, plan.gather_idx.shape[0]
+
+    def give_gating(self, act, layout, *tagged):
+        act, layout = gating(self.call, act, layout, *tagged)
+        self.fields["activation"], self.fields["layout"] = act.fields, layout.fields
+
+    def give_fp32(self, name):
+        self.fields[name] = as_fp32(self.fw, self.call, name, self.fields[name])
+
+    def give_out(self, tail):
+        """A caller's buffer, which may be overwritten, but for the tail that is to stay."""
+        call, fields = self.call, self.fields
+        out = fields.pop("out")
+        fields["tail"] = _TAILS.index(choice(f"{call}: tail", tail, _TAILS))
+        if fields["tail"] != 0 and out is None:
+            raise invalid(
+                f"{call}: tail is 'untouched' but out is absent; it needs a buffer whose tail stays"
+            )
+        if out is not None and self.fw is Torch:
+            if torch.is_grad_enabled() and out.is_leaf and out.requires_grad:
+                raise invalid(f"{call}: out is a leaf that requires grad and would be overwritten")
+            out = self.fw.to_write(out)
+        fields["y"] = out
+
+    def run(self, op, sinks=None, save_act=False, out_dtype=None):
+        """The op on what was given, in the type that the caller expects."""
+        fw, fields, recipe, first = self.fw, self.fields, self.recipe, op.weights[0]
+        saves_act, saves_copy = flag(f"{self.call}: save_act", save_act), False
+        needs_x, needs_w = needs_grad(fw, fields["x"]), needs_grad(fw, *fields[first])
+        if recipe.is_quantized:
+            for w in op.weights:
+                if needs_x or (needs_w and w != first):
+                    check_backward(self.call, fields, w, recipe)
+            is_gathered = fields.get("row_idx") is not None
+            saves_copy = needs_w and self.copy is None and recipe.saves_copy(is_gathered)
+            self._give_copies(is_gathered, needs_w)
+        saves = needs_x or needs_w
+        if not saves:
+            vectors = [fields[name] for name in op.inputs[1 : -len(op.weights)]]
+            saves = needs_grad(fw, *vectors, *fields[op.weights[-1]])
+        keeps = (saves, saves and saves_act, needs_w, saves_copy)
+        how = How(recipe, self.compute_dtype, *keeps, sinks, self.grad_x_out, out_dtype)
+        out = fields.get("y")
+        y = run(op, fw, fields, how, saves)
+        if not saves:
+            fw.written(out)
+        return fw.cast(y, self.result)
+
+    def _give_copies(self, is_gathered, needs_wgrad):
+        """Those of an x in 8 bits, which belong to the groups."""
+        call, copy, fields = self.call, self.copy, self.fields
         if copy is None:
-            return Copies(None, None, w1, w2)
+            return
         rowwise = pair(self.fw, copy.copy_of(ROWWISE, f"{call}: x"), copy.element)
-        if row_idx is None:
-            check_groups(call, "x", copy, groups.num_groups, groups.offsets)
+        if not is_gathered:
+            check_groups(call, "x", copy, self.groups.num_groups, self.groups.offsets)
         elif copy.has_columnwise or copy.groups is not None:
             raise invalid(
                 f"{call}: row_idx is given beside an x that was quantised for groups or "
@@ -68,61 +141,67 @@ class Ragged(NamedTuple):
                 f"{call}: the weight gradient reads x column-wise in the order of the groups, but "
                 f"x has only rows of tokens; quantise with row_idx=, groups and columnwise=True"
             )
-        return Copies(rowwise, pair(self.fw, copy.columnwise, copy.element), w1, w2)
+        fields["x_rowwise"] = rowwise
+        fields["x_given"] = pair(self.fw, copy.columnwise, copy.element)
 
 
-class Weights(NamedTuple):
-    """The weights of G linear layers as every call takes them: one packed tensor or G matrices,
-    their layout, and copies of 8 bits beside or instead of them.
+def give_weight(fw, call, fields, name, weights, layout, recipe, quantized=None):
+    """Its arrays, [] where there are only copies, their layout, and the copies that a forward and a
+    backward read.
     """
+    layout = fields[f"{name}_layout"] = weight_layout_code(call, layout)
+    which = f"{name}_quantized"
+    if isinstance(weights, GroupedTensor):
+        if quantized is not None:
+            raise invalid(f"{call}: {name} is quantised itself, so {which} is too much")
+        which, quantized, fields[name] = name, weights, []
+    else:
+        fields[name] = _weight_arrays(fw, call, name, weights)
+    if quantized is None:
+        return
+    if not isinstance(quantized, GroupedTensor):
+        raise invalid(f"{call}: {which} is {described(quantized)}, must be a GroupedTensor")
+    check_array(fw, call, which, quantized._any.data)
+    check_recipe(call, which, quantized, recipe, recipe.weight_format)
+    check_rank(call, which, quantized, 3)
+    shape = weight_shape(fields, name) if fields[name] else quantized.shape
+    if quantized.shape != shape:
+        raise invalid(f"{call}: {which} is {list(quantized.shape)} but {name} is {list(shape)}")
+    forward, element = ROWWISE if layout == 0 else COLUMNWISE, quantized.element
+    copy = quantized.copy_of(forward, f"{call}: {which}")
+    fields[f"{name}_quantized"] = pair(fw, copy, element)
+    if quantized.has_rowwise and quantized.columnwise is not None:
+        fields[f"{name}_copy"] = pair(fw, quantized.copy_of(1 - forward), element)
 
-    arrays: list  # [] where there are only copies
-    layout: int
-    shape: tuple  # [G, out, in], or [G, in, out]
-    copies: WeightCopies = _NO_COPIES
 
-    @classmethod
-    def of(cls, fw, call, name, weights, layout, recipe, quantized=None):
-        if isinstance(weights, GroupedTensor):
-            if quantized is not None:
-                raise invalid(
-                    f"{call}: {name} is quantised itself, so {name}_quantized is too much"
-                )
-            _check_weight_copy(fw, call, name, weights, recipe)
-            return cls([], layout, weights.shape, _weight_copies(fw, call, name, weights, layout))
-        arrays = _weight_arrays(fw, call, name, weights)
-        shape = tuple(arrays[0].shape)
-        if len(shape) == 2:
-            shape = (len(arrays), *shape)
-        if quantized is None:
-            return cls(arrays, layout, shape)
-        which = f"{name}_quantized"
-        if not isinstance(quantized, GroupedTensor):
-            raise invalid(f"{call}: {which} is {described(quantized)}, must be a GroupedTensor")
-        _check_weight_copy(fw, call, which, quantized, recipe)
-        if quantized.shape != shape:
-            raise invalid(f"{call}: {which} is {list(quantized.shape)} but {name} is {list(shape)}")
-        return cls(arrays, layout, shape, _weight_copies(fw, call, which, quantized, layout))
+def weight_shape(fields, name):
+    """[G, out, in], or [G, in, out], whichever form of the weight there is."""
+    arrays = fields[name] or fields[f"{name}_quantized"][:1]
+    shape = tuple(arrays[0].shape)
+    return shape if len(shape) == 3 else (len(arrays), *shape)
 
-    @property
-    def num_groups(self):
-        return self.shape[0]
 
-    @property
-    def out_features(self):
-        return self.shape[1 if self.layout == 0 else 2]
+def check_backward(call, fields, name, recipe):
+    """Without a master to quantise, a backward needs the copy of the other direction."""
+    if not fields[name] and copy_for_backward(fields, name, recipe) is None:
+        raise invalid(
+            f"{call}: the gradient of x reads {name} in blocks along its outputs, which the "
+            f"GroupedTensor does not have; quantise it in both directions"
+        )
 
-    @property
-    def in_features(self):
-        return self.shape[2 if self.layout == 0 else 1]
 
-    def check_backward(self, call, name):
-        """Without a master to quantise, a backward needs the copy of the other direction."""
-        if not self.arrays and self.copies.backward is None:
+def gating(call, act, layout, *tagged):
+    """(Activation, GluLayout); the layout is that of W1 and its copies, wherever they have a
+    tag.
+    """
+    act, layout = Activation.of(act, f"{call}: act"), GluLayout.of(layout, f"{call}: layout")
+    for name, weights in zip(("w1", "w1_quantized"), tagged):
+        if isinstance(weights, GroupedTensor) and weights.layout not in (None, layout):
             raise invalid(
-                f"{call}: the gradient of x reads {name} in blocks along its outputs, which the "
-                f"GroupedTensor does not have; quantise it in both directions"
+                f"{call}: {name} was quantised with gate and up in '{weights.layout}', but the "
+                f"layout is '{layout}'"
             )
+    return act, layout
 
 
 def _weight_arrays(fw, call, name, weights):
@@ -155,36 +234,3 @@ def check_recipe(call, name, tensor, recipe, form):
             f"{call}: {name} is quantised as {tensor.form.name}, but the recipe is "
             f"{recipe.name!r}, {needs}"
         )
-
-
-def _check_weight_copy(fw, call, name, tensor, recipe):
-    check_array(fw, call, name, tensor._any.data)
-    check_recipe(call, name, tensor, recipe, recipe.weight_format)
-    check_rank(call, name, tensor, 3)
-
-
-def _weight_copies(fw, call, name, tensor, layout):
-    forward = ROWWISE if layout == 0 else COLUMNWISE
-    has_both = tensor.has_rowwise and tensor.has_columnwise
-    copies = [tensor.copy_of(forward, f"{call}: {name}")]
-    copies.append(tensor.copy_of(1 - forward) if has_both else None)
-    return WeightCopies(*(pair(fw, copy, tensor.element) for copy in copies))
-
-
-def check_glu_layout(call, name, weights, layout):
-    """That a tagged GroupedTensor has gate and up where the call says."""
-    if isinstance(weights, GroupedTensor) and weights.layout not in (None, layout):
-        raise invalid(
-            f"{call}: {name} was quantised with gate and up in '{weights.layout}', but the layout "
-            f"is '{layout}'"
-        )
-
-
-def needs_grad(fw, *arrays):
-    """Whether autograd will want a gradient of any of these."""
-    if fw is Numpy or not torch.is_grad_enabled():
-        return False
-    for t in arrays:  # noqa: SIM110 (a generator takes longer than the question)
-        if t is not None and t.requires_grad:
-            return True
-    return False

@@ -50,6 +50,13 @@ def schema_of(entry):
     return f"{entry.name}(*, {', '.join(parts)}) -> ()"
 
 
+def dispatch(name, values):
+    """Runs the op on what of the mapping it has keywords for."""
+    known = invoke.ENTRIES[name].kinds
+    given = {key: value for key, value in values.items() if key in known}
+    getattr(torch.ops.moire, name)(**given)
+
+
 def _define(library, entry):
     name = entry.name
     library.define(schema_of(entry))

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Optional, Union, overload
 
 import numpy as np
 
-from .arrays import Numpy, as_fp32, check_array, check_rank, framework_of
+from .arrays import as_fp32, check_array, check_rank, framework_of
+from .autograd import Op, run
 from .context import is_explaining
 from .errors import invalid
 from .groups import Groups, is_readable
@@ -59,16 +60,9 @@ def router(
     num_experts = check_rank("router", "logits", logits, 2).shape[1]
     k, values = check_choice("router", num_experts, k, kind, normalize, scale)
     expert_bias = as_fp32(fw, "router", "expert_bias", expert_bias)
-    if fw is not Numpy:
-        from .autograd_ops import RouterFunction
-
-        return RouterFunction.apply(logits, k, expert_bias, *values)
-    topk_idx = fw.empty_indices(logits, (logits.shape[0], k), fw.int64)
-    topk_weights = fw.empty(logits, (logits.shape[0], k), fw.float32)
-    outputs = {"topk_idx": topk_idx, "topk_weights": topk_weights}
-    settings = dict(zip(("kind", "normalize", "scale"), values))
-    fw.run("router", logits=logits, expert_bias=expert_bias, **settings, **outputs)
-    return topk_idx, topk_weights
+    fields = {"logits": logits, "expert_bias": expert_bias}
+    fields.update(zip(("kind", "normalize", "scale"), values))
+    return run(_ROUTER, fw, fields, k)
 
 
 def check_choice(call, num_experts, k, kind, normalize, scale):
@@ -120,22 +114,9 @@ def permute(
     fw = framework_of("permute", {"x": x}, {"topk_weights": topk_weights})
     check_rank("permute", "x", x, 2)
     plan = as_plan(fw, "permute", plan)
-    groups = _groups(plan)
     topk_weights = as_fp32(fw, "permute", "topk_weights", topk_weights)
-    if fw is not Numpy:
-        from .autograd_ops import PermuteFunction
-
-        rows, probs = PermuteFunction.apply(groups, x, topk_weights, *plan)
-        return rows if topk_weights is None else (rows, probs)
-    rows = fw.empty(x, plan.gather_idx.shape + x.shape[1:], x.dtype)
-    values = {"x": x, "gather_idx": plan.gather_idx, "rows": rows}
-    if topk_weights is None:
-        fw.run("permute", **values, offsets=plan.offsets, **groups)
-        return rows
-    probs = fw.empty(x, plan.gather_idx.shape, fw.float32)
-    values.update(topk_weights=topk_weights, scatter_idx=plan.scatter_idx, probs=probs)
-    fw.run("permute", **values, offsets=plan.offsets, **groups)
-    return rows, probs
+    rows, probs = run(_PERMUTE, fw, {"x": x, "topk_weights": topk_weights, **_fields(plan)})
+    return rows if topk_weights is None else (rows, probs)
 
 
 def unpermute(rows: Array, plan: Plan, *, weights: Optional[Array] = None) -> Array:
@@ -144,13 +125,7 @@ def unpermute(rows: Array, plan: Plan, *, weights: Optional[Array] = None) -> Ar
     check_rank("unpermute", "rows", rows, 2)
     plan = as_plan(fw, "unpermute", plan)
     weights = as_fp32(fw, "unpermute", "weights", weights)
-    if fw is not Numpy:
-        from .autograd_ops import UnpermuteFunction
-
-        return UnpermuteFunction.apply(_groups(plan), rows, weights, plan.offsets, plan.scatter_idx)
-    y = fw.empty(rows, plan.scatter_idx.shape[:1] + rows.shape[1:], rows.dtype)
-    fw.run("unpermute", rows=rows, scatter_idx=plan.scatter_idx, weights=weights, y=y)
-    return y
+    return run(_UNPERMUTE, fw, {"rows": rows, "weights": weights, **_fields(plan)})
 
 
 def as_plan(fw, call, plan):
@@ -202,5 +177,64 @@ def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
         )
 
 
-def _groups(plan):
-    return {"num_groups": plan.offsets.shape[0] - 1, "capacity": plan.gather_idx.shape[0]}
+def _fields(plan):
+    num_groups, capacity = plan.offsets.shape[0] - 1, plan.gather_idx.shape[0]
+    return {**plan._asdict(), "num_groups": num_groups, "capacity": capacity}
+
+
+def _chosen(fw, fields, k):
+    logits = fields["logits"]
+    shape = (logits.shape[0], k)
+    topk_idx = fw.empty_indices(logits, shape, fw.int64)
+    return {"topk_idx": topk_idx, "topk_weights": fw.empty(logits, shape, fw.float32)}
+
+
+def _permuted(fw, fields, how):
+    x, weights, idx = fields["x"], fields.get("topk_weights"), fields["gather_idx"]
+    made = {"rows": fw.empty(x, (*idx.shape, x.shape[1]), x.dtype)}
+    if weights is not None:
+        made["probs"] = fw.empty(weights, idx.shape, fw.float32)
+    return made
+
+
+def _unpermuted(fw, fields, how):
+    rows = fields["rows"]
+    shape = (fields["scatter_idx"].shape[0], rows.shape[1])
+    return {"y": fw.empty(rows, shape, rows.dtype)}
+
+
+_ROUTER = Op(
+    "router",
+    "router_backward",
+    inputs=("logits",),
+    others=("expert_bias",),
+    make=_chosen,
+    outputs=("topk_idx", "topk_weights"),
+    fixed=("topk_idx",),
+    saved=("logits", "topk_idx"),
+)
+_PERMUTE = Op(
+    "permute",
+    "unpermute",
+    inputs=("x", "topk_weights"),
+    others=Plan._fields,
+    make=_permuted,
+    outputs=("rows", "probs"),
+    saved=("scatter_idx",),
+    always=("x", "topk_weights"),
+    words={
+        "grad_rows": "rows",
+        "grad_x": "y",
+        "grad_probs": "probs",
+        "grad_topk_weights": "topk_weights",
+    },
+)
+_UNPERMUTE = Op(
+    "unpermute",
+    "unpermute_backward",
+    inputs=("rows", "weights"),
+    others=Plan._fields,
+    make=_unpermuted,
+    outputs=("y",),
+    saved=("rows", "weights", "offsets", "scatter_idx"),
+)

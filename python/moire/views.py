@@ -121,7 +121,8 @@ class TorchViews:
     @staticmethod
     def is_contiguous(array):
         """Whether its values lie in memory in their order, and as they are."""
-        return array.is_contiguous() and not TorchViews.is_lazy(array)
+        # is_lazy(), without a call: this is asked of every array of every call.
+        return array.is_contiguous() and not (array.is_neg() or array._is_zerotensor())
 
     @staticmethod
     def is_plain(array):

@@ -12,13 +12,18 @@ undefined, but zeros where `param.zero_out_wgrad` says that they add it to main_
 
 from typing import Any, NamedTuple
 
-import torch
-
 from .arrays import Torch as fw
+from .arrays import torch
 from .context import is_explaining, restored_after_explaining
 from .errors import invalid
 from .memory import shared, version_of, was_written
-from .steps import Beta
+
+
+class Beta(NamedTuple):
+    """0 overwrites a gradient, 1 accumulates; per group where a uint8 array is given."""
+
+    value: int = 0
+    per_group: Any = None
 
 
 class FreshGradients:

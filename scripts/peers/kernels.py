@@ -10,12 +10,6 @@ from moire import invoke
 from moire.views import TorchViews
 
 _SWIGLU = moire.Activation.of("swiglu", "kernels").fields
-# C entries that Python has no other use for, since grouped_mlp runs them, and their outputs.
-_ENTRIES = {
-    "grouped_gemm_glu": ("z", "act"),
-    "grouped_gemm_glu_backward": ("grad_z", "act", "grad_probs"),
-}
-invoke.ENTRIES.update((name, invoke.Entry(name, out)) for name, out in _ENTRIES.items())
 
 
 class Kernel(NamedTuple):

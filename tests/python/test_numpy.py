@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 import truth
-from moire import steps
-from moire.arrays import Numpy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,25 +119,16 @@ def test_rows_that_are_no_whole_elements_apart_are_not_written(generator):
     assert (packed == before).all()
 
 
-def test_gradients_are_there_as_steps(generator):
-    """NumPy users call the backward steps themselves."""
+def test_gradients_are_there_as_functions(generator):
+    """NumPy users call the backward themselves."""
     t, n = values(generator)
-    splits = [4, 0, 5]
+    groups = moire.Groups(splits=[4, 0, 5])
     leaves = {k: t[k].clone().requires_grad_() for k in ("x", "w1", "w2")}
-    y = moire.grouped_mlp(*leaves.values(), moire.Groups(splits=splits))
-    y.sum().backward()
-    spec = steps.MlpSpec(3, 9, 0, 0, 1, 12, 16, (0.0, 0.0, 0.0, 0.0), (0, 0), saves=True)
-    offsets = np.array([0, 4, 4, 9])
-    w1, w2 = [n["w1"]], [n["w2"]]
-    _, made = steps.mlp_forward(Numpy, spec, n["x"], None, w1, None, w2, None, None, offsets)
-    saved = steps.MlpSaved(n["x"], None, w1, w2, None, None, offsets, made.z, made.act)
-    grads = steps.MlpGrads(
-        x=np.empty_like(n["x"]), w1=[np.empty_like(n["w1"])], w2=[np.empty_like(n["w2"])]
-    )
+    moire.grouped_mlp(*leaves.values(), groups).sum().backward()
     ones = np.ones((9, 12), np.float32)
-    steps.mlp_backward(Numpy, spec, saved, ones, False, grads, steps.Beta(), steps.Beta())
-    for k, found in (("x", grads.x), ("w1", grads.w1[0]), ("w2", grads.w2[0])):
-        assert np.array_equal(found, leaves[k].grad.numpy())
+    grads = moire.grouped_mlp_backward(ones, n["x"], n["w1"], n["w2"], groups)
+    for k in leaves:
+        assert np.array_equal(getattr(grads, k), leaves[k].grad.numpy())
 
 
 def test_kinds_do_not_mix(generator):

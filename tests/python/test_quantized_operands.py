@@ -6,8 +6,6 @@ import pytest
 import torch
 import truth
 import truth_fp8
-from moire import steps
-from moire.arrays import Numpy, Torch
 from moire.views import COMPILES_WHOLE_GRAPHS
 from truth_recipes import FORMS
 
@@ -147,46 +145,28 @@ def test_numpy_gives_the_bits_of_torch(generator, recipe):
         assert isinstance(found, np.ndarray) and np.array_equal(found, wanted.numpy())
 
 
-@pytest.mark.parametrize("fw", [Torch, Numpy])
+@pytest.mark.parametrize("is_numpy", [False, True])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_an_incoming_gradient_may_be_quantised(generator, fw, recipe):
+def test_an_incoming_gradient_may_be_quantised(generator, is_numpy, recipe):
     x, w1, w2 = make(generator, torch.float32)
-    groups, full = moire.Groups(splits=SPLITS), moire.Recipe.of(recipe)
-    grad_y = truth.draw(generator, 40, H)
+    groups, grad_y = moire.Groups(splits=SPLITS), truth.draw(generator, 40, H)
     y = moire.grouped_mlp(x, w1, w2, groups, recipe=recipe)
     wanted = torch.autograd.grad(y, (x, w1, w2), grad_y)
-    arrays = [t.detach() for t in (x, w1, w2, grad_y)]
-    if fw is Numpy:
-        arrays = [t.numpy() for t in arrays]
-    x, w1, w2, grad_y = arrays
-    offsets = groups.offsets_for(x)
-    sizes = {"hidden": H, "width": F, "activation": (0.0,) * 4, "glu_layout": (0, 0)}
-    spec = steps.MlpSpec(3, 40, 0, 0, 1, **sizes, saves=True, recipe=full)
-    _, made = steps.mlp_forward(fw, spec, x, None, [w1], None, [w2], None, None, offsets)
-    saved = steps.MlpSaved(x, None, [w1], [w2], None, None, offsets, made.z, None)
+    act = truth.draw(generator, 40, F)
+    arrays = [t.detach().numpy() if is_numpy else t.detach() for t in (x, w1, w2, grad_y, act)]
+    x, w1, w2, grad_y, act = arrays
     quantized = moire.quantize(grad_y, groups, recipe, columnwise=True)
-    for given in (grad_y, quantized):
-        grads = steps.MlpGrads(
-            x=fw.empty(x, x.shape, x.dtype),
-            w1=[fw.empty(x, w1.shape, x.dtype)],
-            w2=[fw.empty(x, w2.shape, x.dtype)],
-        )
-        steps.mlp_backward(fw, spec, saved, given, False, grads, steps.Beta(), steps.Beta())
-        for found, expected in zip((grads.x, grads.w1[0], grads.w2[0]), wanted):
-            assert np.array_equal(np.asarray(found), expected.numpy())
-    linear = steps.LinearSpec(3, 40, 0, H, recipe=full)
-    saved = steps.LinearSaved(made.z[:, :F], None, [w2], None, None, offsets)
     pairs = []
     for given in (grad_y, quantized):
-        grads = steps.LinearGrads(
-            x=fw.empty(x, (40, F), x.dtype), w=[fw.empty(x, w2.shape, x.dtype)]
-        )
-        steps.linear_backward(fw, linear, saved, given, grads, steps.Beta())
-        pairs.append((np.asarray(grads.x), np.asarray(grads.w[0])))
+        grads = moire.grouped_mlp_backward(given, x, w1, w2, groups, recipe=recipe)
+        for found, expected in zip((grads.x, grads.w1, grads.w2), wanted):
+            assert np.array_equal(np.asarray(found), expected.numpy())
+        grads = moire.grouped_linear_backward(given, act, w2, groups, recipe=recipe)
+        pairs.append((np.asarray(grads.x), np.asarray(grads.w)))
     assert all(np.array_equal(a, b) for a, b in zip(*pairs))
     with pytest.raises(moire.InvalidArgument, match="grad_y: the GroupedTensor has no columnwise"):
         rows = moire.quantize(grad_y, groups, recipe)
-        steps.linear_backward(fw, linear, saved, rows, grads, steps.Beta())
+        moire.grouped_linear_backward(rows, act, w2, groups, recipe=recipe)
     for splits, said in (
         ([10, 23, 7], r"backward: grad_y was quantised for other groups: offsets\[1\] was 10, and"),
         ([33, 7], "backward: grad_y was quantised for 2 groups, but groups has 3"),
@@ -195,7 +175,7 @@ def test_an_incoming_gradient_may_be_quantised(generator, fw, recipe):
         others = None if splits is None else moire.Groups(splits=splits)
         other = moire.quantize(grad_y, others, recipe, columnwise=True)
         with pytest.raises(moire.InvalidArgument, match=said):
-            steps.linear_backward(fw, linear, saved, other, grads, steps.Beta())
+            moire.grouped_linear_backward(other, act, w2, groups, recipe=recipe)
 
 
 # ---- torch.compile

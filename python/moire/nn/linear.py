@@ -51,13 +51,17 @@ def parameter_options(call, device, dtype):
 class GroupedLinear(torch.nn.Module):
     """y_i = x_i W_e^T (+ scale_i b_e) for the rows i of each expert e.
 
-    packed              one parameter for all experts, or (False) one per expert
-    weight_layout       "out_in": [out, in] matrices; "in_out": [in, out]
-    glu_layout          where this is a gated FC1: how gate and up lie along its outputs (a tag, see
-    above) init_method         called on each expert's [out, in] view; default: uniform in
-    +-1/sqrt(in), as torch.nn.Linear dtype, compute_dtype   of the parameters, and what operands are
-    cast to (None: as they are, or autocast's) accumulate_into_main_grad, delay_wgrad_compute   see
-    moire/wgrad.py and backward_dw
+    packed          one parameter for all experts, or (False) one per expert
+    weight_layout   "out_in": [out, in] matrices; "in_out": [in, out]
+    glu_layout      where this is a gated FC1: how gate and up lie along its outputs (a tag, see
+                    above)
+    init_method     called on each expert's [out, in] view; default: uniform in +-1/sqrt(in), as
+                    torch.nn.Linear
+    dtype           of the parameters
+    compute_dtype   what operands are cast to (None: as they are, or autocast's)
+    recipe          what products read (see moire.Recipe); in 8 bits the weights' copies are kept
+
+    accumulate_into_main_grad and delay_wgrad_compute: see moire/wgrad.py and backward_dw.
     """
 
     def __init__(

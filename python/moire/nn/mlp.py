@@ -38,10 +38,12 @@ class GroupedMLP(torch.nn.Module):
     """All experts of a mixture: fc1 (gate and up), gated activation times probs, fc2, in one fused
     call.
 
-    hidden, width     H and F: fc1 is [E, 2F, H], fc2 [E, H, F]
-    layout            how gate and up lie along fc1's 2F outputs; a tag in the state_dict, checked
-    on load save_act          keep the activation for the backward: memory for time linear_options
-    the other arguments of both GroupedLinear: bias, packed, dtype, compute_dtype, ...
+    hidden, width    H and F: fc1 is [E, 2F, H], fc2 [E, H, F]
+    layout           how gate and up lie along fc1's 2F outputs; a tag in the state_dict, checked on
+                     load
+    save_act         keep the activation for the backward: memory for time
+    linear_options   the other arguments of both GroupedLinear: bias, packed, dtype, compute_dtype,
+                     ...
     """
 
     def __init__(

@@ -1,0 +1,316 @@
+"""The layers as ops: grouped_linear, grouped_mlp and moe, forward and backward.
+
+Beside the fields of moire.h, their mapping has
+    x_rowwise       [data, scales] of an x in 8 bits, where `x` only stands for it
+    x_given         its column-wise copy, if it has one
+    w_copy          (w1_copy, w2_copy) the copy of a weight that the backward reads in its place;
+                    w_quantized is the one for the forward, or tiles, which serve both
+    scatter_idx     the inverse of row_idx, [T, k]
+
+Weights may be of a wider type than the operands: they are cast once in the forward, and their
+gradients are computed in their own type. An 8-bit recipe casts no weights: it quantises them as
+they are, or reads the copies that the call was given.
+"""
+
+from typing import Any, NamedTuple
+
+from .autograd import Op
+from .formats import COLUMNWISE, ROWWISE
+from .grouped_storage import empty_copy, pair
+from .recipes import Recipe
+from .straight_through import rows_to_tokens
+from .wgrad import Beta, FreshGradients, check_memory
+
+_GROUPS = ("offsets", "num_groups", "capacity")
+
+
+class How(NamedTuple):
+    """What a layer is, besides the fields of its call."""
+
+    recipe: Recipe = Recipe()
+    compute_dtype: Any = None  # that weights are cast to
+    saves: bool = False  # z is kept for a backward
+    saves_act: bool = False  # and act: memory for time
+    needs_columns: bool = False  # x is kept for the weight gradient
+    saves_copy: bool = False  # as its 8-bit copy, column-wise
+    sinks: Any = None  # where the gradient of each weight goes, see wgrad.py
+    grad_x_out: Any = None  # where that of x goes, in expert order
+    out_dtype: Any = None  # of moe's result
+
+
+class Layer(Op):
+    """An op with weights, of which every one is a list of arrays and has a gradient by itself."""
+
+    def __init__(self, entry, weights, inputs, vectors, make):
+        of_weights = [f"{w}{form}" for w in weights for form in ("_quantized", "_copy")]
+        super().__init__(
+            entry,
+            f"{entry}_backward",
+            inputs=(*inputs, *weights),
+            others=(*_OTHERS, *of_weights),
+            make=make,
+            outputs=("y",),
+            saved=("row_idx", "scatter_idx", *vectors, "offsets", *weights),
+        )
+        self.weights, self.vectors = weights, vectors
+
+    def forward(self, fw, fields, how):
+        if how.compute_dtype is not None:
+            for w in self.weights:
+                fields[w] = [fw.cast(t, how.compute_dtype) for t in fields[w]]
+        made = self.make(fw, fields, how)
+        reads = {**fields, **made}
+        if how.recipe.is_quantized:
+            for w in self.weights:
+                if reads.get(f"{w}_quantized") is not None:
+                    reads[w] = []
+            if reads.get("x_rowwise") is not None:
+                reads["x"], reads["x_scales"] = reads["x_rowwise"]
+        fw.run_fields(self.entry, reads)
+        return made
+
+    def kept(self, fields, made, how):
+        kept = {name: fields[name] for name in self.saved if name in fields}
+        kept.update(made)
+        del kept["y"]
+        if how.needs_columns and "x_columnwise" not in made:
+            form = next((n for n in ("x_given", "x_rowwise") if n in fields), "x")
+            kept[form] = fields[form]
+        for w in self.weights if how.recipe.is_quantized else ():
+            copy = copy_for_backward(fields, w, how.recipe)
+            if copy is not None:
+                kept[w], kept[f"{w}_copy"] = [], copy
+        return kept
+
+    def gradients(self, fw, fields, how, needs, likes):
+        sinks = how.sinks or (FreshGradients,) * len(self.weights)
+        weights = [(w, sink, needs[w]) for w, sink in zip(self.weights, sinks)]
+        later = {w for w, sink, wanted in weights if sink.delayed and any(wanted)}
+        betas = self._give_outputs(fw, fields, how, needs, likes, weights)
+        self._give_copies(fw, fields, how, any(needs[self.weights[0]]))
+        apart = self._make_for_later(fw, fields, how, later, betas)
+        fw.run_fields(self.backward, fields)
+        for w, (grad_w, beta) in apart.items():
+            weight_gradient(fw, how.recipe, self._operands(fields, w), grad_w, beta)
+            fields[f"grad_{w}"] = grad_w
+        for w, sink, wanted in reversed(weights):
+            if w in later:
+                _defer(fw, sink, how.recipe, self._operands(fields, w), wanted)
+        _to_tokens(fw, fields, needs, likes)
+        found = {n: fields.get(f"grad_{n}") for n in self.inputs if needs.get(n)}
+        for w, sink, wanted in weights:
+            found[w] = None if sink.delayed else sink.returned(fields.get(f"grad_{w}"), wanted)
+        return found
+
+    def _give_outputs(self, fw, fields, how, needs, likes, weights):
+        """The arrays for all gradients into the mapping; (beta of each weight that has one)."""
+        grad_y, tensors = fields["grad_y"], dict(fields)
+        betas, written = {}, []
+        for w, sink, wanted in weights:
+            to, beta = (None, Beta())
+            if not sink.delayed:
+                to, beta = sink.destination(grad_y, likes[w], wanted)
+            written.append((sink, to, wanted))
+            fields[f"grad_{w}"], fields[f"grad_{w}_layout"] = to, fields[f"{w}_layout"]
+            betas[w] = beta
+        check_memory(written, {**tensors, "grad_x_out": how.grad_x_out})
+        if needs["x"]:
+            shape, dtype = likes["x"]
+            fields["grad_x"] = how.grad_x_out
+            if how.grad_x_out is None:
+                fields["grad_x"] = fw.empty(grad_y, (fields["capacity"], shape[1]), dtype)
+            fw.written(how.grad_x_out)
+        for name in self.vectors:
+            if needs.get(name):
+                fields[f"grad_{name}"] = fw.empty(grad_y, *likes[name])
+        return betas
+
+    def _give_copies(self, fw, fields, how, needs_columns):
+        """What the backward reads in 8 bits; its tail is that of gradients."""
+        fields["tail"] = 0
+        for w in self.weights:
+            fields[f"{w}_quantized"] = fields.get(f"{w}_copy")
+        if fields.get("x_given") is not None:
+            fields["x_columnwise"] = fields["x_given"]
+        elif needs_columns and fields.get("x_rowwise") is not None:
+            fields["x_columnwise"] = requantized(fw, fields, how.recipe, fields["x_rowwise"])
+
+
+class _Linear(Layer):
+    def _make_for_later(self, fw, fields, how, later, betas):
+        """The weight gradient is apart from a call whose bias gradient is always fresh, where beta
+        accumulates.
+        """
+        ((w, beta),) = betas.items()
+        if fields["grad_w"] is None or (beta.value == 0 and beta.per_group is None):
+            return {}
+        return {w: (fields.pop("grad_w"), beta)}
+
+    def _operands(self, fields, w):
+        names = ("x", "row_idx", "x_columnwise", "grad_y", *_GROUPS)
+        return {**{n: fields.get(n) for n in names}, "grad_w_layout": fields["w_layout"]}
+
+
+class _Mlp(Layer):
+    def _make_for_later(self, fw, fields, how, later, betas):
+        """What weight gradients that are delayed read: grad_z and the activation, or their
+        column-wise copies.
+        """
+        for w, beta in betas.items():
+            fields[f"beta_{w}"], fields[f"beta_{w}_per_group"] = beta
+        is_saved = fields.get("act") is not None or fields.get("act_columnwise") is not None
+        fields["act_is_saved"] = int(is_saved)
+        z, recipe = fields["z"], how.recipe
+        rows, columns = z.shape
+        if "w1" in later and recipe.is_quantized:
+            element = recipe.gradient_element
+            fields["grad_z_columnwise"] = empty_columns(fw, fields, recipe, z, columns, element)
+        elif "w1" in later:
+            fields["grad_z"] = fw.empty(z, z.shape, z.dtype)
+        if "w2" in later and not is_saved and recipe.is_quantized:
+            fields["act_columnwise"] = empty_columns(fw, fields, recipe, z, columns // 2)
+        elif "w2" in later and not is_saved:
+            fields["act"] = fw.empty(z, (rows, columns // 2), z.dtype)
+        return {}
+
+    def _operands(self, fields, w):
+        taken = {"x": "act", "x_columnwise": "act_columnwise", "grad_y": "grad_y"}
+        if fields.get("gathered_grad_y"):
+            taken.update(row_idx="row_idx", gathered_grad_y="gathered_grad_y")
+        if w == "w1":
+            taken = {name: name for name in ("x", "row_idx", "x_columnwise")}
+            taken.update(grad_y="grad_z", grad_y_columnwise="grad_z_columnwise")
+        found = {name: fields.get(ours) for name, ours in taken.items()}
+        found.update((name, fields[name]) for name in _GROUPS)
+        return {**found, "grad_w_layout": fields[f"{w}_layout"]}
+
+
+class _Moe(_Mlp):
+    """Experts' order, MLP and back: no permuted copy of x or of the incoming gradient is kept."""
+
+    def forward(self, fw, fields, how):
+        x, weights, scatter_idx = (fields[n] for n in ("x", "topk_weights", "scatter_idx"))
+        fields["probs"] = fw.empty(weights, (fields["capacity"],), fw.float32)
+        names = ("topk_weights", "scatter_idx", "probs", *_GROUPS)
+        fw.run_fields("permute", {name: fields[name] for name in names})
+        made = super().forward(fw, fields, how)
+        rows = made["y"]
+        y = fw.empty(x, (x.shape[0], rows.shape[1]), how.out_dtype)
+        fw.run_fields("unpermute", {"rows": rows, "scatter_idx": scatter_idx, "y": y})
+        return {**made, "y": y}
+
+    def gradients(self, fw, fields, how, needs, likes):
+        fields["grad_y"], fields["gathered_grad_y"] = fw.cast(fields["grad_y"], likes["x"][1]), 1
+        probs = fields["probs"]
+        needs = {**needs, "probs": needs["topk_weights"]}
+        return super().gradients(
+            fw, fields, how, needs, {**likes, "probs": (probs.shape, probs.dtype)}
+        )
+
+
+def features(fields, w):
+    """(out, in) of a weight, whichever form of it there is."""
+    out, inner = (fields[w] or fields[f"{w}_quantized"])[0].shape[-2:]
+    return (out, inner) if fields[f"{w}_layout"] == 0 else (inner, out)
+
+
+def copy_for_backward(fields, w, recipe):
+    """Of tiles there is only one."""
+    return fields.get(f"{w}_quantized" if recipe.weight_format.is_tiled else f"{w}_copy")
+
+
+def _made_by_linear(fw, fields, how):
+    return _result_and_columns(fw, fields, how, features(fields, "w")[0])
+
+
+def _made_by_mlp(fw, fields, how):
+    x, rows, recipe = fields["x"], fields["capacity"], how.recipe
+    hidden, width = features(fields, "w2")
+    made = _result_and_columns(fw, fields, how, hidden)
+    if how.saves:
+        made["z"] = fw.empty(x, (rows, 2 * width), recipe.between(fw, x.dtype))
+    if how.saves_act and recipe.is_quantized:
+        made["act_columnwise"] = empty_columns(fw, fields, recipe, x, width)
+    elif how.saves_act:
+        made["act"] = fw.empty(x, (rows, width), x.dtype)
+    return made
+
+
+def _result_and_columns(fw, fields, how, columns):
+    x, y = fields["x"], fields.get("y")
+    made = {"y": fw.empty(x, (fields["capacity"], columns), x.dtype) if y is None else y}
+    if how.saves_copy:
+        made["x_columnwise"] = empty_columns(fw, fields, how.recipe, x, x.shape[1])
+    return made
+
+
+def empty_columns(fw, fields, recipe, like, columns, element="e4m3"):
+    """[data, scales] for a column-wise copy of [capacity, columns]."""
+    shape, groups = (fields["capacity"], columns), fields["num_groups"]
+    copy = empty_copy(fw, like, recipe.format, element, COLUMNWISE, shape, groups)
+    return pair(fw, copy, element)
+
+
+def requantized(fw, fields, recipe, rowwise):
+    """The column-wise copy of a ragged [data, scales]."""
+    values = {name: fields[name] for name in _GROUPS}
+    values.update(source=rowwise, direction=ROWWISE, scaling=recipe.format.scaling)
+    values["fractional_scales"] = int(recipe.fractional_scales)
+    data = rowwise[0]
+    values["target"] = empty_columns(fw, fields, recipe, data, data.shape[1])
+    fw.run_fields("requantize", values)
+    return values["target"]
+
+
+def weight_gradient(fw, recipe, fields, grad_w, beta):
+    """grad_w = beta grad_w + grad_y^T x, of fields of grouped_linear_backward, or its transpose for
+    [G, in, out] weights. Rows of x are gathered, or with gathered_grad_y those of grad_y.
+    """
+    betas = {"beta": beta.value, "beta_per_group": beta.per_group}
+    if recipe.is_quantized:
+        values = {**fields, **betas, **recipe.backward_fields, "grad_w": grad_w}
+        fw.run_fields("grouped_linear_backward", values)
+        return
+    x, grad_y, row_idx = (fields.get(name) for name in ("x", "grad_y", "row_idx"))
+    a, b = (grad_y, None), (x, row_idx)
+    if fields.get("gathered_grad_y"):
+        a, b = (grad_y, row_idx), (x, None)
+    if fields["grad_w_layout"] != 0:
+        a, b = b, a
+    values = {"a": a[0], "a_row_idx": a[1], "b": b[0], "b_row_idx": b[1], "d": grad_w, **betas}
+    fw.run_fields("grouped_gemm_wgrad", {**values, **{name: fields[name] for name in _GROUPS}})
+
+
+def _defer(fw, sink, recipe, fields, wanted):
+    def run(grad_w, beta):
+        weight_gradient(fw, recipe, fields, grad_w, beta)
+
+    names = ("x", "row_idx", "x_columnwise", "grad_y", "grad_y_columnwise", "offsets")
+    operands = {name: fields[name] for name in names if fields.get(name) is not None}
+    sink.defer(run, {n.removesuffix("_columnwise"): t for n, t in operands.items()}, wanted)
+
+
+def _to_tokens(fw, fields, needs, likes):
+    """The gradient of gathering x by row_idx, and of the probs by scatter_idx."""
+    row_idx, scatter_idx = fields.get("row_idx"), fields.get("scatter_idx")
+    rows, needs_weights = fields.get("grad_x"), needs.get("topk_weights")
+    if row_idx is None or (rows is None and not needs_weights):
+        return
+    if scatter_idx is None:
+        fields["grad_x"] = rows_to_tokens(rows, row_idx, *likes["x"])
+        return
+    values = {"rows": rows, "scatter_idx": scatter_idx}
+    if rows is not None:
+        values["y"] = fields["grad_x"] = fw.empty(rows, *likes["x"])
+    if needs_weights:
+        probs = values["probs"] = fields["grad_probs"]
+        values["topk_weights"] = fw.empty(probs, *likes["topk_weights"])
+        fields["grad_topk_weights"] = values["topk_weights"]
+    fw.run_fields("unpermute", values)
+
+
+_OTHERS = ("row_idx", "scatter_idx", "offsets", "y", "x_rowwise", "x_given")
+_OF_LINEAR, _OF_MLP = ("bias", "scale"), ("probs", "b1", "b2")
+LINEAR = _Linear("grouped_linear", ("w",), ("x", *_OF_LINEAR), _OF_LINEAR, _made_by_linear)
+MLP = _Mlp("grouped_mlp", ("w1", "w2"), ("x", *_OF_MLP), _OF_MLP, _made_by_mlp)
+MOE = _Moe("grouped_mlp", ("w1", "w2"), ("x", "topk_weights", "b1", "b2"), _OF_MLP, _made_by_mlp)
