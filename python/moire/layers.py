@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from .autograd import Op
 from .formats import COLUMNWISE, ROWWISE
 from .grouped_storage import empty_copy, pair
+from .invoke import ENTRIES
 from .recipes import Recipe
 from .straight_through import rows_to_tokens
 from .wgrad import Beta, FreshGradients, check_memory
@@ -53,6 +54,7 @@ class Layer(Op):
             saved=("row_idx", "scatter_idx", *vectors, "offsets", *weights),
         )
         self.weights, self.vectors = weights, vectors
+        self.writes = ENTRIES[self.backward].outputs
 
     def forward(self, fw, fields, how):
         if how.compute_dtype is not None:
@@ -83,13 +85,15 @@ class Layer(Op):
         return kept
 
     def gradients(self, fw, fields, how, needs, likes):
-        sinks = how.sinks or (FreshGradients,) * len(self.weights)
+        sinks, given = how.sinks or (FreshGradients,) * len(self.weights), set(fields)
         weights = [(w, sink, needs[w]) for w, sink in zip(self.weights, sinks)]
         later = {w for w, sink, wanted in weights if sink.delayed and any(wanted)}
         betas = self._give_outputs(fw, fields, how, needs, likes, weights)
         self._give_copies(fw, fields, how, any(needs[self.weights[0]]))
         apart = self._make_for_later(fw, fields, how, later, betas)
-        fw.run_fields(self.backward, fields)
+        outputs = (name for name in self.writes if name not in given)
+        if any(fields.get(name) is not None for name in outputs):  # else all is for later
+            fw.run_fields(self.backward, fields)
         for w, (grad_w, beta) in apart.items():
             weight_gradient(fw, how.recipe, self._operands(fields, w), grad_w, beta)
             fields[f"grad_{w}"] = grad_w

@@ -7,7 +7,7 @@ import moire
 import pytest
 import torch
 import truth
-from moire import nn
+from moire import invoke, nn
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -121,6 +121,20 @@ def test_delayed_wgrad_is_the_same_gradient_later(generator, form, gathered, opt
     assert order == ["fc2", "fc1"]
     for mine, reference in zip(layer.parameters(), plain.parameters()):
         assert torch.equal(mine.grad, reference.grad)
+
+
+def test_a_backward_that_leaves_everything_for_later_calls_nothing(generator, monkeypatch):
+    called, real = [], invoke.invoke
+    monkeypatch.setattr(
+        invoke, "invoke", lambda name, *args, **how: (called.append(name), real(name, *args, **how))
+    )
+    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
+    y = layer(truth.draw(generator, 9, H), SPLITS)
+    del called[:]
+    y.sum().backward()
+    assert called == []
+    layer.backward_dw()
+    assert called == ["grouped_gemm_wgrad"]
 
 
 def test_delayed_wgrad_of_two_microbatches_accumulates(generator):
