@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _abi
 from .context import check, info, settings, strict
+from .dtypes import torch as _torch
 from .errors import Code, Error, InvalidArgument, LibraryNotFound, OutOfMemory, Unsupported
 from .explanation import Explanation, explain
 from .files import load_safetensors, save_safetensors
@@ -25,7 +26,6 @@ from .quantization import quantize
 from .raw import call
 from .recipes import Recipe
 from .routing import Plan, make_plan, permute, router, unpermute
-from .views import torch as _torch
 from .weight_cache import WeightCache
 
 if _torch is not None:

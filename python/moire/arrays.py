@@ -11,9 +11,9 @@ except ModuleNotFoundError:
 
 from . import invoke
 from .context import is_explaining
+from .dtypes import COMPILES_WHOLE_GRAPHS, DTYPES, torch
 from .errors import invalid, unsupported
 from .values import described
-from .views import COMPILES_WHOLE_GRAPHS, DTYPES, NumpyViews, TorchViews, torch
 
 if torch is not None:
     from torch._C._functorch import is_functorch_wrapped_tensor
@@ -24,6 +24,7 @@ if torch is not None:
 
     _STRIDED = torch.strided
 
+_MEANS = "moire_dtype"
 # A type that the library knows for each element size, for ops that only move bytes.
 _WIDTHS = {1: "uint8", 2: "float16", 4: "int32", 8: "int64"}
 _COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -35,17 +36,80 @@ class Numpy:
     guessed).
     """
 
-    kind, kind_name, views = np.ndarray, "a NumPy array", NumpyViews
+    kind, kind_name = np.ndarray, "a NumPy array"
+    types = (np.ndarray,)  # the usual ones, of which nothing more need be asked
+    codes = {}  # of dtypes that say all; code() is asked of others
+    may_be_read_only = True
+
     float32, int32, int64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
+
+    # ---- what a moire_tensor needs to know of an array
+
+    @staticmethod
+    def address(array):
+        return array.__array_interface__["data"][0]
+
+    @staticmethod
+    def device(array):
+        return "cpu"
+
+    @staticmethod
+    def place(device):
+        """(kind, index) of a device, or of none."""
+        return "cpu", 0
+
+    @staticmethod
+    def code(array):
+        dtype = array.dtype
+        if dtype.metadata is not None:
+            return DTYPES.get(dtype.metadata.get(_MEANS, dtype.name))
+        return DTYPES.get(dtype.name) if dtype.isnative else None
+
+    @staticmethod
+    def fp8(array, dtype):
+        """A view that says which FP8 type the bytes are of; without ml_dtypes NumPy has none."""
+        if array.dtype != np.uint8:
+            return array
+        return array.view(np.dtype(np.uint8, metadata={_MEANS: dtype}))
+
+    @staticmethod
+    def is_writable(array):
+        return array.flags.writeable
+
+    @staticmethod
+    def is_lazy(array):
+        return False
+
+    @staticmethod
+    def is_contiguous(array):
+        return array.flags.c_contiguous
+
+    @staticmethod
+    def row_stride(array):
+        """Elements between rows, 0 where contiguous; None where no moire_tensor can say it."""
+        if array.flags.c_contiguous:
+            return 0
+        strides = [divmod(stride, array.itemsize) for stride in array.strides]
+        if any(rest for _, rest in strides):  # a field of a packed struct
+            return None
+        return _row_stride(array.shape, [elements for elements, _ in strides])
+
+    @staticmethod
+    def scratch(device, size):
+        """(memory that nobody has written, its address)."""
+        memory = np.empty(size, np.uint8)
+        return memory, Numpy.address(memory)
+
+    # ---- what functions do with arrays
 
     @staticmethod
     def run(name, **values):
-        invoke.invoke(name, values, NumpyViews)
+        invoke.invoke(name, values, Numpy)
 
     @staticmethod
     def run_fields(name, values):
         """As run, with the fields in a dict, which of many is made sooner than keywords are."""
-        invoke.invoke(name, values, NumpyViews)
+        invoke.invoke(name, values, Numpy)
 
     @staticmethod
     def empty(like, shape, dtype):
@@ -153,9 +217,69 @@ class Torch:
     """Torch tensors; calls go through torch.ops.moire where anybody watches or rewrites ops."""
 
     if torch is not None:
-        kind, kind_name, views = torch.Tensor, "a Torch tensor", TorchViews
+        kind, kind_name = torch.Tensor, "a Torch tensor"
+        types = (torch.Tensor, torch.nn.Parameter)
+        may_be_read_only = False
+        codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
+        address = torch.Tensor.data_ptr
+        device = torch.Tensor.device.__get__
+        _places = {None: ("cpu", 0)}
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
         _compute_dtypes = tuple(getattr(torch, name) for name in _COMPUTE_DTYPES)
+
+    # ---- what a moire_tensor needs to know of an array
+
+    @staticmethod
+    def is_lazy(array):
+        """Whether memory is not what the tensor shows: it is to be negated when it is read (an
+        imaginary part may be), or there is none, for zeros.
+        """
+        return array.is_neg() or array._is_zerotensor()
+
+    @staticmethod
+    def is_contiguous(array):
+        """Whether its values lie in memory in their order, and as they are."""
+        # is_lazy(), without a call: this is asked of every array of every call.
+        return array.is_contiguous() and not (array.is_neg() or array._is_zerotensor())
+
+    @staticmethod
+    def is_plain(array):
+        """Whether its memory is all there is to it."""
+        return type(array) in Torch.types and (array.is_cpu or array.is_cuda)
+
+    @staticmethod
+    def place(device):
+        place = Torch._places.get(device)
+        if place is None:  # kept, because asking a device for its type takes longer than most calls
+            place = Torch._places[device] = (device.type, device.index or 0)
+        return place
+
+    @staticmethod
+    def code(array):
+        return Torch.codes.get(array.dtype)
+
+    @staticmethod
+    def fp8(array, dtype):
+        return array if array.dtype != torch.uint8 else array.view(getattr(torch, dtype))
+
+    @staticmethod
+    def row_stride(array):
+        if Torch.is_lazy(array):
+            return None
+        return 0 if array.is_contiguous() else _row_stride(array.shape, array.stride())
+
+    @staticmethod
+    def contiguous(array):
+        if not torch.compiler.is_compiling() and array._is_zerotensor():
+            return torch.zeros(array.shape, dtype=array.dtype, device=array.device)
+        return array.resolve_conj().resolve_neg().contiguous()
+
+    @staticmethod
+    def scratch(device, size):
+        memory = torch.UntypedStorage(size, device=device)
+        return memory, memory.data_ptr()
+
+    # ---- what functions do with arrays
 
     @staticmethod
     def run(name, **values):
@@ -165,7 +289,7 @@ class Torch:
     def run_fields(name, values):
         try:
             if not ops.is_dispatching():
-                invoke.invoke(name, values, TorchViews, is_direct=True)
+                invoke.invoke(name, values, Torch, is_direct=True)
                 return
         except invoke.Indirect:
             pass
@@ -190,7 +314,7 @@ class Torch:
                 )
             found = "nested" if array.is_nested else str(array.layout)
             raise invalid(f"{call}: {name} is a {found} tensor, must be a dense (strided) one")
-        if type(array) not in TorchViews.types and hasattr(array, "device_mesh"):
+        if type(array) not in Torch.types and hasattr(array, "device_mesh"):
             raise unsupported(
                 f"{call}: {name} is a DTensor, of which this process has a part, and moire takes "
                 f"whole tensors; apply fully_shard to the module whose forward is called (a "
@@ -249,7 +373,7 @@ class Torch:
 
     @staticmethod
     def as_bytes_of_same_width(array):
-        width, array = _WIDTHS.get(array.element_size()), TorchViews.contiguous(array)
+        width, array = _WIDTHS.get(array.element_size()), Torch.contiguous(array)
         return array.view(array.dtype if width is None else getattr(torch, width))
 
     @staticmethod
@@ -263,10 +387,6 @@ class Torch:
     @staticmethod
     def of_bytes(memory, dtype):
         return torch.from_numpy(memory).view(getattr(torch, dtype))
-
-    @staticmethod
-    def contiguous(array):
-        return TorchViews.contiguous(array)
 
     @staticmethod
     def copy(array):
@@ -291,6 +411,8 @@ class Torch:
         return torch.cat(arrays)
 
 
+if torch is not None:
+    ops.define(Torch)
 if torch is not None and not COMPILES_WHOLE_GRAPHS:
     # An older torch.compile fails on ops that write into lists of tensors (before 2.7), or on what
     # autograd functions keep. There ops run as they are, between graphs; where a whole graph is
@@ -298,6 +420,14 @@ if torch is not None and not COMPILES_WHOLE_GRAPHS:
     _run_fields = Torch.run_fields
     _run_fields.__qualname__ = "moire's ops, which are part of a graph since torch 2.11"
     Torch.run_fields = staticmethod(torch.compiler.disable(_run_fields))
+
+
+def _row_stride(shape, strides):
+    if len(shape) not in (2, 3) or 0 in shape or strides[-1] != 1 or strides[-2] < shape[-1]:
+        return None
+    if len(shape) == 3 and strides[0] != shape[1] * strides[1]:
+        return None
+    return strides[-2]
 
 
 def framework_of(call, required, optional=None):
@@ -343,7 +473,7 @@ def as_fp32(fw, call, name, array):
     """An optional array of floats (probabilities, scales) as FP32."""
     if array is None or array.dtype == fw.float32:
         return array
-    if fw.views.code(array) not in _FLOATS:
+    if fw.code(array) not in _FLOATS:
         dtype = str(array.dtype).removeprefix("torch.")
         raise invalid(
             f"{call}: {name} is {dtype} {list(array.shape)}, must be of a floating-point type"

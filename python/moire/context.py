@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from ._abi import ffi, lib, text
+from .dtypes import torch
 from .errors import error, invalid, unsupported
 from .values import described, flag, integer
-from .views import torch
 
 _KINDS = {"cpu": 0, "cuda": 1}
 _MOST_THREADS = 4096

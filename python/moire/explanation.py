@@ -14,9 +14,9 @@ from typing import Any, Callable
 
 from . import context as contexts
 from ._abi import lib
+from .dtypes import torch
 from .errors import invalid
 from .values import described
-from .views import torch
 
 if torch is not None:
     from torch.overrides import TorchFunctionMode

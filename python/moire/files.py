@@ -88,7 +88,7 @@ def _with_memory_of_their_own(call, fw, arrays):
         if getattr(array, "is_meta", False):
             raise invalid(f"{call}: {name!r} is on the device 'meta', must have values")
         array = fw.with_memory_of_its_own(fw.contiguous(array))
-        address = fw.views.address(array)
+        address = fw.address(array)
         result[name] = fw.copy(array) if address in seen else array
         seen.add(address)
     return result

@@ -101,7 +101,7 @@ def _num_groups(call, name, data, form, groups):
 
 def _as_fp8(call, fw, name, data, element):
     """The data as FP8, and which: as its type says, or `element` where it is bytes."""
-    found = _NAMES.get(fw.views.code(data))
+    found = _NAMES.get(fw.code(data))
     if found is None and data.dtype == fw.dtype("uint8"):
         if element is None:
             raise invalid(f"{call}: {name} is uint8, needs element='e4m3' or 'e5m2' beside it")
@@ -193,7 +193,7 @@ def empty_copy(fw, like, form, element, direction, shape, num_groups):
 
 def pair(fw, copy, element):
     """[data, scales] as the C entries take a moire_quantized."""
-    return copy and [fw.views.fp8(copy[0], ELEMENTS[element]), copy[1]]
+    return copy and [fw.fp8(copy[0], ELEMENTS[element]), copy[1]]
 
 
 def write(fw, tensor, x, row_idx):

@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 from . import grouped_storage, scale_interchange
 from .arrays import Numpy, Torch, check_array
 from .context import restored_after_explaining
+from .dtypes import torch
 from .errors import invalid
 from .formats import COLUMNWISE, DIRECTIONS, ROWWISE, Format, check_direction
 from .grouped_state import Stateful
@@ -19,7 +20,6 @@ from .layouts import GluLayout, GluLayoutLike
 from .memory import version_of, was_written
 from .straight_through import followed, of_parts, of_values, through, to_source
 from .values import described, integer, pickled, torch_device
-from .views import torch
 
 _PICKLED = ("form", "groups", "layout", "dtype", "element", "fractional_scales")
 

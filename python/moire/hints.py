@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import numpy as np
 
-from .views import torch
+from .dtypes import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

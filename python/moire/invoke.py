@@ -16,8 +16,8 @@ import struct
 
 from . import context as contexts
 from ._abi import ffi, lib
+from .dtypes import DTYPES
 from .errors import invalid
-from .views import DTYPES
 
 _SIZE = ffi.typeof("size_t *")
 _ALIGNMENT = 256
@@ -91,8 +91,8 @@ def keyword(field):
     return field + "_" if field in ("from", "to") else field
 
 
-def invoke(name, values, views, is_direct=False):
-    """Runs moire_<name> on the keyword values of its fields, arrays of the kind of `views`; what is
+def invoke(name, values, fw, is_direct=False):
+    """Runs moire_<name> on the keyword values of its fields, arrays of the kind of `fw`; what is
     no keyword of it is for other entries of the same mapping.
 
     A direct call, one that Torch's dispatcher has not seen, raises Indirect before anything is run
@@ -101,7 +101,7 @@ def invoke(name, values, views, is_direct=False):
     entry = ENTRIES[name]
     args = ffi.new(entry.pointer)
     args.struct_size = entry.struct_size
-    call = _Call(entry, args, values, views, is_direct)
+    call = _Call(entry, args, values, fw, is_direct)
     values_of = values.get
     for key, write, field, at in entry.writers:
         value = values_of(key)
@@ -109,7 +109,7 @@ def invoke(name, values, views, is_direct=False):
             write(call, field, at, value)
     if entry.groups_at is not None and values.get("offsets") is not None:
         call.groups(entry.groups_at)
-    context = contexts.current(*views.place(call.device))
+    context = contexts.current(*fw.place(call.device))
     if entry.workspace is not None:
         needed = ffi.new(_SIZE)
         code = entry.workspace(context, args, needed)
@@ -127,36 +127,36 @@ class _Call:
     the call is over. `at` is where in the struct, in bytes.
     """
 
-    __slots__ = ("alive", "args", "buffer", "device", "entry", "is_direct", "values", "views")
+    __slots__ = ("alive", "args", "buffer", "device", "entry", "is_direct", "values", "fw")
 
-    def __init__(self, entry, args, values, views, is_direct):
+    def __init__(self, entry, args, values, fw, is_direct):
         self.entry = entry
         self.args = args
         self.buffer = ffi.buffer(args)
         self.values = values
-        self.views = views
+        self.fw = fw
         self.is_direct = is_direct
         self.device = None
         self.alive = []
 
     def tensor(self, field, at, array, code_of=None):
-        views, stride = self.views, 0
-        if type(array) not in views.types or views.device(array) != self.device:
+        fw, stride = self.fw, 0
+        if type(array) not in fw.types or fw.device(array) != self.device:
             self._check_place(field, array)
         shape = array.shape
         rank = len(shape)
         if not 1 <= rank <= 3:
             raise self._invalid(f"{field} has rank {rank}, must be 1 to 3")
-        if not views.is_contiguous(array):
-            stride = views.row_stride(array)
+        if not fw.is_contiguous(array):
+            stride = fw.row_stride(array)
             if stride is None:
                 array, stride = self._copied(field, array), 0
-        code = views.codes.get(array.dtype) or self._code(field, array)
+        code = fw.codes.get(array.dtype) or self._code(field, array)
         if code_of is not None:
             code = code_of.get(code, code)
-        if views.may_be_read_only and field in self.entry.outputs:
+        if fw.may_be_read_only and field in self.entry.outputs:
             self._check_writable(field, array)
-        address, padding = views.address(array), _PADDING[rank]
+        address, padding = fw.address(array), _PADDING[rank]
         _pack_tensor(self.buffer, at, address, code, rank, *shape, *padding, stride)
 
     def weight(self, field, at, arrays):
@@ -166,7 +166,7 @@ class _Call:
         if len(arrays) == 1 and first.ndim == 3:
             self.tensor(field, at, first)
             return
-        views, shape, dtype = self.views, first.shape, first.dtype
+        fw, shape, dtype = self.fw, first.shape, first.dtype
         addresses = []
         for i, array in enumerate(arrays):
             array = self._dense(field, array)
@@ -175,7 +175,7 @@ class _Call:
                     f"{field}[{i}] is {_named(array)} but {field}[0] is {_named(first)}; "
                     f"the weights of a list must be alike"
                 )
-            addresses.append(views.address(array))
+            addresses.append(fw.address(array))
         pointers = ffi.new("uintptr_t[]", addresses)
         self.alive.append(pointers)
         code = self._code(field, first)
@@ -227,42 +227,42 @@ class _Call:
     def vector(self, field, array, dtype, size):
         """The address of a contiguous vector of exactly this dtype and size."""
         array = self._dense(field, array)
-        if self.views.code(array) != DTYPES[dtype] or array.shape != (size,):
+        if self.fw.code(array) != DTYPES[dtype] or array.shape != (size,):
             raise self._invalid(f"{field} is {_named(array)}, needs {dtype} [{size}]")
-        return self.views.address(array)
+        return self.fw.address(array)
 
     def take_scratch(self, size):
         """A 256-byte aligned workspace of `size` bytes."""
-        memory, address = self.views.scratch(self.device, size + _ALIGNMENT)
+        memory, address = self.fw.scratch(self.device, size + _ALIGNMENT)
         self.alive.append(memory)
         aligned = address + -address % _ALIGNMENT
         _pack_workspace(self.buffer, self.entry.workspace_at, aligned, size)
 
     def _dense(self, field, array):
-        views = self.views
-        if type(array) not in views.types or views.device(array) != self.device:
+        fw = self.fw
+        if type(array) not in fw.types or fw.device(array) != self.device:
             self._check_place(field, array)
-        return array if views.is_contiguous(array) else self._copied(field, array)
+        return array if fw.is_contiguous(array) else self._copied(field, array)
 
     def _copied(self, field, array):
         if field in self.entry.outputs:
-            is_lazy = self.views.is_lazy(array)
+            is_lazy = self.fw.is_lazy(array)
             found = "negated when it is read" if is_lazy else "not contiguous"
             raise self._invalid(f"output {field} is {found}, and outputs are not copied")
-        array = self.views.contiguous(array)
+        array = self.fw.contiguous(array)
         self.alive.append(array)
         return array
 
     def _check_place(self, field, array):
-        views = self.views
-        if self.is_direct and not views.is_plain(array):
+        fw = self.fw
+        if self.is_direct and not fw.is_plain(array):
             raise Indirect
-        if not isinstance(array, views.kind):
+        if not isinstance(array, fw.kind):
             raise self._invalid(
                 f"{field} is a {type(array).__name__} but the other arguments are of type "
-                f"{views.kind.__name__}; all must be of one kind"
+                f"{fw.kind.__name__}; all must be of one kind"
             )
-        device = views.device(array)
+        device = fw.device(array)
         if self.device is None:
             self.device = device
         elif device != self.device:
@@ -272,11 +272,11 @@ class _Call:
             )
 
     def _check_writable(self, field, array):
-        if not self.views.is_writable(array):
+        if not self.fw.is_writable(array):
             raise self._invalid(f"{field} is read-only, needs an array that may be written")
 
     def _code(self, field, array):
-        code = self.views.code(array)
+        code = self.fw.code(array)
         if code is None:
             is_index = field.endswith(("idx", "splits", "offsets"))
             needs = "int32 or int64" if is_index else "float32, bfloat16 or float16"

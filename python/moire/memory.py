@@ -2,7 +2,7 @@
 does not see together.
 """
 
-from .views import TorchViews, torch
+from .arrays import Torch, torch
 
 if torch is not None:
     from torch.compiler import is_compiling
@@ -41,7 +41,7 @@ def shared(written, read):
 def _extents(tensors):
     """(name, (address where the elements begin, where they end)) of those that have any."""
     for name, tensor in tensors.items():
-        if TorchViews.is_plain(tensor) and tensor.numel() != 0:
+        if Torch.is_plain(tensor) and tensor.numel() != 0:
             sizes = zip(tensor.shape, tensor.stride())
             elements = 1 + sum((size - 1) * stride for size, stride in sizes)
             start = tensor.data_ptr()

@@ -17,7 +17,6 @@ from torch._C._functorch import peek_interpreter_stack
 
 from . import invoke
 from .errors import invalid
-from .views import TorchViews
 
 _SCHEMA_OF_KIND = {
     "moire_tensor": "Tensor{alias}? {name}=None",
@@ -57,12 +56,12 @@ def dispatch(name, values):
     getattr(torch.ops.moire, name)(**given)
 
 
-def _define(library, entry):
+def _define(library, entry, fw):
     name = entry.name
     library.define(schema_of(entry))
     library.impl(
         name,
-        lambda **values: invoke.invoke(name, values, TorchViews),
+        lambda **values: invoke.invoke(name, values, fw),
         "CompositeExplicitAutograd",
     )
     torch.library.register_fake(f"moire::{name}", lambda **values: _fake(name, values), lib=library)
@@ -99,5 +98,9 @@ def is_dispatching():
 
 
 _library = torch.library.Library("moire", "DEF")
-for _entry in invoke.ENTRIES.values():
-    _define(_library, _entry)
+
+
+def define(fw):
+    """Every entry as an op on tensors, which `fw` knows (arrays.Torch)."""
+    for entry in invoke.ENTRIES.values():
+        _define(_library, entry, fw)

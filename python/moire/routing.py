@@ -11,11 +11,11 @@ import numpy as np
 from .arrays import as_fp32, check_array, check_rank, framework_of
 from .autograd import Op, run
 from .context import is_explaining
+from .dtypes import DTYPES
 from .errors import invalid
 from .groups import Groups, is_readable
 from .hints import AnyArray, Array
 from .values import choice, described, flag, integer, number
-from .views import DTYPES
 
 _MOST_GROUPS = 2**31 - 2
 _INDEX_TYPES = (DTYPES["int32"], DTYPES["int64"])
@@ -153,7 +153,7 @@ def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
             f"{x.shape[0]} as x has"
         )
     for name, array in (("row_idx", row_idx), ("scatter_idx", scatter_idx)):
-        if fw.views.code(array) not in _INDEX_TYPES:
+        if fw.code(array) not in _INDEX_TYPES:
             dtype = str(array.dtype).removeprefix("torch.")
             raise invalid(f"{call}: {name} is {dtype}, needs int32 or int64")
     if is_explaining() or not all(is_readable(a) for a in (row_idx, scatter_idx, offsets)):

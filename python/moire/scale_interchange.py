@@ -100,7 +100,7 @@ def take(tensor, given, layout, direction):
             f"{scales.call}: scales is {str(given.dtype).removeprefix('torch.')} "
             f"{list(given.shape)}, needs uint8 {list(wanted)} ({layout}, {direction})"
         )
-    if fw.views.is_contiguous(scales.own):
+    if fw.is_contiguous(scales.own):
         scales.convert(given, scales.layout, scales.flat, scales.own_layout)
         fw.written(scales.own)
     else:  # through a copy, because what is converted has to be contiguous

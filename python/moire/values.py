@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .dtypes import torch
 from .errors import invalid
-from .views import torch
 
 _LARGEST = 2**63 - 1
 

@@ -8,7 +8,9 @@ from typing import Any, Union
 
 import numpy as np
 
+from .arrays import Numpy
 from .context import is_explaining
+from .dtypes import torch
 from .errors import invalid
 from .grouped_tensor import GroupedTensor
 from .hints import Array
@@ -17,7 +19,6 @@ from .memory import version_of
 from .quantization import quantize
 from .recipes import Recipe, RecipeLike
 from .values import described, flag, pickled
-from .views import NumpyViews, torch
 
 if torch is not None:
     from torch.multiprocessing.reductions import StorageWeakRef
@@ -170,7 +171,7 @@ def _owned(array):
     while getattr(owner, "base", None) is not None:
         owner = owner.base
     alive = weakref.ref(owner)
-    name = (id(owner), NumpyViews.address(array), array.shape, array.strides, array.dtype)
+    name = (id(owner), Numpy.address(array), array.shape, array.strides, array.dtype)
     return name, lambda: alive() is not None
 
 

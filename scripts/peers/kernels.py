@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import moire
 import torch
 from moire import invoke
-from moire.views import TorchViews
+from moire.arrays import Torch
 
 _SWIGLU = moire.Activation.of("swiglu", "kernels").fields
 
@@ -99,7 +99,7 @@ class Layer:
         self._call("grouped_gemm_wgrad", a=a, b=b, d=[d], beta=beta)
 
     def _call(self, name, **values):
-        invoke.invoke(name, {**values, **self.rows}, TorchViews)
+        invoke.invoke(name, {**values, **self.rows}, Torch)
 
     def differs_from_mlp(self):
         """Names of what is not, bit for bit, what moire.grouped_mlp computes of the same tensors:

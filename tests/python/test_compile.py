@@ -5,7 +5,7 @@ import pytest
 import torch
 import truth
 from moire import nn
-from moire.views import COMPILES_WHOLE_GRAPHS
+from moire.dtypes import COMPILES_WHOLE_GRAPHS
 
 SPLITS = [4, 0, 5]
 

@@ -6,7 +6,7 @@ import moire
 import pytest
 import torch
 import truth
-from moire.views import COMPILES_WHOLE_GRAPHS
+from moire.dtypes import COMPILES_WHOLE_GRAPHS
 
 pytestmark = pytest.mark.usefixtures("gpu")
 SPLITS = [70, 0, 130, 56]

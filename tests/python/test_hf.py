@@ -23,7 +23,7 @@ logits, and doubled for the gradients.
 import moire
 import pytest
 import torch
-from moire.views import COMPILES_WHOLE_GRAPHS
+from moire.dtypes import COMPILES_WHOLE_GRAPHS
 
 transformers = pytest.importorskip("transformers")
 

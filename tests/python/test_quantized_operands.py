@@ -6,7 +6,7 @@ import pytest
 import torch
 import truth
 import truth_fp8
-from moire.views import COMPILES_WHOLE_GRAPHS
+from moire.dtypes import COMPILES_WHOLE_GRAPHS
 from truth_recipes import FORMS
 
 RECIPES = list(FORMS)

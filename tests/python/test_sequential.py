@@ -5,8 +5,8 @@ import pytest
 import torch
 import truth
 from moire import nn
+from moire.dtypes import COMPILES_WHOLE_GRAPHS
 from moire.nn import fusion
-from moire.views import COMPILES_WHOLE_GRAPHS
 
 pytestmark = pytest.mark.usefixtures("device")
 

@@ -11,7 +11,7 @@ import truth
 import truth_fp8
 from moire import nn
 from moire.arrays import Numpy, Torch
-from moire.views import COMPILES_WHOLE_GRAPHS
+from moire.dtypes import COMPILES_WHOLE_GRAPHS
 
 E, H, F = 3, 40, 72
 SPLITS = [33, 0, 7]
