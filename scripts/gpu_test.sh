@@ -63,6 +63,7 @@ fast_paths() {
 sanitize() {
   local tool memory_bound=splits_to_offsets,convert_glu,bias_backward,glu,glu_backward,router
   memory_bound+=,router_backward,permute_plan,permute,unpermute,unpermute_backward
+  memory_bound+=,quantize,quantize_weight,dequantize,requantize,convert_scales
   local -x MOIRE_STAGING=apart
   part bad_splits compute-sanitizer --tool memcheck --error-exitcode 9 \
     "$build/bin/test_gpu" --gtest_filter='BadSplits.*'

@@ -17,7 +17,11 @@ Status copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   if (Status status = check("cudaDeviceSynchronize", cudaDeviceSynchronize()); !status.ok()) {
     return status;
   }
-  return check("cudaMemcpy", cudaMemcpy(to, from, bytes, kind));
+  if (Status status = check("cudaMemcpy", cudaMemcpy(to, from, bytes, kind)); !status.ok()) {
+    return status;
+  }
+  // A small copy to the device may be on its way still, and not every stream waits for it.
+  return check("cudaDeviceSynchronize", cudaDeviceSynchronize());
 }
 
 }  // namespace

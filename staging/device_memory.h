@@ -25,7 +25,7 @@ class DeviceMemory {
   size_t bytes_ = 0;
 };
 
-// Both wait for everything that the device was given before.
+// Both wait for everything that the device was given before, and for the copy.
 Status copy_to_device(std::byte* device, const std::byte* host, size_t bytes);
 Status copy_to_host(std::byte* host, const std::byte* device, size_t bytes);
 

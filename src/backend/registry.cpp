@@ -24,11 +24,11 @@ namespace moire {
   }
 
 MOIRE_OP(SplitsToOffsetsArgs, MOIRE_CUDA(cuda::ops::kSplitsToOffsets) cpu::kSplitsToOffsets)
-MOIRE_OP(QuantizeArgs, cpu::kQuantize)
-MOIRE_OP(QuantizeWeightArgs, cpu::kQuantizeWeight)
-MOIRE_OP(DequantizeArgs, cpu::kDequantize)
-MOIRE_OP(RequantizeArgs, cpu::kRequantize)
-MOIRE_OP(ConvertScalesArgs, cpu::kConvertScales)
+MOIRE_OP(QuantizeArgs, MOIRE_CUDA(cuda::ops::kQuantize) cpu::kQuantize)
+MOIRE_OP(QuantizeWeightArgs, MOIRE_CUDA(cuda::ops::kQuantizeWeight) cpu::kQuantizeWeight)
+MOIRE_OP(DequantizeArgs, MOIRE_CUDA(cuda::ops::kDequantize) cpu::kDequantize)
+MOIRE_OP(RequantizeArgs, MOIRE_CUDA(cuda::ops::kRequantize) cpu::kRequantize)
+MOIRE_OP(ConvertScalesArgs, MOIRE_CUDA(cuda::ops::kConvertScales) cpu::kConvertScales)
 MOIRE_OP(ConvertGluArgs, MOIRE_CUDA(cuda::ops::kConvertGlu) cpu::kConvertGlu)
 MOIRE_OP(GluArgs, MOIRE_CUDA(cuda::ops::kGlu) cpu::kGlu)
 MOIRE_OP(GluBackwardArgs, MOIRE_CUDA(cuda::ops::kGluBackward) cpu::kGluBackward)

@@ -27,6 +27,11 @@ extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 namespace ops {
 
 extern const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets;
+extern const Implementation<QuantizeArgs> kQuantize;
+extern const Implementation<QuantizeWeightArgs> kQuantizeWeight;
+extern const Implementation<DequantizeArgs> kDequantize;
+extern const Implementation<RequantizeArgs> kRequantize;
+extern const Implementation<ConvertScalesArgs> kConvertScales;
 extern const Implementation<ConvertGluArgs> kConvertGlu;
 extern const Implementation<GluArgs> kGlu;
 extern const Implementation<GluBackwardArgs> kGluBackward;

@@ -8,14 +8,15 @@ namespace moire::cuda {
 
 enum class Finding : int32_t {
   kNone = 0,
-  kFirstOffset,    // value: offsets[0], must be 0
-  kDecreasing,     // group `index` has offsets `limit` to `value`
-  kPastCapacity,   // group `index` ends at row `value`, capacity `limit`
-  kNegativeSplit,  // group `index` has `value` rows
-  kPastOutput,     // group `index` ends at row `value`, times `limit` past the dtype `tensor`
-  kIndexOutside,   // entry `index` is `value`, must be below `limit`
-  kTooFewRows,     // `value` routed rows, capacity `limit`
-  kNotOncePerRow,  // scatter_idx names `value` rows, the groups have `limit`
+  kFirstOffset,      // value: offsets[0], must be 0
+  kDecreasing,       // group `index` has offsets `limit` to `value`
+  kPastCapacity,     // group `index` ends at row `value`, capacity `limit`
+  kNegativeSplit,    // group `index` has `value` rows
+  kPastOutput,       // group `index` ends at row `value`, times `limit` past the dtype `tensor`
+  kIndexOutside,     // entry `index` is `value`, must be below `limit`
+  kTooFewRows,       // `value` routed rows, capacity `limit`
+  kTooFewScaleRows,  // the groups need `value` rows of `tensor`, which has `limit`
+  kNotOncePerRow,    // scatter_idx names `value` rows, the groups have `limit`
 };
 
 // In host memory that the device may write.

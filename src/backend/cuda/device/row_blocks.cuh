@@ -1,7 +1,8 @@
-// Blocks of 64 rows of each group, counted from the group's first row: what sums over a group's
-// rows are cut into. Block b of group g has the index offsets[g] / 64 + g + b; indices of different
-// groups never meet, and some belong to no block. Hence the number of indices follows from the
-// capacity alone, and a grid can have one block per index.
+// Blocks of s rows of each group, counted from the group's first row: what sums over a group's rows
+// are cut into (s = 64), and what shares a columnwise scale (s = 32 or 128). Block b of group g has
+// the index offsets[g] / s + g + b; indices of different groups never meet, and some belong to no
+// block. Hence the number of indices follows from the capacity alone, and a grid can have one block
+// per index.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +23,14 @@ struct RowBlock {
 __host__ __device__ inline int64_t row_blocks_bound(const moire_groups& groups) {
   return groups.num_groups == 0 ? 0 : groups.capacity / kBlockRows + groups.num_groups;
 }
+template <int64_t kSize = kBlockRows>
 __device__ inline int64_t first_row_block(const moire_groups& groups, int64_t group) {
-  return rows_of(groups, group).begin / kBlockRows + group;
+  return rows_of(groups, group).begin / kSize + group;
 }
 
 // A warp calls it together: it looks at 32 groups at once, so that 1024 are searched in the time of
 // two loads.
+template <int64_t kSize = kBlockRows>
 __device__ inline RowBlock row_block_at(const moire_groups& groups, int64_t index) {
   if (groups.num_groups == 0) return {0, 0, 0};
   // The last group whose first index is not past this one.
@@ -35,15 +38,15 @@ __device__ inline RowBlock row_block_at(const moire_groups& groups, int64_t inde
   while (high - low > 1) {
     const int64_t step = ceil_div(high - low, kWarp);
     const int64_t group = low + threadIdx.x % kWarp * step;
-    const bool fits = group < high && first_row_block(groups, group) <= index;
+    const bool fits = group < high && first_row_block<kSize>(groups, group) <= index;
     const uint32_t fitting = __ballot_sync(0xFFFFFFFFU, fits);
     if (fitting != 0) low += (kWarp - 1 - __clz(static_cast<int>(fitting))) * step;
     high = min(high, low + step);
   }
   const RowRange rows = rows_of(groups, low);
-  const int64_t block = index - first_row_block(groups, low);
-  const int64_t first = clamp_row(rows.begin + block * kBlockRows, rows.begin, rows.end);
-  return {low, first, clamp_row(first + kBlockRows, first, rows.end)};
+  const int64_t block = index - first_row_block<kSize>(groups, low);
+  const int64_t first = clamp_row(rows.begin + block * kSize, rows.begin, rows.end);
+  return {low, first, clamp_row(first + kSize, first, rows.end)};
 }
 
 }  // namespace moire::cuda

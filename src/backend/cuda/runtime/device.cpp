@@ -89,6 +89,11 @@ Status allocate_memory(CudaState& state) {
   state.is_claimed = static_cast<uint32_t*>(memory);
   error = cudaMemset(state.is_claimed, 0, sizeof(uint32_t));
   if (error != cudaSuccess) return cuda_error("context", "cudaMemset", error);
+  error = cudaMalloc(&memory, sizeof(NonFiniteRecord));
+  if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
+  state.non_finite = static_cast<NonFiniteRecord*>(memory);
+  error = cudaMemset(state.non_finite, 0, sizeof(NonFiniteRecord));
+  if (error != cudaSuccess) return cuda_error("context", "cudaMemset", error);
   error = state.tile_counters.allocate();
   if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
   // Streams that do not wait for the legacy stream have to find all of it cleared.
@@ -114,7 +119,8 @@ Status check(const DeviceState& state, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   const cudaError_t error = cudaStreamSynchronize(s);
   if (error != cudaSuccess) return cuda_error("context", "cudaStreamSynchronize", error);
-  return take_finding(cuda_state(state), s);
+  const Status wrong = take_finding(cuda_state(state), s);
+  return wrong.ok() ? take_non_finite(cuda_state(state), s) : wrong;
 }
 
 // GPUs that can be planned for without one: all that implementations ask of a device to choose.

@@ -40,6 +40,9 @@ class Launcher {
   cudaStream_t stream() const { return stream_; }
   uint32_t* tile_counter() const { return ok() ? state_.tile_counters.next(stream_) : nullptr; }
   Reporter reporter() const { return {state_.record, state_.is_claimed, op_}; }
+  NonFiniteReporter non_finite_reporter(const NonFiniteCall& call) const {
+    return {state_.non_finite, call};
+  }
   bool ok() const { return status_.ok(); }
   Status status() const { return status_; }
 
@@ -61,6 +64,12 @@ class Launcher {
 
   Launcher& zero(void* target, size_t bytes) {
     if (ok() && bytes != 0) check("cudaMemsetAsync", cudaMemsetAsync(target, 0, bytes, stream_));
+    return *this;
+  }
+  Launcher& zero_rows(void* target, size_t stride, size_t row_bytes, size_t rows) {
+    if (stride == row_bytes) return zero(target, row_bytes * rows);
+    if (!ok() || row_bytes == 0 || rows == 0) return *this;
+    check("cudaMemset2DAsync", cudaMemset2DAsync(target, stride, 0, row_bytes, rows, stream_));
     return *this;
   }
 

@@ -15,6 +15,7 @@ CudaState::~CudaState() {
   const CurrentDevice current(index);
   cudaFreeHost(record);
   cudaFree(is_claimed);
+  cudaFree(non_finite);
 }
 
 CurrentDevice::CurrentDevice(int index) {
@@ -50,6 +51,9 @@ std::string sentence(const ErrorRecord& r, Finding finding) {
       return concat(r.tensor, "[", r.index, "] is ", r.value, ", must be below ", r.limit);
     case Finding::kTooFewRows:
       return concat(r.value, " rows are routed, past the capacity ", r.limit);
+    case Finding::kTooFewScaleRows:
+      return concat(r.tensor, " has ", r.limit, " rows, needs at least ", r.value,
+                    " for these groups");
     case Finding::kNotOncePerRow:
       return concat("scatter_idx names ", r.value, " rows but the groups have ", r.limit);
   }
@@ -75,6 +79,27 @@ Status take_finding(const CudaState& state, cudaStream_t stream) {
   const cudaError_t error = cudaMemsetAsync(state.is_claimed, 0, sizeof(uint32_t), stream);
   if (error != cudaSuccess) return cuda_error("context", "cudaMemsetAsync", error);
   return {Code::kInvalidArgument, std::move(text)};
+}
+
+Status take_non_finite(const CudaState& state, cudaStream_t stream) {
+  const std::lock_guard lock(state.finding);
+  NonFiniteRecord found;
+  cudaError_t error =
+      cudaMemcpyAsync(&found, state.non_finite, sizeof(found), cudaMemcpyDeviceToHost, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  if (error != cudaSuccess) return cuda_error("context", "cudaMemcpyAsync", error);
+  const NonFiniteCall& call = found.call;
+  if (call.id == 0) return {};
+  error = cudaMemsetAsync(&state.non_finite->call.id, 0, sizeof(call.id), stream);
+  if (error != cudaSuccess) return cuda_error("context", "cudaMemsetAsync", error);
+  const int64_t n = call.matrix_rows;
+  const std::string row =
+      n == 0 ? concat(found.named_row) : concat(found.named_row / n, ", ", found.named_row % n);
+  return {Code::kInvalidArgument,
+          concat(std::string_view(call.op, call.op_length), ": ",
+                 std::string_view(call.operand, call.operand_length), "[", row, ", ", found.column,
+                 "]", call.is_decoded ? ", decoded," : "",
+                 " is infinite or NaN: infinities were saturated, NaN kept, in their own blocks")};
 }
 
 }  // namespace moire::cuda

@@ -5,9 +5,11 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <mutex>
 #include <string_view>
 
+#include "backend/cuda/device/non_finite.cuh"
 #include "backend/cuda/device/report.cuh"
 #include "backend/cuda/runtime/tile_counters.h"
 #include "core/device_state.h"
@@ -22,6 +24,8 @@ struct CudaState : DeviceState {
   ErrorRecord* record = nullptr;                                  // pinned, written by kernels
   uint32_t* is_claimed = nullptr;                                 // on the device; see Reporter
   mutable std::mutex finding;                                     // who takes what the record says
+  NonFiniteRecord* non_finite = nullptr;                          // on the device
+  mutable std::atomic<uint32_t> num_quantised = 0;                // calls, which number their notes
   mutable Grants shared_memory;                                   // bytes that kernels may have
   mutable TileCounters tile_counters;                             // locks itself
 };
@@ -35,6 +39,10 @@ Status cuda_error(std::string_view op, std::string_view call, cudaError_t error)
 
 // The first finding of kernels that have run by now, as a sentence; it is forgotten by that.
 Status take_finding(const CudaState& state, cudaStream_t stream);
+
+// The first element that was infinite or NaN of what was quantised by now, as a sentence; it is
+// forgotten by that. The stream's work is done.
+Status take_non_finite(const CudaState& state, cudaStream_t stream);
 
 // Makes a device current, and the one before it when it ends.
 class CurrentDevice {

@@ -1,0 +1,98 @@
+// FP8 elements and their scales on the device: core/fp8.h, two elements at a time by the
+// processor's conversions where it has them (sm_89), which round, saturate and treat NaN as
+// core/fp8.h does (tests/gpu/fp8_test.cpp compares them on every BF16 input). The element type is
+// told apart at run time: a branch that all threads take alike.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <moire.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "core/fp8.h"
+
+namespace moire::cuda {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define MOIRE_HAS_FP8_CONVERSIONS 1
+#else
+#define MOIRE_HAS_FP8_CONVERSIONS 0
+#endif
+
+// bit_cast for CUDA's own types, which are not trivially copyable.
+template <class To, class From>
+__device__ inline To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// Codes of two values, the first in the low byte.
+__device__ inline uint32_t encode_pair(float first, float second, bool is_e5m2) {
+#if MOIRE_HAS_FP8_CONVERSIONS
+  uint16_t codes;
+  if (is_e5m2) {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
+  } else {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
+  }
+  return codes;
+#else
+  if (is_e5m2) {
+    return float_to_fp8<E5M2>(first) | static_cast<uint32_t>(float_to_fp8<E5M2>(second)) << 8;
+  }
+  return float_to_fp8<E4M3>(first) | static_cast<uint32_t>(float_to_fp8<E4M3>(second)) << 8;
+#endif
+}
+
+// The values of two codes, which lie in the low bytes.
+__device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
+#if MOIRE_HAS_FP8_CONVERSIONS
+  uint32_t halves;
+  if (is_e5m2) {
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(codes)));
+  } else {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(codes)));
+  }
+  return __half22float2(bits_as<__half2>(halves));
+#else
+  const auto first = static_cast<uint8_t>(codes), second = static_cast<uint8_t>(codes >> 8);
+  if (is_e5m2) return {fp8_to_float<E5M2>(first), fp8_to_float<E5M2>(second)};
+  return {fp8_to_float<E4M3>(first), fp8_to_float<E4M3>(second)};
+#endif
+}
+
+// What kScaling (moire_scaling) stores beside elements.
+template <int kScaling>
+struct Scales {
+  static constexpr bool kIsMx = kScaling == MOIRE_SCALING_MXFP8;
+  static constexpr int kBlock = kIsMx ? 32 : 128;
+  using Stored = std::conditional_t<kIsMx, uint8_t, float>;
+
+  __device__ static float decode(Stored scale) {
+    if constexpr (kIsMx) {
+      return e8m0_to_float(scale);
+    } else {
+      return scale;
+    }
+  }
+  // Stores the scale of a block whose largest magnitude is `amax`; returns what its elements are
+  // multiplied by.
+  __device__ static float store(float amax, bool is_e5m2, bool fractional, Stored* target) {
+    if constexpr (kIsMx) {
+      const uint8_t code = is_e5m2 ? mx_scale<E5M2>(amax) : mx_scale<E4M3>(amax);
+      if (target != nullptr) *target = code;
+      return e8m0_reciprocal(code);
+    } else {
+      const BlockScale s =
+          is_e5m2 ? block_scale<E5M2>(amax, fractional) : block_scale<E4M3>(amax, fractional);
+      if (target != nullptr) *target = s.scale;
+      return s.multiplier;
+    }
+  }
+};
+
+}  // namespace moire::cuda

@@ -1,0 +1,41 @@
+// What the ops on 8 bits share on the host.
+#pragma once
+
+#include <moire/context.h>
+
+#include <string>
+
+#include "backend/cuda/runtime/state.h"
+#include "core/format.h"
+#include "core/scale_shapes.h"
+
+namespace moire::cuda::ops {
+
+// What is said of an element that is not finite: of `own`, unless the call is a step of another.
+inline NonFiniteCall non_finite_call(const Context& context, const Context::Origin& own,
+                                     const TensorView& shape, bool is_decoded) {
+  const Context::Origin origin = context.origin().over(own);
+  uint32_t id = ++cuda_state(context.state()).num_quantised;
+  if (id == 0) id = ++cuda_state(context.state()).num_quantised;  // 0 stands for no call
+  return {.id = id,
+          .op = origin.op.data(),
+          .operand = origin.operand.data(),
+          .op_length = static_cast<uint32_t>(origin.op.size()),
+          .operand_length = static_cast<uint32_t>(origin.operand.size()),
+          .matrix_rows = shape.rank == 3 ? shape.shape[1] : 0,
+          .is_decoded = is_decoded};
+}
+
+// Columns are counted in 32 bits.
+inline std::optional<std::string> too_wide(std::string_view name, int64_t columns) {
+  if (columns < int64_t{1} << 30) return std::nullopt;
+  return concat(name, " has ", columns, " columns, less than 2^30 are taken");
+}
+
+inline std::string tiles_policy(int32_t scaling, bool takes_vectors) {
+  const bool is_mx = scaling == MOIRE_SCALING_MXFP8;
+  return concat("tiles of ", is_mx ? 32 : 128, " x ", is_mx ? 256 : 128,
+                takes_vectors ? ", eight" : ", single", " elements at once");
+}
+
+}  // namespace moire::cuda::ops

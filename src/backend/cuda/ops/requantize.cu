@@ -1,0 +1,55 @@
+// requantize on CUDA: the tiles of quantize.cu, whose rows are decoded as they are read.
+#include "backend/cuda/implementations.h"
+#include "backend/cuda/ops/quantize.h"
+#include "backend/cuda/ops/quantize_kernel.cuh"
+
+namespace moire::cuda::ops {
+namespace {
+
+bool takes_vectors(const RequantizeArgs& args) {
+  return TensorView(args.source.data).columns() % kEight == 0 &&
+         opens_eights({args.source.data, args.target.data});
+}
+
+template <bool kVectors, int kScaling>
+void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteCall& call) {
+  const TensorView data(args.source.data);
+  const bool to_rowwise = args.direction == MOIRE_COLUMNWISE;
+  QuantizeTiles<CodeRows<kVectors>> tiles{};
+  tiles.source = code_rows<kVectors>(args.source, args.direction);
+  tiles.blocks = scale_blocks(data, args.groups, args.scaling, true);
+  (to_rowwise ? tiles.rowwise : tiles.columnwise) = copy_target(args.target);
+  tiles.fractional = args.fractional_scales != 0;
+  tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO && data.rank == 2;
+  launch_quantize<kScaling>(launcher, tiles, data, call);
+}
+
+Status run(const Context& context, const RequantizeArgs& args) {
+  Launcher launcher(context, "requantize");
+  const NonFiniteCall call =
+      non_finite_call(context, {"requantize", "source"}, args.source.data, true);
+  const bool is_mx = args.scaling == MOIRE_SCALING_MXFP8;
+  if (takes_vectors(args)) {
+    (is_mx ? launch<true, MOIRE_SCALING_MXFP8> : launch<true, MOIRE_SCALING_FP8_BLOCK>)(launcher,
+                                                                                        args, call);
+  } else {
+    (is_mx ? launch<false, MOIRE_SCALING_MXFP8>
+           : launch<false, MOIRE_SCALING_FP8_BLOCK>)(launcher, args, call);
+  }
+  return launcher.status();
+}
+
+Reason supports(const DeviceState&, const RequantizeArgs& args) {
+  return too_wide("source", TensorView(args.source.data).columns());
+}
+std::string policy(const DeviceState&, const RequantizeArgs& args) {
+  return tiles_policy(args.scaling, takes_vectors(args));
+}
+
+}  // namespace
+
+const Implementation<RequantizeArgs> kRequantize = {
+    "cuda", Device::kCuda, supports, no_workspace, policy, run,
+};
+
+}  // namespace moire::cuda::ops

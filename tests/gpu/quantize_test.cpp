@@ -1,0 +1,218 @@
+// The ops on 8 bits on the GPU beside the CPU, bit for bit: every BF16 input under scales of every
+// size, what check() says of infinities and NaN, and launches that repeat.
+#include <moire/quantize.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "staging/staged_call.h"
+#include "tests/gpu/gpu.h"
+#include "tests/ops/quantize_support.h"
+#include "tests/support/expect.h"
+#include "tests/support/ragged.h"
+#include "tests/support/tested.h"
+
+namespace moire::test {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// A source and its copies in both directions.
+struct Call {
+  Call(DType dtype, DType element, int32_t scaling, const Groups& groups, int64_t k)
+      : source(dtype, {groups.capacity, k}),
+        rowwise(element, scaling, MOIRE_ROWWISE, groups, k),
+        columnwise(element, scaling, MOIRE_COLUMNWISE, groups, k) {
+    args.source = source;
+    args.scaling = scaling;
+    args.rowwise = rowwise;
+    args.columnwise = columnwise;
+    args.groups = groups;
+  }
+  TestTensor source;
+  TestCopy rowwise, columnwise;
+  QuantizeArgs args;
+};
+
+testing::AssertionResult same(const TestCopy& a, const TestCopy& b) {
+  for (const auto& [x, y] : {std::pair(&a.data, &b.data), std::pair(&a.scales, &b.scales)}) {
+    const TensorView t = x->view();
+    const auto* other = static_cast<const uint8_t*>(y->view().data);
+    const auto bytes = static_cast<size_t>(t.columns() * dtype_size(t.type()));
+    for (int64_t i = 0; i < t.num_rows(); ++i) {
+      const int64_t at = i * t.stride() * dtype_size(t.type());
+      if (std::memcmp(static_cast<const uint8_t*>(t.data) + at, other + at, bytes) != 0) {
+        return testing::AssertionFailure() << "row " << i << " of " << t.num_rows() << " differs";
+      }
+    }
+  }
+  return testing::AssertionSuccess();
+}
+
+class GpuQuantize : public Gpu {
+ protected:
+  // The copies on the CPU and on the GPU.
+  void expect_same_bytes(const Call& call, const Groups& groups) {
+    const int64_t k = TensorView(call.args.source).columns();
+    const DType element = call.rowwise.data.view().type();
+    QuantizeArgs args = call.args;
+    const int32_t scaling = args.scaling;
+    TestCopy found[2][2];
+    for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+      for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
+        found[on_gpu][direction] = TestCopy(element, scaling, direction, groups, k);
+      }
+      args.rowwise = found[on_gpu][0];
+      args.columnwise = found[on_gpu][1];
+      const Context cpu = Context::create().value();
+      const Tested on = on_gpu == 0 ? Tested::finding(cpu) : Tested::alone(context());
+      ASSERT_TRUE(succeeds(quantize(on, args)));
+    }
+    EXPECT_TRUE(same(found[0][0], found[1][0])) << "rowwise";
+    EXPECT_TRUE(same(found[0][1], found[1][1])) << "columnwise";
+  }
+};
+
+// Rows of 32 elements: 31 of the 65,536 and one that sets the scale, where it is the largest.
+TEST_F(GpuQuantize, EveryBF16InputHasTheBytesOfTheCpu) {
+  constexpr int64_t kPerRow = 31, kRows = 65536 / kPerRow + 1;
+  const Batch batch({kRows});
+  for (const DType element : {DType::kE4M3, DType::kE5M2}) {
+    for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
+      for (int exponent = -133; exponent <= 127; exponent += 4) {
+        Call call(DType::kBF16, element, scaling, batch.groups(), kPerRow + 1);
+        auto* bits = call.source.as<uint16_t>();
+        const int64_t stride = call.source.view().stride();
+        for (int64_t i = 0; i < kRows; ++i) {
+          call.source.set(i, kPerRow, std::ldexp(1.75, exponent));
+          for (int64_t j = 0; j < kPerRow; ++j) {
+            bits[i * stride + j] = static_cast<uint16_t>(std::min<int64_t>(65535, i * kPerRow + j));
+          }
+        }
+        SCOPED_TRACE(testing::Message()
+                     << dtype_name(element) << ", scaling " << scaling << ", 2^" << exponent);
+        ASSERT_NO_FATAL_FAILURE(expect_same_bytes(call, batch.groups()));
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(GpuQuantize, AdversarialBlocksHaveTheBytesOfTheCpu) {
+  Random random;
+  for (const auto& splits : std::vector<std::vector<int64_t>>{
+           {1, 1, 0, 1, 127, 129, 32, 31, 33}, {700}, std::vector<int64_t>(300, 1), {0, 0, 64}}) {
+    const Batch batch(splits, 37);
+    for (const DType dtype : {DType::kBF16, DType::kFP16, DType::kFP32}) {
+      for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
+        for (const int64_t k : {520, 333}) {
+          for (const int32_t fractional : {0, 1}) {
+            if (fractional == 1 && scaling == MOIRE_SCALING_MXFP8) continue;
+            Call call(dtype, DType::kE4M3, scaling, batch.groups(), k);
+            fill_hard(call.source, random, batch.groups().capacity);
+            call.args.fractional_scales = fractional;
+            ASSERT_NO_FATAL_FAILURE(expect_same_bytes(call, batch.groups()));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuQuantize, FindingsNameTheFirstElementAndFailNoCall) {
+  Random random;
+  const Batch batch({40, 0, 110, 300}, 50);
+  for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
+    for (const bool columns_only : {false, true}) {
+      Call call(DType::kBF16, DType::kE4M3, scaling, batch.groups(), 648);
+      call.source.randomize(random);
+      if (columns_only) call.args.rowwise = {};
+      for (const auto& [row, column] : {std::pair(101, 637), {101, 638}, {140, 2}, {430, 0}}) {
+        call.source.set(row, column, kNaN);
+      }
+      call.source.set(470, 0, kNaN);  // in the tail
+      staging::StagedCall staged;
+      staged.add(call.args);
+      ASSERT_TRUE(succeeds(staged.upload()));
+      const QuantizeArgs args = staged.on_device(call.args);
+      ASSERT_TRUE(succeeds(quantize(context(), args)));
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      ASSERT_TRUE(succeeds(quantize(context(), args))) << "a finding is no error";
+      EXPECT_TRUE(fails(context().check(), Code::kInvalidArgument,
+                        "quantize: source[101, 637] is infinite or NaN: infinities were "
+                        "saturated, NaN kept, in their own blocks"));
+      EXPECT_TRUE(succeeds(context().check())) << "it was said once";
+    }
+  }
+}
+
+TEST_F(GpuQuantize, ManyFindingsNameTheFirst) {
+  const Batch batch({5000});
+  Call call(DType::kFP32, DType::kE5M2, MOIRE_SCALING_MXFP8, batch.groups(), 1024);
+  for (int64_t i = 0; i < 5000; ++i) {
+    for (int64_t j = 0; j < 1024; ++j) call.source.set(i, j, i < 3 ? 1.0 : kNaN);
+  }
+  staging::StagedCall staged;
+  staged.add(call.args);
+  ASSERT_TRUE(succeeds(staged.upload()));
+  const QuantizeArgs args = staged.on_device(call.args);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(succeeds(quantize(context(), args)));
+    EXPECT_TRUE(fails(context().check(), Code::kInvalidArgument, "quantize: source[3, 0] is"));
+  }
+}
+
+// One capture, replayed with other splits; and a hundred runs of the same.
+TEST_F(GpuQuantize, ACapturedCallReadsTheSplitsOfTheMoment) {
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ContextOptions options = context().options();
+  options.stream = stream;
+  const Context on_stream = context().sharing(options).value();
+  Random random;
+  Batch batch({100, 200, 300}, 40);
+  Call call(DType::kBF16, DType::kE4M3, MOIRE_SCALING_MXFP8, batch.groups(), 264);
+  call.source.randomize(random);
+  staging::StagedCall staged;
+  staged.add(call.args);
+  ASSERT_TRUE(succeeds(staged.upload()));
+  const QuantizeArgs args = staged.on_device(call.args);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_TRUE(succeeds(quantize(on_stream, args)));  // grants of shared memory are not captured
+  ASSERT_TRUE(succeeds(on_stream.check()));
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_TRUE(succeeds(quantize(on_stream, args)));
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  for (const auto& splits : std::vector<std::vector<int64_t>>{
+           {100, 200, 300}, {640, 0, 0}, {0, 1, 0}, {33, 320, 287}, {0, 0, 0}}) {
+    int64_t at = 0;
+    for (size_t g = 0; g < splits.size(); ++g) batch.offsets()[g + 1] = at += splits[g];
+    Call want(DType::kBF16, DType::kE4M3, MOIRE_SCALING_MXFP8, batch.groups(), 264);
+    want.args.source = call.source;
+    ASSERT_TRUE(succeeds(quantize(Context::create().value(), want.args)));
+    for (int run = 0; run < 100; ++run) {
+      call.rowwise.data.poison();
+      call.columnwise.data.poison();
+      call.rowwise.scales.poison();
+      call.columnwise.scales.poison();
+      ASSERT_TRUE(succeeds(staged.upload()));
+      ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+      ASSERT_TRUE(succeeds(on_stream.check()));
+      ASSERT_TRUE(succeeds(staged.download()));
+      ASSERT_TRUE(same(want.rowwise, call.rowwise)) << run;
+      ASSERT_TRUE(same(want.columnwise, call.columnwise)) << run;
+    }
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+}  // namespace
+}  // namespace moire::test
