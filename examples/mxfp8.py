@@ -1,4 +1,4 @@
-"""Experts that train on 8-bit products: FP32 masters, MXFP8 operands, no padding of any split."""
+"""Experts that train on FP8 products: FP32 masters, MXFP8 operands, no padding of any split."""
 
 import moire
 import torch

@@ -1,4 +1,4 @@
-"""A backward whose incoming gradient is in 8 bits already, as it comes out of an 8-bit exchange."""
+"""A backward whose incoming gradient is in FP8 already, as it comes out of an FP8 exchange."""
 
 import moire
 import torch

@@ -1,4 +1,4 @@
-// The layers in an 8-bit recipe: every product reads copies quantised by reference/quantize.h.
+// The layers in an FP8 recipe: every product reads copies quantised by reference/quantize.h.
 // Copies that args give are not looked at: they have to be what the recipe makes.
 //
 // An intermediate that an implementation rounds may lawfully fall to either side of a boundary, and

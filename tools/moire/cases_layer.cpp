@@ -24,7 +24,7 @@ double layer_flops(const Problem& p) {
          static_cast<double>(p.ffn);
 }
 
-// The 8-bit recipe of the problem's dtype, if it is one.
+// The FP8 recipe of the problem's dtype, if it is one.
 template <class Args>
 void set_recipe(const Problem& p, Args& args) {
   if (p.quantization == Quantization::kNone) return;
@@ -39,7 +39,7 @@ void set_recipe(const Problem& p, Args& args) {
   }
 }
 
-// The reference of an 8-bit layer runs after the call, on all rows: a row of weights' blocks does
+// The reference of an FP8 layer runs after the call, on all rows: a row of weights' blocks does
 // not stand for itself.
 Call without_rows_alone(Call call, int32_t recipe) {
   if (recipe != MOIRE_RECIPE_AS_STORED) call.expect_row = nullptr;
@@ -53,7 +53,7 @@ bool is_observed(const Operands& o) {
 
 int32_t tail_of(const Problem& p) { return p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO; }
 
-// What the forward keeps for the backward in 8 bits; absent where the recipe has none.
+// What the forward keeps for the backward in FP8; absent where the recipe has none.
 moire_quantized kept_copy(Operands& o, const std::string& name, int64_t columns) {
   return o.quantized_output(name, Operands::Kind::kActivation, columns, MOIRE_COLUMNWISE);
 }

@@ -56,7 +56,7 @@ struct Problem {
   DType dtype = DType::kFP32;
   Quantization quantization = Quantization::kNone;  // of the operands of products
   std::optional<Format> b;   // of a single product's second operand, where it has its own
-  DType x = DType::kNone;    // of an 8-bit layer's x, weights, biases, y and dx; kNone: dtype
+  DType x = DType::kNone;    // of an FP8 layer's x, weights, biases, y and dx; kNone: dtype
   DType out = DType::kNone;  // kNone: dtype, and fp32 for weight gradients
   Activation activation;
   GluLayout layout;
@@ -68,7 +68,7 @@ struct Problem {
   bool sigmoid = false;       // router: scores are sigmoids, not a softmax
   bool normalize = true;      // router: weights of a token sum to 1
   bool save_act = false;      // mlp: the forward keeps act for the backward
-  bool x_columnwise = false;  // layers in 8 bits: the forward keeps this copy of x, and of act
+  bool x_columnwise = false;  // layers in FP8: the forward keeps this copy of x, and of act
   bool act_columnwise = false;
   bool keep_tail = false;
   int beta = 0;                           // 0 overwrite, 1 accumulate, 2 by turns

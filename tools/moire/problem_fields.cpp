@@ -56,7 +56,7 @@ bool read_dtype(std::string_view value, DType& out) {
   return false;
 }
 
-// The 8-bit names stand for BF16 whose products have quantised operands.
+// The FP8 names stand for BF16 whose products have quantised operands.
 bool read_format(std::string_view value, Format& f) {
   f.fast = value == "mxfp8_fast";
   f.quantization = value == "mxfp8" || f.fast ? Quantization::kMxfp8
@@ -280,8 +280,8 @@ const std::vector<Field>& fields() {
        SIZE(rows, 0)},
       {"topk", "a whole number from 1 to 2^40",
        "experts per token: there are (rows + dropped) / topk tokens", false, false, SIZE(topk, 1)},
-      {"dropped", "a whole number from 0 to 2^40", "choices that go to no expert", false, false,
-       SIZE(dropped, 0)},
+      {"dropped", "a whole number from 0 to 2^40", "top-k entries that go to no expert", false,
+       false, SIZE(dropped, 0)},
       {"dtype", "fp32, bf16, fp16, mxfp8, mxfp8_fast or fp8_block",
        "of activations and weights; the last three: bf16, and FP8 operands of products", false,
        true, read_operands, [](const P& p) { return std::string(dtype_word(p.a_format())); }},
@@ -289,7 +289,7 @@ const std::vector<Field>& fields() {
        "of a single product's weights, or of x beside a gradient, where not `dtype`", false, false,
        read_b, [](const P& p) { return std::string(p.b ? dtype_word(*p.b) : "same"); }},
       {"x", "same, fp32, bf16 or fp16",
-       "layers in 8 bits: of x, weights, biases, y and dx (same = bf16)", false, false,
+       "layers in FP8: of x, weights, biases, y and dx (same = bf16)", false, false,
        [](V v, P& p) { return read_same_or_dtype(v, p.x); },
        [](const P& p) { return std::string(dtype_word(p.x)); }},
       {"out", "same, fp32, bf16 or fp16",
@@ -318,9 +318,9 @@ const std::vector<Field>& fields() {
        CHOICE(listed, "packed", "list")},
       {"save_act", "yes or no", "the forward keeps act for the backward", false, false,
        FLAG(save_act)},
-      {"x_columnwise", "yes or no", "layers in 8 bits: the forward keeps this copy of x", false,
-       false, FLAG(x_columnwise)},
-      {"act_columnwise", "yes or no", "mlp in 8 bits: the forward keeps this copy of act", false,
+      {"x_columnwise", "yes or no", "layers in FP8: the forward keeps this copy of x", false, false,
+       FLAG(x_columnwise)},
+      {"act_columnwise", "yes or no", "mlp in FP8: the forward keeps this copy of act", false,
        false, FLAG(act_columnwise)},
       {"scores", "softmax or sigmoid", "router: what the logits become", false, false,
        CHOICE(sigmoid, "softmax", "sigmoid")},
