@@ -851,6 +851,21 @@ MOIRE_API int32_t moire_grouped_mlp_backward_workspace(const moire_context* cont
                                                        const moire_grouped_mlp_backward_args* args,
                                                        size_t* bytes);
 
+/* ---- fields ---------------------------------------------------------------------------------- */
+
+/* What a call does with the memory that a field of its struct names. */
+enum moire_role {
+  MOIRE_ROLE_NONE = 0, /* no such op or field, or a field that names no memory */
+  MOIRE_ROLE_IN = 1,
+  MOIRE_ROLE_OUT = 2, /* written; read first where a beta says so */
+  MOIRE_ROLE_SCRATCH = 3
+};
+
+/* The role of a field of moire_<op>_args, for bindings that tell inputs from outputs; of a field
+ * that some calls only read (act of "grouped_mlp_backward", once it is saved), that it is written.
+ */
+MOIRE_API int32_t moire_field_role(const char* op, const char* field);
+
 /* cffi: end */
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
 // C entries of the ops: each is the C++ function behind the boundary.
+#include <moire/fields.h>
 #include <moire/glu.h>
 #include <moire/grouped_gemm.h>
 #include <moire/grouped_mlp.h>
@@ -6,7 +7,24 @@
 #include <moire/quantize.h>
 #include <moire/routing.h>
 
+#include <string_view>
+
 #include "capi/boundary.h"
+
+// The ops: f(name), and g(name) of those with a workspace twin.
+// clang-format off
+#define MOIRE_OPS(f, g)                                                \
+  g(splits_to_offsets)                                                 \
+  f(quantize) f(quantize_weight) f(dequantize) f(requantize)           \
+  f(convert_scales)                                                    \
+  f(glu) f(glu_backward) f(convert_glu)                                \
+  g(grouped_gemm) g(grouped_gemm_glu) g(grouped_gemm_glu_backward)     \
+  g(grouped_gemm_wgrad) g(bias_backward)                               \
+  f(router) f(router_backward)                                         \
+  g(permute_plan) f(permute) f(unpermute) f(unpermute_backward)        \
+  g(grouped_linear) g(grouped_linear_backward)                         \
+  g(grouped_mlp) g(grouped_mlp_backward)
+// clang-format on
 
 // One C entry, and one with its workspace twin.
 #define MOIRE_ENTRY(name)                                                               \
@@ -21,37 +39,56 @@
                                        moire::name##_workspace);                                  \
   }
 
+namespace moire::capi {
+namespace {
+
+class RoleOf : public MemoryVisitor {
+ public:
+  explicit RoleOf(std::string_view name) : name_(name) {}
+
+  void field(const char* name, const auto&, Role role, auto) {
+    add(name, is_written(role) ? MOIRE_ROLE_OUT : MOIRE_ROLE_IN);
+  }
+  void field(const char* name, const moire_groups&) { add(name, MOIRE_ROLE_IN); }
+  void field(const char* name, const moire_workspace&) { add(name, MOIRE_ROLE_SCRATCH); }
+
+  int32_t found = MOIRE_ROLE_NONE;
+
+ private:
+  void add(std::string_view name, moire_role role) {
+    if (name == name_) found = role;
+  }
+  std::string_view name_;
+};
+
+// In a call whose other fields are zero: nothing is saved, nothing accumulates.
+template <class C>
+int32_t role_of(std::string_view field) {
+  RoleOf visitor(field);
+  const C args{};
+  visit_fields(args, visitor);
+  return visitor.found;
+}
+
+}  // namespace
+}  // namespace moire::capi
+
 extern "C" {
 
-MOIRE_ENTRY_WITH_WORKSPACE(splits_to_offsets)
-MOIRE_ENTRY(quantize)
-MOIRE_ENTRY(quantize_weight)
-MOIRE_ENTRY(dequantize)
-MOIRE_ENTRY(requantize)
-MOIRE_ENTRY(convert_scales)
-MOIRE_ENTRY(glu)
-MOIRE_ENTRY(glu_backward)
-MOIRE_ENTRY(convert_glu)
-MOIRE_ENTRY_WITH_WORKSPACE(grouped_gemm)
-MOIRE_ENTRY_WITH_WORKSPACE(grouped_gemm_glu)
-MOIRE_ENTRY_WITH_WORKSPACE(grouped_gemm_glu_backward)
-MOIRE_ENTRY_WITH_WORKSPACE(grouped_gemm_wgrad)
-MOIRE_ENTRY_WITH_WORKSPACE(bias_backward)
-MOIRE_ENTRY(router)
-MOIRE_ENTRY(router_backward)
-MOIRE_ENTRY_WITH_WORKSPACE(permute_plan)
-MOIRE_ENTRY(permute)
-MOIRE_ENTRY(unpermute)
-MOIRE_ENTRY(unpermute_backward)
-MOIRE_ENTRY_WITH_WORKSPACE(grouped_linear)
-MOIRE_ENTRY_WITH_WORKSPACE(grouped_linear_backward)
-MOIRE_ENTRY_WITH_WORKSPACE(grouped_mlp)
-MOIRE_ENTRY_WITH_WORKSPACE(grouped_mlp_backward)
+MOIRE_OPS(MOIRE_ENTRY, MOIRE_ENTRY_WITH_WORKSPACE)
 
 int32_t moire_scales_shape(int32_t scaling, int32_t direction, int32_t layout, int64_t rows,
                            int64_t k, int64_t num_groups, int64_t* shape) {
   return moire::capi::guarded(
       [&] { return moire::scales_shape(scaling, direction, layout, rows, k, num_groups, shape); });
+}
+
+int32_t moire_field_role(const char* op, const char* field) {
+  if (op == nullptr || field == nullptr) return MOIRE_ROLE_NONE;
+#define MOIRE_ROLE_IF(name) \
+  if (std::string_view(op) == #name) return moire::capi::role_of<moire_##name##_args>(field);
+  MOIRE_OPS(MOIRE_ROLE_IF, MOIRE_ROLE_IF)
+  return MOIRE_ROLE_NONE;
 }
 
 }  // extern "C"

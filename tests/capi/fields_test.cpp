@@ -61,5 +61,35 @@ TEST(Fields, WithPointersAreVisitedAsMemory) {
   test::for_every_op([](const char*, auto args) { visit_fields(args, HoldsPointers()); });
 }
 
+// moire_field_role() of every field, and of what is none.
+class HasRole {
+ public:
+  explicit HasRole(const char* op) : op_(op) {}
+  void field(const char* name, const auto&, Role role, auto) {
+    expect(name, is_written(role) ? MOIRE_ROLE_OUT : MOIRE_ROLE_IN);
+  }
+  void field(const char* name, const moire_groups&) { expect(name, MOIRE_ROLE_IN); }
+  void field(const char* name, const moire_workspace&) { expect(name, MOIRE_ROLE_SCRATCH); }
+  void value(const char* name, const auto&, int = 0) { expect(name, MOIRE_ROLE_NONE); }
+
+ private:
+  void expect(const char* name, moire_role role) {
+    EXPECT_EQ(moire_field_role(op_, name), role) << op_ << "." << name;
+  }
+  const char* op_;
+};
+
+TEST(Fields, HaveTheirRoleInC) {
+  test::for_every_op([](const char* op, auto args) { visit_fields(args, HasRole(op)); });
+  EXPECT_EQ(moire_field_role("grouped_mlp_backward", "act"), MOIRE_ROLE_OUT);
+  EXPECT_EQ(moire_field_role("grouped_gemm_wgrad", "d"), MOIRE_ROLE_OUT);
+  EXPECT_EQ(moire_field_role("grouped_linear_backward", "x"), MOIRE_ROLE_IN);
+  for (const char* op : {"glu", "moire_glu", "", static_cast<const char*>(nullptr)}) {
+    EXPECT_EQ(moire_field_role(op, "nothing"), MOIRE_ROLE_NONE);
+    EXPECT_EQ(moire_field_role(op, nullptr), MOIRE_ROLE_NONE);
+  }
+  EXPECT_EQ(moire_field_role("moire_glu", "z"), MOIRE_ROLE_NONE);
+}
+
 }  // namespace
 }  // namespace moire
