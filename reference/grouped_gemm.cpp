@@ -14,7 +14,8 @@ double scale_of(const std::vector<double>& scale, int64_t i) {
 Dot::Factors factors_of(int32_t accumulation, const moire_tensor& a_scales,
                         const moire_tensor& b_scales) {
   if (accumulation == MOIRE_ACCUMULATE_EMULATED) return Dot::Factors::kEmulated;
-  return a_scales.rank != 0 || b_scales.rank != 0 ? Dot::Factors::kScaled : Dot::Factors::kFloats;
+  return is_present(a_scales) || is_present(b_scales) ? Dot::Factors::kScaled
+                                                      : Dot::Factors::kFloats;
 }
 
 }  // namespace
@@ -37,7 +38,7 @@ Matrix multiply(const Matrix& a, const moire_weight& w, Pass pass, const moire_t
       for (int64_t j = 0; j < n; ++j) {
         Dot dot(factors);
         for (int64_t k = 0; k < a.columns; ++k) dot.add(a.at(i, k), b.at(j, k));
-        if (bias.rank != 0) dot.add({scale_of(scale, i) * read_element(bias, g, j)});
+        if (is_present(bias)) dot.add({scale_of(scale, i) * read_element(bias, g, j)});
         d.at(i, j) = dot.sum();
       }
     }
@@ -123,8 +124,8 @@ Weights grouped_gemm_wgrad(const moire_grouped_gemm_wgrad_args& args) {
 }
 
 DType storage_of(const moire_grouped_gemm_glu_args& args) {
-  if (args.act.rank != 0) return TensorView(args.act).type();
-  if (args.z.rank != 0) return TensorView(args.z).type();
+  if (is_present(args.act)) return TensorView(args.act).type();
+  if (is_present(args.z)) return TensorView(args.z).type();
   return args.storage == 0 ? DType::kBF16 : static_cast<DType>(args.storage);
 }
 
@@ -154,7 +155,7 @@ GemmGluBackwardResults grouped_gemm_glu_backward(const moire_grouped_gemm_glu_ba
   out.grad_z = round_to(storage, std::move(gradients.grad_z));
   out.grad_probs = std::move(gradients.grad_probs);
   out.act = glu(z, probs, args.activation, args.layout);
-  if (args.grad_bias.rank != 0) {
+  if (is_present(args.grad_bias)) {
     out.grad_bias = sum_rows(out.grad_z, ones, args.grad_bias, {args.beta}, args.groups);
   }
   return out;
@@ -164,11 +165,11 @@ BiasBackwardResults bias_backward(const moire_bias_backward_args& args) {
   const int64_t rows = rows_in_use(args.groups);
   const Matrix grad_y = read_rows(args.grad_y, args.row_idx, rows);
   BiasBackwardResults out;
-  if (args.grad_bias.rank != 0) {
+  if (is_present(args.grad_bias)) {
     out.grad_bias = sum_rows(grad_y, read_vector(args.scale, rows, 1), args.grad_bias,
                              {args.beta, args.beta_per_group}, args.groups);
   }
-  if (args.grad_scale.rank != 0) {
+  if (is_present(args.grad_scale)) {
     out.grad_scale = dot_with_bias(grad_y, args.bias, args.groups);
     if (args.beta_scale != 0) {
       out.grad_scale = add(read_column(args.grad_scale, rows), out.grad_scale);

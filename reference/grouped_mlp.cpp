@@ -32,8 +32,8 @@ std::vector<double> ones(int64_t count) {
 
 // Whether any gradient that is asked for comes back through FC2, and so needs its weight.
 bool is_through_fc2(const moire_grouped_mlp_backward_args& args) {
-  return args.grad_z.rank != 0 || args.grad_x.rank != 0 || args.grad_w1.tensor.rank != 0 ||
-         args.grad_b1.rank != 0 || args.grad_probs.rank != 0;
+  return is_present(args.grad_z) || is_present(args.grad_x) || is_present(args.grad_w1) ||
+         is_present(args.grad_b1) || is_present(args.grad_probs);
 }
 
 }  // namespace
@@ -50,24 +50,26 @@ LinearGradients grouped_linear_backward(const moire_grouped_linear_backward_args
   const Matrix grad_y = read_rows(args.grad_y, grad_y_idx, rows);
   const Accumulation accumulation{args.beta, args.beta_per_group};
   LinearGradients out;
-  if (args.grad_x.rank != 0) {
+  if (is_present(args.grad_x)) {
     out.grad_x = multiply(grad_y, args.w, Pass::kDgrad, {}, ones(rows), args.groups);
   }
-  if (args.grad_w.tensor.rank != 0) {
+  if (is_present(args.grad_w)) {
     const Matrix x = read_rows(args.x, args.row_idx, rows);
     out.grad_w = weight_gradient(grad_y, x, args.grad_w, accumulation, args.groups);
   }
-  if (args.grad_bias.rank != 0) {
+  if (is_present(args.grad_bias)) {
     out.grad_bias = sum_rows(grad_y, read_vector(args.scale, rows, 1), args.grad_bias, accumulation,
                              args.groups);
   }
-  if (args.grad_scale.rank != 0) out.grad_scale = dot_with_bias(grad_y, args.bias, args.groups);
+  if (is_present(args.grad_scale)) out.grad_scale = dot_with_bias(grad_y, args.bias, args.groups);
   return out;
 }
 
 MlpResults grouped_mlp(const moire_grouped_mlp_args& args, Rounding rounding) {
   const int64_t rows = rows_in_use(args.groups);
-  const moire_tensor& typed = args.z.rank != 0 ? args.z : args.act.rank != 0 ? args.act : args.x;
+  const moire_tensor& typed = is_present(args.z)     ? args.z
+                              : is_present(args.act) ? args.act
+                                                     : args.x;
   const Storage stored(rounding, TensorView(typed).type());
   const Matrix x = read_rows(args.x, args.row_idx, rows);
   const std::vector<double> probs = read_vector(args.probs, rows, 1);
@@ -96,25 +98,25 @@ MlpGradients grouped_mlp_backward(const moire_grouped_mlp_backward_args& args, R
     out.grad_z = stored(std::move(gradients.grad_z));
     out.grad_probs = std::move(gradients.grad_probs);
   }
-  if (args.grad_probs.rank != 0 && args.b2.rank != 0) {
+  if (is_present(args.grad_probs) && is_present(args.b2)) {
     out.grad_probs = add(out.grad_probs, dot_with_bias(grad_y, args.b2, args.groups));
   }
-  if (args.grad_x.rank != 0) {
+  if (is_present(args.grad_x)) {
     out.grad_x = multiply(out.grad_z, args.w1, Pass::kDgrad, {}, ones(rows), args.groups);
   }
-  if (args.grad_w1.tensor.rank != 0) {
+  if (is_present(args.grad_w1)) {
     const Matrix x = read_rows(args.x, args.row_idx, rows);
     out.grad_w1 = weight_gradient(out.grad_z, x, args.grad_w1,
                                   {args.beta_w1, args.beta_w1_per_group}, args.groups);
   }
-  if (args.grad_w2.tensor.rank != 0) {
+  if (is_present(args.grad_w2)) {
     out.grad_w2 = weight_gradient(grad_y, out.act, args.grad_w2,
                                   {args.beta_w2, args.beta_w2_per_group}, args.groups);
   }
-  if (args.grad_b1.rank != 0) {
+  if (is_present(args.grad_b1)) {
     out.grad_b1 = sum_rows(out.grad_z, ones(rows), args.grad_b1, {args.beta_bias}, args.groups);
   }
-  if (args.grad_b2.rank != 0) {
+  if (is_present(args.grad_b2)) {
     out.grad_b2 = sum_rows(grad_y, probs, args.grad_b2, {args.beta_bias}, args.groups);
   }
   return out;

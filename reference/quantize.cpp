@@ -188,7 +188,7 @@ QuantizeResults quantize(const moire_quantize_args& args) {
   const Matrix values = read_rows(source, row_idx, rows_in_use(groups));
   QuantizeResults out;
   const auto copy = [&](const moire_quantized& q, int32_t direction) {
-    if (q.data.rank == 0) return QuantizedBytes{};
+    if (!is_present(q)) return QuantizedBytes{};
     const Recipe recipe{TensorView(q.data).type(), args.scaling, args.fractional_scales != 0};
     return quantize_ragged(values, recipe, direction, groups);
   };
@@ -204,7 +204,7 @@ QuantizeResults quantize_weight(const moire_quantize_weight_args& args) {
               values.values.begin() + g * n * values.columns);
   }
   const auto copy = [&](const moire_quantized& q, int32_t direction) {
-    if (q.data.rank == 0) return QuantizedBytes{};
+    if (!is_present(q)) return QuantizedBytes{};
     const Recipe recipe{TensorView(q.data).type(), args.scaling, args.fractional_scales != 0};
     return quantize_matrices(values, recipe, direction, num_groups, n);
   };

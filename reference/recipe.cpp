@@ -145,11 +145,11 @@ LinearGradients quantized_linear_backward(const moire_grouped_linear_backward_ar
   of_bias.grad_x = {};
   of_bias.grad_w = {};
   LinearGradients out = grouped_linear_backward(of_bias);
-  if (args.grad_x.rank != 0) {
+  if (is_present(args.grad_x)) {
     out.grad_x = copies.times_weight(copies.rowwise(args.grad_y, grad_y_idx, gradient), args.w,
                                      Pass::kDgrad, {}, ones(rows_in_use(args.groups)));
   }
-  if (args.grad_w.tensor.rank != 0) {
+  if (is_present(args.grad_w)) {
     out.grad_w = copies.weight_gradient(copies.columnwise(args.grad_y, grad_y_idx, gradient),
                                         copies.columnwise(args.x, args.row_idx, MOIRE_E4M3),
                                         args.grad_w, {args.beta, args.beta_per_group});
@@ -187,28 +187,28 @@ MlpGradients quantized_mlp_backward(const moire_grouped_mlp_backward_args& args)
   GluBackward gradients = glu_backward(z, grad_act, probs, args.activation, args.layout);
   out.grad_z = round_to(kBetween, std::move(gradients.grad_z));
   out.grad_probs = std::move(gradients.grad_probs);
-  if (args.grad_probs.rank != 0 && args.b2.rank != 0) {
+  if (is_present(args.grad_probs) && is_present(args.b2)) {
     out.grad_probs = add(out.grad_probs, dot_with_bias(grad_y, args.b2, args.groups));
   }
-  if (args.grad_x.rank != 0) {
+  if (is_present(args.grad_x)) {
     out.grad_x = copies.times_weight(copies.rowwise(args.grad_z, {}, gradient), args.w1,
                                      Pass::kDgrad, {}, ones(rows));
   }
-  if (args.grad_w1.tensor.rank != 0) {
+  if (is_present(args.grad_w1)) {
     out.grad_w1 = copies.weight_gradient(copies.columnwise(args.grad_z, {}, gradient),
                                          copies.columnwise(args.x, args.row_idx, MOIRE_E4M3),
                                          args.grad_w1, {args.beta_w1, args.beta_w1_per_group});
   }
-  if (args.grad_w2.tensor.rank != 0) {
+  if (is_present(args.grad_w2)) {
     out.grad_w2 = copies.weight_gradient(copies.columnwise(args.grad_y, grad_y_idx, gradient),
                                          copies.columnwise(args.act, {}, MOIRE_E4M3), args.grad_w2,
                                          {args.beta_w2, args.beta_w2_per_group});
   }
-  if (args.grad_b1.rank != 0) {
+  if (is_present(args.grad_b1)) {
     out.grad_b1 = sum_rows(read_rows(args.grad_z, {}, rows), ones(rows), args.grad_b1,
                            {args.beta_bias}, args.groups);
   }
-  if (args.grad_b2.rank != 0) {
+  if (is_present(args.grad_b2)) {
     out.grad_b2 = sum_rows(grad_y, probs, args.grad_b2, {args.beta_bias}, args.groups);
   }
   return out;

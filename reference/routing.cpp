@@ -68,7 +68,7 @@ RouterResults router(const moire_router_args& args) {
     for (int64_t e = 0; e < num_experts; ++e) {
       Dot sum;
       sum.add(round_to(DType::kFP32, scores.at(0, e)));
-      if (args.expert_bias.rank != 0) sum.add({read_element(args.expert_bias, 0, e)});
+      if (is_present(args.expert_bias)) sum.add({read_element(args.expert_bias, 0, e)});
       out.choice_scores.at(t, e) = round_to(DType::kFP32, sum.sum());
     }
     std::vector<int64_t> order(static_cast<size_t>(num_experts));
@@ -174,8 +174,8 @@ PlanResults permute_plan(const moire_permute_plan_args& args) {
 PermuteResults permute(const moire_permute_args& args) {
   const int64_t rows = rows_in_use(args.groups);
   PermuteResults out;
-  if (args.rows.rank != 0) out.rows = read_rows(args.x, args.gather_idx, rows);
-  if (args.probs.rank != 0) {
+  if (is_present(args.rows)) out.rows = read_rows(args.x, args.gather_idx, rows);
+  if (is_present(args.probs)) {
     out.probs = Matrix(rows, 1);
     const TensorView scatter_idx = args.scatter_idx;
     for (int64_t t = 0; t < scatter_idx.num_rows(); ++t) {
@@ -191,7 +191,7 @@ PermuteResults permute(const moire_permute_args& args) {
 UnpermuteResults unpermute(const moire_unpermute_args& args) {
   const TensorView scatter_idx = args.scatter_idx;
   const int64_t tokens = scatter_idx.num_rows(), k = scatter_idx.columns();
-  const bool has_y = args.y.rank != 0, has_weights = args.topk_weights.rank != 0;
+  const bool has_y = is_present(args.y), has_weights = is_present(args.topk_weights);
   UnpermuteResults out;
   if (has_y) out.y = Matrix(tokens, TensorView(args.y).columns());
   if (has_weights) out.topk_weights = Matrix(tokens, k);
@@ -201,7 +201,7 @@ UnpermuteResults unpermute(const moire_unpermute_args& args) {
       for (int64_t j = 0; j < k; ++j) {
         const int64_t row = read_index(scatter_idx, t, j);
         if (row < 0) continue;
-        const double weight = args.weights.rank != 0 ? read_element(args.weights, t, j) : 1;
+        const double weight = is_present(args.weights) ? read_element(args.weights, t, j) : 1;
         dot.add({weight}, {read_element(args.rows, row, h)});
       }
       out.y.at(t, h) = dot.sum();
@@ -218,7 +218,7 @@ UnpermuteBackwardResults unpermute_backward(const moire_unpermute_backward_args&
   const TensorView scatter_idx = args.scatter_idx, grad_y = args.grad_y;
   const int64_t tokens = scatter_idx.num_rows(), k = scatter_idx.columns();
   const int64_t columns = grad_y.columns();
-  const bool has_rows = args.grad_rows.rank != 0, has_weights = args.grad_weights.rank != 0;
+  const bool has_rows = is_present(args.grad_rows), has_weights = is_present(args.grad_weights);
   UnpermuteBackwardResults out;
   if (has_rows) out.grad_rows = Matrix(rows_in_use(args.groups), columns);
   if (has_weights) out.grad_weights = Matrix(tokens, k);
@@ -226,7 +226,7 @@ UnpermuteBackwardResults unpermute_backward(const moire_unpermute_backward_args&
     for (int64_t j = 0; j < k; ++j) {
       const int64_t row = read_index(scatter_idx, t, j);
       if (row < 0) continue;
-      const double weight = args.weights.rank != 0 ? read_element(args.weights, t, j) : 1;
+      const double weight = is_present(args.weights) ? read_element(args.weights, t, j) : 1;
       Dot dot;
       for (int64_t h = 0; h < columns; ++h) {
         const double incoming = read_element(grad_y, t, h);

@@ -26,14 +26,13 @@ void PointerWalk::field(const char*, moire_tensor& t, Role role, const char*) {
   t.data = act_(t.data, span_bytes(t), role);
 }
 
-void PointerWalk::field(const char* name, moire_weight& w, Role role, const char* sizes) {
-  if (w.list == nullptr) return field(name, w.tensor, role, sizes);
-  const TensorView& t = w.tensor;
-  auto& list = lists_.emplace_back(w.list, w.list + t.shape[0]);
-  for (const void*& matrix : list) {
-    matrix = act_(const_cast<void*>(matrix), t.shape[1] * t.shape[2] * dtype_size(t.type()), role);
-  }
-  w.list = list.data();
+void PointerWalk::field(const char*, moire_weight& w, Role role, const char*) {
+  auto& list = lists_.emplace_back();
+  for_each_matrix(w, [&](int64_t g, void* data, int64_t bytes) {
+    void* const copy = act_(data, bytes, role);
+    g < 0 ? static_cast<void>(w.tensor.data = copy) : list.push_back(copy);
+  });
+  if (!list.empty()) w.list = list.data();
 }
 
 void PointerWalk::field(const char* name, moire_quantized& q, Role role, const char* sizes) {

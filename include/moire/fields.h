@@ -5,9 +5,10 @@
 //   ... visitor.value("tail", args.tail, 2)              what is no memory; one of so many values,
 //   or 0
 //
-// From it follow which memory must lie apart (src/core/footprint.h), which bytes count as written
-// (src/ops/dispatch.h), what tests stage (staging/) and what the fuzzer draws (tests/fuzz). A role
-// that depends on others is a condition here. A new field is one line; a test fails without it.
+// From it follow which memory must lie apart (src/core/footprint.h), which bytes count as read and
+// written (src/ops/traffic.h), which fields C calls outputs (moire_field_role), what tests stage
+// (staging/) and what the fuzzer draws (tests/fuzz). A role that depends on others is a condition
+// here. A new field is one line; a test fails without it.
 //
 // Sizes are a letter for each dimension; those of a weight are its MOIRE_OUT_IN ones:
 //   C  capacity                     G  groups        K  columns that a product contracts
@@ -33,11 +34,8 @@ enum class Role : uint8_t {
   kScratch,  // a workspace: read and written, nothing kept
 };
 
+constexpr bool is_read(Role role) { return role == Role::kIn || role == Role::kInOut; }
 constexpr bool is_written(Role role) { return role >= Role::kOut; }
-
-inline bool is_present(const moire_tensor& t) { return t.rank != 0; }
-inline bool is_present(const moire_weight& w) { return w.tensor.rank != 0; }
-inline bool is_present(const moire_quantized& q) { return q.data.rank != 0; }
 
 // The bytes from a view's first element to its last: none of a view that is wrong, and as many as
 // there can be where they are too many for 63 bits.
@@ -53,6 +51,15 @@ inline int64_t span_bytes(const TensorView& t) {
               __builtin_add_overflow(bytes, t.columns(), &bytes) ||
               __builtin_mul_overflow(bytes, dtype_size(t.type()), &bytes);
   return overflows ? std::numeric_limits<int64_t>::max() : bytes;
+}
+
+// The memory of a weight: f(g, data, bytes) of each matrix of a list, g = -1 of packed ones; of
+// none that has no elements.
+void for_each_matrix(const moire_weight& w, auto&& f) {
+  const TensorView t(w.tensor);
+  if (w.list == nullptr) return f(int64_t{-1}, t.data, span_bytes(t));
+  const int64_t bytes = t.shape[1] * t.shape[2] * dtype_size(t.type());
+  for (int64_t g = 0; bytes > 0 && g < t.shape[0]; ++g) f(g, const_cast<void*>(w.list[g]), bytes);
 }
 
 // For visitors that have no use for values.

@@ -50,6 +50,8 @@ struct TensorView : moire_tensor {
     return static_cast<int64_t>(static_cast<uint64_t>(num_rows()) *
                                 static_cast<uint64_t>(columns()));
   }
+  // Of its elements, without what lies between rows.
+  int64_t num_bytes() const { return num_elements() * dtype_size(type()); }
   // Elements from one row to the next.
   int64_t stride() const { return row_stride != 0 ? row_stride : columns(); }
   bool is_contiguous() const { return num_rows() <= 1 || stride() == columns(); }
@@ -100,5 +102,10 @@ struct Weight : moire_weight {
   MOIRE_API TensorView matrix(int64_t group) const;
 };
 static_assert(sizeof(Weight) == sizeof(moire_weight));
+
+// Whether an operand of a struct is there.
+inline bool is_present(const moire_tensor& t) { return t.rank != 0; }
+inline bool is_present(const moire_weight& w) { return w.tensor.rank != 0; }
+inline bool is_present(const moire_quantized& q) { return q.data.rank != 0; }
 
 }  // namespace moire

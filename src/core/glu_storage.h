@@ -6,8 +6,8 @@
 namespace moire {
 
 inline DType glu_storage(const GroupedGemmGluArgs& args) {
-  if (args.act.rank != 0) return TensorView(args.act).type();
-  if (args.z.rank != 0) return TensorView(args.z).type();
+  if (is_present(args.act)) return TensorView(args.act).type();
+  if (is_present(args.z)) return TensorView(args.z).type();
   return args.storage == 0 ? DType::kBF16 : static_cast<DType>(args.storage);
 }
 

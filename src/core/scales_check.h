@@ -22,7 +22,7 @@ inline bool is_fp8(const TensorView& t) {
 }
 
 // A copy of which only one half is there is wrong, not absent.
-inline bool is_given(const moire_quantized& q) { return q.data.rank != 0 || q.scales.rank != 0; }
+inline bool is_given(const moire_quantized& q) { return is_present(q) || is_present(q.scales); }
 
 // Data and its scales, as messages call them.
 struct ScaledTensor {
@@ -60,7 +60,7 @@ struct QuantizedCopies {
   std::string_view columnwise_name;
   moire_quantized columnwise;
 
-  bool any() const { return rowwise.data.rank != 0 || columnwise.data.rank != 0; }
+  bool any() const { return is_present(rowwise) || is_present(columnwise); }
 };
 bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
                             int32_t fractional_scales, const Groups& groups, NamedSize columns);

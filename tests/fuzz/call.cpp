@@ -72,7 +72,7 @@ class ListValues {
 class Print {
  public:
   void field(const char* name, const moire_tensor& t, Role, const char*) {
-    if (t.rank == 0) return;
+    if (!is_present(t)) return;
     out << "  " << name << ": dtype " << t.dtype << " rank " << t.rank << " [" << t.shape[0] << ", "
         << t.shape[1] << ", " << t.shape[2] << "] stride " << t.row_stride << " at " << t.data
         << "\n";

@@ -43,24 +43,24 @@ inline void expect_backward_is_right(const Tested& context, const MlpProblem& p,
   const GroupedMlpBackwardArgs args = p.backward(needs);
   const reference::MlpGradients want = reference::grouped_mlp_backward(args);
   ASSERT_TRUE(succeeds(run_backward(context, args)));
-  if (args.grad_x.rank != 0) {
+  if (is_present(args.grad_x)) {
     EXPECT_TRUE(matches(p.grad_x, want.grad_x, groups)) << "grad_x";
     EXPECT_TRUE(has_right_tail(p.grad_x, p)) << "grad_x";
   }
-  if (args.grad_probs.rank != 0) {
+  if (is_present(args.grad_probs)) {
     EXPECT_TRUE(matches(p.grad_probs, want.grad_probs, groups)) << "grad_probs";
     EXPECT_TRUE(has_right_tail(p.grad_probs, p)) << "grad_probs";
   }
-  if (args.grad_w1.tensor.rank != 0) {
+  if (is_present(args.grad_w1)) {
     EXPECT_TRUE(matches(p.grad_w1, want.grad_w1)) << "grad_w1";
   }
-  if (args.grad_w2.tensor.rank != 0) {
+  if (is_present(args.grad_w2)) {
     EXPECT_TRUE(matches(p.grad_w2, want.grad_w2)) << "grad_w2";
   }
-  if (args.grad_b1.rank != 0) {
+  if (is_present(args.grad_b1)) {
     EXPECT_TRUE(matches(p.grad_b1, want.grad_b1)) << "grad_b1";
   }
-  if (args.grad_b2.rank != 0) {
+  if (is_present(args.grad_b2)) {
     EXPECT_TRUE(matches(p.grad_b2, want.grad_b2)) << "grad_b2";
   }
   EXPECT_TRUE(p.is_undamaged());

@@ -112,7 +112,7 @@ TestWeight::TestWeight(DType dtype, int64_t num_groups, int64_t out, int64_t in,
 
 moire_weight TestWeight::view() const {
   moire_weight w{shape_, nullptr, layout_};
-  if (shape_.rank == 0) return w;
+  if (!is_present(shape_)) return w;
   if (!is_listed_) {
     w.tensor = tensors_[0];
     return w;

@@ -15,7 +15,7 @@ class Before {
   // The same view of a copy.
   moire_tensor of(const moire_tensor& t) {
     moire_tensor copy = t;
-    if (t.rank != 0) copy.data = copy_of(t.data, t);
+    if (is_present(t)) copy.data = copy_of(t.data, t);
     return copy;
   }
   moire_weight of(const moire_weight& w) {

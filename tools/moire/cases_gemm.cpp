@@ -105,7 +105,7 @@ QuantizeArgs copies_of(const A& args, const moire_tensor& stored, const moire_qu
   copies.source = stored;
   copies.rowwise = rowwise;
   copies.columnwise = columnwise;
-  const moire_quantized& any = rowwise.data.rank != 0 ? rowwise : columnwise;
+  const moire_quantized& any = is_present(rowwise) ? rowwise : columnwise;
   copies.scaling = any.scales.dtype == MOIRE_E8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
   copies.fractional_scales = args.fractional_scales;
   copies.groups = args.groups;
@@ -147,7 +147,7 @@ Call fc1_glu(Operands& o) {
         return [a, want = reference::grouped_gemm_glu(a)](Comparison& c) {
           c.ragged("z", a.z, want.z, Comparison::TailRule::kUntouched);
           c.ragged("act", a.act, want.act, c.tail_rule());
-          if (a.act_rowwise.data.rank != 0) {
+          if (is_present(a.act_rowwise)) {
             c.copies("act", copies_of(a, a.act, a.act_rowwise, a.act_columnwise), c.tail_rule());
           }
         };
@@ -194,15 +194,15 @@ Call fc2_dgrad_glu(Operands& o) {
         return [a, want = reference::grouped_gemm_glu_backward(a)](Comparison& c) {
           c.ragged("grad_z", a.grad_z, want.grad_z, c.tail_rule());
           c.ragged("act", a.act, want.act, c.tail_rule());
-          if (a.grad_z_rowwise.data.rank != 0) {
+          if (is_present(a.grad_z_rowwise)) {
             c.copies("grad_z", copies_of(a, a.grad_z, a.grad_z_rowwise, a.grad_z_columnwise),
                      c.tail_rule());
             c.copies("act", copies_of(a, a.act, {}, a.act_columnwise), c.tail_rule());
           }
-          if (a.grad_probs.rank != 0) {
+          if (is_present(a.grad_probs)) {
             c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
           }
-          if (a.grad_bias.rank != 0) c.per_group("grad_b1", a.grad_bias, want.grad_bias);
+          if (is_present(a.grad_bias)) c.per_group("grad_b1", a.grad_bias, want.grad_bias);
         };
       },
       gemm_flops(p, p.hidden, p.ffn));

@@ -56,7 +56,7 @@ Call backward(Operands& o) {
         return [a, want = reference::glu_backward(a)](Comparison& c) {
           c.ragged("grad_z", a.grad_z, want.grad_z, c.tail_rule());
           c.ragged("act", a.act, want.act, c.tail_rule());
-          if (a.grad_probs.rank != 0) {
+          if (is_present(a.grad_probs)) {
             c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
           }
         };

@@ -63,7 +63,7 @@ template <class Args>
 void compare_copy(Comparison& c, const std::string& name, const Args& args,
                   const moire_tensor& source, const moire_tensor& row_idx,
                   const moire_quantized& copy) {
-  if (copy.data.rank == 0) return;
+  if (!is_present(copy)) return;
   QuantizeArgs quantized;
   quantized.source = source;
   quantized.row_idx = row_idx;
@@ -103,8 +103,8 @@ GroupedMlpArgs mlp_args(Operands& o, bool saves) {
 
 void compare(Comparison& c, const GroupedMlpArgs& a, const reference::MlpResults& want) {
   c.ragged("y", a.y, want.y, c.tail_rule());
-  if (a.z.rank != 0) c.ragged("z", a.z, want.z, TailRule::kUntouched);
-  if (a.act.rank != 0) c.ragged("act", a.act, want.act, TailRule::kAnything);
+  if (is_present(a.z)) c.ragged("z", a.z, want.z, TailRule::kUntouched);
+  if (is_present(a.act)) c.ragged("act", a.act, want.act, TailRule::kAnything);
   compare_copy(c, "x", a, a.x, a.row_idx, a.x_columnwise);
   compare_copy(c, "act", a, a.act, {}, a.act_columnwise);
 }
@@ -144,7 +144,7 @@ GroupedMlpBackwardArgs mlp_backward_args(Operands& o, const GroupedMlpArgs& forw
   args.z = forward.z;
   args.x_columnwise = forward.x_columnwise;
   args.act_columnwise = forward.act_columnwise;
-  args.act_is_saved = p.save_act || forward.act_columnwise.data.rank != 0 ? 1 : 0;
+  args.act_is_saved = p.save_act || is_present(forward.act_columnwise) ? 1 : 0;
   if (args.act_is_saved != 0) args.act = forward.act;
   if (is_observed(o)) {
     args.grad_z = o.output("grad_z", p.dtype, {p.capacity(), 2 * p.ffn});
@@ -169,9 +169,9 @@ void compare(Comparison& c, const GroupedMlpBackwardArgs& a, const reference::Ml
   c.ragged("grad_x", a.grad_x, want.grad_x, c.tail_rule());
   c.weights("grad_w1", a.grad_w1, want.grad_w1);
   c.weights("grad_w2", a.grad_w2, want.grad_w2);
-  if (a.grad_b1.rank != 0) c.per_group("grad_b1", a.grad_b1, want.grad_b1);
-  if (a.grad_b2.rank != 0) c.per_group("grad_b2", a.grad_b2, want.grad_b2);
-  if (a.grad_probs.rank != 0) {
+  if (is_present(a.grad_b1)) c.per_group("grad_b1", a.grad_b1, want.grad_b1);
+  if (is_present(a.grad_b2)) c.per_group("grad_b2", a.grad_b2, want.grad_b2);
+  if (is_present(a.grad_probs)) {
     c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
   }
 }
@@ -226,8 +226,8 @@ Call linear_backward(const Problem& p, const GroupedLinearBackwardArgs& args) {
                                     : reference::quantized_linear_backward(a)](Comparison& c) {
           c.ragged("grad_x", a.grad_x, want.grad_x, c.tail_rule());
           c.weights("grad_w", a.grad_w, want.grad_w);
-          if (a.grad_bias.rank != 0) c.per_group("grad_bias", a.grad_bias, want.grad_bias);
-          if (a.grad_scale.rank != 0) {
+          if (is_present(a.grad_bias)) c.per_group("grad_bias", a.grad_bias, want.grad_bias);
+          if (is_present(a.grad_scale)) {
             c.ragged("grad_scale", a.grad_scale, want.grad_scale, c.tail_rule());
           }
         };

@@ -138,7 +138,7 @@ Call permute_call(Operands& o) {
       [](const PermuteArgs& a) {
         return [a, want = reference::permute(a)](Comparison& c) {
           c.ragged("rows", a.rows, want.rows, c.tail_rule());
-          if (a.probs.rank != 0) c.ragged("probs", a.probs, want.probs, c.tail_rule());
+          if (is_present(a.probs)) c.ragged("probs", a.probs, want.probs, c.tail_rule());
         };
       },
       0);
@@ -160,7 +160,7 @@ Call unpermute_call(Operands& o) {
       [](const UnpermuteArgs& a) {
         return [a, want = reference::unpermute(a)](Comparison& c) {
           c.plain("y", a.y, want.y);
-          if (a.topk_weights.rank != 0) {
+          if (is_present(a.topk_weights)) {
             c.plain("topk_weights", a.topk_weights, want.topk_weights);
           }
         };
