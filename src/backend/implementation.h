@@ -32,6 +32,8 @@ struct Implementation {
   Status (*run)(const Context& context, const A& args);
   // Kernels that it launches for such a call, for explain; null: one.
   int64_t (*launches)(const DeviceState& state, const A& args) = nullptr;
+  // Also says whether its inputs are sound, and so runs where there is no element to write.
+  bool judges_inputs = false;
 };
 
 // The ordered list of one op, named by its argument struct.

@@ -244,6 +244,16 @@ bool ArgumentCheck::enumerator(std::string_view name, int32_t value, int32_t cou
   return require(value >= 0 && value < count, name, " is ", value, ", must be 0 to ", count - 1);
 }
 
+bool ArgumentCheck::beta(std::string_view name, int32_t beta, const uint8_t* per_group,
+                         const Groups& groups) {
+  enumerator(name, beta, 2);
+  if (per_group == nullptr || !ok() || !reads_values()) return ok();
+  for (int64_t g = 0; ok() && g < groups.num_groups; ++g) {
+    require(per_group[g] <= 1, name, "_per_group[", g, "] is ", per_group[g], ", must be 0 or 1");
+  }
+  return ok();
+}
+
 bool ArgumentCheck::indices(std::string_view name, const TensorView& t, int64_t count,
                             int64_t lowest, int64_t limit) {
   if (!ok() || !reads_values_ || !t.is_present()) return ok();

@@ -8,6 +8,15 @@
 
 namespace moire {
 
+bool Outputs::require(ArgumentCheck& check) {
+  if (are_present_ || !check.ok()) return check.ok();
+  std::string names;
+  for (size_t i = 0; i < names_->size(); ++i) {
+    names += concat(i == 0 ? "" : i + 1 < names_->size() ? ", " : " or ", (*names_)[i]);
+  }
+  return check.require(false, "there is nothing to do: ", names, " must be present");
+}
+
 void Footprint::field(const char* name, const moire_tensor& t, Role role, const char*) {
   ++order_;
   add(name, -1, Piece::kWhole, t.data, span_bytes(t), role);
@@ -16,16 +25,12 @@ void Footprint::field(const char* name, const moire_tensor& t, Role role, const 
 void Footprint::field(const char* name, const moire_weight& w, Role role, const char*) {
   ++order_;
   if (role == Role::kUnused || !is_present(w)) return;
-  if (w.list == nullptr) {
-    return add(name, -1, Piece::kWhole, w.tensor.data, span_bytes(w.tensor), role);
+  if (w.list != nullptr) {
+    add(name, -1, Piece::kList, w.list, w.tensor.shape[0] * int64_t{sizeof(void*)}, Role::kIn);
   }
-  const int64_t count = w.tensor.shape[0];
-  add(name, -1, Piece::kList, w.list, count * int64_t{sizeof(void*)}, Role::kIn);
-  const int64_t bytes =
-      w.tensor.shape[1] * w.tensor.shape[2] * dtype_size(TensorView(w.tensor).type());
-  for (int64_t g = 0; g < count && bytes > 0; ++g) {
-    add(name, g, Piece::kWhole, w.list[g], bytes, role);
-  }
+  for_each_matrix(w, [&](int64_t g, void* data, int64_t bytes) {
+    add(name, g, Piece::kWhole, data, bytes, role);
+  });
 }
 
 void Footprint::field(const char* name, const moire_quantized& q, Role role, const char*) {

@@ -1,5 +1,6 @@
-// Footprint: the memory of a call, by the fields of its struct (moire/fields.h), listed weights
-// matrix by matrix. No byte that is written may be read or written under another name.
+// The outputs and the memory of a call, by the fields of its struct (moire/fields.h). A call
+// without an output is refused; and no byte that is written may be read or written under another
+// name.
 #pragma once
 
 #include <moire/fields.h>
@@ -12,11 +13,36 @@
 
 namespace moire {
 
+// At least one of the operands that the call would write is there.
+template <class A>
+bool check_outputs(ArgumentCheck& check, const A& args);
+
 // Overlap is judged by address ranges, before anything runs; the arguments have passed their other
 // checks. Names what is written first, of two outputs the one that comes later in the struct.
 template <class A>
 bool check_memory(ArgumentCheck& check, const A& args);
 
+class Outputs : public MemoryVisitor {
+ public:
+  void field(const char* name, const auto& operand, Role role, const char*) {
+    if (!is_written(role)) return;
+    are_present_ = are_present_ || is_present(operand);
+    names_->push_back(name);
+  }
+  // A list may be empty: splits are judged all the same.
+  void field(const char*, const moire_offsets_output*, Role, int64_t) { are_present_ = true; }
+  void field(const char*, const uint8_t*, Role, int64_t) {}
+  void field(const char*, const moire_groups&) {}
+  void field(const char*, const moire_workspace&) {}
+
+  bool require(ArgumentCheck& check);
+
+ private:
+  bool are_present_ = false;
+  ShortList<const char*, 16> names_;
+};
+
+// Footprint: the memory of a call, listed weights matrix by matrix.
 class Footprint : public MemoryVisitor {
  public:
   explicit Footprint(ArgumentCheck& check) : check_(check) {}
@@ -56,6 +82,13 @@ class Footprint : public MemoryVisitor {
   bool is_settled_ = false;
   ShortList<Piece, kInline> written_;  // by address, once settled
 };
+
+template <class A>
+bool check_outputs(ArgumentCheck& check, const A& args) {
+  Outputs outputs;
+  visit_fields(args, outputs);
+  return outputs.require(check);
+}
 
 template <class A>
 bool check_memory(ArgumentCheck& check, const A& args) {

@@ -14,12 +14,9 @@
 namespace moire {
 namespace {
 
-using Purpose = ArgumentCheck::Purpose;
-
-Status validate(const Context& context, const GroupedLinearArgs& args, Purpose purpose) {
-  ArgumentCheck check("grouped_linear", context, purpose);
+void validate(ArgumentCheck& check, const GroupedLinearArgs& args) {
   const Groups groups(args.groups);
-  if (!check_recipe(check, args)) return check.status();
+  if (!check_recipe(check, args)) return;
   const Recipe recipe(args);
   const QuantizableWeight w{"w", args.w, "w_quantized", args.w_quantized};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
@@ -31,10 +28,9 @@ Status validate(const Context& context, const GroupedLinearArgs& args, Purpose p
   if (!recipe.is_quantized) check.same_dtype("x", args.x, "w", args.w.tensor);
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, out});
   check.optional_tensor("scale", args.scale, kFP32Only, {capacity});
-  check.require(args.scale.rank == 0 || args.bias.rank != 0,
+  check.require(!is_present(args.scale) || is_present(args.bias),
                 "scale is present but bias is absent: it would scale nothing");
   check.tensor("y", args.y, kFloatTypes, {capacity, out});
-  return check.status();
 }
 
 struct LinearSteps {
@@ -72,13 +68,12 @@ LinearSteps steps_of(const Context&, const GroupedLinearArgs& args, Arena& arena
   return steps;
 }
 
-Status validate(const Context& context, const GroupedLinearBackwardArgs& args, Purpose purpose) {
-  ArgumentCheck check("grouped_linear_backward", context, purpose);
+void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
   const Groups groups(args.groups);
   const TensorView grad_y(args.grad_y), grad_x(args.grad_x), grad_bias(args.grad_bias),
       grad_scale(args.grad_scale);
   const Weight grad_w(args.grad_w);
-  if (!check_recipe(check, args)) return check.status();
+  if (!check_recipe(check, args)) return;
   const Recipe recipe(args);
   const QuantizableWeight w{"w", args.w, "w_quantized", args.w_quantized};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
@@ -109,8 +104,7 @@ Status validate(const Context& context, const GroupedLinearBackwardArgs& args, P
     check.tensor("grad_scale", grad_scale, kFP32Only, {capacity});
     check.tensor("bias", args.bias, kFloatTypes, {num_groups, out});
   }
-  check_beta(check, "beta", args.beta, args.beta_per_group, groups);
-  return check.status();
+  check.beta("beta", args.beta, args.beta_per_group, groups);
 }
 
 struct LinearBackwardSteps {

@@ -14,8 +14,6 @@
 namespace moire {
 namespace {
 
-using Purpose = ArgumentCheck::Purpose;
-
 // F as the saved tensors or b1 have it, to settle a difference of w1 and w2; 0 if none is there.
 int64_t width_beside_weights(const GroupedMlpArgs& args) {
   if (is_present(args.act)) return TensorView(args.act).columns();
@@ -29,11 +27,10 @@ int64_t width_of(const GroupedMlpArgs& args, const QuantizableWeight& w1,
   return agreed_size(first, width_beside_weights(args), w2.in_features());
 }
 
-Status validate(const Context& context, const GroupedMlpArgs& args, Purpose purpose) {
-  ArgumentCheck check("grouped_mlp", context, purpose);
+void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   const Groups groups(args.groups);
   const TensorView x(args.x);
-  if (!check_recipe(check, args)) return check.status();
+  if (!check_recipe(check, args)) return;
   const Recipe recipe(args);
   const QuantizableWeight w1{"w1", args.w1, "w1_quantized", args.w1_quantized};
   const QuantizableWeight w2{"w2", args.w2, "w2_quantized", args.w2_quantized};
@@ -63,7 +60,6 @@ Status validate(const Context& context, const GroupedMlpArgs& args, Purpose purp
     check.same_dtype("z", args.z, "y", args.y);
     check.same_dtype("act", args.act, "y", args.y);
   }
-  return check.status();
 }
 
 struct MlpSteps {

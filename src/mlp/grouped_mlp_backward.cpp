@@ -13,8 +13,6 @@
 namespace moire {
 namespace {
 
-using Purpose = ArgumentCheck::Purpose;
-
 struct MlpBackwardSteps {
   std::optional<QuantizeWeightArgs> quantize_w1, quantize_w2;
   std::optional<QuantizeArgs> quantize_grad_y, quantize_x;

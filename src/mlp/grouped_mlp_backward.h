@@ -22,7 +22,6 @@ struct MlpBackwardNeeds {
   bool b2;             // sums of grad_y itself
 };
 
-Status validate(const Context& context, const GroupedMlpBackwardArgs& args,
-                ArgumentCheck::Purpose purpose);
+void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args);
 
 }  // namespace moire

@@ -28,12 +28,10 @@ void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, N
 
 }  // namespace
 
-Status validate(const Context& context, const GroupedMlpBackwardArgs& args,
-                ArgumentCheck::Purpose purpose) {
-  ArgumentCheck check("grouped_mlp_backward", context, purpose);
+void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   const Groups groups(args.groups);
   const TensorView z(args.z), grad_y(args.grad_y);
-  if (!check_recipe(check, args)) return check.status();
+  if (!check_recipe(check, args)) return;
   const Recipe recipe(args);
   const MlpBackwardNeeds needs(args);
   const QuantizableWeight w1{"w1", args.w1, "w1_quantized", args.w1_quantized};
@@ -70,9 +68,8 @@ Status validate(const Context& context, const GroupedMlpBackwardArgs& args,
              two_f.size);
   if (needs.scale_from_b2) check.tensor("b2", args.b2, kFloatTypes, {num_groups, h});
   check_gradients(check, args, h, f);
-  check_beta(check, "beta_w1", args.beta_w1, args.beta_w1_per_group, groups);
-  check_beta(check, "beta_w2", args.beta_w2, args.beta_w2_per_group, groups);
-  return check.status();
+  check.beta("beta_w1", args.beta_w1, args.beta_w1_per_group, groups);
+  check.beta("beta_w2", args.beta_w2, args.beta_w2_per_group, groups);
 }
 
 }  // namespace moire

@@ -14,8 +14,6 @@
 namespace moire {
 namespace {
 
-int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.type()); }
-
 // Rows [first, first + count) of a matrix.
 TensorView rows_of(const TensorView& t, int64_t first, int64_t count) {
   TensorView rows = t;
@@ -65,8 +63,8 @@ Quantized take(Arena& arena, const GroupedTensorOptions& o, std::initializer_lis
   TensorView scales(nullptr, dtype, {s.rows, s.columns});
   if (shape.size() == 3) scales = TensorView(nullptr, dtype, {matrices, s.rows, s.columns});
   Quantized q(data, scales);
-  q.data.data = arena.take(bytes_of(data));
-  q.scales.data = arena.take(bytes_of(scales));
+  q.data.data = arena.take(data.num_bytes());
+  q.scales.data = arena.take(scales.num_bytes());
   return q;
 }
 
@@ -100,8 +98,11 @@ bool fits_63_bits(std::initializer_list<int64_t> sizes) {
 bool GroupedTensorView::all_same_shape() const { return !is_ragged() || groups.offsets == nullptr; }
 
 int64_t GroupedTensorView::nbytes() const {
-  return bytes_of(rowwise.data) + bytes_of(rowwise.scales) + bytes_of(columnwise.data) +
-         bytes_of(columnwise.scales);
+  int64_t bytes = 0;
+  for (const moire_quantized& q : {rowwise, columnwise}) {
+    bytes += TensorView(q.data).num_bytes() + TensorView(q.scales).num_bytes();
+  }
+  return bytes;
 }
 
 GroupedTensorView GroupedTensorView::matrix(int64_t group) const {

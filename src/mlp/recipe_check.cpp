@@ -1,80 +1,30 @@
 #include "mlp/recipe_check.h"
 
-#include "core/scales_check.h"
-
 namespace moire {
-namespace {
-
-constexpr int32_t kNumRecipes = 4;
+void NothingQuantized::refuse(const char* name, bool is_there) {
+  check_.require(!is_there, name,
+                 " is present but recipe is 0 (as stored), which quantises nothing");
+}
 
 bool check_recipe(ArgumentCheck& check, int32_t recipe, int32_t emulate_accumulation,
-                  int32_t fractional_scales, std::initializer_list<NamedCopy> copies) {
+                  int32_t fractional_scales, int32_t gradient_dtype) {
+  constexpr int32_t kNumRecipes = 4;
+  check.require(gradient_dtype == 0 || gradient_dtype == MOIRE_E4M3 || gradient_dtype == MOIRE_E5M2,
+                "gradient_dtype is ", static_cast<DType>(gradient_dtype),
+                ", needs e4m3 (or 0) or e5m2");
+  check.require(gradient_dtype == 0 || recipe != MOIRE_RECIPE_AS_STORED, "gradient_dtype is ",
+                static_cast<DType>(gradient_dtype),
+                " but recipe is 0 (as stored), which quantises nothing");
   check.enumerator("recipe", recipe, kNumRecipes);
   check.enumerator("emulate_accumulation", emulate_accumulation, 2);
   check.enumerator("fractional_scales", fractional_scales, 2);
   check.require(fractional_scales == 0 || recipe == MOIRE_RECIPE_FP8_BLOCK,
                 "fractional_scales is 1 but recipe is ", recipe,
                 ": only recipe 3 (fp8_block) has scales that are not powers of two");
-  check.require(emulate_accumulation == 0 || recipe == MOIRE_RECIPE_MXFP8_FAST ||
-                    recipe == MOIRE_RECIPE_FP8_BLOCK,
-                "emulate_accumulation is 1 but recipe is ", recipe,
-                ", needs 2 (mxfp8_fast) or 3 (fp8_block)");
-  if (recipe != MOIRE_RECIPE_AS_STORED) return check.ok();
-  for (const NamedCopy& c : copies) {
-    check.require(!is_given(c.copy), c.name,
-                  " is present but recipe is 0 (as stored), which quantises nothing");
-  }
-  return check.ok();
-}
-
-bool check_gradient_dtype(ArgumentCheck& check, int32_t recipe, int32_t dtype) {
-  check.require(dtype == 0 || dtype == MOIRE_E4M3 || dtype == MOIRE_E5M2, "gradient_dtype is ",
-                static_cast<DType>(dtype), ", needs e4m3 (or 0) or e5m2");
-  return check.require(dtype == 0 || recipe != MOIRE_RECIPE_AS_STORED, "gradient_dtype is ",
-                       static_cast<DType>(dtype),
-                       " but recipe is 0 (as stored), which quantises nothing");
-}
-
-// x_scales as the copy that it is a part of.
-moire_quantized scales_of(const moire_tensor& scales) { return {{}, scales}; }
-
-}  // namespace
-
-bool check_recipe(ArgumentCheck& check, const GroupedLinearArgs& args) {
-  return check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
-                      {{"x_scales", scales_of(args.x_scales)},
-                       {"w_quantized", args.w_quantized},
-                       {"x_columnwise", args.x_columnwise}});
-}
-
-bool check_recipe(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
-  check_gradient_dtype(check, args.recipe, args.gradient_dtype);
-  return check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
-                      {{"w_quantized", args.w_quantized},
-                       {"x_columnwise", args.x_columnwise},
-                       {"grad_y_rowwise", args.grad_y_rowwise},
-                       {"grad_y_columnwise", args.grad_y_columnwise}});
-}
-
-bool check_recipe(ArgumentCheck& check, const GroupedMlpArgs& args) {
-  return check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
-                      {{"x_scales", scales_of(args.x_scales)},
-                       {"w1_quantized", args.w1_quantized},
-                       {"w2_quantized", args.w2_quantized},
-                       {"x_columnwise", args.x_columnwise},
-                       {"act_columnwise", args.act_columnwise}});
-}
-
-bool check_recipe(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
-  check_gradient_dtype(check, args.recipe, args.gradient_dtype);
-  return check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
-                      {{"w1_quantized", args.w1_quantized},
-                       {"w2_quantized", args.w2_quantized},
-                       {"x_columnwise", args.x_columnwise},
-                       {"act_columnwise", args.act_columnwise},
-                       {"grad_y_rowwise", args.grad_y_rowwise},
-                       {"grad_y_columnwise", args.grad_y_columnwise},
-                       {"grad_z_columnwise", args.grad_z_columnwise}});
+  return check.require(emulate_accumulation == 0 || recipe == MOIRE_RECIPE_MXFP8_FAST ||
+                           recipe == MOIRE_RECIPE_FP8_BLOCK,
+                       "emulate_accumulation is 1 but recipe is ", recipe,
+                       ", needs 2 (mxfp8_fast) or 3 (fp8_block)");
 }
 
 bool check_weight(ArgumentCheck& check, const Recipe& recipe, const QuantizableWeight& w,

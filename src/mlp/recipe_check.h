@@ -2,20 +2,17 @@
 // of.
 #pragma once
 
+#include <moire/fields.h>
 #include <moire/grouped_mlp.h>
 
 #include <initializer_list>
 #include <string_view>
 
 #include "core/argument_check.h"
+#include "core/scales_check.h"
 #include "mlp/recipe.h"
 
 namespace moire {
-
-struct NamedCopy {
-  std::string_view name;
-  const moire_quantized& copy;
-};
 
 // A weight, and the copy that may stand in for it.
 struct QuantizableWeight {
@@ -42,11 +39,36 @@ inline int64_t columns_of(std::initializer_list<TensorView> tensors) {
   return 0;
 }
 
+// Refuses each quantised field of a call, and the scales of an operand.
+class NothingQuantized : public MemoryVisitor {
+ public:
+  explicit NothingQuantized(ArgumentCheck& check) : check_(check) {}
+  void field(const char* name, const moire_quantized& q, Role, const char*) {
+    refuse(name, is_given(q));
+  }
+  void field(const char* name, const moire_tensor& t, Role, const char* sizes) {
+    refuse(name, std::string_view(sizes).ends_with('?') && is_present(t));
+  }
+  void field(const char*, const auto&, auto...) {}
+
+ private:
+  void refuse(const char* name, bool is_there);
+  ArgumentCheck& check_;
+};
+
+bool check_recipe(ArgumentCheck& check, int32_t recipe, int32_t emulate_accumulation,
+                  int32_t fractional_scales, int32_t gradient_dtype);
+
 // The recipe is one of moire_recipe; one that does not quantise is given nothing quantised.
-bool check_recipe(ArgumentCheck& check, const GroupedLinearArgs& args);
-bool check_recipe(ArgumentCheck& check, const GroupedLinearBackwardArgs& args);
-bool check_recipe(ArgumentCheck& check, const GroupedMlpArgs& args);
-bool check_recipe(ArgumentCheck& check, const GroupedMlpBackwardArgs& args);
+template <class A>
+bool check_recipe(ArgumentCheck& check, const A& args) {
+  int32_t gradient_dtype = 0;
+  if constexpr (requires { args.gradient_dtype; }) gradient_dtype = args.gradient_dtype;
+  check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
+               gradient_dtype);
+  if (args.recipe == MOIRE_RECIPE_AS_STORED) visit_fields(args, NothingQuantized(check));
+  return check.ok();
+}
 
 // The weight of a product along `in` (forward) or along `out`: it, or its copy for that direction.
 bool check_weight(ArgumentCheck& check, const Recipe& recipe, const QuantizableWeight& w,

@@ -19,29 +19,18 @@ inline int64_t agreed_size(int64_t first, int64_t second, int64_t third) {
   return second == third && second != 0 ? second : first;
 }
 
-// Whether gradients are accumulated: 0 or 1, for all groups or for each.
-inline void check_beta(ArgumentCheck& check, std::string_view name, int32_t beta,
-                       const uint8_t* per_group, const Groups& groups) {
-  check.enumerator(name, beta, 2);
-  if (per_group == nullptr || !check.ok() || !check.reads_values()) return;
-  for (int64_t g = 0; g < groups.num_groups; ++g) {
-    if (per_group[g] > 1) {
-      check.require(false, name, "_per_group[", g, "] is ", per_group[g], ", must be 0 or 1");
-      return;
-    }
-  }
-}
-
 // A composite: how its arguments are checked, and what its steps are, with their own pieces of the
 // workspace taken from an arena.
 template <class Args, class Steps>
 struct Composite {
   std::string_view name;
-  Status (*validate)(const Context&, const Args&, ArgumentCheck::Purpose);
+  void (*validate)(ArgumentCheck&, const Args&);
   Steps (*steps_of)(const Context&, const Args&, Arena&);
 
   Status size_workspace(const Context& context, const Args& args, size_t* bytes) const {
-    MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kSizeWorkspace));
+    ArgumentCheck check(name, context, ArgumentCheck::Purpose::kSizeWorkspace);
+    validate(check, args);
+    if (!check_outputs(check, args)) return check.status();
     if (bytes == nullptr) {
       return {Code::kInvalidArgument, concat(name, "_workspace: bytes is null, needs an address")};
     }
@@ -53,9 +42,9 @@ struct Composite {
   // The workspace is checked before the first step runs, so that one too small for the last leaves
   // every output as it was.
   Status run(const Context& context, const Args& args) const {
-    MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kRun));
     ArgumentCheck check(name, context, ArgumentCheck::Purpose::kRun);
-    if (!check_memory(check, args)) return check.status();
+    validate(check, args);
+    if (!check_outputs(check, args) || !check_memory(check, args)) return check.status();
     Arena arena(args.workspace);
     Steps steps = steps_of(context, args, arena);
     size_t needed = 0;

@@ -1,13 +1,12 @@
 // Validation and dispatch of bias_backward.
 #include <moire/grouped_gemm.h>
 
-#include "core/sizes.h"
 #include "ops/dispatch.h"
 
 namespace moire {
 namespace {
 
-void check_operands(ArgumentCheck& check, const BiasBackwardArgs& args) {
+void validate(ArgumentCheck& check, const BiasBackwardArgs& args) {
   const TensorView grad_y(args.grad_y), row_idx(args.row_idx);
   const int64_t capacity = args.groups.capacity, num_groups = args.groups.num_groups;
   const NamedSize g{"G", num_groups}, rows{"capacity", capacity};
@@ -28,52 +27,30 @@ void check_operands(ArgumentCheck& check, const BiasBackwardArgs& args) {
   } else {
     check.optional_tensor("bias", args.bias, kFloatTypes, {g, n});
   }
-  check.enumerator("beta", args.beta, 2);
+  check.beta("beta", args.beta, args.beta_per_group, args.groups);
   check.enumerator("beta_scale", args.beta_scale, 2);
   check.enumerator("tail", args.tail, 2);
-}
-
-void check_values(ArgumentCheck& check, const BiasBackwardArgs& args, bool reads_values) {
-  if (!check.ok()) return;
-  const moire_groups& groups = args.groups;
-  if (reads_values && groups.num_groups != 0) {
-    check.indices("row_idx", args.row_idx, groups.offsets[groups.num_groups], 0,
-                  TensorView(args.grad_y).num_rows());
+  if (check.ok() && check.reads_values() && num_groups != 0) {
+    check.indices("row_idx", row_idx, args.groups.offsets[num_groups], 0, grad_y.num_rows());
   }
 }
 
-Status check_call(const Context& context, const BiasBackwardArgs& args,
-                  ArgumentCheck::Purpose purpose) {
-  ArgumentCheck check("bias_backward", context, purpose);
-  check_operands(check, args);
-  // Offsets are the host's to read on a CPU context that runs.
-  const bool reads_values = context.device() == Device::kCpu && !context.is_explaining();
-  if (purpose == ArgumentCheck::Purpose::kRun) check_values(check, args, reads_values);
-  return check.status();
+std::string problem_of(const BiasBackwardArgs& args) {
+  return concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ",
+                TensorView(args.grad_y));
 }
 
-Cost cost_of(const BiasBackwardArgs& args) {
-  const TensorView grad_y(args.grad_y), grad_scale(args.grad_scale);
-  const int64_t y_bytes =
-      product(args.groups.capacity, grad_y.columns(), dtype_size(grad_y.type()));
-  const bool accumulates = args.beta != 0 || args.beta_per_group != nullptr;
-  return {concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ", grad_y),
-          y_bytes + bytes_of(args.row_idx) + bytes_of(args.scale) +
-              (grad_scale.is_present() ? bytes_of(args.bias) : 0) +
-              (accumulates ? bytes_of(args.grad_bias) : 0)};
-}
+constexpr Op<BiasBackwardArgs> kBiasBackward{"bias_backward", validate, problem_of};
 
 }  // namespace
 
 Status bias_backward(const Context& context, const BiasBackwardArgs& args) {
-  MOIRE_RETURN_IF_ERROR(check_call(context, args, ArgumentCheck::Purpose::kRun));
-  return dispatch(context, "bias_backward", args, [&] { return cost_of(args); });
+  return kBiasBackward.run(context, args);
 }
 
 Status bias_backward_workspace(const Context& context, const BiasBackwardArgs& args,
                                size_t* bytes) {
-  MOIRE_RETURN_IF_ERROR(check_call(context, args, ArgumentCheck::Purpose::kSizeWorkspace));
-  return size_workspace(context, "bias_backward", args, bytes);
+  return kBiasBackward.size_workspace(context, args, bytes);
 }
 
 }  // namespace moire

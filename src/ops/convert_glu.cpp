@@ -45,52 +45,57 @@ std::string layout_name(const moire_glu_layout& layout) {
   return layout.block == 0 ? concat("halves", order) : concat("blocks of ", layout.block, order);
 }
 
-Status dispatch_conversion(const Context& context, std::string_view op,
-                           const ConvertGluArgs& args) {
-  return dispatch(context, op, args, [&] {
-    return Cost{concat(args.source, " along dim ", args.dim, ", ", layout_name(args.from), " to ",
-                       layout_name(args.to)),
-                bytes_of(args.source)};
-  });
+std::string problem_of(const ConvertGluArgs& args) {
+  return concat(TensorView(args.source), " along dim ", args.dim, ", ", layout_name(args.from),
+                " to ", layout_name(args.to));
 }
 
-// Both directions between halves and blocks, which share their checks.
-Status convert_blocks(const Context& context, std::string_view op, const TensorView& source,
-                      const TensorView& target, int64_t block, int dim, bool to_blocks) {
-  ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
-  check_tensors(check, source, target);
-  check.require(block > 0, "block is ", block, ", must be a positive integer");
-  check_dim(check, source, dim, block);
-  if (!check.ok()) return check.status();
-  ConvertGluArgs args;
-  args.source = source;
-  args.target = target;
-  args.dim = dim;
-  (to_blocks ? args.to : args.from) = GluLayout::interleaved(block);
-  return dispatch_conversion(context, op, args);
-}
-
-}  // namespace
-
-Status convert_glu(const Context& context, const ConvertGluArgs& args) {
-  ArgumentCheck check("convert_glu", context, ArgumentCheck::Purpose::kRun);
+void validate(ArgumentCheck& check, const ConvertGluArgs& args) {
   check_tensors(check, args.source, args.target);
   check_layout(check, "from", args.from);
   check_layout(check, "to", args.to);
   if (check.ok()) check_dim(check, args.source, args.dim, args.from.block);
   if (check.ok()) check_dim(check, args.source, args.dim, args.to.block);
-  if (!check.ok()) return check.status();
-  return dispatch_conversion(context, "convert_glu", args);
+}
+
+// From halves to blocks or back: one of the layouts has the block that the caller gave.
+void validate_blocks(ArgumentCheck& check, const ConvertGluArgs& args) {
+  const int64_t block = args.from.block + args.to.block;
+  check_tensors(check, args.source, args.target);
+  check.require(block > 0, "block is ", block, ", must be a positive integer");
+  if (check.ok()) check_dim(check, args.source, args.dim, block);
+}
+
+constexpr Op<ConvertGluArgs> kConvertGlu{"convert_glu", validate, problem_of};
+constexpr Op<ConvertGluArgs> kInterleaveGlu{"interleave_glu", validate_blocks, problem_of};
+constexpr Op<ConvertGluArgs> kDeinterleaveGlu{"deinterleave_glu", validate_blocks, problem_of};
+
+ConvertGluArgs halves(const TensorView& source, const TensorView& target, int dim) {
+  ConvertGluArgs args;
+  args.source = source;
+  args.target = target;
+  args.dim = dim;
+  return args;
+}
+
+}  // namespace
+
+Status convert_glu(const Context& context, const ConvertGluArgs& args) {
+  return kConvertGlu.run(context, args);
 }
 
 Status interleave_glu(const Context& context, const TensorView& source, const TensorView& target,
                       int64_t block, int dim) {
-  return convert_blocks(context, "interleave_glu", source, target, block, dim, true);
+  ConvertGluArgs args = halves(source, target, dim);
+  args.to = GluLayout::interleaved(block);
+  return kInterleaveGlu.run(context, args);
 }
 
 Status deinterleave_glu(const Context& context, const TensorView& source, const TensorView& target,
                         int64_t block, int dim) {
-  return convert_blocks(context, "deinterleave_glu", source, target, block, dim, false);
+  ConvertGluArgs args = halves(source, target, dim);
+  args.from = GluLayout::interleaved(block);
+  return kDeinterleaveGlu.run(context, args);
 }
 
 }  // namespace moire

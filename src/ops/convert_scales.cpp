@@ -43,8 +43,7 @@ void check_side(ArgumentCheck& check, const NamedTensor& side, int32_t layout,
   check_scales(check, side, MOIRE_SCALING_MXFP8, args.direction, args.groups, {"k", args.k});
 }
 
-Status check_convert_scales(const Context& context, const ConvertScalesArgs& args) {
-  ArgumentCheck check("convert_scales", context, ArgumentCheck::Purpose::kRun);
+void validate(ArgumentCheck& check, const ConvertScalesArgs& args) {
   check.enumerator("from", args.from, 4);
   check.enumerator("to", args.to, 4);
   check.enumerator("direction", args.direction, 2);
@@ -52,22 +51,23 @@ Status check_convert_scales(const Context& context, const ConvertScalesArgs& arg
                 "from is ", args.from, " and to is ", args.to,
                 ": one of them must be canonical (0)");
   check.require(args.k >= 0 && args.k <= int64_t{1} << 40, "k is ", args.k, ", must be 0 to 2^40");
-  if (!check.ok() || !check.groups(args.groups)) return check.status();
+  if (!check.ok() || !check.groups(args.groups)) return;
   check_side(check, {"source", args.source}, args.from, args);
   check_side(check, {"target", args.target}, args.to, args);
-  return check.status();
 }
+
+std::string problem_of(const ConvertScalesArgs& args) {
+  return concat(TensorView(args.source), " ", kLayoutNames[args.from], " to ",
+                kLayoutNames[args.to],
+                args.direction == MOIRE_ROWWISE ? ", rowwise" : ", columnwise");
+}
+
+constexpr Op<ConvertScalesArgs> kConvertScales{"convert_scales", validate, problem_of};
 
 }  // namespace
 
 Status convert_scales(const Context& context, const ConvertScalesArgs& args) {
-  MOIRE_RETURN_IF_ERROR(check_convert_scales(context, args));
-  return dispatch(context, "convert_scales", args, [&] {
-    return Cost{
-        concat(TensorView(args.source), " ", kLayoutNames[args.from], " to ", kLayoutNames[args.to],
-               args.direction == MOIRE_ROWWISE ? ", rowwise" : ", columnwise"),
-        bytes_of(args.source)};
-  });
+  return kConvertScales.run(context, args);
 }
 
 Status scales_shape(int32_t scaling, int32_t direction, int32_t layout, int64_t rows, int64_t k,

@@ -53,8 +53,7 @@ void with_shape(ArgumentCheck& check, const Source& s, CheckCopies&& check_copie
   });
 }
 
-Status check_dequantize(const Context& context, const DequantizeArgs& args) {
-  ArgumentCheck check("dequantize", context, ArgumentCheck::Purpose::kRun);
+void validate(ArgumentCheck& check, const DequantizeArgs& args) {
   const TensorView data(args.source.data), target(args.target);
   const Source source{args.source, args.scaling, args.direction, args.groups};
   check.require(args.scaling >= MOIRE_SCALING_MXFP8 && args.scaling <= MOIRE_SCALING_FP8_TILE,
@@ -65,17 +64,15 @@ Status check_dequantize(const Context& context, const DequantizeArgs& args) {
   with_shape(check, source,
              [&](auto&& check_copy) { check_copy("source", args.source, args.direction); });
   if (!check.ok() || !check.ranked("target", target, kFloatTypes, data.rank)) {
-    return check.status();
+    return;
   }
   bool equal = true;
   for (int32_t i = 0; i < data.rank; ++i) equal = equal && target.shape[i] == data.shape[i];
   check.require(equal, "target is ", target, " but source.data is ", data,
                 ": the shapes must be equal");
-  return check.status();
 }
 
-Status check_requantize(const Context& context, const RequantizeArgs& args) {
-  ArgumentCheck check("requantize", context, ArgumentCheck::Purpose::kRun);
+void validate(ArgumentCheck& check, const RequantizeArgs& args) {
   const Source source{args.source, args.scaling, args.direction, args.groups};
   check.require(args.scaling == MOIRE_SCALING_MXFP8 || args.scaling == MOIRE_SCALING_FP8_BLOCK,
                 "scaling is ", scaling_name(args.scaling),
@@ -87,29 +84,31 @@ Status check_requantize(const Context& context, const RequantizeArgs& args) {
     check_copy("source", args.source, args.direction);
     check_copy("target", args.target, 1 - args.direction);
   });
-  return check.status();
 }
+
+std::string problem_of(const DequantizeArgs& args) {
+  const Source source{args.source, args.scaling, args.direction, args.groups};
+  return concat(source.problem(), " to ", TensorView(args.target).type());
+}
+
+std::string problem_of(const RequantizeArgs& args) {
+  const Source source{args.source, args.scaling, args.direction, args.groups};
+  return concat(source.problem(),
+                args.direction == MOIRE_ROWWISE ? " to columnwise" : " to rowwise", " ",
+                TensorView(args.target.data).type());
+}
+
+constexpr Op<DequantizeArgs> kDequantize{"dequantize", validate, problem_of};
+constexpr Op<RequantizeArgs> kRequantize{"requantize", validate, problem_of};
 
 }  // namespace
 
 Status dequantize(const Context& context, const DequantizeArgs& args) {
-  MOIRE_RETURN_IF_ERROR(check_dequantize(context, args));
-  return dispatch(context, "dequantize", args, [&] {
-    const Source source{args.source, args.scaling, args.direction, args.groups};
-    return Cost{concat(source.problem(), " to ", TensorView(args.target).type()),
-                bytes_of(args.source)};
-  });
+  return kDequantize.run(context, args);
 }
 
 Status requantize(const Context& context, const RequantizeArgs& args) {
-  MOIRE_RETURN_IF_ERROR(check_requantize(context, args));
-  return dispatch(context, "requantize", args, [&] {
-    const Source source{args.source, args.scaling, args.direction, args.groups};
-    return Cost{
-        concat(source.problem(), args.direction == MOIRE_ROWWISE ? " to columnwise" : " to rowwise",
-               " ", TensorView(args.target.data).type()),
-        bytes_of(args.source)};
-  });
+  return kRequantize.run(context, args);
 }
 
 }  // namespace moire

@@ -1,13 +1,12 @@
-// From a validated call to the implementation that runs it: see that its memory lies apart, walk
-// the op's list, take the first that supports the call, check its workspace, run it (or, on an
-// explaining context, record what would have run).
+// From a call to the implementation that runs it: check its arguments, see that its memory lies
+// apart, walk the op's list, take the first that supports the call, check its workspace, run it
+// (or, on an explaining context, record what would have run). Main path: Op::run.
 #pragma once
 
 #include <moire/context.h>
 
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,53 +16,9 @@
 #include "core/footprint.h"
 #include "core/status_macros.h"
 #include "core/thread_pool.h"
+#include "ops/traffic.h"
 
 namespace moire {
-
-// What explain says of a call besides its implementation.
-struct Cost {
-  std::string problem;
-  int64_t bytes_read = 0;
-};
-
-// Bytes of a view's elements, and of a quantised copy; for cost functions.
-inline int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.type()); }
-inline int64_t bytes_of(const moire_quantized& q) {
-  return bytes_of(TensorView(q.data)) + bytes_of(TensorView(q.scales));
-}
-
-// Bytes of the elements that a call writes, by the fields of its struct (moire/fields.h); not those
-// of its workspace.
-class WrittenBytes : public MemoryVisitor {
- public:
-  void field(const char*, const moire_tensor& t, Role role, const char*) {
-    if (is_written(role)) count_ += bytes_of(TensorView(t));
-  }
-  void field(const char*, const moire_weight& w, Role role, const char*) {
-    if (is_written(role)) count_ += bytes_of(TensorView(w.tensor));
-  }
-  void field(const char*, const moire_quantized& q, Role role, const char*) {
-    if (is_written(role)) count_ += bytes_of(q);
-  }
-  void field(const char*, const moire_offsets_output* outputs, Role, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) count_ += bytes_of(TensorView(outputs[i].offsets));
-  }
-  void field(const char*, const uint8_t*, Role, int64_t) {}  // beta_per_group, which is read
-  void field(const char*, const moire_groups&) {}
-  void field(const char*, const moire_workspace&) {}
-
-  int64_t count() const { return count_; }
-
- private:
-  int64_t count_ = 0;
-};
-
-template <class A>
-int64_t bytes_written(const A& args) {
-  WrittenBytes bytes;
-  visit_fields(args, bytes);
-  return bytes.count();
-}
 
 // A call's workspace: an empty one, where its struct has none.
 template <class A>
@@ -118,19 +73,6 @@ Result<Choice<A>> choose(const Context& context, std::string_view op, const A& a
   return choice;
 }
 
-template <class A>
-Status size_workspace(const Context& context, std::string_view op, const A& args, size_t* bytes) {
-  if (bytes == nullptr) {
-    return {Code::kInvalidArgument, concat(op, "_workspace: bytes is null, needs an address")};
-  }
-  const Result<Choice<A>> choice = choose(context, op, args);
-  if (!choice.ok()) return choice.status();
-  const size_t needed = choice.value().implementation->workspace(context.state(), args);
-  MOIRE_RETURN_IF_ERROR(check_workspace_size(op, needed));
-  *bytes = needed;
-  return {};
-}
-
 // Runs a call that has been checked. Threads that are lent to the context and never come end it.
 template <class A>
 Status run_chosen(const Context& context, std::string_view op,
@@ -146,39 +88,72 @@ Status run_chosen(const Context& context, std::string_view op,
   }
 }
 
-// Where the outputs have no elements, nothing runs, however many rows there are; but
-// splits_to_offsets is also asked whether the splits are sound. `describe` returns the Cost; it is
-// called only when somebody wants to know.
-template <class A, class Describe>
-Status dispatch(const Context& context, std::string_view op, const A& args, Describe&& describe) {
-  ArgumentCheck check(op, context, ArgumentCheck::Purpose::kRun);
-  if (!check_memory(check, args)) return check.status();
-  Result<Choice<A>> choice = choose(context, op, args);
-  if (!choice.ok()) return choice.status();
-  const Implementation<A>& chosen = *choice.value().implementation;
-  const size_t needed = chosen.workspace(context.state(), args);
-  if (!check.workspace(workspace_of(args), needed)) return check.status();
-  if (context.state().is_planned && !context.is_explaining()) {
-    return {Code::kUnsupported,
-            concat(op, ": the context plans for ", context.state().name,
-                   ", on which nothing runs; needs an explaining context, or a device")};
+template <class A>
+int64_t bytes_read(const A& args) {
+  return traffic_of(args).read();
+}
+
+// An op: how its arguments are checked, and what explain says of them, which is asked for only when
+// somebody wants to know.
+template <class A>
+struct Op {
+  std::string_view name;
+  void (*validate)(ArgumentCheck& check, const A& args);
+  std::string (*problem_of)(const A& args);
+  int64_t (*bytes_read_of)(const A& args) = bytes_read<A>;
+
+  Status run(const Context& context, const A& args) const {
+    ArgumentCheck check(name, context, ArgumentCheck::Purpose::kRun);
+    validate(check, args);
+    if (!check_outputs(check, args) || !check_memory(check, args)) return check.status();
+    Result<Choice<A>> choice = choose(context, name, args);
+    if (!choice.ok()) return choice.status();
+    const Implementation<A>& chosen = *choice.value().implementation;
+    const size_t needed = chosen.workspace(context.state(), args);
+    if (!check.workspace(workspace_of(args), needed)) return check.status();
+    if (context.is_explaining()) {
+      context.record(step_of(context, args, choice.value(), needed));
+      return {};
+    }
+    if (context.state().is_planned) {
+      return {Code::kUnsupported,
+              concat(name, ": the context plans for ", context.state().name,
+                     ", on which nothing runs; needs an explaining context, or a device")};
+    }
+    // Outputs without elements need no run, however many rows there are.
+    if (!chosen.judges_inputs && traffic_of(args).written() == 0) return {};
+    return run_chosen(context, name, chosen, args);
   }
-  if (context.is_explaining()) {
-    Cost cost = describe();
-    context.record(
-        {.op = std::string(op),
-         .problem = std::move(cost.problem),
-         .implementation = std::string(chosen.name),
-         .policy = chosen.policy(context.state(), args),
-         .launches = chosen.launches == nullptr ? 1 : chosen.launches(context.state(), args),
-         .bytes_read = cost.bytes_read,
-         .bytes_written = bytes_written(args),
-         .workspace_bytes = static_cast<int64_t>(needed),
-         .refused = std::move(choice.value().refused)});
+
+  Status size_workspace(const Context& context, const A& args, size_t* bytes) const {
+    ArgumentCheck check(name, context, ArgumentCheck::Purpose::kSizeWorkspace);
+    validate(check, args);
+    if (!check_outputs(check, args)) return check.status();
+    if (bytes == nullptr) {
+      return {Code::kInvalidArgument, concat(name, "_workspace: bytes is null, needs an address")};
+    }
+    const Result<Choice<A>> choice = choose(context, name, args);
+    if (!choice.ok()) return choice.status();
+    const size_t needed = choice.value().implementation->workspace(context.state(), args);
+    MOIRE_RETURN_IF_ERROR(check_workspace_size(name, needed));
+    *bytes = needed;
     return {};
   }
-  if (bytes_written(args) == 0 && !std::is_same_v<A, SplitsToOffsetsArgs>) return {};
-  return run_chosen(context, op, chosen, args);
-}
+
+ private:
+  Step step_of(const Context& context, const A& args, Choice<A>& choice, size_t needed) const {
+    const Implementation<A>& chosen = *choice.implementation;
+    const DeviceState& state = context.state();
+    return {.op = std::string(name),
+            .problem = problem_of(args),
+            .implementation = std::string(chosen.name),
+            .policy = chosen.policy(state, args),
+            .launches = chosen.launches == nullptr ? 1 : chosen.launches(state, args),
+            .bytes_read = bytes_read_of(args),
+            .bytes_written = traffic_of(args).written(),
+            .workspace_bytes = static_cast<int64_t>(needed),
+            .refused = std::move(choice.refused)};
+  }
+};
 
 }  // namespace moire

@@ -40,30 +40,28 @@ std::string_view activation_name(const moire_activation& activation) {
   }
 }
 
-std::string problem_of(const TensorView& z, const moire_activation& activation,
-                       const moire_glu_layout& layout) {
+template <class A>
+std::string problem_of(const A& args) {
+  const moire_glu_layout& layout = args.layout;
   const std::string block = layout.block == 0 ? "halves" : concat("blocks of ", layout.block);
-  return concat(activation_name(activation), " of ", z, " in ", block,
+  return concat(activation_name(args.activation), " of ", TensorView(args.z), " in ", block,
                 layout.order == MOIRE_GATE_FIRST ? ", gate first" : ", up first");
 }
 
-Status check_glu(const Context& context, const GluArgs& args) {
-  ArgumentCheck check("glu", context, ArgumentCheck::Purpose::kRun);
+void validate(ArgumentCheck& check, const GluArgs& args) {
   const TensorView z(args.z), probs(args.probs), act(args.act);
   const Sizes s =
       check_shared(check, z, probs, args.groups, args.activation, args.layout, args.tail);
-  if (!check.ok()) return check.status();
+  if (!check.ok()) return;
   check.tensor("act", act, kFloatTypes, {{"capacity", s.rows}, {"F", s.f}});
   check.same_dtype("z", z, "act", act);
-  return check.status();
 }
 
-Status check_glu_backward(const Context& context, const GluBackwardArgs& args) {
-  ArgumentCheck check("glu_backward", context, ArgumentCheck::Purpose::kRun);
+void validate(ArgumentCheck& check, const GluBackwardArgs& args) {
   const TensorView z(args.z), probs(args.probs);
   const Sizes s =
       check_shared(check, z, probs, args.groups, args.activation, args.layout, args.tail);
-  if (!check.ok()) return check.status();
+  if (!check.ok()) return;
   const NamedTensor grad_act{"grad_act", args.grad_act}, grad_z{"grad_z", args.grad_z},
       act{"act", args.act}, grad_probs{"grad_probs", args.grad_probs};
   check.tensor(grad_act.name, grad_act.tensor, kFloatTypes, {{"capacity", s.rows}, {"F", s.f}});
@@ -73,25 +71,17 @@ Status check_glu_backward(const Context& context, const GluBackwardArgs& args) {
   for (const NamedTensor& other : {grad_act, grad_z, act}) {
     check.same_dtype("z", z, other.name, other.tensor);
   }
-  return check.status();
 }
+
+constexpr Op<GluArgs> kGlu{"glu", validate, problem_of};
+constexpr Op<GluBackwardArgs> kGluBackward{"glu_backward", validate, problem_of};
 
 }  // namespace
 
-Status glu(const Context& context, const GluArgs& args) {
-  MOIRE_RETURN_IF_ERROR(check_glu(context, args));
-  return dispatch(context, "glu", args, [&] {
-    return Cost{problem_of(args.z, args.activation, args.layout),
-                bytes_of(args.z) + bytes_of(args.probs)};
-  });
-}
+Status glu(const Context& context, const GluArgs& args) { return kGlu.run(context, args); }
 
 Status glu_backward(const Context& context, const GluBackwardArgs& args) {
-  MOIRE_RETURN_IF_ERROR(check_glu_backward(context, args));
-  return dispatch(context, "glu_backward", args, [&] {
-    return Cost{problem_of(args.z, args.activation, args.layout),
-                bytes_of(args.z) + bytes_of(args.probs) + bytes_of(args.grad_act)};
-  });
+  return kGluBackward.run(context, args);
 }
 
 }  // namespace moire

@@ -7,10 +7,7 @@
 namespace moire {
 namespace {
 
-using Purpose = ArgumentCheck::Purpose;
-
-Status validate(const Context& context, const GroupedGemmArgs& args, Purpose purpose) {
-  ArgumentCheck check("grouped_gemm", context, purpose);
+void validate(ArgumentCheck& check, const GroupedGemmArgs& args) {
   const TensorView a(args.a), d(args.d);
   const Weight b(args.b);
   const Groups groups(args.groups);
@@ -29,30 +26,26 @@ Status validate(const Context& context, const GroupedGemmArgs& args, Purpose pur
   check_weight_scales(check, b, scaled_b, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
   check_accumulation(check, args.accumulation, scaled_a.data, scaled_b.data);
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, n});
-  check.require(args.bias_scale.rank == 0 || args.bias.rank != 0,
+  check.require(!is_present(args.bias_scale) || is_present(args.bias),
                 "bias_scale is present but bias is absent");
   check.optional_tensor("bias_scale", args.bias_scale, kFP32Only, {capacity});
   check.tensor("d", d, kFloatTypes, {capacity, n});
-  return check.status();
 }
 
-Cost cost_of(const GroupedGemmArgs& args) {
-  return {problem_text(args.groups, args.a, args.b.tensor),
-          bytes_read(args.a, args.row_idx, args.groups) + bytes_of(args.b.tensor) +
-              bytes_of(args.bias) + bytes_of(args.bias_scale) + bytes_of(args.a_scales) +
-              bytes_of(args.b_scales)};
+std::string problem_of(const GroupedGemmArgs& args) {
+  return problem_text(args.groups, args.a, args.b.tensor);
 }
+
+constexpr Op<GroupedGemmArgs> kGroupedGemm{"grouped_gemm", validate, problem_of};
 
 }  // namespace
 
 Status grouped_gemm(const Context& context, const GroupedGemmArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return dispatch(context, "grouped_gemm", args, [&] { return cost_of(args); });
+  return kGroupedGemm.run(context, args);
 }
 
 Status grouped_gemm_workspace(const Context& context, const GroupedGemmArgs& args, size_t* bytes) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
-  return size_workspace(context, "grouped_gemm", args, bytes);
+  return kGroupedGemm.size_workspace(context, args, bytes);
 }
 
 }  // namespace moire

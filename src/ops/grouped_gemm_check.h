@@ -48,9 +48,4 @@ inline std::string problem_text(const Groups& groups, const TensorView& a, const
                 dtype_name(b.type()));
 }
 
-// Bytes of the ragged operand that a call reads: gathered rows as often as they are used.
-inline int64_t bytes_read(const TensorView& t, const TensorView& row_idx, const Groups& groups) {
-  return groups.capacity * t.columns() * dtype_size(t.type()) + bytes_of(row_idx);
-}
-
 }  // namespace moire

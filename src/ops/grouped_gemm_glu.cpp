@@ -7,8 +7,6 @@
 namespace moire {
 namespace {
 
-using Purpose = ArgumentCheck::Purpose;
-
 // act is wanted as it is, quantised, or both.
 void check_outputs(ArgumentCheck& check, const GroupedGemmGluArgs& args, int64_t f) {
   const TensorView z(args.z), act(args.act);
@@ -27,8 +25,7 @@ void check_outputs(ArgumentCheck& check, const GroupedGemmGluArgs& args, int64_t
                 ", must be fp32, bf16, fp16 or 0 (bf16)");
 }
 
-Status validate(const Context& context, const GroupedGemmGluArgs& args, Purpose purpose) {
-  ArgumentCheck check("grouped_gemm_glu", context, purpose);
+void validate(ArgumentCheck& check, const GroupedGemmGluArgs& args) {
   const TensorView a(args.a);
   const Weight b(args.b);
   const Groups groups(args.groups);
@@ -50,27 +47,23 @@ Status validate(const Context& context, const GroupedGemmGluArgs& args, Purpose 
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, two_f});
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
   check_outputs(check, args, f);
-  return check.status();
 }
 
-Cost cost_of(const GroupedGemmGluArgs& args) {
-  return {problem_text(args.groups, args.a, args.b.tensor),
-          bytes_read(args.a, args.row_idx, args.groups) + bytes_of(args.b.tensor) +
-              bytes_of(args.bias) + bytes_of(args.probs) + bytes_of(args.a_scales) +
-              bytes_of(args.b_scales)};
+std::string problem_of(const GroupedGemmGluArgs& args) {
+  return problem_text(args.groups, args.a, args.b.tensor);
 }
+
+constexpr Op<GroupedGemmGluArgs> kGroupedGemmGlu{"grouped_gemm_glu", validate, problem_of};
 
 }  // namespace
 
 Status grouped_gemm_glu(const Context& context, const GroupedGemmGluArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return dispatch(context, "grouped_gemm_glu", args, [&] { return cost_of(args); });
+  return kGroupedGemmGlu.run(context, args);
 }
 
 Status grouped_gemm_glu_workspace(const Context& context, const GroupedGemmGluArgs& args,
                                   size_t* bytes) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
-  return size_workspace(context, "grouped_gemm_glu", args, bytes);
+  return kGroupedGemmGlu.size_workspace(context, args, bytes);
 }
 
 }  // namespace moire

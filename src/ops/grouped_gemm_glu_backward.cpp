@@ -8,8 +8,6 @@
 namespace moire {
 namespace {
 
-using Purpose = ArgumentCheck::Purpose;
-
 // grad_z is wanted as it is, quantised, or both.
 void check_outputs(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args, int64_t f) {
   const Groups groups(args.groups);
@@ -31,8 +29,7 @@ void check_outputs(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args,
                          args.fractional_scales, groups, {"F", f});
 }
 
-Status validate(const Context& context, const GroupedGemmGluBackwardArgs& args, Purpose purpose) {
-  ArgumentCheck check("grouped_gemm_glu_backward", context, purpose);
+void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
   const Weight w2(args.w2);
   const Groups groups(args.groups);
   const NamedSize num_groups{"G", groups.num_groups}, capacity{"capacity", groups.capacity};
@@ -51,27 +48,24 @@ Status validate(const Context& context, const GroupedGemmGluBackwardArgs& args, 
   check.tensor("z", args.z, kFloatTypes, {capacity, {"2F", product(2, f.size)}});
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
   if (check.ok()) check_outputs(check, args, f.size);
-  return check.status();
 }
 
-Cost cost_of(const GroupedGemmGluBackwardArgs& args) {
-  return {problem_text(args.groups, args.grad_y, args.w2.tensor),
-          bytes_read(args.grad_y, args.row_idx, args.groups) + bytes_of(args.w2.tensor) +
-              bytes_of(args.z) + bytes_of(args.probs) + bytes_of(args.grad_y_scales) +
-              bytes_of(args.w2_scales) + (args.beta != 0 ? bytes_of(args.grad_bias) : 0)};
+std::string problem_of(const GroupedGemmGluBackwardArgs& args) {
+  return problem_text(args.groups, args.grad_y, args.w2.tensor);
 }
+
+constexpr Op<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward{"grouped_gemm_glu_backward",
+                                                                 validate, problem_of};
 
 }  // namespace
 
 Status grouped_gemm_glu_backward(const Context& context, const GroupedGemmGluBackwardArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kRun));
-  return dispatch(context, "grouped_gemm_glu_backward", args, [&] { return cost_of(args); });
+  return kGroupedGemmGluBackward.run(context, args);
 }
 
 Status grouped_gemm_glu_backward_workspace(const Context& context,
                                            const GroupedGemmGluBackwardArgs& args, size_t* bytes) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, Purpose::kSizeWorkspace));
-  return size_workspace(context, "grouped_gemm_glu_backward", args, bytes);
+  return kGroupedGemmGluBackward.size_workspace(context, args, bytes);
 }
 
 }  // namespace moire

@@ -34,10 +34,9 @@ void check_probs(ArgumentCheck& check, const PermuteArgs& args) {
   check_scatter(check, scatter_idx, args.groups);
 }
 
-Status validate(const Context& context, const PermuteArgs& args) {
-  ArgumentCheck check("permute", context, ArgumentCheck::Purpose::kRun);
-  const bool moves_rows = args.x.rank != 0 || args.rows.rank != 0;
-  const bool moves_probs = args.topk_weights.rank != 0 || args.probs.rank != 0;
+void validate(ArgumentCheck& check, const PermuteArgs& args) {
+  const bool moves_rows = is_present(args.x) || is_present(args.rows);
+  const bool moves_probs = is_present(args.topk_weights) || is_present(args.probs);
   check.require(moves_rows || moves_probs,
                 "there is nothing to do: x and rows, or topk_weights, scatter_idx and probs, must "
                 "be present");
@@ -48,29 +47,25 @@ Status validate(const Context& context, const PermuteArgs& args) {
   if (moves_rows && moves_probs) {
     check_inverse(check, args.gather_idx, args.scatter_idx, args.groups);
   }
-  return check.status();
 }
 
-Cost cost_of(const PermuteArgs& args) {
-  const TensorView subject = args.rows.rank != 0 ? args.rows : args.probs;
-  Cost cost;
-  cost.problem =
-      concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ", subject);
-  if (args.rows.rank != 0) {
-    // A token that several rows copy has to be read once.
-    cost.bytes_read += std::min(bytes_of(args.rows), bytes_of(args.x)) + bytes_of(args.gather_idx);
-  }
-  if (args.probs.rank != 0) {
-    cost.bytes_read += bytes_of(args.topk_weights) + bytes_of(args.scatter_idx);
-  }
-  return cost;
+std::string problem_of(const PermuteArgs& args) {
+  return concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ",
+                TensorView(is_present(args.rows) ? args.rows : args.probs));
 }
+
+// A token that several rows copy has to be read once.
+int64_t bytes_read_of(const PermuteArgs& args) {
+  const int64_t tokens = TensorView(args.x).num_bytes();
+  return bytes_read(args) - tokens + std::min(tokens, TensorView(args.rows).num_bytes());
+}
+
+constexpr Op<PermuteArgs> kPermute{"permute", validate, problem_of, bytes_read_of};
 
 }  // namespace
 
 Status permute(const Context& context, const PermuteArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "permute", args, [&] { return cost_of(args); });
+  return kPermute.run(context, args);
 }
 
 }  // namespace moire

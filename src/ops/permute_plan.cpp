@@ -10,16 +10,14 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-Status validate(const Context& context, const PermutePlanArgs& args,
-                ArgumentCheck::Purpose purpose) {
-  ArgumentCheck check("permute_plan", context, purpose);
+void validate(ArgumentCheck& check, const PermutePlanArgs& args) {
   const TensorView topk_idx = args.topk_idx, offsets = args.offsets, gather_idx = args.gather_idx,
                    scatter_idx = args.scatter_idx;
   const int64_t num_groups = args.num_groups, num_tokens = topk_idx.shape[0];
   check.ranked("topk_idx", topk_idx, kIndexTypes, 2);
   if (!check.require(num_groups >= 0 && num_groups < kMaxInt32, "num_groups is ", num_groups,
                      ", must be 0 to ", kMaxInt32 - 1)) {
-    return check.status();
+    return;
   }
   check.tensor("offsets", offsets, kInt64Only, {{"num_groups + 1", num_groups + 1}});
   check.ranked("gather_idx", gather_idx, kIndexTypes, 1);
@@ -31,26 +29,23 @@ Status validate(const Context& context, const PermutePlanArgs& args,
                 "gather_idx is ", gather_idx, " for ", num_tokens, " tokens, needs int64 past ",
                 kMaxInt32);
   check.indices("topk_idx", topk_idx, topk_idx.num_elements(), -1, num_groups + 1);
-  return check.status();
 }
 
-Cost cost_of(const PermutePlanArgs& args) {
-  return {
-      .problem = concat(args.topk_idx.shape[0], " tokens x ", args.topk_idx.shape[1], " choices, ",
-                        args.num_groups, " groups, capacity ", args.gather_idx.shape[0]),
-      .bytes_read = bytes_of(args.topk_idx)};
+std::string problem_of(const PermutePlanArgs& args) {
+  return concat(args.topk_idx.shape[0], " tokens x ", args.topk_idx.shape[1], " choices, ",
+                args.num_groups, " groups, capacity ", args.gather_idx.shape[0]);
 }
+
+constexpr Op<PermutePlanArgs> kPermutePlan{"permute_plan", validate, problem_of};
 
 }  // namespace
 
 Status permute_plan(const Context& context, const PermutePlanArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kRun));
-  return dispatch(context, "permute_plan", args, [&] { return cost_of(args); });
+  return kPermutePlan.run(context, args);
 }
 
 Status permute_plan_workspace(const Context& context, const PermutePlanArgs& args, size_t* bytes) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args, ArgumentCheck::Purpose::kSizeWorkspace));
-  return size_workspace(context, "permute_plan", args, bytes);
+  return kPermutePlan.size_workspace(context, args, bytes);
 }
 
 }  // namespace moire

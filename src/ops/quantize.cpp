@@ -20,22 +20,21 @@ void check_copies(ArgumentCheck& check, const moire_quantized& rowwise,
 }
 
 std::string directions(const moire_quantized& rowwise, const moire_quantized& columnwise) {
-  const std::string r = rowwise.data.rank == 0 ? "" : dtype_name(TensorView(rowwise.data).type());
+  const std::string r = !is_present(rowwise) ? "" : dtype_name(TensorView(rowwise.data).type());
   const std::string c =
-      columnwise.data.rank == 0 ? "" : dtype_name(TensorView(columnwise.data).type());
+      !is_present(columnwise) ? "" : dtype_name(TensorView(columnwise.data).type());
   if (c.empty()) return concat("rowwise ", r);
   if (r.empty()) return concat("columnwise ", c);
   return concat("rowwise ", r, " and columnwise ", c);
 }
 
-Status check_quantize(const Context& context, const QuantizeArgs& args) {
-  ArgumentCheck check("quantize", context, ArgumentCheck::Purpose::kRun);
+void validate(ArgumentCheck& check, const QuantizeArgs& args) {
   const TensorView source(args.source), row_idx(args.row_idx);
   check.require(args.scaling == MOIRE_SCALING_MXFP8 || args.scaling == MOIRE_SCALING_FP8_BLOCK,
                 "scaling is ", scaling_name(args.scaling), ", must be MXFP8 (1) or FP8_BLOCK (2)");
   check_fractional(check, args.scaling, args.fractional_scales);
   check.enumerator("tail", args.tail, 2);
-  if (!check.ok() || !check.ranked("source", source, kFloatTypes, 2)) return check.status();
+  if (!check.ok() || !check.ranked("source", source, kFloatTypes, 2)) return;
   const TensorView& rows_like = row_idx.is_present() ? row_idx : source;
   const ResolvedGroups resolved(args.groups, rows_like.shape[0]);
   const Groups groups = resolved.get();
@@ -46,11 +45,9 @@ Status check_quantize(const Context& context, const QuantizeArgs& args) {
       [&](std::string_view name, const Quantized& copy, int32_t direction) {
         check_quantized(check, name, copy, args.scaling, direction, groups, {"k", source.shape[1]});
       });
-  return check.status();
 }
 
-Status check_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
-  ArgumentCheck check("quantize_weight", context, ArgumentCheck::Purpose::kRun);
+void validate(ArgumentCheck& check, const QuantizeWeightArgs& args) {
   const Weight source = args.source;
   const bool is_tiled = args.scaling == MOIRE_SCALING_FP8_TILE;
   check.require(args.scaling >= MOIRE_SCALING_MXFP8 && args.scaling <= MOIRE_SCALING_FP8_TILE,
@@ -63,7 +60,7 @@ Status check_quantize_weight(const Context& context, const QuantizeWeightArgs& a
   check.require(source.is_present(), "source is absent, needs fp32, bf16 or fp16 [G, n, k]");
   check.require(source.tensor.rank == 3, "source has rank ", source.tensor.rank,
                 ", needs rank 3 [G, n, k]");
-  if (!check.ok()) return check.status();
+  if (!check.ok()) return;
   const int64_t* s = source.tensor.shape;
   check.weight("source", source, kFloatTypes, {"G", s[0]}, {"out", source.out_features()},
                {"in", source.in_features()});
@@ -71,33 +68,32 @@ Status check_quantize_weight(const Context& context, const QuantizeWeightArgs& a
                [&](std::string_view name, const Quantized& copy, int32_t direction) {
                  check_quantized(check, name, copy, args.scaling, direction, source);
                });
-  return check.status();
 }
+
+std::string problem_of(const QuantizeArgs& args) {
+  return concat(TensorView(args.source), is_present(args.row_idx) ? ", gathered" : "", ", ",
+                scaling_word(args.scaling), " ", directions(args.rowwise, args.columnwise));
+}
+
+std::string problem_of(const QuantizeWeightArgs& args) {
+  return concat(TensorView(args.source.tensor), args.source.list == nullptr ? "" : ", listed", ", ",
+                scaling_word(args.scaling), " ",
+                args.scaling == MOIRE_SCALING_FP8_TILE
+                    ? dtype_name(TensorView(args.rowwise.data).type())
+                    : directions(args.rowwise, args.columnwise));
+}
+
+constexpr Op<QuantizeArgs> kQuantize{"quantize", validate, problem_of};
+constexpr Op<QuantizeWeightArgs> kQuantizeWeight{"quantize_weight", validate, problem_of};
 
 }  // namespace
 
 Status quantize(const Context& context, const QuantizeArgs& args) {
-  MOIRE_RETURN_IF_ERROR(check_quantize(context, args));
-  return dispatch(context, "quantize", args, [&] {
-    const TensorView source(args.source), row_idx(args.row_idx);
-    const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source.shape[0];
-    return Cost{concat(source, row_idx.is_present() ? ", gathered" : "", ", ",
-                       scaling_word(args.scaling), " ", directions(args.rowwise, args.columnwise)),
-                rows * source.columns() * dtype_size(source.type()) + bytes_of(row_idx)};
-  });
+  return kQuantize.run(context, args);
 }
 
 Status quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
-  MOIRE_RETURN_IF_ERROR(check_quantize_weight(context, args));
-  return dispatch(context, "quantize_weight", args, [&] {
-    const Weight source = args.source;
-    return Cost{concat(source.tensor, source.list == nullptr ? "" : ", listed", ", ",
-                       scaling_word(args.scaling), " ",
-                       args.scaling == MOIRE_SCALING_FP8_TILE
-                           ? dtype_name(TensorView(args.rowwise.data).type())
-                           : directions(args.rowwise, args.columnwise)),
-                bytes_of(source.tensor)};
-  });
+  return kQuantizeWeight.run(context, args);
 }
 
 }  // namespace moire

@@ -29,20 +29,17 @@ bool check_choice(ArgumentCheck& check, const A& args) {
   return check.require(std::isfinite(args.scale), "scale is ", args.scale, ", must be finite");
 }
 
-Status validate(const Context& context, const RouterArgs& args) {
-  ArgumentCheck check("router", context, ArgumentCheck::Purpose::kRun);
-  if (!check_choice(check, args)) return check.status();
+void validate(ArgumentCheck& check, const RouterArgs& args) {
+  if (!check_choice(check, args)) return;
   const TensorView logits = args.logits, topk_idx = args.topk_idx, topk_weights = args.topk_weights,
                    expert_bias = args.expert_bias;
   check.optional_tensor("expert_bias", expert_bias, kFP32Only, {{"E", logits.shape[1]}});
   check.tensor("topk_weights", topk_weights, kFP32Only,
                {{"T", topk_idx.shape[0]}, {"k", topk_idx.shape[1]}});
-  return check.status();
 }
 
-Status validate(const Context& context, const RouterBackwardArgs& args) {
-  ArgumentCheck check("router_backward", context, ArgumentCheck::Purpose::kRun);
-  if (!check_choice(check, args)) return check.status();
+void validate(ArgumentCheck& check, const RouterBackwardArgs& args) {
+  if (!check_choice(check, args)) return;
   const TensorView logits = args.logits, topk_idx = args.topk_idx,
                    grad_topk_weights = args.grad_topk_weights, grad_logits = args.grad_logits;
   check.tensor("grad_topk_weights", grad_topk_weights, kFP32Only,
@@ -50,7 +47,6 @@ Status validate(const Context& context, const RouterBackwardArgs& args) {
   check.tensor("grad_logits", grad_logits, kFloatTypes,
                {{"T", logits.shape[0]}, {"E", logits.shape[1]}});
   check.indices("topk_idx", topk_idx, topk_idx.num_elements(), 0, logits.shape[1]);
-  return check.status();
 }
 
 template <class A>
@@ -58,27 +54,15 @@ std::string problem_of(const A& args) {
   return concat(args.topk_idx.shape[1], " of ", args.logits.shape[1], " experts, ", args.logits);
 }
 
-Cost cost_of(const RouterArgs& args) {
-  return {.problem = problem_of(args),
-          .bytes_read = bytes_of(args.logits) + bytes_of(args.expert_bias)};
-}
-
-Cost cost_of(const RouterBackwardArgs& args) {
-  return {.problem = problem_of(args),
-          .bytes_read =
-              bytes_of(args.logits) + bytes_of(args.topk_idx) + bytes_of(args.grad_topk_weights)};
-}
+constexpr Op<RouterArgs> kRouter{"router", validate, problem_of};
+constexpr Op<RouterBackwardArgs> kRouterBackward{"router_backward", validate, problem_of};
 
 }  // namespace
 
-Status router(const Context& context, const RouterArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "router", args, [&] { return cost_of(args); });
-}
+Status router(const Context& context, const RouterArgs& args) { return kRouter.run(context, args); }
 
 Status router_backward(const Context& context, const RouterBackwardArgs& args) {
-  MOIRE_RETURN_IF_ERROR(validate(context, args));
-  return dispatch(context, "router_backward", args, [&] { return cost_of(args); });
+  return kRouterBackward.run(context, args);
 }
 
 }  // namespace moire

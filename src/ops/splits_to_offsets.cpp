@@ -7,12 +7,10 @@
 namespace moire {
 namespace {
 
-ArgumentCheck check_arguments(const Context& context, const SplitsToOffsetsArgs& args,
-                              ArgumentCheck::Purpose purpose) {
-  ArgumentCheck check("splits_to_offsets", context, purpose);
+void validate(ArgumentCheck& check, const SplitsToOffsetsArgs& args) {
   const TensorView splits(args.splits);
   check.enumerator("kind", args.kind, 3);
-  if (!check.ranked("splits", splits, kIndexTypes, 1)) return check;
+  if (!check.ranked("splits", splits, kIndexTypes, 1)) return;
   const bool with_zero = args.kind == MOIRE_OFFSETS;
   check.require(!with_zero || splits.shape[0] > 0,
                 "splits has 0 entries, offsets need at least 1 (the leading zero)");
@@ -35,23 +33,23 @@ ArgumentCheck check_arguments(const Context& context, const SplitsToOffsetsArgs&
     check.require(output.multiplier >= 0, "outputs[", i, "].multiplier is ", output.multiplier,
                   ", must not be negative");
   }
-  return check;
 }
+
+std::string problem_of(const SplitsToOffsetsArgs& args) {
+  return concat(TensorView(args.splits), " to ", args.num_outputs, " arrays");
+}
+
+constexpr Op<SplitsToOffsetsArgs> kSplitsToOffsets{"splits_to_offsets", validate, problem_of};
 
 }  // namespace
 
 Status splits_to_offsets(const Context& context, const SplitsToOffsetsArgs& args) {
-  MOIRE_RETURN_IF_ERROR(check_arguments(context, args, ArgumentCheck::Purpose::kRun).status());
-  return dispatch(context, "splits_to_offsets", args, [&] {
-    return Cost{concat(args.splits, " to ", args.num_outputs, " arrays"), bytes_of(args.splits)};
-  });
+  return kSplitsToOffsets.run(context, args);
 }
 
 Status splits_to_offsets_workspace(const Context& context, const SplitsToOffsetsArgs& args,
                                    size_t* bytes) {
-  MOIRE_RETURN_IF_ERROR(
-      check_arguments(context, args, ArgumentCheck::Purpose::kSizeWorkspace).status());
-  return size_workspace(context, "splits_to_offsets", args, bytes);
+  return kSplitsToOffsets.size_workspace(context, args, bytes);
 }
 
 }  // namespace moire

@@ -11,7 +11,7 @@ namespace {
 constexpr MlpNeeds kNone{false, false, false, false, false, false};
 
 std::vector<std::pair<std::string, MlpNeeds>> needs_table() {
-  std::vector<std::pair<std::string, MlpNeeds>> table{{"none", kNone}, {"all", {}}};
+  std::vector<std::pair<std::string, MlpNeeds>> table{{"all", {}}};
   bool MlpNeeds::*const members[] = {&MlpNeeds::x,  &MlpNeeds::w1, &MlpNeeds::b1,
                                      &MlpNeeds::w2, &MlpNeeds::b2, &MlpNeeds::probs};
   const char* const names[] = {"x", "w1", "b1", "w2", "b2", "probs"};
@@ -70,6 +70,23 @@ TEST_P(GroupedMlpNeeds, EachGradientAloneHasTheBitsItHasAmongAll) {
       expect_only(some, untouched, all, needs);
     }
   }
+}
+
+TEST(GroupedMlpGradients, OfWhichNoneIsAskedForAreRefused) {
+  Random random;
+  const MlpProblem p({}, random);
+  EXPECT_TRUE(fails(grouped_mlp_backward(cpu(), p.backward(kNone)), Code::kInvalidArgument,
+                    "grouped_mlp_backward: there is nothing to do: act, grad_z, grad_x, grad_w1, "
+                    "grad_b1, grad_w2, grad_b2, grad_probs, act_columnwise or grad_z_columnwise "
+                    "must be present"));
+  GroupedLinearBackwardArgs linear;
+  linear.grad_y = p.z;
+  linear.groups = p.batch.groups();
+  size_t bytes = 0;
+  EXPECT_TRUE(fails(grouped_linear_backward_workspace(cpu(), linear, &bytes),
+                    Code::kInvalidArgument,
+                    "grouped_linear_backward: there is nothing to do: grad_x, grad_w, grad_bias or "
+                    "grad_scale must be present"));
 }
 
 INSTANTIATE_TEST_SUITE_P(SavePolicy, GroupedMlpNeeds, testing::Bool());

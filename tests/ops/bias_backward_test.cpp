@@ -300,15 +300,32 @@ TEST(BiasBackwardErrors, NameWhatWasFoundAndNeeded) {
   expect(Code::kInvalidArgument, "bias is absent, needs fp32, bf16 or fp16 [G, n] = [2, 8]");
   c.args.scale = few;
   expect(Code::kInvalidArgument, "scale is fp32 [5], needs [capacity] = [6]");
+  c.args.grad_bias = c.args.grad_scale = {};
+  expect(Code::kInvalidArgument, "there is nothing to do: grad_bias or grad_scale must be present");
   c.args.beta = 2;
   expect(Code::kInvalidArgument, "beta is 2, must be 0 to 1");
   c.args.tail = -1;
   expect(Code::kInvalidArgument, "tail is -1, must be 0 to 1");
   c.args.grad_scale = c.args.scale;
   expect(Code::kInvalidArgument, "grad_scale and scale overlap");
+  const std::vector<uint8_t> betas = {1, 2};
+  c.args.beta_per_group = betas.data();
+  expect(Code::kInvalidArgument, "beta_per_group[1] is 2, must be 0 or 1");
   const TestTensor row_idx = index_tensor(DType::kInt32, {0, 1, 2, 6, 3, 99});
   c.args.row_idx = row_idx;
   expect(Code::kInvalidArgument, "row_idx[3] is 6, must be 0 to 5");
+}
+
+TEST(BiasBackwardExplain, CountsWhatIsAddedToAsRead) {
+  const Batch batch({3, 2}, 1);
+  Case c(batch, 8, DType::kBF16, DType::kFP32);
+  c.args.beta_scale = 1;
+  const Context explaining = cpu().explaining();
+  ASSERT_TRUE(succeeds(run(explaining, c.args, bias_backward, bias_backward_workspace)));
+  const Explanation steps = explaining.explanation();
+  // grad_y, scale, bias, grad_scale; written: grad_bias and grad_scale.
+  EXPECT_EQ(steps.at(0).bytes_read, 6 * 8 * 2 + 6 * 4 + 2 * 8 * 2 + 6 * 4);
+  EXPECT_EQ(steps.at(0).bytes_written, 2 * 8 * 4 + 6 * 4);
 }
 
 }  // namespace

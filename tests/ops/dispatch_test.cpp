@@ -12,9 +12,12 @@ namespace {
 struct ToyArgs {
   int value = 0;
   std::string* ran = nullptr;
-  TensorView out;
+  TensorView in, out;
 };
-void visit_fields(const ToyArgs& a, auto&& v) { v.field("out", a.out, Role::kOut, "C"); }
+void visit_fields(const ToyArgs& a, auto&& v) {
+  v.field("in", a.in, Role::kIn, "C");
+  v.field("out", a.out, Role::kOut, "C");
+}
 
 template <int kWhich>
 Status run_toy(const Context&, const ToyArgs& args) {
@@ -48,13 +51,22 @@ std::span<const Implementation<ToyArgs>> implementations() {
 
 namespace {
 
+constexpr Op<ToyArgs> kToy{"toy",
+                           [](ArgumentCheck& check, const ToyArgs& a) {
+                             check.require(a.value >= 0, "value is negative");
+                           },
+                           [](const ToyArgs&) { return std::string("a toy"); }};
+
 class Dispatch : public testing::Test {
  protected:
   Status call(int value, int64_t size = 4) {
-    uint8_t out[4];
-    const ToyArgs args{value, &ran_, TensorView(out, DType::kUint8, {size})};
+    uint8_t in[3], out[4];
+    const ToyArgs args{value, &ran_, TensorView(in, DType::kUint8, {3}), out_of(out, size)};
     const Context context = explaining_ ? *explaining_ : Context::create(options_).value();
-    return dispatch(context, "toy", args, [] { return Cost{"a toy", 3}; });
+    return kToy.run(context, args);
+  }
+  static TensorView out_of(uint8_t* out, int64_t size) {
+    return size < 0 ? TensorView() : TensorView(out, DType::kUint8, {size});
   }
   ContextOptions options_;
   std::optional<Context> explaining_;
@@ -110,6 +122,12 @@ TEST_F(Dispatch, ACallThatWritesNothingRunsNothing) {
   EXPECT_TRUE(call(2, 0).ok());
   EXPECT_EQ(ran_, "");
   EXPECT_EQ(call(13, 0).code(), Code::kUnsupported) << "it is checked all the same";
+}
+
+TEST_F(Dispatch, ACallWithoutAnOutputIsRefused) {
+  EXPECT_EQ(call(2, -1).message(), "toy: there is nothing to do: out must be present");
+  EXPECT_EQ(call(-1, -1).message(), "toy: value is negative") << "what it was given comes first";
+  EXPECT_EQ(ran_, "");
 }
 
 TEST_F(Dispatch, ExplainingRecordsAndRunsNothing) {

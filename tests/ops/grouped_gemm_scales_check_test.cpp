@@ -178,7 +178,17 @@ TEST_F(ScalesCheck, ExplainsTheBytesOfScales) {
   ASSERT_EQ(steps.size(), 1U);
   EXPECT_EQ(steps[0].problem, "2 groups, capacity 70, [70, 64] x [2, 96, 64] e4m3");
   // a, b and their scales; bias and bias_scale.
-  EXPECT_EQ(steps[0].bytes_read, 70 * 64 + 70 * 2 + 2 * 96 * 64 + 2 * 96 * 2 + 4 * (2 * 96 + 70));
+  const int64_t weights = 2 * 96 * 64 + 2 * 96 * 2, vectors = 4 * (2 * 96 + 70);
+  EXPECT_EQ(steps[0].bytes_read, 70 * 64 + 70 * 2 + weights + vectors);
+
+  // Gathered rows are read as often as they are used, and so are their scales.
+  GroupedGemmArgs gathered = gemm.args();
+  const TestTensor row_idx = index_tensor(DType::kInt32, std::vector<int64_t>(70, 0));
+  gathered.row_idx = row_idx;
+  gathered.a.shape[0] = gathered.a_scales.shape[0] = 8;
+  ASSERT_TRUE(succeeds(run(explaining, gathered, grouped_gemm, grouped_gemm_workspace)));
+  EXPECT_EQ(explaining.explanation().at(1).bytes_read,
+            70 * 64 + 70 * 2 + 70 * 4 + weights + vectors);
 }
 
 }  // namespace

@@ -159,7 +159,13 @@ std::string policy(const DeviceState& state, const SplitsToOffsetsArgs& args) {
 }  // namespace
 
 const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets = {
-    "cpu", Device::kCpu, supports_everything, no_workspace, policy, run,
+    .name = "cpu",
+    .device = Device::kCpu,
+    .supports = supports_everything,
+    .workspace = no_workspace,
+    .policy = policy,
+    .run = run,
+    .judges_inputs = true,
 };
 
 }  // namespace moire::cpu

@@ -221,7 +221,13 @@ std::string policy(const DeviceState&, const SplitsToOffsetsArgs&) {
 }  // namespace
 
 const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets = {
-    "cuda", Device::kCuda, supports, no_workspace, policy, run,
+    .name = "cuda",
+    .device = Device::kCuda,
+    .supports = supports,
+    .workspace = no_workspace,
+    .policy = policy,
+    .run = run,
+    .judges_inputs = true,
 };
 
 }  // namespace moire::cuda::ops
