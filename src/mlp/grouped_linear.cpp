@@ -181,28 +181,9 @@ LinearBackwardSteps steps_of(const Context& context, const GroupedLinearBackward
   return steps;
 }
 
-constexpr Composite<GroupedLinearArgs, LinearSteps> kLinear{"grouped_linear", validate, steps_of};
-constexpr Composite<GroupedLinearBackwardArgs, LinearBackwardSteps> kLinearBackward{
-    "grouped_linear_backward", validate, steps_of};
-
 }  // namespace
 
-Status grouped_linear(const Context& context, const GroupedLinearArgs& args) {
-  return kLinear.run(context, args);
-}
-
-Status grouped_linear_workspace(const Context& context, const GroupedLinearArgs& args,
-                                size_t* bytes) {
-  return kLinear.size_workspace(context, args, bytes);
-}
-
-Status grouped_linear_backward(const Context& context, const GroupedLinearBackwardArgs& args) {
-  return kLinearBackward.run(context, args);
-}
-
-Status grouped_linear_backward_workspace(const Context& context,
-                                         const GroupedLinearBackwardArgs& args, size_t* bytes) {
-  return kLinearBackward.size_workspace(context, args, bytes);
-}
+MOIRE_DEFINE_COMPOSITE(grouped_linear, LinearSteps)
+MOIRE_DEFINE_COMPOSITE(grouped_linear_backward, LinearBackwardSteps)
 
 }  // namespace moire

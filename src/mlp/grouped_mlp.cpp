@@ -142,16 +142,8 @@ MlpSteps steps_of(const Context&, const GroupedMlpArgs& args, Arena& arena) {
   return steps;
 }
 
-constexpr Composite<GroupedMlpArgs, MlpSteps> kMlp{"grouped_mlp", validate, steps_of};
-
 }  // namespace
 
-Status grouped_mlp(const Context& context, const GroupedMlpArgs& args) {
-  return kMlp.run(context, args);
-}
-
-Status grouped_mlp_workspace(const Context& context, const GroupedMlpArgs& args, size_t* bytes) {
-  return kMlp.size_workspace(context, args, bytes);
-}
+MOIRE_DEFINE_COMPOSITE(grouped_mlp, MlpSteps)
 
 }  // namespace moire

@@ -223,18 +223,8 @@ MlpBackwardSteps steps_of(const Context& context, const GroupedMlpBackwardArgs& 
   return steps;
 }
 
-constexpr Composite<GroupedMlpBackwardArgs, MlpBackwardSteps> kMlpBackward{"grouped_mlp_backward",
-                                                                           validate, steps_of};
-
 }  // namespace
 
-Status grouped_mlp_backward(const Context& context, const GroupedMlpBackwardArgs& args) {
-  return kMlpBackward.run(context, args);
-}
-
-Status grouped_mlp_backward_workspace(const Context& context, const GroupedMlpBackwardArgs& args,
-                                      size_t* bytes) {
-  return kMlpBackward.size_workspace(context, args, bytes);
-}
+MOIRE_DEFINE_COMPOSITE(grouped_mlp_backward, MlpBackwardSteps)
 
 }  // namespace moire

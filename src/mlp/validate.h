@@ -21,13 +21,13 @@ inline int64_t agreed_size(int64_t first, int64_t second, int64_t third) {
 
 // A composite: how its arguments are checked, and what its steps are, with their own pieces of the
 // workspace taken from an arena.
-template <class Args, class Steps>
+template <class A, class Steps>
 struct Composite {
   std::string_view name;
-  void (*validate)(ArgumentCheck&, const Args&);
-  Steps (*steps_of)(const Context&, const Args&, Arena&);
+  void (*validate)(ArgumentCheck&, const A&);
+  Steps (*steps_of)(const Context&, const A&, Arena&);
 
-  Status size_workspace(const Context& context, const Args& args, size_t* bytes) const {
+  Status size_workspace(const Context& context, const A& args, size_t* bytes) const {
     ArgumentCheck check(name, context, ArgumentCheck::Purpose::kSizeWorkspace);
     validate(check, args);
     if (!check_outputs(check, args)) return check.status();
@@ -41,7 +41,7 @@ struct Composite {
 
   // The workspace is checked before the first step runs, so that one too small for the last leaves
   // every output as it was.
-  Status run(const Context& context, const Args& args) const {
+  Status run(const Context& context, const A& args) const {
     ArgumentCheck check(name, context, ArgumentCheck::Purpose::kRun);
     validate(check, args);
     if (!check_outputs(check, args) || !check_memory(check, args)) return check.status();
@@ -67,3 +67,16 @@ struct Composite {
 };
 
 }  // namespace moire
+
+// The entry of a composite and the twin that sizes its scratch; validate() and steps_of() of its
+// struct come before them.
+#define MOIRE_DEFINE_COMPOSITE(name, Steps)                                                       \
+  static constexpr Composite<Args<moire_##name##_args>, Steps> kComposite_##name{#name, validate, \
+                                                                                 steps_of};       \
+  Status name(const Context& context, const Args<moire_##name##_args>& args) {                    \
+    return kComposite_##name.run(context, args);                                                  \
+  }                                                                                               \
+  Status name##_workspace(const Context& context, const Args<moire_##name##_args>& args,          \
+                          size_t* bytes) {                                                        \
+    return kComposite_##name.size_workspace(context, args, bytes);                                \
+  }

@@ -40,17 +40,8 @@ std::string problem_of(const BiasBackwardArgs& args) {
                 TensorView(args.grad_y));
 }
 
-constexpr Op<BiasBackwardArgs> kBiasBackward{"bias_backward", validate, problem_of};
-
 }  // namespace
 
-Status bias_backward(const Context& context, const BiasBackwardArgs& args) {
-  return kBiasBackward.run(context, args);
-}
-
-Status bias_backward_workspace(const Context& context, const BiasBackwardArgs& args,
-                               size_t* bytes) {
-  return kBiasBackward.size_workspace(context, args, bytes);
-}
+MOIRE_DEFINE_OP_WITH_WORKSPACE(bias_backward)
 
 }  // namespace moire

@@ -66,7 +66,6 @@ void validate_blocks(ArgumentCheck& check, const ConvertGluArgs& args) {
   if (check.ok()) check_dim(check, args.source, args.dim, block);
 }
 
-constexpr Op<ConvertGluArgs> kConvertGlu{"convert_glu", validate, problem_of};
 constexpr Op<ConvertGluArgs> kInterleaveGlu{"interleave_glu", validate_blocks, problem_of};
 constexpr Op<ConvertGluArgs> kDeinterleaveGlu{"deinterleave_glu", validate_blocks, problem_of};
 
@@ -80,9 +79,7 @@ ConvertGluArgs halves(const TensorView& source, const TensorView& target, int di
 
 }  // namespace
 
-Status convert_glu(const Context& context, const ConvertGluArgs& args) {
-  return kConvertGlu.run(context, args);
-}
+MOIRE_DEFINE_OP(convert_glu)
 
 Status interleave_glu(const Context& context, const TensorView& source, const TensorView& target,
                       int64_t block, int dim) {

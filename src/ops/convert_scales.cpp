@@ -62,13 +62,9 @@ std::string problem_of(const ConvertScalesArgs& args) {
                 args.direction == MOIRE_ROWWISE ? ", rowwise" : ", columnwise");
 }
 
-constexpr Op<ConvertScalesArgs> kConvertScales{"convert_scales", validate, problem_of};
-
 }  // namespace
 
-Status convert_scales(const Context& context, const ConvertScalesArgs& args) {
-  return kConvertScales.run(context, args);
-}
+MOIRE_DEFINE_OP(convert_scales)
 
 Status scales_shape(int32_t scaling, int32_t direction, int32_t layout, int64_t rows, int64_t k,
                     int64_t num_groups, int64_t* shape) {

@@ -98,17 +98,9 @@ std::string problem_of(const RequantizeArgs& args) {
                 TensorView(args.target.data).type());
 }
 
-constexpr Op<DequantizeArgs> kDequantize{"dequantize", validate, problem_of};
-constexpr Op<RequantizeArgs> kRequantize{"requantize", validate, problem_of};
-
 }  // namespace
 
-Status dequantize(const Context& context, const DequantizeArgs& args) {
-  return kDequantize.run(context, args);
-}
-
-Status requantize(const Context& context, const RequantizeArgs& args) {
-  return kRequantize.run(context, args);
-}
+MOIRE_DEFINE_OP(dequantize)
+MOIRE_DEFINE_OP(requantize)
 
 }  // namespace moire

@@ -157,3 +157,19 @@ struct Op {
 };
 
 }  // namespace moire
+
+// The entry of an op and, where it takes scratch, the twin that sizes it. They find validate() and
+// problem_of() of the op's struct before them; reading other bytes than its fields say, they are
+// given a function that counts those.
+#define MOIRE_DEFINE_OP(name, ...)                                             \
+  static constexpr Op<Args<moire_##name##_args>> kOp_##name{                   \
+      #name, validate, problem_of __VA_OPT__(, ) __VA_ARGS__};                 \
+  Status name(const Context& context, const Args<moire_##name##_args>& args) { \
+    return kOp_##name.run(context, args);                                      \
+  }
+#define MOIRE_DEFINE_OP_WITH_WORKSPACE(name, ...)                                        \
+  MOIRE_DEFINE_OP(name, __VA_ARGS__)                                                     \
+  Status name##_workspace(const Context& context, const Args<moire_##name##_args>& args, \
+                          size_t* bytes) {                                               \
+    return kOp_##name.size_workspace(context, args, bytes);                              \
+  }

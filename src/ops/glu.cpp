@@ -73,15 +73,9 @@ void validate(ArgumentCheck& check, const GluBackwardArgs& args) {
   }
 }
 
-constexpr Op<GluArgs> kGlu{"glu", validate, problem_of};
-constexpr Op<GluBackwardArgs> kGluBackward{"glu_backward", validate, problem_of};
-
 }  // namespace
 
-Status glu(const Context& context, const GluArgs& args) { return kGlu.run(context, args); }
-
-Status glu_backward(const Context& context, const GluBackwardArgs& args) {
-  return kGluBackward.run(context, args);
-}
+MOIRE_DEFINE_OP(glu)
+MOIRE_DEFINE_OP(glu_backward)
 
 }  // namespace moire

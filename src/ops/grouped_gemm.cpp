@@ -36,16 +36,8 @@ std::string problem_of(const GroupedGemmArgs& args) {
   return problem_text(args.groups, args.a, args.b.tensor);
 }
 
-constexpr Op<GroupedGemmArgs> kGroupedGemm{"grouped_gemm", validate, problem_of};
-
 }  // namespace
 
-Status grouped_gemm(const Context& context, const GroupedGemmArgs& args) {
-  return kGroupedGemm.run(context, args);
-}
-
-Status grouped_gemm_workspace(const Context& context, const GroupedGemmArgs& args, size_t* bytes) {
-  return kGroupedGemm.size_workspace(context, args, bytes);
-}
+MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm)
 
 }  // namespace moire

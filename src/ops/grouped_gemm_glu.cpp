@@ -53,17 +53,8 @@ std::string problem_of(const GroupedGemmGluArgs& args) {
   return problem_text(args.groups, args.a, args.b.tensor);
 }
 
-constexpr Op<GroupedGemmGluArgs> kGroupedGemmGlu{"grouped_gemm_glu", validate, problem_of};
-
 }  // namespace
 
-Status grouped_gemm_glu(const Context& context, const GroupedGemmGluArgs& args) {
-  return kGroupedGemmGlu.run(context, args);
-}
-
-Status grouped_gemm_glu_workspace(const Context& context, const GroupedGemmGluArgs& args,
-                                  size_t* bytes) {
-  return kGroupedGemmGlu.size_workspace(context, args, bytes);
-}
+MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_glu)
 
 }  // namespace moire

@@ -54,18 +54,8 @@ std::string problem_of(const GroupedGemmGluBackwardArgs& args) {
   return problem_text(args.groups, args.grad_y, args.w2.tensor);
 }
 
-constexpr Op<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward{"grouped_gemm_glu_backward",
-                                                                 validate, problem_of};
-
 }  // namespace
 
-Status grouped_gemm_glu_backward(const Context& context, const GroupedGemmGluBackwardArgs& args) {
-  return kGroupedGemmGluBackward.run(context, args);
-}
-
-Status grouped_gemm_glu_backward_workspace(const Context& context,
-                                           const GroupedGemmGluBackwardArgs& args, size_t* bytes) {
-  return kGroupedGemmGluBackward.size_workspace(context, args, bytes);
-}
+MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_glu_backward)
 
 }  // namespace moire

@@ -29,17 +29,8 @@ std::string problem_of(const GroupedGemmWgradArgs& args) {
   return problem_text(args.groups, args.a, args.b);
 }
 
-constexpr Op<GroupedGemmWgradArgs> kGroupedGemmWgrad{"grouped_gemm_wgrad", validate, problem_of};
-
 }  // namespace
 
-Status grouped_gemm_wgrad(const Context& context, const GroupedGemmWgradArgs& args) {
-  return kGroupedGemmWgrad.run(context, args);
-}
-
-Status grouped_gemm_wgrad_workspace(const Context& context, const GroupedGemmWgradArgs& args,
-                                    size_t* bytes) {
-  return kGroupedGemmWgrad.size_workspace(context, args, bytes);
-}
+MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_wgrad)
 
 }  // namespace moire

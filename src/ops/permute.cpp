@@ -60,12 +60,8 @@ int64_t bytes_read_of(const PermuteArgs& args) {
   return bytes_read(args) - tokens + std::min(tokens, TensorView(args.rows).num_bytes());
 }
 
-constexpr Op<PermuteArgs> kPermute{"permute", validate, problem_of, bytes_read_of};
-
 }  // namespace
 
-Status permute(const Context& context, const PermuteArgs& args) {
-  return kPermute.run(context, args);
-}
+MOIRE_DEFINE_OP(permute, bytes_read_of)
 
 }  // namespace moire

@@ -36,16 +36,8 @@ std::string problem_of(const PermutePlanArgs& args) {
                 args.num_groups, " groups, capacity ", args.gather_idx.shape[0]);
 }
 
-constexpr Op<PermutePlanArgs> kPermutePlan{"permute_plan", validate, problem_of};
-
 }  // namespace
 
-Status permute_plan(const Context& context, const PermutePlanArgs& args) {
-  return kPermutePlan.run(context, args);
-}
-
-Status permute_plan_workspace(const Context& context, const PermutePlanArgs& args, size_t* bytes) {
-  return kPermutePlan.size_workspace(context, args, bytes);
-}
+MOIRE_DEFINE_OP_WITH_WORKSPACE(permute_plan)
 
 }  // namespace moire

@@ -83,17 +83,9 @@ std::string problem_of(const QuantizeWeightArgs& args) {
                     : directions(args.rowwise, args.columnwise));
 }
 
-constexpr Op<QuantizeArgs> kQuantize{"quantize", validate, problem_of};
-constexpr Op<QuantizeWeightArgs> kQuantizeWeight{"quantize_weight", validate, problem_of};
-
 }  // namespace
 
-Status quantize(const Context& context, const QuantizeArgs& args) {
-  return kQuantize.run(context, args);
-}
-
-Status quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
-  return kQuantizeWeight.run(context, args);
-}
+MOIRE_DEFINE_OP(quantize)
+MOIRE_DEFINE_OP(quantize_weight)
 
 }  // namespace moire

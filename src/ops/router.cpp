@@ -54,15 +54,9 @@ std::string problem_of(const A& args) {
   return concat(args.topk_idx.shape[1], " of ", args.logits.shape[1], " experts, ", args.logits);
 }
 
-constexpr Op<RouterArgs> kRouter{"router", validate, problem_of};
-constexpr Op<RouterBackwardArgs> kRouterBackward{"router_backward", validate, problem_of};
-
 }  // namespace
 
-Status router(const Context& context, const RouterArgs& args) { return kRouter.run(context, args); }
-
-Status router_backward(const Context& context, const RouterBackwardArgs& args) {
-  return kRouterBackward.run(context, args);
-}
+MOIRE_DEFINE_OP(router)
+MOIRE_DEFINE_OP(router_backward)
 
 }  // namespace moire

@@ -39,17 +39,8 @@ std::string problem_of(const SplitsToOffsetsArgs& args) {
   return concat(TensorView(args.splits), " to ", args.num_outputs, " arrays");
 }
 
-constexpr Op<SplitsToOffsetsArgs> kSplitsToOffsets{"splits_to_offsets", validate, problem_of};
-
 }  // namespace
 
-Status splits_to_offsets(const Context& context, const SplitsToOffsetsArgs& args) {
-  return kSplitsToOffsets.run(context, args);
-}
-
-Status splits_to_offsets_workspace(const Context& context, const SplitsToOffsetsArgs& args,
-                                   size_t* bytes) {
-  return kSplitsToOffsets.size_workspace(context, args, bytes);
-}
+MOIRE_DEFINE_OP_WITH_WORKSPACE(splits_to_offsets)
 
 }  // namespace moire

@@ -91,17 +91,9 @@ int64_t bytes_read_of(const UnpermuteArgs& args) {
          scatter_idx.num_elements() * (row_bytes + prob_bytes);
 }
 
-constexpr Op<UnpermuteArgs> kUnpermute{"unpermute", validate, problem_of, bytes_read_of};
-constexpr Op<UnpermuteBackwardArgs> kUnpermuteBackward{"unpermute_backward", validate, problem_of};
-
 }  // namespace
 
-Status unpermute(const Context& context, const UnpermuteArgs& args) {
-  return kUnpermute.run(context, args);
-}
-
-Status unpermute_backward(const Context& context, const UnpermuteBackwardArgs& args) {
-  return kUnpermuteBackward.run(context, args);
-}
+MOIRE_DEFINE_OP(unpermute, bytes_read_of)
+MOIRE_DEFINE_OP(unpermute_backward)
 
 }  // namespace moire
