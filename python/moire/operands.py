@@ -154,7 +154,8 @@ def give_weight(fw, call, fields, name, weights, layout, recipe, quantized=None)
     if isinstance(weights, GroupedTensor):
         if quantized is not None:
             raise invalid(f"{call}: {name} is quantised itself, so {which} is too much")
-        which, quantized, fields[name] = name, weights, []
+        which, quantized = name, weights
+        fields[name] = _trained(call, name, weights)
     else:
         fields[name] = _weight_arrays(fw, call, name, weights)
     if quantized is None:
@@ -202,6 +203,17 @@ def gating(call, act, layout, *tagged):
                 f"layout is '{layout}'"
             )
     return act, layout
+
+
+def _trained(call, name, tensor):
+    """What autograd knows as a weight in 8 bits, if it wants a gradient: of its values' type."""
+    source = tensor.carrier(f"{call}: {name}")
+    if source is not None and not (tensor.has_rowwise and tensor.has_columnwise):
+        raise invalid(
+            f"{call}: {name} is a GroupedTensor that wants a gradient and has one direction; "
+            f"quantise it in both, or take detach()"
+        )
+    return [] if source is None else [source]
 
 
 def _weight_arrays(fw, call, name, weights):

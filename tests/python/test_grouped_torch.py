@@ -76,6 +76,32 @@ def test_a_leaf_gets_the_gradient_of_its_values(generator, weight):
     assert type(parameter.grad) is torch.Tensor and torch.equal(parameter.grad, 2 * factor)
 
 
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8_block"])
+def test_a_layer_gives_weights_in_8_bits_the_gradient_of_their_masters(generator, recipe):
+    groups, x = moire.Groups(splits=[4, 0, 5]), truth.draw(generator, 9, K)
+    masters = [truth.draw(generator, E, 2 * N, K), truth.draw(generator, E, K, N)]
+    parameters = [
+        torch.nn.Parameter(moire.quantize(w, recipe=recipe, columnwise=True)) for w in masters
+    ]
+    losses = []
+    for weights in ([w.requires_grad_() for w in masters], parameters):
+        losses.append(moire.grouped_mlp(x, *weights, groups, recipe=recipe).sin().sum())
+        losses[-1].backward()
+    assert torch.equal(*losses)
+    for parameter, master in zip(parameters, masters):
+        assert torch.equal(parameter.grad, master.grad)
+
+
+def test_a_weight_in_one_direction_says_that_its_gradient_needs_both(generator):
+    groups, x = moire.Groups(splits=[4, 0, 5]), truth.draw(generator, 9, K)
+    weight = torch.nn.Parameter(moire.quantize(truth.draw(generator, E, N, K)))
+    with pytest.raises(moire.InvalidArgument, match="w is a GroupedTensor that wants a gradient"):
+        moire.grouped_linear(x, weight, groups, recipe="mxfp8")
+    frozen = moire.grouped_linear(x, weight.detach(), groups, recipe="mxfp8")
+    with torch.no_grad():
+        assert torch.equal(moire.grouped_linear(x, weight, groups, recipe="mxfp8"), frozen)
+
+
 def test_a_leaf_is_written_without_gradients_only(generator, weight):
     parameter, values = torch.nn.Parameter(weight), truth.draw(generator, E, N, K)
     before = weight.clone()
