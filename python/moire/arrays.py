@@ -138,8 +138,8 @@ class Numpy:
             target[...] = source
 
     @staticmethod
-    def written(array):
-        """Says that a caller's buffer was overwritten."""
+    def written(*arrays):
+        """Says that a caller's buffers were overwritten."""
 
     @staticmethod
     def cast(array, dtype):
@@ -335,13 +335,15 @@ class Torch:
             )
 
     @staticmethod
-    def written(array):
-        """Says that a caller's buffer was overwritten, so that autograd refuses what needed it."""
-        if array is None or torch.compiler.is_compiling() or array.is_inference():
+    def written(*arrays):
+        """Says that a caller's buffers were overwritten, so that autograd refuses what needed
+        them.
+        """
+        if torch.compiler.is_compiling() or is_explaining():  # then they were not
             return
-        if is_explaining():  # then it was not
-            return
-        torch.autograd.graph.increment_version(array)
+        for array in arrays:
+            if array is not None and not array.is_inference():
+                torch.autograd.graph.increment_version(array)
 
     @staticmethod
     def assign(target, source):

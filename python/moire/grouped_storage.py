@@ -197,7 +197,9 @@ def pair(fw, copy, element):
 
 
 def write(fw, tensor, x, row_idx):
-    """x, as source_of returned it, into the copies that `tensor` has."""
+    """x, as source_of returned it, into the copies that `tensor` has; that they were written is the
+    caller's to say.
+    """
     copies = {name: pair(fw, getattr(tensor, name), tensor.element) for name in DIRECTIONS}
     values = {"scaling": tensor.form.scaling, **copies}
     values["fractional_scales"] = int(tensor.fractional_scales)
@@ -207,9 +209,6 @@ def write(fw, tensor, x, row_idx):
     else:
         values.update(ragged_fields(tensor, x))
         fw.run("quantize", source=fw.detached(x), row_idx=row_idx, **values)
-    for copy in copies.values():
-        for array in copy or ():
-            fw.written(array)
 
 
 def requantized(tensor, source):

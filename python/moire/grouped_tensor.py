@@ -310,13 +310,21 @@ class GroupedTensor(Stateful):
             raise
         return self
 
-    def take_values(self, call: str, fw: Any, x: Any, row_idx: Optional[AnyArray]) -> None:
-        """x, as source_of of grouped_storage returned it, into its memory."""
+    def take_values(
+        self, call: str, fw: Any, x: Any, row_idx: Optional[AnyArray], is_new: bool = False
+    ) -> GroupedTensor:
+        """Itself with the values of x, as source_of of grouped_storage returned it, in its memory,
+        which nobody has seen before where it `is_new`.
+        """
         is_ragged = self.ndim == 2
         is_linked = is_ragged and fw is Torch and torch.is_grad_enabled() and x.requires_grad
-        self._check_write(call, is_linked)
+        if not is_new:
+            self._check_write(call, is_linked)
         grouped_storage.write(fw, self, x, row_idx)
-        self.written().follow(x if is_linked else None, partial(to_source, row_idx))
+        if not is_new:
+            fw.written(*(array for _, array in self.arrays()))
+            self.written()
+        return self.follow(x if is_linked else None, partial(to_source, row_idx))
 
     def requantize(self) -> GroupedTensor:
         """Adds the direction that is missing: the decoded values, quantised again."""

@@ -201,6 +201,7 @@ def _copy(tensor, other, non_blocking=False):
         fw, x, shape, _ = grouped_storage.source_of("copy_", other, tensor.groups, None)
         tensor.check_same("copy_", "other", list(shape), list(tensor.shape))
         grouped_storage.write(fw, tensor, x, None)
+        fw.written(*(array for _, array in tensor.arrays()))
     return tensor
 
 

@@ -55,6 +55,4 @@ def quantize(
     dtype = fw.compute_dtype(f"{call}: x", first.dtype)
     layout = None if layout is None else GluLayout.of(layout, f"{call}: layout")
     kind = Kind(fw, form, element, dtype, layout, recipe.fractional_scales)
-    result = made(kind, *copies, groups)
-    result.take_values(call, fw, x, row_idx)
-    return result
+    return made(kind, *copies, groups).take_values(call, fw, x, row_idx, is_new=True)
