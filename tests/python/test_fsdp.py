@@ -34,6 +34,25 @@ def test_a_sharded_mlp_trains(generator, mesh, packed):
 
 
 @pytest.mark.parametrize("packed", [True, False])
+def test_weights_in_8_bits_follow_the_steps_of_a_sharded_mlp(generator, mesh, packed):
+    """Gathering writes into parameters and counts nothing; the optimizer's step says it."""
+    x = torch.randn(5, 64, generator=generator)
+    plain, mlp = (nn.GroupedMLP(3, 64, 32, packed=packed, recipe="mxfp8") for _ in range(2))
+    mlp.load_state_dict(plain.state_dict())
+    fully_shard(mlp, mesh=mesh)
+    losses = {plain: [], mlp: []}
+    for module, found in losses.items():
+        optimizer = torch.optim.SGD(module.parameters(), 0.5)
+        for _ in range(3):
+            loss = sum(module(x, SPLITS).square().mean() for _ in range(2))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+    assert losses[mlp] == losses[plain] and len(set(losses[plain])) == 3
+
+
+@pytest.mark.parametrize("packed", [True, False])
 def test_a_layer_whose_forward_is_passed_by_is_refused(generator, mesh, packed):
     x = torch.randn(5, 8, generator=generator)
     mlp = nn.GroupedMLP(3, 8, 6, packed=packed)
