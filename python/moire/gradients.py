@@ -24,7 +24,7 @@ from .grouped_storage import check_groups, pair
 from .grouped_tensor import GroupedTensor
 from .groups import Groups, as_groups
 from .hints import Array
-from .layers import LINEAR, How, copy_for_backward, features, requantized
+from .layers import copy_for_backward, features, requantized
 from .layouts import ActivationLike, GluLayoutLike
 from .operands import Operand, WeightLike, check_backward, check_recipe, gating, give_weight
 from .raw import call
@@ -72,11 +72,13 @@ def grouped_linear_backward(
     Those of bias and scale are sums of grad_y itself, which is an array then. For the gradient of w
     an x in 8 bits is read column-wise, and requantised if it has only rows.
     """
-    given = _Given("grouped_linear_backward", grad_y, x, groups, row_idx, recipe)
-    given.give(LinearGradients, wants, {"bias": bias, "scale": scale}, fp32="scale")
+    optional = {"row_idx": row_idx, "bias": bias, "scale": scale}
+    given = _Given("grouped_linear_backward", grad_y, x, groups, recipe, optional)
+    given.wants = _wanted(given.call, wants, LinearGradients, optional)
+    given.give_fp32("scale")
     given.give_weight("w", w, weight_layout, w_quantized, {"x"})
     given.needs_itself({"bias", "scale"})
-    return given.run({"x"}, {"w"})
+    return LinearGradients(**given.run(by_rows={"x"}, by_columns={"w"}))
 
 
 def grouped_mlp_backward(
@@ -106,9 +108,10 @@ def grouped_mlp_backward(
     again where it is not given. The gradient of b2, and that of probs where there is b2, are sums
     of grad_y itself, which is an array then.
     """
-    optional = {"z": z, "probs": probs, "b1": b1, "b2": b2}
-    given = _Given("grouped_mlp_backward", grad_y, x, groups, row_idx, recipe)
-    given.give(MlpGradients, wants, optional, fp32="probs")
+    optional = {"row_idx": row_idx, "z": z, "probs": probs, "b1": b1, "b2": b2}
+    given = _Given("grouped_mlp_backward", grad_y, x, groups, recipe, optional)
+    given.wants = _wanted(given.call, wants, MlpGradients, optional)
+    given.give_fp32("probs")
     given.give_weight("w1", w1, weight_layout, w1_quantized, {"x"})
     given.give_weight("w2", w2, weight_layout, w2_quantized, {"x", "w1", "b1", "probs"})
     act, layout = gating(given.call, act, layout, w1, w1_quantized)
@@ -116,57 +119,46 @@ def grouped_mlp_backward(
     given.needs_itself({"b2"} if b2 is None else {"b2", "probs"})
     if z is None:
         given.make_z()
-    return given.run({"x", "w1", "b1", "probs"}, {"w2"})
+    return MlpGradients(**given.run(by_rows={"x", "w1", "b1", "probs"}, by_columns={"w2"}))
 
 
 class _Given:
     """What a backward was given, in `fields`; grad_y and x are arrays or GroupedTensors."""
 
-    def __init__(self, call, grad_y, x, groups, row_idx, recipe):
+    def __init__(self, call, grad_y, x, groups, recipe, optional):
         self.call, self.grad_y, self.x = call, grad_y, x
         self.recipe = Recipe.of(recipe, f"{call}: recipe")
         tensors = {"grad_y": grad_y, "x": x}
         arrays = {n: t._any.data if _is_quantized(t) else t for n, t in tensors.items()}
-        self.fw = framework_of(call, arrays, {"row_idx": row_idx})
-        self.like = arrays["x"]
-        groups = as_groups(call, groups)
+        self.fw, self.like = framework_of(call, arrays, optional), arrays["x"]
+        groups, row_idx = as_groups(call, groups), optional["row_idx"]
         offsets = groups.offsets_for(self.like)
-        self.fields = {"offsets": offsets, "num_groups": groups.num_groups, "row_idx": row_idx}
         for name, tensor in tensors.items():
             check_rank(call, name, tensor, 2)
             if _is_quantized(tensor):
                 check_recipe(call, name, tensor, self.recipe, self.recipe.format)
                 check_groups(call, name, tensor, groups.num_groups, offsets)
-            else:
-                self.fields[name] = self.fw.detached(tensor)
+                arrays[name] = None
         if _is_quantized(x) and row_idx is not None:
             raise invalid(
                 f"{call}: row_idx is given beside an x that is quantised; moire.quantize(x, "
                 f"groups, row_idx=row_idx) has the rows in order"
             )
         rows = x if row_idx is None else check_rank(call, "row_idx", row_idx, 1)
-        self.fields["capacity"] = groups.rows(rows.shape[0])
-        self.fields.update(self.recipe.backward_fields)
+        self.ragged = {"offsets": offsets, "num_groups": groups.num_groups}
+        self.ragged["capacity"] = groups.rows(rows.shape[0])
+        self.fields = {**arrays, **optional, **self.ragged, **self.recipe.backward_fields}
+        self.listed = {}  # weights: whether they were given as lists
 
-    def give(self, gradients, wants, optional, fp32):
-        """The optional arrays, and which gradients are wanted."""
-        for name, array in optional.items():
-            if array is not None:
-                framework_of(self.call, {"x": self.like}, {name: array})
-        self.gradients, self.wants = gradients, _wanted(self.call, wants, gradients, optional)
-        optional[fp32] = as_fp32(self.fw, self.call, fp32, optional[fp32])
-        detached = self.fw.detached
-        self.fields.update((n, a if a is None else detached(a)) for n, a in optional.items())
-        self.of_weights = {}
+    def give_fp32(self, name):
+        self.fields[name] = as_fp32(self.fw, self.call, name, self.fields[name])
 
     def give_weight(self, name, weights, layout, quantized, readers):
         """Gradients of the `readers` are products with it."""
-        fw, fields = self.fw, self.fields
-        give_weight(fw, self.call, fields, name, weights, layout, self.recipe, quantized)
-        fields[name] = [fw.detached(array) for array in fields[name]]
-        self.of_weights[name] = isinstance(weights, (list, tuple))
+        give_weight(self.fw, self.call, self.fields, name, weights, layout, self.recipe, quantized)
+        self.listed[name] = isinstance(weights, (list, tuple))
         if self.wants & readers:
-            check_backward(self.call, fields, name, self.recipe)
+            check_backward(self.call, self.fields, name, self.recipe)
 
     def needs_itself(self, sums):
         """Gradients that are sums of grad_y itself, not of its copies."""
@@ -179,51 +171,54 @@ class _Given:
 
     def make_z(self):
         """FC1 again, rounded as the forward rounded it."""
-        fw, fields, w = self.fw, self.fields, "w1"
-        names = ("row_idx", "offsets", "num_groups", "capacity")
-        values = {**{n: fields[n] for n in names}, **self.recipe.forward_fields}
-        values.update(w=fields[w], w_layout=fields[f"{w}_layout"], bias=fields["b1"])
-        values.update(w_quantized=fields.get(f"{w}_quantized"), x=fields.get("x"))
+        fw, fields = self.fw, self.fields
+        copy, x, scales = fields.get("w1_quantized"), fields["x"], None
         if _is_quantized(self.x):
-            values["x_rowwise"] = self._copy("x", ROWWISE)
-        shape = (fields["capacity"], features(fields, w)[0])
-        values["y"] = fields["z"] = fw.empty(
-            self.like, shape, self.recipe.between(fw, self.x.dtype)
+            x, scales = self._copy("x", ROWWISE)
+        shape = (fields["capacity"], features(fields, "w1")[0])
+        fields["z"] = fw.empty(self.like, shape, self.recipe.between(fw, self.x.dtype))
+        call(
+            "grouped_linear",
+            x=x,
+            x_scales=scales,
+            row_idx=fields["row_idx"],
+            w=fields["w1"] if copy is None else [],
+            w_layout=fields["w1_layout"],
+            w_quantized=copy,
+            bias=fields["b1"],
+            y=fields["z"],
+            **self.ragged,
+            **self.recipe.forward_fields,
         )
-        LINEAR.forward(fw, values, How(self.recipe))
 
-    def run(self, through_rows, of_columns):
-        """Gradients by name: those `through_rows` read grad_y row-wise, those `of_columns` down its
-        columns.
+    def run(self, by_rows, by_columns):
+        """The gradients by name. Those `by_rows` are products with grad_y row-wise, those
+        `by_columns` with its other copy.
         """
-        fields, outputs = self.fields, {name: self._empty(name) for name in self.wants}
-        for name in self.of_weights:
-            copy = copy_for_backward(fields, name, self.recipe)
-            if copy is not None:
-                fields[name] = []
+        fields, found = self.fields, {name: self._empty(name) for name in self.wants}
+        for name in self.listed:
+            copy = fields[f"{name}_quantized"] = copy_for_backward(fields, name, self.recipe)
             fields.pop(f"{name}_copy", None)
-            fields[f"{name}_quantized"] = copy
+            fields[name] = fields[name] if copy is None else []
             fields[f"grad_{name}_layout"] = fields[f"{name}_layout"]
         if _is_quantized(self.x) and self.wants & {"w", "w1"}:
             fields["x_columnwise"] = self._columns_of_x()
-        if _is_quantized(self.grad_y):
-            for readers, direction in ((through_rows, ROWWISE), (of_columns, COLUMNWISE)):
-                if self.wants & readers:
-                    fields[f"grad_y_{DIRECTIONS[direction]}"] = self._copy("grad_y", direction)
-        fields.pop("b1", None)
-        fields.update((f"grad_{name}", array) for name, array in outputs.items())
-        call(self.call, **fields)
-        for name, is_list in self.of_weights.items():
-            if name in outputs and not is_list:
-                outputs[name] = outputs[name][0]
-        return self.gradients(**outputs)
+        for readers, direction in ((by_rows, ROWWISE), (by_columns, COLUMNWISE)):
+            if _is_quantized(self.grad_y) and self.wants & readers:
+                fields[f"grad_y_{DIRECTIONS[direction]}"] = self._copy("grad_y", direction)
+        fields.pop("b1", None)  # was read for z
+        call(self.call, **fields, **{f"grad_{name}": array for name, array in found.items()})
+        packed = {
+            n: found[n][0] for n, is_list in self.listed.items() if n in found and not is_list
+        }
+        return {**found, **packed}
 
     def _empty(self, name):
         fw, fields = self.fw, self.fields
         if name == "x":
             return fw.empty(self.like, (fields["capacity"], self.x.shape[1]), self.x.dtype)
         like = fields[name]
-        if name not in self.of_weights:
+        if name not in self.listed:
             return fw.empty(like, like.shape, like.dtype)
         if not like:
             raise invalid(
@@ -257,10 +252,3 @@ def _wanted(call, wants, gradients, given):
         if name in given and given[name] is None:
             raise invalid(f"{call}: wants has {name!r}, but {name} is absent")
     return frozenset(wants)
-
-
-def _needs_itself(call, name):
-    return invalid(
-        f"{call}: wants has {name!r}, a sum of grad_y itself, but grad_y is quantised; give the "
-        f"array"
-    )

@@ -90,7 +90,7 @@ class Layer(Op):
         later = {w for w, sink, wanted in weights if sink.delayed and any(wanted)}
         betas = self._give_outputs(fw, fields, how, needs, likes, weights)
         self._give_copies(fw, fields, how, any(needs[self.weights[0]]))
-        apart = self._make_for_later(fw, fields, how, later, betas)
+        apart = self._prepare(fw, fields, how, later, betas)
         outputs = (name for name in self.writes if name not in given)
         if any(fields.get(name) is not None for name in outputs):  # else all is for later
             fw.run_fields(self.backward, fields)
@@ -141,9 +141,9 @@ class Layer(Op):
 
 
 class _Linear(Layer):
-    def _make_for_later(self, fw, fields, how, later, betas):
-        """The weight gradient is apart from a call whose bias gradient is always fresh, where beta
-        accumulates.
+    def _prepare(self, fw, fields, how, later, betas):
+        """What is left for a call of its own: a weight gradient that accumulates, since the beta of
+        this one is that of the bias gradient too, which is always fresh.
         """
         ((w, beta),) = betas.items()
         if fields["grad_w"] is None or (beta.value == 0 and beta.per_group is None):
@@ -156,9 +156,9 @@ class _Linear(Layer):
 
 
 class _Mlp(Layer):
-    def _make_for_later(self, fw, fields, how, later, betas):
-        """What weight gradients that are delayed read: grad_z and the activation, or their
-        column-wise copies.
+    def _prepare(self, fw, fields, how, later, betas):
+        """The betas, and what weight gradients that are delayed will read: grad_z and the
+        activation, or their column-wise copies. Nothing is left for a call of its own.
         """
         for w, beta in betas.items():
             fields[f"beta_{w}"], fields[f"beta_{w}_per_group"] = beta
