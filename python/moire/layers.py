@@ -201,7 +201,7 @@ class _Moe(_Mlp):
         rows = made["y"]
         y = fw.empty(x, (x.shape[0], rows.shape[1]), how.out_dtype)
         fw.run_fields("unpermute", {"rows": rows, "scatter_idx": scatter_idx, "y": y})
-        return {**made, "y": y}
+        return {**made, "probs": fields["probs"], "y": y}
 
     def gradients(self, fw, fields, how, needs, likes):
         fields["grad_y"], fields["gathered_grad_y"] = fw.cast(fields["grad_y"], likes["x"][1]), 1

@@ -378,6 +378,18 @@ def test_without_weight_gradients_nothing_of_x_is_kept(generator):
         assert "x" not in tensors and "x_columnwise" not in tensors
 
 
+def test_what_an_op_made_is_not_kept_by_reference(generator):
+    values = leaves(make(generator, [33, 7], torch.bfloat16))
+    topk_idx, topk_weights = torch.zeros(40, 1, dtype=torch.int64), torch.ones(40, 1)
+    layer = (values["x"], values["w1"], values["w2"], topk_idx, topk_weights)
+    options = {"compute_dtype": torch.bfloat16}
+    explanation, tensors = saved(lambda: moire.moe(*layer, **options))
+    assert explanation.saved_bytes == 40 * (2 * F * 2 + 4) and tensors["row_idx"]["by_reference"]
+    logits = truth.draw(generator, 40, 3).requires_grad_()
+    explanation, tensors = saved(lambda: moire.router(logits, 2))
+    assert explanation.saved_bytes == 40 * 2 * 8 and tensors["logits"]["by_reference"]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_kept_changes_no_bit(generator, recipe):
     splits = [33, 0, 7]
