@@ -12,6 +12,7 @@ keywords, so that all of them are plain values (torch's op schemas have nothing 
 Absent is None. Inputs whose rows are not row-strided are copied to be so; outputs must be.
 """
 
+import re
 import struct
 
 from . import context as contexts
@@ -60,10 +61,10 @@ class Entry:
     types of its keywords are `kinds`.
     """
 
-    def __init__(self, name, outputs):
+    def __init__(self, name):
         fields = [f for f in ffi.typeof(f"moire_{name}_args").fields if f[0] not in _NOT_GIVEN]
         self.name = name
-        self.outputs = outputs
+        self.outputs = tuple(field for field, _ in fields if _is_output(name, field))
         self.function = getattr(lib, f"moire_{name}")
         self.workspace = getattr(lib, f"moire_{name}_workspace", None)
         self.pointer = ffi.typeof(f"moire_{name}_args *")
@@ -84,6 +85,10 @@ class Entry:
         if self.groups_at is not None:
             self.kinds.update(offsets="int64_t *", num_groups="int64_t", capacity="int64_t")
         self.kinds.update((key, kind) for _, key, kind in self.fields if kind != "moire_groups")
+
+
+def _is_output(name, field):
+    return lib.moire_field_role(name.encode(), field.encode()) == lib.MOIRE_ROLE_OUT
 
 
 def keyword(field):
@@ -308,36 +313,10 @@ def _writer(entry, field, kind):
     return _WRITERS.get(kind, _Call.scalar)
 
 
-_OUTPUTS = {
-    "splits_to_offsets": ("outputs",),
-    "glu": ("act",),
-    "glu_backward": ("grad_z", "act", "grad_probs"),
-    "convert_glu": ("target",),
-    "grouped_gemm": ("d",),
-    "grouped_gemm_glu": ("z", "act", "act_rowwise", "act_columnwise"),
-    "grouped_gemm_glu_backward": (
-        *("grad_z", "act", "grad_probs", "grad_bias"),
-        *("grad_z_rowwise", "grad_z_columnwise", "act_columnwise"),
-    ),
-    "grouped_gemm_wgrad": ("d",),
-    "bias_backward": ("grad_bias", "grad_scale"),
-    "quantize": ("rowwise", "columnwise"),
-    "quantize_weight": ("rowwise", "columnwise"),
-    "dequantize": ("target",),
-    "requantize": ("target",),
-    "convert_scales": ("target",),
-    "router": ("topk_idx", "topk_weights"),
-    "router_backward": ("grad_logits",),
-    "permute_plan": ("offsets", "gather_idx", "scatter_idx"),
-    "permute": ("rows", "probs"),
-    "unpermute": ("y", "topk_weights"),
-    "unpermute_backward": ("grad_rows", "grad_weights"),
-    "grouped_linear": ("y", "x_columnwise"),
-    "grouped_linear_backward": ("grad_x", "grad_w", "grad_bias", "grad_scale"),
-    "grouped_mlp": ("z", "act", "y", "x_columnwise", "act_columnwise"),
-    "grouped_mlp_backward": (
-        *("act", "grad_z", "grad_x", "grad_w1", "grad_b1", "grad_w2", "grad_b2", "grad_probs"),
-        *("act_columnwise", "grad_z_columnwise"),
-    ),
-}
-ENTRIES = {name: Entry(name, outputs) for name, outputs in _OUTPUTS.items()}
+def _entries():
+    """Of every op that moire.h has a struct for, by name."""
+    structs = (re.fullmatch(r"moire_(\w+)_args", name) for name in ffi.list_types()[0])
+    return {found[1]: Entry(found[1]) for found in structs if found}
+
+
+ENTRIES = _entries()
