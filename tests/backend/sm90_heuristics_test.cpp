@@ -67,6 +67,28 @@ TEST(Sm90Heuristics, EveryCandidateIsSomeProblemsBest) {
   expect_wgrad<PingPongTile>(4, 53, 128, 136);
 }
 
+template <class Expected>
+void expect_fc1_glu(int64_t num_groups, int64_t rows, int64_t f, int64_t hidden) {
+  expect_tile<Expected>(GluTiles(), ragged_m_sizes(groups(num_groups, rows), 2 * f, hidden));
+}
+template <class Expected>
+void expect_glu_backward(int64_t num_groups, int64_t rows, int64_t f, int64_t hidden) {
+  expect_tile<Expected>(GluBackwardTiles(), ragged_m_sizes(groups(num_groups, rows), f, hidden));
+}
+
+TEST(Sm90Heuristics, FusedActivationsPingPongUnlessTheSumIsLongOrFOverhangs) {
+  expect_fc1_glu<PingPongGluTile>(8, 2048, 14336, 4096);               // mixtral
+  expect_fc1_glu<GluTile>(32, 1024, 2048, 7168);                       // dsv3
+  expect_fc1_glu<PingPongGluTile>(128, 512, 768, 2048);                // qwen3
+  expect_fc1_glu<PingPongGluTile>(64, 1024, 1024, 2048);               // olmoe
+  expect_fc1_glu<PingPongGluTile>(128, 256, 2880, 2880);               // gpt-oss
+  expect_glu_backward<WideLoadingEpilogueTile>(8, 2048, 14336, 4096);  // mixtral
+  expect_glu_backward<WideLoadingEpilogueTile>(32, 1024, 2048, 7168);  // dsv3
+  expect_glu_backward<WideLoadingEpilogueTile>(128, 512, 768, 2048);   // qwen3
+  expect_glu_backward<LoadingEpilogueTile>(64, 1024, 1024, 2048);      // olmoe: 5.33 x 192
+  expect_glu_backward<WideLoadingEpilogueTile>(128, 256, 2880, 2880);  // gpt-oss
+}
+
 // How much faster P was than Other.
 template <class P, class Other>
 void expect_measured(double measured, int64_t num_groups, int64_t rows, int64_t n, int64_t k) {
@@ -86,6 +108,19 @@ TEST(Sm90Heuristics, TheModelKeepsTheMeasuredRatios) {
   expect_measured<PingPongTile, TallTile>(602.0 / 615, 32, 1024, 4096, 7168);
   expect_measured<PingPongTile, NarrowTallTile>(473.0 / 472, 128, 256, 2880, 2880);
   expect_measured<PingPongTile, NarrowTallTile>(465.0 / 484, 128, 256, 2880, 5760);
+}
+
+TEST(Sm90Heuristics, TheModelKeepsTheMeasuredRatiosOfFusedActivations) {
+  expect_measured<PingPongGluTile, GluTile>(6352.0 / 6255, 8, 2048, 28672, 4096);
+  expect_measured<PingPongGluTile, GluTile>(3267.0 / 3336, 32, 1024, 4096, 7168);
+  expect_measured<PingPongGluTile, GluTile>(818.0 / 777, 128, 512, 1536, 2048);
+  expect_measured<PingPongGluTile, GluTile>(1016.0 / 989, 64, 1024, 2048, 2048);
+  expect_measured<PingPongGluTile, GluTile>(2362.0 / 2312, 128, 256, 5760, 2880);
+  using Wide = WideLoadingEpilogueTile;
+  expect_measured<Wide, LoadingEpilogueTile>(3700.0 / 3388, 8, 2048, 14336, 4096);
+  expect_measured<Wide, LoadingEpilogueTile>(1835.0 / 1754, 32, 1024, 2048, 7168);
+  expect_measured<Wide, LoadingEpilogueTile>(629.0 / 663, 64, 1024, 1024, 2048);
+  expect_measured<Wide, LoadingEpilogueTile>(1431.0 / 1301, 128, 256, 2880, 2880);
 }
 
 TEST(Sm90Heuristics, MoreOfAnythingNeverCostsLess) {
@@ -137,7 +172,8 @@ TEST(Sm90Heuristics, EveryPolicyFitsIntoAMultiprocessor) {
   expect_all_fit(ProductTiles());
   expect_all_fit(Bf16WgradTiles());
   expect_all_fit(Fp32WgradTiles());
-  expect_all_fit(Candidates<GluTile, GluBackwardTile>());
+  expect_all_fit(GluTiles());
+  expect_all_fit(GluBackwardTiles());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // More tiles than the GPU has blocks, so that each block works on several, one behind the other.
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "tests/gpu/gpu.h"
@@ -129,15 +130,16 @@ TEST_F(ManyTiles, OfWeightGradientsWhoseHeightLeavesWarpgroupsIdle) {
 }
 
 // Rows of many groups whose values tell the group and the row, so that a result that ended up in
-// another tile, or was overwritten by one, shows. F leaves half a tile of columns at the end.
+// another tile, or was overwritten by one, shows.
 struct Marked {
-  static constexpr int64_t kGroups = 40, kRows = 300, kHidden = 64, kWidth = 192;
+  static constexpr int64_t kGroups = 40, kRows = 300;
   static constexpr int64_t kInUse = kGroups * kRows;
 
-  explicit Marked(int64_t tail)
-      : capacity(kInUse + tail),
-        z(DType::kBF16, {capacity, 2 * kWidth}),
-        act(DType::kBF16, {capacity, kWidth}),
+  Marked(int64_t width, int64_t tail)
+      : f(width),
+        capacity(kInUse + tail),
+        z(DType::kBF16, {capacity, 2 * f}),
+        act(DType::kBF16, {capacity, f}),
         probs(DType::kFP32, {capacity}) {
     for (int64_t g = 0; g <= kGroups; ++g) offsets.push_back(g * kRows);
     for (int64_t row = 0; row < capacity; ++row) {
@@ -155,21 +157,37 @@ struct Marked {
     return std::abs(found - wanted) <= wanted * 0x1p-7;
   }
 
-  int64_t capacity;
+  int64_t f, capacity;
   std::vector<int64_t> offsets;
   TestTensor z, act, probs;
 };
 
-TEST_F(ManyTiles, OfFc1WhoseActivationIsLeftToTheNextTile) {
-  Marked m(0);
-  TestTensor x(DType::kBF16, {m.capacity, Marked::kHidden});
+struct GluSizes {
+  int64_t f, hidden;
+};
+class ManyGluTiles : public ManyTiles, public testing::WithParamInterface<GluSizes> {};
+
+// Each of Hopper's tiles, and the last one whole or in part: 128 columns of F, or 96 in a longer
+// sum; backward 128 or 192.
+INSTANTIATE_TEST_SUITE_P(, ManyGluTiles,
+                         testing::Values(GluSizes{128, 64}, GluSizes{192, 64}, GluSizes{448, 64},
+                                         GluSizes{200, 512}, GluSizes{320, 512}),
+                         [](const auto& sizes) {
+                           return "F" + std::to_string(sizes.param.f) + "Hidden" +
+                                  std::to_string(sizes.param.hidden);
+                         });
+
+TEST_P(ManyGluTiles, OfFc1) {
+  const int64_t hidden = GetParam().hidden;
+  Marked m(GetParam().f, 0);
+  TestTensor x(DType::kBF16, {m.capacity, hidden});
   x.fill(1);
-  TestTensor w1(DType::kBF16, {Marked::kGroups, 2 * Marked::kWidth, Marked::kHidden});
-  for (int64_t row = 0; row < Marked::kGroups * 2 * Marked::kWidth; ++row) {
-    const int64_t group = row / (2 * Marked::kWidth);
-    const bool is_gate = row % (2 * Marked::kWidth) < Marked::kWidth;
+  TestTensor w1(DType::kBF16, {Marked::kGroups, 2 * m.f, hidden});
+  for (int64_t row = 0; row < Marked::kGroups * 2 * m.f; ++row) {
+    const int64_t group = row / (2 * m.f);
+    const bool is_gate = row % (2 * m.f) < m.f;
     const double z = is_gate ? Marked::gate(group * Marked::kRows) : 1.0;
-    for (int64_t k = 0; k < Marked::kHidden; ++k) w1.set(row, k, z / Marked::kHidden);
+    for (int64_t k = 0; k < hidden; ++k) w1.set(row, k, z / static_cast<double>(hidden));
   }
   GroupedGemmGluArgs args;
   args.a = x, args.b = Weight(w1), args.probs = m.probs, args.z = m.z, args.act = m.act;
@@ -177,8 +195,8 @@ TEST_F(ManyTiles, OfFc1WhoseActivationIsLeftToTheNextTile) {
   ASSERT_TRUE(succeeds(run(fastest(), args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
   int64_t wrong = 0;
   for (int64_t row = 0; row < Marked::kInUse; ++row) {
-    for (int64_t f = 0; f < Marked::kWidth; ++f) {
-      wrong += m.z.get(row, f) != Marked::gate(row) || m.z.get(row, Marked::kWidth + f) != 1;
+    for (int64_t f = 0; f < m.f; ++f) {
+      wrong += m.z.get(row, f) != Marked::gate(row) || m.z.get(row, m.f + f) != 1;
       wrong += !Marked::is_act(m.act.get(row, f), row);
     }
   }
@@ -186,17 +204,18 @@ TEST_F(ManyTiles, OfFc1WhoseActivationIsLeftToTheNextTile) {
 }
 
 // Tiles of the tail have no products: they come right behind those of the last groups.
-TEST_F(ManyTiles, OfTheGluBackwardInFrontOfALongTail) {
-  Marked m(40000);
-  TestTensor grad_y(DType::kBF16, {m.capacity, Marked::kHidden});
+TEST_P(ManyGluTiles, OfTheGluBackwardInFrontOfALongTail) {
+  const int64_t hidden = GetParam().hidden;
+  Marked m(GetParam().f, 40000);
+  TestTensor grad_y(DType::kBF16, {m.capacity, hidden});
   grad_y.fill(1);
-  TestTensor w2(DType::kBF16, {Marked::kGroups, Marked::kHidden, Marked::kWidth});
-  w2.fill(1.0 / Marked::kHidden);  // grad_act is 1
+  TestTensor w2(DType::kBF16, {Marked::kGroups, hidden, m.f});
+  w2.fill(1.0 / static_cast<double>(hidden));  // grad_act is 1
   m.z.fill(1);
   for (int64_t row = 0; row < Marked::kInUse; ++row) {
-    for (int64_t f = 0; f < Marked::kWidth; ++f) m.z.set(row, f, Marked::gate(row));
+    for (int64_t f = 0; f < m.f; ++f) m.z.set(row, f, Marked::gate(row));
   }
-  TestTensor grad_z(DType::kBF16, {m.capacity, 2 * Marked::kWidth});
+  TestTensor grad_z(DType::kBF16, {m.capacity, 2 * m.f});
   GroupedGemmGluBackwardArgs args;
   args.grad_y = grad_y, args.w2 = Weight(w2), args.z = m.z, args.probs = m.probs;
   args.grad_z = grad_z, args.act = m.act;
@@ -206,8 +225,8 @@ TEST_F(ManyTiles, OfTheGluBackwardInFrontOfALongTail) {
       run(fastest(), args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace)));
   int64_t wrong = 0, not_zero = 0;
   for (int64_t row = 0; row < m.capacity; ++row) {
-    for (int64_t f = 0; f < Marked::kWidth; ++f) {
-      const double act = m.act.get(row, f), grad_up = grad_z.get(row, Marked::kWidth + f);
+    for (int64_t f = 0; f < m.f; ++f) {
+      const double act = m.act.get(row, f), grad_up = grad_z.get(row, m.f + f);
       if (row < Marked::kInUse) {  // with grad_act = up = 1, grad_up is act
         wrong += !Marked::is_act(act, row) || !Marked::is_act(grad_up, row);
       } else {

@@ -21,6 +21,13 @@ template <int kPending>
 __device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+// Nothing that reads the sums moves to before this point: the compiler does not know that those
+// who wait for products wait for them.
+template <int kSums>
+__device__ inline void keep_behind(float (&sums)[kSums]) {
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
 
 // How an operand tile lies in shared memory: its contracted dimension contiguous, or the other one.
 enum class Major { kK, kMN };

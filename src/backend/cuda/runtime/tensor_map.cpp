@@ -21,9 +21,12 @@ CUtensorMap TensorMaps::encode(std::string_view name, void* data, DType dtype,
   }
   const CUtensorMapDataType type =
       dtype == DType::kFP32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const size_t inner_bytes = static_cast<size_t>(dimensions[0].box * dtype_size(dtype));
+  const CUtensorMapSwizzle swizzle =
+      inner_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
   const CUresult result = state_.encode_tensor_map(
       &map, type, static_cast<cuuint32_t>(rank), data, sizes, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     status_ = {Code::kDevice, concat(op_, ": cuTensorMapEncodeTiled of ", name,
@@ -52,10 +55,11 @@ CUtensorMap TensorMaps::matrices(std::string_view name, const TensorView& t, int
 }
 
 CUtensorMap TensorMaps::ragged_rows(std::string_view name, const TensorView& t, int64_t box_rows,
-                                    int64_t halves) {
+                                    int64_t halves, int64_t box_columns) {
   constexpr int64_t kRows = int64_t{1} << 30, kMany = int64_t{1} << 31, kWrap = int64_t{1} << 34;
   const int64_t columns = t.columns() / halves, row = row_bytes(t);
-  const Dimension inner{columns, 0, columns_of_box(t)}, rows{kRows, row, box_rows};
+  const Dimension inner{columns, 0, box_columns == 0 ? columns_of_box(t) : box_columns},
+      rows{kRows, row, box_rows};
   const Dimension offset{kMany, row, 1}, wrap{kMany, kWrap - row, 1};
   if (halves == 1) return encode<4>(name, t.data, t.type(), {{inner, rows, offset, wrap}});
   const Dimension half{halves, columns * dtype_size(t.type()), 1};

@@ -21,7 +21,8 @@ class TensorMaps {
     int64_t stride_bytes;  // not read for the innermost
     int64_t box;
   };
-  // Elements of `dtype` (BF16, FP32), 128-byte swizzle, zeros outside.
+  // Elements of `dtype` (BF16, FP32), zeros outside. Rows of a box are 128 bytes or 64, and its
+  // swizzle is of as many.
   template <size_t kRank>
   CUtensorMap encode(std::string_view name, void* data, DType dtype,
                      const std::array<Dimension, kRank>& dimensions) {
@@ -34,13 +35,14 @@ class TensorMaps {
   CUtensorMap matrices(std::string_view name, const TensorView& t, int64_t box_rows);
   // The rows of one group of [capacity, columns], which clips exactly at the group's end though it
   // knows no group. `halves` > 1: columns as [halves, columns / halves], each clipped by itself.
+  // `box_columns` if not 128 bytes of them.
   //
   // Dimensions {columns, halves, 2^30, many, many} with the strides {., row, row, 2^34 - row}: the
   // element at {c, h, 2^30 - len + i, off + len, 2^30} is at row (2^30 + off + i) * row
   // + 2^30 * (2^34 - row) = (off + i) * row modulo 2^64, and inside the map only while i < len.
   // Many is 2^31: with 2^32, which the encoder takes as well, stores are an illegal instruction.
   CUtensorMap ragged_rows(std::string_view name, const TensorView& t, int64_t box_rows,
-                          int64_t halves = 1);
+                          int64_t halves = 1, int64_t box_columns = 0);
 
   Status status() const { return status_; }
 

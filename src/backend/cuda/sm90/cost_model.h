@@ -79,7 +79,7 @@ class CostModel {
   static constexpr double kClocksPerByte = 1.0 / 500;
   // Side by side, a warpgroup's products end before it issues the next, and the first products of
   // a tile wait for the sums of the last.
-  static constexpr double kDrain = 50, kExposedEpilogue = 2000;
+  static constexpr double kDrain = 50, kExposedEpilogue = P::kIsLeftOver ? 1500 : 2000;
   // Of a ping-pong tile, while the other warpgroup multiplies.
   static constexpr double kEpilogue = 6000;
 

@@ -1,6 +1,8 @@
 // Epilogue of FC2's dgrad: the gated activation's backward.
 #pragma once
 
+#include <algorithm>
+
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/sm90/epilogue_values.cuh"
 #include "backend/cuda/sm90/z_buffers.cuh"
@@ -8,20 +10,20 @@
 namespace moire::cuda::sm90 {
 
 // grad_act = round(sum); grad_z, act and the partial sum of grad_prob over each 64 columns, which
-// are a piece. Buffers: z of as many pieces as fit, two each, overwritten in place by grad_z; then
-// one for each piece, in which grad_act becomes act.
+// are a piece. Buffers: z of as many pieces as fit, two each, overwritten in place by grad_z; in
+// the others, in turn, grad_act becomes act.
 template <class Activation>
 struct GluBackward {
-  static constexpr bool kLoads = true;
+  static constexpr bool kLoads = true, kStagesAll = false;
   // Not unrolled: code that runs once a tile has to be fetched once a tile.
   static constexpr int kNumSlices = 4, kUnrolled = 1;
   template <class P>
   static constexpr int kPieces = P::kTileN / kPanel;
   template <class P>
-  static constexpr int kAhead = (P::kNumBuffers - kPieces<P>) / 2;
+  static constexpr int kAhead = std::min(kPieces<P>, (P::kNumBuffers - 1) / 2);
 
-  ZMap z;
-  ZMap grad_z;
+  ZMap<kPanel> z;
+  ZMap<kPanel> grad_z;
   CUtensorMap act;  // ragged; box {64, 16}
   int32_t f, num_groups;
   int32_t has_act;
@@ -56,45 +58,43 @@ struct GluBackward {
   }
   template <class Buffers>
   __device__ void load(const Buffers& buffers, const Part& p, int i) const {
-    const int buffer = load_buffer(buffers, i);
-    const int32_t column = p.tile.first_n + i * kPanel;
-    const RaggedRow r = ragged_row(p.tile, p.first_m);
-    ptx::mbarrier_arrive_expect_tx(buffers.full(buffer), 2 * 16 * 128);
-    z.load(buffers.at(buffer), buffers.full(buffer), column, 0, r);
-    z.load(buffers.at(buffer + 1), buffers.full(buffer), column, 1, r);
+    uint64_t* const full = buffers.full(load_buffer(buffers, i));
+    ptx::mbarrier_arrive_expect_tx(full, 2 * 16 * 128);
+    z.load(z_piece(buffers, i), full, p.tile.first_n + i * kPanel, ragged_row(p.tile, p.first_m));
   }
 
+  // Rounded at once, sums take half the registers: those of 192 columns and compute() have room.
   template <int kSums>
-  __device__ void prepare(const Part&, float (&)[kSums]) const {}
+  __device__ void prepare(const Part&, float (&sums)[kSums]) const {
+    pack_in_place(sums);
+  }
   template <class Buffers, int kSums>
   __device__ void stage(const Buffers& buffers, Part& p, int i, float (&sums)[kSums]) const {
     clear(p.prob_sums);
     // Sums are selected by a compile-time index, and only they.
 #pragma unroll
     for (int k = 0; k < 2 * kSums / kPanel; ++k) {
-      if (k == i) write_sums(act_buffer(buffers, i), &sums[kPanel / 2 * k]);
+      if (k == i) write_packed(act_buffer(buffers, i), &sums[kPanel / 4 * k]);
     }
   }
   template <class Buffers>
   __device__ void compute(const Buffers& buffers, Part& p, int i, int slice) const {
-    const int j = 2 * slice, buffer = load_buffer(buffers, i);
-    char *const z0 = buffers.at(buffer), *const z1 = buffers.at(buffer + 1);
+    const int j = 2 * slice;
+    const ZPiece<kPanel> piece = z_piece(buffers, i);
     Words gate{}, up{}, act_words{};
     if (loads(p)) {
-      read_z(z0, z1, z.columns, j, gate, up);
+      read_z(piece, z.columns, j, gate, up);
       read_words(act_buffer(buffers, i), j, act_words);
       backward(p.prob, gate, up, act_words, p.prob_sums);
     }
-    write_z(z0, z1, z.columns, j, gate, up);
+    write_z(piece, z.columns, j, gate, up);
     write_words(act_buffer(buffers, i), j, act_words);
   }
   template <class Buffers>
   __device__ void store(const Buffers& buffers, const Part& p, int i) const {
-    const int buffer = load_buffer(buffers, i);
     const int32_t column = p.tile.first_n + i * kPanel;
     const RaggedRow r = ragged_row(p.tile, p.first_m);
-    grad_z.store(buffers.at(buffer), column, 0, r);
-    grad_z.store(buffers.at(buffer + 1), column, 1, r);
+    grad_z.store(z_piece(buffers, i), column, r);
     if (has_act == 0) return;
     ptx::tma_store_4d(&act, act_buffer(buffers, i), column, r.row, r.end, r.wrap);
   }
@@ -128,8 +128,13 @@ struct GluBackward {
   };
 
   template <class Buffers>
+  static __device__ ZPiece<kPanel> z_piece(const Buffers& buffers, int i) {
+    return {buffers, i % Ahead<Buffers>::k};
+  }
+  template <class Buffers>
   static __device__ char* act_buffer(const Buffers& buffers, int i) {
-    return buffers.at(2 * Ahead<Buffers>::k + i);
+    constexpr int kFirst = 2 * Ahead<Buffers>::k, kNumActs = Buffers::kNumBuffers - kFirst;
+    return buffers.at(kFirst + i % kNumActs);
   }
   static __device__ void clear(ProbSums& sums) {
 #pragma unroll

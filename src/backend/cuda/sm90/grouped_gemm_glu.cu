@@ -10,8 +10,6 @@
 namespace moire::cuda::sm90 {
 namespace {
 
-using P = GluTile;
-
 ResolvedGluLayout layout_of(const GroupedGemmGluArgs& args) {
   return resolve_glu_layout(args.layout, Weight(args.b).out_features() / 2);
 }
@@ -21,6 +19,22 @@ std::string why_not_outputs(const GroupedGemmGluArgs& args) {
     return "a quantised act is asked for, the kernel stores bf16";
   }
   return args.b.layout == MOIRE_OUT_IN ? "" : "b is [G, in, out], the kernel takes [G, out, in]";
+}
+
+ProductSizes sizes(const GroupedGemmGluArgs& args) {
+  return ragged_m_sizes(args.groups, 2 * layout_of(args).f, TensorView(args.a).columns());
+}
+
+// Calls f.operator()<P>(cost) with the tile. Pieces of 32 columns fit halves, and blocks that
+// divide 32.
+template <class F>
+decltype(auto) with_tile(const DeviceState& state, const GroupedGemmGluArgs& args, F&& f) {
+  const ResolvedGluLayout layout = layout_of(args);
+  if (layout.block == layout.f || 32 % layout.block == 0) {
+    return with_cheapest(GluTiles(), sizes(args), state.num_multiprocessors, std::forward<F>(f));
+  }
+  return with_cheapest(Candidates<GluTile>(), sizes(args), state.num_multiprocessors,
+                       std::forward<F>(f));
 }
 
 Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
@@ -34,6 +48,7 @@ Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
 }
 
 // {k, block, 2, F / block, groups}: a box holds half a tile's rows of gate, or of up.
+template <class P>
 CUtensorMap pairs_map(TensorMaps& maps, const TensorView& b, const ResolvedGluLayout& layout) {
   constexpr int64_t kRows = P::kTileN / 2;
   // Halves are clipped at their end, like the columns of any other matrix.
@@ -48,25 +63,31 @@ CUtensorMap pairs_map(TensorMaps& maps, const TensorView& b, const ResolvedGluLa
                           {b.shape[0], 2 * layout.f * row, 1}}});
 }
 
-template <class Activation>
-void launch_activation(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArgs& args,
-                       const TensorView& a, const Activation& activation) {
+// Of gate, or up, in a piece of the epilogue.
+template <class P>
+constexpr int kPieceColumns = P::kTileN / 2 % kPanel == 0 ? kPanel : kPanel / 2;
+
+template <class P, class Activation>
+void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArgs& args,
+                   const TensorView& a, const Activation& activation) {
   const TensorView b(args.b.tensor), z(args.z);
   const ResolvedGluLayout layout = layout_of(args);
-  const ZMap z_columns = z_map(maps, "z", z, layout);
+  constexpr int kColumns = kPieceColumns<P>;
+  const ZMap<kColumns> z_columns = z_map<kColumns>(maps, "z", z, layout);
   const auto f = static_cast<int32_t>(layout.f);
   const GluPairs operands{
-      maps.matrix("a", a, P::kTileM),    pairs_map(maps, b, layout), f,
-      static_cast<int32_t>(a.columns()), z_columns.columns.block,    z_columns.columns.gate,
+      maps.matrix("a", a, P::kTileM),    pairs_map<P>(maps, b, layout), f,
+      static_cast<int32_t>(a.columns()), z_columns.columns.block,       z_columns.columns.gate,
       args.tail == MOIRE_TAIL_ZERO};
-  const StoreGlu<Activation> epilogue{z_columns,
-                                      maps.ragged_rows("act", args.act, kWarpRows),
-                                      f,
-                                      static_cast<int32_t>(args.groups.num_groups),
-                                      z.is_present(),
-                                      Bias(args.bias),
-                                      static_cast<const float*>(args.probs.data),
-                                      activation};
+  const StoreGlu<Activation, kColumns> epilogue{
+      z_columns,
+      maps.ragged_rows("act", args.act, kWarpRows, 1, kColumns),
+      f,
+      static_cast<int32_t>(args.groups.num_groups),
+      z.is_present(),
+      Bias(args.bias),
+      static_cast<const float*>(args.probs.data),
+      activation};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
 }
 
@@ -78,7 +99,9 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
   a.gather(launcher);
   TensorMaps maps(launcher.state(), "grouped_gemm_glu");
   with_activation(args.activation, [&](const auto& activation) {
-    launch_activation(launcher, maps, args, a.rows(), activation);
+    with_tile(launcher.state(), args, [&]<class P>(const Cost&) {
+      launch_policy<P>(launcher, maps, args, a.rows(), activation);
+    });
   });
   return maps.status().ok() ? launcher.status() : maps.status();
 }
@@ -95,9 +118,7 @@ const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
       return arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluArgs& args) {
-      const auto sizes =
-          ragged_m_sizes(args.groups, 2 * layout_of(args).f, TensorView(args.a).columns());
-      return policy_text<Candidates<P>>(state, sizes) + GatheredRows::policy(args.row_idx);
+      return with_tile(state, args, PolicyText{state}) + GatheredRows::policy(args.row_idx);
     },
     run,
     [](const DeviceState&, const GroupedGemmGluArgs& args) -> int64_t {

@@ -11,8 +11,6 @@
 namespace moire::cuda::sm90 {
 namespace {
 
-using P = GluBackwardTile;
-
 ResolvedGluLayout layout_of(const GroupedGemmGluBackwardArgs& args) {
   return resolve_glu_layout(args.layout, Weight(args.w2).in_features());
 }
@@ -41,6 +39,10 @@ Reason supports(const DeviceState& state, const GroupedGemmGluBackwardArgs& args
                                 {"z", args.z},
                                 {"grad_z", args.grad_z},
                                 {"act", args.act}})});
+}
+
+ProductSizes sizes(const GroupedGemmGluBackwardArgs& args) {
+  return ragged_m_sizes(args.groups, layout_of(args).f, TensorView(args.grad_y).columns());
 }
 
 int32_t num_segments(const GroupedGemmGluBackwardArgs& args) {
@@ -89,9 +91,9 @@ __global__ void sum_prob_partials(const float* partials, int32_t segments, moire
   grad_probs[row] = sum;
 }
 
-template <Major kWeights, class Activation>
-void launch_activation(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBackwardArgs& args,
-                       const Scratch& scratch, const Activation& activation) {
+template <class P, Major kWeights, class Activation>
+void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBackwardArgs& args,
+                   const Scratch& scratch, const Activation& activation) {
   const TensorView grad_y(scratch.grad_y.rows()), act(args.act);
   const ResolvedGluLayout layout = layout_of(args);
   const auto f = static_cast<int32_t>(layout.f);
@@ -99,8 +101,8 @@ void launch_activation(Launcher& launcher, TensorMaps& maps, const GroupedGemmGl
       ragged_m<P, kWeights>(maps, grad_y, args.w2.tensor, f, static_cast<int32_t>(grad_y.columns()),
                             args.tail == MOIRE_TAIL_ZERO);
   const GluBackward<Activation> epilogue{
-      z_map(maps, "z", args.z, layout),
-      z_map(maps, "grad_z", args.grad_z, layout),
+      z_map<kPanel>(maps, "z", args.z, layout),
+      z_map<kPanel>(maps, "grad_z", args.grad_z, layout),
       act.is_present() ? maps.ragged_rows("act", act, kWarpRows) : CUtensorMap{},
       f,
       static_cast<int32_t>(args.groups.num_groups),
@@ -117,11 +119,18 @@ Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
   Launcher launcher(context, "grouped_gemm_glu_backward");
   scratch.grad_y.gather(launcher);
   TensorMaps maps(launcher.state(), "grouped_gemm_glu_backward");
+  const auto launch_tile = [&]<Major kWeights>(std::integral_constant<Major, kWeights>,
+                                               const auto& activation) {
+    with_cheapest(GluBackwardTiles(), sizes(args), launcher.state().num_multiprocessors,
+                  [&]<class P>(const Cost&) {
+                    launch_policy<P, kWeights>(launcher, maps, args, scratch, activation);
+                  });
+  };
   with_activation(args.activation, [&](const auto& activation) {
     if (args.w2.layout == MOIRE_IN_OUT) {  // [G, F, H]
-      launch_activation<Major::kK>(launcher, maps, args, scratch, activation);
+      launch_tile(std::integral_constant<Major, Major::kK>(), activation);
     } else {
-      launch_activation<Major::kMN>(launcher, maps, args, scratch, activation);
+      launch_tile(std::integral_constant<Major, Major::kMN>(), activation);
     }
   });
   if (!maps.status().ok()) return maps.status();
@@ -154,9 +163,8 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
       return Scratch(state, args, {}).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-      const auto sizes =
-          ragged_m_sizes(args.groups, layout_of(args).f, TensorView(args.grad_y).columns());
-      return policy_text<Candidates<P>>(state, sizes) + GatheredRows::policy(args.row_idx) +
+      return policy_text<GluBackwardTiles>(state, sizes(args)) +
+             GatheredRows::policy(args.row_idx) +
              (args.grad_bias.rank == 0 ? "" : ", then a pass over grad_z for grad_bias");
     },
     run,

@@ -29,26 +29,38 @@ struct PingPongTile : Policy<Shape{.tile_m = 128,
                                    .num_buffers = 3,
                                    .schedule = Schedule::kPingPong}> {};
 
-// FC1: 128 gate and 128 up columns; the buffers hold all of a warp's z and a part of act.
+// FC1: as many gate as up columns. Left over, the buffers hold all of a warp's z and a part of act;
+// ping-pong, z of one row block.
 struct GluTile : Policy<Shape{.tile_m = 128,
                               .tile_n = 256,
                               .num_stages = 3,
                               .num_buffers = 5,
                               .pieces = Pieces::kLeftOver}> {};
+struct PingPongGluTile : Policy<Shape{.tile_m = 128,
+                                      .tile_n = 192,
+                                      .num_stages = 4,
+                                      .num_buffers = 4,
+                                      .schedule = Schedule::kPingPong}> {};
 
-// Epilogues that also load: z of FC2's dgrad, the old gradients of an FP32 wgrad whose n is no
-// multiple of 192.
+// Epilogues that also load: z of FC2's dgrad, two pieces ahead or one; the old gradients of an FP32
+// wgrad whose n is no multiple of 192.
 struct LoadingEpilogueTile : Policy<Shape{.tile_m = 128,
                                           .tile_n = 128,
                                           .num_stages = 4,
                                           .num_buffers = 6,
                                           .schedule = Schedule::kPingPong}> {};
-using GluBackwardTile = LoadingEpilogueTile;
+struct WideLoadingEpilogueTile : Policy<Shape{.tile_m = 128,
+                                              .tile_n = 192,
+                                              .num_stages = 4,
+                                              .num_buffers = 4,
+                                              .schedule = Schedule::kPingPong}> {};
 
 // The policies that one instance can have.
 template <class... P>
 struct Candidates {};
 using ProductTiles = Candidates<TallTile, LowTile, NarrowTallTile, NarrowLowTile, PingPongTile>;
+using GluTiles = Candidates<GluTile, PingPongGluTile>;
+using GluBackwardTiles = Candidates<LoadingEpilogueTile, WideLoadingEpilogueTile>;
 using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
 using Fp32WgradTiles = Candidates<PingPongTile, LoadingEpilogueTile>;
 

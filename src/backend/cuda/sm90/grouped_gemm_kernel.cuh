@@ -154,12 +154,16 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
     const bool has_second = P::kRowBlocks == 2 && rows > 64;
     const int32_t first_m = first_row_of_warp(tile, first_block);
     pieces.expect(tile, first_m);
+    // Before the sums take their registers.
+    if (ScheduleOf<P>::kLoadStep == 0 && tile.num_k > 0) pieces.start();
     Sums<P> sums = {};
     if (has_second) {
       multiply_tile<P::kRowBlocks, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
     } else {
       multiply_tile<1, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
     }
+    pieces.prepare(first_m, sums[0]);
+    if (has_second) pieces.prepare(first_m + 64, sums[P::kRowBlocks - 1]);
     pieces.take(sums[0]);
     if (has_second) {
       pieces.expect(tile, first_m + 64);

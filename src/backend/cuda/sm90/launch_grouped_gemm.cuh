@@ -27,11 +27,18 @@ void launch(Launcher& launcher, const moire_groups& groups, const Operands& oper
                   parameters);
 }
 
+// What explain says of a choice.
+struct PolicyText {
+  const DeviceState& state;
+
+  template <class P>
+  std::string operator()(const Cost& cost) const {
+    return concat(P::text(), ", ", state.num_multiprocessors, " persistent blocks; ", cost.text());
+  }
+};
 template <class Tiles>
 std::string policy_text(const DeviceState& state, const ProductSizes& sizes) {
-  return with_cheapest(Tiles(), sizes, state.num_multiprocessors, [&]<class P>(const Cost& cost) {
-    return concat(P::text(), ", ", state.num_multiprocessors, " persistent blocks; ", cost.text());
-  });
+  return with_cheapest(Tiles(), sizes, state.num_multiprocessors, PolicyText{state});
 }
 
 // Weights [groups, n, k] or [groups, k, n]; columns and rows of the stored matrices are as they
@@ -44,12 +51,16 @@ RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const TensorVi
           zeroes_tail};
 }
 
-inline ZMap z_map(TensorMaps& maps, std::string_view name, const TensorView& z,
-                  const ResolvedGluLayout& layout) {
-  ZMap map{};
+template <int kColumns>
+ZMap<kColumns> z_map(TensorMaps& maps, std::string_view name, const TensorView& z,
+                     const ResolvedGluLayout& layout) {
+  ZMap<kColumns> map{};
   const bool is_halves = layout.block == layout.f;
   map.columns = {static_cast<int32_t>(layout.block), layout.gate_first ? 0 : 1, is_halves};
-  if (z.is_present()) map.map = maps.ragged_rows(name, z, kWarpRows, is_halves ? 2 : 1);
+  if (z.is_present()) {
+    map.map = maps.ragged_rows(name, z, kWarpRows, is_halves ? 2 : 1,
+                               map.columns.template box_columns<kColumns>());
+  }
   return map;
 }
 

@@ -52,7 +52,6 @@ __device__ void multiply_tile(SharedMemory<P>& s, ScheduleOf<P>& schedule,
   constexpr int kInFlight = ScheduleOf<P>::kInFlight, kLoadStep = ScheduleOf<P>::kLoadStep;
   const int load_step = min(kLoadStep, num_k - 1);
   [[maybe_unused]] int last = 0;
-  if (kLoadStep == 0 && num_k > 0) pieces.start();
   for (int k = 0; k < num_k; ++k, ring.advance()) {
     ring.wait_full(s.full);
     if (kLoadStep > 0 && k == load_step) pieces.start();
@@ -69,6 +68,8 @@ __device__ void multiply_tile(SharedMemory<P>& s, ScheduleOf<P>& schedule,
     ptx::wgmma_wait_group<0>();
     if (num_k > 0) give_back(s, last);
   }
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) ptx::keep_behind(sums[block]);
 }
 
 }  // namespace moire::cuda::sm90

@@ -3,14 +3,16 @@
 // A piece is what becomes of the sums of one or two buffers' columns, in the 16 rows that are a
 // warp's. An epilogue says what is done:
 //   part(tile, first_m)               a Part: what it knows of a tile's 16 rows from first_m on
-//   prepare(part, sums)               what all pieces need first: a bias
+//   prepare(part, sums)               what all pieces need first: a bias, or sums rounded, for they
+//                                     then take half the registers
 //   num_pieces<P>(part)               pieces whose columns exist, of kPieces<P> in a tile
 //   load(buffers, part, i)            by the leader: asks for what piece i reads; where kLoads, and
 //                                     loads(part), and then on the barrier of buffer load_buffer(i)
 //   stage(buffers, part, i, sums)     the sums of piece i into staging buffers, rounded
 //   compute(buffers, part, i, slice)  slice of kNumSlices (or 0) of them, in the buffers
 //   store(buffers, part, i)           by the leader: sends the buffers off
-//   store_staged(buffers, part, i)    the same of what was staged, where the rest is left over
+//   store_staged(buffers, part, i)    the same of what was staged; where kStagesAll, with which all
+//                                     pieces are staged before the first is computed
 //   finish(part, i)                   what a piece leaves in registers
 // A driver says when. AtOnce: behind the tile's products; under ping-pong, while the other
 // warpgroup multiplies. LeftOver: sums are staged behind the products, and the rest is done slice
@@ -26,6 +28,21 @@
 #include "backend/cuda/sm90/staging_buffers.cuh"
 
 namespace moire::cuda::sm90 {
+
+// All pieces of the rows into buffers, which are sent off as they are.
+template <class P, class Epilogue, int kSums>
+__device__ void stage_all(const Epilogue& epilogue, StagingBuffers<P>& buffers,
+                          const typename Epilogue::Part& part, float (&sums)[kSums]) {
+  buffers.template wait_stored<0>();
+  const int num_pieces = epilogue.template num_pieces<P>(part);
+#pragma unroll
+  for (int i = 0; i < Epilogue::template kPieces<P>; ++i) {
+    if (i < num_pieces) epilogue.stage(buffers, part, i, sums);
+  }
+  buffers.release([&] {
+    for (int i = 0; i < num_pieces; ++i) epilogue.store_staged(buffers, part, i);
+  });
+}
 
 template <class P, class Epilogue>
 class AtOnce {
@@ -54,17 +71,23 @@ class AtOnce {
   // In every step of a main loop, while its products are under way.
   __device__ void advance() {}
 
-  // The products are done.
+  // The products of the rows from first_m on are done. All of a warp's rows are prepared before any
+  // are taken.
+  template <int kSums>
+  __device__ void prepare(int32_t first_m, float (&sums)[kSums]) const {
+    epilogue_.prepare(epilogue_.part(tile_, first_m), sums);
+  }
+  // Those of the rows that were expected.
   template <int kSums>
   __device__ void take(float (&sums)[kSums]) {
     auto part = epilogue_.part(tile_, first_m_);
     if (!epilogue_.writes(part)) return;
-    epilogue_.prepare(part, sums);
+    if constexpr (Epilogue::kStagesAll) stage_all(epilogue_, buffers_, part, sums);
 #pragma unroll Epilogue::kUnrolled
     for (int i = 0; i < kPieces; ++i) {
       if (i >= epilogue_.template num_pieces<P>(part)) break;
       if constexpr (Epilogue::kLoads) wait_free(part, i);
-      epilogue_.stage(buffers_, part, i, sums);
+      if constexpr (!Epilogue::kStagesAll) epilogue_.stage(buffers_, part, i, sums);
       if constexpr (Epilogue::kNumSlices > 0) compute(part, i);
       buffers_.release([&] { epilogue_.store(buffers_, part, i); });
       if constexpr (Epilogue::kLoads && kPieces > kAhead) load_later(part, i);
@@ -89,20 +112,23 @@ class AtOnce {
   }
   template <class Part>
   __device__ void compute(Part& part, int i) {
-    if (Epilogue::kLoads && epilogue_.loads(part))
-      buffers_.wait_full(epilogue_.load_buffer(buffers_, i));
+    if constexpr (Epilogue::kLoads) {
+      if (epilogue_.loads(part)) buffers_.wait_full(epilogue_.load_buffer(buffers_, i));
+    }
 #pragma unroll 1
     for (int slice = 0; slice < Epilogue::kNumSlices; ++slice) {
       epilogue_.compute(buffers_, part, i, slice);
     }
   }
-  // What was stored before piece i has left its buffers, or will soon.
+  // Piece i is on its way out. The next load goes where the piece before it was, which has left
+  // its buffers or will soon; or, where there is room for one piece only, in its own place.
   template <class Part>
   __device__ void load_later(const Part& part, int i) {
-    const int later = i - 1 + kAhead;
-    if (i == 0 || later >= kPieces || !Buffers::is_leader() || !epilogue_.loads(part)) return;
+    constexpr int kBehind = kAhead == 1 ? 0 : 1;
+    const int later = i - kBehind + kAhead;
+    if (i < kBehind || !Buffers::is_leader() || !epilogue_.loads(part)) return;
     if (later >= epilogue_.template num_pieces<P>(part)) return;
-    ptx::bulk_wait_group_read<1>();
+    ptx::bulk_wait_group_read<kBehind>();
     epilogue_.load(buffers_, part, later);
   }
 
@@ -134,21 +160,16 @@ class LeftOver {
   }
 
   template <int kSums>
+  __device__ void prepare(int32_t first_m, float (&sums)[kSums]) const {
+    epilogue_.prepare(epilogue_.part(tile_, first_m), sums);
+  }
+  template <int kSums>
   __device__ void take(float (&sums)[kSums]) {
     while (is_any()) step();
     left_ = epilogue_.part(tile_, first_m_);
-    epilogue_.prepare(left_, sums);
-    buffers_.template wait_stored<0>();
-    const int num_pieces = epilogue_.template num_pieces<P>(left_);
-#pragma unroll
-    for (int i = 0; i < Epilogue::template kPieces<P>; ++i) {
-      if (i < num_pieces) epilogue_.stage(buffers_, left_, i, sums);
-    }
-    buffers_.release([&] {
-      for (int i = 0; i < num_pieces; ++i) epilogue_.store_staged(buffers_, left_, i);
-    });
+    stage_all(epilogue_, buffers_, left_, sums);
     next_ = 0;
-    end_ = Epilogue::kNumSlices * num_pieces;
+    end_ = Epilogue::kNumSlices * epilogue_.template num_pieces<P>(left_);
   }
   __device__ void end() {
     while (is_any()) step();

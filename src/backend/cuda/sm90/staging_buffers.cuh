@@ -73,9 +73,13 @@ class StagingBuffers {
   uint32_t phases_ = 0;
 };
 
-// Byte offset of the 16-byte unit `unit` of row `row` of a buffer.
+// Byte offset of the 16-byte unit `unit` of row `row` of a buffer; of half a buffer, where rows
+// are 64 bytes.
+template <int kRowBytes = 128>
 __device__ inline uint32_t swizzled(int row, int unit) {
-  return static_cast<uint32_t>(row * 128 + ((unit ^ (row & 7)) * 16));
+  static_assert(kRowBytes == 128 || kRowBytes == 64);
+  const int mask = kRowBytes == 128 ? row & 7 : row / 2 & 3;
+  return static_cast<uint32_t>(row * kRowBytes + ((unit ^ mask) * 16));
 }
 
 // Sums as wgmma leaves them: of column group j (8 columns), a lane holds columns 2 (lane % 4) and
@@ -98,16 +102,43 @@ __device__ inline void pack_sums(const float* sums, Words& words) {
   for (int i = 0; i < 4; ++i) words[i] = pack(sums[2 * i], sums[2 * i + 1]);
 }
 
+// The first half of `sums` becomes their words, two sums each.
+template <int kSums>
+__device__ inline void pack_in_place(float (&sums)[kSums]) {
+#pragma unroll
+  for (int i = 0; i < kSums / 2; ++i) {
+    sums[i] = __uint_as_float(pack(sums[2 * i], sums[2 * i + 1]));
+  }
+}
+// Of column groups j and j + 1.
+__device__ inline void packed_words(const float* packed, int j, Words& words) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = __float_as_uint(packed[2 * j + i]);
+}
+
 // The address that this lane gives to stmatrix and ldmatrix for column groups j and j + 1.
+template <int kRowBytes = 128>
 __device__ inline uint32_t matrix_address(const char* buffer, int j) {
   const int lane = threadIdx.x % 32;
-  return ptx::shared_address(buffer) + swizzled(lane % 16, j + lane / 16);
+  return ptx::shared_address(buffer) + swizzled<kRowBytes>(lane % 16, j + lane / 16);
 }
+template <int kRowBytes = 128>
 __device__ inline void write_words(char* buffer, int j, const Words& words) {
-  ptx::stmatrix_x4(matrix_address(buffer, j), words[0], words[1], words[2], words[3]);
+  ptx::stmatrix_x4(matrix_address<kRowBytes>(buffer, j), words[0], words[1], words[2], words[3]);
 }
+template <int kRowBytes = 128>
 __device__ inline void read_words(const char* buffer, int j, Words& words) {
-  ptx::ldmatrix_x4(matrix_address(buffer, j), words[0], words[1], words[2], words[3]);
+  ptx::ldmatrix_x4(matrix_address<kRowBytes>(buffer, j), words[0], words[1], words[2], words[3]);
+}
+
+// The words of 64 columns (pack_in_place) into a buffer.
+__device__ inline void write_packed(char* buffer, const float* packed) {
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    Words words;
+    packed_words(packed, j, words);
+    write_words(buffer, j, words);
+  }
 }
 
 // The sums of 64 columns, rounded, into a buffer.
