@@ -120,10 +120,11 @@ class Layer(Op):
         check_memory(written, {**tensors, "grad_x_out": how.grad_x_out})
         if needs["x"]:
             shape, dtype = likes["x"]
-            fields["grad_x"] = how.grad_x_out
             if how.grad_x_out is None:
                 fields["grad_x"] = fw.empty(grad_y, (fields["capacity"], shape[1]), dtype)
-            fw.written(how.grad_x_out)
+            else:
+                fields["grad_x"] = how.grad_x_out
+                fw.written(how.grad_x_out)
         for name in self.vectors:
             if needs.get(name):
                 fields[f"grad_{name}"] = fw.empty(grad_y, *likes[name])

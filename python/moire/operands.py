@@ -51,8 +51,10 @@ class Operands:
             check_recipe(call, "x", copy, self.recipe, self.recipe.format)
             array = copy.stand_in(f"{call}: x", compute_dtype or x.dtype)
         self.compute_dtype = None if self.recipe.is_quantized else compute_dtype
-        self.fields = {"x": array, **optional, **self.recipe.backward_fields}
+        self.fields = {"x": array, **optional}
         self.grad_x_out = self.fields.pop("grad_x_out", None)
+        if self.recipe.is_quantized:
+            self.fields.update(self.recipe.backward_fields)
 
     def give_weight(self, name, weights, layout, quantized):
         """One packed tensor or G matrices, and copies of 8 bits beside or instead of them."""
@@ -103,7 +105,9 @@ class Operands:
         """The op on what was given, in the type that the caller expects."""
         fw, fields, recipe, first = self.fw, self.fields, self.recipe, op.weights[0]
         saves_act, saves_copy = flag(f"{self.call}: save_act", save_act), False
-        needs_x, needs_w = needs_grad(fw, fields["x"]), needs_grad(fw, *fields[first])
+        is_watched = fw is Torch and torch.is_grad_enabled()
+        needs_x = is_watched and fields["x"].requires_grad
+        needs_w = is_watched and needs_grad(fw, *fields[first])
         if recipe.is_quantized:
             for w in op.weights:
                 if needs_x or (needs_w and w != first):
@@ -112,16 +116,16 @@ class Operands:
             saves_copy = needs_w and self.copy is None and recipe.saves_copy(is_gathered)
             self._give_copies(is_gathered, needs_w)
         saves = needs_x or needs_w
-        if not saves:
+        if is_watched and not saves:
             vectors = [fields[name] for name in op.inputs[1 : -len(op.weights)]]
             saves = needs_grad(fw, *vectors, *fields[op.weights[-1]])
         keeps = (saves, saves and saves_act, needs_w, saves_copy)
         how = How(recipe, self.compute_dtype, *keeps, sinks, self.grad_x_out, out_dtype)
         out = fields.get("y")
         y = run(op, fw, fields, how, saves)
-        if not saves:
+        if out is not None and not saves:
             fw.written(out)
-        return fw.cast(y, self.result)
+        return y if self.result is None else fw.cast(y, self.result)
 
     def _give_copies(self, is_gathered, needs_wgrad):
         """Those of an x in 8 bits, which belong to the groups."""
