@@ -5,7 +5,7 @@
 #define HWY_TARGET_INCLUDE "tests/backend/fp8_test.cpp"
 #include <hwy/foreach_target.h>
 // The inline headers come after foreach_target.h.
-#include "backend/cpu/fp8_rows-inl.h"
+#include "backend/cpu/fp8-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
@@ -25,7 +25,9 @@ void encode_codes(const float* values, size_t n, DType dtype, uint8_t* out) {
 }
 void decode_scaled(const void* row, DType dtype, const void* scales, DType scale_dtype,
                    bool columnwise, int64_t first, int64_t n, float* out) {
-  (columnwise ? DecodeColumnwise : DecodeRowwise)(row, dtype, scales, scale_dtype, first, n, out);
+  if (!columnwise) return DecodeRowwise(row, dtype, scales, scale_dtype, first, n, out);
+  const ColumnScaledRows rows{static_cast<const uint8_t*>(row), 0, 1};
+  DecodeColumnwise(rows, dtype, scales, scale_dtype, first, n, out);
 }
 
 }  // namespace

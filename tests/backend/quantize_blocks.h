@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "backend/cpu/quantize_block.h"
+#include "backend/cpu/quantize.h"
 #include "core/fp8.h"
 
 namespace moire::cpu {

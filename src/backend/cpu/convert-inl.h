@@ -211,26 +211,26 @@ HWY_INLINE decltype(auto) with_format(DType dtype, F&& f) {
   return f(Fp32{});
 }
 
-// Full vectors, then half vectors and so on, so that short runs are vectors too; from element i.
-template <class Format, class D>
-HWY_INLINE size_t DecodeVectors(D d, const typename Format::Element* src, size_t i, size_t n,
-                                float* dst) {
-  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) hn::StoreU(Format::Load(d, src + i), d, dst + i);
+// Calls f(d, i) for elements i ... i + Lanes(d) - 1 of n, in order: whole vectors, then vectors of
+// 8, of 4 and of 1, so that short runs are vectors too.
+template <class D, class Index, class F>
+HWY_INLINE Index VectorsFrom(D d, Index i, Index n, F&& f) {
+  const auto lanes = static_cast<Index>(hn::Lanes(d));
+  for (; i + lanes <= n; i += lanes) f(d, i);
   return i;
 }
-template <class Format, class D>
-HWY_INLINE size_t EncodeVectors(D d, const float* src, size_t i, size_t n,
-                                typename Format::Element* dst) {
-  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) Format::Store(d, hn::LoadU(d, src + i), dst + i);
-  return i;
+template <class Index, class F>
+HWY_INLINE void for_each_vector(Index n, F&& f) {
+  Index i = VectorsFrom(FloatTag(), Index{0}, n, f);
+  if constexpr (hn::MaxLanes(FloatTag()) > 8) i = VectorsFrom(hn::CappedTag<float, 8>(), i, n, f);
+  i = VectorsFrom(hn::CappedTag<float, 4>(), i, n, f);
+  VectorsFrom(hn::CappedTag<float, 1>(), i, n, f);
 }
 
 template <class Format>
 inline void DecodeRun(const typename Format::Element* src, size_t n, float* dst) {
-  size_t i = DecodeVectors<Format>(FloatTag(), src, 0, n, dst);
-  i = DecodeVectors<Format>(hn::CappedTag<float, 8>(), src, i, n, dst);
-  i = DecodeVectors<Format>(hn::CappedTag<float, 4>(), src, i, n, dst);
-  for (; i < n; ++i) dst[i] = Format::decode(src[i]);
+  for_each_vector(
+      n, [&](auto d, size_t i) HWY_ATTR { hn::StoreU(Format::Load(d, src + i), d, dst + i); });
 }
 template <>
 inline void DecodeRun<Fp32>(const float* src, size_t n, float* dst) {
@@ -239,10 +239,8 @@ inline void DecodeRun<Fp32>(const float* src, size_t n, float* dst) {
 
 template <class Format>
 inline void EncodeRun(const float* src, size_t n, typename Format::Element* dst) {
-  size_t i = EncodeVectors<Format>(FloatTag(), src, 0, n, dst);
-  i = EncodeVectors<Format>(hn::CappedTag<float, 8>(), src, i, n, dst);
-  i = EncodeVectors<Format>(hn::CappedTag<float, 4>(), src, i, n, dst);
-  for (; i < n; ++i) dst[i] = Format::encode(src[i]);
+  for_each_vector(
+      n, [&](auto d, size_t i) HWY_ATTR { Format::Store(d, hn::LoadU(d, src + i), dst + i); });
 }
 template <>
 inline void EncodeRun<Fp32>(const float* src, size_t n, float* dst) {
@@ -270,13 +268,9 @@ inline void RoundRow(float* values, size_t n, DType dtype) {
   if (dtype == DType::kFP32) return;
   with_format(dtype, [&](auto format) HWY_ATTR {
     using Format = decltype(format);
-    const FloatTag d;
-    const size_t lanes = hn::Lanes(d);
-    size_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
+    for_each_vector(n, [&](auto d, size_t i) HWY_ATTR {
       hn::StoreU(Format::Round(d, hn::LoadU(d, values + i)), d, values + i);
-    }
-    for (; i < n; ++i) values[i] = Format::decode(Format::encode(values[i]));
+    });
   });
 }
 

@@ -8,7 +8,7 @@
 // The inline headers come after foreach_target.h.
 #include <hwy/cache_control.h>
 
-#include "backend/cpu/decode_piece-inl.h"
+#include "backend/cpu/fp8-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
@@ -40,7 +40,7 @@ void dequantize_strip(const DequantizeStrip& q) {
       const int64_t rows = std::min(kRows, s.num_rows - r);
       for (int64_t c = s.first; c < s.end; c += kColumns) {
         const int64_t n = std::min(kColumns, s.end - c);
-        DecodePiece(s, r, rows, c, n, values);
+        DecodePiece(s.source, r, rows, c, n, values);
         for (int64_t i = 0; i < rows; ++i) {
           // No prefetcher knows where a strip's next rows are.
           const int64_t next = std::min(r + i + kRows, s.num_rows - 1);

@@ -1,9 +1,9 @@
-// FP8 elements and their scales as vectors of floats: the bits of core/fp8.h on every target.
-// Include after simd_targets.h, inside the foreach_target pattern.
+// FP8 elements and their scales as vectors of floats, and rows of them: the bits of core/fp8.h on
+// every target. Include after simd_targets.h, inside the foreach_target pattern.
 //
 // E4m3 and E5m2 are formats in the style of convert-inl.h's; E8m0 and Fp32 are what scales are
 // stored as.
-#include <hwy/highway.h>
+#include "backend/cpu/convert-inl.h"
 
 #if defined(MOIRE_FP8_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOIRE_FP8_INL_H_
@@ -12,14 +12,14 @@
 #define MOIRE_FP8_INL_H_
 #endif
 
-#include <moire/tensor.h>
-
+#include <algorithm>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
+#include <cmath>
+#include <limits>
 
-#include "backend/cpu/convert-inl.h"
+#include "backend/cpu/quantize.h"
 #include "core/fp8.h"
+#include "core/scale_shapes.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
@@ -44,9 +44,6 @@ struct Fp8Format {
   static constexpr int kShift = 23 - Definition::kMantissaBits;
   static constexpr uint32_t kRebias = static_cast<uint32_t>(127 - Definition::kBias) << 23;
   static constexpr uint32_t kSmallestNormal = kRebias + (1U << 23);
-
-  static float decode(uint8_t code) { return fp8_to_float<Definition>(code); }
-  static uint8_t encode(float x) { return float_to_fp8<Definition>(x); }
 
   // Codes 0 ... 255.
   template <class D>
@@ -88,12 +85,13 @@ struct Fp8Format {
     const auto last = hn::Set(di, static_cast<int8_t>(Definition::kMaxCode));
     return hn::AllFalse(di, hn::Gt(hn::BitCast(di, largest), last));
   }
-  static HWY_INLINE bool AreNumbers(const uint8_t* p, size_t n) {
+  static HWY_INLINE bool AreNumbers(const uint8_t* p, int64_t n) {
     const hn::CappedTag<uint8_t, 32> d;  // a block of 32 is whole vectors
     const auto magnitude = hn::Set(d, uint8_t{0x7F});
     auto largest = hn::Zero(d);
-    size_t i = 0;
-    for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+    int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
       largest = hn::Max(largest, hn::And(hn::LoadU(d, p + i), magnitude));
     }
     bool are_numbers = AreNumbers(d, largest);
@@ -206,6 +204,99 @@ template <class F>
 HWY_INLINE decltype(auto) with_scale_format(DType dtype, F&& f) {
   if (dtype == DType::kFP32) return f(Fp32{});
   return f(E8m0{});
+}
+
+// n elements that share a scale.
+template <class Format>
+HWY_INLINE void DecodeBlock(const uint8_t* src, float scale, int64_t n, float* dst) {
+  const float factor = scale * Format::kNumberScale;
+  const auto decode_numbers = [&](auto d, int64_t i) HWY_ATTR {
+    hn::StoreU(hn::Mul(Format::LoadNumbers(d, src + i), hn::Set(d, factor)), d, dst + i);
+  };
+  const auto decode = [&](auto d, int64_t i) HWY_ATTR {
+    hn::StoreU(hn::Mul(Format::Load(d, src + i), hn::Set(d, scale)), d, dst + i);
+  };
+  int64_t i = 0;
+  if (std::fabs(factor) <= std::numeric_limits<float>::max() && Format::AreNumbers(src, n)) {
+    i = VectorsFrom(FloatTag(), i, n, decode_numbers);
+    i = VectorsFrom(hn::CappedTag<float, 4>(), i, n, decode_numbers);
+  }
+  i = VectorsFrom(FloatTag(), i, n, decode);
+  VectorsFrom(hn::CappedTag<float, 1>(), i, n, decode);
+}
+
+// Columns first ... first + n - 1 of a row whose blocks of columns share a scale (rowwise operands,
+// tiles); `row` and `scales` are those of column 0.
+inline void DecodeRowwise(const void* row, DType dtype, const void* scales, DType scale_dtype,
+                          int64_t first, int64_t n, float* dst) {
+  const auto* const codes = static_cast<const uint8_t*>(row) + first;
+  with_fp8_format(dtype, [&](auto format) HWY_ATTR {
+    with_scale_format(scale_dtype, [&](auto scale) HWY_ATTR {
+      using Scale = decltype(scale);
+      constexpr int64_t kBlock = scale_block(Scale::kDType);
+      const auto* const s = static_cast<const typename Scale::Element*>(scales);
+      for (int64_t i = 0, length = 0; i < n; i += length) {
+        const int64_t column = first + i;
+        length = std::min(kBlock - column % kBlock, n - i);
+        DecodeBlock<decltype(format)>(codes + i, Scale::decode(s[column / kBlock]), length,
+                                      dst + i);
+      }
+    });
+  });
+}
+
+// Rows of codes that share a row of scales, a scale for each column (columnwise operands).
+struct ColumnScaledRows {
+  const uint8_t* codes;  // of the first row
+  int64_t stride, count;
+};
+
+// The same columns of such rows; those of dst are n apart.
+template <class Format, class Scale>
+HWY_INLINE void DecodeColumns(const ColumnScaledRows& rows, const typename Scale::Element* scales,
+                              int64_t n, float* HWY_RESTRICT dst) {
+  for_each_vector(n, [&](auto d, int64_t i) HWY_ATTR {
+    const hn::Rebind<uint8_t, decltype(d)> d8;
+    const auto magnitude = hn::Set(d8, uint8_t{0x7F});
+    const auto scale = Scale::Load(d, scales + i);
+    const auto factor = hn::Mul(scale, hn::Set(d, Format::kNumberScale));
+    auto largest = hn::Zero(d8);
+    const auto [codes, stride, count] = rows;
+    for (int64_t r = 0; r < count; ++r) {
+      const uint8_t* const row = codes + r * stride + i;
+      largest = hn::Max(largest, hn::And(hn::LoadU(d8, row), magnitude));
+      hn::StoreU(hn::Mul(Format::LoadNumbers(d, row), factor), d, dst + r * n + i);
+    }
+    if (HWY_LIKELY(Format::AreNumbers(d8, largest) && hn::AllTrue(d, hn::IsFinite(factor)))) return;
+    for (int64_t r = 0; r < count; ++r) {
+      const auto v = Format::Load(d, codes + r * stride + i);
+      hn::StoreU(hn::Mul(v, scale), d, dst + r * n + i);
+    }
+  });
+}
+inline void DecodeColumnwise(const ColumnScaledRows& rows, DType dtype, const void* scales,
+                             DType scale_dtype, int64_t first, int64_t n, float* dst) {
+  const ColumnScaledRows from{rows.codes + first, rows.stride, rows.count};
+  with_fp8_format(dtype, [&](auto format) HWY_ATTR {
+    with_scale_format(scale_dtype, [&](auto scale) HWY_ATTR {
+      using Scale = decltype(scale);
+      const auto* const s = static_cast<const typename Scale::Element*>(scales) + first;
+      DecodeColumns<decltype(format), Scale>(from, s, n, dst);
+    });
+  });
+}
+
+// Columns [c, c + n) of `rows` rows of a strip from r on, which are n floats apart in dst.
+inline void DecodePiece(const StripSource& from, int64_t r, int64_t rows, int64_t c, int64_t n,
+                        float* dst) {
+  const auto codes = [&](int64_t row) { return static_cast<const uint8_t*>(from.rows[row]); };
+  if (from.direction == MOIRE_COLUMNWISE) {
+    const ColumnScaledRows of{codes(r), rows > 1 ? codes(r + 1) - codes(r) : 0, rows};
+    return DecodeColumnwise(of, from.dtype, from.scales[r], from.scale_dtype, c, n, dst);
+  }
+  for (int64_t i = r; i < r + rows; ++i, dst += n) {
+    DecodeRowwise(codes(i), from.dtype, from.scales[i], from.scale_dtype, c, n, dst);
+  }
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE

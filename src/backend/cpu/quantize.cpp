@@ -1,6 +1,5 @@
 // quantize, quantize_weight and requantize on the CPU, one pass over the source: a task takes a
-// block of rows (32 or 128, from a group's first row) and some of its columns
-// (quantize_strip-inl.h).
+// block of rows (32 or 128, from a group's first row) and some of its columns.
 #include "backend/cpu/quantize.h"
 
 #include "backend/cpu/simd_targets.h"
@@ -9,11 +8,96 @@
 #define HWY_TARGET_INCLUDE "backend/cpu/quantize.cpp"
 #include <hwy/foreach_target.h>
 // The inline headers come after foreach_target.h.
-#include "backend/cpu/quantize_strip-inl.h"
+#include <hwy/cache_control.h>
+
+#include <algorithm>
+
+#include "backend/cpu/requantize-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 namespace {
+
+// The pieces of a strip's copies from a row and a column on, where a block starts.
+QuantizedPiece RowwiseFrom(const QuantizeStrip& q, int64_t row, int64_t column) {
+  const QuantizeFormat& how = q.rowwise_format;
+  QuantizedPiece out = q.rowwise;
+  out.data += row * out.stride + column;
+  out.scales = static_cast<char*>(out.scales) +
+               (row * out.scale_stride + column / how.block()) * how.scale_bytes();
+  return out;
+}
+QuantizedPiece ColumnwiseFrom(const QuantizeStrip& q, int64_t column) {
+  QuantizedPiece out = q.columnwise;
+  out.data += column;
+  out.scales = static_cast<char*>(out.scales) + column * q.columnwise_format.scale_bytes();
+  return out;
+}
+
+// Rows of floats are read where they lie: along the rows first, then down the columns of what has
+// come into the second-level cache.
+void QuantizeFloats(const QuantizeStrip& q) {
+  constexpr int64_t kAhead = 1024;  // elements: about the time that memory takes
+  const Strip& s = q.strip;
+  const QuantizeFormat& how = q.rowwise_format;
+  const bool has_rowwise = q.rowwise.data != nullptr;
+  const bool is_tile = how.scaling == MOIRE_SCALING_FP8_TILE;
+  const int64_t width = is_tile ? kMaxScaleBlock : s.end - s.first;
+  with_format(s.source.dtype, [&](auto format) HWY_ATTR {
+    using Rows = ListedRows<decltype(format)>;
+    for (int64_t c = s.first; has_rowwise && c < s.end; c += width) {
+      const Rows rows{s.source.rows, c, is_tile ? width : kAhead};
+      const auto quantize = is_tile ? QuantizeTile<Rows> : QuantizeRowwise<Rows>;
+      quantize(how, rows, s.num_rows, std::min(width, s.end - c), RowwiseFrom(q, 0, c));
+    }
+    if (q.columnwise.data != nullptr) {
+      const Rows rows{s.source.rows, s.first, has_rowwise ? 0 : kAhead};
+      QuantizeColumnwise(q.columnwise_format, rows, s.num_rows, s.end - s.first,
+                         ColumnwiseFrom(q, s.first));
+    }
+  });
+}
+
+// Rows of FP8 by way of floats, in pieces that the caches close by hold: 32 rows where each row has
+// its own blocks, else whole blocks of rows.
+void QuantizeDecoded(const QuantizeStrip& q) {
+  constexpr int64_t kPieceRows = 32, kLine = 64;
+  constexpr int64_t kRowsAtOnce = 4;  // few lines can be on their way to the cache
+
+  const Strip& s = q.strip;
+  const bool to_rows = q.rowwise.data != nullptr;
+  const int64_t height = to_rows ? kPieceRows : s.num_rows;
+  alignas(64) float values[kMaxScaleBlock * kPieceColumns];
+  for (int64_t r = 0; r < s.num_rows; r += height) {
+    const int64_t rows = std::min(height, s.num_rows - r);
+    for (int64_t c = s.first; c < s.end; c += kPieceColumns) {
+      const int64_t n = std::min(kPieceColumns, s.end - c);
+      for (int64_t i = 0; i < rows; i += kRowsAtOnce) {
+        const int64_t count = std::min(kRowsAtOnce, rows - i);
+        for (int64_t k = i; k < i + count; ++k) {
+          const auto* const next = static_cast<const uint8_t*>(s.source.rows[r + k]) + c + n;
+          for (int64_t j = 0; j < n; j += kLine) hwy::Prefetch(next + j);
+        }
+        DecodePiece(s.source, r + i, count, c, n, values + i * n);
+      }
+      const PitchedRows<Fp32> piece{values, n};
+      if (to_rows) {
+        QuantizeRowwise(q.rowwise_format, piece, rows, n, RowwiseFrom(q, r, c));
+      } else {
+        QuantizeColumnwise(q.columnwise_format, piece, rows, n, ColumnwiseFrom(q, c));
+      }
+    }
+  }
+}
+
+// From one copy of FP8 to the other.
+void QuantizeCodes(const QuantizeStrip& q) {
+  const bool to_rows = q.rowwise.data != nullptr;
+  const QuantizeFormat& how = to_rows ? q.rowwise_format : q.columnwise_format;
+  const QuantizedPiece out =
+      to_rows ? RowwiseFrom(q, 0, q.strip.first) : ColumnwiseFrom(q, q.strip.first);
+  if (!RequantizeQuick(how, q.strip, out)) QuantizeDecoded(q);
+}
 
 void quantize_strip(const QuantizeStrip& q) {
   const bool is_fp8 = dtype_size(q.strip.source.dtype) == 1;

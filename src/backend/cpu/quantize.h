@@ -5,10 +5,10 @@
 #include <moire/quantize.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <string>
 
-#include "backend/cpu/quantize_block.h"
 #include "backend/cpu/row_blocks.h"
 #include "backend/cpu/rows.h"
 #include "core/device_state.h"
@@ -20,6 +20,33 @@ namespace moire::cpu {
 inline constexpr int64_t kMaxScaleBlock = 128;
 // Columns that go through the cache at a time: a multiple of every block.
 inline constexpr int64_t kPieceColumns = 128;
+
+struct QuantizeFormat {
+  DType element;    // E4M3 or E5M2
+  int32_t scaling;  // moire_scaling
+  bool fractional;  // FP8_BLOCK, FP8_TILE: scales need not be powers of two
+
+  // Elements along one side of what shares a scale.
+  int64_t block() const { return scale_block(scaling); }
+  int64_t scale_bytes() const { return dtype_size(scale_dtype(scaling)); }
+};
+
+// A piece of one quantised copy: the code and the scale of the piece's first element, and elements
+// from one row to the next of each. Absent where data is null.
+struct QuantizedPiece {
+  uint8_t* data = nullptr;
+  int64_t stride = 0;
+  void* scales = nullptr;  // E8M0 or FP32
+  int64_t scale_stride = 0;
+  // Codes may go to memory past the cache; every row of the copy starts at a cache line.
+  bool bypasses_cache = false;
+  // Set where an element is infinite or NaN; not asked for where null.
+  std::atomic<bool>* non_finite = nullptr;
+
+  void note_non_finite() const {
+    if (non_finite != nullptr) non_finite->store(true, std::memory_order_relaxed);
+  }
+};
 
 // The rows that a strip reads, each from its column 0: floats, or FP8 with their scales.
 struct StripSource {

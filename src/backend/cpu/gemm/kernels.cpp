@@ -8,7 +8,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "backend/cpu/fp8_rows-inl.h"
+#include "backend/cpu/fp8-inl.h"
 #include "backend/cpu/gemm/micro_kernel-inl.h"
 #include "backend/cpu/gemm/pack-inl.h"
 #include "backend/cpu/glu_rows-inl.h"
@@ -78,8 +78,8 @@ void DecodePairs(const void* row, DType dtype, const ResolvedGluLayout& layout, 
 void DecodeFp8Rows(const Fp8Row& row, int64_t stride, int64_t num_rows, int64_t first, int64_t n,
                    float* target) {
   namespace fp8 = cpu::HWY_NAMESPACE;
-  fp8::DecodeColumnwiseRows(fp8::ColumnScaledRows{row.data, stride, num_rows}, row.dtype,
-                            row.scales, row.scale_dtype, first, n, target);
+  fp8::DecodeColumnwise(fp8::ColumnScaledRows{row.data, stride, num_rows}, row.dtype, row.scales,
+                        row.scale_dtype, first, n, target);
 }
 
 void DecodeFp8(const Fp8Row& row, int64_t first, int64_t n, float* target) {

@@ -1,3 +1,110 @@
+// Elements to FP8 codes, once their scales are known, in two ways: the general one through floats,
+// and a quick one in 16-bit lanes. Include after simd_targets.h, inside the foreach_target pattern.
+#include "backend/cpu/quantize_scales-inl.h"
+
+#if defined(MOIRE_QUANTIZE_ENCODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MOIRE_QUANTIZE_ENCODE_INL_H_
+#undef MOIRE_QUANTIZE_ENCODE_INL_H_
+#else
+#define MOIRE_QUANTIZE_ENCODE_INL_H_
+#endif
+
+#include <bit>
+#include <type_traits>
+
+HWY_BEFORE_NAMESPACE();
+namespace moire::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Past the cache only where p is aligned.
+template <class D>
+HWY_INLINE void StoreCodes(D d, hn::VFromD<D> codes, bool bypasses_cache, uint8_t* p) {
+  if (bypasses_cache && hn::MaxLanes(d) >= 16) {
+    hn::Stream(codes, d, p);
+  } else {
+    hn::StoreU(codes, d, p);
+  }
+}
+
+// ---- floats times their block's multiplier, rounded to FP32 and then to FP8 ----
+
+// Finite values of a block are never scaled past what rounds to the largest code.
+template <class Format, bool kFinite, class Source, class D>
+HWY_INLINE hn::Vec<hn::Rebind<uint8_t, D>> EncodeFloats(D d, const typename Source::Element* p,
+                                                        hn::VFromD<D> factor) {
+  const hn::Rebind<uint8_t, D> d8;
+  if constexpr (kFinite) {
+    const auto v = hn::Mul(Source::LoadNumbers(d, p), factor);
+    return hn::TruncateTo(d8, Format::EncodeLowByte(d, v));
+  } else {
+    const auto v = hn::Mul(Source::Load(d, p), factor);
+    return hn::TruncateTo(d8, Format::EncodeBits(d, v));
+  }
+}
+
+// From element i of a row on; factor(d, i) is what elements from i on are multiplied by.
+template <class Format, bool kFinite, class Rows, class Factor>
+HWY_INLINE void EncodeFloatRow([[maybe_unused]] const Rows& rows,
+                               const typename Rows::Format::Element* p, int64_t n,
+                               [[maybe_unused]] bool bypasses_cache, uint8_t* codes,
+                               Factor&& factor) {
+  using Source = typename Rows::Format;
+  const auto encode = [&](auto tag, int64_t i) HWY_ATTR {
+    return EncodeFloats<Format, kFinite, Source>(tag, p + i, factor(tag, i));
+  };
+  int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  // Two vectors, so that there is enough to store past the cache.
+  const FloatTag d;
+  const hn::Twice<hn::Rebind<uint8_t, FloatTag>> d8;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    rows.prefetch(p + i, 2 * lanes);
+    StoreCodes(d8, hn::Combine(d8, encode(d, i + lanes), encode(d, i)), bypasses_cache, codes + i);
+  }
+#endif
+  const auto store = [&](auto tag, int64_t j) HWY_ATTR {
+    hn::StoreU(encode(tag, j), hn::Rebind<uint8_t, decltype(tag)>(), codes + j);
+  };
+  i = VectorsFrom(FloatTag(), i, n, store);
+  i = VectorsFrom(hn::CappedTag<float, 4>(), i, n, store);
+  VectorsFrom(hn::CappedTag<float, 1>(), i, n, store);
+}
+
+// Columns [first, first + n) of row r, one scale for all.
+template <class Format, bool kFinite, class Rows>
+HWY_INLINE void EncodeRun(const Rows& rows, int64_t r, int64_t first, int64_t n, float multiplier,
+                          const QuantizedPiece& out) {
+  const auto factor = [&](auto d, int64_t) HWY_ATTR { return hn::Set(d, multiplier); };
+  EncodeFloatRow<Format, kFinite>(rows, rows.row(r) + first, n, out.bypasses_cache,
+                                  out.data + r * out.stride + first, factor);
+}
+template <class Format, class Rows>
+inline void EncodeRun(const Rows& rows, int64_t r, int64_t first, int64_t n, float multiplier,
+                      bool is_finite, const QuantizedPiece& out) {
+  if (is_finite) return EncodeRun<Format, true>(rows, r, first, n, multiplier, out);
+  out.note_non_finite();
+  EncodeRun<Format, false>(rows, r, first, n, multiplier, out);
+}
+
+// `columns` columns of some rows, each with its own scale.
+template <class Format, class Rows>
+HWY_INLINE void EncodeColumns(const Rows& read, int64_t num_rows, int64_t columns,
+                              const float* multipliers, bool are_finite,
+                              const QuantizedPiece& out) {
+  const auto factor = [&](auto d, int64_t i) HWY_ATTR { return hn::LoadU(d, multipliers + i); };
+  const auto rows = read.settled();
+  if (!are_finite) out.note_non_finite();
+  for (int64_t r = 0; r < num_rows; ++r) {
+    uint8_t* const codes = out.data + r * out.stride;
+    const auto encode = [&](auto finite) HWY_ATTR {
+      EncodeFloatRow<Format, finite.value>(rows, rows.row(r), columns, out.bypasses_cache, codes,
+                                           factor);
+    };
+    are_finite ? encode(std::true_type()) : encode(std::false_type());
+  }
+}
+
 // The quick way to FP8: numbers times a power of two, in 16-bit lanes and without a multiplication.
 // Rounding drops low bits of a BF16 number whose exponent was moved; the few that become subnormal
 // codes are counted past the middles between those.
@@ -10,22 +117,7 @@
 // below, at or above T as before.
 //
 // Nearly all of a matrix goes this way. Blocks with other values (infinite, NaN, or so small that a
-// BF16 number beside the smallest code is subnormal) go through floats. Include after
-// simd_targets.h, inside the foreach_target pattern.
-#include "backend/cpu/quantize_values-inl.h"
-
-#if defined(MOIRE_QUANTIZE_QUICK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef MOIRE_QUANTIZE_QUICK_INL_H_
-#undef MOIRE_QUANTIZE_QUICK_INL_H_
-#else
-#define MOIRE_QUANTIZE_QUICK_INL_H_
-#endif
-
-#include <bit>
-
-HWY_BEFORE_NAMESPACE();
-namespace moire::cpu::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
+// BF16 number beside the smallest code is subnormal) go through floats.
 
 // A block of 32 is whole vectors.
 using QuickTag = hn::CappedTag<uint16_t, 32>;
@@ -113,15 +205,11 @@ template <class Format>
 HWY_INLINE void FindLargestSubnormals(const float* multipliers, int64_t count,
                                       uint16_t* subnormal) {
   const auto find = [&](auto d, int64_t i) HWY_ATTR {
-    const hn::Rebind<uint16_t, decltype(d)> d16;
-    const auto m = hn::LoadU(d, multipliers + i);
-    hn::StoreU(LargestSubnormal<Format>(d, m), d16, subnormal + i);
+    const auto largest = LargestSubnormal<Format>(d, hn::LoadU(d, multipliers + i));
+    hn::StoreU(largest, hn::Rebind<uint16_t, decltype(d)>(), subnormal + i);
   };
-  const FloatTag d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) find(d, i);
-  for (; i < count; ++i) find(hn::CappedTag<float, 1>(), i);
+  const int64_t i = VectorsFrom(FloatTag(), int64_t{0}, count, find);
+  VectorsFrom(hn::CappedTag<float, 1>(), i, count, find);
 }
 
 // Codes of magnitudes, of which `subnormal` are the largest that become no normal code.
@@ -196,8 +284,6 @@ HWY_INLINE void EncodeQuickRun(const Rows& rows, int64_t r, int64_t first, int64
 template <class Format, class Rows>
 HWY_INLINE void EncodeQuickColumns(const Rows& rows, int64_t num_rows, int64_t columns,
                                    const uint16_t* subnormal, const QuantizedPiece& out) {
-  const QuickTag d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t r = 0; r < num_rows; ++r) {
     const auto* const row = rows.row(r);
     uint8_t* const codes = out.data + r * out.stride;
@@ -205,9 +291,8 @@ HWY_INLINE void EncodeQuickColumns(const Rows& rows, int64_t num_rows, int64_t c
       QuickCodes<Format>::Store(tag, Odd<typename Rows::Format>::Load(tag, row + c),
                                 hn::LoadU(tag, subnormal + c), out.bypasses_cache, codes + c);
     };
-    int64_t i = 0;
-    for (; i + lanes <= columns; i += lanes) store(d, i);
-    for (; i < columns; ++i) store(hn::CappedTag<uint16_t, 1>(), i);
+    const int64_t i = VectorsFrom(QuickTag(), int64_t{0}, columns, store);
+    VectorsFrom(hn::CappedTag<uint16_t, 1>(), i, columns, store);
   }
 }
 
