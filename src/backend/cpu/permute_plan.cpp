@@ -1,7 +1,7 @@
-// permute_plan on the CPU: a counting sort of the choices by expert. The tokens are cut into blocks
-// that depend on the shapes only. Each block counts its choices per expert; a scan over the blocks
-// turns the counts into each block's first row of each expert; each block then deals out its rows
-// in order. Hence it is stable, and the same for any number of threads.
+// permute_plan on the CPU: a counting sort of the top-k entries by expert. The tokens are cut into
+// blocks that depend on the shapes only. Each block counts its entries per expert; a scan over the
+// blocks turns the counts into each block's first row of each expert; each block then deals out its
+// rows in order. Hence it is stable, and the same for any number of threads.
 //
 // Workspace: next [num_blocks, G], then totals [G]; int64.
 #include <algorithm>
@@ -14,9 +14,9 @@
 namespace moire::cpu {
 namespace {
 
-// A block has at least this many choices, so that a decoding step is one block and wakes no thread;
+// A block has at least this many entries, so that a decoding step is one block and wakes no thread;
 // and no fewer than it has counters to clear.
-constexpr int64_t kMinChoices = 4096;
+constexpr int64_t kMinEntries = 4096;
 constexpr int64_t kMaxBlocks = 64;
 // Entries of gather_idx's tail that one task fills.
 constexpr int64_t kTailPerTask = 64 * 1024;
@@ -27,11 +27,11 @@ struct Plan {
         gather_idx(args.gather_idx),
         scatter_idx(args.scatter_idx),
         num_tokens(topk_idx.shape[1] == 0 ? 0 : topk_idx.shape[0]),
-        num_choices(topk_idx.shape[1]),
+        topk(topk_idx.shape[1]),
         num_groups(args.num_groups) {
-    const int64_t choices = num_tokens * num_choices;
-    const int64_t per_block = std::max(kMinChoices, 4 * num_groups);
-    const int64_t blocks = std::clamp<int64_t>(choices / per_block, 1, kMaxBlocks);
+    const int64_t entries = num_tokens * topk;
+    const int64_t per_block = std::max(kMinEntries, 4 * num_groups);
+    const int64_t blocks = std::clamp<int64_t>(entries / per_block, 1, kMaxBlocks);
     tokens_per_block = std::max<int64_t>(1, (num_tokens + blocks - 1) / blocks);
     num_blocks = (num_tokens + tokens_per_block - 1) / tokens_per_block;
     next = static_cast<int64_t*>(args.workspace.data);
@@ -47,9 +47,9 @@ struct Plan {
   bool is_routed(int64_t expert) const { return expert >= 0 && expert < num_groups; }
 
   TensorView topk_idx, gather_idx, scatter_idx;
-  int64_t num_tokens, num_choices, num_groups;
+  int64_t num_tokens, topk, num_groups;
   int64_t tokens_per_block, num_blocks;
-  int64_t* next;    // [num_blocks, G]: counts, then the row that the block's next choice gets
+  int64_t* next;    // [num_blocks, G]: counts, then the row that the block's next entry gets
   int64_t* totals;  // [G]
 };
 
@@ -59,7 +59,7 @@ void count_block(const Plan& plan, int64_t block) {
   std::fill_n(counts, plan.num_groups, 0);
   for (int64_t t = plan.first_token(block); t < plan.first_token(block + 1); ++t) {
     const Index* experts = row_of<const Index>(plan.topk_idx, t);
-    for (int64_t j = 0; j < plan.num_choices; ++j) {
+    for (int64_t j = 0; j < plan.topk; ++j) {
       if (plan.is_routed(experts[j])) ++counts[experts[j]];
     }
   }
@@ -94,7 +94,7 @@ void deal_block(const Plan& plan, const int64_t* offsets, int64_t block) {
   for (int64_t t = plan.first_token(block); t < plan.first_token(block + 1); ++t) {
     const Index* experts = row_of<const Index>(plan.topk_idx, t);
     Row* scatter_idx = row_of<Row>(plan.scatter_idx, t);
-    for (int64_t j = 0; j < plan.num_choices; ++j) {
+    for (int64_t j = 0; j < plan.topk; ++j) {
       const int64_t row = plan.is_routed(experts[j]) ? next[experts[j]]++ : -1;
       scatter_idx[j] = static_cast<Row>(row);
       if (row >= 0) gather_idx[row] = static_cast<Row>(t);

@@ -1,5 +1,5 @@
 // unpermute and its gradient on the CPU. A task owns whole tokens, so every sum has one owner and
-// one order: choices ascending. Main paths: SumToken and BackwardToken.
+// one order: top-k entries ascending. Main paths: SumToken and BackwardToken.
 #include <algorithm>
 #include <cmath>
 
@@ -21,15 +21,15 @@
 namespace moire::cpu {
 namespace {
 
-// Where one token's choices went, and their weights.
+// Where one token's top-k entries went, and their weights.
 template <class Index>
-struct Choices {
-  Choices(const TensorView& scatter_idx, const TensorView& weights_, int64_t token)
+struct TopkEntries {
+  TopkEntries(const TensorView& scatter_idx, const TensorView& weights_, int64_t token)
       : rows(row_of<const Index>(scatter_idx, token)),
         weights(weights_.is_present() ? row_of<const float>(weights_, token) : nullptr),
         count(scatter_idx.shape[1]) {}
 
-  // The first choice at or after j that was not dropped; count if there is none.
+  // The first entry at or after j that was not dropped; count if there is none.
   int64_t next(int64_t j) const {
     while (j < count && rows[j] < 0) ++j;
     return j;
@@ -53,26 +53,26 @@ using Vector = hn::VFromD<FloatTag>;
 // Vectors of a row that one step keeps in registers.
 constexpr size_t kVectors = 4;
 
-// kVectors vectors of y = sum of weight * row. The first choice starts the sum, so that a single
-// choice of weight 1 keeps the sign of its zeros.
+// kVectors vectors of y = sum of weight * row. The first entry starts the sum, so that a single
+// entry of weight 1 keeps the sign of its zeros.
 template <class From, class To, class Index>
 HWY_INLINE void SumStep(const typename From::Element* rows, int64_t stride,
-                        const Choices<Index>& choices, typename To::Element* y) {
+                        const TopkEntries<Index>& entries, typename To::Element* y) {
   const FloatTag d;
   const size_t lanes = hn::Lanes(d);
   Vector s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
-  int64_t j = choices.next(0);
-  if (j < choices.count) {
-    const auto* row = rows + choices.rows[j] * stride;
-    const Vector w = hn::Set(d, choices.weight(j));
+  int64_t j = entries.next(0);
+  if (j < entries.count) {
+    const auto* row = rows + entries.rows[j] * stride;
+    const Vector w = hn::Set(d, entries.weight(j));
     s0 = hn::Mul(w, From::Load(d, row));
     s1 = hn::Mul(w, From::Load(d, row + lanes));
     s2 = hn::Mul(w, From::Load(d, row + 2 * lanes));
     s3 = hn::Mul(w, From::Load(d, row + 3 * lanes));
   }
-  for (j = choices.next(j + 1); j < choices.count; j = choices.next(j + 1)) {
-    const auto* row = rows + choices.rows[j] * stride;
-    const Vector w = hn::Set(d, choices.weight(j));
+  for (j = entries.next(j + 1); j < entries.count; j = entries.next(j + 1)) {
+    const auto* row = rows + entries.rows[j] * stride;
+    const Vector w = hn::Set(d, entries.weight(j));
     s0 = hn::MulAdd(w, From::Load(d, row), s0);
     s1 = hn::MulAdd(w, From::Load(d, row + lanes), s1);
     s2 = hn::MulAdd(w, From::Load(d, row + 2 * lanes), s2);
@@ -87,26 +87,26 @@ HWY_INLINE void SumStep(const typename From::Element* rows, int64_t stride,
 // The same sum for one column, for those that do not fill a step.
 template <class From, class To, class Index>
 HWY_INLINE void SumColumn(const typename From::Element* rows, int64_t stride,
-                          const Choices<Index>& choices, typename To::Element* y) {
+                          const TopkEntries<Index>& entries, typename To::Element* y) {
   float sum = 0.0F;
-  int64_t j = choices.next(0);
-  if (j < choices.count) sum = choices.weight(j) * From::decode(rows[choices.rows[j] * stride]);
-  for (j = choices.next(j + 1); j < choices.count; j = choices.next(j + 1)) {
-    sum = std::fma(choices.weight(j), From::decode(rows[choices.rows[j] * stride]), sum);
+  int64_t j = entries.next(0);
+  if (j < entries.count) sum = entries.weight(j) * From::decode(rows[entries.rows[j] * stride]);
+  for (j = entries.next(j + 1); j < entries.count; j = entries.next(j + 1)) {
+    sum = std::fma(entries.weight(j), From::decode(rows[entries.rows[j] * stride]), sum);
   }
   *y = To::encode(sum);
 }
 
 template <class From, class To, class Index>
-void SumToken(const TensorView& rows, const Choices<Index>& choices, typename To::Element* y) {
+void SumToken(const TensorView& rows, const TopkEntries<Index>& entries, typename To::Element* y) {
   const auto* from = row_of<const typename From::Element>(rows, 0);
   const auto columns = static_cast<size_t>(rows.shape[1]);
   const size_t step = kVectors * hn::Lanes(FloatTag());
   size_t c = 0;
   for (; c + step <= columns; c += step) {
-    SumStep<From, To>(from + c, rows.stride(), choices, y + c);
+    SumStep<From, To>(from + c, rows.stride(), entries, y + c);
   }
-  for (; c < columns; ++c) SumColumn<From, To>(from + c, rows.stride(), choices, y + c);
+  for (; c < columns; ++c) SumColumn<From, To>(from + c, rows.stride(), entries, y + c);
 }
 
 // to[0 ... n) = weight * from[0 ... n)
@@ -123,13 +123,13 @@ HWY_INLINE void StoreScaled(float weight, const float* from, size_t n,
   for (; c < n; ++c) to[c] = Format::encode(weight * from[c]);
 }
 
-// Both gradients go by segments of the token's row and, within one, by choices: k rows at a time
-// keep the memory busier than one after the other (1.3 x, 8 choices of 2048 columns in BF16, two
+// Both gradients go by segments of the token's row and, within one, by entries: k rows at a time
+// keep the memory busier than one after the other (1.3 x, 8 entries of 2048 columns in BF16, two
 // cores), but reading k and writing k at once is slower than one after the other again.
 
 // grad_rows = weight * grad_y
 template <class Grad, class Index>
-void RowGradients(const TensorView& grad_rows, const Choices<Index>& choices,
+void RowGradients(const TensorView& grad_rows, const TopkEntries<Index>& entries,
                   const typename Grad::Element* grad_y) {
   using Element = typename Grad::Element;
   const auto columns = static_cast<size_t>(grad_rows.shape[1]);
@@ -137,28 +137,28 @@ void RowGradients(const TensorView& grad_rows, const Choices<Index>& choices,
   for (size_t c = 0; c < columns; c += kSegment) {
     const size_t n = std::min(kSegment, columns - c);
     DecodeRun<Grad>(grad_y + c, n, segment);
-    for (int64_t j = choices.next(0); j < choices.count; j = choices.next(j + 1)) {
-      StoreScaled<Grad>(choices.weight(j), segment, n,
-                        row_of<Element>(grad_rows, choices.rows[j]) + c);
+    for (int64_t j = entries.next(0); j < entries.count; j = entries.next(j + 1)) {
+      StoreScaled<Grad>(entries.weight(j), segment, n,
+                        row_of<Element>(grad_rows, entries.rows[j]) + c);
     }
   }
 }
 
 // grad_weights = rows . grad_y
 template <class Grad, class Row, class Index>
-void WeightGradients(const TensorView& rows, const Choices<Index>& choices,
+void WeightGradients(const TensorView& rows, const TopkEntries<Index>& entries,
                      const typename Grad::Element* grad_y, float* grad_weights) {
   using Element = const typename Row::Element;
   const auto columns = static_cast<size_t>(rows.shape[1]);
   alignas(64) float segment[kSegment];
-  std::fill_n(grad_weights, choices.count, 0.0F);
+  std::fill_n(grad_weights, entries.count, 0.0F);
   for (size_t c = 0; c < columns; c += kSegment) {
     const size_t n = std::min(kSegment, columns - c);
     DecodeRun<Grad>(grad_y + c, n, segment);
     PadSegment(segment, n);
-    for (int64_t j = choices.next(0); j < choices.count; j = choices.next(j + 1)) {
+    for (int64_t j = entries.next(0); j < entries.count; j = entries.next(j + 1)) {
       grad_weights[j] +=
-          DotStoredSegment<Row>(row_of<Element>(rows, choices.rows[j]) + c, segment, n);
+          DotStoredSegment<Row>(row_of<Element>(rows, entries.rows[j]) + c, segment, n);
     }
   }
 }
@@ -169,11 +169,11 @@ void SumTokens(const UnpermuteArgs& args, int64_t begin, int64_t end) {
     using From = decltype(from);
     with_index_type(scatter_idx.type(), [&]<class Index>() HWY_ATTR {
       for (int64_t t = begin; t < end; ++t) {
-        const Choices<Index> choices(scatter_idx, args.weights, t);
+        const TopkEntries<Index> entries(scatter_idx, args.weights, t);
         if (y.type() == From::kDType) {
-          SumToken<From, From>(rows, choices, row_of<typename From::Element>(y, t));
+          SumToken<From, From>(rows, entries, row_of<typename From::Element>(y, t));
         } else {
-          SumToken<From, Fp32>(rows, choices, row_of<float>(y, t));
+          SumToken<From, Fp32>(rows, entries, row_of<float>(y, t));
         }
       }
     });
@@ -182,13 +182,13 @@ void SumTokens(const UnpermuteArgs& args, int64_t begin, int64_t end) {
 
 template <class Grad, class Index>
 void BackwardToken(const UnpermuteBackwardArgs& args, int64_t token) {
-  const Choices<Index> choices(args.scatter_idx, args.weights, token);
+  const TopkEntries<Index> entries(args.scatter_idx, args.weights, token);
   const auto* grad_y = row_of<const typename Grad::Element>(args.grad_y, token);
-  if (args.grad_rows.rank != 0) RowGradients<Grad>(args.grad_rows, choices, grad_y);
+  if (args.grad_rows.rank != 0) RowGradients<Grad>(args.grad_rows, entries, grad_y);
   if (args.grad_weights.rank == 0) return;
   const TensorView rows = args.rows;
   with_format(rows.type(), [&](auto row) HWY_ATTR {
-    WeightGradients<Grad, decltype(row)>(rows, choices, grad_y,
+    WeightGradients<Grad, decltype(row)>(rows, entries, grad_y,
                                          row_of<float>(args.grad_weights, token));
   });
 }
@@ -212,7 +212,7 @@ namespace {
 HWY_EXPORT(SumTokens);
 HWY_EXPORT(BackwardTokens);
 
-// topk_weights = probs of the row that each choice went to, 0 where it was dropped.
+// topk_weights = probs of the row that each top-k entry went to, 0 where it was dropped.
 template <class Index>
 void gather_weights(ThreadPool& pool, const UnpermuteArgs& args) {
   const TensorView scatter_idx = args.scatter_idx, topk_weights = args.topk_weights;
