@@ -64,8 +64,6 @@ struct Magnitudes<float> {
     if constexpr (!kSkipsNan) return max(a, b);
     return bit_cast<uint32_t>(fmaxf(bit_cast<float>(a), bit_cast<float>(b)));
   }
-  // The largest of a word as the bits of a float.
-  __device__ static uint32_t as_float(uint32_t word) { return word; }
   __device__ static float to_float(Bits bits) { return bit_cast<float>(bits); }
 };
 
@@ -80,7 +78,6 @@ struct Magnitudes<__nv_bfloat16> {
     const auto x = bits_as<__nv_bfloat162>(a), y = bits_as<__nv_bfloat162>(b);
     return bits_as<uint32_t>(kSkipsNan ? __hmax2(x, y) : __hmax2_nan(x, y));
   }
-  __device__ static uint32_t as_float(uint32_t word) { return max(word << 16, word & 0xFFFF0000U); }
   __device__ static float to_float(Bits bits) { return bit_cast<float>(uint32_t{bits} << 16); }
 };
 
@@ -95,24 +92,44 @@ struct Magnitudes<__half> {
     const auto x = bits_as<__half2>(a), y = bits_as<__half2>(b);
     return bits_as<uint32_t>(kSkipsNan ? __hmax2(x, y) : __hmax2_nan(x, y));
   }
-  __device__ static uint32_t as_float(uint32_t word) {
-    const auto bits = static_cast<Bits>(max(word & 0xFFFFU, word >> 16));
-    return bit_cast<uint32_t>(to_float(bits));
-  }
   __device__ static float to_float(Bits bits) { return __half2float(bits_as<__half>(bits)); }
 };
 
 inline constexpr uint32_t kInfinityBits = 0x7F800000U;
 
-// The largest magnitude of the eight, as the bits of a float; with NaN, at least infinity's, unless
-// NaN are skipped.
-template <bool kSkipsNan, class T>
-__device__ inline uint32_t largest_of(const Eight<T>& x) {
+// The largest magnitude of a word's, in all of its places.
+template <bool kSkipsNan, class T, class Words>
+__device__ inline uint32_t largest_word(const Words& words) {
   using M = Magnitudes<T>;
   uint32_t most = 0;
 #pragma unroll
-  for (const uint32_t word : x.words) most = M::template larger<kSkipsNan>(most, M::of(word));
-  return M::as_float(most);
+  for (const uint32_t word : words) most = M::template larger<kSkipsNan>(most, M::of(word));
+  return most;
+}
+
+// The largest magnitudes of rows of eight among `kLanes` neighbouring lanes, as floats; two rows of
+// a 16-bit type at a time. A warp calls it together.
+template <bool kSkipsNan, int kLanes, class T, int kRows>
+__device__ inline void largest_of_rows(const Eight<T> (&rows)[kRows], float (&amax)[kRows]) {
+  using M = Magnitudes<T>;
+  static_assert(kRows % M::kPerWord == 0);
+#pragma unroll
+  for (int i = 0; i < kRows; i += M::kPerWord) {
+    uint32_t most = largest_word<kSkipsNan, T>(rows[i].words);
+    if constexpr (M::kPerWord == 2) {
+      const uint32_t next = largest_word<kSkipsNan, T>(rows[i + 1].words);
+      most = M::template larger<kSkipsNan>(__byte_perm(most, next, 0x5410),
+                                           __byte_perm(most, next, 0x7632));
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+      most = M::template larger<kSkipsNan>(most, __shfl_xor_sync(0xFFFFFFFFU, most, lanes));
+    }
+#pragma unroll
+    for (int j = 0; j < M::kPerWord; ++j) {
+      amax[i + j] = M::to_float(static_cast<typename M::Bits>(most >> (16 * j)));
+    }
+  }
 }
 
 }  // namespace moire::cuda

@@ -1,7 +1,7 @@
 // FP8 elements and their scales on the device: core/fp8.h, two elements at a time by the
 // processor's conversions where it has them (sm_89), which round, saturate and treat NaN as
-// core/fp8.h does (tests/gpu/fp8_test.cpp compares them on every BF16 input). The element type is
-// told apart at run time: a branch that all threads take alike.
+// core/fp8.h does (tests/gpu/quantize_test.cpp compares them on every BF16 input). The element type
+// is told apart at run time: a branch that all threads take alike.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -65,6 +65,41 @@ __device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
 #endif
 }
 
+// A scale as it is stored, and what elements are multiplied by before they are cast.
+template <class Stored>
+struct StoredScale {
+  Stored scale;
+  float multiplier;
+};
+
+// mx_scale() and e8m0_reciprocal() of core/fp8.h without their branches; `amax` is not NaN.
+__device__ inline StoredScale<uint8_t> mx_scale_of(float amax, bool is_e5m2) {
+  const float inverse = is_e5m2 ? 1.0F / E5M2::kMax : 1.0F / E4M3::kMax;
+  const uint32_t t = bit_cast<uint32_t>(amax * inverse);
+  // Rounded up to the next exponent, of which 254 is the last; a subnormal t stays at 0 up to the
+  // middle.
+  const uint32_t next = min((t + 0x7FFFFFU) >> 23, 254U);
+  const uint32_t code = t <= 0x400000U ? 0U : next;
+  const uint32_t power = max((254U - code) << 23, 0x00400000U);
+  return {static_cast<uint8_t>(code), bit_cast<float>(power)};
+}
+
+// block_scale() of core/fp8.h; a power of two without its divisions. The largest numbers of both
+// types are 1.75 * 2^n, so that the quotient's exponent follows from a comparison with 1.75: no
+// quotient is so close below a power of two that it would be rounded to that.
+__device__ inline StoredScale<float> block_scale_of(float amax, bool is_e5m2, bool fractional) {
+  if (fractional) {
+    const BlockScale s = is_e5m2 ? block_scale<E5M2>(amax, true) : block_scale<E4M3>(amax, true);
+    return {s.scale, s.multiplier};
+  }
+  const uint32_t bits = bit_cast<uint32_t>(amax);
+  if (bits == 0 || bits >= 0x7F800000U) return {1.0F, 1.0F};
+  const uint32_t top = is_e5m2 ? 127 + 127 + 15 : 127 + 127 + 8;
+  const uint32_t exponent = top - (bits >> 23) - ((bits & 0x7FFFFFU) > 0x600000U ? 1U : 0U);
+  const uint32_t s = min(exponent, 254U);
+  return {bit_cast<float>(max((254U - s) << 23, 0x00400000U)), bit_cast<float>(s << 23)};
+}
+
 // What kScaling (moire_scaling) stores beside elements.
 template <int kScaling>
 struct Scales {
@@ -79,18 +114,12 @@ struct Scales {
       return scale;
     }
   }
-  // Stores the scale of a block whose largest magnitude is `amax`; returns what its elements are
-  // multiplied by.
-  __device__ static float store(float amax, bool is_e5m2, bool fractional, Stored* target) {
+  // Of a block whose largest magnitude is `amax`, which is not NaN.
+  __device__ static StoredScale<Stored> of(float amax, bool is_e5m2, bool fractional) {
     if constexpr (kIsMx) {
-      const uint8_t code = is_e5m2 ? mx_scale<E5M2>(amax) : mx_scale<E4M3>(amax);
-      if (target != nullptr) *target = code;
-      return e8m0_reciprocal(code);
+      return mx_scale_of(amax, is_e5m2);
     } else {
-      const BlockScale s =
-          is_e5m2 ? block_scale<E5M2>(amax, fractional) : block_scale<E4M3>(amax, fractional);
-      if (target != nullptr) *target = s.scale;
-      return s.multiplier;
+      return block_scale_of(amax, is_e5m2, fractional);
     }
   }
 };

@@ -8,9 +8,9 @@
 namespace moire::cuda::ops {
 namespace {
 
-template <class T, bool kVectors>
+template <class T, class Source>
 struct DequantizeTiles {
-  CodeRows<kVectors> source;
+  Source source;
   ScaleBlocks blocks;
   Matrix<T> target;
   int64_t capacity;
@@ -18,59 +18,60 @@ struct DequantizeTiles {
   bool zeroes_tail;
 };
 
-template <int kScaling, class T, bool kVectors>
-__global__ void __launch_bounds__(TileShape<kScaling>::kThreads)
-    dequantize_kernel(const __grid_constant__ DequantizeTiles<T, kVectors> args,
-                      const __grid_constant__ Reporter reporter) {
-  using Shape = TileShape<kScaling>;
-  if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
-  const TilePart<kScaling> tile(args.blocks, args.column_tiles);
-  const int64_t columns = args.source.columns;
-  if (args.zeroes_tail) {
-    zero_bytes(reinterpret_cast<uint8_t*>(args.target.data),
-               args.target.stride * static_cast<int64_t>(sizeof(T)),
-               columns * static_cast<int64_t>(sizeof(T)), rows_in_use(args.blocks.groups),
-               args.capacity);
-  }
-  if (tile.rows.size() == 0 || tile.column >= columns) return;
-  const auto part = args.source.part(tile);
-#pragma unroll 4
-  for (int i = 0; i < Shape::kRowsPerThread; ++i) {
-    const int64_t row = tile.row(i);
-    if (row >= tile.rows.end) return;
-    const Eight<float> values = args.source.load(tile, part, row, tile.column, reporter);
-    T* to = args.target.row(row) + tile.column;
-    if constexpr (kVectors) {
-      Packed<T, kEight> packed;
+template <class T, class Source>
+__device__ __noinline__ void zero_tail(const DequantizeTiles<T, Source>& args, int64_t in_use) {
+  constexpr auto kSize = static_cast<int64_t>(sizeof(T));
+  zero_bytes(reinterpret_cast<uint8_t*>(args.target.data), args.target.stride * kSize,
+             args.source.columns * kSize, in_use, args.capacity);
+}
+
+template <bool kVectors, class T>
+__device__ inline void store_floats(T* to, int columns_left, const Eight<float>& values) {
+  if constexpr (kVectors) {
+    Packed<T, kEight> packed;
 #pragma unroll
-      for (int j = 0; j < kEight; ++j) packed.set(j, values[j]);
-      store(to, packed);
-    } else {
+    for (int j = 0; j < kEight; ++j) packed.set(j, values[j]);
+    store(to, packed);
+  } else {
 #pragma unroll
-      for (int j = 0; j < kEight; ++j) {
-        if (tile.column + j < columns) to[j] = from_float<T>(values[j]);
-      }
+    for (int j = 0; j < kEight; ++j) {
+      if (j < columns_left) to[j] = from_float<T>(values[j]);
     }
   }
 }
 
+template <int kScaling, class T, class Source>
+__global__ void __launch_bounds__(TileShape<kScaling>::kThreads)
+    dequantize_kernel(const __grid_constant__ DequantizeTiles<T, Source> args,
+                      const __grid_constant__ Reporter reporter) {
+  using Shape = TileShape<kScaling>;
+  if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
+  const TilePart<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
+  const int64_t in_use = rows_in_use(args.blocks.groups);
+  if (args.zeroes_tail && in_use < args.capacity) zero_tail(args, in_use);
+  if (tile.num_rows == 0) return;
+  Eight<float> values[tile.kRows];
+  args.source.load(tile, reporter, values);
+  T* p = args.target.row(tile.row(0)) + tile.column;
+#pragma unroll
+  for (int i = 0; i < tile.kRows; ++i, p += Shape::kRowStep * args.target.stride) {
+    if (!tile.has_row(i)) continue;
+    store_floats<Source::kVectors>(p, args.source.columns - tile.column, values[i]);
+  }
+}
+
 bool takes_vectors(const DequantizeArgs& args) {
-  return TensorView(args.source.data).columns() % kEight == 0 && opens_eights({args.source.data}) &&
-         opens_vectors({args.target});
+  return TensorView(args.source.data).columns() % kEight == 0 &&
+         opens_eights({args.source.data, args.source.scales}) && opens_vectors({args.target});
 }
 
-// A tile is the same in both directions.
-int32_t direction_of(const DequantizeArgs& args) {
-  return args.scaling == MOIRE_SCALING_FP8_TILE ? MOIRE_ROWWISE : args.direction;
-}
-
-template <int kScaling, class T, bool kVectors>
+template <int kScaling, int kDirection, class T, bool kVectors>
 void launch(Launcher& launcher, const DequantizeArgs& args) {
   using Tile = TileShape<kScaling>;
   const TensorView data(args.source.data);
-  const bool shares_rows = kScaling == MOIRE_SCALING_FP8_TILE || args.direction == MOIRE_COLUMNWISE;
-  DequantizeTiles<T, kVectors> tiles{};
-  tiles.source = code_rows<kVectors>(args.source, direction_of(args));
+  DequantizeTiles<T, CodeRows<kVectors, kDirection>> tiles{};
+  tiles.source = code_rows<kVectors, kDirection>(args.source);
+  const bool shares_rows = kScaling == MOIRE_SCALING_FP8_TILE || kDirection == MOIRE_COLUMNWISE;
   tiles.blocks = scale_blocks(data, args.groups, args.scaling, shares_rows);
   tiles.target = matrix_of<T>(args.target);
   tiles.capacity = data.num_rows();
@@ -78,18 +79,25 @@ void launch(Launcher& launcher, const DequantizeArgs& args) {
   const int64_t column_tiles = ceil_div(data.columns(), Tile::kColumns);
   tiles.column_tiles = static_cast<uint32_t>(column_tiles);
   const int64_t row_blocks = std::max<int64_t>(1, tiles.blocks.count(Tile::kRows));
-  launcher.launch(dequantize_kernel<kScaling, T, kVectors>,
+  launcher.launch(dequantize_kernel<kScaling, T, CodeRows<kVectors, kDirection>>,
                   {blocks_for(row_blocks * column_tiles, 1), Tile::kThreads}, tiles,
                   launcher.reporter());
 }
 
-template <int kScaling>
+// A tile is the same in both directions, rowwise here.
+template <int kScaling, int kDirection = MOIRE_ROWWISE>
 void launch(Launcher& launcher, const DequantizeArgs& args) {
+  if constexpr (kScaling != MOIRE_SCALING_FP8_TILE && kDirection == MOIRE_ROWWISE) {
+    if (args.direction == MOIRE_COLUMNWISE) {
+      launch<kScaling, MOIRE_COLUMNWISE>(launcher, args);
+      return;
+    }
+  }
   with_float_type(TensorView(args.target).type(), [&]<class T>() {
     if (takes_vectors(args)) {
-      launch<kScaling, T, true>(launcher, args);
+      launch<kScaling, kDirection, T, true>(launcher, args);
     } else {
-      launch<kScaling, T, false>(launcher, args);
+      launch<kScaling, kDirection, T, false>(launcher, args);
     }
   });
 }

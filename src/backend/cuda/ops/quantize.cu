@@ -40,7 +40,7 @@ QuantizeTiles<FloatRows<T, kVectors>> tiles_of(const A& args, const TensorView& 
   QuantizeTiles<FloatRows<T, kVectors>> tiles{};
   tiles.source.rows = matrix_of<const T>(source);
   tiles.source.num_rows = source.num_rows();
-  tiles.source.columns = source.columns();
+  tiles.source.columns = static_cast<int>(source.columns());
   tiles.blocks = blocks;
   tiles.rowwise = copy_target(args.rowwise);
   tiles.columnwise = copy_target(args.columnwise);

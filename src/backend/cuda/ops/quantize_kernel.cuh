@@ -8,7 +8,7 @@
 #pragma once
 
 #include <algorithm>
-#include <initializer_list>
+#include <type_traits>
 
 #include "backend/cuda/device/non_finite.cuh"
 #include "backend/cuda/device/warp.cuh"
@@ -43,23 +43,49 @@ constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
 
 // Eight values times what they are multiplied by, as codes.
 template <bool kVectors, class T, class Multiplier>
-__device__ inline void store_codes(const CopyTarget& to, int64_t row, int64_t column,
-                                   int64_t columns, const Eight<T>& values,
-                                   Multiplier&& multiplier) {
+__device__ inline void store_codes(uint8_t* p, int columns_left, bool is_e5m2,
+                                   const Eight<T>& values, Multiplier&& multiplier) {
   uint32_t codes[4];
+  const auto encode = [&](auto format) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    codes[i] = encode_pair(values[2 * i] * multiplier(2 * i),
-                           values[2 * i + 1] * multiplier(2 * i + 1), to.is_e5m2);
+    for (int i = 0; i < 4; ++i) {
+      codes[i] = encode_pair(values[2 * i] * multiplier(2 * i),
+                             values[2 * i + 1] * multiplier(2 * i + 1), format.value);
+    }
+  };
+  if (is_e5m2) {
+    encode(std::true_type());
+  } else {
+    encode(std::false_type());
   }
-  uint8_t* p = to.data + row * to.stride + column;
   if constexpr (kVectors) {
-    *reinterpret_cast<uint2*>(p) = {codes[0] | codes[1] << 16, codes[2] | codes[3] << 16};
+    *reinterpret_cast<uint2*>(p) = {__byte_perm(codes[0], codes[1], 0x5410),
+                                    __byte_perm(codes[2], codes[3], 0x5410)};
   } else {
 #pragma unroll
     for (int i = 0; i < kEight; ++i) {
-      if (column + i < columns) p[i] = static_cast<uint8_t>(codes[i / 2] >> (8 * (i % 2)));
+      if (i < columns_left) p[i] = static_cast<uint8_t>(codes[i / 2] >> (8 * (i % 2)));
     }
+  }
+}
+
+// A part's rows.
+template <int kScaling, class Source>
+using Rows = Eight<typename Source::Element>[TileShape<kScaling>::kRowsPerThread];
+
+// A part's rows as codes; `multiplier(i, j)` is that of column j of row i.
+template <int kScaling, class Source, class Multiplier>
+__device__ inline void store_rows(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
+                                  const CopyTarget& to, const Rows<kScaling, Source>& values,
+                                  Multiplier&& multiplier) {
+  uint8_t* p = to.data + tile.row(0) * to.stride + tile.column;
+#pragma unroll
+  for (int i = 0; i < TilePart<kScaling>::kRows; ++i) {
+    if (tile.has_row(i)) {
+      store_codes<Source::kVectors>(p, args.source.columns - tile.column, to.is_e5m2, values[i],
+                                    [&](int j) { return multiplier(i, j); });
+    }
+    p += TileShape<kScaling>::kRowStep * to.stride;
   }
 }
 
@@ -70,28 +96,26 @@ __device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
                                         const TilePart<kScaling> tile, const Reporter& reporter,
                                         const NonFiniteReporter& notes) {
   using Shape = TileShape<kScaling>;
-  const auto part = args.source.part(tile);
+  Rows<kScaling, Source> values;
+  args.source.load(tile, reporter, values);
   uint32_t first = ~0U;  // counted along the tile's rows
-  for (int i = 0; i < Shape::kRowsPerThread; ++i) {
-    const int64_t row = tile.row(i);
-    if (row >= tile.rows.end) break;
-    const auto values = args.source.load(tile, part, row, tile.column, reporter);
-    for (int j = kEight - 1; j >= 0; --j) {
-      if ((bit_cast<uint32_t>(values[j]) & 0x7FFFFFFFU) < kInfinityBits) continue;
-      first = min(first, static_cast<uint32_t>(row - tile.rows.begin) * Shape::kColumns +
-                             static_cast<uint32_t>(tile.column - tile.first_column) + j);
+#pragma unroll
+  for (int i = 0; i < tile.kRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      const bool is_odd = (bit_cast<uint32_t>(values[i][j]) & 0x7FFFFFFFU) >= kInfinityBits;
+      if (!is_odd || !tile.has_row(i)) continue;
+      const auto row = static_cast<uint32_t>(tile.first_row + i * Shape::kRowStep);
+      const auto column = static_cast<uint32_t>(tile.column - tile.first_column) + j;
+      first = min(first, row * Shape::kColumns + column);
     }
   }
   const uint32_t of_warp = __reduce_min_sync(kAllLanes, first);
   if (of_warp == ~0U || threadIdx.x % kWarp != 0) return;
-  const int64_t row = tile.rows.begin + of_warp / Shape::kColumns;
+  const int64_t row = tile.begin + of_warp / Shape::kColumns;
   note_non_finite(notes, row, tile.first_column + of_warp % Shape::kColumns,
                   args.source.named_row(row, reporter));
 }
-
-// A thread's rows.
-template <int kScaling, class Source>
-using Rows = Eight<typename Source::Element>[TileShape<kScaling>::kRowsPerThread];
 
 // The copy with scales along the rows; whether anything is infinite or NaN.
 template <int kScaling, class Source>
@@ -100,32 +124,24 @@ __device__ inline bool quantize_rows(const QuantizeTiles<Source>& args,
                                      const Rows<kScaling, Source>& values) {
   using Shape = TileShape<kScaling>;
   using S = Scales<kScaling>;
+  constexpr int kRows = TilePart<kScaling>::kRows;
   const CopyTarget& to = args.rowwise;
-  bool is_odd = false;
+  float amax[kRows];
+  largest_of_rows<false, Shape::kLanes>(values, amax);
+  uint32_t most = 0;
 #pragma unroll
-  for (int i = 0; i < Shape::kRowsPerThread; ++i) {
-    const auto share = [](uint32_t amax) {
+  for (const float of_row : amax) most = max(most, bit_cast<uint32_t>(of_row));
+  const bool is_odd = __any_sync(kAllLanes, most >= kInfinityBits) != 0;
+  if (is_odd) largest_of_rows<true, Shape::kLanes>(values, amax);
+  auto* p = static_cast<typename S::Stored*>(to.scales) + tile.row(0) * to.scale_stride +
+            tile.column / S::kBlock;
 #pragma unroll
-      for (int lanes = 1; lanes < Shape::kLanes; lanes *= 2) {
-        amax = max(amax, __shfl_xor_sync(kAllLanes, amax, lanes));
-      }
-      return amax;
-    };
-    uint32_t amax = share(largest_of<false>(values[i]));
-    if (__any_sync(kAllLanes, amax >= kInfinityBits)) {
-      is_odd = true;
-      amax = share(largest_of<true>(values[i]));
-    }
-    const int64_t row = tile.row(i);
-    if (row >= tile.rows.end || tile.column >= args.source.columns) continue;
-    const bool is_first = threadIdx.x % Shape::kLanes == 0;
-    auto* scales = static_cast<typename S::Stored*>(to.scales) + row * to.scale_stride +
-                   tile.column / S::kBlock;
-    const float multiplier =
-        S::store(bit_cast<float>(amax), to.is_e5m2, args.fractional, is_first ? scales : nullptr);
-    store_codes<Source::kVectors>(to, row, tile.column, args.source.columns, values[i],
-                                  [&](int) { return multiplier; });
+  for (int i = 0; i < kRows; ++i, p += Shape::kRowStep * to.scale_stride) {
+    const auto scale = S::of(amax[i], to.is_e5m2, args.fractional);
+    if (threadIdx.x % Shape::kLanes == 0 && tile.has_row(i)) *p = scale.scale;
+    amax[i] = scale.multiplier;
   }
+  store_rows(args, tile, to, values, [&](int i, int) { return amax[i]; });
   return is_odd;
 }
 
@@ -152,7 +168,7 @@ struct ColumnMemory {
   alignas(16) float multipliers[kColumns];
 };
 
-// The largest magnitudes of all columns of the tile, those of thread t's column t returned.
+// The largest magnitudes of all columns of the tile, that of column t for thread t.
 template <bool kSkipsNan, int kScaling, class T, int kRows>
 __device__ inline float share_columns(const Eight<T> (&values)[kRows],
                                       ColumnMemory<kScaling, T>& memory) {
@@ -171,14 +187,11 @@ __device__ inline float share_columns(const Eight<T> (&values)[kRows],
     *reinterpret_cast<Eight<T>*>(to) = most;
   }
   __syncthreads();
-  float amax = 0;
-  if (threadIdx.x < Shape::kColumns) {
-    typename M::Bits bits = 0;
+  if (threadIdx.x >= Shape::kColumns) return 0;
+  uint32_t bits = 0;
 #pragma unroll
-    for (const auto& of_warp : memory.most) bits = max(bits, of_warp[threadIdx.x]);
-    amax = M::to_float(bits);
-  }
-  return amax;
+  for (const auto& of_warp : memory.most) bits = max(bits, uint32_t{of_warp[threadIdx.x]});
+  return M::to_float(static_cast<typename M::Bits>(bits));
 }
 
 // The copy with scales down the columns; whether anything is infinite or NaN.
@@ -188,31 +201,29 @@ __device__ inline bool quantize_columns(const QuantizeTiles<Source>& args,
                                         const Rows<kScaling, Source>& values) {
   using Shape = TileShape<kScaling>;
   using S = Scales<kScaling>;
-  using T = typename Source::Element;
-  __shared__ ColumnMemory<kScaling, T> memory;
+  __shared__ ColumnMemory<kScaling, typename Source::Element> memory;
   const CopyTarget& to = args.columnwise;
-  float amax = share_columns<false, kScaling>(values, memory);
-  const bool is_odd = __syncthreads_or(bit_cast<uint32_t>(amax) >= kInfinityBits) != 0;
-  if (is_odd) amax = share_columns<true, kScaling>(values, memory);
-  if (threadIdx.x < Shape::kColumns) {
-    const int64_t column = tile.first_column + threadIdx.x;
-    auto* scale =
-        static_cast<typename S::Stored*>(to.scales) + tile.index * to.scale_stride + column;
-    memory.multipliers[threadIdx.x] =
-        S::store(amax, to.is_e5m2, args.fractional, column < args.source.columns ? scale : nullptr);
+  const auto make_scale = [&](float amax) {
+    if (threadIdx.x >= Shape::kColumns) return;
+    const auto scale = S::of(amax, to.is_e5m2, args.fractional);
+    memory.multipliers[threadIdx.x] = scale.multiplier;
+    const int column = tile.first_column + static_cast<int>(threadIdx.x);
+    auto* row = static_cast<typename S::Stored*>(to.scales) + tile.index * to.scale_stride;
+    if (column < args.source.columns) row[column] = scale.scale;
+  };
+  const float amax = share_columns<false, kScaling>(values, memory);
+  const bool is_finite = bit_cast<uint32_t>(amax) < kInfinityBits;
+  if (is_finite) make_scale(amax);
+  const bool is_odd = __syncthreads_or(!is_finite) != 0;
+  if (is_odd) {
+    make_scale(share_columns<true, kScaling>(values, memory));
+    __syncthreads();
   }
-  __syncthreads();
-  if (tile.column >= args.source.columns) return is_odd;
   float multipliers[kEight];
-  const int first = threadIdx.x % Shape::kPieces * kEight;
+  const int first = static_cast<int>(threadIdx.x) % Shape::kPieces * kEight;
 #pragma unroll
   for (int i = 0; i < kEight; ++i) multipliers[i] = memory.multipliers[first + i];
-#pragma unroll
-  for (int i = 0; i < Shape::kRowsPerThread; ++i) {
-    if (tile.row(i) >= tile.rows.end) continue;
-    store_codes<Source::kVectors>(to, tile.row(i), tile.column, args.source.columns, values[i],
-                                  [&](int j) { return multipliers[j]; });
-  }
+  store_rows(args, tile, to, values, [&](int, int j) { return multipliers[j]; });
   return is_odd;
 }
 
@@ -224,61 +235,65 @@ __device__ inline bool quantize_tile(const QuantizeTiles<Source>& args,
   using Shape = TileShape<kScaling>;
   using S = Scales<kScaling>;
   using T = typename Source::Element;
-  __shared__ uint32_t most[2][Shape::kThreads / kWarp];
+  __shared__ float most[2][Shape::kThreads / kWarp];
   const CopyTarget& to = args.rowwise;
   const auto share = [&](const Eight<T>& of_thread, int which) {
-    const uint32_t of_warp = __reduce_max_sync(kAllLanes, largest_of<false>(of_thread));
-    if (threadIdx.x % kWarp == 0) most[which][threadIdx.x / kWarp] = of_warp;
+    const Eight<T> one[2] = {of_thread, {}};
+    float amax[2];
+    largest_of_rows<false, kWarp>(one, amax);
+    if (threadIdx.x % kWarp == 0) most[which][threadIdx.x / kWarp] = amax[0];
     __syncthreads();
-    uint32_t amax = 0;
+    uint32_t bits = 0;
 #pragma unroll
-    for (const uint32_t of : most[which]) amax = max(amax, of);
-    return amax;
+    for (const float of_warp : most[which]) bits = max(bits, bit_cast<uint32_t>(of_warp));
+    return bit_cast<float>(bits);
   };
-  uint32_t amax = share(largest_of_columns<false>(values), 0);
-  const bool is_odd = amax >= kInfinityBits;  // of all threads alike
+  float amax = share(largest_of_columns<false>(values), 0);
+  const bool is_odd = bit_cast<uint32_t>(amax) >= kInfinityBits;  // of all threads alike
   if (is_odd) amax = share(largest_of_columns<true>(values), 1);
-  auto* scale = static_cast<typename S::Stored*>(to.scales) + tile.index * to.scale_stride +
-                tile.first_column / S::kBlock;
-  const float multiplier = S::store(bit_cast<float>(amax), to.is_e5m2, args.fractional,
-                                    threadIdx.x == 0 ? scale : nullptr);
-  if (tile.column >= args.source.columns) return is_odd;
-#pragma unroll
-  for (int i = 0; i < Shape::kRowsPerThread; ++i) {
-    if (tile.row(i) >= tile.rows.end) continue;
-    store_codes<Source::kVectors>(to, tile.row(i), tile.column, args.source.columns, values[i],
-                                  [&](int) { return multiplier; });
+  const auto scale = S::of(amax, to.is_e5m2, args.fractional);
+  if (threadIdx.x == 0) {
+    static_cast<typename S::Stored*>(
+        to.scales)[tile.index * to.scale_stride + tile.first_column / S::kBlock] = scale.scale;
   }
+  store_rows(args, tile, to, values, [&](int, int) { return scale.multiplier; });
   return is_odd;
 }
 
-// Rows past the last group, and columnwise scales that no block owns.
+// Rows past the last group.
+template <int kScaling, class Source>
+__device__ __noinline__ void zero_tail_rows(const QuantizeTiles<Source>& args, int64_t in_use) {
+  constexpr int64_t kScaleBytes = sizeof(typename Scales<kScaling>::Stored);
+  for (const CopyTarget* copy : {&args.rowwise, &args.columnwise}) {
+    if (!copy->is_present()) continue;
+    zero_bytes(copy->data, copy->stride, args.source.columns, in_use, args.capacity);
+  }
+  if (!args.rowwise.is_present()) return;
+  zero_bytes(static_cast<uint8_t*>(args.rowwise.scales), args.rowwise.scale_stride * kScaleBytes,
+             ceil_div(args.source.columns, Scales<kScaling>::kBlock) * kScaleBytes, in_use,
+             args.capacity);
+}
+
+// What no group owns: rows past the last one, and columnwise scales of no block.
 template <int kScaling, class Source>
 __device__ inline void zero_tail(const QuantizeTiles<Source>& args,
                                  const TilePart<kScaling>& tile) {
-  using S = Scales<kScaling>;
-  constexpr int64_t kScaleBytes = sizeof(typename S::Stored);
-  const int64_t in_use = rows_in_use(args.blocks.groups), columns = args.source.columns;
-  for (const CopyTarget* copy : {&args.rowwise, &args.columnwise}) {
-    if (copy->is_present()) zero_bytes(copy->data, copy->stride, columns, in_use, args.capacity);
-  }
-  if (args.rowwise.is_present() && kScaling != MOIRE_SCALING_FP8_TILE) {
-    zero_bytes(static_cast<uint8_t*>(args.rowwise.scales), args.rowwise.scale_stride * kScaleBytes,
-               ceil_div(columns, S::kBlock) * kScaleBytes, in_use, args.capacity);
-  }
-  const int64_t column = tile.first_column + threadIdx.x;
-  if (args.columnwise.is_present() && tile.rows.size() == 0 && column < columns &&
-      threadIdx.x < TileShape<kScaling>::kColumns && tile.index < args.columnwise.scale_rows) {
-    static_cast<typename S::Stored*>(
-        args.columnwise.scales)[tile.index * args.columnwise.scale_stride + column] = 0;
-  }
+  const int64_t in_use = rows_in_use(args.blocks.groups);
+  if (in_use < args.capacity) zero_tail_rows<kScaling>(args, in_use);
+  const CopyTarget& to = args.columnwise;
+  if (!to.is_present() || !tile.is_empty || tile.index >= to.scale_rows) return;
+  const int column = tile.first_column + static_cast<int>(threadIdx.x);
+  if (column >= args.source.columns || threadIdx.x >= TileShape<kScaling>::kColumns) return;
+  static_cast<typename Scales<kScaling>::Stored*>(
+      to.scales)[tile.index * to.scale_stride + column] = 0;
 }
 
-// Blocks that fit a multiprocessor by what a thread keeps.
+// Blocks that a multiprocessor is to hold, by what a thread keeps: loads under way matter more than
+// a few registers.
 template <int kScaling, class Source>
 constexpr int kBlocksPerMultiprocessor = sizeof(Rows<kScaling, Source>) >= 256   ? 2
                                          : sizeof(Rows<kScaling, Source>) >= 128 ? 3
-                                                                                 : 4;
+                                                                                 : 5;
 
 template <int kScaling, class Source>
 __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
@@ -286,19 +301,14 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
     quantize_kernel(const __grid_constant__ QuantizeTiles<Source> args,
                     const __grid_constant__ Reporter reporter,
                     const __grid_constant__ NonFiniteReporter notes) {
-  using Shape = TileShape<kScaling>;
-  if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
-  const TilePart<kScaling> tile(args.blocks, args.column_tiles);
-  if (args.zeroes_tail) zero_tail(args, tile);
-  if (tile.rows.size() == 0) return;
-  const auto part = args.source.part(tile);
-  Rows<kScaling, Source> values;
-#pragma unroll
-  for (int i = 0; i < Shape::kRowsPerThread; ++i) {
-    const int64_t row = tile.row(i);
-    values[i] = row < tile.rows.end ? args.source.load(tile, part, row, tile.column, reporter)
-                                    : Eight<typename Source::Element>{};
+  if (blockIdx.x == 0) {
+    check_groups(args.blocks.groups, reporter, threadIdx.x, TileShape<kScaling>::kThreads);
   }
+  const TilePart<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
+  if (args.zeroes_tail) zero_tail(args, tile);
+  if (tile.is_empty) return;
+  Rows<kScaling, Source> values;
+  args.source.load(tile, reporter, values);
   bool is_odd = false;
   if constexpr (kScaling == MOIRE_SCALING_FP8_TILE) {
     is_odd = quantize_tile<kScaling>(args, tile, values);
@@ -306,7 +316,7 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
     if (args.rowwise.is_present()) is_odd = quantize_rows<kScaling>(args, tile, values);
     if (args.columnwise.is_present()) is_odd |= quantize_columns<kScaling>(args, tile, values);
   }
-  if (__any_sync(kAllLanes, is_odd)) note_first(args, tile, reporter, notes);
+  if (is_odd) note_first(args, tile, reporter, notes);
 }
 
 inline CopyTarget copy_target(const moire_quantized& q) {
@@ -318,16 +328,6 @@ inline CopyTarget copy_target(const moire_quantized& q) {
           scales.stride(),
           scales.num_rows(),
           data.type() == DType::kE5M2};
-}
-
-// Whether every row of these codes starts on 8 bytes; absent ones do.
-inline bool opens_eights(std::initializer_list<TensorView> codes) {
-  for (const TensorView& t : codes) {
-    if (!t.is_present()) continue;
-    const bool fits = t.num_rows() <= 1 || t.stride() % kEight == 0;
-    if (reinterpret_cast<uintptr_t>(t.data) % kEight != 0 || !fits) return false;
-  }
-  return true;
 }
 
 // One launch over all tiles. `shape` is that of the copies.

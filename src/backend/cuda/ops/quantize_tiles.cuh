@@ -7,6 +7,7 @@
 #include <moire/quantize.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "backend/cuda/device/eight.cuh"
 #include "backend/cuda/device/fp8.cuh"
@@ -82,25 +83,32 @@ inline ScaleBlocks scale_blocks(const TensorView& shape, const moire_groups& gro
   return out;
 }
 
-// A tile's place, and this thread's part of it.
+// A tile's place, and this thread's part of it: eight columns of every kRowStep-th row.
 template <int kScaling>
 struct TilePart {
   using Shape = TileShape<kScaling>;
-  uint32_t index;        // of the row block
-  RowRange rows;         // empty: nothing is there
-  int64_t first_column;  // of the tile
-  int64_t column;        // of the thread
+  static constexpr int kRows = Shape::kRowsPerThread;
+  uint32_t index;    // of the row block
+  int64_t begin;     // the tile's first row
+  bool is_empty;     // nothing is there
+  int first_column;  // of the tile
+  int column;        // of the part
+  int num_rows;      // of the tile, 0 where the part lies past the last column
+  int first_row;     // of the part, in the tile
 
-  __device__ TilePart(const ScaleBlocks& blocks, uint32_t column_tiles) {
+  __device__ TilePart(const ScaleBlocks& blocks, uint32_t column_tiles, int columns) {
     index = blockIdx.x / column_tiles;
-    first_column = int64_t{blockIdx.x % column_tiles} * Shape::kColumns;
-    column = first_column + threadIdx.x % Shape::kPieces * kEight;
-    rows = blocks.at<Shape::kRows>(index);
+    first_column = static_cast<int>(blockIdx.x % column_tiles) * Shape::kColumns;
+    column = first_column + static_cast<int>(threadIdx.x) % Shape::kPieces * kEight;
+    const RowRange rows = blocks.at<Shape::kRows>(index);
+    begin = rows.begin;
+    is_empty = rows.size() == 0;
+    num_rows = column < columns ? static_cast<int>(rows.size()) : 0;
+    first_row = static_cast<int>(threadIdx.x) / Shape::kPieces;
   }
-  // The thread's i-th row.
-  __device__ int64_t row(int i) const {
-    return rows.begin + i * Shape::kRowStep + threadIdx.x / Shape::kPieces;
-  }
+  // The part's i-th row, and whether it is one of the tile's.
+  __device__ int64_t row(int i) const { return begin + first_row + i * Shape::kRowStep; }
+  __device__ bool has_row(int i) const { return first_row + i * Shape::kRowStep < num_rows; }
 };
 
 // Rows of floats, gathered perhaps. kVectors: rows start on 16 bytes and have a multiple of eight
@@ -111,25 +119,53 @@ struct FloatRows {
   static constexpr bool kVectors = kVectors_;
   Matrix<const T> rows;
   Indices row_idx;
-  int64_t num_rows, columns;
+  int64_t num_rows;
+  int columns;
 
-  struct Part {};  // what eight columns of a tile have in common
-  template <int kScaling>
-  __device__ Part part(const TilePart<kScaling>&) const {
-    return {};
-  }
   // The row that is read for `row`; -1 where its index is wrong.
   __device__ int64_t named_row(int64_t row, const Reporter& reporter) const {
     if (!row_idx.is_present()) return row;
     return checked_index(row_idx, row, row_idx.at(row), num_rows, Dropping::kForbidden, reporter);
   }
+  // A part's rows; zeros where there are none.
+  template <int kScaling, int kRows>
+  __device__ void load(const TilePart<kScaling>& tile, const Reporter& reporter,
+                       Eight<T> (&values)[kRows]) const {
+    if (row_idx.is_present()) {
+      load_gathered(tile, reporter, values);
+      return;
+    }
+    const T* p = rows.row(tile.row(0)) + tile.column;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, p += TileShape<kScaling>::kRowStep * rows.stride) {
+      values[i] = eight(p, tile, tile.has_row(i));
+    }
+  }
+
+ private:
+  template <int kScaling, int kRows>
+  __device__ void load_gathered(const TilePart<kScaling>& tile, const Reporter& reporter,
+                                Eight<T> (&values)[kRows]) const {
+    int64_t from[kRows];
+    bool is_right = true;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) from[i] = tile.has_row(i) ? row_idx.at(tile.row(i)) : 0;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const bool is_row = from[i] >= 0 && from[i] < num_rows;
+      is_right = is_right && is_row;
+      values[i] = eight(rows.row(from[i]) + tile.column, tile, tile.has_row(i) && is_row);
+    }
+    if (is_right) return;
+#pragma unroll 1
+    for (int i = 0; i < kRows; ++i) {
+      if (tile.has_row(i)) named_row(tile.row(i), reporter);
+    }
+  }
   template <int kScaling>
-  __device__ Eight<T> load(const TilePart<kScaling>&, const Part&, int64_t row, int64_t column,
-                           const Reporter& reporter) const {
+  __device__ Eight<T> eight(const T* p, const TilePart<kScaling>& tile, bool is_there) const {
     Eight<T> out{};
-    const int64_t from = column < columns ? named_row(row, reporter) : -1;
-    if (from < 0) return out;
-    const T* p = rows.row(from) + column;
+    if (!is_there) return out;
     if constexpr (kVectors) {
       const auto* words = reinterpret_cast<const uint4*>(p);
       auto* to = reinterpret_cast<uint4*>(out.words);
@@ -138,93 +174,125 @@ struct FloatRows {
     } else {
 #pragma unroll
       for (int i = 0; i < kEight; ++i) {
-        if (column + i < columns) out.set(i, p[i]);
+        if (tile.column + i < columns) out.set(i, p[i]);
       }
     }
     return out;
   }
 };
 
-// Rows of FP8 with their scales, decoded. kVectors: codes start on 8 bytes.
-template <bool kVectors_>
+// Rows of FP8 with their scales, which lie along kDirection (tiles: rowwise), decoded. kVectors:
+// codes, and columnwise E8M0 scales, start on 8 bytes.
+template <bool kVectors_, int kDirection>
 struct CodeRows {
   using Element = float;
   static constexpr bool kVectors = kVectors_;
+  static constexpr bool kIsColumnwise = kDirection == MOIRE_COLUMNWISE;
   Matrix<const uint8_t> codes;
   const void* scales;
-  int64_t scale_stride, columns;
+  int64_t scale_stride;
+  int columns;
   bool is_e5m2;
-  int32_t direction;
 
-  // Columnwise: a scale per column.
-  struct Part {
-    float scales[kEight];
-  };
-  template <int kScaling>
-  __device__ Part part(const TilePart<kScaling>& tile) const {
-    Part out{};
-    if (direction != MOIRE_COLUMNWISE || tile.column >= columns) return out;
+  __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
+  template <int kScaling, int kRows>
+  __device__ void load(const TilePart<kScaling>& tile, const Reporter&,
+                       Eight<float> (&values)[kRows]) const {
     using S = Scales<kScaling>;
-    const auto* p =
-        static_cast<const typename S::Stored*>(scales) + tile.index * scale_stride + tile.column;
+    constexpr int kStep = TileShape<kScaling>::kRowStep;
+    const auto* scale = static_cast<const typename S::Stored*>(scales);
+    const uint8_t* code = codes.row(tile.row(0)) + tile.column;
+    uint2 bytes[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, code += kStep * codes.stride) {
+      bytes[i] = eight_codes(code, tile, tile.has_row(i));
+    }
+    if constexpr (kIsColumnwise) {
+      float by_column[kEight];
+      load_column_scales(scale + tile.index * scale_stride + tile.column, tile, by_column);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        decode(bytes[i], values[i], [&](int j) { return by_column[j]; });
+      }
+    } else {
+      constexpr bool kIsTile = kScaling == MOIRE_SCALING_FP8_TILE;
+      scale += (kIsTile ? tile.index : tile.row(0)) * scale_stride + tile.column / S::kBlock;
+      typename S::Stored stored[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        stored[i] = tile.has_row(i) ? *scale : typename S::Stored{};
+        if (!kIsTile) scale += kStep * scale_stride;
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const float by_row = S::decode(stored[i]);
+        decode(bytes[i], values[i], [&](int) { return by_row; });
+      }
+    }
+  }
+
+ private:
+  template <int kScaling>
+  __device__ uint2 eight_codes(const uint8_t* p, const TilePart<kScaling>& tile,
+                               bool is_there) const {
+    uint2 out{};
+    if (!is_there) return out;
+    if constexpr (kVectors) return __ldg(reinterpret_cast<const uint2*>(p));
 #pragma unroll
     for (int i = 0; i < kEight; ++i) {
-      if (kVectors || tile.column + i < columns) out.scales[i] = S::decode(p[i]);
+      const uint32_t code = tile.column + i < columns ? p[i] : 0;
+      (i < 4 ? out.x : out.y) |= code << (8 * (i % 4));
     }
     return out;
   }
-  __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
-  template <int kScaling>
-  __device__ Eight<float> load(const TilePart<kScaling>& tile, const Part& part, int64_t row,
-                               int64_t column, const Reporter&) const {
-    using S = Scales<kScaling>;
-    Eight<float> out{};
-    if (column >= columns) return out;
-    const uint8_t* p = codes.row(row) + column;
-    uint2 bytes{};
-    if constexpr (kVectors) {
-      bytes = __ldg(reinterpret_cast<const uint2*>(p));
+  // Zero past the last column, so that what lies there is zero.
+  template <int kScaling, class Stored>
+  __device__ void load_column_scales(const Stored* p, const TilePart<kScaling>& tile,
+                                     float (&out)[kEight]) const {
+    if constexpr (kVectors && sizeof(Stored) == 1) {
+      const uint2 all = tile.num_rows > 0 ? __ldg(reinterpret_cast<const uint2*>(p)) : uint2{};
+#pragma unroll
+      for (int i = 0; i < kEight; ++i) {
+        const uint32_t word = i < 4 ? all.x : all.y;
+        out[i] = Scales<kScaling>::decode(static_cast<uint8_t>(word >> (8 * (i % 4))));
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < kEight; ++i) {
-        const uint32_t code = column + i < columns ? p[i] : 0;
-        (i < 4 ? bytes.x : bytes.y) |= code << (8 * (i % 4));
+        out[i] = tile.column + i < columns ? Scales<kScaling>::decode(p[i]) : 0.0F;
       }
     }
-    float scale = 0;
-    if (direction != MOIRE_COLUMNWISE) {
-      const int64_t scale_row = kScaling == MOIRE_SCALING_FP8_TILE ? tile.index : row;
-      scale = S::decode(static_cast<const typename S::Stored*>(
-          scales)[scale_row * scale_stride + column / S::kBlock]);
-    }
+  }
+  template <class Scale>
+  __device__ void decode(uint2 bytes, Eight<float>& out, Scale&& scale) const {
 #pragma unroll
     for (int i = 0; i < kEight; i += 2) {
       const uint32_t word = i < 4 ? bytes.x : bytes.y;
       const float2 pair = decode_pair(word >> (8 * (i % 4)) & 0xFFFFU, is_e5m2);
-      const bool is_columnwise = direction == MOIRE_COLUMNWISE;
-      out.set(i, pair.x * (is_columnwise ? part.scales[i] : scale));
-      out.set(i + 1, pair.y * (is_columnwise ? part.scales[i + 1] : scale));
+      out.set(i, pair.x * scale(i));
+      out.set(i + 1, pair.y * scale(i + 1));
     }
-    // What lies past the last column is zero, whatever its scale.
-    if constexpr (!kVectors) {
-#pragma unroll
-      for (int i = 0; i < kEight; ++i) {
-        if (column + i >= columns) out.set(i, 0.0F);
-      }
-    }
-    return out;
   }
 };
 
-template <bool kVectors>
-CodeRows<kVectors> code_rows(const moire_quantized& q, int32_t direction) {
+template <bool kVectors, int kDirection>
+CodeRows<kVectors, kDirection> code_rows(const moire_quantized& q) {
   const TensorView data(q.data), scales(q.scales);
   return {.codes = matrix_of<const uint8_t>(data),
           .scales = scales.data,
           .scale_stride = scales.stride(),
-          .columns = data.columns(),
-          .is_e5m2 = data.type() == DType::kE5M2,
-          .direction = direction};
+          .columns = static_cast<int>(data.columns()),
+          .is_e5m2 = data.type() == DType::kE5M2};
+}
+
+// Whether every row of these bytes starts on 8 bytes; absent ones, and others than bytes, do.
+inline bool opens_eights(std::initializer_list<TensorView> tensors) {
+  for (const TensorView& t : tensors) {
+    if (!t.is_present() || dtype_size(t.type()) != 1) continue;
+    const bool fits = t.num_rows() <= 1 || t.stride() % kEight == 0;
+    if (reinterpret_cast<uintptr_t>(t.data) % kEight != 0 || !fits) return false;
+  }
+  return true;
 }
 
 // Rows first ... end - 1 of bytes, zeroed by the warps of all blocks.

@@ -8,33 +8,42 @@ namespace {
 
 bool takes_vectors(const RequantizeArgs& args) {
   return TensorView(args.source.data).columns() % kEight == 0 &&
-         opens_eights({args.source.data, args.target.data});
+         opens_eights({args.source.data, args.source.scales, args.target.data});
 }
 
-template <bool kVectors, int kScaling>
+template <int kScaling, int kDirection, bool kVectors>
 void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteCall& call) {
   const TensorView data(args.source.data);
-  const bool to_rowwise = args.direction == MOIRE_COLUMNWISE;
-  QuantizeTiles<CodeRows<kVectors>> tiles{};
-  tiles.source = code_rows<kVectors>(args.source, args.direction);
+  QuantizeTiles<CodeRows<kVectors, kDirection>> tiles{};
+  tiles.source = code_rows<kVectors, kDirection>(args.source);
   tiles.blocks = scale_blocks(data, args.groups, args.scaling, true);
+  const bool to_rowwise = kDirection == MOIRE_COLUMNWISE;
   (to_rowwise ? tiles.rowwise : tiles.columnwise) = copy_target(args.target);
   tiles.fractional = args.fractional_scales != 0;
   tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO && data.rank == 2;
   launch_quantize<kScaling>(launcher, tiles, data, call);
 }
 
+template <int kScaling, int kDirection>
+void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteCall& call) {
+  if (takes_vectors(args)) {
+    launch<kScaling, kDirection, true>(launcher, args, call);
+  } else {
+    launch<kScaling, kDirection, false>(launcher, args, call);
+  }
+}
+
 Status run(const Context& context, const RequantizeArgs& args) {
   Launcher launcher(context, "requantize");
   const NonFiniteCall call =
       non_finite_call(context, {"requantize", "source"}, args.source.data, true);
-  const bool is_mx = args.scaling == MOIRE_SCALING_MXFP8;
-  if (takes_vectors(args)) {
-    (is_mx ? launch<true, MOIRE_SCALING_MXFP8> : launch<true, MOIRE_SCALING_FP8_BLOCK>)(launcher,
-                                                                                        args, call);
+  const bool is_rowwise = args.direction == MOIRE_ROWWISE;
+  if (args.scaling == MOIRE_SCALING_MXFP8) {
+    (is_rowwise ? launch<MOIRE_SCALING_MXFP8, MOIRE_ROWWISE>
+                : launch<MOIRE_SCALING_MXFP8, MOIRE_COLUMNWISE>)(launcher, args, call);
   } else {
-    (is_mx ? launch<false, MOIRE_SCALING_MXFP8>
-           : launch<false, MOIRE_SCALING_FP8_BLOCK>)(launcher, args, call);
+    (is_rowwise ? launch<MOIRE_SCALING_FP8_BLOCK, MOIRE_ROWWISE>
+                : launch<MOIRE_SCALING_FP8_BLOCK, MOIRE_COLUMNWISE>)(launcher, args, call);
   }
   return launcher.status();
 }
