@@ -8,13 +8,10 @@
 
 namespace moire {
 
-bool Outputs::require(ArgumentCheck& check) {
-  if (are_present_ || !check.ok()) return check.ok();
-  std::string names;
-  for (size_t i = 0; i < names_->size(); ++i) {
-    names += concat(i == 0 ? "" : i + 1 < names_->size() ? ", " : " or ", (*names_)[i]);
-  }
-  return check.require(false, "there is nothing to do: ", names, " must be present");
+void Outputs::add(const char* name) {
+  const size_t last = names_->rfind(" or ");
+  if (last != std::string::npos) names_->replace(last, 4, ", ");
+  *names_ += concat(names_->empty() ? "" : " or ", name);
 }
 
 void Footprint::field(const char* name, const moire_tensor& t, Role role, const char*) {

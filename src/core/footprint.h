@@ -24,10 +24,12 @@ bool check_memory(ArgumentCheck& check, const A& args);
 
 class Outputs : public MemoryVisitor {
  public:
+  // `names`, where not null, becomes "d, z or act".
+  explicit Outputs(std::string* names = nullptr) : names_(names) {}
   void field(const char* name, const auto& operand, Role role, const char*) {
     if (!is_written(role)) return;
     are_present_ = are_present_ || is_present(operand);
-    names_->push_back(name);
+    if (names_ != nullptr) add(name);
   }
   // A list may be empty: splits are judged all the same.
   void field(const char*, const moire_offsets_output*, Role, int64_t) { are_present_ = true; }
@@ -35,11 +37,12 @@ class Outputs : public MemoryVisitor {
   void field(const char*, const moire_groups&) {}
   void field(const char*, const moire_workspace&) {}
 
-  bool require(ArgumentCheck& check);
+  bool are_present() const { return are_present_; }
 
  private:
+  void add(const char* name);
   bool are_present_ = false;
-  ShortList<const char*, 16> names_;
+  std::string* names_;
 };
 
 // Footprint: the memory of a call, listed weights matrix by matrix.
@@ -87,7 +90,10 @@ template <class A>
 bool check_outputs(ArgumentCheck& check, const A& args) {
   Outputs outputs;
   visit_fields(args, outputs);
-  return outputs.require(check);
+  if (outputs.are_present() || !check.ok()) return check.ok();
+  std::string names;
+  visit_fields(args, Outputs(&names));
+  return check.require(false, "there is nothing to do: ", names, " must be present");
 }
 
 template <class A>
