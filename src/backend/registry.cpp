@@ -1,6 +1,7 @@
 // The ordered list of implementations of each op, fastest first. A new backend is one more entry
 // per line.
 #include <moire/explain.h>
+#include <moire/ops.h>
 
 #include <vector>
 
@@ -64,26 +65,9 @@ void append(std::string_view op, std::vector<AvailableImplementation>& out) {
 
 std::vector<AvailableImplementation> available_implementations() {
   std::vector<AvailableImplementation> out;
-  append<SplitsToOffsetsArgs>("splits_to_offsets", out);
-  append<QuantizeArgs>("quantize", out);
-  append<QuantizeWeightArgs>("quantize_weight", out);
-  append<DequantizeArgs>("dequantize", out);
-  append<RequantizeArgs>("requantize", out);
-  append<ConvertScalesArgs>("convert_scales", out);
-  append<ConvertGluArgs>("convert_glu", out);
-  append<GluArgs>("glu", out);
-  append<GluBackwardArgs>("glu_backward", out);
-  append<BiasBackwardArgs>("bias_backward", out);
-  append<GroupedGemmArgs>("grouped_gemm", out);
-  append<GroupedGemmGluArgs>("grouped_gemm_glu", out);
-  append<GroupedGemmGluBackwardArgs>("grouped_gemm_glu_backward", out);
-  append<GroupedGemmWgradArgs>("grouped_gemm_wgrad", out);
-  append<RouterArgs>("router", out);
-  append<RouterBackwardArgs>("router_backward", out);
-  append<PermutePlanArgs>("permute_plan", out);
-  append<PermuteArgs>("permute", out);
-  append<UnpermuteArgs>("unpermute", out);
-  append<UnpermuteBackwardArgs>("unpermute_backward", out);
+#define MOIRE_APPEND(name) append<Args<moire_##name##_args>>(#name, out);
+  MOIRE_FOR_EACH_IMPLEMENTED_OP(MOIRE_APPEND, MOIRE_APPEND)
+#undef MOIRE_APPEND
   return out;
 }
 

@@ -4,27 +4,13 @@
 #include <moire/grouped_gemm.h>
 #include <moire/grouped_mlp.h>
 #include <moire/groups.h>
+#include <moire/ops.h>
 #include <moire/quantize.h>
 #include <moire/routing.h>
 
 #include <string_view>
 
 #include "capi/boundary.h"
-
-// The ops: f(name), and g(name) of those with a workspace twin.
-// clang-format off
-#define MOIRE_OPS(f, g)                                                \
-  g(splits_to_offsets)                                                 \
-  f(quantize) f(quantize_weight) f(dequantize) f(requantize)           \
-  f(convert_scales)                                                    \
-  f(glu) f(glu_backward) f(convert_glu)                                \
-  g(grouped_gemm) g(grouped_gemm_glu) g(grouped_gemm_glu_backward)     \
-  g(grouped_gemm_wgrad) g(bias_backward)                               \
-  f(router) f(router_backward)                                         \
-  g(permute_plan) f(permute) f(unpermute) f(unpermute_backward)        \
-  g(grouped_linear) g(grouped_linear_backward)                         \
-  g(grouped_mlp) g(grouped_mlp_backward)
-// clang-format on
 
 // One C entry, and one with its workspace twin.
 #define MOIRE_ENTRY(name)                                                               \
@@ -75,7 +61,7 @@ int32_t role_of(std::string_view field) {
 
 extern "C" {
 
-MOIRE_OPS(MOIRE_ENTRY, MOIRE_ENTRY_WITH_WORKSPACE)
+MOIRE_FOR_EACH_OP(MOIRE_ENTRY, MOIRE_ENTRY_WITH_WORKSPACE)
 
 int32_t moire_scales_shape(int32_t scaling, int32_t direction, int32_t layout, int64_t rows,
                            int64_t k, int64_t num_groups, int64_t* shape) {
@@ -87,7 +73,7 @@ int32_t moire_field_role(const char* op, const char* field) {
   if (op == nullptr || field == nullptr) return MOIRE_ROLE_NONE;
 #define MOIRE_ROLE_IF(name) \
   if (std::string_view(op) == #name) return moire::capi::role_of<moire_##name##_args>(field);
-  MOIRE_OPS(MOIRE_ROLE_IF, MOIRE_ROLE_IF)
+  MOIRE_FOR_EACH_OP(MOIRE_ROLE_IF, MOIRE_ROLE_IF)
   return MOIRE_ROLE_NONE;
 }
 

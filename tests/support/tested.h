@@ -14,6 +14,7 @@
 #include <moire/grouped_gemm.h>
 #include <moire/grouped_mlp.h>
 #include <moire/groups.h>
+#include <moire/ops.h>
 #include <moire/quantize.h>
 #include <moire/routing.h>
 
@@ -80,39 +81,17 @@ Tested tested(int num_threads = 0);
 bool cpu_has_helped();
 
 // The ops on it. Tests call these by the ops' own names.
-#define MOIRE_TESTED_OP(name, ArgsType)                          \
-  inline Status name(const Tested& context, const ArgsType& a) { \
-    return context.call(a, moire::name);                         \
+#define MOIRE_TESTED_OP(name)                                                     \
+  inline Status name(const Tested& context, const Args<moire_##name##_args>& a) { \
+    return context.call(a, moire::name);                                          \
   }
-#define MOIRE_TESTED_OP_WITH_WORKSPACE(name, ArgsType)                                      \
-  MOIRE_TESTED_OP(name, ArgsType)                                                           \
-  inline Status name##_workspace(const Tested& context, const ArgsType& a, size_t* bytes) { \
+#define MOIRE_TESTED_OP_WITH_WORKSPACE(name)                                                \
+  MOIRE_TESTED_OP(name)                                                                     \
+  inline Status name##_workspace(const Tested& context, const Args<moire_##name##_args>& a, \
+                                 size_t* bytes) {                                           \
     return context.size(a, bytes, moire::name##_workspace);                                 \
   }
-MOIRE_TESTED_OP_WITH_WORKSPACE(splits_to_offsets, SplitsToOffsetsArgs)
-MOIRE_TESTED_OP(quantize, QuantizeArgs)
-MOIRE_TESTED_OP(quantize_weight, QuantizeWeightArgs)
-MOIRE_TESTED_OP(dequantize, DequantizeArgs)
-MOIRE_TESTED_OP(requantize, RequantizeArgs)
-MOIRE_TESTED_OP(convert_scales, ConvertScalesArgs)
-MOIRE_TESTED_OP(convert_glu, ConvertGluArgs)
-MOIRE_TESTED_OP(glu, GluArgs)
-MOIRE_TESTED_OP(glu_backward, GluBackwardArgs)
-MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_gemm, GroupedGemmArgs)
-MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_gemm_glu, GroupedGemmGluArgs)
-MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_gemm_glu_backward, GroupedGemmGluBackwardArgs)
-MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_gemm_wgrad, GroupedGemmWgradArgs)
-MOIRE_TESTED_OP_WITH_WORKSPACE(bias_backward, BiasBackwardArgs)
-MOIRE_TESTED_OP(router, RouterArgs)
-MOIRE_TESTED_OP(router_backward, RouterBackwardArgs)
-MOIRE_TESTED_OP_WITH_WORKSPACE(permute_plan, PermutePlanArgs)
-MOIRE_TESTED_OP(permute, PermuteArgs)
-MOIRE_TESTED_OP(unpermute, UnpermuteArgs)
-MOIRE_TESTED_OP(unpermute_backward, UnpermuteBackwardArgs)
-MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_linear, GroupedLinearArgs)
-MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_linear_backward, GroupedLinearBackwardArgs)
-MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_mlp, GroupedMlpArgs)
-MOIRE_TESTED_OP_WITH_WORKSPACE(grouped_mlp_backward, GroupedMlpBackwardArgs)
+MOIRE_FOR_EACH_OP(MOIRE_TESTED_OP, MOIRE_TESTED_OP_WITH_WORKSPACE)
 #undef MOIRE_TESTED_OP_WITH_WORKSPACE
 #undef MOIRE_TESTED_OP
 

@@ -44,6 +44,17 @@ Case make_case(Operands& operands) {
   return {};
 }
 
+int32_t accumulation_of(const Problem& p) {
+  if (p.emulated) return MOIRE_ACCUMULATE_EMULATED;
+  return p.fast ? MOIRE_ACCUMULATE_FAST : MOIRE_ACCUMULATE_EXACT;
+}
+
+int32_t recipe_of(const Problem& p) {
+  if (p.quantization == Quantization::kNone) return MOIRE_RECIPE_AS_STORED;
+  if (p.quantization != Quantization::kMxfp8) return MOIRE_RECIPE_FP8_BLOCK;
+  return p.fast ? MOIRE_RECIPE_MXFP8_FAST : MOIRE_RECIPE_MXFP8;
+}
+
 void require_memory_for(const Context& context, const Problem& problem) {
   Operands operands(problem, Operands::Content::kNone);
   for (const Call& call : make_case(operands).calls) {

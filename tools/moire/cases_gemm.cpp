@@ -1,7 +1,4 @@
 // The grouped GEMMs of both layers, each epilogue and pass, and the gradient of a bias.
-#include <moire/grouped_gemm.h>
-#include <moire/quantize.h>
-
 #include "cases.h"
 #include "reference/grouped_gemm.h"
 
@@ -12,18 +9,11 @@ double gemm_flops(const Problem& p, int64_t n, int64_t k) {
   return 2.0 * static_cast<double>(p.rows) * static_cast<double>(n) * static_cast<double>(k);
 }
 
-int32_t accumulation(const Problem& p) {
-  if (p.emulated) return MOIRE_ACCUMULATE_EMULATED;
-  return p.fast ? MOIRE_ACCUMULATE_FAST : MOIRE_ACCUMULATE_EXACT;
-}
-
 Call gemm_call(const GroupedGemmArgs& args, double flops) {
-  return make_call<GroupedGemmArgs>(
-      "grouped_gemm", args, grouped_gemm, grouped_gemm_workspace,
-      [](const GroupedGemmArgs& a) {
-        return [a, want = reference::grouped_gemm(a)](Comparison& c) {
-          c.ragged("d", a.d, want, c.tail_rule());
-        };
+  return make_call(
+      args, reference::grouped_gemm,
+      [](Comparison& c, const GroupedGemmArgs& a, const auto& want) {
+        c.ragged("d", a.d, want, c.tail_rule());
       },
       flops);
 }
@@ -37,7 +27,7 @@ Call forward(Operands& o, const std::string& result, const Scaled& a, const Scal
              const TensorView& bias, const TensorView& bias_scale) {
   const Problem& p = o.problem();
   const int64_t out = Weight(w.weight).out_features(), in = Weight(w.weight).in_features();
-  GroupedGemmArgs args;
+  auto args = args_of<GroupedGemmArgs>(o);
   args.a = a.data;
   args.row_idx = a.row_idx;
   args.a_scales = a.scales;
@@ -46,9 +36,6 @@ Call forward(Operands& o, const std::string& result, const Scaled& a, const Scal
   args.bias = bias;
   args.bias_scale = bias.is_present() ? bias_scale : TensorView();
   args.d = o.output(result, o.out_dtype(), {p.capacity(), out});
-  args.groups = o.groups();
-  args.accumulation = accumulation(p);
-  args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
   return gemm_call(args, gemm_flops(p, out, in));
 }
 
@@ -56,7 +43,7 @@ Call forward(Operands& o, const std::string& result, const Scaled& a, const Scal
 Call dgrad(Operands& o, const std::string& result, const Scaled& a, const ScaledWeight& w) {
   const Problem& p = o.problem();
   const int64_t out = Weight(w.weight).out_features(), in = Weight(w.weight).in_features();
-  GroupedGemmArgs args;
+  auto args = args_of<GroupedGemmArgs>(o);
   args.a = a.data;
   args.row_idx = a.row_idx;
   args.a_scales = a.scales;
@@ -64,9 +51,6 @@ Call dgrad(Operands& o, const std::string& result, const Scaled& a, const Scaled
   args.b_scales = w.scales;
   args.transpose_b = 1;
   args.d = o.output(result, o.out_dtype(), {p.capacity(), in});
-  args.groups = o.groups();
-  args.accumulation = accumulation(p);
-  args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
   return gemm_call(args, gemm_flops(p, out, in));
 }
 
@@ -76,7 +60,7 @@ Call wgrad(Operands& o, const std::string& result, const Scaled& grad, const Sca
   const int64_t out = grad.data.columns(), in = x.data.columns();
   const Scaled& a = p.in_out ? x : grad;
   const Scaled& b = p.in_out ? grad : x;
-  GroupedGemmWgradArgs args;
+  auto args = args_of<GroupedGemmWgradArgs>(o);
   args.a = a.data;
   args.a_row_idx = a.row_idx;
   args.a_scales = a.scales;
@@ -84,12 +68,8 @@ Call wgrad(Operands& o, const std::string& result, const Scaled& grad, const Sca
   args.b_row_idx = b.row_idx;
   args.b_scales = b.scales;
   args.d = o.weight_gradient(result, out, in);
-  args.beta = p.beta == 1 ? 1 : 0;
-  args.beta_per_group = o.beta_per_group();
-  args.groups = o.groups();
-  args.accumulation = accumulation(p);
   return make_call<GroupedGemmWgradArgs>(
-      "grouped_gemm_wgrad", args, grouped_gemm_wgrad, grouped_gemm_wgrad_workspace,
+      args,
       [result](const GroupedGemmWgradArgs& a_) {
         return [a_, result, want = reference::grouped_gemm_wgrad(a_)](Comparison& c) {
           c.weights(result, a_.d, want);
@@ -98,28 +78,9 @@ Call wgrad(Operands& o, const std::string& result, const Scaled& grad, const Sca
       gemm_flops(p, out, in));
 }
 
-template <class A>
-QuantizeArgs copies_of(const A& args, const moire_tensor& stored, const moire_quantized& rowwise,
-                       const moire_quantized& columnwise) {
-  QuantizeArgs copies;
-  copies.source = stored;
-  copies.rowwise = rowwise;
-  copies.columnwise = columnwise;
-  const moire_quantized& any = is_present(rowwise) ? rowwise : columnwise;
-  copies.scaling = any.scales.dtype == MOIRE_E8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
-  copies.fractional_scales = args.fractional_scales;
-  copies.groups = args.groups;
-  copies.tail = args.tail;
-  return copies;
-}
-
-int32_t fractional_scales(const Problem& p) {
-  return p.fractional && p.quantization == Quantization::kFp8Block ? 1 : 0;
-}
-
 Call fc1_glu(Operands& o) {
   const Problem& p = o.problem();
-  GroupedGemmGluArgs args;
+  auto args = args_of<GroupedGemmGluArgs>(o);
   const Scaled x =
       o.ragged_operand("x", Kind::kActivation, p.a_format(), p.hidden, MOIRE_ROWWISE, true);
   const ScaledWeight w1 = o.weight_operand("w1", 2 * p.ffn, p.hidden, true);
@@ -135,29 +96,19 @@ Call fc1_glu(Operands& o) {
   args.act_rowwise = o.quantized_output("act_rowwise", Kind::kActivation, p.ffn, MOIRE_ROWWISE);
   args.act_columnwise =
       o.quantized_output("act_columnwise", Kind::kActivation, p.ffn, MOIRE_COLUMNWISE);
-  args.fractional_scales = fractional_scales(p);
-  args.groups = o.groups();
-  args.accumulation = accumulation(p);
-  args.activation = p.activation;
-  args.layout = p.layout;
-  args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
-  return make_call<GroupedGemmGluArgs>(
-      "grouped_gemm_glu", args, grouped_gemm_glu, grouped_gemm_glu_workspace,
-      [](const GroupedGemmGluArgs& a) {
-        return [a, want = reference::grouped_gemm_glu(a)](Comparison& c) {
-          c.ragged("z", a.z, want.z, Comparison::TailRule::kUntouched);
-          c.ragged("act", a.act, want.act, c.tail_rule());
-          if (is_present(a.act_rowwise)) {
-            c.copies("act", copies_of(a, a.act, a.act_rowwise, a.act_columnwise), c.tail_rule());
-          }
-        };
+  return make_call(
+      args, reference::grouped_gemm_glu,
+      [](Comparison& c, const GroupedGemmGluArgs& a, const auto& want) {
+        c.ragged("z", a.z, want.z, Comparison::TailRule::kUntouched);
+        c.ragged("act", a.act, want.act, c.tail_rule());
+        c.copies("act", a, a.act, {}, a.act_rowwise, a.act_columnwise, c.tail_rule());
       },
       gemm_flops(p, 2 * p.ffn, p.hidden));
 }
 
 Call fc2_dgrad_glu(Operands& o) {
   const Problem& p = o.problem();
-  GroupedGemmGluBackwardArgs args;
+  auto args = args_of<GroupedGemmGluBackwardArgs>(o);
   const Scaled grad_y =
       o.ragged_operand("grad_y", Kind::kGradient, p.a_format(), p.hidden, MOIRE_ROWWISE, true);
   const ScaledWeight w2 = o.weight_operand("w2", p.hidden, p.ffn, false);
@@ -176,59 +127,38 @@ Call fc2_dgrad_glu(Operands& o) {
       o.quantized_output("grad_z_columnwise", Kind::kGradient, 2 * p.ffn, MOIRE_COLUMNWISE);
   args.act_columnwise =
       o.quantized_output("act_columnwise", Kind::kActivation, p.ffn, MOIRE_COLUMNWISE);
-  args.fractional_scales = fractional_scales(p);
   if (p.probs) args.grad_probs = o.output("grad_probs", DType::kFP32, {p.capacity()});
   if (p.bias) {
     args.grad_bias = o.accumulator("grad_b1", o.wgrad_dtype(), {p.groups, 2 * p.ffn}, p.beta == 1);
   }
-  args.beta = p.beta == 1 ? 1 : 0;
-  args.groups = o.groups();
-  args.accumulation = accumulation(p);
-  args.activation = p.activation;
-  args.layout = p.layout;
-  args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
-  return make_call<GroupedGemmGluBackwardArgs>(
-      "grouped_gemm_glu_backward", args, grouped_gemm_glu_backward,
-      grouped_gemm_glu_backward_workspace,
-      [](const GroupedGemmGluBackwardArgs& a) {
-        return [a, want = reference::grouped_gemm_glu_backward(a)](Comparison& c) {
-          c.ragged("grad_z", a.grad_z, want.grad_z, c.tail_rule());
-          c.ragged("act", a.act, want.act, c.tail_rule());
-          if (is_present(a.grad_z_rowwise)) {
-            c.copies("grad_z", copies_of(a, a.grad_z, a.grad_z_rowwise, a.grad_z_columnwise),
-                     c.tail_rule());
-            c.copies("act", copies_of(a, a.act, {}, a.act_columnwise), c.tail_rule());
-          }
-          if (is_present(a.grad_probs)) {
-            c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
-          }
-          if (is_present(a.grad_bias)) c.per_group("grad_b1", a.grad_bias, want.grad_bias);
-        };
+  return make_call(
+      args, reference::grouped_gemm_glu_backward,
+      [](Comparison& c, const GroupedGemmGluBackwardArgs& a, const auto& want) {
+        c.ragged("grad_z", a.grad_z, want.grad_z, c.tail_rule());
+        c.ragged("act", a.act, want.act, c.tail_rule());
+        c.copies("grad_z", a, a.grad_z, {}, a.grad_z_rowwise, a.grad_z_columnwise, c.tail_rule());
+        c.copies("act", a, a.act, {}, {}, a.act_columnwise, c.tail_rule());
+        c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
+        c.per_group("grad_b1", a.grad_bias, want.grad_bias);
       },
       gemm_flops(p, p.hidden, p.ffn));
 }
 
 Call bias_gradient(Operands& o) {
   const Problem& p = o.problem();
-  BiasBackwardArgs args;
+  auto args = args_of<BiasBackwardArgs>(o);
   args.grad_y = o.gathered("grad_y", p.hidden);
   args.row_idx = o.row_idx();
   args.scale = o.probs();
   args.bias = o.input("b2", p.dtype, {p.groups, p.hidden}, 0.5);
-  args.beta_per_group = o.beta_per_group();
   // Groups that overwrite never read their sums, so normal numbers there prove as much as NaN.
   args.grad_bias = o.accumulator("grad_b2", o.wgrad_dtype(), {p.groups, p.hidden}, p.beta != 0);
-  args.beta = args.beta_scale = p.beta == 1 ? 1 : 0;
   args.grad_scale = o.row_accumulator("grad_scale", args.beta_scale == 1);
-  args.groups = o.groups();
-  args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
-  return make_call<BiasBackwardArgs>(
-      "bias_backward", args, bias_backward, bias_backward_workspace,
-      [](const BiasBackwardArgs& a) {
-        return [a, want = reference::bias_backward(a)](Comparison& c) {
-          c.per_group("grad_b2", a.grad_bias, want.grad_bias);
-          c.ragged("grad_scale", a.grad_scale, want.grad_scale, c.tail_rule());
-        };
+  return make_call(
+      args, reference::bias_backward,
+      [](Comparison& c, const BiasBackwardArgs& a, const auto& want) {
+        c.per_group("grad_b2", a.grad_bias, want.grad_bias);
+        c.ragged("grad_scale", a.grad_scale, want.grad_scale, c.tail_rule());
       },
       4.0 * static_cast<double>(p.rows) * static_cast<double>(p.hidden));
 }

@@ -1,6 +1,4 @@
 // The gated activation, its gradient, and the conversion between layouts.
-#include <moire/glu.h>
-
 #include <cstring>
 
 #include "cases.h"
@@ -19,47 +17,33 @@ double elements(const Problem& p) {
 
 Call forward(Operands& o) {
   const Problem& p = o.problem();
-  GluArgs args;
+  auto args = args_of<GluArgs>(o);
   args.z = o.ragged("z", p.dtype, 2 * p.ffn);
   args.probs = o.probs();
   args.act = o.output("act", p.dtype, {p.capacity(), p.ffn});
-  args.groups = o.groups();
-  args.activation = p.activation;
-  args.layout = p.layout;
-  args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
-  return make_call<GluArgs>(
-      "glu", args, glu, nullptr,
-      [](const GluArgs& a) {
-        return [a, want = reference::glu(a)](Comparison& c) {
-          c.ragged("act", a.act, want, c.tail_rule());
-        };
+  return make_call(
+      args, reference::glu,
+      [](Comparison& c, const GluArgs& a, const auto& want) {
+        c.ragged("act", a.act, want, c.tail_rule());
       },
       kForwardFlops * elements(p));
 }
 
 Call backward(Operands& o) {
   const Problem& p = o.problem();
-  GluBackwardArgs args;
+  auto args = args_of<GluBackwardArgs>(o);
   args.z = o.ragged("z", p.dtype, 2 * p.ffn);
   args.probs = o.probs();
   args.grad_act = o.ragged("grad_act", p.dtype, p.ffn);
   args.grad_z = o.output("grad_z", p.dtype, {p.capacity(), 2 * p.ffn});
   args.act = o.output("act", p.dtype, {p.capacity(), p.ffn});
   if (p.probs) args.grad_probs = o.output("grad_probs", DType::kFP32, {p.capacity()});
-  args.groups = o.groups();
-  args.activation = p.activation;
-  args.layout = p.layout;
-  args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
-  return make_call<GluBackwardArgs>(
-      "glu_backward", args, glu_backward, nullptr,
-      [](const GluBackwardArgs& a) {
-        return [a, want = reference::glu_backward(a)](Comparison& c) {
-          c.ragged("grad_z", a.grad_z, want.grad_z, c.tail_rule());
-          c.ragged("act", a.act, want.act, c.tail_rule());
-          if (is_present(a.grad_probs)) {
-            c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
-          }
-        };
+  return make_call(
+      args, reference::glu_backward,
+      [](Comparison& c, const GluBackwardArgs& a, const auto& want) {
+        c.ragged("grad_z", a.grad_z, want.grad_z, c.tail_rule());
+        c.ragged("act", a.act, want.act, c.tail_rule());
+        c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
       },
       kBackwardFlops * elements(p));
 }
@@ -67,22 +51,18 @@ Call backward(Operands& o) {
 // The whole packed W1, from two halves to the problem's layout.
 Call conversion(Operands& o) {
   const Problem& p = o.problem();
-  ConvertGluArgs args;
+  auto args = args_of<ConvertGluArgs>(o);
   args.source = o.input("w1", p.dtype, {p.groups, 2 * p.ffn, p.hidden});
   args.target = o.output("converted", p.dtype, {p.groups, 2 * p.ffn, p.hidden});
   args.dim = 1;
   args.to = p.layout;
-  return make_call<ConvertGluArgs>(
-      "convert_glu", args, convert_glu, nullptr,
-      [](const ConvertGluArgs& a) {
-        return [a, want = reference::convert_glu(a)](Comparison& c) {
-          const auto* got = static_cast<const std::byte*>(a.target.data);
-          size_t i = 0;
-          while (i < want.size() && got[i] == want[i]) ++i;
-          c.finding("converted", i == want.size() ? "" : text("first at byte ", i));
-        };
-      },
-      0);
+  return make_call(args, reference::convert_glu,
+                   [](Comparison& c, const ConvertGluArgs& a, const auto& want) {
+                     const auto* got = static_cast<const std::byte*>(a.target.data);
+                     size_t i = 0;
+                     while (i < want.size() && got[i] == want[i]) ++i;
+                     c.finding("converted", i == want.size() ? "" : text("first at byte ", i));
+                   });
 }
 
 }  // namespace

@@ -1,6 +1,4 @@
 // The grouped linear layer and the grouped MLP; a backward reads what its forward saved.
-#include <moire/grouped_mlp.h>
-
 #include <memory>
 #include <utility>
 
@@ -14,29 +12,13 @@ namespace {
 
 using TailRule = Comparison::TailRule;
 
-int64_t bytes_of(const TensorView& t) {
-  return t.is_present() ? t.num_elements() * dtype_size(t.type()) : 0;
+int64_t copy_bytes(const moire_quantized& q) {
+  return TensorView(q.data).num_bytes() + TensorView(q.scales).num_bytes();
 }
-int64_t bytes_of(const moire_quantized& q) { return bytes_of(q.data) + bytes_of(q.scales); }
 
 double layer_flops(const Problem& p) {
   return 6.0 * static_cast<double>(p.rows) * static_cast<double>(p.hidden) *
          static_cast<double>(p.ffn);
-}
-
-// The FP8 recipe of the problem's dtype, if it is one.
-template <class Args>
-void set_recipe(const Problem& p, Args& args) {
-  if (p.quantization == Quantization::kNone) return;
-  const bool mx = p.quantization == Quantization::kMxfp8;
-  args.recipe = !mx      ? MOIRE_RECIPE_FP8_BLOCK
-                : p.fast ? MOIRE_RECIPE_MXFP8_FAST
-                         : MOIRE_RECIPE_MXFP8;
-  args.fractional_scales = p.fractional ? 1 : 0;
-  args.emulate_accumulation = p.emulated ? 1 : 0;
-  if constexpr (requires { args.gradient_dtype; }) {
-    args.gradient_dtype = static_cast<int32_t>(p.element);
-  }
 }
 
 // The reference of an FP8 layer runs after the call, on all rows: a row of weights' blocks does
@@ -51,33 +33,14 @@ bool is_observed(const Operands& o) {
   return o.is_judged() && o.problem().quantization != Quantization::kNone;
 }
 
-int32_t tail_of(const Problem& p) { return p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO; }
-
 // What the forward keeps for the backward in FP8; absent where the recipe has none.
 moire_quantized kept_copy(Operands& o, const std::string& name, int64_t columns) {
   return o.quantized_output(name, Operands::Kind::kActivation, columns, MOIRE_COLUMNWISE);
 }
 
-// Its bytes: those of the source, in the order of the groups. The tail is nobody's.
-template <class Args>
-void compare_copy(Comparison& c, const std::string& name, const Args& args,
-                  const moire_tensor& source, const moire_tensor& row_idx,
-                  const moire_quantized& copy) {
-  if (!is_present(copy)) return;
-  QuantizeArgs quantized;
-  quantized.source = source;
-  quantized.row_idx = row_idx;
-  quantized.scaling =
-      args.recipe == MOIRE_RECIPE_FP8_BLOCK ? MOIRE_SCALING_FP8_BLOCK : MOIRE_SCALING_MXFP8;
-  quantized.fractional_scales = args.fractional_scales;
-  quantized.columnwise = copy;
-  quantized.groups = args.groups;
-  c.copies(name, quantized, TailRule::kUntouched);
-}
-
 GroupedMlpArgs mlp_args(Operands& o, bool saves) {
   const Problem& p = o.problem();
-  GroupedMlpArgs args;
+  auto args = args_of<GroupedMlpArgs>(o);
   args.x = o.gathered("x", p.hidden);
   args.row_idx = o.row_idx();
   args.w1 = o.weight("w1", 2 * p.ffn, p.hidden);
@@ -85,11 +48,6 @@ GroupedMlpArgs mlp_args(Operands& o, bool saves) {
   args.w2 = o.weight("w2", p.hidden, p.ffn);
   args.b2 = o.bias("b2", p.hidden);
   args.probs = o.probs();
-  args.groups = o.groups();
-  args.activation = p.activation;
-  args.layout = p.layout;
-  args.tail = tail_of(p);
-  set_recipe(p, args);
   const bool observed = is_observed(o);
   if (saves || observed) args.z = o.output("z", p.dtype, {p.capacity(), 2 * p.ffn});
   if ((saves && p.save_act) || observed) {
@@ -103,15 +61,15 @@ GroupedMlpArgs mlp_args(Operands& o, bool saves) {
 
 void compare(Comparison& c, const GroupedMlpArgs& a, const reference::MlpResults& want) {
   c.ragged("y", a.y, want.y, c.tail_rule());
-  if (is_present(a.z)) c.ragged("z", a.z, want.z, TailRule::kUntouched);
-  if (is_present(a.act)) c.ragged("act", a.act, want.act, TailRule::kAnything);
-  compare_copy(c, "x", a, a.x, a.row_idx, a.x_columnwise);
-  compare_copy(c, "act", a, a.act, {}, a.act_columnwise);
+  c.ragged("z", a.z, want.z, TailRule::kUntouched);
+  c.ragged("act", a.act, want.act, TailRule::kAnything);
+  c.copies("x", a, a.x, a.row_idx, {}, a.x_columnwise, TailRule::kUntouched);
+  c.copies("act", a, a.act, {}, {}, a.act_columnwise, TailRule::kUntouched);
 }
 
 Call mlp_forward(const Problem& p, const GroupedMlpArgs& args) {
   Call call = make_call<GroupedMlpArgs>(
-      "grouped_mlp", args, grouped_mlp, grouped_mlp_workspace,
+      args,
       [](const GroupedMlpArgs& a) -> Call::Judge {
         if (a.recipe != MOIRE_RECIPE_AS_STORED) {
           return [a](Comparison& c) { compare(c, a, reference::quantized_mlp(a)); };
@@ -119,28 +77,22 @@ Call mlp_forward(const Problem& p, const GroupedMlpArgs& args) {
         return [a, want = reference::grouped_mlp(a)](Comparison& c) { compare(c, a, want); };
       },
       layer_flops(p));
-  call.saved = {{"z", bytes_of(args.z)},
-                {"act", bytes_of(args.act)},
-                {"x_columnwise", bytes_of(args.x_columnwise)},
-                {"act_columnwise", bytes_of(args.act_columnwise)}};
+  call.saved = {{"z", TensorView(args.z).num_bytes()},
+                {"act", TensorView(args.act).num_bytes()},
+                {"x_columnwise", copy_bytes(args.x_columnwise)},
+                {"act_columnwise", copy_bytes(args.act_columnwise)}};
   return without_rows_alone(std::move(call), args.recipe);
 }
 
 GroupedMlpBackwardArgs mlp_backward_args(Operands& o, const GroupedMlpArgs& forward) {
   const Problem& p = o.problem();
-  GroupedMlpBackwardArgs args;
+  auto args = args_of<GroupedMlpBackwardArgs>(o);
   args.x = forward.x;
   args.row_idx = forward.row_idx;
-  args.gathered_grad_y = p.gather ? 1 : 0;
   args.w1 = forward.w1;
   args.w2 = forward.w2;
   args.b2 = forward.b2;
   args.probs = forward.probs;
-  args.groups = forward.groups;
-  args.activation = forward.activation;
-  args.layout = forward.layout;
-  args.tail = forward.tail;
-  set_recipe(p, args);
   args.z = forward.z;
   args.x_columnwise = forward.x_columnwise;
   args.act_columnwise = forward.act_columnwise;
@@ -169,16 +121,14 @@ void compare(Comparison& c, const GroupedMlpBackwardArgs& a, const reference::Ml
   c.ragged("grad_x", a.grad_x, want.grad_x, c.tail_rule());
   c.weights("grad_w1", a.grad_w1, want.grad_w1);
   c.weights("grad_w2", a.grad_w2, want.grad_w2);
-  if (is_present(a.grad_b1)) c.per_group("grad_b1", a.grad_b1, want.grad_b1);
-  if (is_present(a.grad_b2)) c.per_group("grad_b2", a.grad_b2, want.grad_b2);
-  if (is_present(a.grad_probs)) {
-    c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
-  }
+  c.per_group("grad_b1", a.grad_b1, want.grad_b1);
+  c.per_group("grad_b2", a.grad_b2, want.grad_b2);
+  c.ragged("grad_probs", a.grad_probs, want.grad_probs, c.tail_rule());
 }
 
 Call mlp_backward(const Problem& p, const GroupedMlpBackwardArgs& args) {
   Call call = make_call<GroupedMlpBackwardArgs>(
-      "grouped_mlp_backward", args, grouped_mlp_backward, grouped_mlp_backward_workspace,
+      args,
       [](const GroupedMlpBackwardArgs& a) -> Call::Judge {
         if (a.recipe == MOIRE_RECIPE_AS_STORED) {
           return [a, want = reference::grouped_mlp_backward(a)](Comparison& c) {
@@ -203,33 +153,31 @@ Call mlp_backward(const Problem& p, const GroupedMlpBackwardArgs& args) {
 
 Call linear_forward(const Problem& p, const GroupedLinearArgs& args) {
   Call call = make_call<GroupedLinearArgs>(
-      "grouped_linear", args, grouped_linear, grouped_linear_workspace,
+      args,
       [](const GroupedLinearArgs& a) {
         const bool as_stored = a.recipe == MOIRE_RECIPE_AS_STORED;
         return [a, want = as_stored ? reference::grouped_linear(a)
                                     : reference::quantized_linear(a)](Comparison& c) {
           c.ragged("y", a.y, want, c.tail_rule());
-          compare_copy(c, "x", a, a.x, a.row_idx, a.x_columnwise);
+          c.copies("x", a, a.x, a.row_idx, {}, a.x_columnwise, TailRule::kUntouched);
         };
       },
       layer_flops(p) * 2 / 3);
-  call.saved = {{"x_columnwise", bytes_of(args.x_columnwise)}};
+  call.saved = {{"x_columnwise", copy_bytes(args.x_columnwise)}};
   return call;
 }
 
 Call linear_backward(const Problem& p, const GroupedLinearBackwardArgs& args) {
   return make_call<GroupedLinearBackwardArgs>(
-      "grouped_linear_backward", args, grouped_linear_backward, grouped_linear_backward_workspace,
+      args,
       [](const GroupedLinearBackwardArgs& a) {
         const bool as_stored = a.recipe == MOIRE_RECIPE_AS_STORED;
         return [a, want = as_stored ? reference::grouped_linear_backward(a)
                                     : reference::quantized_linear_backward(a)](Comparison& c) {
           c.ragged("grad_x", a.grad_x, want.grad_x, c.tail_rule());
           c.weights("grad_w", a.grad_w, want.grad_w);
-          if (is_present(a.grad_bias)) c.per_group("grad_bias", a.grad_bias, want.grad_bias);
-          if (is_present(a.grad_scale)) {
-            c.ragged("grad_scale", a.grad_scale, want.grad_scale, c.tail_rule());
-          }
+          c.per_group("grad_bias", a.grad_bias, want.grad_bias);
+          c.ragged("grad_scale", a.grad_scale, want.grad_scale, c.tail_rule());
         };
       },
       2 * layer_flops(p) * 2 / 3);
@@ -238,23 +186,18 @@ Call linear_backward(const Problem& p, const GroupedLinearBackwardArgs& args) {
 // FC1's shape, with a per-row scale of the bias.
 Case linear_case(Operands& o) {
   const Problem& p = o.problem();
-  GroupedLinearArgs args;
+  auto args = args_of<GroupedLinearArgs>(o);
   args.x = o.gathered("x", p.hidden);
   args.row_idx = o.row_idx();
   args.w = o.weight("w1", 2 * p.ffn, p.hidden);
   args.bias = o.bias("b1", 2 * p.ffn);
   if (p.bias) args.scale = o.probs();
   args.y = o.output("y", p.stored(), {p.capacity(), 2 * p.ffn});
-  args.groups = o.groups();
-  args.tail = tail_of(p);
-  set_recipe(p, args);
   if (p.x_columnwise) args.x_columnwise = kept_copy(o, "x_columnwise", p.hidden);
-  GroupedLinearBackwardArgs back;
-  set_recipe(p, back);
+  auto back = args_of<GroupedLinearBackwardArgs>(o);
   back.x_columnwise = args.x_columnwise;
   back.x = args.x;
   back.row_idx = args.row_idx;
-  back.gathered_grad_y = p.gather ? 1 : 0;
   back.w = args.w;
   back.bias = args.bias;
   back.scale = args.scale;
@@ -265,10 +208,6 @@ Case linear_case(Operands& o) {
     back.grad_bias = o.accumulator("grad_b1", o.wgrad_dtype(), {p.groups, 2 * p.ffn}, p.beta != 0);
     if (p.probs) back.grad_scale = o.output("grad_scale", DType::kFP32, {p.capacity()});
   }
-  back.beta = p.beta == 1 ? 1 : 0;
-  back.beta_per_group = o.beta_per_group();
-  back.groups = args.groups;
-  back.tail = args.tail;
   return {{linear_forward(p, args), linear_backward(p, back)}};
 }
 

@@ -1,6 +1,4 @@
 // FP8: quantising activations and weights, decoding, the other direction, the layouts of scales.
-#include <moire/quantize.h>
-
 #include "cases.h"
 #include "reference/quantize.h"
 
@@ -12,7 +10,6 @@ int64_t blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
 DType scale_dtype(const Problem& p) {
   return p.scaling == MOIRE_SCALING_MXFP8 ? DType::kE8M0 : DType::kFP32;
 }
-int32_t tail_of(const Problem& p) { return p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO; }
 bool has(const Problem& p, int32_t direction) {
   return p.directions == Directions::kBoth ||
          (p.directions == Directions::kRowwise) == (direction == MOIRE_ROWWISE);
@@ -65,36 +62,26 @@ void compare(Comparison& c, const std::string& name, const moire_quantized& got,
 
 Call quantize_call(Operands& o) {
   const Problem& p = o.problem();
-  QuantizeArgs args;
+  auto args = args_of<QuantizeArgs>(o);
   args.source = o.gathered("x", p.hidden);
   args.row_idx = o.row_idx();
-  args.scaling = p.scaling;
-  args.fractional_scales = p.fractional ? 1 : 0;
   const Shape data{p.capacity(), p.hidden};
   for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
     if (!has(p, direction)) continue;
     (direction == MOIRE_ROWWISE ? args.rowwise : args.columnwise) =
         output(o, direction, data, ragged_scales(p, direction, p.hidden));
   }
-  args.groups = o.groups();
-  args.tail = tail_of(p);
-  return make_call<QuantizeArgs>(
-      "quantize", args, quantize, nullptr,
-      [](const QuantizeArgs& a) {
-        return [a, want = reference::quantize(a)](Comparison& c) {
-          compare(c, "rowwise", a.rowwise, want.rowwise, c.tail_rule());
-          compare(c, "columnwise", a.columnwise, want.columnwise, c.tail_rule());
-        };
-      },
-      0);
+  return make_call(args, reference::quantize,
+                   [](Comparison& c, const QuantizeArgs& a, const auto& want) {
+                     compare(c, "rowwise", a.rowwise, want.rowwise, c.tail_rule());
+                     compare(c, "columnwise", a.columnwise, want.columnwise, c.tail_rule());
+                   });
 }
 
 Call quantize_weight_call(Operands& o) {
   const Problem& p = o.problem();
-  QuantizeWeightArgs args;
+  auto args = args_of<QuantizeWeightArgs>(o);
   args.source = o.weight("w1", 2 * p.ffn, p.hidden);
-  args.scaling = p.scaling;
-  args.fractional_scales = p.fractional ? 1 : 0;
   const int64_t n = args.source.tensor.shape[1], k = args.source.tensor.shape[2];
   const bool tile = p.scaling == MOIRE_SCALING_FP8_TILE;
   for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
@@ -102,89 +89,67 @@ Call quantize_weight_call(Operands& o) {
     (direction == MOIRE_ROWWISE ? args.rowwise : args.columnwise) =
         output(o, direction, {p.groups, n, k}, weight_scales(p, direction, n, k));
   }
-  return make_call<QuantizeWeightArgs>(
-      "quantize_weight", args, quantize_weight, nullptr,
-      [](const QuantizeWeightArgs& a) {
-        return [a, want = reference::quantize_weight(a)](Comparison& c) {
-          compare(c, "rowwise", a.rowwise, want.rowwise, Comparison::TailRule::kZero);
-          compare(c, "columnwise", a.columnwise, want.columnwise, Comparison::TailRule::kZero);
-        };
-      },
-      0);
+  return make_call(args, reference::quantize_weight,
+                   [](Comparison& c, const QuantizeWeightArgs& a, const auto& want) {
+                     compare(c, "rowwise", a.rowwise, want.rowwise, Comparison::TailRule::kZero);
+                     compare(c, "columnwise", a.columnwise, want.columnwise,
+                             Comparison::TailRule::kZero);
+                   });
 }
 
 Call dequantize_call(Operands& o) {
   const Problem& p = o.problem();
   const bool tile = p.scaling == MOIRE_SCALING_FP8_TILE;
-  DequantizeArgs args;
-  args.scaling = p.scaling;
+  auto args = args_of<DequantizeArgs>(o);
   args.direction = direction_of(p);
-  args.tail = tail_of(p);
   if (tile) {
     const Shape shape{p.groups, 2 * p.ffn, p.hidden};
     args.source.data = o.codes("w1.data", p.element, shape);
     args.source.scales =
         o.scales("w1.scales", DType::kFP32, weight_scales(p, MOIRE_ROWWISE, shape[1], shape[2]), 0);
     args.target = o.output("decoded", o.out_dtype(), shape);
+    args.groups = {};
   } else {
     args.source = ragged_input(o, args.direction);
     args.target = o.output("decoded", o.out_dtype(), {p.capacity(), p.hidden});
-    args.groups = o.groups();
   }
-  return make_call<DequantizeArgs>(
-      "dequantize", args, dequantize, nullptr,
-      [](const DequantizeArgs& a) {
-        return [a, want = reference::dequantize(a)](Comparison& c) {
-          if (a.target.rank == 3) {
-            c.plain("decoded", a.target, want);
-          } else {
-            c.ragged("decoded", a.target, want, c.tail_rule());
-          }
-        };
-      },
-      0);
+  return make_call(args, reference::dequantize,
+                   [](Comparison& c, const DequantizeArgs& a, const auto& want) {
+                     if (a.target.rank == 3) {
+                       c.plain("decoded", a.target, want);
+                     } else {
+                       c.ragged("decoded", a.target, want, c.tail_rule());
+                     }
+                   });
 }
 
 Call requantize_call(Operands& o) {
   const Problem& p = o.problem();
-  RequantizeArgs args;
-  args.scaling = p.scaling;
+  auto args = args_of<RequantizeArgs>(o);
   args.direction = direction_of(p);
-  args.fractional_scales = p.fractional ? 1 : 0;
   args.source = ragged_input(o, args.direction);
   const int32_t other = args.direction == MOIRE_ROWWISE ? MOIRE_COLUMNWISE : MOIRE_ROWWISE;
   args.target = output(o, other, {p.capacity(), p.hidden}, ragged_scales(p, other, p.hidden));
-  args.groups = o.groups();
-  args.tail = tail_of(p);
-  return make_call<RequantizeArgs>(
-      "requantize", args, requantize, nullptr,
-      [](const RequantizeArgs& a) {
-        return [a, want = reference::requantize(a)](Comparison& c) {
-          compare(c, "target", a.target, want, c.tail_rule());
-        };
-      },
-      0);
+  return make_call(args, reference::requantize,
+                   [](Comparison& c, const RequantizeArgs& a, const auto& want) {
+                     compare(c, "target", a.target, want, c.tail_rule());
+                   });
 }
 
 Call convert_scales_call(Operands& o, const TensorView& source, const TensorView& target,
                          int32_t from, int32_t to) {
   const Problem& p = o.problem();
-  ConvertScalesArgs args;
+  auto args = args_of<ConvertScalesArgs>(o);
   args.source = source;
   args.target = target;
   args.from = from;
   args.to = to;
   args.direction = direction_of(p);
   args.k = p.hidden;
-  args.groups = o.groups();
-  return make_call<ConvertScalesArgs>(
-      "convert_scales", args, convert_scales, nullptr,
-      [](const ConvertScalesArgs& a) {
-        return [a, want = reference::convert_scales(a)](Comparison& c) {
-          c.bytes("converted", a.target, want, Comparison::TailRule::kZero);
-        };
-      },
-      0);
+  return make_call(args, reference::convert_scales,
+                   [](Comparison& c, const ConvertScalesArgs& a, const auto& want) {
+                     c.bytes("converted", a.target, want, Comparison::TailRule::kZero);
+                   });
 }
 
 // To the layout of interchange, and back from what the first call wrote.

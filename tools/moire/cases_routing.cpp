@@ -1,7 +1,4 @@
 // Router, permute plan, permute and unpermute with their gradients, and the offsets.
-#include <moire/groups.h>
-#include <moire/routing.h>
-
 #include <set>
 
 #include "cases.h"
@@ -64,7 +61,7 @@ Call::Judge expect_router(const RouterArgs& a) {
 
 Call router_call(Operands& o) {
   const Problem& p = o.problem();
-  RouterArgs args;
+  auto args = args_of<RouterArgs>(o);
   args.logits = o.input("logits", p.dtype, {p.tokens(), p.groups}, 2.0);
   if (p.bias) args.expert_bias = o.input("expert_bias", DType::kFP32, {p.groups}, 0.1);
   args.kind = kind_of(p);
@@ -72,12 +69,12 @@ Call router_call(Operands& o) {
   args.scale = p.sigmoid ? kRouterScale : 0.0F;
   args.topk_idx = o.output("topk_idx", index_dtype(p), {p.tokens(), p.topk});
   args.topk_weights = o.output("topk_weights", DType::kFP32, {p.tokens(), p.topk});
-  return make_call<RouterArgs>("router", args, router, nullptr, expect_router, 0);
+  return make_call<RouterArgs>(args, expect_router);
 }
 
 Call router_backward_call(Operands& o) {
   const Problem& p = o.problem();
-  RouterBackwardArgs args;
+  auto args = args_of<RouterBackwardArgs>(o);
   args.logits = o.input("logits", p.dtype, {p.tokens(), p.groups}, 2.0);
   // Any k different experts will do: a token's are neighbours, from a place that moves on.
   std::vector<int64_t> choices;
@@ -90,39 +87,31 @@ Call router_backward_call(Operands& o) {
   args.normalize = p.normalize ? 1 : 0;
   args.scale = p.sigmoid ? kRouterScale : 0.0F;
   args.grad_logits = o.output("grad_logits", p.dtype, {p.tokens(), p.groups});
-  return make_call<RouterBackwardArgs>(
-      "router_backward", args, router_backward, nullptr,
-      [](const RouterBackwardArgs& a) {
-        return [a, want = reference::router_backward(a)](Comparison& c) {
-          c.plain("grad_logits", a.grad_logits, want);
-        };
-      },
-      0);
+  return make_call(args, reference::router_backward,
+                   [](Comparison& c, const RouterBackwardArgs& a, const auto& want) {
+                     c.plain("grad_logits", a.grad_logits, want);
+                   });
 }
 
 Call plan_call(Operands& o) {
   const Problem& p = o.problem();
-  PermutePlanArgs args;
+  auto args = args_of<PermutePlanArgs>(o);
   args.topk_idx = o.topk_idx();
   args.num_groups = p.groups;
   args.offsets = o.output("offsets", DType::kInt64, {p.groups + 1});
   args.gather_idx = o.output("gather_idx", index_dtype(p), {p.capacity()});
   args.scatter_idx = o.output("scatter_idx", index_dtype(p), {p.tokens(), p.topk});
-  return make_call<PermutePlanArgs>(
-      "permute_plan", args, permute_plan, permute_plan_workspace,
-      [](const PermutePlanArgs& a) {
-        return [a, want = reference::permute_plan(a)](Comparison& c) {
-          c.indices("offsets", a.offsets, want.offsets);
-          c.indices("gather_idx", a.gather_idx, want.gather_idx);
-          c.indices("scatter_idx", a.scatter_idx, want.scatter_idx);
-        };
-      },
-      0);
+  return make_call(args, reference::permute_plan,
+                   [](Comparison& c, const PermutePlanArgs& a, const auto& want) {
+                     c.indices("offsets", a.offsets, want.offsets);
+                     c.indices("gather_idx", a.gather_idx, want.gather_idx);
+                     c.indices("scatter_idx", a.scatter_idx, want.scatter_idx);
+                   });
 }
 
 Call permute_call(Operands& o) {
   const Problem& p = o.problem();
-  PermuteArgs args;
+  auto args = args_of<PermuteArgs>(o);
   args.x = o.input("x", p.dtype, {p.tokens(), p.hidden});
   args.gather_idx = o.gather_idx();
   args.rows = o.output("rows", p.dtype, {p.capacity(), p.hidden});
@@ -131,22 +120,16 @@ Call permute_call(Operands& o) {
     args.scatter_idx = o.scatter_idx();
     args.probs = o.output("probs", DType::kFP32, {p.capacity()});
   }
-  args.groups = o.groups();
-  args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
-  return make_call<PermuteArgs>(
-      "permute", args, permute, nullptr,
-      [](const PermuteArgs& a) {
-        return [a, want = reference::permute(a)](Comparison& c) {
-          c.ragged("rows", a.rows, want.rows, c.tail_rule());
-          if (is_present(a.probs)) c.ragged("probs", a.probs, want.probs, c.tail_rule());
-        };
-      },
-      0);
+  return make_call(args, reference::permute,
+                   [](Comparison& c, const PermuteArgs& a, const auto& want) {
+                     c.ragged("rows", a.rows, want.rows, c.tail_rule());
+                     c.ragged("probs", a.probs, want.probs, c.tail_rule());
+                   });
 }
 
 Call unpermute_call(Operands& o) {
   const Problem& p = o.problem();
-  UnpermuteArgs args;
+  auto args = args_of<UnpermuteArgs>(o);
   args.rows = o.ragged("rows", p.dtype, p.hidden);
   args.scatter_idx = o.scatter_idx();
   if (p.probs) {
@@ -155,59 +138,47 @@ Call unpermute_call(Operands& o) {
     args.topk_weights = o.output("grad_topk_weights", DType::kFP32, {p.tokens(), p.topk});
   }
   args.y = o.output("y", o.out_dtype(), {p.tokens(), p.hidden});
-  return make_call<UnpermuteArgs>(
-      "unpermute", args, unpermute, nullptr,
-      [](const UnpermuteArgs& a) {
-        return [a, want = reference::unpermute(a)](Comparison& c) {
-          c.plain("y", a.y, want.y);
-          if (is_present(a.topk_weights)) {
-            c.plain("topk_weights", a.topk_weights, want.topk_weights);
-          }
-        };
+  return make_call(
+      args, reference::unpermute,
+      [](Comparison& c, const UnpermuteArgs& a, const auto& want) {
+        c.plain("y", a.y, want.y);
+        c.plain("topk_weights", a.topk_weights, want.topk_weights);
       },
       2 * token_elements(p));
 }
 
 Call unpermute_backward_call(Operands& o) {
   const Problem& p = o.problem();
-  UnpermuteBackwardArgs args;
+  auto args = args_of<UnpermuteBackwardArgs>(o);
   args.grad_y = o.input("grad_y", p.dtype, {p.tokens(), p.hidden});
   args.rows = o.ragged("rows", p.dtype, p.hidden);
   args.scatter_idx = o.scatter_idx();
   if (p.probs) args.weights = o.topk_weights();
   args.grad_rows = o.output("grad_rows", p.dtype, {p.capacity(), p.hidden});
   args.grad_weights = o.output("grad_weights", DType::kFP32, {p.tokens(), p.topk});
-  args.groups = o.groups();
-  args.tail = p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
-  return make_call<UnpermuteBackwardArgs>(
-      "unpermute_backward", args, unpermute_backward, nullptr,
-      [](const UnpermuteBackwardArgs& a) {
-        return [a, want = reference::unpermute_backward(a)](Comparison& c) {
-          c.ragged("grad_rows", a.grad_rows, want.grad_rows, c.tail_rule());
-          c.plain("grad_weights", a.grad_weights, want.grad_weights);
-        };
+  return make_call(
+      args, reference::unpermute_backward,
+      [](Comparison& c, const UnpermuteBackwardArgs& a, const auto& want) {
+        c.ragged("grad_rows", a.grad_rows, want.grad_rows, c.tail_rule());
+        c.plain("grad_weights", a.grad_weights, want.grad_weights);
       },
       3 * token_elements(p));
 }
 
 Call offsets_call(Operands& o) {
   const Problem& p = o.problem();
-  SplitsToOffsetsArgs args;
+  auto args = args_of<SplitsToOffsetsArgs>(o);
   args.splits = o.index("splits", {p.groups}, o.splits());
   args.kind = MOIRE_SPLITS;
   args.capacity = p.capacity();
   args.outputs = o.offset_outputs();
   args.num_outputs = Operands::kNumOffsetOutputs;
-  return make_call<SplitsToOffsetsArgs>(
-      "splits_to_offsets", args, splits_to_offsets, splits_to_offsets_workspace,
-      [](const SplitsToOffsetsArgs& a) {
-        return [a, want = reference::splits_to_offsets(a)](Comparison& c) {
-          for (size_t i = 0; i < want.size(); ++i) {
-            c.indices(text("output ", i), a.outputs[i].offsets, want[i]);
-          }
-        };
-      },
-      0);
+  return make_call(args, reference::splits_to_offsets,
+                   [](Comparison& c, const SplitsToOffsetsArgs& a, const auto& want) {
+                     for (size_t i = 0; i < want.size(); ++i) {
+                       c.indices(text("output ", i), a.outputs[i].offsets, want[i]);
+                     }
+                   });
 }
 
 }  // namespace

@@ -38,8 +38,9 @@ Comparison::TailRule Comparison::tail_rule() const {
 }
 
 void Comparison::element(OutputErrors& errors, const TensorView& got, const Number& want,
-                         int64_t row, int64_t column, int64_t group, int64_t shown_row) {
-  const double value = reference::read_element(got, row, column);
+                         int64_t row, int64_t column, int64_t group) {
+  const bool is_vector = got.rank == 1;  // over rows
+  const double value = reference::read_element(got, is_vector ? 0 : row, is_vector ? row : column);
   ++errors.elements;
   const double allowed = allowed_error(got.type(), want);
   const double difference = std::abs(value - want.value);
@@ -49,8 +50,7 @@ void Comparison::element(OutputErrors& errors, const TensorView& got, const Numb
   errors.max_error = std::max(errors.max_error, error);
   errors.rms_error += error * error;
   if (reference::accepts(got.type(), want, value)) return;
-  const std::string where =
-      got.rank == 1 ? text("[", column, "]") : text("[", shown_row, ", ", column, "]");
+  const std::string where = is_vector ? text("[", row, "]") : text("[", row, ", ", column, "]");
   const std::string of_group = group >= 0 ? text(" of group ", group) : "";
   mismatch(errors, text("first at ", where, of_group, ": got ", exact(value), ", want ",
                         exact(want.value), " +- ", exact(allowed)));
@@ -60,6 +60,7 @@ void Comparison::finish(OutputErrors& errors) {
   if (errors.elements > 0) {
     errors.rms_error = std::sqrt(errors.rms_error / static_cast<double>(errors.elements));
   }
+  outputs_.push_back(std::move(errors));
 }
 
 void Comparison::tail(OutputErrors& errors, const TensorView& got, TailRule rule) {
@@ -79,65 +80,53 @@ void Comparison::tail(OutputErrors& errors, const TensorView& got, TailRule rule
   }
 }
 
+template <class GroupOf>
+void Comparison::matrix(OutputErrors& errors, const TensorView& got, const reference::Matrix& want,
+                        GroupOf&& group_of) {
+  for (int64_t i = 0; i < want.rows; ++i) {
+    const int64_t group = group_of(i);
+    for (int64_t j = 0; j < want.columns; ++j) element(errors, got, want.at(i, j), i, j, group);
+  }
+}
+
 void Comparison::ragged(const std::string& name, const TensorView& got,
                         const reference::Matrix& want, TailRule rule) {
-  OutputErrors errors;
-  errors.name = name;
-  const bool is_vector = got.rank == 1;
-  for (int64_t i = 0; i < want.rows; ++i) {
-    const int64_t group = operands_.group_of(i);
-    for (int64_t j = 0; j < want.columns; ++j) {
-      element(errors, got, want.at(i, j), is_vector ? 0 : i, is_vector ? i : j, group, i);
-    }
-  }
+  if (!got.is_present()) return;
+  OutputErrors errors{name};
+  matrix(errors, got, want, [this](int64_t row) { return operands_.group_of(row); });
   tail(errors, got, rule);
   finish(errors);
-  outputs_.push_back(errors);
 }
 
 void Comparison::per_group(const std::string& name, const TensorView& got,
                            const reference::Matrix& want) {
-  OutputErrors errors;
-  errors.name = name;
-  for (int64_t g = 0; g < want.rows; ++g) {
-    for (int64_t j = 0; j < want.columns; ++j) element(errors, got, want.at(g, j), g, j, g, g);
-  }
+  if (!got.is_present()) return;
+  OutputErrors errors{name};
+  matrix(errors, got, want, [](int64_t row) { return row; });
   finish(errors);
-  outputs_.push_back(errors);
 }
 
 void Comparison::plain(const std::string& name, const TensorView& got,
                        const reference::Matrix& want) {
-  OutputErrors errors;
-  errors.name = name;
-  for (int64_t i = 0; i < want.rows; ++i) {
-    for (int64_t j = 0; j < want.columns; ++j) element(errors, got, want.at(i, j), i, j, -1, i);
-  }
+  if (!got.is_present()) return;
+  OutputErrors errors{name};
+  matrix(errors, got, want, [](int64_t) { return int64_t{-1}; });
   finish(errors);
-  outputs_.push_back(errors);
 }
 
 void Comparison::weights(const std::string& name, const moire_weight& got,
                          const reference::Weights& want) {
-  OutputErrors errors;
-  errors.name = name;
+  OutputErrors errors{name};
   for (size_t g = 0; g < want.size(); ++g) {
     const auto group = static_cast<int64_t>(g);
-    const TensorView matrix = Weight(got).matrix(group);
-    for (int64_t i = 0; i < want[g].rows; ++i) {
-      for (int64_t j = 0; j < want[g].columns; ++j) {
-        element(errors, matrix, want[g].at(i, j), i, j, group, i);
-      }
-    }
+    matrix(errors, Weight(got).matrix(group), want[g], [group](int64_t) { return group; });
   }
   finish(errors);
-  outputs_.push_back(errors);
 }
 
 void Comparison::indices(const std::string& name, const TensorView& got,
                          const std::vector<int64_t>& want) {
-  OutputErrors errors;
-  errors.name = name;
+  OutputErrors errors{name};
   for (size_t i = 0; i < want.size(); ++i) {
     const TensorView flat(got.data, got.type(), {got.num_elements()});
     const int64_t value = reference::read_index(flat, 0, static_cast<int64_t>(i));
@@ -151,8 +140,7 @@ void Comparison::indices(const std::string& name, const TensorView& got,
 void Comparison::bytes(const std::string& name, const TensorView& got, reference::ByteRows want,
                        TailRule rule) {
   constexpr int kPoisonByte = 0xFF;
-  OutputErrors errors;
-  errors.name = name;
+  OutputErrors errors{name};
   const int64_t size = dtype_size(got.type());
   for (int64_t i = 0; i < want.rows; ++i) {
     const auto* row = static_cast<const uint8_t*>(got.data) + i * got.stride() * size;
@@ -169,7 +157,10 @@ void Comparison::bytes(const std::string& name, const TensorView& got, reference
   outputs_.push_back(errors);
 }
 
-void Comparison::copies(const std::string& name, const QuantizeArgs& args, TailRule rule) {
+void Comparison::copies(const std::string& name, QuantizeArgs args, TailRule rule) {
+  const moire_quantized& any = is_present(args.rowwise) ? args.rowwise : args.columnwise;
+  if (!is_present(any)) return;
+  args.scaling = any.scales.dtype == MOIRE_E8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
   const reference::QuantizeResults want = reference::quantize(args);
   const auto compare = [&](const std::string& copy, const moire_quantized& got,
                            const reference::QuantizedBytes& expected) {
@@ -182,8 +173,7 @@ void Comparison::copies(const std::string& name, const QuantizeArgs& args, TailR
 }
 
 void Comparison::finding(const std::string& name, const std::string& what) {
-  OutputErrors errors;
-  errors.name = name;
+  OutputErrors errors{name};
   if (!what.empty()) mismatch(errors, what);
   outputs_.push_back(errors);
 }

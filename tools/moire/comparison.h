@@ -21,13 +21,15 @@ struct OutputErrors {
   int64_t mismatches = 0;
   double max_error = 0;
   double rms_error = 0;
-  std::string first_mismatch;  // where, group, got, want
+  std::string first_mismatch = {};  // where, group, got, want
 };
 
 class Comparison {
  public:
   explicit Comparison(const Operands& operands) : operands_(operands) {}
 
+  // Outputs that are absent were not asked for.
+  //
   // A ragged output [capacity, n] or [capacity]: rows in use as wanted, then the tail.
   enum class TailRule { kZero, kUntouched, kAnything };
   void ragged(const std::string& name, const TensorView& got, const reference::Matrix& want,
@@ -41,8 +43,21 @@ class Comparison {
   // Every byte; rows that the reference does not own are a tail.
   void bytes(const std::string& name, const TensorView& got, reference::ByteRows want,
              TailRule tail);
-  // Every byte of the quantised copies that args ask for: those of the source, as it is now.
-  void copies(const std::string& name, const QuantizeArgs& args, TailRule tail);
+  // Every byte of the quantised copies that are there: those of the source, as it is now, in the
+  // format of their scales and in the order of the call's groups.
+  template <class A>
+  void copies(const std::string& name, const A& args, const moire_tensor& source,
+              const moire_tensor& row_idx, const moire_quantized& rowwise,
+              const moire_quantized& columnwise, TailRule tail) {
+    QuantizeArgs q;
+    q.source = source;
+    q.row_idx = row_idx;
+    q.rowwise = rowwise;
+    q.columnwise = columnwise;
+    q.fractional_scales = args.fractional_scales;
+    q.groups = args.groups;
+    copies(name, q, tail);
+  }
   // One finding in words; "" is none.
   void finding(const std::string& name, const std::string& what);
 
@@ -50,10 +65,15 @@ class Comparison {
   bool passed() const;
 
  private:
+  // Each element of `want`, and the group of a row or -1.
+  template <class GroupOf>
+  void matrix(OutputErrors& errors, const TensorView& got, const reference::Matrix& want,
+              GroupOf&& group_of);
+  void copies(const std::string& name, QuantizeArgs args, TailRule tail);
   void element(OutputErrors& errors, const TensorView& got, const reference::Number& want,
-               int64_t row, int64_t column, int64_t group, int64_t matrix_row);
+               int64_t row, int64_t column, int64_t group);
   void tail(OutputErrors& errors, const TensorView& got, TailRule rule);
-  static void finish(OutputErrors& errors);
+  void finish(OutputErrors& errors);
 
   const Operands& operands_;
   std::vector<OutputErrors> outputs_;
