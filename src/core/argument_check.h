@@ -60,13 +60,6 @@ class ArgumentCheck {
     if (!condition && ok()) fail(Code::kInvalidArgument, concat(parts...));
     return ok();
   }
-  // The same with kUnsupported.
-  template <class... Parts>
-  bool support(bool condition, const Parts&... parts) {
-    if (!condition && ok()) fail(Code::kUnsupported, concat(parts...));
-    return ok();
-  }
-
   // Present, of one of these dtypes, of exactly this shape; a sound row stride; a non-null, aligned
   // pointer unless it is empty.
   bool tensor(std::string_view name, const TensorView& t, std::span<const DType> dtypes,
