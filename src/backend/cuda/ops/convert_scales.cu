@@ -70,19 +70,25 @@ __device__ GroupScales place(const Side& side, const Conversion& args, int64_t g
   return at;
 }
 
-// This block's slice of a group.
+// This block's slice of a group: neighbours of the target by neighbouring threads.
 __device__ void move_group(const Conversion& args, const RowRange& rows, const GroupScales& from,
                            const GroupScales& to, uint32_t slice) {
   const bool is_rowwise = args.direction == MOIRE_ROWWISE;
   const int64_t outer = is_rowwise ? rows.size() : args.k;
   const int64_t blocks = ceil_div(is_rowwise ? args.k : rows.size(), kMxBlock);
-  const bool is_along_outer = !is_rowwise && to.layout <= MOIRE_SCALES_DENSE;
-  const int64_t inner = is_along_outer ? outer : blocks;
-  const int64_t count = outer * blocks, step = int64_t{args.slices} * kThreads;
-  for (int64_t i = int64_t{slice} * kThreads + threadIdx.x; i < count; i += step) {
-    const int64_t o = is_along_outer ? i % inner : i / inner;
-    const int64_t b = is_along_outer ? i / inner : i % inner;
+  const auto move = [&](int64_t o, int64_t b) {
     args.target.data[to.offset(o, b)] = args.source.data[from.offset(o, b)];
+  };
+  const int64_t thread = int64_t{slice} * kThreads + threadIdx.x;
+  const int64_t threads = int64_t{args.slices} * kThreads;
+  if (!is_rowwise && to.layout <= MOIRE_SCALES_DENSE) {
+    for (int64_t b = 0; b < blocks; ++b) {
+      for (int64_t o = thread; o < outer; o += threads) move(o, b);
+    }
+    return;
+  }
+  for (int64_t o = thread / kWarp; o < outer; o += threads / kWarp) {
+    for (int64_t b = threadIdx.x % kWarp; b < blocks; b += kWarp) move(o, b);
   }
 }
 
