@@ -28,6 +28,68 @@ ROOTS = (
 CPP = {".h", ".hpp", ".cpp", ".c", ".cu", ".cuh"}
 PYTHON = {".py"}
 
+# ---- budgets: how many lines a part may have ----
+
+
+@dataclass(frozen=True)
+class Part:
+    """The lines that a part may have: its budget, or, while it is over that, a ceiling that follows
+    what it has down to the budget.
+    """
+
+    name: str
+    folders: tuple  # with all below; one that ends in * has its own files alone
+    budget: int
+    ceiling: int = 0
+    without: tuple = ()
+
+    def holds(self, path):
+        return path not in self.without and any(
+            posixpath.dirname(path) == folder[:-2]
+            if folder.endswith("/*")
+            else path.startswith(folder)
+            for folder in self.folders
+        )
+
+
+# Over its budget, something must leave a part before something comes.
+PARTS = (
+    Part(
+        "spine",
+        ("include/", "src/core/", "src/ops/", "src/mlp/", "src/capi/", "src/backend/*"),
+        7100,
+        ceiling=8100,
+    ),
+    Part("CPU", ("src/backend/cpu/",), 7500),
+    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=10400),
+    Part("Python", ("python/moire/",), 5100, ceiling=7250, without=("python/moire/hf.py",)),
+    Part("tools", ("tools/",), 6500, ceiling=9150),
+)
+SLACK = 250  # lines that a part may be under its ceiling before that has to fall
+
+
+def sizes(lines_of, parts=PARTS):
+    """(part, its lines) of the parts that are there."""
+    for part in parts:
+        count = sum(lines for path, lines in lines_of.items() if part.holds(path))
+        if count:
+            yield part, count
+
+
+def check_budgets(lines_of, parts=PARTS):
+    """Parts that are larger than they may be, and ceilings that are higher than they need be."""
+    for part, count in sizes(lines_of, parts):
+        if count > max(part.budget, part.ceiling):
+            found = f"at most {max(part.budget, part.ceiling)}: something must leave before"
+        elif part.ceiling and count <= part.budget:
+            found = "within its budget: it needs no ceiling in scripts/lint.py"
+        elif part.ceiling > count + SLACK:
+            found = f"less than its ceiling of {part.ceiling} in scripts/lint.py, which must fall"
+        else:
+            continue
+        yield Finding(part.folders[0], 1, "budget", f"{part.name} has {count} lines, {found}")
+
+
 # ---- layers: what may include what ----
 
 STD = r"<[a-z0-9_]+>"
@@ -84,7 +146,7 @@ LAYERS = (
 
 # The public headers in the order in which they may include each other.
 PUBLIC_ORDER = (
-    *("status", "explain", "context", "tensor", "fields", "groups", "buffer"),
+    *("ops", "status", "explain", "context", "tensor", "fields", "groups", "buffer"),
     *("quantize", "glu", "grouped_tensor", "grouped_gemm", "routing", "grouped_mlp"),
 )
 
@@ -297,14 +359,17 @@ def documents(root):
 def main(arguments):
     root = pathlib.Path(arguments[1]) if len(arguments) > 1 else pathlib.Path(__file__).parents[1]
     root = root.resolve()
-    findings, count = [], 0
+    findings, count, lines_of = [], 0, {}
     for path in sources(root):
         count += 1
         public = root / "include" / "moire" / f"{path.stem}.h"
         own = path.with_suffix(".h")
         has_header_file = path.suffix in {".cpp", ".cu"} and (own.exists() or public.exists())
         text = path.read_text(encoding="utf-8")
-        findings += lint_file(path.relative_to(root).as_posix(), text, has_header_file)
+        name = path.relative_to(root).as_posix()
+        lines_of[name] = text.count("\n")
+        findings += lint_file(name, text, has_header_file)
+    findings += check_budgets(lines_of)
     for path in sorted((root / "docs" / "performance").glob("*.json*")):
         count += 1
         findings += check_result(path.relative_to(root).as_posix(), path.read_text())
@@ -313,6 +378,8 @@ def main(arguments):
     findings += check_documents(pages, lambda target: (root / target).exists())
     for finding in findings:
         print(finding)
+    if parts := [f"{part.name} {n:,} of {part.budget:,}" for part, n in sizes(lines_of)]:
+        print(f"lint: lines of {', '.join(parts)}")
     print(
         f"lint: {len(findings)} findings in {count} files"
         if findings

@@ -134,6 +134,24 @@ class Lint(unittest.TestCase):
         self.assertEqual(rules("src/core/x.cpp", HEADER + "x" * 101), ["columns"])
         self.assertEqual(rules("src/core/x.cpp", HEADER + "x" * 100), [])
 
+    def test_budgets(self):
+        def found(lines, budget, ceiling=0):
+            part = lint.Part("spine", ("src/core/", "src/*"), budget, ceiling, ("src/core/hf.py",))
+            files = {"src/core/a/x.h": lines - 3, "src/x.cpp": 3, "src/ops/x.cpp": 9}
+            files["src/core/hf.py"] = 9
+            return [f.text.split(",")[1] for f in lint.check_budgets(files, (part,))]
+
+        leave = ": something must leave before"
+        fall = " less than its ceiling of 500 in scripts/lint.py"
+        self.assertEqual(found(100, 100), [])
+        self.assertEqual(found(101, 100), [f" at most 100{leave}"])
+        self.assertEqual(found(200, 100, ceiling=200), [])
+        self.assertEqual(found(201, 100, ceiling=200), [f" at most 200{leave}"])
+        self.assertEqual(found(249, 100, ceiling=500), [fall])
+        self.assertEqual(found(250, 100, ceiling=500), [])
+        within = [" within its budget: it needs no ceiling in scripts/lint.py"]
+        self.assertEqual(found(100, 100, ceiling=120), within)
+
     def test_file_header(self):
         self.assertEqual(rules("src/core/x.h", "#pragma once\n"), ["header"])
         self.assertEqual(rules("src/core/x.cpp", "#include <vector>\n"), ["header"])
@@ -143,16 +161,17 @@ class Lint(unittest.TestCase):
 
     def test_the_script_exits_1_and_names_file_and_line(self):
         with tempfile.TemporaryDirectory() as folder:
-            bad = pathlib.Path(folder) / "src" / "core" / "x.cpp"
+            bad = pathlib.Path(folder) / "src" / "backend" / "cpu" / "x.cpp"
             bad.parent.mkdir(parents=True)
             bad.write_text(HEADER + "\n#if 0\n#endif\n")
             command = [sys.executable, str(ROOT / "scripts" / "lint.py"), folder]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 1)
-            self.assertIn("src/core/x.cpp:3:", done.stdout)
+            self.assertIn("src/backend/cpu/x.cpp:3:", done.stdout)
             bad.write_text(HEADER)
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            self.assertEqual((done.returncode, done.stdout), (0, "lint: 1 files are clean\n"))
+            told = "lint: lines of CPU 1 of 7,500\nlint: 1 files are clean\n"
+            self.assertEqual((done.returncode, done.stdout), (0, told))
 
 
 class Tables(unittest.TestCase):
@@ -162,7 +181,9 @@ class Tables(unittest.TestCase):
             for root in lint.ROOTS
             for path in (ROOT / root).rglob("*")
         ]
-        for prefix in (*(f"{root}/" for root in lint.ROOTS), *(row[0] for row in lint.LAYERS)):
+        folders = (folder.rstrip("*") for part in lint.PARTS for folder in part.folders)
+        roots = (f"{root}/" for root in lint.ROOTS)
+        for prefix in (*roots, *(row[0] for row in lint.LAYERS), *folders):
             self.assertTrue(any(path.startswith(prefix) for path in files), prefix)
 
     def test_every_folder_of_sources_is_walked(self):
