@@ -28,6 +28,11 @@ class Arena {
   TensorView take(DType dtype, int64_t rows, int64_t columns) {
     return TensorView(take(product(rows, columns, dtype_size(dtype))), dtype, {rows, columns});
   }
+  // A matrix whose rows start on 16 bytes.
+  TensorView take_aligned(DType dtype, int64_t rows, int64_t columns) {
+    const int64_t stride = round_up(columns, 16 / dtype_size(dtype));
+    return TensorView(take(dtype, rows, stride).data, dtype, {rows, columns}, stride);
+  }
   float* take_floats(int64_t rows, int64_t columns) {
     return static_cast<float*>(take(DType::kFP32, rows, columns).data);
   }

@@ -16,7 +16,7 @@ class GatheredRows {
                Arena& arena)
       : source_(source), row_idx_(row_idx), groups_(groups), rows_(source) {
     if (row_idx.is_present()) {
-      rows_ = arena.take(source.type(), groups.capacity, source.columns());
+      rows_ = arena.take_aligned(source.type(), groups.capacity, source.columns());
     }
   }
 
