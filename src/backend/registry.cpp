@@ -10,6 +10,7 @@
 
 #if MOIRE_HAS_CUDA
 #include "backend/cuda/implementations.h"
+#include "backend/cuda/with_fp8.h"
 #define MOIRE_CUDA(...) __VA_ARGS__,
 #else
 #define MOIRE_CUDA(...)
@@ -34,14 +35,15 @@ MOIRE_OP(ConvertGluArgs, MOIRE_CUDA(cuda::ops::kConvertGlu) cpu::kConvertGlu)
 MOIRE_OP(GluArgs, MOIRE_CUDA(cuda::ops::kGlu) cpu::kGlu)
 MOIRE_OP(GluBackwardArgs, MOIRE_CUDA(cuda::ops::kGluBackward) cpu::kGluBackward)
 MOIRE_OP(BiasBackwardArgs, MOIRE_CUDA(cuda::ops::kBiasBackward) cpu::kBiasBackward)
-MOIRE_OP(GroupedGemmArgs,
-         MOIRE_CUDA(cuda::sm90::kGroupedGemm, cuda::portable::kGroupedGemm) cpu::kGroupedGemm)
-MOIRE_OP(GroupedGemmGluArgs, MOIRE_CUDA(cuda::sm90::kGroupedGemmGlu,
-                                        cuda::portable::kGroupedGemmGlu) cpu::kGroupedGemmGlu)
+MOIRE_OP(GroupedGemmArgs, MOIRE_CUDA(cuda::sm90::with_fp8::kGroupedGemm,
+                                     cuda::portable::kGroupedGemm) cpu::kGroupedGemm)
+MOIRE_OP(GroupedGemmGluArgs,
+         MOIRE_CUDA(cuda::sm90::with_fp8::kGroupedGemmGlu,
+                    cuda::portable::with_fp8::kGroupedGemmGlu) cpu::kGroupedGemmGlu)
 MOIRE_OP(GroupedGemmGluBackwardArgs,
-         MOIRE_CUDA(cuda::sm90::kGroupedGemmGluBackward, cuda::portable::kGroupedGemmGluBackward)
-             cpu::kGroupedGemmGluBackward)
-MOIRE_OP(GroupedGemmWgradArgs, MOIRE_CUDA(cuda::sm90::kGroupedGemmWgrad,
+         MOIRE_CUDA(cuda::sm90::with_fp8::kGroupedGemmGluBackward,
+                    cuda::portable::with_fp8::kGroupedGemmGluBackward) cpu::kGroupedGemmGluBackward)
+MOIRE_OP(GroupedGemmWgradArgs, MOIRE_CUDA(cuda::sm90::with_fp8::kGroupedGemmWgrad,
                                           cuda::portable::kGroupedGemmWgrad) cpu::kGroupedGemmWgrad)
 MOIRE_OP(RouterArgs, MOIRE_CUDA(cuda::ops::kRouter) cpu::kRouter)
 MOIRE_OP(RouterBackwardArgs, MOIRE_CUDA(cuda::ops::kRouterBackward) cpu::kRouterBackward)

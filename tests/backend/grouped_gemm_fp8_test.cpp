@@ -138,7 +138,7 @@ void check_gemm(Random& random, const Tested& context, const Batch& batch, int64
   EXPECT_TRUE(tail_is_right(c.d, batch, o.tail));
   EXPECT_TRUE(c.d.is_undamaged());
   const DType type = decoded_type(context, o);
-  if (type == DType::kNone) return;
+  if (type == DType::kNone || cpu_has_helped()) return;
   GemmCase same = decoded(type, c, n, k);
   ASSERT_TRUE(succeeds(same.run(context)));
   EXPECT_TRUE(same_bits(c.d, same.d));
@@ -156,7 +156,7 @@ void check_glu(Random& random, const Tested& context, const Batch& batch, int64_
   }
   EXPECT_TRUE(c.act.is_undamaged() && c.z.is_undamaged());
   const DType type = decoded_type(context, o);
-  if (type == DType::kNone) return;
+  if (type == DType::kNone || cpu_has_helped()) return;
   GemmGluCase same = decoded(type, c, f, k);
   ASSERT_TRUE(succeeds(same.run(context)));
   EXPECT_TRUE(same_bits(c.act, same.act));
@@ -184,7 +184,7 @@ void check_glu_backward(Random& random, const Tested& context, const Batch& batc
   }
   EXPECT_TRUE(c.grad_z.is_undamaged());
   const DType type = decoded_type(context, o);
-  if (type == DType::kNone) return;
+  if (type == DType::kNone || cpu_has_helped()) return;
   GemmGluBackwardCase same = decoded(type, fresh, f, k);
   ASSERT_TRUE(succeeds(same.run(context)));
   EXPECT_TRUE(same_bits(c.grad_z, same.grad_z));
@@ -204,7 +204,7 @@ void check_wgrad(Random& random, const Tested& context, const Batch& batch, int6
   EXPECT_TRUE(matches(c.d, want));
   EXPECT_TRUE(c.d.is_undamaged());
   const DType type = decoded_type(context, o);
-  if (type == DType::kNone) return;
+  if (type == DType::kNone || cpu_has_helped()) return;
   WgradCase same = decoded(type, fresh);
   ASSERT_TRUE(succeeds(same.run(context)));
   EXPECT_TRUE(same_bits(c.d, same.d));
@@ -289,6 +289,24 @@ TEST(Fp8Gemm, TakesShapesThatBreakTilesAndBlocks) {
         check_glu_backward(random, context, batch, s.n, s.k, o);
         check_wgrad(random, context, batch, s.n, s.k, o);
       }
+    }
+  }
+}
+
+// Rows, weights and outputs as Hopper's kernels take them.
+TEST(Fp8Gemm, HasTheBitsOfDecodedOperandsWhereRowsAreAligned) {
+  Random random;
+  const Tested context = tested(2);
+  const Batch batch({5, 0, 150}, 2);
+  for (const Formats& formats : {kFormats[0], kFormats[1]}) {
+    for (const bool gathered : {false, true}) {
+      GemmOptions o = options(formats, MOIRE_OUT_IN, DType::kBF16);
+      o.row_idx = gathered ? DType::kInt32 : DType::kNone;
+      check_gemm(random, context, batch, 64, 160, false, o);
+      check_gemm(random, context, batch, 64, 160, true, o);
+      check_glu(random, context, batch, 64, 160, o);
+      check_glu_backward(random, context, batch, 64, 160, o);
+      check_wgrad(random, context, batch, 64, 160, o);
     }
   }
 }

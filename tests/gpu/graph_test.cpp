@@ -1,11 +1,14 @@
-// CUDA graphs: forward and backward of a grouped MLP captured once, replayed with other splits.
+// CUDA graphs: forward and backward of a grouped MLP captured once, replayed with other splits,
+// as stored and in FP8.
 #include <cuda_runtime.h>
 #include <moire/explain.h>
 
 #include <cstring>
+#include <ostream>
 #include <vector>
 
 #include "tests/gpu/gpu.h"
+#include "tests/mlp/recipe_cases.h"
 #include "tests/support/expect.h"
 #include "tests/support/mlp_problem.h"
 
@@ -19,25 +22,41 @@ const std::vector<std::vector<int64_t>> kSplits = {
     {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
     {1, 127, 130, 31, 0, 0, 2000, 63, 64, 65, 1500, 191, 192, 193, 700, 0, 3000}};
 
-MlpOptions options_of(DType dtype) {
+// A whole MLP: its type, and its recipe where that is an FP8 one.
+struct Layer {
+  DType dtype;
+  RecipeCase recipe = {};
+};
+std::vector<Layer> layers() {
+  return {{DType::kBF16},
+          {DType::kFP32},
+          {DType::kBF16, {MOIRE_RECIPE_MXFP8}},
+          {DType::kBF16, {MOIRE_RECIPE_FP8_BLOCK}}};
+}
+std::ostream& operator<<(std::ostream& out, const Layer& layer) {
+  return out << dtype_name(layer.dtype) << ", " << layer.recipe;
+}
+
+MlpOptions options_of(const Layer& layer) {
   MlpOptions o;
   o.ragged = {"Graph", kSplits[0], 0};
   o.hidden = 768;
   o.width = 256;
-  o.dtype = dtype;
+  o.dtype = layer.dtype;
+  o.in_8_bits = layer.recipe.recipe != 0;
   return o;
 }
 
 // An MLP whose memory lies on the device, at addresses that stay.
 class MlpOnDevice {
  public:
-  MlpOnDevice(const Context& context, const MlpOptions& options)
-      : context_(context), problem_(options, random_) {}
+  MlpOnDevice(const Context& context, const Layer& layer)
+      : context_(context), recipe_(layer.recipe), problem_(options_of(layer), random_) {}
 
   // Must be called once, first.
   Status stage() {
-    GroupedMlpArgs forward = problem_.forward();
-    GroupedMlpBackwardArgs backward = problem_.backward();
+    GroupedMlpArgs forward = recipe_.in(problem_.forward());
+    GroupedMlpBackwardArgs backward = recipe_.in(problem_.backward());
     size_t bytes[2];
     if (Status s = grouped_mlp_workspace(context_, forward, &bytes[0]); !s.ok()) return s;
     if (Status s = grouped_mlp_backward_workspace(context_, backward, &bytes[1]); !s.ok()) return s;
@@ -86,6 +105,7 @@ class MlpOnDevice {
   }
 
   const Context& context_;
+  RecipeCase recipe_;
   Random random_;
   MlpProblem problem_;
   staging::StagedCall staged_;
@@ -161,9 +181,9 @@ void expect_same(const std::vector<TestTensor>& got, const std::vector<TestTenso
 }
 
 TEST_F(Graph, CapturedOnceEqualsEagerForEverySplits) {
-  for (const DType dtype : {DType::kBF16, DType::kFP32}) {
-    SCOPED_TRACE(dtype_name(dtype));
-    MlpOnDevice mlp(on_stream(), options_of(dtype));
+  for (const Layer& layer : layers()) {
+    SCOPED_TRACE(testing::PrintToString(layer));
+    MlpOnDevice mlp(on_stream(), layer);
     const Status staged = mlp.stage();
     if (staged.code() == Code::kUnsupported) GTEST_SKIP() << staged.message();
     ASSERT_TRUE(succeeds(staged));
@@ -188,7 +208,7 @@ TEST_F(Graph, CapturedOnceEqualsEagerForEverySplits) {
 }
 
 TEST_F(Graph, AHundredRunsGiveTheSameBits) {
-  MlpOnDevice mlp(on_stream(), options_of(DType::kBF16));
+  MlpOnDevice mlp(on_stream(), {DType::kBF16});
   const Status staged = mlp.stage();
   if (staged.code() == Code::kUnsupported) GTEST_SKIP() << staged.message();
   ASSERT_TRUE(succeeds(staged));
@@ -224,7 +244,7 @@ void expect_launches(const Context& context, Status (*op)(const Context&, const 
 }
 
 TEST_F(Graph, LaunchesOnlyWhatTheMathematicsNeeds) {
-  MlpOnDevice mlp(on_stream(), options_of(DType::kBF16));
+  MlpOnDevice mlp(on_stream(), {DType::kBF16});
   const Status staged = mlp.stage();
   if (staged.code() == Code::kUnsupported) GTEST_SKIP() << staged.message();
   ASSERT_TRUE(succeeds(staged));

@@ -76,7 +76,7 @@ TEST(Recipe, NonFiniteValuesStayInTheirGroup) {
       for (const int64_t group : {1, 3}) {
         const MlpProblem spoilt = spoilt_copy(clean, group);
         for (const MlpProblem* p : {&clean, &spoilt}) {
-          const Tested context = Tested::finding(cpu());
+          const Tested context = Tested::finding(tested());
           ASSERT_TRUE(succeeds(run_forward(context, c.in(p->forward()))));
           ASSERT_TRUE(succeeds(run_backward(context, c.in(p->backward()))));
         }

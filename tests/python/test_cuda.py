@@ -28,8 +28,8 @@ def make(generator, dtype=torch.bfloat16, requires_grad=False):
     return [v.requires_grad_(requires_grad) for v in values]
 
 
-def mlp(x, w1, w2, probs, groups):
-    return moire.grouped_mlp(x, w1, w2, groups, probs=probs)
+def mlp(x, w1, w2, probs, groups, **options):
+    return moire.grouped_mlp(x, w1, w2, groups, probs=probs, **options)
 
 
 def test_calls_run_on_the_current_stream(generator):
@@ -70,12 +70,13 @@ def test_a_graph_captured_once_follows_the_splits(generator):
             assert torch.equal(mine, eager), (now, name)
 
 
-def test_a_hundred_runs_give_the_same_bits(generator):
+@pytest.mark.parametrize("recipe", [None, "mxfp8", "fp8_block"])
+def test_a_hundred_runs_give_the_same_bits(generator, recipe):
     leaves, groups = make(generator, requires_grad=True), moire.Groups(splits=SPLITS)
     grad_y = truth.draw(generator, *leaves[0].shape, dtype=torch.bfloat16)
     first = None
     for _ in range(100):
-        y = mlp(*leaves, groups)
+        y = mlp(*leaves, groups, recipe=recipe)
         found = [y, *torch.autograd.grad(y, leaves, grad_y)]
         first = first or found
         assert all(torch.equal(a, b) for a, b in zip(found, first))

@@ -11,6 +11,7 @@ import truth
 import truth_recipes
 from truth_recipes import Operands
 
+pytestmark = pytest.mark.usefixtures("device")
 RECIPES = list(truth_recipes.FORMS)
 H, F = 40, 72  # one block of 32 and a part, for MXFP8; less than one of 128
 WIDE = {"hidden": 136, "width": 144}  # more than one tile of 128
@@ -214,7 +215,7 @@ def test_masters_are_quantised_as_they_are_and_never_cast_first(generator):
     low = {**values, "x": values["x"].bfloat16()}
     wanted = results(low, splits, recipe="mxfp8")
     assert torch.equal(y, wanted[0].float()) and torch.equal(grad_w1, wanted[2])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(values["x"].device.type, dtype=torch.bfloat16):
         automatic = results(values, splits, recipe="mxfp8")
     assert automatic[0].dtype == torch.bfloat16 and torch.equal(automatic[0], wanted[0])
     # Just below a tie of E4M3, which rounds down to 1.125; rounded to BF16 it is one and goes up.
@@ -295,6 +296,8 @@ def test_nan_in_one_group_stays_there_and_tails_are_not_read(generator, recipe):
     clean = results(values, splits, recipe=recipe)
     values["x"][34:39], values["x"][75:] = float("nan"), float("nan")
     found = results(values, splits, recipe=recipe)
+    with pytest.raises(moire.InvalidArgument, match="is infinite or NaN"):
+        moire.check()
     rows = torch.tensor([i for i in range(75) if not 34 <= i < 39])
     groups = torch.tensor([0, 2, 3])
     assert found[0][34:39].isnan().all() and found[2][1].isnan().any()

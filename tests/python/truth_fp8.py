@@ -39,7 +39,7 @@ def quantized(x, form, element="e4m3", direction="rowwise", splits=None):
     """(bytes [rows, k], scales as doubles in moire's shape, which blocks own a scale) of ragged x;
     what no block owns is 0.
     """
-    x = x.double().numpy()
+    x = x.double().cpu().numpy()
     rows, k = x.shape
     b = BLOCK[form]
     splits = [rows] if splits is None else splits
@@ -67,7 +67,7 @@ def quantized(x, form, element="e4m3", direction="rowwise", splits=None):
 
 def quantized_tiles(w, element="e4m3"):
     """(bytes, scales) of one [n, k] matrix in tiles of 128 x 128."""
-    w = w.double().numpy()
+    w = w.double().cpu().numpy()
     n, k = (-(-size // 128) for size in w.shape)
     data, scales = np.zeros(w.shape, np.uint8), np.zeros((n, k))
     for i in range(n):
@@ -97,14 +97,14 @@ def decoded(data, scales, form, element="e4m3", direction="rowwise", splits=None
 def round_trip(x, form, element="e4m3", direction="rowwise", splits=None):
     """The values that x has in 8 bits, in double: what a product reads."""
     data, scales, _ = quantized(x, form, element, direction, splits)
-    return decoded(data, scales, form, element, direction, splits)
+    return decoded(data, scales, form, element, direction, splits).to(x.device)
 
 
 def weight_round_trip(w, form, along):
     """Of weights [G, n, k], in blocks along dim 1 or 2, or in tiles."""
     if form == "fp8_tile":
         parts = [quantized_tiles(matrix) for matrix in w]
-        return torch.stack([_untiled(data, scales) for data, scales in parts])
+        return torch.stack([_untiled(data, scales) for data, scales in parts]).to(w.device)
     direction = "rowwise" if along == 2 else "columnwise"
     return torch.stack([round_trip(matrix, form, direction=direction) for matrix in w])
 
@@ -117,7 +117,7 @@ def _untiled(data, scales):
 def bytes_of(array):
     """The bytes of FP8 or uint8 data, as a NumPy array."""
     if isinstance(array, torch.Tensor):
-        return array.view(torch.uint8).numpy()
+        return array.view(torch.uint8).cpu().numpy()
     return array.view(np.uint8)
 
 

@@ -1,0 +1,169 @@
+#include "backend/cuda/ops/quantized_product.h"
+
+#include <algorithm>
+
+#include "core/format.h"
+#include "core/glu_storage.h"
+#include "core/resolved_groups.h"
+#include "core/scale_shapes.h"
+
+namespace moire::cuda::ops {
+namespace {
+
+bool is_fp8(const TensorView& t) { return t.type() == DType::kE4M3 || t.type() == DType::kE5M2; }
+
+// Of an operand's rows: none where it is gathered from more or fewer.
+moire_groups groups_of_rows(const auto& args) {
+  return is_present(args.row_idx) ? moire_groups{} : present_groups(args.groups);
+}
+
+int64_t launches_of(const auto& implementation, const DeviceState& state, const auto& args) {
+  return implementation.launches == nullptr ? 1 : implementation.launches(state, args);
+}
+
+}  // namespace
+
+void Around::decode_into(const char* name, moire_tensor& data, moire_tensor& scales,
+                         int32_t scaling, int32_t direction, const moire_groups& groups) {
+  const TensorView codes(data);
+  TensorView target = arena_.take_aligned(DType::kBF16, codes.num_rows(), codes.columns());
+  target.rank = codes.rank;
+  std::copy_n(codes.shape, 3, target.shape);
+  DequantizeArgs args;
+  args.source = {data, scales};
+  args.scaling = scaling;
+  args.direction = direction;
+  args.target = target;
+  args.groups = groups;
+  args.tail = MOIRE_TAIL_UNTOUCHED;
+  decoded_[num_decoded_++] = {name, args};
+  data = target;
+  scales = {};
+}
+
+void Around::operand(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
+                     const moire_groups& groups) {
+  if (decoding_ == Decoding::kNone || !is_fp8(data) || reason_) return;
+  if (TensorView(scales).type() != DType::kE8M0) {
+    reason_ = concat(name, " has fp32 scales, with which decoded elements are no bf16 numbers");
+    return;
+  }
+  decode_into(name, data, scales, MOIRE_SCALING_MXFP8, direction, groups);
+}
+
+void Around::weight(const char* name, moire_weight& weight, moire_tensor& scales,
+                    int32_t direction) {
+  operand(name, weight.tensor, scales, direction, {});
+}
+
+void Around::output(const char* name, moire_tensor& stored, DType storage, int64_t columns,
+                    moire_quantized& rowwise, moire_quantized& columnwise,
+                    int32_t fractional_scales, const moire_groups& groups, int32_t tail) {
+  if (!is_present(rowwise) && !is_present(columnwise)) return;
+  if (!is_present(stored)) stored = arena_.take_aligned(storage, groups.capacity, columns);
+  const TensorView scales(is_present(rowwise) ? rowwise.scales : columnwise.scales);
+  QuantizeArgs args;
+  args.source = stored;
+  args.scaling = ragged_scaling(scales.type());
+  args.fractional_scales = fractional_scales;
+  args.rowwise = rowwise;
+  args.columnwise = columnwise;
+  args.groups = present_groups(groups);
+  args.tail = tail;
+  copied_[num_copied_++] = {name, args};
+  rowwise = columnwise = {};
+}
+
+Reason Around::refusal(const DeviceState& state) const {
+  Reason reason = reason_;
+  for (int i = 0; i < num_decoded_ && !reason; ++i) {
+    reason = kDequantize.supports(state, decoded_[i].args);
+  }
+  for (int i = 0; i < num_copied_ && !reason; ++i) {
+    reason = kQuantize.supports(state, copied_[i].args);
+  }
+  return reason;
+}
+
+Status Around::decode(const Context& context) const {
+  for (int i = 0; i < num_decoded_; ++i) {
+    MOIRE_RETURN_IF_ERROR(
+        kDequantize.run(context.within({op_, decoded_[i].name}), decoded_[i].args));
+  }
+  return {};
+}
+
+Status Around::quantize(const Context& context) const {
+  for (int i = 0; i < num_copied_; ++i) {
+    MOIRE_RETURN_IF_ERROR(kQuantize.run(context.within({op_, copied_[i].name}), copied_[i].args));
+  }
+  return {};
+}
+
+std::string Around::policy() const {
+  std::string text;
+  for (int i = 0; i < num_decoded_; ++i) {
+    text += concat(i == 0 ? ", after decoding " : " and ", decoded_[i].name);
+  }
+  if (num_decoded_ != 0) text += " into bf16";
+  for (int i = 0; i < num_copied_; ++i) {
+    text += concat(i == 0 ? ", then " : " and ", copied_[i].name);
+  }
+  if (num_copied_ != 0) text += " quantised";
+  return text;
+}
+
+int64_t Around::launches(const DeviceState& state) const {
+  int64_t count = 0;
+  for (int i = 0; i < num_decoded_; ++i) {
+    count += launches_of(kDequantize, state, decoded_[i].args);
+  }
+  for (int i = 0; i < num_copied_; ++i) count += launches_of(kQuantize, state, copied_[i].args);
+  return count;
+}
+
+Around around(GroupedGemmArgs& args, Decoding decoding) {
+  Around steps("grouped_gemm", decoding, args.workspace);
+  const bool k_is_last = (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
+  steps.operand("a", args.a, args.a_scales, MOIRE_ROWWISE, groups_of_rows(args));
+  steps.weight("b", args.b, args.b_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  return steps;
+}
+
+Around around(GroupedGemmGluArgs& args, Decoding decoding) {
+  Around steps("grouped_gemm_glu", decoding, args.workspace);
+  const bool k_is_last = args.b.layout == MOIRE_OUT_IN;
+  const bool stores_act = is_present(args.act);
+  const DType storage = glu_storage(args);
+  steps.operand("a", args.a, args.a_scales, MOIRE_ROWWISE, groups_of_rows(args));
+  steps.weight("b", args.b, args.b_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  steps.output("act", args.act, storage, Weight(args.b).out_features() / 2, args.act_rowwise,
+               args.act_columnwise, args.fractional_scales, args.groups, args.tail);
+  if (!stores_act) args.tail = MOIRE_TAIL_UNTOUCHED;
+  return steps;
+}
+
+Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding) {
+  Around steps("grouped_gemm_glu_backward", decoding, args.workspace);
+  const bool k_is_last = args.w2.layout == MOIRE_IN_OUT;
+  const DType storage = TensorView(args.z).type();
+  const int64_t f = Weight(args.w2).in_features();
+  steps.operand("grad_y", args.grad_y, args.grad_y_scales, MOIRE_ROWWISE, groups_of_rows(args));
+  steps.weight("w2", args.w2, args.w2_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  steps.output("grad_z", args.grad_z, storage, 2 * f, args.grad_z_rowwise, args.grad_z_columnwise,
+               args.fractional_scales, args.groups, args.tail);
+  moire_quantized no_rows{};
+  steps.output("act", args.act, storage, f, no_rows, args.act_columnwise, args.fractional_scales,
+               args.groups, args.tail);
+  return steps;
+}
+
+Around around(GroupedGemmWgradArgs& args, Decoding decoding) {
+  Around steps("grouped_gemm_wgrad", decoding, args.workspace);
+  const moire_groups groups = present_groups(args.groups);
+  steps.operand("a", args.a, args.a_scales, MOIRE_COLUMNWISE, groups);
+  steps.operand("b", args.b, args.b_scales, MOIRE_COLUMNWISE, groups);
+  return steps;
+}
+
+}  // namespace moire::cuda::ops

@@ -1,0 +1,135 @@
+// FP8 around a product whose kernels know none: operands are decoded into BF16 before it, and what
+// it stores is quantised after it. That which the caller has no use for is stored in the workspace.
+// Quantising what was stored is what the contract says of quantised outputs.
+//
+// `around` says of each op which fields these are; quantized_product() makes an implementation that
+// takes them of one that does not.
+#pragma once
+
+#include <moire/grouped_gemm.h>
+#include <moire/quantize.h>
+
+#include <string>
+#include <string_view>
+
+#include "backend/cuda/implementations.h"
+#include "core/arena.h"
+#include "core/status_macros.h"
+
+namespace moire::cuda::ops {
+
+// The model of FP8 tensor cores is no device's but the CPU's.
+inline Reason why_not_accumulation(int32_t accumulation) {
+  if (accumulation != MOIRE_ACCUMULATE_EMULATED) return {};
+  return "the sums of FP8 tensor cores are asked for, which the CPU emulates";
+}
+
+// Which operands come decoded: none, where the product's kernels decode, or MXFP8 ones, of which a
+// decoded element is a BF16 number (docs/numerics.md).
+enum class Decoding { kNone, kMxfp8 };
+
+// The steps around a product, found while its arguments are rewritten.
+class Around {
+ public:
+  Around(std::string_view op, Decoding decoding, const Workspace& workspace)
+      : op_(op), decoding_(decoding), arena_(workspace) {}
+
+  // Replaces FP8 rows with blocks along `direction`, all of them where no groups are given.
+  void operand(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
+               const moire_groups& groups);
+  void weight(const char* name, moire_weight& weight, moire_tensor& scales, int32_t direction);
+  // Takes the copies off the product; `stored` is present then.
+  void output(const char* name, moire_tensor& stored, DType storage, int64_t columns,
+              moire_quantized& rowwise, moire_quantized& columnwise, int32_t fractional_scales,
+              const moire_groups& groups, int32_t tail);
+
+  // Why these steps cannot be made; nothing if they can.
+  Reason refusal(const DeviceState& state) const;
+  const Arena& arena() const { return arena_; }
+  Status decode(const Context& context) const;
+  Status quantize(const Context& context) const;
+  std::string policy() const;  // what it adds to the product's
+  int64_t launches(const DeviceState& state) const;
+
+ private:
+  struct Decoded {
+    const char* name;
+    DequantizeArgs args;
+  };
+  struct Copied {
+    const char* name;
+    QuantizeArgs args;
+  };
+  void decode_into(const char* name, moire_tensor& data, moire_tensor& scales, int32_t scaling,
+                   int32_t direction, const moire_groups& groups);
+
+  std::string_view op_;  // a literal
+  Decoding decoding_;
+  Arena arena_;
+  Decoded decoded_[2];
+  Copied copied_[2];
+  int num_decoded_ = 0, num_copied_ = 0;
+  Reason reason_;  // why an operand cannot be decoded
+};
+
+// Rewrites the arguments of a call.
+Around around(GroupedGemmArgs& args, Decoding decoding);
+Around around(GroupedGemmGluArgs& args, Decoding decoding);
+Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding);
+Around around(GroupedGemmWgradArgs& args, Decoding decoding);
+
+// A call with its steps: `args` are the product's.
+template <class A>
+struct QuantizedProduct {
+  QuantizedProduct(const A& call, Decoding decoding) : args(call), steps(around(args, decoding)) {
+    args.workspace = steps.arena().rest();
+  }
+  A args;
+  Around steps;
+};
+
+// kProduct, and what is around it.
+template <class A, const Implementation<A>& kProduct, Decoding kDecoding>
+struct WithQuantized {
+  using Call = QuantizedProduct<A>;
+
+  static Call call_of(const A& args) { return Call(args, kDecoding); }
+  static Reason supports(const DeviceState& state, const A& args) {
+    if (Reason reason = why_not_accumulation(args.accumulation)) return reason;
+    const Call call = call_of(args);
+    if (Reason reason = call.steps.refusal(state)) return reason;
+    return kProduct.supports(state, call.args);
+  }
+  static size_t workspace(const DeviceState& state, const A& args) {
+    A sized = args;
+    sized.workspace = {};
+    const Call call = call_of(sized);
+    Arena arena = call.steps.arena();
+    arena.take(static_cast<int64_t>(kProduct.workspace(state, call.args)));
+    return arena.used();
+  }
+  static std::string policy(const DeviceState& state, const A& args) {
+    const Call call = call_of(args);
+    return kProduct.policy(state, call.args) + call.steps.policy();
+  }
+  static Status run(const Context& context, const A& args) {
+    const Call call = call_of(args);
+    MOIRE_RETURN_IF_ERROR(call.steps.decode(context));
+    MOIRE_RETURN_IF_ERROR(kProduct.run(context, call.args));
+    return call.steps.quantize(context);
+  }
+  static int64_t launches(const DeviceState& state, const A& args) {
+    const Call call = call_of(args);
+    const int64_t own = kProduct.launches == nullptr ? 1 : kProduct.launches(state, call.args);
+    return own + call.steps.launches(state);
+  }
+};
+
+template <class A, const Implementation<A>& kProduct, Decoding kDecoding>
+constexpr Implementation<A> quantized_product(std::string_view name) {
+  using With = WithQuantized<A, kProduct, kDecoding>;
+  return {name,         Device::kCuda, With::supports, With::workspace,
+          With::policy, With::run,     With::launches};
+}
+
+}  // namespace moire::cuda::ops
