@@ -473,13 +473,12 @@ def _follow(source, back, *targets):
 
 def made(kind: Kind, rowwise: Any, columnwise: Any, groups: Optional[Groups]) -> GroupedTensor:
     """A GroupedTensor of Copies that are known to be right."""
-    data = (rowwise or columnwise).data
-    if kind.fw is Torch and not torch.compiler.is_compiling():
-        empty = GroupedTensor._kind_of_torch.like_data(data, kind.dtype)
-    else:
-        empty = object.__new__(GroupedTensor)
-        empty.shape, empty.dtype, empty._carrier = tuple(data.shape), kind.dtype, None
-    return empty.hold(kind, rowwise, columnwise, groups)
+    if kind.fw is Torch and not torch.compiler.is_dynamo_compiling():
+        return GroupedTensor._kind_of_torch.of(kind, rowwise, columnwise, groups)
+    plain = object.__new__(GroupedTensor)
+    plain.shape = tuple((rowwise or columnwise).data.shape)
+    plain.dtype, plain._carrier = kind.dtype, None
+    return plain.hold(kind, rowwise, columnwise, groups)
 
 
 def _unpickled(state, requires_grad=False, is_parameter=False):

@@ -18,7 +18,7 @@ from . import grouped_storage
 from .arrays import Torch
 from .errors import invalid, unsupported
 from .formats import COLUMNWISE, ROWWISE
-from .grouped_storage import Copy
+from .grouped_storage import Copy, Kind
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .hints import Device, Dtype
@@ -36,11 +36,13 @@ class TorchGroupedTensor(GroupedTensor, torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def like_data(data: torch.Tensor, dtype: torch.dtype) -> TorchGroupedTensor:
-        """One of the shape and place of `data`, which holds nothing yet."""
-        return torch.Tensor._make_wrapper_subclass(
-            TorchGroupedTensor, data.shape, dtype=dtype, device=data.device
+    def of(kind: Kind, rowwise: Any, columnwise: Any, groups: Optional[Groups]) -> GroupedTensor:
+        """As `made` of grouped_tensor.py, whoever compiles."""
+        data = (rowwise or columnwise).data
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            TorchGroupedTensor, data.shape, dtype=kind.dtype, device=data.device
         )
+        return wrapper.hold(kind, rowwise, columnwise, groups)
 
     # ---- its gradient, which is autograd's matter
 
@@ -62,6 +64,13 @@ class TorchGroupedTensor(GroupedTensor, torch.Tensor):
 
     def _check_write(self, call, wants_gradient):
         super()._check_write(call, wants_gradient)
+        data = self._any.data
+        is_fake = type(data) is not torch.Tensor and hasattr(data, "fake_mode")
+        if torch.compiler.is_compiling() or is_fake:
+            raise unsupported(
+                f"{call}: a GroupedTensor that a graph of torch.compile was given cannot be "
+                f"overwritten inside the graph; do it outside"
+            )
         if self.is_leaf and self.requires_grad and torch.is_grad_enabled():
             raise invalid(
                 f"{call}: the GroupedTensor is a leaf that requires grad and would be overwritten; "
@@ -158,8 +167,7 @@ class TorchGroupedTensor(GroupedTensor, torch.Tensor):
         )
         if "_offsets" in inner:
             groups = Groups.over(inner["_offsets"], groups)
-        empty = TorchGroupedTensor.like_data((rowwise or columnwise).data, kind.dtype)
-        return empty.hold(kind, rowwise, columnwise, groups)
+        return TorchGroupedTensor.of(kind, rowwise, columnwise, groups)
 
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -173,14 +181,19 @@ def _follow_always(source, target):
 # ---- operations of Torch, below autograd
 
 
+def _mapped(tensor, function, groups):
+    copies = (copy and Copy(*map(function, copy)) for copy in (tensor.rowwise, tensor.columnwise))
+    return TorchGroupedTensor.of(tensor.kind, *copies, groups)
+
+
 def _alias(tensor, *shape):
     if shape and tuple(shape[0]) != tuple(tensor.shape):
         raise _has_no_form("view")
-    return GroupedTensor.detach(tensor)
+    return _mapped(tensor, torch.Tensor.detach, tensor.groups)
 
 
 def _clone(tensor, memory_format=None):
-    return tensor._mapped(Torch.copy, tensor.groups)
+    return _mapped(tensor, torch.Tensor.clone, tensor.groups)
 
 
 def _to_copy(tensor, dtype=None, device=None, **options):
@@ -190,7 +203,7 @@ def _to_copy(tensor, dtype=None, device=None, **options):
     if device is None or device == tensor.device:
         return _clone(tensor)
     groups = None if tensor.groups is None else tensor.groups.to(device)
-    return tensor._mapped(lambda array: array.to(device), groups)
+    return _mapped(tensor, lambda array: array.to(device), groups)
 
 
 def _copy(tensor, other, non_blocking=False):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import truth
 from moire import grouped_torch
+from moire.dtypes import COMPILES_WHOLE_GRAPHS
 from samples_fp8 import SPLITS, uniform
 from truth_fp8 import assert_same_bytes
 
@@ -215,6 +216,33 @@ def test_inference_tensors_are_written_anywhere(generator):
         assert tensor.quantize_(2 * x).zero_() is tensor
     assert not tensor.clone().dequantize().any()
     assert torch.equal(tensor.quantize_(x).dequantize(), moire.quantize(x).dequantize())
+
+
+def test_a_compiled_function_passes_gradients_to_what_it_is_given(generator):
+    torch._dynamo.reset()
+    x, w = (truth.draw(generator, *s).requires_grad_() for s in ((9, K), (E, N, K)))
+    groups = moire.Groups(splits=torch.tensor([4, 0, 5]))
+    weight = torch.nn.Parameter(moire.quantize(w.detach(), columnwise=True))
+
+    def layer(tensor, w):
+        return moire.grouped_linear(tensor, w, groups, recipe="mxfp8")
+
+    for given in (w, weight):
+        results = []
+        for f in (layer, torch.compile(layer, backend="aot_eager")):
+            tensor = moire.quantize(x, groups, columnwise=True)
+            results.append(torch.autograd.grad(f(tensor, given).sin().sum(), [x, given]))
+        assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.skipif(not COMPILES_WHOLE_GRAPHS, reason="an older Torch has its own errors")
+def test_a_compiled_function_overwrites_nothing_that_it_is_given(generator):
+    torch._dynamo.reset()
+    tensor = moire.quantize(truth.draw(generator, 9, K))
+    before = tensor.clone()
+    with pytest.raises(Exception, match="cannot be overwritten inside the graph; do it outside"):
+        torch.compile(lambda t: t.zero_().dequantize(), backend="aot_eager")(tensor)
+    assert_same_bytes(tensor, before)
 
 
 def test_a_compiled_function_takes_one_of_other_groups(generator):
