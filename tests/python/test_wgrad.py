@@ -125,9 +125,12 @@ def test_delayed_wgrad_is_the_same_gradient_later(generator, form, gathered, opt
 
 def test_a_backward_that_leaves_everything_for_later_calls_nothing(generator, monkeypatch):
     called, real = [], invoke.invoke
-    monkeypatch.setattr(
-        invoke, "invoke", lambda name, *args, **how: (called.append(name), real(name, *args, **how))
-    )
+
+    def noted(name, *args, **how):
+        called.append(name)
+        real(name, *args, **how)
+
+    monkeypatch.setattr(invoke, "invoke", noted)
     layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
     y = layer(truth.draw(generator, 9, H), SPLITS)
     del called[:]
