@@ -33,7 +33,7 @@ def test_the_page_of_recipes_has_what_they_keep(capsys):
     assert printed in (ROOT / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["pytorch", "recipes"])
+@pytest.mark.parametrize("page", ["pytorch", "recipes", "transformer_engine"])
 def test_every_block_of_a_guide_runs(page, monkeypatch, tmp_path):
     """One after the other, on what the guides leave to the reader; CUDA's are test_cuda's."""
     torch = pytest.importorskip("torch")
