@@ -424,8 +424,9 @@ MOIRE_API int32_t moire_convert_glu(const moire_context* context,
 /* How the products of FP8 operands are summed. */
 enum moire_accumulation {
   MOIRE_ACCUMULATE_EXACT = 0, /* every product exact, sums in FP32 */
-  MOIRE_ACCUMULATE_FAST = 1, /* FP8 tensor cores may be used, whose sums keep about 13 fraction bits
-                                (docs/numerics.md); the CPU sums as EXACT does */
+  MOIRE_ACCUMULATE_FAST = 1, /* FP8 tensor cores may be used: blocks of MXFP8 are folded into
+                                128s, sums keep about 13 fraction bits (docs/numerics.md); the CPU
+                                sums as EXACT does */
   MOIRE_ACCUMULATE_EMULATED = 2 /* CPU: as Hopper's FP8 tensor cores sum; slow, for study */
 };
 
@@ -698,7 +699,8 @@ MOIRE_API int32_t moire_unpermute_backward(const moire_context* context,
 enum moire_recipe {
   MOIRE_RECIPE_AS_STORED = 0,  /* operands as they are, FP32 accumulation: bf16, fp16, fp32 */
   MOIRE_RECIPE_MXFP8 = 1,      /* every product of MXFP8 operands, exact, FP32 accumulation */
-  MOIRE_RECIPE_MXFP8_FAST = 2, /* the same bytes, MOIRE_ACCUMULATE_FAST */
+  MOIRE_RECIPE_MXFP8_FAST = 2, /* the same bytes, folded where FP8 tensor cores sum them:
+                                  MOIRE_ACCUMULATE_FAST */
   MOIRE_RECIPE_FP8_BLOCK = 3   /* FP8_BLOCK activations and gradients, FP8_TILE weights,
                                   MOIRE_ACCUMULATE_FAST (DeepSeek-V3) */
 };

@@ -31,4 +31,11 @@ uint8_t encode_fp8(DType dtype, double value) {
   return static_cast<uint8_t>(sign | code);
 }
 
+uint8_t fold_fp8(DType dtype, uint8_t element, uint8_t code, uint8_t folded) {
+  if (code == 255) return 0x7F;
+  const double value = decode(dtype, element);
+  if (!std::isfinite(value)) return element;
+  return encode_fp8(dtype, std::ldexp(value, code - folded));
+}
+
 }  // namespace moire::reference

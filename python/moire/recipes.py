@@ -23,8 +23,8 @@ class Recipe:
 
     name   as_stored; bf16, fp16, fp32: as stored, and the operands are of that type;
            mxfp8: FP8 operands with a power-of-two scale per 32 elements, exact products;
-           mxfp8_fast: the same bytes on FP8 tensor cores; fp8_block: FP32 scales per 128 elements,
-           weights in tiles of 128 x 128 (DeepSeek-V3)
+           mxfp8_fast: the same bytes, folded to a scale per 128 where FP8 tensor cores sum;
+           fp8_block: FP32 scales per 128 elements, weights in tiles of 128 x 128 (DeepSeek-V3)
 
     Of the 8-bit ones (moire/functional.py says what they read):
     gradient_element       e4m3, or e5m2 for the copies of gradients

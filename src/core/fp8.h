@@ -100,6 +100,24 @@ MOIRE_HOST_DEVICE constexpr uint8_t mx_scale(float amax) {
   return static_cast<uint8_t>(exponent + (mantissa != 0 && exponent != 254 ? 1U : 0U));
 }
 
+// ---- the fold of MXFP8: four blocks of 32, or those of a 128 x 128 tile of a weight, share a code
+
+// The code of a folded block is the largest of its blocks' codes, NaN (255) aside; 0 of none.
+MOIRE_HOST_DEVICE constexpr uint8_t fold_code(uint8_t folded, uint8_t code) {
+  return code != 255 && code > folded ? code : folded;
+}
+// An element of a block with this code in the folded block: its value in units of 2^(folded - 127),
+// to nearest even. Only what becomes subnormal loses bits. NaN and infinity stay, and whatever the
+// code 255 makes NaN becomes it.
+template <class Format>
+MOIRE_HOST_DEVICE constexpr uint8_t fold_element(uint8_t element, uint8_t code, uint8_t folded) {
+  if (code == 255) return 0x7F;
+  if ((element & 0x7FU) >= Format::kFirstSpecial) return element;
+  const int shift = folded - code;
+  const auto factor = static_cast<uint8_t>(shift < 127 ? 127 - shift : 0);
+  return float_to_fp8<Format>(fp8_to_float<Format>(element) * e8m0_to_float(factor));
+}
+
 // What elements of a block or tile are multiplied by before they are cast, and the scale that is
 // stored.
 struct BlockScale {

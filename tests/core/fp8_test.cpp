@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <vector>
 
@@ -113,6 +114,49 @@ TEST(MxScale, IsTheLeastPowerOfTwoThatHoldsTheLargestValue) {
     EXPECT_EQ(type.scale(most), 127);
     EXPECT_EQ(type.scale(std::nextafter(most, kInfinity)), 128);
   }
+}
+
+TEST(Fold, RoundsEachElementToTheUnitOfItsBlock) {
+  for (const bool is_e5m2 : {false, true}) {
+    const DType dtype = is_e5m2 ? DType::kE5M2 : DType::kE4M3;
+    const double half_unit = is_e5m2 ? 0x1p-17 : 0x1p-10;
+    for (int i = 0; i < 256 * 255; ++i) {
+      const auto element = static_cast<uint8_t>(i % 256), shift = static_cast<uint8_t>(i / 256);
+      for (const uint8_t code : {uint8_t{0}, static_cast<uint8_t>(254 - shift)}) {
+        const auto folded = static_cast<uint8_t>(code + shift);
+        const uint8_t got = is_e5m2 ? fold_element<E5M2>(element, code, folded)
+                                    : fold_element<E4M3>(element, code, folded);
+        ASSERT_EQ(got, reference::fold_fp8(dtype, element, code, folded))
+            << dtype_name(dtype) << " " << int{element} << " by " << int{shift};
+        const double value = reference::decode(dtype, element), now = reference::decode(dtype, got);
+        ASSERT_EQ(std::isfinite(now), std::isfinite(value)) << int{element};
+        if (!std::isfinite(value)) continue;
+        ASSERT_LE(std::abs(now - std::ldexp(value, -shift)), half_unit) << int{element};
+        ASSERT_EQ(std::signbit(now), std::signbit(value)) << int{element};
+      }
+    }
+  }
+}
+
+TEST(Fold, KeepsWhatIsNoNumber) {
+  EXPECT_EQ(fold_element<E4M3>(0x7F, 120, 130), 0x7F);
+  EXPECT_EQ(fold_element<E4M3>(0xFF, 120, 130), 0xFF);
+  EXPECT_EQ(fold_element<E5M2>(0xFC, 120, 130), 0xFC);  // -infinity
+  EXPECT_EQ(fold_element<E5M2>(0x7D, 120, 130), 0x7D);
+  EXPECT_EQ(fold_element<E4M3>(0x38, 255, 130), 0x7F);
+  EXPECT_EQ(fold_element<E5M2>(0x00, 255, 0), 0x7F);
+}
+
+TEST(Fold, TakesTheLargestCodeThatIsANumber) {
+  const auto fold = [](std::initializer_list<uint8_t> codes) {
+    uint8_t folded = 0;
+    for (const uint8_t code : codes) folded = fold_code(folded, code);
+    return int{folded};
+  };
+  EXPECT_EQ(fold({120, 0, 131, 128}), 131);
+  EXPECT_EQ(fold({120, 255, 0, 119}), 120);
+  EXPECT_EQ(fold({255, 255}), 0);
+  EXPECT_EQ(fold({0, 254, 255, 1}), 254);
 }
 
 TEST(BlockScale, BringsTheLargestValueToTheLargestNumber) {
