@@ -52,6 +52,9 @@ class Part:
         )
 
 
+# What fits the package into somebody else's: transformers, torch.distributed.
+INTEGRATIONS = ("python/moire/hf.py", "python/moire/expert_parallel.py")
+
 # Over its budget, something must leave a part before something comes.
 PARTS = (
     Part(
@@ -62,7 +65,7 @@ PARTS = (
     ),
     Part("CPU", ("src/backend/cpu/",), 7500),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=10600),
-    Part("Python", ("python/moire/",), 5100, ceiling=7250, without=("python/moire/hf.py",)),
+    Part("Python", ("python/moire/",), 5100, ceiling=7250, without=INTEGRATIONS),
     Part("tools", ("tools/",), 6500, ceiling=9150),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall

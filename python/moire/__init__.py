@@ -33,11 +33,13 @@ if _torch is not None:
 
 if TYPE_CHECKING:
     from . import hf, nn
+    from .expert_parallel import ExpertParallel
 
 __all__ = [
     "Activation",
     "Code",
     "Error",
+    "ExpertParallel",
     "Explanation",
     "GluLayout",
     "GroupedTensor",
@@ -84,10 +86,14 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
+_NEED_TORCH = {"nn": "nn", "hf": "hf", "ExpertParallel": "expert_parallel"}
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("nn", "hf"):
+    if name in _NEED_TORCH:
         try:
-            return importlib.import_module(f".{name}", __name__)
+            module = importlib.import_module(f".{_NEED_TORCH[name]}", __name__)
+            return getattr(module, name, module)
         except ModuleNotFoundError as e:
             if e.name != "torch":
                 raise

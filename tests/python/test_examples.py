@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,18 +35,34 @@ def test_the_page_of_recipes_has_what_they_keep(capsys):
     assert printed in (ROOT / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
 
 
+def test_experts_spread_over_two_processes_train():
+    pytest.importorskip("torch.distributed.run")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, EXAMPLES / "expert_parallel.py"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", done.stdout)]
+    alone = float(re.search(r"alone ([0-9.]+)", done.stdout)[1])
+    assert len(losses) == 5 and abs(losses[0] - alone) <= 2e-6 and losses[-1] < losses[0] / 2
+
+
 @pytest.mark.parametrize("page", ["pytorch", "recipes", "transformer_engine"])
 def test_every_block_of_a_guide_runs(page, monkeypatch, tmp_path):
-    """One after the other, on what the guides leave to the reader; CUDA's are test_cuda's."""
+    """One after the other, on what the guides leave to the reader; CUDA's are test_cuda's, those of
+    several processes test_expert_parallel's.
+    """
     torch = pytest.importorskip("torch")
     pytest.importorskip("safetensors")
     import moire
 
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8")
-    blocks = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "cuda" not in b]
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks
     for block in blocks:
+        if "cuda" in block or "ExpertParallel" in block:
+            continue
         splits = [10, 0, 35, 5, 20, 1, 9, 20]
         exec(
             block,

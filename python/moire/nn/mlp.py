@@ -11,6 +11,7 @@ from ..functional import grouped_mlp, moe
 from ..gated import glu
 from ..layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
 from ..operands import Operand
+from ..routing import Plan
 from ..values import described, flag, integer
 from ..wgrad import FreshGradients
 from .linear import GroupedLinear, Splits, as_groups
@@ -109,11 +110,15 @@ class GroupedMLP(torch.nn.Module):
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor,
         *,
+        plan: Optional[Plan] = None,
         is_first_microbatch: Optional[bool] = None,
     ) -> torch.Tensor:
-        """x [T, H] through the experts topk_idx [T, k], weighted: [T, H]."""
+        """x [T, H] through the experts topk_idx [T, k] (or as a plan of them says), weighted:
+        [T, H].
+        """
         weights = self.fc1.weights(), self.fc2.weights()
-        return moe(x, *weights, topk_idx, topk_weights, **self._options(is_first_microbatch))
+        options = {**self._options(is_first_microbatch), "plan": plan}
+        return moe(x, *weights, topk_idx, topk_weights, **options)
 
     def weights_changed(self) -> None:
         """As in GroupedLinear, of both."""

@@ -8,6 +8,7 @@ import torch
 
 from ..arrays import Torch, check_array, check_rank
 from ..errors import invalid
+from ..expert_parallel import ExpertParallel
 from ..hints import Device
 from ..routing import check_choice, router
 from ..values import described, flag, integer
@@ -76,7 +77,10 @@ class Router(torch.nn.Module):
 class MoE(torch.nn.Module):
     """Router, experts (a GroupedMLP) and, beside them, an optional shared expert: any module of x.
 
-    `router` may be any module that returns (topk_idx, topk_weights) for x [T, H].
+    router   any module that returns (topk_idx, topk_weights) for x [T, H]
+    group    a moire.ExpertParallel: `experts` are those of this rank, the router's numbers are
+             among all ranks'. Every parameter but the experts' has a copy on each rank, whose
+             gradients the caller reduces (DistributedDataParallel, FSDP2)
     """
 
     def __init__(
@@ -84,6 +88,8 @@ class MoE(torch.nn.Module):
         experts: GroupedMLP,
         router: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
         shared: Optional[Callable[[torch.Tensor], torch.Tensor]] = None,
+        *,
+        group: Optional[ExpertParallel] = None,
     ) -> None:
         super().__init__()
         if not isinstance(experts, GroupedMLP):
@@ -91,12 +97,18 @@ class MoE(torch.nn.Module):
         for name, module in (("router", router), ("shared", shared)):
             if not callable(module) and not (name == "shared" and module is None):
                 raise invalid(f"MoE: {name} is {described(module)}, must be a module of x")
-        scores = router.weight.shape[0] if isinstance(router, Router) else experts.num_groups
-        if scores != experts.num_groups:
+        if group is not None and not isinstance(group, ExpertParallel):
+            raise invalid(f"MoE: group is {described(group)}, must be a moire.ExpertParallel")
+        if group is not None and experts.num_groups != group.num_local_experts:
             raise invalid(
-                f"MoE: the router scores {scores} experts but there are {experts.num_groups}"
+                f"MoE: there are {experts.num_groups} experts but group has "
+                f"{group.num_local_experts} on each rank"
             )
-        self.experts, self.router, self.shared = experts, router, shared
+        there_are = experts.num_groups if group is None else group.num_experts
+        scores = router.weight.shape[0] if isinstance(router, Router) else there_are
+        if scores != there_are:
+            raise invalid(f"MoE: the router scores {scores} experts but there are {there_are}")
+        self.experts, self.router, self.shared, self.group = experts, router, shared, group
 
     def weights_changed(self) -> None:
         """As in GroupedLinear, of the experts."""
@@ -109,6 +121,12 @@ class MoE(torch.nn.Module):
         _check_tokens("MoE", x, self.experts.fc1.in_features)
         tokens = x.reshape(-1, x.shape[-1])
         choice = self.router(tokens)
-        y = self.experts.route(tokens, *choice, is_first_microbatch=is_first_microbatch)
+        first = {"is_first_microbatch": is_first_microbatch}
+        if self.group is None:
+            y = self.experts.route(tokens, *choice, **first)
+        else:
+            received = self.group.dispatch(tokens, *choice)
+            y = self.experts.route(*received[:3], plan=received.plan, **first)
+            y = self.group.combine(y, received)
         y = y.view(x.shape)
         return y if self.shared is None else y + self.shared(x)

@@ -1,0 +1,43 @@
+"""Experts spread over processes: torchrun --nproc-per-node 2 examples/expert_parallel.py
+
+Each rank has its own tokens and its share of the experts; on GPUs over NCCL, on CPUs over gloo. The
+first loss is that of one process with all experts.
+"""
+
+import os
+
+import moire
+import torch
+import torch.distributed as dist
+
+on_gpu = torch.cuda.is_available() and "cpu" not in moire.__version__
+dist.init_process_group("nccl" if on_gpu else "gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+experts, hidden, width, tokens = 8, 64, 128, 100
+
+torch.manual_seed(1)  # the same numbers on every rank: the router's copies start equal
+router = moire.nn.Router(hidden, experts, k=2, device=device)
+every = moire.nn.GroupedMLP(experts, hidden, width, device=device)
+x = torch.randn(size, tokens, hidden, device=device)
+
+group = moire.ExpertParallel(num_experts=experts, max_tokens=tokens)
+own = slice(group.first_expert, group.first_expert + group.num_local_experts)
+local = moire.nn.GroupedMLP(group.num_local_experts, hidden, width, device=device)
+with torch.no_grad():
+    for mine, theirs in zip(local.parameters(), every.parameters()):
+        mine.copy_(theirs[own])
+layer = moire.nn.MoE(local, router, group=group)
+optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+
+alone = moire.nn.MoE(every, router)(x).square().mean().item()
+for step in range(5):
+    loss = layer(x[rank]).square().mean() / size
+    optimizer.zero_grad()
+    loss.backward()  # experts have the tokens of every rank, so theirs are whole
+    dist.all_reduce(router.weight.grad)  # DistributedDataParallel's part, of what is on every rank
+    optimizer.step()
+    dist.all_reduce(loss.detach_())
+    if rank == 0:
+        print(f"step {step}: loss {loss.item():.6f}" + f", alone {alone:.6f}" * (step == 0))
+dist.destroy_process_group()
