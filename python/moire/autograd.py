@@ -6,7 +6,7 @@ optional; incoming ones may have any strides.
 """
 
 from . import context
-from .arrays import Numpy, Torch, torch
+from .arrays import Torch, torch
 
 
 class Op:
@@ -82,21 +82,23 @@ def run(op, fw, fields, how=None, is_wanted=None):
     caller knows). The mapping is the op's own from here on.
     """
     if is_wanted is None:
-        is_wanted = needs_grad(fw, *(fields.get(name) for name in op.inputs))
+        is_wanted = fw is Torch and torch.is_grad_enabled() and bool(wanted(fields, op.inputs))
     if not is_wanted:
         return op.result(op.forward(fw, fields, how))
     spec, tensors, values = parted(fields, op.arrays)
     return OpFunction.apply(op, how, values, spec, *tensors)
 
 
-def needs_grad(fw, *arrays):
-    """Whether autograd will want a gradient of any of these."""
-    if fw is Numpy or not torch.is_grad_enabled():
-        return False
-    for t in arrays:  # noqa: SIM110 (a generator takes longer than the question)
-        if t is not None and t.requires_grad:
-            return True
-    return False
+def wanted(fields, names):
+    """Those of the names of which autograd wants a gradient, where it wants any."""
+    found = []
+    for name in names:
+        array = fields.get(name)
+        for t in array if type(array) is list else (array,):
+            if t is not None and t.requires_grad:
+                found.append(name)
+                break
+    return found
 
 
 def parted(fields, names):

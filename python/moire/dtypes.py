@@ -1,9 +1,13 @@
 """Torch, where there is one, and the types of arrays by the names that NumPy and Torch share."""
 
+import contextlib
+
 try:
     import torch
 except ModuleNotFoundError:
     torch = None
+
+no_grad = contextlib.nullcontext if torch is None else torch.no_grad
 
 
 def version_of_torch():

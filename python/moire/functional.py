@@ -32,7 +32,7 @@ from .groups import Groups
 from .hints import Array, Dtype, Tensor
 from .layers import LINEAR, MLP, MOE
 from .layouts import ActivationLike, GluLayoutLike
-from .operands import Operand, Operands, WeightLike, weight_shape
+from .operands import Operand, Operands, WeightLike
 from .recipes import RecipeLike
 from .routing import Plan, as_plan, make_plan
 
@@ -71,7 +71,8 @@ def grouped_linear(
         "out": out,
         "grad_x_out": grad_x_out,
     }
-    given = Operands("grouped_linear", x, compute_dtype, recipe, optional)
+    given = Operands("grouped_linear", x, recipe, optional)
+    given.give_x(compute_dtype)
     given.give_weight("w", w, weight_layout, w_quantized)
     given.give_fp32("scale")
     given.give_groups(groups)
@@ -121,7 +122,8 @@ def grouped_mlp(
         "out": out,
         "grad_x_out": grad_x_out,
     }
-    given = Operands("grouped_mlp", x, compute_dtype, recipe, optional)
+    given = Operands("grouped_mlp", x, recipe, optional)
+    given.give_x(compute_dtype)
     given.give_weight("w1", w1, weight_layout, w1_quantized)
     given.give_weight("w2", w2, weight_layout, w2_quantized)
     given.give_gating(act, layout, w1, w1_quantized)
@@ -159,7 +161,8 @@ def moe(
     gathered inside the ops: no permuted copy of x is kept.
     """
     call = "moe"
-    given = Operands(call, x, compute_dtype, recipe, {"b1": b1, "b2": b2})
+    given = Operands(call, x, recipe, {"b1": b1, "b2": b2})
+    given.give_x(compute_dtype)
     fw, fields = given.fw, given.fields
     check_array(fw, call, "topk_weights", topk_weights)
     if plan is None:
@@ -167,7 +170,7 @@ def moe(
     given.give_weight("w1", w1, weight_layout, w1_quantized)
     given.give_weight("w2", w2, weight_layout, w2_quantized)
     if plan is None:
-        plan = make_plan(topk_idx, weight_shape(fields, "w1")[0])
+        plan = make_plan(topk_idx, given.weight_shape("w1")[0])
     plan = as_plan(fw, call, plan)
     shape = topk_weights.shape
     if shape != plan.scatter_idx.shape or shape[0] != x.shape[0]:

@@ -37,12 +37,16 @@ class How(NamedTuple):
     sinks: Any = None  # where the gradient of each weight goes, see wgrad.py
     grad_x_out: Any = None  # where that of x goes, in expert order
     out_dtype: Any = None  # of moe's result
+    is_in_order: bool = False  # the gradient of x stays in expert order
 
 
 class Layer(Op):
-    """An op with weights, of which every one is a list of arrays and has a gradient by itself."""
+    """An op with weights, of which every one is a list of arrays and has a gradient by itself.
+    `readers`: by weight, which gradients are products with it.
+    """
 
-    def __init__(self, entry, weights, inputs, vectors, make):
+    def __init__(self, entry, readers, inputs, vectors, make):
+        weights = tuple(readers)
         of_weights = [f"{w}{form}" for w in weights for form in ("_quantized", "_copy")]
         super().__init__(
             entry,
@@ -53,7 +57,7 @@ class Layer(Op):
             outputs=("y",),
             saved=("row_idx", "scatter_idx", *vectors, "offsets", *weights),
         )
-        self.weights, self.vectors = weights, vectors
+        self.weights, self.vectors, self.readers = weights, vectors, readers
         self.writes = ENTRIES[self.backward].outputs
 
     def forward(self, fw, fields, how):
@@ -100,7 +104,8 @@ class Layer(Op):
         for w, sink, wanted in reversed(weights):
             if w in later:
                 _defer(fw, sink, how.recipe, self._operands(fields, w), wanted)
-        _to_tokens(fw, fields, needs, likes)
+        if not how.is_in_order:
+            _to_tokens(fw, fields, needs, likes)
         found = {n: fields.get(f"grad_{n}") for n in self.inputs if needs.get(n)}
         for w, sink, wanted in weights:
             found[w] = None if sink.delayed else sink.returned(fields.get(f"grad_{w}"), wanted)
@@ -108,12 +113,12 @@ class Layer(Op):
 
     def _give_outputs(self, fw, fields, how, needs, likes, weights):
         """The arrays for all gradients into the mapping; (beta of each weight that has one)."""
-        grad_y, tensors = fields["grad_y"], dict(fields)
+        like, tensors = fields["offsets"], dict(fields)
         betas, written = {}, []
         for w, sink, wanted in weights:
             to, beta = (None, Beta())
             if not sink.delayed:
-                to, beta = sink.destination(grad_y, likes[w], wanted)
+                to, beta = sink.destination(fw, like, likes[w], wanted)
             written.append((sink, to, wanted))
             fields[f"grad_{w}"], fields[f"grad_{w}_layout"] = to, fields[f"{w}_layout"]
             betas[w] = beta
@@ -121,13 +126,13 @@ class Layer(Op):
         if needs["x"]:
             shape, dtype = likes["x"]
             if how.grad_x_out is None:
-                fields["grad_x"] = fw.empty(grad_y, (fields["capacity"], shape[1]), dtype)
+                fields["grad_x"] = fw.empty(like, (fields["capacity"], shape[1]), dtype)
             else:
                 fields["grad_x"] = how.grad_x_out
                 fw.written(how.grad_x_out)
         for name in self.vectors:
             if needs.get(name):
-                fields[f"grad_{name}"] = fw.empty(grad_y, *likes[name])
+                fields[f"grad_{name}"] = fw.empty(like, *likes[name])
         return betas
 
     def _give_copies(self, fw, fields, how, needs_columns):
@@ -316,6 +321,7 @@ def _to_tokens(fw, fields, needs, likes):
 
 _OTHERS = ("row_idx", "scatter_idx", "offsets", "y", "x_rowwise", "x_given")
 _OF_LINEAR, _OF_MLP = ("bias", "scale"), ("probs", "b1", "b2")
-LINEAR = _Linear("grouped_linear", ("w",), ("x", *_OF_LINEAR), _OF_LINEAR, _made_by_linear)
-MLP = _Mlp("grouped_mlp", ("w1", "w2"), ("x", *_OF_MLP), _OF_MLP, _made_by_mlp)
-MOE = _Moe("grouped_mlp", ("w1", "w2"), ("x", "topk_weights", "b1", "b2"), _OF_MLP, _made_by_mlp)
+_READERS = {"w1": {"x"}, "w2": {"x", "w1", "b1", "probs", "topk_weights"}}
+LINEAR = _Linear("grouped_linear", {"w": {"x"}}, ("x", *_OF_LINEAR), _OF_LINEAR, _made_by_linear)
+MLP = _Mlp("grouped_mlp", _READERS, ("x", *_OF_MLP), _OF_MLP, _made_by_mlp)
+MOE = _Moe("grouped_mlp", _READERS, ("x", "topk_weights", "b1", "b2"), _OF_MLP, _made_by_mlp)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Union
 
 from .arrays import Torch, as_fp32, check_array, check_rank, framework_of, torch
-from .autograd import needs_grad, run
+from .autograd import named, parted, run, wanted
 from .errors import invalid
-from .formats import COLUMNWISE, ROWWISE
+from .formats import COLUMNWISE, DIRECTIONS, ROWWISE
 from .grouped_storage import check_groups, pair
 from .grouped_tensor import GroupedTensor
 from .groups import Groups, as_groups
@@ -31,46 +31,87 @@ class Operands:
     names.
     """
 
-    def __init__(self, call, x, compute_dtype, recipe, optional):
+    def __init__(self, call, x, recipe, optional, **gradient):
         self.call, self.recipe = call, Recipe.of(recipe, f"{call}: recipe")
-        copy = self.copy = x if isinstance(x, GroupedTensor) else None
-        array = x if copy is None else copy._any.data
-        fw = self.fw = framework_of(call, {"x": array}, optional)
-        self.result = None if compute_dtype is None else x.dtype  # that the result is cast back to
+        self.x, self.copy = x, x if isinstance(x, GroupedTensor) else None
+        self.array = x if self.copy is None else x._any.data
+        for name, grad in gradient.items():
+            gradient[name] = grad._any.data if isinstance(grad, GroupedTensor) else grad
+        self.fw = framework_of(call, {**gradient, "x": self.array}, optional)
+        self.fields = {"x": None, **optional}
+        self.result = self.compute_dtype = self.grad_x_out = None
+
+    def give_x(self, compute_dtype):
+        """x in the type that was asked for (the result comes back in its own), or autocast's."""
+        fw, call, x = self.fw, self.call, self.x
         if compute_dtype is not None:
+            self.result = x.dtype
             compute_dtype = fw.compute_dtype(f"{call}: compute_dtype", compute_dtype)
-        elif fw is Torch and not array.is_meta:
-            device = "cpu" if array.is_cpu else "cuda" if array.is_cuda else array.device.type
+        elif fw is Torch and not self.array.is_meta:
+            device = self.array.device.type
             if torch.is_autocast_enabled(device):
                 compute_dtype = torch.get_autocast_dtype(device)
-        self.recipe.check_operands(call, x.dtype if compute_dtype is None else compute_dtype)
-        check_rank(call, "x", x, 2)
+        if not self.recipe.is_quantized:
+            self.compute_dtype = compute_dtype
+        self.put_x(compute_dtype)
+
+    def put_x(self, dtype=None):
+        """x as it is, or in this type."""
+        call, copy, recipe = self.call, self.copy, self.recipe
+        recipe.check_operands(call, self.x.dtype if dtype is None else dtype)
+        check_rank(call, "x", self.x, 2)
         if copy is None:
-            array = fw.cast(x, compute_dtype)
+            self.fields["x"] = self.fw.cast(self.x, dtype)
         else:
-            check_recipe(call, "x", copy, self.recipe, self.recipe.format)
-            array = copy.stand_in(f"{call}: x", compute_dtype or x.dtype)
-        self.compute_dtype = None if self.recipe.is_quantized else compute_dtype
-        self.fields = {"x": array, **optional}
-        self.grad_x_out = self.fields.pop("grad_x_out", None)
-        if self.recipe.is_quantized:
-            self.fields.update(self.recipe.backward_fields)
+            _check_recipe(call, "x", copy, recipe, recipe.format)
+            self.fields["x"] = copy.stand_in(f"{call}: x", dtype or copy.dtype)
+        if recipe.is_quantized:
+            self.fields.update(recipe.backward_fields)
 
     def give_weight(self, name, weights, layout, quantized):
-        """One packed tensor or G matrices, and copies of 8 bits beside or instead of them."""
-        give_weight(self.fw, self.call, self.fields, name, weights, layout, self.recipe, quantized)
+        """One packed tensor or G matrices, [] where there are only copies of 8 bits, its layout,
+        and the copies, beside or instead of it, that a forward and a backward read.
+        """
+        call, fields = self.call, self.fields
+        layout = fields[f"{name}_layout"] = weight_layout_code(call, layout)
+        which = f"{name}_quantized"
+        if isinstance(weights, GroupedTensor):
+            if quantized is not None:
+                raise invalid(f"{call}: {name} is quantised itself, so {which} is too much")
+            which, quantized = name, weights
+            fields[name] = _trained(call, name, weights)
+        else:
+            fields[name] = _weight_arrays(self.fw, call, name, weights)
+        if quantized is None:
+            return
+        if not isinstance(quantized, GroupedTensor):
+            raise invalid(f"{call}: {which} is {described(quantized)}, must be a GroupedTensor")
+        check_array(self.fw, call, which, quantized._any.data)
+        _check_recipe(call, which, quantized, self.recipe, self.recipe.weight_format)
+        check_rank(call, which, quantized, 3)
+        shape = self.weight_shape(name) if fields[name] else quantized.shape
+        if quantized.shape != shape:
+            raise invalid(f"{call}: {which} is {list(quantized.shape)} but {name} is {list(shape)}")
+        forward = ROWWISE if layout == 0 else COLUMNWISE
+        fields[f"{name}_quantized"] = self._pair(which, quantized, forward)
+        if quantized.has_rowwise and quantized.columnwise is not None:
+            fields[f"{name}_copy"] = self._pair(which, quantized, 1 - forward)
+
+    def weight_shape(self, name):
+        """[G, out, in], or [G, in, out], whichever form of the weight there is."""
+        arrays = self.fields[name] or self.fields[f"{name}_quantized"][:1]
+        shape = tuple(arrays[0].shape)
+        return shape if len(shape) == 3 else (len(arrays), *shape)
 
     def give_groups(self, groups):
         """The groups of the rows of x, or of row_idx."""
         call, fields = self.call, self.fields
         groups = self.groups = as_groups(call, groups)
-        rows, row_idx = fields["x"], fields.get("row_idx")
-        if row_idx is not None:
-            rows = check_rank(call, "row_idx", row_idx, 1)
-        fields["capacity"] = groups.rows(rows.shape[0])
-        fields["offsets"], fields["num_groups"] = groups.offsets_for(fields["x"]), groups.num_groups
-        given = (fields.get("row_idx"), fields.get("scatter_idx"), fields["offsets"])
-        check_inverse(self.fw, call, fields["x"], *given)
+        x, row_idx = fields["x"], fields.get("row_idx")
+        rows = x if row_idx is None else check_rank(call, "row_idx", row_idx, 1)
+        offsets = fields["offsets"] = groups.offsets_for(x)
+        fields["num_groups"], fields["capacity"] = groups.num_groups, groups.rows(rows.shape[0])
+        check_inverse(self.fw, call, x, row_idx, fields.get("scatter_idx"), offsets)
 
     def give_plan(self, plan):
         """The groups of rows in expert order, which are gathered from x."""
@@ -80,16 +121,24 @@ class Operands:
         fields["num_groups"], fields["capacity"] = groups.num_groups, plan.gather_idx.shape[0]
 
     def give_gating(self, act, layout, *tagged):
-        act, layout = gating(self.call, act, layout, *tagged)
+        """The layout is that of W1 and its copies, wherever they have a tag."""
+        call = self.call
+        act, layout = Activation.of(act, f"{call}: act"), GluLayout.of(layout, f"{call}: layout")
+        for name, weights in zip(("w1", "w1_quantized"), tagged):
+            if isinstance(weights, GroupedTensor) and weights.layout not in (None, layout):
+                raise invalid(
+                    f"{call}: {name} was quantised with gate and up in '{weights.layout}', but the "
+                    f"layout is '{layout}'"
+                )
         self.fields["activation"], self.fields["layout"] = act.fields, layout.fields
 
     def give_fp32(self, name):
         self.fields[name] = as_fp32(self.fw, self.call, name, self.fields[name])
 
     def give_out(self, tail):
-        """A caller's buffer, which may be overwritten, but for the tail that is to stay."""
+        """A caller's buffers: `out` may be overwritten, but for the tail that is to stay."""
         call, fields = self.call, self.fields
-        out = fields.pop("out")
+        out, self.grad_x_out = fields.pop("out"), fields.pop("grad_x_out")
         fields["tail"] = _TAILS.index(choice(f"{call}: tail", tail, _TAILS))
         if fields["tail"] != 0 and out is None:
             raise invalid(
@@ -103,37 +152,79 @@ class Operands:
 
     def run(self, op, sinks=None, save_act=False, out_dtype=None):
         """The op on what was given, in the type that the caller expects."""
-        fw, fields, recipe, first = self.fw, self.fields, self.recipe, op.weights[0]
+        fw, fields, recipe = self.fw, self.fields, self.recipe
         saves_act, saves_copy = flag(f"{self.call}: save_act", save_act), False
         is_watched = fw is Torch and torch.is_grad_enabled()
-        needs_x = is_watched and fields["x"].requires_grad
-        needs_w = is_watched and needs_grad(fw, *fields[first])
+        wants = wanted(fields, op.inputs) if is_watched else ()
+        needs_w = op.weights[0] in wants
         if recipe.is_quantized:
-            for w in op.weights:
-                if needs_x or (needs_w and w != first):
-                    check_backward(self.call, fields, w, recipe)
+            self._check_copies(op, wants)
             is_gathered = fields.get("row_idx") is not None
             saves_copy = needs_w and self.copy is None and recipe.saves_copy(is_gathered)
-            self._give_copies(is_gathered, needs_w)
-        saves = needs_x or needs_w
-        if is_watched and not saves:
-            vectors = [fields[name] for name in op.inputs[1 : -len(op.weights)]]
-            saves = needs_grad(fw, *vectors, *fields[op.weights[-1]])
-        keeps = (saves, saves and saves_act, needs_w, saves_copy)
+            self.give_copies_of_x(needs_w)
+        keeps = (bool(wants), bool(wants) and saves_act, needs_w, saves_copy)
         how = How(recipe, self.compute_dtype, *keeps, sinks, self.grad_x_out, out_dtype)
         out = fields.get("y")
-        y = run(op, fw, fields, how, saves)
-        if out is not None and not saves:
+        y = run(op, fw, fields, how, bool(wants))
+        if out is not None and not wants:
             fw.written(out)
         return y if self.result is None else fw.cast(y, self.result)
 
-    def _give_copies(self, is_gathered, needs_wgrad):
+    def gradients(self, op, grad_y, wants, made):
+        """The gradients by name of an op that made these and was given grad_y for its result; of a
+        weight that is one packed array, one array.
+        """
+        fw, call, last, copies = self.fw, self.call, op.weights[-1], {}
+        self._check_copies(op, wants)
+        for w in op.weights:
+            if w in wants and not self.fields[w]:
+                raise invalid(
+                    f"{call}: wants has {w!r}, but {w} is quantised and has no gradient; give the "
+                    f"weight itself, and its copies as {w}_quantized"
+                )
+        self.give_copies_of_x(op.weights[0] in wants, needs_rows=False)
+        how = How(self.recipe, needs_columns=op.weights[0] in wants, is_in_order=True)
+        spec, arrays, values = parted(self.fields, op.arrays)
+        fields = named(spec, [fw.detached(array) for array in arrays])
+        kept = {**values, **op.kept(fields, {"y": None, **made}, how), "grad_y": grad_y}
+        if isinstance(grad_y, GroupedTensor):
+            _check_recipe(call, "grad_y", grad_y, self.recipe, self.recipe.format)
+            check_groups(call, "grad_y", grad_y, self.groups.num_groups, self.groups.offsets)
+            for direction, readers in ((ROWWISE, op.readers[last]), (COLUMNWISE, {last})):
+                if not readers.isdisjoint(wants):
+                    copies[DIRECTIONS[direction]] = self._pair("grad_y", grad_y, direction)
+            kept["grad_y"] = None
+            kept.update((f"grad_y_{direction}", copy) for direction, copy in copies.items())
+        needs, likes = {}, {}
+        for name, array in fields.items():
+            is_list, is_wanted = isinstance(array, list), name in wants
+            needs[name] = [is_wanted] * len(array) if is_list else is_wanted
+            likes[name] = [_like(t) for t in array] if is_list else _like(array)
+        found = op.gradients(fw, kept, how, needs, likes)
+        for w in op.weights:
+            if w in wants and fields[w][0].ndim == 3:
+                (found[w],) = found[w]
+        return {name: found[name] for name in wants}
+
+    def _check_copies(self, op, wants):
+        """Without a master to quantise, a backward needs the copy of the other direction."""
+        for name, readers in op.readers.items():
+            if self.fields[name] or readers.isdisjoint(wants):
+                continue
+            if copy_for_backward(self.fields, name, self.recipe) is None:
+                raise invalid(
+                    f"{self.call}: the gradient of x reads {name} in blocks along its outputs, "
+                    f"which the GroupedTensor does not have; quantise it in both directions"
+                )
+
+    def give_copies_of_x(self, needs_wgrad, needs_rows=True):
         """Those of an x in 8 bits, which belong to the groups."""
         call, copy, fields = self.call, self.copy, self.fields
         if copy is None:
             return
-        rowwise = pair(self.fw, copy.copy_of(ROWWISE, f"{call}: x"), copy.element)
-        if not is_gathered:
+        if needs_rows or copy.has_rowwise:
+            fields["x_rowwise"] = self._pair("x", copy, ROWWISE)
+        if fields.get("row_idx") is None:
             check_groups(call, "x", copy, self.groups.num_groups, self.groups.offsets)
         elif copy.has_columnwise or copy.groups is not None:
             raise invalid(
@@ -145,68 +236,11 @@ class Operands:
                 f"{call}: the weight gradient reads x column-wise in the order of the groups, but "
                 f"x has only rows of tokens; quantise with row_idx=, groups and columnwise=True"
             )
-        fields["x_rowwise"] = rowwise
         fields["x_given"] = pair(self.fw, copy.columnwise, copy.element)
 
-
-def give_weight(fw, call, fields, name, weights, layout, recipe, quantized=None):
-    """Its arrays, [] where there are only copies, their layout, and the copies that a forward and a
-    backward read.
-    """
-    layout = fields[f"{name}_layout"] = weight_layout_code(call, layout)
-    which = f"{name}_quantized"
-    if isinstance(weights, GroupedTensor):
-        if quantized is not None:
-            raise invalid(f"{call}: {name} is quantised itself, so {which} is too much")
-        which, quantized = name, weights
-        fields[name] = _trained(call, name, weights)
-    else:
-        fields[name] = _weight_arrays(fw, call, name, weights)
-    if quantized is None:
-        return
-    if not isinstance(quantized, GroupedTensor):
-        raise invalid(f"{call}: {which} is {described(quantized)}, must be a GroupedTensor")
-    check_array(fw, call, which, quantized._any.data)
-    check_recipe(call, which, quantized, recipe, recipe.weight_format)
-    check_rank(call, which, quantized, 3)
-    shape = weight_shape(fields, name) if fields[name] else quantized.shape
-    if quantized.shape != shape:
-        raise invalid(f"{call}: {which} is {list(quantized.shape)} but {name} is {list(shape)}")
-    forward, element = ROWWISE if layout == 0 else COLUMNWISE, quantized.element
-    copy = quantized.copy_of(forward, f"{call}: {which}")
-    fields[f"{name}_quantized"] = pair(fw, copy, element)
-    if quantized.has_rowwise and quantized.columnwise is not None:
-        fields[f"{name}_copy"] = pair(fw, quantized.copy_of(1 - forward), element)
-
-
-def weight_shape(fields, name):
-    """[G, out, in], or [G, in, out], whichever form of the weight there is."""
-    arrays = fields[name] or fields[f"{name}_quantized"][:1]
-    shape = tuple(arrays[0].shape)
-    return shape if len(shape) == 3 else (len(arrays), *shape)
-
-
-def check_backward(call, fields, name, recipe):
-    """Without a master to quantise, a backward needs the copy of the other direction."""
-    if not fields[name] and copy_for_backward(fields, name, recipe) is None:
-        raise invalid(
-            f"{call}: the gradient of x reads {name} in blocks along its outputs, which the "
-            f"GroupedTensor does not have; quantise it in both directions"
-        )
-
-
-def gating(call, act, layout, *tagged):
-    """(Activation, GluLayout); the layout is that of W1 and its copies, wherever they have a
-    tag.
-    """
-    act, layout = Activation.of(act, f"{call}: act"), GluLayout.of(layout, f"{call}: layout")
-    for name, weights in zip(("w1", "w1_quantized"), tagged):
-        if isinstance(weights, GroupedTensor) and weights.layout not in (None, layout):
-            raise invalid(
-                f"{call}: {name} was quantised with gate and up in '{weights.layout}', but the "
-                f"layout is '{layout}'"
-            )
-    return act, layout
+    def _pair(self, name, tensor, direction):
+        copy = tensor.copy_of(direction, f"{self.call}: {name}")
+        return pair(self.fw, copy, tensor.element)
 
 
 def _trained(call, name, tensor):
@@ -243,10 +277,14 @@ def _weight_arrays(fw, call, name, weights):
     return list(weights)
 
 
-def check_recipe(call, name, tensor, recipe, form):
+def _check_recipe(call, name, tensor, recipe, form):
     if not recipe.is_quantized or tensor.form != form:
         needs = f"which needs {form.name}" if recipe.is_quantized else "which reads no 8-bit copies"
         raise invalid(
             f"{call}: {name} is quantised as {tensor.form.name}, but the recipe is "
             f"{recipe.name!r}, {needs}"
         )
+
+
+def _like(array):
+    return array.shape, array.dtype

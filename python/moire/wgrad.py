@@ -32,13 +32,13 @@ class FreshGradients:
     delayed = False
 
     @staticmethod
-    def destination(like, weights, needs):
-        """(tensors that the kernel writes or None, beta); `weights` are their shapes and types,
-        `like` is any tensor on their device.
+    def destination(fw, like, weights, needs):
+        """(arrays that the kernel writes or None, beta); `weights` are their shapes and types,
+        `like` is any array on their device.
         """
         if not any(needs):
             return None, Beta()
-        return [like.new_empty(shape, dtype=dtype) for shape, dtype in weights], Beta()
+        return [fw.empty(like, *weight) for weight in weights], Beta()
 
     @staticmethod
     def returned(written, needs):
@@ -60,9 +60,9 @@ class ParameterGradients:
         self.delayed = delayed
         self._waiting = ()
 
-    def destination(self, like, weights, needs):
+    def destination(self, fw, like, weights, needs):
         if not self.accumulate_into_main_grad:
-            return FreshGradients.destination(like, weights, needs)
+            return FreshGradients.destination(fw, like, weights, needs)
         if not any(needs):
             return None, Beta()
         parameters = self.parameters()
@@ -111,7 +111,7 @@ class ParameterGradients:
         run, needs = deferred.run, deferred.needs
         deferred.check()
         if self.accumulate_into_main_grad:
-            written, beta = self.destination(None, None, needs)
+            written, beta = self.destination(fw, None, None, needs)
             check_memory([(self, written, needs)], deferred.operands)
             run(written, beta)
             self._added(written, needs)

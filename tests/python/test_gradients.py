@@ -181,7 +181,7 @@ def test_types_are_those_of_what_was_given(generator):
         ({"grad_y": "both", "wants": ("x", "b1", "b2"), "b1": 1, "b2": 1}, "wants has 'b2', a sum"),
         ({"w1": "both"}, "wants has 'w1', but w1 is quantised and has no gradient"),
         ({"w2": "rows"}, "the gradient of x reads w2 in blocks along its outputs"),
-        ({"x": "both", "row_idx": torch.arange(42)}, "row_idx is given beside an x that is quan"),
+        ({"x": "both", "row_idx": torch.arange(42)}, "row_idx is given beside an x that was quan"),
     ],
 )
 def test_wrong_use_is_said(generator, change, said):
