@@ -2,6 +2,8 @@
 tensors.
 """
 
+import inspect
+
 import numpy as np
 
 try:
@@ -25,12 +27,19 @@ if torch is not None:
     _STRIDED = torch.strided
 
 _MEANS = "moire_dtype"
-# A type that the library knows for each element size, for ops that only move bytes.
-_WIDTHS = {1: "uint8", 2: "float16", 4: "int32", 8: "int64"}
 _COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 _FLOATS = {DTYPES[name] for name in (*_COMPUTE_DTYPES, "float64")}
 
 
+def _namespace(cls):
+    """The class with every function of it as a static method: it is never instantiated."""
+    for name, value in dict(vars(cls)).items():
+        if inspect.isfunction(value):
+            setattr(cls, name, staticmethod(value))
+    return cls
+
+
+@_namespace
 class Numpy:
     """NumPy arrays; BF16 is ml_dtypes.bfloat16 (never a view of uint16: a dtype cannot be
     guessed).
@@ -40,61 +49,49 @@ class Numpy:
     types = (np.ndarray,)  # the usual ones, of which nothing more need be asked
     codes = {}  # of dtypes that say all; code() is asked of others
     may_be_read_only = True
-
     float32, int32, int64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
+    contiguous, copy, concatenate = np.ascontiguousarray, np.copy, np.concatenate
 
     # ---- what a moire_tensor needs to know of an array
 
-    @staticmethod
     def address(array):
         return array.__array_interface__["data"][0]
 
-    @staticmethod
     def device(array):
         return "cpu"
 
-    @staticmethod
     def place(device):
         """(kind, index) of a device, or of none."""
         return "cpu", 0
 
-    @staticmethod
     def code(array):
         dtype = array.dtype
         if dtype.metadata is not None:
             return DTYPES.get(dtype.metadata.get(_MEANS, dtype.name))
         return DTYPES.get(dtype.name) if dtype.isnative else None
 
-    @staticmethod
     def fp8(array, dtype):
         """A view that says which FP8 type the bytes are of; without ml_dtypes NumPy has none."""
         if array.dtype != np.uint8:
             return array
         return array.view(np.dtype(np.uint8, metadata={_MEANS: dtype}))
 
-    @staticmethod
     def is_writable(array):
         return array.flags.writeable
 
-    @staticmethod
     def is_lazy(array):
         return False
 
-    @staticmethod
     def is_contiguous(array):
         return array.flags.c_contiguous
 
-    @staticmethod
     def row_stride(array):
-        """Elements between rows, 0 where contiguous; None where no moire_tensor can say it."""
-        if array.flags.c_contiguous:
-            return 0
+        """Elements between rows; None where no moire_tensor can say it."""
         strides = [divmod(stride, array.itemsize) for stride in array.strides]
         if any(rest for _, rest in strides):  # a field of a packed struct
             return None
         return _row_stride(array.shape, [elements for elements, _ in strides])
 
-    @staticmethod
     def scratch(device, size):
         """(memory that nobody has written, its address)."""
         memory = np.empty(size, np.uint8)
@@ -102,25 +99,13 @@ class Numpy:
 
     # ---- what functions do with arrays
 
-    @staticmethod
-    def run(name, **values):
-        invoke.invoke(name, values, Numpy)
+    def run(name, fields):
+        """The C entry on what of the mapping are fields of its struct."""
+        invoke.invoke(name, fields, Numpy)
 
-    @staticmethod
-    def run_fields(name, values):
-        """As run, with the fields in a dict, which of many is made sooner than keywords are."""
-        invoke.invoke(name, values, Numpy)
-
-    @staticmethod
     def empty(like, shape, dtype):
         return np.empty(shape, dtype)
 
-    @staticmethod
-    def empty_indices(like, shape, dtype):
-        """Memory for indices; where calls are only explained, zeros, which index something."""
-        return (np.zeros if is_explaining() else np.empty)(shape, dtype)
-
-    @staticmethod
     def check(call, name, array):
         """What every array of a call has to be, besides of one kind."""
         if array.dtype.hasobject or isinstance(array, np.ma.MaskedArray):
@@ -131,23 +116,14 @@ class Numpy:
                 f"{call}: {name} is a NumPy array {found}, must be a plain one of numbers"
             )
 
-    @staticmethod
-    def assign(target, source):
-        """target[...] = source, unless calls are only explained."""
-        if not is_explaining():
-            target[...] = source
-
-    @staticmethod
     def written(*arrays):
         """Says that a caller's buffers were overwritten."""
 
-    @staticmethod
     def cast(array, dtype):
         return (
             array if array is None or dtype is None or array.dtype == dtype else array.astype(dtype)
         )
 
-    @staticmethod
     def compute_dtype(name, dtype):
         """A type that products are computed in, or InvalidArgument."""
         try:
@@ -161,15 +137,9 @@ class Numpy:
             f"ml_dtypes.bfloat16"
         )
 
-    @staticmethod
     def integers(values):
         return np.asarray(values, np.int64)
 
-    @staticmethod
-    def as_bytes_of_same_width(array):
-        return np.ascontiguousarray(array).view(_WIDTHS.get(array.itemsize, array.dtype))
-
-    @staticmethod
     def dtype(name):
         """Of that name; FP8 types are ml_dtypes', or uint8 where it is not installed."""
         if name.startswith("float8"):
@@ -178,41 +148,22 @@ class Numpy:
             raise unsupported("bfloat16 is a type of ml_dtypes, which NumPy needs for it")
         return np.dtype(name)
 
-    @staticmethod
-    def as_bytes(array):
-        return array.view(np.uint8)
-
-    @staticmethod
     def of_bytes(memory, dtype):
         return memory.view(Numpy.dtype(dtype))
 
-    @staticmethod
-    def contiguous(array):
-        return np.ascontiguousarray(array)
-
-    @staticmethod
-    def copy(array):
-        return array.copy()
-
-    @staticmethod
     def with_memory_of_its_own(array):
         """Itself, or a copy if it is a view of more; NumPy pickles what a view shows."""
         return array
 
-    @staticmethod
     def stand_in(like, shape, dtype):
         """An array of this shape and type that takes no memory and is not read."""
         return np.broadcast_to(np.zeros((), dtype), shape)
 
-    @staticmethod
     def detached(array):
         return array
 
-    @staticmethod
-    def concatenate(arrays):
-        return np.concatenate(arrays)
 
-
+@_namespace
 class Torch:
     """Torch tensors; calls go through torch.ops.moire where anybody watches or rewrites ops."""
 
@@ -221,90 +172,67 @@ class Torch:
         types = (torch.Tensor, torch.nn.Parameter)
         may_be_read_only = False
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
-        address = torch.Tensor.data_ptr
-        device = torch.Tensor.device.__get__
+        address, device = torch.Tensor.data_ptr, torch.Tensor.device.__get__
+        detached, copy, concatenate = torch.Tensor.detach, torch.Tensor.clone, torch.cat
         _places = {None: ("cpu", 0)}
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
         _compute_dtypes = tuple(getattr(torch, name) for name in _COMPUTE_DTYPES)
 
     # ---- what a moire_tensor needs to know of an array
 
-    @staticmethod
     def is_lazy(array):
         """Whether memory is not what the tensor shows: it is to be negated when it is read (an
         imaginary part may be), or there is none, for zeros.
         """
         return array.is_neg() or array._is_zerotensor()
 
-    @staticmethod
     def is_contiguous(array):
         """Whether its values lie in memory in their order, and as they are."""
         # is_lazy(), without a call: this is asked of every array of every call.
         return array.is_contiguous() and not (array.is_neg() or array._is_zerotensor())
 
-    @staticmethod
     def is_plain(array):
         """Whether its memory is all there is to it."""
         return type(array) in Torch.types and (array.is_cpu or array.is_cuda)
 
-    @staticmethod
     def place(device):
         place = Torch._places.get(device)
         if place is None:  # kept, because asking a device for its type takes longer than most calls
             place = Torch._places[device] = (device.type, device.index or 0)
         return place
 
-    @staticmethod
     def code(array):
         return Torch.codes.get(array.dtype)
 
-    @staticmethod
     def fp8(array, dtype):
         return array if array.dtype != torch.uint8 else array.view(getattr(torch, dtype))
 
-    @staticmethod
     def row_stride(array):
-        if Torch.is_lazy(array):
-            return None
-        return 0 if array.is_contiguous() else _row_stride(array.shape, array.stride())
+        return None if Torch.is_lazy(array) else _row_stride(array.shape, array.stride())
 
-    @staticmethod
     def contiguous(array):
-        if not torch.compiler.is_compiling() and array._is_zerotensor():
+        if not is_compiling() and array._is_zerotensor():
             return torch.zeros(array.shape, dtype=array.dtype, device=array.device)
         return array.resolve_conj().resolve_neg().contiguous()
 
-    @staticmethod
     def scratch(device, size):
         memory = torch.UntypedStorage(size, device=device)
         return memory, memory.data_ptr()
 
     # ---- what functions do with arrays
 
-    @staticmethod
-    def run(name, **values):
-        Torch.run_fields(name, values)
-
-    @staticmethod
-    def run_fields(name, values):
+    def run(name, fields):
         try:
             if not ops.is_dispatching():
-                invoke.invoke(name, values, Torch, is_direct=True)
+                invoke.invoke(name, fields, Torch, is_direct=True)
                 return
         except invoke.Indirect:
             pass
-        ops.dispatch(name, values)
+        ops.dispatch(name, fields)
 
-    @staticmethod
     def empty(like, shape, dtype):
         return like.new_empty(shape, dtype=dtype)
 
-    @staticmethod
-    def empty_indices(like, shape, dtype):
-        make = like.new_zeros if is_explaining() else like.new_empty
-        return make(shape, dtype=dtype)
-
-    @staticmethod
     def check(call, name, array):
         if array.layout is not _STRIDED or array.is_nested:
             if hasattr(array, "kind_name"):
@@ -334,33 +262,25 @@ class Torch:
                 f"grad use torch.autograd.grad or backward()"
             )
 
-    @staticmethod
     def written(*arrays):
         """Says that a caller's buffers were overwritten, so that autograd refuses what needed
         them.
         """
-        if torch.compiler.is_compiling() or is_explaining():  # then they were not
+        if is_compiling() or is_explaining():  # then they were not
             return
         for array in arrays:
             if array is not None and not array.is_inference():
                 torch.autograd.graph.increment_version(array)
 
-    @staticmethod
-    def assign(target, source):
-        Numpy.assign(target, source)
-
-    @staticmethod
     def to_write(array):
         """A caller's buffer for autograd, which notes in it that it was written; where calls are
         only explained, it was not.
         """
         return array.data if is_explaining() else array
 
-    @staticmethod
     def cast(array, dtype):
         return array if array is None or dtype is None or array.dtype == dtype else array.to(dtype)
 
-    @staticmethod
     def compute_dtype(name, dtype):
         if isinstance(dtype, torch.dtype) and dtype in Torch._compute_dtypes:
             return dtype
@@ -369,48 +289,22 @@ class Torch:
             f"torch.float32, torch.bfloat16 or torch.float16"
         )
 
-    @staticmethod
     def integers(values):
         return torch.tensor(values, dtype=torch.int64)
 
-    @staticmethod
-    def as_bytes_of_same_width(array):
-        width, array = _WIDTHS.get(array.element_size()), Torch.contiguous(array)
-        return array.view(array.dtype if width is None else getattr(torch, width))
-
-    @staticmethod
     def dtype(name):
         return getattr(torch, name)
 
-    @staticmethod
-    def as_bytes(array):
-        return array.view(torch.uint8)
-
-    @staticmethod
     def of_bytes(memory, dtype):
         return torch.from_numpy(memory).view(getattr(torch, dtype))
 
-    @staticmethod
-    def copy(array):
-        return array.clone()
-
-    @staticmethod
     def with_memory_of_its_own(array):
         if array.is_meta or array.untyped_storage().nbytes() == array.nbytes:
             return array
         return array.clone()
 
-    @staticmethod
     def stand_in(like, shape, dtype):
         return like.new_zeros((1,) * len(shape), dtype=dtype).expand(shape)
-
-    @staticmethod
-    def detached(array):
-        return array.detach()
-
-    @staticmethod
-    def concatenate(arrays):
-        return torch.cat(arrays)
 
 
 if torch is not None:
@@ -419,9 +313,8 @@ if torch is not None and not COMPILES_WHOLE_GRAPHS:
     # An older torch.compile fails on ops that write into lists of tensors (before 2.7), or on what
     # autograd functions keep. There ops run as they are, between graphs; where a whole graph is
     # asked for, the error shows this name.
-    _run_fields = Torch.run_fields
-    _run_fields.__qualname__ = "moire's ops, which are part of a graph since torch 2.11"
-    Torch.run_fields = staticmethod(torch.compiler.disable(_run_fields))
+    Torch.run.__qualname__ = "moire's ops, which are part of a graph since torch 2.11"
+    Torch.run = staticmethod(torch.compiler.disable(Torch.run))
 
 
 def _row_stride(shape, strides):
@@ -486,3 +379,30 @@ def as_fp32(fw, call, name, array):
 def default_framework():
     """For values that come as plain lists."""
     return Numpy if torch is None else Torch
+
+
+def empty_indices(fw, like, shape, dtype):
+    """Memory for indices; where calls are only explained, zeros, which index something."""
+    made = fw.empty(like, shape, dtype)
+    if is_explaining():
+        made[...] = 0
+    return made
+
+
+def assign(target, source):
+    """target[...] = source, unless calls are only explained."""
+    if not is_explaining():
+        target[...] = source
+
+
+def version_of(array):
+    """Torch's count of the writes into an array; None where nobody counts, as in a graph."""
+    if array is None or is_compiling() or array.is_inference():
+        return None
+    return array._version
+
+
+def was_written(array, since):
+    """Whether it was, as far as anybody counted, `since` version_of() said that."""
+    now = version_of(array)
+    return now != since and None not in (now, since)

@@ -46,7 +46,7 @@ class Op:
     def forward(self, fw, fields, how):
         """Runs it; returns what it made."""
         made = self.make(fw, fields, how)
-        fw.run_fields(self.entry, {**fields, **made})
+        fw.run(self.entry, {**fields, **made})
         return made
 
     def kept(self, fields, made, how):
@@ -67,7 +67,7 @@ class Op:
         fields.update((f"grad_{name}", array) for name, array in found.items())
         for ours, theirs in self.words.items():
             fields[theirs] = fields.get(ours)
-        fw.run_fields(self.backward, fields)
+        fw.run(self.backward, fields)
         return {name: array for name, array in found.items() if needs[name]}
 
     def result(self, made):

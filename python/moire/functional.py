@@ -266,7 +266,7 @@ def _ragged_rows(fw, a, b_t, offsets, num_groups, dtype):
     fields = {"a": a, "b": [b], "b_layout": 0 if is_transposed else 1}
     fields["d"] = fw.empty(a, (a.shape[0], b_t.shape[2]), dtype)
     fields.update(offsets=offsets, num_groups=num_groups, capacity=a.shape[0])
-    fw.run_fields("grouped_gemm", fields)
+    fw.run("grouped_gemm", fields)
     return fields["d"]
 
 
@@ -274,7 +274,7 @@ def _ragged_contraction(fw, a, b, offsets, num_groups, dtype):
     """[rows, M] and [rows, N] to [G, M, N]."""
     d = fw.empty(a, (num_groups, a.shape[1], b.shape[1]), dtype)
     fields = {"offsets": offsets, "num_groups": num_groups, "capacity": a.shape[0]}
-    fw.run_fields("grouped_gemm_wgrad", {"a": a, "b": b, "d": [d], **fields})
+    fw.run("grouped_gemm_wgrad", {"a": a, "b": b, "d": [d], **fields})
     return d
 
 

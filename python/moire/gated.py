@@ -20,6 +20,8 @@ from .hints import Array, Tensor
 from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
 from .values import integer
 
+# A type that the library knows for each element size, for what only moves bytes.
+_WIDTHS = {1: "uint8", 2: "float16", 4: "int32", 8: "int64"}
 Converted = TypeVar("Converted", Tensor, np.ndarray, GroupedTensor)
 
 
@@ -159,9 +161,11 @@ def permuted(fw, source, dim, size, from_layout, to_layout):
     its shape.
     """
     shape = (math.prod(source.shape[:dim]), size, math.prod(source.shape[dim + 1 :]))
-    flat = fw.as_bytes_of_same_width(source.reshape(shape))
+    flat, width = fw.contiguous(source.reshape(shape)), _WIDTHS.get(source.itemsize)
+    flat = flat if width is None else flat.view(fw.dtype(width))
     target = fw.empty(flat, flat.shape, flat.dtype)
-    fw.run("convert_glu", source=flat, target=target, dim=1, from_=from_layout, to_=to_layout)
+    fields = {"source": flat, "target": target, "dim": 1, "from_": from_layout, "to_": to_layout}
+    fw.run("convert_glu", fields)
     return target.view(source.dtype).reshape(source.shape)
 
 

@@ -124,7 +124,7 @@ def _checked_copy(call, fw, form, direction, shape, num_groups, data, scales):
         raise invalid(f"{call}: {data_name} is {list(data.shape)}, needs {list(shape)}")
     wanted, dtype = form.scales_shape(direction, shape, num_groups), fw.dtype(form.scale_dtype)
     if str(scales.dtype).endswith("float8_e8m0fnu"):
-        scales = fw.as_bytes(scales)
+        scales = scales.view(fw.dtype("uint8"))
     if tuple(scales.shape) != wanted or scales.dtype != dtype:
         raise invalid(
             f"{call}: {scales_name} is {_named(scales)}, needs {form.scale_dtype} "
@@ -205,10 +205,10 @@ def write(fw, tensor, x, row_idx):
     values["fractional_scales"] = int(tensor.fractional_scales)
     if tensor.ndim == 3:
         matrices = x if isinstance(x, list) else [x]
-        fw.run("quantize_weight", source=[fw.detached(a) for a in matrices], **values)
+        fw.run("quantize_weight", {"source": [fw.detached(a) for a in matrices], **values})
     else:
-        values.update(ragged_fields(tensor, x))
-        fw.run("quantize", source=fw.detached(x), row_idx=row_idx, **values)
+        values.update(ragged_fields(tensor, x), source=fw.detached(x), row_idx=row_idx)
+        fw.run("quantize", values)
 
 
 def requantized(tensor, source):
@@ -216,30 +216,25 @@ def requantized(tensor, source):
     fw, shape, groups = tensor._fw, tensor.shape, tensor.num_groups
     copy = tensor.copy_of(source)
     made = empty_copy(fw, copy.data, tensor.form, tensor.element, 1 - source, shape, groups)
-    fw.run(
-        "requantize",
-        source=pair(fw, copy, tensor.element),
-        scaling=tensor.form.scaling,
-        direction=source,
-        fractional_scales=int(tensor.fractional_scales),
-        target=pair(fw, made, tensor.element),
-        **ragged_fields(tensor, copy.data),
-    )
+    _convert("requantize", tensor, source, pair(fw, made, tensor.element))
     return made
 
 
 def dequantized(tensor, source, dtype):
     fw, copy = tensor._fw, tensor.copy_of(source)
     target = fw.empty(copy.data, tensor.shape, dtype)
-    fw.run(
-        "dequantize",
-        source=pair(fw, copy, tensor.element),
-        scaling=tensor.form.scaling,
-        direction=source,
-        target=target,
-        **ragged_fields(tensor, copy.data),
-    )
+    _convert("dequantize", tensor, source, target)
     return target
+
+
+def _convert(entry, tensor, direction, target):
+    fw, copy = tensor._fw, tensor.copy_of(direction)
+    fields = {"source": pair(fw, copy, tensor.element), "target": target, "direction": direction}
+    fields["scaling"], fields["fractional_scales"] = (
+        tensor.form.scaling,
+        int(tensor.fractional_scales),
+    )
+    fw.run(entry, {**fields, **ragged_fields(tensor, copy.data)})
 
 
 def check_groups(call, name, tensor, num_groups, offsets):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Optional, Union
 
 from . import grouped_storage, scale_interchange
-from .arrays import Numpy, Torch, check_array
+from .arrays import Numpy, Torch, assign, check_array, version_of, was_written
 from .context import restored_after_explaining
 from .dtypes import torch
 from .errors import invalid
@@ -17,7 +17,6 @@ from .grouped_storage import Copy, Kind, checked, parts_of
 from .groups import Groups, as_groups
 from .hints import AnyArray, Array, Device, Dtype, TorchDevice
 from .layouts import GluLayout, GluLayoutLike
-from .memory import version_of, was_written
 from .straight_through import followed, of_parts, of_values, through, to_source
 from .values import described, integer, pickled, torch_device
 
@@ -382,7 +381,7 @@ class GroupedTensor(Stateful):
 
     def _take_bytes(self, other):
         for (_, to), (_, array) in zip(self.arrays(), other.arrays()):
-            self._fw.assign(to, array)
+            assign(to, array)
         self.groups = other.groups
 
     def zero_(self) -> GroupedTensor:
@@ -392,7 +391,7 @@ class GroupedTensor(Stateful):
 
     def _fill_zeros(self):
         for _, array in self.arrays():
-            self._fw.assign(self._fw.as_bytes(array), 0)
+            assign(array.view(self._fw.dtype("uint8")), 0)
 
     @staticmethod
     def check_same(call: str, name: str, found: object, needed: object) -> None:
@@ -434,10 +433,11 @@ class GroupedTensor(Stateful):
     def __getstate__(self):
         # Data as bytes: Torch cannot pickle FP8 storage. Of a view, which Torch would pickle with
         # all the memory that it looks into, only what it shows.
-        own, bytes_of = self._fw.with_memory_of_its_own, self._fw.as_bytes
+        own, as_bytes = self._fw.with_memory_of_its_own, self._fw.dtype("uint8")
         copies = {name: getattr(self, name) for name in DIRECTIONS}
         copies = {
-            name: c and Copy(own(bytes_of(c.data)), own(c.scales)) for name, c in copies.items()
+            name: c and Copy(own(c.data.view(as_bytes)), own(c.scales))
+            for name, c in copies.items()
         }
         return {**{name: getattr(self, name) for name in _PICKLED}, **copies}
 

@@ -6,7 +6,7 @@ from typing import Optional
 
 import numpy as np
 
-from .arrays import check_rank, default_framework, framework_of, torch
+from .arrays import check_rank, default_framework, empty_indices, framework_of, torch
 from .context import is_explaining
 from .errors import invalid
 from .hints import AnyArray, Array, Device, Integers
@@ -58,15 +58,10 @@ class Groups:
         self.capacity = capacity
         self._copies = {}
         size = (self.num_groups + 1,)
-        self.offsets = framework.empty_indices(values, size, framework.int64)
-        framework.run(
-            "splits_to_offsets",
-            splits=values,
-            kind=kind,
-            capacity=-1 if capacity is None else capacity,
-            outputs=self.offsets,
-            num_outputs=1,
-        )
+        self.offsets = empty_indices(framework, values, size, framework.int64)
+        fields = {"splits": values, "kind": kind, "outputs": self.offsets, "num_outputs": 1}
+        fields["capacity"] = -1 if capacity is None else capacity
+        framework.run("splits_to_offsets", fields)
 
     @classmethod
     def of_offsets(cls, offsets: AnyArray, capacity: Optional[int] = None) -> Groups:

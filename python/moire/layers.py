@@ -72,7 +72,7 @@ class Layer(Op):
                     reads[w] = []
             if reads.get("x_rowwise") is not None:
                 reads["x"], reads["x_scales"] = reads["x_rowwise"]
-        fw.run_fields(self.entry, reads)
+        fw.run(self.entry, reads)
         return made
 
     def kept(self, fields, made, how):
@@ -97,7 +97,7 @@ class Layer(Op):
         apart = self._prepare(fw, fields, how, later, betas)
         outputs = (name for name in self.writes if name not in given)
         if any(fields.get(name) is not None for name in outputs):  # else all is for later
-            fw.run_fields(self.backward, fields)
+            fw.run(self.backward, fields)
         for w, (grad_w, beta) in apart.items():
             weight_gradient(fw, how.recipe, self._operands(fields, w), grad_w, beta)
             fields[f"grad_{w}"] = grad_w
@@ -202,11 +202,11 @@ class _Moe(_Mlp):
         x, weights, scatter_idx = (fields[n] for n in ("x", "topk_weights", "scatter_idx"))
         fields["probs"] = fw.empty(weights, (fields["capacity"],), fw.float32)
         names = ("topk_weights", "scatter_idx", "probs", *_GROUPS)
-        fw.run_fields("permute", {name: fields[name] for name in names})
+        fw.run("permute", {name: fields[name] for name in names})
         made = super().forward(fw, fields, how)
         rows = made["y"]
         y = fw.empty(x, (x.shape[0], rows.shape[1]), how.out_dtype)
-        fw.run_fields("unpermute", {"rows": rows, "scatter_idx": scatter_idx, "y": y})
+        fw.run("unpermute", {"rows": rows, "scatter_idx": scatter_idx, "y": y})
         return {**made, "probs": fields["probs"], "y": y}
 
     def gradients(self, fw, fields, how, needs, likes):
@@ -268,7 +268,7 @@ def requantized(fw, fields, recipe, rowwise):
     values["fractional_scales"] = int(recipe.fractional_scales)
     data = rowwise[0]
     values["target"] = empty_columns(fw, fields, recipe, data, data.shape[1])
-    fw.run_fields("requantize", values)
+    fw.run("requantize", values)
     return values["target"]
 
 
@@ -279,7 +279,7 @@ def weight_gradient(fw, recipe, fields, grad_w, beta):
     betas = {"beta": beta.value, "beta_per_group": beta.per_group}
     if recipe.is_quantized:
         values = {**fields, **betas, **recipe.backward_fields, "grad_w": grad_w}
-        fw.run_fields("grouped_linear_backward", values)
+        fw.run("grouped_linear_backward", values)
         return
     x, grad_y, row_idx = (fields.get(name) for name in ("x", "grad_y", "row_idx"))
     a, b = (grad_y, None), (x, row_idx)
@@ -288,7 +288,7 @@ def weight_gradient(fw, recipe, fields, grad_w, beta):
     if fields["grad_w_layout"] != 0:
         a, b = b, a
     values = {"a": a[0], "a_row_idx": a[1], "b": b[0], "b_row_idx": b[1], "d": grad_w, **betas}
-    fw.run_fields("grouped_gemm_wgrad", {**values, **{name: fields[name] for name in _GROUPS}})
+    fw.run("grouped_gemm_wgrad", {**values, **{name: fields[name] for name in _GROUPS}})
 
 
 def _defer(fw, sink, recipe, fields, wanted):
@@ -316,7 +316,7 @@ def _to_tokens(fw, fields, needs, likes):
         probs = values["probs"] = fields["grad_probs"]
         values["topk_weights"] = fw.empty(probs, *likes["topk_weights"])
         fields["grad_topk_weights"] = values["topk_weights"]
-    fw.run_fields("unpermute", values)
+    fw.run("unpermute", values)
 
 
 _OTHERS = ("row_idx", "scatter_idx", "offsets", "y", "x_rowwise", "x_given")

@@ -37,7 +37,7 @@ def call(name: str, /, **fields: Any) -> None:
         arrays.update(_arrays_of(name, key, value, entry.kinds[key]))
     fw = framework_of(name, arrays) if arrays else default_framework()
     values = {k: _value(fw, name, k, v, entry.kinds[k]) for k, v in fields.items()}
-    fw.run_fields(name, values)
+    fw.run(name, values)
     for field in entry.outputs:
         given = values.get(field)
         for array in given if isinstance(given, list) else (given,):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, Union, overload
 
 import numpy as np
 
-from .arrays import as_fp32, check_array, check_rank, framework_of
+from .arrays import as_fp32, check_array, check_rank, empty_indices, framework_of
 from .autograd import Op, run
 from .context import is_explaining
 from .dtypes import DTYPES
@@ -89,12 +89,13 @@ def make_plan(topk_idx: AnyArray, num_groups: int, *, capacity: Optional[int] = 
     tokens, k = topk_idx.shape
     num_groups = integer("make_plan: num_groups", num_groups, 0, _MOST_GROUPS)
     capacity = tokens * k if capacity is None else integer("make_plan: capacity", capacity)
-    offsets = fw.empty_indices(topk_idx, (num_groups + 1,), fw.int64)
-    gather_idx = fw.empty_indices(topk_idx, (capacity,), fw.int32)
-    scatter_idx = fw.empty_indices(topk_idx, (tokens, k), fw.int32)
-    outputs = {"offsets": offsets, "gather_idx": gather_idx, "scatter_idx": scatter_idx}
-    fw.run("permute_plan", topk_idx=topk_idx, num_groups=num_groups, **outputs)
-    return Plan(offsets, gather_idx, scatter_idx)
+    plan = Plan(
+        empty_indices(fw, topk_idx, (num_groups + 1,), fw.int64),
+        empty_indices(fw, topk_idx, (capacity,), fw.int32),
+        empty_indices(fw, topk_idx, (tokens, k), fw.int32),
+    )
+    fw.run("permute_plan", {"topk_idx": topk_idx, "num_groups": num_groups, **plan._asdict()})
+    return plan
 
 
 @overload
@@ -185,7 +186,7 @@ def _fields(plan):
 def _chosen(fw, fields, k):
     logits = fields["logits"]
     shape = (logits.shape[0], k)
-    topk_idx = fw.empty_indices(logits, shape, fw.int64)
+    topk_idx = empty_indices(fw, logits, shape, fw.int64)
     return {"topk_idx": topk_idx, "topk_weights": fw.empty(logits, shape, fw.float32)}
 
 

@@ -2,7 +2,7 @@
 GroupedTensor and into one.
 """
 
-from .arrays import check_array
+from .arrays import assign, check_array
 from .errors import invalid, unsupported
 from .formats import DIRECTIONS, ROWWISE, check_direction
 from .groups import Groups
@@ -62,24 +62,16 @@ class _Scales:
     def convert(self, source, from_layout, target, to_layout):
         """One side of moire_convert_scales has to be canonical."""
         if from_layout == to_layout:
-            self.fw.assign(target, source)
+            assign(target, source)
             return
         if 0 not in (from_layout, to_layout):
             between = self.fw.empty(source, self.shape(0), source.dtype)
             self.convert(source, from_layout, between, 0)
             source, from_layout = between, 0
-        self.fw.run(
-            "convert_scales",
-            source=source,
-            target=target,
-            from_=from_layout,
-            to_=to_layout,
-            direction=self.direction,
-            k=self.k,
-            offsets=self.groups.offsets_for(source),
-            num_groups=len(self.splits),
-            capacity=self.rows,
-        )
+        fields = {"source": source, "target": target, "from_": from_layout, "to_": to_layout}
+        fields.update(direction=self.direction, k=self.k, capacity=self.rows)
+        fields.update(offsets=self.groups.offsets_for(source), num_groups=len(self.splits))
+        self.fw.run("convert_scales", fields)
 
 
 def exported(tensor, layout, direction):
@@ -106,7 +98,7 @@ def take(tensor, given, layout, direction):
     else:  # through a copy, because what is converted has to be contiguous
         target = fw.contiguous(scales.flat)
         scales.convert(given, scales.layout, target, scales.own_layout)
-        fw.assign(scales.own, target.reshape(scales.own.shape))
+        assign(scales.own, target.reshape(scales.own.shape))
     tensor.written()
 
 

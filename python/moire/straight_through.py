@@ -7,8 +7,8 @@ them. Nothing is saved, or it would be freed: a tensor that two losses share has
 
 from functools import partial
 
+from .arrays import version_of, was_written
 from .dtypes import torch
-from .memory import version_of, was_written
 
 if torch is not None:
     from torch.autograd.function import once_differentiable

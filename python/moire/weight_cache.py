@@ -8,14 +8,13 @@ from typing import Any, Union
 
 import numpy as np
 
-from .arrays import Numpy
+from .arrays import Numpy, version_of
 from .context import is_explaining
 from .dtypes import torch
 from .errors import invalid
 from .grouped_tensor import GroupedTensor
 from .hints import Array
 from .layouts import GluLayout, GluLayoutLike
-from .memory import version_of
 from .quantization import quantize
 from .recipes import Recipe, RecipeLike
 from .values import described, flag, pickled

@@ -13,10 +13,9 @@ undefined, but zeros where `param.zero_out_wgrad` says that they add it to main_
 from typing import Any, NamedTuple
 
 from .arrays import Torch as fw
-from .arrays import torch
+from .arrays import torch, version_of, was_written
 from .context import is_explaining, restored_after_explaining
 from .errors import invalid
-from .memory import shared, version_of, was_written
 
 
 class Beta(NamedTuple):
@@ -178,7 +177,7 @@ def check_memory(sinks, tensors):
         others.update({f"{layer}{name}": t for name, t in parameters.items()})
     if not buffers:
         return
-    found = shared(buffers, {**dict(_flat(tensors)), **others})
+    found = _shared(buffers, {**dict(_flat(tensors)), **others})
     if found is not None:
         raise invalid(f"main_grad: {found[0]} shares memory with {found[1]}, must have its own")
 
@@ -233,3 +232,30 @@ def _dummy(parameter):
         return None
     zero = getattr(parameter, "zero_out_wgrad", False)
     return torch.zeros_like(parameter) if zero else torch.empty_like(parameter)
+
+
+def _shared(written, read):
+    """The names of two of these that overlap, one of them in `written`, or None; both are dicts of
+    Torch tensors by name. What is no plain tensor has no memory that could be compared.
+    """
+    extents = [(*extent, name, True) for name, extent in _extents(written)]
+    extents += [(*extent, name, False) for name, extent in _extents(read)]
+    last = last_written = (0, None)  # (end, name) of what reaches furthest so far
+    for start, end, name, is_written in sorted(extents, key=lambda extent: extent[0]):
+        before = last if is_written else last_written
+        if start < before[0]:
+            return (name, before[1]) if is_written else (before[1], name)
+        last = max(last, (end, name))
+        if is_written:
+            last_written = max(last_written, (end, name))
+    return None
+
+
+def _extents(tensors):
+    """(name, (address where the elements begin, where they end)) of those that have any."""
+    for name, tensor in tensors.items():
+        if fw.is_plain(tensor) and tensor.numel() != 0:
+            sizes = zip(tensor.shape, tensor.stride())
+            elements = 1 + sum((size - 1) * stride for size, stride in sizes)
+            start = tensor.data_ptr()
+            yield name, (start, start + elements * tensor.element_size())

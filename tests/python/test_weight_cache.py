@@ -24,10 +24,10 @@ def quantised(monkeypatch):
     calls = []
 
     def counting(fw, run):
-        def counted(name, **values):
+        def counted(name, fields):
             if name == "quantize_weight":
-                calls.append(tuple(values["source"][0].shape))
-            return run(name, **values)
+                calls.append(tuple(fields["source"][0].shape))
+            return run(name, fields)
 
         monkeypatch.setattr(fw, "run", staticmethod(counted))
 
