@@ -16,14 +16,13 @@ from .dtypes import torch as _torch
 from .errors import Code, Error, InvalidArgument, LibraryNotFound, OutOfMemory, Unsupported
 from .explanation import Explanation, explain
 from .files import load_safetensors, save_safetensors
-from .functional import grouped_linear, grouped_mlp, grouped_mm, moe
+from .functional import call, grouped_linear, grouped_mlp, grouped_mm, moe
 from .gated import convert_glu, deinterleave_glu_tensor, glu, interleave_glu_tensor
 from .gradients import grouped_linear_backward, grouped_mlp_backward
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .layouts import Activation, GluLayout
 from .quantization import quantize
-from .raw import call
 from .recipes import Recipe
 from .routing import Plan, make_plan, permute, router, unpermute
 from .weight_cache import WeightCache

@@ -1,4 +1,5 @@
-"""One autograd function for all that moire differentiates, and the rows that say what it runs.
+"""One autograd function for all that moire differentiates, the rows that say what it runs, and one
+for GroupedTensors, whose gradient goes straight through to what their values were made of.
 
 The arrays and values of a call are one mapping, by the names of moire.h, from the public function
 to C. A backward reads what was kept of it and adds grad_<name> of what is wanted. Every gradient is
@@ -6,7 +7,7 @@ optional; incoming ones may have any strides.
 """
 
 from . import context
-from .arrays import Torch, torch
+from .arrays import Torch, torch, version_of, was_written
 
 
 class Op:
@@ -170,3 +171,86 @@ if torch is not None:
                 else:
                     returned += [None] * count if grad is None else grad
             return (None, None, None, None, *returned)
+
+    class _Follow(torch.autograd.Function):
+        """Targets that were written from `source` by calls that autograd does not see. Nothing is
+        saved, or it would be freed: a tensor that two losses share has two backwards.
+        """
+
+        @staticmethod
+        def forward(ctx, back, values, in_place, source, *targets):
+            ctx.back, ctx.values = back, values
+            ctx.set_materialize_grads(False)
+            if not in_place:
+                return tuple(target.view_as(target) for target in targets)
+            ctx.mark_dirty(*targets)
+            return targets
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, *grads):
+            if all(grad is None for grad in grads):
+                return (None,) * (4 + len(grads))
+            return None, None, None, ctx.back(*ctx.values, *grads), *(None for _ in grads)
+
+
+def followed(source, back, values, *targets, in_place=False):
+    """The tensors `targets`, or views of them, whose gradients go to `source` as
+    back(*values, *grads) has them: one of the functions below.
+    """
+    return _Follow.apply(back, values, in_place, source, *targets)
+
+
+def through(source):
+    """The back and its values of a copy: type and device are those of the source again."""
+    return of_copy, (source.dtype, source.device)
+
+
+def of_copy(dtype, device, grad):
+    return grad.to(device, dtype)
+
+
+def to_source(row_idx, x):
+    """The back and its values of x, or of its rows `row_idx`."""
+    if row_idx is None:
+        return through(x)
+    return of_rows, (row_idx, version_of(row_idx), x.shape, x.dtype, x.device)
+
+
+def of_rows(row_idx, version, shape, dtype, device, grad):
+    if was_written(row_idx, version):
+        raise RuntimeError(
+            "quantize: row_idx was modified by an inplace operation after the call, and its "
+            "gradient goes by it; give the call a row_idx that stays"
+        )
+    return rows_to_tokens(grad.to(device), row_idx, shape, dtype)
+
+
+def rows_to_tokens(grad_rows, row_idx, shape, dtype):
+    """The gradient of gathering x: rows in expert order summed back to the rows of x, in FP32,
+    rounded once.
+    """
+    # Rows of the tail are zeros, wherever their index points.
+    total = torch.zeros(shape, dtype=torch.float32, device=grad_rows.device)
+    if shape[0] != 0:
+        total.index_add_(0, row_idx.clamp(0, shape[0] - 1), grad_rows.float())
+    return total.to(dtype)
+
+
+def of_decoded(dtype, offsets, grad):
+    """Of values that were decoded: those past the last group were zeros."""
+    grad = grad.to(dtype)
+    if offsets is None:
+        return grad
+    rows = torch.arange(grad.shape[0], device=grad.device)
+    return grad.masked_fill((rows >= offsets[-1])[:, None], 0)
+
+
+def of_parts(shape, parts, *grads):
+    """Of some slices `parts` along the first dimension, none of which overlap."""
+    (like, *_) = (grad for grad in grads if grad is not None)
+    whole = like.new_zeros(shape)
+    for part, grad in zip(parts, grads):
+        if grad is not None:
+            whole[part] = grad
+    return whole

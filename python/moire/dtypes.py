@@ -1,6 +1,14 @@
-"""Torch, where there is one, and the types of arrays by the names that NumPy and Torch share."""
+"""Torch, where there is one; the types of arrays by the names that NumPy and Torch share; and what
+public functions are annotated with, on any Python since 3.9: without Torch its types are Any.
+"""
+
+from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Union
+
+import numpy as np
 
 try:
     import torch
@@ -30,3 +38,20 @@ DTYPES = {
 
 # torch.compile(fullgraph=True) takes moire's functions since this version of torch.
 COMPILES_WHOLE_GRAPHS = torch is not None and version_of_torch() >= (2, 11)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch import device as TorchDevice
+    from torch import dtype as TorchDtype
+elif torch is None:
+    Tensor = TorchDevice = TorchDtype = Any
+else:
+    Tensor, TorchDevice, TorchDtype = torch.Tensor, torch.device, torch.dtype
+
+# All arrays of a call are of one kind. Of a call with nothing but GroupedTensors, which do not say
+# theirs, type checkers take the first.
+Array = TypeVar("Array", Tensor, np.ndarray)
+AnyArray = Union[np.ndarray, Tensor]
+Integers = Union[Sequence[int], np.ndarray, Tensor]
+Device = Union[TorchDevice, str, int]
+Dtype = Union[TorchDtype, np.dtype, type]

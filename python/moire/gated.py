@@ -5,19 +5,18 @@ functions.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Optional, TypeVar
 
 import numpy as np
 
 from .arrays import Numpy, Torch, as_fp32, framework_of, torch
 from .autograd import Op, run
+from .dtypes import Array, Tensor
 from .errors import invalid
-from .formats import DIRECTIONS
-from .grouped_tensor import GroupedTensor
+from .grouped_tensor import GroupedTensor, follow
 from .groups import Groups, as_groups
-from .hints import Array, Tensor
 from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
+from .recipes import DIRECTIONS
 from .values import integer
 
 # A type that the library knows for each element size, for what only moves bytes.
@@ -137,11 +136,11 @@ def _converted_quantized(call, tensor, from_layout, to_layout, dim):
     ]
     result = tensor.like(*copies, groups=tensor.groups, layout=to_layout)
     inverse = (dim, size, to_layout.fields, from_layout.fields)
-    return result.follow(source, lambda _: partial(_permuted_gradient, inverse))
+    return follow(source, lambda _: (_of_permuted, inverse), result)
 
 
-def _permuted_gradient(inverse, grad):
-    return permuted(Torch, grad, *inverse)
+def _of_permuted(dim, size, from_layout, to_layout, grad):
+    return permuted(Torch, grad, dim, size, from_layout, to_layout)
 
 
 def _in_blocks(call, tensor, layout, size, direction):

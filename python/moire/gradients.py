@@ -18,11 +18,10 @@ from collections.abc import Collection
 from typing import Any, NamedTuple, Optional
 
 from .arrays import check_rank
-from .dtypes import no_grad
+from .dtypes import Array, no_grad
 from .errors import invalid
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
-from .hints import Array
 from .layers import LINEAR, MLP, How, features
 from .layouts import ActivationLike, GluLayoutLike
 from .operands import Operand, Operands, WeightLike

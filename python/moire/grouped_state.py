@@ -9,10 +9,10 @@ from typing import Any, Optional, TypeVar
 
 from .arrays import framework_of
 from .errors import invalid
-from .formats import DIRECTIONS
 from .grouped_storage import parts_of
 from .groups import Groups
 from .layouts import GluLayout
+from .recipes import DIRECTIONS
 from .values import choice, described, mapping
 
 _FLAGS = ("true", "false")

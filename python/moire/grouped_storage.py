@@ -11,7 +11,9 @@ import numpy as np
 from .arrays import check_rank, framework_of
 from .context import is_explaining
 from .errors import invalid
-from .formats import (
+from .groups import Groups, as_groups, is_readable
+from .layouts import GluLayout
+from .recipes import (
     COLUMNWISE,
     DIRECTIONS,
     ELEMENTS,
@@ -19,8 +21,6 @@ from .formats import (
     check_element,
     check_format,
 )
-from .groups import Groups, as_groups, is_readable
-from .layouts import GluLayout
 from .values import described, flag
 
 _NAMES = {4: "e4m3", 5: "e5m2"}  # by moire_dtype
@@ -196,9 +196,9 @@ def pair(fw, copy, element):
     return copy and [fw.fp8(copy[0], ELEMENTS[element]), copy[1]]
 
 
-def write(fw, tensor, x, row_idx):
-    """x, as source_of returned it, into the copies that `tensor` has; that they were written is the
-    caller's to say.
+def write(fw, tensor, x, groups, row_idx):
+    """x, as source_of returned it, by its groups into the copies that `tensor` has; that they were
+    written is the caller's to say.
     """
     copies = {name: pair(fw, getattr(tensor, name), tensor.element) for name in DIRECTIONS}
     values = {"scaling": tensor.form.scaling, **copies}
@@ -207,7 +207,7 @@ def write(fw, tensor, x, row_idx):
         matrices = x if isinstance(x, list) else [x]
         fw.run("quantize_weight", {"source": [fw.detached(a) for a in matrices], **values})
     else:
-        values.update(ragged_fields(tensor, x), source=fw.detached(x), row_idx=row_idx)
+        values.update(_ragged(tensor, groups, x), source=fw.detached(x), row_idx=row_idx)
         fw.run("quantize", values)
 
 
@@ -234,7 +234,7 @@ def _convert(entry, tensor, direction, target):
         tensor.form.scaling,
         int(tensor.fractional_scales),
     )
-    fw.run(entry, {**fields, **ragged_fields(tensor, copy.data)})
+    fw.run(entry, {**fields, **_ragged(tensor, tensor.groups, copy.data)})
 
 
 def check_groups(call, name, tensor, num_groups, offsets):
@@ -261,9 +261,8 @@ def check_groups(call, name, tensor, num_groups, offsets):
             )
 
 
-def ragged_fields(tensor, like):
+def _ragged(tensor, groups, like):
     """The fields of groups, where there are any."""
-    groups = tensor.groups
     if groups is None:
         return {}
     size = {"num_groups": groups.num_groups, "capacity": tensor.shape[0]}

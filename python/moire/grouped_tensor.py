@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, Optional, Union
 
 from . import grouped_storage, scale_interchange
 from .arrays import Numpy, Torch, assign, check_array, version_of, was_written
+from .autograd import followed, of_decoded, of_parts, through, to_source
 from .context import restored_after_explaining
-from .dtypes import torch
+from .dtypes import AnyArray, Array, Device, Dtype, TorchDevice, torch
 from .errors import invalid
-from .formats import COLUMNWISE, DIRECTIONS, ROWWISE, Format, check_direction
 from .grouped_state import Stateful
 from .grouped_storage import Copy, Kind, checked, parts_of
 from .groups import Groups, as_groups
-from .hints import AnyArray, Array, Device, Dtype, TorchDevice
 from .layouts import GluLayout, GluLayoutLike
-from .straight_through import followed, of_parts, of_values, through, to_source
+from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Format, check_direction
 from .values import described, integer, pickled, torch_device
 
 _PICKLED = ("form", "groups", "layout", "dtype", "element", "fractional_scales")
@@ -170,9 +168,8 @@ class GroupedTensor(Stateful):
             bounds = [0, self.shape[0]] if self.groups is None else self.groups.offsets.tolist()
         parts = [slice(bounds[g], bounds[g + 1]) for g in groups]
         views = [self._view(group, rows) for group, rows in zip(groups, parts)]
-        source = self.carrier("GroupedTensor: group")
-        if source is not None and views:
-            _follow(source, of_parts(tuple(self.shape), parts), *views)
+        back = of_parts, (tuple(self.shape), parts)
+        follow(self.carrier("GroupedTensor: group"), lambda _: back, *views)
         for view in views:
             view._is_part, view._versions = True, self._versions
         return views
@@ -198,9 +195,10 @@ class GroupedTensor(Stateful):
         kind = self.kind if layout is None else self.kind._replace(layout=layout)
         return made(kind, rowwise and Copy(*rowwise), columnwise and Copy(*columnwise), groups)
 
-    def _mapped(self, function, groups):
+    def mapped(self, function: Any, groups: Optional[Groups] = None) -> GroupedTensor:
+        """The same on what `function` makes of each array; these groups, or its own."""
         copies = [copy and Copy(*map(function, copy)) for copy in (self.rowwise, self.columnwise)]
-        return self.like(*copies, groups)
+        return self.like(*copies, groups or self.groups)
 
     # ---- gradients
 
@@ -229,22 +227,11 @@ class GroupedTensor(Stateful):
         if source.dtype == dtype:
             return source
         stand_in = self._fw.stand_in(self._any.data, tuple(self.shape), dtype)
-        return followed(through(source), source, stand_in)[0]
-
-    def follow(self, source: Optional[Any], back_to: Any) -> GroupedTensor:
-        """Itself, now written from the tensor `source`, to which back_to(source) takes its
-        gradient; or from None, which wants none.
-        """
-        if source is not None:
-            _follow(source, back_to(source), self)
-        return self
+        return followed(source, *through(source), stand_in)[0]
 
     def about_to_write(self, call: str, wants_gradient: bool = False) -> None:
         """That a call may overwrite it with values that may bring a gradient along."""
-        self._check_write(call, wants_gradient)
         restored_after_explaining(self, "groups", "_history")
-
-    def _check_write(self, call, wants_gradient):
         if wants_gradient and self._is_part:
             raise invalid(
                 f"{call}: the values want a gradient, but go into a view of one group, and the "
@@ -253,32 +240,10 @@ class GroupedTensor(Stateful):
 
     def written(self) -> GroupedTensor:
         """Itself; it was overwritten, so that its gradient goes nowhere."""
-        self._forget()
+        self._carrier, self._versions = None, {}
         return self
 
-    # What stands for it in autograd, inside a graph: an array of its shape without memory.
-
-    def _to_link(self):
-        return self._fw.stand_in(self._any.data, self.shape, self.dtype)
-
-    def _linked(self, carrier):
-        self._carrier = carrier
-        self._note_versions()
-
-    def _note_versions(self):
-        self._versions = {name: version_of(array) for name, array in self.arrays()}
-
-    def _forget(self):
-        self._carrier, self._versions = None, {}
-
-    @property
-    def _history(self):
-        """All that changes with its gradient, to be set again."""
-        return self._carrier, self._versions
-
-    @_history.setter
-    def _history(self, before):
-        self._carrier, self._versions = before
+    _history = None  # all that changes with its gradient, to be set again
 
     # ---- values: each in-place operation returns the object itself
 
@@ -292,25 +257,17 @@ class GroupedTensor(Stateful):
         """New values in the same memory: x as moire.quantize took it, of the same shapes. `groups`
         takes the place of those it had.
         """
-        call = "quantize_"
+        call, given = "quantize_", self.groups
         if groups is not None:
-            groups = as_groups(call, groups)
-            self.check_same(call, "groups", groups.num_groups, self.num_groups)
-        restored_after_explaining(self, "groups", "_history")
-        before = self.groups
-        self.groups = before if groups is None else groups
-        try:
-            given = self.groups if self.ndim == 2 else None
-            fw, x, shape, _ = grouped_storage.source_of(call, x, given, row_idx)
-            self.check_same(call, "x", list(shape), list(self.shape))
-            self.take_values(call, fw, x, row_idx)
-        except Exception:
-            self.groups = before
-            raise
-        return self
+            given = as_groups(call, groups)
+            self.check_same(call, "groups", given.num_groups, self.num_groups)
+        of_rows = given if self.ndim == 2 else None
+        fw, x, shape, _ = grouped_storage.source_of(call, x, of_rows, row_idx)
+        self.check_same(call, "x", list(shape), list(self.shape))
+        return self.take_values(call, fw, x, given, row_idx)
 
     def take_values(
-        self, call: str, fw: Any, x: Any, row_idx: Optional[AnyArray], is_new: bool = False
+        self, call: str, fw: Any, x: Any, groups: Any, row_idx: Any, is_new: bool = False
     ) -> GroupedTensor:
         """Itself with the values of x, as source_of of grouped_storage returned it, in its memory,
         which nobody has seen before where it `is_new`.
@@ -318,12 +275,12 @@ class GroupedTensor(Stateful):
         is_ragged = self.ndim == 2
         is_linked = is_ragged and fw is Torch and torch.is_grad_enabled() and x.requires_grad
         if not is_new:
-            self._check_write(call, is_linked)
-        grouped_storage.write(fw, self, x, row_idx)
+            self.about_to_write(call, is_linked)
+        grouped_storage.write(fw, self, x, groups, row_idx)
         if not is_new:
             fw.written(*(array for _, array in self.arrays()))
-            self.written()
-        return self.follow(x if is_linked else None, partial(to_source, row_idx))
+            self.written().groups = groups
+        return follow(x if is_linked else None, lambda x: to_source(row_idx, x), self)
 
     def requantize(self) -> GroupedTensor:
         """Adds the direction that is missing: the decoded values, quantised again."""
@@ -352,7 +309,7 @@ class GroupedTensor(Stateful):
         if source is None:
             return values
         offsets = None if self.groups is None else self.groups.offsets_for(values)
-        return followed(of_values(self.dtype, offsets), source, values)[0]
+        return followed(source, of_decoded, (self.dtype, offsets), values)[0]
 
     def copy_(self, other: GroupedTensor) -> GroupedTensor:
         """Bytes and groups of `other`, which has the same format, shape and directions."""
@@ -363,7 +320,7 @@ class GroupedTensor(Stateful):
         source = other.carrier(call)
         self.about_to_write(call, source is not None)
         self._take_bytes(other)
-        return self.written().follow(source, through)
+        return follow(source, through, self.written())
 
     def _check_alike(self, call, other):
         for name in ("format", "element", "shape", "num_groups", "layout", "fractional_scales"):
@@ -401,15 +358,11 @@ class GroupedTensor(Stateful):
     # ---- copies
 
     def clone(self) -> GroupedTensor:
-        return self._copied("clone", self._fw.copy, self.groups)
-
-    def _copied(self, call, function, groups):
-        source = self.carrier(call)
-        return self._mapped(function, groups).follow(source, through)
+        return follow(self.carrier("clone"), through, self.mapped(self._fw.copy))
 
     def detach(self) -> GroupedTensor:
         """The same memory, without a gradient for what it was quantised from."""
-        return self._mapped(self._fw.detached, self.groups)
+        return self.mapped(self._fw.detached)
 
     def to(self, device: Device) -> GroupedTensor:
         """On another device (Torch); the object itself where it is there already."""
@@ -424,8 +377,8 @@ class GroupedTensor(Stateful):
         first = self._any.data
         if first.to(device) is first:
             return self
-        groups = None if self.groups is None else self.groups.to(device)
-        return self._copied("to", lambda array: array.to(device), groups)
+        moved = self.mapped(lambda array: array.to(device), self.groups and self.groups.to(device))
+        return follow(self.carrier("to"), through, moved)
 
     def __deepcopy__(self, memo: Any) -> GroupedTensor:
         return self.clone()
@@ -463,12 +416,20 @@ class GroupedTensor(Stateful):
         return self
 
 
-def _follow(source, back, *targets):
-    """`targets` were written from the tensor `source`, to which `back` takes their gradients."""
-    stand_ins = [target._to_link() for target in targets]
-    carriers = followed(back, source, *stand_ins, in_place=stand_ins[0] is targets[0])
-    for target, carrier in zip(targets, carriers):
-        target._linked(carrier)
+def follow(source: Optional[Any], back_to: Any, *targets: GroupedTensor) -> Any:
+    """The first of `targets`, which were written from the tensor `source`: back_to(source) says how
+    it gets their gradients (autograd.py). None wants none.
+    """
+    if source is not None and targets:
+        are_tensors, carriers = isinstance(targets[0], torch.Tensor), targets
+        if not are_tensors:  # in a graph arrays without memory stand for them
+            carriers = [t._fw.stand_in(t._any.data, t.shape, t.dtype) for t in targets]
+        carriers = followed(source, *back_to(source), *carriers, in_place=are_tensors)
+        for target, carrier in zip(targets, carriers):
+            if not are_tensors:
+                target._carrier = carrier
+            target._versions = {name: version_of(array) for name, array in target.arrays()}
+    return targets[0] if targets else None
 
 
 def made(kind: Kind, rowwise: Any, columnwise: Any, groups: Optional[Groups]) -> GroupedTensor:

@@ -16,13 +16,13 @@ import torch
 
 from . import grouped_storage
 from .arrays import Torch
+from .autograd import followed, through
+from .dtypes import Device, Dtype
 from .errors import invalid, unsupported
-from .formats import COLUMNWISE, ROWWISE
 from .grouped_storage import Copy, Kind
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
-from .hints import Device, Dtype
-from .straight_through import followed, through
+from .recipes import COLUMNWISE, ROWWISE
 
 _aten = torch.ops.aten
 _INNER = ("_rowwise_data", "_rowwise_scales", "_columnwise_data", "_columnwise_scales", "_offsets")
@@ -50,20 +50,15 @@ class TorchGroupedTensor(GroupedTensor, torch.Tensor):
     def _carrier(self):
         return self
 
-    def _to_link(self):
-        return self
-
-    def _linked(self, carrier):
-        self._note_versions()
-
-    def _forget(self):
+    def written(self) -> GroupedTensor:
         if not self.is_leaf:
             self.detach_()
         self._versions = {}
         Torch.written(self)
+        return self
 
-    def _check_write(self, call, wants_gradient):
-        super()._check_write(call, wants_gradient)
+    def about_to_write(self, call: str, wants_gradient: bool = False) -> None:
+        super().about_to_write(call, wants_gradient)
         data = self._any.data
         is_fake = type(data) is not torch.Tensor and hasattr(data, "fake_mode")
         if torch.compiler.is_compiling() or is_fake:
@@ -89,7 +84,7 @@ class TorchGroupedTensor(GroupedTensor, torch.Tensor):
     @_history.setter
     def _history(self, before):
         twin, versions = before
-        self._forget()
+        self.written()
         if twin is not None:
             _follow_always(twin, self)
         self._versions = versions
@@ -175,25 +170,20 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 def _follow_always(source, target):
     with torch.enable_grad():
-        followed(through(source), source, target, in_place=True)
+        followed(source, *through(source), target, in_place=True)
 
 
 # ---- operations of Torch, below autograd
 
 
-def _mapped(tensor, function, groups):
-    copies = (copy and Copy(*map(function, copy)) for copy in (tensor.rowwise, tensor.columnwise))
-    return TorchGroupedTensor.of(tensor.kind, *copies, groups)
-
-
 def _alias(tensor, *shape):
     if shape and tuple(shape[0]) != tuple(tensor.shape):
         raise _has_no_form("view")
-    return _mapped(tensor, torch.Tensor.detach, tensor.groups)
+    return tensor.mapped(torch.Tensor.detach)
 
 
 def _clone(tensor, memory_format=None):
-    return _mapped(tensor, torch.Tensor.clone, tensor.groups)
+    return tensor.mapped(torch.Tensor.clone)
 
 
 def _to_copy(tensor, dtype=None, device=None, **options):
@@ -203,7 +193,7 @@ def _to_copy(tensor, dtype=None, device=None, **options):
     if device is None or device == tensor.device:
         return _clone(tensor)
     groups = None if tensor.groups is None else tensor.groups.to(device)
-    return _mapped(tensor, lambda array: array.to(device), groups)
+    return tensor.mapped(lambda array: array.to(device), groups)
 
 
 def _copy(tensor, other, non_blocking=False):
@@ -213,7 +203,7 @@ def _copy(tensor, other, non_blocking=False):
     else:
         fw, x, shape, _ = grouped_storage.source_of("copy_", other, tensor.groups, None)
         tensor.check_same("copy_", "other", list(shape), list(tensor.shape))
-        grouped_storage.write(fw, tensor, x, None)
+        grouped_storage.write(fw, tensor, x, tensor.groups, None)
         fw.written(*(array for _, array in tensor.arrays()))
     return tensor
 

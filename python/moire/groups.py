@@ -8,8 +8,8 @@ import numpy as np
 
 from .arrays import check_rank, default_framework, empty_indices, framework_of, torch
 from .context import is_explaining
+from .dtypes import AnyArray, Array, Device, Integers
 from .errors import invalid
-from .hints import AnyArray, Array, Device, Integers
 from .values import described, integer, integers, pickled, torch_device
 
 _KINDS = ("splits", "ends", "offsets")

@@ -14,12 +14,10 @@ they are, or reads the copies that the call was given.
 
 from typing import Any, NamedTuple
 
-from .autograd import Op
-from .formats import COLUMNWISE, ROWWISE
+from .autograd import Op, rows_to_tokens
 from .grouped_storage import empty_copy, pair
 from .invoke import ENTRIES
-from .recipes import Recipe
-from .straight_through import rows_to_tokens
+from .recipes import COLUMNWISE, ROWWISE, Recipe
 from .wgrad import Beta, FreshGradients, check_memory
 
 _GROUPS = ("offsets", "num_groups", "capacity")

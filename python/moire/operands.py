@@ -9,15 +9,14 @@ from typing import Union
 
 from .arrays import Torch, as_fp32, check_array, check_rank, framework_of, torch
 from .autograd import named, parted, run, wanted
+from .dtypes import Array
 from .errors import invalid
-from .formats import COLUMNWISE, DIRECTIONS, ROWWISE
 from .grouped_storage import check_groups, pair
 from .grouped_tensor import GroupedTensor
 from .groups import Groups, as_groups
-from .hints import Array
 from .layers import How, copy_for_backward
 from .layouts import Activation, GluLayout, weight_layout_code
-from .recipes import Recipe
+from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Recipe
 from .routing import check_inverse
 from .values import choice, described, flag
 

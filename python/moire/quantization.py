@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Optional, Union
 
+from .dtypes import Array
 from .errors import invalid
-from .formats import check_element
 from .grouped_storage import Copy, Kind, empty_copy, source_of
 from .grouped_tensor import GroupedTensor, made
 from .groups import Groups
-from .hints import Array
 from .layouts import GluLayout, GluLayoutLike
-from .recipes import Recipe, RecipeLike
+from .recipes import Recipe, RecipeLike, check_element
 from .values import flag
 
 
@@ -55,4 +54,4 @@ def quantize(
     dtype = fw.compute_dtype(f"{call}: x", first.dtype)
     layout = None if layout is None else GluLayout.of(layout, f"{call}: layout")
     kind = Kind(fw, form, element, dtype, layout, recipe.fractional_scales)
-    return made(kind, *copies, groups).take_values(call, fw, x, row_idx, is_new=True)
+    return made(kind, *copies, groups).take_values(call, fw, x, groups, row_idx, is_new=True)

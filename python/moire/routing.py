@@ -11,10 +11,9 @@ import numpy as np
 from .arrays import as_fp32, check_array, check_rank, empty_indices, framework_of
 from .autograd import Op, run
 from .context import is_explaining
-from .dtypes import DTYPES
+from .dtypes import DTYPES, AnyArray, Array
 from .errors import invalid
 from .groups import Groups, is_readable
-from .hints import AnyArray, Array
 from .values import choice, described, flag, integer, number
 
 _MOST_GROUPS = 2**31 - 2

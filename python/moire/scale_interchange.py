@@ -4,8 +4,8 @@ GroupedTensor and into one.
 
 from .arrays import assign, check_array
 from .errors import invalid, unsupported
-from .formats import DIRECTIONS, ROWWISE, check_direction
 from .groups import Groups
+from .recipes import DIRECTIONS, ROWWISE, check_direction
 from .values import choice
 
 _LAYOUTS = ("canonical", "dense", "padded", "swizzled")

@@ -10,10 +10,9 @@ import numpy as np
 
 from .arrays import Numpy, version_of
 from .context import is_explaining
-from .dtypes import torch
+from .dtypes import Array, torch
 from .errors import invalid
 from .grouped_tensor import GroupedTensor
-from .hints import Array
 from .layouts import GluLayout, GluLayoutLike
 from .quantization import quantize
 from .recipes import Recipe, RecipeLike

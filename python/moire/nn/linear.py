@@ -17,11 +17,11 @@ import torch
 
 from ..arrays import Torch
 from ..context import is_explaining
+from ..dtypes import Device, Integers
 from ..errors import invalid
 from ..functional import grouped_linear
 from ..grouped_tensor import GroupedTensor
 from ..groups import Groups
-from ..hints import Device, Integers
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
 from ..operands import Operand
 from ..recipes import Recipe, RecipeLike

@@ -7,9 +7,9 @@ from typing import Callable, Optional
 import torch
 
 from ..arrays import Torch, check_array, check_rank
+from ..dtypes import Device
 from ..errors import invalid
 from ..expert_parallel import ExpertParallel
-from ..hints import Device
 from ..routing import check_choice, router
 from ..values import described, flag, integer
 from .linear import parameter_options
