@@ -11,9 +11,9 @@
 
 #include "backend/cuda/device/non_finite.cuh"
 #include "backend/cuda/device/report.cuh"
+#include "backend/cuda/runtime/grants.h"
 #include "backend/cuda/runtime/tile_counters.h"
 #include "core/device_state.h"
-#include "core/grants.h"
 
 namespace moire::cuda {
 

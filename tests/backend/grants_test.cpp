@@ -1,5 +1,5 @@
 // What is asked for once: by one thread, by several, and more of it later.
-#include "core/grants.h"
+#include "backend/cuda/runtime/grants.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace moire {
+namespace moire::cuda {
 namespace {
 
 // How often a grant is asked for.
@@ -66,4 +66,4 @@ TEST(Grants, OfSeveralThreadsAreGivenOnce) {
 }
 
 }  // namespace
-}  // namespace moire
+}  // namespace moire::cuda

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <mutex>
 
-namespace moire {
+namespace moire::cuda {
 
 class Grants {
  public:
@@ -57,4 +57,4 @@ class Grants {
   std::mutex mutex_;
 };
 
-}  // namespace moire
+}  // namespace moire::cuda
