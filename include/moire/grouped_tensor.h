@@ -1,6 +1,5 @@
-// GroupedTensor: a batch of matrices in 8 bits with its scales, as one value. A view, an owner of
-// CPU memory beside it, and the quantised weights of a layer, kept from one weight update to the
-// next.
+// GroupedTensor: a batch of matrices in FP8 with its scales, as one value. A view, an owner of CPU
+// memory beside it, and the quantised weights of a layer, kept from one weight update to the next.
 #pragma once
 
 #include <moire/buffer.h>

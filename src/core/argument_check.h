@@ -33,6 +33,9 @@ struct NamedTensor {
   TensorView tensor;
 };
 
+// "[4, 32]", of a rank that there is.
+std::string shape_text(const TensorView& tensor);
+
 // That a call's scratch has a size at all (core/sizes.h).
 Status check_workspace_size(std::string_view op, size_t bytes);
 
@@ -43,6 +46,8 @@ class ArgumentCheck {
 
   // Values of offsets and indices are read on a CPU context that really runs: an explaining one may
   // be given outputs of steps that did not run, and a device's own kernels check theirs.
+  explicit ArgumentCheck(std::string_view op)
+      : op_(op), purpose_(Purpose::kSizeWorkspace), reads_values_(false) {}
   ArgumentCheck(std::string_view op, const Context& context, Purpose purpose)
       : op_(op),
         purpose_(purpose),
@@ -98,6 +103,8 @@ class ArgumentCheck {
 
  private:
   void fail(Code code, const std::string& message);
+  bool shape(std::string_view name, const TensorView& t, std::span<const DType> dtypes,
+             std::span<const NamedSize> wanted);
   bool layout_of(std::string_view name, const TensorView& t, std::span<const DType> dtypes,
                  bool may_be_null);
 

@@ -2,13 +2,9 @@
 // what a recipe quantises.
 #include <moire/grouped_mlp.h>
 
-#include <optional>
-
 #include "core/argument_check.h"
-#include "core/status_macros.h"
 #include "mlp/recipe.h"
 #include "mlp/recipe_check.h"
-#include "mlp/steps.h"
 #include "mlp/validate.h"
 
 namespace moire {
@@ -33,39 +29,15 @@ void validate(ArgumentCheck& check, const GroupedLinearArgs& args) {
   check.tensor("y", args.y, kFloatTypes, {capacity, out});
 }
 
-struct LinearSteps {
-  std::optional<QuantizeWeightArgs> quantize_w;
-  std::optional<QuantizeArgs> quantize_x;
-  GroupedGemmArgs gemm;
-
-  template <class Runner>
-  Status run(Runner& run) {
-    if (quantize_w) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w, "w"));
-    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x, "x"));
-    return run(grouped_gemm, grouped_gemm_workspace, gemm);
-  }
-};
-
-LinearSteps steps_of(const Context&, const GroupedLinearArgs& args, Arena& arena) {
+void run_steps(Steps& steps, const GroupedLinearArgs& args) {
   const Recipe recipe(args);
-  LinearSteps steps;
-  const WeightOperand w =
-      weight_operand(recipe, args.w, args.w_quantized, true, arena, steps.quantize_w);
-  const RaggedOperand x = forward_operand(recipe, {args.x, args.row_idx, args.x_scales},
-                                          args.groups, args.x_columnwise, arena, steps.quantize_x);
-  GroupedGemmArgs& gemm = steps.gemm;
-  gemm.a = x.tensor;
-  gemm.row_idx = x.row_idx;
-  gemm.a_scales = x.scales;
-  gemm.b = w.weight;
-  gemm.b_scales = w.scales;
-  gemm.accumulation = recipe.accumulation;
+  const WeightOperand w = weight_operand(steps, recipe, "w", args.w, args.w_quantized, true);
+  const RaggedOperand x = forward_operand(steps, recipe, {args.x, args.row_idx, args.x_scales},
+                                          args.groups, args.x_columnwise);
+  GroupedGemmArgs gemm = gemm_args(x, w, args.y, args.groups, args.tail, recipe.accumulation);
   gemm.bias = args.bias;
   gemm.bias_scale = args.scale;
-  gemm.d = args.y;
-  gemm.groups = args.groups;
-  gemm.tail = args.tail;
-  return steps;
+  steps.run(grouped_gemm, grouped_gemm_workspace, gemm);
 }
 
 void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
@@ -107,28 +79,6 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
   check.beta("beta", args.beta, args.beta_per_group, groups);
 }
 
-struct LinearBackwardSteps {
-  std::optional<QuantizeWeightArgs> quantize_w;
-  std::optional<QuantizeArgs> quantize_grad_y, quantize_x;
-  std::optional<PermuteArgs> gather_grad_y;
-  std::optional<BiasBackwardArgs> bias;
-  std::optional<GroupedGemmArgs> grad_x;
-  std::optional<GroupedGemmWgradArgs> grad_w;
-
-  template <class Runner>
-  Status run(Runner& run) {
-    if (quantize_w) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w, "w"));
-    if (quantize_grad_y) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_grad_y, "grad_y"));
-    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x, "x"));
-    if (gather_grad_y) MOIRE_RETURN_IF_ERROR(run(permute, *gather_grad_y));
-    if (bias) MOIRE_RETURN_IF_ERROR(run(bias_backward, bias_backward_workspace, *bias));
-    if (grad_x) MOIRE_RETURN_IF_ERROR(run(grouped_gemm, grouped_gemm_workspace, *grad_x));
-    if (grad_w)
-      MOIRE_RETURN_IF_ERROR(run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace, *grad_w));
-    return {};
-  }
-};
-
 BiasBackwardArgs bias_args(const GroupedLinearBackwardArgs& args, const RaggedOperand& grad_y) {
   BiasBackwardArgs bias;
   bias.grad_y = grad_y.tensor;
@@ -144,46 +94,35 @@ BiasBackwardArgs bias_args(const GroupedLinearBackwardArgs& args, const RaggedOp
   return bias;
 }
 
-LinearBackwardSteps steps_of(const Context& context, const GroupedLinearBackwardArgs& args,
-                             Arena& arena) {
+void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
   const Recipe recipe(args);
-  const bool needs_x = is_present(args.grad_x), needs_w = is_present(args.grad_w);
-  LinearBackwardSteps steps;
-  RaggedOperand x{args.x, args.row_idx, {}};
-  RaggedOperand grad_y{args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}, {}};
-  if (!recipe.is_quantized && needs_x && needs_w) {
-    grad_y = gathered_once(context, grad_y, args.groups, arena, steps.gather_grad_y);
-  }
-  RaggedOperand rows = grad_y, columns = grad_y;
-  if (recipe.is_quantized) {
-    moire_quantized rowwise = args.grad_y_rowwise, columnwise = args.grad_y_columnwise;
-    make_copies(recipe, recipe.gradient_dtype, grad_y, args.groups, needs_x ? &rowwise : nullptr,
-                needs_w ? &columnwise : nullptr, arena, steps.quantize_grad_y);
-    rows = operand_of(rowwise);
-    columns = operand_of(columnwise);
-    moire_quantized x_columnwise = args.x_columnwise;
-    make_copies(recipe, DType::kE4M3, x, args.groups, nullptr, needs_w ? &x_columnwise : nullptr,
-                arena, steps.quantize_x);
-    x = operand_of(x_columnwise);
+  const bool needs_grad_x = is_present(args.grad_x), needs_grad_w = is_present(args.grad_w);
+  WeightOperand w;
+  if (needs_grad_x) w = weight_operand(steps, recipe, "w", args.w, args.w_quantized, false);
+  const GradY grad_y =
+      grad_y_operands(steps, recipe, given_grad_y(args), args.groups, args.grad_y_rowwise,
+                      args.grad_y_columnwise, needs_grad_x, needs_grad_w);
+  RaggedOperand x;
+  if (needs_grad_w) {
+    x = wgrad_operand(steps, recipe, {args.x, args.row_idx}, args.groups, args.x_columnwise);
   }
   if (is_present(args.grad_bias) || is_present(args.grad_scale)) {
-    steps.bias = bias_args(args, grad_y);
+    steps.run(bias_backward, bias_backward_workspace, bias_args(args, grad_y.itself));
   }
-  if (needs_x) {
-    const WeightOperand w =
-        weight_operand(recipe, args.w, args.w_quantized, false, arena, steps.quantize_w);
-    steps.grad_x = dgrad_args(rows, w, args.grad_x, args.groups, args.tail, recipe.accumulation);
+  if (needs_grad_x) {
+    steps.run(grouped_gemm, grouped_gemm_workspace,
+              dgrad_args(grad_y.rows, w, args.grad_x, args.groups, args.tail, recipe.accumulation));
   }
-  if (needs_w) {
-    steps.grad_w = wgrad_args(columns, x, args.grad_w, args.beta, args.beta_per_group, args.groups,
-                              recipe.accumulation);
+  if (needs_grad_w) {
+    steps.run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace,
+              wgrad_args(grad_y.columns, x, args.grad_w, args.beta, args.beta_per_group,
+                         args.groups, recipe.accumulation));
   }
-  return steps;
 }
 
 }  // namespace
 
-MOIRE_DEFINE_COMPOSITE(grouped_linear, LinearSteps)
-MOIRE_DEFINE_COMPOSITE(grouped_linear_backward, LinearBackwardSteps)
+MOIRE_DEFINE_COMPOSITE(grouped_linear)
+MOIRE_DEFINE_COMPOSITE(grouped_linear_backward)
 
 }  // namespace moire

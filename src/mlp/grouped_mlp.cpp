@@ -2,11 +2,8 @@
 // quantises before them.
 #include <moire/grouped_mlp.h>
 
-#include <optional>
-
 #include "core/argument_check.h"
 #include "core/sizes.h"
-#include "core/status_macros.h"
 #include "mlp/recipe.h"
 #include "mlp/recipe_check.h"
 #include "mlp/validate.h"
@@ -62,22 +59,6 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   }
 }
 
-struct MlpSteps {
-  std::optional<QuantizeWeightArgs> quantize_w1, quantize_w2;
-  std::optional<QuantizeArgs> quantize_x;
-  GroupedGemmGluArgs fc1;
-  GroupedGemmArgs fc2;
-
-  template <class Runner>
-  Status run(Runner& run) {
-    if (quantize_w1) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w1, "w1"));
-    if (quantize_w2) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w2, "w2"));
-    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x, "x"));
-    MOIRE_RETURN_IF_ERROR(run(grouped_gemm_glu, grouped_gemm_glu_workspace, fc1));
-    return run(grouped_gemm, grouped_gemm_workspace, fc2);
-  }
-};
-
 GroupedGemmGluArgs fc1_args(const GroupedMlpArgs& args, const Recipe& recipe,
                             const RaggedOperand& x, const WeightOperand& w1) {
   GroupedGemmGluArgs fc1;
@@ -101,49 +82,31 @@ GroupedGemmGluArgs fc1_args(const GroupedMlpArgs& args, const Recipe& recipe,
   return fc1;
 }
 
-GroupedGemmArgs fc2_args(const GroupedMlpArgs& args, const Recipe& recipe, const RaggedOperand& act,
-                         const WeightOperand& w2) {
-  GroupedGemmArgs fc2;
-  fc2.a = act.tensor;
-  fc2.a_scales = act.scales;
-  fc2.b = w2.weight;
-  fc2.b_scales = w2.scales;
-  fc2.accumulation = recipe.accumulation;
-  fc2.bias = args.b2;
-  fc2.bias_scale = is_present(args.b2) ? args.probs : moire_tensor{};
-  fc2.d = args.y;
-  fc2.groups = args.groups;
-  fc2.tail = args.tail;
-  return fc2;
-}
-
-MlpSteps steps_of(const Context&, const GroupedMlpArgs& args, Arena& arena) {
+void run_steps(Steps& steps, const GroupedMlpArgs& args) {
   const Recipe recipe(args);
-  const int64_t capacity = args.groups.capacity;
-  MlpSteps steps;
-  const WeightOperand w1 =
-      weight_operand(recipe, args.w1, args.w1_quantized, true, arena, steps.quantize_w1);
-  const WeightOperand w2 =
-      weight_operand(recipe, args.w2, args.w2_quantized, true, arena, steps.quantize_w2);
-  const RaggedOperand x = forward_operand(recipe, {args.x, args.row_idx, args.x_scales},
-                                          args.groups, args.x_columnwise, arena, steps.quantize_x);
-  const int64_t f = w2.weight.in_features();
-  steps.fc1 = fc1_args(args, recipe, x, w1);
-  RaggedOperand act{args.act, {}, {}};
+  const WeightOperand w1 = weight_operand(steps, recipe, "w1", args.w1, args.w1_quantized, true);
+  const WeightOperand w2 = weight_operand(steps, recipe, "w2", args.w2, args.w2_quantized, true);
+  const RaggedOperand x = forward_operand(steps, recipe, {args.x, args.row_idx, args.x_scales},
+                                          args.groups, args.x_columnwise);
+  const int64_t capacity = args.groups.capacity, f = w2.weight.in_features();
+  GroupedGemmGluArgs fc1 = fc1_args(args, recipe, x, w1);
   if (recipe.is_quantized) {
-    steps.fc1.act_rowwise =
-        take_copy(arena, recipe, DType::kE4M3, MOIRE_ROWWISE, capacity, f, args.groups.num_groups);
-    act = operand_of(steps.fc1.act_rowwise);
+    fc1.act_rowwise = take_copy(steps.arena, recipe, DType::kE4M3, MOIRE_ROWWISE, capacity, f,
+                                args.groups.num_groups);
   } else if (!is_present(args.act)) {
-    act.tensor = arena.take(x.tensor.type(), capacity, f);
-    steps.fc1.act = act.tensor;
+    fc1.act = steps.arena.take(x.tensor.type(), capacity, f);
   }
-  steps.fc2 = fc2_args(args, recipe, act, w2);
-  return steps;
+  const RaggedOperand act =
+      recipe.is_quantized ? operand_of(fc1.act_rowwise) : RaggedOperand{fc1.act};
+  GroupedGemmArgs fc2 = gemm_args(act, w2, args.y, args.groups, args.tail, recipe.accumulation);
+  fc2.bias = args.b2;
+  if (is_present(args.b2)) fc2.bias_scale = args.probs;
+  steps.run(grouped_gemm_glu, grouped_gemm_glu_workspace, fc1);
+  steps.run(grouped_gemm, grouped_gemm_workspace, fc2);
 }
 
 }  // namespace
 
-MOIRE_DEFINE_COMPOSITE(grouped_mlp, MlpSteps)
+MOIRE_DEFINE_COMPOSITE(grouped_mlp)
 
 }  // namespace moire

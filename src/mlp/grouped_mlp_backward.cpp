@@ -5,62 +5,15 @@
 
 #include <moire/grouped_mlp.h>
 
-#include <optional>
-
-#include "core/status_macros.h"
 #include "mlp/validate.h"
 
 namespace moire {
 namespace {
 
-struct MlpBackwardSteps {
-  std::optional<QuantizeWeightArgs> quantize_w1, quantize_w2;
-  std::optional<QuantizeArgs> quantize_grad_y, quantize_x;
-  std::optional<PermuteArgs> gather_grad_y;
-  std::optional<GroupedGemmGluBackwardArgs> fc2_dgrad;
-  std::optional<GluArgs> act;  // where no FC2 dgrad re-emits it
-  std::optional<QuantizeArgs> quantize_act;
-  std::optional<BiasBackwardArgs> b2;
-  std::optional<GroupedGemmWgradArgs> fc2_wgrad;
-  std::optional<GroupedGemmArgs> fc1_dgrad;
-  std::optional<GroupedGemmWgradArgs> fc1_wgrad;
-
-  template <class Runner>
-  Status run(Runner& run) {
-    if (quantize_w1) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w1, "w1"));
-    if (quantize_w2) MOIRE_RETURN_IF_ERROR(run(quantize_weight, *quantize_w2, "w2"));
-    if (quantize_grad_y) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_grad_y, "grad_y"));
-    if (quantize_x) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_x, "x"));
-    if (gather_grad_y) MOIRE_RETURN_IF_ERROR(run(permute, *gather_grad_y));
-    if (fc2_dgrad) {
-      MOIRE_RETURN_IF_ERROR(
-          run(grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace, *fc2_dgrad));
-    }
-    if (act) MOIRE_RETURN_IF_ERROR(run(glu, *act));
-    if (quantize_act) MOIRE_RETURN_IF_ERROR(run(quantize, *quantize_act, "act"));
-    if (b2) MOIRE_RETURN_IF_ERROR(run(bias_backward, bias_backward_workspace, *b2));
-    if (fc2_wgrad) {
-      MOIRE_RETURN_IF_ERROR(run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace, *fc2_wgrad));
-    }
-    if (fc1_dgrad) MOIRE_RETURN_IF_ERROR(run(grouped_gemm, grouped_gemm_workspace, *fc1_dgrad));
-    if (fc1_wgrad) {
-      MOIRE_RETURN_IF_ERROR(run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace, *fc1_wgrad));
-    }
-    return {};
-  }
-};
-
 // What lies between the products: as stored, or as the copies that the next ones read.
 struct Between {
   TensorView grad_z, act;
   moire_quantized grad_z_rowwise = {}, grad_z_columnwise = {}, act_columnwise = {};
-};
-
-// What the products read.
-struct Operands {
-  RaggedOperand dgrad_grad_y, wgrad_grad_y;
-  RaggedOperand dgrad_grad_z, wgrad_grad_z;
-  RaggedOperand x, act;
 };
 
 GroupedGemmGluBackwardArgs fc2_dgrad_args(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
@@ -157,74 +110,65 @@ Between take_between(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
   return b;
 }
 
-// The operands in 8 bits, and the steps that make what neither the caller nor a product gives.
-Operands quantized_operands(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
-                            const MlpBackwardNeeds& needs, const RaggedOperand& grad_y,
-                            const Between& between, Arena& arena, MlpBackwardSteps& steps) {
-  const bool needs_w1 = is_present(args.grad_w1), needs_w2 = is_present(args.grad_w2);
-  moire_quantized rowwise = args.grad_y_rowwise, columnwise = args.grad_y_columnwise;
-  make_copies(recipe, recipe.gradient_dtype, grad_y, args.groups, needs.grad_z ? &rowwise : nullptr,
-              needs_w2 ? &columnwise : nullptr, arena, steps.quantize_grad_y);
-  moire_quantized x = args.x_columnwise;
-  make_copies(recipe, DType::kE4M3, {args.x, args.row_idx, {}}, args.groups, nullptr,
-              needs_w1 ? &x : nullptr, arena, steps.quantize_x);
-  const bool act_is_given = args.act_is_saved != 0 && is_present(args.act_columnwise);
-  const bool act_is_emitted = needs.makes_act && needs.grad_z;
-  if (!act_is_given && !act_is_emitted) {
-    steps.quantize_act =
-        quantize_step(recipe, {between.act, {}, {}}, args.groups, {}, between.act_columnwise);
-  }
-  return {operand_of(rowwise),
-          operand_of(columnwise),
-          operand_of(between.grad_z_rowwise),
-          operand_of(between.grad_z_columnwise),
-          operand_of(x),
-          operand_of(between.act_columnwise)};
+// As stored, or the copy that a recipe's products read.
+RaggedOperand operand_between(const Recipe& recipe, const TensorView& stored,
+                              const moire_quantized& copy) {
+  return recipe.is_quantized ? operand_of(copy) : RaggedOperand{stored};
 }
 
-MlpBackwardSteps steps_of(const Context& context, const GroupedMlpBackwardArgs& args,
-                          Arena& arena) {
+void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
   const Recipe recipe(args);
   const MlpBackwardNeeds needs(args);
-  const Between between = take_between(args, recipe, needs, arena);
-  MlpBackwardSteps steps;
-  RaggedOperand grad_y{args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}, {}};
-  if (!recipe.is_quantized && needs.grad_z && is_present(args.grad_w2)) {
-    grad_y = gathered_once(context, grad_y, args.groups, arena, steps.gather_grad_y);
+  const moire_groups& groups = args.groups;
+  const bool needs_w1 = is_present(args.grad_w1), needs_w2 = is_present(args.grad_w2),
+             needs_x = is_present(args.grad_x);
+  const Between between = take_between(args, recipe, needs, steps.arena);
+  WeightOperand w1, w2;
+  if (needs_x) w1 = weight_operand(steps, recipe, "w1", args.w1, args.w1_quantized, false);
+  if (needs.grad_z) w2 = weight_operand(steps, recipe, "w2", args.w2, args.w2_quantized, false);
+  const GradY grad_y =
+      grad_y_operands(steps, recipe, given_grad_y(args), groups, args.grad_y_rowwise,
+                      args.grad_y_columnwise, needs.grad_z, needs_w2);
+  RaggedOperand x;
+  if (needs_w1) {
+    x = wgrad_operand(steps, recipe, {args.x, args.row_idx}, groups, args.x_columnwise);
   }
-  const RaggedOperand grad_z{between.grad_z, {}, {}};
-  const Operands operands =
-      recipe.is_quantized
-          ? quantized_operands(args, recipe, needs, grad_y, between, arena, steps)
-          : Operands{
-                grad_y, grad_y, grad_z, grad_z, {args.x, args.row_idx, {}}, {between.act, {}, {}}};
   if (needs.grad_z) {
-    const WeightOperand w2 =
-        weight_operand(recipe, args.w2, args.w2_quantized, false, arena, steps.quantize_w2);
-    steps.fc2_dgrad = fc2_dgrad_args(args, recipe, operands.dgrad_grad_y, w2, between);
+    steps.run(grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace,
+              fc2_dgrad_args(args, recipe, grad_y.rows, w2, between));
   } else if (needs.makes_act) {
-    steps.act = act_args(args, between.act);
+    steps.run(glu, act_args(args, between.act));
   }
-  if (needs.b2) steps.b2 = b2_args(args, grad_y, needs.scale_from_b2);
-  if (is_present(args.grad_w2)) {
-    steps.fc2_wgrad = wgrad_args(operands.wgrad_grad_y, operands.act, args.grad_w2, args.beta_w2,
-                                 args.beta_w2_per_group, args.groups, recipe.accumulation);
+  const bool act_is_copied =
+      args.act_is_saved != 0 ? is_present(args.act_columnwise) : needs.makes_act && needs.grad_z;
+  if (recipe.is_quantized && !act_is_copied) {
+    quantize_operand(steps, recipe, {between.act}, groups, {}, between.act_columnwise, "act");
   }
-  if (is_present(args.grad_x)) {
-    const WeightOperand w1 =
-        weight_operand(recipe, args.w1, args.w1_quantized, false, arena, steps.quantize_w1);
-    steps.fc1_dgrad = dgrad_args(operands.dgrad_grad_z, w1, args.grad_x, args.groups, args.tail,
-                                 recipe.accumulation);
+  if (needs.b2) {
+    steps.run(bias_backward, bias_backward_workspace,
+              b2_args(args, grad_y.itself, needs.scale_from_b2));
   }
-  if (is_present(args.grad_w1)) {
-    steps.fc1_wgrad = wgrad_args(operands.wgrad_grad_z, operands.x, args.grad_w1, args.beta_w1,
-                                 args.beta_w1_per_group, args.groups, recipe.accumulation);
+  if (needs_w2) {
+    const RaggedOperand act = operand_between(recipe, between.act, between.act_columnwise);
+    steps.run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace,
+              wgrad_args(grad_y.columns, act, args.grad_w2, args.beta_w2, args.beta_w2_per_group,
+                         groups, recipe.accumulation));
   }
-  return steps;
+  if (needs_x) {
+    const RaggedOperand grad_z = operand_between(recipe, between.grad_z, between.grad_z_rowwise);
+    steps.run(grouped_gemm, grouped_gemm_workspace,
+              dgrad_args(grad_z, w1, args.grad_x, groups, args.tail, recipe.accumulation));
+  }
+  if (needs_w1) {
+    const RaggedOperand grad_z = operand_between(recipe, between.grad_z, between.grad_z_columnwise);
+    steps.run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace,
+              wgrad_args(grad_z, x, args.grad_w1, args.beta_w1, args.beta_w1_per_group, groups,
+                         recipe.accumulation));
+  }
 }
 
 }  // namespace
 
-MOIRE_DEFINE_COMPOSITE(grouped_mlp_backward, MlpBackwardSteps)
+MOIRE_DEFINE_COMPOSITE(grouped_mlp_backward)
 
 }  // namespace moire

@@ -3,19 +3,20 @@
 #pragma once
 
 #include <moire/grouped_gemm.h>
+#include <moire/quantize.h>
 #include <moire/routing.h>
 
-#include <optional>
-
 #include "core/arena.h"
+#include "core/scale_shapes.h"
+#include "mlp/steps.h"
 
 namespace moire {
 
 // One ragged operand, as it is or gathered.
 struct RaggedOperand {
   TensorView tensor;
-  TensorView row_idx;  // absent: rows are in expert order
-  TensorView scales;   // of an FP8 tensor
+  TensorView row_idx = {};  // absent: rows are in expert order
+  TensorView scales = {};   // of an FP8 tensor
 };
 
 struct WeightOperand {
@@ -23,20 +24,69 @@ struct WeightOperand {
   TensorView scales;  // of an FP8 weight
 };
 
+// A copy in expert order as an operand.
+inline RaggedOperand operand_of(const moire_quantized& copy) {
+  return {copy.data, {}, copy.scales};
+}
+
+// Memory for a quantised copy of a ragged [rows, k], or of [G, n, k], `shape`; rows of E8M0 scales
+// lie a multiple of `pitch` bytes apart.
+inline moire_quantized take_copy(Arena& arena, DType element, int32_t scaling, int32_t direction,
+                                 const TensorView& shape, int64_t num_groups, int64_t pitch = 1) {
+  const bool is_ragged = shape.rank == 2;
+  const int64_t rows = shape.dim(-2), columns = shape.dim(-1);
+  const int64_t matrices = is_ragged ? 1 : shape.shape[0];
+  const auto take = [&](DType dtype, const ScaleShape& s, int64_t stride) {
+    void* const data = arena.take(dtype, product(matrices, s.rows), stride).data;
+    if (is_ragged) return TensorView(data, dtype, {s.rows, s.columns}, stride);
+    return TensorView(data, dtype, {matrices, s.rows, s.columns}, stride);
+  };
+  const ScaleShape s = is_ragged ? ragged_scales(scaling, direction, rows, num_groups, columns)
+                                 : matrix_scales(scaling, direction, rows, columns);
+  const bool is_e8m0 = scale_dtype(scaling) == DType::kE8M0;
+  const TensorView data = take(element, {rows, columns}, columns);
+  return {data, take(scale_dtype(scaling), s, is_e8m0 ? round_up(s.columns, pitch) : s.columns)};
+}
+
 // `rows` for two products: the fastest of a GPU would each copy gathered rows into expert order, so
 // one step does it for both. A CPU's gather them while they read them.
-inline RaggedOperand gathered_once(const Context& context, const RaggedOperand& rows,
-                                   const moire_groups& groups, Arena& arena,
-                                   std::optional<PermuteArgs>& step) {
-  if (context.device() == Device::kCpu || !rows.row_idx.is_present()) return rows;
-  const TensorView ordered = arena.take(rows.tensor.type(), groups.capacity, rows.tensor.columns());
-  PermuteArgs& args = step.emplace();
+inline RaggedOperand gathered_once(Steps& steps, const RaggedOperand& rows,
+                                   const moire_groups& groups) {
+  if (steps.on_cpu() || !rows.row_idx.is_present()) return rows;
+  PermuteArgs args;
   args.x = rows.tensor;
   args.gather_idx = rows.row_idx;
-  args.rows = ordered;
+  args.rows = steps.arena.take(rows.tensor.type(), groups.capacity, rows.tensor.columns());
   args.groups = groups;
   args.tail = MOIRE_TAIL_UNTOUCHED;
-  return {ordered, {}, {}};
+  steps.run(permute, args);
+  return {args.rows};
+}
+
+// d = a W_g^T: the product of a forward.
+inline GroupedGemmArgs gemm_args(const RaggedOperand& a, const WeightOperand& w,
+                                 const moire_tensor& d, const moire_groups& groups, int32_t tail,
+                                 int32_t accumulation) {
+  GroupedGemmArgs gemm;
+  gemm.a = a.tensor;
+  gemm.row_idx = a.row_idx;
+  gemm.a_scales = a.scales;
+  gemm.b = w.weight;
+  gemm.b_scales = w.scales;
+  gemm.accumulation = accumulation;
+  gemm.d = d;
+  gemm.groups = groups;
+  gemm.tail = tail;
+  return gemm;
+}
+
+// grad_x = grad_y W_g, in the order of the groups.
+inline GroupedGemmArgs dgrad_args(const RaggedOperand& grad_y, const WeightOperand& w,
+                                  const moire_tensor& grad_x, const moire_groups& groups,
+                                  int32_t tail, int32_t accumulation) {
+  GroupedGemmArgs gemm = gemm_args(grad_y, w, grad_x, groups, tail, accumulation);
+  gemm.transpose_b = 1;
+  return gemm;
 }
 
 // grad_W_g = beta_g * grad_W_g + grad_y_g^T x_g for [G, out, in], its transpose for [G, in, out].
@@ -59,24 +109,6 @@ inline GroupedGemmWgradArgs wgrad_args(const RaggedOperand& grad_y, const Ragged
   gemm.beta_per_group = beta_per_group;
   gemm.groups = groups;
   gemm.accumulation = accumulation;
-  return gemm;
-}
-
-// grad_x = grad_y W_g, in the order of the groups.
-inline GroupedGemmArgs dgrad_args(const RaggedOperand& grad_y, const WeightOperand& w,
-                                  const moire_tensor& grad_x, const moire_groups& groups,
-                                  int32_t tail, int32_t accumulation) {
-  GroupedGemmArgs gemm;
-  gemm.a = grad_y.tensor;
-  gemm.row_idx = grad_y.row_idx;
-  gemm.a_scales = grad_y.scales;
-  gemm.b = w.weight;
-  gemm.b_scales = w.scales;
-  gemm.accumulation = accumulation;
-  gemm.transpose_b = 1;
-  gemm.d = grad_x;
-  gemm.groups = groups;
-  gemm.tail = tail;
   return gemm;
 }
 

@@ -6,12 +6,12 @@
 #include <moire/groups.h>
 #include <moire/quantize.h>
 
-#include <optional>
 #include <span>
+#include <string_view>
 
-#include "core/arena.h"
 #include "core/argument_check.h"
 #include "mlp/operands.h"
+#include "mlp/steps.h"
 
 namespace moire {
 
@@ -41,8 +41,8 @@ struct Recipe {
     return (layout == MOIRE_OUT_IN) == along_in ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
   }
 
-  // What z, act and their gradients are rounded to, kept or not: in 8 bits BF16, whatever x is, so
-  // that a recipe trains alike from any type; else the type of x and y.
+  // What z, act and their gradients are rounded to, kept or not: in FP8 recipes BF16, whatever x
+  // is, so that a recipe trains alike from any type; else the type of x and y.
   DType between(DType as_stored) const { return is_quantized ? DType::kBF16 : as_stored; }
   std::span<const DType> types_between() const {
     return is_quantized ? std::span<const DType>(kBF16Only) : std::span<const DType>(kFloatTypes);
@@ -60,34 +60,37 @@ struct Recipe {
 moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int32_t direction,
                           int64_t rows, int64_t columns, int64_t num_groups);
 
-// The step that makes copies, present or absent, of `source` in the order of the groups; nothing if
-// there are no groups.
-std::optional<QuantizeArgs> quantize_step(const Recipe& recipe, const RaggedOperand& source,
-                                          const moire_groups& groups,
-                                          const moire_quantized& rowwise,
-                                          const moire_quantized& columnwise);
-
-// The copies of `source` in the order of the groups that are asked for (not null) and not there
-// yet: their memory, and the step that makes them.
-void make_copies(const Recipe& recipe, DType element, const RaggedOperand& source,
-                 const moire_groups& groups, moire_quantized* rowwise, moire_quantized* columnwise,
-                 Arena& arena, std::optional<QuantizeArgs>& step);
+// Makes copies, present or absent, of `source` in the order of the groups; nothing if there are no
+// groups. `operand` is what the composite calls the source.
+void quantize_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& source,
+                      const moire_groups& groups, const moire_quantized& rowwise,
+                      const moire_quantized& columnwise, std::string_view operand);
 
 // The ragged operand of a forward product: x as it is if the recipe does not quantise or x is FP8
 // already, else its rowwise copy. `columnwise`, where it is present, is made along with it.
-RaggedOperand forward_operand(const Recipe& recipe, const RaggedOperand& x,
-                              const moire_groups& groups, const moire_quantized& columnwise,
-                              Arena& arena, std::optional<QuantizeArgs>& step);
+RaggedOperand forward_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& x,
+                              const moire_groups& groups, const moire_quantized& columnwise);
 
-// The weight of a product along `in` (forward) or along `out` (dgrad): as it is, `given`, or a
-// copy.
-WeightOperand weight_operand(const Recipe& recipe, const Weight& weight,
-                             const moire_quantized& given, bool along_in, Arena& arena,
-                             std::optional<QuantizeWeightArgs>& step);
+// The weight of a product along `in` (forward) or along `out` (dgrad): as it is, `given`, or a copy
+// of what the composite calls `operand`.
+WeightOperand weight_operand(Steps& steps, const Recipe& recipe, std::string_view operand,
+                             const Weight& weight, const moire_quantized& given, bool along_in);
 
-// A copy in expert order as an operand.
-inline RaggedOperand operand_of(const moire_quantized& copy) {
-  return {copy.data, {}, copy.scales};
+// grad_y as the products of a backward read it: rows for a dgrad, columns for a wgrad, itself for
+// sums; those that are needed.
+struct GradY {
+  RaggedOperand itself, rows, columns;
+};
+template <class A>
+RaggedOperand given_grad_y(const A& args) {
+  return {args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}};
 }
+GradY grad_y_operands(Steps& steps, const Recipe& recipe, const RaggedOperand& grad_y,
+                      const moire_groups& groups, const moire_quantized& rowwise,
+                      const moire_quantized& columnwise, bool needs_rows, bool needs_columns);
+
+// What a backward's wgrad reads of x: x, or a columnwise copy, `given` or made.
+RaggedOperand wgrad_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& x,
+                            const moire_groups& groups, const moire_quantized& given);
 
 }  // namespace moire

@@ -40,13 +40,13 @@ bool check_weight(ArgumentCheck& check, const Recipe& recipe, const QuantizableW
       {num_groups.size, out_in ? out.size : in.size, out_in ? in.size : out.size});
   return check_quantized(check, w.copy_name, w.copy, recipe.weight_scaling,
                          recipe.weight_direction(w.weight.layout, along_in),
-                         Weight(shape, w.weight.layout));
+                         ScaledShape(Weight(shape, w.weight.layout)));
 }
 
 bool check_copy(ArgumentCheck& check, const Recipe& recipe, std::string_view name,
                 const moire_quantized& copy, int32_t direction, const Groups& groups, int64_t k) {
   if (!is_given(copy)) return check.ok();
-  return check_quantized(check, name, copy, recipe.scaling, direction, groups, {"k", k});
+  return check_quantized(check, name, copy, recipe.scaling, direction, {groups, {"k", k}});
 }
 
 bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const TensorView& x,
@@ -63,7 +63,7 @@ bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const Ten
   check.ragged("x", x, "row_idx", row_idx, groups, k, kFp8Types);
   Groups rows = groups;  // x may have another number of rows than the groups
   rows.capacity = x.shape[0];
-  return check_scales(check, {"x_scales", x_scales}, recipe.scaling, MOIRE_ROWWISE, rows, k);
+  return check_scales(check, {"x_scales", x_scales}, recipe.scaling, MOIRE_ROWWISE, {rows, k});
 }
 
 }  // namespace moire

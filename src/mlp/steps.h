@@ -1,7 +1,6 @@
 // A composite op is a few calls of ops that share one workspace: its own pieces (an Arena) in
-// front, then scratch that the steps use one after another. The composite lists its steps once, for
-// a Runner; one kind of Runner sizes the scratch, the other runs. A step that reads an operand of
-// the composite under another name is given the operand's, for findings.
+// front, then scratch that the steps use one after another. The composite says its steps once, in
+// a function that is called twice: to measure the pieces and the largest scratch, and to run.
 #pragma once
 
 #include <moire/context.h>
@@ -11,56 +10,54 @@
 #include <string_view>
 
 #include "core/arena.h"
+#include "core/sizes.h"
 
 namespace moire {
 
-// Calls op.workspace(...) of each step and keeps the largest.
-class WorkspaceSizer {
+class Steps {
  public:
-  explicit WorkspaceSizer(const Context& context) : context_(context) {}
+  // Measures: no step runs, and every piece of the arena is null.
+  explicit Steps(const Context& context) : context_(context), is_measuring_(true) {}
+  // Runs the composite of this name, whose pieces and scratch have been measured.
+  Steps(std::string_view name, const Context& context, Workspace workspace, const Steps& measured)
+      : arena(workspace), context_(context.within({name, {}})) {
+    Arena pieces(workspace);
+    pieces.take(static_cast<int64_t>(measured.arena.used()));
+    scratch_ = pieces.rest();
+  }
 
+  // One step, unless an earlier one has failed. An operand of the composite that the step reads
+  // under another name is given its own, for findings.
   template <class A>
-  Status operator()(Status (*)(const Context&, const A&),
-                    Status (*workspace)(const Context&, const A&, size_t*), A& args) {
+  void run(Status (*op)(const Context&, const A&), const A& args, std::string_view operand = {}) {
+    if (is_measuring_ || !status_.ok()) return;
+    status_ = operand.empty() ? op(context_, args) : op(context_.within({{}, operand}), args);
+  }
+  template <class A>
+  void run(Status (*op)(const Context&, const A&),
+           Status (*workspace)(const Context&, const A&, size_t*), A args) {
+    if (!is_measuring_) {
+      args.workspace = scratch_;
+      return run(op, args);
+    }
     size_t bytes = 0;
-    Status status = workspace(context_, args, &bytes);
+    if (status_.ok()) status_ = workspace(context_, args, &bytes);
     largest_ = std::max(largest_, bytes);
-    return status;
   }
-  template <class A>
-  Status operator()(Status (*)(const Context&, const A&), A&, std::string_view /*operand*/ = {}) {
-    return {};
-  }
-  size_t largest() const { return largest_; }
 
- private:
-  const Context& context_;
-  size_t largest_ = 0;
-};
+  const Status& status() const { return status_; }
+  bool on_cpu() const { return context_.device() == Device::kCpu; }
+  // Of the pieces and the largest scratch, once measured.
+  size_t bytes() const { return arena.used() + largest_; }
 
-// Runs each step with what the arena left of the workspace.
-class StepRunner {
- public:
-  StepRunner(std::string_view name, const Context& context, Workspace workspace, size_t used)
-      : context_(context.within({name, {}})),
-        scratch_{workspace.data == nullptr ? nullptr : static_cast<char*>(workspace.data) + used,
-                 workspace.bytes - std::min(used, workspace.bytes)} {}
-
-  template <class A>
-  Status operator()(Status (*op)(const Context&, const A&),
-                    Status (*)(const Context&, const A&, size_t*), A& args) {
-    args.workspace = scratch_;
-    return op(context_, args);
-  }
-  template <class A>
-  Status operator()(Status (*op)(const Context&, const A&), A& args,
-                    std::string_view operand = {}) {
-    return operand.empty() ? op(context_, args) : op(context_.within({{}, operand}), args);
-  }
+  Arena arena;
 
  private:
   const Context context_;
-  Workspace scratch_;
+  const bool is_measuring_ = false;
+  Workspace scratch_ = {};
+  size_t largest_ = 0;
+  Status status_;
 };
 
 }  // namespace moire
