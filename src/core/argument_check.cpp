@@ -64,6 +64,10 @@ std::optional<Misfit> first_outside(const TensorView& t, int64_t count, int64_t 
   return std::nullopt;
 }
 
+bool is_aligned(const void* data, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0;
+}
+
 }  // namespace
 
 Status check_workspace_size(std::string_view op, size_t bytes) {
@@ -78,89 +82,66 @@ void ArgumentCheck::fail(Code code, const std::string& message) {
 
 bool ArgumentCheck::layout_of(std::string_view name, const TensorView& t,
                               std::span<const DType> dtypes, bool may_be_null) {
-  bool known = false;
-  for (const DType dtype : dtypes) known = known || dtype == t.type();
-  if (!require(known, name, " is ", t, ", needs ", AnyOf{dtypes})) return false;
+  const bool is_known = std::find(dtypes.begin(), dtypes.end(), t.type()) != dtypes.end();
+  if (!require(is_known, name, " is ", t, ", needs ", AnyOf{dtypes})) return false;
   for (int32_t i = 0; i < t.rank; ++i) {
-    if (!require(t.shape[i] >= 0, name, " is ", t, ": sizes must not be negative")) {
-      return false;
-    }
+    require(t.shape[i] >= 0, name, " is ", t, ": sizes must not be negative");
   }
-  if (!require(t.row_stride == 0 || t.row_stride >= t.columns(), name, " is ", t, ": rows of ",
-               t.columns(), " elements overlap")) {
-    return false;
-  }
+  require(t.row_stride == 0 || t.row_stride >= t.columns(), name, " is ", t, ": rows of ",
+          t.columns(), " elements overlap");
   // Of a tensor without elements too, so that no product of some of its sizes overflows.
-  int64_t bytes = product(std::max<int64_t>(t.stride(), 1), dtype_size(t.type()));
+  const int64_t element = dtype_size(t.type());
+  int64_t bytes = product(std::max<int64_t>(t.stride(), 1), element);
   for (int32_t i = 0; i + 1 < t.rank; ++i) {
     bytes = product(bytes, std::max<int64_t>(t.shape[i], 1));
   }
-  if (!require(bytes <= kMostBytes, name, " is ", t, ": its size in bytes exceeds 2^56")) {
-    return false;
-  }
+  require(bytes <= kMostBytes, name, " is ", t, ": its size in bytes exceeds 2^56");
   if (purpose_ == Purpose::kSizeWorkspace || may_be_null) return ok();
-  if (!require(t.data != nullptr || t.num_elements() == 0, name, " is ", t,
-               " but its data pointer is null")) {
-    return false;
-  }
-  return require(
-      reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_size(t.type())) == 0, name,
-      " is ", t, " but its data pointer is not aligned to its ", dtype_size(t.type()),
-      "-byte elements");
+  require(t.data != nullptr || t.num_elements() == 0, name, " is ", t,
+          " but its data pointer is null");
+  return require(is_aligned(t.data, element), name, " is ", t,
+                 " but its data pointer is not aligned to its ", element, "-byte elements");
 }
 
 bool ArgumentCheck::ranked(std::string_view name, const TensorView& t,
                            std::span<const DType> dtypes, int rank) {
-  if (!require(t.is_present(), name, " is absent, needs ", AnyOf{dtypes}, " of rank ", rank)) {
-    return false;
-  }
-  if (!require(t.rank == rank, name, " has rank ", t.rank, ", needs rank ", rank)) return false;
-  return layout_of(name, t, dtypes, false);
+  require(t.is_present(), name, " is absent, needs ", AnyOf{dtypes}, " of rank ", rank);
+  return require(t.rank == rank, name, " has rank ", t.rank, ", needs rank ", rank) &&
+         layout_of(name, t, dtypes, false);
+}
+
+bool ArgumentCheck::shape(std::string_view name, const TensorView& t, std::span<const DType> dtypes,
+                          std::span<const NamedSize> wanted) {
+  require(t.is_present(), name, " is absent, needs ", AnyOf{dtypes}, " ", Sizes{wanted});
+  const auto equals = [](const NamedSize& size, int64_t found) { return size.size == found; };
+  const bool equal = t.rank == static_cast<int32_t>(wanted.size()) &&
+                     std::equal(wanted.begin(), wanted.end(), t.shape, equals);
+  return require(equal, name, " is ", t, ", needs ", Sizes{wanted});
 }
 
 bool ArgumentCheck::tensor(std::string_view name, const TensorView& t,
-                           std::span<const DType> dtypes, std::initializer_list<NamedSize> shape) {
-  const std::span<const NamedSize> wanted(shape.begin(), shape.size());
-  if (!require(t.is_present(), name, " is absent, needs ", AnyOf{dtypes}, " ", Sizes{wanted})) {
-    return false;
-  }
-  bool equal = t.rank == static_cast<int32_t>(wanted.size());
-  for (size_t i = 0; equal && i < wanted.size(); ++i) equal = t.shape[i] == wanted[i].size;
-  if (!require(equal, name, " is ", t, ", needs ", Sizes{wanted})) return false;
-  return layout_of(name, t, dtypes, false);
+                           std::span<const DType> dtypes, std::initializer_list<NamedSize> wanted) {
+  return shape(name, t, dtypes, {wanted.begin(), wanted.size()}) &&
+         layout_of(name, t, dtypes, false);
 }
 
 bool ArgumentCheck::weight(std::string_view name, const Weight& w, std::span<const DType> dtypes,
                            NamedSize num_groups, NamedSize out, NamedSize in) {
-  if (!require(w.layout == MOIRE_OUT_IN || w.layout == MOIRE_IN_OUT, name, ".layout is ", w.layout,
-               ", must be 0 to 1")) {
-    return false;
-  }
+  const bool out_in = w.layout == MOIRE_OUT_IN, listed = w.list != nullptr;
   const TensorView t = w.tensor;
-  const NamedSize wanted[] = {num_groups, w.layout == MOIRE_OUT_IN ? out : in,
-                              w.layout == MOIRE_OUT_IN ? in : out};
-  if (!require(t.is_present(), name, " is absent, needs ", AnyOf{dtypes}, " ", Sizes{wanted})) {
-    return false;
-  }
-  const bool equal = t.rank == 3 && t.shape[0] == wanted[0].size && t.shape[1] == wanted[1].size &&
-                     t.shape[2] == wanted[2].size;
-  if (!require(equal, name, " is ", t, ", needs ", Sizes{wanted})) return false;
-  const bool listed = w.list != nullptr;
-  if (!require(reinterpret_cast<uintptr_t>(w.list) % alignof(void*) == 0, name,
-               ".list is not aligned to its ", sizeof(void*), "-byte pointers")) {
-    return false;
-  }
-  if (!require(!listed || t.data == nullptr, name, " has both packed data and a list"))
-    return false;
-  if (!layout_of(name, t, dtypes, listed)) return false;
-  if (!listed || purpose_ == Purpose::kSizeWorkspace || t.num_elements() == 0) return ok();
+  const NamedSize wanted[] = {num_groups, out_in ? out : in, out_in ? in : out};
+  require(out_in || w.layout == MOIRE_IN_OUT, name, ".layout is ", w.layout, ", must be 0 to 1");
+  shape(name, t, dtypes, wanted);
+  require(is_aligned(w.list, alignof(void*)), name, ".list is not aligned to its ", sizeof(void*),
+          "-byte pointers");
+  require(!listed || t.data == nullptr, name, " has both packed data and a list");
+  if (!ok() || !layout_of(name, t, dtypes, listed)) return false;
+  if (!listed || purpose_ == Purpose::kSizeWorkspace || t.num_elements() == 0) return true;
+  const int64_t element = dtype_size(t.type());
   for (int64_t g = 0; g < t.shape[0]; ++g) {
-    const auto address = reinterpret_cast<uintptr_t>(w.list[g]);
-    if (!require(address != 0, name, "[", g, "] of the list is null")) return false;
-    if (!require(address % static_cast<uintptr_t>(dtype_size(t.type())) == 0, name, "[", g,
-                 "] of the list is not aligned to its ", dtype_size(t.type()), "-byte elements")) {
-      return false;
-    }
+    require(w.list[g] != nullptr, name, "[", g, "] of the list is null");
+    require(is_aligned(w.list[g], element), name, "[", g, "] of the list is not aligned to its ",
+            element, "-byte elements");
   }
   return ok();
 }
@@ -172,28 +153,18 @@ bool ArgumentCheck::groups(const Groups& g) {
           ", must be at most 2^56");
   require(g.capacity <= kMostBytes, "groups.capacity is ", g.capacity, ", must be at most 2^56");
   if (!ok() || purpose_ == Purpose::kSizeWorkspace || g.num_groups == 0) return ok();
-  if (!require(g.offsets != nullptr, "groups.offsets is null but there are ", g.num_groups,
-               " groups")) {
-    return false;
-  }
-  if (!require(reinterpret_cast<uintptr_t>(g.offsets) % alignof(int64_t) == 0,
-               "groups.offsets is not aligned to its 8-byte elements")) {
-    return false;
-  }
-  if (!reads_values_) return true;
-  if (!require(g.offsets[0] == 0, "groups.offsets[0] is ", g.offsets[0], ", must be 0"))
-    return false;
+  require(g.offsets != nullptr, "groups.offsets is null but there are ", g.num_groups, " groups");
+  require(is_aligned(g.offsets, alignof(int64_t)),
+          "groups.offsets is not aligned to its 8-byte elements");
+  if (!ok() || !reads_values_) return ok();
+  require(g.offsets[0] == 0, "groups.offsets[0] is ", g.offsets[0], ", must be 0");
   for (int64_t i = 0; i < g.num_groups; ++i) {
-    if (g.offsets[i + 1] < g.offsets[i]) {
-      return require(false, "group ", i, " has offsets ", g.offsets[i], " to ", g.offsets[i + 1],
-                     ", must not decrease");
-    }
-    if (g.offsets[i + 1] > g.capacity) {
-      return require(false, "group ", i, " ends at row ", g.offsets[i + 1], ", past the capacity ",
-                     g.capacity);
-    }
+    const int64_t begin = g.offsets[i], end = g.offsets[i + 1];
+    require(begin <= end, "group ", i, " has offsets ", begin, " to ", end, ", must not decrease");
+    require(end <= g.capacity, "group ", i, " ends at row ", end, ", past the capacity ",
+            g.capacity);
   }
-  return true;
+  return ok();
 }
 
 bool ArgumentCheck::ragged(std::string_view name, const TensorView& t,
@@ -203,17 +174,13 @@ bool ArgumentCheck::ragged(std::string_view name, const TensorView& t,
     return tensor(name, t, dtypes, {{"capacity", groups.capacity}, columns});
   }
   if (!ranked(name, t, dtypes, 2)) return false;
-  if (!require(t.shape[1] == columns.size, name, " is ", t, ", needs [T, ", columns.name, "] with ",
-               columns.name, " = ", columns.size)) {
-    return false;
-  }
+  require(t.shape[1] == columns.size, name, " is ", t, ", needs [T, ", columns.name, "] with ",
+          columns.name, " = ", columns.size);
   if (!tensor(row_idx_name, row_idx, kIndexTypes, {{"capacity", groups.capacity}})) return false;
   const int64_t gathered = product(groups.capacity, columns.size, dtype_size(t.type()));
-  if (!require(gathered <= kMostBytes, name, " is ", t, ", gathered to ", groups.capacity,
-               " rows: its size in bytes exceeds 2^56")) {
-    return false;
-  }
-  if (!reads_values_ || groups.num_groups == 0) return ok();
+  require(gathered <= kMostBytes, name, " is ", t, ", gathered to ", groups.capacity,
+          " rows: its size in bytes exceeds 2^56");
+  if (!ok() || !reads_values_ || groups.num_groups == 0) return ok();
   return indices(row_idx_name, row_idx, groups.offsets[groups.num_groups], 0, t.shape[0]);
 }
 
@@ -247,8 +214,8 @@ bool ArgumentCheck::enumerator(std::string_view name, int32_t value, int32_t cou
 bool ArgumentCheck::beta(std::string_view name, int32_t beta, const uint8_t* per_group,
                          const Groups& groups) {
   enumerator(name, beta, 2);
-  if (per_group == nullptr || !ok() || !reads_values()) return ok();
-  for (int64_t g = 0; ok() && g < groups.num_groups; ++g) {
+  if (per_group == nullptr || !ok() || !reads_values_) return ok();
+  for (int64_t g = 0; g < groups.num_groups; ++g) {
     require(per_group[g] <= 1, name, "_per_group[", g, "] is ", per_group[g], ", must be 0 or 1");
   }
   return ok();
@@ -273,8 +240,7 @@ bool ArgumentCheck::workspace(const Workspace& given, size_t needed) {
                                     " bytes, needs ", needed));
     return false;
   }
-  return require(reinterpret_cast<uintptr_t>(given.data) % 256 == 0,
-                 "the workspace is not 256-byte aligned");
+  return require(is_aligned(given.data, 256), "the workspace is not 256-byte aligned");
 }
 
 }  // namespace moire

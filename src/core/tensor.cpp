@@ -1,78 +1,61 @@
 #include <moire/status.h>
 #include <moire/tensor.h>
 
+#include "core/argument_check.h"
 #include "core/format.h"
 
 namespace moire {
 
+namespace {
+
+constexpr struct {
+  Code code;
+  std::string_view name;
+} kCodes[] = {{Code::kOk, "ok"},
+              {Code::kInvalidArgument, "invalid argument"},
+              {Code::kUnsupported, "unsupported"},
+              {Code::kOutOfMemory, "out of memory"},
+              {Code::kDevice, "device"},
+              {Code::kIo, "io"},
+              {Code::kInternal, "internal"}};
+
+constexpr struct {
+  DType dtype;
+  std::string_view name;
+  int64_t size;
+} kDTypes[] = {
+    {DType::kFP32, "fp32", 4},   {DType::kBF16, "bf16", 2},   {DType::kFP16, "fp16", 2},
+    {DType::kE4M3, "e4m3", 1},   {DType::kE5M2, "e5m2", 1},   {DType::kE8M0, "e8m0", 1},
+    {DType::kInt32, "int32", 4}, {DType::kInt64, "int64", 8}, {DType::kUint8, "uint8", 1},
+    {DType::kFP64, "fp64", 8},   {DType::kNone, "none", 0}};
+
+}  // namespace
+
 std::string_view code_name(Code code) {
-  switch (code) {
-    case Code::kOk:
-      return "ok";
-    case Code::kInvalidArgument:
-      return "invalid argument";
-    case Code::kUnsupported:
-      return "unsupported";
-    case Code::kOutOfMemory:
-      return "out of memory";
-    case Code::kDevice:
-      return "device";
-    case Code::kIo:
-      return "io";
-    case Code::kInternal:
-      return "internal";
+  for (const auto& known : kCodes) {
+    if (known.code == code) return known.name;
   }
   return "unknown code";
 }
 
 int64_t dtype_size(DType dtype) {
-  switch (dtype) {
-    case DType::kNone:
-      return 0;
-    case DType::kE4M3:
-    case DType::kE5M2:
-    case DType::kE8M0:
-    case DType::kUint8:
-      return 1;
-    case DType::kBF16:
-    case DType::kFP16:
-      return 2;
-    case DType::kFP32:
-    case DType::kInt32:
-      return 4;
-    case DType::kInt64:
-    case DType::kFP64:
-      return 8;
+  for (const auto& known : kDTypes) {
+    if (known.dtype == dtype) return known.size;
   }
   return 0;
 }
 
 std::string dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::kNone:
-      return "none";
-    case DType::kFP32:
-      return "fp32";
-    case DType::kBF16:
-      return "bf16";
-    case DType::kFP16:
-      return "fp16";
-    case DType::kE4M3:
-      return "e4m3";
-    case DType::kE5M2:
-      return "e5m2";
-    case DType::kE8M0:
-      return "e8m0";
-    case DType::kUint8:
-      return "uint8";
-    case DType::kInt32:
-      return "int32";
-    case DType::kInt64:
-      return "int64";
-    case DType::kFP64:
-      return "fp64";
+  for (const auto& known : kDTypes) {
+    if (known.dtype == dtype) return std::string(known.name);
   }
   return concat("dtype ", static_cast<int32_t>(dtype));
+}
+
+std::string shape_text(const TensorView& tensor) {
+  std::string out = "[";
+  for (int32_t i = 0; i < tensor.rank; ++i) out += concat(i == 0 ? "" : ", ", tensor.shape[i]);
+  return out + "]";
 }
 
 std::string to_string(const TensorView& tensor) {
@@ -80,11 +63,7 @@ std::string to_string(const TensorView& tensor) {
   if (tensor.rank < 0 || tensor.rank > 3) {
     return concat(dtype_name(tensor.type()), " of rank ", tensor.rank);
   }
-  std::string out = dtype_name(tensor.type()) + " [";
-  for (int32_t i = 0; i < tensor.rank; ++i) {
-    out += concat(i == 0 ? "" : ", ", tensor.shape[i]);
-  }
-  out += "]";
+  std::string out = concat(dtype_name(tensor.type()), " ", shape_text(tensor));
   if (!tensor.is_contiguous()) out += concat(" with row stride ", tensor.stride());
   return out;
 }
