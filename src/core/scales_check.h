@@ -3,8 +3,8 @@
 #pragma once
 
 #include <moire/grouped_gemm.h>
+#include <moire/quantize.h>
 
-#include <string>
 #include <string_view>
 
 #include "core/argument_check.h"
@@ -12,7 +12,6 @@
 namespace moire {
 
 inline constexpr DType kFp8Types[] = {DType::kE4M3, DType::kE5M2};
-inline constexpr DType kScaleTypes[] = {DType::kE8M0, DType::kFP32};
 // What a grouped GEMM multiplies.
 inline constexpr DType kOperandTypes[] = {DType::kFP32, DType::kBF16, DType::kFP16, DType::kE4M3,
                                           DType::kE5M2};
@@ -29,27 +28,34 @@ struct ScaledTensor {
   NamedTensor data, scales;
 };
 
-// Of a ragged operand [rows, columns] whose blocks lie along its columns; `rows` is the capacity
-// or, of a gathered one, T.
-bool check_rowwise_scales(ArgumentCheck& check, const ScaledTensor& t, const Groups& groups,
-                          NamedSize columns);
-// Of a ragged operand [capacity, columns] whose blocks lie down its groups' rows. It cannot be
-// gathered: its scales are in the order of the groups.
-bool check_columnwise_scales(ArgumentCheck& check, const ScaledTensor& t,
-                             const NamedTensor& row_idx, const Groups& groups, NamedSize columns);
+// The shape of what has scales: a ragged [rows, columns], or weights [num_groups, rows, columns].
+struct ScaledShape {
+  ScaledShape(const Groups& groups, NamedSize columns_)
+      : rows{"capacity", groups.capacity}, columns(columns_), num_groups(groups.num_groups) {}
+  explicit ScaledShape(const Weight& w)
+      : rows{w.layout == MOIRE_OUT_IN ? "out" : "in", w.tensor.shape[1]},
+        columns{w.layout == MOIRE_OUT_IN ? "in" : "out", w.tensor.shape[2]},
+        num_groups(w.tensor.shape[0]),
+        is_weight(true) {}
+
+  NamedSize rows, columns;
+  int64_t num_groups;
+  bool is_weight = false;
+};
+
+// Of a ragged operand of a product, whose blocks lie along its columns or down its groups' rows.
+bool check_operand_scales(ArgumentCheck& check, const ScaledTensor& t, int32_t direction,
+                          const Groups& groups, NamedSize columns);
 // Of packed weights whose blocks lie along their last dimension or the one before it, or of tiles.
 bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTensor& t,
                          int32_t direction);
 
-// Data and scales [capacity, columns], or [G, ., .] as `w` has them, in the format that `scaling`
-// asks for; `name` is the struct's.
+// Data and scales of this shape in the format that `scaling` asks for; `name` is the struct's.
 bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
-                     int32_t scaling, int32_t direction, const Groups& groups, NamedSize columns);
-bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
-                     int32_t scaling, int32_t direction, const Weight& w);
-// The scales of a ragged [capacity, columns] alone.
+                     int32_t scaling, int32_t direction, const ScaledShape& shape);
+// The scales alone.
 bool check_scales(ArgumentCheck& check, const NamedTensor& scales, int32_t scaling,
-                  int32_t direction, const Groups& groups, NamedSize columns);
+                  int32_t direction, const ScaledShape& shape);
 // 0 or 1, and 1 only where scales are not powers of two by definition.
 bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales);
 

@@ -40,7 +40,7 @@ void check_side(ArgumentCheck& check, const NamedTensor& side, int32_t layout,
   if (layout != MOIRE_SCALES_CANONICAL) {
     return check_container(check, side.name, side.tensor, layout, args);
   }
-  check_scales(check, side, MOIRE_SCALING_MXFP8, args.direction, args.groups, {"k", args.k});
+  check_scales(check, side, MOIRE_SCALING_MXFP8, args.direction, {args.groups, {"k", args.k}});
 }
 
 void validate(ArgumentCheck& check, const ConvertScalesArgs& args) {

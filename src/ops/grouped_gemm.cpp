@@ -1,43 +1,176 @@
-// grouped_gemm: validation and dispatch.
+// The grouped GEMMs, with and without an activation in their epilogue: validation and dispatch.
 #include <moire/grouped_gemm.h>
 
+#include "core/scales_check.h"
+#include "core/sizes.h"
 #include "ops/dispatch.h"
-#include "ops/grouped_gemm_check.h"
 
 namespace moire {
 namespace {
 
-void validate(ArgumentCheck& check, const GroupedGemmArgs& args) {
-  const TensorView a(args.a), d(args.d);
-  const Weight b(args.b);
+// How products are summed. The model of a tensor core is one of FP8 operands.
+void check_accumulation(ArgumentCheck& check, int32_t accumulation, const NamedTensor& a,
+                        const NamedTensor& b) {
+  check.enumerator("accumulation", accumulation, 3);
+  if (accumulation != MOIRE_ACCUMULATE_EMULATED) return;
+  for (const NamedTensor& operand : {a, b}) {
+    check.require(is_fp8(operand.tensor), "accumulation is 2 (emulated) but ", operand.name, " is ",
+                  operand.tensor, ", needs e4m3 or e5m2 operands");
+  }
+}
+
+// The operands of a product over ragged M: rows `a`, [capacity, k] or gathered [T, k], and weights
+// `w`, of which k is `in` or, transposed, `out`.
+template <class A>
+void check_product(ArgumentCheck& check, const A& args, const ScaledTensor& a, const Weight& w,
+                   const ScaledTensor& b, NamedSize out, NamedSize in, bool is_transposed) {
   const Groups groups(args.groups);
-  const NamedSize num_groups{"G", groups.num_groups}, capacity{"capacity", groups.capacity};
+  const NamedSize k{"k", is_transposed ? out.size : in.size};
+  const bool k_is_last = (w.layout == MOIRE_OUT_IN) != is_transposed;
+  check.weight(b.data.name, w, kOperandTypes, {"G", groups.num_groups}, out, in);
+  check.require(a.data.tensor.rank != 2 || a.data.tensor.columns() == k.size, a.data.name, " is ",
+                a.data.tensor, " but ", b.data.name, " has k = ", k.size);
+  check.ragged(a.data.name, a.data.tensor, "row_idx", args.row_idx, groups, k, kOperandTypes);
+  check_operand_scales(check, a, MOIRE_ROWWISE, groups, k);
+  check_weight_scales(check, w, b, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  check_accumulation(check, args.accumulation, a.data, b.data);
+}
+
+void validate(ArgumentCheck& check, const GroupedGemmArgs& args) {
+  const Weight b(args.b);
+  const bool is_transposed = args.transpose_b != 0;
   const NamedSize out{"out", b.out_features()}, in{"in", b.in_features()};
-  const bool transposed = args.transpose_b != 0;
-  const NamedSize n{"n", transposed ? in.size : out.size};
+  const NamedSize n{"n", is_transposed ? in.size : out.size};
+  const NamedSize num_groups{"G", args.groups.num_groups},
+      capacity{"capacity", args.groups.capacity};
   check.enumerator("transpose_b", args.transpose_b, 2);
   check.enumerator("tail", args.tail, 2);
-  check.groups(groups);
-  const ScaledTensor scaled_a{{"a", a}, {"a_scales", args.a_scales}};
-  const ScaledTensor scaled_b{{"b", b.tensor}, {"b_scales", args.b_scales}};
-  check.weight("b", b, kOperandTypes, num_groups, out, in);
-  check_operand(check, scaled_a, args.row_idx, groups, "b", transposed ? out.size : in.size);
-  const bool k_is_last = (b.layout == MOIRE_OUT_IN) != transposed;
-  check_weight_scales(check, b, scaled_b, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
-  check_accumulation(check, args.accumulation, scaled_a.data, scaled_b.data);
+  check.groups(args.groups);
+  check_product(check, args, {{"a", args.a}, {"a_scales", args.a_scales}}, b,
+                {{"b", b.tensor}, {"b_scales", args.b_scales}}, out, in, is_transposed);
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, n});
   check.require(!is_present(args.bias_scale) || is_present(args.bias),
                 "bias_scale is present but bias is absent");
   check.optional_tensor("bias_scale", args.bias_scale, kFP32Only, {capacity});
-  check.tensor("d", d, kFloatTypes, {capacity, n});
+  check.tensor("d", args.d, kFloatTypes, {capacity, n});
 }
 
-std::string problem_of(const GroupedGemmArgs& args) {
+void validate(ArgumentCheck& check, const GroupedGemmGluArgs& args) {
+  const TensorView z(args.z), act(args.act);
+  const Weight b(args.b);
+  const NamedSize f{"F", b.out_features() / 2}, two_f{"2F", 2 * f.size};
+  const NamedSize num_groups{"G", args.groups.num_groups},
+      capacity{"capacity", args.groups.capacity};
+  check.enumerator("tail", args.tail, 2);
+  check.groups(args.groups);
+  check.require(b.tensor.rank != 3 || b.out_features() % 2 == 0, "b has ", b.out_features(),
+                " out features, must be even: a gate and an up for each column");
+  check_product(check, args, {{"a", args.a}, {"a_scales", args.a_scales}}, b,
+                {{"b", b.tensor}, {"b_scales", args.b_scales}}, two_f, {"k", b.in_features()},
+                false);
+  check.gated(args.activation, args.layout, f.size);
+  check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, two_f});
+  check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
+  const QuantizedCopies copies{"act_rowwise", args.act_rowwise, "act_columnwise",
+                               args.act_columnwise};
+  // act is wanted as it is, quantised, or both.
+  if (act.is_present() || !copies.any()) {
+    check.tensor("act", act, kFloatTypes, {capacity, f});
+  }
+  check.optional_tensor("z", z, kFloatTypes, {capacity, two_f});
+  check.same_dtype("z", z, "act", act);
+  check_quantized_copies(check, copies, args.fractional_scales, args.groups, f);
+  check.require(act.is_present() || z.is_present() || (args.storage >= 0 && args.storage <= 3),
+                "storage is ", static_cast<DType>(args.storage),
+                ", must be fp32, bf16, fp16 or 0 (bf16)");
+}
+
+void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
+  const TensorView z(args.z), grad_z(args.grad_z);
+  const Weight w2(args.w2);
+  const NamedSize k{"k", w2.out_features()}, f{"F", w2.in_features()};
+  const NamedSize two_f{"2F", product(2, f.size)};
+  const NamedSize num_groups{"G", args.groups.num_groups},
+      capacity{"capacity", args.groups.capacity};
+  check.enumerator("tail", args.tail, 2);
+  check.enumerator("beta", args.beta, 2);
+  check.groups(args.groups);
+  check_product(check, args, {{"grad_y", args.grad_y}, {"grad_y_scales", args.grad_y_scales}}, w2,
+                {{"w2", w2.tensor}, {"w2_scales", args.w2_scales}}, k, f, true);
+  check.gated(args.activation, args.layout, f.size);
+  check.tensor("z", z, kFloatTypes, {capacity, two_f});
+  check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
+  const QuantizedCopies copies{"grad_z_rowwise", args.grad_z_rowwise, "grad_z_columnwise",
+                               args.grad_z_columnwise};
+  // grad_z is wanted as it is, quantised, or both.
+  if (grad_z.is_present() || !copies.any()) {
+    check.tensor("grad_z", grad_z, kFloatTypes, {capacity, two_f});
+  }
+  check.same_dtype("grad_z", grad_z, "z", z);
+  check.optional_tensor("act", args.act, kFloatTypes, {capacity, f});
+  check.same_dtype("act", args.act, "z", z);
+  check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
+  check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {num_groups, two_f});
+  check_quantized_copies(check, copies, args.fractional_scales, args.groups, two_f);
+  check_quantized_copies(check, {"act_rowwise", {}, "act_columnwise", args.act_columnwise},
+                         args.fractional_scales, args.groups, f);
+}
+
+// An operand of a product over ragged K. Columnwise scales are in the order of the groups, so that
+// an FP8 one cannot be gathered.
+void check_ragged_k(ArgumentCheck& check, const ScaledTensor& t, const NamedTensor& row_idx,
+                    const Groups& groups, NamedSize columns) {
+  check.ragged(t.data.name, t.data.tensor, row_idx.name, row_idx.tensor, groups, columns,
+               kOperandTypes);
+  check.require(
+      !is_fp8(t.data.tensor) || !t.scales.tensor.is_present() || !row_idx.tensor.is_present(),
+      row_idx.name, " is present but ", t.data.name, " is ", t.data.tensor,
+      ", whose columnwise scales are in the order of the groups: gather before quantising");
+  check_operand_scales(check, t, MOIRE_COLUMNWISE, groups, columns);
+}
+
+void validate(ArgumentCheck& check, const GroupedGemmWgradArgs& args) {
+  const ScaledTensor a{{"a", args.a}, {"a_scales", args.a_scales}};
+  const ScaledTensor b{{"b", args.b}, {"b_scales", args.b_scales}};
+  const NamedSize m{"m", a.data.tensor.columns()}, n{"n", b.data.tensor.columns()};
+  Weight d(args.d);
+  d.layout = MOIRE_OUT_IN;  // which of m and n is `out` does not matter here
+  check.groups(args.groups);
+  check_ragged_k(check, a, {"a_row_idx", args.a_row_idx}, args.groups, m);
+  check_ragged_k(check, b, {"b_row_idx", args.b_row_idx}, args.groups, n);
+  check_accumulation(check, args.accumulation, a.data, b.data);
+  check.weight("d", d, kFloatTypes, {"G", args.groups.num_groups}, m, n);
+  check.beta("beta", args.beta, args.beta_per_group, args.groups);
+}
+
+// "128 groups, capacity 512, [512, 2048] x [128, 1536, 2048] bf16", "... e4m3 x bf16" where the
+// dtypes differ.
+std::string problem_text(const Groups& groups, const TensorView& a, const TensorView& b) {
+  return concat(groups.num_groups, " groups, capacity ", groups.capacity, ", ", shape_text(a),
+                " x ", shape_text(b), " ",
+                a.dtype == b.dtype ? "" : concat(dtype_name(a.type()), " x "),
+                dtype_name(b.type()));
+}
+
+// Of forward and dgrad.
+template <class A>
+std::string problem_of(const A& args) {
   return problem_text(args.groups, args.a, args.b.tensor);
+}
+template <>
+std::string problem_of(const GroupedGemmGluBackwardArgs& args) {
+  return problem_text(args.groups, args.grad_y, args.w2.tensor);
+}
+template <>
+std::string problem_of(const GroupedGemmWgradArgs& args) {
+  return problem_text(args.groups, args.a, args.b);
 }
 
 }  // namespace
 
 MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm)
+MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_glu)
+MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_glu_backward)
+MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_wgrad)
 
 }  // namespace moire

@@ -9,22 +9,23 @@
 namespace moire {
 namespace {
 
-// At least one of the two copies is there, and sound by `check_copy(name, copy, direction)`.
-template <class CheckCopy>
-void check_copies(ArgumentCheck& check, const moire_quantized& rowwise,
-                  const moire_quantized& columnwise, CheckCopy&& check_copy) {
-  check.require(is_given(rowwise) || is_given(columnwise),
+// At least one of the two copies is there, and sound.
+template <class A>
+void check_copies(ArgumentCheck& check, const A& args, const ScaledShape& shape) {
+  check.require(is_given(args.rowwise) || is_given(args.columnwise),
                 "rowwise and columnwise are both absent, needs at least one output");
-  if (is_given(rowwise)) check_copy("rowwise", rowwise, MOIRE_ROWWISE);
-  if (is_given(columnwise)) check_copy("columnwise", columnwise, MOIRE_COLUMNWISE);
+  if (is_given(args.rowwise)) {
+    check_quantized(check, "rowwise", args.rowwise, args.scaling, MOIRE_ROWWISE, shape);
+  }
+  if (is_given(args.columnwise)) {
+    check_quantized(check, "columnwise", args.columnwise, args.scaling, MOIRE_COLUMNWISE, shape);
+  }
 }
 
 std::string directions(const moire_quantized& rowwise, const moire_quantized& columnwise) {
-  const std::string r = !is_present(rowwise) ? "" : dtype_name(TensorView(rowwise.data).type());
-  const std::string c =
-      !is_present(columnwise) ? "" : dtype_name(TensorView(columnwise.data).type());
-  if (c.empty()) return concat("rowwise ", r);
-  if (r.empty()) return concat("columnwise ", c);
+  const DType r = TensorView(rowwise.data).type(), c = TensorView(columnwise.data).type();
+  if (!is_present(columnwise)) return concat("rowwise ", r);
+  if (!is_present(rowwise)) return concat("columnwise ", c);
   return concat("rowwise ", r, " and columnwise ", c);
 }
 
@@ -40,11 +41,7 @@ void validate(ArgumentCheck& check, const QuantizeArgs& args) {
   const Groups groups = resolved.get();
   if (!is_absent(args.groups)) check.groups(groups);
   check.ragged("source", source, "row_idx", row_idx, groups, {"k", source.shape[1]});
-  check_copies(
-      check, args.rowwise, args.columnwise,
-      [&](std::string_view name, const Quantized& copy, int32_t direction) {
-        check_quantized(check, name, copy, args.scaling, direction, groups, {"k", source.shape[1]});
-      });
+  check_copies(check, args, {groups, {"k", source.shape[1]}});
 }
 
 void validate(ArgumentCheck& check, const QuantizeWeightArgs& args) {
@@ -64,10 +61,7 @@ void validate(ArgumentCheck& check, const QuantizeWeightArgs& args) {
   const int64_t* s = source.tensor.shape;
   check.weight("source", source, kFloatTypes, {"G", s[0]}, {"out", source.out_features()},
                {"in", source.in_features()});
-  check_copies(check, args.rowwise, args.columnwise,
-               [&](std::string_view name, const Quantized& copy, int32_t direction) {
-                 check_quantized(check, name, copy, args.scaling, direction, source);
-               });
+  check_copies(check, args, ScaledShape(source));
 }
 
 std::string problem_of(const QuantizeArgs& args) {
