@@ -15,6 +15,7 @@ namespace moire::tool {
 namespace {
 
 using reference::Matrix;
+constexpr auto kBatch = Comparison::Rows::kBatch;
 
 Problem problem_of(const std::string& line) {
   const Result<Problem> parsed = parse_problem(line);
@@ -45,7 +46,7 @@ TEST(Comparison, PassesWhatIsRight) {
   Operands operands(problem_of(kLine), Operands::Content::kHostile);
   const Answer answer(operands);
   Comparison c(operands);
-  c.ragged("y", answer.got, answer.want, Comparison::TailRule::kZero);
+  c.add("y", answer.got, answer.want, kBatch, Comparison::TailRule::kZero);
   EXPECT_TRUE(c.passed());
   EXPECT_EQ(c.outputs()[0].elements, 20);
   EXPECT_EQ(c.outputs()[0].max_error, 0);
@@ -57,7 +58,7 @@ TEST(Comparison, NamesCoordinateGroupGotAndWant) {
   reference::write_element(answer.got, 3, 1, 32);
   reference::write_element(answer.got, 4, 2, 5);
   Comparison c(operands);
-  c.ragged("y", answer.got, answer.want, Comparison::TailRule::kZero);
+  c.add("y", answer.got, answer.want, kBatch, Comparison::TailRule::kZero);
   ASSERT_FALSE(c.passed());
   EXPECT_EQ(c.outputs()[0].mismatches, 2);
   EXPECT_EQ(c.outputs()[0].first_mismatch.find("first at [3, 1] of group 1: got 32, want 31 +- "),
@@ -69,7 +70,7 @@ TEST(Comparison, FindsAnElementThatWasNeverWritten) {
   Operands operands(problem_of(kLine), Operands::Content::kHostile);
   const TensorView untouched = operands.output("y", DType::kBF16, {7, 4});
   Comparison c(operands);
-  c.ragged("y", untouched, Matrix(5, 4), Comparison::TailRule::kUntouched);
+  c.add("y", untouched, Matrix(5, 4), kBatch, Comparison::TailRule::kUntouched);
   EXPECT_EQ(c.outputs()[0].mismatches, 20);
 }
 
@@ -77,10 +78,10 @@ TEST(Comparison, HoldsTheTailToItsRule) {
   Operands operands(problem_of(kLine), Operands::Content::kHostile);
   const Answer answer(operands);
   Comparison zero(operands), untouched(operands);
-  untouched.ragged("y", answer.got, answer.want, Comparison::TailRule::kUntouched);
+  untouched.add("y", answer.got, answer.want, kBatch, Comparison::TailRule::kUntouched);
   EXPECT_EQ(untouched.outputs()[0].mismatches, 8);
   reference::write_element(answer.got, 6, 3, 1e-30);
-  zero.ragged("y", answer.got, answer.want, Comparison::TailRule::kZero);
+  zero.add("y", answer.got, answer.want, kBatch, Comparison::TailRule::kZero);
   ASSERT_EQ(zero.outputs()[0].mismatches, 1);
   EXPECT_EQ(zero.outputs()[0].first_mismatch.find("first in the tail, at [6, 3]: got 1"), 0U);
 }
@@ -99,7 +100,12 @@ TEST(Operands, AreTheSameForTheSameSeedAndDifferentForAnother) {
   other.seed = 2;
   Operands a(p, Operands::Content::kNormal), b(p, Operands::Content::kNormal);
   Operands c(other, Operands::Content::kNormal);
-  const TensorView xa = a.gathered("x", 4), xb = b.gathered("x", 4), xc = c.gathered("x", 4);
+  const auto x_of = [](Operands& operands) {
+    const TensorView x = operands.take("x", DType::kFP32, {5, 4});
+    operands.fill_normal(x, "x", 1);
+    return x;
+  };
+  const TensorView xa = x_of(a), xb = x_of(b), xc = x_of(c);
   EXPECT_EQ(std::memcmp(xa.data, xb.data, 80), 0);
   EXPECT_NE(std::memcmp(xa.data, xc.data, 80), 0);
 }
@@ -109,9 +115,9 @@ TEST(Check, FailsWhenNothingRan) {
   const Result<Context> context = Context::create();
   ASSERT_TRUE(context.ok()) << context.status().message();
   const Context explaining = context.value().explaining();
-  for (const OpInfo& op : all_ops()) {
+  for (const Op& op : all_ops()) {
     Problem p = problem_of("groups=3 hidden=16 ffn=8 rows=20 topk=2 bias=yes splits=ragged");
-    p.op = op.op;
+    p.op = &op;
     const Verdict verdict = judge(explaining, p);
     EXPECT_EQ(verdict.kind, Verdict::Kind::kFailed) << op.name;
   }
@@ -122,11 +128,11 @@ TEST(Check, JudgesSingleRowsOfEveryProduct) {
   const Result<Context> context = Context::create();
   ASSERT_TRUE(context.ok()) << context.status().message();
   for (const char* options : {"", " gather=yes weights=in_out", " storage=list dtype=bf16"}) {
-    for (const OpInfo& op : all_ops()) {
+    for (const Op& op : all_ops()) {
       Problem p = problem_of(std::string("groups=3 hidden=48 ffn=40 rows=30 topk=2 bias=yes "
                                          "splits=4,0,26") +
                              options);
-      p.op = op.op;
+      p.op = &op;
       Operands operands(p, Operands::Content::kNormal);
       const Case what = make_case(operands);
       int64_t num_judged = 0;
@@ -150,9 +156,9 @@ TEST(Check, PassesRandomProblemsOfEveryOp) {
   const Result<Context> context = Context::create();
   ASSERT_TRUE(context.ok()) << context.status().message();
   constexpr uint64_t kSeed = 77;
-  for (const OpInfo& op : all_ops()) {
+  for (const Op& op : all_ops()) {
     for (int64_t i = 0; i < 8; ++i) {
-      const Problem p = random_problem(kSeed, i, {op.op}, {});
+      const Problem p = random_problem(kSeed, i, {&op}, {});
       const Verdict verdict = judge(context.value(), p);
       EXPECT_EQ(verdict.kind, Verdict::Kind::kPassed) << to_line(p) << "\n" << verdict.reason;
     }

@@ -1,7 +1,5 @@
 #include "baseline.h"
 
-#include <algorithm>
-
 #include "random.h"
 #include "text.h"
 
@@ -50,11 +48,12 @@ void set_openblas_threads(int num_threads) { openblas_set_num_threads(num_thread
 
 void OpenBlasBaseline::run() const {
   for (const Product& p : products_) {
+    const auto int_of = [](int64_t size) { return static_cast<blasint>(size); };
     cblas_sgemm(CblasRowMajor, p.transpose_a ? CblasTrans : CblasNoTrans,
-                p.transpose_b ? CblasTrans : CblasNoTrans, static_cast<blasint>(p.m),
-                static_cast<blasint>(p.n), static_cast<blasint>(p.k), 1.0F, p.a,
-                static_cast<blasint>(p.a_stride), p.b, static_cast<blasint>(p.b_stride), 0.0F, p.c,
-                static_cast<blasint>(p.n));
+                p.transpose_b ? CblasTrans : CblasNoTrans, int_of(p.m), int_of(p.n), int_of(p.k),
+                1.0F, static_cast<const float*>(p.a), int_of(p.columns_a()),
+                static_cast<const float*>(p.b), int_of(p.columns_b()), 0.0F,
+                static_cast<float*>(p.c), int_of(p.n));
   }
 }
 #else
@@ -63,69 +62,22 @@ void set_openblas_threads(int) {}
 void OpenBlasBaseline::run() const {}
 #endif
 
-float* OpenBlasBaseline::normal(float*& data, int64_t elements) {
-  if (data != nullptr) return data;
+char* OpenBlasBaseline::normal(int64_t elements) {
   constexpr int64_t kPeriod = 65521;
-  data = static_cast<float*>(memory_.take("baseline", elements * 4));
-  bytes_ += elements * 4;
-  Random random(static_cast<uint64_t>(bytes_));
+  auto* const data = static_cast<float*>(memory_.take("baseline", elements * 4));
+  Random random(static_cast<uint64_t>(memory_.bytes()));
   for (int64_t i = 0; i < elements; ++i) {
     data[i] = i < kPeriod ? static_cast<float>(random.normal()) : data[i - kPeriod];
   }
-  return data;
-}
-
-// Weights are [G, out, in], rows are in expert order: the layout that suits BLAS best.
-void OpenBlasBaseline::add_pass(const Problem& problem, Pass pass, Layer& layer) {
-  const int64_t out = layer.out, in = layer.in;
-  const int64_t x_size = problem.rows * in, y_size = problem.rows * out;
-  const int64_t w_size = problem.groups * out * in;
-  const std::vector<int64_t> splits = make_splits(problem);
-  int64_t row = 0;
-  for (size_t g = 0; g < splits.size(); ++g) {
-    const int64_t rows = splits[g], x_at = row * in, y_at = row * out;
-    const int64_t w_at = static_cast<int64_t>(g) * out * in;
-    row += rows;
-    if (rows == 0) continue;
-    switch (pass) {
-      case Pass::kForward:
-        products_.push_back({false, true, rows, out, in, normal(layer.x, x_size) + x_at, in,
-                             normal(layer.w, w_size) + w_at, in, normal(layer.y, y_size) + y_at});
-        break;
-      case Pass::kDgrad:
-        products_.push_back({false, false, rows, in, out, normal(layer.grad_y, y_size) + y_at, out,
-                             normal(layer.w, w_size) + w_at, in,
-                             normal(layer.grad_x, x_size) + x_at});
-        break;
-      case Pass::kWgrad:
-        products_.push_back({true, false, out, in, rows, normal(layer.grad_y, y_size) + y_at, out,
-                             normal(layer.x, x_size) + x_at, in,
-                             normal(layer.grad_w, w_size) + w_at});
-        break;
-    }
-  }
+  return reinterpret_cast<char*>(data);
 }
 
 std::unique_ptr<OpenBlasBaseline> OpenBlasBaseline::create(const Problem& problem) {
   if (openblas_name().empty()) return nullptr;
-  std::unique_ptr<OpenBlasBaseline> baseline(new OpenBlasBaseline());
-  Layer fc1{2 * problem.ffn, problem.hidden};
-  Layer fc2{problem.hidden, problem.ffn};
-  const Op op = problem.op;
-  const bool trains = op == Op::kMlp;
-  const bool is_linear = op == Op::kLinear;
-  const bool is_layer = trains || op == Op::kMlpForward;
-  const auto add = [&](bool wanted, Pass pass, Layer& layer) {
-    if (wanted) baseline->add_pass(problem, pass, layer);
-  };
-  add(is_layer || is_linear || op == Op::kFc1 || op == Op::kFc1Glu, Pass::kForward, fc1);
-  add(is_layer || op == Op::kFc2, Pass::kForward, fc2);
-  add(trains || op == Op::kFc2Dgrad || op == Op::kFc2DgradGlu, Pass::kDgrad, fc2);
-  add(trains || is_linear || op == Op::kFc1Dgrad, Pass::kDgrad, fc1);
-  add(trains || op == Op::kFc2Wgrad, Pass::kWgrad, fc2);
-  add(trains || is_linear || op == Op::kFc1Wgrad, Pass::kWgrad, fc1);
-  if (baseline->products_.empty()) return nullptr;
-  return baseline;
+  std::unique_ptr<OpenBlasBaseline> out(new OpenBlasBaseline());
+  out->products_ = products_of(problem, 4, [&](int64_t elements) { return out->normal(elements); });
+  if (out->products_.empty()) return nullptr;
+  return out;
 }
 
 }  // namespace moire::tool

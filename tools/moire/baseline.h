@@ -1,5 +1,5 @@
 // The baseline that a benchmark is measured against in the same run: the same products through
-// OpenBLAS, one cblas_sgemm per group and pass.
+// OpenBLAS, one cblas_sgemm each.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "memory.h"
-#include "problem.h"
+#include "products.h"
 
 namespace moire::tool {
 
@@ -22,33 +22,14 @@ class OpenBlasBaseline {
   // Null if the op has no GEMM or the build no OpenBLAS.
   static std::unique_ptr<OpenBlasBaseline> create(const Problem& problem);
   void run() const;
-  int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return memory_.bytes(); }
 
  private:
-  struct Product {
-    bool transpose_a, transpose_b;
-    int64_t m, n, k;
-    const float* a;
-    int64_t a_stride;
-    const float* b;
-    int64_t b_stride;
-    float* c;
-  };
-  enum class Pass { kForward, kDgrad, kWgrad };
-
   OpenBlasBaseline() : memory_(Memory::Backing::kPages) {}
-  // One linear layer's operands; each is made when a pass first needs it.
-  struct Layer {
-    int64_t out, in;
-    float *x = nullptr, *w = nullptr, *y = nullptr;
-    float *grad_y = nullptr, *grad_x = nullptr, *grad_w = nullptr;
-  };
-  void add_pass(const Problem& problem, Pass pass, Layer& layer);
-  float* normal(float*& data, int64_t elements);
+  char* normal(int64_t elements);
 
   Memory memory_;
   std::vector<Product> products_;
-  int64_t bytes_ = 0;
 };
 
 }  // namespace moire::tool

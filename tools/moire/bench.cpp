@@ -26,7 +26,7 @@ constexpr double kNotableClock = 0.03;
 // Before anything is measured: of the ops, and of their baselines, whose products are in FP32.
 void require_memory_for(const Context& context, const Group& group) {
   for (const Problem& p : group.problems) require_memory_for(context, p);
-  if (!is_product(group.problems[0].op)) return;
+  if (!group.problems[0].op->multiplies()) return;
   const std::vector<std::string> fp32 = {"dtype=fp32", "b=same", "fractional=no", "emulated=no"};
   require_memory_for(context, usage(with_settings(group.problems[0], fp32)));
 }
@@ -82,7 +82,7 @@ Prepared prepare(const Context& context, const Group& group, Team& team) {
   }
   for (const auto& op : out.ops) {
     const Problem& first = group.problems[0];
-    if (!is_bandwidth(first.op) && !out.baselines.empty()) break;
+    if (!first.op->moves_bytes && !out.baselines.empty()) break;
     auto baseline = BaselineVariant::create(first, op->bytes(), team);
     if (baseline != nullptr) out.baselines.push_back(std::move(baseline));
   }
@@ -207,7 +207,7 @@ int run_bench(const BenchOptions& options) {
   Progress progress("bench", static_cast<int64_t>(100 * groups.size()));
   for (size_t i = 0; i < groups.size(); ++i) {
     const Problem& first = groups[i].problems[0];
-    const std::string note = text(first.name, " ", info_of(first.op).name);
+    const std::string note = text(first.name, " ", first.op->name);
     const auto tick = [&](double done) {
       progress.show(static_cast<int64_t>(100 * (static_cast<double>(i) + done)), note);
     };

@@ -25,8 +25,8 @@ std::vector<Group> collect_groups(const ProblemOptions& options,
   std::vector<Group> groups;
   for (const Problem& base : collect_problems(plain)) {
     std::vector<std::string> ops = options.ops;
-    if (ops.empty() && base.op == Op::kMlp) ops.assign(std::begin(kLayerOps), std::end(kLayerOps));
-    if (ops.empty()) ops.emplace_back(info_of(base.op).name);
+    if (ops.empty() && base.is("mlp")) ops.assign(std::begin(kLayerOps), std::end(kLayerOps));
+    if (ops.empty()) ops.emplace_back(base.op->name);
     std::vector<std::string> dtypes = options.dtypes;
     if (dtypes.empty()) dtypes = defaults;
     for (std::string& dtype : dtypes) {

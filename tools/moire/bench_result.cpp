@@ -5,7 +5,6 @@
 #include <map>
 
 #include "baseline.h"
-#include "bench_variants.h"
 #include "problem_fields.h"
 #include "terminal.h"
 #include "text.h"
@@ -68,7 +67,7 @@ void add_quality(BenchResult& r, const MachineFacts& machine) {
         {Warning::Kind::kInCache, text("operands rotate over ", human_bytes(rotated), " only")});
   }
   // Where there is a BLAS, products without a row have no baseline, and nothing to be told of it.
-  if (is_product(r.problem.op) && !machine.no_baseline.empty()) {
+  if (r.problem.op->multiplies() && !machine.no_baseline.empty()) {
     r.warnings.push_back({machine.is_gpu ? Warning::Kind::kNoCuBlas : Warning::Kind::kNoBaseline,
                           machine.no_baseline});
   }
@@ -152,7 +151,7 @@ Table results_table(const std::vector<BenchResult>& results, const MachineFacts&
        Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kLeft});
   table.may_leave_out({"warnings", "p10", "p90", "x own fp32", "GB/s", "roof"});
   for (const BenchResult& r : results) {
-    const std::string op(info_of(r.problem.op).name);
+    const std::string op(r.problem.op->name);
     const std::string dtype = dtype_words(r.problem);
     if (!r.unsupported.empty()) {
       table.add({r.problem.name, op, dtype, paint(Colour::kYellow, "none")});
@@ -177,7 +176,7 @@ std::string warnings_text(const std::vector<BenchResult>& results, bool advice) 
     for (const Warning& w : r.warnings) {
       auto& [first, times] = kinds[w.kind];
       if (times++ > 0) continue;
-      first = text(info_of(r.problem.op).name, " ", dtype_words(r.problem), ": ", w.seen);
+      first = text(r.problem.op->name, " ", dtype_words(r.problem), ": ", w.seen);
     }
   }
   std::string lines;
@@ -213,7 +212,7 @@ std::string results_text(const std::vector<BenchResult>& results, const MachineF
   out += warnings_text(results, advice) + marks_text(results);
   for (const BenchResult& r : results) {
     if (r.unsupported.empty()) continue;
-    out += wrap(text(info_of(r.problem.op).name, ": ", r.unsupported), 4) + "\n";
+    out += wrap(text(r.problem.op->name, ": ", r.unsupported), 4) + "\n";
   }
   const Table table = results_table(results, machine);
   if (const auto left_out = table.left_out(); !left_out.empty()) {
@@ -230,7 +229,7 @@ nlohmann::ordered_json to_json(const BenchResult& r, const MachineFacts& m, cons
   }
   Json out = {{"problem", to_line(r.problem)},
               {"name", r.problem.name},
-              {"op", info_of(r.problem.op).name},
+              {"op", r.problem.op->name},
               {"dtype", dtype_words(r.problem)},
               {"implementation", r.implementation}};
   if (!r.unsupported.empty()) {

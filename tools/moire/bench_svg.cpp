@@ -37,7 +37,7 @@ std::string bar(int y, int height, double share, const char* style) {
 
 std::string row(const BenchResult& r, const MachineFacts& machine, int y) {
   const std::string label =
-      text(r.problem.name, " ", info_of(r.problem.op).name, " ", dtype_words(r.problem));
+      text(r.problem.name, " ", r.problem.op->name, " ", dtype_words(r.problem));
   const double share = r.roof_share(machine);
   std::string out = text("<text x='", kLeft - 8, "' y='", y + 13, "' text-anchor='end'>",
                          escape(label), "</text>\n");

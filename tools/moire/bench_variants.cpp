@@ -38,16 +38,10 @@ Status OpVariant::prepare(const Problem& problem) {
   const int64_t bytes = shapes.bytes();
   std::vector<size_t> sizes;
   for (const Call& call : what.calls) {
-    size_t needed = 0;
-    if (call.workspace != nullptr) {
-      Status sized = call.workspace(context_, &needed);
-      if (!sized.ok()) return sized;
-    }
-    sizes.push_back(needed);
-    const Context explaining = context_.explaining();
-    Status explained = call.run(explaining, shapes.workspace(needed));
-    if (!explained.ok()) return explained;
-    for (const Step& step : explaining.explanation()) {
+    const Plan planned = plan(context_, call, shapes);
+    if (!planned.status.ok()) return planned.status;
+    sizes.push_back(planned.workspace_bytes);
+    for (const Step& step : planned.steps) {
       bytes_ += static_cast<double>(step.bytes_read + step.bytes_written);
       implementation_ = step.implementation;
     }
@@ -82,35 +76,10 @@ void OpVariant::run(int64_t call) {
   if (!status.ok()) throw std::runtime_error(status.message());
 }
 
-bool is_product(Op op) {
-  const std::string_view entry = info_of(op).entry;
-  return entry.starts_with("grouped_gemm") || entry == "grouped_mlp" || entry == "grouped_linear";
-}
-
-bool is_bandwidth(Op op) {
-  switch (op) {
-    case Op::kGlu:
-    case Op::kGluBackward:
-    case Op::kConvertGlu:
-    case Op::kQuantize:
-    case Op::kQuantizeWeight:
-    case Op::kDequantize:
-    case Op::kRequantize:
-    case Op::kConvertScales:
-    case Op::kBiasBackward:
-    case Op::kPermute:
-    case Op::kUnpermute:
-    case Op::kUnpermuteBackward:
-      return true;
-    default:
-      return false;
-  }
-}
-
 std::unique_ptr<BaselineVariant> BaselineVariant::create(const Problem& problem, double bytes,
                                                          Team& team) {
   std::unique_ptr<BaselineVariant> variant(new BaselineVariant());
-  if (is_product(problem.op)) {
+  if (problem.op->multiplies()) {
     std::unique_ptr<OpenBlasBaseline> first = OpenBlasBaseline::create(problem);
     if (first == nullptr) return nullptr;
     const int64_t sets = rotating_sets(first->bytes());
@@ -122,7 +91,7 @@ std::unique_ptr<BaselineVariant> BaselineVariant::create(const Problem& problem,
     for (const auto& set : variant->products_) set->run();
     return variant;
   }
-  if (!is_bandwidth(problem.op) || bytes < 2) return nullptr;
+  if (!problem.op->moves_bytes || bytes < 2) return nullptr;
   variant->team_ = &team;
   variant->copy_bytes_ = static_cast<int64_t>(bytes / 2);
   variant->num_copies_ = rotating_sets(2 * variant->copy_bytes_);

@@ -69,7 +69,4 @@ class BaselineVariant {
   char* target_ = nullptr;
 };
 
-bool is_product(Op op);    // its baseline is OpenBLAS
-bool is_bandwidth(Op op);  // its baseline is a copy
-
 }  // namespace moire::tool

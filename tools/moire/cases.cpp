@@ -1,67 +1,203 @@
 #include "cases.h"
 
+#include <moire/ops.h>
+
+#include <bit>
+#include <concepts>
+#include <deque>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "arguments.h"
 #include "commands.h"
 #include "machine.h"
+#include "outputs.h"
+#include "reference/glu.h"
+#include "reference/grouped_gemm.h"
+#include "reference/recipe.h"
+#include "sample.h"
 #include "text.h"
 
 namespace moire::tool {
+namespace {
+
+// The library's functions for an argument struct, null where there is no workspace, and what the
+// reference says.
+template <class A>
+struct Entry;
+#define MOIRE_ENTRY_OF(name, workspace)                                                       \
+  template <>                                                                                 \
+  struct Entry<Args<moire_##name##_args>> {                                                   \
+    static constexpr Status (*kRun)(const Context&, const Args<moire_##name##_args>&) = name; \
+    static constexpr Status (*kWorkspace)(const Context&, const Args<moire_##name##_args>&,   \
+                                          size_t*) = workspace;                               \
+    static auto truth(const moire_##name##_args& args) { return reference::name(args); }      \
+  };
+#define MOIRE_ENTRY(name) MOIRE_ENTRY_OF(name, nullptr)
+#define MOIRE_ENTRY_WITH_WORKSPACE(name) MOIRE_ENTRY_OF(name, name##_workspace)
+MOIRE_FOR_EACH_OP(MOIRE_ENTRY, MOIRE_ENTRY_WITH_WORKSPACE)
+#undef MOIRE_ENTRY_WITH_WORKSPACE
+#undef MOIRE_ENTRY
+#undef MOIRE_ENTRY_OF
+
+// The arguments, with copies of what the call is going to add to.
+class Before {
+ public:
+  explicit Before(const GroupedMlpBackwardArgs& now)
+      : args(now), walk_([this](void* memory, int64_t bytes, Role role) -> void* {
+          if (role != Role::kInOut || memory == nullptr) return memory;
+          const auto* first = static_cast<const std::byte*>(memory);
+          return copies_.emplace_back(first, first + bytes).data();
+        }) {
+    visit_fields(args, walk_);
+  }
+  Before(const Before&) = delete;
+  Before& operator=(const Before&) = delete;
+
+  GroupedMlpBackwardArgs args;
+
+ private:
+  std::deque<std::vector<std::byte>> copies_;
+  staging::PointerWalk walk_;
+};
+
+template <class A, class Want>
+Call::Judge judge_by(const OpCall& call, const A& args, Want want) {
+  return [&call, args, want = std::move(want)](Comparison& c) { compare(c, call, args, want); };
+}
+
+// What the reference says, asked now; of the MLP in FP8 once the call has stored what lies between
+// its products.
+template <class A>
+Call::Judge expect(const OpCall& call, const A& args) {
+  bool is_as_stored = true;
+  if constexpr (requires { args.recipe; }) is_as_stored = args.recipe == MOIRE_RECIPE_AS_STORED;
+  if (is_as_stored) return judge_by(call, args, Entry<A>::truth(args));
+  if constexpr (std::same_as<A, GroupedLinearArgs>) {
+    return judge_by(call, args, reference::quantized_linear(args));
+  } else if constexpr (std::same_as<A, GroupedLinearBackwardArgs>) {
+    return judge_by(call, args, reference::quantized_linear_backward(args));
+  } else if constexpr (std::same_as<A, GroupedMlpArgs>) {
+    return [&call, args](Comparison& c) { compare(c, call, args, reference::quantized_mlp(args)); };
+  } else if constexpr (std::same_as<A, GroupedMlpBackwardArgs>) {
+    return [&call, args, before = std::make_shared<Before>(args)](Comparison& c) {
+      compare(c, call, args, reference::quantized_mlp_backward(before->args));
+    };
+  }
+  return nullptr;
+}
+
+// What a layer's forward keeps beside its result.
+class SavedBytes : public MemoryVisitor {
+ public:
+  explicit SavedBytes(std::vector<Call::Saved>& saved) : saved_(saved) {}
+  void field(const char* name, const moire_tensor& t, Role role, const char*) {
+    add(name, role, TensorView(t).num_bytes());
+  }
+  void field(const char* name, const moire_quantized& q, Role role, const char*) {
+    add(name, role, TensorView(q.data).num_bytes() + TensorView(q.scales).num_bytes());
+  }
+  void field(const char*, const auto&, auto&&...) {}
+
+ private:
+  void add(const std::string& name, Role role, int64_t bytes) {
+    if (is_written(role) && name != "y" && bytes > 0) saved_.push_back({name, bytes});
+  }
+  std::vector<Call::Saved>& saved_;
+};
+
+double flops_of(const OpCall& call, const Problem& p) {
+  const auto rows = static_cast<double>(p.rows), hidden = static_cast<double>(p.hidden),
+             ffn = static_cast<double>(p.ffn);
+  constexpr unsigned kFc1All = kFc1 | kFc1Dgrad | kFc1Wgrad, kFc2All = kFc2 | kFc2Dgrad | kFc2Wgrad;
+  const auto products = static_cast<unsigned>(call.products);
+  const int halves = 2 * std::popcount(products & kFc1All) + std::popcount(products & kFc2All);
+  return 2.0 * halves * rows * hidden * ffn +
+         call.flops_per_row * rows * (call.size == 'H' ? hidden : ffn);
+}
+
+// One call of a case, its workspace to come.
+template <class A>
+Call make_call(const OpCall& what, Arguments& arguments, const Problem& problem) {
+  const A args = arguments.of<A>(what);
+  Call call;
+  call.entry = what.entry;
+  call.flops = flops_of(what, problem);
+  const auto with = [args](Workspace given) {
+    A filled = args;
+    if constexpr (requires { filled.workspace; }) filled.workspace = given;
+    return filled;
+  };
+  call.run = [with](const Context& context, Workspace given) {
+    if (context.device() == Device::kCpu || context.is_explaining()) {
+      return Entry<A>::kRun(context, with(given));
+    }
+    static staging::StagedCall staged;
+    return staged.run(context, with(given), Entry<A>::kRun);
+  };
+  call.stage = [with](staging::StagedCall& staged, Workspace given) { staged.add(with(given)); };
+  call.on_device = [with](staging::StagedCall& staged, Workspace given) {
+    const A there = staged.on_device(with(given));
+    return [there](const Context& context) { return Entry<A>::kRun(context, there); };
+  };
+  if constexpr (Entry<A>::kWorkspace != nullptr) {
+    call.workspace = [args](const Context& context, size_t* bytes) {
+      return Entry<A>::kWorkspace(context, args, bytes);
+    };
+  }
+  call.expect = [&what, args] { return expect(what, args); };
+  // In FP8 an MLP is judged whole: a row of its weights' blocks does not stand for itself.
+  const bool is_mlp_in_8_bits =
+      problem.quantization != Quantization::kNone && what.entry.starts_with("grouped_mlp");
+  if constexpr (requires { one_row(args, 0, 0); }) {
+    if (!is_mlp_in_8_bits) {
+      call.expect_row = [&what, args](int64_t row, int64_t group) {
+        const Sample<A> sample = one_row(args, row, group);
+        return expect(what, sample.args);
+      };
+    }
+  }
+  if constexpr (requires { args.recipe, args.y; }) visit_fields(args, SavedBytes(call.saved));
+  return call;
+}
+
+}  // namespace
 
 Case make_case(Operands& operands) {
-  switch (operands.problem().op) {
-    case Op::kMlp:
-    case Op::kMlpForward:
-    case Op::kLinear:
-      return make_layer_case(operands);
-    case Op::kFc1:
-    case Op::kFc1Glu:
-    case Op::kFc1Dgrad:
-    case Op::kFc1Wgrad:
-    case Op::kFc2:
-    case Op::kFc2Dgrad:
-    case Op::kFc2DgradGlu:
-    case Op::kFc2Wgrad:
-    case Op::kBiasBackward:
-      return make_gemm_case(operands);
-    case Op::kGlu:
-    case Op::kGluBackward:
-    case Op::kConvertGlu:
-      return make_glu_case(operands);
-    case Op::kQuantize:
-    case Op::kQuantizeWeight:
-    case Op::kDequantize:
-    case Op::kRequantize:
-    case Op::kConvertScales:
-      return make_quantize_case(operands);
-    case Op::kRouter:
-    case Op::kRouterBackward:
-    case Op::kPermutePlan:
-    case Op::kPermute:
-    case Op::kUnpermute:
-    case Op::kUnpermuteBackward:
-    case Op::kSplitsToOffsets:
-      return make_routing_case(operands);
+  using Make = Call (*)(const OpCall&, Arguments&, const Problem&);
+#define MOIRE_MAKE(name) {#name, make_call<Args<moire_##name##_args>>},
+  static const std::map<std::string_view, Make> entries = {
+      MOIRE_FOR_EACH_OP(MOIRE_MAKE, MOIRE_MAKE)};
+#undef MOIRE_MAKE
+  Arguments arguments(operands);
+  Case out;
+  for (const OpCall& call : operands.problem().op->calls) {
+    out.calls.push_back(entries.at(call.entry)(call, arguments, operands.problem()));
   }
-  return {};
+  return out;
 }
 
-int32_t accumulation_of(const Problem& p) {
-  if (p.emulated) return MOIRE_ACCUMULATE_EMULATED;
-  return p.fast ? MOIRE_ACCUMULATE_FAST : MOIRE_ACCUMULATE_EXACT;
+MlpArgs make_mlp_args(Operands& operands) {
+  Arguments arguments(operands);
+  const std::vector<OpCall>& calls = operands.problem().op->calls;
+  const auto forward = arguments.of<GroupedMlpArgs>(calls[0]);
+  return {forward, arguments.of<GroupedMlpBackwardArgs>(calls[1])};
 }
 
-int32_t recipe_of(const Problem& p) {
-  if (p.quantization == Quantization::kNone) return MOIRE_RECIPE_AS_STORED;
-  if (p.quantization != Quantization::kMxfp8) return MOIRE_RECIPE_FP8_BLOCK;
-  return p.fast ? MOIRE_RECIPE_MXFP8_FAST : MOIRE_RECIPE_MXFP8;
+Plan plan(const Context& context, const Call& call, Operands& operands) {
+  Plan out;
+  if (call.workspace != nullptr) out.status = call.workspace(context, &out.workspace_bytes);
+  if (!out.status.ok()) return out;
+  const Context explaining = context.explaining();
+  out.status = call.run(explaining, operands.workspace(out.workspace_bytes));
+  out.steps = explaining.explanation();
+  return out;
 }
 
 void require_memory_for(const Context& context, const Problem& problem) {
   Operands operands(problem, Operands::Content::kNone);
-  for (const Call& call : make_case(operands).calls) {
-    size_t bytes = 0;
-    if (call.workspace == nullptr || !call.workspace(context, &bytes).ok()) continue;
-    operands.workspace(bytes);
-  }
+  for (const Call& call : make_case(operands).calls) plan(context, call, operands);
   const int64_t free = available_memory_bytes();
   if (operands.bytes() <= free) return;
   throw UsageError(text("found a problem of at least ",

@@ -145,15 +145,14 @@ void warn_if_slow(const Problem& p) {
                    "; --set rows=64 --set groups=8 makes it smaller"));
 }
 
-std::vector<Op> wanted_ops(const std::vector<std::string>& names) {
-  std::vector<Op> ops;
+std::vector<const Op*> wanted_ops(const std::vector<std::string>& names) {
+  std::vector<const Op*> ops;
   for (const std::string& name : names) {
-    const std::optional<Op> op = find_op(name);
-    if (!op.has_value()) {
+    ops.push_back(find_op(name));
+    if (ops.back() == nullptr) {
       throw UsageError(
           text("--ops: found \"", name, "\", needed ", needed(*find_field("op"), name)));
     }
-    ops.push_back(*op);
   }
   return ops;
 }
@@ -181,7 +180,7 @@ int run_check(const CheckOptions& options) {
     throw UsageError("check: found no problem, needed PROBLEM or --random N");
   }
   for (const Problem& p : named) require_memory_for(context, p);
-  const std::vector<Op> ops = wanted_ops(options.problems.ops);
+  const std::vector<const Op*> ops = wanted_ops(options.problems.ops);
   const std::vector<Problem> dtypes = wanted_dtypes(options.problems.dtypes);
   const auto num_named = static_cast<int64_t>(named.size());
   Totals totals;
@@ -192,7 +191,7 @@ int run_check(const CheckOptions& options) {
       const Problem problem = is_named ? named[static_cast<size_t>(i)]
                                        : random_problem(options.seed, i - num_named, ops, dtypes);
       if (is_named) warn_if_slow(problem);
-      progress.show(i, std::string(info_of(problem.op).name));
+      progress.show(i, std::string(problem.op->name));
       const Verdict verdict = judge(context, problem);
       count(verdict, totals);
       const bool is_news = is_named || options.verbose || verdict.kind == Verdict::Kind::kFailed;

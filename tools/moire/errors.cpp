@@ -80,7 +80,7 @@ void run(const Context& context, Operands& operands, A args, Status (*op)(const 
 // In the order of kOutputs.
 std::vector<double> errors_of(const Context& context, const Problem& shape, const Row& row) {
   Problem p = shape;
-  p.op = Op::kMlp;
+  p.op = find_op("mlp");
   p.dtype = row.dtype;
   p.quantization = row.quantization;
   p.element = row.gradients;
@@ -138,7 +138,7 @@ void print_row(const Row& row, const std::vector<double>& errors) {
 int run_errors(const ErrorsOptions& options) {
   const Context context = open_context(options.common);
   for (const Problem& p : collect_problems(options.problems)) {
-    if (p.op != Op::kMlp || p.rows == 0 || !options.problems.dtypes.empty()) {
+    if (!p.is("mlp") || p.rows == 0 || !options.problems.dtypes.empty()) {
       throw UsageError(
           text("errors: found \"", to_line(p),
                "\", needed op=mlp with rows, and no --dtype: each recipe has its own"));

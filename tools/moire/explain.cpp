@@ -15,48 +15,27 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct ExplainedCall {
-  std::string entry;
-  Explanation steps;
-  size_t workspace_bytes = 0;
-  std::vector<Call::Saved> saved;
-  double flops = 0;
-  Status refused;  // not ok: the call cannot run
+struct ExplainedCall : Call {
+  Plan plan;  // whose status says why the call cannot run
 
   int64_t saved_bytes() const {
     int64_t bytes = 0;
-    for (const Call::Saved& s : saved) bytes += s.bytes;
+    for (const Saved& s : saved) bytes += s.bytes;
     return bytes;
   }
 };
 
-ExplainedCall explain_call(const Context& context, const Call& call, Operands& operands) {
-  ExplainedCall out;
-  out.entry = call.entry;
-  for (const Call::Saved& s : call.saved) {
-    if (s.bytes > 0) out.saved.push_back(s);
-  }
-  out.flops = call.flops;
-  if (call.workspace != nullptr) {
-    out.refused = call.workspace(context, &out.workspace_bytes);
-    if (!out.refused.ok()) return out;
-  }
-  const Context explaining = context.explaining();
-  out.refused = call.run(explaining, operands.workspace(out.workspace_bytes));
-  out.steps = explaining.explanation();
-  return out;
-}
-
 Json to_json(const ExplainedCall& call) {
   Json out = {{"call", call.entry},
-              {"workspace_bytes", call.workspace_bytes},
+              {"workspace_bytes", call.plan.workspace_bytes},
               {"saved_bytes", call.saved_bytes()},
               {"saved", Json::object()},
               {"flops", call.flops},
-              {"steps", Json::parse(moire::to_json(call.steps))}};
+              {"steps", Json::parse(moire::to_json(call.plan.steps))}};
   for (const Call::Saved& s : call.saved) out["saved"][s.name] = s.bytes;
-  if (!call.refused.ok()) {
-    out["error"] = {{"code", code_name(call.refused.code())}, {"message", call.refused.message()}};
+  if (!call.plan.status.ok()) {
+    out["error"] = {{"code", code_name(call.plan.status.code())},
+                    {"message", call.plan.status.message()}};
   }
   return out;
 }
@@ -76,7 +55,7 @@ void print_details(const Step& s) {
 }
 
 void print(const ExplainedCall& call) {
-  std::string facts = text("workspace ", bytes(static_cast<int64_t>(call.workspace_bytes)));
+  std::string facts = text("workspace ", bytes(static_cast<int64_t>(call.plan.workspace_bytes)));
   std::vector<std::string> saved;
   for (const Call::Saved& s : call.saved) saved.push_back(text(s.name, " ", bytes(s.bytes)));
   if (!saved.empty()) facts += text(", saves ", join(saved, ", "));
@@ -87,15 +66,15 @@ void print(const ExplainedCall& call) {
   Table table(
       {"  step", "runs on", "launches", "reads", "writes", "workspace"},
       {Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
-  for (const Step& s : call.steps) {
+  for (const Step& s : call.plan.steps) {
     table.add({"  " + s.op, s.implementation, std::to_string(s.launches), bytes(s.bytes_read),
                bytes(s.bytes_written), bytes(s.workspace_bytes)});
   }
-  if (!call.steps.empty()) std::printf("%s", table.to_string().c_str());
-  for (const Step& s : call.steps) print_details(s);
-  if (!call.refused.ok()) {
+  if (!call.plan.steps.empty()) std::printf("%s", table.to_string().c_str());
+  for (const Step& s : call.plan.steps) print_details(s);
+  if (!call.plan.status.ok()) {
     const std::string why = text("  ", paint(Colour::kRed, "cannot run:"), " ");
-    std::printf("%s\n", wrap(why + call.refused.message(), 4).c_str());
+    std::printf("%s\n", wrap(why + call.plan.status.message(), 4).c_str());
   }
 }
 
@@ -103,7 +82,7 @@ void print_totals(const std::vector<ExplainedCall>& calls) {
   int64_t launches = 0, read = 0, written = 0, saved = 0;
   for (const ExplainedCall& call : calls) {
     saved += call.saved_bytes();
-    for (const Step& s : call.steps) {
+    for (const Step& s : call.plan.steps) {
       launches += s.launches;
       read += s.bytes_read;
       written += s.bytes_written;
@@ -127,8 +106,8 @@ int run_explain(const ExplainOptions& options) {
     const Case what = make_case(operands);
     std::vector<ExplainedCall> calls;
     for (const Call& call : what.calls) {
-      calls.push_back(explain_call(context, call, operands));
-      if (!calls.back().refused.ok()) exit_code = kExitFailed;
+      calls.push_back({call, plan(context, call, operands)});
+      if (!calls.back().plan.status.ok()) exit_code = kExitFailed;
     }
     if (options.common.json) {
       Json out = {{"problem", to_line(problem)}, {"device", where}};

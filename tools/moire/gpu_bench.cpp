@@ -86,7 +86,7 @@ int run_gpu_bench(const BenchOptions& options) {
   Progress progress("bench", static_cast<int64_t>(groups.size()));
   for (size_t i = 0; i < groups.size(); ++i) {
     for (const Problem& problem : groups[i].problems) {
-      const std::string note = text(problem.name, " ", info_of(problem.op).name);
+      const std::string note = text(problem.name, " ", problem.op->name);
       const auto tick = [&](double) { progress.show(static_cast<int64_t>(i), note); };
       tick(0);
       results.push_back(run_problem(context, index, problem, machine, protocol, tick));

@@ -86,17 +86,15 @@ std::unique_ptr<CuBlas> CuBlas::open(const Gpu& gpu) {
 }
 
 // cuBLAS is column-major: it gets the operands in the other order.
-Status CuBlas::multiply(DType dtype, bool transpose_a, bool transpose_b, int64_t m, int64_t n,
-                        int64_t k, const void* a, const void* b, void* c) const {
+Status CuBlas::multiply(DType dtype, const Product& p) const {
   const float one = 1, zero = 0;
   const int type = type_of(dtype);
-  const auto columns_a = static_cast<int>(transpose_a ? m : k);
-  const auto columns_b = static_cast<int>(transpose_b ? k : n);
-  const int status =
-      entries_->gemm(entries_->handle, transpose_b ? kTranspose : kNoTranspose,
-                     transpose_a ? kTranspose : kNoTranspose, static_cast<int>(n),
-                     static_cast<int>(m), static_cast<int>(k), &one, b, type, columns_b, a, type,
-                     columns_a, &zero, c, type, static_cast<int>(n), kCompute32, kDefaultAlgorithm);
+  const auto int_of = [](int64_t size) { return static_cast<int>(size); };
+  const int status = entries_->gemm(entries_->handle, p.transpose_b ? kTranspose : kNoTranspose,
+                                    p.transpose_a ? kTranspose : kNoTranspose, int_of(p.n),
+                                    int_of(p.m), int_of(p.k), &one, p.b, type,
+                                    int_of(p.columns_b()), p.a, type, int_of(p.columns_a()), &zero,
+                                    p.c, type, int_of(p.n), kCompute32, kDefaultAlgorithm);
   if (status == 0) return {};
   return {Code::kDevice, text("bench: cublasGemmEx returned ", status)};
 }
@@ -106,7 +104,7 @@ std::function<Status()> CuBlas::dense(Gpu& gpu, DType dtype) const {
   const void* const a = take_normal(gpu, dtype, kSize * kSize);
   const void* const b = take_normal(gpu, dtype, kSize * kSize);
   void* const c = gpu.take(kSize * kSize * dtype_size(dtype));
-  return [=, this] { return multiply(dtype, false, true, kSize, kSize, kSize, a, b, c); };
+  return [=, this] { return multiply(dtype, {false, true, kSize, kSize, kSize, a, b, c}); };
 }
 
 double CuBlas::dense_rate(Gpu& gpu, DType dtype) const {
@@ -119,50 +117,19 @@ double CuBlas::dense_rate(Gpu& gpu, DType dtype) const {
   return kDenseFlops / summarize(std::move(times)).median;
 }
 
-// Weights are [G, out, in], rows are in expert order.
-void CuBlasBaseline::add_linear(Gpu& gpu, const Problem& problem, int64_t out, int64_t in,
-                                bool forward, bool dgrad, bool wgrad) {
-  if (!forward && !dgrad && !wgrad) return;
-  const int64_t size = dtype_size(dtype_), groups = problem.groups;
-  const auto take = [&](int64_t elements) { return take_normal(gpu, dtype_, elements); };
-  char *x = take(problem.rows * in), *w = take(groups * out * in), *y = take(problem.rows * out);
-  char* grad_w = wgrad ? take(groups * out * in) : nullptr;
-  const std::vector<int64_t> splits = make_splits(problem);
-  int64_t row = 0;
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t rows = splits[static_cast<size_t>(g)];
-    char *x_g = x + row * in * size, *y_g = y + row * out * size, *w_g = w + g * out * in * size;
-    row += rows;
-    if (rows == 0) continue;
-    if (forward) products_.push_back({false, true, rows, out, in, x_g, w_g, y_g});
-    if (dgrad) products_.push_back({false, false, rows, in, out, y_g, w_g, x_g});
-    if (wgrad) {
-      products_.push_back({true, false, out, in, rows, y_g, x_g, grad_w + g * out * in * size});
-    }
-  }
-}
-
 std::unique_ptr<CuBlasBaseline> CuBlasBaseline::create(const CuBlas& blas, Gpu& gpu,
                                                        const Problem& problem) {
   std::unique_ptr<CuBlasBaseline> out(new CuBlasBaseline(blas, problem.dtype));
-  const Op op = problem.op;
-  const bool trains = op == Op::kMlp, is_layer = trains || op == Op::kMlpForward;
-  const bool is_linear = op == Op::kLinear;
-  out->add_linear(gpu, problem, 2 * problem.ffn, problem.hidden,
-                  is_layer || is_linear || op == Op::kFc1 || op == Op::kFc1Glu,
-                  trains || is_linear || op == Op::kFc1Dgrad,
-                  trains || is_linear || op == Op::kFc1Wgrad);
-  out->add_linear(gpu, problem, problem.hidden, problem.ffn, is_layer || op == Op::kFc2,
-                  trains || op == Op::kFc2Dgrad || op == Op::kFc2DgradGlu,
-                  trains || op == Op::kFc2Wgrad);
+  out->products_ = products_of(problem, dtype_size(problem.dtype), [&](int64_t elements) {
+    return take_normal(gpu, problem.dtype, elements);
+  });
   if (out->products_.empty()) return nullptr;
   return out;
 }
 
 Status CuBlasBaseline::enqueue() const {
   for (const Product& p : products_) {
-    Status status =
-        blas_.multiply(dtype_, p.transpose_a, p.transpose_b, p.m, p.n, p.k, p.a, p.b, p.c);
+    Status status = blas_.multiply(dtype_, p);
     if (!status.ok()) return status;
   }
   return {};

@@ -111,7 +111,7 @@ int run_sustained_bench(const BenchOptions& options) {
   Progress progress("bench", num_stretches);
   int64_t done = 0;
   for (const Problem& problem : problems) {
-    const std::string note = text(problem.name, " ", info_of(problem.op).name);
+    const std::string note = text(problem.name, " ", problem.op->name);
     progress.show(done, note);
     results.push_back(
         run_problem(context, index, problem, protocol, [&] { progress.show(++done, note); }));

@@ -27,16 +27,14 @@ int64_t rotating_sets(const Gpu& gpu, int64_t set_bytes) {
 
 void explain(const Context& context, BenchResult& r) {
   Operands shapes(r.problem, Operands::Content::kNone);
-  const Context explaining = context.explaining();
   for (const Call& call : make_case(shapes).calls) {
-    size_t bytes = 0;
-    if (call.workspace != nullptr) require(call.workspace(context, &bytes));
-    require(call.run(explaining, shapes.workspace(bytes)));
+    const Plan planned = plan(context, call, shapes);
+    require(planned.status);
+    for (const Step& step : planned.steps) {
+      r.bytes += static_cast<double>(step.bytes_read + step.bytes_written);
+      r.implementation = step.implementation;
+    }
     r.flops += call.flops;
-  }
-  for (const Step& step : explaining.explanation()) {
-    r.bytes += static_cast<double>(step.bytes_read + step.bytes_written);
-    r.implementation = step.implementation;
   }
   r.set_bytes = shapes.bytes();
 }
@@ -151,7 +149,7 @@ OpOnGpu::OpOnGpu(const Context& context, const Gpu& gpu, BenchResult& r) {
 
 GpuBaseline::GpuBaseline(const CuBlas* blas, Gpu& gpu, const BenchResult& r) {
   std::vector<std::function<Status()>> calls;
-  if (is_product(r.problem.op)) {
+  if (r.problem.op->multiplies()) {
     if (blas == nullptr || r.problem.quantization != Quantization::kNone) return;
     for (int64_t i = 0; i < r.num_sets; ++i) {
       products_.push_back(CuBlasBaseline::create(*blas, gpu, r.problem));
@@ -159,7 +157,7 @@ GpuBaseline::GpuBaseline(const CuBlas* blas, Gpu& gpu, const BenchResult& r) {
       calls.emplace_back([set = products_.back().get()] { return set->enqueue(); });
     }
     name_ = text("cuBLAS, one call per group, ", dtype_name(r.problem.dtype));
-  } else if (is_bandwidth(r.problem.op) && r.bytes >= 2) {
+  } else if (r.problem.op->moves_bytes && r.bytes >= 2) {
     const auto bytes = static_cast<int64_t>(r.bytes / 2);
     for (int64_t i = 0; i < rotating_sets(gpu, 2 * bytes); ++i) {
       void *from = gpu.take(bytes), *to = gpu.take(bytes);

@@ -20,20 +20,17 @@ using Json = nlohmann::ordered_json;
 // Whether a context takes the op on a small problem: asked, not run.
 bool takes(const Context& context, const Problem& problem) {
   Operands operands(problem, Operands::Content::kNone);
-  for (const Call& call : make_case(operands).calls) {
-    size_t bytes = 0;
-    if (call.workspace != nullptr && !call.workspace(context, &bytes).ok()) return false;
-    if (!call.run(context.explaining(), operands.workspace(bytes)).ok()) return false;
-  }
-  return true;
+  const Case what = make_case(operands);
+  return std::all_of(what.calls.begin(), what.calls.end(),
+                     [&](const Call& call) { return plan(context, call, operands).status.ok(); });
 }
 
 // The values of a problem's `dtype` that each op takes on a context.
 Json dtypes_by_op(const Context& context) {
   Json out = Json::object();
-  for (const OpInfo& op : all_ops()) {
+  for (const Op& op : all_ops()) {
     Problem problem;
-    problem.op = op.op;
+    problem.op = &op;
     problem.groups = problem.topk = 2;
     problem.hidden = problem.ffn = problem.rows = 32;
     Json dtypes = Json::array();
@@ -48,7 +45,7 @@ Json dtypes_by_op(const Context& context) {
     for (const Format& format : formats) {
       problem.quantization = format.quantization;
       problem.fast = format.fast;
-      if (multiplies(op) && takes(context, problem)) dtypes.push_back(dtype_word(format));
+      if (op.multiplies() && takes(context, problem)) dtypes.push_back(dtype_word(format));
     }
     out[std::string(op.name)] = dtypes;
   }
@@ -129,8 +126,8 @@ void print(const Json& info) {
     // Fastest first.
     Table table({"  problem op", "entry", "implementations", "dtypes"},
                 std::vector<Table::Align>(4, Table::Align::kLeft));
-    for (const OpInfo& op : all_ops()) {
-      const std::string entry(op.entry);
+    for (const Op& op : all_ops()) {
+      const std::string entry(op.entry());
       // A layer is made of the ops below it and has no implementations of its own.
       const bool is_op = kind["ops"].contains(entry);
       const std::string names =

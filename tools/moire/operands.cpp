@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "machine.h"
 #include "random.h"
+#include "reference/fp8.h"
 #include "reference/tensor.h"
 #include "text.h"
 
@@ -90,6 +91,26 @@ const Problem& with_arrays_that_fit(const Problem& p, Operands::Content content)
 
 TensorView flat(const TensorView& t) { return {t.data, t.type(), {t.num_elements()}}; }
 
+uint64_t hash(const std::string& name) {  // FNV-1a
+  uint64_t h = 0xCBF29CE484222325ULL;
+  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3ULL;
+  return h;
+}
+
+const std::vector<uint8_t>& normal_codes(DType element) {
+  constexpr size_t kCodes = 65521;  // after which they repeat: a prime
+  const auto make = [](DType type) {
+    std::vector<uint8_t> codes(kCodes);
+    Random random(1);
+    for (uint8_t& code : codes) {
+      code = reference::encode_fp8(type, random.normal() * Operands::reach(type));
+    }
+    return codes;
+  };
+  static const std::vector<uint8_t> e4m3 = make(DType::kE4M3), e5m2 = make(DType::kE5M2);
+  return element == DType::kE4M3 ? e4m3 : e5m2;
+}
+
 }  // namespace
 
 Operands::Operands(const Problem& problem, Content content)
@@ -100,7 +121,7 @@ Operands::Operands(const Problem& problem, Content content)
       offsets_(splits_.size() + 1, 0) {
   for (size_t g = 0; g < splits_.size(); ++g) offsets_[g + 1] = offsets_[g] + splits_[g];
   groups_ = Groups(offsets_.data(), problem.groups, problem.capacity());
-  if (is_filled()) route();
+  if (content != Content::kNone) route();
 }
 
 int64_t Operands::group_of(int64_t row) const {
@@ -136,7 +157,7 @@ void Operands::route() {
   }
 }
 
-TensorView Operands::take(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
+TensorView Operands::take(const std::string& name, DType dtype, const Shape& shape) {
   TensorView t;
   t.dtype = static_cast<int32_t>(dtype);
   std::vector<int64_t> factors = {dtype_size(dtype)};
@@ -146,7 +167,7 @@ TensorView Operands::take(const std::string& name, DType dtype, const std::vecto
 }
 
 void Operands::fill_normal(const TensorView& t, const std::string& name, double scale) const {
-  if (!is_filled()) return;
+  if (content_ == Content::kNone) return;
   const std::vector<float>& numbers = normal_numbers();
   auto place = static_cast<int64_t>(Random(problem_.seed ^ hash(name)).below(kPeriod));
   const TensorView elements = flat(t);
@@ -163,7 +184,7 @@ void Operands::fill_normal(const TensorView& t, const std::string& name, double 
 }
 
 void Operands::poison(const TensorView& t, int64_t first_row) const {
-  if (!is_hostile() || t.num_elements() == 0) return;
+  if (!is_judged() || t.num_elements() == 0) return;
   const int64_t from = t.rank == 1 ? first_row : first_row * t.stride();
   if (is_index(t.type())) {
     for (int64_t i = from; i < t.num_elements(); ++i) write_index(t, i, kPoisonIndex);
@@ -178,87 +199,49 @@ void Operands::poison_tail(const TensorView& t) const {
   if (problem_.tail > 0) poison(t, problem_.rows);
 }
 
-TensorView Operands::input(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
-                           double scale) {
-  const TensorView t = take(name, dtype, shape);
-  fill_normal(t, name, scale);
-  return t;
-}
-
-TensorView Operands::ragged(const std::string& name, DType dtype, int64_t columns) {
-  const TensorView t = input(name, dtype, {problem_.capacity(), columns});
-  poison_tail(t);
-  return t;
-}
-
-TensorView Operands::gathered(const std::string& name, DType dtype, int64_t columns) {
-  if (!problem_.gather) return ragged(name, dtype, columns);
-  return input(name, dtype, {problem_.tokens(), columns});
-}
-
-TensorView Operands::probs() {
-  if (!problem_.probs) return {};
-  const TensorView t = take("probs", DType::kFP32, {problem_.capacity()});
-  Random random(problem_.seed ^ hash("probs"));
-  for (int64_t i = 0; is_filled() && i < t.num_elements(); ++i) {
+void Operands::fill_uniform(const TensorView& t, const std::string& name) const {
+  if (content_ == Content::kNone) return;
+  Random random(problem_.seed ^ hash(name));
+  for (int64_t i = 0; i < t.num_elements(); ++i) {
     static_cast<float*>(t.data)[i] = static_cast<float>(random.uniform());
   }
-  poison_tail(t);
-  return t;
 }
 
-TensorView Operands::topk_weights() {
-  const TensorView t = take("topk_weights", DType::kFP32, {problem_.tokens(), problem_.topk});
-  Random random(problem_.seed ^ hash("topk_weights"));
-  for (int64_t i = 0; is_filled() && i < t.num_elements(); ++i) {
-    static_cast<float*>(t.data)[i] = static_cast<float>(random.uniform());
+void Operands::fill_indices(const TensorView& t, const std::vector<int64_t>& values) const {
+  if (content_ == Content::kNone) return;
+  for (size_t i = 0; i < values.size(); ++i) write_index(t, static_cast<int64_t>(i), values[i]);
+}
+
+void Operands::fill_codes(const TensorView& t, const std::string& name) const {
+  if (content_ == Content::kNone) return;
+  const std::vector<uint8_t>& codes = normal_codes(t.type());
+  Random random(problem_.seed ^ hash(name));
+  auto place = static_cast<size_t>(random.below(static_cast<int64_t>(codes.size())));
+  auto* const data = static_cast<uint8_t*>(t.data);
+  for (int64_t i = 0; i < t.num_elements(); ++i) {
+    data[i] = codes[place];
+    place = place + 1 == codes.size() ? 0 : place + 1;
   }
-  return t;
 }
 
-TensorView Operands::bias(const std::string& name, int64_t columns) {
-  if (!problem_.bias) return {};
-  return input(name, problem_.stored(), {problem_.groups, columns}, 0.5);
-}
-
-moire_weight Operands::take_weight(const std::string& name, DType dtype, int64_t out, int64_t in) {
-  const int64_t rows = problem_.in_out ? in : out;
-  const int64_t columns = problem_.in_out ? out : in;
-  moire_weight w{};
-  w.layout = problem_.in_out ? MOIRE_IN_OUT : MOIRE_OUT_IN;
-  if (!problem_.listed) {
-    w.tensor = take(name, dtype, {problem_.groups, rows, columns});
-    return w;
-  }
-  w.tensor = TensorView(nullptr, dtype, {problem_.groups, rows, columns});
-  std::vector<const void*>& list = lists_.emplace_back();
-  for (int64_t g = 0; g < problem_.groups; ++g) {
-    list.push_back(take(name + "[" + std::to_string(g) + "]", dtype, {rows, columns}).data);
-  }
-  w.list = list.data();
-  return w;
-}
-
-moire_weight Operands::weight(const std::string& name, DType dtype, int64_t out, int64_t in) {
-  const moire_weight w = take_weight(name, dtype, out, in);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(in));
-  if (!problem_.listed) {
-    fill_normal(w.tensor, name, scale);
-  } else {
-    for (int64_t g = 0; g < problem_.groups; ++g) {
-      fill_normal(Weight(w).matrix(g), name + std::to_string(g), scale);
+void Operands::fill_scales(const TensorView& t, const std::string& name, double scale,
+                           int64_t first, int64_t count) const {
+  if (content_ == Content::kNone) return;
+  Random random(problem_.seed ^ hash(name) ^ static_cast<uint64_t>(first));
+  const int middle = std::ilogb(scale);
+  for (int64_t i = first * t.columns(); i < (first + count) * t.columns(); ++i) {
+    const int exponent = middle + static_cast<int>(random.below(3)) - 1;
+    if (t.type() == DType::kE8M0) {
+      static_cast<uint8_t*>(t.data)[i] = static_cast<uint8_t>(127 + exponent);
+    } else {
+      const double fraction = problem_.fractional ? random.uniform() : 0;
+      static_cast<float*>(t.data)[i] = static_cast<float>(std::ldexp(1 + fraction, exponent));
     }
   }
-  return w;
 }
 
-TensorView Operands::codes(const std::string& name, DType dtype,
-                           const std::vector<int64_t>& shape) {
-  const TensorView t = take(name, dtype, shape);
-  if (!is_hostile()) {
-    fill_codes(t, name);
-    return t;
-  }
+void Operands::fill_any_codes(const TensorView& t, const std::string& name) const {
+  if (!is_judged()) return fill_codes(t, name);
   Random random(problem_.seed ^ hash(name));
   auto* const data = static_cast<uint8_t*>(t.data);
   const int64_t count = std::min(t.num_elements(), kPeriod);
@@ -266,20 +249,15 @@ TensorView Operands::codes(const std::string& name, DType dtype,
   for (int64_t i = 0; i < count; ++i) data[i] = static_cast<uint8_t>(random.bits() & 0xBF);
   repeat_period(t);
   if (t.rank == 2) poison_tail(t);
-  return t;
 }
 
-TensorView Operands::scales(const std::string& name, DType dtype, const std::vector<int64_t>& shape,
-                            int64_t block_rows) {
-  const TensorView t = take(name, dtype, shape);
-  if (!is_hostile()) {
-    fill_scales(t, name, 0x1p-6, 0, t.num_rows());
-    return t;
-  }
+void Operands::fill_any_scales(const TensorView& t, const std::string& name,
+                               int64_t block_rows) const {
+  if (!is_judged()) return fill_scales(t, name, 0x1p-6, 0, t.num_rows());
   Random random(problem_.seed ^ hash(name));
   const auto fill_row = [&](int64_t row) {
     for (int64_t i = row * t.columns(); i < (row + 1) * t.columns(); ++i) {
-      if (dtype == DType::kE8M0) {
+      if (t.type() == DType::kE8M0) {
         static_cast<uint8_t*>(t.data)[i] = static_cast<uint8_t>(117 + random.below(21));
       } else {
         static_cast<float*>(t.data)[i] = static_cast<float>(random.uniform());
@@ -293,94 +271,17 @@ TensorView Operands::scales(const std::string& name, DType dtype, const std::vec
     for (int64_t i = 0; i * block_rows < rows; ++i) fill_row(at + i);
   }
   for (int64_t i = 0; block_rows == 0 && i < t.num_rows(); ++i) fill_row(i);
-  return t;
 }
 
-TensorView Operands::output(const std::string& name, DType dtype,
-                            const std::vector<int64_t>& shape) {
+TensorView Operands::output(const std::string& name, DType dtype, const Shape& shape) {
   const TensorView t = take(name, dtype, shape);
   poison(t);
   return t;
 }
 
-TensorView Operands::accumulator(const std::string& name, DType dtype,
-                                 const std::vector<int64_t>& shape, bool accumulates) {
-  if (!accumulates) return output(name, dtype, shape);
-  return input(name, dtype, shape);
-}
-
-TensorView Operands::row_accumulator(const std::string& name, bool accumulates) {
-  const TensorView t = accumulator(name, DType::kFP32, {problem_.capacity()}, accumulates);
-  poison_tail(t);
-  return t;
-}
-
-moire_weight Operands::weight_gradient(const std::string& name, int64_t out, int64_t in) {
-  const moire_weight w = take_weight(name, wgrad_dtype(), out, in);
-  const uint8_t* betas = beta_per_group();
-  for (int64_t g = 0; g < problem_.groups; ++g) {
-    const TensorView matrix = Weight(w).matrix(g);
-    const bool accumulates = betas != nullptr ? betas[g] != 0 : problem_.beta == 1;
-    if (accumulates) {
-      fill_normal(matrix, name + std::to_string(g), 1.0);
-    } else {
-      poison(matrix);
-    }
-  }
-  return w;
-}
-
-const uint8_t* Operands::beta_per_group() {
-  if (problem_.beta != 2 || problem_.groups == 0) return nullptr;
-  if (betas_.empty()) {
-    for (int64_t g = 0; g < problem_.groups; ++g) betas_.push_back(g % 2 == 0 ? 1 : 0);
-  }
-  return betas_.data();
-}
-
-TensorView Operands::index(const std::string& name, const std::vector<int64_t>& shape,
-                           const std::vector<int64_t>& values) {
-  const DType dtype = problem_.seed % 2 == 0 ? DType::kInt32 : DType::kInt64;
-  const TensorView t = take(name, dtype, shape);
-  for (size_t i = 0; is_filled() && i < values.size(); ++i)
-    write_index(t, static_cast<int64_t>(i), values[i]);
-  return t;
-}
-
-TensorView Operands::topk_idx() {
-  return index("topk_idx", {problem_.tokens(), problem_.topk}, expert_of_choice_);
-}
-
-TensorView Operands::gather_idx() {
-  const TensorView t = index("gather_idx", {problem_.capacity()}, token_of_row_);
-  poison_tail(t);
-  return t;
-}
-
-TensorView Operands::scatter_idx() {
-  return index("scatter_idx", {problem_.tokens(), problem_.topk}, row_of_choice_);
-}
-
-TensorView Operands::row_idx() { return problem_.gather ? gather_idx() : TensorView(); }
-
-const OffsetsOutput* Operands::offset_outputs() {
-  const int64_t groups = problem_.groups;
-  offset_outputs_ = {{output("offsets", DType::kInt64, {groups + 1}), 0, 0},
-                     {output("ends", DType::kInt32, {groups}), 1, 1},
-                     {output("element offsets", DType::kInt64, {groups + 1}), problem_.hidden, 0}};
-  return offset_outputs_.data();
-}
-
 Workspace Operands::workspace(size_t bytes) {
   const TensorView t = output("workspace", DType::kUint8, {static_cast<int64_t>(bytes)});
   return {t.data, bytes};
-}
-
-DType Operands::out_dtype() const {
-  return problem_.out == DType::kNone ? problem_.dtype : problem_.out;
-}
-DType Operands::wgrad_dtype() const {
-  return problem_.out == DType::kNone ? DType::kFP32 : problem_.out;
 }
 
 }  // namespace moire::tool

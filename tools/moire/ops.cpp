@@ -3,53 +3,137 @@
 #include <algorithm>
 
 namespace moire::tool {
+namespace {
 
-const std::vector<OpInfo>& all_ops() {
-  static const std::vector<OpInfo> ops = {
-      {Op::kMlp, "mlp", "grouped_mlp", "the whole layer, forward and backward"},
-      {Op::kMlpForward, "mlp_forward", "grouped_mlp", "y = glu(x W1^T + b1) p W2^T + p b2"},
-      {Op::kLinear, "linear", "grouped_linear", "y = x W1^T + p b1, forward and backward"},
-      {Op::kFc1, "fc1", "grouped_gemm", "z = x W1^T + b1"},
-      {Op::kFc1Glu, "fc1_glu", "grouped_gemm_glu", "z = x W1^T + b1, act = glu(z) p"},
-      {Op::kFc1Dgrad, "fc1_dgrad", "grouped_gemm", "dx = dz W1"},
-      {Op::kFc1Wgrad, "fc1_wgrad", "grouped_gemm_wgrad", "dW1 = beta dW1 + dz^T x"},
-      {Op::kFc2, "fc2", "grouped_gemm", "y = act W2^T + p b2"},
-      {Op::kFc2Dgrad, "fc2_dgrad", "grouped_gemm", "dact = dy W2"},
-      {Op::kFc2DgradGlu, "fc2_dgrad_glu", "grouped_gemm_glu_backward",
-       "dact = dy W2, then dz, dp, act, db1"},
-      {Op::kFc2Wgrad, "fc2_wgrad", "grouped_gemm_wgrad", "dW2 = beta dW2 + dy^T act"},
-      {Op::kBiasBackward, "bias_backward", "bias_backward", "db2 = sum p dy, dp = dy b2"},
-      {Op::kGlu, "glu", "glu", "act = glu(z) p"},
-      {Op::kGluBackward, "glu_backward", "glu_backward", "dz, dp and act from dact"},
-      {Op::kConvertGlu, "convert_glu", "convert_glu", "W1 from two halves to `layout`"},
-      {Op::kQuantize, "quantize", "quantize", "x to FP8 codes and scales"},
-      {Op::kQuantizeWeight, "quantize_weight", "quantize_weight", "W1 to FP8 codes and scales"},
-      {Op::kDequantize, "dequantize", "dequantize",
-       "FP8 codes times scales, of x or (tiles) of W1"},
-      {Op::kRequantize, "requantize", "requantize", "FP8 from one direction to the other"},
-      {Op::kConvertScales, "convert_scales", "convert_scales", "scales to `scales` and back"},
-      {Op::kRouter, "router", "router", "top-k experts of each token and their weights"},
-      {Op::kRouterBackward, "router_backward", "router_backward", "gradient of the logits"},
-      {Op::kPermutePlan, "permute_plan", "permute_plan", "offsets, gather and scatter indices"},
-      {Op::kPermute, "permute", "permute", "tokens into expert order"},
-      {Op::kUnpermute, "unpermute", "unpermute", "weighted sum back to tokens"},
-      {Op::kUnpermuteBackward, "unpermute_backward", "unpermute_backward",
-       "gradients of rows and weights"},
-      {Op::kSplitsToOffsets, "splits_to_offsets", "splits_to_offsets", "offsets from splits"},
+constexpr int kForward = kFc1 | kFc2;
+constexpr int kBackward = kDgrads | kFc1Wgrad | kFc2Wgrad;
+
+}  // namespace
+
+const std::vector<Op>& all_ops() {
+  static const std::vector<Op> ops = {
+      {"mlp",
+       "the whole layer, forward and backward",
+       {{"grouped_mlp", {}, kForward}, {"grouped_mlp_backward", {}, kBackward}}},
+      {"mlp_forward", "y = glu(x W1^T + b1) p W2^T + p b2", {{"grouped_mlp", {}, kForward}}},
+      {"linear",
+       "y = x W1^T + p b1, forward and backward",
+       {{"grouped_linear",
+         {{"w", "w1"}, {"bias", "b1"}, {"scale", "probs"}, {"K", "H"}, {"N", "Z"}},
+         kFc1},
+        {"grouped_linear_backward",
+         {{"w", "w1"}, {"bias", "b1"}, {"scale", "probs"}, {"K", "H"}, {"N", "Z"}},
+         kFc1Dgrad | kFc1Wgrad}}},
+      {"fc1",
+       "z = x W1^T + b1",
+       {{"grouped_gemm", {{"a", "x"}, {"b", "w1"}, {"bias", "b1"}, {"K", "H"}, {"N", "Z"}}, kFc1}}},
+      {"fc1_glu",
+       "z = x W1^T + b1, act = glu(z) p",
+       {{"grouped_gemm_glu", {{"a", "x"}, {"b", "w1"}, {"bias", "b1"}}, kFc1}}},
+      {"fc1_dgrad",
+       "dx = dz W1",
+       {{"grouped_gemm", {{"a", "grad_z"}, {"b", "w1"}, {"K", "Z"}, {"N", "H"}}, kFc1Dgrad}}},
+      {"fc1_wgrad",
+       "dW1 = beta dW1 + dz^T x",
+       {{"grouped_gemm_wgrad",
+         {{"a", "grad_z"}, {"b", "x"}, {"d", "grad_w1"}, {"M", "Z"}, {"N", "H"}},
+         kFc1Wgrad}}},
+      {"fc2",
+       "y = act W2^T + p b2",
+       {{"grouped_gemm",
+         {{"a", "act"},
+          {"b", "w2"},
+          {"bias", "b2"},
+          {"bias_scale", "probs"},
+          {"K", "F"},
+          {"N", "H"}},
+         kFc2}}},
+      {"fc2_dgrad",
+       "dact = dy W2",
+       {{"grouped_gemm", {{"a", "grad_y"}, {"b", "w2"}, {"K", "H"}, {"N", "F"}}, kFc2Dgrad}}},
+      {"fc2_dgrad_glu",
+       "dact = dy W2, then dz, dp, act, db1",
+       {{"grouped_gemm_glu_backward", {{"grad_bias", "grad_b1"}}, kFc2Dgrad}}},
+      {"fc2_wgrad",
+       "dW2 = beta dW2 + dy^T act",
+       {{"grouped_gemm_wgrad",
+         {{"a", "grad_y"}, {"b", "act"}, {"d", "grad_w2"}, {"M", "H"}, {"N", "F"}},
+         kFc2Wgrad}}},
+      {"bias_backward",
+       "db2 = sum p dy, dp = dy b2",
+       {{"bias_backward",
+         {{"scale", "probs"}, {"bias", "b2"}, {"grad_bias", "grad_b2"}, {"N", "H"}},
+         0,
+         4,
+         'H'}},
+       true},
+      {"glu", "act = glu(z) p", {{"glu", {}, 0, 8}}, true},  // exp counts as 4
+      {"glu_backward", "dz, dp and act from dact", {{"glu_backward", {}, 0, 16}}, true},
+      {"convert_glu",
+       "W1 from two halves to `layout`",
+       {{"convert_glu", {{"source", "w1"}, {"target", "converted"}}}},
+       true},
+      {"quantize",
+       "x to FP8 codes and scales",
+       {{"quantize", {{"source", "x"}, {"K", "H"}}}},
+       true},
+      {"quantize_weight",
+       "W1 to FP8 codes and scales",
+       {{"quantize_weight", {{"source", "w1"}, {"K", "H"}, {"N", "Z"}}}},
+       true},
+      {"dequantize",
+       "FP8 codes times scales, of x or (tiles) of W1",
+       {{"dequantize", {{"source", "x"}, {"target", "decoded"}, {"K", "H"}, {"N", "Z"}}}},
+       true},
+      {"requantize",
+       "FP8 from one direction to the other",
+       {{"requantize", {{"source", "x"}, {"K", "H"}}}},
+       true},
+      // And back from what the first call wrote.
+      {"convert_scales",
+       "scales to `scales` and back",
+       {{"convert_scales", {{"source", "scales"}, {"target", "converted"}}},
+        {"convert_scales", {{"source", "converted"}, {"target", "converted"}}}},
+       true},
+      {"router", "top-k experts of each token and their weights", {{"router", {}}}},
+      {"router_backward",
+       "gradient of the logits",
+       {{"router_backward", {{"topk_idx", "choices"}}}}},
+      {"permute_plan", "offsets, gather and scatter indices", {{"permute_plan", {}}}},
+      {"permute", "tokens into expert order", {{"permute", {}}}, true},
+      {"unpermute",
+       "weighted sum back to tokens",
+       {{"unpermute", {{"weights", "topk_weights"}}, 0, 2, 'H'}},
+       true},
+      {"unpermute_backward",
+       "gradients of rows and weights",
+       {{"unpermute_backward", {{"weights", "topk_weights"}}, 0, 3, 'H'}},
+       true},
+      {"splits_to_offsets", "offsets from splits", {{"splits_to_offsets", {}}}},
   };
   return ops;
 }
 
-const OpInfo& info_of(Op op) {
+const Op* find_op(std::string_view name) {
   const auto& ops = all_ops();
-  return *std::find_if(ops.begin(), ops.end(), [&](const OpInfo& info) { return info.op == op; });
+  const auto found =
+      std::find_if(ops.begin(), ops.end(), [&](const Op& op) { return op.name == name; });
+  return found == ops.end() ? nullptr : &*found;
 }
 
-std::optional<Op> find_op(std::string_view name) {
-  for (const OpInfo& info : all_ops()) {
-    if (info.name == name) return info.op;
+std::string_view OpCall::name_of(std::string_view field) const {
+  for (const auto& [from, to] : names) {
+    if (from == field) return to;
   }
-  return std::nullopt;
+  return field;
 }
+
+int Op::products() const {
+  int all = 0;
+  for (const OpCall& call : calls) all |= call.products;
+  return all;
+}
+
+bool Op::is_layer() const { return multiplies() && !entry().starts_with("grouped_gemm"); }
 
 }  // namespace moire::tool

@@ -1,55 +1,51 @@
-// The operations that a problem can name: each op of the library, named by its place in the MLP.
+// The operations that a problem can name, each a row: the library's calls that it makes, and what
+// their fields stand for in the layer that the problem describes.
 #pragma once
 
-#include <optional>
+#include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace moire::tool {
 
-enum class Op {
-  kMlp,
-  kMlpForward,
-  kLinear,
-  kFc1,
-  kFc1Glu,
-  kFc1Dgrad,
-  kFc1Wgrad,
-  kFc2,
-  kFc2Dgrad,
-  kFc2DgradGlu,
-  kFc2Wgrad,
-  kBiasBackward,
-  kGlu,
-  kGluBackward,
-  kConvertGlu,
-  kQuantize,
-  kQuantizeWeight,
-  kDequantize,
-  kRequantize,
-  kConvertScales,
-  kRouter,
-  kRouterBackward,
-  kPermutePlan,
-  kPermute,
-  kUnpermute,
-  kUnpermuteBackward,
-  kSplitsToOffsets,
+// The products of a layer's two linear halves, as bits.
+enum Products : uint8_t {
+  kFc1 = 1,
+  kFc1Dgrad = 2,
+  kFc1Wgrad = 4,
+  kFc2 = 8,
+  kFc2Dgrad = 16,
+  kFc2Wgrad = 32,
+  kDgrads = kFc1Dgrad | kFc2Dgrad,
 };
 
-struct OpInfo {
-  Op op;
+struct OpCall {
+  std::string_view entry;  // of the library
+  // What a field is called after where that is not its own name, and so what its data are; and the
+  // size that a letter of moire/fields.h stands for where the struct does not say.
+  std::vector<std::pair<std::string_view, std::string_view>> names;
+  int products = 0;
+  double flops_per_row = 0;  // of what is no product, times H or F
+  char size = 'F';
+
+  std::string_view name_of(std::string_view field) const;
+};
+
+struct Op {
   std::string_view name;
-  std::string_view entry;  // the library's entry point
   std::string_view formula;
+  std::vector<OpCall> calls;
+  bool moves_bytes = false;  // and is measured beside a copy of as many
+
+  std::string_view entry() const { return calls[0].entry; }
+  int products() const;
+  bool multiplies() const { return products() != 0; }  // its operands may be quantised
+  bool is_layer() const;                               // which has a recipe
 };
 
-const std::vector<OpInfo>& all_ops();
-const OpInfo& info_of(Op op);
-// A whole layer, which has a recipe.
-// Whether it has products, whose operands may be quantised.
-inline bool multiplies(const OpInfo& info) { return info.entry.starts_with("grouped_"); }
-inline bool is_layer(Op op) { return op == Op::kMlp || op == Op::kMlpForward || op == Op::kLinear; }
-std::optional<Op> find_op(std::string_view name);
+const std::vector<Op>& all_ops();
+// Null if there is none.
+const Op* find_op(std::string_view name);
 
 }  // namespace moire::tool

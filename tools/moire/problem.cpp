@@ -36,17 +36,17 @@ std::vector<std::string> known_keys() {
 
 // The FP8 ops do not take every scaling and every direction.
 Status check_fp8(const Problem& p, const Origin& origin) {
-  const bool makes = p.op == Op::kQuantize || p.op == Op::kQuantizeWeight;
-  const bool reads = p.op == Op::kDequantize || p.op == Op::kRequantize;
-  const std::string op = text("op=", info_of(p.op).name);
-  if ((reads || p.op == Op::kConvertScales) && p.directions == Directions::kBoth) {
+  const bool makes = p.is("quantize") || p.is("quantize_weight");
+  const bool reads = p.is("dequantize") || p.is("requantize");
+  const std::string op = text("op=", p.op->name);
+  if ((reads || p.is("convert_scales")) && p.directions == Directions::kBoth) {
     return bad(origin, "direction", "both", text("rowwise or columnwise for ", op));
   }
-  const bool takes_tiles = p.op == Op::kQuantizeWeight || p.op == Op::kDequantize;
+  const bool takes_tiles = p.is("quantize_weight") || p.is("dequantize");
   if ((makes || reads) && !takes_tiles && p.scaling == MOIRE_SCALING_FP8_TILE) {
     return bad(origin, "scaling", "fp8_tile", text("mxfp8 or fp8_block for ", op));
   }
-  if (p.op == Op::kConvertScales && p.scaling != MOIRE_SCALING_MXFP8) {
+  if (p.is("convert_scales") && p.scaling != MOIRE_SCALING_MXFP8) {
     const bool is_tile = p.scaling == MOIRE_SCALING_FP8_TILE;
     return bad(origin, "scaling", is_tile ? "fp8_tile" : "fp8_block", text("mxfp8 for ", op));
   }
@@ -58,15 +58,15 @@ Status check_fp8(const Problem& p, const Origin& origin) {
 
 // What a recipe, or the formats of a product, have no use for is a mistake.
 Status check_formats(const Problem& p, const Origin& origin) {
-  const OpInfo& op = info_of(p.op);
-  if (!multiplies(op)) {
+  const Op& op = *p.op;
+  if (!op.multiplies()) {
     if (p.quantization == Quantization::kNone) return {};
     return bad(origin, "dtype", dtype_word(p.a_format()),
                text("fp32, bf16 or fp16 for op=", op.name, ", which has no products"));
   }
-  const bool is_product = !is_layer(p.op);
+  const bool is_product = !op.is_layer();
   const std::string found = text("dtype=", dtype_word(p.a_format()));
-  if (is_layer(p.op) && p.quantization == Quantization::kNone) {
+  if (op.is_layer() && p.quantization == Quantization::kNone) {
     const std::pair<bool, std::string_view> fields_of_8_bits[] = {
         {p.x != DType::kNone, "x"},
         {p.x_columnwise, "x_columnwise"},
@@ -115,7 +115,7 @@ Status check_whole(const Problem& p, const Origin& origin) {
   }
   if (Status fp8 = check_fp8(p, origin); !fp8.ok()) return fp8;
   if (Status formats = check_formats(p, origin); !formats.ok()) return formats;
-  const bool routes = p.op == Op::kRouter || p.op == Op::kRouterBackward;
+  const bool routes = p.is("router") || p.is("router_backward");
   if (p.topk > p.groups && (routes || p.topk > 1)) {
     return bad(origin, "topk", text(p.topk), text("at most groups=", p.groups));
   }

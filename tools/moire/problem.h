@@ -44,7 +44,7 @@ struct Format {
 
 struct Problem {
   std::string name;
-  Op op = Op::kMlp;
+  const Op* op = find_op("mlp");
   int64_t groups = 0;
   int64_t hidden = 0;
   int64_t ffn = 0;
@@ -81,6 +81,7 @@ struct Problem {
   int32_t scale_layout = MOIRE_SCALES_SWIZZLED;  // convert_scales
   uint64_t seed = 1;
 
+  bool is(std::string_view op_name) const { return op->name == op_name; }
   DType stored() const { return x == DType::kNone ? dtype : x; }
   Format a_format() const { return {dtype, quantization, fast}; }
   Format b_format() const { return b.value_or(a_format()); }

@@ -169,14 +169,14 @@ bool read_order(std::string_view value, Problem& p) {
 }
 
 bool read_op(std::string_view value, Problem& p) {
-  const std::optional<Op> op = find_op(value);
-  if (op.has_value()) p.op = *op;
-  return op.has_value();
+  const Op* const op = find_op(value);
+  if (op != nullptr) p.op = op;
+  return op != nullptr;
 }
 
 std::string op_names() {
   std::vector<std::string> names;
-  for (const OpInfo& info : all_ops()) names.emplace_back(info.name);
+  for (const Op& op : all_ops()) names.emplace_back(op.name);
   return "one of " + join(names, ", ");
 }
 
@@ -271,7 +271,7 @@ const std::vector<Field>& fields() {
       {"name", "a word", "what reports call it", false, false, read_name,
        [](const P& p) { return p.name; }},
       {"op", ops, "what runs", false, true, read_op,
-       [](const P& p) { return std::string(info_of(p.op).name); }},
+       [](const P& p) { return std::string(p.op->name); }},
       {"groups", "a whole number from 0 to 2^40", "experts on this device", true, true,
        SIZE(groups, 0)},
       {"hidden", "a whole number from 1 to 2^40", "width of a token", true, true, SIZE(hidden, 1)},

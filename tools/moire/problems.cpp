@@ -36,8 +36,8 @@ int print_fields(bool json) {
                 wrap("    " + f.meaning, 4).c_str(), wrap("    " + f.values, 4).c_str());
   }
   Table ops({"  op", "entry", "formula"}, std::vector<Table::Align>(3, Table::Align::kLeft));
-  for (const OpInfo& op : all_ops()) {
-    ops.add({"  " + std::string(op.name), std::string(op.entry), std::string(op.formula)});
+  for (const Op& op : all_ops()) {
+    ops.add({"  " + std::string(op.name), std::string(op.entry()), std::string(op.formula)});
   }
   std::printf("\nThe ops:\n%s", ops.to_string().c_str());
   return kExitOk;

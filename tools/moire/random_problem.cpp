@@ -10,9 +10,8 @@ namespace {
 // Around the widths of vectors and tiles, where kernels change their minds.
 constexpr int64_t kEdges[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129};
 
-template <class T, size_t N>
-const T& pick(Random& random, const T (&values)[N]) {
-  return values[random.below(static_cast<int64_t>(N))];
+const auto& pick(Random& random, const auto& values) {
+  return values[static_cast<size_t>(random.below(static_cast<int64_t>(std::size(values))))];
 }
 
 // Small mostly, at an edge often, a few large.
@@ -92,28 +91,30 @@ Format draw_format(Random& random) {
 
 // Of one product, or of a layer and what its forward keeps.
 void draw_operands(Random& random, Problem& p) {
-  const std::string_view entry = info_of(p.op).entry;
-  if (entry.starts_with("grouped_gemm") && random.chance(0.5)) p.b = draw_format(random);
+  const bool is_product = p.op->multiplies() && !p.op->is_layer();
+  if (is_product && random.chance(0.5)) p.b = draw_format(random);
   if (p.quantization == Quantization::kNone) return;
   const bool sums_fast = p.fast || p.quantization == Quantization::kFp8Block;
   p.emulated = sums_fast && p.b_format().quantization != Quantization::kNone && random.chance(0.2);
   if (random.chance(0.3)) p.element = DType::kE5M2;
   p.fractional = p.quantization == Quantization::kFp8Block && random.chance(0.4);
-  if (is_layer(p.op) && random.chance(0.4)) p.x = random.chance(0.5) ? DType::kFP32 : DType::kFP16;
+  if (p.op->is_layer() && random.chance(0.4))
+    p.x = random.chance(0.5) ? DType::kFP32 : DType::kFP16;
   p.x_columnwise = random.chance(0.3);
   p.act_columnwise = random.chance(0.3);
 }
 
 // What check_fp8() of problem.cpp accepts.
 void draw_fp8(Random& random, Problem& p) {
-  const bool reads = p.op == Op::kDequantize || p.op == Op::kRequantize;
-  const bool takes_tiles = p.op == Op::kQuantizeWeight || p.op == Op::kDequantize;
-  if (p.op != Op::kQuantize && p.op != Op::kConvertScales && !takes_tiles && !reads) return;
-  if (p.op != Op::kConvertScales) {
+  const bool reads = p.is("dequantize") || p.is("requantize");
+  const bool takes_tiles = p.is("quantize_weight") || p.is("dequantize");
+  const bool converts = p.is("convert_scales");
+  if (!p.is("quantize") && !converts && !takes_tiles && !reads) return;
+  if (!converts) {
     p.scaling = 1 + static_cast<int32_t>(random.below(takes_tiles ? 3 : 2));
   }
   p.element = random.chance(0.7) ? DType::kE4M3 : DType::kE5M2;
-  const bool makes = !reads && p.op != Op::kConvertScales;
+  const bool makes = !reads && !converts;
   p.directions = static_cast<Directions>(random.below(makes ? 3 : 2));
   p.fractional = p.scaling != MOIRE_SCALING_MXFP8 && random.chance(0.4);
   p.scale_layout = static_cast<int32_t>(random.below(4));
@@ -121,20 +122,16 @@ void draw_fp8(Random& random, Problem& p) {
 
 }  // namespace
 
-Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
+Problem random_problem(uint64_t seed, int64_t i, const std::vector<const Op*>& ops,
                        const std::vector<Problem>& dtypes) {
   Random random(seed * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(i));
   Problem p;
-  p.op =
-      ops.empty()
-          ? all_ops()[static_cast<size_t>(random.below(static_cast<int64_t>(all_ops().size())))].op
-          : ops[static_cast<size_t>(random.below(static_cast<int64_t>(ops.size())))];
+  p.op = ops.empty() ? &pick(random, all_ops()) : pick(random, ops);
   draw_sizes(random, p);
   const DType all[] = {DType::kFP32, DType::kBF16, DType::kFP16};
   p.dtype = pick(random, all);
   if (!dtypes.empty()) {
-    const Problem& drawn =
-        dtypes[static_cast<size_t>(random.below(static_cast<int64_t>(dtypes.size())))];
+    const Problem& drawn = pick(random, dtypes);
     p.dtype = drawn.dtype;
     p.quantization = drawn.quantization;
     p.fast = drawn.fast;
@@ -143,7 +140,7 @@ Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
     p.quantization = random.chance(0.6) ? Quantization::kMxfp8 : Quantization::kFp8Block;
     p.fast = p.quantization == Quantization::kMxfp8 && random.chance(0.3);
   }
-  if (!multiplies(info_of(p.op))) {
+  if (!p.op->multiplies()) {
     p.quantization = Quantization::kNone;
     p.fast = false;
   }
@@ -166,9 +163,9 @@ Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
   p.seed = random.bits() % 1000000;
   draw_fp8(random, p);
   // unpermute stores the dtype of its rows, or FP32.
-  if (p.op == Op::kUnpermute && p.out != DType::kNone) p.out = DType::kFP32;
+  if (p.is("unpermute") && p.out != DType::kNone) p.out = DType::kFP32;
   // A router cannot choose among no experts.
-  const bool routes = p.op == Op::kRouter || p.op == Op::kRouterBackward;
+  const bool routes = p.is("router") || p.is("router_backward");
   if (routes && p.groups == 0) p.groups = 1;
   return p;
 }

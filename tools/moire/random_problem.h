@@ -10,7 +10,7 @@
 namespace moire::tool {
 
 // Problem `i` of a seed; the same everywhere. `ops` and `dtypes` limit the draw; empty = all.
-Problem random_problem(uint64_t seed, int64_t i, const std::vector<Op>& ops,
+Problem random_problem(uint64_t seed, int64_t i, const std::vector<const Op*>& ops,
                        const std::vector<Problem>& dtypes);
 
 }  // namespace moire::tool

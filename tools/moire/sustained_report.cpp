@@ -71,7 +71,7 @@ std::vector<std::string> table_row(const SustainedResult& r, const Measured& m) 
   const bool has_flops = m.flops > 0, is_ours = m.name == "moire", is_dense = m.name == "dense";
   const bool has_share = has_flops && !is_dense && r.peers.back().name == "dense";
   return {r.facts.problem.name,
-          std::string(info_of(r.facts.problem.op).name),
+          std::string(r.facts.problem.op->name),
           m.name,
           fixed(1e3 * m.seconds().median, 3),
           has_flops ? fixed(m.flops_rate() / 1e12, 0) : "-",
@@ -103,8 +103,7 @@ std::string sustained_table(const std::vector<SustainedResult>& results) {
               align);
   for (const SustainedResult& r : results) {
     if (r.peers.empty()) {
-      table.add({r.facts.problem.name, std::string(info_of(r.facts.problem.op).name),
-                 r.facts.unsupported});
+      table.add({r.facts.problem.name, std::string(r.facts.problem.op->name), r.facts.unsupported});
     }
     for (const Measured& m : r.peers) table.add(table_row(r, m));
   }
@@ -114,7 +113,7 @@ std::string sustained_table(const std::vector<SustainedResult>& results) {
 Json to_json(const SustainedResult& r, const SustainedProtocol& p) {
   Json out = {{"problem", to_line(r.facts.problem)},
               {"name", r.facts.problem.name},
-              {"op", info_of(r.facts.problem.op).name},
+              {"op", r.facts.problem.op->name},
               {"dtype", dtype_words(r.facts.problem)},
               {"implementation", r.facts.implementation}};
   if (r.peers.empty()) {

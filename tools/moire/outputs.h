@@ -1,0 +1,161 @@
+// Outputs: a visitor of moire/fields.h that compares each field that a call wrote with the
+// reference's result of its name.
+#pragma once
+
+#include <moire/fields.h>
+#include <moire/groups.h>
+#include <moire/quantize.h>
+#include <moire/routing.h>
+
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "comparison.h"
+#include "ops.h"
+#include "reference/grouped_gemm.h"
+#include "reference/grouped_mlp.h"
+#include "reference/routing.h"
+
+namespace moire::tool {
+
+// The members of the reference's results, which are called like the fields that hold them.
+// clang-format off
+#define MOIRE_FOR_EACH_RESULT(f)                                       \
+  f(z) f(act) f(y) f(rows) f(probs) f(topk_weights)                    \
+  f(rowwise) f(columnwise) f(offsets) f(gather_idx) f(scatter_idx)     \
+  f(grad_z) f(grad_x) f(grad_w) f(grad_w1) f(grad_w2)                  \
+  f(grad_bias) f(grad_b1) f(grad_b2) f(grad_probs) f(grad_scale)       \
+  f(grad_rows) f(grad_weights)
+// clang-format on
+
+template <class A, class Want>
+class OutputVisitor : public MemoryVisitor {
+ public:
+  using TailRule = Comparison::TailRule;
+  OutputVisitor(Comparison& comparison, const OpCall& call, const A& args, const Want& want)
+      : comparison_(comparison), call_(call), args_(args), want_(want) {}
+
+  void field(const char* name, const moire_tensor& t, Role role, const char* sizes) {
+    if (std::string_view(name).ends_with("row_idx")) row_idx_ = t;
+    if (role == Role::kUnused || !is_present(t)) return;
+    sources_.emplace_back(name, t);
+    if (!is_written(role)) return;
+    using Rows = Comparison::Rows;
+    const Rows rows = sizes[0] == 'C' && t.rank < 3 ? Rows::kBatch
+                      : sizes[0] == 'G'             ? Rows::kGroups
+                                                    : Rows::kOther;
+    with_result(name, [&](const auto& want) {
+      const std::string called(call_.name_of(name));
+      if constexpr (requires { comparison_.add(called, t, want, rows, tail_of(name)); }) {
+        comparison_.add(called, t, want, rows, tail_of(name));
+      } else if constexpr (requires { comparison_.add(called, t, want, tail_of(name)); }) {
+        comparison_.add(called, t, want, tail_of(name));
+      } else if constexpr (requires { comparison_.add(called, t, want); }) {
+        comparison_.add(called, t, want);
+      }
+    });
+  }
+  void field(const char* name, const moire_weight& w, Role role, const char*) {
+    if (!is_written(role) || !is_present(w)) return;
+    with_result(name, [&](const auto& want) {
+      if constexpr (requires { comparison_.add("", w, want); }) {
+        comparison_.add(std::string(call_.name_of(name)), w, want);
+      }
+    });
+  }
+  // Copies that are no result of their own are those of their source, as it is now.
+  void field(const char* name, const moire_quantized& q, Role role, const char*) {
+    if (!is_written(role) || !is_present(q)) return;
+    bool is_result = false;
+    with_result(name, [&](const auto& want) {
+      if constexpr (requires { want.scales; }) {
+        is_result = true;
+        bytes(name, q, want);
+      }
+    });
+    if constexpr (requires { args_.fractional_scales, args_.groups; }) {
+      if (!is_result) bytes_of_source(name, q);
+    }
+  }
+  void field(const char*, const uint8_t*, Role, int64_t) {}
+  void field(const char*, const moire_offsets_output* outputs, Role, int64_t) {
+    with_result("outputs", [&](const auto& want) {
+      if constexpr (requires { comparison_.add("", outputs->offsets, want[0]); }) {
+        for (size_t i = 0; i < want.size(); ++i) {
+          comparison_.add("output " + std::to_string(i), outputs[i].offsets, want[i]);
+        }
+      }
+    });
+  }
+  void field(const char*, const moire_groups&) {}
+  void field(const char*, const moire_workspace&) {}
+
+ private:
+  // f(the result of this field), which is all of them where there is but one.
+  void with_result(std::string_view name, auto&& f) {
+    bool is_one_of_many = false;
+#define MOIRE_RESULT(field)                                                                     \
+  if constexpr (requires { requires std::is_class_v<decltype(std::declval<Want>().field)>; }) { \
+    is_one_of_many = true;                                                                      \
+    if (name == #field) f(want_.field);                                                         \
+  }
+    MOIRE_FOR_EACH_RESULT(MOIRE_RESULT)
+#undef MOIRE_RESULT
+    if (!is_one_of_many) f(want_);
+  }
+  void bytes(const std::string& name, const moire_quantized& q,
+             const reference::QuantizedBytes& want) {
+    comparison_.add(name + ".data", q.data, want.data, tail_of(name));
+    comparison_.add(name + ".scales", q.scales, want.scales, tail_of(name));
+  }
+  void bytes_of_source(const std::string& name, const moire_quantized& q) {
+    const bool is_rowwise = name.ends_with("_rowwise");
+    const std::string source = name.substr(0, name.rfind('_'));
+    QuantizeArgs quantize;
+    for (const auto& [key, tensor] : sources_) {
+      if (key == source) quantize.source = tensor;
+    }
+    if (source == "x") quantize.row_idx = row_idx_;
+    (is_rowwise ? quantize.rowwise : quantize.columnwise) = q;
+    quantize.scaling = q.scales.dtype == MOIRE_E8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
+    quantize.fractional_scales = args_.fractional_scales;
+    quantize.groups = args_.groups;
+    const reference::QuantizeResults want = reference::quantize(quantize);
+    bytes(name, q, is_rowwise ? want.rowwise : want.columnwise);
+  }
+  // What is kept for the backward has a tail that is nobody's; what passes between a layer's
+  // products is scratch.
+  TailRule tail_of(std::string_view name) const {
+    if constexpr (requires { args_.tail; }) {
+      const bool is_forward = requires { args_.act_rowwise; }
+      || requires { args_.y; };
+      const bool is_layer = requires { args_.recipe; };
+      const bool is_scratch = name == "act" || name == "grad_z";
+      if (is_layer && is_scratch) return TailRule::kAnything;
+      if (is_forward && (name == "z" || (is_layer && name != "y"))) return TailRule::kUntouched;
+      return comparison_.problem().keep_tail ? TailRule::kUntouched : TailRule::kZero;
+    }
+    return TailRule::kZero;
+  }
+
+  Comparison& comparison_;
+  const OpCall& call_;
+  const A& args_;
+  const Want& want_;
+  TensorView row_idx_;
+  std::vector<std::pair<std::string_view, TensorView>> sources_;
+};
+
+// Outputs that are absent were not asked for.
+template <class A, class Want>
+void compare(Comparison& c, const OpCall& call, const A& args, const Want& want) {
+  visit_fields(args, OutputVisitor<A, Want>(c, call, args, want));
+}
+// The choice first, in which scores within their bounds may change places, then its weights.
+void compare(Comparison& c, const OpCall& call, const RouterArgs& args,
+             const reference::RouterResults& want);
+
+}  // namespace moire::tool
