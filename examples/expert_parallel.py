@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 on_gpu = torch.cuda.is_available() and "cpu" not in moire.__version__
+if on_gpu:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl" if on_gpu else "gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+rank, size, device = dist.get_rank(), dist.get_world_size(), "cuda" if on_gpu else "cpu"
 experts, hidden, width, tokens = 8, 64, 128, 100
 
 torch.manual_seed(1)  # the same numbers on every rank: the router's copies start equal

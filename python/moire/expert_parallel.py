@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 import torch.distributed as dist
 
+from . import functional
 from .arrays import Torch, as_fp32, check_array, check_rank
 from .errors import invalid
 from .routing import Plan, make_plan
@@ -133,8 +134,8 @@ class ExpertParallel:
         if topk_idx.dtype not in (torch.int32, torch.int64):
             raise invalid(f"{call}: topk_idx is {topk_idx.dtype}, needs int32 or int64")
         places = _Places(self, topk_idx.detach(), self._window(call, x))
-        x, topk_weights = _Dispatch.apply(places, x, topk_weights)
-        idx, rows = places.topk_idx_recv, self.max_rows
+        x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
+        rows = self.max_rows
         if rows is None and not idx.is_cuda:
             rows = int((idx >= 0).sum())
         plan = make_plan(idx, self.num_local_experts, capacity=rows)
@@ -172,6 +173,7 @@ class ExpertParallel:
 
     def _exchange(self, rows):
         """rows [R C, ...], of which C go to each rank: those that came from each."""
+        rows = rows.contiguous()
         received = torch.empty_like(rows)
         # As bytes, which every process group carries.
         into, sent = (t.view(-1).view(torch.uint8) for t in (received, rows))
@@ -180,64 +182,66 @@ class ExpertParallel:
 
 
 class _Places:
-    """Where the tokens of one rank lie in its windows at the others, and what it received."""
+    """Where the tokens of one rank lie in its windows at the others."""
 
     def __init__(self, group, topk_idx, window):
-        tokens, self.choices = topk_idx.shape
-        ranks, local = group.size, group.num_local_experts
-        self.exchange, self.rows, self.tokens = group._exchange, ranks * window, tokens
-        is_choice = (topk_idx >= 0) & (topk_idx < group.num_experts)
-        owner = torch.where(is_choice, topk_idx.div(local, rounding_mode="floor"), -1)
-        ranks = torch.arange(ranks, device=topk_idx.device)
-        self.is_owner = owner[:, None] == ranks[:, None]  # [T, R, k]
-        self.is_sent = self.is_owner.any(-1)  # [T, R]
-        place = self.is_sent.cumsum(0) - 1 + ranks * window
-        self.place = place.clamp_(0)  # [T, R]: the row in the windows, where it is sent
-        # The row that nobody has takes what is not sent.
-        row = torch.where(self.is_sent, place, self.rows).view(-1)
-        token = torch.arange(tokens, device=row.device).repeat_interleave(len(ranks))
-        self.token_of = token.new_full((self.rows + 1,), -1).scatter_(0, row, token)[:-1]
-        self.row = row
-        local_idx = torch.where(self.is_owner, topk_idx[:, None] - (ranks * local)[:, None], -1)
-        self.topk_idx_recv = self.exchange(self.in_windows(local_idx.to(torch.int32), -1))
-
-    def in_windows(self, values, empty):
-        """values [T, R, k] in the windows [R C, k], rows of nobody `empty`."""
-        windows = values.new_full((self.rows + 1, self.choices), empty)
-        return windows.index_copy_(0, self.row, values.reshape(-1, self.choices))[:-1]
+        tokens, ranks, local = topk_idx.shape[0], group.size, group.num_local_experts
+        self.exchange, self.rows = group._exchange, ranks * window
+        ranks = torch.arange(ranks, device=topk_idx.device)[:, None]
+        owner = topk_idx.div(local, rounding_mode="floor")  # no rank where the choice is dropped
+        self.is_owner = owner[:, None] == ranks  # [T, R, k]
+        # From 1 at the owner, 0 elsewhere.
+        self.local = (topk_idx[:, None] - (ranks * local - 1)) * self.is_owner
+        is_sent = self.is_owner.any(-1)  # [T, R]
+        place = is_sent.cumsum(0) + (ranks[:, 0] * window - 1)
+        # Unsent tokens go to a row behind the windows.
+        self.place = torch.where(is_sent, place, self.rows).view(-1)  # [T R]
+        self.row_of = torch.where(is_sent, place, -1).to(torch.int32)  # [T, R]
+        token = torch.arange(tokens, device=topk_idx.device).repeat_interleave(group.size)
+        token_of = token.new_full((self.rows + 1,), -1).scatter_(0, self.place, token)
+        self.token_of = token_of[:-1, None].to(torch.int32)  # [R C, 1]
 
     def spread(self, x):
         """x [T, H] into the windows, and through them to their ranks; zeros are nobody's rows."""
-        if self.tokens == 0:
-            return self.exchange(x.new_zeros(self.rows, x.shape[1]))
-        rows = x.index_select(0, self.token_of.clamp(0))
-        return self.exchange(rows.masked_fill_((self.token_of < 0)[:, None], 0))
+        rows = x.new_empty(self.rows, x.shape[1])
+        functional.call("unpermute", rows=x, scatter_idx=self.token_of, y=rows)
+        return self.exchange(rows)
 
     def gather(self, rows):
         """The other way: y [T, H], sums over ranks in rank order, in FP32, rounded once."""
-        back = self.exchange(rows.contiguous())
-        total = torch.zeros(self.tokens, rows.shape[1], device=rows.device)
-        for rank in range(self.place.shape[1]):
-            part = back.index_select(0, self.place[:, rank])
-            # An unsent token's row is another's, or nobody's, and may hold anything.
-            total += part.float().masked_fill_(~self.is_sent[:, rank, None], 0)
-        return total.to(rows.dtype)
+        y = rows.new_empty(self.row_of.shape[0], rows.shape[1])
+        functional.call("unpermute", rows=self.exchange(rows), scatter_idx=self.row_of, y=y)
+        return y
+
+    def spread_choices(self, topk_weights):
+        """(topk_idx [R C, k], topk_weights [R C, k]) of the tokens that came."""
+        k = topk_weights.shape[1]
+        weights = torch.where(self.is_owner, topk_weights[:, None], 0.0).view(torch.int32)
+        sent = torch.cat((self.local.to(torch.int32), weights), -1)
+        windows = sent.new_zeros(self.rows + 1, 2 * k)
+        windows.index_copy_(0, self.place, sent.view(-1, 2 * k))
+        came = self.exchange(windows[:-1])
+        return came[:, :k] - 1, came[:, k:].contiguous().view(torch.float32)
+
+    def gather_weights(self, rows):
+        """rows [R C, k] of the tokens that were sent: [T, k], each choice from its one owner."""
+        back = torch.nn.functional.pad(self.exchange(rows), (0, 0, 0, 1))
+        parts = back.index_select(0, self.place).view(self.is_owner.shape)
+        return torch.where(self.is_owner, parts, 0.0).sum(1)
 
 
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx, places, x, topk_weights):
         ctx.places = places
-        weights = torch.where(places.is_owner, topk_weights[:, None], 0.0)
-        return places.spread(x), places.exchange(places.in_windows(weights, 0.0))
+        topk_idx, topk_weights = places.spread_choices(topk_weights)
+        ctx.mark_non_differentiable(topk_idx)
+        return places.spread(x.contiguous()), topk_idx, topk_weights
 
     @staticmethod
-    def backward(ctx, grad_x, grad_weights):
+    def backward(ctx, grad_x, _, grad_weights):
         places = ctx.places
-        back = places.exchange(grad_weights.contiguous())
-        parts = back.index_select(0, places.place.view(-1)).view(places.is_owner.shape)
-        grad_weights = torch.where(places.is_owner, parts, 0.0).sum(1)  # a choice has one owner
-        return None, places.gather(grad_x), grad_weights
+        return None, places.gather(grad_x), places.gather_weights(grad_weights)
 
 
 class _Combine(torch.autograd.Function):
