@@ -705,6 +705,47 @@ enum moire_recipe {
                                   MOIRE_ACCUMULATE_FAST (DeepSeek-V3) */
 };
 
+/* A weight in the form that a device's products read, made by moire_prepare_weight once for all
+ * calls until the weight changes. The memory has no header: calls look at this struct alone, and
+ * refuse one of another recipe, device, layout, shape or version. All zero: absent. */
+typedef struct moire_prepared_weight {
+  moire_tensor memory; /* UINT8 [bytes], 256-byte aligned, the caller's; opaque */
+  int32_t version;     /* of the library's forms */
+  int32_t form;        /* which of them (docs/numerics.md) */
+  int32_t device;      /* moire_device */
+  int32_t index;       /* which device of that kind */
+  int32_t recipe;      /* moire_recipe */
+  int32_t fractional_scales;
+  int32_t forward_only;
+  int32_t layout;   /* moire_weight_layout of the weight */
+  int64_t shape[3]; /* of the weight */
+} moire_prepared_weight;
+
+/* Does once what a product of the recipe would do to a weight at each call. A layer takes the
+ * result as w1_prepared and the like; the weight and its copies may then be absent (w1.layout is
+ * still said). */
+typedef struct moire_prepare_weight_args {
+  size_t struct_size;
+  moire_weight w; /* [G, out, in] or [G, in, out], FP32, BF16 or FP16, packed or listed */
+  int32_t recipe; /* moire_recipe, but not AS_STORED, which reads weights as they are */
+  int32_t fractional_scales; /* FP8_BLOCK: 1 = scales need not be powers of two */
+  int32_t dequantized; /* MXFP8: 1 = what its codes decode to is kept, in BF16, where a device would
+                          decode them at each call: 4 bytes an element, 2 with forward_only */
+  int32_t forward_only;           /* 1: no gradient of x will be asked for */
+  moire_prepared_weight prepared; /* out: as moire_prepare_weight_form gave it, with memory.data */
+  moire_workspace workspace;
+} moire_prepare_weight_args;
+MOIRE_API int32_t moire_prepare_weight(const moire_context* context,
+                                       const moire_prepare_weight_args* args);
+MOIRE_API int32_t moire_prepare_weight_workspace(const moire_context* context,
+                                                 const moire_prepare_weight_args* args,
+                                                 size_t* bytes);
+/* What moire_prepare_weight will make of such a weight on this context: all of `form` but
+ * memory.data; memory.shape[0] is how many bytes it needs. args->prepared is not read. */
+MOIRE_API int32_t moire_prepare_weight_form(const moire_context* context,
+                                            const moire_prepare_weight_args* args,
+                                            moire_prepared_weight* form);
+
 /* What an 8-bit recipe may be given or asked to keep; all zero: nothing. x, grad_y and weights are
  * quantised as they are, of any float type; what an MLP makes between its products (z, act and
  * their gradients) is rounded to BF16, whatever x and y are, before it is read or quantised: z, act
@@ -728,6 +769,7 @@ typedef struct moire_grouped_linear_args {
   moire_quantized x_columnwise; /* out: kept for grad_w, or absent */
   int32_t emulate_accumulation; /* MXFP8_FAST, FP8_BLOCK on a CPU: MOIRE_ACCUMULATE_EMULATED */
   int32_t fractional_scales;    /* FP8_BLOCK: 1 = scales need not be powers of two */
+  moire_prepared_weight w_prepared;
 } moire_grouped_linear_args;
 MOIRE_API int32_t moire_grouped_linear(const moire_context* context,
                                        const moire_grouped_linear_args* args);
@@ -763,6 +805,7 @@ typedef struct moire_grouped_linear_backward_args {
   int32_t gradient_dtype;            /* of grad_y's copies: 0 or E4M3, or E5M2 */
   int32_t emulate_accumulation;
   int32_t fractional_scales;
+  moire_prepared_weight w_prepared;
 } moire_grouped_linear_backward_args;
 MOIRE_API int32_t moire_grouped_linear_backward(const moire_context* context,
                                                 const moire_grouped_linear_backward_args* args);
@@ -795,6 +838,8 @@ typedef struct moire_grouped_mlp_args {
   moire_quantized act_columnwise; /* out: kept for grad_w2, or absent */
   int32_t emulate_accumulation;
   int32_t fractional_scales;
+  moire_prepared_weight w1_prepared;
+  moire_prepared_weight w2_prepared;
 } moire_grouped_mlp_args;
 MOIRE_API int32_t moire_grouped_mlp(const moire_context* context,
                                     const moire_grouped_mlp_args* args);
@@ -846,6 +891,8 @@ typedef struct moire_grouped_mlp_backward_args {
   int32_t gradient_dtype;            /* of the copies of grad_y and grad_z: 0 or E4M3, or E5M2 */
   int32_t emulate_accumulation;
   int32_t fractional_scales;
+  moire_prepared_weight w1_prepared;
+  moire_prepared_weight w2_prepared;
 } moire_grouped_mlp_backward_args;
 MOIRE_API int32_t moire_grouped_mlp_backward(const moire_context* context,
                                              const moire_grouped_mlp_backward_args* args);

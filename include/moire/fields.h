@@ -332,6 +332,16 @@ void visit_fields(std::derived_from<moire_unpermute_backward_args> auto& a, auto
   v.value("tail", a.tail, 2);
 }
 
+void visit_fields(std::derived_from<moire_prepare_weight_args> auto& a, auto&& v) {
+  v.field("w", a.w, Role::kIn, "GNK");
+  v.value("recipe", a.recipe, 4);
+  v.value("fractional_scales", a.fractional_scales, 2);
+  v.value("dequantized", a.dequantized, 2);
+  v.value("forward_only", a.forward_only, 2);
+  v.field("prepared", a.prepared.memory, Role::kOut, "*?");
+  v.field("workspace", a.workspace);
+}
+
 void visit_fields(std::derived_from<moire_grouped_linear_args> auto& a, auto&& v) {
   v.field("x", a.x, Role::kIn, "SK");
   v.field("row_idx", a.row_idx, Role::kIn, "C");
@@ -348,6 +358,7 @@ void visit_fields(std::derived_from<moire_grouped_linear_args> auto& a, auto&& v
   v.field("x_columnwise", a.x_columnwise, Role::kOut, "CK");
   v.value("emulate_accumulation", a.emulate_accumulation, 2);
   v.value("fractional_scales", a.fractional_scales, 2);
+  v.field("w_prepared", a.w_prepared.memory, Role::kIn, "*?");
 }
 
 void visit_fields(std::derived_from<moire_grouped_linear_backward_args> auto& a, auto&& v) {
@@ -377,6 +388,7 @@ void visit_fields(std::derived_from<moire_grouped_linear_backward_args> auto& a,
   v.value("gradient_dtype", a.gradient_dtype);
   v.value("emulate_accumulation", a.emulate_accumulation, 2);
   v.value("fractional_scales", a.fractional_scales, 2);
+  v.field("w_prepared", a.w_prepared.memory, fields::in_if(needs_w), "*?");
 }
 
 void visit_fields(std::derived_from<moire_grouped_mlp_args> auto& a, auto&& v) {
@@ -403,6 +415,8 @@ void visit_fields(std::derived_from<moire_grouped_mlp_args> auto& a, auto&& v) {
   v.field("act_columnwise", a.act_columnwise, Role::kOut, "CF");
   v.value("emulate_accumulation", a.emulate_accumulation, 2);
   v.value("fractional_scales", a.fractional_scales, 2);
+  v.field("w1_prepared", a.w1_prepared.memory, Role::kIn, "*?");
+  v.field("w2_prepared", a.w2_prepared.memory, Role::kIn, "*?");
 }
 
 void visit_fields(std::derived_from<moire_grouped_mlp_backward_args> auto& a, auto&& v) {
@@ -448,6 +462,8 @@ void visit_fields(std::derived_from<moire_grouped_mlp_backward_args> auto& a, au
   v.value("gradient_dtype", a.gradient_dtype);
   v.value("emulate_accumulation", a.emulate_accumulation, 2);
   v.value("fractional_scales", a.fractional_scales, 2);
+  v.field("w1_prepared", a.w1_prepared.memory, fields::in_if(needs_w1), "*?");
+  v.field("w2_prepared", a.w2_prepared.memory, fields::in_if(needs_w2), "*?");
 }
 
 }  // namespace moire

@@ -101,12 +101,16 @@ class MOIRE_API QuantizedWeight {
   // fractional_scales: as a recipe that reads the copies has it; FP8_TILE only.
   static Result<QuantizedWeight> create(int64_t num_groups, int64_t n, int64_t k, int32_t scaling,
                                         bool fractional_scales = false);
+  // Prepared instead, for layers on such a context, a CPU's: of weights like args.w, which is not
+  // read yet. There are no copies then: view() and the like are absent.
+  static Result<QuantizedWeight> create(const Context& context, const PrepareWeightArgs& args);
 
   // Quantises `weight` in one call for all groups unless `version` is that of the last update. The
   // caller counts versions: one per weight update.
   Status update(const Context& context, const Weight& weight, uint64_t version);
 
   const GroupedTensorView& view() const { return copies_.view(); }
+  const moire_prepared_weight& prepared() const { return args_.prepared; }
   // The copy for a product along `in` (forward) or along `out` (dgrad) of a weight of this layout.
   Quantized for_forward(int32_t layout) const { return along(layout == MOIRE_OUT_IN); }
   Quantized for_dgrad(int32_t layout) const { return along(layout != MOIRE_OUT_IN); }
@@ -117,6 +121,8 @@ class MOIRE_API QuantizedWeight {
     return last_dimension || !v.has_columnwise() ? v.rowwise : v.columnwise;
   }
   GroupedTensor copies_;
+  PrepareWeightArgs args_;  // where it is prepared
+  Buffer memory_, workspace_;
   uint64_t version_ = 0;
   bool is_filled_ = false;
 };

@@ -6,7 +6,7 @@
 #define MOIRE_FOR_EACH_IMPLEMENTED_OP(f, g)                          \
   g(splits_to_offsets)                                               \
   f(quantize) f(quantize_weight) f(dequantize) f(requantize)         \
-  f(convert_scales)                                                  \
+  f(convert_scales) g(prepare_weight)                                \
   f(glu) f(glu_backward) f(convert_glu)                              \
   g(grouped_gemm) g(grouped_gemm_glu) g(grouped_gemm_glu_backward)   \
   g(grouped_gemm_wgrad) g(bias_backward)                             \

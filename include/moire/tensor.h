@@ -107,5 +107,6 @@ static_assert(sizeof(Weight) == sizeof(moire_weight));
 inline bool is_present(const moire_tensor& t) { return t.rank != 0; }
 inline bool is_present(const moire_weight& w) { return w.tensor.rank != 0; }
 inline bool is_present(const moire_quantized& q) { return q.data.rank != 0; }
+inline bool is_present(const moire_prepared_weight& p) { return is_present(p.memory); }
 
 }  // namespace moire

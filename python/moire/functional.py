@@ -39,7 +39,8 @@ from .recipes import RecipeLike
 from .routing import Plan, as_plan, make_plan
 from .values import choice, described, integer, number
 
-_ARRAYS = ("moire_tensor", "moire_offsets_output *", "uint8_t *", "int64_t *")
+_TENSORS = ("moire_tensor", "moire_prepared_weight")
+_ARRAYS = (*_TENSORS, "moire_offsets_output *", "uint8_t *", "int64_t *")
 _LISTS = ("moire_weight", "moire_quantized")
 
 
@@ -288,6 +289,8 @@ def _value(fw, name, key, value, kind):
         return fw.detached(value)
     if kind in _LISTS:
         return [fw.detached(a) for a in (value if isinstance(value, (list, tuple)) else [value])]
+    if kind == "form":
+        return [integer(called, n, -(2**63), 2**63 - 1) for n in value]
     if kind == "moire_activation":
         return Activation.of(value, called).fields
     if kind == "moire_glu_layout":

@@ -7,6 +7,7 @@ keywords, so that all of them are plain values (torch's op schemas have nothing 
                         but w_layout=0 or 1 is said
     moire_quantized q   q=[data, scales]; E8M0 scales may be uint8 arrays
     moire_groups        offsets=int64 tensor, num_groups, capacity
+    moire_prepared_weight p   p=memory, p_form=its other fields, as prepared_form() gives them
     moire_activation    activation=(kind, limit, alpha, offset); moire_glu_layout: (block, order)
 
 Absent is None. Inputs whose rows are not row-strided are copied to be so; outputs must be.
@@ -50,6 +51,8 @@ _pack_pointer = struct.Struct("P").pack_into
 _pack_int = struct.Struct("i").pack_into
 _LIST, _LAYOUT = (ffi.offsetof("moire_weight", field) for field in ("list", "layout"))
 _SCALES = ffi.offsetof("moire_quantized", "scales")
+_PREPARED, _FORM = "moire_prepared_weight", struct.Struct("8i3q")
+_FORM_AT = ffi.offsetof(_PREPARED, "version")
 
 
 class Indirect(Exception):
@@ -78,6 +81,8 @@ class Entry:
             if kind == _WEIGHT:
                 layout = f"{field}_layout"
                 self.writers.append((layout, _Call.weight_layout, field, member.offset))
+            if kind == _PREPARED:
+                self.writers.append((f"{field}_form", _Call.form, field, member.offset + _FORM_AT))
             if kind != "moire_groups":
                 write = _writer(name, field, kind)
                 self.writers.append((keyword(field), write, field, member.offset))
@@ -85,6 +90,7 @@ class Entry:
         if self.groups_at is not None:
             self.kinds.update(offsets="int64_t *", num_groups="int64_t", capacity="int64_t")
         self.kinds.update((key, kind) for _, key, kind in self.fields if kind != "moire_groups")
+        self.kinds.update((f"{f}_form", "form") for f, _, kind in self.fields if kind == _PREPARED)
 
 
 def _is_output(name, field):
@@ -103,6 +109,31 @@ def invoke(name, values, fw, is_direct=False):
     A direct call, one that Torch's dispatcher has not seen, raises Indirect before anything is run
     where the dispatcher would do more than hand the tensors over.
     """
+    entry, args, call, context = _filled(name, values, fw, is_direct)
+    if entry.workspace is not None:
+        needed = ffi.new(_SIZE)
+        code = entry.workspace(context, args, needed)
+        if code != 0:
+            contexts.raise_for(code)
+        if needed[0] != 0:
+            call.take_scratch(needed[0])
+    code = entry.function(context, args)
+    if code != 0:
+        contexts.raise_for(code)
+
+
+def prepared_form(values, fw):
+    """(bytes, p_form) of what prepare_weight makes of such values."""
+    _, args, _call, context = _filled("prepare_weight", values, fw, False)
+    found = ffi.new(f"{_PREPARED} *")
+    code = lib.moire_prepare_weight_form(context, args, found)
+    if code != 0:
+        contexts.raise_for(code)
+    return found.memory.shape[0], _FORM.unpack_from(ffi.buffer(found), _FORM_AT)
+
+
+def _filled(name, values, fw, is_direct):
+    """(the entry, its struct, what that refers to, a context for it)."""
     entry = ENTRIES[name]
     args = ffi.new(entry.pointer)
     args.struct_size = entry.struct_size
@@ -114,17 +145,7 @@ def invoke(name, values, fw, is_direct=False):
             write(call, field, at, value)
     if entry.groups_at is not None and values.get("offsets") is not None:
         call.groups(entry.groups_at)
-    context = contexts.current(*fw.place(call.device))
-    if entry.workspace is not None:
-        needed = ffi.new(_SIZE)
-        code = entry.workspace(context, args, needed)
-        if code != 0:
-            contexts.raise_for(code)
-        if needed[0] != 0:
-            call.take_scratch(needed[0])
-    code = entry.function(context, args)
-    if code != 0:
-        contexts.raise_for(code)
+    return entry, args, call, contexts.current(*fw.place(call.device))
 
 
 class _Call:
@@ -191,6 +212,10 @@ class _Call:
     def weight_layout(self, field, at, layout):
         if layout != 0:
             _pack_int(self.buffer, at + _LAYOUT, layout)
+
+    def form(self, field, at, numbers):
+        if len(numbers) != 0:
+            _FORM.pack_into(self.buffer, at, *numbers)
 
     def quantized(self, field, at, arrays):
         data, scales = arrays
@@ -300,6 +325,7 @@ _WRITERS = {
     "moire_tensor": _Call.tensor,
     "moire_weight": _Call.weight,
     "moire_quantized": _Call.quantized,
+    _PREPARED: _Call.tensor,
     "moire_activation": _Call.activation,
     "moire_glu_layout": _Call.pair,
     "moire_offsets_output *": _Call.offsets_output,

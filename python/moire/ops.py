@@ -22,6 +22,7 @@ _SCHEMA_OF_KIND = {
     "moire_tensor": "Tensor{alias}? {name}=None",
     "moire_weight": "Tensor{alias}[]? {name}=None, int {name}_layout=0",
     "moire_quantized": "Tensor{alias}[]? {name}=None",
+    "moire_prepared_weight": "Tensor{alias}? {name}=None, SymInt[] {name}_form=[]",
     "moire_groups": "Tensor? offsets=None, SymInt num_groups=0, SymInt capacity=0",
     "moire_offsets_output *": "Tensor{alias}? {name}=None",
     "uint8_t *": "Tensor? {name}=None",

@@ -40,6 +40,10 @@ struct Implementation {
 template <class A>
 std::span<const Implementation<A>> implementations();
 
+// The form that prepare_weight makes of such a weight on such a device (core/prepared_weight.h).
+enum class WeightForm : int32_t;
+WeightForm prepared_form(const DeviceState& state, const PrepareWeightArgs& args);
+
 template <class A>
 Reason supports_everything(const DeviceState&, const A&) {
   return std::nullopt;

@@ -31,6 +31,7 @@ MOIRE_OP(QuantizeWeightArgs, MOIRE_CUDA(cuda::ops::kQuantizeWeight) cpu::kQuanti
 MOIRE_OP(DequantizeArgs, MOIRE_CUDA(cuda::ops::kDequantize) cpu::kDequantize)
 MOIRE_OP(RequantizeArgs, MOIRE_CUDA(cuda::ops::kRequantize) cpu::kRequantize)
 MOIRE_OP(ConvertScalesArgs, MOIRE_CUDA(cuda::ops::kConvertScales) cpu::kConvertScales)
+MOIRE_OP(PrepareWeightArgs, MOIRE_CUDA(cuda::ops::kPrepareWeight) cpu::kPrepareWeight)
 MOIRE_OP(ConvertGluArgs, MOIRE_CUDA(cuda::ops::kConvertGlu) cpu::kConvertGlu)
 MOIRE_OP(GluArgs, MOIRE_CUDA(cuda::ops::kGlu) cpu::kGlu)
 MOIRE_OP(GluBackwardArgs, MOIRE_CUDA(cuda::ops::kGluBackward) cpu::kGluBackward)
@@ -53,6 +54,13 @@ MOIRE_OP(UnpermuteArgs, MOIRE_CUDA(cuda::ops::kUnpermute) cpu::kUnpermute)
 MOIRE_OP(UnpermuteBackwardArgs, MOIRE_CUDA(cuda::ops::kUnpermuteBackward) cpu::kUnpermuteBackward)
 
 #undef MOIRE_OP
+
+WeightForm prepared_form(const DeviceState& state, const PrepareWeightArgs& args) {
+#if MOIRE_HAS_CUDA
+  if (state.device == Device::kCuda) return cuda::ops::prepared_form(state, args);
+#endif
+  return cpu::prepared_form(state, args);
+}
 
 namespace {
 

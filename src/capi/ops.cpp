@@ -69,6 +69,14 @@ int32_t moire_scales_shape(int32_t scaling, int32_t direction, int32_t layout, i
       [&] { return moire::scales_shape(scaling, direction, layout, rows, k, num_groups, shape); });
 }
 
+int32_t moire_prepare_weight_form(const moire_context* context,
+                                  const moire_prepare_weight_args* args,
+                                  moire_prepared_weight* form) {
+  return moire::capi::call(
+      "moire_prepare_weight_form", context, args,
+      [&](const auto& c, const auto& a) { return moire::prepare_weight_form(c, a, form); });
+}
+
 int32_t moire_field_role(const char* op, const char* field) {
   if (op == nullptr || field == nullptr) return MOIRE_ROLE_NONE;
 #define MOIRE_ROLE_IF(name) \

@@ -26,6 +26,7 @@ inline constexpr DType kFP32Only[] = {DType::kFP32};
 inline constexpr DType kBF16Only[] = {DType::kBF16};
 inline constexpr DType kIndexTypes[] = {DType::kInt32, DType::kInt64};
 inline constexpr DType kInt64Only[] = {DType::kInt64};
+inline constexpr DType kBytesOnly[] = {DType::kUint8};
 
 // A tensor as messages call it.
 struct NamedTensor {
@@ -50,6 +51,7 @@ class ArgumentCheck {
       : op_(op), purpose_(Purpose::kSizeWorkspace), reads_values_(false) {}
   ArgumentCheck(std::string_view op, const Context& context, Purpose purpose)
       : op_(op),
+        context_(&context),
         purpose_(purpose),
         reads_values_(purpose == Purpose::kRun && context.device() == Device::kCpu &&
                       !context.is_explaining()) {}
@@ -58,6 +60,7 @@ class ArgumentCheck {
   // Whether offsets and indices may be read now (see above).
   bool reads_values() const { return reads_values_; }
   Status status() const { return status_; }
+  const Context& context() const { return *context_; }  // where one was given
 
   // Records "op: parts..." with kInvalidArgument unless `condition` holds.
   template <class... Parts>
@@ -109,6 +112,7 @@ class ArgumentCheck {
                  bool may_be_null);
 
   std::string_view op_;
+  const Context* context_ = nullptr;
   Purpose purpose_;
   bool reads_values_;
   Status status_;

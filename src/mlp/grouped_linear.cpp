@@ -14,7 +14,7 @@ void validate(ArgumentCheck& check, const GroupedLinearArgs& args) {
   const Groups groups(args.groups);
   if (!check_recipe(check, args)) return;
   const Recipe recipe(args);
-  const QuantizableWeight w{"w", args.w, "w_quantized", args.w_quantized};
+  const GivenWeight w{"w", args.w, args.w_quantized, args.w_prepared};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize in{"in", w.in_features()}, out{"out", w.out_features()};
   check.enumerator("tail", args.tail, 2);
@@ -31,7 +31,8 @@ void validate(ArgumentCheck& check, const GroupedLinearArgs& args) {
 
 void run_steps(Steps& steps, const GroupedLinearArgs& args) {
   const Recipe recipe(args);
-  const WeightOperand w = weight_operand(steps, recipe, "w", args.w, args.w_quantized, true);
+  const WeightOperand w =
+      weight_operand(steps, recipe, {"w", args.w, args.w_quantized, args.w_prepared}, true);
   const RaggedOperand x = forward_operand(steps, recipe, {args.x, args.row_idx, args.x_scales},
                                           args.groups, args.x_columnwise);
   GroupedGemmArgs gemm = gemm_args(x, w, args.y, args.groups, args.tail, recipe.accumulation);
@@ -47,7 +48,7 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
   const Weight grad_w(args.grad_w);
   if (!check_recipe(check, args)) return;
   const Recipe recipe(args);
-  const QuantizableWeight w{"w", args.w, "w_quantized", args.w_quantized};
+  const GivenWeight w{"w", args.w, args.w_quantized, args.w_prepared};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize out{"out",
                       columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
@@ -98,7 +99,9 @@ void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
   const Recipe recipe(args);
   const bool needs_grad_x = is_present(args.grad_x), needs_grad_w = is_present(args.grad_w);
   WeightOperand w;
-  if (needs_grad_x) w = weight_operand(steps, recipe, "w", args.w, args.w_quantized, false);
+  if (needs_grad_x) {
+    w = weight_operand(steps, recipe, {"w", args.w, args.w_quantized, args.w_prepared}, false);
+  }
   const GradY grad_y =
       grad_y_operands(steps, recipe, given_grad_y(args), args.groups, args.grad_y_rowwise,
                       args.grad_y_columnwise, needs_grad_x, needs_grad_w);

@@ -17,8 +17,7 @@ int64_t width_beside_weights(const GroupedMlpArgs& args) {
   return columns_of({args.z, args.b1}) / 2;
 }
 
-int64_t width_of(const GroupedMlpArgs& args, const QuantizableWeight& w1,
-                 const QuantizableWeight& w2) {
+int64_t width_of(const GroupedMlpArgs& args, const GivenWeight& w1, const GivenWeight& w2) {
   const int64_t two_f = w1.out_features();
   const int64_t first = two_f % 2 == 0 ? two_f / 2 : w2.in_features();
   return agreed_size(first, width_beside_weights(args), w2.in_features());
@@ -29,8 +28,8 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   const TensorView x(args.x);
   if (!check_recipe(check, args)) return;
   const Recipe recipe(args);
-  const QuantizableWeight w1{"w1", args.w1, "w1_quantized", args.w1_quantized};
-  const QuantizableWeight w2{"w2", args.w2, "w2_quantized", args.w2_quantized};
+  const GivenWeight w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
+  const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize h{"H", agreed_size(x.columns(), w1.in_features(), w2.out_features())};
   const NamedSize f{"F", width_of(args, w1, w2)}, two_f{"2F", product(2, f.size)};
@@ -84,8 +83,10 @@ GroupedGemmGluArgs fc1_args(const GroupedMlpArgs& args, const Recipe& recipe,
 
 void run_steps(Steps& steps, const GroupedMlpArgs& args) {
   const Recipe recipe(args);
-  const WeightOperand w1 = weight_operand(steps, recipe, "w1", args.w1, args.w1_quantized, true);
-  const WeightOperand w2 = weight_operand(steps, recipe, "w2", args.w2, args.w2_quantized, true);
+  const WeightOperand w1 =
+      weight_operand(steps, recipe, {"w1", args.w1, args.w1_quantized, args.w1_prepared}, true);
+  const WeightOperand w2 =
+      weight_operand(steps, recipe, {"w2", args.w2, args.w2_quantized, args.w2_prepared}, true);
   const RaggedOperand x = forward_operand(steps, recipe, {args.x, args.row_idx, args.x_scales},
                                           args.groups, args.x_columnwise);
   const int64_t capacity = args.groups.capacity, f = w2.weight.in_features();

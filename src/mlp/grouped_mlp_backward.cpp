@@ -124,8 +124,10 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
              needs_x = is_present(args.grad_x);
   const Between between = take_between(args, recipe, needs, steps.arena);
   WeightOperand w1, w2;
-  if (needs_x) w1 = weight_operand(steps, recipe, "w1", args.w1, args.w1_quantized, false);
-  if (needs.grad_z) w2 = weight_operand(steps, recipe, "w2", args.w2, args.w2_quantized, false);
+  const GivenWeight given_w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
+  const GivenWeight given_w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
+  if (needs_x) w1 = weight_operand(steps, recipe, given_w1, false);
+  if (needs.grad_z) w2 = weight_operand(steps, recipe, given_w2, false);
   const GradY grad_y =
       grad_y_operands(steps, recipe, given_grad_y(args), groups, args.grad_y_rowwise,
                       args.grad_y_columnwise, needs.grad_z, needs_w2);

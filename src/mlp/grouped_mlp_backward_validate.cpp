@@ -34,8 +34,8 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   if (!check_recipe(check, args)) return;
   const Recipe recipe(args);
   const MlpBackwardNeeds needs(args);
-  const QuantizableWeight w1{"w1", args.w1, "w1_quantized", args.w1_quantized};
-  const QuantizableWeight w2{"w2", args.w2, "w2_quantized", args.w2_quantized};
+  const GivenWeight w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
+  const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize f{"F", z.columns() / 2}, two_f{"2F", 2 * f.size};
   const NamedSize h{"H",

@@ -308,10 +308,34 @@ Result<QuantizedWeight> QuantizedWeight::create(int64_t num_groups, int64_t n, i
   return weight;
 }
 
+Result<QuantizedWeight> QuantizedWeight::create(const Context& context,
+                                                const PrepareWeightArgs& args) {
+  constexpr std::string_view kCall = "QuantizedWeight::create";
+  if (context.device() != Device::kCpu) {
+    return invalid(kCall, "the context is of cuda, needs the cpu's: what is kept is host memory");
+  }
+  QuantizedWeight weight;
+  weight.args_ = args;
+  moire_prepared_weight& prepared = weight.args_.prepared;
+  MOIRE_RETURN_IF_ERROR(prepare_weight_form(context, args, &prepared));
+  weight.memory_ = Buffer(static_cast<size_t>(prepared.memory.shape[0]));
+  prepared.memory.data = weight.memory_.data();
+  size_t bytes = 0;
+  MOIRE_RETURN_IF_ERROR(prepare_weight_workspace(context, weight.args_, &bytes));
+  weight.workspace_ = Buffer(bytes);
+  weight.args_.workspace = weight.workspace_.workspace();
+  if (weight.memory_.ok() && weight.workspace_.ok()) return weight;
+  return Status(Code::kOutOfMemory, concat(kCall, ": no memory"));
+}
+
 Status QuantizedWeight::update(const Context& context, const Weight& weight, uint64_t version) {
-  if (is_filled_ && version == version_ && has_shape_of(weight.tensor, copies_.view())) return {};
+  const bool is_prepared = is_present(args_.prepared);
+  const bool is_alike = is_prepared || has_shape_of(weight.tensor, copies_.view());
+  if (is_filled_ && version == version_ && is_alike) return {};
   is_filled_ = false;
-  MOIRE_RETURN_IF_ERROR(quantize(context, weight, copies_.view()));
+  args_.w = weight;
+  MOIRE_RETURN_IF_ERROR(is_prepared ? prepare_weight(context, args_)
+                                    : quantize(context, weight, copies_.view()));
   version_ = version;
   is_filled_ = !context.is_explaining();
   return {};

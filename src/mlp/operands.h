@@ -7,7 +7,7 @@
 #include <moire/routing.h>
 
 #include "core/arena.h"
-#include "core/scale_shapes.h"
+#include "core/prepared_weight.h"
 #include "mlp/steps.h"
 
 namespace moire {
@@ -19,33 +19,9 @@ struct RaggedOperand {
   TensorView scales = {};   // of an FP8 tensor
 };
 
-struct WeightOperand {
-  Weight weight;
-  TensorView scales;  // of an FP8 weight
-};
-
 // A copy in expert order as an operand.
 inline RaggedOperand operand_of(const moire_quantized& copy) {
   return {copy.data, {}, copy.scales};
-}
-
-// Memory for a quantised copy of a ragged [rows, k], or of [G, n, k], `shape`; rows of E8M0 scales
-// lie a multiple of `pitch` bytes apart.
-inline moire_quantized take_copy(Arena& arena, DType element, int32_t scaling, int32_t direction,
-                                 const TensorView& shape, int64_t num_groups, int64_t pitch = 1) {
-  const bool is_ragged = shape.rank == 2;
-  const int64_t rows = shape.dim(-2), columns = shape.dim(-1);
-  const int64_t matrices = is_ragged ? 1 : shape.shape[0];
-  const auto take = [&](DType dtype, const ScaleShape& s, int64_t stride) {
-    void* const data = arena.take(dtype, product(matrices, s.rows), stride).data;
-    if (is_ragged) return TensorView(data, dtype, {s.rows, s.columns}, stride);
-    return TensorView(data, dtype, {matrices, s.rows, s.columns}, stride);
-  };
-  const ScaleShape s = is_ragged ? ragged_scales(scaling, direction, rows, num_groups, columns)
-                                 : matrix_scales(scaling, direction, rows, columns);
-  const bool is_e8m0 = scale_dtype(scaling) == DType::kE8M0;
-  const TensorView data = take(element, {rows, columns}, columns);
-  return {data, take(scale_dtype(scaling), s, is_e8m0 ? round_up(s.columns, pitch) : s.columns)};
 }
 
 // `rows` for two products: the fastest of a GPU would each copy gathered rows into expert order, so

@@ -3,9 +3,6 @@
 namespace moire {
 namespace {
 
-// Rowwise E8M0 scales keep 16-byte rows, which TMA asks for.
-constexpr int64_t kScalePitch = 16;
-
 // Absent groups: every row of the source.
 QuantizeArgs quantize_args(const Recipe& recipe, const RaggedOperand& source,
                            const moire_groups& groups, const moire_quantized& rowwise,
@@ -70,12 +67,21 @@ RaggedOperand forward_operand(Steps& steps, const Recipe& recipe, const RaggedOp
   return operand_of(rowwise);
 }
 
-WeightOperand weight_operand(Steps& steps, const Recipe& recipe, std::string_view operand,
-                             const Weight& weight, const moire_quantized& given, bool along_in) {
+Weight GivenWeight::known() const {
+  if (is_present(weight)) return weight;
+  if (!is_present(prepared)) return Weight(copy.data, weight.layout);
+  const int64_t* s = prepared.shape;
+  return Weight(TensorView(nullptr, DType::kE4M3, {s[0], s[1], s[2]}), weight.layout);
+}
+
+WeightOperand weight_operand(Steps& steps, const Recipe& recipe, const GivenWeight& given,
+                             bool along_in) {
+  const Weight weight = given.weight;
   if (!recipe.is_quantized) return {weight, {}};
-  moire_quantized copy = given;
+  if (is_present(given.prepared)) return prepared_operand(given.prepared, along_in);
+  moire_quantized copy = given.copy;
   if (!is_present(copy)) {
-    const int32_t direction = recipe.weight_direction(weight.layout, along_in);
+    const int32_t direction = weight_direction(recipe.weight_scaling, weight.layout, along_in);
     copy = take_copy(steps.arena, DType::kE4M3, recipe.weight_scaling, direction, weight.tensor, 0,
                      kScalePitch);
     QuantizeWeightArgs args;
@@ -83,7 +89,7 @@ WeightOperand weight_operand(Steps& steps, const Recipe& recipe, std::string_vie
     args.scaling = recipe.weight_scaling;
     args.fractional_scales = recipe.fractional_scales;
     (direction == MOIRE_ROWWISE ? args.rowwise : args.columnwise) = copy;
-    steps.run(quantize_weight, args, operand);
+    steps.run(quantize_weight, args, given.name);
   }
   return {Weight(copy.data, weight.layout), copy.scales};
 }

@@ -19,26 +19,18 @@ struct Recipe {
   // `Args` is one of the composites' structs.
   template <class Args>
   explicit Recipe(const Args& args)
-      : is_quantized(args.recipe != MOIRE_RECIPE_AS_STORED),
+      : id(args.recipe),
+        is_quantized(args.recipe != MOIRE_RECIPE_AS_STORED),
+        weight_scaling(weight_scaling_of(args.recipe)),
         accumulation(args.recipe == MOIRE_RECIPE_AS_STORED || args.recipe == MOIRE_RECIPE_MXFP8
                          ? MOIRE_ACCUMULATE_EXACT
                      : args.emulate_accumulation != 0 ? MOIRE_ACCUMULATE_EMULATED
                                                       : MOIRE_ACCUMULATE_FAST),
         fractional_scales(args.fractional_scales) {
-    if (args.recipe == MOIRE_RECIPE_FP8_BLOCK) {
-      scaling = MOIRE_SCALING_FP8_BLOCK;
-      weight_scaling = MOIRE_SCALING_FP8_TILE;
-    }
+    if (args.recipe == MOIRE_RECIPE_FP8_BLOCK) scaling = MOIRE_SCALING_FP8_BLOCK;
     if constexpr (requires { args.gradient_dtype; }) {
       if (args.gradient_dtype != 0) gradient_dtype = static_cast<DType>(args.gradient_dtype);
     }
-  }
-
-  // The direction of the blocks of a weight that a product contracts along `in` (forward), else
-  // along `out` (dgrad); tiles have none and count as rowwise.
-  int32_t weight_direction(int32_t layout, bool along_in) const {
-    if (weight_scaling == MOIRE_SCALING_FP8_TILE) return MOIRE_ROWWISE;
-    return (layout == MOIRE_OUT_IN) == along_in ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
   }
 
   // What z, act and their gradients are rounded to, kept or not: in FP8 recipes BF16, whatever x
@@ -48,9 +40,10 @@ struct Recipe {
     return is_quantized ? std::span<const DType>(kBF16Only) : std::span<const DType>(kFloatTypes);
   }
 
+  int32_t id;  // moire_recipe
   bool is_quantized;
+  int32_t weight_scaling;
   int32_t scaling = MOIRE_SCALING_MXFP8;  // of activations and gradients
-  int32_t weight_scaling = MOIRE_SCALING_MXFP8;
   int32_t accumulation;
   int32_t fractional_scales;
   DType gradient_dtype = DType::kE4M3;
@@ -71,10 +64,25 @@ void quantize_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& s
 RaggedOperand forward_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& x,
                               const moire_groups& groups, const moire_quantized& columnwise);
 
-// The weight of a product along `in` (forward) or along `out` (dgrad): as it is, `given`, or a copy
-// of what the composite calls `operand`.
-WeightOperand weight_operand(Steps& steps, const Recipe& recipe, std::string_view operand,
-                             const Weight& weight, const moire_quantized& given, bool along_in);
+// A weight of a composite by its name, and what may stand in for it.
+struct GivenWeight {
+  std::string_view name;
+  const moire_weight& weight;
+  const moire_quantized& copy;  // for the one product that the call makes with it
+  const moire_prepared_weight& prepared;
+
+  // The sizes of whichever is there.
+  int64_t out_features() const { return known().out_features(); }
+  int64_t in_features() const { return known().in_features(); }
+
+ private:
+  Weight known() const;
+};
+
+// The weight of a product along `in` (forward) or along `out` (dgrad): as it is, prepared, its
+// copy, or a copy that is made.
+WeightOperand weight_operand(Steps& steps, const Recipe& recipe, const GivenWeight& given,
+                             bool along_in);
 
 // grad_y as the products of a backward read it: rows for a dgrad, columns for a wgrad, itself for
 // sums; those that are needed.

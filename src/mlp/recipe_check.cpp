@@ -1,5 +1,7 @@
 #include "mlp/recipe_check.h"
 
+#include "core/name.h"
+
 namespace moire {
 void NothingQuantized::refuse(const char* name, bool is_there) {
   check_.require(!is_there, name,
@@ -27,20 +29,28 @@ bool check_recipe(ArgumentCheck& check, int32_t recipe, int32_t emulate_accumula
                        ", needs 2 (mxfp8_fast) or 3 (fp8_block)");
 }
 
-bool check_weight(ArgumentCheck& check, const Recipe& recipe, const QuantizableWeight& w,
-                  bool along_in, NamedSize num_groups, NamedSize out, NamedSize in) {
-  if (is_present(w.weight) || !recipe.is_quantized || !is_present(w.copy)) {
+bool check_weight(ArgumentCheck& check, const Recipe& recipe, const GivenWeight& w, bool along_in,
+                  NamedSize num_groups, NamedSize out, NamedSize in) {
+  const bool has_other = is_given(w.copy) || is_present(w.prepared);
+  if (is_present(w.weight) || !recipe.is_quantized || !has_other) {
     check.weight(w.name, w.weight, kFloatTypes, num_groups, out, in);
   }
-  if (!is_given(w.copy)) return check.ok();
-  check.enumerator(concat(w.name, ".layout"), w.weight.layout, 2);
+  if (!has_other) return check.ok();
+  check.enumerator(Name(w.name, ".layout"), w.weight.layout, 2);
   const bool out_in = w.weight.layout == MOIRE_OUT_IN;
   const TensorView shape(
       nullptr, DType::kE4M3,
       {num_groups.size, out_in ? out.size : in.size, out_in ? in.size : out.size});
-  return check_quantized(check, w.copy_name, w.copy, recipe.weight_scaling,
-                         recipe.weight_direction(w.weight.layout, along_in),
-                         ScaledShape(Weight(shape, w.weight.layout)));
+  const Weight like(shape, w.weight.layout);
+  if (is_given(w.copy)) {
+    check_quantized(check, Name(w.name, "_quantized"), w.copy, recipe.weight_scaling,
+                    weight_direction(recipe.weight_scaling, w.weight.layout, along_in),
+                    ScaledShape(like));
+  }
+  if (!is_present(w.prepared)) return check.ok();
+  return check_prepared(
+      check, Name(w.name, "_prepared"), w.prepared,
+      prepared_for(check.context(), like, recipe.id, recipe.fractional_scales, along_in ? 1 : 0));
 }
 
 bool check_copy(ArgumentCheck& check, const Recipe& recipe, std::string_view name,

@@ -14,23 +14,6 @@
 
 namespace moire {
 
-// A weight, and the copy that may stand in for it.
-struct QuantizableWeight {
-  std::string_view name;
-  const moire_weight& weight;
-  std::string_view copy_name;
-  const moire_quantized& copy;
-
-  // The sizes of whichever is there.
-  int64_t out_features() const { return known().out_features(); }
-  int64_t in_features() const { return known().in_features(); }
-
- private:
-  Weight known() const {
-    return is_present(weight) ? Weight(weight) : Weight(copy.data, weight.layout);
-  }
-};
-
 // Columns of the first tensor that is there; 0 if none is.
 inline int64_t columns_of(std::initializer_list<TensorView> tensors) {
   for (const TensorView& t : tensors) {
@@ -70,9 +53,9 @@ bool check_recipe(ArgumentCheck& check, const A& args) {
   return check.ok();
 }
 
-// The weight of a product along `in` (forward) or along `out`: it, or its copy for that direction.
-bool check_weight(ArgumentCheck& check, const Recipe& recipe, const QuantizableWeight& w,
-                  bool along_in, NamedSize num_groups, NamedSize out, NamedSize in);
+// The weight of a product along `in` (forward) or along `out`: it, or what stands in for it there.
+bool check_weight(ArgumentCheck& check, const Recipe& recipe, const GivenWeight& w, bool along_in,
+                  NamedSize num_groups, NamedSize out, NamedSize in);
 
 // A copy of a ragged [capacity, k] in this direction, if it is there.
 bool check_copy(ArgumentCheck& check, const Recipe& recipe, std::string_view name,

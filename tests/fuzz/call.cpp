@@ -4,6 +4,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "tests/fuzz/prepared.h"
+
 namespace moire::fuzz {
 namespace {
 
@@ -126,6 +128,7 @@ class DrawnCall : public Call {
   explicit DrawnCall(uint64_t seed) : Call(seed) {
     args_.struct_size = sizeof(A);
     Draw(random, plan, memory).fill(args_);
+    draw_prepared(args_, random, memory);
     ListPieces found;
     visit_fields(args_, found);
     groups = found.groups;

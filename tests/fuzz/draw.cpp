@@ -41,6 +41,7 @@ bool Draw::is_gathered(std::string_view name) const {
 
 bool Draw::wants(std::string_view name, Role role) {
   if (is_one_of(name, kRowIdx)) return is_gathered(is_wgrad_ ? name : "x");
+  if (name.ends_with("prepared")) return false;  // by draw_prepared(), of what was drawn
   if (name == "a_scales" || name == "grad_y_scales") return is_fp8("a");
   if (name == "b_scales" || name == "w2_scales") return is_fp8("b");
   if (name == "x_scales") return is_fp8("x");

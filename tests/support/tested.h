@@ -39,6 +39,7 @@ class Tested {
   }
 
   Device device() const { return context_.device(); }
+  const Context& context() const { return context_; }
 
   // Calls take pointers to the host's memory, whatever the device.
   template <class A>

@@ -11,6 +11,8 @@ extern const Implementation<QuantizeWeightArgs> kQuantizeWeight;
 extern const Implementation<DequantizeArgs> kDequantize;
 extern const Implementation<RequantizeArgs> kRequantize;
 extern const Implementation<ConvertScalesArgs> kConvertScales;
+extern const Implementation<PrepareWeightArgs> kPrepareWeight;
+WeightForm prepared_form(const DeviceState& state, const PrepareWeightArgs& args);
 extern const Implementation<ConvertGluArgs> kConvertGlu;
 extern const Implementation<GluArgs> kGlu;
 extern const Implementation<GluBackwardArgs> kGluBackward;
