@@ -137,6 +137,7 @@ bool Arguments::is_observed() const {
 
 bool Arguments::wants(std::string_view field, std::string_view name, Role role) const {
   const Problem& p = problem_;
+  if (field.ends_with("_prepared")) return false;  // what stands for weights that are there
   if (call_->entry == "bias_backward") return field != "scale" || p.probs;
   if (is_one_of(name, {"bias", "bias_scale"})) return false;
   if (name.starts_with("b") || name.starts_with("grad_b") || name == "expert_bias") return p.bias;
