@@ -37,7 +37,7 @@ MOIRE_OP(GluArgs, MOIRE_CUDA(cuda::ops::kGlu) cpu::kGlu)
 MOIRE_OP(GluBackwardArgs, MOIRE_CUDA(cuda::ops::kGluBackward) cpu::kGluBackward)
 MOIRE_OP(BiasBackwardArgs, MOIRE_CUDA(cuda::ops::kBiasBackward) cpu::kBiasBackward)
 MOIRE_OP(GroupedGemmArgs, MOIRE_CUDA(cuda::sm90::with_fp8::kGroupedGemm,
-                                     cuda::portable::kGroupedGemm) cpu::kGroupedGemm)
+                                     cuda::portable::with_fp8::kGroupedGemm) cpu::kGroupedGemm)
 MOIRE_OP(GroupedGemmGluArgs,
          MOIRE_CUDA(cuda::sm90::with_fp8::kGroupedGemmGlu,
                     cuda::portable::with_fp8::kGroupedGemmGlu) cpu::kGroupedGemmGlu)

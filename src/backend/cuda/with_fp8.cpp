@@ -24,11 +24,14 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
 
 namespace portable::with_fp8 {
 
+const Implementation<GroupedGemmArgs> kGroupedGemm =
+    quantized_product<GroupedGemmArgs, portable::kGroupedGemm, Decoding::kBesideBf16>("portable");
 const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
-    quantized_product<GroupedGemmGluArgs, portable::kGroupedGemmGlu, Decoding::kNone>("portable");
+    quantized_product<GroupedGemmGluArgs, portable::kGroupedGemmGlu, Decoding::kBesideBf16>(
+        "portable");
 const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward =
     quantized_product<GroupedGemmGluBackwardArgs, portable::kGroupedGemmGluBackward,
-                      Decoding::kNone>("portable");
+                      Decoding::kBesideBf16>("portable");
 
 }  // namespace portable::with_fp8
 

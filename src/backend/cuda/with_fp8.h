@@ -1,5 +1,6 @@
 // The grouped GEMMs with the FP8 operands and outputs that their kernels leave to others
-// (ops/quantized_product.h): those of sm90 multiply and store BF16, those of portable store floats.
+// (ops/quantized_product.h): those of sm90 multiply and store BF16, those of portable multiply
+// operands of one kind and store floats.
 #pragma once
 
 #include "backend/implementation.h"
@@ -17,6 +18,7 @@ extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 
 namespace portable::with_fp8 {
 
+extern const Implementation<GroupedGemmArgs> kGroupedGemm;
 extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
 extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
 

@@ -17,6 +17,15 @@ moire_groups groups_of_rows(const auto& args) {
   return is_present(args.row_idx) ? moire_groups{} : present_groups(args.groups);
 }
 
+// Whether MXFP8 operands of such a product come decoded.
+bool decodes(Decoding decoding, const moire_tensor& a, const moire_tensor& a_scales,
+             const moire_tensor& b, const moire_tensor& b_scales) {
+  const auto is_beside = [](const moire_tensor& bf16, const moire_tensor& scales) {
+    return bf16.dtype == MOIRE_BF16 && scales.dtype == MOIRE_E8M0;
+  };
+  return decoding == Decoding::kMxfp8 || is_beside(a, b_scales) || is_beside(b, a_scales);
+}
+
 int64_t launches_of(const auto& implementation, const DeviceState& state, const auto& args) {
   return implementation.launches == nullptr ? 1 : implementation.launches(state, args);
 }
@@ -43,7 +52,7 @@ void Around::decode_into(const char* name, moire_tensor& data, moire_tensor& sca
 
 void Around::operand(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
                      const moire_groups& groups) {
-  if (decoding_ == Decoding::kNone || !is_fp8(data) || reason_) return;
+  if (!decodes_ || !is_fp8(data) || reason_) return;
   if (TensorView(scales).type() != DType::kE8M0) {
     reason_ = concat(name, " has fp32 scales, with which decoded elements are no bf16 numbers");
     return;
@@ -123,7 +132,9 @@ int64_t Around::launches(const DeviceState& state) const {
 }
 
 Around around(GroupedGemmArgs& args, Decoding decoding) {
-  Around steps("grouped_gemm", decoding, args.workspace);
+  Around steps("grouped_gemm",
+               decodes(decoding, args.a, args.a_scales, args.b.tensor, args.b_scales),
+               args.workspace);
   const bool k_is_last = (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
   steps.operand("a", args.a, args.a_scales, MOIRE_ROWWISE, groups_of_rows(args));
   steps.weight("b", args.b, args.b_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
@@ -131,7 +142,9 @@ Around around(GroupedGemmArgs& args, Decoding decoding) {
 }
 
 Around around(GroupedGemmGluArgs& args, Decoding decoding) {
-  Around steps("grouped_gemm_glu", decoding, args.workspace);
+  Around steps("grouped_gemm_glu",
+               decodes(decoding, args.a, args.a_scales, args.b.tensor, args.b_scales),
+               args.workspace);
   const bool k_is_last = args.b.layout == MOIRE_OUT_IN;
   const bool stores_act = is_present(args.act);
   const DType storage = glu_storage(args);
@@ -144,7 +157,9 @@ Around around(GroupedGemmGluArgs& args, Decoding decoding) {
 }
 
 Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding) {
-  Around steps("grouped_gemm_glu_backward", decoding, args.workspace);
+  Around steps("grouped_gemm_glu_backward",
+               decodes(decoding, args.grad_y, args.grad_y_scales, args.w2.tensor, args.w2_scales),
+               args.workspace);
   const bool k_is_last = args.w2.layout == MOIRE_IN_OUT;
   const DType storage = TensorView(args.z).type();
   const int64_t f = Weight(args.w2).in_features();
@@ -159,7 +174,8 @@ Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding) {
 }
 
 Around around(GroupedGemmWgradArgs& args, Decoding decoding) {
-  Around steps("grouped_gemm_wgrad", decoding, args.workspace);
+  Around steps("grouped_gemm_wgrad",
+               decodes(decoding, args.a, args.a_scales, args.b, args.b_scales), args.workspace);
   const moire_groups groups = present_groups(args.groups);
   steps.operand("a", args.a, args.a_scales, MOIRE_COLUMNWISE, groups);
   steps.operand("b", args.b, args.b_scales, MOIRE_COLUMNWISE, groups);

@@ -24,15 +24,16 @@ inline Reason why_not_accumulation(int32_t accumulation) {
   return "the sums of FP8 tensor cores are asked for, which the CPU emulates";
 }
 
-// Which operands come decoded: none, where the product's kernels decode, or MXFP8 ones, of which a
-// decoded element is a BF16 number (docs/numerics.md).
-enum class Decoding { kNone, kMxfp8 };
+// Which operands come decoded: MXFP8 ones, of which a decoded element is a BF16 number
+// (docs/numerics.md), or, where the product's kernels decode, those alone that stand beside a BF16
+// one, which tensor cores multiply by no other type.
+enum class Decoding { kMxfp8, kBesideBf16 };
 
 // The steps around a product, found while its arguments are rewritten.
 class Around {
  public:
-  Around(std::string_view op, Decoding decoding, const Workspace& workspace)
-      : op_(op), decoding_(decoding), arena_(workspace) {}
+  Around(std::string_view op, bool decodes, const Workspace& workspace)
+      : op_(op), decodes_(decodes), arena_(workspace) {}
 
   // Replaces FP8 rows with blocks along `direction`, all of them where no groups are given.
   void operand(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
@@ -64,7 +65,7 @@ class Around {
                    int32_t direction, const moire_groups& groups);
 
   std::string_view op_;  // a literal
-  Decoding decoding_;
+  bool decodes_;
   Arena arena_;
   Decoded decoded_[2];
   Copied copied_[2];
