@@ -22,6 +22,7 @@ from .gradients import grouped_linear_backward, grouped_mlp_backward
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .layouts import Activation, GluLayout
+from .prepared_weight import PreparedWeight
 from .quantization import quantize
 from .recipes import Recipe
 from .routing import Plan, make_plan, permute, router, unpermute
@@ -47,6 +48,7 @@ __all__ = [
     "LibraryNotFound",
     "OutOfMemory",
     "Plan",
+    "PreparedWeight",
     "Recipe",
     "Unsupported",
     "WeightCache",

@@ -51,6 +51,7 @@ class Recording(NamedTuple):
     saved: list  # what forwards keep for backwards
     undo: list  # what calls changed that were not run: (object, its attributes before)
     not_fused: list  # what could have been one call and was not, and why
+    weights: dict  # bytes of the copies of weights that calls were given, by name
 
 
 class _OfThread:
@@ -286,6 +287,12 @@ def note_saved(kept, made):
             dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
             entry = {"name": name, "dtype": dtype, "shape": shape, "bytes": tensor.nbytes}
             saved.append({**entry, "by_reference": name not in made})
+
+
+def note_weight(name, size):
+    """Tells a running explain() that a call was given copies of a weight, of `size` bytes."""
+    if is_explaining():
+        _settings.get().recording.weights[name] = size
 
 
 def note_not_fused(what, reason):

@@ -26,7 +26,8 @@ class Explanation(list):
     """The steps of a call, one dict each: op, problem, implementation, policy, bytes, and what was
     refused and why. `saved` says what forwards keep for backwards, one dict per tensor: name,
     dtype, shape, bytes, and whether by_reference, which takes no memory of its own. `not_fused`
-    says, in sentences, which modules of a moire.nn.Sequential run one by one and why.
+    says, in sentences, which modules of a moire.nn.Sequential run one by one and why. `weights` has
+    the bytes of the 8-bit or prepared copies that calls were given, by the weight's name.
     """
 
     def __init__(
@@ -34,10 +35,11 @@ class Explanation(list):
         steps: Iterable[dict[str, Any]] = (),
         saved: Iterable[dict[str, Any]] = (),
         not_fused: Iterable[str] = (),
+        weights: Iterable[tuple[str, int]] = (),
     ) -> None:
         super().__init__(steps)
-        self.saved = list(saved)
-        self.not_fused = list(not_fused)
+        self.saved, self.not_fused = list(saved), list(not_fused)
+        self.weights = dict(weights)
 
     @property
     def saved_bytes(self) -> int:
@@ -59,6 +61,7 @@ class Explanation(list):
                 for refusal in step["refused"]
             ]
         lines += [f"not fused: {sentence}" for sentence in self.not_fused]
+        lines += [f"kept of {name}: {size:,} B" for name, size in self.weights.items()]
         if self.saved:
             lines.append(f"saved for the backward: {self.saved_bytes:,} B")
         for tensor in self.saved:
@@ -81,11 +84,11 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         raise invalid(f"explain: function is {described(function)}, must be callable")
     if contexts.is_explaining():
         raise invalid("explain: is already running; explain one call at a time")
-    found = contexts.Recording(contexts={}, saved=[], undo=[], not_fused=[])
+    found = contexts.Recording(contexts={}, saved=[], undo=[], not_fused=[], weights={})
     try:
         with contexts.changed(recording=found), _nothing_of_torch_stays():
             function(*args, **kwargs)
-        steps = Explanation(saved=found.saved, not_fused=found.not_fused)
+        steps = Explanation((), found.saved, found.not_fused, found.weights.items())
         for context in found.contexts.values():
             steps.extend(json.loads(contexts.sized_text(lib.moire_explanation, context)))
         return steps

@@ -29,12 +29,11 @@ from .arrays import Numpy, as_fp32, check_array, default_framework, framework_of
 from .autograd import Op, run
 from .dtypes import Array, Dtype, Tensor
 from .errors import invalid, unsupported
-from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .invoke import ENTRIES
 from .layers import LINEAR, MLP, MOE
 from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
-from .operands import Operand, Operands, WeightLike
+from .operands import Operand, Operands, WeightCopies, WeightLike
 from .recipes import RecipeLike
 from .routing import Plan, as_plan, make_plan
 from .values import choice, described, integer, number
@@ -56,7 +55,7 @@ def grouped_linear(
     weight_layout: str = "out_in",
     recipe: RecipeLike = None,
     compute_dtype: Optional[Dtype] = None,
-    w_quantized: Optional[GroupedTensor] = None,
+    w_quantized: Optional[WeightCopies] = None,
     out: Optional[Array] = None,
     grad_x_out: Optional[Array] = None,
     tail: str = "zero",
@@ -103,8 +102,8 @@ def grouped_mlp(
     scatter_idx: Optional[Array] = None,
     weight_layout: str = "out_in",
     compute_dtype: Optional[Dtype] = None,
-    w1_quantized: Optional[GroupedTensor] = None,
-    w2_quantized: Optional[GroupedTensor] = None,
+    w1_quantized: Optional[WeightCopies] = None,
+    w2_quantized: Optional[WeightCopies] = None,
     save_act: bool = False,
     out: Optional[Array] = None,
     grad_x_out: Optional[Array] = None,
@@ -155,8 +154,8 @@ def moe(
     recipe: RecipeLike = None,
     weight_layout: str = "out_in",
     compute_dtype: Optional[Dtype] = None,
-    w1_quantized: Optional[GroupedTensor] = None,
-    w2_quantized: Optional[GroupedTensor] = None,
+    w1_quantized: Optional[WeightCopies] = None,
+    w2_quantized: Optional[WeightCopies] = None,
     save_act: bool = False,
     wgrad: Any = None,
 ) -> Array:

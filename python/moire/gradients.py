@@ -24,7 +24,7 @@ from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .layers import LINEAR, MLP, How, features
 from .layouts import ActivationLike, GluLayoutLike
-from .operands import Operand, Operands, WeightLike
+from .operands import Operand, Operands, WeightCopies, WeightLike
 from .recipes import RecipeLike
 from .values import choice, described
 
@@ -60,7 +60,7 @@ def grouped_linear_backward(
     row_idx: Optional[Array] = None,
     weight_layout: str = "out_in",
     recipe: RecipeLike = None,
-    w_quantized: Optional[GroupedTensor] = None,
+    w_quantized: Optional[WeightCopies] = None,
     wants: Collection[str] = ("x", "w"),
 ) -> LinearGradients:
     """The gradients of y = grouped_linear(x, w, groups, ...) that `wants` names, of "x", "w",
@@ -95,8 +95,8 @@ def grouped_mlp_backward(
     row_idx: Optional[Array] = None,
     weight_layout: str = "out_in",
     recipe: RecipeLike = None,
-    w1_quantized: Optional[GroupedTensor] = None,
-    w2_quantized: Optional[GroupedTensor] = None,
+    w1_quantized: Optional[WeightCopies] = None,
+    w2_quantized: Optional[WeightCopies] = None,
     wants: Collection[str] = ("x", "w1", "w2"),
 ) -> MlpGradients:
     """The gradients of y = grouped_mlp(x, w1, w2, groups, ...) that `wants` names, of "x", "w1",
@@ -140,7 +140,7 @@ def _z_again(given):
     given.give_copies_of_x(False)
     names = ("x", "row_idx", "x_rowwise", "offsets", "num_groups", "capacity")
     forward = {name: fields.get(name) for name in names}
-    for form in ("", "_layout", "_quantized"):
+    for form in ("", "_layout", "_quantized", "_prepared", "_prepared_form"):
         forward[f"w{form}"] = fields.get(f"w1{form}")
     shape = (fields["capacity"], features(fields, "w1")[0])
     forward["y"] = fw.empty(given.array, shape, recipe.between(fw, given.x.dtype))

@@ -5,6 +5,7 @@ Beside the fields of moire.h, their mapping has
     x_given         its column-wise copy, if it has one
     w_copy          (w1_copy, w2_copy) the copy of a weight that the backward reads in its place;
                     w_quantized is the one for the forward, or tiles, which serve both
+    w_prepared      (w1_prepared, w2_prepared) what both read instead, see prepared_weight.py
     scatter_idx     the inverse of row_idx, [T, k]
 
 Weights may be of a wider type than the operands: they are cast once in the forward, and their
@@ -45,7 +46,8 @@ class Layer(Op):
 
     def __init__(self, entry, readers, inputs, vectors, make):
         weights = tuple(readers)
-        of_weights = [f"{w}{form}" for w in weights for form in ("_quantized", "_copy")]
+        forms = ("_quantized", "_copy", "_prepared")
+        of_weights = [f"{w}{form}" for w in weights for form in forms]
         super().__init__(
             entry,
             f"{entry}_backward",
@@ -66,7 +68,7 @@ class Layer(Op):
         reads = {**fields, **made}
         if how.recipe.is_quantized:
             for w in self.weights:
-                if reads.get(f"{w}_quantized") is not None:
+                if any(reads.get(f"{w}{form}") is not None for form in ("_quantized", "_prepared")):
                     reads[w] = []
             if reads.get("x_rowwise") is not None:
                 reads["x"], reads["x_scales"] = reads["x_rowwise"]
@@ -84,6 +86,8 @@ class Layer(Op):
             copy = copy_for_backward(fields, w, how.recipe)
             if copy is not None:
                 kept[w], kept[f"{w}_copy"] = [], copy
+            if fields.get(f"{w}_prepared") is not None:
+                kept[w], kept[f"{w}_prepared"] = [], fields[f"{w}_prepared"]
         return kept
 
     def gradients(self, fw, fields, how, needs, likes):
@@ -218,7 +222,8 @@ class _Moe(_Mlp):
 
 def features(fields, w):
     """(out, in) of a weight, whichever form of it there is."""
-    out, inner = (fields[w] or fields[f"{w}_quantized"])[0].shape[-2:]
+    form = fields.get(f"{w}_prepared_form")
+    out, inner = form[-2:] if form else (fields[w] or fields[f"{w}_quantized"])[0].shape[-2:]
     return (out, inner) if fields[f"{w}_layout"] == 0 else (inner, out)
 
 

@@ -9,6 +9,7 @@ from typing import Union
 
 from .arrays import Torch, as_fp32, check_array, check_rank, framework_of, torch
 from .autograd import named, parted, run, wanted
+from .context import note_weight
 from .dtypes import Array
 from .errors import invalid
 from .grouped_storage import check_groups, pair
@@ -16,12 +17,14 @@ from .grouped_tensor import GroupedTensor
 from .groups import Groups, as_groups
 from .layers import How, copy_for_backward
 from .layouts import Activation, GluLayout, weight_layout_code
+from .prepared_weight import PreparedWeight
 from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Recipe
 from .routing import check_inverse
 from .values import choice, described, flag
 
 Operand = Union[Array, GroupedTensor]
-WeightLike = Union[Array, Sequence[Array], GroupedTensor]
+WeightCopies = Union[GroupedTensor, PreparedWeight]
+WeightLike = Union[Array, Sequence[Array], WeightCopies]
 _TAILS = ("zero", "untouched")
 
 
@@ -74,23 +77,34 @@ class Operands:
         call, fields = self.call, self.fields
         layout = fields[f"{name}_layout"] = weight_layout_code(call, layout)
         which = f"{name}_quantized"
-        if isinstance(weights, GroupedTensor):
+        if isinstance(weights, (GroupedTensor, PreparedWeight)):
             if quantized is not None:
                 raise invalid(f"{call}: {name} is quantised itself, so {which} is too much")
             which, quantized = name, weights
-            fields[name] = _trained(call, name, weights)
+            is_prepared = isinstance(weights, PreparedWeight)
+            fields[name] = [] if is_prepared else _trained(call, name, weights)
         else:
             fields[name] = _weight_arrays(self.fw, call, name, weights)
         if quantized is None:
             return
-        if not isinstance(quantized, GroupedTensor):
-            raise invalid(f"{call}: {which} is {described(quantized)}, must be a GroupedTensor")
-        check_array(self.fw, call, which, quantized._any.data)
-        _check_recipe(call, which, quantized, self.recipe, self.recipe.weight_format)
-        check_rank(call, which, quantized, 3)
+        if not isinstance(quantized, (GroupedTensor, PreparedWeight)):
+            raise invalid(
+                f"{call}: {which} is {described(quantized)}, must be a GroupedTensor or a "
+                f"PreparedWeight"
+            )
+        is_prepared = isinstance(quantized, PreparedWeight)
+        check_array(self.fw, call, which, quantized.memory if is_prepared else quantized._any.data)
+        if not is_prepared:
+            _check_recipe(call, which, quantized, self.recipe, self.recipe.weight_format)
+            check_rank(call, which, quantized, 3)
         shape = self.weight_shape(name) if fields[name] else quantized.shape
         if quantized.shape != shape:
             raise invalid(f"{call}: {which} is {list(quantized.shape)} but {name} is {list(shape)}")
+        note_weight(name, quantized.nbytes)
+        if is_prepared:
+            fields[f"{name}_prepared"] = quantized.memory
+            fields[f"{name}_prepared_form"] = quantized.form
+            return
         forward = ROWWISE if layout == 0 else COLUMNWISE
         fields[f"{name}_quantized"] = self._pair(which, quantized, forward)
         if quantized.has_rowwise and quantized.columnwise is not None:
@@ -208,7 +222,8 @@ class Operands:
     def _check_copies(self, op, wants):
         """Without a master to quantise, a backward needs the copy of the other direction."""
         for name, readers in op.readers.items():
-            if self.fields[name] or readers.isdisjoint(wants):
+            given = self.fields[name] or self.fields.get(f"{name}_prepared") is not None
+            if given or readers.isdisjoint(wants):
                 continue
             if copy_for_backward(self.fields, name, self.recipe) is None:
                 raise invalid(

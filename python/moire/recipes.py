@@ -94,6 +94,8 @@ class Recipe:
                            reference, or its "quantized" column-wise copy; None: the input where
                            rows are gathered from it (row_idx, moe), else the copy
     fractional_scales      fp8_block: scales need not be powers of two
+    dequantized_weights    mxfp8: modules keep weights as the BF16 numbers that codes decode to,
+                           where a device would decode them at each call: 4 bytes a parameter
     emulate_accumulation   mxfp8_fast, fp8_block on a CPU: sums as Hopper's tensor cores do; slow
     """
 
@@ -102,6 +104,7 @@ class Recipe:
     save: Optional[str] = None
     fractional_scales: bool = False
     emulate_accumulation: bool = False
+    dequantized_weights: bool = False
 
     def __post_init__(self):
         choice("Recipe: name", self.name, _NAMES)
@@ -127,6 +130,12 @@ class Recipe:
             raise invalid(
                 f"Recipe: emulate_accumulation is True but name is {self.name!r}, needs mxfp8_fast "
                 f"or fp8_block"
+            )
+        flag("Recipe: dequantized_weights", self.dequantized_weights)
+        if self.dequantized_weights and self.name != "mxfp8":
+            raise invalid(
+                f"Recipe: dequantized_weights is True but name is {self.name!r}; only the products "
+                f"of mxfp8 may be of decoded numbers"
             )
         object.__setattr__(self, "is_quantized", self.name in _QUANTIZED)
 
@@ -184,6 +193,13 @@ class Recipe:
             "emulate_accumulation": int(self.emulate_accumulation),
             "fractional_scales": int(self.fractional_scales),
         }
+
+    @property
+    def preparing_fields(self) -> dict[str, int]:
+        """The fields of moire_prepare_weight_args."""
+        fields = {**self.forward_fields, "dequantized": int(self.dequantized_weights)}
+        del fields["emulate_accumulation"]
+        return fields
 
     @property
     def backward_fields(self) -> dict[str, int]:

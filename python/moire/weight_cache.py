@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Union
 
 import numpy as np
@@ -13,7 +14,8 @@ from .context import is_explaining
 from .dtypes import Array, torch
 from .errors import invalid
 from .grouped_tensor import GroupedTensor
-from .layouts import GluLayout, GluLayoutLike
+from .layouts import GluLayout, GluLayoutLike, check_weight_layout
+from .prepared_weight import PreparedWeight
 from .quantization import quantize
 from .recipes import Recipe, RecipeLike
 from .values import described, flag, pickled
@@ -30,10 +32,14 @@ class WeightCache:
 
     A weight is known by the object and by the memory that it shows: w.detach(), a view made anew
     for each call, or a list of them, is the weight w as long as that memory lives.
+
+    A recipe with dequantized_weights has a PreparedWeight of each, for layers with that
+    weight_layout.
     """
 
-    def __init__(self, recipe: RecipeLike = "mxfp8") -> None:
+    def __init__(self, recipe: RecipeLike = "mxfp8", weight_layout: str = "out_in") -> None:
         self.recipe = Recipe.of_quantize(recipe, "WeightCache: recipe")
+        self.weight_layout = check_weight_layout("WeightCache", weight_layout)
         self._entries = {}  # by memory
         self._objects = {}  # the same entries, by the objects that they were first made for
 
@@ -45,7 +51,7 @@ class WeightCache:
         rowwise: bool = True,
         columnwise: bool = True,
         layout: GluLayoutLike = None,
-    ) -> GroupedTensor:
+    ) -> Union[GroupedTensor, PreparedWeight]:
         """The GroupedTensor of `weight`, [G, n, k] or a list of G matrices.
 
         It is quantised now unless the last call for this weight had an equal version; None equals
@@ -60,7 +66,7 @@ class WeightCache:
             wanted["layout"] = GluLayout.of(layout, "WeightCache.get: layout")
         entry = self._of(arrays)
         if entry is None or not entry.serves(arrays, wanted):
-            made = _Entry(arrays, _quantized(weight, self.recipe, wanted))
+            made = _Entry(arrays, self._made(weight, wanted))
             if not is_explaining():
                 self._replace(entry, made, arrays)
             entry = made
@@ -84,6 +90,17 @@ class WeightCache:
     def clear(self) -> None:
         self._entries.clear()
         self._objects.clear()
+
+    def _made(self, weight, wanted):
+        # A later training step may use it too.
+        with nullcontext() if torch is None else torch.inference_mode(False):
+            if not self.recipe.dequantized_weights:
+                return quantize(weight, recipe=self.recipe, **wanted)
+            is_for_one = not (wanted["rowwise"] and wanted["columnwise"])
+            options = {"weight_layout": self.weight_layout, "forward_only": is_for_one}
+            made = PreparedWeight(weight, self.recipe, **options)
+            made.layout = wanted.get("layout")
+            return made
 
     def _of(self, arrays):
         entry = self._objects.get(_ids(arrays))
@@ -109,10 +126,10 @@ class WeightCache:
 
     def __getstate__(self):
         # Copies are made again, not copied.
-        return {"recipe": self.recipe}
+        return {"recipe": self.recipe, "weight_layout": self.weight_layout}
 
     def __setstate__(self, state):
-        self.__init__(pickled("WeightCache", state, ("recipe",))["recipe"])
+        self.__init__(**pickled("WeightCache", state, ("recipe", "weight_layout")))
 
 
 class _Entry:
@@ -174,6 +191,8 @@ def _owned(array):
 
 
 def _is_same(version, other):
+    if version is _KEPT:
+        return other is not None
     try:
         return bool(version == other)
     except Exception as e:  # whatever == of a caller's type raises
@@ -187,11 +206,7 @@ def _ids(arrays):
     return tuple(id(array) for array in arrays)
 
 
-def _quantized(weight, recipe, wanted):
-    if torch is None:
-        return quantize(weight, recipe=recipe, **wanted)
-    with torch.inference_mode(False):  # a later training step may use them too
-        return quantize(weight, recipe=recipe, **wanted)
+_KEPT = object()  # the version of whatever is there, unless that was said to have changed
 
 
 class ParameterCopies:
@@ -201,12 +216,12 @@ class ParameterCopies:
     the parameters have other memory, Torch counted a write into them, or they are trained and an
     optimizer made a step, any optimizer: it may have written through `.data`, which nobody counts,
     or into masters that are copied from. Other writes through `.data` are said by invalidate().
+    A graph that is captured quantises, as often as it is replayed, unless it is said False.
     """
 
     def __init__(self, recipe, weight_layout):
-        self._cache = WeightCache(recipe)
+        self._cache = WeightCache(recipe, weight_layout)
         self._forward_is_rowwise = weight_layout == "out_in"
-        self._updates = 0
 
     def invalidate(self):
         self._cache.invalidate()
@@ -219,13 +234,12 @@ class ParameterCopies:
             flag(f"{call}: is_first_microbatch", is_first_microbatch)
         if torch.compiler.is_compiling():
             return None
-        if is_first_microbatch is None:
-            arrays = weights if isinstance(weights, list) else [weights]
+        arrays = weights if isinstance(weights, list) else [weights]
+        version = _KEPT
+        if is_first_microbatch or (is_first_microbatch is None and _is_captured(arrays)):
+            version = object()  # equals no other
+        elif is_first_microbatch is None:
             version = tuple(_state(p) for p in arrays)
-        else:
-            version = self._updates + is_first_microbatch
-            if not is_explaining():
-                self._updates = version
         needs_both = torch.is_grad_enabled()
         return self._cache.get(
             weights,
@@ -233,6 +247,10 @@ class ParameterCopies:
             rowwise=needs_both or self._forward_is_rowwise,
             columnwise=needs_both or not self._forward_is_rowwise,
         )
+
+
+def _is_captured(arrays):
+    return any(p.is_cuda for p in arrays) and torch.cuda.is_current_stream_capturing()
 
 
 def _state(parameter):

@@ -173,6 +173,39 @@ TEST(PreparedWeight, HasTheBytesOfWhatItsProductsRead) {
   EXPECT_EQ(bytes_of(hopper.value(), mxfp8, 0, 0), rowwise + columnwise);
 }
 
+// On a GPU that is planned for: with decoded weights, the rows alone are decoded before a product.
+TEST(PreparedWeight, IsNotDecodedAgainOnHopper) {
+  ContextOptions options;
+  options.device = Device::kCuda;
+  options.plan_for = "sm90";
+  const Result<Context> hopper = Context::create(options);
+  if (!hopper.ok()) GTEST_SKIP() << hopper.status().message();
+  const Context explaining = hopper.value().explaining();
+  Random random;
+  const RecipeCase mxfp8{MOIRE_RECIPE_MXFP8};
+  const MlpProblem p(layer(), random);
+  const auto planned = [&](const TestWeight& w) {
+    PrepareWeightArgs args = prepare_args(mxfp8, w);
+    args.dequantized = 1;
+    Prepared out;
+    EXPECT_TRUE(succeeds(prepare_weight_form(explaining, args, &out.weight)));
+    out.memory = std::make_shared<Buffer>(static_cast<size_t>(out.weight.memory.shape[0]));
+    out.weight.memory.data = out.memory->data();
+    return out;
+  };
+  const Prepared w1 = planned(p.w1), w2 = planned(p.w2);
+  GroupedMlpArgs args = with_prepared(mxfp8.in(p.forward()), w1, w2);
+  size_t bytes = 0;
+  ASSERT_TRUE(succeeds(moire::grouped_mlp_workspace(explaining, args, &bytes)));
+  const Buffer workspace(bytes);
+  args.workspace = workspace.workspace();
+  ASSERT_TRUE(succeeds(moire::grouped_mlp(explaining, args)));
+  for (const Step& step : explaining.explanation()) {
+    if (!step.op.starts_with("grouped_gemm")) continue;
+    EXPECT_NE(step.policy.find(", after decoding a into bf16"), std::string::npos) << step.policy;
+  }
+}
+
 TEST(PreparedWeight, IsExplainedWithItsBytes) {
   Random random;
   const TestWeight w = TestWeight(DType::kBF16, 4, 64, 96).randomize(random);

@@ -70,6 +70,36 @@ def test_a_graph_captured_once_follows_the_splits(generator):
             assert torch.equal(mine, eager), (now, name)
 
 
+@pytest.mark.parametrize("is_decoded", [False, True])
+def test_a_captured_layer_makes_the_copies_of_its_weights_unless_it_is_told_not_to(
+    generator, is_decoded
+):
+    recipe = moire.Recipe("mxfp8", dequantized_weights=is_decoded)
+    layer = moire.nn.GroupedLinear(len(SPLITS), H, F, recipe=recipe, dtype=torch.bfloat16)
+    x, groups, graphs = make(generator)[0], moire.Groups(splits=SPLITS), {}
+
+    def plain():
+        return moire.grouped_linear(x, layer.weight.detach(), groups, recipe="mxfp8")
+
+    before = plain()
+    for is_first in (None, False):
+        assert torch.equal(layer(x, groups), before)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), torch.no_grad():
+            y = layer(x, groups, is_first_microbatch=is_first)
+        graphs[is_first] = graph, y
+    layer.weight.data.mul_(2)  # which nobody counts
+    graphs[False][0].replay()
+    assert torch.equal(graphs[False][1], before)
+    graphs[None][0].replay()
+    assert torch.equal(graphs[None][1], plain())
+    with torch.no_grad():
+        assert torch.equal(layer(x, groups, is_first_microbatch=False), plain())
+        layer.weight.mul_(2)
+        assert torch.equal(layer(x, groups), plain())
+    moire.check()
+
+
 @pytest.mark.parametrize("recipe", [None, "mxfp8", "fp8_block"])
 def test_a_hundred_runs_give_the_same_bits(generator, recipe):
     leaves, groups = make(generator, requires_grad=True), moire.Groups(splits=SPLITS)

@@ -20,10 +20,9 @@ from ..context import is_explaining
 from ..dtypes import Device, Integers
 from ..errors import invalid
 from ..functional import grouped_linear
-from ..grouped_tensor import GroupedTensor
 from ..groups import Groups
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
-from ..operands import Operand
+from ..operands import Operand, WeightCopies
 from ..recipes import Recipe, RecipeLike
 from ..values import described, flag, integer
 from ..weight_cache import ParameterCopies
@@ -172,7 +171,7 @@ class GroupedLinear(torch.nn.Module):
 
     def quantized_weights(
         self, is_first_microbatch: Optional[bool] = None
-    ) -> Optional[GroupedTensor]:
+    ) -> Optional[WeightCopies]:
         """The weights in 8 bits as an 8-bit recipe's products read them (see
         moire/weight_cache.py), else None.
         """

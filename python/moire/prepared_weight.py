@@ -1,0 +1,75 @@
+"""A weight in the form that a device's products read (moire_prepared_weight in moire.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Union
+
+from .dtypes import Array
+from .errors import invalid
+from .grouped_storage import source_of
+from .invoke import prepared_form
+from .layouts import weight_layout_code
+from .recipes import Recipe, RecipeLike
+from .values import flag
+
+_ALIGNMENT = 256
+
+
+class PreparedWeight:
+    """A weight [G, out, in], or a list of G matrices, as the products of a recipe read it on its
+    device: memory of `nbytes`, opaque, at an address that stays. Layers take it as a weight, or
+    beside one as w_quantized, in place of a GroupedTensor. It is good until the weight changes,
+    which nobody tells it: quantize_(weight) makes it again.
+
+    forward_only: without what a gradient of x needs.
+    """
+
+    layout = None  # of gate and up, where WeightCache was given one
+
+    def __init__(
+        self,
+        weight: Union[Array, Sequence[Array]],
+        recipe: RecipeLike = "mxfp8",
+        *,
+        weight_layout: str = "out_in",
+        forward_only: bool = False,
+    ) -> None:
+        call = "PreparedWeight"
+        self.recipe = Recipe.of_quantize(recipe, f"{call}: recipe")
+        self.forward_only = flag(f"{call}: forward_only", forward_only)
+        is_rowwise = weight_layout_code(call, weight_layout) == 0
+        self.has_rowwise = is_rowwise or not forward_only
+        self.has_columnwise = not is_rowwise or not forward_only
+        fw, w = self._source(call, weight)
+        first = w[0]
+        self.shape = (len(w), *first.shape) if first.ndim == 2 else tuple(first.shape)
+        self.dtype, self.device = first.dtype, getattr(first, "device", "cpu")
+        self._fields = {**self.recipe.preparing_fields, "forward_only": int(forward_only)}
+        self._fields["w_layout"] = 0 if is_rowwise else 1
+        size, self.form = prepared_form({**self._fields, "w": w}, fw)
+        memory = fw.empty(first, (size + _ALIGNMENT,), fw.dtype("uint8"))
+        start = -fw.address(memory) % _ALIGNMENT
+        self.memory = memory[start : start + size]
+        self._write(fw, w)
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    def quantize_(self, weight: Union[Array, Sequence[Array]]) -> PreparedWeight:
+        """Of new values of the weight, in the same memory."""
+        fw, w = self._source("quantize_", weight)
+        self._write(fw, w)
+        fw.written(self.memory)
+        return self
+
+    def _source(self, call, weight):
+        fw, w, shape, _ = source_of(call, weight, None, None)
+        if len(shape) != 3:
+            raise invalid(f"{call}: weight is {list(shape)}, needs [groups, out, in] or a list")
+        return fw, [fw.detached(a) for a in (w if isinstance(w, list) else [w])]
+
+    def _write(self, fw, w):
+        fields = {**self._fields, "w": w, "prepared": self.memory, "prepared_form": self.form}
+        fw.run("prepare_weight", fields)
