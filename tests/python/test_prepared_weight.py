@@ -8,6 +8,7 @@ import pytest
 import torch
 import truth
 from moire import nn
+from moire.dtypes import COMPILES_WHOLE_GRAPHS
 
 E, H, F = 3, 40, 72
 SPLITS = [33, 0, 7]
@@ -227,3 +228,20 @@ def test_layers_of_experts_train_alike(generator, delayed):
         found.append([y, leaf.grad, *(p.grad for p in module.parameters())])
     for a, b in zip(*found):
         assert torch.equal(a, b)
+
+
+def test_compiled_calls_take_them(generator):
+    x, w1, _ = problem(generator)
+    prepared, groups = moire.PreparedWeight(w1, DECODED), moire.Groups(splits=SPLITS)
+
+    def run(x):
+        return moire.grouped_linear(x, prepared, groups, recipe="mxfp8")
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=COMPILES_WHOLE_GRAPHS)
+    for function in (run, compiled):
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        y.sum().backward()
+        if function is run:
+            wanted = y, leaf.grad
+    assert torch.equal(y, wanted[0]) and torch.equal(leaf.grad, wanted[1])
