@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "bench_result.h"
-#include "bench_warnings.h"
 #include "terminal.h"
 #include "text.h"
 
@@ -91,13 +90,13 @@ TEST(BenchResult, MarksWhatWasMeasuredUnderLoadInTableAndChart) {
   r.flops = 50e9;
   r.ratio = Summary{};
   r.ratio->median = r.ratio->p10 = r.ratio->p90 = 1.25;
-  r.warnings = {{Warning::Kind::kSpread, "wide"}};
+  r.warnings = {{&kSpread, "wide"}};
   const auto has = [](const std::string& text, const char* part) {
     return text.find(part) != std::string::npos;
   };
   EXPECT_TRUE(has(results_text({r}, machine, {}, false), "1.25 [1.25 1.25]"));
   EXPECT_FALSE(has(results_svg({r}, machine), "*"));
-  r.warnings.push_back({Warning::Kind::kStolenTime, "half of it"});
+  r.warnings.push_back({&kStolenTime, "half of it"});
   EXPECT_TRUE(has(results_text({r}, machine, {}, false), "1.25* [1.25 1.25]"));
   EXPECT_TRUE(has(results_text({r}, machine, {}, false), "* measured while something else"));
   EXPECT_TRUE(has(results_svg({r}, machine), "1.25 x baseline *</text>"));
@@ -123,19 +122,6 @@ TEST(Table, LeavesOutWhatItMayThenBreaksText) {
   EXPECT_EQ(table.to_string(31), "name  a  what\nrow   1  several words of text\n");
   EXPECT_EQ(table.left_out(31), std::vector<std::string>{"b"});
   EXPECT_EQ(table.to_string(20), "name  what\nrow   several words\n      of text\n");
-}
-
-TEST(BenchWarning, HasACodeAndARemedyOfItsOwn) {
-  const Warning::Kind kinds[] = {
-      Warning::Kind::kOtherLoad, Warning::Kind::kStolenTime, Warning::Kind::kClockMoved,
-      Warning::Kind::kOutliers,  Warning::Kind::kSpread,     Warning::Kind::kFewRounds,
-      Warning::Kind::kInCache,   Warning::Kind::kNoBaseline, Warning::Kind::kUndecided};
-  std::vector<std::string> codes;
-  for (const auto kind : kinds) {
-    EXPECT_FALSE(remedy_of(kind).empty());
-    EXPECT_EQ(std::count(codes.begin(), codes.end(), code_of(kind)), 0) << code_of(kind);
-    codes.push_back(code_of(kind));
-  }
 }
 
 }  // namespace

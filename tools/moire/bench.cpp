@@ -1,18 +1,14 @@
-// moire bench: times ops of a problem beside their baselines; harness.h has the protocol.
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <memory>
+// moire bench: times ops of a problem beside their baselines.
+#include "bench.h"
 
-#include "bench_groups.h"
-#include "bench_result.h"
-#include "bench_variants.h"
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <numeric>
+#include <stdexcept>
+
 #include "case_runner.h"
-#include "commands.h"
-#include "gpu_bench.h"
-#include "problem_fields.h"
+#include "machine.h"
 #include "problem_source.h"
 #include "terminal.h"
 #include "text.h"
@@ -20,156 +16,74 @@
 namespace moire::tool {
 namespace {
 
-constexpr double kNotableShare = 0.05;  // of the cores' time
-constexpr double kNotableClock = 0.03;
+constexpr int64_t kCachesSpanned = 3;
+constexpr int64_t kMostSets = 512;
 
-// Before anything is measured: of the ops, and of their baselines, whose products are in FP32.
-void require_memory_for(const Context& context, const Group& group) {
-  for (const Problem& p : group.problems) require_memory_for(context, p);
-  if (!group.problems[0].op->multiplies()) return;
-  const std::vector<std::string> fp32 = {"dtype=fp32", "b=same", "fractional=no", "emulated=no"};
-  require_memory_for(context, usage(with_settings(group.problems[0], fp32)));
-}
-
-struct Conditions {
-  CpuTimes before, after;
-};
-
-void add_conditions(const Conditions& c, int cores, std::vector<Warning>& warnings) {
-  const double capacity = (c.after.wall - c.before.wall) * cores;
-  const double others = (c.after.busy - c.before.busy) - (c.after.own - c.before.own);
-  const double stolen = c.after.stolen - c.before.stolen;
-  if (others > kNotableShare * capacity) {
-    warnings.push_back({Warning::Kind::kOtherLoad,
-                        text("other programs took ", std::lround(100 * others / capacity),
-                             " % of the cores' time")});
-  }
-  if (stolen > kNotableShare * capacity) {
-    warnings.push_back({Warning::Kind::kStolenTime,
-                        text("the hypervisor took ", std::lround(100 * stolen / capacity),
-                             " % of the cores' time")});
-  }
-}
-
-// What is timed of a group; ops[i] belongs to the i-th result that is supported.
+// What is timed of a group; variants[i] belongs to the i-th result that is supported, and the last
+// baselines to the last of them: all have one, or each its own, where dtypes differ in bytes.
 struct Prepared {
   std::vector<BenchResult> results;
-  std::vector<std::unique_ptr<OpVariant>> ops;
-  // One for all, or a copy for each op: dtypes differ in bytes.
-  std::vector<std::unique_ptr<BaselineVariant>> baselines;
+  std::vector<Variant> variants, baselines;
 };
 
 // Checks every result first: a wrong one has no time worth knowing.
-Prepared prepare(const Context& context, const Group& group, Team& team) {
+Prepared prepare(Bench& bench, const Group& group) {
   Prepared out;
-  for (const Problem& problem : group.problems) {
+  for (const Problem& problem : group) {
     BenchResult r;
     r.problem = problem;
-    const Verdict verdict = judge(context, smaller(problem));
-    if (verdict.kind == Verdict::Kind::kFailed) {
-      throw std::runtime_error(
-          text("bench: the result is wrong, so its time means nothing; moire check \"",
-               to_line(smaller(problem)), "\" says how"));
-    }
-    r.max_error = verdict.max_error();
-    r.unsupported = verdict.reason;
-    if (r.unsupported.empty()) {
-      Result<std::unique_ptr<OpVariant>> op = OpVariant::create(context, problem);
-      if (!op.ok()) r.unsupported = op.status().message();
-      if (op.ok()) out.ops.push_back(std::move(op).value());
-    }
+    if (auto op = bench.op(r)) out.variants.push_back(std::move(*op));
     out.results.push_back(std::move(r));
   }
-  for (const auto& op : out.ops) {
-    const Problem& first = group.problems[0];
-    if (!first.op->moves_bytes && !out.baselines.empty()) break;
-    auto baseline = BaselineVariant::create(first, op->bytes(), team);
-    if (baseline != nullptr) out.baselines.push_back(std::move(baseline));
+  for (const BenchResult& r : out.results) {
+    const bool has_one = !out.baselines.empty() && !r.problem.op->moves_bytes;
+    if (!r.unsupported.empty() || has_one) continue;
+    if (auto baseline = bench.baseline(r)) out.baselines.push_back(std::move(*baseline));
   }
   return out;
 }
 
-void fill_in(BenchResult& r, const OpVariant& op, const Samples* own_fp32) {
-  r.time = summarize(r.samples.seconds);
-  r.implementation = op.implementation();
-  r.flops = op.flops();
-  r.bytes = op.bytes();
-  r.num_sets = op.num_sets();
-  r.set_bytes = op.set_bytes();
-  if (own_fp32 != nullptr && r.problem.dtype != DType::kFP32) {
-    r.vs_fp32 = paired_ratio(*own_fp32, r.samples);
-  }
-}
-
-void compare(BenchResult& r, const BaselineVariant& baseline, const Samples& samples) {
-  r.baseline = baseline.name();
-  r.ratio = paired_ratio(samples, r.samples);
-  r.baseline_samples = samples.seconds;
-}
-
 // One op in each dtype, its baselines among the variants.
-std::vector<BenchResult> run_group(const Context& context, const Group& group,
-                                   const MachineFacts& machine, const Protocol& protocol,
-                                   Team& team, const std::function<void(double)>& tick) {
-  Prepared prepared = prepare(context, group, team);
-  std::vector<Variant> variants;
-  for (const auto& op : prepared.ops) {
-    variants.push_back({"", [&op](int64_t call) { op->run(call); }});
-  }
+std::vector<BenchResult> run_group(Bench& bench, const Group& group, const Protocol& protocol,
+                                   const std::function<void(double)>& tick) {
+  Prepared prepared = prepare(bench, group);
+  std::vector<Variant> variants = prepared.variants;
   if (variants.empty()) return prepared.results;
-  for (const auto& b : prepared.baselines) {
-    variants.push_back({b->name(), [&b](int64_t call) { b->run(call); }});
-  }
-  Conditions conditions{read_cpu_times(), {}};
+  variants.insert(variants.end(), prepared.baselines.begin(), prepared.baselines.end());
+  bench.begin();
   const std::vector<Samples> samples = measure(variants, protocol, tick);
-  conditions.after = read_cpu_times();
+  bench.end();
   size_t v = 0;
   const Samples* own_fp32 = nullptr;
   for (BenchResult& r : prepared.results) {
     if (!r.unsupported.empty()) continue;
-    if (r.problem.dtype == DType::kFP32) own_fp32 = &samples[v];
-    r.samples = samples[v++];
-  }
-  v = 0;
-  for (BenchResult& r : prepared.results) {
-    if (!r.unsupported.empty()) continue;
-    const OpVariant& op = *prepared.ops[v];
-    fill_in(r, op, own_fp32);
     if (!prepared.baselines.empty()) {
       const size_t b = std::min(v, prepared.baselines.size() - 1);
-      compare(r, *prepared.baselines[b], samples[prepared.ops.size() + b]);
+      const Samples& baseline = samples[prepared.variants.size() + b];
+      r.baseline = prepared.baselines[b].name;
+      r.ratio = paired_ratio(baseline, samples[v]);
+      r.baseline_samples = baseline.seconds;
     }
+    r.samples = samples[v];
+    r.time = summarize(r.samples.seconds);
+    if (r.problem.dtype == DType::kFP32) own_fp32 = &samples[v];
+    bench.add_conditions(r);
+    add_quality(r, bench.machine());
     ++v;
-    add_conditions(conditions, available_cores(), r.warnings);
-    add_quality(r, machine);
+  }
+  for (BenchResult& r : prepared.results) {
+    const bool is_other = r.unsupported.empty() && r.problem.dtype != DType::kFP32;
+    if (is_other && own_fp32 != nullptr) r.vs_fp32 = paired_ratio(*own_fp32, r.samples);
   }
   return prepared.results;
 }
 
-MachineFacts measure_machine(const Context& context, Team& team) {
-  MachineFacts m;
-  const Result<std::string> info = device_info(context.device(), context.options().index);
-  m.name = info.ok() ? nlohmann::json::parse(info.value()).value("name", "") : "";
-  m.threads = team.num_threads();
-  m.cache_bytes = last_level_cache_bytes();
-  double loads[1] = {0};
-  if (getloadavg(loads, 1) == 1) m.load_average = loads[0];
-  m.peak_flops = measure_peak_flops(team);
-  m.bandwidth = measure_copy_bandwidth(team);
-  if (openblas_name().empty()) m.no_baseline = "this build has no OpenBLAS";
-  return m;
-}
-
-void warn_if_clock_moved(const MachineFacts& machine, Team& team,
-                         std::vector<BenchResult>& results) {
-  const double moved = std::fabs(measure_peak_flops(team) / machine.peak_flops - 1);
-  if (moved < kNotableClock) return;
-  for (BenchResult& r : results) {
-    if (!r.unsupported.empty()) continue;
-    r.warnings.push_back(
-        {Warning::Kind::kClockMoved, text("the multiply-add rate is ", std::lround(100 * moved),
-                                          " % from where it was at the start")});
-  }
+// Before anything is measured: of the ops, and of the CPU's baselines, whose products are in FP32.
+void require_memory_for(const Context& context, const Group& group) {
+  for (const Problem& p : group) require_memory_for(context, p);
+  if (!group[0].op->multiplies() || context.device() != Device::kCpu) return;
+  const std::vector<std::string> fp32 = {"dtype=fp32", "b=same", "fractional=no", "emulated=no"};
+  require_memory_for(context, usage(with_settings(group[0], fp32)));
 }
 
 // Before anything is measured for it.
@@ -187,46 +101,150 @@ void write_svg(const std::string& path, const std::vector<BenchResult>& results,
   if (!file) throw UsageError(text("--svg: ", path, " could not be written to its end"));
 }
 
+// On a GPU each dtype is measured alone, its memory given back.
+std::vector<Group> groups_of(const Options& options, bool on_cpu) {
+  if (on_cpu) return collect_groups(options, {"fp32", ""});
+  std::vector<Group> out;
+  for (const Group& group : collect_groups(options, {""})) {
+    for (const Problem& p : group) out.push_back({p});
+  }
+  return out;
+}
+
+// The same op and options, small enough that the scalar reference takes no time worth mention.
+Problem smaller(const Problem& p) {
+  constexpr int64_t kWidth = 192, kRows = 48, kGroups = 4;
+  Problem small = p;
+  small.groups = std::min(p.groups, kGroups);
+  small.hidden = std::min(p.hidden, kWidth);
+  if (p.ffn > kWidth) {
+    small.ffn = kWidth;
+    if (p.layout.block > 1) small.layout.block = std::gcd(p.layout.block, kWidth);
+  }
+  small.rows = small.groups == 0 ? 0 : std::min(p.rows, kRows);
+  small.topk = std::min(p.topk, std::max<int64_t>(1, small.groups));
+  small.dropped = (small.topk - small.rows % small.topk) % small.topk;
+  small.splits = Splits();
+  if (small.groups > 0) small.splits.kind = Splits::Kind::kRagged;
+  return small;
+}
+
 }  // namespace
 
-int run_bench(const BenchOptions& options) {
-  CommonOptions common = options.common;
-  if (common.device != "cpu") return run_gpu_bench(options);
-  if (options.sustained) throw UsageError("bench: --sustained needs --device cuda, found cpu");
-  if (common.threads == 0) common.threads = available_cores();
+void require(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
+
+int64_t rotating_sets(int64_t cache_bytes, int64_t memory_bytes, int64_t set_bytes) {
+  const int64_t bytes = std::max<int64_t>(1, set_bytes);
+  const int64_t possible = std::clamp<int64_t>(memory_bytes / bytes, 1, kMostSets);
+  return std::clamp<int64_t>(kCachesSpanned * cache_bytes / bytes + 1, 1, possible);
+}
+
+std::vector<size_t> prepare(const Context& context, BenchResult& r) {
+  const Verdict verdict = judge(context, smaller(r.problem));
+  if (verdict.kind == Verdict::Kind::kFailed) {
+    const char* const device = context.device() == Device::kCpu ? "" : "--device cuda ";
+    throw std::runtime_error(
+        text("bench: the result is wrong, so its time means nothing; moire check ", device, "\"",
+             to_line(smaller(r.problem)), "\" says how"));
+  }
+  r.max_error = verdict.max_error();
+  r.unsupported = verdict.reason;
+  std::vector<size_t> workspaces;
+  if (!r.unsupported.empty()) return workspaces;
+  Operands shapes(r.problem, Operands::Content::kNone);
+  const Case what = make_case(shapes);
+  r.set_bytes = shapes.bytes();
+  for (const Call& call : what.calls) {
+    const Plan planned = plan(context, call, shapes);
+    if (!planned.status.ok()) r.unsupported = planned.status.message();
+    workspaces.push_back(planned.workspace_bytes);
+    for (const Step& step : planned.steps) {
+      r.bytes += static_cast<double>(step.bytes_read + step.bytes_written);
+      r.implementation = step.implementation;
+    }
+    r.flops += call.flops;
+  }
+  return workspaces;
+}
+
+void require_right_rows(const Operands& operands, const Case& what) {
+  const std::string wrong = judge_rows(operands, what);
+  if (wrong.empty()) return;
+  throw std::runtime_error(text("bench: the result of ", to_line(operands.problem()),
+                                " is wrong, so its time means nothing: ", wrong));
+}
+
+std::vector<Group> collect_groups(const Options& options,
+                                  const std::vector<std::string>& defaults) {
+  static const std::vector<std::string> layer_ops = {"fc1", "fc1_dgrad",   "fc1_wgrad",
+                                                     "fc2", "mlp_forward", "mlp"};
+  Options plain = options;
+  plain.ops.clear();
+  plain.dtypes.clear();
+  // What is said of the other fields may make sense in the op and dtype that are measured only.
+  std::erase_if(plain.settings, [](const std::string& s) {
+    return !s.starts_with("op=") && !s.starts_with("dtype=");
+  });
+  std::vector<Group> groups;
+  for (const Problem& base : collect_problems(plain)) {
+    std::vector<std::string> ops = options.ops;
+    if (ops.empty() && base.is("mlp")) ops = layer_ops;
+    if (ops.empty()) ops.emplace_back(base.op->name);
+    std::vector<std::string> dtypes = options.dtypes;
+    if (dtypes.empty()) dtypes = defaults;
+    for (std::string& dtype : dtypes) {
+      if (dtype.empty()) dtype = base.dtype == DType::kFP16 ? "fp16" : "bf16";
+    }
+    for (const std::string& op : ops) {
+      Group& group = groups.emplace_back();
+      for (const std::string& dtype : dtypes) {
+        const auto settings = with_value(with_value(options.settings, "op", op), "dtype", dtype);
+        group.push_back(usage(with_settings(base, settings)));
+      }
+    }
+  }
+  return groups;
+}
+
+int run_bench(const Options& options) {
+  Options common = options;
+  const bool on_cpu = common.device == "cpu";
+  if (options.sustained) {
+    if (on_cpu) throw UsageError("bench: --sustained needs --device cuda, found cpu");
+    return run_sustained_bench(options);
+  }
+  if (on_cpu && common.threads == 0) common.threads = available_cores();
   const Context context = open_context(common);
-  const std::vector<Group> groups = collect_groups(options.problems, {"fp32", ""});
+  const std::vector<Group> groups = groups_of(options, on_cpu);
   for (const Group& group : groups) require_memory_for(context, group);
   if (!options.svg.empty()) require_writable(options.svg);
   Protocol protocol;
   protocol.seconds = options.seconds;
-  set_openblas_threads(common.threads);
-  Team team(common.threads);
-  const MachineFacts machine = measure_machine(context, team);
+  if (!on_cpu) protocol.pause_seconds = 0;  // nobody waits
+  const std::unique_ptr<Bench> bench = on_cpu ? make_cpu_bench(context) : make_gpu_bench(context);
   std::vector<BenchResult> results;
   Progress progress("bench", static_cast<int64_t>(100 * groups.size()));
   for (size_t i = 0; i < groups.size(); ++i) {
-    const Problem& first = groups[i].problems[0];
-    const std::string note = text(first.name, " ", first.op->name);
+    const std::string note = text(groups[i][0].name, " ", groups[i][0].op->name);
     const auto tick = [&](double done) {
       progress.show(static_cast<int64_t>(100 * (static_cast<double>(i) + done)), note);
     };
     tick(0);
-    std::vector<BenchResult> done = run_group(context, groups[i], machine, protocol, team, tick);
-    warn_if_clock_moved(machine, team, done);
-    progress.clear();
-    for (BenchResult& r : done) {
-      if (options.common.json) {
-        std::printf("%s\n", to_json(r, machine, protocol).dump().c_str());
+    for (BenchResult& r : run_group(*bench, groups[i], protocol, tick)) {
+      progress.clear();
+      if (options.json) {
+        std::printf("%s\n", to_json(r, bench->machine(), protocol).dump().c_str());
         std::fflush(stdout);
       }
       results.push_back(std::move(r));
     }
   }
-  if (!options.common.json) {
-    std::printf("%s", results_text(results, machine, protocol, options.advice).c_str());
+  if (!options.json) {
+    std::printf("%s", results_text(results, bench->machine(), protocol, options.advice).c_str());
   }
-  if (!options.svg.empty()) write_svg(options.svg, results, machine);
+  if (!options.svg.empty()) write_svg(options.svg, results, bench->machine());
   return kExitOk;
 }
 

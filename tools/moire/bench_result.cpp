@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <tuple>
 
 #include "baseline.h"
 #include "problem_fields.h"
@@ -40,45 +40,35 @@ Json to_json(const std::optional<Summary>& s) {
 // When a measurement deserves a warning.
 constexpr double kNotableSpread = 0.03;  // (p90 - p10) / median
 constexpr double kNotableOutliers = 0.05;
-constexpr size_t kFewRounds = 5;
+constexpr size_t kFewRoundsAtMost = 5;
 
 }  // namespace
 
 void add_quality(BenchResult& r, const MachineFacts& machine) {
   const Summary& t = r.time;
-  const double spread = (t.p90 - t.p10) / t.median;
-  if (spread > kNotableSpread) {
-    r.warnings.push_back(
-        {Warning::Kind::kSpread,
-         text("10th to 90th percentile span ", std::lround(100 * spread), " % of the median")});
-  }
-  const double outliers = outlier_share(r.samples.seconds);
-  if (outliers > kNotableOutliers) {
-    r.warnings.push_back({Warning::Kind::kOutliers,
-                          text(std::lround(100 * outliers), " % of the samples are outliers")});
-  }
-  if (r.samples.round_medians.size() <= kFewRounds) {
-    r.warnings.push_back(
-        {Warning::Kind::kFewRounds, text(r.samples.round_medians.size(), " rounds")});
-  }
-  if (r.num_sets * r.set_bytes < 3 * machine.cache_bytes) {
-    const auto rotated = static_cast<double>(r.num_sets * r.set_bytes);
-    r.warnings.push_back(
-        {Warning::Kind::kInCache, text("operands rotate over ", human_bytes(rotated), " only")});
-  }
+  const auto warn = [&](bool is_notable, const WarningKind& kind, const auto&... seen) {
+    if (is_notable) r.warnings.push_back({&kind, text(seen...)});
+  };
+  const double spread = (t.p90 - t.p10) / t.median, outliers = outlier_share(r.samples.seconds);
+  const size_t rounds = r.samples.round_medians.size();
+  const int64_t rotated = r.num_sets * r.set_bytes;
+  warn(spread > kNotableSpread, kSpread, "10th to 90th percentile span ", std::lround(100 * spread),
+       " % of the median");
+  warn(outliers > kNotableOutliers, kOutliers, std::lround(100 * outliers),
+       " % of the samples are outliers");
+  warn(rounds <= kFewRoundsAtMost, kFewRounds, rounds, " rounds");
+  warn(rotated < 3 * machine.cache_bytes, kInCache, "operands rotate over ",
+       human_bytes(static_cast<double>(rotated)), " only");
   // Where there is a BLAS, products without a row have no baseline, and nothing to be told of it.
-  if (r.problem.op->multiplies() && !machine.no_baseline.empty()) {
-    r.warnings.push_back({machine.is_gpu ? Warning::Kind::kNoCuBlas : Warning::Kind::kNoBaseline,
-                          machine.no_baseline});
-  }
-  if (r.ratio.has_value() && r.ratio->p10 < 1 && r.ratio->p90 > 1) {
-    r.warnings.push_back({Warning::Kind::kUndecided, "the ratio's percentiles lie around 1"});
-  }
+  warn(r.problem.op->multiplies() && !machine.no_baseline.empty(),
+       machine.is_gpu ? kNoCuBlas : kNoOpenBlas, machine.no_baseline);
+  warn(r.ratio.has_value() && r.ratio->p10 < 1 && r.ratio->p90 > 1, kUndecided,
+       "the ratio's percentiles lie around 1");
 }
 
 bool BenchResult::is_under_load() const {
   return std::any_of(warnings.begin(), warnings.end(),
-                     [](const Warning& w) { return is_load(w.kind); });
+                     [](const Warning& w) { return w.kind->is_load; });
 }
 
 double BenchResult::roof_share(const MachineFacts& machine) const {
@@ -158,7 +148,7 @@ Table results_table(const std::vector<BenchResult>& results, const MachineFacts&
       continue;
     }
     std::vector<std::string> codes;
-    for (const Warning& w : r.warnings) codes.push_back(code_of(w.kind));
+    for (const Warning& w : r.warnings) codes.emplace_back(w.kind->code);
     table.add({r.problem.name, op, dtype, human_seconds(r.time.median), human_seconds(r.time.p10),
                human_seconds(r.time.p90), r.flops > 0 ? human_number(r.flops_rate() / 1e9) : "-",
                human_number(r.bytes_rate() / 1e9),
@@ -171,21 +161,24 @@ Table results_table(const std::vector<BenchResult>& results, const MachineFacts&
 
 // One line per kind: how often it was seen; with advice also where first, and the remedy.
 std::string warnings_text(const std::vector<BenchResult>& results, bool advice) {
-  std::map<Warning::Kind, std::pair<std::string, int>> kinds;
+  std::vector<std::tuple<const WarningKind*, std::string, int>> kinds;
   for (const BenchResult& r : results) {
     for (const Warning& w : r.warnings) {
-      auto& [first, times] = kinds[w.kind];
-      if (times++ > 0) continue;
-      first = text(r.problem.op->name, " ", dtype_words(r.problem), ": ", w.seen);
+      auto found = std::find_if(kinds.begin(), kinds.end(),
+                                [&](const auto& kind) { return std::get<0>(kind) == w.kind; });
+      if (found == kinds.end()) {
+        const std::string first = text(r.problem.op->name, " ", dtype_words(r.problem), ": ");
+        found = kinds.insert(found, {w.kind, first + w.seen, 0});
+      }
+      ++std::get<2>(*found);
     }
   }
   std::string lines;
   std::vector<std::string> counts;
-  for (const auto& [kind, seen] : kinds) {
-    const std::string code = paint(Colour::kYellow, code_of(kind));
-    counts.push_back(text(code, " ", seen.second, " x"));
-    lines +=
-        wrap(text(code, " (", seen.second, " x; ", seen.first, "): ", remedy_of(kind)), 4) + "\n";
+  for (const auto& [kind, first, times] : kinds) {
+    const std::string code = paint(Colour::kYellow, kind->code);
+    counts.push_back(text(code, " ", times, " x"));
+    lines += wrap(text(code, " (", times, " x; ", first, "): ", kind->remedy), 4) + "\n";
   }
   if (counts.empty() || advice) return lines;
   return wrap(text("warnings: ", join(counts, ", "), "; --advice says what to do"), 4) + "\n";
@@ -224,8 +217,7 @@ std::string results_text(const std::vector<BenchResult>& results, const MachineF
 nlohmann::ordered_json to_json(const BenchResult& r, const MachineFacts& m, const Protocol& p) {
   Json warnings = Json::array();
   for (const Warning& w : r.warnings) {
-    warnings.push_back(
-        {{"code", code_of(w.kind)}, {"seen", w.seen}, {"remedy", remedy_of(w.kind)}});
+    warnings.push_back({{"code", w.kind->code}, {"seen", w.seen}, {"remedy", w.kind->remedy}});
   }
   Json out = {{"problem", to_line(r.problem)},
               {"name", r.problem.name},

@@ -8,12 +8,39 @@
 #include <string>
 #include <vector>
 
-#include "bench_warnings.h"
 #include "harness.h"
 #include "nvml.h"
 #include "problem.h"
 
 namespace moire::tool {
+
+// What can be wrong with a measurement, and what to do about it.
+struct WarningKind {
+  const char* code;
+  const char* remedy;
+  bool is_load = false;  // something else took part of the machine
+};
+inline constexpr WarningKind kOtherLoad = {"other_load",
+                                           "stop other programs, or compare ratios only", true};
+inline constexpr WarningKind kStolenTime = {
+    "stolen_time", "use a machine of your own, or compare ratios only", true};
+inline constexpr WarningKind kClockMoved = {
+    "clock_moved", "fix the clock (cpupower frequency-set), or compare ratios only"};
+inline constexpr WarningKind kOutliers = {"outliers", "run longer: --time 5"};
+inline constexpr WarningKind kSpread = {"spread", "run longer (--time 5) on an idle machine"};
+inline constexpr WarningKind kFewRounds = {"few_rounds", "run longer: --time 5"};
+inline constexpr WarningKind kInCache = {"in_cache",
+                                         "choose a larger problem, or free memory for more sets"};
+inline constexpr WarningKind kNoOpenBlas = {"no_baseline",
+                                            "install libopenblas-dev, run cmake again and build"};
+inline constexpr WarningKind kNoCuBlas = {"no_baseline",
+                                          "put the folder of libcublas.so on LD_LIBRARY_PATH"};
+inline constexpr WarningKind kUndecided = {"undecided", "run longer: --time 5"};
+
+struct Warning {
+  const WarningKind* kind;
+  std::string seen;  // with numbers
+};
 
 struct MachineFacts {
   std::string name;

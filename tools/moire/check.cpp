@@ -151,7 +151,7 @@ std::vector<const Op*> wanted_ops(const std::vector<std::string>& names) {
     ops.push_back(find_op(name));
     if (ops.back() == nullptr) {
       throw UsageError(
-          text("--ops: found \"", name, "\", needed ", needed(*find_field("op"), name)));
+          text("--ops: found \"", name, "\", needed ", find_field("op")->needed(name)));
     }
   }
   return ops;
@@ -162,9 +162,9 @@ std::vector<Problem> wanted_dtypes(const std::vector<std::string>& names) {
   std::vector<Problem> dtypes;
   for (const std::string& name : names) {
     Problem parsed;
-    if (!find_field("dtype")->read(name, parsed)) {
+    if (!find_field("dtype")->codec.read(name, parsed)) {
       throw UsageError(
-          text("--dtype: found \"", name, "\", needed ", needed(*find_field("dtype"), name)));
+          text("--dtype: found \"", name, "\", needed ", find_field("dtype")->needed(name)));
     }
     dtypes.push_back(parsed);
   }
@@ -173,15 +173,15 @@ std::vector<Problem> wanted_dtypes(const std::vector<std::string>& names) {
 
 }  // namespace
 
-int run_check(const CheckOptions& options) {
-  const Context context = open_context(options.common);
-  const std::vector<Problem> named = collect_problems(options.problems);
+int run_check(const Options& options) {
+  const Context context = open_context(options);
+  const std::vector<Problem> named = collect_problems(options);
   if (named.empty() && options.random == 0) {
     throw UsageError("check: found no problem, needed PROBLEM or --random N");
   }
   for (const Problem& p : named) require_memory_for(context, p);
-  const std::vector<const Op*> ops = wanted_ops(options.problems.ops);
-  const std::vector<Problem> dtypes = wanted_dtypes(options.problems.dtypes);
+  const std::vector<const Op*> ops = wanted_ops(options.ops);
+  const std::vector<Problem> dtypes = wanted_dtypes(options.dtypes);
   const auto num_named = static_cast<int64_t>(named.size());
   Totals totals;
   {
@@ -197,7 +197,7 @@ int run_check(const CheckOptions& options) {
       const bool is_news = is_named || options.verbose || verdict.kind == Verdict::Kind::kFailed;
       if (!is_news) continue;
       progress.clear();
-      if (options.common.json) {
+      if (options.json) {
         std::printf("%s\n", to_json(problem, verdict).dump().c_str());
       } else {
         print(problem, verdict);
@@ -206,7 +206,7 @@ int run_check(const CheckOptions& options) {
       std::fflush(stdout);
     }
   }
-  if (options.common.json) {
+  if (options.json) {
     std::printf("%s\n", Json{{"passed", totals.passed},
                              {"failed", totals.failed},
                              {"unsupported", totals.unsupported},

@@ -24,7 +24,7 @@ std::vector<Settings> spread(const std::vector<Settings>& lists, const std::stri
 }
 
 // A name that no op has on any device would refuse every call, one after the other.
-void check_implementation(const CommonOptions& options) {
+void check_implementation(const Options& options) {
   const std::set<std::string> names = {"", "cpu", "cuda", "portable", "sm90"};
   if (names.contains(options.implementation)) return;
   throw UsageError(text("--implementation: found \"", options.implementation,
@@ -38,7 +38,7 @@ bool names_architecture(const std::string& device) {
          device.find_first_not_of("0123456789", 2) == std::string::npos;
 }
 
-ContextOptions context_options(const CommonOptions& options) {
+ContextOptions context_options(const Options& options) {
   ContextOptions wanted;
   if (names_architecture(options.device)) {
     wanted.plan_for = options.device;
@@ -56,7 +56,7 @@ ContextOptions context_options(const CommonOptions& options) {
 
 }  // namespace
 
-Context open_context(const CommonOptions& options) {
+Context open_context(const Options& options) {
   const ContextOptions wanted = context_options(options);
   if (!wanted.plan_for.empty()) {
     throw UsageError(text("--device: found \"", wanted.plan_for,
@@ -65,7 +65,7 @@ Context open_context(const CommonOptions& options) {
   return usage(Context::create(wanted));
 }
 
-Context open_planning_context(const CommonOptions& options) {
+Context open_planning_context(const Options& options) {
   return usage(Context::create(context_options(options)));
 }
 
@@ -76,7 +76,7 @@ std::vector<std::string> with_value(std::vector<std::string> settings, const std
   return settings;
 }
 
-std::vector<Problem> collect_problems(const ProblemOptions& options) {
+std::vector<Problem> collect_problems(const Options& options) {
   const std::vector<Settings> lists =
       spread(spread({options.settings}, "op", options.ops), "dtype", options.dtypes);
   std::vector<Problem> problems;

@@ -30,70 +30,46 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 
-struct CommonOptions {
+// Of all commands; main.cpp says which takes what.
+struct Options {
   bool json = false;
   std::string device = "cpu";
   int threads = 0;
   std::string implementation;
-};
 
-struct ProblemOptions {
   std::vector<std::string> problems;  // names, files, lines
   std::vector<std::string> settings;  // key=value, over every problem
   std::vector<std::string> ops;       // instead of the problems' own
   std::vector<std::string> dtypes;
-};
 
-struct InfoOptions {
-  CommonOptions common;
-};
-struct ProblemsOptions {
-  bool json = false;
-  bool fields = false;
-  std::vector<std::string> which;
-};
-struct ExplainOptions {
-  CommonOptions common;
-  ProblemOptions problems;
-};
-struct CheckOptions {
-  CommonOptions common;
-  ProblemOptions problems;
-  int64_t random = 0;
+  bool fields = false;  // problems
+  int64_t random = 0;   // check
   uint64_t seed = 1;
   bool all_supported = false;
   bool verbose = false;
-};
-struct ErrorsOptions {
-  CommonOptions common;
-  ProblemOptions problems;
-};
-struct BenchOptions {
-  CommonOptions common;
-  ProblemOptions problems;
-  double seconds = 1.0;  // of measuring, per variant
+  double seconds = 1.0;  // bench: of measuring, per variant
   bool sustained = false;
   std::string svg;
   bool advice = false;
 };
 
-int run_info(const InfoOptions& options);
-int run_problems(const ProblemsOptions& options);
-int run_explain(const ExplainOptions& options);
-int run_check(const CheckOptions& options);
-int run_errors(const ErrorsOptions& options);
-int run_bench(const BenchOptions& options);
+int run_info(const Options& options);
+int run_problems(const Options& options);
+int run_explain(const Options& options);
+int run_check(const Options& options);
+int run_errors(const Options& options);
+int run_bench(const Options& options);
 
 // A context as the options ask; UsageError with the library's sentence where there is none.
-Context open_context(const CommonOptions& options);
+Context open_context(const Options& options);
 // The same, or one that plans for a GPU that need not be here (--device sm90).
-Context open_planning_context(const CommonOptions& options);
+Context open_planning_context(const Options& options);
 // Settings (KEY=VALUE) with this value in the place of whatever they say of the key.
 std::vector<std::string> with_value(std::vector<std::string> settings, const std::string& key,
                                     const std::string& value);
 
 // Every problem that the options name, one for each op and dtype asked for; UsageError if one is
 // bad.
-std::vector<Problem> collect_problems(const ProblemOptions& options);
+std::vector<Problem> collect_problems(const Options& options);
 
 }  // namespace moire::tool

@@ -135,15 +135,15 @@ void print_row(const Row& row, const std::vector<double>& errors) {
 
 }  // namespace
 
-int run_errors(const ErrorsOptions& options) {
-  const Context context = open_context(options.common);
-  for (const Problem& p : collect_problems(options.problems)) {
-    if (!p.is("mlp") || p.rows == 0 || !options.problems.dtypes.empty()) {
+int run_errors(const Options& options) {
+  const Context context = open_context(options);
+  for (const Problem& p : collect_problems(options)) {
+    if (!p.is("mlp") || p.rows == 0 || !options.dtypes.empty()) {
       throw UsageError(
           text("errors: found \"", to_line(p),
                "\", needed op=mlp with rows, and no --dtype: each recipe has its own"));
     }
-    if (!options.common.json) {
+    if (!options.json) {
       std::printf("%s\n\n| Recipe | %s |\n|---|---|---|---|---|---|\n",
                   wrap_data(text("`", to_line(p), "`")).c_str(),
                   join({std::begin(kOutputs), std::end(kOutputs)}, " | ").c_str());
@@ -154,7 +154,7 @@ int run_errors(const ErrorsOptions& options) {
       progress.show(done++, row.name);
       const std::vector<double> errors = errors_of(context, p, row);
       progress.clear();
-      options.common.json ? print_json(p, row, errors) : print_row(row, errors);
+      options.json ? print_json(p, row, errors) : print_row(row, errors);
       std::fflush(stdout);
     }
   }

@@ -95,13 +95,13 @@ void print_totals(const std::vector<ExplainedCall>& calls) {
 
 }  // namespace
 
-int run_explain(const ExplainOptions& options) {
-  const Context context = open_planning_context(options.common);
+int run_explain(const Options& options) {
+  const Context context = open_planning_context(options);
   const std::string& planned = context.options().plan_for;
   const std::string where(planned.empty() ? device_name(context.device()) : planned);
   int exit_code = kExitOk;
   bool is_first = true;
-  for (const Problem& problem : collect_problems(options.problems)) {
+  for (const Problem& problem : collect_problems(options)) {
     Operands operands(problem, Operands::Content::kNone);
     const Case what = make_case(operands);
     std::vector<ExplainedCall> calls;
@@ -109,7 +109,7 @@ int run_explain(const ExplainOptions& options) {
       calls.push_back({call, plan(context, call, operands)});
       if (!calls.back().plan.status.ok()) exit_code = kExitFailed;
     }
-    if (options.common.json) {
+    if (options.json) {
       Json out = {{"problem", to_line(problem)}, {"device", where}};
       for (const ExplainedCall& call : calls) out["calls"].push_back(to_json(call));
       std::printf("%s\n", out.dump().c_str());

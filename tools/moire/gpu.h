@@ -9,48 +9,43 @@
 #include <memory>
 #include <string>
 
+#include "sustained.h"
+
 namespace moire::tool {
 
-class Gpu {
+// Its flush reads twice the cache, and leaves nothing in it to be written back.
+class Gpu : public TimedGpu {
  public:
   static Result<std::unique_ptr<Gpu>> open(int index);
-  ~Gpu();
-  Gpu(const Gpu&) = delete;
-  Gpu& operator=(const Gpu&) = delete;
 
-  void* stream() const;  // cudaStream_t
-  std::string bus_id() const;
-  int64_t cache_bytes() const;
-  int64_t free_bytes() const;
+  virtual void* stream() const = 0;  // cudaStream_t
+  virtual std::string bus_id() const = 0;
+  virtual int64_t cache_bytes() const = 0;
+  virtual int64_t free_bytes() const = 0;
 
   // A CUDA graph of what `enqueue` puts on the stream.
   class Graph {
    public:
     virtual ~Graph() = default;
   };
-  Result<std::unique_ptr<Graph>> capture(const std::function<Status()>& enqueue) const;
-  // Seconds of GPU time that `timed` takes behind `before`, which keeps the GPU busy while the host
-  // enqueues; throws what a launch that fails says.
-  double seconds(const Graph& before, const Graph& timed) const;
-  void launch(const Graph& graph) const;
-  // Enqueues what reads twice the cache, and leaves nothing in it to be written back.
-  void flush();
-  // A point of what was enqueued, and what the GPU's clock says of two.
-  using Mark = std::shared_ptr<void>;
-  Mark mark() const;
-  void wait(const Mark& mark) const;
-  double seconds(const Mark& begin, const Mark& end) const;
-  // Bytes read and written per second by a copy much larger than the cache.
-  double copy_bandwidth() const;
+  virtual Result<std::unique_ptr<Graph>> capture(const std::function<Status()>& enqueue) = 0;
+  virtual void launch(const Graph& graph) = 0;
   // Device memory that lives as long as this; throws where there is too little.
-  void* take(int64_t bytes);
+  virtual void* take(int64_t bytes) = 0;
   // Enqueues a copy.
-  Status copy(void* to, const void* from, int64_t bytes) const;
+  virtual Status copy(void* to, const void* from, int64_t bytes) = 0;
 
- private:
-  struct State;
-  explicit Gpu(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  using TimedGpu::seconds;
+  // GPU time that `timed` takes behind `before`, which keeps the GPU busy while the host enqueues;
+  // throws what a launch that fails says.
+  double seconds(const Graph& before, const Graph& timed) {
+    launch(before);
+    const Mark begin = mark();
+    launch(timed);
+    const Mark end = mark();
+    wait(end);
+    return seconds(begin, end);
+  }
 };
 
 }  // namespace moire::tool

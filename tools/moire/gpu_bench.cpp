@@ -1,110 +1,228 @@
 #include "gpu_bench.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <fstream>
+#include <stdexcept>
 
-#include "bench_groups.h"
-#include "cases.h"
-#include "gpu_variants.h"
-#include "nvml.h"
+#include "case_runner.h"
 #include "terminal.h"
 #include "text.h"
 
 namespace moire::tool {
 namespace {
 
+constexpr int64_t kMemoryShare = 3;  // of what is free
 constexpr double kNotableClock = 0.03;
 
-void warn_if_clock_moved(BenchResult& r) {
-  if (r.before.sm_clock == 0 || r.after.sm_clock == 0) return;
-  const double moved = std::fabs(r.after.sm_clock / r.before.sm_clock - 1);
-  if (moved < kNotableClock) return;
-  r.warnings.push_back(
-      {Warning::Kind::kClockMoved, text("the SM clock went from ", r.before.sm_clock, " to ",
-                                        r.after.sm_clock, " MHz at ", r.after.power, " W")});
+// One copy of an op's operands, on the device.
+class DeviceSet {
+ public:
+  DeviceSet(const Context& context, const Problem& problem, const std::vector<size_t>& workspaces)
+      : operands_(problem, Operands::Content::kNormal), what_(make_case(operands_)) {
+    std::vector<Workspace> taken;
+    for (size_t i = 0; i < workspaces.size(); ++i) {
+      taken.push_back(operands_.workspace(workspaces[i]));
+      what_.calls[i].stage(staged_, taken[i]);
+    }
+    require(staged_.upload());
+    for (size_t i = 0; i < taken.size(); ++i) {
+      calls_.push_back(what_.calls[i].on_device(staged_, taken[i]));
+    }
+    require(enqueue(context));
+    require(context.check());
+  }
+
+  Status enqueue(const Context& context) const {
+    for (const auto& call : calls_) {
+      Status status = call(context);
+      if (!status.ok()) return status;
+    }
+    return {};
+  }
+  // Throws where what the first run left is wrong.
+  void judge() {
+    require(staged_.download());
+    require_right_rows(operands_, what_);
+  }
+
+ private:
+  Operands operands_;
+  Case what_;
+  staging::StagedCall staged_;
+  std::vector<std::function<Status(const Context&)>> calls_;
+};
+
+// Bytes read and written per second by a copy much larger than the cache.
+double copy_bandwidth(Gpu& gpu) {
+  constexpr int64_t kBytes = int64_t{1} << 30;
+  constexpr double kSeconds = 0.5;  // a GPU that comes from idle takes that long to full clocks
+  void *from = gpu.take(kBytes), *to = gpu.take(kBytes);
+  GraphVariant copy(gpu, {[&] { return gpu.copy(to, from, kBytes); }});
+  double least = 1e30;
+  for (double spent = 0; spent < kSeconds;) {
+    const double t = copy.seconds(0, 1);
+    least = std::min(least, t);
+    spent += t;
+  }
+  return 2.0 * static_cast<double>(kBytes) / least;
 }
 
-// `index` is the GPU's. The baseline's memory is given back with `gpu`.
-BenchResult run_problem(const Context& on_host, int index, const Problem& problem,
-                        const MachineFacts& machine, const Protocol& protocol,
-                        const std::function<void(double)>& tick) {
-  BenchResult r;
-  r.problem = problem;
-  check_smaller(on_host, r);
-  if (!r.unsupported.empty()) return r;
-  const std::unique_ptr<Gpu> gpu = usage(Gpu::open(index));
-  const std::unique_ptr<CuBlas> blas = CuBlas::open(*gpu);
-  ContextOptions options = on_host.options();
-  options.stream = gpu->stream();
-  const Context context = usage(on_host.sharing(options));
-  const OpOnGpu op(context, *gpu, r);
-  const GpuBaseline baseline(blas.get(), *gpu, r);
-  std::vector<Variant> variants;
-  for (GraphVariant* v : {op.variant(), baseline.variant()}) {
-    if (v == nullptr) continue;
-    variants.push_back(
-        {"", nullptr, [v](int64_t first, int64_t calls) { return v->seconds(first, calls); }});
-  }
-  const auto nvml = Nvml::open(gpu->bus_id());
-  if (nvml.ok()) r.before = nvml.value()->conditions();
-  std::vector<Samples> samples = measure(variants, protocol, tick);
-  if (nvml.ok()) r.after = nvml.value()->conditions();
-  require(context.check());
-  r.samples = std::move(samples[0]);
-  r.time = summarize(r.samples.seconds);
-  if (baseline.variant() != nullptr) {
-    r.baseline = baseline.name();
-    r.ratio = paired_ratio(samples[1], r.samples);
-    r.baseline_samples = samples[1].seconds;
-  }
-  warn_if_clock_moved(r);
-  add_quality(r, machine);
-  return r;
-}
-
-Protocol gpu_protocol(const BenchOptions& options) {
-  Protocol protocol;
-  protocol.seconds = options.seconds;
-  protocol.pause_seconds = 0;  // nobody waits
-  return protocol;
+std::optional<Variant> timed(const std::string& name, std::shared_ptr<GraphVariant> graphs) {
+  if (graphs == nullptr) return std::nullopt;
+  return Variant{name, nullptr,
+                 [graphs](int64_t first, int64_t calls) { return graphs->seconds(first, calls); }};
 }
 
 }  // namespace
 
-int run_gpu_bench(const BenchOptions& options) {
-  if (options.sustained) return run_sustained_bench(options);
-  const Context context = open_context(options.common);
-  const std::vector<Group> groups = collect_groups(options.problems, {""});
-  for (const Group& group : groups) {
-    for (const Problem& p : group.problems) require_memory_for(context, p);
+GraphVariant::GraphVariant(Gpu& gpu, std::vector<std::function<Status()>> sets)
+    : gpu_(gpu), sets_(std::move(sets)) {
+  for (const auto& set : sets_) alone_.push_back(capture(set));
+}
+
+double GraphVariant::seconds(int64_t first, int64_t calls) {
+  if (calls == 1) return gpu_.seconds(*graph_of(first + num_sets() - 1), *graph_of(first));
+  const Gpu::Graph& graph = graph_of_many(calls);
+  return gpu_.seconds(graph, graph);
+}
+
+double GraphVariant::host_seconds() const {
+  constexpr int64_t kCalls = 10;
+  std::vector<double> times;
+  for (int64_t i = 0; i < kCalls; ++i) {
+    const double start = now();
+    require(sets_[static_cast<size_t>(i % num_sets())]());
+    times.push_back(now() - start);
   }
-  const Protocol protocol = gpu_protocol(options);
-  const int index = context.options().index;
-  const MachineFacts machine = measure_gpu(index);
-  std::vector<BenchResult> results;
-  Progress progress("bench", static_cast<int64_t>(groups.size()));
-  for (size_t i = 0; i < groups.size(); ++i) {
-    for (const Problem& problem : groups[i].problems) {
-      const std::string note = text(problem.name, " ", problem.op->name);
-      const auto tick = [&](double) { progress.show(static_cast<int64_t>(i), note); };
-      tick(0);
-      results.push_back(run_problem(context, index, problem, machine, protocol, tick));
-      progress.clear();
-      if (!options.common.json) continue;
-      std::printf("%s\n", to_json(results.back(), machine, protocol).dump().c_str());
-      std::fflush(stdout);
+  gpu_.wait(gpu_.mark());
+  return summarize(std::move(times)).median;
+}
+
+std::unique_ptr<Gpu::Graph> GraphVariant::capture(const std::function<Status()>& enqueue) const {
+  auto graph = gpu_.capture(enqueue);
+  require(graph.status());
+  return std::move(graph).value();
+}
+
+const Gpu::Graph& GraphVariant::graph_of_many(int64_t calls) {
+  std::unique_ptr<Gpu::Graph>& graph = many_[calls];
+  if (graph == nullptr) {
+    graph = capture([&]() -> Status {
+      for (int64_t i = 0; i < calls; ++i) {
+        Status status = sets_[static_cast<size_t>(i % num_sets())]();
+        if (!status.ok()) return status;
+      }
+      return {};
+    });
+  }
+  return *graph;
+}
+
+GpuBench::GpuBench(const Context& on_host, Facts facts) : on_host_(on_host), context_(on_host) {
+  machine_.is_gpu = true;
+  open();
+  machine_.cache_bytes = gpu_->cache_bytes();
+  if (facts == Facts::kNone) return;
+  const int index = on_host_.options().index;
+  machine_.name = nlohmann::json::parse(usage(device_info(Device::kCuda, index))).value("name", "");
+  machine_.bandwidth = copy_bandwidth(*gpu_);
+  if (blas_ == nullptr) {
+    machine_.no_baseline = "libcublas could not be loaded";
+  } else {
+    constexpr int64_t kRuns = 30;
+    const auto dense = dense_graphs();
+    std::vector<double> times;
+    for (int64_t i = 0; i < kRuns; ++i) times.push_back(dense->seconds(i, 1));
+    machine_.peak_flops = CuBlas::kDenseFlops / summarize(std::move(times)).median;
+  }
+}
+
+void GpuBench::open() {
+  blas_.reset();
+  gpu_.reset();
+  gpu_ = usage(Gpu::open(on_host_.options().index));
+  blas_ = CuBlas::open(*gpu_);
+  ContextOptions options = on_host_.options();
+  options.stream = gpu_->stream();
+  context_ = usage(on_host_.sharing(options));
+}
+
+int64_t GpuBench::sets_of(int64_t bytes) const {
+  return rotating_sets(gpu_->cache_bytes(), gpu_->free_bytes() / kMemoryShare, bytes);
+}
+
+std::shared_ptr<GraphVariant> GpuBench::op_graphs(BenchResult& r) {
+  open();
+  const std::vector<size_t> workspaces = prepare(on_host_, r);
+  if (!r.unsupported.empty()) return nullptr;
+  for (const size_t size : workspaces) r.set_bytes += static_cast<int64_t>(size);
+  r.num_sets = sets_of(r.set_bytes);
+  std::vector<std::function<Status()>> calls;
+  for (int64_t i = 0; i < r.num_sets; ++i) {
+    const auto set = std::make_shared<DeviceSet>(context_, r.problem, workspaces);
+    if (i == 0) set->judge();
+    calls.emplace_back([this, set] { return set->enqueue(context_); });
+  }
+  return std::make_shared<GraphVariant>(*gpu_, std::move(calls));
+}
+
+std::shared_ptr<GraphVariant> GpuBench::baseline_graphs(const BenchResult& r, std::string& name) {
+  std::vector<std::function<Status()>> calls;
+  if (r.problem.op->multiplies()) {
+    if (blas_ == nullptr || r.problem.quantization != Quantization::kNone) return nullptr;
+    name = text("cuBLAS, one call per group, ", dtype_name(r.problem.dtype));
+    for (int64_t i = 0; i < r.num_sets; ++i) {
+      calls.push_back(blas_->products(*gpu_, r.problem));
+      if (calls.back() == nullptr) return nullptr;
+    }
+  } else if (r.problem.op->moves_bytes && r.bytes >= 2) {
+    name = "copy of as many bytes";
+    const auto bytes = static_cast<int64_t>(r.bytes / 2);
+    for (int64_t i = sets_of(2 * bytes); i > 0; --i) {
+      void *from = gpu_->take(bytes), *to = gpu_->take(bytes);
+      calls.emplace_back([this, from, to, bytes] { return gpu_->copy(to, from, bytes); });
     }
   }
-  if (!options.common.json) {
-    std::printf("%s", results_text(results, machine, protocol, options.advice).c_str());
-  }
-  if (!options.svg.empty()) {
-    std::ofstream file(options.svg);
-    file << results_svg(results, machine);
-    if (!file) throw UsageError(text("--svg: ", options.svg, " could not be written"));
-  }
-  return kExitOk;
+  if (calls.empty()) return nullptr;
+  return std::make_shared<GraphVariant>(*gpu_, std::move(calls));
+}
+
+std::shared_ptr<GraphVariant> GpuBench::dense_graphs() {
+  if (blas_ == nullptr) return nullptr;
+  return std::make_shared<GraphVariant>(*gpu_, std::vector{blas_->dense(*gpu_, DType::kBF16)});
+}
+
+std::optional<Variant> GpuBench::op(BenchResult& r) { return timed("", op_graphs(r)); }
+
+std::optional<Variant> GpuBench::baseline(const BenchResult& r) {
+  std::string name;
+  auto graphs = baseline_graphs(r, name);
+  return timed(name, std::move(graphs));
+}
+
+void GpuBench::begin() {
+  const auto nvml = Nvml::open(gpu_->bus_id());
+  before_ = nvml.ok() ? nvml.value()->conditions() : GpuConditions{};
+}
+
+void GpuBench::end() {
+  const auto nvml = Nvml::open(gpu_->bus_id());
+  after_ = nvml.ok() ? nvml.value()->conditions() : GpuConditions{};
+  require(context_.check());
+}
+
+void GpuBench::add_conditions(BenchResult& r) const {
+  r.before = before_;
+  r.after = after_;
+  if (before_.sm_clock == 0 || after_.sm_clock == 0) return;
+  const double moved = std::fabs(after_.sm_clock / before_.sm_clock - 1);
+  if (moved < kNotableClock) return;
+  r.warnings.push_back({&kClockMoved, text("the SM clock went from ", before_.sm_clock, " to ",
+                                           after_.sm_clock, " MHz at ", after_.power, " W")});
+}
+
+std::unique_ptr<Bench> make_gpu_bench(const Context& context) {
+  return std::make_unique<GpuBench>(context, GpuBench::Facts::kMeasured);
 }
 
 }  // namespace moire::tool

@@ -1,12 +1,71 @@
-// `moire bench --device cuda`: GPU time, beside cuBLAS or a copy.
+// A GPU as a benchmark sees it: rotating operands in its memory, beside cuBLAS or a plain copy;
+// time is the GPU's, of captured graphs.
 #pragma once
 
-#include "commands.h"
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench.h"
+#include "gpu.h"
+#include "gpu_blas.h"
+#include "nvml.h"
 
 namespace moire::tool {
 
-int run_gpu_bench(const BenchOptions& options);
-// The same in steady state: time, clock, power and energy (sustained.h).
-int run_sustained_bench(const BenchOptions& options);
+// Functions that enqueue one call each, on operands of their own.
+class GraphVariant {
+ public:
+  GraphVariant(Gpu& gpu, std::vector<std::function<Status()>> sets);
+
+  double seconds(int64_t first, int64_t calls);
+  // Enqueues a call; the host's time is that of one launch, whatever is in it.
+  void launch(int64_t call) const { gpu_.launch(*graph_of(call)); }
+  // The host's time of a call that no graph was captured of; the median of some.
+  double host_seconds() const;
+  int64_t num_sets() const { return static_cast<int64_t>(sets_.size()); }
+
+ private:
+  std::unique_ptr<Gpu::Graph> capture(const std::function<Status()>& enqueue) const;
+  const std::unique_ptr<Gpu::Graph>& graph_of(int64_t call) const {
+    return alone_[static_cast<size_t>(call % num_sets())];
+  }
+  const Gpu::Graph& graph_of_many(int64_t calls);
+
+  Gpu& gpu_;
+  std::vector<std::function<Status()>> sets_;
+  std::vector<std::unique_ptr<Gpu::Graph>> alone_;
+  std::map<int64_t, std::unique_ptr<Gpu::Graph>> many_;
+};
+
+class GpuBench : public Bench {
+ public:
+  enum class Facts { kNone, kMeasured };
+  GpuBench(const Context& on_host, Facts facts);
+
+  std::optional<Variant> op(BenchResult& r) override;
+  std::optional<Variant> baseline(const BenchResult& r) override;
+  void begin() override;
+  void end() override;
+  void add_conditions(BenchResult& r) const override;
+
+  // An op gives the memory of the one before back. Null where there is none.
+  std::shared_ptr<GraphVariant> op_graphs(BenchResult& r);
+  std::shared_ptr<GraphVariant> baseline_graphs(const BenchResult& r, std::string& name);
+  std::shared_ptr<GraphVariant> dense_graphs();
+  Gpu& gpu() { return *gpu_; }
+  const Context& context() const { return context_; }
+
+ private:
+  void open();
+  int64_t sets_of(int64_t bytes) const;
+
+  Context on_host_, context_;
+  std::unique_ptr<Gpu> gpu_;
+  std::unique_ptr<CuBlas> blas_;
+  GpuConditions before_, after_;
+};
 
 }  // namespace moire::tool

@@ -8,7 +8,6 @@
 #include "random.h"
 #include "reference/tensor.h"
 #include "staging/device_memory.h"
-#include "statistics.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -86,17 +85,28 @@ std::unique_ptr<CuBlas> CuBlas::open(const Gpu& gpu) {
 }
 
 // cuBLAS is column-major: it gets the operands in the other order.
-Status CuBlas::multiply(DType dtype, const Product& p) const {
-  const float one = 1, zero = 0;
-  const int type = type_of(dtype);
-  const auto int_of = [](int64_t size) { return static_cast<int>(size); };
-  const int status = entries_->gemm(entries_->handle, p.transpose_b ? kTranspose : kNoTranspose,
-                                    p.transpose_a ? kTranspose : kNoTranspose, int_of(p.n),
-                                    int_of(p.m), int_of(p.k), &one, p.b, type,
-                                    int_of(p.columns_b()), p.a, type, int_of(p.columns_a()), &zero,
-                                    p.c, type, int_of(p.n), kCompute32, kDefaultAlgorithm);
-  if (status == 0) return {};
-  return {Code::kDevice, text("bench: cublasGemmEx returned ", status)};
+std::function<Status()> CuBlas::multiplies(DType dtype, std::vector<Product> products) const {
+  return [this, type = type_of(dtype), products = std::move(products)]() -> Status {
+    const float one = 1, zero = 0;
+    const auto int_of = [](int64_t size) { return static_cast<int>(size); };
+    for (const Product& p : products) {
+      const int status = entries_->gemm(
+          entries_->handle, p.transpose_b ? kTranspose : kNoTranspose,
+          p.transpose_a ? kTranspose : kNoTranspose, int_of(p.n), int_of(p.m), int_of(p.k), &one,
+          p.b, type, int_of(p.columns_b()), p.a, type, int_of(p.columns_a()), &zero, p.c, type,
+          int_of(p.n), kCompute32, kDefaultAlgorithm);
+      if (status != 0) return {Code::kDevice, text("bench: cublasGemmEx returned ", status)};
+    }
+    return {};
+  };
+}
+
+std::function<Status()> CuBlas::products(Gpu& gpu, const Problem& problem) const {
+  std::vector<Product> products =
+      products_of(problem, dtype_size(problem.dtype),
+                  [&](int64_t elements) { return take_normal(gpu, problem.dtype, elements); });
+  if (products.empty()) return nullptr;
+  return multiplies(problem.dtype, std::move(products));
 }
 
 std::function<Status()> CuBlas::dense(Gpu& gpu, DType dtype) const {
@@ -104,35 +114,7 @@ std::function<Status()> CuBlas::dense(Gpu& gpu, DType dtype) const {
   const void* const a = take_normal(gpu, dtype, kSize * kSize);
   const void* const b = take_normal(gpu, dtype, kSize * kSize);
   void* const c = gpu.take(kSize * kSize * dtype_size(dtype));
-  return [=, this] { return multiply(dtype, {false, true, kSize, kSize, kSize, a, b, c}); };
-}
-
-double CuBlas::dense_rate(Gpu& gpu, DType dtype) const {
-  constexpr int kRuns = 30;
-  auto graph = gpu.capture(dense(gpu, dtype));
-  if (!graph.ok()) throw std::runtime_error(graph.status().message());
-  std::vector<double> times;
-  times.reserve(kRuns);
-  for (int i = 0; i < kRuns; ++i) times.push_back(gpu.seconds(*graph.value(), *graph.value()));
-  return kDenseFlops / summarize(std::move(times)).median;
-}
-
-std::unique_ptr<CuBlasBaseline> CuBlasBaseline::create(const CuBlas& blas, Gpu& gpu,
-                                                       const Problem& problem) {
-  std::unique_ptr<CuBlasBaseline> out(new CuBlasBaseline(blas, problem.dtype));
-  out->products_ = products_of(problem, dtype_size(problem.dtype), [&](int64_t elements) {
-    return take_normal(gpu, problem.dtype, elements);
-  });
-  if (out->products_.empty()) return nullptr;
-  return out;
-}
-
-Status CuBlasBaseline::enqueue() const {
-  for (const Product& p : products_) {
-    Status status = blas_.multiply(dtype_, p);
-    if (!status.ok()) return status;
-  }
-  return {};
+  return multiplies(dtype, {{false, true, kSize, kSize, kSize, a, b, c}});
 }
 
 }  // namespace moire::tool

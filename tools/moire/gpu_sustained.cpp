@@ -2,11 +2,8 @@
 // state.
 #include <cstdio>
 
-#include "bench_groups.h"
 #include "cases.h"
 #include "gpu_bench.h"
-#include "gpu_variants.h"
-#include "nvml.h"
 #include "sustained_report.h"
 #include "terminal.h"
 #include "text.h"
@@ -16,19 +13,6 @@ namespace {
 
 constexpr int kVariants = 3;              // the op, its baseline, the dense product
 constexpr double kSecondsPerProblem = 8;  // to make operands, and to check
-
-class StreamOfGpu : public TimedGpu {
- public:
-  explicit StreamOfGpu(Gpu& gpu) : gpu_(gpu) {}
-  double now() override { return tool::now(); }
-  void flush() override { gpu_.flush(); }
-  Mark mark() override { return gpu_.mark(); }
-  void wait(const Mark& mark) override { gpu_.wait(mark); }
-  double seconds(const Mark& begin, const Mark& end) override { return gpu_.seconds(begin, end); }
-
- private:
-  Gpu& gpu_;
-};
 
 std::unique_ptr<Meter> meter_of(const Result<std::unique_ptr<Nvml>>& nvml) {
   if (!nvml.ok()) return make_meter(nullptr);
@@ -47,35 +31,27 @@ struct Peers {
   }
 };
 
-SustainedResult run_problem(const Context& on_host, int index, const Problem& problem,
+SustainedResult run_problem(GpuBench& bench, const Problem& problem,
                             const SustainedProtocol& protocol, const std::function<void()>& tick) {
   SustainedResult out;
   out.facts.problem = problem;
-  check_smaller(on_host, out.facts);
-  if (!out.facts.unsupported.empty()) return out;
-  const std::unique_ptr<Gpu> gpu = usage(Gpu::open(index));
-  const std::unique_ptr<CuBlas> blas = CuBlas::open(*gpu);
-  ContextOptions options = on_host.options();
-  options.stream = gpu->stream();
-  const Context context = usage(on_host.sharing(options));
-  const OpOnGpu op(context, *gpu, out.facts);
-  const GpuBaseline baseline(blas.get(), *gpu, out.facts);
-  std::unique_ptr<GraphVariant> dense;
-  if (blas != nullptr) {
-    dense = std::make_unique<GraphVariant>(*gpu, std::vector{blas->dense(*gpu, DType::kBF16)});
-  }
+  const auto op = bench.op_graphs(out.facts);
+  if (op == nullptr) return out;
+  std::string baseline_name;
+  const auto baseline = bench.baseline_graphs(out.facts, baseline_name);
+  const auto dense = bench.dense_graphs();
   Peers peers;
-  peers.add("moire", out.facts.flops, op.variant());
-  peers.add(baseline.name(), out.facts.flops, baseline.variant());
+  peers.add("moire", out.facts.flops, op.get());
+  peers.add(baseline_name, out.facts.flops, baseline.get());
   peers.add("dense", CuBlas::kDenseFlops, dense.get());
-  StreamOfGpu stream(*gpu);
-  const auto nvml = Nvml::open(gpu->bus_id());
+  Gpu& gpu = bench.gpu();
+  const auto nvml = Nvml::open(gpu.bus_id());
   const std::unique_ptr<Meter> meter = meter_of(nvml);
   const Stretch flush = stretch(
-      stream, [](int64_t) {}, protocol, *meter);
+      gpu, [](int64_t) {}, protocol, *meter);
   tick();
-  auto turns = take_turns(stream, peers.calls, protocol, *meter, tick);
-  require(context.check());
+  auto turns = take_turns(gpu, peers.calls, protocol, *meter, tick);
+  require(bench.context().check());
   for (size_t i = 0; i < turns.size(); ++i) {
     peers.measured[i].turns = std::move(turns[i]);
     peers.measured[i].flush_millijoules = flush.millijoules();
@@ -86,19 +62,18 @@ SustainedResult run_problem(const Context& on_host, int index, const Problem& pr
 
 }  // namespace
 
-int run_sustained_bench(const BenchOptions& options) {
-  const Context context = open_context(options.common);
+int run_sustained_bench(const Options& options) {
+  const Context context = open_context(options);
   std::vector<Problem> problems;
-  for (const Group& group : collect_groups(options.problems, {""})) {
-    for (const Problem& p : group.problems) {
+  for (const Group& group : collect_groups(options, {""})) {
+    for (const Problem& p : group) {
       require_memory_for(context, p);
       problems.push_back(p);
     }
   }
   const SustainedProtocol protocol;
-  const int index = context.options().index;
-  const std::unique_ptr<Gpu> gpu = usage(Gpu::open(index));
-  const auto nvml = Nvml::open(gpu->bus_id());
+  GpuBench bench(context, GpuBench::Facts::kNone);
+  const auto nvml = Nvml::open(bench.gpu().bus_id());
   const auto num_stretches =
       static_cast<int64_t>(problems.size()) * (kVariants * protocol.turns + 1);
   const double setup = kSecondsPerProblem * static_cast<double>(problems.size());
@@ -113,14 +88,13 @@ int run_sustained_bench(const BenchOptions& options) {
   for (const Problem& problem : problems) {
     const std::string note = text(problem.name, " ", problem.op->name);
     progress.show(done, note);
-    results.push_back(
-        run_problem(context, index, problem, protocol, [&] { progress.show(++done, note); }));
-    if (!options.common.json) continue;
+    results.push_back(run_problem(bench, problem, protocol, [&] { progress.show(++done, note); }));
+    if (!options.json) continue;
     progress.clear();
     std::printf("%s\n", to_json(results.back(), protocol).dump().c_str());
     std::fflush(stdout);
   }
-  if (!options.common.json) std::fputs(sustained_table(results).c_str(), stdout);
+  if (!options.json) std::fputs(sustained_table(results).c_str(), stdout);
   return kExitOk;
 }
 

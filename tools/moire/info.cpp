@@ -34,18 +34,12 @@ Json dtypes_by_op(const Context& context) {
     problem.groups = problem.topk = 2;
     problem.hidden = problem.ffn = problem.rows = 32;
     Json dtypes = Json::array();
-    for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
-      problem.dtype = dtype;
-      if (takes(context, problem)) dtypes.push_back(dtype_word(problem.a_format()));
-    }
-    problem.dtype = DType::kBF16;
-    const Format formats[] = {{DType::kBF16, Quantization::kMxfp8},
-                              {DType::kBF16, Quantization::kMxfp8, true},
-                              {DType::kBF16, Quantization::kFp8Block}};
-    for (const Format& format : formats) {
+    for (const auto& [word, format] : formats()) {
+      problem.dtype = format.dtype;
       problem.quantization = format.quantization;
       problem.fast = format.fast;
-      if (op.multiplies() && takes(context, problem)) dtypes.push_back(dtype_word(format));
+      const bool may_be = format.quantization == Quantization::kNone || op.multiplies();
+      if (may_be && takes(context, problem)) dtypes.push_back(word);
     }
     out[std::string(op.name)] = dtypes;
   }
@@ -147,10 +141,10 @@ void print(const Json& info) {
 
 }  // namespace
 
-int run_info(const InfoOptions& options) {
+int run_info(const Options& options) {
   Json info = {{"version", MOIRE_TOOL_VERSION}, {"build", Json::parse(build_info())}};
   info["kinds"] = {describe(Device::kCpu), describe(Device::kCuda)};
-  if (options.common.json) {
+  if (options.json) {
     std::printf("%s\n", info.dump().c_str());
   } else {
     print(info);

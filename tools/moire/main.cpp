@@ -63,13 +63,13 @@ std::string help_of(const CLI::App& app) {
   return out + "\n";
 }
 
-void add_json(CLI::App& command, bool& json) {
-  command.add_flag("--json", json, "JSON on stdout, one object per line");
+void add_json(CLI::App& command, Options& options) {
+  command.add_flag("--json", options.json, "JSON on stdout, one object per line");
 }
 
-void add_common(CLI::App& command, CommonOptions& options,
+void add_common(CLI::App& command, Options& options,
                 const std::string& devices = "cpu (the default) or cuda") {
-  add_json(command, options.json);
+  add_json(command, options);
   command.add_option("--device", options.device, devices)->type_name("DEVICE");
   command.add_option("--threads", options.threads, "CPU threads; one per core by default")
       ->type_name("N")
@@ -81,135 +81,126 @@ void add_common(CLI::App& command, CommonOptions& options,
       ->type_name("NAME");
 }
 
-void add_problems(CLI::App& command, ProblemOptions& options, bool required) {
+void add_list(CLI::App& command, const std::string& name, std::vector<std::string>& list,
+              const std::string& type, const std::string& meaning) {
+  CLI::Option* option = command.add_option(name, list, meaning);
+  option->type_name(type)->allow_extra_args(false);
+  if (type != "KEY=VALUE") option->delimiter(',');
+}
+
+void add_problems(CLI::App& command, Options& options, bool required = true) {
   command.add_option("PROBLEM", options.problems, kProblemHelp)->type_name("")->required(required);
-  command.add_option("--set", options.settings, "a field of every problem; may be repeated")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
-  command.add_option("--ops", options.ops, "run these ops of the problem's shape, as fc1,fc2,mlp")
-      ->type_name("OPS")
-      ->delimiter(',')
-      ->allow_extra_args(false);
-  command.add_option("--dtype", options.dtypes, "run in these element types, as fp32,bf16")
-      ->type_name("TYPES")
-      ->delimiter(',')
-      ->allow_extra_args(false);
+  add_list(command, "--set", options.settings, "KEY=VALUE",
+           "a field of every problem; may be repeated");
+  add_list(command, "--ops", options.ops, "OPS",
+           "run these ops of the problem's shape, as fc1,fc2,mlp");
+  add_list(command, "--dtype", options.dtypes, "TYPES", "run in these element types, as fp32,bf16");
 }
 
-void add_info(CLI::App& app, InfoOptions& options, std::function<int()>& run) {
-  CLI::App* command = app.add_subcommand("info", "Build, devices, and what each op has on each");
-  add_json(*command, options.common.json);
-  command->footer(
-      "Examples:\n"
-      "  moire info             what was built and which devices there are\n"
-      "  moire info --json      the same as JSON");
-  command->callback([&] { run = [&] { return run_info(options); }; });
-}
-
-void add_problem_list(CLI::App& app, ProblemsOptions& options, std::function<int()>& run) {
-  CLI::App* command = app.add_subcommand("problems", "The shipped problems, and their format");
-  command->add_option("PROBLEM", options.which, kProblemHelp)->type_name("");
-  command->add_flag("--fields", options.fields, "every field: meaning, values, default");
-  add_json(*command, options.json);
-  command->footer(
-      "Examples:\n"
-      "  moire problems                 every shipped line\n"
-      "  moire problems cpu             the lines of one name\n"
-      "  moire problems --fields        how to write one");
-  command->callback([&] { run = [&] { return run_problems(options); }; });
-}
-
-void add_explain(CLI::App& app, ExplainOptions& options, std::function<int()>& run) {
-  CLI::App* command = app.add_subcommand(
-      "explain", "What a problem would run, and why nothing faster; runs nothing");
-  add_common(*command, options.common,
-             "cpu (the default), cuda, or a GPU that need not be here: sm80, sm86, sm89, sm90, "
-             "sm100 or sm120");
-  add_problems(*command, options.problems, true);
-  command->footer(
-      "A GPU that need not be here is that of its compute capability, as sm90 for Hopper (H100, "
-      "H200); no driver is asked, but moire has to be built with CUDA.\n\n"
-      "Examples:\n"
-      "  moire explain qwen3_30b                        every step of the layer\n"
-      "  moire explain qwen3_30b --device sm90          on Hopper, from any machine\n"
-      "  moire explain deepseek_v3 --dtype fp32 --json  as JSON\n"
-      "  moire explain \"op=fc1 groups=8 hidden=64 ffn=32 rows=100\"");
-  command->callback([&] { run = [&] { return run_explain(options); }; });
-}
-
-void add_check(CLI::App& app, CheckOptions& options, std::function<int()>& run) {
-  CLI::App* command = app.add_subcommand("check", "Problems against the scalar reference");
-  add_common(*command, options.common);
-  add_problems(*command, options.problems, false);
-  command->add_option("--random", options.random, "this many random ragged problems as well")
+void add_check(CLI::App& command, Options& options) {
+  add_common(command, options);
+  add_problems(command, options, false);
+  command.add_option("--random", options.random, "this many random ragged problems as well")
       ->type_name("N")
       ->check(whole_number<int64_t>());
-  command->add_option("--seed", options.seed, "of the random problems; 1 by default")
+  command.add_option("--seed", options.seed, "of the random problems; 1 by default")
       ->type_name("N")
       ->check(whole_number<uint64_t>());
-  command->add_flag("--all-supported", options.all_supported,
-                    "fail on what is unsupported as well, as with a forced implementation");
-  command->add_flag("--verbose", options.verbose, "every output of every problem");
-  command->footer(
-      "Errors are in units of the bound that theory gives each element: 1 is the largest that "
-      "passes. A failing problem is printed as a line; moire check \"LINE\" runs exactly it.\n\n"
-      "Examples:\n"
-      "  moire check tiny tails                  every option, every awkward size\n"
-      "  moire check --random 2000 --seed 7      random problems over all ops\n"
-      "  moire check --random 500 --ops fc1,mlp --dtype bf16\n"
-      "  moire check qwen3_30b --set rows=64 --set groups=8\n"
-      "  moire check fast_paths --all-supported  nothing may be left out\n"
-      "  moire check tiny --json                 a line per problem, then the totals");
-  command->callback([&] { run = [&] { return run_check(options); }; });
+  command.add_flag("--all-supported", options.all_supported,
+                   "fail on what is unsupported as well, as with a forced implementation");
+  command.add_flag("--verbose", options.verbose, "every output of every problem");
 }
 
-void add_errors(CLI::App& app, ErrorsOptions& options, std::function<int()>& run) {
-  CLI::App* command = app.add_subcommand(
-      "errors", "How far each recipe's MLP, forward and backward, is from the exact function");
-  add_common(*command, options.common);
-  add_problems(*command, options.problems, true);
-  command->footer(
-      "Relative root mean square errors against double precision without any rounding, on the "
-      "problem's shape, as a Markdown table. The reference is scalar: small shapes.\n\n"
-      "Examples:\n"
-      "  moire errors \"groups=8 hidden=256 ffn=512 rows=512 splits=zipf:1\"\n"
-      "  moire errors cpu:demo --json");
-  command->callback([&] { run = [&] { return run_errors(options); }; });
-}
-
-void add_bench(CLI::App& app, BenchOptions& options, std::function<int()>& run) {
-  CLI::App* command =
-      app.add_subcommand("bench", "Times beside a baseline measured in the same run");
-  add_common(*command, options.common);
-  add_problems(*command, options.problems, true);
-  auto* time = command->add_option("--time", options.seconds,
-                                   "seconds of measuring, per op and dtype; 1 by default");
+void add_bench(CLI::App& command, Options& options) {
+  add_common(command, options);
+  add_problems(command, options);
+  auto* time = command.add_option("--time", options.seconds,
+                                  "seconds of measuring, per op and dtype; 1 by default");
   time->type_name("SECONDS")->check(
       number<double>("a positive number of seconds",
                      [](double value) { return value > 0 && std::isfinite(value); }));
-  auto* svg = command->add_option("--svg", options.svg, "write a chart to this file");
+  auto* svg = command.add_option("--svg", options.svg, "write a chart to this file");
   svg->type_name("FILE");
   command
-      ->add_flag("--sustained", options.sustained,
-                 "on a GPU: in steady state, with clock, power and energy")
+      .add_flag("--sustained", options.sustained,
+                "on a GPU: in steady state, with clock, power and energy")
       ->excludes(time)
       ->excludes(svg);
-  command->add_flag("--advice", options.advice,
-                    "say how it was measured, and of each warning what to do about it");
-  command->footer(
-      "Without --ops a layer is timed as its products, its forward, and forward + backward; "
-      "without --dtype in fp32 and bf16. Ratios are baseline time / our time: above 1 is faster. A "
-      "* marks those measured while something else took part of the machine.\n\n"
-      "Examples:\n"
-      "  moire bench cpu                         the standard CPU table\n"
-      "  moire bench cpu:square --ops fc1 --dtype fp32 --time 3\n"
-      "  moire bench cpu:demo --ops glu,convert_glu,permute,unpermute\n"
-      "  moire bench cpu --advice                how it was measured, what to mend\n"
-      "  moire bench cpu --json > results.jsonl  all samples, protocol, machine\n"
-      "  moire bench cpu --svg chart.svg         a chart as well\n"
-      "  moire bench gpu:qwen3_30b --device cuda --sustained --ops fc1,mlp");
-  command->callback([&] { run = [&] { return run_bench(options); }; });
+  command.add_flag("--advice", options.advice,
+                   "say how it was measured, and of each warning what to do about it");
 }
+
+struct Command {
+  const char* name;
+  const char* description;
+  int (*run)(const Options&);
+  void (*add)(CLI::App& command, Options& options);
+  const char* footer;
+};
+
+const Command kCommands[] = {
+    {"info", "Build, devices, and what each op has on each", run_info, add_json,
+     "Examples:\n"
+     "  moire info             what was built and which devices there are\n"
+     "  moire info --json      the same as JSON"},
+    {"problems", "The shipped problems, and their format", run_problems,
+     [](CLI::App& command, Options& options) {
+       command.add_option("PROBLEM", options.problems, kProblemHelp)->type_name("");
+       command.add_flag("--fields", options.fields, "every field: meaning, values, default");
+       add_json(command, options);
+     },
+     "Examples:\n"
+     "  moire problems                 every shipped line\n"
+     "  moire problems cpu             the lines of one name\n"
+     "  moire problems --fields        how to write one"},
+    {"explain", "What a problem would run, and why nothing faster; runs nothing", run_explain,
+     [](CLI::App& command, Options& options) {
+       add_common(command, options,
+                  "cpu (the default), cuda, or a GPU that need not be here: sm80, sm86, sm89, "
+                  "sm90, sm100 or sm120");
+       add_problems(command, options);
+     },
+     "A GPU that need not be here is that of its compute capability, as sm90 for Hopper (H100, "
+     "H200); no driver is asked, but moire has to be built with CUDA.\n\n"
+     "Examples:\n"
+     "  moire explain qwen3_30b                        every step of the layer\n"
+     "  moire explain qwen3_30b --device sm90          on Hopper, from any machine\n"
+     "  moire explain deepseek_v3 --dtype fp32 --json  as JSON\n"
+     "  moire explain \"op=fc1 groups=8 hidden=64 ffn=32 rows=100\""},
+    {"check", "Problems against the scalar reference", run_check, add_check,
+     "Errors are in units of the bound that theory gives each element: 1 is the largest that "
+     "passes. A failing problem is printed as a line; moire check \"LINE\" runs exactly it.\n\n"
+     "Examples:\n"
+     "  moire check tiny tails                  every option, every awkward size\n"
+     "  moire check --random 2000 --seed 7      random problems over all ops\n"
+     "  moire check --random 500 --ops fc1,mlp --dtype bf16\n"
+     "  moire check qwen3_30b --set rows=64 --set groups=8\n"
+     "  moire check fast_paths --all-supported  nothing may be left out\n"
+     "  moire check tiny --json                 a line per problem, then the totals"},
+    {"errors", "How far each recipe's MLP, forward and backward, is from the exact function",
+     run_errors,
+     [](CLI::App& command, Options& options) {
+       add_common(command, options);
+       add_problems(command, options);
+     },
+     "Relative root mean square errors against double precision without any rounding, on the "
+     "problem's shape, as a Markdown table. The reference is scalar: small shapes.\n\n"
+     "Examples:\n"
+     "  moire errors \"groups=8 hidden=256 ffn=512 rows=512 splits=zipf:1\"\n"
+     "  moire errors cpu:demo --json"},
+    {"bench", "Times beside a baseline measured in the same run", run_bench, add_bench,
+     "Without --ops a layer is timed as its products, its forward, and forward + backward; "
+     "without --dtype in fp32 and bf16. Ratios are baseline time / our time: above 1 is faster. A "
+     "* marks those measured while something else took part of the machine.\n\n"
+     "Examples:\n"
+     "  moire bench cpu                         the standard CPU table\n"
+     "  moire bench cpu:square --ops fc1 --dtype fp32 --time 3\n"
+     "  moire bench cpu:demo --ops glu,convert_glu,permute,unpermute\n"
+     "  moire bench cpu --advice                how it was measured, what to mend\n"
+     "  moire bench cpu --json > results.jsonl  all samples, protocol, machine\n"
+     "  moire bench cpu --svg chart.svg         a chart as well\n"
+     "  moire bench gpu:qwen3_30b --device cuda --sustained --ops fc1,mlp"},
+};
 
 // A command has to come first; options alone (--help, --version) are left to the parser.
 void require_command(CLI::App& app, const std::string& first) {
@@ -254,19 +245,14 @@ int parse_and_run(int argc, char** argv) {
       "  moire COMMAND --help                   more of each\n\n"
       "Exit codes: 0 done, 1 a check failed, 2 bad usage or a bad problem.\n"
       "Data goes to stdout, progress and errors to stderr.");
-  InfoOptions info;
-  ProblemsOptions problems;
-  ExplainOptions explain;
-  CheckOptions check;
-  ErrorsOptions errors;
-  BenchOptions bench;
+  Options options;
   std::function<int()> run;
-  add_info(app, info, run);
-  add_problem_list(app, problems, run);
-  add_explain(app, explain, run);
-  add_check(app, check, run);
-  add_errors(app, errors, run);
-  add_bench(app, bench, run);
+  for (const Command& c : kCommands) {
+    CLI::App* command = app.add_subcommand(c.name, c.description);
+    c.add(*command, options);
+    command->footer(c.footer);
+    command->callback([&] { run = [&] { return c.run(options); }; });
+  }
   std::vector<std::string> words(argv + 1, argv + argc);
   if (words.empty()) words = {"--help"};
   if (words.front() == "help") {  // moire help [COMMAND]

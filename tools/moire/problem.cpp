@@ -154,8 +154,8 @@ Result<Problem> parse_problem(std::string_view line, const Origin& origin) {
       return bad(origin, key, "it twice", "it once");
     }
     seen.push_back(field->key);
-    if (!field->read(value, problem)) {
-      return bad(origin, key, "\"" + value + "\"", needed(*field, value));
+    if (!field->codec.read(value, problem)) {
+      return bad(origin, key, "\"" + value + "\"", field->needed(value));
     }
   }
   for (const Field& field : fields()) {
@@ -164,8 +164,8 @@ Result<Problem> parse_problem(std::string_view line, const Origin& origin) {
     if (!given && derived) {
       const auto& list = problem.splits.list;
       problem.rows = std::accumulate(list.begin(), list.end(), int64_t{0});
-    } else if (!given && field.is_required) {
-      return bad(origin, field.key, "nothing", field.values);
+    } else if (!given && field.is_required()) {
+      return bad(origin, field.key, "nothing", field.codec.values);
     }
   }
   const Status whole = check_whole(problem, origin);
@@ -196,22 +196,13 @@ std::string to_line(const Problem& problem) {
   const Problem defaults;
   std::string out;
   for (const Field& field : fields()) {
-    const std::string value = field.write(problem);
-    if (!field.is_always_printed && value == field.write(defaults)) continue;
+    const std::string value = field.codec.write(problem);
+    const bool is_optional = field.presence == Field::Presence::kOptional;
+    if (is_optional && value == field.codec.write(defaults)) continue;
     if (!out.empty()) out += ' ';
     out += text(field.key, "=", value);
   }
   return out;
-}
-
-std::vector<FieldHelp> problem_fields() {
-  const Problem defaults;
-  std::vector<FieldHelp> help;
-  for (const Field& f : fields()) {
-    help.push_back({std::string(f.key), std::string(f.values), std::string(f.meaning),
-                    f.is_required ? "" : f.write(defaults)});
-  }
-  return help;
 }
 
 }  // namespace moire::tool

@@ -40,6 +40,8 @@ struct Format {
   DType dtype = DType::kFP32;
   Quantization quantization = Quantization::kNone;
   bool fast = false;  // kMxfp8: summed as mxfp8_fast does
+
+  bool operator==(const Format&) const = default;
 };
 
 struct Problem {
@@ -104,14 +106,5 @@ std::string to_line(const Problem& problem);
 
 // Rows of each group; the same for the same problem on every machine.
 std::vector<int64_t> make_splits(const Problem& problem);
-
-// One line of help per field: key, values, meaning, default.
-struct FieldHelp {
-  std::string key;
-  std::string values;
-  std::string meaning;
-  std::string default_value;  // empty: has to be given
-};
-std::vector<FieldHelp> problem_fields();
 
 }  // namespace moire::tool

@@ -87,7 +87,7 @@ Result<Problem> with_settings(const Problem& problem, const std::vector<std::str
     // A list of splits belongs to the rows and groups that it was written for.
     const bool is_stale =
         field.key == "splits" && resizes && problem.splits.kind == Splits::Kind::kList;
-    const std::string value = field.write(problem);
+    const std::string value = field.codec.write(problem);
     if (is_set || value.empty()) continue;
     line += text(field.key, "=", is_stale ? "ragged" : value, " ");
   }

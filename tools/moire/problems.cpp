@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "problem_fields.h"
 #include "problem_source.h"
 #include "terminal.h"
 #include "text.h"
@@ -13,13 +14,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 int print_fields(bool json) {
+  const Problem defaults;
   if (json) {
     Json out = Json::array();
-    for (const FieldHelp& f : problem_fields()) {
+    for (const Field& f : fields()) {
       out.push_back({{"key", f.key},
-                     {"values", f.values},
+                     {"values", f.codec.values},
                      {"meaning", f.meaning},
-                     {"default", f.default_value}});
+                     {"default", f.is_required() ? "" : f.codec.write(defaults)}});
     }
     std::printf("%s\n", out.dump().c_str());
     return kExitOk;
@@ -28,12 +30,14 @@ int print_fields(bool json) {
                              "comment line.",
                              0)
                             .c_str());
-  for (const FieldHelp& f : problem_fields()) {
-    std::string shown = f.default_value.empty() ? "" : text(" [", f.default_value, "]");
-    if (f.default_value.empty() && f.key != "name") shown = " (required)";
-    if (f.key == "rows") shown = " (required, unless splits is a list)";
-    std::printf("%s%s\n%s\n%s\n", paint(Colour::kBold, f.key).c_str(), shown.c_str(),
-                wrap("    " + f.meaning, 4).c_str(), wrap("    " + f.values, 4).c_str());
+  for (const Field& f : fields()) {
+    const std::string value = f.codec.write(defaults);
+    const std::string shown = f.key == "rows"   ? " (required, unless splits is a list)"
+                              : f.is_required() ? " (required)"
+                              : value.empty()   ? ""
+                                                : text(" [", value, "]");
+    std::printf("%s%s\n%s\n%s\n", paint(Colour::kBold, std::string(f.key)).c_str(), shown.c_str(),
+                wrap(text("    ", f.meaning), 4).c_str(), wrap("    " + f.codec.values, 4).c_str());
   }
   Table ops({"  op", "entry", "formula"}, std::vector<Table::Align>(3, Table::Align::kLeft));
   for (const Op& op : all_ops()) {
@@ -45,17 +49,15 @@ int print_fields(bool json) {
 
 }  // namespace
 
-int run_problems(const ProblemsOptions& options) {
+int run_problems(const Options& options) {
   if (options.fields) return print_fields(options.json);
-  std::vector<std::string> which = options.which;
+  std::vector<std::string> which = options.problems;
   if (which.empty()) {
     for (const ShippedFile& file : kShippedFiles) which.emplace_back(file.name);
   }
   for (const std::string& what : which) {
-    ProblemOptions one;
-    one.problems = {what};
-    const std::vector<Problem> problems = collect_problems(one);
-    if (!options.json && options.which.empty()) {
+    const std::vector<Problem> problems = usage(load_problems(what));
+    if (!options.json && options.problems.empty()) {
       std::printf("%s\n", paint(Colour::kBold, what).c_str());
     }
     for (const Problem& problem : problems) {

@@ -1,0 +1,141 @@
+// A CPU as a benchmark sees it: rotating operands in its memory, beside OpenBLAS or a plain copy.
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "baseline.h"
+#include "bench.h"
+#include "machine.h"
+#include "text.h"
+
+namespace moire::tool {
+namespace {
+
+constexpr double kNotableShare = 0.05;  // of the cores' time
+constexpr double kNotableClock = 0.03;
+constexpr int64_t kMemoryShare = 4;  // of what is available, one part per variant
+
+int64_t sets_of(int64_t bytes) {
+  return rotating_sets(last_level_cache_bytes(), available_memory_bytes() / kMemoryShare, bytes);
+}
+
+struct Set {
+  explicit Set(const Problem& problem)
+      : operands(problem, Operands::Content::kNormal), what(make_case(operands)) {}
+  Operands operands;
+  Case what;
+};
+
+// Two blocks of so many sets of bytes, of which one is copied to the other.
+struct Copies {
+  explicit Copies(int64_t bytes_)
+      : bytes(bytes_), sets(sets_of(2 * bytes_)), memory(Memory::Backing::kPages) {
+    for (const auto& [place, value] : {std::pair(&source, 1), std::pair(&target, 2)}) {
+      *place = static_cast<char*>(memory.take("copy", bytes * sets));
+      std::memset(*place, value, static_cast<size_t>(bytes * sets));
+    }
+  }
+  int64_t bytes, sets;
+  Memory memory;
+  char *source = nullptr, *target = nullptr;
+};
+
+class CpuBench : public Bench {
+ public:
+  explicit CpuBench(const Context& context)
+      : context_(context), team_(context.options().num_threads) {
+    set_openblas_threads(team_.num_threads());
+    const Result<std::string> info = device_info(context.device(), context.options().index);
+    machine_.name = info.ok() ? nlohmann::json::parse(info.value()).value("name", "") : "";
+    machine_.threads = team_.num_threads();
+    machine_.cache_bytes = last_level_cache_bytes();
+    double loads[1] = {0};
+    if (getloadavg(loads, 1) == 1) machine_.load_average = loads[0];
+    machine_.peak_flops = measure_peak_flops(team_);
+    machine_.bandwidth = measure_copy_bandwidth(team_);
+    if (openblas_name().empty()) machine_.no_baseline = "this build has no OpenBLAS";
+  }
+
+  std::optional<Variant> op(BenchResult& r) override {
+    const std::vector<size_t> sizes = prepare(context_, r);
+    if (!r.unsupported.empty()) return std::nullopt;
+    std::vector<std::shared_ptr<Set>> sets;
+    for (int64_t i = sets_of(r.set_bytes); i > 0; --i) {
+      sets.push_back(std::make_shared<Set>(r.problem));
+    }
+    std::vector<Workspace> workspaces;  // which the sets share
+    for (const size_t size : sizes) workspaces.push_back(sets[0]->operands.workspace(size));
+    r.num_sets = static_cast<int64_t>(sets.size());
+    r.set_bytes = sets[0]->operands.bytes();
+    const auto run = [this, sets, workspaces](int64_t call) {
+      const Set& set = *sets[static_cast<size_t>(call) % sets.size()];
+      for (size_t i = 0; i < workspaces.size(); ++i) {
+        require(set.what.calls[i].run(context_, workspaces[i]));
+      }
+    };
+    for (int64_t i = 0; i < r.num_sets; ++i) run(i);
+    require_right_rows(sets[0]->operands, sets[0]->what);
+    return Variant{"", run};
+  }
+
+  std::optional<Variant> baseline(const BenchResult& r) override {
+    if (r.problem.op->multiplies()) {
+      std::vector<std::shared_ptr<OpenBlasBaseline>> sets = {OpenBlasBaseline::create(r.problem)};
+      if (sets[0] == nullptr) return std::nullopt;
+      for (int64_t i = sets_of(sets[0]->bytes()); i > 1; --i) {
+        sets.push_back(OpenBlasBaseline::create(r.problem));
+      }
+      for (const auto& set : sets) set->run();
+      return Variant{text(openblas_name(), ", sgemm per group"), [sets](int64_t call) {
+                       sets[static_cast<size_t>(call) % sets.size()]->run();
+                     }};
+    }
+    if (!r.problem.op->moves_bytes || r.bytes < 2) return std::nullopt;
+    const auto copies = std::make_shared<Copies>(static_cast<int64_t>(r.bytes / 2));
+    return Variant{"copy of as many bytes", [this, copies](int64_t call) {
+                     const int64_t at = call % copies->sets * copies->bytes;
+                     team_copy(team_, copies->source + at, copies->target + at, copies->bytes);
+                   }};
+  }
+
+  void begin() override { before_ = read_cpu_times(); }
+
+  void end() override {
+    const CpuTimes after = read_cpu_times();
+    const double capacity = (after.wall - before_.wall) * available_cores();
+    const double others = (after.busy - before_.busy) - (after.own - before_.own);
+    const double stolen = after.stolen - before_.stolen;
+    const double moved = std::fabs(measure_peak_flops(team_) / machine_.peak_flops - 1);
+    const auto percent = [](double share) { return std::lround(100 * share); };
+    warnings_.clear();
+    if (others > kNotableShare * capacity) {
+      warnings_.push_back({&kOtherLoad, text("other programs took ", percent(others / capacity),
+                                             " % of the cores' time")});
+    }
+    if (stolen > kNotableShare * capacity) {
+      warnings_.push_back({&kStolenTime, text("the hypervisor took ", percent(stolen / capacity),
+                                              " % of the cores' time")});
+    }
+    if (moved >= kNotableClock) {
+      warnings_.push_back({&kClockMoved, text("the multiply-add rate is ", percent(moved),
+                                              " % from where it was at the start")});
+    }
+  }
+  void add_conditions(BenchResult& r) const override {
+    r.warnings.insert(r.warnings.end(), warnings_.begin(), warnings_.end());
+  }
+
+ private:
+  Context context_;
+  Team team_;
+  CpuTimes before_;
+  std::vector<Warning> warnings_;
+};
+
+}  // namespace
+
+std::unique_ptr<Bench> make_cpu_bench(const Context& context) {
+  return std::make_unique<CpuBench>(context);
+}
+
+}  // namespace moire::tool
