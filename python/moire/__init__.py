@@ -19,11 +19,10 @@ from .files import load_safetensors, save_safetensors
 from .functional import call, grouped_linear, grouped_mlp, grouped_mm, moe
 from .gated import convert_glu, deinterleave_glu_tensor, glu, interleave_glu_tensor
 from .gradients import grouped_linear_backward, grouped_mlp_backward
-from .grouped_tensor import GroupedTensor
+from .grouped_tensor import GroupedTensor, quantize
 from .groups import Groups
 from .layouts import Activation, GluLayout
 from .prepared_weight import PreparedWeight
-from .quantization import quantize
 from .recipes import Recipe
 from .routing import Plan, make_plan, permute, router, unpermute
 from .weight_cache import WeightCache

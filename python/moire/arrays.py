@@ -15,7 +15,7 @@ from . import invoke
 from .context import is_explaining
 from .dtypes import COMPILES_WHOLE_GRAPHS, DTYPES, torch
 from .errors import invalid, unsupported
-from .values import described
+from .values import described, shown, wrong
 
 if torch is not None:
     from torch._C._functorch import is_functorch_wrapped_tensor
@@ -132,10 +132,7 @@ class Numpy:
             found = None
         if dtype is not None and found is not None and found.name in _COMPUTE_DTYPES:
             return found
-        raise invalid(
-            f"{name} is {described(dtype)}, must be the dtype float32, float16 or "
-            f"ml_dtypes.bfloat16"
-        )
+        raise wrong(name, dtype, "the dtype float32, float16 or ml_dtypes.bfloat16")
 
     def integers(values):
         return np.asarray(values, np.int64)
@@ -354,13 +351,13 @@ def _framework_of(call, name, array):
     if torch is not None and isinstance(array, torch.Tensor):
         return Torch
     kinds = "a NumPy array" if torch is None else "a Torch tensor or a NumPy array"
-    raise invalid(f"{call}: {name} is {described(array)}, must be {kinds}")
+    raise wrong(f"{call}: {name}", array, kinds)
 
 
 def check_array(fw, call, name, array, because="as the first array is"):
     """One more array of a call whose others are of kind `fw`."""
     if not isinstance(array, fw.kind):
-        raise invalid(f"{call}: {name} is {described(array)}, must be {fw.kind_name} {because}")
+        raise wrong(f"{call}: {name}", array, f"{fw.kind_name} {because}")
     fw.check(call, name, array)
 
 
@@ -375,10 +372,8 @@ def as_fp32(fw, call, name, array):
     if array is None or array.dtype == fw.float32:
         return array
     if fw.code(array) not in _FLOATS:
-        dtype = str(array.dtype).removeprefix("torch.")
-        raise invalid(
-            f"{call}: {name} is {dtype} {list(array.shape)}, must be of a floating-point type"
-        )
+        found = shown(array)
+        raise invalid(f"{call}: {name} is {found}, must be of a floating-point type")
     return fw.cast(array, fw.float32)
 
 

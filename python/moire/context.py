@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from ._abi import ffi, lib, text
+from ._abi import ffi, header_path, lib, library_path, text
 from .dtypes import torch
 from .errors import error, invalid, unsupported
-from .values import described, flag, integer
+from .values import dtype_name, flag, integer, wrong
 
 _KINDS = {"cpu": 0, "cuda": 1}
 _MOST_THREADS = 4096
@@ -54,48 +54,47 @@ class Recording(NamedTuple):
     weights: dict  # bytes of the copies of weights that calls were given, by name
 
 
-class _OfThread:
+class _OfThread(threading.local):
+    """The settings of this thread."""
+
+    value = _Settings()
+
+    def get(self):
+        return self.value
+
+    def set(self, value):
+        self.value = value
+
+
+class _OfTorchsThread:
     """The settings of this thread, and of the threads on which autograd runs its backward passes on
     GPUs: Torch carries what is stashed here over to those.
     """
 
-    _KEY = "moire.settings"
-    _default = _Settings()
+    _KEY, _default = "moire.settings", _Settings()
 
     def __init__(self):
-        self._without_torch = threading.local()
-        self._tls = None if torch is None else torch._C
-        self._needs_reference = torch is not None and not self._torch_takes_reference()
+        # Torch gives a stashed object's reference back when another takes its place; versions
+        # before 2.13 (2.11 was seen) take none of their own.
+        probe = object()
+        before = sys.getrefcount(probe)
+        torch._C._stash_obj_in_tls("moire.probe", probe)
+        self._needs_reference = sys.getrefcount(probe) <= before
+        if self._needs_reference:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
 
     def get(self):
-        if self._tls is None:
-            return getattr(self._without_torch, "value", self._default)
-        if self._tls._is_key_in_tls(self._KEY):
-            return self._tls._get_obj_in_tls(self._KEY)
+        if torch._C._is_key_in_tls(self._KEY):
+            return torch._C._get_obj_in_tls(self._KEY)
         return self._default
 
     def set(self, value):
-        if self._tls is None:
-            self._without_torch.value = value
-            return
         if self._needs_reference:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
-        self._tls._stash_obj_in_tls(self._KEY, value)
-
-    def _torch_takes_reference(self):
-        """Torch gives a stashed object's reference back when another takes its place; versions
-        before 2.13 (2.11 was seen) take none of their own.
-        """
-        probe = object()
-        before = sys.getrefcount(probe)
-        self._tls._stash_obj_in_tls("moire.probe", probe)
-        if sys.getrefcount(probe) > before:
-            return True
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
-        return False
+        torch._C._stash_obj_in_tls(self._KEY, value)
 
 
-_settings = _OfThread()
+_settings = _OfThread() if torch is None else _OfTorchsThread()
 
 
 def raise_for(code):
@@ -154,21 +153,13 @@ def _openmp_of_torch():
 def _create(kind, index, where, strict, implementation, plan_for):
     if kind not in _KINDS:
         raise invalid(f"context: tensors are on {kind}:{index}; moire runs on cpu and cuda")
-    name, plan = (
-        ffi.NULL if word is None else ffi.new("char[]", word.encode())
-        for word in (implementation, plan_for)
-    )
-    options = ffi.new(
-        "moire_context_options *",
-        {
-            "struct_size": ffi.sizeof("moire_context_options"),
-            "device": _KINDS[kind],
-            "index": index,
-            "strict": int(strict),
-            "implementation": name,
-            "plan_for": plan,
-        },
-    )
+    options = ffi.new("moire_context_options *")
+    options.struct_size = ffi.sizeof("moire_context_options")
+    options.device, options.index, options.strict = _KINDS[kind], index, int(strict)
+    words = {"implementation": implementation, "plan_for": plan_for}
+    words = {field: ffi.new("char[]", word.encode()) for field, word in words.items() if word}
+    for field, word in words.items():
+        setattr(options, field, word)
     if kind == "cpu":
         options.num_threads, options.parallel = where, _openmp_of_torch()
     else:
@@ -222,25 +213,22 @@ def settings(
     `plan_for` names a GPU that need not be here ("sm80", "sm90", ...): `explain` says what it would
     run, of tensors on any device, and calls that would run are refused.
     """
+    given = {}
     if num_threads is not None:
-        num_threads = integer("settings: num_threads", num_threads, 1, _MOST_THREADS)
+        given["num_threads"] = integer("settings: num_threads", num_threads, 1, _MOST_THREADS)
     if strict is not None:
-        strict = flag("settings: strict", strict)
-    if implementation is not None and not _is_name(implementation):
-        raise invalid(
-            f"settings: implementation is {described(implementation)}, must be a name such as 'cpu'"
-        )
-    if not isinstance(plan_for, (str, type(None))):
-        raise invalid(
-            f"settings: plan_for is {described(plan_for)}, must be the name of a GPU such as 'sm90'"
-        )
-    given = {
-        "num_threads": num_threads,
-        "strict": strict,
-        "implementation": implementation,
-        "plan_for": plan_for,
-    }
-    with changed(**{k: v for k, v in given.items() if v is not None}):
+        given["strict"] = flag("settings: strict", strict)
+    if implementation is not None:
+        if not (isinstance(implementation, str) and implementation.isascii()) or not (
+            implementation.isprintable() and implementation
+        ):
+            raise wrong("settings: implementation", implementation, "a name such as 'cpu'")
+        given["implementation"] = implementation
+    if plan_for is not None:
+        if not isinstance(plan_for, str):
+            raise wrong("settings: plan_for", plan_for, "the name of a GPU such as 'sm90'")
+        given["plan_for"] = plan_for
+    with changed(**given):
         yield
 
 
@@ -253,10 +241,6 @@ def changed(**values):
         yield
     finally:
         _settings.set(before)
-
-
-def _is_name(value):
-    return isinstance(value, str) and value.isascii() and value.isprintable() and value != ""
 
 
 def strict() -> contextlib.AbstractContextManager[None]:
@@ -284,9 +268,8 @@ def note_saved(kept, made):
         for tensor in value if isinstance(value, list) else [value]:
             if tensor is None:
                 continue
-            dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-            entry = {"name": name, "dtype": dtype, "shape": shape, "bytes": tensor.nbytes}
-            saved.append({**entry, "by_reference": name not in made})
+            entry = {"name": name, "dtype": dtype_name(tensor), "shape": list(tensor.shape)}
+            saved.append({**entry, "bytes": tensor.nbytes, "by_reference": name not in made})
 
 
 def note_weight(name, size):
@@ -339,13 +322,8 @@ def info() -> dict[str, Any]:
     """Version, compiler and backends of the library, where it is, and the devices that it can use,
     as a dict.
     """
-    from ._abi import header_path, library_path
-
-    found = json.loads(text(lib.moire_build_info()))
-    found["library"] = str(library_path)
-    found["header"] = str(header_path)
-    found["devices"] = []
-    count = ffi.new("int32_t *")
+    found, count = json.loads(text(lib.moire_build_info())), ffi.new("int32_t *")
+    found.update(library=str(library_path), header=str(header_path), devices=[])
     for kind in _KINDS.values():
         raise_for(lib.moire_device_count(kind, count))
         for index in range(count[0]):

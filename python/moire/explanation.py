@@ -16,7 +16,7 @@ from . import context as contexts
 from ._abi import lib
 from .dtypes import torch
 from .errors import invalid
-from .values import described
+from .values import wrong
 
 if torch is not None:
     from torch.overrides import TorchFunctionMode
@@ -81,7 +81,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     not moire's (a layer's running statistics, an optimizer's step) the function does do.
     """
     if not callable(function):
-        raise invalid(f"explain: function is {described(function)}, must be callable")
+        raise wrong("explain: function", function, "callable")
     if contexts.is_explaining():
         raise invalid("explain: is already running; explain one call at a time")
     found = contexts.Recording(contexts={}, saved=[], undo=[], not_fused=[], weights={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import numpy as np
 from .arrays import Numpy, Torch, default_framework, framework_of
 from .errors import Code, InvalidArgument, error, invalid
 from .grouped_tensor import GroupedTensor
-from .values import choice, described, file_path
+from .values import choice, dtype_name, file_path, wrong
 
 # Element types of safetensors, by the names that NumPy and Torch share; E8M0 scales are bytes.
 _FILE_DTYPES = {
@@ -41,27 +42,31 @@ def save_safetensors(tensors: Mapping[str, Any], path: Union[str, os.PathLike[st
     call = "save_safetensors"
     _safetensors(call)
     if not isinstance(tensors, dict) or not tensors:
-        raise invalid(f"{call}: tensors is {described(tensors)}, must be a dict of tensors by name")
+        raise wrong(f"{call}: tensors", tensors, "a dict of tensors by name")
     for name in tensors:
         if not isinstance(name, str):
-            raise invalid(f"{call}: a tensor's name is {described(name)}, must be a string")
+            raise wrong(f"{call}: a tensor's name", name, "a string")
     path = file_path(f"{call}: path", path)
     arrays, metadata = {}, {}
     for name, tensor in tensors.items():
-        if isinstance(tensor, GroupedTensor):
+        if not isinstance(tensor, GroupedTensor):
+            arrays[name] = tensor
+        else:
             metadata[_TAGS + name] = json.dumps(tensor.tags())
             arrays.update({f"{name}.{part}": array for part, array in tensor.state_dict().items()})
-        else:
-            arrays[name] = tensor
-    _check_names(call, tensors)
+            # Its parts have its name before theirs, so nothing else may begin with that.
+            for other in tensors:
+                if other.startswith(f"{name}."):
+                    raise invalid(
+                        f"{call}: {other!r} begins as the parts of the GroupedTensor {name!r} do, "
+                        "must have another name"
+                    )
     fw = framework_of(call, arrays)
     arrays = _with_memory_of_their_own(call, fw, arrays)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        if fw is Torch:
-            from safetensors.torch import save_file
-        else:
-            from safetensors.numpy import save_file
+        kind = "torch" if fw is Torch else "numpy"
+        save_file = importlib.import_module(f"safetensors.{kind}").save_file
         beside.touch()  # the system's word on what stands in the way
         save_file(arrays, beside, metadata)
         os.replace(beside, path)
@@ -80,7 +85,7 @@ def _with_memory_of_their_own(call, fw, arrays):
     """
     seen, result = set(), {}
     for name, array in arrays.items():
-        dtype = str(array.dtype).removeprefix("torch.")
+        dtype = dtype_name(array)
         if dtype not in _SAVED_DTYPES:
             raise invalid(
                 f"{call}: {name!r} is {dtype}, must be one of {', '.join(sorted(_SAVED_DTYPES))}"
@@ -94,17 +99,6 @@ def _with_memory_of_their_own(call, fw, arrays):
     return result
 
 
-def _check_names(call, tensors):
-    """A GroupedTensor's parts have its name before theirs, so nothing else may begin with that."""
-    for grouped in (name for name, tensor in tensors.items() if isinstance(tensor, GroupedTensor)):
-        for name in tensors:
-            if name.startswith(f"{grouped}."):
-                raise invalid(
-                    f"{call}: {name!r} begins as the parts of the GroupedTensor {grouped!r} do, "
-                    "must have another name"
-                )
-
-
 def load_safetensors(
     path: Union[str, os.PathLike[str]], framework: Optional[str] = None
 ) -> dict[str, Any]:
@@ -116,31 +110,23 @@ def load_safetensors(
     safetensors = _safetensors(call)
     fw = default_framework()
     if framework is not None:
-        name = choice(f"{call}: framework", framework, ("torch", "numpy"))
-        fw = Torch if name == "torch" else Numpy
+        of_name = {"torch": Torch, "numpy": Numpy}
+        fw = of_name[choice(f"{call}: framework", framework, tuple(of_name))]
     try:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
         found = safetensors.deserialize(path.read_bytes())
     except Exception as e:
         raise error(Code.IO, f"{call}: {path}: {e}") from e
-    arrays = {name: _array(fw, call, path, name, **entry) for name, entry in found}
-    tensors = {}
-    for key, text in metadata.items():
-        if key.startswith(_TAGS):
-            name = key[len(_TAGS) :]
-            tensors[name] = _grouped(call, path, name, text, arrays)
+    arrays, tensors = {name: _array(fw, call, path, name, **entry) for name, entry in found}, {}
+    for name, text in ((k[len(_TAGS) :], v) for k, v in metadata.items() if k.startswith(_TAGS)):
+        parts = [key for key in arrays if key.startswith(f"{name}.")]
+        state = {key[len(name) + 1 :]: arrays.pop(key) for key in parts}
+        try:
+            tensors[name] = GroupedTensor.from_state_dict(state, json.loads(text))
+        except (InvalidArgument, ValueError, RecursionError) as e:
+            raise error(Code.IO, f"{call}: {path}: {name!r} is no GroupedTensor: {e}") from e
     return {**arrays, **tensors}
-
-
-def _grouped(call, path, name, text, arrays):
-    """The GroupedTensor of these tags; its parts leave `arrays`."""
-    prefix = f"{name}."
-    state = {key[len(prefix) :]: arrays.pop(key) for key in list(arrays) if key.startswith(prefix)}
-    try:
-        return GroupedTensor.from_state_dict(state, json.loads(text))
-    except (InvalidArgument, ValueError, RecursionError) as e:
-        raise error(Code.IO, f"{call}: {path}: {name!r} is no GroupedTensor: {e}") from e
 
 
 def _array(fw, call, path, name, dtype, shape, data):

@@ -36,7 +36,7 @@ from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
 from .operands import Operand, Operands, WeightCopies, WeightLike
 from .recipes import RecipeLike
 from .routing import Plan, as_plan, make_plan
-from .values import choice, described, integer, number
+from .values import choice, integer, number, wrong
 
 _TENSORS = ("moire_tensor", "moire_prepared_weight")
 _ARRAYS = (*_TENSORS, "moire_offsets_output *", "uint8_t *", "int64_t *")
@@ -276,7 +276,7 @@ def _arrays_of(name, key, value, kind):
     is_list = isinstance(value, (list, tuple))
     if kind == "moire_quantized":
         if not is_list or len(value) != 2:
-            raise invalid(f"{name}: {key} is {described(value)}, must be (data, scales)")
+            raise wrong(f"{name}: {key}", value, "(data, scales)")
         return {f"{key}.data": value[0], f"{key}.scales": value[1]}
     return {f"{key}[{i}]": array for i, array in enumerate(value)} if is_list else {key: value}
 

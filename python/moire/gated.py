@@ -70,18 +70,16 @@ def interleave_glu_tensor(tensor: Converted, interleave_size: int, dim: int = 0)
     """Two halves to blocks of `interleave_size` (Transformer Engine's function; dim=1 for a packed
     [E, 2F, H]).
     """
-    block = _block("interleave_glu_tensor", interleave_size)
-    return _converted("interleave_glu_tensor", tensor, GluLayout(), block, dim)
+    call = "interleave_glu_tensor"
+    block = GluLayout(integer(f"{call}: interleave_size", interleave_size, 1))
+    return _converted(call, tensor, GluLayout(), block, dim)
 
 
 def deinterleave_glu_tensor(tensor: Converted, interleave_size: int, dim: int = 0) -> Converted:
     """Blocks of `interleave_size` to two halves: the exact inverse of interleave_glu_tensor."""
-    block = _block("deinterleave_glu_tensor", interleave_size)
-    return _converted("deinterleave_glu_tensor", tensor, block, GluLayout(), dim)
-
-
-def _block(call, size):
-    return GluLayout(block=integer(f"{call}: interleave_size", size, 1))
+    call = "deinterleave_glu_tensor"
+    block = GluLayout(integer(f"{call}: interleave_size", interleave_size, 1))
+    return _converted(call, tensor, block, GluLayout(), dim)
 
 
 def _converted(call, tensor, from_layout, to_layout, dim):
@@ -105,7 +103,7 @@ def _converted(call, tensor, from_layout, to_layout, dim):
         return _converted_quantized(call, tensor, from_layout, to_layout, dim)
     values = (dim, size, from_layout.fields, to_layout.fields)
     if fw is Numpy:
-        return permuted(fw, tensor, *values)
+        return permuted(fw, *values, tensor)
     return ConvertGluFunction.apply(tensor, *values)
 
 
@@ -116,31 +114,19 @@ def _converted_quantized(call, tensor, from_layout, to_layout, dim):
     if dim == 0 and not tensor.all_same_shape:
         raise invalid(f"{call}: dim is 0, the ragged rows, which are not gate and up")
     fw, size, layouts = tensor._fw, tensor.shape[dim], (from_layout, to_layout)
-    source = tensor.carrier(call)
-
-    def permute_copy(direction, copy):
-        blocks, of_scales = 1, layouts
-        if tensor.form.has_blocks_along(direction, dim, tensor.ndim):
-            blocks = tensor.form.block
-            of_scales = [_in_blocks(call, tensor, layout, size, direction) for layout in layouts]
-        fields = [layout.fields for layout in layouts]
-        scale_fields = [layout.fields for layout in of_scales]
-        return (
-            permuted(fw, copy.data, dim, size, *fields),
-            permuted(fw, copy.scales, dim, size // blocks, *scale_fields),
-        )
-
-    copies = [
-        copy and permute_copy(direction, copy)
-        for direction, copy in enumerate((tensor.rowwise, tensor.columnwise))
-    ]
+    source, copies, fields = tensor.carrier(call), [], [layout.fields for layout in layouts]
+    for direction, copy in enumerate((tensor.rowwise, tensor.columnwise)):
+        if copy is not None:
+            blocks, of_scales = 1, layouts
+            if tensor.form.has_blocks_along(direction, dim, tensor.ndim):
+                blocks = tensor.form.block
+                of_scales = [_in_blocks(call, tensor, at, size, direction) for at in layouts]
+            scale_fields = [layout.fields for layout in of_scales]
+            data = permuted(fw, dim, size, *fields, copy.data)
+            copy = data, permuted(fw, dim, size // blocks, *scale_fields, copy.scales)
+        copies.append(copy)
     result = tensor.like(*copies, groups=tensor.groups, layout=to_layout)
-    inverse = (dim, size, to_layout.fields, from_layout.fields)
-    return follow(source, lambda _: (_of_permuted, inverse), result)
-
-
-def _of_permuted(dim, size, from_layout, to_layout, grad):
-    return permuted(Torch, grad, dim, size, from_layout, to_layout)
+    return follow(source, lambda _: (permuted, (Torch, dim, size, *reversed(fields))), result)
 
 
 def _in_blocks(call, tensor, layout, size, direction):
@@ -155,7 +141,7 @@ def _in_blocks(call, tensor, layout, size, direction):
     return GluLayout(layout.block // block, layout.order)
 
 
-def permuted(fw, source, dim, size, from_layout, to_layout):
+def permuted(fw, dim, size, from_layout, to_layout, source):
     """`source` as [outer, size, inner] elements of the same width through the library, and back to
     its shape.
     """
@@ -192,7 +178,7 @@ if torch is not None:
         @staticmethod
         def forward(ctx, source, dim, size, from_layout, to_layout):
             ctx.values = (dim, size, to_layout, from_layout)
-            return permuted(Torch, source, dim, size, from_layout, to_layout)
+            return permuted(Torch, dim, size, from_layout, to_layout, source)
 
         @staticmethod
         def backward(ctx, grad):

@@ -26,7 +26,7 @@ from .layers import LINEAR, MLP, How, features
 from .layouts import ActivationLike, GluLayoutLike
 from .operands import Operand, Operands, WeightCopies, WeightLike
 from .recipes import RecipeLike
-from .values import choice, described
+from .values import choice, wrong
 
 
 class LinearGradients(NamedTuple):
@@ -152,8 +152,10 @@ def _wanted(call, wants, gradients, given):
     """The set of names; what is optional has a gradient where it is given."""
     names = gradients._fields
     if not isinstance(wants, (tuple, list, set, frozenset)) or not wants:
-        found = "empty" if isinstance(wants, (tuple, list, set, frozenset)) else described(wants)
-        raise invalid(f"{call}: wants is {found}, must be a tuple of names of {', '.join(names)}")
+        needs = f"a tuple of names of {', '.join(names)}"
+        if isinstance(wants, (tuple, list, set, frozenset)):
+            raise invalid(f"{call}: wants is empty, must be {needs}")
+        raise wrong(f"{call}: wants", wants, needs)
     for name in wants:
         choice(f"{call}: wants", name, names)
         if name in given and given[name] is None:

@@ -13,9 +13,8 @@ from .grouped_storage import parts_of
 from .groups import Groups
 from .layouts import GluLayout
 from .recipes import DIRECTIONS
-from .values import choice, described, mapping
+from .values import choice, described, dtype_name, mapping, wrong
 
-_FLAGS = ("true", "false")
 _SOURCE_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -28,7 +27,7 @@ class Stateful:
     def tags(self) -> dict[str, str]:
         """What the arrays do not say, as strings; from_state_dict makes the tensor of both."""
         found = {"format": self.form.name, "element": self.element}
-        found["dtype"] = str(self.dtype).removeprefix("torch.")
+        found["dtype"] = dtype_name(self)
         if self.layout is not None:
             found.update(glu_block=str(self.layout.block), glu_order=self.layout.order)
         if self.fractional_scales:
@@ -66,36 +65,29 @@ class Stateful:
         unknown = [name for name in state if name not in known]
         if unknown:
             raise invalid(f"{call}: found {described(unknown[0])}, which no GroupedTensor has")
-        fw = framework_of(call, dict(state))
-        copies = {}
+        fw, copies, more = framework_of(call, dict(state)), {}, {}
         for name in DIRECTIONS:
             present = [part for part in parts_of(name) if part in state]
             if len(present) == 1:
                 raise invalid(f"{call}: has {present[0]} but not the other of {parts_of(name)}")
             if present:
                 copies[name] = tuple(state[part] for part in present)
-        missing = sorted({"format", "element", "dtype"} - set(tags))
-        if missing:
-            raise invalid(f"{call}: the tags have no {missing[0]!r}")
-        dtype = choice(f"{call}: the tag 'dtype'", tags["dtype"], _SOURCE_DTYPES)
-        offsets, layout = state.get("groups.offsets"), None
+        for tag in ("dtype", "element", "format"):
+            if tag not in tags:
+                raise invalid(f"{call}: the tags have no {tag!r}")
+        more["dtype"] = fw.dtype(choice(f"{call}: the tag 'dtype'", tags["dtype"], _SOURCE_DTYPES))
         if "glu_block" in tags:
             block = tags["glu_block"]
             if not re.fullmatch("[0-9]{1,18}", block):
                 raise invalid(f"{call}: the tag 'glu_block' is {block!r}, must be a number")
-            layout = GluLayout(int(block), tags.get("glu_order"))
+            more["layout"] = GluLayout(int(block), tags.get("glu_order"))
         fractional = tags.get("fractional_scales", "false")
-        rows = next((copy[0].shape[0] for copy in copies.values() if copy[0].ndim != 0), None)
-        return cls(
-            tags["format"],
-            **copies,
-            groups=None if offsets is None else Groups(offsets=offsets, capacity=rows),
-            layout=layout,
-            dtype=fw.dtype(dtype),
-            element=tags["element"],
-            fractional_scales=choice(f"{call}: the tag 'fractional_scales'", fractional, _FLAGS)
-            == "true",
-        )
+        choice(f"{call}: the tag 'fractional_scales'", fractional, ("true", "false"))
+        if "groups.offsets" in state:
+            rows = next((copy[0].shape[0] for copy in copies.values() if copy[0].ndim != 0), None)
+            more["groups"] = Groups(offsets=state["groups.offsets"], capacity=rows)
+        more.update(element=tags["element"], fractional_scales=fractional == "true")
+        return cls(tags["format"], **copies, **more)
 
 
 def _tags_of(call, state, tags=None):
@@ -109,7 +101,5 @@ def _tags_of(call, state, tags=None):
         where, tags = "the tags in the dict's metadata", metadata[""]
     for name, value in mapping(f"{call}: {where}", tags).items():
         if not isinstance(value, str):
-            raise invalid(
-                f"{call}: the tag {described(name)} is {described(value)}, must be a string"
-            )
+            raise wrong(f"{call}: the tag {described(name)}", value, "a string")
     return tags

@@ -21,7 +21,7 @@ from .recipes import (
     check_element,
     check_format,
 )
-from .values import described, flag
+from .values import flag, shown, wrong
 
 _NAMES = {4: "e4m3", 5: "e5m2"}  # by moire_dtype
 
@@ -54,7 +54,7 @@ def checked(call, format, copies, groups, layout, dtype, element, fractional_sca
     form, arrays = check_format(f"{call}: format", format), {}
     for name, copy in copies.items():
         if copy is not None and not (isinstance(copy, (tuple, list)) and len(copy) == 2):
-            raise invalid(f"{call}: {name} is {described(copy)}, must be (data, scales)")
+            raise wrong(f"{call}: {name}", copy, "(data, scales)")
         arrays.update({} if copy is None else dict(zip(parts_of(name), copy)))
     if not arrays:
         raise invalid(f"{call}: rowwise and columnwise are both absent, needs at least one")
@@ -107,7 +107,7 @@ def _as_fp8(call, fw, name, data, element):
             raise invalid(f"{call}: {name} is uint8, needs element='e4m3' or 'e5m2' beside it")
         return data.view(fw.dtype(ELEMENTS[element])), element
     if found is None:
-        raise invalid(f"{call}: {name} is {_named(data)}, needs float8_e4m3fn or float8_e5m2")
+        raise invalid(f"{call}: {name} is {shown(data)}, needs float8_e4m3fn or float8_e5m2")
     if element not in (None, found):
         raise invalid(
             f"{call}: {name} is {found}, but the other direction or element= is "
@@ -127,7 +127,7 @@ def _checked_copy(call, fw, form, direction, shape, num_groups, data, scales):
         scales = scales.view(fw.dtype("uint8"))
     if tuple(scales.shape) != wanted or scales.dtype != dtype:
         raise invalid(
-            f"{call}: {scales_name} is {_named(scales)}, needs {form.scale_dtype} "
+            f"{call}: {scales_name} is {shown(scales)}, needs {form.scale_dtype} "
             f"{list(wanted)} ({form.name}, {DIRECTIONS[direction]}, {num_groups} groups)"
         )
     return Copy(data, scales)
@@ -267,7 +267,3 @@ def _ragged(tensor, groups, like):
         return {}
     size = {"num_groups": groups.num_groups, "capacity": tensor.shape[0]}
     return {"offsets": groups.offsets_for(like), **size}
-
-
-def _named(array):
-    return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"

@@ -1,27 +1,39 @@
-"""GroupedTensor: a ragged or uniform batch of matrices in 8 bits with its scales, as one object."""
+"""GroupedTensor: a ragged or uniform batch of matrices in 8 bits with its scales, as one object;
+and quantize, which makes one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional, Union
 
-from . import grouped_storage, scale_interchange
+from . import grouped_storage
 from .arrays import Numpy, Torch, assign, check_array, version_of, was_written
 from .autograd import followed, of_decoded, of_parts, through, to_source
 from .context import restored_after_explaining
 from .dtypes import AnyArray, Array, Device, Dtype, TorchDevice, torch
 from .errors import invalid
 from .grouped_state import Stateful
-from .grouped_storage import Copy, Kind, checked, parts_of
+from .grouped_storage import Copy, Kind, checked, empty_copy, parts_of, source_of
 from .groups import Groups, as_groups
 from .layouts import GluLayout, GluLayoutLike
-from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Format, check_direction
-from .values import described, integer, pickled, torch_device
+from .recipes import (
+    COLUMNWISE,
+    DIRECTIONS,
+    ROWWISE,
+    Format,
+    Recipe,
+    RecipeLike,
+    check_direction,
+    check_element,
+)
+from .scale_interchange import Interchangeable
+from .values import flag, integer, pickled, torch_device, wrong
 
 _PICKLED = ("form", "groups", "layout", "dtype", "element", "fractional_scales")
 
 
-class GroupedTensor(Stateful):
+class GroupedTensor(Stateful, Interchangeable):
     """Matrices in 8 bits: ragged [rows, k], divided by `groups`, or uniform [G, n, k].
 
     Made by moire.quantize, or from parts:
@@ -262,7 +274,7 @@ class GroupedTensor(Stateful):
             given = as_groups(call, groups)
             self.check_same(call, "groups", given.num_groups, self.num_groups)
         of_rows = given if self.ndim == 2 else None
-        fw, x, shape, _ = grouped_storage.source_of(call, x, of_rows, row_idx)
+        fw, x, shape, _ = source_of(call, x, of_rows, row_idx)
         self.check_same(call, "x", list(shape), list(self.shape))
         return self.take_values(call, fw, x, given, row_idx)
 
@@ -315,7 +327,7 @@ class GroupedTensor(Stateful):
         """Bytes and groups of `other`, which has the same format, shape and directions."""
         call = "copy_"
         if not isinstance(other, GroupedTensor):
-            raise invalid(f"{call}: other is {described(other)}, must be a moire.GroupedTensor")
+            raise wrong(f"{call}: other", other, "a moire.GroupedTensor")
         self._check_alike(call, other)
         source = other.carrier(call)
         self.about_to_write(call, source is not None)
@@ -397,24 +409,6 @@ class GroupedTensor(Stateful):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _unpickled, (self.__getstate__(),)
 
-    # ---- scales of other libraries
-
-    def export_scales(self, layout: str = "dense", direction: str = "rowwise") -> Any:
-        """MXFP8 scales of one direction as others keep them (uint8, E8M0):
-
-        dense     row-wise [rows, blocks]; column-wise the groups' blocks without gaps
-        padded    of each group [rows or columns, blocks], zero-padded to multiples of 128 and 4
-        swizzled  the same in tiles of 128 x 4, as Blackwell's tensor cores read them
-        """
-        return scale_interchange.exported(self, layout, direction)
-
-    def import_scales(
-        self, scales: AnyArray, layout: str = "dense", direction: str = "rowwise"
-    ) -> GroupedTensor:
-        """Takes scales that export_scales could have returned; returns the object itself."""
-        scale_interchange.take(self, scales, layout, direction)
-        return self
-
 
 def follow(source: Optional[Any], back_to: Any, *targets: GroupedTensor) -> Any:
     """The first of `targets`, which were written from the tensor `source`: back_to(source) says how
@@ -440,6 +434,48 @@ def made(kind: Kind, rowwise: Any, columnwise: Any, groups: Optional[Groups]) ->
     plain.shape = tuple((rowwise or columnwise).data.shape)
     plain.dtype, plain._carrier = kind.dtype, None
     return plain.hold(kind, rowwise, columnwise, groups)
+
+
+def quantize(
+    x: Union[Array, Sequence[Array]],
+    groups: Optional[Groups] = None,
+    recipe: RecipeLike = "mxfp8",
+    *,
+    rowwise: bool = True,
+    columnwise: bool = False,
+    element: str = "e4m3",
+    row_idx: Optional[Array] = None,
+    layout: Optional[GluLayoutLike] = None,
+) -> GroupedTensor:
+    """A GroupedTensor of x in 8 bits, in one direction or both, in one pass.
+
+    x [rows, k] is ragged, divided by `groups` (None: one group); with row_idx [rows], x is [T, k]
+    and row i of the result is x[row_idx[i]]. x [G, n, k], or a list of G matrices of one shape, are
+    weights: uniform, and with fp8_block in tiles, which serve both directions. A list of matrices
+    that differ in their rows becomes one ragged tensor. `layout` tags where gate and up lie.
+    Gradients pass straight through to a ragged x.
+    """
+    call = "quantize"
+    recipe = Recipe.of_quantize(recipe, f"{call}: recipe")
+    element = check_element(f"{call}: element", element)
+    wanted = flag(f"{call}: rowwise", rowwise), flag(f"{call}: columnwise", columnwise)
+    if not any(wanted):
+        raise invalid(f"{call}: rowwise and columnwise are both False, needs at least one")
+    fw, x, shape, groups = source_of(call, x, groups, row_idx)
+    is_uniform = len(shape) == 3
+    form = recipe.weight_format if is_uniform else recipe.format
+    if form.is_tiled:
+        wanted = (True, False)
+    first = x[0] if isinstance(x, list) else x
+    num_groups = shape[0] if is_uniform else 1 if groups is None else groups.num_groups
+    copies = [
+        Copy(*empty_copy(fw, first, form, element, direction, shape, num_groups)) if want else None
+        for direction, want in enumerate(wanted)
+    ]
+    dtype = fw.compute_dtype(f"{call}: x", first.dtype)
+    layout = None if layout is None else GluLayout.of(layout, f"{call}: layout")
+    kind = Kind(fw, form, element, dtype, layout, recipe.fractional_scales)
+    return made(kind, *copies, groups).take_values(call, fw, x, groups, row_idx, is_new=True)
 
 
 def _unpickled(state, requires_grad=False, is_parameter=False):

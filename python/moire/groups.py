@@ -10,7 +10,7 @@ from .arrays import check_rank, default_framework, empty_indices, framework_of, 
 from .context import is_explaining
 from .dtypes import AnyArray, Array, Device, Integers
 from .errors import invalid
-from .values import described, integer, integers, pickled, torch_device
+from .values import integer, integers, pickled, torch_device, wrong
 
 _KINDS = ("splits", "ends", "offsets")
 
@@ -165,10 +165,9 @@ class Groups:
 def as_groups(call, groups):
     if isinstance(groups, Groups):
         return groups
-    raise invalid(
-        f"{call}: groups is {described(groups)}, must be moire.Groups(splits=...), "
-        f"(ends=...) or (offsets=...): "
-        "which of them a tensor holds is never guessed"
+    needs = "moire.Groups(splits=...), (ends=...) or (offsets=...)"
+    raise wrong(
+        f"{call}: groups", groups, f"{needs}: which of them a tensor holds is never guessed"
     )
 
 

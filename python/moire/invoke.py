@@ -20,6 +20,7 @@ from . import context as contexts
 from ._abi import ffi, lib
 from .dtypes import DTYPES
 from .errors import invalid
+from .values import shown
 
 _SIZE = ffi.typeof("size_t *")
 _ALIGNMENT = 256
@@ -33,8 +34,6 @@ _CODES = {
     "int64_t": "q",
     "int64_t[3]": "3q",
 }
-_WEIGHT = "moire_weight"
-_NOT_GIVEN = ("struct_size", "workspace")
 
 
 def _packer(name):
@@ -65,36 +64,40 @@ class Entry:
     """
 
     def __init__(self, name):
-        fields = [f for f in ffi.typeof(f"moire_{name}_args").fields if f[0] not in _NOT_GIVEN]
+        members = dict(ffi.typeof(f"moire_{name}_args").fields)
+        self.groups_at, self.workspace_at = (
+            members[field].offset if field in members else None for field in ("groups", "workspace")
+        )
+        fields = {f: m for f, m in members.items() if f not in ("struct_size", "workspace")}
         self.name = name
-        self.outputs = tuple(field for field, _ in fields if _is_output(name, field))
+        self.outputs = tuple(f for f in fields if _role(name, f) == lib.MOIRE_ROLE_OUT)
         self.function = getattr(lib, f"moire_{name}")
         self.workspace = getattr(lib, f"moire_{name}_workspace", None)
         self.pointer = ffi.typeof(f"moire_{name}_args *")
         self.struct_size = ffi.sizeof(f"moire_{name}_args")
-        self.fields = [(field, keyword(field), member.type.cname) for field, member in fields]
-        at = {field: member.offset for field, member in ffi.typeof(f"moire_{name}_args").fields}
-        self.groups_at, self.workspace_at = at.get("groups"), at.get("workspace")
-        self.writers = []  # (keyword, method of _Call, field, at)
-        for field, member in fields:
-            kind = member.type.cname
-            if kind == _WEIGHT:
-                layout = f"{field}_layout"
-                self.writers.append((layout, _Call.weight_layout, field, member.offset))
+        self.fields = [(field, keyword(field), m.type.cname) for field, m in fields.items()]
+        self.kinds, self.writers = {}, []  # of these (keyword, method of _Call, field, at)
+        for field, key, kind in self.fields:
+            at = fields[field].offset
+            if kind == "moire_groups":
+                self.kinds.update(offsets="int64_t *", num_groups="int64_t", capacity="int64_t")
+                continue
+            if kind == "moire_weight":
+                self.kinds[f"{key}_layout"] = "int32_t"
+                self.writers.append((f"{key}_layout", _Call.weight_layout, field, at))
             if kind == _PREPARED:
-                self.writers.append((f"{field}_form", _Call.form, field, member.offset + _FORM_AT))
-            if kind != "moire_groups":
-                write = _writer(name, field, kind)
-                self.writers.append((keyword(field), write, field, member.offset))
-        self.kinds = {f"{f}_layout": "int32_t" for f, _, kind in self.fields if kind == _WEIGHT}
-        if self.groups_at is not None:
-            self.kinds.update(offsets="int64_t *", num_groups="int64_t", capacity="int64_t")
-        self.kinds.update((key, kind) for _, key, kind in self.fields if kind != "moire_groups")
-        self.kinds.update((f"{f}_form", "form") for f, _, kind in self.fields if kind == _PREPARED)
+                self.kinds[f"{key}_form"] = "form"
+                self.writers.append((f"{key}_form", _Call.form, field, at + _FORM_AT))
+            is_of_scales = field.endswith("_scales") or name == "convert_scales"
+            write = _WRITERS.get(kind, _Call.number)
+            if write is _Call.tensor and is_of_scales:
+                write = _Call.scales
+            self.kinds[key] = kind
+            self.writers.append((key, write, field, at))
 
 
-def _is_output(name, field):
-    return lib.moire_field_role(name.encode(), field.encode()) == lib.MOIRE_ROLE_OUT
+def _role(name, field):
+    return lib.moire_field_role(name.encode(), field.encode())
 
 
 def keyword(field):
@@ -156,14 +159,9 @@ class _Call:
     __slots__ = ("alive", "args", "buffer", "device", "entry", "is_direct", "values", "fw")
 
     def __init__(self, entry, args, values, fw, is_direct):
-        self.entry = entry
-        self.args = args
-        self.buffer = ffi.buffer(args)
-        self.values = values
-        self.fw = fw
-        self.is_direct = is_direct
-        self.device = None
-        self.alive = []
+        self.entry, self.args, self.buffer = entry, args, ffi.buffer(args)
+        self.values, self.fw, self.is_direct = values, fw, is_direct
+        self.device, self.alive = None, []
 
     def tensor(self, field, at, array, code_of=None):
         fw, stride = self.fw, 0
@@ -180,8 +178,8 @@ class _Call:
         code = fw.codes.get(array.dtype) or self._code(field, array)
         if code_of is not None:
             code = code_of.get(code, code)
-        if fw.may_be_read_only and field in self.entry.outputs:
-            self._check_writable(field, array)
+        if fw.may_be_read_only and field in self.entry.outputs and not fw.is_writable(array):
+            raise self._invalid(f"{field} is read-only, needs an array that may be written")
         address, padding = fw.address(array), _PADDING[rank]
         _pack_tensor(self.buffer, at, address, code, rank, *shape, *padding, stride)
 
@@ -198,7 +196,7 @@ class _Call:
             array = self._dense(field, array)
             if array.shape != shape or array.dtype != dtype:
                 raise self._invalid(
-                    f"{field}[{i}] is {_named(array)} but {field}[0] is {_named(first)}; "
+                    f"{field}[{i}] is {shown(array)} but {field}[0] is {shown(first)}; "
                     f"the weights of a list must be alike"
                 )
             addresses.append(fw.address(array))
@@ -231,9 +229,10 @@ class _Call:
         _pack_pointer(self.buffer, at, self.vector(field, array, "uint8", num_groups))
 
     def groups(self, at):
-        num_groups = self.values.get("num_groups", 0)
-        address = self.vector("offsets", self.values["offsets"], "int64", num_groups + 1)
-        _pack_groups(self.buffer, at, address, num_groups, self.values.get("capacity", 0))
+        values = self.values
+        num_groups = values.get("num_groups", 0)
+        address = self.vector("offsets", values["offsets"], "int64", num_groups + 1)
+        _pack_groups(self.buffer, at, address, num_groups, values.get("capacity", 0))
 
     def offsets_output(self, field, at, array):
         output = ffi.new("moire_offsets_output *")
@@ -243,22 +242,20 @@ class _Call:
         self.tensor(field, ffi.offsetof("moire_offsets_output", "offsets"), array)
         self.buffer = whole
 
-    def activation(self, field, at, value):
-        if any(value):
-            self.args.activation = (int(value[0]), *value[1:])
+    def numbers(self, field, at, values):
+        """A struct of them, of which the first is an integer."""
+        if any(values):
+            setattr(self.args, field, (int(values[0]), *values[1:]))
 
-    def pair(self, field, at, value):
-        if any(value):
+    def number(self, field, at, value):
+        if value != 0:
             setattr(self.args, field, value)
-
-    def scalar(self, field, at, value):
-        setattr(self.args, field, value)
 
     def vector(self, field, array, dtype, size):
         """The address of a contiguous vector of exactly this dtype and size."""
         array = self._dense(field, array)
         if self.fw.code(array) != DTYPES[dtype] or array.shape != (size,):
-            raise self._invalid(f"{field} is {_named(array)}, needs {dtype} [{size}]")
+            raise self._invalid(f"{field} is {shown(array)}, needs {dtype} [{size}]")
         return self.fw.address(array)
 
     def take_scratch(self, size):
@@ -301,24 +298,16 @@ class _Call:
                 f"all must be on one device"
             )
 
-    def _check_writable(self, field, array):
-        if not self.fw.is_writable(array):
-            raise self._invalid(f"{field} is read-only, needs an array that may be written")
-
     def _code(self, field, array):
         code = self.fw.code(array)
         if code is None:
             is_index = field.endswith(("idx", "splits", "offsets"))
             needs = "int32 or int64" if is_index else "float32, bfloat16 or float16"
-            raise self._invalid(f"{field} is {_named(array)}, needs {needs}")
+            raise self._invalid(f"{field} is {shown(array)}, needs {needs}")
         return code
 
     def _invalid(self, text):
         return invalid(f"{self.entry.name}: {text}")
-
-
-def _named(array):
-    return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"
 
 
 _WRITERS = {
@@ -326,23 +315,12 @@ _WRITERS = {
     "moire_weight": _Call.weight,
     "moire_quantized": _Call.quantized,
     _PREPARED: _Call.tensor,
-    "moire_activation": _Call.activation,
-    "moire_glu_layout": _Call.pair,
+    "moire_activation": _Call.numbers,
+    "moire_glu_layout": _Call.numbers,
     "moire_offsets_output *": _Call.offsets_output,
     "uint8_t *": _Call.bytes_pointer,
 }
 
-
-def _writer(entry, field, kind):
-    if kind == "moire_tensor" and (field.endswith("_scales") or entry == "convert_scales"):
-        return _Call.scales
-    return _WRITERS.get(kind, _Call.scalar)
-
-
-def _entries():
-    """Of every op that moire.h has a struct for, by name."""
-    structs = (re.fullmatch(r"moire_(\w+)_args", name) for name in ffi.list_types()[0])
-    return {found[1]: Entry(found[1]) for found in structs if found}
-
-
-ENTRIES = _entries()
+# Of every op that moire.h has a struct for, by name.
+_STRUCTS = (re.fullmatch(r"moire_(\w+)_args", name) for name in ffi.list_types()[0])
+ENTRIES = {found[1]: Entry(found[1]) for found in _STRUCTS if found}

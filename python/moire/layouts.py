@@ -9,7 +9,7 @@ from typing import Union
 import numpy as np
 
 from .errors import invalid
-from .values import choice, described, integer, number, pickled
+from .values import choice, integer, number, pickled, wrong
 
 _ORDERS = ("gate_first", "up_first")
 _WRITTEN = re.compile(r"(halves|interleaved blocks of (?P<block>\d+)), (?P<first>gate|up) first")
@@ -45,29 +45,24 @@ class GluLayout:
             return _HALVES
         if isinstance(layout, (int, np.integer)) and not isinstance(layout, bool) and layout > 0:
             return cls(block=layout)
-        raise invalid(
-            f"{name} is {described(layout)}, must be 'halves', a block size (1, 8, 32, ...) or a "
-            f"moire.GluLayout"
-        )
+        needs = "'halves', a block size (1, 8, 32, ...) or a moire.GluLayout"
+        raise wrong(name, layout, needs)
 
     @classmethod
     def parse(cls, text: str, name: str = "GluLayout.parse: text") -> GluLayout:
         """The layout of which str() is `text`, as tags have it."""
         found = _WRITTEN.fullmatch(text) if isinstance(text, str) else None
         if found is None:
-            raise invalid(
-                f"{name} is {described(text)}, must be as in 'halves, gate first' or "
-                f"'interleaved blocks of 8, up first'"
-            )
+            needs = "as in 'halves, gate first' or 'interleaved blocks of 8, up first'"
+            raise wrong(name, text, needs)
         return cls(int(found["block"] or 0), f"{found['first']}_first")
 
     def check_width(self, call: str, size: int) -> None:
         """That `size` = 2F columns can be divided so."""
-        if size % (2 * max(self.block, 1)) != 0:
-            raise invalid(
-                f"{call}: the layout is {self}, but 2F is {size}, must be a multiple of "
-                f"{2 * max(self.block, 1)}"
-            )
+        multiple = 2 * max(self.block, 1)
+        if size % multiple != 0:
+            found = f"the layout is {self}, but 2F is {size}"
+            raise invalid(f"{call}: {found}, must be a multiple of {multiple}")
 
     def __str__(self):
         lies = "halves" if self.block == 0 else f"interleaved blocks of {self.block}"
@@ -90,10 +85,8 @@ class Activation:
         for name in ("limit", "alpha", "offset"):
             object.__setattr__(self, name, number(f"Activation: {name}", getattr(self, name)))
         if self.kind == "clamped_swiglu" and not (self.limit > 0 and self.alpha > 0):
-            raise invalid(
-                f"Activation: limit is {self.limit} and alpha is {self.alpha}, must be positive "
-                f"(GPT-OSS: 7 and 1.702)"
-            )
+            found = f"limit is {self.limit} and alpha is {self.alpha}"
+            raise invalid(f"Activation: {found}, must be positive (GPT-OSS: 7 and 1.702)")
         parameters = (self.limit, self.alpha, self.offset)
         kind = float(_ACTIVATIONS.index(self.kind))
         object.__setattr__(self, "fields", (kind, *parameters))
@@ -116,10 +109,8 @@ class Activation:
             return activation
         if isinstance(activation, str) and activation in _ACTIVATIONS:
             return _BY_NAME[activation]
-        raise invalid(
-            f"{name} is {described(activation)}, must be one of {', '.join(_ACTIVATIONS)} or a "
-            f"moire.Activation"
-        )
+        needs = f"one of {', '.join(_ACTIVATIONS)} or a moire.Activation"
+        raise wrong(name, activation, needs)
 
 
 GluLayoutLike = Union[GluLayout, str, int, None]

@@ -20,7 +20,7 @@ from .layouts import Activation, GluLayout, weight_layout_code
 from .prepared_weight import PreparedWeight
 from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Recipe
 from .routing import check_inverse
-from .values import choice, described, flag
+from .values import choice, flag, wrong
 
 Operand = Union[Array, GroupedTensor]
 WeightCopies = Union[GroupedTensor, PreparedWeight]
@@ -50,7 +50,7 @@ class Operands:
             self.result = x.dtype
             compute_dtype = fw.compute_dtype(f"{call}: compute_dtype", compute_dtype)
         elif fw is Torch and not self.array.is_meta:
-            device = self.array.device.type
+            device = "cpu" if self.array.is_cpu else self.array.device.type
             if torch.is_autocast_enabled(device):
                 compute_dtype = torch.get_autocast_dtype(device)
         if not self.recipe.is_quantized:
@@ -88,10 +88,7 @@ class Operands:
         if quantized is None:
             return
         if not isinstance(quantized, (GroupedTensor, PreparedWeight)):
-            raise invalid(
-                f"{call}: {which} is {described(quantized)}, must be a GroupedTensor or a "
-                f"PreparedWeight"
-            )
+            raise wrong(f"{call}: {which}", quantized, "a GroupedTensor or a PreparedWeight")
         is_prepared = isinstance(quantized, PreparedWeight)
         check_array(self.fw, call, which, quantized.memory if is_prepared else quantized._any.data)
         if not is_prepared:

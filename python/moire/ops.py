@@ -6,12 +6,10 @@ nothing, like its C entry, so mutations are declared and the fake kernel has not
 gradients are in autograd.py.
 """
 
+import functools
+
 import torch
-from torch._C import (
-    _get_tracing_state,
-    _len_torch_dispatch_stack,
-    _len_torch_function_stack,
-)
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._autograd import _profiler_enabled
 from torch._C._functorch import peek_interpreter_stack
 
@@ -57,21 +55,8 @@ def dispatch(name, values):
     getattr(torch.ops.moire, name)(**given)
 
 
-def _define(library, entry, fw):
-    name = entry.name
-    library.define(schema_of(entry))
-    library.impl(
-        name,
-        lambda **values: invoke.invoke(name, values, fw),
-        "CompositeExplicitAutograd",
-    )
-    torch.library.register_fake(f"moire::{name}", lambda **values: _fake(name, values), lib=library)
-
-
-def _fake(name, values):
-    """Outputs are given, so there is nothing to make; only the one check that the dispatcher leaves
-    out.
-    """
+def _fake(name, /, **values):
+    """Outputs are given: nothing to make, and one check that the dispatcher leaves out."""
     devices = {}
     for key, value in values.items():
         for tensor in value if isinstance(value, list) else [value]:
@@ -103,5 +88,13 @@ _library = torch.library.Library("moire", "DEF")
 
 def define(fw):
     """Every entry as an op on tensors, which `fw` knows (arrays.Torch)."""
-    for entry in invoke.ENTRIES.values():
-        _define(_library, entry, fw)
+    for name, entry in invoke.ENTRIES.items():
+        run = functools.partial(_run, name, fw)
+        _library.define(schema_of(entry))
+        _library.impl(name, run, "CompositeExplicitAutograd")
+        fake = functools.partial(_fake, name)
+        torch.library.register_fake(f"moire::{name}", fake, lib=_library)
+
+
+def _run(name, fw, /, **values):
+    invoke.invoke(name, values, fw)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 from .dtypes import Dtype
 from .errors import invalid
-from .values import choice, described, flag, pickled
+from .values import choice, flag, pickled, wrong
 
 ROWWISE, COLUMNWISE = 0, 1
 DIRECTIONS = ("rowwise", "columnwise")
@@ -153,9 +153,7 @@ class Recipe:
             return _AS_STORED
         if isinstance(recipe, str) and recipe in _NAMES:
             return _BY_NAME[recipe]
-        raise invalid(
-            f"{name} is {described(recipe)}, must be one of {', '.join(_NAMES)} or a moire.Recipe"
-        )
+        raise wrong(name, recipe, f"one of {', '.join(_NAMES)} or a moire.Recipe")
 
     @classmethod
     def of_quantize(cls, recipe: RecipeLike, name: str) -> Recipe:

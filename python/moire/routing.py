@@ -14,7 +14,7 @@ from .context import is_explaining
 from .dtypes import DTYPES, AnyArray, Array
 from .errors import invalid
 from .groups import Groups, is_readable
-from .values import choice, described, flag, integer, number
+from .values import choice, dtype_name, flag, integer, number, wrong
 
 _MOST_GROUPS = 2**31 - 2
 _INDEX_TYPES = (DTYPES["int32"], DTYPES["int64"])
@@ -34,6 +34,11 @@ class Plan(NamedTuple):
     def groups(self) -> Groups:
         """The groups of tensors in expert order."""
         return Groups.of_offsets(self.offsets, self.gather_idx.shape[0])
+
+    def fields(self) -> dict[str, Any]:
+        """Those of moire.h."""
+        sizes = {"num_groups": self.offsets.shape[0] - 1, "capacity": self.gather_idx.shape[0]}
+        return {**self._asdict(), **sizes}
 
 
 _PLAN_NAMES = tuple(f"plan.{name}" for name in Plan._fields)
@@ -115,7 +120,7 @@ def permute(
     check_rank("permute", "x", x, 2)
     plan = as_plan(fw, "permute", plan)
     topk_weights = as_fp32(fw, "permute", "topk_weights", topk_weights)
-    rows, probs = run(_PERMUTE, fw, {"x": x, "topk_weights": topk_weights, **_fields(plan)})
+    rows, probs = run(_PERMUTE, fw, {"x": x, "topk_weights": topk_weights, **plan.fields()})
     return rows if topk_weights is None else (rows, probs)
 
 
@@ -125,13 +130,13 @@ def unpermute(rows: Array, plan: Plan, *, weights: Optional[Array] = None) -> Ar
     check_rank("unpermute", "rows", rows, 2)
     plan = as_plan(fw, "unpermute", plan)
     weights = as_fp32(fw, "unpermute", "weights", weights)
-    return run(_UNPERMUTE, fw, {"rows": rows, "weights": weights, **_fields(plan)})
+    return run(_UNPERMUTE, fw, {"rows": rows, "weights": weights, **plan.fields()})
 
 
 def as_plan(fw, call, plan):
     """A plan of arrays of kind `fw`."""
     if not isinstance(plan, Plan):
-        raise invalid(f"{call}: plan is {described(plan)}, must be what moire.make_plan returns")
+        raise wrong(f"{call}: plan", plan, "what moire.make_plan returns")
     for name, array, rank in zip(_PLAN_NAMES, plan, (1, 1, 2)):
         check_array(fw, call, name, array)
         check_rank(call, name, array, rank)
@@ -154,8 +159,7 @@ def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
         )
     for name, array in (("row_idx", row_idx), ("scatter_idx", scatter_idx)):
         if fw.code(array) not in _INDEX_TYPES:
-            dtype = str(array.dtype).removeprefix("torch.")
-            raise invalid(f"{call}: {name} is {dtype}, needs int32 or int64")
+            raise invalid(f"{call}: {name} is {dtype_name(array)}, needs int32 or int64")
     if is_explaining() or not all(is_readable(a) for a in (row_idx, scatter_idx, offsets)):
         return
     taken, named = (np.asarray(fw.contiguous(array)) for array in (row_idx, scatter_idx))
@@ -175,11 +179,6 @@ def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
             f"{call}: scatter_idx gives row {row} to {gives} but row_idx takes it from token "
             f"{taken[row]}; it must be the inverse of row_idx, as a plan's is"
         )
-
-
-def _fields(plan):
-    num_groups, capacity = plan.offsets.shape[0] - 1, plan.gather_idx.shape[0]
-    return {**plan._asdict(), "num_groups": num_groups, "capacity": capacity}
 
 
 def _chosen(fw, fields, k):

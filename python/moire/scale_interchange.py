@@ -2,15 +2,59 @@
 GroupedTensor and into one.
 """
 
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
 from .arrays import assign, check_array
+from .dtypes import AnyArray
 from .errors import invalid, unsupported
 from .groups import Groups
 from .recipes import DIRECTIONS, ROWWISE, check_direction
-from .values import choice
+from .values import choice, shown
 
 _LAYOUTS = ("canonical", "dense", "padded", "swizzled")
 _DENSE = 1
+_Self = TypeVar("_Self", bound="Interchangeable")
 _PADDED_OUTER, _PADDED_BLOCKS = 128, 4
+
+
+class Interchangeable:
+    """The two ways of a GroupedTensor."""
+
+    def export_scales(self, layout: str = "dense", direction: str = "rowwise") -> Any:
+        """MXFP8 scales of one direction as others keep them (uint8, E8M0):
+
+        dense     row-wise [rows, blocks]; column-wise the groups' blocks without gaps
+        padded    of each group [rows or columns, blocks], zero-padded to multiples of 128 and 4
+        swizzled  the same in tiles of 128 x 4, as Blackwell's tensor cores read them
+        """
+        scales = _Scales("export_scales", self, layout, direction)
+        target = scales.fw.empty(scales.own, scales.shape(scales.layout), scales.own.dtype)
+        scales.convert(scales.flat, scales.own_layout, target, scales.layout)
+        return target
+
+    def import_scales(
+        self: _Self, scales: AnyArray, layout: str = "dense", direction: str = "rowwise"
+    ) -> _Self:
+        """Takes scales that export_scales could have returned; returns the object itself."""
+        call = "import_scales"
+        ours = _Scales(call, self, layout, direction)
+        self.about_to_write(call)
+        check_array(ours.fw, call, "scales", scales, "as the tensor's are")
+        wanted = ours.shape(ours.layout)
+        if tuple(scales.shape) != wanted or scales.dtype != ours.own.dtype:
+            raise invalid(
+                f"{call}: scales is {shown(scales)}, needs uint8 {list(wanted)} "
+                f"({layout}, {direction})"
+            )
+        # What is converted has to be contiguous: elsewhere through a copy.
+        target = ours.fw.contiguous(ours.flat)
+        ours.convert(scales, ours.layout, target, ours.own_layout)
+        if not ours.fw.is_contiguous(ours.own):
+            assign(ours.own, target.reshape(ours.own.shape))
+        ours.fw.written(ours.own)
+        return self.written()
 
 
 class _Scales:
@@ -72,34 +116,6 @@ class _Scales:
         fields.update(direction=self.direction, k=self.k, capacity=self.rows)
         fields.update(offsets=self.groups.offsets_for(source), num_groups=len(self.splits))
         self.fw.run("convert_scales", fields)
-
-
-def exported(tensor, layout, direction):
-    scales = _Scales("export_scales", tensor, layout, direction)
-    target = scales.fw.empty(scales.own, scales.shape(scales.layout), scales.own.dtype)
-    scales.convert(scales.flat, scales.own_layout, target, scales.layout)
-    return target
-
-
-def take(tensor, given, layout, direction):
-    scales = _Scales("import_scales", tensor, layout, direction)
-    fw = scales.fw
-    tensor.about_to_write(scales.call)
-    check_array(fw, scales.call, "scales", given, "as the tensor's are")
-    wanted = scales.shape(scales.layout)
-    if tuple(given.shape) != wanted or given.dtype != scales.own.dtype:
-        raise invalid(
-            f"{scales.call}: scales is {str(given.dtype).removeprefix('torch.')} "
-            f"{list(given.shape)}, needs uint8 {list(wanted)} ({layout}, {direction})"
-        )
-    if fw.is_contiguous(scales.own):
-        scales.convert(given, scales.layout, scales.flat, scales.own_layout)
-        fw.written(scales.own)
-    else:  # through a copy, because what is converted has to be contiguous
-        target = fw.contiguous(scales.flat)
-        scales.convert(given, scales.layout, target, scales.own_layout)
-        assign(scales.own, target.reshape(scales.own.shape))
-    tensor.written()
 
 
 def _ceil(size, block):

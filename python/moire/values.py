@@ -30,18 +30,33 @@ def described(value):
     return f"a {type(value).__name__}"
 
 
+def wrong(name, value, needs):
+    """The error of a value of the wrong type."""
+    return invalid(f"{name} is {described(value)}, must be {needs}")
+
+
+def dtype_name(array):
+    """What NumPy and Torch both call an array's type."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def shown(array):
+    return f"{dtype_name(array)} {list(array.shape)}"
+
+
 def integer(name, value, lowest=0, highest=_LARGEST):
     """An int in lowest ... highest; NumPy's integers are welcome, True and 3.0 are not."""
     if torch is not None and isinstance(value, torch.SymInt):
         return value
-    found = _index(value)
-    if found is not None and lowest <= found <= highest:
-        return found
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        found = operator.index(value)
+        if lowest <= found <= highest:
+            return found
     if highest != _LARGEST:
         needs = f"an integer, {lowest} to {highest}"
     else:
         needs = "a positive integer" if lowest == 1 else f"an integer, at least {lowest}"
-    raise invalid(f"{name} is {described(value)}, must be {needs}")
+    raise wrong(name, value, needs)
 
 
 def integers(name, values):
@@ -61,7 +76,7 @@ def number(name, value):
             value = math.inf
         if math.isfinite(value):
             return value
-    raise invalid(f"{name} is {described(value)}, must be a finite number")
+    raise wrong(name, value, "a finite number")
 
 
 def flag(name, value):
@@ -69,14 +84,14 @@ def flag(name, value):
         return value
     if isinstance(value, np.bool_):
         return bool(value)
-    raise invalid(f"{name} is {described(value)}, must be True or False")
+    raise wrong(name, value, "True or False")
 
 
 def choice(name, value, names):
     """One of these names."""
     if isinstance(value, str) and value in names:
         return value
-    raise invalid(f"{name} is {described(value)}, must be one of {', '.join(names)}")
+    raise wrong(name, value, f"one of {', '.join(names)}")
 
 
 def file_path(name, value):
@@ -87,7 +102,7 @@ def file_path(name, value):
             return found
     except (TypeError, ValueError):
         pass
-    raise invalid(f"{name} is {described(value)}, must be the path of a file")
+    raise wrong(name, value, "the path of a file")
 
 
 def torch_device(name, value):
@@ -104,7 +119,7 @@ def torch_device(name, value):
 def mapping(name, value, needs="a dict"):
     if isinstance(value, Mapping):
         return value
-    raise invalid(f"{name} is {described(value)}, must be {needs}")
+    raise wrong(name, value, needs)
 
 
 def pickled(name, state, fields):
@@ -114,9 +129,3 @@ def pickled(name, state, fields):
     if missing:
         raise invalid(f"{name}: the state in the pickle has no {missing[0]!r}")
     return {field: state[field] for field in fields}
-
-
-def _index(value):
-    if isinstance(value, (int, np.integer)):
-        return None if isinstance(value, bool) else operator.index(value)
-    return None

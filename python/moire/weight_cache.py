@@ -13,10 +13,9 @@ from .arrays import Numpy, version_of
 from .context import is_explaining
 from .dtypes import Array, torch
 from .errors import invalid
-from .grouped_tensor import GroupedTensor
+from .grouped_tensor import GroupedTensor, quantize
 from .layouts import GluLayout, GluLayoutLike, check_weight_layout
 from .prepared_weight import PreparedWeight
-from .quantization import quantize
 from .recipes import Recipe, RecipeLike
 from .values import described, flag, pickled
 

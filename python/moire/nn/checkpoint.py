@@ -11,10 +11,9 @@ from typing import Any, Optional
 import torch
 
 from ..arrays import Torch, check_array
-from ..errors import invalid
 from ..gated import convert_glu
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
-from ..values import described, mapping
+from ..values import mapping, wrong
 from .linear import GroupedLinear
 
 
@@ -35,7 +34,7 @@ def convert_state_dict(
     call = "convert_state_dict"
     result = OrderedDict(mapping(f"{call}: state_dict", state_dict, "a dict of tensors by name"))
     if not isinstance(module, torch.nn.Module):
-        raise invalid(f"{call}: module is {described(module)}, must be a torch.nn.Module")
+        raise wrong(f"{call}: module", module, "a torch.nn.Module")
     given = {}
     if weight_layout is not None:
         given["weight_layout"] = check_weight_layout(call, weight_layout)

@@ -13,7 +13,7 @@ from ..context import note_not_fused
 from ..errors import invalid
 from ..functional import grouped_mlp
 from ..operands import Operand
-from ..values import described
+from ..values import wrong
 from .linear import GroupedLinear, Splits, as_groups
 from .mlp import GroupedMLP, ScaledGLU, fused_options, why_not_fused
 
@@ -39,9 +39,8 @@ class Sequential(torch.nn.Sequential):
         modules = list(self)
         for at, count in _steps(modules):
             if count == 3:
-                fc1, _, fc2 = three = modules[at : at + 3]
-                options = fused_options(*three, is_first_microbatch)
-                x = grouped_mlp(x, fc1.weights(), fc2.weights(), groups, probs=probs, **options)
+                options = fused_options(*modules[at : at + 3], is_first_microbatch)
+                x = grouped_mlp(x, groups=groups, probs=probs, **options)
                 continue
             before = modules[at - 1] if at > 0 else None
             x = _run_alone(modules[at], before, x, groups, probs, is_first_microbatch)
@@ -100,10 +99,8 @@ def fuse(
     or an error.
     """
     if not isinstance(modules, (torch.nn.Sequential, torch.nn.ModuleList, list, tuple)):
-        raise invalid(
-            f"fuse: modules is {described(modules)}, must be a Sequential or a list of "
-            f"GroupedLinear, ScaledGLU, GroupedLinear"
-        )
+        needs = "a Sequential or a list of GroupedLinear, ScaledGLU, GroupedLinear"
+        raise wrong("fuse: modules", modules, needs)
     modules = list(modules)
     if len(modules) != 3:
         raise invalid(f"fuse: {why_not_fused(modules)}")

@@ -24,7 +24,7 @@ from ..groups import Groups
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
 from ..operands import Operand, WeightCopies
 from ..recipes import Recipe, RecipeLike
-from ..values import described, flag, integer
+from ..values import flag, integer, wrong
 from ..weight_cache import ParameterCopies
 from ..wgrad import ParameterGradients
 
@@ -44,7 +44,7 @@ def parameter_options(call, device, dtype):
     try:
         return {"device": None if device is None else torch.device(device), "dtype": dtype}
     except (RuntimeError, TypeError) as e:
-        raise invalid(f"{call}: device is {described(device)}, must be a torch.device: {e}") from e
+        raise wrong(f"{call}: device", device, f"a torch.device: {e}") from e
 
 
 class GroupedLinear(torch.nn.Module):
@@ -95,7 +95,7 @@ class GroupedLinear(torch.nn.Module):
             self.glu_layout.check_width(call, self.out_features)
         recipe = Recipe.of(recipe, f"{call}: recipe")
         if init_method is not None and not callable(init_method):
-            raise invalid(f"{call}: init_method is {described(init_method)}, must be callable")
+            raise wrong(f"{call}: init_method", init_method, "callable")
         if compute_dtype is not None:
             compute_dtype = Torch.compute_dtype(f"{call}: compute_dtype", compute_dtype)
         self.init_method, self.compute_dtype, self.recipe = init_method, compute_dtype, recipe
@@ -104,34 +104,26 @@ class GroupedLinear(torch.nn.Module):
         if weight_layout == "in_out":
             shape = shape[::-1]
         options = parameter_options(call, device, dtype)
-        self._register("weight", shape, options)
-        if bias:
-            self._register("bias", (self.out_features,), options)
-        accumulate_into_main_grad = flag(
-            f"{call}: accumulate_into_main_grad", accumulate_into_main_grad
-        )
-        delay_wgrad_compute = flag(f"{call}: delay_wgrad_compute", delay_wgrad_compute)
-        self._wgrad = None
-        if accumulate_into_main_grad or delay_wgrad_compute:
-            self._wgrad = ParameterGradients(
-                self._weights, accumulate_into_main_grad, delay_wgrad_compute
-            )
+        for name, size in {"weight": shape, "bias": (self.out_features,)}.items():
+            size = (self.num_groups, *size) if self.packed else size
+            for key in self._names(name) if bias or name == "weight" else ():
+                self.register_parameter(key, torch.nn.Parameter(torch.empty(size, **options)))
+        into = flag(f"{call}: accumulate_into_main_grad", accumulate_into_main_grad)
+        later = flag(f"{call}: delay_wgrad_compute", delay_wgrad_compute)
+        self._wgrad = ParameterGradients(self._weights, into, later) if into or later else None
         self._wgrad_hooks = []
-        if delay_wgrad_compute:
-            for weight in self._weights():
-                weight.skip_backward_post_hook = True
+        for weight in self._weights() if later else ():
+            weight.skip_backward_post_hook = True
         self.reset_parameters()
-
-    def _register(self, name, shape, options):
-        for key in self._names(name):
-            size = (self.num_groups, *shape) if self.packed else shape
-            self.register_parameter(key, torch.nn.Parameter(torch.empty(size, **options)))
 
     def _names(self, name):
         return [name] if self.packed else [f"{name}{i}" for i in range(self.num_groups)]
 
+    def _all(self, name):
+        return [getattr(self, key) for key in self._names(name)]
+
     def _weights(self):
-        return [getattr(self, name) for name in self._names("weight")]
+        return self._all("weight")
 
     def weights(self) -> Union[torch.Tensor, list[torch.Tensor]]:
         """The weights as the functions take them: the packed parameter, or the list of the experts'
@@ -143,11 +135,7 @@ class GroupedLinear(torch.nn.Module):
         """[E, out], or None."""
         if not self.has_bias:
             return None
-        return (
-            self.bias
-            if self.packed
-            else torch.stack([getattr(self, name) for name in self._names("bias")])
-        )
+        return self.bias if self.packed else torch.stack(self._all("bias"))
 
     def expert_weight(self, expert: int) -> torch.Tensor:
         """The [out, in] view of one expert's weight."""
@@ -166,8 +154,8 @@ class GroupedLinear(torch.nn.Module):
                 torch.nn.init.uniform_(matrix, -bound, bound)
             else:
                 self.init_method(matrix)
-        for name in self._names("bias") if self.has_bias else ():
-            torch.nn.init.uniform_(getattr(self, name), -bound, bound)
+        for bias in self._all("bias") if self.has_bias else ():
+            torch.nn.init.uniform_(bias, -bound, bound)
 
     def quantized_weights(
         self, is_first_microbatch: Optional[bool] = None
@@ -201,20 +189,12 @@ class GroupedLinear(torch.nn.Module):
         the bias. is_first_microbatch: whether the weights are quantised anew (see
         moire/weight_cache.py).
         """
-        return grouped_linear(
-            x,
-            self.weights(),
-            as_groups(splits),
-            bias=self.biases(),
-            scale=scale,
-            row_idx=row_idx,
-            weight_layout=self.weight_layout,
-            recipe=self.recipe,
-            compute_dtype=self.compute_dtype,
-            w_quantized=self.quantized_weights(is_first_microbatch),
-            out=out,
-            wgrad=self._wgrad,
-        )
+        given = {"groups": as_groups(splits), "bias": self.biases(), "scale": scale}
+        given.update(row_idx=row_idx, out=out, wgrad=self._wgrad)
+        given["w_quantized"] = self.quantized_weights(is_first_microbatch)
+        for name in ("weight_layout", "recipe", "compute_dtype"):
+            given[name] = getattr(self, name)
+        return grouped_linear(x, self.weights(), **given)
 
     @property
     def delays_wgrad(self) -> bool:
@@ -226,10 +206,8 @@ class GroupedLinear(torch.nn.Module):
         hooks.
         """
         if not self.delays_wgrad:
-            raise invalid(
-                "backward_dw: the layer was built without delay_wgrad_compute, so backward "
-                "did it all"
-            )
+            built = "the layer was built without delay_wgrad_compute"
+            raise invalid(f"backward_dw: {built}, so backward did it all")
         self._wgrad.run_deferred()
         if is_explaining():
             return
@@ -280,25 +258,16 @@ class GroupedLinear(torch.nn.Module):
     def _pack_or_unpack(self, state_dict, prefix, name):
         """Puts the parameter into the module's form; why it cannot, where what is there cannot."""
         packed, *listed = self.keys_of(prefix + name)
-        if (
-            self.packed
-            and packed not in state_dict
-            and listed
-            and all(key in state_dict for key in listed)
-        ):
+        is_listed = bool(listed) and all(key in state_dict for key in listed)
+        if self.packed and packed not in state_dict and is_listed:
             given = [state_dict[key] for key in listed]
             shapes = {t.shape if isinstance(t, torch.Tensor) else None for t in given}
             if None in shapes or len(shapes) > 1:
                 return f"{listed[0]} to {listed[-1]}: must be tensors of one shape to be packed"
             state_dict[packed] = torch.stack([state_dict.pop(key) for key in listed])
-        elif (
-            not self.packed
-            and packed in state_dict
-            and isinstance(state_dict[packed], torch.Tensor)
-            and state_dict[packed].shape[:1] == (self.num_groups,)
-        ):
-            for key, value in zip(listed, state_dict.pop(packed).unbind()):
-                state_dict[key] = value
+        given = None if self.packed else state_dict.get(packed)
+        if isinstance(given, torch.Tensor) and given.shape[:1] == (self.num_groups,):
+            state_dict.update(zip(listed, state_dict.pop(packed).unbind()))
         return None
 
     def extra_repr(self) -> str:

@@ -101,8 +101,7 @@ class GroupedMLP(torch.nn.Module):
         """x [rows, H] in expert order (or [T, H] with row_idx [rows]), probs [rows]: [rows, H]."""
         options = self._options(is_first_microbatch)
         options.update(probs=probs, row_idx=row_idx, scatter_idx=scatter_idx, out=out)
-        weights = self.fc1.weights(), self.fc2.weights()
-        return grouped_mlp(x, *weights, as_groups(splits), **options)
+        return grouped_mlp(x, groups=as_groups(splits), **options)
 
     def route(
         self,
@@ -116,9 +115,8 @@ class GroupedMLP(torch.nn.Module):
         """x [T, H] through the experts topk_idx [T, k] (or as a plan of them says), weighted:
         [T, H].
         """
-        weights = self.fc1.weights(), self.fc2.weights()
-        options = {**self._options(is_first_microbatch), "plan": plan}
-        return moe(x, *weights, topk_idx, topk_weights, **options)
+        routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "plan": plan}
+        return moe(x, **routed, **self._options(is_first_microbatch))
 
     def weights_changed(self) -> None:
         """As in GroupedLinear, of both."""
@@ -134,11 +132,13 @@ class GroupedMLP(torch.nn.Module):
 
 
 def fused_options(fc1, activation, fc2, is_first_microbatch):
-    """What these modules say of one call of grouped_mlp or moe, besides the weights."""
+    """What these modules say of one call of grouped_mlp or moe."""
     wgrad = None
     if fc1._wgrad is not None or fc2._wgrad is not None:
         wgrad = (fc1._wgrad or FreshGradients, fc2._wgrad or FreshGradients)
     return {
+        "w1": fc1.weights(),
+        "w2": fc2.weights(),
         "b1": fc1.biases(),
         "b2": fc2.biases(),
         "act": activation.act,
@@ -164,23 +164,17 @@ def why_not_fused(modules):
         if any(getattr(module, hooks) for hooks in _HOOKS):
             return f"{described(module)} has hooks, which one call for all three would pass by"
     fc1, activation, fc2 = modules
+    width, hidden = fc2.in_features, fc1.in_features
     if fc1.num_groups != fc2.num_groups:
         return f"the first layer has {fc1.num_groups} groups but the second has {fc2.num_groups}"
-    if fc1.out_features != 2 * fc2.in_features:
-        return (
-            f"the first layer has {fc1.out_features} outputs, needs 2 x {fc2.in_features}, gate "
-            f"and up for the second layer's inputs"
-        )
-    if fc2.out_features != fc1.in_features:
-        return (
-            f"goes from {fc1.in_features} to {fc2.out_features} features, must return to where it "
-            f"began"
-        )
-    if fc1.glu_layout is not None and fc1.glu_layout != activation.layout:
-        return (
-            f"the weight's gate/up layout is '{fc1.glu_layout}', the activation's "
-            f"'{activation.layout}'"
-        )
+    if fc1.out_features != 2 * width:
+        needs = f"2 x {width}, gate and up for the second layer's inputs"
+        return f"the first layer has {fc1.out_features} outputs, needs {needs}"
+    if fc2.out_features != hidden:
+        return f"goes from {hidden} to {fc2.out_features} features, must return to where it began"
+    if fc1.glu_layout not in (None, activation.layout):
+        layouts = f"is '{fc1.glu_layout}', the activation's '{activation.layout}'"
+        return f"the weight's gate/up layout {layouts}"
     for name in ("weight_layout", "compute_dtype", "recipe"):
         ours, theirs = getattr(fc1, name), getattr(fc2, name)
         if ours != theirs:

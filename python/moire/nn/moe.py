@@ -11,7 +11,7 @@ from ..dtypes import Device
 from ..errors import invalid
 from ..expert_parallel import ExpertParallel
 from ..routing import check_choice, router
-from ..values import described, flag, integer
+from ..values import flag, integer, wrong
 from .linear import parameter_options
 from .mlp import GroupedMLP
 
@@ -93,12 +93,12 @@ class MoE(torch.nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(experts, GroupedMLP):
-            raise invalid(f"MoE: experts is {described(experts)}, must be a GroupedMLP")
+            raise wrong("MoE: experts", experts, "a GroupedMLP")
         for name, module in (("router", router), ("shared", shared)):
             if not callable(module) and not (name == "shared" and module is None):
-                raise invalid(f"MoE: {name} is {described(module)}, must be a module of x")
+                raise wrong(f"MoE: {name}", module, "a module of x")
         if group is not None and not isinstance(group, ExpertParallel):
-            raise invalid(f"MoE: group is {described(group)}, must be a moire.ExpertParallel")
+            raise wrong("MoE: group", group, "a moire.ExpertParallel")
         if group is not None and experts.num_groups != group.num_local_experts:
             raise invalid(
                 f"MoE: there are {experts.num_groups} experts but group has "
