@@ -62,11 +62,13 @@ class TorchGroupedTensor(GroupedTensor, torch.Tensor):
         data = self._any.data
         is_fake = type(data) is not torch.Tensor and hasattr(data, "fake_mode")
         if torch.compiler.is_compiling() or is_fake:
-            raise unsupported(
-                f"{call}: a GroupedTensor that a graph of torch.compile was given cannot be "
-                f"overwritten inside the graph; do it outside"
-            )
-        if self.is_leaf and self.requires_grad and torch.is_grad_enabled():
+            # Of what a graph does to its inputs bytes come out, neither gradients nor groups.
+            if wants_gradient or self.requires_grad or self.groups is not None:
+                raise unsupported(
+                    f"{call}: a GroupedTensor with groups or with a gradient that a graph of "
+                    f"torch.compile was given cannot be overwritten inside the graph; do it outside"
+                )
+        elif self.is_leaf and self.requires_grad and torch.is_grad_enabled():
             raise invalid(
                 f"{call}: the GroupedTensor is a leaf that requires grad and would be overwritten; "
                 f"write inside torch.no_grad()"

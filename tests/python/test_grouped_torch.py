@@ -236,9 +236,33 @@ def test_a_compiled_function_passes_gradients_to_what_it_is_given(generator):
 
 
 @pytest.mark.skipif(not COMPILES_WHOLE_GRAPHS, reason="an older Torch has its own errors")
-def test_a_compiled_function_overwrites_nothing_that_it_is_given(generator):
+@pytest.mark.parametrize("how", ["zero_", "quantize_", "copy_", "copy_ of values"])
+def test_a_compiled_function_overwrites_what_it_is_given(generator, how):
     torch._dynamo.reset()
-    tensor = moire.quantize(truth.draw(generator, 9, K))
+    x, y = truth.draw(generator, 9, K), truth.draw(generator, 9, K)
+    given, wanted = (moire.quantize(x, columnwise=True) for _ in range(2))
+    other = moire.quantize(y, columnwise=True)
+    write = {
+        "zero_": lambda t: t.zero_(),
+        "quantize_": lambda t: t.quantize_(y),
+        "copy_": lambda t: t.copy_(other),
+        "copy_ of values": lambda t: t.copy_(y),
+    }[how]
+    compiled = torch.compile(
+        lambda t: write(t).dequantize() + 1, backend="aot_eager", fullgraph=True
+    )
+    assert torch.equal(compiled(given), write(wanted).dequantize() + 1)
+    assert_same_bytes(given, wanted)
+
+
+@pytest.mark.skipif(not COMPILES_WHOLE_GRAPHS, reason="an older Torch has its own errors")
+@pytest.mark.parametrize("what", ["a gradient", "groups"])
+def test_a_compiled_function_overwrites_nothing_with_a_gradient_or_groups(generator, what):
+    torch._dynamo.reset()
+    x, groups = truth.draw(generator, 9, K), None
+    if what == "groups":
+        groups = moire.Groups(splits=torch.tensor([4, 0, 5]))
+    tensor = moire.quantize(x.requires_grad_(what == "a gradient"), groups)
     before = tensor.clone()
     with pytest.raises(Exception, match="cannot be overwritten inside the graph; do it outside"):
         torch.compile(lambda t: t.zero_().dequantize(), backend="aot_eager")(tensor)
