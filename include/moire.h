@@ -427,7 +427,7 @@ enum moire_accumulation {
   MOIRE_ACCUMULATE_FAST = 1, /* FP8 tensor cores may be used: blocks of MXFP8 are folded into
                                 128s, sums keep about 13 fraction bits (docs/numerics.md); the CPU
                                 sums as EXACT does */
-  MOIRE_ACCUMULATE_EMULATED = 2 /* CPU: as Hopper's FP8 tensor cores sum; slow, for study */
+  MOIRE_ACCUMULATE_EMULATED = 2 /* CPU: as Hopper's FP8 tensor cores do it; slow, for study */
 };
 
 /* Ragged M (forward, dgrad). Rows of group g: d_i = a_i * op(b_g) + bias_scale_i * bias_g, summed

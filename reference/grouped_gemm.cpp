@@ -13,9 +13,10 @@ double scale_of(const std::vector<double>& scale, int64_t i) {
 
 Dot::Factors factors_of(int32_t accumulation, const moire_tensor& a_scales,
                         const moire_tensor& b_scales) {
-  if (accumulation == MOIRE_ACCUMULATE_EMULATED) return Dot::Factors::kEmulated;
-  return is_present(a_scales) || is_present(b_scales) ? Dot::Factors::kScaled
-                                                      : Dot::Factors::kFloats;
+  const bool any = is_present(a_scales) || is_present(b_scales);
+  const bool both = is_present(a_scales) && is_present(b_scales);
+  if (both && accumulation == MOIRE_ACCUMULATE_EMULATED) return Dot::Factors::kEmulated;
+  return any ? Dot::Factors::kScaled : Dot::Factors::kFloats;
 }
 
 }  // namespace
@@ -32,7 +33,7 @@ Matrix multiply(const Matrix& a, const moire_weight& w, Pass pass, const moire_t
   for (int64_t g = 0; g < groups.num_groups; ++g) {
     if (groups.offsets[g] == groups.offsets[g + 1]) continue;
     // [n, k]: the products are of rows with rows.
-    const Matrix stored = read_weight(w, w_scales, direction, g);
+    const Matrix stored = read_weight(w, w_scales, direction, g, factors);
     const Matrix b = pass == Pass::kForward ? stored : transposed(stored);
     for (int64_t i = groups.offsets[g]; i < groups.offsets[g + 1]; ++i) {
       for (int64_t j = 0; j < n; ++j) {
@@ -110,17 +111,17 @@ Matrix add(const Matrix& a, const Matrix& b) {
 
 Matrix grouped_gemm(const moire_grouped_gemm_args& args) {
   const int64_t rows = rows_in_use(args.groups);
-  return multiply(read_rowwise(args.a, args.a_scales, args.row_idx, rows), args.b,
+  const Dot::Factors factors = factors_of(args.accumulation, args.a_scales, args.b_scales);
+  return multiply(read_rowwise(args.a, args.a_scales, args.row_idx, rows, factors), args.b,
                   args.transpose_b != 0 ? Pass::kDgrad : Pass::kForward, args.bias,
-                  read_vector(args.bias_scale, rows, 1), args.groups, args.b_scales,
-                  factors_of(args.accumulation, args.a_scales, args.b_scales));
+                  read_vector(args.bias_scale, rows, 1), args.groups, args.b_scales, factors);
 }
 
 Weights grouped_gemm_wgrad(const moire_grouped_gemm_wgrad_args& args) {
-  return multiply_rows(read_columnwise(args.a, args.a_scales, args.a_row_idx, args.groups),
-                       read_columnwise(args.b, args.b_scales, args.b_row_idx, args.groups), args.d,
-                       {args.beta, args.beta_per_group}, args.groups,
-                       factors_of(args.accumulation, args.a_scales, args.b_scales));
+  const Dot::Factors factors = factors_of(args.accumulation, args.a_scales, args.b_scales);
+  return multiply_rows(read_columnwise(args.a, args.a_scales, args.a_row_idx, args.groups, factors),
+                       read_columnwise(args.b, args.b_scales, args.b_row_idx, args.groups, factors),
+                       args.d, {args.beta, args.beta_per_group}, args.groups, factors);
 }
 
 DType storage_of(const moire_grouped_gemm_glu_args& args) {
@@ -132,10 +133,10 @@ DType storage_of(const moire_grouped_gemm_glu_args& args) {
 GemmGluResults grouped_gemm_glu(const moire_grouped_gemm_glu_args& args) {
   const int64_t rows = rows_in_use(args.groups);
   const std::vector<double> ones(static_cast<size_t>(rows), 1);
-  Matrix z = round_to(storage_of(args),
-                      multiply(read_rowwise(args.a, args.a_scales, args.row_idx, rows), args.b,
-                               Pass::kForward, args.bias, ones, args.groups, args.b_scales,
-                               factors_of(args.accumulation, args.a_scales, args.b_scales)));
+  const Dot::Factors factors = factors_of(args.accumulation, args.a_scales, args.b_scales);
+  const Matrix a = read_rowwise(args.a, args.a_scales, args.row_idx, rows, factors);
+  Matrix z = round_to(storage_of(args), multiply(a, args.b, Pass::kForward, args.bias, ones,
+                                                 args.groups, args.b_scales, factors));
   Matrix act = glu(z, read_vector(args.probs, rows, 1), args.activation, args.layout);
   return {std::move(z), std::move(act)};
 }
@@ -146,10 +147,10 @@ GemmGluBackwardResults grouped_gemm_glu_backward(const moire_grouped_gemm_glu_ba
   const std::vector<double> ones(static_cast<size_t>(rows), 1);
   const std::vector<double> probs = read_vector(args.probs, rows, 1);
   const Matrix z = read_rows(args.z, {}, rows);
-  const Matrix grad_y = read_rowwise(args.grad_y, args.grad_y_scales, args.row_idx, rows);
-  const Matrix grad_act = round_to(
-      storage, multiply(grad_y, args.w2, Pass::kDgrad, {}, ones, args.groups, args.w2_scales,
-                        factors_of(args.accumulation, args.grad_y_scales, args.w2_scales)));
+  const Dot::Factors factors = factors_of(args.accumulation, args.grad_y_scales, args.w2_scales);
+  const Matrix grad_y = read_rowwise(args.grad_y, args.grad_y_scales, args.row_idx, rows, factors);
+  const Matrix grad_act = round_to(storage, multiply(grad_y, args.w2, Pass::kDgrad, {}, ones,
+                                                     args.groups, args.w2_scales, factors));
   GluBackward gradients = glu_backward(z, grad_act, probs, args.activation, args.layout);
   GemmGluBackwardResults out;
   out.grad_z = round_to(storage, std::move(gradients.grad_z));

@@ -14,6 +14,10 @@ namespace moire::reference {
 struct Number {
   double value = 0;
   double bound = 0;  // |unrounded FP32 result - value| of a correct implementation
+  // Of an element that FP8 tensor cores read: value = element * scale, and the exponent of the
+  // smallest normal element.
+  float scale = 0;
+  int least_exponent = 0;
 };
 
 // The nearest value of `dtype` (FP64, FP32, BF16 or FP16), ties to even; overflow to infinity.
@@ -35,53 +39,76 @@ inline double dot_tolerance(int64_t terms, double magnitude) {
   return (n + 8) * 0x1p-24 * magnitude + (magnitude == 0 ? 0 : n * 0x1p-149);
 }
 
+// The sum of products of FP8 elements as Hopper's tensor cores have it (docs/numerics.md), with
+// each 128 products scaled and added up exactly.
+class TensorCoreSum {
+ public:
+  void add(const Number& a, const Number& b);
+  // Adds what is left of 128 products; the last call.
+  void finish() {
+    add_up();
+    promote();
+  }
+  double value() const { return value_; }
+  double magnitude() const { return magnitude_; }  // of what is added up in FP32
+  double cut() const { return cut_; }              // what can have been cut off in all
+  int64_t promotions() const { return promotions_; }
+
+ private:
+  struct Term {
+    double value;
+    int exponent;
+  };
+  void add_up();
+  void promote();
+
+  Term terms_[32] = {};
+  int64_t num_terms_ = 0, products_ = 0, promotions_ = 0;
+  double sum_ = 0, lost_ = 0, scale_ = 1;  // of the 128, in units of elements
+  double value_ = 0, magnitude_ = 0, cut_ = 0;
+};
+
 // A sum of products, accumulated in FP32 by the implementation and in double here. What the
 // factors may already be off by adds to the bound. So does what the products of scaled FP8 numbers
-// lose in units that know no subnormal numbers; and, where tensor cores are emulated, what is cut
-// off there: of 32 products and what they are added to, each loses less than 2^-13 of the largest
-// of them, and after 128 products a new sum starts.
+// lose in units that know no subnormal numbers. Emulated sums are those of tensor cores, rounded
+// where they are added up; they also lie where what is cut off allows them, around the exact sum.
 class Dot {
  public:
   enum class Factors { kFloats, kScaled, kEmulated };
   explicit Dot(Factors factors = Factors::kFloats) : factors_(factors) {}
 
   void add(const Number& a, const Number& b) {
-    const double size = add_term(a, b);
-    if (factors_ != Factors::kEmulated) return;
-    piece_ = std::max(piece_, size);
-    block_ += size;
-    ++products_;
-    if (products_ % 32 == 0) cut_piece();
-    if (products_ % 128 == 0) block_ = 0;
+    add_term(a, b);
+    if (factors_ == Factors::kEmulated) emulated_.add(a, b);
   }
   // A summand that is no product.
-  void add(const Number& a) { add_term(a, Number{1}); }
+  void add(const Number& a) {
+    add_term(a, Number{1});
+    plain_ += a.value;
+  }
   Number sum() {
-    cut_piece();
     const double lost = static_cast<double>(terms_) * 0x1p-126 * largest_;
-    return {value_, inherited_ + cut_ + dot_tolerance(terms_, magnitude_) +
-                        (factors_ == Factors::kFloats ? 0 : lost)};
+    const Number number{value_, inherited_ + dot_tolerance(terms_, magnitude_) +
+                                    (factors_ == Factors::kFloats ? 0 : lost)};
+    return factors_ == Factors::kEmulated && std::isfinite(value_) ? emulated(number) : number;
   }
 
  private:
-  double add_term(const Number& a, const Number& b) {
+  void add_term(const Number& a, const Number& b) {
     const double size_a = std::abs(a.value), size_b = std::abs(b.value);
     largest_ = std::max({largest_, size_a, size_b});
     value_ += a.value * b.value;
     magnitude_ += size_a * size_b;
     inherited_ += size_a * b.bound + a.bound * size_b + a.bound * b.bound;
     ++terms_;
-    return size_a * size_b;
   }
-  void cut_piece() {
-    if (piece_ != 0) cut_ += 33 * 0x1p-13 * std::max(piece_, block_);
-    piece_ = 0;
-  }
+  Number emulated(const Number& exact);
 
   Factors factors_;
   double value_ = 0, magnitude_ = 0, inherited_ = 0, largest_ = 0;
-  double piece_ = 0, block_ = 0, cut_ = 0;  // of emulated sums: the 32 products, the 128, the loss
-  int64_t terms_ = 0, products_ = 0;
+  double plain_ = 0;  // of the summands that are no products
+  int64_t terms_ = 0;
+  TensorCoreSum emulated_;
 };
 
 }  // namespace moire::reference

@@ -56,13 +56,13 @@ class Copies {
     const int64_t columns = TensorView(t).columns();
     const Copy copy = ragged(t, row_idx, element, MOIRE_ROWWISE,
                              {groups_.capacity, (columns + block() - 1) / block()});
-    return read_rowwise(copy.data(), copy.scales(), {}, rows_in_use(groups_));
+    return read_rowwise(copy.data(), copy.scales(), {}, rows_in_use(groups_), factors_);
   }
   Matrix columnwise(const moire_tensor& t, const moire_tensor& row_idx, int32_t element) const {
     const Copy copy =
         ragged(t, row_idx, element, MOIRE_COLUMNWISE,
                {groups_.capacity / block() + groups_.num_groups, TensorView(t).columns()});
-    return read_columnwise(copy.data(), copy.scales(), {}, groups_);
+    return read_columnwise(copy.data(), copy.scales(), {}, groups_, factors_);
   }
 
   // a_i op(W_g), of the weight quantised along what the pass contracts.

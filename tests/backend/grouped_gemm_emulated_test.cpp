@@ -1,8 +1,8 @@
-// Sums as Hopper's FP8 tensor cores make them: the model on sums worked out by hand, and how far it
-// is from exact sums.
+// Products as Hopper's FP8 tensor cores make them: sums that an H200 gave, the definition over
+// every op, fold included, and how far that is from exact sums.
 #include <gtest/gtest.h>
 
-#include "reference/scaled.h"
+#include "reference/fp8.h"
 #include "tests/support/grouped_gemm_cases.h"
 
 namespace moire::test {
@@ -73,6 +73,50 @@ TEST(EmulatedSums, ArePromotedToFp32After128Products) {
 
 TEST(EmulatedSums, PassOnInfinityAndNan) { EXPECT_TRUE(std::isinf(sum_of({{0, 16}}))); }
 
+// The emulated sum of up to 32 products of E4M3 elements.
+double sum_of(const std::vector<std::pair<double, double>>& products) {
+  TestTensor a(DType::kE4M3, {1, 32}), b(DType::kE4M3, {1, 1, 32}), d(DType::kFP32, {1, 1});
+  TestTensor a_scales(DType::kE8M0, {1, 1}), b_scales(DType::kE8M0, {1, 1, 1});
+  a_scales.as<uint8_t>()[0] = b_scales.as<uint8_t>()[0] = 127;
+  for (size_t i = 0; i < 32; ++i) {
+    const auto [x, y] = i < products.size() ? products[i] : std::pair(0.0, 0.0);
+    a.as<uint8_t>()[i] = reference::encode_fp8(DType::kE4M3, x);
+    b.as<uint8_t>()[i] = reference::encode_fp8(DType::kE4M3, y);
+  }
+  const Batch batch({1});
+  GroupedGemmArgs args;
+  args.a = a;
+  args.a_scales = a_scales;
+  args.b = Weight(b.view());
+  args.b_scales = b_scales;
+  args.d = d;
+  args.groups = batch.groups();
+  args.accumulation = MOIRE_ACCUMULATE_EMULATED;
+  EXPECT_TRUE(succeeds(run(cpu(1), args, grouped_gemm, grouped_gemm_workspace)));
+  return d.get(0, 0);
+}
+
+TEST(EmulatedSums, AreThoseThatAnH200Gave) {
+  using Products = std::vector<std::pair<double, double>>;
+  // Not the product's exponent counts, but its factors': 1.75 * 1.75 is more than 2.
+  EXPECT_EQ(sum_of(Products{{1.75, 1.75}, {0x1p-6, 0x1p-6}}), 0x1.8808p+1);
+  EXPECT_EQ(sum_of(Products{{1.75, 1.75}, {0x1p-6, 0x1p-7}}), 0x1.88p+1);
+  EXPECT_EQ(sum_of(Products{{1.75, 1.75}, {0x1p-6, -0x1p-7}}), 0x1.87f8p+1);
+  // A subnormal factor has the exponent of the smallest normal one.
+  EXPECT_EQ(sum_of(Products{{0x1.8p-8, 0x1p8}, {0x1p-5, 0x1p-6}}), 0x1.802p+0);
+  EXPECT_EQ(sum_of(Products{{0x1.8p-8, 0x1p8}, {0x1p-6, 0x1p-6}}), 0x1.8p+0);
+  // A product that is zero has none.
+  EXPECT_EQ(sum_of(Products{{0, 0x1p8}, {0x1p-9, 0x1p-9}}), 0x1p-18);
+  // The sum keeps 13 bits too: 90, and a little less than 90.
+  Products products(30, {1.5, 2.0});
+  products.push_back({0x1p-4, 0x1p-5});
+  EXPECT_EQ(sum_of(products), 90);
+  products.back() = {0x1p-6, -0x1p-6};
+  EXPECT_EQ(sum_of(products), 0x1.67f8p+6);
+  products.back() = {0x1p-6, -0x1p-7};
+  EXPECT_EQ(sum_of(products), 90);
+}
+
 double relative_rms(const TestTensor& got, const TestTensor& want, const Batch& batch) {
   double error = 0, size = 0;
   for (int64_t i = 0; i < batch.rows(); ++i) {
@@ -104,6 +148,47 @@ TEST(EmulatedSums, AreAsFarFromExactSumsAsTheDevice) {
       EXPECT_TRUE(same_bits(fast.d, exact.d));
       EXPECT_TRUE(matches(exact.d, reference::grouped_gemm(exact.args()), batch.groups()));
       expect_in_range(relative_rms(emulated.d, exact.d, batch));
+    }
+  }
+}
+
+// Blocks far below and above the others, of zero and of NaN.
+void spread(TestTensor& scales, Random& random) {
+  if (scales.view().type() != DType::kE8M0) return;
+  for (int64_t i = 0; i < scales.view().num_elements(); ++i) {
+    uint8_t& code = scales.as<uint8_t>()[i];
+    const int64_t kind = random.integer(0, 999);
+    if (code != 255 && kind < 400) code = static_cast<uint8_t>(code - random.integer(0, 20));
+    if (code != 255 && kind >= 990) code = static_cast<uint8_t>(code + random.integer(0, 9));
+    if (kind == 985) code = 0;
+    if (kind == 986) code = 255;
+  }
+}
+
+TEST(EmulatedSums, AreTheDefinitionsWhateverIsFolded) {
+  Random random;
+  const Batch batch({150, 0, 13}), few({20, 0, 13});
+  const Fp8 formats[] = {kMx, kBlock, {DType::kE5M2, DType::kE8M0}, {DType::kE5M2, DType::kFP32}};
+  for (const Fp8& a : formats) {
+    for (const Fp8& b : formats) {
+      GemmOptions o = options(a, MOIRE_OUT_IN, MOIRE_ACCUMULATE_EMULATED);
+      o.b = b;
+      o.layout = random.integer(0, 1) != 0 ? MOIRE_OUT_IN : MOIRE_IN_OUT;
+      o.beta = 1;
+      SCOPED_TRACE(testing::Message() << o);
+      GemmCase gemm(random, few, 131, 160, random.integer(0, 1) != 0, o);
+      spread(gemm.a.scales, random);
+      spread(gemm.b_scales, random);
+      const reference::Matrix product = reference::grouped_gemm(gemm.args());
+      ASSERT_TRUE(succeeds(gemm.run(cpu(2))));
+      EXPECT_TRUE(matches(gemm.d, product, few.groups()));
+
+      WgradCase wgrad(random, batch, 20, 30, o);
+      spread(wgrad.a.scales, random);
+      spread(wgrad.b.scales, random);
+      const reference::Weights sums = reference::grouped_gemm_wgrad(wgrad.args());
+      ASSERT_TRUE(succeeds(wgrad.run(cpu(2))));
+      EXPECT_TRUE(matches(wgrad.d, sums));
     }
   }
 }

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <limits>
+#include <random>
 
 #include "reference/float_format.h"
 
@@ -79,6 +81,42 @@ TEST(Dot, BoundsBothItsOwnRoundingAndWhatItsFactorsBring) {
   dot.add({1.0}, {4.0});
   EXPECT_EQ(dot.sum().value, -2.0);
   EXPECT_EQ(dot.sum().bound, 1.0 + dot_tolerance(2, 10.0));
+}
+
+// An element of E4M3 under a scale, as tensor cores read it.
+Number element(double value, float scale = 1) { return {value * scale, 0, scale, -6}; }
+
+TEST(Dot, EmulatesTensorCoresTermByTerm) {
+  const auto sum_of = [](std::initializer_list<double> products) {
+    Dot dot(Dot::Factors::kEmulated);
+    for (const double p : products) dot.add(element(p, 4), element(1, 0.5F));
+    return dot.sum().value / 2;
+  };
+  EXPECT_EQ(sum_of({64, 0x1p-7, 0x1p-8}), 64 + 0x1p-7);    // 13 bits below the first
+  EXPECT_EQ(sum_of({64, -0x1p-7, -0x1p-8}), 64 - 0x1p-7);  // towards zero
+  EXPECT_EQ(sum_of({64, -0x1p-8, -0x1p-8}), 64);
+  EXPECT_EQ(sum_of({0x1p-9, 0x1p-9}), 0x1p-8);
+}
+
+TEST(Dot, EmulatedLiesWithinWhatTensorCoresCutOff) {
+  std::mt19937_64 engine(7);
+  const auto draw = [&](float scale) {
+    const uint64_t code = engine() % 0x7F | (engine() % 2) << 7;
+    return element(decode(DType::kE4M3, code) * (engine() % 3 == 0 ? 0 : 1), scale);
+  };
+  double largest = 0;
+  for (int i = 0; i < 2000; ++i) {
+    Dot dot(Dot::Factors::kEmulated), exact;
+    for (uint64_t k = engine() % 300; k != 0; --k) {
+      const Number a = draw(0.125F), b = draw(3);
+      dot.add(a, b);
+      exact.add(a, b);
+    }
+    const Number got = dot.sum();
+    ASSERT_TRUE(std::isfinite(got.value));  // else it is further away than it may be
+    largest = std::max(largest, std::abs(got.value - exact.sum().value) / (got.bound + 1e-30));
+  }
+  EXPECT_GT(largest, 100);  // far from the exact sums, by what those may be off
 }
 
 }  // namespace

@@ -72,9 +72,8 @@ struct Partials {
 void sum_prob_partials(ThreadPool& pool, const float* partials, int64_t segments, int64_t rows,
                        float* grad_probs) {
   constexpr int64_t kRowsPerTask = 256;
-  pool.parallel_for((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int) {
-    const int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
-    for (int64_t row = task * kRowsPerTask; row < end; ++row) {
+  for_ranges(pool, rows, kRowsPerTask, [&](int64_t row, int64_t end) {
+    for (; row < end; ++row) {
       float sum = 0;
       for (int64_t i = 0; i < segments; ++i) sum += partials[row * segments + i];
       grad_probs[row] = sum;

@@ -1,75 +1,74 @@
 #include "backend/cpu/gemm/emulated.h"
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <limits>
+#include "core/fp8.h"
 
 namespace moire::cpu::gemm {
 namespace {
 
-// Of a number other than zero; FP32 numbers and their products are normal in double.
-int exponent(double x) {
-  return static_cast<int>((std::bit_cast<uint64_t>(x) >> 52) & 0x7FF) - 1023;
+template <class Format>
+void fold(const uint8_t* codes, const uint8_t* scales, uint8_t folded, int64_t n, float* target) {
+  for (int64_t i = 0; i < n; ++i) {
+    target[i] = fp8_to_float<Format>(fold_element<Format>(codes[i], scales[i / 32], folded));
+  }
 }
 
-// One MMA: up to 32 products of a row of floats with a column whose elements lie `pitch` apart.
-double multiply_accumulate(double sum, const float* left, const float* right, int64_t pitch,
-                           int64_t count) {
-  double products[kMmaProducts];
-  int largest = sum == 0 ? std::numeric_limits<int>::min() : exponent(sum);
-  double plain = sum;  // infinite or NaN if any term is
-  for (int64_t i = 0; i < count; ++i) {
-    const double a = left[i], b = right[i * pitch];
-    products[i] = a * b;
-    plain += products[i];
-    if (products[i] != 0) largest = std::max(largest, exponent(a) + exponent(b));
-  }
-  if (!std::isfinite(plain)) return plain;
-  if (largest == std::numeric_limits<int>::min()) return 0;
-  const double unit = std::ldexp(1.0, largest - kMmaFractionBits);
-  double units = std::trunc(sum / unit);
-  for (int64_t i = 0; i < count; ++i) units += std::trunc(products[i] / unit);
-  return units * unit;
-}
-
-float multiply_column(const float* left, const float* right, int64_t pitch, int64_t kc) {
-  float total = 0;
-  for (int64_t promoted = 0; promoted < kc; promoted += kPromotedProducts) {
-    double sum = 0;
-    const int64_t end = std::min(promoted + kPromotedProducts, kc);
-    for (int64_t k = promoted; k < end; k += kMmaProducts) {
-      sum = multiply_accumulate(sum, left + k, right + k * pitch, pitch,
-                                std::min(kMmaProducts, end - k));
-    }
-    total += static_cast<float>(sum);
-  }
-  return total;
-}
-
-void multiply(const float* const* left, int64_t num_rows, const float* right, int64_t num_columns,
-              int64_t kc, const Target& target, const Upcoming&) {
-  const Kernels& set = kernels();
-  for (int64_t column = 0; column < num_columns; column += set.panel_width) {
-    const int64_t columns = std::min(set.panel_width, num_columns - column);
-    const int64_t pitch = (columns + set.lanes - 1) / set.lanes * set.lanes;
-    const float* const panel = right + column * kc;
-    for (int64_t r = 0; r < num_rows; ++r) {
-      float* const sums = target.data + r * target.pitch + column;
-      for (int64_t j = 0; j < columns; ++j) {
-        const float sum = multiply_column(left[r], panel + j, pitch, kc);
-        sums[j] = target.write == Write::kAdd ? sums[j] + sum : sum;
-      }
-    }
-  }
+Fp8Elements elements(const Fp8Vectors& operand, const float* vectors, int64_t i) {
+  const bool is_e4m3 = operand.matrix.dtype() == DType::kE4M3;
+  return {vectors + i * kPromotedProducts, 1 - (is_e4m3 ? E4M3::kBias : E5M2::kBias)};
 }
 
 }  // namespace
 
-Kernels emulating(const Kernels& set) {
-  Kernels emulated = set;
-  emulated.multiply = multiply;
-  return emulated;
+float Fp8Vectors::read(int64_t vector, int64_t k, int64_t n, float* target) const {
+  const Fp8Row from = row(vector, k);
+  const auto scale_at = [&](int64_t v, int64_t at, int64_t block) {
+    const int64_t column = k_is_last ? at : v;
+    return from.scale_per_column ? column : column / block;
+  };
+  uint8_t codes[kPromotedProducts], scales[4] = {}, folded = 0;
+  for (int64_t i = 0; i < n; ++i) codes[i] = row(vector, k + i).data[k_is_last ? k + i : vector];
+  const bool folds = from.scale_dtype == DType::kE8M0;
+  const int64_t first = tiled == 0 ? vector : vector / 128 * 128;
+  const int64_t end = tiled == 0 ? vector + 1 : std::min(first + 128, tiled);
+  for (int64_t i = 0; folds && i < n; i += 32) {
+    for (int64_t v = first; v < end; ++v) {
+      const auto* of_row = static_cast<const uint8_t*>(row(v, k + i).scales);
+      const uint8_t code = of_row[scale_at(v, k + i, 32)];
+      folded = fold_code(folded, code);
+      if (v == vector) scales[i / 32] = code;
+    }
+  }
+  (from.dtype == DType::kE4M3 ? fold<E4M3> : fold<E5M2>)(codes, scales, folded, n, target);
+  return folds ? e8m0_to_float(folded)
+               : static_cast<const float*>(from.scales)[scale_at(vector, k, 128)];
+}
+
+void emulate(const Fp8Vectors& left, const Fp8Vectors& right, int64_t num_k, const Columns& columns,
+             const Tile& tile, const Scratch& scratch) {
+  const int64_t num_columns = tile.columns * columns.per_output(), pitch = sums_pitch(num_columns);
+  const int64_t first_column = tile.first_column * columns.per_output();
+  float* const left_scales = scratch.left + tile.rows * kPromotedProducts;
+  float* const right_scales = scratch.panels + num_columns * kPromotedProducts;
+  std::fill_n(scratch.sums, tile.rows * pitch, 0.0F);
+  for (int64_t k = 0; k < num_k; k += kPromotedProducts) {
+    const int64_t n = std::min(kPromotedProducts, num_k - k);
+    for (int64_t i = 0; i < tile.rows; ++i) {
+      float* const target = scratch.left + i * kPromotedProducts;
+      left_scales[i] = left.read(tile.first_row + i, k, n, target);
+    }
+    for (int64_t j = 0; j < num_columns; ++j) {
+      float* const target = scratch.panels + j * kPromotedProducts;
+      right_scales[j] = right.read(columns.source(first_column + j), k, n, target);
+    }
+    for (int64_t i = 0; i < tile.rows; ++i) {
+      const Fp8Elements a = elements(left, scratch.left, i);
+      for (int64_t j = 0; j < num_columns; ++j) {
+        const float sum = sum_products(a, elements(right, scratch.panels, j), n);
+        float& total = scratch.sums[i * pitch + j];
+        total = promote(total, sum, left_scales[i], right_scales[j]);
+      }
+    }
+  }
 }
 
 }  // namespace moire::cpu::gemm

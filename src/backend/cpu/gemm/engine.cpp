@@ -22,8 +22,8 @@ std::string policy_text(TileLimits limits, bool emulates, const DeviceState& sta
 }  // namespace
 
 TileLimits tile_limits(const RaggedM& p) {
-  const TileLimits most = p.weight_is_nk ? (p.columns.paired ? kPairsLeft : kWeightsLeft)
-                                         : (p.columns.paired ? kPairsRight : kWeightsRight);
+  const TileLimits most = p.weights_left() ? (p.columns.paired ? kPairsLeft : kWeightsLeft)
+                                           : (p.columns.paired ? kPairsRight : kWeightsRight);
   const int64_t whole_chunks = most.columns / p.columns.chunk * p.columns.chunk;
   return limit_tiles({most.rows, whole_chunks}, p.groups.capacity, p.row_step, p.columns.outputs,
                      p.columns.chunk);
@@ -36,8 +36,8 @@ TileLimits tile_limits(const RaggedK& p) {
 ScratchSize scratch_size(const RaggedM& p) {
   const TileLimits limits = tile_limits(p);
   const int64_t columns = limits.columns * p.columns.per_output();
-  const int64_t left = kMaxMicroRows * kLeftPitch;
-  if (p.weight_is_nk) {
+  const int64_t left = p.emulates ? emulated_vectors(limits.rows) : kMaxMicroRows * kLeftPitch;
+  if (p.weights_left()) {
     return {padded(limits.rows) * kBlockK, columns * sums_pitch(limits.rows), left,
             kTransposeRows * kBlockK, p.patch_rows * kPatchColumns};
   }

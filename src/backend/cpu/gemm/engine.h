@@ -68,8 +68,9 @@ struct RaggedM {
   int64_t row_step;         // tiles start at multiples of it, from the group's first row
   int64_t patch_rows = 16;  // rows of sums that are transposed, and given to the epilogue, at once
   TensorView a_scales, weight_scales;  // of FP8 operands; blocks along k
-  bool emulates = false;               // sums as Hopper has them (emulated.h)
+  bool emulates = false;               // products as Hopper makes them (emulated.h)
 
+  bool weights_left() const { return weight_is_nk && !emulates; }
   RowReader weight_rows(int64_t group) const {
     return {weight.matrix(group), {}, Scales::weight(weight_scales, weight_is_nk, group)};
   }
@@ -177,6 +178,16 @@ void run_tile_weights_left(const Kernels& kernels, const RaggedM& p, const Tile&
   } while (k < p.k);
 }
 
+// Sums that lie row by row, to the epilogue.
+template <Epilogue E>
+void finish(const Columns& columns, const Tile& tile, float* sums, const E& epilogue) {
+  const int64_t factor = columns.per_output(), pitch = sums_pitch(tile.columns * factor);
+  for (int64_t c = 0; c < tile.columns; c += columns.chunk) {
+    epilogue.apply(Sums{sums + c * factor, pitch, tile.group, tile.first_row, tile.rows,
+                        tile.first_column + c, columns.width(tile.first_column + c)});
+  }
+}
+
 // A tile with the weight, or wgrad's second operand, on the right: sums lie as [rows][columns].
 template <LeftOperand Left, RightOperand Right, Epilogue E>
 void run_tile_rows_left(const Kernels& kernels, const Left& left, const Right& right, int64_t num_k,
@@ -197,17 +208,13 @@ void run_tile_rows_left(const Kernels& kernels, const Left& left, const Right& r
     multiply_block(kernels, left, block, 0, tile.rows, scratch, tile.columns * factor,
                    Target{sums.data, sums.pitch, block.first == 0 ? sums.first : sums.later});
   } while (k < num_k);
-  if (is_direct) return;
-  for (int64_t c = 0; c < tile.columns; c += columns.chunk) {
-    epilogue.apply(Sums{sums.data + c * factor, sums.pitch, tile.group, tile.first_row, tile.rows,
-                        tile.first_column + c, columns.width(tile.first_column + c)});
-  }
+  if (!is_direct) finish(columns, tile, sums.data, epilogue);
 }
 
 template <Epilogue E>
 void multiply_ragged_m(const Context& context, const RaggedM& p, const Workspace& workspace,
                        const E& epilogue) {
-  const Kernels set = p.emulates ? emulating(kernels()) : kernels();
+  const Kernels& set = kernels();
   ThreadPool& pool = *context.state().pool;
   Carver carver(workspace.data);
   auto* prefix = carver.take<int64_t>(p.groups.num_groups + 1);
@@ -218,7 +225,12 @@ void multiply_ragged_m(const Context& context, const RaggedM& p, const Workspace
   pool.parallel_for(tiles.count(), [&](int64_t task, int thread) {
     const Tile tile = tiles.tile(task);
     const Scratch mine(size, scratch + static_cast<size_t>(thread) * size.bytes());
-    if (p.weight_is_nk) {
+    if (p.emulates) {
+      const int64_t n = p.columns.outputs * p.columns.per_output();
+      emulate({p.a_rows(), true}, {p.weight_rows(tile.group), p.weight_is_nk, 0, n}, p.k, p.columns,
+              tile, mine);
+      finish(p.columns, tile, mine.sums, epilogue);
+    } else if (p.weight_is_nk) {
       run_tile_weights_left(set, p, tile, mine, epilogue);
     } else {
       const RowsOnLeft left{p.a_rows(), tile.first_row, nullptr};
@@ -231,7 +243,7 @@ void multiply_ragged_m(const Context& context, const RaggedM& p, const Workspace
 template <Epilogue E>
 void multiply_ragged_k(const Context& context, const RaggedK& p, const Workspace& workspace,
                        const E& epilogue) {
-  const Kernels set = p.emulates ? emulating(kernels()) : kernels();
+  const Kernels& set = kernels();
   ThreadPool& pool = *context.state().pool;
   const ScratchSize size = scratch_size(p);
   const Columns columns = Columns::plain(p.n);
@@ -252,8 +264,14 @@ void multiply_ragged_k(const Context& context, const RaggedK& p, const Workspace
         {p.b, p.b_row_idx, Scales::columnwise(p.b_scales, p.groups, group)}, first_k, &columns};
     const Scratch mine(
         size, static_cast<char*>(workspace.data) + static_cast<size_t>(thread) * size.bytes());
-    run_tile_rows_left(set, left, right, p.groups.offsets[group + 1] - first_k, columns, tile, mine,
-                       epilogue);
+    const int64_t num_k = p.groups.offsets[group + 1] - first_k;
+    if (p.emulates) {
+      emulate({left.matrix, false, first_k}, {right.matrix, false, first_k}, num_k, columns, tile,
+              mine);
+      finish(columns, tile, mine.sums, epilogue);
+    } else {
+      run_tile_rows_left(set, left, right, num_k, columns, tile, mine, epilogue);
+    }
   });
 }
 

@@ -76,6 +76,11 @@ class RowReader {
   const char* address(int64_t row, int64_t column) const {
     return data_ + source(row) * row_bytes_ + column * element_bytes_;
   }
+  Fp8Row fp8_row(int64_t row) const {
+    return {reinterpret_cast<const uint8_t*>(address(row, 0)), dtype_, scales_.row(source(row)),
+            scales_.dtype(), scales_.is_per_column()};
+  }
+  DType dtype() const { return dtype_; }
   int64_t element_bytes() const { return element_bytes_; }
   // Into the second-level cache: rows a power of two apart would push each other out of the first.
   void prefetch(int64_t row, int64_t column, int64_t n) const {
@@ -88,10 +93,6 @@ class RowReader {
     if (index_ == nullptr) return row;
     return index_is_64_bits_ ? static_cast<const int64_t*>(index_)[row]
                              : static_cast<const int32_t*>(index_)[row];
-  }
-  Fp8Row fp8_row(int64_t row) const {
-    return {reinterpret_cast<const uint8_t*>(address(row, 0)), dtype_, scales_.row(source(row)),
-            scales_.dtype(), scales_.is_per_column()};
   }
 
   const char* data_;
