@@ -3,9 +3,9 @@
 #include <moire/grouped_mlp.h>
 
 #include "core/argument_check.h"
+#include "mlp/composite.h"
 #include "mlp/recipe.h"
 #include "mlp/recipe_check.h"
-#include "mlp/validate.h"
 
 namespace moire {
 namespace {
@@ -17,7 +17,6 @@ void validate(ArgumentCheck& check, const GroupedLinearArgs& args) {
   const GivenWeight w{"w", args.w, args.w_quantized, args.w_prepared};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize in{"in", w.in_features()}, out{"out", w.out_features()};
-  check.enumerator("tail", args.tail, 2);
   check.groups(groups);
   check_weight(check, recipe, w, true, num_groups, out, in);
   check_forward_operand(check, recipe, args, groups, in);
@@ -52,7 +51,6 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize out{"out",
                       columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
-  check.enumerator("tail", args.tail, 2);
   check.groups(groups);
   check_grad_y(check, recipe, args, groups, out, grad_x.is_present(), grad_w.is_present(),
                grad_bias.is_present() || grad_scale.is_present());
@@ -77,22 +75,7 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
     check.tensor("grad_scale", grad_scale, kFP32Only, {capacity});
     check.tensor("bias", args.bias, kFloatTypes, {num_groups, out});
   }
-  check.beta("beta", args.beta, args.beta_per_group, groups);
-}
-
-BiasBackwardArgs bias_args(const GroupedLinearBackwardArgs& args, const RaggedOperand& grad_y) {
-  BiasBackwardArgs bias;
-  bias.grad_y = grad_y.tensor;
-  bias.row_idx = grad_y.row_idx;
-  bias.scale = args.scale;
-  bias.bias = is_present(args.grad_scale) ? args.bias : moire_tensor{};
-  bias.grad_bias = args.grad_bias;
-  bias.grad_scale = args.grad_scale;
-  bias.beta = args.beta;
-  bias.beta_per_group = args.beta_per_group;
-  bias.groups = args.groups;
-  bias.tail = args.tail;
-  return bias;
+  check.betas("beta_per_group", args.beta_per_group, groups);
 }
 
 void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
@@ -110,7 +93,12 @@ void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
     x = wgrad_operand(steps, recipe, {args.x, args.row_idx}, args.groups, args.x_columnwise);
   }
   if (is_present(args.grad_bias) || is_present(args.grad_scale)) {
-    steps.run(bias_backward, bias_backward_workspace, bias_args(args, grad_y.itself));
+    BiasBackwardArgs bias =
+        bias_args(grad_y.itself, args.scale, args.grad_bias, args.beta, args.groups, args.tail);
+    bias.beta_per_group = args.beta_per_group;
+    bias.grad_scale = args.grad_scale;
+    if (is_present(args.grad_scale)) bias.bias = args.bias;
+    steps.run(bias_backward, bias_backward_workspace, bias);
   }
   if (needs_grad_x) {
     steps.run(grouped_gemm, grouped_gemm_workspace,

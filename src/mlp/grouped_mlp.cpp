@@ -4,9 +4,9 @@
 
 #include "core/argument_check.h"
 #include "core/sizes.h"
+#include "mlp/composite.h"
 #include "mlp/recipe.h"
 #include "mlp/recipe_check.h"
-#include "mlp/validate.h"
 
 namespace moire {
 namespace {
@@ -33,7 +33,6 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize h{"H", agreed_size(x.columns(), w1.in_features(), w2.out_features())};
   const NamedSize f{"F", width_of(args, w1, w2)}, two_f{"2F", product(2, f.size)};
-  check.enumerator("tail", args.tail, 2);
   check.groups(groups);
   check_weight(check, recipe, w2, true, num_groups, h, f);
   check_weight(check, recipe, w1, true, num_groups, two_f, h);

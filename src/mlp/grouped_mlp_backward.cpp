@@ -1,14 +1,89 @@
 // The grouped MLP, backward. From grad_y: FC2 dgrad with the activation's backward in its epilogue
 // (grad_z, grad_probs, grad_b1, act again), FC1 dgrad, and the two weight gradients; only the steps
 // whose outputs are asked for.
-#include "mlp/grouped_mlp_backward.h"
-
 #include <moire/grouped_mlp.h>
 
-#include "mlp/validate.h"
+#include "mlp/composite.h"
+#include "mlp/recipe.h"
+#include "mlp/recipe_check.h"
 
 namespace moire {
 namespace {
+
+// What a call asks for.
+struct MlpBackwardNeeds {
+  explicit MlpBackwardNeeds(const GroupedMlpBackwardArgs& args)
+      : grad_z(fields::needs_grad_z(args)),
+        makes_act(args.act_is_saved == 0 && (is_present(args.grad_w2) || is_present(args.act) ||
+                                             is_present(args.act_columnwise))),
+        scale_from_b2(is_present(args.grad_probs) && is_present(args.b2)),
+        b2(scale_from_b2 || is_present(args.grad_b2)) {}
+  bool grad_z;         // the FC2 dgrad runs
+  bool makes_act;      // FC2's input again, for its weight gradient or for the caller
+  bool scale_from_b2;  // probs scales b2 as well
+  bool b2;             // sums of grad_y itself
+};
+
+void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, NamedSize h,
+                     NamedSize f) {
+  const NamedSize two_f{"2F", 2 * f.size}, capacity{"capacity", args.groups.capacity},
+      num_groups{"G", args.groups.num_groups};
+  check.optional_tensor("grad_x", args.grad_x, kFloatTypes, {capacity, h});
+  check.optional_tensor("grad_z", args.grad_z, kFloatTypes, {capacity, two_f});
+  check.same_dtype("grad_z", args.grad_z, "z", args.z);
+  if (is_present(args.grad_w1)) {
+    check.weight("grad_w1", args.grad_w1, kFloatTypes, num_groups, two_f, h);
+  }
+  if (is_present(args.grad_w2)) {
+    check.weight("grad_w2", args.grad_w2, kFloatTypes, num_groups, h, f);
+  }
+  check.optional_tensor("grad_b1", args.grad_b1, kFloatTypes, {num_groups, two_f});
+  check.optional_tensor("grad_b2", args.grad_b2, kFloatTypes, {num_groups, h});
+  check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
+}
+
+void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
+  const Groups groups(args.groups);
+  const TensorView z(args.z), grad_y(args.grad_y);
+  if (!check_recipe(check, args)) return;
+  const Recipe recipe(args);
+  const MlpBackwardNeeds needs(args);
+  const GivenWeight w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
+  const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
+  const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
+  const NamedSize f{"F", z.columns() / 2}, two_f{"2F", 2 * f.size};
+  const NamedSize h{"H",
+                    columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
+  check.groups(groups);
+  check.tensor("z", z, recipe.types_between(), {capacity, two_f});
+  check.gated(args.activation, args.layout, f.size);
+  check_grad_y(check, recipe, args, groups, h, needs.grad_z, is_present(args.grad_w2), needs.b2);
+  check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
+  if (needs.grad_z) check_weight(check, recipe, w2, false, num_groups, h, f);
+  if (is_present(args.grad_x)) check_weight(check, recipe, w1, false, num_groups, two_f, h);
+  check_copy(check, recipe, "x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, groups, h.size);
+  if (is_present(args.grad_w1) && !is_present(args.x_columnwise)) {
+    check.ragged("x", args.x, "row_idx", args.row_idx, groups, h);
+  }
+  if (!recipe.is_quantized) {
+    check.same_dtype("grad_y", grad_y, "z", z);
+    if (needs.grad_z) check.same_dtype("w2", args.w2.tensor, "grad_y", grad_y);
+    if (is_present(args.grad_x)) check.same_dtype("w1", args.w1.tensor, "grad_y", grad_y);
+    if (is_present(args.grad_w1)) check.same_dtype("x", args.x, "grad_y", grad_y);
+  }
+  check.require(args.act_is_saved == 0 || is_present(args.act) || is_present(args.act_columnwise),
+                "act_is_saved is 1 but act is absent");
+  check.optional_tensor("act", args.act, kFloatTypes, {capacity, f});
+  check.same_dtype("act", args.act, "z", z);
+  check_copy(check, recipe, "act_columnwise", args.act_columnwise, MOIRE_COLUMNWISE, groups,
+             f.size);
+  check_copy(check, recipe, "grad_z_columnwise", args.grad_z_columnwise, MOIRE_COLUMNWISE, groups,
+             two_f.size);
+  if (needs.scale_from_b2) check.tensor("b2", args.b2, kFloatTypes, {num_groups, h});
+  check_gradients(check, args, h, f);
+  check.betas("beta_w1_per_group", args.beta_w1_per_group, groups);
+  check.betas("beta_w2_per_group", args.beta_w2_per_group, groups);
+}
 
 // What lies between the products: as stored, or as the copies that the next ones read.
 struct Between {
@@ -58,26 +133,6 @@ GluArgs act_args(const GroupedMlpBackwardArgs& args, const TensorView& act) {
   glu_args.layout = args.layout;
   glu_args.tail = MOIRE_TAIL_UNTOUCHED;
   return glu_args;
-}
-
-// grad_b2, and the share of grad_probs that comes through probs * b2, added to what FC2's dgrad
-// wrote.
-BiasBackwardArgs b2_args(const GroupedMlpBackwardArgs& args, const RaggedOperand& grad_y,
-                         bool scale_from_b2) {
-  BiasBackwardArgs bias;
-  bias.grad_y = grad_y.tensor;
-  bias.row_idx = grad_y.row_idx;
-  bias.scale = args.probs;
-  bias.grad_bias = args.grad_b2;
-  bias.beta = args.beta_bias;
-  if (scale_from_b2) {
-    bias.bias = args.b2;
-    bias.grad_scale = args.grad_probs;
-    bias.beta_scale = 1;
-  }
-  bias.groups = args.groups;
-  bias.tail = args.tail;
-  return bias;
 }
 
 // Memory for what the products leave to each other and the caller did not give.
@@ -147,8 +202,16 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
     quantize_operand(steps, recipe, {between.act}, groups, {}, between.act_columnwise, "act");
   }
   if (needs.b2) {
-    steps.run(bias_backward, bias_backward_workspace,
-              b2_args(args, grad_y.itself, needs.scale_from_b2));
+    // grad_b2, and the share of grad_probs that comes through probs * b2, added to what FC2's dgrad
+    // wrote.
+    BiasBackwardArgs bias =
+        bias_args(grad_y.itself, args.probs, args.grad_b2, args.beta_bias, groups, args.tail);
+    if (needs.scale_from_b2) {
+      bias.bias = args.b2;
+      bias.grad_scale = args.grad_probs;
+      bias.beta_scale = 1;
+    }
+    steps.run(bias_backward, bias_backward_workspace, bias);
   }
   if (needs_w2) {
     const RaggedOperand act = operand_between(recipe, between.act, between.act_columnwise);

@@ -8,10 +8,10 @@
 
 #include "core/argument_check.h"
 #include "core/glu_layout.h"
+#include "core/prepared_weight.h"
 #include "core/resolved_groups.h"
 #include "core/scale_shapes.h"
 #include "core/status_macros.h"
-#include "mlp/operands.h"
 
 namespace moire {
 namespace {

@@ -1,17 +1,18 @@
-// What a recipe means for the steps of a composite: which quantised copies its products read, and
-// the steps that make those which the caller did not give.
+// The operands of a layer's products: what a recipe has them read, the steps that make what the
+// caller did not give, and how they become those of the grouped GEMM for either weight layout.
 #pragma once
 
 #include <moire/fields.h>
-#include <moire/groups.h>
+#include <moire/grouped_gemm.h>
 #include <moire/quantize.h>
+#include <moire/routing.h>
 
 #include <span>
 #include <string_view>
 
 #include "core/argument_check.h"
-#include "mlp/operands.h"
-#include "mlp/steps.h"
+#include "core/prepared_weight.h"
+#include "mlp/composite.h"
 
 namespace moire {
 
@@ -48,6 +49,18 @@ struct Recipe {
   int32_t fractional_scales;
   DType gradient_dtype = DType::kE4M3;
 };
+
+// One ragged operand, as it is or gathered.
+struct RaggedOperand {
+  TensorView tensor;
+  TensorView row_idx = {};  // absent: rows are in expert order
+  TensorView scales = {};   // of an FP8 tensor
+};
+
+// A copy in expert order as an operand.
+inline RaggedOperand operand_of(const moire_quantized& copy) {
+  return {copy.data, {}, copy.scales};
+}
 
 // Memory for a copy of a ragged [rows, columns].
 moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int32_t direction,
@@ -100,5 +113,69 @@ GradY grad_y_operands(Steps& steps, const Recipe& recipe, const RaggedOperand& g
 // What a backward's wgrad reads of x: x, or a columnwise copy, `given` or made.
 RaggedOperand wgrad_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& x,
                             const moire_groups& groups, const moire_quantized& given);
+
+// d = a W_g^T: the product of a forward.
+inline GroupedGemmArgs gemm_args(const RaggedOperand& a, const WeightOperand& w,
+                                 const moire_tensor& d, const moire_groups& groups, int32_t tail,
+                                 int32_t accumulation) {
+  GroupedGemmArgs gemm;
+  gemm.a = a.tensor;
+  gemm.row_idx = a.row_idx;
+  gemm.a_scales = a.scales;
+  gemm.b = w.weight;
+  gemm.b_scales = w.scales;
+  gemm.accumulation = accumulation;
+  gemm.d = d;
+  gemm.groups = groups;
+  gemm.tail = tail;
+  return gemm;
+}
+
+// grad_x = grad_y W_g, in the order of the groups.
+inline GroupedGemmArgs dgrad_args(const RaggedOperand& grad_y, const WeightOperand& w,
+                                  const moire_tensor& grad_x, const moire_groups& groups,
+                                  int32_t tail, int32_t accumulation) {
+  GroupedGemmArgs gemm = gemm_args(grad_y, w, grad_x, groups, tail, accumulation);
+  gemm.transpose_b = 1;
+  return gemm;
+}
+
+// grad_W_g = beta_g * grad_W_g + grad_y_g^T x_g for [G, out, in], its transpose for [G, in, out].
+inline GroupedGemmWgradArgs wgrad_args(const RaggedOperand& grad_y, const RaggedOperand& x,
+                                       const moire_weight& grad_w, int32_t beta,
+                                       const uint8_t* beta_per_group, const moire_groups& groups,
+                                       int32_t accumulation) {
+  const bool out_in = grad_w.layout == MOIRE_OUT_IN;
+  const RaggedOperand& a = out_in ? grad_y : x;
+  const RaggedOperand& b = out_in ? x : grad_y;
+  GroupedGemmWgradArgs gemm;
+  gemm.a = a.tensor;
+  gemm.a_row_idx = a.row_idx;
+  gemm.a_scales = a.scales;
+  gemm.b = b.tensor;
+  gemm.b_row_idx = b.row_idx;
+  gemm.b_scales = b.scales;
+  gemm.d = grad_w;
+  gemm.beta = beta;
+  gemm.beta_per_group = beta_per_group;
+  gemm.groups = groups;
+  gemm.accumulation = accumulation;
+  return gemm;
+}
+
+// The gradient of a bias, the sum of grad_y's rows times `scale`.
+inline BiasBackwardArgs bias_args(const RaggedOperand& grad_y, const moire_tensor& scale,
+                                  const moire_tensor& grad_bias, int32_t beta,
+                                  const moire_groups& groups, int32_t tail) {
+  BiasBackwardArgs bias;
+  bias.grad_y = grad_y.tensor;
+  bias.row_idx = grad_y.row_idx;
+  bias.scale = scale;
+  bias.grad_bias = grad_bias;
+  bias.beta = beta;
+  bias.groups = groups;
+  bias.tail = tail;
+  return bias;
+}
 
 }  // namespace moire

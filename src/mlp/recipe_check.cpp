@@ -3,6 +3,7 @@
 #include "core/name.h"
 
 namespace moire {
+
 void NothingQuantized::refuse(const char* name, bool is_there) {
   check_.require(!is_there, name,
                  " is present but recipe is 0 (as stored), which quantises nothing");
@@ -10,16 +11,12 @@ void NothingQuantized::refuse(const char* name, bool is_there) {
 
 bool check_recipe(ArgumentCheck& check, int32_t recipe, int32_t emulate_accumulation,
                   int32_t fractional_scales, int32_t gradient_dtype) {
-  constexpr int32_t kNumRecipes = 4;
   check.require(gradient_dtype == 0 || gradient_dtype == MOIRE_E4M3 || gradient_dtype == MOIRE_E5M2,
                 "gradient_dtype is ", static_cast<DType>(gradient_dtype),
                 ", needs e4m3 (or 0) or e5m2");
   check.require(gradient_dtype == 0 || recipe != MOIRE_RECIPE_AS_STORED, "gradient_dtype is ",
                 static_cast<DType>(gradient_dtype),
                 " but recipe is 0 (as stored), which quantises nothing");
-  check.enumerator("recipe", recipe, kNumRecipes);
-  check.enumerator("emulate_accumulation", emulate_accumulation, 2);
-  check.enumerator("fractional_scales", fractional_scales, 2);
   check.require(fractional_scales == 0 || recipe == MOIRE_RECIPE_FP8_BLOCK,
                 "fractional_scales is 1 but recipe is ", recipe,
                 ": only recipe 3 (fp8_block) has scales that are not powers of two");
@@ -57,23 +54,6 @@ bool check_copy(ArgumentCheck& check, const Recipe& recipe, std::string_view nam
                 const moire_quantized& copy, int32_t direction, const Groups& groups, int64_t k) {
   if (!is_given(copy)) return check.ok();
   return check_quantized(check, name, copy, recipe.scaling, direction, {groups, {"k", k}});
-}
-
-bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const TensorView& x,
-                           const TensorView& x_scales, const TensorView& row_idx,
-                           const moire_quantized& x_columnwise, const Groups& groups, NamedSize k) {
-  if (!x_scales.is_present()) {
-    check.ragged("x", x, "row_idx", row_idx, groups, k);
-    return check_copy(check, recipe, "x_columnwise", x_columnwise, MOIRE_COLUMNWISE, groups,
-                      k.size);
-  }
-  check.require(!is_given(x_columnwise),
-                "x_columnwise is asked for but x is quantised already: quantise both directions at "
-                "once");
-  check.ragged("x", x, "row_idx", row_idx, groups, k, kFp8Types);
-  Groups rows = groups;  // x may have another number of rows than the groups
-  rows.capacity = x.shape[0];
-  return check_scales(check, {"x_scales", x_scales}, recipe.scaling, MOIRE_ROWWISE, {rows, k});
 }
 
 }  // namespace moire

@@ -22,17 +22,24 @@ inline int64_t columns_of(std::initializer_list<TensorView> tensors) {
   return 0;
 }
 
+// The size that three operands should share (0: one that is absent), so that a message blames the
+// odd one out; where all differ, the first is believed.
+inline int64_t agreed_size(int64_t first, int64_t second, int64_t third) {
+  return second == third && second != 0 ? second : first;
+}
+
 // Refuses each quantised field of a call, and the scales of an operand.
 class NothingQuantized : public MemoryVisitor {
  public:
+  using MemoryVisitor::field;
   explicit NothingQuantized(ArgumentCheck& check) : check_(check) {}
+  void field(const char*, const moire_weight&, Role, const char*) {}
   void field(const char* name, const moire_quantized& q, Role, const char*) {
     refuse(name, is_given(q));
   }
   void field(const char* name, const moire_tensor& t, Role, const char* sizes) {
     refuse(name, std::string_view(sizes).ends_with('?') && is_present(t));
   }
-  void field(const char*, const auto&, auto...) {}
 
  private:
   void refuse(const char* name, bool is_there);
@@ -63,14 +70,21 @@ bool check_copy(ArgumentCheck& check, const Recipe& recipe, std::string_view nam
 
 // x of a forward product: a float tensor, or FP8 with rowwise x_scales; x_columnwise, which is made
 // from a float x only.
-bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const TensorView& x,
-                           const TensorView& x_scales, const TensorView& row_idx,
-                           const moire_quantized& x_columnwise, const Groups& groups, NamedSize k);
-template <class Args>
-bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const Args& args,
+template <class A>
+bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const A& args,
                            const Groups& groups, NamedSize k) {
-  return check_forward_operand(check, recipe, args.x, args.x_scales, args.row_idx,
-                               args.x_columnwise, groups, k);
+  if (!is_present(args.x_scales)) {
+    check.ragged("x", args.x, "row_idx", args.row_idx, groups, k);
+    return check_copy(check, recipe, "x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, groups,
+                      k.size);
+  }
+  check.require(!is_given(args.x_columnwise),
+                "x_columnwise is asked for but x is quantised already: quantise both directions at "
+                "once");
+  check.ragged("x", args.x, "row_idx", args.row_idx, groups, k, kFp8Types);
+  Groups rows = groups;  // x may have another number of rows than the groups
+  rows.capacity = args.x.shape[0];
+  return check_scales(check, {"x_scales", args.x_scales}, recipe.scaling, MOIRE_ROWWISE, {rows, k});
 }
 
 // grad_y [capacity, n], or [T, n] gathered by the row_idx that gathers x; where it is absent, the
@@ -79,7 +93,6 @@ template <class Args>
 bool check_grad_y(ArgumentCheck& check, const Recipe& recipe, const Args& args,
                   const Groups& groups, NamedSize n, bool needs_rowwise, bool needs_columnwise,
                   bool needs_itself) {
-  check.enumerator("gathered_grad_y", args.gathered_grad_y, 2);
   check.require(args.gathered_grad_y == 0 || is_present(args.row_idx),
                 "gathered_grad_y is 1 but row_idx is absent");
   check_copy(check, recipe, "grad_y_rowwise", args.grad_y_rowwise, MOIRE_ROWWISE, groups, n.size);

@@ -1,23 +1,66 @@
-// Checks that grouped_linear and grouped_mlp share, whatever the recipe, and how their steps run.
+// A composite op is a few calls of ops that share one workspace: its own pieces (an Arena) in
+// front, then scratch that the steps use one after another. The composite says its steps once, in
+// a function that is called twice: to measure the pieces and the largest scratch, and to run.
 #pragma once
 
-#include <moire/grouped_mlp.h>
+#include <moire/context.h>
+#include <moire/tensor.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "core/arena.h"
 #include "core/argument_check.h"
 #include "core/footprint.h"
 #include "core/status_macros.h"
-#include "mlp/steps.h"
 
 namespace moire {
 
-// The size that three operands should share (0: one that is absent), so that a message blames the
-// odd one out; where all differ, the first is believed.
-inline int64_t agreed_size(int64_t first, int64_t second, int64_t third) {
-  return second == third && second != 0 ? second : first;
-}
+class Steps {
+ public:
+  // Measures: no step runs, and every piece of the arena is null.
+  explicit Steps(const Context& context) : context_(context), is_measuring_(true) {}
+  // Runs the composite of this name, whose pieces and scratch have been measured.
+  Steps(std::string_view name, const Context& context, Workspace workspace, const Steps& measured)
+      : arena(workspace), context_(context.within({name, {}})) {
+    Arena pieces(workspace);
+    pieces.take(static_cast<int64_t>(measured.arena.used()));
+    scratch_ = pieces.rest();
+  }
+
+  // One step, unless an earlier one has failed. An operand of the composite that the step reads
+  // under another name is given its own, for findings.
+  template <class A>
+  void run(Status (*op)(const Context&, const A&), const A& args, std::string_view operand = {}) {
+    if (is_measuring_ || !status_.ok()) return;
+    status_ = operand.empty() ? op(context_, args) : op(context_.within({{}, operand}), args);
+  }
+  template <class A>
+  void run(Status (*op)(const Context&, const A&),
+           Status (*workspace)(const Context&, const A&, size_t*), A args) {
+    if (!is_measuring_) {
+      args.workspace = scratch_;
+      return run(op, args);
+    }
+    size_t bytes = 0;
+    if (status_.ok()) status_ = workspace(context_, args, &bytes);
+    largest_ = std::max(largest_, bytes);
+  }
+
+  const Status& status() const { return status_; }
+  bool on_cpu() const { return context_.device() == Device::kCpu; }
+  // Of the pieces and the largest scratch, once measured.
+  size_t bytes() const { return arena.used() + largest_; }
+
+  Arena arena;
+
+ private:
+  const Context context_;
+  const bool is_measuring_ = false;
+  Workspace scratch_ = {};
+  size_t largest_ = 0;
+  Status status_;
+};
 
 // A composite: how its arguments are checked, and what its steps are.
 template <class A>
@@ -27,9 +70,8 @@ struct Composite {
   void (*run_steps)(Steps&, const A&);
 
   Status size_workspace(const Context& context, const A& args, size_t* bytes) const {
-    ArgumentCheck check(name, context, ArgumentCheck::Purpose::kSizeWorkspace);
-    validate(check, args);
-    if (!check_outputs(check, args)) return check.status();
+    MOIRE_RETURN_IF_ERROR(
+        check_call(name, context, ArgumentCheck::Purpose::kSizeWorkspace, validate, args).status());
     if (bytes == nullptr) {
       return {Code::kInvalidArgument, concat(name, "_workspace: bytes is null, needs an address")};
     }
@@ -42,9 +84,8 @@ struct Composite {
   // The workspace is checked before the first step runs, so that one too small for the last leaves
   // every output as it was.
   Status run(const Context& context, const A& args) const {
-    ArgumentCheck check(name, context, ArgumentCheck::Purpose::kRun);
-    validate(check, args);
-    if (!check_outputs(check, args) || !check_memory(check, args)) return check.status();
+    ArgumentCheck check = check_call(name, context, ArgumentCheck::Purpose::kRun, validate, args);
+    if (!check.ok()) return check.status();
     Steps measured(context);
     MOIRE_RETURN_IF_ERROR(measure(measured, args));
     if (!check.workspace(args.workspace, measured.bytes())) return check.status();
