@@ -2,19 +2,19 @@
 // sized by. visit_fields(args, visitor) names them in the order of moire.h:
 //
 //   visitor.field("z", args.z, Role::kIn, "CZ")      memory: tensors, weights, quantised copies,
-//   ... visitor.value("tail", args.tail, 2)              what is no memory; one of so many values,
-//   or 0
+//   visitor.value("tail", args.tail, 2)              what is no memory: 0 or 1; without a count,
+//                                                    anything that its op takes
 //
-// From it follow which memory must lie apart (src/core/footprint.h), which bytes count as read and
-// written (src/ops/traffic.h), which fields C calls outputs (moire_field_role), what tests stage
-// (staging/) and what the fuzzer draws (tests/fuzz). A role that depends on others is a condition
-// here. A new field is one line; a test fails without it.
+// From it follow which values are refused and which memory must lie apart (src/core/footprint.h),
+// which bytes count as read and written (src/ops/traffic.h), which fields C calls outputs
+// (moire_field_role), what tests stage (staging/) and what the fuzzer draws (tests/fuzz). A role
+// that depends on others is a condition here. A new field is one line; a test fails without it.
 //
 // Sizes are a letter for each dimension; those of a weight are its MOIRE_OUT_IN ones:
 //   C  capacity                     G  groups        K  columns that a product contracts
 //   S  C, or T where gathered       O  G + 1         M, N  its other dimensions
 //   T  tokens                       E  experts       H, F  hidden size, expert width
-//   k  choices of a token           ?  as the format of the scales says    Z  2F
+//   k  top-k entries of a token     ?  as the format of the scales says    Z  2F
 // A size that the call does not relate to others is '*'.
 #pragma once
 
@@ -62,9 +62,13 @@ void for_each_matrix(const moire_weight& w, auto&& f) {
   for (int64_t g = 0; bytes > 0 && g < t.shape[0]; ++g) f(g, const_cast<void*>(w.list[g]), bytes);
 }
 
-// For visitors that have no use for values.
+// For visitors that have no use for values or, where they say `using MemoryVisitor::field`, for
+// memory that is no operand.
 struct MemoryVisitor {
   void value(const char*, const auto&, int = 0) {}
+  void field(const char*, const uint8_t*, Role, int64_t) {}
+  void field(const char*, const moire_groups&) {}
+  void field(const char*, const moire_workspace&) {}
 };
 
 // Conditions of roles.
@@ -101,7 +105,7 @@ void visit_fields(std::derived_from<moire_splits_to_offsets_args> auto& a, auto&
 void visit_fields(std::derived_from<moire_quantize_args> auto& a, auto&& v) {
   v.field("source", a.source, Role::kIn, "SK");
   v.field("row_idx", a.row_idx, Role::kIn, "C");
-  v.value("scaling", a.scaling, 3);
+  v.value("scaling", a.scaling);
   v.value("fractional_scales", a.fractional_scales, 2);
   v.field("rowwise", a.rowwise, Role::kOut, "CK");
   v.field("columnwise", a.columnwise, Role::kOut, "CK");
@@ -111,7 +115,7 @@ void visit_fields(std::derived_from<moire_quantize_args> auto& a, auto&& v) {
 
 void visit_fields(std::derived_from<moire_quantize_weight_args> auto& a, auto&& v) {
   v.field("source", a.source, Role::kIn, "GNK");
-  v.value("scaling", a.scaling, 4);
+  v.value("scaling", a.scaling);
   v.value("fractional_scales", a.fractional_scales, 2);
   v.field("rowwise", a.rowwise, Role::kOut, "GNK");
   v.field("columnwise", a.columnwise, Role::kOut, "GNK");
@@ -119,8 +123,8 @@ void visit_fields(std::derived_from<moire_quantize_weight_args> auto& a, auto&& 
 
 void visit_fields(std::derived_from<moire_dequantize_args> auto& a, auto&& v) {
   v.field("source", a.source, Role::kIn, "CK");
-  v.value("scaling", a.scaling, 4);
-  v.value("direction", a.direction, 2);
+  v.value("scaling", a.scaling);
+  v.value("direction", a.direction, a.scaling == MOIRE_SCALING_FP8_TILE ? 0 : 2);
   v.field("target", a.target, Role::kOut, "CK");
   v.field("groups", a.groups);
   v.value("tail", a.tail, 2);
@@ -128,7 +132,7 @@ void visit_fields(std::derived_from<moire_dequantize_args> auto& a, auto&& v) {
 
 void visit_fields(std::derived_from<moire_requantize_args> auto& a, auto&& v) {
   v.field("source", a.source, Role::kIn, "CK");
-  v.value("scaling", a.scaling, 3);
+  v.value("scaling", a.scaling);
   v.value("direction", a.direction, 2);
   v.value("fractional_scales", a.fractional_scales, 2);
   v.field("target", a.target, Role::kOut, "CK");
@@ -172,7 +176,7 @@ void visit_fields(std::derived_from<moire_glu_backward_args> auto& a, auto&& v) 
 void visit_fields(std::derived_from<moire_convert_glu_args> auto& a, auto&& v) {
   v.field("source", a.source, Role::kIn, "ZK");
   v.field("target", a.target, Role::kOut, "ZK");
-  v.value("dim", a.dim, 3);
+  v.value("dim", a.dim, a.source.rank);
   v.value("from", a.from);
   v.value("to", a.to);
 }
@@ -209,7 +213,7 @@ void visit_fields(std::derived_from<moire_grouped_gemm_glu_args> auto& a, auto&&
   v.field("a_scales", a.a_scales, Role::kIn, "S?");
   v.field("b_scales", a.b_scales, Role::kIn, "G??");
   v.value("accumulation", a.accumulation, 3);
-  v.value("storage", a.storage, 4);
+  v.value("storage", a.storage);
   v.field("act_rowwise", a.act_rowwise, Role::kOut, "CF");
   v.field("act_columnwise", a.act_columnwise, Role::kOut, "CF");
   v.value("fractional_scales", a.fractional_scales, 2);
@@ -334,7 +338,7 @@ void visit_fields(std::derived_from<moire_unpermute_backward_args> auto& a, auto
 
 void visit_fields(std::derived_from<moire_prepare_weight_args> auto& a, auto&& v) {
   v.field("w", a.w, Role::kIn, "GNK");
-  v.value("recipe", a.recipe, 4);
+  v.value("recipe", a.recipe);
   v.value("fractional_scales", a.fractional_scales, 2);
   v.value("dequantized", a.dequantized, 2);
   v.value("forward_only", a.forward_only, 2);

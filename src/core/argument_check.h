@@ -95,9 +95,8 @@ class ArgumentCheck {
                   const TensorView& b);
   // `value` is one of 0 ... count - 1.
   bool enumerator(std::string_view name, int32_t value, int32_t count);
-  // Whether gradients are accumulated: 0 or 1, for all groups or, where `per_group` is not null,
-  // for each; those are read when running on a CPU.
-  bool beta(std::string_view name, int32_t beta, const uint8_t* per_group, const Groups& groups);
+  // Which groups' gradients are accumulated: null, or 0 or 1 for each; read when running on a CPU.
+  bool betas(std::string_view name, const uint8_t* per_group, const Groups& groups);
   // Each of the first `count` indices, in row-major order, is in [lowest, limit); runs when running
   // on a CPU. `lowest` = -1 admits "dropped".
   bool indices(std::string_view name, const TensorView& t, int64_t count, int64_t lowest,

@@ -1,29 +1,37 @@
-// The outputs and the memory of a call, by the fields of its struct (moire/fields.h). A call
-// without an output is refused; and no byte that is written may be read or written under another
-// name.
+// What the fields of a call's struct say of it (moire/fields.h): a value that is none of an
+// enumeration is refused, so is a call without an output, and no byte that is written may be read
+// or written under another name.
 #pragma once
 
 #include <moire/fields.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <string>
+#include <vector>
 
 #include "core/argument_check.h"
-#include "core/short_list.h"
 
 namespace moire {
 
-// At least one of the operands that the call would write is there.
-template <class A>
-bool check_outputs(ArgumentCheck& check, const A& args);
+class Values {
+ public:
+  explicit Values(ArgumentCheck& check) : check_(check) {}
+  void field(const char*, const auto&, auto...) {}
+  void value(const char* name, int32_t value, int count = 0) {
+    if (count > 0) check_.enumerator(name, value, count);
+  }
+  void value(const char*, const auto&, int = 0) {}
 
-// Overlap is judged by address ranges, before anything runs; the arguments have passed their other
-// checks. Names what is written first, of two outputs the one that comes later in the struct.
-template <class A>
-bool check_memory(ArgumentCheck& check, const A& args);
+ private:
+  ArgumentCheck& check_;
+};
 
+// Whether there is an output, and what the outputs are called.
 class Outputs : public MemoryVisitor {
  public:
+  using MemoryVisitor::field;
   // `names`, where not null, becomes "d, z or act".
   explicit Outputs(std::string* names = nullptr) : names_(names) {}
   void field(const char* name, const auto& operand, Role role, const char*) {
@@ -33,9 +41,6 @@ class Outputs : public MemoryVisitor {
   }
   // A list may be empty: splits are judged all the same.
   void field(const char*, const moire_offsets_output*, Role, int64_t) { are_present_ = true; }
-  void field(const char*, const uint8_t*, Role, int64_t) {}
-  void field(const char*, const moire_groups&) {}
-  void field(const char*, const moire_workspace&) {}
 
   bool are_present() const { return are_present_; }
 
@@ -48,7 +53,7 @@ class Outputs : public MemoryVisitor {
 // Footprint: the memory of a call, listed weights matrix by matrix.
 class Footprint : public MemoryVisitor {
  public:
-  explicit Footprint(ArgumentCheck& check) : check_(check) {}
+  explicit Footprint(ArgumentCheck& check) : check_(check) { written_.reserve(kInline); }
 
   // What visit_fields() finds. The first time what is written is kept; once settle() has found it
   // apart, what is read is compared with it, so that lists of weights, however long, need no room.
@@ -66,13 +71,12 @@ class Footprint : public MemoryVisitor {
   // One stretch of memory. Messages call it "name", "name[index]", "name.part", ...
   struct Piece {
     uintptr_t begin, end;
-    const char* name;
+    const char *name, *part;
     int32_t index;  // -1: not one of several
-    int8_t order;   // of the field in its struct
-    enum Part : int8_t { kWhole, kData, kScales, kOffsets, kList } part;
+    int32_t order;  // in the struct; -1: the workspace, which is named after outputs
   };
 
-  void add(const char* name, int64_t index, Piece::Part part, const void* data, int64_t bytes,
+  void add(const char* name, int64_t index, const char* part, const void* data, int64_t bytes,
            Role role);
   void refuse(const Piece& output, const Piece& other);
   static std::string text(const Piece& piece);
@@ -81,11 +85,13 @@ class Footprint : public MemoryVisitor {
   static constexpr size_t kInline = 2 * 256 + 32;
 
   ArgumentCheck& check_;
-  int8_t order_ = 0;
   bool is_settled_ = false;
-  ShortList<Piece, kInline> written_;  // by address, once settled
+  alignas(Piece) std::byte memory_[kInline * sizeof(Piece)];
+  std::pmr::monotonic_buffer_resource resource_{memory_, sizeof(memory_)};
+  std::pmr::vector<Piece> written_{&resource_};  // by address, once settled
 };
 
+// At least one of the operands that the call would write is there.
 template <class A>
 bool check_outputs(ArgumentCheck& check, const A& args) {
   Outputs outputs;
@@ -96,6 +102,8 @@ bool check_outputs(ArgumentCheck& check, const A& args) {
   return check.require(false, "there is nothing to do: ", names, " must be present");
 }
 
+// Overlap is judged by address ranges, before anything runs; the arguments have passed their other
+// checks. Names what is written first, of two outputs the one that comes later in the struct.
 template <class A>
 bool check_memory(ArgumentCheck& check, const A& args) {
   if (!check.ok()) return false;
@@ -103,6 +111,19 @@ bool check_memory(ArgumentCheck& check, const A& args) {
   visit_fields(args, memory);
   if (memory.settle()) visit_fields(args, memory);
   return check.ok();
+}
+
+// All that is checked before it is known how the call runs; validate() finds values that are sound.
+template <class A>
+ArgumentCheck check_call(std::string_view name, const Context& context,
+                         ArgumentCheck::Purpose purpose, void (*validate)(ArgumentCheck&, const A&),
+                         const A& args) {
+  ArgumentCheck check(name, context, purpose);
+  visit_fields(args, Values(check));
+  if (check.ok()) validate(check, args);
+  check_outputs(check, args);
+  if (purpose == ArgumentCheck::Purpose::kRun) check_memory(check, args);
+  return check;
 }
 
 }  // namespace moire

@@ -120,8 +120,14 @@ bool check_scales(ArgumentCheck& check, const NamedTensor& scales, int32_t scali
   return check_shape(check, scales, scaling, direction, shape);
 }
 
+bool check_scaling(ArgumentCheck& check, int32_t scaling, bool takes_tiles, std::string_view but) {
+  const int32_t last = takes_tiles ? MOIRE_SCALING_FP8_TILE : MOIRE_SCALING_FP8_BLOCK;
+  return check.require(scaling >= MOIRE_SCALING_MXFP8 && scaling <= last, "scaling is ",
+                       scaling_name(scaling), ", must be MXFP8 (1)",
+                       takes_tiles ? ", FP8_BLOCK (2) or FP8_TILE (3)" : " or FP8_BLOCK (2)", but);
+}
+
 bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales) {
-  check.enumerator("fractional_scales", fractional_scales, 2);
   return check.require(fractional_scales == 0 || scaling != MOIRE_SCALING_MXFP8,
                        "fractional_scales is 1, but the scales of MXFP8 are powers of two");
 }

@@ -56,7 +56,11 @@ bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_qu
 // The scales alone.
 bool check_scales(ArgumentCheck& check, const NamedTensor& scales, int32_t scaling,
                   int32_t direction, const ScaledShape& shape);
-// 0 or 1, and 1 only where scales are not powers of two by definition.
+// A format that quantised copies have: of weights, which may lie in tiles, or of any matrix. `but`
+// says why those may not.
+bool check_scaling(ArgumentCheck& check, int32_t scaling, bool takes_tiles,
+                   std::string_view but = {});
+// 1 only where scales are not powers of two by definition.
 bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales);
 
 // Two quantised copies of one output [capacity, columns], each of which may be absent.

@@ -28,7 +28,7 @@ Workspace workspace_of(const A& args) {
 }
 
 template <class A>
-struct Choice {
+struct Selection {
   const Implementation<A>* implementation = nullptr;
   std::vector<Refusal> refused;  // faster ones on this device
 };
@@ -40,43 +40,44 @@ inline std::string reasons(const std::vector<Refusal>& refused) {
 }
 
 // Whether a forced name rules a candidate out. The only implementation of an op for CUDA, `cuda`,
-// is no choice: it runs under every name, so that a layer whose GEMMs are forced runs to its end.
+// is never ruled out: it runs under every name, so that a layer whose GEMMs are forced runs to its
+// end.
 inline bool is_ruled_out(std::string_view forced, std::string_view candidate) {
   return !forced.empty() && forced != candidate && candidate != "cuda";
 }
 
 template <class A>
-Result<Choice<A>> choose(const Context& context, std::string_view op, const A& args) {
+Result<Selection<A>> select(const Context& context, std::string_view op, const A& args) {
   const std::string& forced = context.options().implementation;
-  Choice<A> choice;
+  Selection<A> selection;
   for (const Implementation<A>& candidate : implementations<A>()) {
     if (candidate.device != context.device()) continue;
     Reason reason = is_ruled_out(forced, candidate.name)
                         ? Reason(concat("the context asks for \"", forced, "\""))
                         : candidate.supports(context.state(), args);
     if (!reason.has_value()) {
-      choice.implementation = &candidate;
+      selection.implementation = &candidate;
       break;
     }
-    choice.refused.push_back({std::string(candidate.name), *std::move(reason)});
+    selection.refused.push_back({std::string(candidate.name), *std::move(reason)});
   }
-  if (choice.implementation == nullptr) {
+  if (selection.implementation == nullptr) {
     return Status(Code::kUnsupported,
                   concat(op, ": no implementation on ", device_name(context.device()),
-                         " takes this call", reasons(choice.refused)));
+                         " takes this call", reasons(selection.refused)));
   }
-  if (context.options().strict && forced.empty() && !choice.refused.empty()) {
+  if (context.options().strict && forced.empty() && !selection.refused.empty()) {
     return Status(Code::kUnsupported,
                   concat(op, ": strict, but the fastest implementation was refused",
-                         reasons(choice.refused)));
+                         reasons(selection.refused)));
   }
-  return choice;
+  return selection;
 }
 
 // Runs a call that has been checked. Threads that are lent to the context and never come end it.
 template <class A>
-Status run_chosen(const Context& context, std::string_view op,
-                  const Implementation<A>& implementation, const A& args) {
+Status run_selected(const Context& context, std::string_view op,
+                    const Implementation<A>& implementation, const A& args) {
   const FloatEnvironment exact;
   try {
     return implementation.run(context, args);
@@ -103,16 +104,15 @@ struct Op {
   int64_t (*bytes_read_of)(const A& args) = bytes_read<A>;
 
   Status run(const Context& context, const A& args) const {
-    ArgumentCheck check(name, context, ArgumentCheck::Purpose::kRun);
-    validate(check, args);
-    if (!check_outputs(check, args) || !check_memory(check, args)) return check.status();
-    Result<Choice<A>> choice = choose(context, name, args);
-    if (!choice.ok()) return choice.status();
-    const Implementation<A>& chosen = *choice.value().implementation;
-    const size_t needed = chosen.workspace(context.state(), args);
+    ArgumentCheck check = check_call(name, context, ArgumentCheck::Purpose::kRun, validate, args);
+    if (!check.ok()) return check.status();
+    Result<Selection<A>> selection = select(context, name, args);
+    if (!selection.ok()) return selection.status();
+    const Implementation<A>& selected = *selection.value().implementation;
+    const size_t needed = selected.workspace(context.state(), args);
     if (!check.workspace(workspace_of(args), needed)) return check.status();
     if (context.is_explaining()) {
-      context.record(step_of(context, args, choice.value(), needed));
+      context.record(step_of(context, args, selection.value(), needed));
       return {};
     }
     if (context.state().is_planned) {
@@ -121,38 +121,38 @@ struct Op {
                      ", on which nothing runs; needs an explaining context, or a device")};
     }
     // Outputs without elements need no run, however many rows there are.
-    if (!chosen.judges_inputs && traffic_of(args).written() == 0) return {};
-    return run_chosen(context, name, chosen, args);
+    if (!selected.judges_inputs && traffic_of(args).written() == 0) return {};
+    return run_selected(context, name, selected, args);
   }
 
   Status size_workspace(const Context& context, const A& args, size_t* bytes) const {
-    ArgumentCheck check(name, context, ArgumentCheck::Purpose::kSizeWorkspace);
-    validate(check, args);
-    if (!check_outputs(check, args)) return check.status();
+    MOIRE_RETURN_IF_ERROR(
+        check_call(name, context, ArgumentCheck::Purpose::kSizeWorkspace, validate, args).status());
     if (bytes == nullptr) {
       return {Code::kInvalidArgument, concat(name, "_workspace: bytes is null, needs an address")};
     }
-    const Result<Choice<A>> choice = choose(context, name, args);
-    if (!choice.ok()) return choice.status();
-    const size_t needed = choice.value().implementation->workspace(context.state(), args);
+    const Result<Selection<A>> selection = select(context, name, args);
+    if (!selection.ok()) return selection.status();
+    const size_t needed = selection.value().implementation->workspace(context.state(), args);
     MOIRE_RETURN_IF_ERROR(check_workspace_size(name, needed));
     *bytes = needed;
     return {};
   }
 
  private:
-  Step step_of(const Context& context, const A& args, Choice<A>& choice, size_t needed) const {
-    const Implementation<A>& chosen = *choice.implementation;
+  Step step_of(const Context& context, const A& args, Selection<A>& selection,
+               size_t needed) const {
+    const Implementation<A>& selected = *selection.implementation;
     const DeviceState& state = context.state();
     return {.op = std::string(name),
             .problem = problem_of(args),
-            .implementation = std::string(chosen.name),
-            .policy = chosen.policy(state, args),
-            .launches = chosen.launches == nullptr ? 1 : chosen.launches(state, args),
+            .implementation = std::string(selected.name),
+            .policy = selected.policy(state, args),
+            .launches = selected.launches == nullptr ? 1 : selected.launches(state, args),
             .bytes_read = bytes_read_of(args),
             .bytes_written = traffic_of(args).written(),
             .workspace_bytes = static_cast<int64_t>(needed),
-            .refused = std::move(choice.refused)};
+            .refused = std::move(selection.refused)};
   }
 };
 

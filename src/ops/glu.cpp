@@ -1,81 +1,137 @@
-// Validation and dispatch of glu and glu_backward.
+// Gated activations and the layouts of their two halves: validation and dispatch.
 #include <moire/glu.h>
 
 #include "core/resolved_groups.h"
+#include "core/sizes.h"
 #include "ops/dispatch.h"
 
 namespace moire {
 namespace {
 
-struct Sizes {
-  int64_t rows, f;
-};
-
-// z [capacity, 2F] gives the sizes; everything that both directions share.
-Sizes check_shared(ArgumentCheck& check, const TensorView& z, const TensorView& probs,
-                   const Groups& groups, const moire_activation& activation,
-                   const moire_glu_layout& layout, int32_t tail) {
-  if (!check.ranked("z", z, kFloatTypes, 2)) return {};
+// What both directions share: z [capacity, 2F], which gives the sizes, and `half`, [capacity, F].
+template <class A>
+void check_shared(ArgumentCheck& check, const A& args, const NamedTensor& half) {
+  const TensorView z(args.z);
+  if (!check.ranked("z", z, kFloatTypes, 2)) return;
+  const NamedSize capacity{"capacity", z.num_rows()}, f{"F", z.columns() / 2};
   check.require(z.columns() % 2 == 0, "z is ", z,
                 ", needs an even number of columns (gate and up)");
-  const Sizes sizes{z.num_rows(), z.columns() / 2};
-  check.gated(activation, layout, sizes.f);
-  check.enumerator("tail", tail, 2);
-  check.optional_tensor("probs", probs, kFP32Only, {{"capacity", sizes.rows}});
-  if (!check.ok() || is_absent(groups)) return sizes;  // every row is in use
-  check.require(groups.capacity == sizes.rows, "groups.capacity is ", groups.capacity, " but z is ",
-                z);
-  check.groups(groups);
-  return sizes;
+  check.gated(args.activation, args.layout, f.size);
+  check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
+  if (!is_absent(args.groups)) {  // else every row is in use
+    check.require(args.groups.capacity == capacity.size, "groups.capacity is ",
+                  args.groups.capacity, " but z is ", z);
+    check.groups(args.groups);
+  }
+  check.tensor(half.name, half.tensor, kFloatTypes, {capacity, f});
+  check.same_dtype("z", z, half.name, half.tensor);
 }
 
-std::string_view activation_name(const moire_activation& activation) {
-  switch (activation.kind) {
-    case MOIRE_CLAMPED_SWIGLU:
-      return "clamped swiglu";
-    case MOIRE_GEGLU_TANH:
-      return "geglu tanh";
-    default:
-      return "swiglu";
-  }
+void validate(ArgumentCheck& check, const GluArgs& args) {
+  check_shared(check, args, {"act", args.act});
+}
+
+void validate(ArgumentCheck& check, const GluBackwardArgs& args) {
+  check_shared(check, args, {"grad_act", args.grad_act});
+  const TensorView z(args.z);
+  const NamedSize capacity{"capacity", z.num_rows()}, two_f{"2F", z.columns()};
+  check.tensor("grad_z", args.grad_z, kFloatTypes, {capacity, two_f});
+  check.optional_tensor("act", args.act, kFloatTypes, {capacity, {"F", two_f.size / 2}});
+  check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
+  check.same_dtype("z", z, "grad_z", args.grad_z);
+  check.same_dtype("z", z, "act", args.act);
 }
 
 template <class A>
 std::string problem_of(const A& args) {
+  constexpr std::string_view kNames[] = {"swiglu", "clamped swiglu", "geglu tanh"};
   const moire_glu_layout& layout = args.layout;
   const std::string block = layout.block == 0 ? "halves" : concat("blocks of ", layout.block);
-  return concat(activation_name(args.activation), " of ", TensorView(args.z), " in ", block,
+  return concat(kNames[args.activation.kind], " of ", args.z, " in ", block,
                 layout.order == MOIRE_GATE_FIRST ? ", gate first" : ", up first");
 }
 
-void validate(ArgumentCheck& check, const GluArgs& args) {
-  const TensorView z(args.z), probs(args.probs), act(args.act);
-  const Sizes s =
-      check_shared(check, z, probs, args.groups, args.activation, args.layout, args.tail);
-  if (!check.ok()) return;
-  check.tensor("act", act, kFloatTypes, {{"capacity", s.rows}, {"F", s.f}});
-  check.same_dtype("z", z, "act", act);
+constexpr DType kStorageTypes[] = {DType::kFP32,  DType::kBF16, DType::kFP16,  DType::kE4M3,
+                                   DType::kE5M2,  DType::kE8M0, DType::kUint8, DType::kInt32,
+                                   DType::kInt64, DType::kFP64};
+
+// Rank, dtype, pointers, and that source and target are twins.
+void check_tensors(ArgumentCheck& check, const TensorView& source, const TensorView& target) {
+  check.require(source.rank >= 1 && source.rank <= 3, "source has rank ", source.rank,
+                ", needs rank 1 to 3");
+  if (!check.ok() || !check.ranked("source", source, kStorageTypes, source.rank)) return;
+  if (!check.ranked("target", target, kStorageTypes, source.rank)) return;
+  bool equal = true;
+  for (int32_t i = 0; i < source.rank; ++i) equal = equal && source.shape[i] == target.shape[i];
+  check.require(equal, "source is ", source, " but target is ", target,
+                ": the shapes must be equal");
+  check.same_dtype("source", source, "target", target);
 }
 
-void validate(ArgumentCheck& check, const GluBackwardArgs& args) {
-  const TensorView z(args.z), probs(args.probs);
-  const Sizes s =
-      check_shared(check, z, probs, args.groups, args.activation, args.layout, args.tail);
+// That the size along `dim` is a multiple of 2 * block. `block` 0 stands for halves.
+void check_block(ArgumentCheck& check, const TensorView& source, int64_t dim, int64_t block) {
   if (!check.ok()) return;
-  const NamedTensor grad_act{"grad_act", args.grad_act}, grad_z{"grad_z", args.grad_z},
-      act{"act", args.act}, grad_probs{"grad_probs", args.grad_probs};
-  check.tensor(grad_act.name, grad_act.tensor, kFloatTypes, {{"capacity", s.rows}, {"F", s.f}});
-  check.tensor(grad_z.name, grad_z.tensor, kFloatTypes, {{"capacity", s.rows}, {"2F", 2 * s.f}});
-  check.optional_tensor(act.name, act.tensor, kFloatTypes, {{"capacity", s.rows}, {"F", s.f}});
-  check.optional_tensor(grad_probs.name, grad_probs.tensor, kFP32Only, {{"capacity", s.rows}});
-  for (const NamedTensor& other : {grad_act, grad_z, act}) {
-    check.same_dtype("z", z, other.name, other.tensor);
-  }
+  const int64_t size = source.shape[dim];
+  const bool fits = block == 0 || (block <= kMostBytes && size / 2 % block == 0);
+  check.require(size % 2 == 0 && fits, "source has ", size, " along dim ", dim,
+                ", needs a multiple of 2 * block = ", product(2, std::max<int64_t>(block, 1)));
+}
+
+void check_layout(ArgumentCheck& check, std::string_view name, const moire_glu_layout& layout) {
+  check.enumerator(concat(name, ".order"), layout.order, 2);
+  check.require(layout.block >= 0, name, ".block is ", layout.block,
+                ", must be a positive integer, or 0 (halves)");
+}
+
+std::string layout_name(const moire_glu_layout& layout) {
+  const std::string_view order = layout.order == MOIRE_GATE_FIRST ? "" : ", up first";
+  return layout.block == 0 ? concat("halves", order) : concat("blocks of ", layout.block, order);
+}
+
+std::string problem_of(const ConvertGluArgs& args) {
+  return concat(TensorView(args.source), " along dim ", args.dim, ", ", layout_name(args.from),
+                " to ", layout_name(args.to));
+}
+
+void validate(ArgumentCheck& check, const ConvertGluArgs& args) {
+  check_tensors(check, args.source, args.target);
+  check_layout(check, "from", args.from);
+  check_layout(check, "to", args.to);
+  check_block(check, args.source, args.dim, args.from.block);
+  check_block(check, args.source, args.dim, args.to.block);
+}
+
+// From halves to blocks or back.
+Status convert_halves(std::string_view name, const Context& context, const TensorView& source,
+                      const TensorView& target, int dim, const GluLayout& from,
+                      const GluLayout& to) {
+  const int64_t block = from.block + to.block;
+  if (block <= 0) return invalid(name, concat("block is ", block, ", must be a positive integer"));
+  ConvertGluArgs args;
+  args.source = source;
+  args.target = target;
+  args.dim = dim;
+  args.from = from;
+  args.to = to;
+  return Op<ConvertGluArgs>{name, validate, problem_of}.run(context, args);
 }
 
 }  // namespace
 
 MOIRE_DEFINE_OP(glu)
 MOIRE_DEFINE_OP(glu_backward)
+MOIRE_DEFINE_OP(convert_glu)
+
+Status interleave_glu(const Context& context, const TensorView& source, const TensorView& target,
+                      int64_t block, int dim) {
+  return convert_halves("interleave_glu", context, source, target, dim, GluLayout::halves(),
+                        GluLayout::interleaved(block));
+}
+
+Status deinterleave_glu(const Context& context, const TensorView& source, const TensorView& target,
+                        int64_t block, int dim) {
+  return convert_halves("deinterleave_glu", context, source, target, dim,
+                        GluLayout::interleaved(block), GluLayout::halves());
+}
 
 }  // namespace moire

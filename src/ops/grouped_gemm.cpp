@@ -1,4 +1,5 @@
-// The grouped GEMMs, with and without an activation in their epilogue: validation and dispatch.
+// The grouped GEMMs, with and without an activation in their epilogue, and the gradient of a
+// grouped bias: validation and dispatch.
 #include <moire/grouped_gemm.h>
 
 #include "core/scales_check.h"
@@ -11,7 +12,6 @@ namespace {
 // How products are summed. The model of a tensor core is one of FP8 operands.
 void check_accumulation(ArgumentCheck& check, int32_t accumulation, const NamedTensor& a,
                         const NamedTensor& b) {
-  check.enumerator("accumulation", accumulation, 3);
   if (accumulation != MOIRE_ACCUMULATE_EMULATED) return;
   for (const NamedTensor& operand : {a, b}) {
     check.require(is_fp8(operand.tensor), "accumulation is 2 (emulated) but ", operand.name, " is ",
@@ -43,8 +43,6 @@ void validate(ArgumentCheck& check, const GroupedGemmArgs& args) {
   const NamedSize n{"n", is_transposed ? in.size : out.size};
   const NamedSize num_groups{"G", args.groups.num_groups},
       capacity{"capacity", args.groups.capacity};
-  check.enumerator("transpose_b", args.transpose_b, 2);
-  check.enumerator("tail", args.tail, 2);
   check.groups(args.groups);
   check_product(check, args, {{"a", args.a}, {"a_scales", args.a_scales}}, b,
                 {{"b", b.tensor}, {"b_scales", args.b_scales}}, out, in, is_transposed);
@@ -61,7 +59,6 @@ void validate(ArgumentCheck& check, const GroupedGemmGluArgs& args) {
   const NamedSize f{"F", b.out_features() / 2}, two_f{"2F", 2 * f.size};
   const NamedSize num_groups{"G", args.groups.num_groups},
       capacity{"capacity", args.groups.capacity};
-  check.enumerator("tail", args.tail, 2);
   check.groups(args.groups);
   check.require(b.tensor.rank != 3 || b.out_features() % 2 == 0, "b has ", b.out_features(),
                 " out features, must be even: a gate and an up for each column");
@@ -92,8 +89,6 @@ void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
   const NamedSize two_f{"2F", product(2, f.size)};
   const NamedSize num_groups{"G", args.groups.num_groups},
       capacity{"capacity", args.groups.capacity};
-  check.enumerator("tail", args.tail, 2);
-  check.enumerator("beta", args.beta, 2);
   check.groups(args.groups);
   check_product(check, args, {{"grad_y", args.grad_y}, {"grad_y_scales", args.grad_y_scales}}, w2,
                 {{"w2", w2.tensor}, {"w2_scales", args.w2_scales}}, k, f, true);
@@ -140,7 +135,7 @@ void validate(ArgumentCheck& check, const GroupedGemmWgradArgs& args) {
   check_ragged_k(check, b, {"b_row_idx", args.b_row_idx}, args.groups, n);
   check_accumulation(check, args.accumulation, a.data, b.data);
   check.weight("d", d, kFloatTypes, {"G", args.groups.num_groups}, m, n);
-  check.beta("beta", args.beta, args.beta_per_group, args.groups);
+  check.betas("beta_per_group", args.beta_per_group, args.groups);
 }
 
 // "128 groups, capacity 512, [512, 2048] x [128, 1536, 2048] bf16", "... e4m3 x bf16" where the
@@ -166,11 +161,44 @@ std::string problem_of(const GroupedGemmWgradArgs& args) {
   return problem_text(args.groups, args.a, args.b);
 }
 
+void validate(ArgumentCheck& check, const BiasBackwardArgs& args) {
+  const TensorView grad_y(args.grad_y), row_idx(args.row_idx);
+  const int64_t capacity = args.groups.capacity, num_groups = args.groups.num_groups;
+  const NamedSize g{"G", num_groups}, rows{"capacity", capacity};
+  check.groups(args.groups);
+  if (!check.ranked("grad_y", grad_y, kFloatTypes, 2)) return;
+  const NamedSize n{"n", grad_y.columns()};
+  if (row_idx.is_present()) {
+    check.tensor("row_idx", row_idx, kIndexTypes, {rows});
+  } else {
+    check.require(grad_y.num_rows() == capacity, "grad_y is ", grad_y, " but groups.capacity is ",
+                  capacity);
+  }
+  check.optional_tensor("scale", args.scale, kFP32Only, {rows});
+  check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {g, n});
+  check.optional_tensor("grad_scale", args.grad_scale, kFP32Only, {rows});
+  if (TensorView(args.grad_scale).is_present()) {
+    check.tensor("bias", args.bias, kFloatTypes, {g, n});
+  } else {
+    check.optional_tensor("bias", args.bias, kFloatTypes, {g, n});
+  }
+  check.betas("beta_per_group", args.beta_per_group, args.groups);
+  if (check.ok() && check.reads_values() && num_groups != 0) {
+    check.indices("row_idx", row_idx, args.groups.offsets[num_groups], 0, grad_y.num_rows());
+  }
+}
+
+std::string problem_of(const BiasBackwardArgs& args) {
+  return concat(args.groups.num_groups, " groups, capacity ", args.groups.capacity, ", ",
+                TensorView(args.grad_y));
+}
+
 }  // namespace
 
 MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm)
 MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_glu)
 MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_glu_backward)
 MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_wgrad)
+MOIRE_DEFINE_OP_WITH_WORKSPACE(bias_backward)
 
 }  // namespace moire

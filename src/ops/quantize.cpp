@@ -1,7 +1,12 @@
-// Validation and dispatch of quantize and quantize_weight.
+// FP8 and its scales, there and back, and prepared weights: validation and dispatch; the shapes of
+// scales and the forms of weights.
 #include <moire/quantize.h>
 
+#include <algorithm>
+
+#include "core/prepared_weight.h"
 #include "core/resolved_groups.h"
+#include "core/scale_layouts.h"
 #include "core/scale_shapes.h"
 #include "core/scales_check.h"
 #include "ops/dispatch.h"
@@ -31,10 +36,8 @@ std::string directions(const moire_quantized& rowwise, const moire_quantized& co
 
 void validate(ArgumentCheck& check, const QuantizeArgs& args) {
   const TensorView source(args.source), row_idx(args.row_idx);
-  check.require(args.scaling == MOIRE_SCALING_MXFP8 || args.scaling == MOIRE_SCALING_FP8_BLOCK,
-                "scaling is ", scaling_name(args.scaling), ", must be MXFP8 (1) or FP8_BLOCK (2)");
+  check_scaling(check, args.scaling, false);
   check_fractional(check, args.scaling, args.fractional_scales);
-  check.enumerator("tail", args.tail, 2);
   if (!check.ok() || !check.ranked("source", source, kFloatTypes, 2)) return;
   const TensorView& rows_like = row_idx.is_present() ? row_idx : source;
   const ResolvedGroups resolved(args.groups, rows_like.shape[0]);
@@ -47,9 +50,7 @@ void validate(ArgumentCheck& check, const QuantizeArgs& args) {
 void validate(ArgumentCheck& check, const QuantizeWeightArgs& args) {
   const Weight source = args.source;
   const bool is_tiled = args.scaling == MOIRE_SCALING_FP8_TILE;
-  check.require(args.scaling >= MOIRE_SCALING_MXFP8 && args.scaling <= MOIRE_SCALING_FP8_TILE,
-                "scaling is ", scaling_name(args.scaling),
-                ", must be MXFP8 (1), FP8_BLOCK (2) or FP8_TILE (3)");
+  check_scaling(check, args.scaling, true);
   check_fractional(check, args.scaling, args.fractional_scales);
   check.require(!is_tiled || !is_given(args.columnwise),
                 "columnwise is present, but one copy in tiles serves both directions: needs "
@@ -77,9 +78,201 @@ std::string problem_of(const QuantizeWeightArgs& args) {
                     : directions(args.rowwise, args.columnwise));
 }
 
+// The shape decides whether a source is ragged or weights; what both ops ask of it, and of a target
+// of the other direction.
+void check_copies(ArgumentCheck& check, const moire_quantized& source,
+                  const moire_quantized* target, int32_t scaling, int32_t direction,
+                  const moire_groups& groups) {
+  const TensorView data(source.data);
+  check.require(data.is_present(), "source.data is absent, needs e4m3 or e5m2 of rank 2 or 3");
+  check.require(data.rank == 2 || data.rank == 3, "source.data has rank ", data.rank,
+                ", needs rank 2 [capacity, k] or 3 [G, n, k]");
+  if (!check.ranked("source.data", data, kFp8Types, data.rank)) return;
+  const bool is_weight = data.rank == 3;
+  const ResolvedGroups resolved(groups, data.shape[0]);
+  if (is_weight) {
+    check.require(is_absent(groups), "groups are given but source.data is ", data,
+                  ": only a ragged [capacity, k] has them");
+  } else {
+    check.require(scaling != MOIRE_SCALING_FP8_TILE, "scaling is FP8_TILE (3) but source.data is ",
+                  data, ": tiles are of weights [G, n, k]");
+    if (!is_absent(groups)) check.groups(groups);
+    check.require(resolved.get().capacity == data.shape[0], "groups.capacity is ", groups.capacity,
+                  " but source.data is ", data);
+  }
+  const ScaledShape shape =
+      is_weight ? ScaledShape(Weight(data)) : ScaledShape(resolved.get(), {"k", data.shape[1]});
+  check_quantized(check, "source", source, scaling, direction, shape);
+  if (target != nullptr) {
+    check_quantized(check, "target", *target, scaling, 1 - direction, shape);
+  }
+}
+
+void validate(ArgumentCheck& check, const DequantizeArgs& args) {
+  const TensorView data(args.source.data), target(args.target);
+  check_scaling(check, args.scaling, true);
+  check_copies(check, args.source, nullptr, args.scaling, args.direction, args.groups);
+  if (!check.ranked("target", target, kFloatTypes, data.rank)) return;
+  check.require(std::equal(data.shape, data.shape + data.rank, target.shape), "target is ", target,
+                " but source.data is ", data, ": the shapes must be equal");
+}
+
+void validate(ArgumentCheck& check, const RequantizeArgs& args) {
+  check_scaling(check, args.scaling, false, ": a tile is the same in both directions");
+  check_fractional(check, args.scaling, args.fractional_scales);
+  check_copies(check, args.source, &args.target, args.scaling, args.direction, args.groups);
+}
+
+template <class A>
+std::string source_text(const A& args) {
+  return concat(TensorView(args.source.data), ", ", scaling_word(args.scaling),
+                args.scaling == MOIRE_SCALING_FP8_TILE ? ""
+                : args.direction == MOIRE_ROWWISE      ? " rowwise"
+                                                       : " columnwise");
+}
+
+std::string problem_of(const DequantizeArgs& args) {
+  return concat(source_text(args), " to ", TensorView(args.target).type());
+}
+
+std::string problem_of(const RequantizeArgs& args) {
+  return concat(source_text(args),
+                args.direction == MOIRE_ROWWISE ? " to columnwise " : " to rowwise ",
+                TensorView(args.target.data).type());
+}
+
+constexpr std::string_view kLayoutNames[] = {"canonical", "dense", "padded", "swizzled"};
+
+// Rows that the groups' scales take up.
+int64_t rows_needed(const ConvertScalesArgs& args, int32_t layout) {
+  int64_t rows = 0;
+  for (int64_t g = 0; g < args.groups.num_groups; ++g) {
+    rows += scale_layout_rows(args.direction, layout,
+                              args.groups.offsets[g + 1] - args.groups.offsets[g]);
+  }
+  return rows;
+}
+
+// A tensor in a layout of interchange: contiguous, as wide as the layout says, with rows enough.
+void check_container(ArgumentCheck& check, std::string_view name, const TensorView& t,
+                     int32_t layout, const ConvertScalesArgs& args) {
+  constexpr DType kE8M0Only[] = {DType::kE8M0};
+  if (!check.ranked(name, t, kE8M0Only, 2)) return;
+  const int64_t width = scale_layout_width(args.direction, layout, args.k);
+  check.require(t.columns() == width, name, " is ", t, ", needs ", width, " columns (",
+                kLayoutNames[layout], ", k = ", args.k, ")");
+  check.require(t.is_contiguous(), name, " is ", t, ", needs contiguous rows");
+  if (!check.ok() || !check.reads_values()) return;
+  const int64_t needed = rows_needed(args, layout);
+  check.require(t.num_rows() >= needed, name, " is ", t, ", needs at least ", needed,
+                " rows for these groups (", kLayoutNames[layout], ")");
+}
+
+void check_side(ArgumentCheck& check, const NamedTensor& side, int32_t layout,
+                const ConvertScalesArgs& args) {
+  if (layout != MOIRE_SCALES_CANONICAL) {
+    return check_container(check, side.name, side.tensor, layout, args);
+  }
+  check_scales(check, side, MOIRE_SCALING_MXFP8, args.direction, {args.groups, {"k", args.k}});
+}
+
+void validate(ArgumentCheck& check, const ConvertScalesArgs& args) {
+  check.require(args.from == MOIRE_SCALES_CANONICAL || args.to == MOIRE_SCALES_CANONICAL,
+                "from is ", args.from, " and to is ", args.to,
+                ": one of them must be canonical (0)");
+  check.require(args.k >= 0 && args.k <= int64_t{1} << 40, "k is ", args.k, ", must be 0 to 2^40");
+  if (!check.ok() || !check.groups(args.groups)) return;
+  check_side(check, {"source", args.source}, args.from, args);
+  check_side(check, {"target", args.target}, args.to, args);
+}
+
+std::string problem_of(const ConvertScalesArgs& args) {
+  return concat(TensorView(args.source), " ", kLayoutNames[args.from], " to ",
+                kLayoutNames[args.to],
+                args.direction == MOIRE_ROWWISE ? ", rowwise" : ", columnwise");
+}
+
+// All but what comes out.
+bool check_inputs(ArgumentCheck& check, const PrepareWeightArgs& args) {
+  const Weight w = args.w;
+  check.require(args.recipe >= MOIRE_RECIPE_MXFP8 && args.recipe <= MOIRE_RECIPE_FP8_BLOCK,
+                "recipe is ", args.recipe,
+                ", needs 1 to 3: the products of others read weights as they are");
+  check_fractional(check, weight_scaling_of(args.recipe), args.fractional_scales);
+  check.require(args.dequantized == 0 || args.recipe == MOIRE_RECIPE_MXFP8,
+                "dequantized is 1 but recipe is ", args.recipe,
+                ", needs 1 (mxfp8), whose products may be of decoded numbers");
+  check.require(w.tensor.rank == 3, "w has rank ", w.tensor.rank, ", needs rank 3 [G, n, k]");
+  if (!check.ok()) return false;
+  return check.weight("w", w, kFloatTypes, {"G", w.tensor.shape[0]}, {"out", w.out_features()},
+                      {"in", w.in_features()});
+}
+
+moire_prepared_weight prepared_of(const Context& context, const PrepareWeightArgs& args) {
+  return prepared_for(context, args.w, args.recipe, args.fractional_scales, args.forward_only);
+}
+
+void validate(ArgumentCheck& check, const PrepareWeightArgs& args) {
+  if (!check_inputs(check, args)) return;
+  check_prepared(check, "prepared", args.prepared, prepared_of(check.context(), args));
+}
+
+std::string problem_of(const PrepareWeightArgs& args) {
+  return concat(TensorView(args.w.tensor), args.w.list == nullptr ? "" : ", listed", ", ",
+                scaling_word(weight_scaling_of(args.recipe)));
+}
+
 }  // namespace
 
 MOIRE_DEFINE_OP(quantize)
 MOIRE_DEFINE_OP(quantize_weight)
+MOIRE_DEFINE_OP(dequantize)
+MOIRE_DEFINE_OP(requantize)
+MOIRE_DEFINE_OP(convert_scales)
+
+Status scales_shape(int32_t scaling, int32_t direction, int32_t layout, int64_t rows, int64_t k,
+                    int64_t num_groups, int64_t* shape) {
+  ArgumentCheck check("scales_shape");
+  check_scaling(check, scaling, true);
+  check.require(direction == MOIRE_ROWWISE || direction == MOIRE_COLUMNWISE, "direction is ",
+                direction, ", must be 0 or 1");
+  check.enumerator("layout", layout, 4);
+  if (!check.ok()) return check.status();
+  check.require(layout == MOIRE_SCALES_CANONICAL || scaling == MOIRE_SCALING_MXFP8, "layout is ",
+                kLayoutNames[layout], ", but ", scaling_name(scaling),
+                " has the canonical one only");
+  check.require(rows >= 0 && k >= 0 && num_groups >= 0, "rows, k and num_groups are ", rows, ", ",
+                k, " and ", num_groups, ", must not be negative");
+  constexpr int64_t kMost = int64_t{1} << 40;  // of each: their padded sums stay in 63 bits
+  check.require(rows <= kMost && k <= kMost && num_groups <= kMost, "rows, k and num_groups are ",
+                rows, ", ", k, " and ", num_groups, ", must be at most 2^40");
+  if (!check.require(shape != nullptr, "shape is null")) return check.status();
+  const ScaleShape found = scaling == MOIRE_SCALING_FP8_TILE
+                               ? matrix_scales(scaling, direction, rows, k)
+                           : layout == MOIRE_SCALES_CANONICAL
+                               ? ragged_scales(scaling, direction, rows, num_groups, k)
+                               : scale_layout_bound(direction, layout, rows, num_groups, k);
+  shape[0] = found.rows;
+  shape[1] = found.columns;
+  return {};
+}
+
+MOIRE_DEFINE_OP_WITH_WORKSPACE(prepare_weight)
+
+Status prepare_weight_form(const Context& context, const PrepareWeightArgs& args,
+                           moire_prepared_weight* form) {
+  ArgumentCheck check("prepare_weight_form", context, ArgumentCheck::Purpose::kSizeWorkspace);
+  check.require(form != nullptr, "form is null, needs an address");
+  visit_fields(args, Values(check));
+  if (!check_inputs(check, args)) return check.status();
+  const WeightForm chosen = prepared_form(context.state(), args);
+  moire_prepared_weight p = prepared_of(context, args);
+  p.form = static_cast<int32_t>(chosen);
+  Arena arena;
+  take_copies(arena, p, chosen);
+  p.memory = TensorView(nullptr, DType::kUint8, {static_cast<int64_t>(arena.used())});
+  *form = p;
+  return {};
+}
 
 }  // namespace moire

@@ -9,7 +9,6 @@ namespace {
 
 void validate(ArgumentCheck& check, const SplitsToOffsetsArgs& args) {
   const TensorView splits(args.splits);
-  check.enumerator("kind", args.kind, 3);
   if (!check.ranked("splits", splits, kIndexTypes, 1)) return;
   const bool with_zero = args.kind == MOIRE_OFFSETS;
   check.require(!with_zero || splits.shape[0] > 0,

@@ -11,6 +11,7 @@ namespace moire {
 
 class Traffic : public MemoryVisitor {
  public:
+  using MemoryVisitor::field;
   void field(const char*, const moire_tensor& t, Role role, const char* sizes) {
     if (is_present(t) && sizes[0] == 'C') capacity_ = t.shape[0];
     if (is_read(role) && sizes[0] == 'S') {
@@ -28,11 +29,9 @@ class Traffic : public MemoryVisitor {
   void field(const char*, const moire_offsets_output* outputs, Role role, int64_t count) {
     for (int64_t i = 0; i < count; ++i) add(outputs[i].offsets, role);
   }
-  void field(const char*, const uint8_t*, Role, int64_t) {}
   void field(const char*, const moire_groups& groups) {
     if (groups.capacity != 0) capacity_ = groups.capacity;
   }
-  void field(const char*, const moire_workspace&) {}
 
   int64_t read() const { return read_ + capacity_ * row_bytes_; }
   int64_t written() const { return written_; }

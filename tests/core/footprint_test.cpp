@@ -1,4 +1,4 @@
-// Which memory may overlap: of every struct, each pair of fields.
+// Which values are refused and which memory may overlap: of every struct, each field and each pair.
 #include "core/footprint.h"
 
 #include <gtest/gtest.h>
@@ -119,6 +119,39 @@ void try_every_pair(bool lists) {
       EXPECT_TRUE(found == one || found == other) << a.name << " over " << b.name << ": " << found;
     }
   }
+}
+
+// Sets the value of that number, of those that are one of an enumeration, to one past its last.
+class SetPastTheLast {
+ public:
+  explicit SetPastTheLast(int number) : number_(number) {}
+  void field(const char*, const auto&, auto...) {}
+  void value(const char* name, int32_t& value, int count = 0) {
+    if (count <= 0 || number_-- != 0) return;
+    value = count;
+    sentence = "op: " + std::string(name) + " is " + std::to_string(count) + ", must be 0 to " +
+               std::to_string(count - 1);
+  }
+  void value(const char*, const auto&, int = 0) {}
+  std::string sentence;
+
+ private:
+  int number_;
+};
+
+TEST(Values, OfEveryOpAreRefusedPastTheLastOfTheirEnumeration) {
+  test::for_every_op([]<class A>(const char* name, A) {
+    SCOPED_TRACE(name);
+    for (int i = 0;; ++i) {
+      A args;
+      SetPastTheLast set(i);
+      visit_fields(args, set);
+      if (set.sentence.empty()) break;
+      ArgumentCheck check("op");
+      visit_fields(args, Values(check));
+      EXPECT_EQ(check.status().message(), set.sentence);
+    }
+  });
 }
 
 TEST(Footprint, OfEveryOpRefusesEveryPairOfWhichOneIsWritten) {

@@ -256,6 +256,8 @@ void Draw::value(const char* name, int32_t& value, int count) {
                         : static_cast<int32_t>(random_.integer(0, 1));
   } else if (n == "gradient_dtype") {
     value = plan_.recipe == 0 ? 0 : random_.pick<int32_t>({0, MOIRE_E4M3, MOIRE_E5M2});
+  } else if (n == "storage") {
+    value = static_cast<int32_t>(random_.integer(0, MOIRE_FP16));
   } else if (n == "dim") {
     value = static_cast<int32_t>(random_.integer(0, 1));
   } else {

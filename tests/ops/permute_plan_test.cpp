@@ -172,7 +172,7 @@ TEST(PermutePlan, ExplainsItself) {
   const Step step = explaining.explanation().at(0);
   EXPECT_EQ(step.op, "permute_plan");
   EXPECT_EQ(step.implementation, "cpu");
-  EXPECT_EQ(step.problem, "4 tokens x 2 choices, 3 groups, capacity 9");
+  EXPECT_EQ(step.problem, "4 tokens, top 2, 3 groups, capacity 9");
   EXPECT_EQ(step.policy, "counting sort, 1 blocks of 4 tokens, 2 threads");
   EXPECT_EQ(step.bytes_read, 4 * 2 * 4);
   EXPECT_EQ(step.bytes_written, 4 * 8 + 9 * 8 + 4 * 2 * 8);

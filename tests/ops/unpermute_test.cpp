@@ -232,7 +232,7 @@ TEST(Unpermute, ExplainsItself) {
   args.probs = args.topk_weights = {};
   ASSERT_TRUE(succeeds(unpermute(explaining, args)));
   const Step step = explaining.explanation().at(0);
-  EXPECT_EQ(step.problem.find("4 tokens x 2 choices, bf16 ["), 0U);
+  EXPECT_EQ(step.problem.find("4 tokens, top 2, bf16 ["), 0U);
   EXPECT_EQ(step.policy.find("sum by token, 1365 tokens per task, 2 threads, "), 0U);
   EXPECT_EQ(step.bytes_read, 4 * 2 * (4 + 4) + 4 * 2 * 8 * 2);
   EXPECT_EQ(step.bytes_written, 4 * 8 * 4);
