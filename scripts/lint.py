@@ -61,7 +61,7 @@ PARTS = (
         "spine",
         ("include/", "src/core/", "src/ops/", "src/mlp/", "src/capi/", "src/backend/*"),
         7100,
-        ceiling=8060,
+        ceiling=7720,
     ),
     Part("CPU", ("src/backend/cpu/",), 7500),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=10750),
@@ -124,7 +124,7 @@ LAYERS = (
     ("src/ops/", (STD, PUBLIC, CORE, IMPLEMENTATION, r'"ops/')),
     ("src/mlp/", (STD, PUBLIC, CORE, r'"mlp/')),
     # The words of its error messages are all it takes from core.
-    ("src/capi/", (STD, PUBLIC, r'"core/format\.h"', r'"capi/')),
+    ("src/capi/", (STD, PUBLIC, r'"core/status_macros\.h"', r'"capi/')),
     # Shares no code with what it judges: tensor views, and nothing of src/.
     ("reference/", (STD, r"<moire\.h>", r"<moire/tensor\.h>", r'"reference/')),
     # Host memory on a device, for who is no part of the library; CUDA's run-time in one file.

@@ -8,45 +8,33 @@
 #include "core/status_macros.h"
 
 namespace moire {
-
-std::string_view device_name(Device device) { return device == Device::kCuda ? "cuda" : "cpu"; }
-
 namespace {
 
 const DeviceKind* kind_of(Device device) {
-  switch (device) {
-    case Device::kCpu:
-      return &cpu::kDevice;
-    case Device::kCuda:
-      return &cuda::kDevice;
-  }
-  return nullptr;
-}
-
-Status no_such_kind(Device device) {
-  return {Code::kInvalidArgument, concat("context: device kind ", static_cast<int32_t>(device),
-                                         ", must be 0 (cpu) or 1 (cuda)")};
+  return device == Device::kCpu    ? &cpu::kDevice
+         : device == Device::kCuda ? &cuda::kDevice
+                                   : nullptr;
 }
 
 Result<std::unique_ptr<DeviceState>> open(const DeviceKind& kind, const ContextOptions& options) {
   const Result<int> count = kind.count();
   if (!count.ok()) return count.status();
   if (options.index < 0 || options.index >= count.value()) {
-    return Status(Code::kInvalidArgument,
-                  concat("context: there is no ", device_name(options.device), " device ",
-                         options.index, ": this machine has ", count.value()));
+    return invalid("context", concat("there is no ", device_name(options.device), " device ",
+                                     options.index, ": this machine has ", count.value()));
   }
   return kind.open(options);
 }
 
 Result<std::unique_ptr<DeviceState>> plan(const DeviceKind& kind, const ContextOptions& options) {
   if (kind.plan != nullptr) return kind.plan(options.plan_for);
-  return Status(Code::kInvalidArgument,
-                concat("context: plan_for is \"", options.plan_for, "\" but the device is ",
-                       device_name(options.device), ", must be cuda"));
+  return invalid("context", concat("plan_for is \"", options.plan_for, "\" but the device is ",
+                                   device_name(options.device), ", must be cuda"));
 }
 
 }  // namespace
+
+std::string_view device_name(Device device) { return device == Device::kCuda ? "cuda" : "cpu"; }
 
 struct Context::Record {
   std::mutex mutex;
@@ -58,11 +46,14 @@ Context::Context(std::shared_ptr<const DeviceState> state, ContextOptions option
 
 Result<Context> Context::create(const ContextOptions& options) {
   const DeviceKind* kind = kind_of(options.device);
-  if (kind == nullptr) return no_such_kind(options.device);
+  if (kind == nullptr) {
+    return invalid("context", concat("device kind ", static_cast<int32_t>(options.device),
+                                     ", must be 0 (cpu) or 1 (cuda)"));
+  }
   constexpr int kMostThreads = 4096;
   if (options.num_threads < 0 || options.num_threads > kMostThreads) {
-    return Status(Code::kInvalidArgument, concat("context: num_threads is ", options.num_threads,
-                                                 ", must be 0 (all cores) to ", kMostThreads));
+    return invalid("context", concat("num_threads is ", options.num_threads,
+                                     ", must be 0 (all cores) to ", kMostThreads));
   }
   Result<std::unique_ptr<DeviceState>> state =
       options.plan_for.empty() ? open(*kind, options) : plan(*kind, options);
@@ -72,15 +63,14 @@ Result<Context> Context::create(const ContextOptions& options) {
 
 Result<Context> Context::sharing(const ContextOptions& options) const {
   if (options.plan_for != options_.plan_for) {
-    return Status(Code::kInvalidArgument, concat("context: plan_for is \"", options.plan_for,
-                                                 "\" but that of the context that it shares is \"",
-                                                 options_.plan_for, "\", must be the same"));
+    return invalid("context", concat("plan_for is \"", options.plan_for,
+                                     "\" but that of the context that it shares is \"",
+                                     options_.plan_for, "\", must be the same"));
   }
   if (options.device != device() || options.index != state_->index) {
-    return Status(Code::kInvalidArgument,
-                  concat("context: asked for ", device_name(options.device), " device ",
-                         options.index, " but the context that it shares is of ",
-                         device_name(device()), " device ", state_->index));
+    return invalid("context", concat("asked for ", device_name(options.device), " device ",
+                                     options.index, " but the context that it shares is of ",
+                                     device_name(device()), " device ", state_->index));
   }
   return Context(state_, options);
 }

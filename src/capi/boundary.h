@@ -12,7 +12,7 @@
 #include <new>
 #include <string>
 
-#include "core/format.h"
+#include "core/status_macros.h"
 
 struct moire_context {
   moire::Context value;
@@ -42,11 +42,11 @@ int32_t guarded(F&& f) noexcept {
 // zero.
 template <class C>
 Status read_args(std::string_view entry, const C* given, Args<C>* out) {
-  if (given == nullptr) return {Code::kInvalidArgument, concat(entry, ": args is null")};
+  if (given == nullptr) return invalid(entry, "args is null");
   if (given->struct_size < sizeof(size_t) || given->struct_size > sizeof(C)) {
-    return {Code::kInvalidArgument,
-            concat(entry, ": struct_size is ", given->struct_size,
-                   ", must be set to sizeof(the struct), at most ", sizeof(C), " in this library")};
+    return invalid(entry, concat("struct_size is ", given->struct_size,
+                                 ", must be set to sizeof(the struct), at most ", sizeof(C),
+                                 " in this library"));
   }
   std::memcpy(static_cast<C*>(out), given, given->struct_size);
   out->struct_size = sizeof(C);
@@ -57,9 +57,9 @@ template <class C, class Op>
 int32_t call(std::string_view entry, const moire_context* context, const C* given,
              Op&& op) noexcept {
   return guarded([&]() -> Status {
-    if (context == nullptr) return {Code::kInvalidArgument, concat(entry, ": context is null")};
+    if (context == nullptr) return invalid(entry, "context is null");
     Args<C> args;
-    if (Status status = read_args(entry, given, &args); !status.ok()) return status;
+    MOIRE_RETURN_IF_ERROR(read_args(entry, given, &args));
     return op(context->value, args);
   });
 }
@@ -68,7 +68,7 @@ template <class C, class Op>
 int32_t call_workspace(std::string_view entry, const moire_context* context, const C* given,
                        size_t* bytes, Op&& op) noexcept {
   return call(entry, context, given, [&](const Context& c, const Args<C>& args) -> Status {
-    if (bytes == nullptr) return {Code::kInvalidArgument, concat(entry, ": bytes is null")};
+    if (bytes == nullptr) return invalid(entry, "bytes is null");
     return op(c, args, bytes);
   });
 }

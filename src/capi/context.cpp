@@ -22,9 +22,8 @@ Status copy_text(std::string_view entry, const std::string& text, char* buffer, 
   if (needed != nullptr) *needed = text.size() + 1;
   if (buffer == nullptr && needed != nullptr) return {};
   if (buffer == nullptr || bytes < text.size() + 1) {
-    return {Code::kInvalidArgument,
-            concat(entry, ": the buffer has ", buffer == nullptr ? 0 : bytes, " bytes, needs ",
-                   text.size() + 1)};
+    return invalid(entry, concat("the buffer has ", buffer == nullptr ? 0 : bytes, " bytes, needs ",
+                                 text.size() + 1));
   }
   std::memcpy(buffer, text.c_str(), text.size() + 1);
   return {};
@@ -51,6 +50,8 @@ int32_t finish(Code code, std::string_view text, std::string_view what) noexcept
 }  // namespace moire::capi
 
 using moire::Code;
+using moire::concat;
+using moire::invalid;
 using moire::Status;
 using moire::capi::guarded;
 
@@ -74,10 +75,10 @@ const char* moire_build_info(void) {
 
 int32_t moire_device_count(int32_t device, int32_t* count) {
   return guarded([&]() -> Status {
-    if (count == nullptr) return {Code::kInvalidArgument, "moire_device_count: count is null"};
+    if (count == nullptr) return invalid("moire_device_count", "count is null");
     if (device != MOIRE_CPU && device != MOIRE_CUDA) {
-      return {Code::kInvalidArgument, moire::concat("moire_device_count: device is ", device,
-                                                    ", must be 0 (cpu) or 1 (cuda)")};
+      return invalid("moire_device_count",
+                     concat("device is ", device, ", must be 0 (cpu) or 1 (cuda)"));
     }
     *count = moire::device_count(static_cast<moire::Device>(device));
     return {};
@@ -95,15 +96,13 @@ int32_t moire_device_info(int32_t device, int32_t index, char* buffer, size_t by
 
 int32_t moire_context_create(const moire_context_options* given, moire_context** context) {
   return guarded([&]() -> Status {
-    if (context == nullptr)
-      return {Code::kInvalidArgument, "moire_context_create: context is null"};
+    constexpr std::string_view kEntry = "moire_context_create";
+    if (context == nullptr) return invalid(kEntry, "context is null");
     *context = nullptr;
     moire::Args<moire_context_options> read;
-    if (Status status = moire::capi::read_args("moire_context_create", given, &read); !status.ok())
-      return status;
+    MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read));
     if (read.strict != 0 && read.strict != 1) {
-      return {Code::kInvalidArgument,
-              moire::concat("moire_context_create: strict is ", read.strict, ", must be 0 to 1")};
+      return invalid(kEntry, concat("strict is ", read.strict, ", must be 0 to 1"));
     }
     moire::ContextOptions options;
     options.device = static_cast<moire::Device>(read.device);
@@ -125,7 +124,7 @@ int32_t moire_context_create(const moire_context_options* given, moire_context**
 int32_t moire_context_explaining(const moire_context* context, moire_context** explaining) {
   return guarded([&]() -> Status {
     if (context == nullptr || explaining == nullptr) {
-      return {Code::kInvalidArgument, "moire_context_explaining: context or explaining is null"};
+      return invalid("moire_context_explaining", "context or explaining is null");
     }
     *explaining = new moire_context{context->value.explaining()};
     return {};
@@ -136,8 +135,7 @@ int32_t moire_explanation(const moire_context* explaining, char* buffer, size_t 
                           size_t* needed) {
   return guarded([&]() -> Status {
     if (explaining == nullptr || !explaining->value.is_explaining()) {
-      return {Code::kInvalidArgument,
-              "moire_explanation: needs a context made by moire_context_explaining"};
+      return invalid("moire_explanation", "needs a context made by moire_context_explaining");
     }
     return moire::capi::copy_text("moire_explanation",
                                   moire::to_json(explaining->value.explanation()), buffer, bytes,
@@ -147,7 +145,7 @@ int32_t moire_explanation(const moire_context* explaining, char* buffer, size_t 
 
 int32_t moire_context_check(const moire_context* context) {
   return guarded([&]() -> Status {
-    if (context == nullptr) return {Code::kInvalidArgument, "moire_context_check: context is null"};
+    if (context == nullptr) return invalid("moire_context_check", "context is null");
     return context->value.check();
   });
 }
