@@ -37,8 +37,8 @@ TEST(Statistics, AreThoseOfTheTable) {
     EXPECT_DOUBLE_EQ(found.p90, one["p90"].get<double>()) << one;
   }
   for (const Json& one : all["ratio_spans"]) {
-    const RatioSpan found = ratio_span(one["numerators"].get<std::vector<double>>(),
-                                       one["denominators"].get<std::vector<double>>());
+    const Summary found = ratio_span(one["numerators"].get<std::vector<double>>(),
+                                     one["denominators"].get<std::vector<double>>());
     EXPECT_DOUBLE_EQ(found.median, one["median"].get<double>()) << one;
     EXPECT_DOUBLE_EQ(found.least, one["least"].get<double>()) << one;
     EXPECT_DOUBLE_EQ(found.most, one["most"].get<double>()) << one;
@@ -105,7 +105,7 @@ TEST(Sustained, TakesRatiosWithinATurn) {
     return out;
   };
   const Measured slow = measured(2, 6, 8), fast = measured(1, 2, 4);
-  const RatioSpan times = time_ratio(fast, slow), rates = rate_ratio(fast, slow);
+  const Summary times = time_ratio(fast, slow), rates = rate_ratio(fast, slow);
   EXPECT_EQ((std::vector{times.median, times.least, times.most}), (std::vector{2.5, 2.0, 3.0}));
   EXPECT_EQ((std::vector{rates.median, rates.least, rates.most}), (std::vector{1.25, 1.0, 1.5}));
   EXPECT_FALSE(slow.millijoules().has_value());

@@ -15,23 +15,18 @@ Verdict stopped(Verdict verdict, const Call& call, const Status& status) {
   return verdict;
 }
 
+double largest(const Verdict& verdict, double OutputErrors::*error) {
+  double out = 0;
+  for (const CallVerdict& call : verdict.calls) {
+    for (const OutputErrors& e : call.outputs) out = std::max(out, e.*error);
+  }
+  return out;
+}
+
 }  // namespace
 
-double Verdict::max_error() const {
-  double largest = 0;
-  for (const CallVerdict& call : calls) {
-    for (const OutputErrors& e : call.outputs) largest = std::max(largest, e.max_error);
-  }
-  return largest;
-}
-
-double Verdict::rms_error() const {
-  double largest = 0;
-  for (const CallVerdict& call : calls) {
-    for (const OutputErrors& e : call.outputs) largest = std::max(largest, e.rms_error);
-  }
-  return largest;
-}
+double Verdict::max_error() const { return largest(*this, &OutputErrors::max_error); }
+double Verdict::rms_error() const { return largest(*this, &OutputErrors::rms_error); }
 
 Verdict judge(const Context& context, const Problem& problem) {
   Operands operands(problem, Operands::Content::kHostile);

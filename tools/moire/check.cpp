@@ -26,33 +26,19 @@ struct Totals {
   std::map<std::string, int64_t> unsupported_reasons;
 };
 
-const char* word_of(Verdict::Kind kind) {
-  switch (kind) {
-    case Verdict::Kind::kPassed:
-      return "passed";
-    case Verdict::Kind::kFailed:
-      return "failed";
-    case Verdict::Kind::kUnsupported:
-      break;
-  }
-  return "unsupported";
-}
-
-Colour colour_of(Verdict::Kind kind) {
-  switch (kind) {
-    case Verdict::Kind::kPassed:
-      return Colour::kGreen;
-    case Verdict::Kind::kFailed:
-      return Colour::kRed;
-    case Verdict::Kind::kUnsupported:
-      break;
-  }
-  return Colour::kYellow;
+struct Shown {
+  const char* word;
+  Colour colour;
+};
+Shown shown(Verdict::Kind kind) {
+  if (kind == Verdict::Kind::kUnsupported) return {"unsupported", Colour::kYellow};
+  const bool has_passed = kind == Verdict::Kind::kPassed;
+  return has_passed ? Shown{"passed", Colour::kGreen} : Shown{"failed", Colour::kRed};
 }
 
 Json to_json(const Problem& problem, const Verdict& verdict) {
   Json out = {{"problem", to_line(problem)},
-              {"result", word_of(verdict.kind)},
+              {"result", shown(verdict.kind).word},
               {"max_error", verdict.max_error()},
               {"rms_error", verdict.rms_error()},
               {"calls", Json::array()}};
@@ -88,7 +74,8 @@ std::string failures_of(const Verdict& verdict) {
 }
 
 void print(const Problem& problem, const Verdict& verdict) {
-  std::string line = paint(colour_of(verdict.kind), word_of(verdict.kind));
+  const auto [word, colour] = shown(verdict.kind);
+  std::string line = paint(colour, word);
   if (verdict.kind == Verdict::Kind::kPassed) {
     char errors[64];
     std::snprintf(errors, sizeof errors, " (max %.3f, rms %.3f of the bound)", verdict.max_error(),

@@ -138,6 +138,7 @@ GpuBench::GpuBench(const Context& on_host, Facts facts) : on_host_(on_host), con
 }
 
 void GpuBench::open() {
+  context_ = on_host_;
   blas_.reset();
   gpu_.reset();
   gpu_ = usage(Gpu::open(on_host_.options().index));

@@ -62,9 +62,10 @@ class GpuBench : public Bench {
   void open();
   int64_t sets_of(int64_t bytes) const;
 
-  Context on_host_, context_;
+  Context on_host_;
   std::unique_ptr<Gpu> gpu_;
   std::unique_ptr<CuBlas> blas_;
+  Context context_;  // on the stream of gpu_, which outlives it
   GpuConditions before_, after_;
 };
 

@@ -75,12 +75,7 @@ std::vector<Samples> measure(const std::vector<Variant>& variants, const Protoco
 }
 
 Summary paired_ratio(const Samples& numerator, const Samples& denominator) {
-  std::vector<double> ratios;
-  const size_t rounds = std::min(numerator.round_medians.size(), denominator.round_medians.size());
-  for (size_t i = 0; i < rounds; ++i) {
-    ratios.push_back(numerator.round_medians[i] / denominator.round_medians[i]);
-  }
-  return summarize(ratios);
+  return ratio_span(numerator.round_medians, denominator.round_medians);
 }
 
 }  // namespace moire::tool

@@ -21,18 +21,15 @@ Summary summarize(std::vector<double> values) {
     const size_t above = std::min(below + 1, values.size() - 1);
     return values[below] + (place - std::floor(place)) * (values[above] - values[below]);
   };
-  return {at(0.5), at(0.1), at(0.9), values.front()};
+  return {at(0.5), at(0.1), at(0.9), values.front(), values.back()};
 }
 
-RatioSpan ratio_span(const std::vector<double>& numerators,
-                     const std::vector<double>& denominators) {
+Summary ratio_span(const std::vector<double>& numerators, const std::vector<double>& denominators) {
   std::vector<double> ratios;
   for (size_t i = 0; i < std::min(numerators.size(), denominators.size()); ++i) {
     ratios.push_back(numerators[i] / denominators[i]);
   }
-  if (ratios.empty()) return {};
-  const auto [least, most] = std::minmax_element(ratios.begin(), ratios.end());
-  return {summarize(ratios).median, *least, *most};
+  return summarize(std::move(ratios));
 }
 
 double slope(const std::vector<std::pair<double, double>>& points) {

@@ -8,17 +8,13 @@
 namespace moire::tool {
 
 struct Summary {
-  double median = 0, p10 = 0, p90 = 0, least = 0;
+  double median = 0, p10 = 0, p90 = 0, least = 0, most = 0;
 };
 // Percentiles are linear between the two values around them.
 Summary summarize(std::vector<double> values);
 
-// Ratios turn by turn: their median, the least and the largest.
-struct RatioSpan {
-  double median = 0, least = 0, most = 0;
-};
-RatioSpan ratio_span(const std::vector<double>& numerators,
-                     const std::vector<double>& denominators);
+// Of the ratios, turn by turn.
+Summary ratio_span(const std::vector<double>& numerators, const std::vector<double>& denominators);
 
 // Of the straight line of least squares through (x, y).
 double slope(const std::vector<std::pair<double, double>>& points);

@@ -163,11 +163,11 @@ double Measured::flops_rate() const {
   return median > 0 ? flops / median : 0;
 }
 
-RatioSpan time_ratio(const Measured& ours, const Measured& theirs) {
+Summary time_ratio(const Measured& ours, const Measured& theirs) {
   return ratio_span(theirs.turn_seconds(), ours.turn_seconds());
 }
 
-RatioSpan rate_ratio(const Measured& ours, const Measured& theirs) {
+Summary rate_ratio(const Measured& ours, const Measured& theirs) {
   return ratio_span(rates(ours), rates(theirs));
 }
 

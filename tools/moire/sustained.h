@@ -77,7 +77,7 @@ struct Measured {
 };
 
 // Their time over ours, and our FLOP/s over theirs, turn by turn.
-RatioSpan time_ratio(const Measured& ours, const Measured& theirs);
-RatioSpan rate_ratio(const Measured& ours, const Measured& theirs);
+Summary time_ratio(const Measured& ours, const Measured& theirs);
+Summary rate_ratio(const Measured& ours, const Measured& theirs);
 
 }  // namespace moire::tool

@@ -22,7 +22,7 @@ std::string fixed(const std::optional<double>& value, int digits) {
   return value.has_value() ? fixed(*value, digits) : "-";
 }
 
-std::string span_text(const RatioSpan& span) {
+std::string span_text(const Summary& span) {
   return text(fixed(span.median, 3), " [", fixed(span.least, 3), " ", fixed(span.most, 3), "]");
 }
 
@@ -30,7 +30,7 @@ Json optional(const std::optional<double>& value) {
   return value.has_value() ? Json(*value) : Json(nullptr);
 }
 
-Json to_json(const RatioSpan& span) {
+Json to_json(const Summary& span) {
   return {{"median", span.median}, {"least", span.least}, {"most", span.most}};
 }
 
