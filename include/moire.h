@@ -251,12 +251,12 @@ enum moire_direction { MOIRE_ROWWISE = 0, MOIRE_COLUMNWISE = 1 };
  *               rows that no block owns are never read     [G, ceil(n / b), k]
  *   tiles                                        [G, ceil(n / 128), ceil(k / 128)] */
 typedef struct moire_quantized {
-  moire_tensor data;   /* E4M3 or E5M2, shape and element order of the source in both directions */
+  moire_tensor data;   /* E4M3 or E5M2, shaped as the source; outputs may be BF16 without scales */
   moire_tensor scales; /* E8M0 (MXFP8) or FP32; rows may lie row_stride apart */
 } moire_quantized;
 
 /* A ragged matrix into FP8, in one direction or both, in one pass over the source. docs/numerics.md
- * defines every byte.
+ * defines every byte. On a GPU a copy as BF16 without scales, in MXFP8, is data * scale of E4M3.
  * - MXFP8: scale = the block's largest absolute value / largest value of the element type, rounded
  *   up to a power of two; elements saturate; a NaN element is NaN (0x7F) and alone.
  * - FP8_BLOCK: scale = 1 / s, s = largest value of the element type / largest absolute value of the

@@ -44,8 +44,9 @@ MOIRE_OP(GroupedGemmGluArgs,
 MOIRE_OP(GroupedGemmGluBackwardArgs,
          MOIRE_CUDA(cuda::sm90::with_fp8::kGroupedGemmGluBackward,
                     cuda::portable::with_fp8::kGroupedGemmGluBackward) cpu::kGroupedGemmGluBackward)
-MOIRE_OP(GroupedGemmWgradArgs, MOIRE_CUDA(cuda::sm90::with_fp8::kGroupedGemmWgrad,
-                                          cuda::portable::kGroupedGemmWgrad) cpu::kGroupedGemmWgrad)
+MOIRE_OP(GroupedGemmWgradArgs,
+         MOIRE_CUDA(cuda::sm90::with_fp8::kGroupedGemmWgrad,
+                    cuda::portable::with_fp8::kGroupedGemmWgrad) cpu::kGroupedGemmWgrad)
 MOIRE_OP(RouterArgs, MOIRE_CUDA(cuda::ops::kRouter) cpu::kRouter)
 MOIRE_OP(RouterBackwardArgs, MOIRE_CUDA(cuda::ops::kRouterBackward) cpu::kRouterBackward)
 MOIRE_OP(PermutePlanArgs, MOIRE_CUDA(cuda::ops::kPermutePlan) cpu::kPermutePlan)

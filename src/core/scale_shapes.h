@@ -25,13 +25,19 @@ MOIRE_HOST_DEVICE constexpr DType scale_dtype(int32_t scaling) {
 MOIRE_HOST_DEVICE constexpr int64_t scale_block(int32_t scaling) {
   return scale_block(scale_dtype(scaling));
 }
-// What scales of this type stand for beside ragged operands, and beside weights that a product
-// reads.
+// What scales of this type stand for beside ragged operands, and beside a product's weights.
 MOIRE_HOST_DEVICE constexpr int32_t ragged_scaling(DType scales) {
   return scales == DType::kE8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
 }
 MOIRE_HOST_DEVICE constexpr int32_t weight_scaling(DType scales) {
   return scales == DType::kE8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_TILE;
+}
+
+inline bool is_values(const moire_quantized& q) {  // of MXFP8, in BF16 and without scales
+  return q.data.rank != 0 && TensorView(q.data).type() == DType::kBF16;
+}
+inline int32_t scaling_of(const moire_quantized& q) {  // of a ragged copy
+  return is_values(q) ? MOIRE_SCALING_MXFP8 : ragged_scaling(TensorView(q.scales).type());
 }
 
 // "MXFP8", and "MXFP8 (1)"; a value that is no moire_scaling by its number alone.

@@ -73,6 +73,7 @@ bool has_scales(ArgumentCheck& check, const ScaledTensor& t) {
 bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                 int32_t direction, const Groups& groups, NamedSize columns) {
   if (!is_given(q)) return check.ok();
+  if (is_values(q)) return check_copy(check, name, q, scaling_of(q), direction, {groups, columns});
   const Name data_name(name, ".data"), scales_name(name, ".scales");
   check.tensor(data_name, q.data, kFp8Types, {{"capacity", groups.capacity}, columns});
   return check_operand_scales(check, {{data_name, q.data}, {scales_name, q.scales}}, direction,
@@ -111,6 +112,17 @@ bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_qu
   return check_scales(check, {scales_name, q.scales}, scaling, direction, shape);
 }
 
+bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
+                int32_t scaling, int32_t direction, const ScaledShape& shape) {
+  if (!is_values(q) || shape.is_weight)
+    return check_quantized(check, name, q, scaling, direction, shape);
+  const Name data_name(name, ".data");
+  check.tensor(data_name, q.data, kBF16Only, {shape.rows, shape.columns});
+  const bool on_gpu = check.context().device() != Device::kCpu;
+  return check.require(on_gpu && scaling == MOIRE_SCALING_MXFP8 && !is_present(q.scales), data_name,
+                       " is bf16, needs e4m3 or e5m2: GPUs make values, in MXFP8, without scales");
+}
+
 bool check_scales(ArgumentCheck& check, const NamedTensor& scales, int32_t scaling,
                   int32_t direction, const ScaledShape& shape) {
   const DType needed = scale_dtype(scaling);
@@ -136,12 +148,12 @@ bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
                             int32_t fractional_scales, const Groups& groups, NamedSize columns) {
   check_copy(check, copies.rowwise_name, copies.rowwise, MOIRE_ROWWISE, groups, columns);
   check_copy(check, copies.columnwise_name, copies.columnwise, MOIRE_COLUMNWISE, groups, columns);
-  const TensorView r = copies.rowwise.scales, c = copies.columnwise.scales;
-  const DType scales = r.type() == DType::kE8M0 ? r.type() : c.type();
-  check_fractional(check, ragged_scaling(scales), fractional_scales);
-  return check.require(!r.is_present() || !c.is_present() || r.dtype == c.dtype,
-                       copies.rowwise_name, ".scales is ", r, " but ", copies.columnwise_name,
-                       ".scales is ", c, ": both copies must be quantised alike");
+  const moire_quantized &r = copies.rowwise, &c = copies.columnwise;
+  check_fractional(check, scaling_of(is_present(r) ? r : c), fractional_scales);
+  return check.require(!is_present(r) || !is_present(c) || scaling_of(r) == scaling_of(c),
+                       copies.rowwise_name, ".scales is ", TensorView(r.scales), " but ",
+                       copies.columnwise_name, ".scales is ", TensorView(c.scales),
+                       ": both copies must be quantised alike");
 }
 
 }  // namespace moire

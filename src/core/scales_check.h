@@ -50,9 +50,11 @@ bool check_operand_scales(ArgumentCheck& check, const ScaledTensor& t, int32_t d
 bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTensor& t,
                          int32_t direction);
 
-// Data and scales of this shape in the format that `scaling` asks for; `name` is the struct's.
+// Data and scales in the format that `scaling` asks for; a ragged output, of check_copy, or values.
 bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                      int32_t scaling, int32_t direction, const ScaledShape& shape);
+bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
+                int32_t scaling, int32_t direction, const ScaledShape& shape);
 // The scales alone.
 bool check_scales(ArgumentCheck& check, const NamedTensor& scales, int32_t scaling,
                   int32_t direction, const ScaledShape& shape);

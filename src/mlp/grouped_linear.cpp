@@ -29,7 +29,7 @@ void validate(ArgumentCheck& check, const GroupedLinearArgs& args) {
 }
 
 void run_steps(Steps& steps, const GroupedLinearArgs& args) {
-  const Recipe recipe(args);
+  const Recipe recipe(args, !steps.on_cpu());
   const WeightOperand w =
       weight_operand(steps, recipe, {"w", args.w, args.w_quantized, args.w_prepared}, true);
   const RaggedOperand x = forward_operand(steps, recipe, {args.x, args.row_idx, args.x_scales},
@@ -79,7 +79,7 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
 }
 
 void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
-  const Recipe recipe(args);
+  const Recipe recipe(args, !steps.on_cpu());
   const bool needs_grad_x = is_present(args.grad_x), needs_grad_w = is_present(args.grad_w);
   WeightOperand w;
   if (needs_grad_x) {

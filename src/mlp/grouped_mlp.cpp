@@ -81,7 +81,7 @@ GroupedGemmGluArgs fc1_args(const GroupedMlpArgs& args, const Recipe& recipe,
 }
 
 void run_steps(Steps& steps, const GroupedMlpArgs& args) {
-  const Recipe recipe(args);
+  const Recipe recipe(args, !steps.on_cpu());
   const WeightOperand w1 =
       weight_operand(steps, recipe, {"w1", args.w1, args.w1_quantized, args.w1_prepared}, true);
   const WeightOperand w2 =

@@ -172,7 +172,7 @@ RaggedOperand operand_between(const Recipe& recipe, const TensorView& stored,
 }
 
 void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
-  const Recipe recipe(args);
+  const Recipe recipe(args, !steps.on_cpu());
   const MlpBackwardNeeds needs(args);
   const moire_groups& groups = args.groups;
   const bool needs_w1 = is_present(args.grad_w1), needs_w2 = is_present(args.grad_w2),

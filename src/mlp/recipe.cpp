@@ -53,6 +53,8 @@ RaggedOperand gathered_once(Steps& steps, const RaggedOperand& rows, const moire
 
 moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int32_t direction,
                           int64_t rows, int64_t columns, int64_t num_groups) {
+  if (recipe.passes_values && element == DType::kE4M3)
+    return {arena.take_aligned(DType::kBF16, rows, columns), {}};
   return take_copy(arena, element, recipe.scaling, direction, {nullptr, element, {rows, columns}},
                    num_groups, kScalePitch);
 }
@@ -68,8 +70,8 @@ RaggedOperand forward_operand(Steps& steps, const Recipe& recipe, const RaggedOp
                               const moire_groups& groups, const moire_quantized& columnwise) {
   if (!recipe.is_quantized || x.scales.is_present()) return x;
   // Tokens are quantised once and gathered by the product, unless they are brought into the order
-  // of the groups anyway.
-  if (x.row_idx.is_present() && !is_present(columnwise)) {
+  // of the groups anyway, as the fastest products of a GPU would.
+  if (x.row_idx.is_present() && !is_present(columnwise) && !recipe.passes_values) {
     const moire_quantized tokens = take_copy(steps.arena, recipe, DType::kE4M3, MOIRE_ROWWISE,
                                              x.tensor.num_rows(), x.tensor.columns(), 1);
     steps.run(quantize, quantize_args(recipe, {x.tensor}, {}, tokens, {}), "x");

@@ -19,9 +19,10 @@ namespace moire {
 struct Recipe {
   // `Args` is one of the composites' structs.
   template <class Args>
-  explicit Recipe(const Args& args)
+  explicit Recipe(const Args& args, bool on_gpu = false)
       : id(args.recipe),
         is_quantized(args.recipe != MOIRE_RECIPE_AS_STORED),
+        passes_values(on_gpu && args.recipe == MOIRE_RECIPE_MXFP8),
         weight_scaling(weight_scaling_of(args.recipe)),
         accumulation(args.recipe == MOIRE_RECIPE_AS_STORED || args.recipe == MOIRE_RECIPE_MXFP8
                          ? MOIRE_ACCUMULATE_EXACT
@@ -41,8 +42,8 @@ struct Recipe {
     return is_quantized ? std::span<const DType>(kBF16Only) : std::span<const DType>(kFloatTypes);
   }
 
-  int32_t id;  // moire_recipe
-  bool is_quantized;
+  int32_t id;                        // moire_recipe
+  bool is_quantized, passes_values;  // values: where products alone read a copy, on a GPU
   int32_t weight_scaling;
   int32_t scaling = MOIRE_SCALING_MXFP8;  // of activations and gradients
   int32_t accumulation;
@@ -62,7 +63,7 @@ inline RaggedOperand operand_of(const moire_quantized& copy) {
   return {copy.data, {}, copy.scales};
 }
 
-// Memory for a copy of a ragged [rows, columns].
+// Memory for a copy of a ragged [rows, columns] that products of this composite read.
 moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int32_t direction,
                           int64_t rows, int64_t columns, int64_t num_groups);
 

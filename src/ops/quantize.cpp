@@ -20,10 +20,10 @@ void check_copies(ArgumentCheck& check, const A& args, const ScaledShape& shape)
   check.require(is_given(args.rowwise) || is_given(args.columnwise),
                 "rowwise and columnwise are both absent, needs at least one output");
   if (is_given(args.rowwise)) {
-    check_quantized(check, "rowwise", args.rowwise, args.scaling, MOIRE_ROWWISE, shape);
+    check_copy(check, "rowwise", args.rowwise, args.scaling, MOIRE_ROWWISE, shape);
   }
   if (is_given(args.columnwise)) {
-    check_quantized(check, "columnwise", args.columnwise, args.scaling, MOIRE_COLUMNWISE, shape);
+    check_copy(check, "columnwise", args.columnwise, args.scaling, MOIRE_COLUMNWISE, shape);
   }
 }
 

@@ -68,12 +68,12 @@ TEST_F(QuantizeErrors, NameScalesAndWhatTheyHaveToBe) {
 }
 
 TEST_F(QuantizeErrors, NameDataSourceAndScaling) {
-  const TestTensor short_data(DType::kE4M3, {5, kColumns}), words(DType::kBF16, {6, kColumns});
+  const TestTensor short_data(DType::kE4M3, {5, kColumns}), words(DType::kFP16, {6, kColumns});
   const TestTensor ints(DType::kInt32, {6, kColumns});
   args.rowwise.data = short_data;
   expect("rowwise.data is e4m3 [5, 96], needs [capacity, k] = [6, 96]");
   args.columnwise.data = words;
-  expect("columnwise.data is bf16 [6, 96], needs e4m3 or e5m2");
+  expect("columnwise.data is fp16 [6, 96], needs e4m3 or e5m2");
   args.source = ints;
   expect("source is int32 [6, 96], needs fp32, bf16 or fp16");
   args.source = {};
@@ -95,6 +95,20 @@ TEST_F(QuantizeErrors, NameDataSourceAndScaling) {
   expect("tail is 2, must be 0 to 1");
   batch.offsets()[1] = 7;
   expect("group 0 ends at row 7, past the capacity 6");
+}
+
+TEST_F(QuantizeErrors, NameValuesOfAnotherScalingOrOnACpu) {
+  const TestTensor values(DType::kBF16, {6, kColumns}), low(DType::kBF16, {5, kColumns});
+  args.rowwise.data = low;
+  args.rowwise.scales = {};
+  expect("rowwise.data is bf16 [5, 96], needs [capacity, k] = [6, 96]");
+  for (const int32_t scaling : {MOIRE_SCALING_FP8_BLOCK, MOIRE_SCALING_MXFP8}) {
+    args.columnwise = Quantized(values, {});
+    args.rowwise = {};
+    args.scaling = scaling;
+    expect(
+        "columnwise.data is bf16, needs e4m3 or e5m2: GPUs make values, in MXFP8, without scales");
+  }
 }
 
 TEST_F(QuantizeErrors, NameRowIdxAndPointers) {

@@ -82,6 +82,45 @@ TEST_P(Quantize, GivesTheBytesOfTheReferenceInEitherDirectionAndInBoth) {
   }
 }
 
+TEST_P(Quantize, ValuesAreTheCopiesDecoded) {
+  Random random;
+  const Batch batch(GetParam());
+  const Tested device = Tested::finding(tested());
+  if (device.device() == Device::kCpu) GTEST_SKIP() << "values are made by GPUs";
+  for (const auto& [with_rowwise, with_columnwise] :
+       {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
+    QuantizeCase c(random, batch, with_rowwise, with_columnwise);
+    c.args.scaling = MOIRE_SCALING_MXFP8;
+    c.args.fractional_scales = 0;
+    const int64_t padding = 8 * random.integer(0, 2) + random.integer(0, 1);
+    const auto memory = [&] { return TestTensor(DType::kBF16, {batch.capacity(), c.k}, padding); };
+    const bool is_asked_for[] = {with_rowwise, with_columnwise};
+    const TestTensor values[] = {memory(), memory()};
+    c.args.rowwise = c.args.columnwise = {};
+    if (with_rowwise) c.args.rowwise = Quantized(values[0], {});
+    if (with_columnwise) c.args.columnwise = Quantized(values[1], {});
+    ASSERT_TRUE(succeeds(quantize(device, c.args))) << c;
+    for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
+      if (!is_asked_for[direction]) continue;
+      const TestCopy codes(DType::kE4M3, MOIRE_SCALING_MXFP8, direction, batch.groups(), c.k);
+      const TestTensor decoded = memory();
+      c.args.rowwise = c.args.columnwise = {};
+      (direction == MOIRE_ROWWISE ? c.args.rowwise : c.args.columnwise) = codes;
+      ASSERT_TRUE(succeeds(quantize(device, c.args))) << c;
+      DequantizeArgs decode;
+      decode.source = codes;
+      decode.scaling = MOIRE_SCALING_MXFP8;
+      decode.direction = direction;
+      decode.target = decoded;
+      decode.groups = batch.groups();
+      decode.tail = c.args.tail;
+      ASSERT_TRUE(succeeds(dequantize(device, decode)));
+      EXPECT_TRUE(same_bits(values[direction], decoded)) << c << ", direction " << direction;
+      EXPECT_TRUE(values[direction].is_undamaged()) << c;
+    }
+  }
+}
+
 TEST(QuantizeOp, AbsentGroupsAreOneGroupOfAllRows) {
   Random random;
   const Batch batch(RaggedCase{"", {70}});

@@ -32,6 +32,9 @@ const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
 const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward =
     quantized_product<GroupedGemmGluBackwardArgs, portable::kGroupedGemmGluBackward,
                       Decoding::kBesideBf16>("portable");
+const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
+    quantized_product<GroupedGemmWgradArgs, portable::kGroupedGemmWgrad, Decoding::kBesideBf16>(
+        "portable");
 
 }  // namespace portable::with_fp8
 

@@ -21,6 +21,7 @@ namespace portable::with_fp8 {
 extern const Implementation<GroupedGemmArgs> kGroupedGemm;
 extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
 extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
+extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 
 }  // namespace portable::with_fp8
 

@@ -7,6 +7,8 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "backend/cuda/device/fp8.cuh"
 
@@ -19,6 +21,7 @@ struct Eight;
 
 template <>
 struct alignas(16) Eight<float> {
+  using Element = float;
   static constexpr int kWords = 8;
   uint32_t words[kWords];
 
@@ -29,6 +32,7 @@ struct alignas(16) Eight<float> {
 // Of 16-bit types, in pairs.
 template <class T>
 struct alignas(16) Eight {
+  using Element = T;
   static constexpr int kWords = 4;
   uint32_t words[kWords];
 
@@ -107,10 +111,15 @@ __device__ inline uint32_t largest_word(const Words& words) {
   return most;
 }
 
+// What rows of eight, an array of them or what looks like one, consist of.
+template <class Rows>
+using ElementOf = typename std::remove_cvref_t<decltype(std::declval<const Rows&>()[0])>::Element;
+
 // The largest magnitudes of rows of eight among `kLanes` neighbouring lanes, as floats; two rows of
 // a 16-bit type at a time. A warp calls it together.
-template <bool kSkipsNan, int kLanes, class T, int kRows>
-__device__ inline void largest_of_rows(const Eight<T> (&rows)[kRows], float (&amax)[kRows]) {
+template <bool kSkipsNan, int kLanes, class Rows, int kRows>
+__device__ inline void largest_of_rows(const Rows& rows, float (&amax)[kRows]) {
+  using T = ElementOf<Rows>;
   using M = Magnitudes<T>;
   static_assert(kRows % M::kPerWord == 0);
 #pragma unroll

@@ -84,6 +84,12 @@ __device__ inline StoredScale<uint8_t> mx_scale_of(float amax, bool is_e5m2) {
   return {static_cast<uint8_t>(code), bit_cast<float>(power)};
 }
 
+// The scale of a block whose elements mx_scale_of() multiplies by this.
+__device__ inline float mx_scale_of_multiplier(float multiplier) {
+  const uint32_t power = bit_cast<uint32_t>(multiplier) & 0x7F800000U;
+  return bit_cast<float>(max((254U << 23) - power, 0x00400000U));
+}
+
 // block_scale() of core/fp8.h; a power of two without its divisions. The largest numbers of both
 // types are 1.75 * 2^n, so that the quotient's exponent follows from a comparison with 1.75: no
 // quotient is so close below a power of two that it would be rounded to that.

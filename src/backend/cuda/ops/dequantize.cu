@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads)
   const int64_t in_use = rows_in_use(args.blocks.groups);
   if (args.zeroes_tail && in_use < args.capacity) zero_tail(args, in_use);
   if (tile.num_rows == 0) return;
-  Eight<float> values[tile.kRows];
+  typename Source::template Rows<tile.kRows> values;
   args.source.load(tile, reporter, values);
   T* p = args.target.row(tile.row(0)) + tile.column;
 #pragma unroll
@@ -61,8 +61,7 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads)
 }
 
 bool takes_vectors(const DequantizeArgs& args) {
-  return TensorView(args.source.data).columns() % kEight == 0 &&
-         opens_eights({args.source.data, args.source.scales}) && opens_vectors({args.target});
+  return opens_eights(args.source, args.direction) && opens_vectors({args.target});
 }
 
 template <int kScaling, int kDirection, class T, bool kVectors>
@@ -80,7 +79,7 @@ void launch(Launcher& launcher, const DequantizeArgs& args) {
   tiles.column_tiles = static_cast<uint32_t>(column_tiles);
   const int64_t row_blocks = std::max<int64_t>(1, tiles.blocks.count(Tile::kRows));
   launcher.launch(dequantize_kernel<kScaling, T, CodeRows<kVectors, kDirection>>,
-                  {blocks_for(row_blocks * column_tiles, 1), Tile::kThreads}, tiles,
+                  {blocks_for(row_blocks * column_tiles, Tile::kTiles), Tile::kThreads}, tiles,
                   launcher.reporter());
 }
 

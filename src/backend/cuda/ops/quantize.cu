@@ -9,7 +9,7 @@ namespace {
 bool takes_vectors(const TensorView& source, const moire_quantized& rowwise,
                    const moire_quantized& columnwise) {
   return source.columns() % kEight == 0 && opens_vectors({source}) &&
-         opens_eights({rowwise.data, columnwise.data});
+         opens_eights(rowwise, MOIRE_ROWWISE) && opens_eights(columnwise, MOIRE_COLUMNWISE);
 }
 
 // Calls f.operator()<T, kVectors>().

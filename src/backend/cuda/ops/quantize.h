@@ -34,7 +34,7 @@ inline std::optional<std::string> too_wide(std::string_view name, int64_t column
 
 inline std::string tiles_policy(int32_t scaling, bool takes_vectors) {
   const bool is_mx = scaling == MOIRE_SCALING_MXFP8;
-  return concat("tiles of ", is_mx ? 32 : 128, " x ", is_mx ? 256 : 128,
+  return concat("tiles of ", is_mx ? 32 : 128, " x ", is_mx ? 64 : 128,
                 takes_vectors ? ", eight" : ", single", " elements at once");
 }
 

@@ -1,10 +1,10 @@
-// The kernel of quantize, quantize_weight and requantize: a block per tile (quantize_tiles.cuh),
-// which it reads once and writes as one copy or both.
+// The kernel of quantize, quantize_weight and requantize: a warp or a block per tile
+// (quantize_tiles.cuh), which it reads once and writes as one copy or both.
 //
 // Rowwise, the lanes that share a scale exchange their largest magnitudes. Columnwise, each thread
-// has the largest of its rows, shared memory those of all warps, and a thread per column makes the
-// scale. Where a magnitude is infinity's or NaN's, the maxima are taken again without NaN, and
-// what was met is noted.
+// has the largest of its rows; where a tile is a block's, shared memory has those of all warps, and
+// a thread per column makes the scale. Where a magnitude is infinity's or NaN's, the maxima are
+// taken again without NaN, and what was met is noted.
 #pragma once
 
 #include <algorithm>
@@ -17,16 +17,18 @@
 
 namespace moire::cuda::ops {
 
-// One quantised copy; absent where data is null.
+// One quantised copy; absent where data is null. Without scales it is values: BF16.
 struct CopyTarget {
   uint8_t* data;
-  int64_t stride;
+  int64_t stride;  // bytes
   void* scales;
   int64_t scale_stride;
   int64_t scale_rows;
   bool is_e5m2;
 
   __host__ __device__ bool is_present() const { return data != nullptr; }
+  __device__ bool is_values() const { return scales == nullptr; }
+  __device__ int element_bytes() const { return is_values() ? 2 : 1; }
 };
 
 template <class Source>
@@ -41,11 +43,10 @@ struct QuantizeTiles {
 
 constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
 
-// Eight values times what they are multiplied by, as codes.
-template <bool kVectors, class T, class Multiplier>
-__device__ inline void store_codes(uint8_t* p, int columns_left, bool is_e5m2,
-                                   const Eight<T>& values, Multiplier&& multiplier) {
-  uint32_t codes[4];
+// Eight values times what they are multiplied by, as codes in pairs.
+template <class T, class Multiplier>
+__device__ inline void encode_eight(uint32_t (&codes)[4], bool is_e5m2, const Eight<T>& values,
+                                    Multiplier&& multiplier) {
   const auto encode = [&](auto format) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -58,35 +59,86 @@ __device__ inline void store_codes(uint8_t* p, int columns_left, bool is_e5m2,
   } else {
     encode(std::false_type());
   }
+}
+
+// Eight bytes, of which so many columns are left.
+template <bool kVectors>
+__device__ inline void store_bytes(uint8_t* p, int columns_left, const uint32_t (&words)[2]) {
   if constexpr (kVectors) {
-    *reinterpret_cast<uint2*>(p) = {__byte_perm(codes[0], codes[1], 0x5410),
-                                    __byte_perm(codes[2], codes[3], 0x5410)};
+    *reinterpret_cast<uint2*>(p) = {words[0], words[1]};
   } else {
 #pragma unroll
     for (int i = 0; i < kEight; ++i) {
-      if (i < columns_left) p[i] = static_cast<uint8_t>(codes[i / 2] >> (8 * (i % 2)));
+      if (i < columns_left) p[i] = static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)));
+    }
+  }
+}
+
+// What E4M3 codes decode to, where `multiplier` has what their elements were multiplied by.
+template <bool kVectors, class Multiplier>
+__device__ inline void store_values(uint8_t* p, int columns_left, const uint32_t (&codes)[4],
+                                    Multiplier&& multiplier) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = decode_pair(codes[i], false);
+    words[i] = bits_as<uint32_t>(
+        __floats2bfloat162_rn(pair.x * mx_scale_of_multiplier(multiplier(2 * i)),
+                              pair.y * mx_scale_of_multiplier(multiplier(2 * i + 1))));
+  }
+  if constexpr (kVectors) {
+    *reinterpret_cast<uint4*>(p) = {words[0], words[1], words[2], words[3]};
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      if (i >= columns_left) continue;
+      reinterpret_cast<uint16_t*>(p)[i] = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
     }
   }
 }
 
 // A part's rows.
 template <int kScaling, class Source>
-using Rows = Eight<typename Source::Element>[TileShape<kScaling>::kRowsPerThread];
+using Rows = typename Source::template Rows<TileShape<kScaling>::kRowsPerThread>;
 
-// A part's rows as codes; `multiplier(i, j)` is that of column j of row i.
+// A part's rows as codes or values; `multiplier(i, j)` is that of column j of row i.
 template <int kScaling, class Source, class Multiplier>
 __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
                                   const CopyTarget& to, const Rows<kScaling, Source>& values,
                                   Multiplier&& multiplier) {
-  uint8_t* p = to.data + tile.row(0) * to.stride + tile.column;
+  constexpr bool kMakesValues = kScaling == MOIRE_SCALING_MXFP8 && !Source::kIsDecoded;
+  constexpr bool kVectors = Source::kVectors;
+  const int left = args.source.columns - tile.column;
+  uint8_t* const first = to.data + tile.row(0) * to.stride + tile.column * to.element_bytes();
+  decltype(auto) rows = decoded_anew(values);
+  const auto store = [&](auto store_eight, bool is_e5m2) {
+    uint8_t* p = first;
 #pragma unroll
-  for (int i = 0; i < TilePart<kScaling>::kRows; ++i) {
-    if (tile.has_row(i)) {
-      store_codes<Source::kVectors>(p, args.source.columns - tile.column, to.is_e5m2, values[i],
-                                    [&](int j) { return multiplier(i, j); });
+    for (int i = 0; i < TilePart<kScaling>::kRows; ++i) {
+      const auto of_column = [&](int j) { return multiplier(i, j); };
+      if (tile.has_row(i)) {
+        uint32_t codes[4];
+        encode_eight(codes, is_e5m2, rows[i], of_column);
+        store_eight(p, codes, of_column);
+      }
+      p += TileShape<kScaling>::kRowStep * to.stride;
     }
-    p += TileShape<kScaling>::kRowStep * to.stride;
+  };
+  if constexpr (kMakesValues) {
+    if (to.is_values()) {
+      store([&](uint8_t* p, const auto& codes,
+                const auto& of_column) { store_values<kVectors>(p, left, codes, of_column); },
+            false);
+      return;
+    }
   }
+  store(
+      [&](uint8_t* p, const auto& codes, const auto&) {
+        const uint32_t words[2] = {__byte_perm(codes[0], codes[1], 0x5410),
+                                   __byte_perm(codes[2], codes[3], 0x5410)};
+        store_bytes<kVectors>(p, left, words);
+      },
+      to.is_e5m2);
 }
 
 // The first of this warp's elements that is infinite or NaN, noted. They are read again: nobody
@@ -138,7 +190,7 @@ __device__ inline bool quantize_rows(const QuantizeTiles<Source>& args,
 #pragma unroll
   for (int i = 0; i < kRows; ++i, p += Shape::kRowStep * to.scale_stride) {
     const auto scale = S::of(amax[i], to.is_e5m2, args.fractional);
-    if (threadIdx.x % Shape::kLanes == 0 && tile.has_row(i)) *p = scale.scale;
+    if (threadIdx.x % Shape::kLanes == 0 && tile.has_row(i) && !to.is_values()) *p = scale.scale;
     amax[i] = scale.multiplier;
   }
   store_rows(args, tile, to, values, [&](int i, int) { return amax[i]; });
@@ -146,15 +198,34 @@ __device__ inline bool quantize_rows(const QuantizeTiles<Source>& args,
 }
 
 // Largest magnitudes of eight columns, packed as their elements are.
-template <bool kSkipsNan, class T, int kRows>
-__device__ inline Eight<T> largest_of_columns(const Eight<T> (&values)[kRows]) {
+template <bool kSkipsNan, int kRows, class Rows>
+__device__ inline auto largest_of_columns(const Rows& values) {
+  using T = ElementOf<Rows>;
   using M = Magnitudes<T>;
   Eight<T> most{};
 #pragma unroll
-  for (const Eight<T>& row : values) {
+  for (int k = 0; k < kRows; ++k) {
+    const Eight<T>& row = values[k];
 #pragma unroll
     for (int i = 0; i < Eight<T>::kWords; ++i) {
       most.words[i] = M::template larger<kSkipsNan>(most.words[i], M::of(row.words[i]));
+    }
+  }
+  return most;
+}
+
+// The same of all rows of a warp.
+template <bool kSkipsNan, int kScaling, class Rows>
+__device__ inline auto largest_in_warp(const Rows& values) {
+  using T = ElementOf<Rows>;
+  using Shape = TileShape<kScaling>;
+  Eight<T> most = largest_of_columns<kSkipsNan, Shape::kRowsPerThread>(values);
+#pragma unroll
+  for (int lanes = Shape::kPieces; lanes < kWarp; lanes *= 2) {
+#pragma unroll
+    for (uint32_t& word : most.words) {
+      word =
+          Magnitudes<T>::template larger<kSkipsNan>(word, __shfl_xor_sync(kAllLanes, word, lanes));
     }
   }
   return most;
@@ -169,19 +240,11 @@ struct ColumnMemory {
 };
 
 // The largest magnitudes of all columns of the tile, that of column t for thread t.
-template <bool kSkipsNan, int kScaling, class T, int kRows>
-__device__ inline float share_columns(const Eight<T> (&values)[kRows],
-                                      ColumnMemory<kScaling, T>& memory) {
+template <bool kSkipsNan, int kScaling, class Rows, class T>
+__device__ inline float share_columns(const Rows& values, ColumnMemory<kScaling, T>& memory) {
   using Shape = TileShape<kScaling>;
   using M = Magnitudes<T>;
-  Eight<T> most = largest_of_columns<kSkipsNan>(values);
-#pragma unroll
-  for (int lanes = Shape::kPieces; lanes < kWarp; lanes *= 2) {
-#pragma unroll
-    for (uint32_t& word : most.words) {
-      word = M::template larger<kSkipsNan>(word, __shfl_xor_sync(kAllLanes, word, lanes));
-    }
-  }
+  const Eight<T> most = largest_in_warp<kSkipsNan, kScaling>(values);
   if (threadIdx.x % kWarp < Shape::kPieces) {
     auto* to = &memory.most[threadIdx.x / kWarp][threadIdx.x % Shape::kPieces * kEight];
     *reinterpret_cast<Eight<T>*>(to) = most;
@@ -192,6 +255,37 @@ __device__ inline float share_columns(const Eight<T> (&values)[kRows],
 #pragma unroll
   for (const auto& of_warp : memory.most) bits = max(bits, uint32_t{of_warp[threadIdx.x]});
   return M::to_float(static_cast<typename M::Bits>(bits));
+}
+
+// The copy with scales down the columns of a warp's tile; whether anything is infinite or NaN.
+template <int kScaling, class Source>
+__device__ inline bool quantize_columns_of_warp(const QuantizeTiles<Source>& args,
+                                                const TilePart<kScaling>& tile,
+                                                const Rows<kScaling, Source>& values) {
+  using Shape = TileShape<kScaling>;
+  const CopyTarget& to = args.columnwise;
+  auto most = largest_in_warp<false, kScaling>(values);
+  bool is_odd = false;
+#pragma unroll
+  for (int j = 0; j < kEight; ++j) is_odd |= bit_cast<uint32_t>(most[j]) >= kInfinityBits;
+  is_odd = __any_sync(kAllLanes, is_odd) != 0;
+  if (is_odd) most = largest_in_warp<true, kScaling>(values);
+  float multipliers[kEight];
+  uint32_t scales[2] = {0, 0};
+#pragma unroll
+  for (int j = 0; j < kEight; ++j) {
+    const auto scale = Scales<kScaling>::of(most[j], to.is_e5m2, args.fractional);
+    multipliers[j] = scale.multiplier;
+    scales[j / 4] |= uint32_t{scale.scale} << (8 * (j % 4));
+  }
+  const int left = args.source.columns - tile.column;
+  if (!to.is_values() && Shape::thread() < Shape::kPieces && left > 0) {
+    store_bytes<Source::kVectors>(
+        static_cast<uint8_t*>(to.scales) + tile.index * to.scale_stride + tile.column, left,
+        scales);
+  }
+  store_rows(args, tile, to, values, [&](int, int j) { return multipliers[j]; });
+  return is_odd;
 }
 
 // The copy with scales down the columns; whether anything is infinite or NaN.
@@ -209,7 +303,7 @@ __device__ inline bool quantize_columns(const QuantizeTiles<Source>& args,
     memory.multipliers[threadIdx.x] = scale.multiplier;
     const int column = tile.first_column + static_cast<int>(threadIdx.x);
     auto* row = static_cast<typename S::Stored*>(to.scales) + tile.index * to.scale_stride;
-    if (column < args.source.columns) row[column] = scale.scale;
+    if (column < args.source.columns && !to.is_values()) row[column] = scale.scale;
   };
   const float amax = share_columns<false, kScaling>(values, memory);
   const bool is_finite = bit_cast<uint32_t>(amax) < kInfinityBits;
@@ -248,9 +342,9 @@ __device__ inline bool quantize_tile(const QuantizeTiles<Source>& args,
     for (const float of_warp : most[which]) bits = max(bits, bit_cast<uint32_t>(of_warp));
     return bit_cast<float>(bits);
   };
-  float amax = share(largest_of_columns<false>(values), 0);
+  float amax = share(largest_of_columns<false, tile.kRows>(values), 0);
   const bool is_odd = bit_cast<uint32_t>(amax) >= kInfinityBits;  // of all threads alike
-  if (is_odd) amax = share(largest_of_columns<true>(values), 1);
+  if (is_odd) amax = share(largest_of_columns<true, tile.kRows>(values), 1);
   const auto scale = S::of(amax, to.is_e5m2, args.fractional);
   if (threadIdx.x == 0) {
     static_cast<typename S::Stored*>(
@@ -266,9 +360,10 @@ __device__ __noinline__ void zero_tail_rows(const QuantizeTiles<Source>& args, i
   constexpr int64_t kScaleBytes = sizeof(typename Scales<kScaling>::Stored);
   for (const CopyTarget* copy : {&args.rowwise, &args.columnwise}) {
     if (!copy->is_present()) continue;
-    zero_bytes(copy->data, copy->stride, args.source.columns, in_use, args.capacity);
+    zero_bytes(copy->data, copy->stride, args.source.columns * copy->element_bytes(), in_use,
+               args.capacity);
   }
-  if (!args.rowwise.is_present()) return;
+  if (!args.rowwise.is_present() || args.rowwise.is_values()) return;
   zero_bytes(static_cast<uint8_t*>(args.rowwise.scales), args.rowwise.scale_stride * kScaleBytes,
              ceil_div(args.source.columns, Scales<kScaling>::kBlock) * kScaleBytes, in_use,
              args.capacity);
@@ -281,19 +376,22 @@ __device__ inline void zero_tail(const QuantizeTiles<Source>& args,
   const int64_t in_use = rows_in_use(args.blocks.groups);
   if (in_use < args.capacity) zero_tail_rows<kScaling>(args, in_use);
   const CopyTarget& to = args.columnwise;
-  if (!to.is_present() || !tile.is_empty || tile.index >= to.scale_rows) return;
-  const int column = tile.first_column + static_cast<int>(threadIdx.x);
-  if (column >= args.source.columns || threadIdx.x >= TileShape<kScaling>::kColumns) return;
-  static_cast<typename Scales<kScaling>::Stored*>(
-      to.scales)[tile.index * to.scale_stride + column] = 0;
+  if (!to.is_present() || to.is_values()) return;
+  if (!tile.is_empty || tile.index >= to.scale_rows) return;
+  using Shape = TileShape<kScaling>;
+  auto* const row =
+      static_cast<typename Scales<kScaling>::Stored*>(to.scales) + tile.index * to.scale_stride;
+  const int end = min(tile.first_column + Shape::kColumns, args.source.columns);
+  for (int i = tile.first_column + Shape::thread(); i < end; i += Shape::kTileThreads) row[i] = 0;
 }
 
 // Blocks that a multiprocessor is to hold, by what a thread keeps: loads under way matter more than
 // a few registers.
 template <int kScaling, class Source>
-constexpr int kBlocksPerMultiprocessor = sizeof(Rows<kScaling, Source>) >= 256   ? 2
-                                         : sizeof(Rows<kScaling, Source>) >= 128 ? 3
-                                                                                 : 5;
+constexpr int kBlocksPerMultiprocessor = (sizeof(Rows<kScaling, Source>) >= 256  ? 512
+                                          : sizeof(Rows<kScaling, Source>) >= 96 ? 768
+                                                                                 : 1024) /
+                                         TileShape<kScaling>::kThreads;
 
 template <int kScaling, class Source>
 __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
@@ -314,7 +412,13 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
     is_odd = quantize_tile<kScaling>(args, tile, values);
   } else {
     if (args.rowwise.is_present()) is_odd = quantize_rows<kScaling>(args, tile, values);
-    if (args.columnwise.is_present()) is_odd |= quantize_columns<kScaling>(args, tile, values);
+    if (args.columnwise.is_present()) {
+      if constexpr (TileShape<kScaling>::kIsWarps) {
+        is_odd |= quantize_columns_of_warp(args, tile, values);
+      } else {
+        is_odd |= quantize_columns(args, tile, values);
+      }
+    }
   }
   if (is_odd) note_first(args, tile, reporter, notes);
 }
@@ -323,7 +427,7 @@ inline CopyTarget copy_target(const moire_quantized& q) {
   if (!is_present(q)) return {};
   const TensorView data(q.data), scales(q.scales);
   return {static_cast<uint8_t*>(data.data),
-          data.stride(),
+          data.stride() * dtype_size(data.type()),
           scales.data,
           scales.stride(),
           scales.num_rows(),
@@ -340,7 +444,7 @@ void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const Tenso
   args.column_tiles = static_cast<uint32_t>(column_tiles);
   // One at least, which zeroes the tail where there is nothing else.
   const int64_t row_blocks = std::max<int64_t>(1, args.blocks.count(Tile::kRows));
-  const uint32_t blocks = blocks_for(row_blocks * column_tiles, 1);
+  const uint32_t blocks = blocks_for(row_blocks * column_tiles, Tile::kTiles);
   launcher.launch(quantize_kernel<kScaling, Source>, {blocks, Tile::kThreads}, args,
                   launcher.reporter(), launcher.non_finite_reporter(call));
 }

@@ -1,13 +1,13 @@
 // The tiles that quantize, quantize_weight, requantize and dequantize work on: some rows, which are
 // a block of a columnwise copy or of tiles, by some columns. A thread has eight neighbouring
 // columns of several rows in registers, so that one read of the source serves both directions.
+// MXFP8's tiles are small enough for a warp, which then waits for nobody.
 #pragma once
 
 #include <moire/fields.h>
 #include <moire/quantize.h>
 
 #include <cstdint>
-#include <initializer_list>
 
 #include "backend/cuda/device/eight.cuh"
 #include "backend/cuda/device/fp8.cuh"
@@ -23,13 +23,20 @@ namespace moire::cuda::ops {
 
 template <int kScaling>
 struct TileShape {
-  static constexpr int kThreads = 256;
-  static constexpr int kRows = kScaling == MOIRE_SCALING_MXFP8 ? 32 : 128;
-  static constexpr int kColumns = kScaling == MOIRE_SCALING_MXFP8 ? 256 : 128;
-  static constexpr int kPieces = kColumns / kEight;    // of a row
-  static constexpr int kRowStep = kThreads / kPieces;  // rows of a thread lie so far apart
+  static constexpr bool kIsWarps = kScaling == MOIRE_SCALING_MXFP8;  // a tile is a warp's
+  // Of a block; 256 would have twice the rows each, and spill.
+  static constexpr int kThreads = kScaling == MOIRE_SCALING_FP8_BLOCK ? 512 : 256;
+  static constexpr int kTileThreads = kIsWarps ? kWarp : kThreads;
+  static constexpr int kTiles = kThreads / kTileThreads;  // of a block
+  static constexpr int kRows = kIsWarps ? 32 : 128;
+  static constexpr int kColumns = kIsWarps ? 64 : 128;
+  static constexpr int kPieces = kColumns / kEight;        // of a row
+  static constexpr int kRowStep = kTileThreads / kPieces;  // rows of a thread lie so far apart
   static constexpr int kRowsPerThread = kRows / kRowStep;
   static constexpr int kLanes = Scales<kScaling>::kBlock / kEight;  // that share a rowwise scale
+
+  // This thread among its tile's.
+  __device__ static int thread() { return static_cast<int>(threadIdx.x % kTileThreads); }
 };
 
 // Where the row blocks lie. An index is the row of a block's scales in a columnwise copy, or in
@@ -61,7 +68,7 @@ struct ScaleBlocks {
     if (kind == kMatrices) {
       const int64_t matrix = index / blocks_per_matrix;
       first = matrix * matrix_rows + int64_t{index % blocks_per_matrix} * kSize;
-      end = (matrix + 1) * matrix_rows;
+      end = min((matrix + 1) * matrix_rows, groups.capacity);
     }
     return {min(first, end), min(first + kSize, end)};
   }
@@ -97,14 +104,15 @@ struct TilePart {
   int first_row;     // of the part, in the tile
 
   __device__ TilePart(const ScaleBlocks& blocks, uint32_t column_tiles, int columns) {
-    index = blockIdx.x / column_tiles;
-    first_column = static_cast<int>(blockIdx.x % column_tiles) * Shape::kColumns;
-    column = first_column + static_cast<int>(threadIdx.x) % Shape::kPieces * kEight;
+    const uint32_t number = blockIdx.x * Shape::kTiles + threadIdx.x / Shape::kTileThreads;
+    index = number / column_tiles;
+    first_column = static_cast<int>(number % column_tiles) * Shape::kColumns;
+    column = first_column + Shape::thread() % Shape::kPieces * kEight;
     const RowRange rows = blocks.at<Shape::kRows>(index);
     begin = rows.begin;
     is_empty = rows.size() == 0;
     num_rows = column < columns ? static_cast<int>(rows.size()) : 0;
-    first_row = static_cast<int>(threadIdx.x) / Shape::kPieces;
+    first_row = Shape::thread() / Shape::kPieces;
   }
   // The part's i-th row, and whether it is one of the tile's.
   __device__ int64_t row(int i) const { return begin + first_row + i * Shape::kRowStep; }
@@ -116,7 +124,9 @@ struct TilePart {
 template <class T, bool kVectors_>
 struct FloatRows {
   using Element = T;
-  static constexpr bool kVectors = kVectors_;
+  static constexpr bool kVectors = kVectors_, kIsDecoded = false;
+  template <int kRows>
+  using Rows = Eight<T>[kRows];
   Matrix<const T> rows;
   Indices row_idx;
   int64_t num_rows;
@@ -181,13 +191,56 @@ struct FloatRows {
   }
 };
 
+// Rows of codes with their scales, of each row or of each column, decoded where they are read:
+// floats would take four times the registers.
+template <int kRows, bool kIsColumnwise>
+struct CodedEights {
+  uint2 codes[kRows];
+  float scales[kIsColumnwise ? kEight : kRows];
+  bool is_e5m2;
+
+  __device__ Eight<float> operator[](int i) const {
+    Eight<float> out;
+    const auto decode = [&](auto format) {
+#pragma unroll
+      for (int j = 0; j < kEight; j += 2) {
+        const uint32_t word = j < 4 ? codes[i].x : codes[i].y;
+        const float2 pair = decode_pair(word >> (8 * (j % 4)) & 0xFFFFU, format.value);
+        out.set(j, pair.x * scales[kIsColumnwise ? j : i]);
+        out.set(j + 1, pair.y * scales[kIsColumnwise ? j + 1 : i]);
+      }
+    };
+    if (is_e5m2) {
+      decode(std::true_type());
+    } else {
+      decode(std::false_type());
+    }
+    return out;
+  }
+};
+
+// Rows for a further pass. Of codes a compiler is not to know that they are the same: it would keep
+// what it decoded in the pass before.
+template <class T, int kRows>
+__device__ inline const auto& decoded_anew(const Eight<T> (&rows)[kRows]) {
+  return rows;
+}
+template <int kRows, bool kIsColumnwise>
+__device__ inline auto decoded_anew(CodedEights<kRows, kIsColumnwise> rows) {
+#pragma unroll
+  for (uint2& eight : rows.codes) asm volatile("" : "+r"(eight.x), "+r"(eight.y));
+  return rows;
+}
+
 // Rows of FP8 with their scales, which lie along kDirection (tiles: rowwise), decoded. kVectors:
 // codes, and columnwise E8M0 scales, start on 8 bytes.
 template <bool kVectors_, int kDirection>
 struct CodeRows {
   using Element = float;
-  static constexpr bool kVectors = kVectors_;
+  static constexpr bool kVectors = kVectors_, kIsDecoded = true;
   static constexpr bool kIsColumnwise = kDirection == MOIRE_COLUMNWISE;
+  template <int kRows>
+  using Rows = CodedEights<kRows, kIsColumnwise>;
   Matrix<const uint8_t> codes;
   const void* scales;
   int64_t scale_stride;
@@ -197,37 +250,29 @@ struct CodeRows {
   __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
   template <int kScaling, int kRows>
   __device__ void load(const TilePart<kScaling>& tile, const Reporter&,
-                       Eight<float> (&values)[kRows]) const {
+                       CodedEights<kRows, kIsColumnwise>& values) const {
     using S = Scales<kScaling>;
     constexpr int kStep = TileShape<kScaling>::kRowStep;
     const auto* scale = static_cast<const typename S::Stored*>(scales);
     const uint8_t* code = codes.row(tile.row(0)) + tile.column;
-    uint2 bytes[kRows];
+    values.is_e5m2 = is_e5m2;
 #pragma unroll
     for (int i = 0; i < kRows; ++i, code += kStep * codes.stride) {
-      bytes[i] = eight_codes(code, tile, tile.has_row(i));
+      values.codes[i] = eight_codes(code, tile, tile.has_row(i));
     }
     if constexpr (kIsColumnwise) {
-      float by_column[kEight];
-      load_column_scales(scale + tile.index * scale_stride + tile.column, tile, by_column);
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        decode(bytes[i], values[i], [&](int j) { return by_column[j]; });
-      }
+      load_column_scales(scale + tile.index * scale_stride + tile.column, tile, values.scales);
     } else {
       constexpr bool kIsTile = kScaling == MOIRE_SCALING_FP8_TILE;
       scale += (kIsTile ? tile.index : tile.row(0)) * scale_stride + tile.column / S::kBlock;
-      typename S::Stored stored[kRows];
+      typename S::Stored stored[kRows];  // decoding has branches, which loads do not wait for
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         stored[i] = tile.has_row(i) ? *scale : typename S::Stored{};
         if (!kIsTile) scale += kStep * scale_stride;
       }
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const float by_row = S::decode(stored[i]);
-        decode(bytes[i], values[i], [&](int) { return by_row; });
-      }
+      for (int i = 0; i < kRows; ++i) values.scales[i] = S::decode(stored[i]);
     }
   }
 
@@ -263,16 +308,6 @@ struct CodeRows {
       }
     }
   }
-  template <class Scale>
-  __device__ void decode(uint2 bytes, Eight<float>& out, Scale&& scale) const {
-#pragma unroll
-    for (int i = 0; i < kEight; i += 2) {
-      const uint32_t word = i < 4 ? bytes.x : bytes.y;
-      const float2 pair = decode_pair(word >> (8 * (i % 4)) & 0xFFFFU, is_e5m2);
-      out.set(i, pair.x * scale(i));
-      out.set(i + 1, pair.y * scale(i + 1));
-    }
-  }
 };
 
 template <bool kVectors, int kDirection>
@@ -285,14 +320,19 @@ CodeRows<kVectors, kDirection> code_rows(const moire_quantized& q) {
           .is_e5m2 = data.type() == DType::kE5M2};
 }
 
-// Whether every row of these bytes starts on 8 bytes; absent ones, and others than bytes, do.
-inline bool opens_eights(std::initializer_list<TensorView> tensors) {
-  for (const TensorView& t : tensors) {
-    if (!t.is_present() || dtype_size(t.type()) != 1) continue;
+// Whether eight columns of a copy are one load or store: codes, and columnwise E8M0 scales, in rows
+// that start on 8 bytes, values on 16. Absent ones are.
+inline bool opens_eights(const moire_quantized& copy, int32_t direction) {
+  const auto opens = [](const TensorView& t) {
     const bool fits = t.num_rows() <= 1 || t.stride() % kEight == 0;
-    if (reinterpret_cast<uintptr_t>(t.data) % kEight != 0 || !fits) return false;
-  }
-  return true;
+    return reinterpret_cast<uintptr_t>(t.data) % kEight == 0 && fits;
+  };
+  const TensorView data(copy.data), scales(copy.scales);
+  if (!data.is_present()) return true;
+  if (data.columns() % kEight != 0) return false;
+  if (is_values(copy)) return opens_vectors({data});
+  const bool are_bytes = scales.type() == DType::kE8M0 && direction == MOIRE_COLUMNWISE;
+  return opens(data) && (!are_bytes || opens(scales));
 }
 
 // Rows first ... end - 1 of bytes, zeroed by the warps of all blocks.

@@ -70,10 +70,9 @@ void Around::output(const char* name, moire_tensor& stored, DType storage, int64
                     int32_t fractional_scales, const moire_groups& groups, int32_t tail) {
   if (!is_present(rowwise) && !is_present(columnwise)) return;
   if (!is_present(stored)) stored = arena_.take_aligned(storage, groups.capacity, columns);
-  const TensorView scales(is_present(rowwise) ? rowwise.scales : columnwise.scales);
   QuantizeArgs args;
   args.source = stored;
-  args.scaling = ragged_scaling(scales.type());
+  args.scaling = scaling_of(is_present(rowwise) ? rowwise : columnwise);
   args.fractional_scales = fractional_scales;
   args.rowwise = rowwise;
   args.columnwise = columnwise;

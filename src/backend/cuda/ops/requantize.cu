@@ -7,8 +7,7 @@ namespace moire::cuda::ops {
 namespace {
 
 bool takes_vectors(const RequantizeArgs& args) {
-  return TensorView(args.source.data).columns() % kEight == 0 &&
-         opens_eights({args.source.data, args.source.scales, args.target.data});
+  return opens_eights(args.source, args.direction) && opens_eights(args.target, 1 - args.direction);
 }
 
 template <int kScaling, int kDirection, bool kVectors>
