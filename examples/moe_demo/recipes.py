@@ -14,6 +14,7 @@ class Recipe:
     note: str
     products: str = "as_stored"  # what moire's products read: the recipe of moire.nn
     needs_bf16_instructions: bool = False
+    is_extra: bool = False  # run only where it is asked for by name
 
 
 # The first is the one that the others are compared with.
@@ -37,6 +38,10 @@ RECIPES = [
     Recipe("moire-fp32", "moire", "float32", "moire's MoE layer, FP32"),
     Recipe("moire-bf16", "moire", "bfloat16", "moire's MoE layer, BF16 operands, FP32 sums"),
     Recipe("moire-mxfp8", "moire", "bfloat16", "the same, products of 8-bit operands", "mxfp8"),
+    *(
+        Recipe(f"moire-{name}", "moire", "bfloat16", f"the same, {name}", name, is_extra=True)
+        for name in ("mxfp8_fast", "fp8_block")
+    ),
 ]
 BASELINE = RECIPES[0]
 
@@ -113,4 +118,4 @@ def has_bf16_instructions() -> bool:
 
 def recipes_for_this_machine(device: str) -> list[Recipe]:
     fast_bf16 = device != "cpu" or has_bf16_instructions()
-    return [r for r in RECIPES if fast_bf16 or not r.needs_bf16_instructions]
+    return [r for r in RECIPES if not r.is_extra and (fast_bf16 or not r.needs_bf16_instructions)]
