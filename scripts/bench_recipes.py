@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""What FP8 costs: the MLP of the experts, forward and backward, in other recipes than BF16's beside
+BF16's, on one GPU. Each recipe is timed with weights whose FP8 copies are kept, as modules keep
+them, and with weights that are quantised at each call; x, the activation and the gradients always
+are. All take turns by the protocol of scripts/sustained.py (docs/performance.md).
+
+  scripts/bench_recipes.py --json build/gpu/recipes.json
+  scripts/bench_recipes.py --shapes qwen3-30b-a3b --recipes mxfp8 fp8_block --short
+"""
+
+import argparse
+import gc
+import json
+import pathlib
+import sys
+from functools import partial
+
+import moire
+import torch
+from peers.shapes import SHAPES, TINY, Tensors
+from peers.tables import number
+from peers.timing import Bench, TorchGpu, bytes_kept
+from results import library
+from sustained import SHORT_NOTICE, Progress, plan_text, time_ratio
+
+BF16 = "bf16"
+AT_EACH_CALL = ", weights at each call"
+SECONDS_PER_SHAPE = 4
+
+
+def main():
+    args = arguments()
+    if not torch.cuda.is_available():
+        sys.exit("bench_recipes: Torch finds no GPU")
+    bench = Bench(TorchGpu(), args.short)
+    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "moire": library()}
+    report = {"command": " ".join(sys.argv), "machine": machine, **bench.about(), "rows": []}
+    print(f"{machine['gpu']}, torch {torch.__version__}; {bench.about_text()}")
+    stretches = len(args.shapes) * bench.protocol.turns * (2 + 2 * len(args.recipes))
+    print(plan_text(stretches, len(args.shapes), bench.protocol, SECONDS_PER_SHAPE), flush=True)
+    progress = Progress(stretches)
+    for name in args.shapes:
+        tensors = Tensors(TINY if name == "tiny" else SHAPES[name], "cuda")
+        report["rows"] += rows_of(tensors, args.recipes, bench, progress.tick)
+        progress.clear()
+        if args.json is not None:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
+        del tensors
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(table(report["rows"]))
+    if args.short:
+        print(SHORT_NOTICE)
+    return 0
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, "tiny"], default=list(SHAPES))
+    parser.add_argument("--recipes", nargs="+", default=["mxfp8"])
+    parser.add_argument("--short", action="store_true", help="daily work: not steady state")
+    parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
+    return parser.parse_args()
+
+
+def rows_of(tensors, recipes, bench, tick):
+    forwards, leaves, grad_y = ways(tensors, recipes)
+    s = tensors.shape
+    flop = 18 * s.rows * s.hidden * s.width
+
+    def with_backward(forward):
+        return lambda: torch.autograd.grad(forward()[0], leaves, grad_y)
+
+    measured = bench.measure({n: (with_backward(f), flop) for n, f in forwards.items()}, tick)
+    return [
+        {
+            "shape": s.name,
+            "recipe": name,
+            **measured[name].to_json(),
+            "of_bf16": time_ratio(measured[name], measured[BF16]),
+            "kept_bytes": bytes_kept(forward),
+        }
+        for name, forward in forwards.items()
+    ]
+
+
+def ways(tensors, recipes):
+    """{name: forward}, whose results have a backward; its leaves; the gradient of the result."""
+    s = tensors.shape
+    x = tensors.normal(s.rows, s.hidden, requires_grad=True)
+    w1, w2 = tensors.weights(requires_grad=True)
+    probs = tensors.uniform(s.rows, requires_grad=True)
+    groups = moire.Groups.of_offsets(tensors.offsets, s.rows)
+
+    def mlp(recipe=None, copies=(None, None)):
+        given = dict(w1_quantized=copies[0], w2_quantized=copies[1])
+        return [moire.grouped_mlp(x, w1, w2, groups, probs=probs, recipe=recipe, **given)]
+
+    def quantized(recipe):
+        with torch.no_grad():
+            return [moire.quantize(w, recipe=recipe, columnwise=True) for w in (w1, w2)]
+
+    forwards = {BF16: mlp}
+    for recipe in recipes:
+        forwards[recipe] = partial(mlp, recipe, quantized(recipe))
+        forwards[recipe + AT_EACH_CALL] = partial(mlp, recipe)
+    return forwards, [x, w1, w2, probs], tensors.normal(s.rows, s.hidden)
+
+
+def table(rows):
+    """Markdown."""
+    head = ("shape", "recipe", "ms", "TFLOP/s", "GHz", "W", "mJ", "of BF16's rate", "kept MiB")
+    lines = [head, ("---",) * len(head)]
+    for row in rows:
+        ratio = row["of_bf16"]
+        cells = (f"{row['ms']['median']:.3f}", f"{row['tflops']:.0f}")
+        power = number(row["sm_mhz"], 2, 1e3), number(row["watts"], 0), number(row["mj"], 0)
+        ends = f"{ratio['median']:.3f}", f"{row['kept_bytes'] / 2**20:.0f}"
+        lines.append((row["shape"], row["recipe"], *cells, *power, *ends))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
