@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What FP8 costs: the MLP of the experts, forward and backward, in other recipes than BF16's beside
 BF16's, on one GPU. Each recipe is timed with weights whose FP8 copies are kept, as modules keep
-them, and with weights that are quantised at each call; x, the activation and the gradients always
-are. All take turns by the protocol of scripts/sustained.py (docs/performance.md).
+them, and with weights that are quantised at each call, mxfp8 also with dequantized_weights; x, the
+activation and the gradients always are. All take turns by the protocol of scripts/sustained.py
+(docs/performance.md).
 
   scripts/bench_recipes.py --json build/gpu/recipes.json
   scripts/bench_recipes.py --shapes qwen3-30b-a3b --recipes mxfp8 fp8_block --short
@@ -25,6 +26,7 @@ from sustained import SHORT_NOTICE, Progress, plan_text, time_ratio
 
 BF16 = "bf16"
 AT_EACH_CALL = ", weights at each call"
+DEQUANTIZED = ", weights kept dequantized"
 SECONDS_PER_SHAPE = 4
 
 
@@ -36,7 +38,11 @@ def main():
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "moire": library()}
     report = {"command": " ".join(sys.argv), "machine": machine, **bench.about(), "rows": []}
     print(f"{machine['gpu']}, torch {torch.__version__}; {bench.about_text()}")
-    stretches = len(args.shapes) * bench.protocol.turns * (2 + 2 * len(args.recipes))
+    stretches = (
+        len(args.shapes)
+        * bench.protocol.turns
+        * (2 + 2 * len(args.recipes) + ("mxfp8" in args.recipes))
+    )
     print(plan_text(stretches, len(args.shapes), bench.protocol, SECONDS_PER_SHAPE), flush=True)
     progress = Progress(stretches)
     for name in args.shapes:
@@ -107,6 +113,10 @@ def ways(tensors, recipes):
     for recipe in recipes:
         forwards[recipe] = partial(mlp, recipe, quantized(recipe))
         forwards[recipe + AT_EACH_CALL] = partial(mlp, recipe)
+    if "mxfp8" in recipes:
+        kept = moire.Recipe("mxfp8", dequantized_weights=True)
+        prepared = [moire.PreparedWeight(w.detach(), kept) for w in (w1, w2)]
+        forwards["mxfp8" + DEQUANTIZED] = partial(mlp, "mxfp8", prepared)
     return forwards, [x, w1, w2, probs], tensors.normal(s.rows, s.hidden)
 
 
