@@ -64,7 +64,7 @@ PARTS = (
         ceiling=7720,
     ),
     Part("CPU", ("src/backend/cpu/",), 7500),
-    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=10900),
+    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12050),
     Part("Python", ("python/moire/",), 5100, ceiling=7050, without=INTEGRATIONS),
     Part("tools", ("tools/",), 6500, ceiling=8100),
 )

@@ -10,14 +10,33 @@ namespace moire {
 
 constexpr int32_t kVersion = 1;  // of all forms
 
+// Whose directions tell its copies apart: tiles serve both products, but for tensor cores.
+int32_t scaling_of_copies(const moire_prepared_weight& p, WeightForm form) {
+  return form == WeightForm::kCores ? MOIRE_SCALING_MXFP8 : weight_scaling_of(p.recipe);
+}
+
+moire_quantized take_core_weight(Arena& arena, const TensorView& codes, bool is_turned) {
+  constexpr int64_t kSide = 128;
+  const int64_t rows = codes.shape[is_turned ? 2 : 1], columns = codes.shape[is_turned ? 1 : 2];
+  const int64_t stride = round_up(columns, kSide), groups = codes.shape[0];
+  const TensorView data(arena.take(codes.type(), product(groups, rows), stride).data, codes.type(),
+                        {groups, rows, columns}, stride);
+  const ScaleShape s = matrix_scales(MOIRE_SCALING_FP8_TILE, MOIRE_ROWWISE, rows, columns);
+  const TensorView scales(arena.take(DType::kFP32, product(groups, s.rows), s.columns).data,
+                          DType::kFP32, {groups, s.rows, s.columns});
+  return {data, scales};
+}
+
 WeightCopies take_copies(Arena& arena, const moire_prepared_weight& p, WeightForm form) {
-  const int32_t scaling = weight_scaling_of(p.recipe);
+  const bool is_for_cores = form == WeightForm::kCores;
+  const int32_t scaling = scaling_of_copies(p, form);
   const auto take = [&](int32_t direction) -> moire_quantized {
     const bool is_read =
         weight_direction(scaling, p.layout, true) == direction ||
         (p.forward_only == 0 && weight_direction(scaling, p.layout, false) == direction);
     if (!is_read) return {};
     const TensorView like(nullptr, DType::kE4M3, {p.shape[0], p.shape[1], p.shape[2]});
+    if (is_for_cores) return take_core_weight(arena, like, direction == MOIRE_COLUMNWISE);
     if (form == WeightForm::kCodes) {
       return take_copy(arena, like.type(), scaling, direction, like, 0, kScalePitch);
     }
@@ -71,7 +90,8 @@ bool check_prepared(ArgumentCheck& check, std::string_view name, const moire_pre
                 " was prepared with forward_only 1, needs 0: its gradient of x is asked for");
   const auto form = static_cast<WeightForm>(found.form);
   check.require(form == WeightForm::kCodes ||
-                    (form == WeightForm::kDequantized && found.recipe == MOIRE_RECIPE_MXFP8),
+                    (form == WeightForm::kDequantized && found.recipe == MOIRE_RECIPE_MXFP8) ||
+                    (form == WeightForm::kCores && found.recipe != MOIRE_RECIPE_MXFP8),
                 name, " has form ", found.form, ", which recipe ", found.recipe, " has not");
   if (!check.ok()) return false;
   Arena arena;
@@ -84,9 +104,13 @@ bool check_prepared(ArgumentCheck& check, std::string_view name, const moire_pre
 
 WeightOperand prepared_operand(const moire_prepared_weight& p, bool along_in) {
   const WeightCopies copies = copies_of(p);
-  const int32_t direction = weight_direction(weight_scaling_of(p.recipe), p.layout, along_in);
-  const moire_quantized& copy = direction == MOIRE_ROWWISE ? copies.rowwise : copies.columnwise;
-  return {Weight(copy.data, p.layout), copy.scales};
+  const auto form = static_cast<WeightForm>(p.form);
+  const int32_t direction = weight_direction(scaling_of_copies(p, form), p.layout, along_in);
+  if (direction == MOIRE_ROWWISE)
+    return {Weight(copies.rowwise.data, p.layout), copies.rowwise.scales};
+  const bool is_turned = form == WeightForm::kCores;
+  const int32_t turned = p.layout == MOIRE_OUT_IN ? MOIRE_IN_OUT : MOIRE_OUT_IN;
+  return {Weight(copies.columnwise.data, is_turned ? turned : p.layout), copies.columnwise.scales};
 }
 
 QuantizeWeightArgs quantize_step(const PrepareWeightArgs& args, const WeightCopies& copies) {

@@ -26,6 +26,7 @@ struct WeightOperand {
 enum class WeightForm : int32_t {
   kCodes = 1,        // the canonical copies
   kDequantized = 2,  // what MXFP8 copies decode to, in BF16, rows at multiples of 16 bytes
+  kCores = 3,        // what FP8 tensor cores read: tiles, and the contracted dimension last
 };
 
 // How a recipe quantises weights.
@@ -69,6 +70,10 @@ struct WeightCopies {
 // Memory for those of `p` in this form, and those in the memory of `p`.
 WeightCopies take_copies(Arena& arena, const moire_prepared_weight& p, WeightForm form);
 WeightCopies copies_of(const moire_prepared_weight& p);
+
+// Memory for a weight like `codes`, [G, n, k], as FP8 tensor cores read it: as it is, or turned
+// over to [G, k, n], in rows of a multiple of 128; with the scales of its tiles.
+moire_quantized take_core_weight(Arena& arena, const TensorView& codes, bool is_turned);
 
 // What a call on this context needs of a prepared weight, but for its form and memory.
 moire_prepared_weight prepared_for(const Context& context, const Weight& like, int32_t recipe,

@@ -22,10 +22,11 @@ void expect_explained(const Context& explaining, A args, Status (*op)(const Cont
 }
 
 // The products of a forward and a backward.
-std::vector<Step> products(const std::string& gpu, int32_t recipe) {
+std::vector<Step> products(const std::string& gpu, int32_t recipe,
+                           const std::vector<int64_t>& splits = {140, 200}) {
   Random random;
   MlpOptions options;
-  options.ragged = {"Two", {40, 100}, 3};
+  options.ragged = {"Two", splits, 3};
   options.hidden = 128;
   options.width = 64;
   options.dtype = DType::kBF16;
@@ -54,36 +55,45 @@ bool is_built_with_cuda() {
   return false;
 }
 
+// What the composites make for MXFP8 comes as values, and the weights alone are decoded.
 TEST(Plan, OfMxfp8MultipliesDecodedOperandsOnHopper) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
-  for (const int32_t recipe : {MOIRE_RECIPE_MXFP8, MOIRE_RECIPE_MXFP8_FAST}) {
-    // What the composites make for MXFP8 comes as values, and the weights alone are decoded.
-    const bool has_values = recipe == MOIRE_RECIPE_MXFP8;
+  for (const Step& step : products("sm90", MOIRE_RECIPE_MXFP8)) {
+    const bool is_backward = step.op == "grouped_gemm_glu_backward";
+    SCOPED_TRACE(step.op + ": " + step.policy);
+    EXPECT_EQ(step.implementation, "sm90");
+    const std::string decoded =
+        std::string(", after decoding ") + (is_backward ? "w2" : "b") + " into bf16";
+    const bool is_decoded = step.policy.find(decoded) != std::string::npos;
+    EXPECT_EQ(is_decoded, step.op != "grouped_gemm_wgrad");
+    if (!step.op.starts_with("grouped_gemm_glu")) continue;
+    EXPECT_TRUE(step.policy.ends_with(is_backward ? ", then grad_z and act quantised"
+                                                  : ", then act quantised"));
+  }
+}
+
+TEST(Plan, OfRecipesWithFastSumsUsesFp8TensorCores) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
     for (const Step& step : products("sm90", recipe)) {
-      const bool is_backward = step.op == "grouped_gemm_glu_backward";
       SCOPED_TRACE(step.op + ": " + step.policy);
       EXPECT_EQ(step.implementation, "sm90");
-      const std::string decoded =
-          has_values ? (is_backward ? "w2" : "b") : (is_backward ? "grad_y and w2" : "a and b");
-      const bool is_decoded =
-          step.policy.find(", after decoding " + decoded + " into bf16") != std::string::npos;
-      EXPECT_EQ(is_decoded, !has_values || step.op != "grouped_gemm_wgrad");
-      if (!step.op.starts_with("grouped_gemm_glu")) continue;
-      EXPECT_TRUE(step.policy.ends_with(is_backward ? ", then grad_z and act quantised"
-                                                    : ", then act quantised"));
+      EXPECT_TRUE(step.policy.starts_with("FP8 tensor cores, "));
+      EXPECT_EQ(step.policy.find("fold") != std::string::npos, recipe == MOIRE_RECIPE_MXFP8_FAST);
+      const bool turns = step.op == "grouped_gemm_wgrad" || step.op.ends_with("backward");
+      EXPECT_TRUE(!turns || step.policy.find("transposing") != std::string::npos);
     }
   }
 }
 
 TEST(Plan, SaysWhyPlainProductsRun) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
-  for (const Step& step : products("sm90", MOIRE_RECIPE_FP8_BLOCK)) {
+  for (const Step& step : products("sm90", MOIRE_RECIPE_FP8_BLOCK, {40, 100})) {
+    if (step.op != "grouped_gemm_wgrad") continue;
     EXPECT_EQ(step.implementation, "portable");
     ASSERT_EQ(step.refused.size(), 1U);
-    const bool is_backward = step.op == "grouped_gemm_glu_backward";
     EXPECT_EQ(step.refused[0].reason,
-              std::string(is_backward ? "grad_y" : "a") +
-                  " has fp32 scales, with which decoded elements are no bf16 numbers");
+              "143 rows in 2 groups, turned over, would be padded by up to 256 more");
   }
   for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
     for (const Step& step : products("sm80", recipe)) {

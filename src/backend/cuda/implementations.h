@@ -15,6 +15,16 @@ extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 
 }  // namespace sm90
 
+// On FP8 tensor cores, which with_fp8.cpp puts before the others.
+namespace sm90::scaled {
+
+extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
+extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
+extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
+
+}  // namespace sm90::scaled
+
 namespace portable {
 
 extern const Implementation<GroupedGemmArgs> kGroupedGemm;

@@ -1,4 +1,4 @@
-// The special function unit's approximations, one instruction each.
+// Single instructions: approximations of the special function unit, and a load.
 #pragma once
 
 namespace moire::cuda::ptx {
@@ -15,6 +15,13 @@ __device__ inline float rcp_approx_ftz(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// Reads what no kernel writes meanwhile, here and not where it is first used.
+__device__ inline float load_early(const float* p) {
+  float value;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(p));
+  return value;
 }
 
 }  // namespace moire::cuda::ptx

@@ -19,11 +19,13 @@ CUtensorMap TensorMaps::encode(std::string_view name, void* data, DType dtype,
     box[i] = static_cast<cuuint32_t>(dimensions[i].box);
     steps[i] = 1;
   }
-  const CUtensorMapDataType type =
-      dtype == DType::kFP32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUtensorMapDataType type = dtype == DType::kFP32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                           : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   const size_t inner_bytes = static_cast<size_t>(dimensions[0].box * dtype_size(dtype));
-  const CUtensorMapSwizzle swizzle =
-      inner_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+  const CUtensorMapSwizzle swizzle = inner_bytes == 64    ? CU_TENSOR_MAP_SWIZZLE_64B
+                                     : inner_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                          : CU_TENSOR_MAP_SWIZZLE_NONE;
   const CUresult result = state_.encode_tensor_map(
       &map, type, static_cast<cuuint32_t>(rank), data, sizes, strides, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -45,6 +47,11 @@ int64_t row_bytes(const TensorView& t) { return t.stride() * dtype_size(t.type()
 CUtensorMap TensorMaps::matrix(std::string_view name, const TensorView& t, int64_t box_rows) {
   return encode<2>(name, t.data, t.type(),
                    {{{t.columns(), 0, columns_of_box(t)}, {t.shape[0], row_bytes(t), box_rows}}});
+}
+
+CUtensorMap TensorMaps::rows(std::string_view name, const TensorView& t, int64_t box_columns) {
+  return encode<2>(name, t.data, t.type(),
+                   {{{t.columns(), 0, box_columns}, {t.shape[0], row_bytes(t), 1}}});
 }
 
 CUtensorMap TensorMaps::matrices(std::string_view name, const TensorView& t, int64_t box_rows) {

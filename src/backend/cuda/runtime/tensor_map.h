@@ -21,8 +21,8 @@ class TensorMaps {
     int64_t stride_bytes;  // not read for the innermost
     int64_t box;
   };
-  // Elements of `dtype` (BF16, FP32), zeros outside. Rows of a box are 128 bytes or 64, and its
-  // swizzle is of as many.
+  // Elements of `dtype` (BF16, FP32, FP8), zeros outside. Rows of a box are 128 bytes or 64 and its
+  // swizzle is of as many; longer ones have none.
   template <size_t kRank>
   CUtensorMap encode(std::string_view name, void* data, DType dtype,
                      const std::array<Dimension, kRank>& dimensions) {
@@ -31,6 +31,8 @@ class TensorMaps {
 
   // [rows, columns] in boxes of box_rows x 128 bytes.
   CUtensorMap matrix(std::string_view name, const TensorView& t, int64_t box_rows);
+  // [rows, columns] in boxes of as many columns of one row, more than 128 bytes.
+  CUtensorMap rows(std::string_view name, const TensorView& t, int64_t box_columns);
   // [groups, rows, columns] in boxes of box_rows x 128 bytes of one group.
   CUtensorMap matrices(std::string_view name, const TensorView& t, int64_t box_rows);
   // The rows of one group of [capacity, columns], which clips exactly at the group's end though it

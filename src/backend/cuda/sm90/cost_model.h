@@ -83,7 +83,8 @@ class CostModel {
   // Of a ping-pong tile, while the other warpgroup multiplies.
   static constexpr double kEpilogue = 6000;
 
-  static double products(double rows) { return rows * P::kTileN * P::kTileK / 2048; }
+  // Of a stage: 128 bytes in K of either type take as long.
+  static double products(double rows) { return rows * P::kTileN * P::kTileKBytes / 4096; }
 
   // Rows that take time in a group's last row tile. A ping-pong turn of half a tile is no shorter:
   // it waits for its bytes, and nobody multiplies meanwhile.

@@ -55,6 +55,24 @@ struct WideLoadingEpilogueTile : Policy<Shape{.tile_m = 128,
                                               .num_buffers = 4,
                                               .schedule = Schedule::kPingPong}> {};
 
+// Products of FP8 with scales: a thread holds its FP32 sums, and those of 128 in K of one row
+// block.
+struct ScaledTallTile
+    : Policy<Shape{
+          .tile_m = 256, .tile_n = 128, .num_stages = 4, .num_buffers = 2, .element_bytes = 1}> {};
+struct ScaledWideTile
+    : Policy<Shape{
+          .tile_m = 128, .tile_n = 192, .num_stages = 4, .num_buffers = 4, .element_bytes = 1}> {};
+
+// Weight gradients of FP8: every row of both operands has its scale.
+struct ScaledWgradTile : Policy<Shape{.tile_m = 192,
+                                      .tile_n = 128,
+                                      .num_stages = 4,
+                                      .num_buffers = 2,
+                                      .num_warpgroups = 3,
+                                      .element_bytes = 1,
+                                      .scales_every_column = true}> {};
+
 // The policies that one instance can have.
 template <class... P>
 struct Candidates {};
@@ -63,6 +81,8 @@ using GluTiles = Candidates<GluTile, PingPongGluTile>;
 using GluBackwardTiles = Candidates<LoadingEpilogueTile, WideLoadingEpilogueTile>;
 using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
 using Fp32WgradTiles = Candidates<PingPongTile, LoadingEpilogueTile>;
+using ScaledTiles = Candidates<ScaledWideTile>;
+using ScaledWgradTiles = Candidates<ScaledWgradTile>;
 
 // Of a group, if the capacity is in use.
 inline double mean_rows(const moire_groups& groups) {

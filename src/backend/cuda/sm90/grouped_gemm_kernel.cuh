@@ -9,13 +9,14 @@
 //              has it (schedules.cuh); then its epilogue in pieces (pieces.cuh), by warp, 16 rows
 //              at a time through buffers of its own, with no barrier between warps
 // Barriers (arrivals)
-//   full[stage]          1 and the bytes of A and B
-//   empty[stage]         1 a warpgroup (ping-pong 1: of the one whose tile it is)
+//   full[stage]          1 and the bytes of A and B, and of scales that come with them
+//   empty[stage]         1 a warpgroup (ping-pong 1: of the one whose tile it is); where scales
+//                        come with it, 1 a warp
 //   tile_full[tile]      1, the scheduler
 //   tile_empty[tile]     1 a warp, and 1 of the producer, which keeps a tile until nearly the end
 //   buffer_full[buffer]  1 and the bytes of an epilogue's operands (epilogues that load)
-//   turn[warpgroup]      4, the other warpgroup's warps when their last products are issued
-//                        (ping-pong)
+//   turn[warpgroup]      4, the warps of the warpgroup before it when their last products are
+//                        issued (ping-pong), or their first nearly done (FP8 with scales)
 #pragma once
 
 #include <cuda.h>
@@ -29,6 +30,7 @@
 #include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/sm90/main_loop.cuh"
 #include "backend/cuda/sm90/pieces.cuh"
+#include "backend/cuda/sm90/scaled_main_loop.cuh"
 #include "backend/cuda/sm90/schedules.cuh"
 #include "backend/cuda/sm90/shared_memory.cuh"
 
@@ -116,7 +118,7 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
     const auto load = [&](int begin, int end) {
       for (int k = begin; k < end; ++k, ring.advance()) {
         ring.wait_empty(s.empty);
-        ptx::mbarrier_arrive_expect_tx(&s.full[ring.stage], P::kABytes + P::kBBytes);
+        ptx::mbarrier_arrive_expect_tx(&s.full[ring.stage], P::kStageBytes);
         operands.template load<P>(s.stages[ring.stage], &s.full[ring.stage], tile, k * P::kTileK);
       }
     };
@@ -157,10 +159,19 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
     // Before the sums take their registers.
     if (ScheduleOf<P>::kLoadStep == 0 && tile.num_k > 0) pieces.start();
     Sums<P> sums = {};
+    const auto multiply = [&]<int kBlocks>() {
+      if constexpr (Operands::kIsScaled) {
+        const auto scales = operands.template scales<P>(tile, first_m);
+        multiply_scaled_tile<kBlocks, Operands>(s, schedule, ring, tile.num_k, scales, sums,
+                                                pieces);
+      } else {
+        multiply_tile<kBlocks, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
+      }
+    };
     if (has_second) {
-      multiply_tile<P::kRowBlocks, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
+      multiply.template operator()<P::kRowBlocks>();
     } else {
-      multiply_tile<1, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
+      multiply.template operator()<1>();
     }
     pieces.prepare(first_m, sums[0]);
     if (has_second) pieces.prepare(first_m + 64, sums[P::kRowBlocks - 1]);

@@ -22,36 +22,44 @@ enum class Pieces {
 
 struct Shape {
   int tile_m, tile_n;
-  int num_stages;   // of 64 in K
+  int num_stages;   // of 128 bytes in K
   int num_buffers;  // staging buffers of a consumer warp, 16 rows x 128 bytes each
   int num_warpgroups = 2;
   Schedule schedule = Schedule::kSideBySide;
   Pieces pieces = Pieces::kAtOnce;
+  int element_bytes = 2;             // 1: FP8 with scales (scaled_main_loop.cuh)
+  bool scales_every_column = false;  // which then come with a stage
 };
 
 template <Shape kShape>
 struct Policy {
   static constexpr bool kIsPingPong = kShape.schedule == Schedule::kPingPong;
+  static constexpr bool kIsScaled = kShape.element_bytes == 1;
   static constexpr bool kIsLeftOver = kShape.pieces == Pieces::kLeftOver;
-  static constexpr int kTileM = kShape.tile_m, kTileN = kShape.tile_n, kTileK = 64;
+  static constexpr int kTileM = kShape.tile_m, kTileN = kShape.tile_n;
+  static constexpr int kTileKBytes = 128, kTileK = kTileKBytes / kShape.element_bytes;
   static constexpr int kNumStages = kShape.num_stages;
   static constexpr int kNumBuffers = kShape.num_buffers, kBufferBytes = 16 * 128;
   static constexpr int kConsumers = kShape.num_warpgroups, kWarpsOfConsumer = 4;
   static constexpr int kConsumerWarps = kWarpsOfConsumer * kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kRowBlocks = kIsPingPong ? 2 : 1;  // of 64 rows, of a warpgroup
+  // Of 64 rows, of a warpgroup.
+  static constexpr int kRowBlocks = kTileM / 64 / (kIsPingPong ? 1 : kConsumers);
   // Columns of one wgmma: with 512 threads the compiler takes no instruction with 128 sums.
   static constexpr int kWidth = kConsumers == 2 || kTileN <= 192 ? kTileN : kTileN / 2;
   // Ring of work tiles: a block that held one more could not leave it to another.
   static constexpr int kNumTiles = kIsPingPong ? 2 : 1;
-  static constexpr int kABytes = kTileM * kTileK * 2, kBBytes = kTileN * kTileK * 2;
+  static constexpr int kABytes = kTileM * kTileKBytes, kBBytes = kTileN * kTileKBytes;
+  static constexpr int kColumnScales = kShape.scales_every_column ? kTileN : 0;
+  static constexpr int kStageBytes = kABytes + kBBytes + 4 * kColumnScales;
+  static constexpr int kReturns = kColumnScales == 0 ? 1 : kWarpsOfConsumer;  // of a stage
   // 65,536 registers: 128 threads of the producer warpgroup, 256 or 384 consumers.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 
   static_assert(kTileN % 64 == 0, "64 columns a panel");
   static_assert(kTileN * kRowBlocks <= 384, "sums of a thread");
-  static_assert(kTileM == 64 * (kIsPingPong ? kRowBlocks : kConsumers));
+  static_assert(kTileM == 64 * kRowBlocks * (kIsPingPong ? 1 : kConsumers));
   static_assert(!kIsPingPong || (kConsumers == 2 && !kIsLeftOver));
 
   static std::string text() {

@@ -12,9 +12,9 @@ namespace moire::cuda::sm90 {
 template <class P>
 using Sums = float[P::kRowBlocks][P::kTileN / 2];
 
-// Slices of 16 in K.
+// Slices of 16 in K, of FP8 32.
 template <class P>
-inline constexpr int kSlices = P::kTileK / 16;
+inline constexpr int kSlices = P::kTileKBytes / 32;
 
 // Issues the products of kNumSlices slices of a stage, for row blocks first_block ...
 // first_block + kBlocks - 1 and all of the tile's columns, kWidth to an instruction.

@@ -30,6 +30,7 @@ __device__ inline RaggedRow ragged_row(const WorkTile& tile, int32_t i) {
 template <Major kWeights>
 struct RaggedM {
   static constexpr Major kA = Major::kK, kB = kWeights;
+  static constexpr bool kIsScaled = false;
 
   CUtensorMap a;  // {k, rows}; box {64, tile_m}
   CUtensorMap b;  // K-major {k, n, groups}, box {64, tile_n, 1}; else {n, k, groups}, {64, 64, 1}
@@ -62,6 +63,7 @@ struct RaggedM {
 // loaded: the tile's first half holds gate rows f0 ..., its second the up rows of the same f.
 struct GluPairs {
   static constexpr Major kA = Major::kK, kB = Major::kK;
+  static constexpr bool kIsScaled = false;
 
   CUtensorMap a;
   CUtensorMap b;  // {k, block, 2, F / block, groups}; box of half a tile's rows
@@ -90,6 +92,7 @@ struct GluPairs {
 // d_g = a_g^T * b_g over the rows of a group; rows past its end are loaded as zeros.
 struct RaggedK {
   static constexpr Major kA = Major::kMN, kB = Major::kMN;
+  static constexpr bool kIsScaled = false;
 
   CUtensorMap a;  // ragged {m, ...}; box {64, 64}
   CUtensorMap b;  // ragged {n, ...}

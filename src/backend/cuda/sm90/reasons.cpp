@@ -5,6 +5,7 @@
 #include "backend/cuda/runtime/tensor_map.h"
 #include "core/divide.h"
 #include "core/format.h"
+#include "core/scales_check.h"
 
 namespace moire::cuda::sm90 {
 
@@ -21,6 +22,32 @@ std::string why_not_bf16(std::initializer_list<Named> tensors) {
     }
   }
   return {};
+}
+
+std::string why_not_fast(int32_t accumulation) {
+  if (accumulation == MOIRE_ACCUMULATE_FAST) return {};
+  return "exact sums are asked for, FP8 tensor cores keep about 13 bits";
+}
+
+std::string why_not_fp8(std::initializer_list<Named> tensors) {
+  for (const auto& [name, codes] : tensors) {
+    if (is_fp8(codes)) continue;
+    return concat(name, " is ", dtype_name(codes.type()), ", FP8 tensor cores take e4m3 and e5m2");
+  }
+  return {};
+}
+
+std::string why_not_words(std::initializer_list<Named> tensors) {
+  for (const auto& [name, codes] : tensors) {
+    if (codes.columns() % 4 == 0) continue;
+    return concat(name, " has ", codes.columns(), " columns, the kernel takes multiples of 4");
+  }
+  return {};
+}
+
+std::string why_not_e4m3(std::string_view name, const TensorView& codes) {
+  if (codes.type() == DType::kE4M3) return {};
+  return concat(name, " is ", dtype_name(codes.type()), ", the kernel takes e4m3");
 }
 
 std::string why_not_tma(std::initializer_list<Named> tensors) {

@@ -20,13 +20,15 @@
 
 namespace moire::cuda::sm90 {
 
-// The warpgroup needs a stage no more.
+// The warpgroup needs a stage no more; where scales lie in it, which no products join, each warp
+// says so for itself.
 template <class P>
 __device__ void give_back(SharedMemory<P>& s, int stage) {
-  if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&s.empty[stage]);
+  if (P::kColumnScales != 0) __syncwarp();
+  if (threadIdx.x % (128 / P::kReturns) == 0) ptx::mbarrier_arrive(&s.empty[stage]);
 }
 
-// Every warpgroup multiplies its 64 rows of every tile. While one is in its epilogue, the others
+// Every warpgroup multiplies its rows of every tile. While one is in its epilogue, the others
 // keep the tensor cores busy.
 template <class P>
 class SideBySide {
@@ -38,14 +40,27 @@ class SideBySide {
   __device__ SideBySide(SharedMemory<P>& s, int consumer) : s_(s), consumer_(consumer) {}
 
   // The first of this warpgroup's row blocks in a tile.
-  __device__ int first_block() const { return consumer_; }
+  __device__ int first_block() const { return consumer_ * P::kRowBlocks; }
   // Goes on to the next tile: whether it is this warpgroup's. Called once a tile.
   __device__ bool next_is_mine() { return true; }
-  __device__ void wait_for_turn() {}
-  __device__ void pass_on() {}
+  // FP8 with scales: a warpgroup begins a tile when the one before it has nearly multiplied its
+  // first step. Left alone they would fall into step, all multiplying and all adding at once.
+  // Each warp passes the turn on for itself, when it has had its own: so a turn's next round is
+  // never complete before its last one was waited for.
+  __device__ void wait_for_turn() {
+    if constexpr (!P::kIsScaled) return;
+    ptx::mbarrier_wait_parity(&s_.turn[consumer_], turn_ ^ (consumer_ == 0 ? 1 : 0));
+    turn_ ^= 1;
+  }
+  __device__ void pass_on() {
+    if constexpr (!P::kIsScaled) return;
+    const int next = consumer_ + 1 == P::kConsumers ? 0 : consumer_ + 1;
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&s_.turn[next]);
+  }
 
   // A tile in which this warpgroup has no rows: it multiplies nothing, but keeps the ring's pace.
   __device__ void follow(Ring<P::kNumStages>& ring, int num_k) {
+    pass_on();
     for (int k = 0; k < num_k; ++k, ring.advance()) {
       ring.wait_full(s_.full);
       ptx::sync_warpgroup(consumer_);
@@ -56,6 +71,7 @@ class SideBySide {
  private:
   SharedMemory<P>& s_;
   int consumer_;
+  uint32_t turn_ = 0;  // the parity of the next one
 };
 
 // Two warpgroups take tiles in turn. A turn begins when the other has issued its last products: it

@@ -9,8 +9,16 @@
 
 namespace moire::cuda::sm90 {
 
+// Scales of a stage's columns, where they lie with it.
+template <int kNumScales>
+struct ColumnScales {
+  alignas(128) float scales[kNumScales];
+};
+template <>
+struct ColumnScales<0> {};
+
 template <class P>
-struct Stage {
+struct Stage : ColumnScales<P::kColumnScales> {
   alignas(1024) char a[P::kABytes];
   alignas(1024) char b[P::kBBytes];
 };
@@ -34,7 +42,7 @@ template <class P>
 __device__ void initialize_barriers(SharedMemory<P>& s) {
   for (int i = 0; i < P::kNumStages; ++i) {
     ptx::mbarrier_init(&s.full[i], 1);
-    ptx::mbarrier_init(&s.empty[i], P::kIsPingPong ? 1 : P::kConsumers);
+    ptx::mbarrier_init(&s.empty[i], P::kReturns * (P::kIsPingPong ? 1 : P::kConsumers));
   }
   for (int i = 0; i < P::kNumTiles; ++i) {
     ptx::mbarrier_init(&s.tile_full[i], 1);

@@ -1,0 +1,322 @@
+// A block of threads works on a square of 128 x 128 codes. A thread has the words of four columns
+// of 16 rows, four neighbouring ones of each of the square's blocks of 32: so it holds a part of
+// each MXFP8 block that is folded. To be turned over, four rows by four columns are turned in
+// registers, and lie in shared memory so that neither writing nor reading meets a bank twice.
+#include "backend/cuda/ops/core_codes.h"
+#include "backend/cuda/ops/quantize_tiles.cuh"
+#include "core/format.h"
+#include "core/prepared_weight.h"
+
+namespace moire::cuda::ops {
+namespace {
+
+constexpr int kSide = 128, kThreads = 256, kWords = kSide / 4, kUnits = kSide / 16;
+constexpr int kBlocks = 4, kRows = 4;  // MXFP8 blocks of a side; neighbouring rows of a thread
+
+// What shares a folded code.
+enum class Fold { kNone, kRow, kColumn, kTile };
+
+struct Codes {
+  Matrix<const uint8_t> source;
+  Matrix<const uint8_t> source_scales;  // MXFP8
+  const float* source_tiles;            // of a weight that is turned and not folded
+  ScaleBlocks blocks;
+  uint8_t* target;
+  int64_t stride, matrix_stride;  // of the target
+  Matrix<float> scales;
+  uint32_t columns, column_tiles, blocks_per_matrix, scale_rows_per_matrix;
+  bool is_e5m2, scales_are_rowwise;
+};
+
+// A square: the index of its rows among all blocks of 128, which they are, and the first MXFP8
+// scale row of columnwise ones.
+struct Square {
+  uint32_t index, first_column;
+  RowRange rows;
+  int64_t first_scale_row;
+
+  __device__ explicit Square(const Codes& args)
+      : index(blockIdx.x / args.column_tiles),
+        first_column(blockIdx.x % args.column_tiles * kSide) {
+    if (args.blocks.kind == ScaleBlocks::kRagged) {
+      const RowBlock block = row_block_at<kSide>(args.blocks.groups, index);
+      const int64_t begin = rows_of(args.blocks.groups, block.group).begin;
+      rows = {block.first, block.end};
+      first_scale_row = begin / 32 + block.group + (block.first - begin) / 32;
+    } else {
+      rows = args.blocks.at<kSide>(index);
+      first_scale_row = int64_t{index / args.blocks_per_matrix} * args.scale_rows_per_matrix +
+                        index % args.blocks_per_matrix * int64_t{kBlocks};
+    }
+  }
+  __device__ int64_t row(int block, int i) const {
+    return rows.begin + 32 * block + threadIdx.x / kWarp * kRows + i;
+  }
+};
+
+// Four codes a byte each; those that are smaller than `codes` take its place, NaN (255) aside.
+__device__ inline uint32_t larger_codes(uint32_t folded, uint32_t codes) {
+  return __vmaxu4(folded, codes & ~__vcmpeq4(codes, ~0u));
+}
+
+// The codes of a thread's four columns in each of its 16 rows.
+struct Scaled {
+  uint32_t codes[kBlocks][kRows] = {};
+
+  __device__ void load(const Codes& args, const Square& square, uint32_t column) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        // Down the columns a block has a code for each thread, whether it has rows for it or not.
+        const int64_t row = args.scales_are_rowwise ? square.row(b, i) : square.rows.begin + 32 * b;
+        if (row >= square.rows.end || column >= args.columns) continue;
+        if (args.scales_are_rowwise) {
+          codes[b][i] = args.source_scales.row(row)[column / 32] * 0x01010101u;
+        } else {
+          const uint8_t* const scales = args.source_scales.row(square.first_scale_row + b);
+          codes[b][i] = *reinterpret_cast<const uint32_t*>(scales + column);
+        }
+      }
+    }
+  }
+  // The largest of this thread's, in each column.
+  __device__ uint32_t largest() const {
+    uint32_t all = 0;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) all = larger_codes(all, codes[b][i]);
+    }
+    return all;
+  }
+};
+
+__device__ inline uint32_t largest_of_bytes(uint32_t w) {
+  w = __vmaxu4(w, w >> 16);
+  return __vmaxu4(w, w >> 8) & 0xFF;
+}
+
+// fold_element() of four codes, whose blocks have `codes`, into blocks with `folded`.
+__device__ inline uint32_t fold_word(uint32_t word, uint32_t codes, uint32_t folded, bool is_e5m2) {
+  if (codes == folded) return word;
+  float factor[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t shift = (folded >> 8 * j & 0xFF) - (codes >> 8 * j & 0xFF);
+    factor[j] = e8m0_to_float(static_cast<uint8_t>(shift < 127 ? 127 - shift : 0));
+  }
+  const float2 low = decode_pair(word, is_e5m2), high = decode_pair(word >> 16, is_e5m2);
+  const uint32_t changed = encode_pair(low.x * factor[0], low.y * factor[1], is_e5m2) |
+                           encode_pair(high.x * factor[2], high.y * factor[3], is_e5m2) << 16;
+  // NaN and infinity stay; what has the code 255 becomes NaN.
+  const uint32_t first_special = is_e5m2 ? 0x7C7C7C7Cu : 0x7F7F7F7Fu;
+  const uint32_t special = __vcmpgeu4(word & 0x7F7F7F7Fu, first_special);
+  const uint32_t lost = __vcmpeq4(codes, ~0u);
+  return (((changed & ~special) | (word & special)) & ~lost) | (0x7F7F7F7Fu & lost);
+}
+
+// The scale of a tile, where tiles lie as the codes that are stored.
+__device__ inline void store_tile_scale(const Codes& args, const Square& square, bool is_turned,
+                                        float scale) {
+  const uint32_t column_tile = square.first_column / kSide;
+  const uint32_t matrix = square.index / args.blocks_per_matrix;
+  const uint32_t block = square.index % args.blocks_per_matrix;
+  if (is_turned) {
+    args.scales.row(matrix * args.column_tiles + column_tile)[block] = scale;
+  } else {
+    args.scales.row(square.index)[column_tile] = scale;
+  }
+}
+
+// Folds a thread's words; `shared` is for one code a warp.
+template <Fold kFold>
+__device__ void fold(const Codes& args, const Square& square, uint32_t column,
+                     uint32_t (&w)[kBlocks][kRows], uint32_t* shared) {
+  Scaled scaled;
+  scaled.load(args, square, column);
+  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const uint32_t column_tile = square.first_column / kSide;
+  uint32_t all = scaled.largest();
+  if constexpr (kFold == Fold::kTile) {
+    const uint32_t in_warp = __reduce_max_sync(~0u, largest_of_bytes(all));
+    if (lane == 0) shared[warp] = in_warp;
+    __syncthreads();
+    all = 0;
+    for (int i = 0; i < kThreads / kWarp; ++i) all = max(all, shared[i]);
+    if (threadIdx.x == 0)
+      store_tile_scale(args, square, !args.scales_are_rowwise, e8m0_to_float(all));
+    all *= 0x01010101u;
+  }
+  if constexpr (kFold == Fold::kColumn) {
+    if (warp == 0 && column < args.columns) {
+      float* const scales = args.scales.row(square.index) + column;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) scales[j] = e8m0_to_float(all >> 8 * j & 0xFF);
+    }
+  }
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if constexpr (kFold == Fold::kRow) {  // blocks of eight lanes
+        all = larger_codes(0, scaled.codes[b][i]);
+        all = __reduce_max_sync(~0u, all & 0xFF) * 0x01010101u;
+        if (lane == 0 && square.row(b, i) < square.rows.end) {
+          args.scales.row(square.row(b, i))[column_tile] = e8m0_to_float(all & 0xFF);
+        }
+      }
+      w[b][i] = fold_word(w[b][i], scaled.codes[b][i], all, args.is_e5m2);
+    }
+  }
+}
+
+// Four rows of four codes become four columns of them.
+__device__ inline void turn(uint32_t (&w)[kRows]) {
+  const uint32_t a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140);
+  const uint32_t c = __byte_perm(w[0], w[1], 0x7362), d = __byte_perm(w[2], w[3], 0x7362);
+  w[0] = __byte_perm(a, b, 0x5410), w[1] = __byte_perm(a, b, 0x7632);
+  w[2] = __byte_perm(c, d, 0x5410), w[3] = __byte_perm(c, d, 0x7632);
+}
+
+// Writes a square turned over.
+__device__ void store_turned(const Codes& args, const Square& square, uint32_t (&w)[kBlocks][kRows],
+                             uint32_t (&turned)[kSide][kWords]) {
+  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    turn(w[b]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) turned[4 * lane + i][(8 * b + warp) ^ lane] = w[b][i];
+  }
+  __syncthreads();
+  uint8_t* const target = args.target + square.index / args.blocks_per_matrix * args.matrix_stride +
+                          int64_t{square.index % args.blocks_per_matrix} * kSide;
+  for (uint32_t i = threadIdx.x; i < kSide * kUnits; i += kThreads) {
+    const uint32_t c = i / kUnits, unit = i % kUnits, mask = c / 4;
+    if (square.first_column + c >= args.columns) continue;
+    uint4 v = *reinterpret_cast<const uint4*>(&turned[c][(4 * unit) ^ (mask & ~3u)]);
+    if ((mask & 1) != 0) v = {v.y, v.x, v.w, v.z};
+    if ((mask & 2) != 0) v = {v.z, v.w, v.x, v.y};
+    *reinterpret_cast<uint4*>(target + (square.first_column + c) * args.stride + 16 * unit) = v;
+  }
+}
+
+template <Fold kFold, bool kTurns>
+__global__ void __launch_bounds__(kThreads) core_codes_kernel(const __grid_constant__ Codes args) {
+  __shared__ alignas(16) uint32_t shared[kSide][kWords];
+  const Square square(args);
+  if (square.rows.size() == 0) return;
+  const uint32_t column = square.first_column + 4 * (threadIdx.x % kWarp);
+  uint32_t w[kBlocks][kRows] = {};
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (square.row(b, i) >= square.rows.end || column >= args.columns) continue;
+      w[b][i] = *reinterpret_cast<const uint32_t*>(args.source.row(square.row(b, i)) + column);
+    }
+  }
+  if constexpr (kFold != Fold::kNone) {
+    fold<kFold>(args, square, column, w, shared[0]);
+    if (kFold == Fold::kTile) __syncthreads();
+  }
+  if (kFold == Fold::kNone && args.source_tiles != nullptr && threadIdx.x == 0) {
+    const uint32_t tile = square.index * args.column_tiles + square.first_column / kSide;
+    store_tile_scale(args, square, true, args.source_tiles[tile]);
+  }
+  if constexpr (kTurns) {
+    store_turned(args, square, w, shared);
+  } else {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        if (square.row(b, i) >= square.rows.end || column >= args.columns) continue;
+        *reinterpret_cast<uint32_t*>(args.target + square.row(b, i) * args.stride + column) =
+            w[b][i];
+      }
+    }
+  }
+}
+
+ScaleBlocks blocks_of(const TensorView& codes, const moire_groups& groups, bool is_turned) {
+  return scale_blocks(codes, groups, MOIRE_SCALING_FP8_BLOCK, is_turned || codes.rank == 3);
+}
+
+}  // namespace
+
+CoreCodes::CoreCodes(const moire_quantized& weight, bool is_turned, const moire_quantized& made)
+    : codes_(weight.data),
+      scales_(weight.scales),
+      is_turned_(is_turned),
+      is_folded_(scales_.type() == DType::kE8M0),
+      made_codes_(made.data),
+      made_scales_(made.scales) {}
+
+CoreCodes::CoreCodes(const TensorView& codes, const TensorView& scales, const moire_groups& groups,
+                     bool is_turned, Arena& arena)
+    : codes_(codes),
+      scales_(scales),
+      groups_(groups),
+      is_turned_(is_turned),
+      is_folded_(scales.type() == DType::kE8M0),
+      made_codes_(codes),
+      made_scales_(scales) {
+  if (launches() == 0) return;
+  const int64_t columns = codes.columns(), tiles = ceil_div(columns, kSide);
+  if (codes.rank == 3) {
+    const moire_quantized made = take_core_weight(arena, codes, is_turned);
+    made_codes_ = made.data;
+    made_scales_ = made.scales;
+  } else if (is_turned) {
+    const int64_t blocks = blocks_of(codes, groups, true).count(kSide);
+    made_codes_ = arena.take(codes.type(), columns, blocks * kSide);
+    if (is_folded_) made_scales_ = arena.take_aligned(DType::kFP32, blocks, columns);
+  } else {
+    made_codes_ = arena.take_aligned(codes.type(), codes.num_rows(), columns);
+    made_scales_ = arena.take_aligned(DType::kFP32, codes.num_rows(), tiles);
+  }
+}
+
+void CoreCodes::make(Launcher& launcher) const {
+  if (launches() == 0) return;
+  const bool is_weight = codes_.rank == 3;
+  const ScaleBlocks blocks = blocks_of(codes_, groups_, is_turned_);
+  const int64_t tiles = ceil_div(codes_.columns(), kSide);
+  const Codes args{
+      .source = matrix_of<const uint8_t>(codes_),
+      .source_scales = matrix_of<const uint8_t>(scales_),
+      .source_tiles = is_weight && !is_folded_ ? static_cast<const float*>(scales_.data) : nullptr,
+      .blocks = blocks,
+      .target = static_cast<uint8_t*>(made_codes_.data),
+      .stride = made_codes_.stride(),
+      .matrix_stride = codes_.columns() * made_codes_.stride(),
+      .scales = matrix_of<float>(made_scales_),
+      .columns = static_cast<uint32_t>(codes_.columns()),
+      .column_tiles = static_cast<uint32_t>(tiles),
+      .blocks_per_matrix = is_weight ? blocks.blocks_per_matrix : UINT32_MAX,
+      .scale_rows_per_matrix = is_weight ? static_cast<uint32_t>(scales_.shape[1]) : 0,
+      .is_e5m2 = codes_.type() == DType::kE5M2,
+      .scales_are_rowwise = !is_turned_};
+  const LaunchShape shape{blocks_for(blocks.count(kSide) * tiles, 1), kThreads};
+  if (!is_folded_) {
+    launcher.launch(core_codes_kernel<Fold::kNone, true>, shape, args);
+  } else if (is_weight) {
+    launcher.launch(
+        is_turned_ ? core_codes_kernel<Fold::kTile, true> : core_codes_kernel<Fold::kTile, false>,
+        shape, args);
+  } else {
+    launcher.launch(
+        is_turned_ ? core_codes_kernel<Fold::kColumn, true> : core_codes_kernel<Fold::kRow, false>,
+        shape, args);
+  }
+}
+
+std::string CoreCodes::policy(std::string_view name) const {
+  if (launches() == 0) return {};
+  return concat(", after ", is_folded_ ? "folding " : "", is_folded_ && is_turned_ ? "and " : "",
+                is_turned_ ? "transposing " : "", name);
+}
+
+}  // namespace moire::cuda::ops

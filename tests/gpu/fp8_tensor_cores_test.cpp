@@ -1,0 +1,245 @@
+// The grouped GEMMs on Hopper's FP8 tensor cores, where MOIRE_ACCUMULATE_FAST allows them: against
+// the reference, within what those may cut off, with everything optional; the same bits with every
+// tile; and more tiles than blocks, exactly.
+#include <string>
+
+#include "reference/grouped_gemm.h"
+#include "tests/gpu/gpu.h"
+#include "tests/support/grouped_gemm_cases.h"
+#include "tests/support/tested.h"
+
+namespace moire::test {
+namespace {
+
+constexpr Fp8 kMx4{DType::kE4M3, DType::kE8M0}, kMx5{DType::kE5M2, DType::kE8M0};
+constexpr Fp8 kBlock4{DType::kE4M3, DType::kFP32}, kBlock5{DType::kE5M2, DType::kFP32};
+
+class Fp8TensorCores : public Gpu {
+ protected:
+  void SetUp() override {
+    Gpu::SetUp();
+    if (!IsSkipped() && !has_sm90()) GTEST_SKIP() << "the kernels are for compute capability 9.0";
+  }
+  Tested alone() const { return Tested::alone(context()); }
+  // Whether a call runs on the FP8 tensor cores; with which words explain says so.
+  template <class A>
+  std::string policy(const A& args, Status (*op)(const Context&, const A&)) const {
+    const Context explaining = context().explaining();
+    A sized = args;
+    sized.workspace = {nullptr, SIZE_MAX};
+    EXPECT_TRUE(succeeds(op(explaining, sized)));
+    return explaining.explanation().empty() ? "" : explaining.explanation()[0].policy;
+  }
+  template <class A>
+  void expect_fast(const A& args, Status (*op)(const Context&, const A&)) const {
+    EXPECT_TRUE(policy(args, op).starts_with("FP8 tensor cores")) << policy(args, op);
+  }
+};
+
+GemmOptions options(const Fp8& a, const Fp8& b, int32_t layout) {
+  GemmOptions o;
+  o.a = a;
+  o.b = b;
+  o.operands = o.output = DType::kBF16;
+  o.layout = layout;
+  o.accumulation = MOIRE_ACCUMULATE_FAST;
+  return o;
+}
+
+// What the reference judges: FP8 tensor cores' sums are bounded as their emulation is.
+template <class A>
+A as_emulated(A args) {
+  args.accumulation = MOIRE_ACCUMULATE_EMULATED;
+  return args;
+}
+
+testing::AssertionResult tail_is_right(const TensorView& t, const Batch& batch, int32_t tail) {
+  return tail == MOIRE_TAIL_ZERO ? tail_is_zero(t, batch.groups())
+                                 : tail_is_untouched(t, batch.groups());
+}
+
+// Each format of an activation or gradient beside each of a weight, both layouts, gathered or not,
+// with and without what is optional.
+template <class F>
+void for_each_option(F&& f) {
+  int variant = 0;
+  for (const Fp8& a : {kBlock4, kBlock5, kMx4, kMx5}) {
+    for (const Fp8& b : {kBlock4, kMx4}) {
+      for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+        GemmOptions o = options(a, b, layout);
+        o.row_idx = variant % 3 == 0   ? DType::kNone
+                    : variant % 3 == 1 ? DType::kInt32
+                                       : DType::kInt64;
+        o.extras = variant % 4 != 3;
+        o.tail = variant % 2 == 0 ? MOIRE_TAIL_ZERO : MOIRE_TAIL_UNTOUCHED;
+        SCOPED_TRACE(testing::Message() << o);
+        f(o);
+        ++variant;
+      }
+    }
+  }
+}
+
+TEST_F(Fp8TensorCores, MultiplyAsTheReferenceDoes) {
+  Random random;
+  const Batch batch({70, 0, 129, 5}, 9);
+  for_each_option([&](const GemmOptions& o) {
+    for (const bool transpose_b : {false, true}) {
+      GemmCase c(random, batch, 208, 400, transpose_b, o);
+      expect_fast(c.args(), moire::grouped_gemm);
+      ASSERT_TRUE(succeeds(c.run(alone())));
+      EXPECT_TRUE(matches(c.d, reference::grouped_gemm(as_emulated(c.args())), batch.groups()));
+      EXPECT_TRUE(tail_is_right(c.d, batch, o.tail));
+      EXPECT_TRUE(c.d.is_undamaged());
+    }
+  });
+}
+
+TEST_F(Fp8TensorCores, ActivateAsTheReferenceDoes) {
+  Random random;
+  const Batch batch({70, 0, 129, 5}, 9);
+  for_each_option([&](const GemmOptions& o) {
+    GemmGluCase c(random, batch, 112, 272, o);
+    expect_fast(c.args(), moire::grouped_gemm_glu);
+    ASSERT_TRUE(succeeds(c.run(alone())));
+    const reference::GemmGluResults want = reference::grouped_gemm_glu(as_emulated(c.args()));
+    EXPECT_TRUE(matches(c.act, want.act, batch.groups()));
+    if (o.extras) {
+      EXPECT_TRUE(matches(c.z, want.z, batch.groups()));
+    }
+    EXPECT_TRUE(c.act.is_undamaged() && c.z.is_undamaged());
+  });
+}
+
+TEST_F(Fp8TensorCores, ActivateBackwardsAsTheReferenceDoes) {
+  Random random;
+  const Batch batch({70, 0, 129, 5}, 9);
+  for_each_option([&](const GemmOptions& o) {
+    GemmGluBackwardCase c(random, batch, 112, 272, o);
+    const auto want = reference::grouped_gemm_glu_backward(as_emulated(c.args()));
+    expect_fast(c.args(), moire::grouped_gemm_glu_backward);
+    ASSERT_TRUE(succeeds(c.run(alone())));
+    EXPECT_TRUE(matches(c.grad_z, want.grad_z, batch.groups()));
+    if (o.extras) {
+      EXPECT_TRUE(matches(c.act, want.act, batch.groups()));
+      EXPECT_TRUE(matches(c.grad_bias, want.grad_bias));
+    }
+    EXPECT_TRUE(c.grad_z.is_undamaged());
+  });
+}
+
+TEST_F(Fp8TensorCores, SumWeightGradientsAsTheReferenceDoes) {
+  Random random;
+  const Batch batch({170, 0, 300, 1, 257}, 9);
+  for (const Fp8& a : {kBlock4, kBlock5, kMx4, kMx5}) {
+    for (const Fp8& b : {kBlock4, kBlock5, kMx4}) {
+      if (a.element == DType::kE5M2 && b.element == DType::kE5M2) continue;
+      for (const DType output : {DType::kFP32, DType::kBF16}) {
+        for (const int32_t beta : {0, 1}) {
+          GemmOptions o = options(a, b, MOIRE_OUT_IN);
+          o.output = output;
+          o.beta = beta;
+          WgradCase c(random, batch, 144, 208, o);
+          SCOPED_TRACE(testing::Message() << o);
+          const reference::Weights want = reference::grouped_gemm_wgrad(as_emulated(c.args()));
+          expect_fast(c.args(), moire::grouped_gemm_wgrad);
+          ASSERT_TRUE(succeeds(c.run(alone())));
+          EXPECT_TRUE(matches(c.d, want));
+          EXPECT_TRUE(c.d.is_undamaged());
+        }
+      }
+    }
+  }
+}
+
+// 192 of 256 columns get another tile than all of them do: the same bits.
+TEST_F(Fp8TensorCores, GiveTheSameBitsWithEveryTile) {
+  constexpr int64_t kWide = 1024, kNarrow = 192, kRows = 700, kK = 640;
+  Random random;
+  const Batch batch({kRows, 0, 77}, 0);
+  GemmCase c(random, batch, kWide, kK, false, options(kBlock4, kBlock4, MOIRE_OUT_IN));
+  GemmCase narrow(random, batch, kNarrow, kK, false, options(kBlock4, kBlock4, MOIRE_OUT_IN));
+  GroupedGemmArgs wide_args = c.args(), args = narrow.args();
+  args.a = wide_args.a, args.a_scales = wide_args.a_scales;
+  args.bias = args.bias_scale = wide_args.bias = wide_args.bias_scale = {};
+  // The first columns of each group's weight, copied.
+  const TensorView from(wide_args.b.tensor), to(args.b.tensor);
+  const TensorView from_scales(wide_args.b_scales), to_scales(args.b_scales);
+  for (int64_t g = 0; g < batch.num_groups(); ++g) {
+    for (int64_t i = 0; i < kNarrow; ++i) {
+      std::copy_n(static_cast<const uint8_t*>(from.data) + (g * kWide + i) * from.stride(), kK,
+                  static_cast<uint8_t*>(to.data) + (g * kNarrow + i) * to.stride());
+    }
+    for (int64_t i = 0; i < to_scales.shape[1]; ++i) {
+      std::copy_n(
+          static_cast<const float*>(from_scales.data) +
+              (g * from_scales.shape[1] + i) * from_scales.stride(),
+          to_scales.columns(),
+          static_cast<float*>(to_scales.data) + (g * to_scales.shape[1] + i) * to_scales.stride());
+    }
+  }
+  EXPECT_NE(policy(wide_args, moire::grouped_gemm), policy(args, moire::grouped_gemm));
+  ASSERT_TRUE(succeeds(run(alone(), wide_args, grouped_gemm, grouped_gemm_workspace)));
+  ASSERT_TRUE(succeeds(run(alone(), args, grouped_gemm, grouped_gemm_workspace)));
+  int64_t different = 0;
+  for (int64_t row = 0; row < batch.rows(); ++row) {
+    for (int64_t i = 0; i < kNarrow; ++i) different += c.d.get(row, i) != narrow.d.get(row, i);
+  }
+  EXPECT_EQ(different, 0);
+}
+
+// Codes that are small integers, and scales that are powers of two: every sum is exact.
+void fill_exactly(const TensorView& codes, const TensorView& scales, int64_t salt) {
+  constexpr uint8_t kNumbers[] = {0x00, 0x38, 0xB8, 0x40, 0xC0};  // 0, 1, -1, 2, -2
+  for (int64_t i = 0; i < codes.num_rows() * codes.stride(); ++i) {
+    static_cast<uint8_t*>(codes.data)[i] = kNumbers[(i * 7 + i / 13 + salt) % 5];
+  }
+  for (int64_t i = 0; i < scales.num_rows() * scales.stride(); ++i) {
+    static_cast<float*>(scales.data)[i] = static_cast<float>(1 << (i * 3 + salt) % 4);
+  }
+}
+
+TEST_F(Fp8TensorCores, AreExactOnManyTiles) {
+  Random random;
+  std::vector<int64_t> splits(40, 290);
+  splits[7] = splits[39] = 0;
+  const Batch batch(splits, 1000);
+  for (const int64_t n : {768, 512}) {
+    for (const bool transpose_b : {false, true}) {
+      GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
+      o.extras = false;
+      GemmCase c(random, batch, n, 144, transpose_b, o);
+      fill_exactly(c.args().a, c.args().a_scales, 1);
+      fill_exactly(c.args().b.tensor, c.args().b_scales, 2);
+      GemmCase exact = c;
+      exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
+      ASSERT_TRUE(succeeds(c.run(alone())));
+      ASSERT_TRUE(succeeds(exact.run(Context::create().value())));
+      EXPECT_TRUE(same_bits(c.d, exact.d)) << "n " << n << " transpose_b " << transpose_b;
+    }
+  }
+  GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
+  o.output = DType::kFP32;
+  WgradCase c(random, batch, 256, 272, o);
+  fill_exactly(c.args().a, c.args().a_scales, 1);
+  fill_exactly(c.args().b, c.args().b_scales, 2);
+  WgradCase exact = c;
+  exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
+  ASSERT_TRUE(succeeds(c.run(alone())));
+  ASSERT_TRUE(succeeds(exact.run(Context::create().value())));
+  EXPECT_TRUE(same_bits(c.d, exact.d));
+}
+
+TEST_F(Fp8TensorCores, AreOnlyUsedWhereTheirSumsAreAllowed) {
+  Random random;
+  const Batch batch({70, 60});
+  for (const Fp8& format : {kBlock4, kMx4}) {
+    GemmOptions o = options(format, format, MOIRE_OUT_IN);
+    o.accumulation = MOIRE_ACCUMULATE_EXACT;
+    GemmCase c(random, batch, 128, 128, false, o);
+    EXPECT_FALSE(policy(c.args(), moire::grouped_gemm).starts_with("FP8 tensor cores"));
+  }
+}
+
+}  // namespace
+}  // namespace moire::test
