@@ -173,6 +173,12 @@ TEST(PreparedWeight, HasTheBytesOfWhatItsProductsRead) {
   EXPECT_EQ(bytes_of(hopper.value(), mxfp8, 1, 0), 4 * kElements);
   EXPECT_EQ(bytes_of(hopper.value(), mxfp8, 1, 1), 2 * kElements);
   EXPECT_EQ(bytes_of(hopper.value(), mxfp8, 0, 0), rowwise + columnwise);
+  // For FP8 tensor cores: rows of 128 bytes as the weight lies and turned over, and their tiles.
+  constexpr int64_t kAsItLies = int64_t{4} * 64 * 128 + 256, kTurned = int64_t{4} * 96 * 128 + 256;
+  for (const RecipeCase& fast : {block, RecipeCase{MOIRE_RECIPE_MXFP8_FAST}}) {
+    EXPECT_EQ(bytes_of(hopper.value(), fast, 0, 0), kAsItLies + kTurned);
+    EXPECT_EQ(bytes_of(hopper.value(), fast, 0, 1), kAsItLies);
+  }
 }
 
 // On a GPU that is planned for: the quantiser makes values, and with decoded weights nothing is

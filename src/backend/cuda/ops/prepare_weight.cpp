@@ -1,9 +1,13 @@
 // prepare_weight on CUDA, by the ops that quantise and decode. Decoded weights are kept on request,
 // and for Hopper alone: its BF16 kernels would decode codes into the workspace at each call, the
-// plain ones decode while they load.
+// plain ones decode while they load. So is what its FP8 tensor cores read, for the recipes that use
+// them.
 #include <array>
+#include <optional>
+#include <span>
 
 #include "backend/cuda/implementations.h"
+#include "backend/cuda/ops/core_codes.h"
 #include "core/format.h"
 #include "core/prepared_weight.h"
 #include "core/status_macros.h"
@@ -14,24 +18,40 @@ namespace {
 // The weight quantised, into the memory that is kept or on the way to what is kept of it.
 struct Steps {
   explicit Steps(const PrepareWeightArgs& args)
-      : is_decoded(args.prepared.form == static_cast<int32_t>(WeightForm::kDequantized)),
-        arena(args.workspace) {
+      : form(static_cast<WeightForm>(args.prepared.form)), arena(args.workspace) {
     const WeightCopies kept = copies_of(args.prepared);
-    const WeightCopies codes =
-        is_decoded ? take_copies(arena, args.prepared, WeightForm::kCodes) : kept;
+    const bool is_tiled = args.recipe == MOIRE_RECIPE_FP8_BLOCK;
+    WeightCopies codes = kept;
+    if (form == WeightForm::kDequantized || (form == WeightForm::kCores && !is_tiled)) {
+      codes = take_copies(arena, args.prepared, WeightForm::kCodes);
+    } else if (form == WeightForm::kCores) {
+      codes.columnwise = {};
+      if (!is_present(codes.rowwise)) {
+        codes = take_copies(arena, args.prepared, WeightForm::kCodes);
+      }
+    }
     quantize = quantize_step(args, codes);
-    if (!is_decoded) return;
-    add(codes.rowwise, kept.rowwise, MOIRE_ROWWISE);
-    add(codes.columnwise, kept.columnwise, MOIRE_COLUMNWISE);
+    if (form == WeightForm::kDequantized) {
+      add_decoding(codes.rowwise, kept.rowwise, MOIRE_ROWWISE);
+      add_decoding(codes.columnwise, kept.columnwise, MOIRE_COLUMNWISE);
+    }
+    if (form != WeightForm::kCores) return;
+    if (is_present(kept.rowwise) && !is_tiled) {
+      cores[0].emplace(codes.rowwise, false, kept.rowwise);
+    }
+    if (is_present(kept.columnwise)) {
+      cores[1].emplace(is_tiled ? codes.rowwise : codes.columnwise, true, kept.columnwise);
+    }
   }
   std::span<const DequantizeArgs> decode() const { return std::span(decode_).first(num_decoded_); }
 
-  bool is_decoded;
+  WeightForm form;
   Arena arena;
   QuantizeWeightArgs quantize;
+  std::array<std::optional<CoreCodes>, 2> cores;
 
  private:
-  void add(const moire_quantized& codes, const moire_quantized& kept, int32_t direction) {
+  void add_decoding(const moire_quantized& codes, const moire_quantized& kept, int32_t direction) {
     if (!is_present(kept)) return;
     DequantizeArgs& args = decode_[num_decoded_++];
     args.source = codes;
@@ -54,7 +74,11 @@ Status run(const Context& context, const PrepareWeightArgs& args) {
   for (const DequantizeArgs& decode : steps.decode()) {
     MOIRE_RETURN_IF_ERROR(kDequantize.run(own, decode));
   }
-  return {};
+  Launcher launcher(own, "prepare_weight");
+  for (const auto& codes : steps.cores) {
+    if (codes) codes->make(launcher);
+  }
+  return launcher.status();
 }
 
 size_t workspace(const DeviceState&, const PrepareWeightArgs& args) {
@@ -62,19 +86,28 @@ size_t workspace(const DeviceState&, const PrepareWeightArgs& args) {
 }
 
 std::string policy(const DeviceState&, const PrepareWeightArgs& args) {
-  return concat(Steps(args).is_decoded ? "decoded into bf16, " : "codes, ",
+  const WeightForm form = Steps(args).form;
+  return concat(form == WeightForm::kDequantized ? "decoded into bf16, "
+                : form == WeightForm::kCores     ? "tiles for FP8 tensor cores, "
+                                                 : "codes, ",
                 args.prepared.memory.shape[0], " bytes kept");
 }
 
 int64_t launches(const DeviceState&, const PrepareWeightArgs& args) {
-  return 1 + static_cast<int64_t>(Steps(args).decode().size());
+  const Steps steps(args);
+  return 1 + static_cast<int64_t>(steps.decode().size()) + steps.cores[0].has_value() +
+         steps.cores[1].has_value();
 }
 
 }  // namespace
 
 WeightForm prepared_form(const DeviceState& state, const PrepareWeightArgs& args) {
-  const bool is_hopper = state.compute_capability == 90;
-  return args.dequantized != 0 && is_hopper ? WeightForm::kDequantized : WeightForm::kCodes;
+  if (state.compute_capability != 90) return WeightForm::kCodes;
+  if (args.dequantized != 0) return WeightForm::kDequantized;
+  // What FP8 tensor cores take: rows of a multiple of 16 bytes, whichever dimension is last.
+  const int64_t* const shape = args.w.tensor.shape;
+  const bool fits = shape[1] % 16 == 0 && shape[2] % 16 == 0;
+  return fits && args.recipe != MOIRE_RECIPE_MXFP8 ? WeightForm::kCores : WeightForm::kCodes;
 }
 
 const Implementation<PrepareWeightArgs> kPrepareWeight = {
