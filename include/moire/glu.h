@@ -28,15 +28,10 @@ struct Activation : moire_activation {
   static Activation geglu_tanh() { return moire_activation{MOIRE_GEGLU_TANH, 0, 0, 0}; }
 };
 
-using GluArgs = Args<moire_glu_args>;
-using GluBackwardArgs = Args<moire_glu_backward_args>;
-using ConvertGluArgs = Args<moire_convert_glu_args>;
-
-MOIRE_API Status glu(const Context& context, const GluArgs& args);
-MOIRE_API Status glu_backward(const Context& context, const GluBackwardArgs& args);
-
+MOIRE_DECLARE_OP(glu, GluArgs)
+MOIRE_DECLARE_OP(glu_backward, GluBackwardArgs)
 // One layout to another, in one pass.
-MOIRE_API Status convert_glu(const Context& context, const ConvertGluArgs& args);
+MOIRE_DECLARE_OP(convert_glu, ConvertGluArgs)
 // Halves to blocks along `dim`, and the exact inverse. `source` and `target` have the same shape
 // and do not overlap.
 MOIRE_API Status interleave_glu(const Context& context, const TensorView& source,

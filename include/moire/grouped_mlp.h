@@ -10,25 +10,9 @@
 
 namespace moire {
 
-using GroupedLinearArgs = Args<moire_grouped_linear_args>;
-using GroupedLinearBackwardArgs = Args<moire_grouped_linear_backward_args>;
-using GroupedMlpArgs = Args<moire_grouped_mlp_args>;
-using GroupedMlpBackwardArgs = Args<moire_grouped_mlp_backward_args>;
-
-MOIRE_API Status grouped_linear(const Context& context, const GroupedLinearArgs& args);
-MOIRE_API Status grouped_linear_workspace(const Context& context, const GroupedLinearArgs& args,
-                                          size_t* bytes);
-MOIRE_API Status grouped_linear_backward(const Context& context,
-                                         const GroupedLinearBackwardArgs& args);
-MOIRE_API Status grouped_linear_backward_workspace(const Context& context,
-                                                   const GroupedLinearBackwardArgs& args,
-                                                   size_t* bytes);
-
-MOIRE_API Status grouped_mlp(const Context& context, const GroupedMlpArgs& args);
-MOIRE_API Status grouped_mlp_workspace(const Context& context, const GroupedMlpArgs& args,
-                                       size_t* bytes);
-MOIRE_API Status grouped_mlp_backward(const Context& context, const GroupedMlpBackwardArgs& args);
-MOIRE_API Status grouped_mlp_backward_workspace(const Context& context,
-                                                const GroupedMlpBackwardArgs& args, size_t* bytes);
+MOIRE_DECLARE_OP_WITH_WORKSPACE(grouped_linear, GroupedLinearArgs)
+MOIRE_DECLARE_OP_WITH_WORKSPACE(grouped_linear_backward, GroupedLinearBackwardArgs)
+MOIRE_DECLARE_OP_WITH_WORKSPACE(grouped_mlp, GroupedMlpArgs)
+MOIRE_DECLARE_OP_WITH_WORKSPACE(grouped_mlp_backward, GroupedMlpBackwardArgs)
 
 }  // namespace moire

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <moire/context.h>
+#include <moire/ops.h>
 #include <moire/tensor.h>
 
 namespace moire {
@@ -17,12 +18,8 @@ struct Groups : moire_groups {
 static_assert(sizeof(Groups) == sizeof(moire_groups));
 
 using OffsetsOutput = moire_offsets_output;
-using SplitsToOffsetsArgs = Args<moire_splits_to_offsets_args>;
 
 // Splits, ends or offsets (the caller says which) to any number of derived arrays, in one launch.
-// See moire.h.
-MOIRE_API Status splits_to_offsets(const Context& context, const SplitsToOffsetsArgs& args);
-MOIRE_API Status splits_to_offsets_workspace(const Context& context,
-                                             const SplitsToOffsetsArgs& args, size_t* bytes);
+MOIRE_DECLARE_OP_WITH_WORKSPACE(splits_to_offsets, SplitsToOffsetsArgs)
 
 }  // namespace moire

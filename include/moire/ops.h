@@ -17,3 +17,12 @@
   g(grouped_linear) g(grouped_linear_backward)                       \
   g(grouped_mlp) g(grouped_mlp_backward)
 // clang-format on
+
+// Declares an op in C++: its struct (moire.h says what is in it) and its entry; of an op that takes
+// scratch also the twin that sizes it.
+#define MOIRE_DECLARE_OP(name, ArgsOfOp)      \
+  using ArgsOfOp = Args<moire_##name##_args>; \
+  MOIRE_API Status name(const Context& context, const ArgsOfOp& args);
+#define MOIRE_DECLARE_OP_WITH_WORKSPACE(name, ArgsOfOp) \
+  MOIRE_DECLARE_OP(name, ArgsOfOp)                      \
+  MOIRE_API Status name##_workspace(const Context& context, const ArgsOfOp& args, size_t* bytes);

@@ -17,31 +17,21 @@ struct Quantized : moire_quantized {
 };
 static_assert(sizeof(Quantized) == sizeof(moire_quantized));
 
-using QuantizeArgs = Args<moire_quantize_args>;
-using QuantizeWeightArgs = Args<moire_quantize_weight_args>;
-using DequantizeArgs = Args<moire_dequantize_args>;
-using RequantizeArgs = Args<moire_requantize_args>;
-using ConvertScalesArgs = Args<moire_convert_scales_args>;
-using PrepareWeightArgs = Args<moire_prepare_weight_args>;
-
 // A ragged matrix, or the weights of all groups, into FP8: one direction or both, in one pass.
-MOIRE_API Status quantize(const Context& context, const QuantizeArgs& args);
-MOIRE_API Status quantize_weight(const Context& context, const QuantizeWeightArgs& args);
-
+MOIRE_DECLARE_OP(quantize, QuantizeArgs)
+MOIRE_DECLARE_OP(quantize_weight, QuantizeWeightArgs)
 // FP8 back into floats, and one direction into the other.
-MOIRE_API Status dequantize(const Context& context, const DequantizeArgs& args);
-MOIRE_API Status requantize(const Context& context, const RequantizeArgs& args);
-
+MOIRE_DECLARE_OP(dequantize, DequantizeArgs)
+MOIRE_DECLARE_OP(requantize, RequantizeArgs)
 // MXFP8 scales from one layout in memory to another, exactly.
-MOIRE_API Status convert_scales(const Context& context, const ConvertScalesArgs& args);
+MOIRE_DECLARE_OP(convert_scales, ConvertScalesArgs)
+
 // shape[0] and shape[1] of the scales of a ragged [rows, k]; see moire_scales_shape.
 MOIRE_API Status scales_shape(int32_t scaling, int32_t direction, int32_t layout, int64_t rows,
                               int64_t k, int64_t num_groups, int64_t* shape);
 
 // A weight in the form that products read, and what that will be: see moire_prepared_weight.
-MOIRE_API Status prepare_weight(const Context& context, const PrepareWeightArgs& args);
-MOIRE_API Status prepare_weight_workspace(const Context& context, const PrepareWeightArgs& args,
-                                          size_t* bytes);
+MOIRE_DECLARE_OP_WITH_WORKSPACE(prepare_weight, PrepareWeightArgs)
 MOIRE_API Status prepare_weight_form(const Context& context, const PrepareWeightArgs& args,
                                      moire_prepared_weight* form);
 

@@ -8,22 +8,11 @@
 
 namespace moire {
 
-using RouterArgs = Args<moire_router_args>;
-using RouterBackwardArgs = Args<moire_router_backward_args>;
-using PermutePlanArgs = Args<moire_permute_plan_args>;
-using PermuteArgs = Args<moire_permute_args>;
-using UnpermuteArgs = Args<moire_unpermute_args>;
-using UnpermuteBackwardArgs = Args<moire_unpermute_backward_args>;
-
-MOIRE_API Status router(const Context& context, const RouterArgs& args);
-MOIRE_API Status router_backward(const Context& context, const RouterBackwardArgs& args);
-
-MOIRE_API Status permute_plan(const Context& context, const PermutePlanArgs& args);
-MOIRE_API Status permute_plan_workspace(const Context& context, const PermutePlanArgs& args,
-                                        size_t* bytes);
-
-MOIRE_API Status permute(const Context& context, const PermuteArgs& args);
-MOIRE_API Status unpermute(const Context& context, const UnpermuteArgs& args);
-MOIRE_API Status unpermute_backward(const Context& context, const UnpermuteBackwardArgs& args);
+MOIRE_DECLARE_OP(router, RouterArgs)
+MOIRE_DECLARE_OP(router_backward, RouterBackwardArgs)
+MOIRE_DECLARE_OP_WITH_WORKSPACE(permute_plan, PermutePlanArgs)
+MOIRE_DECLARE_OP(permute, PermuteArgs)
+MOIRE_DECLARE_OP(unpermute, UnpermuteArgs)
+MOIRE_DECLARE_OP(unpermute_backward, UnpermuteBackwardArgs)
 
 }  // namespace moire
