@@ -49,8 +49,7 @@ extern "C" {
 enum moire_code {
   MOIRE_OK = 0,
   MOIRE_INVALID_ARGUMENT = 10, /* the call is wrong: shape, dtype, pointer, splits */
-  MOIRE_UNSUPPORTED =
-      20, /* the call is right but this build or device has no implementation for it */
+  MOIRE_UNSUPPORTED = 20,      /* the call is right, but no implementation here takes it */
   MOIRE_OUT_OF_MEMORY = 30, /* the workspace is too small, or an owning type could not allocate */
   MOIRE_DEVICE = 40,        /* the device or its driver failed */
   MOIRE_IO = 50,            /* a file could not be read or written */
@@ -98,8 +97,7 @@ typedef struct moire_tensor {
  * asked for. Where an op may do without groups, all zeros say so; that there are none is then said
  * by offsets that are not null. */
 typedef struct moire_groups {
-  const int64_t*
-      offsets; /* [num_groups + 1] on the context's device; null only if num_groups is 0 */
+  const int64_t* offsets; /* [num_groups + 1] on the device; null only if num_groups is 0 */
   int64_t num_groups;
   int64_t capacity; /* rows that the ragged tensors have */
 } moire_groups;
@@ -361,8 +359,8 @@ enum moire_activation_kind {
   MOIRE_SWIGLU = 0,         /* silu(a) * b */
   MOIRE_CLAMPED_SWIGLU = 1, /* g = min(a, limit), l = clamp(b, -limit, limit) + offset: g *
                                sigmoid(alpha * g) * l (GPT-OSS: limit 7, alpha 1.702, offset 1) */
-  MOIRE_GEGLU_TANH =
-      2 /* gelu_tanh(a) * b, computed as a * sigmoid(2u) * b, u = sqrt(2/pi) * (a + 0.044715 a^3) */
+  MOIRE_GEGLU_TANH = 2      /* gelu_tanh(a) * b, computed as a * sigmoid(2u) * b,
+                               u = sqrt(2/pi) * (a + 0.044715 a^3) */
 };
 
 typedef struct moire_activation {
@@ -423,10 +421,10 @@ MOIRE_API int32_t moire_convert_glu(const moire_context* context,
 
 /* How the products of FP8 operands are summed. */
 enum moire_accumulation {
-  MOIRE_ACCUMULATE_EXACT = 0, /* every product exact, sums in FP32 */
-  MOIRE_ACCUMULATE_FAST = 1, /* FP8 tensor cores may be used: blocks of MXFP8 are folded into
-                                128s, sums keep about 13 fraction bits (docs/numerics.md); the CPU
-                                sums as EXACT does */
+  MOIRE_ACCUMULATE_EXACT = 0,   /* every product exact, sums in FP32 */
+  MOIRE_ACCUMULATE_FAST = 1,    /* FP8 tensor cores may be used: blocks of MXFP8 are folded into
+                                   128s, sums keep about 13 fraction bits (docs/numerics.md); the
+                                   CPU sums as EXACT does */
   MOIRE_ACCUMULATE_EMULATED = 2 /* CPU: as Hopper's FP8 tensor cores do it; slow, for study */
 };
 
@@ -440,8 +438,7 @@ typedef struct moire_grouped_gemm_args {
   size_t struct_size;
   moire_tensor a;       /* [capacity, k], or [T, k] with row_idx; FP32, BF16, FP16, E4M3, E5M2 */
   moire_tensor row_idx; /* [capacity] INT32 or INT64, or absent */
-  moire_weight
-      b; /* [G, n, k], or [G, k, n] if exactly one of layout = IN_OUT and transpose_b is set */
+  moire_weight b; /* [G, n, k]; [G, k, n] if just one of layout = IN_OUT and transpose_b is set */
   int32_t transpose_b;     /* 1: contract over the weight's out dimension (dgrad) */
   moire_tensor bias;       /* [G, n], or absent */
   moire_tensor bias_scale; /* [capacity] FP32, or absent (= 1) */
@@ -472,8 +469,7 @@ typedef struct moire_grouped_gemm_glu_args {
   moire_weight b;       /* [G, 2F, H] */
   moire_tensor bias;    /* [G, 2F], or absent; in `layout` like the weight */
   moire_tensor probs;   /* [capacity] FP32, or absent */
-  moire_tensor
-      z; /* out [capacity, 2F], saved for the backward, or absent; its tail is never written */
+  moire_tensor z;   /* out [capacity, 2F] for the backward, or absent; its tail is never written */
   moire_tensor act; /* out [capacity, F]; z has its dtype */
   moire_groups groups;
   moire_activation activation;
@@ -543,11 +539,9 @@ typedef struct moire_grouped_gemm_wgrad_args {
   moire_tensor a_row_idx; /* [capacity], or absent */
   moire_tensor b;         /* [capacity, n], or [T, n] with b_row_idx */
   moire_tensor b_row_idx; /* [capacity], or absent */
-  moire_weight
-      d; /* in/out [G, m, n] FP32, BF16 or FP16; packed or listed; its layout field is not read */
-  int32_t beta; /* 0 or 1, for every group */
-  const uint8_t*
-      beta_per_group; /* [G] on the device, each 0 or 1; overrides beta; null = not used */
+  moire_weight d; /* in/out [G, m, n] FP32, BF16 or FP16, packed or listed; layout is not read */
+  int32_t beta;   /* 0 or 1, for every group */
+  const uint8_t* beta_per_group; /* [G] on the device, 0 or 1; overrides beta; null = not used */
   moire_groups groups;
   moire_workspace workspace;
   moire_tensor a_scales; /* of an FP8 a: columnwise, MXFP8 or FP8_BLOCK; then no a_row_idx */
@@ -578,8 +572,7 @@ typedef struct moire_bias_backward_args {
   moire_groups groups;
   int32_t tail; /* of grad_scale */
   moire_workspace workspace;
-  int32_t
-      beta_scale; /* of grad_scale: 0 overwrite, 1 add (the tail is still zeroed or untouched) */
+  int32_t beta_scale; /* of grad_scale: 0 overwrite, 1 add (the tail is zeroed or untouched) */
 } moire_bias_backward_args;
 MOIRE_API int32_t moire_bias_backward(const moire_context* context,
                                       const moire_bias_backward_args* args);
@@ -603,7 +596,7 @@ enum moire_router_kind {
 typedef struct moire_router_args {
   size_t struct_size;
   moire_tensor logits;       /* [T, E] FP32, BF16 or FP16 */
-  moire_tensor expert_bias;  /* [E] FP32, for the choice only, or absent */
+  moire_tensor expert_bias;  /* [E] FP32, for the selection only, or absent */
   int32_t kind;              /* moire_router_kind */
   int32_t normalize;         /* 1: the k weights of a token sum to `scale` */
   float scale;               /* 0 = 1 */
@@ -612,7 +605,7 @@ typedef struct moire_router_args {
 } moire_router_args;
 MOIRE_API int32_t moire_router(const moire_context* context, const moire_router_args* args);
 
-/* grad_logits from grad_topk_weights; the choice itself has no gradient. */
+/* grad_logits from grad_topk_weights; the selection itself has no gradient. */
 typedef struct moire_router_backward_args {
   size_t struct_size;
   moire_tensor logits;            /* [T, E], as in the forward */
@@ -626,9 +619,10 @@ typedef struct moire_router_backward_args {
 MOIRE_API int32_t moire_router_backward(const moire_context* context,
                                         const moire_router_backward_args* args);
 
-/* Where every (token, choice) goes: rows sorted by expert, stable in token order (then in choice
- * order) within an expert. An index of -1 or G drops the choice (scatter_idx -1). Unused entries of
- * gather_idx are -1. A capacity below the routed rows is an error that names how many they are. */
+/* Where every top-k entry goes: rows sorted by expert, stable in token order (then in the order of
+ * its entries) within an expert. An index of -1 or G drops the entry (scatter_idx -1). Unused
+ * entries of gather_idx are -1. A capacity below the routed rows is an error that names how many
+ * they are. */
 typedef struct moire_permute_plan_args {
   size_t struct_size;
   moire_tensor topk_idx;    /* [T, k] INT32 or INT64, each in -1 ... G */
@@ -636,7 +630,7 @@ typedef struct moire_permute_plan_args {
   moire_tensor offsets;     /* out [G + 1] INT64 */
   moire_tensor gather_idx;  /* out [capacity] INT32 or INT64: row -> token; capacity >= routed rows
                                (T * k always suffices) */
-  moire_tensor scatter_idx; /* out [T, k], dtype of gather_idx: choice -> row */
+  moire_tensor scatter_idx; /* out [T, k], dtype of gather_idx: top-k entry -> row */
   moire_workspace workspace;
 } moire_permute_plan_args;
 MOIRE_API int32_t moire_permute_plan(const moire_context* context,
@@ -644,10 +638,10 @@ MOIRE_API int32_t moire_permute_plan(const moire_context* context,
 MOIRE_API int32_t moire_permute_plan_workspace(const moire_context* context,
                                                const moire_permute_plan_args* args, size_t* bytes);
 
-/* Tokens into expert order: rows_i = x[gather_idx_i]; probs_i = topk_weights of the choice that row
- * i came from. It is also the gradient of a plain unpermute. Either pair (x and rows; topk_weights,
- * scatter_idx and probs) may be absent. scatter_idx names each row of the groups once, as
- * moire_permute_plan's does; another number of rows is an error. */
+/* Tokens into expert order: rows_i = x[gather_idx_i]; probs_i = topk_weights of the top-k entry
+ * that row i came from. It is also the gradient of a plain unpermute. Either pair (x and rows;
+ * topk_weights, scatter_idx and probs) may be absent. scatter_idx names each row of the groups
+ * once, as moire_permute_plan's does; another number of rows is an error. */
 typedef struct moire_permute_args {
   size_t struct_size;
   moire_tensor x;            /* [T, H] FP32, BF16 or FP16 */
@@ -662,7 +656,7 @@ typedef struct moire_permute_args {
 MOIRE_API int32_t moire_permute(const moire_context* context, const moire_permute_args* args);
 
 /* Rows back to tokens: y_t = sum_j weights_tj * rows[scatter_idx_tj], j ascending, in FP32 (the
- * first choice is a product, each further one a fused multiply-add), rounded once; dropped choices
+ * first entry is a product, each further one a fused multiply-add), rounded once; dropped entries
  * add nothing, and without any y_t is zero. It is also the gradient of moire_permute; then probs
  * and topk_weights carry the gradient of the weights back: topk_weights_tj = probs[scatter_idx_tj],
  * 0 where dropped. Either pair (rows and y; probs and topk_weights) may be absent. */
@@ -746,7 +740,7 @@ MOIRE_API int32_t moire_prepare_weight_form(const moire_context* context,
                                             const moire_prepare_weight_args* args,
                                             moire_prepared_weight* form);
 
-/* What an 8-bit recipe may be given or asked to keep; all zero: nothing. x, grad_y and weights are
+/* What an FP8 recipe may be given or asked to keep; all zero: nothing. x, grad_y and weights are
  * quantised as they are, of any float type; what an MLP makes between its products (z, act and
  * their gradients) is rounded to BF16, whatever x and y are, before it is read or quantised: z, act
  * and grad_z of such a call are BF16. Absent copies that a step needs are made in the workspace. */
@@ -862,10 +856,9 @@ typedef struct moire_grouped_mlp_backward_args {
   moire_activation activation;
   moire_glu_layout layout;
   int32_t recipe;
-  int32_t tail;   /* of grad_x and grad_probs */
-  moire_tensor z; /* [capacity, 2F], saved by the forward */
-  moire_tensor
-      act; /* in: the saved act if `act_is_saved`, else out: re-emitted act to keep, or absent */
+  int32_t tail;     /* of grad_x and grad_probs */
+  moire_tensor z;   /* [capacity, 2F], saved by the forward */
+  moire_tensor act; /* in: as saved, if `act_is_saved`; else out: act again, to keep, or absent */
   int32_t act_is_saved;
   moire_tensor grad_y;     /* [capacity, H], or [T, H] */
   moire_tensor grad_z;     /* out [capacity, 2F] to keep, or absent */

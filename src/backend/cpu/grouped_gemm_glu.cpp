@@ -53,7 +53,7 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
       args.activation, p.columns.layout, p.groups,   glu_storage(args),  args.bias,
       args.probs,      args.z,           stored.act, quantized_act(args)};
   gemm::multiply_ragged_m(context, p, stored.arena.rest(), epilogue);
-  if (args.tail == MOIRE_TAIL_ZERO && args.act.rank != 0) {
+  if (args.tail == MOIRE_TAIL_ZERO && is_present(args.act)) {
     zero_rows_from(*context.state().pool, args.act, rows_in_use(args.groups));
   }
   return epilogue.quantized_act.finish(context, {"grouped_gemm_glu", "act"}, stored.act,

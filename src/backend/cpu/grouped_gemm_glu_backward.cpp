@@ -36,7 +36,7 @@ RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
   if (quantized_grad_z(args).is_fused() || quantized_act(args).is_fused()) {
     p.row_step = p.patch_rows = gemm::kQuantizedRows;
   }
-  if (args.grad_bias.rank != 0) p.row_step = kBlockRows;  // a multiple of the other
+  if (is_present(args.grad_bias)) p.row_step = kBlockRows;  // a multiple of the other
   p.a_scales = args.grad_y_scales;
   p.weight_scales = args.w2_scales;
   p.emulates = args.accumulation == MOIRE_ACCUMULATE_EMULATED;
@@ -52,8 +52,8 @@ struct Partials {
       : arena(workspace), grad_z(args.grad_z), act(args.act) {
     const DType storage = TensorView(args.z).type();
     const int64_t f = p.columns.outputs;
-    if (args.grad_probs.rank != 0) probs = arena.take_floats(p.groups.capacity, segments_of(p));
-    if (args.grad_bias.rank != 0) {
+    if (is_present(args.grad_probs)) probs = arena.take_floats(p.groups.capacity, segments_of(p));
+    if (is_present(args.grad_bias)) {
       bias = arena.take_floats(RowBlocks::bound(p.groups.num_groups, p.groups.capacity), 2 * f);
     }
     if (!grad_z.is_present() && quantized_grad_z(args).is_deferred()) {
@@ -107,9 +107,9 @@ void sum_bias_partials(const GroupedGemmGluBackwardArgs& args, const float* part
 }
 
 void zero_tails(ThreadPool& pool, const GroupedGemmGluBackwardArgs& args, int64_t rows) {
-  if (args.grad_z.rank != 0) zero_rows_from(pool, args.grad_z, rows);
-  if (args.act.rank != 0) zero_rows_from(pool, args.act, rows);
-  if (args.grad_probs.rank != 0) zero_rows_from(pool, args.grad_probs, rows);
+  if (is_present(args.grad_z)) zero_rows_from(pool, args.grad_z, rows);
+  if (is_present(args.act)) zero_rows_from(pool, args.act, rows);
+  if (is_present(args.grad_probs)) zero_rows_from(pool, args.grad_probs, rows);
 }
 
 Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {

@@ -28,19 +28,18 @@ void permute_rows(ThreadPool& pool, const PermuteArgs& args) {
 template <class Index>
 void permute_probs(ThreadPool& pool, const PermuteArgs& args) {
   const TensorView weights = args.topk_weights, scatter_idx = args.scatter_idx;
-  const int64_t num_choices = weights.shape[1];
+  const int64_t topk = weights.shape[1];
   float* probs = row_of<float>(args.probs, 0);
   const int64_t per_task = items_per_task(bytes_per_row(weights));
-  for_ranges(pool, num_choices == 0 ? 0 : weights.shape[0], per_task,
-             [&](int64_t begin, int64_t end) {
-               for (int64_t t = begin; t < end; ++t) {
-                 const Index* rows = row_of<const Index>(scatter_idx, t);
-                 const float* from = row_of<const float>(weights, t);
-                 for (int64_t j = 0; j < num_choices; ++j) {
-                   if (rows[j] >= 0) probs[rows[j]] = from[j];
-                 }
-               }
-             });
+  for_ranges(pool, topk == 0 ? 0 : weights.shape[0], per_task, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const Index* rows = row_of<const Index>(scatter_idx, t);
+      const float* from = row_of<const float>(weights, t);
+      for (int64_t j = 0; j < topk; ++j) {
+        if (rows[j] >= 0) probs[rows[j]] = from[j];
+      }
+    }
+  });
   if (args.tail == MOIRE_TAIL_UNTOUCHED) return;
   std::fill(probs + rows_in_use(args.groups), probs + args.probs.shape[0], 0.0F);
 }
@@ -54,11 +53,11 @@ std::string policy(const DeviceState& state, const PermuteArgs& args) {
 
 Status run(const Context& context, const PermuteArgs& args) {
   ThreadPool& pool = *context.state().pool;
-  if (args.rows.rank != 0) {
+  if (is_present(args.rows)) {
     with_index_type(TensorView(args.gather_idx).type(),
                     [&]<class Index>() { permute_rows<Index>(pool, args); });
   }
-  if (args.probs.rank != 0) {
+  if (is_present(args.probs)) {
     with_index_type(TensorView(args.scatter_idx).type(),
                     [&]<class Index>() { permute_probs<Index>(pool, args); });
   }

@@ -131,7 +131,7 @@ void RouteToken(const RouterArgs& args, int64_t token) {
   TokenBuffer scores, choices;
   Scores(logits, token, args.kind, scores.values, nullptr);
   const float* by = scores.values;
-  if (args.expert_bias.rank != 0) {
+  if (is_present(args.expert_bias)) {
     const auto* bias = static_cast<const float*>(args.expert_bias.data);
     for (int64_t e = 0; e < num_experts; ++e) choices.values[e] = scores.values[e] + bias[e];
     by = choices.values;

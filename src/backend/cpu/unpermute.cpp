@@ -16,8 +16,8 @@
 #include "backend/cpu/convert-inl.h"
 #include "backend/cpu/lane_sums-inl.h"
 
-#ifndef MOIRE_UNPERMUTE_CHOICES
-#define MOIRE_UNPERMUTE_CHOICES
+#ifndef MOIRE_UNPERMUTE_TOPK_ENTRIES
+#define MOIRE_UNPERMUTE_TOPK_ENTRIES
 namespace moire::cpu {
 namespace {
 
@@ -184,8 +184,8 @@ template <class Grad, class Index>
 void BackwardToken(const UnpermuteBackwardArgs& args, int64_t token) {
   const TopkEntries<Index> entries(args.scatter_idx, args.weights, token);
   const auto* grad_y = row_of<const typename Grad::Element>(args.grad_y, token);
-  if (args.grad_rows.rank != 0) RowGradients<Grad>(args.grad_rows, entries, grad_y);
-  if (args.grad_weights.rank == 0) return;
+  if (is_present(args.grad_rows)) RowGradients<Grad>(args.grad_rows, entries, grad_y);
+  if (!is_present(args.grad_weights)) return;
   const TensorView rows = args.rows;
   with_format(rows.type(), [&](auto row) HWY_ATTR {
     WeightGradients<Grad, decltype(row)>(rows, entries, grad_y,
@@ -234,7 +234,7 @@ int64_t tokens_per_task(const TensorView& scatter_idx, const TensorView& token_r
 }
 
 std::string policy(const DeviceState& state, const UnpermuteArgs& args) {
-  if (args.y.rank == 0) return concat("gather by token, ", state.num_threads, " threads");
+  if (!is_present(args.y)) return concat("gather by token, ", state.num_threads, " threads");
   return concat("sum by token, ", tokens_per_task(args.scatter_idx, args.y), " tokens per task, ",
                 state.num_threads, " threads, ", state.simd);
 }
@@ -247,13 +247,13 @@ std::string backward_policy(const DeviceState& state, const UnpermuteBackwardArg
 Status run(const Context& context, const UnpermuteArgs& args) {
   ThreadPool& pool = *context.state().pool;
   const TensorView scatter_idx = args.scatter_idx;
-  if (args.y.rank != 0) {
+  if (is_present(args.y)) {
     for_ranges(pool, scatter_idx.shape[0], tokens_per_task(scatter_idx, args.y),
                [&](int64_t begin, int64_t end) {
                  HWY_DYNAMIC_DISPATCH(SumTokens)(args, begin, end);
                });
   }
-  if (args.topk_weights.rank != 0) {
+  if (is_present(args.topk_weights)) {
     with_index_type(scatter_idx.type(), [&]<class Index>() { gather_weights<Index>(pool, args); });
   }
   return {};

@@ -45,7 +45,7 @@ HWY_INLINE void for_each_row_block(const gemm::Sums& s, const moire_groups& grou
 inline QuantizedPiece piece_of(const moire_quantized& q, const BlockRows& rows, int64_t column,
                                int64_t scale_row, int64_t scale_column,
                                std::atomic<bool>* non_finite) {
-  if (q.data.rank == 0) return {};
+  if (!is_present(q)) return {};
   const TensorView data(q.data), scales(q.scales);
   return {reinterpret_cast<uint8_t*>(gemm::element(data, rows.first, column)),
           data.stride(),

@@ -36,8 +36,8 @@ void zero_unowned(const TensorView& scales, const Groups& groups) {
 }
 
 std::string_view names(const moire_quantized (&copies)[2]) {
-  if (copies[1].data.rank == 0) return "rowwise";
-  return copies[0].data.rank == 0 ? "columnwise" : "rowwise and columnwise";
+  if (!is_present(copies[1])) return "rowwise";
+  return !is_present(copies[0]) ? "columnwise" : "rowwise and columnwise";
 }
 
 }  // namespace
@@ -72,17 +72,17 @@ Status QuantizedOutput::finish(const Context& context, const Context::Origin& or
     ThreadPool& pool = *context.state().pool;
     const int64_t used = rows_in_use(groups);
     for (const moire_quantized& q : fused_) {
-      if (q.data.rank != 0) zero_rows_from(pool, q.data, used);
+      if (is_present(q)) zero_rows_from(pool, q.data, used);
     }
-    if (rowwise().data.rank != 0) zero_rows_from(pool, rowwise().scales, used);
-    if (columnwise().data.rank != 0) zero_unowned(columnwise().scales, groups);
+    if (is_present(rowwise())) zero_rows_from(pool, rowwise().scales, used);
+    if (is_present(columnwise())) zero_unowned(columnwise().scales, groups);
   }
   if (!is_deferred()) return {};
   QuantizeArgs args;
   args.source = stored;
   args.rowwise = deferred_[0];
   args.columnwise = deferred_[1];
-  const moire_quantized& any = deferred_[0].data.rank != 0 ? deferred_[0] : deferred_[1];
+  const moire_quantized& any = is_present(deferred_[0]) ? deferred_[0] : deferred_[1];
   args.scaling = ragged_scaling(TensorView(any.scales).type());
   args.fractional_scales = fractional_ ? 1 : 0;
   args.groups = present_groups(groups);

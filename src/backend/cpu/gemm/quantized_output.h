@@ -28,9 +28,9 @@ class QuantizedOutput {
   // What the epilogue makes; absent ones have no data.
   const moire_quantized& rowwise() const { return fused_[0]; }
   const moire_quantized& columnwise() const { return fused_[1]; }
-  bool is_fused() const { return fused_[0].data.rank != 0 || fused_[1].data.rank != 0; }
+  bool is_fused() const { return is_present(fused_[0]) || is_present(fused_[1]); }
   // Whether the stored tensor is needed.
-  bool is_deferred() const { return deferred_[0].data.rank != 0 || deferred_[1].data.rank != 0; }
+  bool is_deferred() const { return is_present(deferred_[0]) || is_present(deferred_[1]); }
 
   // An epilogue quantised this block of the output, which has infinities or NaN.
   void note_non_finite(const float* values, int64_t pitch, int64_t first_row, int64_t rows,
@@ -44,9 +44,7 @@ class QuantizedOutput {
   std::string policy(std::string_view name) const;
 
  private:
-  int64_t width() const {
-    return TensorView(fused_[fused_[0].data.rank == 0 ? 1 : 0].data).columns();
-  }
+  int64_t width() const { return TensorView(fused_[is_present(fused_[0]) ? 0 : 1].data).columns(); }
 
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   moire_quantized fused_[2] = {}, deferred_[2] = {};  // rowwise, columnwise
