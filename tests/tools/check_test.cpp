@@ -66,6 +66,26 @@ TEST(Comparison, NamesCoordinateGroupGotAndWant) {
       << c.outputs()[0].first_mismatch;
 }
 
+TEST(Comparison, TakesAnOutputThatIsRightByAnotherJudge) {
+  Operands operands(problem_of(kLine), Operands::Content::kHostile);
+  const Answer answer(operands);
+  Matrix other = answer.want;
+  other.at(3, 1).value = 99;
+  const auto judge = [&](const Matrix& y, const Matrix& z) {
+    return [&answer, y, z](Comparison& c) {
+      c.add("y", answer.got, y, kBatch);
+      c.add("z", answer.got, z, kBatch);
+    };
+  };
+  Comparison either(operands), neither(operands);
+  judge(other, answer.want)(either);
+  either.or_else(judge(answer.want, other));  // each output by the one or the other
+  EXPECT_TRUE(either.passed());
+  judge(other, answer.want)(neither);
+  neither.or_else(judge(other, answer.want));
+  EXPECT_FALSE(neither.passed());
+}
+
 TEST(Comparison, FindsAnElementThatWasNeverWritten) {
   Operands operands(problem_of(kLine), Operands::Content::kHostile);
   const TensorView untouched = operands.output("y", DType::kBF16, {7, 4});
@@ -143,10 +163,11 @@ TEST(Check, JudgesSingleRowsOfEveryProduct) {
         }
         if (call.expect_row != nullptr) ++num_judged;
         if (num_judged > 0) {
-          EXPECT_NE(judge_rows(operands, {{call}}), "") << op.name << " before it ran";
+          EXPECT_NE(judge_rows(Device::kCpu, operands, {{call}}), "")
+              << op.name << " before it ran";
         }
         ASSERT_TRUE(call.run(context.value(), operands.workspace(bytes)).ok()) << op.name;
-        EXPECT_EQ(judge_rows(operands, {{call}}), "") << op.name << options;
+        EXPECT_EQ(judge_rows(Device::kCpu, operands, {{call}}), "") << op.name << options;
       }
     }
   }

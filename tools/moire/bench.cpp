@@ -169,8 +169,8 @@ std::vector<size_t> prepare(const Context& context, BenchResult& r) {
   return workspaces;
 }
 
-void require_right_rows(const Operands& operands, const Case& what) {
-  const std::string wrong = judge_rows(operands, what);
+void require_right_rows(Device device, const Operands& operands, const Case& what) {
+  const std::string wrong = judge_rows(device, operands, what);
   if (wrong.empty()) return;
   throw std::runtime_error(text("bench: the result of ", to_line(operands.problem()),
                                 " is wrong, so its time means nothing: ", wrong));

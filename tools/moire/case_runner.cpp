@@ -39,7 +39,7 @@ Verdict judge(const Context& context, const Problem& problem) {
       if (!status.ok()) return stopped(verdict, call, status);
     }
     const Workspace workspace = operands.workspace(workspace_bytes);
-    const Call::Judge compare = call.expect();
+    const Call::Judge compare = call.expect(context.device());
     const Status ran = call.run(context, workspace);
     if (!ran.ok()) return stopped(verdict, call, ran);
     const Status checked = context.check();
@@ -59,7 +59,7 @@ Verdict judge(const Context& context, const Problem& problem) {
   return verdict;
 }
 
-std::string judge_rows(const Operands& operands, const Case& what) {
+std::string judge_rows(Device device, const Operands& operands, const Case& what) {
   const Problem& p = operands.problem();
   // Accumulated results are gone by now; wider matrices take the reference gigabytes.
   constexpr int64_t kWidestMatrix = int64_t{40} << 20;
@@ -74,7 +74,7 @@ std::string judge_rows(const Operands& operands, const Case& what) {
     for (const int64_t row : rows) {
       if (call.expect_row == nullptr) continue;
       Comparison comparison(one);
-      call.expect_row(row, operands.group_of(row))(comparison);
+      call.expect_row(device, row, operands.group_of(row))(comparison);
       for (const OutputErrors& e : comparison.outputs()) {
         if (e.mismatches == 0) continue;
         return text(call.entry, ": ", e.name, " of row ", row, ": ", e.mismatches, " of ",

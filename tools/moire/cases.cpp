@@ -88,6 +88,30 @@ Call::Judge expect(const OpCall& call, const A& args) {
   return nullptr;
 }
 
+// Whether these are FAST sums, which then are those of FP8 tensor cores.
+template <class A>
+bool sum_by_tensor_cores([[maybe_unused]] A& args) {
+  if constexpr (requires { args.accumulation; }) {
+    return std::exchange(args.accumulation, MOIRE_ACCUMULATE_EMULATED) == MOIRE_ACCUMULATE_FAST;
+  } else if constexpr (requires { args.emulate_accumulation; }) {
+    return args.recipe >= MOIRE_RECIPE_MXFP8_FAST &&
+           std::exchange(args.emulate_accumulation, 1) == 0;
+  }
+  return false;
+}
+
+// A GPU may sum FAST products by its FP8 tensor cores: each output is one or the other.
+template <class A>
+Call::Judge expect_on(Device device, const OpCall& call, const A& args) {
+  Call::Judge exact = expect(call, args);
+  A other = args;
+  if (device == Device::kCpu || !sum_by_tensor_cores(other)) return exact;
+  return [exact, by_tensor_cores = expect(call, other)](Comparison& c) {
+    exact(c);
+    c.or_else(by_tensor_cores);
+  };
+}
+
 // What a layer's forward keeps beside its result.
 class SavedBytes : public MemoryVisitor {
  public:
@@ -146,15 +170,14 @@ Call make_call(const OpCall& what, Arguments& arguments, const Problem& problem)
       return Entry<A>::kWorkspace(context, args, bytes);
     };
   }
-  call.expect = [&what, args] { return expect(what, args); };
+  call.expect = [&what, args](Device device) { return expect_on(device, what, args); };
   // In FP8 an MLP is judged whole: a row of its weights' blocks does not stand for itself.
   const bool is_mlp_in_8_bits =
       problem.quantization != Quantization::kNone && what.entry.starts_with("grouped_mlp");
   if constexpr (requires { one_row(args, 0, 0); }) {
     if (!is_mlp_in_8_bits) {
-      call.expect_row = [&what, args](int64_t row, int64_t group) {
-        const Sample<A> sample = one_row(args, row, group);
-        return expect(what, sample.args);
+      call.expect_row = [&what, args](Device device, int64_t row, int64_t group) {
+        return expect_on(device, what, one_row(args, row, group).args);
       };
     }
   }

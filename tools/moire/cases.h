@@ -28,9 +28,9 @@ struct Call {
   // Asked before the call, because accumulating outputs are inputs too; what it returns judges
   // after.
   using Judge = std::function<void(Comparison&)>;
-  std::function<Judge()> expect;
+  std::function<Judge(Device)> expect;
   // The same of one row only, at the full width; null where rows do not stand for themselves.
-  std::function<Judge(int64_t row, int64_t group)> expect_row;
+  std::function<Judge(Device, int64_t row, int64_t group)> expect_row;
   double flops = 0;  // of the rows in use
   // Bytes kept for a later call, beside tensors that the caller has anyway.
   struct Saved {

@@ -3,6 +3,7 @@
 // compared with what.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,8 @@ class Comparison {
   // Every byte; rows that the reference does not own are a tail.
   void add(const std::string& name, const TensorView& got, reference::ByteRows want, TailRule tail);
   void add(const std::string& name, const TensorView& got, const std::vector<std::byte>& want);
+  // Outputs that were found wrong may be right by another judge.
+  void or_else(const std::function<void(Comparison&)>& judge);
   // One finding in words; "" is none.
   void finding(const std::string& name, const std::string& what);
 

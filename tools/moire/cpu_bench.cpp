@@ -74,7 +74,7 @@ class CpuBench : public Bench {
       }
     };
     for (int64_t i = 0; i < r.num_sets; ++i) run(i);
-    require_right_rows(sets[0]->operands, sets[0]->what);
+    require_right_rows(Device::kCpu, sets[0]->operands, sets[0]->what);
     return Variant{"", run};
   }
 

@@ -7,6 +7,7 @@
 
 #include "cases.h"
 #include "commands.h"
+#include "problem_source.h"
 #include "reference/grouped_mlp.h"
 #include "terminal.h"
 #include "text.h"
@@ -16,23 +17,19 @@ namespace {
 
 struct Row {
   const char* name;
-  DType dtype = DType::kBF16;
-  Quantization quantization = Quantization::kNone;
-  DType gradients = DType::kE4M3;
-  bool fractional = false;
-  bool emulated = false;
+  std::vector<std::string> settings;
 };
 
-constexpr Row kRows[] = {
-    {"fp32", DType::kFP32},
-    {"fp16", DType::kFP16},
-    {"bf16"},
-    {"mxfp8", DType::kBF16, Quantization::kMxfp8},
-    {"mxfp8, gradients E5M2", DType::kBF16, Quantization::kMxfp8, DType::kE5M2},
-    {"mxfp8_fast, emulated", DType::kBF16, Quantization::kMxfp8, DType::kE4M3, false, true},
-    {"fp8_block", DType::kBF16, Quantization::kFp8Block},
-    {"fp8_block, fractional", DType::kBF16, Quantization::kFp8Block, DType::kE4M3, true},
-    {"fp8_block, emulated", DType::kBF16, Quantization::kFp8Block, DType::kE4M3, false, true},
+const Row kRows[] = {
+    {"fp32", {"dtype=fp32"}},
+    {"fp16", {"dtype=fp16"}},
+    {"bf16", {"dtype=bf16"}},
+    {"mxfp8", {"dtype=mxfp8"}},
+    {"mxfp8, gradients E5M2", {"dtype=mxfp8", "element=e5m2"}},
+    {"mxfp8_fast, emulated", {"dtype=mxfp8_fast", "emulated=yes"}},
+    {"fp8_block", {"dtype=fp8_block"}},
+    {"fp8_block, fractional", {"dtype=fp8_block", "fractional=yes"}},
+    {"fp8_block, emulated", {"dtype=fp8_block", "emulated=yes"}},
 };
 
 constexpr const char* kOutputs[] = {"y", "grad_x", "grad_w1", "grad_w2", "grad_probs"};
@@ -40,16 +37,14 @@ constexpr const char* kOutputs[] = {"y", "grad_x", "grad_w1", "grad_w2", "grad_p
 // Root mean square of got - want over that of want.
 class Error {
  public:
-  void add(double got, double want) {
-    difference_ += (got - want) * (got - want);
-    size_ += want * want;
-  }
-  void add(const TensorView& got, const reference::Matrix& want, int64_t first_row = 0) {
+  void add(const TensorView& got, const reference::Matrix& want) {
     const bool is_vector = got.rank == 1;
     for (int64_t i = 0; i < want.rows; ++i) {
       for (int64_t j = 0; j < want.columns; ++j) {
-        add(reference::read_element(got, is_vector ? 0 : first_row + i, is_vector ? i : j),
-            want.at(i, j).value);
+        const double value = want.at(i, j).value;
+        const double at = reference::read_element(got, is_vector ? 0 : i, is_vector ? i : j);
+        difference_ += (at - value) * (at - value);
+        size_ += value * value;
       }
     }
   }
@@ -79,32 +74,23 @@ void run(const Context& context, Operands& operands, A args, Status (*op)(const 
 
 // In the order of kOutputs.
 std::vector<double> errors_of(const Context& context, const Problem& shape, const Row& row) {
-  Problem p = shape;
-  p.op = find_op("mlp");
-  p.dtype = row.dtype;
-  p.quantization = row.quantization;
-  p.element = row.gradients;
-  p.fractional = row.fractional;
-  p.emulated = row.emulated;
-  p.fast = row.emulated && row.quantization == Quantization::kMxfp8;
+  const Result<Problem> changed = with_settings(shape, row.settings);
+  run_or_throw(changed.status());
+  const Problem& p = changed.value();
   Operands operands(p, Operands::Content::kNormal);
   const MlpArgs args = make_mlp_args(operands);
   run(context, operands, args.forward, grouped_mlp, grouped_mlp_workspace);
   run(context, operands, args.backward, grouped_mlp_backward, grouped_mlp_backward_workspace);
 
   // The exact backward starts from the exact z.
-  const reference::MlpResults forward =
-      reference::grouped_mlp(args.forward, reference::Rounding::kNone);
+  const auto forward = reference::grouped_mlp(args.forward, reference::Rounding::kNone);
   const TensorView z = operands.output("exact z", DType::kFP64, {p.capacity(), 2 * p.ffn});
-  for (int64_t i = 0; i < forward.z.rows; ++i) {
-    for (int64_t j = 0; j < forward.z.columns; ++j) {
-      reference::write_element(z, i, j, forward.z.at(i, j).value);
-    }
+  for (size_t i = 0; i < forward.z.values.size(); ++i) {
+    static_cast<double*>(z.data)[i] = forward.z.values[i].value;
   }
   GroupedMlpBackwardArgs exact = args.backward;
   exact.z = z;
-  const reference::MlpGradients gradients =
-      reference::grouped_mlp_backward(exact, reference::Rounding::kNone);
+  const auto gradients = reference::grouped_mlp_backward(exact, reference::Rounding::kNone);
 
   Error errors[5];
   errors[0].add(args.forward.y, forward.y);
@@ -149,9 +135,8 @@ int run_errors(const Options& options) {
                   join({std::begin(kOutputs), std::end(kOutputs)}, " | ").c_str());
     }
     Progress progress("recipes", static_cast<int64_t>(std::size(kRows)));
-    int64_t done = 0;
     for (const Row& row : kRows) {
-      progress.show(done++, row.name);
+      progress.show(&row - kRows, row.name);
       const std::vector<double> errors = errors_of(context, p, row);
       progress.clear();
       options.json ? print_json(p, row, errors) : print_row(row, errors);

@@ -42,7 +42,7 @@ class DeviceSet {
   // Throws where what the first run left is wrong.
   void judge() {
     require(staged_.download());
-    require_right_rows(operands_, what_);
+    require_right_rows(Device::kCuda, operands_, what_);
   }
 
  private:
