@@ -152,8 +152,8 @@ TEST_F(Fp8TensorCores, SumWeightGradientsAsTheReferenceDoes) {
   }
 }
 
-// 192 of 256 columns get another tile than all of them do: the same bits.
-TEST_F(Fp8TensorCores, GiveTheSameBitsWithEveryTile) {
+// 192 of 1024 columns by themselves lie otherwise on tiles and blocks: the same bits.
+TEST_F(Fp8TensorCores, GiveAColumnTheSameBitsHoweverWideItsMatrixIs) {
   constexpr int64_t kWide = 1024, kNarrow = 192, kRows = 700, kK = 640;
   Random random;
   const Batch batch({kRows, 0, 77}, 0);
@@ -178,7 +178,6 @@ TEST_F(Fp8TensorCores, GiveTheSameBitsWithEveryTile) {
           static_cast<float*>(to_scales.data) + (g * to_scales.shape[1] + i) * to_scales.stride());
     }
   }
-  EXPECT_NE(policy(wide_args, moire::grouped_gemm), policy(args, moire::grouped_gemm));
   ASSERT_TRUE(succeeds(run(alone(), wide_args, grouped_gemm, grouped_gemm_workspace)));
   ASSERT_TRUE(succeeds(run(alone(), args, grouped_gemm, grouped_gemm_workspace)));
   int64_t different = 0;
