@@ -31,6 +31,32 @@ namespace {
 using namespace moire::cuda::ptx;
 using bf16 = __nv_bfloat16;
 
+// Arrives on the barrier at the same shared-memory offset in block `rank` of the cluster. It says
+// that something was read, and publishes no writes: `.release.cluster` would make it a fence of all
+// memory, microseconds long.
+__device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+// A 2-d box into each block of the cluster whose bit is set in `blocks`, at the same offset; each
+// block's barrier at the same offset receives the bytes.
+__device__ inline void tma_load_2d_multicast(void* target, const CUtensorMap* map,
+                                             uint64_t* barrier, int32_t x, int32_t y,
+                                             uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+      "cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(target)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"(blocks)
+      : "memory");
+}
+
 constexpr int kTileM = 128, kTileK = 64, kConsumers = 2, kThreads = 128 * (kConsumers + 1);
 
 enum class Share { kNothing, kB, kA };  // what the two blocks of a cluster load together

@@ -26,20 +26,6 @@ __device__ inline void mbarrier_arrive(uint64_t* barrier) {
                : "memory");
 }
 
-// Arrives on the barrier at the same shared-memory offset in block `rank` of the cluster. It says
-// that something was read, and publishes no writes: `.release.cluster` would make it a fence of all
-// memory, microseconds long.
-__device__ inline void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-      "}" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-}
-
 // One arrival, and `bytes` that asynchronous copies will still bring.
 __device__ inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile(

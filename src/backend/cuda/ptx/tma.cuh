@@ -44,18 +44,6 @@ __device__ inline void tma_load_5d(void* target, const CUtensorMap* map, uint64_
       : "memory");
 }
 
-// A 2-d box into each block of the cluster whose bit is set in `blocks`, at the same offset; each
-// block's barrier at the same offset receives the bytes.
-__device__ inline void tma_load_2d_multicast(void* target, const CUtensorMap* map,
-                                             uint64_t* barrier, int32_t x, int32_t y,
-                                             uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
-      "cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(target)),
-      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"(blocks)
-      : "memory");
-}
-
 // A box from shared memory into a tensor; what lies outside the tensor is not stored.
 __device__ inline void tma_store_3d(const CUtensorMap* map, const void* source, int32_t c0,
                                     int32_t c1, int32_t c2) {
@@ -91,12 +79,6 @@ template <int kPending>
 __device__ inline void bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// Waits until at most kPending of this thread's groups are not written yet.
-template <int kPending>
-__device__ inline void bulk_wait_group() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 // Orders this thread's accesses of shared memory before asynchronous copies that follow.
 __device__ inline void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
