@@ -15,9 +15,10 @@ namespace {
 TEST(TilePosition, VisitsEveryTileOnce) {
   for (const int32_t tiles_m : {1, 2, 7, 8, 11, 12, 13, 23, 100}) {
     for (const int32_t tiles_n : {1, 3, 16}) {
+      const int32_t num_bands = (tiles_m + 10) / 11;
       std::set<std::pair<int32_t, int32_t>> seen;
       for (int32_t i = 0; i < tiles_m * tiles_n; ++i) {
-        const TilePosition p = tile_position(i, tiles_m, tiles_n);
+        const TilePosition p = tile_position(i, tiles_m, tiles_n, num_bands);
         ASSERT_TRUE(p.m >= 0 && p.m < tiles_m && p.n >= 0 && p.n < tiles_n)
             << "tile " << i << " of " << tiles_m << " x " << tiles_n << " is " << p.m << ", "
             << p.n;
@@ -29,21 +30,35 @@ TEST(TilePosition, VisitsEveryTileOnce) {
 }
 
 TEST(TilePosition, GoesDownTheRowsOfABandBeforeTheNextColumn) {
-  EXPECT_EQ(tile_position(0, 4, 3).m, 0);
-  EXPECT_EQ(tile_position(3, 4, 3).m, 3);
-  EXPECT_EQ(tile_position(3, 4, 3).n, 0);
-  EXPECT_EQ(tile_position(4, 4, 3).m, 0);
-  EXPECT_EQ(tile_position(4, 4, 3).n, 1);
+  EXPECT_EQ(tile_position(0, 4, 3, 1).m, 0);
+  EXPECT_EQ(tile_position(3, 4, 3, 1).m, 3);
+  EXPECT_EQ(tile_position(3, 4, 3, 1).n, 0);
+  EXPECT_EQ(tile_position(4, 4, 3, 1).m, 0);
+  EXPECT_EQ(tile_position(4, 4, 3, 1).n, 1);
 }
 
 TEST(TilePosition, CutsThirteenRowTilesIntoSevenAndSix) {
   const int32_t tiles_n = 2;
   int32_t first_band = 0;
   for (int32_t i = 0; i < 7 * tiles_n; ++i) {
-    first_band = std::max(first_band, tile_position(i, 13, tiles_n).m);
+    first_band = std::max(first_band, tile_position(i, 13, tiles_n, 2).m);
   }
   EXPECT_EQ(first_band, 6);
-  EXPECT_EQ(tile_position(7 * tiles_n, 13, tiles_n).m, 7);
+  EXPECT_EQ(tile_position(7 * tiles_n, 13, tiles_n, 2).m, 7);
+}
+
+TEST(TilePosition, BandsAreAsHighAsTheirRowsStayInTheCache) {
+  const auto bands = [](int32_t tiles_m, int32_t tile_m, int32_t k) {
+    return bands_of(tiles_m, tile_m, k / 64);
+  };
+  EXPECT_EQ(bands(17, 128, 4096), 1);     // mixtral's FC1: 18 MB
+  EXPECT_EQ(bands(26, 128, 4096), 2);     // 27 MB
+  EXPECT_EQ(bands(17, 192, 28672), 2);    // its dgrad: nothing stays
+  EXPECT_EQ(bands(32, 128, 2048), 1);     // wgrads, whose K is a group's rows: FC2's
+  EXPECT_EQ(bands(224, 128, 2048), 7);    // FC1's
+  EXPECT_EQ(bands(224, 128, 0), 1);       // of an empty group
+  EXPECT_EQ(bands(0, 128, 4096), 0);      // has no tiles
+  EXPECT_EQ(bands(12, 192, 1 << 22), 2);  // never lower than eleven
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Which tile of a grouped GEMM a number names. The numbering goes group by group, and within a
-// group through bands of about eight row tiles, rows fastest, so that neighbours share operands in
-// the L2. It follows from the offsets on the device; nobody else knows it.
+// group through bands of row tiles (tile_position.h), so that neighbours share operands in the L2.
+// It follows from the offsets on the device; nobody else knows it.
 #pragma once
 
 #include <moire.h>
@@ -45,7 +45,9 @@ class RaggedMWalk {
       const int owner = __ffs(behind) - 1;
       const int32_t rows = __shfl_sync(~0u, num_rows_, owner);
       const int32_t begin = __shfl_sync(~0u, owner == lane ? end_ - tiles_ : 0, owner);
-      const TilePosition p = tile_position(index - begin, (rows + kTileM - 1) / kTileM, tiles_n_);
+      const int32_t tiles_m = (rows + kTileM - 1) / kTileM;
+      const TilePosition p =
+          tile_position(index - begin, tiles_m, tiles_n_, bands_of(tiles_m, kTileM, num_k_));
       const bool is_tail = first_ + owner == groups_.num_groups;
       return {1,
               first_ + owner,
@@ -100,16 +102,13 @@ class RaggedKWalk {
   __device__ WorkTile at(int32_t index) {
     const int32_t group = index / (tiles_m_ * tiles_n_);
     if (group >= groups_.num_groups) return {};
-    const TilePosition p = tile_position(index % (tiles_m_ * tiles_n_), tiles_m_, tiles_n_);
     const RowRange rows = rows_of(groups_, group);
     const auto num_rows = static_cast<int32_t>(rows.size());
-    return {1,
-            group,
-            p.m * kTileM,
-            p.n * kTileN,
-            static_cast<int32_t>(rows.begin),
-            num_rows,
-            (num_rows + kTileK - 1) / kTileK};
+    const int32_t num_k = (num_rows + kTileK - 1) / kTileK;
+    const TilePosition p = tile_position(index % (tiles_m_ * tiles_n_), tiles_m_, tiles_n_,
+                                         bands_of(tiles_m_, kTileM, num_k));
+    return {1,        group, p.m * kTileM, p.n * kTileN, static_cast<int32_t>(rows.begin),
+            num_rows, num_k};
   }
 
   __device__ int32_t total() const {
