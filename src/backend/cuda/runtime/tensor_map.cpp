@@ -61,6 +61,16 @@ CUtensorMap TensorMaps::matrices(std::string_view name, const TensorView& t, int
                      {t.shape[0], t.shape[1] * row_bytes(t), 1}}});
 }
 
+CUtensorMap TensorMaps::panels(std::string_view name, const TensorView& t, int64_t box_rows,
+                               int64_t num_panels) {
+  const int64_t width = columns_of_box(t);
+  return encode<4>(name, t.data, t.type(),
+                   {{{width, 0, width},
+                     {t.shape[1], row_bytes(t), box_rows},
+                     {t.columns() / width, 128, num_panels},
+                     {t.shape[0], t.shape[1] * row_bytes(t), 1}}});
+}
+
 CUtensorMap TensorMaps::ragged_rows(std::string_view name, const TensorView& t, int64_t box_rows,
                                     int64_t halves, int64_t box_columns) {
   constexpr int64_t kRows = int64_t{1} << 30, kMany = int64_t{1} << 31, kWrap = int64_t{1} << 34;

@@ -35,6 +35,9 @@ class TensorMaps {
   CUtensorMap rows(std::string_view name, const TensorView& t, int64_t box_columns);
   // [groups, rows, columns] in boxes of box_rows x 128 bytes of one group.
   CUtensorMap matrices(std::string_view name, const TensorView& t, int64_t box_rows);
+  // The same, columns as [columns / 64, 64]: boxes of num_panels of box_rows x 128 bytes, BF16.
+  CUtensorMap panels(std::string_view name, const TensorView& t, int64_t box_rows,
+                     int64_t num_panels);
   // The rows of one group of [capacity, columns], which clips exactly at the group's end though it
   // knows no group. `halves` > 1: columns as [halves, columns / halves], each clipped by itself.
   // `box_columns` if not 128 bytes of them.

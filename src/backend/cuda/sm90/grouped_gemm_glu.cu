@@ -47,13 +47,12 @@ Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
        why_not_tma({{"a", args.a}, {"b", b.tensor}, {"z", args.z}, {"act", args.act}})});
 }
 
-// {k, block, 2, F / block, groups}: a box holds half a tile's rows of gate, or of up.
+// A box holds half a tile's rows of gate, or of up.
 template <class P>
 CUtensorMap pairs_map(TensorMaps& maps, const TensorView& b, const ResolvedGluLayout& layout) {
   constexpr int64_t kRows = P::kTileN / 2;
-  // Halves are clipped at their end, like the columns of any other matrix.
-  const bool is_halves = layout.block == layout.f;
-  const int64_t rows = is_halves ? kRows : std::min(layout.block, kRows), row = b.stride() * 2;
+  if (layout.block == layout.f) return maps.matrices("b", b, kRows);
+  const int64_t rows = std::min(layout.block, kRows), row = b.stride() * 2;
   const int64_t num_blocks = layout.f / layout.block;
   return maps.encode<5>("b", b.data, DType::kBF16,
                         {{{b.columns(), 0, P::kTileK},

@@ -46,9 +46,12 @@ std::string policy_text(const DeviceState& state, const ProductSizes& sizes) {
 template <class P, Major kWeights>
 RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const TensorView& weights, int n,
                            int k, bool zeroes_tail) {
-  return {maps.matrix("a", a, P::kTileM),
-          maps.matrices("b", weights, kWeights == Major::kK ? P::kTileN : P::kTileK), n, k,
-          zeroes_tail};
+  const bool has_panels = kWeights == Major::kMN && n % kPanel == 0;
+  const auto b = [&] {
+    if (has_panels) return maps.panels("b", weights, P::kTileK, P::kTileN / kPanel);
+    return maps.matrices("b", weights, kWeights == Major::kK ? P::kTileN : P::kTileK);
+  };
+  return {maps.matrix("a", a, P::kTileM), b(), n, k, zeroes_tail, has_panels};
 }
 
 template <int kColumns>

@@ -33,9 +33,12 @@ struct RaggedM {
   static constexpr bool kIsScaled = false;
 
   CUtensorMap a;  // {k, rows}; box {64, tile_m}
-  CUtensorMap b;  // K-major {k, n, groups}, box {64, tile_n, 1}; else {n, k, groups}, {64, 64, 1}
+  // K-major {k, n, groups}, box {64, tile_n, 1}. Else, in panels of 64 columns, {64, k, n / 64,
+  // groups}, box {64, 64, tile_n / 64, 1}; or {n, k, groups}, {64, 64, 1}, if 64 does not divide n.
+  CUtensorMap b;
   int32_t n, k;
   int32_t zeroes_tail;
+  int32_t has_panels;
 
   template <class P>
   __device__ auto walk(const moire_groups& groups) const {
@@ -49,6 +52,8 @@ struct RaggedM {
     ptx::tma_load_2d(stage.a, &a, barrier, k0, tile.first_row + tile.first_m);
     if constexpr (kB == Major::kK) {
       ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n, tile.group);
+    } else if (has_panels != 0) {
+      ptx::tma_load_4d(stage.b, &b, barrier, 0, k0, tile.first_n / kPanel, tile.group);
     } else {
 #pragma unroll
       for (int i = 0; i < P::kTileN / kPanel; ++i) {
@@ -60,16 +65,18 @@ struct RaggedM {
 };
 
 // The same with weights [groups, 2F, k] whose gate and up rows are taken apart while they are
-// loaded: the tile's first half holds gate rows f0 ..., its second the up rows of the same f.
+// loaded: the tile's first half holds gate rows f0 ..., its second the up rows of the same f. What
+// a box of halves holds past its half is multiplied and not stored.
 struct GluPairs {
   static constexpr Major kA = Major::kK, kB = Major::kK;
   static constexpr bool kIsScaled = false;
 
   CUtensorMap a;
-  CUtensorMap b;  // {k, block, 2, F / block, groups}; box of half a tile's rows
+  // Halves {k, 2F, groups}, blocks {k, block, 2, F / block, groups}; box of half a tile's rows.
+  CUtensorMap b;
   int32_t f, k;
-  int32_t block;
-  int32_t gate;  // 0: gate comes first
+  int32_t block;  // f: halves
+  int32_t gate;   // 0: gate comes first
   int32_t zeroes_tail;
 
   template <class P>
@@ -82,6 +89,12 @@ struct GluPairs {
   template <class P, class Stage>
   __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
     ptx::tma_load_2d(stage.a, &a, barrier, k0, tile.first_row + tile.first_m);
+    if (block == f) {  // without a division, which would hold up each step's loads
+      ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n + gate * f, tile.group);
+      ptx::tma_load_3d(stage.b + P::kBBytes / 2, &b, barrier, k0, tile.first_n + (1 - gate) * f,
+                       tile.group);
+      return;
+    }
     const int32_t in_block = tile.first_n % block, index = tile.first_n / block;
     ptx::tma_load_5d(stage.b, &b, barrier, k0, in_block, gate, index, tile.group);
     ptx::tma_load_5d(stage.b + P::kBBytes / 2, &b, barrier, k0, in_block, 1 - gate, index,
