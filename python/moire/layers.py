@@ -223,7 +223,8 @@ class _Moe(_Mlp):
 def features(fields, w):
     """(out, in) of a weight, whichever form of it there is."""
     form = fields.get(f"{w}_prepared_form")
-    out, inner = form[-2:] if form else (fields[w] or fields[f"{w}_quantized"])[0].shape[-2:]
+    shape = form or (fields[w] or fields[f"{w}_quantized"])[0].shape
+    out, inner = shape[-2], shape[-1]  # sooner than a slice
     return (out, inner) if fields[f"{w}_layout"] == 0 else (inner, out)
 
 

@@ -269,6 +269,20 @@ def test_a_compiled_function_overwrites_nothing_with_a_gradient_or_groups(genera
     assert_same_bytes(tensor, before)
 
 
+@pytest.mark.skipif(not COMPILES_WHOLE_GRAPHS, reason="an older Torch breaks the graph")
+@pytest.mark.parametrize("view", ["clone", "detach"])
+def test_a_compiled_function_adds_the_other_direction_to_a_view(generator, view):
+    torch._dynamo.reset()
+    tensor = moire.quantize(truth.draw(generator, 9, K))
+
+    def there_and_back(t):
+        return getattr(t, view)().requantize().dequantize(direction="columnwise")
+
+    compiled = torch.compile(there_and_back, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(tensor), there_and_back(tensor))
+    assert not tensor.has_columnwise
+
+
 def test_a_compiled_function_takes_one_of_other_groups(generator):
     torch._dynamo.reset()
     x, w = truth.draw(generator, 9, K), truth.draw(generator, E, N, K)

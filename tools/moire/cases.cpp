@@ -1,5 +1,3 @@
-#include "cases.h"
-
 #include <moire/ops.h>
 
 #include <bit>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "cases.h"
 #include "commands.h"
 #include "machine.h"
 #include "outputs.h"
@@ -36,7 +35,8 @@ struct Entry;
   };
 #define MOIRE_ENTRY(name) MOIRE_ENTRY_OF(name, nullptr)
 #define MOIRE_ENTRY_WITH_WORKSPACE(name) MOIRE_ENTRY_OF(name, name##_workspace)
-MOIRE_FOR_EACH_OP(MOIRE_ENTRY, MOIRE_ENTRY_WITH_WORKSPACE)
+MOIRE_FOR_EACH_DEFINED_OP(MOIRE_ENTRY, MOIRE_ENTRY_WITH_WORKSPACE)
+MOIRE_FOR_EACH_LAYER(MOIRE_ENTRY, MOIRE_ENTRY_WITH_WORKSPACE)
 #undef MOIRE_ENTRY_WITH_WORKSPACE
 #undef MOIRE_ENTRY
 #undef MOIRE_ENTRY_OF
@@ -190,8 +190,8 @@ Call make_call(const OpCall& what, Arguments& arguments, const Problem& problem)
 Case make_case(Operands& operands) {
   using Make = Call (*)(const OpCall&, Arguments&, const Problem&);
 #define MOIRE_MAKE(name) {#name, make_call<Args<moire_##name##_args>>},
-  static const std::map<std::string_view, Make> entries = {
-      MOIRE_FOR_EACH_OP(MOIRE_MAKE, MOIRE_MAKE)};
+  static const std::map<std::string_view, Make> entries = {MOIRE_FOR_EACH_DEFINED_OP(
+      MOIRE_MAKE, MOIRE_MAKE) MOIRE_FOR_EACH_LAYER(MOIRE_MAKE, MOIRE_MAKE)};
 #undef MOIRE_MAKE
   Arguments arguments(operands);
   Case out;
