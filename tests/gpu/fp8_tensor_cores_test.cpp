@@ -23,16 +23,17 @@ class Fp8TensorCores : public Gpu {
   Tested alone() const { return Tested::alone(context()); }
   // Whether a call runs on the FP8 tensor cores; with which words explain says so.
   template <class A>
-  std::string policy(const A& args, Status (*op)(const Context&, const A&)) const {
+  std::string policy(const A& args, Status (*op)(const Context&, const A&),
+                     Status (*workspace)(const Context&, const A&, size_t*)) const {
     const Context explaining = context().explaining();
-    A sized = args;
-    sized.workspace = {nullptr, SIZE_MAX};
-    EXPECT_TRUE(succeeds(op(explaining, sized)));
+    EXPECT_TRUE(succeeds(run(explaining, args, op, workspace)));
     return explaining.explanation().empty() ? "" : explaining.explanation()[0].policy;
   }
   template <class A>
-  void expect_fast(const A& args, Status (*op)(const Context&, const A&)) const {
-    EXPECT_TRUE(policy(args, op).starts_with("FP8 tensor cores")) << policy(args, op);
+  void expect_fast(const A& args, Status (*op)(const Context&, const A&),
+                   Status (*workspace)(const Context&, const A&, size_t*)) const {
+    const std::string found = policy(args, op, workspace);
+    EXPECT_TRUE(found.starts_with("FP8 tensor cores")) << found;
   }
 };
 
@@ -86,7 +87,7 @@ TEST_F(Fp8TensorCores, MultiplyAsTheReferenceDoes) {
   for_each_option([&](const GemmOptions& o) {
     for (const bool transpose_b : {false, true}) {
       GemmCase c(random, batch, 208, 400, transpose_b, o);
-      expect_fast(c.args(), moire::grouped_gemm);
+      expect_fast(c.args(), moire::grouped_gemm, moire::grouped_gemm_workspace);
       ASSERT_TRUE(succeeds(c.run(alone())));
       EXPECT_TRUE(matches(c.d, reference::grouped_gemm(as_emulated(c.args())), batch.groups()));
       EXPECT_TRUE(tail_is_right(c.d, batch, o.tail));
@@ -100,7 +101,7 @@ TEST_F(Fp8TensorCores, ActivateAsTheReferenceDoes) {
   const Batch batch({70, 0, 129, 5}, 9);
   for_each_option([&](const GemmOptions& o) {
     GemmGluCase c(random, batch, 112, 272, o);
-    expect_fast(c.args(), moire::grouped_gemm_glu);
+    expect_fast(c.args(), moire::grouped_gemm_glu, moire::grouped_gemm_glu_workspace);
     ASSERT_TRUE(succeeds(c.run(alone())));
     const reference::GemmGluResults want = reference::grouped_gemm_glu(as_emulated(c.args()));
     EXPECT_TRUE(matches(c.act, want.act, batch.groups()));
@@ -117,7 +118,8 @@ TEST_F(Fp8TensorCores, ActivateBackwardsAsTheReferenceDoes) {
   for_each_option([&](const GemmOptions& o) {
     GemmGluBackwardCase c(random, batch, 112, 272, o);
     const auto want = reference::grouped_gemm_glu_backward(as_emulated(c.args()));
-    expect_fast(c.args(), moire::grouped_gemm_glu_backward);
+    expect_fast(c.args(), moire::grouped_gemm_glu_backward,
+                moire::grouped_gemm_glu_backward_workspace);
     ASSERT_TRUE(succeeds(c.run(alone())));
     EXPECT_TRUE(matches(c.grad_z, want.grad_z, batch.groups()));
     if (o.extras) {
@@ -142,7 +144,7 @@ TEST_F(Fp8TensorCores, SumWeightGradientsAsTheReferenceDoes) {
           WgradCase c(random, batch, 144, 208, o);
           SCOPED_TRACE(testing::Message() << o);
           const reference::Weights want = reference::grouped_gemm_wgrad(as_emulated(c.args()));
-          expect_fast(c.args(), moire::grouped_gemm_wgrad);
+          expect_fast(c.args(), moire::grouped_gemm_wgrad, moire::grouped_gemm_wgrad_workspace);
           ASSERT_TRUE(succeeds(c.run(alone())));
           EXPECT_TRUE(matches(c.d, want));
           EXPECT_TRUE(c.d.is_undamaged());
@@ -236,7 +238,8 @@ TEST_F(Fp8TensorCores, AreOnlyUsedWhereTheirSumsAreAllowed) {
     GemmOptions o = options(format, format, MOIRE_OUT_IN);
     o.accumulation = MOIRE_ACCUMULATE_EXACT;
     GemmCase c(random, batch, 128, 128, false, o);
-    EXPECT_FALSE(policy(c.args(), moire::grouped_gemm).starts_with("FP8 tensor cores"));
+    EXPECT_FALSE(policy(c.args(), moire::grouped_gemm, moire::grouped_gemm_workspace)
+                     .starts_with("FP8 tensor cores"));
   }
 }
 
