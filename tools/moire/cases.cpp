@@ -1,3 +1,5 @@
+#include "cases.h"
+
 #include <moire/ops.h>
 
 #include <bit>
@@ -8,7 +10,6 @@
 #include <utility>
 
 #include "arguments.h"
-#include "cases.h"
 #include "commands.h"
 #include "machine.h"
 #include "outputs.h"
