@@ -46,7 +46,8 @@ inline float add_products(float sum, const Fp8Elements& a, const Fp8Elements& b,
   }
   const auto size = static_cast<uint32_t>(std::abs(units));
   const int32_t last = 1 << std::max(static_cast<int>(std::bit_width(size)) - 1 - kFractionBits, 0);
-  return static_cast<float>(units / last * last) / per_unit;
+  units -= units % last;
+  return static_cast<float>(units) / per_unit;
 }
 
 // `count` products, at most 128, from zero.
