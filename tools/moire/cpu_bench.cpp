@@ -64,6 +64,7 @@ class CpuBench : public Bench {
       sets.push_back(std::make_shared<Set>(r.problem));
     }
     std::vector<Workspace> workspaces;  // which the sets share
+    workspaces.reserve(sizes.size());
     for (const size_t size : sizes) workspaces.push_back(sets[0]->operands.workspace(size));
     r.num_sets = static_cast<int64_t>(sets.size());
     r.set_bytes = sets[0]->operands.bytes();

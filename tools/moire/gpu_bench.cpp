@@ -67,7 +67,7 @@ double copy_bandwidth(Gpu& gpu) {
   return 2.0 * static_cast<double>(kBytes) / least;
 }
 
-std::optional<Variant> timed(const std::string& name, std::shared_ptr<GraphVariant> graphs) {
+std::optional<Variant> timed(const std::string& name, const std::shared_ptr<GraphVariant>& graphs) {
   if (graphs == nullptr) return std::nullopt;
   return Variant{name, nullptr,
                  [graphs](int64_t first, int64_t calls) { return graphs->seconds(first, calls); }};
