@@ -198,7 +198,7 @@ std::optional<Variant> GpuBench::op(BenchResult& r) { return timed("", op_graphs
 std::optional<Variant> GpuBench::baseline(const BenchResult& r) {
   std::string name;
   auto graphs = baseline_graphs(r, name);
-  return timed(name, std::move(graphs));
+  return timed(name, graphs);
 }
 
 void GpuBench::begin() {
