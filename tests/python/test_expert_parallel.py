@@ -5,7 +5,6 @@ to the bit. Each world of processes is started once and runs every case.
 
 import contextlib
 import os
-import socket
 import traceback
 
 import moire
@@ -216,15 +215,15 @@ def a_step_is_one_graph_on_gpus():
     assert all(torch.equal(a, b) for a, b in zip(found, other.together(group)[1:]))
 
 
-def work(rank, size, backend, port, folder):
+def work(rank, size, backend, folder):
     """A rank of a world: each case's traceback, if it has one, goes into a file of its name."""
     global DEVICE
     torch.set_num_threads(1)
     if backend == "nccl":
         DEVICE = torch.device("cuda", rank)
         torch.cuda.set_device(DEVICE)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size)
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     for name, run in CASES.items():
         try:
             run()
@@ -236,12 +235,6 @@ def work(rank, size, backend, port, folder):
     os._exit(0)  # without waiting for ranks that failed
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 WORLDS = [(1, "gloo"), (2, "gloo"), (4, "gloo"), (2, "nccl")]
 
 
@@ -251,7 +244,7 @@ def world(request, tmp_path_factory):
     if backend == "nccl" and (torch.cuda.device_count() < size or "cpu" in moire.__version__):
         pytest.skip(f"needs {size} GPUs, and a build of moire with CUDA")
     folder = tmp_path_factory.mktemp("ranks")
-    args = (size, backend, free_port(), folder)
+    args = (size, backend, folder)
     ranks = torch.multiprocessing.spawn(work, args, nprocs=size, join=False)
     for process in ranks.processes:
         process.join(90)
