@@ -7,6 +7,7 @@
 #include "core/sizes.h"
 
 namespace moire {
+namespace {
 
 constexpr int32_t kVersion = 1;  // of all forms
 
@@ -14,6 +15,8 @@ constexpr int32_t kVersion = 1;  // of all forms
 int32_t scaling_of_copies(const moire_prepared_weight& p, WeightForm form) {
   return form == WeightForm::kCores ? MOIRE_SCALING_MXFP8 : weight_scaling_of(p.recipe);
 }
+
+}  // namespace
 
 moire_quantized take_core_weight(Arena& arena, const TensorView& codes, bool is_turned) {
   constexpr int64_t kSide = 128;

@@ -172,7 +172,7 @@ class RowAndColumnScales {
 };
 
 // d_g = a_g^T * b_g over the rows of a group, whose codes were turned over
-// (ops/transpose_codes.h): a scale for 128 rows of each column of a and of b.
+// (ops/core_codes.h): a scale for 128 rows of each column of a and of b.
 template <bool kA5, bool kB5>
 struct ScaledRaggedK {
   static constexpr bool kIsScaled = true, kIsE5M2A = kA5, kIsE5M2B = kB5;
