@@ -272,10 +272,10 @@ def note_saved(kept, made):
             saved.append({**entry, "bytes": tensor.nbytes, "by_reference": name not in made})
 
 
-def note_weight(name, size):
-    """Tells a running explain() that a call was given copies of a weight, of `size` bytes."""
+def note_weight(name, copies):
+    """Tells a running explain() that a call was given copies of a weight, and their bytes."""
     if is_explaining():
-        _settings.get().recording.weights[name] = size
+        _settings.get().recording.weights[name] = copies.nbytes
 
 
 def note_not_fused(what, reason):

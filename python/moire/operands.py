@@ -97,7 +97,7 @@ class Operands:
         shape = self.weight_shape(name) if fields[name] else quantized.shape
         if quantized.shape != shape:
             raise invalid(f"{call}: {which} is {list(quantized.shape)} but {name} is {list(shape)}")
-        note_weight(name, quantized.nbytes)
+        note_weight(name, quantized)
         if is_prepared:
             fields[f"{name}_prepared"] = quantized.memory
             fields[f"{name}_prepared_form"] = quantized.form

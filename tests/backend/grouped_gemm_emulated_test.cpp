@@ -19,22 +19,10 @@ GemmOptions options(const Fp8& format, int32_t layout, int32_t accumulation) {
   return o;
 }
 
-// The emulated sum of 2^exponents[k] (nothing where 0x7F00), one block of 32 each, times ones.
-constexpr int kNothing = 0x7F00;
-double sum_of(const std::vector<std::vector<int>>& blocks, double sign = 1) {
-  const auto k = static_cast<int64_t>(32 * blocks.size());
-  TestTensor a(DType::kE5M2, {1, k}), a_scales(DType::kE8M0, {1, k / 32}), d(DType::kFP32, {1, 1});
-  TestTensor b(DType::kE5M2, {1, 1, k}), b_scales(DType::kE8M0, {1, 1, k / 32});
-  std::fill_n(a.as<uint8_t>(), k, uint8_t{0});
-  std::fill_n(b.as<uint8_t>(), k, uint8_t{0x3C});  // 1
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    a_scales.as<uint8_t>()[i] = b_scales.as<uint8_t>()[i] = 127;
-    for (size_t j = 0; j < blocks[i].size(); ++j) {
-      if (blocks[i][j] == kNothing) continue;
-      a.as<uint8_t>()[32 * i + j] =
-          static_cast<uint8_t>(((blocks[i][j] + 15) << 2) + (sign < 0 && j != 0 ? 128 : 0));
-    }
-  }
+// The product of a row of a with a row of b, MXFP8, in emulated sums.
+double emulated_product(const TestTensor& a, const TestTensor& a_scales, const TestTensor& b,
+                        const TestTensor& b_scales) {
+  const TestTensor d(DType::kFP32, {1, 1});
   const Batch batch({1});
   GroupedGemmArgs args;
   args.a = a;
@@ -46,6 +34,25 @@ double sum_of(const std::vector<std::vector<int>>& blocks, double sign = 1) {
   args.accumulation = MOIRE_ACCUMULATE_EMULATED;
   EXPECT_TRUE(succeeds(run(cpu(1), args, grouped_gemm, grouped_gemm_workspace)));
   return d.get(0, 0);
+}
+
+// The emulated sum of 2^exponents[k] (nothing where 0x7F00), one block of 32 each, times ones.
+constexpr int kNothing = 0x7F00;
+double sum_of(const std::vector<std::vector<int>>& blocks, double sign = 1) {
+  const auto k = static_cast<int64_t>(32 * blocks.size());
+  TestTensor a(DType::kE5M2, {1, k}), a_scales(DType::kE8M0, {1, k / 32});
+  TestTensor b(DType::kE5M2, {1, 1, k}), b_scales(DType::kE8M0, {1, 1, k / 32});
+  std::fill_n(a.as<uint8_t>(), k, uint8_t{0});
+  std::fill_n(b.as<uint8_t>(), k, uint8_t{0x3C});  // 1
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    a_scales.as<uint8_t>()[i] = b_scales.as<uint8_t>()[i] = 127;
+    for (size_t j = 0; j < blocks[i].size(); ++j) {
+      if (blocks[i][j] == kNothing) continue;
+      a.as<uint8_t>()[32 * i + j] =
+          static_cast<uint8_t>(((blocks[i][j] + 15) << 2) + (sign < 0 && j != 0 ? 128 : 0));
+    }
+  }
+  return emulated_product(a, a_scales, b, b_scales);
 }
 
 TEST(EmulatedSums, KeepThirteenFractionBitsOfTheLargestTerm) {
@@ -75,7 +82,7 @@ TEST(EmulatedSums, PassOnInfinityAndNan) { EXPECT_TRUE(std::isinf(sum_of({{0, 16
 
 // The emulated sum of up to 32 products of E4M3 elements.
 double sum_of(const std::vector<std::pair<double, double>>& products) {
-  TestTensor a(DType::kE4M3, {1, 32}), b(DType::kE4M3, {1, 1, 32}), d(DType::kFP32, {1, 1});
+  TestTensor a(DType::kE4M3, {1, 32}), b(DType::kE4M3, {1, 1, 32});
   TestTensor a_scales(DType::kE8M0, {1, 1}), b_scales(DType::kE8M0, {1, 1, 1});
   a_scales.as<uint8_t>()[0] = b_scales.as<uint8_t>()[0] = 127;
   for (size_t i = 0; i < 32; ++i) {
@@ -83,17 +90,7 @@ double sum_of(const std::vector<std::pair<double, double>>& products) {
     a.as<uint8_t>()[i] = reference::encode_fp8(DType::kE4M3, x);
     b.as<uint8_t>()[i] = reference::encode_fp8(DType::kE4M3, y);
   }
-  const Batch batch({1});
-  GroupedGemmArgs args;
-  args.a = a;
-  args.a_scales = a_scales;
-  args.b = Weight(b.view());
-  args.b_scales = b_scales;
-  args.d = d;
-  args.groups = batch.groups();
-  args.accumulation = MOIRE_ACCUMULATE_EMULATED;
-  EXPECT_TRUE(succeeds(run(cpu(1), args, grouped_gemm, grouped_gemm_workspace)));
-  return d.get(0, 0);
+  return emulated_product(a, a_scales, b, b_scales);
 }
 
 TEST(EmulatedSums, AreThoseThatAnH200Gave) {
