@@ -23,12 +23,13 @@ void expect_explained(const Context& explaining, A args, Status (*op)(const Cont
 
 // The products of a forward and a backward.
 std::vector<Step> products(const std::string& gpu, int32_t recipe,
-                           const std::vector<int64_t>& splits = {140, 200}) {
+                           const std::vector<int64_t>& splits = {140, 200}, int64_t hidden = 128,
+                           int64_t width = 64) {
   Random random;
   MlpOptions options;
   options.ragged = {"Two", splits, 3};
-  options.hidden = 128;
-  options.width = 64;
+  options.hidden = hidden;
+  options.width = width;
   options.dtype = DType::kBF16;
   options.in_8_bits = true;
   const MlpProblem p(options, random);
@@ -82,6 +83,37 @@ TEST(Plan, OfRecipesWithFastSumsUsesFp8TensorCores) {
       EXPECT_EQ(step.policy.find("fold") != std::string::npos, recipe == MOIRE_RECIPE_MXFP8_FAST);
       const bool turns = step.op == "grouped_gemm_wgrad" || step.op.ends_with("backward");
       EXPECT_TRUE(!turns || step.policy.find("transposing") != std::string::npos);
+    }
+  }
+}
+
+// The sizes of tests of recipes, which are to run on both kinds of kernels.
+TEST(Plan, UsesFp8TensorCoresForRowsThatTheyCanRead) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  constexpr const char* kRefused[] = {
+      "rows of a lie 40 bytes apart, which for TMA must be a multiple of 16",
+      "rows of a lie 72 bytes apart, which for TMA must be a multiple of 16",
+      "of the product of a = grad_y and b = w2: rows of a lie 40 bytes apart, which for TMA must "
+      "be a multiple of 16",
+      "rows of a lie 40 bytes apart, which for TMA must be a multiple of 16",
+      "rows of b lie 40 bytes apart, which for TMA must be a multiple of 16",
+      "rows of b lie 40 bytes apart, which for TMA must be a multiple of 16"};
+  for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
+    for (const Step& step : products("sm90", recipe, {140, 300}, 48, 80)) {
+      EXPECT_TRUE(step.policy.starts_with("FP8 tensor cores, ")) << step.op << ": " << step.policy;
+    }
+    const std::vector<Step> odd = products("sm90", recipe, {140, 300}, 40, 72);
+    ASSERT_EQ(odd.size(), std::size(kRefused));
+    for (size_t i = 0; i < odd.size(); ++i) {
+      SCOPED_TRACE(odd[i].op + ": " + odd[i].policy);
+      if (recipe == MOIRE_RECIPE_FP8_BLOCK) {
+        ASSERT_EQ(odd[i].refused.size(), 1U);
+        EXPECT_EQ(odd[i].refused[0].reason, kRefused[i]);
+      } else {  // whose exact products are sm90's as well
+        EXPECT_EQ(odd[i].implementation, "sm90");
+        EXPECT_NE(odd[i].policy.find(std::string("; no FP8 tensor cores: ") + kRefused[i]),
+                  std::string::npos);
+      }
     }
   }
 }

@@ -16,11 +16,12 @@
 namespace moire::test {
 namespace {
 
-MlpOptions layer(const RaggedCase& ragged = {"Three", {40, 0, 150}, 3}) {
+MlpOptions layer(const RaggedCase& ragged = {"Three", {40, 0, 150}, 3}, int64_t hidden = 40,
+                 int64_t width = 72) {
   MlpOptions options;
   options.ragged = ragged;
-  options.hidden = 40;
-  options.width = 72;
+  options.hidden = hidden;
+  options.width = width;
   options.dtype = DType::kBF16;
   options.in_8_bits = true;
   return options;
@@ -87,6 +88,20 @@ TEST(PreparedWeight, ChangesNoBitOfALayerOfAnyLayoutAndType) {
         options.gathered = options.gathered_grad_y = dtype == DType::kFP16;
         expect_no_change(c, dequantized, options, random);
       }
+    }
+  });
+}
+
+// Sizes of which FP8 tensor cores, where a device has them, take every product.
+TEST(PreparedWeight, ChangesNoBitOfSizesForFp8TensorCores) {
+  Random random;
+  for_each_form([&](const RecipeCase& c, int32_t dequantized) {
+    for (const int32_t layouts : {0, 1, 2, 3}) {
+      MlpOptions options = layer({"Three", {140, 0, 300}, 3}, 48, 80);
+      options.w1_layout = layouts & 1;
+      options.w2_layout = layouts >> 1;
+      options.gathered = options.gathered_grad_y = layouts == 2;
+      expect_no_change(c, dequantized, options, random);
     }
   });
 }

@@ -18,6 +18,10 @@ struct RecipeCase {
   int32_t weight_scaling() const {
     return is_block() ? MOIRE_SCALING_FP8_TILE : MOIRE_SCALING_MXFP8;
   }
+  // Of the products of its layers.
+  int32_t accumulation() const {
+    return recipe == MOIRE_RECIPE_MXFP8 ? MOIRE_ACCUMULATE_EXACT : MOIRE_ACCUMULATE_FAST;
+  }
   DType gradient() const {
     return gradient_dtype == 0 ? DType::kE4M3 : static_cast<DType>(gradient_dtype);
   }

@@ -2,6 +2,7 @@
 
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/quantized_product.h"
+#include "core/format.h"
 
 namespace moire::cuda {
 
@@ -27,7 +28,11 @@ struct FirstOf {
     return choice(state, args).workspace(state, args);
   }
   static std::string policy(const DeviceState& state, const A& args) {
-    return choice(state, args).policy(state, args);
+    const Reason first = kFirst.supports(state, args);
+    if (!first) return kFirst.policy(state, args);
+    const std::string policy = kSecond.policy(state, args);
+    if (args.accumulation != MOIRE_ACCUMULATE_FAST) return policy;
+    return concat(policy, "; no FP8 tensor cores: ", *first);
   }
   static Status run(const Context& context, const A& args) {
     return choice(context.state(), args).run(context, args);
