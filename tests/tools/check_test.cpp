@@ -179,7 +179,7 @@ TEST(Check, PassesRandomProblemsOfEveryOp) {
   constexpr uint64_t kSeed = 77;
   for (const Op& op : all_ops()) {
     for (int64_t i = 0; i < 8; ++i) {
-      const Problem p = random_problem(kSeed, i, {&op}, {});
+      const Problem p = random_problem(kSeed, i, {{"op", {std::string(op.name)}}});
       const Verdict verdict = judge(context.value(), p);
       EXPECT_EQ(verdict.kind, Verdict::Kind::kPassed) << to_line(p) << "\n" << verdict.reason;
     }

@@ -33,7 +33,7 @@ const char* const kPlain = "groups=4 hidden=64 ffn=32 rows=50";
 TEST(Problem, PrintsALineThatParsesToTheSameProblem) {
   constexpr uint64_t kSeed = 20261121;
   for (int64_t i = 0; i < 2000; ++i) {
-    const Problem problem = random_problem(kSeed, i, {}, {});
+    const Problem problem = random_problem(kSeed, i);
     const std::string line = to_line(problem);
     const Problem again = parsed(line);
     EXPECT_EQ(to_line(again), line) << "seed " << kSeed << ", problem " << i;
@@ -218,11 +218,11 @@ TEST(Problem, OfRandomSeedsCoversEveryRecipeAndMix) {
   constexpr uint64_t kSeed = 5;
   std::set<std::string> seen;
   for (int64_t i = 0; i < 20000; ++i) {
-    const Problem p = random_problem(kSeed, i, {}, {});
+    const Problem p = random_problem(kSeed, i);
     const std::string entry(p.op->entry());
     if (p.b.has_value()) seen.insert(entry + " " + dtype_words(p));
     if (!entry.starts_with("grouped_mlp") && !entry.starts_with("grouped_linear")) continue;
-    const std::string recipe(dtype_word(p.a_format()));
+    const std::string recipe(dtype_word(p));
     seen.insert(entry + " " + recipe + (p.emulated ? " emulated" : "") +
                 (p.fractional ? " fractional" : "") + (p.x_columnwise ? " x_columnwise" : "") +
                 (p.act_columnwise ? " act_columnwise" : ""));

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "case_runner.h"
 #include "commands.h"
@@ -132,30 +133,21 @@ void warn_if_slow(const Problem& p) {
                    "; --set rows=64 --set groups=8 makes it smaller"));
 }
 
-std::vector<const Op*> wanted_ops(const std::vector<std::string>& names) {
-  std::vector<const Op*> ops;
-  for (const std::string& name : names) {
-    ops.push_back(find_op(name));
-    if (ops.back() == nullptr) {
-      throw UsageError(
-          text("--ops: found \"", name, "\", needed ", find_field("op")->needed(name)));
+// What random problems draw from: where there are options, their values.
+Samples samples_of(const Options& options) {
+  Samples out;
+  for (const auto& [key, option, values] :
+       {std::tuple("op", "--ops", options.ops), std::tuple("dtype", "--dtype", options.dtypes)}) {
+    for (const std::string& value : values) {
+      Problem unused;
+      const Field* const field = find_field(key);
+      if (!field->codec.read(value, unused)) {
+        throw UsageError(text(option, ": found \"", value, "\", needed ", field->needed(value)));
+      }
+      out[key].push_back(value);
     }
   }
-  return ops;
-}
-
-// Problems that have the wanted types, and defaults else.
-std::vector<Problem> wanted_dtypes(const std::vector<std::string>& names) {
-  std::vector<Problem> dtypes;
-  for (const std::string& name : names) {
-    Problem parsed;
-    if (!find_field("dtype")->codec.read(name, parsed)) {
-      throw UsageError(
-          text("--dtype: found \"", name, "\", needed ", find_field("dtype")->needed(name)));
-    }
-    dtypes.push_back(parsed);
-  }
-  return dtypes;
+  return out;
 }
 
 }  // namespace
@@ -167,8 +159,7 @@ int run_check(const Options& options) {
     throw UsageError("check: found no problem, needed PROBLEM or --random N");
   }
   for (const Problem& p : named) require_memory_for(context, p);
-  const std::vector<const Op*> ops = wanted_ops(options.ops);
-  const std::vector<Problem> dtypes = wanted_dtypes(options.dtypes);
+  const Samples samples = samples_of(options);
   const auto num_named = static_cast<int64_t>(named.size());
   Totals totals;
   {
@@ -176,7 +167,7 @@ int run_check(const Options& options) {
     for (int64_t i = 0; i < num_named + options.random; ++i) {
       const bool is_named = i < num_named;
       const Problem problem = is_named ? named[static_cast<size_t>(i)]
-                                       : random_problem(options.seed, i - num_named, ops, dtypes);
+                                       : random_problem(options.seed, i - num_named, samples);
       if (is_named) warn_if_slow(problem);
       progress.show(i, std::string(problem.op->name));
       const Verdict verdict = judge(context, problem);

@@ -35,9 +35,7 @@ Json dtypes_by_op(const Context& context) {
     problem.hidden = problem.ffn = problem.rows = 32;
     Json dtypes = Json::array();
     for (const auto& [word, format] : formats()) {
-      problem.dtype = format.dtype;
-      problem.quantization = format.quantization;
-      problem.fast = format.fast;
+      static_cast<Format&>(problem) = format;
       const bool may_be = format.quantization == Quantization::kNone || op.multiplies();
       if (may_be && takes(context, problem)) dtypes.push_back(word);
     }

@@ -34,101 +34,70 @@ std::vector<std::string> known_keys() {
   return keys;
 }
 
-// The FP8 ops do not take every scaling and every direction.
-Status check_fp8(const Problem& p, const Origin& origin) {
-  const bool makes = p.is("quantize") || p.is("quantize_weight");
-  const bool reads = p.is("dequantize") || p.is("requantize");
-  const std::string op = text("op=", p.op->name);
-  if ((reads || p.is("convert_scales")) && p.directions == Directions::kBoth) {
-    return bad(origin, "direction", "both", text("rowwise or columnwise for ", op));
-  }
-  const bool takes_tiles = p.is("quantize_weight") || p.is("dequantize");
-  if ((makes || reads) && !takes_tiles && p.scaling == MOIRE_SCALING_FP8_TILE) {
-    return bad(origin, "scaling", "fp8_tile", text("mxfp8 or fp8_block for ", op));
-  }
-  if (p.is("convert_scales") && p.scaling != MOIRE_SCALING_MXFP8) {
-    const bool is_tile = p.scaling == MOIRE_SCALING_FP8_TILE;
-    return bad(origin, "scaling", is_tile ? "fp8_tile" : "fp8_block", text("mxfp8 for ", op));
-  }
-  if ((makes || reads) && p.fractional && p.scaling == MOIRE_SCALING_MXFP8) {
-    return bad(origin, "fractional", "yes", "no, for scaling=mxfp8");
-  }
-  return {};
-}
+}  // namespace
 
-// What a recipe, or the formats of a product, have no use for is a mistake.
-Status check_formats(const Problem& p, const Origin& origin) {
+std::optional<Mistake> find_mistake(const Problem& p) {
   const Op& op = *p.op;
-  if (!op.multiplies()) {
-    if (p.quantization == Quantization::kNone) return {};
-    return bad(origin, "dtype", dtype_word(p.a_format()),
-               text("fp32, bf16 or fp16 for op=", op.name, ", which has no products"));
-  }
-  const bool is_product = !op.is_layer();
-  const std::string found = text("dtype=", dtype_word(p.a_format()));
-  if (op.is_layer() && p.quantization == Quantization::kNone) {
-    const std::pair<bool, std::string_view> fields_of_8_bits[] = {
-        {p.x != DType::kNone, "x"},
-        {p.x_columnwise, "x_columnwise"},
-        {p.act_columnwise, "act_columnwise"},
-        {p.element != DType::kE4M3, "element"}};
-    for (const auto& [is_given, key] : fields_of_8_bits) {
-      if (!is_given) continue;
-      return bad(origin, key, found, "dtype=mxfp8, mxfp8_fast or fp8_block, which quantise");
-    }
-  }
-  const bool is_mixed = is_product && p.b.has_value();
+  const bool multiplies = op.multiplies(), routes = p.is("router") || p.is("router_backward");
+  const bool reads = p.is("dequantize") || p.is("requantize"), converts = p.is("convert_scales");
+  const bool takes_tiles = p.is("quantize_weight") || p.is("dequantize");
+  const bool is_fp8_op = reads || takes_tiles || p.is("quantize");
+  const bool is_mx = p.scaling == MOIRE_SCALING_MXFP8,
+             is_tile = p.scaling == MOIRE_SCALING_FP8_TILE;
+  // What a recipe, or the formats of a product, have no use for is a mistake.
+  const bool is_plain = p.quantization == Quantization::kNone;
+  const bool is_plain_layer = op.is_layer() && is_plain,
+             is_mixed = !op.is_layer() && p.b.has_value();
   const bool has_block = p.quantization == Quantization::kFp8Block ||
                          (is_mixed && p.b->quantization == Quantization::kFp8Block);
-  if (p.fractional && !has_block) return bad(origin, "fractional", found, "dtype=fp8_block");
-  if (p.emulated && !p.fast && p.quantization != Quantization::kFp8Block) {
-    return bad(origin, "emulated", found, "dtype=mxfp8_fast or fp8_block");
+  const bool sums_fast = p.fast || p.quantization == Quantization::kFp8Block;
+  const int64_t blocks = std::max<int64_t>(p.layout.block, 1),
+                sum = std::accumulate(p.splits.list.begin(), p.splits.list.end(), int64_t{0});
+  const bool is_list = p.splits.kind == Splits::Kind::kList;
+  const bool is_one_hot = p.splits.kind == Splits::Kind::kOneHot;
+  const std::string for_op = text(" for op=", op.name), dtype = text("dtype=", dtype_word(p));
+  const std::string scaling = find_field("scaling")->codec.write(p);
+  const std::string quantised = "dtype=mxfp8, mxfp8_fast or fp8_block, which quantise";
+  const std::pair<bool, Mistake> rules[] = {
+      {p.ffn % blocks != 0,
+       {"layout", text("blocks of ", blocks), text("a divisor of ffn=", p.ffn)}},
+      {is_one_hot && p.splits.group >= p.groups,
+       {"splits", text("one_hot:", p.splits.group), text("a group below groups=", p.groups)}},
+      {p.groups == 0 && p.rows > 0, {"rows", text(p.rows), "0, because groups=0"}},
+      {is_list && static_cast<int64_t>(p.splits.list.size()) != p.groups,
+       {"splits", text(p.splits.list.size(), " numbers"), text("groups=", p.groups)}},
+      {is_list && sum != p.rows, {"splits", text("a sum of ", sum), text("rows=", p.rows)}},
+      {(reads || converts) && p.directions == Directions::kBoth,
+       {"direction", "both", "rowwise or columnwise" + for_op}},
+      {is_fp8_op && !takes_tiles && is_tile, {"scaling", scaling, "mxfp8 or fp8_block" + for_op}},
+      {converts && !is_mx, {"scaling", scaling, "mxfp8" + for_op}},
+      {is_fp8_op && p.fractional && is_mx, {"fractional", "yes", "no, for scaling=mxfp8"}},
+      {!multiplies && !is_plain,
+       {"dtype", std::string(dtype_word(p)),
+        text("fp32, bf16 or fp16", for_op, ", which has no products")}},
+      {is_plain_layer && p.x != DType::kNone, {"x", dtype, quantised}},
+      {is_plain_layer && p.x_columnwise, {"x_columnwise", dtype, quantised}},
+      {is_plain_layer && p.act_columnwise, {"act_columnwise", dtype, quantised}},
+      {is_plain_layer && p.element != DType::kE4M3, {"element", dtype, quantised}},
+      {multiplies && p.fractional && !has_block, {"fractional", dtype, "dtype=fp8_block"}},
+      {multiplies && p.emulated && !sums_fast,
+       {"emulated", dtype, "dtype=mxfp8_fast or fp8_block"}},
+      {multiplies && p.emulated && is_mixed && p.b_format().quantization == Quantization::kNone,
+       {"emulated", text("b=", dtype_word(p.b_format())), "FP8 operands on both sides"}},
+      {p.is("unpermute") && p.out != DType::kNone && p.out != DType::kFP32 && p.out != p.dtype,
+       {"out", find_field("out")->codec.write(p), "same or fp32" + for_op}},
+      {p.topk > p.groups && (routes || p.topk > 1),
+       {"topk", text(p.topk), text("at most groups=", p.groups)}},
+      {(p.rows + p.dropped) % p.topk != 0,
+       {"rows", text(p.rows, p.dropped == 0 ? "" : text(" and dropped=", p.dropped)),
+        text("a multiple of topk=", p.topk,
+             " (rows and dropped choices are topk for each token)")}},
+  };
+  for (const auto& [is_broken, mistake] : rules) {
+    if (is_broken) return mistake;
   }
-  if (p.emulated && is_mixed && p.b->quantization == Quantization::kNone) {
-    return bad(origin, "emulated", text("b=", dtype_word(*p.b)), "FP8 operands on both sides");
-  }
-  return {};
+  return std::nullopt;
 }
-
-// What no field can see alone.
-Status check_whole(const Problem& p, const Origin& origin) {
-  if (p.layout.block > 0 && p.ffn % p.layout.block != 0) {
-    return bad(origin, "layout", text("blocks of ", p.layout.block),
-               text("a divisor of ffn=", p.ffn));
-  }
-  if (p.splits.kind == Splits::Kind::kOneHot && p.splits.group >= p.groups) {
-    return bad(origin, "splits", text("one_hot:", p.splits.group),
-               text("a group below groups=", p.groups));
-  }
-  if (p.groups == 0 && p.rows > 0) {
-    return bad(origin, "rows", text(p.rows), "0, because groups=0");
-  }
-  if (p.splits.kind == Splits::Kind::kList) {
-    const auto& list = p.splits.list;
-    if (static_cast<int64_t>(list.size()) != p.groups) {
-      return bad(origin, "splits", text(list.size(), " numbers"), text("groups=", p.groups));
-    }
-    const int64_t sum = std::accumulate(list.begin(), list.end(), int64_t{0});
-    if (sum != p.rows) {
-      return bad(origin, "splits", text("a sum of ", sum), text("rows=", p.rows));
-    }
-  }
-  if (Status fp8 = check_fp8(p, origin); !fp8.ok()) return fp8;
-  if (Status formats = check_formats(p, origin); !formats.ok()) return formats;
-  const bool routes = p.is("router") || p.is("router_backward");
-  if (p.topk > p.groups && (routes || p.topk > 1)) {
-    return bad(origin, "topk", text(p.topk), text("at most groups=", p.groups));
-  }
-  if ((p.rows + p.dropped) % p.topk != 0) {
-    const std::string dropped = p.dropped == 0 ? "" : text(" and dropped=", p.dropped);
-    return bad(
-        origin, "rows", text(p.rows, dropped),
-        text("a multiple of topk=", p.topk, " (rows and dropped choices are topk for each token)"));
-  }
-  return {};
-}
-
-}  // namespace
 
 Result<Problem> parse_problem(std::string_view line, const Origin& origin) {
   Problem problem;
@@ -168,8 +137,9 @@ Result<Problem> parse_problem(std::string_view line, const Origin& origin) {
       return bad(origin, field.key, "nothing", field.codec.values);
     }
   }
-  const Status whole = check_whole(problem, origin);
-  if (!whole.ok()) return whole;
+  if (const auto mistake = find_mistake(problem)) {
+    return bad(origin, mistake->key, mistake->found, mistake->needed);
+  }
   return problem;
 }
 

@@ -44,7 +44,8 @@ struct Format {
   bool operator==(const Format&) const = default;
 };
 
-struct Problem {
+// Its own format is that of `dtype`.
+struct Problem : Format {
   std::string name;
   const Op* op = find_op("mlp");
   int64_t groups = 0;
@@ -55,8 +56,6 @@ struct Problem {
   int64_t dropped = 0;  // choices that go to no expert
   int64_t tail = 0;     // rows of the capacity past the last group
   Splits splits;
-  DType dtype = DType::kFP32;
-  Quantization quantization = Quantization::kNone;  // of the operands of products
   std::optional<Format> b;   // of a single product's second operand, where it has its own
   DType x = DType::kNone;    // of an FP8 layer's x, weights, biases, y and dx; kNone: dtype
   DType out = DType::kNone;  // kNone: dtype, and fp32 for weight gradients
@@ -77,7 +76,6 @@ struct Problem {
   int32_t scaling = MOIRE_SCALING_MXFP8;  // FP8 ops
   DType element = DType::kE4M3;
   Directions directions = Directions::kRowwise;
-  bool fast = false;        // kMxfp8: dtype mxfp8_fast
   bool emulated = false;    // mxfp8_fast, fp8_block: summed as Hopper's tensor cores do
   bool fractional = false;  // scales of fp8_block and fp8_tile need not be powers of two
   int32_t scale_layout = MOIRE_SCALES_SWIZZLED;  // convert_scales
@@ -85,11 +83,18 @@ struct Problem {
 
   bool is(std::string_view op_name) const { return op->name == op_name; }
   DType stored() const { return x == DType::kNone ? dtype : x; }
-  Format a_format() const { return {dtype, quantization, fast}; }
-  Format b_format() const { return b.value_or(a_format()); }
+  const Format& a_format() const { return *this; }
+  const Format& b_format() const { return b ? *b : *this; }
   int64_t capacity() const { return rows + tail; }
   int64_t tokens() const { return (rows + dropped) / topk; }
 };
+
+// The first field that makes no sense beside the others.
+struct Mistake {
+  std::string_view key;
+  std::string found, needed;
+};
+std::optional<Mistake> find_mistake(const Problem& problem);
 
 // Where a line stands, for messages: "problems/cpu.txt:3", or "problem" for a literal line.
 struct Origin {

@@ -56,24 +56,24 @@ std::string_view word_of(const Words<T>& words, const T& value) {
 }
 
 // "fp32, bf16 or fp16"
-template <class T>
-std::string list_of(const Words<T>& words) {
-  std::vector<std::string> before;
-  for (const auto& [word, meant] : words) before.emplace_back(word);
-  const std::string last = before.back();
-  before.pop_back();
-  return text(join(before, ", "), " or ", last);
+std::string list_of(std::vector<std::string> words) {
+  const std::string last = words.back();
+  words.pop_back();
+  return text(join(words, ", "), " or ", last);
 }
 
 // `member` is a Problem's, or a function to what is in one.
 template <class T>
 Codec one_of(auto member, const Words<T>& words) {
+  std::vector<std::string> samples;
+  for (const auto& [word, meant] : words) samples.emplace_back(word);
   return {
-      list_of(words),
+      list_of(samples),
       [=](std::string_view value, P& p) { return read_word(words, value, std::invoke(member, p)); },
       [=](const P& p) {
         return std::string(word_of(words, T(std::invoke(member, const_cast<P&>(p)))));
-      }};
+      },
+      samples};
 }
 
 Codec choice(bool P::*member, std::string_view no, std::string_view yes) {
@@ -102,16 +102,7 @@ Codec op() {
             if (op != nullptr) p.op = op;
             return op != nullptr;
           },
-          [](const P& p) { return std::string(p.op->name); }};
-}
-
-bool read_operands(std::string_view value, P& p) {
-  Format format;
-  if (!read_word(formats(), value, format)) return false;
-  p.dtype = format.dtype;
-  p.quantization = format.quantization;
-  p.fast = format.fast;
-  return true;
+          [](const P& p) { return std::string(p.op->name); }, names};
 }
 
 bool read_b(std::string_view value, P& p) {
@@ -194,6 +185,7 @@ std::string write_layout(const P& p) {
 
 std::vector<Field> make_fields() {
   const auto order = [](P& p) -> int32_t& { return p.layout.order; };
+  const auto format = [](P& p) -> Format& { return p; };
   return {
       {"name", {"a word", read_name, [](const P& p) { return p.name; }}, "what reports call it"},
       {"op", op(), "what runs", Presence::kPrinted},
@@ -203,14 +195,14 @@ std::vector<Field> make_fields() {
       {"rows", size(&P::rows, 0), "routed rows over all groups", Presence::kRequired},
       {"topk", size(&P::topk, 1), "experts per token: there are (rows + dropped) / topk tokens"},
       {"dropped", size(&P::dropped, 0), "top-k entries that go to no expert"},
-      {"dtype",
-       {list_of(formats()), read_operands,
-        [](const P& p) { return std::string(dtype_word(p.a_format())); }},
+      {"dtype", one_of<Format>(format, formats()),
        "of activations and weights; the last three: bf16, and FP8 operands of products",
        Presence::kPrinted},
       {"b",
-       {"same, fp32, bf16, fp16, mxfp8 or fp8_block", read_b,
-        [](const P& p) { return std::string(p.b ? dtype_word(*p.b) : "same"); }},
+       {"same, fp32, bf16, fp16, mxfp8 or fp8_block",
+        read_b,
+        [](const P& p) { return std::string(p.b ? dtype_word(*p.b) : "same"); },
+        {"same", "fp32", "bf16", "fp16", "mxfp8", "fp8_block"}},
        "of a single product's weights, or of x beside a gradient, where not `dtype`"},
       {"x", one_of(&P::x, kSameOrFloats),
        "layers in FP8: of x, weights, biases, y and dx (same = bf16)"},
@@ -218,15 +210,22 @@ std::vector<Field> make_fields() {
        "of a GEMM's result (same = dtype) or of weight gradients (same = fp32)"},
       {"splits",
        {"uniform, zipf:EXPONENT, ragged, one_hot:GROUP, or the rows of each group as 3,0,5",
-        read_splits, write_splits},
+        read_splits,
+        write_splits,
+        {"ragged", "ragged", "ragged", "zipf:1", "one_hot:0", "one_hot:2", "uniform"}},
        "how rows are shared out; ragged is random, with empty groups",
        Presence::kPrinted},
       {"act",
-       {"swiglu, geglu_tanh, clamped_swiglu or clamped_swiglu:LIMIT:ALPHA:OFFSET", read_activation,
-        write_activation},
+       {"swiglu, geglu_tanh, clamped_swiglu or clamped_swiglu:LIMIT:ALPHA:OFFSET",
+        read_activation,
+        write_activation,
+        {"swiglu", "geglu_tanh", "clamped_swiglu", "clamped_swiglu:1.5:1:0"}},
        "the gated activation"},
       {"layout",
-       {"halves, interleaved, or blocks:N with N from 1 to 2^40", read_layout, write_layout},
+       {"halves, interleaved, or blocks:N with N from 1 to 2^40",
+        read_layout,
+        write_layout,
+        {"halves", "interleaved", "blocks:2", "blocks:8", "blocks:32"}},
        "how gate and up lie in W1"},
       {"order",
        one_of<int32_t>(order, {{"gate_first", MOIRE_GATE_FIRST}, {"up_first", MOIRE_UP_FIRST}}),

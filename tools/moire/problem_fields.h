@@ -16,6 +16,8 @@ struct Codec {
   std::string values;  // what is accepted, as in "needed ..."
   std::function<bool(std::string_view value, Problem& problem)> read;
   std::function<std::string(const Problem& problem)> write;
+  // What random problems draw from; none where these are numbers.
+  std::vector<std::string> samples = {};
 };
 
 struct Field {

@@ -3,14 +3,20 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "problem.h"
 
 namespace moire::tool {
 
-// Problem `i` of a seed; the same everywhere. `ops` and `dtypes` limit the draw; empty = all.
-Problem random_problem(uint64_t seed, int64_t i, const std::vector<const Op*>& ops,
-                       const std::vector<Problem>& dtypes);
+// Values to draw from, by field, in the place of the field's own.
+using Samples = std::map<std::string_view, std::vector<std::string>>;
+
+// Problem `i` of a seed; the same everywhere. What makes no sense beside the other fields is drawn
+// again.
+Problem random_problem(uint64_t seed, int64_t i, const Samples& given = {});
 
 }  // namespace moire::tool
