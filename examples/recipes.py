@@ -13,7 +13,7 @@ topk_idx, topk_weights = torch.arange(rows).view(tokens, k) % experts, torch.ran
 
 for name in ("bf16", "mxfp8", "mxfp8_fast", "fp8_block"):
     kept = []
-    for options in ({}, {"save_act": True}):
+    for options in ({"save_z": False}, {}, {"save_act": True}):
         options["recipe"] = name
         for function, *args in (
             (moire.moe, x[:tokens], w1, w2, topk_idx, topk_weights),

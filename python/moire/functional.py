@@ -105,6 +105,7 @@ def grouped_mlp(
     w1_quantized: Optional[WeightCopies] = None,
     w2_quantized: Optional[WeightCopies] = None,
     save_act: bool = False,
+    save_z: bool = True,
     out: Optional[Array] = None,
     grad_x_out: Optional[Array] = None,
     tail: str = "zero",
@@ -116,8 +117,8 @@ def grouped_mlp(
     one); w1 [G, 2F, H], w2 [G, H, F], b1 [G, 2F], b2 [G, H], probs [rows]. `layout` says how gate
     and up lie along the 2F rows of w1 and b1 (see GluLayout), `act` is the activation (see
     Activation). For the backward x, z and probs are kept, and with save_act=True the activation
-    too (in 8 bits with a recipe of 8 bits), which saves computing it again. out, grad_x_out and
-    tail: as in grouped_linear.
+    too (in 8 bits with a recipe of 8 bits), which saves computing it again; with save_z=False z is
+    not, and FC1 runs again. out, grad_x_out and tail: as in grouped_linear.
     """
     optional = {
         "probs": probs,
@@ -136,7 +137,7 @@ def grouped_mlp(
     given.give_fp32("probs")
     given.give_groups(groups)
     given.give_out(tail)
-    return given.run(MLP, wgrad, save_act)
+    return given.run(MLP, wgrad, save_act, save_z)
 
 
 def moe(
@@ -157,6 +158,7 @@ def moe(
     w1_quantized: Optional[WeightCopies] = None,
     w2_quantized: Optional[WeightCopies] = None,
     save_act: bool = False,
+    save_z: bool = True,
     wgrad: Any = None,
 ) -> Array:
     """y_t = sum over j of topk_weights[t, j] * expert topk_idx[t, j] (x_t): the seam for any
@@ -190,7 +192,7 @@ def moe(
     given.give_plan(plan)
     x = fields["x"]
     out_dtype = fw.float32 if given.result == fw.float32 else x.dtype
-    return given.run(MOE, wgrad, save_act, out_dtype=out_dtype)
+    return given.run(MOE, wgrad, save_act, save_z, out_dtype)
 
 
 def grouped_mm(

@@ -22,7 +22,7 @@ from .dtypes import Array, no_grad
 from .errors import invalid
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
-from .layers import LINEAR, MLP, How, features
+from .layers import LINEAR, MLP
 from .layouts import ActivationLike, GluLayoutLike
 from .operands import Operand, Operands, WeightCopies, WeightLike
 from .recipes import RecipeLike
@@ -115,10 +115,8 @@ def grouped_mlp_backward(
         given.give_weight("w2", w2, weight_layout, w2_quantized)
         given.give_gating(act, layout, w1, w1_quantized)
         given.give_fp32("probs")
-        z = given.fields.pop("z")
-        if z is None:
-            z = _z_again(given)
-        return MlpGradients(**given.gradients(MLP, grad_y, wants, {"z": z}))
+        made = {"z": given.fields.pop("z")}
+        return MlpGradients(**given.gradients(MLP, grad_y, wants, made))
 
 
 def _give(given, grad_y, groups, wants, sums):
@@ -132,20 +130,6 @@ def _give(given, grad_y, groups, wants, sums):
             f"{call}: wants has {name!r}, a sum of grad_y itself, but grad_y is quantised; give "
             f"the array"
         )
-
-
-def _z_again(given):
-    """FC1 again, rounded as the forward rounded it."""
-    fw, fields, recipe = given.fw, given.fields, given.recipe
-    given.give_copies_of_x(False)
-    names = ("x", "row_idx", "x_rowwise", "offsets", "num_groups", "capacity")
-    forward = {name: fields.get(name) for name in names}
-    for form in ("", "_layout", "_quantized", "_prepared", "_prepared_form"):
-        forward[f"w{form}"] = fields.get(f"w1{form}")
-    shape = (fields["capacity"], features(fields, "w1")[0])
-    forward["y"] = fw.empty(given.array, shape, recipe.between(fw, given.x.dtype))
-    forward.update(recipe.forward_fields, bias=fields["b1"])
-    return LINEAR.forward(fw, forward, How(recipe))["y"]
 
 
 def _wanted(call, wants, gradients, given):

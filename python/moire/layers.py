@@ -29,7 +29,7 @@ class How(NamedTuple):
 
     recipe: Recipe = Recipe()
     compute_dtype: Any = None  # that weights are cast to
-    saves: bool = False  # z is kept for a backward
+    saves: bool = False  # z is kept for a backward, which else makes it again
     saves_act: bool = False  # and act: memory for time
     needs_columns: bool = False  # x is kept for the weight gradient
     saves_copy: bool = False  # as its 8-bit copy, column-wise
@@ -164,6 +164,20 @@ class _Linear(Layer):
 
 
 class _Mlp(Layer):
+    def kept(self, fields, made, how):
+        """Without z, also what it is made of: x, and W1 as the forward read it."""
+        kept = super().kept(fields, made, how)
+        if made.get("z") is None:
+            for name in ("x_rowwise" if "x_rowwise" in fields else "x", "w1_quantized"):
+                if fields.get(name) is not None:
+                    kept[name] = fields[name]
+        return kept
+
+    def gradients(self, fw, fields, how, needs, likes):
+        if fields.get("z") is None:
+            fields["z"] = _z_again(fw, fields, how.recipe, likes["x"][1])
+        return super().gradients(fw, fields, how, needs, likes)
+
     def _prepare(self, fw, fields, how, later, betas):
         """The betas, and what weight gradients that are delayed will read: grad_z and the
         activation, or their column-wise copies. Nothing is left for a call of its own.
@@ -248,6 +262,17 @@ def _made_by_mlp(fw, fields, how):
     elif how.saves_act:
         made["act"] = fw.empty(x, (rows, width), x.dtype)
     return made
+
+
+def _z_again(fw, fields, recipe, dtype):
+    """FC1 again, rounded as the forward rounded it."""
+    names = {name: name for name in ("x", "row_idx", "x_rowwise", *_GROUPS)}
+    forms = ("", "_layout", "_quantized", "_prepared", "_prepared_form")
+    names.update({f"w1{form}": f"w{form}" for form in forms}, b1="bias")
+    given = {theirs: fields[ours] for ours, theirs in names.items() if ours in fields}
+    shape = (fields["capacity"], features(fields, "w1")[0])
+    given["y"] = fw.empty(fields["offsets"], shape, recipe.between(fw, dtype))
+    return LINEAR.forward(fw, {"x": None, **given, **recipe.forward_fields}, How(recipe))["y"]
 
 
 def _result_and_columns(fw, fields, how, columns):

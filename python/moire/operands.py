@@ -160,10 +160,11 @@ class Operands:
             out = self.fw.to_write(out)
         fields["y"] = out
 
-    def run(self, op, sinks=None, save_act=False, out_dtype=None):
+    def run(self, op, sinks=None, save_act=False, save_z=True, out_dtype=None):
         """The op on what was given, in the type that the caller expects."""
         fw, fields, recipe = self.fw, self.fields, self.recipe
         saves_act, saves_copy = flag(f"{self.call}: save_act", save_act), False
+        saves_z = flag(f"{self.call}: save_z", save_z)
         is_watched = fw is Torch and torch.is_grad_enabled()
         wants = wanted(fields, op.inputs) if is_watched else ()
         needs_w = op.weights[0] in wants
@@ -171,8 +172,9 @@ class Operands:
             self._check_copies(op, wants)
             is_gathered = fields.get("row_idx") is not None
             saves_copy = needs_w and self.copy is None and recipe.saves_copy(is_gathered)
+            saves_copy = saves_copy and saves_z  # z is made of x itself
             self.give_copies_of_x(needs_w)
-        keeps = (bool(wants), bool(wants) and saves_act, needs_w, saves_copy)
+        keeps = (bool(wants) and saves_z, bool(wants) and saves_act, needs_w, saves_copy)
         how = How(recipe, self.compute_dtype, *keeps, sinks, self.grad_x_out, out_dtype)
         out = fields.get("y")
         y = run(op, fw, fields, how, bool(wants))
@@ -192,7 +194,7 @@ class Operands:
                     f"{call}: wants has {w!r}, but {w} is quantised and has no gradient; give the "
                     f"weight itself, and its copies as {w}_quantized"
                 )
-        self.give_copies_of_x(op.weights[0] in wants, needs_rows=False)
+        self.give_copies_of_x(op.weights[0] in wants, needs_rows="z" in made and made["z"] is None)
         how = How(self.recipe, needs_columns=op.weights[0] in wants, is_in_order=True)
         spec, arrays, values = parted(self.fields, op.arrays)
         fields = named(spec, [fw.detached(array) for array in arrays])

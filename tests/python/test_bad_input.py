@@ -152,6 +152,7 @@ SCALARS = [
     ("grouped_mlp", "act", [None, 3, "relu", X], "must be one of swiglu, clamped_swiglu"),
     ("grouped_mlp", "layout", [0, 2.0, True, X, "up", [1]], "must be 'halves', a block size"),
     ("grouped_mlp", "save_act", [None, 1, "yes"], "must be True or False"),
+    ("grouped_mlp", "save_z", [None, 1, "yes"], "must be True or False"),
     ("grouped_mlp", "groups", [(2, 4)], "must be moire.Groups(splits=...)"),
     ("grouped_mlp", "compute_dtype", ["bf16"], "torch.bfloat16"),
     ("moe", "plan", [tuple(PLAN), 3, IDX], "must be what moire.make_plan returns"),

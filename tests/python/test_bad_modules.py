@@ -48,6 +48,7 @@ BAD = [
     (lambda: experts(layout=[1]), "ScaledGLU: layout is a list, must be 'halves', a block size"),
     (lambda: experts(act="relu"), "ScaledGLU: act is 'relu', must be one of swiglu"),
     (lambda: experts(save_act="no"), "GroupedMLP: save_act is 'no'"),
+    (lambda: experts(save_z=0), "GroupedMLP: save_z is 0, must be True or False"),
     (lambda: experts(recipe=3), "recipe is 3, must be one of as_stored"),
     (lambda: router(k=3), "Router: k is 3, must be at most the 2 experts"),
     (lambda: router(k=0), "Router: k is 0, must be a positive integer"),

@@ -43,6 +43,7 @@ class GroupedMLP(torch.nn.Module):
     layout           how gate and up lie along fc1's 2F outputs; a tag in the state_dict, checked on
                      load
     save_act         keep the activation for the backward: memory for time
+    save_z           keep z, fc1's output, for it; False: it makes z again, time for memory
     linear_options   the other arguments of both GroupedLinear: bias, packed, dtype, compute_dtype,
                      ...
     """
@@ -56,6 +57,7 @@ class GroupedMLP(torch.nn.Module):
         act: ActivationLike = "swiglu",
         layout: GluLayoutLike = "halves",
         save_act: bool = False,
+        save_z: bool = True,
         **linear_options: Any,
     ) -> None:
         super().__init__()
@@ -64,6 +66,7 @@ class GroupedMLP(torch.nn.Module):
         self.fc1 = GroupedLinear(num_groups, hidden, 2 * width, glu_layout=layout, **linear_options)
         self.fc2 = GroupedLinear(num_groups, width, hidden, **linear_options)
         self.save_act = flag("GroupedMLP: save_act", save_act)
+        self.save_z = flag("GroupedMLP: save_z", save_z)
 
     @classmethod
     def of(cls, fc1: GroupedLinear, activation: ScaledGLU, fc2: GroupedLinear) -> GroupedMLP:
@@ -75,7 +78,8 @@ class GroupedMLP(torch.nn.Module):
             raise invalid(f"fuse: {reason}")
         mlp = cls.__new__(cls)
         torch.nn.Module.__init__(mlp)
-        mlp.fc1, mlp.activation, mlp.fc2, mlp.save_act = fc1, activation, fc2, False
+        mlp.fc1, mlp.activation, mlp.fc2 = fc1, activation, fc2
+        mlp.save_act, mlp.save_z = False, True
         fc1.glu_layout = activation.layout
         return mlp
 
@@ -85,7 +89,7 @@ class GroupedMLP(torch.nn.Module):
 
     def _options(self, is_first_microbatch):
         options = fused_options(self.fc1, self.activation, self.fc2, is_first_microbatch)
-        return {**options, "save_act": self.save_act}
+        return {**options, "save_act": self.save_act, "save_z": self.save_z}
 
     def forward(
         self,
