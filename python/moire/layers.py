@@ -105,12 +105,13 @@ class Layer(Op):
             fields[f"grad_{w}"] = grad_w
         for w, sink, wanted in reversed(weights):
             if w in later:
-                _defer(fw, sink, how.recipe, self._operands(fields, w), wanted)
+                destination = fw, fields["offsets"], likes[w], wanted
+                _defer(fw, sink, how.recipe, self._operands(fields, w), destination)
         if not how.is_in_order:
             _to_tokens(fw, fields, needs, likes)
         found = {n: fields.get(f"grad_{n}") for n in self.inputs if needs.get(n)}
         for w, sink, wanted in weights:
-            found[w] = None if sink.delayed else sink.returned(fields.get(f"grad_{w}"), wanted)
+            found[w] = sink.returned(fields.get(f"grad_{w}"), wanted)
         return found
 
     def _give_outputs(self, fw, fields, how, needs, likes, weights):
@@ -320,13 +321,13 @@ def weight_gradient(fw, recipe, fields, grad_w, beta):
     fw.run("grouped_gemm_wgrad", {**values, **{name: fields[name] for name in _GROUPS}})
 
 
-def _defer(fw, sink, recipe, fields, wanted):
+def _defer(fw, sink, recipe, fields, destination):
     def run(grad_w, beta):
         weight_gradient(fw, recipe, fields, grad_w, beta)
 
     names = ("x", "row_idx", "x_columnwise", "grad_y", "grad_y_columnwise", "offsets")
     operands = {name: fields[name] for name in names if fields.get(name) is not None}
-    sink.defer(run, {n.removesuffix("_columnwise"): t for n, t in operands.items()}, wanted)
+    sink.defer(run, {n.removesuffix("_columnwise"): t for n, t in operands.items()}, *destination)
 
 
 def _to_tokens(fw, fields, needs, likes):

@@ -3,13 +3,17 @@
 
 The main_grad contract, per weight: the gradient is added to `param.main_grad` (FP32 or BF16;
 `param.get_main_grad()` is asked for it where there is one), or overwrites it where
-`param.overwrite_main_grad` is true, and autograd gets nothing: `.grad` stays as it is. A parameter
-that has an attribute `grad_added_to_main_grad` belongs to somebody who waits for hooks of its
-gradient (Megatron's data parallelism): once main_grad is written the attribute is set, and autograd
-gets a dummy of the parameter's shape so that the hooks fire. They drop it, so its values are
-undefined, but zeros where `param.zero_out_wgrad` says that they add it to main_grad.
+`param.overwrite_main_grad` is true or the call was given is_first_microbatch=True, and autograd
+gets nothing: `.grad` stays as it is. A parameter that has an attribute `grad_added_to_main_grad`
+belongs to somebody who waits for hooks of its gradient (Megatron's data parallelism): the attribute
+is set, and autograd gets a dummy of the parameter's shape so that the hooks fire. They drop it, so
+its values are undefined, but zeros where `param.zero_out_wgrad` says that they add it to main_grad.
+Of a delayed gradient the backward pass gives the dummy, as Transformer Engine's does, and
+backward_dw writes main_grad.
 """
 
+import copy
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from .arrays import Torch as fw
@@ -51,13 +55,22 @@ class FreshGradients:
 
 
 class ParameterGradients:
-    """For the parameters of a module: main_grad where it accumulates into it; later if delayed."""
+    """For the parameters of a layer: main_grad where it accumulates into it; later if delayed."""
 
     def __init__(self, parameters, accumulate_into_main_grad, delayed):
         self.parameters = parameters  # a function, so that replaced parameters are found
         self.accumulate_into_main_grad = accumulate_into_main_grad
         self.delayed = delayed
-        self._waiting = ()
+        self._overwrites = False  # main_grad, whatever the parameters say
+        self._queue = _Queue()
+
+    def of_call(self, is_first_microbatch):
+        """Where the gradients of one call go; those of a first microbatch overwrite main_grad."""
+        if not is_first_microbatch:
+            return self
+        first = copy.copy(self)
+        first._overwrites = True
+        return first
 
     def destination(self, fw, like, weights, needs):
         if not self.accumulate_into_main_grad:
@@ -72,14 +85,16 @@ class ParameterGradients:
             torch.empty(p.shape, dtype=dtype, device=p.device) if buffer is None else buffer
             for p, buffer in zip(parameters, buffers)
         ]
-        overwrites = [getattr(p, "overwrite_main_grad", False) for p in parameters]
-        accumulates = [need and not overwrite for need, overwrite in zip(needs, overwrites)]
-        return written, _beta(accumulates, parameters[0].device)
+        overwrites = [
+            self._overwrites or not need or getattr(p, "overwrite_main_grad", False)
+            for p, need in zip(parameters, needs)
+        ]
+        return written, _beta(overwrites, parameters[0].device)
 
     def returned(self, written, needs):
         if not self.accumulate_into_main_grad:
-            return FreshGradients.returned(written, needs)
-        self._added(written, needs)
+            return None if self.delayed else FreshGradients.returned(written, needs)
+        fw.written(*(buffer for buffer, need in zip(written or (), needs) if need))
         return [_dummy(p) if need else None for p, need in zip(self.parameters(), needs)]
 
     def buffers(self, written, needs):
@@ -89,70 +104,64 @@ class ParameterGradients:
         given = zip(names, written or (), needs)
         return {name: t for name, t, need in given if need}, dict(zip(names, self.parameters()))
 
-    def defer(self, run, operands, needs):
+    def defer(self, run, operands, *destination):
         """Keeps run(written, beta), which reads `operands` (tensors and lists of them by name), for
-        backward_dw().
+        backward_dw(); the rest is what destination() is given.
         """
-        if any(needs):
-            restored_after_explaining(self, "_waiting")
-            self._waiting = (*self._waiting, _Deferred.of(run, operands, needs))
+        operands = dict(_flat(operands))
+        versions = [version_of(t) for t in operands.values()]
+        backward = torch._C._current_graph_task_id()
+        deferred = _Deferred(backward, self, run, operands, versions, destination)
+        restored_after_explaining(self._queue, "waiting")
+        self._queue.waiting = (*self._queue.waiting, deferred)
 
     def run_deferred(self):
-        """Runs what backward passes left, oldest first; without main_grad the results go to
-        param.grad. What fails stays, and so does what comes after it.
+        """Runs what the oldest backward pass left, of those that left anything; whether there was
+        one. What fails stays, and so does what comes after it.
         """
-        restored_after_explaining(self, "_waiting")
-        while self._waiting:
-            self._run(self._waiting[0])
-            self._waiting = self._waiting[1:]
+        queue, backward = self._queue, None
+        restored_after_explaining(queue, "waiting")
+        while queue.waiting and backward in (None, queue.waiting[0].backward):
+            deferred = queue.waiting[0]
+            deferred.sink._run(deferred)
+            queue.waiting, backward = queue.waiting[1:], deferred.backward
+        return backward is not None
 
     def _run(self, deferred):
-        run, needs = deferred.run, deferred.needs
         deferred.check()
+        needs = deferred.destination[-1]
+        written, beta = self.destination(*deferred.destination)
+        check_memory([(self, written, needs)], deferred.operands)
+        deferred.run(written, beta)
+        wanted = [both for *both, need in zip(self.parameters(), written, needs) if need]
         if self.accumulate_into_main_grad:
-            written, beta = self.destination(fw, None, None, needs)
-            check_memory([(self, written, needs)], deferred.operands)
-            run(written, beta)
-            self._added(written, needs)
+            fw.written(*(buffer for _, buffer in wanted))
             return
-        parameters = self.parameters()
-        written = [p.new_empty(p.shape) for p in parameters]
-        run(written, Beta())
-        if is_explaining():
-            return
-        with torch.no_grad():
-            for p, grad, need in zip(parameters, written, needs):
-                if need and p.grad is None:
-                    p.grad = grad
-                elif need:  # in place, as autograd does: views of it and captured graphs know it
-                    p.grad.add_(grad)
+        for p, grad in wanted if not is_explaining() else ():
+            if p.grad is None:
+                p.grad = grad
+            else:  # in place, as autograd does: views of it and captured graphs know it
+                p.grad.add_(grad)
 
-    def _added(self, written, needs):
-        if is_explaining():
-            return
-        for p, buffer, need in zip(self.parameters(), written or (), needs):
-            if need:
-                fw.written(buffer)
-                if hasattr(p, "grad_added_to_main_grad"):
-                    p.grad_added_to_main_grad = True
+
+class _Queue:
+    """What backward passes left for backward_dw, oldest first."""
+
+    waiting = ()
 
     def __getstate__(self):
-        # A copy has gradients of its own to wait for.
-        return {**self.__dict__, "_waiting": ()}
+        return {}  # a copy has gradients of its own to wait for
 
 
 class _Deferred(NamedTuple):
     """A weight gradient that waits for backward_dw."""
 
+    backward: int  # Torch's number of the pass
+    sink: ParameterGradients
     run: Any
     operands: dict  # by name
     versions: list  # of the operands
-    needs: tuple
-
-    @classmethod
-    def of(cls, run, operands, needs):
-        operands = dict(_flat(operands))
-        return cls(run, operands, [version_of(t) for t in operands.values()], needs)
+    destination: tuple
 
     def check(self):
         """That the operands are as backward left them."""
@@ -195,16 +204,14 @@ def _main_grad(parameter):
     grad = get() if get is not None else getattr(parameter, "main_grad", None)
     if grad is None:
         raise invalid(
-            "main_grad: accumulation into main_grad is on, but the parameter has neither "
-            "main_grad nor "
-            "get_main_grad(); give it a buffer or build the layer with "
+            "main_grad: accumulation into main_grad is on, but the parameter has neither main_grad "
+            "nor get_main_grad(); give it a buffer or build the layer with "
             "accumulate_into_main_grad=False"
         )
     if grad.numel() != parameter.numel() or not grad.is_contiguous():
         raise invalid(
-            f"main_grad: the buffer is {list(grad.shape)} with strides {list(grad.stride())}, "
-            f"must be contiguous and "
-            f"hold the {list(parameter.shape)} of its parameter"
+            f"main_grad: the buffer is {list(grad.shape)} with strides {list(grad.stride())}, must "
+            f"be contiguous and hold the {list(parameter.shape)} of its parameter"
         )
     return grad.view(parameter.shape)
 
@@ -221,15 +228,22 @@ def _common_dtype(buffers):
     return dtype
 
 
-def _beta(accumulates, device):
-    if len(set(accumulates)) == 1:
-        return Beta(int(accumulates[0]))
-    return Beta(per_group=torch.tensor(accumulates, dtype=torch.uint8, device=device))
+def _beta(overwrites, device):
+    if len(set(overwrites)) == 1:
+        return Beta(int(not overwrites[0]))
+    # Filled on the device: a copy from the host would wait for it, and fail in a captured graph.
+    betas, at = torch.empty(len(overwrites), dtype=torch.uint8, device=device), 0
+    for overwrite, run in groupby(overwrites):
+        begin, at = at, at + len(list(run))
+        betas[begin:at].fill_(not overwrite)
+    return Beta(per_group=betas)
 
 
 def _dummy(parameter):
     if not hasattr(parameter, "grad_added_to_main_grad"):
         return None
+    if not is_explaining():
+        parameter.grad_added_to_main_grad = True
     zero = getattr(parameter, "zero_out_wgrad", False)
     return torch.zeros_like(parameter) if zero else torch.empty_like(parameter)
 

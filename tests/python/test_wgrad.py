@@ -140,19 +140,55 @@ def test_a_backward_that_leaves_everything_for_later_calls_nothing(generator, mo
     assert called == ["grouped_gemm_wgrad"]
 
 
-def test_delayed_wgrad_of_two_microbatches_accumulates(generator):
+@pytest.mark.parametrize("into_main_grad", [False, True])
+def test_backward_dw_is_of_the_oldest_backward_pass(generator, into_main_grad):
     plain, x, probs = make(generator)
-    layer, *_ = make(generator, delay_wgrad_compute=True, accumulate_into_main_grad=True)
+    options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": into_main_grad}
+    layer, *_ = make(generator, **options)
+    ran = []
+    layer.fc1.register_wgrad_accumulation_and_reduce_hooks(lambda: ran.append(1))
     for p in weights(layer):
         p.main_grad = torch.zeros_like(p)
     for scale in (1.0, 0.5):
-        run(plain, scale * x, probs)
         run(layer, scale * x, probs)
-    assert all((p.main_grad == 0).all() for p in weights(layer))
-    layer.backward_dw()
+    for scale in (1.0, 0.5):
+        run(plain, scale * x, probs)
+        layer.backward_dw()
+        for p, reference in zip(weights(layer), weights(plain)):
+            found = p.main_grad if into_main_grad else p.grad
+            truth.assert_close(found, reference.grad.double(), torch.float32, 18)
     layer.backward_dw()  # nothing waits any more
+    assert ran == [1, 1]
+
+
+def test_backward_dw_is_of_a_whole_backward_pass(generator):
+    plain, x, probs = make(generator)
+    layer, *_ = make(generator, delay_wgrad_compute=True)
+    for module in (plain, layer):
+        module(module(x, SPLITS, probs), SPLITS, probs).sin().sum().backward()
+    layer.backward_dw()
     for p, reference in zip(weights(layer), weights(plain)):
-        truth.assert_close(p.main_grad, reference.grad.double(), torch.float32, 18)
+        truth.assert_close(p.grad, reference.grad.double(), torch.float32, 18)
+
+
+def test_the_backward_of_a_first_microbatch_overwrites_main_grad(generator):
+    plain, x, probs = make(generator)
+    run(plain, x, probs)
+    for delayed in (False, True):
+        options = {"delay_wgrad_compute": delayed, "accumulate_into_main_grad": True}
+        layer, *_ = make(generator, **options)
+        for p in weights(layer):
+            p.main_grad = torch.full_like(p, torch.nan)
+        for is_first in (True, False):
+            layer(x, SPLITS, probs, is_first_microbatch=is_first).sin().sum().backward()
+        if delayed:
+            layer.backward_dw()
+            for p, reference in zip(weights(layer), weights(plain)):
+                assert torch.equal(p.main_grad, reference.grad)
+            layer.backward_dw()
+        for p, reference in zip(weights(layer), weights(plain)):
+            wanted = 2 * reference.grad.double()
+            truth.assert_close(p.main_grad, wanted, torch.float32, 18, name=f"delayed {delayed}")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +228,33 @@ def test_autograd_gets_a_dummy_only_where_somebody_waits_for_it(generator):
     wanted = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in biases]))
     layer.fc2.weight.grad = None  # as its hooks would have it
     assert torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0).isclose(wanted)
+
+
+def test_data_parallelism_that_waits_for_backward_dw_finds_what_it_asserts(generator):
+    """As Megatron's with overlap_grad_reduce: its hook wants a .grad, and drops it."""
+    plain, x, probs = make(generator)
+    run(plain, x, probs)
+    options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": True}
+    layer, *_ = make(generator, **options)
+    reduced = []
+
+    def ready(p):
+        assert p.grad is not None and p.grad_added_to_main_grad
+        if p.zero_out_wgrad:
+            p.main_grad += p.grad
+        p.grad = None
+        reduced.append(p.main_grad.clone())
+
+    for i, fc in enumerate([layer.fc1, layer.fc2]):
+        p = fc.weight
+        p.main_grad, p.grad_added_to_main_grad = torch.zeros_like(p), False
+        p.zero_out_wgrad = i == 1
+        fc.register_wgrad_accumulation_and_reduce_hooks(lambda p=p: ready(p))
+    run(layer, x, probs)
+    assert not reduced
+    layer.backward_dw()
+    for found, reference in zip(reduced, reversed(weights(plain))):
+        assert torch.equal(found, reference.grad)
 
 
 def test_main_grad_is_marked_once_it_is_written(generator):
@@ -303,11 +366,12 @@ def test_delayed_wgrad_is_added_in_place(generator):
         assert p.grad is view and torch.equal(view, reference.grad)
 
 
-@pytest.mark.parametrize("name", ["x", "row_idx"])
+@pytest.mark.parametrize("name", ["x", "row_idx", "grad_y"])
 def test_an_operand_overwritten_before_backward_dw_is_an_error(generator, name):
     layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
     given = {"x": truth.draw(generator, 9, H), "row_idx": torch.arange(9)}
-    layer(given["x"], SPLITS, row_idx=given["row_idx"]).sum().backward()
+    given["grad_y"] = truth.draw(generator, 9, F)
+    layer(given["x"], SPLITS, row_idx=given["row_idx"]).backward(given["grad_y"])
     given[name].zero_()
     with pytest.raises(
         moire.InvalidArgument, match=f"backward_dw: {name} was overwritten in place after backward"
@@ -327,7 +391,8 @@ def test_what_fails_in_backward_dw_can_be_done_again(generator):
         layer.backward_dw()
     for p in weights(layer):
         p.main_grad = torch.zeros_like(p)
-    layer.backward_dw()
+    for _ in range(2):
+        layer.backward_dw()
     for p, reference in zip(weights(layer), weights(plain)):
         truth.assert_close(p.main_grad, reference.grad.double(), torch.float32, 18)
 
@@ -369,9 +434,25 @@ def test_frozen_weights_get_nothing(generator):
         )
 
 
-def test_backward_dw_without_delay_says_so(generator):
-    layer, *_ = make(generator)
-    with pytest.raises(
-        moire.InvalidArgument, match="backward_dw: the layer was built without delay_wgrad_compute"
-    ):
-        layer.backward_dw()
+@pytest.mark.parametrize("delayed", [False, True])
+def test_need_backward_dw_says_whether_there_is_something_to_do(generator, delayed):
+    layer, x, probs = make(generator, delay_wgrad_compute=delayed)
+    moe = nn.MoE(layer, nn.Router(H, E, 2))
+    for module in (layer.fc1, layer, nn.Sequential(layer), moe):
+        assert module.need_backward_dw() == delayed
+    run(layer, x, probs)
+    before = [p.grad for p in weights(layer)]
+    assert (before == [None, None]) == delayed
+    moe.backward_dw()
+    assert delayed or all(p.grad is grad for p, grad in zip(weights(layer), before))
+    assert all(p.grad is not None for p in weights(layer))
+
+
+def test_weights_that_come_later_are_marked_for_data_parallelism():
+    layer = nn.GroupedLinear(E, H, F, bias=True, delay_wgrad_compute=True, device="meta")
+    layer.to_empty(device="cpu")
+    assert layer.weight.skip_backward_post_hook
+    layer.weight = torch.nn.Parameter(torch.zeros(E, F, H))
+    assert layer.weight.skip_backward_post_hook and not hasattr(
+        layer.bias, "skip_backward_post_hook"
+    )

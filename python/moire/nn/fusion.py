@@ -14,11 +14,11 @@ from ..errors import invalid
 from ..functional import grouped_mlp
 from ..operands import Operand
 from ..values import wrong
-from .linear import GroupedLinear, Splits, as_groups
+from .linear import GroupedLinear, OfLayers, Splits, as_groups
 from .mlp import GroupedMLP, ScaledGLU, fused_options, why_not_fused
 
 
-class Sequential(torch.nn.Sequential):
+class Sequential(OfLayers, torch.nn.Sequential):
     """Modules one after the other. GroupedLinear, ScaledGLU, GroupedLinear next to each other that
     fit run as the one call that a GroupedMLP of them would make; why others do not, explain() says,
     and inside strict() a ScaledGLU that runs on its own is an error.
@@ -45,16 +45,6 @@ class Sequential(torch.nn.Sequential):
             before = modules[at - 1] if at > 0 else None
             x = _run_alone(modules[at], before, x, groups, probs, is_first_microbatch)
         return x
-
-    def backward_dw(self) -> None:
-        """Delayed weight gradients (delay_wgrad_compute) of the layers here that delay them, the
-        last layer's first, each followed by its hooks.
-        """
-        layers = [m for m in self.modules() if isinstance(m, GroupedLinear) and m.delays_wgrad]
-        if not layers:
-            raise invalid("backward_dw: no layer of the chain was built with delay_wgrad_compute")
-        for layer in reversed(layers):
-            layer.backward_dw()
 
 
 def _steps(modules):

@@ -18,7 +18,6 @@ import torch
 from ..arrays import Torch
 from ..context import is_explaining
 from ..dtypes import Device, Integers
-from ..errors import invalid
 from ..functional import grouped_linear
 from ..groups import Groups
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
@@ -45,6 +44,27 @@ def parameter_options(call, device, dtype):
         return {"device": None if device is None else torch.device(device), "dtype": dtype}
     except (RuntimeError, TypeError) as e:
         raise wrong(f"{call}: device", device, f"a torch.device: {e}") from e
+
+
+class OfLayers:
+    """Of modules: what they pass on to each GroupedLinear in them."""
+
+    def weights_changed(self) -> None:
+        """As in GroupedLinear, of all."""
+        for layer in self._layers():
+            layer.weights_changed()
+
+    def need_backward_dw(self) -> bool:
+        """Whether backward leaves weight gradients of any to backward_dw."""
+        return any(layer.need_backward_dw() for layer in self._layers())
+
+    def backward_dw(self) -> None:
+        """As in GroupedLinear, of the last first, each followed by its hooks."""
+        for layer in reversed(self._layers()):
+            layer.backward_dw()
+
+    def _layers(self):
+        return [module for module in self.modules() if isinstance(module, GroupedLinear)]
 
 
 class GroupedLinear(torch.nn.Module):
@@ -100,6 +120,10 @@ class GroupedLinear(torch.nn.Module):
             compute_dtype = Torch.compute_dtype(f"{call}: compute_dtype", compute_dtype)
         self.init_method, self.compute_dtype, self.recipe = init_method, compute_dtype, recipe
         self._copies = ParameterCopies(recipe, weight_layout) if recipe.is_quantized else None
+        into = flag(f"{call}: accumulate_into_main_grad", accumulate_into_main_grad)
+        later = flag(f"{call}: delay_wgrad_compute", delay_wgrad_compute)
+        self._wgrad = ParameterGradients(self._weights, into, later) if into or later else None
+        self._wgrad_hooks = []
         shape = (self.out_features, self.in_features)
         if weight_layout == "in_out":
             shape = shape[::-1]
@@ -108,12 +132,6 @@ class GroupedLinear(torch.nn.Module):
             size = (self.num_groups, *size) if self.packed else size
             for key in self._names(name) if bias or name == "weight" else ():
                 self.register_parameter(key, torch.nn.Parameter(torch.empty(size, **options)))
-        into = flag(f"{call}: accumulate_into_main_grad", accumulate_into_main_grad)
-        later = flag(f"{call}: delay_wgrad_compute", delay_wgrad_compute)
-        self._wgrad = ParameterGradients(self._weights, into, later) if into or later else None
-        self._wgrad_hooks = []
-        for weight in self._weights() if later else ():
-            weight.skip_backward_post_hook = True
         self.reset_parameters()
 
     def _names(self, name):
@@ -187,36 +205,50 @@ class GroupedLinear(torch.nn.Module):
     ) -> torch.Tensor:
         """x [rows, in] in expert order (or [T, in] with row_idx [rows]); scale [rows] multiplies
         the bias. is_first_microbatch: whether the weights are quantised anew (see
-        moire/weight_cache.py).
+        moire/weight_cache.py), and the backward overwrites main_grad.
         """
         given = {"groups": as_groups(splits), "bias": self.biases(), "scale": scale}
-        given.update(row_idx=row_idx, out=out, wgrad=self._wgrad)
+        given.update(row_idx=row_idx, out=out, wgrad=self._sink(is_first_microbatch))
         given["w_quantized"] = self.quantized_weights(is_first_microbatch)
         for name in ("weight_layout", "recipe", "compute_dtype"):
             given[name] = getattr(self, name)
         return grouped_linear(x, self.weights(), **given)
 
-    @property
-    def delays_wgrad(self) -> bool:
-        """Whether backward leaves the weight gradients to backward_dw."""
+    def _sink(self, is_first_microbatch=None):
+        """Where the weight gradients of one call go (see moire/wgrad.py); None: to autograd."""
+        return self._wgrad and self._wgrad.of_call(is_first_microbatch)
+
+    def need_backward_dw(self) -> bool:
+        """Whether backward leaves the weight gradients to backward_dw (delay_wgrad_compute)."""
         return self._wgrad is not None and self._wgrad.delayed
 
     def backward_dw(self) -> None:
-        """The weight gradients that backward left out (delay_wgrad_compute), then the registered
-        hooks.
+        """The weight gradients that the oldest backward pass left out, of those that left any, then
+        the registered hooks; nothing where none did.
         """
-        if not self.delays_wgrad:
-            built = "the layer was built without delay_wgrad_compute"
-            raise invalid(f"backward_dw: {built}, so backward did it all")
-        self._wgrad.run_deferred()
-        if is_explaining():
-            return
-        for hook in self._wgrad_hooks:
-            hook()
+        if self.need_backward_dw() and self._wgrad.run_deferred() and not is_explaining():
+            for hook in self._wgrad_hooks:
+                hook()
 
     def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], Any]) -> None:
-        """`hook()` runs at the end of each backward_dw."""
+        """`hook()` runs at the end of each backward_dw that had something to do."""
         self._wgrad_hooks.append(hook)
+
+    def register_parameter(self, name: str, param: Optional[torch.nn.Parameter]) -> None:
+        """Also of one that replaces another."""
+        super().register_parameter(name, param)
+        self._mark_delayed()
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)  # which may put new parameters there
+        self._mark_delayed()
+        return self
+
+    def _mark_delayed(self):
+        """For Megatron's data parallelism, which then waits for the hooks of backward_dw."""
+        for name, param in self._parameters.items() if self.need_backward_dw() else ():
+            if name.startswith("weight") and param is not None:
+                param.skip_backward_post_hook = True
 
     def tags(self) -> dict[str, str]:
         """What shapes cannot tell of the parameters, as the state_dict's metadata has it."""

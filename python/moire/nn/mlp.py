@@ -14,7 +14,7 @@ from ..operands import Operand
 from ..routing import Plan
 from ..values import described, flag, integer
 from ..wgrad import FreshGradients
-from .linear import GroupedLinear, Splits, as_groups
+from .linear import GroupedLinear, OfLayers, Splits, as_groups
 
 
 class ScaledGLU(torch.nn.Module):
@@ -35,7 +35,7 @@ class ScaledGLU(torch.nn.Module):
         return f"{self.act.kind}, {self.layout}"
 
 
-class GroupedMLP(torch.nn.Module):
+class GroupedMLP(OfLayers, torch.nn.Module):
     """All experts of a mixture: fc1 (gate and up), gated activation times probs, fc2, in one fused
     call.
 
@@ -122,24 +122,10 @@ class GroupedMLP(torch.nn.Module):
         routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "plan": plan}
         return moe(x, **routed, **self._options(is_first_microbatch))
 
-    def weights_changed(self) -> None:
-        """As in GroupedLinear, of both."""
-        self.fc1.weights_changed()
-        self.fc2.weights_changed()
-
-    def backward_dw(self) -> None:
-        """Delayed weight gradients (delay_wgrad_compute): FC2's, then FC1's, each followed by its
-        hooks, of the layers that delay them.
-        """
-        for layer in [fc for fc in (self.fc2, self.fc1) if fc.delays_wgrad] or [self.fc2]:
-            layer.backward_dw()
-
 
 def fused_options(fc1, activation, fc2, is_first_microbatch):
     """What these modules say of one call of grouped_mlp or moe."""
-    wgrad = None
-    if fc1._wgrad is not None or fc2._wgrad is not None:
-        wgrad = (fc1._wgrad or FreshGradients, fc2._wgrad or FreshGradients)
+    sinks = [layer._sink(is_first_microbatch) for layer in (fc1, fc2)]
     return {
         "w1": fc1.weights(),
         "w2": fc2.weights(),
@@ -152,7 +138,7 @@ def fused_options(fc1, activation, fc2, is_first_microbatch):
         "compute_dtype": fc1.compute_dtype,
         "w1_quantized": fc1.quantized_weights(is_first_microbatch),
         "w2_quantized": fc2.quantized_weights(is_first_microbatch),
-        "wgrad": wgrad,
+        "wgrad": [sink or FreshGradients for sink in sinks] if any(sinks) else None,
     }
 
 

@@ -12,7 +12,7 @@ from ..errors import invalid
 from ..expert_parallel import ExpertParallel
 from ..routing import check_choice, router
 from ..values import flag, integer, wrong
-from .linear import parameter_options
+from .linear import OfLayers, parameter_options
 from .mlp import GroupedMLP
 
 
@@ -74,7 +74,7 @@ class Router(torch.nn.Module):
         return f"{hidden}, {experts}, k={self.k}, {self.kind}, normalize={self.normalize}"
 
 
-class MoE(torch.nn.Module):
+class MoE(OfLayers, torch.nn.Module):
     """Router, experts (a GroupedMLP) and, beside them, an optional shared expert: any module of x.
 
     router   any module that returns (topk_idx, topk_weights) for x [T, H]
@@ -109,10 +109,6 @@ class MoE(torch.nn.Module):
         if scores != there_are:
             raise invalid(f"MoE: the router scores {scores} experts but there are {there_are}")
         self.experts, self.router, self.shared, self.group = experts, router, shared, group
-
-    def weights_changed(self) -> None:
-        """As in GroupedLinear, of the experts."""
-        self.experts.weights_changed()
 
     def forward(
         self, x: torch.Tensor, *, is_first_microbatch: Optional[bool] = None
