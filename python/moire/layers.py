@@ -13,13 +13,14 @@ gradients are computed in their own type. An 8-bit recipe casts no weights: it q
 they are, or reads the copies that the call was given.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from .autograd import Op, rows_to_tokens
 from .grouped_storage import empty_copy, pair
 from .invoke import ENTRIES
 from .recipes import COLUMNWISE, ROWWISE, Recipe
-from .wgrad import Beta, FreshGradients, check_memory
+from .wgrad import FreshGradients, check_memory
 
 _GROUPS = ("offsets", "num_groups", "capacity")
 
@@ -105,8 +106,9 @@ class Layer(Op):
             fields[f"grad_{w}"] = grad_w
         for w, sink, wanted in reversed(weights):
             if w in later:
-                destination = fw, fields["offsets"], likes[w], wanted
-                _defer(fw, sink, how.recipe, self._operands(fields, w), destination)
+                operands = self._operands(fields, w)
+                run = partial(weight_gradient, fw, how.recipe, operands)
+                sink.defer(run, operands, fw, fields["offsets"], likes[w], wanted)
         if not how.is_in_order:
             _to_tokens(fw, fields, needs, likes)
         found = {n: fields.get(f"grad_{n}") for n in self.inputs if needs.get(n)}
@@ -119,12 +121,10 @@ class Layer(Op):
         like, tensors = fields["offsets"], dict(fields)
         betas, written = {}, []
         for w, sink, wanted in weights:
-            to, beta = (None, Beta())
-            if not sink.delayed:
-                to, beta = sink.destination(fw, like, likes[w], wanted)
+            now = () if sink.delayed else wanted
+            to, betas[w] = sink.destination(fw, like, likes[w], now)
             written.append((sink, to, wanted))
             fields[f"grad_{w}"], fields[f"grad_{w}_layout"] = to, fields[f"{w}_layout"]
-            betas[w] = beta
         check_memory(written, {**tensors, "grad_x_out": how.grad_x_out})
         if needs["x"]:
             shape, dtype = likes["x"]
@@ -319,15 +319,6 @@ def weight_gradient(fw, recipe, fields, grad_w, beta):
         a, b = b, a
     values = {"a": a[0], "a_row_idx": a[1], "b": b[0], "b_row_idx": b[1], "d": grad_w, **betas}
     fw.run("grouped_gemm_wgrad", {**values, **{name: fields[name] for name in _GROUPS}})
-
-
-def _defer(fw, sink, recipe, fields, destination):
-    def run(grad_w, beta):
-        weight_gradient(fw, recipe, fields, grad_w, beta)
-
-    names = ("x", "row_idx", "x_columnwise", "grad_y", "grad_y_columnwise", "offsets")
-    operands = {name: fields[name] for name in names if fields.get(name) is not None}
-    sink.defer(run, {n.removesuffix("_columnwise"): t for n, t in operands.items()}, *destination)
 
 
 def _to_tokens(fw, fields, needs, likes):

@@ -105,8 +105,8 @@ class ParameterGradients:
         return {name: t for name, t, need in given if need}, dict(zip(names, self.parameters()))
 
     def defer(self, run, operands, *destination):
-        """Keeps run(written, beta), which reads `operands` (tensors and lists of them by name), for
-        backward_dw(); the rest is what destination() is given.
+        """Keeps run(written, beta) for backward_dw(), which reads the tensors of the mapping
+        `operands` and writes what destination() makes of the rest.
         """
         operands = dict(_flat(operands))
         versions = [version_of(t) for t in operands.values()]
@@ -191,12 +191,13 @@ def check_memory(sinks, tensors):
         raise invalid(f"main_grad: {found[0]} shares memory with {found[1]}, must have its own")
 
 
-def _flat(tensors):
-    for name, value in tensors.items():
-        if isinstance(value, (list, tuple)):
-            yield from ((f"{name}[{i}]", tensor) for i, tensor in enumerate(value))
-        elif value is not None:
-            yield name, value
+def _flat(fields):
+    """(name, tensor) of the tensors and lists of them in a call's mapping."""
+    for name, value in fields.items():
+        is_list = isinstance(value, (list, tuple))
+        for i, tensor in enumerate(value if is_list else [value]):
+            if isinstance(tensor, torch.Tensor):
+                yield f"{name}[{i}]" if is_list else name, tensor
 
 
 def _main_grad(parameter):
@@ -250,10 +251,13 @@ def _dummy(parameter):
 
 def _shared(written, read):
     """The names of two of these that overlap, one of them in `written`, or None; both are dicts of
-    Torch tensors by name. What is no plain tensor has no memory that could be compared.
+    tensors by name. What is no plain tensor has no memory that could be compared.
     """
-    extents = [(*extent, name, True) for name, extent in _extents(written)]
-    extents += [(*extent, name, False) for name, extent in _extents(read)]
+    extents = [
+        (*_extent(tensor), name, name in written)
+        for name, tensor in {**written, **read}.items()
+        if fw.is_plain(tensor) and tensor.numel() != 0
+    ]
     last = last_written = (0, None)  # (end, name) of what reaches furthest so far
     for start, end, name, is_written in sorted(extents, key=lambda extent: extent[0]):
         before = last if is_written else last_written
@@ -265,11 +269,8 @@ def _shared(written, read):
     return None
 
 
-def _extents(tensors):
-    """(name, (address where the elements begin, where they end)) of those that have any."""
-    for name, tensor in tensors.items():
-        if fw.is_plain(tensor) and tensor.numel() != 0:
-            sizes = zip(tensor.shape, tensor.stride())
-            elements = 1 + sum((size - 1) * stride for size, stride in sizes)
-            start = tensor.data_ptr()
-            yield name, (start, start + elements * tensor.element_size())
+def _extent(tensor):
+    """(address where the elements begin, where they end)."""
+    start, sizes = tensor.data_ptr(), zip(tensor.shape, tensor.stride())
+    elements = 1 + sum((size - 1) * stride for size, stride in sizes)
+    return start, start + elements * tensor.element_size()
