@@ -22,6 +22,9 @@ struct ByteRows {
   uint8_t& at(int64_t row, int64_t byte) {
     return bytes[static_cast<size_t>(row * row_bytes + byte)];
   }
+  uint8_t at(int64_t row, int64_t byte) const {
+    return bytes[static_cast<size_t>(row * row_bytes + byte)];
+  }
 
   int64_t rows = 0, row_bytes = 0;
   std::vector<uint8_t> bytes;

@@ -45,8 +45,8 @@ TEST(Expect, MatchesNamesTheFirstMismatchItsGroupAndTheirNumber) {
   const testing::AssertionResult result = matches(got, want, batch.groups());
   EXPECT_FALSE(result);
   EXPECT_EQ(std::string(result.message()),
-            "2 of 10 elements differ; the first: [3, 1] (group 2, its row 1) is "
-            "1.1000000238418579, want 1 within 9.9999999999999995e-07 before rounding to fp32");
+            "2 elements of 10 differ, first at [3, 1] of group 2: got 1.10000002, want 1 +- "
+            "1.05960464e-06");
 }
 
 TEST(Expect, MatchesFindsAnElementThatWasNotWritten) {

@@ -6,16 +6,12 @@
 
 #include "case_runner.h"
 #include "cases.h"
-#include "comparison.h"
 #include "operands.h"
+#include "outputs.h"
 #include "random_problem.h"
-#include "reference/tensor.h"
 
 namespace moire::tool {
 namespace {
-
-using reference::Matrix;
-constexpr auto kBatch = Comparison::Rows::kBatch;
 
 Problem problem_of(const std::string& line) {
   const Result<Problem> parsed = parse_problem(line);
@@ -26,84 +22,18 @@ Problem problem_of(const std::string& line) {
 // Two groups of 2 and 3 rows, and two rows of tail.
 const char* const kLine = "groups=2 hidden=4 ffn=2 splits=2,3 tail=2 dtype=fp32";
 
-// A right answer, and the tensor that holds it.
-struct Answer {
-  explicit Answer(Operands& operands)
-      : got(operands.output("y", DType::kFP32, {7, 4})), want(5, 4) {
-    for (int64_t i = 0; i < 7; ++i) {
-      for (int64_t j = 0; j < 4; ++j) {
-        const double value = i < 5 ? static_cast<double>(10 * i + j) : 0;
-        reference::write_element(got, i, j, value);
-        if (i < 5) want.at(i, j) = {value, 0};
-      }
-    }
-  }
-  TensorView got;
-  Matrix want;
-};
-
-TEST(Comparison, PassesWhatIsRight) {
-  Operands operands(problem_of(kLine), Operands::Content::kHostile);
-  const Answer answer(operands);
-  Comparison c(operands);
-  c.add("y", answer.got, answer.want, kBatch, Comparison::TailRule::kZero);
-  EXPECT_TRUE(c.passed());
-  EXPECT_EQ(c.outputs()[0].elements, 20);
-  EXPECT_EQ(c.outputs()[0].max_error, 0);
-}
-
-TEST(Comparison, NamesCoordinateGroupGotAndWant) {
-  Operands operands(problem_of(kLine), Operands::Content::kHostile);
-  const Answer answer(operands);
-  reference::write_element(answer.got, 3, 1, 32);
-  reference::write_element(answer.got, 4, 2, 5);
-  Comparison c(operands);
-  c.add("y", answer.got, answer.want, kBatch, Comparison::TailRule::kZero);
-  ASSERT_FALSE(c.passed());
-  EXPECT_EQ(c.outputs()[0].mismatches, 2);
-  EXPECT_EQ(c.outputs()[0].first_mismatch.find("first at [3, 1] of group 1: got 32, want 31 +- "),
-            0U)
-      << c.outputs()[0].first_mismatch;
-}
-
-TEST(Comparison, TakesAnOutputThatIsRightByAnotherJudge) {
-  Operands operands(problem_of(kLine), Operands::Content::kHostile);
-  const Answer answer(operands);
-  Matrix other = answer.want;
-  other.at(3, 1).value = 99;
-  const auto judge = [&](const Matrix& y, const Matrix& z) {
-    return [&answer, y, z](Comparison& c) {
-      c.add("y", answer.got, y, kBatch);
-      c.add("z", answer.got, z, kBatch);
-    };
+TEST(Outputs, MayBeRightByAnotherJudge) {
+  const auto outputs = [](int64_t y, int64_t z) {
+    std::vector<OutputErrors> out(2);
+    out[0].mismatches = y;
+    out[1].mismatches = z;
+    return out;
   };
-  Comparison either(operands), neither(operands);
-  judge(other, answer.want)(either);
-  either.or_else(judge(answer.want, other));  // each output by the one or the other
-  EXPECT_TRUE(either.passed());
-  judge(other, answer.want)(neither);
-  neither.or_else(judge(other, answer.want));
-  EXPECT_FALSE(neither.passed());
-}
-
-TEST(Comparison, FindsAnElementThatWasNeverWritten) {
-  Operands operands(problem_of(kLine), Operands::Content::kHostile);
-  const TensorView untouched = operands.output("y", DType::kBF16, {7, 4});
-  Comparison c(operands);
-  c.add("y", untouched, Matrix(5, 4), kBatch, Comparison::TailRule::kUntouched);
-  EXPECT_EQ(c.outputs()[0].mismatches, 20);
-}
-
-TEST(Comparison, HoldsTheTailToItsRule) {
-  Operands operands(problem_of(kLine), Operands::Content::kHostile);
-  const Answer answer(operands);
-  Comparison zero(operands), untouched(operands);
-  untouched.add("y", answer.got, answer.want, kBatch, Comparison::TailRule::kUntouched);
-  EXPECT_EQ(untouched.outputs()[0].mismatches, 8);
-  reference::write_element(answer.got, 6, 3, 1e-30);
-  zero.add("y", answer.got, answer.want, kBatch, Comparison::TailRule::kZero);
-  ASSERT_EQ(zero.outputs()[0].mismatches, 1);
-  EXPECT_EQ(zero.outputs()[0].first_mismatch.find("first in the tail, at [6, 3]: got 1"), 0U);
+  std::vector<OutputErrors> either = outputs(1, 0), neither = outputs(1, 0);
+  or_else(either, [&] { return outputs(0, 1); });  // each output by the one or the other
+  EXPECT_TRUE(all_passed(either));
+  or_else(neither, [&] { return outputs(1, 0); });
+  EXPECT_FALSE(all_passed(neither));
 }
 
 TEST(Operands, NoticeAWriteOutsideOfATensor) {

@@ -44,10 +44,8 @@ Verdict judge(const Context& context, const Problem& problem) {
     if (!ran.ok()) return stopped(verdict, call, ran);
     const Status checked = context.check();
     if (!checked.ok()) return stopped(verdict, call, checked);
-    Comparison comparison(operands);
-    compare(comparison);
-    verdict.calls.push_back({call.entry, comparison.outputs()});
-    if (!comparison.passed()) verdict.kind = Verdict::Kind::kFailed;
+    verdict.calls.push_back({call.entry, compare()});
+    if (!all_passed(verdict.calls.back().outputs)) verdict.kind = Verdict::Kind::kFailed;
     const std::string broken = operands.first_broken_guard();
     if (!broken.empty()) {
       verdict.kind = Verdict::Kind::kFailed;
@@ -67,15 +65,10 @@ std::string judge_rows(Device device, const Operands& operands, const Case& what
   const std::vector<int64_t>& splits = operands.splits();
   const auto largest = std::max_element(splits.begin(), splits.end()) - splits.begin();
   const int64_t rows[] = {operands.groups().offsets[largest], p.rows - 1};
-  Problem alone;
-  alone.groups = alone.rows = 1;
-  const Operands one(alone, Operands::Content::kNone);
   for (const Call& call : what.calls) {
     for (const int64_t row : rows) {
       if (call.expect_row == nullptr) continue;
-      Comparison comparison(one);
-      call.expect_row(device, row, operands.group_of(row))(comparison);
-      for (const OutputErrors& e : comparison.outputs()) {
+      for (const OutputErrors& e : call.expect_row(device, row, operands.group_of(row))()) {
         if (e.mismatches == 0) continue;
         return text(call.entry, ": ", e.name, " of row ", row, ": ", e.mismatches, " of ",
                     e.elements, " elements wrong, ", e.first_mismatch);

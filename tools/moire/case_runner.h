@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cases.h"
-#include "comparison.h"
 #include "problem.h"
 
 namespace moire::tool {

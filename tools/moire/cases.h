@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "comparison.h"
 #include "operands.h"
+#include "outputs.h"
 #include "staging/staged_call.h"
 
 namespace moire::tool {
@@ -27,7 +27,7 @@ struct Call {
   std::function<std::function<Status(const Context&)>(staging::StagedCall&, Workspace)> on_device;
   // Asked before the call, because accumulating outputs are inputs too; what it returns judges
   // after.
-  using Judge = std::function<void(Comparison&)>;
+  using Judge = std::function<std::vector<OutputErrors>()>;
   std::function<Judge(Device)> expect;
   // The same of one row only, at the full width; null where rows do not stand for themselves.
   std::function<Judge(Device, int64_t row, int64_t group)> expect_row;

@@ -7,19 +7,28 @@
 #include <moire/quantize.h>
 #include <moire/routing.h>
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "comparison.h"
 #include "ops.h"
+#include "reference/comparison.h"
 #include "reference/grouped_gemm.h"
 #include "reference/grouped_mlp.h"
 #include "reference/routing.h"
 
 namespace moire::tool {
+
+using reference::OutputErrors;
+using reference::TailRule;
+
+bool all_passed(const std::vector<OutputErrors>& outputs);
+// Outputs that were found wrong may be right by another judge.
+void or_else(std::vector<OutputErrors>& outputs,
+             const std::function<std::vector<OutputErrors>()>& judge);
 
 // The members of the reference's results, which are called like the fields that hold them.
 // clang-format off
@@ -34,37 +43,22 @@ namespace moire::tool {
 template <class A, class Want>
 class OutputVisitor : public MemoryVisitor {
  public:
-  using TailRule = Comparison::TailRule;
-  OutputVisitor(Comparison& comparison, const OpCall& call, const A& args, const Want& want)
-      : comparison_(comparison), call_(call), args_(args), want_(want) {}
+  OutputVisitor(std::vector<OutputErrors>& outputs, const OpCall& call, const A& args,
+                const Want& want)
+      : outputs_(outputs), call_(call), args_(args), want_(want) {}
 
   void field(const char* name, const moire_tensor& t, Role role, const char* sizes) {
     if (std::string_view(name).ends_with("row_idx")) row_idx_ = t;
     if (role == Role::kUnused || !is_present(t)) return;
     sources_.emplace_back(name, t);
     if (!is_written(role)) return;
-    using Rows = Comparison::Rows;
-    const Rows rows = sizes[0] == 'C' && t.rank < 3 ? Rows::kBatch
-                      : sizes[0] == 'G'             ? Rows::kGroups
-                                                    : Rows::kOther;
-    with_result(name, [&](const auto& want) {
-      const std::string called(call_.name_of(name));
-      if constexpr (requires { comparison_.add(called, t, want, rows, tail_of(name)); }) {
-        comparison_.add(called, t, want, rows, tail_of(name));
-      } else if constexpr (requires { comparison_.add(called, t, want, tail_of(name)); }) {
-        comparison_.add(called, t, want, tail_of(name));
-      } else if constexpr (requires { comparison_.add(called, t, want); }) {
-        comparison_.add(called, t, want);
-      }
-    });
+    reference::RowRule rule;
+    if (sizes[0] == 'C' && t.rank < 3) rule = rule_of(name);
+    with_result(name, [&](const auto& want) { add(name, t, want, rule); });
   }
   void field(const char* name, const moire_weight& w, Role role, const char*) {
     if (!is_written(role) || !is_present(w)) return;
-    with_result(name, [&](const auto& want) {
-      if constexpr (requires { comparison_.add("", w, want); }) {
-        comparison_.add(std::string(call_.name_of(name)), w, want);
-      }
-    });
+    with_result(name, [&](const auto& want) { add(name, w, want, {}); });
   }
   // Copies that are no result of their own are those of their source, as it is now.
   void field(const char* name, const moire_quantized& q, Role role, const char*) {
@@ -82,18 +76,23 @@ class OutputVisitor : public MemoryVisitor {
   }
   void field(const char*, const uint8_t*, Role, int64_t) {}
   void field(const char*, const moire_offsets_output* outputs, Role, int64_t) {
-    with_result("outputs", [&](const auto& want) {
-      if constexpr (requires { comparison_.add("", outputs->offsets, want[0]); }) {
-        for (size_t i = 0; i < want.size(); ++i) {
-          comparison_.add("output " + std::to_string(i), outputs[i].offsets, want[i]);
-        }
+    if constexpr (requires { add("", outputs->offsets, want_[0], {}); }) {
+      for (size_t i = 0; i < want_.size(); ++i) {
+        add("output " + std::to_string(i), outputs[i].offsets, want_[i], {});
       }
-    });
+    }
   }
   void field(const char*, const moire_groups&) {}
   void field(const char*, const moire_workspace&) {}
 
  private:
+  void add(const std::string& name, const auto& got, const auto& want,
+           const reference::RowRule& rule) {
+    if constexpr (requires { reference::compare(got, want, rule); }) {
+      outputs_.push_back(reference::compare(got, want, rule));
+      outputs_.back().name = call_.name_of(name);
+    }
+  }
   // f(the result of this field), which is all of them where there is but one.
   void with_result(std::string_view name, auto&& f) {
     bool is_one_of_many = false;
@@ -108,8 +107,8 @@ class OutputVisitor : public MemoryVisitor {
   }
   void bytes(const std::string& name, const moire_quantized& q,
              const reference::QuantizedBytes& want) {
-    comparison_.add(name + ".data", q.data, want.data, tail_of(name));
-    comparison_.add(name + ".scales", q.scales, want.scales, tail_of(name));
+    add(name + ".data", q.data, want.data, rule_of(name));
+    add(name + ".scales", q.scales, want.scales, rule_of(name));
   }
   void bytes_of_source(const std::string& name, const moire_quantized& q) {
     const bool is_rowwise = name.ends_with("_rowwise");
@@ -128,6 +127,11 @@ class OutputVisitor : public MemoryVisitor {
   }
   // What is kept for the backward has a tail that is nobody's; what passes between a layer's
   // products is scratch.
+  reference::RowRule rule_of(std::string_view name) const {
+    reference::RowRule rule{tail_of(name)};
+    if constexpr (requires { args_.groups; }) rule.groups = args_.groups;
+    return rule;
+  }
   TailRule tail_of(std::string_view name) const {
     if constexpr (requires { args_.tail; }) {
       const bool is_forward = requires { args_.act_rowwise; }
@@ -136,12 +140,12 @@ class OutputVisitor : public MemoryVisitor {
       const bool is_scratch = name == "act" || name == "grad_z";
       if (is_layer && is_scratch) return TailRule::kAnything;
       if (is_forward && (name == "z" || (is_layer && name != "y"))) return TailRule::kUntouched;
-      return comparison_.problem().keep_tail ? TailRule::kUntouched : TailRule::kZero;
+      return args_.tail == MOIRE_TAIL_UNTOUCHED ? TailRule::kUntouched : TailRule::kZero;
     }
     return TailRule::kZero;
   }
 
-  Comparison& comparison_;
+  std::vector<OutputErrors>& outputs_;
   const OpCall& call_;
   const A& args_;
   const Want& want_;
@@ -151,11 +155,13 @@ class OutputVisitor : public MemoryVisitor {
 
 // Outputs that are absent were not asked for.
 template <class A, class Want>
-void compare(Comparison& c, const OpCall& call, const A& args, const Want& want) {
-  visit_fields(args, OutputVisitor<A, Want>(c, call, args, want));
+std::vector<OutputErrors> compare(const OpCall& call, const A& args, const Want& want) {
+  std::vector<OutputErrors> outputs;
+  visit_fields(args, OutputVisitor<A, Want>(outputs, call, args, want));
+  return outputs;
 }
 // The choice first, in which scores within their bounds may change places, then its weights.
-void compare(Comparison& c, const OpCall& call, const RouterArgs& args,
-             const reference::RouterResults& want);
+std::vector<OutputErrors> compare(const OpCall& call, const RouterArgs& args,
+                                  const reference::RouterResults& want);
 
 }  // namespace moire::tool
