@@ -1,7 +1,8 @@
 # What gets installed, and where. Two ways out of the build folder:
 #   cmake --install     components library, headers (with find_package(moire) and moire.pc), tools and docs (the licences), into
 #                       the usual folders
-#   pip install .       component wheel: the library, moire.h and the command line beside the Python package's files
+#   pip install .       component wheel: the library, moire.h, the command line and python/invoke.cpp, where that is built, beside the
+#                       Python package's files
 include(CMakePackageConfigHelpers)
 
 # The version is the header's: whoever compiles against moire.h and whoever loads the library read the same number.
@@ -17,6 +18,10 @@ if(SKBUILD)
   set_property(TARGET moire PROPERTY SOVERSION)
   install(TARGETS moire LIBRARY DESTINATION lib COMPONENT wheel)
   install(FILES include/moire.h DESTINATION include COMPONENT wheel)
+  get_target_property(type moire_invoke TYPE)
+  if(type STREQUAL MODULE_LIBRARY)
+    install(TARGETS moire_invoke LIBRARY DESTINATION lib COMPONENT wheel)
+  endif()
   if(TARGET moire_cli)
     install(TARGETS moire_cli RUNTIME DESTINATION bin COMPONENT wheel)
   endif()

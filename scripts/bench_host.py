@@ -4,7 +4,9 @@
 On a CPU the batch has no rows, so that a call is all checks, allocations and bookkeeping; on a GPU
 it has a few, nothing waits for the kernels while the clock runs, and the queue is emptied between
 rounds. Rounds of the cases are interleaved, so that a drift of the machine meets all of them;
-printed are the median of the rounds and their 10th and 90th percentile, in microseconds.
+printed are the median of the rounds and their 10th and 90th percentile, in microseconds. Where
+python/invoke.cpp makes the calls, each is timed by cffi as well. Beside them are the same MLP by
+torch's grouped_mm, and by Transformer Engine where that can be imported.
 
   scripts/bench_host.py                       the table, on the CPU
   scripts/bench_host.py --device cuda         calls that launch kernels
@@ -16,14 +18,18 @@ import json
 import pathlib
 import platform
 import time
+import types
 
 import moire
 import torch
-from moire import _abi
+from moire import _abi, invoke
+from peers.case import Case, grouped_mm
+from peers.others import join
 from results import library, summary
 
 EXPERTS, HIDDEN, WIDTH, CHOICES = 4, 64, 32, 2
 CALLS = 20  # of one case in a round: as many launches as any queue holds
+BY_CFFI = ", by cffi"
 
 
 class Layer:
@@ -54,15 +60,13 @@ class Layer:
         torch.autograd.grad(y, self.leaves, self.grad_y)
 
     def cases(self):
-        """What is timed, by name; the first rows are the layers under the functions."""
+        """Calls of Python, by name."""
         x, w1, w2, groups = self.x, self.w1, self.w2, self.groups
         lx, lw1, lw2 = self.leaves
         routed = (self.topk_idx, self.topk_weights)
         tokens = x[: self.rows // CHOICES]
-        table = {"an empty C call": _abi.lib.moire_version_number}
-        table.update(self.entries())
         fields = self.fields()
-        table |= {
+        table = {
             "torch.ops.moire.grouped_mlp": lambda: torch.ops.moire.grouped_mlp(**fields),
             "grouped_mlp": lambda: moire.grouped_mlp(x, w1, w2, groups),
             "grouped_mlp, listed weights": lambda: moire.grouped_mlp(x, *self.listed, groups),
@@ -80,6 +84,37 @@ class Layer:
             del table["grouped_mlp, MXFP8"], table["grouped_mlp, listed weights"]
         return table
 
+    def peers(self):
+        """The MLP of others, forward and with its backward."""
+        lx, lw1, lw2 = self.leaves
+        case = Case("mlp", 0, {}, operands={"kind": "mlp", "tensors": types.SimpleNamespace()})
+        case.operands["tensors"].splits = self.splits
+        case.operands["probs"] = torch.ones(self.rows, device=lx.device)
+        found, ends = {}, self.groups.offsets[1:].int()
+
+        def of_torch(x, w1, w2):
+            gate, up = grouped_mm()(x, w1.transpose(1, 2), offs=ends).chunk(2, -1)
+            return grouped_mm()(torch.nn.functional.silu(gate) * up, w2.transpose(1, 2), offs=ends)
+
+        def both():
+            torch.autograd.grad(of_torch(*self.leaves), self.leaves, self.grad_y)
+
+        try:
+            both()
+        except (AttributeError, RuntimeError) as e:
+            print(f"no grouped_mm of torch: {e}")
+        else:
+            found["torch's grouped_mm MLP"] = lambda: of_torch(self.x, self.w1, self.w2)
+            found["torch's grouped_mm MLP with gradients"] = lambda: of_torch(lx, lw1, lw2)
+            found["torch's grouped_mm MLP and backward"] = both
+        for name, grad_y in (("", None), (" and backward", self.grad_y)):
+            case.operands.update(x=lx, w1=lw1, w2=lw2, grad_y=grad_y)
+            join(case)
+            found.update((f"{peer}'s MLP{name}", run) for peer, run in case.run.items())
+        for peer, reason in case.absent.items():
+            print(f"no {peer}: {reason}")
+        return found
+
     def fields(self):
         """Of one call of the C entry."""
         return {
@@ -95,7 +130,7 @@ class Layer:
         }
 
     def entries(self):
-        """The C entries on a struct that is filled once."""
+        """What lies under the calls: C on a struct that is filled once."""
         ffi, lib = _abi.ffi, _abi.lib
 
         def tensor(t):
@@ -123,20 +158,33 @@ class Layer:
         alive = (created, fields, scratch)
         size, run = lib.moire_grouped_mlp_workspace, lib.moire_grouped_mlp
         return {
+            "an empty C call": _abi.lib.moire_version_number,
             "C: grouped_mlp_workspace": lambda: (size(context, args, needed), alive),
             "C: grouped_mlp": lambda: (run(context, args), alive),
         }
 
 
-def measure(cases, seconds, device):
-    """Microseconds per call of each case, one sample a round."""
-    samples = {name: [] for name in cases}
-    for call in cases.values():
+def turns_of(layer):
+    """(name, call, what makes calls of Torch's tensors) of all that is timed."""
+    ways = {"": invoke.compiled_for}
+    if invoke.compiled_for is not None:
+        ways[BY_CFFI] = None
+    calls = {**layer.entries(), **layer.peers()}
+    turns = [(name, call, invoke.compiled_for) for name, call in calls.items()]
+    for name, call in layer.cases().items():
+        turns += [(name + suffix, call, way) for suffix, way in ways.items()]
+    return turns
+
+
+def measure(turns, seconds, device):
+    """Microseconds per call of each, one sample a round."""
+    samples = {name: [] for name, _, _ in turns}
+    for _, call, _ in turns:
         for _ in range(CALLS):
             call()
-    end = time.perf_counter() + seconds
+    end, compiled = time.perf_counter() + seconds, invoke.compiled_for
     while True:
-        for name, call in cases.items():
+        for name, call, invoke.compiled_for in turns:
             if device == "cuda":
                 torch.cuda.synchronize()
             begin = time.perf_counter_ns()
@@ -144,6 +192,7 @@ def measure(cases, seconds, device):
                 call()
             samples[name].append((time.perf_counter_ns() - begin) / CALLS / 1e3)
         if time.perf_counter() > end:
+            invoke.compiled_for = compiled
             return samples
 
 
@@ -159,7 +208,7 @@ def main():
     torch.set_num_threads(1)
     rows = 0 if options.device == "cpu" else EXPERTS * CHOICES
     layer = Layer(options.device, rows, getattr(torch, options.dtype))
-    samples = measure(layer.cases(), options.seconds, options.device)
+    samples = measure(turns_of(layer), options.seconds, options.device)
     print(f"| call | us | p10 | p90 |  torch {torch.__version__}, {rows} rows, {options.dtype}")
     print("|---|---|---|---|")
     results = {name: summary(values) for name, values in samples.items()}

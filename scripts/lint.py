@@ -142,7 +142,7 @@ LAYERS = (
         ),
     ),
     ("examples/", (STD, C_STD, PUBLIC)),
-    ("python/", (PUBLIC,)),
+    ("python/", (STD, PUBLIC, r"<Python\.h>")),
     ("tests/", (r".",)),
     ("benchmarks/", (r".",)),
 )

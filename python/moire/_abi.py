@@ -1,4 +1,4 @@
-"""The C contract in Python: cffi in ABI mode over moire.h, so that nothing is compiled.
+"""The C contract in Python: cffi in ABI mode over moire.h, for which nothing is compiled.
 
 The header is parsed as it is (between its "cffi: begin" and "cffi: end" marks), so structs,
 constants and entries are written down once, in C. Library and header are looked for, in this order:
@@ -8,6 +8,7 @@ constants and entries are written down once, in C. Library and header are looked
    include/moire.h.
 """
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -86,3 +87,15 @@ version = f"{_number // 10000}.{_number // 100 % 100}.{_number % 100}"
 def text(pointer):
     """A C string as str."""
     return ffi.string(pointer).decode()
+
+
+def extension():
+    """python/invoke.cpp as a module, or None: it was not built, or not for so old a Python."""
+    path = library_path.with_name("_invoke.abi3.so")
+    spec = importlib.util.spec_from_file_location("moire._invoke", path)
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError:
+        return None
+    return module

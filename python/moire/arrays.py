@@ -152,12 +152,11 @@ class Numpy:
         """Itself, or a copy if it is a view of more; NumPy pickles what a view shows."""
         return array
 
+    detached = with_memory_of_its_own
+
     def stand_in(like, shape, dtype):
         """An array of this shape and type that takes no memory and is not read."""
         return np.broadcast_to(np.zeros((), dtype), shape)
-
-    def detached(array):
-        return array
 
 
 @_namespace
@@ -170,7 +169,7 @@ class Torch:
         may_be_read_only = False
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
         address, device = torch.Tensor.data_ptr, torch.Tensor.device.__get__
-        concatenate = torch.cat
+        concatenate, detached, copy = torch.cat, torch.Tensor.detach, torch.Tensor.clone
         _places = {None: ("cpu", 0)}
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
         _compute_dtypes = tuple(getattr(torch, name) for name in _COMPUTE_DTYPES)
@@ -303,15 +302,11 @@ class Torch:
     def stand_in(like, shape, dtype):
         return like.new_zeros((1,) * len(shape), dtype=dtype).expand(shape)
 
-    def detached(array):
-        return array.detach()
 
-    def copy(array):
-        return array.clone()
-
-
+_KINDS = (Numpy,) if torch is None else (Torch, Numpy)
 if torch is not None:
     ops.define(Torch)
+    invoke.use_compiled(Torch)
 if torch is not None and not COMPILES_WHOLE_GRAPHS:
     # An older torch.compile fails on ops that write into lists of tensors (before 2.7), or on what
     # autograd functions keep. There ops run as they are, between graphs; where a whole graph is
@@ -336,7 +331,10 @@ def framework_of(call, required, optional=None):
     """
     framework = None
     for name, array in required.items():
-        framework = framework or _framework_of(call, name, array)
+        if framework is None:
+            framework = _KINDS[0] if isinstance(array, _KINDS[0].kind) else _KINDS[-1]
+            if not isinstance(array, framework.kind):
+                raise wrong(f"{call}: {name}", array, " or ".join(fw.kind_name for fw in _KINDS))
         check_array(framework, call, name, array)
     if optional is not None:
         for name, array in optional.items():
@@ -345,18 +343,9 @@ def framework_of(call, required, optional=None):
     return framework
 
 
-def _framework_of(call, name, array):
-    if isinstance(array, np.ndarray):
-        return Numpy
-    if torch is not None and isinstance(array, torch.Tensor):
-        return Torch
-    kinds = "a NumPy array" if torch is None else "a Torch tensor or a NumPy array"
-    raise wrong(f"{call}: {name}", array, kinds)
-
-
 def check_array(fw, call, name, array, because="as the first array is"):
     """One more array of a call whose others are of kind `fw`."""
-    if not isinstance(array, fw.kind):
+    if type(array) not in fw.types and not isinstance(array, fw.kind):
         raise wrong(f"{call}: {name}", array, f"{fw.kind_name} {because}")
     fw.check(call, name, array)
 
@@ -379,7 +368,7 @@ def as_fp32(fw, call, name, array):
 
 def default_framework():
     """For values that come as plain lists."""
-    return Numpy if torch is None else Torch
+    return _KINDS[0]
 
 
 def empty_indices(fw, like, shape, dtype):

@@ -6,43 +6,32 @@ to C. A backward reads what was kept of it and adds grad_<name> of what is wante
 optional; incoming ones may have any strides.
 """
 
+from dataclasses import dataclass, field
+from typing import Any
+
 from . import context
 from .arrays import Torch, torch, version_of, was_written
 
 
+@dataclass(eq=False)
 class Op:
-    """What a function runs: a row of data where one entry computes and another differentiates.
+    """What a function runs: a row of data where one entry computes and another differentiates."""
 
-    entry      computes the outputs
-    inputs     arrays that may have a gradient
-    others     the other arrays that it is given
-    make       (fw, fields, how): the arrays that the forward writes, by name; fields is the
-               mapping, `how` says what of a layer is no field
-    outputs    those that the function returns; of `fixed` there is no gradient
-    backward   the entry that computes grad_<name> of the inputs, from grad_<name> of the outputs
-    saved      what else of the mapping it reads
-    always     gradients that it writes whether they are wanted or not
-    words      what it calls things, where they are not called so here
-    """
+    entry: str  # computes the outputs
+    backward: str  # computes grad_<name> of the inputs, from grad_<name> of the outputs
+    inputs: tuple  # arrays that may have a gradient
+    outputs: tuple  # arrays that the function returns
+    others: tuple = ()  # arrays that it is given as well
+    # (fw, fields, how): the arrays that the forward writes, by name; fields is the mapping, `how`
+    # says what of a layer is no field
+    make: Any = None
+    fixed: tuple = ()  # outputs of which there is no gradient
+    saved: tuple = ()  # what else of the mapping the backward reads
+    always: tuple = ()  # gradients that it writes whether they are wanted or not
+    words: dict = field(default_factory=dict)  # what it calls things that are not called so here
 
-    def __init__(
-        self,
-        entry,
-        backward,
-        *,
-        inputs,
-        outputs,
-        others=(),
-        make=None,
-        fixed=(),
-        saved=(),
-        always=(),
-        words=None,
-    ):
-        self.entry, self.backward = entry, backward
-        self.inputs, self.outputs, self.fixed = inputs, outputs, fixed
-        self.arrays = frozenset((*inputs, *others))
-        self.make, self.saved, self.always, self.words = make, saved, always, words or {}
+    def __post_init__(self):
+        self.arrays = frozenset((*self.inputs, *self.others))
 
     def forward(self, fw, fields, how):
         """Runs it; returns what it made."""
@@ -87,7 +76,7 @@ def run(op, fw, fields, how=None, is_wanted=None):
     if not is_wanted:
         return op.result(op.forward(fw, fields, how))
     spec, tensors, values = parted(fields, op.arrays)
-    return OpFunction.apply(op, how, values, spec, *tensors)
+    return OpFunction.apply((op, how, values, spec), *tensors)
 
 
 def wanted(fields, names):
@@ -136,10 +125,11 @@ if torch is not None:
     from torch.autograd.function import once_differentiable
 
     class OpFunction(torch.autograd.Function):
-        """The op of a row: `values` are the fields that are no arrays, `spec` names the arrays."""
+        """A call of an op: (op, how, the fields that are no arrays, names of the arrays)."""
 
         @staticmethod
-        def forward(ctx, op, how, values, spec, *tensors):
+        def forward(ctx, call, *tensors):
+            op, how, values, spec = call
             fields = named(spec, tensors)
             fields.update(values)
             y = fields.get("y")
@@ -147,7 +137,7 @@ if torch is not None:
             found = op.kept(fields, made, how)
             kept, arrays, _ = parted(found, found)
             ctx.save_for_backward(*arrays)
-            ctx.call = op, how, values, spec, kept, [(t.shape, t.dtype) for t in tensors]
+            ctx.call = *call, kept, [(t.shape, t.dtype) for t in tensors]
             context.note_saved(found, made)
             if y is not None:
                 ctx.mark_dirty(y)
@@ -162,7 +152,7 @@ if torch is not None:
             op, how, values, spec, kept, likes = ctx.call
             fields = {**values, **named(kept, ctx.saved_tensors)}
             fields.update((f"grad_{name}", grad) for name, grad in zip(op.outputs, grads))
-            needs = named(spec, ctx.needs_input_grad[4:])
+            needs = named(spec, ctx.needs_input_grad[1:])
             found, returned = op.gradients(Torch, fields, how, needs, named(spec, likes)), []
             for name, count in spec:
                 grad = found.get(name)
@@ -170,7 +160,7 @@ if torch is not None:
                     returned.append(grad)
                 else:
                     returned += [None] * count if grad is None else grad
-            return (None, None, None, None, *returned)
+            return None, *returned
 
     class _Follow(torch.autograd.Function):
         """Targets that were written from `source` by calls that autograd does not see. Nothing is

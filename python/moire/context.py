@@ -14,9 +14,11 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -27,6 +29,7 @@ from .values import dtype_name, flag, integer, wrong
 
 _KINDS = {"cpu": 0, "cuda": 1}
 _MOST_THREADS = 4096
+calls_of_torch = "cffi"  # or "invoke.cpp": what info() says
 
 _contexts = {}  # (kind, index, threads or stream, strict, implementation, plan_for): context
 _first_on = {}  # (kind, index, plan_for): the context whose device state the others share
@@ -44,6 +47,9 @@ class _Settings(NamedTuple):
     keeps_gradients: bool = False  # inside a backward pass that leaves none anywhere
 
 
+_DEFAULT = _Settings()
+
+
 class Recording(NamedTuple):
     """What a running explain() has found."""
 
@@ -54,24 +60,12 @@ class Recording(NamedTuple):
     weights: dict  # bytes of the copies of weights that calls were given, by name
 
 
-class _OfThread(threading.local):
-    """The settings of this thread."""
-
-    value = _Settings()
-
-    def get(self):
-        return self.value
-
-    def set(self, value):
-        self.value = value
-
-
 class _OfTorchsThread:
     """The settings of this thread, and of the threads on which autograd runs its backward passes on
     GPUs: Torch carries what is stashed here over to those.
     """
 
-    _KEY, _default = "moire.settings", _Settings()
+    _KEY = "moire.settings"
 
     def __init__(self):
         # Torch gives a stashed object's reference back when another takes its place; versions
@@ -86,7 +80,7 @@ class _OfTorchsThread:
     def get(self):
         if torch._C._is_key_in_tls(self._KEY):
             return torch._C._get_obj_in_tls(self._KEY)
-        return self._default
+        return _DEFAULT
 
     def set(self, value):
         if self._needs_reference:
@@ -94,7 +88,7 @@ class _OfTorchsThread:
         torch._C._stash_obj_in_tls(self._KEY, value)
 
 
-_settings = _OfThread() if torch is None else _OfTorchsThread()
+_settings = _OfTorchsThread() if torch is not None else ContextVar("settings", default=_DEFAULT)
 
 
 def raise_for(code):
@@ -109,27 +103,22 @@ def current(kind="cpu", index=0):
     if now.plan_for is not None:  # whatever device the tensors are on
         kind, index, where = "cuda", 0, 0
     elif kind == "cuda":
-        where = _current_stream(index)
+        # Torch's current stream; before it is initialised no tensor is there yet.
+        where = torch._C._cuda_getCurrentRawStream(index) if torch.cuda.is_initialized() else 0
     else:
-        where = now.num_threads or _default_threads()
+        where = now.num_threads or (torch.get_num_threads() if torch is not None else 0)
     key = (kind, index, where, now.strict, now.implementation, now.plan_for)
     context = _contexts.get(key)
     if context is None:
-        context = _create(*key)
+        context = _create(key)
     if now.recording is None:
         return context
-    return _explaining(now.recording.contexts, kind, index, context)
-
-
-def _default_threads():
-    return torch.get_num_threads() if torch is not None else 0
-
-
-def _current_stream(index):
-    """The address of Torch's current stream on that GPU; 0 is the default stream."""
-    if not torch.cuda.is_initialized():  # no tensor is there yet
-        return 0
-    return torch._C._cuda_getCurrentRawStream(index)
+    made = now.recording.contexts
+    if (kind, index) not in made:
+        created = ffi.new("moire_context **")
+        raise_for(lib.moire_context_explaining(context, created))
+        made[kind, index] = created[0]
+    return made[kind, index]
 
 
 def _openmp_of_torch():
@@ -150,7 +139,8 @@ def _openmp_of_torch():
     return ffi.cast("void (*)(void (*)(void *), void *, unsigned, unsigned)", address)
 
 
-def _create(kind, index, where, strict, implementation, plan_for):
+def _create(key):
+    kind, index, where, strict, implementation, plan_for = key
     if kind not in _KINDS:
         raise invalid(f"context: tensors are on {kind}:{index}; moire runs on cpu and cuda")
     options = ffi.new("moire_context_options *")
@@ -165,7 +155,6 @@ def _create(kind, index, where, strict, implementation, plan_for):
     else:
         options.stream = ffi.cast("void *", where)
     with _contexts_lock:
-        key = (kind, index, where, strict, implementation, plan_for)
         if key not in _contexts:
             # Shared, a context for a stream that is being captured needs nothing of the device.
             options.sharing = _first_on.get((kind, index, plan_for), ffi.NULL)
@@ -175,14 +164,6 @@ def _create(kind, index, where, strict, implementation, plan_for):
             if kind == "cuda":
                 _first_on.setdefault((kind, index, plan_for), created[0])
         return _contexts[key]
-
-
-def _explaining(made, kind, index, context):
-    if (kind, index) not in made:
-        created = ffi.new("moire_context **")
-        raise_for(lib.moire_context_explaining(context, created))
-        made[kind, index] = created[0]
-    return made[kind, index]
 
 
 def _forget_contexts_of_parent():
@@ -218,16 +199,14 @@ def settings(
         given["num_threads"] = integer("settings: num_threads", num_threads, 1, _MOST_THREADS)
     if strict is not None:
         given["strict"] = flag("settings: strict", strict)
-    if implementation is not None:
-        if not (isinstance(implementation, str) and implementation.isascii()) or not (
-            implementation.isprintable() and implementation
-        ):
-            raise wrong("settings: implementation", implementation, "a name such as 'cpu'")
-        given["implementation"] = implementation
-    if plan_for is not None:
-        if not isinstance(plan_for, str):
-            raise wrong("settings: plan_for", plan_for, "the name of a GPU such as 'sm90'")
-        given["plan_for"] = plan_for
+    for key, value, needs in (
+        ("implementation", implementation, "a name such as 'cpu'"),
+        ("plan_for", plan_for, "the name of a GPU such as 'sm90'"),
+    ):
+        if value is not None:
+            if not (isinstance(value, str) and re.fullmatch("[ -~]+", value)):
+                raise wrong(f"settings: {key}", value, needs)
+            given[key] = value
     with changed(**given):
         yield
 
@@ -319,11 +298,12 @@ def check() -> None:
 
 
 def info() -> dict[str, Any]:
-    """Version, compiler and backends of the library, where it is, and the devices that it can use,
-    as a dict.
+    """Version, compiler and backends of the library, where it is, the devices that it can use, and
+    what makes `calls_of_torch` (on plain tensors): "invoke.cpp" or "cffi"; as a dict.
     """
     found, count = json.loads(text(lib.moire_build_info())), ffi.new("int32_t *")
-    found.update(library=str(library_path), header=str(header_path), devices=[])
+    found.update(library=str(library_path), header=str(header_path))
+    found.update(calls_of_torch=calls_of_torch, devices=[])
     for kind in _KINDS.values():
         raise_for(lib.moire_device_count(kind, count))
         for index in range(count[0]):

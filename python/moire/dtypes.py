@@ -18,10 +18,6 @@ except ModuleNotFoundError:
 no_grad = contextlib.nullcontext if torch is None else torch.no_grad
 
 
-def version_of_torch():
-    return tuple(int(part) for part in torch.__version__.split(".")[:2])
-
-
 # moire_dtype of moire.h, by the names that NumPy and Torch share.
 DTYPES = {
     "float32": 1,
@@ -37,7 +33,9 @@ DTYPES = {
 }
 
 # torch.compile(fullgraph=True) takes moire's functions since this version of torch.
-COMPILES_WHOLE_GRAPHS = torch is not None and version_of_torch() >= (2, 11)
+COMPILES_WHOLE_GRAPHS = torch is not None and [
+    int(part) for part in torch.__version__.split(".")[:2]
+] >= [2, 11]
 
 if TYPE_CHECKING:
     from torch import Tensor

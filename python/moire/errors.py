@@ -27,7 +27,7 @@ class Error(RuntimeError):
         self.message = message
 
     def __reduce__(self):
-        return _rebuild, (int(self.code), self.message)
+        return error, (int(self.code), self.message)
 
 
 class InvalidArgument(Error, ValueError):
@@ -56,10 +56,6 @@ _CLASSES = {
 def error(code, message):
     """The exception of a code."""
     return _CLASSES.get(Code(code), Error)(code, message)
-
-
-def _rebuild(code, message):
-    return error(code, message)
 
 
 def invalid(message):

@@ -11,14 +11,18 @@ keywords, so that all of them are plain values (torch's op schemas have nothing 
     moire_activation    activation=(kind, limit, alpha, offset); moire_glu_layout: (block, order)
 
 Absent is None. Inputs whose rows are not row-strided are copied to be so; outputs must be.
+
+Where it was built, and Torch has the DLPack C exchange API, python/invoke.cpp makes the calls whose
+arrays are plain tensors; all others, and all errors, are made here.
 """
 
+import functools
 import re
 import struct
 
 from . import context as contexts
-from ._abi import ffi, lib
-from .dtypes import DTYPES
+from ._abi import extension, ffi, lib
+from .dtypes import DTYPES, torch
 from .errors import invalid
 from .values import shown
 
@@ -26,31 +30,35 @@ _SIZE = ffi.typeof("size_t *")
 _ALIGNMENT = 256
 _E8M0_OF_BYTES = {DTYPES["uint8"]: DTYPES["float8_e8m0fnu"]}
 _PADDING = (None, (0, 0), (0,), ())  # of a shape, by its rank
-_CODES = {
+_TYPES = {
     "void *": "P",
     "int64_t *": "P",
     "size_t": "N",
     "int32_t": "i",
     "int64_t": "q",
-    "int64_t[3]": "3q",
+    "int64_t[3]": "qqq",
+    "float": "f",
+    "moire_tensor": "Piiqqqq",
 }
 
 
-def _packer(name):
-    """What writes all fields of a plain C struct at once, in the order of the header."""
-    members = [member for _, member in ffi.typeof(name).fields]
-    packer = struct.Struct("".join(_CODES[member.type.cname] for member in members))
-    assert packer.size == ffi.sizeof(name), name
-    return packer.pack_into
+def _types(kind):
+    """Of a number, or of the fields of a plain C struct in their order, as struct writes them."""
+    if kind not in _TYPES:
+        members = [member.type.cname for _, member in ffi.typeof(kind).fields]
+        _TYPES[kind] = "".join(_TYPES[member] for member in members)
+        assert struct.calcsize(f"{_TYPES[kind]}0q") == ffi.sizeof(kind), kind
+    return _TYPES[kind]
 
 
-_pack_tensor, _pack_groups = _packer("moire_tensor"), _packer("moire_groups")
-_pack_workspace = _packer("moire_workspace")
+_pack_tensor, _pack_groups, _pack_workspace = (
+    struct.Struct(_types(f"moire_{kind}")).pack_into for kind in ("tensor", "groups", "workspace")
+)
 _pack_pointer = struct.Struct("P").pack_into
-_pack_int = struct.Struct("i").pack_into
 _LIST, _LAYOUT = (ffi.offsetof("moire_weight", field) for field in ("list", "layout"))
 _SCALES = ffi.offsetof("moire_quantized", "scales")
-_PREPARED, _FORM = "moire_prepared_weight", struct.Struct("8i3q")
+_PREPARED = "moire_prepared_weight"
+_TYPES["form"] = _types(_PREPARED)[len(_types("moire_tensor")) :]
 _FORM_AT = ffi.offsetof(_PREPARED, "version")
 
 
@@ -60,44 +68,50 @@ class Indirect(Exception):
 
 class Entry:
     """A C entry: function, workspace twin, argument struct, its fields, and which it writes; the C
-    types of its keywords are `kinds`.
+    types of its keywords are `kinds`. `writers` say how each keyword gets to its place: (keyword,
+    function of a _Call, field, at, the same for invoke.cpp).
     """
 
     def __init__(self, name):
         members = dict(ffi.typeof(f"moire_{name}_args").fields)
         self.groups_at, self.workspace_at = (
-            members[field].offset if field in members else None for field in ("groups", "workspace")
+            members[field].offset if field in members else 0 for field in ("groups", "workspace")
         )
         fields = {f: m for f, m in members.items() if f not in ("struct_size", "workspace")}
         self.name = name
-        self.outputs = tuple(f for f in fields if _role(name, f) == lib.MOIRE_ROLE_OUT)
+        role = functools.partial(lib.moire_field_role, name.encode())
+        self.outputs = tuple(f for f in fields if role(f.encode()) == lib.MOIRE_ROLE_OUT)
         self.function = getattr(lib, f"moire_{name}")
         self.workspace = getattr(lib, f"moire_{name}_workspace", None)
         self.pointer = ffi.typeof(f"moire_{name}_args *")
         self.struct_size = ffi.sizeof(f"moire_{name}_args")
         self.fields = [(field, keyword(field), m.type.cname) for field, m in fields.items()]
-        self.kinds, self.writers = {}, []  # of these (keyword, method of _Call, field, at)
+        self.kinds, self.writers = {}, []
         for field, key, kind in self.fields:
             at = fields[field].offset
             if kind == "moire_groups":
                 self.kinds.update(offsets="int64_t *", num_groups="int64_t", capacity="int64_t")
                 continue
             if kind == "moire_weight":
-                self.kinds[f"{key}_layout"] = "int32_t"
-                self.writers.append((f"{key}_layout", _Call.weight_layout, field, at))
+                self._add(f"{key}_layout", "int32_t", field, at + _LAYOUT)
             if kind == _PREPARED:
-                self.kinds[f"{key}_form"] = "form"
-                self.writers.append((f"{key}_form", _Call.form, field, at + _FORM_AT))
+                self._add(f"{key}_form", "form", field, at + _FORM_AT)
             is_of_scales = field.endswith("_scales") or name == "convert_scales"
-            write = _WRITERS.get(kind, _Call.number)
-            if write is _Call.tensor and is_of_scales:
-                write = _Call.scales
-            self.kinds[key] = kind
-            self.writers.append((key, write, field, at))
+            write = _Call.scales if kind == "moire_tensor" and is_of_scales else None
+            self._add(key, kind, field, at, write)
 
+    def _add(self, key, kind, field, at, write=None):
+        write = write or _WRITERS.get(kind)
+        how = write.__name__ if write else _types(kind)
+        self.kinds[key] = kind
+        self.writers.append((key, write or _writer_of_numbers(how), field, at, how))
 
-def _role(name, field):
-    return lib.moire_field_role(name.encode(), field.encode())
+    def compile(self, module):
+        """What call() of invoke.cpp takes for this entry."""
+        functions = (self.function, self.workspace or ffi.NULL)
+        addresses = (int(ffi.cast("intptr_t", function)) for function in functions)
+        fields = [(key, at, how) for key, _, _, at, how in self.writers]
+        return module.entry(*addresses, self.struct_size, self.workspace_at, self.groups_at, fields)
 
 
 def keyword(field):
@@ -112,6 +126,11 @@ def invoke(name, values, fw, is_direct=False):
     A direct call, one that Torch's dispatcher has not seen, raises Indirect before anything is run
     where the dispatcher would do more than hand the tensors over.
     """
+    if fw is compiled_for:
+        code = _call_compiled(_COMPILED[name], values)
+        if code is not None:
+            contexts.raise_for(code)
+            return
     entry, args, call, context = _filled(name, values, fw, is_direct)
     if entry.workspace is not None:
         needed = ffi.new(_SIZE)
@@ -119,7 +138,9 @@ def invoke(name, values, fw, is_direct=False):
         if code != 0:
             contexts.raise_for(code)
         if needed[0] != 0:
-            call.take_scratch(needed[0])
+            memory, address = _scratch(fw, call.device, needed[0])
+            call.alive.append(memory)
+            _pack_workspace(call.buffer, entry.workspace_at, address, needed[0])
     code = entry.function(context, args)
     if code != 0:
         contexts.raise_for(code)
@@ -132,7 +153,13 @@ def prepared_form(values, fw):
     code = lib.moire_prepare_weight_form(context, args, found)
     if code != 0:
         contexts.raise_for(code)
-    return found.memory.shape[0], _FORM.unpack_from(ffi.buffer(found), _FORM_AT)
+    return found.memory.shape[0], struct.unpack_from(_types("form"), ffi.buffer(found), _FORM_AT)
+
+
+def _scratch(fw, device, size):
+    """(memory, where a 256-byte aligned workspace of `size` bytes lies in it)."""
+    memory, address = fw.scratch(device, size + _ALIGNMENT)
+    return memory, address + -address % _ALIGNMENT
 
 
 def _filled(name, values, fw, is_direct):
@@ -142,11 +169,11 @@ def _filled(name, values, fw, is_direct):
     args.struct_size = entry.struct_size
     call = _Call(entry, args, values, fw, is_direct)
     values_of = values.get
-    for key, write, field, at in entry.writers:
+    for key, write, field, at, _ in entry.writers:
         value = values_of(key)
         if value is not None:
             write(call, field, at, value)
-    if entry.groups_at is not None and values.get("offsets") is not None:
+    if entry.groups_at != 0 and values.get("offsets") is not None:
         call.groups(entry.groups_at)
     return entry, args, call, contexts.current(*fw.place(call.device))
 
@@ -207,14 +234,6 @@ class _Call:
         _pack_tensor(self.buffer, at, 0, code, 3, *shape, *_PADDING[len(shape)], 0)
         _pack_pointer(self.buffer, at + _LIST, int(ffi.cast("uintptr_t", pointers)))
 
-    def weight_layout(self, field, at, layout):
-        if layout != 0:
-            _pack_int(self.buffer, at + _LAYOUT, layout)
-
-    def form(self, field, at, numbers):
-        if len(numbers) != 0:
-            _FORM.pack_into(self.buffer, at, *numbers)
-
     def quantized(self, field, at, arrays):
         data, scales = arrays
         self.tensor(field, at, data)
@@ -242,28 +261,12 @@ class _Call:
         self.tensor(field, ffi.offsetof("moire_offsets_output", "offsets"), array)
         self.buffer = whole
 
-    def numbers(self, field, at, values):
-        """A struct of them, of which the first is an integer."""
-        if any(values):
-            setattr(self.args, field, (int(values[0]), *values[1:]))
-
-    def number(self, field, at, value):
-        if value != 0:
-            setattr(self.args, field, value)
-
     def vector(self, field, array, dtype, size):
         """The address of a contiguous vector of exactly this dtype and size."""
         array = self._dense(field, array)
         if self.fw.code(array) != DTYPES[dtype] or array.shape != (size,):
             raise self._invalid(f"{field} is {shown(array)}, needs {dtype} [{size}]")
         return self.fw.address(array)
-
-    def take_scratch(self, size):
-        """A 256-byte aligned workspace of `size` bytes."""
-        memory, address = self.fw.scratch(self.device, size + _ALIGNMENT)
-        self.alive.append(memory)
-        aligned = address + -address % _ALIGNMENT
-        _pack_workspace(self.buffer, self.entry.workspace_at, aligned, size)
 
     def _dense(self, field, array):
         fw = self.fw
@@ -310,13 +313,21 @@ class _Call:
         return invalid(f"{self.entry.name}: {text}")
 
 
+def _writer_of_numbers(types):
+    """Of one, or of a sequence that begins with an integer and may be empty."""
+    pack = struct.Struct(types).pack_into
+    if len(types) == 1:
+        return lambda call, field, at, value: pack(call.buffer, at, value)
+    return lambda call, field, at, values: (
+        len(values) and pack(call.buffer, at, int(values[0]), *values[1:])
+    )
+
+
 _WRITERS = {
     "moire_tensor": _Call.tensor,
     "moire_weight": _Call.weight,
     "moire_quantized": _Call.quantized,
     _PREPARED: _Call.tensor,
-    "moire_activation": _Call.numbers,
-    "moire_glu_layout": _Call.numbers,
     "moire_offsets_output *": _Call.offsets_output,
     "uint8_t *": _Call.bytes_pointer,
 }
@@ -324,3 +335,26 @@ _WRITERS = {
 # Of every op that moire.h has a struct for, by name.
 _STRUCTS = (re.fullmatch(r"moire_(\w+)_args", name) for name in ffi.list_types()[0])
 ENTRIES = {found[1]: Entry(found[1]) for found in _STRUCTS if found}
+
+
+compiled_for = None  # the kind of arrays whose plain calls invoke.cpp makes
+_COMPILED = {}
+
+
+def use_compiled(fw):
+    """Takes invoke.cpp for Torch's tensors, if that can be."""
+    global compiled_for, _call_compiled
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    module = exchange and extension()
+    if module is None:
+        return
+
+    def context_on(device):
+        return int(ffi.cast("intptr_t", contexts.current(*fw.place(device))))
+
+    scratch_on, is_neg = functools.partial(_scratch, fw), torch.Tensor.is_neg
+    types = {code: torch.empty(0, dtype=dtype) for dtype, code in fw.codes.items()}
+    if module.start(exchange, *fw.types, is_neg, context_on, scratch_on, types):
+        _COMPILED.update((name, entry.compile(module)) for name, entry in ENTRIES.items())
+        compiled_for, _call_compiled = fw, module.call
+        contexts.calls_of_torch = "invoke.cpp"

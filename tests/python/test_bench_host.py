@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+from moire import invoke
+
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "bench_host.py"
 
 
@@ -16,6 +18,7 @@ def test_every_case_is_timed(tmp_path):
     assert {"C: grouped_mlp", "grouped_mlp", "grouped_mlp and backward", "moe"} <= set(
         report["results"]
     )
+    assert ("moe, by cffi" in report["results"]) == (invoke.compiled_for is not None)
     for name, samples in report["samples"].items():
         assert f"| {name} |" in printed
         assert samples and min(samples) > 0
