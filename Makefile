@@ -64,7 +64,8 @@ $(build)/build.ninja: .venv/demo.stamp CMakePresets.json
 # clang-tidy, one stamp per source; a header that changes asks for all of them.
 # CUDA's are left to its own compiler.
 tidy_sources := $(filter-out src/backend/cuda/%, \
-                  $(shell git ls-files 'src/*.cpp' 'reference/*.cpp' 'tools/*.cpp'))
+                  $(shell git ls-files 'src/*.cpp' 'reference/*.cpp' 'tools/*.cpp')) \
+                $(sort $(shell grep -o 'python/invoke[.]cpp' $(build)/compile_commands.json))
 tidy: $(tidy_sources:%=build/tidy/%.stamp)
 	@echo "clang-tidy: $(words $^) files are clean"
 build/tidy/%.stamp: % .clang-tidy $(shell git ls-files '*.h')

@@ -336,9 +336,9 @@ void destroy(PyObject* capsule) {
 }
 
 PyObject* entry(PyObject*, PyObject* args) {
-  Py_ssize_t function, workspace, size, workspace_at, groups_at;
-  PyObject* fields;
-  if (!PyArg_ParseTuple(args, "nnnnnO!", &function, &workspace, &size, &workspace_at, &groups_at,
+  Py_ssize_t size, workspace_at, groups_at;
+  PyObject *function, *workspace, *fields;
+  if (!PyArg_ParseTuple(args, "OOnnnO!", &function, &workspace, &size, &workspace_at, &groups_at,
                         &PyList_Type, &fields)) {
     return nullptr;
   }
@@ -350,8 +350,8 @@ PyObject* entry(PyObject*, PyObject* args) {
   }
   auto* made = static_cast<Entry*>(PyMem_Calloc(1, sizeof(Entry)));
   if (made == nullptr) return PyErr_NoMemory();
-  made->function = reinterpret_cast<decltype(made->function)>(function);
-  made->workspace = reinterpret_cast<decltype(made->workspace)>(workspace);
+  made->function = reinterpret_cast<decltype(made->function)>(PyLong_AsVoidPtr(function));
+  made->workspace = reinterpret_cast<decltype(made->workspace)>(PyLong_AsVoidPtr(workspace));
   made->size = static_cast<size_t>(size);
   made->workspace_at = static_cast<size_t>(workspace_at);
   made->groups_at = static_cast<size_t>(groups_at);
@@ -405,12 +405,19 @@ PyMethodDef functions[] = {
      "The code of a call of an entry on a mapping of fields; None where it is declined."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_invoke", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "moire_invoke",
+                          nullptr,
+                          -1,
+                          functions,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__invoke() {
+PyMODINIT_FUNC PyInit_moire_invoke() {
   device_name = PyUnicode_InternFromString("device");
   offsets_name = PyUnicode_InternFromString("offsets");
   num_groups_name = PyUnicode_InternFromString("num_groups");

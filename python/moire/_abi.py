@@ -91,8 +91,8 @@ def text(pointer):
 
 def extension():
     """python/invoke.cpp as a module, or None: it was not built, or not for so old a Python."""
-    path = library_path.with_name("_invoke.abi3.so")
-    spec = importlib.util.spec_from_file_location("moire._invoke", path)
+    path = library_path.with_name("moire_invoke.abi3.so")
+    spec = importlib.util.spec_from_file_location("moire.moire_invoke", path)
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -84,10 +84,10 @@ def wanted(fields, names):
     found = []
     for name in names:
         array = fields.get(name)
-        for t in array if type(array) is list else (array,):
-            if t is not None and t.requires_grad:
-                found.append(name)
-                break
+        if type(array) is list:
+            array = next((t for t in array if t.requires_grad), None)
+        if array is not None and array.requires_grad:
+            found.append(name)
     return found
 
 

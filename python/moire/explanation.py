@@ -30,16 +30,9 @@ class Explanation(list):
     the bytes of the 8-bit or prepared copies that calls were given, by the weight's name.
     """
 
-    def __init__(
-        self,
-        steps: Iterable[dict[str, Any]] = (),
-        saved: Iterable[dict[str, Any]] = (),
-        not_fused: Iterable[str] = (),
-        weights: Iterable[tuple[str, int]] = (),
-    ) -> None:
+    def __init__(self, steps: Iterable[dict[str, Any]], found: contexts.Recording) -> None:
         super().__init__(steps)
-        self.saved, self.not_fused = list(saved), list(not_fused)
-        self.weights = dict(weights)
+        self.saved, self.not_fused, self.weights = found.saved, found.not_fused, found.weights
 
     @property
     def saved_bytes(self) -> int:
@@ -88,10 +81,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     try:
         with contexts.changed(recording=found), _nothing_of_torch_stays():
             function(*args, **kwargs)
-        steps = Explanation((), found.saved, found.not_fused, found.weights.items())
-        for context in found.contexts.values():
-            steps.extend(json.loads(contexts.sized_text(lib.moire_explanation, context)))
-        return steps
+        texts = (contexts.sized_text(lib.moire_explanation, c) for c in found.contexts.values())
+        return Explanation((step for text in texts for step in json.loads(text)), found)
     finally:
         for target, values in reversed(found.undo):
             for name, value in values.items():

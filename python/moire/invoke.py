@@ -109,7 +109,7 @@ class Entry:
     def compile(self, module):
         """What call() of invoke.cpp takes for this entry."""
         functions = (self.function, self.workspace or ffi.NULL)
-        addresses = (int(ffi.cast("intptr_t", function)) for function in functions)
+        addresses = (int(ffi.cast("uintptr_t", function)) for function in functions)
         fields = [(key, at, how) for key, _, _, at, how in self.writers]
         return module.entry(*addresses, self.struct_size, self.workspace_at, self.groups_at, fields)
 
@@ -349,8 +349,11 @@ def use_compiled(fw):
     if module is None:
         return
 
+    # Of a context: a pointer is the same number for as long as it is one.
+    address_of = functools.cache(lambda pointer: int(ffi.cast("uintptr_t", pointer)))
+
     def context_on(device):
-        return int(ffi.cast("intptr_t", contexts.current(*fw.place(device))))
+        return address_of(contexts.current(*fw.place(device)))
 
     scratch_on, is_neg = functools.partial(_scratch, fw), torch.Tensor.is_neg
     types = {code: torch.empty(0, dtype=dtype) for dtype, code in fw.codes.items()}

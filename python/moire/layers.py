@@ -118,14 +118,15 @@ class Layer(Op):
 
     def _give_outputs(self, fw, fields, how, needs, likes, weights):
         """The arrays for all gradients into the mapping; (beta of each weight that has one)."""
-        like, tensors = fields["offsets"], dict(fields)
+        like, tensors = fields["offsets"], how.sinks and dict(fields)
         betas, written = {}, []
         for w, sink, wanted in weights:
             now = () if sink.delayed else wanted
             to, betas[w] = sink.destination(fw, like, likes[w], now)
             written.append((sink, to, wanted))
             fields[f"grad_{w}"], fields[f"grad_{w}_layout"] = to, fields[f"{w}_layout"]
-        check_memory(written, {**tensors, "grad_x_out": how.grad_x_out})
+        if how.sinks:
+            check_memory(written, {**tensors, "grad_x_out": how.grad_x_out})
         if needs["x"]:
             shape, dtype = likes["x"]
             if how.grad_x_out is None:

@@ -59,7 +59,7 @@ def test_the_wheel_holds_library_header_command_line_and_nothing_that_only_tests
     names = set(zipfile.ZipFile(wheel).namelist())
     inside = {"__init__.py", "lib/libmoire.so", "include/moire.h", "bin/moire"}
     assert {f"moire/{name}" for name in inside} <= names
-    libraries = {"moire/lib/libmoire.so", "moire/lib/_invoke.abi3.so"}
+    libraries = {"moire/lib/libmoire.so", "moire/lib/moire_invoke.abi3.so"}
     assert {name for name in names if ".so" in name} == libraries
     assert not {name for name in names if not name.startswith(("moire/", "moire_moe-"))}
     assert not [name for name in names if re.search(r"test|example|\.cpp$", name)]
