@@ -32,11 +32,14 @@ def glu(
     layout: GluLayoutLike = "halves",
     groups: Optional[Groups] = None,
 ) -> Array:
-    """act = glu(z) probs: [rows, F] of z [rows, 2F] and probs [rows]; in FP32, rounded once.
+    """act = glu(z) probs: [..., F] of z [..., 2F] and probs [...]; in FP32, rounded once.
 
-    With `groups`, rows past the last group are a tail: not read, and zeros in the result.
+    With `groups`, z is [rows, 2F], and rows past the last group are a tail: not read, and zeros in
+    the result.
     """
     fw = framework_of("glu", {"z": z}, {"probs": probs})
+    if groups is None and z.ndim not in (0, 2):
+        return _glu_of_any_rank(z, probs, act, layout)
     if z.ndim != 2 or z.shape[1] % 2 != 0:
         raise invalid(f"glu: z is {list(z.shape)}, must be [rows, 2F]")
     activation = Activation.of(act, "glu: act").fields
@@ -48,6 +51,17 @@ def glu(
         fields.update(offsets=groups.offsets_for(z), num_groups=groups.num_groups)
         fields["capacity"] = groups.rows(z.shape[0])
     return run(_GLU, fw, fields)
+
+
+def _glu_of_any_rank(z, probs, act, layout):
+    leading = z.shape[:-1]
+    if probs is not None:
+        if probs.shape != leading:
+            found = f"probs is {list(probs.shape)} but z is {list(z.shape)}"
+            raise invalid(f"glu: {found}, must be {list(leading)}")
+        probs = probs.reshape(-1)
+    flat = glu(z.reshape(math.prod(leading), z.shape[-1]), probs, act=act, layout=layout)
+    return flat.reshape(*leading, flat.shape[-1])
 
 
 def convert_glu(

@@ -47,6 +47,10 @@ BAD = [
     (lambda: experts(layout=3), "but 2F is 20, must be a multiple of 6"),
     (lambda: experts(layout=[1]), "ScaledGLU: layout is a list, must be 'halves', a block size"),
     (lambda: experts(act="relu"), "ScaledGLU: act is 'relu', must be one of swiglu"),
+    (
+        lambda: nn.ScaledSwiGLU(glu_interleave_size=0),
+        "ScaledSwiGLU: glu_interleave_size is 0, must be a positive integer",
+    ),
     (lambda: experts(save_act="no"), "GroupedMLP: save_act is 'no'"),
     (lambda: experts(save_z=0), "GroupedMLP: save_z is 0, must be True or False"),
     (lambda: experts(recipe=3), "recipe is 3, must be one of as_stored"),

@@ -100,6 +100,16 @@ INVALID = [
     ),
     (lambda: route(topk_idx=WEIGHTS), "permute_plan: topk_idx is fp32 [6, 1]"),
     (lambda: moire.glu(torch.ones(4, 7)), "glu: z is [4, 7], must be [rows, 2F]"),
+    (lambda: moire.glu(torch.ones(2, 4, 7)), "glu: z is [8, 7], must be [rows, 2F]"),
+    (lambda: moire.glu(torch.ones(())), "glu: z is [], must be [rows, 2F]"),
+    (
+        lambda: moire.glu(torch.ones(2, 4, 6), groups=moire.Groups(splits=[8])),
+        "glu: z is [2, 4, 6], must be [rows, 2F]",
+    ),
+    (
+        lambda: moire.glu(torch.ones(2, 4, 6), torch.ones(8)),
+        "glu: probs is [8] but z is [2, 4, 6], must be [2, 4]",
+    ),
     (lambda: moire.glu(torch.ones(4, 6), torch.ones(3)), "glu: probs is fp32 [3]"),
     (
         lambda: moire.router(torch.ones(4, 6), 7),

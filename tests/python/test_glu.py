@@ -40,6 +40,34 @@ def test_a_tail_is_not_read_and_is_zero(generator):
     assert (y[4:] == 0).all() and torch.equal(y[:4], moire.glu(z[:4]))
 
 
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (2, 3, 4), (0, 3), (2, 0)])
+@pytest.mark.parametrize("width", [0, 48])
+def test_leading_dimensions_are_rows(generator, shape, width):
+    z, probs = truth.draw(generator, *shape, width), torch.rand(shape, generator=generator)
+    grad = truth.draw(generator, *shape, width // 2)
+    leaves = z.clone().requires_grad_(), probs.clone().requires_grad_()
+    y = moire.glu(*leaves, layout=8)
+    y.backward(grad)
+    rows = [z.clone().reshape(probs.numel(), width), probs.clone().flatten()]
+    rows = [t.requires_grad_() for t in rows]
+    wanted = moire.glu(*rows, layout=8)
+    wanted.backward(grad.reshape(wanted.shape))
+    assert y.shape == (*shape, width // 2) and torch.equal(y.reshape(wanted.shape), wanted)
+    for leaf, row in zip(leaves, rows):
+        assert torch.equal(leaf.grad, row.grad.reshape(leaf.shape))
+    assert torch.equal(moire.glu(z), moire.glu(z, torch.ones(shape)))
+    numpy = moire.glu(z.cpu().numpy(), probs.cpu().numpy(), layout=8)
+    assert numpy.shape == y.shape
+    if not z.is_cuda:
+        assert torch.equal(torch.from_numpy(numpy), y.detach())
+
+
+def test_leading_dimensions_may_have_any_strides(generator):
+    z, probs = truth.draw(generator, 4, 3, 16), torch.rand(3, 4, generator=generator)
+    y = moire.glu(z.transpose(0, 1), probs)
+    assert torch.equal(y, moire.glu(z.transpose(0, 1).contiguous(), probs))
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool]
 )

@@ -97,6 +97,19 @@ def test_fuse_says_why_not(modules, message):
     assert message in str(e.value)
 
 
+@pytest.mark.parametrize("size", [None, 8])
+def test_transformer_engines_name_is_the_same_activation(generator, size):
+    x, probs = inputs(generator)
+    given = mlp(layout=size)
+    theirs = nn.ScaledSwiGLU(glu_interleave_size=size)
+    fused = nn.fuse([given.fc1, theirs, given.fc2])
+    assert torch.equal(fused(x, SPLITS, probs), given(x, SPLITS, probs))
+    z = truth.draw(generator, 3, 5, 2 * F)
+    assert torch.equal(theirs(z), nn.ScaledGLU("swiglu", size)(z))
+    with pytest.raises(TypeError):  # by name alone, there as here
+        nn.ScaledSwiGLU(8)
+
+
 @pytest.mark.parametrize("source", [True, False])
 @pytest.mark.parametrize("target", [True, False])
 def test_state_dict_of_packed_and_listed_load_into_either(source, target):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .checkpoint import convert_state_dict
 from .fusion import Sequential, fuse
 from .linear import GroupedLinear
-from .mlp import GroupedMLP, ScaledGLU
+from .mlp import GroupedMLP, ScaledGLU, ScaledSwiGLU
 from .moe import MoE, Router
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "MoE",
     "Router",
     "ScaledGLU",
+    "ScaledSwiGLU",
     "Sequential",
     "convert_state_dict",
     "fuse",

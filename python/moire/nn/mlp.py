@@ -35,6 +35,14 @@ class ScaledGLU(torch.nn.Module):
         return f"{self.act.kind}, {self.layout}"
 
 
+class ScaledSwiGLU(ScaledGLU):
+    """Transformer Engine's name of a ScaledGLU: SwiGLU of two halves, or of interleaved blocks."""
+
+    def __init__(self, *, glu_interleave_size: Optional[int] = None) -> None:
+        name = "ScaledSwiGLU: glu_interleave_size"
+        super().__init__("swiglu", GluLayout.of(glu_interleave_size, name))
+
+
 class GroupedMLP(OfLayers, torch.nn.Module):
     """All experts of a mixture: fc1 (gate and up), gated activation times probs, fc2, in one fused
     call.
