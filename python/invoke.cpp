@@ -45,9 +45,9 @@ constexpr int kTypes = 32, kBits = 65;
 const DLExchange* exchange;
 uint8_t dtypes[kTypes][kBits];  // moire_dtype of DLPack's; 0: not known
 PyObject *plain_types[2], *is_neg, *context_on, *scratch_on, *device_name, *offsets_name,
-    *num_groups_name, *capacity_name;
+    *num_groups_name, *capacity_name, *multiplier_name, *no_zero_name;
 
-enum class How { kTensor, kScales, kWeight, kQuantized, kBytes, kOutput, kNumbers };
+enum class How { kTensor, kScales, kWeight, kQuantized, kBytes, kOutputs, kNumbers };
 
 struct Field {
   PyObject* keyword;
@@ -57,6 +57,7 @@ struct Field {
 };
 
 constexpr size_t kMostBytes = 4096, kMostFields = 96, kMostLists = 8;
+constexpr Py_ssize_t kMostOutputs = 8;
 
 struct Entry {
   int32_t (*function)(const void* context, const void* args);
@@ -160,11 +161,8 @@ class Call {
                element(value, 1, args_ + field.at + offsetof(moire_quantized, scales), true);
       case How::kBytes:
         return vector(value, MOIRE_UINT8, number_of(num_groups_name), args_ + field.at);
-      case How::kOutput: {
-        const void* output = &output_;
-        std::memcpy(args_ + field.at, &output, sizeof(output));
-        return tensor(value, reinterpret_cast<unsigned char*>(&output_.offsets), false);
-      }
+      case How::kOutputs:
+        return outputs(value);
       case How::kNumbers:
         return numbers(value, field.numbers, args_ + field.at);
     }
@@ -246,6 +244,37 @@ class Call {
     return true;
   }
 
+  // What splits_to_offsets writes: arrays, with as many numbers beside them, or none.
+  bool outputs(PyObject* arrays) {
+    const Py_ssize_t count = PyList_Check(arrays) ? PyList_Size(arrays) : -1;
+    if (count < 0 || count > kMostOutputs) return false;
+    PyObject* multipliers = PyDict_GetItemWithError(values_, multiplier_name);
+    PyObject* without_zero = PyDict_GetItemWithError(values_, no_zero_name);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      moire_offsets_output& output = outputs_[i];
+      auto* at = reinterpret_cast<unsigned char*>(&output.offsets);
+      if (!tensor(PyList_GetItem(arrays, i), at, false)) return false;
+      at = reinterpret_cast<unsigned char*>(&output.multiplier);
+      if (!number_in(multipliers, i, count, 'q', at)) return false;
+      at = reinterpret_cast<unsigned char*>(&output.no_leading_zero);
+      if (!number_in(without_zero, i, count, 'i', at)) return false;
+    }
+    moire_splits_to_offsets_args args;
+    std::memcpy(&args, args_, sizeof(args));
+    args.outputs = outputs_;
+    args.num_outputs = count;
+    std::memcpy(args_, &args, sizeof(args));
+    return true;
+  }
+
+  static bool number_in(PyObject* list, Py_ssize_t i, Py_ssize_t count, char type,
+                        unsigned char* at) {
+    if (list == nullptr || list == Py_None) return true;
+    if (!PyList_Check(list)) return false;
+    if (PyList_Size(list) == 0) return true;
+    return PyList_Size(list) == count && number(PyList_GetItem(list, i), type, &at);
+  }
+
   // The address of a vector of exactly this type and size.
   bool vector(PyObject* array, int32_t dtype, int64_t size, unsigned char* at) {
     DLTensor t;
@@ -294,7 +323,7 @@ class Call {
   PyObject* values_;
   PyObject* first_ = nullptr;  // the tensor that says the device
   DLDevice device_{};
-  moire_offsets_output output_{};
+  moire_offsets_output outputs_[kMostOutputs]{};
   size_t num_lists_ = 0;
   void* lists_[kMostLists];
   alignas(16) unsigned char args_[kMostBytes];
@@ -314,7 +343,7 @@ PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 bool set_how(Field* field, const char* how) {
   static const char* const kNames[] = {"tensor",    "scales",        "weight",
-                                       "quantized", "bytes_pointer", "offsets_output"};
+                                       "quantized", "bytes_pointer", "offsets_outputs"};
   for (int i = 0; i < 6; ++i) {
     if (std::strcmp(how, kNames[i]) == 0) field->how = static_cast<How>(i);
     if (std::strcmp(how, kNames[i]) == 0) return true;
@@ -421,6 +450,8 @@ PyMODINIT_FUNC PyInit_moire_invoke() {
   device_name = PyUnicode_InternFromString("device");
   offsets_name = PyUnicode_InternFromString("offsets");
   num_groups_name = PyUnicode_InternFromString("num_groups");
+  multiplier_name = PyUnicode_InternFromString("outputs_multiplier");
+  no_zero_name = PyUnicode_InternFromString("outputs_no_leading_zero");
   capacity_name = PyUnicode_InternFromString("capacity");
   return PyModule_Create(&definition);
 }

@@ -20,7 +20,7 @@ from .functional import call, grouped_linear, grouped_mlp, grouped_mm, moe
 from .gated import convert_glu, deinterleave_glu_tensor, glu, interleave_glu_tensor
 from .gradients import grouped_linear_backward, grouped_mlp_backward
 from .grouped_tensor import GroupedTensor, quantize
-from .groups import Groups
+from .groups import Groups, OffsetsOutput, splits_to_offsets
 from .layouts import Activation, GluLayout
 from .prepared_weight import PreparedWeight
 from .recipes import Recipe
@@ -45,6 +45,7 @@ __all__ = [
     "Groups",
     "InvalidArgument",
     "LibraryNotFound",
+    "OffsetsOutput",
     "OutOfMemory",
     "Plan",
     "PreparedWeight",
@@ -74,6 +75,7 @@ __all__ = [
     "router",
     "save_safetensors",
     "settings",
+    "splits_to_offsets",
     "strict",
     "unpermute",
 ]

@@ -39,8 +39,8 @@ from .routing import Plan, as_plan, make_plan
 from .values import choice, integer, number, wrong
 
 _TENSORS = ("moire_tensor", "moire_prepared_weight")
-_ARRAYS = (*_TENSORS, "moire_offsets_output *", "uint8_t *", "int64_t *")
-_LISTS = ("moire_weight", "moire_quantized")
+_ARRAYS = (*_TENSORS, "uint8_t *", "int64_t *")
+_LISTS = ("moire_weight", "moire_quantized", "moire_offsets_output *")
 
 
 def grouped_linear(
@@ -290,15 +290,15 @@ def _value(fw, name, key, value, kind):
         return fw.detached(value)
     if kind in _LISTS:
         return [fw.detached(a) for a in (value if isinstance(value, (list, tuple)) else [value])]
-    if kind == "form":
-        return [integer(called, n, -(2**63), 2**63 - 1) for n in value]
     if kind == "moire_activation":
         return Activation.of(value, called).fields
     if kind == "moire_glu_layout":
         return GluLayout.of(value, called).fields
     if kind == "float":
         return number(called, value)
-    most = 2 ** (63 if kind == "int64_t" else 31)
+    most = 2 ** (63 if kind in ("int64_t", "form") else 31)
+    if kind in ("form", "flags"):
+        return [integer(called, n, -most, most - 1) for n in value]
     return integer(called, value, -most, most - 1)
 
 

@@ -54,14 +54,13 @@ def glu(
 
 
 def _glu_of_any_rank(z, probs, act, layout):
-    leading = z.shape[:-1]
-    if probs is not None:
-        if probs.shape != leading:
-            found = f"probs is {list(probs.shape)} but z is {list(z.shape)}"
-            raise invalid(f"glu: {found}, must be {list(leading)}")
-        probs = probs.reshape(-1)
-    flat = glu(z.reshape(math.prod(leading), z.shape[-1]), probs, act=act, layout=layout)
-    return flat.reshape(*leading, flat.shape[-1])
+    *leading, columns = z.shape
+    if probs is not None and list(probs.shape) != leading:
+        found = f"probs is {list(probs.shape)} but z is {list(z.shape)}"
+        raise invalid(f"glu: {found}, must be {leading}")
+    probs = None if probs is None else probs.reshape(-1)
+    flat = glu(z.reshape(math.prod(leading), columns), probs, act=act, layout=layout)
+    return flat.reshape(*leading, flat.shape[1])
 
 
 def convert_glu(

@@ -115,8 +115,7 @@ def grouped_mlp_backward(
         given.give_weight("w2", w2, weight_layout, w2_quantized)
         given.give_gating(act, layout, w1, w1_quantized)
         given.give_fp32("probs")
-        made = {"z": given.fields.pop("z")}
-        return MlpGradients(**given.gradients(MLP, grad_y, wants, made))
+        return MlpGradients(**given.gradients(MLP, grad_y, wants, {"z": given.fields.pop("z")}))
 
 
 def _give(given, grad_y, groups, wants, sums):

@@ -38,7 +38,7 @@ class Stateful:
         """Arrays by name, and `tags` in the metadata of the dict, as a module's state_dict has."""
         state = OrderedDict(self.arrays())
         if self.groups is not None:
-            state["groups.offsets"] = self.groups.offsets_as(self._fw.kind)
+            state["groups.offsets"] = self.groups.offsets_for(self._any.data)
         state._metadata = OrderedDict({"": self.tags()})
         return state
 

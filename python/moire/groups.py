@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from .arrays import check_rank, default_framework, empty_indices, framework_of, 
 from .context import is_explaining
 from .dtypes import AnyArray, Array, Device, Integers
 from .errors import invalid
-from .values import integer, integers, pickled, torch_device, wrong
+from .values import choice, flag, integer, integers, pickled, torch_device, wrong
 
 _KINDS = ("splits", "ends", "offsets")
 
@@ -40,28 +41,13 @@ class Groups:
         offsets: Optional[Integers] = None,
         capacity: Optional[int] = None,
     ) -> None:
-        given = [i for i, value in enumerate((splits, ends, offsets)) if value is not None]
+        given = {k: v for k, v in zip(_KINDS, (splits, ends, offsets)) if v is not None}
         if len(given) != 1:
-            found = "none" if not given else " and ".join(_KINDS[i] for i in given)
+            found = " and ".join(given) or "none"
             raise invalid(f"Groups: needs exactly one of splits, ends and offsets, found {found}")
-        kind = given[0]
-        values = (splits, ends, offsets)[kind]
-        if capacity is not None:
-            capacity = integer("Groups: capacity", capacity)
-        if isinstance(values, (list, tuple, range)):
-            values = default_framework().integers(integers(f"Groups: {_KINDS[kind]}", values))
-        framework = framework_of("Groups", {_KINDS[kind]: values})
-        check_rank("Groups", _KINDS[kind], values, 1)
-        if kind == 2 and values.shape[0] == 0:
-            raise invalid("Groups: offsets is empty, must have at least the leading zero")
-        self.num_groups = values.shape[0] - (1 if kind == 2 else 0)
-        self.capacity = capacity
-        self._copies = {}
-        size = (self.num_groups + 1,)
-        self.offsets = empty_indices(framework, values, size, framework.int64)
-        fields = {"splits": values, "kind": kind, "outputs": self.offsets, "num_outputs": 1}
-        fields["capacity"] = -1 if capacity is None else capacity
-        framework.run("splits_to_offsets", fields)
+        ((kind, values),) = given.items()
+        (self.offsets,) = _derived("Groups", kind, kind, values, (OffsetsOutput(),), capacity)
+        self.num_groups, self.capacity, self._copies = self.offsets.shape[0] - 1, capacity, {}
 
     @classmethod
     def of_offsets(cls, offsets: AnyArray, capacity: Optional[int] = None) -> Groups:
@@ -117,12 +103,6 @@ class Groups:
             self._copies[device] = offsets.to(device)
         return self._copies[device]
 
-    def offsets_as(self, kind: type[Array]) -> Array:
-        """The offsets as an array of this kind, wherever they lie."""
-        if isinstance(self.offsets, kind):
-            return self.offsets
-        return self._on_cpu().numpy() if kind is np.ndarray else torch.from_numpy(self.offsets)
-
     def _on_cpu(self):
         if self.offsets.is_cpu:
             return self.offsets
@@ -142,8 +122,7 @@ class Groups:
         return self.offsets[1:] - self.offsets[:-1]
 
     def __getstate__(self):
-        copies = self._copies if self._copies is None else {}
-        return {"offsets": self.offsets, "capacity": self.capacity, "_copies": copies}
+        return {**self.__dict__, "_copies": self._copies and {}}
 
     def __setstate__(self, state):
         state = pickled("Groups", state, ("offsets", "capacity", "_copies"))
@@ -160,6 +139,55 @@ class Groups:
 
     def __repr__(self) -> str:
         return f"moire.Groups(num_groups={self.num_groups}, capacity={self.capacity})"
+
+
+class OffsetsOutput(NamedTuple):
+    """An array that splits_to_offsets makes: the offsets times `multiplier` (elements, bytes, tiles
+    of a row), [G + 1], or [G] without the leading zero; int64 or int32.
+    """
+
+    multiplier: int = 1
+    leading_zero: bool = True
+    dtype: str = "int64"
+
+
+def splits_to_offsets(
+    splits: Integers,
+    outputs: Sequence[OffsetsOutput] = (OffsetsOutput(),),
+    *,
+    kind: str = "splits",
+    capacity: Optional[int] = None,
+) -> tuple[AnyArray, ...]:
+    """All these arrays of one launch, where the splits are. `kind` says what `splits` holds:
+    "splits", "ends" or "offsets"; that, capacity, and when values are checked, are as in Groups,
+    which is what the layers take.
+    """
+    kind = choice("splits_to_offsets: kind", kind, _KINDS)
+    return _derived("splits_to_offsets", "splits", kind, splits, outputs, capacity)
+
+
+def _derived(call, name, kind, values, outputs, capacity):
+    capacity = -1 if capacity is None else integer(f"{call}: capacity", capacity)
+    if isinstance(values, (list, tuple, range)):
+        values = default_framework().integers(integers(f"{call}: {name}", values))
+    fw = framework_of(call, {name: values})
+    check_rank(call, name, values, 1)
+    num_groups = values.shape[0] - (kind == "offsets")
+    if num_groups < 0:
+        raise invalid(f"{call}: {name} is empty, must have at least the leading zero")
+    arrays, multipliers, has_none = [], [], []
+    for i, output in enumerate(outputs):
+        called = f"{call}: outputs[{i}]"
+        if not isinstance(output, OffsetsOutput):
+            raise wrong(called, output, "a moire.OffsetsOutput")
+        multipliers.append(integer(f"{called}.multiplier", output.multiplier, 1))
+        has_none.append(int(not flag(f"{called}.leading_zero", output.leading_zero)))
+        dtype = fw.dtype(choice(f"{called}.dtype", output.dtype, ("int64", "int32")))
+        arrays.append(empty_indices(fw, values, (num_groups + 1 - has_none[-1],), dtype))
+    fields = {"splits": values, "kind": _KINDS.index(kind), "capacity": capacity}
+    fields.update(outputs_multiplier=multipliers, outputs_no_leading_zero=has_none)
+    fw.run("splits_to_offsets", {**fields, "outputs": arrays})
+    return tuple(arrays)
 
 
 def as_groups(call, groups):

@@ -1,6 +1,6 @@
 """One call of a C entry: arrays into the argument struct, scratch, the call, its error raised.
 
-Keyword names are the field names of moire.h. Four kinds of fields are spread over several
+Keyword names are the field names of moire.h. Five kinds of fields are spread over several
 keywords, so that all of them are plain values (torch's op schemas have nothing else):
 
     moire_weight w      w=[tensor]: packed, rank 3; w=[t0, t1, ...]: one per group; w=[]: absent,
@@ -8,6 +8,8 @@ keywords, so that all of them are plain values (torch's op schemas have nothing 
     moire_quantized q   q=[data, scales]; E8M0 scales may be uint8 arrays
     moire_groups        offsets=int64 tensor, num_groups, capacity
     moire_prepared_weight p   p=memory, p_form=its other fields, as prepared_form() gives them
+    moire_offsets_output outputs   outputs=[array, ...]; lists of numbers, one for each or none, are
+                        outputs_multiplier and outputs_no_leading_zero
     moire_activation    activation=(kind, limit, alpha, offset); moire_glu_layout: (block, order)
 
 Absent is None. Inputs whose rows are not row-strided are copied to be so; outputs must be.
@@ -60,6 +62,7 @@ _SCALES = ffi.offsetof("moire_quantized", "scales")
 _PREPARED = "moire_prepared_weight"
 _TYPES["form"] = _types(_PREPARED)[len(_types("moire_tensor")) :]
 _FORM_AT = ffi.offsetof(_PREPARED, "version")
+_OF_OFFSETS = ("multiplier", "no_leading_zero")  # of each of them, whose tensor comes first
 
 
 class Indirect(Exception):
@@ -77,7 +80,8 @@ class Entry:
         self.groups_at, self.workspace_at = (
             members[field].offset if field in members else 0 for field in ("groups", "workspace")
         )
-        fields = {f: m for f, m in members.items() if f not in ("struct_size", "workspace")}
+        by_others = ("struct_size", "workspace", "num_outputs")  # a list says how many it has
+        fields = {f: m for f, m in members.items() if f not in by_others}
         self.name = name
         role = functools.partial(lib.moire_field_role, name.encode())
         self.outputs = tuple(f for f in fields if role(f.encode()) == lib.MOIRE_ROLE_OUT)
@@ -94,6 +98,8 @@ class Entry:
                 continue
             if kind == "moire_weight":
                 self._add(f"{key}_layout", "int32_t", field, at + _LAYOUT)
+            if kind == "moire_offsets_output *":
+                self.kinds.update(outputs_multiplier="form", outputs_no_leading_zero="flags")
             if kind == _PREPARED:
                 self._add(f"{key}_form", "form", field, at + _FORM_AT)
             is_of_scales = field.endswith("_scales") or name == "convert_scales"
@@ -253,12 +259,20 @@ class _Call:
         address = self.vector("offsets", values["offsets"], "int64", num_groups + 1)
         _pack_groups(self.buffer, at, address, num_groups, values.get("capacity", 0))
 
-    def offsets_output(self, field, at, array):
-        output = ffi.new("moire_offsets_output *")
-        self.alive.append(output)
-        self.args.outputs = output
-        whole, self.buffer = self.buffer, ffi.buffer(output)
-        self.tensor(field, ffi.offsetof("moire_offsets_output", "offsets"), array)
+    def offsets_outputs(self, field, at, arrays):
+        outputs = ffi.new("moire_offsets_output[]", len(arrays))
+        self.alive.append(outputs)
+        self.args.outputs, self.args.num_outputs = outputs, len(arrays)
+        for name in _OF_OFFSETS:
+            numbers = self.values.get(f"{field}_{name}") or ()
+            if len(numbers) not in (0, len(arrays)):
+                found = f"{field}_{name} has {len(numbers)} numbers"
+                raise self._invalid(f"{found}, but there are {len(arrays)} {field}")
+            for output, number in zip(outputs, numbers):
+                setattr(output, name, number)
+        whole, self.buffer = self.buffer, ffi.buffer(outputs)
+        for i, array in enumerate(arrays):
+            self.tensor(field, i * ffi.sizeof("moire_offsets_output"), array)
         self.buffer = whole
 
     def vector(self, field, array, dtype, size):
@@ -328,7 +342,7 @@ _WRITERS = {
     "moire_weight": _Call.weight,
     "moire_quantized": _Call.quantized,
     _PREPARED: _Call.tensor,
-    "moire_offsets_output *": _Call.offsets_output,
+    "moire_offsets_output *": _Call.offsets_outputs,
     "uint8_t *": _Call.bytes_pointer,
 }
 

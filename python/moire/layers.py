@@ -170,9 +170,8 @@ class _Mlp(Layer):
         """Without z, also what it is made of: x, and W1 as the forward read it."""
         kept = super().kept(fields, made, how)
         if made.get("z") is None:
-            for name in ("x_rowwise" if "x_rowwise" in fields else "x", "w1_quantized"):
-                if fields.get(name) is not None:
-                    kept[name] = fields[name]
+            names = ("x_rowwise" if "x_rowwise" in fields else "x", "w1_quantized")
+            kept.update((name, fields[name]) for name in names if name in fields)
         return kept
 
     def gradients(self, fw, fields, how, needs, likes):

@@ -167,17 +167,16 @@ class Operands:
         saves_z = flag(f"{self.call}: save_z", save_z)
         is_watched = fw is Torch and torch.is_grad_enabled()
         wants = wanted(fields, op.inputs) if is_watched else ()
-        needs_w = op.weights[0] in wants
+        is_wanted, needs_w = bool(wants), op.weights[0] in wants
         if recipe.is_quantized:
             self._check_copies(op, wants)
             is_gathered = fields.get("row_idx") is not None
             saves_copy = needs_w and self.copy is None and recipe.saves_copy(is_gathered)
-            saves_copy = saves_copy and saves_z  # z is made of x itself
             self.give_copies_of_x(needs_w)
-        keeps = (bool(wants) and saves_z, bool(wants) and saves_act, needs_w, saves_copy)
+        keeps = is_wanted and saves_z, is_wanted and saves_act, needs_w, saves_copy and saves_z
         how = How(recipe, self.compute_dtype, *keeps, sinks, self.grad_x_out, out_dtype)
         out = fields.get("y")
-        y = run(op, fw, fields, how, bool(wants))
+        y = run(op, fw, fields, how, is_wanted)
         if out is not None and not wants:
             fw.written(out)
         return y if self.result is None else fw.cast(y, self.result)

@@ -22,7 +22,8 @@ _SCHEMA_OF_KIND = {
     "moire_quantized": "Tensor{alias}[]? {name}=None",
     "moire_prepared_weight": "Tensor{alias}? {name}=None, SymInt[] {name}_form=[]",
     "moire_groups": "Tensor? offsets=None, SymInt num_groups=0, SymInt capacity=0",
-    "moire_offsets_output *": "Tensor{alias}? {name}=None",
+    "moire_offsets_output *": "Tensor{alias}[]? {name}=None, "
+    "SymInt[] {name}_multiplier=[], SymInt[] {name}_no_leading_zero=[]",
     "uint8_t *": "Tensor? {name}=None",
     "moire_activation": "float[] {name}=[]",
     "moire_glu_layout": "SymInt[] {name}=[]",

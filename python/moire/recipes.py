@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple, Optional, Union
 
-from .dtypes import Dtype
+from .dtypes import DTYPES, Dtype
 from .errors import invalid
 from .values import choice, flag, pickled, wrong
 
@@ -76,7 +76,13 @@ _QUANTIZED = ("mxfp8", "mxfp8_fast", "fp8_block")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NAMES = ("as_stored", *_DTYPES, *_QUANTIZED)
 _KEPT = ("input", "quantized")
-_DTYPE_CODES = {"e4m3": 4, "e5m2": 5}
+_RECIPES_OF = {
+    "gradient_element": _QUANTIZED,
+    "save": _QUANTIZED,
+    "fractional_scales": ("fp8_block",),
+    "emulate_accumulation": ("mxfp8_fast", "fp8_block"),
+    "dequantized_weights": ("mxfp8",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,32 +117,13 @@ class Recipe:
         check_element("Recipe: gradient_element", self.gradient_element)
         if self.save is not None:
             choice("Recipe: save", self.save, _KEPT)
-        flag("Recipe: fractional_scales", self.fractional_scales)
-        flag("Recipe: emulate_accumulation", self.emulate_accumulation)
-        of_8_bits = {"gradient_element": "e4m3", "save": None}
-        for option, default in of_8_bits.items():
-            value = getattr(self, option)
-            if value != default and self.name not in _QUANTIZED:
-                raise invalid(
-                    f"Recipe: {option} is {value!r} but name is {self.name!r}, which quantises "
-                    f"nothing; needs one of {', '.join(_QUANTIZED)}"
-                )
-        if self.fractional_scales and self.name != "fp8_block":
-            raise invalid(
-                f"Recipe: fractional_scales is True but name is {self.name!r}; only fp8_block has "
-                f"scales that are not powers of two"
-            )
-        if self.emulate_accumulation and self.name not in ("mxfp8_fast", "fp8_block"):
-            raise invalid(
-                f"Recipe: emulate_accumulation is True but name is {self.name!r}, needs mxfp8_fast "
-                f"or fp8_block"
-            )
-        flag("Recipe: dequantized_weights", self.dequantized_weights)
-        if self.dequantized_weights and self.name != "mxfp8":
-            raise invalid(
-                f"Recipe: dequantized_weights is True but name is {self.name!r}; only the products "
-                f"of mxfp8 may be of decoded numbers"
-            )
+        for option, names in _RECIPES_OF.items():
+            value, default = getattr(self, option), type(self).__dict__[option]
+            if default is False:
+                flag(f"Recipe: {option}", value)
+            if value != default and self.name not in names:
+                found = f"{option} is {value!r} but name is {self.name!r}"
+                raise invalid(f"Recipe: {found}, needs {' or '.join(names)}")
         object.__setattr__(self, "is_quantized", self.name in _QUANTIZED)
 
     def __setstate__(self, state):
@@ -203,7 +190,7 @@ class Recipe:
     def backward_fields(self) -> dict[str, int]:
         if not self.is_quantized:
             return {}
-        gradient_dtype = _DTYPE_CODES[self.gradient_element]
+        gradient_dtype = DTYPES[ELEMENTS[self.gradient_element]]
         return {**self.forward_fields, "gradient_dtype": gradient_dtype}
 
     def check_operands(self, call: str, dtype: Dtype) -> None:

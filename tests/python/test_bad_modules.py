@@ -39,7 +39,10 @@ BAD = [
     (lambda: linear(dtype=torch.float64), "GroupedLinear: dtype is torch.float64"),
     (lambda: linear(compute_dtype="bf16"), "GroupedLinear: compute_dtype is 'bf16'"),
     (lambda: linear(recipe="nope"), "GroupedLinear: recipe is 'nope', must be one of as_stored"),
-    (lambda: linear(device="moon"), "GroupedLinear: device is 'moon', must be a torch.device"),
+    (
+        lambda: linear(device="moon"),
+        "GroupedLinear: device is 'moon', must be a device, such as 'cpu'",
+    ),
     (lambda: linear(init_method=3), "GroupedLinear: init_method is 3, must be callable"),
     (lambda: linear(delay_wgrad_compute=1), "delay_wgrad_compute is 1, must be True or False"),
     (lambda: experts(hidden=-8), "GroupedMLP: hidden is -8"),
@@ -49,7 +52,7 @@ BAD = [
     (lambda: experts(act="relu"), "ScaledGLU: act is 'relu', must be one of swiglu"),
     (
         lambda: nn.ScaledSwiGLU(glu_interleave_size=0),
-        "ScaledSwiGLU: glu_interleave_size is 0, must be a positive integer",
+        "ScaledSwiGLU: glu_interleave_size is 0, must be 'halves', a block size",
     ),
     (lambda: experts(save_act="no"), "GroupedMLP: save_act is 'no'"),
     (lambda: experts(save_z=0), "GroupedMLP: save_z is 0, must be True or False"),

@@ -445,7 +445,7 @@ BAD = [
     (lambda: moire.Recipe("mxfp8", "e4"), "Recipe: gradient_element is 'e4'"),
     (
         lambda: moire.Recipe("mxfp8", fractional_scales=True),
-        "only fp8_block has scales that are not",
+        "name is 'mxfp8', needs fp8_block",
     ),
     (lambda: moire.Recipe("mxfp8", emulate_accumulation=True), "needs mxfp8_fast or fp8_block"),
     (
@@ -454,11 +454,11 @@ BAD = [
     ),
     (
         lambda: moire.Recipe(gradient_element="e5m2"),
-        "gradient_element is 'e5m2' but name is 'as_stored', which quantises nothing; needs one of",
+        "gradient_element is 'e5m2' but name is 'as_stored', needs mxfp8 or",
     ),
     (
         lambda: moire.Recipe("fp32", save="quantized"),
-        "save is 'quantized' but name is 'fp32', which quantises nothing; needs one of mxfp8",
+        "save is 'quantized' but name is 'fp32', needs mxfp8 or mxfp8_fast or fp8_block",
     ),
 ]
 

@@ -4,6 +4,7 @@ import moire
 import numpy as np
 import pytest
 import torch
+from moire.dtypes import COMPILES_WHOLE_GRAPHS
 
 
 @pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor])
@@ -54,4 +55,95 @@ def test_splits_ends_and_offsets_are_the_same_groups(form, bits):
 def test_messages(given, message):
     with pytest.raises(moire.InvalidArgument) as e:
         moire.Groups(**given)
+    assert message in str(e.value)
+
+
+OUTPUTS = [
+    moire.OffsetsOutput(),
+    moire.OffsetsOutput(leading_zero=False, dtype="int32"),
+    moire.OffsetsOutput(24),
+    moire.OffsetsOutput(7, False),
+    moire.OffsetsOutput(3, True, "int32"),
+]
+WANTED = [[0, 3, 3, 7], [3, 3, 7], [0, 72, 72, 168], [21, 21, 49], [0, 9, 9, 21]]
+SPLITS = {"splits": [3, 0, 4], "ends": [3, 3, 7], "offsets": [0, 3, 3, 7]}
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor])
+def test_all_derived_arrays_of_one_launch(device, form, kind):
+    splits, found = form(SPLITS[kind]), []
+    steps = moire.explain(lambda: found.extend(moire.splits_to_offsets(splits, OUTPUTS, kind=kind)))
+    assert [step["op"] for step in steps] == ["splits_to_offsets"]
+    assert all((array == 0).all() for array in found)
+    found = moire.splits_to_offsets(splits, OUTPUTS, kind=kind, capacity=8)
+    assert [array.tolist() for array in found] == WANTED
+    for array, output in zip(found, OUTPUTS):
+        assert str(array.dtype).removeprefix("torch.") == output.dtype
+        assert type(array) is (np.ndarray if form is np.array else torch.Tensor)
+        if form is torch.tensor:
+            assert array.device == splits.device
+    (offsets,) = moire.splits_to_offsets(splits, kind=kind)
+    assert offsets.tolist() == WANTED[0]
+    assert moire.splits_to_offsets(splits, (), kind=kind) == ()
+
+
+def test_derived_arrays_of_no_group_and_of_many(device):
+    assert [a.tolist() for a in moire.splits_to_offsets([], OUTPUTS[:2])] == [[0], []]
+    splits = torch.randint(9, (5000,))
+    ends = splits.cumsum(0)
+    found = moire.splits_to_offsets(splits, OUTPUTS)
+    assert torch.equal(found[3], 7 * ends) and torch.equal(found[1], ends.int())
+
+
+def test_derived_arrays_in_a_compiled_function():
+    def derive(splits):
+        a, b = moire.splits_to_offsets(splits, OUTPUTS[2:4])
+        return a + 1, b
+
+    torch._dynamo.reset()
+    compiled = torch.compile(derive, fullgraph=COMPILES_WHOLE_GRAPHS, backend="aot_eager")
+    a, b = compiled(torch.tensor([3, 0, 4]))
+    assert a.tolist() == [1, 73, 73, 169] and b.tolist() == WANTED[3]
+
+
+def test_a_callers_arrays_are_written_by_call():
+    arrays = [np.empty(4, np.int64), np.empty(3, np.int32)]
+    splits, options = np.array([3, 0, 4]), {"outputs_no_leading_zero": [0, 1]}
+    moire.call(
+        "splits_to_offsets",
+        splits=splits,
+        capacity=-1,
+        outputs=arrays,
+        outputs_multiplier=[24, 1],
+        **options,
+    )
+    assert [array.tolist() for array in arrays] == [WANTED[2], WANTED[1]]
+    with pytest.raises(moire.InvalidArgument, match="has 2 numbers, but there are 1 outputs"):
+        moire.call("splits_to_offsets", splits=splits, outputs=arrays[:1], **options)
+    with pytest.raises(moire.InvalidArgument, match="'num_outputs' is no field of it"):
+        moire.call("splits_to_offsets", splits=splits, outputs=arrays, num_outputs=3)
+    with pytest.raises(moire.InvalidArgument, match="outputs_no_leading_zero is 4294967296"):
+        moire.call(
+            "splits_to_offsets", splits=splits, outputs=arrays[:1], outputs_no_leading_zero=[2**32]
+        )
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"splits": [1, -2]}, "splits_to_offsets: splits[1] is -2"),
+        ({"splits": [3, 4], "capacity": 6}, "capacity"),
+        ({"splits": [], "kind": "offsets"}, "splits is empty, must have at least the leading zero"),
+        ({"kind": 0}, "kind is 0, must be one of splits, ends, offsets"),
+        ({"outputs": [(1, True, "int64")]}, "outputs[0] is a tuple, must be a moire.OffsetsOutput"),
+        ({"outputs": [moire.OffsetsOutput(0)]}, "outputs[0].multiplier is 0, must be a positive"),
+        ({"outputs": [moire.OffsetsOutput(1, 1)]}, "outputs[0].leading_zero is 1, must be True or"),
+        ({"outputs": [moire.OffsetsOutput(dtype="int16")]}, "dtype is 'int16', must be one of"),
+        ({"outputs": [moire.OffsetsOutput(2**40, dtype="int32")]}, "splits_to_offsets: "),
+    ],
+)
+def test_messages_of_splits_to_offsets(change, message):
+    with pytest.raises(moire.InvalidArgument) as e:
+        moire.splits_to_offsets(**{"splits": [3, 4], **change})
     assert message in str(e.value)

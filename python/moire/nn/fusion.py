@@ -10,7 +10,6 @@ from typing import Optional, Union
 import torch
 
 from ..context import note_not_fused
-from ..errors import invalid
 from ..functional import grouped_mlp
 from ..operands import Operand
 from ..values import wrong
@@ -54,7 +53,10 @@ def _steps(modules):
     steps, at, count = [], 0, 1
     while at < len(modules):
         if isinstance(modules[at], ScaledGLU):
-            _say_why_not(modules, at, is_taken=count == 3)
+            reason = why_not_fused(modules[max(at - 1, 0) : at + 2])
+            if count == 3:
+                reason = f"module {at - 1} is in the fused call before it"
+            note_not_fused(f"Sequential: module {at}, a ScaledGLU, with its neighbours", reason)
         begins = isinstance(modules[at], GroupedLinear)
         count = 3 if begins and why_not_fused(modules[at : at + 3]) is None else 1
         steps.append((at, count))
@@ -74,14 +76,6 @@ def _run_alone(module, before, x, groups, probs, is_first_microbatch):
     return module(x)
 
 
-def _say_why_not(modules, at, is_taken):
-    """Why the ScaledGLU there, behind a fused call or not, runs on its own."""
-    reason = why_not_fused(modules[max(at - 1, 0) : at + 2])
-    if is_taken:
-        reason = f"module {at - 1} is in the fused call before it"
-    note_not_fused(f"Sequential: module {at}, a ScaledGLU, with its neighbours", reason)
-
-
 def fuse(
     modules: Union[torch.nn.Sequential, torch.nn.ModuleList, Sequence[torch.nn.Module]],
 ) -> GroupedMLP:
@@ -91,7 +85,4 @@ def fuse(
     if not isinstance(modules, (torch.nn.Sequential, torch.nn.ModuleList, list, tuple)):
         needs = "a Sequential or a list of GroupedLinear, ScaledGLU, GroupedLinear"
         raise wrong("fuse: modules", modules, needs)
-    modules = list(modules)
-    if len(modules) != 3:
-        raise invalid(f"fuse: {why_not_fused(modules)}")
     return GroupedMLP.of(*modules)

@@ -23,7 +23,7 @@ from ..groups import Groups
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
 from ..operands import Operand, WeightCopies
 from ..recipes import Recipe, RecipeLike
-from ..values import flag, integer, wrong
+from ..values import flag, integer, torch_device, wrong
 from ..weight_cache import ParameterCopies
 from ..wgrad import ParameterGradients
 
@@ -40,10 +40,9 @@ def parameter_options(call, device, dtype):
     """Where parameters are made, and of which type; None is Torch's default."""
     if dtype is not None:
         dtype = Torch.compute_dtype(f"{call}: dtype", dtype)
-    try:
-        return {"device": None if device is None else torch.device(device), "dtype": dtype}
-    except (RuntimeError, TypeError) as e:
-        raise wrong(f"{call}: device", device, f"a torch.device: {e}") from e
+    if device is not None:
+        device = torch_device(f"{call}: device", device)
+    return {"device": device, "dtype": dtype}
 
 
 class OfLayers:

@@ -77,18 +77,18 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         self.save_z = flag("GroupedMLP: save_z", save_z)
 
     @classmethod
-    def of(cls, fc1: GroupedLinear, activation: ScaledGLU, fc2: GroupedLinear) -> GroupedMLP:
-        """The fused module on these modules' own parameters; an error says why where they do not
-        fit.
+    def of(cls, *modules: torch.nn.Module) -> GroupedMLP:
+        """The fused module on the parameters of fc1, activation and fc2; an error says why where
+        they do not fit.
         """
-        reason = why_not_fused([fc1, activation, fc2])
+        reason = why_not_fused(modules)
         if reason is not None:
             raise invalid(f"fuse: {reason}")
         mlp = cls.__new__(cls)
         torch.nn.Module.__init__(mlp)
-        mlp.fc1, mlp.activation, mlp.fc2 = fc1, activation, fc2
+        mlp.fc1, mlp.activation, mlp.fc2 = modules
         mlp.save_act, mlp.save_z = False, True
-        fc1.glu_layout = activation.layout
+        mlp.fc1.glu_layout = mlp.activation.layout
         return mlp
 
     @property

@@ -105,8 +105,7 @@ class MoE(OfLayers, torch.nn.Module):
                 f"{group.num_local_experts} on each rank"
             )
         there_are = experts.num_groups if group is None else group.num_experts
-        scores = router.weight.shape[0] if isinstance(router, Router) else there_are
-        if scores != there_are:
+        if isinstance(router, Router) and (scores := router.weight.shape[0]) != there_are:
             raise invalid(f"MoE: the router scores {scores} experts but there are {there_are}")
         self.experts, self.router, self.shared, self.group = experts, router, shared, group
 
