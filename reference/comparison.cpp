@@ -54,8 +54,13 @@ bool is_shape(OutputErrors& errors, const TensorView& got, int64_t rows, int64_t
   return false;
 }
 
+// Of squares.
+struct Sums {
+  double errors = 0, differences = 0, values = 0;
+};
+
 // `group` says which it is, of any row.
-void compare_rows(OutputErrors& errors, const TensorView& got, const Matrix& want,
+void compare_rows(OutputErrors& errors, Sums& sums, const TensorView& got, const Matrix& want,
                   const auto& group) {
   if (!is_shape(errors, got, want.rows, want.columns, true)) return;
   for (int64_t i = 0; i < want.rows; ++i) {
@@ -68,7 +73,9 @@ void compare_rows(OutputErrors& errors, const TensorView& got, const Matrix& wan
                                                        : std::numeric_limits<double>::infinity();
       ++errors.elements;
       errors.max_error = std::max(errors.max_error, error);
-      errors.rms_error += error * error;
+      sums.errors += error * error;
+      sums.differences += difference * difference;
+      sums.values += wanted.value * wanted.value;
       if (accepts(got.type(), wanted, value)) continue;
       mismatch(errors, "first at ", at(got, i, j), group(i), ": got ", value, ", want ",
                wanted.value, " +- ", allowed);
@@ -76,9 +83,10 @@ void compare_rows(OutputErrors& errors, const TensorView& got, const Matrix& wan
   }
 }
 
-void finish(OutputErrors& errors) {
+void finish(OutputErrors& errors, const Sums& sums) {
   if (errors.elements == 0) return;
-  errors.rms_error = std::sqrt(errors.rms_error / static_cast<double>(errors.elements));
+  errors.rms_error = std::sqrt(sums.errors / static_cast<double>(errors.elements));
+  errors.relative_rms = std::sqrt(sums.differences / sums.values);
 }
 
 int unowned_byte(TailRule tail) { return tail == TailRule::kZero ? 0 : 0xFF; }
@@ -105,23 +113,26 @@ double element_of(const TensorView& t, int64_t row, int64_t column) {
 
 OutputErrors compare(const TensorView& got, const Matrix& want, const RowRule& rule) {
   OutputErrors errors;
-  compare_rows(errors, got, want, [&](int64_t row) { return of_group(row, rule.groups); });
-  finish(errors);
+  Sums sums;
+  compare_rows(errors, sums, got, want, [&](int64_t row) { return of_group(row, rule.groups); });
+  finish(errors, sums);
   judge_tail(errors, got, want.rows, rule.tail);
   return errors;
 }
 
 OutputErrors compare(const moire_weight& got, const Weights& want, const RowRule&) {
   OutputErrors errors;
+  Sums sums;
   const auto groups = static_cast<int64_t>(want.size());
   if (got.tensor.shape[0] != groups) {
     mismatch(errors, "got ", got.tensor.shape[0], " groups, want ", groups);
+    return errors;
   }
-  for (int64_t g = 0; g < groups && errors.mismatches == 0; ++g) {
-    compare_rows(errors, Weight(got).matrix(g), want[static_cast<size_t>(g)],
+  for (int64_t g = 0; g < groups; ++g) {
+    compare_rows(errors, sums, Weight(got).matrix(g), want[static_cast<size_t>(g)],
                  [&](int64_t) { return " of group " + std::to_string(g); });
   }
-  finish(errors);
+  finish(errors, sums);
   return errors;
 }
 

@@ -20,6 +20,7 @@ struct OutputErrors {
   int64_t mismatches = 0;
   double max_error = 0;
   double rms_error = 0;
+  double relative_rms = 0;          // of the differences, over that of the values
   std::string first_mismatch = {};  // where, group, got, want
 };
 

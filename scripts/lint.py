@@ -66,7 +66,7 @@ PARTS = (
     Part("CPU", ("src/backend/cpu/",), 7500),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12200),
     Part("Python", ("python/moire/",), 5100, ceiling=7090, without=INTEGRATIONS),
-    Part("tools", ("tools/",), 6500, ceiling=7780),
+    Part("tools", ("tools/",), 6500, ceiling=7460),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall
 
@@ -125,6 +125,8 @@ LAYERS = (
     ("src/mlp/", (STD, PUBLIC, CORE, r'"mlp/')),
     # The words of its error messages are all it takes from core.
     ("src/capi/", (STD, PUBLIC, r'"core/status_macros\.h"', r'"capi/')),
+    # Which field holds which result.
+    ("reference/outputs", (STD, PUBLIC, r'"reference/')),
     # Shares no code with what it judges: tensor views, and nothing of src/.
     ("reference/", (STD, r"<moire\.h>", r"<moire/tensor\.h>", r'"reference/')),
     # Host memory on a device, for who is no part of the library; CUDA's run-time in one file.

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "reference/grouped_mlp.h"
-#include "tests/support/expect.h"
+#include "tests/support/outputs.h"
 #include "tests/support/ragged.h"
 #include "tests/support/tensors.h"
 
@@ -92,10 +92,6 @@ struct LinearProblem {
     args.tail = options.tail;
     return args;
   }
-  testing::AssertionResult tail_is_right(const TestTensor& t) const {
-    return options.tail == MOIRE_TAIL_ZERO ? tail_is_zero(t, batch.groups())
-                                           : tail_is_untouched(t, batch.groups());
-  }
   bool is_undamaged() const {
     for (const TestTensor* t : {&x, &grad_y, &y, &grad_x, &grad_bias, &grad_scale}) {
       if (!t->is_undamaged()) return false;
@@ -112,23 +108,12 @@ struct LinearProblem {
 void expect_linear_is_right(const LinearOptions& options, Random& random) {
   SCOPED_TRACE(testing::Message() << options.ragged << " " << dtype_name(options.dtype));
   const LinearProblem p(options, random);
-  const Groups& groups = p.batch.groups();
-  const reference::Matrix want_y = reference::grouped_linear(p.forward());
   ASSERT_TRUE(succeeds(run(tested(), p.forward(), grouped_linear, grouped_linear_workspace)));
-  EXPECT_TRUE(matches(p.y, want_y, groups)) << "y";
-  EXPECT_TRUE(p.tail_is_right(p.y)) << "y";
-
+  EXPECT_TRUE(outputs_match(p.forward(), reference::grouped_linear(p.forward())));
   const reference::LinearGradients want = reference::grouped_linear_backward(p.backward());
   ASSERT_TRUE(succeeds(
       run(tested(), p.backward(), grouped_linear_backward, grouped_linear_backward_workspace)));
-  EXPECT_TRUE(matches(p.grad_x, want.grad_x, groups)) << "grad_x";
-  EXPECT_TRUE(matches(p.grad_w, want.grad_w)) << "grad_w";
-  EXPECT_TRUE(matches(p.grad_bias, want.grad_bias)) << "grad_bias";
-  EXPECT_TRUE(p.tail_is_right(p.grad_x)) << "grad_x";
-  if (options.with_bias) {
-    EXPECT_TRUE(matches(p.grad_scale, want.grad_scale, groups)) << "grad_scale";
-    EXPECT_TRUE(p.tail_is_right(p.grad_scale)) << "grad_scale";
-  }
+  EXPECT_TRUE(outputs_match(p.backward(), want));
   EXPECT_TRUE(p.is_undamaged());
 }
 

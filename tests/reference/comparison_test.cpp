@@ -63,6 +63,17 @@ TEST(Comparison, HoldsTheTailToItsRule) {
   EXPECT_EQ(answer.compared(TailRule::kAnything).mismatches, 0);
 }
 
+TEST(Comparison, CountsTheMismatchesOfEveryGroupOfAWeight) {
+  test::TestTensor w(DType::kFP32, {2, 1, 2});
+  w.fill(3);
+  Weights want(2, Matrix(1, 2));
+  const OutputErrors errors = compare(Weight(w.view()), want);
+  EXPECT_EQ(errors.mismatches, 4);
+  EXPECT_TRUE(errors.first_mismatch.starts_with("first at [0, 0] of group 0: got 3, want 0"));
+  want.pop_back();
+  EXPECT_EQ(compare(Weight(w.view()), want).first_mismatch, "got 2 groups, want 1");
+}
+
 TEST(Comparison, FindsBytesAndIndicesThatDiffer) {
   test::TestTensor codes(DType::kE4M3, {3, 2});
   ByteRows bytes(3, 2);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "reference/comparison.h"
+#include "tests/support/outputs.h"
 
 namespace moire::test {
 namespace {
@@ -18,6 +18,13 @@ testing::AssertionResult result(const reference::OutputErrors& errors) {
 }
 
 }  // namespace
+
+testing::AssertionResult all_match(const std::vector<reference::OutputErrors>& outputs) {
+  for (const reference::OutputErrors& e : outputs) {
+    if (e.mismatches > 0) return result(e) << ", of " << e.name;
+  }
+  return testing::AssertionSuccess();
+}
 
 testing::AssertionResult matches(const TensorView& got, const reference::Matrix& want,
                                  const moire_groups& groups) {

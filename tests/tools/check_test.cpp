@@ -7,8 +7,8 @@
 #include "case_runner.h"
 #include "cases.h"
 #include "operands.h"
-#include "outputs.h"
 #include "random_problem.h"
+#include "reference/outputs.h"
 
 namespace moire::tool {
 namespace {
@@ -30,10 +30,10 @@ TEST(Outputs, MayBeRightByAnotherJudge) {
     return out;
   };
   std::vector<OutputErrors> either = outputs(1, 0), neither = outputs(1, 0);
-  or_else(either, [&] { return outputs(0, 1); });  // each output by the one or the other
-  EXPECT_TRUE(all_passed(either));
-  or_else(neither, [&] { return outputs(1, 0); });
-  EXPECT_FALSE(all_passed(neither));
+  reference::or_else(either, [&] { return outputs(0, 1); });  // each output by the one or the other
+  EXPECT_TRUE(reference::all_passed(either));
+  reference::or_else(neither, [&] { return outputs(1, 0); });
+  EXPECT_FALSE(reference::all_passed(neither));
 }
 
 TEST(Operands, NoticeAWriteOutsideOfATensor) {

@@ -11,6 +11,8 @@
 namespace moire::tool {
 namespace {
 
+using Values = Operands::Values;
+
 constexpr float kRouterScale = 2.5F;  // DeepSeek-V3's
 
 bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
@@ -217,7 +219,8 @@ void Arguments::fill_input(const TensorView& t, const std::string& name, const c
   } else if (is_one_of(name, {"probs", "topk_weights"})) {
     operands_.fill_uniform(t, name);
   } else if (name == "scales") {
-    operands_.fill_any_scales(t, name, direction_of(p) == MOIRE_ROWWISE ? 1 : 32);
+    const int64_t block = direction_of(p) == MOIRE_ROWWISE ? 1 : 32;
+    operands_.fill_scales(t, name, Values::kAny, 0x1p-6, block);
   } else {
     operands_.fill_normal(t, name,
                           is_bias                 ? 0.5
@@ -232,26 +235,17 @@ void Arguments::fill_input(const TensorView& t, const std::string& name, const c
 TensorView Arguments::ragged_codes(const char* field, const std::string& name,
                                    Quantization quantization, const Shape& shape) {
   const int32_t scaling = scaling_of(quantization);
-  const int64_t block = block_of(scaling);
   const DType element = element_of(name);
   const double scale = 1 / Operands::reach(element);
   const TensorView codes = operands_.take(name, element, shape);
-  operands_.fill_codes(codes, name);
+  operands_.fill_codes(codes, name, Values::kNormal);
   if (!is_gathered_) operands_.poison_tail(codes);
   const int32_t direction = is_wgrad() ? MOIRE_COLUMNWISE : MOIRE_ROWWISE;
-  const TensorView scales = operands_.output(name + " scales", scale_dtype(scaling),
-                                             scales_shape(scaling, direction, shape));
+  const TensorView scales = operands_.take(name + " scales", scale_dtype(scaling),
+                                           scales_shape(scaling, direction, shape));
+  const int64_t block_rows = direction == MOIRE_COLUMNWISE ? block_of(scaling) : 1;
+  operands_.fill_scales(scales, name, Values::kNormal, scale, is_gathered_ ? 0 : block_rows);
   scales_[text(field, "_scales")] = scales;
-  if (direction == MOIRE_ROWWISE) {
-    operands_.fill_scales(scales, name, scale, 0, shape[0]);
-    if (!is_gathered_) operands_.poison_tail(scales);
-    return codes;
-  }
-  const int64_t* offsets = operands_.groups().offsets;
-  for (int64_t g = 0; g < problem_.groups; ++g) {
-    const int64_t rows = offsets[g + 1] - offsets[g];
-    operands_.fill_scales(scales, name, scale, offsets[g] / block + g, (rows + block - 1) / block);
-  }
   return codes;
 }
 
@@ -314,11 +308,11 @@ moire_weight Arguments::weight_codes(const char* field, const std::string& name,
   moire_weight w{};
   w.layout = problem_.in_out ? MOIRE_IN_OUT : MOIRE_OUT_IN;
   w.tensor = operands_.take(name, DType::kE4M3, shape);
-  operands_.fill_codes(w.tensor, name);
+  operands_.fill_codes(w.tensor, name, Values::kNormal);
   const TensorView scales = operands_.take(name + " scales", scale_dtype(scaling),
                                            scales_shape(scaling, direction, shape));
   const double scale = 1 / Operands::reach(DType::kE4M3) / std::sqrt(static_cast<double>(in));
-  operands_.fill_scales(scales, name, scale, 0, scales.num_rows());
+  operands_.fill_scales(scales, name, Values::kNormal, scale, 0);
   scales_[text(field, "_scales")] = scales;
   return w;
 }
@@ -339,9 +333,10 @@ void Arguments::field(const char* field, moire_quantized& q, Role role, const ch
   q.scales = operands_.take(name + ".scales", scale_dtype(scaling),
                             scales_shape(scaling, is_tiles() ? MOIRE_ROWWISE : direction, shape));
   if (is_input) {
-    operands_.fill_any_codes(q.data, name + ".data");
+    operands_.fill_codes(q.data, name + ".data", Values::kAny);
+    if (q.data.rank == 2) operands_.poison_tail(q.data);
     const int64_t block = direction == MOIRE_ROWWISE ? 1 : block_of(scaling);
-    operands_.fill_any_scales(q.scales, name + ".scales", is_tiles() ? 0 : block);
+    operands_.fill_scales(q.scales, name + ".scales", Values::kAny, 0x1p-6, is_tiles() ? 0 : block);
   } else {
     operands_.poison(q.data);
     operands_.poison(q.scales);

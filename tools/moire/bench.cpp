@@ -234,10 +234,7 @@ int run_bench(const Options& options) {
     tick(0);
     for (BenchResult& r : run_group(*bench, groups[i], protocol, tick)) {
       progress.clear();
-      if (options.json) {
-        std::printf("%s\n", to_json(r, bench->machine(), protocol).dump().c_str());
-        std::fflush(stdout);
-      }
+      if (options.json) print_json(to_json(r, bench->machine(), protocol));
       results.push_back(std::move(r));
     }
   }

@@ -57,8 +57,8 @@ void add_quality(BenchResult& r, const MachineFacts& machine) {
   warn(outliers > kNotableOutliers, kOutliers, std::lround(100 * outliers),
        " % of the samples are outliers");
   warn(rounds <= kFewRoundsAtMost, kFewRounds, rounds, " rounds");
-  warn(rotated < 3 * machine.cache_bytes, kInCache, "operands rotate over ",
-       human_bytes(static_cast<double>(rotated)), " only");
+  warn(rotated < 3 * machine.cache_bytes, kInCache, "operands rotate over ", human_bytes(rotated),
+       " only");
   // Where there is a BLAS, products without a row have no baseline, and nothing to be told of it.
   warn(r.problem.op->multiplies() && !machine.no_baseline.empty(),
        machine.is_gpu ? kNoCuBlas : kNoOpenBlas, machine.no_baseline);
@@ -80,8 +80,6 @@ double BenchResult::roof_share(const MachineFacts& machine) const {
 
 namespace {
 
-std::string bytes_text(int64_t bytes) { return human_bytes(static_cast<double>(bytes)); }
-
 // What the machine did in this run, and what ops are compared with.
 std::string machine_text(const MachineFacts& m) {
   const std::string copy = text("copy ", human_number(m.bandwidth / 1e9), " GB/s read and written");
@@ -93,52 +91,48 @@ std::string machine_text(const MachineFacts& m) {
         "SHORT MODE: the GPU does not come to its power limit, so clocks and ratios are not those "
         "of "
         "steady state; --sustained measures there\nmachine: ",
-        m.name, "; measured in this run: ", peak, copy, "; L2 cache ", bytes_text(m.cache_bytes));
+        m.name, "; measured in this run: ", peak, copy, "; L2 cache ", human_bytes(m.cache_bytes));
   }
   return text(
       "machine: ", m.name, ", ", m.threads,
       " threads; measured in this run: ", human_number(m.peak_flops / 1e9),
-      " GFLOP/s of FP32 multiply-adds, ", copy, "; last-level cache ", bytes_text(m.cache_bytes),
+      " GFLOP/s of FP32 multiply-adds, ", copy, "; last-level cache ", human_bytes(m.cache_bytes),
       "\nbaseline: ", m.no_baseline.empty() ? openblas_name() + ", sgemm per group," : "none",
       " for products, a copy of as many bytes for the others");
 }
 
-std::string gpu_protocol_text(const Protocol& p) {
-  return text(
-      "protocol: each op is checked against the reference, whole on a smaller copy and by rows on "
-      "the timed operands; GPU time by events around captured graphs, behind one launch that is "
-      "not timed; ",
-      human_seconds(p.warmup_seconds), " of warm-up per variant, then variants in turn, turns of ",
-      human_seconds(p.turn_seconds), ", until each has run ", human_seconds(p.seconds), " and ",
-      p.min_rounds, " rounds; calls under ", human_seconds(p.smallest_sample_seconds),
-      " several to a graph; normal inputs; operand sets rotate over 3 x the L2 cache; "
-      "median [10th 90th percentile]; ratios are per round; padding is not counted");
-}
-
 std::string protocol_text(const Protocol& p, const MachineFacts& m) {
-  if (m.is_gpu) return gpu_protocol_text(p);
-  return text(
-      "protocol: each op is checked against the reference, whole on a smaller copy and by rows on "
-      "the timed operands, then ",
-      human_seconds(p.warmup_seconds), " of warm-up per variant, then variants in turn, turns of ",
-      human_seconds(p.turn_seconds), ", ", human_seconds(p.pause_seconds),
-      " apart, until each has run ", human_seconds(p.seconds), " and ", p.min_rounds,
-      " rounds; normal inputs; operand sets rotate over 3 x the last-level cache where memory "
-      "allows; median [10th 90th percentile]; ratios are per round; padding is not counted\n"
-      "roof: the larger of FLOP / multiply-add rate and bytes / copy rate, over the time; the same "
+  const std::string clock =
+      m.is_gpu
+          ? "; GPU time by events around captured graphs, behind one launch that is not timed; "
+          : ", then ";
+  const std::string apart = m.is_gpu ? "" : text(", ", human_seconds(p.pause_seconds), " apart");
+  const std::string several =
+      m.is_gpu
+          ? text("; calls under ", human_seconds(p.smallest_sample_seconds),
+                 " several to a graph; normal inputs; operand sets rotate over 3 x the L2 cache")
+          : "; normal inputs; operand sets rotate over 3 x the last-level cache where memory "
+            "allows";
+  const char* const of_a_cpu =
+      "\nroof: the larger of FLOP / multiply-add rate and bytes / copy rate, over the time; the "
+      "same "
       "for every dtype, because products are FP32 multiply-adds\n"
       "x baseline: the baseline's time over the op's, both timed in turn; of ops that move bytes "
       "the baseline is a copy of as many, its median, which is slower than the roof's copy, the "
-      "fastest of a large one: such an op may be at 38 % of the roof and at 0.6 of the copy");
+      "fastest of a large one: such an op may be at 38 % of the roof and at 0.6 of the copy";
+  return text(
+      "protocol: each op is checked against the reference, whole on a smaller copy and by rows on "
+      "the timed operands",
+      clock, human_seconds(p.warmup_seconds),
+      " of warm-up per variant, then variants in turn, turns of ", human_seconds(p.turn_seconds),
+      apart, ", until each has run ", human_seconds(p.seconds), " and ", p.min_rounds, " rounds",
+      several, "; median [10th 90th percentile]; ratios are per round; padding is not counted",
+      m.is_gpu ? "" : of_a_cpu);
 }
 
 Table results_table(const std::vector<BenchResult>& results, const MachineFacts& machine) {
-  using Align = Table::Align;
-  Table table(
-      {"problem", "op", "dtype", "time", "p10", "p90", "GFLOP/s", "GB/s", "roof", "x baseline",
-       "x own fp32", "warnings"},
-      {Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
-       Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kLeft});
+  Table table({"problem", "op", "dtype", ">time", ">p10", ">p90", ">GFLOP/s", ">GB/s", ">roof",
+               ">x baseline", ">x own fp32", "warnings"});
   table.may_leave_out({"warnings", "p10", "p90", "x own fp32", "GB/s", "roof"});
   for (const BenchResult& r : results) {
     const std::string op(r.problem.op->name);

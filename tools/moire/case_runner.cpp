@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cases.h"
+#include "reference/outputs.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -45,7 +46,7 @@ Verdict judge(const Context& context, const Problem& problem) {
     const Status checked = context.check();
     if (!checked.ok()) return stopped(verdict, call, checked);
     verdict.calls.push_back({call.entry, compare()});
-    if (!all_passed(verdict.calls.back().outputs)) verdict.kind = Verdict::Kind::kFailed;
+    if (!reference::all_passed(verdict.calls.back().outputs)) verdict.kind = Verdict::Kind::kFailed;
     const std::string broken = operands.first_broken_guard();
     if (!broken.empty()) {
       verdict.kind = Verdict::Kind::kFailed;

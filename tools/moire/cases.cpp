@@ -14,6 +14,7 @@
 #include "machine.h"
 #include "reference/glu.h"
 #include "reference/grouped_gemm.h"
+#include "reference/outputs.h"
 #include "reference/recipe.h"
 #include "sample.h"
 #include "text.h"
@@ -62,9 +63,17 @@ class Before {
   staging::PointerWalk walk_;
 };
 
+// What the fields hold in the layer names its outputs.
+template <class A, class Want>
+std::vector<OutputErrors> judged(const OpCall& call, const A& args, const Want& want) {
+  std::vector<OutputErrors> outputs = reference::compare_outputs(args, want);
+  for (OutputErrors& e : outputs) e.name = std::string(call.name_of(e.name));
+  return outputs;
+}
+
 template <class A, class Want>
 Call::Judge judge_by(const OpCall& call, const A& args, Want want) {
-  return [&call, args, want = std::move(want)] { return compare(call, args, want); };
+  return [&call, args, want = std::move(want)] { return judged(call, args, want); };
 }
 
 // What the reference says, asked now; of the MLP in FP8 once the call has stored what lies between
@@ -79,10 +88,10 @@ Call::Judge expect(const OpCall& call, const A& args) {
   } else if constexpr (std::same_as<A, GroupedLinearBackwardArgs>) {
     return judge_by(call, args, reference::quantized_linear_backward(args));
   } else if constexpr (std::same_as<A, GroupedMlpArgs>) {
-    return [&call, args] { return compare(call, args, reference::quantized_mlp(args)); };
+    return [&call, args] { return judged(call, args, reference::quantized_mlp(args)); };
   } else if constexpr (std::same_as<A, GroupedMlpBackwardArgs>) {
     return [&call, args, before = std::make_shared<Before>(args)] {
-      return compare(call, args, reference::quantized_mlp_backward(before->args));
+      return judged(call, args, reference::quantized_mlp_backward(before->args));
     };
   }
   return nullptr;
@@ -108,7 +117,7 @@ Call::Judge expect_on(Device device, const OpCall& call, const A& args) {
   if (device == Device::kCpu || !sum_by_tensor_cores(other)) return exact;
   return [exact, by_tensor_cores = expect(call, other)] {
     std::vector<OutputErrors> outputs = exact();
-    or_else(outputs, by_tensor_cores);
+    reference::or_else(outputs, by_tensor_cores);
     return outputs;
   };
 }
@@ -148,6 +157,7 @@ Call make_call(const OpCall& what, Arguments& arguments, const Problem& problem)
   const A args = arguments.of<A>(what);
   Call call;
   call.entry = what.entry;
+  call.args = args;
   call.flops = flops_of(what, problem);
   const auto with = [args](Workspace given) {
     A filled = args;
@@ -202,11 +212,10 @@ Case make_case(Operands& operands) {
   return out;
 }
 
-MlpArgs make_mlp_args(Operands& operands) {
-  Arguments arguments(operands);
-  const std::vector<OpCall>& calls = operands.problem().op->calls;
-  const auto forward = arguments.of<GroupedMlpArgs>(calls[0]);
-  return {forward, arguments.of<GroupedMlpBackwardArgs>(calls[1])};
+Status run(const Context& context, const Call& call, Operands& operands) {
+  size_t bytes = 0;
+  Status status = call.workspace == nullptr ? Status() : call.workspace(context, &bytes);
+  return status.ok() ? call.run(context, operands.workspace(bytes)) : status;
 }
 
 Plan plan(const Context& context, const Call& call, Operands& operands) {
@@ -224,9 +233,8 @@ void require_memory_for(const Context& context, const Problem& problem) {
   for (const Call& call : make_case(operands).calls) plan(context, call, operands);
   const int64_t free = available_memory_bytes();
   if (operands.bytes() <= free) return;
-  throw UsageError(text("found a problem of at least ",
-                        human_bytes(static_cast<double>(operands.bytes())), ", needed at most the ",
-                        human_bytes(static_cast<double>(free)), " that this machine has free: ",
+  throw UsageError(text("found a problem of at least ", human_bytes(operands.bytes()),
+                        ", needed at most the ", human_bytes(free), " that this machine has free: ",
                         to_line(problem), "; --set rows=64 --set groups=8 makes it smaller"));
 }
 

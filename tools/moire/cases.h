@@ -4,20 +4,23 @@
 
 #include <moire/context.h>
 #include <moire/explain.h>
-#include <moire/grouped_mlp.h>
 
+#include <any>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "operands.h"
-#include "outputs.h"
+#include "reference/comparison.h"
 #include "staging/staged_call.h"
 
 namespace moire::tool {
 
+using reference::OutputErrors;
+
 struct Call {
   std::string entry;  // "grouped_gemm"
+  std::any args;      // its struct, without a workspace
   // Null where the entry takes no workspace.
   std::function<Status(const Context&, size_t*)> workspace;
   std::function<Status(const Context&, Workspace)> run;
@@ -47,12 +50,8 @@ struct Case {
 // The operands outlive the case.
 Case make_case(Operands& operands);
 
-// The two calls of a whole grouped MLP, for whoever judges it in another way.
-struct MlpArgs {
-  GroupedMlpArgs forward;
-  GroupedMlpBackwardArgs backward;
-};
-MlpArgs make_mlp_args(Operands& operands);
+// In a workspace of the operands.
+Status run(const Context& context, const Call& call, Operands& operands);
 
 // What a context says of a call without running it; operands get the call's workspace.
 struct Plan {

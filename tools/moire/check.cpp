@@ -114,12 +114,11 @@ void print(const Totals& totals) {
   char errors[96];
   std::snprintf(errors, sizeof errors, "; largest error %.3f, largest rms %.3f of the bound",
                 totals.max_error, totals.rms_error);
-  const std::string line = text(count(totals.passed, "passed", Colour::kGreen), ", ",
-                                count(totals.failed, "failed", Colour::kRed), ", ",
-                                count(totals.unsupported, "unsupported", Colour::kYellow), errors);
-  std::printf("%s\n", wrap(line, 2).c_str());
+  print_line(2, count(totals.passed, "passed", Colour::kGreen), ", ",
+             count(totals.failed, "failed", Colour::kRed), ", ",
+             count(totals.unsupported, "unsupported", Colour::kYellow), errors);
   for (const auto& [reason, times] : totals.unsupported_reasons) {
-    std::printf("%s\n", wrap(text("  ", times, " x ", reason), 4).c_str());
+    print_line(4, "  ", times, " x ", reason);
   }
 }
 
@@ -176,25 +175,23 @@ int run_check(const Options& options) {
       if (!is_news) continue;
       progress.clear();
       if (options.json) {
-        std::printf("%s\n", to_json(problem, verdict).dump().c_str());
-      } else {
-        print(problem, verdict);
-        if (options.verbose) print_outputs(verdict);
+        print_json(to_json(problem, verdict));
+        continue;
       }
+      print(problem, verdict);
+      if (options.verbose) print_outputs(verdict);
       std::fflush(stdout);
     }
   }
   if (options.json) {
-    std::printf("%s\n", Json{{"passed", totals.passed},
-                             {"failed", totals.failed},
-                             {"unsupported", totals.unsupported},
-                             {"unsupported_reasons", totals.unsupported_reasons},
-                             {"max_error", totals.max_error},
-                             {"rms_error", totals.rms_error},
-                             {"random", options.random},
-                             {"seed", options.seed}}
-                            .dump()
-                            .c_str());
+    print_json({{"passed", totals.passed},
+                {"failed", totals.failed},
+                {"unsupported", totals.unsupported},
+                {"unsupported_reasons", totals.unsupported_reasons},
+                {"max_error", totals.max_error},
+                {"rms_error", totals.rms_error},
+                {"random", options.random},
+                {"seed", options.seed}});
   } else {
     print(totals);
   }

@@ -1,6 +1,7 @@
 // moire errors: how far each recipe's whole MLP is from the exact function of its inputs.
 #include <moire/grouped_mlp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include "commands.h"
 #include "problem_source.h"
 #include "reference/grouped_mlp.h"
+#include "reference/outputs.h"
 #include "terminal.h"
 #include "text.h"
 
@@ -32,81 +34,45 @@ const Row kRows[] = {
     {"fp8_block, emulated", {"dtype=fp8_block", "emulated=yes"}},
 };
 
-constexpr const char* kOutputs[] = {"y", "grad_x", "grad_w1", "grad_w2", "grad_probs"};
-
-// Root mean square of got - want over that of want.
-class Error {
- public:
-  void add(const TensorView& got, const reference::Matrix& want) {
-    const bool is_vector = got.rank == 1;
-    for (int64_t i = 0; i < want.rows; ++i) {
-      for (int64_t j = 0; j < want.columns; ++j) {
-        const double value = want.at(i, j).value;
-        const double at = reference::read_element(got, is_vector ? 0 : i, is_vector ? i : j);
-        difference_ += (at - value) * (at - value);
-        size_ += value * value;
-      }
-    }
-  }
-  void add(const moire_weight& got, const reference::Weights& want) {
-    for (size_t g = 0; g < want.size(); ++g) {
-      add(Weight(got).matrix(static_cast<int64_t>(g)), want[g]);
-    }
-  }
-  double value() const { return std::sqrt(difference_ / size_); }
-
- private:
-  double difference_ = 0, size_ = 0;
-};
+constexpr std::string_view kOutputs[] = {"y", "grad_x", "grad_w1", "grad_w2", "grad_probs"};
 
 void run_or_throw(const Status& status) {
   if (!status.ok()) throw UsageError(status.message());
 }
 
-template <class A>
-void run(const Context& context, Operands& operands, A args, Status (*op)(const Context&, const A&),
-         Status (*size)(const Context&, const A&, size_t*)) {
-  size_t bytes = 0;
-  run_or_throw(size(context, args, &bytes));
-  args.workspace = operands.workspace(bytes);
-  run_or_throw(op(context, args));
-}
-
-// In the order of kOutputs.
+// In the order of kOutputs; NaN where the layer has none.
 std::vector<double> errors_of(const Context& context, const Problem& shape, const Row& row) {
-  const Result<Problem> changed = with_settings(shape, row.settings);
-  run_or_throw(changed.status());
-  const Problem& p = changed.value();
+  const Problem p = usage(with_settings(shape, row.settings));
   Operands operands(p, Operands::Content::kNormal);
-  const MlpArgs args = make_mlp_args(operands);
-  run(context, operands, args.forward, grouped_mlp, grouped_mlp_workspace);
-  run(context, operands, args.backward, grouped_mlp_backward, grouped_mlp_backward_workspace);
-
+  const Case what = make_case(operands);
+  for (const Call& call : what.calls) run_or_throw(run(context, call, operands));
+  const auto forward = std::any_cast<GroupedMlpArgs>(what.calls[0].args);
+  auto backward = std::any_cast<GroupedMlpBackwardArgs>(what.calls[1].args);
+  const auto results = reference::grouped_mlp(forward, reference::Rounding::kNone);
   // The exact backward starts from the exact z.
-  const auto forward = reference::grouped_mlp(args.forward, reference::Rounding::kNone);
   const TensorView z = operands.output("exact z", DType::kFP64, {p.capacity(), 2 * p.ffn});
-  for (size_t i = 0; i < forward.z.values.size(); ++i) {
-    static_cast<double*>(z.data)[i] = forward.z.values[i].value;
+  for (size_t i = 0; i < results.z.values.size(); ++i) {
+    static_cast<double*>(z.data)[i] = results.z.values[i].value;
   }
-  GroupedMlpBackwardArgs exact = args.backward;
-  exact.z = z;
-  const auto gradients = reference::grouped_mlp_backward(exact, reference::Rounding::kNone);
-
-  Error errors[5];
-  errors[0].add(args.forward.y, forward.y);
-  errors[1].add(args.backward.grad_x, gradients.grad_x);
-  errors[2].add(args.backward.grad_w1, gradients.grad_w1);
-  errors[3].add(args.backward.grad_w2, gradients.grad_w2);
-  if (p.probs) errors[4].add(args.backward.grad_probs, gradients.grad_probs);
-  std::vector<double> values;
-  for (const Error& e : errors) values.push_back(e.value());
+  backward.z = z;
+  const auto gradients = reference::grouped_mlp_backward(backward, reference::Rounding::kNone);
+  std::vector<double> values(std::size(kOutputs), std::nan(""));
+  for (const auto& outputs : {reference::compare_outputs(forward, results),
+                              reference::compare_outputs(backward, gradients)}) {
+    for (const OutputErrors& e : outputs) {
+      const auto found = std::find(std::begin(kOutputs), std::end(kOutputs), e.name);
+      if (found != std::end(kOutputs))
+        values[static_cast<size_t>(found - kOutputs)] = e.relative_rms;
+    }
+  }
   return values;
 }
 
-void print_json(const Problem& p, const Row& row, const std::vector<double>& errors) {
+void print_object(const Problem& p, const Row& row, const std::vector<double>& errors) {
   nlohmann::ordered_json line = {{"problem", to_line(p)}, {"recipe", row.name}};
-  for (size_t i = 0; i < errors.size(); ++i) line["relative_rms"][kOutputs[i]] = errors[i];
-  std::printf("%s\n", line.dump().c_str());
+  for (size_t i = 0; i < errors.size(); ++i)
+    line["relative_rms"][std::string(kOutputs[i])] = errors[i];
+  print_json(line);
 }
 
 void print_row(const Row& row, const std::vector<double>& errors) {
@@ -139,7 +105,7 @@ int run_errors(const Options& options) {
       progress.show(&row - kRows, row.name);
       const std::vector<double> errors = errors_of(context, p, row);
       progress.clear();
-      options.json ? print_json(p, row, errors) : print_row(row, errors);
+      options.json ? print_object(p, row, errors) : print_row(row, errors);
       std::fflush(stdout);
     }
   }

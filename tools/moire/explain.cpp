@@ -40,41 +40,33 @@ Json to_json(const ExplainedCall& call) {
   return out;
 }
 
-std::string bytes(int64_t n) { return human_bytes(static_cast<double>(n)); }
-
 void print_details(const Step& s) {
-  const auto print_line = [](const std::string& line) {
-    std::printf("%s\n", wrap(line, 6).c_str());
-  };
-  print_line(text("  ", s.op, ": ", s.problem));
-  print_line(text("    ", s.implementation, ": ", s.policy));
+  print_line(6, "  ", s.op, ": ", s.problem);
+  print_line(6, "    ", s.implementation, ": ", s.policy);
   for (const Refusal& r : s.refused) {
     const std::string who = paint(Colour::kYellow, text("not ", r.implementation, ":"));
-    print_line(text("    ", who, " ", r.reason));
+    print_line(6, "    ", who, " ", r.reason);
   }
 }
 
 void print(const ExplainedCall& call) {
-  std::string facts = text("workspace ", bytes(static_cast<int64_t>(call.plan.workspace_bytes)));
+  std::string facts =
+      text("workspace ", human_bytes(static_cast<int64_t>(call.plan.workspace_bytes)));
   std::vector<std::string> saved;
-  for (const Call::Saved& s : call.saved) saved.push_back(text(s.name, " ", bytes(s.bytes)));
+  for (const Call::Saved& s : call.saved) saved.push_back(text(s.name, " ", human_bytes(s.bytes)));
   if (!saved.empty()) facts += text(", saves ", join(saved, ", "));
   if (call.flops > 0) facts += text(", ", human_number(call.flops / 1e9), " GFLOP");
-  const std::string heading = text(paint(Colour::kBold, call.entry), "  (", facts, ")");
-  std::printf("\n%s\n", wrap(heading, 4).c_str());
-  using Align = Table::Align;
-  Table table(
-      {"  step", "runs on", "launches", "reads", "writes", "workspace"},
-      {Align::kLeft, Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
+  std::printf("\n");
+  print_line(4, paint(Colour::kBold, call.entry), "  (", facts, ")");
+  Table table({"  step", "runs on", ">launches", ">reads", ">writes", ">workspace"});
   for (const Step& s : call.plan.steps) {
-    table.add({"  " + s.op, s.implementation, std::to_string(s.launches), bytes(s.bytes_read),
-               bytes(s.bytes_written), bytes(s.workspace_bytes)});
+    table.add({"  " + s.op, s.implementation, std::to_string(s.launches), human_bytes(s.bytes_read),
+               human_bytes(s.bytes_written), human_bytes(s.workspace_bytes)});
   }
   if (!call.plan.steps.empty()) std::printf("%s", table.to_string().c_str());
   for (const Step& s : call.plan.steps) print_details(s);
   if (!call.plan.status.ok()) {
-    const std::string why = text("  ", paint(Colour::kRed, "cannot run:"), " ");
-    std::printf("%s\n", wrap(why + call.plan.status.message(), 4).c_str());
+    print_line(4, "  ", paint(Colour::kRed, "cannot run:"), " ", call.plan.status.message());
   }
 }
 
@@ -88,9 +80,9 @@ void print_totals(const std::vector<ExplainedCall>& calls) {
       written += s.bytes_written;
     }
   }
-  const std::string total = text("total: ", launches, " launches, reads ", bytes(read), ", writes ",
-                                 bytes(written), ", saves ", bytes(saved));
-  std::printf("\n%s\n", wrap(total, 2).c_str());
+  std::printf("\n");
+  print_line(2, "total: ", launches, " launches, reads ", human_bytes(read), ", writes ",
+             human_bytes(written), ", saves ", human_bytes(saved));
 }
 
 }  // namespace
@@ -112,7 +104,7 @@ int run_explain(const Options& options) {
     if (options.json) {
       Json out = {{"problem", to_line(problem)}, {"device", where}};
       for (const ExplainedCall& call : calls) out["calls"].push_back(to_json(call));
-      std::printf("%s\n", out.dump().c_str());
+      print_json(out);
       continue;
     }
     std::printf("%s%s\n", is_first ? "" : "\n",

@@ -91,8 +91,7 @@ int run_sustained_bench(const Options& options) {
     results.push_back(run_problem(bench, problem, protocol, [&] { progress.show(++done, note); }));
     if (!options.json) continue;
     progress.clear();
-    std::printf("%s\n", to_json(results.back(), protocol).dump().c_str());
-    std::fflush(stdout);
+    print_json(to_json(results.back(), protocol));
   }
   if (!options.json) std::fputs(sustained_table(results).c_str(), stdout);
   return kExitOk;

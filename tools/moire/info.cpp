@@ -105,19 +105,15 @@ void print(const Json& info) {
     std::printf("\n%s\n", paint(Colour::kBold, kind["device"].get<std::string>()).c_str());
     if (kind["count"] == 0) {
       const std::string missing = kind["missing"].get<std::string>();
-      const std::string none = paint(Colour::kYellow, "none:");
-      std::printf("%s\n", wrap(text("  ", none, " ", missing), 4).c_str());
+      print_line(4, "  ", paint(Colour::kYellow, "none:"), " ", missing);
       continue;
     }
     for (const Json& device : kind["devices"]) {
-      const std::string line =
-          text("  [", device["index"].get<int>(), "] ", device["name"].get<std::string>(), " (",
-               field_list(device), ")");
-      std::printf("%s\n", wrap(line, 6).c_str());
+      print_line(6, "  [", device["index"].get<int>(), "] ", device["name"].get<std::string>(),
+                 " (", field_list(device), ")");
     }
     // Fastest first.
-    Table table({"  problem op", "entry", "implementations", "dtypes"},
-                std::vector<Table::Align>(4, Table::Align::kLeft));
+    Table table({"  problem op", "entry", "implementations", "dtypes"});
     for (const Op& op : all_ops()) {
       const std::string entry(op.entry());
       // A layer is made of the ops below it and has no implementations of its own.
@@ -129,11 +125,8 @@ void print(const Json& info) {
                  groups_of(dtypes.get<std::vector<std::string>>())});
     }
     std::printf("\n%s", table.to_string().c_str());
-    std::printf("%s\n",
-                wrap(text("  floats: ", join(kFloats, ", "), "; 8-bit: ", join(kEightBit, ", "),
-                          "; the first implementation that takes a call runs it"),
-                     2)
-                    .c_str());
+    print_line(2, "  floats: ", join(kFloats, ", "), "; 8-bit: ", join(kEightBit, ", "),
+               "; the first implementation that takes a call runs it");
   }
 }
 
@@ -142,11 +135,7 @@ void print(const Json& info) {
 int run_info(const Options& options) {
   Json info = {{"version", MOIRE_TOOL_VERSION}, {"build", Json::parse(build_info())}};
   info["kinds"] = {describe(Device::kCpu), describe(Device::kCuda)};
-  if (options.json) {
-    std::printf("%s\n", info.dump().c_str());
-  } else {
-    print(info);
-  }
+  options.json ? print_json(info) : print(info);
   return kExitOk;
 }
 

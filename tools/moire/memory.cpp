@@ -38,8 +38,7 @@ Memory::~Memory() {
 
 void* Memory::take(const std::string& name, int64_t bytes) {
   if (bytes > kMostBytes - bytes_) {
-    throw UsageError(text("found operands of more than ",
-                          human_bytes(static_cast<double>(kMostBytes)), " (", name,
+    throw UsageError(text("found operands of more than ", human_bytes(kMostBytes), " (", name,
                           " is one), needed fewer bytes than there are addresses; --set rows=64 "
                           "--set groups=8 makes it smaller"));
   }

@@ -82,11 +82,11 @@ const Problem& with_arrays_that_fit(const Problem& p, Operands::Content content)
   const bool routes = content != Operands::Content::kNone;
   const double needed = kBytesPerGroup * static_cast<double>(p.groups) +
                         (routes ? kBytesPerRow * static_cast<double>(p.capacity()) : 0);
-  const auto free = static_cast<double>(available_memory_bytes());
-  if (needed <= free) return p;
-  throw UsageError(text("found groups and rows whose lists alone take ", human_bytes(needed),
-                        ", needed at most the ", human_bytes(free),
-                        " that this machine has free: ", to_line(p)));
+  const int64_t free = available_memory_bytes();
+  if (needed <= static_cast<double>(free)) return p;
+  throw UsageError(text("found groups and rows whose lists alone take ",
+                        human_bytes(static_cast<int64_t>(needed)), ", needed at most the ",
+                        human_bytes(free), " that this machine has free: ", to_line(p)));
 }
 
 TensorView flat(const TensorView& t) { return {t.data, t.type(), {t.num_elements()}}; }
@@ -212,65 +212,44 @@ void Operands::fill_indices(const TensorView& t, const std::vector<int64_t>& val
   for (size_t i = 0; i < values.size(); ++i) write_index(t, static_cast<int64_t>(i), values[i]);
 }
 
-void Operands::fill_codes(const TensorView& t, const std::string& name) const {
+void Operands::fill_codes(const TensorView& t, const std::string& name, Values values) const {
   if (content_ == Content::kNone) return;
   const std::vector<uint8_t>& codes = normal_codes(t.type());
   Random random(problem_.seed ^ hash(name));
+  const bool is_any = values == Values::kAny && is_judged();
   auto place = static_cast<size_t>(random.below(static_cast<int64_t>(codes.size())));
   auto* const data = static_cast<uint8_t*>(t.data);
   for (int64_t i = 0; i < t.num_elements(); ++i) {
-    data[i] = codes[place];
+    // The second highest bit is the first of the exponent, which is below the bias without it.
+    data[i] = is_any ? static_cast<uint8_t>(random.bits() & 0xBF) : codes[place];
     place = place + 1 == codes.size() ? 0 : place + 1;
   }
 }
 
-void Operands::fill_scales(const TensorView& t, const std::string& name, double scale,
-                           int64_t first, int64_t count) const {
+void Operands::fill_scales(const TensorView& t, const std::string& name, Values values,
+                           double scale, int64_t block_rows) const {
   if (content_ == Content::kNone) return;
-  Random random(problem_.seed ^ hash(name) ^ static_cast<uint64_t>(first));
-  const int middle = std::ilogb(scale);
-  for (int64_t i = first * t.columns(); i < (first + count) * t.columns(); ++i) {
-    const int exponent = middle + static_cast<int>(random.below(3)) - 1;
-    if (t.type() == DType::kE8M0) {
-      static_cast<uint8_t*>(t.data)[i] = static_cast<uint8_t>(127 + exponent);
-    } else {
-      const double fraction = problem_.fractional ? random.uniform() : 0;
-      static_cast<float*>(t.data)[i] = static_cast<float>(std::ldexp(1 + fraction, exponent));
-    }
-  }
-}
-
-void Operands::fill_any_codes(const TensorView& t, const std::string& name) const {
-  if (!is_judged()) return fill_codes(t, name);
   Random random(problem_.seed ^ hash(name));
-  auto* const data = static_cast<uint8_t*>(t.data);
-  const int64_t count = std::min(t.num_elements(), kPeriod);
-  // The second highest bit is the first of the exponent, which is below the bias without it.
-  for (int64_t i = 0; i < count; ++i) data[i] = static_cast<uint8_t>(random.bits() & 0xBF);
-  repeat_period(t);
-  if (t.rank == 2) poison_tail(t);
-}
-
-void Operands::fill_any_scales(const TensorView& t, const std::string& name,
-                               int64_t block_rows) const {
-  if (!is_judged()) return fill_scales(t, name, 0x1p-6, 0, t.num_rows());
-  Random random(problem_.seed ^ hash(name));
-  const auto fill_row = [&](int64_t row) {
-    for (int64_t i = row * t.columns(); i < (row + 1) * t.columns(); ++i) {
+  const bool is_any = values == Values::kAny && is_judged();
+  const int middle = is_any ? 0 : std::ilogb(scale), reach = is_any ? 10 : 1;
+  const auto fill_rows = [&](int64_t first, int64_t count) {
+    for (int64_t i = first * t.columns(); i < (first + count) * t.columns(); ++i) {
+      const int exponent = middle + static_cast<int>(random.below(2 * reach + 1)) - reach;
       if (t.type() == DType::kE8M0) {
-        static_cast<uint8_t*>(t.data)[i] = static_cast<uint8_t>(117 + random.below(21));
+        static_cast<uint8_t*>(t.data)[i] = static_cast<uint8_t>(127 + exponent);
       } else {
-        static_cast<float*>(t.data)[i] = static_cast<float>(random.uniform());
+        const double fraction = is_any || problem_.fractional ? random.uniform() : 0;
+        static_cast<float*>(t.data)[i] = static_cast<float>(std::ldexp(1 + fraction, exponent));
       }
     }
   };
   poison(t);
-  for (int64_t g = 0; block_rows != 0 && g < problem_.groups; ++g) {
+  if (block_rows == 0) return fill_rows(0, t.num_rows());
+  for (int64_t g = 0; g < problem_.groups; ++g) {
     const int64_t first = groups_.offsets[g], rows = groups_.offsets[g + 1] - first;
     const int64_t at = block_rows == 1 ? first : first / block_rows + g;
-    for (int64_t i = 0; i * block_rows < rows; ++i) fill_row(at + i);
+    fill_rows(at, (rows + block_rows - 1) / block_rows);
   }
-  for (int64_t i = 0; block_rows == 0 && i < t.num_rows(); ++i) fill_row(i);
 }
 
 TensorView Operands::output(const std::string& name, DType dtype, const Shape& shape) {

@@ -55,17 +55,16 @@ class Operands {
   // In (0, 1), FP32:
   void fill_uniform(const TensorView& t, const std::string& name) const;
   void fill_indices(const TensorView& t, const std::vector<int64_t>& values) const;
-  // FP8 codes of normal numbers times reach(dtype), of which few saturate; and E8M0 or FP32 scales
-  // around `scale`, for rows [first, first + count), that differ from block to block.
-  void fill_codes(const TensorView& t, const std::string& name) const;
-  void fill_scales(const TensorView& t, const std::string& name, double scale, int64_t first,
-                   int64_t count) const;
+  // FP8 codes of normal numbers times reach(dtype), of which few saturate, and E8M0 or FP32 scales
+  // around `scale` that differ from block to block. A row of scales belongs to one row of the batch
+  // (`block_rows` 1), to so many rows of a group, or (0) to any; hostile ones are NaN where no row
+  // in use has them. Calls that only decode take, if hostile, codes of any number below 2 and
+  // scales of many sizes.
+  enum class Values { kNormal, kAny };
+  void fill_codes(const TensorView& t, const std::string& name, Values values) const;
+  void fill_scales(const TensorView& t, const std::string& name, Values values, double scale,
+                   int64_t block_rows) const;
   static double reach(DType element) { return element == DType::kE4M3 ? 0x1p6 : 0x1p13; }
-  // The same for calls that only decode: hostile ones are codes of any number below 2, and scales
-  // of many sizes. A row of scales belongs to one row of the batch (`block_rows` 1), to so many
-  // rows of a group, or (0) to weights; hostile ones are NaN where no row in use has them.
-  void fill_any_codes(const TensorView& t, const std::string& name) const;
-  void fill_any_scales(const TensorView& t, const std::string& name, int64_t block_rows) const;
   // If hostile: NaN, or nowhere, from a row on; from the first past the last group.
   void poison(const TensorView& t, int64_t first_row = 0) const;
   void poison_tail(const TensorView& t) const;

@@ -23,23 +23,23 @@ int print_fields(bool json) {
                      {"meaning", f.meaning},
                      {"default", f.is_required() ? "" : f.codec.write(defaults)}});
     }
-    std::printf("%s\n", out.dump().c_str());
+    print_json(out);
     return kExitOk;
   }
-  std::printf("%s\n\n", wrap("A problem is one line of key=value words, in any order. '#' starts a "
-                             "comment line.",
-                             0)
-                            .c_str());
+  print_line(0,
+             "A problem is one line of key=value words, in any order. '#' starts a comment line.");
+  std::printf("\n");
   for (const Field& f : fields()) {
     const std::string value = f.codec.write(defaults);
     const std::string shown = f.key == "rows"   ? " (required, unless splits is a list)"
                               : f.is_required() ? " (required)"
                               : value.empty()   ? ""
                                                 : text(" [", value, "]");
-    std::printf("%s%s\n%s\n%s\n", paint(Colour::kBold, std::string(f.key)).c_str(), shown.c_str(),
-                wrap(text("    ", f.meaning), 4).c_str(), wrap("    " + f.codec.values, 4).c_str());
+    std::printf("%s%s\n", paint(Colour::kBold, std::string(f.key)).c_str(), shown.c_str());
+    print_line(4, "    ", f.meaning);
+    print_line(4, "    ", f.codec.values);
   }
-  Table ops({"  op", "entry", "formula"}, std::vector<Table::Align>(3, Table::Align::kLeft));
+  Table ops({"  op", "entry", "formula"});
   for (const Op& op : all_ops()) {
     ops.add({"  " + std::string(op.name), std::string(op.entry()), std::string(op.formula)});
   }
@@ -62,8 +62,8 @@ int run_problems(const Options& options) {
     }
     for (const Problem& problem : problems) {
       const std::string line = to_line(problem);
-      std::printf("%s\n", options.json ? Json{{"from", what}, {"problem", line}}.dump().c_str()
-                                       : wrap_data(line).c_str());
+      options.json ? print_json({{"from", what}, {"problem", line}})
+                   : static_cast<void>(std::printf("%s\n", wrap_data(line).c_str()));
     }
   }
   return kExitOk;

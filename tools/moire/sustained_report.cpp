@@ -95,12 +95,8 @@ std::string sustained_plan(const SustainedProtocol& p, int64_t num_stretches,
 }
 
 std::string sustained_table(const std::vector<SustainedResult>& results) {
-  using Align = Table::Align;
-  std::vector<Align> align(12, Align::kRight);
-  align[0] = align[1] = align[2] = Align::kLeft;
-  Table table({"problem", "op", "peer", "ms", "TFLOP/s", "MHz", "W", "mJ", "pJ/FLOP", "host us",
-               "moire /", "of dense"},
-              align);
+  Table table({"problem", "op", "peer", ">ms", ">TFLOP/s", ">MHz", ">W", ">mJ", ">pJ/FLOP",
+               ">host us", ">moire /", ">of dense"});
   for (const SustainedResult& r : results) {
     if (r.peers.empty()) {
       table.add({r.facts.problem.name, std::string(r.facts.problem.op->name), r.facts.unsupported});

@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "text.h"
-
 namespace moire::tool {
 namespace {
 
@@ -90,8 +88,11 @@ void print_error(const std::string& sentence) {
   std::fprintf(stderr, "%s\n", wrap("moire: " + sentence, 2, width).c_str());
 }
 
-Table::Table(std::vector<std::string> heading, std::vector<Align> align)
-    : align_(std::move(align)) {
+Table::Table(std::vector<std::string> heading) {
+  for (std::string& name : heading) {
+    is_right_.push_back(name.starts_with('>'));
+    if (is_right_.back()) name.erase(0, 1);
+  }
   rows_.push_back(std::move(heading));
 }
 
@@ -103,7 +104,7 @@ void Table::add(std::vector<std::string> row) {
 std::vector<Table::Column> Table::columns(size_t width) const {
   std::vector<Column> columns;
   size_t total = 0;
-  for (size_t c = 0; c < align_.size(); ++c) {
+  for (size_t c = 0; c < is_right_.size(); ++c) {
     size_t widest = 0;
     for (const auto& row : rows_) widest = std::max(widest, visible_width(row[c]));
     columns.push_back({c, widest});
@@ -122,12 +123,12 @@ std::vector<Table::Column> Table::columns(size_t width) const {
   // The first column names the row.
   const auto by_text = [&](const Column& a, const Column& b) {
     const auto text = [&](const Column& c) {
-      return c.index != 0 && align_[c.index] == Align::kLeft ? c.width : 0;
+      return c.index != 0 && !is_right_[c.index] ? c.width : 0;
     };
     return text(a) < text(b);
   };
   Column& widest = *std::max_element(columns.begin(), columns.end(), by_text);
-  if (widest.index == 0 || align_[widest.index] == Align::kRight) return columns;
+  if (widest.index == 0 || is_right_[widest.index]) return columns;
   const size_t excess = total - width;
   widest.width = widest.width > excess + kNarrowestText ? widest.width - excess : kNarrowestText;
   return columns;
@@ -136,7 +137,7 @@ std::vector<Table::Column> Table::columns(size_t width) const {
 std::vector<std::string> Table::left_out(size_t width) const {
   const std::vector<Column> shown = columns(width);
   std::vector<std::string> out;
-  for (size_t c = 0; c < align_.size(); ++c) {
+  for (size_t c = 0; c < is_right_.size(); ++c) {
     const bool is_shown = std::any_of(shown.begin(), shown.end(),
                                       [&](const Column& column) { return column.index == c; });
     if (!is_shown) out.push_back(rows_[0][c]);
@@ -162,7 +163,7 @@ std::string Table::to_string(size_t width) const {
         const std::string padding(taken < shown[c].width ? shown[c].width - taken : 0, ' ');
         const std::string cell = r == 0 ? paint(Colour::kBold, text) : text;
         line += c == 0 ? "" : std::string(kGap, ' ');
-        line += align_[shown[c].index] == Align::kRight ? padding + cell : cell + padding;
+        line += is_right_[shown[c].index] ? padding + cell : cell + padding;
       }
       line.erase(line.find_last_not_of(' ') + 1);
       out += line + "\n";

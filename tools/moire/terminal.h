@@ -3,8 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "text.h"
 
 namespace moire::tool {
 
@@ -17,17 +21,27 @@ std::string paint(Colour colour, const std::string& s);
 size_t output_width();
 // The line broken at spaces to `width` columns (0 = not at all), later lines indented.
 std::string wrap(const std::string& line, size_t indent, size_t width = output_width());
+// The line on stdout, so broken.
+template <class... Parts>
+void print_line(size_t indent, const Parts&... parts) {
+  std::printf("%s\n", wrap(text(parts...), indent).c_str());
+}
+// One object a line, at once.
+inline void print_json(const nlohmann::ordered_json& object) {
+  std::printf("%s\n", object.dump().c_str());
+  std::fflush(stdout);
+}
 // A problem's line, which is data: broken on a terminal alone, where it can be copied all the same.
 std::string wrap_data(const std::string& line);
 // "moire: SENTENCE" on stderr.
 void print_error(const std::string& sentence);
 
-// Columns aligned to their widest cell; the first row is the heading. A table that is wider than
-// the output leaves out what it may, then breaks the cells of its widest column of text.
+// Columns aligned to their widest cell, to the right under a heading that begins with '>'. A table
+// that is wider than the output leaves out what it may, then breaks the cells of its widest column
+// of text.
 class Table {
  public:
-  enum class Align { kLeft, kRight };
-  Table(std::vector<std::string> heading, std::vector<Align> align);
+  explicit Table(std::vector<std::string> heading);
   void add(std::vector<std::string> row);
   // Columns by their headings, the first to go first.
   void may_leave_out(std::vector<std::string> headings) { optional_ = std::move(headings); }
@@ -42,7 +56,7 @@ class Table {
   std::vector<Column> columns(size_t width) const;
 
   std::vector<std::vector<std::string>> rows_;
-  std::vector<Align> align_;
+  std::vector<bool> is_right_;  // which columns are numbers
   std::vector<std::string> optional_;
 };
 

@@ -53,11 +53,12 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
   return found.empty() ? "" : text("; did you mean ", found, "?");
 }
 
-std::string human_bytes(double bytes) {
+std::string human_bytes(int64_t count) {
   static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (count < 1024) return std::to_string(count) + " B";
   int unit = 0;
+  auto bytes = static_cast<double>(count);
   for (; bytes >= 1024 && unit < 6; ++unit) bytes /= 1024;
-  if (unit == 0) return std::to_string(static_cast<int64_t>(bytes)) + " B";
   return with_unit(bytes, units[unit]);
 }
 

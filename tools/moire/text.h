@@ -41,7 +41,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
 // "1.50 GiB"
-std::string human_bytes(double bytes);
+std::string human_bytes(int64_t bytes);
 // "12.3 us", "4.56 ms"
 std::string human_seconds(double seconds);
 // Three significant digits, without an exponent for everyday sizes.

@@ -1,19 +1,23 @@
-#include "outputs.h"
+#include "reference/outputs.h"
 
 #include <algorithm>
 #include <set>
 #include <span>
+#include <sstream>
 
-#include "text.h"
-
-namespace moire::tool {
+namespace moire::reference {
 namespace {
 
-using reference::Number;
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
 
 // "" if `got` are k experts by falling score, where scores within their bounds may change places.
-std::string judge_choice(const reference::Matrix& scores, int64_t token,
-                         std::span<const int64_t> got, std::span<const int64_t> want) {
+std::string judge_choice(const Matrix& scores, int64_t token, std::span<const int64_t> got,
+                         std::span<const int64_t> want) {
   std::set<int64_t> seen;
   for (size_t j = 0; j < got.size(); ++j) {
     const std::string where = text("first at token ", token, ", choice ", j, ": got ", got[j]);
@@ -43,15 +47,14 @@ void or_else(std::vector<OutputErrors>& outputs,
   }
 }
 
-std::vector<OutputErrors> compare(const OpCall&, const RouterArgs& args,
-                                  const reference::RouterResults& want) {
+std::vector<OutputErrors> compare_outputs(const RouterArgs& args, const RouterResults& want) {
   const TensorView idx(args.topk_idx);
   const auto k = static_cast<size_t>(idx.columns());
   std::vector<int64_t> all;
   std::string found;
   for (int64_t t = 0; t < idx.num_rows() && found.empty(); ++t) {
     for (size_t j = 0; j < k; ++j) {
-      all.push_back(reference::read_index(idx, t, static_cast<int64_t>(j)));
+      all.push_back(read_index(idx, t, static_cast<int64_t>(j)));
     }
     const size_t first = static_cast<size_t>(t) * k;
     found = judge_choice(want.choice_scores, t, std::span(all).subspan(first, k),
@@ -62,10 +65,9 @@ std::vector<OutputErrors> compare(const OpCall&, const RouterArgs& args,
   outputs[0].mismatches = found.empty() ? 0 : 1;
   outputs[0].first_mismatch = found;
   if (!found.empty()) return outputs;
-  outputs.push_back(
-      reference::compare(TensorView(args.topk_weights), reference::router_weights(args, all)));
+  outputs.push_back(compare(TensorView(args.topk_weights), router_weights(args, all)));
   outputs.back().name = "topk_weights";
   return outputs;
 }
 
-}  // namespace moire::tool
+}  // namespace moire::reference

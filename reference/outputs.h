@@ -1,5 +1,5 @@
 // Outputs: a visitor of moire/fields.h that compares each field that a call wrote with the
-// reference's result of its name.
+// reference's result of its name, and its tail with what the call's `tail` asks for.
 #pragma once
 
 #include <moire/fields.h>
@@ -14,16 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "ops.h"
 #include "reference/comparison.h"
 #include "reference/grouped_gemm.h"
 #include "reference/grouped_mlp.h"
 #include "reference/routing.h"
 
-namespace moire::tool {
-
-using reference::OutputErrors;
-using reference::TailRule;
+namespace moire::reference {
 
 bool all_passed(const std::vector<OutputErrors>& outputs);
 // Outputs that were found wrong may be right by another judge.
@@ -43,16 +39,15 @@ void or_else(std::vector<OutputErrors>& outputs,
 template <class A, class Want>
 class OutputVisitor : public MemoryVisitor {
  public:
-  OutputVisitor(std::vector<OutputErrors>& outputs, const OpCall& call, const A& args,
-                const Want& want)
-      : outputs_(outputs), call_(call), args_(args), want_(want) {}
+  OutputVisitor(std::vector<OutputErrors>& outputs, const A& args, const Want& want)
+      : outputs_(outputs), args_(args), want_(want) {}
 
   void field(const char* name, const moire_tensor& t, Role role, const char* sizes) {
     if (std::string_view(name).ends_with("row_idx")) row_idx_ = t;
     if (role == Role::kUnused || !is_present(t)) return;
     sources_.emplace_back(name, t);
     if (!is_written(role)) return;
-    reference::RowRule rule;
+    RowRule rule;
     if (sizes[0] == 'C' && t.rank < 3) rule = rule_of(name);
     with_result(name, [&](const auto& want) { add(name, t, want, rule); });
   }
@@ -86,11 +81,10 @@ class OutputVisitor : public MemoryVisitor {
   void field(const char*, const moire_workspace&) {}
 
  private:
-  void add(const std::string& name, const auto& got, const auto& want,
-           const reference::RowRule& rule) {
-    if constexpr (requires { reference::compare(got, want, rule); }) {
-      outputs_.push_back(reference::compare(got, want, rule));
-      outputs_.back().name = call_.name_of(name);
+  void add(const std::string& name, const auto& got, const auto& want, const RowRule& rule) {
+    if constexpr (requires { compare(got, want, rule); }) {
+      outputs_.push_back(compare(got, want, rule));
+      outputs_.back().name = name;
     }
   }
   // f(the result of this field), which is all of them where there is but one.
@@ -105,8 +99,7 @@ class OutputVisitor : public MemoryVisitor {
 #undef MOIRE_RESULT
     if (!is_one_of_many) f(want_);
   }
-  void bytes(const std::string& name, const moire_quantized& q,
-             const reference::QuantizedBytes& want) {
+  void bytes(const std::string& name, const moire_quantized& q, const QuantizedBytes& want) {
     add(name + ".data", q.data, want.data, rule_of(name));
     add(name + ".scales", q.scales, want.scales, rule_of(name));
   }
@@ -122,13 +115,13 @@ class OutputVisitor : public MemoryVisitor {
     quantize.scaling = q.scales.dtype == MOIRE_E8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
     quantize.fractional_scales = args_.fractional_scales;
     quantize.groups = args_.groups;
-    const reference::QuantizeResults want = reference::quantize(quantize);
+    const QuantizeResults want = reference::quantize(quantize);
     bytes(name, q, is_rowwise ? want.rowwise : want.columnwise);
   }
   // What is kept for the backward has a tail that is nobody's; what passes between a layer's
   // products is scratch.
-  reference::RowRule rule_of(std::string_view name) const {
-    reference::RowRule rule{tail_of(name)};
+  RowRule rule_of(std::string_view name) const {
+    RowRule rule{tail_of(name)};
     if constexpr (requires { args_.groups; }) rule.groups = args_.groups;
     return rule;
   }
@@ -146,7 +139,6 @@ class OutputVisitor : public MemoryVisitor {
   }
 
   std::vector<OutputErrors>& outputs_;
-  const OpCall& call_;
   const A& args_;
   const Want& want_;
   TensorView row_idx_;
@@ -155,13 +147,12 @@ class OutputVisitor : public MemoryVisitor {
 
 // Outputs that are absent were not asked for.
 template <class A, class Want>
-std::vector<OutputErrors> compare(const OpCall& call, const A& args, const Want& want) {
+std::vector<OutputErrors> compare_outputs(const A& args, const Want& want) {
   std::vector<OutputErrors> outputs;
-  visit_fields(args, OutputVisitor<A, Want>(outputs, call, args, want));
+  visit_fields(args, OutputVisitor<A, Want>(outputs, args, want));
   return outputs;
 }
 // The choice first, in which scores within their bounds may change places, then its weights.
-std::vector<OutputErrors> compare(const OpCall& call, const RouterArgs& args,
-                                  const reference::RouterResults& want);
+std::vector<OutputErrors> compare_outputs(const RouterArgs& args, const RouterResults& want);
 
-}  // namespace moire::tool
+}  // namespace moire::reference
