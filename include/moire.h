@@ -498,9 +498,9 @@ MOIRE_API int32_t moire_grouped_gemm_glu_workspace(const moire_context* context,
  * group's first row, added in order. */
 typedef struct moire_grouped_gemm_glu_backward_args {
   size_t struct_size;
-  moire_tensor grad_y;     /* [capacity, H], or [T, H] with row_idx */
+  moire_tensor grad_y;     /* [capacity, N], or [T, N] with row_idx */
   moire_tensor row_idx;    /* [capacity], or absent */
-  moire_weight w2;         /* [G, H, F] */
+  moire_weight w2;         /* [G, N, F] */
   moire_tensor z;          /* [capacity, 2F] as saved by the forward */
   moire_tensor probs;      /* [capacity] FP32, or absent */
   moire_tensor grad_z;     /* out [capacity, 2F], dtype of z */
@@ -513,8 +513,8 @@ typedef struct moire_grouped_gemm_glu_backward_args {
   moire_glu_layout layout;
   int32_t tail; /* of grad_z, act and grad_probs */
   moire_workspace workspace;
-  moire_tensor grad_y_scales; /* of an FP8 grad_y: MXFP8 or FP8_BLOCK along H */
-  moire_tensor w2_scales;     /* of an FP8 w2: MXFP8 along H, or FP8_TILE */
+  moire_tensor grad_y_scales; /* of an FP8 grad_y: MXFP8 or FP8_BLOCK along N */
+  moire_tensor w2_scales;     /* of an FP8 w2: MXFP8 along N, or FP8_TILE */
   int32_t accumulation;
   /* grad_z (which may then be absent) and act quantised: the bytes of moire_quantize applied to the
    * stored tensor, whether it is stored or not. */
@@ -806,15 +806,16 @@ MOIRE_API int32_t moire_grouped_linear_backward(const moire_context* context,
 MOIRE_API int32_t moire_grouped_linear_backward_workspace(
     const moire_context* context, const moire_grouped_linear_backward_args* args, size_t* bytes);
 
-/* z = x W1^T (+ b1), act = glu(z) * probs, y = act W2^T (+ probs * b2). */
+/* z = x W1^T (+ b1), act = glu(z) * probs, y = act W2^T (+ s * b2), s = probs unless b2_scale or
+ * b2_unscaled says otherwise. N is H in a layer that returns to where it began. */
 typedef struct moire_grouped_mlp_args {
   size_t struct_size;
   moire_tensor x;       /* [capacity, H], or [T, H] with row_idx */
   moire_tensor row_idx; /* [capacity], or absent */
   moire_weight w1;      /* [G, 2F, H] or [G, H, 2F] */
   moire_tensor b1;      /* [G, 2F], or absent */
-  moire_weight w2;      /* [G, H, F] or [G, F, H] */
-  moire_tensor b2;      /* [G, H], or absent */
+  moire_weight w2;      /* [G, N, F] or [G, F, N] */
+  moire_tensor b2;      /* [G, N], or absent */
   moire_tensor probs;   /* [capacity] FP32, or absent (= 1) */
   moire_groups groups;
   moire_activation activation;
@@ -823,7 +824,7 @@ typedef struct moire_grouped_mlp_args {
   int32_t tail;     /* of y */
   moire_tensor z;   /* out [capacity, 2F]: saved for the backward, or absent */
   moire_tensor act; /* out [capacity, F]: saved to trade memory for time, or absent */
-  moire_tensor y;   /* out [capacity, H] */
+  moire_tensor y;   /* out [capacity, N] */
   moire_workspace workspace;
   moire_tensor x_scales;          /* of an x that is FP8 already, rowwise */
   moire_quantized w1_quantized;   /* blocks along H, or tiles; w1 may then be absent */
@@ -834,33 +835,35 @@ typedef struct moire_grouped_mlp_args {
   int32_t fractional_scales;
   moire_prepared_weight w1_prepared;
   moire_prepared_weight w2_prepared;
+  moire_tensor b2_scale; /* [capacity] FP32 that scales b2 in the place of probs, or absent */
+  int32_t b2_unscaled;   /* 1: b2 is added as it is; then there is no b2_scale */
 } moire_grouped_mlp_args;
 MOIRE_API int32_t moire_grouped_mlp(const moire_context* context,
                                     const moire_grouped_mlp_args* args);
 MOIRE_API int32_t moire_grouped_mlp_workspace(const moire_context* context,
                                               const moire_grouped_mlp_args* args, size_t* bytes);
 
-/* Each gradient is computed if its output is present; probs feeds act and b2, grad_probs is the sum
- * of both paths. grad_z and act may be kept (given by the caller), so that the weight gradients can
- * be a later call of moire_grouped_linear_backward. */
+/* Each gradient is computed if its output is present; where probs feeds act and b2, grad_probs is
+ * the sum of both paths. grad_z and act may be kept (given by the caller), so that the weight
+ * gradients can be a later call of moire_grouped_linear_backward. */
 typedef struct moire_grouped_mlp_backward_args {
   size_t struct_size;
   moire_tensor x;          /* as in the forward; needed for grad_w1 */
   moire_tensor row_idx;    /* of x and, with gathered_grad_y, of grad_y */
-  int32_t gathered_grad_y; /* 1: grad_y is [T, H], gathered by row_idx */
+  int32_t gathered_grad_y; /* 1: grad_y is [T, N], gathered by row_idx */
   moire_weight w1;         /* needed for grad_x */
   moire_weight w2;
-  moire_tensor b2; /* needed for grad_probs if the forward had it */
+  moire_tensor b2; /* needed for the gradient of what scales it, if the forward had it */
   moire_tensor probs;
   moire_groups groups;
   moire_activation activation;
   moire_glu_layout layout;
   int32_t recipe;
-  int32_t tail;     /* of grad_x and grad_probs */
+  int32_t tail;     /* of grad_x, grad_probs and grad_b2_scale */
   moire_tensor z;   /* [capacity, 2F], saved by the forward */
   moire_tensor act; /* in: as saved, if `act_is_saved`; else out: act again, to keep, or absent */
   int32_t act_is_saved;
-  moire_tensor grad_y;     /* [capacity, H], or [T, H] */
+  moire_tensor grad_y;     /* [capacity, N], or [T, N] */
   moire_tensor grad_z;     /* out [capacity, 2F] to keep, or absent */
   moire_tensor grad_x;     /* out [capacity, H] in expert order, or absent */
   moire_weight grad_w1;    /* in/out, or absent */
@@ -875,17 +878,20 @@ typedef struct moire_grouped_mlp_backward_args {
   const uint8_t* beta_w2_per_group;
   moire_workspace workspace;
   moire_quantized w1_quantized;      /* blocks along 2F, or tiles */
-  moire_quantized w2_quantized;      /* blocks along H, or tiles */
+  moire_quantized w2_quantized;      /* blocks along N, or tiles */
   moire_quantized x_columnwise;      /* x may then be absent */
   moire_quantized act_columnwise;    /* in if act_is_saved (act may then be absent), else out */
-  moire_quantized grad_y_rowwise;    /* both: grad_y may then be absent, but for grad_b2 and the */
-  moire_quantized grad_y_columnwise; /* share of grad_probs that comes through b2 */
+  moire_quantized grad_y_rowwise;    /* both: grad_y may then be absent, but for grad_b2 and for */
+  moire_quantized grad_y_columnwise; /* gradients of what scales b2 */
   moire_quantized grad_z_columnwise; /* out, to keep for a later grad_w1, or absent */
   int32_t gradient_dtype;            /* of the copies of grad_y and grad_z: 0 or E4M3, or E5M2 */
   int32_t emulate_accumulation;
   int32_t fractional_scales;
   moire_prepared_weight w1_prepared;
   moire_prepared_weight w2_prepared;
+  moire_tensor b2_scale; /* both as in the forward */
+  int32_t b2_unscaled;
+  moire_tensor grad_b2_scale; /* out [capacity] FP32, or absent */
 } moire_grouped_mlp_backward_args;
 MOIRE_API int32_t moire_grouped_mlp_backward(const moire_context* context,
                                              const moire_grouped_mlp_backward_args* args);

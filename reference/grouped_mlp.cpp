@@ -76,8 +76,22 @@ MlpResults grouped_mlp(const moire_grouped_mlp_args& args, Rounding rounding) {
   MlpResults out;
   out.z = stored(multiply(x, args.w1, Pass::kForward, args.b1, ones(rows), args.groups));
   out.act = stored(glu(out.z, probs, args.activation, args.layout));
-  out.y = multiply(out.act, args.w2, Pass::kForward, args.b2, probs, args.groups);
+  out.y = multiply(out.act, args.w2, Pass::kForward, args.b2, b2_scale(args, rows), args.groups);
   return out;
+}
+
+void add_b2_gradients(const moire_grouped_mlp_backward_args& args, const Matrix& grad_y,
+                      MlpGradients& gradients) {
+  if (is_present(args.grad_b2)) {
+    gradients.grad_b2 = sum_rows(grad_y, b2_scale(args, rows_in_use(args.groups)), args.grad_b2,
+                                 {args.beta_bias}, args.groups);
+  }
+  if (is_present(args.grad_b2_scale)) {
+    gradients.grad_b2_scale = dot_with_bias(grad_y, args.b2, args.groups);
+  } else if (args.b2_unscaled == 0 && !is_present(args.b2_scale) && is_present(args.grad_probs) &&
+             is_present(args.b2)) {
+    gradients.grad_probs = add(gradients.grad_probs, dot_with_bias(grad_y, args.b2, args.groups));
+  }
 }
 
 MlpGradients grouped_mlp_backward(const moire_grouped_mlp_backward_args& args, Rounding rounding) {
@@ -98,9 +112,6 @@ MlpGradients grouped_mlp_backward(const moire_grouped_mlp_backward_args& args, R
     out.grad_z = stored(std::move(gradients.grad_z));
     out.grad_probs = std::move(gradients.grad_probs);
   }
-  if (is_present(args.grad_probs) && is_present(args.b2)) {
-    out.grad_probs = add(out.grad_probs, dot_with_bias(grad_y, args.b2, args.groups));
-  }
   if (is_present(args.grad_x)) {
     out.grad_x = multiply(out.grad_z, args.w1, Pass::kDgrad, {}, ones(rows), args.groups);
   }
@@ -116,9 +127,7 @@ MlpGradients grouped_mlp_backward(const moire_grouped_mlp_backward_args& args, R
   if (is_present(args.grad_b1)) {
     out.grad_b1 = sum_rows(out.grad_z, ones(rows), args.grad_b1, {args.beta_bias}, args.groups);
   }
-  if (is_present(args.grad_b2)) {
-    out.grad_b2 = sum_rows(grad_y, probs, args.grad_b2, {args.beta_bias}, args.groups);
-  }
+  add_b2_gradients(args, grad_y, out);
   return out;
 }
 

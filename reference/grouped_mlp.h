@@ -42,8 +42,19 @@ struct MlpGradients {
   Weights grad_w2;
   Matrix grad_b2;
   Matrix grad_probs;
+  Matrix grad_b2_scale;
 };
 MlpGradients grouped_mlp_backward(const moire_grouped_mlp_backward_args& args,
                                   Rounding rounding = Rounding::kAsSpecified);
+
+// What the recipes of recipe.h share: the factor of b2 in each of the first `rows` rows, and the
+// gradients of b2 and of what scales it, which are sums of grad_y itself.
+template <class Args>
+std::vector<double> b2_scale(const Args& args, int64_t rows) {
+  if (args.b2_unscaled != 0) return read_vector({}, rows, 1);
+  return read_vector(is_present(args.b2_scale) ? args.b2_scale : args.probs, rows, 1);
+}
+void add_b2_gradients(const moire_grouped_mlp_backward_args& args, const Matrix& grad_y,
+                      MlpGradients& gradients);
 
 }  // namespace moire::reference

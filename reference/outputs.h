@@ -33,6 +33,7 @@ void or_else(std::vector<OutputErrors>& outputs,
   f(rowwise) f(columnwise) f(offsets) f(gather_idx) f(scatter_idx)     \
   f(grad_z) f(grad_x) f(grad_w) f(grad_w1) f(grad_w2)                  \
   f(grad_bias) f(grad_b1) f(grad_b2) f(grad_probs) f(grad_scale)       \
+  f(grad_b2_scale)                                                     \
   f(grad_rows) f(grad_weights)
 // clang-format on
 

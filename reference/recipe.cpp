@@ -167,7 +167,7 @@ MlpResults quantized_mlp(const moire_grouped_mlp_args& args) {
   const Matrix z = read_rows(args.z, {}, rows);
   out.act = round_to(kBetween, glu(z, probs, args.activation, args.layout));
   out.y = copies.times_weight(copies.rowwise(args.act, {}, MOIRE_E4M3), args.w2, Pass::kForward,
-                              args.b2, probs);
+                              args.b2, b2_scale(args, rows));
   return out;
 }
 
@@ -187,9 +187,6 @@ MlpGradients quantized_mlp_backward(const moire_grouped_mlp_backward_args& args)
   GluBackward gradients = glu_backward(z, grad_act, probs, args.activation, args.layout);
   out.grad_z = round_to(kBetween, std::move(gradients.grad_z));
   out.grad_probs = std::move(gradients.grad_probs);
-  if (is_present(args.grad_probs) && is_present(args.b2)) {
-    out.grad_probs = add(out.grad_probs, dot_with_bias(grad_y, args.b2, args.groups));
-  }
   if (is_present(args.grad_x)) {
     out.grad_x = copies.times_weight(copies.rowwise(args.grad_z, {}, gradient), args.w1,
                                      Pass::kDgrad, {}, ones(rows));
@@ -208,9 +205,7 @@ MlpGradients quantized_mlp_backward(const moire_grouped_mlp_backward_args& args)
     out.grad_b1 = sum_rows(read_rows(args.grad_z, {}, rows), ones(rows), args.grad_b1,
                            {args.beta_bias}, args.groups);
   }
-  if (is_present(args.grad_b2)) {
-    out.grad_b2 = sum_rows(grad_y, probs, args.grad_b2, {args.beta_bias}, args.groups);
-  }
+  add_b2_gradients(args, grad_y, out);
   return out;
 }
 

@@ -85,6 +85,12 @@ inline bool needs_grad_z(const moire_grouped_mlp_backward_args& a) {
          is_present(a.grad_w1) || is_present(a.grad_b1) || is_present(a.grad_probs);
 }
 
+// Whether what scales b2 of an MLP is probs.
+template <class A>
+bool probs_scale_b2(const A& a) {
+  return a.b2_unscaled == 0 && !is_present(a.b2_scale);
+}
+
 // Whether a layer's backward reads row_idx, which gathers x and, if asked to, grad_y.
 template <class A>
 bool gathers(const A& a, bool reads_x) {
@@ -220,9 +226,9 @@ void visit_fields(std::derived_from<moire_grouped_gemm_glu_args> auto& a, auto&&
 }
 
 void visit_fields(std::derived_from<moire_grouped_gemm_glu_backward_args> auto& a, auto&& v) {
-  v.field("grad_y", a.grad_y, Role::kIn, "SH");
+  v.field("grad_y", a.grad_y, Role::kIn, "SN");
   v.field("row_idx", a.row_idx, Role::kIn, "C");
-  v.field("w2", a.w2, Role::kIn, "GHF");
+  v.field("w2", a.w2, Role::kIn, "GNF");
   v.field("z", a.z, Role::kIn, "CZ");
   v.field("probs", a.probs, Role::kIn, "C");
   v.field("grad_z", a.grad_z, Role::kOut, "CZ");
@@ -400,8 +406,8 @@ void visit_fields(std::derived_from<moire_grouped_mlp_args> auto& a, auto&& v) {
   v.field("row_idx", a.row_idx, Role::kIn, "C");
   v.field("w1", a.w1, Role::kIn, "GZH");
   v.field("b1", a.b1, Role::kIn, "GZ");
-  v.field("w2", a.w2, Role::kIn, "GHF");
-  v.field("b2", a.b2, Role::kIn, "GH");
+  v.field("w2", a.w2, Role::kIn, "GNF");
+  v.field("b2", a.b2, Role::kIn, "GN");
   v.field("probs", a.probs, Role::kIn, "C");
   v.field("groups", a.groups);
   v.value("activation", a.activation);
@@ -410,29 +416,32 @@ void visit_fields(std::derived_from<moire_grouped_mlp_args> auto& a, auto&& v) {
   v.value("tail", a.tail, 2);
   v.field("z", a.z, Role::kOut, "CZ");
   v.field("act", a.act, Role::kOut, "CF");
-  v.field("y", a.y, Role::kOut, "CH");
+  v.field("y", a.y, Role::kOut, "CN");
   v.field("workspace", a.workspace);
   v.field("x_scales", a.x_scales, Role::kIn, "S?");
   v.field("w1_quantized", a.w1_quantized, Role::kIn, "GZH");
-  v.field("w2_quantized", a.w2_quantized, Role::kIn, "GHF");
+  v.field("w2_quantized", a.w2_quantized, Role::kIn, "GNF");
   v.field("x_columnwise", a.x_columnwise, Role::kOut, "CH");
   v.field("act_columnwise", a.act_columnwise, Role::kOut, "CF");
   v.value("emulate_accumulation", a.emulate_accumulation, 2);
   v.value("fractional_scales", a.fractional_scales, 2);
   v.field("w1_prepared", a.w1_prepared.memory, Role::kIn, "*?");
   v.field("w2_prepared", a.w2_prepared.memory, Role::kIn, "*?");
+  v.field("b2_scale", a.b2_scale, Role::kIn, "C");
+  v.value("b2_unscaled", a.b2_unscaled, 2);
 }
 
 void visit_fields(std::derived_from<moire_grouped_mlp_backward_args> auto& a, auto&& v) {
   const bool needs_w1 = is_present(a.grad_x), needs_w2 = fields::needs_grad_z(a);
   const bool reads_x = is_present(a.grad_w1) && !is_present(a.x_columnwise);
+  const bool needs_b2 = is_present(fields::probs_scale_b2(a) ? a.grad_probs : a.grad_b2_scale);
   const Role act = a.act_is_saved != 0 ? Role::kIn : Role::kOut;
   v.field("x", a.x, fields::in_if(reads_x), "SH");
   v.field("row_idx", a.row_idx, fields::in_if(fields::gathers(a, reads_x)), "C");
   v.value("gathered_grad_y", a.gathered_grad_y, 2);
   v.field("w1", a.w1, fields::in_if(needs_w1), "GZH");
-  v.field("w2", a.w2, fields::in_if(needs_w2), "GHF");
-  v.field("b2", a.b2, fields::in_if(is_present(a.grad_probs)), "GH");
+  v.field("w2", a.w2, fields::in_if(needs_w2), "GNF");
+  v.field("b2", a.b2, fields::in_if(needs_b2), "GN");
   v.field("probs", a.probs, Role::kIn, "C");
   v.field("groups", a.groups);
   v.value("activation", a.activation);
@@ -442,13 +451,13 @@ void visit_fields(std::derived_from<moire_grouped_mlp_backward_args> auto& a, au
   v.field("z", a.z, Role::kIn, "CZ");
   v.field("act", a.act, act, "CF");
   v.value("act_is_saved", a.act_is_saved, 2);
-  v.field("grad_y", a.grad_y, Role::kIn, a.gathered_grad_y == 0 ? "CH" : "SH");
+  v.field("grad_y", a.grad_y, Role::kIn, a.gathered_grad_y == 0 ? "CN" : "SN");
   v.field("grad_z", a.grad_z, Role::kOut, "CZ");
   v.field("grad_x", a.grad_x, Role::kOut, "CH");
   v.field("grad_w1", a.grad_w1, fields::accumulated(a.beta_w1, a.beta_w1_per_group), "GZH");
   v.field("grad_b1", a.grad_b1, fields::accumulated(a.beta_bias), "GZ");
-  v.field("grad_w2", a.grad_w2, fields::accumulated(a.beta_w2, a.beta_w2_per_group), "GHF");
-  v.field("grad_b2", a.grad_b2, fields::accumulated(a.beta_bias), "GH");
+  v.field("grad_w2", a.grad_w2, fields::accumulated(a.beta_w2, a.beta_w2_per_group), "GNF");
+  v.field("grad_b2", a.grad_b2, fields::accumulated(a.beta_bias), "GN");
   v.field("grad_probs", a.grad_probs, Role::kOut, "C");
   v.value("beta_w1", a.beta_w1, 2);
   v.value("beta_w2", a.beta_w2, 2);
@@ -457,17 +466,20 @@ void visit_fields(std::derived_from<moire_grouped_mlp_backward_args> auto& a, au
   v.field("beta_w2_per_group", a.beta_w2_per_group, Role::kIn, a.groups.num_groups);
   v.field("workspace", a.workspace);
   v.field("w1_quantized", a.w1_quantized, fields::in_if(needs_w1), "GZH");
-  v.field("w2_quantized", a.w2_quantized, fields::in_if(needs_w2), "GHF");
+  v.field("w2_quantized", a.w2_quantized, fields::in_if(needs_w2), "GNF");
   v.field("x_columnwise", a.x_columnwise, Role::kIn, "CH");
   v.field("act_columnwise", a.act_columnwise, act, "CF");
-  v.field("grad_y_rowwise", a.grad_y_rowwise, Role::kIn, "CH");
-  v.field("grad_y_columnwise", a.grad_y_columnwise, Role::kIn, "CH");
+  v.field("grad_y_rowwise", a.grad_y_rowwise, Role::kIn, "CN");
+  v.field("grad_y_columnwise", a.grad_y_columnwise, Role::kIn, "CN");
   v.field("grad_z_columnwise", a.grad_z_columnwise, Role::kOut, "CZ");
   v.value("gradient_dtype", a.gradient_dtype);
   v.value("emulate_accumulation", a.emulate_accumulation, 2);
   v.value("fractional_scales", a.fractional_scales, 2);
   v.field("w1_prepared", a.w1_prepared.memory, fields::in_if(needs_w1), "*?");
   v.field("w2_prepared", a.w2_prepared.memory, fields::in_if(needs_w2), "*?");
+  v.field("b2_scale", a.b2_scale, Role::kIn, "C");
+  v.value("b2_unscaled", a.b2_unscaled, 2);
+  v.field("grad_b2_scale", a.grad_b2_scale, Role::kOut, "C");
 }
 
 }  // namespace moire

@@ -54,7 +54,8 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
   check.groups(groups);
   check_grad_y(check, recipe, args, groups, out, grad_x.is_present(), grad_w.is_present(),
                grad_bias.is_present() || grad_scale.is_present());
-  const int64_t in_of_x = columns_of({args.x, args.x_columnwise.data, args.grad_x});
+  // x comes last: without grad_w nothing of it is read.
+  const int64_t in_of_x = columns_of({args.grad_x, args.x_columnwise.data, args.x});
   const NamedSize in{"in", agreed_size(in_of_x, w.in_features(), grad_w.in_features())};
   if (grad_x.is_present()) {
     check.tensor("grad_x", grad_x, kFloatTypes, {capacity, in});

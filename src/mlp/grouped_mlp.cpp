@@ -11,16 +11,12 @@
 namespace moire {
 namespace {
 
-// F as the saved tensors or b1 have it, to settle a difference of w1 and w2; 0 if none is there.
-int64_t width_beside_weights(const GroupedMlpArgs& args) {
-  if (is_present(args.act)) return TensorView(args.act).columns();
-  return columns_of({args.z, args.b1}) / 2;
-}
-
+// F; the saved tensors or b1, if any is there, settle a difference of w1 and w2.
 int64_t width_of(const GroupedMlpArgs& args, const GivenWeight& w1, const GivenWeight& w2) {
-  const int64_t two_f = w1.out_features();
+  const int64_t two_f = w1.out_features(), saved = columns_of({args.z, args.b1}) / 2;
   const int64_t first = two_f % 2 == 0 ? two_f / 2 : w2.in_features();
-  return agreed_size(first, width_beside_weights(args), w2.in_features());
+  const TensorView act(args.act);
+  return agreed_size(first, act.is_present() ? act.columns() : saved, w2.in_features());
 }
 
 void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
@@ -31,10 +27,13 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   const GivenWeight w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
   const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
+  const TensorView y(args.y), b2(args.b2);
+  // Most layers return to where they began, which settles a difference of x and w1.
   const NamedSize h{"H", agreed_size(x.columns(), w1.in_features(), w2.out_features())};
+  const NamedSize n{"N", agreed_size(y.columns(), w2.out_features(), b2.columns())};
   const NamedSize f{"F", width_of(args, w1, w2)}, two_f{"2F", product(2, f.size)};
   check.groups(groups);
-  check_weight(check, recipe, w2, true, num_groups, h, f);
+  check_weight(check, recipe, w2, true, num_groups, n, f);
   check_weight(check, recipe, w1, true, num_groups, two_f, h);
   check.gated(args.activation, args.layout, f.size);
   check_forward_operand(check, recipe, args, groups, h);
@@ -43,17 +42,20 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
     check.same_dtype("x", x, "w2", args.w2.tensor);
   }
   check.optional_tensor("b1", args.b1, kFloatTypes, {num_groups, two_f});
-  check.optional_tensor("b2", args.b2, kFloatTypes, {num_groups, h});
+  check.optional_tensor("b2", b2, kFloatTypes, {num_groups, n});
+  check.optional_tensor("b2_scale", args.b2_scale, kFP32Only, {capacity});
+  check.require(!is_present(args.b2_scale) || (b2.is_present() && args.b2_unscaled == 0),
+                "b2_scale is present but b2 is absent or b2_unscaled is 1: it would scale nothing");
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
   check.optional_tensor("z", args.z, recipe.types_between(), {capacity, two_f});
   check.optional_tensor("act", args.act, recipe.types_between(), {capacity, f});
   check_copy(check, recipe, "act_columnwise", args.act_columnwise, MOIRE_COLUMNWISE, groups,
              f.size);
-  check.tensor("y", args.y, kFloatTypes, {capacity, h});
+  check.tensor("y", y, kFloatTypes, {capacity, n});
   if (!recipe.is_quantized) {
-    check.same_dtype("y", args.y, "x", x);
-    check.same_dtype("z", args.z, "y", args.y);
-    check.same_dtype("act", args.act, "y", args.y);
+    check.same_dtype("y", y, "x", x);
+    check.same_dtype("z", args.z, "y", y);
+    check.same_dtype("act", args.act, "y", y);
   }
 }
 
@@ -100,7 +102,9 @@ void run_steps(Steps& steps, const GroupedMlpArgs& args) {
       recipe.is_quantized ? operand_of(fc1.act_rowwise) : RaggedOperand{fc1.act};
   GroupedGemmArgs fc2 = gemm_args(act, w2, args.y, args.groups, args.tail, recipe.accumulation);
   fc2.bias = args.b2;
-  if (is_present(args.b2)) fc2.bias_scale = args.probs;
+  if (is_present(args.b2)) {
+    fc2.bias_scale = fields::probs_scale_b2(args) ? args.probs : args.b2_scale;
+  }
   steps.run(grouped_gemm_glu, grouped_gemm_glu_workspace, fc1);
   steps.run(grouped_gemm, grouped_gemm_workspace, fc2);
 }

@@ -16,16 +16,19 @@ struct MlpBackwardNeeds {
       : grad_z(fields::needs_grad_z(args)),
         makes_act(args.act_is_saved == 0 && (is_present(args.grad_w2) || is_present(args.act) ||
                                              is_present(args.act_columnwise))),
-        scale_from_b2(is_present(args.grad_probs) && is_present(args.b2)),
-        b2(scale_from_b2 || is_present(args.grad_b2)) {}
-  bool grad_z;         // the FC2 dgrad runs
-  bool makes_act;      // FC2's input again, for its weight gradient or for the caller
-  bool scale_from_b2;  // probs scales b2 as well
-  bool b2;             // sums of grad_y itself
+        by_probs(fields::probs_scale_b2(args)),
+        b2_scale(is_present(args.grad_b2_scale) ||
+                 (by_probs && is_present(args.grad_probs) && is_present(args.b2))),
+        b2(b2_scale || is_present(args.grad_b2)) {}
+  bool grad_z;     // the FC2 dgrad runs
+  bool makes_act;  // FC2's input again, for its weight gradient or for the caller
+  bool by_probs;   // probs is what scales b2
+  bool b2_scale;   // the gradient of what scales b2
+  bool b2;         // sums of grad_y itself
 };
 
 void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, NamedSize h,
-                     NamedSize f) {
+                     NamedSize f, NamedSize n) {
   const NamedSize two_f{"2F", 2 * f.size}, capacity{"capacity", args.groups.capacity},
       num_groups{"G", args.groups.num_groups};
   check.optional_tensor("grad_x", args.grad_x, kFloatTypes, {capacity, h});
@@ -35,11 +38,14 @@ void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, N
     check.weight("grad_w1", args.grad_w1, kFloatTypes, num_groups, two_f, h);
   }
   if (is_present(args.grad_w2)) {
-    check.weight("grad_w2", args.grad_w2, kFloatTypes, num_groups, h, f);
+    check.weight("grad_w2", args.grad_w2, kFloatTypes, num_groups, n, f);
   }
   check.optional_tensor("grad_b1", args.grad_b1, kFloatTypes, {num_groups, two_f});
-  check.optional_tensor("grad_b2", args.grad_b2, kFloatTypes, {num_groups, h});
+  check.optional_tensor("grad_b2", args.grad_b2, kFloatTypes, {num_groups, n});
   check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
+  check.optional_tensor("grad_b2_scale", args.grad_b2_scale, kFP32Only, {capacity});
+  check.require(!is_present(args.grad_b2_scale) || is_present(args.b2_scale),
+                "grad_b2_scale is present but b2_scale is absent");
 }
 
 void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
@@ -52,14 +58,21 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize f{"F", z.columns() / 2}, two_f{"2F", 2 * f.size};
-  const NamedSize h{"H",
+  // x comes last: without grad_w1 nothing of it is read.
+  const int64_t h_of_x = columns_of({args.grad_x, args.x_columnwise.data, args.x});
+  const Weight grad_w1(args.grad_w1);
+  const NamedSize h{"H", agreed_size(h_of_x, w1.in_features(), grad_w1.in_features())};
+  const NamedSize n{"N",
                     columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
   check.groups(groups);
   check.tensor("z", z, recipe.types_between(), {capacity, two_f});
   check.gated(args.activation, args.layout, f.size);
-  check_grad_y(check, recipe, args, groups, h, needs.grad_z, is_present(args.grad_w2), needs.b2);
+  check_grad_y(check, recipe, args, groups, n, needs.grad_z, is_present(args.grad_w2), needs.b2);
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
-  if (needs.grad_z) check_weight(check, recipe, w2, false, num_groups, h, f);
+  check.optional_tensor("b2_scale", args.b2_scale, kFP32Only, {capacity});
+  check.require(!is_present(args.b2_scale) || args.b2_unscaled == 0,
+                "b2_scale is present but b2_unscaled is 1: it would scale nothing");
+  if (needs.grad_z) check_weight(check, recipe, w2, false, num_groups, n, f);
   if (is_present(args.grad_x)) check_weight(check, recipe, w1, false, num_groups, two_f, h);
   check_copy(check, recipe, "x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, groups, h.size);
   if (is_present(args.grad_w1) && !is_present(args.x_columnwise)) {
@@ -79,8 +92,8 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
              f.size);
   check_copy(check, recipe, "grad_z_columnwise", args.grad_z_columnwise, MOIRE_COLUMNWISE, groups,
              two_f.size);
-  if (needs.scale_from_b2) check.tensor("b2", args.b2, kFloatTypes, {num_groups, h});
-  check_gradients(check, args, h, f);
+  if (needs.b2_scale) check.tensor("b2", args.b2, kFloatTypes, {num_groups, n});
+  check_gradients(check, args, h, f, n);
   check.betas("beta_w1_per_group", args.beta_w1_per_group, groups);
   check.betas("beta_w2_per_group", args.beta_w2_per_group, groups);
 }
@@ -202,14 +215,14 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
     quantize_operand(steps, recipe, {between.act}, groups, {}, between.act_columnwise, "act");
   }
   if (needs.b2) {
-    // grad_b2, and the share of grad_probs that comes through probs * b2, added to what FC2's dgrad
+    // grad_b2, and the gradient of what scales it: where that is probs, added to what FC2's dgrad
     // wrote.
-    BiasBackwardArgs bias =
-        bias_args(grad_y.itself, args.probs, args.grad_b2, args.beta_bias, groups, args.tail);
-    if (needs.scale_from_b2) {
+    BiasBackwardArgs bias = bias_args(grad_y.itself, needs.by_probs ? args.probs : args.b2_scale,
+                                      args.grad_b2, args.beta_bias, groups, args.tail);
+    if (needs.b2_scale) {
       bias.bias = args.b2;
-      bias.grad_scale = args.grad_probs;
-      bias.beta_scale = 1;
+      bias.grad_scale = needs.by_probs ? args.grad_probs : args.grad_b2_scale;
+      bias.beta_scale = needs.by_probs ? 1 : 0;
     }
     steps.run(bias_backward, bias_backward_workspace, bias);
   }

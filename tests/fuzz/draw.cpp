@@ -14,8 +14,8 @@ constexpr std::string_view kRowIdx[] = {"row_idx", "a_row_idx", "b_row_idx"};
 constexpr std::string_view kIndices[] = {"row_idx",    "a_row_idx",   "b_row_idx", "topk_idx",
                                          "gather_idx", "scatter_idx", "splits"};
 constexpr std::string_view kFP32[] = {
-    "probs",        "scale",   "bias_scale",   "grad_probs",        "grad_scale",
-    "topk_weights", "weights", "grad_weights", "grad_topk_weights", "expert_bias"};
+    "probs",   "scale",        "bias_scale",        "grad_probs",  "grad_scale", "topk_weights",
+    "weights", "grad_weights", "grad_topk_weights", "expert_bias", "b2_scale",   "grad_b2_scale"};
 constexpr std::string_view kBetween[] = {"z", "act", "grad_z", "grad_act"};
 // Of any float type, whatever the operands are.
 constexpr std::string_view kFree[] = {"bias",    "b1",      "b2",     "grad_bias",
@@ -48,6 +48,8 @@ bool Draw::wants(std::string_view name, Role role) {
   if (name == "bias_scale" || (name == "scale" && is_layer_ && !is_backward_)) {
     return present_.contains("bias") && random_.percent(60);
   }
+  if (name == "b2_scale") return present_.contains("b2") && random_.percent(40);
+  if (name == "grad_b2_scale" && !present_.contains("b2_scale")) return false;
   if (is_one_of(name, kOptional)) return random_.percent(is_backward_ ? 80 : 50);
   return !is_written(role) || random_.percent(85);
 }
@@ -258,6 +260,8 @@ void Draw::value(const char* name, int32_t& value, int count) {
     value = plan_.recipe == 0 ? 0 : random_.pick<int32_t>({0, MOIRE_E4M3, MOIRE_E5M2});
   } else if (n == "storage") {
     value = static_cast<int32_t>(random_.integer(0, MOIRE_FP16));
+  } else if (n == "b2_unscaled") {
+    value = present_.contains("b2_scale") ? 0 : static_cast<int32_t>(random_.integer(0, 1));
   } else if (n == "dim") {
     value = static_cast<int32_t>(random_.integer(0, 1));
   } else {

@@ -10,11 +10,12 @@
 namespace moire::test {
 namespace {
 
-// H = 12, F = 8, 4 groups, 10 rows of a capacity of 11; bf16 so that fp32 is wrong.
+// H = N = 12, F = 8, 4 groups, 10 rows of a capacity of 11; bf16 so that fp32 is wrong.
 MlpOptions bf16_options() {
   MlpOptions options;
   options.dtype = DType::kBF16;
   options.saves_act = true;
+  options.b2_scale = B2Scale::kOwn;
   return options;
 }
 
@@ -105,6 +106,8 @@ void add_common(std::vector<BadInput<A>>& table) {
   add(
       "tail", [](A& a) { a.tail = 2; }, "tail is 2, must be 0 to 1");
   add(
+      "b2_unscaled", [](A& a) { a.b2_unscaled = 2; }, "b2_unscaled is 2, must be 0 to 1");
+  add(
       "activation_kind", [](A& a) { a.activation.kind = 9; },
       "activation.kind is 9, must be 0 to ");
   add(
@@ -142,12 +145,17 @@ std::vector<BadInput<moire_grouped_mlp_args>> bad_forwards() {
   add_tensor(table, &A::x, "x", "[capacity, H] = [11, 12]");
   add_weight(table, &A::w1, "w1", "[G, 2F, H] = [4, 16, 12]");
   add_tensor(table, &A::b1, "b1", "[G, 2F] = [4, 16]");
-  add_weight(table, &A::w2, "w2", "[G, H, F] = [4, 12, 8]");
-  add_tensor(table, &A::b2, "b2", "[G, H] = [4, 12]");
+  add_weight(table, &A::w2, "w2", "[G, N, F] = [4, 12, 8]");
+  add_tensor(table, &A::b2, "b2", "[G, N] = [4, 12]");
   add_tensor(table, &A::probs, "probs", "[capacity] = [11]", "fp32");
   add_tensor(table, &A::z, "z", "[capacity, 2F] = [11, 16]");
   add_tensor(table, &A::act, "act", "[capacity, F] = [11, 8]");
-  add_tensor(table, &A::y, "y", "[capacity, H] = [11, 12]");
+  add_tensor(table, &A::y, "y", "[capacity, N] = [11, 12]");
+  add_tensor(table, &A::b2_scale, "b2_scale", "[capacity] = [11]", "fp32");
+  const char* const no_use =
+      "b2_scale is present but b2 is absent or b2_unscaled is 1: it would scale nothing";
+  table.push_back({"b2_scale_of_nothing", [](A& a) { a.b2 = {}; }, no_use});
+  table.push_back({"b2_scale_not_used", [](A& a) { a.b2_unscaled = 1; }, no_use});
   table.push_back({"x_absent", [](A& a) { a.x = {}; },
                    "x is absent, needs fp32, bf16 or fp16 [capacity, H] = [11, 12]"});
   table.push_back({"w1_absent", [](A& a) { a.w1 = {}; }, "w1 is absent, needs"});
@@ -158,8 +166,8 @@ std::vector<BadInput<moire_grouped_mlp_args>> bad_forwards() {
   };
   wide("w1_2f", &A::w1, 1, "w1 is bf16 [4, 17, 12], needs [G, 2F, H] = [4, 16, 12]");
   wide("w1_h", &A::w1, 2, "w1 is bf16 [4, 16, 13], needs [G, 2F, H] = [4, 16, 12]");
-  wide("w2_h", &A::w2, 1, "w2 is bf16 [4, 13, 8], needs [G, H, F] = [4, 12, 8]");
-  wide("w2_f", &A::w2, 2, "w2 is bf16 [4, 12, 9], needs [G, H, F] = [4, 12, 8]");
+  wide("w2_h", &A::w2, 1, "w2 is bf16 [4, 13, 8], needs [G, N, F] = [4, 12, 8]");
+  wide("w2_f", &A::w2, 2, "w2 is bf16 [4, 12, 9], needs [G, N, F] = [4, 12, 8]");
   table.push_back({"w1_2f_even", [](A& a) { a.w1.tensor.shape[1] = 18; },
                    "w1 is bf16 [4, 18, 12], needs [G, 2F, H] = [4, 16, 12]"});
   table.push_back({"offsets_misaligned",
@@ -189,23 +197,32 @@ std::vector<BadInput<moire_grouped_mlp_backward_args>> bad_backwards() {
   add_common(table);
   add_tensor(table, &A::x, "x", "[capacity, H] = [11, 12]");
   add_weight(table, &A::w1, "w1", "[G, 2F, H] = [4, 16, 12]");
-  add_weight(table, &A::w2, "w2", "[G, H, F] = [4, 12, 8]");
-  add_tensor(table, &A::b2, "b2", "[G, H] = [4, 12]");
+  add_weight(table, &A::w2, "w2", "[G, N, F] = [4, 12, 8]");
+  add_tensor(table, &A::b2, "b2", "[G, N] = [4, 12]");
   add_tensor(table, &A::probs, "probs", "[capacity] = [11]", "fp32");
   add_tensor(table, &A::z, "z", "[capacity, 2F] = [11, 16]");
   add_tensor(table, &A::act, "act", "[capacity, F] = [11, 8]");
   add_tensor(table, &A::grad_x, "grad_x", "[capacity, H] = [11, 12]");
   add_weight(table, &A::grad_w1, "grad_w1", "[G, 2F, H] = [4, 16, 12]");
   add_tensor(table, &A::grad_b1, "grad_b1", "[G, 2F] = [4, 16]");
-  add_weight(table, &A::grad_w2, "grad_w2", "[G, H, F] = [4, 12, 8]");
-  add_tensor(table, &A::grad_b2, "grad_b2", "[G, H] = [4, 12]");
+  add_weight(table, &A::grad_w2, "grad_w2", "[G, N, F] = [4, 12, 8]");
+  add_tensor(table, &A::grad_b2, "grad_b2", "[G, N] = [4, 12]");
   add_tensor(table, &A::grad_probs, "grad_probs", "[capacity] = [11]", "fp32");
+  add_tensor(table, &A::b2_scale, "b2_scale", "[capacity] = [11]", "fp32");
+  add_tensor(table, &A::grad_b2_scale, "grad_b2_scale", "[capacity] = [11]", "fp32");
+  table.push_back({"b2_scale_not_used", [](A& a) { a.b2_unscaled = 1; },
+                   "b2_scale is present but b2_unscaled is 1: it would scale nothing"});
+  table.push_back({"b2_scale_absent", [](A& a) { a.b2_scale = {}; },
+                   "grad_b2_scale is present but b2_scale is absent"});
+  table.push_back({"b2_absent", [](A& a) { a.b2 = {}; }, "b2 is absent, needs"});
+  table.push_back({"grad_b2_scale_is_grad_probs", [](A& a) { a.grad_b2_scale = a.grad_probs; },
+                   "grad_b2_scale and grad_probs overlap in their address ranges, must be apart"});
   table.push_back({"z_absent", [](A& a) { a.z = {}; }, "z is absent, needs"});
   table.push_back({"grad_y_absent", [](A& a) { a.grad_y = {}; }, "grad_y is absent, needs"});
   table.push_back({"b2_absent_is_fine_but_not_its_shape", [](A& a) { a.b2.shape[0] = 3; },
-                   "b2 is bf16 [3, 12], needs [G, H] = [4, 12]"});
+                   "b2 is bf16 [3, 12], needs [G, N] = [4, 12]"});
   table.push_back({"grad_y_rows", [](A& a) { a.grad_y.shape[0] = 10; },
-                   "grad_y is bf16 [10, 12], needs [capacity, H] = [11, 12]"});
+                   "grad_y is bf16 [10, 12], needs [capacity, N] = [11, 12]"});
   table.push_back({"gathered", [](A& a) { a.gathered_grad_y = 1; },
                    "gathered_grad_y is 1 but row_idx is absent"});
   table.push_back({"act_absent", [](A& a) { a.act = {}; }, "act_is_saved is 1 but act is absent"});

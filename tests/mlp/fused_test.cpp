@@ -30,14 +30,14 @@ void run_unfused_forward(const MlpProblem& p) {
   fc2.x = p.act;
   fc2.w = p.w2;
   fc2.bias = p.b2;
-  if (p.options.with_b2) fc2.scale = p.probs;
+  fc2.scale = p.factor_of_b2();
   fc2.y = p.y;
   fc2.groups = p.batch.groups();
   fc2.tail = p.options.tail;
   ASSERT_TRUE(succeeds(run(tested(), fc2, grouped_linear, grouped_linear_workspace)));
 }
 
-// The backward in three calls, after a forward; without b2 there is one path to grad_probs.
+// The backward in three calls, after a forward; grad_probs has one path where it does not scale b2.
 void run_unfused_backward(const MlpProblem& p) {
   TestTensor grad_act(p.options.dtype, {p.batch.capacity(), p.options.width});
   GroupedLinearBackwardArgs fc2;
@@ -46,6 +46,10 @@ void run_unfused_backward(const MlpProblem& p) {
   fc2.grad_y = p.grad_y;
   fc2.grad_x = grad_act;
   fc2.grad_w = p.grad_w2;
+  fc2.bias = p.b2;
+  fc2.scale = p.factor_of_b2();
+  if (p.options.with_b2) fc2.grad_bias = p.grad_b2;
+  if (p.with_own_b2_scale()) fc2.grad_scale = p.grad_b2_scale;
   fc2.groups = p.batch.groups();
   fc2.tail = MOIRE_TAIL_UNTOUCHED;
   ASSERT_TRUE(
@@ -94,7 +98,9 @@ void expect_fused_is_unfused(const MlpOptions& options, Random& random) {
   EXPECT_TRUE(same_bits(fused.grad_w1, unfused.grad_w1)) << "grad_w1";
   EXPECT_TRUE(same_bits(fused.grad_b1, unfused.grad_b1)) << "grad_b1";
   EXPECT_TRUE(same_bits(fused.grad_w2, unfused.grad_w2)) << "grad_w2";
+  EXPECT_TRUE(same_bits(fused.grad_b2, unfused.grad_b2)) << "grad_b2";
   EXPECT_TRUE(same_bits(fused.grad_probs, unfused.grad_probs)) << "grad_probs";
+  EXPECT_TRUE(same_bits(fused.grad_b2_scale, unfused.grad_b2_scale, rows)) << "grad_b2_scale";
 }
 
 TEST(Fused, EqualsUnfusedBitForBit) {
@@ -125,6 +131,22 @@ TEST(Fused, EqualsUnfusedForEveryActivationLayoutAndWidth) {
         options.layout = layout;
         options.with_b2 = false;
         options.saves_act = true;
+        expect_fused_is_unfused(options, random);
+      }
+    }
+  }
+}
+
+TEST(Fused, EqualsUnfusedWhereB2HasAScaleOfItsOwnOrNone) {
+  Random random;
+  for (const B2Scale b2_scale : {B2Scale::kNothing, B2Scale::kOwn}) {
+    for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
+      for (const int64_t out : {9, 24, 136}) {
+        MlpOptions options;
+        options.ragged = {"Three", {70, 0, 5}, 2};
+        options.out = out;
+        options.dtype = dtype;
+        options.b2_scale = b2_scale;
         expect_fused_is_unfused(options, random);
       }
     }

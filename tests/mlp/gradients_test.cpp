@@ -40,6 +40,7 @@ TestWeight widened(const TestWeight& w, int64_t out, int64_t in) {
 struct Loss {
   explicit Loss(const MlpProblem& p) : problem(p) {
     const int64_t hidden = p.options.hidden, width = p.options.width;
+    problem.b2_scale = widened(p.b2_scale);
     problem.options.dtype = DType::kFP64;
     problem.x = widened(p.x);
     problem.b1 = widened(p.b1);
@@ -47,7 +48,7 @@ struct Loss {
     problem.probs = widened(p.probs);
     problem.grad_y = widened(p.grad_y);
     problem.w1 = widened(p.w1, 2 * width, hidden);
-    problem.w2 = widened(p.w2, hidden, width);
+    problem.w2 = widened(p.w2, p.options.out_features(), width);
   }
   double operator()() const { return sum(false); }
   double sum(bool absolute) const {
@@ -103,7 +104,7 @@ TEST_P(MlpGradients, AreTheDerivativesOfTheForward) {
             << "grad_w1 of group " << g << " [" << out << ", " << in << "]";
       }
     }
-    for (int64_t out = 0; out < options.hidden; ++out) {
+    for (int64_t out = 0; out < options.out_features(); ++out) {
       ASSERT_NEAR(p.grad_b2.get(g, out), central_difference(d.b2, g, out, loss), allowed);
       for (int64_t in = 0; in < options.width; ++in) {
         ASSERT_NEAR(p.grad_w2.get(g, out, in), central_difference(d.w2, g, out, in, loss), allowed)
@@ -113,6 +114,9 @@ TEST_P(MlpGradients, AreTheDerivativesOfTheForward) {
   }
   for (int64_t i = 0; i < p.batch.rows(); ++i) {
     ASSERT_NEAR(p.grad_probs.get(0, i), central_difference(d.probs, 0, i, loss), allowed);
+    if (p.with_own_b2_scale()) {
+      ASSERT_NEAR(p.grad_b2_scale.get(0, i), central_difference(d.b2_scale, 0, i, loss), allowed);
+    }
     for (int64_t j = 0; j < options.hidden; ++j) {
       ASSERT_NEAR(p.grad_x.get(i, j), central_difference(d.x, i, j, loss), allowed)
           << "grad_x [" << i << ", " << j << "]";
@@ -127,6 +131,8 @@ INSTANTIATE_TEST_SUITE_P(
                     MlpOptions{.activation = Activation::clamped_swiglu()},
                     MlpOptions{.activation = Activation::clamped_swiglu(0.6F, 1.702F, 1)},
                     MlpOptions{.activation = Activation::geglu_tanh()},
+                    MlpOptions{.out = 5, .b2_scale = B2Scale::kOwn},
+                    MlpOptions{.out = 9, .b2_scale = B2Scale::kNothing},
                     MlpOptions{.w1_layout = MOIRE_IN_OUT, .w2_layout = MOIRE_IN_OUT}));
 
 }  // namespace

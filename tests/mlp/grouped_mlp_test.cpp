@@ -95,6 +95,34 @@ TEST(GroupedMlp, TakesBiasesAndProbsOrLeavesThemOut) {
   }
 }
 
+TEST(GroupedMlp, ScalesB2ByProbsByNothingOrByATensorOfItsOwn) {
+  for (const B2Scale b2_scale : kB2Scales) {
+    for (const bool probs : {false, true}) {
+      for (const bool gathered : {false, true}) {
+        expect_right_with([&](MlpOptions& o) {
+          o.b2_scale = b2_scale;
+          o.with_probs = probs;
+          o.gathered = o.gathered_grad_y = gathered;
+          o.accumulate = gathered;
+          o.tail = gathered ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO;
+        });
+      }
+    }
+  }
+}
+
+TEST(GroupedMlp, NeedNotReturnToWhereItBegan) {
+  for (const int64_t out : {1, 8, 41, 136}) {
+    for (const int32_t w2_layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+      expect_right_with([&](MlpOptions& o) {
+        o.out = out;
+        o.w2_layout = w2_layout;
+        o.gathered = o.gathered_grad_y = w2_layout == MOIRE_IN_OUT;
+      });
+    }
+  }
+}
+
 TEST(GroupedMlp, GathersXWithGradYInExpertOrder) {
   expect_right_with([](MlpOptions& o) { o.gathered = true; });
 }
@@ -166,6 +194,7 @@ MlpOptions random_options(Random& random) {
   }
   o.ragged.tail = random.integer(0, 2);
   o.hidden = random.integer(1, 70);
+  if (flip()) o.out = random.integer(1, 70);
   o.width = 8 * random.integer(1, 6);
   o.dtype = pick(kStorageTypes);
   o.gradient_type = pick(kStorageTypes);
@@ -178,6 +207,7 @@ MlpOptions random_options(Random& random) {
   o.with_b1 = flip();
   o.with_b2 = flip();
   o.with_probs = flip();
+  o.b2_scale = pick(kB2Scales);
   o.gathered = flip();
   o.gathered_grad_y = o.gathered && flip();
   o.accumulate = flip();

@@ -51,6 +51,10 @@ inline void expect_backward_is_right(const Tested& context, const MlpProblem& p,
     EXPECT_TRUE(matches(p.grad_probs, want.grad_probs, groups)) << "grad_probs";
     EXPECT_TRUE(has_right_tail(p.grad_probs, p)) << "grad_probs";
   }
+  if (is_present(args.grad_b2_scale)) {
+    EXPECT_TRUE(matches(p.grad_b2_scale, want.grad_b2_scale, groups)) << "grad_b2_scale";
+    EXPECT_TRUE(has_right_tail(p.grad_b2_scale, p)) << "grad_b2_scale";
+  }
   if (is_present(args.grad_w1)) {
     EXPECT_TRUE(matches(p.grad_w1, want.grad_w1)) << "grad_w1";
   }
@@ -73,6 +77,8 @@ inline void expect_mlp_is_right(const Tested& context, const MlpOptions& options
   if (testing::Test::HasFatalFailure()) return;
   expect_backward_is_right(context, p);
 }
+
+inline constexpr B2Scale kB2Scales[] = {B2Scale::kProbs, B2Scale::kNothing, B2Scale::kOwn};
 
 // Where gate and up, block by block, may lie for F = 8 and multiples of it.
 inline std::vector<GluLayout> glu_layouts() {

@@ -8,14 +8,15 @@
 namespace moire::test {
 namespace {
 
-constexpr MlpNeeds kNone{false, false, false, false, false, false};
+constexpr MlpNeeds kNone{false, false, false, false, false, false, false};
 
-std::vector<std::pair<std::string, MlpNeeds>> needs_table() {
+std::vector<std::pair<std::string, MlpNeeds>> needs_table(bool with_own_b2_scale) {
   std::vector<std::pair<std::string, MlpNeeds>> table{{"all", {}}};
-  bool MlpNeeds::*const members[] = {&MlpNeeds::x,  &MlpNeeds::w1, &MlpNeeds::b1,
-                                     &MlpNeeds::w2, &MlpNeeds::b2, &MlpNeeds::probs};
-  const char* const names[] = {"x", "w1", "b1", "w2", "b2", "probs"};
-  for (size_t i = 0; i < std::size(members); ++i) {
+  bool MlpNeeds::*const members[] = {&MlpNeeds::x,       &MlpNeeds::w1, &MlpNeeds::b1,
+                                     &MlpNeeds::w2,      &MlpNeeds::b2, &MlpNeeds::probs,
+                                     &MlpNeeds::b2_scale};
+  const char* const names[] = {"x", "w1", "b1", "w2", "b2", "probs", "b2_scale"};
+  for (size_t i = 0; i < std::size(members) - (with_own_b2_scale ? 0 : 1); ++i) {
     MlpNeeds only = kNone, without;
     only.*members[i] = true;
     without.*members[i] = false;
@@ -33,7 +34,9 @@ std::vector<std::pair<std::string, MlpNeeds>> needs_table() {
 }
 
 void poison_gradients(MlpProblem& p) {
-  for (TestTensor* t : {&p.grad_x, &p.grad_b1, &p.grad_b2, &p.grad_probs}) t->poison();
+  for (TestTensor* t : {&p.grad_x, &p.grad_b1, &p.grad_b2, &p.grad_probs, &p.grad_b2_scale}) {
+    t->poison();
+  }
   p.grad_w1.poison();
   p.grad_w2.poison();
 }
@@ -48,6 +51,8 @@ void expect_only(const MlpProblem& got, const MlpProblem& untouched, const MlpPr
   EXPECT_TRUE(same_bits(got.grad_b2, (needs.b2 ? want : untouched).grad_b2)) << "grad_b2";
   EXPECT_TRUE(same_bits(got.grad_probs, (needs.probs ? want : untouched).grad_probs))
       << "grad_probs";
+  EXPECT_TRUE(same_bits(got.grad_b2_scale, (needs.b2_scale ? want : untouched).grad_b2_scale))
+      << "grad_b2_scale";
 }
 
 class GroupedMlpNeeds : public testing::TestWithParam<bool> {};
@@ -58,12 +63,13 @@ TEST_P(GroupedMlpNeeds, EachGradientAloneHasTheBitsItHasAmongAll) {
     MlpOptions options;
     options.dtype = dtype;
     options.saves_act = GetParam();
+    options.b2_scale = GetParam() ? B2Scale::kProbs : B2Scale::kOwn;
     MlpProblem all(options, random);
     ASSERT_TRUE(succeeds(run_forward(tested(), all.forward())));
     MlpProblem untouched = all;
     MlpProblem some = all;
     ASSERT_TRUE(succeeds(run_backward(tested(), all.backward())));
-    for (const auto& [name, needs] : needs_table()) {
+    for (const auto& [name, needs] : needs_table(all.with_own_b2_scale())) {
       SCOPED_TRACE(name);
       poison_gradients(some);
       ASSERT_TRUE(succeeds(run_backward(tested(), some.backward(needs))));
@@ -77,8 +83,8 @@ TEST(GroupedMlpGradients, OfWhichNoneIsAskedForAreRefused) {
   const MlpProblem p({}, random);
   EXPECT_TRUE(fails(grouped_mlp_backward(cpu(), p.backward(kNone)), Code::kInvalidArgument,
                     "grouped_mlp_backward: there is nothing to do: act, grad_z, grad_x, grad_w1, "
-                    "grad_b1, grad_w2, grad_b2, grad_probs, act_columnwise or grad_z_columnwise "
-                    "must be present"));
+                    "grad_b1, grad_w2, grad_b2, grad_probs, act_columnwise, grad_z_columnwise or "
+                    "grad_b2_scale must be present"));
   GroupedLinearBackwardArgs linear;
   linear.grad_y = p.z;
   linear.groups = p.batch.groups();
@@ -129,6 +135,27 @@ TEST(GroupedMlpGradients, AListThatNothingReadsIsNotWalked) {
   linear.w = args.w1;
   linear.grad_y = p.z;
   linear.grad_w = p.grad_w1;
+  linear.groups = p.batch.groups();
+  EXPECT_TRUE(succeeds(
+      run(Tested(cpu()), linear, grouped_linear_backward, grouped_linear_backward_workspace)));
+}
+
+// Nor the shape of an x that is there for a weight gradient.
+TEST(GroupedMlpGradients, AnXThatNothingReadsMayHaveAnyShape) {
+  Random random;
+  const MlpProblem p({}, random);
+  ASSERT_TRUE(succeeds(run_forward(cpu(), p.forward())));
+  MlpNeeds needs;
+  needs.w1 = false;
+  GroupedMlpBackwardArgs args = p.backward(needs);
+  ++args.x.shape[1];
+  EXPECT_TRUE(succeeds(run_backward(cpu(), args)));
+
+  GroupedLinearBackwardArgs linear;
+  linear.x = args.x;
+  linear.w = p.w1;
+  linear.grad_y = p.z;
+  linear.grad_x = p.grad_x;
   linear.groups = p.batch.groups();
   EXPECT_TRUE(succeeds(
       run(Tested(cpu()), linear, grouped_linear_backward, grouped_linear_backward_workspace)));

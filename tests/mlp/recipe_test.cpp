@@ -123,7 +123,21 @@ void run_ops_forward(const RecipeCase& c, const MlpProblem& p) {
   activation.layout = o.layout;
   ASSERT_TRUE(succeeds(glu(tested(), activation)));
   multiply(c, p.batch, copy_of(c, e4m3, MOIRE_ROWWISE, p.batch, p.act), copy_of(c, p.w2, true),
-           o.w2_layout, false, p.b2, o.with_b2 ? p.probs : TestTensor(), p.y);
+           o.w2_layout, false, p.b2, p.factor_of_b2(), p.y);
+}
+
+// The gradients of b2 and of a scale of its own.
+void run_bias_backward(const MlpProblem& p, const TestTensor& grad_y_idx) {
+  BiasBackwardArgs args;
+  args.grad_y = p.grad_y;
+  args.row_idx = grad_y_idx;
+  args.scale = p.factor_of_b2();
+  args.bias = p.b2;
+  args.grad_bias = p.grad_b2;
+  if (p.with_own_b2_scale()) args.grad_scale = p.grad_b2_scale;
+  args.beta = p.options.accumulate ? 1 : 0;
+  args.groups = p.batch.groups();
+  ASSERT_TRUE(succeeds(run(tested(), args, bias_backward, bias_backward_workspace)));
 }
 
 // All gradients of `p` op by op, after a forward.
@@ -150,6 +164,7 @@ void run_ops_backward(const RecipeCase& c, const MlpProblem& p) {
   activation.activation = o.activation;
   activation.layout = o.layout;
   ASSERT_TRUE(succeeds(glu_backward(tested(), activation)));
+  if (o.with_b2) run_bias_backward(p, grad_y_idx);
   const int32_t beta = o.accumulate ? 1 : 0;
   multiply(c, p.batch, gradient(MOIRE_ROWWISE, p.grad_z, {}), copy_of(c, p.w1, false), o.w1_layout,
            true, {}, {}, p.grad_x);
@@ -166,11 +181,13 @@ void expect_same_results(const MlpProblem& got, const MlpProblem& want) {
   EXPECT_TRUE(same_bits(got.grad_x, want.grad_x)) << "grad_x";
   EXPECT_TRUE(same_bits(got.grad_w1, want.grad_w1)) << "grad_w1";
   EXPECT_TRUE(same_bits(got.grad_w2, want.grad_w2)) << "grad_w2";
+  EXPECT_TRUE(same_bits(got.grad_b2, want.grad_b2)) << "grad_b2";
   EXPECT_TRUE(same_bits(got.grad_probs, want.grad_probs)) << "grad_probs";
+  EXPECT_TRUE(same_bits(got.grad_b2_scale, want.grad_b2_scale)) << "grad_b2_scale";
   EXPECT_TRUE(got.is_undamaged());
 }
 
-// Biases' gradients have no part in the ops above; without b2 grad_probs has one path.
+// db1 has no part in the ops above; without b2 grad_probs has one path.
 MlpOptions without_b2(const RaggedCase& ragged) {
   MlpOptions options;
   options.ragged = ragged;
@@ -245,6 +262,23 @@ TEST(Recipe, IsItsOpsForEveryActivationAndGateAndUpLayout) {
           options.width = width;
           expect_composite_is_its_ops(c, options, random);
         }
+      }
+    }
+  }
+}
+
+TEST(Recipe, IsItsOpsWhereYIsOfAnotherWidthAndB2ScaledOtherwise) {
+  Random random;
+  for (const RecipeCase& c : recipes()) {
+    for (const B2Scale b2_scale : {B2Scale::kNothing, B2Scale::kOwn}) {
+      for (const int64_t out : {24, 136}) {
+        MlpOptions options = without_b2({"Three", {40, 0, 150}, 3});
+        options.out = out;
+        options.with_b2 = true;
+        options.b2_scale = b2_scale;
+        options.gathered = options.gathered_grad_y = out == 24;
+        options.w2_layout = out == 24 ? MOIRE_OUT_IN : MOIRE_IN_OUT;
+        expect_composite_is_its_ops(c, options, random);
       }
     }
   }

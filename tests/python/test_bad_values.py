@@ -78,7 +78,7 @@ INVALID = [
     (lambda: mlp(w1=torch.ones(2, 19, 8)), "grouped_mlp: w1 is fp32 [2, 19, 8]"),
     (
         lambda: mlp(w2=torch.ones(2, 8, 9)),
-        "grouped_mlp: w2 is fp32 [2, 8, 9], needs [G, H, F] = [2, 8, 10]",
+        "grouped_mlp: w2 is fp32 [2, 8, 9], needs [G, N, F] = [2, 8, 10]",
     ),
     (lambda: mlp(probs=torch.ones(5)), "grouped_mlp: probs is fp32 [5], needs [capacity] = [6]"),
     (lambda: mlp(b1=torch.ones(20)), "grouped_mlp: b1 is fp32 [20]"),

@@ -63,7 +63,7 @@ TEST_P(ReferenceMlpGradients, AreTheDerivativesOfItsForward) {
                     central_difference(p.w1, g, out, in, loss), allowed);
       }
     }
-    for (int64_t out = 0; out < options.hidden; ++out) {
+    for (int64_t out = 0; out < options.out_features(); ++out) {
       ASSERT_NEAR(got.grad_b2.at(g, out).value, central_difference(p.b2, g, out, loss), allowed);
       for (int64_t in = 0; in < options.width; ++in) {
         ASSERT_NEAR(got.grad_w2[group].at(w2_out_in ? out : in, w2_out_in ? in : out).value,
@@ -73,6 +73,10 @@ TEST_P(ReferenceMlpGradients, AreTheDerivativesOfItsForward) {
   }
   for (int64_t i = 0; i < p.batch.rows(); ++i) {
     ASSERT_NEAR(got.grad_probs.at(i, 0).value, central_difference(p.probs, 0, i, loss), allowed);
+    if (p.with_own_b2_scale()) {
+      ASSERT_NEAR(got.grad_b2_scale.at(i, 0).value, central_difference(p.b2_scale, 0, i, loss),
+                  allowed);
+    }
   }
   // x is gathered: several rows may read one of its rows, whose gradient is their sum.
   for (int64_t t = 0; t < p.x.view().num_rows(); ++t) {
@@ -94,6 +98,8 @@ INSTANTIATE_TEST_SUITE_P(
                     MlpOptions{.layout = GluLayout::interleaved(2, MOIRE_UP_FIRST)},
                     MlpOptions{.activation = Activation::clamped_swiglu()},
                     MlpOptions{.activation = Activation::geglu_tanh()},
+                    MlpOptions{.out = 7, .b2_scale = test::B2Scale::kOwn},
+                    MlpOptions{.out = 3, .b2_scale = test::B2Scale::kNothing},
                     MlpOptions{.w1_layout = MOIRE_IN_OUT, .w2_layout = MOIRE_IN_OUT},
                     MlpOptions{.listed = true, .gathered = true, .gathered_grad_y = true}));
 

@@ -15,8 +15,9 @@ DType unless_fp64(DType dtype, DType otherwise) {
   return dtype == DType::kFP64 ? DType::kFP64 : otherwise;
 }
 
-TestTensor ragged_input(const MlpOptions& o, const Batch& batch, bool gathered, Random& random) {
-  TestTensor t(o.dtype, {gathered ? kTokens : batch.capacity(), o.hidden});
+TestTensor ragged_input(const MlpOptions& o, const Batch& batch, bool gathered, int64_t columns,
+                        Random& random) {
+  TestTensor t(o.dtype, {gathered ? kTokens : batch.capacity(), columns});
   return t.randomize_rows(random, gathered ? kTokens : batch.rows());
 }
 
@@ -37,9 +38,10 @@ T accumulated(T gradient, const MlpOptions& o, Random& random) {
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const MlpOptions& o) {
-  out << o.ragged << " hidden " << o.hidden << " width " << o.width << " " << dtype_name(o.dtype)
-      << " activation " << o.activation.kind << " block " << o.layout.block << " order "
-      << o.layout.order << " gradients " << dtype_name(o.gradient_type);
+  out << o.ragged << " hidden " << o.hidden << " width " << o.width << " out " << o.out_features()
+      << " " << dtype_name(o.dtype) << " activation " << o.activation.kind << " block "
+      << o.layout.block << " order " << o.layout.order << " gradients "
+      << dtype_name(o.gradient_type);
   const std::pair<bool, const char*> flags[] = {{o.in_8_bits, " in 8 bits"},
                                                 {o.w1_layout == MOIRE_IN_OUT, " w1[in,out]"},
                                                 {o.w2_layout == MOIRE_IN_OUT, " w2[in,out]"},
@@ -47,6 +49,8 @@ std::ostream& operator<<(std::ostream& out, const MlpOptions& o) {
                                                 {o.with_b1, " b1"},
                                                 {o.with_b2, " b2"},
                                                 {o.with_probs, " probs"},
+                                                {o.b2_scale == B2Scale::kNothing, " b2_unscaled"},
+                                                {o.b2_scale == B2Scale::kOwn, " b2_scale"},
                                                 {o.gathered, " gathered"},
                                                 {o.gathered_grad_y, " gathered_grad_y"},
                                                 {o.accumulate, " accumulate"},
@@ -57,32 +61,35 @@ std::ostream& operator<<(std::ostream& out, const MlpOptions& o) {
 
 MlpProblem::MlpProblem(const MlpOptions& o, Random& random) : options(o), batch(o.ragged) {
   const int64_t num_groups = batch.num_groups(), capacity = batch.capacity();
-  const int64_t hidden = o.hidden, width = o.width;
+  const int64_t hidden = o.hidden, width = o.width, out = o.out_features();
   const DType fp32 = unless_fp64(o.dtype, DType::kFP32);
   const DType gradient = unless_fp64(o.dtype, o.gradient_type);
-  x = ragged_input(o, batch, o.gathered, random);
+  x = ragged_input(o, batch, o.gathered, hidden, random);
   if (o.gathered) row_idx = row_indices(o, batch, random);
-  grad_y = ragged_input(o, batch, o.gathered_grad_y, random);
+  grad_y = ragged_input(o, batch, o.gathered_grad_y, out, random);
   w1 = TestWeight(o.dtype, num_groups, 2 * width, hidden, o.w1_layout, o.listed);
   w1.randomize(random, 1 / std::sqrt(static_cast<double>(hidden)));
-  w2 = TestWeight(o.dtype, num_groups, hidden, width, o.w2_layout, o.listed);
+  w2 = TestWeight(o.dtype, num_groups, out, width, o.w2_layout, o.listed);
   w2.randomize(random, 1 / std::sqrt(static_cast<double>(width)));
   if (o.with_b1) b1 = TestTensor(o.dtype, {num_groups, 2 * width}).randomize(random);
-  if (o.with_b2) b2 = TestTensor(o.dtype, {num_groups, hidden}).randomize(random);
+  if (o.with_b2) b2 = TestTensor(o.dtype, {num_groups, out}).randomize(random);
   if (o.with_probs) probs = TestTensor(fp32, {capacity}).randomize_rows(random, batch.rows());
+  if (with_own_b2_scale()) {
+    b2_scale = TestTensor(fp32, {capacity}).randomize_rows(random, batch.rows());
+  }
   const DType between = o.in_8_bits ? DType::kBF16 : o.dtype;
   z = TestTensor(between, {capacity, 2 * width});
   act = TestTensor(between, {capacity, width});
-  y = TestTensor(o.dtype, {capacity, hidden});
+  y = TestTensor(o.dtype, {capacity, out});
   grad_z = z;
   grad_x = TestTensor(o.dtype, {capacity, hidden});
-  grad_probs = TestTensor(fp32, {capacity});
+  grad_probs = grad_b2_scale = TestTensor(fp32, {capacity});
   grad_w1 = accumulated(TestWeight(gradient, num_groups, 2 * width, hidden, o.w1_layout, o.listed),
                         o, random);
-  grad_w2 = accumulated(TestWeight(gradient, num_groups, hidden, width, o.w2_layout, o.listed), o,
-                        random);
+  grad_w2 =
+      accumulated(TestWeight(gradient, num_groups, out, width, o.w2_layout, o.listed), o, random);
   grad_b1 = accumulated(TestTensor(gradient, {num_groups, 2 * width}), o, random);
-  grad_b2 = accumulated(TestTensor(gradient, {num_groups, hidden}), o, random);
+  grad_b2 = accumulated(TestTensor(gradient, {num_groups, out}), o, random);
 }
 
 GroupedMlpArgs MlpProblem::forward() const {
@@ -94,6 +101,8 @@ GroupedMlpArgs MlpProblem::forward() const {
   args.w2 = w2;
   args.b2 = b2;
   args.probs = probs;
+  args.b2_scale = b2_scale;
+  args.b2_unscaled = options.b2_scale == B2Scale::kNothing ? 1 : 0;
   args.groups = batch.groups();
   args.activation = options.activation;
   args.layout = options.layout;
@@ -113,6 +122,8 @@ GroupedMlpBackwardArgs MlpProblem::backward(const MlpNeeds& needs) const {
   args.w2 = w2;
   args.b2 = b2;
   args.probs = probs;
+  args.b2_scale = b2_scale;
+  args.b2_unscaled = options.b2_scale == B2Scale::kNothing ? 1 : 0;
   args.groups = batch.groups();
   args.activation = options.activation;
   args.layout = options.layout;
@@ -127,13 +138,20 @@ GroupedMlpBackwardArgs MlpProblem::backward(const MlpNeeds& needs) const {
   if (needs.b1 && options.with_b1) args.grad_b1 = grad_b1;
   if (needs.b2 && options.with_b2) args.grad_b2 = grad_b2;
   if (needs.probs && options.with_probs) args.grad_probs = grad_probs;
+  if (needs.b2_scale && with_own_b2_scale()) args.grad_b2_scale = grad_b2_scale;
   args.beta_w1 = args.beta_w2 = args.beta_bias = options.accumulate ? 1 : 0;
   return args;
 }
 
+const TestTensor& MlpProblem::factor_of_b2() const {
+  static const TestTensor none;
+  if (!options.with_b2 || options.b2_scale == B2Scale::kNothing) return none;
+  return options.b2_scale == B2Scale::kOwn ? b2_scale : probs;
+}
+
 bool MlpProblem::is_undamaged() const {
-  for (const TestTensor* t : {&x, &row_idx, &b1, &b2, &probs, &grad_y, &z, &act, &y, &grad_z,
-                              &grad_x, &grad_b1, &grad_b2, &grad_probs}) {
+  for (const TestTensor* t : {&x, &row_idx, &b1, &b2, &probs, &b2_scale, &grad_y, &z, &act, &y,
+                              &grad_z, &grad_x, &grad_b1, &grad_b2, &grad_probs, &grad_b2_scale}) {
     if (!t->is_undamaged()) return false;
   }
   return w1.is_undamaged() && w2.is_undamaged() && grad_w1.is_undamaged() && grad_w2.is_undamaged();

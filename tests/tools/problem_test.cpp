@@ -226,6 +226,10 @@ TEST(Problem, OfRandomSeedsCoversEveryRecipeAndMix) {
     seen.insert(entry + " " + recipe + (p.emulated ? " emulated" : "") +
                 (p.fractional ? " fractional" : "") + (p.x_columnwise ? " x_columnwise" : "") +
                 (p.act_columnwise ? " act_columnwise" : ""));
+    if (entry != "grouped_mlp") continue;
+    const char* const scales[] = {" by probs", " by nothing", " by its own"};
+    if (p.bias) seen.insert(recipe + scales[static_cast<size_t>(p.b2_scale)]);
+    if (p.columns_of_y() != p.hidden) seen.insert(recipe + " to another width");
   }
   const char* const formats[] = {"fp32", "bf16", "fp16", "mxfp8", "fp8_block"};
   for (const std::string entry :
@@ -242,6 +246,11 @@ TEST(Problem, OfRandomSeedsCoversEveryRecipeAndMix) {
     }
     EXPECT_TRUE(seen.contains(entry + " mxfp8 x_columnwise act_columnwise")) << entry;
     EXPECT_TRUE(seen.contains(entry + " fp8_block x_columnwise act_columnwise")) << entry;
+  }
+  for (const std::string recipe : {"fp32", "bf16", "fp16", "mxfp8", "mxfp8_fast", "fp8_block"}) {
+    for (const char* what : {" by probs", " by nothing", " by its own", " to another width"}) {
+      EXPECT_TRUE(seen.contains(recipe + what)) << recipe << what;
+    }
   }
 }
 

@@ -74,6 +74,8 @@ int64_t Arguments::size(char letter) const {
       return p.groups + 1;
     case 'H':
       return p.hidden;
+    case 'N':
+      return p.columns_of_y();
     case 'F':
       return p.ffn;
     case 'Z':
@@ -109,7 +111,7 @@ DType Arguments::dtype_of(std::string_view name, std::string_view sizes) const {
   if (is_index(name)) return p.seed % 2 == 0 ? DType::kInt32 : DType::kInt64;
   if (name == "offsets") return DType::kInt64;
   if (is_one_of(name, {"probs", "topk_weights", "expert_bias", "grad_probs", "grad_scale",
-                       "grad_weights", "grad_topk_weights"})) {
+                       "grad_weights", "grad_topk_weights", "b2_scale", "grad_b2_scale"})) {
     return DType::kFP32;
   }
   if (name.starts_with("grad_b") || name.starts_with("grad_w")) {
@@ -142,6 +144,7 @@ bool Arguments::wants(std::string_view field, std::string_view name, Role role) 
   if (field.ends_with("_prepared")) return false;  // what stands for weights that are there
   if (call_->entry == "bias_backward") return field != "scale" || p.probs;
   if (is_one_of(name, {"bias", "bias_scale"})) return false;
+  if (name.ends_with("b2_scale")) return p.bias && p.b2_scale == B2Scale::kOwn;
   if (name.starts_with("b") || name.starts_with("grad_b") || name == "expert_bias") return p.bias;
   if (is_one_of(field, {"scale", "bias_scale", "grad_scale"})) return p.bias && p.probs;
   if (is_one_of(name, {"probs", "grad_probs"})) return p.probs;
@@ -397,6 +400,7 @@ void Arguments::value(std::string_view name, int32_t& value, int) {
       {"from", is_way_back() ? p.scale_layout : MOIRE_SCALES_CANONICAL},
       {"to", is_way_back() ? MOIRE_SCALES_CANONICAL : p.scale_layout},
       {"gathered_grad_y", p.gather ? 1 : 0},
+      {"b2_unscaled", p.b2_scale == B2Scale::kNone ? 1 : 0},
       {"act_is_saved", p.save_act || (quantizes && p.act_columnwise) ? 1 : 0},
       {"transpose_b", (call_->products & kDgrads) != 0 ? 1 : 0},
       {"kind", p.sigmoid && call_->entry != "splits_to_offsets" ? MOIRE_ROUTER_SIGMOID : 0},

@@ -143,12 +143,13 @@ class SavedBytes : public MemoryVisitor {
 
 double flops_of(const OpCall& call, const Problem& p) {
   const auto rows = static_cast<double>(p.rows), hidden = static_cast<double>(p.hidden),
-             ffn = static_cast<double>(p.ffn);
+             out = static_cast<double>(p.columns_of_y()), ffn = static_cast<double>(p.ffn);
   constexpr unsigned kFc1All = kFc1 | kFc1Dgrad | kFc1Wgrad, kFc2All = kFc2 | kFc2Dgrad | kFc2Wgrad;
   const auto products = static_cast<unsigned>(call.products);
-  const int halves = 2 * std::popcount(products & kFc1All) + std::popcount(products & kFc2All);
-  return 2.0 * halves * rows * hidden * ffn +
-         call.flops_per_row * rows * (call.size == 'H' ? hidden : ffn);
+  const double columns =
+      2 * std::popcount(products & kFc1All) * hidden + std::popcount(products & kFc2All) * out;
+  const double size = call.size == 'H' ? hidden : call.size == 'N' ? out : ffn;
+  return 2.0 * columns * rows * ffn + call.flops_per_row * rows * size;
 }
 
 // One call of a case, its workspace to come.

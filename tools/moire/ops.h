@@ -26,7 +26,7 @@ struct OpCall {
   // size that a letter of moire/fields.h stands for where the struct does not say.
   std::vector<std::pair<std::string_view, std::string_view>> names;
   int products = 0;
-  double flops_per_row = 0;  // of what is no product, times H or F
+  double flops_per_row = 0;  // of what is no product, times H, N or F
   char size = 'F';
 
   std::string_view name_of(std::string_view field) const;

@@ -44,6 +44,8 @@ struct Format {
   bool operator==(const Format&) const = default;
 };
 
+enum class B2Scale : uint8_t { kProbs, kNone, kOwn };
+
 // Its own format is that of `dtype`.
 struct Problem : Format {
   std::string name;
@@ -51,7 +53,8 @@ struct Problem : Format {
   int64_t groups = 0;
   int64_t hidden = 0;
   int64_t ffn = 0;
-  int64_t rows = 0;  // over all groups
+  int64_t out_hidden = 0;  // of y; 0: hidden
+  int64_t rows = 0;        // over all groups
   int64_t topk = 1;
   int64_t dropped = 0;  // choices that go to no expert
   int64_t tail = 0;     // rows of the capacity past the last group
@@ -62,6 +65,7 @@ struct Problem : Format {
   Activation activation;
   GluLayout layout;
   bool bias = false;
+  B2Scale b2_scale = B2Scale::kProbs;
   bool probs = true;
   bool gather = false;
   bool in_out = false;        // weights are [G, in, out]
@@ -82,6 +86,7 @@ struct Problem : Format {
   uint64_t seed = 1;
 
   bool is(std::string_view op_name) const { return op->name == op_name; }
+  int64_t columns_of_y() const { return out_hidden == 0 ? hidden : out_hidden; }
   DType stored() const { return x == DType::kNone ? dtype : x; }
   const Format& a_format() const { return *this; }
   const Format& b_format() const { return b ? *b : *this; }

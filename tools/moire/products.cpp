@@ -61,7 +61,7 @@ class Linear {
 std::vector<Product> products_of(const Problem& p, int64_t element_bytes,
                                  const std::function<char*(int64_t elements)>& take) {
   Linear fc1(p, 2 * p.ffn, p.hidden, element_bytes, take),
-      fc2(p, p.hidden, p.ffn, element_bytes, take);
+      fc2(p, p.columns_of_y(), p.ffn, element_bytes, take);
   const auto has = [all = p.op->products()](Products pass) { return (all & pass) != 0; };
   std::vector<Product> products;
   fc1.add(has(kFc1), false, false, products);

@@ -77,6 +77,7 @@ Problem random_problem(uint64_t seed, int64_t i, const Samples& given) {
   draw_sizes(random, p);
   p.tail = random.chance(0.5) ? 0 : 1 + random.below(20);
   p.seed = random.bits() % 1000000;
+  if (random.chance(0.3)) p.out_hidden = 1 + random.below(p.hidden + 16);
   draw_words(random, given, p);
   return p;
 }
