@@ -33,7 +33,7 @@ from .groups import Groups
 from .invoke import ENTRIES
 from .layers import LINEAR, MLP, MOE
 from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
-from .operands import Operand, Operands, WeightCopies, WeightLike
+from .operands import BiasScale, Operand, Operands, WeightCopies, WeightLike, own_scale
 from .recipes import RecipeLike
 from .routing import Plan, as_plan, make_plan
 from .values import choice, integer, number, wrong
@@ -69,14 +69,8 @@ def grouped_linear(
     written into `out` and `grad_x_out` if they are given. The tail of y (rows past the last group)
     is zeros, or stays as `out` had it with tail="untouched".
     """
-    optional = {
-        "bias": bias,
-        "scale": scale,
-        "row_idx": row_idx,
-        "scatter_idx": scatter_idx,
-        "out": out,
-        "grad_x_out": grad_x_out,
-    }
+    optional = {"bias": bias, "scale": scale, "row_idx": row_idx, "scatter_idx": scatter_idx}
+    optional.update(out=out, grad_x_out=grad_x_out)
     given = Operands("grouped_linear", x, recipe, optional)
     given.give_x(compute_dtype)
     given.give_weight("w", w, weight_layout, w_quantized)
@@ -95,6 +89,7 @@ def grouped_mlp(
     probs: Optional[Array] = None,
     b1: Optional[Array] = None,
     b2: Optional[Array] = None,
+    b2_scale: BiasScale = "probs",
     act: ActivationLike = "swiglu",
     layout: GluLayoutLike = "halves",
     recipe: RecipeLike = None,
@@ -111,30 +106,25 @@ def grouped_mlp(
     tail: str = "zero",
     wgrad: Any = None,
 ) -> Array:
-    """z = x W1^T (+ b1); y = (glu(z) probs) W2^T (+ probs b2), for the rows of each group.
+    """z = x W1^T (+ b1); y = (glu(z) probs) W2^T (+ b2_scale b2), for the rows of each group.
 
     x [rows, H], or [T, H] with row_idx [rows] (and scatter_idx [T, k], its inverse, where there is
-    one); w1 [G, 2F, H], w2 [G, H, F], b1 [G, 2F], b2 [G, H], probs [rows]. `layout` says how gate
-    and up lie along the 2F rows of w1 and b1 (see GluLayout), `act` is the activation (see
-    Activation). For the backward x, z and probs are kept, and with save_act=True the activation
-    too (in 8 bits with a recipe of 8 bits), which saves computing it again; with save_z=False z is
-    not, and FC1 runs again. out, grad_x_out and tail: as in grouped_linear.
+    one); w1 [G, 2F, H], w2 [G, N, F], b1 [G, 2F], b2 [G, N], probs [rows]. b2_scale is "probs",
+    None (b2 is added as it is) or an array [rows]; probs scales the activation in any case.
+    `layout` says how gate and up lie along the 2F rows of w1 and b1 (see GluLayout), `act` is the
+    activation (see Activation). For the backward x, z and probs are kept, and with save_act=True
+    the activation too (in 8 bits with a recipe of 8 bits), which saves computing it again; with
+    save_z=False z is not, and FC1 runs again. out, grad_x_out and tail: as in grouped_linear.
     """
-    optional = {
-        "probs": probs,
-        "b1": b1,
-        "b2": b2,
-        "row_idx": row_idx,
-        "scatter_idx": scatter_idx,
-        "out": out,
-        "grad_x_out": grad_x_out,
-    }
+    optional = {"probs": probs, "b1": b1, "b2": b2, "b2_scale": own_scale(b2_scale)}
+    optional.update(row_idx=row_idx, scatter_idx=scatter_idx, out=out, grad_x_out=grad_x_out)
     given = Operands("grouped_mlp", x, recipe, optional)
     given.give_x(compute_dtype)
     given.give_weight("w1", w1, weight_layout, w1_quantized)
     given.give_weight("w2", w2, weight_layout, w2_quantized)
     given.give_gating(act, layout, w1, w1_quantized)
     given.give_fp32("probs")
+    given.give_b2_scale(b2_scale)
     given.give_groups(groups)
     given.give_out(tail)
     return given.run(MLP, wgrad, save_act, save_z)
@@ -150,6 +140,7 @@ def moe(
     plan: Optional[Plan] = None,
     b1: Optional[Array] = None,
     b2: Optional[Array] = None,
+    b2_scale: BiasScale = "probs",
     act: ActivationLike = "swiglu",
     layout: GluLayoutLike = "halves",
     recipe: RecipeLike = None,
@@ -164,12 +155,12 @@ def moe(
     """y_t = sum over j of topk_weights[t, j] * expert topk_idx[t, j] (x_t): the seam for any
     model's own router.
 
-    x [T, H], topk_idx [T, k] (-1 or G drops the choice), topk_weights [T, k]; the rest as in
-    grouped_mlp. A plan that make_plan has already made of topk_idx is used as it is. Rows are
-    gathered inside the ops: no permuted copy of x is kept.
+    x [T, H], topk_idx [T, k] (-1 or G drops the choice), topk_weights [T, k], as is b2_scale, if it
+    is an array; the rest as in grouped_mlp. A plan that make_plan has already made of topk_idx is
+    used as it is. Rows are gathered inside the ops: no permuted copy of x is kept.
     """
     call = "moe"
-    given = Operands(call, x, recipe, {"b1": b1, "b2": b2})
+    given = Operands(call, x, recipe, {"b1": b1, "b2": b2, "b2_scale": own_scale(b2_scale)})
     given.give_x(compute_dtype)
     fw, fields = given.fw, given.fields
     check_array(fw, call, "topk_weights", topk_weights)
@@ -183,12 +174,12 @@ def moe(
     shape = topk_weights.shape
     if shape != plan.scatter_idx.shape or shape[0] != x.shape[0]:
         raise invalid(
-            f"{call}: topk_weights is {list(shape)} and topk_idx "
-            f"{list(plan.scatter_idx.shape)}, "
+            f"{call}: topk_weights is {list(shape)} and topk_idx {list(plan.scatter_idx.shape)}, "
             f"must both be [T, k] with T = {x.shape[0]}"
         )
     given.give_gating(act, layout, w1, w1_quantized)
     fields["topk_weights"] = as_fp32(fw, call, "topk_weights", topk_weights)
+    given.give_b2_scale(b2_scale, shape)
     given.give_plan(plan)
     x = fields["x"]
     out_dtype = fw.float32 if given.result == fw.float32 else x.dtype

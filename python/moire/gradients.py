@@ -24,7 +24,7 @@ from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .layers import LINEAR, MLP
 from .layouts import ActivationLike, GluLayoutLike
-from .operands import Operand, Operands, WeightCopies, WeightLike
+from .operands import BiasScale, Operand, Operands, WeightCopies, WeightLike, own_scale
 from .recipes import RecipeLike
 from .values import choice, wrong
 
@@ -47,6 +47,7 @@ class MlpGradients(NamedTuple):
     w2: Any = None
     b2: Any = None
     probs: Any = None
+    b2_scale: Any = None
 
 
 def grouped_linear_backward(
@@ -90,6 +91,7 @@ def grouped_mlp_backward(
     probs: Optional[Array] = None,
     b1: Optional[Array] = None,
     b2: Optional[Array] = None,
+    b2_scale: BiasScale = "probs",
     act: ActivationLike = "swiglu",
     layout: GluLayoutLike = "halves",
     row_idx: Optional[Array] = None,
@@ -100,21 +102,25 @@ def grouped_mlp_backward(
     wants: Collection[str] = ("x", "w1", "w2"),
 ) -> MlpGradients:
     """The gradients of y = grouped_mlp(x, w1, w2, groups, ...) that `wants` names, of "x", "w1",
-    "b1", "w2", "b2" and "probs", as an MlpGradients.
+    "b1", "w2", "b2", "probs" and "b2_scale", as an MlpGradients.
 
     z [rows, 2F] = grouped_linear(x, w1, groups, bias=b1), in BF16 with a recipe of 8 bits, is made
-    again where it is not given. The gradient of b2, and that of probs where there is b2, are sums
-    of grad_y itself, which is an array then.
+    again where it is not given. The gradients of b2 and of what scales it are sums of grad_y
+    itself, which is an array then.
     """
     call, optional = "grouped_mlp_backward", {"probs": probs, "b1": b1, "b2": b2}
+    optional["b2_scale"] = own_scale(b2_scale)
     wants = _wanted(call, wants, MlpGradients, optional)
+    is_by_probs = b2 is not None and isinstance(b2_scale, str)
+    sums = {"b2", "probs"} if is_by_probs else {"b2", "b2_scale"}
     with no_grad():
         given = Operands(call, x, recipe, {"row_idx": row_idx, "z": z, **optional}, grad_y=grad_y)
-        _give(given, grad_y, groups, wants, {"b2"} if b2 is None else {"b2", "probs"})
+        _give(given, grad_y, groups, wants, sums)
         given.give_weight("w1", w1, weight_layout, w1_quantized)
         given.give_weight("w2", w2, weight_layout, w2_quantized)
         given.give_gating(act, layout, w1, w1_quantized)
         given.give_fp32("probs")
+        given.give_b2_scale(b2_scale)
         return MlpGradients(**given.gradients(MLP, grad_y, wants, {"z": given.fields.pop("z")}))
 
 

@@ -216,10 +216,13 @@ class _Moe(_Mlp):
     """Experts' order, MLP and back: no permuted copy of x or of the incoming gradient is kept."""
 
     def forward(self, fw, fields, how):
-        x, weights, scatter_idx = (fields[n] for n in ("x", "topk_weights", "scatter_idx"))
-        fields["probs"] = fw.empty(weights, (fields["capacity"],), fw.float32)
-        names = ("topk_weights", "scatter_idx", "probs", *_GROUPS)
-        fw.run("permute", {name: fields[name] for name in names})
+        x, scatter_idx = fields["x"], fields["scatter_idx"]
+        for name, choices in {"probs": "topk_weights", "b2_scale": "b2_scale"}.items():
+            if fields.get(choices) is not None:
+                values = {n: fields[n] for n in ("scatter_idx", *_GROUPS)}
+                values["topk_weights"] = fields[choices]
+                fields[name] = fw.empty(fields[choices], (fields["capacity"],), fw.float32)
+                fw.run("permute", {**values, "probs": fields[name]})
         made = super().forward(fw, fields, how)
         rows = made["y"]
         y = fw.empty(x, (x.shape[0], rows.shape[1]), how.out_dtype)
@@ -228,11 +231,15 @@ class _Moe(_Mlp):
 
     def gradients(self, fw, fields, how, needs, likes):
         fields["grad_y"], fields["gathered_grad_y"] = fw.cast(fields["grad_y"], likes["x"][1]), 1
-        probs = fields["probs"]
+        probs, of_choices = fields["probs"], likes["topk_weights"]
         needs = {**needs, "probs": needs["topk_weights"]}
-        return super().gradients(
-            fw, fields, how, needs, {**likes, "probs": (probs.shape, probs.dtype)}
-        )
+        likes = {**likes, **dict.fromkeys(("probs", "b2_scale"), (probs.shape, probs.dtype))}
+        found = super().gradients(fw, fields, how, needs, likes)
+        if found.get("b2_scale") is not None:
+            values = {"probs": found["b2_scale"], "scatter_idx": fields["scatter_idx"]}
+            found["b2_scale"] = values["topk_weights"] = fw.empty(probs, *of_choices)
+            fw.run("unpermute", values)
+        return found
 
 
 def features(fields, w):
@@ -341,8 +348,9 @@ def _to_tokens(fw, fields, needs, likes):
 
 
 _OTHERS = ("row_idx", "scatter_idx", "offsets", "y", "x_rowwise", "x_given")
-_OF_LINEAR, _OF_MLP = ("bias", "scale"), ("probs", "b1", "b2")
+_OF_LINEAR, _OF_MLP = ("bias", "scale"), ("probs", "b1", "b2", "b2_scale")
+_OF_MOE = ("x", "topk_weights", "b1", "b2", "b2_scale")
 _READERS = {"w1": {"x"}, "w2": {"x", "w1", "b1", "probs", "topk_weights"}}
 LINEAR = _Linear("grouped_linear", {"w": {"x"}}, ("x", *_OF_LINEAR), _OF_LINEAR, _made_by_linear)
 MLP = _Mlp("grouped_mlp", _READERS, ("x", *_OF_MLP), _OF_MLP, _made_by_mlp)
-MOE = _Moe("grouped_mlp", _READERS, ("x", "topk_weights", "b1", "b2"), _OF_MLP, _made_by_mlp)
+MOE = _Moe("grouped_mlp", _READERS, _OF_MOE, _OF_MLP, _made_by_mlp)

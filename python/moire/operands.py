@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Union
+from typing import Literal, Union
 
 from .arrays import Torch, as_fp32, check_array, check_rank, framework_of, torch
 from .autograd import named, parted, run, wanted
@@ -25,6 +25,7 @@ from .values import choice, flag, wrong
 Operand = Union[Array, GroupedTensor]
 WeightCopies = Union[GroupedTensor, PreparedWeight]
 WeightLike = Union[Array, Sequence[Array], WeightCopies]
+BiasScale = Union[Array, Literal["probs"], None]
 _TAILS = ("zero", "untouched")
 
 
@@ -145,6 +146,16 @@ class Operands:
     def give_fp32(self, name):
         self.fields[name] = as_fp32(self.fw, self.call, name, self.fields[name])
 
+    def give_b2_scale(self, scale, shape=None):
+        """b2 is scaled by "probs", by nothing (None), or by an array of its own (of this shape)."""
+        called, fields = f"{self.call}: b2_scale", self.fields
+        if isinstance(scale, str) and scale != "probs":
+            raise wrong(called, scale, "'probs', None or an array")
+        self.give_fp32("b2_scale")
+        own, fields["b2_unscaled"] = fields["b2_scale"], int(scale is None)
+        if own is not None and shape not in (None, own.shape):
+            raise invalid(f"{called} is {list(own.shape)}, must be {list(shape)} as topk_weights")
+
     def give_out(self, tail):
         """A caller's buffers: `out` may be overwritten, but for the tail that is to stay."""
         call, fields = self.call, self.fields
@@ -253,6 +264,11 @@ class Operands:
     def _pair(self, name, tensor, direction):
         copy = tensor.copy_of(direction, f"{self.call}: {name}")
         return pair(self.fw, copy, tensor.element)
+
+
+def own_scale(b2_scale):
+    """Of what Operands.give_b2_scale takes, the array."""
+    return None if isinstance(b2_scale, str) else b2_scale
 
 
 def _trained(call, name, tensor):

@@ -22,11 +22,11 @@ CALLS = {
     ),
     "grouped_mlp": (
         {"x": X, "w1": W1, "w2": W2, "groups": GROUPS, **GATHERED},
-        "x w1 w2 probs? b1? b2? row_idx? scatter_idx? out? grad_x_out?",
+        "x w1 w2 probs? b1? b2? b2_scale? row_idx? scatter_idx? out? grad_x_out?",
     ),
     "moe": (
         {"x": X, "w1": W1, "w2": W2, "topk_idx": IDX, "topk_weights": WEIGHTS},
-        "x w1 w2 topk_idx topk_weights b1? b2?",
+        "x w1 w2 topk_idx topk_weights b1? b2? b2_scale?",
     ),
     "grouped_mm": ({"a": X, "b_t": W1.transpose(1, 2), "offs": ENDS}, "a b_t offs?"),
     "glu": ({"z": Z}, "z probs?"),

@@ -28,6 +28,7 @@ BAD = [
     (lambda: linear(in_features=8.0), "GroupedLinear: in_features is 8.0"),
     (lambda: linear(out_features=None), "GroupedLinear: out_features is None"),
     (lambda: linear(bias="yes"), "GroupedLinear: bias is 'yes', must be True or False"),
+    (lambda: linear(scale_bias=None), "GroupedLinear: scale_bias is None, must be True or False"),
     (lambda: linear(packed=2), "GroupedLinear: packed is 2"),
     (lambda: linear(weight_layout="io"), "GroupedLinear: weight_layout is 'io', must be one of"),
     (
@@ -47,6 +48,7 @@ BAD = [
     (lambda: linear(delay_wgrad_compute=1), "delay_wgrad_compute is 1, must be True or False"),
     (lambda: experts(hidden=-8), "GroupedMLP: hidden is -8"),
     (lambda: experts(width="x"), "GroupedMLP: width is 'x'"),
+    (lambda: experts(out_features=-1), "GroupedMLP: out_features is -1"),
     (lambda: experts(layout=3), "but 2F is 20, must be a multiple of 6"),
     (lambda: experts(layout=[1]), "ScaledGLU: layout is a list, must be 'halves', a block size"),
     (lambda: experts(act="relu"), "ScaledGLU: act is 'relu', must be one of swiglu"),

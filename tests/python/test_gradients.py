@@ -163,9 +163,15 @@ def test_types_are_those_of_what_was_given(generator):
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"wants": ()}, "wants is empty, must be a tuple of names of x, w1, b1, w2, b2, probs"),
-        ({"wants": "x"}, "wants is 'x', must be a tuple of names of x, w1, b1, w2, b2, probs"),
-        ({"wants": ("x", "w")}, "wants is 'w', must be one of x, w1, b1, w2, b2, probs"),
+        (
+            {"wants": ()},
+            "wants is empty, must be a tuple of names of x, w1, b1, w2, b2, probs, b2_scale",
+        ),
+        (
+            {"wants": "x"},
+            "wants is 'x', must be a tuple of names of x, w1, b1, w2, b2, probs, b2_scale",
+        ),
+        ({"wants": ("x", "w")}, "wants is 'w', must be one of x, w1, b1, w2, b2, probs, b2_scale"),
         ({"wants": ("b2",)}, "wants has 'b2', but b2 is absent"),
         ({"wants": ("probs",)}, "wants has 'probs', but probs is absent"),
         ({"grad_y": None}, "grad_y is None, must be"),

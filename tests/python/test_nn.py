@@ -70,10 +70,6 @@ def test_fused_sequential_is_the_same_numbers_on_the_same_parameters(generator, 
             "2 groups but the second has 3",
         ),
         (
-            lambda: [nn.GroupedLinear(E, H, 2 * F), nn.ScaledGLU(), nn.GroupedLinear(E, F, 5)],
-            "goes from 12 to 5 features",
-        ),
-        (
             lambda: [
                 nn.GroupedLinear(E, H, 2 * F, glu_layout=8),
                 nn.ScaledGLU(),

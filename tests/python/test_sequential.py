@@ -22,6 +22,10 @@ def three(k=H, width=F, n=H, **options):
     return [linear(k, 2 * width, **options), nn.ScaledGLU(), linear(width, n, **options)]
 
 
+def with_other_layouts():
+    return [*three()[:2], linear(F, H, weight_layout="in_out")]
+
+
 def draw(generator):
     torch.manual_seed(3)
     return truth.draw(generator, 9, H), torch.rand(9, generator=generator)
@@ -31,8 +35,8 @@ def one_by_one(modules, x, probs):
     groups = moire.Groups(splits=SPLITS)
     for before, module in zip([None, *modules], modules):
         if isinstance(module, nn.GroupedLinear):
-            scale = probs if module.has_bias and isinstance(before, nn.ScaledGLU) else None
-            x = module(x, groups, scale=scale)
+            is_scaled = module.has_bias and module.scale_bias and isinstance(before, nn.ScaledGLU)
+            x = module(x, groups, scale=probs if is_scaled else None)
         else:
             x = module(x, probs, groups) if isinstance(module, nn.ScaledGLU) else module(x)
     return x
@@ -50,7 +54,9 @@ CHAINS = [
     (lambda: [linear(H, F), torch.nn.ReLU(), linear(F, 5)], ["grouped_gemm", "grouped_gemm"]),
     (lambda: [torch.nn.Linear(H, 4)], []),
     (lambda: [linear(H, H), *three()], ["grouped_gemm", *FUSED]),
-    (lambda: three(n=5), ALONE),
+    (lambda: three(n=5), FUSED),
+    (lambda: three(scale_bias=False), FUSED),
+    (lambda: with_other_layouts(), ALONE),
     (lambda: three()[:2], ALONE[:2]),
     (lambda: [*three(n=H), nn.ScaledGLU()], [*FUSED, "glu"]),
 ]
@@ -104,7 +110,7 @@ def with_hook():
 
 
 REASONS = [
-    (lambda: three(n=5), "goes from 12 to 5 features"),
+    (lambda: with_other_layouts(), "the layers' weight_layout are 'out_in' and 'in_out', must be"),
     (lambda: three()[:2], "has 2 modules, needs GroupedLinear, ScaledGLU, GroupedLinear"),
     (lambda: [*three(), nn.ScaledGLU()], "module 2 is in the fused call before it"),
     (lambda: [*three()[:1], OfItsOwn(), *three()[2:]], "a OfItsOwn has a forward of its own"),

@@ -72,11 +72,13 @@ def linear(x, w, splits, bias=None, scale=None):
     return torch.cat([*parts, y[start:]])
 
 
-def mlp(x, w1, w2, splits, probs=None, b1=None, b2=None, round_to=None, **glu_options):
+def mlp(
+    x, w1, w2, splits, probs=None, b1=None, b2=None, b2_scale="probs", round_to=None, **glu_options
+):
     """round_to: the type that z and act are stored in (the definition has them rounded)."""
     z = _rounded(linear(x, w1, splits, b1), round_to)
     act = _rounded(glu(z, probs, **glu_options), round_to)
-    return linear(act, w2, splits, b2, probs)
+    return linear(act, w2, splits, b2, probs if isinstance(b2_scale, str) else b2_scale)
 
 
 class _Round(torch.autograd.Function):

@@ -23,7 +23,8 @@ class Sequential(OfLayers, torch.nn.Sequential):
     and inside strict() a ScaledGLU that runs on its own is an error.
 
     splits (or moire.Groups) go to every module of moire.nn that takes them, and probs to every
-    activation and, where it has biases, to the GroupedLinear behind it. Other modules get x only.
+    activation and, where it has biases, to the GroupedLinear behind it (unless it was built with
+    scale_bias=False). Other modules get x only.
     """
 
     def forward(
@@ -67,8 +68,8 @@ def _steps(modules):
 def _run_alone(module, before, x, groups, probs, is_first_microbatch):
     options = {"is_first_microbatch": is_first_microbatch}
     if isinstance(module, GroupedLinear):
-        is_behind_probs = module.has_bias and isinstance(before, ScaledGLU)
-        return module(x, groups, scale=probs if is_behind_probs else None, **options)
+        is_scaled = module.has_bias and module.scale_bias and isinstance(before, ScaledGLU)
+        return module(x, groups, scale=probs if is_scaled else None, **options)
     if isinstance(module, ScaledGLU):
         return module(x, probs, groups)
     if isinstance(module, (GroupedMLP, Sequential)):

@@ -18,6 +18,7 @@ import torch
 from ..arrays import Torch
 from ..context import is_explaining
 from ..dtypes import Device, Integers
+from ..errors import invalid
 from ..functional import grouped_linear
 from ..groups import Groups
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
@@ -69,6 +70,8 @@ class OfLayers:
 class GroupedLinear(torch.nn.Module):
     """y_i = x_i W_e^T (+ scale_i b_e) for the rows i of each expert e.
 
+    scale_bias      whether probs scale the bias too, behind the activation of a GroupedMLP or a
+                    Sequential (False: Transformer Engine's default)
     packed          one parameter for all experts, or (False) one per expert
     weight_layout   "out_in": [out, in] matrices; "in_out": [in, out]
     glu_layout      where this is a gated FC1: how gate and up lie along its outputs (a tag, see
@@ -89,6 +92,7 @@ class GroupedLinear(torch.nn.Module):
         out_features: int,
         *,
         bias: bool = False,
+        scale_bias: bool = True,
         packed: bool = True,
         weight_layout: str = "out_in",
         glu_layout: Optional[GluLayoutLike] = None,
@@ -107,6 +111,7 @@ class GroupedLinear(torch.nn.Module):
         self.out_features = integer(f"{call}: out_features", out_features)
         self.packed = flag(f"{call}: packed", packed)
         self.has_bias = flag(f"{call}: bias", bias)
+        self.scale_bias = flag(f"{call}: scale_bias", scale_bias)
         self.weight_layout = check_weight_layout(call, weight_layout)
         self.glu_layout = None
         if glu_layout is not None:
@@ -206,6 +211,8 @@ class GroupedLinear(torch.nn.Module):
         the bias. is_first_microbatch: whether the weights are quantised anew (see
         moire/weight_cache.py), and the backward overwrites main_grad.
         """
+        if scale is not None and not self.scale_bias:
+            raise invalid("GroupedLinear: scale is given, but it was built with scale_bias=False")
         given = {"groups": as_groups(splits), "bias": self.biases(), "scale": scale}
         given.update(row_idx=row_idx, out=out, wgrad=self._sink(is_first_microbatch))
         given["w_quantized"] = self.quantized_weights(is_first_microbatch)

@@ -47,13 +47,14 @@ class GroupedMLP(OfLayers, torch.nn.Module):
     """All experts of a mixture: fc1 (gate and up), gated activation times probs, fc2, in one fused
     call.
 
-    hidden, width    H and F: fc1 is [E, 2F, H], fc2 [E, H, F]
+    hidden, width    H and F: fc1 is [E, 2F, H], fc2 [E, N, F]
+    out_features     N, the width of the result; None: H
     layout           how gate and up lie along fc1's 2F outputs; a tag in the state_dict, checked on
                      load
     save_act         keep the activation for the backward: memory for time
     save_z           keep z, fc1's output, for it; False: it makes z again, time for memory
-    linear_options   the other arguments of both GroupedLinear: bias, packed, dtype, compute_dtype,
-                     ...
+    linear_options   the other arguments of both GroupedLinear: bias, scale_bias (fc2's alone),
+                     packed, dtype, compute_dtype, ...
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         *,
         act: ActivationLike = "swiglu",
         layout: GluLayoutLike = "halves",
+        out_features: Optional[int] = None,
         save_act: bool = False,
         save_z: bool = True,
         **linear_options: Any,
@@ -72,7 +74,8 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         hidden, width = integer("GroupedMLP: hidden", hidden), integer("GroupedMLP: width", width)
         self.activation = ScaledGLU(act, layout)
         self.fc1 = GroupedLinear(num_groups, hidden, 2 * width, glu_layout=layout, **linear_options)
-        self.fc2 = GroupedLinear(num_groups, width, hidden, **linear_options)
+        out = hidden if out_features is None else integer("GroupedMLP: out_features", out_features)
+        self.fc2 = GroupedLinear(num_groups, width, out, **linear_options)
         self.save_act = flag("GroupedMLP: save_act", save_act)
         self.save_z = flag("GroupedMLP: save_z", save_z)
 
@@ -110,7 +113,7 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         out: Optional[torch.Tensor] = None,
         is_first_microbatch: Optional[bool] = None,
     ) -> torch.Tensor:
-        """x [rows, H] in expert order (or [T, H] with row_idx [rows]), probs [rows]: [rows, H]."""
+        """x [rows, H] in expert order (or [T, H] with row_idx [rows]), probs [rows]: [rows, N]."""
         options = self._options(is_first_microbatch)
         options.update(probs=probs, row_idx=row_idx, scatter_idx=scatter_idx, out=out)
         return grouped_mlp(x, groups=as_groups(splits), **options)
@@ -125,7 +128,7 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         is_first_microbatch: Optional[bool] = None,
     ) -> torch.Tensor:
         """x [T, H] through the experts topk_idx [T, k] (or as a plan of them says), weighted:
-        [T, H].
+        [T, N].
         """
         routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "plan": plan}
         return moe(x, **routed, **self._options(is_first_microbatch))
@@ -139,6 +142,7 @@ def fused_options(fc1, activation, fc2, is_first_microbatch):
         "w2": fc2.weights(),
         "b1": fc1.biases(),
         "b2": fc2.biases(),
+        "b2_scale": "probs" if fc2.scale_bias else None,
         "act": activation.act,
         "layout": activation.layout,
         "recipe": fc1.recipe,
@@ -162,14 +166,12 @@ def why_not_fused(modules):
         if any(getattr(module, hooks) for hooks in _HOOKS):
             return f"{described(module)} has hooks, which one call for all three would pass by"
     fc1, activation, fc2 = modules
-    width, hidden = fc2.in_features, fc1.in_features
+    width = fc2.in_features
     if fc1.num_groups != fc2.num_groups:
         return f"the first layer has {fc1.num_groups} groups but the second has {fc2.num_groups}"
     if fc1.out_features != 2 * width:
         needs = f"2 x {width}, gate and up for the second layer's inputs"
         return f"the first layer has {fc1.out_features} outputs, needs {needs}"
-    if fc2.out_features != hidden:
-        return f"goes from {hidden} to {fc2.out_features} features, must return to where it began"
     if fc1.glu_layout not in (None, activation.layout):
         layouts = f"is '{fc1.glu_layout}', the activation's '{activation.layout}'"
         return f"the weight's gate/up layout {layouts}"

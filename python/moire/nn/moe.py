@@ -112,7 +112,7 @@ class MoE(OfLayers, torch.nn.Module):
     def forward(
         self, x: torch.Tensor, *, is_first_microbatch: Optional[bool] = None
     ) -> torch.Tensor:
-        """x [..., H], y the same."""
+        """x [..., H], y [..., N]."""
         _check_tokens("MoE", x, self.experts.fc1.in_features)
         tokens = x.reshape(-1, x.shape[-1])
         choice = self.router(tokens)
@@ -123,5 +123,5 @@ class MoE(OfLayers, torch.nn.Module):
             received = self.group.dispatch(tokens, *choice)
             y = self.experts.route(*received[:3], plan=received.plan, **first)
             y = self.group.combine(y, received)
-        y = y.view(x.shape)
+        y = y.view(*x.shape[:-1], y.shape[-1])
         return y if self.shared is None else y + self.shared(x)
