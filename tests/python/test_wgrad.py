@@ -1,38 +1,13 @@
-"""Weight gradients that go elsewhere: main_grad, and backward_dw."""
-
-import copy
-import pickle
+"""Weight gradients that go elsewhere: main_grad."""
 
 import moire
 import pytest
 import torch
 import truth
-from moire import invoke, nn
+from moire import nn
+from samples_mlp import FORMS, SPLITS, E, F, H, make, run, weights
 
 pytestmark = pytest.mark.usefixtures("device")
-
-E, H, F = 3, 12, 16
-SPLITS = [4, 0, 5]
-
-
-def make(generator, **options):
-    torch.manual_seed(3)
-    layer = nn.GroupedMLP(E, H, F, bias=True, **options)
-    return layer, truth.draw(generator, 9, H), torch.rand(9, generator=generator)
-
-
-def run(layer, x, probs, gathered=False):
-    if gathered:
-        topk_idx = torch.tensor([[0, 2], [2, 0], [0, 2], [2, 0], [2, -1]])
-        return layer.route(x[:5], topk_idx, probs[:5, None].expand(5, 2)).sin().sum().backward()
-    return layer(x, SPLITS, probs).sin().sum().backward()
-
-
-def weights(layer):
-    return [*layer.fc1._weights(), *layer.fc2._weights()]
-
-
-FORMS = [{"packed": True}, {"packed": False}, {"weight_layout": "in_out"}]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -75,16 +50,6 @@ def test_overwrite_main_grad_per_parameter_and_empty_experts(generator):
         truth.assert_close(p.main_grad, reference.grad.double() + start, torch.float32, 9)
 
 
-def test_an_empty_expert_leaves_an_accumulating_buffer_untouched(generator):
-    layer, x, probs = make(generator, packed=False, accumulate_into_main_grad=True)
-    for p in weights(layer):
-        p.main_grad = torch.full_like(p, 1 / 3)
-    run(layer, x, probs)
-    assert (layer.fc1.weight1.main_grad == 1 / 3).all() and (
-        layer.fc2.weight1.main_grad == 1 / 3
-    ).all()
-
-
 def test_get_main_grad_is_asked(generator):
     layer, x, probs = make(generator, accumulate_into_main_grad=True)
     buffers = [torch.zeros_like(p) for p in weights(layer)]
@@ -102,73 +67,6 @@ def test_main_grad_messages(generator):
         p.main_grad = torch.zeros(2, 2)
     with pytest.raises(moire.InvalidArgument, match=r"main_grad: the buffer is \[2, 2\]"):
         run(layer, x, probs)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("gathered", [False, True])
-@pytest.mark.parametrize("options", [{}, {"save_act": True}, {"compute_dtype": torch.bfloat16}])
-def test_delayed_wgrad_is_the_same_gradient_later(generator, form, gathered, options):
-    plain, x, probs = make(generator, **form, **options)
-    run(plain, x, probs, gathered)
-    layer, *_ = make(generator, delay_wgrad_compute=True, **form, **options)
-    assert all(p.skip_backward_post_hook for p in weights(layer))
-    order = []
-    layer.fc1.register_wgrad_accumulation_and_reduce_hooks(lambda: order.append("fc1"))
-    layer.fc2.register_wgrad_accumulation_and_reduce_hooks(lambda: order.append("fc2"))
-    run(layer, x, probs, gathered)
-    assert all(p.grad is None for p in weights(layer)) and not order
-    layer.backward_dw()
-    assert order == ["fc2", "fc1"]
-    for mine, reference in zip(layer.parameters(), plain.parameters()):
-        assert torch.equal(mine.grad, reference.grad)
-
-
-def test_a_backward_that_leaves_everything_for_later_calls_nothing(generator, monkeypatch):
-    called, real = [], invoke.invoke
-
-    def noted(name, *args, **how):
-        called.append(name)
-        real(name, *args, **how)
-
-    monkeypatch.setattr(invoke, "invoke", noted)
-    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
-    y = layer(truth.draw(generator, 9, H), SPLITS)
-    del called[:]
-    y.sum().backward()
-    assert called == []
-    layer.backward_dw()
-    assert called == ["grouped_gemm_wgrad"]
-
-
-@pytest.mark.parametrize("into_main_grad", [False, True])
-def test_backward_dw_is_of_the_oldest_backward_pass(generator, into_main_grad):
-    plain, x, probs = make(generator)
-    options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": into_main_grad}
-    layer, *_ = make(generator, **options)
-    ran = []
-    layer.fc1.register_wgrad_accumulation_and_reduce_hooks(lambda: ran.append(1))
-    for p in weights(layer):
-        p.main_grad = torch.zeros_like(p)
-    for scale in (1.0, 0.5):
-        run(layer, scale * x, probs)
-    for scale in (1.0, 0.5):
-        run(plain, scale * x, probs)
-        layer.backward_dw()
-        for p, reference in zip(weights(layer), weights(plain)):
-            found = p.main_grad if into_main_grad else p.grad
-            truth.assert_close(found, reference.grad.double(), torch.float32, 18)
-    layer.backward_dw()  # nothing waits any more
-    assert ran == [1, 1]
-
-
-def test_backward_dw_is_of_a_whole_backward_pass(generator):
-    plain, x, probs = make(generator)
-    layer, *_ = make(generator, delay_wgrad_compute=True)
-    for module in (plain, layer):
-        module(module(x, SPLITS, probs), SPLITS, probs).sin().sum().backward()
-    layer.backward_dw()
-    for p, reference in zip(weights(layer), weights(plain)):
-        truth.assert_close(p.grad, reference.grad.double(), torch.float32, 18)
 
 
 def test_the_backward_of_a_first_microbatch_overwrites_main_grad(generator):
@@ -228,33 +126,6 @@ def test_autograd_gets_a_dummy_only_where_somebody_waits_for_it(generator):
     wanted = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in biases]))
     layer.fc2.weight.grad = None  # as its hooks would have it
     assert torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0).isclose(wanted)
-
-
-def test_data_parallelism_that_waits_for_backward_dw_finds_what_it_asserts(generator):
-    """As Megatron's with overlap_grad_reduce: its hook wants a .grad, and drops it."""
-    plain, x, probs = make(generator)
-    run(plain, x, probs)
-    options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": True}
-    layer, *_ = make(generator, **options)
-    reduced = []
-
-    def ready(p):
-        assert p.grad is not None and p.grad_added_to_main_grad
-        if p.zero_out_wgrad:
-            p.main_grad += p.grad
-        p.grad = None
-        reduced.append(p.main_grad.clone())
-
-    for i, fc in enumerate([layer.fc1, layer.fc2]):
-        p = fc.weight
-        p.main_grad, p.grad_added_to_main_grad = torch.zeros_like(p), False
-        p.zero_out_wgrad = i == 1
-        fc.register_wgrad_accumulation_and_reduce_hooks(lambda p=p: ready(p))
-    run(layer, x, probs)
-    assert not reduced
-    layer.backward_dw()
-    for found, reference in zip(reduced, reversed(weights(plain))):
-        assert torch.equal(found, reference.grad)
 
 
 def test_main_grad_is_marked_once_it_is_written(generator):
@@ -351,76 +222,6 @@ def test_slices_of_one_buffer_are_main_grads(generator):
         assert torch.equal(p.main_grad, reference.grad)
 
 
-def test_delayed_wgrad_is_added_in_place(generator):
-    plain, x, probs = make(generator)
-    layer, *_ = make(generator, delay_wgrad_compute=True)
-    views = []
-    for p, reference in zip(weights(layer), weights(plain)):
-        p.grad = truth.draw(generator, *p.shape)
-        reference.grad = p.grad.clone()
-        views.append(p.grad)
-    for module in (plain, layer):
-        run(module, x, probs)
-    layer.backward_dw()
-    for p, view, reference in zip(weights(layer), views, weights(plain)):
-        assert p.grad is view and torch.equal(view, reference.grad)
-
-
-@pytest.mark.parametrize("name", ["x", "row_idx", "grad_y"])
-def test_an_operand_overwritten_before_backward_dw_is_an_error(generator, name):
-    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
-    given = {"x": truth.draw(generator, 9, H), "row_idx": torch.arange(9)}
-    given["grad_y"] = truth.draw(generator, 9, F)
-    layer(given["x"], SPLITS, row_idx=given["row_idx"]).backward(given["grad_y"])
-    given[name].zero_()
-    with pytest.raises(
-        moire.InvalidArgument, match=f"backward_dw: {name} was overwritten in place after backward"
-    ):
-        layer.backward_dw()
-    assert layer.weight.grad is None
-
-
-def test_what_fails_in_backward_dw_can_be_done_again(generator):
-    plain, x, probs = make(generator)
-    options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": True}
-    layer, *_ = make(generator, **options)
-    for _ in range(2):
-        run(plain, x, probs)
-        run(layer, x, probs)
-    with pytest.raises(moire.InvalidArgument, match="neither main_grad nor get_main_grad"):
-        layer.backward_dw()
-    for p in weights(layer):
-        p.main_grad = torch.zeros_like(p)
-    for _ in range(2):
-        layer.backward_dw()
-    for p, reference in zip(weights(layer), weights(plain)):
-        truth.assert_close(p.main_grad, reference.grad.double(), torch.float32, 18)
-
-
-@pytest.mark.parametrize("delayed", [0, 2])
-def test_backward_dw_of_an_mlp_with_one_delayed_layer(generator, delayed):
-    plain, x, probs = make(generator)
-    run(plain, x, probs)
-    linear = nn.GroupedLinear(E, H, 2 * F, bias=True, delay_wgrad_compute=delayed == 0)
-    last = nn.GroupedLinear(E, F, H, bias=True, delay_wgrad_compute=delayed == 2)
-    layer = nn.fuse([linear, nn.ScaledGLU(), last])
-    layer.load_state_dict(plain.state_dict())
-    run(layer, x, probs)
-    layer.backward_dw()
-    for mine, reference in zip(layer.parameters(), plain.parameters()):
-        assert torch.equal(mine.grad, reference.grad)
-
-
-def test_copies_of_a_layer_wait_for_nothing(generator):
-    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
-    layer(truth.draw(generator, 9, H), SPLITS).sum().backward()
-    twin = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
-    twin.backward_dw()
-    assert twin.weight.grad is None
-    layer.backward_dw()
-    assert layer.weight.grad is not None
-
-
 def test_frozen_weights_get_nothing(generator):
     for options in ({"accumulate_into_main_grad": True}, {"delay_wgrad_compute": True}):
         layer, x, probs = make(generator, **options)
@@ -432,27 +233,3 @@ def test_frozen_weights_get_nothing(generator):
         assert layer.fc1.weight.grad is None and not hasattr(
             layer.fc1.weight, "grad_added_to_main_grad"
         )
-
-
-@pytest.mark.parametrize("delayed", [False, True])
-def test_need_backward_dw_says_whether_there_is_something_to_do(generator, delayed):
-    layer, x, probs = make(generator, delay_wgrad_compute=delayed)
-    moe = nn.MoE(layer, nn.Router(H, E, 2))
-    for module in (layer.fc1, layer, nn.Sequential(layer), moe):
-        assert module.need_backward_dw() == delayed
-    run(layer, x, probs)
-    before = [p.grad for p in weights(layer)]
-    assert (before == [None, None]) == delayed
-    moe.backward_dw()
-    assert delayed or all(p.grad is grad for p, grad in zip(weights(layer), before))
-    assert all(p.grad is not None for p in weights(layer))
-
-
-def test_weights_that_come_later_are_marked_for_data_parallelism():
-    layer = nn.GroupedLinear(E, H, F, bias=True, delay_wgrad_compute=True, device="meta")
-    layer.to_empty(device="cpu")
-    assert layer.weight.skip_backward_post_hook
-    layer.weight = torch.nn.Parameter(torch.zeros(E, F, H))
-    assert layer.weight.skip_backward_post_hook and not hasattr(
-        layer.bias, "skip_backward_post_hook"
-    )

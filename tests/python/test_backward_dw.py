@@ -1,0 +1,246 @@
+"""Weight gradients that come later: backward_dw."""
+
+import copy
+import pickle
+
+import moire
+import pytest
+import torch
+import truth
+from moire import invoke, nn
+from samples_mlp import FORMS, SPLITS, E, F, H, make, run, weights
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("options", [{}, {"save_act": True}, {"compute_dtype": torch.bfloat16}])
+def test_delayed_wgrad_is_the_same_gradient_later(generator, form, gathered, options):
+    plain, x, probs = make(generator, **form, **options)
+    run(plain, x, probs, gathered)
+    layer, *_ = make(generator, delay_wgrad_compute=True, **form, **options)
+    assert all(p.skip_backward_post_hook for p in weights(layer))
+    order = []
+    layer.fc1.register_wgrad_accumulation_and_reduce_hooks(lambda: order.append("fc1"))
+    layer.fc2.register_wgrad_accumulation_and_reduce_hooks(lambda: order.append("fc2"))
+    run(layer, x, probs, gathered)
+    assert all(p.grad is None for p in weights(layer)) and not order
+    layer.backward_dw()
+    assert order == ["fc2", "fc1"]
+    for mine, reference in zip(layer.parameters(), plain.parameters()):
+        assert torch.equal(mine.grad, reference.grad)
+
+
+def test_a_backward_that_leaves_everything_for_later_calls_nothing(generator, monkeypatch):
+    called, real = [], invoke.invoke
+
+    def noted(name, *args, **how):
+        called.append(name)
+        real(name, *args, **how)
+
+    monkeypatch.setattr(invoke, "invoke", noted)
+    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
+    y = layer(truth.draw(generator, 9, H), SPLITS)
+    del called[:]
+    y.sum().backward()
+    assert called == []
+    layer.backward_dw()
+    assert called == ["grouped_gemm_wgrad"]
+
+
+@pytest.mark.parametrize("into_main_grad", [False, True])
+def test_backward_dw_is_of_the_oldest_backward_pass(generator, into_main_grad):
+    plain, x, probs = make(generator)
+    options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": into_main_grad}
+    layer, *_ = make(generator, **options)
+    ran = []
+    layer.fc1.register_wgrad_accumulation_and_reduce_hooks(lambda: ran.append(1))
+    for p in weights(layer):
+        p.main_grad = torch.zeros_like(p)
+    for scale in (1.0, 0.5):
+        run(layer, scale * x, probs)
+    for scale in (1.0, 0.5):
+        run(plain, scale * x, probs)
+        layer.backward_dw()
+        for p, reference in zip(weights(layer), weights(plain)):
+            found = p.main_grad if into_main_grad else p.grad
+            truth.assert_close(found, reference.grad.double(), torch.float32, 18)
+    layer.backward_dw()  # nothing waits any more
+    assert ran == [1, 1]
+
+
+def test_backward_dw_is_of_a_whole_backward_pass(generator):
+    plain, x, probs = make(generator)
+    layer, *_ = make(generator, delay_wgrad_compute=True)
+    for module in (plain, layer):
+        module(module(x, SPLITS, probs), SPLITS, probs).sin().sum().backward()
+    layer.backward_dw()
+    for p, reference in zip(weights(layer), weights(plain)):
+        truth.assert_close(p.grad, reference.grad.double(), torch.float32, 18)
+
+
+def test_data_parallelism_that_waits_for_backward_dw_finds_what_it_asserts(generator):
+    """As Megatron's with overlap_grad_reduce: its hook wants a .grad, and drops it."""
+    plain, x, probs = make(generator)
+    run(plain, x, probs)
+    options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": True}
+    layer, *_ = make(generator, **options)
+    reduced = []
+
+    def ready(p):
+        assert p.grad is not None and p.grad_added_to_main_grad
+        if p.zero_out_wgrad:
+            p.main_grad += p.grad
+        p.grad = None
+        reduced.append(p.main_grad.clone())
+
+    for i, fc in enumerate([layer.fc1, layer.fc2]):
+        p = fc.weight
+        p.main_grad, p.grad_added_to_main_grad = torch.zeros_like(p), False
+        p.zero_out_wgrad = i == 1
+        fc.register_wgrad_accumulation_and_reduce_hooks(lambda p=p: ready(p))
+    run(layer, x, probs)
+    assert not reduced
+    layer.backward_dw()
+    for found, reference in zip(reduced, reversed(weights(plain))):
+        assert torch.equal(found, reference.grad)
+
+
+def test_delayed_wgrad_is_added_in_place(generator):
+    plain, x, probs = make(generator)
+    layer, *_ = make(generator, delay_wgrad_compute=True)
+    views = []
+    for p, reference in zip(weights(layer), weights(plain)):
+        p.grad = truth.draw(generator, *p.shape)
+        reference.grad = p.grad.clone()
+        views.append(p.grad)
+    for module in (plain, layer):
+        run(module, x, probs)
+    layer.backward_dw()
+    for p, view, reference in zip(weights(layer), views, weights(plain)):
+        assert p.grad is view and torch.equal(view, reference.grad)
+
+
+RECIPES = [None, "mxfp8", "fp8_block", moire.Recipe("mxfp8", save="input")]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("is_mlp", [False, True])
+@pytest.mark.parametrize("delayed", [(True, False), (False, True), (True, True)])
+def test_layers_that_delay_beside_layers_that_do_not(generator, delayed, is_mlp, recipe):
+    """In a chain with a frozen expert; in an MLP in order, gathered and routed: the same bits."""
+    options = {"bias": True, "recipe": recipe, "packed": is_mlp, "dtype": torch.bfloat16}
+    plain = nn.GroupedMLP(E, H, F, **options)
+    fc1 = nn.GroupedLinear(E, H, 2 * F, delay_wgrad_compute=delayed[0], **options)
+    fc2 = nn.GroupedLinear(E, F, H, delay_wgrad_compute=delayed[1], **options)
+    chain = [fc1, nn.ScaledGLU(), fc2]
+    layer = nn.fuse(chain) if is_mlp else nn.Sequential(*chain)
+    for mine, theirs in ((fc1, plain.fc1), (fc2, plain.fc2)):
+        mine.load_state_dict(theirs.state_dict())
+        mine._weights()[-1].requires_grad_(is_mlp)
+    x, probs = truth.draw(generator, 9, H, dtype=torch.bfloat16), torch.rand(9, generator=generator)
+    rows, topk_idx = torch.randint(9, (9,), generator=generator), torch.tensor([[0, 2], [2, -1]])
+
+    def in_order(module):
+        return module(x, SPLITS, probs)
+
+    def gathered(module):
+        return module(x, SPLITS, probs, row_idx=rows)
+
+    def routed(module):
+        return module.route(x[:2], topk_idx, probs[:2, None].expand(2, 2))
+
+    for call in (in_order, gathered, routed) if is_mlp else (in_order,):
+        for module in (plain, layer):
+            module.zero_grad()
+            call(module).sin().sum().backward()
+        layer.backward_dw()
+        for mine, theirs in ((fc1, plain.fc1), (fc2, plain.fc2)):
+            for (name, p), reference in zip(mine.named_parameters(), theirs.parameters()):
+                same = p.requires_grad and torch.equal(p.grad, reference.grad)
+                assert same or (not p.requires_grad and p.grad is None), name
+
+
+def test_a_delayed_gradient_keeps_the_copies_that_it_reads(generator):
+    """An x in BF16 may be overwritten where its copy in 8 bits is kept; that copy may not."""
+    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True, recipe="mxfp8")
+    plain = nn.GroupedLinear(E, H, F, recipe="mxfp8")
+    plain.load_state_dict(layer.state_dict())
+    x, grad_y = truth.draw(generator, 9, H), truth.draw(generator, 9, F)
+    for module in (plain, layer):
+        module(x, SPLITS).backward(grad_y)
+    x.zero_()
+    layer.backward_dw()
+    assert torch.equal(layer.weight.grad, plain.weight.grad)
+    groups = moire.Groups(splits=SPLITS)
+    quantized = moire.quantize(grad_y[:, :H].contiguous(), groups, columnwise=True)
+    layer(quantized, groups).backward(grad_y)
+    quantized.zero_()
+    with pytest.raises(moire.InvalidArgument, match=r"x_columnwise\[0\] was overwritten in place"):
+        layer.backward_dw()
+
+
+@pytest.mark.parametrize("name", ["x", "row_idx", "grad_y"])
+def test_an_operand_overwritten_before_backward_dw_is_an_error(generator, name):
+    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
+    given = {"x": truth.draw(generator, 9, H), "row_idx": torch.arange(9)}
+    given["grad_y"] = truth.draw(generator, 9, F)
+    layer(given["x"], SPLITS, row_idx=given["row_idx"]).backward(given["grad_y"])
+    given[name].zero_()
+    with pytest.raises(
+        moire.InvalidArgument, match=f"backward_dw: {name} was overwritten in place after backward"
+    ):
+        layer.backward_dw()
+    assert layer.weight.grad is None
+
+
+def test_what_fails_in_backward_dw_can_be_done_again(generator):
+    plain, x, probs = make(generator)
+    options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": True}
+    layer, *_ = make(generator, **options)
+    for _ in range(2):
+        run(plain, x, probs)
+        run(layer, x, probs)
+    with pytest.raises(moire.InvalidArgument, match="neither main_grad nor get_main_grad"):
+        layer.backward_dw()
+    for p in weights(layer):
+        p.main_grad = torch.zeros_like(p)
+    for _ in range(2):
+        layer.backward_dw()
+    for p, reference in zip(weights(layer), weights(plain)):
+        truth.assert_close(p.main_grad, reference.grad.double(), torch.float32, 18)
+
+
+def test_copies_of_a_layer_wait_for_nothing(generator):
+    layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)
+    layer(truth.draw(generator, 9, H), SPLITS).sum().backward()
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+    twin.backward_dw()
+    assert twin.weight.grad is None
+    layer.backward_dw()
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_need_backward_dw_says_whether_there_is_something_to_do(generator, delayed):
+    layer, x, probs = make(generator, delay_wgrad_compute=delayed)
+    moe = nn.MoE(layer, nn.Router(H, E, 2))
+    for module in (layer.fc1, layer, nn.Sequential(layer), moe):
+        assert module.need_backward_dw() == delayed
+    run(layer, x, probs)
+    before = [p.grad for p in weights(layer)]
+    assert (before == [None, None]) == delayed
+    moe.backward_dw()
+    assert delayed or all(p.grad is grad for p, grad in zip(weights(layer), before))
+    assert all(p.grad is not None for p in weights(layer))
+
+
+def test_weights_that_come_later_are_marked_for_data_parallelism():
+    layer = nn.GroupedLinear(E, H, F, bias=True, delay_wgrad_compute=True, device="meta")
+    layer.to_empty(device="cpu")
+    assert layer.weight.skip_backward_post_hook
+    layer.weight = torch.nn.Parameter(torch.zeros(E, F, H))
+    assert layer.weight.skip_backward_post_hook and not hasattr(
+        layer.bias, "skip_backward_post_hook"
+    )
