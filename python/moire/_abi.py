@@ -90,9 +90,13 @@ def text(pointer):
 
 
 def extension():
-    """python/invoke.cpp as a module, or None: it was not built, or not for so old a Python."""
+    """python/invoke.cpp as a module, or None: it was not built, or not for this Python, which is
+    older than 3.10 or free-threaded and has another ABI.
+    """
     path = library_path.with_name("moire_invoke.abi3.so")
     spec = importlib.util.spec_from_file_location("moire.moire_invoke", path)
+    if spec is None:
+        return None
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -169,7 +169,7 @@ class Torch:
         may_be_read_only = False
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
         address, device = torch.Tensor.data_ptr, torch.Tensor.device.__get__
-        concatenate, detached, copy = torch.cat, torch.Tensor.detach, torch.Tensor.clone
+        concatenate = torch.cat
         _places = {None: ("cpu", 0)}
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
         _compute_dtypes = tuple(getattr(torch, name) for name in _COMPUTE_DTYPES)
@@ -301,6 +301,12 @@ class Torch:
 
     def stand_in(like, shape, dtype):
         return like.new_zeros((1,) * len(shape), dtype=dtype).expand(shape)
+
+    def detached(array):
+        return array.detach()
+
+    def copy(array):
+        return array.clone()
 
 
 _KINDS = (Numpy,) if torch is None else (Torch, Numpy)

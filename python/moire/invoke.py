@@ -140,25 +140,19 @@ def invoke(name, values, fw, is_direct=False):
     entry, args, call, context = _filled(name, values, fw, is_direct)
     if entry.workspace is not None:
         needed = ffi.new(_SIZE)
-        code = entry.workspace(context, args, needed)
-        if code != 0:
-            contexts.raise_for(code)
+        contexts.raise_for(entry.workspace(context, args, needed))
         if needed[0] != 0:
             memory, address = _scratch(fw, call.device, needed[0])
             call.alive.append(memory)
             _pack_workspace(call.buffer, entry.workspace_at, address, needed[0])
-    code = entry.function(context, args)
-    if code != 0:
-        contexts.raise_for(code)
+    contexts.raise_for(entry.function(context, args))
 
 
 def prepared_form(values, fw):
     """(bytes, p_form) of what prepare_weight makes of such values."""
     _, args, _call, context = _filled("prepare_weight", values, fw, False)
     found = ffi.new(f"{_PREPARED} *")
-    code = lib.moire_prepare_weight_form(context, args, found)
-    if code != 0:
-        contexts.raise_for(code)
+    contexts.raise_for(lib.moire_prepare_weight_form(context, args, found))
     return found.memory.shape[0], struct.unpack_from(_types("form"), ffi.buffer(found), _FORM_AT)
 
 
@@ -174,9 +168,8 @@ def _filled(name, values, fw, is_direct):
     args = ffi.new(entry.pointer)
     args.struct_size = entry.struct_size
     call = _Call(entry, args, values, fw, is_direct)
-    values_of = values.get
     for key, write, field, at, _ in entry.writers:
-        value = values_of(key)
+        value = values.get(key)
         if value is not None:
             write(call, field, at, value)
     if entry.groups_at != 0 and values.get("offsets") is not None:

@@ -8,7 +8,7 @@ import moire
 import numpy as np
 import pytest
 import torch
-from moire import invoke
+from moire import _abi, invoke
 from moire._abi import extension, ffi
 from moire.arrays import Torch
 
@@ -62,16 +62,18 @@ def random_values(entry, pick, listed):
         "moire_weight": lambda: [tensor(2, 4) for _ in range(3)] if listed else [tensor(3, 2, 4)],
         "moire_activation": lambda: (1.0, 7.0, 1.5, pick(0, 4) / 2),
         "moire_glu_layout": lambda: (pick(0, 64), 1),
-        "form": lambda: tuple(pick(-5, 2**31 - 1) for _ in range(11)),
+        "form": lambda: [pick(-5, 2**31 - 1) for _ in range(11)],
         "uint8_t *": lambda: tensor(3, dtype=torch.uint8),
         "int64_t *": lambda: tensor(4, dtype=torch.int64),
-        "moire_offsets_output *": lambda: tensor(4, dtype=torch.int32),
+        "moire_offsets_output *": lambda: [tensor(4, dtype=torch.int32) for _ in range(11)],
+        "flags": lambda: [pick(0, 1) for _ in range(11)],
         "int32_t": lambda: pick(-3, 3),
         "int64_t": lambda: pick(-(2**62), 2**62),
         "float": lambda: pick(0, 100) / 7,
     }
     values = {key: makers[kind]() for key, kind in entry.kinds.items()}
-    return {**values, **({"num_groups": 3} if "num_groups" in values else {})}
+    values.update((k, value[:8]) for k, value in values.items() if k.startswith("outputs"))
+    return {**values, "num_groups": 3, "num_outputs": 8}
 
 
 def read(name, pointer):
@@ -86,7 +88,8 @@ def read(name, pointer):
             found.append(list(value.list[0 : value.tensor.shape[0]]))
             value.list = ffi.NULL
         if member.type.cname == "moire_offsets_output *" and value != ffi.NULL:
-            found.append(bytes(ffi.buffer(value)))
+            size = args.num_outputs * ffi.sizeof("moire_offsets_output")
+            found.append(bytes(ffi.buffer(value, size)))
             setattr(args, field, ffi.NULL)
     return bytes(ffi.buffer(args)), found
 
@@ -235,6 +238,15 @@ def test_no_reference_is_kept(generator):
             invoke.invoke("grouped_linear", declined, Torch)
     after = [sys.getrefcount(t) for t in (x, w, offsets, values["y"], values, None, False)]
     assert all(abs(a - b) < 50 for a, b in zip(after, before))
+
+
+def test_a_python_that_cannot_load_it_does_without(monkeypatch, tmp_path):
+    monkeypatch.setattr(_abi, "library_path", tmp_path / "libmoire.so")
+    assert extension() is None
+    (tmp_path / "moire_invoke.abi3.so").write_text("no library")
+    assert extension() is None
+    monkeypatch.setattr("importlib.util.spec_from_file_location", lambda name, path: None)
+    assert extension() is None
 
 
 def test_info_says_how_calls_are_made():
