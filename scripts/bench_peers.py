@@ -4,7 +4,8 @@
 (scripts/peers/others.py), and with --loop a loop of cuBLAS calls over the experts.
 
 For each shape: the six bare products, the MLP forward and with its backward (gradients of weights
-in BF16, and added to FP32), the whole layer from router to combine. Splits are ragged, neither
+in BF16, and added to FP32), the whole layer from router to combine, the MLP and two products in FP8
+blocks. Splits are ragged, neither
 aligned nor padded; TFLOP/s count useful rows. The peers and a dense product of 8192^3 take turns,
 each alone until the GPU is at its power limit (scripts/sustained.py, docs/performance.md); ratios
 are taken within a turn. What moire and the loop compute is compared with torch's before it is
@@ -25,19 +26,20 @@ import time
 
 import moire
 import torch
-from peers import layers, mlps, others, products
+from peers import fp8, layers, mlps, others, products
 from peers.shapes import SHAPES, TINY, Tensors
 from peers.tables import markdown
 from peers.timing import Bench, TorchGpu, bytes_kept, host_microseconds
 from results import library
 from sustained import SHORT_NOTICE, Progress, plan_text, rate_ratio, time_ratio
 
-PARTS = {"gemm": products.cases, "mlp": mlps.cases, "layer": layers.cases}
+PARTS = {"gemm": products.cases, "mlp": mlps.cases, "layer": layers.cases, "fp8": fp8.cases}
 # How many functions of each case take turns, without the loop and others' libraries; their kind.
 FUNCTIONS = {
     "gemm": [(2, "rows")] * 4 + [(3, None)] * 2,
     "mlp": [(2, "mlp"), (3, "mlp")],
     "layer": [(2, "layer")] * 2,
+    "fp8": [(2, "fp8 rows")] * 2 + [(2, "fp8 mlp")],
 }
 HAVE_LOOPS = ("gemm", "mlp")
 SECONDS_PER_CASE = 6  # to make its tensors, compile and compare

@@ -1,6 +1,6 @@
 """Other libraries, where they can be imported: DeepGEMM for the products of ragged rows (on a copy
-of the rows that is padded as it needs), Transformer Engine's ops for the MLP, SonicMoE for the
-layer. Where one is missing or refuses, the report says why.
+of the rows that is padded as it needs), Transformer Engine's ops for the MLP, both also with FP8
+blocks, SonicMoE for the layer. Where one is missing or refuses, the report says why.
 
 A case says in `operands` what they may use; each function here returns {name: function}.
 """
@@ -20,31 +20,55 @@ def join(case):
             case.absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:200]}"
 
 
+def _padded(tensors, *matrices):
+    """Copies whose groups begin at the multiples that DeepGEMM needs, and whose group a row is."""
+    import deep_gemm
+
+    alignment = deep_gemm.get_mk_alignment_for_contiguous_layout()
+    copies, owners, start = [[] for _ in matrices], [], 0
+    for e, count in enumerate(tensors.splits):
+        padding = -count % alignment
+        for copy, matrix in zip(copies, matrices):
+            copy += [matrix[start : start + count], matrix.new_zeros(padding, matrix.shape[1])]
+        owners += [e] * count + [-1] * padding
+        start += count
+    owners = torch.tensor(owners, dtype=torch.int32, device=matrices[0].device)
+    return *map(torch.cat, copies), owners
+
+
 def _deep_gemm(operands):
     import deep_gemm
 
-    a, w, tensors = operands["a"], operands["w"], operands["tensors"]
-    alignment = deep_gemm.get_mk_alignment_for_contiguous_layout()
-    rows, owners, start = [], [], 0
-    for e, count in enumerate(tensors.splits):
-        padding = -count % alignment
-        rows.append(torch.nn.functional.pad(a[start : start + count], (0, 0, 0, padding)))
-        owners.append(torch.tensor([e] * count + [-1] * padding, dtype=torch.int32))
-        start += count
-    rows, owners = torch.cat(rows), torch.cat(owners).to(a.device)
+    rows, owners = _padded(operands["tensors"], operands["a"])
     multiply = deep_gemm.m_grouped_bf16_gemm_nt_contiguous
     if operands["is_transposed"]:
         multiply = deep_gemm.m_grouped_bf16_gemm_nn_contiguous
 
     def run():
         d = rows.new_empty(len(rows), operands["n"])
-        multiply(rows, w, d, owners)
+        multiply(rows, operands["w"], d, owners)
         return [d]
 
     return run
 
 
-def _transformer_engine(operands):
+def _deep_gemm_fp8(operands):
+    import deep_gemm
+
+    a, w = operands["a"].rowwise, operands["w"].rowwise
+    codes, scales, owners = _padded(operands["tensors"], a.data.view(torch.uint8), a.scales)
+    codes, e4m3 = codes.view(torch.float8_e4m3fn), w.data.view(torch.float8_e4m3fn)
+
+    def run():
+        d = torch.empty(len(codes), operands["n"], dtype=torch.bfloat16, device=codes.device)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((codes, scales), (e4m3, w.scales), d, owners)
+        return [d]
+
+    return run
+
+
+def _transformer_engine(operands, recipe=None):
+    import transformer_engine.pytorch as te
     from transformer_engine.pytorch import ops
 
     x, w1, w2, probs = (operands[k] for k in ("x", "w1", "w2", "probs"))
@@ -59,9 +83,17 @@ def _transformer_engine(operands):
     splits = torch.tensor(operands["tensors"].splits, device=x.device)
 
     def forward():
-        return [mlp(x, splits, probs, splits)]
+        with te.fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe):
+            return [mlp(x, splits, probs, splits)]
 
     return _finished(operands, forward, [x, *fc1.parameters(), *fc2.parameters(), probs])
+
+
+def _transformer_engine_fp8(operands):
+    """Its weights are quantised at each call."""
+    from transformer_engine.common.recipe import Float8BlockScaling
+
+    return _transformer_engine(operands, Float8BlockScaling())
 
 
 def _sonic_moe(operands):
@@ -89,9 +121,17 @@ def _finished(operands, forward, leaves):
     return lambda: torch.autograd.grad(forward()[0], leaves, grad_y)
 
 
-MODULES = {"rows": "deep_gemm", "mlp": "transformer_engine", "layer": "sonicmoe"}
+MODULES = {
+    "rows": "deep_gemm",
+    "fp8 rows": "deep_gemm",
+    "mlp": "transformer_engine",
+    "fp8 mlp": "transformer_engine",
+    "layer": "sonicmoe",
+}
 _MAKERS = {
     "rows": {"DeepGEMM, padded": _deep_gemm},
+    "fp8 rows": {"DeepGEMM, padded": _deep_gemm_fp8},
     "mlp": {"Transformer Engine": _transformer_engine},
+    "fp8 mlp": {"Transformer Engine": _transformer_engine_fp8},
     "layer": {"SonicMoE": _sonic_moe},
 }
