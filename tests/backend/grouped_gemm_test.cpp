@@ -104,6 +104,29 @@ TEST(GroupedGemm, TakesEveryDTypeOrientationListAndGather) {
   }
 }
 
+// Of more matrices than a GPU is given addresses of at once.
+TEST(GroupedGemm, TakesListsOf600Matrices) {
+  Random random;
+  const Tested context = tested(2);
+  std::vector<int64_t> splits(600);
+  for (int64_t& rows : splits) rows = random.integer(0, 3);
+  const Batch batch(splits, 2);
+  for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
+    GemmOptions o;
+    o.operands = o.output = DType::kBF16;
+    o.layout = o.beta = layout;
+    o.listed = true;
+    GemmCase forward(random, batch, 8, 16, false, o);
+    check(forward, context);
+    GemmGluCase glu(random, batch, 8, 16, o);
+    check(glu, context);
+    GemmGluBackwardCase glu_backward(random, batch, 8, 16, o);
+    check(glu_backward, context);
+    WgradCase wgrad(random, batch, 8, 16, o);
+    check(wgrad, context);
+  }
+}
+
 TEST(GroupedGemm, TakesEveryGluLayoutAndActivation) {
   Random random;
   const Tested context = tested(2);

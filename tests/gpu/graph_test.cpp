@@ -22,19 +22,22 @@ const std::vector<std::vector<int64_t>> kSplits = {
     {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
     {1, 127, 130, 31, 0, 0, 2000, 63, 64, 65, 1500, 191, 192, 193, 700, 0, 3000}};
 
-// A whole MLP: its type, and its recipe where that is an FP8 one.
+// A whole MLP: its type, its recipe where that is an FP8 one, and whether its weights are lists.
 struct Layer {
   DType dtype;
   RecipeCase recipe = {};
+  bool listed = false;
 };
 std::vector<Layer> layers() {
   return {{DType::kBF16},
           {DType::kFP32},
           {DType::kBF16, {MOIRE_RECIPE_MXFP8}},
-          {DType::kBF16, {MOIRE_RECIPE_FP8_BLOCK}}};
+          {DType::kBF16, {MOIRE_RECIPE_FP8_BLOCK}},
+          {DType::kBF16, {}, true},
+          {DType::kBF16, {MOIRE_RECIPE_MXFP8}, true}};
 }
 std::ostream& operator<<(std::ostream& out, const Layer& layer) {
-  return out << dtype_name(layer.dtype) << ", " << layer.recipe;
+  return out << dtype_name(layer.dtype) << ", " << layer.recipe << (layer.listed ? ", listed" : "");
 }
 
 MlpOptions options_of(const Layer& layer) {
@@ -44,6 +47,7 @@ MlpOptions options_of(const Layer& layer) {
   o.width = 256;
   o.dtype = layer.dtype;
   o.in_8_bits = layer.recipe.recipe != 0;
+  o.listed = layer.listed;
   return o;
 }
 

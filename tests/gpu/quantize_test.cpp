@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -120,6 +121,66 @@ TEST_F(GpuQuantize, AdversarialBlocksHaveTheBytesOfTheCpu) {
         }
       }
     }
+  }
+}
+
+TEST_F(GpuQuantize, ListedWeightsHaveTheBytesOfTheCpu) {
+  Random random;
+  const Context cpu = Context::create().value();
+  for (const int32_t scaling :
+       {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK, MOIRE_SCALING_FP8_TILE}) {
+    for (const int64_t num_groups : {3, 300}) {
+      for (const int64_t k : {64, 133}) {
+        const int64_t n = num_groups == 3 ? 300 : 33;
+        const DType dtype = k == 64 ? DType::kBF16 : DType::kFP32;
+        TestWeight w(dtype, num_groups, n, k, MOIRE_OUT_IN, true);
+        w.randomize(random);
+        SCOPED_TRACE(testing::Message()
+                     << "scaling " << scaling << ", " << num_groups << " of " << n << " x " << k);
+        for (const bool is_alone : {true, false}) {  // row-wise copies alone, or both
+          TestCopy rowwise[2], columnwise[2];
+          for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+            const auto copy = [&](int32_t direction) {
+              return TestCopy(DType::kE4M3, scaling, direction, num_groups, n, k);
+            };
+            rowwise[on_gpu] = copy(MOIRE_ROWWISE);
+            columnwise[on_gpu] = rowwise[on_gpu];
+            QuantizeWeightArgs args;
+            args.source = w;
+            args.scaling = scaling;
+            args.rowwise = rowwise[on_gpu];
+            if (!is_alone && scaling != MOIRE_SCALING_FP8_TILE) {
+              columnwise[on_gpu] = copy(MOIRE_COLUMNWISE);
+              args.columnwise = columnwise[on_gpu];
+            }
+            const Tested on = on_gpu == 0 ? Tested(cpu) : Tested::alone(context());
+            ASSERT_TRUE(succeeds(quantize_weight(on, args)));
+          }
+          EXPECT_TRUE(same(rowwise[0], rowwise[1])) << "rowwise";
+          EXPECT_TRUE(same(columnwise[0], columnwise[1])) << "columnwise";
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuQuantize, FindingsOfAListNameTheMatrix) {
+  Random random;
+  for (const int64_t first : {0, 7, 270}) {
+    TestWeight w(DType::kBF16, 300, 40, 64, MOIRE_OUT_IN, true);
+    w.randomize(random);
+    for (const int64_t g : {first, first + 1, int64_t{299}}) w.set(g, g == first ? 39 : 0, 5, kNaN);
+    const TestCopy copy(DType::kE4M3, MOIRE_SCALING_MXFP8, MOIRE_ROWWISE, 300, 40, 64);
+    QuantizeWeightArgs args;
+    args.source = w;
+    args.scaling = MOIRE_SCALING_MXFP8;
+    args.rowwise = copy;
+    staging::StagedCall staged;
+    staged.add(args);
+    ASSERT_TRUE(succeeds(staged.upload()));
+    ASSERT_TRUE(succeeds(quantize_weight(context(), staged.on_device(args))));
+    const std::string element = "source[" + std::to_string(first) + ", 39, 5]";
+    EXPECT_TRUE(fails(context().check(), Code::kInvalidArgument, "quantize_weight: " + element));
   }
 }
 

@@ -24,7 +24,7 @@ void expect_explained(const Context& explaining, A args, Status (*op)(const Cont
 // The products of a forward and a backward.
 std::vector<Step> products(const std::string& gpu, int32_t recipe,
                            const std::vector<int64_t>& splits = {140, 200}, int64_t hidden = 128,
-                           int64_t width = 64) {
+                           int64_t width = 64, bool listed = false) {
   Random random;
   MlpOptions options;
   options.ragged = {"Two", splits, 3};
@@ -32,6 +32,7 @@ std::vector<Step> products(const std::string& gpu, int32_t recipe,
   options.width = width;
   options.dtype = DType::kBF16;
   options.in_8_bits = true;
+  options.listed = listed;
   const MlpProblem p(options, random);
   ContextOptions planned;
   planned.device = Device::kCuda;
@@ -115,6 +116,19 @@ TEST(Plan, UsesFp8TensorCoresForRowsThatTheyCanRead) {
                   std::string::npos);
       }
     }
+  }
+}
+
+TEST(Plan, OfListsRunsPlainProducts) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  const std::vector<Step> steps =
+      products("sm90", MOIRE_RECIPE_AS_STORED, {140, 200}, 128, 64, /*listed=*/true);
+  for (const Step& step : steps) {
+    SCOPED_TRACE(step.op + ": " + step.policy);
+    EXPECT_EQ(step.implementation, "portable");
+    EXPECT_TRUE(step.policy.ends_with(", after writing the addresses of 2 matrices"));
+    ASSERT_EQ(step.refused.size(), 1U);
+    EXPECT_TRUE(step.refused[0].reason.ends_with(" is a list, the kernel takes packed weights"));
   }
 }
 

@@ -241,7 +241,7 @@ TEST(Recipe, IsItsOpsForEveryDtypeLayoutAndGathering) {
           options.dtype = dtype;
           options.gathered = options.gathered_grad_y = gathered;
           options.w1_layout = options.w2_layout = weight_layout;
-          options.listed = gathered && tested().device() == Device::kCpu;
+          options.listed = gathered;
           options.accumulate = gathered;
           expect_composite_is_its_ops(c, options, random);
         }

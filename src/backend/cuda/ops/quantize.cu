@@ -11,6 +11,13 @@ bool takes_vectors(const TensorView& source, const moire_quantized& rowwise,
   return source.columns() % kEight == 0 && opens_vectors({source}) &&
          opens_eights(rowwise, MOIRE_ROWWISE) && opens_eights(columnwise, MOIRE_COLUMNWISE);
 }
+bool takes_vectors(const QuantizeWeightArgs& args) {
+  bool opens = takes_vectors(args.source.tensor, args.rowwise, args.columnwise);
+  for_each_matrix(args.source, [&](int64_t, const void* data, int64_t) {
+    opens = opens && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  });
+  return opens;
+}
 
 // Calls f.operator()<T, kVectors>().
 template <class F>
@@ -23,22 +30,22 @@ void with_floats(DType dtype, bool takes_vectors, F&& f) {
     }
   });
 }
-// Calls f.operator()<kScaling>().
-template <class F>
-void with_scaling(int32_t scaling, F&& f) {
-  if (scaling == MOIRE_SCALING_MXFP8) {
-    f.template operator()<MOIRE_SCALING_MXFP8>();
-  } else {
-    f.template operator()<MOIRE_SCALING_FP8_BLOCK>();
-  }
+// Ragged copies have no tiles of one scale.
+template <class Source>
+void launch_scaling(Launcher& launcher, int32_t scaling, const QuantizeTiles<Source>& tiles,
+                    const TensorView& shape, const NonFiniteCall& call) {
+  const auto launch = scaling == MOIRE_SCALING_MXFP8 ? launch_quantize<MOIRE_SCALING_MXFP8, Source>
+                      : scaling == MOIRE_SCALING_FP8_BLOCK
+                          ? launch_quantize<MOIRE_SCALING_FP8_BLOCK, Source>
+                          : launch_quantize<MOIRE_SCALING_FP8_TILE, Source>;
+  launch(launcher, tiles, shape, call);
 }
 
 // What both ops have in common; their structs have fields of the same names.
-template <class T, bool kVectors, class A>
-QuantizeTiles<FloatRows<T, kVectors>> tiles_of(const A& args, const TensorView& source,
-                                               const ScaleBlocks& blocks) {
-  QuantizeTiles<FloatRows<T, kVectors>> tiles{};
-  tiles.source.rows = matrix_of<const T>(source);
+template <class Source, class A>
+QuantizeTiles<Source> tiles_of(const A& args, const TensorView& source, const ScaleBlocks& blocks) {
+  QuantizeTiles<Source> tiles{};
+  tiles.source.rows = matrix_of<const typename Source::Element>(source);
   tiles.source.num_rows = source.num_rows();
   tiles.source.columns = static_cast<int>(source.columns());
   tiles.blocks = blocks;
@@ -60,12 +67,10 @@ Status run_quantize(const Context& context, const QuantizeArgs& args) {
   const NonFiniteCall call = non_finite_call(context, {"quantize", "source"}, shape, false);
   with_floats(source.type(), takes_vectors(source, args.rowwise, args.columnwise),
               [&]<class T, bool kVectors>() {
-                auto tiles = tiles_of<T, kVectors>(args, source, blocks);
+                auto tiles = tiles_of<FloatRows<T, kVectors>>(args, source, blocks);
                 tiles.source.row_idx = indices_of(args.row_idx, "row_idx");
                 tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
-                with_scaling(args.scaling, [&]<int kScaling>() {
-                  launch_quantize<kScaling>(launcher, tiles, shape, call);
-                });
+                launch_scaling(launcher, args.scaling, tiles, shape, call);
               });
   return launcher.status();
 }
@@ -73,21 +78,24 @@ Status run_quantize(const Context& context, const QuantizeArgs& args) {
 Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
   Launcher launcher(context, "quantize_weight");
   const TensorView source(args.source.tensor);
-  const bool is_tiled = args.scaling == MOIRE_SCALING_FP8_TILE;
-  const ScaleBlocks blocks =
-      scale_blocks(source, {}, args.scaling, is_tiled || is_present(args.columnwise));
+  const bool is_listed = args.source.list != nullptr;
+  const bool shares_rows =
+      is_listed || args.scaling == MOIRE_SCALING_FP8_TILE || is_present(args.columnwise);
+  const ScaleBlocks blocks = scale_blocks(source, {}, args.scaling, shares_rows);
   const NonFiniteCall call = non_finite_call(context, {"quantize_weight", "source"}, source, false);
-  with_floats(source.type(), takes_vectors(source, args.rowwise, args.columnwise),
-              [&]<class T, bool kVectors>() {
-                const auto tiles = tiles_of<T, kVectors>(args, source, blocks);
-                if (is_tiled) {
-                  launch_quantize<MOIRE_SCALING_FP8_TILE>(launcher, tiles, source, call);
-                } else {
-                  with_scaling(args.scaling, [&]<int kScaling>() {
-                    launch_quantize<kScaling>(launcher, tiles, source, call);
-                  });
-                }
-              });
+  with_floats(source.type(), takes_vectors(args), [&]<class T, bool kVectors>() {
+    if (!is_listed) {
+      const auto tiles = tiles_of<FloatRows<T, kVectors>>(args, source, blocks);
+      return launch_scaling(launcher, args.scaling, tiles, source, call);
+    }
+    auto tiles = tiles_of<ListedRows<T, kVectors>>(args, source, blocks);
+    tiles.source.matrix_rows = source.shape[1];
+    tiles.source.blocks_per_matrix = blocks.blocks_per_matrix;
+    for_each_matrix(args.source, [&](int64_t g, const void* data, int64_t) {
+      tiles.source.matrices[g] = static_cast<const T*>(data);
+    });
+    launch_scaling(launcher, args.scaling, tiles, source, call);
+  });
   return launcher.status();
 }
 
@@ -95,16 +103,20 @@ Reason supports_quantize(const DeviceState&, const QuantizeArgs& args) {
   return too_wide("source", TensorView(args.source).columns());
 }
 Reason supports_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
-  if (args.source.list != nullptr) return "source is a list, the kernel takes packed weights";
-  return too_wide("source", TensorView(args.source.tensor).columns());
+  constexpr int64_t kMost = ListedRows<float, false>::kMost;
+  const TensorView source(args.source.tensor);
+  if (args.source.list != nullptr && source.shape[0] > kMost) {
+    return concat("source is a list of ", source.shape[0], " matrices, at most ", kMost,
+                  " are taken");
+  }
+  return too_wide("source", source.columns());
 }
 
 std::string policy_quantize(const DeviceState&, const QuantizeArgs& args) {
   return tiles_policy(args.scaling, takes_vectors(args.source, args.rowwise, args.columnwise));
 }
 std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
-  return tiles_policy(args.scaling,
-                      takes_vectors(args.source.tensor, args.rowwise, args.columnwise));
+  return tiles_policy(args.scaling, takes_vectors(args));
 }
 
 }  // namespace

@@ -145,7 +145,14 @@ struct FloatRows {
       load_gathered(tile, reporter, values);
       return;
     }
-    const T* p = rows.row(tile.row(0)) + tile.column;
+    load_from(rows.row(tile.row(0)) + tile.column, tile, values);
+  }
+
+ protected:
+  // A part that begins at p.
+  template <int kScaling, int kRows>
+  __device__ void load_from(const T* p, const TilePart<kScaling>& tile,
+                            Eight<T> (&values)[kRows]) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i, p += TileShape<kScaling>::kRowStep * rows.stride) {
       values[i] = eight(p, tile, tile.has_row(i));
@@ -188,6 +195,23 @@ struct FloatRows {
       }
     }
     return out;
+  }
+};
+
+// Rows of matrices that lie anywhere, in blocks of each (ScaleBlocks::kMatrices).
+template <class T, bool kVectors>
+struct ListedRows : FloatRows<T, kVectors> {
+  static constexpr int64_t kMost = 1024;  // a kernel's parameters have 32 KB
+  const T* matrices[kMost];
+  int64_t matrix_rows;
+  uint32_t blocks_per_matrix;
+
+  template <int kScaling, int kRows>
+  __device__ void load(const TilePart<kScaling>& tile, const Reporter&,
+                       Eight<T> (&values)[kRows]) const {
+    const uint32_t matrix = tile.index / blocks_per_matrix;
+    const int64_t row = tile.row(0) - matrix * matrix_rows;
+    this->load_from(matrices[matrix] + row * this->rows.stride + tile.column, tile, values);
   }
 };
 
@@ -282,11 +306,14 @@ struct CodeRows {
                                bool is_there) const {
     uint2 out{};
     if (!is_there) return out;
-    if constexpr (kVectors) return __ldg(reinterpret_cast<const uint2*>(p));
+    if constexpr (kVectors) {
+      out = __ldg(reinterpret_cast<const uint2*>(p));
+    } else {
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) {
-      const uint32_t code = tile.column + i < columns ? p[i] : 0;
-      (i < 4 ? out.x : out.y) |= code << (8 * (i % 4));
+      for (int i = 0; i < kEight; ++i) {
+        const uint32_t code = tile.column + i < columns ? p[i] : 0;
+        (i < 4 ? out.x : out.y) |= code << (8 * (i % 4));
+      }
     }
     return out;
   }

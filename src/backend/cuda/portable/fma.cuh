@@ -9,6 +9,7 @@ namespace moire::cuda::portable::gemm {
 
 struct Fma {
   static constexpr const char* kName = "FP32 multiply-adds";
+  static constexpr bool kTakesLists = true;
   static constexpr int kDepth = 16;
   static constexpr int kPerThread = 4;
   static constexpr int kColumns = kPerThread;

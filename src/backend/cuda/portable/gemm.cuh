@@ -6,6 +6,7 @@
 //
 // An engine has
 //   kSliceBytes       of shared memory per operand
+//   kTakesLists       whether weights may be lists
 //   AlongK            an operand whose elements are contiguous along k: a thread fetches a part of
 //                     line() of the tile
 //   AcrossK<RowOf>    one whose elements are contiguous across the tile: a thread fetches kColumns

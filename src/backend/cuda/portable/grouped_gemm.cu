@@ -35,13 +35,14 @@ struct Store {
   }
 };
 
-gemm::RaggedM problem(const GroupedGemmArgs& args) {
+gemm::RaggedM problem(const GroupedGemmArgs& args, const ops::ListedMatrices& listed) {
   const TensorView a(args.a), weight(args.b.tensor), scales(args.b_scales);
   const bool k_is_last = (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
   return {.a = gemm::rowwise(a, args.a_scales),
           .row_idx = indices_of(args.row_idx, "row_idx"),
           .num_source_rows = a.num_rows(),
           .weight = gemm::weights(weight, scales, k_is_last),
+          .listed = listed.addresses(),
           .weight_rows = weight.shape[1],
           .weight_scale_rows = scales.shape[1],
           .weight_is_nk = k_is_last,
@@ -53,7 +54,9 @@ gemm::RaggedM problem(const GroupedGemmArgs& args) {
 Status run(const Context& context, const GroupedGemmArgs& args) {
   Launcher launcher(context, "grouped_gemm");
   const TensorView d(args.d);
-  gemm::launch(launcher, problem(args),
+  const ops::ListedScratch scratch(args.b, args.workspace);
+  scratch.listed.write(launcher);
+  gemm::launch(launcher, problem(args, scratch.listed),
                Store{.d = any_floats(d),
                      .bias = any_floats(args.bias),
                      .bias_scale = static_cast<const float*>(args.bias_scale.data),
@@ -63,8 +66,7 @@ Status run(const Context& context, const GroupedGemmArgs& args) {
 }
 
 Reason supports(const DeviceState&, const GroupedGemmArgs& args) {
-  return gemm::first_of({gemm::refusal("b", args.b), gemm::accumulation_refusal(args.accumulation),
-                         gemm::width_refusal(TensorView(args.d).columns())});
+  return gemm::why_not_width(TensorView(args.d).columns());
 }
 
 }  // namespace
@@ -73,11 +75,17 @@ const Implementation<GroupedGemmArgs> kGroupedGemm = {
     "portable",
     Device::kCuda,
     supports,
-    no_workspace,
     [](const DeviceState&, const GroupedGemmArgs& args) {
-      const gemm::RaggedM p = problem(args);
-      return gemm::policy_text(p.a, p.weight);
+      return ops::ListedScratch(args.b).arena.used();
     },
-    run};
+    [](const DeviceState&, const GroupedGemmArgs& args) {
+      const ops::ListedScratch scratch(args.b);
+      const gemm::RaggedM p = problem(args, scratch.listed);
+      return gemm::policy_text(p.a, p.weight) + scratch.listed.policy();
+    },
+    run,
+    [](const DeviceState&, const GroupedGemmArgs& args) {
+      return 1 + ops::ListedScratch(args.b).listed.launches();
+    }};
 
 }  // namespace moire::cuda::portable

@@ -49,13 +49,14 @@ struct Glu {
   }
 };
 
-gemm::RaggedM problem(const GroupedGemmGluArgs& args) {
+gemm::RaggedM problem(const GroupedGemmGluArgs& args, const ops::ListedMatrices& listed) {
   const TensorView a(args.a), weight(args.b.tensor), scales(args.b_scales);
   const bool k_is_last = args.b.layout == MOIRE_OUT_IN;
   return {.a = gemm::rowwise(a, args.a_scales),
           .row_idx = indices_of(args.row_idx, "row_idx"),
           .num_source_rows = a.num_rows(),
           .weight = gemm::weights(weight, scales, k_is_last),
+          .listed = listed.addresses(),
           .weight_rows = weight.shape[1],
           .weight_scale_rows = scales.shape[1],
           .weight_is_nk = k_is_last,
@@ -66,7 +67,9 @@ gemm::RaggedM problem(const GroupedGemmGluArgs& args) {
 
 Status run(const Context& context, const GroupedGemmGluArgs& args) {
   Launcher launcher(context, "grouped_gemm_glu");
-  const gemm::RaggedM p = problem(args);
+  const ops::ListedScratch scratch(args.b, args.workspace);
+  scratch.listed.write(launcher);
+  const gemm::RaggedM p = problem(args, scratch.listed);
   AnyFloats z = any_floats(args.z);
   z.dtype = glu_storage(args);
   gemm::launch(launcher, p,
@@ -81,10 +84,7 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
 }
 
 Reason supports(const DeviceState&, const GroupedGemmGluArgs& args) {
-  return gemm::first_of({gemm::refusal("b", args.b), gemm::accumulation_refusal(args.accumulation),
-                         gemm::quantized_refusal("act_rowwise", args.act_rowwise),
-                         gemm::quantized_refusal("act_columnwise", args.act_columnwise),
-                         gemm::width_refusal(Weight(args.b).out_features() / 2)});
+  return gemm::why_not_width(Weight(args.b).out_features() / 2);
 }
 
 }  // namespace
@@ -93,11 +93,17 @@ const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
     "portable",
     Device::kCuda,
     supports,
-    no_workspace,
     [](const DeviceState&, const GroupedGemmGluArgs& args) {
-      const gemm::RaggedM p = problem(args);
-      return gemm::policy_text(p.a, p.weight);
+      return ops::ListedScratch(args.b).arena.used();
     },
-    run};
+    [](const DeviceState&, const GroupedGemmGluArgs& args) {
+      const ops::ListedScratch scratch(args.b);
+      const gemm::RaggedM p = problem(args, scratch.listed);
+      return gemm::policy_text(p.a, p.weight) + scratch.listed.policy();
+    },
+    run,
+    [](const DeviceState&, const GroupedGemmGluArgs& args) {
+      return 1 + ops::ListedScratch(args.b).listed.launches();
+    }};
 
 }  // namespace moire::cuda::portable

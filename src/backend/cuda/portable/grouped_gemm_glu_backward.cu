@@ -82,13 +82,14 @@ struct GluBackward {
   }
 };
 
-gemm::RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
+gemm::RaggedM problem(const GroupedGemmGluBackwardArgs& args, const ops::ListedMatrices& listed) {
   const TensorView grad_y(args.grad_y), weight(args.w2.tensor), scales(args.w2_scales);
   const bool k_is_last = args.w2.layout == MOIRE_IN_OUT;
   return {.a = gemm::rowwise(grad_y, args.grad_y_scales),
           .row_idx = indices_of(args.row_idx, "row_idx"),
           .num_source_rows = grad_y.num_rows(),
           .weight = gemm::weights(weight, scales, k_is_last),
+          .listed = listed.addresses(),
           .weight_rows = weight.shape[1],
           .weight_scale_rows = scales.shape[1],
           .weight_is_nk = k_is_last,
@@ -97,15 +98,18 @@ gemm::RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
           .groups = args.groups};
 }
 
-struct Partials {
-  Partials(const GroupedGemmGluBackwardArgs& args, Workspace workspace) : arena(workspace) {
+// The op's workspace.
+struct Scratch {
+  explicit Scratch(const GroupedGemmGluBackwardArgs& args, Workspace workspace = {})
+      : arena(workspace), listed(args.w2, arena) {
     const int64_t f = Weight(args.w2).in_features();
     segments = ceil_div(f, kSegment);
-    if (args.grad_probs.rank != 0) probs = arena.take_floats(args.groups.capacity, segments);
-    if (args.grad_bias.rank != 0) bias = arena.take_floats(row_blocks_bound(args.groups), 2 * f);
+    if (is_present(args.grad_probs)) probs = arena.take_floats(args.groups.capacity, segments);
+    if (is_present(args.grad_bias)) bias = arena.take_floats(row_blocks_bound(args.groups), 2 * f);
   }
 
   Arena arena;
+  ops::ListedMatrices listed;
   int64_t segments;
   float* probs = nullptr;
   float* bias = nullptr;
@@ -113,8 +117,9 @@ struct Partials {
 
 Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
   Launcher launcher(context, "grouped_gemm_glu_backward");
-  const gemm::RaggedM p = problem(args);
-  const Partials partials(args, args.workspace);
+  const Scratch scratch(args, args.workspace);
+  scratch.listed.write(launcher);
+  const gemm::RaggedM p = problem(args, scratch.listed);
   gemm::launch(launcher, p,
                GluBackward{.activation = {args.activation},
                            .layout = resolve_glu_layout(args.layout, p.columns),
@@ -122,28 +127,23 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
                            .grad_z = any_floats(args.grad_z),
                            .act = any_floats(args.act),
                            .probs = static_cast<const float*>(args.probs.data),
-                           .prob_partials = partials.probs,
-                           .segments = partials.segments,
-                           .bias_partials = partials.bias,
+                           .prob_partials = scratch.probs,
+                           .segments = scratch.segments,
+                           .bias_partials = scratch.bias,
                            .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
-  if (partials.probs != nullptr) {
-    ops::sum_row_partials(launcher, partials.probs, partials.segments, args.groups, args.grad_probs,
+  if (scratch.probs != nullptr) {
+    ops::sum_row_partials(launcher, scratch.probs, scratch.segments, args.groups, args.grad_probs,
                           0, args.tail);
   }
-  if (partials.bias != nullptr) {
-    ops::sum_block_partials(launcher, partials.bias, args.groups, args.grad_bias, args.beta,
+  if (scratch.bias != nullptr) {
+    ops::sum_block_partials(launcher, scratch.bias, args.groups, args.grad_bias, args.beta,
                             nullptr);
   }
   return launcher.status();
 }
 
 Reason supports(const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
-  return gemm::first_of({gemm::refusal("w2", args.w2),
-                         gemm::accumulation_refusal(args.accumulation),
-                         gemm::quantized_refusal("grad_z_rowwise", args.grad_z_rowwise),
-                         gemm::quantized_refusal("grad_z_columnwise", args.grad_z_columnwise),
-                         gemm::quantized_refusal("act_columnwise", args.act_columnwise),
-                         gemm::width_refusal(Weight(args.w2).in_features())});
+  return gemm::why_not_width(Weight(args.w2).in_features());
 }
 
 }  // namespace
@@ -153,15 +153,17 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
     Device::kCuda,
     supports,
     [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
-      return Partials(args, {}).arena.used();
+      return Scratch(args).arena.used();
     },
     [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
-      const gemm::RaggedM p = problem(args);
-      return gemm::policy_text(p.a, p.weight);
+      const Scratch scratch(args);
+      const gemm::RaggedM p = problem(args, scratch.listed);
+      return gemm::policy_text(p.a, p.weight) + scratch.listed.policy();
     },
     run,
     [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) -> int64_t {
-      return 1 + (args.grad_probs.rank != 0) + (args.grad_bias.rank != 0);
+      return 1 + Scratch(args).listed.launches() + is_present(args.grad_probs) +
+             is_present(args.grad_bias);
     }};
 
 }  // namespace moire::cuda::portable

@@ -17,6 +17,7 @@ struct Side {
 struct Operands {
   Side a, b;
   AnyFloats d;
+  void* const* listed;  // its groups' matrices; null: one after the other
   int32_t beta;
   const uint8_t* beta_per_group;  // or null
   moire_groups groups;
@@ -72,11 +73,14 @@ __global__ void __launch_bounds__(gemm::kThreads, 2)
                                     rows.size());
   const int64_t m = first_m + gemm::epilogue_row();
   if (m >= args.a.columns) return;
+  AnyFloats d = args.d;
+  if (args.listed != nullptr) d.data = args.listed[group];
+  const int64_t row = args.listed != nullptr ? m : group * args.a.columns + m;
   gemm::for_own_columns([&](int column, int) {
-    const int64_t n = first_n + column, row = group * args.a.columns + m;
+    const int64_t n = first_n + column;
     if (n >= args.b.columns) return;
     const float sum = Memory::plane(0)[gemm::epilogue_row()][column];
-    args.d.set(row, n, accumulates ? args.d.at(row, n) + sum : sum);
+    d.set(row, n, accumulates ? d.at(row, n) + sum : sum);
   });
 }
 
@@ -86,12 +90,13 @@ Side side(const TensorView& matrix, const TensorView& scales, const TensorView& 
           matrix.columns()};
 }
 
-Operands operands_of(const GroupedGemmWgradArgs& args) {
+Operands operands_of(const GroupedGemmWgradArgs& args, const ops::ListedMatrices& listed) {
   const TensorView a(args.a), b(args.b);
   const uint32_t tiles_n = blocks_for(b.columns(), gemm::kTile);
   return {.a = side(a, args.a_scales, args.a_row_idx, "a_row_idx"),
           .b = side(b, args.b_scales, args.b_row_idx, "b_row_idx"),
           .d = any_floats(args.d.tensor),
+          .listed = listed.addresses(),
           .beta = args.beta,
           .beta_per_group = args.beta_per_group,
           .groups = args.groups,
@@ -101,7 +106,9 @@ Operands operands_of(const GroupedGemmWgradArgs& args) {
 
 Status run(const Context& context, const GroupedGemmWgradArgs& args) {
   Launcher launcher(context, "grouped_gemm_wgrad");
-  const Operands operands = operands_of(args);
+  const ops::ListedScratch scratch(args.d, args.workspace);
+  scratch.listed.write(launcher);
+  const Operands operands = operands_of(args, scratch.listed);
   const uint32_t blocks = blocks_for(args.groups.num_groups * operands.tiles, 1);
   gemm::with_engine(operands.a.matrix, operands.b.matrix, [&]<class Engine>() {
     launcher.launch(wgrad_kernel<Engine>,
@@ -112,9 +119,8 @@ Status run(const Context& context, const GroupedGemmWgradArgs& args) {
 }
 
 Reason supports(const DeviceState&, const GroupedGemmWgradArgs& args) {
-  return gemm::first_of({gemm::refusal("d", args.d), gemm::accumulation_refusal(args.accumulation),
-                         gemm::width_refusal(TensorView(args.a).columns()),
-                         gemm::width_refusal(TensorView(args.b).columns())});
+  const Reason reason = gemm::why_not_width(TensorView(args.a).columns());
+  return reason ? reason : gemm::why_not_width(TensorView(args.b).columns());
 }
 
 }  // namespace
@@ -123,11 +129,17 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
     "portable",
     Device::kCuda,
     supports,
-    no_workspace,
     [](const DeviceState&, const GroupedGemmWgradArgs& args) {
-      const Operands operands = operands_of(args);
-      return gemm::policy_text(operands.a.matrix, operands.b.matrix);
+      return ops::ListedScratch(args.d).arena.used();
     },
-    run};
+    [](const DeviceState&, const GroupedGemmWgradArgs& args) {
+      const ops::ListedScratch scratch(args.d);
+      const Operands operands = operands_of(args, scratch.listed);
+      return gemm::policy_text(operands.a.matrix, operands.b.matrix) + scratch.listed.policy();
+    },
+    run,
+    [](const DeviceState&, const GroupedGemmWgradArgs& args) {
+      return 1 + ops::ListedScratch(args.d).listed.launches();
+    }};
 
 }  // namespace moire::cuda::portable

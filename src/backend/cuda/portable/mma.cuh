@@ -16,6 +16,8 @@ namespace moire::cuda::portable::gemm {
 template <class Elements>
 struct Mma {
   static constexpr const char* kName = Elements::kName;
+  // FP8 weights are packed: their scales are one tensor.
+  static constexpr bool kTakesLists = !Elements::kScalesElements && !Elements::kScalesSums;
   static constexpr int kDepth = 32;
   static constexpr int kColumns = kPiece;  // that a thread fetches at once
   static constexpr int kAlongPitch = kDepth + 8, kAcrossPitch = kTile + 8;

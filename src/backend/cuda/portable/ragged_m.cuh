@@ -11,6 +11,7 @@
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
+#include "backend/cuda/ops/listed_matrices.h"
 #include "backend/cuda/portable/fma.cuh"
 #include "backend/cuda/portable/mma.cuh"
 #include "backend/cuda/runtime/launch.h"
@@ -25,6 +26,7 @@ struct RaggedM {
   Indices row_idx;
   int64_t num_source_rows;
   Operand weight;
+  void* const* listed;        // its groups' matrices; null: one after the other
   int64_t weight_rows;        // of one group
   int64_t weight_scale_rows;  // likewise
   bool weight_is_nk;          // k is its last dimension
@@ -53,8 +55,20 @@ __device__ inline int64_t source_row(const RaggedM& p, int64_t row, const Report
                        reporter);
 }
 
-__device__ inline Operand weight_of(const RaggedM& p, int64_t group) {
-  return of_weight(p.weight, group * p.weight_rows, group * p.weight_scale_rows);
+// The matrix that has a group's weight, and which of its rows is the first.
+struct GroupWeight {
+  Operand matrix;
+  int64_t first_row;
+};
+template <class Engine>
+__device__ GroupWeight weight_of(const RaggedM& p, int64_t group) {
+  const int64_t first_row = group * p.weight_rows;
+  GroupWeight w{of_weight(p.weight, first_row, group * p.weight_scale_rows), first_row};
+  if (Engine::kTakesLists && p.listed != nullptr) {
+    w.matrix.elements.data = p.listed[group];
+    w.first_row = 0;
+  }
+  return w;
 }
 
 // Weights whose last dimension is k, and those whose last dimension is n. `position` is where an
@@ -65,7 +79,8 @@ struct WeightNK {
   __device__ static typename Engine::AlongK make(const RaggedM& p, int64_t group,
                                                  const Position& position) {
     const int64_t row = position(line());
-    return {weight_of(p, group), row < 0 ? -1 : group * p.weight_rows + row, p.k};
+    const GroupWeight w = weight_of<Engine>(p, group);
+    return {w.matrix, row < 0 ? -1 : w.first_row + row, p.k};
   }
 };
 struct GroupRows {
@@ -81,7 +96,8 @@ struct WeightKN {
     int64_t columns[Engine::kColumns];
 #pragma unroll
     for (int i = 0; i < Engine::kColumns; ++i) columns[i] = position(Engine::first_column() + i);
-    return {weight_of(p, group), GroupRows{group * p.weight_rows}, columns, p.k};
+    const GroupWeight w = weight_of<Engine>(p, group);
+    return {w.matrix, GroupRows{w.first_row}, columns, p.k};
   }
 };
 
@@ -155,30 +171,12 @@ void launch(Launcher& launcher, const RaggedM& p, const Epilogue& epilogue) {
   });
 }
 
-// Why the plain product cannot take a call; nothing if it can.
-inline Reason refusal(const char* name, const moire_weight& w) {
-  if (w.list == nullptr) return {};
-  return concat(name, " is a list of matrices, a packed tensor is needed");
-}
-inline Reason accumulation_refusal(int32_t accumulation) {
-  if (accumulation != MOIRE_ACCUMULATE_EMULATED) return {};
-  return "the sums of FP8 tensor cores are asked for, which a CPU emulates";
-}
-inline Reason quantized_refusal(const char* name, const moire_quantized& q) {
-  if (q.data.rank == 0) return {};
-  return concat(name, " is asked for, quantised outputs are not made");
-}
-// A grid has at most 65,535 blocks along y.
-inline Reason width_refusal(int64_t columns) {
+// Why the plain product cannot take so many columns; nothing if it can. A grid has at most 65,535
+// blocks along y.
+inline Reason why_not_width(int64_t columns) {
   constexpr int64_t kMost = int64_t{65535} * kTile;
   if (columns <= kMost) return {};
   return concat(columns, " columns, at most ", kMost, " are taken");
-}
-inline Reason first_of(std::initializer_list<Reason> reasons) {
-  for (const Reason& reason : reasons) {
-    if (reason.has_value()) return reason;
-  }
-  return {};
 }
 
 inline std::string policy_text(const Operand& a, const Operand& b) {

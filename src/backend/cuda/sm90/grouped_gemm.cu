@@ -8,14 +8,6 @@
 namespace moire::cuda::sm90 {
 namespace {
 
-bool is_k_major(const GroupedGemmArgs& args) {
-  return (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
-}
-
-ProductSizes sizes(const GroupedGemmArgs& args) {
-  return ragged_m_sizes(args.groups, TensorView(args.d).columns(), TensorView(args.a).columns());
-}
-
 Reason supports(const DeviceState& state, const GroupedGemmArgs& args) {
   const Weight b(args.b);
   return first_of({why_not_device(state),

@@ -14,13 +14,6 @@ ResolvedGluLayout layout_of(const GroupedGemmGluArgs& args) {
   return resolve_glu_layout(args.layout, Weight(args.b).out_features() / 2);
 }
 
-std::string why_not_outputs(const GroupedGemmGluArgs& args) {
-  if (args.act_rowwise.data.rank != 0 || args.act_columnwise.data.rank != 0) {
-    return "a quantised act is asked for, the kernel stores bf16";
-  }
-  return args.b.layout == MOIRE_OUT_IN ? "" : "b is [G, in, out], the kernel takes [G, out, in]";
-}
-
 ProductSizes sizes(const GroupedGemmGluArgs& args) {
   return ragged_m_sizes(args.groups, 2 * layout_of(args).f, TensorView(args.a).columns());
 }
@@ -42,7 +35,8 @@ Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
   return first_of(
       {why_not_device(state),
        why_not_bf16({{"a", args.a}, {"b", b.tensor}, {"z", args.z}, {"act", args.act}}),
-       why_not_outputs(args), why_not_listed("b", b), why_not_sizes(args.groups, b.tensor),
+       args.b.layout == MOIRE_OUT_IN ? "" : "b is [G, in, out], the kernel takes [G, out, in]",
+       why_not_listed("b", b), why_not_sizes(args.groups, b.tensor),
        why_not_layout(layout_of(args)), why_not_z(args.z, layout_of(args)),
        why_not_tma({{"a", args.a}, {"b", b.tensor}, {"z", args.z}, {"act", args.act}})});
 }

@@ -10,15 +10,10 @@ namespace {
 
 bool stores_fp32(const GroupedGemmWgradArgs& args) { return args.d.tensor.dtype == MOIRE_FP32; }
 
-std::string why_not_output(const TensorView& d) {
-  if (d.type() == DType::kFP32 || d.type() == DType::kBF16) return {};
-  return concat("d is ", dtype_name(d.type()), ", the kernel stores fp32 and bf16");
-}
-
 Reason supports(const DeviceState& state, const GroupedGemmWgradArgs& args) {
   const TensorView d(args.d.tensor);
   return first_of({why_not_device(state), why_not_bf16({{"a", args.a}, {"b", args.b}}),
-                   why_not_output(d), why_not_listed("d", Weight(args.d)),
+                   why_not_gradient(d), why_not_listed("d", Weight(args.d)),
                    why_not_sizes(args.groups, d),
                    why_not_tma({{"a", args.a}, {"b", args.b}, {"d", d}})});
 }
@@ -41,10 +36,6 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradA
   const Accumulate<T> epilogue{maps.matrices("d", args.d.tensor, kWarpRows), operands.n, args.beta,
                                args.beta_per_group};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
-}
-
-ProductSizes sizes(const GroupedGemmWgradArgs& args) {
-  return ragged_k_sizes(args.groups, TensorView(args.a).columns(), TensorView(args.b).columns());
 }
 
 Status run(const Context& context, const GroupedGemmWgradArgs& args) {

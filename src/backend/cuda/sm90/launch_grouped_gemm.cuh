@@ -27,6 +27,17 @@ void launch(Launcher& launcher, const moire_groups& groups, const Operands& oper
                   parameters);
 }
 
+// Whether b's last dimension is k.
+inline bool is_k_major(const GroupedGemmArgs& args) {
+  return (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
+}
+inline ProductSizes sizes(const GroupedGemmArgs& args) {
+  return ragged_m_sizes(args.groups, TensorView(args.d).columns(), TensorView(args.a).columns());
+}
+inline ProductSizes sizes(const GroupedGemmWgradArgs& args) {
+  return ragged_k_sizes(args.groups, TensorView(args.a).columns(), TensorView(args.b).columns());
+}
+
 // What explain says of a choice.
 struct PolicyText {
   const DeviceState& state;

@@ -24,6 +24,11 @@ std::string why_not_bf16(std::initializer_list<Named> tensors) {
   return {};
 }
 
+std::string why_not_gradient(const TensorView& d) {
+  if (d.type() == DType::kFP32 || d.type() == DType::kBF16) return {};
+  return concat("d is ", dtype_name(d.type()), ", the kernel stores fp32 and bf16");
+}
+
 std::string why_not_fast(int32_t accumulation) {
   if (accumulation == MOIRE_ACCUMULATE_FAST) return {};
   return "exact sums are asked for, FP8 tensor cores keep about 13 bits";

@@ -21,6 +21,7 @@ struct Named {
 
 std::string why_not_device(const DeviceState& state);
 std::string why_not_bf16(std::initializer_list<Named> tensors);
+std::string why_not_gradient(const TensorView& d);  // of weights
 // FP8 tensor cores: only where their sums may be used, for operands of FP8 in words of four.
 std::string why_not_fast(int32_t accumulation);
 std::string why_not_fp8(std::initializer_list<Named> tensors);

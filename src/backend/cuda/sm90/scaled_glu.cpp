@@ -50,9 +50,6 @@ struct Forward {
 
 Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
   const Forward steps(state, args, {});
-  if (is_present(args.act_rowwise) || is_present(args.act_columnwise)) {
-    return "a quantised act is asked for, the kernel stores bf16";
-  }
   const Reason reason = kGroupedGemm.supports(state, steps.product);
   return reason ? reason : ops::kGlu.supports(state, steps.glu);
 }
@@ -108,10 +105,6 @@ struct Backward {
 
 Reason supports(const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
   const Backward steps(state, args, {});
-  if (is_present(args.grad_z_rowwise) || is_present(args.grad_z_columnwise) ||
-      is_present(args.act_columnwise)) {
-    return "a quantised grad_z or act is asked for, the kernel stores bf16";
-  }
   if (const Reason reason = kGroupedGemm.supports(state, steps.product)) {
     return concat("of the product of a = grad_y and b = w2: ", *reason);
   }

@@ -10,14 +10,6 @@
 namespace moire::cuda::sm90::scaled {
 namespace {
 
-bool is_k_major(const GroupedGemmArgs& args) {
-  return (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
-}
-
-ProductSizes sizes(const GroupedGemmArgs& args) {
-  return ragged_m_sizes(args.groups, TensorView(args.d).columns(), TensorView(args.a).columns());
-}
-
 // Scales of columns of b, which are read four at a time; else nothing.
 TensorView column_scales(const GroupedGemmArgs& args) {
   const TensorView scales(args.b_scales);

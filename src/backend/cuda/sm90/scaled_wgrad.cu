@@ -12,10 +12,6 @@ namespace {
 
 bool is_e5m2(const TensorView& t) { return t.type() == DType::kE5M2; }
 
-std::string why_not_output(const TensorView& d) {
-  if (d.type() == DType::kFP32 || d.type() == DType::kBF16) return {};
-  return concat("d is ", dtype_name(d.type()), ", the kernel stores fp32 and bf16");
-}
 std::string why_not_padding(const Groups& groups) {
   if (groups.capacity >= 128 * groups.num_groups) return {};
   return concat(groups.capacity, " rows in ", groups.num_groups,
@@ -29,7 +25,7 @@ Reason supports(const DeviceState& state, const GroupedGemmWgradArgs& args) {
       {why_not_device(state), why_not_fast(args.accumulation),
        why_not_fp8({{"a", args.a}, {"b", args.b}}),
        is_e5m2(args.a) && is_e5m2(args.b) ? "a and b are e5m2, the kernel takes one so" : "",
-       why_not_output(d), why_not_listed("d", Weight(args.d)), why_not_sizes(args.groups, d),
+       why_not_gradient(d), why_not_listed("d", Weight(args.d)), why_not_sizes(args.groups, d),
        why_not_padding(args.groups), why_not_words({{"a", args.a}, {"b", args.b}}),
        why_not_tma({{"a", args.a}, {"b", args.b}, {"b_scales", args.b_scales}, {"d", d}})});
 }
@@ -43,10 +39,6 @@ struct Scratch {
   Arena arena;
   ops::CoreCodes a, b;
 };
-
-ProductSizes sizes(const GroupedGemmWgradArgs& args) {
-  return ragged_k_sizes(args.groups, TensorView(args.a).columns(), TensorView(args.b).columns());
-}
 
 template <class P, class T, bool kA5, bool kB5>
 void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradArgs& args,
