@@ -65,7 +65,7 @@ $(build)/build.ninja: .venv/demo.stamp CMakePresets.json
 # CUDA's are left to its own compiler.
 tidy_sources := $(filter-out src/backend/cuda/%, \
                   $(shell git ls-files 'src/*.cpp' 'reference/*.cpp' 'tools/*.cpp')) \
-                $(sort $(shell grep -o 'python/invoke[.]cpp' $(build)/compile_commands.json))
+                $(sort $(shell grep -so 'python/invoke[.]cpp' $(build)/compile_commands.json))
 tidy: $(tidy_sources:%=build/tidy/%.stamp)
 	@echo "clang-tidy: $(words $^) files are clean"
 build/tidy/%.stamp: % .clang-tidy $(shell git ls-files '*.h')

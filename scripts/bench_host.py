@@ -67,7 +67,7 @@ class Layer:
         routed = (self.topk_idx, self.topk_weights)
         tokens = x[: self.rows // CHOICES]
         fields = self.fields()
-        table = {
+        return {
             "torch.ops.moire.grouped_mlp": lambda: torch.ops.moire.grouped_mlp(**fields),
             "grouped_mlp": lambda: moire.grouped_mlp(x, w1, w2, groups),
             "grouped_mlp, listed weights": lambda: moire.grouped_mlp(x, *self.listed, groups),
@@ -81,9 +81,6 @@ class Layer:
             "make_plan": lambda: moire.make_plan(self.topk_idx, EXPERTS),
             "Groups": lambda: moire.Groups(splits=self.given_splits),
         }
-        if not x.is_cpu:  # kernels of 8-bit operands and of listed weights are not there yet
-            del table["grouped_mlp, MXFP8"], table["grouped_mlp, listed weights"]
-        return table
 
     def peers(self):
         """The MLP of others, forward and with its backward."""
@@ -173,6 +170,11 @@ def turns_of(layer):
     calls = {**layer.entries(), **layer.peers()}
     turns = [(name, call, invoke.compiled_for) for name, call in calls.items()]
     for name, call in layer.cases().items():
+        try:
+            call()
+        except moire.Unsupported as e:
+            print(f"no {name}: {e}")
+            continue
         turns += [(name + suffix, call, way) for suffix, way in ways.items()]
     return turns
 
