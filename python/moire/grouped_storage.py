@@ -13,14 +13,7 @@ from .context import is_explaining
 from .errors import invalid
 from .groups import Groups, as_groups, is_readable
 from .layouts import GluLayout
-from .recipes import (
-    COLUMNWISE,
-    DIRECTIONS,
-    ELEMENTS,
-    Format,
-    check_element,
-    check_format,
-)
+from .recipes import COLUMNWISE, DIRECTIONS, ELEMENTS, Format, check_element, check_format
 from .values import flag, shown, wrong
 
 _NAMES = {4: "e4m3", 5: "e5m2"}  # by moire_dtype
@@ -230,10 +223,8 @@ def dequantized(tensor, source, dtype):
 def _convert(entry, tensor, direction, target):
     fw, copy = tensor._fw, tensor.copy_of(direction)
     fields = {"source": pair(fw, copy, tensor.element), "target": target, "direction": direction}
-    fields["scaling"], fields["fractional_scales"] = (
-        tensor.form.scaling,
-        int(tensor.fractional_scales),
-    )
+    fields["scaling"] = tensor.form.scaling
+    fields["fractional_scales"] = int(tensor.fractional_scales)
     fw.run(entry, {**fields, **_ragged(tensor, tensor.groups, copy.data)})
 
 

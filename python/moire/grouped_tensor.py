@@ -11,7 +11,7 @@ from . import grouped_storage
 from .arrays import Numpy, Torch, assign, check_array, version_of, was_written
 from .autograd import followed, of_decoded, of_parts, through, to_source
 from .context import restored_after_explaining
-from .dtypes import AnyArray, Array, Device, Dtype, TorchDevice, torch
+from .dtypes import AnyArray, Array, Dtype, TorchDevice, torch
 from .errors import invalid
 from .grouped_state import Stateful
 from .grouped_storage import Copy, Kind, checked, empty_copy, parts_of, source_of
@@ -28,9 +28,7 @@ from .recipes import (
     check_element,
 )
 from .scale_interchange import Interchangeable
-from .values import flag, integer, pickled, torch_device, wrong
-
-_PICKLED = ("form", "groups", "layout", "dtype", "element", "fractional_scales")
+from .values import flag, integer, torch_device, wrong
 
 
 class GroupedTensor(Stateful, Interchangeable):
@@ -68,9 +66,8 @@ class GroupedTensor(Stateful, Interchangeable):
         element: Optional[str] = None,
         fractional_scales: bool = False,
     ) -> GroupedTensor:
-        copies = {"rowwise": rowwise, "columnwise": columnwise}
-        more = (groups, layout, dtype, element, fractional_scales)
-        kind, copies, groups = checked("GroupedTensor", format, copies, *more)
+        given = ({"rowwise": rowwise, "columnwise": columnwise}, groups, layout, dtype, element)
+        kind, copies, groups = checked("GroupedTensor", format, *given, fractional_scales)
         return made(kind, *copies, groups)
 
     def __init_subclass__(cls) -> None:
@@ -179,14 +176,15 @@ class GroupedTensor(Stateful, Interchangeable):
         else:
             bounds = [0, self.shape[0]] if self.groups is None else self.groups.offsets.tolist()
         parts = [slice(bounds[g], bounds[g + 1]) for g in groups]
-        views = [self._view(group, rows) for group, rows in zip(groups, parts)]
+        views = [self.rows(group, rows) for group, rows in zip(groups, parts)]
         back = of_parts, (tuple(self.shape), parts)
         follow(self.carrier("GroupedTensor: group"), lambda _: back, *views)
         for view in views:
             view._is_part, view._versions = True, self._versions
         return views
 
-    def _view(self, group, rows):
+    def rows(self, group: int, rows: slice) -> GroupedTensor:
+        """Those of one group of ragged rows, or matrices of a uniform tensor."""
         blocks = rows
         if self.ndim == 2:
             start = rows.start // self.form.block + group
@@ -201,16 +199,18 @@ class GroupedTensor(Stateful, Interchangeable):
         rowwise: Optional[tuple[AnyArray, AnyArray]],
         columnwise: Optional[tuple[AnyArray, AnyArray]],
         groups: Optional[Groups] = None,
-        layout: Optional[GluLayout] = None,
+        **changes: Any,
     ) -> GroupedTensor:
-        """The same kind of tensor on other arrays."""
-        kind = self.kind if layout is None else self.kind._replace(layout=layout)
-        return made(kind, rowwise and Copy(*rowwise), columnwise and Copy(*columnwise), groups)
+        """The same kind of tensor, but for `changes` of it, on other arrays."""
+        copies = (copy and Copy(*copy) for copy in (rowwise, columnwise))
+        return made(self.kind._replace(**changes), *copies, groups)
 
-    def mapped(self, function: Any, groups: Optional[Groups] = None) -> GroupedTensor:
+    def mapped(
+        self, function: Any, groups: Optional[Groups] = None, **changes: Any
+    ) -> GroupedTensor:
         """The same on what `function` makes of each array; these groups, or its own."""
-        copies = [copy and Copy(*map(function, copy)) for copy in (self.rowwise, self.columnwise)]
-        return self.like(*copies, groups or self.groups)
+        copies = [copy and tuple(map(function, copy)) for copy in (self.rowwise, self.columnwise)]
+        return self.like(*copies, groups or self.groups, **changes)
 
     # ---- gradients
 
@@ -234,12 +234,10 @@ class GroupedTensor(Stateful, Interchangeable):
         tensor came from; not to be read.
         """
         source = self.carrier(call)
-        if source is None:
-            return self._fw.stand_in(self._any.data, tuple(self.shape), dtype)
-        if source.dtype == dtype:
+        if source is not None and source.dtype == dtype:
             return source
         stand_in = self._fw.stand_in(self._any.data, tuple(self.shape), dtype)
-        return followed(source, *through(source), stand_in)[0]
+        return stand_in if source is None else followed(source, *through(source), stand_in)[0]
 
     def about_to_write(self, call: str, wants_gradient: bool = False) -> None:
         """That a call may overwrite it with values that may bring a gradient along."""
@@ -299,11 +297,8 @@ class GroupedTensor(Stateful, Interchangeable):
         if not self.form.is_tiled and (self.rowwise is None or self.columnwise is None):
             source = ROWWISE if self.columnwise is None else COLUMNWISE
             restored_after_explaining(self, *DIRECTIONS)
-            copy = Copy(*grouped_storage.requantized(self, source))
-            if source == ROWWISE:
-                self.columnwise = copy
-            else:
-                self.rowwise = copy
+            made = Copy(*grouped_storage.requantized(self, source))
+            setattr(self, DIRECTIONS[1 - source], made)
         return self
 
     def dequantize(self, dtype: Optional[Dtype] = None, *, direction: Optional[str] = None) -> Any:
@@ -335,18 +330,19 @@ class GroupedTensor(Stateful, Interchangeable):
         return follow(source, through, self.written())
 
     def _check_alike(self, call, other):
-        for name in ("format", "element", "shape", "num_groups", "layout", "fractional_scales"):
-            found, needed = getattr(other, name), getattr(self, name)
-            if name == "shape":
-                found, needed = tuple(found), tuple(needed)
-            self.check_same(call, name, found, needed)
-        for name in DIRECTIONS:
-            found, needed = (
-                "absent" if getattr(t, name) is None else "present" for t in (other, self)
-            )
-            self.check_same(call, name, found, needed)
+        ours = self._traits()
+        for name, found in other._traits().items():
+            if name != "layout" or None not in (found, ours[name]):  # which not all are tagged with
+                self.check_same(call, name, found, ours[name])
         for name, array in other.arrays():
             check_array(self._fw, call, name, array)
+
+    def _traits(self):
+        names = ("format", "element", "num_groups", "layout", "fractional_scales")
+        traits = {"shape": tuple(self.shape), **{name: getattr(self, name) for name in names}}
+        for name in DIRECTIONS:
+            traits[name] = "absent" if getattr(self, name) is None else "present"
+        return traits
 
     def _take_bytes(self, other):
         for (_, to), (_, array) in zip(self.arrays(), other.arrays()):
@@ -355,12 +351,12 @@ class GroupedTensor(Stateful, Interchangeable):
 
     def zero_(self) -> GroupedTensor:
         self.about_to_write("zero_")
-        self._fill_zeros()
-        return self.written()
+        return self.filled_with_zeros().written()
 
-    def _fill_zeros(self):
+    def filled_with_zeros(self) -> GroupedTensor:
         for _, array in self.arrays():
             assign(array.view(self._fw.dtype("uint8")), 0)
+        return self
 
     @staticmethod
     def check_same(call: str, name: str, found: object, needed: object) -> None:
@@ -376,38 +372,42 @@ class GroupedTensor(Stateful, Interchangeable):
         """The same memory, without a gradient for what it was quantised from."""
         return self.mapped(self._fw.detached)
 
-    def to(self, device: Device) -> GroupedTensor:
-        """On another device (Torch); the object itself where it is there already."""
+    def to(
+        self,
+        device: Optional[Any] = None,
+        dtype: Optional[Dtype] = None,
+        non_blocking: bool = False,
+    ) -> GroupedTensor:
+        """On another device, or standing for values of another type, of which the bytes are the
+        same (Torch); the object itself where it is so already.
+        """
         if self._fw is Numpy:
             raise invalid("GroupedTensor.to: the arrays are NumPy's, which are on the CPU")
         if isinstance(device, torch.dtype):
-            raise invalid(
-                f"GroupedTensor.to: device is {device}, must be a device; values of another type "
-                f"are what dequantize(dtype) returns"
-            )
-        device = torch_device("GroupedTensor.to: device", device)
+            device, dtype = None, device
         first = self._any.data
-        if first.to(device) is first:
+        place = first.device if device is None else torch_device("GroupedTensor.to: device", device)
+        if first.to(place) is first and dtype in (None, self.dtype):
             return self
-        moved = self.mapped(lambda array: array.to(device), self.groups and self.groups.to(device))
-        return follow(self.carrier("to"), through, moved)
+        return follow(self.carrier("to"), through, self.moved(place, dtype))
+
+    def moved(self, device: Optional[TorchDevice], dtype: Optional[Dtype]) -> GroupedTensor:
+        """A copy there, of this type, or of its own, without a gradient."""
+        device = device or self.device
+        dtype = self._fw.compute_dtype("GroupedTensor.to: dtype", dtype or self.dtype)
+        groups = None if self.groups is None else self.groups.to(device)
+        return self.mapped(lambda array: array.to(device, copy=True), groups, dtype=dtype)
 
     def __deepcopy__(self, memo: Any) -> GroupedTensor:
         return self.clone()
 
-    def __getstate__(self):
+    def __reduce_ex__(self, protocol: Any) -> Any:
         # Data as bytes: Torch cannot pickle FP8 storage. Of a view, which Torch would pickle with
         # all the memory that it looks into, only what it shows.
-        own, as_bytes = self._fw.with_memory_of_its_own, self._fw.dtype("uint8")
-        copies = {name: getattr(self, name) for name in DIRECTIONS}
-        copies = {
-            name: c and Copy(own(c.data.view(as_bytes)), own(c.scales))
-            for name, c in copies.items()
-        }
-        return {**{name: getattr(self, name) for name in _PICKLED}, **copies}
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _unpickled, (self.__getstate__(),)
+        own, as_bytes, state = self._fw.with_memory_of_its_own, self._fw.dtype("uint8"), {}
+        for name, array in self.state_dict().items():
+            state[name] = own(array.view(as_bytes) if name.endswith("data") else array)
+        return _unpickled, (state, self.tags())
 
 
 def follow(source: Optional[Any], back_to: Any, *targets: GroupedTensor) -> Any:
@@ -478,12 +478,11 @@ def quantize(
     return made(kind, *copies, groups).take_values(call, fw, x, groups, row_idx, is_new=True)
 
 
-def _unpickled(state, requires_grad=False, is_parameter=False):
-    state = pickled("GroupedTensor", state, (*_PICKLED, *DIRECTIONS))
-    tensor = GroupedTensor(state.pop("form"), **state)
+def _unpickled(state, tags, requires_grad=False, is_parameter=False):
+    tensor = GroupedTensor.from_state_dict(state, tags)
     return tensor.as_leaf(requires_grad, is_parameter) if requires_grad or is_parameter else tensor
 
 
 if torch is not None:
     # Plain values, so that torch.load(weights_only=True) takes them.
-    torch.serialization.add_safe_globals([_unpickled, Copy, Format, Groups, GluLayout])
+    torch.serialization.add_safe_globals([_unpickled])

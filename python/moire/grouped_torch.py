@@ -14,10 +14,9 @@ from typing import Any, Optional
 
 import torch
 
-from . import grouped_storage
+from . import grouped_storage, trained
 from .arrays import Torch
 from .autograd import followed, through
-from .dtypes import Device, Dtype
 from .errors import invalid, unsupported
 from .grouped_storage import Copy, Kind
 from .grouped_tensor import GroupedTensor
@@ -28,7 +27,7 @@ _aten = torch.ops.aten
 _INNER = ("_rowwise_data", "_rowwise_scales", "_columnwise_data", "_columnwise_scales", "_offsets")
 
 
-class TorchGroupedTensor(GroupedTensor, torch.Tensor):
+class TorchGroupedTensor(trained.Trained, torch.Tensor):
     """A GroupedTensor on Torch arrays; moire.GroupedTensor(...) makes it."""
 
     shape, dtype, device = torch.Tensor.shape, torch.Tensor.dtype, torch.Tensor.device
@@ -95,19 +94,10 @@ class TorchGroupedTensor(GroupedTensor, torch.Tensor):
 
     def copy_(self, other: Any) -> GroupedTensor:
         """As of any GroupedTensor; or the values of an array of its shape, quantised."""
-        is_values = isinstance(other, torch.Tensor) and not isinstance(other, GroupedTensor)
-        if is_values and other.dtype in _FLOATS:
+        is_array = isinstance(other, torch.Tensor) and not isinstance(other, GroupedTensor)
+        if is_array and other.dtype in Torch._compute_dtypes:
             return self.quantize_(other)
         return super().copy_(other)
-
-    def new_empty(self, *args: Any, **options: Any) -> torch.Tensor:
-        return self._any.data.new_empty(*args, **options)
-
-    def to(
-        self, device: Device, dtype: Optional[Dtype] = None, non_blocking: bool = False
-    ) -> GroupedTensor:
-        """As of any GroupedTensor. A module's parameters are asked for its type as well."""
-        return super().to(device if dtype in (None, self.dtype) else dtype)
 
     def __deepcopy__(self, memo: Any) -> GroupedTensor:
         if id(self) not in memo:
@@ -116,8 +106,8 @@ class TorchGroupedTensor(GroupedTensor, torch.Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        make, (state,) = super().__reduce_ex__(protocol)
-        return make, (state, *self._leaf)
+        make, state = super().__reduce_ex__(protocol)
+        return make, (*state, *self._leaf)
 
     @property
     def _leaf(self):
@@ -167,35 +157,12 @@ class TorchGroupedTensor(GroupedTensor, torch.Tensor):
         return TorchGroupedTensor.of(kind, rowwise, columnwise, groups)
 
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
 def _follow_always(source, target):
     with torch.enable_grad():
         followed(source, *through(source), target, in_place=True)
 
 
 # ---- operations of Torch, below autograd
-
-
-def _alias(tensor, *shape):
-    if shape and tuple(shape[0]) != tuple(tensor.shape):
-        raise _has_no_form("view")
-    return tensor.mapped(torch.Tensor.detach)
-
-
-def _clone(tensor, memory_format=None):
-    return tensor.mapped(torch.Tensor.clone)
-
-
-def _to_copy(tensor, dtype=None, device=None, **options):
-    if dtype not in (None, tensor.dtype):
-        values = grouped_storage.dequantized(tensor, _direction(tensor), dtype)
-        return values if device is None else values.to(device)
-    if device is None or device == tensor.device:
-        return _clone(tensor)
-    groups = None if tensor.groups is None else tensor.groups.to(device)
-    return tensor.mapped(lambda array: array.to(device), groups)
 
 
 def _copy(tensor, other, non_blocking=False):
@@ -210,11 +177,6 @@ def _copy(tensor, other, non_blocking=False):
     return tensor
 
 
-def _zero(tensor):
-    tensor._fill_zeros()
-    return tensor
-
-
 def _like(function):
     """Of an array that has its shape and type and no memory."""
 
@@ -226,19 +188,17 @@ def _like(function):
 
 
 _OPERATIONS = {
-    _aten.detach.default: _alias,
-    _aten.alias.default: _alias,
-    _aten.view.default: _alias,
-    _aten._unsafe_view.default: _alias,
-    _aten.clone.default: _clone,
-    _aten._to_copy.default: _to_copy,
+    **trained.OPERATIONS,
+    _aten.detach.default: lambda t: t.mapped(torch.Tensor.detach),
+    _aten.alias.default: lambda t: t.mapped(torch.Tensor.detach),
+    _aten.clone.default: lambda t, memory_format=None: t.mapped(torch.Tensor.clone),
+    _aten._to_copy.default: lambda t, dtype=None, device=None, **_: t.moved(device, dtype),
     _aten.copy_.default: _copy,
-    _aten.zero_.default: _zero,
+    _aten.zero_.default: lambda t: t.filled_with_zeros(),
 }
 for _packet in (
-    *(_aten.empty_like, _aten.zeros_like, _aten.ones_like, _aten.full_like),
-    *(_aten.rand_like, _aten.randn_like),
-    *(_aten.new_empty, _aten.new_zeros, _aten.new_ones, _aten.new_full, _aten.new_empty_strided),
+    *(_aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.rand_like, _aten.randn_like),
+    *(_aten.new_empty, _aten.new_ones, _aten.new_full, _aten.new_empty_strided),
 ):
     _OPERATIONS[_packet.default] = _like(_packet.default)
 
@@ -261,7 +221,8 @@ def _on_values(function, args, kwargs):
             return type(value)(decoded(v) for v in value)
         if not isinstance(value, GroupedTensor):
             return value
-        return grouped_storage.dequantized(value, _direction(value), value.dtype)
+        read = COLUMNWISE if value.rowwise is None else ROWWISE
+        return grouped_storage.dequantized(value, read, value.dtype)
 
     return function(*decoded(args), **{name: decoded(value) for name, value in kwargs.items()})
 
@@ -275,17 +236,7 @@ def _check_makes_something_new(name, schema, args, kwargs):
         if argument.alias_info.is_write:
             raise unsupported(
                 f"{name}: would overwrite a GroupedTensor, whose values are rounded to 8 bits; "
-                f"change what it was quantised from, then give that to quantize_ or copy_"
+                f"change what it was quantised from (an FP32 master that the optimizer steps), "
+                f"then, inside torch.no_grad(), parameter.copy_(master)"
             )
-        raise _has_no_form(name)
-
-
-def _has_no_form(name):
-    return unsupported(
-        f"{name}: a GroupedTensor cannot be shown otherwise, for its scales lie as they do; "
-        f"dequantize() gives values that can"
-    )
-
-
-def _direction(tensor):
-    return COLUMNWISE if tensor.rowwise is None else ROWWISE
+        raise trained.has_no_form(name)

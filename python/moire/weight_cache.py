@@ -1,11 +1,11 @@
-"""Weights in 8 bits that are made once per update: by an explicit version, in memory that stays."""
+"""Weights in 8 bits: copies made once per update, in memory that stays; or all that there is."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -39,8 +39,7 @@ class WeightCache:
     def __init__(self, recipe: RecipeLike = "mxfp8", weight_layout: str = "out_in") -> None:
         self.recipe = Recipe.of_quantize(recipe, "WeightCache: recipe")
         self.weight_layout = check_weight_layout("WeightCache", weight_layout)
-        self._entries = {}  # by memory
-        self._objects = {}  # the same entries, by the objects that they were first made for
+        self._entries = {}  # by memory, and by the objects that they were first made for
 
     def get(
         self,
@@ -64,31 +63,27 @@ class WeightCache:
         if layout is not None:
             wanted["layout"] = GluLayout.of(layout, "WeightCache.get: layout")
         entry = self._of(arrays)
+        replaced = None
         if entry is None or not entry.serves(arrays, wanted):
-            made = _Entry(arrays, self._made(weight, wanted))
-            if not is_explaining():
-                self._replace(entry, made, arrays)
-            entry = made
+            replaced, entry = entry, _Entry(arrays, self._made(weight, wanted))
         elif version is None or not _is_same(version, entry.version):
             entry.tensor.quantize_(weight)
-            if not is_explaining():
-                self._move(entry, arrays)
         else:
             return entry.tensor
         if not is_explaining():  # then nothing was written
             entry.version = version
+            self._keep(entry, arrays, replaced)
         return entry.tensor
 
     def invalidate(self) -> None:
         """Every weight is quantised anew at its next get, whatever the version, in the memory that
         its copies have.
         """
-        for entry in (*self._entries.values(), *self._objects.values()):
+        for entry in self._entries.values():
             entry.version = None
 
     def clear(self) -> None:
         self._entries.clear()
-        self._objects.clear()
 
     def _made(self, weight, wanted):
         # A later training step may use it too.
@@ -102,26 +97,19 @@ class WeightCache:
             return made
 
     def _of(self, arrays):
-        entry = self._objects.get(_ids(arrays))
+        entry = self._entries.get(_ids(arrays))
         if entry is not None and entry.is_made_for(arrays):
             return entry
         entry = self._entries.get(_memory_of(arrays)[0])
         return entry if entry is not None and entry.is_needed() else None
 
-    def _move(self, entry, arrays):
-        """To the memory of these arrays: a parameter may have been given other."""
-        if self._entries.get(entry.key) is entry:
-            del self._entries[entry.key]
+    def _keep(self, entry, arrays, replaced):
+        """Under the memory of these arrays, for a parameter may have been given other; and none of
+        weights that are gone.
+        """
         entry.key, entry.lives = _memory_of(arrays)
-        self._entries[entry.key] = entry
-
-    def _replace(self, old, new, arrays):
-        """`new` in the place of `old`, and none of weights that are gone."""
-        entries = (e for e in self._entries.values() if e is not old and e.is_needed())
-        self._entries = {entry.key: entry for entry in (*entries, new)}
-        objects = self._objects.items()
-        self._objects = {k: e for k, e in objects if self._entries.get(e.key) is e}
-        self._objects[_ids(arrays)] = new
+        others = (e for e in {*self._entries.values()} - {entry, replaced} if e.is_needed())
+        self._entries = {key: e for e in (*others, entry) for key in (e.objects, e.key)}
 
     def __getstate__(self):
         # Copies are made again, not copied.
@@ -137,9 +125,8 @@ class _Entry:
     """
 
     def __init__(self, arrays, tensor):
-        self.sources = [weakref.ref(array) for array in arrays]
+        self.sources, self.objects = [weakref.ref(array) for array in arrays], _ids(arrays)
         self.tensor, self.version = tensor, None
-        self.key, self.lives = _memory_of(arrays)
 
     def is_needed(self):
         return all(source() is not None for source in self.sources) or self.lives()
@@ -205,6 +192,45 @@ def _ids(arrays):
     return tuple(id(array) for array in arrays)
 
 
+class Primary(NamedTuple):
+    """How a module's packed weight is kept in 8 bits, which its products read; and whether what it
+    began as stays on the CPU (GroupedTensor.get_high_precision_init_val).
+    """
+
+    recipe: Recipe
+    keeps_init: bool
+
+    @classmethod
+    def of(cls, call, primary, keeps_init, recipe, packed):
+        """(None where weights are not in 8 bits, the recipe of the products)."""
+        keeps_init = flag(f"{call}: preserve_high_precision_init_val", keeps_init)
+        if primary is None:
+            return None, Recipe.of(recipe, f"{call}: recipe")
+        primary = Recipe.of_quantize(primary, f"{call}: primary")
+        recipe = primary if recipe is None else Recipe.of(recipe, f"{call}: recipe")
+        reads_it = recipe.is_quantized and recipe.weight_format == primary.weight_format
+        if not packed or not reads_it or recipe.dequantized_weights:
+            decoded = " with dequantized_weights" if recipe.dequantized_weights else ""
+            found = f"recipe is {recipe.name!r}{decoded}" if packed else "packed is False"
+            raise invalid(
+                f"{call}: primary is {primary.name!r} but {found}; one parameter has the bytes of "
+                f"all experts that the recipe's products read"
+            )
+        return cls(primary, keeps_init), recipe
+
+    def quantized(self, values, layout):
+        return quantize(values.detach(), recipe=self.recipe, columnwise=True, layout=layout)
+
+    def initialised(self, weight, values, layout):
+        """The parameter with these first values: itself, or one in 8 bits in its place."""
+        if isinstance(weight, GroupedTensor):
+            weight.quantize_(values)
+        else:
+            weight = torch.nn.Parameter(self.quantized(values, layout), weight.requires_grad)
+        weight._init_value = values.cpu() if self.keeps_init else None
+        return weight
+
+
 _KEPT = object()  # the version of whatever is there, unless that was said to have changed
 
 
@@ -235,7 +261,8 @@ class ParameterCopies:
             return None
         arrays = weights if isinstance(weights, list) else [weights]
         version = _KEPT
-        if is_first_microbatch or (is_first_microbatch is None and _is_captured(arrays)):
+        is_captured = any(p.is_cuda for p in arrays) and torch.cuda.is_current_stream_capturing()
+        if is_first_microbatch or (is_first_microbatch is None and is_captured):
             version = object()  # equals no other
         elif is_first_microbatch is None:
             version = tuple(_state(p) for p in arrays)
@@ -246,10 +273,6 @@ class ParameterCopies:
             rowwise=needs_both or self._forward_is_rowwise,
             columnwise=needs_both or not self._forward_is_rowwise,
         )
-
-
-def _is_captured(arrays):
-    return any(p.is_cuda for p in arrays) and torch.cuda.is_current_stream_capturing()
 
 
 def _state(parameter):

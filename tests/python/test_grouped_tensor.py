@@ -382,9 +382,8 @@ BAD = [
         "quantize: the groups end at row 7, past the 6 rows of the data",
     ),
     (
-        lambda: made().to(torch.bfloat16),
-        "GroupedTensor.to: device is torch.bfloat16, must be a device; values of another type are "
-        "what dequantize(dtype) returns",
+        lambda: made().to(torch.float64),
+        "GroupedTensor.to: dtype is torch.float64, must be torch.float32, torch.bfloat16 or ",
     ),
     (lambda: made().to("gpu"), "GroupedTensor.to: device is 'gpu', must be a device"),
     (lambda: made("fp8_tile"), "format is 'fp8_tile', but rowwise.data is ragged"),

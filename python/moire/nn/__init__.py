@@ -6,7 +6,7 @@ moire.Groups.
 
 from __future__ import annotations
 
-from .checkpoint import convert_state_dict
+from .checkpoint import convert_optimizer_state_dict, convert_state_dict
 from .fusion import Sequential, fuse
 from .linear import GroupedLinear
 from .mlp import GroupedMLP, ScaledGLU, ScaledSwiGLU
@@ -20,6 +20,7 @@ __all__ = [
     "ScaledGLU",
     "ScaledSwiGLU",
     "Sequential",
+    "convert_optimizer_state_dict",
     "convert_state_dict",
     "fuse",
 ]

@@ -5,13 +5,15 @@ module was built with, the tags with it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import torch
 
 from ..arrays import Torch, check_array
+from ..errors import invalid
 from ..gated import convert_glu
+from ..grouped_tensor import GroupedTensor
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
 from ..values import mapping, wrong
 from .linear import GroupedLinear
@@ -62,11 +64,55 @@ def _convert(call, state, prefix, layer, tags):
             if key not in state:
                 continue
             tensor = state[key]
-            check_array(Torch, call, key, tensor, "as a module's parameters are")
+            if not isinstance(tensor, GroupedTensor):
+                check_array(Torch, call, key, tensor, "as a module's parameters are")
             if name == "weight" and orientation != layer.weight_layout:
-                tensor = tensor.transpose(-2, -1).contiguous()
+                tensor = _transposed(tensor)
             if layer.glu_layout is not None:
                 is_last = name == "bias" or layer.weight_layout == "in_out"
                 theirs = GluLayout.parse(tags["glu_layout"], f"{call}: the glu_layout of {key}")
                 tensor = convert_glu(tensor, theirs, layer.glu_layout, -1 if is_last else -2)
             state[key] = tensor
+
+
+def _transposed(tensor):
+    """Every matrix; one in 8 bits with its bytes, since blocks of scales along rows become such
+    down columns.
+    """
+    if not isinstance(tensor, GroupedTensor):
+        return tensor.transpose(-2, -1).contiguous()
+    copies = [
+        copy and [array.transpose(-2, -1).contiguous() for array in copy]
+        for copy in (tensor.columnwise, tensor.rowwise)
+    ]
+    return tensor.like(*(reversed(copies) if tensor.form.is_tiled else copies))
+
+
+def convert_optimizer_state_dict(
+    optimizer_state: Mapping[str, Any],
+    state_dict: Mapping[str, Any],
+    module: torch.nn.Module,
+    names: Optional[Sequence[str]] = None,
+    **layouts: Any,
+) -> dict[str, Any]:
+    """An optimizer.state_dict() for the parameters of convert_state_dict(state_dict, module,
+    **layouts): moments, and what else has the shape of its parameter, are turned as that is.
+    `names` of the parameters, in the order in which the optimizer has them; None: its param_names.
+    """
+    call = "convert_optimizer_state_dict"
+    mapping(f"{call}: optimizer_state", optimizer_state, "what optimizer.state_dict() returned")
+    groups = optimizer_state["param_groups"]
+    if names is None:
+        names = [name for group in groups for name in group.get("param_names", ())]
+    order = [index for group in groups for index in group["params"]]
+    if len(names) != len(order):
+        raise invalid(f"{call}: names has {len(names)}, but the optimizer {len(order)} parameters")
+    state = {index: dict(entries) for index, entries in optimizer_state["state"].items()}
+    for index, name in zip(order, names):
+        like, entries = state_dict.get(name), state.get(index, {})
+        for entry, value in entries.items():
+            if getattr(value, "shape", None) == getattr(like, "shape", 0):
+                alone = OrderedDict({name: value})
+                alone._metadata = getattr(state_dict, "_metadata", None)
+                entries[entry] = convert_state_dict(alone, module, **layouts)[name]
+    return {**optimizer_state, "state": state}

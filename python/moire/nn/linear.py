@@ -20,12 +20,13 @@ from ..context import is_explaining
 from ..dtypes import Device, Integers
 from ..errors import invalid
 from ..functional import grouped_linear
+from ..grouped_tensor import GroupedTensor
 from ..groups import Groups
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
 from ..operands import Operand, WeightCopies
-from ..recipes import Recipe, RecipeLike
+from ..recipes import RecipeLike
 from ..values import flag, integer, torch_device, wrong
-from ..weight_cache import ParameterCopies
+from ..weight_cache import ParameterCopies, Primary
 from ..wgrad import ParameterGradients
 
 # Rows per expert, or the groups that they are.
@@ -67,7 +68,15 @@ class OfLayers:
         return [module for module in self.modules() if isinstance(module, GroupedLinear)]
 
 
-class GroupedLinear(torch.nn.Module):
+class WithoutExtraState(torch.nn.Module):
+    """Loads Transformer Engine's state_dicts, whose `_extra_state` nothing here reads."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        state_dict.pop(f"{prefix}_extra_state", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class GroupedLinear(WithoutExtraState):
     """y_i = x_i W_e^T (+ scale_i b_e) for the rows i of each expert e.
 
     scale_bias      whether probs scale the bias too, behind the activation of a GroupedMLP or a
@@ -81,6 +90,9 @@ class GroupedLinear(torch.nn.Module):
     dtype           of the parameters
     compute_dtype   what operands are cast to (None: as they are, or autocast's)
     recipe          what products read (see moire.Recipe); in 8 bits the weights' copies are kept
+    primary         an 8-bit recipe: the parameter is a GroupedTensor, whose bytes products read;
+                    what it was quantised from first is kept on the CPU where
+                    preserve_high_precision_init_val says so
 
     accumulate_into_main_grad and delay_wgrad_compute: see moire/wgrad.py and backward_dw.
     """
@@ -101,6 +113,8 @@ class GroupedLinear(torch.nn.Module):
         dtype: Optional[torch.dtype] = None,
         compute_dtype: Optional[torch.dtype] = None,
         recipe: RecipeLike = None,
+        primary: RecipeLike = None,
+        preserve_high_precision_init_val: bool = False,
         accumulate_into_main_grad: bool = False,
         delay_wgrad_compute: bool = False,
     ) -> None:
@@ -117,13 +131,15 @@ class GroupedLinear(torch.nn.Module):
         if glu_layout is not None:
             self.glu_layout = GluLayout.of(glu_layout, f"{call}: glu_layout")
             self.glu_layout.check_width(call, self.out_features)
-        recipe = Recipe.of(recipe, f"{call}: recipe")
+        keeps_init = preserve_high_precision_init_val
+        self.primary, recipe = Primary.of(call, primary, keeps_init, recipe, self.packed)
         if init_method is not None and not callable(init_method):
             raise wrong(f"{call}: init_method", init_method, "callable")
         if compute_dtype is not None:
             compute_dtype = Torch.compute_dtype(f"{call}: compute_dtype", compute_dtype)
         self.init_method, self.compute_dtype, self.recipe = init_method, compute_dtype, recipe
-        self._copies = ParameterCopies(recipe, weight_layout) if recipe.is_quantized else None
+        has_copies = recipe.is_quantized and self.primary is None
+        self._copies = ParameterCopies(recipe, weight_layout) if has_copies else None
         into = flag(f"{call}: accumulate_into_main_grad", accumulate_into_main_grad)
         later = flag(f"{call}: delay_wgrad_compute", delay_wgrad_compute)
         self._wgrad = ParameterGradients(self._weights, into, later) if into or later else None
@@ -160,9 +176,11 @@ class GroupedLinear(torch.nn.Module):
         return self.bias if self.packed else torch.stack(self._all("bias"))
 
     def expert_weight(self, expert: int) -> torch.Tensor:
-        """The [out, in] view of one expert's weight."""
-        matrix = self.weight[expert] if self.packed else getattr(self, f"weight{expert}")
-        return matrix if self.weight_layout == "out_in" else matrix.t()
+        """The [out, in] view of one expert's weight; of a primary one the GroupedTensor of it as it
+        lies.
+        """
+        matrix = self.weights()[expert]
+        return matrix.t() if self.weight_layout == "in_out" and not self.primary else matrix
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -170,12 +188,15 @@ class GroupedLinear(torch.nn.Module):
         numbers.
         """
         bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0.0
+        values = self.weights() if self.primary is None else torch.empty_like(self.weight)
         for expert in range(self.num_groups):
-            matrix = self.expert_weight(expert)
+            matrix = values[expert] if self.weight_layout == "out_in" else values[expert].t()
             if self.init_method is None:
                 torch.nn.init.uniform_(matrix, -bound, bound)
             else:
                 self.init_method(matrix)
+        if self.primary is not None:
+            self.weight = self.primary.initialised(self.weight, values, self.glu_layout)
         for bias in self._all("bias") if self.has_bias else ():
             torch.nn.init.uniform_(bias, -bound, bound)
 
@@ -289,6 +310,10 @@ class GroupedLinear(torch.nn.Module):
             if refused is not None:
                 errors.append(refused)
                 return
+        given = state_dict.get(prefix + "weight")
+        is_assigned = local_metadata.get("assign_to_params_buffers", False)  # not by copy_
+        if self.primary and is_assigned and type(given) in (torch.Tensor, torch.nn.Parameter):
+            state_dict[prefix + "weight"] = self.primary.quantized(given, self.glu_layout)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing, unexpected, errors
         )
@@ -297,14 +322,18 @@ class GroupedLinear(torch.nn.Module):
         """Puts the parameter into the module's form; why it cannot, where what is there cannot."""
         packed, *listed = self.keys_of(prefix + name)
         is_listed = bool(listed) and all(key in state_dict for key in listed)
-        if self.packed and packed not in state_dict and is_listed:
-            given = [state_dict[key] for key in listed]
+        if self.packed and is_listed:
+            given = [state_dict.pop(key) for key in listed]
             shapes = {t.shape if isinstance(t, torch.Tensor) else None for t in given}
             if None in shapes or len(shapes) > 1:
                 return f"{listed[0]} to {listed[-1]}: must be tensors of one shape to be packed"
-            state_dict[packed] = torch.stack([state_dict.pop(key) for key in listed])
-        given = None if self.packed else state_dict.get(packed)
-        if isinstance(given, torch.Tensor) and given.shape[:1] == (self.num_groups,):
+            if packed not in state_dict:  # Transformer Engine saves both
+                state_dict[packed] = torch.stack(given)
+        given = state_dict.get(packed)
+        if isinstance(given, GroupedTensor) and self.primary is None:
+            given = state_dict[packed] = given.dequantize(self._weights()[0].dtype)
+        has_all = isinstance(given, torch.Tensor) and given.shape[:1] == (self.num_groups,)
+        if has_all and not self.packed:
             state_dict.update(zip(listed, state_dict.pop(packed).unbind()))
         return None
 

@@ -14,10 +14,10 @@ from ..operands import Operand
 from ..routing import Plan
 from ..values import described, flag, integer
 from ..wgrad import FreshGradients
-from .linear import GroupedLinear, OfLayers, Splits, as_groups
+from .linear import GroupedLinear, OfLayers, Splits, WithoutExtraState, as_groups
 
 
-class ScaledGLU(torch.nn.Module):
+class ScaledGLU(WithoutExtraState):
     """act = glu(z) probs; `layout` says how gate and up lie along the 2F columns of z."""
 
     def __init__(self, act: ActivationLike = "swiglu", layout: GluLayoutLike = "halves") -> None:
