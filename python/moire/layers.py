@@ -188,16 +188,11 @@ class _Mlp(Layer):
         is_saved = fields.get("act") is not None or fields.get("act_columnwise") is not None
         fields["act_is_saved"] = int(is_saved)
         z, recipe = fields["z"], how.recipe
-        rows, columns = z.shape
-        if "w1" in later and recipe.is_quantized:
-            element = recipe.gradient_element
-            fields["grad_z_columnwise"] = empty_columns(fw, fields, recipe, z, columns, element)
-        elif "w1" in later:
-            fields["grad_z"] = fw.empty(z, z.shape, z.dtype)
-        if "w2" in later and not is_saved and recipe.is_quantized:
-            fields["act_columnwise"] = empty_columns(fw, fields, recipe, z, columns // 2)
-        elif "w2" in later and not is_saved:
-            fields["act"] = fw.empty(z, (rows, columns // 2), z.dtype)
+        columns, element = z.shape[1], recipe.gradient_element
+        if "w1" in later:
+            fields.update(_for_wgrad(fw, fields, recipe, "grad_z", z, columns, element))
+        if "w2" in later and not is_saved:
+            fields.update(_for_wgrad(fw, fields, recipe, "act", z, columns // 2))
         return {}
 
     def _operands(self, fields, w):
@@ -265,11 +260,16 @@ def _made_by_mlp(fw, fields, how):
     made = _result_and_columns(fw, fields, how, hidden)
     if how.saves:
         made["z"] = fw.empty(x, (rows, 2 * width), recipe.between(fw, x.dtype))
-    if how.saves_act and recipe.is_quantized:
-        made["act_columnwise"] = empty_columns(fw, fields, recipe, x, width)
-    elif how.saves_act:
-        made["act"] = fw.empty(x, (rows, width), x.dtype)
+    if how.saves_act:
+        made.update(_for_wgrad(fw, fields, recipe, "act", x, width))
     return made
+
+
+def _for_wgrad(fw, fields, recipe, name, like, columns, element="e4m3"):
+    """What stands between the products, [capacity, columns], as a weight gradient reads it."""
+    if recipe.is_quantized:
+        return {f"{name}_columnwise": empty_columns(fw, fields, recipe, like, columns, element)}
+    return {name: fw.empty(like, (fields["capacity"], columns), like.dtype)}
 
 
 def _z_again(fw, fields, recipe, dtype):

@@ -32,7 +32,7 @@ class Beta(NamedTuple):
 class FreshGradients:
     """The default: new tensors of the weights' own dtype, each of them optional."""
 
-    delayed = False
+    accumulate_into_main_grad = delayed = False
 
     @staticmethod
     def destination(fw, like, weights, needs):
@@ -47,11 +47,6 @@ class FreshGradients:
     def returned(written, needs):
         """What autograd gets for each weight, now that `written` was."""
         return [grad if need else None for grad, need in zip(written or needs, needs)]
-
-    @staticmethod
-    def buffers(written, needs):
-        """Of `written`, what others made and may share memory; and the parameters: by name."""
-        return {}, {}
 
 
 class ParameterGradients:
@@ -96,13 +91,6 @@ class ParameterGradients:
             return None if self.delayed else FreshGradients.returned(written, needs)
         fw.written(*(buffer for buffer, need in zip(written or (), needs) if need))
         return [_dummy(p) if need else None for p, need in zip(self.parameters(), needs)]
-
-    def buffers(self, written, needs):
-        if not self.accumulate_into_main_grad:
-            return {}, {}
-        names = ["weight"] if len(needs) == 1 else [f"weight{i}" for i in range(len(needs))]
-        given = zip(names, written or (), needs)
-        return {name: t for name, t, need in given if need}, dict(zip(names, self.parameters()))
 
     def defer(self, run, operands, *destination):
         """Keeps run(written, beta) for backward_dw(), which reads the tensors of the mapping
@@ -179,11 +167,14 @@ def check_memory(sinks, tensors):
     parameter or with one of `tensors`, which a call reads or writes, by name.
     """
     buffers, others = {}, {}
-    for i, (sink, *written) in enumerate(sinks):
+    for i, (sink, written, needs) in enumerate(sinks):
         layer = f"fc{i + 1}." if len(sinks) > 1 else ""
-        given, parameters = sink.buffers(*written)
-        buffers.update({f"the main_grad of {layer}{name}": t for name, t in given.items()})
-        others.update({f"{layer}{name}": t for name, t in parameters.items()})
+        parameters = sink.parameters() if sink.accumulate_into_main_grad else ()
+        for j, (p, buffer, need) in enumerate(zip(parameters, written or needs, needs)):
+            name = f"{layer}weight{j}" if len(needs) > 1 else f"{layer}weight"
+            others[name] = p
+            if written and need:
+                buffers[f"the main_grad of {name}"] = buffer
     if not buffers:
         return
     found = _shared(buffers, {**dict(_flat(tensors)), **others})

@@ -68,6 +68,8 @@ def test_backward_dw_is_of_the_oldest_backward_pass(generator, into_main_grad):
             truth.assert_close(found, reference.grad.double(), torch.float32, 18)
     layer.backward_dw()  # nothing waits any more
     assert ran == [1, 1]
+    layer.fc1._trigger_wgrad_accumulation_and_reduce_hooks()  # Megatron's, after a captured one
+    assert ran == [1, 1, 1]
 
 
 def test_backward_dw_is_of_a_whole_backward_pass(generator):

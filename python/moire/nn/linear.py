@@ -254,8 +254,12 @@ class GroupedLinear(WithoutExtraState):
         the registered hooks; nothing where none did.
         """
         if self.need_backward_dw() and self._wgrad.run_deferred() and not is_explaining():
-            for hook in self._wgrad_hooks:
-                hook()
+            self._trigger_wgrad_accumulation_and_reduce_hooks()
+
+    def _trigger_wgrad_accumulation_and_reduce_hooks(self):
+        # Megatron calls it, where it replayed a backward_dw that was captured.
+        for hook in self._wgrad_hooks:
+            hook()
 
     def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], Any]) -> None:
         """`hook()` runs at the end of each backward_dw that had something to do."""
