@@ -105,10 +105,10 @@ TEST(GroupedGemm, TakesEveryDTypeOrientationListAndGather) {
 }
 
 // Of more matrices than a GPU is given addresses of at once.
-TEST(GroupedGemm, TakesListsOf600Matrices) {
+TEST(GroupedGemm, TakesListsOf500Matrices) {
   Random random;
   const Tested context = tested(2);
-  std::vector<int64_t> splits(600);
+  std::vector<int64_t> splits(500);
   for (int64_t& rows : splits) rows = random.integer(0, 3);
   const Batch batch(splits, 2);
   for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
