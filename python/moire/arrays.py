@@ -184,8 +184,7 @@ class Torch:
 
     def is_contiguous(array):
         """Whether its values lie in memory in their order, and as they are."""
-        # is_lazy(), without a call: this is asked of every array of every call.
-        return array.is_contiguous() and not (array.is_neg() or array._is_zerotensor())
+        return array.is_contiguous() and not Torch.is_lazy(array)
 
     def is_plain(array):
         """Whether its memory is all there is to it."""

@@ -185,8 +185,8 @@ def _derived(call, name, kind, values, outputs, capacity):
         dtype = fw.dtype(choice(f"{called}.dtype", output.dtype, ("int64", "int32")))
         arrays.append(empty_indices(fw, values, (num_groups + 1 - has_none[-1],), dtype))
     fields = {"splits": values, "kind": _KINDS.index(kind), "capacity": capacity}
-    fields.update(outputs_multiplier=multipliers, outputs_no_leading_zero=has_none)
-    fw.run("splits_to_offsets", {**fields, "outputs": arrays})
+    numbers = {"outputs_multiplier": multipliers, "outputs_no_leading_zero": has_none}
+    fw.run("splits_to_offsets", {**fields, **numbers, "outputs": arrays})
     return tuple(arrays)
 
 

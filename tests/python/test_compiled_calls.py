@@ -240,6 +240,20 @@ def test_no_reference_is_kept(generator):
     assert all(abs(a - b) < 50 for a, b in zip(after, before))
 
 
+def test_what_the_memory_of_scratch_raises_is_raised(way, monkeypatch, generator):
+    x, w1 = torch.randn(5, 4, generator=generator), torch.randn(2, 6, 4, generator=generator)
+    groups, w2 = moire.Groups(splits=[2, 3]), torch.randn(2, 4, 3, generator=generator)
+
+    def full(device, size):
+        raise MemoryError(f"{size} bytes on {device}")
+
+    monkeypatch.setattr(Torch, "scratch", full)
+    with pytest.raises(MemoryError, match="bytes on cpu"):
+        moire.grouped_mlp(x, w1, w2, groups)
+    monkeypatch.undo()
+    assert moire.grouped_mlp(x, w1, w2, groups).shape == (5, 4)
+
+
 def test_a_python_that_cannot_load_it_does_without(monkeypatch, tmp_path):
     monkeypatch.setattr(_abi, "library_path", tmp_path / "libmoire.so")
     assert extension() is None
