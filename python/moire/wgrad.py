@@ -121,6 +121,9 @@ class ParameterGradients:
         written, beta = self.destination(*deferred.destination)
         check_memory([(self, written, needs)], deferred.operands)
         deferred.run(written, beta)
+        for operand in deferred.operands.values():
+            if operand.is_cuda:  # freed soon, and made on a stream that may be another
+                operand.record_stream(torch.cuda.current_stream(operand.device))
         wanted = [both for *both, need in zip(self.parameters(), written, needs) if need]
         if self.accumulate_into_main_grad:
             fw.written(*(buffer for _, buffer in wanted))

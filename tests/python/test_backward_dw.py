@@ -183,6 +183,25 @@ def test_a_delayed_gradient_keeps_the_copies_that_it_reads(generator):
         layer.backward_dw()
 
 
+def test_operands_last_until_another_stream_has_read_them(generator, device):
+    """Megatron overlaps backward_dw with communication on a stream of its own."""
+    if device != "cuda":
+        pytest.skip("CPUs have no streams")
+    plain, layer = (nn.GroupedLinear(E, 256, 256, delay_wgrad_compute=d) for d in (False, True))
+    layer.load_state_dict(plain.state_dict())
+    leaf = truth.draw(generator, 999, 256).requires_grad_()
+    for module in (plain, layer):
+        module(leaf * 2, [500, 0, 499]).sin().sum().backward()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        layer.backward_dw()
+    others = [torch.full((999, 256), torch.nan) for _ in range(8)]  # where they were, if it is free
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(layer.weight.grad, plain.weight.grad) and len(others) == 8
+
+
 @pytest.mark.parametrize("name", ["x", "row_idx", "grad_y"])
 def test_an_operand_overwritten_before_backward_dw_is_an_error(generator, name):
     layer = nn.GroupedLinear(E, H, F, delay_wgrad_compute=True)

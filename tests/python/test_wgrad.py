@@ -233,3 +233,24 @@ def test_frozen_weights_get_nothing(generator):
         assert layer.fc1.weight.grad is None and not hasattr(
             layer.fc1.weight, "grad_added_to_main_grad"
         )
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_main_grad_of_weights_that_are_8_bits(generator, delayed):
+    options = {"primary": "mxfp8", "recipe": "mxfp8", "dtype": torch.bfloat16}
+    found = []
+    for into in (False, True):
+        torch.manual_seed(3)
+        later = {"accumulate_into_main_grad": into, "delay_wgrad_compute": into and delayed}
+        layer = nn.GroupedLinear(E, H, F, **options, **later)
+        layer.weight.main_grad = torch.zeros(E, F, H)
+        layer.weight.grad_added_to_main_grad, layer.weight.zero_out_wgrad = False, True
+        x = truth.draw(generator.manual_seed(5), 9, H, dtype=torch.bfloat16)
+        layer(x, SPLITS).sin().sum().backward()
+        layer.backward_dw()
+        found.append(
+            (layer.weight.grad, layer.weight.main_grad, layer.weight.grad_added_to_main_grad)
+        )
+    (grad, _, was_added), (dummy, main_grad, is_added) = found
+    truth.assert_close(main_grad, grad.double(), torch.bfloat16, 9)
+    assert not dummy.any() and is_added and not was_added
