@@ -100,6 +100,50 @@ def test_a_captured_layer_makes_the_copies_of_its_weights_unless_it_is_told_not_
     moire.check()
 
 
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp8_fast", "fp8_block"])
+def test_a_captured_step_reads_the_bytes_that_masters_were_copied_into(generator, recipe):
+    """A weight in 8 bits has its twin's results, and new bytes where a graph finds them."""
+    x, made = make(generator)[0], []
+    for name in ("primary", "recipe"):
+        torch.manual_seed(3)
+        options = {name: recipe, "dtype": torch.bfloat16}
+        made.append(moire.nn.GroupedMLP(len(SPLITS), H, F, device="cuda", **options))
+    splits, graph = torch.tensor(SPLITS), torch.cuda.CUDAGraph()
+
+    def step(module):
+        y = module(x, moire.Groups(splits=splits, capacity=x.shape[0]))
+        return [y, *torch.autograd.grad(y.sum(), list(module.parameters()))]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(made[0])
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        captured = step(made[0])
+    for factor in (1, 2):
+        with torch.no_grad():
+            for mine, theirs in zip(made[0].parameters(), made[1].parameters()):
+                theirs.mul_(factor)
+                assert mine.copy_(theirs.float()) is mine and mine.device.type == "cuda"
+        graph.replay()
+        for mine, theirs in zip(captured, step(made[1])):
+            assert torch.equal(mine, theirs)
+
+
+def test_a_weight_in_8_bits_goes_there_with_its_module(generator):
+    with torch.device("cpu"):
+        layer = moire.nn.GroupedLinear(
+            2, H, F, primary="mxfp8", preserve_high_precision_init_val=True
+        )
+        before, drawn = layer.weight.detach().clone(), layer.weight.get_high_precision_init_val()
+    layer.to("cuda")
+    assert isinstance(layer.weight, moire.GroupedTensor) and layer.weight.device.type == "cuda"
+    for (_, there), (_, here) in zip(layer.weight.arrays(), before.arrays()):
+        assert torch.equal(there.cpu().view(torch.uint8), here.view(torch.uint8))
+    assert layer.weight.get_high_precision_init_val() is drawn
+
+
 @pytest.mark.parametrize("recipe", [None, "mxfp8", "fp8_block"])
 def test_a_hundred_runs_give_the_same_bits(generator, recipe):
     leaves, groups = make(generator, requires_grad=True), moire.Groups(splits=SPLITS)

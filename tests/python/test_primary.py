@@ -232,6 +232,18 @@ def test_a_state_dict_loads_in_either_number_format(generator, recipe, layout, a
     assert torch.equal(other(x, SPLITS), wanted)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_distributed_checkpoint_has_the_bytes(tmp_path):
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    (source, _), (target, _) = of("mxfp8"), of("mxfp8", seed=4)
+    checkpoint.save(source.state_dict(), checkpoint_id=tmp_path)
+    state = target.state_dict()
+    checkpoint.load(state, checkpoint_id=tmp_path)
+    target.load_state_dict(state)
+    for mine, theirs in zip(weights(target), weights(source)):
+        assert_same_bytes(mine, theirs)
+
+
 def test_a_state_dict_in_another_format_is_refused():
     primary, _ = of("mxfp8")
     other, _ = of("fp8_block")
