@@ -41,6 +41,18 @@ def test_grouped_mlp_with_its_groups_made_inside(generator):
     compare(lambda *t: mlp(*t, splits), mlp_leaves(generator))
 
 
+def test_b2_with_a_scale_of_its_own(generator):
+    idx, splits = torch.tensor([[0, 2], [1, 0], [2, -1]] * 3), torch.tensor(SPLITS)
+
+    def both(x, w1, w2, probs, b1, b2, scale, weights, scales):
+        given = {"probs": probs, "b1": b1, "b2": b2, "b2_scale": scale}
+        y = moire.grouped_mlp(x, w1, w2, moire.Groups(splits=splits), **given)
+        return moire.moe(y, w1, w2, idx, weights, b2=b2, b2_scale=scales)
+
+    own = [truth.draw(generator, *shape) for shape in ((9,), (9, 2), (9, 2))]
+    compare(both, [*mlp_leaves(generator), *own])
+
+
 def test_splits_may_change_between_calls(generator):
     compiled = torch.compile(mlp, fullgraph=COMPILES_WHOLE_GRAPHS, backend="aot_eager")
     leaves = mlp_leaves(generator)
