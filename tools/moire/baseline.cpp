@@ -1,6 +1,5 @@
 #include "baseline.h"
 
-#include "random.h"
 #include "text.h"
 
 #if defined(MOIRE_HAS_OPENBLAS)
@@ -46,38 +45,18 @@ std::string openblas_name() {
 
 void set_openblas_threads(int num_threads) { openblas_set_num_threads(num_threads); }
 
-void OpenBlasBaseline::run() const {
-  for (const Product& p : products_) {
-    const auto int_of = [](int64_t size) { return static_cast<blasint>(size); };
-    cblas_sgemm(CblasRowMajor, p.transpose_a ? CblasTrans : CblasNoTrans,
-                p.transpose_b ? CblasTrans : CblasNoTrans, int_of(p.m), int_of(p.n), int_of(p.k),
-                1.0F, static_cast<const float*>(p.a), int_of(p.columns_a()),
-                static_cast<const float*>(p.b), int_of(p.columns_b()), 0.0F,
-                static_cast<float*>(p.c), int_of(p.n));
-  }
+void openblas_multiply(const Product& p) {
+  const auto int_of = [](int64_t size) { return static_cast<blasint>(size); };
+  cblas_sgemm(CblasRowMajor, p.transpose_a ? CblasTrans : CblasNoTrans,
+              p.transpose_b ? CblasTrans : CblasNoTrans, int_of(p.m), int_of(p.n), int_of(p.k),
+              1.0F, static_cast<const float*>(p.a), int_of(p.columns_a()),
+              static_cast<const float*>(p.b), int_of(p.columns_b()), 0.0F, static_cast<float*>(p.c),
+              int_of(p.n));
 }
 #else
 std::string openblas_name() { return ""; }
 void set_openblas_threads(int) {}
-void OpenBlasBaseline::run() const {}
+void openblas_multiply(const Product&) {}
 #endif
-
-char* OpenBlasBaseline::normal(int64_t elements) {
-  constexpr int64_t kPeriod = 65521;
-  auto* const data = static_cast<float*>(memory_.take("baseline", elements * 4));
-  Random random(static_cast<uint64_t>(memory_.bytes()));
-  for (int64_t i = 0; i < elements; ++i) {
-    data[i] = i < kPeriod ? static_cast<float>(random.normal()) : data[i - kPeriod];
-  }
-  return reinterpret_cast<char*>(data);
-}
-
-std::unique_ptr<OpenBlasBaseline> OpenBlasBaseline::create(const Problem& problem) {
-  if (openblas_name().empty()) return nullptr;
-  std::unique_ptr<OpenBlasBaseline> out(new OpenBlasBaseline());
-  out->products_ = products_of(problem, 4, [&](int64_t elements) { return out->normal(elements); });
-  if (out->products_.empty()) return nullptr;
-  return out;
-}
 
 }  // namespace moire::tool

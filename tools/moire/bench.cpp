@@ -19,63 +19,50 @@ namespace {
 constexpr int64_t kCachesSpanned = 3;
 constexpr int64_t kMostSets = 512;
 
-// What is timed of a group; variants[i] belongs to the i-th result that is supported, and the last
-// baselines to the last of them: all have one, or each its own, where dtypes differ in bytes.
-struct Prepared {
-  std::vector<BenchResult> results;
-  std::vector<Variant> variants, baselines;
-};
-
-// Checks every result first: a wrong one has no time worth knowing.
-Prepared prepare(Bench& bench, const Group& group) {
-  Prepared out;
-  for (const Problem& problem : group) {
-    BenchResult r;
-    r.problem = problem;
-    if (auto op = bench.op(r)) out.variants.push_back(std::move(*op));
-    out.results.push_back(std::move(r));
-  }
-  for (const BenchResult& r : out.results) {
-    const bool has_one = !out.baselines.empty() && !r.problem.op->moves_bytes;
-    if (!r.unsupported.empty() || has_one) continue;
-    if (auto baseline = bench.baseline(r)) out.baselines.push_back(std::move(*baseline));
-  }
-  return out;
-}
-
-// One op in each dtype, its baselines among the variants.
+// One op in each dtype, its baselines among the variants. Each is checked first: a wrong result has
+// no time worth knowing.
 std::vector<BenchResult> run_group(Bench& bench, const Group& group, const Protocol& protocol,
                                    const std::function<void(double)>& tick) {
-  Prepared prepared = prepare(bench, group);
-  std::vector<Variant> variants = prepared.variants;
-  if (variants.empty()) return prepared.results;
-  variants.insert(variants.end(), prepared.baselines.begin(), prepared.baselines.end());
+  std::vector<BenchResult> results;
+  // Of the results that are supported, then the last baselines of the last of them: all have one,
+  // or each its own, where dtypes differ in bytes.
+  std::vector<Variant> variants;
+  for (const Problem& problem : group) {
+    BenchResult& r = results.emplace_back();
+    r.problem = problem;
+    if (auto op = bench.op(r)) variants.push_back(std::move(*op));
+  }
+  const size_t ops = variants.size();
+  for (const BenchResult& r : results) {
+    const bool has_one = variants.size() > ops && !r.problem.op->moves_bytes;
+    if (!r.unsupported.empty() || has_one) continue;
+    if (auto baseline = bench.baseline(r)) variants.push_back(std::move(*baseline));
+  }
+  if (ops == 0) return results;
   bench.begin();
   const std::vector<Samples> samples = measure(variants, protocol, tick);
-  bench.end();
+  bench.end(results);
   size_t v = 0;
   const Samples* own_fp32 = nullptr;
-  for (BenchResult& r : prepared.results) {
+  for (BenchResult& r : results) {
     if (!r.unsupported.empty()) continue;
-    if (!prepared.baselines.empty()) {
-      const size_t b = std::min(v, prepared.baselines.size() - 1);
-      const Samples& baseline = samples[prepared.variants.size() + b];
-      r.baseline = prepared.baselines[b].name;
-      r.ratio = paired_ratio(baseline, samples[v]);
-      r.baseline_samples = baseline.seconds;
+    if (variants.size() > ops) {
+      const size_t b = std::min(ops + v, variants.size() - 1);
+      r.baseline = variants[b].name;
+      r.ratio = paired_ratio(samples[b], samples[v]);
+      r.baseline_samples = samples[b].seconds;
     }
     r.samples = samples[v];
     r.time = summarize(r.samples.seconds);
     if (r.problem.dtype == DType::kFP32) own_fp32 = &samples[v];
-    bench.add_conditions(r);
     add_quality(r, bench.machine());
     ++v;
   }
-  for (BenchResult& r : prepared.results) {
+  for (BenchResult& r : results) {
     const bool is_other = r.unsupported.empty() && r.problem.dtype != DType::kFP32;
     if (is_other && own_fp32 != nullptr) r.vs_fp32 = paired_ratio(*own_fp32, r.samples);
   }
-  return prepared.results;
+  return results;
 }
 
 // Before anything is measured: of the ops, and of the CPU's baselines, whose products are in FP32.

@@ -26,10 +26,9 @@ class Bench {
   // The same products through a BLAS, or a copy of as many bytes for what only moves them; none for
   // the others.
   virtual std::optional<Variant> baseline(const BenchResult& r) = 0;
-  // Around a measurement; then what took part of the machine meanwhile is a result's warning.
+  // Around a measurement; what took part of the machine meanwhile is a warning of its results.
   virtual void begin() = 0;
-  virtual void end() = 0;
-  virtual void add_conditions(BenchResult& r) const = 0;
+  virtual void end(std::vector<BenchResult>& results) = 0;
 
  protected:
   MachineFacts machine_;

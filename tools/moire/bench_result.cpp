@@ -71,6 +71,11 @@ bool BenchResult::is_under_load() const {
                      [](const Warning& w) { return w.kind->is_load; });
 }
 
+bool is_any_under_load(const std::vector<BenchResult>& results) {
+  return std::any_of(results.begin(), results.end(),
+                     [](const BenchResult& r) { return r.is_under_load(); });
+}
+
 double BenchResult::roof_share(const MachineFacts& machine) const {
   if (time.median <= 0) return 0;
   // A peak that could not be measured limits nothing.
@@ -178,13 +183,6 @@ std::string warnings_text(const std::vector<BenchResult>& results, bool advice) 
   return wrap(text("warnings: ", join(counts, ", "), "; --advice says what to do"), 4) + "\n";
 }
 
-std::string marks_text(const std::vector<BenchResult>& results) {
-  const bool is_any = std::any_of(results.begin(), results.end(),
-                                  [](const BenchResult& r) { return r.is_under_load(); });
-  if (!is_any) return "";
-  return wrap("* measured while something else took part of the machine", 2) + "\n";
-}
-
 }  // namespace
 
 std::string results_text(const std::vector<BenchResult>& results, const MachineFacts& machine,
@@ -196,7 +194,10 @@ std::string results_text(const std::vector<BenchResult>& results, const MachineF
       out += wrap(line, 4) + "\n";
     }
   }
-  out += warnings_text(results, advice) + marks_text(results);
+  out += warnings_text(results, advice);
+  if (is_any_under_load(results)) {
+    out += wrap("* measured while something else took part of the machine", 2) + "\n";
+  }
   for (const BenchResult& r : results) {
     if (r.unsupported.empty()) continue;
     out += wrap(text(r.problem.op->name, ": ", r.unsupported), 4) + "\n";

@@ -78,6 +78,8 @@ struct BenchResult {
   double roof_share(const MachineFacts& machine) const;
 };
 
+bool is_any_under_load(const std::vector<BenchResult>& results);
+
 // Warnings about the samples themselves.
 void add_quality(BenchResult& result, const MachineFacts& machine);
 

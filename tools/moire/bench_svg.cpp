@@ -90,10 +90,9 @@ std::string results_svg(const std::vector<BenchResult>& results, const MachineFa
                  "' class='grid'/><text x='", x, "' y='", kTop - 10,
                  "' text-anchor='middle' class='small'>", percent, " %</text>\n");
   }
-  const bool is_any_under_load = std::any_of(
-      results.begin(), results.end(), [](const BenchResult& r) { return r.is_under_load(); });
+  const bool is_marked = is_any_under_load(results);
   const int width = kLeft + kPlotWidth + kRight;
-  const int height = y + (is_any_under_load ? 28 : 12);
+  const int height = y + (is_marked ? 28 : 12);
   const std::string title = title_of(results, machine);
   return text(
       "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 ", width, " ", height, "' width='",
@@ -104,10 +103,10 @@ std::string results_svg(const std::vector<BenchResult>& results, const MachineFa
       "<rect width='100%' height='100%' fill='white'/>\n", "<text x='12' y='22' class='title'>",
       title, "</text>\n", "<text x='12' y='42'>Share of the roof (", roof_text(machine),
       "). Blue: FP32, orange: the other types, thin and grey: the baseline.</text>\n", grid, rows,
-      is_any_under_load ? text("<text x='12' y='", y + 16,
-                               "' class='small'>* measured while something else took part of the "
-                               "machine</text>\n")
-                        : "",
+      is_marked ? text("<text x='12' y='", y + 16,
+                       "' class='small'>* measured while something else took part of the "
+                       "machine</text>\n")
+                : "",
       "</svg>\n");
 }
 

@@ -1,7 +1,7 @@
 // What commands share.
 #include "commands.h"
 
-#include <set>
+#include <algorithm>
 
 #include "problem_source.h"
 #include "text.h"
@@ -24,12 +24,11 @@ std::vector<Settings> spread(const std::vector<Settings>& lists, const std::stri
 }
 
 // A name that no op has on any device would refuse every call, one after the other.
-void check_implementation(const Options& options) {
-  const std::set<std::string> names = {"", "cpu", "cuda", "portable", "sm90"};
-  if (names.contains(options.implementation)) return;
-  throw UsageError(text("--implementation: found \"", options.implementation,
-                        "\", needed cpu, cuda, portable or sm90",
-                        did_you_mean(options.implementation, {"cpu", "cuda", "portable", "sm90"})));
+void check_implementation(const std::string& name) {
+  const std::vector<std::string> names = {"cpu", "cuda", "portable", "sm90"};
+  if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) return;
+  throw UsageError(text("--implementation: found \"", name,
+                        "\", needed cpu, cuda, portable or sm90", did_you_mean(name, names)));
 }
 
 // "sm90", "sm100": an architecture, whether or not the library knows it.
@@ -49,7 +48,7 @@ ContextOptions context_options(const Options& options) {
   }
   wanted.device = options.device == "cpu" ? Device::kCpu : Device::kCuda;
   wanted.num_threads = options.threads;
-  check_implementation(options);
+  check_implementation(options.implementation);
   wanted.implementation = options.implementation;
   return wanted;
 }

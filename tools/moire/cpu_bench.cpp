@@ -6,6 +6,8 @@
 #include "baseline.h"
 #include "bench.h"
 #include "machine.h"
+#include "memory.h"
+#include "random.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -38,6 +40,28 @@ struct Copies {
   int64_t bytes, sets;
   Memory memory;
   char *source = nullptr, *target = nullptr;
+};
+
+// The GEMMs of an op, on FP32 operands of their own.
+struct Gemms {
+  explicit Gemms(const Problem& problem)
+      : memory(Memory::Backing::kPages),
+        products(products_of(problem, 4, [this](int64_t elements) { return normal(elements); })) {}
+  void run() const {
+    for (const Product& p : products) openblas_multiply(p);
+  }
+  char* normal(int64_t elements) {
+    constexpr int64_t kPeriod = 65521;
+    auto* const data = static_cast<float*>(memory.take("baseline", elements * 4));
+    Random random(static_cast<uint64_t>(memory.bytes()));
+    for (int64_t i = 0; i < elements; ++i) {
+      data[i] = i < kPeriod ? static_cast<float>(random.normal()) : data[i - kPeriod];
+    }
+    return reinterpret_cast<char*>(data);
+  }
+
+  Memory memory;
+  std::vector<Product> products;
 };
 
 class CpuBench : public Bench {
@@ -81,10 +105,11 @@ class CpuBench : public Bench {
 
   std::optional<Variant> baseline(const BenchResult& r) override {
     if (r.problem.op->multiplies()) {
-      std::vector<std::shared_ptr<OpenBlasBaseline>> sets = {OpenBlasBaseline::create(r.problem)};
-      if (sets[0] == nullptr) return std::nullopt;
-      for (int64_t i = sets_of(sets[0]->bytes()); i > 1; --i) {
-        sets.push_back(OpenBlasBaseline::create(r.problem));
+      if (openblas_name().empty()) return std::nullopt;
+      std::vector<std::shared_ptr<Gemms>> sets = {std::make_shared<Gemms>(r.problem)};
+      if (sets[0]->products.empty()) return std::nullopt;
+      for (int64_t i = sets_of(sets[0]->memory.bytes()); i > 1; --i) {
+        sets.push_back(std::make_shared<Gemms>(r.problem));
       }
       for (const auto& set : sets) set->run();
       return Variant{text(openblas_name(), ", sgemm per group"), [sets](int64_t call) {
@@ -101,36 +126,32 @@ class CpuBench : public Bench {
 
   void begin() override { before_ = read_cpu_times(); }
 
-  void end() override {
+  void end(std::vector<BenchResult>& results) override {
     const CpuTimes after = read_cpu_times();
     const double capacity = (after.wall - before_.wall) * available_cores();
     const double others = (after.busy - before_.busy) - (after.own - before_.own);
     const double stolen = after.stolen - before_.stolen;
     const double moved = std::fabs(measure_peak_flops(team_) / machine_.peak_flops - 1);
-    const auto percent = [](double share) { return std::lround(100 * share); };
-    warnings_.clear();
-    if (others > kNotableShare * capacity) {
-      warnings_.push_back({&kOtherLoad, text("other programs took ", percent(others / capacity),
-                                             " % of the cores' time")});
-    }
-    if (stolen > kNotableShare * capacity) {
-      warnings_.push_back({&kStolenTime, text("the hypervisor took ", percent(stolen / capacity),
-                                              " % of the cores' time")});
-    }
-    if (moved >= kNotableClock) {
-      warnings_.push_back({&kClockMoved, text("the multiply-add rate is ", percent(moved),
-                                              " % from where it was at the start")});
-    }
-  }
-  void add_conditions(BenchResult& r) const override {
-    r.warnings.insert(r.warnings.end(), warnings_.begin(), warnings_.end());
+    const auto warn = [&](bool is_notable, const WarningKind& kind, const char* what, double share,
+                          const char* of_what) {
+      if (!is_notable) return;
+      const std::string seen = text(what, std::lround(100 * share), " % ", of_what);
+      for (BenchResult& r : results) {
+        if (r.unsupported.empty()) r.warnings.push_back({&kind, seen});
+      }
+    };
+    warn(others > kNotableShare * capacity, kOtherLoad, "other programs took ", others / capacity,
+         "of the cores' time");
+    warn(stolen > kNotableShare * capacity, kStolenTime, "the hypervisor took ", stolen / capacity,
+         "of the cores' time");
+    warn(moved >= kNotableClock, kClockMoved, "the multiply-add rate is ", moved,
+         "from where it was at the start");
   }
 
  private:
   Context context_;
   Team team_;
   CpuTimes before_;
-  std::vector<Warning> warnings_;
 };
 
 }  // namespace

@@ -57,7 +57,7 @@ double copy_bandwidth(Gpu& gpu) {
   constexpr int64_t kBytes = int64_t{1} << 30;
   constexpr double kSeconds = 0.5;  // a GPU that comes from idle takes that long to full clocks
   void *from = gpu.take(kBytes), *to = gpu.take(kBytes);
-  GraphVariant copy(gpu, {[&] { return gpu.copy(to, from, kBytes); }});
+  GraphVariant copy(gpu, "copy", {[&] { return gpu.copy(to, from, kBytes); }});
   double least = 1e30;
   for (double spent = 0; spent < kSeconds;) {
     const double t = copy.seconds(0, 1);
@@ -67,16 +67,16 @@ double copy_bandwidth(Gpu& gpu) {
   return 2.0 * static_cast<double>(kBytes) / least;
 }
 
-std::optional<Variant> timed(const std::string& name, const std::shared_ptr<GraphVariant>& graphs) {
+std::optional<Variant> timed(const std::shared_ptr<GraphVariant>& graphs) {
   if (graphs == nullptr) return std::nullopt;
-  return Variant{name, nullptr,
+  return Variant{graphs->name(), nullptr,
                  [graphs](int64_t first, int64_t calls) { return graphs->seconds(first, calls); }};
 }
 
 }  // namespace
 
-GraphVariant::GraphVariant(Gpu& gpu, std::vector<std::function<Status()>> sets)
-    : gpu_(gpu), sets_(std::move(sets)) {
+GraphVariant::GraphVariant(Gpu& gpu, std::string name, std::vector<std::function<Status()>> sets)
+    : gpu_(gpu), name_(std::move(name)), sets_(std::move(sets)) {
   for (const auto& set : sets_) alone_.push_back(capture(set));
 }
 
@@ -164,10 +164,11 @@ std::shared_ptr<GraphVariant> GpuBench::op_graphs(BenchResult& r) {
     if (i == 0) set->judge();
     calls.emplace_back([this, set] { return set->enqueue(context_); });
   }
-  return std::make_shared<GraphVariant>(*gpu_, std::move(calls));
+  return std::make_shared<GraphVariant>(*gpu_, "moire", std::move(calls));
 }
 
-std::shared_ptr<GraphVariant> GpuBench::baseline_graphs(const BenchResult& r, std::string& name) {
+std::shared_ptr<GraphVariant> GpuBench::baseline_graphs(const BenchResult& r) {
+  std::string name = "copy of as many bytes";
   std::vector<std::function<Status()>> calls;
   if (r.problem.op->multiplies()) {
     if (blas_ == nullptr || r.problem.quantization != Quantization::kNone) return nullptr;
@@ -177,7 +178,6 @@ std::shared_ptr<GraphVariant> GpuBench::baseline_graphs(const BenchResult& r, st
       if (calls.back() == nullptr) return nullptr;
     }
   } else if (r.problem.op->moves_bytes && r.bytes >= 2) {
-    name = "copy of as many bytes";
     const auto bytes = static_cast<int64_t>(r.bytes / 2);
     for (int64_t i = sets_of(2 * bytes); i > 0; --i) {
       void *from = gpu_->take(bytes), *to = gpu_->take(bytes);
@@ -185,41 +185,39 @@ std::shared_ptr<GraphVariant> GpuBench::baseline_graphs(const BenchResult& r, st
     }
   }
   if (calls.empty()) return nullptr;
-  return std::make_shared<GraphVariant>(*gpu_, std::move(calls));
+  return std::make_shared<GraphVariant>(*gpu_, std::move(name), std::move(calls));
 }
 
 std::shared_ptr<GraphVariant> GpuBench::dense_graphs() {
   if (blas_ == nullptr) return nullptr;
-  return std::make_shared<GraphVariant>(*gpu_, std::vector{blas_->dense(*gpu_, DType::kBF16)});
+  return std::make_shared<GraphVariant>(*gpu_, "dense",
+                                        std::vector{blas_->dense(*gpu_, DType::kBF16)});
 }
 
-std::optional<Variant> GpuBench::op(BenchResult& r) { return timed("", op_graphs(r)); }
+std::optional<Variant> GpuBench::op(BenchResult& r) { return timed(op_graphs(r)); }
 
 std::optional<Variant> GpuBench::baseline(const BenchResult& r) {
-  std::string name;
-  auto graphs = baseline_graphs(r, name);
-  return timed(name, graphs);
+  return timed(baseline_graphs(r));
 }
 
-void GpuBench::begin() {
+GpuConditions GpuBench::conditions() const {
   const auto nvml = Nvml::open(gpu_->bus_id());
-  before_ = nvml.ok() ? nvml.value()->conditions() : GpuConditions{};
+  return nvml.ok() ? nvml.value()->conditions() : GpuConditions{};
 }
 
-void GpuBench::end() {
-  const auto nvml = Nvml::open(gpu_->bus_id());
-  after_ = nvml.ok() ? nvml.value()->conditions() : GpuConditions{};
+void GpuBench::end(std::vector<BenchResult>& results) {
+  const GpuConditions after = conditions();
   require(context_.check());
-}
-
-void GpuBench::add_conditions(BenchResult& r) const {
-  r.before = before_;
-  r.after = after_;
-  if (before_.sm_clock == 0 || after_.sm_clock == 0) return;
-  const double moved = std::fabs(after_.sm_clock / before_.sm_clock - 1);
-  if (moved < kNotableClock) return;
-  r.warnings.push_back({&kClockMoved, text("the SM clock went from ", before_.sm_clock, " to ",
-                                           after_.sm_clock, " MHz at ", after_.power, " W")});
+  const bool is_known = before_.sm_clock != 0 && after.sm_clock != 0;
+  const bool has_moved =
+      is_known && std::fabs(after.sm_clock / before_.sm_clock - 1) >= kNotableClock;
+  for (BenchResult& r : results) {
+    r.before = before_;
+    r.after = after;
+    if (!has_moved || !r.unsupported.empty()) continue;
+    r.warnings.push_back({&kClockMoved, text("the SM clock went from ", before_.sm_clock, " to ",
+                                             after.sm_clock, " MHz at ", after.power, " W")});
+  }
 }
 
 std::unique_ptr<Bench> make_gpu_bench(const Context& context) {

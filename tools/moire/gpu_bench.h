@@ -18,8 +18,9 @@ namespace moire::tool {
 // Functions that enqueue one call each, on operands of their own.
 class GraphVariant {
  public:
-  GraphVariant(Gpu& gpu, std::vector<std::function<Status()>> sets);
+  GraphVariant(Gpu& gpu, std::string name, std::vector<std::function<Status()>> sets);
 
+  const std::string& name() const { return name_; }
   double seconds(int64_t first, int64_t calls);
   // Enqueues a call; the host's time is that of one launch, whatever is in it.
   void launch(int64_t call) const { gpu_.launch(*graph_of(call)); }
@@ -35,6 +36,7 @@ class GraphVariant {
   const Gpu::Graph& graph_of_many(int64_t calls);
 
   Gpu& gpu_;
+  std::string name_;
   std::vector<std::function<Status()>> sets_;
   std::vector<std::unique_ptr<Gpu::Graph>> alone_;
   std::map<int64_t, std::unique_ptr<Gpu::Graph>> many_;
@@ -47,26 +49,26 @@ class GpuBench : public Bench {
 
   std::optional<Variant> op(BenchResult& r) override;
   std::optional<Variant> baseline(const BenchResult& r) override;
-  void begin() override;
-  void end() override;
-  void add_conditions(BenchResult& r) const override;
+  void begin() override { before_ = conditions(); }
+  void end(std::vector<BenchResult>& results) override;
 
   // An op gives the memory of the one before back. Null where there is none.
   std::shared_ptr<GraphVariant> op_graphs(BenchResult& r);
-  std::shared_ptr<GraphVariant> baseline_graphs(const BenchResult& r, std::string& name);
+  std::shared_ptr<GraphVariant> baseline_graphs(const BenchResult& r);
   std::shared_ptr<GraphVariant> dense_graphs();
   Gpu& gpu() { return *gpu_; }
   const Context& context() const { return context_; }
 
  private:
   void open();
+  GpuConditions conditions() const;
   int64_t sets_of(int64_t bytes) const;
 
   Context on_host_;
   std::unique_ptr<Gpu> gpu_;
   std::unique_ptr<CuBlas> blas_;
   Context context_;  // on the stream of gpu_, which outlives it
-  GpuConditions before_, after_;
+  GpuConditions before_;
 };
 
 }  // namespace moire::tool

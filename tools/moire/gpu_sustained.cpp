@@ -19,44 +19,35 @@ std::unique_ptr<Meter> meter_of(const Result<std::unique_ptr<Nvml>>& nvml) {
   return make_meter([sensors = nvml.value().get()] { return sensors->read(); });
 }
 
-// What one problem's turns need, alive as long as they last.
-struct Peers {
-  std::vector<Measured> measured;  // names and FLOP; turns come later
-  std::vector<EnqueueCall> calls;
-
-  void add(const std::string& name, double flops, const GraphVariant* variant) {
-    if (variant == nullptr) return;
-    measured.push_back({name, flops, {}, {}, variant->host_seconds()});
-    calls.emplace_back([variant](int64_t call) { variant->launch(call); });
-  }
-};
-
 SustainedResult run_problem(GpuBench& bench, const Problem& problem,
                             const SustainedProtocol& protocol, const std::function<void()>& tick) {
   SustainedResult out;
   out.facts.problem = problem;
   const auto op = bench.op_graphs(out.facts);
   if (op == nullptr) return out;
-  std::string baseline_name;
-  const auto baseline = bench.baseline_graphs(out.facts, baseline_name);
+  const auto baseline = bench.baseline_graphs(out.facts);
   const auto dense = bench.dense_graphs();
-  Peers peers;
-  peers.add("moire", out.facts.flops, op.get());
-  peers.add(baseline_name, out.facts.flops, baseline.get());
-  peers.add("dense", CuBlas::kDenseFlops, dense.get());
+  std::vector<EnqueueCall> calls;
+  const auto add = [&](double flops, const GraphVariant* variant) {
+    if (variant == nullptr) return;
+    out.peers.push_back({variant->name(), flops, {}, {}, variant->host_seconds()});
+    calls.emplace_back([variant](int64_t call) { variant->launch(call); });
+  };
+  add(out.facts.flops, op.get());
+  add(out.facts.flops, baseline.get());
+  add(CuBlas::kDenseFlops, dense.get());
   Gpu& gpu = bench.gpu();
   const auto nvml = Nvml::open(gpu.bus_id());
   const std::unique_ptr<Meter> meter = meter_of(nvml);
   const Stretch flush = stretch(
       gpu, [](int64_t) {}, protocol, *meter);
   tick();
-  auto turns = take_turns(gpu, peers.calls, protocol, *meter, tick);
+  auto turns = take_turns(gpu, calls, protocol, *meter, tick);
   require(bench.context().check());
   for (size_t i = 0; i < turns.size(); ++i) {
-    peers.measured[i].turns = std::move(turns[i]);
-    peers.measured[i].flush_millijoules = flush.millijoules();
+    out.peers[i].turns = std::move(turns[i]);
+    out.peers[i].flush_millijoules = flush.millijoules();
   }
-  out.peers = std::move(peers.measured);
   return out;
 }
 

@@ -11,6 +11,8 @@ constexpr int kBackward = kDgrads | kFc1Wgrad | kFc2Wgrad;
 }  // namespace
 
 const std::vector<Op>& all_ops() {
+  static const decltype(OpCall::names) of_linear = {
+      {"w", "w1"}, {"bias", "b1"}, {"scale", "probs"}, {"K", "H"}, {"N", "Z"}};
   static const std::vector<Op> ops = {
       {"mlp",
        "the whole layer, forward and backward",
@@ -18,12 +20,8 @@ const std::vector<Op>& all_ops() {
       {"mlp_forward", "y = glu(x W1^T + b1) p W2^T + p b2", {{"grouped_mlp", {}, kForward}}},
       {"linear",
        "y = x W1^T + p b1, forward and backward",
-       {{"grouped_linear",
-         {{"w", "w1"}, {"bias", "b1"}, {"scale", "probs"}, {"K", "H"}, {"N", "Z"}},
-         kFc1},
-        {"grouped_linear_backward",
-         {{"w", "w1"}, {"bias", "b1"}, {"scale", "probs"}, {"K", "H"}, {"N", "Z"}},
-         kFc1Dgrad | kFc1Wgrad}}},
+       {{"grouped_linear", of_linear, kFc1},
+        {"grouped_linear_backward", of_linear, kFc1Dgrad | kFc1Wgrad}}},
       {"fc1",
        "z = x W1^T + b1",
        {{"grouped_gemm", {{"a", "x"}, {"b", "w1"}, {"bias", "b1"}, {"K", "H"}, {"N", "Z"}}, kFc1}}},

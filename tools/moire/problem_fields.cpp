@@ -111,20 +111,19 @@ bool read_b(std::string_view value, P& p) {
   return value == "same" || (read_word(formats(), value, p.b.emplace()) && !p.b->fast);
 }
 
+const Words<Splits::Kind> kSplits = {{"uniform", Splits::Kind::kUniform},
+                                     {"ragged", Splits::Kind::kRagged},
+                                     {"zipf", Splits::Kind::kZipf},
+                                     {"one_hot", Splits::Kind::kOneHot}};
+
 bool read_splits(std::string_view value, P& p) {
   const std::vector<std::string> parts = split(value, ':');
   Splits& s = p.splits;
-  if (value == "uniform" || value == "ragged") {
-    s.kind = value == "ragged" ? Splits::Kind::kRagged : Splits::Kind::kUniform;
-    return true;
-  }
-  if (parts.size() == 2 && parts[0] == "zipf") {
-    s.kind = Splits::Kind::kZipf;
-    return read_number(parts[1], s.exponent) && s.exponent >= 0 && s.exponent <= 100;
-  }
-  if (parts.size() == 2 && parts[0] == "one_hot") {
-    s.kind = Splits::Kind::kOneHot;
-    return read_size(parts[1], 0, s.group);
+  if (read_word(kSplits, parts[0], s.kind)) {
+    const bool is_zipf = s.kind == Splits::Kind::kZipf, is_one = s.kind == Splits::Kind::kOneHot;
+    if (parts.size() != (is_zipf || is_one ? 2 : 1)) return false;
+    if (is_one) return read_size(parts[1], 0, s.group);
+    return !is_zipf || (read_number(parts[1], s.exponent) && s.exponent >= 0 && s.exponent <= 100);
   }
   s.kind = Splits::Kind::kList;
   for (const std::string& part : split(value, ',')) {
@@ -134,21 +133,14 @@ bool read_splits(std::string_view value, P& p) {
 }
 
 std::string write_splits(const P& p) {
-  switch (p.splits.kind) {
-    case Splits::Kind::kUniform:
-      return "uniform";
-    case Splits::Kind::kRagged:
-      return "ragged";
-    case Splits::Kind::kZipf:
-      return "zipf:" + number(p.splits.exponent);
-    case Splits::Kind::kOneHot:
-      return text("one_hot:", p.splits.group);
-    case Splits::Kind::kList:
-      break;
-  }
+  const Splits& s = p.splits;
   std::vector<std::string> parts;
-  for (const int64_t rows : p.splits.list) parts.push_back(std::to_string(rows));
-  return join(parts, ",");
+  for (const int64_t rows : s.list) parts.push_back(std::to_string(rows));
+  if (s.kind == Splits::Kind::kList) return join(parts, ",");
+  return text(word_of(kSplits, s.kind), s.kind == Splits::Kind::kZipf
+                                            ? text(":", number(s.exponent))
+                                        : s.kind == Splits::Kind::kOneHot ? text(":", s.group)
+                                                                          : "");
 }
 
 bool read_activation(std::string_view value, P& p) {
