@@ -27,6 +27,11 @@ BAD = [
     (lambda: linear(num_groups=-1), "GroupedLinear: num_groups is -1, must be an integer"),
     (lambda: linear(in_features=8.0), "GroupedLinear: in_features is 8.0"),
     (lambda: linear(out_features=None), "GroupedLinear: out_features is None"),
+    (lambda: linear(bias_init=0), "GroupedLinear: bias_init is 0, must be callable"),
+    (
+        lambda: linear(get_rng_state_tracker="cuda"),
+        "GroupedLinear: get_rng_state_tracker is 'cuda', must be callable",
+    ),
     (lambda: linear(bias="yes"), "GroupedLinear: bias is 'yes', must be True or False"),
     (lambda: linear(scale_bias=None), "GroupedLinear: scale_bias is None, must be True or False"),
     (lambda: linear(packed=2), "GroupedLinear: packed is 2"),

@@ -57,7 +57,7 @@ def test_a_layer_whose_forward_is_passed_by_is_refused(generator, mesh, packed):
     x = torch.randn(5, 8, generator=generator)
     mlp = nn.GroupedMLP(3, 8, 6, packed=packed)
     fully_shard(mlp.fc1, mesh=mesh)
-    with pytest.raises(moire.Unsupported, match="is a DTensor.*a GroupedMLP, not its fc1 or fc2"):
+    with pytest.raises(moire.Unsupported, match=r"fc1 has hooks.*fully_shard\) to the GroupedMLP"):
         mlp(x, SPLITS)
 
 

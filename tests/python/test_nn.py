@@ -1,5 +1,6 @@
 """Modules: the same values as the functions, their parameters, and what is saved and loaded."""
 
+import contextlib
 import copy
 import io
 import pickle
@@ -289,3 +290,79 @@ def test_moe_layer_against_double(generator, kind, expert_bias):
         assert p.grad is not None and p.grad.abs().sum() > 0, name
     state = set(layer.state_dict())
     assert ("router.expert_bias" in state) == expert_bias
+
+
+def test_biases_start_as_bias_init_says():
+    for packed in (True, False):
+        layer = nn.GroupedLinear(E, H, F, bias=True, packed=packed, bias_init=lambda b: b.fill_(3))
+        assert all((b == 3).all() and b.shape == (F,) for b in layer.biases())
+    torch.manual_seed(3)
+    a = nn.GroupedLinear(E, H, F, bias=True)
+    torch.manual_seed(3)
+    b = nn.GroupedLinear(E, H, F, bias=True, packed=False)
+    assert torch.equal(a.biases(), b.biases())
+    both = mlp(bias_init=torch.nn.init.zeros_)
+    assert (both.fc1.bias == 0).all() and (both.fc2.bias == 0).all()
+
+
+class Tracker:
+    """As Megatron's: a fork has a stream of random numbers of its own."""
+
+    def __init__(self, seed):
+        self.seed, self.names = seed, []
+
+    @contextlib.contextmanager
+    def fork(self, name="model-parallel-rng"):
+        self.names.append(name)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            yield
+
+
+@pytest.mark.parametrize("name", [None, "expert-parallel-rng"])
+def test_parameters_start_in_a_fork_of_the_callers(name):
+    def make(tracker, **options):
+        options.update(get_rng_state_tracker=lambda: tracker, rng_tracker_name=name)
+        return nn.GroupedLinear(E, H, F, bias=True, **options)
+
+    tracker = Tracker(7)
+    before = torch.random.get_rng_state()
+    first = make(tracker)
+    assert tracker.names == [name or "model-parallel-rng"]
+    if not first.weight.is_cuda:
+        assert torch.equal(torch.random.get_rng_state(), before)
+        assert torch.equal(make(Tracker(7)).weight, first.weight)
+        assert not torch.equal(make(Tracker(8)).weight, first.weight)
+    make(tracker, device="meta")  # which has no numbers
+    assert len(tracker.names) == 1
+    options = {"packed": False, "get_rng_state_tracker": lambda: tracker}
+    nn.GroupedLinear(0, H, F, **options)  # and no experts are no trouble
+
+
+@pytest.mark.parametrize("tail", ["zero", "untouched"])
+def test_modules_take_the_buffers_of_the_functions(generator, tail):
+    groups = moire.Groups(splits=SPLITS, capacity=11)
+    x = truth.draw(generator, 11, H)
+    for layer in (mlp(), nn.GroupedLinear(E, H, H, bias=True)):
+        out, grad_x = torch.full((11, H), 7.0), torch.full((11, H), 7.0)
+        wanted, given = (x.clone().requires_grad_() for _ in range(2))
+        layer(wanted, groups).sin().sum().backward()
+        y = layer(given, groups, out=out, grad_x_out=grad_x, tail=tail)
+        y[:9].sin().sum().backward()
+        assert y.data_ptr() == out.data_ptr()
+        assert (out[9:] == (0 if tail == "zero" else 7)).all()
+        assert torch.equal(grad_x[:9], wanted.grad[:9])
+        for name in ("recipe", "weight_layout"):  # the module's own
+            with pytest.raises(TypeError, match="multiple values"):
+                layer(x, groups, **{name: None})
+
+
+@pytest.mark.parametrize("hooked", ["fc1", "activation", "fc2"])
+def test_an_mlp_whose_parts_have_hooks_is_refused(generator, hooked):
+    layer, (x, probs) = mlp(), inputs(generator)
+    handle = getattr(layer, hooked).register_forward_hook(lambda *_: None)
+    with pytest.raises(moire.Unsupported, match=f"GroupedMLP: {hooked} has hooks, which one call"):
+        layer(x, SPLITS, probs)
+    handle.remove()
+    layer.register_forward_hook(lambda module, args, y: 2 * y)
+    assert torch.equal(layer(x, SPLITS, probs), 2 * layer.forward(x, SPLITS, probs))

@@ -1,5 +1,8 @@
 """moire.nn.Sequential runs any chain, fuses what it can, and says what it cannot."""
 
+import copy
+import pickle
+
 import moire
 import pytest
 import torch
@@ -109,12 +112,34 @@ def with_hook():
     return modules
 
 
+def with_backward_hook():
+    modules = three()
+    modules[1].register_full_backward_hook(lambda module, given, found: None)
+    return modules
+
+
+def with_forward_of_an_object():
+    modules = three()
+    modules[0].forward = modules[0].forward
+    return modules
+
+
+def with_other(**options):
+    return [*three()[:2], linear(F, H, **options)]
+
+
 REASONS = [
     (lambda: with_other_layouts(), "the layers' weight_layout are 'out_in' and 'in_out', must be"),
     (lambda: three()[:2], "has 2 modules, needs GroupedLinear, ScaledGLU, GroupedLinear"),
     (lambda: [*three(), nn.ScaledGLU()], "module 2 is in the fused call before it"),
     (lambda: [*three()[:1], OfItsOwn(), *three()[2:]], "a OfItsOwn has a forward of its own"),
     (with_hook, "a GroupedLinear has hooks, which one call for all three would pass by"),
+    (with_backward_hook, "a ScaledGLU has hooks, which one call for all three would pass by"),
+    (with_forward_of_an_object, "a GroupedLinear has a forward of its own"),
+    (lambda: with_other(recipe="fp32"), "the layers' recipe are"),
+    (lambda: with_other(compute_dtype=torch.float32), "the layers' compute_dtype are None and"),
+    (lambda: with_other(weight_layout="in_out"), "weight_layout are 'out_in' and 'in_out'"),
+    (lambda: [linear(H, 2 * F, glu_layout=8), *three()[1:]], "the activation's 'halves, gate"),
 ]
 
 
@@ -150,3 +175,112 @@ def test_a_compiled_chain(generator):
     compiled = torch.compile(chain, fullgraph=COMPILES_WHOLE_GRAPHS)
     splits = torch.tensor(SPLITS)
     torch.testing.assert_close(compiled(x, splits, probs), chain(x, splits, probs))
+
+
+@pytest.mark.parametrize("scale_bias", [True, False])
+def test_a_first_layer_whose_bias_probs_scale_is_not_fused(generator, scale_bias):
+    x, probs = draw(generator)
+    modules = [nn.ScaledGLU(), *three(H // 2, scale_bias=scale_bias)]
+    chain = nn.Sequential(*modules)
+    assert torch.equal(chain(x, SPLITS, probs), one_by_one(modules, x, probs))
+    steps = moire.explain(chain, x, SPLITS, probs)
+    assert ops_of(steps) == ["glu", *(ALONE if scale_bias else FUSED)]
+    said = "the bias of module 1 is scaled by probs, behind an activation"
+    assert (said in str(steps.not_fused)) == scale_bias
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_neighbours_of_any_chain_have_the_gradients_of_modules_one_by_one(generator, count):
+    """First layers, activations and others at random, some of them frozen."""
+    x, probs = draw(generator)
+    modules, k = [], H
+    kinds = torch.randint(4, (count,), generator=generator).tolist()
+    for at, kind in enumerate(kinds):
+        if kind == 0 or (kind == 1 and k % 2):
+            modules.append(linear(k, 2 * F))
+            k = 2 * F
+        elif kind == 1:
+            modules.append(nn.ScaledGLU())
+            k //= 2
+        elif kind == 2 and at + 3 <= count:
+            modules += three(k, F, k)
+        else:
+            modules.append(torch.nn.LayerNorm(k))
+    for p in torch.nn.ModuleList(modules[::2]).parameters():
+        p.requires_grad_(False)
+    chain, results = nn.Sequential(*modules), []
+    for run in (lambda t: chain(t, SPLITS, probs), lambda t: one_by_one(modules, t, probs)):
+        leaf = x.clone().requires_grad_()
+        chain.zero_grad()
+        y = run(leaf)
+        y.sin().sum().backward()
+        results.append([y, leaf.grad, *(p.grad for p in chain.parameters() if p.requires_grad)])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_of_a_chain_fuse_as_it_does(generator, copied):
+    x, probs = draw(generator)
+    chain = nn.Sequential(*three(), nn.Sequential(*three()))
+    twin = copied(chain)
+    assert torch.equal(twin(x, SPLITS, probs), chain(x, SPLITS, probs))
+    assert ops_of(moire.explain(twin, x, SPLITS, probs)) == FUSED + FUSED
+
+
+def test_options_of_one_layer_alone_change_no_bit(generator):
+    """main_grad and delay are the layer's own, fused or not; is_first_microbatch is all layers'."""
+    x, probs = draw(generator)
+    plain = nn.Sequential(*three())
+    plain(x, SPLITS, probs).sin().sum().backward()
+    first = linear(H, 2 * F, accumulate_into_main_grad=True)
+    chain = nn.Sequential(first, nn.ScaledGLU(), linear(F, H, delay_wgrad_compute=True))
+    chain.load_state_dict(plain.state_dict())
+    first.weight.main_grad = torch.ones_like(first.weight)
+    assert ops_of(moire.explain(chain, x, SPLITS, probs)) == FUSED
+    chain(x, SPLITS, probs, is_first_microbatch=True).sin().sum().backward()
+    chain.backward_dw()
+    assert torch.equal(first.weight.main_grad, plain[0].weight.grad)
+    assert torch.equal(chain[2].weight.grad, plain[2].weight.grad)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        three,
+        lambda: [linear(H, H), *three(), torch.nn.Tanh(), linear(H, H)],
+        lambda: [nn.Sequential(*three())],
+        lambda: [nn.GroupedMLP(E, H, F), nn.GroupedMLP(E, H, F)],
+        lambda: [linear(H, H)],
+    ],
+)
+def test_buffers_of_the_caller(generator, make):
+    x, probs = draw(generator)
+    x, chain = torch.cat([x, x[:2]]), nn.Sequential(*make())
+    probs, results = torch.cat([probs, probs[:2]]), []
+    groups = moire.Groups(splits=SPLITS, capacity=11)
+    out, grad_x = torch.full((11, H), 7.0), torch.full((11, H), 7.0)
+    for buffers in ({}, {"out": out, "tail": "untouched", "grad_x_out": grad_x}):
+        leaf = x.clone().requires_grad_()
+        chain.zero_grad()
+        y = chain(leaf, groups, probs, **buffers)
+        y[:9].sin().sum().backward()
+        results.append([y[:9], leaf.grad[:9], *(p.grad for p in chain.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert y.data_ptr() == out.data_ptr() and (out[9:] == 7).all()
+    assert torch.equal(grad_x[:9], leaf.grad[:9])
+
+
+@pytest.mark.parametrize(
+    "buffers, message",
+    [
+        ({"grad_x_out": 1}, "Sequential: grad_x_out is given, but module 0 is a Tanh, which has"),
+        ({"out": 1}, "Sequential: out is given, but module 4 is a Tanh, which has none"),
+        ({"tail": "untouched"}, "Sequential: tail is given, but module 4 is a Tanh"),
+    ],
+)
+def test_buffers_that_no_module_takes_are_refused(generator, buffers, message):
+    x, probs = draw(generator)
+    chain = nn.Sequential(torch.nn.Tanh(), *three(), torch.nn.Tanh())
+    with pytest.raises(moire.InvalidArgument) as e:
+        chain(x, SPLITS, probs, **buffers)
+    assert message in str(e.value)

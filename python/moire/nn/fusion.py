@@ -5,14 +5,15 @@ module of three.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 
 from ..context import note_not_fused
+from ..errors import invalid
 from ..functional import grouped_mlp
 from ..operands import Operand
-from ..values import wrong
+from ..values import described, wrong
 from .linear import GroupedLinear, OfLayers, Splits, as_groups
 from .mlp import GroupedMLP, ScaledGLU, fused_options, why_not_fused
 
@@ -24,7 +25,8 @@ class Sequential(OfLayers, torch.nn.Sequential):
 
     splits (or moire.Groups) go to every module of moire.nn that takes them, and probs to every
     activation and, where it has biases, to the GroupedLinear behind it (unless it was built with
-    scale_bias=False). Other modules get x only.
+    scale_bias=False). Other modules get x only. out and tail, as in moire.grouped_linear, are for
+    the last module, grad_x_out for the first.
     """
 
     def forward(
@@ -34,16 +36,23 @@ class Sequential(OfLayers, torch.nn.Sequential):
         probs: Optional[torch.Tensor] = None,
         *,
         is_first_microbatch: Optional[bool] = None,
+        **buffers: Any,
     ) -> torch.Tensor:
         groups = None if splits is None else as_groups(splits)
         modules = list(self)
+        places = {name: 0 if name == "grad_x_out" else len(modules) - 1 for name in buffers}
+        for name, at in places.items():
+            if not isinstance(modules[at], _TAKING_BUFFERS) or name not in _BUFFERS:
+                found = f"{name} is given, but module {at} is {described(modules[at])}"
+                raise invalid(f"Sequential: {found}, which has none")
         for at, count in _steps(modules):
+            given = {n: buffers[n] for n, place in places.items() if at <= place < at + count}
             if count == 3:
-                options = fused_options(*modules[at : at + 3], is_first_microbatch)
-                x = grouped_mlp(x, groups=groups, probs=probs, **options)
+                given.update(fused_options(*modules[at : at + 3], is_first_microbatch))
+                x = grouped_mlp(x, groups=groups, probs=probs, **given)
                 continue
-            before = modules[at - 1] if at > 0 else None
-            x = _run_alone(modules[at], before, x, groups, probs, is_first_microbatch)
+            given["is_first_microbatch"] = is_first_microbatch
+            x = _run_alone(modules, at, x, groups, probs, given)
         return x
 
 
@@ -54,27 +63,36 @@ def _steps(modules):
     steps, at, count = [], 0, 1
     while at < len(modules):
         if isinstance(modules[at], ScaledGLU):
-            reason = why_not_fused(modules[max(at - 1, 0) : at + 2])
+            scaled = f"the bias of module {at - 1} is scaled by probs, behind an activation"
+            reason = why_not_fused(modules[max(at - 1, 0) : at + 2]) or scaled
             if count == 3:
                 reason = f"module {at - 1} is in the fused call before it"
             note_not_fused(f"Sequential: module {at}, a ScaledGLU, with its neighbours", reason)
-        begins = isinstance(modules[at], GroupedLinear)
+        begins = isinstance(modules[at], GroupedLinear) and not _is_scaled(modules, at)
         count = 3 if begins and why_not_fused(modules[at : at + 3]) is None else 1
         steps.append((at, count))
         at += count
     return steps
 
 
-def _run_alone(module, before, x, groups, probs, is_first_microbatch):
-    options = {"is_first_microbatch": is_first_microbatch}
+def _is_scaled(modules, at):
+    """Whether probs scale the bias of the GroupedLinear there."""
+    is_behind = at > 0 and isinstance(modules[at - 1], ScaledGLU)
+    return is_behind and modules[at].has_bias and modules[at].scale_bias
+
+
+def _run_alone(modules, at, x, groups, probs, options):
+    module = modules[at]
     if isinstance(module, GroupedLinear):
-        is_scaled = module.has_bias and module.scale_bias and isinstance(before, ScaledGLU)
-        return module(x, groups, scale=probs if is_scaled else None, **options)
+        return module(x, groups, scale=probs if _is_scaled(modules, at) else None, **options)
     if isinstance(module, ScaledGLU):
         return module(x, probs, groups)
     if isinstance(module, (GroupedMLP, Sequential)):
         return module(x, groups, probs, **options)
     return module(x)
+
+
+_BUFFERS, _TAKING_BUFFERS = ("out", "tail", "grad_x_out"), (GroupedLinear, GroupedMLP, Sequential)
 
 
 def fuse(

@@ -10,6 +10,8 @@ with are believed.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from typing import Any, Callable, Optional, Union
 
@@ -85,8 +87,10 @@ class GroupedLinear(WithoutExtraState):
     weight_layout   "out_in": [out, in] matrices; "in_out": [in, out]
     glu_layout      where this is a gated FC1: how gate and up lie along its outputs (a tag, see
                     above)
-    init_method     called on each expert's [out, in] view; default: uniform in +-1/sqrt(in), as
-                    torch.nn.Linear
+    init_method, bias_init    called on each expert's [out, in] view, on its bias [out]; default:
+                    uniform in +-1/sqrt(in), as torch.nn.Linear
+    get_rng_state_tracker    with rng_tracker_name, as in Megatron: both are called inside
+                    get_rng_state_tracker().fork(name), so that each rank's experts differ
     dtype           of the parameters
     compute_dtype   what operands are cast to (None: as they are, or autocast's)
     recipe          what products read (see moire.Recipe); in 8 bits the weights' copies are kept
@@ -109,6 +113,9 @@ class GroupedLinear(WithoutExtraState):
         weight_layout: str = "out_in",
         glu_layout: Optional[GluLayoutLike] = None,
         init_method: Optional[Callable[[torch.Tensor], Any]] = None,
+        bias_init: Optional[Callable[[torch.Tensor], Any]] = None,
+        get_rng_state_tracker: Optional[Callable[[], Any]] = None,
+        rng_tracker_name: Optional[str] = None,
         device: Optional[Device] = None,
         dtype: Optional[torch.dtype] = None,
         compute_dtype: Optional[torch.dtype] = None,
@@ -133,11 +140,14 @@ class GroupedLinear(WithoutExtraState):
             self.glu_layout.check_width(call, self.out_features)
         keeps_init = preserve_high_precision_init_val
         self.primary, recipe = Primary.of(call, primary, keeps_init, recipe, self.packed)
-        if init_method is not None and not callable(init_method):
-            raise wrong(f"{call}: init_method", init_method, "callable")
+        self.init_method, self.bias_init = init_method, bias_init
+        self.get_rng_state_tracker, self.rng_tracker_name = get_rng_state_tracker, rng_tracker_name
+        for name in ("init_method", "bias_init", "get_rng_state_tracker"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise wrong(f"{call}: {name}", getattr(self, name), "callable")
         if compute_dtype is not None:
             compute_dtype = Torch.compute_dtype(f"{call}: compute_dtype", compute_dtype)
-        self.init_method, self.compute_dtype, self.recipe = init_method, compute_dtype, recipe
+        self.compute_dtype, self.recipe = compute_dtype, recipe
         has_copies = recipe.is_quantized and self.primary is None
         self._copies = ParameterCopies(recipe, weight_layout) if has_copies else None
         into = flag(f"{call}: accumulate_into_main_grad", accumulate_into_main_grad)
@@ -189,16 +199,22 @@ class GroupedLinear(WithoutExtraState):
         """
         bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0.0
         values = self.weights() if self.primary is None else torch.empty_like(self.weight)
-        for expert in range(self.num_groups):
-            matrix = values[expert] if self.weight_layout == "out_in" else values[expert].t()
-            if self.init_method is None:
-                torch.nn.init.uniform_(matrix, -bound, bound)
-            else:
-                self.init_method(matrix)
+        uniform = functools.partial(torch.nn.init.uniform_, a=-bound, b=bound)
+        with self._forked():
+            for expert in range(self.num_groups):
+                matrix = values[expert] if self.weight_layout == "out_in" else values[expert].t()
+                (self.init_method or uniform)(matrix)
+            for bias in self._all("bias") if self.has_bias else ():
+                for of_expert in bias if self.packed else [bias]:
+                    (self.bias_init or uniform)(of_expert)
         if self.primary is not None:
             self.weight = self.primary.initialised(self.weight, values, self.glu_layout)
-        for bias in self._all("bias") if self.has_bias else ():
-            torch.nn.init.uniform_(bias, -bound, bound)
+
+    def _forked(self):
+        if self.get_rng_state_tracker is None or any(p.is_meta for p in self.parameters()):
+            return contextlib.nullcontext()
+        name = self.rng_tracker_name
+        return self.get_rng_state_tracker().fork(*([] if name is None else [name]))
 
     def quantized_weights(
         self, is_first_microbatch: Optional[bool] = None
@@ -223,23 +239,19 @@ class GroupedLinear(WithoutExtraState):
         x: Operand[torch.Tensor],
         splits: Splits,
         *,
-        scale: Optional[torch.Tensor] = None,
-        row_idx: Optional[torch.Tensor] = None,
-        out: Optional[torch.Tensor] = None,
         is_first_microbatch: Optional[bool] = None,
+        **options: Any,
     ) -> torch.Tensor:
-        """x [rows, in] in expert order (or [T, in] with row_idx [rows]); scale [rows] multiplies
-        the bias. is_first_microbatch: whether the weights are quantised anew (see
-        moire/weight_cache.py), and the backward overwrites main_grad.
+        """x [rows, in] in expert order; options are scale, row_idx, scatter_idx, out, grad_x_out
+        and tail of moire.grouped_linear. is_first_microbatch: whether the weights are quantised
+        anew (see moire/weight_cache.py), and the backward overwrites main_grad.
         """
-        if scale is not None and not self.scale_bias:
+        if options.get("scale") is not None and not self.scale_bias:
             raise invalid("GroupedLinear: scale is given, but it was built with scale_bias=False")
-        given = {"groups": as_groups(splits), "bias": self.biases(), "scale": scale}
-        given.update(row_idx=row_idx, out=out, wgrad=self._sink(is_first_microbatch))
-        given["w_quantized"] = self.quantized_weights(is_first_microbatch)
-        for name in ("weight_layout", "recipe", "compute_dtype"):
-            given[name] = getattr(self, name)
-        return grouped_linear(x, self.weights(), **given)
+        ours = {n: getattr(self, n) for n in ("weight_layout", "recipe", "compute_dtype")}
+        ours.update(bias=self.biases(), wgrad=self._sink(is_first_microbatch))
+        ours["w_quantized"] = self.quantized_weights(is_first_microbatch)
+        return grouped_linear(x, self.weights(), as_groups(splits), **ours, **options)
 
     def _sink(self, is_first_microbatch=None):
         """Where the weight gradients of one call go (see moire/wgrad.py); None: to autograd."""

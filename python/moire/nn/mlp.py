@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import torch
 
-from ..errors import invalid
+from ..errors import invalid, unsupported
 from ..functional import grouped_mlp, moe
 from ..gated import glu
 from ..layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
@@ -99,6 +99,12 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         return self.fc1.num_groups
 
     def _options(self, is_first_microbatch):
+        for name, module in self._modules.items():
+            if _has_hooks(module):
+                raise unsupported(
+                    f"GroupedMLP: {name} has hooks, which one call for all three would pass by; "
+                    f"give them (or fully_shard) to the GroupedMLP, or make it a Sequential"
+                )
         options = fused_options(self.fc1, self.activation, self.fc2, is_first_microbatch)
         return {**options, "save_act": self.save_act, "save_z": self.save_z}
 
@@ -108,15 +114,14 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         splits: Splits,
         probs: Optional[torch.Tensor] = None,
         *,
-        row_idx: Optional[torch.Tensor] = None,
-        scatter_idx: Optional[torch.Tensor] = None,
-        out: Optional[torch.Tensor] = None,
         is_first_microbatch: Optional[bool] = None,
+        **options: Any,
     ) -> torch.Tensor:
-        """x [rows, H] in expert order (or [T, H] with row_idx [rows]), probs [rows]: [rows, N]."""
-        options = self._options(is_first_microbatch)
-        options.update(probs=probs, row_idx=row_idx, scatter_idx=scatter_idx, out=out)
-        return grouped_mlp(x, groups=as_groups(splits), **options)
+        """x [rows, H] in expert order, probs [rows]: [rows, N]; options are row_idx, scatter_idx,
+        out, grad_x_out and tail of moire.grouped_mlp.
+        """
+        ours = self._options(is_first_microbatch)
+        return grouped_mlp(x, groups=as_groups(splits), probs=probs, **ours, **options)
 
     def route(
         self,
@@ -161,9 +166,9 @@ def why_not_fused(modules):
     for module, wanted in zip(modules, (GroupedLinear, ScaledGLU, GroupedLinear)):
         if not isinstance(module, wanted):
             return f"found {described(module)} where a {wanted.__name__} has to be"
-        if type(module).forward is not wanted.forward:
+        if type(module).forward is not wanted.forward or "forward" in vars(module):
             return f"{described(module)} has a forward of its own"
-        if any(getattr(module, hooks) for hooks in _HOOKS):
+        if _has_hooks(module):
             return f"{described(module)} has hooks, which one call for all three would pass by"
     fc1, activation, fc2 = modules
     width = fc2.in_features
@@ -183,3 +188,7 @@ def why_not_fused(modules):
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _has_hooks(module):
+    return any(getattr(module, hooks) for hooks in _HOOKS)
