@@ -346,12 +346,12 @@ MOIRE_API int32_t moire_scales_shape(int32_t scaling, int32_t direction, int32_t
 
 /* ---- gated activations ----------------------------------------------------------------------- */
 
-enum moire_glu_order { MOIRE_GATE_FIRST = 0, MOIRE_UP_FIRST = 1 };
+enum moire_glu_order { MOIRE_GATE_FIRST = 0, MOIRE_UP_FIRST = 1, MOIRE_UNGATED = 2 };
 
 /* How gate (a) and up (b) lie along a dimension of size 2F: `block` of the first, `block` of the
- * second, repeated. */
+ * second, repeated. Ungated: there is no up, and F columns, all of them a, wherever 2F is said. */
 typedef struct moire_glu_layout {
-  int64_t block; /* a divisor of F; 0 = F (two halves); 1 = element-interleaved */
+  int64_t block; /* a divisor of F; 0 = F (two halves); 1 = element-interleaved; ungated: 0 */
   int32_t order; /* moire_glu_order */
 } moire_glu_layout;
 
@@ -359,10 +359,13 @@ enum moire_activation_kind {
   MOIRE_SWIGLU = 0,         /* silu(a) * b */
   MOIRE_CLAMPED_SWIGLU = 1, /* g = min(a, limit), l = clamp(b, -limit, limit) + offset: g *
                                sigmoid(alpha * g) * l (GPT-OSS: limit 7, alpha 1.702, offset 1) */
-  MOIRE_GEGLU_TANH = 2      /* gelu_tanh(a) * b, computed as a * sigmoid(2u) * b,
+  MOIRE_GEGLU_TANH = 2,     /* gelu_tanh(a) * b, computed as a * sigmoid(2u) * b,
                                u = sqrt(2/pi) * (a + 0.044715 a^3) */
+  MOIRE_REGLU = 3,          /* max(a, 0) * b; the gradient at 0 is 0 */
+  MOIRE_REGLU2 = 4          /* max(a, 0)^2 * b: squared ReLU */
 };
 
+/* Of an ungated layout the factor b, or l, is 1: SiLU, GELU, ReLU, ReLU^2. */
 typedef struct moire_activation {
   int32_t kind; /* moire_activation_kind */
   float limit;  /* CLAMPED_SWIGLU: > 0; the gradient passes at the limit */

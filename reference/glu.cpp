@@ -36,29 +36,79 @@ SigmoidArgument sigmoid_argument(const moire_activation& activation, double a) {
   }
 }
 
-// What the gate and the linear half become before they are multiplied, and whether the gradient
-// passes.
-struct Clamped {
-  double gate, up;
-  bool gate_passes, up_passes;
-};
-
-Clamped clamp(const moire_activation& activation, double a, double b) {
-  if (activation.kind != MOIRE_CLAMPED_SWIGLU) return {a, b, true, true};
-  const auto limit = static_cast<double>(activation.limit);
-  const double gate = a > limit ? limit : a;  // NaN stays NaN
-  const double up = b > limit ? limit : b < -limit ? -limit : b;
-  return {gate, up + static_cast<double>(activation.offset), !(a > limit), !(std::abs(b) > limit)};
+bool is_clamped(const moire_activation& activation) {
+  return activation.kind == MOIRE_CLAMPED_SWIGLU;
 }
 
-double glu_value(const moire_activation& activation, double a, double b) {
-  const Clamped c = clamp(activation, a, b);
-  return c.gate * sigmoid(sigmoid_argument(activation, c.gate).value) * c.up;
+// What the gate becomes, its derivative, and what the error of that is relative to: of two terms
+// that may cancel, their sizes.
+struct Gate {
+  double value;
+  bool passes;  // a gradient
+  double slope = 0;
+  double slope_size = 0;
+  double flushed = 0;  // where a sigmoid may be taken for zero
+};
+
+Gate gate_of(const moire_activation& activation, double a) {
+  if (activation.kind == MOIRE_REGLU || activation.kind == MOIRE_REGLU2) {
+    const bool is_squared = activation.kind == MOIRE_REGLU2;
+    if (a <= 0) return {0, false};
+    const double r = is_squared ? a * a : a, slope = is_squared ? 2 * a : r / a;  // NaN stays NaN
+    return {r, true, slope, slope};
+  }
+  const auto limit = static_cast<double>(activation.limit);
+  const bool passes = !is_clamped(activation) || !(a > limit);
+  const double g = passes ? a : limit;
+  const SigmoidArgument s = sigmoid_argument(activation, g);
+  const double sigma = sigmoid(s.value);
+  const double flushed = kSmallestNormal * (1 + std::abs(g)) * (1 + std::abs(s.slope));
+  return {g * sigma, passes, sigma + g * sigma * (1 - sigma) * s.slope,
+          sigma * (1 + std::abs(g * s.slope)), flushed};
+}
+
+// What the linear half becomes, and whether its gradient passes; 1 where there is none.
+struct Up {
+  double value = 1;
+  bool passes = false;
+};
+
+Up up_of(const moire_activation& activation, double b) {
+  if (!is_clamped(activation)) return {b, true};
+  const auto limit = static_cast<double>(activation.limit);
+  const double clamped = b > limit ? limit : b < -limit ? -limit : b;
+  return {clamped + static_cast<double>(activation.offset), !(std::abs(b) > limit)};
+}
+
+// h(gate) * l * prob for the values that l may have, its own in the middle; `up_size` is |b|.
+Number product(const moire_activation& activation, Number gate, const double (&l)[3],
+               double up_size, double prob) {
+  const double value = gate_of(activation, gate.value).value * l[1] * prob;
+  const double flushed = kSmallestNormal * (1 + std::abs(gate.value)) * (1 + up_size);
+  Number act{value, std::isfinite(value)
+                        ? kActivationUlps * spacing(DType::kFP32, value) + flushed * std::abs(prob)
+                        : 0};
+  double change = 0;  // the farthest that an uncertain z can move it
+  if (gate.bound != 0 || l[0] != l[1] || l[2] != l[1]) {
+    for (const double a : {gate.value - gate.bound, gate.value, gate.value + gate.bound}) {
+      const double h = gate_of(activation, a).value;
+      for (const double factor : l) change = std::max(change, std::abs(h * factor * prob - value));
+    }
+  }
+  act.bound += change;
+  return act;
+}
+
+Number gate_gradient(const Gate& gate, double l, double prob) {
+  const double relative = kActivationUlps * 0x1p-23;
+  if (!gate.passes) return {};
+  return {gate.slope * l * prob, (relative * gate.slope_size + gate.flushed) * std::abs(l * prob)};
 }
 
 }  // namespace
 
 GluColumns glu_columns(const moire_glu_layout& layout, int64_t num_columns, int64_t j) {
+  if (layout.order == MOIRE_UNGATED) return {j, kNoUp};
   const int64_t block = layout.block == 0 ? num_columns : layout.block;
   const int64_t first = j / block * 2 * block + j % block;  // blocks come in pairs
   const int64_t second = first + block;
@@ -66,51 +116,41 @@ GluColumns glu_columns(const moire_glu_layout& layout, int64_t num_columns, int6
 }
 
 Number glu(const moire_activation& activation, Number gate, Number up, double prob) {
-  const double value = glu_value(activation, gate.value, up.value) * prob;
-  const double flushed = kSmallestNormal * (1 + std::abs(gate.value)) * (1 + std::abs(up.value));
-  Number act{value, std::isfinite(value)
-                        ? kActivationUlps * spacing(DType::kFP32, value) + flushed * std::abs(prob)
-                        : 0};
-  if (gate.bound == 0 && up.bound == 0) return act;
-  double change = 0;  // the farthest that an uncertain z can move it
-  for (const double a : {gate.value - gate.bound, gate.value, gate.value + gate.bound}) {
-    for (const double b : {up.value - up.bound, up.value, up.value + up.bound}) {
-      change = std::max(change, std::abs(glu_value(activation, a, b) * prob - value));
-    }
-  }
-  act.bound += change;
-  return act;
+  const auto l = [&](double b) { return up_of(activation, b).value; };
+  return product(activation, gate, {l(up.value - up.bound), l(up.value), l(up.value + up.bound)},
+                 std::abs(up.value), prob);
+}
+
+Number ungated(const moire_activation& activation, Number gate, double prob) {
+  return product(activation, gate, {1, 1, 1}, 0, prob);
 }
 
 GluGradient glu_gradient(const moire_activation& activation, double gate, double up, double prob) {
-  const Clamped c = clamp(activation, gate, up);
-  const SigmoidArgument s = sigmoid_argument(activation, c.gate);
-  const double sigma = sigmoid(s.value);
-  // d/dg of g * sigma(s(g)) * up, and of it by up.
-  const double by_gate = sigma + c.gate * sigma * (1 - sigma) * s.slope;
-  const double by_up = c.gate * sigma;
-  // The two terms of by_gate may cancel, so its error is relative to their sizes.
-  const double relative = kActivationUlps * 0x1p-23;
-  const double size = sigma * (1 + std::abs(c.gate * s.slope));
-  const double flushed = kSmallestNormal * (1 + std::abs(c.gate)) * (1 + std::abs(s.slope));
+  const Gate h = gate_of(activation, gate);
+  const Up l = up_of(activation, up);
   GluGradient gradient;
-  if (c.gate_passes) {
-    gradient.gate = {by_gate * c.up * prob, (relative * size + flushed) * std::abs(c.up * prob)};
-  }
-  if (c.up_passes) {
-    gradient.up = {by_up * prob, (relative * std::abs(by_up) + flushed) * std::abs(prob)};
+  gradient.gate = gate_gradient(h, l.value, prob);
+  if (l.passes) {
+    const double relative = kActivationUlps * 0x1p-23;
+    gradient.up = {h.value * prob, (relative * std::abs(h.value) + h.flushed) * std::abs(prob)};
   }
   return gradient;
 }
 
+Number ungated_gradient(const moire_activation& activation, double gate, double prob) {
+  return gate_gradient(gate_of(activation, gate), 1, prob);
+}
+
 Matrix glu(const Matrix& z, const std::vector<double>& probs, const moire_activation& activation,
            const moire_glu_layout& layout) {
-  Matrix act(z.rows, z.columns / 2);
+  const bool is_gated = layout.order != MOIRE_UNGATED;
+  Matrix act(z.rows, is_gated ? z.columns / 2 : z.columns);
   for (int64_t i = 0; i < act.rows; ++i) {
+    const double prob = probs[static_cast<size_t>(i)];
     for (int64_t j = 0; j < act.columns; ++j) {
       const GluColumns at = glu_columns(layout, act.columns, j);
-      act.at(i, j) =
-          glu(activation, z.at(i, at.gate), z.at(i, at.up), probs[static_cast<size_t>(i)]);
+      act.at(i, j) = is_gated ? glu(activation, z.at(i, at.gate), z.at(i, at.up), prob)
+                              : ungated(activation, z.at(i, j), prob);
     }
   }
   return act;
@@ -124,15 +164,21 @@ GluBackward glu_backward(const Matrix& z, const Matrix& grad_act, const std::vec
   };
   GluBackward out{Matrix(z.rows, z.columns), Matrix(z.rows, 1)};
   for (int64_t i = 0; i < z.rows; ++i) {
+    const double prob = probs[static_cast<size_t>(i)];
     Dot grad_prob;
     for (int64_t j = 0; j < grad_act.columns; ++j) {
       const GluColumns at = glu_columns(layout, grad_act.columns, j);
-      const Number gate = z.at(i, at.gate), up = z.at(i, at.up);
-      const GluGradient gradient =
-          glu_gradient(activation, gate.value, up.value, probs[static_cast<size_t>(i)]);
-      out.grad_z.at(i, at.gate) = times(grad_act.at(i, j), gradient.gate);
-      out.grad_z.at(i, at.up) = times(grad_act.at(i, j), gradient.up);
-      grad_prob.add(grad_act.at(i, j), glu(activation, gate, up, 1));
+      const Number grad = grad_act.at(i, j), gate = z.at(i, at.gate);
+      if (at.up == kNoUp) {
+        out.grad_z.at(i, j) = times(grad, ungated_gradient(activation, gate.value, prob));
+        grad_prob.add(grad, ungated(activation, gate, 1));
+        continue;
+      }
+      const Number up = z.at(i, at.up);
+      const GluGradient gradient = glu_gradient(activation, gate.value, up.value, prob);
+      out.grad_z.at(i, at.gate) = times(grad, gradient.gate);
+      out.grad_z.at(i, at.up) = times(grad, gradient.up);
+      grad_prob.add(grad, glu(activation, gate, up, 1));
     }
     out.grad_probs.at(i, 0) = grad_prob.sum();
   }

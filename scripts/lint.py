@@ -61,11 +61,11 @@ PARTS = (
         "spine",
         ("include/", "src/core/", "src/ops/", "src/mlp/", "src/capi/", "src/backend/*"),
         7100,
-        ceiling=7724,
+        ceiling=7754,
     ),
     Part("CPU", ("src/backend/cpu/",), 7500),
-    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12240),
-    Part("Python", ("python/moire/",), 5100, ceiling=7195, without=INTEGRATIONS),
+    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12324),
+    Part("Python", ("python/moire/",), 5100, ceiling=7217, without=INTEGRATIONS),
     Part("tools", ("tools/",), 6500, ceiling=7400),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall

@@ -26,7 +26,7 @@ PART = re.compile(r"<!-- transformers (?P<version>\S+) -->\n(?P<lists>.*)<!-- en
 # What the defaults of some models leave open; sizes decide nothing here.
 SIZES = {"num_experts": 2, "num_local_experts": 2, "moe_intermediate_size": 8}
 WIDTH = "intermediate_size"  # an argument of classes whose layers differ in it
-WEIGHTS = {"out_in": "[E, 2F, H]", "in_out": "[E, H, 2F]"}
+WEIGHTS = {"out_in": "[E, {f}, H]", "in_out": "[E, H, {f}]"}
 
 
 def experts_classes():
@@ -91,7 +91,7 @@ def lists():
         else:
             runs.append(
                 f"| `{model}` | `{cls.__name__}` | {described(act)} | {layout} | "
-                f"{WEIGHTS[weights]} |"
+                f"{WEIGHTS[weights].format(f='F' if layout.order == 'ungated' else '2F')} |"
             )
     return "\n".join(
         [

@@ -14,7 +14,7 @@
 //   C  capacity                     G  groups        K  columns that a product contracts
 //   S  C, or T where gathered       O  G + 1         M, N  its other dimensions
 //   T  tokens                       E  experts       H, F  hidden size, expert width
-//   k  top-k entries of a token     ?  as the format of the scales says    Z  2F
+//   k  top-k entries of a token     ?  as the format of the scales says    Z  2F; F if ungated
 // A size that the call does not relate to others is '*'.
 #pragma once
 

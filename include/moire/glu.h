@@ -16,6 +16,7 @@ struct GluLayout : moire_glu_layout {
   static GluLayout interleaved(int64_t block, int32_t order = MOIRE_GATE_FIRST) {
     return moire_glu_layout{block, order};
   }
+  static GluLayout ungated() { return moire_glu_layout{0, MOIRE_UNGATED}; }
 };
 
 struct Activation : moire_activation {
@@ -26,6 +27,8 @@ struct Activation : moire_activation {
     return moire_activation{MOIRE_CLAMPED_SWIGLU, limit, alpha, offset};
   }
   static Activation geglu_tanh() { return moire_activation{MOIRE_GEGLU_TANH, 0, 0, 0}; }
+  static Activation reglu() { return moire_activation{MOIRE_REGLU, 0, 0, 0}; }
+  static Activation reglu2() { return moire_activation{MOIRE_REGLU2, 0, 0, 0}; }
 };
 
 MOIRE_DECLARE_OP(glu, GluArgs)

@@ -15,7 +15,7 @@ from .dtypes import Array, Tensor
 from .errors import invalid
 from .grouped_tensor import GroupedTensor, follow
 from .groups import Groups, as_groups
-from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
+from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike, num_halves
 from .recipes import DIRECTIONS
 from .values import integer
 
@@ -32,7 +32,8 @@ def glu(
     layout: GluLayoutLike = "halves",
     groups: Optional[Groups] = None,
 ) -> Array:
-    """act = glu(z) probs: [..., F] of z [..., 2F] and probs [...]; in FP32, rounded once.
+    """act = glu(z) probs: [..., F] of z [..., 2F], or [..., F] if ungated, and probs [...]; in
+    FP32, rounded once.
 
     With `groups`, z is [rows, 2F], and rows past the last group are a tail: not read, and zeros in
     the result.
@@ -40,10 +41,11 @@ def glu(
     fw = framework_of("glu", {"z": z}, {"probs": probs})
     if groups is None and z.ndim not in (0, 2):
         return _glu_of_any_rank(z, probs, act, layout)
-    if z.ndim != 2 or z.shape[1] % 2 != 0:
-        raise invalid(f"glu: z is {list(z.shape)}, must be [rows, 2F]")
     activation = Activation.of(act, "glu: act").fields
     layout = GluLayout.of(layout, "glu: layout").fields
+    if z.ndim != 2 or z.shape[1] % num_halves(layout) != 0:
+        wanted = "2F" if num_halves(layout) == 2 else "F"
+        raise invalid(f"glu: z is {list(z.shape)}, must be [rows, {wanted}]")
     probs = as_fp32(fw, "glu", "probs", probs)
     fields = {"z": z, "probs": probs, "activation": activation, "layout": layout}
     if groups is not None:
@@ -172,15 +174,16 @@ _GLU = Op(
     "glu_backward",
     inputs=("z", "probs"),
     others=("offsets",),
-    make=lambda fw, f, how: {"act": fw.empty(f["z"], _act_shape(f["z"]), f["z"].dtype)},
+    make=lambda fw, f, how: {"act": fw.empty(f["z"], _act_shape(f), f["z"].dtype)},
     outputs=("act",),
     saved=("z", "probs", "offsets"),
     always=("z",),
 )
 
 
-def _act_shape(z):
-    return z.shape[0], z.shape[1] // 2
+def _act_shape(fields):
+    rows, columns = fields["z"].shape
+    return rows, columns // num_halves(fields["layout"])
 
 
 if torch is not None:

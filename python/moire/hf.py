@@ -2,9 +2,9 @@
 every experts module.
 
 Works for models of transformers >= 5 whose experts use its ExpertsInterface. What a module computes
-is recognised once, by comparing its own gate on a few numbers with what moire has, in every layout
-of gate and up; a module that moire cannot run raises moire.Unsupported with the reason. Nothing
-falls back silently.
+is recognised once, by comparing its own gate, or its activation where it has no gate, on a few
+numbers with what moire has, in every layout of gate and up; a module that moire cannot run raises
+moire.Unsupported with the reason. Nothing falls back silently.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from .weight_cache import ParameterCopies
 
 __all__ = ["ExpertsSpec", "experts_forward", "recognise", "register"]
 
-# What transformers' use_experts_implementation gives every experts module, and gated ones have.
-_NEEDS = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
-_WEIGHTS = ("gate_up_proj", "down_proj")
+# What transformers' use_experts_implementation gives every experts module.
+_NEEDS = ("has_gate", "has_bias", "is_transposed", "down_proj")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTEAD = "use another experts_implementation ('eager', 'grouped_mm') for this model"
 # Largest difference of two double-precision evaluations of one gate, relative to the largest value.
@@ -89,7 +88,8 @@ def experts_forward(
     a gradient.
     """
     spec = recognise(self)
-    w1, w2 = self.gate_up_proj, self.down_proj
+    fc1 = _fc1(self)
+    w1, w2 = getattr(self, fc1), self.down_proj
     compute_dtype = None
     if hidden_states.dtype != w1.dtype and not torch.is_autocast_enabled(hidden_states.device.type):
         compute_dtype = w1.dtype
@@ -99,7 +99,7 @@ def experts_forward(
         w2,
         top_k_index,
         top_k_weights,
-        b1=self.gate_up_proj_bias if self.has_bias else None,
+        b1=getattr(self, f"{fc1}_bias") if self.has_bias else None,
         b2=self.down_proj_bias if self.has_bias else None,
         act=spec.act,
         layout=spec.layout,
@@ -109,6 +109,10 @@ def experts_forward(
         **_copies(self, spec, recipe, {"w1_quantized": w1, "w2_quantized": w2}),
     )
     return y.to(hidden_states.dtype)
+
+
+def _fc1(experts):
+    return "gate_up_proj" if experts.has_gate else "up_proj"
 
 
 def _copies(experts, spec, recipe, weights):
@@ -153,19 +157,14 @@ def _check_has(experts, names):
 
 def _refuse(experts):
     name = type(experts).__name__
-    if not experts.has_gate:
-        raise unsupported(
-            f"moire.hf: {name} has no gate (one up projection), and moire runs gated experts; "
-            f"{_INSTEAD}"
-        )
-    _check_has(experts, _WEIGHTS)
+    _check_has(experts, (_fc1(experts), "_apply_gate" if experts.has_gate else "act_fn"))
     if getattr(experts, "has_post_expert_norm", False):
         raise unsupported(
             f"moire.hf: {name} normalises each expert's output before the weighted sum; moire "
             f"applies the routing weight "
             f"before the second linear layer; {_INSTEAD}"
         )
-    for weight in _WEIGHTS:
+    for weight in (_fc1(experts), "down_proj"):
         dtype = getattr(experts, weight).dtype
         if dtype not in _DTYPES:
             raise unsupported(
@@ -176,14 +175,16 @@ def _refuse(experts):
 
 @torch.no_grad()
 def _gate_of(experts):
-    """(activation, layout) for which moire computes what the module's own _apply_gate does."""
+    """(activation, layout) for which moire computes what the module's own _apply_gate does, or
+    its act_fn.
+    """
     name = type(experts).__name__
     candidates = list(_candidates(experts))
     reach = 2 * max([6.0] + [act.limit for act, _ in candidates])
     numbers = torch.rand(64, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     probe = (2 * numbers - 1) * reach
     try:
-        wanted = experts._apply_gate(probe).double()
+        wanted = (experts._apply_gate if experts.has_gate else experts.act_fn)(probe).double()
     except Exception as e:
         raise unsupported(
             f"moire.hf: {name}'s gate could not be evaluated to recognise it ({e}); {_INSTEAD}"
@@ -195,15 +196,18 @@ def _gate_of(experts):
             and (found - wanted).abs().max() <= _SAME_FUNCTION * wanted.abs().max()
         ):
             return act, layout
+    acts = ", ".join(dict.fromkeys(act.kind for act, _ in candidates))
+    where = " in any layout of gate and up" if experts.has_gate else " of a gate alone"
     raise unsupported(
-        f"moire.hf: {name} gates its experts as moire does not: neither swiglu, geglu_tanh "
-        f"nor clamped_swiglu with its "
-        f"limit and alpha, in any layout of gate and up; {_INSTEAD}"
+        f"moire.hf: {name} has an activation that moire has not: none of {acts}{where}; {_INSTEAD}"
     )
 
 
 def _candidates(experts):
-    acts = [Activation("swiglu"), Activation("geglu_tanh")]
+    acts = [Activation(kind) for kind in ("swiglu", "geglu_tanh", "reglu", "reglu2")]
+    if not experts.has_gate:
+        yield from ((act, GluLayout(order="ungated")) for act in acts)
+        return
     limit = next(
         (v for v in (getattr(experts, n, None) for n in ("limit", "swiglu_limit")) if v), None
     )
@@ -222,12 +226,16 @@ def _candidates(experts):
 
 def _gate(z, act, layout):
     """moire's activations in double, from their definitions."""
-    first, second = z.chunk(2, dim=-1) if layout.block == 0 else (z[..., ::2], z[..., 1::2])
-    a, b = (first, second) if layout.order == "gate_first" else (second, first)
+    a, b = z, 1
+    if layout.order != "ungated":
+        first, second = z.chunk(2, dim=-1) if layout.block == 0 else (z[..., ::2], z[..., 1::2])
+        a, b = (first, second) if layout.order == "gate_first" else (second, first)
     if act.kind == "swiglu":
         return torch.nn.functional.silu(a) * b
     if act.kind == "geglu_tanh":
         return torch.nn.functional.gelu(a, approximate="tanh") * b
+    if act.kind in ("reglu", "reglu2"):
+        return a.relu() ** (1 if act.kind == "reglu" else 2) * b
     a = a.clamp(max=act.limit)
     b = b.clamp(-act.limit, act.limit) + act.offset
     return a * torch.sigmoid(act.alpha * a) * b

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from .autograd import Op, rows_to_tokens
 from .grouped_storage import empty_copy, pair
 from .invoke import ENTRIES
+from .layouts import num_halves
 from .recipes import COLUMNWISE, ROWWISE, Recipe
 from .wgrad import FreshGradients, check_memory
 
@@ -189,10 +190,11 @@ class _Mlp(Layer):
         fields["act_is_saved"] = int(is_saved)
         z, recipe = fields["z"], how.recipe
         columns, element = z.shape[1], recipe.gradient_element
+        width = columns // num_halves(fields["layout"])
         if "w1" in later:
             fields.update(_for_wgrad(fw, fields, recipe, "grad_z", z, columns, element))
         if "w2" in later and not is_saved:
-            fields.update(_for_wgrad(fw, fields, recipe, "act", z, columns // 2))
+            fields.update(_for_wgrad(fw, fields, recipe, "act", z, width))
         return {}
 
     def _operands(self, fields, w):
@@ -259,7 +261,7 @@ def _made_by_mlp(fw, fields, how):
     hidden, width = features(fields, "w2")
     made = _result_and_columns(fw, fields, how, hidden)
     if how.saves:
-        made["z"] = fw.empty(x, (rows, 2 * width), recipe.between(fw, x.dtype))
+        made["z"] = fw.empty(x, (rows, features(fields, "w1")[0]), recipe.between(fw, x.dtype))
     if how.saves_act:
         made.update(_for_wgrad(fw, fields, recipe, "act", x, width))
     return made

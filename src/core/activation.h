@@ -1,5 +1,6 @@
-// The gated activations and their derivatives, h(a) * l(b), for every backend: the order of
-// operations below is the contract, and this text is the only one that has it.
+// The activations and their derivatives, h(a) * l(b), or h(a) where there is no gate, for every
+// backend: the order of operations below is the contract, and this text is the only one that has
+// it.
 //
 //   swiglu        x = a,          h = a * sigma,  h' = sigma * fma(a, 1 - sigma, 1),      l = b
 //   clamped       g = min(a, limit), x = alpha * g,
@@ -8,6 +9,9 @@
 //                 grad_gate is 0 where a > limit, grad_up where |b| > limit
 //   geglu_tanh    c = clamp(a, -32, 32), x = 2u = c * (c1 + c3 * c^2), h = a * sigma,
 //                 h' = sigma * fma(c * fma(c^2, 3 * c3, c1), 1 - sigma, 1),               l = b
+//   reglu         r = a with 0 for what is below, h = r, h' = 1,                            l = b
+//   reglu2        h = r * r, h' = r + r,                                                    l = b
+//                 of both: grad_gate is 0 where a <= 0
 //   argument      x = hi + lo: a product (alpha * g, the cubic of GELU) keeps its rounding error in
 //                 lo, because one unit in the last place of x = -80 is 64 of exp(x)
 // NaN in a or b gives NaN. So does a = -inf, whose h is -inf * 0 (as in PyTorch).
@@ -24,8 +28,9 @@
 //   MOIRE_LANES             what functions on Floats are marked with
 // and has included <moire.h> and core/host_device.h.
 
-// `a` with NaN kept, at most `limit`.
+// `a` with NaN kept, at most `limit`, or not negative.
 MOIRE_LANES Floats at_most(Floats a, Floats limit) { return IfThenElse(Gt(a, limit), limit, a); }
+MOIRE_LANES Floats at_least_zero(Floats a) { return IfThenZeroElse(Lt(a, Splat(0.0F)), a); }
 MOIRE_LANES Floats clamped(Floats a, Floats limit) {
   const Floats minus = Neg(limit);
   return IfThenElse(Lt(a, minus), minus, at_most(a, limit));
@@ -35,8 +40,8 @@ MOIRE_LANES Floats slope_factor(Floats a_dx, const Sigmoid& sigma) {
   return MulAdd(a_dx, sigma.complement(), Splat(1.0F));
 }
 
-// Each activation has gate(a) = h, gate_with_slope(a), which also gives h', up(b) = l, and
-// pass_gate and pass_up, which keep a gradient where the clamps let it pass and zero it elsewhere.
+// Each activation has gate(a, slope) = h, with h' as the slope, up(b) = l, and pass_gate and
+// pass_up, which keep a gradient where it passes and zero it elsewhere.
 struct Unclamped {
   MOIRE_LANES Floats up(Floats b) const { return b; }
   MOIRE_LANES Floats pass_gate(Floats, Floats grad) const { return grad; }
@@ -44,10 +49,7 @@ struct Unclamped {
 };
 
 struct Swiglu : Unclamped {
-  MOIRE_HOST_DEVICE explicit Swiglu(const moire_activation&) {}
-
-  MOIRE_LANES Floats gate(Floats a) const { return Sigmoid(a).times(a); }
-  MOIRE_LANES Floats gate_with_slope(Floats a, Floats& slope) const {
+  MOIRE_LANES Floats gate(Floats a, Floats& slope) const {
     const Sigmoid sigma(a);
     slope = sigma.times(slope_factor(a, sigma));
     return sigma.times(a);
@@ -58,14 +60,10 @@ struct ClampedSwiglu {
   MOIRE_HOST_DEVICE explicit ClampedSwiglu(const moire_activation& a)
       : limit(a.limit), alpha(a.alpha), offset(a.offset) {}
 
-  MOIRE_LANES Floats gate(Floats a) const {
-    const Floats g = at_most(a, Splat(limit));
-    return sigmoid_of(g).times(g);
-  }
-  MOIRE_LANES Floats gate_with_slope(Floats a, Floats& slope) const {
-    const Floats g = at_most(a, Splat(limit));
-    const Sigmoid sigma = sigmoid_of(g);
-    slope = sigma.times(slope_factor(Mul(Splat(alpha), g), sigma));
+  MOIRE_LANES Floats gate(Floats a, Floats& slope) const {
+    const Floats g = at_most(a, Splat(limit)), x = Mul(Splat(alpha), g);
+    const Sigmoid sigma(x, MulSub(Splat(alpha), g, x));
+    slope = sigma.times(slope_factor(x, sigma));
     return sigma.times(g);
   }
   MOIRE_LANES Floats up(Floats b) const { return Add(clamped(b, Splat(limit)), Splat(offset)); }
@@ -77,12 +75,6 @@ struct ClampedSwiglu {
   }
 
   float limit, alpha, offset;
-
- private:
-  MOIRE_LANES Sigmoid sigmoid_of(Floats g) const {
-    const Floats x = Mul(Splat(alpha), g);
-    return Sigmoid(x, MulSub(Splat(alpha), g, x));
-  }
 };
 
 struct GegluTanh : Unclamped {
@@ -95,10 +87,7 @@ struct GegluTanh : Unclamped {
   // Past this, sigma is 0 or 1; the square of a larger number could overflow.
   static constexpr float kLimit = 32.0F;
 
-  MOIRE_HOST_DEVICE explicit GegluTanh(const moire_activation&) {}
-
-  MOIRE_LANES Floats gate(Floats a) const { return sigmoid_of(clamped(a, Splat(kLimit))).times(a); }
-  MOIRE_LANES Floats gate_with_slope(Floats a, Floats& slope) const {
+  MOIRE_LANES Floats gate(Floats a, Floats& slope) const {
     const Floats c = clamped(a, Splat(kLimit));
     const Sigmoid sigma = sigmoid_of(c);
     const Floats x_slope = MulAdd(Mul(c, c), Splat(3.0F * kC3High), Splat(kC1High));
@@ -126,18 +115,42 @@ struct GegluTanh : Unclamped {
   }
 };
 
-// Calls f with the activation of that kind; on the host.
-template <class F>
+template <int kPower>
+struct Reglu : Unclamped {
+  MOIRE_LANES Floats gate(Floats a, Floats& slope) const {
+    const Floats r = at_least_zero(a);
+    slope = kPower == 1 ? Splat(1.0F) : Add(r, r);
+    return kPower == 1 ? r : Mul(r, r);
+  }
+  MOIRE_LANES Floats pass_gate(Floats a, Floats grad) const {
+    return IfThenElse(Gt(a, Splat(0.0F)), grad, at_least_zero(a));
+  }
+};
+
+// h(a) alone: l = 1.
+template <class Gated>
+struct Ungated : Gated {
+  explicit Ungated(const Gated& gated) : Gated(gated) {}
+  MOIRE_LANES Floats up(Floats) const { return Splat(1.0F); }
+};
+
+// Calls f with the activation of that kind, which is one of a sigmoid unless kAll; on the host.
+template <bool kAll = true, class F>
 decltype(auto) with_activation(const moire_activation& activation, F&& f) {
+  if constexpr (kAll) {
+    if (activation.kind == MOIRE_REGLU) return f(Reglu<1>());
+    if (activation.kind == MOIRE_REGLU2) return f(Reglu<2>());
+  }
   if (activation.kind == MOIRE_CLAMPED_SWIGLU) return f(ClampedSwiglu(activation));
-  if (activation.kind == MOIRE_GEGLU_TANH) return f(GegluTanh(activation));
-  return f(Swiglu(activation));
+  if (activation.kind == MOIRE_GEGLU_TANH) return f(GegluTanh());
+  return f(Swiglu());
 }
 
 // Not scaled by prob: act = glu_value * prob, rounded once.
 template <class Activation>
 MOIRE_LANES Floats glu_value(const Activation& activation, Floats gate, Floats up) {
-  return Mul(activation.gate(gate), activation.up(up));
+  Floats slope;
+  return Mul(activation.gate(gate, slope), activation.up(up));
 }
 
 struct GluGradient {
@@ -150,7 +163,7 @@ template <class Activation>
 MOIRE_LANES GluGradient glu_gradient(const Activation& activation, Floats gate, Floats up,
                                      Floats grad_act, Floats prob) {
   Floats slope;
-  const Floats h = activation.gate_with_slope(gate, slope);
+  const Floats h = activation.gate(gate, slope);
   const Floats l = activation.up(up);
   const Floats grad = Mul(grad_act, prob);
   return {activation.pass_gate(gate, Mul(Mul(grad, l), slope)),

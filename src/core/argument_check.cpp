@@ -6,9 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "core/glu_layout.h"
-#include "core/sizes.h"
-
 namespace moire {
 namespace {
 
@@ -186,8 +183,8 @@ bool ArgumentCheck::ragged(std::string_view name, const TensorView& t,
 
 bool ArgumentCheck::gated(const moire_activation& activation, const moire_glu_layout& layout,
                           int64_t f) {
-  enumerator("activation.kind", activation.kind, 3);
-  enumerator("layout.order", layout.order, 2);
+  enumerator("activation.kind", activation.kind, 5);
+  enumerator("layout.order", layout.order, 3);
   if (activation.kind == MOIRE_CLAMPED_SWIGLU) {
     require(activation.limit > 0, "activation.limit is ", activation.limit,
             ", must be positive (GPT-OSS uses 7)");
@@ -196,6 +193,8 @@ bool ArgumentCheck::gated(const moire_activation& activation, const moire_glu_la
     require(std::isfinite(activation.offset), "activation.offset is ", activation.offset,
             ", must be finite");
   }
+  require(is_gated(layout) || layout.block == 0, "layout.block is ", layout.block,
+          ", must be 0 where layout.order is 2 (ungated)");
   return require(is_valid_glu_layout(layout, f), "layout.block is ", layout.block,
                  ", must divide F = ", f, " (0: F)");
 }

@@ -12,6 +12,8 @@
 #include <string_view>
 
 #include "core/format.h"
+#include "core/glu_layout.h"
+#include "core/sizes.h"
 
 namespace moire {
 
@@ -27,6 +29,11 @@ inline constexpr DType kBF16Only[] = {DType::kBF16};
 inline constexpr DType kIndexTypes[] = {DType::kInt32, DType::kInt64};
 inline constexpr DType kInt64Only[] = {DType::kInt64};
 inline constexpr DType kBytesOnly[] = {DType::kUint8};
+
+// Of z, and of FC1: gate and up, or gates alone.
+inline NamedSize z_columns(const moire_glu_layout& layout, int64_t f) {
+  return is_gated(layout) ? NamedSize{"2F", product(2, f)} : NamedSize{"F", f};
+}
 
 // A tensor as messages call it.
 struct NamedTensor {
@@ -89,7 +96,7 @@ class ArgumentCheck {
   bool ragged(std::string_view name, const TensorView& t, std::string_view row_idx_name,
               const TensorView& row_idx, const Groups& groups, NamedSize columns,
               std::span<const DType> dtypes = kFloatTypes);
-  // The activation's kind and parameters, and a layout whose block divides F.
+  // The activation's kind and parameters, and a layout whose block divides F, or is ungated.
   bool gated(const moire_activation& activation, const moire_glu_layout& layout, int64_t f);
   bool same_dtype(std::string_view a_name, const TensorView& a, std::string_view b_name,
                   const TensorView& b);

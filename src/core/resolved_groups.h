@@ -1,5 +1,6 @@
-// Groups that may be absent, in ops where that means one group of all rows; and those of other ops,
-// where the same zeros mean that there are no groups.
+// The rows before the tail, from offsets that have been checked and lie on the host. Groups that
+// may be absent, in ops where that means one group of all rows; and those of other ops, where the
+// same zeros mean that there are no groups.
 #pragma once
 
 #include <moire.h>
@@ -7,6 +8,11 @@
 #include <cstdint>
 
 namespace moire {
+
+// 0 where there are no groups.
+inline int64_t rows_in_use(const moire_groups& groups) {
+  return groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
+}
 
 inline bool is_absent(const moire_groups& g) {
   return g.offsets == nullptr && g.num_groups == 0 && g.capacity == 0;

@@ -3,7 +3,6 @@
 #include <moire/grouped_mlp.h>
 
 #include "core/argument_check.h"
-#include "core/sizes.h"
 #include "mlp/composite.h"
 #include "mlp/recipe.h"
 #include "mlp/recipe_check.h"
@@ -13,8 +12,9 @@ namespace {
 
 // F; the saved tensors or b1, if any is there, settle a difference of w1 and w2.
 int64_t width_of(const GroupedMlpArgs& args, const GivenWeight& w1, const GivenWeight& w2) {
-  const int64_t two_f = w1.out_features(), saved = columns_of({args.z, args.b1}) / 2;
-  const int64_t first = two_f % 2 == 0 ? two_f / 2 : w2.in_features();
+  const int64_t two_f = w1.out_features(), halves = num_halves(args.layout);
+  const int64_t first = two_f % halves == 0 ? two_f / halves : w2.in_features();
+  const int64_t saved = columns_of({args.z, args.b1}) / halves;
   const TensorView act(args.act);
   return agreed_size(first, act.is_present() ? act.columns() : saved, w2.in_features());
 }
@@ -31,7 +31,7 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   // Most layers return to where they began, which settles a difference of x and w1.
   const NamedSize h{"H", agreed_size(x.columns(), w1.in_features(), w2.out_features())};
   const NamedSize n{"N", agreed_size(y.columns(), w2.out_features(), b2.columns())};
-  const NamedSize f{"F", width_of(args, w1, w2)}, two_f{"2F", product(2, f.size)};
+  const NamedSize f{"F", width_of(args, w1, w2)}, two_f = z_columns(args.layout, f.size);
   check.groups(groups);
   check_weight(check, recipe, w2, true, num_groups, n, f);
   check_weight(check, recipe, w1, true, num_groups, two_f, h);

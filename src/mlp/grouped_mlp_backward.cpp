@@ -29,7 +29,8 @@ struct MlpBackwardNeeds {
 
 void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, NamedSize h,
                      NamedSize f, NamedSize n) {
-  const NamedSize two_f{"2F", 2 * f.size}, capacity{"capacity", args.groups.capacity},
+  const NamedSize two_f = z_columns(args.layout, f.size);
+  const NamedSize capacity{"capacity", args.groups.capacity},
       num_groups{"G", args.groups.num_groups};
   check.optional_tensor("grad_x", args.grad_x, kFloatTypes, {capacity, h});
   check.optional_tensor("grad_z", args.grad_z, kFloatTypes, {capacity, two_f});
@@ -57,7 +58,8 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   const GivenWeight w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
   const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
-  const NamedSize f{"F", z.columns() / 2}, two_f{"2F", 2 * f.size};
+  const NamedSize f{"F", z.columns() / num_halves(args.layout)},
+      two_f = z_columns(args.layout, f.size);
   // x comes last: without grad_w1 nothing of it is read.
   const int64_t h_of_x = columns_of({args.grad_x, args.x_columnwise.data, args.x});
   const Weight grad_w1(args.grad_w1);
@@ -153,7 +155,7 @@ Between take_between(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
                      const MlpBackwardNeeds& needs, Arena& arena) {
   const TensorView z(args.z);
   const int64_t capacity = args.groups.capacity, num_groups = args.groups.num_groups;
-  const int64_t two_f = z.columns();
+  const int64_t two_f = z.columns(), f = two_f / num_halves(args.layout);
   Between b{args.grad_z, args.act, {}, args.grad_z_columnwise, args.act_columnwise};
   const auto take = [&](moire_quantized* copy, DType element, int32_t direction, int64_t columns) {
     if (is_present(*copy)) return;
@@ -164,7 +166,7 @@ Between take_between(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
     if (is_present(args.grad_x)) take(&b.grad_z_rowwise, gradient, MOIRE_ROWWISE, two_f);
     if (is_present(args.grad_w1)) take(&b.grad_z_columnwise, gradient, MOIRE_COLUMNWISE, two_f);
     if (is_present(args.grad_w2)) {
-      take(&b.act_columnwise, DType::kE4M3, MOIRE_COLUMNWISE, two_f / 2);
+      take(&b.act_columnwise, DType::kE4M3, MOIRE_COLUMNWISE, f);
     }
   }
   const bool grad_z_is_copied = is_present(b.grad_z_rowwise) || is_present(b.grad_z_columnwise);
@@ -173,7 +175,7 @@ Between take_between(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
   }
   const bool act_is_copied = needs.grad_z && is_present(b.act_columnwise);
   if (needs.makes_act && !act_is_copied && !b.act.is_present()) {
-    b.act = arena.take(z.type(), capacity, two_f / 2);
+    b.act = arena.take(z.type(), capacity, f);
   }
   return b;
 }

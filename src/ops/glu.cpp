@@ -8,13 +8,15 @@
 namespace moire {
 namespace {
 
-// What both directions share: z [capacity, 2F], which gives the sizes, and `half`, [capacity, F].
+// What both directions share: z [capacity, 2F], or [capacity, F] of an ungated layout, which gives
+// the sizes, and `half`, [capacity, F].
 template <class A>
-void check_shared(ArgumentCheck& check, const A& args, const NamedTensor& half) {
+NamedSize check_shared(ArgumentCheck& check, const A& args, const NamedTensor& half) {
   const TensorView z(args.z);
-  if (!check.ranked("z", z, kFloatTypes, 2)) return;
-  const NamedSize capacity{"capacity", z.num_rows()}, f{"F", z.columns() / 2};
-  check.require(z.columns() % 2 == 0, "z is ", z,
+  const NamedSize capacity{"capacity", z.num_rows()};
+  const NamedSize f{"F", z.columns() / num_halves(args.layout)};
+  if (!check.ranked("z", z, kFloatTypes, 2)) return f;
+  check.require(z.columns() % num_halves(args.layout) == 0, "z is ", z,
                 ", needs an even number of columns (gate and up)");
   check.gated(args.activation, args.layout, f.size);
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
@@ -25,6 +27,7 @@ void check_shared(ArgumentCheck& check, const A& args, const NamedTensor& half) 
   }
   check.tensor(half.name, half.tensor, kFloatTypes, {capacity, f});
   check.same_dtype("z", z, half.name, half.tensor);
+  return f;
 }
 
 void validate(ArgumentCheck& check, const GluArgs& args) {
@@ -32,23 +35,27 @@ void validate(ArgumentCheck& check, const GluArgs& args) {
 }
 
 void validate(ArgumentCheck& check, const GluBackwardArgs& args) {
-  check_shared(check, args, {"grad_act", args.grad_act});
+  const NamedSize f = check_shared(check, args, {"grad_act", args.grad_act});
   const TensorView z(args.z);
-  const NamedSize capacity{"capacity", z.num_rows()}, two_f{"2F", z.columns()};
-  check.tensor("grad_z", args.grad_z, kFloatTypes, {capacity, two_f});
-  check.optional_tensor("act", args.act, kFloatTypes, {capacity, {"F", two_f.size / 2}});
+  const NamedSize capacity{"capacity", z.num_rows()};
+  check.tensor("grad_z", args.grad_z, kFloatTypes, {capacity, z_columns(args.layout, f.size)});
+  check.optional_tensor("act", args.act, kFloatTypes, {capacity, f});
   check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
   check.same_dtype("z", z, "grad_z", args.grad_z);
   check.same_dtype("z", z, "act", args.act);
 }
 
+std::string layout_name(const moire_glu_layout& layout) {
+  if (!is_gated(layout)) return "ungated";
+  const std::string_view order = layout.order == MOIRE_GATE_FIRST ? "" : ", up first";
+  return layout.block == 0 ? concat("halves", order) : concat("blocks of ", layout.block, order);
+}
+
 template <class A>
 std::string problem_of(const A& args) {
-  constexpr std::string_view kNames[] = {"swiglu", "clamped swiglu", "geglu tanh"};
-  const moire_glu_layout& layout = args.layout;
-  const std::string block = layout.block == 0 ? "halves" : concat("blocks of ", layout.block);
-  return concat(kNames[args.activation.kind], " of ", args.z, " in ", block,
-                layout.order == MOIRE_GATE_FIRST ? ", gate first" : ", up first");
+  constexpr std::string_view kNames[] = {"swiglu", "clamped swiglu", "geglu tanh", "reglu",
+                                         "reglu2"};
+  return concat(kNames[args.activation.kind], " of ", args.z, ", ", layout_name(args.layout));
 }
 
 constexpr DType kStorageTypes[] = {DType::kFP32,  DType::kBF16, DType::kFP16,  DType::kE4M3,
@@ -78,14 +85,10 @@ void check_block(ArgumentCheck& check, const TensorView& source, int64_t dim, in
 }
 
 void check_layout(ArgumentCheck& check, std::string_view name, const moire_glu_layout& layout) {
+  check.require(is_gated(layout), name, ".order is 2 (ungated), which has no halves to move");
   check.enumerator(concat(name, ".order"), layout.order, 2);
   check.require(layout.block >= 0, name, ".block is ", layout.block,
                 ", must be a positive integer, or 0 (halves)");
-}
-
-std::string layout_name(const moire_glu_layout& layout) {
-  const std::string_view order = layout.order == MOIRE_GATE_FIRST ? "" : ", up first";
-  return layout.block == 0 ? concat("halves", order) : concat("blocks of ", layout.block, order);
 }
 
 std::string problem_of(const ConvertGluArgs& args) {

@@ -56,11 +56,12 @@ void validate(ArgumentCheck& check, const GroupedGemmArgs& args) {
 void validate(ArgumentCheck& check, const GroupedGemmGluArgs& args) {
   const TensorView z(args.z), act(args.act);
   const Weight b(args.b);
-  const NamedSize f{"F", b.out_features() / 2}, two_f{"2F", 2 * f.size};
+  const int64_t halves = num_halves(args.layout);
+  const NamedSize f{"F", b.out_features() / halves}, two_f = z_columns(args.layout, f.size);
   const NamedSize num_groups{"G", args.groups.num_groups},
       capacity{"capacity", args.groups.capacity};
   check.groups(args.groups);
-  check.require(b.tensor.rank != 3 || b.out_features() % 2 == 0, "b has ", b.out_features(),
+  check.require(b.tensor.rank != 3 || b.out_features() % halves == 0, "b has ", b.out_features(),
                 " out features, must be even: a gate and an up for each column");
   check_product(check, args, {{"a", args.a}, {"a_scales", args.a_scales}}, b,
                 {{"b", b.tensor}, {"b_scales", args.b_scales}}, two_f, {"k", b.in_features()},
@@ -86,7 +87,7 @@ void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
   const TensorView z(args.z), grad_z(args.grad_z);
   const Weight w2(args.w2);
   const NamedSize k{"k", w2.out_features()}, f{"F", w2.in_features()};
-  const NamedSize two_f{"2F", product(2, f.size)};
+  const NamedSize two_f = z_columns(args.layout, f.size);
   const NamedSize num_groups{"G", args.groups.num_groups},
       capacity{"capacity", args.groups.capacity};
   check.groups(args.groups);

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/rows_in_use.h"
+#include "core/resolved_groups.h"
 #include "ops/dispatch.h"
 
 namespace moire {

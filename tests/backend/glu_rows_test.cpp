@@ -99,6 +99,7 @@ Truth truth(const moire_activation& activation, double a) {
   return {g * s, a > g ? 0 : s * (1 + second), s * (1 + std::abs(second))};
 }
 
+// Those of a sigmoid; the others are exact, or rounded once.
 const moire_activation kActivations[] = {Activation::swiglu(), Activation::clamped_swiglu(),
                                          Activation::clamped_swiglu(2.5F, 0.7F, 0),
                                          Activation::geglu_tanh()};
@@ -220,6 +221,11 @@ Gate gate_of(const moire_activation& activation, float a) {
     const float x_slope = std::fma(square, 3.0F * c3, c1);
     return {s.times(a), s.times(std::fma(c * x_slope, s.complement, 1.0F))};
   }
+  if (activation.kind == MOIRE_REGLU) return {a < 0 ? 0 : a, 1};
+  if (activation.kind == MOIRE_REGLU2) {
+    const float r = a < 0 ? 0 : a;
+    return {r * r, r + r};
+  }
   const Sigmoid s = sigmoid_of(a, 0);
   return {s.times(a), s.times(std::fma(a, s.complement, 1.0F))};
 }
@@ -227,6 +233,11 @@ Gate gate_of(const moire_activation& activation, float a) {
 float up_of(const moire_activation& activation, float b) {
   if (activation.kind != MOIRE_CLAMPED_SWIGLU) return b;
   return std::clamp(b, -activation.limit, activation.limit) + activation.offset;
+}
+
+bool gate_passes(const moire_activation& activation, float a) {
+  if (activation.kind >= MOIRE_REGLU) return a > 0;
+  return activation.kind != MOIRE_CLAMPED_SWIGLU || a <= activation.limit;
 }
 
 }  // namespace scalar
@@ -254,7 +265,9 @@ TEST(GluRows, HaveTheBitsOfTheirOrderOfOperationsOnEveryTarget) {
   for_each_target([&] {
     std::mt19937_64 random = fresh.engine();  // the same inputs on every target
     for (int repeat = 0; repeat < 2000; ++repeat) {
-      const moire_activation activation = kActivations[repeat % 4];
+      const moire_activation others[] = {Activation::reglu(), Activation::reglu2()};
+      const moire_activation activation =
+          repeat % 6 < 4 ? kActivations[repeat % 6] : others[repeat % 2];
       const size_t n = repeat % 3 == 0 ? kSize : 1 + random() % kSize;
       const Segment gate = random_segment(random, n), up = random_segment(random, n);
       const Segment grad = random_segment(random, n);
@@ -267,9 +280,9 @@ TEST(GluRows, HaveTheBitsOfTheirOrderOfOperationsOnEveryTarget) {
         const float a = gate.v[j], b = up.v[j];
         const scalar::Gate s = scalar::gate_of(activation, a);
         const float l = scalar::up_of(activation, b);
-        const bool clamps = activation.kind == MOIRE_CLAMPED_SWIGLU;
-        const bool gate_passes = !clamps || a <= activation.limit;
-        const bool up_passes = !clamps || std::abs(b) <= activation.limit;
+        const bool gate_passes = scalar::gate_passes(activation, a);
+        const bool up_passes =
+            activation.kind != MOIRE_CLAMPED_SWIGLU || std::abs(b) <= activation.limit;
         const float d = grad.v[j] * prob;
         glu.v[j] = s.h * l;
         ASSERT_EQ(bits_of(act.v[j]), bits_of(glu.v[j] * prob)) << a << " " << b;
@@ -278,6 +291,60 @@ TEST(GluRows, HaveTheBitsOfTheirOrderOfOperationsOnEveryTarget) {
         ASSERT_EQ(bits_of(grad_gate.v[j]), bits_of(gate_passes ? (d * l) * s.slope : 0)) << a;
       }
       ASSERT_EQ(bits_of(grad_prob), bits_of(scalar_dot(grad.v, glu.v, n))) << n;
+    }
+  });
+}
+
+TEST(GluRows, WithoutAGateHaveTheBitsOfAnUpOfOneAndTouchNoUp) {
+  const FloatEnvironment exact;
+  test::Random fresh;
+  for_each_target([&] {
+    std::mt19937_64 random = fresh.engine();
+    for (const moire_activation& activation :
+         {Activation::swiglu(), Activation::clamped_swiglu(2.5F, 0.7F, 0), Activation::geglu_tanh(),
+          Activation::reglu(), Activation::reglu2()}) {
+      for (const size_t n : {size_t{1}, size_t{19}, kSize}) {
+        const Segment gate = random_segment(random, n), grad = random_segment(random, n), ones(1);
+        Segment act, plain_act, again, plain_again, by_gate, plain_by_gate, by_up, untouched(kNaN);
+        HWY_DYNAMIC_DISPATCH(forward)(activation, gate.v, ones.v, 0.7F, act.v, n);
+        HWY_DYNAMIC_DISPATCH(forward)(activation, gate.v, nullptr, 0.7F, plain_act.v, n);
+        const float dot = HWY_DYNAMIC_DISPATCH(backward)(activation, gate.v, ones.v, grad.v, 0.7F,
+                                                         by_gate.v, by_up.v, again.v, n);
+        const float plain_dot =
+            HWY_DYNAMIC_DISPATCH(backward)(activation, gate.v, nullptr, grad.v, 0.7F,
+                                           plain_by_gate.v, untouched.v, plain_again.v, n);
+        EXPECT_EQ(bits_of(dot), bits_of(plain_dot));
+        for (size_t j = 0; j < n; ++j) {
+          ASSERT_EQ(bits_of(act.v[j]), bits_of(plain_act.v[j])) << activation.kind;
+          ASSERT_EQ(bits_of(again.v[j]), bits_of(plain_again.v[j])) << activation.kind;
+          ASSERT_EQ(bits_of(by_gate.v[j]), bits_of(plain_by_gate.v[j])) << activation.kind;
+          ASSERT_TRUE(std::isnan(untouched.v[j]));
+        }
+      }
+    }
+  });
+}
+
+TEST(GluRows, ReluPassesNoGradientAtZeroOrBelowAndKeepsNaN) {
+  const FloatEnvironment exact;
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for_each_target([&] {
+    for (const moire_activation& activation : {Activation::reglu(), Activation::reglu2()}) {
+      Segment gate, grad(kInf), act, grad_gate, grad_up;
+      const float in[] = {kNaN, -kInf, -2, -0.0F, 0, 0x1p-149F, 3, kInf};
+      std::copy(std::begin(in), std::end(in), gate.v);
+      HWY_DYNAMIC_DISPATCH(backward)
+      (activation, gate.v, nullptr, grad.v, 1, grad_gate.v, grad_up.v, act.v, 8);
+      EXPECT_TRUE(std::isnan(act.v[0]));
+      EXPECT_TRUE(std::isnan(grad_gate.v[0]));
+      for (size_t j = 1; j < 5; ++j) {
+        EXPECT_EQ(act.v[j], 0) << in[j];
+        EXPECT_EQ(grad_gate.v[j], 0) << in[j];
+      }
+      const bool is_squared = activation.kind == MOIRE_REGLU2;
+      EXPECT_EQ(act.v[6], is_squared ? 9 : 3);
+      EXPECT_EQ(act.v[7], kInf);
+      for (size_t j = 5; j < 8; ++j) EXPECT_EQ(grad_gate.v[j], kInf) << in[j];
     }
   });
 }
@@ -308,7 +375,7 @@ TEST(GluRows, SpecialValuesComeOutAsTheContractSays) {
 
 // Every layout, dtype and length, against positions from glu_layout.h.
 void check_segment(DType dtype, const ResolvedGluLayout& layout, int64_t first, size_t n) {
-  const auto columns = static_cast<size_t>(2 * layout.f);
+  const auto columns = static_cast<size_t>(layout.columns());
   std::vector<float> row(columns);
   for (size_t i = 0; i < columns; ++i) row[i] = static_cast<float>(i) - 90;  // exact everywhere
   std::vector<unsigned char> stored(columns * 4), written(columns * 4, 0xA5);
@@ -326,13 +393,14 @@ void check_segment(DType dtype, const ResolvedGluLayout& layout, int64_t first, 
     const auto g = static_cast<size_t>(layout.gate(column));
     const auto u = static_cast<size_t>(layout.up(column));
     ASSERT_EQ(gate.v[j], row[g]) << "column " << column;
-    ASSERT_EQ(up.v[j], row[u]) << "column " << column;
     put(g, row[g], want);
+    if (!layout.is_gated) continue;
+    ASSERT_EQ(up.v[j], row[u]) << "column " << column;
     put(u, row[u], want);
   }
   for (size_t j = n; j < (n + 15) / 16 * 16; ++j) {
     ASSERT_EQ(gate.v[j], 0);
-    ASSERT_EQ(up.v[j], 0);
+    ASSERT_TRUE(!layout.is_gated || up.v[j] == 0);
   }
   HWY_DYNAMIC_DISPATCH(store)(gate.v, up.v, dtype, layout, first, n, written.data());
   ASSERT_EQ(written, want) << "wrote something else than its columns";
@@ -342,7 +410,7 @@ TEST(GluRows, LoadAndStoreFindEveryColumnInEveryLayout) {
   for_each_target([&] {
     for (const int64_t f : {96, 90}) {
       for (int64_t block = 0; block <= f; ++block) {
-        for (const int32_t order : {MOIRE_GATE_FIRST, MOIRE_UP_FIRST}) {
+        for (const int32_t order : {MOIRE_GATE_FIRST, MOIRE_UP_FIRST, MOIRE_UNGATED}) {
           const moire_glu_layout layout{block, order};
           if (!is_valid_glu_layout(layout, f)) continue;
           SCOPED_TRACE(testing::Message() << "f " << f << " block " << block << "/" << order);

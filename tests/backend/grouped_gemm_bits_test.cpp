@@ -208,12 +208,13 @@ TEST(GroupedGemmBits, OfTheFusedActivationAreThoseOfTheOpsOneByOne) {
   const Context context = cpu(2);
   const Batch batch({17, 0, 40}, 1);
   for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
-    for (const int64_t block : {0, 1, 15}) {
+    for (const GluLayout& glu_layout : {GluLayout::halves(), GluLayout::interleaved(1),
+                                        GluLayout::interleaved(15), GluLayout::ungated()}) {
       GemmOptions o = options(layout, DType::kBF16);
-      o.glu = GluLayout::interleaved(block);
+      o.glu = glu_layout;
       GemmGluCase fused(random, batch, 150, 300, o);
       ASSERT_TRUE(succeeds(fused.run(context)));
-      TestTensor z(DType::kBF16, {batch.capacity(), 300}),
+      TestTensor z(DType::kBF16, {batch.capacity(), 150 * o.halves()}),
           act(DType::kBF16, {batch.capacity(), 150});
       GroupedGemmArgs gemm;
       gemm.a = fused.a.rows;

@@ -94,8 +94,8 @@ GemmGluCase decoded(DType type, const GemmGluCase& c, int64_t f, int64_t k) {
   d.a.rows =
       decoded_rows(type, reference::read_rowwise(c.a.rows, c.a.scales, c.a.row_idx, c.batch.rows()),
                    c.batch.capacity());
-  d.b =
-      decoded_weight(type, c.b, c.b_scales, c.options.layout, true, c.batch.num_groups(), 2 * f, k);
+  d.b = decoded_weight(type, c.b, c.b_scales, c.options.layout, true, c.batch.num_groups(),
+                       c.options.halves() * f, k);
   d.a.row_idx = d.a.scales = d.b_scales = {};
   return d;
 }
@@ -242,7 +242,8 @@ TEST(Fp8Gemm, TakesEveryGluLayout) {
   for (const Formats& formats : {kFormats[0], kFormats[2], kFormats[4]}) {
     for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
       for (const int64_t block : {0, 1, 6, 8, 32, 96}) {
-        for (const int32_t order : {MOIRE_GATE_FIRST, MOIRE_UP_FIRST}) {
+        for (const int32_t order : {MOIRE_GATE_FIRST, MOIRE_UP_FIRST, MOIRE_UNGATED}) {
+          if (order == MOIRE_UNGATED && block != 0) continue;
           GemmOptions o = options(formats, layout, DType::kBF16);
           o.glu = GluLayout::interleaved(block, order);
           check_glu(random, context, batch, 192, 40, o);

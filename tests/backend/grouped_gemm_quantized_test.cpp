@@ -101,7 +101,7 @@ void check_glu_backward(Random& random, const Tested& context, const Batch& batc
     SCOPED_TRACE(testing::Message()
                  << o << ", copies " << format << ", F " << f << ", ask " << static_cast<int>(ask));
     GemmGluBackwardCase again = fresh;
-    const Copies grad_z(batch, format, 2 * f), act(batch, format, f);
+    const Copies grad_z(batch, format, o.halves() * f), act(batch, format, f);
     GroupedGemmGluBackwardArgs args = again.args();
     if (ask != Ask::kColumnwise) args.grad_z_rowwise = grad_z.rowwise();
     args.grad_z_columnwise = grad_z.columnwise();
@@ -151,10 +151,11 @@ TEST(QuantizedOutputs, TakeEveryGluLayoutAndStorage) {
   for (const int64_t f : {192, 150, 33}) {
     for (const int64_t block : {0, 1, 2, 3, 6, 32, 64, 96}) {
       if (block != 0 && f % block != 0) continue;
-      for (const int32_t order : {MOIRE_GATE_FIRST, MOIRE_UP_FIRST}) {
+      for (const int32_t order : {MOIRE_GATE_FIRST, MOIRE_UP_FIRST, MOIRE_UNGATED}) {
+        if (order == MOIRE_UNGATED && block != 0) continue;
         GemmOptions o;
         o.output = block == 1 ? DType::kFP32 : block == 2 ? DType::kFP16 : DType::kBF16;
-        o.layout = order;
+        o.layout = order == MOIRE_UP_FIRST ? MOIRE_IN_OUT : MOIRE_OUT_IN;
         o.glu = GluLayout::interleaved(block, order);
         o.extras = true;
         for (const Fp8& format : kFormats) {

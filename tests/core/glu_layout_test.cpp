@@ -54,9 +54,17 @@ TEST(GluLayout, IsValidForDivisorsOfFAndKnownOrders) {
   EXPECT_FALSE(is_valid_glu_layout({14, MOIRE_GATE_FIRST}, 7));
   EXPECT_FALSE(is_valid_glu_layout({32, MOIRE_GATE_FIRST}, 80));
   EXPECT_FALSE(is_valid_glu_layout({-1, MOIRE_GATE_FIRST}, 8));
-  EXPECT_FALSE(is_valid_glu_layout({1, 2}, 8));
+  EXPECT_TRUE(is_valid_glu_layout({0, MOIRE_UNGATED}, 7));
+  EXPECT_FALSE(is_valid_glu_layout({1, MOIRE_UNGATED}, 8));
+  EXPECT_FALSE(is_valid_glu_layout({1, 3}, 8));
   EXPECT_FALSE(is_valid_glu_layout({1, -1}, 8));
   EXPECT_FALSE(is_valid_glu_layout({0, MOIRE_GATE_FIRST}, -2));
+}
+
+TEST(GluLayout, WithoutAGateEveryColumnIsAGate) {
+  const ResolvedGluLayout layout = resolve_glu_layout({0, MOIRE_UNGATED}, 24);
+  EXPECT_EQ(layout.columns(), 24);
+  for (int64_t j = 0; j < 24; ++j) EXPECT_EQ(layout.gate(j), j);
 }
 
 TEST(GluLayout, ZeroColumnsResolveToABlockThatDividesNothingByZero) {

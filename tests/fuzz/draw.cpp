@@ -279,10 +279,14 @@ void Draw::value(const char* name, int64_t& value, int) {
 void Draw::value(const char*, float& value, int) { value = random_.pick<float>({0, 1, 2.5F}); }
 
 void Draw::value(const char*, moire_activation& value, int) {
-  value = {static_cast<int32_t>(random_.integer(0, 2)), 7, 1.702F, 1};
+  value = {static_cast<int32_t>(random_.integer(0, 4)), 7, 1.702F, 1};
 }
 
-void Draw::value(const char*, moire_glu_layout& value, int) {
+void Draw::value(const char* name, moire_glu_layout& value, int) {
+  if (!plan_.is_gated && name == std::string_view("layout")) {
+    value = {0, MOIRE_UNGATED};
+    return;
+  }
   value.order = static_cast<int32_t>(random_.integer(0, 1));
   const int64_t block = random_.integer(0, plan_.f);
   value.block = block != 0 && plan_.f % block == 0 ? block : random_.integer(0, 1);

@@ -70,6 +70,7 @@ Plan::Plan(Random& random)
   saves_act = random.percent(40);
   has_groups = random.percent(80);
   hard = random.percent(15);
+  is_gated = random.percent(75);
 }
 
 int64_t Plan::size(char letter, int64_t source_rows) const {
@@ -99,7 +100,7 @@ int64_t Plan::size(char letter, int64_t source_rows) const {
     case 'F':
       return f;
     case 'Z':
-      return 2 * f;
+      return is_gated ? 2 * f : f;
     default:
       return 0;
   }

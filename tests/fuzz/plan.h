@@ -33,6 +33,7 @@ struct Plan {
   int32_t from, to;  // layouts of scales
   bool is_weight;    // a quantised source is one of weights
   bool saves_act;
+  bool is_gated;    // FC1 has ups
   bool has_groups;  // where they may be absent
   bool hard;        // data has infinities and NaN
 };

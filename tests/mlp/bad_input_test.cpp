@@ -129,7 +129,7 @@ void add_common(std::vector<BadInput<A>>& table) {
       },
       "activation.offset is nan, must be finite");
   add(
-      "layout_order", [](A& a) { a.layout.order = 2; }, "layout.order is 2, must be 0 to 1");
+      "layout_order", [](A& a) { a.layout.order = 3; }, "layout.order is 3, must be 0 to 2");
   add(
       "layout_negative", [](A& a) { a.layout.block = -1; },
       "layout.block is -1, must divide F = 8 (0: F)");

@@ -47,7 +47,7 @@ struct Loss {
     problem.b2 = widened(p.b2);
     problem.probs = widened(p.probs);
     problem.grad_y = widened(p.grad_y);
-    problem.w1 = widened(p.w1, 2 * width, hidden);
+    problem.w1 = widened(p.w1, p.options.fc1_width(), hidden);
     problem.w2 = widened(p.w2, p.options.out_features(), width);
   }
   double operator()() const { return sum(false); }
@@ -66,12 +66,11 @@ struct Loss {
   MlpProblem problem;
 };
 
-// z away from the kinks of the clamp, so that a small step crosses none.
+// z away from the kinks of the clamp, or of a ReLU at 0, so that a small step crosses none.
 bool is_smooth(const MlpProblem& p) {
   const auto limit = static_cast<double>(p.options.activation.limit);
-  if (p.options.activation.kind != MOIRE_CLAMPED_SWIGLU) return true;
   for (int64_t i = 0; i < p.batch.rows(); ++i) {
-    for (int64_t j = 0; j < 2 * p.options.width; ++j) {
+    for (int64_t j = 0; j < p.options.fc1_width(); ++j) {
       if (std::abs(std::abs(p.z.get(i, j)) - limit) < 1e-3) return false;
     }
   }
@@ -97,7 +96,7 @@ TEST_P(MlpGradients, AreTheDerivativesOfTheForward) {
   const double allowed = kAllowed * (1 + loss.sum(true));
 
   for (int64_t g = 0; g < p.batch.num_groups(); ++g) {
-    for (int64_t out = 0; out < 2 * options.width; ++out) {
+    for (int64_t out = 0; out < options.fc1_width(); ++out) {
       ASSERT_NEAR(p.grad_b1.get(g, out), central_difference(d.b1, g, out, loss), allowed);
       for (int64_t in = 0; in < options.hidden; ++in) {
         ASSERT_NEAR(p.grad_w1.get(g, out, in), central_difference(d.w1, g, out, in, loss), allowed)
@@ -133,6 +132,9 @@ INSTANTIATE_TEST_SUITE_P(
                     MlpOptions{.activation = Activation::geglu_tanh()},
                     MlpOptions{.out = 5, .b2_scale = B2Scale::kOwn},
                     MlpOptions{.out = 9, .b2_scale = B2Scale::kNothing},
+                    MlpOptions{.activation = Activation::reglu()},
+                    MlpOptions{.activation = Activation::reglu2(), .layout = GluLayout::ungated()},
+                    MlpOptions{.layout = GluLayout::ungated()},
                     MlpOptions{.w1_layout = MOIRE_IN_OUT, .w2_layout = MOIRE_IN_OUT}));
 
 }  // namespace

@@ -80,14 +80,19 @@ inline void expect_mlp_is_right(const Tested& context, const MlpOptions& options
 
 inline constexpr B2Scale kB2Scales[] = {B2Scale::kProbs, B2Scale::kNothing, B2Scale::kOwn};
 
-// Where gate and up, block by block, may lie for F = 8 and multiples of it.
+// Where gate and up, block by block, may lie for F = 8 and multiples of it; and no up at all.
 inline std::vector<GluLayout> glu_layouts() {
-  return {GluLayout::halves(), moire_glu_layout{0, MOIRE_UP_FIRST}, GluLayout::interleaved(1),
-          GluLayout::interleaved(8), GluLayout::interleaved(2, MOIRE_UP_FIRST)};
+  return {GluLayout::halves(),
+          moire_glu_layout{0, MOIRE_UP_FIRST},
+          GluLayout::interleaved(1),
+          GluLayout::interleaved(8),
+          GluLayout::interleaved(2, MOIRE_UP_FIRST),
+          GluLayout::ungated()};
 }
 
 inline std::vector<Activation> activations() {
-  return {Activation::swiglu(), Activation::clamped_swiglu(), Activation::geglu_tanh()};
+  return {Activation::swiglu(), Activation::clamped_swiglu(), Activation::geglu_tanh(),
+          Activation::reglu(), Activation::reglu2()};
 }
 
 }  // namespace moire::test

@@ -24,15 +24,16 @@ void expect_explained(const Context& explaining, A args, Status (*op)(const Cont
 // The products of a forward and a backward.
 std::vector<Step> products(const std::string& gpu, int32_t recipe,
                            const std::vector<int64_t>& splits = {140, 200}, int64_t hidden = 128,
-                           int64_t width = 64, bool listed = false) {
+                           int64_t width = 64, bool listed = false, const GluLayout& layout = {}) {
   Random random;
   MlpOptions options;
   options.ragged = {"Two", splits, 3};
   options.hidden = hidden;
   options.width = width;
   options.dtype = DType::kBF16;
-  options.in_8_bits = true;
+  options.in_8_bits = recipe != MOIRE_RECIPE_AS_STORED;
   options.listed = listed;
+  options.layout = layout;
   const MlpProblem p(options, random);
   ContextOptions planned;
   planned.device = Device::kCuda;
@@ -84,6 +85,23 @@ TEST(Plan, OfRecipesWithFastSumsUsesFp8TensorCores) {
       EXPECT_EQ(step.policy.find("fold") != std::string::npos, recipe == MOIRE_RECIPE_MXFP8_FAST);
       const bool turns = step.op == "grouped_gemm_wgrad" || step.op.ends_with("backward");
       EXPECT_TRUE(!turns || step.policy.find("transposing") != std::string::npos);
+    }
+  }
+}
+
+// No product has an epilogue for it.
+TEST(Plan, OfExpertsWithoutAGateActivatesInKernelsOfItsOwn) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  for (const std::string gpu : {"sm80", "sm90"}) {
+    for (const int32_t recipe : {MOIRE_RECIPE_AS_STORED, MOIRE_RECIPE_MXFP8,
+                                 MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
+      for (const Step& step :
+           products(gpu, recipe, {140, 200}, 128, 64, false, GluLayout::ungated())) {
+        SCOPED_TRACE(gpu + " " + step.op + ": " + step.policy);
+        EXPECT_EQ(step.implementation, gpu == "sm90" ? "sm90" : "portable");
+        const bool is_apart = step.policy.find(", then the activation") != std::string::npos;
+        EXPECT_EQ(is_apart, step.op.starts_with("grouped_gemm_glu"));
+      }
     }
   }
 }

@@ -389,7 +389,7 @@ TEST(Recipe, LinearIsItsOpsBitForBit) {
       forward.y = p.z;
       forward.groups = batch.groups();
       ASSERT_TRUE(succeeds(run(tested(), c.in(forward), grouped_linear, grouped_linear_workspace)));
-      TestTensor want(options.dtype, {batch.capacity(), 2 * options.width});
+      TestTensor want(options.dtype, {batch.capacity(), options.fc1_width()});
       multiply(c, batch, copy_of(c, DType::kE4M3, MOIRE_ROWWISE, batch, p.x, p.row_idx),
                copy_of(c, p.w1, true), options.w1_layout, false, p.b1, {}, want);
       EXPECT_TRUE(same_bits(p.z, want)) << "y";

@@ -133,7 +133,7 @@ TEST_F(GluErrors, AnExplanationNamesTheProblemAndItsBytes) {
   ASSERT_TRUE(succeeds(glu_backward(explaining, backward)));
   const Explanation steps = explaining.explanation();
   ASSERT_EQ(steps.size(), 2U);
-  EXPECT_EQ(steps[0].problem, "swiglu of bf16 [6, 16] in halves, gate first");
+  EXPECT_EQ(steps[0].problem, "swiglu of bf16 [6, 16], halves");
   EXPECT_EQ(steps[0].bytes_read, 6 * 16 * 2 + 6 * 4);
   EXPECT_EQ(steps[0].bytes_written, 6 * 8 * 2);
   EXPECT_EQ(steps[1].bytes_written, 6 * 16 * 2 + 6 * 8 * 2 + 6 * 4);

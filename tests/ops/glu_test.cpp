@@ -18,7 +18,7 @@ constexpr DType kDTypes[] = {DType::kFP32, DType::kBF16, DType::kFP16};
 
 std::vector<Activation> activations() {
   return {Activation::swiglu(), Activation::clamped_swiglu(1.5F, 1.702F, 1),
-          Activation::geglu_tanh()};
+          Activation::geglu_tanh(), Activation::reglu(), Activation::reglu2()};
 }
 
 std::vector<GluLayout> layouts(int64_t f) {
@@ -28,17 +28,19 @@ std::vector<GluLayout> layouts(int64_t f) {
       if (block == 0 || f % block == 0) out.push_back(GluLayout::interleaved(block, order));
     }
   }
+  out.push_back(GluLayout::ungated());
   return out;
 }
 
-// All tensors of both directions, random in the rows in use and poisoned elsewhere.
+// All tensors of both directions, random in the rows in use and poisoned elsewhere; z has `halves`
+// columns for one of act.
 struct Case {
-  Case(const Batch& batch, DType dtype, int64_t f, int64_t padding = 0)
-      : z(dtype, {batch.capacity(), 2 * f}, padding),
+  Case(const Batch& batch, DType dtype, int64_t f, int64_t padding = 0, int64_t halves = 2)
+      : z(dtype, {batch.capacity(), halves * f}, padding),
         probs(DType::kFP32, {batch.capacity()}),
         act(dtype, {batch.capacity(), f}, padding),
         grad_act(dtype, {batch.capacity(), f}, padding),
-        grad_z(dtype, {batch.capacity(), 2 * f}, padding),
+        grad_z(dtype, {batch.capacity(), halves * f}, padding),
         act_again(dtype, {batch.capacity(), f}, padding),
         grad_probs(DType::kFP32, {batch.capacity()}) {
     z.randomize_rows(random, batch.rows(), 2);
@@ -92,9 +94,10 @@ TEST(Glu, MatchesTheReferenceInEveryLayoutActivationAndDType) {
   const Tested context = tested(2);
   for (const int64_t f : {96, 176, 15, 1}) {
     for (const DType dtype : kDTypes) {
-      Case c(batch, dtype, f, 3);
+      Case gated(batch, dtype, f, 3), ungated(batch, dtype, f, 3, 1);
       for (const Activation& activation : activations()) {
         for (const GluLayout& layout : layouts(f)) {
+          Case& c = layout.order == MOIRE_UNGATED ? ungated : gated;
           SCOPED_TRACE(testing::Message()
                        << dtype_name(dtype) << " F " << f << " activation " << activation.kind
                        << " block " << layout.block << " order " << layout.order);
@@ -118,6 +121,9 @@ TEST(Glu, TakesRowsOfSeveralParts) {
        {Shape{DType::kBF16, 4104, 0}, Shape{DType::kBF16, 4160, 0}, Shape{DType::kFP16, 8200, 0},
         Shape{DType::kFP32, 2056, 0}, Shape{DType::kBF16, 520, 3}, Shape{DType::kFP32, 1030, 3}}) {
     Case c(batch, s.dtype, s.f, s.padding);
+    Case ungated(batch, s.dtype, s.f, s.padding, 1);
+    ungated.choose(Activation::reglu2(), GluLayout::ungated());
+    ASSERT_NO_FATAL_FAILURE(expect_right(tested(), ungated));
     for (const GluLayout& layout : {GluLayout::halves(), GluLayout::interleaved(1, MOIRE_UP_FIRST),
                                     GluLayout::interleaved(s.f % 8 == 0 ? 8 : 2)}) {
       SCOPED_TRACE(testing::Message() << dtype_name(s.dtype) << " F " << s.f << " padding "
@@ -288,9 +294,9 @@ TEST(Glu, GradientsAreCentralDifferencesOfTheForward) {
         const auto value = [&](double a, double b) {
           return reference::glu(activation, {a}, {b}, prob).value * c.grad_act.get(row, j);
         };
-        const bool near_kink = activation.kind == MOIRE_CLAMPED_SWIGLU &&
-                               (std::abs(gate - activation.limit) < 1e-4 ||
-                                std::abs(std::abs(up) - activation.limit) < 1e-4);
+        const double limit = activation.limit;  // of the gate: where it has none, 0 of a ReLU
+        const bool near_kink =
+            std::abs(gate - limit) < 1e-4 || std::abs(std::abs(up) - limit) < 1e-4;
         if (near_kink) continue;
         const double by_gate = (value(gate + kStep, up) - value(gate - kStep, up)) / (2 * kStep);
         const double by_up = (value(gate, up + kStep) - value(gate, up - kStep)) / (2 * kStep);

@@ -17,8 +17,8 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("act", ["swiglu", "geglu_tanh", "clamped_swiglu"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("act", ["swiglu", "geglu_tanh", "clamped_swiglu", "reglu", "reglu2"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, (0, "ungated")])
 def test_forward_and_gradients(generator, act, layout, dtype):
     z = truth.draw(generator, 11, 48, dtype=dtype, scale=4.0).requires_grad_()
     probs = torch.rand(11, generator=generator).requires_grad_()
@@ -31,6 +31,38 @@ def test_forward_and_gradients(generator, act, layout, dtype):
     wanted.backward(grad.double())
     truth.assert_close(z.grad, z64.grad, dtype, 1, name="grad_z")
     truth.assert_close(probs.grad, probs64.grad, torch.float32, 24, name="grad_probs")
+
+
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        ("silu", torch.nn.functional.silu),
+        ("gelu_tanh", lambda z: torch.nn.functional.gelu(z, approximate="tanh")),
+        ("relu", torch.relu),
+        ("relu2", lambda z: torch.relu(z) ** 2),
+    ],
+)
+def test_an_activation_without_a_gate_has_its_own_name(generator, name, function):
+    z = truth.draw(generator, 5, 9, scale=3.0).requires_grad_()
+    z64 = truth.double(z)
+    y = moire.glu(z, act=name, layout="ungated")
+    truth.assert_close(y, function(z64), torch.float32, 1)
+    y.sum().backward()
+    function(z64).sum().backward()
+    truth.assert_close(z.grad, z64.grad, torch.float32, 1, name="grad_z")
+
+
+def test_what_has_no_gate_is_refused_where_halves_are_needed(generator):
+    z = truth.draw(generator, 3, 8)
+    with pytest.raises(moire.InvalidArgument) as e:
+        moire.convert_glu(z, "ungated", "halves", dim=1)
+    wanted = "convert_glu: from.order is 2 (ungated), which has no halves to move"
+    assert str(e.value) == wanted
+    with pytest.raises(moire.InvalidArgument) as e:
+        moire.GluLayout(4, "ungated")
+    assert str(e.value) == "GluLayout: block is 4, must be 0 of the order 'ungated'"
+    layout = moire.GluLayout.of("ungated")
+    assert moire.GluLayout.parse(str(layout)) == layout
 
 
 def test_a_tail_is_not_read_and_is_zero(generator):

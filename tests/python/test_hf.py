@@ -192,12 +192,34 @@ def test_a_gate_is_recognised_under_the_modes_of_the_caller():
         assert moire.hf.recognise(experts) == (moire.Activation(), moire.GluLayout(), "out_in")
 
 
-def test_experts_without_a_gate_are_called_so():
-    config = transformers.NemotronHConfig(hidden_size=32, moe_intermediate_size=24)
+@pytest.mark.parametrize("recipe", [None, "mxfp8"])
+def test_experts_without_a_gate_run(generator, recipe):
     from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
-    with pytest.raises(moire.Unsupported, match="NemotronHExperts has no gate .one up projection"):
-        moire.hf.recognise(NemotronHExperts(config))
+    config = transformers.NemotronHConfig(hidden_size=32, moe_intermediate_size=24)
+    experts = NemotronHExperts(config)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, std=0.2, generator=generator)
+    spec = moire.hf.recognise(experts)
+    assert spec == (moire.Activation("reglu2"), moire.GluLayout(order="ungated"), "out_in")
+    x = torch.randn(9, 32, generator=generator)
+    topk_idx = torch.randint(0, config.n_routed_experts, (9, 2), generator=generator)
+    topk_weights = torch.rand(9, 2, generator=generator)
+    results = []
+    for name in ("eager", "ours"):
+        x.requires_grad_().grad = None
+        experts.zero_grad()
+        if name == "eager":
+            experts.config._experts_implementation = "eager"
+            y = experts(x, topk_idx, topk_weights)
+        else:
+            of_recipe = None if recipe is None else moire.Recipe(recipe)
+            y = moire.hf.experts_forward(experts, x, topk_idx, topk_weights, of_recipe)
+        (y * y).sum().backward()
+        results.append([y.detach(), x.grad, experts.up_proj.grad, experts.down_proj.grad])
+    bound = 80 * UNIT[torch.float32] if recipe is None else 0.1  # E4M3 has 4 bits
+    for wanted, found in zip(*results):
+        assert (found - wanted).norm() <= bound * wanted.norm()
 
 
 def test_a_gated_module_without_its_weights_is_none():
@@ -242,9 +264,12 @@ def test_gates_are_recognised():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"has_gate": False}, "GptOssExperts has no gate (one up projection)"),
+        (
+            {"has_gate": False, "up_proj": torch.nn.Parameter(torch.ones(1)), "act_fn": torch.sin},
+            "has an activation that moire has not: none of swiglu, geglu_tanh, reglu, reglu2 of a",
+        ),
         ({"has_post_expert_norm": True}, "normalises each expert's output before the weighted sum"),
-        ({"_apply_gate": lambda z: z[..., ::2]}, "gates its experts as moire does not"),
+        ({"_apply_gate": lambda z: z[..., ::2]}, "clamped_swiglu in any layout of gate and up"),
         (
             {"_apply_gate": lambda z: 1 / 0},
             "could not be evaluated to recognise it (division by zero)",

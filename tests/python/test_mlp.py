@@ -11,19 +11,22 @@ ACTS = {
     "swiglu": {},
     "geglu_tanh": {},
     "clamped_swiglu": {"limit": 1.5, "alpha": 1.702, "offset": 1.0},
+    "reglu": {},
+    "reglu2": {},
 }
-LAYOUTS = [(0, "gate_first"), (0, "up_first"), (1, "gate_first"), (8, "gate_first")]
+UNGATED = (0, "ungated")
+LAYOUTS = [(0, "gate_first"), (0, "up_first"), (1, "gate_first"), (8, "gate_first"), UNGATED]
 H, F = 24, 32
 
 
-def make(generator, splits, dtype, tail=0):
-    rows, g = sum(splits) + tail, len(splits)
+def make(generator, splits, dtype, tail=0, layout=None):
+    rows, g, fc1 = sum(splits) + tail, len(splits), F if layout == UNGATED else 2 * F
     return {
         "x": truth.draw(generator, rows, H, dtype=dtype),
-        "w1": truth.draw(generator, g, 2 * F, H, dtype=dtype, scale=H**-0.5),
+        "w1": truth.draw(generator, g, fc1, H, dtype=dtype, scale=H**-0.5),
         "w2": truth.draw(generator, g, H, F, dtype=dtype, scale=F**-0.5),
         "probs": torch.rand(rows, generator=generator),
-        "b1": truth.draw(generator, g, 2 * F),
+        "b1": truth.draw(generator, g, fc1),
         "b2": truth.draw(generator, g, H),
     }
 
@@ -63,7 +66,32 @@ def test_forward_and_every_gradient(generator, name, dtype):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_activations_and_layouts(generator, act, layout):
     splits = [5, 0, 9]
-    compare(generator, make(generator, splits, torch.float32), splits, torch.float32, act, layout)
+    values = make(generator, splits, torch.float32, layout=layout)
+    compare(generator, values, splits, torch.float32, act, layout)
+
+
+@pytest.mark.parametrize(
+    "options", [{"save_act": True}, {"save_z": False}, {"recipe": "mxfp8"}, {"recipe": "fp8_block"}]
+)
+def test_experts_without_a_gate_have_the_bits_of_ups_of_one(generator, options):
+    splits = [5, 0, 9]
+    plain = make(generator, splits, torch.bfloat16, layout=UNGATED)
+    gated = dict(plain)
+    gated["w1"] = torch.cat([plain["w1"], torch.zeros_like(plain["w1"])], 1)
+    gated["b1"] = torch.cat([plain["b1"], torch.ones_like(plain["b1"])], 1)
+    results = []
+    for values, layout in ((plain, "ungated"), (gated, "halves")):
+        values = {k: v.clone().requires_grad_() for k, v in values.items()}
+        y = run(values, splits, act="relu2", layout=layout, **options)
+        y.backward(truth.draw(torch.Generator().manual_seed(1), *y.shape, dtype=y.dtype))
+        gradients = {k: v.grad[:, :F] if k in ("w1", "b1") else v.grad for k, v in values.items()}
+        results.append({"y": y.detach(), **gradients})
+    if "recipe" in options:  # the products of grad_z are sums over other blocks
+        results = [{k: v for k, v in r.items() if k != "x"} for r in results]
+    else:  # sums of more terms
+        truth.assert_close(results[0].pop("x"), results[1].pop("x").double(), torch.bfloat16, 2 * F)
+    for name, mine in results[0].items():
+        assert torch.equal(mine, results[1][name]), name
 
 
 @pytest.mark.parametrize("options", [{"save_act": True}, {"recipe": "fp32"}])

@@ -39,7 +39,13 @@ def test_every_form_of_splits(generator, splits):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"packed": False}, {"weight_layout": "in_out"}, {"layout": 8, "act": "geglu_tanh"}],
+    [
+        {},
+        {"packed": False},
+        {"weight_layout": "in_out"},
+        {"layout": 8, "act": "geglu_tanh"},
+        {"layout": "ungated", "act": "relu2"},
+    ],
 )
 def test_fused_sequential_is_the_same_numbers_on_the_same_parameters(generator, options):
     x, probs = inputs(generator)
@@ -192,6 +198,20 @@ def test_a_state_dict_without_tags_is_converted_from_what_is_said(generator):
     assert torch.equal(module.fc1.weight, wanted)
     same = nn.convert_state_dict(plain, source)
     assert all(same[key] is value for key, value in plain.items())
+
+
+def test_that_there_is_no_gate_is_a_tag_and_converts_to_nothing_else(generator):
+    plain = {"layout": "ungated", "act": "relu2"}
+    source, module = mlp(**plain), mlp(**plain, weight_layout="in_out", packed=False)
+    state = source.state_dict()
+    assert source.fc1.weight.shape == (E, F, H)
+    assert state._metadata["fc1"]["glu_layout"] == "ungated"
+    module.load_state_dict(nn.convert_state_dict(state, module))
+    x, probs = inputs(generator)
+    wanted = source(x, SPLITS, probs).double()
+    truth.assert_close(module(x, SPLITS, probs), wanted, torch.float32, F)
+    with pytest.raises(moire.InvalidArgument, match="ungated.*, which has no halves to move"):
+        nn.convert_state_dict(mlp().state_dict(), module)
 
 
 def test_the_orientation_is_a_tag_too():

@@ -32,6 +32,8 @@ def double(t):
 
 def gate_and_up(z, layout=(0, "gate_first")):
     block, order = layout
+    if order == "ungated":
+        return z, 1
     first, second = z.unflatten(-1, (-1, 2, block or z.shape[-1] // 2)).unbind(-2)
     halves = first.flatten(-2), second.flatten(-2)
     return halves if order == "gate_first" else halves[::-1]
@@ -52,8 +54,11 @@ def glu(z, probs, act="swiglu", layout=(0, "gate_first"), limit=7.0, alpha=1.702
         y = torch.nn.functional.silu(a) * b
     elif act == "geglu_tanh":
         y = torch.nn.functional.gelu(a, approximate="tanh") * b
+    elif act in ("reglu", "reglu2"):
+        y = torch.relu(a) ** (1 if act == "reglu" else 2) * b
     else:
-        a, b = clamped(a, None, limit), clamped(b, -limit, limit) + offset
+        a = clamped(a, None, limit)
+        b = 1 if layout[1] == "ungated" else clamped(b, -limit, limit) + offset
         y = a * torch.sigmoid(alpha * a) * b
     return y if probs is None else y * probs[:, None]
 

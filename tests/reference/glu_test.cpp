@@ -40,6 +40,8 @@ TEST(GluColumns, SpellOutEveryKindOfLayout) {
   EXPECT_EQ(spelled(GluLayout::interleaved(2), 4), "g0 g1 u0 u1 g2 g3 u2 u3 ");
   EXPECT_EQ(spelled(GluLayout::interleaved(4), 4), "g0 g1 g2 g3 u0 u1 u2 u3 ");
   EXPECT_EQ(spelled(GluLayout::interleaved(2, MOIRE_UP_FIRST), 4), "u0 u1 g0 g1 u2 u3 g2 g3 ");
+  EXPECT_EQ(glu_columns(GluLayout::ungated(), 4, 3).gate, 3);
+  EXPECT_EQ(glu_columns(GluLayout::ungated(), 4, 3).up, reference::kNoUp);
 }
 
 double value(const Activation& activation, double a, double b, double p = 1) {
@@ -59,6 +61,22 @@ TEST(ReferenceGlu, HasTheDefinedValues) {
   EXPECT_NEAR(value(clamped, -100, 8), -800 / (1 + std::exp(200.0)), 1e-90);  // no lower limit
 }
 
+TEST(ReferenceGlu, HasReluAndItsSquareWithAndWithoutAGate) {
+  EXPECT_EQ(value(Activation::reglu(), 1.5, 2, 0.5), 1.5);
+  EXPECT_EQ(value(Activation::reglu2(), 1.5, 2, 0.5), 2.25);
+  EXPECT_EQ(value(Activation::reglu2(), -1.5, 2), 0);
+  EXPECT_EQ(reference::ungated(Activation::reglu2(), {3}, 0.5).value, 4.5);
+  EXPECT_EQ(reference::ungated_gradient(Activation::reglu2(), 3, 0.5).value, 3);
+  EXPECT_EQ(reference::ungated_gradient(Activation::reglu(), 3, 0.5).value, 0.5);
+  for (const double a : {0.0, -1.0}) {
+    EXPECT_EQ(reference::ungated_gradient(Activation::reglu(), a, 1).value, 0);
+    EXPECT_EQ(reference::glu_gradient(Activation::reglu2(), a, 2, 1).gate.value, 0);
+  }
+  EXPECT_NEAR(reference::ungated(Activation::swiglu(), {1}, 2).value, 2 / (1 + std::exp(-1.0)),
+              1e-15);
+  EXPECT_TRUE(std::isnan(reference::ungated_gradient(Activation::reglu(), NAN, 1).value));
+}
+
 TEST(ReferenceGlu, GradientPassesAtTheLimitAndNotBeyond) {
   const Activation clamped = Activation::clamped_swiglu(7, 1.702F, 1);
   EXPECT_NE(reference::glu_gradient(clamped, 7, 1, 1).gate.value, 0);
@@ -71,7 +89,8 @@ TEST(ReferenceGlu, GradientPassesAtTheLimitAndNotBeyond) {
 TEST(ReferenceGlu, GradientsAreItsDerivatives) {
   Random random;
   for (const Activation& activation :
-       {Activation::swiglu(), Activation::clamped_swiglu(), Activation::geglu_tanh()}) {
+       {Activation::swiglu(), Activation::clamped_swiglu(), Activation::geglu_tanh(),
+        Activation::reglu(), Activation::reglu2()}) {
     for (int i = 0; i < 200; ++i) {
       const double a = 2 * random.normal(), b = 2 * random.normal(), p = random.normal();
       const double h = kDifferenceStep;

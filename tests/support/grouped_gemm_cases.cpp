@@ -104,11 +104,11 @@ GemmGluCase::GemmGluCase(Random& random, const Batch& batch_, int64_t f, int64_t
     : batch(batch_),
       options(o),
       a(random, batch, k, o, o.a, MOIRE_ROWWISE),
-      b(random_weight(random, o, batch.num_groups(), 2 * f, k, true, &b_scales)),
-      bias(random_tensor(random, o.extras, o.operands, {batch.num_groups(), 2 * f})),
+      b(random_weight(random, o, batch.num_groups(), o.halves() * f, k, true, &b_scales)),
+      bias(random_tensor(random, o.extras, o.operands, {batch.num_groups(), o.halves() * f})),
       probs(random_rows(random, o.extras, batch)),
       act(o.output, {batch.capacity(), f}, o.padding) {
-  if (o.extras) z = TestTensor(o.output, {batch.capacity(), 2 * f}, o.padding);
+  if (o.extras) z = TestTensor(o.output, {batch.capacity(), o.halves() * f}, o.padding);
 }
 
 GroupedGemmGluArgs GemmGluCase::args() const {
@@ -140,14 +140,14 @@ GemmGluBackwardCase::GemmGluBackwardCase(Random& random, const Batch& batch_, in
       options(o),
       grad_y(random, batch, k, o, o.a, MOIRE_ROWWISE),
       w2(random_weight(random, o, batch.num_groups(), k, f, false, &w2_scales)),
-      z(o.output, {batch.capacity(), 2 * f}, o.padding),
+      z(o.output, {batch.capacity(), o.halves() * f}, o.padding),
       probs(random_rows(random, o.extras, batch)),
-      grad_z(o.output, {batch.capacity(), 2 * f}, o.padding) {
+      grad_z(o.output, {batch.capacity(), o.halves() * f}, o.padding) {
   z.randomize_rows(random, batch.rows());
   if (!o.extras) return;
   act = TestTensor(o.output, {batch.capacity(), f}, o.padding);
   grad_probs = TestTensor(DType::kFP32, {batch.capacity()});
-  grad_bias = TestTensor(DType::kFP32, {batch.num_groups(), 2 * f}, o.padding);
+  grad_bias = TestTensor(DType::kFP32, {batch.num_groups(), o.halves() * f}, o.padding);
   if (o.beta != 0) grad_bias.randomize(random);
 }
 

@@ -31,6 +31,8 @@ struct GemmOptions {
   int32_t tail = MOIRE_TAIL_ZERO;
   Fp8 a, b;  // the operands, instead of `operands`; b is the weight where there is one
   int32_t accumulation = MOIRE_ACCUMULATE_EXACT;
+
+  int64_t halves() const { return glu.order == MOIRE_UNGATED ? 1 : 2; }  // of z, to one of act
 };
 
 inline std::ostream& operator<<(std::ostream& out, const GemmOptions& o) {

@@ -62,33 +62,34 @@ std::ostream& operator<<(std::ostream& out, const MlpOptions& o) {
 MlpProblem::MlpProblem(const MlpOptions& o, Random& random) : options(o), batch(o.ragged) {
   const int64_t num_groups = batch.num_groups(), capacity = batch.capacity();
   const int64_t hidden = o.hidden, width = o.width, out = o.out_features();
+  const int64_t fc1_width = o.fc1_width();
   const DType fp32 = unless_fp64(o.dtype, DType::kFP32);
   const DType gradient = unless_fp64(o.dtype, o.gradient_type);
   x = ragged_input(o, batch, o.gathered, hidden, random);
   if (o.gathered) row_idx = row_indices(o, batch, random);
   grad_y = ragged_input(o, batch, o.gathered_grad_y, out, random);
-  w1 = TestWeight(o.dtype, num_groups, 2 * width, hidden, o.w1_layout, o.listed);
+  w1 = TestWeight(o.dtype, num_groups, fc1_width, hidden, o.w1_layout, o.listed);
   w1.randomize(random, 1 / std::sqrt(static_cast<double>(hidden)));
   w2 = TestWeight(o.dtype, num_groups, out, width, o.w2_layout, o.listed);
   w2.randomize(random, 1 / std::sqrt(static_cast<double>(width)));
-  if (o.with_b1) b1 = TestTensor(o.dtype, {num_groups, 2 * width}).randomize(random);
+  if (o.with_b1) b1 = TestTensor(o.dtype, {num_groups, fc1_width}).randomize(random);
   if (o.with_b2) b2 = TestTensor(o.dtype, {num_groups, out}).randomize(random);
   if (o.with_probs) probs = TestTensor(fp32, {capacity}).randomize_rows(random, batch.rows());
   if (with_own_b2_scale()) {
     b2_scale = TestTensor(fp32, {capacity}).randomize_rows(random, batch.rows());
   }
   const DType between = o.in_8_bits ? DType::kBF16 : o.dtype;
-  z = TestTensor(between, {capacity, 2 * width});
+  z = TestTensor(between, {capacity, fc1_width});
   act = TestTensor(between, {capacity, width});
   y = TestTensor(o.dtype, {capacity, out});
   grad_z = z;
   grad_x = TestTensor(o.dtype, {capacity, hidden});
   grad_probs = grad_b2_scale = TestTensor(fp32, {capacity});
-  grad_w1 = accumulated(TestWeight(gradient, num_groups, 2 * width, hidden, o.w1_layout, o.listed),
+  grad_w1 = accumulated(TestWeight(gradient, num_groups, fc1_width, hidden, o.w1_layout, o.listed),
                         o, random);
   grad_w2 =
       accumulated(TestWeight(gradient, num_groups, out, width, o.w2_layout, o.listed), o, random);
-  grad_b1 = accumulated(TestTensor(gradient, {num_groups, 2 * width}), o, random);
+  grad_b1 = accumulated(TestTensor(gradient, {num_groups, fc1_width}), o, random);
   grad_b2 = accumulated(TestTensor(gradient, {num_groups, out}), o, random);
 }
 

@@ -40,6 +40,8 @@ struct MlpOptions {
   bool accumulate = false;             // beta = 1 for all of them
   bool saves_act = false;              // SavePolicy: the forward keeps act for the backward
   int32_t tail = MOIRE_TAIL_ZERO;
+
+  int64_t fc1_width() const { return layout.order == MOIRE_UNGATED ? width : 2 * width; }
 };
 
 // One line, for failures.

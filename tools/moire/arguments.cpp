@@ -79,7 +79,7 @@ int64_t Arguments::size(char letter) const {
     case 'F':
       return p.ffn;
     case 'Z':
-      return 2 * p.ffn;
+      return p.fc1_width();
     default:  // groups, experts, splits
       return p.groups;
   }

@@ -146,8 +146,9 @@ double flops_of(const OpCall& call, const Problem& p) {
              out = static_cast<double>(p.columns_of_y()), ffn = static_cast<double>(p.ffn);
   constexpr unsigned kFc1All = kFc1 | kFc1Dgrad | kFc1Wgrad, kFc2All = kFc2 | kFc2Dgrad | kFc2Wgrad;
   const auto products = static_cast<unsigned>(call.products);
+  const double fc1 = p.is_gated() ? 2 * hidden : hidden;  // for a column of act
   const double columns =
-      2 * std::popcount(products & kFc1All) * hidden + std::popcount(products & kFc2All) * out;
+      std::popcount(products & kFc1All) * fc1 + std::popcount(products & kFc2All) * out;
   const double size = call.size == 'H' ? hidden : call.size == 'N' ? out : ffn;
   return 2.0 * columns * rows * ffn + call.flops_per_row * rows * size;
 }

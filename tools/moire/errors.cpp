@@ -50,7 +50,7 @@ std::vector<double> errors_of(const Context& context, const Problem& shape, cons
   auto backward = std::any_cast<GroupedMlpBackwardArgs>(what.calls[1].args);
   const auto results = reference::grouped_mlp(forward, reference::Rounding::kNone);
   // The exact backward starts from the exact z.
-  const TensorView z = operands.output("exact z", DType::kFP64, {p.capacity(), 2 * p.ffn});
+  const TensorView z = operands.output("exact z", DType::kFP64, {p.capacity(), p.fc1_width()});
   for (size_t i = 0; i < results.z.values.size(); ++i) {
     static_cast<double*>(z.data)[i] = results.z.values[i].value;
   }

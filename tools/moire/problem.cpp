@@ -61,6 +61,9 @@ std::optional<Mistake> find_mistake(const Problem& p) {
   const std::pair<bool, Mistake> rules[] = {
       {p.ffn % blocks != 0,
        {"layout", text("blocks of ", blocks), text("a divisor of ffn=", p.ffn)}},
+      {!p.is_gated() && p.layout.block > 0, {"order", "ungated", "layout=halves"}},
+      {!p.is_gated() && p.is("convert_glu"),
+       {"order", "ungated", "gate_first or up_first" + for_op}},
       {is_one_hot && p.splits.group >= p.groups,
        {"splits", text("one_hot:", p.splits.group), text("a group below groups=", p.groups)}},
       {p.groups == 0 && p.rows > 0, {"rows", text(p.rows), "0, because groups=0"}},

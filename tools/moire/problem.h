@@ -90,6 +90,8 @@ struct Problem : Format {
   DType stored() const { return x == DType::kNone ? dtype : x; }
   const Format& a_format() const { return *this; }
   const Format& b_format() const { return b ? *b : *this; }
+  bool is_gated() const { return layout.order != MOIRE_UNGATED; }
+  int64_t fc1_width() const { return is_gated() ? 2 * ffn : ffn; }
   int64_t capacity() const { return rows + tail; }
   int64_t tokens() const { return (rows + dropped) / topk; }
 };

@@ -143,10 +143,16 @@ std::string write_splits(const P& p) {
                                                                           : "");
 }
 
+constexpr std::pair<std::string_view, int32_t> kActivations[] = {{"swiglu", MOIRE_SWIGLU},
+                                                                 {"geglu_tanh", MOIRE_GEGLU_TANH},
+                                                                 {"reglu", MOIRE_REGLU},
+                                                                 {"reglu2", MOIRE_REGLU2}};
+
 bool read_activation(std::string_view value, P& p) {
   const std::vector<std::string> parts = split(value, ':');
-  if (value == "swiglu") return p.activation = Activation::swiglu(), true;
-  if (value == "geglu_tanh") return p.activation = Activation::geglu_tanh(), true;
+  for (const auto& [name, kind] : kActivations) {
+    if (value == name) return p.activation = moire_activation{kind, 0, 0, 0}, true;
+  }
   if (parts[0] != "clamped_swiglu") return false;
   p.activation = Activation::clamped_swiglu();
   if (parts.size() == 1) return true;
@@ -157,8 +163,9 @@ bool read_activation(std::string_view value, P& p) {
 
 std::string write_activation(const P& p) {
   const Activation& a = p.activation;
-  if (a.kind == MOIRE_SWIGLU) return "swiglu";
-  if (a.kind == MOIRE_GEGLU_TANH) return "geglu_tanh";
+  for (const auto& [name, kind] : kActivations) {
+    if (a.kind == kind) return std::string(name);
+  }
   return text("clamped_swiglu:", number(a.limit), ":", number(a.alpha), ":", number(a.offset));
 }
 
@@ -209,11 +216,11 @@ std::vector<Field> make_fields() {
        "how rows are shared out; ragged is random, with empty groups",
        Presence::kPrinted},
       {"act",
-       {"swiglu, geglu_tanh, clamped_swiglu or clamped_swiglu:LIMIT:ALPHA:OFFSET",
+       {"swiglu, geglu_tanh, reglu, reglu2, clamped_swiglu or clamped_swiglu:LIMIT:ALPHA:OFFSET",
         read_activation,
         write_activation,
-        {"swiglu", "geglu_tanh", "clamped_swiglu", "clamped_swiglu:1.5:1:0"}},
-       "the gated activation"},
+        {"swiglu", "geglu_tanh", "reglu", "reglu2", "clamped_swiglu", "clamped_swiglu:1.5:1:0"}},
+       "the activation"},
       {"layout",
        {"halves, interleaved, or blocks:N with N from 1 to 2^40",
         read_layout,
@@ -221,8 +228,10 @@ std::vector<Field> make_fields() {
         {"halves", "interleaved", "blocks:2", "blocks:8", "blocks:32"}},
        "how gate and up lie in W1"},
       {"order",
-       one_of<int32_t>(order, {{"gate_first", MOIRE_GATE_FIRST}, {"up_first", MOIRE_UP_FIRST}}),
-       "which of the two comes first"},
+       one_of<int32_t>(order, {{"gate_first", MOIRE_GATE_FIRST},
+                               {"up_first", MOIRE_UP_FIRST},
+                               {"ungated", MOIRE_UNGATED}}),
+       "which of the two comes first, or that W1 is [E, F, H], without an up"},
       {"bias", flag(&P::bias), "biases b1 and b2"},
       {"probs", flag(&P::probs), "a routing weight per row"},
       {"b2_scale",

@@ -38,9 +38,9 @@ std::vector<Product> products_of(const Problem& p, int64_t element_bytes,
       row += rows;
     }
   };
-  add("fc1 ", 2 * p.ffn, p.hidden, {kFc1});
+  add("fc1 ", p.fc1_width(), p.hidden, {kFc1});
   add("fc2 ", p.columns_of_y(), p.ffn, {kFc2, kFc2Dgrad, kFc2Wgrad});
-  add("fc1 ", 2 * p.ffn, p.hidden, {kFc1Dgrad, kFc1Wgrad});
+  add("fc1 ", p.fc1_width(), p.hidden, {kFc1Dgrad, kFc1Wgrad});
   return products;
 }
 

@@ -71,7 +71,8 @@ def _convert(call, state, prefix, layer, tags):
             if layer.glu_layout is not None:
                 is_last = name == "bias" or layer.weight_layout == "in_out"
                 theirs = GluLayout.parse(tags["glu_layout"], f"{call}: the glu_layout of {key}")
-                tensor = convert_glu(tensor, theirs, layer.glu_layout, -1 if is_last else -2)
+                if theirs != layer.glu_layout:
+                    tensor = convert_glu(tensor, theirs, layer.glu_layout, -1 if is_last else -2)
             state[key] = tensor
 
 

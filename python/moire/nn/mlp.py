@@ -9,7 +9,7 @@ import torch
 from ..errors import invalid, unsupported
 from ..functional import grouped_mlp, moe
 from ..gated import glu
-from ..layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
+from ..layouts import Activation, ActivationLike, GluLayout, GluLayoutLike, num_halves
 from ..operands import Operand
 from ..routing import Plan
 from ..values import described, flag, integer
@@ -18,7 +18,7 @@ from .linear import GroupedLinear, OfLayers, Splits, WithoutExtraState, as_group
 
 
 class ScaledGLU(WithoutExtraState):
-    """act = glu(z) probs; `layout` says how gate and up lie along the 2F columns of z."""
+    """act = glu(z) probs; `layout` is how gate and up lie along the 2F columns of z, if at all."""
 
     def __init__(self, act: ActivationLike = "swiglu", layout: GluLayoutLike = "halves") -> None:
         super().__init__()
@@ -49,8 +49,8 @@ class GroupedMLP(OfLayers, torch.nn.Module):
 
     hidden, width    H and F: fc1 is [E, 2F, H], fc2 [E, N, F]
     out_features     N, the width of the result; None: H
-    layout           how gate and up lie along fc1's 2F outputs; a tag in the state_dict, checked on
-                     load
+    layout           how gate and up lie along fc1's 2F outputs, or "ungated", of F; a tag in the
+                     state_dict, checked on load
     save_act         keep the activation for the backward: memory for time
     save_z           keep z, fc1's output, for it; False: it makes z again, time for memory
     linear_options   the other arguments of both GroupedLinear: bias, scale_bias (fc2's alone),
@@ -73,7 +73,8 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         super().__init__()
         hidden, width = integer("GroupedMLP: hidden", hidden), integer("GroupedMLP: width", width)
         self.activation = ScaledGLU(act, layout)
-        self.fc1 = GroupedLinear(num_groups, hidden, 2 * width, glu_layout=layout, **linear_options)
+        outputs = num_halves(self.activation.layout.fields) * width
+        self.fc1 = GroupedLinear(num_groups, hidden, outputs, glu_layout=layout, **linear_options)
         out = hidden if out_features is None else integer("GroupedMLP: out_features", out_features)
         self.fc2 = GroupedLinear(num_groups, width, out, **linear_options)
         self.save_act = flag("GroupedMLP: save_act", save_act)
@@ -174,8 +175,9 @@ def why_not_fused(modules):
     width = fc2.in_features
     if fc1.num_groups != fc2.num_groups:
         return f"the first layer has {fc1.num_groups} groups but the second has {fc2.num_groups}"
-    if fc1.out_features != 2 * width:
-        needs = f"2 x {width}, gate and up for the second layer's inputs"
+    halves = num_halves(activation.layout.fields)
+    if fc1.out_features != halves * width:
+        needs = f"{halves} x {width} ('{activation.layout}') for the second layer's inputs"
         return f"the first layer has {fc1.out_features} outputs, needs {needs}"
     if fc1.glu_layout not in (None, activation.layout):
         layouts = f"is '{fc1.glu_layout}', the activation's '{activation.layout}'"

@@ -118,7 +118,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 #include "backend/cpu/implementations.h"
 #include "core/format.h"
-#include "core/rows_in_use.h"
+#include "core/resolved_groups.h"
 #include "core/sizes.h"
 
 namespace moire::cpu {

@@ -34,7 +34,8 @@ namespace moire::cpu::HWY_NAMESPACE {
 inline constexpr size_t kGluSegment = kSegment;
 
 // Calls run(offset in the segment, position of the first half, position of the second, length) for
-// each piece of columns first ... first + n - 1 in which both halves are contiguous.
+// each piece of columns first ... first + n - 1 in which both halves are contiguous. Where there is
+// no gate nothing is at the second position, and `up` below is neither written nor read.
 template <class Run>
 HWY_INLINE void for_each_run(const ResolvedGluLayout& layout, int64_t first, size_t n, Run&& run) {
   const auto count = static_cast<int64_t>(n);
@@ -51,10 +52,10 @@ inline void LoadGluColumns(const typename Format::Element* row, const ResolvedGl
                            int64_t first, size_t n, float* gate, float* up) {
   float* const one = layout.gate_first ? gate : up;
   float* const two = layout.gate_first ? up : gate;
-  if (layout.block != 1) {
+  if (layout.block != 1 || !layout.is_gated) {
     for_each_run(layout, first, n, [&](int64_t i, int64_t p, int64_t q, size_t length) HWY_ATTR {
       DecodeRun<Format>(row + p, length, one + i);
-      DecodeRun<Format>(row + q, length, two + i);
+      if (layout.is_gated) DecodeRun<Format>(row + q, length, two + i);
     });
     return;
   }
@@ -79,10 +80,10 @@ inline void StoreGluColumns(const float* gate, const float* up, const ResolvedGl
                             int64_t first, size_t n, typename Format::Element* row) {
   const float* const one = layout.gate_first ? gate : up;
   const float* const two = layout.gate_first ? up : gate;
-  if (layout.block != 1) {
+  if (layout.block != 1 || !layout.is_gated) {
     for_each_run(layout, first, n, [&](int64_t i, int64_t p, int64_t q, size_t length) HWY_ATTR {
       EncodeRun<Format>(one + i, length, row + p);
-      EncodeRun<Format>(two + i, length, row + q);
+      if (layout.is_gated) EncodeRun<Format>(two + i, length, row + q);
     });
     return;
   }
@@ -108,7 +109,7 @@ inline void LoadGluSegment(const void* z_row, DType dtype, const ResolvedGluLayo
                            gate, up);
   });
   PadSegment(gate, n);
-  PadSegment(up, n);
+  if (layout.is_gated) PadSegment(up, n);
 }
 
 // The inverse: writes n columns of both halves, and nothing else.
@@ -128,16 +129,23 @@ inline void LoadSegment(const void* row, DType dtype, int64_t first, size_t n, f
   PadSegment(out, n);
 }
 
+// Calls f with the activation, or, where there is no gate, with what is left of it.
+template <class F>
+HWY_INLINE void with_gating(const moire_activation& activation, bool is_gated, F&& f) {
+  with_activation(activation, [&](const auto& gated) { is_gated ? f(gated) : f(Ungated(gated)); });
+}
+
 // act = glu(gate, up) * prob for n columns (the padding is computed as well), as many as the
-// buffers have. An absent prob is 1.
+// buffers have. An absent prob is 1; up is null where there is no gate.
 inline void GluForwardSegment(const moire_activation& activation, const float* HWY_RESTRICT gate,
                               const float* HWY_RESTRICT up, float prob, float* HWY_RESTRICT act,
                               size_t n) {
-  with_activation(activation, [&](auto kind) HWY_ATTR {
+  const float* const b = up != nullptr ? up : gate;
+  with_gating(activation, up != nullptr, [&](auto kind) HWY_ATTR {
     const FloatTag d;
     const auto p = hn::Set(d, prob);
     for (size_t j = 0; j < PaddedColumns(n); j += hn::Lanes(d)) {
-      const Floats glu = glu_value(kind, hn::Load(d, gate + j), hn::Load(d, up + j));
+      const Floats glu = glu_value(kind, hn::Load(d, gate + j), hn::Load(d, b + j));
       hn::Store(hn::Mul(glu, p), d, act + j);
     }
   });
@@ -149,14 +157,15 @@ inline void GluGradients(const moire_activation& activation, const float* HWY_RE
                          const float* HWY_RESTRICT up, const float* HWY_RESTRICT grad_act,
                          float prob, float* HWY_RESTRICT grad_gate, float* HWY_RESTRICT grad_up,
                          float* HWY_RESTRICT glu, float* HWY_RESTRICT act, size_t n) {
-  with_activation(activation, [&](auto kind) HWY_ATTR {
+  const float* const b = up != nullptr ? up : gate;
+  with_gating(activation, up != nullptr, [&](auto kind) HWY_ATTR {
     const FloatTag d;
     const auto p = hn::Set(d, prob);
     for (size_t j = 0; j < PaddedColumns(n); j += hn::Lanes(d)) {
-      const GluGradient g = glu_gradient(kind, hn::Load(d, gate + j), hn::Load(d, up + j),
+      const GluGradient g = glu_gradient(kind, hn::Load(d, gate + j), hn::Load(d, b + j),
                                          hn::Load(d, grad_act + j), p);
       hn::Store(g.glu, d, glu + j);
-      hn::Store(g.up, d, grad_up + j);
+      if (up != nullptr) hn::Store(g.up, d, grad_up + j);
       hn::Store(g.gate, d, grad_gate + j);
       if (act != nullptr) hn::Store(hn::Mul(g.glu, p), d, act + j);
     }

@@ -23,7 +23,8 @@ RaggedM problem(const GroupedGemmGluArgs& args) {
   p.row_idx = args.row_idx;
   p.weight = b;
   p.weight_is_nk = b.layout == MOIRE_OUT_IN;
-  p.columns = gemm::Columns::glu_pairs(resolve_glu_layout(args.layout, b.out_features() / 2));
+  p.columns = gemm::Columns::glu_pairs(
+      resolve_glu_layout(args.layout, b.out_features() / num_halves(args.layout)));
   p.k = p.a.columns();
   p.groups = args.groups;
   p.row_step = 1;

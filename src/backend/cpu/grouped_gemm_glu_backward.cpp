@@ -13,10 +13,13 @@ namespace {
 using gemm::QuantizedOutput;
 using gemm::RaggedM;
 
+ResolvedGluLayout layout_of(const GroupedGemmGluBackwardArgs& args) {
+  return resolve_glu_layout(args.layout, Weight(args.w2).in_features());
+}
+
 QuantizedOutput quantized_grad_z(const GroupedGemmGluBackwardArgs& args) {
-  const ResolvedGluLayout layout = resolve_glu_layout(args.layout, Weight(args.w2).in_features());
   return {args.grad_z_rowwise, args.grad_z_columnwise, args.fractional_scales != 0,
-          gemm::straddles_blocks(layout)};
+          gemm::straddles_blocks(layout_of(args))};
 }
 QuantizedOutput quantized_act(const GroupedGemmGluBackwardArgs& args) {
   return {{}, args.act_columnwise, args.fractional_scales != 0, false};
@@ -51,13 +54,13 @@ struct Partials {
   Partials(const GroupedGemmGluBackwardArgs& args, const RaggedM& p, Workspace workspace)
       : arena(workspace), grad_z(args.grad_z), act(args.act) {
     const DType storage = TensorView(args.z).type();
-    const int64_t f = p.columns.outputs;
+    const int64_t f = p.columns.outputs, z_columns = layout_of(args).columns();
     if (is_present(args.grad_probs)) probs = arena.take_floats(p.groups.capacity, segments_of(p));
     if (is_present(args.grad_bias)) {
-      bias = arena.take_floats(RowBlocks::bound(p.groups.num_groups, p.groups.capacity), 2 * f);
+      bias = arena.take_floats(RowBlocks::bound(p.groups.num_groups, p.groups.capacity), z_columns);
     }
     if (!grad_z.is_present() && quantized_grad_z(args).is_deferred()) {
-      grad_z = arena.take(storage, p.groups.capacity, 2 * f);
+      grad_z = arena.take(storage, p.groups.capacity, z_columns);
     }
     if (!act.is_present() && quantized_act(args).is_deferred()) {
       act = arena.take(storage, p.groups.capacity, f);
@@ -117,12 +120,9 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
   const RaggedM p = problem(args);
   const Partials partials(args, p, args.workspace);
   const gemm::GluBackwardEpilogue epilogue{
-      args.activation,    resolve_glu_layout(args.layout, p.columns.outputs),
-      p.groups,           args.z,
-      args.probs,         partials.grad_z,
-      partials.act,       partials.probs,
-      partials.bias,      quantized_grad_z(args),
-      quantized_act(args)};
+      args.activation, layout_of(args),        p.groups,           args.z,
+      args.probs,      partials.grad_z,        partials.act,       partials.probs,
+      partials.bias,   quantized_grad_z(args), quantized_act(args)};
   gemm::multiply_ragged_m(context, p, partials.arena.rest(), epilogue);
   const int64_t rows = rows_in_use(p.groups);
   if (partials.probs != nullptr) {
@@ -130,7 +130,7 @@ Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
                       static_cast<float*>(args.grad_probs.data));
   }
   if (partials.bias != nullptr) {
-    const int64_t tasks = (2 * p.columns.outputs + kColumns - 1) / kColumns;
+    const int64_t tasks = ceil_div(epilogue.layout.columns(), kColumns);
     pool.parallel_for(p.groups.num_groups * tasks, [&](int64_t task, int) {
       sum_bias_partials(args, partials.bias, task / tasks, task % tasks * kColumns);
     });

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/divide.h"
-#include "core/rows_in_use.h"
+#include "core/resolved_groups.h"
 #include "core/thread_pool.h"
 
 namespace moire::cpu {
@@ -37,6 +37,11 @@ inline int64_t source_row(const TensorView& row_idx, int64_t row) {
   if (!row_idx.is_present()) return row;
   return row_idx.type() == DType::kInt32 ? static_cast<const int32_t*>(row_idx.data)[row]
                                          : static_cast<const int64_t*>(row_idx.data)[row];
+}
+
+// The probability of a row; 1 where there are none.
+inline float prob_of(const TensorView& probs, int64_t row) {
+  return probs.is_present() ? static_cast<const float*>(probs.data)[row] : 1.0F;
 }
 
 // From this size of an output on, stores may bypass the cache.

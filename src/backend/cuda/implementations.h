@@ -6,8 +6,17 @@
 
 namespace moire::cuda {
 
+// Kernels that a call launches.
+int64_t launches_of(const auto& implementation, const DeviceState& state, const auto& args) {
+  return implementation.launches == nullptr ? 1 : implementation.launches(state, args);
+}
+
+// A product's run as a step of the op that `op`, a literal, names.
+using Multiply = Status(const Context& context, const char* op, const GroupedGemmArgs& args);
+
 namespace sm90 {
 
+Multiply multiply;
 extern const Implementation<GroupedGemmArgs> kGroupedGemm;
 extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
 extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
@@ -18,15 +27,15 @@ extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 // On FP8 tensor cores, which with_fp8.cpp puts before the others.
 namespace sm90::scaled {
 
+Multiply multiply;
 extern const Implementation<GroupedGemmArgs> kGroupedGemm;
-extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
-extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
 extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 
 }  // namespace sm90::scaled
 
 namespace portable {
 
+Multiply multiply;
 extern const Implementation<GroupedGemmArgs> kGroupedGemm;
 extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
 extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;

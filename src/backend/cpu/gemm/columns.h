@@ -29,7 +29,7 @@ struct Columns {
   static Columns plain(int64_t n) { return {n, kPlainChunk, false, {}}; }
   static Columns in_glu_chunks(int64_t f) { return {f, kGluChunk, false, {}}; }
   static Columns glu_pairs(const ResolvedGluLayout& layout) {
-    return {layout.f, kGluChunk, true, layout};
+    return {layout.f, kGluChunk, layout.is_gated, layout};
   }
 
   int64_t per_output() const { return paired ? 2 : 1; }

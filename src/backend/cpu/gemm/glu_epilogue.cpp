@@ -1,6 +1,7 @@
 #include "backend/cpu/gemm/glu_epilogue.h"
 
 #include "backend/cpu/row_blocks.h"
+#include "backend/cpu/rows.h"
 #include "backend/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -16,17 +17,11 @@ namespace {
 
 using gemm::Sums;
 
-inline float prob_of(const TensorView& probs, int64_t row) {
-  return probs.is_present() ? static_cast<const float*>(probs.data)[row] : 1.0F;
-}
-
-// target[j] = a[j] + b[j] for n columns, zero-padded to whole segments of 16.
-void add_padded(const float* a, const float* b, size_t n, float* target) {
-  std::memcpy(target, a, n * sizeof(float));
-  PadSegment(target, n);
+// target += added, for n columns of padded segments.
+void add_segment(const float* added, size_t n, float* target) {
   const FloatTag d;
   for (size_t j = 0; j < PaddedColumns(n); j += hn::Lanes(d)) {
-    hn::Store(hn::Add(hn::Load(d, target + j), hn::Load(d, b + j)), d, target + j);
+    hn::Store(hn::Add(hn::Load(d, target + j), hn::Load(d, added + j)), d, target + j);
   }
 }
 
@@ -38,15 +33,13 @@ void copy_padded(const float* source, size_t n, float* target) {
 // The sums of one row with their bias as z has them.
 void load_z(const gemm::GluEpilogue& e, const float* sums, size_t n, const float* bias_gate,
             const float* bias_up, float* gate, float* up) {
-  if (e.bias.is_present()) {
-    add_padded(sums, bias_gate, n, gate);
-    add_padded(sums + n, bias_up, n, up);
-  } else {
-    copy_padded(sums, n, gate);
-    copy_padded(sums + n, n, up);
-  }
-  RoundRow(gate, n, e.storage);
-  RoundRow(up, n, e.storage);
+  const auto load = [&](const float* half, const float* bias, float* target) HWY_ATTR {
+    copy_padded(half, n, target);
+    if (e.bias.is_present()) add_segment(bias, n, target);
+    RoundRow(target, n, e.storage);
+  };
+  load(sums, bias_gate, gate);
+  if (e.layout.is_gated) load(sums + n, bias_up, up);
 }
 
 void glu_forward(const gemm::GluEpilogue& e, const Sums& s) {
@@ -68,7 +61,8 @@ void glu_forward(const gemm::GluEpilogue& e, const Sums& s) {
         StoreGluSegment(gate, up, e.storage, e.layout, s.first_column, n,
                         gemm::element(e.z, row, 0));
       }
-      GluForwardSegment(e.activation, gate, up, prob_of(e.probs, row), act, n);
+      GluForwardSegment(e.activation, gate, e.layout.is_gated ? up : nullptr, prob_of(e.probs, row),
+                        act, n);
       if (e.act.is_present()) {
         EncodeRow(act, n, e.storage, gemm::element(e.act, row, s.first_column));
       }
@@ -86,11 +80,8 @@ void add_to_partial(const ResolvedGluLayout& layout, int64_t first, size_t n,
                     const float* grad_gate, const float* grad_up, float* partial) {
   alignas(64) float gate[kGluSegment], up[kGluSegment];
   LoadGluSegment(partial, DType::kFP32, layout, first, n, gate, up);
-  const FloatTag d;
-  for (size_t j = 0; j < PaddedColumns(n); j += hn::Lanes(d)) {
-    hn::Store(hn::Add(hn::Load(d, gate + j), hn::Load(d, grad_gate + j)), d, gate + j);
-    hn::Store(hn::Add(hn::Load(d, up + j), hn::Load(d, grad_up + j)), d, up + j);
-  }
+  add_segment(grad_gate, n, gate);
+  if (layout.is_gated) add_segment(grad_up, n, up);
   StoreGluSegment(gate, up, DType::kFP32, layout, first, n, partial);
 }
 
@@ -99,7 +90,7 @@ void add_to_bias(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row,
   const auto n = static_cast<size_t>(s.columns);
   const int64_t row_in_group = row - e.groups.offsets[s.group];
   const int64_t block = RowBlocks(e.groups).first_of(s.group) + row_in_group / kBlockRows;
-  float* const partial = e.bias_partials + block * 2 * e.layout.f;
+  float* const partial = e.bias_partials + block * e.layout.columns();
   if (row_in_group % kBlockRows == 0) {
     alignas(64) const float zeros[kGluSegment] = {};
     StoreGluSegment(zeros, zeros, DType::kFP32, e.layout, s.first_column, n, partial);
@@ -112,10 +103,12 @@ void add_to_bias(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row,
 void place_grad_z(const ResolvedGluLayout& layout, const float* grad_gate, const float* grad_up,
                   size_t n, float* target) {
   if (gemm::kGluChunk % layout.block == 0) {
-    const ResolvedGluLayout chunk{static_cast<int64_t>(n), layout.block, layout.gate_first};
+    const ResolvedGluLayout chunk{static_cast<int64_t>(n), layout.block, layout.gate_first,
+                                  layout.is_gated};
     return StoreGluSegment(grad_gate, grad_up, DType::kFP32, chunk, 0, n, target);
   }
   std::memcpy(target, layout.gate_first ? grad_gate : grad_up, n * sizeof(float));
+  if (!layout.is_gated) return;
   std::memcpy(target + kGluSegment, layout.gate_first ? grad_up : grad_gate, n * sizeof(float));
 }
 
@@ -126,11 +119,13 @@ void quantize_grad_z(const gemm::GluBackwardEpilogue& e, const Sums& s, const Bl
     QuantizeRows(e.quantized_grad_z, e.groups, rows, values + at, kPitch, column, n);
   };
   if (gemm::kGluChunk % e.layout.block == 0) {
-    return quantize_at(0, 2 * s.first_column, 2 * s.columns);
+    const int64_t halves = e.layout.is_gated ? 2 : 1;
+    return quantize_at(0, halves * s.first_column, halves * s.columns);
   }
   for_each_run(e.layout, s.first_column, static_cast<size_t>(s.columns),
                [&](int64_t i, int64_t p, int64_t q, size_t length) HWY_ATTR {
                  quantize_at(i, p, static_cast<int64_t>(length));
+                 if (!e.layout.is_gated) return;
                  quantize_at(static_cast<int64_t>(kGluSegment) + i, q,
                              static_cast<int64_t>(length));
                });
@@ -149,8 +144,9 @@ void backward_row(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row
   copy_padded(s.data + (row - s.first_row) * s.pitch, n, b.grad_act);
   RoundRow(b.grad_act, n, storage);
   LoadGluSegment(gemm::element(e.z, row, 0), storage, e.layout, s.first_column, n, b.gate, b.up);
-  const float grad_prob = GluBackwardSegment(e.activation, b.gate, b.up, b.grad_act,
-                                             prob_of(e.probs, row), b.grad_gate, b.grad_up, act, n);
+  const float grad_prob =
+      GluBackwardSegment(e.activation, b.gate, e.layout.is_gated ? b.up : nullptr, b.grad_act,
+                         prob_of(e.probs, row), b.grad_gate, b.grad_up, act, n);
   if (e.grad_z.is_present()) {
     StoreGluSegment(b.grad_gate, b.grad_up, storage, e.layout, s.first_column, n,
                     gemm::element(e.grad_z, row, 0));
@@ -159,12 +155,12 @@ void backward_row(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row
     EncodeRow(act, n, storage, gemm::element(e.act, row, s.first_column));
   }
   if (e.prob_partials != nullptr) {
-    const int64_t segments = (e.layout.f + gemm::kGluChunk - 1) / gemm::kGluChunk;
+    const int64_t segments = ceil_div(e.layout.f, gemm::kGluChunk);
     e.prob_partials[row * segments + s.first_column / gemm::kGluChunk] = grad_prob;
   }
   if (e.bias_partials == nullptr && !e.quantized_grad_z.is_fused()) return;
   RoundRow(b.grad_gate, n, storage);
-  RoundRow(b.grad_up, n, storage);
+  if (e.layout.is_gated) RoundRow(b.grad_up, n, storage);
   if (e.bias_partials != nullptr) add_to_bias(e, s, row, b.grad_gate, b.grad_up);
 }
 

@@ -55,7 +55,7 @@ class QuantizedOutput {
 
 // Whether blocks of 32 columns of a row of 2F lie inside the positions of 64 gates and their ups.
 inline bool straddles_blocks(const ResolvedGluLayout& layout) {
-  return layout.block % 32 != 0 && 64 % layout.block != 0;
+  return layout.is_gated && layout.block % 32 != 0 && 64 % layout.block != 0;
 }
 
 }  // namespace moire::cpu::gemm

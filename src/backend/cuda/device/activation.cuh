@@ -65,8 +65,8 @@ class Sigmoid {
 #include "core/activation.h"
 #undef MOIRE_LANES
 
-// Any of them, told apart at run time: a branch that all threads take alike, for kernels whose
-// number would otherwise be three times what it is.
+// Any of the sigmoids, told apart at run time: a branch that all threads take alike, for kernels
+// whose number would otherwise be three times what it is.
 struct AnyActivation {
   moire_activation activation;
 };
@@ -75,8 +75,8 @@ template <class F>
 __device__ inline auto with_kind(const AnyActivation& any, F&& f) {
   const moire_activation& a = any.activation;
   if (a.kind == MOIRE_CLAMPED_SWIGLU) return f(ClampedSwiglu(a));
-  if (a.kind == MOIRE_GEGLU_TANH) return f(GegluTanh(a));
-  return f(Swiglu(a));
+  if (a.kind == MOIRE_GEGLU_TANH) return f(GegluTanh());
+  return f(Swiglu());
 }
 __device__ inline float glu_value(const AnyActivation& any, float gate, float up) {
   return with_kind(any, [&](const auto& kind) { return glu_value(kind, gate, up); });
@@ -88,6 +88,18 @@ __device__ inline GluGradient glu_gradient(const AnyActivation& any, float gate,
 }
 
 }  // namespace activations
+
+// Calls f with the activation of that kind, or, where there is no gate, with what is left of it.
+template <bool kIsGated, class F>
+void with_gating(const moire_activation& activation, F&& f) {
+  activations::with_activation(activation, [&](const auto& gated) {
+    if constexpr (kIsGated) {
+      f(gated);
+    } else {
+      f(activations::Ungated(gated));
+    }
+  });
+}
 
 using activations::AnyActivation;
 using activations::glu_gradient;

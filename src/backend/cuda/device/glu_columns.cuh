@@ -1,7 +1,7 @@
 // Gate and up of N neighbouring columns of F in a row of 2F: one access pattern per way in which
 // the halves can lie. Either way they are two pieces of N elements; first_at and second_at say
-// where these lie, split and join turn them into gate and up and back. Columns are 32-bit
-// (glu_fits).
+// where these lie, split and join turn them into gate and up and back. Without a gate there is one
+// piece, and `second` and `up` mean nothing. Columns are 32-bit (glu_fits).
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@ template <int N>
 class GluBlocks {
  public:
   static constexpr int kColumns = N;
+  static constexpr bool kIsGated = true;
 
   explicit GluBlocks(const ResolvedGluLayout& layout)
       : block_(static_cast<uint32_t>(layout.block)),
@@ -58,6 +59,7 @@ template <int N>
 class GluPairs {
  public:
   static constexpr int kColumns = N;
+  static constexpr bool kIsGated = true;
 
   explicit GluPairs(const ResolvedGluLayout& layout) : gate_first_(layout.gate_first) {}
 
@@ -95,11 +97,38 @@ class GluPairs {
   bool gate_first_;
 };
 
+// Rows of F, all of it gates.
+template <int N>
+class GluGates {
+ public:
+  static constexpr int kColumns = N;
+  static constexpr bool kIsGated = false;
+
+  template <class T>
+  __device__ T* first_at(T* row, uint32_t column) const {
+    return row + column;
+  }
+  template <class T>
+  __device__ void split(const Packed<T, N>& first, const Packed<T, N>&, Packed<T, N>& gate,
+                        Packed<T, N>& up) const {
+    gate = up = first;
+  }
+  template <class T>
+  __device__ void join(const Packed<T, N>& gate, const Packed<T, N>&, Packed<T, N>& first,
+                       Packed<T, N>&) const {
+    first = gate;
+  }
+};
+
 template <class Columns, class T, int N>
 __device__ void load_glu(const Columns& columns, const T* row, uint32_t column, Packed<T, N>& gate,
                          Packed<T, N>& up) {
-  columns.split(load<N>(columns.first_at(row, column)), load<N>(columns.second_at(row, column)),
-                gate, up);
+  const Packed<T, N> first = load<N>(columns.first_at(row, column));
+  if constexpr (Columns::kIsGated) {
+    columns.split(first, load<N>(columns.second_at(row, column)), gate, up);
+  } else {
+    columns.split(first, first, gate, up);
+  }
 }
 template <class Columns, class T, int N>
 __device__ void store_glu(const Columns& columns, T* row, uint32_t column, const Packed<T, N>& gate,
@@ -114,6 +143,10 @@ __device__ void store_glu(const Columns& columns, T* row, uint32_t column, const
 template <class T, class F>
 decltype(auto) with_glu_columns(const ResolvedGluLayout& layout, bool opens_vectors, F&& f) {
   constexpr int kN = kVector<T>;
+  if (!layout.is_gated) {
+    if (opens_vectors && layout.f % kN == 0) return f(GluGates<kN>());
+    return f(GluGates<1>());
+  }
   if (opens_vectors && layout.f % kN == 0) {
     if (layout.block % kN == 0) return f(GluBlocks<kN>(layout));
     if (layout.block == 1) return f(GluPairs<kN>(layout));

@@ -81,7 +81,7 @@ Status run(const Context& context, const GluArgs& args) {
   Launcher launcher(context, "glu");
   with_float_type(TensorView(args.z).type(), [&]<class T>() {
     with_columns<T>(args, [&](auto columns) {
-      with_activation(args.activation, [&](auto activation) {
+      with_gating<decltype(columns)::kIsGated>(args.activation, [&](auto activation) {
         const Operands<T> operands = operands_of<T>(args, columns);
         const uint32_t blocks = blocks_for(operands.rows, operands.rows_per_block);
         launcher.launch(glu_kernel<decltype(activation), T, decltype(columns)>, {blocks, kThreads},

@@ -62,7 +62,9 @@ class WarpPieces {
       const auto [row, column] = place_of(i, part);
       const bool exists = column < args_.f && row < end;
       first_.fetch(i, exists ? columns_.first_at(args_.z.row(row), column) : nullptr);
-      second_.fetch(i, exists ? columns_.second_at(args_.z.row(row), column) : nullptr);
+      if constexpr (Columns::kIsGated) {
+        second_.fetch(i, exists ? columns_.second_at(args_.z.row(row), column) : nullptr);
+      }
       grad_act_.fetch(i, exists ? args_.grad_act.row(row) + column : nullptr);
     }
     __pipeline_commit();
@@ -76,7 +78,9 @@ class WarpPieces {
       const auto [row, column] = place_of(i, part);
       if (column >= args_.f || row >= end) continue;
       first_.write(i, columns_.first_at(args_.grad_z.row(row), column));
-      second_.write(i, columns_.second_at(args_.grad_z.row(row), column));
+      if constexpr (Columns::kIsGated) {
+        second_.write(i, columns_.second_at(args_.grad_z.row(row), column));
+      }
       if (args_.act.is_present()) grad_act_.write(i, args_.act.row(row) + column);
     }
   }
@@ -89,7 +93,7 @@ class WarpPieces {
     for (uint32_t step = 0; step < kSegmentSteps; ++step) {
       if (column + Pieces::step_column(step) >= args_.f) break;
       Packed<T, kN> gate, up, first, second, act;
-      columns_.split(first_.get(step), second_.get(step), gate, up);
+      columns_.split(first_.get(step), (Columns::kIsGated ? second_ : first_).get(step), gate, up);
       const Packed<T, kN> grad_act = grad_act_.get(step);
 #pragma unroll
       for (int i = 0; i < kN; ++i) {
@@ -102,7 +106,7 @@ class WarpPieces {
       }
       columns_.join(gate, up, first, second);
       first_.set(step, first);
-      second_.set(step, second);
+      if constexpr (Columns::kIsGated) second_.set(step, second);
       grad_act_.set(step, act);
     }
   }
@@ -197,7 +201,7 @@ Status run(const Context& context, const GluBackwardArgs& args) {
   Launcher launcher(context, "glu_backward");
   with_float_type(TensorView(args.z).type(), [&]<class T>() {
     with_columns<T>(args, [&](auto columns, auto tiling) {
-      with_activation(args.activation, [&](auto activation) {
+      with_gating<decltype(columns)::kIsGated>(args.activation, [&](auto activation) {
         const Operands<T> operands = operands_of<T>(args);
         const uint32_t blocks = blocks_for(operands.rows, tiling.rows);
         launcher.launch(glu_backward_kernel<decltype(activation), T, decltype(columns)>,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/format.h"
+#include "core/glu_layout.h"
 #include "core/glu_storage.h"
 #include "core/resolved_groups.h"
 #include "core/scale_shapes.h"
@@ -24,10 +25,6 @@ bool decodes(Decoding decoding, const moire_tensor& a, const moire_tensor& a_sca
     return bf16.dtype == MOIRE_BF16 && scales.dtype == MOIRE_E8M0;
   };
   return decoding == Decoding::kMxfp8 || is_beside(a, b_scales) || is_beside(b, a_scales);
-}
-
-int64_t launches_of(const auto& implementation, const DeviceState& state, const auto& args) {
-  return implementation.launches == nullptr ? 1 : implementation.launches(state, args);
 }
 
 }  // namespace
@@ -149,8 +146,9 @@ Around around(GroupedGemmGluArgs& args, Decoding decoding) {
   const DType storage = glu_storage(args);
   steps.operand("a", args.a, args.a_scales, MOIRE_ROWWISE, groups_of_rows(args));
   steps.weight("b", args.b, args.b_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
-  steps.output("act", args.act, storage, Weight(args.b).out_features() / 2, args.act_rowwise,
-               args.act_columnwise, args.fractional_scales, args.groups, args.tail);
+  steps.output("act", args.act, storage, Weight(args.b).out_features() / num_halves(args.layout),
+               args.act_rowwise, args.act_columnwise, args.fractional_scales, args.groups,
+               args.tail);
   if (!stores_act) args.tail = MOIRE_TAIL_UNTOUCHED;
   return steps;
 }
@@ -164,8 +162,8 @@ Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding) {
   const int64_t f = Weight(args.w2).in_features();
   steps.operand("grad_y", args.grad_y, args.grad_y_scales, MOIRE_ROWWISE, groups_of_rows(args));
   steps.weight("w2", args.w2, args.w2_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
-  steps.output("grad_z", args.grad_z, storage, 2 * f, args.grad_z_rowwise, args.grad_z_columnwise,
-               args.fractional_scales, args.groups, args.tail);
+  steps.output("grad_z", args.grad_z, storage, num_halves(args.layout) * f, args.grad_z_rowwise,
+               args.grad_z_columnwise, args.fractional_scales, args.groups, args.tail);
   moire_quantized no_rows{};
   steps.output("act", args.act, storage, f, no_rows, args.act_columnwise, args.fractional_scales,
                args.groups, args.tail);

@@ -121,8 +121,7 @@ struct WithQuantized {
   }
   static int64_t launches(const DeviceState& state, const A& args) {
     const Call call = call_of(args);
-    const int64_t own = kProduct.launches == nullptr ? 1 : kProduct.launches(state, call.args);
-    return own + call.steps.launches(state);
+    return launches_of(kProduct, state, call.args) + call.steps.launches(state);
   }
 };
 

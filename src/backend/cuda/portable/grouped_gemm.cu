@@ -52,7 +52,17 @@ gemm::RaggedM problem(const GroupedGemmArgs& args, const ops::ListedMatrices& li
 }
 
 Status run(const Context& context, const GroupedGemmArgs& args) {
-  Launcher launcher(context, "grouped_gemm");
+  return multiply(context, "grouped_gemm", args);
+}
+
+Reason supports(const DeviceState&, const GroupedGemmArgs& args) {
+  return gemm::why_not_width(TensorView(args.d).columns());
+}
+
+}  // namespace
+
+Status multiply(const Context& context, const char* op, const GroupedGemmArgs& args) {
+  Launcher launcher(context, op);
   const TensorView d(args.d);
   const ops::ListedScratch scratch(args.b, args.workspace);
   scratch.listed.write(launcher);
@@ -64,12 +74,6 @@ Status run(const Context& context, const GroupedGemmArgs& args) {
                      .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
   return launcher.status();
 }
-
-Reason supports(const DeviceState&, const GroupedGemmArgs& args) {
-  return gemm::why_not_width(TensorView(args.d).columns());
-}
-
-}  // namespace
 
 const Implementation<GroupedGemmArgs> kGroupedGemm = {
     "portable",

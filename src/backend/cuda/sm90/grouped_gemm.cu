@@ -31,12 +31,18 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& 
 }
 
 Status run(const Context& context, const GroupedGemmArgs& args) {
-  Launcher launcher(context, "grouped_gemm");
+  return multiply(context, "grouped_gemm", args);
+}
+
+}  // namespace
+
+Status multiply(const Context& context, const char* op, const GroupedGemmArgs& args) {
+  Launcher launcher(context, op);
   if (args.groups.capacity == 0) return launcher.status();
   Arena arena(args.workspace);
   const GatheredRows a(args.a, args.row_idx, args.groups, arena);
   a.gather(launcher);
-  TensorMaps maps(launcher.state(), "grouped_gemm");
+  TensorMaps maps(launcher.state(), op);
   const auto launch_tile = [&]<class P>(const Cost&) {
     if (is_k_major(args)) {
       launch_policy<P, Major::kK>(launcher, maps, args, a.rows());
@@ -47,8 +53,6 @@ Status run(const Context& context, const GroupedGemmArgs& args) {
   with_cheapest(ProductTiles(), sizes(args), launcher.state().num_multiprocessors, launch_tile);
   return maps.status().ok() ? launcher.status() : maps.status();
 }
-
-}  // namespace
 
 const Implementation<GroupedGemmArgs> kGroupedGemm = {
     "sm90",

@@ -91,7 +91,7 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
   const GatheredRows a(args.a, args.row_idx, args.groups, arena);
   a.gather(launcher);
   TensorMaps maps(launcher.state(), "grouped_gemm_glu");
-  with_activation(args.activation, [&](const auto& activation) {
+  with_activation<false>(args.activation, [&](const auto& activation) {
     with_tile(launcher.state(), args, [&]<class P>(const Cost&) {
       launch_policy<P>(launcher, maps, args, a.rows(), activation);
     });

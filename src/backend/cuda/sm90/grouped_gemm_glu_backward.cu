@@ -117,7 +117,7 @@ Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
                     launch_policy<P, kWeights>(launcher, maps, args, scratch, activation);
                   });
   };
-  with_activation(args.activation, [&](const auto& activation) {
+  with_activation<false>(args.activation, [&](const auto& activation) {
     if (args.w2.layout == MOIRE_IN_OUT) {  // [G, F, H]
       launch_tile(std::integral_constant<Major, Major::kK>(), activation);
     } else {

@@ -5,7 +5,6 @@
 #include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 #include "backend/cuda/sm90/scaled_operands.cuh"
-#include "backend/cuda/sm90/scaled_products.h"
 
 namespace moire::cuda::sm90::scaled {
 namespace {
