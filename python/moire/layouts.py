@@ -120,7 +120,7 @@ class Activation:
             return activation
         if isinstance(activation, str) and activation in _BY_NAME:
             return _BY_NAME[activation]
-        needs = f"one of {', '.join(_BY_NAME)} or a moire.Activation"
+        needs = f"one of {', '.join((*_ACTIVATIONS, *_ALONE))} or a moire.Activation"
         raise wrong(name, activation, needs)
 
 

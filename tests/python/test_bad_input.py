@@ -149,7 +149,7 @@ SCALARS = [
     ("grouped_linear", "recipe", ["nope", 3, ["bf16"], X], "must be one of as_stored, bf16"),
     ("grouped_linear", "weight_layout", [None, 0, ["out_in"], X], "must be one of out_in, in_out"),
     ("grouped_linear", "tail", [None, 0, X], "must be one of zero, untouched"),
-    ("grouped_mlp", "act", [None, 3, "relu", X], "must be one of swiglu, clamped_swiglu"),
+    ("grouped_mlp", "act", [None, 3, "tanh", X], "must be one of swiglu, clamped_swiglu"),
     ("grouped_mlp", "layout", [0, 2.0, True, X, "up", [1]], "must be 'halves', a block size"),
     ("grouped_mlp", "save_act", [None, 1, "yes"], "must be True or False"),
     ("grouped_mlp", "save_z", [None, 1, "yes"], "must be True or False"),

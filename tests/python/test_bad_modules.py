@@ -56,7 +56,7 @@ BAD = [
     (lambda: experts(out_features=-1), "GroupedMLP: out_features is -1"),
     (lambda: experts(layout=3), "but 2F is 20, must be a multiple of 6"),
     (lambda: experts(layout=[1]), "ScaledGLU: layout is a list, must be 'halves', a block size"),
-    (lambda: experts(act="relu"), "ScaledGLU: act is 'relu', must be one of swiglu"),
+    (lambda: experts(act="tanh"), "ScaledGLU: act is 'tanh', must be one of swiglu"),
     (
         lambda: nn.ScaledSwiGLU(glu_interleave_size=0),
         "ScaledSwiGLU: glu_interleave_size is 0, must be 'halves', a block size",

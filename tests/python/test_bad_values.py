@@ -82,7 +82,7 @@ INVALID = [
     ),
     (lambda: mlp(probs=torch.ones(5)), "grouped_mlp: probs is fp32 [5], needs [capacity] = [6]"),
     (lambda: mlp(b1=torch.ones(20)), "grouped_mlp: b1 is fp32 [20]"),
-    (lambda: mlp(act="relu"), "act is 'relu', must be one of swiglu, clamped_swiglu, geglu_tanh"),
+    (lambda: mlp(act="tanh"), "act is 'tanh', must be one of swiglu, clamped_swiglu, geglu_tanh"),
     (lambda: mlp(act=moire.Activation("clamped_swiglu")), "limit"),
     (lambda: mlp(layout=3), "block"),
     (lambda: mlp(layout="up"), "layout is 'up', must be 'halves', a block size (1, 8, 32, ...)"),
