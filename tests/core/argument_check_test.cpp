@@ -171,6 +171,10 @@ TEST_F(ArgumentCheckTest, ChecksActivationAndLayout) {
   ArgumentCheck layout("op", context_, ArgumentCheck::Purpose::kRun);
   layout.gated(Activation(), GluLayout::interleaved(3), 8);
   EXPECT_EQ(layout.status().message(), "op: layout.block is 3, must divide F = 8 (0: F)");
+  ArgumentCheck ungated("op", context_, ArgumentCheck::Purpose::kRun);
+  ungated.gated(Activation(), moire_glu_layout{4, MOIRE_UNGATED}, 8);
+  EXPECT_EQ(ungated.status().message(),
+            "op: layout.block is 4, must be 0 where layout.order is 2 (ungated)");
 }
 
 }  // namespace

@@ -236,6 +236,8 @@ TEST(ConvertGlu, NamesTheLayoutThatDoesNotFit) {
   expect("to.block is -2, must be a positive integer, or 0 (halves)");
   args.from.order = 5;
   expect("from.order is 5, must be 0 to 1");
+  args.from = GluLayout::ungated();
+  expect("from.order is 2 (ungated), which has no halves to move");
 }
 
 TEST(ConvertGlu, RefusesAnOddNumberOfRows) {

@@ -91,10 +91,10 @@ TEST_F(GluErrors, NameTheActivationAndTheLayout) {
   expect_forward("layout.block is -1, must divide F = 8 (0: F)");
   forward.layout.block = 16;
   expect_forward("layout.block is 16, must divide F = 8 (0: F)");
-  forward.layout.order = 2;
-  expect_forward("layout.order is 2, must be 0 to 1");
-  forward.activation.kind = 3;
-  expect_forward("activation.kind is 3, must be 0 to 2");
+  forward.layout.order = 3;
+  expect_forward("layout.order is 3, must be 0 to 2");
+  forward.activation.kind = 5;
+  expect_forward("activation.kind is 5, must be 0 to 4");
   forward.activation = Activation::clamped_swiglu(0);
   expect_forward("activation.limit is 0, must be positive (GPT-OSS uses 7)");
   forward.activation = Activation::clamped_swiglu(7, -1);

@@ -132,8 +132,8 @@ TEST_F(GroupedGemmCheck, SizesTheWorkspaceFromShapesAlone) {
 
 TEST_F(GroupedGemmCheck, RejectsAnActivationOrALayoutThatCannotBe) {
   GroupedGemmGluArgs args = glu.args();
-  args.activation.kind = 3;
-  rejects(args, "grouped_gemm_glu: activation.kind is 3, must be 0 to 2");
+  args.activation.kind = 5;
+  rejects(args, "grouped_gemm_glu: activation.kind is 5, must be 0 to 4");
   args = glu.args();
   args.layout.block = 4;
   rejects(args, "block");
