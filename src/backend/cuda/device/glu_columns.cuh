@@ -139,19 +139,24 @@ __device__ void store_glu(const Columns& columns, T* row, uint32_t column, const
   store(columns.second_at(row, column), second);
 }
 
-// Calls f with the pattern for elements of type T; `opens_vectors` as values.cuh has it.
+// Calls f with the pattern for elements of type T; `opens_vectors` as values.cuh has it. The layout
+// has a gate and an up.
 template <class T, class F>
-decltype(auto) with_glu_columns(const ResolvedGluLayout& layout, bool opens_vectors, F&& f) {
+decltype(auto) with_gated_columns(const ResolvedGluLayout& layout, bool opens_vectors, F&& f) {
   constexpr int kN = kVector<T>;
-  if (!layout.is_gated) {
-    if (opens_vectors && layout.f % kN == 0) return f(GluGates<kN>());
-    return f(GluGates<1>());
-  }
   if (opens_vectors && layout.f % kN == 0) {
     if (layout.block % kN == 0) return f(GluBlocks<kN>(layout));
     if (layout.block == 1) return f(GluPairs<kN>(layout));
   }
   return f(GluBlocks<1>(layout));
+}
+// The same of any layout.
+template <class T, class F>
+decltype(auto) with_glu_columns(const ResolvedGluLayout& layout, bool opens_vectors, F&& f) {
+  constexpr int kN = kVector<T>;
+  if (layout.is_gated) return with_gated_columns<T>(layout, opens_vectors, f);
+  if (opens_vectors && layout.f % kN == 0) return f(GluGates<kN>());
+  return f(GluGates<1>());
 }
 
 }  // namespace moire::cuda

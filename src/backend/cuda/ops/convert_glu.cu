@@ -150,8 +150,8 @@ void move_columns(Launcher& launcher, const ConvertGluArgs& args) {
   const Layouts layouts(args);
   const bool is_vector = moves_vectors<T>(args, layouts);
   const int64_t num_rows = TensorView(args.source).num_rows();
-  with_glu_columns<T>(layouts.from, is_vector, [&](auto from) {
-    with_glu_columns<T>(layouts.to, is_vector, [&](auto to) {
+  with_gated_columns<T>(layouts.from, is_vector, [&](auto from) {
+    with_gated_columns<T>(layouts.to, is_vector, [&](auto to) {
       using From = decltype(from);
       using To = decltype(to);
       if constexpr (From::kColumns == To::kColumns) {  // the others are not called
