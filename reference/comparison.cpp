@@ -139,11 +139,13 @@ OutputErrors compare(const moire_weight& got, const Weights& want, const RowRule
 OutputErrors compare(const TensorView& got, const std::vector<int64_t>& want, const RowRule&) {
   OutputErrors errors;
   const TensorView flat(got.data, got.type(), {got.num_elements()});
-  if (!is_shape(errors, flat, static_cast<int64_t>(want.size()), 1)) return errors;
-  for (size_t i = 0; i < want.size(); ++i) {
-    const int64_t value = read_index(flat, 0, static_cast<int64_t>(i));
+  const auto count = static_cast<int64_t>(want.size());
+  if (!is_shape(errors, flat, count, 1)) return errors;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t value = read_index(got, i / got.columns(), i % got.columns());
+    const int64_t wanted = want[static_cast<size_t>(i)];
     ++errors.elements;
-    if (value != want[i]) mismatch(errors, "first at [", i, "]: got ", value, ", want ", want[i]);
+    if (value != wanted) mismatch(errors, "first at [", i, "]: got ", value, ", want ", wanted);
   }
   return errors;
 }

@@ -74,6 +74,15 @@ TEST(Comparison, CountsTheMismatchesOfEveryGroupOfAWeight) {
   EXPECT_EQ(compare(Weight(w.view()), want).first_mismatch, "got 2 groups, want 1");
 }
 
+TEST(Comparison, ReadsIndicesOfRowsThatLieApart) {
+  test::TestTensor apart(DType::kInt32, {2, 2}, 3);
+  for (int64_t i = 0; i < 4; ++i) {
+    apart.as<int32_t>()[i / 2 * apart.view().stride() + i % 2] = static_cast<int32_t>(i);
+  }
+  EXPECT_EQ(compare(apart.view(), std::vector<int64_t>{0, 1, 2, 3}).mismatches, 0);
+  EXPECT_EQ(compare(apart.view(), std::vector<int64_t>{0, 1, 3, 2}).mismatches, 2);
+}
+
 TEST(Comparison, FindsBytesAndIndicesThatDiffer) {
   test::TestTensor codes(DType::kE4M3, {3, 2});
   ByteRows bytes(3, 2);
