@@ -54,7 +54,7 @@ Gate gate_of(const moire_activation& activation, double a) {
   if (activation.kind == MOIRE_REGLU || activation.kind == MOIRE_REGLU2) {
     const bool is_squared = activation.kind == MOIRE_REGLU2;
     if (a <= 0) return {0, false};
-    const double r = is_squared ? a * a : a, slope = is_squared ? 2 * a : r / a;  // NaN stays NaN
+    const double r = is_squared ? a * a : a, slope = is_squared ? 2 * a : std::isnan(a) ? a : 1;
     return {r, true, slope, slope};
   }
   const auto limit = static_cast<double>(activation.limit);

@@ -21,16 +21,16 @@ int64_t width_of(const GroupedMlpArgs& args, const GivenWeight& w1, const GivenW
 
 void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   const Groups groups(args.groups);
-  const TensorView x(args.x);
+  const TensorView x(args.x), y(args.y), b2(args.b2);
   if (!check_recipe(check, args)) return;
   const Recipe recipe(args);
   const GivenWeight w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
   const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
   const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
-  const TensorView y(args.y), b2(args.b2);
   // Most layers return to where they began, which settles a difference of x and w1.
   const NamedSize h{"H", agreed_size(x.columns(), w1.in_features(), w2.out_features())};
-  const NamedSize n{"N", agreed_size(y.columns(), w2.out_features(), b2.columns())};
+  const int64_t of_b2 = b2.is_present() ? b2.columns() : h.size;
+  const NamedSize n{"N", agreed_size(y.columns(), w2.out_features(), of_b2)};
   const NamedSize f{"F", width_of(args, w1, w2)}, two_f = z_columns(args.layout, f.size);
   check.groups(groups);
   check_weight(check, recipe, w2, true, num_groups, n, f);
