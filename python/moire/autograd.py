@@ -67,6 +67,14 @@ class Op:
         return tuple(made.get(name) for name in self.outputs)
 
 
+def pass_of_backward():
+    """Torch's number of the backward pass that runs this, as a reentrant checkpoint's does."""
+    if torch.compiler.is_compiling():
+        return None
+    found = torch._C._current_graph_task_id()
+    return None if found < 0 else found
+
+
 def run(op, fw, fields, how=None, is_wanted=None):
     """The outputs of an op, which pass gradients on if autograd wants any (`is_wanted`, where the
     caller knows). The mapping is the op's own from here on.
@@ -75,7 +83,8 @@ def run(op, fw, fields, how=None, is_wanted=None):
         is_wanted = fw is Torch and torch.is_grad_enabled() and bool(wanted(fields, op.inputs))
     if not is_wanted:
         return op.result(op.forward(fw, fields, how))
-    spec, tensors, values = parted(fields, op.arrays)
+    # What is overwritten comes first: of a view, autograd takes the first for its base.
+    spec, tensors, values = parted({"y": None, **fields}, op.arrays)
     return OpFunction.apply((op, how, values, spec), *tensors)
 
 
@@ -138,6 +147,7 @@ if torch is not None:
             kept, arrays, _ = parted(found, found)
             ctx.save_for_backward(*arrays)
             ctx.call = *call, kept, [(t.shape, t.dtype) for t in tensors]
+            ctx.within = pass_of_backward()
             context.note_saved(found, made)
             if y is not None:
                 ctx.mark_dirty(y)
@@ -152,8 +162,12 @@ if torch is not None:
             op, how, values, spec, kept, likes = ctx.call
             fields = {**values, **named(kept, ctx.saved_tensors)}
             fields.update((f"grad_{name}", grad) for name, grad in zip(op.outputs, grads))
+            fields["within"] = ctx.within
+            offsets = fields.get("offsets")
             needs = named(spec, ctx.needs_input_grad[1:])
             found, returned = op.gradients(Torch, fields, how, needs, named(spec, likes)), []
+            if needs.get("y"):
+                found["y"] = of_overwritten(grads[0], offsets, values["tail"])
             for name, count in spec:
                 grad = found.get(name)
                 if count is None:
@@ -234,6 +248,14 @@ def of_decoded(dtype, offsets, grad):
         return grad
     rows = torch.arange(grad.shape[0], device=grad.device)
     return grad.masked_fill((rows >= offsets[-1])[:, None], 0)
+
+
+def of_overwritten(grad, offsets, tail):
+    """Of a caller's buffer as it was: what stays is its tail, if that is untouched."""
+    if tail == 0:
+        return torch.zeros_like(grad)
+    rows = torch.arange(grad.shape[0], device=grad.device)
+    return grad.masked_fill((rows < offsets[-1])[:, None], 0)
 
 
 def of_parts(shape, parts, *grads):

@@ -79,6 +79,7 @@ class GroupedTensor(Stateful, Interchangeable):
         """Itself, which held nothing, with these."""
         self.kind, self._fw, self.form, self.element = kind, kind.fw, kind.form, kind.element
         self._layout, self.fractional_scales = kind.layout, kind.fractional_scales
+        self.layout_fields = kind.layout and kind.layout.fields
         self.rowwise, self.columnwise, self.groups = rowwise, columnwise, groups
         self._versions, self._is_part = {}, False
         return self

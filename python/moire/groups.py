@@ -172,7 +172,7 @@ def _derived(call, name, kind, values, outputs, capacity):
         values = default_framework().integers(integers(f"{call}: {name}", values))
     fw = framework_of(call, {name: values})
     check_rank(call, name, values, 1)
-    num_groups = values.shape[0] - (kind == "offsets")
+    num_groups = values.shape[0] - int(kind == "offsets")
     if num_groups < 0:
         raise invalid(f"{call}: {name} is empty, must have at least the leading zero")
     arrays, multipliers, has_none = [], [], []

@@ -136,7 +136,8 @@ class Operands:
         call = self.call
         act, layout = Activation.of(act, f"{call}: act"), GluLayout.of(layout, f"{call}: layout")
         for name, weights in zip(("w1", "w1_quantized"), tagged):
-            if isinstance(weights, GroupedTensor) and weights.layout not in (None, layout):
+            found = weights.layout_fields if isinstance(weights, GroupedTensor) else None
+            if found not in (None, layout.fields):
                 raise invalid(
                     f"{call}: {name} was quantised with gate and up in '{weights.layout}', but the "
                     f"layout is '{layout}'"
@@ -179,6 +180,8 @@ class Operands:
         is_watched = fw is Torch and torch.is_grad_enabled()
         wants = wanted(fields, op.inputs) if is_watched else ()
         is_wanted, needs_w = bool(wants), op.weights[0] in wants
+        out = fields.get("y")
+        has_history = is_watched and out is not None and out.requires_grad
         if recipe.is_quantized:
             self._check_copies(op, wants)
             is_gathered = fields.get("row_idx") is not None
@@ -186,8 +189,7 @@ class Operands:
             self.give_copies_of_x(needs_w)
         keeps = is_wanted and saves_z, is_wanted and saves_act, needs_w, saves_copy and saves_z
         how = How(recipe, self.compute_dtype, *keeps, sinks, self.grad_x_out, out_dtype)
-        out = fields.get("y")
-        y = run(op, fw, fields, how, is_wanted)
+        y = run(op, fw, fields, how, is_wanted or has_history)
         if out is not None and not wants:
             fw.written(out)
         return y if self.result is None else fw.cast(y, self.result)

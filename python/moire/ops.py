@@ -9,6 +9,7 @@ gradients are in autograd.py.
 import functools
 
 import torch
+import torch.utils.checkpoint
 from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._autograd import _profiler_enabled
 from torch._C._functorch import peek_interpreter_stack
@@ -95,6 +96,9 @@ def define(fw):
         _library.impl(name, run, "CompositeExplicitAutograd")
         fake = functools.partial(_fake, name)
         torch.library.register_fake(f"moire::{name}", fake, lib=_library)
+    # Their results are writes, of which a policy of selective checkpoints would save nothing.
+    ignored = getattr(torch.utils.checkpoint, "SAC_IGNORED_OPS", set())
+    ignored.update(getattr(torch.ops.moire, name).default for name in invoke.ENTRIES)
 
 
 def _run(name, fw, /, **values):

@@ -58,6 +58,8 @@ class Trained(GroupedTensor):
         """All experts on the memory that was gathered into, which is the same each time."""
         if out is not None:
             return None
+        if len(gathered) < len(list(self.arrays())):  # of one rank Torch passes on the first alone
+            return self.mapped(torch.Tensor.detach, dtype=param_dtype), ()
         arrays = iter(gathered)
         return self.mapped(lambda mine: next(arrays).view(mine.dtype), dtype=param_dtype), ()
 

@@ -265,3 +265,4 @@ def test_weights_that_come_later_are_marked_for_data_parallelism():
     assert layer.weight.skip_backward_post_hook and not hasattr(
         layer.bias, "skip_backward_post_hook"
     )
+    assert copy.deepcopy(layer).weight.skip_backward_post_hook

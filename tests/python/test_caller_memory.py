@@ -133,3 +133,24 @@ def test_indices_of_another_type_are_told_which_they_may_be(given):
     with pytest.raises(moire.InvalidArgument, match="x is int16 .5, 4., needs float32, bfloat16"):
         x = x.short() if isinstance(x, torch.Tensor) else x.astype(np.int16)
         moire.grouped_linear(x, w, groups)
+
+
+@pytest.mark.parametrize("tail", ["zero", "untouched"])
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("is_view", [True, False])
+def test_gradients_pass_an_out_that_had_a_history(tail, trains, is_view):
+    x, w = torch.randn(7, 4), torch.randn(2, 3, 4)
+    x.requires_grad_(trains)
+    base = torch.randn(9, 3, requires_grad=True)
+    whole = base * 1
+    out = whole[1:8] if is_view else whole[1:8].clone()
+    y = moire.grouped_linear(x, w, moire.Groups(splits=[2, 3], capacity=7), out=out, tail=tail)
+    (whole if is_view else y).sum().backward()
+    kept = torch.ones(9, 3) if is_view else torch.zeros(9, 3)
+    kept[1:8] = 0
+    if tail == "untouched":
+        kept[6:8] = 1
+    assert torch.equal(base.grad, kept)
+    if trains:
+        wanted = torch.cat([w[0].sum(0).expand(2, 4), w[1].sum(0).expand(3, 4), torch.zeros(2, 4)])
+        torch.testing.assert_close(x.grad, wanted)

@@ -69,3 +69,16 @@ def test_a_chain_runs_sharded_layers_one_by_one(generator, mesh):
     fully_shard(mlp.fc1, mesh=mesh)
     assert torch.equal(chain(x, SPLITS), wanted)
     assert "has hooks" in moire.explain(chain, x, SPLITS).not_fused[0]
+
+
+@pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10),
+    reason="DTensors take a GroupedTensor since torch 2.10",
+)
+def test_quantised_weights_are_gathered_from_one_rank(generator, mesh):
+    x = torch.randn(5, 64, generator=generator)
+    torch.manual_seed(1)
+    plain = nn.GroupedMLP(3, 64, 64, primary="mxfp8")
+    wanted = plain(x, [2, 0, 3])
+    fully_shard(plain, mesh=mesh)
+    assert torch.equal(plain(x, [2, 0, 3]), wanted)

@@ -192,7 +192,7 @@ def test_a_compiled_module_reads_the_bytes(generator):
     torch._dynamo.reset()
     x = truth.draw(generator, sum(SPLITS), H)
     primary, twin = of("mxfp8")
-    compiled = torch.compile(primary, backend="aot_eager")
+    compiled = torch.compile(primary, fullgraph=True, backend="aot_eager")
     splits = torch.tensor(SPLITS)
     y = compiled(x, splits)
     y.square().mean().backward()

@@ -248,10 +248,11 @@ class GroupedLinear(WithoutExtraState):
         """
         if options.get("scale") is not None and not self.scale_bias:
             raise invalid("GroupedLinear: scale is given, but it was built with scale_bias=False")
+        groups = as_groups(splits)  # before weights are quantised: splits may be wrong
         ours = {n: getattr(self, n) for n in ("weight_layout", "recipe", "compute_dtype")}
         ours.update(bias=self.biases(), wgrad=self._sink(is_first_microbatch))
         ours["w_quantized"] = self.quantized_weights(is_first_microbatch)
-        return grouped_linear(x, self.weights(), as_groups(splits), **ours, **options)
+        return grouped_linear(x, self.weights(), groups, **ours, **options)
 
     def _sink(self, is_first_microbatch=None):
         """Where the weight gradients of one call go (see moire/wgrad.py); None: to autograd."""
@@ -286,6 +287,10 @@ class GroupedLinear(WithoutExtraState):
         super()._apply(fn, recurse)  # which may put new parameters there
         self._mark_delayed()
         return self
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._mark_delayed()  # copy.deepcopy keeps no attributes of parameters
 
     def _mark_delayed(self):
         """For Megatron's data parallelism, which then waits for the hooks of backward_dw."""
