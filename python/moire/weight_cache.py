@@ -261,8 +261,7 @@ class ParameterCopies:
             return None
         arrays = weights if isinstance(weights, list) else [weights]
         version = _KEPT
-        is_captured = any(p.is_cuda for p in arrays) and torch.cuda.is_current_stream_capturing()
-        if is_first_microbatch or (is_first_microbatch is None and is_captured):
+        if is_first_microbatch or (is_first_microbatch is None and _is_captured(arrays)):
             version = object()  # equals no other
         elif is_first_microbatch is None:
             version = tuple(_state(p) for p in arrays)
@@ -273,6 +272,10 @@ class ParameterCopies:
             rowwise=needs_both or self._forward_is_rowwise,
             columnwise=needs_both or not self._forward_is_rowwise,
         )
+
+
+def _is_captured(arrays):
+    return any(p.is_cuda for p in arrays) and torch.cuda.is_current_stream_capturing()
 
 
 def _state(parameter):

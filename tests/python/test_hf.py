@@ -205,19 +205,27 @@ def test_experts_without_a_gate_run(generator, recipe):
     x = torch.randn(9, 32, generator=generator)
     topk_idx = torch.randint(0, config.n_routed_experts, (9, 2), generator=generator)
     topk_weights = torch.rand(9, 2, generator=generator)
+    weights = experts.up_proj, experts.down_proj
+    experts.config._experts_implementation = "eager"
+
+    def reference():
+        if recipe is None:
+            return experts(x, topk_idx, topk_weights)
+        options = {"act": "reglu2", "layout": "ungated", "recipe": recipe}
+        return moire.moe(x, *weights, topk_idx, topk_weights, **options)
+
+    def ours():
+        of_recipe = None if recipe is None else moire.Recipe(recipe)
+        return moire.hf.experts_forward(experts, x, topk_idx, topk_weights, of_recipe)
+
     results = []
-    for name in ("eager", "ours"):
+    for run in (reference, ours):
         x.requires_grad_().grad = None
         experts.zero_grad()
-        if name == "eager":
-            experts.config._experts_implementation = "eager"
-            y = experts(x, topk_idx, topk_weights)
-        else:
-            of_recipe = None if recipe is None else moire.Recipe(recipe)
-            y = moire.hf.experts_forward(experts, x, topk_idx, topk_weights, of_recipe)
+        y = run()
         (y * y).sum().backward()
-        results.append([y.detach(), x.grad, experts.up_proj.grad, experts.down_proj.grad])
-    bound = 80 * UNIT[torch.float32] if recipe is None else 0.1  # E4M3 has 4 bits
+        results.append([y.detach(), x.grad, *(w.grad for w in weights)])
+    bound = 80 * UNIT[torch.float32] if recipe is None else 0  # a recipe has its own bits
     for wanted, found in zip(*results):
         assert (found - wanted).norm() <= bound * wanted.norm()
 
