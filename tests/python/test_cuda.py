@@ -6,6 +6,7 @@ import moire
 import pytest
 import torch
 import truth
+from graphs import captured
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -55,18 +56,11 @@ def test_a_graph_captured_once_follows_the_splits(generator):
         y = mlp(*leaves, groups)
         return [y, *torch.autograd.grad(y, leaves, grad_y)]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    replay, found = captured(step)
     for now in (SPLITS, [256, 0, 0, 0], [0, 0, 0, 0], [1, 127, 97, 31]):
         splits.copy_(torch.tensor(now))
-        graph.replay()
-        for name, mine, eager in zip(("y", *NAMES), captured, step()):
+        replay()
+        for name, mine, eager in zip(("y", *NAMES), found, step()):
             assert torch.equal(mine, eager), (now, name)
 
 
@@ -108,26 +102,20 @@ def test_a_captured_step_reads_the_bytes_that_masters_were_copied_into(generator
         torch.manual_seed(3)
         options = {name: recipe, "dtype": torch.bfloat16}
         made.append(moire.nn.GroupedMLP(len(SPLITS), H, F, device="cuda", **options))
-    splits, graph = torch.tensor(SPLITS), torch.cuda.CUDAGraph()
+    splits = torch.tensor(SPLITS)
 
     def step(module):
         y = module(x, moire.Groups(splits=splits, capacity=x.shape[0]))
         return [y, *torch.autograd.grad(y.sum(), list(module.parameters()))]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step(made[0])
-    torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph):
-        captured = step(made[0])
+    replay, found = captured(lambda: step(made[0]))
     for factor in (1, 2):
         with torch.no_grad():
             for mine, theirs in zip(made[0].parameters(), made[1].parameters()):
                 theirs.mul_(factor)
                 assert mine.copy_(theirs.float()) is mine and mine.device.type == "cuda"
-        graph.replay()
-        for mine, theirs in zip(captured, step(made[1])):
+        replay()
+        for mine, theirs in zip(found, step(made[1])):
             assert torch.equal(mine, theirs)
 
 

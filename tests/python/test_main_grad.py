@@ -9,6 +9,7 @@ import moire
 import pytest
 import torch
 import truth
+from graphs import captured
 from moire import nn
 from truth_recipes import Operands, products
 
@@ -46,25 +47,12 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def captured(step):
-    """The replay of one step that was captured."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
 @pytest.fixture(params=["eager", "graph"])
 def again(request, device):
     """What runs a step again, of the step."""
     if request.param == "graph" and device == "cpu":
         pytest.skip("CPUs have no graphs")
-    return captured if request.param == "graph" else lambda step: step
+    return (lambda step: captured(step)[0]) if request.param == "graph" else lambda step: step
 
 
 class Layer:
