@@ -68,7 +68,7 @@ class Op:
 
 
 def pass_of_backward():
-    """Torch's number of the backward pass that runs this, as a reentrant checkpoint's does."""
+    """Torch's number of the backward pass that runs this, a reentrant checkpoint's too, or None."""
     if torch.compiler.is_compiling():
         return None
     found = torch._C._current_graph_task_id()
@@ -83,8 +83,9 @@ def run(op, fw, fields, how=None, is_wanted=None):
         is_wanted = fw is Torch and torch.is_grad_enabled() and bool(wanted(fields, op.inputs))
     if not is_wanted:
         return op.result(op.forward(fw, fields, how))
-    # What is overwritten comes first: of a view, autograd takes the first for its base.
-    spec, tensors, values = parted({"y": None, **fields}, op.arrays)
+    if fields.get("y") is not None:  # autograd takes the first tensor for the base of a dirty view
+        fields = {"y": None, **fields}
+    spec, tensors, values = parted(fields, op.arrays)
     return OpFunction.apply((op, how, values, spec), *tensors)
 
 
@@ -162,7 +163,7 @@ if torch is not None:
             op, how, values, spec, kept, likes = ctx.call
             fields = {**values, **named(kept, ctx.saved_tensors)}
             fields.update((f"grad_{name}", grad) for name, grad in zip(op.outputs, grads))
-            fields["within"] = ctx.within
+            fields["within"] = pass_of_backward() if ctx.within is None else ctx.within
             offsets = fields.get("offsets")
             needs = named(spec, ctx.needs_input_grad[1:])
             found, returned = op.gradients(Torch, fields, how, needs, named(spec, likes)), []

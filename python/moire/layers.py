@@ -109,9 +109,8 @@ class Layer(Op):
             if w in later:
                 operands = self._operands(fields, w)
                 run = partial(weight_gradient, fw, how.recipe, operands)
-                sink.defer(
-                    run, operands, fields.get("within"), fw, fields["offsets"], likes[w], wanted
-                )
+                left = fw, fields["offsets"], likes[w], wanted
+                sink.defer(fields["within"], run, operands, *left)
         if not how.is_in_order:
             _to_tokens(fw, fields, needs, likes)
         found = {n: fields.get(f"grad_{n}") for n in self.inputs if needs.get(n)}

@@ -92,13 +92,12 @@ class ParameterGradients:
         fw.written(*(buffer for buffer, need in zip(written or (), needs) if need))
         return [_dummy(p) if need else None for p, need in zip(self.parameters(), needs)]
 
-    def defer(self, run, operands, within, *destination):
+    def defer(self, backward, run, operands, *destination):
         """Keeps run(written, beta) for backward_dw(), which reads the tensors of the mapping
         `operands` and writes what destination() makes of the rest.
         """
         operands = dict(_flat(operands))
         versions = [version_of(t) for t in operands.values()]
-        backward = torch._C._current_graph_task_id() if within is None else within
         deferred = _Deferred(backward, self, run, operands, versions, destination)
         restored_after_explaining(self._queue, "waiting")
         self._queue.waiting = (*self._queue.waiting, deferred)
