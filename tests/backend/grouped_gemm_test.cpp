@@ -41,6 +41,20 @@ void check(WgradCase& c, const Tested& context) {
   EXPECT_TRUE(c.d.is_undamaged());
 }
 
+void check_every_product(Random& random, const Batch& batch, int64_t n, int64_t k,
+                         const GemmOptions& o, const Tested& context) {
+  GemmCase forward(random, batch, n, k, false, o);
+  check(forward, context);
+  GemmCase dgrad(random, batch, n, k, true, o);
+  check(dgrad, context);
+  GemmGluCase glu(random, batch, n, k, o);
+  check(glu, context);
+  GemmGluBackwardCase glu_backward(random, batch, n, k, o);
+  check(glu_backward, context);
+  WgradCase wgrad(random, batch, n, k, o);
+  check(wgrad, context);
+}
+
 class GroupedGemmOnRaggedCases : public testing::TestWithParam<RaggedCase> {};
 INSTANTIATE_TEST_SUITE_P(Table, GroupedGemmOnRaggedCases, testing::ValuesIn(ragged_table()),
                          case_name);
@@ -89,16 +103,7 @@ TEST(GroupedGemm, TakesEveryDTypeOrientationListAndGather) {
         o.padding = variant;
         o.beta = variant / 2;
         o.tail = variant % 2;
-        GemmCase forward(random, batch, 37, 70, false, o);
-        check(forward, context);
-        GemmCase dgrad(random, batch, 37, 70, true, o);
-        check(dgrad, context);
-        GemmGluCase glu(random, batch, 37, 70, o);
-        check(glu, context);
-        GemmGluBackwardCase glu_backward(random, batch, 37, 70, o);
-        check(glu_backward, context);
-        WgradCase wgrad(random, batch, 37, 70, o);
-        check(wgrad, context);
+        check_every_product(random, batch, 37, 70, o, context);
       }
     }
   }
@@ -116,14 +121,7 @@ TEST(GroupedGemm, TakesListsOf500Matrices) {
     o.operands = o.output = DType::kBF16;
     o.layout = o.beta = layout;
     o.listed = true;
-    GemmCase forward(random, batch, 8, 16, false, o);
-    check(forward, context);
-    GemmGluCase glu(random, batch, 8, 16, o);
-    check(glu, context);
-    GemmGluBackwardCase glu_backward(random, batch, 8, 16, o);
-    check(glu_backward, context);
-    WgradCase wgrad(random, batch, 8, 16, o);
-    check(wgrad, context);
+    check_every_product(random, batch, 8, 16, o, context);
   }
 }
 

@@ -115,6 +115,13 @@ TEST(GroupedMlpGradients, AbsentOperandsAreFineWhereNothingReadsThem) {
   EXPECT_TRUE(matches(p.grad_b2, want.grad_b2));
 }
 
+// A linear layer's backward, of which z is grad_y.
+Status run_backward_from_z(const MlpProblem& p, GroupedLinearBackwardArgs linear) {
+  linear.grad_y = p.z;
+  linear.groups = p.batch.groups();
+  return run(Tested(cpu()), linear, grouped_linear_backward, grouped_linear_backward_workspace);
+}
+
 // Nor is it looked at: neither its shape nor, where it is listed, what lies behind the list.
 TEST(GroupedMlpGradients, AListThatNothingReadsIsNotWalked) {
   Random random;
@@ -133,11 +140,8 @@ TEST(GroupedMlpGradients, AListThatNothingReadsIsNotWalked) {
   GroupedLinearBackwardArgs linear;
   linear.x = p.x;
   linear.w = args.w1;
-  linear.grad_y = p.z;
   linear.grad_w = p.grad_w1;
-  linear.groups = p.batch.groups();
-  EXPECT_TRUE(succeeds(
-      run(Tested(cpu()), linear, grouped_linear_backward, grouped_linear_backward_workspace)));
+  EXPECT_TRUE(succeeds(run_backward_from_z(p, linear)));
 }
 
 // Nor the shape of an x that is there for a weight gradient.
@@ -154,11 +158,8 @@ TEST(GroupedMlpGradients, AnXThatNothingReadsMayHaveAnyShape) {
   GroupedLinearBackwardArgs linear;
   linear.x = args.x;
   linear.w = p.w1;
-  linear.grad_y = p.z;
   linear.grad_x = p.grad_x;
-  linear.groups = p.batch.groups();
-  EXPECT_TRUE(succeeds(
-      run(Tested(cpu()), linear, grouped_linear_backward, grouped_linear_backward_workspace)));
+  EXPECT_TRUE(succeeds(run_backward_from_z(p, linear)));
 }
 
 TEST(GroupedMlpGradients, WeightGradientsMayBeALaterCall) {
