@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What FP8 costs: the MLP of the experts, forward and backward, in other recipes than BF16's beside
-BF16's, on one GPU. Each recipe is timed with weights whose FP8 copies are kept, as modules keep
-them, and with weights that are quantised at each call, mxfp8 also with dequantized_weights; x, the
-activation and the gradients always are. All take turns by the protocol of scripts/sustained.py
+BF16's and a dense product, on one GPU. Each recipe is timed with weights whose FP8 copies are kept,
+as modules keep them, with weights that are quantised at each call, and with weights that are
+prepared: as FP8 tensor cores read them, or, of mxfp8, with dequantized_weights. x, the activation
+and the gradients always are quantised. All take turns by the protocol of scripts/sustained.py
 (docs/performance.md).
 
   scripts/bench_recipes.py --json build/gpu/recipes.json
@@ -22,11 +23,12 @@ from peers.shapes import SHAPES, TINY, Tensors
 from peers.tables import number
 from peers.timing import Bench, TorchGpu, bytes_kept
 from results import library
-from sustained import SHORT_NOTICE, Progress, plan_text, time_ratio
+from sustained import SHORT_NOTICE, Progress, plan_text, rate_ratio, time_ratio
 
 BF16 = "bf16"
 AT_EACH_CALL = ", weights at each call"
 DEQUANTIZED = ", weights kept dequantized"
+PREPARED = ", weights prepared"
 SECONDS_PER_SHAPE = 4
 
 
@@ -38,11 +40,7 @@ def main():
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "moire": library()}
     report = {"command": " ".join(sys.argv), "machine": machine, **bench.about(), "rows": []}
     print(f"{machine['gpu']}, torch {torch.__version__}; {bench.about_text()}")
-    stretches = (
-        len(args.shapes)
-        * bench.protocol.turns
-        * (2 + 2 * len(args.recipes) + ("mxfp8" in args.recipes))
-    )
+    stretches = len(args.shapes) * bench.protocol.turns * (2 + 3 * len(args.recipes))
     print(plan_text(stretches, len(args.shapes), bench.protocol, SECONDS_PER_SHAPE), flush=True)
     progress = Progress(stretches)
     for name in args.shapes:
@@ -87,6 +85,7 @@ def rows_of(tensors, recipes, bench, tick):
             "recipe": name,
             **measured[name].to_json(),
             "of_bf16": time_ratio(measured[name], measured[BF16]),
+            "of_dense": rate_ratio(measured[name], measured["dense"]),
             "kept_bytes": bytes_kept(forward),
         }
         for name, forward in forwards.items()
@@ -113,22 +112,24 @@ def ways(tensors, recipes):
     for recipe in recipes:
         forwards[recipe] = partial(mlp, recipe, quantized(recipe))
         forwards[recipe + AT_EACH_CALL] = partial(mlp, recipe)
-    if "mxfp8" in recipes:
-        kept = moire.Recipe("mxfp8", dequantized_weights=True)
+        kept = moire.Recipe(recipe, dequantized_weights=recipe == "mxfp8")
         prepared = [moire.PreparedWeight(w.detach(), kept) for w in (w1, w2)]
-        forwards["mxfp8" + DEQUANTIZED] = partial(mlp, "mxfp8", prepared)
+        forwards[recipe + (DEQUANTIZED if recipe == "mxfp8" else PREPARED)] = partial(
+            mlp, recipe, prepared
+        )
     return forwards, [x, w1, w2, probs], tensors.normal(s.rows, s.hidden)
 
 
 def table(rows):
     """Markdown."""
-    head = ("shape", "recipe", "ms", "TFLOP/s", "GHz", "W", "mJ", "of BF16's rate", "kept MiB")
+    rates = ("of BF16's rate", "of dense")
+    head = ("shape", "recipe", "ms", "TFLOP/s", "GHz", "W", "mJ", *rates, "kept MiB")
     lines = [head, ("---",) * len(head)]
     for row in rows:
-        ratio = row["of_bf16"]
         cells = (f"{row['ms']['median']:.3f}", f"{row['tflops']:.0f}")
         power = number(row["sm_mhz"], 2, 1e3), number(row["watts"], 0), number(row["mj"], 0)
-        ends = f"{ratio['median']:.3f}", f"{row['kept_bytes'] / 2**20:.0f}"
+        ratios = (f"{row[name]['median']:.3f}" for name in ("of_bf16", "of_dense"))
+        ends = *ratios, f"{row['kept_bytes'] / 2**20:.0f}"
         lines.append((row["shape"], row["recipe"], *cells, *power, *ends))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -179,3 +179,22 @@ def test_a_whole_run_reports(peers, bench, script, monkeypatch, tmp_path, capsys
     assert len(lines) == 2 + 13 and len({line.count("|") for line in lines}) == 1
     assert "torch: TFLOP/s, ms, GHz, W, mJ; its time over moire's" in lines[0]
     assert "4.00, 1.40, " in lines[2] and "**1.000** [1.000, 1.000]" in lines[2]
+
+
+def test_a_recipe_has_a_row_for_each_way_to_keep_its_weights(peers, bench):
+    import bench_recipes
+
+    tensors = peers.shapes.Tensors(peers.shapes.TINY, "cpu")
+    rows = bench_recipes.rows_of(tensors, ["mxfp8", "fp8_block"], bench, lambda: None)
+    assert [row["recipe"] for row in rows] == [
+        "bf16",
+        "mxfp8",
+        "mxfp8, weights at each call",
+        "mxfp8, weights kept dequantized",
+        "fp8_block",
+        "fp8_block, weights at each call",
+        "fp8_block, weights prepared",
+    ]
+    for row in rows:
+        assert row["of_bf16"]["median"] > 0 and row["of_dense"]["median"] > 0
+    assert bench_recipes.table(rows).count("\n") == len(rows) + 1
