@@ -4,6 +4,7 @@
 
 #include <moire/fields.h>
 #include <moire/groups.h>
+#include <moire/ops.h>
 #include <moire/quantize.h>
 #include <moire/routing.h>
 
@@ -15,11 +16,20 @@
 #include <vector>
 
 #include "reference/comparison.h"
+#include "reference/glu.h"
 #include "reference/grouped_gemm.h"
 #include "reference/grouped_mlp.h"
+#include "reference/quantize.h"
 #include "reference/routing.h"
 
 namespace moire::reference {
+
+// What the reference says of a call, by its struct; of layers whose products read what is stored.
+#define MOIRE_TRUTH(op) \
+  inline auto truth(const Args<moire_##op##_args>& args) { return reference::op(args); }
+MOIRE_FOR_EACH_DEFINED_OP(MOIRE_TRUTH, MOIRE_TRUTH)
+MOIRE_FOR_EACH_LAYER(MOIRE_TRUTH, MOIRE_TRUTH)
+#undef MOIRE_TRUTH
 
 bool all_passed(const std::vector<OutputErrors>& outputs);
 // Outputs that were found wrong may be right by another judge.

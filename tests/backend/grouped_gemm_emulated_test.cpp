@@ -32,7 +32,7 @@ double emulated_product(const TestTensor& a, const TestTensor& a_scales, const T
   args.d = d;
   args.groups = batch.groups();
   args.accumulation = MOIRE_ACCUMULATE_EMULATED;
-  EXPECT_TRUE(succeeds(run(cpu(1), args, grouped_gemm, grouped_gemm_workspace)));
+  EXPECT_TRUE(succeeds(run(cpu(1), args)));
   return d.get(0, 0);
 }
 
@@ -206,7 +206,7 @@ TEST(EmulatedSums, AreThoseOfTheUnfusedCallAndOfAnyThreads) {
   args.d = z;
   args.groups = batch.groups();
   args.accumulation = MOIRE_ACCUMULATE_EMULATED;
-  ASSERT_TRUE(succeeds(run(cpu(1), args, grouped_gemm, grouped_gemm_workspace)));
+  ASSERT_TRUE(succeeds(run(cpu(1), args)));
   EXPECT_TRUE(same_bits(glu.z, z));
 }
 

@@ -8,7 +8,6 @@
 #include "reference/scaled.h"
 #include "tests/backend/each_target.h"
 #include "tests/support/grouped_gemm_cases.h"
-#include "tests/support/outputs.h"
 
 namespace moire::test {
 namespace {
@@ -63,13 +62,16 @@ TestTensor decoded_rows(DType type, const reference::Matrix& m, int64_t capacity
   return t;
 }
 
-TestWeight decoded_weight(DType type, const TestWeight& w, const TestTensor& scales, int32_t layout,
-                          bool over_in, int64_t num_groups, int64_t out, int64_t in) {
-  TestWeight decoded(type, num_groups, out, in, layout);
-  const bool k_is_last = (layout == MOIRE_OUT_IN) == over_in;
-  for (int64_t g = 0; g < num_groups; ++g) {
-    const reference::Matrix m =
-        reference::read_weight(w, scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE, g);
+// Products contract over `in`, or over `out`.
+TestWeight decoded_weight(DType type, const TestWeight& w, const TestTensor& scales, bool over_in) {
+  const moire_weight from = w;
+  const int64_t* shape = from.tensor.shape;
+  const bool out_in = from.layout == MOIRE_OUT_IN;
+  const int64_t out = out_in ? shape[1] : shape[2], in = out_in ? shape[2] : shape[1];
+  TestWeight decoded(type, shape[0], out, in, from.layout);
+  const int32_t direction = out_in == over_in ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
+  for (int64_t g = 0; g < shape[0]; ++g) {
+    const reference::Matrix m = reference::read_weight(w, scales, direction, g);
     for (int64_t i = 0; i < out; ++i) {
       for (int64_t j = 0; j < in; ++j) decoded.set(g, i, j, m.at(i, j).value);
     }
@@ -77,119 +79,63 @@ TestWeight decoded_weight(DType type, const TestWeight& w, const TestTensor& sca
   return decoded;
 }
 
+RaggedInput decoded_rowwise(DType type, const RaggedInput& in, const Batch& batch) {
+  RaggedInput out;
+  out.rows =
+      decoded_rows(type, reference::read_rowwise(in.rows, in.scales, in.row_idx, batch.rows()),
+                   batch.capacity());
+  return out;
+}
+
+RaggedInput decoded_columnwise(DType type, const RaggedInput& in, const Batch& batch) {
+  RaggedInput out;
+  out.rows =
+      decoded_rows(type, reference::read_columnwise(in.rows, in.scales, in.row_idx, batch.groups()),
+                   batch.capacity());
+  return out;
+}
+
 // The same case with both operands decoded beforehand.
-GemmCase decoded(DType type, const GemmCase& c, int64_t n, int64_t k) {
+GemmCase decoded(DType type, const GemmCase& c) {
   GemmCase d = c;
-  d.a.rows =
-      decoded_rows(type, reference::read_rowwise(c.a.rows, c.a.scales, c.a.row_idx, c.batch.rows()),
-                   c.batch.capacity());
-  d.b = decoded_weight(type, c.b, c.b_scales, c.options.layout, !c.transpose_b,
-                       c.batch.num_groups(), c.transpose_b ? k : n, c.transpose_b ? n : k);
-  d.a.row_idx = d.a.scales = d.b_scales = {};
+  d.a = decoded_rowwise(type, c.a, c.batch);
+  d.b = decoded_weight(type, c.b, c.b_scales, !c.transpose_b);
+  d.b_scales = {};
   return d;
 }
 
-GemmGluCase decoded(DType type, const GemmGluCase& c, int64_t f, int64_t k) {
+GemmGluCase decoded(DType type, const GemmGluCase& c) {
   GemmGluCase d = c;
-  d.a.rows =
-      decoded_rows(type, reference::read_rowwise(c.a.rows, c.a.scales, c.a.row_idx, c.batch.rows()),
-                   c.batch.capacity());
-  d.b = decoded_weight(type, c.b, c.b_scales, c.options.layout, true, c.batch.num_groups(),
-                       c.options.halves() * f, k);
-  d.a.row_idx = d.a.scales = d.b_scales = {};
+  d.a = decoded_rowwise(type, c.a, c.batch);
+  d.b = decoded_weight(type, c.b, c.b_scales, true);
+  d.b_scales = {};
   return d;
 }
 
-GemmGluBackwardCase decoded(DType type, const GemmGluBackwardCase& c, int64_t f, int64_t k) {
+GemmGluBackwardCase decoded(DType type, const GemmGluBackwardCase& c) {
   GemmGluBackwardCase d = c;
-  d.grad_y.rows = decoded_rows(
-      type,
-      reference::read_rowwise(c.grad_y.rows, c.grad_y.scales, c.grad_y.row_idx, c.batch.rows()),
-      c.batch.capacity());
-  d.w2 =
-      decoded_weight(type, c.w2, c.w2_scales, c.options.layout, false, c.batch.num_groups(), k, f);
-  d.grad_y.row_idx = d.grad_y.scales = d.w2_scales = {};
+  d.grad_y = decoded_rowwise(type, c.grad_y, c.batch);
+  d.w2 = decoded_weight(type, c.w2, c.w2_scales, false);
+  d.w2_scales = {};
   return d;
 }
 
 WgradCase decoded(DType type, const WgradCase& c) {
   WgradCase d = c;
-  const auto decode = [&](const RaggedInput& in) {
-    return decoded_rows(
-        type, reference::read_columnwise(in.rows, in.scales, in.row_idx, c.batch.groups()),
-        c.batch.capacity());
-  };
-  d.a.rows = decode(c.a);
-  d.b.rows = decode(c.b);
-  d.a.row_idx = d.a.scales = d.b.row_idx = d.b.scales = {};
+  d.a = decoded_columnwise(type, c.a, c.batch);
+  d.b = decoded_columnwise(type, c.b, c.batch);
   return d;
 }
 
-void check_gemm(Random& random, const Tested& context, const Batch& batch, int64_t n, int64_t k,
-                bool transpose_b, const GemmOptions& o) {
-  GemmCase c(random, batch, n, k, transpose_b, o);
-  SCOPED_TRACE(testing::Message() << o << ", transpose_b " << transpose_b);
-  ASSERT_TRUE(succeeds(c.run(context)));
-  EXPECT_TRUE(outputs_match(c.args(), reference::grouped_gemm(c.args())));
-  EXPECT_TRUE(c.d.is_undamaged());
-  const DType type = decoded_type(context, o);
+template <class Case>
+void check(const Case& c, const Tested& context) {
+  const Case fresh = c;
+  ASSERT_NO_FATAL_FAILURE(c.check(context));
+  const DType type = decoded_type(context, c.options);
   if (type == DType::kNone || cpu_has_helped()) return;
-  GemmCase same = decoded(type, c, n, k);
+  const Case same = decoded(type, fresh);
   ASSERT_TRUE(succeeds(same.run(context)));
-  EXPECT_TRUE(same_bits(c.d, same.d));
-}
-
-void check_glu(Random& random, const Tested& context, const Batch& batch, int64_t f, int64_t k,
-               const GemmOptions& o) {
-  GemmGluCase c(random, batch, f, k, o);
-  SCOPED_TRACE(testing::Message() << o);
-  ASSERT_TRUE(succeeds(c.run(context)));
-  EXPECT_TRUE(outputs_match(c.args(), reference::grouped_gemm_glu(c.args())));
-  EXPECT_TRUE(c.act.is_undamaged() && c.z.is_undamaged());
-  const DType type = decoded_type(context, o);
-  if (type == DType::kNone || cpu_has_helped()) return;
-  GemmGluCase same = decoded(type, c, f, k);
-  ASSERT_TRUE(succeeds(same.run(context)));
-  EXPECT_TRUE(same_bits(c.act, same.act));
-  if (o.extras) {
-    EXPECT_TRUE(same_bits(c.z, same.z));
-  }
-}
-
-void check_glu_backward(Random& random, const Tested& context, const Batch& batch, int64_t f,
-                        int64_t k, const GemmOptions& o) {
-  GemmGluBackwardCase c(random, batch, f, k, o);
-  SCOPED_TRACE(testing::Message() << o);
-  const GemmGluBackwardCase fresh = c;
-  const reference::GemmGluBackwardResults want = reference::grouped_gemm_glu_backward(c.args());
-  ASSERT_TRUE(succeeds(c.run(context)));
-  EXPECT_TRUE(outputs_match(c.args(), want));
-  EXPECT_TRUE(c.grad_z.is_undamaged());
-  const DType type = decoded_type(context, o);
-  if (type == DType::kNone || cpu_has_helped()) return;
-  GemmGluBackwardCase same = decoded(type, fresh, f, k);
-  ASSERT_TRUE(succeeds(same.run(context)));
-  EXPECT_TRUE(same_bits(c.grad_z, same.grad_z));
-  if (!o.extras) return;
-  EXPECT_TRUE(same_bits(c.act, same.act));
-  EXPECT_TRUE(same_bits(c.grad_probs, same.grad_probs));
-  EXPECT_TRUE(same_bits(c.grad_bias, same.grad_bias));
-}
-
-void check_wgrad(Random& random, const Tested& context, const Batch& batch, int64_t m, int64_t n,
-                 const GemmOptions& o) {
-  WgradCase c(random, batch, m, n, o);
-  SCOPED_TRACE(testing::Message() << o);
-  const WgradCase fresh = c;
-  const reference::Weights want = reference::grouped_gemm_wgrad(c.args());
-  ASSERT_TRUE(succeeds(c.run(context)));
-  EXPECT_TRUE(outputs_match(c.args(), want));
-  EXPECT_TRUE(c.d.is_undamaged());
-  const DType type = decoded_type(context, o);
-  if (type == DType::kNone || cpu_has_helped()) return;
-  WgradCase same = decoded(type, fresh);
-  ASSERT_TRUE(succeeds(same.run(context)));
-  EXPECT_TRUE(same_bits(c.d, same.d));
+  c.expect_same(same);
 }
 
 class Fp8GemmOnRaggedCases : public testing::TestWithParam<RaggedCase> {};
@@ -205,12 +151,12 @@ TEST_P(Fp8GemmOnRaggedCases, EqualTheReferenceAndTheDecodedCall) {
     for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
       GemmOptions o = options(formats, layout);
       o.tail = layout;
-      check_gemm(random, context, batch, n, k, false, o);
-      check_gemm(random, context, batch, n, k, true, o);
-      check_glu(random, context, batch, n, k, o);
-      check_glu_backward(random, context, batch, n, k, o);
+      check(GemmCase(random, batch, n, k, false, o), context);
+      check(GemmCase(random, batch, n, k, true, o), context);
+      check(GemmGluCase(random, batch, n, k, o), context);
+      check(GemmGluBackwardCase(random, batch, n, k, o), context);
       o.beta = layout;
-      check_wgrad(random, context, batch, n, k / 4, o);
+      check(WgradCase(random, batch, n, k / 4, o), context);
     }
   }
 }
@@ -226,11 +172,11 @@ TEST(Fp8Gemm, TakesEveryFormat) {
       o.row_idx = variant == 0 ? DType::kNone : variant == 1 ? DType::kInt32 : DType::kInt64;
       o.extras = variant != 2;
       o.padding = 3 * variant;
-      check_gemm(random, context, batch, 37, 290, false, o);
-      check_gemm(random, context, batch, 37, 290, true, o);
-      check_glu(random, context, batch, 37, 290, o);
-      check_glu_backward(random, context, batch, 37, 290, o);
-      check_wgrad(random, context, batch, 37, 140, o);
+      check(GemmCase(random, batch, 37, 290, false, o), context);
+      check(GemmCase(random, batch, 37, 290, true, o), context);
+      check(GemmGluCase(random, batch, 37, 290, o), context);
+      check(GemmGluBackwardCase(random, batch, 37, 290, o), context);
+      check(WgradCase(random, batch, 37, 140, o), context);
     }
   }
 }
@@ -246,8 +192,8 @@ TEST(Fp8Gemm, TakesEveryGluLayout) {
           if (order == MOIRE_UNGATED && block != 0) continue;
           GemmOptions o = options(formats, layout, DType::kBF16);
           o.glu = GluLayout::interleaved(block, order);
-          check_glu(random, context, batch, 192, 40, o);
-          check_glu_backward(random, context, batch, 192, 40, o);
+          check(GemmGluCase(random, batch, 192, 40, o), context);
+          check(GemmGluBackwardCase(random, batch, 192, 40, o), context);
         }
       }
     }
@@ -267,10 +213,10 @@ TEST(Fp8Gemm, TakesShapesThatBreakTilesAndBlocks) {
     for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
       for (const Formats& formats : {kFormats[0], kFormats[2]}) {
         const GemmOptions o = options(formats, layout);
-        check_gemm(random, context, batch, s.n, s.k, false, o);
-        check_glu(random, context, batch, s.n, s.k, o);
-        check_glu_backward(random, context, batch, s.n, s.k, o);
-        check_wgrad(random, context, batch, s.n, s.k, o);
+        check(GemmCase(random, batch, s.n, s.k, false, o), context);
+        check(GemmGluCase(random, batch, s.n, s.k, o), context);
+        check(GemmGluBackwardCase(random, batch, s.n, s.k, o), context);
+        check(WgradCase(random, batch, s.n, s.k, o), context);
       }
     }
   }
@@ -285,11 +231,11 @@ TEST(Fp8Gemm, HasTheBitsOfDecodedOperandsWhereRowsAreAligned) {
     for (const bool gathered : {false, true}) {
       GemmOptions o = options(formats, MOIRE_OUT_IN, DType::kBF16);
       o.row_idx = gathered ? DType::kInt32 : DType::kNone;
-      check_gemm(random, context, batch, 64, 160, false, o);
-      check_gemm(random, context, batch, 64, 160, true, o);
-      check_glu(random, context, batch, 64, 160, o);
-      check_glu_backward(random, context, batch, 64, 160, o);
-      check_wgrad(random, context, batch, 64, 160, o);
+      check(GemmCase(random, batch, 64, 160, false, o), context);
+      check(GemmCase(random, batch, 64, 160, true, o), context);
+      check(GemmGluCase(random, batch, 64, 160, o), context);
+      check(GemmGluBackwardCase(random, batch, 64, 160, o), context);
+      check(WgradCase(random, batch, 64, 160, o), context);
     }
   }
 }
@@ -313,7 +259,7 @@ TEST(Fp8Gemm, DecodesEveryCodeAtEveryScale) {
     args.b = one;
     args.d = d;
     args.groups = batch.groups();
-    ASSERT_TRUE(succeeds(run(tested(2), args, grouped_gemm, grouped_gemm_workspace)));
+    ASSERT_TRUE(succeeds(run(tested(2), args)));
     for (int64_t i = 0; i < kPairs; ++i) {
       const double want = reference::round_to(DType::kFP32, a.get(i, 0) * scales.get(i, 0));
       const double got = d.get(i, 0);
@@ -323,51 +269,19 @@ TEST(Fp8Gemm, DecodesEveryCodeAtEveryScale) {
   }
 }
 
-// Every byte of all outputs of one call of each op.
-struct Outputs {
-  Outputs(const GemmCase& forward_, const GemmCase& dgrad_, const GemmGluCase& glu_,
-          const GemmGluBackwardCase& backward_, const WgradCase& wgrad_)
-      : forward(forward_), dgrad(dgrad_), glu(glu_), backward(backward_), wgrad(wgrad_) {}
-  void run(const Tested& context) {
-    ASSERT_TRUE(succeeds(forward.run(context)));
-    ASSERT_TRUE(succeeds(dgrad.run(context)));
-    ASSERT_TRUE(succeeds(glu.run(context)));
-    ASSERT_TRUE(succeeds(backward.run(context)));
-    ASSERT_TRUE(succeeds(wgrad.run(context)));
-  }
-  void expect_same(const Outputs& other) const {
-    EXPECT_TRUE(same_bits(forward.d, other.forward.d));
-    EXPECT_TRUE(same_bits(dgrad.d, other.dgrad.d));
-    EXPECT_TRUE(same_bits(glu.act, other.glu.act));
-    EXPECT_TRUE(same_bits(backward.grad_z, other.backward.grad_z));
-    EXPECT_TRUE(same_bits(backward.grad_bias, other.backward.grad_bias));
-    EXPECT_TRUE(same_bits(wgrad.d, other.wgrad.d));
-  }
-  GemmCase forward, dgrad;
-  GemmGluCase glu;
-  GemmGluBackwardCase backward;
-  WgradCase wgrad;
-};
-
-Outputs all_ops(Random& random, const Batch& batch, const GemmOptions& o) {
-  return {GemmCase(random, batch, 200, 530, false, o), GemmCase(random, batch, 530, 200, true, o),
-          GemmGluCase(random, batch, 150, 300, o), GemmGluBackwardCase(random, batch, 150, 300, o),
-          WgradCase(random, batch, 400, 100, o)};
-}
-
 TEST(Fp8Gemm, HasTheSameBitsOnAnyThreadsAndInstructionSet) {
   Random random;
   const Batch batch({3, 0, 140, 21}, 2);
   for (const Formats& formats : {kFormats[1], kFormats[2]}) {
     for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
-      const Outputs fresh = all_ops(random, batch, options(formats, layout));
-      Outputs one = fresh;
+      const EveryGemm fresh(random, batch, options(formats, layout));
+      EveryGemm one = fresh;
       one.run(cpu(1));
-      Outputs three = fresh;
+      EveryGemm three = fresh;
       three.run(cpu(3));
       three.expect_same(one);
       cpu::for_each_target([&] {
-        Outputs other = fresh;
+        EveryGemm other = fresh;
         other.run(cpu(2));
         other.expect_same(one);
       });

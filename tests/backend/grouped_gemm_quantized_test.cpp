@@ -81,7 +81,7 @@ void check_glu(Random& random, const Tested& context, const Batch& batch, int64_
       args.act = args.z = {};
       args.storage = static_cast<int32_t>(o.output);
     }
-    ASSERT_TRUE(succeeds(run(context, args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
+    ASSERT_TRUE(succeeds(run(context, args)));
     if (cpu_has_helped()) return;
     got.expect_same(want, ask != Ask::kColumnwise);
     if (ask == Ask::kStoredAndCopies) {
@@ -107,8 +107,7 @@ void check_glu_backward(Random& random, const Tested& context, const Batch& batc
     args.grad_z_columnwise = grad_z.columnwise();
     args.act_columnwise = act.columnwise();
     if (ask != Ask::kStoredAndCopies) args.act = args.grad_z = {};
-    ASSERT_TRUE(succeeds(
-        run(context, args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace)));
+    ASSERT_TRUE(succeeds(run(context, args)));
     if (cpu_has_helped()) return;
     grad_z.expect_same(want_grad_z, ask != Ask::kColumnwise);
     act.expect_same(want_act, false);
@@ -180,7 +179,7 @@ TEST(QuantizedOutputs, KeepNanToItsElement) {
   GroupedGemmGluArgs args = c.args();
   args.act_rowwise = got.rowwise();
   args.act_columnwise = got.columnwise();
-  ASSERT_TRUE(succeeds(run(context, args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
+  ASSERT_TRUE(succeeds(run(context, args)));
   if (cpu_has_helped()) return;
   got.expect_same(want);
   EXPECT_TRUE(std::isnan(got.row_data.get(3, 69)));
@@ -200,8 +199,7 @@ TEST(QuantizedOutputs, HaveTheSameBytesOnAnyThreadsAndInstructionSet) {
       args.grad_z = {};
       args.grad_z_rowwise = copies.rowwise();
       args.grad_z_columnwise = copies.columnwise();
-      EXPECT_TRUE(succeeds(
-          run(context, args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace)));
+      EXPECT_TRUE(succeeds(run(context, args)));
       return copies;
     };
     const Copies one = call(cpu(1));
@@ -220,8 +218,7 @@ TEST(QuantizedOutputs, ExplainSaysWhereTheyAreMade) {
     args.grad_z_rowwise = copies.rowwise();
     args.grad_z_columnwise = copies.columnwise();
     const Context explaining = cpu(1).explaining();
-    EXPECT_TRUE(succeeds(
-        run(explaining, args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace)));
+    EXPECT_TRUE(succeeds(run(explaining, args)));
     return explaining.explanation()[0].policy;
   };
   GemmOptions o;

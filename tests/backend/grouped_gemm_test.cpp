@@ -3,56 +3,19 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/grouped_gemm_cases.h"
-#include "tests/support/outputs.h"
 
 namespace moire::test {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kFP32, DType::kBF16, DType::kFP16};
 
-void check(GemmCase& c, const Tested& context) {
-  SCOPED_TRACE(testing::Message() << c.options << ", transpose_b " << c.transpose_b);
-  ASSERT_TRUE(succeeds(c.run(context)));
-  EXPECT_TRUE(outputs_match(c.args(), reference::grouped_gemm(c.args())));
-  EXPECT_TRUE(c.d.is_undamaged());
-}
-
-void check(GemmGluCase& c, const Tested& context) {
-  SCOPED_TRACE(testing::Message() << c.options);
-  ASSERT_TRUE(succeeds(c.run(context)));
-  EXPECT_TRUE(outputs_match(c.args(), reference::grouped_gemm_glu(c.args())));
-  EXPECT_TRUE(c.act.is_undamaged() && c.z.is_undamaged());
-}
-
-void check(GemmGluBackwardCase& c, const Tested& context) {
-  SCOPED_TRACE(testing::Message() << c.options);
-  const reference::GemmGluBackwardResults want = reference::grouped_gemm_glu_backward(c.args());
-  ASSERT_TRUE(succeeds(c.run(context)));
-  EXPECT_TRUE(outputs_match(c.args(), want));
-  EXPECT_TRUE(c.grad_z.is_undamaged() && c.act.is_undamaged());
-  EXPECT_TRUE(c.grad_probs.is_undamaged() && c.grad_bias.is_undamaged());
-}
-
-void check(WgradCase& c, const Tested& context) {
-  SCOPED_TRACE(testing::Message() << c.options);
-  const reference::Weights want = reference::grouped_gemm_wgrad(c.args());
-  ASSERT_TRUE(succeeds(c.run(context)));
-  EXPECT_TRUE(outputs_match(c.args(), want));
-  EXPECT_TRUE(c.d.is_undamaged());
-}
-
 void check_every_product(Random& random, const Batch& batch, int64_t n, int64_t k,
                          const GemmOptions& o, const Tested& context) {
-  GemmCase forward(random, batch, n, k, false, o);
-  check(forward, context);
-  GemmCase dgrad(random, batch, n, k, true, o);
-  check(dgrad, context);
-  GemmGluCase glu(random, batch, n, k, o);
-  check(glu, context);
-  GemmGluBackwardCase glu_backward(random, batch, n, k, o);
-  check(glu_backward, context);
-  WgradCase wgrad(random, batch, n, k, o);
-  check(wgrad, context);
+  GemmCase(random, batch, n, k, false, o).check(context);
+  GemmCase(random, batch, n, k, true, o).check(context);
+  GemmGluCase(random, batch, n, k, o).check(context);
+  GemmGluBackwardCase(random, batch, n, k, o).check(context);
+  WgradCase(random, batch, n, k, o).check(context);
 }
 
 class GroupedGemmOnRaggedCases : public testing::TestWithParam<RaggedCase> {};
@@ -70,18 +33,13 @@ TEST_P(GroupedGemmOnRaggedCases, EqualTheReference) {
     o.layout = layout;
     o.operands = o.output = DType::kBF16;
     o.tail = layout;
-    GemmCase forward(random, batch, n, k, false, o);
-    check(forward, context);
-    GemmCase dgrad(random, batch, n, k, true, o);
-    check(dgrad, context);
-    GemmGluCase glu(random, batch, n, k, o);
-    check(glu, context);
+    GemmCase(random, batch, n, k, false, o).check(context);
+    GemmCase(random, batch, n, k, true, o).check(context);
+    GemmGluCase(random, batch, n, k, o).check(context);
     o.beta = layout;
-    GemmGluBackwardCase glu_backward(random, batch, n, k, o);
-    check(glu_backward, context);
+    GemmGluBackwardCase(random, batch, n, k, o).check(context);
     o.output = DType::kFP32;
-    WgradCase wgrad(random, batch, n, k / 4, o);
-    check(wgrad, context);
+    WgradCase(random, batch, n, k / 4, o).check(context);
   }
 }
 
@@ -140,10 +98,8 @@ TEST(GroupedGemm, TakesEveryGluLayoutAndActivation) {
         o.activation = block == 1   ? Activation::clamped_swiglu(1.0F)
                        : block == 8 ? Activation::geglu_tanh()
                                     : Activation::swiglu();
-        GemmGluCase glu(random, batch, kF, 40, o);
-        check(glu, context);
-        GemmGluBackwardCase glu_backward(random, batch, kF, 40, o);
-        check(glu_backward, context);
+        GemmGluCase(random, batch, kF, 40, o).check(context);
+        GemmGluBackwardCase(random, batch, kF, 40, o).check(context);
       }
     }
   }
@@ -165,15 +121,11 @@ TEST(GroupedGemm, TakesShapesThatBreakTiles) {
     for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
       GemmOptions o;
       o.layout = layout;
-      GemmCase forward(random, batch, s.n, s.k, false, o);
-      check(forward, context);
-      GemmGluCase glu(random, batch, s.n, s.k, o);
-      check(glu, context);
-      GemmGluBackwardCase glu_backward(random, batch, s.n, s.k, o);
-      check(glu_backward, context);
+      GemmCase(random, batch, s.n, s.k, false, o).check(context);
+      GemmGluCase(random, batch, s.n, s.k, o).check(context);
+      GemmGluBackwardCase(random, batch, s.n, s.k, o).check(context);
     }
-    WgradCase wgrad(random, batch, s.n, s.k, GemmOptions());
-    check(wgrad, context);
+    WgradCase(random, batch, s.n, s.k, GemmOptions()).check(context);
   }
 }
 
@@ -186,11 +138,10 @@ TEST(GroupedGemm, GathersRowsThatOnlyTheirStrideAligns) {
   o.operands = DType::kBF16;
   o.row_idx = DType::kInt32;
   o.padding = 4;
-  WgradCase wgrad(random, batch, 100, 100, o);
-  check(wgrad, context);
+  WgradCase(random, batch, 100, 100, o).check(context);
   GemmCase dgrad(random, batch, 64, 100, true, o);
   dgrad.d = TestTensor(DType::kBF16, {batch.capacity(), 64});
-  check(dgrad, context);
+  dgrad.check(context);
 }
 
 // BF16 with every size a multiple of 8, which is what tensor cores are fed with.
@@ -205,19 +156,14 @@ TEST_P(GroupedGemmOnRaggedCases, EqualTheReferenceWhereRowsAreAligned) {
     o.layout = layout;
     o.operands = o.output = DType::kBF16;
     o.extras = layout == MOIRE_OUT_IN;
-    GemmCase forward(random, batch, n, k, false, o);
-    check(forward, context);
-    GemmCase dgrad(random, batch, n, k, true, o);
-    check(dgrad, context);
-    GemmGluCase glu(random, batch, n, k, o);
-    check(glu, context);
-    GemmGluBackwardCase glu_backward(random, batch, n, k, o);
-    check(glu_backward, context);
+    GemmCase(random, batch, n, k, false, o).check(context);
+    GemmCase(random, batch, n, k, true, o).check(context);
+    GemmGluCase(random, batch, n, k, o).check(context);
+    GemmGluBackwardCase(random, batch, n, k, o).check(context);
     for (const DType output : {DType::kBF16, DType::kFP32}) {
       o.output = output;
       o.beta = layout;
-      WgradCase wgrad(random, batch, n, k, o);
-      check(wgrad, context);
+      WgradCase(random, batch, n, k, o).check(context);
     }
   }
 }
@@ -239,17 +185,13 @@ TEST(GroupedGemm, TakesAlignedShapesAndGluBlocks) {
       o.operands = o.output = DType::kBF16;
       o.glu = GluLayout::interleaved(block);
       o.extras = block != 1;
-      GemmGluCase glu(random, batch, s.n, s.k, o);
-      check(glu, context);
-      GemmGluBackwardCase glu_backward(random, batch, s.n, s.k, o);
-      check(glu_backward, context);
+      GemmGluCase(random, batch, s.n, s.k, o).check(context);
+      GemmGluBackwardCase(random, batch, s.n, s.k, o).check(context);
       if (block != 0) continue;
-      GemmCase forward(random, batch, s.n, s.k, false, o);
-      check(forward, context);
+      GemmCase(random, batch, s.n, s.k, false, o).check(context);
       o.beta = 1;
       o.output = DType::kFP32;
-      WgradCase wgrad(random, batch, s.n, s.k, o);
-      check(wgrad, context);
+      WgradCase(random, batch, s.n, s.k, o).check(context);
     }
   }
 }
@@ -260,10 +202,8 @@ TEST(GroupedGemm, OfNoProductsIsTheBias) {
   for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
     GemmOptions o;
     o.layout = layout;
-    GemmCase forward(random, batch, 19, 0, false, o);
-    check(forward, tested(2));
-    GemmGluCase glu(random, batch, 19, 0, o);
-    check(glu, tested(2));
+    GemmCase(random, batch, 19, 0, false, o).check(tested(2));
+    GemmGluCase(random, batch, 19, 0, o).check(tested(2));
   }
 }
 
@@ -271,12 +211,9 @@ TEST(GroupedGemm, TakesOutputsWithoutColumns) {
   Random random;
   const Batch batch({2, 3});
   GemmOptions o;
-  GemmCase forward(random, batch, 0, 8, false, o);
-  check(forward, tested(2));
-  GemmGluCase glu(random, batch, 0, 8, o);
-  check(glu, tested(2));
-  WgradCase wgrad(random, batch, 0, 8, o);
-  check(wgrad, tested(2));
+  GemmCase(random, batch, 0, 8, false, o).check(tested(2));
+  GemmGluCase(random, batch, 0, 8, o).check(tested(2));
+  WgradCase(random, batch, 0, 8, o).check(tested(2));
 }
 
 TEST(GroupedGemm, SumsManyRowsOfOneGroupOverSeveralKBlocksAndTiles) {
@@ -286,13 +223,10 @@ TEST(GroupedGemm, SumsManyRowsOfOneGroupOverSeveralKBlocksAndTiles) {
   for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
     GemmOptions o;
     o.layout = layout;
-    GemmCase forward(random, batch, 70, 64, false, o);
-    check(forward, context);
-    GemmGluBackwardCase glu_backward(random, batch, 70, 64, o);
-    check(glu_backward, context);
+    GemmCase(random, batch, 70, 64, false, o).check(context);
+    GemmGluBackwardCase(random, batch, 70, 64, o).check(context);
     o.beta = layout;
-    WgradCase wgrad(random, batch, 100, 50, o);
-    check(wgrad, context);
+    WgradCase(random, batch, 100, 50, o).check(context);
   }
 }
 
@@ -305,7 +239,7 @@ TEST(GroupedGemmWgrad, HonoursBetaOfEachGroup) {
     o.output = output;
     WgradCase c(random, batch, 13, 20, o);
     c.beta_per_group = {0, 1, 0, 1};
-    check(c, tested(2));
+    c.check(tested(2));
   }
 }
 

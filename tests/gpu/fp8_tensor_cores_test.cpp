@@ -1,11 +1,8 @@
 // The grouped GEMMs on Hopper's FP8 tensor cores, where MOIRE_ACCUMULATE_FAST allows them: against
 // the reference, within what those may cut off, with everything optional; against their emulation
 // by the CPU, to the bit; the same bits with every tile; and more tiles than blocks, exactly.
-#include <moire/buffer.h>
-
 #include <string>
 
-#include "reference/grouped_gemm.h"
 #include "tests/gpu/gpu.h"
 #include "tests/support/grouped_gemm_cases.h"
 #include "tests/support/tested.h"
@@ -23,24 +20,32 @@ class Fp8TensorCores : public Gpu {
     if (!IsSkipped() && !has_sm90()) GTEST_SKIP() << "the kernels are for compute capability 9.0";
   }
   Tested alone() const { return Tested::alone(context()); }
-  // Whether a call runs on the FP8 tensor cores; with which words explain says so.
+  // With which words explain says how a call runs.
   template <class A>
-  std::string policy(const A& args, Status (*op)(const Context&, const A&),
-                     Status (*workspace)(const Context&, const A&, size_t*)) const {
+  std::string policy(const A& args) const {
     const Context explaining = context().explaining();
-    size_t bytes = 0;
-    EXPECT_TRUE(succeeds(workspace(explaining, args, &bytes)));
-    const Buffer scratch(bytes);
-    A sized = args;
-    sized.workspace = scratch.workspace();
-    EXPECT_TRUE(succeeds(op(explaining, sized)));
+    EXPECT_TRUE(succeeds(run(explaining, args)));
     return explaining.explanation().empty() ? "" : explaining.explanation()[0].policy;
   }
-  template <class A>
-  void expect_fast(const A& args, Status (*op)(const Context&, const A&),
-                   Status (*workspace)(const Context&, const A&, size_t*)) const {
-    const std::string found = policy(args, op, workspace);
+  // On FP8 tensor cores, and as the reference has it.
+  template <class Case>
+  void check(const Case& c) const {
+    SCOPED_TRACE(testing::Message() << c.options << c.variant());
+    const std::string found = policy(c.args());
     EXPECT_TRUE(found.starts_with("FP8 tensor cores")) << found;
+    const auto want = reference::truth(as_emulated(c.args()));
+    ASSERT_TRUE(succeeds(c.run(alone())));
+    EXPECT_TRUE(outputs_match(c.args(), want));
+    EXPECT_TRUE(c.is_undamaged());
+  }
+
+ private:
+  // What the reference judges, and a CPU computes: FP8 tensor cores' sums are those of their
+  // emulation.
+  template <class A>
+  static A as_emulated(A args) {
+    args.accumulation = MOIRE_ACCUMULATE_EMULATED;
+    return args;
   }
 };
 
@@ -52,19 +57,6 @@ GemmOptions options(const Fp8& a, const Fp8& b, int32_t layout) {
   o.layout = layout;
   o.accumulation = MOIRE_ACCUMULATE_FAST;
   return o;
-}
-
-// What the reference judges, and a CPU computes: FP8 tensor cores' sums are those of their
-// emulation.
-template <class A>
-A as_emulated(A args) {
-  args.accumulation = MOIRE_ACCUMULATE_EMULATED;
-  return args;
-}
-
-testing::AssertionResult tail_is_right(const TensorView& t, const Batch& batch, int32_t tail) {
-  return tail == MOIRE_TAIL_ZERO ? tail_is_zero(t, batch.groups())
-                                 : tail_is_untouched(t, batch.groups());
 }
 
 // Each format of an activation or gradient beside each of a weight, both layouts, gathered or not,
@@ -94,12 +86,7 @@ TEST_F(Fp8TensorCores, MultiplyAsTheReferenceDoes) {
   const Batch batch({70, 0, 129, 5}, 9);
   for_each_option([&](const GemmOptions& o) {
     for (const bool transpose_b : {false, true}) {
-      GemmCase c(random, batch, 208, 400, transpose_b, o);
-      expect_fast(c.args(), moire::grouped_gemm, moire::grouped_gemm_workspace);
-      ASSERT_TRUE(succeeds(c.run(alone())));
-      EXPECT_TRUE(matches(c.d, reference::grouped_gemm(as_emulated(c.args())), batch.groups()));
-      EXPECT_TRUE(tail_is_right(c.d, batch, o.tail));
-      EXPECT_TRUE(c.d.is_undamaged());
+      check(GemmCase(random, batch, 208, 400, transpose_b, o));
     }
   });
 }
@@ -107,35 +94,14 @@ TEST_F(Fp8TensorCores, MultiplyAsTheReferenceDoes) {
 TEST_F(Fp8TensorCores, ActivateAsTheReferenceDoes) {
   Random random;
   const Batch batch({70, 0, 129, 5}, 9);
-  for_each_option([&](const GemmOptions& o) {
-    GemmGluCase c(random, batch, 112, 272, o);
-    expect_fast(c.args(), moire::grouped_gemm_glu, moire::grouped_gemm_glu_workspace);
-    ASSERT_TRUE(succeeds(c.run(alone())));
-    const reference::GemmGluResults want = reference::grouped_gemm_glu(as_emulated(c.args()));
-    EXPECT_TRUE(matches(c.act, want.act, batch.groups()));
-    if (o.extras) {
-      EXPECT_TRUE(matches(c.z, want.z, batch.groups()));
-    }
-    EXPECT_TRUE(c.act.is_undamaged() && c.z.is_undamaged());
-  });
+  for_each_option([&](const GemmOptions& o) { check(GemmGluCase(random, batch, 112, 272, o)); });
 }
 
 TEST_F(Fp8TensorCores, ActivateBackwardsAsTheReferenceDoes) {
   Random random;
   const Batch batch({70, 0, 129, 5}, 9);
-  for_each_option([&](const GemmOptions& o) {
-    GemmGluBackwardCase c(random, batch, 112, 272, o);
-    const auto want = reference::grouped_gemm_glu_backward(as_emulated(c.args()));
-    expect_fast(c.args(), moire::grouped_gemm_glu_backward,
-                moire::grouped_gemm_glu_backward_workspace);
-    ASSERT_TRUE(succeeds(c.run(alone())));
-    EXPECT_TRUE(matches(c.grad_z, want.grad_z, batch.groups()));
-    if (o.extras) {
-      EXPECT_TRUE(matches(c.act, want.act, batch.groups()));
-      EXPECT_TRUE(matches(c.grad_bias, want.grad_bias));
-    }
-    EXPECT_TRUE(c.grad_z.is_undamaged());
-  });
+  for_each_option(
+      [&](const GemmOptions& o) { check(GemmGluBackwardCase(random, batch, 112, 272, o)); });
 }
 
 TEST_F(Fp8TensorCores, SumWeightGradientsAsTheReferenceDoes) {
@@ -149,13 +115,7 @@ TEST_F(Fp8TensorCores, SumWeightGradientsAsTheReferenceDoes) {
           GemmOptions o = options(a, b, MOIRE_OUT_IN);
           o.output = output;
           o.beta = beta;
-          WgradCase c(random, batch, 144, 208, o);
-          SCOPED_TRACE(testing::Message() << o);
-          const reference::Weights want = reference::grouped_gemm_wgrad(as_emulated(c.args()));
-          expect_fast(c.args(), moire::grouped_gemm_wgrad, moire::grouped_gemm_wgrad_workspace);
-          ASSERT_TRUE(succeeds(c.run(alone())));
-          EXPECT_TRUE(matches(c.d, want));
-          EXPECT_TRUE(c.d.is_undamaged());
+          check(WgradCase(random, batch, 144, 208, o));
         }
       }
     }
@@ -236,8 +196,8 @@ TEST_F(Fp8TensorCores, GiveAColumnTheSameBitsHoweverWideItsMatrixIs) {
           static_cast<float*>(to_scales.data) + (g * to_scales.shape[1] + i) * to_scales.stride());
     }
   }
-  ASSERT_TRUE(succeeds(run(alone(), wide_args, grouped_gemm, grouped_gemm_workspace)));
-  ASSERT_TRUE(succeeds(run(alone(), args, grouped_gemm, grouped_gemm_workspace)));
+  ASSERT_TRUE(succeeds(run(alone(), wide_args)));
+  ASSERT_TRUE(succeeds(run(alone(), args)));
   int64_t different = 0;
   for (int64_t row = 0; row < batch.rows(); ++row) {
     for (int64_t i = 0; i < kNarrow; ++i) different += c.d.get(row, i) != narrow.d.get(row, i);
@@ -294,8 +254,7 @@ TEST_F(Fp8TensorCores, AreOnlyUsedWhereTheirSumsAreAllowed) {
     GemmOptions o = options(format, format, MOIRE_OUT_IN);
     o.accumulation = MOIRE_ACCUMULATE_EXACT;
     GemmCase c(random, batch, 128, 128, false, o);
-    EXPECT_FALSE(policy(c.args(), moire::grouped_gemm, moire::grouped_gemm_workspace)
-                     .starts_with("FP8 tensor cores"));
+    EXPECT_FALSE(policy(c.args()).starts_with("FP8 tensor cores"));
   }
 }
 

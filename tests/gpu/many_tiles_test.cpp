@@ -97,7 +97,7 @@ TEST_F(ManyTiles, OfPlainProducts) {
       args.tail = MOIRE_TAIL_ZERO;
       for (int run_again = 0; run_again < 2; ++run_again) {  // the second finds the counter at 0
         p.d.poison();
-        ASSERT_TRUE(succeeds(run(fastest(), args, grouped_gemm, grouped_gemm_workspace)));
+        ASSERT_TRUE(succeeds(run(fastest(), args)));
         EXPECT_EQ(p.num_wrong(), 0);
       }
     }
@@ -120,7 +120,7 @@ TEST_F(ManyTiles, OfWeightGradientsWhoseHeightLeavesWarpgroupsIdle) {
     args.a = a, args.b = b, args.d = Weight(d);
     args.groups = Groups(offsets.data(), kGroups, kGroups * kRows);
     args.beta = 1;
-    ASSERT_TRUE(succeeds(run(fastest(), args, grouped_gemm_wgrad, grouped_gemm_wgrad_workspace)));
+    ASSERT_TRUE(succeeds(run(fastest(), args)));
     int64_t wrong = 0;
     for (int64_t row = 0; row < kGroups * kM; ++row) {
       for (int64_t n = 0; n < kN; ++n) wrong += d.get(row, n) != kBefore + kRows;
@@ -192,7 +192,7 @@ TEST_P(ManyGluTiles, OfFc1) {
   GroupedGemmGluArgs args;
   args.a = x, args.b = Weight(w1), args.probs = m.probs, args.z = m.z, args.act = m.act;
   args.groups = m.groups();
-  ASSERT_TRUE(succeeds(run(fastest(), args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
+  ASSERT_TRUE(succeeds(run(fastest(), args)));
   int64_t wrong = 0;
   for (int64_t row = 0; row < Marked::kInUse; ++row) {
     for (int64_t f = 0; f < m.f; ++f) {
@@ -221,8 +221,7 @@ TEST_P(ManyGluTiles, OfTheGluBackwardInFrontOfALongTail) {
   args.grad_z = grad_z, args.act = m.act;
   args.groups = m.groups();
   args.tail = MOIRE_TAIL_ZERO;
-  ASSERT_TRUE(succeeds(
-      run(fastest(), args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace)));
+  ASSERT_TRUE(succeeds(run(fastest(), args)));
   int64_t wrong = 0, not_zero = 0;
   for (int64_t row = 0; row < m.capacity; ++row) {
     for (int64_t f = 0; f < m.f; ++f) {

@@ -17,7 +17,7 @@ class Bite : public testing::TestWithParam<DType> {
   // Whether the forward of `given` passes for that of `meant`.
   testing::AssertionResult passes_for(const GroupedMlpArgs& given, const GroupedMlpArgs& meant) {
     const reference::MlpResults want = reference::grouped_mlp(meant);
-    const Status status = run_forward(cpu(), given);
+    const Status status = run(cpu(), given);
     if (!status.ok()) return succeeds(status);
     return matches(given.y, want.y, meant.groups);
   }
@@ -100,23 +100,23 @@ TEST_P(Bite, OneWrongWeightFails) {
 // The same for gradients: each mistake shows in some gradient.
 TEST_P(Bite, MistakesOfTheBackwardFail) {
   const MlpProblem p(options, random);
-  ASSERT_TRUE(succeeds(run_forward(cpu(), p.forward())));
+  ASSERT_TRUE(succeeds(run(cpu(), p.forward())));
   const reference::MlpGradients want = reference::grouped_mlp_backward(p.backward());
   const int64_t stale[] = {0, 5, 10};
   GroupedMlpBackwardArgs swapped = p.backward(), moved = p.backward(), doubled = p.backward();
   swapped.layout.order = MOIRE_UP_FIRST;
   moved.groups.offsets = stale;
-  ASSERT_TRUE(succeeds(run_backward(cpu(), swapped)));
+  ASSERT_TRUE(succeeds(run(cpu(), swapped)));
   EXPECT_FALSE(matches(p.grad_x, want.grad_x));
   EXPECT_FALSE(matches(p.grad_w1, want.grad_w1));
   EXPECT_FALSE(matches(p.grad_w2, want.grad_w2));  // act, made again from a swapped z
-  ASSERT_TRUE(succeeds(run_backward(cpu(), moved)));
+  ASSERT_TRUE(succeeds(run(cpu(), moved)));
   EXPECT_FALSE(matches(p.grad_w1, want.grad_w1));
   EXPECT_FALSE(matches(p.grad_w2, want.grad_w2));
   EXPECT_FALSE(matches(p.grad_b2, want.grad_b2));
-  ASSERT_TRUE(succeeds(run_backward(cpu(), p.backward())));
+  ASSERT_TRUE(succeeds(run(cpu(), p.backward())));
   doubled.beta_w1 = doubled.beta_w2 = doubled.beta_bias = 1;  // onto the right gradients
-  ASSERT_TRUE(succeeds(run_backward(cpu(), doubled)));
+  ASSERT_TRUE(succeeds(run(cpu(), doubled)));
   EXPECT_FALSE(matches(p.grad_w1, want.grad_w1));
   EXPECT_FALSE(matches(p.grad_b1, want.grad_b1));
   EXPECT_TRUE(matches(p.grad_x, want.grad_x));

@@ -77,8 +77,8 @@ TEST(Recipe, NonFiniteValuesStayInTheirGroup) {
         const MlpProblem spoilt = spoilt_copy(clean, group);
         for (const MlpProblem* p : {&clean, &spoilt}) {
           const Tested context = Tested::finding(tested());
-          ASSERT_TRUE(succeeds(run_forward(context, c.in(p->forward()))));
-          ASSERT_TRUE(succeeds(run_backward(context, c.in(p->backward()))));
+          ASSERT_TRUE(succeeds(run(context, c.in(p->forward()))));
+          ASSERT_TRUE(succeeds(run(context, c.in(p->backward()))));
         }
         expect_same_outside(clean, spoilt, group);
         const int64_t first = clean.batch.groups().offsets[group];

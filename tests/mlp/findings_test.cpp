@@ -36,7 +36,7 @@ void expect_said(const RecipeCase& c, const Spoilt& s,
   Random random;
   const Context context = cpu();
   MlpProblem p(options(), random);
-  ASSERT_TRUE(succeeds(run_forward(context, c.in(p.forward()))));
+  ASSERT_TRUE(succeeds(run(context, c.in(p.forward()))));
   ASSERT_TRUE(succeeds(call(context, p)));
   EXPECT_TRUE(succeeds(context.check())) << "everything is finite";
   s.spoil(p);
@@ -55,7 +55,7 @@ TEST(Findings, OfAnMlpNameItsOperand) {
   for (const RecipeCase& c : recipes()) {
     for (const Spoilt& s : cases) {
       expect_said(c, s, [&](const Tested& context, const MlpProblem& p) {
-        return run_forward(context, c.in(p.forward()));
+        return run(context, c.in(p.forward()));
       });
     }
   }
@@ -72,7 +72,7 @@ TEST(Findings, OfAnMlpsBackwardNameItsOperand) {
   for (const RecipeCase& c : recipes()) {
     for (const Spoilt& s : cases) {
       expect_said(c, s, [&](const Tested& context, const MlpProblem& p) {
-        return run_backward(context, c.in(p.backward()));
+        return run(context, c.in(p.backward()));
       });
     }
     // Without FC2's dgrad the activation is made, and quantised, by steps of their own.
@@ -80,7 +80,7 @@ TEST(Findings, OfAnMlpsBackwardNameItsOperand) {
                        [](MlpProblem& p) { p.z.set(50, 9, kNan); }};
     expect_said(c, alone, [&](const Tested& context, const MlpProblem& p) {
       const MlpNeeds needs{false, false, false, true, false, false};
-      return run_backward(context, c.in(p.backward(needs)));
+      return run(context, c.in(p.backward(needs)));
     });
   }
 }
@@ -108,14 +108,12 @@ GroupedLinearBackwardArgs linear_backward(const MlpProblem& p) {
 
 TEST(Findings, OfALinearLayerNameItsOperand) {
   const auto forward = [](const RecipeCase& c) {
-    return [&c](const Tested& context, const MlpProblem& p) {
-      return run(context, c.in(linear(p)), grouped_linear, grouped_linear_workspace);
-    };
+    return
+        [&c](const Tested& context, const MlpProblem& p) { return run(context, c.in(linear(p))); };
   };
   const auto backward = [](const RecipeCase& c) {
     return [&c](const Tested& context, const MlpProblem& p) {
-      return run(context, c.in(linear_backward(p)), grouped_linear_backward,
-                 grouped_linear_backward_workspace);
+      return run(context, c.in(linear_backward(p)));
     };
   };
   const auto spoil_x = [](MlpProblem& p) { p.x.set(41, 5, kNan); };

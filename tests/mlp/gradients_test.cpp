@@ -87,10 +87,10 @@ TEST_P(MlpGradients, AreTheDerivativesOfTheForward) {
   std::unique_ptr<MlpProblem> problem;
   do {
     problem = std::make_unique<MlpProblem>(options, random);
-    ASSERT_TRUE(succeeds(run_forward(cpu(), problem->forward())));
+    ASSERT_TRUE(succeeds(run(cpu(), problem->forward())));
   } while (!is_smooth(*problem));
   const MlpProblem& p = *problem;
-  ASSERT_TRUE(succeeds(run_backward(cpu(), p.backward())));
+  ASSERT_TRUE(succeeds(run(cpu(), p.backward())));
   Loss loss(p);
   MlpProblem& d = loss.problem;
   const double allowed = kAllowed * (1 + loss.sum(true));

@@ -36,7 +36,7 @@ TEST_P(NoGroups, NothingIsWrittenToTheCopiesOfAnActivation) {
   args.act = rows_;
   args.act_columnwise = copy_;
   args.tail = GetParam();
-  EXPECT_TRUE(succeeds(run(context_, args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, args)));
   EXPECT_TRUE(copy_.is_undamaged());
 }
 
@@ -49,8 +49,7 @@ TEST_P(NoGroups, NothingIsWrittenToTheCopiesOfItsGradient) {
   args.grad_z_columnwise = wide_copy_;
   args.act_columnwise = copy_;
   args.tail = GetParam();
-  EXPECT_TRUE(succeeds(
-      run(context_, args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, args)));
   EXPECT_TRUE(copy_.is_undamaged());
   EXPECT_TRUE(wide_copy_.is_undamaged());
 }
@@ -67,7 +66,7 @@ TEST_P(NoGroups, NothingIsWrittenToTheCopiesOfALayer) {
   args.grad_z_columnwise = wide_copy_;
   args.act_columnwise = copy_;
   args.tail = GetParam();
-  EXPECT_TRUE(succeeds(run(context_, args, grouped_mlp_backward, grouped_mlp_backward_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, args)));
   EXPECT_TRUE(copy_.is_undamaged());
   EXPECT_TRUE(wide_copy_.is_undamaged());
 }

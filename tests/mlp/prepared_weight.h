@@ -36,7 +36,7 @@ inline Prepared prepare(PrepareWeightArgs args, const Tested& device = tested())
   std::fill_n(static_cast<unsigned char*>(out.memory->data()), bytes, 0xFF);
   out.weight.memory.data = out.memory->data();
   args.prepared = out.weight;
-  EXPECT_TRUE(succeeds(run(device, args, prepare_weight, prepare_weight_workspace)));
+  EXPECT_TRUE(succeeds(run(device, args)));
   return out;
 }
 

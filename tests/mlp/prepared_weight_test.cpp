@@ -49,29 +49,18 @@ A with_prepared(A args, const Prepared& w1, const Prepared& w2) {
   return args;
 }
 
-void expect_same_results(const MlpProblem& got, const MlpProblem& want) {
-  EXPECT_TRUE(same_bits(got.z, want.z, got.batch.rows())) << "z";
-  EXPECT_TRUE(same_bits(got.y, want.y)) << "y";
-  EXPECT_TRUE(same_bits(got.grad_x, want.grad_x)) << "grad_x";
-  EXPECT_TRUE(same_bits(got.grad_w1, want.grad_w1)) << "grad_w1";
-  EXPECT_TRUE(same_bits(got.grad_w2, want.grad_w2)) << "grad_w2";
-  EXPECT_TRUE(same_bits(got.grad_b1, want.grad_b1)) << "grad_b1";
-  EXPECT_TRUE(same_bits(got.grad_probs, want.grad_probs)) << "grad_probs";
-  EXPECT_TRUE(got.is_undamaged());
-}
-
 void expect_no_change(const RecipeCase& c, int32_t dequantized, const MlpOptions& options,
                       Random& random) {
   SCOPED_TRACE(testing::PrintToString(options));
   const MlpProblem plain(options, random);
   const MlpProblem p = plain;
-  ASSERT_TRUE(succeeds(run_forward(tested(), c.in(plain.forward()))));
-  ASSERT_TRUE(succeeds(run_backward(tested(), c.in(plain.backward()))));
+  ASSERT_TRUE(succeeds(run(tested(), c.in(plain.forward()))));
+  ASSERT_TRUE(succeeds(run(tested(), c.in(plain.backward()))));
   PrepareWeightArgs of_w1 = prepare_args(c, p.w1), of_w2 = prepare_args(c, p.w2);
   of_w1.dequantized = of_w2.dequantized = dequantized;
   const Prepared w1 = prepare(of_w1), w2 = prepare(of_w2);
-  ASSERT_TRUE(succeeds(run_forward(tested(), with_prepared(c.in(p.forward()), w1, w2))));
-  ASSERT_TRUE(succeeds(run_backward(tested(), with_prepared(c.in(p.backward()), w1, w2))));
+  ASSERT_TRUE(succeeds(run(tested(), with_prepared(c.in(p.forward()), w1, w2))));
+  ASSERT_TRUE(succeeds(run(tested(), with_prepared(c.in(p.backward()), w1, w2))));
   if (!cpu_has_helped()) expect_same_results(p, plain);
 }
 
@@ -138,10 +127,8 @@ TEST(PreparedWeight, ChangesNoBitOfALinearLayer) {
       backward.grad_x = p.grad_x;
       backward.groups = p.batch.groups();
       const auto run_both = [&] {
-        ASSERT_TRUE(
-            succeeds(run(tested(), c.in(forward), grouped_linear, grouped_linear_workspace)));
-        ASSERT_TRUE(succeeds(run(tested(), c.in(backward), grouped_linear_backward,
-                                 grouped_linear_backward_workspace)));
+        ASSERT_TRUE(succeeds(run(tested(), c.in(forward))));
+        ASSERT_TRUE(succeeds(run(tested(), c.in(backward))));
       };
       run_both();
       const TestTensor y = p.z, grad_x = p.grad_x;
@@ -311,11 +298,11 @@ TEST(PreparedWeight, OfAnotherKindIsRefusedWithASentence) {
   for (const Wrong<A>& wrong : table) {
     A args = with_prepared(mxfp8.in(p.forward()), w1, w2);
     wrong.spoil(args);
-    EXPECT_TRUE(fails(run_forward(cpu(), args), Code::kInvalidArgument, wrong.message));
+    EXPECT_TRUE(fails(run(cpu(), args), Code::kInvalidArgument, wrong.message));
     EXPECT_TRUE(std::isnan(p.y.get(0, 0))) << "y is as it was: " << wrong.message;
   }
-  EXPECT_TRUE(succeeds(run_forward(cpu(), with_prepared(mxfp8.in(p.forward()), w1_forward, w2))));
-  EXPECT_TRUE(fails(run_backward(cpu(), with_prepared(mxfp8.in(p.backward()), w1_forward, w2)),
+  EXPECT_TRUE(succeeds(run(cpu(), with_prepared(mxfp8.in(p.forward()), w1_forward, w2))));
+  EXPECT_TRUE(fails(run(cpu(), with_prepared(mxfp8.in(p.backward()), w1_forward, w2)),
                     Code::kInvalidArgument,
                     "w1_prepared was prepared with forward_only 1, needs 0: its gradient of x is "
                     "asked for"));

@@ -193,7 +193,7 @@ TEST_F(GroupedGemmCheck, RejectsAListOfOutputsThatOverlap) {
 
 TEST_F(GroupedGemmCheck, ExplainsWhatWouldRun) {
   const Context explaining = context.explaining();
-  ASSERT_TRUE(succeeds(run(explaining, gemm.args(), grouped_gemm, grouped_gemm_workspace)));
+  ASSERT_TRUE(succeeds(run(explaining, gemm.args())));
   const Explanation steps = explaining.explanation();
   ASSERT_EQ(steps.size(), 1U);
   EXPECT_EQ(steps[0].op, "grouped_gemm");

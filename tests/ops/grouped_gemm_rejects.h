@@ -23,23 +23,19 @@ class GroupedGemmRejects : public testing::Test {
 
   void rejects(const GroupedGemmArgs& args, const std::string& text,
                Code code = Code::kInvalidArgument) {
-    EXPECT_TRUE(fails(run(context, args, grouped_gemm, grouped_gemm_workspace), code, text));
+    EXPECT_TRUE(fails(run(context, args), code, text));
     TestTensor poisoned = gemm.d;
     poisoned.poison();
     EXPECT_TRUE(same_bits(gemm.d, poisoned));
   }
   void rejects(const GroupedGemmGluArgs& args, const std::string& text) {
-    EXPECT_TRUE(fails(run(context, args, grouped_gemm_glu, grouped_gemm_glu_workspace),
-                      Code::kInvalidArgument, text));
+    EXPECT_TRUE(fails(run(context, args), Code::kInvalidArgument, text));
   }
   void rejects(const GroupedGemmGluBackwardArgs& args, const std::string& text) {
-    EXPECT_TRUE(
-        fails(run(context, args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace),
-              Code::kInvalidArgument, text));
+    EXPECT_TRUE(fails(run(context, args), Code::kInvalidArgument, text));
   }
   void rejects(const GroupedGemmWgradArgs& args, const std::string& text) {
-    EXPECT_TRUE(fails(run(context, args, grouped_gemm_wgrad, grouped_gemm_wgrad_workspace),
-                      Code::kInvalidArgument, text));
+    EXPECT_TRUE(fails(run(context, args), Code::kInvalidArgument, text));
   }
 
   Random random;

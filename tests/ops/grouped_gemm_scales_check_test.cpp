@@ -173,7 +173,7 @@ TEST_F(ScalesCheck, LooksAtQuantisedOutputs) {
 
 TEST_F(ScalesCheck, ExplainsTheBytesOfScales) {
   const Context explaining = context.explaining();
-  ASSERT_TRUE(succeeds(run(explaining, gemm.args(), grouped_gemm, grouped_gemm_workspace)));
+  ASSERT_TRUE(succeeds(run(explaining, gemm.args())));
   const Explanation steps = explaining.explanation();
   ASSERT_EQ(steps.size(), 1U);
   EXPECT_EQ(steps[0].problem, "2 groups, capacity 70, [70, 64] x [2, 96, 64] e4m3");
@@ -186,7 +186,7 @@ TEST_F(ScalesCheck, ExplainsTheBytesOfScales) {
   const TestTensor row_idx = index_tensor(DType::kInt32, std::vector<int64_t>(70, 0));
   gathered.row_idx = row_idx;
   gathered.a.shape[0] = gathered.a_scales.shape[0] = 8;
-  ASSERT_TRUE(succeeds(run(explaining, gathered, grouped_gemm, grouped_gemm_workspace)));
+  ASSERT_TRUE(succeeds(run(explaining, gathered)));
   EXPECT_EQ(explaining.explanation().at(1).bytes_read,
             70 * 64 + 70 * 2 + 70 * 4 + weights + vectors);
 }

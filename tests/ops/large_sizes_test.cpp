@@ -53,17 +53,16 @@ void with_each(const std::vector<moire_tensor*>& tensors, moire_groups& groups,
 // A composite has every op's arithmetic in it. Rows of a matrix that is one row may lie any
 // distance apart that a size in bytes can say.
 template <class Args>
-void expect_sentences(Args& args, const std::vector<moire_tensor*>& tensors,
-                      Status (*op)(const Context&, const Args&),
-                      Status (*workspace)(const Context&, const Args&, size_t*)) {
+void expect_sentences(Args& args, const std::vector<moire_tensor*>& tensors) {
+  using Entry = staging::Entry<Args>;
   const Context context = cpu(2), explaining = context.explaining();
   with_each(tensors, args.groups, [&](const std::string& what) {
     SCOPED_TRACE(what);
     size_t bytes = 7;
-    const Status sized = workspace(context, args, &bytes);
+    const Status sized = Entry::kWorkspace(context, args, &bytes);
     EXPECT_TRUE(!sized.ok() || bytes < size_t{1} << 63);
     EXPECT_TRUE(sized.ok() || bytes == 7) << "untouched where there is no size";
-    for (const Context& c : {context, explaining}) EXPECT_FALSE(op(c, args).ok());
+    for (const Context& c : {context, explaining}) EXPECT_FALSE(Entry::kRun(c, args).ok());
   });
 }
 
@@ -73,20 +72,17 @@ TEST(LargeSizes, OfLayersForward) {
     GroupedMlpArgs args = p.forward();
     args.recipe = recipe;
     args.z = {};
-    expect_sentences(
-        args, {&args.x, &args.w1.tensor, &args.b1, &args.w2.tensor, &args.b2, &args.probs, &args.y},
-        moire::grouped_mlp, moire::grouped_mlp_workspace);
+    expect_sentences(args, {&args.x, &args.w1.tensor, &args.b1, &args.w2.tensor, &args.b2,
+                            &args.probs, &args.y});
   }
 }
 
 TEST(LargeSizes, OfLayersBackward) {
   const MlpProblem p = small_problem();
   GroupedMlpBackwardArgs args = p.backward();
-  expect_sentences(
-      args,
-      {&args.x, &args.w1.tensor, &args.w2.tensor, &args.probs, &args.z, &args.grad_y, &args.grad_x,
-       &args.grad_w1.tensor, &args.grad_b1, &args.grad_w2.tensor, &args.grad_b2, &args.grad_probs},
-      moire::grouped_mlp_backward, moire::grouped_mlp_backward_workspace);
+  expect_sentences(args, {&args.x, &args.w1.tensor, &args.w2.tensor, &args.probs, &args.z,
+                          &args.grad_y, &args.grad_x, &args.grad_w1.tensor, &args.grad_b1,
+                          &args.grad_w2.tensor, &args.grad_b2, &args.grad_probs});
 }
 
 // Scratch of rows of one tensor and columns of another, neither of which has elements.

@@ -69,7 +69,7 @@ TEST_F(NoElements, Routing) {
   plan.num_groups = 2;
   plan.offsets = offsets;
   plan.gather_idx = none(kInt64, {0});
-  EXPECT_TRUE(succeeds(run(context_, plan, permute_plan, permute_plan_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, plan)));
   EXPECT_EQ(static_cast<const int64_t*>(offsets.view().data)[2], 0);
 }
 
@@ -106,27 +106,27 @@ TEST_F(NoElements, Products) {
   gemm.a = gemm.d = none(kBF16, {kMany, 0});
   gemm.b = Weight(none(kBF16, {1, 0, 0}));
   gemm.groups = many();
-  EXPECT_TRUE(succeeds(run(context_, gemm, grouped_gemm, grouped_gemm_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, gemm)));
   gemm.a = none(kBF16, {0, 0});
   gemm.b = Weight(none(kBF16, {1, kMany, 0}));
   gemm.d = none(kBF16, {0, kMany});
   gemm.groups = no_rows();
-  EXPECT_TRUE(succeeds(run(context_, gemm, grouped_gemm, grouped_gemm_workspace))) << "columns";
+  EXPECT_TRUE(succeeds(run(context_, gemm))) << "columns";
   GroupedGemmWgradArgs wgrad;
   wgrad.a = wgrad.b = none(kBF16, {kMany, 0});
   wgrad.d = Weight(none(kBF16, {1, 0, 0}));
   wgrad.groups = many();
-  EXPECT_TRUE(succeeds(run(context_, wgrad, grouped_gemm_wgrad, grouped_gemm_wgrad_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, wgrad)));
   wgrad.a = none(kBF16, {0, kMany});
   wgrad.b = none(kBF16, {0, 0});
   wgrad.d = Weight(none(kBF16, {1, kMany, 0}));
   wgrad.groups = no_rows();
-  EXPECT_TRUE(succeeds(run(context_, wgrad, grouped_gemm_wgrad, grouped_gemm_wgrad_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, wgrad)));
   BiasBackwardArgs bias;
   bias.grad_y = none(kBF16, {kMany, 0});
   bias.grad_bias = none(kBF16, {1, 0});
   bias.groups = many();
-  EXPECT_TRUE(succeeds(run(context_, bias, bias_backward, bias_backward_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, bias)));
 }
 
 // Null pointers are handed to nothing that may not get them, which the sanitizers see.
@@ -140,8 +140,7 @@ TEST_F(NoElements, CopiesBesideAnOutputThatHasSome) {
   args.grad_z_columnwise = {none(DType::kE4M3, {40, 0}), none(DType::kE8M0, {2, 0})};
   args.grad_probs = grad_probs;
   args.groups = {offsets, 1, 40};
-  EXPECT_TRUE(succeeds(
-      run(context_, args, grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, args)));
   for (int64_t i = 0; i < 40; ++i) {
     EXPECT_EQ(static_cast<const float*>(grad_probs.view().data)[i], 0) << "row " << i;
   }
@@ -152,17 +151,16 @@ TEST_F(NoElements, Layers) {
   forward.x = forward.z = forward.act = forward.y = none(kBF16, {kMany, 0});
   forward.w1 = forward.w2 = Weight(none(kBF16, {1, 0, 0}));
   forward.groups = many();
-  EXPECT_TRUE(succeeds(run(context_, forward, grouped_mlp, grouped_mlp_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, forward)));
   forward.recipe = MOIRE_RECIPE_FP8_BLOCK;
   forward.act_columnwise = {none(DType::kE4M3, {kMany, 0}), none(kFP32, {kMany / 128 + 1, 0})};
-  EXPECT_TRUE(succeeds(run(context_, forward, grouped_mlp, grouped_mlp_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, forward)));
   GroupedMlpBackwardArgs backward;
   backward.x = backward.z = backward.grad_y = backward.grad_x = none(kBF16, {kMany, 0});
   backward.w1 = backward.w2 = backward.grad_w1 = backward.grad_w2 = forward.w1;
   backward.grad_b1 = none(kBF16, {1, 0});
   backward.groups = many();
-  EXPECT_TRUE(
-      succeeds(run(context_, backward, grouped_mlp_backward, grouped_mlp_backward_workspace)));
+  EXPECT_TRUE(succeeds(run(context_, backward)));
 }
 
 }  // namespace

@@ -201,15 +201,14 @@ TEST(QuantizeFindings, OfWhatAnEpilogueQuantisesNameTheElementOnce) {
   args.z = args.act = {};
   args.act_rowwise = act.rowwise();
   args.act_columnwise = act.columnwise();
-  ASSERT_TRUE(succeeds(run(context, args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
+  ASSERT_TRUE(succeeds(run(context, args)));
   EXPECT_TRUE(succeeds(context.check())) << "everything is finite";
   c.bias.set(1, 37, 1e38);  // gates of the second group: times ups of more than 3
   c.bias.set(1, kF + 37, 1e38);
   c.bias.set(1, 290, kNaN);
   for (const bool columns_only : {false, true}) {
     if (columns_only) args.act_rowwise = {};
-    ASSERT_TRUE(succeeds(
-        run(Tested::finding(context), args, grouped_gemm_glu, grouped_gemm_glu_workspace)));
+    ASSERT_TRUE(succeeds(run(Tested::finding(context), args)));
     EXPECT_TRUE(fails(context.check(), Code::kInvalidArgument,
                       "grouped_gemm_glu: act[40, 37] is infinite or NaN: infinities were"));
     EXPECT_TRUE(succeeds(context.check())) << "it was said once";
@@ -232,8 +231,7 @@ TEST(QuantizeFindings, OfGradientsThatAnEpilogueQuantisesAreSaid) {
     GroupedGemmGluBackwardArgs args = c.args();
     args.grad_z = args.act = {};
     const auto check = [&](const std::string& found) {
-      ASSERT_TRUE(succeeds(run(Tested::finding(context), args, grouped_gemm_glu_backward,
-                               grouped_gemm_glu_backward_workspace)));
+      ASSERT_TRUE(succeeds(run(Tested::finding(context), args)));
       EXPECT_TRUE(fails(context.check(), Code::kInvalidArgument,
                         "grouped_gemm_glu_backward: " + found + " is infinite or NaN"));
     };

@@ -56,7 +56,7 @@ struct RandomPlan {
     args.offsets = offsets;
     args.gather_idx = gather_idx;
     args.scatter_idx = scatter_idx;
-    EXPECT_TRUE(succeeds(run(cpu(), args, permute_plan, permute_plan_workspace)));
+    EXPECT_TRUE(succeeds(run(cpu(), args)));
     groups = Groups(offsets.as<int64_t>(), num_groups, routed + tail);
   }
   RandomPlan(const RandomPlan&) = delete;

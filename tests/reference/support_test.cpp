@@ -1,7 +1,7 @@
 // The test helpers themselves: damage is seen, and comparisons report what differs.
 #include <gtest/gtest.h>
 
-#include "tests/support/expect.h"
+#include "tests/support/outputs.h"
 #include "tests/support/ragged.h"
 #include "tests/support/tensors.h"
 
@@ -78,6 +78,47 @@ TEST(Expect, TailsAreZeroOrUntouched) {
   EXPECT_FALSE(tail_is_zero(t, batch.groups()));
   t.fill(0);
   EXPECT_TRUE(tail_is_zero(t, batch.groups()));
+}
+
+TEST(Outputs, OfTwoCallsAreComparedFieldByField) {
+  TestTensor act(DType::kBF16, {4, 3}, 2), grad_z(DType::kBF16, {4, 6}),
+      grad_probs(DType::kFP32, {4});
+  const TestTensor z(DType::kBF16, {4, 6});
+  GluBackwardArgs got;
+  got.z = z;  // is read: whatever it is
+  got.act = act;
+  got.grad_z = grad_z;
+  got.grad_probs = grad_probs;
+  for (TestTensor* t : {&act, &grad_z, &grad_probs}) {
+    TestTensor other = *t;
+    GluBackwardArgs want = got;
+    (t == &act ? want.act : t == &grad_z ? want.grad_z : want.grad_probs) = other;
+    EXPECT_TRUE(same_outputs(got, want));
+    other.set(0, 2, 1);
+    EXPECT_FALSE(same_outputs(got, want));
+  }
+  GluBackwardArgs without = got;
+  without.act = {};
+  EXPECT_EQ(std::string(same_outputs(got, without).message()), "not as many outputs");
+}
+
+TEST(Outputs, AreAlsoMatricesOfAListAndCopies) {
+  TestWeight list(DType::kFP32, 2, 3, 4, MOIRE_OUT_IN, true);
+  const TestWeight same = list;
+  GroupedGemmWgradArgs wgrad, other;
+  wgrad.d = list;
+  other.d = same;
+  EXPECT_TRUE(same_outputs(wgrad, other));
+  list.set(1, 2, 3, 5);
+  EXPECT_TRUE(std::string(same_outputs(wgrad, other).message()).ends_with(" of group 1, of d"));
+  const TestTensor data(DType::kE4M3, {2, 64}), scales(DType::kE8M0, {2, 2});
+  TestTensor written = scales;
+  QuantizeArgs quantized, again;
+  quantized.rowwise = {data, scales};
+  again.rowwise = {data, written};
+  EXPECT_TRUE(same_outputs(quantized, again));
+  written.as<uint8_t>()[3] = 0;
+  EXPECT_FALSE(same_outputs(quantized, again));
 }
 
 TEST(Random, RepeatsWithTheSameSeed) {

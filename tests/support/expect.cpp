@@ -1,6 +1,7 @@
 #include "tests/support/expect.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "tests/support/outputs.h"
 
@@ -17,6 +18,23 @@ testing::AssertionResult result(const reference::OutputErrors& errors) {
                                      << " differ, " << errors.first_mismatch;
 }
 
+// f(its first byte, how many) of each row of each output.
+template <class F>
+void for_each_row(const Written& outputs, const F& f) {
+  const auto visit = [&](const TensorView& t) {
+    const int64_t size = dtype_size(t.type()), pitch = t.rank == 1 ? 1 : t.stride();
+    const int64_t rows = t.rank == 1 ? 1 : t.num_rows();
+    for (int64_t i = 0; i < rows; ++i) {
+      f(static_cast<std::byte*>(t.data) + i * pitch * size,
+        static_cast<size_t>(t.columns() * size));
+    }
+  };
+  for (const auto& [name, t] : outputs.tensors) visit(t);
+  for (const auto& [name, w] : outputs.weights) {
+    for (int64_t g = 0; g < w.tensor.shape[0]; ++g) visit(Weight(w).matrix(g));
+  }
+}
+
 }  // namespace
 
 testing::AssertionResult all_match(const std::vector<reference::OutputErrors>& outputs) {
@@ -24,6 +42,30 @@ testing::AssertionResult all_match(const std::vector<reference::OutputErrors>& o
     if (e.mismatches > 0) return result(e) << ", of " << e.name;
   }
   return testing::AssertionSuccess();
+}
+
+testing::AssertionResult same_written(const Written& got, const Written& want) {
+  const auto compared = [](const auto& some, const auto& others) {
+    if (some.size() != others.size()) return testing::AssertionFailure() << "not as many outputs";
+    for (size_t i = 0; i < some.size(); ++i) {
+      testing::AssertionResult result = same_bits(some[i].second, others[i].second);
+      if (!result) return result << ", of " << some[i].first;
+    }
+    return testing::AssertionSuccess();
+  };
+  const testing::AssertionResult tensors = compared(got.tensors, want.tensors);
+  return tensors ? compared(got.weights, want.weights) : tensors;
+}
+
+void poison(const Written& outputs) {
+  for_each_row(outputs, [](std::byte* row, size_t bytes) { std::memset(row, 0xFF, bytes); });
+}
+
+std::vector<std::vector<std::byte>> bytes_of(const Written& outputs) {
+  std::vector<std::vector<std::byte>> out;
+  for_each_row(outputs,
+               [&](const std::byte* row, size_t bytes) { out.emplace_back(row, row + bytes); });
+  return out;
 }
 
 testing::AssertionResult matches(const TensorView& got, const reference::Matrix& want,

@@ -8,6 +8,7 @@
 
 #include "reference/quantize.h"
 #include "reference/tensor.h"
+#include "staging/entry.h"
 #include "tests/support/tensors.h"
 #include "tests/support/tested.h"
 
@@ -39,16 +40,22 @@ testing::AssertionResult fails(const Status& status, Code code, const std::strin
 // A CPU context; 0 threads = one per core.
 Context cpu(int num_threads = 0);
 
-// Sizes the workspace, runs the op in one full of garbage, and checks that it stayed inside.
-template <class A, class Op, class Size>
-Status run(const Tested& context, A args, const Op& op, const Size& size) {
-  size_t bytes = 0;
-  if (Status status = size(context, args, &bytes); !status.ok()) return status;
-  const TestWorkspace workspace(bytes);
-  args.workspace = workspace.get();
-  Status status = op(context, args);
-  EXPECT_TRUE(workspace.is_undamaged()) << "written outside its workspace";
-  return status;
+// Runs the op of a struct; if it takes a workspace, in one of the size that it asks for, full of
+// garbage, of which it has to stay inside.
+template <class A>
+Status run(const Tested& context, A args) {
+  using Entry = staging::Entry<A>;
+  if constexpr (Entry::kWorkspace == nullptr) {
+    return context.call(args, Entry::kRun);
+  } else {
+    size_t bytes = 0;
+    if (Status status = context.size(args, &bytes, Entry::kWorkspace); !status.ok()) return status;
+    const TestWorkspace workspace(bytes);
+    args.workspace = workspace.get();
+    Status status = context.call(args, Entry::kRun);
+    EXPECT_TRUE(workspace.is_undamaged()) << "written outside its workspace";
+    return status;
+  }
 }
 
 }  // namespace moire::test

@@ -95,10 +95,6 @@ GroupedGemmArgs GemmCase::args() const {
   return args;
 }
 
-Status GemmCase::run(const Tested& context) {
-  return test::run(context, args(), grouped_gemm, grouped_gemm_workspace);
-}
-
 GemmGluCase::GemmGluCase(Random& random, const Batch& batch_, int64_t f, int64_t k,
                          const GemmOptions& o)
     : batch(batch_),
@@ -128,10 +124,6 @@ GroupedGemmGluArgs GemmGluCase::args() const {
   args.layout = options.glu;
   args.tail = options.tail;
   return args;
-}
-
-Status GemmGluCase::run(const Tested& context) {
-  return test::run(context, args(), grouped_gemm_glu, grouped_gemm_glu_workspace);
 }
 
 GemmGluBackwardCase::GemmGluBackwardCase(Random& random, const Batch& batch_, int64_t f, int64_t k,
@@ -173,10 +165,6 @@ GroupedGemmGluBackwardArgs GemmGluBackwardCase::args() const {
   return args;
 }
 
-Status GemmGluBackwardCase::run(const Tested& context) {
-  return test::run(context, args(), grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace);
-}
-
 WgradCase::WgradCase(Random& random, const Batch& batch_, int64_t m, int64_t n,
                      const GemmOptions& o)
     : batch(batch_),
@@ -203,8 +191,27 @@ GroupedGemmWgradArgs WgradCase::args() const {
   return args;
 }
 
-Status WgradCase::run(const Tested& context) {
-  return test::run(context, args(), grouped_gemm_wgrad, grouped_gemm_wgrad_workspace);
+EveryGemm::EveryGemm(Random& random, const Batch& batch, const GemmOptions& o)
+    : forward(random, batch, 200, 530, false, o),
+      dgrad(random, batch, 530, 200, true, o),
+      glu(random, batch, 150, 300, o),
+      glu_backward(random, batch, 150, 300, o),
+      wgrad(random, batch, 400, 100, o) {}
+
+void EveryGemm::run(const Tested& context) const {
+  ASSERT_TRUE(succeeds(forward.run(context)));
+  ASSERT_TRUE(succeeds(dgrad.run(context)));
+  ASSERT_TRUE(succeeds(glu.run(context)));
+  ASSERT_TRUE(succeeds(glu_backward.run(context)));
+  ASSERT_TRUE(succeeds(wgrad.run(context)));
+}
+
+void EveryGemm::expect_same(const EveryGemm& other) const {
+  forward.expect_same(other.forward);
+  dgrad.expect_same(other.dgrad);
+  glu.expect_same(other.glu);
+  glu_backward.expect_same(other.glu_backward);
+  wgrad.expect_same(other.wgrad);
 }
 
 }  // namespace moire::test

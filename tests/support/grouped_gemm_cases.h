@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "reference/grouped_gemm.h"
-#include "tests/support/expect.h"
 #include "tests/support/fp8.h"
+#include "tests/support/outputs.h"
 #include "tests/support/ragged.h"
 #include "tests/support/tensors.h"
 
@@ -53,12 +52,32 @@ struct RaggedInput {
   TestTensor rows, row_idx, scales;
 };
 
+// What every case has; `Case` says its args() and whether they are undamaged.
+template <class Case>
+struct Runs {
+  Status run(const Tested& context) const { return test::run(context, self().args()); }
+  // Against the reference.
+  void check(const Tested& context) const {
+    SCOPED_TRACE(testing::Message() << self().options << self().variant());
+    expect_right(context, self().args());
+    EXPECT_TRUE(self().is_undamaged());
+  }
+  void expect_same(const Case& other) const {
+    EXPECT_TRUE(same_outputs(self().args(), other.args())) << self().options << self().variant();
+  }
+  const char* variant() const { return ""; }
+
+ private:
+  const Case& self() const { return static_cast<const Case&>(*this); }
+};
+
 // forward and dgrad
-struct GemmCase {
+struct GemmCase : Runs<GemmCase> {
   GemmCase(Random& random, const Batch& batch, int64_t n, int64_t k, bool transpose_b,
            const GemmOptions& o);
   GroupedGemmArgs args() const;
-  Status run(const Tested& context);
+  bool is_undamaged() const { return d.is_undamaged(); }
+  const char* variant() const { return transpose_b ? ", transposed" : ""; }
 
   const Batch& batch;
   GemmOptions options;
@@ -69,10 +88,10 @@ struct GemmCase {
   TestTensor bias, bias_scale, d;
 };
 
-struct GemmGluCase {
+struct GemmGluCase : Runs<GemmGluCase> {
   GemmGluCase(Random& random, const Batch& batch, int64_t f, int64_t k, const GemmOptions& o);
   GroupedGemmGluArgs args() const;
-  Status run(const Tested& context);
+  bool is_undamaged() const { return z.is_undamaged() && act.is_undamaged(); }
 
   const Batch& batch;
   GemmOptions options;
@@ -82,11 +101,14 @@ struct GemmGluCase {
   TestTensor bias, probs, z, act;
 };
 
-struct GemmGluBackwardCase {
+struct GemmGluBackwardCase : Runs<GemmGluBackwardCase> {
   GemmGluBackwardCase(Random& random, const Batch& batch, int64_t f, int64_t k,
                       const GemmOptions& o);
   GroupedGemmGluBackwardArgs args() const;
-  Status run(const Tested& context);
+  bool is_undamaged() const {
+    return grad_z.is_undamaged() && act.is_undamaged() && grad_probs.is_undamaged() &&
+           grad_bias.is_undamaged();
+  }
 
   const Batch& batch;
   GemmOptions options;
@@ -96,16 +118,28 @@ struct GemmGluBackwardCase {
   TestTensor z, probs, grad_z, act, grad_probs, grad_bias;
 };
 
-struct WgradCase {
+struct WgradCase : Runs<WgradCase> {
   WgradCase(Random& random, const Batch& batch, int64_t m, int64_t n, const GemmOptions& o);
   GroupedGemmWgradArgs args() const;
-  Status run(const Tested& context);
+  bool is_undamaged() const { return d.is_undamaged(); }
 
   const Batch& batch;
   GemmOptions options;
   RaggedInput a, b;
   TestWeight d;
   std::vector<uint8_t> beta_per_group;  // empty = not used
+};
+
+// One call of each op, with everything optional, large enough for many tiles and several K blocks.
+struct EveryGemm {
+  EveryGemm(Random& random, const Batch& batch, const GemmOptions& o);
+  void run(const Tested& context) const;
+  void expect_same(const EveryGemm& other) const;
+
+  GemmCase forward, dgrad;
+  GemmGluCase glu;
+  GemmGluBackwardCase glu_backward;
+  WgradCase wgrad;
 };
 
 }  // namespace moire::test

@@ -41,10 +41,12 @@ class Tested {
   Device device() const { return context_.device(); }
   const Context& context() const { return context_; }
 
-  // Calls take pointers to the host's memory, whatever the device.
+  // Calls take pointers to the host's memory, whatever the device; what is explained stays there.
   template <class A>
   Status call(const A& args, Status (*op)(const Context&, const A&)) const {
-    if (context_.device() == Device::kCpu) return without_heap([&] { return op(context_, args); });
+    if (context_.device() == Device::kCpu || context_.is_explaining()) {
+      return without_heap([&] { return op(context_, args); });
+    }
     const Status status = staged_call().run(context_, args, op);
     return note(status) || is_alone_ ? status : op(Context::create().value(), args);
   }

@@ -12,35 +12,16 @@
 #include "arguments.h"
 #include "commands.h"
 #include "machine.h"
-#include "reference/glu.h"
-#include "reference/grouped_gemm.h"
 #include "reference/outputs.h"
 #include "reference/recipe.h"
 #include "sample.h"
+#include "staging/entry.h"
 #include "text.h"
 
 namespace moire::tool {
 namespace {
 
-// The library's functions for an argument struct, null where there is no workspace, and what the
-// reference says.
-template <class A>
-struct Entry;
-#define MOIRE_ENTRY_OF(name, workspace)                                                       \
-  template <>                                                                                 \
-  struct Entry<Args<moire_##name##_args>> {                                                   \
-    static constexpr Status (*kRun)(const Context&, const Args<moire_##name##_args>&) = name; \
-    static constexpr Status (*kWorkspace)(const Context&, const Args<moire_##name##_args>&,   \
-                                          size_t*) = workspace;                               \
-    static auto truth(const moire_##name##_args& args) { return reference::name(args); }      \
-  };
-#define MOIRE_ENTRY(name) MOIRE_ENTRY_OF(name, nullptr)
-#define MOIRE_ENTRY_WITH_WORKSPACE(name) MOIRE_ENTRY_OF(name, name##_workspace)
-MOIRE_FOR_EACH_DEFINED_OP(MOIRE_ENTRY, MOIRE_ENTRY_WITH_WORKSPACE)
-MOIRE_FOR_EACH_LAYER(MOIRE_ENTRY, MOIRE_ENTRY_WITH_WORKSPACE)
-#undef MOIRE_ENTRY_WITH_WORKSPACE
-#undef MOIRE_ENTRY
-#undef MOIRE_ENTRY_OF
+using staging::Entry;
 
 // The arguments, with copies of what the call is going to add to.
 class Before {
@@ -82,7 +63,7 @@ template <class A>
 Call::Judge expect(const OpCall& call, const A& args) {
   bool is_as_stored = true;
   if constexpr (requires { args.recipe; }) is_as_stored = args.recipe == MOIRE_RECIPE_AS_STORED;
-  if (is_as_stored) return judge_by(call, args, Entry<A>::truth(args));
+  if (is_as_stored) return judge_by(call, args, reference::truth(args));
   if constexpr (std::same_as<A, GroupedLinearArgs>) {
     return judge_by(call, args, reference::quantized_linear(args));
   } else if constexpr (std::same_as<A, GroupedLinearBackwardArgs>) {
