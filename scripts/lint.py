@@ -65,7 +65,7 @@ PARTS = (
     ),
     Part("CPU", ("src/backend/cpu/",), 7500),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12330),
-    Part("Python", ("python/moire/",), 5100, ceiling=7257, without=INTEGRATIONS),
+    Part("Python", ("python/moire/",), 5100, ceiling=7297, without=INTEGRATIONS),
     Part("tools", ("tools/",), 6500, ceiling=7400),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall

@@ -84,6 +84,40 @@ def test_a_chain_of_chains_and_no_splits_where_nobody_needs_them(generator):
     assert nn.Sequential(torch.nn.Linear(H, 4))(x).shape == (9, 4)
 
 
+NESTED = [
+    lambda a, b, c: [nn.Sequential(a, b), c],
+    lambda a, b, c: [a, nn.Sequential(b), nn.Sequential(), torch.nn.Sequential(c)],
+    lambda a, b, c: [torch.nn.Sequential(nn.Sequential(a), b, nn.Sequential(c))],
+]
+
+
+@pytest.mark.parametrize("nest", NESTED)
+def test_a_chain_in_a_chain_is_its_modules_in_their_places(generator, nest):
+    x, probs = draw(generator)
+    modules = three()
+    chain = nn.Sequential(*nest(*modules))
+    assert torch.equal(chain(x, SPLITS, probs), one_by_one(modules, x, probs))
+    assert ops_of(moire.explain(chain, x, SPLITS, probs)) == FUSED
+
+
+def test_a_chain_with_hooks_keeps_them_and_the_scale_of_a_bias(generator):
+    x, probs = draw(generator)
+    modules, called = three(), []
+    wanted = one_by_one(modules, x, probs)
+    for begin in (0, 1, 2):
+        inner = nn.Sequential(*modules[begin : begin + 2])
+        inner.register_forward_hook(lambda *_: called.append(1))
+        chain = nn.Sequential(*modules[:begin], inner, *modules[begin + 2 :])
+        if begin < 2:
+            assert torch.equal(chain(x, SPLITS, probs), wanted)
+            continue
+        with pytest.raises(moire.InvalidArgument, match="module 2 is a chain with hooks or a forw"):
+            chain(x, SPLITS, probs)
+        modules[2].scale_bias = False
+        assert torch.equal(chain(x, SPLITS, probs), one_by_one(modules, x, probs))
+    assert called == [1, 1, 1]
+
+
 def test_backward_dw_is_that_of_the_layers_that_delay(generator):
     x, probs = draw(generator)
     chain = [*three(delay_wgrad_compute=True), nn.GroupedMLP(E, H, F, delay_wgrad_compute=True)]
@@ -284,3 +318,6 @@ def test_buffers_that_no_module_takes_are_refused(generator, buffers, message):
     with pytest.raises(moire.InvalidArgument) as e:
         chain(x, SPLITS, probs, **buffers)
     assert message in str(e.value)
+    (name,) = buffers
+    with pytest.raises(moire.InvalidArgument, match=f"{name} is given, but the chain has no mod"):
+        nn.Sequential(nn.Sequential())(x, SPLITS, probs, **buffers)

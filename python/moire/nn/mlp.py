@@ -101,7 +101,7 @@ class GroupedMLP(OfLayers, torch.nn.Module):
 
     def _options(self, is_first_microbatch):
         for name, module in self._modules.items():
-            if _has_hooks(module):
+            if has_hooks(module):
                 raise unsupported(
                     f"GroupedMLP: {name} has hooks, which one call for all three would pass by; "
                     f"give them (or fully_shard) to the GroupedMLP, or make it a Sequential"
@@ -169,7 +169,7 @@ def why_not_fused(modules):
             return f"found {described(module)} where a {wanted.__name__} has to be"
         if type(module).forward is not wanted.forward or "forward" in vars(module):
             return f"{described(module)} has a forward of its own"
-        if _has_hooks(module):
+        if has_hooks(module):
             return f"{described(module)} has hooks, which one call for all three would pass by"
     fc1, activation, fc2 = modules
     width = fc2.in_features
@@ -192,5 +192,5 @@ def why_not_fused(modules):
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _has_hooks(module):
+def has_hooks(module):
     return any(getattr(module, hooks) for hooks in _HOOKS)
