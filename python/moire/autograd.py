@@ -131,6 +131,22 @@ def named(spec, values):
     return found
 
 
+def _asked(ctx):
+    """Of which tensors this backward pass wants gradients, of those that want one: all, or what the
+    inputs of torch.autograd.grad lie behind. Of a leaf among those Torch says it by an exception,
+    which takes a while: what autograd would drop unseen is not asked for.
+    """
+    nodes = (node for node, _ in ctx.next_functions)
+    return [need and _is_asked(node) for need, node in zip(ctx.needs_input_grad[1:], nodes)]
+
+
+def _is_asked(node):
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf among the inputs
+        return True
+
+
 if torch is not None:
     from torch.autograd.function import once_differentiable
 
@@ -165,7 +181,8 @@ if torch is not None:
             fields.update((f"grad_{name}", grad) for name, grad in zip(op.outputs, grads))
             fields["within"] = pass_of_backward() if ctx.within is None else ctx.within
             offsets = fields.get("offsets")
-            needs = named(spec, ctx.needs_input_grad[1:])
+            writes_elsewhere = getattr(how, "sinks", None) and not torch.compiler.is_compiling()
+            needs = named(spec, _asked(ctx) if writes_elsewhere else ctx.needs_input_grad[1:])
             found, returned = op.gradients(Torch, fields, how, needs, named(spec, likes)), []
             if needs.get("y"):
                 found["y"] = of_overwritten(grads[0], offsets, values["tail"])

@@ -35,6 +35,15 @@ def wrong(name, value, needs):
     return invalid(f"{name} is {described(value)}, must be {needs}")
 
 
+def tensors_of(fields):
+    """(name, tensor) of the Torch tensors, and of those in lists, of a call's mapping."""
+    for name, value in fields.items():
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        for i, tensor in enumerate(values):
+            if isinstance(tensor, torch.Tensor):
+                yield name if len(values) == 1 else f"{name}[{i}]", tensor
+
+
 def dtype_name(array):
     """What NumPy and Torch both call an array's type."""
     return str(array.dtype).removeprefix("torch.")

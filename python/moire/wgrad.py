@@ -20,6 +20,7 @@ from .arrays import Torch as fw
 from .arrays import torch, version_of, was_written
 from .context import is_explaining, restored_after_explaining
 from .errors import invalid
+from .values import tensors_of
 
 
 class Beta(NamedTuple):
@@ -50,29 +51,32 @@ class FreshGradients:
 
 
 class ParameterGradients:
-    """For the parameters of a layer: main_grad where it accumulates into it; later if delayed."""
+    """For the parameters of a call: main_grad where it accumulates into it; later if delayed."""
 
-    def __init__(self, parameters, accumulate_into_main_grad, delayed):
-        self.parameters = parameters  # a function, so that replaced parameters are found
-        self.accumulate_into_main_grad = accumulate_into_main_grad
-        self.delayed = delayed
-        self._overwrites = False  # main_grad, whatever the parameters say
+    def __init__(self, accumulate_into_main_grad, delayed):
+        self.accumulate_into_main_grad, self.delayed = accumulate_into_main_grad, delayed
         self._queue = _Queue()
 
-    def of_call(self, is_first_microbatch):
-        """Where the gradients of one call go; those of a first microbatch overwrite main_grad."""
-        if not is_first_microbatch:
-            return self
-        first = copy.copy(self)
-        first._overwrites = True
-        return first
+    def of_call(self, call, weights, is_first_microbatch):
+        """Where the gradients of a call with these weights go, which need not be the layer's own
+        (torch.func.functional_call); those of a first microbatch overwrite main_grad.
+        """
+        sink = copy.copy(self)
+        sink.parameters = weights if isinstance(weights, list) else [weights]
+        sink._overwrites = bool(is_first_microbatch)
+        if torch.is_grad_enabled() and not all(p.is_leaf for p in sink.parameters):
+            name = "delay_wgrad_compute" if self.delayed else "accumulate_into_main_grad"
+            raise invalid(
+                f"{call}: {name} is on, but a weight is computed from other tensors (parametrize, "
+                f"functional_call), and only autograd can take its gradient to those; build the "
+                f"layer without it"
+            )
+        return sink
 
     def destination(self, fw, like, weights, needs):
-        if not self.accumulate_into_main_grad:
+        if not (self.accumulate_into_main_grad and any(needs)):
             return FreshGradients.destination(fw, like, weights, needs)
-        if not any(needs):
-            return None, Beta()
-        parameters = self.parameters()
+        parameters = self.parameters
         buffers = [_main_grad(p) if need else None for p, need in zip(parameters, needs)]
         dtype = _common_dtype(buffers)
         # The kernel writes all of them: those that nobody wants into scratch.
@@ -90,13 +94,13 @@ class ParameterGradients:
         if not self.accumulate_into_main_grad:
             return None if self.delayed else FreshGradients.returned(written, needs)
         fw.written(*(buffer for buffer, need in zip(written or (), needs) if need))
-        return [_dummy(p) if need else None for p, need in zip(self.parameters(), needs)]
+        return [_dummy(p) if need else None for p, need in zip(self.parameters, needs)]
 
     def defer(self, backward, run, operands, *destination):
         """Keeps run(written, beta) for backward_dw(), which reads the tensors of the mapping
         `operands` and writes what destination() makes of the rest.
         """
-        operands = dict(_flat(operands))
+        operands = dict(tensors_of(operands))
         versions = [version_of(t) for t in operands.values()]
         deferred = _Deferred(backward, self, run, operands, versions, destination)
         restored_after_explaining(self._queue, "waiting")
@@ -123,7 +127,7 @@ class ParameterGradients:
         for operand in deferred.operands.values():
             if operand.is_cuda:  # freed soon, and made on a stream that may be another
                 operand.record_stream(torch.cuda.current_stream(operand.device))
-        wanted = [both for *both, need in zip(self.parameters(), written, needs) if need]
+        wanted = [both for *both, need in zip(self.parameters, written, needs) if need]
         if self.accumulate_into_main_grad:
             fw.written(*(buffer for _, buffer in wanted))
             return
@@ -171,7 +175,7 @@ def check_memory(sinks, tensors):
     buffers, others = {}, {}
     for i, (sink, written, needs) in enumerate(sinks):
         layer = f"fc{i + 1}." if len(sinks) > 1 else ""
-        parameters = sink.parameters() if sink.accumulate_into_main_grad else ()
+        parameters = sink.parameters if sink.accumulate_into_main_grad else ()
         for j, (p, buffer, need) in enumerate(zip(parameters, written or needs, needs)):
             name = f"{layer}weight{j}" if len(needs) > 1 else f"{layer}weight"
             others[name] = p
@@ -179,18 +183,9 @@ def check_memory(sinks, tensors):
                 buffers[f"the main_grad of {name}"] = buffer
     if not buffers:
         return
-    found = _shared(buffers, {**dict(_flat(tensors)), **others})
+    found = _shared(buffers, {**dict(tensors_of(tensors)), **others})
     if found is not None:
         raise invalid(f"main_grad: {found[0]} shares memory with {found[1]}, must have its own")
-
-
-def _flat(fields):
-    """(name, tensor) of the tensors and lists of them in a call's mapping."""
-    for name, value in fields.items():
-        is_list = isinstance(value, (list, tuple))
-        for i, tensor in enumerate(value if is_list else [value]):
-            if isinstance(tensor, torch.Tensor):
-                yield f"{name}[{i}]" if is_list else name, tensor
 
 
 def _main_grad(parameter):

@@ -235,6 +235,66 @@ def test_frozen_weights_get_nothing(generator):
         )
 
 
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("delayed", [False, True])
+def test_only_weights_that_a_backward_asks_for_get_a_gradient(generator, delayed, into):
+    plain, x, probs = make(generator, packed=False)
+    run(plain, x, probs)
+    options = {"delay_wgrad_compute": delayed, "accumulate_into_main_grad": into}
+    layer, *_ = make(generator, packed=False, **options)
+    for p in weights(layer):
+        p.main_grad = torch.zeros_like(p)
+    x.requires_grad_()
+    chosen = layer.fc1.weight2
+
+    def found():
+        return [p.grad if not into else p.main_grad for p in weights(layer)]
+
+    y = layer(x, SPLITS, probs).sin().sum()
+    torch.autograd.grad(y, [x], retain_graph=True)
+    layer.backward_dw()
+    assert all(grad is None or not grad.any() for grad in found())
+    y.backward(inputs=[chosen])
+    layer.backward_dw()
+    for p, grad, reference in zip(weights(layer), found(), weights(plain)):
+        if p is chosen:
+            assert torch.equal(grad, reference.grad)
+        else:
+            assert grad is None or not grad.any()
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("delayed", [False, True])
+def test_gradients_go_to_the_weights_of_the_call(generator, delayed, into):
+    """Which torch.func.functional_call puts in the place of the layer's."""
+    plain, layer = (
+        nn.GroupedLinear(E, H, F, accumulate_into_main_grad=i, delay_wgrad_compute=d)
+        for i, d in ((False, False), (into, delayed))
+    )
+    given = plain.weight.detach().clone().requires_grad_()
+    x = truth.draw(generator, 9, H)
+    for p in (given, layer.weight):
+        p.main_grad = torch.zeros_like(p)
+    plain(x, SPLITS).sin().sum().backward()
+    torch.func.functional_call(layer, {"weight": given}, (x, SPLITS)).sin().sum().backward()
+    layer.backward_dw()
+    assert torch.equal(given.main_grad if into else given.grad, plain.weight.grad)
+    assert layer.weight.grad is None and not layer.weight.main_grad.any()
+
+
+@pytest.mark.parametrize("option", ["accumulate_into_main_grad", "delay_wgrad_compute"])
+def test_weights_that_are_computed_have_no_gradient_elsewhere(generator, option):
+    layer, x = nn.GroupedLinear(E, H, F, **{option: True}), truth.draw(generator, 9, H)
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", torch.nn.Tanh())
+    for call in (lambda: layer(x, SPLITS), lambda: nn.Sequential(layer)(x, SPLITS)):
+        with pytest.raises(
+            moire.InvalidArgument, match=f"Linear: {option} is on, but a weight is computed from o"
+        ):
+            call()
+    with torch.no_grad():
+        assert layer(x, SPLITS).shape == (9, F)
+
+
 @pytest.mark.parametrize("delayed", [False, True])
 def test_main_grad_of_weights_that_are_8_bits(generator, delayed):
     options = {"primary": "mxfp8", "recipe": "mxfp8", "dtype": torch.bfloat16}

@@ -25,7 +25,7 @@ from ..functional import grouped_linear
 from ..grouped_tensor import GroupedTensor
 from ..groups import Groups
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
-from ..operands import Operand, WeightCopies
+from ..operands import Operand
 from ..recipes import RecipeLike
 from ..values import flag, integer, torch_device, wrong
 from ..weight_cache import ParameterCopies, Primary
@@ -152,7 +152,7 @@ class GroupedLinear(WithoutExtraState):
         self._copies = ParameterCopies(recipe, weight_layout) if has_copies else None
         into = flag(f"{call}: accumulate_into_main_grad", accumulate_into_main_grad)
         later = flag(f"{call}: delay_wgrad_compute", delay_wgrad_compute)
-        self._wgrad = ParameterGradients(self._weights, into, later) if into or later else None
+        self._wgrad = ParameterGradients(into, later) if into or later else None
         self._wgrad_hooks = []
         shape = (self.out_features, self.in_features)
         if weight_layout == "in_out":
@@ -216,15 +216,17 @@ class GroupedLinear(WithoutExtraState):
         name = self.rng_tracker_name
         return self.get_rng_state_tracker().fork(*([] if name is None else [name]))
 
-    def quantized_weights(
-        self, is_first_microbatch: Optional[bool] = None
-    ) -> Optional[WeightCopies]:
-        """The weights in 8 bits as an 8-bit recipe's products read them (see
-        moire/weight_cache.py), else None.
+    def operands(self, is_first_microbatch: Optional[bool] = None) -> tuple[Any, Any, Any]:
+        """Of one call: the weights, what an 8-bit recipe's products read of them (see
+        moire/weight_cache.py), and where their gradients go (moire/wgrad.py), each or None.
         """
-        if self._copies is None:
-            return None
-        return self._copies.of(type(self).__name__, self.weights(), is_first_microbatch)
+        weights, copies, sink = self.weights(), self._copies, self._wgrad
+        call = type(self).__name__
+        return (
+            weights,
+            copies and copies.of(call, weights, is_first_microbatch),
+            sink and sink.of_call(call, weights, is_first_microbatch),
+        )
 
     def weights_changed(self) -> None:
         """Says that the weights were written in a way that nobody counts (through `.data`, by
@@ -250,13 +252,8 @@ class GroupedLinear(WithoutExtraState):
             raise invalid("GroupedLinear: scale is given, but it was built with scale_bias=False")
         groups = as_groups(splits)  # before weights are quantised: splits may be wrong
         ours = {n: getattr(self, n) for n in ("weight_layout", "recipe", "compute_dtype")}
-        ours.update(bias=self.biases(), wgrad=self._sink(is_first_microbatch))
-        ours["w_quantized"] = self.quantized_weights(is_first_microbatch)
-        return grouped_linear(x, self.weights(), groups, **ours, **options)
-
-    def _sink(self, is_first_microbatch=None):
-        """Where the weight gradients of one call go (see moire/wgrad.py); None: to autograd."""
-        return self._wgrad and self._wgrad.of_call(is_first_microbatch)
+        w, ours["w_quantized"], ours["wgrad"] = self.operands(is_first_microbatch)
+        return grouped_linear(x, w, groups, bias=self.biases(), **ours, **options)
 
     def need_backward_dw(self) -> bool:
         """Whether backward leaves the weight gradients to backward_dw (delay_wgrad_compute)."""

@@ -142,10 +142,12 @@ class GroupedMLP(OfLayers, torch.nn.Module):
 
 def fused_options(fc1, activation, fc2, is_first_microbatch):
     """What these modules say of one call of grouped_mlp or moe."""
-    sinks = [layer._sink(is_first_microbatch) for layer in (fc1, fc2)]
+    both = (layer.operands(is_first_microbatch) for layer in (fc1, fc2))
+    (w1, copies1, sink1), (w2, copies2, sink2) = both
+    sinks = sink1 or FreshGradients, sink2 or FreshGradients
     return {
-        "w1": fc1.weights(),
-        "w2": fc2.weights(),
+        "w1": w1,
+        "w2": w2,
         "b1": fc1.biases(),
         "b2": fc2.biases(),
         "b2_scale": "probs" if fc2.scale_bias else None,
@@ -154,9 +156,9 @@ def fused_options(fc1, activation, fc2, is_first_microbatch):
         "recipe": fc1.recipe,
         "weight_layout": fc1.weight_layout,
         "compute_dtype": fc1.compute_dtype,
-        "w1_quantized": fc1.quantized_weights(is_first_microbatch),
-        "w2_quantized": fc2.quantized_weights(is_first_microbatch),
-        "wgrad": [sink or FreshGradients for sink in sinks] if any(sinks) else None,
+        "w1_quantized": copies1,
+        "w2_quantized": copies2,
+        "wgrad": sinks if sink1 or sink2 else None,
     }
 
 
