@@ -16,6 +16,7 @@ from torch._C._functorch import peek_interpreter_stack
 
 from . import invoke
 from .errors import invalid
+from .values import tensors_of
 
 _SCHEMA_OF_KIND = {
     "moire_tensor": "Tensor{alias}? {name}=None",
@@ -54,16 +55,26 @@ def dispatch(name, values):
     """Runs the op on what of the mapping it has keywords for."""
     known = invoke.ENTRIES[name].kinds
     given = {key: value for key, value in values.items() if key in known}
+    if not torch.compiler.is_compiling():
+        _check_fakes(name, given)
     getattr(torch.ops.moire, name)(**given)
+
+
+def _check_fakes(name, given):
+    """That tensors without values are not beside others, unless their mode allows for it."""
+    found = {}
+    for key, tensor in tensors_of(given):
+        found.setdefault(hasattr(tensor, "fake_mode"), (key, tensor))
+    if len(found) == 2 and not found[True][1].fake_mode.allow_non_fake_inputs:
+        mixed = f"{found[True][0]} is a FakeTensor, without values, but {found[False][0]} is not"
+        raise invalid(f"{name}: {mixed}; all must be of one FakeTensorMode, or none")
 
 
 def _fake(name, /, **values):
     """Outputs are given: nothing to make, and one check that the dispatcher leaves out."""
     devices = {}
-    for key, value in values.items():
-        for tensor in value if isinstance(value, list) else [value]:
-            if isinstance(tensor, torch.Tensor):
-                devices.setdefault(tensor.device, key)
+    for key, tensor in tensors_of(values):
+        devices.setdefault(tensor.device, key)
     if len(devices) > 1:
         (first, a), (second, b) = list(devices.items())[:2]
         raise invalid(

@@ -7,6 +7,7 @@ keeps them as a DTensor; the hooks give it what travels, and make the whole agai
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional
 
 import torch
@@ -24,17 +25,33 @@ def has_no_form(name):
     )
 
 
+class _WhereKept:
+    """A method that tensors have of which a first value was kept: Megatron's optimizers go by
+    whether it is there.
+    """
+
+    def __init__(self, method):
+        self._method = method
+
+    def __get__(self, tensor, cls=None):
+        if getattr(tensor, "_init_value", None) is None:
+            raise AttributeError(f"{self._method.__name__}: of this tensor nothing was preserved")
+        return functools.partial(self._method, tensor)
+
+
 class Trained(GroupedTensor):
     """By the names of Transformer Engine's tensors, and of torch.distributed.fsdp.fully_shard."""
 
-    _init_value = None  # where a module keeps it
+    _init_value = None  # [what a module keeps], [None] once it is cleared
 
+    @_WhereKept
     def get_high_precision_init_val(self) -> Optional[torch.Tensor]:
         """On the CPU what it was first quantised from, until it is cleared; else None."""
-        return self._init_value
+        return self._init_value[0]
 
+    @_WhereKept
     def clear_high_precision_init_val(self) -> None:
-        self._init_value = None
+        self._init_value = [None]
 
     def mapped(self, *args: Any, **options: Any) -> GroupedTensor:
         made = super().mapped(*args, **options)

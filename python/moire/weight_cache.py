@@ -204,6 +204,9 @@ class Primary(NamedTuple):
     def of(cls, call, primary, keeps_init, recipe, packed):
         """(None where weights are not in 8 bits, the recipe of the products)."""
         keeps_init = flag(f"{call}: preserve_high_precision_init_val", keeps_init)
+        if primary is None and keeps_init:
+            needs = "only a weight in 8 bits began as anything else"
+            raise invalid(f"{call}: preserve_high_precision_init_val needs primary=; {needs}")
         if primary is None:
             return None, Recipe.of(recipe, f"{call}: recipe")
         primary = Recipe.of_quantize(primary, f"{call}: primary")
@@ -227,7 +230,7 @@ class Primary(NamedTuple):
             weight.quantize_(values)
         else:
             weight = torch.nn.Parameter(self.quantized(values, layout), weight.requires_grad)
-        weight._init_value = values.cpu() if self.keeps_init else None
+        weight._init_value = [values.cpu()] if self.keeps_init else None
         return weight
 
 
@@ -265,13 +268,9 @@ class ParameterCopies:
             version = object()  # equals no other
         elif is_first_microbatch is None:
             version = tuple(_state(p) for p in arrays)
-        needs_both = torch.is_grad_enabled()
-        return self._cache.get(
-            weights,
-            version,
-            rowwise=needs_both or self._forward_is_rowwise,
-            columnwise=needs_both or not self._forward_is_rowwise,
-        )
+        needs_both, is_rowwise = torch.is_grad_enabled(), self._forward_is_rowwise
+        wanted = {"rowwise": needs_both or is_rowwise, "columnwise": needs_both or not is_rowwise}
+        return self._cache.get(weights, version, **wanted)
 
 
 def _is_captured(arrays):
@@ -280,7 +279,8 @@ def _is_captured(arrays):
 
 def _state(parameter):
     steps = _steps if parameter.requires_grad else None
-    return parameter.data_ptr(), version_of(parameter), steps
+    has_memory = torch._C._has_storage(parameter)  # a transform's has none, and is refused later
+    return has_memory and parameter.data_ptr(), version_of(parameter), steps
 
 
 _steps = 0  # of all optimizers

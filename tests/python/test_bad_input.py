@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 X, Z, W1, W2 = torch.ones(6, 8), torch.ones(6, 20), torch.ones(2, 20, 8), torch.ones(2, 8, 10)
 IDX, WEIGHTS, LOGITS = torch.zeros(6, 1, dtype=torch.int64), torch.ones(6, 1), torch.ones(6, 2)
@@ -122,6 +123,19 @@ def test_transforms_of_torch_func_are_refused(function, argument, is_optional):
     match = f"{function}: {argument} is inside a transform of torch.func"
     with pytest.raises(moire.Unsupported, match=match):
         torch.vmap(lambda t: run(function, **{argument: t}))(torch.stack([good, good]))
+
+
+@pytest.mark.parametrize("function, argument, is_optional", ARRAYS, ids=ARRAY_IDS)
+def test_a_fake_tensor_among_others_is_refused(function, argument, is_optional):
+    given, arrays = CALLS[function]
+    beside = {a.rstrip("?") for a in arrays.split()} & given.keys() | given.keys() & {"groups"}
+    if argument in given and argument != "scatter_idx" and len(beside) > 1:
+        fake = FakeTensorMode().from_tensor(given[argument])
+        refused(
+            lambda: run(function, **{argument: fake}),
+            "is a FakeTensor, without values, but",
+            "all must be of one FakeTensorMode, or none",
+        )
 
 
 @pytest.mark.parametrize("function, argument, is_optional", ARRAYS, ids=ARRAY_IDS)

@@ -19,6 +19,26 @@ def linear(**changes):
     return nn.GroupedLinear(**{"num_groups": 2, "in_features": 8, "out_features": 20, **changes})
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"recipe": "mxfp8"}, {"packed": False, "recipe": "mxfp8"}, {"primary": "mxfp8"}],
+)
+@pytest.mark.parametrize("transform", ["grad", "jvp"])
+def test_weights_inside_a_transform_of_torch_func_are_refused(transform, options):
+    layer, groups = linear(**options), moire.Groups(splits=[2, 4])
+    weights = dict(layer.named_parameters())
+
+    def loss(weights):
+        return torch.func.functional_call(layer, weights, (X, groups)).sum()
+
+    with pytest.raises(moire.Unsupported, match="torch.autograd.grad or backward"):
+        if transform == "grad":
+            torch.func.grad(loss)(weights)
+        else:
+            tangents = {name: torch.ones(w.shape) for name, w in weights.items()}
+            torch.func.jvp(loss, (weights,), (tangents,))
+
+
 def router(**changes):
     return nn.Router(**{"hidden": 8, "num_experts": 2, "k": 1, **changes})
 

@@ -73,7 +73,8 @@ def test_routed_and_single_layers_read_the_bytes(generator):
 
 def test_what_it_began_as_is_there_until_it_is_cleared():
     primary, twin = of("mxfp8", dtype=torch.bfloat16)
-    assert primary.fc1.weight.get_high_precision_init_val() is None
+    for name in ("get_high_precision_init_val", "clear_high_precision_init_val"):
+        assert not hasattr(primary.fc1.weight, name)  # which is what Megatron asks
     torch.manual_seed(3)
     kept = nn.GroupedMLP(
         E, H, F, primary="mxfp8", dtype=torch.bfloat16, preserve_high_precision_init_val=True
@@ -342,6 +343,10 @@ def test_an_optimizers_parameters_need_their_names():
         (
             {"primary": "mxfp8", "preserve_high_precision_init_val": 1},
             "GroupedLinear: preserve_high_precision_init_val is 1, must be True or False",
+        ),
+        (
+            {"recipe": "mxfp8", "preserve_high_precision_init_val": True},
+            "GroupedLinear: preserve_high_precision_init_val needs primary=; only a weight in 8",
         ),
     ],
 )
