@@ -27,8 +27,8 @@ if torch is not None:
     _STRIDED = torch.strided
 
 _MEANS = "moire_dtype"
-_COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
-_FLOATS = {DTYPES[name] for name in (*_COMPUTE_DTYPES, "float64")}
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+_FLOATS = {DTYPES[name] for name in (*COMPUTE_DTYPES, "float64")}
 
 
 def _namespace(cls):
@@ -130,7 +130,7 @@ class Numpy:
             found = np.dtype(dtype)
         except TypeError:
             found = None
-        if dtype is not None and found is not None and found.name in _COMPUTE_DTYPES:
+        if dtype is not None and found is not None and found.name in COMPUTE_DTYPES:
             return found
         raise wrong(name, dtype, "the dtype float32, float16 or ml_dtypes.bfloat16")
 
@@ -169,10 +169,10 @@ class Torch:
         may_be_read_only = False
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
         address, device = torch.Tensor.data_ptr, torch.Tensor.device.__get__
-        concatenate = torch.cat
+        concatenate, copy, detached = torch.cat, torch.Tensor.clone, torch.Tensor.detach
         _places = {None: ("cpu", 0)}
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
-        _compute_dtypes = tuple(getattr(torch, name) for name in _COMPUTE_DTYPES)
+        _compute_dtypes = tuple(getattr(torch, name) for name in COMPUTE_DTYPES)
 
     # ---- what a moire_tensor needs to know of an array
 
@@ -301,14 +301,9 @@ class Torch:
     def stand_in(like, shape, dtype):
         return like.new_zeros((1,) * len(shape), dtype=dtype).expand(shape)
 
-    def detached(array):
-        return array.detach()
-
-    def copy(array):
-        return array.clone()
-
 
 _KINDS = (Numpy,) if torch is None else (Torch, Numpy)
+DEFAULT = _KINDS[0]  # for values that come as plain lists
 if torch is not None:
     ops.define(Torch)
     invoke.use_compiled(Torch)
@@ -369,11 +364,6 @@ def as_fp32(fw, call, name, array):
         found = shown(array)
         raise invalid(f"{call}: {name} is {found}, must be of a floating-point type")
     return fw.cast(array, fw.float32)
-
-
-def default_framework():
-    """For values that come as plain lists."""
-    return _KINDS[0]
 
 
 def empty_indices(fw, like, shape, dtype):

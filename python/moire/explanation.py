@@ -46,8 +46,7 @@ class Explanation(list):
             lines.append(f"    {step['problem']}")
             lines.append(
                 f"    launches {step['launches']}, reads {step['bytes_read']:,} B, writes "
-                f"{step['bytes_written']:,} B,"
-                f" workspace {step['workspace_bytes']:,} B"
+                f"{step['bytes_written']:,} B, workspace {step['workspace_bytes']:,} B"
             )
             lines += [
                 f"    not {refusal['implementation']}: {refusal['reason']}"

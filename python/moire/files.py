@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
-from .arrays import Numpy, Torch, default_framework, framework_of
+from .arrays import DEFAULT, Numpy, Torch, framework_of
 from .errors import Code, InvalidArgument, error, invalid
 from .grouped_tensor import GroupedTensor
 from .values import choice, dtype_name, file_path, wrong
@@ -108,9 +108,8 @@ def load_safetensors(
     call = "load_safetensors"
     path = file_path(f"{call}: path", path)
     safetensors = _safetensors(call)
-    fw = default_framework()
+    fw, of_name = DEFAULT, {"torch": Torch, "numpy": Numpy}
     if framework is not None:
-        of_name = {"torch": Torch, "numpy": Numpy}
         fw = of_name[choice(f"{call}: framework", framework, tuple(of_name))]
     try:
         with safetensors.safe_open(path, framework="np") as file:

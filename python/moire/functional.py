@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from .arrays import Numpy, as_fp32, check_array, default_framework, framework_of
+from .arrays import DEFAULT, Numpy, as_fp32, check_array, framework_of
 from .autograd import Op, run
 from .dtypes import Array, Dtype, Tensor
 from .errors import invalid, unsupported
@@ -212,9 +212,8 @@ def grouped_mm(
         offs_is = "absent" if offs is None else f"{list(offs.shape)}"
         raise unsupported(
             f"{call}: a is {list(a.shape)}, b_t is {list(b_t.shape)}, offs is {offs_is}; the "
-            f"ragged forms are 2-D x 3-D "
-            "(ragged rows) and 2-D x 2-D (ragged contraction), both with offs; for the "
-            "others use torch.bmm or a loop"
+            f"ragged forms are 2-D x 3-D (ragged rows) and 2-D x 2-D (ragged contraction), both "
+            f"with offs; for the others use torch.bmm or a loop"
         )
     inner = a.shape[1], b_t.shape[-2]
     if inner[0] != inner[1]:
@@ -251,7 +250,7 @@ def call(name: str, /, **fields: Any) -> None:
     arrays = {}
     for key, value in fields.items():
         arrays.update(_arrays_of(name, key, value, entry.kinds[key]))
-    fw = framework_of(name, arrays) if arrays else default_framework()
+    fw = framework_of(name, arrays) if arrays else DEFAULT
     values = {k: _value(fw, name, k, v, entry.kinds[k]) for k, v in fields.items()}
     fw.run(name, values)
     for field in entry.outputs:

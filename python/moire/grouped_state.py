@@ -7,16 +7,13 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Optional, TypeVar
 
-from .arrays import framework_of
+from .arrays import COMPUTE_DTYPES, framework_of
 from .errors import invalid
 from .grouped_storage import parts_of
 from .groups import Groups
 from .layouts import GluLayout
 from .recipes import DIRECTIONS
 from .values import choice, described, dtype_name, mapping, wrong
-
-_SOURCE_DTYPES = ("float32", "bfloat16", "float16")
-
 
 _Self = TypeVar("_Self", bound="Stateful")
 
@@ -75,7 +72,7 @@ class Stateful:
         for tag in ("dtype", "element", "format"):
             if tag not in tags:
                 raise invalid(f"{call}: the tags have no {tag!r}")
-        more["dtype"] = fw.dtype(choice(f"{call}: the tag 'dtype'", tags["dtype"], _SOURCE_DTYPES))
+        more["dtype"] = fw.dtype(choice(f"{call}: the tag 'dtype'", tags["dtype"], COMPUTE_DTYPES))
         if "glu_block" in tags:
             block = tags["glu_block"]
             if not re.fullmatch("[0-9]{1,18}", block):

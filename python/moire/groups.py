@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from .arrays import check_rank, default_framework, empty_indices, framework_of, torch
+from .arrays import DEFAULT, check_rank, empty_indices, framework_of, torch
 from .context import is_explaining
 from .dtypes import AnyArray, Array, Device, Integers
 from .errors import invalid
@@ -169,7 +169,7 @@ def splits_to_offsets(
 def _derived(call, name, kind, values, outputs, capacity):
     capacity = -1 if capacity is None else integer(f"{call}: capacity", capacity)
     if isinstance(values, (list, tuple, range)):
-        values = default_framework().integers(integers(f"{call}: {name}", values))
+        values = DEFAULT.integers(integers(f"{call}: {name}", values))
     fw = framework_of(call, {name: values})
     check_rank(call, name, values, 1)
     num_groups = values.shape[0] - int(kind == "offsets")
