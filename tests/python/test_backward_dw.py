@@ -254,6 +254,8 @@ def test_need_backward_dw_says_whether_there_is_something_to_do(generator, delay
     assert (before == [None, None]) == delayed
     moe.backward_dw()
     assert delayed or all(p.grad is grad for p, grad in zip(weights(layer), before))
+    options = {"accumulate_into_main_grad": True, "delay_wgrad_compute": delayed}
+    assert make(generator, **options)[0].need_backward_dw() == delayed
     assert all(p.grad is not None for p in weights(layer))
 
 

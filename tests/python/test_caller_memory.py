@@ -19,6 +19,33 @@ def test_autograd_notices_that_out_was_overwritten():
         loss.backward()
 
 
+@pytest.mark.parametrize("delayed", [False, True])
+def test_gradients_that_are_written_somewhere_are_counted(delayed):
+    x, _, groups = operands()
+    options = {"accumulate_into_main_grad": True, "delay_wgrad_compute": delayed}
+    layer, grad_x = moire.nn.GroupedLinear(2, 4, 3, **options), torch.ones(5, 4)
+    main_grad = layer.weight.main_grad = torch.zeros(2, 3, 4)
+    layer(x.requires_grad_(), groups, grad_x_out=grad_x).sum().backward()
+    layer.backward_dw()
+    assert main_grad._version == grad_x._version == 1
+
+
+def test_copies_of_a_weight_that_are_written_are_counted():
+    x, w, groups = torch.randn(5, 32, requires_grad=True), torch.randn(2, 3, 32), operands()[2]
+    prepared, quantized = moire.PreparedWeight(w), moire.quantize(w, columnwise=True)
+    parameter = torch.nn.Parameter(moire.quantize(w, columnwise=True))
+    writes = {
+        prepared: lambda: prepared.quantize_(2 * w),
+        quantized: lambda: quantized.quantize_(2 * w),
+        parameter: lambda: parameter.data.copy_(2 * w),
+    }
+    for copies, write in writes.items():
+        y = moire.grouped_linear(x, w, groups, recipe="mxfp8", w_quantized=copies)
+        write()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
 def test_out_may_not_be_a_leaf_that_requires_grad():
     x, w, groups = operands()
     out = torch.zeros(5, 3, requires_grad=True)

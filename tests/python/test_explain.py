@@ -35,10 +35,12 @@ def test_delayed_gradients_do_not_wait(generator, accumulate):
             layer.backward_dw()
 
     layer(x, SPLITS).sum().backward()
+    assert ops_of(moire.explain(layer.backward_dw)) == ["grouped_gemm_wgrad"]  # and it still waits
     steps = moire.explain(step)
     assert ops_of(steps) == ["grouped_gemm"] + 2 * ["grouped_gemm_wgrad"] and not fired
     layer.backward_dw()
     plain(x, SPLITS).sum().backward()
+    layer.backward_dw()  # nothing waits of what was explained
     found = layer.weight.main_grad if accumulate else layer.weight.grad
     assert torch.equal(found, plain.weight.grad) and fired == [1]
 

@@ -112,7 +112,7 @@ def definition(layer, recipe):
     return [found] if len(layer.weights) == 1 else list(found)
 
 
-@pytest.mark.parametrize("recipe", [None, "mxfp8", "fp8_block"])
+@pytest.mark.parametrize("recipe", [None, "mxfp8", "mxfp8_fast", "fp8_block"])
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("where, form", FORMS, ids=map("-".join, FORMS))

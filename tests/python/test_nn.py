@@ -313,9 +313,16 @@ def test_moe_layer_against_double(generator, kind, expert_bias):
 
 
 def test_biases_start_as_bias_init_says():
+    shapes = []
+
+    def fill(bias):
+        shapes.append(tuple(bias.shape))
+        bias.fill_(3)
+
     for packed in (True, False):
-        layer = nn.GroupedLinear(E, H, F, bias=True, packed=packed, bias_init=lambda b: b.fill_(3))
+        layer = nn.GroupedLinear(E, H, F, bias=True, packed=packed, bias_init=fill)
         assert all((b == 3).all() and b.shape == (F,) for b in layer.biases())
+    assert shapes == 2 * E * [(F,)]
     torch.manual_seed(3)
     a = nn.GroupedLinear(E, H, F, bias=True)
     torch.manual_seed(3)

@@ -10,6 +10,7 @@ import moire
 import pytest
 import torch
 import truth
+from graphs import captured
 from moire import nn
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
 from truth_fp8 import assert_same_bytes
@@ -104,6 +105,43 @@ def test_masters_in_fp32_are_stepped_and_copied(generator, recipe):
                 version, target = weight._version, weight.data if data else weight
                 assert target.copy_(master) is target
                 assert data or weight._version > version
+
+
+def again(step, device):
+    """(what runs the step again, what it returns then): on a GPU a graph."""
+    if device == "cuda":
+        return captured(step)
+    found = step()
+    return lambda: [mine.copy_(new) for mine, new in zip(found, step())], found
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_captured_step_reads_the_bytes_that_masters_were_copied_into(
+    generator, device, recipe, kind
+):
+    """A weight in 8 bits has its twin's results, and new bytes where a graph finds them."""
+    x, made = truth.draw(generator, sum(SPLITS), H, dtype=torch.bfloat16), []
+    for name in ("primary", "recipe"):
+        torch.manual_seed(3)
+        layer = nn.GroupedMLP if kind == "mlp" else nn.GroupedLinear
+        made.append(layer(E, H, F, **{name: recipe}, dtype=torch.bfloat16))
+    splits = torch.tensor(SPLITS)
+
+    def step(module):
+        y = module(x, moire.Groups(splits=splits, capacity=x.shape[0]))
+        return [t.detach() for t in (y, *torch.autograd.grad(y.sum(), list(module.parameters())))]
+
+    replay, found = again(lambda: step(made[0]), device)
+    for factor, now in ((1, SPLITS), (2, SPLITS), (2, [20, 0, 0, 0])):
+        splits.copy_(torch.tensor(now))
+        with torch.no_grad():
+            for mine, theirs in zip(made[0].parameters(), made[1].parameters()):
+                theirs.mul_(factor)
+                assert mine.copy_(theirs.float()) is mine and mine.device.type == device
+        replay()
+        for mine, theirs in zip(found, step(made[1])):
+            assert torch.equal(mine, theirs)
 
 
 def test_a_backward_notices_that_its_weight_was_written(generator):

@@ -76,6 +76,20 @@ def test_x_is_kept_by_reference_whatever_the_recipe_says(generator, save):
     assert kept["x"]["by_reference"] and "x_columnwise" not in kept
 
 
+def test_modules_keep_what_they_are_told_to(generator):
+    x, probs = truth.draw(generator, 40, H), torch.rand(40, 1, generator=generator)
+    topk_idx = torch.zeros(40, 1, dtype=torch.int64)
+    for options in ({}, {"save_z": False}, {"save_act": True}):
+        layer = nn.GroupedMLP(3, H, F, **options)
+        for run in (
+            lambda: layer(x, SPLITS, probs[:, 0]),  # noqa: B023
+            lambda: layer.route(x, topk_idx, probs),  # noqa: B023
+        ):
+            kept = {tensor["name"] for tensor in moire.explain(run).saved}
+            assert ("z" in kept) == options.get("save_z", True)
+            assert ("act" in kept) == options.get("save_act", False)
+
+
 def test_types_that_are_cast(generator):
     gradients(make(generator), compute_dtype=torch.bfloat16)
     gradients(make(generator, torch.bfloat16), recipe="mxfp8")

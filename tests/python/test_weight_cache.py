@@ -331,6 +331,18 @@ def test_microbatches(generator, quantised):
         experts(x, SPLITS, is_first_microbatch=first)
         moe(x, is_first_microbatch=first)
     assert len(quantised) == 4
+    alone = nn.Sequential(nn.GroupedLinear(E, H, H, recipe="mxfp8"), torch.nn.Tanh(), experts)
+    fused = nn.Sequential(experts.fc1, experts.activation, experts.fc2)
+    for first, times in ((True, 9), (False, 0)):  # whatever was written in between
+        del quantised[:]
+        moe(x, is_first_microbatch=first)
+        experts.route(x, *moe.router(x), is_first_microbatch=first)
+        fused(x, SPLITS, is_first_microbatch=first)
+        alone(x, SPLITS, is_first_microbatch=first)
+        assert len(quantised) == times
+        with torch.no_grad():
+            for p in (*experts.parameters(), *alone.parameters()):
+                p.mul_(2)
 
 
 def test_a_write_through_data_is_seen_once_it_is_said(generator, quantised):
