@@ -1,5 +1,5 @@
 // unpermute and its gradient on the CPU. A task owns whole tokens, so every sum has one owner and
-// one order: top-k entries ascending. Main paths: SumToken and BackwardToken.
+// one order: top-k entries ascending. Main paths: SumEntries and BackwardToken.
 #include <algorithm>
 #include <cmath>
 
@@ -15,19 +15,23 @@
 
 #include "backend/cpu/convert-inl.h"
 #include "backend/cpu/lane_sums-inl.h"
+#include "backend/cpu/sum_entries-inl.h"
 
 #ifndef MOIRE_UNPERMUTE_TOPK_ENTRIES
 #define MOIRE_UNPERMUTE_TOPK_ENTRIES
 namespace moire::cpu {
 namespace {
 
-// Where one token's top-k entries went, and their weights.
+// Where one token's top-k entries went, and their weights: what sum_entries-inl.h sums.
 template <class Index>
 struct TopkEntries {
-  TopkEntries(const TensorView& scatter_idx, const TensorView& weights_, int64_t token)
+  TopkEntries(const TensorView& scatter_idx, const TensorView& weights_, int64_t token,
+              const TensorView& source_ = {})
       : rows(row_of<const Index>(scatter_idx, token)),
         weights(weights_.is_present() ? row_of<const float>(weights_, token) : nullptr),
-        count(scatter_idx.shape[1]) {}
+        count(scatter_idx.shape[1]),
+        source(source_.data),
+        stride(source_.stride()) {}
 
   // The first entry at or after j that was not dropped; count if there is none.
   int64_t next(int64_t j) const {
@@ -35,10 +39,16 @@ struct TopkEntries {
     return j;
   }
   float weight(int64_t j) const { return weights == nullptr ? 1.0F : weights[j]; }
+  template <class Element>
+  const Element* row(int64_t j) const {
+    return static_cast<const Element*>(source) + rows[j] * stride;
+  }
 
   const Index* rows;     // [count]; -1 = dropped
   const float* weights;  // [count], or null (= 1)
   int64_t count;
+  const void* source;  // whose rows they are
+  int64_t stride;
 };
 
 }  // namespace
@@ -49,73 +59,13 @@ HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
 namespace {
 
-using Vector = hn::VFromD<FloatTag>;
-// Vectors of a row that one step keeps in registers.
-constexpr size_t kVectors = 4;
-
-// kVectors vectors of y = sum of weight * row. The first entry starts the sum, so that a single
-// entry of weight 1 keeps the sign of its zeros.
-template <class From, class To, class Index>
-HWY_INLINE void SumStep(const typename From::Element* rows, int64_t stride,
-                        const TopkEntries<Index>& entries, typename To::Element* y) {
-  const FloatTag d;
-  const size_t lanes = hn::Lanes(d);
-  Vector s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
-  int64_t j = entries.next(0);
-  if (j < entries.count) {
-    const auto* row = rows + entries.rows[j] * stride;
-    const Vector w = hn::Set(d, entries.weight(j));
-    s0 = hn::Mul(w, From::Load(d, row));
-    s1 = hn::Mul(w, From::Load(d, row + lanes));
-    s2 = hn::Mul(w, From::Load(d, row + 2 * lanes));
-    s3 = hn::Mul(w, From::Load(d, row + 3 * lanes));
-  }
-  for (j = entries.next(j + 1); j < entries.count; j = entries.next(j + 1)) {
-    const auto* row = rows + entries.rows[j] * stride;
-    const Vector w = hn::Set(d, entries.weight(j));
-    s0 = hn::MulAdd(w, From::Load(d, row), s0);
-    s1 = hn::MulAdd(w, From::Load(d, row + lanes), s1);
-    s2 = hn::MulAdd(w, From::Load(d, row + 2 * lanes), s2);
-    s3 = hn::MulAdd(w, From::Load(d, row + 3 * lanes), s3);
-  }
-  To::Store(d, s0, y);
-  To::Store(d, s1, y + lanes);
-  To::Store(d, s2, y + 2 * lanes);
-  To::Store(d, s3, y + 3 * lanes);
-}
-
-// The same sum for one column, for those that do not fill a step.
-template <class From, class To, class Index>
-HWY_INLINE void SumColumn(const typename From::Element* rows, int64_t stride,
-                          const TopkEntries<Index>& entries, typename To::Element* y) {
-  float sum = 0.0F;
-  int64_t j = entries.next(0);
-  if (j < entries.count) sum = entries.weight(j) * From::decode(rows[entries.rows[j] * stride]);
-  for (j = entries.next(j + 1); j < entries.count; j = entries.next(j + 1)) {
-    sum = std::fma(entries.weight(j), From::decode(rows[entries.rows[j] * stride]), sum);
-  }
-  *y = To::encode(sum);
-}
-
-template <class From, class To, class Index>
-void SumToken(const TensorView& rows, const TopkEntries<Index>& entries, typename To::Element* y) {
-  const auto* from = row_of<const typename From::Element>(rows, 0);
-  const auto columns = static_cast<size_t>(rows.shape[1]);
-  const size_t step = kVectors * hn::Lanes(FloatTag());
-  size_t c = 0;
-  for (; c + step <= columns; c += step) {
-    SumStep<From, To>(from + c, rows.stride(), entries, y + c);
-  }
-  for (; c < columns; ++c) SumColumn<From, To>(from + c, rows.stride(), entries, y + c);
-}
-
 // to[0 ... n) = weight * from[0 ... n)
 template <class Format>
 HWY_INLINE void StoreScaled(float weight, const float* from, size_t n,
                             typename Format::Element* to) {
   const FloatTag d;
   const size_t lanes = hn::Lanes(d);
-  const Vector w = hn::Set(d, weight);
+  const auto w = hn::Set(d, weight);
   size_t c = 0;
   for (; c + lanes <= n; c += lanes) {
     Format::Store(d, hn::Mul(w, hn::LoadU(d, from + c)), to + c);
@@ -169,12 +119,8 @@ void SumTokens(const UnpermuteArgs& args, int64_t begin, int64_t end) {
     using From = decltype(from);
     with_index_type(scatter_idx.type(), [&]<class Index>() HWY_ATTR {
       for (int64_t t = begin; t < end; ++t) {
-        const TopkEntries<Index> entries(scatter_idx, args.weights, t);
-        if (y.type() == From::kDType) {
-          SumToken<From, From>(rows, entries, row_of<typename From::Element>(y, t));
-        } else {
-          SumToken<From, Fp32>(rows, entries, row_of<float>(y, t));
-        }
+        const TopkEntries<Index> entries(scatter_idx, args.weights, t, rows);
+        SumEntries<From>(entries, y, t);
       }
     });
   });
