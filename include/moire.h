@@ -53,7 +53,8 @@ enum moire_code {
   MOIRE_OUT_OF_MEMORY = 30, /* the workspace is too small, or an owning type could not allocate */
   MOIRE_DEVICE = 40,        /* the device or its driver failed */
   MOIRE_IO = 50,            /* a file could not be read or written */
-  MOIRE_INTERNAL = 60       /* a defect of this library */
+  MOIRE_INTERNAL = 60,      /* a defect of this library */
+  MOIRE_RANK_FAILED = 70    /* another rank left, or was not there in time */
 };
 
 /* The library's version, MOIRE_VERSION_NUMBER of the header it was built with. */
@@ -133,6 +134,7 @@ enum moire_tail {
 enum moire_device { MOIRE_CPU = 0, MOIRE_CUDA = 1 };
 
 typedef struct moire_context moire_context;
+typedef struct moire_communicator moire_communicator; /* see "expert parallelism" below */
 
 typedef struct moire_context_options {
   size_t struct_size;
@@ -164,6 +166,9 @@ typedef struct moire_context_options {
    * explained as that GPU would run them, without a driver; whatever would run is refused with
    * MOIRE_UNSUPPORTED. index and stream mean nothing then. */
   const char* plan_for;
+  /* Null: this context is alone, one rank of one. Of the same device otherwise; it may be destroyed
+   * before the context, whose calls with other ranks fail then. */
+  const moire_communicator* communicator;
 } moire_context_options;
 
 /* Number of devices of a kind that this build can use now (0 when the build or the machine has
@@ -901,6 +906,106 @@ MOIRE_API int32_t moire_grouped_mlp_backward(const moire_context* context,
 MOIRE_API int32_t moire_grouped_mlp_backward_workspace(const moire_context* context,
                                                        const moire_grouped_mlp_backward_args* args,
                                                        size_t* bytes);
+
+/* ---- expert parallelism ---------------------------------------------------------------------- */
+
+/* E experts over R ranks: rank r has those from r * E / R on. A token goes once to each rank that
+ * has one of its experts (dispatch); that rank does with what it received what it does with tokens
+ * of its own (permute_plan of topk_idx_recv, ...); the ranks' sums come back and are added
+ * (combine). Each is the other's gradient, with the forward's places: of dispatch combine(grad of
+ * x_recv, grad of topk_weights_recv), of combine dispatch(grad_y).
+ *
+ * A communicator is a rank's knowledge of the others, and belongs to contexts. Each rank has a
+ * window, memory of the same size on all; what other ranks write or read (*_recv, rows) lies in it,
+ * at the same offset on every rank (anywhere, if there is but one). They touch it only while this
+ * rank is in dispatch or combine; between them it is the caller's, who divides it.
+ *
+ * dispatch and combine are calls of all ranks together, in the same order: each waits for the
+ * others, whatever its T. A call that is refused for its own arguments has not taken part, and may
+ * be made again. Where ranks call different ops, or with tensors that lie or are shaped differently
+ * in their windows, all get MOIRE_INVALID_ARGUMENT, which names a rank, and nothing was moved. A
+ * rank that left, or did not come in time, is MOIRE_RANK_FAILED on all, now and in every later
+ * call; what the outputs hold then is not defined. */
+
+typedef struct moire_communicator_options {
+  size_t struct_size;
+  int32_t num_ranks;   /* R, 1 to 1024 */
+  size_t window_bytes; /* of each rank */
+  int64_t timeout_ms;  /* how long a call waits for another rank; 0 = 600,000, ten minutes */
+} moire_communicator_options;
+
+/* Ranks that are threads of this process, on the CPU: communicators[0 ... R - 1], each for the
+ * contexts of one thread. */
+MOIRE_API int32_t moire_communicator_threads(const moire_communicator_options* options,
+                                             moire_communicator** communicators);
+/* This rank's window: zeroed at first, 256-byte aligned. */
+MOIRE_API int32_t moire_communicator_window(const moire_communicator* communicator, void** data,
+                                            size_t* bytes);
+/* This rank leaves: calls of the others fail from now on. Null is fine. */
+MOIRE_API void moire_communicator_destroy(moire_communicator* communicator);
+
+/* Which tokens go where. A rank d has room for C rows of each rank; the first C tokens, in order,
+ * that have a choice there are placed in rows 0, 1, ...; those after them are not, which counts
+ * tells and moire_dispatch judges. C = the largest T of all ranks always suffices. */
+typedef struct moire_dispatch_plan_args {
+  size_t struct_size;
+  moire_tensor topk_idx; /* [T, k] INT32 or INT64, each in -1 ... E; -1 and E go nowhere */
+  int64_t num_experts;   /* E, a multiple of R */
+  int64_t capacity;      /* C */
+  moire_tensor places;   /* out [T, R] INT32: token -> row at each rank; -1 = not sent */
+  moire_tensor counts;   /* out [R] INT64: tokens that have a choice at each rank */
+  moire_workspace workspace;
+} moire_dispatch_plan_args;
+MOIRE_API int32_t moire_dispatch_plan(const moire_context* context,
+                                      const moire_dispatch_plan_args* args);
+MOIRE_API int32_t moire_dispatch_plan_workspace(const moire_context* context,
+                                                const moire_dispatch_plan_args* args,
+                                                size_t* bytes);
+
+/* What becomes of tokens that have no place. */
+enum moire_overflow {
+  MOIRE_OVERFLOW_REFUSE = 0, /* all ranks return an error that says whose, and how many; nothing is
+                                moved */
+  MOIRE_OVERFLOW_DROP = 1    /* they stay away: they add nothing, and their gradients are zero */
+};
+
+/* Tokens to the ranks of their experts: row places[t, d] of those that rank d has of this rank is
+ * x_t. At a receiver rows of rank s are s * C to (s + 1) * C - 1; rows that nobody sent are
+ * untouched. topk_idx_recv has the receiver's own experts, from 0; choices of others, and all of
+ * rows that nobody sent, are -1 with a weight of 0. Either group of operands (x and x_recv, with
+ * scales; topk_idx to topk_weights_recv) may be absent. */
+typedef struct moire_dispatch_args {
+  size_t struct_size;
+  moire_tensor x;                 /* [T, H] FP32, BF16, FP16, E4M3 or E5M2 */
+  moire_tensor x_scales;          /* [T, blocks] E8M0 or FP32, of an FP8 x, rowwise */
+  moire_tensor places;            /* [T, R] */
+  moire_tensor counts;            /* [R] INT64; read where overflow is REFUSE */
+  int32_t overflow;               /* moire_overflow */
+  moire_tensor topk_idx;          /* [T, k] INT32 or INT64 */
+  moire_tensor topk_weights;      /* [T, k] FP32 */
+  int64_t num_experts;            /* E; with topk_idx */
+  moire_tensor x_recv;            /* out [R * C, H], dtype of x */
+  moire_tensor x_scales_recv;     /* out [R * C, blocks], dtype of x_scales */
+  moire_tensor topk_idx_recv;     /* out [R * C, k] INT32 */
+  moire_tensor topk_weights_recv; /* out [R * C, k] FP32 */
+} moire_dispatch_args;
+MOIRE_API int32_t moire_dispatch(const moire_context* context, const moire_dispatch_args* args);
+
+/* Rows back to their tokens: y_t = the sum over the ranks d that t went to of row places[t, d], d
+ * ascending, in FP32 (the first is taken as it is), rounded once; zero where it went nowhere.
+ * topk_weights_tj is that of the row at the one rank that has expert topk_idx_tj, 0 where there is
+ * none: the gradient of dispatch's weights. Either group of operands may be absent. */
+typedef struct moire_combine_args {
+  size_t struct_size;
+  moire_tensor rows;              /* [R * C, H] FP32, BF16 or FP16 */
+  moire_tensor places;            /* [T, R] */
+  moire_tensor y;                 /* out [T, H], dtype of rows or FP32 */
+  moire_tensor topk_weights_recv; /* [R * C, k] FP32 */
+  moire_tensor topk_idx;          /* [T, k] INT32 or INT64 */
+  int64_t num_experts;            /* E; with topk_idx */
+  moire_tensor topk_weights;      /* out [T, k] FP32 */
+} moire_combine_args;
+MOIRE_API int32_t moire_combine(const moire_context* context, const moire_combine_args* args);
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 

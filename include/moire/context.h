@@ -15,6 +15,8 @@ enum class Device : int32_t { kCpu = MOIRE_CPU, kCuda = MOIRE_CUDA };
 
 MOIRE_API std::string_view device_name(Device device);
 
+class Communicator;  // expert_parallel.h
+
 struct ContextOptions {
   Device device = Device::kCpu;
   int index = 0;
@@ -26,6 +28,7 @@ struct ContextOptions {
   void (*parallel)(void (*body)(void*), void* argument, unsigned num_threads,
                    unsigned flags) = nullptr;
   std::string plan_for;  // CUDA: a GPU that need not be here, "sm90"; such a context runs nothing
+  std::shared_ptr<Communicator> communicator;  // of this device, or null: one rank of one
 };
 
 struct DeviceState;  // immutable facts and shared resources of one device; internal

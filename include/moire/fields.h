@@ -15,61 +15,16 @@
 //   S  C, or T where gathered       O  G + 1         M, N  its other dimensions
 //   T  tokens                       E  experts       H, F  hidden size, expert width
 //   k  top-k entries of a token     ?  as the format of the scales says    Z  2F; F if ungated
+//   R  ranks
 // A size that the call does not relate to others is '*'.
 #pragma once
 
-#include <moire/tensor.h>
+#include <moire/roles.h>
 
 #include <concepts>
 #include <cstdint>
-#include <limits>
 
 namespace moire {
-
-enum class Role : uint8_t {
-  kUnused,  // this call does not look at it, whatever it is
-  kIn,
-  kOut,
-  kInOut,    // an output that the call reads first, to add to it
-  kScratch,  // a workspace: read and written, nothing kept
-};
-
-constexpr bool is_read(Role role) { return role == Role::kIn || role == Role::kInOut; }
-constexpr bool is_written(Role role) { return role >= Role::kOut; }
-
-// The bytes from a view's first element to its last: none of a view that is wrong, and as many as
-// there can be where they are too many for 63 bits.
-inline int64_t span_bytes(const TensorView& t) {
-  if (t.rank < 1 || t.rank > 3 || t.data == nullptr || t.columns() <= 0) return 0;
-  int64_t rows = 1, bytes = 0;
-  bool overflows = false;
-  for (int32_t i = 0; i + 1 < t.rank; ++i) {
-    if (t.shape[i] <= 0) return 0;
-    overflows = overflows || __builtin_mul_overflow(rows, t.shape[i], &rows);
-  }
-  overflows = overflows || __builtin_mul_overflow(rows - 1, t.stride(), &bytes) ||
-              __builtin_add_overflow(bytes, t.columns(), &bytes) ||
-              __builtin_mul_overflow(bytes, dtype_size(t.type()), &bytes);
-  return overflows ? std::numeric_limits<int64_t>::max() : bytes;
-}
-
-// The memory of a weight: f(g, data, bytes) of each matrix of a list, g = -1 of packed ones; of
-// none that has no elements.
-void for_each_matrix(const moire_weight& w, auto&& f) {
-  const TensorView t(w.tensor);
-  if (w.list == nullptr) return f(int64_t{-1}, t.data, span_bytes(t));
-  const int64_t bytes = t.shape[1] * t.shape[2] * dtype_size(t.type());
-  for (int64_t g = 0; bytes > 0 && g < t.shape[0]; ++g) f(g, const_cast<void*>(w.list[g]), bytes);
-}
-
-// For visitors that have no use for values or, where they say `using MemoryVisitor::field`, for
-// memory that is no operand.
-struct MemoryVisitor {
-  void value(const char*, const auto&, int = 0) {}
-  void field(const char*, const uint8_t*, Role, int64_t) {}
-  void field(const char*, const moire_groups&) {}
-  void field(const char*, const moire_workspace&) {}
-};
 
 // Conditions of roles.
 namespace fields {
@@ -340,6 +295,40 @@ void visit_fields(std::derived_from<moire_unpermute_backward_args> auto& a, auto
   v.field("grad_weights", a.grad_weights, Role::kOut, "Tk");
   v.field("groups", a.groups);
   v.value("tail", a.tail, 2);
+}
+
+void visit_fields(std::derived_from<moire_dispatch_plan_args> auto& a, auto&& v) {
+  v.field("topk_idx", a.topk_idx, Role::kIn, "Tk");
+  v.value("num_experts", a.num_experts);
+  v.value("capacity", a.capacity);
+  v.field("places", a.places, Role::kOut, "TR");
+  v.field("counts", a.counts, Role::kOut, "R");
+  v.field("workspace", a.workspace);
+}
+
+void visit_fields(std::derived_from<moire_dispatch_args> auto& a, auto&& v) {
+  v.field("x", a.x, Role::kIn, "TH");
+  v.field("x_scales", a.x_scales, Role::kIn, "T?");
+  v.field("places", a.places, Role::kIn, "TR");
+  v.field("counts", a.counts, fields::in_if(a.overflow == MOIRE_OVERFLOW_REFUSE), "R");
+  v.value("overflow", a.overflow, 2);
+  v.field("topk_idx", a.topk_idx, Role::kIn, "Tk");
+  v.field("topk_weights", a.topk_weights, Role::kIn, "Tk");
+  v.value("num_experts", a.num_experts);
+  v.field("x_recv", a.x_recv, Role::kOut, "CH");
+  v.field("x_scales_recv", a.x_scales_recv, Role::kOut, "C?");
+  v.field("topk_idx_recv", a.topk_idx_recv, Role::kOut, "Ck");
+  v.field("topk_weights_recv", a.topk_weights_recv, Role::kOut, "Ck");
+}
+
+void visit_fields(std::derived_from<moire_combine_args> auto& a, auto&& v) {
+  v.field("rows", a.rows, Role::kIn, "CH");
+  v.field("places", a.places, Role::kIn, "TR");
+  v.field("y", a.y, Role::kOut, "TH");
+  v.field("topk_weights_recv", a.topk_weights_recv, Role::kIn, "Ck");
+  v.field("topk_idx", a.topk_idx, Role::kIn, "Tk");
+  v.value("num_experts", a.num_experts);
+  v.field("topk_weights", a.topk_weights, Role::kOut, "Tk");
 }
 
 void visit_fields(std::derived_from<moire_prepare_weight_args> auto& a, auto&& v) {

@@ -1,6 +1,7 @@
 // The ops of moire.h by name: MOIRE_FOR_EACH_OP(f, g) is f(quantize), g(grouped_gemm) and so on, g
 // for those that have a workspace twin. Layers are composites; all others have implementations,
-// and all but prepare_weight, whose result is opaque, results that a reference defines.
+// and all but prepare_weight, whose result is opaque, and what ranks do together results that a
+// reference defines of one call.
 #pragma once
 
 // clang-format off
@@ -17,7 +18,8 @@
   g(grouped_linear) g(grouped_linear_backward)                       \
   g(grouped_mlp) g(grouped_mlp_backward)
 #define MOIRE_FOR_EACH_IMPLEMENTED_OP(f, g)                          \
-  MOIRE_FOR_EACH_DEFINED_OP(f, g) g(prepare_weight)
+  MOIRE_FOR_EACH_DEFINED_OP(f, g) g(prepare_weight)                  \
+  g(dispatch_plan) f(dispatch) f(combine)
 #define MOIRE_FOR_EACH_OP(f, g)                                      \
   MOIRE_FOR_EACH_IMPLEMENTED_OP(f, g) MOIRE_FOR_EACH_LAYER(f, g)
 // clang-format on

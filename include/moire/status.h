@@ -18,6 +18,7 @@ enum class Code : int32_t {
   kDevice = MOIRE_DEVICE,
   kIo = MOIRE_IO,
   kInternal = MOIRE_INTERNAL,
+  kRankFailed = MOIRE_RANK_FAILED,
 };
 
 MOIRE_API std::string_view code_name(Code code);

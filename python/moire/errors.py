@@ -16,6 +16,7 @@ class Code(enum.IntEnum):
     DEVICE = 40
     IO = 50
     INTERNAL = 60
+    RANK_FAILED = 70
 
 
 class Error(RuntimeError):

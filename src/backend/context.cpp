@@ -1,5 +1,6 @@
 // Context: opening a device, and the record of an explaining context.
 #include <moire/context.h>
+#include <moire/expert_parallel.h>
 
 #include <mutex>
 
@@ -14,6 +15,14 @@ const DeviceKind* kind_of(Device device) {
   return device == Device::kCpu    ? &cpu::kDevice
          : device == Device::kCuda ? &cuda::kDevice
                                    : nullptr;
+}
+
+Status check_communicator(const ContextOptions& options) {
+  if (options.communicator == nullptr || options.communicator->device() == options.device)
+    return {};
+  return invalid("context",
+                 concat("its communicator is of ", device_name(options.communicator->device()),
+                        " but the device is ", device_name(options.device)));
 }
 
 Result<std::unique_ptr<DeviceState>> open(const DeviceKind& kind, const ContextOptions& options) {
@@ -55,6 +64,7 @@ Result<Context> Context::create(const ContextOptions& options) {
     return invalid("context", concat("num_threads is ", options.num_threads,
                                      ", must be 0 (all cores) to ", kMostThreads));
   }
+  MOIRE_RETURN_IF_ERROR(check_communicator(options));
   Result<std::unique_ptr<DeviceState>> state =
       options.plan_for.empty() ? open(*kind, options) : plan(*kind, options);
   if (!state.ok()) return state.status();
@@ -72,6 +82,7 @@ Result<Context> Context::sharing(const ContextOptions& options) const {
                                      options.index, " but the context that it shares is of ",
                                      device_name(device()), " device ", state_->index));
   }
+  MOIRE_RETURN_IF_ERROR(check_communicator(options));
   return Context(state_, options);
 }
 

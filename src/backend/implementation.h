@@ -3,6 +3,7 @@
 #pragma once
 
 #include <moire/context.h>
+#include <moire/expert_parallel.h>
 #include <moire/grouped_gemm.h>
 #include <moire/quantize.h>
 #include <moire/routing.h>
@@ -32,8 +33,9 @@ struct Implementation {
   Status (*run)(const Context& context, const A& args);
   // Kernels that it launches for such a call, for explain; null: one.
   int64_t (*launches)(const DeviceState& state, const A& args) = nullptr;
-  // Also says whether its inputs are sound, and so runs where there is no element to write.
-  bool judges_inputs = false;
+  // Also says whether its inputs are sound, or is waited for by other ranks, and so runs where
+  // there is no element to write.
+  bool always_runs = false;
 };
 
 // The ordered list of one op, named by its argument struct.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 
@@ -16,6 +17,9 @@
 
 struct moire_context {
   moire::Context value;
+};
+struct moire_communicator {
+  std::shared_ptr<moire::Communicator> value;
 };
 
 namespace moire::capi {

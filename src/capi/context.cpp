@@ -113,6 +113,7 @@ int32_t moire_context_create(const moire_context_options* given, moire_context**
     options.stream = read.stream;
     options.parallel = read.parallel;
     if (read.plan_for != nullptr) options.plan_for = read.plan_for;
+    if (read.communicator != nullptr) options.communicator = read.communicator->value;
     auto created = read.sharing == nullptr ? moire::Context::create(options)
                                            : read.sharing->value.sharing(options);
     if (!created.ok()) return created.status();

@@ -1,4 +1,5 @@
 // C entries of the ops: each is the C++ function behind the boundary.
+#include <moire/expert_parallel.h>
 #include <moire/fields.h>
 #include <moire/glu.h>
 #include <moire/grouped_gemm.h>

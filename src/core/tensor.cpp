@@ -17,7 +17,8 @@ constexpr struct {
               {Code::kOutOfMemory, "out of memory"},
               {Code::kDevice, "device"},
               {Code::kIo, "io"},
-              {Code::kInternal, "internal"}};
+              {Code::kInternal, "internal"},
+              {Code::kRankFailed, "rank failed"}};
 
 constexpr struct {
   DType dtype;

@@ -121,7 +121,7 @@ struct Op {
                      ", on which nothing runs; needs an explaining context, or a device")};
     }
     // Outputs without elements need no run, however many rows there are.
-    if (!selected.judges_inputs && traffic_of(args).written() == 0) return {};
+    if (!selected.always_runs && traffic_of(args).written() == 0) return {};
     return run_selected(context, name, selected, args);
   }
 

@@ -199,6 +199,7 @@ TEST_F(CBoundary, NamesItsCodes) {
                                                    {MOIRE_DEVICE, "device"},
                                                    {MOIRE_IO, "io"},
                                                    {MOIRE_INTERNAL, "internal"},
+                                                   {MOIRE_RANK_FAILED, "rank failed"},
                                                    {1234, "unknown code"}};
   for (const auto& [code, name] : names) EXPECT_STREQ(moire_code_name(code), name);
   EXPECT_EQ(moire_version_number(), MOIRE_VERSION_NUMBER);

@@ -12,10 +12,11 @@ bool is_one_of(std::string_view name, std::span<const std::string_view> names) {
 
 constexpr std::string_view kRowIdx[] = {"row_idx", "a_row_idx", "b_row_idx"};
 constexpr std::string_view kIndices[] = {"row_idx",    "a_row_idx",   "b_row_idx", "topk_idx",
-                                         "gather_idx", "scatter_idx", "splits"};
+                                         "gather_idx", "scatter_idx", "splits",    "places"};
 constexpr std::string_view kFP32[] = {
-    "probs",   "scale",        "bias_scale",        "grad_probs",  "grad_scale", "topk_weights",
-    "weights", "grad_weights", "grad_topk_weights", "expert_bias", "b2_scale",   "grad_b2_scale"};
+    "probs",        "scale",         "bias_scale",       "grad_probs",        "grad_scale",
+    "topk_weights", "weights",       "grad_weights",     "grad_topk_weights", "expert_bias",
+    "b2_scale",     "grad_b2_scale", "topk_weights_recv"};
 constexpr std::string_view kBetween[] = {"z", "act", "grad_z", "grad_act"};
 // Of any float type, whatever the operands are.
 constexpr std::string_view kFree[] = {"bias",    "b1",      "b2",     "grad_bias",
@@ -44,7 +45,7 @@ bool Draw::wants(std::string_view name, Role role) {
   if (name.ends_with("prepared")) return false;  // by draw_prepared(), of what was drawn
   if (name == "a_scales" || name == "grad_y_scales") return is_fp8("a");
   if (name == "b_scales" || name == "w2_scales") return is_fp8("b");
-  if (name == "x_scales") return is_fp8("x");
+  if (name == "x_scales" || name == "x_scales_recv") return is_fp8("x");
   if (name == "bias_scale" || (name == "scale" && is_layer_ && !is_backward_)) {
     return present_.contains("bias") && random_.percent(60);
   }
@@ -55,8 +56,9 @@ bool Draw::wants(std::string_view name, Role role) {
 }
 
 int32_t Draw::dtype_of(std::string_view name, std::string_view sizes) {
+  if (name == "places" || name == "topk_idx_recv") return MOIRE_INT32;
   if (is_one_of(name, kIndices)) return index_dtype_;
-  if (name == "offsets") return MOIRE_INT64;
+  if (name == "offsets" || name == "counts") return MOIRE_INT64;
   if (is_one_of(name, kFP32)) return MOIRE_FP32;
   if (is_fp8(name)) return any_fp8();
   if (sizes == "??") return MOIRE_E8M0;
@@ -272,7 +274,7 @@ void Draw::value(const char* name, int32_t& value, int count) {
 void Draw::value(const char* name, int64_t& value, int) {
   const std::string_view n = name;
   if (n == "capacity") value = random_.percent(50) ? -1 : plan_.capacity;
-  if (n == "num_groups") value = plan_.num_groups;
+  if (n == "num_groups" || n == "num_experts") value = plan_.num_groups;
   if (n == "k") value = plan_.k;
 }
 
@@ -296,6 +298,7 @@ void Draw::value(const char* name, moire_glu_layout& value, int) {
 void Draw::fill_indices(std::string_view name, moire_tensor& t) {
   std::vector<int64_t> values = name == "scatter_idx" ? plan_.scatter_idx
                                 : name == "topk_idx"  ? plan_.topk_idx
+                                : name == "places"    ? plan_.places
                                                       : plan_.gather_idx;
   if (name == "splits") {
     const auto& offsets = plan_.offsets;

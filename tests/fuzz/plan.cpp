@@ -47,6 +47,12 @@ Plan::Plan(Random& random)
     scatter_idx[i] = row;
     gather_idx[static_cast<size_t>(row)] = static_cast<int64_t>(i) / choices;
   }
+  int64_t placed = 0;
+  for (size_t t = 0; t < static_cast<size_t>(tokens); ++t) {
+    const auto first = scatter_idx.begin() + static_cast<int64_t>(t) * choices;
+    const bool is_sent = std::any_of(first, first + choices, [](int64_t row) { return row >= 0; });
+    places.push_back(is_sent ? placed++ : -1);
+  }
   main = static_cast<int32_t>(random.pick<int64_t>({MOIRE_FP32, MOIRE_BF16, MOIRE_FP16}));
   recipe = random.percent(50) ? 0 : static_cast<int32_t>(random.integer(1, 3));
   between = recipe == 0 ? main : int32_t{MOIRE_BF16};
@@ -87,6 +93,8 @@ int64_t Plan::size(char letter, int64_t source_rows) const {
       return num_groups;
     case 'O':
       return num_groups + 1;
+    case 'R':
+      return 1;
     case 'E':
       return experts;
     case 'K':

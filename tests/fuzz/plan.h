@@ -19,6 +19,7 @@ struct Plan {
   int64_t tokens, choices, num_groups, capacity, experts;
   int64_t k, m, n, h, f;
   std::vector<int64_t> topk_idx, splits, offsets, gather_idx, scatter_idx;
+  std::vector<int64_t> places;  // of the one rank that a context without others has
 
   int32_t main, between;         // dtypes: of operands; of z, act and their gradients
   int32_t layout;                // of weights

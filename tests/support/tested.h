@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 #include <moire/context.h>
+#include <moire/expert_parallel.h>
 #include <moire/grouped_gemm.h>
 #include <moire/grouped_mlp.h>
 #include <moire/groups.h>

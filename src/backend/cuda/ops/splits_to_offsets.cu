@@ -227,7 +227,7 @@ const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets = {
     .workspace = no_workspace,
     .policy = policy,
     .run = run,
-    .judges_inputs = true,
+    .always_runs = true,
 };
 
 }  // namespace moire::cuda::ops

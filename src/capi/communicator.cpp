@@ -1,0 +1,48 @@
+// C entries: communicators.
+#include <moire/expert_parallel.h>
+
+#include "capi/boundary.h"
+
+using moire::invalid;
+using moire::Status;
+using moire::capi::guarded;
+
+extern "C" {
+
+int32_t moire_communicator_threads(const moire_communicator_options* given,
+                                   moire_communicator** communicators) {
+  return guarded([&]() -> Status {
+    constexpr std::string_view kEntry = "moire_communicator_threads";
+    if (communicators == nullptr) return invalid(kEntry, "communicators is null");
+    moire::Args<moire_communicator_options> read;
+    MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read));
+    auto made = moire::Communicator::threads(read.num_ranks, read.window_bytes, read.timeout_ms);
+    if (!made.ok()) return made.status();
+    std::vector<std::unique_ptr<moire_communicator>> owned;
+    for (auto& communicator : made.value()) {
+      owned.push_back(std::make_unique<moire_communicator>(std::move(communicator)));
+    }
+    for (size_t rank = 0; rank < owned.size(); ++rank) communicators[rank] = owned[rank].release();
+    return {};
+  });
+}
+
+int32_t moire_communicator_window(const moire_communicator* communicator, void** data,
+                                  size_t* bytes) {
+  return guarded([&]() -> Status {
+    if (communicator == nullptr || data == nullptr || bytes == nullptr) {
+      return invalid("moire_communicator_window", "communicator, data or bytes is null");
+    }
+    const moire::Workspace window = communicator->value->window();
+    *data = window.data;
+    *bytes = window.bytes;
+    return {};
+  });
+}
+
+void moire_communicator_destroy(moire_communicator* communicator) {
+  if (communicator != nullptr) communicator->value->leave();
+  delete communicator;
+}
+
+}  // extern "C"

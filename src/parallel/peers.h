@@ -1,0 +1,83 @@
+// Peers: what a rank knows of the others, and how the memory of each is laid out: what ranks tell
+// each other at a meeting (exchange.h), then the caller's window. The same on every rank, so that
+// what lies at an offset of one lies there in all. An engine derives from it what keeps the memory.
+#pragma once
+
+#include <moire/context.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/divide.h"
+
+namespace moire {
+
+inline constexpr int kMostRanks = 1024;
+
+// A call as every rank makes it, up to where it is in its own window.
+struct Proposal {
+  static constexpr int kMostTensors = 4;
+  int64_t op, num_experts, overflow;
+  struct {
+    moire_tensor tensor;  // without data, its stride said
+    int64_t offset;       // in the window
+  } tensors[kMostTensors];
+};
+
+// Tokens of the rank that proposes, more than their destination has room for.
+struct Excess {
+  int64_t tokens = 0;  // 0: none
+  int64_t destination = 0, room = 0;
+};
+
+// What one rank tells another. Posts take turns by the parity of their epoch: a rank comes to
+// meeting n + 2 only after all have come to n + 1, and so have read what was said at n.
+struct Mailbox {
+  struct alignas(64) Post {
+    int64_t epoch;  // written last; the number of the meeting
+    Proposal proposal;
+    Excess excess;
+  } posts[2];
+  int64_t gone;  // 0, or 1 + the rank for which the sender left: itself, or one that did not come
+};
+
+struct alignas(64) Header {
+  int64_t epoch;    // this rank's last meeting
+  int32_t is_busy;  // a call is under way
+  // Mailboxes follow, one for each sender.
+  Mailbox* mailboxes() { return reinterpret_cast<Mailbox*>(this + 1); }
+};
+static_assert(sizeof(Header) % alignof(Mailbox) == 0);
+
+// Bytes before the window.
+constexpr size_t header_bytes(int num_ranks) {
+  const size_t bytes = sizeof(Header) + static_cast<size_t>(num_ranks) * sizeof(Mailbox);
+  return static_cast<size_t>(round_up(static_cast<int64_t>(bytes), 4096));
+}
+
+struct Peers {
+  virtual ~Peers() = default;
+
+  int size() const { return static_cast<int>(memory.size()); }
+  Header& header(int of) const {
+    return *reinterpret_cast<Header*>(memory[static_cast<size_t>(of)]);
+  }
+  // Where `of` finds what `from` tells it.
+  Mailbox& mailbox(int of, int from) const { return header(of).mailboxes()[from]; }
+  std::byte* window(int of) const { return memory[static_cast<size_t>(of)] + header_bytes(size()); }
+
+  Device device = Device::kCpu;
+  int rank = 0;
+  size_t window_bytes = 0;
+  std::chrono::milliseconds timeout{};
+  std::vector<std::byte*> memory;  // of each rank, as this one reaches it
+};
+
+// The peers of a context; null where it is alone.
+const Peers* peers_of(const Context& context);
+// Tells every rank that this one is gone because of `rank`; the first reason stays.
+void leave(const Peers& peers, int because_of);
+
+}  // namespace moire

@@ -1,0 +1,143 @@
+// Communicators: how they are made, given to contexts and left; through C as well.
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "tests/parallel/ranks.h"
+#include "tests/support/expect.h"
+
+namespace moire::test {
+namespace {
+
+TEST(Communicator, HasARankASizeAndAWindowOfItsOwn) {
+  const auto ranks = Communicator::threads(3, 1000).value();
+  ASSERT_EQ(ranks.size(), 3U);
+  for (int rank = 0; rank < 3; ++rank) {
+    const Communicator& c = *ranks[static_cast<size_t>(rank)];
+    EXPECT_EQ(c.rank(), rank);
+    EXPECT_EQ(c.size(), 3);
+    EXPECT_EQ(c.device(), Device::kCpu);
+    EXPECT_EQ(c.window().bytes, 1000U);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(c.window().data) % 256, 0U);
+    const std::vector<char> zeros(1000);
+    EXPECT_EQ(std::memcmp(c.window().data, zeros.data(), 1000), 0);
+    std::memset(c.window().data, rank + 1, 1000);
+  }
+  EXPECT_EQ(*static_cast<char*>(ranks[0]->window().data), 1);
+}
+
+TEST(Communicator, RefusesWhatThereIsNot) {
+  EXPECT_TRUE(fails(Communicator::threads(0, 10).status(), Code::kInvalidArgument,
+                    "communicator: num_ranks is 0, must be 1 to 1024"));
+  EXPECT_TRUE(
+      fails(Communicator::threads(1025, 10).status(), Code::kInvalidArgument, "num_ranks is 1025"));
+  EXPECT_TRUE(fails(Communicator::threads(2, 10, -1).status(), Code::kInvalidArgument,
+                    "timeout_ms is -1, must be 0 (ten minutes) to"));
+  EXPECT_TRUE(fails(Communicator::threads(2, SIZE_MAX).status(), Code::kOutOfMemory,
+                    "communicator: no memory for a window of"));
+}
+
+TEST(Communicator, IsOfTheContextsDevice) {
+  ContextOptions options;
+  options.device = Device::kCuda;
+  options.communicator = Communicator::threads(1, 0).value()[0];
+  EXPECT_TRUE(fails(Context::create(options).status(), Code::kInvalidArgument,
+                    "context: its communicator is of cpu but the device is cuda"));
+}
+
+// A context keeps the memory; what is gone is the rank.
+TEST(Communicator, MayBeDestroyedBeforeItsContexts) {
+  Random random;
+  RoutingOptions routing;
+  routing.tokens = {3, 3};
+  Routed routed(routing, random);
+  routed.ranks.communicator(0)->leave();  // as its destruction in C
+  EXPECT_TRUE(fails(moire::dispatch(routed.ranks.context(1), routed.dispatch(1)), Code::kRankFailed,
+                    "dispatch: rank 0 has left"));
+}
+
+// One context per rank, from C.
+class InC : public testing::Test {
+ protected:
+  void SetUp() override {
+    moire_communicator_options options = {};
+    options.struct_size = sizeof(options);
+    options.num_ranks = 2;
+    options.window_bytes = 4096;
+    ASSERT_EQ(moire_communicator_threads(&options, communicators_), MOIRE_OK) << moire_last_error();
+    for (int rank = 0; rank < 2; ++rank) {
+      moire_context_options with = {};
+      with.struct_size = sizeof(with);
+      with.num_threads = 1;
+      with.communicator = communicators_[rank];
+      ASSERT_EQ(moire_context_create(&with, &contexts_[rank]), MOIRE_OK) << moire_last_error();
+    }
+  }
+  void TearDown() override {
+    for (int rank = 0; rank < 2; ++rank) {
+      moire_context_destroy(contexts_[rank]);
+      moire_communicator_destroy(communicators_[rank]);
+    }
+    moire_communicator_destroy(nullptr);
+  }
+  // x_t = 10 * rank + t, one column; token t of two goes to rank t, with its row at the start of
+  // the window.
+  int32_t dispatch(int rank, float* x) {
+    int32_t places[4] = {0, -1, -1, 0};
+    moire_dispatch_args args = {};
+    args.struct_size = sizeof(args);
+    for (int t = 0; t < 2; ++t) x[t] = static_cast<float>(10 * rank + t);
+    args.x = TensorView(x, DType::kFP32, {2, 1});
+    args.places = TensorView(places, DType::kInt32, {2, 2});
+    args.overflow = MOIRE_OVERFLOW_DROP;
+    void* window = nullptr;
+    size_t bytes = 0;
+    EXPECT_EQ(moire_communicator_window(communicators_[rank], &window, &bytes), MOIRE_OK);
+    EXPECT_EQ(bytes, 4096U);
+    args.x_recv = TensorView(window, DType::kFP32, {4, 1});
+    const int32_t code = moire_dispatch(contexts_[rank], &args);
+    if (code == MOIRE_OK) std::memcpy(received_[rank], window, sizeof(received_[rank]));
+    return code;
+  }
+
+  moire_communicator* communicators_[2] = {};
+  moire_context* contexts_[2] = {};
+  float received_[2][4] = {};
+};
+
+TEST_F(InC, RanksExchangeRows) {
+  float x[2][2];
+  std::thread other([&] { EXPECT_EQ(dispatch(1, x[1]), MOIRE_OK) << moire_last_error(); });
+  EXPECT_EQ(dispatch(0, x[0]), MOIRE_OK) << moire_last_error();
+  other.join();
+  // Token `rank` of each, two rows for either.
+  EXPECT_EQ(received_[0][0], 0);
+  EXPECT_EQ(received_[0][2], 10);
+  EXPECT_EQ(received_[1][0], 1);
+  EXPECT_EQ(received_[1][2], 11);
+}
+
+TEST_F(InC, ARankThatIsDestroyedHasLeft) {
+  moire_communicator_destroy(communicators_[1]);
+  communicators_[1] = nullptr;
+  float x[2];
+  EXPECT_EQ(dispatch(0, x), MOIRE_RANK_FAILED);
+  EXPECT_STREQ(moire_last_error(),
+               "dispatch: rank 1 has left; calls of these ranks fail from now on");
+}
+
+TEST_F(InC, EntriesRefuseNulls) {
+  moire_communicator* two[2];
+  EXPECT_EQ(moire_communicator_threads(nullptr, two), MOIRE_INVALID_ARGUMENT);
+  moire_communicator_options options = {};
+  options.struct_size = sizeof(options);
+  options.num_ranks = 2;
+  EXPECT_EQ(moire_communicator_threads(&options, nullptr), MOIRE_INVALID_ARGUMENT);
+  EXPECT_STREQ(moire_last_error(), "moire_communicator_threads: communicators is null");
+  EXPECT_EQ(moire_communicator_window(communicators_[0], nullptr, nullptr), MOIRE_INVALID_ARGUMENT);
+  EXPECT_STREQ(moire_last_error(),
+               "moire_communicator_window: communicator, data or bytes is null");
+}
+
+}  // namespace
+}  // namespace moire::test
