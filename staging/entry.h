@@ -3,6 +3,7 @@
 #pragma once
 
 #include <moire/context.h>
+#include <moire/expert_parallel.h>
 #include <moire/glu.h>
 #include <moire/grouped_gemm.h>
 #include <moire/grouped_mlp.h>
