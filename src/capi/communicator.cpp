@@ -19,8 +19,9 @@ int32_t moire_communicator_threads(const moire_communicator_options* given,
     auto made = moire::Communicator::threads(read.num_ranks, read.window_bytes, read.timeout_ms);
     if (!made.ok()) return made.status();
     std::vector<std::unique_ptr<moire_communicator>> owned;
+    owned.reserve(made.value().size());
     for (auto& communicator : made.value()) {
-      owned.push_back(std::make_unique<moire_communicator>(std::move(communicator)));
+      owned.emplace_back(new moire_communicator{std::move(communicator)});
     }
     for (size_t rank = 0; rank < owned.size(); ++rank) communicators[rank] = owned[rank].release();
     return {};

@@ -80,6 +80,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> Communicator::threads(int num
                                              " bytes of rank ", rank, " of ", num_ranks));
   }
   std::vector<std::shared_ptr<Communicator>> communicators;
+  communicators.reserve(memories->size());
   for (int rank = 0; rank < num_ranks; ++rank) {
     communicators.push_back(
         std::make_shared<Communicator>(thread_peers(rank, memories, window_bytes, timeout_ms)));

@@ -44,7 +44,7 @@ struct Experts {
     args.offsets = offsets;
     args.gather_idx = gather_idx;
     args.scatter_idx = scatter_idx;
-    Status status = run(Tested(context), args, test::permute_plan, test::permute_plan_workspace);
+    Status status = run(Tested(context), args);
     if (!status.ok()) return status;
     groups = Groups(offsets.as<int64_t>(), num_groups, capacity);
     PermuteArgs permuted;
@@ -58,7 +58,7 @@ struct Experts {
     GroupedMlpArgs args;
     fill(args, x);
     args.y = rows;
-    Status status = run(Tested(context), args, test::grouped_mlp, test::grouped_mlp_workspace);
+    Status status = run(Tested(context), args);
     return status.ok() ? sum(context, rows, y) : status;
   }
   Status backward(const Context& context, const TensorView& x, const TensorView& grad_y,
@@ -71,8 +71,7 @@ struct Experts {
     args.grad_probs = grad_probs;
     args.grad_w1 = Weight(grad_w1);
     args.grad_w2 = Weight(grad_w2);
-    Status status = run(Tested(context), args, test::grouped_mlp_backward,
-                        test::grouped_mlp_backward_workspace);
+    Status status = run(Tested(context), args);
     return status.ok() ? sum(context, grad_rows, grad_x, grad_topk_weights) : status;
   }
   // Rows back to tokens, and the gradients of probs to their choices.

@@ -120,7 +120,7 @@ Status Tokens::plan(const Tested& context, int64_t capacity) {
   args.capacity = capacity;
   args.places = places;
   args.counts = counts;
-  return test::run(context, args, dispatch_plan, dispatch_plan_workspace);
+  return test::run(context, args);
 }
 
 Routed::Routed(const RoutingOptions& o, Random& random, int64_t timeout_ms, int num_threads)

@@ -4,6 +4,7 @@
 #include "backend/cpu/rows.h"
 #include "backend/cpu/simd_targets.h"
 #include "core/format.h"
+#include "core/status_macros.h"
 #include "parallel/exchange.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -102,8 +103,7 @@ std::string policy(const DeviceState& state, const CombineArgs& args) {
 
 Status run(const Context& context, const CombineArgs& args) {
   Exchange exchange(context, kCombineCall, {args.rows, args.topk_weights_recv}, args.num_experts);
-  const Status begun = exchange.begin();
-  if (!begun.ok()) return begun;
+  MOIRE_RETURN_IF_ERROR(exchange.begin());
   for_ranges(*context.state().pool, args.places.shape[0], tokens_per_task(args),
              [&](int64_t begin, int64_t end) {
                if (is_present(args.y)) {

@@ -6,6 +6,7 @@
 #include "backend/cpu/implementations.h"
 #include "backend/cpu/rows.h"
 #include "core/format.h"
+#include "core/status_macros.h"
 #include "parallel/exchange.h"
 
 namespace moire::cpu {
@@ -108,8 +109,7 @@ Status run(const Context& context, const DispatchArgs& args) {
   Exchange exchange(context, kDispatchCall,
                     {args.x_recv, args.x_scales_recv, args.topk_idx_recv, args.topk_weights_recv},
                     args.num_experts, args.overflow);
-  const Status begun = exchange.begin(excess_of(args, num_rows(args) / exchange.size()));
-  if (!begun.ok()) return begun;
+  MOIRE_RETURN_IF_ERROR(exchange.begin(excess_of(args, num_rows(args) / exchange.size())));
   ThreadPool& pool = *context.state().pool;
   for_ranges(pool, num_tokens, tokens_per_task(args), [&](int64_t begin, int64_t end) {
     for (int rank = 0; rank < exchange.size(); ++rank) {
