@@ -41,9 +41,7 @@ def _namespace(cls):
 
 @_namespace
 class Numpy:
-    """NumPy arrays; BF16 is ml_dtypes.bfloat16 (never a view of uint16: a dtype cannot be
-    guessed).
-    """
+    """NumPy arrays; BF16 is ml_dtypes.bfloat16, never a view of uint16: no dtype is guessed."""
 
     kind, kind_name = np.ndarray, "a NumPy array"
     types = (np.ndarray,)  # the usual ones, of which nothing more need be asked
@@ -169,7 +167,7 @@ class Torch:
         may_be_read_only = False
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
         address, device = torch.Tensor.data_ptr, torch.Tensor.device.__get__
-        concatenate, copy, detached = torch.cat, torch.Tensor.clone, torch.Tensor.detach
+        concatenate = torch.cat
         _places = {None: ("cpu", 0)}
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
         _compute_dtypes = tuple(getattr(torch, name) for name in COMPUTE_DTYPES)
@@ -300,6 +298,12 @@ class Torch:
 
     def stand_in(like, shape, dtype):
         return like.new_zeros((1,) * len(shape), dtype=dtype).expand(shape)
+
+    def detached(array):
+        return array.detach()
+
+    def copy(array):
+        return array.clone()
 
 
 _KINDS = (Numpy,) if torch is None else (Torch, Numpy)

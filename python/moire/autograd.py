@@ -136,15 +136,13 @@ def _asked(ctx):
     inputs of torch.autograd.grad lie behind. Of a leaf among those Torch says it by an exception,
     which takes a while: what autograd would drop unseen is not asked for.
     """
-    nodes = (node for node, _ in ctx.next_functions)
-    return [need and _is_asked(node) for need, node in zip(ctx.needs_input_grad[1:], nodes)]
-
-
-def _is_asked(node):
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # a leaf among the inputs
-        return True
+    asked = []
+    for need, (node, _) in zip(ctx.needs_input_grad[1:], ctx.next_functions):
+        try:
+            asked.append(need and torch._C._will_engine_execute_node(node))
+        except RuntimeError:  # a leaf among the inputs
+            asked.append(True)
+    return asked
 
 
 if torch is not None:

@@ -293,9 +293,7 @@ def _value(fw, name, key, value, kind):
 
 
 class _GroupedMm(Op):
-    """d = a b_t with ragged rows of a (b_t of rank 3) or with a ragged contraction (b_t of rank
-    2).
-    """
+    """d = a b_t with ragged rows of a (b_t of rank 3) or a ragged contraction (b_t of rank 2)."""
 
     def forward(self, fw, fields, how):
         a, b_t, offsets = fields["a"], fields["b_t"], fields["offsets"]

@@ -30,9 +30,7 @@ _TAILS = ("zero", "untouched")
 
 
 class Operands:
-    """What a layer's call was given, put into `fields` step by step; see layers.py for their
-    names.
-    """
+    """What a layer's call was given, put into `fields` step by step; layers.py has their names."""
 
     def __init__(self, call, x, recipe, optional, **gradient):
         self.call, self.recipe = call, Recipe.of(recipe, f"{call}: recipe")

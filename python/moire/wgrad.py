@@ -67,9 +67,8 @@ class ParameterGradients:
         if torch.is_grad_enabled() and not all(p.is_leaf for p in sink.parameters):
             name = "delay_wgrad_compute" if self.delayed else "accumulate_into_main_grad"
             raise invalid(
-                f"{call}: {name} is on, but a weight is computed from other tensors (parametrize, "
-                f"functional_call), and only autograd can take its gradient to those; build the "
-                f"layer without it"
+                f"{call}: {name} is on, but a weight is computed from other tensors, to which only "
+                f"autograd takes its gradient (parametrize, functional_call); build it without that"
             )
         return sink
 

@@ -59,7 +59,7 @@ def cases(tensors):
     for w in (w1, w2):
         w.main_grad = torch.zeros_like(w, dtype=torch.float32)
         w.grad_added_to_main_grad = False  # so that autograd gets something for it
-    sinks = tuple(ParameterGradients(lambda w=w: [w], True, False) for w in (w1, w2))
+    sinks = tuple(ParameterGradients(True, False).of_call("grouped_mlp", w, None) for w in (w1, w2))
     run["moire, FP32 added"] = with_backward(lambda: ours(sinks))
 
     def added():

@@ -138,6 +138,12 @@ def test_a_fake_tensor_among_others_is_refused(function, argument, is_optional):
         )
 
 
+def test_a_mode_that_allows_for_others_has_both():
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        y = moire.grouped_linear(mode.from_tensor(X), W1, GROUPS)
+    assert y.shape == (6, 20) and y.fake_mode is mode
+
+
 @pytest.mark.parametrize("function, argument, is_optional", ARRAYS, ids=ARRAY_IDS)
 def test_a_meta_tensor_among_others_is_refused(function, argument, is_optional):
     others = [a for a in CALLS[function][1].split() if a.rstrip("?") in CALLS[function][0]]

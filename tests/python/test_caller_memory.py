@@ -33,11 +33,12 @@ def test_gradients_that_are_written_somewhere_are_counted(delayed):
 def test_copies_of_a_weight_that_are_written_are_counted():
     x, w, groups = torch.randn(5, 32, requires_grad=True), torch.randn(2, 3, 32), operands()[2]
     prepared, quantized = moire.PreparedWeight(w), moire.quantize(w, columnwise=True)
-    parameter = torch.nn.Parameter(moire.quantize(w, columnwise=True))
+    seen, unseen = (torch.nn.Parameter(moire.quantize(w, columnwise=True)) for _ in range(2))
     writes = {
         prepared: lambda: prepared.quantize_(2 * w),
         quantized: lambda: quantized.quantize_(2 * w),
-        parameter: lambda: parameter.data.copy_(2 * w),
+        seen: lambda: seen.data.copy_(2 * w),
+        unseen: lambda: torch.ops.aten.copy_(unseen.data, 2 * w),
     }
     for copies, write in writes.items():
         y = moire.grouped_linear(x, w, groups, recipe="mxfp8", w_quantized=copies)

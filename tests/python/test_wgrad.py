@@ -285,10 +285,13 @@ def test_gradients_go_to_the_weights_of_the_call(generator, delayed, into):
 @pytest.mark.parametrize("option", ["accumulate_into_main_grad", "delay_wgrad_compute"])
 def test_weights_that_are_computed_have_no_gradient_elsewhere(generator, option):
     layer, x = nn.GroupedLinear(E, H, F, **{option: True}), truth.draw(generator, 9, H)
+    computed = {"weight": layer.weight * 2}
+    with torch.no_grad():
+        assert torch.func.functional_call(layer, computed, (x, SPLITS)).shape == (9, F)
     torch.nn.utils.parametrize.register_parametrization(layer, "weight", torch.nn.Tanh())
     for call in (lambda: layer(x, SPLITS), lambda: nn.Sequential(layer)(x, SPLITS)):
         with pytest.raises(
-            moire.InvalidArgument, match=f"Linear: {option} is on, but a weight is computed from o"
+            moire.InvalidArgument, match=f"Linear: {option} is on, but a weight is comp"
         ):
             call()
     with torch.no_grad():

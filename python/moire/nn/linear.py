@@ -25,7 +25,7 @@ from ..functional import grouped_linear
 from ..grouped_tensor import GroupedTensor
 from ..groups import Groups
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
-from ..operands import Operand
+from ..operands import Operand, WeightCopies
 from ..recipes import RecipeLike
 from ..values import flag, integer, torch_device, wrong
 from ..weight_cache import ParameterCopies, Primary
@@ -220,13 +220,16 @@ class GroupedLinear(WithoutExtraState):
         """Of one call: the weights, what an 8-bit recipe's products read of them (see
         moire/weight_cache.py), and where their gradients go (moire/wgrad.py), each or None.
         """
-        weights, copies, sink = self.weights(), self._copies, self._wgrad
-        call = type(self).__name__
-        return (
-            weights,
-            copies and copies.of(call, weights, is_first_microbatch),
-            sink and sink.of_call(call, weights, is_first_microbatch),
-        )
+        weights = self.weights()
+        given = type(self).__name__, weights, is_first_microbatch
+        copies = self._copies and self._copies.of(*given)
+        return weights, copies, self._wgrad and self._wgrad.of_call(*given)
+
+    def quantized_weights(
+        self, is_first_microbatch: Optional[bool] = None
+    ) -> Optional[WeightCopies]:
+        """The weights in 8 bits as an 8-bit recipe's products read them, else None."""
+        return self.operands(is_first_microbatch)[1]
 
     def weights_changed(self) -> None:
         """Says that the weights were written in a way that nobody counts (through `.data`, by
