@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <moire/context.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "case_runner.h"
@@ -36,10 +37,11 @@ TEST(Outputs, MayBeRightByAnotherJudge) {
   EXPECT_FALSE(reference::all_passed(neither));
 }
 
-TEST(Operands, NoticeAWriteOutsideOfATensor) {
+TEST(Operands, AreBetweenNaNAndNoticeAWriteOutsideOfATensor) {
   Operands operands(problem_of(kLine), Operands::Content::kHostile);
   const TensorView y = operands.output("y", DType::kFP32, {7, 4});
   EXPECT_EQ(operands.first_broken_guard(), "");
+  for (const int64_t i : {-1, 28}) EXPECT_TRUE(std::isnan(static_cast<float*>(y.data)[i])) << i;
   static_cast<float*>(y.data)[28] = 0;
   EXPECT_EQ(operands.first_broken_guard(), "y");
 }

@@ -13,7 +13,7 @@ namespace moire::tool {
 namespace {
 
 constexpr int64_t kGuardBytes = 256;  // a multiple of the alignment that workspaces ask for
-constexpr int kGuardByte = 0xA5;
+constexpr int kGuardByte = 0xFF;      // NaN, so that what is read there shows as well
 // From here on the kernel is asked for huge pages: touching gigabytes page by page takes seconds.
 constexpr int64_t kManyBytes = int64_t{16} << 20;
 // Where addresses without backing begin, and how many bytes there may be: a sum that fits int64_t.
