@@ -3,14 +3,13 @@
 #include <cuda_runtime.h>
 #include <moire/explain.h>
 
-#include <cstring>
+#include <optional>
 #include <ostream>
 #include <vector>
 
 #include "tests/gpu/gpu.h"
+#include "tests/mlp/mlp_checks.h"
 #include "tests/mlp/recipe_cases.h"
-#include "tests/support/expect.h"
-#include "tests/support/mlp_problem.h"
 
 namespace moire::test {
 namespace {
@@ -85,36 +84,29 @@ class MlpOnDevice {
   void change(const std::vector<int64_t>& splits) {
     int64_t at = 0;
     for (size_t g = 0; g < splits.size(); ++g) problem_.batch.offsets()[g + 1] = at += splits[g];
-    for (TestTensor* t : outputs()) t->poison();
-    for (TestWeight* w : {&problem_.grad_w1, &problem_.grad_w2}) w->poison();
+    const GroupedMlpArgs forward = problem_.forward();
+    const GroupedMlpBackwardArgs backward = problem_.backward();
+    Written outputs;
+    visit_fields(forward, outputs);
+    visit_fields(backward, outputs);
+    poison(outputs);
     ASSERT_TRUE(succeeds(staged_.upload()));
   }
 
-  // The bytes of every output, once the device is done.
-  std::vector<TestTensor> results() {
+  // A copy with the bytes of every output, once the device is done.
+  MlpProblem results() {
     EXPECT_TRUE(succeeds(context_.check()));
     EXPECT_TRUE(succeeds(staged_.download()));
-    EXPECT_TRUE(problem_.is_undamaged());
-    std::vector<TestTensor> out;
-    for (TestTensor* t : outputs()) out.push_back(*t);
-    weights_ = {problem_.grad_w1, problem_.grad_w2};
-    return out;
+    return problem_;
   }
-  const std::vector<TestWeight>& weight_results() const { return weights_; }
 
  private:
-  std::vector<TestTensor*> outputs() {
-    MlpProblem& p = problem_;
-    return {&p.z, &p.y, &p.grad_x, &p.grad_b1, &p.grad_b2, &p.grad_probs};
-  }
-
   const Context& context_;
   RecipeCase recipe_;
   Random random_;
   MlpProblem problem_;
   staging::StagedCall staged_;
   std::vector<TestWorkspace> workspaces_;
-  std::vector<TestWeight> weights_;
   GroupedMlpArgs forward_;
   GroupedMlpBackwardArgs backward_;
 };
@@ -175,15 +167,6 @@ class Graph : public Gpu {
   std::optional<Context> on_stream_;
 };
 
-void expect_same(const std::vector<TestTensor>& got, const std::vector<TestTensor>& want,
-                 const std::vector<TestWeight>& got_weights,
-                 const std::vector<TestWeight>& want_weights) {
-  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same_bits(got[i], want[i])) << "output " << i;
-  for (size_t i = 0; i < got_weights.size(); ++i) {
-    EXPECT_TRUE(same_bits(got_weights[i].view(), want_weights[i].view())) << "grad_w" << i + 1;
-  }
-}
-
 TEST_F(Graph, CapturedOnceEqualsEagerForEverySplits) {
   for (const Layer& layer : layers()) {
     SCOPED_TRACE(testing::PrintToString(layer));
@@ -201,12 +184,10 @@ TEST_F(Graph, CapturedOnceEqualsEagerForEverySplits) {
     for (const std::vector<int64_t>& splits : kSplits) {
       mlp.change(splits);
       ASSERT_TRUE(succeeds(both()));
-      const std::vector<TestTensor> eager = mlp.results();
-      const std::vector<TestWeight> eager_weights = mlp.weight_results();
+      const MlpProblem eager = mlp.results();
       mlp.change(splits);
       replay();
-      const std::vector<TestTensor> replayed = mlp.results();
-      expect_same(replayed, eager, mlp.weight_results(), eager_weights);
+      expect_same_results(mlp.results(), eager);
     }
   }
 }
@@ -216,19 +197,14 @@ TEST_F(Graph, AHundredRunsGiveTheSameBits) {
   const Status staged = mlp.stage();
   if (staged.code() == Code::kUnsupported) GTEST_SKIP() << staged.message();
   ASSERT_TRUE(succeeds(staged));
-  std::vector<TestTensor> first;
-  std::vector<TestWeight> first_weights;
+  std::optional<MlpProblem> first;
   for (int i = 0; i < 100; ++i) {
     mlp.change(kSplits[3]);
     ASSERT_TRUE(succeeds(mlp.run_forward()));
     ASSERT_TRUE(succeeds(mlp.run_backward()));
-    const std::vector<TestTensor> results = mlp.results();
-    if (i == 0) {
-      first = results;
-      first_weights = mlp.weight_results();
-      continue;
-    }
-    expect_same(results, first, mlp.weight_results(), first_weights);
+    const MlpProblem results = mlp.results();
+    if (i == 0) first.emplace(results);
+    expect_same_results(results, *first);
     if (HasFailure()) FAIL() << "in run " << i;
   }
 }
