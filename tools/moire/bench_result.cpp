@@ -12,17 +12,13 @@
 namespace moire::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 std::string ratio_text(const std::optional<Summary>& ratio, bool is_under_load) {
   if (!ratio.has_value()) return "-";
-  char buffer[64];
-  std::snprintf(buffer, sizeof(buffer), "%.2f%s [%.2f %.2f]", ratio->median,
-                is_under_load ? "*" : "", ratio->p10, ratio->p90);
   const Colour colour = ratio->p10 > 1   ? Colour::kGreen
                         : ratio->p90 < 1 ? Colour::kRed
                                          : Colour::kNone;
-  return paint(colour, buffer);
+  return paint(colour, printed("%.2f%s [%.2f %.2f]", ratio->median, is_under_load ? "*" : "",
+                               ratio->p10, ratio->p90));
 }
 
 Json to_json(const GpuConditions& c) {
@@ -209,7 +205,7 @@ std::string results_text(const std::vector<BenchResult>& results, const MachineF
   return out + "\n" + table.to_string();
 }
 
-nlohmann::ordered_json to_json(const BenchResult& r, const MachineFacts& m, const Protocol& p) {
+Json to_json(const BenchResult& r, const MachineFacts& m, const Protocol& p) {
   Json warnings = Json::array();
   for (const Warning& w : r.warnings) {
     warnings.push_back({{"code", w.kind->code}, {"seen", w.seen}, {"remedy", w.kind->remedy}});

@@ -35,16 +35,13 @@ Verdict judge(const Context& context, const Problem& problem) {
   Verdict verdict;
   for (const Call& call : what.calls) {
     size_t workspace_bytes = 0;
-    if (call.workspace != nullptr) {
-      const Status status = call.workspace(context, &workspace_bytes);
-      if (!status.ok()) return stopped(verdict, call, status);
-    }
+    Status status = call.workspace(context, &workspace_bytes);
+    if (!status.ok()) return stopped(verdict, call, status);
     const Workspace workspace = operands.workspace(workspace_bytes);
     const Call::Judge compare = call.expect(context.device());
-    const Status ran = call.run(context, workspace);
-    if (!ran.ok()) return stopped(verdict, call, ran);
-    const Status checked = context.check();
-    if (!checked.ok()) return stopped(verdict, call, checked);
+    status = call.run(context, workspace);
+    if (status.ok()) status = context.check();
+    if (!status.ok()) return stopped(verdict, call, status);
     verdict.calls.push_back({call.entry, compare()});
     if (!reference::all_passed(verdict.calls.back().outputs)) verdict.kind = Verdict::Kind::kFailed;
     const std::string broken = operands.first_broken_guard();

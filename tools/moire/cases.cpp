@@ -197,13 +197,13 @@ Case make_case(Operands& operands) {
 
 Status run(const Context& context, const Call& call, Operands& operands) {
   size_t bytes = 0;
-  Status status = call.workspace == nullptr ? Status() : call.workspace(context, &bytes);
+  Status status = call.workspace(context, &bytes);
   return status.ok() ? call.run(context, operands.workspace(bytes)) : status;
 }
 
 Plan plan(const Context& context, const Call& call, Operands& operands) {
   Plan out;
-  if (call.workspace != nullptr) out.status = call.workspace(context, &out.workspace_bytes);
+  out.status = call.workspace(context, &out.workspace_bytes);
   if (!out.status.ok()) return out;
   const Context explaining = context.explaining();
   out.status = call.run(explaining, operands.workspace(out.workspace_bytes));

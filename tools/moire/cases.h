@@ -21,8 +21,9 @@ using reference::OutputErrors;
 struct Call {
   std::string entry;  // "grouped_gemm"
   std::any args;      // its struct, without a workspace
-  // Null where the entry takes no workspace.
-  std::function<Status(const Context&, size_t*)> workspace;
+  std::function<Status(const Context&, size_t* bytes)> workspace = [](auto&&...) {
+    return Status();  // of an entry that takes none
+  };
   std::function<Status(const Context&, Workspace)> run;
   // For operands that stay on a device: names them, and once they are uploaded makes the call on
   // them, which only enqueues.

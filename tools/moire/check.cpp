@@ -1,7 +1,6 @@
 // moire check: problems against the reference, shipped ones or random ones by the thousand.
 #include <cstdio>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "case_runner.h"
@@ -14,8 +13,6 @@
 
 namespace moire::tool {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // A reference that computes in scalars gets through about this many products a second.
 constexpr double kReferenceRate = 1e8;
@@ -78,10 +75,7 @@ void print(const Problem& problem, const Verdict& verdict) {
   const auto [word, colour] = shown(verdict.kind);
   std::string line = paint(colour, word);
   if (verdict.kind == Verdict::Kind::kPassed) {
-    char errors[64];
-    std::snprintf(errors, sizeof errors, " (max %.3f, rms %.3f of the bound)", verdict.max_error(),
-                  verdict.rms_error());
-    line += errors;
+    line += printed(" (max %.3f, rms %.3f of the bound)", verdict.max_error(), verdict.rms_error());
   }
   line += text("  ", to_line(problem));
   std::printf("%s\n%s", wrap_data(line).c_str(), failures_of(verdict).c_str());
@@ -111,12 +105,11 @@ void print(const Totals& totals) {
   const auto count = [](int64_t number, const char* word, Colour colour) {
     return paint(number > 0 ? colour : Colour::kNone, text(number, " ", word));
   };
-  char errors[96];
-  std::snprintf(errors, sizeof errors, "; largest error %.3f, largest rms %.3f of the bound",
-                totals.max_error, totals.rms_error);
   print_line(2, count(totals.passed, "passed", Colour::kGreen), ", ",
              count(totals.failed, "failed", Colour::kRed), ", ",
-             count(totals.unsupported, "unsupported", Colour::kYellow), errors);
+             count(totals.unsupported, "unsupported", Colour::kYellow),
+             printed("; largest error %.3f, largest rms %.3f of the bound", totals.max_error,
+                     totals.rms_error));
   for (const auto& [reason, times] : totals.unsupported_reasons) {
     print_line(4, "  ", times, " x ", reason);
   }

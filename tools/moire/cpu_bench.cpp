@@ -7,7 +7,6 @@
 #include "bench.h"
 #include "machine.h"
 #include "memory.h"
-#include "random.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -51,13 +50,9 @@ struct Gemms {
     for (const Product& p : products) openblas_multiply(p);
   }
   char* normal(int64_t elements) {
-    constexpr int64_t kPeriod = 65521;
-    auto* const data = static_cast<float*>(memory.take("baseline", elements * 4));
-    Random random(static_cast<uint64_t>(memory.bytes()));
-    for (int64_t i = 0; i < elements; ++i) {
-      data[i] = i < kPeriod ? static_cast<float>(random.normal()) : data[i - kPeriod];
-    }
-    return reinterpret_cast<char*>(data);
+    void* const data = memory.take("baseline", elements * 4);
+    fill_normal({data, DType::kFP32, {elements}}, static_cast<uint64_t>(memory.bytes()));
+    return static_cast<char*>(data);
   }
 
   Memory memory;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "cases.h"
 #include "commands.h"
@@ -69,7 +68,7 @@ std::vector<double> errors_of(const Context& context, const Problem& shape, cons
 }
 
 void print_object(const Problem& p, const Row& row, const std::vector<double>& errors) {
-  nlohmann::ordered_json line = {{"problem", to_line(p)}, {"recipe", row.name}};
+  Json line = {{"problem", to_line(p)}, {"recipe", row.name}};
   for (size_t i = 0; i < errors.size(); ++i)
     line["relative_rms"][std::string(kOutputs[i])] = errors[i];
   print_json(line);
@@ -77,11 +76,7 @@ void print_object(const Problem& p, const Row& row, const std::vector<double>& e
 
 void print_row(const Row& row, const std::vector<double>& errors) {
   std::string line = text("| ", row.name, " |");
-  for (const double e : errors) {
-    char number[32];
-    std::snprintf(number, sizeof number, " %.1e |", e);
-    line += number;
-  }
+  for (const double e : errors) line += printed(" %.1e |", e);
   std::printf("%s\n", line.c_str());
 }
 

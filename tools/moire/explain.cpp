@@ -3,7 +3,6 @@
 #include <moire/explain.h>
 
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "cases.h"
 #include "commands.h"
@@ -12,8 +11,6 @@
 
 namespace moire::tool {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct ExplainedCall : Call {
   Plan plan;  // whose status says why the call cannot run

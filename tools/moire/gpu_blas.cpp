@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "random.h"
-#include "reference/tensor.h"
+#include "operands.h"
 #include "staging/device_memory.h"
 #include "text.h"
 
@@ -32,9 +31,7 @@ char* take_normal(Gpu& gpu, DType dtype, int64_t elements) {
   const int64_t size = dtype_size(dtype), count = std::min(elements, kPeriod);
   auto* const memory = static_cast<char*>(gpu.take(elements * size));
   std::vector<std::byte> numbers(static_cast<size_t>(count * size));
-  Random random(1);
-  const TensorView view(numbers.data(), dtype, {count});
-  for (int64_t i = 0; i < count; ++i) reference::write_element(view, 0, i, random.normal());
+  fill_normal({numbers.data(), dtype, {count}}, 1);
   Status status =
       staging::copy_to_device(reinterpret_cast<std::byte*>(memory), numbers.data(), numbers.size());
   for (int64_t at = count; status.ok() && at < elements; at += std::min(at, elements - at)) {

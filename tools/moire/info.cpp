@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "cases.h"
 #include "commands.h"
@@ -14,8 +13,6 @@
 
 namespace moire::tool {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // Whether a context takes the op on a small problem: asked, not run.
 bool takes(const Context& context, const Problem& problem) {

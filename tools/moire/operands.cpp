@@ -113,6 +113,22 @@ const std::vector<uint8_t>& normal_codes(DType element) {
 
 }  // namespace
 
+void fill_normal(const TensorView& t, uint64_t seed, double scale) {
+  const std::vector<float>& numbers = normal_numbers();
+  auto place = static_cast<int64_t>(Random(seed).below(kPeriod));
+  const TensorView elements = flat(t);
+  for (int64_t i = 0, n = std::min(t.num_elements(), kPeriod); i < n; ++i) {
+    const double value = static_cast<double>(numbers[static_cast<size_t>(place)]) * scale;
+    if (t.type() == DType::kFP32) {
+      static_cast<float*>(t.data)[i] = static_cast<float>(value);
+    } else {
+      reference::write_element(elements, 0, i, value);
+    }
+    place = place + 1 == kPeriod ? 0 : place + 1;
+  }
+  repeat_period(t);
+}
+
 Operands::Operands(const Problem& problem, Content content)
     : problem_(problem),
       content_(content),
@@ -167,20 +183,7 @@ TensorView Operands::take(const std::string& name, DType dtype, const Shape& sha
 }
 
 void Operands::fill_normal(const TensorView& t, const std::string& name, double scale) const {
-  if (content_ == Content::kNone) return;
-  const std::vector<float>& numbers = normal_numbers();
-  auto place = static_cast<int64_t>(Random(problem_.seed ^ hash(name)).below(kPeriod));
-  const TensorView elements = flat(t);
-  for (int64_t i = 0, n = std::min(t.num_elements(), kPeriod); i < n; ++i) {
-    const double value = static_cast<double>(numbers[static_cast<size_t>(place)]) * scale;
-    if (t.type() == DType::kFP32) {
-      static_cast<float*>(t.data)[i] = static_cast<float>(value);
-    } else {
-      reference::write_element(elements, 0, i, value);
-    }
-    place = place + 1 == kPeriod ? 0 : place + 1;
-  }
-  repeat_period(t);
+  if (content_ != Content::kNone) tool::fill_normal(t, problem_.seed ^ hash(name), scale);
 }
 
 void Operands::poison(const TensorView& t, int64_t first_row) const {

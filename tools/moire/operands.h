@@ -16,6 +16,9 @@
 
 namespace moire::tool {
 
+// Standard normal numbers times `scale`, the same for the same seed: a period of them, repeated.
+void fill_normal(const TensorView& t, uint64_t seed, double scale = 1);
+
 class Operands {
  public:
   enum class Content {

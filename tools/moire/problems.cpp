@@ -1,6 +1,5 @@
 // moire problems: the shipped problems, and the format that explains itself.
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "commands.h"
 #include "problem_fields.h"
@@ -10,8 +9,6 @@
 
 namespace moire::tool {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 int print_fields(bool json) {
   const Problem defaults;

@@ -10,13 +10,7 @@
 namespace moire::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-std::string fixed(double value, int digits) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof(buffer), "%.*f", digits, value);
-  return buffer;
-}
+std::string fixed(double value, int digits) { return printed("%.*f", digits, value); }
 
 std::string fixed(const std::optional<double>& value, int digits) {
   return value.has_value() ? fixed(*value, digits) : "-";

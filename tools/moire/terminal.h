@@ -12,6 +12,8 @@
 
 namespace moire::tool {
 
+using Json = nlohmann::ordered_json;
+
 enum class Colour { kNone, kRed, kGreen, kYellow, kBold, kDim };
 
 // Coloured if stdout is a terminal and NO_COLOR is not set.
@@ -27,7 +29,7 @@ void print_line(size_t indent, const Parts&... parts) {
   std::printf("%s\n", wrap(text(parts...), indent).c_str());
 }
 // One object a line, at once.
-inline void print_json(const nlohmann::ordered_json& object) {
+inline void print_json(const Json& object) {
   std::printf("%s\n", object.dump().c_str());
   std::fflush(stdout);
 }

@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 namespace moire::tool {
 namespace {
 
 std::string with_unit(double value, const char* unit) {
-  char buffer[48];
   const int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
-  std::snprintf(buffer, sizeof(buffer), "%.*f%s%s", decimals, value, *unit != 0 ? " " : "", unit);
-  return buffer;
+  return printed("%.*f%s%s", decimals, value, *unit != 0 ? " " : "", unit);
 }
 
 // Letters to insert, drop, replace or swap with their neighbour to make one of the other.
@@ -70,12 +67,8 @@ std::string human_seconds(double seconds) {
 }
 
 std::string human_number(double value) {
-  if (value != 0 && (std::fabs(value) < 0.01 || std::fabs(value) >= 1e6)) {
-    char buffer[32];
-    std::snprintf(buffer, sizeof(buffer), "%.2e", value);
-    return buffer;
-  }
-  return with_unit(value, "");
+  const bool is_everyday = value == 0 || (std::fabs(value) >= 0.01 && std::fabs(value) < 1e6);
+  return is_everyday ? with_unit(value, "") : printed("%.2e", value);
 }
 
 }  // namespace moire::tool

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -14,6 +15,14 @@ std::string text(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
+}
+
+// As printf writes numbers.
+template <class... Values>
+std::string printed(const char* format, Values... values) {
+  char buffer[128];
+  std::snprintf(buffer, sizeof(buffer), format, values...);
+  return buffer;
 }
 
 inline std::vector<std::string> split(std::string_view s, char separator) {
