@@ -35,12 +35,11 @@ std::unique_ptr<Peers> thread_peers(int rank, const std::shared_ptr<Memories>& m
 
 }  // namespace
 
-void leave(const Peers& peers, int because_of) {
+void leave(const Peers& peers, int64_t why) {
   for (int of = 0; of < peers.size(); ++of) {
     int64_t none = 0;
     std::atomic_ref(peers.mailbox(of, peers.rank).gone)
-        .compare_exchange_strong(none, 1 + because_of, std::memory_order_release,
-                                 std::memory_order_relaxed);
+        .compare_exchange_strong(none, why, std::memory_order_release, std::memory_order_relaxed);
   }
 }
 
@@ -58,7 +57,7 @@ int Communicator::size() const { return peers_->size(); }
 Workspace Communicator::window() const {
   return {peers_->window(peers_->rank), peers_->window_bytes};
 }
-void Communicator::leave() { moire::leave(*peers_, peers_->rank); }
+void Communicator::leave() { moire::leave(*peers_, has_left(peers_->rank)); }
 
 Result<std::vector<std::shared_ptr<Communicator>>> Communicator::threads(int num_ranks,
                                                                          size_t window_bytes,

@@ -48,7 +48,7 @@ Exchange::Exchange(const Context& context, const Collective& collective,
 
 Exchange::~Exchange() {
   if (!is_entered_) return;
-  if (is_between_) leave(*peers_, rank());  // its work failed, and the others wait for it
+  if (is_between_) leave(*peers_, has_left(rank()));  // its work failed, and the others wait for it
   std::atomic_ref(peers_->header(rank()).is_busy).store(0, std::memory_order_release);
 }
 
@@ -102,35 +102,37 @@ bool Exchange::has_come(int other) const {
 
 Status Exchange::wait_for(int other, Clock::time_point deadline) const {
   auto pause = kShortest;
-  for (int i = 0; !has_come(other); ++i) {
+  for (int i = 0;; ++i) {
+    // Asked before it looks: a thread that was stopped in between finds who came meanwhile.
+    const bool is_late = i >= kYields && Clock::now() > deadline;
+    if (has_come(other)) return {};
     MOIRE_RETURN_IF_ERROR(check_gone(true));
     if (i < kYields) {
       std::this_thread::yield();
       continue;
     }
-    if (Clock::now() > deadline) {
-      leave(*peers_, other);
+    if (is_late) {
+      leave(*peers_, did_not_come(other));
       return failed(concat("rank ", other, " has not come within ", peers_->timeout.count(),
                            " ms of rank ", rank()));
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongest);
   }
-  return {};
 }
 
-// Who has come to the last meeting of its last call may leave after it, while others are still on
-// their way out.
+// Another that has come to this meeting may have left since: after the last of its last call, while
+// others are still on their way out. Whoever fails because of a rank that left says so to all,
+// since those for whom that rank has come would wait for this one.
 Status Exchange::check_gone(bool has_told) const {
   for (int other = 0; other < size(); ++other) {
-    const int64_t gone =
+    const int64_t why =
         std::atomic_ref(peers_->mailbox(rank(), other).gone).load(std::memory_order_acquire);
-    if (gone == 0) continue;
-    const int64_t because_of = gone - 1;
-    if (because_of != other) {
-      return failed(concat("rank ", other, " gave up waiting for rank ", because_of));
-    }
-    if (!has_told || !has_come(other)) return failed(concat("rank ", other, " has left"));
+    if (why == 0) continue;
+    if (why > 0) return failed(concat("rank ", other, " gave up waiting for rank ", why - 1));
+    if (has_told && other != rank() && has_come(other)) continue;
+    leave(*peers_, why);
+    return failed(concat("rank ", -1 - why, " has left"));
   }
   return {};
 }

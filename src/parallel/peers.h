@@ -40,7 +40,7 @@ struct Mailbox {
     Proposal proposal;
     Excess excess;
   } posts[2];
-  int64_t gone;  // 0, or 1 + the rank for which the sender left: itself, or one that did not come
+  int64_t gone;  // 0, or why the sender takes part no more: has_left(...) or did_not_come(...)
 };
 
 struct alignas(64) Header {
@@ -77,7 +77,10 @@ struct Peers {
 
 // The peers of a context; null where it is alone.
 const Peers* peers_of(const Context& context);
-// Tells every rank that this one is gone because of `rank`; the first reason stays.
-void leave(const Peers& peers, int because_of);
+// Why a rank is gone: another, or it itself, has left, or it waited for another in vain.
+constexpr int64_t has_left(int rank) { return -1 - rank; }
+constexpr int64_t did_not_come(int rank) { return 1 + rank; }
+// Tells every rank, this one too, that this one is gone; the first reason stays.
+void leave(const Peers& peers, int64_t why);
 
 }  // namespace moire

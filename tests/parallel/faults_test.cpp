@@ -88,6 +88,27 @@ TEST(Faults, RanksMayLeaveAsSoonAsTheirLastCallReturned) {
   }
 }
 
+// Destroyed on another thread. Rank 0 sees that it has come, and must not wait for rank 2, which
+// returns at once and never comes.
+TEST(Faults, ARankThatLeavesDuringItsCallEndsThatOfAll) {
+  Random random;
+  RoutingOptions options;
+  options.tokens = {5, 9, 2};
+  Routed routed(options, random);  // a deadline of a minute
+  const auto begin = Clock::now();
+  const std::vector<Status> statuses = routed.ranks.run([&](int rank, const Tested& context) {
+    if (rank == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      routed.ranks.communicator(1)->leave();
+    }
+    return dispatch(routed, rank, context);
+  });
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(30)) << "nobody waits for who has left";
+  for (const Status& status : statuses) {
+    EXPECT_TRUE(fails(status, Code::kRankFailed, "dispatch: rank 1 has left"));
+  }
+}
+
 TEST(Faults, ARankThatMakesAnotherCallIsNamedAndNothingMoves) {
   Random random;
   const Routed routed(four_ranks(), random);
