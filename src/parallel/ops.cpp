@@ -46,8 +46,9 @@ std::string problem_of(const DispatchPlanArgs& args) {
 }
 
 // The places that a plan makes: at each rank rows 0, 1, ... in the order of tokens. So each row is
-// one token's, and in the window.
-void check_order(ArgumentCheck& check, const TensorView& places, int64_t capacity) {
+// one token's, and in the window. `counts`, where they are read, say how many did not fit there.
+void check_order(ArgumentCheck& check, const TensorView& places, int64_t capacity,
+                 const int64_t* counts = nullptr) {
   if (!check.indices("places", places, places.num_elements(), -1, capacity)) return;
   if (!check.reads_values()) return;
   int32_t next[kMostRanks] = {};
@@ -60,6 +61,11 @@ void check_order(ArgumentCheck& check, const TensorView& places, int64_t capacit
       if (!check.ok()) return;
       ++next[d];
     }
+  }
+  for (int64_t d = 0; counts != nullptr && d < places.shape[1]; ++d) {
+    check.require(next[d] == std::min(counts[d], capacity), "counts[", d, "] is ", counts[d],
+                  " but places has ", next[d], " tokens for rank ", d, ", which has room for ",
+                  capacity, ", must be as dispatch_plan made them for that room");
   }
 }
 
@@ -140,10 +146,10 @@ void validate(ArgumentCheck& check, const DispatchArgs& args) {
                  {{"R * C", num_rows}, {"k", TensorView(args.topk_idx).columns()}});
     check_window(check, "topk_idx_recv", topk_idx_recv);
   }
-  if (args.overflow == MOIRE_OVERFLOW_REFUSE) {
-    check.tensor("counts", args.counts, kInt64Only, {{"R", places.shape[1]}});
-  }
-  check_order(check, places, num_rows / places.shape[1]);
+  const bool refuses = args.overflow == MOIRE_OVERFLOW_REFUSE;
+  if (refuses) check.tensor("counts", args.counts, kInt64Only, {{"R", places.shape[1]}});
+  check_order(check, places, num_rows / places.shape[1],
+              refuses ? static_cast<const int64_t*>(args.counts.data) : nullptr);
 }
 
 void validate(ArgumentCheck& check, const CombineArgs& args) {

@@ -263,8 +263,11 @@ TEST(Dispatch, IsRefusedOnAllRanksWhereOneHasMoreTokensThanThereIsRoomFor) {
     set_index(routed.tokens[1]->topk_idx, t, 1, 10);
   }
   ASSERT_TRUE(succeeds(routed.tokens[1]->plan(Tested(cpu(1)), 6)));
+  int32_t overflow = MOIRE_OVERFLOW_REFUSE;
   const auto call = [&](int rank, const Tested& context) {
-    return test::dispatch(context, routed.dispatch(rank));
+    DispatchArgs args = routed.dispatch(rank);
+    args.overflow = overflow;
+    return test::dispatch(context, args);
   };
   for (const Status& status : routed.ranks.run(call)) {
     EXPECT_TRUE(fails(status, Code::kInvalidArgument,
@@ -274,7 +277,7 @@ TEST(Dispatch, IsRefusedOnAllRanksWhereOneHasMoreTokensThanThereIsRoomFor) {
   for (int d = 0; d < 3; ++d) {
     for (int64_t i = 0; i < 18; ++i) EXPECT_TRUE(is_poison(routed.ranks.in(d, routed.x_recv), i));
   }
-  for (int64_t d = 0; d < 3; ++d) set_index(routed.tokens[1]->counts, 0, d, 0);
+  overflow = MOIRE_OVERFLOW_DROP;
   // They are in step, and go on.
   routed.ranks.succeed(call);
   expect_all_arrived(routed);
@@ -312,6 +315,22 @@ TEST(Dispatch, RefusesPlacesThatAreNoPlan) {
   EXPECT_NE(
       refusal(0, 0, 8).find("dispatch: places[0, 0] is 8 but 0 tokens before it go to rank 0"),
       std::string::npos);
+}
+
+// A plan for less room than the window has would drop tokens that nobody agreed to drop.
+TEST(Dispatch, RefusesCountsOfAPlanForOtherRoom) {
+  Random random;
+  RoutingOptions options;
+  options.tokens = {9, 4};
+  options.k = 8;  // all tokens go to both ranks, or nearly so
+  const Routed routed(options, random);
+  ASSERT_TRUE(succeeds(routed.tokens[0]->plan(Tested(cpu(1)), 2)));
+  const std::string count = std::to_string(reference::read_index(routed.of(0).counts, 0, 0));
+  EXPECT_TRUE(fails(moire::dispatch(routed.ranks.context(0), routed.dispatch(0)),
+                    Code::kInvalidArgument,
+                    "dispatch: counts[0] is " + count +
+                        " but places has 2 tokens for rank 0, which has room for 9, must be as "
+                        "dispatch_plan made them for that room"));
 }
 
 TEST(Dispatch, RefusesIndicesOutOfRangeAndWritesNothing) {
