@@ -76,7 +76,7 @@ PARTS = (
     Part("CPU", ("src/backend/cpu/",), 7500, without=PARALLEL),
     Part("expert parallelism", PARALLEL, 1100),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12330),
-    Part("Python", ("python/moire/",), 5100, ceiling=7297, without=INTEGRATIONS),
+    Part("Python", ("python/moire/",), 5100, ceiling=7316, without=INTEGRATIONS),
     Part("tools", ("tools/",), 6500, ceiling=7345),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall

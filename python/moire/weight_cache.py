@@ -254,7 +254,7 @@ class ParameterCopies:
     def invalidate(self):
         self._cache.invalidate()
 
-    def of(self, call, weights, is_first_microbatch):
+    def of(self, call, weights, is_first_microbatch, shards):
         """The GroupedTensor for products with `weights`, a packed parameter or a list; None inside
         torch.compile, where the layer quantises as it goes.
         """
@@ -267,7 +267,7 @@ class ParameterCopies:
         if is_first_microbatch or (is_first_microbatch is None and _is_captured(arrays)):
             version = object()  # equals no other
         elif is_first_microbatch is None:
-            version = tuple(_state(p) for p in arrays)
+            version = (*map(_state, arrays), *map(_state_of_shard, shards))
         needs_both, is_rowwise = torch.is_grad_enabled(), self._forward_is_rowwise
         wanted = {"rowwise": needs_both or is_rowwise, "columnwise": needs_both or not is_rowwise}
         return self._cache.get(weights, version, **wanted)
@@ -281,6 +281,11 @@ def _state(parameter):
     steps = _steps if parameter.requires_grad else None
     has_memory = torch._C._has_storage(parameter)  # a transform's has none, and is refused later
     return has_memory and parameter.data_ptr(), version_of(parameter), steps
+
+
+def _state_of_shard(shard):
+    local = shard._local_tensor  # each of them counts its own writes, the gathered weight none
+    return local.data_ptr(), version_of(local), version_of(shard)
 
 
 _steps = 0  # of all optimizers

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from .arrays import Torch as fw
 from .arrays import torch, version_of, was_written
 from .context import is_explaining, restored_after_explaining
-from .errors import invalid
+from .errors import invalid, unsupported
 from .values import tensors_of
 
 
@@ -57,10 +57,15 @@ class ParameterGradients:
         self.accumulate_into_main_grad, self.delayed = accumulate_into_main_grad, delayed
         self._queue = _Queue()
 
-    def of_call(self, call, weights, is_first_microbatch):
+    def of_call(self, call, weights, is_first_microbatch, shards):
         """Where the gradients of a call with these weights go, which need not be the layer's own
         (torch.func.functional_call); those of a first microbatch overwrite main_grad.
         """
+        if shards and self.delayed and torch.is_grad_enabled():
+            raise unsupported(
+                f"{call}: delay_wgrad_compute is on, but FSDP2 shards the weights and reduces "
+                f"gradients before backward_dw() makes these; build the layer without it"
+            )
         sink = copy.copy(self)
         sink.parameters = weights if isinstance(weights, list) else [weights]
         sink._overwrites = bool(is_first_microbatch)

@@ -35,7 +35,7 @@ def test_a_sharded_mlp_trains(generator, mesh, packed):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_weights_in_8_bits_follow_the_steps_of_a_sharded_mlp(generator, mesh, packed):
-    """Gathering writes into parameters and counts nothing; the optimizer's step says it."""
+    """Gathering writes into parameters and counts nothing; steps and shards say it."""
     x = torch.randn(5, 64, generator=generator)
     plain, mlp = (nn.GroupedMLP(3, 64, 32, packed=packed, recipe="mxfp8") for _ in range(2))
     mlp.load_state_dict(plain.state_dict())
@@ -50,6 +50,31 @@ def test_weights_in_8_bits_follow_the_steps_of_a_sharded_mlp(generator, mesh, pa
             optimizer.step()
             found.append(loss.item())
     assert losses[mlp] == losses[plain] and len(set(losses[plain])) == 3
+
+
+@pytest.mark.parametrize("part", [lambda p: p, lambda p: p.to_local()], ids=["whole", "local"])
+def test_weights_in_8_bits_follow_what_is_written_into_shards(generator, mesh, part):
+    """Scales of 8-bit blocks double exactly. Memory of a gathered weight is soon the same again."""
+    x = torch.randn(5, 64, generator=generator)
+    layer = nn.GroupedLinear(3, 64, 64, recipe="mxfp8")
+    fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    with torch.no_grad():
+        wanted = layer(x, SPLITS)
+        for _ in range(9):
+            part(layer.weight).mul_(2)
+            wanted = wanted * 2
+            assert torch.equal(layer(x, SPLITS), wanted)
+
+
+def test_weight_gradients_of_shards_are_not_delayed(generator, mesh):
+    """They were lost in this step, and reduced in the next."""
+    x = torch.randn(5, 8, generator=generator)
+    mlp = nn.GroupedMLP(3, 8, 6, delay_wgrad_compute=True)
+    fully_shard(mlp, mesh=mesh)
+    with pytest.raises(moire.Unsupported, match="GroupedLinear: .* FSDP2 shards the weights"):
+        mlp(x, SPLITS)
+    with torch.no_grad():
+        assert mlp(x, SPLITS).shape == (5, 8)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -154,6 +154,7 @@ class GroupedLinear(WithoutExtraState):
         later = flag(f"{call}: delay_wgrad_compute", delay_wgrad_compute)
         self._wgrad = ParameterGradients(into, later) if into or later else None
         self._wgrad_hooks = []
+        self._shards = {}  # by name, what FSDP2 gathers a weight from
         shape = (self.out_features, self.in_features)
         if weight_layout == "in_out":
             shape = shape[::-1]
@@ -221,7 +222,7 @@ class GroupedLinear(WithoutExtraState):
         moire/weight_cache.py), and where their gradients go (moire/wgrad.py), each or None.
         """
         weights = self.weights()
-        given = type(self).__name__, weights, is_first_microbatch
+        given = type(self).__name__, weights, is_first_microbatch, [*self._shards.values()]
         copies = self._copies and self._copies.of(*given)
         return weights, copies, self._wgrad and self._wgrad.of_call(*given)
 
@@ -281,21 +282,29 @@ class GroupedLinear(WithoutExtraState):
     def register_parameter(self, name: str, param: Optional[torch.nn.Parameter]) -> None:
         """Also of one that replaces another."""
         super().register_parameter(name, param)
-        self._mark_delayed()
+        self._note_weights()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """FSDP2 passes register_parameter by where a module has no __setattr__ of its own."""
+        super().__setattr__(name, value)
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)  # which may put new parameters there
-        self._mark_delayed()
+        self._note_weights()
         return self
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        self._mark_delayed()  # copy.deepcopy keeps no attributes of parameters
+        self._note_weights()  # copy.deepcopy keeps no attributes of parameters
 
-    def _mark_delayed(self):
-        """For Megatron's data parallelism, which then waits for the hooks of backward_dw."""
-        for name, param in self._parameters.items() if self.need_backward_dw() else ():
-            if name.startswith("weight") and param is not None:
+    def _note_weights(self):
+        """The shards among them; and for Megatron's data parallelism, which then waits for the
+        hooks of backward_dw, that they are delayed.
+        """
+        for name, param in self._parameters.items():
+            if name.startswith("weight") and hasattr(param, "device_mesh"):
+                self._shards[name] = param
+            if name.startswith("weight") and param is not None and self.need_backward_dw():
                 param.skip_backward_post_hook = True
 
     def tags(self) -> dict[str, str]:
