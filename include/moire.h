@@ -925,7 +925,7 @@ MOIRE_API int32_t moire_grouped_mlp_backward_workspace(const moire_context* cont
  * be made again. Where ranks call different ops, or with tensors that lie or are shaped differently
  * in their windows, all get MOIRE_INVALID_ARGUMENT, which names a rank, and nothing was moved. A
  * rank that left, or did not come in time, is MOIRE_RANK_FAILED on all, now and in every later
- * call; what the outputs hold then is not defined. */
+ * call; outputs and windows then hold anything, and other ranks may touch the windows yet. */
 
 typedef struct moire_communicator_options {
   size_t struct_size;

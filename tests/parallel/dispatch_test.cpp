@@ -283,6 +283,31 @@ TEST(Dispatch, IsRefusedOnAllRanksWhereOneHasMoreTokensThanThereIsRoomFor) {
   expect_all_arrived(routed);
 }
 
+// Rows alone have no experts, whatever num_experts says.
+TEST(Dispatch, AndCombineOfRowsAloneDoNotCompareExperts) {
+  Random random;
+  RoutingOptions options;
+  options.tokens = {6, 3};
+  const Routed routed(options, random);
+  routed.ranks.succeed([&](int rank, const Tested& context) -> Status {
+    DispatchArgs there;
+    there.x = routed.of(rank).x;
+    there.places = routed.of(rank).places;
+    there.overflow = MOIRE_OVERFLOW_DROP;
+    there.num_experts = 2 * rank;
+    there.x_recv = routed.ranks.in(rank, routed.x_recv);
+    if (Status status = run(context, there); !status.ok()) return status;
+    const TensorView x = routed.of(rank).x;
+    const TestTensor y(x.type(), {x.shape[0], x.shape[1]});
+    CombineArgs back;
+    back.rows = there.x_recv;
+    back.places = there.places;
+    back.num_experts = 2 * rank;
+    back.y = y;
+    return run(context, back);
+  });
+}
+
 TEST(Dispatch, IsOfOneRankWithoutACommunicator) {
   Random random;
   RoutingOptions options;
