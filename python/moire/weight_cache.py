@@ -254,9 +254,9 @@ class ParameterCopies:
     def invalidate(self):
         self._cache.invalidate()
 
-    def of(self, call, weights, is_first_microbatch, shards):
-        """The GroupedTensor for products with `weights`, a packed parameter or a list; None inside
-        torch.compile, where the layer quantises as it goes.
+    def of(self, call, weights, is_first_microbatch, shards=()):
+        """The GroupedTensor for products with `weights`, a packed parameter or a list, which FSDP2
+        may gather from `shards`; None in torch.compile, where the layer quantises as it goes.
         """
         if is_first_microbatch is not None:
             flag(f"{call}: is_first_microbatch", is_first_microbatch)

@@ -57,7 +57,7 @@ class ParameterGradients:
         self.accumulate_into_main_grad, self.delayed = accumulate_into_main_grad, delayed
         self._queue = _Queue()
 
-    def of_call(self, call, weights, is_first_microbatch, shards):
+    def of_call(self, call, weights, is_first_microbatch, shards=()):
         """Where the gradients of a call with these weights go, which need not be the layer's own
         (torch.func.functional_call); those of a first microbatch overwrite main_grad.
         """
