@@ -15,6 +15,15 @@ namespace {
 constexpr int kYields = 200;
 constexpr auto kShortest = std::chrono::microseconds(20), kLongest = std::chrono::microseconds(500);
 
+constexpr Collective kDispatchCall = {
+    1, "dispatch", {"x_recv", "x_scales_recv", "topk_idx_recv", "topk_weights_recv"}};
+constexpr Collective kCombineCall = {2, "combine", {"rows", "topk_weights_recv", "", ""}};
+
+// Rows alone have no experts.
+int64_t num_experts_of(const auto& args) {
+  return is_present(args.topk_idx) ? args.num_experts : 0;
+}
+
 std::string_view name_of(int64_t op) {
   return op == kDispatchCall.number ? kDispatchCall.name : kCombineCall.name;
 }
@@ -25,6 +34,14 @@ bool are_equal(const moire_tensor& a, const moire_tensor& b) {
 }
 
 }  // namespace
+
+Exchange::Exchange(const Context& context, const DispatchArgs& args)
+    : Exchange(context, kDispatchCall,
+               {args.x_recv, args.x_scales_recv, args.topk_idx_recv, args.topk_weights_recv},
+               num_experts_of(args), args.overflow) {}
+
+Exchange::Exchange(const Context& context, const CombineArgs& args)
+    : Exchange(context, kCombineCall, {args.rows, args.topk_weights_recv}, num_experts_of(args)) {}
 
 Exchange::Exchange(const Context& context, const Collective& collective,
                    std::initializer_list<TensorView> in_window, int64_t num_experts,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <moire/context.h>
+#include <moire/expert_parallel.h>
 
 #include <initializer_list>
 #include <string_view>
@@ -19,15 +20,11 @@ struct Collective {
   std::string_view name;
   std::string_view tensors[Proposal::kMostTensors];
 };
-inline constexpr Collective kDispatchCall = {
-    1, "dispatch", {"x_recv", "x_scales_recv", "topk_idx_recv", "topk_weights_recv"}};
-inline constexpr Collective kCombineCall = {2, "combine", {"rows", "topk_weights_recv", "", ""}};
 
 class Exchange {
  public:
-  // Tensors in the order of collective.tensors.
-  Exchange(const Context& context, const Collective& collective,
-           std::initializer_list<TensorView> in_window, int64_t num_experts, int64_t overflow = 0);
+  Exchange(const Context& context, const DispatchArgs& args);
+  Exchange(const Context& context, const CombineArgs& args);
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -47,6 +44,9 @@ class Exchange {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // Tensors in the order of collective.tensors.
+  Exchange(const Context& context, const Collective& collective,
+           std::initializer_list<TensorView> in_window, int64_t num_experts, int64_t overflow = 0);
   Mailbox::Post& post(int of, int from) const {
     return peers_->mailbox(of, from).posts[epoch_ % 2];
   }

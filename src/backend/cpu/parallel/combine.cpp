@@ -102,8 +102,7 @@ std::string policy(const DeviceState& state, const CombineArgs& args) {
 }
 
 Status run(const Context& context, const CombineArgs& args) {
-  Exchange exchange(context, kCombineCall, {args.rows, args.topk_weights_recv},
-                    is_present(args.topk_idx) ? args.num_experts : 0);
+  Exchange exchange(context, args);
   MOIRE_RETURN_IF_ERROR(exchange.begin());
   for_ranges(*context.state().pool, args.places.shape[0], tokens_per_task(args),
              [&](int64_t begin, int64_t end) {

@@ -106,9 +106,7 @@ std::string policy(const DeviceState& state, const DispatchArgs& args) {
 
 Status run(const Context& context, const DispatchArgs& args) {
   const int64_t num_tokens = args.places.shape[0];
-  Exchange exchange(context, kDispatchCall,
-                    {args.x_recv, args.x_scales_recv, args.topk_idx_recv, args.topk_weights_recv},
-                    is_present(args.topk_idx) ? args.num_experts : 0, args.overflow);
+  Exchange exchange(context, args);
   MOIRE_RETURN_IF_ERROR(exchange.begin(excess_of(args, num_rows(args) / exchange.size())));
   ThreadPool& pool = *context.state().pool;
   for_ranges(pool, num_tokens, tokens_per_task(args), [&](int64_t begin, int64_t end) {
