@@ -11,6 +11,12 @@
 namespace moire::test {
 namespace {
 
+RoutingOptions two_ranks() {
+  RoutingOptions options;
+  options.tokens = {9, 4};
+  return options;
+}
+
 TEST(DispatchPlan, EqualsTheDefinition) {
   Random random;
   for (const int64_t ranks : {1, 2, 3, 8, 16}) {
@@ -324,9 +330,7 @@ TEST(Dispatch, IsOfOneRankWithoutACommunicator) {
 
 TEST(Dispatch, RefusesPlacesThatAreNoPlan) {
   Random random;
-  RoutingOptions options;
-  options.tokens = {9, 4};
-  const Routed routed(options, random);
+  const Routed routed(two_ranks(), random);
   const auto refusal = [&](int64_t t, int64_t d, int32_t place) {
     TestTensor places = routed.of(0).places;
     set_index(places, t, d, place);
@@ -360,9 +364,7 @@ TEST(Dispatch, RefusesCountsOfAPlanForOtherRoom) {
 
 TEST(Dispatch, RefusesIndicesOutOfRangeAndWritesNothing) {
   Random random;
-  RoutingOptions options;
-  options.tokens = {9, 4};
-  const Routed routed(options, random);
+  const Routed routed(two_ranks(), random);
   for (const int64_t wrong : {int64_t{-2}, int64_t{9}, int64_t{1} << 40}) {
     TestTensor topk_idx = routed.of(0).topk_idx;
     set_index(topk_idx, 5, 1, wrong);
@@ -379,10 +381,8 @@ TEST(Dispatch, RefusesIndicesOutOfRangeAndWritesNothing) {
 
 TEST(Dispatch, RefusesWhatLiesOutsideTheWindow) {
   Random random;
-  RoutingOptions options;
-  options.tokens = {9, 4};
-  const Routed routed(options, random);
-  const TestTensor outside(DType::kFP32, {18, options.hidden});
+  const Routed routed(two_ranks(), random);
+  const TestTensor outside(DType::kFP32, {18, routed.options.hidden});
   DispatchArgs args = routed.dispatch(0);
   args.x_recv = outside;
   EXPECT_TRUE(fails(moire::dispatch(routed.ranks.context(0), args), Code::kInvalidArgument,
@@ -396,9 +396,7 @@ TEST(Dispatch, RefusesWhatLiesOutsideTheWindow) {
 
 TEST(Dispatch, NamesOtherNumbersOfRanks) {
   Random random;
-  RoutingOptions options;
-  options.tokens = {9, 4};
-  const Routed routed(options, random);
+  const Routed routed(two_ranks(), random);
   EXPECT_TRUE(fails(moire::dispatch(cpu(1), routed.dispatch(0)), Code::kInvalidArgument,
                     "dispatch: places is int32 [9, 2] but the context's communicator has 1 rank, "
                     "needs a column for each"));
@@ -411,9 +409,7 @@ TEST(Dispatch, NamesOtherNumbersOfRanks) {
 // Nobody is asked: an explaining context may be of as many ranks as the call has.
 TEST(Dispatch, IsExplainedWithoutOtherRanks) {
   Random random;
-  RoutingOptions options;
-  options.tokens = {9, 4};
-  const Routed routed(options, random);
+  const Routed routed(two_ranks(), random);
   const Context explaining = cpu(2).explaining();
   ASSERT_TRUE(succeeds(moire::dispatch(explaining, routed.dispatch(0))));
   const Step step = explaining.explanation().at(0);
