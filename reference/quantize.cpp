@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "reference/fp8.h"
+#include "reference/grouped_gemm.h"
 
 namespace moire::reference {
 namespace {
@@ -186,13 +187,19 @@ QuantizeResults quantize(const moire_quantize_args& args) {
   const moire_groups groups =
       resolve(args.groups, row_idx.is_present() ? row_idx.shape[0] : source.shape[0], one);
   const Matrix values = read_rows(source, row_idx, rows_in_use(groups));
-  QuantizeResults out;
   const auto copy = [&](const moire_quantized& q, int32_t direction) {
     if (!is_present(q)) return QuantizedBytes{};
     const Recipe recipe{TensorView(q.data).type(), args.scaling, args.fractional_scales != 0};
     return quantize_ragged(values, recipe, direction, groups);
   };
-  return {copy(args.rowwise, MOIRE_ROWWISE), copy(args.columnwise, MOIRE_COLUMNWISE)};
+  QuantizeResults out{
+      copy(args.rowwise, MOIRE_ROWWISE), copy(args.columnwise, MOIRE_COLUMNWISE), {}};
+  if (is_present(args.grad_bias)) {
+    const std::vector<double> ones(static_cast<size_t>(values.rows), 1);
+    out.grad_bias =
+        sum_rows(values, ones, args.grad_bias, {args.beta, args.beta_per_group}, groups);
+  }
+  return out;
 }
 
 QuantizeResults quantize_weight(const moire_quantize_weight_args& args) {
@@ -208,7 +215,7 @@ QuantizeResults quantize_weight(const moire_quantize_weight_args& args) {
     const Recipe recipe{TensorView(q.data).type(), args.scaling, args.fractional_scales != 0};
     return quantize_matrices(values, recipe, direction, num_groups, n);
   };
-  return {copy(args.rowwise, MOIRE_ROWWISE), copy(args.columnwise, MOIRE_COLUMNWISE)};
+  return {copy(args.rowwise, MOIRE_ROWWISE), copy(args.columnwise, MOIRE_COLUMNWISE), {}};
 }
 
 QuantizedBytes requantize(const moire_requantize_args& args) {

@@ -37,6 +37,7 @@ struct QuantizedBytes {
 };
 struct QuantizeResults {
   QuantizedBytes rowwise, columnwise;
+  Matrix grad_bias;
 };
 
 QuantizeResults quantize(const moire_quantize_args& args);

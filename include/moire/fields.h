@@ -72,6 +72,10 @@ void visit_fields(std::derived_from<moire_quantize_args> auto& a, auto&& v) {
   v.field("columnwise", a.columnwise, Role::kOut, "CK");
   v.field("groups", a.groups);
   v.value("tail", a.tail, 2);
+  v.field("grad_bias", a.grad_bias, fields::accumulated(a.beta, a.beta_per_group), "GK");
+  v.value("beta", a.beta, 2);
+  v.field("beta_per_group", a.beta_per_group, Role::kIn, a.groups.num_groups);
+  v.field("workspace", a.workspace);
 }
 
 void visit_fields(std::derived_from<moire_quantize_weight_args> auto& a, auto&& v) {

@@ -18,7 +18,7 @@ struct Quantized : moire_quantized {
 static_assert(sizeof(Quantized) == sizeof(moire_quantized));
 
 // A ragged matrix, or the weights of all groups, into FP8: one direction or both, in one pass.
-MOIRE_DECLARE_OP(quantize, QuantizeArgs)
+MOIRE_DECLARE_OP_WITH_WORKSPACE(quantize, QuantizeArgs)
 MOIRE_DECLARE_OP(quantize_weight, QuantizeWeightArgs)
 // FP8 back into floats, and one direction into the other.
 MOIRE_DECLARE_OP(dequantize, DequantizeArgs)

@@ -37,10 +37,11 @@ class Steps {
   }
   template <class A>
   void run(Status (*op)(const Context&, const A&),
-           Status (*workspace)(const Context&, const A&, size_t*), A args) {
+           Status (*workspace)(const Context&, const A&, size_t*), A args,
+           std::string_view operand = {}) {
     if (!is_measuring_) {
       args.workspace = scratch_;
-      return run(op, args);
+      return run(op, args, operand);
     }
     size_t bytes = 0;
     if (status_.ok()) status_ = workspace(context_, args, &bytes);

@@ -86,21 +86,18 @@ void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
   if (needs_grad_x) {
     w = weight_operand(steps, recipe, {"w", args.w, args.w_quantized, args.w_prepared}, false);
   }
+  BiasBackwardArgs bias = bias_args(args.scale, args.grad_bias, args.beta, args.groups, args.tail);
+  bias.beta_per_group = args.beta_per_group;
+  bias.grad_scale = args.grad_scale;
+  if (is_present(args.grad_scale)) bias.bias = args.bias;
   const GradY grad_y =
       grad_y_operands(steps, recipe, given_grad_y(args), args.groups, args.grad_y_rowwise,
-                      args.grad_y_columnwise, needs_grad_x, needs_grad_w);
+                      args.grad_y_columnwise, needs_grad_x, needs_grad_w, bias);
   RaggedOperand x;
   if (needs_grad_w) {
     x = wgrad_operand(steps, recipe, {args.x, args.row_idx}, args.groups, args.x_columnwise);
   }
-  if (is_present(args.grad_bias) || is_present(args.grad_scale)) {
-    BiasBackwardArgs bias =
-        bias_args(grad_y.itself, args.scale, args.grad_bias, args.beta, args.groups, args.tail);
-    bias.beta_per_group = args.beta_per_group;
-    bias.grad_scale = args.grad_scale;
-    if (is_present(args.grad_scale)) bias.bias = args.bias;
-    steps.run(bias_backward, bias_backward_workspace, bias);
-  }
+  sum_bias(steps, grad_y, bias);
   if (needs_grad_x) {
     steps.run(grouped_gemm, grouped_gemm_workspace,
               dgrad_args(grad_y.rows, w, args.grad_x, args.groups, args.tail, recipe.accumulation));

@@ -27,6 +27,17 @@ void check_copies(ArgumentCheck& check, const A& args, const ScaledShape& shape)
   }
 }
 
+// Weights of whatever sizes.
+bool check_matrices(ArgumentCheck& check, std::string_view name, const Weight& w) {
+  check.require(w.is_present(), name, " is absent, needs fp32, bf16 or fp16 [G, n, k]");
+  const TensorView t(w.tensor);
+  if (!check.require(t.rank == 3, name, " has rank ", t.rank, ", needs rank 3 [G, n, k]")) {
+    return false;
+  }
+  return check.weight(name, w, kFloatTypes, {"G", t.shape[0]}, {"out", w.out_features()},
+                      {"in", w.in_features()});
+}
+
 std::string directions(const moire_quantized& rowwise, const moire_quantized& columnwise) {
   const DType r = TensorView(rowwise.data).type(), c = TensorView(columnwise.data).type();
   if (!is_present(columnwise)) return concat("rowwise ", r);
@@ -45,6 +56,11 @@ void validate(ArgumentCheck& check, const QuantizeArgs& args) {
   if (!is_absent(args.groups)) check.groups(groups);
   check.ragged("source", source, "row_idx", row_idx, groups, {"k", source.shape[1]});
   check_copies(check, args, {groups, {"k", source.shape[1]}});
+  check.require(!is_present(args.grad_bias) || !is_absent(args.groups),
+                "grad_bias is present but groups are absent, needs groups, whose rows are summed");
+  check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes,
+                        {{"G", groups.num_groups}, {"k", source.shape[1]}});
+  check.betas("beta_per_group", args.beta_per_group, args.groups);
 }
 
 void validate(ArgumentCheck& check, const QuantizeWeightArgs& args) {
@@ -55,19 +71,13 @@ void validate(ArgumentCheck& check, const QuantizeWeightArgs& args) {
   check.require(!is_tiled || !is_given(args.columnwise),
                 "columnwise is present, but one copy in tiles serves both directions: needs "
                 "rowwise alone");
-  check.require(source.is_present(), "source is absent, needs fp32, bf16 or fp16 [G, n, k]");
-  check.require(source.tensor.rank == 3, "source has rank ", source.tensor.rank,
-                ", needs rank 3 [G, n, k]");
-  if (!check.ok()) return;
-  const int64_t* s = source.tensor.shape;
-  check.weight("source", source, kFloatTypes, {"G", s[0]}, {"out", source.out_features()},
-               {"in", source.in_features()});
-  check_copies(check, args, ScaledShape(source));
+  if (check_matrices(check, "source", source)) check_copies(check, args, ScaledShape(source));
 }
 
 std::string problem_of(const QuantizeArgs& args) {
   return concat(TensorView(args.source), is_present(args.row_idx) ? ", gathered" : "", ", ",
-                scaling_word(args.scaling), " ", directions(args.rowwise, args.columnwise));
+                scaling_word(args.scaling), " ", directions(args.rowwise, args.columnwise),
+                is_present(args.grad_bias) ? ", bias gradient" : "");
 }
 
 std::string problem_of(const QuantizeWeightArgs& args) {
@@ -194,7 +204,6 @@ std::string problem_of(const ConvertScalesArgs& args) {
 
 // All but what comes out.
 bool check_inputs(ArgumentCheck& check, const PrepareWeightArgs& args) {
-  const Weight w = args.w;
   check.require(args.recipe >= MOIRE_RECIPE_MXFP8 && args.recipe <= MOIRE_RECIPE_FP8_BLOCK,
                 "recipe is ", args.recipe,
                 ", needs 1 to 3: the products of others read weights as they are");
@@ -202,10 +211,7 @@ bool check_inputs(ArgumentCheck& check, const PrepareWeightArgs& args) {
   check.require(args.dequantized == 0 || args.recipe == MOIRE_RECIPE_MXFP8,
                 "dequantized is 1 but recipe is ", args.recipe,
                 ", needs 1 (mxfp8), whose products may be of decoded numbers");
-  check.require(w.tensor.rank == 3, "w has rank ", w.tensor.rank, ", needs rank 3 [G, n, k]");
-  if (!check.ok()) return false;
-  return check.weight("w", w, kFloatTypes, {"G", w.tensor.shape[0]}, {"out", w.out_features()},
-                      {"in", w.in_features()});
+  return check_matrices(check, "w", args.w);
 }
 
 moire_prepared_weight prepared_of(const Context& context, const PrepareWeightArgs& args) {
@@ -224,7 +230,7 @@ std::string problem_of(const PrepareWeightArgs& args) {
 
 }  // namespace
 
-MOIRE_DEFINE_OP(quantize)
+MOIRE_DEFINE_OP_WITH_WORKSPACE(quantize)
 MOIRE_DEFINE_OP(quantize_weight)
 MOIRE_DEFINE_OP(dequantize)
 MOIRE_DEFINE_OP(requantize)
@@ -241,11 +247,10 @@ Status scales_shape(int32_t scaling, int32_t direction, int32_t layout, int64_t 
   check.require(layout == MOIRE_SCALES_CANONICAL || scaling == MOIRE_SCALING_MXFP8, "layout is ",
                 kLayoutNames[layout], ", but ", scaling_name(scaling),
                 " has the canonical one only");
-  check.require(rows >= 0 && k >= 0 && num_groups >= 0, "rows, k and num_groups are ", rows, ", ",
-                k, " and ", num_groups, ", must not be negative");
   constexpr int64_t kMost = int64_t{1} << 40;  // of each: their padded sums stay in 63 bits
-  check.require(rows <= kMost && k <= kMost && num_groups <= kMost, "rows, k and num_groups are ",
-                rows, ", ", k, " and ", num_groups, ", must be at most 2^40");
+  const auto [least, largest] = std::minmax({rows, k, num_groups});
+  check.require(least >= 0 && largest <= kMost, "rows, k and num_groups are ", rows, ", ", k,
+                " and ", num_groups, ", must be 0 to 2^40");
   if (!check.require(shape != nullptr, "shape is null")) return check.status();
   const ScaleShape found = scaling == MOIRE_SCALING_FP8_TILE
                                ? matrix_scales(scaling, direction, rows, k)
@@ -265,7 +270,10 @@ Status prepare_weight_form(const Context& context, const PrepareWeightArgs& args
   check.require(form != nullptr, "form is null, needs an address");
   visit_fields(args, Values(check));
   if (!check_inputs(check, args)) return check.status();
-  const WeightForm chosen = prepared_form(context.state(), args);
+  // Other forms than codes are for the fastest products, which a context may rule out.
+  const std::string_view fastest = implementations<GroupedGemmArgs>().front().name;
+  const bool is_plain = is_ruled_out(context.options().implementation, fastest);
+  const WeightForm chosen = is_plain ? WeightForm::kCodes : prepared_form(context.state(), args);
   moire_prepared_weight p = prepared_of(context, args);
   p.form = static_cast<int32_t>(chosen);
   Arena arena;

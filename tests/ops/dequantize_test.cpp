@@ -34,6 +34,7 @@ INSTANTIATE_TEST_SUITE_P(Table, Decode, testing::ValuesIn(ragged_table()), case_
 TEST_P(Decode, DequantizeGivesDataTimesScale) {
   Random random;
   const Batch batch(GetParam());
+  const Tested device = Tested::finding(tested(2));
   for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
     for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
       const int64_t k = any_of(random, kWidths), padding = random.integer(0, 1) * 3;
@@ -48,7 +49,7 @@ TEST_P(Decode, DequantizeGivesDataTimesScale) {
       args.target = target;
       args.groups = batch.groups();
       args.tail = random_tail(random);
-      ASSERT_TRUE(succeeds(dequantize(cpu(), args)));
+      ASSERT_TRUE(succeeds(run(device, args)));
       EXPECT_TRUE(matches(target, reference::dequantize(args), batch.groups()))
           << scaling_name(scaling) << " direction " << direction;
       EXPECT_TRUE(args.tail == MOIRE_TAIL_ZERO ? tail_is_zero(target, batch.groups())
@@ -61,6 +62,7 @@ TEST_P(Decode, DequantizeGivesDataTimesScale) {
 TEST_P(Decode, RequantizeGivesTheBytesOfDecodingAndQuantisingAgain) {
   Random random;
   const Batch batch(GetParam());
+  const Tested device = Tested::finding(tested(2));
   for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
     for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
       const int64_t k = any_of(random, kWidths);
@@ -76,7 +78,7 @@ TEST_P(Decode, RequantizeGivesTheBytesOfDecodingAndQuantisingAgain) {
       args.target = target;
       args.groups = batch.groups();
       args.tail = random_tail(random);
-      ASSERT_TRUE(succeeds(requantize(cpu(2), args)));
+      ASSERT_TRUE(succeeds(run(device, args)));
       EXPECT_TRUE(same_bytes(target, reference::requantize(args), args.tail))
           << scaling_name(scaling) << " direction " << direction;
     }
@@ -85,6 +87,7 @@ TEST_P(Decode, RequantizeGivesTheBytesOfDecodingAndQuantisingAgain) {
 
 TEST(Decode, WeightsInEveryScaling) {
   Random random;
+  const Tested device = Tested::finding(tested());
   for (const int32_t scaling :
        {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK, MOIRE_SCALING_FP8_TILE}) {
     for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
@@ -98,7 +101,7 @@ TEST(Decode, WeightsInEveryScaling) {
         args.scaling = scaling;
         args.direction = direction;
         args.target = target;
-        ASSERT_TRUE(succeeds(dequantize(cpu(), args)));
+        ASSERT_TRUE(succeeds(run(device, args)));
         EXPECT_TRUE(matches(target, reference::dequantize(args)));
         if (scaling == MOIRE_SCALING_FP8_TILE) continue;
         const TestCopy other(DType::kE4M3, scaling, 1 - direction, 3, n, k);
@@ -107,7 +110,7 @@ TEST(Decode, WeightsInEveryScaling) {
         again.scaling = scaling;
         again.direction = direction;
         again.target = other;
-        ASSERT_TRUE(succeeds(requantize(cpu(), again)));
+        ASSERT_TRUE(succeeds(run(device, again)));
         EXPECT_TRUE(same_bytes(other, reference::requantize(again)));
       }
     }
@@ -125,7 +128,7 @@ TEST(Decode, EveryScaleCodeTimesEveryCode) {
     args.source = Quantized(data, scales);
     args.scaling = MOIRE_SCALING_MXFP8;
     args.target = target;
-    ASSERT_TRUE(succeeds(dequantize(cpu(), args)));
+    ASSERT_TRUE(succeeds(run(Tested::finding(tested()), args)));
     EXPECT_TRUE(matches(target, reference::dequantize(args)));
   }
 }

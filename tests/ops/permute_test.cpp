@@ -137,6 +137,9 @@ TEST(Permute, RefusesBadArgumentsAndSaysWhy) {
     EXPECT_TRUE(tail_is_untouched(c.rows, {})) << "an output was written";
     EXPECT_TRUE(tail_is_untouched(c.probs, {})) << "an output was written";
   };
+  // Where two tensors overlap, the smaller lies on the larger: what lies behind it does not matter.
+  std::vector<std::byte> gather = with_room(c.plan.gather_idx),
+                         scatter = with_room(c.plan.scatter_idx);
   using A = PermuteArgs;
   expect([](A& a) { a = A(); }, "there is nothing to do: x and rows, or topk_weights");
   expect([](A& a) { a.x = {}; }, "x is absent, needs fp32, bf16 or fp16 of rank 2");
@@ -146,8 +149,9 @@ TEST(Permute, RefusesBadArgumentsAndSaysWhy) {
          "rows is absent, needs fp32, bf16 or fp16 [capacity, H] = [" + capacity + ", 8]");
   expect([](A& a) { a.rows.shape[1] = 7; }, "rows is fp32 [" + capacity + ", 7], needs [capacity");
   expect([](A& a) { a.rows.dtype = MOIRE_BF16; }, "x is fp32 [4, 8] but rows is bf16");
-  expect([](A& a) { a.rows.data = a.x.data; }, "rows and x overlap");
-  expect([](A& a) { a.rows.data = a.gather_idx.data; }, "rows and gather_idx overlap");
+  expect([](A& a) { a.x.data = a.rows.data; }, "rows and x overlap");
+  expect([&](A& a) { a.gather_idx.data = a.rows.data = gather.data(); },
+         "rows and gather_idx overlap");
   expect([](A& a) { a.gather_idx = {}; }, "gather_idx is absent, needs int32 or int64 [capacity]");
   expect([](A& a) { a.gather_idx.dtype = MOIRE_FP32; },
          "gather_idx is fp32 [" + capacity + "], needs int32 or int64");
@@ -159,8 +163,9 @@ TEST(Permute, RefusesBadArgumentsAndSaysWhy) {
   expect([](A& a) { a.probs.shape[0] -= 1; }, "probs is fp32 [");
   expect([](A& a) { a.topk_weights.shape[0] = a.scatter_idx.shape[0] = 3; },
          "x is fp32 [4, 8] but topk_weights is fp32 [3, 2]: both must have the same number");
-  expect([](A& a) { a.probs.data = a.topk_weights.data; }, "probs and topk_weights overlap");
-  expect([](A& a) { a.probs.data = a.scatter_idx.data; }, "probs and scatter_idx overlap");
+  expect([](A& a) { a.topk_weights.data = a.probs.data; }, "probs and topk_weights overlap");
+  expect([&](A& a) { a.scatter_idx.data = a.probs.data = scatter.data(); },
+         "probs and scatter_idx overlap");
   expect([](A& a) { a.probs.data = a.rows.data; }, "probs and rows overlap");
   expect([](A& a) { a.tail = 2; }, "tail is 2, must be 0 to 1");
   expect([](A& a) { a.groups.num_groups = -1; }, "groups.num_groups is -1");

@@ -111,6 +111,30 @@ TEST_F(QuantizeErrors, NameValuesOfAnotherScalingOrOnACpu) {
   }
 }
 
+TEST_F(QuantizeErrors, NameABiasGradientOfOtherSizesOrWithoutGroupsAndScratchThatIsTooSmall) {
+  const TestTensor sums(DType::kFP32, {2, kColumns}), other(DType::kFP32, {3, kColumns});
+  args.grad_bias = other;
+  expect("grad_bias is fp32 [3, 96], needs [G, k] = [2, 96]");
+  args.grad_bias = sums;
+  args.columnwise = {};
+  args.groups = {};
+  expect("grad_bias is present but groups are absent, needs groups, whose rows are summed");
+  args.grad_bias = sums;
+  const std::vector<uint8_t> betas = {0, 2};
+  args.beta_per_group = betas.data();
+  expect("beta_per_group[1] is 2, must be 0 or 1");
+  args.grad_bias = sums;
+  EXPECT_TRUE(fails(quantize(cpu(), args), Code::kOutOfMemory, "quantize: the workspace has 0"));
+}
+
+TEST_F(QuantizeErrors, DoNotLookForBetasOfGroupsThatThereAreNot) {
+  const std::vector<uint8_t> past_the_betas = {2};
+  args.beta_per_group = past_the_betas.data();
+  args.groups = {};
+  args.columnwise = {};
+  EXPECT_TRUE(succeeds(quantize(cpu(), args)));
+}
+
 TEST_F(QuantizeErrors, NameRowIdxAndPointers) {
   const TestTensor row_idx = index_tensor(DType::kInt32, {0, 1, 6, 2, 3, -1});
   args.row_idx = row_idx;
@@ -284,9 +308,9 @@ TEST(ScaleErrors, NameLayoutsAndSizes) {
   shape_fails(1, 2, 0, 1, shape, "direction is 2, must be 0 or 1");
   shape_fails(1, 0, 4, 1, shape, "layout is 4, must be 0 to 3");
   shape_fails(2, 0, 2, 1, shape, "layout is padded, but FP8_BLOCK (2) has the canonical one only");
-  shape_fails(1, 0, 0, -1, shape, "rows, k and num_groups are -1, 64 and 1, must not be negative");
+  shape_fails(1, 0, 0, -1, shape, "rows, k and num_groups are -1, 64 and 1, must be 0 to 2^40");
   shape_fails(1, 0, 0, INT64_MAX, shape,
-              "rows, k and num_groups are 9223372036854775807, 64 and 1, must be at most 2^40");
+              "rows, k and num_groups are 9223372036854775807, 64 and 1, must be 0 to 2^40");
   shape_fails(1, 0, 0, 1, nullptr, "shape is null");
 }
 

@@ -1,5 +1,6 @@
 // quantize and quantize_weight: every byte of codes and scales against the reference.
 #include <gtest/gtest.h>
+#include <moire/grouped_gemm.h>
 #include <moire/quantize.h>
 
 #include <ostream>
@@ -77,6 +78,38 @@ TEST_P(Quantize, GivesTheBytesOfTheReferenceInEitherDirectionAndInBoth) {
          {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
       const QuantizeCase c(random, batch, with_rowwise, with_columnwise);
       ASSERT_TRUE(succeeds(quantize(context, c.args))) << c;
+      c.expect_the_bytes_of_the_reference();
+    }
+  }
+}
+
+TEST_P(Quantize, SumsABiasInTheSameReadToTheBitsOfBiasBackward) {
+  Random random;
+  const Batch batch(GetParam());
+  const Tested device = Tested::finding(tested(3));
+  for (const auto& [with_rowwise, with_columnwise] :
+       {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
+    for (const int32_t beta : {0, 1, 2}) {
+      QuantizeCase c(random, batch, with_rowwise, with_columnwise);
+      std::vector<uint8_t> betas(static_cast<size_t>(batch.num_groups()) + 1);
+      for (uint8_t& b : betas) b = static_cast<uint8_t>(random.integer(0, 1));
+      TestTensor sums(any_of(random, kSources), {batch.num_groups(), c.k}, 2);
+      if (beta != 0) sums.randomize(random);
+      const TestTensor want = sums;
+      c.args.grad_bias = sums;
+      c.args.beta = beta % 2;
+      if (beta == 2) c.args.beta_per_group = betas.data();
+      BiasBackwardArgs bias;
+      bias.grad_y = c.source;
+      bias.row_idx = c.row_idx;
+      bias.grad_bias = want;
+      bias.beta = c.args.beta;
+      bias.beta_per_group = c.args.beta_per_group;
+      bias.groups = c.args.groups;
+      ASSERT_TRUE(succeeds(run(device, bias))) << c;
+      ASSERT_TRUE(succeeds(run(device, c.args))) << c;
+      EXPECT_TRUE(same_bits(sums, want)) << c << ", beta " << beta;
+      EXPECT_TRUE(sums.is_undamaged()) << c;
       c.expect_the_bytes_of_the_reference();
     }
   }

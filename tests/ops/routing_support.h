@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 #include <moire/routing.h>
 
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
 #include "reference/tensor.h"
 #include "tests/support/expect.h"
 #include "tests/support/tensors.h"
@@ -18,6 +22,13 @@ inline void set_index(TestTensor& t, int64_t row, int64_t column, int64_t value)
   } else {
     static_cast<int64_t*>(view.data)[at] = value;
   }
+}
+
+// The indices, at the front of more memory: a larger output can lie on them and on nothing else.
+inline std::vector<std::byte> with_room(const TensorView& indices) {
+  std::vector<std::byte> room(4096);
+  std::memcpy(room.data(), indices.data, static_cast<size_t>(indices.num_bytes()));
+  return room;
 }
 
 // [num_tokens, k] choices out of `num_groups`. Some are dropped (-1 and num_groups), some tokens

@@ -252,6 +252,7 @@ TEST(UnpermuteBackward, RefusesBadArgumentsAndSaysWhy) {
     EXPECT_TRUE(tail_is_untouched(c.grad_rows, {})) << "an output was written";
     EXPECT_TRUE(tail_is_untouched(c.grad_weights, {})) << "an output was written";
   };
+  std::vector<std::byte> scatter = with_room(c.plan.scatter_idx);
   using A = UnpermuteBackwardArgs;
   expect([](A& a) { a.grad_rows = a.grad_weights = {}; },
          "there is nothing to do: grad_rows or grad_weights must be present");
@@ -273,10 +274,11 @@ TEST(UnpermuteBackward, RefusesBadArgumentsAndSaysWhy) {
          "grad_weights is fp32 [5, 2], needs [T, k] = [4, 2]");
   expect([](A& a) { a.tail = -1; }, "tail is -1, must be 0 to 1");
   expect([](A& a) { a.groups.capacity = -1; }, "groups.capacity is -1, must not be negative");
-  expect([](A& a) { a.grad_rows.data = a.grad_y.data; }, "grad_rows and grad_y overlap");
+  expect([](A& a) { a.grad_y.data = a.grad_rows.data; }, "grad_rows and grad_y overlap");
   expect([](A& a) { a.grad_rows.data = a.rows.data; }, "grad_rows and rows overlap");
-  expect([](A& a) { a.grad_rows.data = a.weights.data; }, "grad_rows and weights overlap");
-  expect([](A& a) { a.grad_rows.data = a.scatter_idx.data; }, "grad_rows and scatter_idx overlap");
+  expect([](A& a) { a.weights.data = a.grad_rows.data; }, "grad_rows and weights overlap");
+  expect([&](A& a) { a.scatter_idx.data = a.grad_rows.data = scatter.data(); },
+         "grad_rows and scatter_idx overlap");
   expect([](A& a) { a.grad_weights.data = a.grad_y.data; }, "grad_weights and grad_y overlap");
   expect([](A& a) { a.grad_weights.data = a.rows.data; }, "grad_weights and rows overlap");
   expect([](A& a) { a.grad_weights.data = a.weights.data; }, "grad_weights and weights overlap");

@@ -192,9 +192,9 @@ TEST(Unpermute, RefusesBadArgumentsAndSaysWhy) {
   expect([](A& a) { a.y.shape[0] = 5; }, "y is bf16 [5, 8], needs [T, H] = [4, 8]");
   expect([](A& a) { a.y.dtype = MOIRE_FP16; }, "y is fp16 [4, 8] but rows is bf16 [");
   expect([](A& a) { a.y.data = a.rows.data; }, "y and rows overlap");
-  expect([](A& a) { a.y.data = a.scatter_idx.data; }, "y and scatter_idx overlap");
-  expect([](A& a) { a.y.data = a.weights.data; }, "y and weights overlap");
-  expect([](A& a) { a.y.data = a.probs.data; }, "y and probs overlap");
+  expect([](A& a) { a.scatter_idx.data = a.y.data; }, "y and scatter_idx overlap");
+  expect([](A& a) { a.weights.data = a.y.data; }, "y and weights overlap");
+  expect([](A& a) { a.probs.data = a.y.data; }, "y and probs overlap");
   expect([](A& a) { a.probs = {}; }, "probs is absent, needs fp32 of rank 1");
   expect([](A& a) { a.probs.shape[0] -= 1; },
          "rows is bf16 [" + std::to_string(capacity) + ", 8] but probs is fp32 [" +
@@ -205,7 +205,7 @@ TEST(Unpermute, RefusesBadArgumentsAndSaysWhy) {
   expect([](A& a) { a.topk_weights.data = a.rows.data; }, "topk_weights and rows overlap");
   expect([](A& a) { a.topk_weights.data = a.scatter_idx.data; },
          "topk_weights and scatter_idx overlap");
-  expect([](A& a) { a.y.data = a.topk_weights.data; }, "topk_weights and y overlap");
+  expect([](A& a) { a.topk_weights.data = a.y.data; }, "topk_weights and y overlap");
   set_index(c.plan.scatter_idx, 3, 1, capacity);
   expect([](A&) {}, "scatter_idx[3, 1] is " + std::to_string(capacity) + ", must be -1 to " +
                         std::to_string(capacity - 1));

@@ -59,11 +59,13 @@ float add_dots(const typename Format::Element* row, const float* bias, size_t n,
 template <class Format>
 void sum_columns(const BiasBlock& task, int64_t first, size_t n, float* dots) {
   using Element = typename Format::Element;
-  const auto* data = static_cast<const Element*>(task.grad_y.data) + first;
+  const TensorView grad_y(task.args->grad_y), row_idx(task.args->row_idx), scale(task.args->scale);
+  const auto* data = static_cast<const Element*>(grad_y.data) + first;
   alignas(64) float bias[kBiasColumns];
-  if (task.bias != nullptr) {
-    const int64_t offset = first * dtype_size(task.bias_dtype);
-    DecodeRow(static_cast<const char*>(task.bias) + offset, task.bias_dtype, n, bias);
+  if (dots != nullptr) {
+    const TensorView biases(task.args->bias);
+    const char* const row = row_bytes_of(biases, task.block.group);
+    DecodeRow(row + first * dtype_size(biases.type()), biases.type(), n, bias);
     PadSegment(bias, n);
   }
   if (task.partial != nullptr) std::fill_n(task.partial + first, n, 0.0F);
@@ -73,14 +75,14 @@ void sum_columns(const BiasBlock& task, int64_t first, size_t n, float* dots) {
     const Element* rows[kRowsPerPass] = {};
     float scales[kRowsPerPass] = {};
     for (int64_t r = 0; r < count; ++r) {
-      rows[r] = data + source_row(task.row_idx, i + r) * task.grad_y.stride();
-      scales[r] = task.scale == nullptr ? 1.0F : task.scale[i + r];
+      rows[r] = data + source_row(row_idx, i + r) * grad_y.stride();
+      scales[r] = prob_of(scale, i + r);
     }
     if (task.partial != nullptr) {
       (count == 1 ? add_rows<Format, 1> : add_rows<Format, kRowsPerPass>)(rows, scales, n,
                                                                           task.partial + first);
     }
-    for (int64_t r = 0; task.grad_scale != nullptr && r < count; ++r) {
+    for (int64_t r = 0; dots != nullptr && r < count; ++r) {
       float& dot = dots[i + r - task.block.first];
       dot = add_dots<Format>(rows[r], bias, n, dot);
     }
@@ -89,18 +91,17 @@ void sum_columns(const BiasBlock& task, int64_t first, size_t n, float* dots) {
 }
 
 void sum_block(const BiasBlock& task) {
-  const int64_t num_columns = task.grad_y.columns();
+  const bool has_scale = is_present(task.args->grad_scale);
   float dots[kBlockRows] = {};
-  with_format(task.grad_y.type(), [&](auto format) HWY_ATTR {
-    for (int64_t first = 0; first < num_columns; first += kBiasColumns) {
-      const int64_t n = std::min(kBiasColumns, num_columns - first);
-      sum_columns<decltype(format)>(task, first, static_cast<size_t>(n), dots);
+  with_format(TensorView(task.args->grad_y).type(), [&](auto format) HWY_ATTR {
+    for (int64_t first = task.first; first < task.end; first += kBiasColumns) {
+      const auto n = static_cast<size_t>(std::min(kBiasColumns, task.end - first));
+      sum_columns<decltype(format)>(task, first, n, has_scale ? dots : nullptr);
     }
   });
-  if (task.grad_scale == nullptr) return;
-  for (int64_t i = task.block.first; i < task.block.end; ++i) {
-    const float dot = dots[i - task.block.first];
-    task.grad_scale[i] = task.accumulate_scale ? task.grad_scale[i] + dot : dot;
+  for (int64_t i = 0; has_scale && i < task.block.end - task.block.first; ++i) {
+    float& sum = static_cast<float*>(task.args->grad_scale.data)[task.block.first + i];
+    sum = task.args->beta_scale != 0 ? sum + dots[i] : dots[i];
   }
 }
 
@@ -122,46 +123,23 @@ HWY_AFTER_NAMESPACE();
 #include "core/sizes.h"
 
 namespace moire::cpu {
-namespace {
 
 HWY_EXPORT(sum_block);
 HWY_EXPORT(finish_columns);
 
-size_t workspace(const DeviceState&, const BiasBackwardArgs& args) {
-  if (!TensorView(args.grad_bias).is_present()) return 0;
-  const int64_t blocks = RowBlocks::bound(args.groups.num_groups, args.groups.capacity);
-  return static_cast<size_t>(
-      product(blocks, TensorView(args.grad_y).columns(), dtype_size(DType::kFP32)));
-}
-
-void* row_of(const TensorView& t, int64_t row) {
-  return static_cast<char*>(t.data) + row * t.stride() * dtype_size(t.type());
-}
-
-void sum_blocks(const Context& context, const BiasBackwardArgs& args) {
-  const TensorView grad_y(args.grad_y), scale(args.scale), bias(args.bias);
-  const TensorView grad_bias(args.grad_bias), grad_scale(args.grad_scale);
+void sum_bias_rows(const BiasBackwardArgs& args, RowBlock rows, int64_t first, int64_t end) {
   const RowBlocks blocks(args.groups);
-  const bool with_scale = scale.is_present(), with_dots = grad_scale.is_present();
-  const int64_t n = grad_y.columns();
-  context.state().pool->parallel_for(blocks.bound(), [&](int64_t index, int) {
-    const RowBlock block = blocks.at(index);
-    if (block.first >= block.end) return;
-    float* const partials = static_cast<float*>(args.workspace.data);
+  const int64_t of_group = rows.first - args.groups.offsets[rows.group];
+  int64_t index = blocks.first_of(rows.group) + of_group / kBlockRows;
+  for (; rows.first < rows.end; rows.first += kBlockRows, ++index) {
+    auto* const partials = static_cast<float*>(args.workspace.data);
     HWY_DYNAMIC_DISPATCH(sum_block)
-    ({.block = block,
-      .grad_y = grad_y,
-      .row_idx = args.row_idx,
-      .scale = with_scale ? static_cast<const float*>(scale.data) : nullptr,
-      .bias = with_dots ? row_of(bias, block.group) : nullptr,
-      .bias_dtype = bias.type(),
-      .partial = grad_bias.is_present() ? partials + index * n : nullptr,
-      .grad_scale = with_dots ? static_cast<float*>(grad_scale.data) : nullptr,
-      .accumulate_scale = args.beta_scale != 0});
-  });
+    ({&args, blocks.at(index), first, end,
+      is_present(args.grad_bias) ? partials + index * TensorView(args.grad_y).columns() : nullptr});
+  }
 }
 
-void finish_groups(const Context& context, const BiasBackwardArgs& args) {
+void finish_bias(const Context& context, const BiasBackwardArgs& args) {
   const TensorView grad_bias(args.grad_bias);
   const RowBlocks blocks(args.groups);
   const int64_t n = grad_bias.columns();
@@ -180,17 +158,28 @@ void finish_groups(const Context& context, const BiasBackwardArgs& args) {
       .n = std::min(kBiasColumns, n - first),
       .accumulate = accumulate,
       .dtype = grad_bias.type(),
-      .grad_bias = row_of(grad_bias, group)});
+      .grad_bias = row_bytes_of(grad_bias, group)});
   });
 }
 
+namespace {
+
+size_t workspace(const DeviceState&, const BiasBackwardArgs& args) {
+  if (!is_present(args.grad_bias)) return 0;
+  const int64_t blocks = RowBlocks::bound(args.groups.num_groups, args.groups.capacity);
+  return static_cast<size_t>(
+      product(blocks, TensorView(args.grad_y).columns(), dtype_size(DType::kFP32)));
+}
+
 Status run(const Context& context, const BiasBackwardArgs& args) {
-  const TensorView grad_scale(args.grad_scale);
-  sum_blocks(context, args);
-  if (TensorView(args.grad_bias).is_present()) finish_groups(context, args);
-  if (grad_scale.is_present() && args.tail == MOIRE_TAIL_ZERO) {
-    const int64_t in_use = rows_in_use(args.groups);
-    std::fill_n(static_cast<float*>(grad_scale.data) + in_use, args.groups.capacity - in_use, 0.0F);
+  ThreadPool& pool = *context.state().pool;
+  const RowBlocks blocks(args.groups);
+  pool.parallel_for(blocks.bound(), [&](int64_t index, int) {
+    sum_bias_rows(args, blocks.at(index), 0, TensorView(args.grad_y).columns());
+  });
+  if (is_present(args.grad_bias)) finish_bias(context, args);
+  if (is_present(args.grad_scale) && args.tail == MOIRE_TAIL_ZERO) {
+    zero_rows_from(pool, args.grad_scale, rows_in_use(args.groups));
   }
   return {};
 }

@@ -1,24 +1,19 @@
 // The operands of one task of bias_backward, the same type for every SIMD target.
 #pragma once
 
-#include <moire/tensor.h>
+#include <moire/grouped_gemm.h>
 
 #include "backend/cpu/row_blocks.h"
 #include "backend/cpu/rows.h"
 
 namespace moire::cpu {
 
-// Rows block.first ... block.end - 1; null pointers stand for what is absent or not asked for.
+// Columns first ... end - 1 of a block's rows; a grad_scale takes all of them.
 struct BiasBlock {
+  const BiasBackwardArgs* args;
   RowBlock block;
-  TensorView grad_y;
-  TensorView row_idx;
-  const float* scale;  // [capacity]
-  const void* bias;    // the group's row, dtype bias_dtype
-  DType bias_dtype;
-  float* partial;     // [n], overwritten
-  float* grad_scale;  // [capacity]
-  bool accumulate_scale;
+  int64_t first, end;
+  float* partial;  // [n], overwritten; null without grad_bias
 };
 
 // Columns first ... first + n - 1 of one group's gradient, from its partial sums.
@@ -35,5 +30,11 @@ struct BiasSum {
 
 // Columns that a task holds in FP32 at a time.
 inline constexpr int64_t kBiasColumns = 512;
+
+// The two steps of a grad_bias, for who has the rows in its caches anyhow. The partial sums of
+// columns first ... end - 1 of a group's blocks of 64 rows, which `rows` are; and, when all are
+// there, their sums.
+void sum_bias_rows(const BiasBackwardArgs& args, RowBlock rows, int64_t first, int64_t end);
+void finish_bias(const Context& context, const BiasBackwardArgs& args);
 
 }  // namespace moire::cpu

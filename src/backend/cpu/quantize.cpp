@@ -113,10 +113,12 @@ HWY_AFTER_NAMESPACE();
 #include <atomic>
 #include <cstring>
 
+#include "backend/cpu/bias_backward.h"
 #include "backend/cpu/findings.h"
 #include "backend/cpu/implementations.h"
 #include "backend/cpu/non_finite.h"
 #include "core/format.h"
+#include "core/quantize_bias.h"
 #include "core/resolved_groups.h"
 
 namespace moire::cpu {
@@ -186,24 +188,37 @@ class Copies {
   std::atomic<bool> found_non_finite_ = false;
 };
 
-// All blocks: `fill(block, source)` says where a block's rows lie.
+// All blocks: `fill(block, source)` says where a block's rows lie. Where `bias` asks for sums, a
+// task has the rows of whole partial sums: of one block, or of two of 32.
 template <class Fill>
 void quantize_blocks(ThreadPool& pool, const ScaleBlocks& blocks, int64_t columns, Copies& copies,
-                     int32_t tail, Fill&& fill) {
-  for_each_strip(pool, blocks, columns,
-                 [&](int64_t index, const RowBlock& block, int64_t first, int64_t end) {
-                   if (block.first == block.end) {
-                     if (tail == MOIRE_TAIL_ZERO) copies.zero_scales(index, first, end);
-                     return;
-                   }
-                   QuantizeStrip q;
-                   q.strip.num_rows = block.end - block.first;
-                   q.strip.first = first;
-                   q.strip.end = end;
-                   fill(index, block, q.strip.source);
-                   copies.aim(q, index, block);
-                   HWY_DYNAMIC_DISPATCH(quantize_strip)(q);
-                 });
+                     int32_t tail, Fill&& fill, const BiasBackwardArgs* bias = nullptr) {
+  const auto quantize = [&](int64_t index, const RowBlock& block, int64_t first, int64_t end) {
+    QuantizeStrip q;
+    q.strip.num_rows = block.end - block.first;
+    q.strip.first = first;
+    q.strip.end = end;
+    fill(index, block, q.strip.source);
+    copies.aim(q, index, block);
+    HWY_DYNAMIC_DISPATCH(quantize_strip)(q);
+  };
+  for_each_strip(
+      pool, blocks, columns, [&](int64_t index, RowBlock block, int64_t first, int64_t end) {
+        if (block.first == block.end) {
+          if (tail == MOIRE_TAIL_ZERO) copies.zero_scales(index, first, end);
+          return;
+        }
+        if (bias == nullptr) return quantize(index, block, first, end);
+        const int64_t of_group = block.first - bias->groups.offsets[block.group];
+        if (of_group % kBlockRows != 0) return;  // the task before has it
+        quantize(index, block, first, end);
+        const RowBlock next = blocks.at(index + 1);
+        if (blocks.size() < kBlockRows && next.group == block.group && next.first < next.end) {
+          quantize(index + 1, next, first, end);
+          block.end = next.end;
+        }
+        sum_bias_rows(*bias, block, first, end);
+      });
 }
 
 Status run_quantize(const Context& context, const QuantizeArgs& args) {
@@ -218,10 +233,12 @@ Status run_quantize(const Context& context, const QuantizeArgs& args) {
       out.rows[i - block.first] = row_bytes_of(source, source_row(row_idx, i));
     }
   };
-  quantize_blocks(pool, blocks, source.columns(), copies, args.tail, fill);
-  if (args.tail == MOIRE_TAIL_ZERO) {
-    copies.zero_tail(pool, rows_in_use(groups.get()), blocks.count());
-  }
+  const BiasBackwardArgs bias = bias_backward_of(args);
+  quantize_blocks(pool, blocks, source.columns(), copies, args.tail, fill,
+                  is_present(args.grad_bias) ? &bias : nullptr);
+  if (is_present(args.grad_bias)) finish_bias(context, bias);
+  const int64_t used = rows_in_use(groups.get());
+  if (args.tail == MOIRE_TAIL_ZERO) copies.zero_tail(pool, used, blocks.count());
   if (copies.found_non_finite()) {
     const Element first = first_non_finite(blocks, source.columns(), fill);
     note_non_finite(context, {"quantize", "source"}, [&] {
@@ -269,11 +286,15 @@ Status run_requantize(const Context& context, const RequantizeArgs& args) {
     copies.zero_tail(pool, rows_in_use(groups.get()), blocks.count());
   }
   if (copies.found_non_finite()) {
-    const Element first = first_non_finite(blocks, data.columns(), fill);
-    note_non_finite(context, {"requantize", "source"},
-                    [&] { return index_text(data, first) + ", decoded,"; });
+    note_non_finite(context, {"requantize", "source"}, [&] {
+      return index_text(data, first_non_finite(blocks, data.columns(), fill)) + ", decoded,";
+    });
   }
   return {};
+}
+
+size_t bias_workspace(const DeviceState& state, const QuantizeArgs& args) {
+  return kBiasBackward.workspace(state, bias_backward_of(args));
 }
 
 template <class A>
@@ -284,7 +305,7 @@ std::string policy(const DeviceState& state, const A& args) {
 }  // namespace
 
 const Implementation<QuantizeArgs> kQuantize = {
-    "cpu", Device::kCpu, supports_everything, no_workspace, policy, run_quantize,
+    "cpu", Device::kCpu, supports_everything, bias_workspace, policy, run_quantize,
 };
 const Implementation<QuantizeWeightArgs> kQuantizeWeight = {
     "cpu", Device::kCpu, supports_everything, no_workspace, policy, run_quantize_weight,

@@ -71,9 +71,9 @@ inline void QuantizeRowBatch(const Scaling& scaling, const Rows& rows,
     return StoreScales<Source>(scaling, amax, kScaleBatch, scales, multipliers);
   };
   FindRowAmax(rows, batch, amax);
-  const BlockKinds kinds = store_scales();
+  const BlockKind kind = store_scales();
   for (int64_t i = 0; i < kScaleBatch; ++i) is_finite[i] = amax[i] < Source::kInfinity;
-  if (!kinds.are_finite) {
+  if (kind == BlockKind::kAny) {
     batch.for_each([&](int64_t i, int64_t r, int64_t c, auto n) HWY_ATTR {
       if (!is_finite[i]) amax[i] = RunAmax<Source, true>(rows.row(r) + c, n);
     });
@@ -84,12 +84,12 @@ inline void QuantizeRowBatch(const Scaling& scaling, const Rows& rows,
                 static_cast<Scale*>(out.scales) + (batch.begin + r) * out.scale_stride +
                     batch.first / Scaling::kBlock);
   }
-  if (kWhole && kinds.are_quick && scaling.is_power_of_two()) {
+  if (kWhole && kind == BlockKind::kQuick && scaling.is_power_of_two()) {
     alignas(64) uint16_t subnormal[kScaleBatch];
     FindLargestSubnormals<Format>(multipliers, kScaleBatch, subnormal);
     batch.for_each([&](int64_t i, int64_t r, int64_t c, auto n)
                        HWY_ATTR { EncodeQuickRun<Format>(rows, r, c, n, subnormal[i], out); });
-  } else if (kWhole && kinds.are_finite) {
+  } else if (kWhole && kind != BlockKind::kAny) {
     batch.for_each([&](int64_t i, int64_t r, int64_t c, auto n)
                        HWY_ATTR { EncodeRun<Format, true>(rows, r, c, n, multipliers[i], out); });
   } else {
@@ -135,18 +135,18 @@ inline void QuantizeColumnBatch(const Scaling& scaling, const Rows& rows, int64_
     return StoreScales<Source>(scaling, amax, columns, scales, multipliers);
   };
   FindColumnAmax<false>(rows, num_rows, columns, amax);
-  const BlockKinds kinds = store_scales();
-  if (kinds.are_quick && scaling.is_power_of_two()) {
+  const BlockKind kind = store_scales();
+  if (kind == BlockKind::kQuick && scaling.is_power_of_two()) {
     alignas(64) uint16_t subnormal[kColumnBatch];
     FindLargestSubnormals<Format>(multipliers, columns, subnormal);
     EncodeQuickColumns<Format>(rows, num_rows, columns, subnormal, out);
     return;
   }
-  if (!kinds.are_finite) {
+  if (kind == BlockKind::kAny) {
     FindColumnAmax<true>(rows, num_rows, columns, amax);
     store_scales();
   }
-  EncodeColumns<Format>(rows, num_rows, columns, multipliers, kinds.are_finite, out);
+  EncodeColumns<Format>(rows, num_rows, columns, multipliers, kind != BlockKind::kAny, out);
 }
 
 template <class Format, class Scaling, class Rows>
@@ -210,8 +210,8 @@ inline void QuantizeTile(const QuantizeFormat& how, const Rows& rows, int64_t nu
     for (int64_t r = 0; r < num_rows; ++r) {
       amax = std::max(amax, RunAmax<Source, false>(rows.row(r), columns));
     }
-    const BlockKinds kinds = store_scale();
-    if (!kinds.are_finite) {
+    const BlockKind kind = store_scale();
+    if (kind == BlockKind::kAny) {
       amax = 0;
       for (int64_t r = 0; r < num_rows; ++r) {
         amax = std::max(amax, RunAmax<Source, true>(rows.row(r), columns));
@@ -221,12 +221,12 @@ inline void QuantizeTile(const QuantizeFormat& how, const Rows& rows, int64_t nu
     uint16_t subnormal = 0;
     FindLargestSubnormals<Format>(&multiplier, 1, &subnormal);
     const bool is_quick =
-        kinds.are_quick && !how.fractional && columns % MxScaling<Format>::kBlock == 0;
+        kind == BlockKind::kQuick && !how.fractional && columns % MxScaling<Format>::kBlock == 0;
     for (int64_t r = 0; r < num_rows; ++r) {
       if (is_quick) {
         EncodeQuickRun<Format>(rows, r, 0, columns, subnormal, out);
       } else {
-        EncodeRun<Format>(rows, r, 0, columns, multiplier, kinds.are_finite, out);
+        EncodeRun<Format>(rows, r, 0, columns, multiplier, kind != BlockKind::kAny, out);
       }
     }
   });

@@ -273,11 +273,9 @@ struct BlockScaling {
   }
 };
 
-// What is known of blocks by their largest magnitudes: quick ones can be encoded in 16-bit lanes
-// (quantize_encode-inl.h), where scales are powers of two.
-struct BlockKinds {
-  bool are_quick, are_finite;
-};
+// What is known of blocks by their largest magnitudes: quick ones, finite too, can be encoded in
+// 16-bit lanes (quantize_encode-inl.h), where scales are powers of two.
+enum class BlockKind { kAny, kFinite, kQuick };
 // From here to the largest finite number, blocks are quick: all that their codes depend on are
 // comparisons with numbers that BF16 has among its normal ones. So are blocks of zeros.
 inline constexpr float kSmallestQuick = 0x1p-90F;
@@ -294,8 +292,8 @@ HWY_INLINE hn::VFromD<D> FromBits(D d, const BitsOf<Source>* p) {
 
 // Scales of blocks with these largest magnitudes, and what their elements are multiplied by.
 template <class Source, class Scaling>
-HWY_INLINE BlockKinds StoreScales(const Scaling& scaling, const BitsOf<Source>* amax, int64_t count,
-                                  typename Scaling::Scale::Element* scales, float* multipliers) {
+HWY_INLINE BlockKind StoreScales(const Scaling& scaling, const BitsOf<Source>* amax, int64_t count,
+                                 typename Scaling::Scale::Element* scales, float* multipliers) {
   int32_t largest = 0;
   uint32_t least = ~0U;  // less one: zeros are past all others
   const auto store = [&](auto d, int64_t i) HWY_ATTR __attribute__((always_inline)) {
@@ -312,8 +310,9 @@ HWY_INLINE BlockKinds StoreScales(const Scaling& scaling, const BitsOf<Source>* 
   int64_t i = 0;
   for (; i + lanes <= count; i += lanes) store(d, i);
   for (; i < count; ++i) store(hn::CappedTag<float, 1>(), i);
-  const bool are_finite = largest < static_cast<int32_t>(Fp32::kInfinity);
-  return {are_finite && least >= std::bit_cast<uint32_t>(kSmallestQuick) - 1, are_finite};
+  if (largest >= static_cast<int32_t>(Fp32::kInfinity)) return BlockKind::kAny;
+  const bool are_quick = least >= std::bit_cast<uint32_t>(kSmallestQuick) - 1;
+  return are_quick ? BlockKind::kQuick : BlockKind::kFinite;
 }
 
 }  // namespace moire::cpu::HWY_NAMESPACE
