@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(128)
   const auto address = [](const char* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
   };
-  const uint64_t from_a = operand_descriptor(address(shared_a));
-  const uint64_t from_b = operand_descriptor(address(shared_b));
+  const uint64_t from_a = whole_descriptor(operand_descriptor(address(shared_a)));
+  const uint64_t from_b = whole_descriptor(operand_descriptor(address(shared_b)));
   keep_behind(sums);
   wgmma_fence();
 #pragma unroll

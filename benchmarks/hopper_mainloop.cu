@@ -21,15 +21,27 @@
 #include <cstring>
 #include <vector>
 
-#include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/tma.cuh"
+#include "backend/cuda/ptx/warps.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 
 namespace {
 
 using namespace moire::cuda::ptx;
 using bf16 = __nv_bfloat16;
+
+__device__ inline uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 // Arrives on the barrier at the same shared-memory offset in block `rank` of the cluster. It says
 // that something was read, and publishes no writes: `.release.cluster` would make it a fence of all
@@ -175,8 +187,8 @@ __device__ void store(const float (&sums)[V::kTileN / 2], const Problem& p, int 
 template <class V>
 __device__ void multiply_stage(float (&sums)[V::kTileN / 2], SharedMemory<V>& s, int stage,
                                int consumer, bool first) {
-  const uint64_t a = operand_descriptor(shared_address(s.a[stage] + consumer * 64 * 128));
-  const uint64_t b = operand_descriptor(shared_address(s.b[stage]));
+  const uint32_t a = operand_descriptor(shared_address(s.a[stage] + consumer * 64 * 128));
+  const uint32_t b = operand_descriptor(shared_address(s.b[stage]));
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kTileK / 16; ++i)

@@ -31,7 +31,7 @@ from peers.shapes import SHAPES, TINY, Tensors
 from peers.tables import markdown
 from peers.timing import Bench, TorchGpu, bytes_kept, host_microseconds
 from results import library
-from sustained import SHORT_NOTICE, Progress, plan_text, rate_ratio, time_ratio
+from sustained import SHORT_NOTICE, SUSTAINED, Progress, plan_text, rate_ratio, time_ratio
 
 PARTS = {"gemm": products.cases, "mlp": mlps.cases, "layer": layers.cases, "fp8": fp8.cases}
 # How many functions of each case take turns, without the loop and others' libraries; their kind.
@@ -56,7 +56,7 @@ def main():
     if moire.info()["cuda"].startswith("off"):
         sys.exit("bench_peers: this build of moire has no CUDA backend")
     began = time.perf_counter()
-    bench = Bench(TorchGpu(), args.short)
+    bench = Bench(TorchGpu(), args.short, turns=args.turns)
     report = {"command": " ".join(sys.argv), "machine": machine(), **bench.about(), "rows": []}
     print(f"{report['machine']['gpu']}, torch {torch.__version__}; {bench.about_text()}")
     stretches, cases = planned(args)
@@ -95,10 +95,14 @@ def arguments(words=None):
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--loop", action="store_true", help="time a loop of cuBLAS calls as well")
     parser.add_argument("--multiple", type=int, default=1, help="rows of every expert are one")
+    parser.add_argument("--turns", type=int, default=SUSTAINED.turns, help="of each function")
     parser.add_argument("--short", action="store_true", help="daily work: not steady state")
     parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
     parser.add_argument("--table", nargs="+", type=pathlib.Path, help="of such files")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    if args.turns < 1:
+        parser.error(f"--turns is {args.turns}, must be 1 or more")
+    return args
 
 
 def planned(args):
@@ -108,7 +112,7 @@ def planned(args):
         for functions, kind in FUNCTIONS[part]:
             is_there = kind in others.MODULES and importlib.util.find_spec(others.MODULES[kind])
             functions += 1 + bool(is_there) + (args.loop and part in HAVE_LOOPS)  # 1: dense
-            stretches += 2 * functions
+            stretches += args.turns * functions
             cases += 1
     return stretches * len(args.shapes), cases * len(args.shapes)
 

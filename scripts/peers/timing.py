@@ -45,9 +45,9 @@ class TorchGpu:
 class Bench:
     """Measures functions that take turns, dense cuBLAS among them."""
 
-    def __init__(self, gpu, is_short, dense=None):
+    def __init__(self, gpu, is_short, dense=None, turns=SUSTAINED.turns):
         self.gpu, self.is_short = gpu, is_short
-        self.protocol = SHORT if is_short else SUSTAINED
+        self.protocol = (SHORT if is_short else SUSTAINED)._replace(turns=turns)
         self.meter, self.no_power = (NoMeter(), "short mode") if is_short else open_meter(gpu.uuid)
         self._dense = dense or _dense_product()
         self._flush = None

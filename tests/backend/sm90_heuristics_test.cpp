@@ -142,7 +142,8 @@ TEST(Sm90Heuristics, CostSaysWhatIsUseful) {
 TEST(Sm90Heuristics, Fp32GradientsPingPongInTheWiderTileUnlessItOverhangs) {
   const auto expect = []<class Expected>(Expected, int64_t num_groups, int64_t rows, int64_t m,
                                          int64_t n) {
-    expect_tile<Expected>(Fp32WgradTiles(), ragged_k_sizes(groups(num_groups, rows), m, n));
+    expect_tile<BoxesOfWarps<Expected>>(Fp32WgradTiles(),
+                                        ragged_k_sizes(groups(num_groups, rows), m, n));
   };
   expect(PingPongTile(), 8, 2048, 28672, 4096);         // mixtral
   expect(PingPongTile(), 32, 1024, 7168, 2048);         // dsv3
@@ -157,7 +158,7 @@ void expect_fits() {
   static constexpr int kSharedBytes = 227 * 1024, kBarriersAndAlignment = 3 * 1024,
                        kRegisters = 65536;
   EXPECT_LE(P::kNumStages * (P::kABytes + P::kBBytes) +
-                P::kConsumerWarps * P::kNumBuffers * P::kBufferBytes + kBarriersAndAlignment,
+                P::kBoxes * P::kNumBuffers * P::kBufferBytes + kBarriersAndAlignment,
             kSharedBytes)
       << P::text();
   EXPECT_LE(128 * P::kProducerRegisters + 128 * P::kConsumers * P::kConsumerRegisters, kRegisters)

@@ -159,7 +159,7 @@ def test_a_whole_run_reports(peers, bench, script, monkeypatch, tmp_path, capsys
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(moire, "info", lambda: {"cuda": "13.0", "library": "kept quiet"})
     monkeypatch.setattr(module, "TorchGpu", lambda: None)
-    monkeypatch.setattr(module, "Bench", lambda gpu, is_short: bench)
+    monkeypatch.setattr(module, "Bench", lambda gpu, is_short, **options: bench)
     monkeypatch.setattr(module, "Tensors", lambda shape, _, *rest: Tensors(shape, "cpu", *rest))
     monkeypatch.setattr(peers.others, "_MAKERS", {})
     monkeypatch.setattr(peers.others, "MODULES", {})

@@ -10,6 +10,10 @@ namespace moire::cuda::ptx {
 __device__ inline void sync_warpgroup(int index) {
   asm volatile("barrier.sync %0, 128;" ::"r"(index + 1) : "memory");
 }
+// Joins warps 2 i and 2 i + 1 of the consumers, by ids behind those of three warpgroups.
+__device__ inline void sync_pair(int index) {
+  asm volatile("barrier.sync %0, 64;" ::"r"(index + 4) : "memory");
+}
 
 // Orders register accesses before the first wgmma that uses them.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -32,21 +36,25 @@ __device__ inline void keep_behind(float (&sums)[kSums]) {
 // How an operand tile lies in shared memory: its contracted dimension contiguous, or the other one.
 enum class Major { kK, kMN };
 
-// Describes an operand tile in shared memory with 128-byte rows and the 128-byte swizzle, groups of
-// eight rows 1024 bytes apart, from `address` on.
+// The low word of a descriptor of an operand tile in shared memory with 128-byte rows and the
+// 128-byte swizzle, groups of eight rows 1024 bytes apart, from `address` on; the high word is the
+// same for all. Words of 32 bits spare the 64-bit sums of one instruction for the next.
 // K-major: a row is one m (or n) and 64 k, of FP8 128; each step of 16, or 32, in K is 32 bytes
 // further.
 // MN-major: a row is one k and 64 m (or n), the next 64 of them `panel_bytes` further; each step of
 // 16 in K is 2048 bytes further.
-__device__ inline uint64_t operand_descriptor(uint32_t address, uint32_t panel_bytes = 16) {
-  constexpr uint64_t kSwizzle128 = 1, kGroupBytes = 1024;
-  return (static_cast<uint64_t>(address & 0x3FFFF) >> 4) |
-         (static_cast<uint64_t>(panel_bytes >> 4) << 16) | ((kGroupBytes >> 4) << 32) |
-         (kSwizzle128 << 62);
+__device__ inline uint32_t operand_descriptor(uint32_t address, uint32_t panel_bytes = 16) {
+  return (address & 0x3FFFF) >> 4 | panel_bytes >> 4 << 16;
+}
+__device__ inline uint64_t whole_descriptor(uint32_t low) {
+  constexpr uint32_t kSwizzle128 = 1, kGroupBytes = 1024;
+  uint64_t whole;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(whole) : "r"(low), "n"(kGroupBytes >> 4 | kSwizzle128 << 30));
+  return whole;
 }
 // What a step of 16 in K adds to a descriptor.
 template <Major kMajor>
-inline constexpr uint64_t kDescriptorStep = kMajor == Major::kK ? 32 >> 4 : 2048 >> 4;
+inline constexpr uint32_t kDescriptorStep = kMajor == Major::kK ? 32 >> 4 : 2048 >> 4;
 
 // An instruction's sums as asm names and takes them.
 #define MOIRE_NAMES_32                                                     \
@@ -79,7 +87,8 @@ inline constexpr uint64_t kDescriptorStep = kMajor == Major::kK ? 32 >> 4 : 2048
                "wgmma.mma_async.sync.aligned." instruction " {" MOIRE_NAMES_##kSums \
                "}, " kA ", " kB ", p, 1, 1" flags ";\n}\n"                          \
                : MOIRE_SUMS_##kSums(d, 0)                                           \
-               : "l"(a), "l"(b), "r"(accumulate)__VA_OPT__(, ) __VA_ARGS__)
+               : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)),                \
+                 "r"(accumulate)__VA_OPT__(, ) __VA_ARGS__)
 
 // d (+)= A [64, 16] * B [kN, 16]^T of BF16, both in shared memory; d is zeroed first where
 // accumulate is 0.
@@ -87,7 +96,7 @@ inline constexpr uint64_t kDescriptorStep = kMajor == Major::kK ? 32 >> 4 : 2048
   MOIRE_WGMMA(kSums, "m64n" n "k16.f32.bf16.bf16", kA, kB, kAccumulate, flags, "n"(kTransposeA), \
               "n"(kTransposeB))
 template <int kN, Major kA = Major::kK, Major kB = Major::kK>
-__device__ inline void wgmma_m64k16(float (&d)[kN / 2], uint64_t a, uint64_t b, int accumulate) {
+__device__ inline void wgmma_m64k16(float (&d)[kN / 2], uint32_t a, uint32_t b, int accumulate) {
   constexpr int kTransposeA = kA == Major::kMN, kTransposeB = kB == Major::kMN;
   static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256);
   if constexpr (kN == 64) MOIRE_BF16(32, "64", "%32", "%33", "%34", ", %35, %36");
@@ -105,7 +114,7 @@ __device__ inline void wgmma_m64k16(float (&d)[kN / 2], uint64_t a, uint64_t b, 
     MOIRE_WGMMA(96, "m64n192k32.f32." a_type "." b_type, "%96", "%97", "%98", ""); \
   }
 template <int kN, bool kIsE5M2A, bool kIsE5M2B>
-__device__ inline void wgmma_m64k32(float (&d)[kN / 2], uint64_t a, uint64_t b, int accumulate) {
+__device__ inline void wgmma_m64k32(float (&d)[kN / 2], uint32_t a, uint32_t b, int accumulate) {
   static_assert(kN == 128 || kN == 192);
   if constexpr (!kIsE5M2A && !kIsE5M2B) MOIRE_FP8("e4m3", "e4m3");
   if constexpr (kIsE5M2A && !kIsE5M2B) MOIRE_FP8("e5m2", "e4m3");

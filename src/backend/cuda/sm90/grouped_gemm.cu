@@ -24,7 +24,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& 
   const auto k = static_cast<int32_t>(a.columns());
   const auto operands =
       ragged_m<P, kWeights>(maps, a, args.b.tensor, n, k, args.tail == MOIRE_TAIL_ZERO);
-  const Store store{maps.ragged_rows("d", d, kWarpRows), n,
+  const Store store{maps.ragged_rows("d", d, P::kBoxRows), n,
                     static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
                     static_cast<const float*>(args.bias_scale.data)};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, store);

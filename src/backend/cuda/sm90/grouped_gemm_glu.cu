@@ -62,11 +62,11 @@ constexpr int kPieceColumns = P::kTileN / 2 % kPanel == 0 ? kPanel : kPanel / 2;
 
 template <class P, class Activation>
 void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArgs& args,
-                   const TensorView& a, const Activation& activation) {
+                   const TensorView& a, const Activation& activation, uint32_t* left) {
   const TensorView b(args.b.tensor), z(args.z);
   const ResolvedGluLayout layout = layout_of(args);
   constexpr int kColumns = kPieceColumns<P>;
-  const ZMap<kColumns> z_columns = z_map<kColumns>(maps, "z", z, layout);
+  const ZMap<kColumns> z_columns = z_map<P, kColumns>(maps, "z", z, layout);
   const auto f = static_cast<int32_t>(layout.f);
   const GluPairs operands{
       maps.matrix("a", a, P::kTileM),    pairs_map<P>(maps, b, layout), f,
@@ -74,13 +74,14 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArg
       args.tail == MOIRE_TAIL_ZERO};
   const StoreGlu<Activation, kColumns> epilogue{
       z_columns,
-      maps.ragged_rows("act", args.act, kWarpRows, 1, kColumns),
+      maps.ragged_rows("act", args.act, P::kBoxRows, 1, kColumns),
       f,
       static_cast<int32_t>(args.groups.num_groups),
       z.is_present(),
       Bias(args.bias),
       static_cast<const float*>(args.probs.data),
-      activation};
+      activation,
+      left};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
 }
 
@@ -90,10 +91,12 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
   Arena arena(args.workspace);
   const GatheredRows a(args.a, args.row_idx, args.groups, arena);
   a.gather(launcher);
+  auto* const left = static_cast<uint32_t*>(args.act_rowwise.scales.data);
+  if (left != nullptr) launcher.zero(left, sizeof(uint32_t));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu");
   with_activation<false>(args.activation, [&](const auto& activation) {
     with_tile(launcher.state(), args, [&]<class P>(const Cost&) {
-      launch_policy<P>(launcher, maps, args, a.rows(), activation);
+      launch_policy<P>(launcher, maps, args, a.rows(), activation, left);
     });
   });
   return maps.status().ok() ? launcher.status() : maps.status();

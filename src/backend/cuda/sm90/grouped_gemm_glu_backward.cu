@@ -92,16 +92,17 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBac
       ragged_m<P, kWeights>(maps, grad_y, args.w2.tensor, f, static_cast<int32_t>(grad_y.columns()),
                             args.tail == MOIRE_TAIL_ZERO);
   const GluBackward<Activation> epilogue{
-      z_map<kPanel>(maps, "z", args.z, layout),
-      z_map<kPanel>(maps, "grad_z", args.grad_z, layout),
-      act.is_present() ? maps.ragged_rows("act", act, kWarpRows) : CUtensorMap{},
+      z_map<P, kPanel>(maps, "z", args.z, layout),
+      z_map<P, kPanel>(maps, "grad_z", args.grad_z, layout),
+      act.is_present() ? maps.ragged_rows("act", act, P::kBoxRows) : CUtensorMap{},
       f,
       static_cast<int32_t>(args.groups.num_groups),
       act.is_present(),
       static_cast<const float*>(args.probs.data),
       scratch.prob_partials,
       args.groups.capacity,
-      activation};
+      activation,
+      static_cast<uint32_t*>(args.act_columnwise.scales.data)};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
 }
 
@@ -109,6 +110,8 @@ Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
                 const Scratch& scratch) {
   Launcher launcher(context, "grouped_gemm_glu_backward");
   scratch.grad_y.gather(launcher);
+  auto* const left = static_cast<uint32_t*>(args.act_columnwise.scales.data);
+  if (left != nullptr) launcher.zero(left, sizeof(uint32_t));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu_backward");
   const auto launch_tile = [&]<Major kWeights>(std::integral_constant<Major, kWeights>,
                                                const auto& activation) {

@@ -29,7 +29,7 @@ struct PingPongTile : Policy<Shape{.tile_m = 128,
                                    .num_buffers = 3,
                                    .schedule = Schedule::kPingPong}> {};
 
-// FC1: as many gate as up columns. Left over, the buffers hold all of a warp's z and a part of act;
+// FC1: as many gate as up columns. Left over, the buffers hold z of the tile and a part of act;
 // ping-pong, z of one row block.
 struct GluTile : Policy<Shape{.tile_m = 128,
                               .tile_n = 256,
@@ -57,9 +57,6 @@ struct WideLoadingEpilogueTile : Policy<Shape{.tile_m = 128,
 
 // Products of FP8 with scales: a thread holds its FP32 sums, and those of 128 in K of one row
 // block.
-struct ScaledTallTile
-    : Policy<Shape{
-          .tile_m = 256, .tile_n = 128, .num_stages = 4, .num_buffers = 2, .element_bytes = 1}> {};
 struct ScaledWideTile
     : Policy<Shape{
           .tile_m = 128, .tile_n = 192, .num_stages = 4, .num_buffers = 4, .element_bytes = 1}> {};
@@ -80,9 +77,9 @@ using ProductTiles = Candidates<TallTile, LowTile, NarrowTallTile, NarrowLowTile
 using GluTiles = Candidates<GluTile, PingPongGluTile>;
 using GluBackwardTiles = Candidates<LoadingEpilogueTile, WideLoadingEpilogueTile>;
 using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
-using Fp32WgradTiles = Candidates<PingPongTile, LoadingEpilogueTile>;
-using ScaledTiles = Candidates<ScaledWideTile>;
-using ScaledWgradTiles = Candidates<ScaledWgradTile>;
+using Fp32WgradTiles = Candidates<BoxesOfWarps<PingPongTile>, BoxesOfWarps<LoadingEpilogueTile>>;
+using ScaledTiles = Candidates<BoxesOfWarps<ScaledWideTile>>;
+using ScaledWgradTiles = Candidates<BoxesOfWarps<ScaledWgradTile>>;
 
 // Of a group, if the capacity is in use.
 inline double mean_rows(const moire_groups& groups) {

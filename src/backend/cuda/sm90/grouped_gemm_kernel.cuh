@@ -4,10 +4,11 @@
 // Roles
 //   scheduler  warp 1: draws this block's next tile when the producer nears the end of the last,
 //              and finds it in the device's offsets
-//   producer   warp 0, one thread: fills the ring of stages by TMA
+//   producer   warp 0, one lane: fills the ring of stages by TMA
 //   consumers  warps 4 and up: products of a tile (main_loop.cuh), by warpgroup, as the schedule
 //              has it (schedules.cuh); then its epilogue in pieces (pieces.cuh), by warp, 16 rows
-//              at a time through buffers of its own, with no barrier between warps
+//              of the 64 that go through the warpgroup's buffers and are copied at once (of FP32
+//              and FP8 the warp's own, with no barrier between warps)
 // Barriers (arrivals)
 //   full[stage]          1 and the bytes of A and B, and of scales that come with them
 //   empty[stage]         1 a warpgroup (ping-pong 1: of the one whose tile it is); where scales
@@ -26,8 +27,8 @@
 #include "backend/cuda/device/report.cuh"
 #include "backend/cuda/device/ring.cuh"
 #include "backend/cuda/device/tile_walk.cuh"
-#include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
+#include "backend/cuda/ptx/warps.cuh"
 #include "backend/cuda/sm90/main_loop.cuh"
 #include "backend/cuda/sm90/pieces.cuh"
 #include "backend/cuda/sm90/scaled_main_loop.cuh"
@@ -59,14 +60,32 @@ __device__ inline int32_t next_index(int32_t index, uint32_t* counter) {
   return static_cast<int32_t>(__shfl_sync(~0u, drawn, 0));
 }
 
+// Whether nearly all tiles of the waves before that of tile `index` came to their ends, once they
+// have, or after most of a long tile's time. Tiles that share operands drift apart, for those at a
+// group's end are shorter; over few steps in K the L2 holds what the last of them will read, over
+// hundreds each reads its own from memory. Tiles of a wave start together, then. Nothing rests on
+// it: blocks may be missing, where another kernel has their multiprocessors.
+__device__ inline bool is_in_step(int32_t index, int32_t num_k, const uint32_t* counter) {
+  constexpr int32_t kLongSum = 192;
+  const uint32_t blocks = gridDim.x, before = index / blocks * blocks;
+  if (num_k < kLongSum || before == 0) return true;
+  // A read of the counter takes about half a step's time.
+  for (int32_t i = 0; i < 2 * num_k; ++i) {
+    if (*static_cast<const volatile uint32_t*>(counter) + blocks / 8 >= before) return true;
+  }
+  return false;
+}
+
 template <class P, class Operands>
 __device__ void schedule_tiles(SharedMemory<P>& s, const Operands& operands,
                                const moire_groups& groups, uint32_t* counter) {
   auto walk = operands.template walk<P>(groups);
   Ring<P::kNumTiles> ring;
+  bool keeps_step = counter != nullptr;
   for (auto index = static_cast<int32_t>(blockIdx.x);; index = next_index(index, counter)) {
     const WorkTile tile = walk.at(index);
     if (threadIdx.x % 32 == 0) {
+      if (keeps_step && tile.is_valid) keeps_step = is_in_step(index, tile.num_k, counter);
       s.tiles[ring.stage] = tile;
       ptx::mbarrier_arrive(&s.tile_full[ring.stage]);
     }
@@ -136,11 +155,14 @@ __device__ inline int first_row_of_warp(const WorkTile& tile, int block) {
 
 template <class P, class Operands, class Epilogue>
 __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epilogue& epilogue) {
-  const int warp = static_cast<int>(threadIdx.x) / 32 - 4, consumer = warp / P::kWarpsOfConsumer;
+  const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+  const int consumer = __shfl_sync(~0u, warp / P::kWarpsOfConsumer, 0);  // known to be uniform
   Ring<P::kNumTiles> tiles;
   Ring<P::kNumStages> ring;
   ScheduleOf<P> schedule(s, consumer);
-  PiecesOf<P, Epilogue> pieces(epilogue, {s.buffers[warp], s.buffer_full[warp]});
+  const int box = P::kWarpsOfBox == 1 ? warp : consumer;
+  PiecesOf<P, Epilogue> pieces(
+      epilogue, {s.buffers[box], s.buffer_full[box], consumer, warp % P::kWarpsOfBox});
   for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
     if (!schedule.next_is_mine()) {
       ring.skip(tile.num_k);
@@ -189,8 +211,8 @@ template <class P, class Operands, class Epilogue>
 __global__ void __launch_bounds__(P::kThreads, 1)
     grouped_gemm(const __grid_constant__ Parameters<Operands, Epilogue> p) {
   extern __shared__ char raw[];
-  auto& s =
-      *reinterpret_cast<SharedMemory<P>*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
+  // By an offset from `raw`, so that the compiler knows whose memory it is: else loads are generic.
+  auto& s = *reinterpret_cast<SharedMemory<P>*>(raw + -ptx::shared_address(raw) % 1024);
   if (threadIdx.x == 0) initialize_barriers(s);
   __syncthreads();
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -200,7 +222,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
     return;
   }
   ptx::setmaxnreg_dec<P::kProducerRegisters>();
-  if (warp == 0 && threadIdx.x == 0) produce<P>(s, p.operands);
+  if (warp == 0 && ptx::elect_one()) produce<P>(s, p.operands);
   if (warp == 1) schedule_tiles<P>(s, p.operands, p.groups, p.tile_counter);
   if (warp == 2 && blockIdx.x == 0) {
     check_groups(p.groups, p.reporter, static_cast<int>(threadIdx.x) % 32, 32);

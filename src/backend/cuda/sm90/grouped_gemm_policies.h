@@ -23,7 +23,7 @@ enum class Pieces {
 struct Shape {
   int tile_m, tile_n;
   int num_stages;   // of 128 bytes in K
-  int num_buffers;  // staging buffers of a consumer warp, 16 rows x 128 bytes each
+  int num_buffers;  // staging buffers of a warpgroup, 64 rows x 128 bytes each; or of a warp, 16
   int num_warpgroups = 2;
   Schedule schedule = Schedule::kSideBySide;
   Pieces pieces = Pieces::kAtOnce;
@@ -31,17 +31,21 @@ struct Shape {
   bool scales_every_column = false;  // which then come with a stage
 };
 
-template <Shape kShape>
+// kRows: of an epilogue's copies, a warpgroup's or (BoxesOfWarps) a warp's.
+template <Shape kGiven, int kRows = 64>
 struct Policy {
+  static constexpr Shape kShape = kGiven;
   static constexpr bool kIsPingPong = kShape.schedule == Schedule::kPingPong;
   static constexpr bool kIsScaled = kShape.element_bytes == 1;
   static constexpr bool kIsLeftOver = kShape.pieces == Pieces::kLeftOver;
   static constexpr int kTileM = kShape.tile_m, kTileN = kShape.tile_n;
   static constexpr int kTileKBytes = 128, kTileK = kTileKBytes / kShape.element_bytes;
   static constexpr int kNumStages = kShape.num_stages;
-  static constexpr int kNumBuffers = kShape.num_buffers, kBufferBytes = 16 * 128;
+  static constexpr int kBoxRows = kRows, kWarpsOfBox = kBoxRows / 16;
+  static constexpr int kNumBuffers = kShape.num_buffers, kBufferBytes = kBoxRows * 128;
   static constexpr int kConsumers = kShape.num_warpgroups, kWarpsOfConsumer = 4;
   static constexpr int kConsumerWarps = kWarpsOfConsumer * kConsumers;
+  static constexpr int kBoxes = kConsumerWarps / kWarpsOfBox;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // Of 64 rows, of a warpgroup.
   static constexpr int kRowBlocks = kTileM / 64 / (kIsPingPong ? 1 : kConsumers);
@@ -64,9 +68,15 @@ struct Policy {
 
   static std::string text() {
     return concat("tile ", kTileM, "x", kTileN, "x", kTileK, ", ", kNumStages, " stages, ",
-                  kNumBuffers, " staging buffers of ", kBufferBytes, " bytes a warp",
+                  kNumBuffers, " staging buffers of ", kBufferBytes,
+                  kWarpsOfBox == 1 ? " bytes a warp" : " bytes a warpgroup",
                   kIsPingPong ? ", ping-pong" : "", kIsLeftOver ? ", epilogue left over" : "");
   }
 };
+
+// The same with copies of a warp's own rows. FP32 gradients lose 3 % where four warps wait for each
+// other; FP8 weight gradients spill.
+template <class Tile>
+struct BoxesOfWarps : Policy<Tile::kShape, 16> {};
 
 }  // namespace moire::cuda::sm90

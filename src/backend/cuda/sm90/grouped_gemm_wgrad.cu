@@ -33,8 +33,8 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradA
                    const TensorView& a, const TensorView& b) {
   const RaggedK operands{maps.ragged_rows("a", a, P::kTileK), maps.ragged_rows("b", b, P::kTileK),
                          static_cast<int32_t>(a.columns()), static_cast<int32_t>(b.columns())};
-  const Accumulate<T> epilogue{maps.matrices("d", args.d.tensor, kWarpRows), operands.n, args.beta,
-                               args.beta_per_group};
+  const Accumulate<T> epilogue{maps.matrices("d", args.d.tensor, P::kBoxRows), operands.n,
+                               args.beta, args.beta_per_group};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
 }
 

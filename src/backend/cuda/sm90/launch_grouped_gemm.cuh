@@ -14,8 +14,6 @@
 
 namespace moire::cuda::sm90 {
 
-inline constexpr int64_t kWarpRows = 16;  // of a box that an epilogue stores
-
 template <class P, class Operands, class Epilogue>
 void launch(Launcher& launcher, const moire_groups& groups, const Operands& operands,
             const Epilogue& epilogue) {
@@ -65,14 +63,14 @@ RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const TensorVi
   return {maps.matrix("a", a, P::kTileM), b(), n, k, zeroes_tail, has_panels};
 }
 
-template <int kColumns>
+template <class P, int kColumns>
 ZMap<kColumns> z_map(TensorMaps& maps, std::string_view name, const TensorView& z,
                      const ResolvedGluLayout& layout) {
   ZMap<kColumns> map{};
   const bool is_halves = layout.block == layout.f;
   map.columns = {static_cast<int32_t>(layout.block), layout.gate_first ? 0 : 1, is_halves};
   if (z.is_present()) {
-    map.map = maps.ragged_rows(name, z, kWarpRows, is_halves ? 2 : 1,
+    map.map = maps.ragged_rows(name, z, P::kBoxRows, is_halves ? 2 : 1,
                                map.columns.template box_columns<kColumns>());
   }
   return map;

@@ -22,10 +22,10 @@ template <int kWidth, int kNumSlices, int kBlocks, class Operands, class P>
 __device__ void multiply(Sums<P>& sums, const Stage<P>& stage, int first_block) {
   // 64 rows of an operand are 8 KiB in either majorness, and lie one after another.
   constexpr uint32_t kPanelBytes = 64 * P::kTileK * 2;
-  constexpr uint64_t kNextPanel = kPanelBytes >> 4;  // in a descriptor
-  const uint64_t a = ptx::operand_descriptor(
+  constexpr uint32_t kNextPanel = kPanelBytes >> 4;  // in a descriptor
+  const uint32_t a = ptx::operand_descriptor(
       ptx::shared_address(stage.a + first_block * kPanelBytes), kPanelBytes);
-  const uint64_t b = ptx::operand_descriptor(ptx::shared_address(stage.b), kPanelBytes);
+  const uint32_t b = ptx::operand_descriptor(ptx::shared_address(stage.b), kPanelBytes);
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kNumSlices; ++i) {
@@ -53,10 +53,10 @@ __device__ void multiply_tile(SharedMemory<P>& s, ScheduleOf<P>& schedule,
   const int load_step = min(kLoadStep, num_k - 1);
   [[maybe_unused]] int last = 0;
   for (int k = 0; k < num_k; ++k, ring.advance()) {
+    const Stage<P>& stage = s.stages[ring.uniform_stage()];
     ring.wait_full(s.full);
     if (kLoadStep > 0 && k == load_step) pieces.start();
-    multiply<P::kWidth, kSlices<P>, kBlocks, Operands>(sums, s.stages[ring.stage],
-                                                       schedule.first_block());
+    multiply<P::kWidth, kSlices<P>, kBlocks, Operands>(sums, stage, schedule.first_block());
     pieces.advance();
     ptx::wgmma_wait_group<kInFlight>();
     if (kInFlight == 0) give_back(s, ring.stage);

@@ -60,12 +60,14 @@ class AtOnce {
   __device__ void start() {
     if constexpr (Epilogue::kLoads) {
       const auto part = epilogue_.part(tile_, first_m_);
-      if (!Buffers::is_leader() || !epilogue_.loads(part)) return;
-      ptx::bulk_wait_group_read<0>();
+      if (!epilogue_.loads(part)) return;
+      buffers_.by_leader([&] {
+        ptx::bulk_wait_group_read<0>();
 #pragma unroll
-      for (int i = 0; i < min(kAhead, kPieces); ++i) {
-        if (i < epilogue_.template num_pieces<P>(part)) epilogue_.load(buffers_, part, i);
-      }
+        for (int i = 0; i < min(kAhead, kPieces); ++i) {
+          if (i < epilogue_.template num_pieces<P>(part)) epilogue_.load(buffers_, part, i);
+        }
+      });
     }
   }
   // In every step of a main loop, while its products are under way.
@@ -126,10 +128,12 @@ class AtOnce {
   __device__ void load_later(const Part& part, int i) {
     constexpr int kBehind = kAhead == 1 ? 0 : 1;
     const int later = i - kBehind + kAhead;
-    if (i < kBehind || !Buffers::is_leader() || !epilogue_.loads(part)) return;
+    if (i < kBehind || !epilogue_.loads(part)) return;
     if (later >= epilogue_.template num_pieces<P>(part)) return;
-    ptx::bulk_wait_group_read<kBehind>();
-    epilogue_.load(buffers_, part, later);
+    buffers_.by_leader([&] {
+      ptx::bulk_wait_group_read<kBehind>();
+      epilogue_.load(buffers_, part, later);
+    });
   }
 
   const Epilogue& epilogue_;

@@ -55,7 +55,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& 
   const ScaledRaggedM<kIsE5M2> operands{
       ragged_m<P, Major::kK>(maps, a, scratch.b.codes(), n, k, args.tail == MOIRE_TAIL_ZERO),
       static_cast<const float*>(a_scales.data), a_scales.stride(), tile_scales(scratch.b.scales())};
-  const Store store{maps.ragged_rows("d", d, kWarpRows), n,
+  const Store store{maps.ragged_rows("d", d, P::kBoxRows), n,
                     static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
                     static_cast<const float*>(args.bias_scale.data)};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, store);

@@ -12,10 +12,10 @@ namespace moire::cuda::sm90 {
 // which the second is the last slice.
 template <class Operands, class P>
 __device__ void multiply_codes(float (&products)[P::kTileN / 2], const Stage<P>& stage, int block) {
-  const uint64_t a =
+  const uint32_t a =
       ptx::operand_descriptor(ptx::shared_address(stage.a + block * 64 * P::kTileKBytes));
-  const uint64_t b = ptx::operand_descriptor(ptx::shared_address(stage.b));
-  constexpr uint64_t kStep = ptx::kDescriptorStep<ptx::Major::kK>;
+  const uint32_t b = ptx::operand_descriptor(ptx::shared_address(stage.b));
+  constexpr uint32_t kStep = ptx::kDescriptorStep<ptx::Major::kK>;
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kSlices<P>; ++i) {

@@ -51,8 +51,8 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradA
                                          a_scales.stride(),
                                          static_cast<int32_t>(TensorView(args.a).columns()),
                                          static_cast<int32_t>(TensorView(args.b).columns())};
-  const Accumulate<T> epilogue{maps.matrices("d", args.d.tensor, kWarpRows), operands.n, args.beta,
-                               args.beta_per_group};
+  const Accumulate<T> epilogue{maps.matrices("d", args.d.tensor, P::kBoxRows), operands.n,
+                               args.beta, args.beta_per_group};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
 }
 

@@ -26,11 +26,11 @@ struct Stage : ColumnScales<P::kColumnScales> {
 template <class P>
 struct SharedMemory {
   Stage<P> stages[P::kNumStages];
-  alignas(1024) char buffers[P::kConsumerWarps][P::kNumBuffers][P::kBufferBytes];
+  alignas(1024) char buffers[P::kBoxes][P::kNumBuffers][P::kBufferBytes];
   WorkTile tiles[P::kNumTiles];
   uint64_t full[P::kNumStages], empty[P::kNumStages];
   uint64_t tile_full[P::kNumTiles], tile_empty[P::kNumTiles];
-  uint64_t buffer_full[P::kConsumerWarps][P::kNumBuffers];
+  uint64_t buffer_full[P::kBoxes][P::kNumBuffers];
   uint64_t turn[P::kConsumers];
 };
 
@@ -48,8 +48,8 @@ __device__ void initialize_barriers(SharedMemory<P>& s) {
     ptx::mbarrier_init(&s.tile_full[i], 1);
     ptx::mbarrier_init(&s.tile_empty[i], 1 + P::kConsumerWarps);
   }
-  for (auto& warp : s.buffer_full) {
-    for (uint64_t& barrier : warp) ptx::mbarrier_init(&barrier, 1);
+  for (auto& box : s.buffer_full) {
+    for (uint64_t& barrier : box) ptx::mbarrier_init(&barrier, 1);
   }
   for (uint64_t& turn : s.turn) ptx::mbarrier_init(&turn, P::kWarpsOfConsumer);
   ptx::fence_mbarrier_init();

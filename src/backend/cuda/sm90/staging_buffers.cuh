@@ -1,6 +1,7 @@
-// StagingBuffers: a consumer warp's memory between registers and TMA. A buffer is 16 rows of 128
-// bytes with TMA's 128-byte swizzle. Each warp is a pipeline of its own: its lane 0 issues the
-// copies and waits for them, __syncwarp does the rest.
+// StagingBuffers: memory between registers and TMA, of a consumer warpgroup or, where a policy has
+// it so, of a warp. A buffer is 64 rows (or 16) of 128 bytes with TMA's 128-byte swizzle, of which
+// each warp writes and reads its own 16. One lane issues the copies, of all its rows, and waits for
+// them; a barrier of its warps, or __syncwarp, does the rest.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,6 +11,8 @@
 #include "backend/cuda/ptx/matrix.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/tma.cuh"
+#include "backend/cuda/ptx/warps.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
 
 namespace moire::cuda::sm90 {
 
@@ -19,24 +22,37 @@ class StagingBuffers {
   using Policy = P;
   static constexpr int kNumBuffers = P::kNumBuffers;
   using Memory = char[P::kNumBuffers][P::kBufferBytes];
-  __device__ StagingBuffers(Memory& memory, uint64_t (&full)[P::kNumBuffers])
-      : memory_(memory), full_(full) {}
+  __device__ StagingBuffers(Memory& memory, uint64_t (&full)[P::kNumBuffers], int consumer,
+                            int warp)
+      : memory_(memory), full_(full), consumer_(consumer), warp_(warp) {}
 
-  static __device__ bool is_leader() { return threadIdx.x % 32 == 0; }
+  // Calls f in one lane, always the same: groups of copies are a thread's own. Its rows are a box's
+  // first.
+  template <class F>
+  __device__ void by_leader(F&& f) const {
+    if (warp_ != 0) return;
+    // One condition for both would hide from the compiler that it is one lane.
+    if (ptx::elect_one()) f();
+  }
 
   // ---- for epilogues that only store: buffers in turn, each store a group of its own ----
 
   // The next buffer, once no copy reads it any more.
   __device__ char* acquire() {
     wait_stored<P::kNumBuffers - 1>();
-    char* const buffer = memory_[next_];
+    char* const buffer = at(next_);
     next_ = next_ + 1 == P::kNumBuffers ? 0 : next_ + 1;
     return buffer;
   }
 
   // ---- for epilogues that name their buffers ----
 
-  __device__ char* at(int index) const { return memory_[index]; }
+  // This warp's rows in a buffer; in the index-th of the places with kRowBytes a row.
+  __device__ char* at(int index) const { return place<128>(index); }
+  template <int kRowBytes>
+  __device__ char* place(int index) const {
+    return memory_[0] + (index * P::kWarpsOfBox + warp_) * 16 * kRowBytes;
+  }
   __device__ uint64_t* full(int index) const { return &full_[index]; }
   // Waits for what the leader loaded with full(index).
   __device__ void wait_full(int index) {
@@ -49,26 +65,34 @@ class StagingBuffers {
   // Waits until at most kPending of the stores still read their buffers.
   template <int kPending>
   __device__ void wait_stored() {
-    if (is_leader()) ptx::bulk_wait_group_read<kPending>();
-    __syncwarp();
+    by_leader([] { ptx::bulk_wait_group_read<kPending>(); });
+    join();
   }
-  // What the warp wrote may be copied: `copy` is called by one lane, and becomes one group.
+  // What the warps wrote may be copied: `copy` is called by one lane, and becomes one group.
   template <class F>
   __device__ void release(F&& copy) {
     ptx::fence_proxy_async();
-    __syncwarp();
-    if (!is_leader()) return;
-    copy();
-    ptx::bulk_commit_group();
+    join();
+    by_leader([&] {
+      copy();
+      ptx::bulk_commit_group();
+    });
   }
   // Shared memory must not go away under a copy.
   __device__ void finish() {
-    if (is_leader()) ptx::bulk_wait_group_read<0>();
+    by_leader([] { ptx::bulk_wait_group_read<0>(); });
   }
 
  private:
+  // The warps that a box is of.
+  __device__ void join() const {
+    if constexpr (P::kWarpsOfBox == 1) __syncwarp();
+    if constexpr (P::kWarpsOfBox == 4) ptx::sync_warpgroup(consumer_);
+  }
+
   Memory& memory_;
   uint64_t (&full_)[P::kNumBuffers];
+  int consumer_, warp_;
   int next_ = 0;
   uint32_t phases_ = 0;
 };

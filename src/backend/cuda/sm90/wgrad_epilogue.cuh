@@ -67,7 +67,7 @@ struct Accumulate {
   template <class P>
   static constexpr int kAhead = P::kNumBuffers;
 
-  CUtensorMap d;  // {n, m, groups}; box {128 bytes, 16, 1}
+  CUtensorMap d;  // {n, m, groups}; box {128 bytes, rows of a box, 1}
   int32_t n;
   int32_t beta;
   const uint8_t* beta_per_group;
@@ -95,7 +95,7 @@ struct Accumulate {
   template <class Buffers>
   __device__ void load(const Buffers& buffers, const Part& p, int i) const {
     uint64_t* const full = buffers.full(load_buffer(buffers, i));
-    ptx::mbarrier_arrive_expect_tx(full, 16 * 128);
+    ptx::mbarrier_arrive_expect_tx(full, Buffers::Policy::kBufferBytes);
     ptx::tma_load_3d(buffers.at(load_buffer(buffers, i)), &d, full, p.tile.first_n + i * kColumns,
                      p.first_m, p.tile.group);
   }

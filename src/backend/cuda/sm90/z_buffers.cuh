@@ -36,20 +36,22 @@ struct ZColumns {
   }
 };
 
-// Piece i of z, from a warp's first buffer on.
+// Piece i of z, from the first buffer on.
 template <int kColumns>
 struct ZPiece {
   static_assert(kColumns == 64 || kColumns == 32);
   static constexpr int kRowBytes = 2 * kColumns;
 
-  char *gate, *up;
+  char *gate, *up, *woven;  // this warp's rows
 
   template <class Buffers>
   __device__ ZPiece(const Buffers& buffers, int i)
-      : gate(buffers.at(0) + i * 2 * 16 * kRowBytes), up(gate + 16 * kRowBytes) {}
+      : gate(buffers.template place<kRowBytes>(2 * i)),
+        up(buffers.template place<kRowBytes>(2 * i + 1)),
+        woven(buffers.at(kColumns == 64 ? 2 * i : i)) {}
 };
 
-// The boxes of a piece, 16 rows, between memory and its buffers.
+// The boxes of a piece between memory and its buffers.
 template <int kColumns>
 struct ZMap {
   CUtensorMap map;  // ragged; with halves where they are
@@ -92,17 +94,19 @@ struct WovenPlaces {
   uint32_t* low;
   uint32_t* high;
 
-  __device__ WovenPlaces(char* buffers, const ZColumns& columns, int j, int row) {
+  template <int kColumns>
+  __device__ WovenPlaces(const ZPiece<kColumns>& piece, const ZColumns& columns, int j, int row) {
     const int lane = threadIdx.x % 32, f = 8 * j + 2 * (lane % 4), b = columns.block;
     const int in_block = f & (b - 1);  // woven blocks are powers of two
     const int first = b == 1 ? 2 * f : 2 * (f - in_block) + in_block;
-    low = word(buffers, first, row);
-    high = word(buffers, b == 1 ? first + 2 : first + b, row);
+    low = word(piece, first, row);
+    high = word(piece, b == 1 ? first + 2 : first + b, row);
   }
 
  private:
-  static __device__ uint32_t* word(char* buffers, int column, int row) {
-    char* const buffer = buffers + column / kPanel * 16 * 128;
+  template <int kColumns>
+  static __device__ uint32_t* word(const ZPiece<kColumns>& piece, int column, int row) {
+    char* const buffer = column < kPanel ? piece.woven : piece.up;  // of 32, all are in the first
     const int c = column % kPanel;
     return reinterpret_cast<uint32_t*>(buffer + swizzled(row, c / 8) + c % 8 * 2);
   }
@@ -125,7 +129,7 @@ __device__ inline void write_z(const ZPiece<kColumns>& piece, const ZColumns& co
   for (int i = 0; i < 4; ++i) {
     const uint32_t first = columns.gate == 0 ? gate[i] : up[i];
     const uint32_t second = columns.gate == 0 ? up[i] : gate[i];
-    const WovenPlaces places(piece.gate, columns, j + i / 2, row + i % 2 * 8);
+    const WovenPlaces places(piece, columns, j + i / 2, row + i % 2 * 8);
     *places.low = columns.block == 1 ? low_halves(first, second) : first;
     *places.high = columns.block == 1 ? high_halves(first, second) : second;
   }
@@ -142,7 +146,7 @@ __device__ inline void read_z(const ZPiece<kColumns>& piece, const ZColumns& col
   const int row = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const WovenPlaces places(piece.gate, columns, j + i / 2, row + i % 2 * 8);
+    const WovenPlaces places(piece, columns, j + i / 2, row + i % 2 * 8);
     const uint32_t low = *places.low, high = *places.high;
     const uint32_t first = columns.block == 1 ? low_halves(low, high) : low;
     const uint32_t second = columns.block == 1 ? high_halves(low, high) : high;
