@@ -53,9 +53,9 @@ MOIRE_OP(PermutePlanArgs, MOIRE_CUDA(cuda::ops::kPermutePlan) cpu::kPermutePlan)
 MOIRE_OP(PermuteArgs, MOIRE_CUDA(cuda::ops::kPermute) cpu::kPermute)
 MOIRE_OP(UnpermuteArgs, MOIRE_CUDA(cuda::ops::kUnpermute) cpu::kUnpermute)
 MOIRE_OP(UnpermuteBackwardArgs, MOIRE_CUDA(cuda::ops::kUnpermuteBackward) cpu::kUnpermuteBackward)
-MOIRE_OP(DispatchPlanArgs, cpu::kDispatchPlan)
-MOIRE_OP(DispatchArgs, cpu::kDispatch)
-MOIRE_OP(CombineArgs, cpu::kCombine)
+MOIRE_OP(DispatchPlanArgs, MOIRE_CUDA(cuda::ops::kDispatchPlan) cpu::kDispatchPlan)
+MOIRE_OP(DispatchArgs, MOIRE_CUDA(cuda::ops::kDispatch) cpu::kDispatch)
+MOIRE_OP(CombineArgs, MOIRE_CUDA(cuda::ops::kCombine) cpu::kCombine)
 
 #undef MOIRE_OP
 

@@ -43,11 +43,9 @@ WeightCopies take_copies(Arena& arena, const moire_prepared_weight& p, WeightFor
     if (form == WeightForm::kCodes) {
       return take_copy(arena, like.type(), scaling, direction, like, 0, kScalePitch);
     }
-    TensorView floats = like;
-    const TensorView rows = arena.take_aligned(DType::kBF16, like.num_rows(), like.columns());
-    floats.data = rows.data;
-    floats.dtype = rows.dtype;
-    floats.row_stride = rows.stride();
+    TensorView floats = arena.take_aligned(DType::kBF16, like.num_rows(), like.columns());
+    floats.rank = like.rank;
+    std::copy_n(like.shape, 3, floats.shape);
     return {floats, {}};
   };
   return {take(MOIRE_ROWWISE), take(MOIRE_COLUMNWISE)};

@@ -198,9 +198,18 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
   const GivenWeight given_w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
   if (needs_x) w1 = weight_operand(steps, recipe, given_w1, false);
   if (needs.grad_z) w2 = weight_operand(steps, recipe, given_w2, false);
+  // grad_b2, and the gradient of what scales it: where that is probs, added to what FC2's dgrad
+  // writes.
+  BiasBackwardArgs bias = bias_args(needs.by_probs ? args.probs : args.b2_scale, args.grad_b2,
+                                    args.beta_bias, groups, args.tail);
+  if (needs.b2_scale) {
+    bias.bias = args.b2;
+    bias.grad_scale = needs.by_probs ? args.grad_probs : args.grad_b2_scale;
+    bias.beta_scale = needs.by_probs ? 1 : 0;
+  }
   const GradY grad_y =
       grad_y_operands(steps, recipe, given_grad_y(args), groups, args.grad_y_rowwise,
-                      args.grad_y_columnwise, needs.grad_z, needs_w2);
+                      args.grad_y_columnwise, needs.grad_z, needs_w2, bias);
   RaggedOperand x;
   if (needs_w1) {
     x = wgrad_operand(steps, recipe, {args.x, args.row_idx}, groups, args.x_columnwise);
@@ -216,18 +225,7 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
   if (recipe.is_quantized && !act_is_copied) {
     quantize_operand(steps, recipe, {between.act}, groups, {}, between.act_columnwise, "act");
   }
-  if (needs.b2) {
-    // grad_b2, and the gradient of what scales it: where that is probs, added to what FC2's dgrad
-    // wrote.
-    BiasBackwardArgs bias = bias_args(grad_y.itself, needs.by_probs ? args.probs : args.b2_scale,
-                                      args.grad_b2, args.beta_bias, groups, args.tail);
-    if (needs.b2_scale) {
-      bias.bias = args.b2;
-      bias.grad_scale = needs.by_probs ? args.grad_probs : args.grad_b2_scale;
-      bias.beta_scale = needs.by_probs ? 1 : 0;
-    }
-    steps.run(bias_backward, bias_backward_workspace, bias);
-  }
+  sum_bias(steps, grad_y, bias);
   if (needs_w2) {
     const RaggedOperand act = operand_between(recipe, between.act, between.act_columnwise);
     steps.run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace,

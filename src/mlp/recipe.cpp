@@ -1,5 +1,7 @@
 #include "mlp/recipe.h"
 
+#include <utility>
+
 namespace moire {
 namespace {
 
@@ -23,7 +25,7 @@ QuantizeArgs quantize_args(const Recipe& recipe, const RaggedOperand& source,
 // yet.
 void make_copies(Steps& steps, const Recipe& recipe, DType element, const RaggedOperand& source,
                  const moire_groups& groups, moire_quantized* rowwise, moire_quantized* columnwise,
-                 std::string_view operand) {
+                 std::string_view operand, BiasBackwardArgs* bias = nullptr) {
   const auto make = [&](moire_quantized* copy, int32_t direction) -> moire_quantized {
     if (copy == nullptr || is_present(*copy)) return {};
     *copy = take_copy(steps.arena, recipe, element, direction, groups.capacity,
@@ -31,8 +33,8 @@ void make_copies(Steps& steps, const Recipe& recipe, DType element, const Ragged
     return *copy;
   };
   const moire_quantized made = make(rowwise, MOIRE_ROWWISE);
-  quantize_operand(steps, recipe, source, groups, made, make(columnwise, MOIRE_COLUMNWISE),
-                   operand);
+  quantize_operand(steps, recipe, source, groups, made, make(columnwise, MOIRE_COLUMNWISE), operand,
+                   bias);
 }
 
 // `rows` for two products: the fastest of a GPU would each copy gathered rows into expert order, so
@@ -61,9 +63,20 @@ moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int
 
 void quantize_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& source,
                       const moire_groups& groups, const moire_quantized& rowwise,
-                      const moire_quantized& columnwise, std::string_view operand) {
+                      const moire_quantized& columnwise, std::string_view operand,
+                      BiasBackwardArgs* bias) {
   if (groups.num_groups == 0 || (!is_present(rowwise) && !is_present(columnwise))) return;
-  steps.run(quantize, quantize_args(recipe, source, groups, rowwise, columnwise), operand);
+  QuantizeArgs args = quantize_args(recipe, source, groups, rowwise, columnwise);
+  // A GPU reads the rows once more for the sums, and those that are scaled, or of which there are
+  // sums along the rows too, are bias_backward's.
+  if (bias == nullptr || !steps.on_cpu() || !is_present(bias->grad_bias) ||
+      is_present(bias->scale) || is_present(bias->grad_scale)) {
+    return steps.run(quantize, args, operand);
+  }
+  args.grad_bias = std::exchange(bias->grad_bias, {});
+  args.beta = bias->beta;
+  args.beta_per_group = bias->beta_per_group;
+  steps.run(quantize, quantize_workspace, args, operand);
 }
 
 RaggedOperand forward_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& x,
@@ -112,7 +125,8 @@ WeightOperand weight_operand(Steps& steps, const Recipe& recipe, const GivenWeig
 
 GradY grad_y_operands(Steps& steps, const Recipe& recipe, const RaggedOperand& grad_y,
                       const moire_groups& groups, const moire_quantized& rowwise,
-                      const moire_quantized& columnwise, bool needs_rows, bool needs_columns) {
+                      const moire_quantized& columnwise, bool needs_rows, bool needs_columns,
+                      BiasBackwardArgs& bias) {
   if (!recipe.is_quantized) {
     const RaggedOperand one =
         needs_rows && needs_columns ? gathered_once(steps, grad_y, groups) : grad_y;
@@ -120,7 +134,7 @@ GradY grad_y_operands(Steps& steps, const Recipe& recipe, const RaggedOperand& g
   }
   moire_quantized rows = rowwise, columns = columnwise;
   make_copies(steps, recipe, recipe.gradient_dtype, grad_y, groups, needs_rows ? &rows : nullptr,
-              needs_columns ? &columns : nullptr, "grad_y");
+              needs_columns ? &columns : nullptr, "grad_y", &bias);
   return {grad_y, operand_of(rows), operand_of(columns)};
 }
 

@@ -68,10 +68,12 @@ moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int
                           int64_t rows, int64_t columns, int64_t num_groups);
 
 // Makes copies, present or absent, of `source` in the order of the groups; nothing if there are no
-// groups. `operand` is what the composite calls the source.
+// groups. `operand` is what the composite calls the source. A grad_bias of `bias`, sums of the
+// source, is made in the same read and taken from it, where that is a read less.
 void quantize_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& source,
                       const moire_groups& groups, const moire_quantized& rowwise,
-                      const moire_quantized& columnwise, std::string_view operand);
+                      const moire_quantized& columnwise, std::string_view operand,
+                      BiasBackwardArgs* bias = nullptr);
 
 // The ragged operand of a forward product: x as it is if the recipe does not quantise or x is FP8
 // already, else its rowwise copy. `columnwise`, where it is present, is made along with it.
@@ -99,7 +101,7 @@ WeightOperand weight_operand(Steps& steps, const Recipe& recipe, const GivenWeig
                              bool along_in);
 
 // grad_y as the products of a backward read it: rows for a dgrad, columns for a wgrad, itself for
-// sums; those that are needed.
+// sums; those that are needed. `bias` keeps what is left to sum.
 struct GradY {
   RaggedOperand itself, rows, columns;
 };
@@ -109,7 +111,8 @@ RaggedOperand given_grad_y(const A& args) {
 }
 GradY grad_y_operands(Steps& steps, const Recipe& recipe, const RaggedOperand& grad_y,
                       const moire_groups& groups, const moire_quantized& rowwise,
-                      const moire_quantized& columnwise, bool needs_rows, bool needs_columns);
+                      const moire_quantized& columnwise, bool needs_rows, bool needs_columns,
+                      BiasBackwardArgs& bias);
 
 // What a backward's wgrad reads of x: x, or a columnwise copy, `given` or made.
 RaggedOperand wgrad_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& x,
@@ -164,19 +167,23 @@ inline GroupedGemmWgradArgs wgrad_args(const RaggedOperand& grad_y, const Ragged
   return gemm;
 }
 
-// The gradient of a bias, the sum of grad_y's rows times `scale`.
-inline BiasBackwardArgs bias_args(const RaggedOperand& grad_y, const moire_tensor& scale,
-                                  const moire_tensor& grad_bias, int32_t beta,
-                                  const moire_groups& groups, int32_t tail) {
+// The gradient of a bias, the sum of grad_y's rows times `scale`; sum_bias() says of which grad_y.
+inline BiasBackwardArgs bias_args(const moire_tensor& scale, const moire_tensor& grad_bias,
+                                  int32_t beta, const moire_groups& groups, int32_t tail) {
   BiasBackwardArgs bias;
-  bias.grad_y = grad_y.tensor;
-  bias.row_idx = grad_y.row_idx;
   bias.scale = scale;
   bias.grad_bias = grad_bias;
   bias.beta = beta;
   bias.groups = groups;
   bias.tail = tail;
   return bias;
+}
+// What of it is left when grad_y's operands are there.
+inline void sum_bias(Steps& steps, const GradY& grad_y, BiasBackwardArgs bias) {
+  if (!is_present(bias.grad_bias) && !is_present(bias.grad_scale)) return;
+  bias.grad_y = grad_y.itself.tensor;
+  bias.row_idx = grad_y.itself.row_idx;
+  steps.run(bias_backward, bias_backward_workspace, bias);
 }
 
 }  // namespace moire

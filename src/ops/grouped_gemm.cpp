@@ -178,11 +178,7 @@ void validate(ArgumentCheck& check, const BiasBackwardArgs& args) {
   check.optional_tensor("scale", args.scale, kFP32Only, {rows});
   check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {g, n});
   check.optional_tensor("grad_scale", args.grad_scale, kFP32Only, {rows});
-  if (TensorView(args.grad_scale).is_present()) {
-    check.tensor("bias", args.bias, kFloatTypes, {g, n});
-  } else {
-    check.optional_tensor("bias", args.bias, kFloatTypes, {g, n});
-  }
+  if (is_present(args.grad_scale)) check.tensor("bias", args.bias, kFloatTypes, {g, n});
   check.betas("beta_per_group", args.beta_per_group, args.groups);
   if (check.ok() && check.reads_values() && num_groups != 0) {
     check.indices("row_idx", row_idx, args.groups.offsets[num_groups], 0, grad_y.num_rows());

@@ -210,6 +210,23 @@ TEST(EmulatedSums, AreThoseOfTheUnfusedCallAndOfAnyThreads) {
   EXPECT_TRUE(same_bits(glu.z, z));
 }
 
+// A comparison with a call that no GPU takes is the CPU's from its start.
+TEST(EmulatedSums, AreComparedOnOneDevice) {
+  Random random;
+  const Batch batch({9});
+  std::vector<Device> devices;
+  on_one_device(tested(), [&](const Tested& device) {
+    devices.push_back(device.device());
+    for (const int32_t accumulation : {MOIRE_ACCUMULATE_EXACT, MOIRE_ACCUMULATE_EMULATED}) {
+      const GemmCase c(random, batch, 40, 300, false, options(kMx, MOIRE_OUT_IN, accumulation));
+      ASSERT_TRUE(succeeds(c.run(device)));
+    }
+  });
+  std::vector<Device> want{Device::kCpu};
+  if (tested_device() == Device::kCuda) want.insert(want.begin(), Device::kCuda);
+  EXPECT_EQ(devices, want);
+}
+
 TEST(EmulatedSums, OfWeightGradientsStartAtEachGroup) {
   Random random;
   const Batch batch({150, 90});

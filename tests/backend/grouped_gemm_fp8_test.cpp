@@ -47,10 +47,13 @@ GemmOptions options(const Formats& f, int32_t layout, DType output = DType::kFP3
 
 // The type of decoded operands on which the same call sums the same products in the same order
 // (docs/numerics.md); kNone: there is none.
-DType decoded_type(const Tested& context, const GemmOptions& o) {
-  const bool are_alike = o.a.is_present() && o.a.scales == o.b.scales;
-  if (context.device() == Device::kCpu || !are_alike) return DType::kFP32;
-  return o.a.scales == DType::kE8M0 ? DType::kBF16 : DType::kNone;
+DType decoded_type(const Tested& device, const GemmOptions& o) {
+  if (device.device() == Device::kCpu) return DType::kFP32;
+  if (o.a.scales == DType::kFP32 && o.b.scales == DType::kFP32) return DType::kNone;
+  const auto is_bf16 = [&](const Fp8& f) {
+    return f.is_present() ? f.scales == DType::kE8M0 : o.operands == DType::kBF16;
+  };
+  return is_bf16(o.a) && is_bf16(o.b) ? DType::kBF16 : DType::kFP32;
 }
 
 // [rows in use, k] of decoded values as a tensor of `capacity` rows, the tail NaN.
@@ -129,13 +132,15 @@ WgradCase decoded(DType type, const WgradCase& c) {
 
 template <class Case>
 void check(const Case& c, const Tested& context) {
-  const Case fresh = c;
-  ASSERT_NO_FATAL_FAILURE(c.check(context));
-  const DType type = decoded_type(context, c.options);
-  if (type == DType::kNone || cpu_has_helped()) return;
-  const Case same = decoded(type, fresh);
-  ASSERT_TRUE(succeeds(same.run(context)));
-  c.expect_same(same);
+  on_one_device(context, [&](const Tested& device) {
+    const Case coded = c;
+    ASSERT_NO_FATAL_FAILURE(coded.check(device));
+    const DType type = decoded_type(device, c.options);
+    if (type == DType::kNone) return;
+    const Case same = decoded(type, c);
+    ASSERT_TRUE(succeeds(same.run(device)));
+    coded.expect_same(same);
+  });
 }
 
 class Fp8GemmOnRaggedCases : public testing::TestWithParam<RaggedCase> {};

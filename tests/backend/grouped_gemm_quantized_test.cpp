@@ -64,60 +64,62 @@ constexpr Ask kAsks[] = {Ask::kStoredAndCopies, Ask::kCopies, Ask::kColumnwise};
 
 void check_glu(Random& random, const Tested& context, const Batch& batch, int64_t f, int64_t k,
                const GemmOptions& o, const Fp8& format) {
-  GemmGluCase c(random, batch, f, k, o);
-  ASSERT_TRUE(succeeds(c.run(context)));
-  const Copies want = quantized(context, batch, format, c.act, o.tail);
-  for (const Ask ask : kAsks) {
-    SCOPED_TRACE(testing::Message()
-                 << o << ", act " << format << ", F " << f << ", ask " << static_cast<int>(ask));
-    const Copies got(batch, format, f);
-    TestTensor act = c.act;
-    act.poison();
-    GroupedGemmGluArgs args = c.args();
-    args.act = act;
-    if (ask != Ask::kColumnwise) args.act_rowwise = got.rowwise();
-    args.act_columnwise = got.columnwise();
-    if (ask != Ask::kStoredAndCopies) {
-      args.act = args.z = {};
-      args.storage = static_cast<int32_t>(o.output);
+  on_one_device(context, [&](const Tested& device) {
+    GemmGluCase c(random, batch, f, k, o);
+    ASSERT_TRUE(succeeds(c.run(device)));
+    const Copies want = quantized(device, batch, format, c.act, o.tail);
+    for (const Ask ask : kAsks) {
+      SCOPED_TRACE(testing::Message()
+                   << o << ", act " << format << ", F " << f << ", ask " << static_cast<int>(ask));
+      const Copies got(batch, format, f);
+      TestTensor act = c.act;
+      act.poison();
+      GroupedGemmGluArgs args = c.args();
+      args.act = act;
+      if (ask != Ask::kColumnwise) args.act_rowwise = got.rowwise();
+      args.act_columnwise = got.columnwise();
+      if (ask != Ask::kStoredAndCopies) {
+        args.act = args.z = {};
+        args.storage = static_cast<int32_t>(o.output);
+      }
+      ASSERT_TRUE(succeeds(run(device, args)));
+      got.expect_same(want, ask != Ask::kColumnwise);
+      if (ask == Ask::kStoredAndCopies) {
+        EXPECT_TRUE(same_bits(act, c.act));
+      }
     }
-    ASSERT_TRUE(succeeds(run(context, args)));
-    if (cpu_has_helped()) return;
-    got.expect_same(want, ask != Ask::kColumnwise);
-    if (ask == Ask::kStoredAndCopies) {
-      EXPECT_TRUE(same_bits(act, c.act));
-    }
-  }
+  });
 }
 
 void check_glu_backward(Random& random, const Tested& context, const Batch& batch, int64_t f,
                         int64_t k, const GemmOptions& o, const Fp8& format) {
-  GemmGluBackwardCase c(random, batch, f, k, o);
-  const GemmGluBackwardCase fresh = c;
-  ASSERT_TRUE(succeeds(c.run(context)));
-  const Copies want_grad_z = quantized(context, batch, format, c.grad_z, o.tail);
-  const Copies want_act = quantized(context, batch, format, c.act, o.tail);
-  for (const Ask ask : kAsks) {
-    SCOPED_TRACE(testing::Message()
-                 << o << ", copies " << format << ", F " << f << ", ask " << static_cast<int>(ask));
-    GemmGluBackwardCase again = fresh;
-    const Copies grad_z(batch, format, o.halves() * f), act(batch, format, f);
-    GroupedGemmGluBackwardArgs args = again.args();
-    if (ask != Ask::kColumnwise) args.grad_z_rowwise = grad_z.rowwise();
-    args.grad_z_columnwise = grad_z.columnwise();
-    args.act_columnwise = act.columnwise();
-    if (ask != Ask::kStoredAndCopies) args.act = args.grad_z = {};
-    ASSERT_TRUE(succeeds(run(context, args)));
-    if (cpu_has_helped()) return;
-    grad_z.expect_same(want_grad_z, ask != Ask::kColumnwise);
-    act.expect_same(want_act, false);
-    if (ask == Ask::kStoredAndCopies) {
-      EXPECT_TRUE(same_bits(again.grad_z, c.grad_z));
-      EXPECT_TRUE(same_bits(again.act, c.act));
+  on_one_device(context, [&](const Tested& device) {
+    GemmGluBackwardCase c(random, batch, f, k, o);
+    const GemmGluBackwardCase fresh = c;
+    ASSERT_TRUE(succeeds(c.run(device)));
+    const Copies want_grad_z = quantized(device, batch, format, c.grad_z, o.tail);
+    const Copies want_act = quantized(device, batch, format, c.act, o.tail);
+    for (const Ask ask : kAsks) {
+      SCOPED_TRACE(testing::Message() << o << ", copies " << format << ", F " << f << ", ask "
+                                      << static_cast<int>(ask));
+      GemmGluBackwardCase again = fresh;
+      const Copies grad_z(batch, format, o.halves() * f), act(batch, format, f);
+      GroupedGemmGluBackwardArgs args = again.args();
+      if (ask != Ask::kColumnwise) args.grad_z_rowwise = grad_z.rowwise();
+      args.grad_z_columnwise = grad_z.columnwise();
+      args.act_columnwise = act.columnwise();
+      if (ask != Ask::kStoredAndCopies) args.act = args.grad_z = {};
+      ASSERT_TRUE(succeeds(run(device, args)));
+      grad_z.expect_same(want_grad_z, ask != Ask::kColumnwise);
+      act.expect_same(want_act, false);
+      if (ask == Ask::kStoredAndCopies) {
+        EXPECT_TRUE(same_bits(again.grad_z, c.grad_z));
+        EXPECT_TRUE(same_bits(again.act, c.act));
+      }
+      EXPECT_TRUE(same_bits(again.grad_probs, c.grad_probs));
+      EXPECT_TRUE(same_bits(again.grad_bias, c.grad_bias));
     }
-    EXPECT_TRUE(same_bits(again.grad_probs, c.grad_probs));
-    EXPECT_TRUE(same_bits(again.grad_bias, c.grad_bias));
-  }
+  });
 }
 
 class QuantizedOutputsOnRaggedCases : public testing::TestWithParam<RaggedCase> {};
@@ -172,18 +174,18 @@ TEST(QuantizedOutputs, KeepNanToItsElement) {
   GemmOptions o;
   GemmGluCase c(random, batch, 70, 32, o);
   c.a.rows.set(3, 0, std::nan(""));
-  const Tested context = Tested::finding(tested(1));
-  ASSERT_TRUE(succeeds(c.run(context)));
-  const Copies want = quantized(context, batch, kFormats[0], c.act, o.tail);
-  const Copies got(batch, kFormats[0], 70);
-  GroupedGemmGluArgs args = c.args();
-  args.act_rowwise = got.rowwise();
-  args.act_columnwise = got.columnwise();
-  ASSERT_TRUE(succeeds(run(context, args)));
-  if (cpu_has_helped()) return;
-  got.expect_same(want);
-  EXPECT_TRUE(std::isnan(got.row_data.get(3, 69)));
-  EXPECT_FALSE(std::isnan(got.column_data.get(4, 69)));
+  on_one_device(Tested::finding(tested(1)), [&](const Tested& device) {
+    ASSERT_TRUE(succeeds(c.run(device)));
+    const Copies want = quantized(device, batch, kFormats[0], c.act, o.tail);
+    const Copies got(batch, kFormats[0], 70);
+    GroupedGemmGluArgs args = c.args();
+    args.act_rowwise = got.rowwise();
+    args.act_columnwise = got.columnwise();
+    ASSERT_TRUE(succeeds(run(device, args)));
+    got.expect_same(want);
+    EXPECT_TRUE(std::isnan(got.row_data.get(3, 69)));
+    EXPECT_FALSE(std::isnan(got.column_data.get(4, 69)));
+  });
 }
 
 TEST(QuantizedOutputs, HaveTheSameBytesOnAnyThreadsAndInstructionSet) {

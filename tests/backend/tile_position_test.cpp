@@ -61,5 +61,15 @@ TEST(TilePosition, BandsAreAsHighAsTheirRowsStayInTheCache) {
   EXPECT_EQ(bands(12, 192, 1 << 22), 2);  // never lower than eleven
 }
 
+TEST(TilePosition, BandsAreOneTileHighWhereTheColumnsStayAndTheRowsDoNot) {
+  const auto bands = [](int32_t tiles_m, int32_t k, int32_t columns) {
+    return bands_of(tiles_m, 128, k / 64, int64_t{columns} * 2 * k);
+  };
+  EXPECT_EQ(bands(224, 2048, 4096), 224);  // mixtral's FC1 wgrad: 117 MB of rows, 17 of columns
+  EXPECT_EQ(bands(224, 3236, 4096), 11);   // its longest group: 27 MB of columns
+  EXPECT_EQ(bands(32, 2048, 14336), 1);    // FC2's: the rows stay
+  EXPECT_EQ(bands(32, 1024, 7168), 1);     // DeepSeek-V3's FC1: both do
+}
+
 }  // namespace
 }  // namespace moire::cuda

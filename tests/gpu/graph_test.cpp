@@ -209,40 +209,54 @@ TEST_F(Graph, AHundredRunsGiveTheSameBits) {
   }
 }
 
-// The nodes of the captured call are kernels alone, as many as explain says: no casts, scans,
-// copies or memsets around the products.
+// The nodes of the captured call are kernels, as many as explain says, and so many memsets: no
+// casts, scans or copies around the products.
 template <class Args>
 void expect_launches(const Context& context, Status (*op)(const Context&, const Args&),
-                     const Args& args, std::pair<size_t, size_t> nodes, int64_t expected) {
+                     const Args& args, std::pair<size_t, size_t> nodes, size_t expected,
+                     size_t memsets) {
   const Context explaining = context.explaining();
   ASSERT_TRUE(succeeds(op(explaining, args)));
   int64_t launches = 0;
-  for (const Step& step : explaining.explanation()) launches += step.launches;
-  EXPECT_EQ(launches, expected);
-  EXPECT_EQ(nodes.first, static_cast<size_t>(expected));
-  EXPECT_EQ(nodes.second, static_cast<size_t>(expected));
+  for (const Step& step : explaining.explanation()) {
+    launches += step.launches;
+    EXPECT_TRUE(!step.op.starts_with("grouped_gemm") || step.implementation == "sm90");
+  }
+  EXPECT_EQ(launches, static_cast<int64_t>(expected));
+  EXPECT_EQ(nodes.first, expected + memsets);
+  EXPECT_EQ(nodes.second, expected);
 }
 
 TEST_F(Graph, LaunchesOnlyWhatTheMathematicsNeeds) {
-  MlpOnDevice mlp(on_stream(), {DType::kBF16});
-  const Status staged = mlp.stage();
-  if (staged.code() == Code::kUnsupported) GTEST_SKIP() << staged.message();
-  ASSERT_TRUE(succeeds(staged));
-  const Context explaining = on_stream().explaining();
-  ASSERT_TRUE(succeeds(moire::grouped_mlp(explaining, mlp.forward_args())));
   if (!has_sm90()) GTEST_SKIP() << "elsewhere products are several launches";
-  for (const Step& step : explaining.explanation()) ASSERT_EQ(step.implementation, "sm90");
-  ASSERT_TRUE(succeeds(mlp.run_forward()));
-  ASSERT_TRUE(succeeds(mlp.run_backward()));
-  ASSERT_TRUE(succeeds(on_stream().check()));
-  ASSERT_NO_FATAL_FAILURE(capture([&] { return mlp.run_forward(); }));
-  expect_launches(on_stream(), moire::grouped_mlp, mlp.forward_args(), count_nodes(), 2);
-  ASSERT_NO_FATAL_FAILURE(capture([&] { return mlp.run_backward(); }));
+  struct Case {
+    Layer layer;
+    size_t forward, backward, memsets;
+  };
   // Four products; the sums of grad_probs, grad_b1 and grad_b2 have a fixed order, so they are
   // partial sums and their sum: one more launch for grad_probs, two for grad_b1, three for grad_b2
-  // with its share of grad_probs.
-  expect_launches(on_stream(), moire::grouped_mlp_backward, mlp.backward_args(), count_nodes(),
-                  4 + 1 + 2 + 3);
+  // with its share of grad_probs. In MXFP8 x, grad_y and the weights are quantised, and x once more
+  // for the backward; each weight is decoded; grad_z is quantised, and act by the epilogues, whose
+  // flags are cleared by a memset and followed by a pass.
+  const Case cases[] = {
+      {{DType::kBF16}, 2, 4 + 1 + 2 + 3, 0},
+      {{DType::kBF16, {MOIRE_RECIPE_MXFP8}}, 2 + 3 + 2 + 1, 4 + 1 + 2 + 3 + 4 + 2 + 2, 1}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(testing::PrintToString(c.layer));
+    MlpOnDevice mlp(on_stream(), c.layer);
+    const Status staged = mlp.stage();
+    if (staged.code() == Code::kUnsupported) GTEST_SKIP() << staged.message();
+    ASSERT_TRUE(succeeds(staged));
+    ASSERT_TRUE(succeeds(mlp.run_forward()));
+    ASSERT_TRUE(succeeds(mlp.run_backward()));
+    ASSERT_TRUE(succeeds(on_stream().check()));
+    ASSERT_NO_FATAL_FAILURE(capture([&] { return mlp.run_forward(); }));
+    expect_launches(on_stream(), moire::grouped_mlp, mlp.forward_args(), count_nodes(), c.forward,
+                    c.memsets);
+    ASSERT_NO_FATAL_FAILURE(capture([&] { return mlp.run_backward(); }));
+    expect_launches(on_stream(), moire::grouped_mlp_backward, mlp.backward_args(), count_nodes(),
+                    c.backward, c.memsets);
+  }
 }
 
 }  // namespace

@@ -75,6 +75,30 @@ class GpuQuantize : public Gpu {
     }
     EXPECT_TRUE(same(found[0][0], found[1][0])) << "rowwise";
     EXPECT_TRUE(same(found[0][1], found[1][1])) << "columnwise";
+    if (element != DType::kE4M3 || scaling != MOIRE_SCALING_MXFP8) return;
+    for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
+      expect_same_values(call, found[0][direction], direction);
+    }
+  }
+
+  // What the GPU makes as values, where this is the CPU's copy.
+  void expect_same_values(const Call& call, const TestCopy& copy, int32_t direction) {
+    const TensorView like = copy.data.view();
+    const auto memory = [&] { return TestTensor(DType::kBF16, {like.shape[0], like.shape[1]}); };
+    const TestTensor values = memory(), decoded = memory();
+    QuantizeArgs args = call.args;
+    args.rowwise = args.columnwise = {};
+    (direction == MOIRE_ROWWISE ? args.rowwise : args.columnwise) = Quantized(values, {});
+    ASSERT_TRUE(succeeds(quantize(Tested::alone(context()), args)));
+    DequantizeArgs decode;
+    decode.source = copy;
+    decode.scaling = MOIRE_SCALING_MXFP8;
+    decode.direction = direction;
+    decode.target = decoded;
+    decode.groups = args.groups;
+    decode.tail = args.tail;
+    ASSERT_TRUE(succeeds(dequantize(Tested::finding(Context::create().value()), decode)));
+    EXPECT_TRUE(same_bits(values, decoded)) << "values, direction " << direction;
   }
 };
 

@@ -18,7 +18,7 @@ MlpOptions options() {
   MlpOptions o;
   o.ragged = {"Uneven", {40, 0, 33}, 3};
   o.hidden = 40;
-  o.width = 48;
+  o.width = 64;
   o.dtype = DType::kBF16;
   o.in_8_bits = true;
   return o;

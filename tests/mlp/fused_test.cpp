@@ -7,7 +7,7 @@ namespace moire::test {
 namespace {
 
 // The forward in three calls; `p` receives z, act and y.
-void run_unfused_forward(const MlpProblem& p) {
+void run_unfused_forward(const Tested& device, const MlpProblem& p) {
   GroupedLinearArgs fc1;
   fc1.x = p.x;
   fc1.row_idx = p.row_idx;
@@ -16,7 +16,7 @@ void run_unfused_forward(const MlpProblem& p) {
   fc1.y = p.z;
   fc1.groups = p.batch.groups();
   fc1.tail = MOIRE_TAIL_UNTOUCHED;
-  ASSERT_TRUE(succeeds(run(tested(), fc1)));
+  ASSERT_TRUE(succeeds(run(device, fc1)));
   GluArgs activation;
   activation.z = p.z;
   activation.probs = p.probs;
@@ -25,7 +25,7 @@ void run_unfused_forward(const MlpProblem& p) {
   activation.activation = p.options.activation;
   activation.layout = p.options.layout;
   activation.tail = MOIRE_TAIL_UNTOUCHED;
-  ASSERT_TRUE(succeeds(glu(tested(), activation)));
+  ASSERT_TRUE(succeeds(glu(device, activation)));
   GroupedLinearArgs fc2;
   fc2.x = p.act;
   fc2.w = p.w2;
@@ -34,11 +34,11 @@ void run_unfused_forward(const MlpProblem& p) {
   fc2.y = p.y;
   fc2.groups = p.batch.groups();
   fc2.tail = p.options.tail;
-  ASSERT_TRUE(succeeds(run(tested(), fc2)));
+  ASSERT_TRUE(succeeds(run(device, fc2)));
 }
 
 // The backward in three calls, after a forward; grad_probs has one path where it does not scale b2.
-void run_unfused_backward(const MlpProblem& p) {
+void run_unfused_backward(const Tested& device, const MlpProblem& p) {
   TestTensor grad_act(p.options.dtype, {p.batch.capacity(), p.options.width});
   GroupedLinearBackwardArgs fc2;
   fc2.x = p.act;
@@ -52,7 +52,7 @@ void run_unfused_backward(const MlpProblem& p) {
   if (p.with_own_b2_scale()) fc2.grad_scale = p.grad_b2_scale;
   fc2.groups = p.batch.groups();
   fc2.tail = MOIRE_TAIL_UNTOUCHED;
-  ASSERT_TRUE(succeeds(run(tested(), fc2)));
+  ASSERT_TRUE(succeeds(run(device, fc2)));
   GluBackwardArgs activation;
   activation.z = p.z;
   activation.probs = p.probs;
@@ -63,7 +63,7 @@ void run_unfused_backward(const MlpProblem& p) {
   activation.activation = p.options.activation;
   activation.layout = p.options.layout;
   activation.tail = p.options.tail;
-  ASSERT_TRUE(succeeds(glu_backward(tested(), activation)));
+  ASSERT_TRUE(succeeds(glu_backward(device, activation)));
   GroupedLinearBackwardArgs fc1;
   fc1.x = p.x;
   fc1.row_idx = p.row_idx;
@@ -74,27 +74,28 @@ void run_unfused_backward(const MlpProblem& p) {
   if (p.options.with_b1) fc1.grad_bias = p.grad_b1;
   fc1.groups = p.batch.groups();
   fc1.tail = p.options.tail;
-  ASSERT_TRUE(succeeds(run(tested(), fc1)));
+  ASSERT_TRUE(succeeds(run(device, fc1)));
 }
 
 void expect_fused_is_unfused(const MlpOptions& options, Random& random) {
   SCOPED_TRACE(testing::PrintToString(options));
-  const MlpProblem fused(options, random);
-  const MlpProblem unfused = fused;
-  const int64_t rows = fused.batch.rows();
-  ASSERT_TRUE(succeeds(run(tested(), fused.forward())));
-  run_unfused_forward(unfused);
-  EXPECT_TRUE(same_bits(fused.z, unfused.z, rows)) << "z";
-  if (cpu_has_helped()) return;  // with glu, in which devices differ by a unit in the last place
-  EXPECT_TRUE(same_bits(fused.y, unfused.y)) << "y";
-  if (options.saves_act) {
-    EXPECT_TRUE(same_bits(fused.act, unfused.act, rows)) << "act";
-  }
-  ASSERT_TRUE(succeeds(run(tested(), fused.backward())));
-  run_unfused_backward(unfused);
-  const MlpNeeds whole{.b2_scale = false};
-  EXPECT_TRUE(same_outputs(fused.backward(whole), unfused.backward(whole)));
-  EXPECT_TRUE(same_bits(fused.grad_b2_scale, unfused.grad_b2_scale, rows)) << "grad_b2_scale";
+  on_one_device(tested(), [&](const Tested& device) {
+    const MlpProblem fused(options, random);
+    const MlpProblem unfused = fused;
+    const int64_t rows = fused.batch.rows();
+    ASSERT_TRUE(succeeds(run(device, fused.forward())));
+    run_unfused_forward(device, unfused);
+    EXPECT_TRUE(same_bits(fused.z, unfused.z, rows)) << "z";
+    EXPECT_TRUE(same_bits(fused.y, unfused.y)) << "y";
+    if (options.saves_act) {
+      EXPECT_TRUE(same_bits(fused.act, unfused.act, rows)) << "act";
+    }
+    ASSERT_TRUE(succeeds(run(device, fused.backward())));
+    run_unfused_backward(device, unfused);
+    const MlpNeeds whole{.b2_scale = false};
+    EXPECT_TRUE(same_outputs(fused.backward(whole), unfused.backward(whole)));
+    EXPECT_TRUE(same_bits(fused.grad_b2_scale, unfused.grad_b2_scale, rows)) << "grad_b2_scale";
+  });
 }
 
 TEST(Fused, EqualsUnfusedBitForBit) {
@@ -181,11 +182,14 @@ TEST(Fused, GatheringEqualsPermutingFirst) {
       }
     }
     permuted.row_idx = TestTensor();
-    for (const MlpProblem* p : std::initializer_list<const MlpProblem*>{&gathering, &permuted}) {
-      ASSERT_TRUE(succeeds(run(tested(), p->forward())));
-      ASSERT_TRUE(succeeds(run(tested(), p->backward())));
-    }
-    expect_same_results(gathering, permuted);
+    on_one_device(tested(), [&](const Tested& device) {
+      const MlpProblem gathers = gathering, permutes = permuted;
+      for (const MlpProblem* p : {&gathers, &permutes}) {
+        ASSERT_TRUE(succeeds(run(device, p->forward())));
+        ASSERT_TRUE(succeeds(run(device, p->backward())));
+      }
+      expect_same_results(gathers, permutes);
+    });
   }
 }
 

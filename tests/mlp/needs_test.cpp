@@ -59,17 +59,19 @@ TEST_P(GroupedMlpNeeds, EachGradientAloneHasTheBitsItHasAmongAll) {
     options.dtype = dtype;
     options.saves_act = GetParam();
     options.b2_scale = GetParam() ? B2Scale::kProbs : B2Scale::kOwn;
-    MlpProblem all(options, random);
-    ASSERT_TRUE(succeeds(run(tested(), all.forward())));
-    MlpProblem untouched = all;
-    MlpProblem some = all;
-    ASSERT_TRUE(succeeds(run(tested(), all.backward())));
-    for (const auto& [name, needs] : needs_table(all.with_own_b2_scale())) {
-      SCOPED_TRACE(name);
-      poison_gradients(some);
-      ASSERT_TRUE(succeeds(run(tested(), some.backward(needs))));
-      expect_only(some, untouched, all, needs);
-    }
+    on_one_device(tested(), [&](const Tested& device) {
+      MlpProblem all(options, random);
+      ASSERT_TRUE(succeeds(run(device, all.forward())));
+      MlpProblem untouched = all;
+      MlpProblem some = all;
+      ASSERT_TRUE(succeeds(run(device, all.backward())));
+      for (const auto& [name, needs] : needs_table(all.with_own_b2_scale())) {
+        SCOPED_TRACE(name);
+        poison_gradients(some);
+        ASSERT_TRUE(succeeds(run(device, some.backward(needs))));
+        expect_only(some, untouched, all, needs);
+      }
+    });
   }
 }
 
@@ -156,32 +158,34 @@ TEST(GroupedMlpGradients, AnXThatNothingReadsMayHaveAnyShape) {
 
 TEST(GroupedMlpGradients, WeightGradientsMayBeALaterCall) {
   Random random;
-  MlpProblem now({}, random);
-  ASSERT_TRUE(succeeds(run(tested(), now.forward())));
-  MlpProblem later = now;
-  ASSERT_TRUE(succeeds(run(tested(), now.backward())));
+  on_one_device(tested(), [&](const Tested& device) {
+    MlpProblem now({}, random);
+    ASSERT_TRUE(succeeds(run(device, now.forward())));
+    MlpProblem later = now;
+    ASSERT_TRUE(succeeds(run(device, now.backward())));
 
-  MlpNeeds needs;
-  needs.w1 = needs.w2 = false;
-  GroupedMlpBackwardArgs args = later.backward(needs);
-  args.grad_z = later.grad_z;
-  args.act = later.act;
-  ASSERT_TRUE(succeeds(run(tested(), args)));
-  GroupedLinearBackwardArgs fc1, fc2;
-  fc1.x = later.x;
-  fc1.grad_y = later.grad_z;
-  fc1.grad_w = later.grad_w1;
-  fc1.groups = later.batch.groups();
-  fc2.x = later.act;
-  fc2.grad_y = later.grad_y;
-  fc2.grad_w = later.grad_w2;
-  fc2.groups = later.batch.groups();
-  for (const GroupedLinearBackwardArgs& linear : {fc1, fc2}) {
-    ASSERT_TRUE(succeeds(run(tested(), linear)));
-  }
-  EXPECT_TRUE(same_bits(later.grad_w1, now.grad_w1));
-  EXPECT_TRUE(same_bits(later.grad_w2, now.grad_w2));
-  EXPECT_TRUE(same_bits(later.grad_x, now.grad_x));
+    MlpNeeds needs;
+    needs.w1 = needs.w2 = false;
+    GroupedMlpBackwardArgs args = later.backward(needs);
+    args.grad_z = later.grad_z;
+    args.act = later.act;
+    ASSERT_TRUE(succeeds(run(device, args)));
+    GroupedLinearBackwardArgs fc1, fc2;
+    fc1.x = later.x;
+    fc1.grad_y = later.grad_z;
+    fc1.grad_w = later.grad_w1;
+    fc1.groups = later.batch.groups();
+    fc2.x = later.act;
+    fc2.grad_y = later.grad_y;
+    fc2.grad_w = later.grad_w2;
+    fc2.groups = later.batch.groups();
+    for (const GroupedLinearBackwardArgs& linear : {fc1, fc2}) {
+      ASSERT_TRUE(succeeds(run(device, linear)));
+    }
+    EXPECT_TRUE(same_bits(later.grad_w1, now.grad_w1));
+    EXPECT_TRUE(same_bits(later.grad_w2, now.grad_w2));
+    EXPECT_TRUE(same_bits(later.grad_x, now.grad_x));
+  });
 }
 
 }  // namespace

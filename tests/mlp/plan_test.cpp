@@ -1,4 +1,4 @@
-// What GPUs would run of a layer in FP8, planned without one.
+// What would run of a layer in FP8: on GPUs, planned without one, and on a CPU.
 #include <moire/explain.h>
 
 #include <string>
@@ -59,9 +59,80 @@ TEST(Plan, OfMxfp8MultipliesDecodedOperandsOnHopper) {
     const bool is_decoded = step.policy.find(decoded) != std::string::npos;
     EXPECT_EQ(is_decoded, step.op != "grouped_gemm_wgrad");
     if (!step.op.starts_with("grouped_gemm_glu")) continue;
-    EXPECT_TRUE(step.policy.ends_with(is_backward ? ", then grad_z and act quantised"
-                                                  : ", then act quantised"));
+    const std::string rounded = ", act rounded to MXFP8 in the epilogue, then what that left";
+    EXPECT_TRUE(step.policy.ends_with(is_backward ? ", then grad_z quantised" + rounded : rounded));
   }
+}
+
+// FC1's epilogue rounds whole blocks of a row, of which 80 columns have two and a half.
+TEST(Plan, OfMxfp8RoundsActInAPassWhereABlockIsCutShort) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  for (const Step& step : products("sm90", MOIRE_RECIPE_MXFP8, {140, 200}, 48, 80)) {
+    if (step.op != "grouped_gemm_glu") continue;
+    EXPECT_TRUE(step.policy.ends_with(", then act quantised")) << step.policy;
+  }
+}
+
+// FC1, or FC2's dgrad, on 4 groups and a capacity of 1024; of act and grad_z values are asked for,
+// which begin at `values`, all else at `memory`.
+GroupedGemmGluArgs fc1(int ask, int64_t width, char* memory, char* values) {
+  GroupedGemmGluArgs args;
+  args.a = TensorView(memory, DType::kBF16, {1024, 256});
+  args.b = Weight(TensorView(memory, DType::kBF16, {4, 2 * width, 256}), MOIRE_OUT_IN);
+  const Quantized act(TensorView(values, DType::kBF16, {1024, width}), {});
+  if ((ask & 1) != 0) args.act_rowwise = act;
+  if ((ask & 2) != 0) args.act_columnwise = act;
+  if ((ask & 4) != 0) args.act = TensorView(memory, DType::kBF16, {1024, width});
+  args.groups.num_groups = 4;
+  args.groups.capacity = 1024;
+  return args;
+}
+GroupedGemmGluBackwardArgs fc2_dgrad(int ask, int64_t width, char* memory, char* values) {
+  GroupedGemmGluBackwardArgs args;
+  args.grad_y = TensorView(memory, DType::kBF16, {1024, 256});
+  args.w2 = Weight(TensorView(memory, DType::kBF16, {4, 256, width}), MOIRE_OUT_IN);
+  args.z = TensorView(memory, DType::kBF16, {1024, 2 * width});
+  const Quantized grad_z(TensorView(values, DType::kBF16, {1024, 2 * width}), {});
+  if ((ask & 1) != 0) {
+    args.act_columnwise = Quantized(TensorView(values, DType::kBF16, {1024, width}), {});
+  }
+  if ((ask & 2) != 0) args.grad_z_rowwise = grad_z;
+  if ((ask & 4) != 0) args.grad_z_columnwise = grad_z;
+  if (ask < 2) args.grad_z = args.z;
+  args.groups.num_groups = 4;
+  args.groups.capacity = 1024;
+  return args;
+}
+
+// The one that is sized before there is memory, wherever that begins then.
+template <class A>
+void expect_one_workspace(A (*call)(int, int64_t, char*, char*),
+                          Status (*size)(const Context&, const A&, size_t*)) {
+  ContextOptions planned;
+  planned.device = Device::kCuda;
+  planned.plan_for = "sm90";
+  const Context context = Context::create(planned).value();
+  alignas(16) static char memory[32];
+  for (int ask = 1; ask < 8; ++ask) {
+    for (const int64_t width : {64, 68, 80}) {
+      SCOPED_TRACE(testing::Message() << "ask " << ask << ", width " << width);
+      const auto bytes = [&](char* at, char* values) {
+        size_t out = 0;
+        EXPECT_TRUE(succeeds(size(context, call(ask, width, at, values), &out)));
+        return out;
+      };
+      const size_t sized = bytes(nullptr, nullptr);
+      EXPECT_EQ(bytes(memory, memory), sized);
+      EXPECT_LE(bytes(memory, memory + 2), sized) << "values that TMA does not take";
+      EXPECT_LE(bytes(memory + 2, memory), sized) << "operands that TMA does not take";
+    }
+  }
+}
+
+TEST(Plan, SizesAWorkspaceFromShapesAlone) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  expect_one_workspace(fc1, moire::grouped_gemm_glu_workspace);
+  expect_one_workspace(fc2_dgrad, moire::grouped_gemm_glu_backward_workspace);
 }
 
 TEST(Plan, OfRecipesWithFastSumsUsesFp8TensorCores) {
@@ -107,7 +178,7 @@ TEST(Plan, UsesFp8TensorCoresForRowsThatTheyCanRead) {
       "rows of b lie 40 bytes apart, which for TMA must be a multiple of 16",
       "rows of b lie 40 bytes apart, which for TMA must be a multiple of 16"};
   for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
-    for (const Step& step : products("sm90", recipe, {140, 300}, 48, 80)) {
+    for (const Step& step : products("sm90", recipe, {140, 300}, 48, 96)) {
       EXPECT_TRUE(step.policy.starts_with("FP8 tensor cores, ")) << step.op << ": " << step.policy;
     }
     const std::vector<Step> odd = products("sm90", recipe, {140, 300}, 40, 72);
@@ -159,6 +230,27 @@ TEST(Plan, SaysWhyPlainProductsRun) {
     EXPECT_EQ(step.policy.find(", after decoding ") == std::string::npos,
               step.op == "grouped_gemm_wgrad")
         << step.policy;
+  }
+}
+
+TEST(Plan, OfACpuSumsAnUnscaledB2InTheReadThatQuantisesGradY) {
+  Random random;
+  for (const B2Scale b2_scale : {B2Scale::kNothing, B2Scale::kProbs}) {
+    MlpOptions options;
+    options.ragged = {"Two", {70, 5}};
+    options.dtype = DType::kBF16;
+    options.in_8_bits = true;
+    options.b2_scale = b2_scale;
+    const MlpProblem p(options, random);
+    const Context explaining = cpu().explaining();
+    ASSERT_TRUE(succeeds(run(explaining, recipes().front().in(p.backward()))));
+    int in_the_read = 0, apart = 0;
+    for (const Step& step : explaining.explanation()) {
+      in_the_read += step.op == "quantize" && step.problem.ends_with(", bias gradient") ? 1 : 0;
+      apart += step.op == "bias_backward" ? 1 : 0;
+    }
+    EXPECT_EQ(in_the_read, b2_scale == B2Scale::kNothing ? 1 : 0);
+    EXPECT_EQ(apart, 1 - in_the_read);
   }
 }
 

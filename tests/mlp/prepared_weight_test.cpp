@@ -52,16 +52,18 @@ A with_prepared(A args, const Prepared& w1, const Prepared& w2) {
 void expect_no_change(const RecipeCase& c, int32_t dequantized, const MlpOptions& options,
                       Random& random) {
   SCOPED_TRACE(testing::PrintToString(options));
-  const MlpProblem plain(options, random);
-  const MlpProblem p = plain;
-  ASSERT_TRUE(succeeds(run(tested(), c.in(plain.forward()))));
-  ASSERT_TRUE(succeeds(run(tested(), c.in(plain.backward()))));
-  PrepareWeightArgs of_w1 = prepare_args(c, p.w1), of_w2 = prepare_args(c, p.w2);
-  of_w1.dequantized = of_w2.dequantized = dequantized;
-  const Prepared w1 = prepare(of_w1), w2 = prepare(of_w2);
-  ASSERT_TRUE(succeeds(run(tested(), with_prepared(c.in(p.forward()), w1, w2))));
-  ASSERT_TRUE(succeeds(run(tested(), with_prepared(c.in(p.backward()), w1, w2))));
-  if (!cpu_has_helped()) expect_same_results(p, plain);
+  on_one_device(tested(), [&](const Tested& device) {
+    const MlpProblem plain(options, random);
+    const MlpProblem p = plain;
+    ASSERT_TRUE(succeeds(run(device, c.in(plain.forward()))));
+    ASSERT_TRUE(succeeds(run(device, c.in(plain.backward()))));
+    PrepareWeightArgs of_w1 = prepare_args(c, p.w1), of_w2 = prepare_args(c, p.w2);
+    of_w1.dequantized = of_w2.dequantized = dequantized;
+    const Prepared w1 = prepare(of_w1, device), w2 = prepare(of_w2, device);
+    ASSERT_TRUE(succeeds(run(device, with_prepared(c.in(p.forward()), w1, w2))));
+    ASSERT_TRUE(succeeds(run(device, with_prepared(c.in(p.backward()), w1, w2))));
+    expect_same_results(p, plain);
+  });
 }
 
 TEST(PreparedWeight, ChangesNoBitOfALayerOfAnyLayoutAndType) {
@@ -108,39 +110,45 @@ TEST(PreparedWeight, ChangesNoBitOfOddSizesAndWithoutRowsOrGroups) {
   });
 }
 
+void expect_no_change_of_linear(const Tested& device, const RecipeCase& c, int32_t dequantized,
+                                const MlpProblem& p) {  // its x, w1, b1 and z are the layer's
+  GroupedLinearArgs forward;
+  forward.x = p.x;
+  forward.w = p.w1;
+  forward.bias = p.b1;
+  forward.y = p.z;
+  forward.groups = p.batch.groups();
+  GroupedLinearBackwardArgs backward;
+  backward.grad_y = p.z;
+  backward.w = p.w1;
+  backward.grad_x = p.grad_x;
+  backward.groups = p.batch.groups();
+  const auto run_both = [&] {
+    ASSERT_TRUE(succeeds(run(device, c.in(forward))));
+    ASSERT_TRUE(succeeds(run(device, c.in(backward))));
+  };
+  run_both();
+  const TestTensor y = p.z, grad_x = p.grad_x;
+  PrepareWeightArgs args = prepare_args(c, p.w1);
+  args.dequantized = dequantized;
+  const Prepared w = prepare(args, device);
+  forward.w = backward.w = moire_weight{{}, nullptr, p.options.w1_layout};
+  forward.w_prepared = backward.w_prepared = w;
+  run_both();
+  EXPECT_TRUE(same_bits(p.z, y, p.batch.rows())) << "y";
+  EXPECT_TRUE(same_bits(p.grad_x, grad_x)) << "grad_x";
+}
+
 TEST(PreparedWeight, ChangesNoBitOfALinearLayer) {
   Random random;
   for_each_form([&](const RecipeCase& c, int32_t dequantized) {
     for (const int32_t layout : {MOIRE_OUT_IN, MOIRE_IN_OUT}) {
       MlpOptions options = layer();
       options.w1_layout = layout;
-      const MlpProblem p(options, random);  // its x, w1, b1 and z are the layer's
-      GroupedLinearArgs forward;
-      forward.x = p.x;
-      forward.w = p.w1;
-      forward.bias = p.b1;
-      forward.y = p.z;
-      forward.groups = p.batch.groups();
-      GroupedLinearBackwardArgs backward;
-      backward.grad_y = p.z;
-      backward.w = p.w1;
-      backward.grad_x = p.grad_x;
-      backward.groups = p.batch.groups();
-      const auto run_both = [&] {
-        ASSERT_TRUE(succeeds(run(tested(), c.in(forward))));
-        ASSERT_TRUE(succeeds(run(tested(), c.in(backward))));
-      };
-      run_both();
-      const TestTensor y = p.z, grad_x = p.grad_x;
-      PrepareWeightArgs args = prepare_args(c, p.w1);
-      args.dequantized = dequantized;
-      const Prepared w = prepare(args);
-      forward.w = backward.w = moire_weight{{}, nullptr, layout};
-      forward.w_prepared = backward.w_prepared = w;
-      run_both();
-      if (cpu_has_helped()) return;
-      EXPECT_TRUE(same_bits(p.z, y, p.batch.rows())) << "y";
-      EXPECT_TRUE(same_bits(p.grad_x, grad_x)) << "grad_x";
+      const MlpProblem p(options, random);
+      on_one_device(tested(), [&](const Tested& device) {
+        expect_no_change_of_linear(device, c, dequantized, p);
+      });
     }
   });
 }
@@ -181,6 +189,12 @@ TEST(PreparedWeight, HasTheBytesOfWhatItsProductsRead) {
     EXPECT_EQ(bytes_of(hopper.value(), fast, 0, 0), kAsItLies + kTurned);
     EXPECT_EQ(bytes_of(hopper.value(), fast, 0, 1), kAsItLies);
   }
+  // Plain kernels read codes.
+  options.implementation = "portable";
+  const Context plain = hopper.value().sharing(options).value();
+  EXPECT_EQ(bytes_of(plain, mxfp8, 1, 0), rowwise + columnwise);
+  EXPECT_EQ(bytes_of(plain, {MOIRE_RECIPE_MXFP8_FAST}, 0, 0), rowwise + columnwise);
+  EXPECT_EQ(bytes_of(plain, block, 0, 0), bytes_of(cpu(), block, 0, 0));
 }
 
 // On a GPU that is planned for: the quantiser makes values, and with decoded weights nothing is
@@ -323,7 +337,7 @@ TEST(PreparedWeight, IsMadeOfSoundArgumentsAlone) {
       {[](A& a) { a.dequantized = 2; }, "dequantized is 2, must be 0 to 1"},
       {[](A& a) { a.forward_only = -1; }, "forward_only is -1, must be 0 to 1"},
       {[](A& a) { a.w.layout = 2; }, "w.layout is 2, must be 0 to 1"},
-      {[](A& a) { a.w = moire_weight{}; }, "w has rank 0, needs rank 3 [G, n, k]"},
+      {[](A& a) { a.w = moire_weight{}; }, "w is absent, needs fp32, bf16 or fp16 [G, n, k]"},
       {[](A& a) { a.w.tensor.rank = 2; }, "w has rank 2, needs rank 3 [G, n, k]"},
       {[](A& a) { a.w.tensor.dtype = MOIRE_E4M3; }, "w is e4m3 [2, 144, 40], needs fp32, bf16"},
   };

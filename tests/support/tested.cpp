@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <string>
 
 #include "tests/support/expect.h"
@@ -76,6 +77,8 @@ staging::StagedCall& Tested::staged_call() {
 }
 
 bool Tested::note(const Status& status) {
+  static std::mutex mutex;  // ranks are threads
+  const std::lock_guard lock(mutex);
   if (status.code() != Code::kUnsupported) {
     ++counts().ran;
     return true;
@@ -85,8 +88,7 @@ bool Tested::note(const Status& status) {
   return false;
 }
 
-bool cpu_has_helped() { return counts().refused > 0; }
-
+Device tested_device() { return is_cuda() ? Device::kCuda : Device::kCpu; }
 Tested tested(int num_threads) { return is_cuda() ? cuda().value() : cpu(num_threads); }
 
 }  // namespace moire::test

@@ -4,7 +4,8 @@
 // set.
 //
 // What the device does not support, the CPU computes, and the test says so; a test of which the
-// device ran nothing is skipped, with the reason.
+// device ran nothing is skipped, with the reason. Calls whose bits are compared run on one device
+// all: see on_one_device().
 //
 // On a CPU a call that succeeds takes nothing from the heap, in any test.
 #pragma once
@@ -19,6 +20,8 @@
 #include <moire/quantize.h>
 #include <moire/routing.h>
 
+#include <utility>
+
 #include "staging/staged_call.h"
 #include "tests/support/allocations.h"
 
@@ -30,7 +33,13 @@ class Tested {
   // Without the CPU's help: what the device does not support is an error.
   static Tested alone(const Context& context) {
     Tested out(context);
-    out.is_alone_ = true;
+    out.unsupported_ = Unsupported::kIsReturned;
+    return out;
+  }
+  // Alone, and with memory of its own, for ranks, which call at the same time.
+  static Tested staged_by(staging::StagedCall& staged, const Context& context) {
+    Tested out = alone(context);
+    out.staged_ = &staged;
     return out;
   }
   // For data in which calls find what check() reports: a finding is a sentence, on the heap.
@@ -38,6 +47,9 @@ class Tested {
     out.may_find_ = true;
     return out;
   }
+
+  template <class Compare>
+  friend void on_one_device(const Tested& device, Compare&& compare);
 
   Device device() const { return context_.device(); }
   const Context& context() const { return context_; }
@@ -48,17 +60,26 @@ class Tested {
     if (context_.device() == Device::kCpu || context_.is_explaining()) {
       return without_heap([&] { return op(context_, args); });
     }
-    const Status status = staged_call().run(context_, args, op);
-    return note(status) || is_alone_ ? status : op(Context::create().value(), args);
+    staging::StagedCall& staged = staged_ == nullptr ? staged_call() : *staged_;
+    const Status status = staged.run(context_, args, op);
+    if (note(status) || unsupported_ == Unsupported::kIsReturned) return status;
+    if (unsupported_ == Unsupported::kIsThrown) throw NotOnDevice();
+    return op(Context::create().value(), args);
   }
   template <class A>
   Status size(const A& args, size_t* bytes, Status (*op)(const Context&, const A&, size_t*)) const {
     const Status status = without_heap([&] { return op(context_, args, bytes); });
-    if (is_alone_ || status.code() != Code::kUnsupported) return status;
+    if (status.code() != Code::kUnsupported) return status;
+    if (unsupported_ == Unsupported::kIsReturned) return status;
+    if (unsupported_ == Unsupported::kIsThrown) throw NotOnDevice();
     return op(Context::create().value(), args, bytes);
   }
 
  private:
+  // What becomes of a call that the device does not support.
+  enum class Unsupported { kRunsOnCpu, kIsReturned, kIsThrown };
+  struct NotOnDevice {};
+
   template <class Call>
   Status without_heap(Call&& call) const {
     const int64_t before = num_allocations();
@@ -74,15 +95,28 @@ class Tested {
   static bool note(const Status& status);
 
   Context context_;
-  bool is_alone_ = false;
+  staging::StagedCall* staged_ = nullptr;
+  Unsupported unsupported_ = Unsupported::kRunsOnCpu;
   bool may_find_ = false;
 };
 
+// Runs what compares the bits of calls, which devices need not share, with all calls on one device:
+// on this one, or, where it does not support one of them, once more from the start on a CPU.
+template <class Compare>
+void on_one_device(const Tested& device, Compare&& compare) {
+  Tested all = device;
+  all.unsupported_ = Tested::Unsupported::kIsThrown;
+  try {
+    return compare(std::as_const(all));
+  } catch (const Tested::NotOnDevice&) {
+    all.context_ = Context::create().value();
+  }
+  compare(std::as_const(all));
+}
+
 // The context under test; 0 threads = one per core, where it is the CPU's.
 Tested tested(int num_threads = 0);
-
-// Whether the CPU computed a part of the running test for a device that does not support it.
-bool cpu_has_helped();
+Device tested_device();
 
 // The ops on it. Tests call these by the ops' own names.
 #define MOIRE_TESTED_OP(name)                                                     \

@@ -63,6 +63,9 @@ extern const Implementation<PermutePlanArgs> kPermutePlan;
 extern const Implementation<PermuteArgs> kPermute;
 extern const Implementation<UnpermuteArgs> kUnpermute;
 extern const Implementation<UnpermuteBackwardArgs> kUnpermuteBackward;
+extern const Implementation<DispatchPlanArgs> kDispatchPlan;
+extern const Implementation<DispatchArgs> kDispatch;
+extern const Implementation<CombineArgs> kCombine;
 
 }  // namespace ops
 

@@ -1,5 +1,6 @@
 #include "backend/cuda/with_fp8.h"
 
+#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/glu_apart.h"
 #include "backend/cuda/ops/quantized_product.h"
@@ -12,61 +13,59 @@ using ops::quantized_product;
 
 namespace {
 
-// One of two implementations under one name: Choice::choice() says which takes a call.
-template <class A, class Choice>
-struct Chosen {
-  static Reason supports(const DeviceState& state, const A& args) {
-    return Choice::choice(state, args).supports(state, args);
-  }
-  static size_t workspace(const DeviceState& state, const A& args) {
-    return Choice::choice(state, args).workspace(state, args);
-  }
-  static std::string policy(const DeviceState& state, const A& args) {
-    return Choice::choice(state, args).policy(state, args);
-  }
-  static Status run(const Context& context, const A& args) {
-    return Choice::choice(context.state(), args).run(context, args);
-  }
-  static int64_t launches(const DeviceState& state, const A& args) {
-    return launches_of(Choice::choice(state, args), state, args);
-  }
+// A call that one of two implementations under one name takes.
+template <class A>
+class Chosen {
+ public:
+  Chosen(const DeviceState& state, const A& args, const Implementation<A>& chosen)
+      : state_(state), args_(args), chosen_(chosen) {}
+
+  Reason supports() const { return chosen_.supports(state_, args_); }
+  size_t workspace() const { return chosen_.workspace(state_, args_); }
+  std::string policy() const { return chosen_.policy(state_, args_); }
+  int64_t launches() const { return launches_of(chosen_, state_, args_); }
+  Status run(const Context& context) const { return chosen_.run(context, args_); }
+
+ private:
+  const DeviceState& state_;
+  const A& args_;
+  const Implementation<A>& chosen_;
 };
 
 // What the first does not take, the second may.
 template <class A, const Implementation<A>& kFirst, const Implementation<A>& kSecond>
-struct FirstOf : Chosen<A, FirstOf<A, kFirst, kSecond>> {
-  static const Implementation<A>& choice(const DeviceState& state, const A& args) {
-    return kFirst.supports(state, args) ? kSecond : kFirst;
-  }
-  static Reason supports(const DeviceState& state, const A& args) {
-    const Reason first = kFirst.supports(state, args);
-    if (!first) return {};
-    const Reason second = kSecond.supports(state, args);
+class FirstOf : public Chosen<A> {
+ public:
+  FirstOf(const DeviceState& state, const A& args, const Workspace&)
+      : FirstOf(kFirst.supports(state, args), state, args) {}
+
+  Reason supports() const {
+    if (!refusal_) return {};
+    const Reason second = Chosen<A>::supports();
     // Whose refusal is the one to mend: of a call that asks for exact sums, the second's.
-    return second && args.accumulation == MOIRE_ACCUMULATE_FAST ? first : second;
+    return second && is_fast_ ? refusal_ : second;
   }
-  static std::string policy(const DeviceState& state, const A& args) {
-    const Reason first = kFirst.supports(state, args);
-    if (!first) return kFirst.policy(state, args);
-    const std::string policy = kSecond.policy(state, args);
-    if (args.accumulation != MOIRE_ACCUMULATE_FAST) return policy;
-    return concat(policy, "; no FP8 tensor cores: ", *first);
+  std::string policy() const {
+    const std::string policy = Chosen<A>::policy();
+    return refusal_ && is_fast_ ? concat(policy, "; no FP8 tensor cores: ", *refusal_) : policy;
   }
+
+ private:
+  FirstOf(Reason refusal, const DeviceState& state, const A& args)
+      : Chosen<A>(state, args, refusal ? kSecond : kFirst),
+        refusal_(std::move(refusal)),
+        is_fast_(args.accumulation == MOIRE_ACCUMULATE_FAST) {}
+
+  Reason refusal_;  // by the first
+  bool is_fast_;
 };
 
 // The activation in the product's epilogue, where its kernels have that, else apart.
 template <class A, const Implementation<A>& kFused, const Implementation<A>& kApart>
-struct ByActivation : Chosen<A, ByActivation<A, kFused, kApart>> {
-  static const Implementation<A>& choice(const DeviceState&, const A& args) {
-    return ops::has_epilogue(args.activation, args.layout) ? kFused : kApart;
-  }
+struct ByActivation : Chosen<A> {
+  ByActivation(const DeviceState& state, const A& args, const Workspace&)
+      : Chosen<A>(state, args, ops::has_epilogue(args.activation, args.layout) ? kFused : kApart) {}
 };
-
-template <class A, class Choice>
-constexpr Implementation<A> implementation(std::string_view name) {
-  return {name,           Device::kCuda, Choice::supports, Choice::workspace,
-          Choice::policy, Choice::run,   Choice::launches};
-}
 
 // On Hopper: the FP8 tensor cores where their sums may be used; else decoded operands, MXFP8's.
 template <class A, const Implementation<A>& kScaled, const Implementation<A>& kProduct>
@@ -75,7 +74,8 @@ struct OnHopper {
       quantized_product<A, kScaled, Decoding::kBesideBf16>("sm90");
   static constexpr Implementation<A> kExact =
       quantized_product<A, kProduct, Decoding::kMxfp8>("sm90");
-  static constexpr Implementation<A> kBoth = implementation<A, FirstOf<A, kFast, kExact>>("sm90");
+  static constexpr Implementation<A> kBoth =
+      implementation_of<A, FirstOf<A, kFast, kExact>>("sm90");
 };
 
 // FC1 and FC2's dgrad, of a product and of what has the activation in its epilogue.
@@ -83,11 +83,11 @@ template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply,
           const Implementation<GroupedGemmGluArgs>& kFused,
           const Implementation<GroupedGemmGluBackwardArgs>& kFusedBackward>
 struct Glu {
-  using Forward = ByActivation<GroupedGemmGluArgs, kFused, ops::GluApart<kProduct, kMultiply>::kOp>;
+  using Forward = ByActivation<GroupedGemmGluArgs, kFused, ops::kGluApart<kProduct, kMultiply>>;
   using Backward = ByActivation<GroupedGemmGluBackwardArgs, kFusedBackward,
-                                ops::GluBackwardApart<kProduct, kMultiply>::kOp>;
-  static constexpr auto kForward = implementation<GroupedGemmGluArgs, Forward>("glu");
-  static constexpr auto kBackward = implementation<GroupedGemmGluBackwardArgs, Backward>("glu");
+                                ops::kGluBackwardApart<kProduct, kMultiply>>;
+  static constexpr auto kForward = implementation_of<GroupedGemmGluArgs, Forward>("glu");
+  static constexpr auto kBackward = implementation_of<GroupedGemmGluBackwardArgs, Backward>("glu");
 };
 
 }  // namespace
@@ -96,15 +96,16 @@ namespace sm90::with_fp8 {
 
 using HopperGlu =
     Glu<sm90::kGroupedGemm, sm90::multiply, sm90::kGroupedGemmGlu, sm90::kGroupedGemmGluBackward>;
-using ScaledGlu = ops::GluApart<scaled::kGroupedGemm, scaled::multiply>;
-using ScaledGluBackward = ops::GluBackwardApart<scaled::kGroupedGemm, scaled::multiply>;
 
 const Implementation<GroupedGemmArgs> kGroupedGemm =
     OnHopper<GroupedGemmArgs, scaled::kGroupedGemm, sm90::kGroupedGemm>::kBoth;
 const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
-    OnHopper<GroupedGemmGluArgs, ScaledGlu::kOp, HopperGlu::kForward>::kBoth;
+    OnHopper<GroupedGemmGluArgs, ops::kGluApart<scaled::kGroupedGemm, scaled::multiply>,
+             HopperGlu::kForward>::kBoth;
 const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward =
-    OnHopper<GroupedGemmGluBackwardArgs, ScaledGluBackward::kOp, HopperGlu::kBackward>::kBoth;
+    OnHopper<GroupedGemmGluBackwardArgs,
+             ops::kGluBackwardApart<scaled::kGroupedGemm, scaled::multiply>,
+             HopperGlu::kBackward>::kBoth;
 const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
     OnHopper<GroupedGemmWgradArgs, scaled::kGroupedGemmWgrad, sm90::kGroupedGemmWgrad>::kBoth;
 

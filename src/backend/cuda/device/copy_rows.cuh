@@ -62,19 +62,28 @@ uint32_t pieces_per_row(const TensorView& t) {
                                static_cast<int64_t>(sizeof(Piece)));
 }
 
+// Calls f.operator()<T>() with a type of so many bytes: an element's, or also 16.
+template <class F>
+decltype(auto) with_element_bytes(int64_t bytes, F&& f) {
+  if (bytes == 8) return std::forward<F>(f).template operator()<uint64_t>();
+  if (bytes == 4) return std::forward<F>(f).template operator()<uint32_t>();
+  if (bytes == 2) return std::forward<F>(f).template operator()<uint16_t>();
+  return std::forward<F>(f).template operator()<uint8_t>();
+}
+template <class F>
+decltype(auto) with_bytes(int64_t bytes, F&& f) {
+  if (bytes == kVectorBytes) return std::forward<F>(f).template operator()<uint4>();
+  return with_element_bytes(bytes, std::forward<F>(f));
+}
+
 // Calls f.operator()<Piece>() with 16 bytes where the tensors' rows allow it, else with their
 // element; they have one dtype.
 template <class F>
 decltype(auto) with_piece(std::initializer_list<TensorView> tensors, F&& f) {
   const TensorView& first = *tensors.begin();
   const int64_t size = dtype_size(first.type());
-  if (opens_vectors(tensors) && first.columns() * size % kVectorBytes == 0) {
-    return std::forward<F>(f).template operator()<uint4>();
-  }
-  if (size == 8) return std::forward<F>(f).template operator()<uint64_t>();
-  if (size == 4) return std::forward<F>(f).template operator()<uint32_t>();
-  if (size == 2) return std::forward<F>(f).template operator()<uint16_t>();
-  return std::forward<F>(f).template operator()<uint8_t>();
+  const bool is_vector = opens_vectors(tensors) && first.columns() * size % kVectorBytes == 0;
+  return with_bytes(is_vector ? kVectorBytes : size, std::forward<F>(f));
 }
 
 }  // namespace moire::cuda

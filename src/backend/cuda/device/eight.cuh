@@ -71,31 +71,24 @@ struct Magnitudes<float> {
   __device__ static float to_float(Bits bits) { return bit_cast<float>(bits); }
 };
 
-template <>
-struct Magnitudes<__nv_bfloat16> {
+template <class Pair>
+struct Magnitudes16 {
   using Bits = uint16_t;
   static constexpr int kPerWord = 2;
 
   __device__ static uint32_t of(uint32_t word) { return word & 0x7FFF7FFFU; }
   template <bool kSkipsNan>
   __device__ static uint32_t larger(uint32_t a, uint32_t b) {
-    const auto x = bits_as<__nv_bfloat162>(a), y = bits_as<__nv_bfloat162>(b);
+    const auto x = bits_as<Pair>(a), y = bits_as<Pair>(b);
     return bits_as<uint32_t>(kSkipsNan ? __hmax2(x, y) : __hmax2_nan(x, y));
   }
+};
+template <>
+struct Magnitudes<__nv_bfloat16> : Magnitudes16<__nv_bfloat162> {
   __device__ static float to_float(Bits bits) { return bit_cast<float>(uint32_t{bits} << 16); }
 };
-
 template <>
-struct Magnitudes<__half> {
-  using Bits = uint16_t;
-  static constexpr int kPerWord = 2;
-
-  __device__ static uint32_t of(uint32_t word) { return word & 0x7FFF7FFFU; }
-  template <bool kSkipsNan>
-  __device__ static uint32_t larger(uint32_t a, uint32_t b) {
-    const auto x = bits_as<__half2>(a), y = bits_as<__half2>(b);
-    return bits_as<uint32_t>(kSkipsNan ? __hmax2(x, y) : __hmax2_nan(x, y));
-  }
+struct Magnitudes<__half> : Magnitudes16<__half2> {
   __device__ static float to_float(Bits bits) { return __half2float(bits_as<__half>(bits)); }
 };
 

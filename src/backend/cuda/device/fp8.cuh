@@ -4,6 +4,7 @@
 // is told apart at run time: a branch that all threads take alike.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <moire.h>
 
@@ -30,26 +31,65 @@ __device__ inline To bits_as(const From& from) {
   return to;
 }
 
-// Codes of two values, the first in the low byte.
-__device__ inline uint32_t encode_pair(float first, float second, bool is_e5m2) {
+// Codes of four values, the first in the low byte: two conversions, of which the second keeps what
+// the first has made.
+__device__ inline uint32_t encode_four(float a, float b, float c, float d, bool is_e5m2) {
 #if MOIRE_HAS_FP8_CONVERSIONS
-  uint16_t codes;
+  uint32_t codes;
   if (is_e5m2) {
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
+    asm("{.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};}"
+        : "=r"(codes)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
   } else {
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
+    asm("{.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};}"
+        : "=r"(codes)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
   }
   return codes;
 #else
-  if (is_e5m2) {
-    return float_to_fp8<E5M2>(first) | static_cast<uint32_t>(float_to_fp8<E5M2>(second)) << 8;
+  uint32_t codes = 0;
+  for (const float v : {d, c, b, a}) {
+    codes = codes << 8 | (is_e5m2 ? float_to_fp8<E5M2>(v) : float_to_fp8<E4M3>(v));
   }
-  return float_to_fp8<E4M3>(first) | static_cast<uint32_t>(float_to_fp8<E4M3>(second)) << 8;
+  return codes;
 #endif
 }
 
-// The values of two codes, which lie in the low bytes.
-__device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
+// Codes of four FP16 numbers, two to a word.
+__device__ inline uint32_t encode_halves(uint32_t first, uint32_t second, bool is_e5m2) {
+#if MOIRE_HAS_FP8_CONVERSIONS
+  uint32_t codes;
+  if (is_e5m2) {
+    asm("{.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e5m2x2.f16x2 low, %1;\n"
+        "cvt.rn.satfinite.e5m2x2.f16x2 high, %2;\n"
+        "mov.b32 %0, {low, high};}"
+        : "=r"(codes)
+        : "r"(first), "r"(second));
+  } else {
+    asm("{.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f16x2 low, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f16x2 high, %2;\n"
+        "mov.b32 %0, {low, high};}"
+        : "=r"(codes)
+        : "r"(first), "r"(second));
+  }
+  return codes;
+#else
+  const float2 a = __half22float2(bits_as<__half2>(first));
+  const float2 b = __half22float2(bits_as<__half2>(second));
+  return encode_four(a.x, a.y, b.x, b.y, is_e5m2);
+#endif
+}
+
+// The values of two codes, which lie in the low bytes, as FP16 numbers.
+__device__ inline uint32_t decode_halves(uint32_t codes, bool is_e5m2) {
 #if MOIRE_HAS_FP8_CONVERSIONS
   uint32_t halves;
   if (is_e5m2) {
@@ -57,12 +97,20 @@ __device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
   } else {
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(codes)));
   }
-  return __half22float2(bits_as<__half2>(halves));
+  return halves;
 #else
   const auto first = static_cast<uint8_t>(codes), second = static_cast<uint8_t>(codes >> 8);
-  if (is_e5m2) return {fp8_to_float<E5M2>(first), fp8_to_float<E5M2>(second)};
-  return {fp8_to_float<E4M3>(first), fp8_to_float<E4M3>(second)};
+  return bits_as<uint32_t>(
+      is_e5m2 ? __floats2half2_rn(fp8_to_float<E5M2>(first), fp8_to_float<E5M2>(second))
+              : __floats2half2_rn(fp8_to_float<E4M3>(first), fp8_to_float<E4M3>(second)));
 #endif
+}
+__device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
+  return __half22float2(bits_as<__half2>(decode_halves(codes, is_e5m2)));
+}
+// Two FP16 numbers, each times its own.
+__device__ inline uint32_t times(uint32_t pair, float first, float second) {
+  return bits_as<uint32_t>(__hmul2(bits_as<__half2>(pair), __floats2half2_rn(first, second)));
 }
 
 // A scale as it is stored, and what elements are multiplied by before they are cast.
@@ -90,6 +138,58 @@ __device__ inline float mx_scale_of_multiplier(float multiplier) {
   return bit_cast<float>(max((254U << 23) - power, 0x00400000U));
 }
 
+// The largest magnitudes of blocks, as far as a quick way asks: that each is 0 or of a range.
+struct Largest {
+  uint32_t least = ~0U, most = 0;  // 0 comes last of the least
+
+  __device__ void add(float amax) {
+    least = min(least, bit_cast<uint32_t>(amax) - 1);
+    most = max(most, bit_cast<uint32_t>(amax));
+  }
+  __device__ bool are_finite() const { return most < 0x7F800000U; }
+  // From 2^low on, and less than 2^high.
+  __device__ bool lie_in(int low, int high) const {
+    return least >= (static_cast<uint32_t>(low + 127) << 23) - 1 &&
+           most < static_cast<uint32_t>(high + 127) << 23;
+  }
+};
+
+// BF16 numbers straight to what E4M3 makes of them, two at a time, without codes: rounded_to_e4m3()
+// has the bits of encoding and decoding where the block's largest magnitude is 0 or lies in 2^-100
+// ... 2^100, for then no step leaves BF16's normal numbers.
+
+// The scale's 2^-6, E4M3's least normal number, for two elements by what they are multiplied by. A
+// block of zeros, whose multiplier is 2^127, has a negative one, which changes nothing.
+__device__ inline uint32_t least_normals(float first, float second) {
+  constexpr uint32_t kTop = (127 + 127 - 6) << 23;
+  return __byte_perm(kTop - bit_cast<uint32_t>(first), kTop - bit_cast<uint32_t>(second), 0x7632);
+}
+// Four significant bits are steps of q / 8, q the power of two below |x|, and 2^-9 of the scale
+// below its least normal number. Those are the last bits of BF16 between 16 q and 32 q: the sum
+// with 24 q is rounded there, to nearest even as 192 steps are even.
+__device__ inline uint32_t rounded_to_e4m3(uint32_t pair, uint32_t least_normals) {
+  const auto x = bits_as<__nv_bfloat162>(pair);
+  const auto q =
+      __hmax2(bits_as<__nv_bfloat162>(pair & 0x7F807F80U), bits_as<__nv_bfloat162>(least_normals));
+  const auto many = bits_as<__nv_bfloat162>(0x41C041C0U);  // 24
+  const auto less = bits_as<__nv_bfloat162>(0xC1C0C1C0U);
+  const auto rounded = __hfma2(q, less, __hfma2(q, many, x));
+  return bits_as<uint32_t>(rounded) | (pair & 0x80008000U);  // a sum that is 0 has lost its sign
+}
+
+// What the elements of two blocks are multiplied by, by their largest magnitudes, BF16 numbers;
+// whether rounded_to_e4m3() takes both.
+__device__ inline bool multipliers_of(uint32_t largest, float (&multipliers)[2]) {
+  Largest both;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float amax = bit_cast<float>(i == 0 ? largest << 16 : largest & 0xFFFF0000U);
+    both.add(amax);
+    multipliers[i] = mx_scale_of(amax, false).multiplier;
+  }
+  return both.lie_in(-100, 100);
+}
+
 // block_scale() of core/fp8.h; a power of two without its divisions. The largest numbers of both
 // types are 1.75 * 2^n, so that the quotient's exponent follows from a comparison with 1.75: no
 // quotient is so close below a power of two that it would be rounded to that.
@@ -114,8 +214,9 @@ struct Scales {
   using Stored = std::conditional_t<kIsMx, uint8_t, float>;
 
   __device__ static float decode(Stored scale) {
-    if constexpr (kIsMx) {
-      return e8m0_to_float(scale);
+    if constexpr (kIsMx) {  // e8m0_to_float() without its branches
+      const uint32_t power = max(uint32_t{scale} << 23, 0x00400000U);
+      return bit_cast<float>(scale == 0xFF ? 0x7FC00000U : power);
     } else {
       return scale;
     }

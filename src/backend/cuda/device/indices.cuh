@@ -24,7 +24,7 @@ struct Indices {
 };
 
 inline Indices indices_of(const TensorView& t, const char* name) {
-  return {t.data, t.stride(), t.type() == DType::kInt64, name};
+  return {t.is_present() ? t.data : nullptr, t.stride(), t.type() == DType::kInt64, name};
 }
 
 // `value` where it is below `limit`, else -1, which stands for an entry to be skipped. Entry

@@ -17,14 +17,15 @@ struct Matrix {
   __device__ T* row(int64_t i) const { return data + i * stride; }
 };
 
-template <class T>
-Matrix<T> matrix_of(const TensorView& t) {
-  return {static_cast<T*>(t.data), t.stride()};
-}
 // A vector, or null where it is absent.
 template <class T>
 T* vector_of(const TensorView& t) {
-  return static_cast<T*>(t.data);
+  return t.is_present() ? static_cast<T*>(t.data) : nullptr;
+}
+
+template <class T>
+Matrix<T> matrix_of(const TensorView& t) {
+  return {vector_of<T>(t), t.stride()};
 }
 
 }  // namespace moire::cuda

@@ -4,6 +4,10 @@
 
 #include <cstdint>
 
+namespace moire {
+struct EndedCall;  // src/parallel/peers.h
+}
+
 namespace moire::cuda {
 
 enum class Finding : int32_t {
@@ -17,6 +21,7 @@ enum class Finding : int32_t {
   kTooFewRows,       // `value` routed rows, capacity `limit`
   kTooFewScaleRows,  // the groups need `value` rows of `tensor`, which has `limit`
   kNotOncePerRow,    // scatter_idx names `value` rows, the groups have `limit`
+  kEndedCall,        // `call` says what
 };
 
 // In host memory that the device may write.
@@ -25,6 +30,7 @@ struct ErrorRecord {
   const char* op;            // a literal of the host
   const char* tensor;        // likewise; of kIndexOutside and kPastOutput
   int64_t index, value, limit;
+  EndedCall* call;  // where kernels write theirs, beside it
 };
 
 // What kernels get of it.

@@ -25,6 +25,9 @@ struct Ring {
     stage = reached % kNumStages;
     phase ^= reached / kNumStages & 1;
   }
+  // For a whole warp: the stage, known to be the same in all lanes. What is made of it, descriptors
+  // of operands above all, then takes uniform registers and one lane's work.
+  __device__ int uniform_stage() const { return __shfl_sync(~0u, stage, 0); }
   // For the producer: the stage's last consumer has left. The first round waits for nobody.
   __device__ void wait_empty(uint64_t* empty) const {
     ptx::mbarrier_wait_parity(&empty[stage], phase ^ 1);

@@ -28,6 +28,15 @@ MOIRE_HOST_DEVICE inline int32_t bands_of(int32_t tiles_m, int32_t tile_m, int32
   return wanted >= most ? most : wanted > 1 ? static_cast<int32_t>(wanted) : 1;
 }
 
+// The same where the columns' operand takes columns_bytes: where the rows' cannot stay in the L2
+// but it can, bands of one row tile read both but once.
+MOIRE_HOST_DEVICE inline int32_t bands_of(int32_t tiles_m, int32_t tile_m, int32_t num_k,
+                                          int64_t columns_bytes) {
+  constexpr int64_t kStays = 24 << 20;
+  const int32_t bands = bands_of(tiles_m, tile_m, num_k);
+  return bands > 1 && columns_bytes <= kStays ? tiles_m : bands;
+}
+
 // Position of tile `index` of tiles_m x tiles_n.
 MOIRE_HOST_DEVICE inline TilePosition tile_position(int32_t index, int32_t tiles_m, int32_t tiles_n,
                                                     int32_t num_bands) {

@@ -105,8 +105,9 @@ class RaggedKWalk {
     const RowRange rows = rows_of(groups_, group);
     const auto num_rows = static_cast<int32_t>(rows.size());
     const int32_t num_k = (num_rows + kTileK - 1) / kTileK;
+    const int64_t columns_bytes = int64_t{tiles_n_} * kTileN * num_k * 128;
     const TilePosition p = tile_position(index % (tiles_m_ * tiles_n_), tiles_m_, tiles_n_,
-                                         bands_of(tiles_m_, kTileM, num_k));
+                                         bands_of(tiles_m_, kTileM, num_k, columns_bytes));
     return {1,        group, p.m * kTileM, p.n * kTileN, static_cast<int32_t>(rows.begin),
             num_rows, num_k};
   }

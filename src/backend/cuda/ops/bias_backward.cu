@@ -11,6 +11,7 @@
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/device/segment_pieces.cuh"
+#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/partial_sums.h"
 #include "core/arena.h"
@@ -203,34 +204,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kScales>)
   store_partial(args, first_index + own.block, own.column, partial);
 }
 
-struct Partials {
-  Partials(const BiasBackwardArgs& args, Workspace workspace) : arena(workspace) {
-    const int64_t n = TensorView(args.grad_y).columns();
-    segments = ceil_div(n, kSegment);
-    if (args.grad_bias.rank != 0) blocks = arena.take_floats(row_blocks_bound(args.groups), n);
-    if (args.grad_scale.rank != 0) rows = arena.take_floats(args.groups.capacity, segments);
-  }
-
-  Arena arena;
-  int64_t segments;
-  float* blocks = nullptr;
-  float* rows = nullptr;
-};
-
-template <class T>
-Operands<T> operands_of(const BiasBackwardArgs& args, const Partials& partials) {
-  const TensorView grad_y(args.grad_y);
-  return {.grad_y = matrix_of<const T>(grad_y),
-          .row_idx = indices_of(args.row_idx, "row_idx"),
-          .num_source_rows = grad_y.num_rows(),
-          .scale = vector_of<const float>(args.scale),
-          .bias = any_floats(args.bias),
-          .block_partials = partials.blocks,
-          .row_partials = partials.rows,
-          .columns = grad_y.columns(),
-          .groups = args.groups};
-}
-
 // Calls f.operator()<N, T>() for the type and the alignment of a call.
 template <class F>
 decltype(auto) with_columns(const BiasBackwardArgs& args, F&& f) {
@@ -249,55 +222,74 @@ Tiling<N> tiling_of(const BiasBackwardArgs& args) {
   return tiling;
 }
 
-Status run(const Context& context, const BiasBackwardArgs& args) {
-  Launcher launcher(context, "bias_backward");
-  const Partials partials(args, args.workspace);
-  with_columns(args, [&]<int N, class T>() {
-    const Tiling<N> tiling = tiling_of<N>(args);
-    const dim3 grid(blocks_for(row_blocks_bound(args.groups), tiling.rows),
-                    blocks_for(tiling.segments, tiling.per_part));
-    const auto kernel =
-        args.grad_scale.rank != 0 ? sum_kernel<true, N, T> : sum_kernel<false, N, T>;
-    launcher.launch(kernel, {grid, kThreads}, operands_of<T>(args, partials), tiling,
-                    launcher.reporter());
-  });
-  if (args.grad_bias.rank != 0) {
-    sum_block_partials(launcher, partials.blocks, args.groups, args.grad_bias, args.beta,
-                       args.beta_per_group);
+class Call {
+ public:
+  Call(const DeviceState&, const BiasBackwardArgs& args, const Workspace& workspace)
+      : args_(args), arena_(workspace) {
+    const int64_t columns = TensorView(args.grad_y).columns();
+    segments_ = ceil_div(columns, kSegment);
+    if (has_bias()) block_partials_ = arena_.take_floats(row_blocks_bound(args.groups), columns);
+    if (has_scale()) row_partials_ = arena_.take_floats(args.groups.capacity, segments_);
   }
-  if (args.grad_scale.rank != 0) {
-    sum_row_partials(launcher, partials.rows, partials.segments, args.groups, args.grad_scale,
-                     args.beta_scale, args.tail);
+
+  Reason supports() const { return why_not_segments("grad_y", args_.grad_y); }
+  size_t workspace() const { return arena_.used(); }
+  int64_t launches() const { return 1 + has_bias() + has_scale(); }
+  std::string policy() const {
+    return with_columns(args_, [&]<int N, class T>() {
+      const Tiling<N> tiling = tiling_of<N>(args_);
+      return concat("partial sums of ", kBlockRows, " rows, ", tiling.rows, " and ",
+                    tiling.per_part * kSegment, " columns per block of ", kThreads, " threads, ", N,
+                    " columns at once");
+    });
   }
-  return launcher.status();
-}
+  Status run(const Context& context) const {
+    Launcher launcher(context, "bias_backward");
+    with_columns(args_, [&]<int N, class T>() {
+      const Tiling<N> tiling = tiling_of<N>(args_);
+      const dim3 grid(blocks_for(row_blocks_bound(args_.groups), tiling.rows),
+                      blocks_for(tiling.segments, tiling.per_part));
+      const auto kernel = has_scale() ? sum_kernel<true, N, T> : sum_kernel<false, N, T>;
+      launcher.launch(kernel, {grid, kThreads}, operands<T>(), tiling, launcher.reporter());
+    });
+    if (has_bias()) {
+      sum_block_partials(launcher, block_partials_, args_.groups, args_.grad_bias, args_.beta,
+                         args_.beta_per_group);
+    }
+    if (has_scale()) {
+      sum_row_partials(launcher, row_partials_, segments_, args_.groups, args_.grad_scale,
+                       args_.beta_scale, args_.tail);
+    }
+    return launcher.status();
+  }
 
-Reason supports(const DeviceState&, const BiasBackwardArgs& args) {
-  return why_not_segments("grad_y", args.grad_y);
-}
+ private:
+  bool has_bias() const { return is_present(args_.grad_bias); }
+  bool has_scale() const { return is_present(args_.grad_scale); }
+  template <class T>
+  Operands<T> operands() const {
+    const TensorView grad_y(args_.grad_y);
+    return {.grad_y = matrix_of<const T>(grad_y),
+            .row_idx = indices_of(args_.row_idx, "row_idx"),
+            .num_source_rows = grad_y.num_rows(),
+            .scale = vector_of<const float>(args_.scale),
+            .bias = any_floats(args_.bias),
+            .block_partials = block_partials_,
+            .row_partials = row_partials_,
+            .columns = grad_y.columns(),
+            .groups = args_.groups};
+  }
 
-std::string policy(const DeviceState&, const BiasBackwardArgs& args) {
-  return with_columns(args, [&]<int N, class T>() {
-    const Tiling<N> tiling = tiling_of<N>(args);
-    return concat("partial sums of ", kBlockRows, " rows, ", tiling.rows, " and ",
-                  tiling.per_part * kSegment, " columns per block of ", kThreads, " threads, ", N,
-                  " columns at once");
-  });
-}
+  const BiasBackwardArgs& args_;
+  Arena arena_;
+  int64_t segments_;
+  float* block_partials_ = nullptr;
+  float* row_partials_ = nullptr;
+};
 
 }  // namespace
 
-const Implementation<BiasBackwardArgs> kBiasBackward = {
-    "cuda",
-    Device::kCuda,
-    supports,
-    [](const DeviceState&, const BiasBackwardArgs& args) {
-      return Partials(args, {}).arena.used();
-    },
-    policy,
-    run,
-    [](const DeviceState&, const BiasBackwardArgs& args) -> int64_t {
-      return 1 + (args.grad_bias.rank != 0) + (args.grad_scale.rank != 0);
-    }};
+const Implementation<BiasBackwardArgs> kBiasBackward =
+    implementation_of<BiasBackwardArgs, Call>("cuda");
 
 }  // namespace moire::cuda::ops

@@ -110,16 +110,6 @@ int64_t piece_bytes(const ConvertGluArgs& args, const Rows& m) {
   return largest == 0 ? kVectorBytes : std::min<int64_t>(kVectorBytes, largest);
 }
 
-// Calls f.operator()<T>() with an element of so many bytes.
-template <class F>
-decltype(auto) with_bytes(int64_t bytes, F&& f) {
-  if (bytes >= 16) return std::forward<F>(f).template operator()<uint4>();
-  if (bytes == 8) return std::forward<F>(f).template operator()<uint64_t>();
-  if (bytes == 4) return std::forward<F>(f).template operator()<uint32_t>();
-  if (bytes == 2) return std::forward<F>(f).template operator()<uint16_t>();
-  return std::forward<F>(f).template operator()<uint8_t>();
-}
-
 void move_rows(Launcher& launcher, const ConvertGluArgs& args) {
   Rows m = rows_of(args);
   const Layouts layouts(args);
@@ -173,19 +163,8 @@ Status run(const Context& context, const ConvertGluArgs& args) {
     move_rows(launcher, args);
     return launcher.status();
   }
-  switch (dtype_size(source.type())) {
-    case 8:
-      move_columns<uint64_t>(launcher, args);
-      break;
-    case 4:
-      move_columns<uint32_t>(launcher, args);
-      break;
-    case 2:
-      move_columns<uint16_t>(launcher, args);
-      break;
-    default:
-      move_columns<uint8_t>(launcher, args);
-  }
+  with_element_bytes(dtype_size(source.type()),
+                     [&]<class T>() { move_columns<T>(launcher, args); });
   return launcher.status();
 }
 

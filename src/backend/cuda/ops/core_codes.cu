@@ -19,7 +19,7 @@ enum class Fold { kNone, kRow, kColumn, kTile };
 struct Codes {
   Matrix<const uint8_t> source;
   Matrix<const uint8_t> source_scales;  // MXFP8
-  const float* source_tiles;            // of a weight that is turned and not folded
+  Matrix<const float> source_tiles;     // of a weight that is turned and not folded
   ScaleBlocks blocks;
   uint8_t* target;
   int64_t stride, matrix_stride;  // of the target
@@ -107,8 +107,8 @@ __device__ inline uint32_t fold_word(uint32_t word, uint32_t codes, uint32_t fol
     factor[j] = e8m0_to_float(static_cast<uint8_t>(shift < 127 ? 127 - shift : 0));
   }
   const float2 low = decode_pair(word, is_e5m2), high = decode_pair(word >> 16, is_e5m2);
-  const uint32_t changed = encode_pair(low.x * factor[0], low.y * factor[1], is_e5m2) |
-                           encode_pair(high.x * factor[2], high.y * factor[3], is_e5m2) << 16;
+  const uint32_t changed = encode_four(low.x * factor[0], low.y * factor[1], high.x * factor[2],
+                                       high.y * factor[3], is_e5m2);
   // NaN and infinity stay; what has the code 255 becomes NaN.
   const uint32_t first_special = is_e5m2 ? 0x7C7C7C7Cu : 0x7F7F7F7Fu;
   const uint32_t special = __vcmpgeu4(word & 0x7F7F7F7Fu, first_special);
@@ -221,9 +221,9 @@ __global__ void __launch_bounds__(kThreads) core_codes_kernel(const __grid_const
     fold<kFold>(args, square, column, w, shared[0]);
     if (kFold == Fold::kTile) __syncthreads();
   }
-  if (kFold == Fold::kNone && args.source_tiles != nullptr && threadIdx.x == 0) {
-    const uint32_t tile = square.index * args.column_tiles + square.first_column / kSide;
-    store_tile_scale(args, square, true, args.source_tiles[tile]);
+  if (kFold == Fold::kNone && args.source_tiles.is_present() && threadIdx.x == 0) {
+    const float* const scales = args.source_tiles.row(square.index);
+    store_tile_scale(args, square, true, scales[square.first_column / kSide]);
   }
   if constexpr (kTurns) {
     store_turned(args, square, w, shared);
@@ -287,7 +287,7 @@ void CoreCodes::make(Launcher& launcher) const {
   const Codes args{
       .source = matrix_of<const uint8_t>(codes_),
       .source_scales = matrix_of<const uint8_t>(scales_),
-      .source_tiles = is_weight && !is_folded_ ? static_cast<const float*>(scales_.data) : nullptr,
+      .source_tiles = matrix_of<const float>(is_weight && !is_folded_ ? scales_ : TensorView()),
       .blocks = blocks,
       .target = static_cast<uint8_t*>(made_codes_.data),
       .stride = made_codes_.stride(),

@@ -83,33 +83,29 @@ void launch(Launcher& launcher, const DequantizeArgs& args) {
                   launcher.reporter());
 }
 
-// A tile is the same in both directions, rowwise here.
-template <int kScaling, int kDirection = MOIRE_ROWWISE>
-void launch(Launcher& launcher, const DequantizeArgs& args) {
-  if constexpr (kScaling != MOIRE_SCALING_FP8_TILE && kDirection == MOIRE_ROWWISE) {
-    if (args.direction == MOIRE_COLUMNWISE) {
-      launch<kScaling, MOIRE_COLUMNWISE>(launcher, args);
-      return;
-    }
+// Calls f.operator()<kScaling, kDirection>(). A tile is the same in both directions, rowwise here.
+template <class F>
+void with_blocks(int32_t scaling, int32_t direction, F&& f) {
+  const bool is_rowwise = direction == MOIRE_ROWWISE;
+  if (scaling == MOIRE_SCALING_MXFP8) {
+    is_rowwise ? f.template operator()<MOIRE_SCALING_MXFP8, MOIRE_ROWWISE>()
+               : f.template operator()<MOIRE_SCALING_MXFP8, MOIRE_COLUMNWISE>();
+  } else if (scaling == MOIRE_SCALING_FP8_BLOCK) {
+    is_rowwise ? f.template operator()<MOIRE_SCALING_FP8_BLOCK, MOIRE_ROWWISE>()
+               : f.template operator()<MOIRE_SCALING_FP8_BLOCK, MOIRE_COLUMNWISE>();
+  } else {
+    f.template operator()<MOIRE_SCALING_FP8_TILE, MOIRE_ROWWISE>();
   }
-  with_float_type(TensorView(args.target).type(), [&]<class T>() {
-    if (takes_vectors(args)) {
-      launch<kScaling, kDirection, T, true>(launcher, args);
-    } else {
-      launch<kScaling, kDirection, T, false>(launcher, args);
-    }
-  });
 }
 
 Status run(const Context& context, const DequantizeArgs& args) {
   Launcher launcher(context, "dequantize");
-  if (args.scaling == MOIRE_SCALING_MXFP8) {
-    launch<MOIRE_SCALING_MXFP8>(launcher, args);
-  } else if (args.scaling == MOIRE_SCALING_FP8_BLOCK) {
-    launch<MOIRE_SCALING_FP8_BLOCK>(launcher, args);
-  } else {
-    launch<MOIRE_SCALING_FP8_TILE>(launcher, args);
-  }
+  with_blocks(args.scaling, args.direction, [&]<int kScaling, int kDirection>() {
+    with_float_type(TensorView(args.target).type(), [&]<class T>() {
+      (takes_vectors(args) ? launch<kScaling, kDirection, T, true>
+                           : launch<kScaling, kDirection, T, false>)(launcher, args);
+    });
+  });
   return launcher.status();
 }
 

@@ -3,6 +3,7 @@
 // caller does not keep it; bits are those of an epilogue (docs/semantics.md, fused = unfused).
 #pragma once
 
+#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "core/arena.h"
 #include "core/format.h"
@@ -29,7 +30,8 @@ size_t give_rest(const DeviceState& state, Arena& arena, GroupedGemmArgs& produc
 // that it is told.
 template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
 struct GluApart {
-  GluApart(const DeviceState& state, const GroupedGemmGluArgs& args, Workspace workspace) {
+  GluApart(const DeviceState& device, const GroupedGemmGluArgs& args, const Workspace& workspace)
+      : state(device) {
     Arena arena(workspace);
     const int64_t rows = args.groups.capacity, columns = Weight(args.b).out_features();
     const DType storage = glu_storage(args);
@@ -52,38 +54,34 @@ struct GluApart {
     product.accumulation = args.accumulation;
     used = give_rest<kProduct>(state, arena, product);
   }
+
+  Reason supports() const {
+    const Reason reason = kProduct.supports(state, product);
+    return reason ? reason : kGlu.supports(state, glu);
+  }
+  size_t workspace() const { return used; }
+  std::string policy() const { return kProduct.policy(state, product) + ", then the activation"; }
+  int64_t launches() const { return 1 + launches_of(kProduct, state, product); }
+  Status run(const Context& context) const {
+    MOIRE_RETURN_IF_ERROR(kMultiply(context, "grouped_gemm_glu", product));
+    return kGlu.run(context, glu);
+  }
+
+  const DeviceState& state;
   GroupedGemmArgs product;
   GluArgs glu;
   size_t used;
-
-  static Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
-    const GluApart steps(state, args, {});
-    const Reason reason = kProduct.supports(state, steps.product);
-    return reason ? reason : kGlu.supports(state, steps.glu);
-  }
-  static size_t workspace(const DeviceState& state, const GroupedGemmGluArgs& args) {
-    return GluApart(state, args, {}).used;
-  }
-  static std::string policy(const DeviceState& state, const GroupedGemmGluArgs& args) {
-    return kProduct.policy(state, GluApart(state, args, {}).product) + ", then the activation";
-  }
-  static Status run(const Context& context, const GroupedGemmGluArgs& args) {
-    const GluApart steps(context.state(), args, args.workspace);
-    MOIRE_RETURN_IF_ERROR(kMultiply(context, "grouped_gemm_glu", steps.product));
-    return kGlu.run(context, steps.glu);
-  }
-  static int64_t launches(const DeviceState& state, const GroupedGemmGluArgs& args) {
-    return 1 + launches_of(kProduct, state, GluApart(state, args, {}).product);
-  }
-  static constexpr Implementation<GroupedGemmGluArgs> kOp = {
-      "apart", Device::kCuda, supports, workspace, policy, run, launches};
 };
+template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
+inline constexpr Implementation<GroupedGemmGluArgs> kGluApart =
+    implementation_of<GroupedGemmGluArgs, GluApart<kProduct, kMultiply>>("apart");
 
 // grad_act = grad_y * w2, then grad_z, act and grad_probs; grad_bias from the stored grad_z.
 template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
 struct GluBackwardApart {
-  GluBackwardApart(const DeviceState& state, const GroupedGemmGluBackwardArgs& args,
-                   Workspace workspace) {
+  GluBackwardApart(const DeviceState& device, const GroupedGemmGluBackwardArgs& args,
+                   const Workspace& workspace)
+      : state(device) {
     Arena arena(workspace);
     glu.z = args.z;
     glu.probs = args.probs;
@@ -116,41 +114,37 @@ struct GluBackwardApart {
     product.accumulation = args.accumulation;
     used = give_rest<kProduct>(state, arena, product);
   }
+
+  Reason supports() const {
+    if (const Reason reason = kProduct.supports(state, product)) {
+      return concat("of the product of a = grad_y and b = w2: ", *reason);
+    }
+    return kGluBackward.supports(state, glu);
+  }
+  size_t workspace() const { return used; }
+  std::string policy() const {
+    return concat(kProduct.policy(state, product), ", then the activation's backward",
+                  has_bias() ? " and a pass over grad_z for grad_bias" : "");
+  }
+  int64_t launches() const {
+    return 1 + launches_of(kProduct, state, product) +
+           (has_bias() ? launches_of(kBiasBackward, state, bias) : 0);
+  }
+  Status run(const Context& context) const {
+    MOIRE_RETURN_IF_ERROR(kMultiply(context, "grouped_gemm_glu_backward", product));
+    MOIRE_RETURN_IF_ERROR(kGluBackward.run(context, glu));
+    return has_bias() ? kBiasBackward.run(context, bias) : Status();
+  }
   bool has_bias() const { return is_present(bias.grad_bias); }
 
+  const DeviceState& state;
   GroupedGemmArgs product;
   GluBackwardArgs glu;
   BiasBackwardArgs bias;
   size_t used;
-
-  static Reason supports(const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-    const GluBackwardApart steps(state, args, {});
-    if (const Reason reason = kProduct.supports(state, steps.product)) {
-      return concat("of the product of a = grad_y and b = w2: ", *reason);
-    }
-    return kGluBackward.supports(state, steps.glu);
-  }
-  static size_t workspace(const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-    return GluBackwardApart(state, args, {}).used;
-  }
-  static std::string policy(const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-    const GluBackwardApart steps(state, args, {});
-    return concat(kProduct.policy(state, steps.product), ", then the activation's backward",
-                  steps.has_bias() ? " and a pass over grad_z for grad_bias" : "");
-  }
-  static Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
-    const GluBackwardApart steps(context.state(), args, args.workspace);
-    MOIRE_RETURN_IF_ERROR(kMultiply(context, "grouped_gemm_glu_backward", steps.product));
-    MOIRE_RETURN_IF_ERROR(kGluBackward.run(context, steps.glu));
-    return steps.has_bias() ? kBiasBackward.run(context, steps.bias) : Status();
-  }
-  static int64_t launches(const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-    const GluBackwardApart steps(state, args, {});
-    return 1 + launches_of(kProduct, state, steps.product) +
-           (steps.has_bias() ? launches_of(kBiasBackward, state, steps.bias) : 0);
-  }
-  static constexpr Implementation<GroupedGemmGluBackwardArgs> kOp = {
-      "apart", Device::kCuda, supports, workspace, policy, run, launches};
 };
+template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
+inline constexpr Implementation<GroupedGemmGluBackwardArgs> kGluBackwardApart =
+    implementation_of<GroupedGemmGluBackwardArgs, GluBackwardApart<kProduct, kMultiply>>("apart");
 
 }  // namespace moire::cuda::ops

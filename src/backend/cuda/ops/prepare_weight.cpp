@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/core_codes.h"
 #include "core/format.h"
@@ -16,39 +17,61 @@ namespace moire::cuda::ops {
 namespace {
 
 // The weight quantised, into the memory that is kept or on the way to what is kept of it.
-struct Steps {
-  explicit Steps(const PrepareWeightArgs& args)
-      : form(static_cast<WeightForm>(args.prepared.form)), arena(args.workspace) {
+class Call {
+ public:
+  Call(const DeviceState& state, const PrepareWeightArgs& args, const Workspace& workspace)
+      : state_(state),
+        args_(args),
+        form_(static_cast<WeightForm>(args.prepared.form)),
+        arena_(workspace) {
     const WeightCopies kept = copies_of(args.prepared);
     const bool is_tiled = args.recipe == MOIRE_RECIPE_FP8_BLOCK;
     WeightCopies codes = kept;
-    if (form == WeightForm::kDequantized || (form == WeightForm::kCores && !is_tiled)) {
-      codes = take_copies(arena, args.prepared, WeightForm::kCodes);
-    } else if (form == WeightForm::kCores) {
+    if (form_ == WeightForm::kDequantized || (form_ == WeightForm::kCores && !is_tiled)) {
+      codes = take_copies(arena_, args.prepared, WeightForm::kCodes);
+    } else if (form_ == WeightForm::kCores) {
       codes.columnwise = {};
       if (!is_present(codes.rowwise)) {
-        codes = take_copies(arena, args.prepared, WeightForm::kCodes);
+        codes = take_copies(arena_, args.prepared, WeightForm::kCodes);
       }
     }
-    quantize = quantize_step(args, codes);
-    if (form == WeightForm::kDequantized) {
+    quantize_ = quantize_step(args, codes);
+    if (form_ == WeightForm::kDequantized) {
       add_decoding(codes.rowwise, kept.rowwise, MOIRE_ROWWISE);
       add_decoding(codes.columnwise, kept.columnwise, MOIRE_COLUMNWISE);
     }
-    if (form != WeightForm::kCores) return;
+    if (form_ != WeightForm::kCores) return;
     if (is_present(kept.rowwise) && !is_tiled) {
-      cores[0].emplace(codes.rowwise, false, kept.rowwise);
+      cores_[0].emplace(codes.rowwise, false, kept.rowwise);
     }
     if (is_present(kept.columnwise)) {
-      cores[1].emplace(is_tiled ? codes.rowwise : codes.columnwise, true, kept.columnwise);
+      cores_[1].emplace(is_tiled ? codes.rowwise : codes.columnwise, true, kept.columnwise);
     }
   }
-  std::span<const DequantizeArgs> decode() const { return std::span(decode_).first(num_decoded_); }
 
-  WeightForm form;
-  Arena arena;
-  QuantizeWeightArgs quantize;
-  std::array<std::optional<CoreCodes>, 2> cores;
+  Reason supports() const { return kQuantizeWeight.supports(state_, quantize_); }
+  size_t workspace() const { return arena_.used(); }
+  std::string policy() const {
+    return concat(form_ == WeightForm::kDequantized ? "decoded into bf16, "
+                  : form_ == WeightForm::kCores     ? "tiles for FP8 tensor cores, "
+                                                    : "codes, ",
+                  args_.prepared.memory.shape[0], " bytes kept");
+  }
+  int64_t launches() const {
+    return 1 + static_cast<int64_t>(num_decoded_) + cores_[0].has_value() + cores_[1].has_value();
+  }
+  Status run(const Context& context) const {
+    const Context own = context.within({"prepare_weight", "w"});
+    MOIRE_RETURN_IF_ERROR(kQuantizeWeight.run(own, quantize_));
+    for (const DequantizeArgs& decode : std::span(decode_).first(num_decoded_)) {
+      MOIRE_RETURN_IF_ERROR(kDequantize.run(own, decode));
+    }
+    Launcher launcher(own, "prepare_weight");
+    for (const auto& codes : cores_) {
+      if (codes) codes->make(launcher);
+    }
+    return launcher.status();
+  }
 
  private:
   void add_decoding(const moire_quantized& codes, const moire_quantized& kept, int32_t direction) {
@@ -59,45 +82,16 @@ struct Steps {
     args.direction = direction;
     args.target = kept.data;
   }
+
+  const DeviceState& state_;
+  const PrepareWeightArgs& args_;
+  WeightForm form_;
+  Arena arena_;
+  QuantizeWeightArgs quantize_;
   std::array<DequantizeArgs, 2> decode_;
   size_t num_decoded_ = 0;
+  std::array<std::optional<CoreCodes>, 2> cores_;
 };
-
-Reason supports(const DeviceState& state, const PrepareWeightArgs& args) {
-  return kQuantizeWeight.supports(state, quantize_step(args, {}));
-}
-
-Status run(const Context& context, const PrepareWeightArgs& args) {
-  const Context own = context.within({"prepare_weight", "w"});
-  const Steps steps(args);
-  MOIRE_RETURN_IF_ERROR(kQuantizeWeight.run(own, steps.quantize));
-  for (const DequantizeArgs& decode : steps.decode()) {
-    MOIRE_RETURN_IF_ERROR(kDequantize.run(own, decode));
-  }
-  Launcher launcher(own, "prepare_weight");
-  for (const auto& codes : steps.cores) {
-    if (codes) codes->make(launcher);
-  }
-  return launcher.status();
-}
-
-size_t workspace(const DeviceState&, const PrepareWeightArgs& args) {
-  return Steps(args).arena.used();
-}
-
-std::string policy(const DeviceState&, const PrepareWeightArgs& args) {
-  const WeightForm form = Steps(args).form;
-  return concat(form == WeightForm::kDequantized ? "decoded into bf16, "
-                : form == WeightForm::kCores     ? "tiles for FP8 tensor cores, "
-                                                 : "codes, ",
-                args.prepared.memory.shape[0], " bytes kept");
-}
-
-int64_t launches(const DeviceState&, const PrepareWeightArgs& args) {
-  const Steps steps(args);
-  return 1 + static_cast<int64_t>(steps.decode().size()) + steps.cores[0].has_value() +
-         steps.cores[1].has_value();
-}
 
 }  // namespace
 
@@ -110,14 +104,7 @@ WeightForm prepared_form(const DeviceState& state, const PrepareWeightArgs& args
   return fits && args.recipe != MOIRE_RECIPE_MXFP8 ? WeightForm::kCores : WeightForm::kCodes;
 }
 
-const Implementation<PrepareWeightArgs> kPrepareWeight = {
-    .name = "cuda",
-    .device = Device::kCuda,
-    .supports = supports,
-    .workspace = workspace,
-    .policy = policy,
-    .run = run,
-    .launches = launches,
-};
+const Implementation<PrepareWeightArgs> kPrepareWeight =
+    implementation_of<PrepareWeightArgs, Call>("cuda");
 
 }  // namespace moire::cuda::ops

@@ -2,6 +2,7 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_kernel.cuh"
+#include "core/quantize_bias.h"
 
 namespace moire::cuda::ops {
 namespace {
@@ -60,19 +61,7 @@ TensorView shape_of(const moire_quantized& rowwise, const moire_quantized& colum
 }
 
 Status run_quantize(const Context& context, const QuantizeArgs& args) {
-  Launcher launcher(context, "quantize");
-  const TensorView source(args.source), shape = shape_of(args.rowwise, args.columnwise);
-  const ScaleBlocks blocks =
-      scale_blocks(shape, args.groups, args.scaling, is_present(args.columnwise));
-  const NonFiniteCall call = non_finite_call(context, {"quantize", "source"}, shape, false);
-  with_floats(source.type(), takes_vectors(source, args.rowwise, args.columnwise),
-              [&]<class T, bool kVectors>() {
-                auto tiles = tiles_of<FloatRows<T, kVectors>>(args, source, blocks);
-                tiles.source.row_idx = indices_of(args.row_idx, "row_idx");
-                tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
-                launch_scaling(launcher, args.scaling, tiles, shape, call);
-              });
-  return launcher.status();
+  return quantize_left(context, args, nullptr);
 }
 
 Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
@@ -113,7 +102,14 @@ Reason supports_quantize_weight(const DeviceState&, const QuantizeWeightArgs& ar
 }
 
 std::string policy_quantize(const DeviceState&, const QuantizeArgs& args) {
-  return tiles_policy(args.scaling, takes_vectors(args.source, args.rowwise, args.columnwise));
+  return tiles_policy(args.scaling, takes_vectors(args.source, args.rowwise, args.columnwise)) +
+         (is_present(args.grad_bias) ? ", then bias_backward" : "");
+}
+size_t bias_workspace(const DeviceState& state, const QuantizeArgs& args) {
+  return kBiasBackward.workspace(state, bias_backward_of(args));
+}
+int64_t launches_quantize(const DeviceState& state, const QuantizeArgs& args) {
+  return is_present(args.grad_bias) ? 1 + kBiasBackward.launches(state, bias_backward_of(args)) : 1;
 }
 std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
   return tiles_policy(args.scaling, takes_vectors(args));
@@ -121,8 +117,27 @@ std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs&
 
 }  // namespace
 
+Status quantize_left(const Context& context, const QuantizeArgs& args, const uint32_t* left) {
+  Launcher launcher(context, "quantize");
+  const TensorView source(args.source), shape = shape_of(args.rowwise, args.columnwise);
+  const ScaleBlocks blocks =
+      scale_blocks(shape, args.groups, args.scaling, is_present(args.columnwise));
+  const NonFiniteCall call = non_finite_call(context, {"quantize", "source"}, shape, false);
+  with_floats(source.type(), takes_vectors(source, args.rowwise, args.columnwise),
+              [&]<class T, bool kVectors>() {
+                auto tiles = tiles_of<FloatRows<T, kVectors>>(args, source, blocks);
+                tiles.source.row_idx = indices_of(args.row_idx, "row_idx");
+                tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
+                tiles.left = left;
+                launch_scaling(launcher, args.scaling, tiles, shape, call);
+              });
+  if (!launcher.ok() || !is_present(args.grad_bias)) return launcher.status();
+  return kBiasBackward.run(context, bias_backward_of(args));
+}
+
 const Implementation<QuantizeArgs> kQuantize = {
-    "cuda", Device::kCuda, supports_quantize, no_workspace, policy_quantize, run_quantize,
+    "cuda",          Device::kCuda, supports_quantize, bias_workspace,
+    policy_quantize, run_quantize,  launches_quantize,
 };
 const Implementation<QuantizeWeightArgs> kQuantizeWeight = {
     "cuda",       Device::kCuda,          supports_quantize_weight,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <moire/context.h>
+#include <moire/quantize.h>
 
 #include <string>
 
@@ -10,6 +11,10 @@
 #include "core/scale_shapes.h"
 
 namespace moire::cuda::ops {
+
+// quantize(). With `left`, whose source is the copy itself, where *left is not 0: else nothing is
+// done.
+Status quantize_left(const Context& context, const QuantizeArgs& args, const uint32_t* left);
 
 // What is said of an element that is not finite: of `own`, unless the call is a step of another.
 inline NonFiniteCall non_finite_call(const Context& context, const Context::Origin& own,

@@ -12,134 +12,11 @@
 
 #include "backend/cuda/device/non_finite.cuh"
 #include "backend/cuda/device/warp.cuh"
+#include "backend/cuda/ops/quantize_store.cuh"
 #include "backend/cuda/ops/quantize_tiles.cuh"
 #include "backend/cuda/runtime/launch.h"
 
 namespace moire::cuda::ops {
-
-// One quantised copy; absent where data is null. Without scales it is values: BF16.
-struct CopyTarget {
-  uint8_t* data;
-  int64_t stride;  // bytes
-  void* scales;
-  int64_t scale_stride;
-  int64_t scale_rows;
-  bool is_e5m2;
-
-  __host__ __device__ bool is_present() const { return data != nullptr; }
-  __device__ bool is_values() const { return scales == nullptr; }
-  __device__ int element_bytes() const { return is_values() ? 2 : 1; }
-};
-
-template <class Source>
-struct QuantizeTiles {
-  Source source;
-  ScaleBlocks blocks;
-  CopyTarget rowwise, columnwise;  // FP8_TILE: rowwise alone
-  int64_t capacity;                // rows of the copies
-  uint32_t column_tiles;
-  bool fractional, zeroes_tail;
-};
-
-constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
-
-// Eight values times what they are multiplied by, as codes in pairs.
-template <class T, class Multiplier>
-__device__ inline void encode_eight(uint32_t (&codes)[4], bool is_e5m2, const Eight<T>& values,
-                                    Multiplier&& multiplier) {
-  const auto encode = [&](auto format) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      codes[i] = encode_pair(values[2 * i] * multiplier(2 * i),
-                             values[2 * i + 1] * multiplier(2 * i + 1), format.value);
-    }
-  };
-  if (is_e5m2) {
-    encode(std::true_type());
-  } else {
-    encode(std::false_type());
-  }
-}
-
-// Eight bytes, of which so many columns are left.
-template <bool kVectors>
-__device__ inline void store_bytes(uint8_t* p, int columns_left, const uint32_t (&words)[2]) {
-  if constexpr (kVectors) {
-    *reinterpret_cast<uint2*>(p) = {words[0], words[1]};
-  } else {
-#pragma unroll
-    for (int i = 0; i < kEight; ++i) {
-      if (i < columns_left) p[i] = static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)));
-    }
-  }
-}
-
-// What E4M3 codes decode to, where `multiplier` has what their elements were multiplied by.
-template <bool kVectors, class Multiplier>
-__device__ inline void store_values(uint8_t* p, int columns_left, const uint32_t (&codes)[4],
-                                    Multiplier&& multiplier) {
-  uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = decode_pair(codes[i], false);
-    words[i] = bits_as<uint32_t>(
-        __floats2bfloat162_rn(pair.x * mx_scale_of_multiplier(multiplier(2 * i)),
-                              pair.y * mx_scale_of_multiplier(multiplier(2 * i + 1))));
-  }
-  if constexpr (kVectors) {
-    *reinterpret_cast<uint4*>(p) = {words[0], words[1], words[2], words[3]};
-  } else {
-#pragma unroll
-    for (int i = 0; i < kEight; ++i) {
-      if (i >= columns_left) continue;
-      reinterpret_cast<uint16_t*>(p)[i] = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
-    }
-  }
-}
-
-// A part's rows.
-template <int kScaling, class Source>
-using Rows = typename Source::template Rows<TileShape<kScaling>::kRowsPerThread>;
-
-// A part's rows as codes or values; `multiplier(i, j)` is that of column j of row i.
-template <int kScaling, class Source, class Multiplier>
-__device__ inline void store_rows(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
-                                  const CopyTarget& to, const Rows<kScaling, Source>& values,
-                                  Multiplier&& multiplier) {
-  constexpr bool kMakesValues = kScaling == MOIRE_SCALING_MXFP8 && !Source::kIsDecoded;
-  constexpr bool kVectors = Source::kVectors;
-  const int left = args.source.columns - tile.column;
-  uint8_t* const first = to.data + tile.row(0) * to.stride + tile.column * to.element_bytes();
-  decltype(auto) rows = decoded_anew(values);
-  const auto store = [&](auto store_eight, bool is_e5m2) {
-    uint8_t* p = first;
-#pragma unroll
-    for (int i = 0; i < TilePart<kScaling>::kRows; ++i) {
-      const auto of_column = [&](int j) { return multiplier(i, j); };
-      if (tile.has_row(i)) {
-        uint32_t codes[4];
-        encode_eight(codes, is_e5m2, rows[i], of_column);
-        store_eight(p, codes, of_column);
-      }
-      p += TileShape<kScaling>::kRowStep * to.stride;
-    }
-  };
-  if constexpr (kMakesValues) {
-    if (to.is_values()) {
-      store([&](uint8_t* p, const auto& codes,
-                const auto& of_column) { store_values<kVectors>(p, left, codes, of_column); },
-            false);
-      return;
-    }
-  }
-  store(
-      [&](uint8_t* p, const auto& codes, const auto&) {
-        const uint32_t words[2] = {__byte_perm(codes[0], codes[1], 0x5410),
-                                   __byte_perm(codes[2], codes[3], 0x5410)};
-        store_bytes<kVectors>(p, left, words);
-      },
-      to.is_e5m2);
-}
 
 // The first of this warp's elements that is infinite or NaN, noted. They are read again: nobody
 // waits for it where all is finite.
@@ -169,32 +46,32 @@ __device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
                   args.source.named_row(row, reporter));
 }
 
-// The copy with scales along the rows; whether anything is infinite or NaN.
-template <int kScaling, class Source>
-__device__ inline bool quantize_rows(const QuantizeTiles<Source>& args,
-                                     const TilePart<kScaling>& tile,
-                                     const Rows<kScaling, Source>& values) {
+// The copy with scales along the rows; what was met.
+template <Way kWay, int kScaling, class Source, class Values>
+__device__ inline uint32_t quantize_rows(const QuantizeTiles<Source>& args,
+                                         const TilePart<kScaling>& tile, const Values& values) {
   using Shape = TileShape<kScaling>;
   using S = Scales<kScaling>;
   constexpr int kRows = TilePart<kScaling>::kRows;
   const CopyTarget& to = args.rowwise;
   float amax[kRows];
   largest_of_rows<false, Shape::kLanes>(values, amax);
-  uint32_t most = 0;
+  Largest largest;
 #pragma unroll
-  for (const float of_row : amax) most = max(most, bit_cast<uint32_t>(of_row));
-  const bool is_odd = __any_sync(kAllLanes, most >= kInfinityBits) != 0;
+  for (const float of_row : amax) largest.add(of_row);
+  const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
+  if (is_left<kWay, Source, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
   if (is_odd) largest_of_rows<true, Shape::kLanes>(values, amax);
   auto* p = static_cast<typename S::Stored*>(to.scales) + tile.row(0) * to.scale_stride +
             tile.column / S::kBlock;
 #pragma unroll
   for (int i = 0; i < kRows; ++i, p += Shape::kRowStep * to.scale_stride) {
-    const auto scale = S::of(amax[i], to.is_e5m2, args.fractional);
+    const auto scale = scale_of<kScaling>(values, amax[i], to.is_e5m2, args.fractional);
     if (threadIdx.x % Shape::kLanes == 0 && tile.has_row(i) && !to.is_values()) *p = scale.scale;
     amax[i] = scale.multiplier;
   }
-  store_rows(args, tile, to, values, [&](int i, int) { return amax[i]; });
-  return is_odd;
+  store_rows<kWay>(args, tile, to, values, [&](int i, int) { return amax[i]; });
+  return is_odd ? kIsOdd : 0;
 }
 
 // Largest magnitudes of eight columns, packed as their elements are.
@@ -257,24 +134,25 @@ __device__ inline float share_columns(const Rows& values, ColumnMemory<kScaling,
   return M::to_float(static_cast<typename M::Bits>(bits));
 }
 
-// The copy with scales down the columns of a warp's tile; whether anything is infinite or NaN.
-template <int kScaling, class Source>
-__device__ inline bool quantize_columns_of_warp(const QuantizeTiles<Source>& args,
-                                                const TilePart<kScaling>& tile,
-                                                const Rows<kScaling, Source>& values) {
+// The copy with scales down the columns of a warp's tile; what was met.
+template <Way kWay, int kScaling, class Source, class Values>
+__device__ inline uint32_t quantize_columns_of_warp(const QuantizeTiles<Source>& args,
+                                                    const TilePart<kScaling>& tile,
+                                                    const Values& values) {
   using Shape = TileShape<kScaling>;
   const CopyTarget& to = args.columnwise;
   auto most = largest_in_warp<false, kScaling>(values);
-  bool is_odd = false;
+  Largest largest;
 #pragma unroll
-  for (int j = 0; j < kEight; ++j) is_odd |= bit_cast<uint32_t>(most[j]) >= kInfinityBits;
-  is_odd = __any_sync(kAllLanes, is_odd) != 0;
+  for (int j = 0; j < kEight; ++j) largest.add(most[j]);
+  const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
+  if (is_left<kWay, Source, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
   if (is_odd) most = largest_in_warp<true, kScaling>(values);
   float multipliers[kEight];
   uint32_t scales[2] = {0, 0};
 #pragma unroll
   for (int j = 0; j < kEight; ++j) {
-    const auto scale = Scales<kScaling>::of(most[j], to.is_e5m2, args.fractional);
+    const auto scale = scale_of<kScaling>(values, most[j], to.is_e5m2, args.fractional);
     multipliers[j] = scale.multiplier;
     scales[j / 4] |= uint32_t{scale.scale} << (8 * (j % 4));
   }
@@ -284,15 +162,14 @@ __device__ inline bool quantize_columns_of_warp(const QuantizeTiles<Source>& arg
         static_cast<uint8_t*>(to.scales) + tile.index * to.scale_stride + tile.column, left,
         scales);
   }
-  store_rows(args, tile, to, values, [&](int, int j) { return multipliers[j]; });
-  return is_odd;
+  store_rows<kWay>(args, tile, to, values, [&](int, int j) { return multipliers[j]; });
+  return is_odd ? kIsOdd : 0;
 }
 
-// The copy with scales down the columns; whether anything is infinite or NaN.
-template <int kScaling, class Source>
-__device__ inline bool quantize_columns(const QuantizeTiles<Source>& args,
-                                        const TilePart<kScaling>& tile,
-                                        const Rows<kScaling, Source>& values) {
+// The copy with scales down the columns; what was met.
+template <Way kWay, int kScaling, class Source, class Values>
+__device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
+                                            const TilePart<kScaling>& tile, const Values& values) {
   using Shape = TileShape<kScaling>;
   using S = Scales<kScaling>;
   __shared__ ColumnMemory<kScaling, typename Source::Element> memory;
@@ -317,15 +194,14 @@ __device__ inline bool quantize_columns(const QuantizeTiles<Source>& args,
   const int first = static_cast<int>(threadIdx.x) % Shape::kPieces * kEight;
 #pragma unroll
   for (int i = 0; i < kEight; ++i) multipliers[i] = memory.multipliers[first + i];
-  store_rows(args, tile, to, values, [&](int, int j) { return multipliers[j]; });
-  return is_odd;
+  store_rows<kWay>(args, tile, to, values, [&](int, int j) { return multipliers[j]; });
+  return is_odd ? kIsOdd : 0;
 }
 
-// The tile with one scale; whether anything is infinite or NaN.
-template <int kScaling, class Source>
-__device__ inline bool quantize_tile(const QuantizeTiles<Source>& args,
-                                     const TilePart<kScaling>& tile,
-                                     const Rows<kScaling, Source>& values) {
+// The tile with one scale; what was met.
+template <Way kWay, int kScaling, class Source, class Values>
+__device__ inline uint32_t quantize_tile(const QuantizeTiles<Source>& args,
+                                         const TilePart<kScaling>& tile, const Values& values) {
   using Shape = TileShape<kScaling>;
   using S = Scales<kScaling>;
   using T = typename Source::Element;
@@ -350,8 +226,45 @@ __device__ inline bool quantize_tile(const QuantizeTiles<Source>& args,
     static_cast<typename S::Stored*>(
         to.scales)[tile.index * to.scale_stride + tile.first_column / S::kBlock] = scale.scale;
   }
-  store_rows(args, tile, to, values, [&](int, int) { return scale.multiplier; });
-  return is_odd;
+  store_rows<kWay>(args, tile, to, values, [&](int, int) { return scale.multiplier; });
+  return is_odd ? kIsOdd : 0;
+}
+
+// The copies of a tile; what was met.
+template <Way kWay, int kScaling, class Source, class Values>
+__device__ inline uint32_t quantize_copies(const QuantizeTiles<Source>& args,
+                                           const TilePart<kScaling>& tile, const Values& values) {
+  if constexpr (kScaling == MOIRE_SCALING_FP8_TILE) {
+    return quantize_tile<kWay>(args, tile, values);
+  }
+  uint32_t met = 0;
+  if (args.rowwise.is_present()) met = quantize_rows<kWay>(args, tile, values);
+  if (args.columnwise.is_present()) {
+    if constexpr (TileShape<kScaling>::kIsWarps) {
+      met |= quantize_columns_of_warp<kWay>(args, tile, values);
+    } else {
+      met |= quantize_columns<kWay>(args, tile, values);
+    }
+  }
+  return met;
+}
+
+// Whether tiles of such a source may be left.
+template <int kScaling, class Source>
+constexpr bool kLeavesTiles = kScaling == MOIRE_SCALING_MXFP8 &&
+                              (Source::kIsDecoded ||
+                               std::is_same_v<typename Source::Element, __nv_bfloat16>);
+
+// All that is to be done of a tile that was left, which is read again: only few are. What is odd is
+// noted before anything is written, for the copy may be the source.
+template <int kScaling, class Source>
+__device__ __noinline__ void quantize_any(const QuantizeTiles<Source>& args,
+                                          const TilePart<kScaling> tile, const Reporter& reporter,
+                                          const NonFiniteReporter& notes) {
+  note_first(args, tile, reporter, notes);
+  Rows<kScaling, Source> values;
+  args.source.load(tile, reporter, values);
+  quantize_copies<Way::kAny>(args, tile, values);
 }
 
 // Rows past the last group.
@@ -399,6 +312,7 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
     quantize_kernel(const __grid_constant__ QuantizeTiles<Source> args,
                     const __grid_constant__ Reporter reporter,
                     const __grid_constant__ NonFiniteReporter notes) {
+  if (args.left != nullptr && *args.left == 0) return;
   if (blockIdx.x == 0) {
     check_groups(args.blocks.groups, reporter, threadIdx.x, TileShape<kScaling>::kThreads);
   }
@@ -407,20 +321,17 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
   if (tile.is_empty) return;
   Rows<kScaling, Source> values;
   args.source.load(tile, reporter, values);
-  bool is_odd = false;
-  if constexpr (kScaling == MOIRE_SCALING_FP8_TILE) {
-    is_odd = quantize_tile<kScaling>(args, tile, values);
+  uint32_t met = kIsLeft;
+  if constexpr (Source::kIsDecoded && kScaling == MOIRE_SCALING_MXFP8) {
+    HalfRows<tile.kRows> halves;
+    if (values.as_halves(tile, halves)) met = quantize_copies<Way::kQuick>(args, tile, halves);
   } else {
-    if (args.rowwise.is_present()) is_odd = quantize_rows<kScaling>(args, tile, values);
-    if (args.columnwise.is_present()) {
-      if constexpr (TileShape<kScaling>::kIsWarps) {
-        is_odd |= quantize_columns_of_warp(args, tile, values);
-      } else {
-        is_odd |= quantize_columns(args, tile, values);
-      }
-    }
+    met = quantize_copies<Way::kQuick>(args, tile, values);
   }
-  if (is_odd) note_first(args, tile, reporter, notes);
+  if constexpr (kLeavesTiles<kScaling, Source>) {
+    if (met >= kIsLeft) return quantize_any(args, tile, reporter, notes);
+  }
+  if (met == kIsOdd) note_first(args, tile, reporter, notes);
 }
 
 inline CopyTarget copy_target(const moire_quantized& q) {

@@ -72,6 +72,18 @@ struct ScaleBlocks {
     }
     return {min(first, end), min(first + kSize, end)};
   }
+  // The same of a block's warps, of which most have the first one's index: that one searches for
+  // them, and the others' instructions are left to what they do next.
+  template <int kSize>
+  __device__ RowRange at_together(uint32_t index, uint32_t first) const {
+    __shared__ RowRange of_first;
+    const bool searches = threadIdx.x < kWarp || index != first;
+    RowRange rows{};
+    if (searches) rows = at<kSize>(index);
+    if (threadIdx.x == 0) of_first = rows;
+    __syncthreads();
+    return searches ? rows : of_first;
+  }
 };
 
 // Blocks of [capacity, k] by groups, or of [G, n, k]; `shares_rows`: whether rows share scales.
@@ -90,7 +102,8 @@ inline ScaleBlocks scale_blocks(const TensorView& shape, const moire_groups& gro
   return out;
 }
 
-// A tile's place, and this thread's part of it: eight columns of every kRowStep-th row.
+// A tile's place, and this thread's part of it: eight columns of every kRowStep-th row. A block
+// makes it together.
 template <int kScaling>
 struct TilePart {
   using Shape = TileShape<kScaling>;
@@ -104,11 +117,12 @@ struct TilePart {
   int first_row;     // of the part, in the tile
 
   __device__ TilePart(const ScaleBlocks& blocks, uint32_t column_tiles, int columns) {
-    const uint32_t number = blockIdx.x * Shape::kTiles + threadIdx.x / Shape::kTileThreads;
+    const uint32_t first = blockIdx.x * Shape::kTiles;
+    const uint32_t number = first + threadIdx.x / Shape::kTileThreads;
     index = number / column_tiles;
     first_column = static_cast<int>(number % column_tiles) * Shape::kColumns;
     column = first_column + Shape::thread() % Shape::kPieces * kEight;
-    const RowRange rows = blocks.at<Shape::kRows>(index);
+    const RowRange rows = blocks.at_together<Shape::kRows>(index, first / column_tiles);
     begin = rows.begin;
     is_empty = rows.size() == 0;
     num_rows = column < columns ? static_cast<int>(rows.size()) : 0;
@@ -215,6 +229,14 @@ struct ListedRows : FloatRows<T, kVectors> {
   }
 };
 
+// Rows of FP16 numbers times a power of two.
+template <int kRows>
+struct HalfRows {
+  Eight<__half> rows[kRows];
+  float unit;
+  __device__ const Eight<__half>& operator[](int i) const { return rows[i]; }
+};
+
 // Rows of codes with their scales, of each row or of each column, decoded where they are read:
 // floats would take four times the registers.
 template <int kRows, bool kIsColumnwise>
@@ -241,12 +263,57 @@ struct CodedEights {
     }
     return out;
   }
+  // All of a tile's as FP16 numbers of one unit, the largest scale of those that a block of the
+  // other direction takes in; whether that is exact. A warp calls it together.
+  template <class Tile>
+  __device__ bool as_halves(const Tile& tile, HalfRows<kRows>& out) const {
+    uint32_t ends = 0;  // the largest exponent, and what the smallest lacks to 255
+#pragma unroll
+    for (int i = 0; i < (kIsColumnwise ? kEight : kRows); ++i) {
+      const uint32_t exponent = bit_cast<uint32_t>(scales[i]) >> 23;
+      if (kIsColumnwise || tile.has_row(i)) {
+        ends = __vmaxu2(ends, exponent | (255U - exponent) << 16);
+      }
+    }
+    constexpr int kFirst = kIsColumnwise ? 1 : Tile::Shape::kPieces;
+    constexpr int kEnd = kIsColumnwise ? Tile::Shape::kLanes : kWarp;
+#pragma unroll
+    for (int lanes = kFirst; lanes < kEnd; lanes *= 2) {
+      ends = __vmaxu2(ends, __shfl_xor_sync(0xFFFFFFFFU, ends, lanes));
+    }
+    // FP16 has 2^-24; E4M3's last bit is 2^-9, or 2^-10 of a block that is halved, E5M2's 2^-16.
+    const uint32_t most = tile.num_rows > 0 ? ends & 0xFFFFU : 127U;
+    const uint32_t distance = most - (255U - (ends >> 16));
+    const bool is_exact = distance <= (is_e5m2 ? 7U : 14U) && most - 32U <= 222U - 32U;
+    if (__any_sync(0xFFFFFFFFU, tile.num_rows > 0 && !is_exact)) return false;
+    out.unit = bit_cast<float>(most << 23);
+    const float inverse = bit_cast<float>((254U - most) << 23);
+    const auto factor = [&](int i) { return scales[i] * inverse; };
+    const auto decode = [&](auto format) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int j = 0; j < kEight; j += 2) {
+          const uint32_t word = j < 4 ? codes[i].x : codes[i].y;
+          const uint32_t pair = decode_halves(word >> (8 * (j % 4)) & 0xFFFFU, format.value);
+          out.rows[i].words[j / 2] =
+              times(pair, factor(kIsColumnwise ? j : i), factor(kIsColumnwise ? j + 1 : i));
+        }
+      }
+    };
+    if (is_e5m2) {
+      decode(std::true_type());
+    } else {
+      decode(std::false_type());
+    }
+    return true;
+  }
 };
 
 // Rows for a further pass. Of codes a compiler is not to know that they are the same: it would keep
 // what it decoded in the pass before.
-template <class T, int kRows>
-__device__ inline const auto& decoded_anew(const Eight<T> (&rows)[kRows]) {
+template <class Rows>
+__device__ inline const Rows& decoded_anew(const Rows& rows) {
   return rows;
 }
 template <int kRows, bool kIsColumnwise>

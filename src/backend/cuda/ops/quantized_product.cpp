@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "backend/cuda/ops/glu_apart.h"
+#include "backend/cuda/ops/quantize.h"
 #include "core/format.h"
 #include "core/glu_layout.h"
 #include "core/glu_storage.h"
@@ -25,6 +27,16 @@ bool decodes(Decoding decoding, const moire_tensor& a, const moire_tensor& a_sca
     return bf16.dtype == MOIRE_BF16 && scales.dtype == MOIRE_E8M0;
   };
   return decoding == Decoding::kMxfp8 || is_beside(a, b_scales) || is_beside(b, a_scales);
+}
+
+// Whether an output becomes its copy where that lies: values, beside which the caller asks for
+// nothing of it. What TMA stores lies in rows of multiples of 16 bytes, on any implementation, so
+// that all need the same workspace, whichever of them the call's pointers leave.
+bool is_copied_in_place(const moire_tensor& stored, DType storage, const moire_quantized& rowwise,
+                        const moire_quantized& columnwise) {
+  if (is_present(stored) || is_present(rowwise) == is_present(columnwise)) return false;
+  const moire_quantized& copy = is_present(rowwise) ? rowwise : columnwise;
+  return is_values(copy) && storage == DType::kBF16 && TensorView(copy.data).stride() % 8 == 0;
 }
 
 }  // namespace
@@ -66,10 +78,12 @@ void Around::output(const char* name, moire_tensor& stored, DType storage, int64
                     moire_quantized& rowwise, moire_quantized& columnwise,
                     int32_t fractional_scales, const moire_groups& groups, int32_t tail) {
   if (!is_present(rowwise) && !is_present(columnwise)) return;
+  const moire_quantized& copy = is_present(rowwise) ? rowwise : columnwise;
+  if (is_copied_in_place(stored, storage, rowwise, columnwise)) stored = copy.data;
   if (!is_present(stored)) stored = arena_.take_aligned(storage, groups.capacity, columns);
   QuantizeArgs args;
   args.source = stored;
-  args.scaling = scaling_of(is_present(rowwise) ? rowwise : columnwise);
+  args.scaling = scaling_of(copy);
   args.fractional_scales = fractional_scales;
   args.rowwise = rowwise;
   args.columnwise = columnwise;
@@ -77,6 +91,13 @@ void Around::output(const char* name, moire_tensor& stored, DType storage, int64
   args.tail = tail;
   copied_[num_copied_++] = {name, args};
   rowwise = columnwise = {};
+}
+
+TensorView Around::rounded() {
+  const TensorView left = arena_.take(DType::kInt32, 1, 1);
+  copied_[num_copied_ - 1].is_rounded = true;
+  copied_[num_copied_ - 1].left = static_cast<const uint32_t*>(left.data);
+  return left;
 }
 
 Reason Around::refusal(const DeviceState& state) const {
@@ -100,7 +121,9 @@ Status Around::decode(const Context& context) const {
 
 Status Around::quantize(const Context& context) const {
   for (int i = 0; i < num_copied_; ++i) {
-    MOIRE_RETURN_IF_ERROR(kQuantize.run(context.within({op_, copied_[i].name}), copied_[i].args));
+    const Copied& copied = copied_[i];
+    const Context within = context.within({op_, copied.name});
+    MOIRE_RETURN_IF_ERROR(quantize_left(within, copied.args, copied.left));
   }
   return {};
 }
@@ -111,10 +134,17 @@ std::string Around::policy() const {
     text += concat(i == 0 ? ", after decoding " : " and ", decoded_[i].name);
   }
   if (num_decoded_ != 0) text += " into bf16";
+  std::string quantised, rounded;
   for (int i = 0; i < num_copied_; ++i) {
-    text += concat(i == 0 ? ", then " : " and ", copied_[i].name);
+    const char* const name = copied_[i].name;
+    if (copied_[i].is_rounded) {
+      rounded += concat(", ", name, " rounded to MXFP8 in the epilogue, then what that left");
+    } else {
+      quantised += concat(quantised.empty() ? ", then " : " and ", name);
+    }
   }
-  if (num_copied_ != 0) text += " quantised";
+  if (!quantised.empty()) quantised += " quantised";
+  text += quantised + rounded;
   return text;
 }
 
@@ -137,6 +167,13 @@ Around around(GroupedGemmArgs& args, Decoding decoding) {
   return steps;
 }
 
+// Whether an epilogue makes the copy of act itself: that of kernels whose operands come decoded.
+static bool rounds_act(const auto& args, Decoding decoding, DType storage,
+                       const moire_quantized& rowwise, const moire_quantized& columnwise) {
+  return decoding == Decoding::kMxfp8 && has_epilogue(args.activation, args.layout) &&
+         is_copied_in_place(args.act, storage, rowwise, columnwise);
+}
+
 Around around(GroupedGemmGluArgs& args, Decoding decoding) {
   Around steps("grouped_gemm_glu",
                decodes(decoding, args.a, args.a_scales, args.b.tensor, args.b_scales),
@@ -146,10 +183,14 @@ Around around(GroupedGemmGluArgs& args, Decoding decoding) {
   const DType storage = glu_storage(args);
   steps.operand("a", args.a, args.a_scales, MOIRE_ROWWISE, groups_of_rows(args));
   steps.weight("b", args.b, args.b_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  const bool rounds = is_present(args.act_rowwise) &&
+                      TensorView(args.act_rowwise.data).columns() % 32 == 0 &&
+                      rounds_act(args, decoding, storage, args.act_rowwise, args.act_columnwise);
   steps.output("act", args.act, storage, Weight(args.b).out_features() / num_halves(args.layout),
                args.act_rowwise, args.act_columnwise, args.fractional_scales, args.groups,
-               args.tail);
-  if (!stores_act) args.tail = MOIRE_TAIL_UNTOUCHED;
+               rounds ? MOIRE_TAIL_UNTOUCHED : args.tail);
+  if (rounds) args.act_rowwise.scales = steps.rounded();
+  if (!rounds && !stores_act) args.tail = MOIRE_TAIL_UNTOUCHED;
   return steps;
 }
 
@@ -165,8 +206,10 @@ Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding) {
   steps.output("grad_z", args.grad_z, storage, num_halves(args.layout) * f, args.grad_z_rowwise,
                args.grad_z_columnwise, args.fractional_scales, args.groups, args.tail);
   moire_quantized no_rows{};
+  const bool rounds = rounds_act(args, decoding, storage, no_rows, args.act_columnwise);
   steps.output("act", args.act, storage, f, no_rows, args.act_columnwise, args.fractional_scales,
-               args.groups, args.tail);
+               args.groups, rounds ? MOIRE_TAIL_UNTOUCHED : args.tail);
+  if (rounds) args.act_columnwise.scales = steps.rounded();
   return steps;
 }
 

@@ -1,5 +1,6 @@
 // FP8 around a product whose kernels know none: operands are decoded into BF16 before it, and what
-// it stores is quantised after it. That which the caller has no use for is stored in the workspace.
+// it stores is quantised after it. What the caller has no use for is stored in the workspace, or,
+// where one copy is asked for and that as values, in the copy, which is then rounded in place.
 // Quantising what was stored is what the contract says of quantised outputs.
 //
 // `around` says of each op which fields these are; quantized_product() makes an implementation that
@@ -12,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "core/arena.h"
 #include "core/status_macros.h"
@@ -43,6 +45,9 @@ class Around {
   void output(const char* name, moire_tensor& stored, DType storage, int64_t columns,
               moire_quantized& rowwise, moire_quantized& columnwise, int32_t fractional_scales,
               const moire_groups& groups, int32_t tail);
+  // The product's epilogue rounds the last output, which is its copy: the word in which it says
+  // that it left blocks, which are quantised after it.
+  TensorView rounded();
 
   // Why these steps cannot be made; nothing if they can.
   Reason refusal(const DeviceState& state) const;
@@ -60,6 +65,8 @@ class Around {
   struct Copied {
     const char* name;
     QuantizeArgs args;
+    bool is_rounded = false;
+    const uint32_t* left = nullptr;  // of one that is
   };
   void decode_into(const char* name, moire_tensor& data, moire_tensor& scales, int32_t scaling,
                    int32_t direction, const moire_groups& groups);
@@ -79,57 +86,46 @@ Around around(GroupedGemmGluArgs& args, Decoding decoding);
 Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding);
 Around around(GroupedGemmWgradArgs& args, Decoding decoding);
 
-// A call with its steps: `args` are the product's.
-template <class A>
-struct QuantizedProduct {
-  QuantizedProduct(const A& call, Decoding decoding) : args(call), steps(around(args, decoding)) {
-    args.workspace = steps.arena().rest();
-  }
-  A args;
-  Around steps;
-};
-
 // kProduct, and what is around it.
 template <class A, const Implementation<A>& kProduct, Decoding kDecoding>
 struct WithQuantized {
-  using Call = QuantizedProduct<A>;
-
-  static Call call_of(const A& args) { return Call(args, kDecoding); }
-  static Reason supports(const DeviceState& state, const A& args) {
-    if (Reason reason = why_not_accumulation(args.accumulation)) return reason;
-    const Call call = call_of(args);
-    if (Reason reason = call.steps.refusal(state)) return reason;
-    return kProduct.supports(state, call.args);
+  WithQuantized(const DeviceState& device, const A& call, const Workspace& memory)
+      : state(device), args(over(call, memory)), steps(around(args, kDecoding)) {
+    args.workspace = steps.arena().rest();
   }
-  static size_t workspace(const DeviceState& state, const A& args) {
-    A sized = args;
-    sized.workspace = {};
-    const Call call = call_of(sized);
-    Arena arena = call.steps.arena();
-    arena.take(static_cast<int64_t>(kProduct.workspace(state, call.args)));
+
+  Reason supports() const {
+    if (Reason reason = why_not_accumulation(args.accumulation)) return reason;
+    if (Reason reason = steps.refusal(state)) return reason;
+    return kProduct.supports(state, args);
+  }
+  size_t workspace() const {
+    Arena arena = steps.arena();
+    arena.take(static_cast<int64_t>(kProduct.workspace(state, args)));
     return arena.used();
   }
-  static std::string policy(const DeviceState& state, const A& args) {
-    const Call call = call_of(args);
-    return kProduct.policy(state, call.args) + call.steps.policy();
+  std::string policy() const { return kProduct.policy(state, args) + steps.policy(); }
+  int64_t launches() const { return launches_of(kProduct, state, args) + steps.launches(state); }
+  Status run(const Context& context) const {
+    MOIRE_RETURN_IF_ERROR(steps.decode(context));
+    MOIRE_RETURN_IF_ERROR(kProduct.run(context, args));
+    return steps.quantize(context);
   }
-  static Status run(const Context& context, const A& args) {
-    const Call call = call_of(args);
-    MOIRE_RETURN_IF_ERROR(call.steps.decode(context));
-    MOIRE_RETURN_IF_ERROR(kProduct.run(context, call.args));
-    return call.steps.quantize(context);
-  }
-  static int64_t launches(const DeviceState& state, const A& args) {
-    const Call call = call_of(args);
-    return launches_of(kProduct, state, call.args) + call.steps.launches(state);
+
+  const DeviceState& state;
+  A args;  // the product's
+  Around steps;
+
+ private:
+  static A over(A call, const Workspace& memory) {
+    call.workspace = memory;
+    return call;
   }
 };
 
 template <class A, const Implementation<A>& kProduct, Decoding kDecoding>
 constexpr Implementation<A> quantized_product(std::string_view name) {
-  using With = WithQuantized<A, kProduct, kDecoding>;
-  return {name,         Device::kCuda, With::supports, With::workspace,
-          With::policy, With::run,     With::launches};
+  return implementation_of<A, WithQuantized<A, kProduct, kDecoding>>(name);
 }
 
 }  // namespace moire::cuda::ops

@@ -4,7 +4,6 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/router_scores.cuh"
 #include "backend/cuda/runtime/launch.h"
-#include "core/format.h"
 
 namespace moire::cuda::ops {
 namespace {
@@ -108,21 +107,10 @@ Status run(const Context& context, const RouterArgs& args) {
   return launcher.status();
 }
 
-Reason supports(const DeviceState&, const RouterArgs& args) {
-  const int64_t num_experts = args.logits.shape[1];
-  if (num_experts <= kMaxExperts) return std::nullopt;
-  return concat("logits has ", num_experts, " experts, at most ", kMaxExperts, " are taken");
-}
-
-std::string policy(const DeviceState&, const RouterArgs& args) {
-  return with_team(args.logits.shape[1], [&]<class Team, int kPerThread>() {
-    return concat(Team::kThreads, " threads per token, ", kPerThread, " experts each");
-  });
-}
-
 }  // namespace
 
-const Implementation<RouterArgs> kRouter = {"cuda",       Device::kCuda, supports,
-                                            no_workspace, policy,        run};
+const Implementation<RouterArgs> kRouter = {
+    "cuda", Device::kCuda, supports_experts, no_workspace, team_policy, run,
+};
 
 }  // namespace moire::cuda::ops

@@ -10,6 +10,8 @@
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/team.cuh"
+#include "backend/implementation.h"
+#include "core/format.h"
 
 namespace moire::cuda::ops {
 
@@ -84,6 +86,20 @@ decltype(auto) with_team(int64_t num_experts, F&& f) {
   if (num_experts <= 256) return f.template operator()<WarpTeam, 8>();
   if (num_experts <= 512) return f.template operator()<WarpTeam, 16>();
   return f.template operator()<BlockTeam, 16>();
+}
+
+// What explain says of either op.
+template <class A>
+Reason supports_experts(const DeviceState&, const A& args) {
+  const int64_t num_experts = args.logits.shape[1];
+  if (num_experts <= kMaxExperts) return std::nullopt;
+  return concat("logits has ", num_experts, " experts, at most ", kMaxExperts, " are taken");
+}
+template <class A>
+std::string team_policy(const DeviceState&, const A& args) {
+  return with_team(args.logits.shape[1], [&]<class Team, int kPerThread>() {
+    return concat(Team::kThreads, " threads per token, ", kPerThread, " experts each");
+  });
 }
 
 }  // namespace moire::cuda::ops

@@ -1,4 +1,5 @@
 // grouped_gemm on CUDA, the plain way: d = round(sum + bias_scale * bias), one multiply-add.
+#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 
@@ -35,61 +36,36 @@ struct Store {
   }
 };
 
-gemm::RaggedM problem(const GroupedGemmArgs& args, const ops::ListedMatrices& listed) {
-  const TensorView a(args.a), weight(args.b.tensor), scales(args.b_scales);
-  const bool k_is_last = (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
-  return {.a = gemm::rowwise(a, args.a_scales),
-          .row_idx = indices_of(args.row_idx, "row_idx"),
-          .num_source_rows = a.num_rows(),
-          .weight = gemm::weights(weight, scales, k_is_last),
-          .listed = listed.addresses(),
-          .weight_rows = weight.shape[1],
-          .weight_scale_rows = scales.shape[1],
-          .weight_is_nk = k_is_last,
-          .k = a.columns(),
-          .columns = TensorView(args.d).columns(),
-          .groups = args.groups};
-}
+struct Call : gemm::RaggedMCall {
+  Call(const DeviceState&, const GroupedGemmArgs& args, const Workspace& workspace)
+      : RaggedMCall(args.a, args.a_scales, args.row_idx, args.b, args.b_scales,
+                    (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0), 1, args.groups,
+                    workspace),
+        args_(args) {}
 
-Status run(const Context& context, const GroupedGemmArgs& args) {
-  return multiply(context, "grouped_gemm", args);
-}
+  Status run(const Context& context, const char* op = "grouped_gemm") const {
+    Launcher launcher(context, op);
+    listed.write(launcher);
+    gemm::launch(launcher, product,
+                 Store{.d = any_floats(args_.d),
+                       .bias = any_floats(args_.bias),
+                       .bias_scale = vector_of<const float>(args_.bias_scale),
+                       .columns = product.columns,
+                       .zeroes_tail = args_.tail == MOIRE_TAIL_ZERO});
+    return launcher.status();
+  }
 
-Reason supports(const DeviceState&, const GroupedGemmArgs& args) {
-  return gemm::why_not_width(TensorView(args.d).columns());
-}
+ private:
+  const GroupedGemmArgs& args_;
+};
 
 }  // namespace
 
 Status multiply(const Context& context, const char* op, const GroupedGemmArgs& args) {
-  Launcher launcher(context, op);
-  const TensorView d(args.d);
-  const ops::ListedScratch scratch(args.b, args.workspace);
-  scratch.listed.write(launcher);
-  gemm::launch(launcher, problem(args, scratch.listed),
-               Store{.d = any_floats(d),
-                     .bias = any_floats(args.bias),
-                     .bias_scale = static_cast<const float*>(args.bias_scale.data),
-                     .columns = d.columns(),
-                     .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
-  return launcher.status();
+  return Call(context.state(), args, args.workspace).run(context, op);
 }
 
-const Implementation<GroupedGemmArgs> kGroupedGemm = {
-    "portable",
-    Device::kCuda,
-    supports,
-    [](const DeviceState&, const GroupedGemmArgs& args) {
-      return ops::ListedScratch(args.b).arena.used();
-    },
-    [](const DeviceState&, const GroupedGemmArgs& args) {
-      const ops::ListedScratch scratch(args.b);
-      const gemm::RaggedM p = problem(args, scratch.listed);
-      return gemm::policy_text(p.a, p.weight) + scratch.listed.policy();
-    },
-    run,
-    [](const DeviceState&, const GroupedGemmArgs& args) {
-      return 1 + ops::ListedScratch(args.b).listed.launches();
-    }};
+const Implementation<GroupedGemmArgs> kGroupedGemm =
+    implementation_of<GroupedGemmArgs, Call>("portable");
 
 }  // namespace moire::cuda::portable

@@ -1,6 +1,7 @@
 // grouped_gemm_glu on CUDA, the plain way: each tile makes gate and up of its 64 columns, z is
 // rounded to its storage type, and the activation reads that.
 #include "backend/cuda/device/activation.cuh"
+#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 #include "core/glu_layout.h"
@@ -49,61 +50,35 @@ struct Glu {
   }
 };
 
-gemm::RaggedM problem(const GroupedGemmGluArgs& args, const ops::ListedMatrices& listed) {
-  const TensorView a(args.a), weight(args.b.tensor), scales(args.b_scales);
-  const bool k_is_last = args.b.layout == MOIRE_OUT_IN;
-  return {.a = gemm::rowwise(a, args.a_scales),
-          .row_idx = indices_of(args.row_idx, "row_idx"),
-          .num_source_rows = a.num_rows(),
-          .weight = gemm::weights(weight, scales, k_is_last),
-          .listed = listed.addresses(),
-          .weight_rows = weight.shape[1],
-          .weight_scale_rows = scales.shape[1],
-          .weight_is_nk = k_is_last,
-          .k = a.columns(),
-          .columns = Weight(args.b).out_features() / 2,
-          .groups = args.groups};
-}
+struct Call : gemm::RaggedMCall {
+  Call(const DeviceState&, const GroupedGemmGluArgs& args, const Workspace& workspace)
+      : RaggedMCall(args.a, args.a_scales, args.row_idx, args.b, args.b_scales,
+                    args.b.layout == MOIRE_OUT_IN, Glu::kHalves, args.groups, workspace),
+        args_(args) {}
 
-Status run(const Context& context, const GroupedGemmGluArgs& args) {
-  Launcher launcher(context, "grouped_gemm_glu");
-  const ops::ListedScratch scratch(args.b, args.workspace);
-  scratch.listed.write(launcher);
-  const gemm::RaggedM p = problem(args, scratch.listed);
-  AnyFloats z = any_floats(args.z);
-  z.dtype = glu_storage(args);
-  gemm::launch(launcher, p,
-               Glu{.activation = {args.activation},
-                   .layout = resolve_glu_layout(args.layout, p.columns),
-                   .bias = any_floats(args.bias),
-                   .z = z,
-                   .act = any_floats(args.act),
-                   .probs = static_cast<const float*>(args.probs.data),
-                   .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
-  return launcher.status();
-}
+  Status run(const Context& context) const {
+    Launcher launcher(context, "grouped_gemm_glu");
+    listed.write(launcher);
+    AnyFloats z = any_floats(args_.z);
+    z.dtype = glu_storage(args_);
+    gemm::launch(launcher, product,
+                 Glu{.activation = {args_.activation},
+                     .layout = resolve_glu_layout(args_.layout, product.columns),
+                     .bias = any_floats(args_.bias),
+                     .z = z,
+                     .act = any_floats(args_.act),
+                     .probs = vector_of<const float>(args_.probs),
+                     .zeroes_tail = args_.tail == MOIRE_TAIL_ZERO});
+    return launcher.status();
+  }
 
-Reason supports(const DeviceState&, const GroupedGemmGluArgs& args) {
-  return gemm::why_not_width(Weight(args.b).out_features() / 2);
-}
+ private:
+  const GroupedGemmGluArgs& args_;
+};
 
 }  // namespace
 
-const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
-    "portable",
-    Device::kCuda,
-    supports,
-    [](const DeviceState&, const GroupedGemmGluArgs& args) {
-      return ops::ListedScratch(args.b).arena.used();
-    },
-    [](const DeviceState&, const GroupedGemmGluArgs& args) {
-      const ops::ListedScratch scratch(args.b);
-      const gemm::RaggedM p = problem(args, scratch.listed);
-      return gemm::policy_text(p.a, p.weight) + scratch.listed.policy();
-    },
-    run,
-    [](const DeviceState&, const GroupedGemmGluArgs& args) {
-      return 1 + ops::ListedScratch(args.b).listed.launches();
-    }};
+const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
+    implementation_of<GroupedGemmGluArgs, Call>("portable");
 
 }  // namespace moire::cuda::portable

@@ -3,6 +3,7 @@
 // rows a block of grad_bias's; both leave partial sums in the workspace, which a launch each adds.
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/device/lane_sums.cuh"
+#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/portable/ragged_m.cuh"
@@ -82,88 +83,56 @@ struct GluBackward {
   }
 };
 
-gemm::RaggedM problem(const GroupedGemmGluBackwardArgs& args, const ops::ListedMatrices& listed) {
-  const TensorView grad_y(args.grad_y), weight(args.w2.tensor), scales(args.w2_scales);
-  const bool k_is_last = args.w2.layout == MOIRE_IN_OUT;
-  return {.a = gemm::rowwise(grad_y, args.grad_y_scales),
-          .row_idx = indices_of(args.row_idx, "row_idx"),
-          .num_source_rows = grad_y.num_rows(),
-          .weight = gemm::weights(weight, scales, k_is_last),
-          .listed = listed.addresses(),
-          .weight_rows = weight.shape[1],
-          .weight_scale_rows = scales.shape[1],
-          .weight_is_nk = k_is_last,
-          .k = grad_y.columns(),
-          .columns = Weight(args.w2).in_features(),
-          .groups = args.groups};
-}
-
-// The op's workspace.
-struct Scratch {
-  explicit Scratch(const GroupedGemmGluBackwardArgs& args, Workspace workspace = {})
-      : arena(workspace), listed(args.w2, arena) {
-    const int64_t f = Weight(args.w2).in_features();
-    segments = ceil_div(f, kSegment);
-    if (is_present(args.grad_probs)) probs = arena.take_floats(args.groups.capacity, segments);
-    if (is_present(args.grad_bias)) bias = arena.take_floats(row_blocks_bound(args.groups), 2 * f);
+struct Call : gemm::RaggedMCall {
+  Call(const DeviceState&, const GroupedGemmGluBackwardArgs& args, const Workspace& workspace)
+      : RaggedMCall(args.grad_y, args.grad_y_scales, args.row_idx, args.w2, args.w2_scales,
+                    args.w2.layout == MOIRE_IN_OUT, GluBackward::kHalves, args.groups, workspace),
+        args_(args),
+        segments_(ceil_div(product.columns, kSegment)) {
+    const moire_groups& groups = args.groups;
+    if (is_present(args.grad_probs)) probs_ = arena.take_floats(groups.capacity, segments_);
+    if (is_present(args.grad_bias)) {
+      bias_ = arena.take_floats(row_blocks_bound(groups), 2 * product.columns);
+    }
   }
 
-  Arena arena;
-  ops::ListedMatrices listed;
-  int64_t segments;
-  float* probs = nullptr;
-  float* bias = nullptr;
+  int64_t launches() const {
+    return RaggedMCall::launches() + is_present(args_.grad_probs) + is_present(args_.grad_bias);
+  }
+  Status run(const Context& context) const {
+    Launcher launcher(context, "grouped_gemm_glu_backward");
+    listed.write(launcher);
+    gemm::launch(launcher, product,
+                 GluBackward{.activation = {args_.activation},
+                             .layout = resolve_glu_layout(args_.layout, product.columns),
+                             .z = any_floats(args_.z),
+                             .grad_z = any_floats(args_.grad_z),
+                             .act = any_floats(args_.act),
+                             .probs = vector_of<const float>(args_.probs),
+                             .prob_partials = probs_,
+                             .segments = segments_,
+                             .bias_partials = bias_,
+                             .zeroes_tail = args_.tail == MOIRE_TAIL_ZERO});
+    if (probs_ != nullptr) {
+      ops::sum_row_partials(launcher, probs_, segments_, args_.groups, args_.grad_probs, 0,
+                            args_.tail);
+    }
+    if (bias_ != nullptr) {
+      ops::sum_block_partials(launcher, bias_, args_.groups, args_.grad_bias, args_.beta, nullptr);
+    }
+    return launcher.status();
+  }
+
+ private:
+  const GroupedGemmGluBackwardArgs& args_;
+  int64_t segments_;
+  float* probs_ = nullptr;  // partial sums
+  float* bias_ = nullptr;
 };
-
-Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
-  Launcher launcher(context, "grouped_gemm_glu_backward");
-  const Scratch scratch(args, args.workspace);
-  scratch.listed.write(launcher);
-  const gemm::RaggedM p = problem(args, scratch.listed);
-  gemm::launch(launcher, p,
-               GluBackward{.activation = {args.activation},
-                           .layout = resolve_glu_layout(args.layout, p.columns),
-                           .z = any_floats(args.z),
-                           .grad_z = any_floats(args.grad_z),
-                           .act = any_floats(args.act),
-                           .probs = static_cast<const float*>(args.probs.data),
-                           .prob_partials = scratch.probs,
-                           .segments = scratch.segments,
-                           .bias_partials = scratch.bias,
-                           .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
-  if (scratch.probs != nullptr) {
-    ops::sum_row_partials(launcher, scratch.probs, scratch.segments, args.groups, args.grad_probs,
-                          0, args.tail);
-  }
-  if (scratch.bias != nullptr) {
-    ops::sum_block_partials(launcher, scratch.bias, args.groups, args.grad_bias, args.beta,
-                            nullptr);
-  }
-  return launcher.status();
-}
-
-Reason supports(const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
-  return gemm::why_not_width(Weight(args.w2).in_features());
-}
 
 }  // namespace
 
-const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
-    "portable",
-    Device::kCuda,
-    supports,
-    [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
-      return Scratch(args).arena.used();
-    },
-    [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
-      const Scratch scratch(args);
-      const gemm::RaggedM p = problem(args, scratch.listed);
-      return gemm::policy_text(p.a, p.weight) + scratch.listed.policy();
-    },
-    run,
-    [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) -> int64_t {
-      return 1 + Scratch(args).listed.launches() + is_present(args.grad_probs) +
-             is_present(args.grad_bias);
-    }};
+const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward =
+    implementation_of<GroupedGemmGluBackwardArgs, Call>("portable");
 
 }  // namespace moire::cuda::portable

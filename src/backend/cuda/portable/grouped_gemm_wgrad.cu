@@ -1,5 +1,6 @@
 // grouped_gemm_wgrad on CUDA, the plain way: k runs over the rows of a group; d = round(sum), or
 // round(d + sum) where the group accumulates. A block per group and 64 x 64 of its matrix.
+#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 
@@ -90,56 +91,49 @@ Side side(const TensorView& matrix, const TensorView& scales, const TensorView& 
           matrix.columns()};
 }
 
-Operands operands_of(const GroupedGemmWgradArgs& args, const ops::ListedMatrices& listed) {
-  const TensorView a(args.a), b(args.b);
-  const uint32_t tiles_n = blocks_for(b.columns(), gemm::kTile);
-  return {.a = side(a, args.a_scales, args.a_row_idx, "a_row_idx"),
-          .b = side(b, args.b_scales, args.b_row_idx, "b_row_idx"),
-          .d = any_floats(args.d.tensor),
-          .listed = listed.addresses(),
-          .beta = args.beta,
-          .beta_per_group = args.beta_per_group,
-          .groups = args.groups,
-          .tiles_n = tiles_n,
-          .tiles = blocks_for(a.columns(), gemm::kTile) * tiles_n};
-}
+struct Call : ops::ListedScratch {
+  Call(const DeviceState&, const GroupedGemmWgradArgs& args, const Workspace& workspace)
+      : ListedScratch(args.d, workspace) {
+    const TensorView a(args.a), b(args.b);
+    const uint32_t tiles_n = blocks_for(b.columns(), gemm::kTile);
+    operands = {.a = side(a, args.a_scales, args.a_row_idx, "a_row_idx"),
+                .b = side(b, args.b_scales, args.b_row_idx, "b_row_idx"),
+                .d = any_floats(args.d.tensor),
+                .listed = listed.addresses(),
+                .beta = args.beta,
+                .beta_per_group = args.beta_per_group,
+                .groups = args.groups,
+                .tiles_n = tiles_n,
+                .tiles = blocks_for(a.columns(), gemm::kTile) * tiles_n};
+  }
 
-Status run(const Context& context, const GroupedGemmWgradArgs& args) {
-  Launcher launcher(context, "grouped_gemm_wgrad");
-  const ops::ListedScratch scratch(args.d, args.workspace);
-  scratch.listed.write(launcher);
-  const Operands operands = operands_of(args, scratch.listed);
-  const uint32_t blocks = blocks_for(args.groups.num_groups * operands.tiles, 1);
-  gemm::with_engine(operands.a.matrix, operands.b.matrix, [&]<class Engine>() {
-    launcher.launch(wgrad_kernel<Engine>,
-                    {blocks, gemm::kThreads, gemm::Shared<Engine, 1, 1>::kBytes}, operands,
-                    launcher.reporter());
-  });
-  return launcher.status();
-}
+  Reason supports() const {
+    const Reason reason = gemm::why_not_width(operands.a.columns);
+    return reason ? reason : gemm::why_not_width(operands.b.columns);
+  }
+  size_t workspace() const { return arena.used(); }
+  std::string policy() const {
+    return gemm::policy_text(operands.a.matrix, operands.b.matrix) + listed.policy();
+  }
+  int64_t launches() const { return 1 + listed.launches(); }
+  Status run(const Context& context) const {
+    Launcher launcher(context, "grouped_gemm_wgrad");
+    listed.write(launcher);
+    const uint32_t blocks = blocks_for(operands.groups.num_groups * operands.tiles, 1);
+    gemm::with_engine(operands.a.matrix, operands.b.matrix, [&]<class Engine>() {
+      launcher.launch(wgrad_kernel<Engine>,
+                      {blocks, gemm::kThreads, gemm::Shared<Engine, 1, 1>::kBytes}, operands,
+                      launcher.reporter());
+    });
+    return launcher.status();
+  }
 
-Reason supports(const DeviceState&, const GroupedGemmWgradArgs& args) {
-  const Reason reason = gemm::why_not_width(TensorView(args.a).columns());
-  return reason ? reason : gemm::why_not_width(TensorView(args.b).columns());
-}
+  Operands operands;
+};
 
 }  // namespace
 
-const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
-    "portable",
-    Device::kCuda,
-    supports,
-    [](const DeviceState&, const GroupedGemmWgradArgs& args) {
-      return ops::ListedScratch(args.d).arena.used();
-    },
-    [](const DeviceState&, const GroupedGemmWgradArgs& args) {
-      const ops::ListedScratch scratch(args.d);
-      const Operands operands = operands_of(args, scratch.listed);
-      return gemm::policy_text(operands.a.matrix, operands.b.matrix) + scratch.listed.policy();
-    },
-    run,
-    [](const DeviceState&, const GroupedGemmWgradArgs& args) {
-      return 1 + ops::ListedScratch(args.d).listed.launches();
-    }};
+const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
+    implementation_of<GroupedGemmWgradArgs, Call>("portable");
 
 }  // namespace moire::cuda::portable

@@ -10,6 +10,7 @@
 
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
+#include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/ops/listed_matrices.h"
 #include "backend/cuda/portable/fma.cuh"
@@ -185,5 +186,32 @@ inline std::string policy_text(const Operand& a, const Operand& b) {
                   kThreads, " threads, ", Engine::kName);
   });
 }
+
+// A call that makes such a product, of `a` and a weight of `halves` times the output's columns; ops
+// derive from it and add what runs.
+struct RaggedMCall : ops::ListedScratch {
+  RaggedMCall(const TensorView& a, const TensorView& a_scales, const TensorView& row_idx,
+              const moire_weight& weight, const TensorView& weight_scales, bool weight_is_nk,
+              int64_t halves, const moire_groups& groups, const Workspace& workspace)
+      : ListedScratch(weight, workspace),
+        product{.a = rowwise(a, a_scales),
+                .row_idx = indices_of(row_idx, "row_idx"),
+                .num_source_rows = a.num_rows(),
+                .weight = weights(weight.tensor, weight_scales, weight_is_nk),
+                .listed = listed.addresses(),
+                .weight_rows = weight.tensor.shape[1],
+                .weight_scale_rows = weight_scales.shape[1],
+                .weight_is_nk = weight_is_nk,
+                .k = a.columns(),
+                .columns = weight.tensor.shape[weight_is_nk ? 1 : 2] / halves,
+                .groups = groups} {}
+
+  Reason supports() const { return why_not_width(product.columns); }
+  size_t workspace() const { return arena.used(); }
+  std::string policy() const { return policy_text(product.a, product.weight) + listed.policy(); }
+  int64_t launches() const { return 1 + listed.launches(); }
+
+  RaggedM product;
+};
 
 }  // namespace moire::cuda::portable::gemm

@@ -1,0 +1,200 @@
+// What quantize's kernel writes: the elements of a tile's rows as codes or as values, by what the
+// rows are held in (floats, FP16 numbers of one unit) and by the way that their blocks allow.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "backend/cuda/ops/quantize_tiles.cuh"
+
+namespace moire::cuda::ops {
+
+// One quantised copy; absent where data is null. Without scales it is values: BF16.
+struct CopyTarget {
+  uint8_t* data;
+  int64_t stride;  // bytes
+  void* scales;
+  int64_t scale_stride;
+  int64_t scale_rows;
+  bool is_e5m2;
+
+  __host__ __device__ bool is_present() const { return data != nullptr; }
+  __device__ bool is_values() const { return scales == nullptr; }
+  __device__ int element_bytes() const { return is_values() ? 2 : 1; }
+};
+
+template <class Source>
+struct QuantizeTiles {
+  Source source;
+  ScaleBlocks blocks;
+  CopyTarget rowwise, columnwise;  // FP8_TILE: rowwise alone
+  int64_t capacity;                // rows of the copies
+  uint32_t column_tiles;
+  bool fractional, zeroes_tail;
+  const uint32_t* left;  // where this is 0 nothing is done; null: all is
+};
+
+constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
+
+// Eight values times what they are multiplied by, as codes.
+template <class T, class Multiplier>
+__device__ inline void encode_eight(uint32_t (&codes)[2], const Eight<T>& values, bool is_e5m2,
+                                    Multiplier&& multiplier) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const auto scaled = [&](int j) { return values[4 * i + j] * multiplier(4 * i + j); };
+    codes[i] = encode_four(scaled(0), scaled(1), scaled(2), scaled(3), is_e5m2);
+  }
+}
+
+template <class Multiplier>
+__device__ inline void encode_eight_halves(uint32_t (&codes)[2], const Eight<__half>& values,
+                                           bool is_e5m2, Multiplier&& multiplier) {
+  const auto scaled = [&](int j) {
+    return times(values.words[j], multiplier(2 * j), multiplier(2 * j + 1));
+  };
+#pragma unroll
+  for (int i = 0; i < 2; ++i) codes[i] = encode_halves(scaled(2 * i), scaled(2 * i + 1), is_e5m2);
+}
+
+// Eight bytes, of which so many columns are left.
+template <bool kVectors>
+__device__ inline void store_bytes(uint8_t* p, int columns_left, const uint32_t (&words)[2]) {
+  if constexpr (kVectors) {
+    *reinterpret_cast<uint2*>(p) = {words[0], words[1]};
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      if (i < columns_left) p[i] = static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)));
+    }
+  }
+}
+// Eight values of 16 bits.
+template <bool kVectors>
+__device__ inline void store_values(uint8_t* p, int columns_left, const uint32_t (&words)[4]) {
+  if constexpr (kVectors) {
+    *reinterpret_cast<uint4*>(p) = {words[0], words[1], words[2], words[3]};
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      if (i >= columns_left) continue;
+      reinterpret_cast<uint16_t*>(p)[i] = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
+    }
+  }
+}
+
+// What eight values become as E4M3, in BF16.
+template <class T, class Multiplier>
+__device__ inline void values_of_codes(uint32_t (&words)[4], const Eight<T>& values,
+                                       Multiplier&& multiplier) {
+  uint32_t codes[2];
+  encode_eight(codes, values, false, multiplier);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = decode_pair(codes[i / 2] >> (16 * (i % 2)) & 0xFFFFU, false);
+    words[i] = bits_as<uint32_t>(
+        __floats2bfloat162_rn(pair.x * mx_scale_of_multiplier(multiplier(2 * i)),
+                              pair.y * mx_scale_of_multiplier(multiplier(2 * i + 1))));
+  }
+}
+
+// A part's rows.
+template <int kScaling, class Source>
+using Rows = typename Source::template Rows<TileShape<kScaling>::kRowsPerThread>;
+
+// Two ways to quantise a tile: quickly, by packed arithmetic on 16 bits, which leaves alone what
+// that cannot do; and any tile.
+enum class Way { kQuick, kAny };
+// What was met.
+enum : uint32_t { kIsOdd = 1, kIsLeft = 2 };  // infinity or NaN; a copy that is left
+
+template <class Values>
+constexpr bool kAreHalves = false;
+template <int kRows>
+constexpr bool kAreHalves<HalfRows<kRows>> = true;
+
+// Whether values of such rows are rounded as BF16.
+template <Way kWay, class Source, class Values>
+constexpr bool kRoundsValues =
+    kWay == Way::kQuick && !Source::kIsDecoded && std::is_same_v<ElementOf<Values>, __nv_bfloat16>;
+
+// Whether a copy has to be left to the other way.
+template <Way kWay, class Source, class Values>
+__device__ inline bool is_left(const CopyTarget& to, const Largest& largest) {
+  if constexpr (kAreHalves<Values>)
+    return __any_sync(kAllLanes, !largest.lie_in(to.is_e5m2 ? 1 : -6, 16));
+  if constexpr (!kRoundsValues<kWay, Source, Values>) return false;
+  return to.is_values() && __any_sync(kAllLanes, !largest.lie_in(-100, 100));
+}
+
+// The scale of a block of them, and what they are multiplied by, which is an FP16 number for
+// halves: those of a block that is not left are nowhere multiplied by more than 2^15.
+template <int kScaling, class Values>
+__device__ inline auto scale_of(const Values& values, float amax, bool is_e5m2, bool fractional) {
+  if constexpr (kAreHalves<Values>) {
+    auto scale = Scales<kScaling>::of(amax * values.unit, is_e5m2, fractional);
+    scale.multiplier = fminf(scale.multiplier * values.unit, 32768.0F);
+    return scale;
+  } else {
+    return Scales<kScaling>::of(amax, is_e5m2, fractional);
+  }
+}
+
+// A part's rows as codes or values; `multiplier(i, j)` is that of column j of row i.
+template <Way kWay, int kScaling, class Source, class Values, class Multiplier>
+__device__ inline void store_rows(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
+                                  const CopyTarget& to, const Values& values,
+                                  Multiplier&& multiplier) {
+  constexpr bool kMakesValues = kScaling == MOIRE_SCALING_MXFP8 && !Source::kIsDecoded;
+  constexpr bool kVectors = Source::kVectors;
+  const int left = args.source.columns - tile.column;
+  uint8_t* const first = to.data + tile.row(0) * to.stride + tile.column * to.element_bytes();
+  decltype(auto) rows = decoded_anew(values);
+  const auto for_each_row = [&](auto store) {
+    uint8_t* p = first;
+#pragma unroll
+    for (int i = 0; i < TilePart<kScaling>::kRows; ++i) {
+      store(p, i, rows[i], [&](int j) { return multiplier(i, j); });
+      p += TileShape<kScaling>::kRowStep * to.stride;
+    }
+  };
+  if constexpr (kMakesValues) {
+    if (to.is_values()) {
+      for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
+        uint32_t words[4];
+        if constexpr (kRoundsValues<kWay, Source, Values>) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const uint32_t least = least_normals(of_column(2 * j), of_column(2 * j + 1));
+            words[j] = rounded_to_e4m3(row.words[j], least);
+          }
+        } else {
+          values_of_codes(words, row, of_column);
+        }
+        if (tile.has_row(i)) store_values<kVectors>(p, left, words);
+      });
+      return;
+    }
+  }
+  const auto store_codes = [&](auto is_e5m2) {
+    for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
+      uint32_t codes[2];
+      if constexpr (kAreHalves<Values>) {
+        encode_eight_halves(codes, row, is_e5m2.value, of_column);
+      } else {
+        encode_eight(codes, row, is_e5m2.value, of_column);
+      }
+      if (tile.has_row(i)) store_bytes<kVectors>(p, left, codes);
+    });
+  };
+  if (to.is_e5m2) {
+    store_codes(std::true_type());
+  } else {
+    store_codes(std::false_type());
+  }
+}
+
+}  // namespace moire::cuda::ops
