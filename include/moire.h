@@ -264,7 +264,9 @@ typedef struct moire_quantized {
  *   up to a power of two; elements saturate; a NaN element is NaN (0x7F) and alone.
  * - FP8_BLOCK: scale = 1 / s, s = largest value of the element type / largest absolute value of the
  *   block, rounded down to a power of two unless fractional_scales; s = 1 where that is 0, infinite
- *   or NaN. */
+ *   or NaN.
+ * Beside the copies, in the same read, the gradient of a grouped bias: grad_bias has the bits of
+ * moire_bias_backward with grad_y = source, the rest of the fields alike and no scale. */
 typedef struct moire_quantize_args {
   size_t struct_size;
   moire_tensor source;        /* [capacity, k], or [T, k] with row_idx; FP32, BF16, FP16 */
@@ -275,8 +277,14 @@ typedef struct moire_quantize_args {
   moire_quantized columnwise; /* out, or absent */
   moire_groups groups;        /* absent: one group, all rows of the source */
   int32_t tail;               /* of data and of scales: zero bytes, or untouched */
+  moire_tensor grad_bias;     /* in/out [G, k] FP32, BF16 or FP16, or absent; with groups */
+  int32_t beta;               /* of grad_bias: 0 overwrite, 1 accumulate */
+  const uint8_t* beta_per_group;
+  moire_workspace workspace; /* none is needed without grad_bias */
 } moire_quantize_args;
 MOIRE_API int32_t moire_quantize(const moire_context* context, const moire_quantize_args* args);
+MOIRE_API int32_t moire_quantize_workspace(const moire_context* context,
+                                           const moire_quantize_args* args, size_t* bytes);
 
 /* The weights of all groups into FP8, in one call. */
 typedef struct moire_quantize_weight_args {
@@ -929,15 +937,26 @@ MOIRE_API int32_t moire_grouped_mlp_backward_workspace(const moire_context* cont
 
 typedef struct moire_communicator_options {
   size_t struct_size;
-  int32_t num_ranks;   /* R, 1 to 1024 */
-  size_t window_bytes; /* of each rank */
-  int64_t timeout_ms;  /* how long a call waits for another rank; 0 = 600,000, ten minutes */
+  int32_t num_ranks;      /* R, 1 to 1024 */
+  size_t window_bytes;    /* of each rank */
+  int64_t timeout_ms;     /* how long a call waits for another rank; 0 = 600,000, ten minutes */
+  int32_t device;         /* moire_device, whose memory windows are */
+  const int32_t* indices; /* [R] CUDA device of each rank; null = 0. Several may be on one */
+  int32_t num_multiprocessors; /* that moving rows takes, of a CUDA device; 0 = all */
+  int32_t rank;                /* of moire_communicator_nccl: which of the R */
+  void* nccl_comm;             /* an ncclComm_t, which stays the caller's; it says R and rank */
+  const void* nccl_id;         /* or, without one, an ncclUniqueId of all ranks */
 } moire_communicator_options;
 
-/* Ranks that are threads of this process, on the CPU: communicators[0 ... R - 1], each for the
- * contexts of one thread. */
+/* Ranks that are threads of this process: communicators[0 ... R - 1], each for the contexts of one
+ * thread. A CUDA device has no more than it has queues: CUDA_DEVICE_MAX_CONNECTIONS, else 8. */
 MOIRE_API int32_t moire_communicator_threads(const moire_communicator_options* options,
                                              moire_communicator** communicators);
+/* This rank of several, each with a CUDA device that reaches those of all: of processes, or of
+ * threads. libnccl.so.2 since 2.29.2 is opened for it. A call of all ranks. Without nccl_comm the
+ * rank's device is indices[0]. */
+MOIRE_API int32_t moire_communicator_nccl(const moire_communicator_options* options,
+                                          moire_communicator** communicator);
 /* This rank's window: zeroed at first, 256-byte aligned. */
 MOIRE_API int32_t moire_communicator_window(const moire_communicator* communicator, void** data,
                                             size_t* bytes);

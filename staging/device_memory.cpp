@@ -2,10 +2,17 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 
 namespace moire::staging {
 namespace {
+
+// Ranks that share a device need a queue each: said before anything opens CUDA, which reads it
+// then.
+[[maybe_unused]] const bool has_queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0) == 0;
 
 Status check(const char* call, cudaError_t error) {
   if (error == cudaSuccess) return {};
@@ -26,19 +33,48 @@ Status copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
 
 }  // namespace
 
-DeviceMemory::~DeviceMemory() { cudaFree(data_); }
+DeviceMemory::~DeviceMemory() { kind_ == Kind::kHost ? cudaFreeHost(data_) : cudaFree(data_); }
 
 Status DeviceMemory::reserve(size_t bytes) {
   if (bytes <= bytes_) return {};
-  if (Status status = check("cudaFree", cudaFree(data_)); !status.ok()) return status;
+  const bool on_host = kind_ == Kind::kHost;
+  if (Status status = check("cudaFree", on_host ? cudaFreeHost(data_) : cudaFree(data_));
+      !status.ok()) {
+    return status;
+  }
   data_ = nullptr;
   bytes_ = 0;
   void* memory = nullptr;
-  if (Status status = check("cudaMalloc", cudaMalloc(&memory, bytes)); !status.ok()) return status;
+  const cudaError_t error =
+      on_host ? cudaHostAlloc(&memory, bytes, cudaHostAllocMapped) : cudaMalloc(&memory, bytes);
+  if (Status status = check("cudaMalloc", error); !status.ok()) return status;
   data_ = static_cast<std::byte*>(memory);
   bytes_ = bytes;
   return {};
 }
+
+Status DeviceMemory::write(const std::byte* from, size_t bytes) const {
+  if (kind_ == Kind::kDevice) return copy_to_device(data_, from, bytes);
+  std::memcpy(data_, from, bytes);
+  return {};
+}
+
+Status DeviceMemory::read(std::byte* to, size_t bytes) const {
+  if (kind_ == Kind::kDevice) return copy_to_host(to, data_, bytes);
+  std::memcpy(to, data_, bytes);
+  return {};
+}
+
+void* stream_of_rank(int rank) {
+  static const auto streams = [] {
+    std::array<cudaStream_t, kMostRanksOnDevice> out{};
+    for (cudaStream_t& stream : out) cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    return out;
+  }();
+  return streams.at(static_cast<size_t>(rank));
+}
+
+void wait_for(void* stream) { cudaStreamSynchronize(static_cast<cudaStream_t>(stream)); }
 
 Status copy_to_device(std::byte* device, const std::byte* host, size_t bytes) {
   return copy(device, host, bytes, cudaMemcpyHostToDevice);

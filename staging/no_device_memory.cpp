@@ -10,6 +10,10 @@ Status none() { return {Code::kUnsupported, "staging: this build has no CUDA bac
 
 DeviceMemory::~DeviceMemory() = default;
 Status DeviceMemory::reserve(size_t) { return none(); }
+Status DeviceMemory::write(const std::byte*, size_t) const { return none(); }
+Status DeviceMemory::read(std::byte*, size_t) const { return none(); }
+void* stream_of_rank(int) { return nullptr; }
+void wait_for(void*) {}
 Status copy_to_device(std::byte*, const std::byte*, size_t) { return none(); }
 Status copy_to_host(std::byte*, const std::byte*, size_t) { return none(); }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 namespace moire::staging {
@@ -21,6 +22,19 @@ bool is_apart() {
 }
 
 }  // namespace
+
+Called call_in_turn(const Context& context, const std::function<Status()>& call) {
+  static std::mutex launching;
+  Called out;
+  {
+    const std::lock_guard lock(launching);
+    out.status = call();
+  }
+  wait_for(context.options().stream);
+  const std::lock_guard lock(launching);
+  out.found = context.check();  // leaves nothing for the next call to report
+  return out;
+}
 
 void PointerWalk::field(const char*, moire_tensor& t, Role role, const char*) {
   t.data = act_(t.data, span_bytes(t), role);
@@ -67,6 +81,9 @@ void StagedCall::clear() {
 }
 
 void* StagedCall::add(void* pointer, int64_t bytes, Role role) {
+  for (const Piece& p : left_out_) {
+    if (p.begin <= pointer && pointer < p.begin + p.bytes) return pointer;
+  }
   if (role != Role::kScratch) role = is_written(role) ? Role::kOut : Role::kIn;
   if (pointer != nullptr && bytes > 0) {
     pieces_.push_back(
@@ -78,9 +95,9 @@ void* StagedCall::add(void* pointer, int64_t bytes, Role role) {
 void* StagedCall::on_device(void* pointer, int64_t bytes) const {
   if (pointer == nullptr || bytes <= 0) return pointer;
   const auto* host = static_cast<std::byte*>(pointer);
-  for (const Piece& p : pieces_) {
-    if (p.begin <= host && host < p.begin + p.bytes) {
-      return p.device + (host - p.begin);
+  for (const auto* pieces : {&left_out_, &pieces_}) {
+    for (const Piece& p : *pieces) {
+      if (p.begin <= host && host < p.begin + p.bytes) return p.device + (host - p.begin);
     }
   }
   return nullptr;
@@ -114,7 +131,7 @@ Status StagedCall::upload() {
   for (const Piece& p : pieces_) std::memcpy(before_.data() + p.offset, p.begin, p.bytes);
   if (Status status = memory_.reserve(end); !status.ok()) return status;
   for (Piece& p : pieces_) p.device = memory_.data() + p.offset;
-  return copy_to_device(memory_.data(), before_.data(), end);
+  return memory_.write(before_.data(), end);
 }
 
 Status StagedCall::upload_apart() {
@@ -147,9 +164,7 @@ Status StagedCall::download_apart() {
 Status StagedCall::download() {
   if (is_apart()) return download_apart();
   after_.resize(before_.size());
-  if (Status status = copy_to_host(after_.data(), memory_.data(), after_.size()); !status.ok()) {
-    return status;
-  }
+  if (Status status = memory_.read(after_.data(), after_.size()); !status.ok()) return status;
   size_t at = 0;  // what lies between outputs has to be what it was
   const auto is_unchanged = [&](size_t until) {
     return std::memcmp(before_.data() + at, after_.data() + at, until - at) == 0;

@@ -43,15 +43,33 @@ class PointerWalk : public MemoryVisitor {
   std::deque<std::vector<moire_offsets_output>> outputs_;
 };
 
+// What a call says once its stream is done, and what its kernels found.
+struct Called {
+  Status status, found;
+};
+// One thread at a time gives the device work: the driver has a stream that is idle take any
+// hardware queue that seems free, and two at once might take the same, in which a rank's launch
+// would lie behind what waits for it.
+Called call_in_turn(const Context& context, const std::function<Status()>& call);
+
 class StagedCall {
  public:
+  // kHost: of calls that are made while others wait on the device.
+  explicit StagedCall(DeviceMemory::Kind kind = DeviceMemory::Kind::kDevice) : memory_(kind) {}
+  // Room for so much, so that no call has to make it.
+  Status reserve(size_t bytes) { return memory_.reserve(bytes); }
+  // Bytes whose copy on the device is its caller's to make and to read: calls get its address.
+  void leave_out(std::byte* begin, size_t bytes, std::byte* device) {
+    left_out_.push_back({begin, bytes, Role::kIn, 0, device});
+  }
+
   template <class A, class Op>
   Status run(const Context& context, const A& args, const Op& op) {
     clear();
     add(args);
     if (Status status = upload(); !status.ok()) return status;
-    const Status status = op(context, on_device(args));
-    const Status found = context.check();  // waits, and leaves nothing for the next call to report
+    const auto [status, found] =
+        call_in_turn(context, [&] { return op(context, on_device(args)); });
     if (!status.ok()) return status;
     if (found.code() == Code::kDevice) return found;
     const Status damage = download();
@@ -98,7 +116,7 @@ class StagedCall {
   Status upload_apart();
   Status download_apart();
 
-  std::vector<Piece> pieces_;
+  std::vector<Piece> pieces_, left_out_;
   std::deque<PointerWalk> walks_;
   std::vector<std::byte> before_, after_;  // the device's memory
   DeviceMemory memory_;

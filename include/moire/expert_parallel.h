@@ -15,6 +15,8 @@ MOIRE_DECLARE_OP_WITH_WORKSPACE(dispatch_plan, DispatchPlanArgs)
 MOIRE_DECLARE_OP(dispatch, DispatchArgs)
 MOIRE_DECLARE_OP(combine, CombineArgs)
 
+using CommunicatorOptions = Args<moire_communicator_options>;
+
 struct Peers;  // ranks, their windows and who keeps them; internal, an engine derives from it
 
 // One rank of several, given to contexts as ContextOptions::communicator. One call at a time.
@@ -25,10 +27,16 @@ class MOIRE_API Communicator {
   static Result<std::vector<std::shared_ptr<Communicator>>> threads(int num_ranks,
                                                                     size_t window_bytes,
                                                                     int64_t timeout_ms = 0);
+  // The same with every option: on the CPU, or on CUDA devices.
+  static Result<std::vector<std::shared_ptr<Communicator>>> threads(
+      const CommunicatorOptions& options);
+  // This rank of several that NCCL connects: a call of all of them.
+  static Result<std::shared_ptr<Communicator>> nccl(const CommunicatorOptions& options);
   explicit Communicator(std::unique_ptr<Peers> peers);
   ~Communicator();  // leaves
 
   Device device() const;
+  int index() const;  // of the device
   int rank() const;
   int size() const;
   // This rank's own: zeroed at first, 256-byte aligned.

@@ -7,7 +7,7 @@
 // clang-format off
 #define MOIRE_FOR_EACH_DEFINED_OP(f, g)                              \
   g(splits_to_offsets)                                               \
-  f(quantize) f(quantize_weight) f(dequantize) f(requantize)         \
+  g(quantize) f(quantize_weight) f(dequantize) f(requantize)         \
   f(convert_scales)                                                  \
   f(glu) f(glu_backward) f(convert_glu)                              \
   g(grouped_gemm) g(grouped_gemm_glu) g(grouped_gemm_glu_backward)   \

@@ -18,11 +18,11 @@ const DeviceKind* kind_of(Device device) {
 }
 
 Status check_communicator(const ContextOptions& options) {
-  if (options.communicator == nullptr || options.communicator->device() == options.device)
-    return {};
+  const Communicator* const c = options.communicator.get();
+  if (c == nullptr || (c->device() == options.device && c->index() == options.index)) return {};
   return invalid("context",
-                 concat("its communicator is of ", device_name(options.communicator->device()),
-                        " but the device is ", device_name(options.device)));
+                 concat("its communicator is of ", device_name(c->device()), " device ", c->index(),
+                        " but the device is ", device_name(options.device), " ", options.index));
 }
 
 Result<std::unique_ptr<DeviceState>> open(const DeviceKind& kind, const ContextOptions& options) {

@@ -16,7 +16,7 @@ int32_t moire_communicator_threads(const moire_communicator_options* given,
     if (communicators == nullptr) return invalid(kEntry, "communicators is null");
     moire::Args<moire_communicator_options> read;
     MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read));
-    auto made = moire::Communicator::threads(read.num_ranks, read.window_bytes, read.timeout_ms);
+    auto made = moire::Communicator::threads(read);
     if (!made.ok()) return made.status();
     std::vector<std::unique_ptr<moire_communicator>> owned;
     owned.reserve(made.value().size());
@@ -24,6 +24,20 @@ int32_t moire_communicator_threads(const moire_communicator_options* given,
       owned.emplace_back(new moire_communicator{std::move(communicator)});
     }
     for (size_t rank = 0; rank < owned.size(); ++rank) communicators[rank] = owned[rank].release();
+    return {};
+  });
+}
+
+int32_t moire_communicator_nccl(const moire_communicator_options* given,
+                                moire_communicator** communicator) {
+  return guarded([&]() -> Status {
+    constexpr std::string_view kEntry = "moire_communicator_nccl";
+    if (communicator == nullptr) return invalid(kEntry, "communicator is null");
+    moire::Args<moire_communicator_options> read;
+    MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read));
+    auto made = moire::Communicator::nccl(read);
+    if (!made.ok()) return made.status();
+    *communicator = new moire_communicator{std::move(made).value()};
     return {};
   });
 }

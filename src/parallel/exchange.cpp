@@ -3,6 +3,9 @@
 #include <moire/roles.h>
 
 #include <atomic>
+#include <cstring>
+#include <initializer_list>
+#include <string>
 #include <thread>
 
 #include "core/status_macros.h"
@@ -15,75 +18,139 @@ namespace {
 constexpr int kYields = 200;
 constexpr auto kShortest = std::chrono::microseconds(20), kLongest = std::chrono::microseconds(500);
 
+// What ranks call together: its name, and the tensors that lie in windows.
+struct Collective {
+  int64_t op;
+  std::string_view name;
+  std::string_view tensors[Proposal::kMostTensors];
+};
 constexpr Collective kDispatchCall = {
     1, "dispatch", {"x_recv", "x_scales_recv", "topk_idx_recv", "topk_weights_recv"}};
 constexpr Collective kCombineCall = {2, "combine", {"rows", "topk_weights_recv", "", ""}};
 
-// Rows alone have no experts.
-int64_t num_experts_of(const auto& args) {
-  return is_present(args.topk_idx) ? args.num_experts : 0;
+const Collective& collective_of(const Proposal& proposal) {
+  return proposal.op == kDispatchCall.op ? kDispatchCall : kCombineCall;
 }
 
-std::string_view name_of(int64_t op) {
-  return op == kDispatchCall.number ? kDispatchCall.name : kCombineCall.name;
+// Tensors in the order of collective.tensors; rows alone have no experts.
+Proposal proposal_of(const Peers* peers, const Collective& collective,
+                     std::initializer_list<TensorView> in_window, const auto& args) {
+  Proposal proposal{};
+  proposal.op = collective.op;
+  proposal.num_experts = is_present(args.topk_idx) ? args.num_experts : 0;
+  auto* said = proposal.tensors;
+  for (const TensorView& t : in_window) {
+    if (t.rank == 2) {
+      said->tensor = {nullptr, t.dtype, t.rank, {t.shape[0], t.shape[1], 0}, t.stride()};
+    }
+    if (peers != nullptr && t.num_elements() != 0) {
+      said->offset = static_cast<std::byte*>(t.data) - peers->window(peers->rank);
+    }
+    ++said;
+  }
+  return proposal;
 }
 
-bool are_equal(const moire_tensor& a, const moire_tensor& b) {
-  return a.dtype == b.dtype && a.rank == b.rank && a.shape[0] == b.shape[0] &&
-         a.shape[1] == b.shape[1] && a.row_stride == b.row_stride;
+// The first thing in which another rank's call differs from that of this one.
+std::string difference(const EndedCall& call) {
+  const Proposal &own = call.proposal, &theirs = call.theirs;
+  const Collective& collective = collective_of(own);
+  const auto other = call.other;
+  if (theirs.op != own.op) {
+    return concat("rank ", other, " calls ", collective_of(theirs).name, ", rank ", call.rank, " ",
+                  collective.name);
+  }
+  for (int i = 0; i < Proposal::kMostTensors; ++i) {
+    const auto &a = theirs.tensors[i], &b = own.tensors[i];
+    if (std::memcmp(&a, &b, sizeof(a)) == 0) continue;
+    return concat(collective.tensors[i], " is ", a.tensor, " at byte ", a.offset,
+                  " of the window of rank ", other, " but ", b.tensor, " at byte ", b.offset,
+                  " of that of rank ", call.rank);
+  }
+  const bool in_experts = theirs.num_experts != own.num_experts;
+  return concat(in_experts ? "num_experts is " : "overflow is ",
+                in_experts ? theirs.num_experts : theirs.overflow, " on rank ", other, " but ",
+                in_experts ? own.num_experts : own.overflow, " on rank ", call.rank);
+}
+
+std::string reason_of(const EndedCall& call) {
+  switch (call.ending) {
+    case Ending::kBusy:
+      return concat("rank ", call.rank,
+                    " is in a call already, on another thread or stream; a communicator takes one "
+                    "at a time");
+    case Ending::kLeft:
+      return concat("rank ", call.other, " has left");
+    case Ending::kGaveUp:
+      return concat("rank ", call.other, " gave up waiting for rank ", call.detail);
+    case Ending::kLate:
+      return concat("rank ", call.other, " has not come within ", call.detail, " ms of rank ",
+                    call.rank);
+    case Ending::kDiffers:
+      return concat(difference(call),
+                    "; all ranks must make the same calls in the same order, and nothing was "
+                    "moved");
+    case Ending::kExcess:
+      break;
+  }
+  return concat("rank ", call.other, " has ", call.excess.tokens, " tokens for rank ",
+                call.excess.destination, ", which has room for ", call.excess.room,
+                " of each rank; nothing was moved");
 }
 
 }  // namespace
 
-Exchange::Exchange(const Context& context, const DispatchArgs& args)
-    : Exchange(context, kDispatchCall,
-               {args.x_recv, args.x_scales_recv, args.topk_idx_recv, args.topk_weights_recv},
-               num_experts_of(args), args.overflow) {}
+Proposal proposal_of(const Peers* peers, const DispatchArgs& args) {
+  Proposal proposal = proposal_of(
+      peers, kDispatchCall,
+      {args.x_recv, args.x_scales_recv, args.topk_idx_recv, args.topk_weights_recv}, args);
+  proposal.overflow = args.overflow;
+  return proposal;
+}
 
-Exchange::Exchange(const Context& context, const CombineArgs& args)
-    : Exchange(context, kCombineCall, {args.rows, args.topk_weights_recv}, num_experts_of(args)) {}
+Proposal proposal_of(const Peers* peers, const CombineArgs& args) {
+  return proposal_of(peers, kCombineCall, {args.rows, args.topk_weights_recv}, args);
+}
 
-Exchange::Exchange(const Context& context, const Collective& collective,
-                   std::initializer_list<TensorView> in_window, int64_t num_experts,
-                   int64_t overflow)
-    : collective_(collective), peers_(peers_of(context)) {
-  if (peers_ == nullptr) return;
-  proposal_.op = collective.number;
-  proposal_.num_experts = num_experts;
-  proposal_.overflow = overflow;
-  auto* said = proposal_.tensors;
-  for (const TensorView& t : in_window) {
-    said->tensor = t;
-    said->tensor.data = nullptr;
-    said->tensor.row_stride = t.stride();
-    if (t.num_elements() != 0) {
-      said->offset = static_cast<std::byte*>(t.data) - peers_->window(peers_->rank);
-    }
-    ++said;
-  }
+Status status_of(const EndedCall& call) {
+  const bool for_good = call.ending == Ending::kLeft || call.ending == Ending::kGaveUp ||
+                        call.ending == Ending::kLate;
+  return {for_good ? Code::kRankFailed : Code::kInvalidArgument,
+          concat(collective_of(call.proposal).name, ": ", reason_of(call),
+                 for_good ? "; calls of these ranks fail from now on" : "")};
 }
 
 Exchange::~Exchange() {
   if (!is_entered_) return;
-  if (is_between_) leave(*peers_, has_left(rank()));  // its work failed, and the others wait for it
+  if (is_between_) peers_->leave(has_left(rank()));  // its work failed, and the others wait for it
   std::atomic_ref(peers_->header(rank()).is_busy).store(0, std::memory_order_release);
 }
 
+Status Exchange::ended(Ending ending, int64_t other, int64_t detail) const {
+  EndedCall call{ending, rank(), other, detail, proposal_, {}, {}};
+  if (ending == Ending::kDiffers) call.theirs = post(rank(), static_cast<int>(other)).proposal;
+  if (ending == Ending::kExcess) call.excess = post(rank(), static_cast<int>(other)).excess;
+  return status_of(call);
+}
+
 Status Exchange::begin(const Excess& excess) {
-  if (peers_ == nullptr) return excess.tokens == 0 ? Status() : refuse(0, excess);
-  std::atomic_ref is_busy(peers_->header(rank()).is_busy);
-  if (is_busy.exchange(1, std::memory_order_acquire) != 0) {
-    return invalid(collective_.name, concat("rank ", rank(),
-                                            " is in a call already, on another thread; a "
-                                            "communicator takes one at a time"));
+  if (peers_ == nullptr) {
+    if (excess.tokens == 0) return {};
+    return status_of({Ending::kExcess, 0, 0, 0, proposal_, {}, excess});
   }
+  std::atomic_ref is_busy(peers_->header(rank()).is_busy);
+  if (is_busy.exchange(1, std::memory_order_acquire) != 0) return ended(Ending::kBusy, rank());
   is_entered_ = true;
   MOIRE_RETURN_IF_ERROR(meet(excess));
   // Every rank finds the same, in the same order.
-  for (int other = 0; other < size(); ++other) MOIRE_RETURN_IF_ERROR(compare(other));
   for (int other = 0; other < size(); ++other) {
-    const Excess& theirs = post(rank(), other).excess;
-    if (theirs.tokens != 0) return refuse(other, theirs);
+    const Proposal& theirs = post(rank(), other).proposal;
+    if (std::memcmp(&theirs, &proposal_, sizeof(theirs)) != 0) {
+      return ended(Ending::kDiffers, other);
+    }
+  }
+  for (int other = 0; other < size(); ++other) {
+    if (post(rank(), other).excess.tokens != 0) return ended(Ending::kExcess, other);
   }
   is_between_ = true;
   return {};
@@ -129,9 +196,8 @@ Status Exchange::wait_for(int other, Clock::time_point deadline) const {
       continue;
     }
     if (is_late) {
-      leave(*peers_, did_not_come(other));
-      return failed(concat("rank ", other, " has not come within ", peers_->timeout.count(),
-                           " ms of rank ", rank()));
+      peers_->leave(did_not_come(other));
+      return ended(Ending::kLate, other, peers_->timeout.count());
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongest);
@@ -146,52 +212,12 @@ Status Exchange::check_gone(bool has_told) const {
     const int64_t why =
         std::atomic_ref(peers_->mailbox(rank(), other).gone).load(std::memory_order_acquire);
     if (why == 0) continue;
-    if (why > 0) return failed(concat("rank ", other, " gave up waiting for rank ", why - 1));
+    if (why > 0) return ended(Ending::kGaveUp, other, why - 1);
     if (has_told && other != rank() && has_come(other)) continue;
-    leave(*peers_, why);
-    return failed(concat("rank ", -1 - why, " has left"));
+    peers_->leave(why);
+    return ended(Ending::kLeft, -1 - why);
   }
   return {};
-}
-
-// What another rank calls is what this one calls.
-Status Exchange::compare(int other) const {
-  const Proposal& theirs = post(rank(), other).proposal;
-  const auto differ = [&](std::string_view what) {
-    return invalid(collective_.name, concat(what,
-                                            "; all ranks must make the same calls in the "
-                                            "same order, and nothing was moved"));
-  };
-  if (theirs.op != proposal_.op) {
-    return differ(concat("rank ", other, " calls ", name_of(theirs.op), ", rank ", rank(), " ",
-                         collective_.name));
-  }
-  for (int i = 0; i < Proposal::kMostTensors; ++i) {
-    const auto &a = theirs.tensors[i], &b = proposal_.tensors[i];
-    if (are_equal(a.tensor, b.tensor) && a.offset == b.offset) continue;
-    return differ(concat(collective_.tensors[i], " is ", a.tensor, " at byte ", a.offset,
-                         " of the window of rank ", other, " but ", b.tensor, " at byte ", b.offset,
-                         " of that of rank ", rank()));
-  }
-  if (theirs.num_experts != proposal_.num_experts) {
-    return differ(concat("num_experts is ", theirs.num_experts, " on rank ", other, " but ",
-                         proposal_.num_experts, " on rank ", rank()));
-  }
-  if (theirs.overflow == proposal_.overflow) return {};
-  return differ(concat("overflow is ", theirs.overflow, " on rank ", other, " but ",
-                       proposal_.overflow, " on rank ", rank()));
-}
-
-Status Exchange::refuse(int whose, const Excess& excess) const {
-  return invalid(
-      collective_.name,
-      concat("rank ", whose, " has ", excess.tokens, " tokens for rank ", excess.destination,
-             ", which has room for ", excess.room, " of each rank; nothing was moved"));
-}
-
-Status Exchange::failed(std::string_view what) const {
-  return {Code::kRankFailed,
-          concat(collective_.name, ": ", what, "; calls of these ranks fail from now on")};
 }
 
 void check_window(ArgumentCheck& check, std::string_view name, const TensorView& t) {

@@ -6,7 +6,6 @@
 #include <moire/context.h>
 #include <moire/expert_parallel.h>
 
-#include <initializer_list>
 #include <string_view>
 
 #include "core/argument_check.h"
@@ -14,17 +13,15 @@
 
 namespace moire {
 
-// What ranks call together; its name and the tensors that lie in windows.
-struct Collective {
-  int64_t number;
-  std::string_view name;
-  std::string_view tensors[Proposal::kMostTensors];
-};
+// A call as this rank makes it; `peers` are null where it is alone.
+Proposal proposal_of(const Peers* peers, const DispatchArgs& args);
+Proposal proposal_of(const Peers* peers, const CombineArgs& args);
 
 class Exchange {
  public:
-  Exchange(const Context& context, const DispatchArgs& args);
-  Exchange(const Context& context, const CombineArgs& args);
+  template <class A>
+  Exchange(const Context& context, const A& args)
+      : peers_(peers_of(context)), proposal_(proposal_of(peers_, args)) {}
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -44,9 +41,6 @@ class Exchange {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // Tensors in the order of collective.tensors.
-  Exchange(const Context& context, const Collective& collective,
-           std::initializer_list<TensorView> in_window, int64_t num_experts, int64_t overflow = 0);
   Mailbox::Post& post(int of, int from) const {
     return peers_->mailbox(of, from).posts[epoch_ % 2];
   }
@@ -55,13 +49,10 @@ class Exchange {
   void tell_all(const Excess& excess) const;
   Status wait_for(int other, Clock::time_point deadline) const;
   Status check_gone(bool has_told) const;
-  Status compare(int other) const;
-  Status refuse(int whose, const Excess& excess) const;
-  Status failed(std::string_view what) const;
+  Status ended(Ending ending, int64_t other, int64_t detail = 0) const;
 
-  const Collective& collective_;
   const Peers* peers_;  // null: alone
-  Proposal proposal_{};
+  Proposal proposal_;
   int64_t epoch_ = 0;
   bool is_entered_ = false, is_between_ = false;
 };

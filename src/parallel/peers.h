@@ -4,10 +4,14 @@
 #pragma once
 
 #include <moire/context.h>
+#include <moire/expert_parallel.h>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/divide.h"
@@ -26,11 +30,33 @@ struct Proposal {
   } tensors[kMostTensors];
 };
 
+// A word of a proposal that differs is a difference that a sentence can name.
+static_assert(std::has_unique_object_representations_v<Proposal>);
+
 // Tokens of the rank that proposes, more than their destination has room for.
 struct Excess {
   int64_t tokens = 0;  // 0: none
   int64_t destination = 0, room = 0;
 };
+
+// What ended a call, as one rank found it, on the host or in a kernel.
+enum class Ending : int32_t {
+  kBusy,     // a call of this rank is under way
+  kLeft,     // `other` has left
+  kGaveUp,   // `other` gave up waiting for rank `detail`
+  kLate,     // `other` has not come within `detail` ms
+  kDiffers,  // `other` calls something else
+  kExcess,   // `other` has more tokens than there is room for
+};
+struct EndedCall {
+  Ending ending;
+  int32_t rank;  // this one
+  int64_t other, detail;
+  Proposal proposal, theirs;  // theirs of kDiffers
+  Excess excess;              // of kExcess
+};
+// As a sentence, with its code.
+Status status_of(const EndedCall& call);
 
 // What one rank tells another. Posts take turns by the parity of their epoch: a rank comes to
 // meeting n + 2 only after all have come to n + 1, and so have read what was said at n.
@@ -57,8 +83,15 @@ constexpr size_t header_bytes(int num_ranks) {
   return static_cast<size_t>(round_up(static_cast<int64_t>(bytes), 4096));
 }
 
+inline constexpr std::string_view kCommunicator = "communicator";
+// Of a rank: its header and its window. SIZE_MAX where that is no number.
+size_t memory_bytes(const CommunicatorOptions& options);
+Status no_memory(const CommunicatorOptions& options, int rank);
+
 struct Peers {
   virtual ~Peers() = default;
+  // Tells every rank, this one too, that this one is gone; the first reason stays.
+  virtual void leave(int64_t why) const;
 
   int size() const { return static_cast<int>(memory.size()); }
   Header& header(int of) const {
@@ -68,11 +101,16 @@ struct Peers {
   Mailbox& mailbox(int of, int from) const { return header(of).mailboxes()[from]; }
   std::byte* window(int of) const { return memory[static_cast<size_t>(of)] + header_bytes(size()); }
 
+  // What options say of every rank, for one.
+  void set(const CommunicatorOptions& options, int of);
+
   Device device = Device::kCpu;
+  int index = 0;  // of the device
   int rank = 0;
   size_t window_bytes = 0;
   std::chrono::milliseconds timeout{};
   std::vector<std::byte*> memory;  // of each rank, as this one reaches it
+  std::shared_ptr<void> owner;     // of that of all, where ranks share it
 };
 
 // The peers of a context; null where it is alone.
@@ -80,7 +118,12 @@ const Peers* peers_of(const Context& context);
 // Why a rank is gone: another, or it itself, has left, or it waited for another in vain.
 constexpr int64_t has_left(int rank) { return -1 - rank; }
 constexpr int64_t did_not_come(int rank) { return 1 + rank; }
-// Tells every rank, this one too, that this one is gone; the first reason stays.
-void leave(const Peers& peers, int64_t why);
+
+// Ranks on CUDA devices: made by backend/cuda/parallel, or refused by its absence (no_cuda.cpp).
+// The options are sound.
+namespace cuda {
+Result<std::vector<std::unique_ptr<Peers>>> thread_peers(const CommunicatorOptions& options);
+Result<std::unique_ptr<Peers>> nccl_peers(const CommunicatorOptions& options);
+}  // namespace cuda
 
 }  // namespace moire

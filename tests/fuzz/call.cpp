@@ -37,7 +37,8 @@ class ListPieces : public MemoryVisitor {
   void field(const char*, const moire_offsets_output*& outputs, Role role, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       auto& t = const_cast<moire_tensor&>(outputs[i].offsets);
-      field("outputs[].offsets", t, role, "");
+      const std::string name = "outputs[" + std::to_string(i) + "].offsets";
+      field(name.c_str(), t, role, "");
     }
   }
   void field(const char* name, moire_groups& g) {
@@ -66,7 +67,8 @@ class ListValues {
  public:
   void field(const char*, auto&, auto...) {}
   void value(const char* name, auto& value, int = 0) {
-    values.push_back({name, &value, sizeof(value)});
+    constexpr bool kIsInteger = std::is_integral_v<std::remove_reference_t<decltype(value)>>;
+    values.push_back({name, &value, sizeof(value), kIsInteger});
   }
   std::vector<Value> values;
 };

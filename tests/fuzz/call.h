@@ -30,6 +30,7 @@ struct Value {
   std::string name;
   void* at;
   size_t bytes;
+  bool is_integer;
 };
 
 class Call {

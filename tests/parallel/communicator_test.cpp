@@ -1,4 +1,6 @@
 // Communicators: how they are made, given to contexts and left; through C as well.
+#include <dlfcn.h>
+
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -37,12 +39,64 @@ TEST(Communicator, RefusesWhatThereIsNot) {
                     "communicator: no memory for a window of"));
 }
 
+TEST(Communicator, OfCudaSaysWhatThereIsNot) {
+  CommunicatorOptions options;
+  options.device = MOIRE_CUDA;
+  options.num_ranks = 2;
+  const int devices = device_count(Device::kCuda);
+  const int32_t indices[] = {0, devices};
+  options.indices = indices;
+  const Status status = Communicator::threads(options).status();
+  EXPECT_NE(status.message().find("communicator: "), std::string::npos) << status.message();
+  if (devices > 0) {
+    EXPECT_TRUE(fails(status, Code::kInvalidArgument, "indices[1] is " + std::to_string(devices)));
+    options.num_ranks = 33;
+    options.indices = nullptr;
+    EXPECT_TRUE(fails(Communicator::threads(options).status(), Code::kUnsupported,
+                      "communicator: CUDA device 0 has 32 hardware queues, needs one for each"));
+  }
+  options.device = 2;
+  EXPECT_TRUE(fails(Communicator::threads(options).status(), Code::kInvalidArgument,
+                    "communicator: device is 2, must be 0 (cpu) or 1 (cuda)"));
+}
+
+TEST(Communicator, OfNcclSaysWhatThereIsNot) {
+  CommunicatorOptions options;
+  EXPECT_TRUE(fails(Communicator::nccl(options).status(), Code::kInvalidArgument,
+                    "communicator: nccl_comm and nccl_id are null, needs one of them"));
+  const char id[128] = {};
+  options.nccl_id = id;
+  EXPECT_TRUE(
+      fails(Communicator::nccl(options).status(), Code::kInvalidArgument, "num_ranks is 0"));
+  options.num_ranks = 2;
+  options.rank = 2;
+  EXPECT_TRUE(fails(Communicator::nccl(options).status(), Code::kInvalidArgument,
+                    "communicator: rank is 2, must be 0 to 1"));
+}
+
+// The process has one that is too old already, which is asked before any other.
+TEST(Communicator, OfNcclNeedsAVersion) {
+  void* const old = dlopen(MOIRE_FAKE_NCCL, RTLD_NOW);
+  ASSERT_NE(old, nullptr) << dlerror();
+  CommunicatorOptions options;
+  const char id[128] = {};
+  options.nccl_id = id;
+  options.num_ranks = 1;
+  const Status status = Communicator::nccl(options).status();
+  const bool is_for_cpus = status.message().find("is for CPUs only") != std::string::npos;
+  EXPECT_TRUE(fails(status, Code::kUnsupported,
+                    is_for_cpus ? "communicator: asked for a CUDA device"
+                                : "communicator: found NCCL 2.20.5, needs NCCL 2.29.2 or newer as "
+                                  "libnccl.so.2"));
+  dlclose(old);
+}
+
 TEST(Communicator, IsOfTheContextsDevice) {
   ContextOptions options;
   options.device = Device::kCuda;
   options.communicator = Communicator::threads(1, 0).value()[0];
   EXPECT_TRUE(fails(Context::create(options).status(), Code::kInvalidArgument,
-                    "context: its communicator is of cpu but the device is cuda"));
+                    "context: its communicator is of cpu device 0 but the device is cuda 0"));
 }
 
 // A context keeps the memory; what is gone is the rank.
@@ -52,7 +106,7 @@ TEST(Communicator, MayBeDestroyedBeforeItsContexts) {
   routing.tokens = {3, 3};
   Routed routed(routing, random);
   routed.ranks.communicator(0)->leave();  // as its destruction in C
-  EXPECT_TRUE(fails(moire::dispatch(routed.ranks.context(1), routed.dispatch(1)), Code::kRankFailed,
+  EXPECT_TRUE(fails(test::dispatch(routed.ranks.tested(1), routed.dispatch(1)), Code::kRankFailed,
                     "dispatch: rank 0 has left"));
 }
 

@@ -236,6 +236,7 @@ class Layers {
 
 RoutingOptions layer_options(int ranks) {
   RoutingOptions options;
+  options.device = Device::kCpu;
   for (int rank = 0; rank < ranks; ++rank) options.tokens.push_back(rank == 1 ? 0 : 5 + rank % 4);
   options.local_experts = 3;
   options.hidden = 32;

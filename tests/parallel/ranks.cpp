@@ -11,17 +11,47 @@
 
 namespace moire::test {
 
-Ranks::Ranks(int size, int64_t timeout_ms, int num_threads)
-    : communicators_(Communicator::threads(size, kBytes, timeout_ms).value()) {
-  const Context shared = Context::create().value();
+std::vector<std::shared_ptr<Communicator>> Ranks::threads(int size, int64_t timeout_ms,
+                                                          Device device) {
+  CommunicatorOptions options;
+  options.num_ranks = size;
+  options.window_bytes = kBytes;
+  options.timeout_ms = timeout_ms;
+  options.device = static_cast<int32_t>(device);
+  return Communicator::threads(options).value();
+}
+
+Ranks::Ranks(const std::vector<std::shared_ptr<Communicator>>& communicators, int num_threads)
+    : communicators_(communicators) {
+  const Context shared = cpu();
   for (const auto& communicator : communicators_) {
+    const Device device = communicator->device();
     ContextOptions options;
+    options.device = device;
     options.num_threads = num_threads;
     options.communicator = communicator;
-    contexts_.push_back(num_threads == 0 ? shared.sharing(options).value()
-                                         : Context::create(options).value());
+    if (device == Device::kCuda) options.stream = staging::stream_of_rank(communicator->rank());
+    const bool shares = device == Device::kCpu && num_threads == 0;
+    contexts_.push_back(shares ? shared.sharing(options).value()
+                               : Context::create(options).value());
+    staged_.push_back(std::make_unique<staging::StagedCall>(staging::DeviceMemory::Kind::kHost));
+    if (device == Device::kCpu) continue;
+    copies_.emplace_back(kBytes);
+    staged_.back()->leave_out(static_cast<std::byte*>(copies_.back().data()), kBytes,
+                              static_cast<std::byte*>(communicator->window().data));
+    EXPECT_TRUE(succeeds(staged_.back()->reserve(kBytes)));
   }
   poison();
+}
+
+Tested Ranks::tested(int rank) const {
+  return Tested::staged_by(*staged_.at(at(rank)), contexts_.at(at(rank)));
+}
+
+std::byte* Ranks::window(int rank) const {
+  void* const data =
+      copies_.empty() ? communicators_.at(at(rank))->window().data : copies_.at(at(rank)).data();
+  return static_cast<std::byte*>(data);
 }
 
 size_t Ranks::take(DType dtype, int64_t rows, int64_t columns, int64_t padding) {
@@ -35,27 +65,24 @@ size_t Ranks::take(DType dtype, int64_t rows, int64_t columns, int64_t padding) 
 
 TensorView Ranks::in(int rank, size_t tensor) const {
   TensorView t = taken_.at(tensor);
-  t.data = static_cast<std::byte*>(communicators_.at(at(rank))->window().data) +
-           (static_cast<std::byte*>(t.data) - static_cast<std::byte*>(nullptr));
+  t.data = window(rank) + (static_cast<std::byte*>(t.data) - static_cast<std::byte*>(nullptr));
   return t;
 }
 
 void Ranks::poison() {
-  for (const auto& communicator : communicators_) {
-    std::memset(communicator->window().data, 0xFF, kBytes);
-  }
+  for (int rank = 0; rank < size(); ++rank) std::memset(window(rank), 0xFF, kBytes);
 }
 
 bool Ranks::are_undamaged() const {
   for (int rank = 0; rank < size(); ++rank) {
-    const auto* window = static_cast<const std::byte*>(communicators_[at(rank)]->window().data);
-    std::vector<std::byte> bytes(window, window + kBytes);
+    const std::byte* const first_byte = window(rank);
+    std::vector<std::byte> bytes(first_byte, first_byte + kBytes);
     for (size_t i = 0; i < taken_.size(); ++i) {
       const TensorView t = in(rank, i);
       const int64_t unit = dtype_size(t.type());
       for (int64_t row = 0; row < t.shape[0]; ++row) {
         auto* first =
-            bytes.data() + (static_cast<std::byte*>(t.data) - window) + row * t.stride() * unit;
+            bytes.data() + (static_cast<std::byte*>(t.data) - first_byte) + row * t.stride() * unit;
         std::fill_n(first, t.shape[1] * unit, std::byte{0xFF});
       }
     }
@@ -65,14 +92,32 @@ bool Ranks::are_undamaged() const {
   return true;
 }
 
+void Ranks::upload() const {
+  for (size_t rank = 0; rank < copies_.size(); ++rank) {
+    auto* const on_device = static_cast<std::byte*>(communicators_[rank]->window().data);
+    const auto* const copy = static_cast<const std::byte*>(copies_[rank].data());
+    EXPECT_TRUE(succeeds(staging::copy_to_device(on_device, copy, kBytes)));
+  }
+}
+
+void Ranks::download() const {
+  for (size_t rank = 0; rank < copies_.size(); ++rank) {
+    const auto* const on_device =
+        static_cast<const std::byte*>(communicators_[rank]->window().data);
+    auto* const copy = static_cast<std::byte*>(copies_[rank].data());
+    EXPECT_TRUE(succeeds(staging::copy_to_host(copy, on_device, kBytes)));
+  }
+}
+
 std::vector<Status> Ranks::run(const Call& call) const {
+  upload();
   std::vector<Status> statuses(communicators_.size());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size(); ++rank) {
-    threads.emplace_back(
-        [&, rank] { statuses[at(rank)] = call(rank, Tested(contexts_[at(rank)])); });
+    threads.emplace_back([&, rank] { statuses[at(rank)] = call(rank, tested(rank)); });
   }
   for (std::thread& thread : threads) thread.join();
+  download();
   return statuses;
 }
 
@@ -124,7 +169,10 @@ Status Tokens::plan(const Tested& context, int64_t capacity) {
 }
 
 Routed::Routed(const RoutingOptions& o, Random& random, int64_t timeout_ms, int num_threads)
-    : options(o), ranks(o.ranks(), timeout_ms, num_threads) {
+    : options(o),
+      ranks(o.communicators.empty() ? Ranks::threads(o.ranks(), timeout_ms, o.device)
+                                    : o.communicators,
+            num_threads) {
   for (int rank = 0; rank < o.ranks(); ++rank) {
     tokens.push_back(std::make_unique<Tokens>(o, rank, random));
     EXPECT_TRUE(succeeds(tokens.back()->plan(Tested(cpu(1)), o.room())));

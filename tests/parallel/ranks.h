@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <moire/buffer.h>
 #include <moire/expert_parallel.h>
 
 #include <functional>
@@ -16,12 +17,18 @@ namespace moire::test {
 
 class Ranks {
  public:
-  // Contexts with as many threads each; 0: all share those of one context.
-  explicit Ranks(int size, int64_t timeout_ms = 60'000, int num_threads = 1);
+  static constexpr size_t kBytes = 1 << 20, kGuard = 512;  // of a window, behind its tensors
+
+  static std::vector<std::shared_ptr<Communicator>> threads(int size, int64_t timeout_ms,
+                                                            Device device);
+  // Contexts with as many threads each; 0: all share those of one context. On CUDA all are on one
+  // device, with a stream for every thread.
+  Ranks(const std::vector<std::shared_ptr<Communicator>>& communicators, int num_threads);
 
   int size() const { return static_cast<int>(communicators_.size()); }
   std::shared_ptr<Communicator>& communicator(int rank) { return communicators_.at(at(rank)); }
   Context context(int rank) const { return contexts_.at(at(rank)); }
+  Tested tested(int rank) const;
 
   // A tensor at the same place of every window, poisoned; `padding` elements between its rows.
   size_t take(DType dtype, int64_t rows, int64_t columns, int64_t padding = 0);
@@ -31,6 +38,12 @@ class Ranks {
   // Whether bytes of the windows that belong to no tensor still hold what they held at first.
   bool are_undamaged() const;
 
+  // Where calls of a rank find their memory, on CUDA.
+  staging::StagedCall& staged(int rank) const { return *staged_.at(at(rank)); }
+  // Windows on a device get what in() shows, and the other way round; nothing else is under way.
+  void upload() const;
+  void download() const;
+
   // One call of every rank, each on its thread; the statuses by rank.
   using Call = std::function<Status(int rank, const Tested& context)>;
   std::vector<Status> run(const Call& call) const;
@@ -39,10 +52,13 @@ class Ranks {
 
  private:
   static size_t at(int rank) { return static_cast<size_t>(rank); }
-  static constexpr size_t kBytes = 1 << 20, kGuard = 512;
+  // The window, or its copy on the host.
+  std::byte* window(int rank) const;
 
   std::vector<std::shared_ptr<Communicator>> communicators_;
   std::vector<Context> contexts_;
+  std::vector<Buffer> copies_;  // of windows on a device
+  std::vector<std::unique_ptr<staging::StagedCall>> staged_;
   std::vector<TensorView> taken_;  // data: the offset
   size_t used_ = kGuard;
 };
@@ -56,7 +72,9 @@ struct RoutingOptions {
   int64_t capacity = 0;  // 0: the most tokens of a rank
   DType dtype = DType::kFP32, index_type = DType::kInt64;
   int64_t padding = 0;
-  bool drops = false;     // some choices are -1 or E
+  bool drops = false;  // some choices are -1 or E
+  Device device = tested_device();
+  std::vector<std::shared_ptr<Communicator>> communicators = {};  // empty: threads
   bool one_each = false;  // at most one choice at a rank, rank by rank
 
   int ranks() const { return static_cast<int>(tokens.size()); }
@@ -75,7 +93,7 @@ struct Tokens {
 
 // All ranks, what they send and what they receive.
 struct Routed {
-  Routed(const RoutingOptions& options, Random& random, int64_t timeout_ms = 60'000,
+  Routed(const RoutingOptions& options, Random& random, int64_t timeout_ms = 20'000,
          int num_threads = 1);
 
   const Tokens& of(int rank) const { return *tokens[static_cast<size_t>(rank)]; }

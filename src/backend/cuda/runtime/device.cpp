@@ -5,6 +5,7 @@
 
 #include "backend/cuda/runtime/state.h"
 #include "core/format.h"
+#include "parallel/peers.h"
 
 namespace moire::cuda {
 namespace {
@@ -81,9 +82,14 @@ Status find_encoder(CudaState& state) {
 
 Status allocate_memory(CudaState& state) {
   void* memory = nullptr;
-  cudaError_t error = cudaHostAlloc(&memory, sizeof(ErrorRecord), cudaHostAllocMapped);
+  struct Record : ErrorRecord {
+    EndedCall ended;
+  };
+  cudaError_t error = cudaHostAlloc(&memory, sizeof(Record), cudaHostAllocMapped);
   if (error != cudaSuccess) return cuda_error("context", "cudaHostAlloc", error);
-  state.record = new (memory) ErrorRecord{};
+  auto* const record = new (memory) Record{};
+  record->call = &record->ended;
+  state.record = record;
   error = cudaMalloc(&memory, sizeof(uint32_t));
   if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
   state.is_claimed = static_cast<uint32_t*>(memory);
@@ -95,6 +101,7 @@ Status allocate_memory(CudaState& state) {
   error = cudaMemset(state.non_finite, 0, sizeof(NonFiniteRecord));
   if (error != cudaSuccess) return cuda_error("context", "cudaMemset", error);
   error = state.tile_counters.allocate();
+  if (error == cudaSuccess) error = state.call_words.allocate();
   if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
   // Streams that do not wait for the legacy stream have to find all of it cleared.
   error = cudaStreamSynchronize(cudaStreamLegacy);

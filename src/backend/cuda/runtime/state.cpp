@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/format.h"
+#include "parallel/peers.h"
 
 namespace moire::cuda {
 
@@ -34,6 +35,7 @@ namespace {
 std::string sentence(const ErrorRecord& r, Finding finding) {
   switch (finding) {
     case Finding::kNone:
+    case Finding::kEndedCall:
       break;
     case Finding::kFirstOffset:
       return concat("groups.offsets[0] is ", r.value, ", must be 0");
@@ -67,18 +69,20 @@ Status take_finding(const CudaState& state, cudaStream_t stream) {
   const std::lock_guard lock(state.finding);
   const Finding finding = state.record->finding;
   if (finding == Finding::kNone) return {};  // another thread has just told it
-  std::string text = concat(state.record->op, ": ", sentence(*state.record, finding),
-                            " (found on the device, by an earlier call)");
+  const ErrorRecord& record = *state.record;
+  Status told =
+      finding == Finding::kEndedCall
+          ? status_of(*record.call)
+          : Status(Code::kInvalidArgument, concat(record.op, ": ", sentence(record, finding)));
+  told = Status(told.code(), told.message() + " (found on the device, by an earlier call)");
   // While a stream is captured nothing can be cleared now: what was found stays, and is said again.
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   const cudaError_t asked = cudaStreamIsCapturing(stream, &capture);
-  if (asked != cudaSuccess || capture != cudaStreamCaptureStatusNone) {
-    return {Code::kInvalidArgument, std::move(text)};
-  }
+  if (asked != cudaSuccess || capture != cudaStreamCaptureStatusNone) return told;
   state.record->finding = Finding::kNone;
   const cudaError_t error = cudaMemsetAsync(state.is_claimed, 0, sizeof(uint32_t), stream);
   if (error != cudaSuccess) return cuda_error("context", "cudaMemsetAsync", error);
-  return {Code::kInvalidArgument, std::move(text)};
+  return told;
 }
 
 Status take_non_finite(const CudaState& state, cudaStream_t stream) {

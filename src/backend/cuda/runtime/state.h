@@ -24,10 +24,11 @@ struct CudaState : DeviceState {
   ErrorRecord* record = nullptr;                                  // pinned, written by kernels
   uint32_t* is_claimed = nullptr;                                 // on the device; see Reporter
   mutable std::mutex finding;                                     // who takes what the record says
+  mutable std::mutex calls;                                       // who launches a call of ranks
   NonFiniteRecord* non_finite = nullptr;                          // on the device
   mutable std::atomic<uint32_t> num_quantised = 0;                // calls, which number their notes
   mutable Grants shared_memory;                                   // bytes that kernels may have
-  mutable TileCounters tile_counters;                             // locks itself
+  mutable TileCounters tile_counters, call_words;                 // lock themselves
 };
 
 inline const CudaState& cuda_state(const DeviceState& state) {

@@ -20,11 +20,9 @@ cudaError_t number_of(cudaStream_t stream, unsigned long long* number) {
 TileCounters::~TileCounters() { cudaFree(memory_); }
 
 cudaError_t TileCounters::allocate() {
-  void* memory = nullptr;
-  const cudaError_t error = cudaMalloc(&memory, kCount * sizeof(uint32_t));
-  if (error != cudaSuccess) return error;
-  memory_ = static_cast<uint32_t*>(memory);
-  return cudaMemset(memory, 0, kCount * sizeof(uint32_t));
+  constexpr size_t kBytes = kCount * sizeof(uint32_t);
+  const cudaError_t error = cudaMalloc(&memory_, kBytes);
+  return error == cudaSuccess ? cudaMemset(memory_, 0, kBytes) : error;
 }
 
 uint32_t* TileCounters::next(cudaStream_t stream) {
