@@ -45,6 +45,7 @@ TEST(Problem, PrintsALineThatParsesToTheSameProblem) {
     EXPECT_EQ(dtype_words(again), dtype_words(problem)) << line;
     EXPECT_EQ(again.x_columnwise, problem.x_columnwise) << line;
     EXPECT_EQ(again.act_columnwise, problem.act_columnwise) << line;
+    EXPECT_EQ(again.prepared, problem.prepared) << line;
     EXPECT_EQ(again.fast, problem.fast) << line;
     EXPECT_EQ(again.emulated, problem.emulated) << line;
     EXPECT_EQ(again.fractional, problem.fractional) << line;
@@ -60,9 +61,10 @@ TEST(Problem, ReadsEveryField) {
       "weights=in_out storage=list save_act=yes scores=sigmoid normalize=no tail=5 "
       "tail_rows=untouched beta=mixed scaling=fp8_tile element=e5m2 direction=both emulated=yes "
       "fractional=yes "
-      "scales=padded b=fp8_block x=fp16 x_columnwise=yes act_columnwise=yes seed=9");
+      "scales=padded b=fp8_block x=fp16 x_columnwise=yes act_columnwise=yes prepared=yes seed=9");
   EXPECT_EQ(p.name, "x");
   EXPECT_EQ(p.op->name, "fc1");
+  EXPECT_TRUE(p.prepared);
   EXPECT_EQ(p.splits.list, (std::vector<int64_t>{3, 4}));
   EXPECT_EQ(p.activation.kind, MOIRE_CLAMPED_SWIGLU);
   EXPECT_EQ(p.activation.alpha, 1.702F);
@@ -111,6 +113,7 @@ TEST(Problem, RefusesWhatARecipeHasNoUseFor) {
   refused("x=fp32", "\"x\": found dtype=fp32, " + needed);
   refused("dtype=bf16 x_columnwise=yes", "\"x_columnwise\": found dtype=bf16, " + needed);
   refused("dtype=bf16 act_columnwise=yes", "\"act_columnwise\": found dtype=bf16, " + needed);
+  refused("dtype=bf16 prepared=yes", "\"prepared\": found dtype=bf16, " + needed);
   refused("op=linear dtype=fp16 element=e5m2", "\"element\": found dtype=fp16, " + needed);
   refused("dtype=mxfp8 fractional=yes",
           "\"fractional\": found dtype=mxfp8, needed dtype=fp8_block");

@@ -143,6 +143,7 @@ bool Arguments::wants(std::string_view field, std::string_view name, Role role) 
   const Problem& p = problem_;
   if (field.ends_with("_prepared")) return false;  // what stands for weights that are there
   if (call_->entry == "bias_backward") return field != "scale" || p.probs;
+  if (call_->entry == "quantize" && field == "grad_bias") return name != field;  // not of x
   if (is_one_of(name, {"bias", "bias_scale"})) return false;
   if (name.ends_with("b2_scale")) return p.bias && p.b2_scale == B2Scale::kOwn;
   if (name.starts_with("b") || name.starts_with("grad_b") || name == "expert_bias") return p.bias;

@@ -147,6 +147,8 @@ std::vector<size_t> prepare(const Context& context, BenchResult& r) {
   for (const Call& call : what.calls) {
     const Plan planned = plan(context, call, shapes);
     if (!planned.status.ok()) r.unsupported = planned.status.message();
+    const bool may_stay = context.device() == Device::kCpu || call.stage != nullptr;
+    if (!may_stay) r.unsupported = "ranks are timed on the CPU alone; moire check runs on both";
     workspaces.push_back(planned.workspace_bytes);
     for (const Step& step : planned.steps) {
       r.bytes += static_cast<double>(step.bytes_read + step.bytes_written);

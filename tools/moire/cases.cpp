@@ -134,25 +134,72 @@ double flops_of(const OpCall& call, const Problem& p) {
   return 2.0 * columns * rows * ffn + call.flops_per_row * rows * size;
 }
 
+template <class A>
+Status run_entry(const Context& context, const A& args) {
+  if (context.device() == Device::kCpu || context.is_explaining()) {
+    return Entry<A>::kRun(context, args);
+  }
+  static staging::StagedCall staged;
+  return staged.run(context, args, Entry<A>::kRun);
+}
+
+// The weight of a layer becomes a prepared one, in memory of the operands.
+Status prepare(const Context& context, Operands& operands, const auto& layer, moire_weight& w,
+               moire_prepared_weight& prepared) {
+  PrepareWeightArgs args;
+  args.w = w;
+  args.recipe = layer.recipe;
+  args.fractional_scales = layer.fractional_scales;
+  args.dequantized = layer.recipe == MOIRE_RECIPE_MXFP8 && operands.problem().seed % 2 == 0;
+  size_t bytes = 0;
+  Status status = prepare_weight_form(context, args, &args.prepared);
+  if (status.ok()) status = prepare_weight_workspace(context, args, &bytes);
+  if (!status.ok()) return status;
+  moire_tensor& memory = args.prepared.memory;
+  memory.data = operands.output("prepared", DType::kUint8, {memory.shape[0]}).data;
+  args.workspace = operands.workspace(bytes);
+  if (operands.has_content()) status = run_entry(context, args);
+  prepared = args.prepared;
+  w = {.tensor = {}, .list = nullptr, .layout = w.layout};
+  return status;
+}
+// All weights of a call whose problem says so; others stay.
+template <class A>
+Status prepare_weights(const Context& context, Operands& operands, A& args) {
+  Status status;
+  if constexpr (requires { args.w_prepared; }) {
+    status = prepare(context, operands, args, args.w, args.w_prepared);
+  } else if constexpr (requires { args.w1_prepared; }) {
+    status = prepare(context, operands, args, args.w1, args.w1_prepared);
+    if (status.ok()) status = prepare(context, operands, args, args.w2, args.w2_prepared);
+  }
+  return status;
+}
+
 // One call of a case, its workspace to come.
 template <class A>
-Call make_call(const OpCall& what, Arguments& arguments, const Problem& problem) {
+Call make_call(const OpCall& what, Arguments& arguments, Operands& operands) {
+  const Problem& problem = operands.problem();
   const A args = arguments.of<A>(what);
   Call call;
   call.entry = what.entry;
   call.args = args;
   call.flops = flops_of(what, problem);
-  const auto with = [args](Workspace given) {
-    A filled = args;
+  // As it is run: with prepared weights from the first context on, which knows their forms.
+  const auto as_run = std::make_shared<A>(args);
+  const auto is_ready = std::make_shared<bool>(!problem.prepared);
+  const auto ready = [as_run, is_ready, &operands](const Context& context) {
+    if (std::exchange(*is_ready, true)) return Status();
+    return prepare_weights(context, operands, *as_run);
+  };
+  const auto with = [as_run](Workspace given) {
+    A filled = *as_run;
     if constexpr (requires { filled.workspace; }) filled.workspace = given;
     return filled;
   };
-  call.run = [with](const Context& context, Workspace given) {
-    if (context.device() == Device::kCpu || context.is_explaining()) {
-      return Entry<A>::kRun(context, with(given));
-    }
-    static staging::StagedCall staged;
-    return staged.run(context, with(given), Entry<A>::kRun);
+  call.run = [ready, with](const Context& context, Workspace given) {
+    const Status status = ready(context);
+    return status.ok() ? run_entry(context, with(given)) : status;
   };
   call.stage = [with](staging::StagedCall& staged, Workspace given) { staged.add(with(given)); };
   call.on_device = [with](staging::StagedCall& staged, Workspace given) {
@@ -160,8 +207,9 @@ Call make_call(const OpCall& what, Arguments& arguments, const Problem& problem)
     return [there](const Context& context) { return Entry<A>::kRun(context, there); };
   };
   if constexpr (Entry<A>::kWorkspace != nullptr) {
-    call.workspace = [args](const Context& context, size_t* bytes) {
-      return Entry<A>::kWorkspace(context, args, bytes);
+    call.workspace = [ready, as_run](const Context& context, size_t* bytes) {
+      const Status status = ready(context);
+      return status.ok() ? Entry<A>::kWorkspace(context, *as_run, bytes) : status;
     };
   }
   call.expect = [&what, args](Device device) { return expect_on(device, what, args); };
@@ -182,15 +230,16 @@ Call make_call(const OpCall& what, Arguments& arguments, const Problem& problem)
 }  // namespace
 
 Case make_case(Operands& operands) {
-  using Make = Call (*)(const OpCall&, Arguments&, const Problem&);
+  using Make = Call (*)(const OpCall&, Arguments&, Operands&);
 #define MOIRE_MAKE(name) {#name, make_call<Args<moire_##name##_args>>},
   static const std::map<std::string_view, Make> entries = {MOIRE_FOR_EACH_DEFINED_OP(
       MOIRE_MAKE, MOIRE_MAKE) MOIRE_FOR_EACH_LAYER(MOIRE_MAKE, MOIRE_MAKE)};
 #undef MOIRE_MAKE
+  if (operands.problem().op->is_of_ranks()) return {make_rank_calls(operands)};
   Arguments arguments(operands);
   Case out;
   for (const OpCall& call : operands.problem().op->calls) {
-    out.calls.push_back(entries.at(call.entry)(call, arguments, operands.problem()));
+    out.calls.push_back(entries.at(call.entry)(call, arguments, operands));
   }
   return out;
 }

@@ -35,7 +35,9 @@ struct Call {
   std::function<Judge(Device)> expect;
   // The same of one row only, at the full width; null where rows do not stand for themselves.
   std::function<Judge(Device, int64_t row, int64_t group)> expect_row;
-  double flops = 0;  // of the rows in use
+  double flops = 0;          // of the rows in use
+  int64_t window_bytes = 0;  // of a rank, that others reach
+  double moved_bytes = 0;    // over all ranks, where operands have content
   // Bytes kept for a later call, beside tensors that the caller has anyway.
   struct Saved {
     std::string name;
@@ -50,6 +52,8 @@ struct Case {
 
 // The operands outlive the case.
 Case make_case(Operands& operands);
+// Of ops that all ranks call together: threads of this process, on a context each (ranks.cpp).
+std::vector<Call> make_rank_calls(Operands& operands);
 
 // In a workspace of the operands.
 Status run(const Context& context, const Call& call, Operands& operands);

@@ -79,14 +79,17 @@ class CpuBench : public Bench {
     const std::vector<size_t> sizes = prepare(context_, r);
     if (!r.unsupported.empty()) return std::nullopt;
     std::vector<std::shared_ptr<Set>> sets;
-    for (int64_t i = sets_of(r.set_bytes); i > 0; --i) {
+    const bool is_of_ranks = r.problem.op->is_of_ranks();  // in windows larger than caches
+    for (int64_t i = is_of_ranks ? 1 : sets_of(r.set_bytes); i > 0; --i) {
       sets.push_back(std::make_shared<Set>(r.problem));
     }
     std::vector<Workspace> workspaces;  // which the sets share
     workspaces.reserve(sizes.size());
     for (const size_t size : sizes) workspaces.push_back(sets[0]->operands.workspace(size));
     r.num_sets = static_cast<int64_t>(sets.size());
-    r.set_bytes = sets[0]->operands.bytes();
+    r.set_bytes = std::max(r.set_bytes, sets[0]->operands.bytes());  // which are without windows
+    if (is_of_ranks) r.bytes = 0;  // the first rank's, with rows that are nobody's
+    for (const Call& call : sets[0]->what.calls) r.bytes += call.moved_bytes;
     const auto run = [this, sets, workspaces](int64_t call) {
       const Set& set = *sets[static_cast<size_t>(call) % sets.size()];
       for (size_t i = 0; i < workspaces.size(); ++i) {

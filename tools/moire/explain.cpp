@@ -28,6 +28,7 @@ Json to_json(const ExplainedCall& call) {
               {"saved_bytes", call.saved_bytes()},
               {"saved", Json::object()},
               {"flops", call.flops},
+              {"window_bytes", call.window_bytes},
               {"steps", Json::parse(moire::to_json(call.plan.steps))}};
   for (const Call::Saved& s : call.saved) out["saved"][s.name] = s.bytes;
   if (!call.plan.status.ok()) {
@@ -52,6 +53,7 @@ void print(const ExplainedCall& call) {
   std::vector<std::string> saved;
   for (const Call::Saved& s : call.saved) saved.push_back(text(s.name, " ", human_bytes(s.bytes)));
   if (!saved.empty()) facts += text(", saves ", join(saved, ", "));
+  if (call.window_bytes > 0) facts += text(", window ", human_bytes(call.window_bytes), " a rank");
   if (call.flops > 0) facts += text(", ", human_number(call.flops / 1e9), " GFLOP");
   std::printf("\n");
   print_line(4, paint(Colour::kBold, call.entry), "  (", facts, ")");

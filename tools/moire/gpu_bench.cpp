@@ -21,6 +21,8 @@ class DeviceSet {
       : operands_(problem, Operands::Content::kNormal), what_(make_case(operands_)) {
     std::vector<Workspace> taken;
     for (size_t i = 0; i < workspaces.size(); ++i) {
+      size_t bytes = 0;  // as planned; who asks has the weights prepared
+      require(what_.calls[i].workspace(context, &bytes));
       taken.push_back(operands_.workspace(workspaces[i]));
       what_.calls[i].stage(staged_, taken[i]);
     }

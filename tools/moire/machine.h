@@ -3,29 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
+
+#include "staging/team.h"
 
 namespace moire::tool {
 
-// Threads that run one function together; the benchmark's own, for roofs and copies.
-class Team {
- public:
-  explicit Team(int num_threads);
-  ~Team();
-  Team(const Team&) = delete;
-  Team& operator=(const Team&) = delete;
-
-  // work(thread) on every thread, the caller being thread 0.
-  void run(const std::function<void(int)>& work);
-  int num_threads() const { return num_threads_; }
-
- private:
-  struct State;
-  int num_threads_;
-  std::unique_ptr<State> state_;
-};
+using staging::Team;
 
 // Bytes copied by all threads of a team, each its share.
 void team_copy(Team& team, const void* source, void* target, int64_t bytes);

@@ -30,6 +30,7 @@ class Operands {
   Operands(const Problem& problem, Content content);
 
   const Problem& problem() const { return problem_; }
+  bool has_content() const { return content_ != Content::kNone; }
   // Whether results are going to be compared with the reference.
   bool is_judged() const { return content_ == Content::kHostile; }
   const std::vector<int64_t>& splits() const { return splits_; }

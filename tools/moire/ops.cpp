@@ -70,6 +70,10 @@ const std::vector<Op>& all_ops() {
        "x to FP8 codes and scales",
        {{"quantize", {{"source", "x"}, {"K", "H"}}}},
        true},
+      {"quantize_grad",
+       "dy to FP8 codes and scales, db2 = sum dy",
+       {{"quantize", {{"source", "grad_y"}, {"grad_bias", "grad_b2"}, {"K", "N"}}}},
+       true},
       {"quantize_weight",
        "W1 to FP8 codes and scales",
        {{"quantize_weight", {{"source", "w1"}, {"K", "H"}, {"N", "Z"}}}},
@@ -103,6 +107,13 @@ const std::vector<Op>& all_ops() {
        {{"unpermute_backward", {{"weights", "topk_weights"}}, 0, 3, 'H'}},
        true},
       {"splits_to_offsets", "offsets from splits", {{"splits_to_offsets", {}}}},
+      {"dispatch_plan", "which token goes where, of `ranks`", {{"dispatch_plan", {}}}},
+      {"dispatch", "tokens to the ranks of their experts", {{"dispatch", {}}}, true},
+      {"combine", "their rows back, added", {{"combine", {}}}, true},
+      {"exchange",
+       "dispatch_plan, dispatch and combine",
+       {{"dispatch_plan", {}}, {"dispatch", {}}, {"combine", {}}},
+       true},
   };
   return ops;
 }
@@ -126,6 +137,8 @@ int Op::products() const {
   for (const OpCall& call : calls) all |= call.products;
   return all;
 }
+
+bool Op::is_of_ranks() const { return entry().starts_with("dispatch") || entry() == "combine"; }
 
 bool Op::is_layer() const { return multiplies() && !entry().starts_with("grouped_gemm"); }
 

@@ -42,6 +42,7 @@ struct Op {
   int products() const;
   bool multiplies() const { return products() != 0; }  // its operands may be quantised
   bool is_layer() const;                               // which has a recipe
+  bool is_of_ranks() const;                            // all together: ranks.h
 };
 
 const std::vector<Op>& all_ops();

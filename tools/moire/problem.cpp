@@ -41,7 +41,7 @@ std::optional<Mistake> find_mistake(const Problem& p) {
   const bool multiplies = op.multiplies(), routes = p.is("router") || p.is("router_backward");
   const bool reads = p.is("dequantize") || p.is("requantize"), converts = p.is("convert_scales");
   const bool takes_tiles = p.is("quantize_weight") || p.is("dequantize");
-  const bool is_fp8_op = reads || takes_tiles || p.is("quantize");
+  const bool is_fp8_op = reads || takes_tiles || op.entry() == "quantize";
   const bool is_mx = p.scaling == MOIRE_SCALING_MXFP8,
              is_tile = p.scaling == MOIRE_SCALING_FP8_TILE;
   // What a recipe, or the formats of a product, have no use for is a mistake.
@@ -75,22 +75,28 @@ std::optional<Mistake> find_mistake(const Problem& p) {
       {is_fp8_op && !takes_tiles && is_tile, {"scaling", scaling, "mxfp8 or fp8_block" + for_op}},
       {converts && !is_mx, {"scaling", scaling, "mxfp8" + for_op}},
       {is_fp8_op && p.fractional && is_mx, {"fractional", "yes", "no, for scaling=mxfp8"}},
-      {!multiplies && !is_plain,
+      {!multiplies && !is_plain && !p.is("dispatch"),
        {"dtype", std::string(dtype_word(p)),
         text("fp32, bf16 or fp16", for_op, ", which has no products")}},
       {is_plain_layer && p.x != DType::kNone, {"x", dtype, quantised}},
       {is_plain_layer && p.x_columnwise, {"x_columnwise", dtype, quantised}},
       {is_plain_layer && p.act_columnwise, {"act_columnwise", dtype, quantised}},
+      {is_plain_layer && p.prepared, {"prepared", dtype, quantised}},
       {is_plain_layer && p.element != DType::kE4M3, {"element", dtype, quantised}},
       {multiplies && p.fractional && !has_block, {"fractional", dtype, "dtype=fp8_block"}},
       {multiplies && p.emulated && !sums_fast,
        {"emulated", dtype, "dtype=mxfp8_fast or fp8_block"}},
       {multiplies && p.emulated && is_mixed && p.b_format().quantization == Quantization::kNone,
        {"emulated", text("b=", dtype_word(p.b_format())), "FP8 operands on both sides"}},
-      {p.is("unpermute") && p.out != DType::kNone && p.out != DType::kFP32 && p.out != p.dtype,
+      {!op.is_of_ranks() && p.ranks != 1, {"ranks", text(p.ranks), "1" + for_op}},
+      {!op.is_of_ranks() && p.room != 0, {"room", text(p.room), "0" + for_op}},
+      {!op.is_of_ranks() && p.drops, {"overflow", "drop", "refuse" + for_op}},
+      {(p.is("unpermute") || p.is("combine") || p.is("exchange")) && p.out != DType::kNone &&
+           p.out != DType::kFP32 && p.out != p.dtype,
        {"out", find_field("out")->codec.write(p), "same or fp32" + for_op}},
-      {p.topk > p.groups && (routes || p.topk > 1),
-       {"topk", text(p.topk), text("at most groups=", p.groups)}},
+      {p.topk > p.groups * p.ranks && (routes || p.topk > 1),
+       {"topk", text(p.topk),
+        text("at most groups=", p.groups, p.ranks == 1 ? "" : text(" times ranks=", p.ranks))}},
       {(p.rows + p.dropped) % p.topk != 0,
        {"rows", text(p.rows, p.dropped == 0 ? "" : text(" and dropped=", p.dropped)),
         text("a multiple of topk=", p.topk,

@@ -75,6 +75,7 @@ struct Problem : Format {
   bool save_act = false;      // mlp: the forward keeps act for the backward
   bool x_columnwise = false;  // layers in FP8: the forward keeps this copy of x, and of act
   bool act_columnwise = false;
+  bool prepared = false;  // layers in FP8: weights are prepared ones
   bool keep_tail = false;
   int beta = 0;                           // 0 overwrite, 1 accumulate, 2 by turns
   int32_t scaling = MOIRE_SCALING_MXFP8;  // FP8 ops
@@ -83,6 +84,9 @@ struct Problem : Format {
   bool emulated = false;    // mxfp8_fast, fp8_block: summed as Hopper's tensor cores do
   bool fractional = false;  // scales of fp8_block and fp8_tile need not be powers of two
   int32_t scale_layout = MOIRE_SCALES_SWIZZLED;  // convert_scales
+  int64_t ranks = 1;
+  int64_t room = 0;    // tokens that a rank has room for of each; 0: all
+  bool drops = false;  // those that exceed it
   uint64_t seed = 1;
 
   bool is(std::string_view op_name) const { return op->name == op_name; }

@@ -82,10 +82,10 @@ Codec choice(bool P::*member, std::string_view no, std::string_view yes) {
 
 Codec flag(bool P::*member) { return one_of<bool>(member, {{"yes", true}, {"no", false}}); }
 
-Codec size(int64_t P::*member, int64_t smallest) {
+Codec size(int64_t P::*member, int64_t smallest, std::vector<std::string> samples = {}) {
   return {text("a whole number from ", smallest, " to 2^40"),
           [=](std::string_view value, P& p) { return read_size(value, smallest, p.*member); },
-          [=](const P& p) { return std::to_string(p.*member); }};
+          [=](const P& p) { return std::to_string(p.*member); }, std::move(samples)};
 }
 
 bool read_name(std::string_view value, P& p) {
@@ -247,6 +247,8 @@ std::vector<Field> make_fields() {
       {"x_columnwise", flag(&P::x_columnwise), "layers in FP8: the forward keeps this copy of x"},
       {"act_columnwise", flag(&P::act_columnwise),
        "mlp in FP8: the forward keeps this copy of act"},
+      {"prepared", flag(&P::prepared),
+       "layers in FP8: weights as prepare_weight makes them (decoded where seed is even)"},
       {"scores", choice(&P::sigmoid, "softmax", "sigmoid"), "router: what the logits become"},
       {"normalize", flag(&P::normalize), "router: weights of a token sum to one"},
       {"tail", size(&P::tail, 0), "rows of the capacity past the last group"},
@@ -274,6 +276,11 @@ std::vector<Field> make_fields() {
                                           {"padded", MOIRE_SCALES_PADDED},
                                           {"swizzled", MOIRE_SCALES_SWIZZLED}}),
        "convert_scales: the other layout"},
+      {"ranks", size(&P::ranks, 1, {"1", "2", "3", "8", "16"}),
+       "dispatch, combine: how many, each with so many experts and tokens (not uniform: at most)"},
+      {"room", size(&P::room, 0, {"0", "0", "1", "3", "40"}),
+       "dispatch, combine: tokens that a rank has room for of each; 0: all"},
+      {"overflow", choice(&P::drops, "refuse", "drop"), "dispatch: what becomes of those past it"},
       {"seed",
        {"a whole number from 0",
         [](std::string_view value, P& p) { return read_number(value, p.seed); },

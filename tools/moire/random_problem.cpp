@@ -63,6 +63,10 @@ void draw_words(Random& random, const Samples& given, Problem& p) {
     field.codec.read(pick(random, samples), p);
   }
   if (p.op->name.starts_with("router")) p.groups = std::max<int64_t>(p.groups, p.topk);
+  if (p.op->is_of_ranks() && p.groups > 0) {  // as many choices as gates make
+    p.topk = 1 + random.below(std::min<int64_t>(p.groups * p.ranks, 32));
+    p.dropped = (p.topk - p.rows % p.topk) % p.topk + p.topk * random.below(3);
+  }
   while (const auto mistake = find_mistake(p)) {
     const Field& field = *find_field(mistake->key);
     field.codec.read(pick(random, field.codec.samples), p);
