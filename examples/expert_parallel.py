@@ -1,14 +1,23 @@
 """Experts spread over processes: torchrun --nproc-per-node 2 examples/expert_parallel.py
 
 Each rank has its own tokens and its share of the experts; on GPUs over NCCL, on CPUs over gloo. The
-first loss is that of one process with all experts.
+first loss is that of one process with all experts. In the end they save one checkpoint, each its
+shard, which any number of ranks reads: here one, with all experts.
 """
 
 import os
+import tempfile
 
 import moire
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoints
+from torch.distributed.device_mesh import init_device_mesh
+
+try:
+    from torch.distributed.tensor import DTensor, Shard
+except ImportError:  # before torch 2.5
+    from torch.distributed._tensor import DTensor, Shard
 
 on_gpu = torch.cuda.is_available() and "cpu" not in moire.__version__
 if on_gpu:
@@ -41,4 +50,19 @@ for step in range(5):
     dist.all_reduce(loss.detach_())
     if rank == 0:
         print(f"step {step}: loss {loss.item():.6f}" + f", alone {alone:.6f}" * (step == 0))
+
+mesh = init_device_mesh(device, (size,))
+shards = {  # experts are rows of all ranks' experts; the rest is on every rank
+    name: DTensor.from_local(t, mesh, [Shard(0)]) if name.startswith("experts.") else t
+    for name, t in layer.state_dict().items()
+}
+folder = [tempfile.mkdtemp() if rank == 0 else None]
+dist.broadcast_object_list(folder)
+checkpoints.save(shards, checkpoint_id=folder[0])
+whole = moire.nn.MoE(every, moire.nn.Router(hidden, experts, k=2, device=device))
+checkpoints.load(whole.state_dict(), checkpoint_id=folder[0])  # into the tensors that it is given
+with torch.no_grad():
+    apart = (whole(x[rank]) - layer(x[rank])).abs().max().item()
+if rank == 0:
+    print(f"read by one rank: y is {apart:.0e} apart")
 dist.destroy_process_group()

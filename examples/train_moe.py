@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Trains a small mixture-of-experts language model on real text, several times from the same start:
 with expert layers that are a PyTorch loop over experts, torch's grouped_mm, and moire's. Prints a
-table and writes a report. The exit code is 1 where one of the findings below the table is "NO"."""
+table and writes a report; with --ranks, spreads moire's experts over processes instead and compares
+their loss with that of one. The exit code is 1 where one of the findings below the table is "NO".
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,8 @@ def main() -> int:
     if arguments.worker:
         return work(arguments, config)
 
+    if arguments.ranks:
+        return compare_ranks(arguments, config)
     chosen = choose_recipes(arguments.recipes, config.device)
     data = text.load(arguments.text, config.seed)
     print(f"text: {data.source}; order-0 entropy {data.entropy:.2f} bits per byte")
@@ -74,6 +78,13 @@ def parse_arguments() -> argparse.Namespace:
         help="run only these; the others are compared with the first",
     )
     parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="spread moire's experts over N processes, on a GPU each where there are as many, and"
+        " compare the loss with that of one (--recipes: of which recipe; default moire-fp32)",
+    )
+    parser.add_argument(
         "--device", choices=["cpu", "cuda"], help="default: cuda where moire has it, else cpu"
     )
     parser.add_argument("--threads", type=int, help="CPU threads (default: what PyTorch chooses)")
@@ -90,7 +101,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_config(arguments: argparse.Namespace) -> recipe_list.Config:
-    device = choose_device(arguments.device)
+    device = choose_device(arguments.device, arguments.ranks)
     changes = dict(recipe_list.CUDA) if device == "cuda" else {}
     if arguments.quick:
         changes = dict(recipe_list.QUICK)
@@ -103,10 +114,10 @@ def make_config(arguments: argparse.Namespace) -> recipe_list.Config:
     return recipe_list.Config(**changes, device=device)
 
 
-def choose_device(wanted: str | None) -> str:
+def choose_device(wanted: str | None, ranks: int | None = None) -> str:
     from moe_demo import device
 
-    reason = device.why_no_cuda()
+    reason = device.why_no_cuda() or device.why_not_so_many(ranks or 1)
     if wanted == "cuda" and reason:
         raise SystemExit(f"--device cuda: {reason}")
     return wanted or ("cpu" if reason else "cuda")
@@ -126,6 +137,21 @@ def runs_on(recipe: recipe_list.Recipe, device: str) -> bool:
     if reason:
         print(f"without {recipe.name}: {reason}")
     return not reason
+
+
+def compare_ranks(arguments: argparse.Namespace, config: recipe_list.Config) -> int:
+    from moe_demo import ranks
+
+    name, *others = arguments.recipes or ["moire-fp32"]
+    recipe = next(r for r in recipe_list.RECIPES if r.name == name)
+    if others or recipe.experts != "moire":
+        raise SystemExit(f"--ranks takes one of moire's recipes, found {arguments.recipes}")
+    for word, count in (("experts", config.experts), ("sequences of a batch", config.batch)):
+        if arguments.ranks < 1 or count % arguments.ranks:
+            raise SystemExit(f"--ranks is {arguments.ranks}, but must divide the {count} {word}")
+    data = text.load(arguments.text, config.seed)
+    print(f"text: {data.source}\n{describe(config)}, {arguments.ranks} ranks, {recipe.note}")
+    return 0 if ranks.compare(arguments.ranks, recipe, config, data) else 1
 
 
 def work(arguments: argparse.Namespace, config: recipe_list.Config) -> int:

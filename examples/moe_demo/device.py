@@ -23,6 +23,14 @@ def why_no_cuda() -> str:
     return why_not(next(r for r in RECIPES if r.name == "moire-bf16"))
 
 
+def why_not_so_many(ranks: int) -> str:
+    """Empty if each rank can have a GPU."""
+    import torch
+
+    found = torch.cuda.device_count()
+    return "" if found >= ranks else f"{ranks} ranks need as many GPUs, but there are {found}"
+
+
 def why_not(recipe: Recipe, device: str = "cuda") -> str:
     """What one small forward and backward of a recipe's MoE layer says on the device."""
     import moire

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import _abi
+from .communicator import Communicator
 from .context import check, info, settings, strict
 from .dtypes import torch as _torch
 from .errors import Code, Error, InvalidArgument, LibraryNotFound, OutOfMemory, Unsupported
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Activation",
     "Code",
+    "Communicator",
     "Error",
     "ExpertParallel",
     "Explanation",

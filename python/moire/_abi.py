@@ -31,9 +31,7 @@ def search_places(package=_PACKAGE, tree=_TREE):
 
 
 def find_library(places):
-    """The first pair whose two files exist; LibraryNotFound lists what was looked for and how to
-    build it.
-    """
+    """The first pair whose two files exist, or LibraryNotFound with all that was looked for."""
     for library, header in places:
         if library.is_file() and header.is_file():
             return library, header

@@ -2,6 +2,7 @@
 tensors.
 """
 
+import contextlib
 import inspect
 
 import numpy as np
@@ -107,12 +108,13 @@ class Numpy:
     def check(call, name, array):
         """What every array of a call has to be, besides of one kind."""
         if array.dtype.hasobject or isinstance(array, np.ma.MaskedArray):
-            found = (
-                "of objects" if array.dtype.hasobject else "with a mask, which nothing here reads"
-            )
+            found = "of objects" if array.dtype.hasobject else "with a mask, which nothing reads"
             raise invalid(
                 f"{call}: {name} is a NumPy array {found}, must be a plain one of numbers"
             )
+
+    def check_beside(call, **arrays):
+        """That no array of a call is where others are not."""
 
     def written(*arrays):
         """Says that a caller's buffers were overwritten."""
@@ -124,12 +126,9 @@ class Numpy:
 
     def compute_dtype(name, dtype):
         """A type that products are computed in, or InvalidArgument."""
-        try:
-            found = np.dtype(dtype)
-        except TypeError:
-            found = None
-        if dtype is not None and found is not None and found.name in COMPUTE_DTYPES:
-            return found
+        with contextlib.suppress(TypeError):
+            if dtype is not None and np.dtype(dtype).name in COMPUTE_DTYPES:
+                return np.dtype(dtype)
         raise wrong(name, dtype, "the dtype float32, float16 or ml_dtypes.bfloat16")
 
     def integers(values):
@@ -255,21 +254,17 @@ class Torch:
                 f"grad use torch.autograd.grad or backward()"
             )
 
+    def check_beside(call, **arrays):
+        if not is_compiling():
+            ops.check_beside(call, arrays)
+
     def written(*arrays):
-        """Says that a caller's buffers were overwritten, so that autograd refuses what needed
-        them.
-        """
+        """Says that buffers were overwritten, so that autograd refuses what needed them."""
         if is_compiling() or is_explaining():  # then they were not
             return
         for array in arrays:
             if array is not None and not array.is_inference():
                 torch.autograd.graph.increment_version(array)
-
-    def to_write(array):
-        """A caller's buffer for autograd, which notes in it that it was written; where calls are
-        only explained, it was not.
-        """
-        return array.data if is_explaining() else array
 
     def cast(array, dtype):
         return array if array is None or dtype is None or array.dtype == dtype else array.to(dtype)

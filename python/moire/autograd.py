@@ -243,35 +243,24 @@ def of_rows(row_idx, version, shape, dtype, device, grad):
             "quantize: row_idx was modified by an inplace operation after the call, and its "
             "gradient goes by it; give the call a row_idx that stays"
         )
-    return rows_to_tokens(grad.to(device), row_idx, shape, dtype)
-
-
-def rows_to_tokens(grad_rows, row_idx, shape, dtype):
-    """The gradient of gathering x: rows in expert order summed back to the rows of x, in FP32,
-    rounded once.
-    """
-    # Rows of the tail are zeros, wherever their index points.
-    total = torch.zeros(shape, dtype=torch.float32, device=grad_rows.device)
-    if shape[0] != 0:
-        total.index_add_(0, row_idx.clamp(0, shape[0] - 1), grad_rows.float())
-    return total.to(dtype)
+    return torch.ops.moire.rows_to_tokens(grad.to(device), row_idx, shape, dtype)
 
 
 def of_decoded(dtype, offsets, grad):
     """Of values that were decoded: those past the last group were zeros."""
     grad = grad.to(dtype)
-    if offsets is None:
-        return grad
-    rows = torch.arange(grad.shape[0], device=grad.device)
-    return grad.masked_fill((rows >= offsets[-1])[:, None], 0)
+    return grad if offsets is None else grad.masked_fill(~_in_groups(grad, offsets), 0)
 
 
 def of_overwritten(grad, offsets, tail):
     """Of a caller's buffer as it was: what stays is its tail, if that is untouched."""
     if tail == 0:
         return torch.zeros_like(grad)
-    rows = torch.arange(grad.shape[0], device=grad.device)
-    return grad.masked_fill((rows < offsets[-1])[:, None], 0)
+    return grad.masked_fill(_in_groups(grad, offsets), 0)
+
+
+def _in_groups(grad, offsets):
+    return (torch.arange(grad.shape[0], device=grad.device) < offsets[-1])[:, None]
 
 
 def of_parts(shape, parts, *grads):

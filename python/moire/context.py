@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -32,6 +33,7 @@ _MOST_THREADS = 4096
 calls_of_torch = "cffi"  # or "invoke.cpp": what info() says
 
 _contexts = {}  # (kind, index, threads or stream, strict, implementation, plan_for): context
+communicators = weakref.WeakValueDictionary()  # by id: each has contexts of its own
 _first_on = {}  # (kind, index, plan_for): the context whose device state the others share
 _contexts_lock = threading.Lock()
 _abandoned = []
@@ -44,6 +46,7 @@ class _Settings(NamedTuple):
     implementation: Any = None
     plan_for: Any = None  # a GPU that need not be here: calls can be explained, not run
     recording: Any = None  # a Recording while explain() runs
+    communicator: Any = None  # whose rank this thread is
     keeps_gradients: bool = False  # inside a backward pass that leaves none anywhere
 
 
@@ -58,6 +61,7 @@ class Recording(NamedTuple):
     undo: list  # what calls changed that were not run: (object, its attributes before)
     not_fused: list  # what could have been one call and was not, and why
     weights: dict  # bytes of the copies of weights that calls were given, by name
+    windows: list  # bytes of a communicator's window that calls take
 
 
 class _OfTorchsThread:
@@ -100,25 +104,27 @@ def raise_for(code):
 def current(kind="cpu", index=0):
     """The context that a call on this device runs on, as a cdata pointer."""
     now = _settings.get()
+    communicator = now.communicator
     if now.plan_for is not None:  # whatever device the tensors are on
-        kind, index, where = "cuda", 0, 0
+        kind, index, where, communicator = "cuda", 0, 0, None
     elif kind == "cuda":
         # Torch's current stream; before it is initialised no tensor is there yet.
         where = torch._C._cuda_getCurrentRawStream(index) if torch.cuda.is_initialized() else 0
     else:
         where = now.num_threads or (torch.get_num_threads() if torch is not None else 0)
     key = (kind, index, where, now.strict, now.implementation, now.plan_for)
-    context = _contexts.get(key)
+    made = _contexts if communicator is None else communicator.contexts_of_calls()
+    context = made.get(key)
     if context is None:
-        context = _create(key)
+        context = _create(key, made, communicator)
     if now.recording is None:
         return context
-    made = now.recording.contexts
-    if (kind, index) not in made:
+    explaining = now.recording.contexts
+    if (kind, index) not in explaining:
         created = ffi.new("moire_context **")
         raise_for(lib.moire_context_explaining(context, created))
-        made[kind, index] = created[0]
-    return made[kind, index]
+        explaining[kind, index] = created[0]
+    return explaining[kind, index]
 
 
 def _openmp_of_torch():
@@ -139,7 +145,7 @@ def _openmp_of_torch():
     return ffi.cast("void (*)(void (*)(void *), void *, unsigned, unsigned)", address)
 
 
-def _create(key):
+def _create(key, contexts, communicator):
     kind, index, where, strict, implementation, plan_for = key
     if kind not in _KINDS:
         raise invalid(f"context: tensors are on {kind}:{index}; moire runs on cpu and cuda")
@@ -154,16 +160,18 @@ def _create(key):
         options.num_threads, options.parallel = where, _openmp_of_torch()
     else:
         options.stream = ffi.cast("void *", where)
+    if communicator is not None:
+        options.communicator = communicator.pointer
     with _contexts_lock:
-        if key not in _contexts:
+        if key not in contexts:
             # Shared, a context for a stream that is being captured needs nothing of the device.
             options.sharing = _first_on.get((kind, index, plan_for), ffi.NULL)
             created = ffi.new("moire_context **")
             raise_for(lib.moire_context_create(options, created))
-            _contexts[key] = created[0]
+            contexts[key] = created[0]
             if kind == "cuda":
                 _first_on.setdefault((kind, index, plan_for), created[0])
-        return _contexts[key]
+        return contexts[key]
 
 
 def _forget_contexts_of_parent():
@@ -187,12 +195,14 @@ def settings(
     strict: Optional[bool] = None,
     implementation: Optional[str] = None,
     plan_for: Optional[str] = None,
+    communicator: Optional[Any] = None,
 ) -> Iterator[None]:
     """Inside the block, this thread's calls use these values; what is None stays as it is around
     the block.
 
     `plan_for` names a GPU that need not be here ("sm80", "sm90", ...): `explain` says what it would
-    run, of tensors on any device, and calls that would run are refused.
+    run, of tensors on any device, and calls that would run are refused. `communicator` is the rank
+    whose calls of moire.h these are.
     """
     given = {}
     if num_threads is not None:
@@ -207,6 +217,10 @@ def settings(
             if not (isinstance(value, str) and re.fullmatch("[ -~]+", value)):
                 raise wrong(f"settings: {key}", value, needs)
             given[key] = value
+    if communicator is not None:
+        if not hasattr(communicator, "contexts_of_calls"):
+            raise wrong("settings: communicator", communicator, "a moire.Communicator")
+        given["communicator"] = communicator
     with changed(**given):
         yield
 
@@ -237,9 +251,7 @@ def is_explaining():
 
 
 def note_saved(kept, made):
-    """Tells a running explain() what a forward keeps, tensors or lists of tensors by name; what it
-    did not make is kept by reference.
-    """
+    """Tells a running explain() what a forward keeps, by name; by reference, if it was not made."""
     if not is_explaining():
         return
     saved = _settings.get().recording.saved
@@ -255,6 +267,11 @@ def note_weight(name, copies):
     """Tells a running explain() that a call was given copies of a weight, and their bytes."""
     if is_explaining():
         _settings.get().recording.weights[name] = copies.nbytes
+
+
+def note_window(num_bytes):
+    """Tells a running explain() what a call takes of a communicator's window."""
+    _settings.get().recording.windows.append(num_bytes)
 
 
 def note_not_fused(what, reason):
@@ -281,8 +298,8 @@ def check_backward():
 
 
 def restored_after_explaining(target, *names):
-    """Says that a call is about to change these attributes of `target`: if it is only explained,
-    they are what they were when explain() ends.
+    """Says that a call will change these attributes of `target`: where calls are only explained,
+    explain() puts them back.
     """
     if is_explaining():
         values = {name: getattr(target, name) for name in names}
@@ -293,7 +310,9 @@ def check() -> None:
     """Waits for the work of every context of this process and raises the first error that a device
     reported, or InvalidArgument if infinities or NaN were quantised since the last check.
     """
-    for context in list(_contexts.values()):
+    ranks = [ref() for ref in communicators.valuerefs()]  # whose contexts stay while these do
+    of_ranks = [context for rank in ranks if rank for context in list(rank.contexts.values())]
+    for context in [*_contexts.values(), *of_ranks]:
         raise_for(lib.moire_context_check(context))
 
 

@@ -28,11 +28,13 @@ class Explanation(list):
     dtype, shape, bytes, and whether by_reference, which takes no memory of its own. `not_fused`
     says, in sentences, which modules of a moire.nn.Sequential run one by one and why. `weights` has
     the bytes of the 8-bit or prepared copies that calls were given, by the weight's name.
+    `window_bytes` is what calls take, at most, of a communicator's window on each rank.
     """
 
     def __init__(self, steps: Iterable[dict[str, Any]], found: contexts.Recording) -> None:
         super().__init__(steps)
         self.saved, self.not_fused, self.weights = found.saved, found.not_fused, found.weights
+        self.window_bytes = max(found.windows, default=0)
 
     @property
     def saved_bytes(self) -> int:
@@ -54,6 +56,8 @@ class Explanation(list):
             ]
         lines += [f"not fused: {sentence}" for sentence in self.not_fused]
         lines += [f"kept of {name}: {size:,} B" for name, size in self.weights.items()]
+        if self.window_bytes:
+            lines.append(f"window of each rank: {self.window_bytes:,} B")
         if self.saved:
             lines.append(f"saved for the backward: {self.saved_bytes:,} B")
         for tensor in self.saved:
@@ -76,7 +80,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         raise wrong("explain: function", function, "callable")
     if contexts.is_explaining():
         raise invalid("explain: is already running; explain one call at a time")
-    found = contexts.Recording(contexts={}, saved=[], undo=[], not_fused=[], weights={})
+    found = contexts.Recording(contexts={}, saved=[], undo=[], not_fused=[], weights={}, windows=[])
     try:
         with contexts.changed(recording=found), _nothing_of_torch_stays():
             function(*args, **kwargs)

@@ -82,9 +82,7 @@ def convert_glu(
 
 
 def interleave_glu_tensor(tensor: Converted, interleave_size: int, dim: int = 0) -> Converted:
-    """Two halves to blocks of `interleave_size` (Transformer Engine's function; dim=1 for a packed
-    [E, 2F, H]).
-    """
+    """Two halves to blocks of this size, as Transformer Engine's (dim=1 of packed [E, 2F, H])."""
     call = "interleave_glu_tensor"
     block = GluLayout(integer(f"{call}: interleave_size", interleave_size, 1))
     return _converted(call, tensor, GluLayout(), block, dim)
@@ -157,9 +155,7 @@ def _in_blocks(call, tensor, layout, size, direction):
 
 
 def permuted(fw, dim, size, from_layout, to_layout, source):
-    """`source` as [outer, size, inner] elements of the same width through the library, and back to
-    its shape.
-    """
+    """`source` as [outer, size, inner] of some type of its width through the library, and back."""
     shape = (math.prod(source.shape[:dim]), size, math.prod(source.shape[dim + 1 :]))
     flat, width = fw.contiguous(source.reshape(shape)), _WIDTHS.get(source.itemsize)
     flat = flat if width is None else flat.view(fw.dtype(width))

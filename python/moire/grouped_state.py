@@ -40,9 +40,7 @@ class Stateful:
         return state
 
     def load_state_dict(self: _Self, state: Mapping[str, Any]) -> _Self:
-        """Takes the bytes of a state_dict into its own memory. Tags, where the dict has them, must
-        be this tensor's: format, element, layout of gate and up.
-        """
+        """Takes a state_dict's bytes into its own memory; its tags, if any, must be the same."""
         call = "load_state_dict"
         tags = _tags_of(call, state) or self.tags()
         for name, ours in self.tags().items():

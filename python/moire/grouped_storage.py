@@ -178,10 +178,10 @@ def _listed(call, fw, arrays, groups):
 
 
 def empty_copy(fw, like, form, element, direction, shape, num_groups):
-    """[data, scales] of one direction, not yet written."""
+    """The Copy of one direction, not yet written."""
     data = fw.empty(like, shape, fw.dtype(ELEMENTS[element]))
     scales = form.scales_shape(direction, shape, num_groups)
-    return [data, fw.empty(like, scales, fw.dtype(form.scale_dtype))]
+    return Copy(data, fw.empty(like, scales, fw.dtype(form.scale_dtype)))
 
 
 def pair(fw, copy, element):
@@ -190,9 +190,7 @@ def pair(fw, copy, element):
 
 
 def write(fw, tensor, x, groups, row_idx):
-    """x, as source_of returned it, by its groups into the copies that `tensor` has; that they were
-    written is the caller's to say.
-    """
+    """x, as source_of returned it, into the copies of `tensor`; the caller says it was written."""
     copies = {name: pair(fw, getattr(tensor, name), tensor.element) for name in DIRECTIONS}
     values = {"scaling": tensor.form.scaling, **copies}
     values["fractional_scales"] = int(tensor.fractional_scales)
@@ -205,7 +203,7 @@ def write(fw, tensor, x, groups, row_idx):
 
 
 def requantized(tensor, source):
-    """[data, scales] of the direction that `source` is not."""
+    """The Copy of the direction that `source` is not."""
     fw, shape, groups = tensor._fw, tensor.shape, tensor.num_groups
     copy = tensor.copy_of(source)
     made = empty_copy(fw, copy.data, tensor.form, tensor.element, 1 - source, shape, groups)
@@ -229,9 +227,7 @@ def _convert(entry, tensor, direction, target):
 
 
 def check_groups(call, name, tensor, num_groups, offsets):
-    """That a ragged tensor was quantised for the groups of a call; values are read on a CPU only,
-    outside of graphs.
-    """
+    """That a ragged tensor has a call's groups, which are read on a CPU only, outside of graphs."""
     groups = tensor.groups
     if groups is None and not tensor.has_columnwise:
         return

@@ -231,9 +231,7 @@ class GroupedTensor(Stateful, Interchangeable):
         return carrier
 
     def stand_in(self, call: str, dtype: Dtype) -> Any:
-        """An array of its shape and of `dtype` for autograd, which takes the gradient to where the
-        tensor came from; not to be read.
-        """
+        """For autograd an array of this `dtype`, not to be read: gradients go to its source."""
         source = self.carrier(call)
         if source is not None and source.dtype == dtype:
             return source
@@ -298,8 +296,7 @@ class GroupedTensor(Stateful, Interchangeable):
         if not self.form.is_tiled and (self.rowwise is None or self.columnwise is None):
             source = ROWWISE if self.columnwise is None else COLUMNWISE
             restored_after_explaining(self, *DIRECTIONS)
-            made = Copy(*grouped_storage.requantized(self, source))
-            setattr(self, DIRECTIONS[1 - source], made)
+            setattr(self, DIRECTIONS[1 - source], grouped_storage.requantized(self, source))
         return self
 
     def dequantize(self, dtype: Optional[Dtype] = None, *, direction: Optional[str] = None) -> Any:
@@ -470,7 +467,7 @@ def quantize(
     first = x[0] if isinstance(x, list) else x
     num_groups = shape[0] if is_uniform else 1 if groups is None else groups.num_groups
     copies = [
-        Copy(*empty_copy(fw, first, form, element, direction, shape, num_groups)) if want else None
+        empty_copy(fw, first, form, element, direction, shape, num_groups) if want else None
         for direction, want in enumerate(wanted)
     ]
     dtype = fw.compute_dtype(f"{call}: x", first.dtype)

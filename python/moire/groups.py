@@ -51,9 +51,7 @@ class Groups:
 
     @classmethod
     def of_offsets(cls, offsets: AnyArray, capacity: Optional[int] = None) -> Groups:
-        """Groups over int64 offsets that are already right (a permute plan's); nothing is copied or
-        checked here.
-        """
+        """Over int64 offsets that are right already (a plan's), neither copied nor checked here."""
         framework_of("Groups.of_offsets", {"offsets": offsets})
         check_rank("Groups.of_offsets", "offsets", offsets, 1)
         if capacity is not None:
@@ -84,9 +82,7 @@ class Groups:
             raise invalid(f"{call}: the groups end at row {end}, past the {rows} rows of the data")
 
     def offsets_for(self, array: Array) -> Array:
-        """The offsets as the same kind of array as `array`, on its device; memory is shared if it
-        can be.
-        """
+        """The offsets as an array like this, on its device; memory is shared if it can be."""
         offsets = self.offsets
         if isinstance(array, np.ndarray):
             return offsets if isinstance(offsets, np.ndarray) else self._on_cpu().numpy()

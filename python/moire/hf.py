@@ -10,10 +10,13 @@ moire.Unsupported with the reason. Nothing falls back silently.
 from __future__ import annotations
 
 import functools
+import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Optional
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .errors import invalid, unsupported
 from .functional import moe
@@ -28,6 +31,7 @@ __all__ = ["ExpertsSpec", "experts_forward", "recognise", "register"]
 _NEEDS = ("has_gate", "has_bias", "is_transposed", "down_proj")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTEAD = "use another experts_implementation ('eager', 'grouped_mm') for this model"
+_STATES = "_module_state_mapping"  # where Torch keeps what is applied to modules, FSDP2 too
 # Largest difference of two double-precision evaluations of one gate, relative to the largest value.
 _SAME_FUNCTION = 1e-6
 
@@ -45,8 +49,9 @@ class ExpertsSpec(NamedTuple):
 
 
 def register(name: str = "moire", recipe: RecipeLike = None) -> None:
-    """Makes experts_implementation=`name` available; calling it again is fine. With an 8-bit
-    `recipe` the experts' weights are quantised when they change, and everything else on the fly.
+    """Makes experts_implementation=`name` available, and ep_implementation=`name` in a
+    DistributedConfig; calling it again is fine. With an 8-bit `recipe` the experts' weights are
+    quantised when they change, and everything else on the fly.
     """
     if not isinstance(name, str):
         raise invalid(f"moire.hf.register: name is {described(name)}, must be a string")
@@ -61,6 +66,43 @@ def register(name: str = "moire", recipe: RecipeLike = None) -> None:
     forward = functools.partial(experts_forward, recipe=recipe)
     for interface in (ExpertsInterface, *_interfaces_of_quantised_experts()):
         interface.register(name, forward)
+    _register_expert_parallelism(name)
+
+
+def _register_expert_parallelism(name):
+    """How experts of other ranks get their tokens, for a transformers that asks."""
+    try:
+        from transformers.distributed import expert_parallel as theirs
+
+        from .expert_parallel import ExpertParallel
+    except ImportError:
+        return
+
+    class MoireEP(theirs.EPImplementation):
+        """A token goes once to each rank that has one of its experts, whichever implementation of
+        experts runs there.
+        """
+
+        def __init__(self, experts, ep_mesh, tp_mesh):
+            super().__init__(experts, ep_mesh, tp_mesh)
+            if tp_mesh.size() != 1:
+                raise unsupported(
+                    f"moire.hf: ep_implementation={name!r} needs tp_size=1, found "
+                    f"{tp_mesh.size()}: ranks that share a batch would each dispatch all of it; "
+                    "use 'all_to_all'"
+                )
+            num_experts = self.num_local_experts * ep_mesh.size()
+            self.ranks = ExpertParallel(ep_mesh.get_group(), num_experts=num_experts)
+
+        def __call__(self, hidden_states, top_k_index, top_k_weights):
+            received = self.ranks.dispatch(hidden_states, top_k_index, top_k_weights)
+            # Others than moire drop a choice by the number past the last.
+            nobody, idx = self.num_local_experts, received.topk_idx.long()
+            weights = received.topk_weights.to(top_k_weights.dtype)
+            y = self.experts_forward(received.x, torch.where(idx < 0, nobody, idx), weights)
+            return self.ranks.combine(y, received)
+
+    theirs.EPImplementationInterface.register(name, MoireEP)
 
 
 def _interfaces_of_quantised_experts():
@@ -124,8 +166,33 @@ def _copies(experts, spec, recipe, weights):
     for name, weight in weights.items():
         if (name, recipe) not in caches:
             caches[name, recipe] = ParameterCopies(recipe, spec.weight_layout)
-        found[name] = caches[name, recipe].of("moire.hf", weight, None)
+        shards = [] if torch.compiler.is_compiling() else _shards_of(weight)
+        found[name] = caches[name, recipe].of("moire.hf", weight, None, shards)
     return found
+
+
+_gathered = WeakIdKeyDictionary()  # parameters: what FSDP2 knows of those that it gathers
+
+
+def _shards_of(weight):
+    """What FSDP2 gathers a parameter from, if it does: writes into those it counts nowhere else."""
+    if weight not in _gathered:
+        owners = (p for p in _parameters_of_fsdp2() if getattr(p, "_unsharded_param", 0) is weight)
+        _gathered[weight] = [weakref.ref(owner) for owner in owners]
+    owners = (owner() for owner in _gathered[weight])
+    return [owner.sharded_param for owner in owners if owner is not None]
+
+
+def _parameters_of_fsdp2():
+    """Its own records, of all modules: the experts do not know in which of those around them."""
+    states = getattr(sys.modules.get("torch.distributed._composable_state"), _STATES, {})
+    for state in list(states.values()):
+        state = state() if isinstance(state, weakref.ref) else state
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # before torch 2.13
+            groups = [getattr(state, "_fsdp_param_group", None)]
+        for group in filter(None, groups):
+            yield from group.fsdp_params
 
 
 @torch.compiler.assume_constant_result

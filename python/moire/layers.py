@@ -16,7 +16,8 @@ they are, or reads the copies that the call was given.
 from functools import partial
 from typing import Any, NamedTuple
 
-from .autograd import Op, rows_to_tokens
+from .arrays import torch
+from .autograd import Op
 from .grouped_storage import empty_copy, pair
 from .invoke import ENTRIES
 from .layouts import num_halves
@@ -283,7 +284,7 @@ def _z_again(fw, fields, recipe, dtype):
     given = {theirs: fields[ours] for ours, theirs in names.items() if ours in fields}
     shape = (fields["capacity"], features(fields, "w1")[0])
     given["y"] = fw.empty(fields["offsets"], shape, recipe.between(fw, dtype))
-    return LINEAR.forward(fw, {"x": None, **given, **recipe.forward_fields}, How(recipe))["y"]
+    return LINEAR.forward(fw, {"x": None, **given, **recipe.fields}, How(recipe))["y"]
 
 
 def _result_and_columns(fw, fields, how, columns):
@@ -303,13 +304,12 @@ def empty_columns(fw, fields, recipe, like, columns, element="e4m3"):
 
 def requantized(fw, fields, recipe, rowwise):
     """The column-wise copy of a ragged [data, scales]."""
-    values = {name: fields[name] for name in _GROUPS}
-    values.update(source=rowwise, direction=ROWWISE, scaling=recipe.format.scaling)
-    values["fractional_scales"] = int(recipe.fractional_scales)
     data = rowwise[0]
-    values["target"] = empty_columns(fw, fields, recipe, data, data.shape[1])
-    fw.run("requantize", values)
-    return values["target"]
+    target = empty_columns(fw, fields, recipe, data, data.shape[1])
+    values = {**recipe.fields, "source": rowwise, "target": target, "direction": ROWWISE}
+    values.update((name, fields[name]) for name in _GROUPS)
+    fw.run("requantize", {**values, "scaling": recipe.format.scaling})
+    return target
 
 
 def weight_gradient(fw, recipe, fields, grad_w, beta):
@@ -318,7 +318,7 @@ def weight_gradient(fw, recipe, fields, grad_w, beta):
     """
     betas = {"beta": beta.value, "beta_per_group": beta.per_group}
     if recipe.is_quantized:
-        values = {**fields, **betas, **recipe.backward_fields, "grad_w": grad_w}
+        values = {**fields, **betas, **recipe.fields, "grad_w": grad_w}
         fw.run("grouped_linear_backward", values)
         return
     x, grad_y, row_idx = (fields.get(name) for name in ("x", "grad_y", "row_idx"))
@@ -338,7 +338,7 @@ def _to_tokens(fw, fields, needs, likes):
     if row_idx is None or (rows is None and not needs_weights):
         return
     if scatter_idx is None:
-        fields["grad_x"] = rows_to_tokens(rows, row_idx, *likes["x"])
+        fields["grad_x"] = torch.ops.moire.rows_to_tokens(rows, row_idx, *likes["x"])
         return
     values = {"rows": rows, "scatter_idx": scatter_idx}
     if rows is not None:

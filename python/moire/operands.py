@@ -9,7 +9,7 @@ from typing import Literal, Union
 
 from .arrays import Torch, as_fp32, check_array, check_rank, framework_of, torch
 from .autograd import named, parted, run, wanted
-from .context import note_weight
+from .context import is_explaining, note_weight
 from .dtypes import Array
 from .errors import invalid
 from .grouped_storage import check_groups, pair
@@ -67,7 +67,7 @@ class Operands:
             _check_recipe(call, "x", copy, recipe, recipe.format)
             self.fields["x"] = copy.stand_in(f"{call}: x", dtype or copy.dtype)
         if recipe.is_quantized:
-            self.fields.update(recipe.backward_fields)
+            self.fields.update(recipe.fields)
 
     def give_weight(self, name, weights, layout, quantized):
         """One packed tensor or G matrices, [] where there are only copies of 8 bits, its layout,
@@ -167,7 +167,8 @@ class Operands:
         if out is not None and self.fw is Torch:
             if torch.is_grad_enabled() and out.is_leaf and out.requires_grad:
                 raise invalid(f"{call}: out is a leaf that requires grad and would be overwritten")
-            out = self.fw.to_write(out)
+            # Autograd notes in a buffer that it was written, which it is not while explain() runs.
+            out = out.data if is_explaining() else out
         fields["y"] = out
 
     def run(self, op, sinks=None, save_act=False, save_z=True, out_dtype=None):
@@ -193,9 +194,7 @@ class Operands:
         return y if self.result is None else fw.cast(y, self.result)
 
     def gradients(self, op, grad_y, wants, made):
-        """The gradients by name of an op that made these and was given grad_y for its result; of a
-        weight that is one packed array, one array.
-        """
+        """The gradients by name, of what was made for grad_y; of a packed weight one array."""
         fw, call, last, copies = self.fw, self.call, op.weights[-1], {}
         self._check_copies(op, wants)
         for w in op.weights:

@@ -56,30 +56,31 @@ def dispatch(name, values):
     known = invoke.ENTRIES[name].kinds
     given = {key: value for key, value in values.items() if key in known}
     if not torch.compiler.is_compiling():
-        _check_fakes(name, given)
+        check_beside(name, given)
     getattr(torch.ops.moire, name)(**given)
 
 
-def _check_fakes(name, given):
-    """That tensors without values are not beside others, unless their mode allows for it."""
-    found = {}
+def check_beside(name, given):
+    """That tensors are on one device, and that those without values are not beside others, unless
+    their mode allows for it.
+    """
+    fakes, devices = {}, {}
     for key, tensor in tensors_of(given):
-        found.setdefault(hasattr(tensor, "fake_mode"), (key, tensor))
-    if len(found) == 2 and not found[True][1].fake_mode.allow_non_fake_inputs:
-        mixed = f"{found[True][0]} is a FakeTensor, without values, but {found[False][0]} is not"
-        raise invalid(f"{name}: {mixed}; all must be of one FakeTensorMode, or none")
-
-
-def _fake(name, /, **values):
-    """Outputs are given: nothing to make, and one check that the dispatcher leaves out."""
-    devices = {}
-    for key, tensor in tensors_of(values):
+        fakes.setdefault(hasattr(tensor, "fake_mode"), (key, tensor))
         devices.setdefault(tensor.device, key)
+    if len(fakes) == 2 and not fakes[True][1].fake_mode.allow_non_fake_inputs:
+        mixed = f"{fakes[True][0]} is a FakeTensor, without values, but {fakes[False][0]} is not"
+        raise invalid(f"{name}: {mixed}; all must be of one FakeTensorMode, or none")
     if len(devices) > 1:
         (first, a), (second, b) = list(devices.items())[:2]
         raise invalid(
             f"{name}: {a} is on {first} but {b} is on {second}; all must be on one device"
         )
+
+
+def _fake(name, /, **values):
+    """Outputs are given: nothing to make, and what the dispatcher leaves out to check."""
+    check_beside(name, values)
 
 
 def is_dispatching():
@@ -114,3 +115,29 @@ def define(fw):
 
 def _run(name, fw, /, **values):
     invoke.invoke(name, values, fw)
+
+
+def rows_to_tokens(grad_rows, row_idx, shape, dtype):
+    """The gradient of x[row_idx]: rows summed back to those of x, in FP32, rounded once."""
+    # Rows of the tail are zeros, wherever their index points. On a GPU index_add_ adds in the order
+    # in which its threads come; index_put_ sorts, on a GPU and nowhere else.
+    total = torch.zeros(shape, dtype=torch.float32, device=grad_rows.device)
+    if shape[0] != 0:
+        tokens, rows = row_idx.long().clamp(0, shape[0] - 1), grad_rows.float()
+        if total.is_cuda:
+            total.index_put_((tokens,), rows, accumulate=True)
+        else:
+            total.index_add_(0, tokens, rows)
+    return total.to(dtype)
+
+
+# An op, for Inductor would compile index_put_ to additions in any order.
+_library.define(
+    "rows_to_tokens(Tensor grad_rows, Tensor row_idx, SymInt[] shape, ScalarType dtype) -> Tensor"
+)
+_library.impl("rows_to_tokens", rows_to_tokens, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("moire::rows_to_tokens", lib=_library)
+def _(grad_rows, row_idx, shape, dtype):
+    return grad_rows.new_empty(shape, dtype=dtype)

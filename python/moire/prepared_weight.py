@@ -45,7 +45,7 @@ class PreparedWeight:
         first = w[0]
         self.shape = (len(w), *first.shape) if first.ndim == 2 else tuple(first.shape)
         self.dtype, self.device = first.dtype, getattr(first, "device", "cpu")
-        self._fields = {**self.recipe.preparing_fields, "forward_only": int(forward_only)}
+        self._fields = {**self.recipe.fields, "forward_only": int(forward_only)}
         self._fields["w_layout"] = 0 if is_rowwise else 1
         size, self.form = prepared_form({**self._fields, "w": w}, fw)
         memory = fw.empty(first, (size + _ALIGNMENT,), fw.dtype("uint8"))

@@ -131,9 +131,7 @@ class Recipe:
 
     @classmethod
     def of(cls, recipe: RecipeLike, name: str = "Recipe.of: recipe") -> Recipe:
-        """A Recipe as it is, the one of that name, or None for as_stored; `name` is what an error
-        calls it.
-        """
+        """A Recipe as it is or by its name; None is as_stored. `name` is for error messages."""
         if isinstance(recipe, cls):
             return recipe
         if recipe is None:
@@ -169,29 +167,17 @@ class Recipe:
         return self.is_quantized and save == "quantized"
 
     @property
-    def forward_fields(self) -> dict[str, int]:
-        """The fields of moire.h's forward structs."""
+    def fields(self) -> dict[str, int]:
+        """Those of moire.h, of all entries: each takes what it has a field for."""
         if not self.is_quantized:
             return {}
         return {
             "recipe": 1 + _QUANTIZED.index(self.name),
+            "gradient_dtype": DTYPES[ELEMENTS[self.gradient_element]],
             "emulate_accumulation": int(self.emulate_accumulation),
             "fractional_scales": int(self.fractional_scales),
+            "dequantized": int(self.dequantized_weights),
         }
-
-    @property
-    def preparing_fields(self) -> dict[str, int]:
-        """The fields of moire_prepare_weight_args."""
-        fields = {**self.forward_fields, "dequantized": int(self.dequantized_weights)}
-        del fields["emulate_accumulation"]
-        return fields
-
-    @property
-    def backward_fields(self) -> dict[str, int]:
-        if not self.is_quantized:
-            return {}
-        gradient_dtype = DTYPES[ELEMENTS[self.gradient_element]]
-        return {**self.forward_fields, "gradient_dtype": gradient_dtype}
 
     def check_operands(self, call: str, dtype: Dtype) -> None:
         """That operands of `dtype` are what the recipe's name says."""

@@ -22,9 +22,7 @@ _ROUTER_KINDS = ("softmax", "sigmoid")
 
 
 class Plan(NamedTuple):
-    """Where every (token, choice) goes: rows sorted by expert, stable in token order within an
-    expert.
-    """
+    """Where each (token, choice) goes: rows sorted by expert, within one in the order of tokens."""
 
     offsets: Any  # [G + 1] int64
     gather_idx: Any  # [capacity] int32: row -> token, -1 in the tail
@@ -152,6 +150,7 @@ def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
     if row_idx is None:
         raise invalid(f"{call}: scatter_idx is given but row_idx is absent, needs both or neither")
     check_rank(call, "scatter_idx", scatter_idx, 2)
+    fw.check_beside(call, x=x, scatter_idx=scatter_idx)  # which the forward does not read
     if scatter_idx.shape[0] != x.shape[0]:
         raise invalid(
             f"{call}: scatter_idx is {list(scatter_idx.shape)}, must be [T, k] with T = "

@@ -76,9 +76,7 @@ class WeightCache:
         return entry.tensor
 
     def invalidate(self) -> None:
-        """Every weight is quantised anew at its next get, whatever the version, in the memory that
-        its copies have.
-        """
+        """Every weight is quantised anew at its next get, in the memory that its copies have."""
         for entry in self._entries.values():
             entry.version = None
 
@@ -104,9 +102,7 @@ class WeightCache:
         return entry if entry is not None and entry.is_needed() else None
 
     def _keep(self, entry, arrays, replaced):
-        """Under the memory of these arrays, for a parameter may have been given other; and none of
-        weights that are gone.
-        """
+        """Under the memory of these arrays, which may be new; and none of weights that are gone."""
         entry.key, entry.lives = _memory_of(arrays)
         others = (e for e in {*self._entries.values()} - {entry, replaced} if e.is_needed())
         self._entries = {key: e for e in (*others, entry) for key in (e.objects, e.key)}
@@ -244,7 +240,8 @@ class ParameterCopies:
     the parameters have other memory, Torch counted a write into them, or they are trained and an
     optimizer made a step, any optimizer: it may have written through `.data`, which nobody counts,
     or into masters that are copied from. Other writes through `.data` are said by invalidate().
-    A graph that is captured quantises, as often as it is replayed, unless it is said False.
+    A graph that is captured quantises, as often as it is replayed, unless it is said False; so does
+    each call whose weights are no parameters.
     """
 
     def __init__(self, recipe, weight_layout):
@@ -259,14 +256,14 @@ class ParameterCopies:
         may gather from `shards`; None in torch.compile, where the layer quantises as it goes.
         """
         if is_first_microbatch is not None:
-            flag(f"{call}: is_first_microbatch", is_first_microbatch)
+            is_first_microbatch = flag(f"{call}: is_first_microbatch", is_first_microbatch)
         if torch.compiler.is_compiling():
             return None
         arrays = weights if isinstance(weights, list) else [weights]
-        version = _KEPT
-        if is_first_microbatch or (is_first_microbatch is None and _is_captured(arrays)):
-            version = object()  # equals no other
-        elif is_first_microbatch is None:
+        version = object()  # equals no other
+        if is_first_microbatch is False:
+            version = _KEPT
+        elif is_first_microbatch is None and _are_parameters(arrays) and not _is_captured(arrays):
             version = (*map(_state, arrays), *map(_state_of_shard, shards))
         needs_both, is_rowwise = torch.is_grad_enabled(), self._forward_is_rowwise
         wanted = {"rowwise": needs_both or is_rowwise, "columnwise": needs_both or not is_rowwise}
@@ -275,6 +272,11 @@ class ParameterCopies:
 
 def _is_captured(arrays):
     return any(p.is_cuda for p in arrays) and torch.cuda.is_current_stream_capturing()
+
+
+def _are_parameters(arrays):
+    """And not what somebody makes of those: views of FSDP1 show writes that they do not count."""
+    return all(isinstance(p, torch.nn.Parameter) for p in arrays)
 
 
 def _state(parameter):

@@ -13,11 +13,13 @@ backward_dw writes main_grad.
 """
 
 import copy
+import weakref
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from .arrays import Torch as fw
 from .arrays import torch, version_of, was_written
+from .autograd import pass_of_backward
 from .context import is_explaining, restored_after_explaining
 from .errors import invalid, unsupported
 from .values import tensors_of
@@ -37,9 +39,7 @@ class FreshGradients:
 
     @staticmethod
     def destination(fw, like, weights, needs):
-        """(arrays that the kernel writes or None, beta); `weights` are their shapes and types,
-        `like` is any array on their device.
-        """
+        """(arrays to write or None, beta) of the weights' shapes and types, on `like`'s device."""
         if not any(needs):
             return None, Beta()
         return [fw.empty(like, *weight) for weight in weights], Beta()
@@ -61,19 +61,24 @@ class ParameterGradients:
         """Where the gradients of a call with these weights go, which need not be the layer's own
         (torch.func.functional_call); those of a first microbatch overwrite main_grad.
         """
-        if shards and self.delayed and torch.is_grad_enabled():
-            raise unsupported(
-                f"{call}: delay_wgrad_compute is on, but FSDP2 shards the weights and reduces "
-                f"gradients before backward_dw() makes these; build the layer without it"
-            )
         sink = copy.copy(self)
         sink.parameters = weights if isinstance(weights, list) else [weights]
         sink._overwrites = bool(is_first_microbatch)
-        if torch.is_grad_enabled() and not all(p.is_leaf for p in sink.parameters):
-            name = "delay_wgrad_compute" if self.delayed else "accumulate_into_main_grad"
+        ddp = self._queue.data_parallel()
+        if not torch.is_grad_enabled() or not any(p.requires_grad for p in sink.parameters):
+            return sink
+        name = "delay_wgrad_compute" if self.delayed else "accumulate_into_main_grad"
+        if not all(p.is_leaf for p in sink.parameters):
             raise invalid(
                 f"{call}: {name} is on, but a weight is computed from other tensors, to which only "
                 f"autograd takes its gradient (parametrize, functional_call); build it without that"
+            )
+        reducer = "FSDP2" if shards else _reducer_of(sink.parameters, ddp)
+        if reducer is not None:
+            raise unsupported(
+                f"{call}: {name} is on, but {reducer} reduces what the backward gives it, which is "
+                f"no gradient of these weights; leave them out of it and reduce their gradients "
+                f"after backward(), or backward_dw(), or build the layer without that"
             )
         return sink
 
@@ -111,9 +116,7 @@ class ParameterGradients:
         self._queue.waiting = (*self._queue.waiting, deferred)
 
     def run_deferred(self):
-        """Runs what the oldest backward pass left, of those that left anything; whether there was
-        one. What fails stays, and so does what comes after it.
-        """
+        """Runs what the oldest pass left; whether it left any. What fails stays, and all after."""
         queue, backward = self._queue, None
         restored_after_explaining(queue, "waiting")
         while queue.waiting and backward in (None, queue.waiting[0].backward):
@@ -137,7 +140,7 @@ class ParameterGradients:
             return
         for p, grad in wanted if not is_explaining() else ():
             if p.grad is None:
-                p.grad = grad
+                p.grad = grad.to(p.dtype)  # another since the backward, if Module.to made it that
             else:  # in place, as autograd does: views of it and captured graphs know it
                 p.grad.add_(grad)
 
@@ -145,10 +148,19 @@ class ParameterGradients:
 class _Queue:
     """What backward passes left for backward_dw, oldest first."""
 
-    waiting = ()
+    waiting, _ddp = (), None
 
     def __getstate__(self):
         return {}  # a copy has gradients of its own to wait for
+
+    def data_parallel(self):
+        """The DistributedDataParallel whose forward runs; or ran, where a backward pass runs what
+        it left to a checkpoint.
+        """
+        if pass_of_backward() is None:
+            ddp = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+            self._ddp = None if ddp is None else weakref.ref(ddp)
+        return None if self._ddp is None else self._ddp()
 
 
 class _Deferred(NamedTuple):
@@ -190,6 +202,15 @@ def check_memory(sinks, tensors):
     found = _shared(buffers, {**dict(tensors_of(tensors)), **others})
     if found is not None:
         raise invalid(f"main_grad: {found[0]} shares memory with {found[1]}, must have its own")
+
+
+def _reducer_of(parameters, ddp):
+    """Who averages what a backward pass gives these, if that is Torch."""
+    if ddp is None or not ddp.require_backward_grad_sync:  # or inside no_sync()
+        return None
+    ours = {id(p) for p in parameters if p.requires_grad}
+    is_reduced = any(id(p) in ours for p in ddp._module_parameters)
+    return "DistributedDataParallel" if is_reduced else None
 
 
 def _main_grad(parameter):

@@ -227,6 +227,27 @@ def test_the_demo_runs_on_a_gpu(tmp_path):
     assert "on cuda" in done.stdout and (tmp_path / "results.json").exists(), done.stderr
 
 
+def test_the_loss_of_two_ranks_is_that_of_one(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(256)) * 100)
+    few = ["--steps", "4", "--threads", "1", "--text", str(tmp_path / "text")]
+    done = demo("--device", "cpu", "--ranks", "2", *few)
+    assert re.search("yes  the loss of 2 ranks .gloo. is that of one", done.stdout), done.stderr
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--ranks", "3"], "must divide the 8 experts"),
+        (["--ranks", "2", "--recipes", "loop-fp32"], "takes one of moire's recipes"),
+        (["--ranks", "64", "--device", "cuda"], "--device cuda: "),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(options, said, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_moe.py", "--quick", *options])
+    with pytest.raises(SystemExit, match=said):
+        train_moe.main()
+
+
 def test_a_torch_without_grouped_mm_says_so(monkeypatch):
     monkeypatch.delattr(torch.nn.functional, "grouped_mm", raising=False)
     monkeypatch.delattr(torch, "_grouped_mm", raising=False)

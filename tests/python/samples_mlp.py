@@ -23,4 +23,4 @@ def run(layer, x, probs, gathered=False):
 
 
 def weights(layer):
-    return [*layer.fc1._weights(), *layer.fc2._weights()]
+    return [*layer.fc1._all("weight"), *layer.fc2._all("weight")]

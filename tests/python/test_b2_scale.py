@@ -100,7 +100,7 @@ def test_gradients_without_autograd(generator, scale, recipe):
 
 
 def test_numpy(generator):
-    v = {name: t.detach() for name, t in make(generator, "own").items()}
+    v = {name: t.detach().cpu() for name, t in make(generator, "own").items()}
     n = {name: t.numpy() for name, t in v.items()}
     for scale in (*SCALES[:2], "own"):
         given = {k: t for k, t in n.items() if k != "b2_scale" or scale == "own"}
@@ -196,6 +196,7 @@ WRONG = [
 @pytest.mark.parametrize("change, message", WRONG, ids=[m for _, m in WRONG])
 def test_wrong_use_is_said(generator, change, message):
     v = {name: t.detach() for name, t in make(generator, "own").items()}
+    change = {n: t.to(v["x"].device) if torch.is_tensor(t) else t for n, t in change.items()}
     with pytest.raises(moire.InvalidArgument, match="grouped_mlp: ") as e:
         moire.grouped_mlp(groups=GROUPS, **{**v, **change})
     assert message in str(e.value)

@@ -109,6 +109,38 @@ def test_data_parallelism_that_waits_for_backward_dw_finds_what_it_asserts(gener
         assert torch.equal(found, reference.grad)
 
 
+REPLACED = {
+    "loaded": lambda layer, state: layer.load_state_dict(state),
+    "assigned": lambda layer, state: layer.load_state_dict(state, assign=True),
+    "re-pointed": lambda layer, state: [
+        setattr(p, "data", state[name]) for name, p in layer.named_parameters()
+    ],
+    "cast": lambda layer, state: layer.bfloat16(),
+}
+
+
+@pytest.mark.parametrize("how", REPLACED)
+@pytest.mark.parametrize("has_grad", [True, False])
+def test_weights_replaced_after_backward_leave_what_they_leave_where_nothing_waits(
+    generator, how, has_grad
+):
+    """In the parameters of the call and in those that the layer has now."""
+    found = {}
+    for later in (False, True):
+        layer, x, probs = make(generator, delay_wgrad_compute=later)
+        before, state = weights(layer), make(generator)[0].double().float().state_dict()
+        for p in before if has_grad else ():
+            p.grad = torch.ones_like(p)
+        run(layer, torch.ones_like(x), torch.ones_like(probs))
+        REPLACED[how](layer, state)
+        layer.backward_dw()
+        found[later] = [p.grad for p in (*before, *weights(layer))]
+    for mine, wanted in zip(found[True], found[False]):
+        assert (mine is None) == (wanted is None)
+        if mine is not None:
+            assert mine.dtype == wanted.dtype and torch.equal(mine, wanted)
+
+
 def test_delayed_wgrad_is_added_in_place(generator):
     plain, x, probs = make(generator)
     layer, *_ = make(generator, delay_wgrad_compute=True)
@@ -140,7 +172,7 @@ def test_layers_that_delay_beside_layers_that_do_not(generator, delayed, is_mlp,
     layer = nn.fuse(chain) if is_mlp else nn.Sequential(*chain)
     for mine, theirs in ((fc1, plain.fc1), (fc2, plain.fc2)):
         mine.load_state_dict(theirs.state_dict())
-        mine._weights()[-1].requires_grad_(is_mlp)
+        mine._all("weight")[-1].requires_grad_(is_mlp)
     x, probs = truth.draw(generator, 9, H, dtype=torch.bfloat16), torch.rand(9, generator=generator)
     rows, topk_idx = torch.randint(9, (9,), generator=generator), torch.tensor([[0, 2], [2, -1]])
 

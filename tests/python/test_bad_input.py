@@ -129,7 +129,7 @@ def test_transforms_of_torch_func_are_refused(function, argument, is_optional):
 def test_a_fake_tensor_among_others_is_refused(function, argument, is_optional):
     given, arrays = CALLS[function]
     beside = {a.rstrip("?") for a in arrays.split()} & given.keys() | given.keys() & {"groups"}
-    if argument in given and argument != "scatter_idx" and len(beside) > 1:
+    if argument in given and len(beside) > 1:
         fake = FakeTensorMode().from_tensor(given[argument])
         refused(
             lambda: run(function, **{argument: fake}),
@@ -147,7 +147,7 @@ def test_a_mode_that_allows_for_others_has_both():
 @pytest.mark.parametrize("function, argument, is_optional", ARRAYS, ids=ARRAY_IDS)
 def test_a_meta_tensor_among_others_is_refused(function, argument, is_optional):
     others = [a for a in CALLS[function][1].split() if a.rstrip("?") in CALLS[function][0]]
-    if argument in CALLS[function][0] and len(others) > 1 and argument != "scatter_idx":
+    if argument in CALLS[function][0] and len(others) > 1:
         meta = CALLS[function][0][argument].to("meta")
         refused(lambda: run(function, **{argument: meta}), "on meta")
 

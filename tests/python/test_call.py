@@ -1,5 +1,6 @@
 """moire.call: any C entry on arrays that the caller has, by the names of moire.h."""
 
+import ml_dtypes
 import moire
 import numpy as np
 import pytest
@@ -50,6 +51,25 @@ def test_copies_in_8_bits_are_data_and_scales(generator):
     moire.call("quantize", source=x, scaling=1, rowwise=(data, scales), columnwise=None)
     assert torch.equal(data.view(torch.uint8), wanted.rowwise.data.view(torch.uint8))
     assert torch.equal(scales, wanted.rowwise.scales)
+
+
+@pytest.mark.parametrize("is_numpy", [False, True])
+def test_quantize_sums_a_bias_to_the_bits_of_bias_backward(generator, is_numpy):
+    grad_y, offsets = torch.randn(9, 64, generator=generator), moire.Groups(splits=SPLITS).offsets
+    copy, sums = moire.quantize(grad_y).rowwise, torch.ones(2, 3, 64)
+    data, scales = (torch.empty_like(t).view(torch.uint8) for t in copy)
+    arrays = [grad_y, offsets, data, scales, *sums]
+    if is_numpy:
+        arrays = [t.numpy() for t in arrays]
+        arrays[2] = arrays[2].view(ml_dtypes.float8_e4m3fn)
+    else:
+        arrays[2] = data.view(copy.data.dtype)
+    grad_y, offsets, *copy, found, wanted = arrays
+    groups = {"offsets": offsets, "num_groups": 3, "capacity": 9, "beta": 1}
+    moire.call("quantize", source=grad_y, scaling=1, rowwise=copy, grad_bias=found, **groups)
+    moire.call("bias_backward", grad_y=grad_y, grad_bias=wanted, **groups)
+    assert torch.equal(*sums) and not torch.equal(sums[0], torch.ones(3, 64))
+    assert torch.equal(data, moire.quantize(torch.as_tensor(grad_y)).rowwise.data.view(torch.uint8))
 
 
 def test_what_autograd_needed_and_a_call_overwrote_is_noticed(generator):

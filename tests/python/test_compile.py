@@ -53,6 +53,26 @@ def test_b2_with_a_scale_of_its_own(generator):
     compare(both, [*mlp_leaves(generator), *own])
 
 
+def test_the_gradient_of_gathered_rows_is_one_op(generator):
+    """Of its parts a compiler would make additions in any order."""
+    row_idx, graphs = torch.tensor([0, 3, 3, 1, 0, 3, 2, 2, 0]), []
+
+    def backend(graph, inputs):
+        compiler = torch._dynamo.backends.common.aot_autograd(
+            fw_compiler=lambda g, _: g, bw_compiler=lambda g, _: graphs.append(g) or g
+        )
+        return compiler(graph, inputs)
+
+    def gathered(x, w):
+        return moire.grouped_linear(x, w, moire.Groups(splits=SPLITS), row_idx=row_idx)
+
+    leaves = [truth.draw(generator, *shape) for shape in ((4, 12), (3, 16, 12))]
+    compare(gathered, leaves, backend)
+    names = [str(node.target) for g in graphs for node in g.graph.nodes]
+    assert any("rows_to_tokens" in name for name in names) == COMPILES_WHOLE_GRAPHS
+    assert not any("index_put" in name or "index_add" in name for name in names)
+
+
 def test_splits_may_change_between_calls(generator):
     compiled = torch.compile(mlp, fullgraph=COMPILES_WHOLE_GRAPHS, backend="aot_eager")
     leaves = mlp_leaves(generator)

@@ -44,18 +44,23 @@ def test_experts_spread_over_two_processes_train():
     assert done.returncode == 0, done.stderr
     losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", done.stdout)]
     alone = float(re.search(r"alone ([0-9.]+)", done.stdout)[1])
+    assert float(re.search(r"y is (\S+) apart", done.stdout)[1]) <= 1e-6
     assert len(losses) == 5 and abs(losses[0] - alone) <= 2e-6 and losses[-1] < losses[0] / 2
 
 
 @pytest.mark.parametrize("page", ["pytorch", "recipes", "transformer_engine"])
-def test_every_block_of_a_guide_runs(page, monkeypatch, tmp_path):
+def test_every_block_of_a_guide_runs(page, monkeypatch, request, tmp_path):
     """One after the other, on what the guides leave to the reader; CUDA's are test_cuda's, those of
     several processes test_expert_parallel's.
     """
     torch = pytest.importorskip("torch")
+    pytest.importorskip("torch.distributed.run")
     pytest.importorskip("safetensors")
     import moire
 
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    request.addfinalizer(dist.destroy_process_group)
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -69,6 +74,7 @@ def test_every_block_of_a_guide_runs(page, monkeypatch, tmp_path):
             dict(
                 moire=moire,
                 torch=torch,
+                dist=dist,
                 hidden=64,
                 width=128,
                 splits=splits,

@@ -1,10 +1,12 @@
-"""Experts over the ranks of a process group, against one rank that has them all: with the tokens of
-all ranks one behind the other, rows have the same order, so what is summed within a rank is equal
-to the bit. Each world of processes is started once and runs every case.
+"""Experts over ranks, those of a process group and of communicators, against one rank that has them
+all: with the tokens of all ranks one behind the other, rows have the same order, so what is summed
+within a rank is equal to the bit. Each world of processes is started once and runs every case; one
+of threads is made for each.
 """
 
 import contextlib
 import os
+import threading
 import traceback
 
 import moire
@@ -12,15 +14,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from moire import nn
-
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
-)
+from moire.dtypes import COMPILES_WHOLE_GRAPHS
+from moire.expert_parallel import _OverTorch
+from ranks import in_threads, succeed
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
 
 EXPERTS, HIDDEN, WIDTH = 12, 64, 32
 TOKENS = [13, 0, 40, 7]  # of the ranks
 DEVICE = torch.device("cpu")  # of a rank of a world
 CASES = {}
+ONE_AT_A_TIME = threading.Lock()  # Torch's random numbers are those of all threads
 
 
 def case(run):
@@ -28,16 +32,29 @@ def case(run):
     return run
 
 
+class OfProcesses:
+    """A rank of a process group."""
+
+    group = None  # of whom experts are
+
+    def __init__(self):
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def sum(self, tensor):
+        dist.all_reduce(tensor)
+        return tensor
+
+
 class World:
     """The numbers of all ranks, the same on each, and what is a rank's own of them."""
 
-    def __init__(self, k, dtype, seed=1):
+    def __init__(self, at, k, dtype, seed=1):
         generator = torch.Generator().manual_seed(seed)
 
         def draw(*shape, of=torch.randn, **options):
             return of(*shape, generator=generator, **options).to(DEVICE)
 
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = at.rank, at.size
         tokens = TOKENS[: self.size]
         self.x, self.grad_y = draw(sum(tokens), HIDDEN).to(dtype), draw(sum(tokens), HIDDEN)
         self.w1 = draw(EXPERTS, 2 * WIDTH, HIDDEN).to(dtype)
@@ -75,12 +92,12 @@ def close(found, wanted, parts, dtype):
 
 
 @case
-def equals_one_rank_with_every_expert():
+def equals_one_rank_with_every_expert(at):
     for k, dtype in ((1, torch.float32), (3, torch.float32), (3, torch.bfloat16), (32, None)):
-        world = World(k, dtype or torch.float32)
+        world = World(at, k, dtype or torch.float32)
         y, *grads = world.alone()
         for most in (None, max(TOKENS), 64):
-            group = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=most)
+            group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=most)
             own, found, x, w1, w2, weights = world.together(group)
             assert torch.equal(w1, grads[1][own]) and torch.equal(w2, grads[2][own])
             assert torch.equal(weights, grads[3][world.mine])
@@ -92,17 +109,17 @@ def equals_one_rank_with_every_expert():
 
 
 @case
-def two_runs_are_equal():
-    world = World(5, torch.bfloat16)
-    group = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=50)
+def two_runs_are_equal(at):
+    world = World(at, 5, torch.bfloat16)
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=50)
     first, second = (world.together(group)[1:] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
 @case
-def rows_that_nobody_sent_are_zeros_and_have_no_gradient():
-    world = World(2, torch.float32)
-    group = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=64)
+def rows_that_nobody_sent_are_zeros_and_have_no_gradient(at):
+    world = World(at, 2, torch.float32)
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
     x = world.x[world.mine].clone().requires_grad_()
     got = group.dispatch(x, world.idx[world.mine], world.weights[world.mine])
     nobody = (got.topk_idx < 0).all(1)
@@ -121,37 +138,37 @@ def rows_that_nobody_sent_are_zeros_and_have_no_gradient():
 
 
 @case
-def a_module_has_its_ranks_experts():
-    rank, size = dist.get_rank(), dist.get_world_size()
-    group = moire.ExpertParallel(num_experts=EXPERTS)
-    torch.manual_seed(3)
-    on = {"device": DEVICE}
-    router = nn.Router(HIDDEN, EXPERTS, k=3, **on)
-    whole = nn.MoE(nn.GroupedMLP(EXPERTS, HIDDEN, WIDTH, **on), router)
-    local = nn.GroupedMLP(group.num_local_experts, HIDDEN, WIDTH, **on)
-    layer = nn.MoE(local, nn.Router(HIDDEN, EXPERTS, k=3, **on), group=group)
+def a_module_has_its_ranks_experts(at):
+    rank, size, on = at.rank, at.size, {"device": DEVICE}
+    with ONE_AT_A_TIME:
+        torch.manual_seed(3)
+        router = nn.Router(HIDDEN, EXPERTS, k=3, **on)
+        whole = nn.MoE(nn.GroupedMLP(EXPERTS, HIDDEN, WIDTH, **on), router)
+        x = torch.randn(size, 2, 5, HIDDEN, **on)
+        local = nn.GroupedMLP(EXPERTS // size, HIDDEN, WIDTH, **on)
+        router = nn.Router(HIDDEN, EXPERTS, k=3, **on)
+    layer = nn.MoE(local, router, group=at.group or dist.group.WORLD)
+    group = layer.group
     layer.router.load_state_dict(whole.router.state_dict())
     own = slice(group.first_expert, group.first_expert + group.num_local_experts)
     with torch.no_grad():
         for mine, theirs in zip(local.parameters(), whole.experts.parameters()):
             mine.copy_(theirs[own])
-    x = torch.randn(size, 2, 5, HIDDEN, **on)
     y = layer(x[rank])
     assert close(y, whole(x)[rank], 3, torch.float32)
     y.sin().sum().backward()
     whole(x).sin().sum().backward()
     for mine, theirs in zip(local.parameters(), whole.experts.parameters()):
         assert close(mine.grad, theirs.grad[own], 3, torch.float32)
-    router = layer.router.weight.grad.clone()
-    dist.all_reduce(router)
+    router = at.sum(layer.router.weight.grad.clone())
     assert close(router, whole.router.weight.grad, 30, torch.float32)
 
 
 @case
-def more_rows_than_there_is_room_for_are_an_error():
-    world = World(3, torch.float32)
+def more_rows_than_there_is_room_for_are_an_error(at):
+    world = World(at, 3, torch.float32)
     idx = torch.full_like(world.idx[world.mine], 0)
-    group = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=64, max_rows=2)
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64, max_rows=2)
     with contextlib.ExitStack() as stack:
         if world.rank == 0:  # where expert 0 is
             stack.enter_context(pytest.raises(moire.Error, match="rows"))
@@ -160,17 +177,113 @@ def more_rows_than_there_is_room_for_are_an_error():
 
 
 @case
-def what_the_ranks_are_told_has_to_be_equal():
-    if dist.get_world_size() == 1:
+def what_the_ranks_are_told_has_to_be_equal(at):
+    if at.size == 1:
         return
-    told = 64 if dist.get_rank() == 1 else 32
-    with pytest.raises(moire.InvalidArgument, match="32 on rank 0 but 64 on rank 1"):
-        moire.ExpertParallel(num_experts=EXPERTS, max_tokens=told)
+    told = 64 if at.rank == 1 else 32
+    if at.group is None:
+        with pytest.raises(moire.InvalidArgument, match="32 on rank 0 but 64 on rank 1"):
+            moire.ExpertParallel(num_experts=EXPERTS, max_tokens=told)
+        return
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=told)
+    x = torch.zeros(3, 8)
+    for _ in range(2):  # and all are in step
+        with pytest.raises(moire.InvalidArgument, match="x_recv is .* of the window of rank"):
+            group.dispatch(x, torch.zeros(3, 1, dtype=torch.int64), x[:, :1])
 
 
 @case
-def bad_arguments_are_refused_before_anything_is_sent():
-    group = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=4)
+def tokens_that_overflow_are_dropped_or_refused(at):
+    """All choose the first rank's first expert, which has room for 2 of each rank."""
+    tokens, two = TOKENS[at.rank], {"num_experts": EXPERTS, "max_tokens": 2}
+    x = torch.arange(1.0, tokens + 1, device=DEVICE)[:, None].expand(-1, 8).requires_grad_()
+    idx = torch.zeros(tokens, 1, dtype=torch.int64, device=DEVICE)
+    weights = torch.ones(tokens, 1, device=DEVICE, requires_grad=True)
+    group = moire.ExpertParallel(at.group, **two, overflow="drop")
+    got = group.dispatch(x, idx, weights)
+    assert (got.topk_idx >= 0).sum() == (at.rank == 0) * sum(min(t, 2) for t in TOKENS[: at.size])
+    y = group.combine(got.x * got.topk_weights, got)
+    y.sum().backward()
+    came = (torch.arange(tokens, device=DEVICE) < 2)[:, None]
+    assert torch.equal(y, x * came) and torch.equal(x.grad, came.expand(-1, 8).float())
+    assert torch.equal(weights.grad, (8 * x[:, :1] * came).detach())
+    if at.group is not None:
+        group = moire.ExpertParallel(at.group, **two)
+        found = "rank 0 has 13 tokens for rank 0, which has room for 2 of each rank"
+        with pytest.raises(moire.InvalidArgument, match=found):
+            group.dispatch(x, idx, weights)
+
+
+@case
+def gradients_have_gradients(at):
+    """Each call is the other's: of squares of what went to n ranks and came back, 2 n**2 x, and of
+    its squares, 8 n**4 x."""
+    world = World(at, 3, torch.float32)
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
+    x, weights = (t[world.mine].clone().requires_grad_() for t in (world.x, world.weights))
+    got = group.dispatch(x, world.idx[world.mine], weights)
+    loss = group.combine(got.x, got).square().sum() + got.topk_weights.square().sum()
+    first = torch.autograd.grad(loss, (x, weights), create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), (x, weights))
+    is_choice = (world.idx[world.mine] >= 0) & (world.idx[world.mine] < EXPERTS)
+    owner = world.idx[world.mine].div(group.num_local_experts, rounding_mode="floor")
+    n = sum((owner == r).any(1, keepdim=True).float() for r in range(at.size))
+    assert torch.allclose(second[0], 8 * n**4 * x) and torch.allclose(
+        second[1], 8 * weights * is_choice
+    )
+
+
+@case
+def without_gradients_it_is_the_same(at):
+    world = World(at, 3, torch.bfloat16)
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
+    y = world.together(group)[1]
+    own = slice(group.first_expert, group.first_expert + group.num_local_experts)
+    with torch.no_grad():
+        got = group.dispatch(world.x[world.mine], world.idx[world.mine], world.weights[world.mine])
+        found = moire.moe(
+            got.x, world.w1[own], world.w2[own], None, got.topk_weights, plan=got.plan
+        )
+        assert torch.equal(group.combine(found, got), y)
+
+
+@case
+def experts_of_hugging_face_get_their_tokens(at):
+    try:
+        from transformers.distributed.expert_parallel import EPImplementationInterface
+        from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen
+    except ImportError:
+        return
+    if at.group is not None:
+        return
+    moire.hf.register()
+    sizes = {"hidden_size": HIDDEN, "moe_intermediate_size": WIDTH}
+    world = World(at, 3, torch.float32)
+    y, grad_x, *_, grad_weights = world.alone()
+    mesh = init_device_mesh(DEVICE.type, (at.size, 1), mesh_dim_names=("ep", "tp"))
+    for implementation in ("moire", "grouped_mm"):
+        config = qwen.Qwen3MoeConfig(**sizes, num_experts=EXPERTS // at.size)
+        config._experts_implementation = implementation
+        experts = qwen.Qwen3MoeExperts(config).to(DEVICE)
+        experts._is_expert_parallel = True  # as transformers marks those that it shards
+        own = slice(at.rank * config.num_experts, (at.rank + 1) * config.num_experts)
+        with torch.no_grad():
+            experts.gate_up_proj.copy_(world.w1[own])
+            experts.down_proj.copy_(world.w2[own])
+        run = EPImplementationInterface()["moire"](experts, mesh["ep"], mesh["tp"])
+        x, weights = (t[world.mine].clone().requires_grad_() for t in (world.x, world.weights))
+        found = run(x, world.idx[world.mine], weights)
+        found.backward(world.grad_y[world.mine])
+        for mine, wanted in ((found, y), (x.grad, grad_x), (weights.grad, grad_weights)):
+            assert close(mine, wanted[world.mine], 12, torch.float32), implementation
+    if at.size > 1:
+        with pytest.raises(moire.Unsupported, match="needs tp_size=1, found"):
+            EPImplementationInterface()["moire"](experts, mesh["ep"], mesh["ep"])
+
+
+@case
+def bad_arguments_are_refused_before_anything_is_sent(at):
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=4)
     x, idx, weights = torch.randn(4, 8), torch.zeros(4, 2, dtype=torch.int64), torch.rand(4, 2)
     x, idx, weights = good = [t.to(DEVICE) for t in (x, idx, weights)]
 
@@ -179,29 +292,68 @@ def bad_arguments_are_refused_before_anything_is_sent():
             group.dispatch(*args)
 
     longer = [torch.cat([t, t[:1]]) for t in good]
-    refuses("has 5 tokens, must have at most max_tokens = 4", *longer)
+    if at.group is None:
+        refuses("has 5 tokens, must have at most max_tokens = 4", *longer)
+    else:
+        refuses("has 5 tokens for rank 0, which has room for 4", *longer)
     refuses(r"\[4, 2\] and topk_weights \[4, 3\]", x, idx, weights[:, [0, 1, 1]])
     refuses("topk_idx is torch.int16", x, idx.short(), weights)
+    for bad in (-2, EXPERTS + 1):
+        found = rf"topk_idx\[.*\] is {bad}, must be (-1 to {EXPERTS}|below {EXPERTS + 1})"
+        if DEVICE.type == "cpu":
+            refuses(found, x, idx + bad, weights)
+            continue
+        with pytest.raises(moire.InvalidArgument, match=found):  # before ranks wait for each other
+            _OverTorch(group, idx + bad, 4)
+            moire.check()
     refuses("x is 3, must be a Torch tensor", 3, idx, weights)
     got = group.dispatch(x, idx, weights)
     with pytest.raises(moire.InvalidArgument, match="must have the .* rows of received.x"):
         group.combine(x[:1], got)
     with pytest.raises(moire.InvalidArgument, match="must be what dispatch returns"):
         group.combine(x, x)
-    if dist.get_world_size() > 1:
+    if at.size > 1:
         with pytest.raises(moire.InvalidArgument, match="is 13, must be a multiple of the"):
-            moire.ExpertParallel(num_experts=13)
-    with pytest.raises(moire.InvalidArgument, match="must be a moire.ExpertParallel"):
+            moire.ExpertParallel(at.group, num_experts=13)
+    with pytest.raises(moire.InvalidArgument, match="MoE: "):
         nn.MoE(nn.GroupedMLP(2, 8, 8), nn.Router(8, 2, 1), group=3)
 
 
 @case
-def a_step_is_one_graph_on_gpus():
+def fake_tensors_pass_process_groups_and_are_refused_by_windows(at):
+    if at.group is None and not COMPILES_WHOLE_GRAPHS:
+        return  # collectives of old versions of Torch have no fake kernel
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=4)
+    real = torch.randn(4, 8), torch.zeros(4, 2, dtype=torch.int64), torch.rand(4, 2)
+    real = [t.to(DEVICE) for t in real]
+    mode = FakeTensorMode()
+    x, idx, weights = fake = [mode.from_tensor(t) for t in real]
+    with pytest.raises(moire.InvalidArgument, match="x is a FakeTensor, without values, but topk_"):
+        group.dispatch(x, *real[1:])
+    for around in (contextlib.nullcontext(), mode):
+        with around:
+            if at.group is not None:
+                found = "x is a FakeTensor, without values, but a Communicator's windows hold"
+                with pytest.raises(moire.Unsupported, match=found):
+                    group.dispatch(*fake)
+                continue
+            x.requires_grad_()
+            got = group.dispatch(*fake)
+            assert got.x.shape == (4 * at.size, 8) and got.plan.gather_idx.shape == (8 * at.size,)
+            group.combine(got.x * got.topk_weights[:, :1], got).sum().backward()
+            assert x.grad.shape == x.shape
+    y = torch.zeros(4 * at.size, 8, device=DEVICE)
+    with pytest.raises(moire.InvalidArgument, match="y is a FakeTensor, without values, but rec"):
+        group.combine(mode.from_tensor(y), group.dispatch(*real))
+
+
+@case
+def a_step_is_one_graph_on_gpus(at):
     """Captured once, replayed with other tokens, choices and weights."""
     if DEVICE.type == "cpu":
         return
-    world, other = World(3, torch.bfloat16), World(3, torch.bfloat16, seed=2)
-    group = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=64)
+    world, other = World(at, 3, torch.bfloat16), World(at, 3, torch.bfloat16, seed=2)
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         world.together(group)
@@ -226,7 +378,7 @@ def work(rank, size, backend, folder):
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     for name, run in CASES.items():
         try:
-            run()
+            run(OfProcesses())
         except BaseException:
             (folder / f"{name}.{rank}").write_text(traceback.format_exc())
             break  # the others may wait for what this rank did not send
@@ -236,6 +388,11 @@ def work(rank, size, backend, folder):
 
 
 WORLDS = [(1, "gloo"), (2, "gloo"), (4, "gloo"), (2, "nccl")]
+
+
+NO_GLOO = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
+)
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids="{0[0]} ranks of {0[1]}".format)
@@ -252,6 +409,7 @@ def world(request, tmp_path_factory):
     return size, folder
 
 
+@NO_GLOO
 @pytest.mark.parametrize("name", CASES)
 def test_experts_over_ranks(world, name):
     size, folder = world
@@ -261,6 +419,13 @@ def test_experts_over_ranks(world, name):
         assert not found.read_text(), found.read_text()
 
 
+@pytest.mark.parametrize("size", (1, 2, 4))
+@pytest.mark.parametrize("name", CASES)
+def test_experts_over_threads(size, name):
+    succeed(in_threads(size, CASES[name]))
+
+
+@NO_GLOO
 def test_without_a_process_group_it_says_what_is_needed():
     with pytest.raises(moire.InvalidArgument, match="needs init_process_group"):
         moire.ExpertParallel(num_experts=8)

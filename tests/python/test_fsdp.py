@@ -66,12 +66,32 @@ def test_weights_in_8_bits_follow_what_is_written_into_shards(generator, mesh, p
             assert torch.equal(layer(x, SPLITS), wanted)
 
 
-def test_weight_gradients_of_shards_are_not_delayed(generator, mesh):
-    """They were lost in this step, and reduced in the next."""
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_weights_in_8_bits_follow_what_is_written_under_fsdp1(
+    generator, mesh, packed, use_orig_params
+):
+    x, device = torch.randn(5, 64, generator=generator), torch.device("cpu")
+    layer = nn.GroupedLinear(3, 64, 64, packed=packed, recipe="mxfp8")
+    parallel = fsdp.FullyShardedDataParallel(
+        layer, use_orig_params=use_orig_params, device_id=device
+    )
+    with torch.no_grad():
+        wanted = parallel(x, SPLITS)
+        for _ in range(3):
+            for p in parallel.parameters():
+                p.mul_(2)
+            wanted = wanted * 2
+            assert torch.equal(parallel(x, SPLITS), wanted)
+
+
+@pytest.mark.parametrize("option", ["delay_wgrad_compute", "accumulate_into_main_grad"])
+def test_weight_gradients_of_shards_come_with_the_backward(generator, mesh, option):
+    """Delayed they were lost in this step, and reduced in the next; shards have no main_grad."""
     x = torch.randn(5, 8, generator=generator)
-    mlp = nn.GroupedMLP(3, 8, 6, delay_wgrad_compute=True)
+    mlp = nn.GroupedMLP(3, 8, 6, **{option: True})
     fully_shard(mlp, mesh=mesh)
-    with pytest.raises(moire.Unsupported, match="GroupedLinear: .* FSDP2 shards the weights"):
+    with pytest.raises(moire.Unsupported, match=f"GroupedLinear: {option} is on, but FSDP2 "):
         mlp(x, SPLITS)
     with torch.no_grad():
         assert mlp(x, SPLITS).shape == (5, 8)

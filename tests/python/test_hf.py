@@ -316,3 +316,36 @@ def test_experts_run_in_8_bits_where_a_recipe_is_registered(generator, recipe):
     assert torch.equal(again, found)
     with pytest.raises(moire.InvalidArgument, match="moire.hf.register: recipe is 'fp4', must be"):
         moire.hf.register("other", recipe="fp4")
+
+
+@pytest.mark.parametrize("part", [lambda p: p, lambda p: p.to_local()], ids=["whole", "local"])
+def test_experts_in_8_bits_follow_what_is_written_into_shards(generator, part):
+    """Of FSDP2, applied to modules around them: gathering counts no write."""
+    fsdp, dist = pytest.importorskip("torch.distributed.fsdp"), torch.distributed
+    if not (hasattr(fsdp, "fully_shard") and dist.is_gloo_available()):
+        pytest.skip("this Torch has no FSDP2 on a CPU")
+    moire.hf.register("moire_mxfp8", recipe="mxfp8")
+    model = build("Mixtral")
+    model.set_experts_implementation("moire_mxfp8")
+    ids = torch.randint(64, (2, 12), generator=generator)
+    weights = [f"model.layers.{i}.mlp.experts.down_proj" for i in (0, 1)]
+    wanted = []
+    with torch.no_grad():
+        for _ in range(3):
+            wanted.append(model(input_ids=ids).logits)
+            for name in weights:
+                model.get_parameter(name).mul_(0.5)
+    model = build("Mixtral")
+    model.set_experts_implementation("moire_mxfp8")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        for layer in (*model.model.layers, model):
+            fsdp.fully_shard(layer, mesh=mesh)
+        with torch.no_grad():
+            for logits in wanted:
+                assert torch.equal(model(input_ids=ids).logits, logits)
+                for name in weights:
+                    part(model.get_parameter(name)).mul_(0.5)
+    finally:
+        dist.destroy_process_group()

@@ -83,7 +83,7 @@ def test_experts_without_a_gate_have_the_bits_of_ups_of_one(generator, options):
     for values, layout in ((plain, "ungated"), (gated, "halves")):
         values = {k: v.clone().requires_grad_() for k, v in values.items()}
         y = run(values, splits, act="relu2", layout=layout, **options)
-        y.backward(truth.draw(torch.Generator().manual_seed(1), *y.shape, dtype=y.dtype))
+        y.backward(truth.draw(generator.manual_seed(1), *y.shape, dtype=y.dtype))
         gradients = {k: v.grad[:, :F] if k in ("w1", "b1") else v.grad for k, v in values.items()}
         results.append({"y": y.detach(), **gradients})
     if "recipe" in options:  # the products of grad_z are sums over other blocks

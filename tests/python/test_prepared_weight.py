@@ -124,7 +124,7 @@ def layer(**options):
 
 
 def fresh(module, x):
-    weights = [w.detach() for w in module._weights()]
+    weights = [w.detach() for w in module._all("weight")]
     weights = weights if len(weights) > 1 else weights[0]
     return moire.grouped_linear(x, weights, moire.Groups(splits=SPLITS), recipe="mxfp8")
 
@@ -161,11 +161,11 @@ def test_modules_keep_them_until_the_weight_changes(generator, device, prepares,
     assert torch.equal(module(x, SPLITS), fresh(module, x))
     module(x, SPLITS)
     assert len(prepares) == 1
-    kept = module.quantized_weights()
+    kept = module.operands()[1]
     address = kept.memory.data_ptr()
     change(module)
     assert torch.equal(module(x, SPLITS), fresh(module, x))
-    assert len(prepares) == 2 and module.quantized_weights() is kept
+    assert len(prepares) == 2 and module.operands()[1] is kept
     assert kept.memory.data_ptr() == address
     assert torch.equal(copy.deepcopy(module)(x, SPLITS), fresh(module, x))
 
@@ -174,7 +174,7 @@ def test_microbatches_say_when(generator, prepares):
     module, x = layer(packed=False), truth.draw(generator, sum(SPLITS), H)
     before = module(x, SPLITS, is_first_microbatch=True)
     with torch.no_grad():
-        for w in module._weights():
+        for w in module._all("weight"):
             w.mul_(2)
     assert torch.equal(module(x, SPLITS, is_first_microbatch=False), before)
     assert torch.equal(module(x, SPLITS, is_first_microbatch=True), fresh(module, x))
@@ -209,7 +209,7 @@ def test_explain_has_their_bytes(generator):
     module(x, SPLITS)
     explained = moire.explain(module, x, SPLITS)
     assert "prepare_weight" not in [step["op"] for step in explained]
-    size = module.quantized_weights().nbytes
+    size = module.operands()[1].nbytes
     assert explained.weights == {"w": size} and f"kept of w: {size:,} B" in str(explained)
 
 

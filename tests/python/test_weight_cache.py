@@ -43,7 +43,7 @@ def layer(**options):
 
 def fresh(module, x, recipe="mxfp8"):
     """The layer's result on its parameters as they are now, without copies."""
-    weights = [t.detach() for t in module._weights()]
+    weights = [t.detach() for t in module._all("weight")]
     weights = weights if len(weights) > 1 else weights[0]
     options = {"recipe": recipe, "weight_layout": module.weight_layout}
     return moire.grouped_linear(x, weights, moire.Groups(splits=SPLITS), **options)
@@ -212,7 +212,7 @@ class WritesData(torch.optim.Optimizer):
 
 def updates(module):
     """Ways in which training loops change parameters."""
-    weight = module._weights()[0]
+    weight = module._all("weight")[0]
 
     def optimizer(make):
         def step():

@@ -103,14 +103,15 @@ def _rounded(t, dtype):
     return t if dtype is None else _Round.apply(t, dtype)
 
 
-def assert_close(found, wanted, dtype, terms, steps=1, name="result"):
+def assert_close(found, wanted, dtype, terms, steps=1, name="result", summand=None):
     """found is within rounding of `wanted` (double): a bound from the type and the sum, not a
     constant.
 
     An inner product of `terms` products in FP32 is off by at most (terms + 8) 2^-24 of the sum of
     its magnitudes, here bounded by the root mean square of the tensor times sqrt(terms); a result
     stored in `dtype` adds half a unit in the last place per stored intermediate (`steps`), each of
-    which may be the largest of its row.
+    which may be the largest of its row. A `summand` of `wanted` that was stored before it was added
+    counts with its own magnitude, for the result may be smaller.
     """
     found, wanted = found.detach().double(), wanted.detach().double()
     assert found.shape == wanted.shape, (
@@ -119,6 +120,8 @@ def assert_close(found, wanted, dtype, terms, steps=1, name="result"):
     if found.numel() == 0:
         return
     size = wanted.pow(2).mean().sqrt() + wanted.abs()
+    if summand is not None:
+        size = torch.maximum(size, wanted.abs() + summand.detach().double().abs())
     fp32 = steps * (terms + 8) * UNIT[torch.float32] * terms**0.5
     storage = steps * UNIT[dtype] if dtype != torch.float32 else 0.0
     bound = size * (fp32 + storage)

@@ -77,9 +77,7 @@ def _convert(call, state, prefix, layer, tags):
 
 
 def _transposed(tensor):
-    """Every matrix; one in 8 bits with its bytes, since blocks of scales along rows become such
-    down columns.
-    """
+    """Every matrix; in 8 bits with its bytes, as blocks along rows become such down columns."""
     if not isinstance(tensor, GroupedTensor):
         return tensor.transpose(-2, -1).contiguous()
     copies = [

@@ -123,9 +123,7 @@ _BUFFERS, _TAKING_BUFFERS = ("out", "tail", "grad_x_out"), (GroupedLinear, Group
 def fuse(
     modules: Union[torch.nn.Sequential, torch.nn.ModuleList, Sequence[torch.nn.Module]],
 ) -> GroupedMLP:
-    """Sequential(GroupedLinear, ScaledGLU, GroupedLinear) as one GroupedMLP on the same parameters,
-    or an error.
-    """
+    """A chain of GroupedLinear, ScaledGLU, GroupedLinear as one GroupedMLP on its parameters."""
     if not isinstance(modules, (torch.nn.Sequential, torch.nn.ModuleList, list, tuple)):
         needs = "a Sequential or a list of GroupedLinear, ScaledGLU, GroupedLinear"
         raise wrong("fuse: modules", modules, needs)

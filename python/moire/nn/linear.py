@@ -25,7 +25,7 @@ from ..functional import grouped_linear
 from ..grouped_tensor import GroupedTensor
 from ..groups import Groups
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
-from ..operands import Operand, WeightCopies
+from ..operands import Operand
 from ..recipes import RecipeLike
 from ..values import flag, integer, torch_device, wrong
 from ..weight_cache import ParameterCopies, Primary
@@ -171,14 +171,9 @@ class GroupedLinear(WithoutExtraState):
     def _all(self, name):
         return [getattr(self, key) for key in self._names(name)]
 
-    def _weights(self):
-        return self._all("weight")
-
     def weights(self) -> Union[torch.Tensor, list[torch.Tensor]]:
-        """The weights as the functions take them: the packed parameter, or the list of the experts'
-        parameters.
-        """
-        return self.weight if self.packed else self._weights()
+        """As the functions take them: the packed parameter, or the list of the experts'."""
+        return self.weight if self.packed else self._all("weight")
 
     def biases(self) -> Optional[torch.Tensor]:
         """[E, out], or None."""
@@ -187,17 +182,13 @@ class GroupedLinear(WithoutExtraState):
         return self.bias if self.packed else torch.stack(self._all("bias"))
 
     def expert_weight(self, expert: int) -> torch.Tensor:
-        """The [out, in] view of one expert's weight; of a primary one the GroupedTensor of it as it
-        lies.
-        """
+        """The [out, in] view of one expert's weight; a primary one's GroupedTensor as it lies."""
         matrix = self.weights()[expert]
         return matrix.t() if self.weight_layout == "in_out" and not self.primary else matrix
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialises expert by expert, so that packed and listed modules start from the same
-        numbers.
-        """
+        """Expert by expert, so that packed and listed modules start from the same numbers."""
         bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0.0
         values = self.weights() if self.primary is None else torch.empty_like(self.weight)
         uniform = functools.partial(torch.nn.init.uniform_, a=-bound, b=bound)
@@ -225,12 +216,6 @@ class GroupedLinear(WithoutExtraState):
         given = type(self).__name__, weights, is_first_microbatch, [*self._shards.values()]
         copies = self._copies and self._copies.of(*given)
         return weights, copies, self._wgrad and self._wgrad.of_call(*given)
-
-    def quantized_weights(
-        self, is_first_microbatch: Optional[bool] = None
-    ) -> Optional[WeightCopies]:
-        """The weights in 8 bits as an 8-bit recipe's products read them, else None."""
-        return self.operands(is_first_microbatch)[1]
 
     def weights_changed(self) -> None:
         """Says that the weights were written in a way that nobody counts (through `.data`, by
@@ -264,9 +249,7 @@ class GroupedLinear(WithoutExtraState):
         return self._wgrad is not None and self._wgrad.delayed
 
     def backward_dw(self) -> None:
-        """The weight gradients that the oldest backward pass left out, of those that left any, then
-        the registered hooks; nothing where none did.
-        """
+        """The weight gradients that the oldest backward pass left, if any did, then the hooks."""
         if self.need_backward_dw() and self._wgrad.run_deferred() and not is_explaining():
             self._trigger_wgrad_accumulation_and_reduce_hooks()
 
@@ -361,7 +344,7 @@ class GroupedLinear(WithoutExtraState):
                 state_dict[packed] = torch.stack(given)
         given = state_dict.get(packed)
         if isinstance(given, GroupedTensor) and self.primary is None:
-            given = state_dict[packed] = given.dequantize(self._weights()[0].dtype)
+            given = state_dict[packed] = given.dequantize(self._all("weight")[0].dtype)
         has_all = isinstance(given, torch.Tensor) and given.shape[:1] == (self.num_groups,)
         if has_all and not self.packed:
             state_dict.update(zip(listed, state_dict.pop(packed).unbind()))

@@ -82,9 +82,7 @@ class GroupedMLP(OfLayers, torch.nn.Module):
 
     @classmethod
     def of(cls, *modules: torch.nn.Module) -> GroupedMLP:
-        """The fused module on the parameters of fc1, activation and fc2; an error says why where
-        they do not fit.
-        """
+        """The fused module on their parameters, or an error that says why they do not fit."""
         reason = why_not_fused(modules)
         if reason is not None:
             raise invalid(f"fuse: {reason}")
@@ -133,9 +131,7 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         plan: Optional[Plan] = None,
         is_first_microbatch: Optional[bool] = None,
     ) -> torch.Tensor:
-        """x [T, H] through the experts topk_idx [T, k] (or as a plan of them says), weighted:
-        [T, N].
-        """
+        """x [T, H] through the experts topk_idx [T, k], or a plan's, weighted: [T, N]."""
         routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "plan": plan}
         return moe(x, **routed, **self._options(is_first_microbatch))
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
 import torch
+import torch.distributed as dist
 
 from ..arrays import Torch, check_array, check_rank
+from ..communicator import Communicator
 from ..dtypes import Device
 from ..errors import invalid
-from ..expert_parallel import ExpertParallel
+from ..expert_parallel import ExpertParallel, ranks_of
 from ..routing import check_choice, router
 from ..values import flag, integer, wrong
 from .linear import OfLayers, parameter_options
@@ -78,9 +80,10 @@ class MoE(OfLayers, torch.nn.Module):
     """Router, experts (a GroupedMLP) and, beside them, an optional shared expert: any module of x.
 
     router   any module that returns (topk_idx, topk_weights) for x [T, H]
-    group    a moire.ExpertParallel: `experts` are those of this rank, the router's numbers are
-             among all ranks'. Every parameter but the experts' has a copy on each rank, whose
-             gradients the caller reduces (DistributedDataParallel, FSDP2)
+    group    the ranks that have the experts, a torch.distributed process group, a
+             moire.Communicator or, with more to say, a moire.ExpertParallel: `experts` are those of
+             this rank, the router's numbers are among all ranks'. Every parameter but the experts'
+             has a copy on each rank, whose gradients the caller reduces (DDP, FSDP2)
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class MoE(OfLayers, torch.nn.Module):
         router: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
         shared: Optional[Callable[[torch.Tensor], torch.Tensor]] = None,
         *,
-        group: Optional[ExpertParallel] = None,
+        group: Optional[Union[ExpertParallel, Communicator, dist.ProcessGroup]] = None,
     ) -> None:
         super().__init__()
         if not isinstance(experts, GroupedMLP):
@@ -98,7 +101,8 @@ class MoE(OfLayers, torch.nn.Module):
             if not callable(module) and not (name == "shared" and module is None):
                 raise wrong(f"MoE: {name}", module, "a module of x")
         if group is not None and not isinstance(group, ExpertParallel):
-            raise wrong("MoE: group", group, "a moire.ExpertParallel")
+            _, _, size = ranks_of("MoE", group)
+            group = ExpertParallel(group, num_experts=size * experts.num_groups)
         if group is not None and experts.num_groups != group.num_local_experts:
             raise invalid(
                 f"MoE: there are {experts.num_groups} experts but group has "

@@ -1,0 +1,125 @@
+"""Weight gradients that DistributedDataParallel does not get, because they go to main_grad or come
+in backward_dw: refused, or reduced by the caller where those weights are left out of it.
+"""
+
+import traceback
+
+import moire
+import pytest
+import torch
+import torch.distributed as dist
+from moire import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
+)
+RANKS, E, H, F = 2, 3, 8, 6
+SPLITS = [2, 0, 3]
+ELSEWHERE = {
+    "delay_wgrad_compute": {"delay_wgrad_compute": True},
+    "accumulate_into_main_grad": {"accumulate_into_main_grad": True},
+}
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def made(**options):
+    torch.manual_seed(3)
+    module = nn.GroupedMLP(E, H, F, bias=True, **options)
+    for p in module.parameters():
+        p.main_grad = torch.zeros_like(p)
+    return module
+
+
+def left_out(module):
+    """Data parallelism without the weights."""
+    names = [n for n, _ in module.named_parameters() if n.endswith("weight")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+    return DistributedDataParallel(module)
+
+
+@pytest.mark.parametrize("option", ELSEWHERE)
+def test_weights_that_it_would_reduce_are_refused(generator, one_rank, option):
+    """Their .grad was zeros, or the rank's own."""
+    x = torch.randn(5, H, generator=generator)
+    module = made(**ELSEWHERE[option])
+    parallel = DistributedDataParallel(module)
+    needs = f"GroupedLinear: {option} is on, but DistributedDataParallel reduces"
+    with pytest.raises(moire.Unsupported, match=needs):
+        parallel(x, SPLITS)
+    with torch.no_grad():
+        wanted = parallel(x, SPLITS)
+    with parallel.no_sync():  # reduces nothing
+        assert torch.equal(parallel(x, SPLITS), wanted)
+    assert torch.equal(module(x, SPLITS), wanted)  # not its forward
+    module.requires_grad_(False).fc1.bias.requires_grad_()
+    assert torch.equal(parallel(x, SPLITS), wanted)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_they_are_refused_where_a_checkpoint_runs_them_in_the_backward(
+    generator, one_rank, use_reentrant
+):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = made(delay_wgrad_compute=True)
+
+        def forward(self, x):
+            return checkpoint(self.experts, x, SPLITS, use_reentrant=use_reentrant)
+
+    parallel = DistributedDataParallel(Model())
+    x = torch.randn(5, H, generator=generator, requires_grad=True)
+    with pytest.raises(moire.Unsupported, match="DistributedDataParallel reduces"):
+        parallel(x).sum().backward()
+
+
+def step(parallel, x):
+    parallel(x, SPLITS).sin().sum().backward()  # which has to live until then
+
+
+def reduces_in_hooks(rank):
+    """What the guide says to do gives the gradients of data parallelism that has them all."""
+    x = torch.randn(5, H, generator=torch.Generator().manual_seed(rank))
+    plain = made()
+    step(DistributedDataParallel(plain), x)
+    module = made(delay_wgrad_compute=True)
+    for layer in (module.fc1, module.fc2):
+
+        def reduce(p=layer.weight):
+            dist.all_reduce(p.grad.div_(RANKS))
+
+        layer.register_wgrad_accumulation_and_reduce_hooks(reduce)
+    step(left_out(module), x)
+    module.backward_dw()
+    into = made(accumulate_into_main_grad=True)
+    step(left_out(into), x)
+    for layer in (into.fc1, into.fc2):
+        assert layer.weight.grad is None
+        layer.weight.grad = layer.weight.main_grad.div_(RANKS)
+        dist.all_reduce(layer.weight.grad)
+    for found in (module, into):
+        for mine, wanted in zip(found.parameters(), plain.parameters()):
+            assert torch.equal(mine.grad, wanted.grad)
+
+
+def _rank(rank, path):
+    dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
+    try:
+        reduces_in_hooks(rank)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_ranks(tmp_path):
+    torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"),), nprocs=RANKS)
