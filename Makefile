@@ -61,11 +61,11 @@ gpu := $(wildcard /dev/nvidiactl /dev/dxg)
 $(build)/build.ninja: .venv/demo.stamp CMakePresets.json
 	cmake --preset release -DMOIRE_CUDA=$(if $(gpu),$(CUDA),OFF)
 
-# clang-tidy, one stamp per source; a header that changes asks for all of them.
-# CUDA's are left to its own compiler.
-tidy_sources := $(filter-out src/backend/cuda/%, \
-                  $(shell git ls-files 'src/*.cpp' 'reference/*.cpp' 'tools/*.cpp')) \
-                $(sort $(shell grep -so 'python/invoke[.]cpp' $(build)/compile_commands.json))
+# clang-tidy of what is compiled here, one stamp per source; a header that changes asks for all of
+# them. CUDA's are left to its own compiler.
+tidy_sources := $(filter-out src/backend/cuda/%,$(sort $(shell sed -ns \
+    's!.*"file": "$(CURDIR)/\(\(src\|reference\|tools\|python\)/.*[.]cpp\)".*!\1!p' \
+    $(build)/compile_commands.json)))
 tidy: $(tidy_sources:%=build/tidy/%.stamp)
 	@echo "clang-tidy: $(words $^) files are clean"
 build/tidy/%.stamp: % .clang-tidy $(shell git ls-files '*.h')
