@@ -12,7 +12,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "core/fp8.h"
+#include "backend/cuda/device/fp8_bits.h"
 
 namespace moire::cuda {
 
@@ -55,7 +55,7 @@ __device__ inline uint32_t encode_four(float a, float b, float c, float d, bool 
 #else
   uint32_t codes = 0;
   for (const float v : {d, c, b, a}) {
-    codes = codes << 8 | (is_e5m2 ? float_to_fp8<E5M2>(v) : float_to_fp8<E4M3>(v));
+    codes = codes << 8 | fp8_code(v, is_e5m2);
   }
   return codes;
 #endif
@@ -99,10 +99,9 @@ __device__ inline uint32_t decode_halves(uint32_t codes, bool is_e5m2) {
   }
   return halves;
 #else
-  const auto first = static_cast<uint8_t>(codes), second = static_cast<uint8_t>(codes >> 8);
   return bits_as<uint32_t>(
-      is_e5m2 ? __floats2half2_rn(fp8_to_float<E5M2>(first), fp8_to_float<E5M2>(second))
-              : __floats2half2_rn(fp8_to_float<E4M3>(first), fp8_to_float<E4M3>(second)));
+      is_e5m2 ? __floats2half2_rn(fp8_value<E5M2>(codes), fp8_value<E5M2>(codes >> 8))
+              : __floats2half2_rn(fp8_value<E4M3>(codes), fp8_value<E4M3>(codes >> 8)));
 #endif
 }
 __device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
