@@ -1,16 +1,19 @@
 # The daily commands. `make help` lists them; CMakePresets.json has the builds behind them.
 # Variables: PYTHON=python3.12 (which Python makes .venv), ARGS='--steps 20' (passed to the demo or to pytest),
-# CUDA=OFF (leave the CUDA backend out; AUTO: it is built where nvcc is found, which takes minutes on a few cores).
+# CUDA=OFF (leave the CUDA backend out; AUTO: it is built where nvcc is found, which takes minutes on a few cores),
+# CUDA_ARCHITECTURES=80-virtual (kernels for every GPU compile in half the time; the driver does the rest at their first call).
 
 PYTHON ?= python3
 ARGS ?=
 CUDA ?= AUTO
+CUDA_ARCHITECTURES ?=
 export PYTHON
 # .venv first: its cmake is used where the system's is too old.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CCACHE_BASEDIR ?= $(CURDIR)
 python := .venv/bin/python
 build := build/release
+cuda := -DMOIRE_CUDA=$(CUDA) $(CUDA_ARCHITECTURES:%=-DMOIRE_CUDA_ARCHITECTURES=%)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test fuzz check bench build lib format clean tidy
@@ -24,8 +27,8 @@ demo: .venv/demo.stamp $(build)/build.ninja ## train a small MoE language model 
 	$(python) examples/train_moe.py $(ARGS)
 
 test: .venv/test.stamp build ## every test that needs no GPU: C++ (CTest) and Python (pytest)
-	ctest --preset release
-	$(python) -m pytest $(ARGS)
+	ctest --preset release --parallel 2
+	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 fuzz: .venv/demo.stamp ## random calls of the C ABI under the sanitizers, half a minute; hours with ARGS='--seconds 7200'
 	cmake --preset dev
@@ -43,11 +46,11 @@ bench: .venv/demo.stamp $(build)/build.ninja ## time the CPU problems; JSON line
 	@echo "wrote build/bench/cpu.jsonl and cpu.svg; for a table: $(build)/bin/moire bench cpu"
 
 build: .venv/demo.stamp ## compile library, command line and tests
-	cmake --preset release -DMOIRE_CUDA=$(CUDA)
+	cmake --preset release $(cuda)
 	cmake --build --preset release
 
 lib: ## compile library and command line only: needs CMake and Ninja, no Python
-	cmake --preset release -DMOIRE_BUILD_TESTS=OFF -DMOIRE_CUDA=$(CUDA) -B build/lib
+	cmake --preset release -DMOIRE_BUILD_TESTS=OFF $(cuda) -B build/lib
 	cmake --build build/lib
 
 format: .venv/check.stamp ## rewrite the sources with clang-format and ruff
@@ -62,7 +65,7 @@ $(build)/build.ninja: .venv/demo.stamp CMakePresets.json
 	cmake --preset release -DMOIRE_CUDA=$(if $(gpu),$(CUDA),OFF)
 
 # clang-tidy of what is compiled here, one stamp per source; a header that changes asks for all of
-# them. CUDA's are left to its own compiler.
+# them. CUDA's are left to its own compiler, and of SIMD one instruction set is read.
 tidy_sources := $(filter-out src/backend/cuda/%,$(sort $(shell sed -ns \
     's!.*"file": "$(CURDIR)/\(\(src\|reference\|tools\|python\)/.*[.]cpp\)".*!\1!p' \
     $(build)/compile_commands.json)))
@@ -71,7 +74,7 @@ tidy: $(tidy_sources:%=build/tidy/%.stamp)
 build/tidy/%.stamp: % .clang-tidy $(shell git ls-files '*.h')
 	@mkdir -p $(@D)
 	@echo "clang-tidy $<"
-	@clang-tidy-14 --quiet -p $(build) $< 2> $@.log || { cat $@.log; exit 1; }
+	@clang-tidy-14 --quiet -p $(build) --extra-arg=-DHWY_COMPILE_ONLY_STATIC $< 2> $@.log || { cat $@.log; exit 1; }
 	@mv $@.log $@
 
 # Each level includes those before it.

@@ -8,6 +8,8 @@ if(PROJECT_IS_TOP_LEVEL)
 endif()
 set(MOIRE_SANITIZE "" CACHE STRING "Sanitizers for every target, e.g. address,undefined")
 set(MOIRE_CUDA "AUTO" CACHE STRING "AUTO: with CUDA if nvcc is there; ON: fail without it; OFF")
+set(MOIRE_CUDA_ARCHITECTURES "80-real;80-virtual;90-real" CACHE STRING
+    "What kernels for every GPU are compiled for; 80-virtual alone compiles fastest, and the driver the rest at the first call")
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)

@@ -43,7 +43,7 @@ def in_threads(size, run, timeout_ms=60_000, window=WINDOW):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(90)
+        thread.join(300)
     return raised
 
 

@@ -33,7 +33,7 @@ def moire(*arguments, **variables):
         [MOIRE, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=environment(**variables),
     )
 
