@@ -28,10 +28,13 @@ from .communicator import Communicator
 from .context import is_explaining, settings
 from .errors import invalid, unsupported
 from .groups import is_readable
+from .recipes import ELEMENTS, FORMATS, ROWWISE
 from .routing import Plan, make_plan
 from .values import choice, described, integer
 
 _OVERFLOW = ("refuse", "drop")  # moire_overflow
+# Of rows in 8 bits, and what they travel as: ranks that differ differ in a dtype, which is seen.
+_WORDS = {"mxfp8": torch.float32, "fp8_block": torch.float16}
 
 
 class Received(NamedTuple):
@@ -57,6 +60,11 @@ class ExpertParallel:
     max_rows     the most (token, expert) pairs that the experts of a rank get in a call; None: all
                  there may be, R C k, or on a CPU as many as there are. More are an error, on a GPU
                  at moire.check()
+    dispatch_format
+                 how rows travel to the experts, tokens and in the backward gradients of y: None, as
+                 they are; "mxfp8" or "fp8_block", as E4M3 codes with their scales, half of BF16's
+                 bytes and fewer, which the receiver decodes to their dtype: everything is as if
+                 quantize and dequantize had rounded them before. Rows of combine are not rounded
 
     Memory of a call and rank: R C rows of x sent, as many received, and of y again; what the
     experts make has max_rows rows. Of a Communicator's window a call takes R C rows with, in
@@ -71,6 +79,7 @@ class ExpertParallel:
         max_tokens: Optional[int] = None,
         max_rows: Optional[int] = None,
         overflow: str = "refuse",
+        dispatch_format: Optional[str] = None,
     ) -> None:
         call = "ExpertParallel"
         self.group, self.rank, self.size = ranks_of(call, group)
@@ -84,6 +93,9 @@ class ExpertParallel:
             for name, most in (("max_tokens", max_tokens), ("max_rows", max_rows))
         )
         self.overflow = choice(f"{call}: overflow", overflow, _OVERFLOW)
+        if dispatch_format is not None:
+            choice(f"{call}: dispatch_format", dispatch_format, tuple(_WORDS))
+        self.dispatch_format = dispatch_format
         if not self.has_windows:  # where there are, each call compares what the ranks were told
             self._agree(call)
 
@@ -123,6 +135,7 @@ class ExpertParallel:
     def _agree(self, call):
         """An error on every rank where one was told something else than the first."""
         ours = {"num_experts": self.num_experts, "max_tokens": self.max_tokens}
+        ours["dispatch_format"] = self.dispatch_format
         told = [None] * self.size
         dist.all_gather_object(told, ours, group=self.group)
         for rank, theirs in enumerate(told):
@@ -164,6 +177,7 @@ class ExpertParallel:
         way = _OverWindows if self.has_windows else _OverTorch
         with _mode_of(x):
             places = way(self, topk_idx.detach(), self._capacity(call, x))
+            places.form = FORMATS.get(self.dispatch_format)
         x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
         rows = self.max_rows
         if rows is None and is_readable(idx) and not is_explaining():
@@ -256,6 +270,33 @@ def _check_choices(topk_idx, num_experts):
     functional.call("dispatch_plan", **choices, **made)
 
 
+def _packed(x, form):
+    """Rows of words: the scales and the codes of x, each up to a multiple of 16 bytes."""
+    data = x.new_empty(x.shape, dtype=getattr(torch, ELEMENTS["e4m3"]))
+    scales = x.new_empty(form.scales_shape(ROWWISE, x.shape, 1), dtype=_scale_dtype(form))
+    functional.call("quantize", source=x, rowwise=(data, scales), scaling=form.scaling)
+    parts = [part.view(torch.uint8) for part in (scales, data)]
+    pad = torch.nn.functional.pad
+    return torch.cat([pad(p, (0, -p.shape[1] % 16)) for p in parts], 1).view(_WORDS[form.name])
+
+
+def _unpacked(words, form, like):
+    """What `words`, as _packed made them, stand for, in the dtype of `like` [..., H]."""
+    made = words.view(torch.uint8)
+    target = like.new_empty(words.shape[0], like.shape[1])
+    scales = form.scales_shape(ROWWISE, target.shape, 1)[1] * _scale_dtype(form).itemsize
+    data = made[:, scales + -scales % 16 :][:, : like.shape[1]]
+    source = data.view(getattr(torch, ELEMENTS["e4m3"])), made[:, :scales].view(_scale_dtype(form))
+    functional.call(
+        "dequantize", source=source, scaling=form.scaling, direction=ROWWISE, target=target
+    )
+    return target
+
+
+def _scale_dtype(form):
+    return getattr(torch, form.scale_dtype)
+
+
 class _OverWindows:
     """Where the tokens of one rank lie in the windows of a Communicator's ranks.
 
@@ -338,8 +379,12 @@ class _OverTorch:
         self.token_of = token_of[:-1, None].to(torch.int32)  # [R C, 1]
 
     def spread(self, x, topk_weights=None):
-        rows = x.new_empty(self.rows, x.shape[1])
-        functional.call("unpermute", rows=x, scatter_idx=self.token_of, y=rows)
+        if self.form is None:
+            rows = x.new_empty(self.rows, x.shape[1])
+            functional.call("unpermute", rows=x, scatter_idx=self.token_of, y=rows)
+        else:  # words, which no sum leaves as they are; the last row is of zeros
+            token = torch.where(self.token_of[:, 0] < 0, x.shape[0], self.token_of[:, 0])
+            rows = torch.nn.functional.pad(x, (0, 0, 0, 1)).index_select(0, token)
         choices = () if topk_weights is None else self._spread_choices(topk_weights)
         return self.exchange(rows), *choices
 
@@ -367,8 +412,11 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx, places, x, topk_weights):
         ctx.places = places
+        form = places.form
         with _mode_of(x):
-            x, *choices = places.spread(x.contiguous(), topk_weights)
+            sent = x.contiguous() if form is None else _packed(x.contiguous(), form)
+            rows, *choices = places.spread(sent, topk_weights)
+            x = rows if form is None else _unpacked(rows, form, x)
         ctx.mark_non_differentiable(*choices[:1])
         return x, *choices
 

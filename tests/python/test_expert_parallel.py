@@ -117,6 +117,27 @@ def two_runs_are_equal(at):
 
 
 @case
+def rows_that_travel_in_8_bits_are_as_if_they_had_been_rounded(at):
+    """Tokens, and gradients of y; in windows that are full of NaN."""
+    most = {"num_experts": EXPERTS, "max_tokens": 64}
+    for name, dtype in (("mxfp8", torch.bfloat16), ("fp8_block", torch.bfloat16), ("mxfp8", None)):
+        dtype = dtype or torch.float32
+        world, rounded = (World(at, 3, dtype) for _ in range(2))
+        rounded.x = moire.quantize(world.x, recipe=name).dequantize(dtype)
+        grad_y = moire.quantize(world.grad_y.to(dtype), recipe=name).dequantize(dtype)
+        rounded.grad_y = grad_y.float()
+        if at.group is not None:
+            at.group.window.fill_(255)
+        group = moire.ExpertParallel(at.group, **most, dispatch_format=name)
+        found = world.together(group)
+        wanted = rounded.together(moire.ExpertParallel(at.group, **most))
+        for mine, exact in zip(found[1:], wanted[1:]):
+            assert torch.equal(mine, exact)
+        exact = world.together(moire.ExpertParallel(at.group, **most))
+        assert not len(exact[1]) or not torch.equal(found[1], exact[1])
+
+
+@case
 def rows_that_nobody_sent_are_zeros_and_have_no_gradient(at):
     world = World(at, 2, torch.float32)
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
@@ -181,10 +202,21 @@ def what_the_ranks_are_told_has_to_be_equal(at):
     if at.size == 1:
         return
     told = 64 if at.rank == 1 else 32
+    form = "mxfp8" if at.rank == 1 else None
     if at.group is None:
         with pytest.raises(moire.InvalidArgument, match="32 on rank 0 but 64 on rank 1"):
             moire.ExpertParallel(num_experts=EXPERTS, max_tokens=told)
+        found = "dispatch_format is None on rank 0 but mxfp8 on rank 1"
+        with pytest.raises(moire.InvalidArgument, match=found):
+            moire.ExpertParallel(num_experts=EXPERTS, max_tokens=32, dispatch_format=form)
         return
+    for others in (None, "fp8_block"):
+        told_form = form or others
+        group = moire.ExpertParallel(
+            at.group, num_experts=EXPERTS, max_tokens=4, dispatch_format=told_form
+        )
+        with pytest.raises(moire.InvalidArgument, match="x_recv is .* of the window of rank"):
+            group.dispatch(torch.zeros(3, 64), torch.zeros(3, 1).int(), torch.ones(3, 1))
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=told)
     x = torch.zeros(3, 8)
     for _ in range(2):  # and all are in step
@@ -404,7 +436,7 @@ def world(request, tmp_path_factory):
     args = (size, backend, folder)
     ranks = torch.multiprocessing.spawn(work, args, nprocs=size, join=False)
     for process in ranks.processes:
-        process.join(90)
+        process.join(300)
         process.kill()
     return size, folder
 
