@@ -33,8 +33,7 @@ from .routing import Plan, make_plan
 from .values import choice, described, integer
 
 _OVERFLOW = ("refuse", "drop")  # moire_overflow
-# Of rows in 8 bits, and what they travel as: ranks that differ differ in a dtype, which is seen.
-_WORDS = {"mxfp8": torch.float32, "fp8_block": torch.float16}
+_DISPATCH_FORMATS = ("mxfp8", "fp8_block")
 
 
 class Received(NamedTuple):
@@ -62,9 +61,9 @@ class ExpertParallel:
                  at moire.check()
     dispatch_format
                  how rows travel to the experts, tokens and in the backward gradients of y: None, as
-                 they are; "mxfp8" or "fp8_block", as E4M3 codes with their scales, half of BF16's
-                 bytes and fewer, which the receiver decodes to their dtype: everything is as if
-                 quantize and dequantize had rounded them before. Rows of combine are not rounded
+                 they are; "mxfp8" or "fp8_block", as E4M3 codes with their scales, little more than
+                 half of BF16's bytes, which the receiver decodes to their dtype: everything is as
+                 if quantize and dequantize had rounded them before. Rows of combine are not rounded
 
     Memory of a call and rank: R C rows of x sent, as many received, and of y again; what the
     experts make has max_rows rows. Of a Communicator's window a call takes R C rows with, in
@@ -94,7 +93,7 @@ class ExpertParallel:
         )
         self.overflow = choice(f"{call}: overflow", overflow, _OVERFLOW)
         if dispatch_format is not None:
-            choice(f"{call}: dispatch_format", dispatch_format, tuple(_WORDS))
+            choice(f"{call}: dispatch_format", dispatch_format, _DISPATCH_FORMATS)
         self.dispatch_format = dispatch_format
         if not self.has_windows:  # where there are, each call compares what the ranks were told
             self._agree(call)
@@ -116,7 +115,7 @@ class ExpertParallel:
         return (
             f"ExpertParallel(rank {self.rank} of {self.size}, experts {self.first_expert} to "
             f"{self.first_expert + self.num_local_experts - 1} of {self.num_experts}, "
-            f"max_tokens={self.max_tokens})"
+            f"max_tokens={self.max_tokens}, dispatch_format={self.dispatch_format})"
         )
 
     def __copy__(self) -> ExpertParallel:
@@ -270,31 +269,21 @@ def _check_choices(topk_idx, num_experts):
     functional.call("dispatch_plan", **choices, **made)
 
 
-def _packed(x, form):
-    """Rows of words: the scales and the codes of x, each up to a multiple of 16 bytes."""
-    data = x.new_empty(x.shape, dtype=getattr(torch, ELEMENTS["e4m3"]))
-    scales = x.new_empty(form.scales_shape(ROWWISE, x.shape, 1), dtype=_scale_dtype(form))
-    functional.call("quantize", source=x, rowwise=(data, scales), scaling=form.scaling)
-    parts = [part.view(torch.uint8) for part in (scales, data)]
-    pad = torch.nn.functional.pad
-    return torch.cat([pad(p, (0, -p.shape[1] % 16)) for p in parts], 1).view(_WORDS[form.name])
-
-
-def _unpacked(words, form, like):
-    """What `words`, as _packed made them, stand for, in the dtype of `like` [..., H]."""
-    made = words.view(torch.uint8)
-    target = like.new_empty(words.shape[0], like.shape[1])
-    scales = form.scales_shape(ROWWISE, target.shape, 1)[1] * _scale_dtype(form).itemsize
-    data = made[:, scales + -scales % 16 :][:, : like.shape[1]]
-    source = data.view(getattr(torch, ELEMENTS["e4m3"])), made[:, :scales].view(_scale_dtype(form))
-    functional.call(
-        "dequantize", source=source, scaling=form.scaling, direction=ROWWISE, target=target
+def _encoded(x, form):
+    """The codes of x and their scales."""
+    codes = x.new_empty(x.shape, dtype=getattr(torch, ELEMENTS["e4m3"]))
+    scales = x.new_empty(
+        form.scales_shape(ROWWISE, x.shape, 1), dtype=getattr(torch, form.scale_dtype)
     )
-    return target
+    functional.call("quantize", source=x, rowwise=(codes, scales), scaling=form.scaling)
+    return codes, scales
 
 
-def _scale_dtype(form):
-    return getattr(torch, form.scale_dtype)
+def _decoded(codes, scales, form, dtype):
+    rows = codes.new_empty(codes.shape, dtype=dtype)
+    fields = {"source": (codes, scales), "scaling": form.scaling, "direction": ROWWISE}
+    functional.call("dequantize", **fields, target=rows)
+    return rows
 
 
 class _OverWindows:
@@ -303,6 +292,8 @@ class _OverWindows:
     A window is used from its beginning in each call, and emptied after it: what a layer keeps for
     its backward is not in it.
     """
+
+    form = None  # of rows, where they travel in 8 bits
 
     def __init__(self, group, topk_idx, capacity):
         tokens, self.rows = topk_idx.shape[0], group.size * capacity
@@ -321,19 +312,24 @@ class _OverWindows:
         """x [T, H] to the ranks: (rows [R C, H], zeros where they are nobody's) and, where weights
         [T, k] are given, (topk_idx, topk_weights [R C, k]) as well.
         """
-        fields = {"x": x, "places": self.places, "counts": self.counts, "overflow": self.overflow}
-        received = {"x_recv": ((self.rows, x.shape[1]), x.dtype)}
+        fields = {"places": self.places, "counts": self.counts, "overflow": self.overflow}
+        form = self.form if x.shape[1] else None
+        sent = dict(zip(("x", "x_scales"), (x,) if form is None else _encoded(x, form)))
+        received = {f"{k}_recv": ((self.rows, v.shape[1]), v.dtype) for k, v in sent.items()}
         if topk_weights is not None:
             fields.update(self.choices, topk_weights=topk_weights)
             shape = self.rows, topk_weights.shape[1]
             received.update(topk_idx_recv=(shape, torch.int32))
             received.update(topk_weights_recv=(shape, torch.float32))
-        rows, *choices = into = self.ranks.divide(*received.values())
-        self._call("dispatch", **fields, **dict(zip(received, into)))
+        into = self.ranks.divide(*received.values())
+        self._call("dispatch", **fields, **sent, **dict(zip(received, into)))
+        rows, choices = into[: len(sent)], into[len(sent) :]
         self.overflow = _OVERFLOW.index("drop")  # what is refused has been: gradients go as rows do
         if choices:
             self.nobody = (choices[0] < 0).all(1, keepdim=True)
-        rows = rows.clone() if self.nobody is None else rows.masked_fill(self.nobody, 0)
+        rows = rows[0].clone() if form is None else _decoded(*rows, form, x.dtype)
+        if self.nobody is not None:
+            rows.masked_fill_(self.nobody, 0)
         return rows, *(part.clone() for part in choices)
 
     def gather(self, rows, topk_weights=None):
@@ -358,6 +354,8 @@ class _OverWindows:
 class _OverTorch:
     """Where the tokens of one rank of a process group lie among the rows that it sends."""
 
+    form = None  # of rows, where they travel in 8 bits
+
     def __init__(self, group, topk_idx, capacity):
         tokens, ranks, local = topk_idx.shape[0], group.size, group.num_local_experts
         self.exchange, self.rows = group._exchange, ranks * capacity
@@ -379,14 +377,24 @@ class _OverTorch:
         self.token_of = token_of[:-1, None].to(torch.int32)  # [R C, 1]
 
     def spread(self, x, topk_weights=None):
-        if self.form is None:
-            rows = x.new_empty(self.rows, x.shape[1])
-            functional.call("unpermute", rows=x, scatter_idx=self.token_of, y=rows)
-        else:  # words, which no sum leaves as they are; the last row is of zeros
-            token = torch.where(self.token_of[:, 0] < 0, x.shape[0], self.token_of[:, 0])
-            rows = torch.nn.functional.pad(x, (0, 0, 0, 1)).index_select(0, token)
         choices = () if topk_weights is None else self._spread_choices(topk_weights)
+        if self.form is not None and x.shape[1]:
+            return self._spread_encoded(x), *choices
+        rows = x.new_empty(self.rows, x.shape[1])
+        functional.call("unpermute", rows=x, scatter_idx=self.token_of, y=rows)
         return self.exchange(rows), *choices
+
+    def _spread_encoded(self, x):
+        """Scales and codes of a row are one row of bytes, each part up to a multiple of 16."""
+        pad, parts = torch.nn.functional.pad, _encoded(x, self.form)
+        sent = [pad(part.view(torch.uint8), (0, 0, 0, 1)) for part in parts]  # the last of zeros
+        codes, scales = (pad(part, (0, -part.shape[1] % 16)) for part in sent)
+        token = self.token_of[:, 0]
+        token = torch.where(token < 0, x.shape[0], token)
+        came = self.exchange(torch.cat((scales, codes), 1).index_select(0, token))
+        codes = came[:, scales.shape[1] :][:, : x.shape[1]].view(parts[0].dtype)
+        scales = came[:, : sent[1].shape[1]].view(parts[1].dtype)
+        return _decoded(codes, scales, self.form, x.dtype)
 
     def gather(self, rows, topk_weights=None):
         y = rows.new_empty(self.row_of.shape[0], rows.shape[1])
@@ -398,7 +406,7 @@ class _OverTorch:
         weights = torch.where(self.is_owner, topk_weights[:, None], 0.0).view(torch.int32)
         sent = torch.cat((self.local.to(torch.int32), weights), -1)
         into = sent.new_zeros(self.rows + 1, 2 * k)
-        into.index_copy_(0, self.place, sent.view(-1, 2 * k))
+        into.index_copy_(0, self.place, sent.view(self.place.shape[0], 2 * k))
         came = self.exchange(into[:-1])
         return came[:, :k] - 1, came[:, k:].contiguous().view(torch.float32)
 
@@ -412,11 +420,8 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx, places, x, topk_weights):
         ctx.places = places
-        form = places.form
         with _mode_of(x):
-            sent = x.contiguous() if form is None else _packed(x.contiguous(), form)
-            rows, *choices = places.spread(sent, topk_weights)
-            x = rows if form is None else _unpacked(rows, form, x)
+            x, *choices = places.spread(x.contiguous(), topk_weights)
         ctx.mark_non_differentiable(*choices[:1])
         return x, *choices
 

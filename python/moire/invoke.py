@@ -102,7 +102,7 @@ class Entry:
                 self.kinds.update(outputs_multiplier="form", outputs_no_leading_zero="flags")
             if kind == _PREPARED:
                 self._add(f"{key}_form", "form", field, at + _FORM_AT)
-            is_of_scales = field.endswith("_scales") or name == "convert_scales"
+            is_of_scales = field.endswith(("_scales", "_scales_recv")) or name == "convert_scales"
             write = _Call.scales if kind == "moire_tensor" and is_of_scales else None
             self._add(key, kind, field, at, write)
 

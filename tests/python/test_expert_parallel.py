@@ -210,13 +210,12 @@ def what_the_ranks_are_told_has_to_be_equal(at):
         with pytest.raises(moire.InvalidArgument, match=found):
             moire.ExpertParallel(num_experts=EXPERTS, max_tokens=32, dispatch_format=form)
         return
-    for others in (None, "fp8_block"):
-        told_form = form or others
-        group = moire.ExpertParallel(
-            at.group, num_experts=EXPERTS, max_tokens=4, dispatch_format=told_form
-        )
-        with pytest.raises(moire.InvalidArgument, match="x_recv is .* of the window of rank"):
-            group.dispatch(torch.zeros(3, 64), torch.zeros(3, 1).int(), torch.ones(3, 1))
+    idx, ones = torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
+    for others, widths in ((None, (8, 8)), ("fp8_block", (64, 64)), ("mxfp8", (64, 60))):
+        x = torch.zeros(3, widths[at.rank == 1])
+        options = {"num_experts": EXPERTS, "max_tokens": 4, "dispatch_format": form or others}
+        with pytest.raises(moire.InvalidArgument, match="x_.*recv is .* of the window of rank"):
+            moire.ExpertParallel(at.group, **options).dispatch(x, idx, ones)
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=told)
     x = torch.zeros(3, 8)
     for _ in range(2):  # and all are in step
@@ -277,6 +276,9 @@ def without_gradients_it_is_the_same(at):
             got.x, world.w1[own], world.w2[own], None, got.topk_weights, plan=got.plan
         )
         assert torch.equal(group.combine(found, got), y)
+        x, none = world.x[world.mine], world.idx[world.mine][:, :0]
+        got = group.dispatch(x, none, world.weights[world.mine][:, :0])  # k = 0
+        assert not got.x.any() and not group.combine(got.x, got).any()
 
 
 @case
@@ -370,10 +372,11 @@ def fake_tensors_pass_process_groups_and_are_refused_by_windows(at):
                     group.dispatch(*fake)
                 continue
             x.requires_grad_()
-            got = group.dispatch(*fake)
-            assert got.x.shape == (4 * at.size, 8) and got.plan.gather_idx.shape == (8 * at.size,)
-            group.combine(got.x * got.topk_weights[:, :1], got).sum().backward()
-            assert x.grad.shape == x.shape
+            for group.dispatch_format in (None, "mxfp8"):
+                got, rows = group.dispatch(*fake), 4 * at.size
+                assert got.x.shape == (rows, 8) and got.plan.gather_idx.shape == (2 * rows,)
+                group.combine(got.x * got.topk_weights[:, :1], got).sum().backward()
+                assert x.grad.shape == x.shape
     y = torch.zeros(4 * at.size, 8, device=DEVICE)
     with pytest.raises(moire.InvalidArgument, match="y is a FakeTensor, without values, but rec"):
         group.combine(mode.from_tensor(y), group.dispatch(*real))
