@@ -13,7 +13,10 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CCACHE_BASEDIR ?= $(CURDIR)
 python := .venv/bin/python
 build := build/release
-cuda := -DMOIRE_CUDA=$(CUDA) $(CUDA_ARCHITECTURES:%=-DMOIRE_CUDA_ARCHITECTURES=%)
+# Said at every configure, or a build folder would keep what an earlier one was told.
+kernels := '-DCMAKE_CUDA_FLAGS=$(CUDAFLAGS)' \
+    $(if $(CUDA_ARCHITECTURES),'-DMOIRE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)',-UMOIRE_CUDA_ARCHITECTURES)
+cuda := -DMOIRE_CUDA=$(CUDA) $(kernels)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test fuzz check bench build lib format clean tidy
@@ -62,7 +65,7 @@ clean: ## remove build/ (not .venv)
 # The demo does not wait for kernels that this machine could not run; `make build` adds them.
 gpu := $(wildcard /dev/nvidiactl /dev/dxg)
 $(build)/build.ninja: .venv/demo.stamp CMakePresets.json
-	cmake --preset release -DMOIRE_CUDA=$(if $(gpu),$(CUDA),OFF)
+	cmake --preset release -DMOIRE_CUDA=$(if $(gpu),$(CUDA),OFF) $(kernels)
 
 # clang-tidy of what is compiled here, one stamp per source; a header that changes asks for all of
 # them. CUDA's are left to its own compiler, and of SIMD one instruction set is read.

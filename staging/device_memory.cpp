@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 
 namespace moire::staging {
@@ -68,7 +69,10 @@ Status DeviceMemory::read(std::byte* to, size_t bytes) const {
 void* stream_of_rank(int rank) {
   static const auto streams = [] {
     std::array<cudaStream_t, kMostRanksOnDevice> out{};
-    for (cudaStream_t& stream : out) cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    for (cudaStream_t& stream : out) {
+      const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+      if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+    }
     return out;
   }();
   return streams.at(static_cast<size_t>(rank));

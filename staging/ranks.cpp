@@ -66,17 +66,19 @@ Status Ranks::make_contexts(const Context& like) {
   if (!contexts_.empty()) return {};
   ContextOptions options = like.options();
   const bool on_device = options.device == Device::kCuda;
-  if (on_device) {
+  if (on_device && on_device_.empty()) {
     if (Status status = open_on_device(options.index); !status.ok()) return status;
   }
   options.num_threads = std::max(1, options.num_threads / size_);
+  std::vector<Context> made_contexts;
   for (int rank = 0; rank < size_; ++rank) {
     options.communicator = (on_device ? on_device_ : communicators_)[static_cast<size_t>(rank)];
     if (on_device) options.stream = stream_of_rank(rank);
     Result<Context> made = Context::create(options);
     if (!made.ok()) return made.status();
-    contexts_.push_back(std::move(made).value());
+    made_contexts.push_back(std::move(made).value());
   }
+  contexts_ = std::move(made_contexts);
   return {};
 }
 

@@ -32,7 +32,7 @@ class Ranks {
   TensorView in(size_t rank, size_t tensor) const;
 
   // The op with the arguments of each rank, all at once, each a thread with a context made like
-  // `context`. What all say; that they differ is an error.
+  // the first call's. What all say; that they differ is an error.
   template <class A>
   Status run(const Context& context, const std::vector<A>& args) {
     if (Status status = make_contexts(context); !status.ok()) return status;

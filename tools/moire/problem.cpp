@@ -89,6 +89,7 @@ std::optional<Mistake> find_mistake(const Problem& p) {
       {multiplies && p.emulated && is_mixed && p.b_format().quantization == Quantization::kNone,
        {"emulated", text("b=", dtype_word(p.b_format())), "FP8 operands on both sides"}},
       {!op.is_of_ranks() && p.ranks != 1, {"ranks", text(p.ranks), "1" + for_op}},
+      {p.ranks > 1024, {"ranks", text(p.ranks), "at most 1024"}},
       {!op.is_of_ranks() && p.room != 0, {"room", text(p.room), "0" + for_op}},
       {!op.is_of_ranks() && p.drops, {"overflow", "drop", "refuse" + for_op}},
       {(p.is("unpermute") || p.is("combine") || p.is("exchange")) && p.out != DType::kNone &&

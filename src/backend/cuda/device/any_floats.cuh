@@ -41,6 +41,8 @@ struct AnyFloats {
   }
 };
 
-inline AnyFloats any_floats(const TensorView& t) { return {t.data, t.stride(), t.type()}; }
+inline AnyFloats any_floats(const TensorView& t) {
+  return {t.is_present() ? t.data : nullptr, t.stride(), t.type()};
+}
 
 }  // namespace moire::cuda

@@ -339,7 +339,7 @@ inline CopyTarget copy_target(const moire_quantized& q) {
   const TensorView data(q.data), scales(q.scales);
   return {static_cast<uint8_t*>(data.data),
           data.stride() * dtype_size(data.type()),
-          scales.data,
+          scales.is_present() ? scales.data : nullptr,
           scales.stride(),
           scales.num_rows(),
           data.type() == DType::kE5M2};

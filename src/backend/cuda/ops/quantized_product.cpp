@@ -77,7 +77,10 @@ void Around::weight(const char* name, moire_weight& weight, moire_tensor& scales
 void Around::output(const char* name, moire_tensor& stored, DType storage, int64_t columns,
                     moire_quantized& rowwise, moire_quantized& columnwise,
                     int32_t fractional_scales, const moire_groups& groups, int32_t tail) {
-  if (!is_present(rowwise) && !is_present(columnwise)) return;
+  if (!is_present(rowwise) && !is_present(columnwise)) {
+    rowwise = columnwise = {};  // whatever their scales' data says
+    return;
+  }
   const moire_quantized& copy = is_present(rowwise) ? rowwise : columnwise;
   if (is_copied_in_place(stored, storage, rowwise, columnwise)) stored = copy.data;
   if (!is_present(stored)) stored = arena_.take_aligned(storage, groups.capacity, columns);

@@ -258,6 +258,12 @@ DeviceExchange::~DeviceExchange() {
 
 Status DeviceExchange::begin() {
   if (launcher_.ok() && meeting_.goes == nullptr) {
+    cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;
+    const cudaError_t error = cudaStreamIsCapturing(launcher_.stream(), &captured);
+    if (error != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return cuda_error(launcher_.reporter().op, "cudaStreamIsCapturing", error);
+    }
     return {Code::kOutOfMemory,
             concat(launcher_.reporter().op,
                    ": at most 65,536 streams and captured calls of a context have a word of its "

@@ -1,5 +1,6 @@
 // grouped_gemm on SM90: d = a * op(b) with a plain store. Weights are taken as they lie, K-major or
 // not, so that the dgrad needs no transposed copy.
+#include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/epilogues.cuh"
 #include "backend/cuda/sm90/gathered_rows.h"
@@ -26,7 +27,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& 
       ragged_m<P, kWeights>(maps, a, args.b.tensor, n, k, args.tail == MOIRE_TAIL_ZERO);
   const Store store{maps.ragged_rows("d", d, P::kBoxRows), n,
                     static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
-                    static_cast<const float*>(args.bias_scale.data)};
+                    vector_of<const float>(args.bias_scale)};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, store);
 }
 

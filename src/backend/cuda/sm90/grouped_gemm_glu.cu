@@ -2,6 +2,7 @@
 // up rows of the weights apart, whatever their layout, so that each pair meets in one thread.
 #include <algorithm>
 
+#include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/epilogues.cuh"
 #include "backend/cuda/sm90/gathered_rows.h"
@@ -79,7 +80,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArg
       static_cast<int32_t>(args.groups.num_groups),
       z.is_present(),
       Bias(args.bias),
-      static_cast<const float*>(args.probs.data),
+      vector_of<const float>(args.probs),
       activation,
       left};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
@@ -91,7 +92,7 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
   Arena arena(args.workspace);
   const GatheredRows a(args.a, args.row_idx, args.groups, arena);
   a.gather(launcher);
-  auto* const left = static_cast<uint32_t*>(args.act_rowwise.scales.data);
+  auto* const left = vector_of<uint32_t>(args.act_rowwise.scales);
   if (left != nullptr) launcher.zero(left, sizeof(uint32_t));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu");
   with_activation<false>(args.activation, [&](const auto& activation) {

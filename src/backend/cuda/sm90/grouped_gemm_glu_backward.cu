@@ -1,5 +1,6 @@
 // grouped_gemm_glu_backward on SM90: FC2's dgrad with the activation's backward in its epilogue,
 // then the partial sums of grad_probs added in order.
+#include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/glu_backward_epilogue.cuh"
@@ -98,11 +99,11 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBac
       f,
       static_cast<int32_t>(args.groups.num_groups),
       act.is_present(),
-      static_cast<const float*>(args.probs.data),
+      vector_of<const float>(args.probs),
       scratch.prob_partials,
       args.groups.capacity,
       activation,
-      static_cast<uint32_t*>(args.act_columnwise.scales.data)};
+      vector_of<uint32_t>(args.act_columnwise.scales)};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
 }
 
@@ -110,7 +111,7 @@ Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
                 const Scratch& scratch) {
   Launcher launcher(context, "grouped_gemm_glu_backward");
   scratch.grad_y.gather(launcher);
-  auto* const left = static_cast<uint32_t*>(args.act_columnwise.scales.data);
+  auto* const left = vector_of<uint32_t>(args.act_columnwise.scales);
   if (left != nullptr) launcher.zero(left, sizeof(uint32_t));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu_backward");
   const auto launch_tile = [&]<Major kWeights>(std::integral_constant<Major, kWeights>,

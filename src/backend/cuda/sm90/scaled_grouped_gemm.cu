@@ -1,4 +1,5 @@
 // grouped_gemm on SM90's FP8 tensor cores: a in blocks of 1 x 128 along k, b in tiles of 128 x 128.
+#include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/core_codes.h"
 #include "backend/cuda/sm90/epilogues.cuh"
@@ -57,7 +58,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& 
       static_cast<const float*>(a_scales.data), a_scales.stride(), tile_scales(scratch.b.scales())};
   const Store store{maps.ragged_rows("d", d, P::kBoxRows), n,
                     static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
-                    static_cast<const float*>(args.bias_scale.data)};
+                    vector_of<const float>(args.bias_scale)};
   if (maps.status().ok()) launch<P>(launcher, args.groups, operands, store);
 }
 
