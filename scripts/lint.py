@@ -75,10 +75,10 @@ PARTS = (
         without=PARALLEL,
     ),
     Part("CPU", ("src/backend/cpu/",), 7500, without=PARALLEL),
-    Part("expert parallelism", PARALLEL, 2469),
-    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12810, without=PARALLEL),
+    Part("expert parallelism", PARALLEL, 2475),
+    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12819, without=PARALLEL),
     Part("Python", ("python/moire/",), 5100, ceiling=7442, without=INTEGRATIONS),
-    Part("tools", ("tools/",), 6500, ceiling=7572),
+    Part("tools", ("tools/",), 6500, ceiling=7573),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall
 
