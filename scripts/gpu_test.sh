@@ -23,7 +23,7 @@ part() {
 }
 
 build() {
-  cmake --preset release && cmake --build --preset release
+  cmake --fresh --preset release && cmake --build --preset release  # not with flags of an earlier build
 }
 
 # Carried binaries have no CTest beside them, so the suites are named here as in tests/CMakeLists.txt.
