@@ -175,8 +175,8 @@ class ExpertParallel:
             raise invalid(f"{call}: topk_idx is {topk_idx.dtype}, needs int32 or int64")
         way = _OverWindows if self.has_windows else _OverTorch
         with _mode_of(x):
-            places = way(self, topk_idx.detach(), self._capacity(call, x))
-            places.form = FORMATS.get(self.dispatch_format)
+            form = FORMATS.get(self.dispatch_format) if x.shape[1] else None
+            places = way(self, topk_idx.detach(), self._capacity(call, x), form)
         x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
         rows = self.max_rows
         if rows is None and is_readable(idx) and not is_explaining():
@@ -293,10 +293,9 @@ class _OverWindows:
     its backward is not in it.
     """
 
-    form = None  # of rows, where they travel in 8 bits
-
-    def __init__(self, group, topk_idx, capacity):
-        tokens, self.rows = topk_idx.shape[0], group.size * capacity
+    def __init__(self, group, topk_idx, capacity, form=None):
+        """form: of rows that travel in 8 bits."""
+        tokens, self.rows, self.form = topk_idx.shape[0], group.size * capacity, form
         self.ranks, self.overflow, self.nobody = group.group, _OVERFLOW.index(group.overflow), None
         self.choices = {"topk_idx": topk_idx.clone(), "num_experts": group.num_experts}
         self.places = topk_idx.new_empty(tokens, group.size, dtype=torch.int32)
@@ -313,8 +312,8 @@ class _OverWindows:
         [T, k] are given, (topk_idx, topk_weights [R C, k]) as well.
         """
         fields = {"places": self.places, "counts": self.counts, "overflow": self.overflow}
-        form = self.form if x.shape[1] else None
-        sent = dict(zip(("x", "x_scales"), (x,) if form is None else _encoded(x, form)))
+        parts = (x,) if self.form is None else _encoded(x, self.form)
+        sent = dict(zip(("x", "x_scales"), parts))
         received = {f"{k}_recv": ((self.rows, v.shape[1]), v.dtype) for k, v in sent.items()}
         if topk_weights is not None:
             fields.update(self.choices, topk_weights=topk_weights)
@@ -327,7 +326,7 @@ class _OverWindows:
         self.overflow = _OVERFLOW.index("drop")  # what is refused has been: gradients go as rows do
         if choices:
             self.nobody = (choices[0] < 0).all(1, keepdim=True)
-        rows = rows[0].clone() if form is None else _decoded(*rows, form, x.dtype)
+        rows = rows[0].clone() if self.form is None else _decoded(*rows, self.form, x.dtype)
         if self.nobody is not None:
             rows.masked_fill_(self.nobody, 0)
         return rows, *(part.clone() for part in choices)
@@ -354,11 +353,9 @@ class _OverWindows:
 class _OverTorch:
     """Where the tokens of one rank of a process group lie among the rows that it sends."""
 
-    form = None  # of rows, where they travel in 8 bits
-
-    def __init__(self, group, topk_idx, capacity):
+    def __init__(self, group, topk_idx, capacity, form=None):
         tokens, ranks, local = topk_idx.shape[0], group.size, group.num_local_experts
-        self.exchange, self.rows = group._exchange, ranks * capacity
+        self.exchange, self.rows, self.form = group._exchange, ranks * capacity, form
         _check_choices(topk_idx, group.num_experts)
         ranks = torch.arange(ranks, device=topk_idx.device)[:, None]
         owner = topk_idx.div(local, rounding_mode="floor")  # no rank where the choice is dropped
@@ -378,7 +375,7 @@ class _OverTorch:
 
     def spread(self, x, topk_weights=None):
         choices = () if topk_weights is None else self._spread_choices(topk_weights)
-        if self.form is not None and x.shape[1]:
+        if self.form is not None:
             return self._spread_encoded(x), *choices
         rows = x.new_empty(self.rows, x.shape[1])
         functional.call("unpermute", rows=x, scatter_idx=self.token_of, y=rows)
