@@ -197,17 +197,61 @@ TEST(Plan, UsesFp8TensorCoresForRowsThatTheyCanRead) {
   }
 }
 
-TEST(Plan, OfListsRunsPlainProducts) {
+// Gradients of FP8 products too, whose weights are packed codes.
+TEST(Plan, OfListsWritesTheirAddressesOnAnyGpu) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
-  const std::vector<Step> steps =
-      products("sm90", MOIRE_RECIPE_AS_STORED, {140, 200}, 128, 64, /*listed=*/true);
-  for (const Step& step : steps) {
-    SCOPED_TRACE(step.op + ": " + step.policy);
-    EXPECT_EQ(step.implementation, "portable");
-    EXPECT_TRUE(step.policy.ends_with(", after writing the addresses of 2 matrices"));
-    ASSERT_EQ(step.refused.size(), 1U);
-    EXPECT_TRUE(step.refused[0].reason.ends_with(" is a list, the kernel takes packed weights"));
+  for (const std::string gpu : {"sm80", "sm90"}) {
+    for (const int32_t recipe : {MOIRE_RECIPE_AS_STORED, MOIRE_RECIPE_MXFP8_FAST}) {
+      for (const Step& step : products(gpu, recipe, {140, 200}, 128, 64, /*listed=*/true)) {
+        SCOPED_TRACE(gpu + " " + step.op + ": " + step.policy);
+        EXPECT_EQ(step.implementation, gpu == "sm90" ? "sm90" : "portable");
+        const bool is_listed = recipe == MOIRE_RECIPE_AS_STORED || step.op == "grouped_gemm_wgrad";
+        const auto at = step.policy.find(", after writing the addresses of 2 matrices");
+        EXPECT_EQ(at != std::string::npos, is_listed);
+      }
+    }
   }
+}
+
+// A product with three matrices at these addresses, where nothing is.
+Step product_of_list(const std::vector<uintptr_t>& addresses) {
+  const auto at = [](uintptr_t address) { return reinterpret_cast<void*>(address); };
+  const void* const list[] = {at(addresses[0]), at(addresses[1]), at(addresses[2])};
+  const int64_t offsets[4] = {};
+  GroupedGemmArgs args;
+  args.a = TensorView(at(0x1000), DType::kBF16, {64, 64});
+  args.b = Weight(TensorView(nullptr, DType::kBF16, {3, 64, 64}), list);
+  args.d = TensorView(at(0x4000), DType::kBF16, {64, 64});
+  args.groups.num_groups = 3;
+  args.groups.offsets = offsets;
+  args.groups.capacity = 64;
+  args.workspace = {at(0x10000), 0x1000};
+  ContextOptions planned;
+  planned.device = Device::kCuda;
+  planned.plan_for = "sm90";
+  const Context explaining = Context::create(planned).value().explaining();
+  EXPECT_TRUE(succeeds(grouped_gemm(explaining, args)));
+  return explaining.explanation().at(0);
+}
+
+TEST(Plan, OfAListRunsPlainProductsWhereTmaDoesNotReachAMatrix) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  constexpr uintptr_t kFirst = 1 << 20, kNext = kFirst + 0x2000, kMost = uintptr_t{1} << 44;
+  const Step taken = product_of_list({kNext, kFirst + kMost - 0x2000, kFirst});
+  EXPECT_EQ(taken.implementation, "sm90");
+  EXPECT_EQ(taken.launches, 2);
+  EXPECT_EQ(taken.workspace_bytes, 256);
+  const auto expect_refused = [](const std::vector<uintptr_t>& addresses, const char* reason) {
+    const Step step = product_of_list(addresses);
+    EXPECT_EQ(step.implementation, "portable");
+    ASSERT_EQ(step.refused.size(), 1U);
+    EXPECT_EQ(step.refused[0].reason, reason);
+  };
+  expect_refused({kNext, kFirst + kMost, kFirst},
+                 "the matrices of b lie 17592186044416 bytes apart at multiples of 8192, of which "
+                 "the kernel counts 2^31");
+  expect_refused({kFirst, kNext + 8, kNext + 0x4000},
+                 "b[1] is not aligned to 16 bytes, which TMA needs");
 }
 
 TEST(Plan, SaysWhyPlainProductsRun) {

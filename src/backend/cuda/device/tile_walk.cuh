@@ -18,9 +18,10 @@ struct WorkTile {
   int32_t group;     // num_groups: the tail
   int32_t first_m;   // ragged M: row from the group's first one; ragged K: row of the output
   int32_t first_n;
-  int32_t first_row;  // of the group
-  int32_t num_rows;   // of the group
-  int32_t num_k;      // steps along the contracted dimension
+  int32_t first_row;   // of the group
+  int32_t num_rows;    // of the group
+  int32_t num_k;       // steps along the contracted dimension
+  int32_t matrix = 0;  // the group's number in maps of weights; no walk knows it
 };
 
 // Ragged M: tiles cover each group's rows, and the tail's with num_k = 0 where it is zeroed. Run by

@@ -1,5 +1,6 @@
 #include "backend/cuda/runtime/tensor_map.h"
 
+#include <algorithm>
 #include <string>
 
 #include "core/format.h"
@@ -44,6 +45,25 @@ int64_t row_bytes(const TensorView& t) { return t.stride() * dtype_size(t.type()
 
 }  // namespace
 
+Matrices::Matrices(const TensorView& packed)
+    : tensor(packed), count(packed.shape[0]), distance(packed.shape[1] * row_bytes(packed)) {}
+
+Matrices::Matrices(const Weight& w) : Matrices(TensorView(w.tensor)) {
+  if (w.list == nullptr) return;
+  constexpr uintptr_t kMostApart = uintptr_t{1} << 34;  // a stride has 40 bits
+  const auto address = [&](int64_t g) { return reinterpret_cast<uintptr_t>(w.list[g]); };
+  uintptr_t first = address(0), last = first, distances = kMostApart;
+  for (int64_t g = 1; g < w.tensor.shape[0]; ++g) {
+    first = std::min(first, address(g));
+    last = std::max(last, address(g));
+    distances |= address(g) - address(0);
+  }
+  tensor.data = reinterpret_cast<void*>(first);
+  count = kMost;
+  distance = static_cast<int64_t>(distances & -distances);
+  span = static_cast<int64_t>(last - first);
+}
+
 CUtensorMap TensorMaps::matrix(std::string_view name, const TensorView& t, int64_t box_rows) {
   return encode<2>(name, t.data, t.type(),
                    {{{t.columns(), 0, columns_of_box(t)}, {t.shape[0], row_bytes(t), box_rows}}});
@@ -54,21 +74,23 @@ CUtensorMap TensorMaps::rows(std::string_view name, const TensorView& t, int64_t
                    {{{t.columns(), 0, box_columns}, {t.shape[0], row_bytes(t), 1}}});
 }
 
-CUtensorMap TensorMaps::matrices(std::string_view name, const TensorView& t, int64_t box_rows) {
+CUtensorMap TensorMaps::matrices(std::string_view name, const Matrices& m, int64_t box_rows) {
+  const TensorView& t = m.tensor;
   return encode<3>(name, t.data, t.type(),
                    {{{t.columns(), 0, columns_of_box(t)},
                      {t.shape[1], row_bytes(t), box_rows},
-                     {t.shape[0], t.shape[1] * row_bytes(t), 1}}});
+                     {m.count, m.distance, 1}}});
 }
 
-CUtensorMap TensorMaps::panels(std::string_view name, const TensorView& t, int64_t box_rows,
+CUtensorMap TensorMaps::panels(std::string_view name, const Matrices& m, int64_t box_rows,
                                int64_t num_panels) {
+  const TensorView& t = m.tensor;
   const int64_t width = columns_of_box(t);
   return encode<4>(name, t.data, t.type(),
                    {{{width, 0, width},
                      {t.shape[1], row_bytes(t), box_rows},
                      {t.columns() / width, 128, num_panels},
-                     {t.shape[0], t.shape[1] * row_bytes(t), 1}}});
+                     {m.count, m.distance, 1}}});
 }
 
 CUtensorMap TensorMaps::ragged_rows(std::string_view name, const TensorView& t, int64_t box_rows,

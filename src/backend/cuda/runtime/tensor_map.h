@@ -11,6 +11,22 @@
 
 namespace moire::cuda {
 
+// Matrices [rows, columns] of one shape, `distance` bytes from one to the next, as a dimension of a
+// map counts them: a packed tensor's, its groups; or a list's, which lie at multiples of a power of
+// two from the first in memory. A map of 2^31 matrices at these multiples, which overlap, has all
+// of the list's among them, the one at address p as number (p - tensor.data) / distance.
+struct Matrices {
+  Matrices(const TensorView& packed);
+  explicit Matrices(const Weight& w);
+  // Whether the last in memory still has a number.
+  bool reach_all() const { return span / distance < kMost; }
+
+  static constexpr int64_t kMost = int64_t{1} << 31;
+  TensorView tensor;
+  int64_t count, distance;
+  int64_t span = 0;  // of a list, from its first matrix in memory to its last
+};
+
 // Encodes maps for one op; after the first failure the others are not encoded.
 class TensorMaps {
  public:
@@ -33,10 +49,10 @@ class TensorMaps {
   CUtensorMap matrix(std::string_view name, const TensorView& t, int64_t box_rows);
   // [rows, columns] in boxes of as many columns of one row, more than 128 bytes.
   CUtensorMap rows(std::string_view name, const TensorView& t, int64_t box_columns);
-  // [groups, rows, columns] in boxes of box_rows x 128 bytes of one group.
-  CUtensorMap matrices(std::string_view name, const TensorView& t, int64_t box_rows);
+  // In boxes of box_rows x 128 bytes of one matrix.
+  CUtensorMap matrices(std::string_view name, const Matrices& m, int64_t box_rows);
   // The same, columns as [columns / 64, 64]: boxes of num_panels of box_rows x 128 bytes, BF16.
-  CUtensorMap panels(std::string_view name, const TensorView& t, int64_t box_rows,
+  CUtensorMap panels(std::string_view name, const Matrices& m, int64_t box_rows,
                      int64_t num_panels);
   // The rows of one group of [capacity, columns], which clips exactly at the group's end though it
   // knows no group. `halves` > 1: columns as [halves, columns / halves], each clipped by itself.

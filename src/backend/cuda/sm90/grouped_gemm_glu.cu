@@ -5,7 +5,6 @@
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/epilogues.cuh"
-#include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 
 namespace moire::cuda::sm90 {
@@ -42,11 +41,16 @@ Reason supports(const DeviceState& state, const GroupedGemmGluArgs& args) {
        why_not_tma({{"a", args.a}, {"b", b.tensor}, {"z", args.z}, {"act", args.act}})});
 }
 
+RaggedMScratch scratch_of(const GroupedGemmGluArgs& args, const Workspace& workspace = {}) {
+  return {args.a, args.row_idx, args.b, args.groups, workspace};
+}
+
 // A box holds half a tile's rows of gate, or of up.
 template <class P>
-CUtensorMap pairs_map(TensorMaps& maps, const TensorView& b, const ResolvedGluLayout& layout) {
+CUtensorMap pairs_map(TensorMaps& maps, const Matrices& matrices, const ResolvedGluLayout& layout) {
   constexpr int64_t kRows = P::kTileN / 2;
-  if (layout.block == layout.f) return maps.matrices("b", b, kRows);
+  if (layout.block == layout.f) return maps.matrices("b", matrices, kRows);
+  const TensorView& b = matrices.tensor;
   const int64_t rows = std::min(layout.block, kRows), row = b.stride() * 2;
   const int64_t num_blocks = layout.f / layout.block;
   return maps.encode<5>("b", b.data, DType::kBF16,
@@ -54,7 +58,7 @@ CUtensorMap pairs_map(TensorMaps& maps, const TensorView& b, const ResolvedGluLa
                           {layout.block, row, rows},
                           {2, layout.block * row, 1},
                           {num_blocks, 2 * layout.block * row, kRows / rows},
-                          {b.shape[0], 2 * layout.f * row, 1}}});
+                          {matrices.count, matrices.distance, 1}}});
 }
 
 // Of gate, or up, in a piece of the epilogue.
@@ -63,8 +67,9 @@ constexpr int kPieceColumns = P::kTileN / 2 % kPanel == 0 ? kPanel : kPanel / 2;
 
 template <class P, class Activation>
 void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArgs& args,
-                   const TensorView& a, const Activation& activation, uint32_t* left) {
-  const TensorView b(args.b.tensor), z(args.z);
+                   const RaggedMScratch& scratch, const Activation& activation, uint32_t* left) {
+  const TensorView a(scratch.rows.rows()), z(args.z);
+  const Matrices b{Weight(args.b)};
   const ResolvedGluLayout layout = layout_of(args);
   constexpr int kColumns = kPieceColumns<P>;
   const ZMap<kColumns> z_columns = z_map<P, kColumns>(maps, "z", z, layout);
@@ -83,21 +88,21 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArg
       vector_of<const float>(args.probs),
       activation,
       left};
-  if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
+  if (!maps.status().ok()) return;
+  launch<P>(launcher, args.groups, operands, epilogue, numbers(b, scratch.listed));
 }
 
 Status run(const Context& context, const GroupedGemmGluArgs& args) {
   Launcher launcher(context, "grouped_gemm_glu");
   if (args.groups.capacity == 0) return launcher.status();
-  Arena arena(args.workspace);
-  const GatheredRows a(args.a, args.row_idx, args.groups, arena);
-  a.gather(launcher);
+  const RaggedMScratch scratch = scratch_of(args, args.workspace);
+  scratch.prepare(launcher);
   auto* const left = vector_of<uint32_t>(args.act_rowwise.scales);
   if (left != nullptr) launcher.zero(left, sizeof(uint32_t));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu");
   with_activation<false>(args.activation, [&](const auto& activation) {
     with_tile(launcher.state(), args, [&]<class P>(const Cost&) {
-      launch_policy<P>(launcher, maps, args, a.rows(), activation, left);
+      launch_policy<P>(launcher, maps, args, scratch, activation, left);
     });
   });
   return maps.status().ok() ? launcher.status() : maps.status();
@@ -110,16 +115,14 @@ const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
     Device::kCuda,
     supports,
     [](const DeviceState&, const GroupedGemmGluArgs& args) {
-      Arena arena;
-      const GatheredRows a(args.a, args.row_idx, args.groups, arena);
-      return arena.used();
+      return scratch_of(args).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluArgs& args) {
-      return with_tile(state, args, PolicyText{state}) + GatheredRows::policy(args.row_idx);
+      return with_tile(state, args, PolicyText{state}) + scratch_of(args).policy();
     },
     run,
     [](const DeviceState&, const GroupedGemmGluArgs& args) -> int64_t {
-      return 1 + GatheredRows::launches(args.row_idx);
+      return 1 + scratch_of(args).launches();
     }};
 
 }  // namespace moire::cuda::sm90

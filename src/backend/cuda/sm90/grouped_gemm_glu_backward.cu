@@ -2,10 +2,8 @@
 // then the partial sums of grad_probs added in order.
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/implementations.h"
-#include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/glu_backward_epilogue.cuh"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
-#include "core/arena.h"
 #include "core/divide.h"
 #include "core/status_macros.h"
 
@@ -52,9 +50,9 @@ BiasBackwardArgs bias_backward(const GroupedGemmGluBackwardArgs& args) {
 }
 
 // The op's workspace.
-struct Scratch {
+struct Scratch : RaggedMScratch {
   Scratch(const DeviceState& state, const GroupedGemmGluBackwardArgs& args, Workspace workspace)
-      : arena(workspace), grad_y(args.grad_y, args.row_idx, args.groups, arena) {
+      : RaggedMScratch(args.grad_y, args.row_idx, args.w2, args.groups, workspace) {
     if (args.grad_probs.rank != 0) {
       prob_partials = arena.take_floats(num_segments(args), args.groups.capacity);
     }
@@ -63,8 +61,6 @@ struct Scratch {
       bias.data = arena.take(static_cast<int64_t>(bias.bytes));
     }
   }
-  Arena arena;
-  GatheredRows grad_y;
   Workspace bias{};
   // [segments, capacity]: neighbouring rows lie side by side, for the sums below.
   float* prob_partials = nullptr;
@@ -86,12 +82,12 @@ __global__ void sum_prob_partials(const float* partials, int32_t segments, moire
 template <class P, Major kWeights, class Activation>
 void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBackwardArgs& args,
                    const Scratch& scratch, const Activation& activation) {
-  const TensorView grad_y(scratch.grad_y.rows()), act(args.act);
+  const TensorView grad_y(scratch.rows.rows()), act(args.act);
+  const Matrices w2{Weight(args.w2)};
   const ResolvedGluLayout layout = layout_of(args);
   const auto f = static_cast<int32_t>(layout.f);
-  const auto operands =
-      ragged_m<P, kWeights>(maps, grad_y, args.w2.tensor, f, static_cast<int32_t>(grad_y.columns()),
-                            args.tail == MOIRE_TAIL_ZERO);
+  const auto operands = ragged_m<P, kWeights>(
+      maps, grad_y, w2, f, static_cast<int32_t>(grad_y.columns()), args.tail == MOIRE_TAIL_ZERO);
   const GluBackward<Activation> epilogue{
       z_map<P, kPanel>(maps, "z", args.z, layout),
       z_map<P, kPanel>(maps, "grad_z", args.grad_z, layout),
@@ -104,13 +100,14 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBac
       args.groups.capacity,
       activation,
       vector_of<uint32_t>(args.act_columnwise.scales)};
-  if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
+  if (!maps.status().ok()) return;
+  launch<P>(launcher, args.groups, operands, epilogue, numbers(w2, scratch.listed));
 }
 
 Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
                 const Scratch& scratch) {
   Launcher launcher(context, "grouped_gemm_glu_backward");
-  scratch.grad_y.gather(launcher);
+  scratch.prepare(launcher);
   auto* const left = vector_of<uint32_t>(args.act_columnwise.scales);
   if (left != nullptr) launcher.zero(left, sizeof(uint32_t));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu_backward");
@@ -158,13 +155,12 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
       return Scratch(state, args, {}).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-      return policy_text<GluBackwardTiles>(state, sizes(args)) +
-             GatheredRows::policy(args.row_idx) +
+      return policy_text<GluBackwardTiles>(state, sizes(args)) + Scratch(state, args, {}).policy() +
              (args.grad_bias.rank == 0 ? "" : ", then a pass over grad_z for grad_bias");
     },
     run,
     [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) -> int64_t {
-      return 1 + GatheredRows::launches(args.row_idx) + (args.grad_probs.rank != 0) +
+      return 1 + Scratch(state, args, {}).launches() + (args.grad_probs.rank != 0) +
              (args.grad_bias.rank == 0 ? 0
                                        : ops::kBiasBackward.launches(state, bias_backward(args)));
     }};

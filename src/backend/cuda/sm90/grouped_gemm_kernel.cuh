@@ -3,7 +3,7 @@
 //
 // Roles
 //   scheduler  warp 1: draws this block's next tile when the producer nears the end of the last,
-//              and finds it in the device's offsets
+//              and finds it in the device's offsets, and its matrix among the weights'
 //   producer   warp 0, one lane: fills the ring of stages by TMA
 //   consumers  warps 4 and up: products of a tile (main_loop.cuh), by warpgroup, as the schedule
 //              has it (schedules.cuh); then its epilogue in pieces (pieces.cuh), by warp, 16 rows
@@ -30,6 +30,7 @@
 #include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/warps.cuh"
 #include "backend/cuda/sm90/main_loop.cuh"
+#include "backend/cuda/sm90/operands.cuh"
 #include "backend/cuda/sm90/pieces.cuh"
 #include "backend/cuda/sm90/scaled_main_loop.cuh"
 #include "backend/cuda/sm90/schedules.cuh"
@@ -46,6 +47,7 @@ struct Parameters {
   Operands operands;
   Epilogue epilogue;
   moire_groups groups;
+  MatrixNumbers matrices;
   uint32_t* tile_counter;  // 0 at the start and at the end (runtime/tile_counters.h), or null
   Reporter reporter;
 };
@@ -76,16 +78,17 @@ __device__ inline bool is_in_step(int32_t index, int32_t num_k, const uint32_t* 
   return false;
 }
 
-template <class P, class Operands>
-__device__ void schedule_tiles(SharedMemory<P>& s, const Operands& operands,
-                               const moire_groups& groups, uint32_t* counter) {
-  auto walk = operands.template walk<P>(groups);
+template <class P, class Operands, class Epilogue>
+__device__ void schedule_tiles(SharedMemory<P>& s, const Parameters<Operands, Epilogue>& p) {
+  auto walk = p.operands.template walk<P>(p.groups);
+  uint32_t* const counter = p.tile_counter;
   Ring<P::kNumTiles> ring;
   bool keeps_step = counter != nullptr;
   for (auto index = static_cast<int32_t>(blockIdx.x);; index = next_index(index, counter)) {
-    const WorkTile tile = walk.at(index);
+    WorkTile tile = walk.at(index);
     if (threadIdx.x % 32 == 0) {
       if (keeps_step && tile.is_valid) keeps_step = is_in_step(index, tile.num_k, counter);
+      if (tile.group != p.groups.num_groups) tile.matrix = p.matrices.of(tile.group);
       s.tiles[ring.stage] = tile;
       ptx::mbarrier_arrive(&s.tile_full[ring.stage]);
     }
@@ -223,7 +226,7 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   }
   ptx::setmaxnreg_dec<P::kProducerRegisters>();
   if (warp == 0 && ptx::elect_one()) produce<P>(s, p.operands);
-  if (warp == 1) schedule_tiles<P>(s, p.operands, p.groups, p.tile_counter);
+  if (warp == 1) schedule_tiles(s, p);
   if (warp == 2 && blockIdx.x == 0) {
     check_groups(p.groups, p.reporter, static_cast<int>(threadIdx.x) % 32, 32);
   }

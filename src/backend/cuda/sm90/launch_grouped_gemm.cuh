@@ -1,10 +1,13 @@
 // From a validated call to the kernel: maps of the operands, and one block per multiprocessor.
 #pragma once
 
+#include <bit>
 #include <string>
 
+#include "backend/cuda/ops/listed_matrices.h"
 #include "backend/cuda/runtime/launch.h"
 #include "backend/cuda/runtime/tensor_map.h"
+#include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/grouped_gemm_kernel.cuh"
 #include "backend/cuda/sm90/operands.cuh"
@@ -14,11 +17,36 @@
 
 namespace moire::cuda::sm90 {
 
+// The workspace of a product of ragged M, and what comes before its kernel.
+struct RaggedMScratch {
+  RaggedMScratch(const TensorView& a, const TensorView& row_idx, const moire_weight& w,
+                 const moire_groups& groups, const Workspace& workspace)
+      : arena(workspace), index(row_idx), rows(a, index, groups, arena), listed(w, arena) {}
+
+  void prepare(Launcher& launcher) const {
+    rows.gather(launcher);
+    listed.write(launcher);
+  }
+  std::string policy() const { return GatheredRows::policy(index) + listed.policy(); }
+  int64_t launches() const { return GatheredRows::launches(index) + listed.launches(); }
+
+  Arena arena;
+  TensorView index;
+  GatheredRows rows;
+  ops::ListedMatrices listed;
+};
+
+// How kernels number the matrices of a weight.
+inline MatrixNumbers numbers(const Matrices& matrices, const ops::ListedMatrices& listed) {
+  return {listed.addresses(), reinterpret_cast<uintptr_t>(matrices.tensor.data),
+          std::countr_zero(static_cast<uint64_t>(matrices.distance))};
+}
+
 template <class P, class Operands, class Epilogue>
 void launch(Launcher& launcher, const moire_groups& groups, const Operands& operands,
-            const Epilogue& epilogue) {
-  const Parameters<Operands, Epilogue> parameters{operands, epilogue, groups,
-                                                  launcher.tile_counter(), launcher.reporter()};
+            const Epilogue& epilogue, const MatrixNumbers& matrices = {}) {
+  const Parameters<Operands, Epilogue> parameters{
+      operands, epilogue, groups, matrices, launcher.tile_counter(), launcher.reporter()};
   launcher.launch(grouped_gemm<P, Operands, Epilogue>,
                   {dim3(static_cast<unsigned>(launcher.state().num_multiprocessors)),
                    dim3(P::kThreads), kSharedBytes<P>},
@@ -50,10 +78,9 @@ std::string policy_text(const DeviceState& state, const ProductSizes& sizes) {
   return with_cheapest(Tiles(), sizes, state.num_multiprocessors, PolicyText{state});
 }
 
-// Weights [groups, n, k] or [groups, k, n]; columns and rows of the stored matrices are as they
-// are.
+// Weights [n, k] or [k, n]; columns and rows of the stored matrices are as they are.
 template <class P, Major kWeights>
-RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const TensorView& weights, int n,
+RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const Matrices& weights, int n,
                            int k, bool zeroes_tail) {
   const bool has_panels = kWeights == Major::kMN && n % kPanel == 0;
   const auto b = [&] {

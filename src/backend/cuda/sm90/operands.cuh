@@ -25,6 +25,19 @@ __device__ inline RaggedRow ragged_row(const WorkTile& tile, int32_t i) {
   return {kRaggedRows - tile.num_rows + i, tile.first_row + tile.num_rows, kRaggedRows};
 }
 
+// The number of a group's matrix in the maps of the weights (runtime/tensor_map.h).
+struct MatrixNumbers {
+  void* const* listed = nullptr;  // of a list, its addresses (ops/listed_matrices.h); else null
+  uintptr_t first = 0;
+  int32_t log2_distance = 0;
+
+  __device__ int32_t of(int32_t group) const {
+    if (listed == nullptr) return group;
+    const auto address = reinterpret_cast<uintptr_t>(listed[group]);
+    return static_cast<int32_t>((address - first) >> log2_distance);
+  }
+};
+
 // d = a * op(b), a [capacity, k]. Rows of a past the group's end are multiplied too; what comes of
 // them is not stored.
 template <Major kWeights>
@@ -33,8 +46,9 @@ struct RaggedM {
   static constexpr bool kIsScaled = false;
 
   CUtensorMap a;  // {k, rows}; box {64, tile_m}
-  // K-major {k, n, groups}, box {64, tile_n, 1}. Else, in panels of 64 columns, {64, k, n / 64,
-  // groups}, box {64, 64, tile_n / 64, 1}; or {n, k, groups}, {64, 64, 1}, if 64 does not divide n.
+  // K-major {k, n, matrices}, box {64, tile_n, 1}. Else, in panels of 64 columns, {64, k, n / 64,
+  // matrices}, box {64, 64, tile_n / 64, 1}; or {n, k, matrices}, {64, 64, 1}, if 64 does not
+  // divide n.
   CUtensorMap b;
   int32_t n, k;
   int32_t zeroes_tail;
@@ -51,14 +65,14 @@ struct RaggedM {
   __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
     ptx::tma_load_2d(stage.a, &a, barrier, k0, tile.first_row + tile.first_m);
     if constexpr (kB == Major::kK) {
-      ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n, tile.group);
+      ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n, tile.matrix);
     } else if (has_panels != 0) {
-      ptx::tma_load_4d(stage.b, &b, barrier, 0, k0, tile.first_n / kPanel, tile.group);
+      ptx::tma_load_4d(stage.b, &b, barrier, 0, k0, tile.first_n / kPanel, tile.matrix);
     } else {
 #pragma unroll
       for (int i = 0; i < P::kTileN / kPanel; ++i) {
         ptx::tma_load_3d(stage.b + i * kPanel * P::kTileK * 2, &b, barrier,
-                         tile.first_n + i * kPanel, k0, tile.group);
+                         tile.first_n + i * kPanel, k0, tile.matrix);
       }
     }
   }
@@ -72,7 +86,7 @@ struct GluPairs {
   static constexpr bool kIsScaled = false;
 
   CUtensorMap a;
-  // Halves {k, 2F, groups}, blocks {k, block, 2, F / block, groups}; box of half a tile's rows.
+  // Halves {k, 2F, matrices}, blocks {k, block, 2, F / block, matrices}; box of half a tile's rows.
   CUtensorMap b;
   int32_t f, k;
   int32_t block;  // f: halves
@@ -90,15 +104,15 @@ struct GluPairs {
   __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
     ptx::tma_load_2d(stage.a, &a, barrier, k0, tile.first_row + tile.first_m);
     if (block == f) {  // without a division, which would hold up each step's loads
-      ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n + gate * f, tile.group);
+      ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n + gate * f, tile.matrix);
       ptx::tma_load_3d(stage.b + P::kBBytes / 2, &b, barrier, k0, tile.first_n + (1 - gate) * f,
-                       tile.group);
+                       tile.matrix);
       return;
     }
     const int32_t in_block = tile.first_n % block, index = tile.first_n / block;
-    ptx::tma_load_5d(stage.b, &b, barrier, k0, in_block, gate, index, tile.group);
+    ptx::tma_load_5d(stage.b, &b, barrier, k0, in_block, gate, index, tile.matrix);
     ptx::tma_load_5d(stage.b + P::kBBytes / 2, &b, barrier, k0, in_block, 1 - gate, index,
-                     tile.group);
+                     tile.matrix);
   }
 };
 

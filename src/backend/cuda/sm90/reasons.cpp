@@ -64,8 +64,15 @@ std::string why_not_tma(std::initializer_list<Named> tensors) {
 }
 
 std::string why_not_listed(std::string_view name, const Weight& w) {
-  if (w.list == nullptr) return {};
-  return concat(name, " is a list, the kernel takes packed weights");
+  if (w.list == nullptr || TensorView(w.tensor).num_elements() == 0) return {};
+  for (int64_t g = 0; g < w.tensor.shape[0]; ++g) {
+    if (reinterpret_cast<uintptr_t>(w.list[g]) % 16 == 0) continue;
+    return cuda::why_not_tma(concat(name, "[", g, "]"), w.matrix(g));
+  }
+  const Matrices matrices(w);
+  if (matrices.reach_all()) return {};
+  return concat("the matrices of ", name, " lie ", matrices.span, " bytes apart at multiples of ",
+                matrices.distance, ", of which the kernel counts 2^31");
 }
 
 std::string why_not_sizes(const Groups& groups, const TensorView& weights) {

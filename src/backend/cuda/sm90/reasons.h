@@ -29,6 +29,7 @@ std::string why_not_words(std::initializer_list<Named> tensors);
 std::string why_not_e4m3(std::string_view name, const TensorView& codes);
 // TMA needs addresses and row strides that are multiples of 16 bytes.
 std::string why_not_tma(std::initializer_list<Named> tensors);
+// A list's matrices besides must be numbers of one map (Matrices).
 std::string why_not_listed(std::string_view name, const Weight& w);
 // Of weights [G, ., .]: capacity is counted in 30 bits, their dimensions and the tiles in 31; no
 // dimension is zero.

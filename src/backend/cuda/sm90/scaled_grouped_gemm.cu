@@ -22,7 +22,7 @@ Reason supports(const DeviceState& state, const GroupedGemmArgs& args) {
       {why_not_device(state), why_not_fast(args.accumulation),
        why_not_fp8({{"a", args.a}, {"b", b.tensor}}), why_not_e4m3("b", b.tensor),
        why_not_words({{"a", args.a}, {"b", b.tensor}}), why_not_bf16({{"d", args.d}}),
-       why_not_listed("b", b), why_not_sizes(args.groups, b.tensor),
+       why_not_sizes(args.groups, b.tensor),
        why_not_tma(
            {{"a", args.a}, {"b", b.tensor}, {"b_scales", column_scales(args)}, {"d", args.d}})});
 }

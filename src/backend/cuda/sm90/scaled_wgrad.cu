@@ -5,7 +5,6 @@
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 #include "backend/cuda/sm90/scaled_operands.cuh"
 #include "backend/cuda/sm90/wgrad_epilogue.cuh"
-#include "core/arena.h"
 
 namespace moire::cuda::sm90::scaled {
 namespace {
@@ -35,15 +34,18 @@ struct Scratch {
   Scratch(const GroupedGemmWgradArgs& args, Workspace workspace)
       : arena(workspace),
         a(args.a, args.a_scales, args.groups, true, arena),
-        b(args.b, args.b_scales, args.groups, true, arena) {}
+        b(args.b, args.b_scales, args.groups, true, arena),
+        d(args.d, arena) {}
   Arena arena;
   ops::CoreCodes a, b;
+  ops::ListedMatrices d;
 };
 
 template <class P, class T, bool kA5, bool kB5>
 void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradArgs& args,
                    const Scratch& scratch) {
   const TensorView& a_scales = scratch.a.scales();
+  const Matrices d{Weight(args.d)};
   const ScaledRaggedK<kA5, kB5> operands{maps.matrix("a", scratch.a.codes(), P::kTileM),
                                          maps.matrix("b", scratch.b.codes(), P::kTileN),
                                          maps.rows("b_scales", scratch.b.scales(), P::kTileN),
@@ -51,9 +53,10 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradA
                                          a_scales.stride(),
                                          static_cast<int32_t>(TensorView(args.a).columns()),
                                          static_cast<int32_t>(TensorView(args.b).columns())};
-  const Accumulate<T> epilogue{maps.matrices("d", args.d.tensor, P::kBoxRows), operands.n,
-                               args.beta, args.beta_per_group};
-  if (maps.status().ok()) launch<P>(launcher, args.groups, operands, epilogue);
+  const Accumulate<T> epilogue{maps.matrices("d", d, P::kBoxRows), operands.n, args.beta,
+                               args.beta_per_group};
+  if (!maps.status().ok()) return;
+  launch<P>(launcher, args.groups, operands, epilogue, numbers(d, scratch.d));
 }
 
 template <class T, bool kA5, bool kB5>
@@ -77,6 +80,7 @@ Status run(const Context& context, const GroupedGemmWgradArgs& args) {
   const Scratch scratch(args, args.workspace);
   scratch.a.make(launcher);
   scratch.b.make(launcher);
+  scratch.d.write(launcher);
   return TensorView(args.d.tensor).type() == DType::kFP32
              ? launch_into<float>(launcher, args, scratch)
              : launch_into<__nv_bfloat16>(launcher, args, scratch);
@@ -94,9 +98,11 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
     [](const DeviceState& state, const GroupedGemmWgradArgs& args) {
       const Scratch scratch(args, {});
       return concat("FP8 tensor cores, ", policy_text<ScaledWgradTiles>(state, sizes(args)),
-                    scratch.a.policy("a"), scratch.b.policy("b"));
+                    scratch.a.policy("a"), scratch.b.policy("b"), scratch.d.policy());
     },
     run,
-    [](const DeviceState&, const GroupedGemmWgradArgs&) -> int64_t { return 3; }};
+    [](const DeviceState&, const GroupedGemmWgradArgs& args) -> int64_t {
+      return 3 + Scratch(args, {}).d.launches();
+    }};
 
 }  // namespace moire::cuda::sm90::scaled

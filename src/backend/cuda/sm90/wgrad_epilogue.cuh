@@ -67,7 +67,7 @@ struct Accumulate {
   template <class P>
   static constexpr int kAhead = P::kNumBuffers;
 
-  CUtensorMap d;  // {n, m, groups}; box {128 bytes, rows of a box, 1}
+  CUtensorMap d;  // {n, m, matrices}; box {128 bytes, rows of a box, 1}
   int32_t n;
   int32_t beta;
   const uint8_t* beta_per_group;
@@ -97,7 +97,7 @@ struct Accumulate {
     uint64_t* const full = buffers.full(load_buffer(buffers, i));
     ptx::mbarrier_arrive_expect_tx(full, Buffers::Policy::kBufferBytes);
     ptx::tma_load_3d(buffers.at(load_buffer(buffers, i)), &d, full, p.tile.first_n + i * kColumns,
-                     p.first_m, p.tile.group);
+                     p.first_m, p.tile.matrix);
   }
 
   template <int kSums>
@@ -115,7 +115,7 @@ struct Accumulate {
   template <class Buffers>
   __device__ void store(const Buffers& buffers, const Part& p, int i) const {
     ptx::tma_store_3d(&d, buffers.at(load_buffer(buffers, i)), p.tile.first_n + i * kColumns,
-                      p.first_m, p.tile.group);
+                      p.first_m, p.tile.matrix);
   }
   __device__ void finish(const Part&, int) const {}
 };
