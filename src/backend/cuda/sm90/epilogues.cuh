@@ -11,7 +11,7 @@ namespace moire::cuda::sm90 {
 
 // d = round(sum + scale * bias), BF16. Pieces of 64 columns.
 struct Store {
-  static constexpr bool kLoads = false, kStagesAll = false;
+  static constexpr bool kLoads = false, kStagesAll = false, kReadsBack = false;
   static constexpr int kNumSlices = 0, kUnrolled = 8;
   template <class P>
   static constexpr int kPieces = P::kTileN / kPanel;
@@ -74,7 +74,7 @@ struct Store {
 // alone, while that of the second takes the place of the first gate.
 template <class Activation, int kColumns>
 struct StoreGlu {
-  static constexpr bool kLoads = false, kStagesAll = true;
+  static constexpr bool kLoads = false, kStagesAll = true, kReadsBack = false;
   static constexpr int kNumSlices = kColumns / 16, kUnrolled = 1;
   template <class P>
   static constexpr int kPieces = P::kTileN / 2 / kColumns;

@@ -5,21 +5,24 @@
 
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/device/eight.cuh"
+#include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/sm90/epilogue_values.cuh"
 #include "backend/cuda/sm90/z_buffers.cuh"
 
 namespace moire::cuda::sm90 {
 
-// grad_act = round(sum); grad_z, act and the partial sum of grad_prob over each 64 columns, which
-// are a piece. Buffers: z of as many pieces as fit, two each, overwritten in place by grad_z; in
-// the others, in turn, grad_act becomes act.
+// grad_act = round(sum); grad_z, act, the partial sum of grad_prob over each 64 columns, which are
+// a piece, and that of grad_bias down each 64 rows, which are a box. Buffers: z of as many pieces
+// as fit, two each, overwritten in place by grad_z; in the others, in turn, grad_act becomes act.
 //
 // Where `left` is given, act is the values of an MXFP8 copy down the columns: 32 rows, which are
 // those of two neighbouring warps, tell each other their largest magnitudes. Blocks that
 // rounded_to_e4m3() does not take stay as they are, and *left says so.
-template <class Activation>
+//
+// An instance of its own sums grad_bias: the other has no register to spare.
+template <class Activation, bool kSumsBias>
 struct GluBackward {
-  static constexpr bool kLoads = true, kStagesAll = false;
+  static constexpr bool kLoads = true, kStagesAll = false, kReadsBack = kSumsBias;
   // Not unrolled: code that runs once a tile has to be fetched once a tile.
   static constexpr int kNumSlices = 4, kUnrolled = 1;
   template <class P>
@@ -35,6 +38,7 @@ struct GluBackward {
   const float* probs;
   float* prob_partials;  // [ceil(f / 64), capacity], or null
   int64_t capacity;
+  float* bias_partials;  // [row blocks, 2 f] (device/row_blocks.cuh); where kSumsBias
   Activation activation;
   uint32_t* left;  // or null
 
@@ -104,6 +108,29 @@ struct GluBackward {
     grad_z.store(z_piece(buffers, i), column, r);
     if (has_act == 0) return;
     ptx::tma_store_4d(&act, act_buffer(buffers, i), column, r.row, r.end, r.wrap);
+  }
+  // A thread adds a column of grad_z as it is stored, row by row.
+  template <class Buffers>
+  __device__ void read_back(const Buffers& buffers, const Part& p, int i) const {
+    constexpr int32_t kRows = kBlockRows;
+    static_assert(Buffers::Policy::kBoxRows == kRows);
+    // From the tile's rows, so that nothing of it is kept in registers while products are made.
+    const int warp = p.first_m % kRows / 16, which = warp / 2;
+    const int c = warp % 2 * 32 + static_cast<int>(threadIdx.x) % 32;
+    const int32_t column = grad_z.column_of(p.tile.first_n + i * kPanel, which, c);
+    const int32_t block = p.first_m / kRows;
+    const int32_t rows = min(kRows, p.tile.num_rows - block * kRows);
+    if (!loads(p) || rows <= 0 || column >= 2 * f) return;
+    const char* const own = buffers.at(load_buffer(buffers, i) + which);
+    const char* const box = own - p.first_m % kRows * 128;  // whose first rows are another warp's
+    float sum = 0;
+#pragma unroll 8
+    for (int32_t r = 0; r < rows; ++r) {
+      const char* const at = box + swizzled(r, c / 8) + c % 8 * 2;
+      sum += __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(at));
+    }
+    const int64_t index = p.tile.first_row / kRows + p.tile.group + block;
+    bias_partials[index * 2 * f + column] = sum;
   }
   // Joins the 16 lanes of the sum in the order of device/lane_sums.cuh: i + 8 is the other column
   // group, i + 4 and i + 2 are in other threads, i + 1 is the other column.

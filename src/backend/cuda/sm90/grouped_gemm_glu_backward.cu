@@ -1,7 +1,9 @@
 // grouped_gemm_glu_backward on SM90: FC2's dgrad with the activation's backward in its epilogue,
-// then the partial sums of grad_probs added in order.
+// then the partial sums of grad_probs and of grad_bias added in order.
 #include "backend/cuda/device/matrix.cuh"
+#include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/implementations.h"
+#include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/sm90/glu_backward_epilogue.cuh"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 #include "core/divide.h"
@@ -39,31 +41,20 @@ int32_t num_segments(const GroupedGemmGluBackwardArgs& args) {
   return static_cast<int32_t>(ceil_div(layout_of(args).f, kPanel));
 }
 
-// grad_bias is summed over the stored grad_z, in a pass of its own.
-BiasBackwardArgs bias_backward(const GroupedGemmGluBackwardArgs& args) {
-  BiasBackwardArgs bias;
-  bias.grad_y = args.grad_z;
-  bias.grad_bias = args.grad_bias;
-  bias.beta = args.beta;
-  bias.groups = args.groups;
-  return bias;
-}
-
 // The op's workspace.
 struct Scratch : RaggedMScratch {
-  Scratch(const DeviceState& state, const GroupedGemmGluBackwardArgs& args, Workspace workspace)
+  explicit Scratch(const GroupedGemmGluBackwardArgs& args, const Workspace& workspace = {})
       : RaggedMScratch(args.grad_y, args.row_idx, args.w2, args.groups, workspace) {
     if (args.grad_probs.rank != 0) {
       prob_partials = arena.take_floats(num_segments(args), args.groups.capacity);
     }
     if (args.grad_bias.rank != 0) {
-      bias.bytes = ops::kBiasBackward.workspace(state, bias_backward(args));
-      bias.data = arena.take(static_cast<int64_t>(bias.bytes));
+      bias_partials = arena.take_floats(row_blocks_bound(args.groups), layout_of(args).columns());
     }
   }
-  Workspace bias{};
   // [segments, capacity]: neighbouring rows lie side by side, for the sums below.
   float* prob_partials = nullptr;
+  float* bias_partials = nullptr;  // [row blocks, columns of z]
 };
 
 __global__ void sum_prob_partials(const float* partials, int32_t segments, moire_groups groups,
@@ -79,7 +70,7 @@ __global__ void sum_prob_partials(const float* partials, int32_t segments, moire
   grad_probs[row] = sum;
 }
 
-template <class P, Major kWeights, class Activation>
+template <class P, Major kWeights, bool kSumsBias, class Activation>
 void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBackwardArgs& args,
                    const Scratch& scratch, const Activation& activation) {
   const TensorView grad_y(scratch.rows.rows()), act(args.act);
@@ -88,7 +79,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBac
   const auto f = static_cast<int32_t>(layout.f);
   const auto operands = ragged_m<P, kWeights>(
       maps, grad_y, w2, f, static_cast<int32_t>(grad_y.columns()), args.tail == MOIRE_TAIL_ZERO);
-  const GluBackward<Activation> epilogue{
+  const GluBackward<Activation, kSumsBias> epilogue{
       z_map<P, kPanel>(maps, "z", args.z, layout),
       z_map<P, kPanel>(maps, "grad_z", args.grad_z, layout),
       act.is_present() ? maps.ragged_rows("act", act, P::kBoxRows) : CUtensorMap{},
@@ -98,6 +89,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBac
       vector_of<const float>(args.probs),
       scratch.prob_partials,
       args.groups.capacity,
+      scratch.bias_partials,
       activation,
       vector_of<uint32_t>(args.act_columnwise.scales)};
   if (!maps.status().ok()) return;
@@ -111,11 +103,15 @@ Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
   auto* const left = vector_of<uint32_t>(args.act_columnwise.scales);
   if (left != nullptr) launcher.zero(left, sizeof(uint32_t));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu_backward");
-  const auto launch_tile = [&]<Major kWeights>(std::integral_constant<Major, kWeights>,
-                                               const auto& activation) {
+  const auto launch_tile = [&]<Major kWeights, class Activation>(
+                               std::integral_constant<Major, kWeights>,
+                               const Activation& activation) {
     with_cheapest(GluBackwardTiles(), sizes(args), launcher.state().num_multiprocessors,
                   [&]<class P>(const Cost&) {
-                    launch_policy<P, kWeights>(launcher, maps, args, scratch, activation);
+                    const auto launch = scratch.bias_partials != nullptr
+                                            ? launch_policy<P, kWeights, true, Activation>
+                                            : launch_policy<P, kWeights, false, Activation>;
+                    launch(launcher, maps, args, scratch, activation);
                   });
   };
   with_activation<false>(args.activation, [&](const auto& activation) {
@@ -137,12 +133,13 @@ Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
 }
 
 Status run(const Context& context, const GroupedGemmGluBackwardArgs& args) {
-  const Scratch scratch(context.state(), args, args.workspace);
+  const Scratch scratch(args, args.workspace);
   if (args.groups.capacity > 0) MOIRE_RETURN_IF_ERROR(multiply(context, args, scratch));
   if (args.grad_bias.rank == 0) return {};
-  BiasBackwardArgs bias = bias_backward(args);
-  bias.workspace = scratch.bias;
-  return ops::kBiasBackward.run(context, bias);
+  Launcher launcher(context, "grouped_gemm_glu_backward");
+  ops::sum_block_partials(launcher, scratch.bias_partials, args.groups, args.grad_bias, args.beta,
+                          nullptr);
+  return launcher.status();
 }
 
 }  // namespace
@@ -151,18 +148,16 @@ const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = {
     "sm90",
     Device::kCuda,
     supports,
-    [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-      return Scratch(state, args, {}).arena.used();
+    [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) {
+      return Scratch(args).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) {
-      return policy_text<GluBackwardTiles>(state, sizes(args)) + Scratch(state, args, {}).policy() +
-             (args.grad_bias.rank == 0 ? "" : ", then a pass over grad_z for grad_bias");
+      return policy_text<GluBackwardTiles>(state, sizes(args)) + Scratch(args).policy();
     },
     run,
-    [](const DeviceState& state, const GroupedGemmGluBackwardArgs& args) -> int64_t {
-      return 1 + Scratch(state, args, {}).launches() + (args.grad_probs.rank != 0) +
-             (args.grad_bias.rank == 0 ? 0
-                                       : ops::kBiasBackward.launches(state, bias_backward(args)));
+    [](const DeviceState&, const GroupedGemmGluBackwardArgs& args) -> int64_t {
+      return 1 + Scratch(args).launches() + (args.grad_probs.rank != 0) +
+             (args.grad_bias.rank != 0);
     }};
 
 }  // namespace moire::cuda::sm90

@@ -13,6 +13,8 @@
 //   store(buffers, part, i)           by the leader: sends the buffers off
 //   store_staged(buffers, part, i)    the same of what was staged; where kStagesAll, with which all
 //                                     pieces are staged before the first is computed
+//   read_back(buffers, part, i)       where kReadsBack: what is read of all warps' rows in buffers
+//                                     that were sent off
 //   finish(part, i)                   what a piece leaves in registers
 // A driver says when. AtOnce: behind the tile's products; under ping-pong, while the other
 // warpgroup multiplies. LeftOver: sums are staged behind the products, and the rest is done slice
@@ -92,6 +94,7 @@ class AtOnce {
       if constexpr (!Epilogue::kStagesAll) epilogue_.stage(buffers_, part, i, sums);
       if constexpr (Epilogue::kNumSlices > 0) compute(part, i);
       buffers_.release([&] { epilogue_.store(buffers_, part, i); });
+      if constexpr (Epilogue::kReadsBack) read_back(part, i);
       if constexpr (Epilogue::kLoads && kPieces > kAhead) load_later(part, i);
       epilogue_.finish(part, i);
     }
@@ -121,6 +124,12 @@ class AtOnce {
     for (int slice = 0; slice < Epilogue::kNumSlices; ++slice) {
       epilogue_.compute(buffers_, part, i, slice);
     }
+  }
+  // The leader loads nothing into buffers that others still read.
+  template <class Part>
+  __device__ void read_back(const Part& part, int i) {
+    epilogue_.read_back(buffers_, part, i);
+    buffers_.join();
   }
   // Piece i is on its way out. The next load goes where the piece before it was, which has left
   // its buffers or will soon; or, where there is room for one piece only, in its own place.

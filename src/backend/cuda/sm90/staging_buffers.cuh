@@ -78,18 +78,17 @@ class StagingBuffers {
       ptx::bulk_commit_group();
     });
   }
+  // The warps that a box is of.
+  __device__ void join() const {
+    if constexpr (P::kWarpsOfBox == 1) __syncwarp();
+    if constexpr (P::kWarpsOfBox == 4) ptx::sync_warpgroup(consumer_);
+  }
   // Shared memory must not go away under a copy.
   __device__ void finish() {
     by_leader([] { ptx::bulk_wait_group_read<0>(); });
   }
 
  private:
-  // The warps that a box is of.
-  __device__ void join() const {
-    if constexpr (P::kWarpsOfBox == 1) __syncwarp();
-    if constexpr (P::kWarpsOfBox == 4) ptx::sync_warpgroup(consumer_);
-  }
-
   Memory& memory_;
   uint64_t (&full_)[P::kNumBuffers];
   int consumer_, warp_;

@@ -59,7 +59,7 @@ struct Chunk<__nv_bfloat16> {
 // Pieces of 128 bytes of columns, in buffers in turn.
 template <class T>
 struct Accumulate {
-  static constexpr bool kLoads = true, kStagesAll = false;
+  static constexpr bool kLoads = true, kStagesAll = false, kReadsBack = false;
   static constexpr int kNumSlices = 0, kUnrolled = 8;
   static constexpr int kColumns = Chunk<T>::kColumns;
   template <class P>

@@ -78,6 +78,11 @@ struct ZMap {
       ptx::tma_store_4d(&map, piece.up, second(f), r.row, r.end, r.wrap);
     }
   }
+  // Which column of z lies at `column` of a piece's first (0) or second buffer; twice F or more:
+  // none.
+  __device__ int32_t column_of(int32_t f, int32_t buffer, int32_t column) const {
+    return is_woven() ? 2 * f + buffer * kPanel + column : columns.position(f + column, buffer);
+  }
 
  private:
   __device__ bool is_woven() const { return columns.is_woven<kColumns>(); }
