@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "backend/cuda/parallel/meeting.h"
 #include "tests/gpu/gpu.h"
 #include "tests/ops/routing_support.h"
 #include "tests/support/expect.h"
@@ -96,6 +97,14 @@ class RankOnGpu {
   }
   Status run() const { return on_device_->run(*context); }
   Status dispatch(const Context& with) const { return moire::dispatch(with, on_device_->there); }
+  // As where a launch after the first of its three fails, once all ranks have met in that.
+  Status dispatch_in_part(int64_t room) const {
+    cuda::Launcher launcher(*context, "dispatch");
+    cuda::DeviceExchange call(*context, launcher, on_device_->there, room);
+    const Status status = call.begin();
+    cudaStreamSynchronize(stream);
+    return status;
+  }
   void capture() {
     cudaGraph_t graph = nullptr;
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
@@ -212,6 +221,24 @@ TEST_F(RanksOnGpu, ACallOnAnotherStreamIsRefused) {
                     "dispatch: rank 0 is in a call already, on another thread or stream"));
   ASSERT_TRUE(succeeds(second.run()));
   both.expect_same();
+}
+
+// It has not come to the end of its call, whose others are told so, and neither is it in one.
+TEST_F(RanksOnGpu, ARankWhoseWorkFailsHasLeft) {
+  Both both(3);
+  const std::string found = "dispatch: rank 1 has left; calls of these ranks fail from now on";
+  RankOnGpu& failing = *both.on_gpu[1];
+  for (const int rank : {0, 2}) ASSERT_TRUE(succeeds(both.on_gpu[rank]->run()));
+  ASSERT_TRUE(succeeds(failing.dispatch_in_part(both.gpu->options.room())));
+  for (const int rank : {0, 2}) {
+    EXPECT_TRUE(fails(both.on_gpu[rank]->finish(), Code::kRankFailed, found));
+  }
+  for (int i = 0; i < 2; ++i) {
+    for (const auto& rank : both.on_gpu) {
+      ASSERT_TRUE(succeeds(rank->dispatch(*rank->context)));
+      EXPECT_TRUE(fails(rank->context->check(), Code::kRankFailed, found));
+    }
+  }
 }
 
 // One context on two threads: no launch of either comes between the three of the other's call, nor

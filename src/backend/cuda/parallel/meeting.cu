@@ -73,7 +73,9 @@ class Attendee {
       __threadfence();
     }
     __syncthreads();
-    if (was_busy && threadIdx.x == 0) note(Ending::kBusy, m_.ranks.rank, 0);
+    // A call whose work failed never came to its last meeting, which would have ended it: its rank
+    // has left.
+    if (was_busy && nobody_is_gone() && threadIdx.x == 0) note(Ending::kBusy, m_.ranks.rank, 0);
     return !was_busy;
   }
   __device__ void exit() const {
@@ -86,8 +88,7 @@ class Attendee {
   // Tells all others, and waits for them.
   __device__ bool meet(const Excess& excess) {
     if (is_alone()) return true;
-    const int64_t why = is_rank() ? load_acquire(&inbox_->gone) : 0;
-    if (const int who = lowest(why != 0); who >= 0) return fail(who, why);
+    if (!nobody_is_gone()) return false;
     __shared__ int64_t epoch;
     if (threadIdx.x == 0) epoch = ++header_in(own_).epoch;
     __syncthreads();
@@ -143,6 +144,12 @@ class Attendee {
   // Where another rank finds what this one tells it.
   __device__ Mailbox::Post& post_at(int other) const {
     return mailbox_in(m_.ranks.memory[other], m_.ranks.rank).posts[epoch_ % 2];
+  }
+
+  __device__ bool nobody_is_gone() const {
+    const int64_t why = is_rank() ? load_acquire(&inbox_->gone) : 0;
+    const int who = lowest(why != 0);
+    return who < 0 || fail(who, why);
   }
 
   __device__ bool wait() {
