@@ -241,6 +241,21 @@ TEST_F(RanksOnGpu, ARankWhoseWorkFailsHasLeft) {
   }
 }
 
+// Fewer blocks than ranks: each clears the choices of several.
+TEST_F(RanksOnGpu, MovesRowsOnAsManyMultiprocessorsAsItMay) {
+  for (const int multiprocessors : {1, 2, 5}) {
+    CommunicatorOptions options;
+    options.num_ranks = 7;
+    options.window_bytes = Ranks::kBytes;
+    options.timeout_ms = 20'000;
+    options.device = MOIRE_CUDA;
+    options.num_multiprocessors = multiprocessors;
+    Both both(options.num_ranks, Communicator::threads(options).value());
+    for (const auto& rank : both.on_gpu) ASSERT_TRUE(succeeds(rank->run()));
+    both.expect_same();
+  }
+}
+
 // One context on two threads: no launch of either comes between the three of the other's call, nor
 // does a product there take for its tiles what says that the call goes on.
 TEST_F(RanksOnGpu, TwoThreadsMayUseOneStream) {

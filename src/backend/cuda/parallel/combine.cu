@@ -176,7 +176,8 @@ Status run(const Context& context, const CombineArgs& args) {
         .choices = choices_of(args.topk_idx, args.num_experts, ranks),
         .weights_recv = matrix_of<const float>(args.topk_weights_recv),
         .weights = matrix_of<float>(args.topk_weights)};
-    const uint32_t blocks = exchange.blocks(places.shape[0], kMovingWarps);
+    const uint32_t blocks =
+        std::min(blocks_for(places.shape[0], kMovingWarps), exchange.most_blocks());
     launcher.launch(sum_kernel<N, From, To>, {blocks, kThreads}, summed, launcher.reporter());
   });
   return exchange.end();

@@ -1,6 +1,6 @@
 // dispatch on CUDA: a warp takes a token, reads its row once and stores it at every rank that it
 // goes to, 16 bytes per thread where alignment allows it; then scales, choices and weights. Blocks
-// of their own, one per rank, clear the choices of rows that no token has.
+// of their own, a quarter of all at most, clear the choices of rows that no token has.
 #include <algorithm>
 
 #include "backend/cuda/implementations.h"
@@ -98,7 +98,13 @@ __device__ void clear_choices(const Sent& sent, int d) {
 
 __global__ void __launch_bounds__(kThreads, 2) send_kernel(Sent sent, Reporter reporter) {
   if (*sent.tokens.goes == 0) return;
-  if (blockIdx.x < sent.clearing_blocks) return clear_choices(sent, static_cast<int>(blockIdx.x));
+  if (blockIdx.x < sent.clearing_blocks) {
+    const auto blocks = static_cast<int>(sent.clearing_blocks);
+    for (auto d = static_cast<int>(blockIdx.x); d < sent.tokens.ranks.size; d += blocks) {
+      clear_choices(sent, d);
+    }
+    return;
+  }
   const uint32_t block = blockIdx.x - sent.clearing_blocks;
   const uint32_t blocks = gridDim.x - sent.clearing_blocks;
   for (int64_t token = block * kMovingWarps + threadIdx.x / kWarp; token < sent.tokens.count;
@@ -133,6 +139,7 @@ Status run(const Context& context, const DispatchArgs& args) {
   DeviceExchange exchange(context, launcher, args, num_rows / ranks,
                           refuses ? vector_of<const int64_t>(args.counts) : nullptr);
   MOIRE_RETURN_IF_ERROR(exchange.begin());
+  const uint32_t most = exchange.most_blocks(), most_clearing = std::max(most / 4, 1U);
   const Sent sent{.tokens = tokens_of(exchange, places),
                   .rows = rows_of(args.x, args.x_recv),
                   .scales = rows_of(args.x_scales, args.x_scales_recv),
@@ -140,8 +147,11 @@ Status run(const Context& context, const DispatchArgs& args) {
                   .weights = matrix_of<const float>(args.topk_weights),
                   .idx_recv = matrix_of<int32_t>(args.topk_idx_recv),
                   .weights_recv = matrix_of<float>(args.topk_weights_recv),
-                  .clearing_blocks = topk_idx.columns() > 0 ? static_cast<uint32_t>(ranks) : 0};
-  const uint32_t blocks = exchange.blocks(sent.tokens.count, kMovingWarps);
+                  .clearing_blocks = topk_idx.columns() == 0
+                                         ? 0
+                                         : std::min(static_cast<uint32_t>(ranks), most_clearing)};
+  const uint32_t blocks =
+      std::min(blocks_for(sent.tokens.count, kMovingWarps), most - sent.clearing_blocks);
   launcher.launch(send_kernel, {sent.clearing_blocks + blocks, kThreads}, sent,
                   launcher.reporter());
   return exchange.end();

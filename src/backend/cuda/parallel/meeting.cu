@@ -292,9 +292,8 @@ void DeviceExchange::meet(void (*kernel)(Meeting, Reporter)) {
   launcher_.launch(kernel, {1, std::max(threads, kLeastThreads)}, meeting_, launcher_.reporter());
 }
 
-uint32_t DeviceExchange::blocks(int64_t warps, int warps_per_block) const {
-  return std::min(blocks_for(warps, warps_per_block),
-                  static_cast<uint32_t>(num_multiprocessors_ * kBlocksPerMultiprocessor));
+uint32_t DeviceExchange::most_blocks() const {
+  return static_cast<uint32_t>(num_multiprocessors_ * kBlocksPerMultiprocessor);
 }
 
 cudaError_t load_meetings() { return load(begin_kernel, end_kernel); }

@@ -61,8 +61,8 @@ class DeviceExchange {
   int64_t room() const { return meeting_.room; }
   // What kernels in between read first: they do nothing where it is 0.
   const uint32_t* goes() const { return meeting_.goes; }
-  // Blocks for so many warps' worth of work, within what the communicator may take.
-  uint32_t blocks(int64_t warps, int warps_per_block) const;
+  // Blocks that a kernel in between may have, for what the communicator may take; at least 2.
+  uint32_t most_blocks() const;
 
  private:
   void meet(void (*kernel)(Meeting, Reporter));
