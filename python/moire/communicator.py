@@ -7,15 +7,16 @@ import functools
 import math
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
 
 from . import context as contexts
 from ._abi import ffi, lib
-from .dtypes import AnyArray, torch
+from .dtypes import AnyArray, Device, torch
 from .errors import invalid, unsupported
-from .values import integer, wrong
+from .values import integer, torch_device, wrong
 
 _as_array = np.asarray if torch is None else torch.from_numpy
 _DTYPES = (np.dtype, type) if torch is None else (torch.dtype,)
@@ -28,58 +29,99 @@ class Communicator(contextlib.AbstractContextManager):
 
     moire.ExpertParallel and moire.nn.MoE take one as their group. Calls of moire.h are those of
     this rank inside moire.settings(communicator=...); divide() has tensors of the window for them.
+    On CUDA they run on Torch's current stream, and what their kernels find, this rank's next call
+    or moire.check() raises.
     """
 
-    def __init__(self, pointer: Any, rank: int, size: int) -> None:
+    def __init__(
+        self, pointer: Any, rank: int, size: int, device: Any = None, ranks_there: int = 1
+    ) -> None:
+        """device: of CUDA, with an index; None: the CPU. ranks_there: how many are on it."""
         self.pointer, self._process, self.rank, self.size = pointer, os.getpid(), rank, size
-        options = ffi.new("moire_context_options *")
+        self._shares_device = device is not None and ranks_there > 1
+        options, key = ffi.new("moire_context_options *"), None
         options.struct_size = ffi.sizeof("moire_context_options")
         options.num_threads, options.communicator = 1, pointer
+        if device is not None:
+            options.device, options.index = lib.MOIRE_CUDA, device.index
+            key = (device.type, device.index, None)  # the rank's others share its device state
         keeper, data = ffi.new("moire_context **"), ffi.new("void **")
         num_bytes = ffi.new("size_t *")
         contexts.raise_for(lib.moire_context_create(options, keeper))
         contexts.raise_for(lib.moire_communicator_window(pointer, data, num_bytes))
         # A rank's memory stays while it has a context. So those go when the last view has gone.
-        self.contexts = {None: keeper[0]}  # as those in context.py
+        self.contexts = {key: keeper[0]}  # as those in context.py
         held = ffi.gc(data[0], functools.partial(_destroy, self.contexts, self._process))
-        window = np.frombuffer(ffi.buffer(held, max(num_bytes[0], 1)), np.uint8)[: num_bytes[0]]
-        self.window: AnyArray = _as_array(window)
+        if device is None:
+            window = np.frombuffer(ffi.buffer(held, max(num_bytes[0], 1)), np.uint8)
+            window = _as_array(window[: num_bytes[0]])
+        else:
+            window = torch.as_tensor(_OnDevice(held, num_bytes[0]), device=device)
+        self.window: AnyArray = window
         self._closed = weakref.finalize(self, lib.moire_communicator_destroy, pointer)
         contexts.communicators[id(self)] = self
 
     @classmethod
     def threads(
-        cls, num_ranks: int, window_bytes: int, *, timeout_ms: int = 0
+        cls,
+        num_ranks: int,
+        window_bytes: int,
+        *,
+        timeout_ms: int = 0,
+        devices: Optional[Sequence[Device]] = None,
     ) -> list[Communicator]:
-        """Ranks that are threads of this process, on the CPU: one for each, rank 0 first. A call
-        waits timeout_ms for another rank, ten minutes if it is 0.
+        """Ranks that are threads of this process: one for each, rank 0 first. They are on the CPU,
+        or each on one of `devices`, of CUDA, of which several may be the same: ranks that share one
+        wait for each other there, and each needs a stream of its own. A call waits timeout_ms for
+        another rank, ten minutes if it is 0.
         """
         call = "Communicator.threads"
-        options = ffi.new("moire_communicator_options *")
-        options.struct_size = ffi.sizeof("moire_communicator_options")
+        options = _options(call, window_bytes, timeout_ms, devices is not None)
         options.num_ranks = integer(f"{call}: num_ranks", num_ranks, 1, 1024)
-        options.window_bytes = integer(f"{call}: window_bytes", window_bytes)
-        options.timeout_ms = integer(f"{call}: timeout_ms", timeout_ms)
+        places = [None] * options.num_ranks
+        if devices is not None:
+            places = _cuda_devices(call, options.num_ranks, devices)
+            indices = ffi.new("int32_t[]", [place.index for place in places])
+            options.indices = indices
         made = ffi.new("moire_communicator *[]", options.num_ranks)
         contexts.raise_for(lib.moire_communicator_threads(options, made))
-        return [cls(pointer, rank, len(made)) for rank, pointer in enumerate(made)]
+        return [cls(made[r], r, len(made), at, places.count(at)) for r, at in enumerate(places)]
 
     @classmethod
     def from_process_group(
         cls, process_group: Optional[Any] = None, *, window_bytes: int, timeout_ms: int = 0
     ) -> Communicator:
-        """This rank of a torch.distributed process group of GPUs: not from Python yet."""
-        raise unsupported(
-            "Communicator.from_process_group: Python has windows of threads of the CPU alone; "
-            "give the process group itself to moire.ExpertParallel or moire.nn.MoE"
-        )
+        """This rank of a torch.distributed process group (None: the default one) with a backend
+        nccl, on Torch's current CUDA device: a call of all its ranks. They are connected anew, by
+        NCCL since 2.29.2; the group may go.
+        """
+        call = "Communicator.from_process_group"
+        options = _options(call, window_bytes, timeout_ms, on_cuda=True)
+        if torch is None:
+            raise invalid(f"{call}: process groups are Torch's, which is not installed")
+        from .process_groups import nccl_ranks  # which needs Torch
 
-    def contexts_of_calls(self) -> dict:
+        rank, size, nccl_id = nccl_ranks(call, process_group, options.window_bytes)
+        device = torch.device("cuda", torch.cuda.current_device())
+        indices, nccl_id = ffi.new("int32_t[]", [device.index]), ffi.from_buffer(nccl_id)
+        options.rank, options.num_ranks = rank, size
+        options.indices, options.nccl_id = indices, nccl_id
+        made = ffi.new("moire_communicator **")
+        contexts.raise_for(lib.moire_communicator_nccl(options, made))
+        return cls(made[0], rank, size, device)
+
+    def contexts_of_calls(self, stream: int) -> dict:
         """Those that its calls run on; an error where they cannot."""
         is_forked = os.getpid() != self._process
         if is_forked or not self._closed.alive:
             found = "is of the process that forked this one" if is_forked else "is closed"
             raise invalid(f"communicator: rank {self.rank} of {self.size} {found}")
+        if stream == 0 and self._shares_device and not contexts.is_explaining():
+            raise invalid(
+                f"communicator: rank {self.rank} of {self.size} calls on the default stream of "
+                f"{self.window.device}, which other ranks share, where its call might wait for one "
+                "behind it; needs a stream of its own: with torch.cuda.stream(...)"
+            )
         return self.contexts
 
     def divide(self, *parts: tuple[tuple[int, ...], Any]) -> list[AnyArray]:
@@ -97,7 +139,7 @@ class Communicator(contextlib.AbstractContextManager):
         window = self.window
         if contexts.is_explaining():  # how large it has to be is what is asked
             contexts.note_window(end)
-            window = _as_array(np.empty(end, np.uint8))
+            window = np.empty(end, np.uint8) if torch is None else window.new_empty(end)
         if end > len(window):
             raise invalid(
                 f"communicator: the window has {len(window):,} bytes, needs {end:,} for "
@@ -115,6 +157,45 @@ class Communicator(contextlib.AbstractContextManager):
     def __repr__(self) -> str:
         state = "" if self._closed.alive else ", closed"
         return f"Communicator(rank {self.rank} of {self.size}, {len(self.window):,} bytes{state})"
+
+
+class _OnDevice:
+    """Memory of a CUDA device, which Torch takes with all that keeps it."""
+
+    def __init__(self, held, num_bytes):
+        address = int(ffi.cast("uintptr_t", held))
+        says = {"version": 2, "shape": (num_bytes,), "typestr": "|u1", "data": (address, False)}
+        self.held, self.__cuda_array_interface__ = held, says
+
+
+def _options(call, window_bytes, timeout_ms, on_cuda):
+    options = ffi.new("moire_communicator_options *")
+    options.struct_size = ffi.sizeof("moire_communicator_options")
+    options.window_bytes = integer(f"{call}: window_bytes", window_bytes)
+    options.timeout_ms = integer(f"{call}: timeout_ms", timeout_ms)
+    if on_cuda:  # where nothing has no address
+        options.device, options.window_bytes = lib.MOIRE_CUDA, max(options.window_bytes, 1)
+    return options
+
+
+def _cuda_devices(call, num_ranks, devices):
+    """A torch.device with its index for each rank."""
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        raise wrong(f"{call}: devices", devices, "a list of CUDA devices, one for each rank")
+    if len(devices) != num_ranks:
+        raise invalid(f"{call}: devices has {len(devices)}, needs {num_ranks}, one for each rank")
+    places = []
+    for rank, device in enumerate(devices):
+        name = f"{call}: devices[{rank}]"
+        if isinstance(device, int):
+            device = f"cuda:{integer(name, device)}"
+        places.append(torch_device(name, device))
+        if places[-1].type != "cuda":
+            raise invalid(f"{name} is {device}, must be one of CUDA; without devices it is the CPU")
+    if not torch.cuda.is_available():
+        raise unsupported(f"{call}: devices are given, but Torch finds none of CUDA")
+    current = torch.cuda.current_device()
+    return [torch.device("cuda", current) if p.index is None else p for p in places]
 
 
 def _destroy(contexts_of_calls, process, data):

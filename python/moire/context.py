@@ -113,7 +113,7 @@ def current(kind="cpu", index=0):
     else:
         where = now.num_threads or (torch.get_num_threads() if torch is not None else 0)
     key = (kind, index, where, now.strict, now.implementation, now.plan_for)
-    made = _contexts if communicator is None else communicator.contexts_of_calls()
+    made = _contexts if communicator is None else communicator.contexts_of_calls(where)
     context = made.get(key)
     if context is None:
         context = _create(key, made, communicator)
@@ -164,12 +164,14 @@ def _create(key, contexts, communicator):
         options.communicator = communicator.pointer
     with _contexts_lock:
         if key not in contexts:
-            # Shared, a context for a stream that is being captured needs nothing of the device.
-            options.sharing = _first_on.get((kind, index, plan_for), ffi.NULL)
+            # Shared, a context for a stream that is being captured needs nothing of the device. A
+            # rank's share its own state, or another's call would raise what its kernels find.
+            first_on = _first_on if communicator is None else contexts
+            options.sharing = first_on.get((kind, index, plan_for), ffi.NULL)
             created = ffi.new("moire_context **")
             raise_for(lib.moire_context_create(options, created))
             contexts[key] = created[0]
-            if kind == "cuda":
+            if kind == "cuda" and communicator is None:
                 _first_on.setdefault((kind, index, plan_for), created[0])
         return contexts[key]
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Optional, Union
 import torch
 import torch.distributed as dist
 
-from . import functional
+from . import functional, process_groups
 from .arrays import Torch, as_fp32, check_array, check_rank
 from .communicator import Communicator
 from .context import is_explaining, settings
@@ -96,7 +96,8 @@ class ExpertParallel:
             choice(f"{call}: dispatch_format", dispatch_format, _DISPATCH_FORMATS)
         self.dispatch_format = dispatch_format
         if not self.has_windows:  # where there are, each call compares what the ranks were told
-            self._agree(call)
+            told = {"num_experts": self.num_experts, "max_tokens": self.max_tokens}
+            process_groups.agree(call, self.group, **told, dispatch_format=dispatch_format)
 
     @property
     def has_windows(self) -> bool:
@@ -131,20 +132,6 @@ class ExpertParallel:
             "state_dict of the layer, and build it anew"
         )
 
-    def _agree(self, call):
-        """An error on every rank where one was told something else than the first."""
-        ours = {"num_experts": self.num_experts, "max_tokens": self.max_tokens}
-        ours["dispatch_format"] = self.dispatch_format
-        told = [None] * self.size
-        dist.all_gather_object(told, ours, group=self.group)
-        for rank, theirs in enumerate(told):
-            for name, value in theirs.items():
-                if value != told[0][name]:
-                    raise invalid(
-                        f"{call}: {name} is {told[0][name]} on rank 0 but {value} on rank {rank}, "
-                        "must be equal on all ranks"
-                    )
-
     @torch.compiler.disable
     def dispatch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
@@ -165,6 +152,11 @@ class ExpertParallel:
             raise unsupported(
                 f"{call}: x is a FakeTensor, without values, but a Communicator's windows hold "
                 "values; needs a process group, and moire.explain says what windows need"
+            )
+        if self.has_windows and x.device != self.group.window.device:
+            raise invalid(
+                f"{call}: x is on {x.device}, must be on {self.group.window.device}, as the "
+                "communicator's window is"
             )
         if topk_idx.shape != topk_weights.shape or topk_idx.shape[0] != x.shape[0]:
             raise invalid(
@@ -228,15 +220,7 @@ def ranks_of(call, group):
     """(the group, rank, size) of a Communicator or a process group, None for the default one."""
     if isinstance(group, Communicator):
         return group, group.rank, group.size
-    if not (dist.is_available() and dist.is_initialized()):
-        raise invalid(f"{call}: torch.distributed has no process group, needs init_process_group")
-    group = dist.group.WORLD if group is None else group
-    if not isinstance(group, dist.ProcessGroup):
-        raise invalid(
-            f"{call}: group is {described(group)}, must be a process group that this rank belongs "
-            "to, or a moire.Communicator"
-        )
-    return group, dist.get_rank(group), dist.get_world_size(group)
+    return process_groups.ranks_of(call, group, ", or a moire.Communicator")
 
 
 def _mode_of(x):
@@ -321,6 +305,8 @@ class _OverWindows:
             received.update(topk_idx_recv=(shape, torch.int32))
             received.update(topk_weights_recv=(shape, torch.float32))
         into = self.ranks.divide(*received.values())
+        if topk_weights is not None and x.is_cuda:
+            into[-2].fill_(-1)  # a call that fails there is found later, and nobody sent anything
         self._call("dispatch", **fields, **sent, **dict(zip(received, into)))
         rows, choices = into[: len(sent)], into[len(sent) :]
         self.overflow = _OVERFLOW.index("drop")  # what is refused has been: gradients go as rows do

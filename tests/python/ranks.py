@@ -1,8 +1,11 @@
-"""Ranks that are threads, each with a communicator."""
+"""Ranks that are threads, each with a communicator; on a GPU each with a stream of its own."""
 
+import contextlib
+import functools
 import threading
 
 import moire
+import torch
 
 WINDOW = 1 << 20  # bytes
 
@@ -11,31 +14,55 @@ class Shared:
     """What all threads have."""
 
     def __init__(self, size):
-        self.tensors, self.barrier = [None] * size, threading.Barrier(size)
+        self.values, self.barrier = [None] * size, threading.Barrier(size)
 
 
 class OfThreads:
-    """One of them: whose group it is, and sums of tensors over all."""
+    """One of them: whose group it is, and what all of them say."""
 
     def __init__(self, communicator, shared):
         self.group, self.shared = communicator, shared
         self.rank, self.size = communicator.rank, communicator.size
 
-    def sum(self, tensor):
-        self.shared.tensors[self.rank] = tensor
+    def share(self, value):
+        """The value of each rank."""
+        if self.group.window.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        self.shared.values[self.rank] = value
         self.shared.barrier.wait(60)
-        return sum(self.shared.tensors)
+        found = list(self.shared.values)
+        self.shared.barrier.wait(60)
+        return found
+
+    def sum(self, tensor):
+        return sum(self.share(tensor))
 
 
-def in_threads(size, run, timeout_ms=60_000, window=WINDOW):
+@functools.cache
+def streams(device):
+    """Made together and kept: one that comes later may get the hardware queue of one that waits."""
+    return [torch.cuda.Stream(device) for _ in range(8)]
+
+
+def stream_of(communicator):
+    """What a rank's thread runs its calls in."""
+    if not communicator.window.is_cuda:
+        return contextlib.nullcontext()
+    return torch.cuda.stream(streams(communicator.window.device)[communicator.rank])
+
+
+def in_threads(size, run, timeout_ms=60_000, window=WINDOW, make=moire.Communicator.threads):
     """run(rank) on a thread for each; what they raised, by rank. One that raises leaves."""
     shared, raised = Shared(size), [None] * size
-    communicators = moire.Communicator.threads(size, window, timeout_ms=timeout_ms)
+    communicators = make(size, window, timeout_ms=timeout_ms)
+    streams_of = [stream_of(communicator) for communicator in communicators]
 
     def work(communicator):
         try:
-            with communicator:
+            with communicator, streams_of[communicator.rank]:
                 run(OfThreads(communicator, shared))
+                if communicator.window.is_cuda:
+                    torch.cuda.current_stream().synchronize()
         except BaseException as e:
             raised[communicator.rank] = e
 

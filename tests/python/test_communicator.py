@@ -1,6 +1,7 @@
 """Communicators by themselves: calls of moire.h on windows, who leaves, and what is refused."""
 
 import copy
+import ctypes
 import gc
 import os
 import pickle
@@ -15,11 +16,124 @@ import pytest
 from ranks import in_threads, succeed
 
 torch = pytest.importorskip("torch")
+dist = torch.distributed
 FAILED = moire.Code.RANK_FAILED
 
 
 def two(window=4096, **options):
     return moire.Communicator.threads(2, window, **options)
+
+
+def two_on(device, window=4096):
+    return two(window, devices=None if device == "cpu" else [0, "cuda:0"])
+
+
+class LibraryWithoutGpu:
+    """The C library, of which ranks that ask for CUDA get the CPU's, and all that they asked."""
+
+    def __init__(self, lib):
+        self._lib, self.asked = lib, []
+
+    def __getattr__(self, name):
+        return getattr(self._lib, name)
+
+    def moire_communicator_threads(self, options, made):
+        indices = list(options.indices[0 : options.num_ranks])
+        self.asked.append((options.device, options.window_bytes, options.timeout_ms, indices))
+        options.device = self.MOIRE_CPU
+        return self._lib.moire_communicator_threads(options, made)
+
+    def moire_communicator_nccl(self, options, made):
+        nccl_id = bytes(moire.communicator.ffi.buffer(options.nccl_id, 128))
+        self.asked.append((options.rank, nccl_id))
+        return self.moire_communicator_threads(options, made)
+
+    def moire_context_create(self, options, made):
+        self.asked.append((options.device, options.index))
+        options.device, options.index = self.MOIRE_CPU, 0
+        return self._lib.moire_context_create(options, made)
+
+
+def as_tensor_without_gpu(memory, device):
+    says = memory.__cuda_array_interface__
+    assert (device.type, says["typestr"], says["data"][1]) == ("cuda", "|u1", False)
+    array = (ctypes.c_uint8 * says["shape"][0]).from_address(says["data"][0])
+    array.memory = memory  # as long as the tensor has it
+    return torch.frombuffer(array, dtype=torch.uint8)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What C was asked for, where device 1 of CUDA seems to be Torch's current one."""
+    library = LibraryWithoutGpu(moire.communicator.lib)
+    monkeypatch.setattr(moire.communicator, "lib", library)
+    monkeypatch.setattr(torch, "as_tensor", as_tensor_without_gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    return library.asked
+
+
+def test_ranks_on_cuda_are_on_their_devices(asked):
+    ranks = moire.Communicator.threads(3, 0, timeout_ms=7, devices=[1, "cuda:0", "cuda"])
+    assert asked == [(1, 1, 7, [1, 0, 1]), (1, 1), (1, 0), (1, 1)]
+    assert [list(rank.contexts) for rank in ranks[:2]] == [[("cuda", i, None)] for i in (1, 0)]
+    window = moire.Communicator.threads(1, 4096, devices=["cuda:2"])[0].window
+    gc.collect()
+    assert not window.any() and window.fill_(3).sum() == 3 * 4096
+    for rank in ranks[::2]:  # which share device 1
+        assert rank.contexts_of_calls(5) is rank.contexts
+        with pytest.raises(moire.InvalidArgument, match="calls on the default stream of .* other"):
+            rank.contexts_of_calls(0)
+    assert ranks[1].contexts_of_calls(0) is ranks[1].contexts
+
+
+@pytest.mark.parametrize(
+    ("devices", "found"),
+    [
+        (["cuda:0"], r"threads: devices has 1, needs 2, one for each rank"),
+        ("cuda:0", "devices is 'cuda:0', must be a list of CUDA devices, one for each rank"),
+        (0, "devices is 0, must be a list of CUDA devices"),
+        (["cuda:0", "cpu"], r"devices\[1\] is cpu, must be one of CUDA; without devices it is"),
+        ([-1, 0], r"devices\[0\] is -1, must be an integer, at least 0"),
+        ([0, True], r"devices\[1\] is True, must be an integer, at least 0"),
+        ([0, "gpu"], r"devices\[1\] is 'gpu', must be a device, such as"),
+    ],
+)
+def test_devices_are_of_cuda_and_one_for_each_rank(devices, found):
+    with pytest.raises(moire.InvalidArgument, match=found):
+        two(devices=devices)
+    if not torch.cuda.is_available():
+        with pytest.raises(moire.Unsupported, match="given, but Torch finds none of CUDA"):
+            two(devices=[0, 0])
+
+
+@pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
+)
+def test_a_process_group_of_nccl_is_connected_by_an_id(asked, monkeypatch):
+    connect = moire.Communicator.from_process_group
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        found = "has cpu:gloo.*, needs cuda:nccl, .*; give the process group itself to moire.Exp"
+        with pytest.raises(moire.Unsupported, match=found):
+            connect(window_bytes=64)
+        other = two(devices=[0, 0])[0]
+        asked.clear()
+        for bad, found in (
+            (other, "a Communicator, must be a process group that this rank belongs to$"),
+            (3, "is 3, must be"),
+        ):
+            with pytest.raises(moire.InvalidArgument, match=found):
+                connect(bad, window_bytes=64)
+        assert asked == []
+        monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
+        monkeypatch.setattr(torch.cuda.nccl, "unique_id", lambda: bytes(range(128)))
+        rank = connect(dist.group.WORLD, window_bytes=64, timeout_ms=9)
+        assert asked == [(0, bytes(range(128))), (1, 64, 9, [1]), (1, 1)]
+        assert (rank.rank, rank.size, len(rank.window)) == (0, 1, 64)
+        assert rank.contexts_of_calls(0) is rank.contexts
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("kind", ("torch", "numpy"))
@@ -75,8 +189,9 @@ def test_a_rank_that_does_not_come_is_named():
         group.dispatch(x, torch.zeros(1, 1, dtype=torch.int64), x[:, :1])
 
 
-def test_a_window_is_divided_alike_and_says_what_it_needs():
-    (rank, _) = two(window=1024)
+def test_a_window_is_divided_alike_and_says_what_it_needs(device):
+    (rank, _) = two_on(device, window=1024)
+    assert rank.window.device.type == rank.divide(((1,), torch.int32))[0].device.type == device
     rows, idx = rank.divide(((3, 5), torch.bfloat16), ((2, 2), torch.int32))
     assert rows.data_ptr() == rank.window.data_ptr() and rows.dtype == torch.bfloat16
     assert idx.data_ptr() == rank.window.data_ptr() + 256 and idx.shape == (2, 2)
@@ -93,8 +208,8 @@ def test_a_window_is_divided_alike_and_says_what_it_needs():
     assert len(moire.Communicator.threads(1, 0)[0].window) == 0
 
 
-def test_windows_outlive_their_communicators():
-    ranks = two()
+def test_windows_outlive_their_communicators(device):
+    ranks = two_on(device)
     window = ranks[0].window
     window.fill_(3)
     ranks[1].close()
@@ -123,8 +238,9 @@ def test_check_goes_on_while_others_make_communicators():
     assert len(kept) == 100
 
 
-def test_explain_says_how_large_windows_have_to_be_without_other_ranks():
-    rank = moire.Communicator.threads(8, 0)[3]
+def test_explain_says_how_large_windows_have_to_be_without_other_ranks(device):
+    devices = None if device == "cpu" else [0] * 8
+    rank = moire.Communicator.threads(8, 0, devices=devices)[3]
     experts = moire.nn.GroupedMLP(2, 64, 32)
     group = moire.ExpertParallel(rank, num_experts=16, max_tokens=10)
     layer = moire.nn.MoE(experts, moire.nn.Router(64, 16, k=2), group=group)
@@ -134,6 +250,20 @@ def test_explain_says_how_large_windows_have_to_be_without_other_ranks():
     assert [ops.count(op) for op in ("dispatch_plan", "dispatch", "combine")] == [1, 2, 2]
     needed = 8 * 10 * 64 * 4 + 2 * 768  # rows, and 640 bytes each of choices and of weights
     assert found.window_bytes == needed and f"window of each rank: {needed:,} B" in str(found)
+
+
+def test_tensors_are_where_the_window_is(device):
+    (rank, _) = two_on(device)
+    group = moire.ExpertParallel(rank, num_experts=2, max_tokens=1)
+    there = torch.device("meta")
+    x, idx = torch.zeros(1, 8, device=there), torch.zeros(1, 1, dtype=torch.int64, device=there)
+    found = f"dispatch: x is on meta, must be on {device}(:0)?, as the communicator's window is"
+    with pytest.raises(moire.InvalidArgument, match=found):
+        group.dispatch(x, idx, x[:, :1])
+    if device == "cuda":
+        x, idx = torch.zeros(1, 8), torch.zeros(1, 1, dtype=torch.int64)
+        with pytest.raises(moire.InvalidArgument, match="rank 0 of 2 calls on the default stream"):
+            group.dispatch(x, idx, x[:, :1])
 
 
 def test_the_guide_trains_a_layer_on_threads():
@@ -177,5 +307,5 @@ def test_what_is_closed_forked_or_no_communicator_is_refused():
         moire.Communicator.threads(0, 1)
     with pytest.raises(moire.OutOfMemory, match="no memory for a window"):
         moire.Communicator.threads(1, 2**62)
-    with pytest.raises(moire.Unsupported, match="windows of threads of the CPU"):
+    with pytest.raises(moire.InvalidArgument, match="process_group: .* needs init_process_group"):
         moire.Communicator.from_process_group(window_bytes=1)

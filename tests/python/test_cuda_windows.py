@@ -1,0 +1,102 @@
+"""The cases of test_expert_parallel.py on windows of CUDA: ranks that are threads and share a GPU,
+which wait for each other there, and the one rank that NCCL can have on it. Each world is a process,
+which loads all kernels at once, since a kernel's first use may wait for those that wait.
+"""
+
+import functools
+import os
+import traceback
+
+import moire
+import pytest
+import test_expert_parallel as on_any
+import torch
+import torch.distributed as dist
+from ranks import WINDOW, in_threads
+
+THREADS, NCCL = "cuda windows of threads", "cuda windows of NCCL"
+WORLDS = [(1, THREADS), (2, THREADS), (4, THREADS), (1, NCCL)]
+
+# Of what kernels find, the next call of any thread says the first; a capture waits for the whole
+# GPU, and so may a graph's first replay, of which tests/gpu has a test with several ranks.
+OF_ONE_RANK = {"more_rows_than_there_is_room_for_are_an_error", "a_step_is_one_graph_on_gpus"}
+OF_OTHERS = {  # who raise at once
+    "what_the_ranks_are_told_has_to_be_equal",
+    "bad_arguments_are_refused_before_anything_is_sent",
+}
+
+
+def rows_move_as_on_the_cpu(at):
+    """To the bit, there and back, and their gradients."""
+    ranks = at.share(moire.Communicator.threads(at.size, WINDOW) if at.rank == 0 else None)[0]
+    world, moved = on_any.World(at, 5, torch.bfloat16), []
+    for communicator, device in ((at.group, on_any.DEVICE), (ranks[at.rank], "cpu")):
+        group = moire.ExpertParallel(communicator, num_experts=on_any.EXPERTS, max_tokens=64)
+        own = [t[world.mine].to(device) for t in (world.x, world.idx, world.weights, world.grad_y)]
+        x, weights = (own[i].clone().requires_grad_() for i in (0, 2))
+        got = group.dispatch(x, own[1], weights)
+        y = group.combine(got.x, got)
+        grads = own[3].to(y.dtype), got.topk_weights.detach()
+        torch.autograd.backward((y, got.topk_weights), grads)
+        moved.append((*got[:3], y, x.grad, weights.grad))
+    for on_gpu, on_cpu in zip(*moved):
+        assert torch.equal(on_gpu.cpu(), on_cpu)
+
+
+CASES = {name: run for name, run in on_any.CASES.items() if name not in OF_OTHERS}
+CASES[rows_move_as_on_the_cpu.__name__] = rows_move_as_on_the_cpu
+
+
+def of_nccl(size, window, timeout_ms):
+    options = {"window_bytes": window, "timeout_ms": timeout_ms}
+    return [moire.Communicator.from_process_group(**options)]
+
+
+def work(rank, size, kind, folder):
+    """All ranks of a world: what each raised in a case goes into a file of the case's name."""
+    on_any.DEVICE = torch.device("cuda", 0)
+    make = functools.partial(moire.Communicator.threads, devices=[on_any.DEVICE] * size)
+    if kind == NCCL:
+        store = dist.FileStore(str(folder / "store"), size)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size)
+        make = of_nccl
+    for name, run in CASES.items():
+        if size > 1 and name in OF_ONE_RANK:
+            continue
+        try:
+            raised = in_threads(size, run, make=make)
+        except moire.Unsupported as e:  # NCCL is too old
+            (folder / "unsupported").write_text(str(e))
+            break
+        for of, error in enumerate(raised):
+            found = error and traceback.format_exception(None, error, error.__traceback__)
+            (folder / f"{name}.{of}").write_text("".join(found or ()))
+    os._exit(0)
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids="{0[0]} ranks on {0[1]}".format)
+def world(request, tmp_path_factory):
+    if not torch.cuda.is_available() or moire.info()["devices"][-1]["device"] != "cuda":
+        pytest.skip("needs a GPU, and a build of moire with CUDA")
+    folder = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CUDA_MODULE_LOADING", "EAGER")
+        environment.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        args = (*request.param, folder)
+        ranks = torch.multiprocessing.spawn(work, args, nprocs=1, join=False)
+    ranks.processes[0].join(300)
+    ranks.processes[0].kill()
+    return request.param[0], folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experts_over_windows(world, name):
+    size, folder = world
+    if size > 1 and name in OF_ONE_RANK:
+        pytest.skip("where ranks share a GPU, there is a case of one alone")
+    if (folder / "unsupported").exists():
+        pytest.skip((folder / "unsupported").read_text())
+    for rank in range(size):
+        found = folder / f"{name}.{rank}"
+        assert found.exists(), f"rank {rank} did not come to the end"
+        assert not found.read_text(), found.read_text()
