@@ -53,9 +53,11 @@ class Part:
 
 
 # What fits the package into somebody else's: transformers, torch.distributed, Megatron.
-INTEGRATIONS = ("python/moire/hf.py", "python/moire/expert_parallel.py", "python/moire/trained.py")
+INTEGRATIONS = tuple(
+    f"python/moire/{name}.py" for name in ("hf", "expert_parallel", "process_groups", "trained")
+)
 
-# Experts over ranks: what they tell each other, and the ops that move tokens: on CUDA 1,259 lines,
+# Experts over ranks: what they tell each other, and the ops that move tokens: on CUDA 1,291 lines,
 # 167 of them for NCCL. Their contract, in moire.h and fields.h, is the spine's.
 PARALLEL = (
     "include/moire/expert_parallel.h",
@@ -75,9 +77,9 @@ PARTS = (
         without=PARALLEL,
     ),
     Part("CPU", ("src/backend/cpu/",), 7500, without=PARALLEL),
-    Part("expert parallelism", PARALLEL, 2475),
-    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12954, without=PARALLEL),
-    Part("Python", ("python/moire/",), 5100, ceiling=7442, without=INTEGRATIONS),
+    Part("expert parallelism", PARALLEL, 2492),
+    Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12955, without=PARALLEL),
+    Part("Python", ("python/moire/",), 5100, ceiling=7524, without=INTEGRATIONS),
     Part("tools", ("tools/",), 6500, ceiling=7573),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall
