@@ -63,9 +63,9 @@ struct ZMap {
       ptx::tma_load_5d(piece.gate, &map, barrier, f, columns.gate, r.row, r.end, r.wrap);
       ptx::tma_load_5d(piece.up, &map, barrier, f, 1 - columns.gate, r.row, r.end, r.wrap);
     } else {
-      ptx::tma_load_4d(piece.gate, &map, barrier, first(f), r.row, r.end, r.wrap);
+      ptx::tma_load_4d(piece.gate, &map, barrier, column_of(f, 0), r.row, r.end, r.wrap);
       if (is_one_box()) return;
-      ptx::tma_load_4d(piece.up, &map, barrier, second(f), r.row, r.end, r.wrap);
+      ptx::tma_load_4d(piece.up, &map, barrier, column_of(f, 1), r.row, r.end, r.wrap);
     }
   }
   __device__ void store(const ZPiece<kColumns>& piece, int32_t f, const RaggedRow& r) const {
@@ -73,24 +73,20 @@ struct ZMap {
       ptx::tma_store_5d(&map, piece.gate, f, columns.gate, r.row, r.end, r.wrap);
       ptx::tma_store_5d(&map, piece.up, f, 1 - columns.gate, r.row, r.end, r.wrap);
     } else {
-      ptx::tma_store_4d(&map, piece.gate, first(f), r.row, r.end, r.wrap);
+      ptx::tma_store_4d(&map, piece.gate, column_of(f, 0), r.row, r.end, r.wrap);
       if (is_one_box()) return;
-      ptx::tma_store_4d(&map, piece.up, second(f), r.row, r.end, r.wrap);
+      ptx::tma_store_4d(&map, piece.up, column_of(f, 1), r.row, r.end, r.wrap);
     }
   }
   // Which column of z lies at `column` of a piece's first (0) or second buffer; twice F or more:
   // none.
-  __device__ int32_t column_of(int32_t f, int32_t buffer, int32_t column) const {
+  __device__ int32_t column_of(int32_t f, int32_t buffer, int32_t column = 0) const {
     return is_woven() ? 2 * f + buffer * kPanel + column : columns.position(f + column, buffer);
   }
 
  private:
   __device__ bool is_woven() const { return columns.is_woven<kColumns>(); }
   __device__ bool is_one_box() const { return 2 * kColumns == kPanel && is_woven(); }
-  __device__ int32_t first(int32_t f) const { return is_woven() ? 2 * f : columns.position(f, 0); }
-  __device__ int32_t second(int32_t f) const {
-    return is_woven() ? 2 * f + kPanel : columns.position(f, 1);
-  }
 };
 
 // Where a lane's two words of column group j are in woven buffers: with blocks of 1, (first,
