@@ -32,32 +32,35 @@ class Chosen {
   const Implementation<A>& chosen_;
 };
 
-// What the first does not take, the second may.
-template <class A, const Implementation<A>& kFirst, const Implementation<A>& kSecond>
+// What the first, which is for fast sums, does not take, the second may.
+template <class A, const Implementation<A>& kFast, const Implementation<A>& kExact>
 class FirstOf : public Chosen<A> {
  public:
   FirstOf(const DeviceState& state, const A& args, const Workspace&)
-      : FirstOf(kFirst.supports(state, args), state, args) {}
+      : FirstOf(args.accumulation == MOIRE_ACCUMULATE_FAST, state, args) {}
 
   Reason supports() const {
-    if (!refusal_) return {};
+    if (is_first_) return {};
     const Reason second = Chosen<A>::supports();
     // Whose refusal is the one to mend: of a call that asks for exact sums, the second's.
-    return second && is_fast_ ? refusal_ : second;
+    return second && refusal_ ? refusal_ : second;
   }
   std::string policy() const {
     const std::string policy = Chosen<A>::policy();
-    return refusal_ && is_fast_ ? concat(policy, "; no FP8 tensor cores: ", *refusal_) : policy;
+    return refusal_ ? concat(policy, "; no FP8 tensor cores: ", *refusal_) : policy;
   }
 
  private:
-  FirstOf(Reason refusal, const DeviceState& state, const A& args)
-      : Chosen<A>(state, args, refusal ? kSecond : kFirst),
-        refusal_(std::move(refusal)),
-        is_fast_(args.accumulation == MOIRE_ACCUMULATE_FAST) {}
+  // Exact sums are not asked after: most calls want them, and each is chosen for several times.
+  FirstOf(bool is_fast, const DeviceState& state, const A& args)
+      : FirstOf(is_fast, is_fast ? kFast.supports(state, args) : Reason(), state, args) {}
+  FirstOf(bool is_fast, Reason refusal, const DeviceState& state, const A& args)
+      : Chosen<A>(state, args, is_fast && !refusal ? kFast : kExact),
+        is_first_(is_fast && !refusal),
+        refusal_(std::move(refusal)) {}
 
-  Reason refusal_;  // by the first
-  bool is_fast_;
+  bool is_first_;
+  Reason refusal_;  // by the first, of a call that asks for fast sums
 };
 
 // The activation in the product's epilogue, where its kernels have that, else apart.

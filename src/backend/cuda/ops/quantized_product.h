@@ -10,6 +10,7 @@
 #include <moire/grouped_gemm.h>
 #include <moire/quantize.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -74,8 +75,9 @@ class Around {
   std::string_view op_;  // a literal
   bool decodes_;
   Arena arena_;
-  Decoded decoded_[2];
-  Copied copied_[2];
+  // Optional, so that the arguments of steps that are not there are not zeroed each time.
+  std::optional<Decoded> decoded_[2];
+  std::optional<Copied> copied_[2];
   int num_decoded_ = 0, num_copied_ = 0;
   Reason reason_;  // why an operand cannot be decoded
 };
