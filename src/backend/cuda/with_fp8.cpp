@@ -15,18 +15,13 @@ namespace {
 
 // A call that one of two implementations under one name takes.
 template <class A>
-class Chosen {
- public:
-  Chosen(const DeviceState& state, const A& args, const Implementation<A>& chosen)
-      : state_(state), args_(args), chosen_(chosen) {}
-
+struct Chosen {
   Reason supports() const { return chosen_.supports(state_, args_); }
   size_t workspace() const { return chosen_.workspace(state_, args_); }
   std::string policy() const { return chosen_.policy(state_, args_); }
   int64_t launches() const { return launches_of(chosen_, state_, args_); }
   Status run(const Context& context) const { return chosen_.run(context, args_); }
 
- private:
   const DeviceState& state_;
   const A& args_;
   const Implementation<A>& chosen_;
@@ -36,11 +31,12 @@ class Chosen {
 template <class A, const Implementation<A>& kFast, const Implementation<A>& kExact>
 class FirstOf : public Chosen<A> {
  public:
+  // Exact sums are not asked after: most calls want them, and each is chosen for several times.
   FirstOf(const DeviceState& state, const A& args, const Workspace&)
-      : FirstOf(args.accumulation == MOIRE_ACCUMULATE_FAST, state, args) {}
+      : FirstOf(is_fast(args) ? kFast.supports(state, args) : Reason(), state, args) {}
 
   Reason supports() const {
-    if (is_first_) return {};
+    if (&this->chosen_ == &kFast) return {};
     const Reason second = Chosen<A>::supports();
     // Whose refusal is the one to mend: of a call that asks for exact sums, the second's.
     return second && refusal_ ? refusal_ : second;
@@ -51,15 +47,11 @@ class FirstOf : public Chosen<A> {
   }
 
  private:
-  // Exact sums are not asked after: most calls want them, and each is chosen for several times.
-  FirstOf(bool is_fast, const DeviceState& state, const A& args)
-      : FirstOf(is_fast, is_fast ? kFast.supports(state, args) : Reason(), state, args) {}
-  FirstOf(bool is_fast, Reason refusal, const DeviceState& state, const A& args)
-      : Chosen<A>(state, args, is_fast && !refusal ? kFast : kExact),
-        is_first_(is_fast && !refusal),
+  static bool is_fast(const A& args) { return args.accumulation == MOIRE_ACCUMULATE_FAST; }
+  FirstOf(Reason refusal, const DeviceState& state, const A& args)
+      : Chosen<A>{state, args, is_fast(args) && !refusal ? kFast : kExact},
         refusal_(std::move(refusal)) {}
 
-  bool is_first_;
   Reason refusal_;  // by the first, of a call that asks for fast sums
 };
 
@@ -67,7 +59,7 @@ class FirstOf : public Chosen<A> {
 template <class A, const Implementation<A>& kFused, const Implementation<A>& kApart>
 struct ByActivation : Chosen<A> {
   ByActivation(const DeviceState& state, const A& args, const Workspace&)
-      : Chosen<A>(state, args, ops::has_epilogue(args.activation, args.layout) ? kFused : kApart) {}
+      : Chosen<A>{state, args, ops::has_epilogue(args.activation, args.layout) ? kFused : kApart} {}
 };
 
 // On Hopper: the FP8 tensor cores where their sums may be used; else decoded operands, MXFP8's.

@@ -75,8 +75,7 @@ class Around {
   std::string_view op_;  // a literal
   bool decodes_;
   Arena arena_;
-  // Optional, so that the arguments of steps that are not there are not zeroed each time.
-  std::optional<Decoded> decoded_[2];
+  std::optional<Decoded> decoded_[2];  // what is not there is not zeroed either
   std::optional<Copied> copied_[2];
   int num_decoded_ = 0, num_copied_ = 0;
   Reason reason_;  // why an operand cannot be decoded
