@@ -238,8 +238,9 @@ def _most(group, x):
         return x.shape[0]
     # A token that says it goes to the first expert of each rank.
     everyone = torch.arange(group.size, device=x.device)[None] * group.num_local_experts
-    told = torch.tensor([[x.shape[0]]], dtype=torch.int32, device=x.device).view(torch.float32)
-    return int(_OverWindows(group, everyone, 1).spread(told)[0].view(torch.int32).max())
+    told = x.new_full((1, 1), x.shape[0], dtype=torch.int32)  # for a copy the host would wait
+    told = _OverWindows(group, everyone, 1).spread(told.view(torch.float32))[0]
+    return int(told.view(torch.int32).max())
 
 
 def _check_choices(topk_idx, num_experts):
