@@ -69,14 +69,16 @@ class Communicator(contextlib.AbstractContextManager):
         *,
         timeout_ms: int = 0,
         devices: Optional[Sequence[Device]] = None,
+        num_multiprocessors: int = 0,
     ) -> list[Communicator]:
         """Ranks that are threads of this process: one for each, rank 0 first. They are on the CPU,
         or each on one of `devices`, of CUDA, of which several may be the same: ranks that share one
         wait for each other there, and each needs a stream of its own. A call waits timeout_ms for
-        another rank, ten minutes if it is 0.
+        another rank, ten minutes if it is 0. On CUDA its rows are moved by num_multiprocessors,
+        which leaves the others to what runs beside it; all if it is 0.
         """
         call = "Communicator.threads"
-        options = _options(call, window_bytes, timeout_ms, devices is not None)
+        options = _options(call, window_bytes, timeout_ms, num_multiprocessors, devices is not None)
         options.num_ranks = integer(f"{call}: num_ranks", num_ranks, 1, 1024)
         places = [None] * options.num_ranks
         if devices is not None:
@@ -89,14 +91,19 @@ class Communicator(contextlib.AbstractContextManager):
 
     @classmethod
     def from_process_group(
-        cls, process_group: Optional[Any] = None, *, window_bytes: int, timeout_ms: int = 0
+        cls,
+        process_group: Optional[Any] = None,
+        *,
+        window_bytes: int,
+        timeout_ms: int = 0,
+        num_multiprocessors: int = 0,
     ) -> Communicator:
         """This rank of a torch.distributed process group (None: the default one) with a backend
         nccl, on Torch's current CUDA device: a call of all its ranks. They are connected anew, by
-        NCCL since 2.29.2; the group may go.
+        NCCL since 2.29.2; the group may go. The numbers are those of threads().
         """
         call = "Communicator.from_process_group"
-        options = _options(call, window_bytes, timeout_ms, on_cuda=True)
+        options = _options(call, window_bytes, timeout_ms, num_multiprocessors, on_cuda=True)
         if torch is None:
             raise invalid(f"{call}: process groups are Torch's, which is not installed")
         from .process_groups import nccl_ranks  # which needs Torch
@@ -168,11 +175,13 @@ class _OnDevice:
         self.held, self.__cuda_array_interface__ = held, says
 
 
-def _options(call, window_bytes, timeout_ms, on_cuda):
+def _options(call, window_bytes, timeout_ms, num_multiprocessors, on_cuda):
     options = ffi.new("moire_communicator_options *")
     options.struct_size = ffi.sizeof("moire_communicator_options")
     options.window_bytes = integer(f"{call}: window_bytes", window_bytes)
     options.timeout_ms = integer(f"{call}: timeout_ms", timeout_ms)
+    name = f"{call}: num_multiprocessors"
+    options.num_multiprocessors = integer(name, num_multiprocessors, 0, 2**31 - 1)
     if on_cuda:  # where nothing has no address
         options.device, options.window_bytes = lib.MOIRE_CUDA, max(options.window_bytes, 1)
     return options

@@ -39,7 +39,8 @@ class LibraryWithoutGpu:
 
     def moire_communicator_threads(self, options, made):
         indices = list(options.indices[0 : options.num_ranks])
-        self.asked.append((options.device, options.window_bytes, options.timeout_ms, indices))
+        numbers = options.window_bytes, options.timeout_ms, options.num_multiprocessors
+        self.asked.append((options.device, *numbers, indices))
         options.device = self.MOIRE_CPU
         return self._lib.moire_communicator_threads(options, made)
 
@@ -74,8 +75,9 @@ def asked(monkeypatch):
 
 
 def test_ranks_on_cuda_are_on_their_devices(asked):
-    ranks = moire.Communicator.threads(3, 0, timeout_ms=7, devices=[1, "cuda:0", "cuda"])
-    assert asked == [(1, 1, 7, [1, 0, 1]), (1, 1), (1, 0), (1, 1)]
+    told = {"timeout_ms": 7, "num_multiprocessors": 16}
+    ranks = moire.Communicator.threads(3, 0, devices=[1, "cuda:0", "cuda"], **told)
+    assert asked == [(1, 1, 7, 16, [1, 0, 1]), (1, 1), (1, 0), (1, 1)]
     assert [list(rank.contexts) for rank in ranks[:2]] == [[("cuda", i, None)] for i in (1, 0)]
     window = moire.Communicator.threads(1, 4096, devices=["cuda:2"])[0].window
     gc.collect()
@@ -128,8 +130,9 @@ def test_a_process_group_of_nccl_is_connected_by_an_id(asked, monkeypatch):
         assert asked == []
         monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
         monkeypatch.setattr(torch.cuda.nccl, "unique_id", lambda: bytes(range(128)))
-        rank = connect(dist.group.WORLD, window_bytes=64, timeout_ms=9)
-        assert asked == [(0, bytes(range(128))), (1, 64, 9, [1]), (1, 1)]
+        told = {"timeout_ms": 9, "num_multiprocessors": 8}
+        rank = connect(dist.group.WORLD, window_bytes=64, **told)
+        assert asked == [(0, bytes(range(128))), (1, 64, 9, 8, [1]), (1, 1)]
         assert (rank.rank, rank.size, len(rank.window)) == (0, 1, 64)
         assert rank.contexts_of_calls(0) is rank.contexts
     finally:
