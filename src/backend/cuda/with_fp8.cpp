@@ -27,11 +27,11 @@ struct Chosen {
   const Implementation<A>& chosen_;
 };
 
-// What the first, which is for fast sums, does not take, the second may.
+// What the first does not take, the second may. The first refuses exact sums, which most calls
+// want: it is asked about the others alone, for each call is planned several times.
 template <class A, const Implementation<A>& kFast, const Implementation<A>& kExact>
 class FirstOf : public Chosen<A> {
  public:
-  // Exact sums are not asked after: most calls want them, and each is chosen for several times.
   FirstOf(const DeviceState& state, const A& args, const Workspace&)
       : FirstOf(is_fast(args) ? kFast.supports(state, args) : Reason(), state, args) {}
 

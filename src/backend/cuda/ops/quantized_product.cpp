@@ -54,7 +54,7 @@ void Around::decode_into(const char* name, moire_tensor& data, moire_tensor& sca
   args.target = target;
   args.groups = groups;
   args.tail = MOIRE_TAIL_UNTOUCHED;
-  decoded_[num_decoded_++] = Decoded{name, args};
+  decoded_[num_decoded_++] = {name, args};
   data = target;
   scales = {};
 }
@@ -92,24 +92,24 @@ void Around::output(const char* name, moire_tensor& stored, DType storage, int64
   args.columnwise = columnwise;
   args.groups = present_groups(groups);
   args.tail = tail;
-  copied_[num_copied_++] = Copied{name, args};
+  copied_[num_copied_++] = {name, args};
   rowwise = columnwise = {};
 }
 
 TensorView Around::rounded() {
   const TensorView left = arena_.take(DType::kInt32, 1, 1);
-  copied_[num_copied_ - 1]->is_rounded = true;
-  copied_[num_copied_ - 1]->left = static_cast<const uint32_t*>(left.data);
+  copied_[num_copied_ - 1].is_rounded = true;
+  copied_[num_copied_ - 1].left = static_cast<const uint32_t*>(left.data);
   return left;
 }
 
 Reason Around::refusal(const DeviceState& state) const {
   Reason reason = reason_;
   for (int i = 0; i < num_decoded_ && !reason; ++i) {
-    reason = kDequantize.supports(state, decoded_[i]->args);
+    reason = kDequantize.supports(state, decoded_[i].args);
   }
   for (int i = 0; i < num_copied_ && !reason; ++i) {
-    reason = kQuantize.supports(state, copied_[i]->args);
+    reason = kQuantize.supports(state, copied_[i].args);
   }
   return reason;
 }
@@ -117,14 +117,14 @@ Reason Around::refusal(const DeviceState& state) const {
 Status Around::decode(const Context& context) const {
   for (int i = 0; i < num_decoded_; ++i) {
     MOIRE_RETURN_IF_ERROR(
-        kDequantize.run(context.within({op_, decoded_[i]->name}), decoded_[i]->args));
+        kDequantize.run(context.within({op_, decoded_[i].name}), decoded_[i].args));
   }
   return {};
 }
 
 Status Around::quantize(const Context& context) const {
   for (int i = 0; i < num_copied_; ++i) {
-    const Copied& copied = *copied_[i];
+    const Copied& copied = copied_[i];
     const Context within = context.within({op_, copied.name});
     MOIRE_RETURN_IF_ERROR(quantize_left(within, copied.args, copied.left));
   }
@@ -134,13 +134,13 @@ Status Around::quantize(const Context& context) const {
 std::string Around::policy() const {
   std::string text;
   for (int i = 0; i < num_decoded_; ++i) {
-    text += concat(i == 0 ? ", after decoding " : " and ", decoded_[i]->name);
+    text += concat(i == 0 ? ", after decoding " : " and ", decoded_[i].name);
   }
   if (num_decoded_ != 0) text += " into bf16";
   std::string quantised, rounded;
   for (int i = 0; i < num_copied_; ++i) {
-    const char* const name = copied_[i]->name;
-    if (copied_[i]->is_rounded) {
+    const char* const name = copied_[i].name;
+    if (copied_[i].is_rounded) {
       rounded += concat(", ", name, " rounded to MXFP8 in the epilogue, then what that left");
     } else {
       quantised += concat(quantised.empty() ? ", then " : " and ", name);
@@ -154,9 +154,9 @@ std::string Around::policy() const {
 int64_t Around::launches(const DeviceState& state) const {
   int64_t count = 0;
   for (int i = 0; i < num_decoded_; ++i) {
-    count += launches_of(kDequantize, state, decoded_[i]->args);
+    count += launches_of(kDequantize, state, decoded_[i].args);
   }
-  for (int i = 0; i < num_copied_; ++i) count += launches_of(kQuantize, state, copied_[i]->args);
+  for (int i = 0; i < num_copied_; ++i) count += launches_of(kQuantize, state, copied_[i].args);
   return count;
 }
 

@@ -10,7 +10,6 @@
 #include <moire/grouped_gemm.h>
 #include <moire/quantize.h>
 
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -75,8 +74,8 @@ class Around {
   std::string_view op_;  // a literal
   bool decodes_;
   Arena arena_;
-  std::optional<Decoded> decoded_[2];  // what is not there is not zeroed either
-  std::optional<Copied> copied_[2];
+  Decoded decoded_[2];
+  Copied copied_[2];
   int num_decoded_ = 0, num_copied_ = 0;
   Reason reason_;  // why an operand cannot be decoded
 };
