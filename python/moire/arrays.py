@@ -12,13 +12,14 @@ try:
 except ModuleNotFoundError:
     ml_dtypes = None
 
-from . import invoke
+from . import invoke, tapes
 from .context import is_explaining
 from .dtypes import COMPILES_WHOLE_GRAPHS, DTYPES, torch
 from .errors import invalid, unsupported
 from .values import described, shown, wrong
 
 if torch is not None:
+    from torch._C import _is_any_autocast_enabled
     from torch._C._functorch import is_functorch_wrapped_tensor
     from torch.autograd import forward_ad
     from torch.compiler import is_compiling
@@ -217,13 +218,23 @@ class Torch:
         try:
             if not ops.is_dispatching():
                 invoke.invoke(name, fields, Torch, is_direct=True)
+                tapes.ran(name, fields)
                 return
         except invoke.Indirect:
             pass
         ops.dispatch(name, fields)
 
+    def is_watched():
+        """Whether a call has to be made step by step, for somebody sees or changes what it does."""
+        return (
+            ops.is_dispatching()
+            or _is_any_autocast_enabled()
+            or forward_ad._current_level >= 0
+            or is_explaining()
+        )
+
     def empty(like, shape, dtype):
-        return like.new_empty(shape, dtype=dtype)
+        return tapes.made(like.new_empty(shape, dtype=dtype))
 
     def check(call, name, array):
         if array.layout is not _STRIDED or array.is_nested:
@@ -260,6 +271,7 @@ class Torch:
 
     def written(*arrays):
         """Says that buffers were overwritten, so that autograd refuses what needed them."""
+        tapes.spoil()
         if is_compiling() or is_explaining():  # then they were not
             return
         for array in arrays:

@@ -6,11 +6,13 @@ to C. A backward reads what was kept of it and adds grad_<name> of what is wante
 optional; incoming ones may have any strides.
 """
 
+import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import context
+from . import context, tapes
 from .arrays import Torch, torch, version_of, was_written
+from .values import tensors_of
 
 
 @dataclass(eq=False)
@@ -168,29 +170,80 @@ if torch is not None:
                 ctx.mark_dirty(y)
             for name in op.fixed:
                 ctx.mark_non_differentiable(made[name])
-            return op.result(made)
+            result = op.result(made)
+            if tapes.recording() is not None:
+                tapes.differentiated(_again(ctx.call, op, tensors, arrays, made), result)
+            return result
 
         @staticmethod
         @once_differentiable
         def backward(ctx, *grads):
             context.check_backward()
-            op, how, values, spec, kept, likes = ctx.call
-            fields = {**values, **named(kept, ctx.saved_tensors)}
-            fields.update((f"grad_{name}", grad) for name, grad in zip(op.outputs, grads))
-            fields["within"] = pass_of_backward() if ctx.within is None else ctx.within
-            offsets = fields.get("offsets")
+            how = ctx.call[1]
+            within = pass_of_backward() if ctx.within is None else ctx.within
             writes_elsewhere = getattr(how, "sinks", None) and not torch.compiler.is_compiling()
-            needs = named(spec, _asked(ctx) if writes_elsewhere else ctx.needs_input_grad[1:])
-            found, returned = op.gradients(Torch, fields, how, needs, named(spec, likes)), []
-            if needs.get("y"):
-                found["y"] = of_overwritten(grads[0], offsets, values["tail"])
-            for name, count in spec:
-                grad = found.get(name)
-                if count is None:
-                    returned.append(grad)
-                else:
-                    returned += [None] * count if grad is None else grad
-            return None, *returned
+            needs = _asked(ctx) if writes_elsewhere else ctx.needs_input_grad[1:]
+            return None, *_gradients(ctx.call, within, ctx.saved_tensors, grads, needs)
+
+    def _gradients(call, within, saved, grads, needs):
+        """Of each tensor of a call, of what it saved and the gradients of its outputs."""
+        op, how, values, spec, kept, likes = call
+        fields, needs = {**values, **named(kept, saved), "within": within}, named(spec, needs)
+        fields.update((f"grad_{name}", grad) for name, grad in zip(op.outputs, grads))
+        offsets = fields.get("offsets")
+        found, returned = op.gradients(Torch, fields, how, needs, named(spec, likes)), []
+        if needs.get("y"):
+            found["y"] = of_overwritten(grads[0], offsets, values["tail"])
+        for name, count in spec:
+            grad = found.get(name)
+            if count is None:
+                returned.append(grad)
+            else:
+                returned += [None] * count if grad is None else grad
+        return tuple(returned)
+
+    class _Again(torch.autograd.Function):
+        """OpFunction of a call that was made again, by tapes.py: all tensors are there."""
+
+        @staticmethod
+        def forward(ctx, call, all_tensors, *tensors):
+            ctx.save_for_backward(*[all_tensors[i] for i in call.saved])
+            ctx.gradients = call.gradients
+            if call.fixed:
+                ctx.mark_non_differentiable(*[all_tensors[i] for i in call.fixed])
+            return call.result(all_tensors)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, *grads):
+            context.check_backward()
+            return None, None, *ctx.gradients(ctx.saved_tensors, grads, ctx.needs_input_grad[2:])
+
+    class _CallAgain(NamedTuple):
+        """Where, among the tensors of a tape, those of an OpFunction are, and its backward."""
+
+        inputs: list
+        saved: list
+        fixed: list
+        result: Any
+        gradients: Any
+
+        def __call__(self, tensors):
+            return _Again.apply(self, tensors, *[tensors[i] for i in self.inputs])
+
+    def _again(call, op, inputs, saved, made):
+        """A _CallAgain of what a tape records; None where a call keeps tensors in other ways."""
+        how, values = call[1:3]
+        others = [*values.values(), *(how if isinstance(how, tuple) else ())]
+        if any(True for _ in tensors_of(dict(enumerate(others)))):
+            return None
+        known, fixed = tapes.recording().tensors, [made[name] for name in op.fixed]
+        result = tapes.picker(op.result(made), known)
+        found = [tapes.places(tensors, known) for tensors in (inputs, saved, fixed)]
+        if result is None or None in found:
+            return None
+        gradients = tapes.replayed(functools.partial(_gradients, call, None))
+        return _CallAgain(*found, result, gradients)
 
     class _Follow(torch.autograd.Function):
         """Targets that were written from `source` by calls that autograd does not see. Nothing is

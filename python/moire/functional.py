@@ -34,15 +34,27 @@ from .invoke import ENTRIES
 from .layers import LINEAR, MLP, MOE
 from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
 from .operands import BiasScale, Operand, Operands, WeightCopies, WeightLike, own_scale
-from .recipes import RecipeLike
+from .recipes import Recipe, RecipeLike
 from .routing import Plan, as_plan, make_plan
+from .tapes import learn, replayed
 from .values import choice, integer, number, wrong
+
+learn(
+    {
+        Groups: ("offsets", "capacity"),
+        Plan: Plan._fields,
+        Recipe: tuple(Recipe.__dataclass_fields__),
+        Activation: ("fields",),
+        GluLayout: ("fields",),
+    }
+)
 
 _TENSORS = ("moire_tensor", "moire_prepared_weight")
 _ARRAYS = (*_TENSORS, "uint8_t *", "int64_t *")
 _LISTS = ("moire_weight", "moire_quantized", "moire_offsets_output *")
 
 
+@replayed
 def grouped_linear(
     x: Operand[Array],
     w: WeightLike[Array],
@@ -80,6 +92,7 @@ def grouped_linear(
     return given.run(LINEAR, wgrad and (wgrad,))
 
 
+@replayed
 def grouped_mlp(
     x: Operand[Array],
     w1: WeightLike[Array],
@@ -130,6 +143,7 @@ def grouped_mlp(
     return given.run(MLP, wgrad, save_act, save_z)
 
 
+@replayed
 def moe(
     x: Array,
     w1: WeightLike[Array],

@@ -7,6 +7,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from . import tapes
 from .arrays import DEFAULT, check_rank, empty_indices, framework_of, torch
 from .context import is_explaining
 from .dtypes import AnyArray, Array, Device, Integers
@@ -199,4 +200,7 @@ def is_readable(array):
     """Whether values can be read here and now, without a wait for a device."""
     if isinstance(array, np.ndarray):
         return True
-    return not torch.compiler.is_compiling() and type(array) is torch.Tensor and array.is_cpu
+    if torch.compiler.is_compiling() or type(array) is not torch.Tensor or not array.is_cpu:
+        return False
+    tapes.spoil()  # they are read next
+    return True

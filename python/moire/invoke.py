@@ -133,7 +133,7 @@ def invoke(name, values, fw, is_direct=False):
     where the dispatcher would do more than hand the tensors over.
     """
     if fw is compiled_for:
-        code = _call_compiled(_COMPILED[name], values)
+        code = compiled.call(COMPILED[name], values)
         if code is not None:
             contexts.raise_for(code)
             return
@@ -345,12 +345,13 @@ ENTRIES = {found[1]: Entry(found[1]) for found in _STRUCTS if found}
 
 
 compiled_for = None  # the kind of arrays whose plain calls invoke.cpp makes
-_COMPILED = {}
+compiled = None  # invoke.cpp, as a module
+COMPILED = {}  # its entries, by name
 
 
 def use_compiled(fw):
     """Takes invoke.cpp for Torch's tensors, if that can be."""
-    global compiled_for, _call_compiled
+    global compiled_for, compiled
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     module = exchange and extension()
     if module is None:
@@ -365,6 +366,6 @@ def use_compiled(fw):
     scratch_on, is_neg = functools.partial(_scratch, fw), torch.Tensor.is_neg
     types = {code: torch.empty(0, dtype=dtype) for dtype, code in fw.codes.items()}
     if module.start(exchange, *fw.types, is_neg, context_on, scratch_on, types):
-        _COMPILED.update((name, entry.compile(module)) for name, entry in ENTRIES.items())
-        compiled_for, _call_compiled = fw, module.call
+        COMPILED.update((name, entry.compile(module)) for name, entry in ENTRIES.items())
+        compiled_for, compiled = fw, module
         contexts.calls_of_torch = "invoke.cpp"

@@ -14,6 +14,7 @@ from .context import is_explaining
 from .dtypes import DTYPES, AnyArray, Array
 from .errors import invalid
 from .groups import Groups, is_readable
+from .tapes import replayed
 from .values import choice, dtype_name, flag, integer, number, wrong
 
 _MOST_GROUPS = 2**31 - 2
@@ -42,6 +43,7 @@ class Plan(NamedTuple):
 _PLAN_NAMES = tuple(f"plan.{name}" for name in Plan._fields)
 
 
+@replayed
 def router(
     logits: Array,
     k: int,
@@ -79,6 +81,7 @@ def check_choice(call, num_experts, k, kind, normalize, scale):
     return k, (kind, int(flag(f"{call}: normalize", normalize)), scale)
 
 
+@replayed
 def make_plan(topk_idx: AnyArray, num_groups: int, *, capacity: Optional[int] = None) -> Plan:
     """The order by expert and back of topk_idx [T, k], each in 0 ... num_groups - 1; -1 or
     num_groups drops it.
@@ -122,6 +125,7 @@ def permute(
     return rows if topk_weights is None else (rows, probs)
 
 
+@replayed
 def unpermute(rows: Array, plan: Plan, *, weights: Optional[Array] = None) -> Array:
     """y_t = sum over j of (weights[t, j]) rows[scatter_idx[t, j]]: [T, H], FP32, rounded once."""
     fw = framework_of("unpermute", {"rows": rows}, {"weights": weights})

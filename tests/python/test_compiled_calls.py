@@ -113,7 +113,7 @@ def test_every_field_is_written_alike(name, listed, generator):
     expected = read(name, args)
     assert alive is not None and len(set(expected[0])) > 8
     entry.function, entry.workspace = function, None
-    assert invoke._call_compiled(entry.compile(extension()), values) == 0
+    assert invoke.compiled.call(entry.compile(extension()), values) == 0
     assert seen == [expected]
 
 
@@ -137,7 +137,7 @@ def test_what_is_absent_is_zero(name):
     values.update({key: array[kind], "of another entry": 1})
     _, args, alive, _ = invoke._filled(name, values, Torch, False)
     entry.function, entry.workspace = function, None
-    assert invoke._call_compiled(entry.compile(extension()), values) == 7
+    assert invoke.compiled.call(entry.compile(extension()), values) == 7
     assert seen == [read(name, args)] and alive is not None
 
 

@@ -1,0 +1,157 @@
+"""Calls that were made before: what a function checks and decides depends on the shapes, types and
+devices of its tensors and on its other arguments, and those are the same from step to step.
+
+The second call of a kind is recorded as what it came to: memory that it made, and entries of
+moire.h that it called. Later ones are these steps, on tensors of their own, which python/tape.cpp
+makes in a fraction of the time. A call that did anything else (read values, wrote into a buffer of
+the caller, made a tensor by an op of Torch) goes its own way each time; so does every call while
+somebody watches or rewrites Torch's ops, and where invoke.cpp was not built.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+from . import context, invoke
+from .dtypes import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_MOST_KINDS = 128  # that a function keeps, which differ in their keys
+_ONCE, _NEVER = "was made once", "cannot be recorded"
+
+
+def learn(made_of):
+    """Tells what calls are given besides tensors, numbers and strings: by type, the attributes that
+    say all of its instances.
+    """
+    if invoke.compiled is not None:
+        invoke.compiled.learn({torch.dtype: (), **made_of})
+
+
+class Tape(NamedTuple):
+    """The steps of a call, and what it returns of the tensors that it was given and then made."""
+
+    steps: tuple
+    device: Any
+    end: Any
+
+    def replay(self, tensors):
+        context.raise_for(invoke.compiled.replay(self.steps, self.device, tensors))
+        return self.end(tensors)
+
+
+class _Recording:
+    def __init__(self, tensors):
+        self.tensors, self.steps, self.is_whole = list(tensors), [], True
+        self.result = self.end = None  # of a call that autograd differentiates
+
+    def tape(self, result):
+        """Of the call that returned `result`."""
+        if self.end is None:
+            self.end = picker(result, self.tensors)
+        elif _ids(self.result) != _ids(result):
+            self.end = None
+        if not self.is_whole or self.end is None:
+            return _NEVER
+        return Tape(tuple(self.steps), self.tensors[0].device, self.end)
+
+
+class _OfThread(threading.local):
+    recording = None
+
+
+_thread = _OfThread()
+
+
+def recording():
+    """What this thread records, or None."""
+    return _thread.recording
+
+
+def spoil():
+    """Says that a call did what is no step, and would not be done again."""
+    if _thread.recording is not None:
+        _thread.recording.is_whole = False
+
+
+def made(tensor):
+    """Notes memory that a call made."""
+    now = _thread.recording
+    if now is not None:
+        how = {"dtype": tensor.dtype, "device": tensor.device}
+        now.steps.append((torch.empty, (tuple(tensor.shape),), how))
+        now.tensors.append(tensor)
+    return tensor
+
+
+def ran(name, fields):
+    """Notes an entry that a call ran."""
+    now = _thread.recording
+    if now is not None:
+        now.steps.append(invoke.compiled.step(invoke.COMPILED[name], fields, now.tensors))
+        now.is_whole &= now.steps[-1] is not None
+
+
+def differentiated(end, result):
+    """Notes that autograd has the call's result: end(tensors) gives it again, or is None."""
+    _thread.recording.result, _thread.recording.end = result, end
+    _thread.recording.is_whole &= end is not None
+
+
+def _ids(result):
+    return [id(tensor) for tensor in (result if isinstance(result, tuple) else [result])]
+
+
+def places(found, tensors):
+    """Where each of the tensors `found` is among `tensors`, of None None; None if one is not."""
+    at = {id(tensor): i for i, tensor in enumerate(tensors)}
+    if all(tensor is None or id(tensor) in at for tensor in found):
+        return [None if tensor is None else at[id(tensor)] for tensor in found]
+    return None
+
+
+def picker(result, tensors):
+    """A function that takes `result`, a tensor or a tuple of them, from such tensors; or None."""
+    is_one = isinstance(result, torch.Tensor)
+    at = places((result,) if is_one else result, tensors)
+    if at is None:
+        return None
+    if is_one:
+        return lambda tensors: tensors[at[0]]
+    make = getattr(type(result), "_make", tuple)
+    return lambda tensors: make(None if i is None else tensors[i] for i in at)
+
+
+def replayed(function: _Function) -> _Function:
+    """The function, whose calls are recorded and made again."""
+    if torch is None:
+        return function
+    tapes = {}
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        if invoke.compiled_for is None or invoke.compiled_for.is_watched():
+            return function(*args, **kwargs)
+        found = invoke.compiled.sign((args, kwargs), torch.is_grad_enabled())
+        if found is None or _thread.recording is not None:
+            return function(*args, **kwargs)
+        key, tensors = found
+        tape = tapes.get(key)
+        if isinstance(tape, Tape):
+            return tape.replay(tensors)
+        if tape is None:
+            if len(tapes) == _MOST_KINDS:
+                del tapes[next(iter(tapes))]
+            tapes[key] = _ONCE
+        if tape is not _ONCE:
+            return function(*args, **kwargs)
+        _thread.recording = _Recording(tensors)
+        try:
+            result = function(*args, **kwargs)
+            tapes[key] = _thread.recording.tape(result)
+        finally:
+            _thread.recording = None
+        return result
+
+    return cast(_Function, call)

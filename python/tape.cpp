@@ -1,0 +1,284 @@
+#include "tape.h"
+
+#include <cstddef>
+
+namespace moire_python {
+namespace {
+
+constexpr size_t kMostKey = 4096, kMostTensors = 192;
+constexpr const char* kStep = "moire.Step";
+PyObject *made_of, *requires_grad_name;
+
+// ---- sign ----
+
+// The arguments of a call, one after the other, in bytes.
+class Signature {
+ public:
+  Signature(PyObject* tensors, bool has_gradients)
+      : tensors_(tensors), has_gradients_(has_gradients) {}
+
+  bool value(PyObject* v) {
+    PyTypeObject* type = Py_TYPE(v);
+    auto* object = reinterpret_cast<PyObject*>(type);
+    if (v == Py_None || type == &PyBool_Type) return put(v);
+    if (object == plain_types[0] || object == plain_types[1]) return tensor(v);
+    if (type == &PyLong_Type) return number(PyLong_AsLongLong(v), object);
+    if (type == &PyFloat_Type) return number(PyFloat_AsDouble(v), object);
+    if (type == &PyUnicode_Type) return text(v);
+    if (type == &PyList_Type || type == &PyTuple_Type) return sequence(v, object);
+    if (type == &PyDict_Type) return mapping(v, object);
+    PyObject* names = PyDict_GetItemWithError(made_of, object);
+    return names != nullptr && attributes(v, object, names);
+  }
+
+  PyObject* key() const {
+    return PyBytes_FromStringAndSize(bytes_, static_cast<Py_ssize_t>(size_));
+  }
+
+ private:
+  template <typename T>
+  bool put(const T& item) {
+    return raw(&item, sizeof(item));
+  }
+
+  bool raw(const void* from, size_t size) {
+    if (size > kMostKey - size_) return false;
+    std::memcpy(bytes_ + size_, from, size);
+    size_ += size;
+    return true;
+  }
+
+  template <typename T>
+  bool number(T number, PyObject* type) {
+    return !PyErr_Occurred() && put(type) && put(number);
+  }
+
+  bool text(PyObject* v) {
+    Py_ssize_t size;
+    const char* characters = PyUnicode_AsUTF8AndSize(v, &size);
+    return characters != nullptr && put(size) && raw(characters, static_cast<size_t>(size));
+  }
+
+  bool sequence(PyObject* v, PyObject* type) {
+    const bool is_list = type == reinterpret_cast<PyObject*>(&PyList_Type);
+    const Py_ssize_t size = is_list ? PyList_Size(v) : PyTuple_Size(v);
+    if (!put(type) || !put(size)) return false;
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (!value(is_list ? PyList_GetItem(v, i) : PyTuple_GetItem(v, i))) return false;
+    }
+    return true;
+  }
+
+  bool mapping(PyObject* v, PyObject* type) {
+    if (!put(type) || !put(PyDict_Size(v))) return false;
+    Py_ssize_t at = 0;
+    PyObject *name, *item;
+    while (PyDict_Next(v, &at, &name, &item)) {
+      if (!value(name) || !value(item)) return false;
+    }
+    return true;
+  }
+
+  bool attributes(PyObject* v, PyObject* type, PyObject* names) {
+    if (PyTuple_Size(names) == 0) return put(v);
+    if (!put(type)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(names); ++i) {
+      PyObject* item = PyObject_GetAttr(v, PyTuple_GetItem(names, i));
+      const bool is_put = item != nullptr && value(item);
+      Py_XDECREF(item);
+      if (!is_put) return false;
+    }
+    return true;
+  }
+
+  // Its type, and which of the tensors it is, if it came before.
+  bool tensor(PyObject* v) {
+    for (size_t i = 0; i < count_; ++i) {
+      if (seen_[i] == v) return put(plain_types[0]) && put(i);
+    }
+    DLTensor t;
+    if (count_ == kMostTensors || !view(v, &t)) return false;
+    if (count_ != 0 && !is_same(t.device, device_)) return false;
+    device_ = t.device;
+    seen_[count_++] = v;
+    const uint64_t about = static_cast<uint64_t>(dtype_of(t)) << 16 |
+                           static_cast<uint64_t>(t.rank) << 8 | (wants_gradient(v) ? 1 : 0);
+    return put(Py_TYPE(v)) && put(about) && put(t.device) &&
+           raw(t.shape, sizeof(int64_t) * static_cast<size_t>(t.rank)) && !PyErr_Occurred() &&
+           PyList_Append(tensors_, v) == 0;
+  }
+
+  bool wants_gradient(PyObject* v) const {
+    if (!has_gradients_) return false;
+    PyObject* found = PyObject_GetAttr(v, requires_grad_name);
+    Py_XDECREF(found);
+    return found == Py_True;
+  }
+
+  PyObject* tensors_;
+  bool has_gradients_;
+  DLDevice device_{};
+  size_t count_ = 0, size_ = 0;
+  PyObject* seen_[kMostTensors];
+  char bytes_[kMostKey];
+};
+
+// ---- step ----
+
+// A struct that is filled but for the addresses of tensors, which it has by their numbers.
+struct Step {
+  struct Pointer {
+    uint32_t at;  // bytes of the struct, or of all lists
+    uint16_t tensor;
+    bool is_of_list;
+  };
+  struct List {
+    size_t at, begin;  // bytes of the struct; of all lists
+  };
+
+  const Entry* entry;
+  size_t num_pointers, num_lists;
+  Pointer pointers[kMostNotes];
+  List lists[kMostLists];
+  unsigned char args[kMostBytes];
+};
+
+void destroy(PyObject* capsule) { PyMem_Free(PyCapsule_GetPointer(capsule, kStep)); }
+
+bool number_of(PyObject* tensor, PyObject* tensors, uint16_t* out) {
+  const size_t count = static_cast<size_t>(PyList_Size(tensors));
+  for (size_t i = 0; i < count && i < kMostTensors; ++i) {
+    *out = static_cast<uint16_t>(i);
+    if (PyList_GetItem(tensors, static_cast<Py_ssize_t>(i)) == tensor) return true;
+  }
+  return false;
+}
+
+bool write(const Entry& entry, const Call& call, PyObject* tensors, Step* out) {
+  const Notes& notes = call.notes();
+  out->entry = &entry;
+  out->num_lists = notes.num_lists;
+  size_t end = 0;
+  for (size_t i = 0; i < notes.num_lists; ++i) {
+    out->lists[i] = {notes.list_at[i], end};
+    end += notes.list_size[i] * sizeof(void*);
+  }
+  for (size_t i = 0; i < notes.count; ++i) {
+    const Notes::Note& note = notes.notes[i];
+    const bool is_of_list = note.list >= 0;
+    const size_t at = is_of_list ? out->lists[note.list].begin + note.at * sizeof(void*) : note.at;
+    out->pointers[i] = {static_cast<uint32_t>(at), 0, is_of_list};
+    if (!number_of(note.array, tensors, &out->pointers[i].tensor)) return false;
+  }
+  out->num_pointers = notes.count;
+  std::memcpy(out->args, call.args(), entry.size);
+  return notes.is_whole;
+}
+
+// ---- replay ----
+
+PyObject* make(const Step& step, void* const* addresses, const void* context, PyObject* device) {
+  alignas(16) unsigned char args[kMostBytes];
+  alignas(16) unsigned char lists[kMostNotes * sizeof(void*)];
+  std::memcpy(args, step.args, step.entry->size);
+  for (size_t i = 0; i < step.num_pointers; ++i) {
+    const Step::Pointer& pointer = step.pointers[i];
+    unsigned char* to = pointer.is_of_list ? lists : args;
+    std::memcpy(to + pointer.at, &addresses[pointer.tensor], sizeof(void*));
+  }
+  for (size_t i = 0; i < step.num_lists; ++i) {
+    const void* list = lists + step.lists[i].begin;
+    std::memcpy(args + step.lists[i].at, &list, sizeof(list));
+  }
+  return run_entry(*step.entry, args, context, device);
+}
+
+// The address of a tensor that steps may read or write; false with an exception of Python's.
+bool find(PyObject* tensor, void** out) {
+  DLTensor t;
+  if (!view(tensor, &t)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "moire: no plain tensor was made");
+    return false;
+  }
+  *out = address_of(t);
+  return true;
+}
+
+}  // namespace
+
+PyObject* learn(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 1 || !PyDict_Check(args[0])) {
+    return PyErr_Format(PyExc_TypeError, "learn() takes a dict, got %zd arguments", count);
+  }
+  made_of = Py_NewRef(args[0]);
+  requires_grad_name = PyUnicode_InternFromString("requires_grad");
+  return requires_grad_name == nullptr ? nullptr : Py_NewRef(Py_None);
+}
+
+PyObject* sign(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "sign() takes 2 arguments, got %zd", count);
+  PyObject* tensors = PyList_New(0);
+  if (tensors == nullptr) return nullptr;
+  Signature signature(tensors, args[1] == Py_True);
+  PyObject* found = nullptr;
+  if (signature.value(args[0]) && PyList_Size(tensors) != 0) {
+    PyObject* key = signature.key();
+    found = key == nullptr ? nullptr : PyTuple_Pack(2, key, tensors);
+    Py_XDECREF(key);
+  } else {
+    PyErr_Clear();
+    found = Py_NewRef(Py_None);
+  }
+  Py_DECREF(tensors);
+  return found;
+}
+
+PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "step() takes 3 arguments, got %zd", count);
+  const auto* entry = static_cast<const Entry*>(PyCapsule_GetPointer(args[0], "moire.Entry"));
+  if (entry == nullptr) return nullptr;
+  Call call(*entry, args[1]);
+  auto* made = static_cast<Step*>(PyMem_Malloc(sizeof(Step)));
+  if (made == nullptr) return PyErr_NoMemory();
+  if (call.fill() && write(*entry, call, args[2], made)) return PyCapsule_New(made, kStep, destroy);
+  PyMem_Free(made);
+  PyErr_Clear();
+  return Py_NewRef(Py_None);
+}
+
+PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) {
+    return PyErr_Format(PyExc_TypeError, "replay() takes 3 arguments, got %zd", count);
+  }
+  PyObject *steps = args[0], *device = args[1], *tensors = args[2];
+  const Py_ssize_t all = PyList_Size(tensors) + PyTuple_Size(steps);
+  if (static_cast<size_t>(all) > 2 * kMostTensors) {
+    return PyErr_Format(PyExc_ValueError, "replay() takes %zu tensors, got %zd", kMostTensors, all);
+  }
+  void* addresses[2 * kMostTensors];
+  size_t known = 0;
+  for (Py_ssize_t i = 0; i < PyList_Size(tensors); ++i) {
+    if (!find(PyList_GetItem(tensors, i), &addresses[known++])) return nullptr;
+  }
+  const void* context = context_of(device);
+  if (context == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(steps); ++i) {
+    PyObject* item = PyTuple_GetItem(steps, i);
+    if (PyTuple_Check(item)) {
+      PyObject* tensor = PyObject_Call(PyTuple_GetItem(item, 0), PyTuple_GetItem(item, 1),
+                                       PyTuple_GetItem(item, 2));
+      const bool is_kept = tensor != nullptr && find(tensor, &addresses[known++]) &&
+                           PyList_Append(tensors, tensor) == 0;
+      Py_XDECREF(tensor);
+      if (!is_kept) return nullptr;
+      continue;
+    }
+    const auto* step = static_cast<const Step*>(PyCapsule_GetPointer(item, kStep));
+    PyObject* code = step == nullptr ? nullptr : make(*step, addresses, context, device);
+    if (code == nullptr || PyLong_AsLong(code) != MOIRE_OK) return code;
+    Py_DECREF(code);
+  }
+  return PyLong_FromLong(MOIRE_OK);
+}
+
+}  // namespace moire_python
