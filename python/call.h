@@ -18,6 +18,13 @@
 
 namespace moire_python {
 
+// References are counted by functions: the macros of this ABI would count those of objects that
+// live for ever since Python 3.12 as well.
+inline PyObject* new_reference(PyObject* object) {
+  Py_IncRef(object);
+  return object;
+}
+
 // ---- DLPack 1.x (github.com/dmlc/dlpack, Apache licence 2.0), as far as it is read here ----
 
 struct DLDevice {
@@ -104,7 +111,7 @@ inline bool view(PyObject* array, DLTensor* out) {
   if (out->lanes != 1 || dtype_of(*out) == MOIRE_NONE || !is_contiguous(*out)) return false;
   if (out->data == nullptr && count_of(*out) != 0) return false;  // zeros without memory
   PyObject* negated = PyObject_CallFunctionObjArgs(is_neg, array, nullptr);
-  Py_XDECREF(negated);
+  Py_DecRef(negated);
   return negated == Py_False;
 }
 
@@ -114,7 +121,7 @@ inline bool is_same(DLDevice a, DLDevice b) { return a.kind == b.kind && a.index
 inline const void* context_of(PyObject* device) {
   PyObject* found = PyObject_CallFunctionObjArgs(context_on, device, nullptr);
   const void* context = found == nullptr ? nullptr : PyLong_AsVoidPtr(found);
-  Py_XDECREF(found);
+  Py_DecRef(found);
   return context;
 }
 
@@ -130,7 +137,7 @@ inline PyObject* give_scratch(const Entry& entry, unsigned char* args, const voi
   PyObject* size = PyLong_FromSize_t(bytes);
   if (size == nullptr) return nullptr;
   *memory = PyObject_CallFunctionObjArgs(scratch_on, device, size, nullptr);
-  Py_DECREF(size);
+  Py_DecRef(size);
   if (*memory == nullptr) return nullptr;
   const moire_workspace scratch{PyLong_AsVoidPtr(PyTuple_GetItem(*memory, 1)), bytes};
   std::memcpy(args + entry.workspace_at, &scratch, sizeof(scratch));
@@ -149,7 +156,7 @@ inline PyObject* run_entry(const Entry& entry, unsigned char* args, const void* 
     Py_END_ALLOW_THREADS;
     code = PyLong_FromLong(returned);
   }
-  Py_XDECREF(memory);
+  Py_DecRef(memory);
   return code;
 }
 
@@ -200,7 +207,7 @@ class Call {
     PyObject* device = PyObject_GetAttr(first_, device_name);
     const void* context = device == nullptr ? nullptr : context_of(device);
     PyObject* code = context == nullptr ? nullptr : run_entry(entry_, args_, context, device);
-    Py_XDECREF(device);
+    Py_DecRef(device);
     return code;
   }
 
@@ -261,7 +268,7 @@ class Call {
   bool element(PyObject* list, Py_ssize_t i, unsigned char* at, bool bytes_are_e8m0) {
     PyObject* array = PySequence_GetItem(list, i);
     const bool is_written = array != nullptr && tensor(array, at, bytes_are_e8m0);
-    Py_XDECREF(array);
+    Py_DecRef(array);
     return is_written;
   }
 
@@ -349,7 +356,7 @@ class Call {
     for (Py_ssize_t i = 0; i < count; ++i) {
       PyObject* item = PySequence_GetItem(value, i);
       const bool is_written = item != nullptr && number(item, types[i], &at);
-      Py_XDECREF(item);
+      Py_DecRef(item);
       if (!is_written) return false;
     }
     return true;

@@ -15,13 +15,13 @@ using namespace moire_python;
 // ---- the module ----
 
 PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 || !PyDict_Check(args[1])) return Py_NewRef(Py_None);
+  if (count != 2 || !PyDict_Check(args[1])) return new_reference(Py_None);
   const auto* entry = static_cast<const Entry*>(PyCapsule_GetPointer(args[0], "moire.Entry"));
   if (entry == nullptr) return nullptr;
   Call made(*entry, args[1]);
   if (made.fill()) return made.run();
   PyErr_Clear();
-  return Py_NewRef(Py_None);
+  return new_reference(Py_None);
 }
 
 bool set_how(Field* field, const char* how) {
@@ -43,7 +43,7 @@ bool set_how(Field* field, const char* how) {
 
 void destroy(PyObject* capsule) {
   auto* entry = static_cast<Entry*>(PyCapsule_GetPointer(capsule, "moire.Entry"));
-  for (size_t i = 0; i < entry->num_fields; ++i) Py_DECREF(entry->fields[i].keyword);
+  for (size_t i = 0; i < entry->num_fields; ++i) Py_DecRef(entry->fields[i].keyword);
   PyMem_Free(entry);
 }
 
@@ -77,7 +77,7 @@ PyObject* entry(PyObject*, PyObject* args) {
       Py_CLEAR(capsule);
       break;
     }
-    Py_INCREF(field.keyword);
+    Py_IncRef(field.keyword);
     field.at = static_cast<size_t>(at);
     made->num_fields = static_cast<size_t>(i) + 1;
   }
@@ -93,8 +93,8 @@ PyObject* start(PyObject*, PyObject* args) {
   void* found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (found == nullptr) return nullptr;
   exchange = static_cast<const DLExchange*>(found);
-  if (exchange->major != 1 || exchange->view == nullptr) return Py_NewRef(Py_False);
-  for (PyObject* object : objects) Py_INCREF(object);
+  if (exchange->major != 1 || exchange->view == nullptr) return new_reference(Py_False);
+  for (PyObject* object : objects) Py_IncRef(object);
   plain_types[0] = objects[0], plain_types[1] = objects[1], is_neg = objects[2];
   context_on = objects[3], scratch_on = objects[4];
   Py_ssize_t at = 0;
@@ -107,7 +107,7 @@ PyObject* start(PyObject*, PyObject* args) {
       dtypes[t.type][t.bits] = static_cast<uint8_t>(PyLong_AsLong(code));
     }
   }
-  return Py_NewRef(PyErr_Occurred() ? nullptr : Py_True);
+  return new_reference(PyErr_Occurred() ? nullptr : Py_True);
 }
 
 using Method = PyObject*(PyObject*, PyObject* const*, Py_ssize_t);

@@ -20,7 +20,7 @@ class Signature {
   bool value(PyObject* v) {
     PyTypeObject* type = Py_TYPE(v);
     auto* object = reinterpret_cast<PyObject*>(type);
-    if (v == Py_None || type == &PyBool_Type) return put(v);
+    if (v == Py_None || type == &PyBool_Type) return address(v);
     if (object == plain_types[0] || object == plain_types[1]) return tensor(v);
     if (type == &PyLong_Type) return number(PyLong_AsLongLong(v), object);
     if (type == &PyFloat_Type) return number(PyFloat_AsDouble(v), object);
@@ -41,6 +41,8 @@ class Signature {
     return raw(&item, sizeof(item));
   }
 
+  bool address(const void* object) { return put(reinterpret_cast<uintptr_t>(object)); }
+
   bool raw(const void* from, size_t size) {
     if (size > kMostKey - size_) return false;
     std::memcpy(bytes_ + size_, from, size);
@@ -50,7 +52,7 @@ class Signature {
 
   template <typename T>
   bool number(T number, PyObject* type) {
-    return !PyErr_Occurred() && put(type) && put(number);
+    return !PyErr_Occurred() && address(type) && put(number);
   }
 
   bool text(PyObject* v) {
@@ -62,7 +64,7 @@ class Signature {
   bool sequence(PyObject* v, PyObject* type) {
     const bool is_list = type == reinterpret_cast<PyObject*>(&PyList_Type);
     const Py_ssize_t size = is_list ? PyList_Size(v) : PyTuple_Size(v);
-    if (!put(type) || !put(size)) return false;
+    if (!address(type) || !put(size)) return false;
     for (Py_ssize_t i = 0; i < size; ++i) {
       if (!value(is_list ? PyList_GetItem(v, i) : PyTuple_GetItem(v, i))) return false;
     }
@@ -70,7 +72,7 @@ class Signature {
   }
 
   bool mapping(PyObject* v, PyObject* type) {
-    if (!put(type) || !put(PyDict_Size(v))) return false;
+    if (!address(type) || !put(PyDict_Size(v))) return false;
     Py_ssize_t at = 0;
     PyObject *name, *item;
     while (PyDict_Next(v, &at, &name, &item)) {
@@ -80,12 +82,12 @@ class Signature {
   }
 
   bool attributes(PyObject* v, PyObject* type, PyObject* names) {
-    if (PyTuple_Size(names) == 0) return put(v);
-    if (!put(type)) return false;
+    if (PyTuple_Size(names) == 0) return address(v);
+    if (!address(type)) return false;
     for (Py_ssize_t i = 0; i < PyTuple_Size(names); ++i) {
       PyObject* item = PyObject_GetAttr(v, PyTuple_GetItem(names, i));
       const bool is_put = item != nullptr && value(item);
-      Py_XDECREF(item);
+      Py_DecRef(item);
       if (!is_put) return false;
     }
     return true;
@@ -94,7 +96,7 @@ class Signature {
   // Its type, and which of the tensors it is, if it came before.
   bool tensor(PyObject* v) {
     for (size_t i = 0; i < count_; ++i) {
-      if (seen_[i] == v) return put(plain_types[0]) && put(i);
+      if (seen_[i] == v) return address(plain_types[0]) && put(i);
     }
     DLTensor t;
     if (count_ == kMostTensors || !view(v, &t)) return false;
@@ -103,7 +105,7 @@ class Signature {
     seen_[count_++] = v;
     const uint64_t about = static_cast<uint64_t>(dtype_of(t)) << 16 |
                            static_cast<uint64_t>(t.rank) << 8 | (wants_gradient(v) ? 1 : 0);
-    return put(Py_TYPE(v)) && put(about) && put(t.device) &&
+    return address(Py_TYPE(v)) && put(about) && put(t.device) &&
            raw(t.shape, sizeof(int64_t) * static_cast<size_t>(t.rank)) && !PyErr_Occurred() &&
            PyList_Append(tensors_, v) == 0;
   }
@@ -111,7 +113,7 @@ class Signature {
   bool wants_gradient(PyObject* v) const {
     if (!has_gradients_) return false;
     PyObject* found = PyObject_GetAttr(v, requires_grad_name);
-    Py_XDECREF(found);
+    Py_DecRef(found);
     return found == Py_True;
   }
 
@@ -210,9 +212,9 @@ PyObject* learn(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 1 || !PyDict_Check(args[0])) {
     return PyErr_Format(PyExc_TypeError, "learn() takes a dict, got %zd arguments", count);
   }
-  made_of = Py_NewRef(args[0]);
+  made_of = new_reference(args[0]);
   requires_grad_name = PyUnicode_InternFromString("requires_grad");
-  return requires_grad_name == nullptr ? nullptr : Py_NewRef(Py_None);
+  return requires_grad_name == nullptr ? nullptr : new_reference(Py_None);
 }
 
 PyObject* sign(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -224,12 +226,12 @@ PyObject* sign(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (signature.value(args[0]) && PyList_Size(tensors) != 0) {
     PyObject* key = signature.key();
     found = key == nullptr ? nullptr : PyTuple_Pack(2, key, tensors);
-    Py_XDECREF(key);
+    Py_DecRef(key);
   } else {
     PyErr_Clear();
-    found = Py_NewRef(Py_None);
+    found = new_reference(Py_None);
   }
-  Py_DECREF(tensors);
+  Py_DecRef(tensors);
   return found;
 }
 
@@ -243,7 +245,7 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (call.fill() && write(*entry, call, args[2], made)) return PyCapsule_New(made, kStep, destroy);
   PyMem_Free(made);
   PyErr_Clear();
-  return Py_NewRef(Py_None);
+  return new_reference(Py_None);
 }
 
 PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -269,14 +271,14 @@ PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count) {
                                        PyTuple_GetItem(item, 2));
       const bool is_kept = tensor != nullptr && find(tensor, &addresses[known++]) &&
                            PyList_Append(tensors, tensor) == 0;
-      Py_XDECREF(tensor);
+      Py_DecRef(tensor);
       if (!is_kept) return nullptr;
       continue;
     }
     const auto* step = static_cast<const Step*>(PyCapsule_GetPointer(item, kStep));
     PyObject* code = step == nullptr ? nullptr : make(*step, addresses, context, device);
     if (code == nullptr || PyLong_AsLong(code) != MOIRE_OK) return code;
-    Py_DECREF(code);
+    Py_DecRef(code);
   }
   return PyLong_FromLong(MOIRE_OK);
 }

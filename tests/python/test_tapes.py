@@ -1,6 +1,7 @@
 """Calls that are made again by tapes.py: the same results, gradients, errors and refusals."""
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -291,7 +292,7 @@ def test_who_watches_sees_every_call(replays):
 
 
 def test_gradients_are_those_that_are_asked_for(replays):
-    for i in range(6):
+    for _ in range(6):
         function, given = of_mlp(biases=True)(torch.float32)
         leaves = [given[name].requires_grad_() for name in ("x", "w1", "w2", "b1", "b2")]
         y = function(**given)
@@ -305,7 +306,7 @@ def test_gradients_are_those_that_are_asked_for(replays):
 
 
 def test_what_the_backward_reads_may_not_be_written(replays):
-    for i in range(4):
+    for _ in range(4):
         function, given = of_mlp()(torch.float32)
         w1 = given["w1"].requires_grad_()
         y = function(**given)
@@ -316,7 +317,7 @@ def test_what_the_backward_reads_may_not_be_written(replays):
 
 
 def test_an_incoming_gradient_may_lie_as_it_likes(replays):
-    for i in range(5):
+    for _ in range(5):
         function, given = of_mlp()(torch.float32)
         x = given["x"].requires_grad_()
         function(**given).sum().backward()  # one number, expanded
@@ -327,7 +328,7 @@ def test_an_incoming_gradient_may_lie_as_it_likes(replays):
 
 
 def test_double_backward_is_refused(replays):
-    for i in range(4):
+    for _ in range(4):
         function, given = of_mlp()(torch.float32)
         x = given["x"].requires_grad_()
         (grad,) = torch.autograd.grad(function(**given).sum(), x, create_graph=True)
@@ -338,13 +339,23 @@ def test_tapes_keep_no_tensors(replays):
     function, given = of_mlp(biases=True)(torch.float32)
     for leaf in tensors_in(given.values()):
         leaf.requires_grad_()
-    for i in range(4):
+    for _ in range(4):
         y = function(**given)
         y.backward(torch.ones_like(y))
     alive = [weakref.ref(t) for t in (y, *tensors_in(given.values()))]
     del y, given, leaf
     gc.collect()
     assert not any(ref() is not None for ref in alive)
+
+
+def test_no_reference_is_kept(replays):
+    function, given = of_mlp(layout=moire.GluLayout(block=16), recipe="mxfp8")(torch.float32)
+    counted = (*given.values(), given["groups"].offsets, None, False, True, 0, torch.float32)
+    made_again(replays, lambda: function(**given))
+    before = [sys.getrefcount(value) for value in counted]
+    assert made_again(replays, lambda: function(**given), 200) == 200
+    after = [sys.getrefcount(value) for value in counted]
+    assert all(abs(a - b) < 50 for a, b in zip(after, before))
 
 
 def test_a_function_keeps_so_many_kinds(replays):
@@ -380,10 +391,10 @@ def test_threads_record_and_replay_on_their_own(replays):
 
 def test_inference_mode_gives_inference_tensors(replays):
     function, given = of_mlp()(torch.bfloat16)
-    for i in range(4):
+    for _ in range(4):
         with torch.inference_mode():
             assert function(**given).is_inference()
-    for i in range(4):
+    for _ in range(4):
         assert not function(**given).is_inference()
 
 
