@@ -34,6 +34,7 @@ from .invoke import ENTRIES
 from .layers import LINEAR, MLP, MOE
 from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
 from .operands import BiasScale, Operand, Operands, WeightCopies, WeightLike, own_scale
+from .prepared_weight import PreparedWeight
 from .recipes import Recipe, RecipeLike
 from .routing import Plan, as_plan, make_plan
 from .tapes import learn, replayed
@@ -46,6 +47,7 @@ learn(
         Recipe: tuple(Recipe.__dataclass_fields__),
         Activation: ("fields",),
         GluLayout: ("fields",),
+        PreparedWeight: ("memory", "form", "shape"),
     }
 )
 

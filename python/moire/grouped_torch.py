@@ -14,14 +14,14 @@ from typing import Any, Optional
 
 import torch
 
-from . import grouped_storage, trained
+from . import grouped_storage, tapes, trained
 from .arrays import Torch
 from .autograd import followed, through
 from .errors import invalid, unsupported
 from .grouped_storage import Copy, Kind
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
-from .recipes import COLUMNWISE, ROWWISE
+from .recipes import COLUMNWISE, ROWWISE, Format
 
 _aten = torch.ops.aten
 _INNER = ("_rowwise_data", "_rowwise_scales", "_columnwise_data", "_columnwise_scales", "_offsets")
@@ -240,3 +240,8 @@ def _check_makes_something_new(name, schema, args, kwargs):
                 f"then, inside torch.no_grad(), parameter.copy_(master)"
             )
         raise trained.has_no_form(name)
+
+
+_KEPT = ("rowwise", "columnwise", "groups", "form", "element", "layout_fields", "fractional_scales")
+_OF_TORCH = {TorchGroupedTensor: (*_KEPT, "dtype", "requires_grad")}
+tapes.learn({**_OF_TORCH, Copy: Copy._fields, Format: ("name",)})

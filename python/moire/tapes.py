@@ -18,6 +18,7 @@ from .dtypes import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MOST_KINDS = 128  # that a function keeps, which differ in their keys
+_made_of = {} if torch is None else {torch.dtype: ()}
 _ONCE, _NEVER = "was made once", "cannot be recorded"
 
 
@@ -25,8 +26,9 @@ def learn(made_of):
     """Tells what calls are given besides tensors, numbers and strings: by type, the attributes that
     say all of its instances.
     """
+    _made_of.update(made_of)
     if invoke.compiled is not None:
-        invoke.compiled.learn({torch.dtype: (), **made_of})
+        invoke.compiled.learn(_made_of)
 
 
 class Tape(NamedTuple):

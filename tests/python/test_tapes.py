@@ -98,6 +98,20 @@ def of_unpermute(dtype):
     return moire.unpermute, {**given, "plan": plan}
 
 
+def of_copies(kept, **options):
+    """An MLP whose weights have 8-bit forms beside them, as modules keep."""
+
+    def make(dtype):
+        function, given = of_mlp(recipe="mxfp8", probs=True, **options)(dtype)
+        for w in ("w1", "w2"):
+            weight = given[w].detach()
+            copy = moire.quantize(weight, columnwise=True) if kept else moire.PreparedWeight(weight)
+            given[f"{w}_quantized"] = copy
+        return function, given
+
+    return make
+
+
 CLAMPED = moire.Activation.clamped_swiglu(7.0, 1.702, 1.0)
 CASES = {
     "linear": of_linear(),
@@ -108,6 +122,8 @@ CASES = {
     "mlp, interleaved": of_mlp(layout=moire.GluLayout(block=16), save_act=True),
     "mlp without z": of_mlp(save_z=False),
     "mlp of 8 bits": of_mlp(recipe=moire.Recipe("fp8_block"), probs=True),
+    "mlp of copies": of_copies(kept=True),
+    "mlp of prepared weights": of_copies(kept=False),
     "moe": of_moe(),
     "moe of a plan": of_moe(planned=True),
     "moe of 8 bits": of_moe(recipe="mxfp8", save_act=True),
@@ -222,8 +238,8 @@ def test_calls_that_do_more_go_their_own_way(replays):
         found = made_again(replays, lambda more=more: function(**{**given, **more}))
         assert found == (2 if "b1" in more else 0)
         assert (out._version - version) == (4 if "out" in more else 0)
-    given.update(x=moire.quantize(given["x"], given["groups"], columnwise=True), recipe="mxfp8")
-    assert made_again(replays, lambda: function(**given)) == 0
+    trained = moire.quantize(given["w1"], columnwise=True).as_leaf(True, True)
+    assert made_again(replays, lambda: function(**{**given, "w1": trained, "recipe": "mxfp8"})) == 0
 
 
 def test_values_that_are_checked_are_checked_each_time(replays):
