@@ -277,7 +277,9 @@ def test_a_compiled_function_overwrites_nothing_with_a_gradient_or_groups(genera
         groups = moire.Groups(splits=torch.tensor([4, 0, 5]))
     tensor = moire.quantize(x.requires_grad_(what == "a gradient"), groups)
     before = tensor.clone()
-    with pytest.raises(Exception, match="cannot be overwritten inside the graph; do it outside"):
+    # Torch 2.11 shows the line that raises and not its message.
+    message = "cannot be overwritten inside the graph; do it outside|raise unsupported"
+    with pytest.raises(Exception, match=message):
         torch.compile(lambda t: t.zero_().dequantize(), backend="aot_eager")(tensor)
     assert_same_bytes(tensor, before)
 
