@@ -6,10 +6,8 @@
 // says which keyword goes where.
 #ifndef MOIRE_PYTHON_CALL_H_
 #define MOIRE_PYTHON_CALL_H_
-#ifndef PY_SSIZE_T_CLEAN
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030a0000
-#endif
 #include <Python.h>
 #include <moire.h>
 
@@ -66,7 +64,7 @@ struct Field {
   char numbers[16];  // types of kNumbers, as Python's struct module writes them
 };
 
-constexpr size_t kMostBytes = 4096, kMostFields = 96, kMostLists = 8, kMostNotes = 256;
+constexpr size_t kMostBytes = 4096, kMostFields = 96, kMostLists = 8, kMostNotes = 1280;
 constexpr Py_ssize_t kMostOutputs = 8;
 
 struct Entry {

@@ -5,7 +5,7 @@
 namespace moire_python {
 namespace {
 
-constexpr size_t kMostKey = 4096, kMostTensors = 192;
+constexpr size_t kMostKey = size_t{1} << 15, kMostTensors = 640;  // of 300 experts, two lists
 constexpr const char* kStep = "moire.Step";
 PyObject *made_of, *requires_grad_name;
 
@@ -15,7 +15,9 @@ PyObject *made_of, *requires_grad_name;
 class Signature {
  public:
   Signature(PyObject* tensors, bool has_gradients)
-      : tensors_(tensors), has_gradients_(has_gradients) {}
+      : tensors_(tensors), has_gradients_(has_gradients) {
+    put(has_gradients);  // what is no plain tensor may want one as well
+  }
 
   bool value(PyObject* v) {
     PyTypeObject* type = Py_TYPE(v);
@@ -95,19 +97,27 @@ class Signature {
 
   // Its type, and which of the tensors it is, if it came before.
   bool tensor(PyObject* v) {
-    for (size_t i = 0; i < count_; ++i) {
-      if (seen_[i] == v) return address(plain_types[0]) && put(i);
-    }
+    uint16_t& number = number_of(v);
+    if (number != 0) return address(plain_types[0]) && put(number);
     DLTensor t;
     if (count_ == kMostTensors || !view(v, &t)) return false;
     if (count_ != 0 && !is_same(t.device, device_)) return false;
     device_ = t.device;
     seen_[count_++] = v;
+    number = static_cast<uint16_t>(count_);
     const uint64_t about = static_cast<uint64_t>(dtype_of(t)) << 16 |
                            static_cast<uint64_t>(t.rank) << 8 | (wants_gradient(v) ? 1 : 0);
     return address(Py_TYPE(v)) && put(about) && put(t.device) &&
            raw(t.shape, sizeof(int64_t) * static_cast<size_t>(t.rank)) && !PyErr_Occurred() &&
            PyList_Append(tensors_, v) == 0;
+  }
+
+  // Of a tensor among those seen, from 1; 0: it is to be given one.
+  uint16_t& number_of(PyObject* v) {
+    constexpr uint64_t kSpread = 0x9E3779B97F4A7C15;
+    size_t at = (reinterpret_cast<uintptr_t>(v) >> 4) * kSpread >> (64 - kTableBits);
+    while (numbers_[at] != 0 && seen_[numbers_[at] - 1] != v) at = (at + 1) % (1 << kTableBits);
+    return numbers_[at];
   }
 
   bool wants_gradient(PyObject* v) const {
@@ -117,17 +127,22 @@ class Signature {
     return found == Py_True;
   }
 
+  static constexpr int kTableBits = 11;
+  static_assert(kMostTensors < 1 << kTableBits, "the table has room behind every tensor");
+
   PyObject* tensors_;
   bool has_gradients_;
   DLDevice device_{};
   size_t count_ = 0, size_ = 0;
+  uint16_t numbers_[1 << kTableBits] = {};  // by a tensor's address, or behind it
   PyObject* seen_[kMostTensors];
   char bytes_[kMostKey];
 };
 
 // ---- step ----
 
-// A struct that is filled but for the addresses of tensors, which it has by their numbers.
+// A struct that is filled but for the addresses of tensors, which it has by their numbers. Behind
+// it lie these, and the struct.
 struct Step {
   struct Pointer {
     uint32_t at;  // bytes of the struct, or of all lists
@@ -138,27 +153,33 @@ struct Step {
     size_t at, begin;  // bytes of the struct; of all lists
   };
 
+  Pointer* pointers() { return reinterpret_cast<Pointer*>(this + 1); }
+  unsigned char* args() { return reinterpret_cast<unsigned char*>(pointers() + num_pointers); }
+
   const Entry* entry;
   size_t num_pointers, num_lists;
-  Pointer pointers[kMostNotes];
   List lists[kMostLists];
-  unsigned char args[kMostBytes];
 };
 
 void destroy(PyObject* capsule) { PyMem_Free(PyCapsule_GetPointer(capsule, kStep)); }
 
 bool number_of(PyObject* tensor, PyObject* tensors, uint16_t* out) {
   const size_t count = static_cast<size_t>(PyList_Size(tensors));
-  for (size_t i = 0; i < count && i < kMostTensors; ++i) {
+  for (size_t i = 0; i < count && i <= UINT16_MAX; ++i) {
     *out = static_cast<uint16_t>(i);
     if (PyList_GetItem(tensors, static_cast<Py_ssize_t>(i)) == tensor) return true;
   }
   return false;
 }
 
+size_t bytes_of(const Entry& entry, const Notes& notes) {
+  return sizeof(Step) + notes.count * sizeof(Step::Pointer) + entry.size;
+}
+
 bool write(const Entry& entry, const Call& call, PyObject* tensors, Step* out) {
   const Notes& notes = call.notes();
   out->entry = &entry;
+  out->num_pointers = notes.count;
   out->num_lists = notes.num_lists;
   size_t end = 0;
   for (size_t i = 0; i < notes.num_lists; ++i) {
@@ -169,22 +190,22 @@ bool write(const Entry& entry, const Call& call, PyObject* tensors, Step* out) {
     const Notes::Note& note = notes.notes[i];
     const bool is_of_list = note.list >= 0;
     const size_t at = is_of_list ? out->lists[note.list].begin + note.at * sizeof(void*) : note.at;
-    out->pointers[i] = {static_cast<uint32_t>(at), 0, is_of_list};
-    if (!number_of(note.array, tensors, &out->pointers[i].tensor)) return false;
+    Step::Pointer& pointer = out->pointers()[i];
+    pointer = {static_cast<uint32_t>(at), 0, is_of_list};
+    if (!number_of(note.array, tensors, &pointer.tensor)) return false;
   }
-  out->num_pointers = notes.count;
-  std::memcpy(out->args, call.args(), entry.size);
+  std::memcpy(out->args(), call.args(), entry.size);
   return notes.is_whole;
 }
 
 // ---- replay ----
 
-PyObject* make(const Step& step, void* const* addresses, const void* context, PyObject* device) {
+PyObject* make(Step& step, void* const* addresses, const void* context, PyObject* device) {
   alignas(16) unsigned char args[kMostBytes];
   alignas(16) unsigned char lists[kMostNotes * sizeof(void*)];
-  std::memcpy(args, step.args, step.entry->size);
+  std::memcpy(args, step.args(), step.entry->size);
   for (size_t i = 0; i < step.num_pointers; ++i) {
-    const Step::Pointer& pointer = step.pointers[i];
+    const Step::Pointer& pointer = step.pointers()[i];
     unsigned char* to = pointer.is_of_list ? lists : args;
     std::memcpy(to + pointer.at, &addresses[pointer.tensor], sizeof(void*));
   }
@@ -195,15 +216,37 @@ PyObject* make(const Step& step, void* const* addresses, const void* context, Py
   return run_entry(*step.entry, args, context, device);
 }
 
-// The address of a tensor that steps may read or write; false with an exception of Python's.
+// The address of a tensor that sign() took or that was just made, which is plain; false with an
+// exception of Python's.
 bool find(PyObject* tensor, void** out) {
   DLTensor t;
-  if (!view(tensor, &t)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "moire: no plain tensor was made");
-    return false;
-  }
+  if (exchange->view(tensor, &t) != 0) return false;
   *out = address_of(t);
   return true;
+}
+
+// The addresses of a call's tensors, of those that it makes as well.
+class Addresses {
+ public:
+  explicit Addresses(Py_ssize_t most)
+      : all_(static_cast<void**>(PyMem_Malloc(static_cast<size_t>(most) * sizeof(void*)))) {
+    if (all_ == nullptr) PyErr_NoMemory();
+  }
+  ~Addresses() { PyMem_Free(all_); }
+  Addresses(const Addresses&) = delete;
+  Addresses& operator=(const Addresses&) = delete;
+
+  bool add(PyObject* tensor) { return all_ != nullptr && find(tensor, &all_[count_++]); }
+  void* const* data() const { return all_; }
+
+ private:
+  void** all_;
+  size_t count_ = 0;
+};
+
+PyObject* call_of(PyObject* made) {
+  return PyObject_Call(PyTuple_GetItem(made, 0), PyTuple_GetItem(made, 1),
+                       PyTuple_GetItem(made, 2));
 }
 
 }  // namespace
@@ -240,10 +283,12 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const auto* entry = static_cast<const Entry*>(PyCapsule_GetPointer(args[0], "moire.Entry"));
   if (entry == nullptr) return nullptr;
   Call call(*entry, args[1]);
-  auto* made = static_cast<Step*>(PyMem_Malloc(sizeof(Step)));
-  if (made == nullptr) return PyErr_NoMemory();
-  if (call.fill() && write(*entry, call, args[2], made)) return PyCapsule_New(made, kStep, destroy);
-  PyMem_Free(made);
+  if (call.fill()) {
+    auto* made = static_cast<Step*>(PyMem_Malloc(bytes_of(*entry, call.notes())));
+    if (made == nullptr) return PyErr_NoMemory();
+    if (write(*entry, call, args[2], made)) return PyCapsule_New(made, kStep, destroy);
+    PyMem_Free(made);
+  }
   PyErr_Clear();
   return new_reference(Py_None);
 }
@@ -253,30 +298,24 @@ PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return PyErr_Format(PyExc_TypeError, "replay() takes 3 arguments, got %zd", count);
   }
   PyObject *steps = args[0], *device = args[1], *tensors = args[2];
-  const Py_ssize_t all = PyList_Size(tensors) + PyTuple_Size(steps);
-  if (static_cast<size_t>(all) > 2 * kMostTensors) {
-    return PyErr_Format(PyExc_ValueError, "replay() takes %zu tensors, got %zd", kMostTensors, all);
-  }
-  void* addresses[2 * kMostTensors];
-  size_t known = 0;
+  Addresses addresses(PyList_Size(tensors) + PyTuple_Size(steps));
   for (Py_ssize_t i = 0; i < PyList_Size(tensors); ++i) {
-    if (!find(PyList_GetItem(tensors, i), &addresses[known++])) return nullptr;
+    if (!addresses.add(PyList_GetItem(tensors, i))) return nullptr;
   }
   const void* context = context_of(device);
   if (context == nullptr) return nullptr;
   for (Py_ssize_t i = 0; i < PyTuple_Size(steps); ++i) {
     PyObject* item = PyTuple_GetItem(steps, i);
     if (PyTuple_Check(item)) {
-      PyObject* tensor = PyObject_Call(PyTuple_GetItem(item, 0), PyTuple_GetItem(item, 1),
-                                       PyTuple_GetItem(item, 2));
-      const bool is_kept = tensor != nullptr && find(tensor, &addresses[known++]) &&
-                           PyList_Append(tensors, tensor) == 0;
+      PyObject* tensor = call_of(item);
+      const bool is_kept =
+          tensor != nullptr && addresses.add(tensor) && PyList_Append(tensors, tensor) == 0;
       Py_DecRef(tensor);
       if (!is_kept) return nullptr;
       continue;
     }
-    const auto* step = static_cast<const Step*>(PyCapsule_GetPointer(item, kStep));
-    PyObject* code = step == nullptr ? nullptr : make(*step, addresses, context, device);
+    auto* step = static_cast<Step*>(PyCapsule_GetPointer(item, kStep));
+    PyObject* code = step == nullptr ? nullptr : make(*step, addresses.data(), context, device);
     if (code == nullptr || PyLong_AsLong(code) != MOIRE_OK) return code;
     Py_DecRef(code);
   }

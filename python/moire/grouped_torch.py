@@ -242,6 +242,6 @@ def _check_makes_something_new(name, schema, args, kwargs):
         raise trained.has_no_form(name)
 
 
-_KEPT = ("rowwise", "columnwise", "groups", "form", "element", "layout_fields", "fractional_scales")
-_OF_TORCH = {TorchGroupedTensor: (*_KEPT, "dtype", "requires_grad")}
+_KEPT = ("kind", "rowwise", "columnwise", "groups", "requires_grad")
+_OF_TORCH = {TorchGroupedTensor: _KEPT, Kind: Kind._fields[1:]}
 tapes.learn({**_OF_TORCH, Copy: Copy._fields, Format: ("name",)})

@@ -20,6 +20,7 @@ from .layouts import Activation, GluLayout, weight_layout_code
 from .prepared_weight import PreparedWeight
 from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Recipe
 from .routing import check_inverse
+from .tapes import spoil
 from .values import choice, flag, wrong
 
 Operand = Union[Array, GroupedTensor]
@@ -164,9 +165,14 @@ class Operands:
             raise invalid(
                 f"{call}: tail is 'untouched' but out is absent; it needs a buffer whose tail stays"
             )
+        if self.fw is Torch:
+            for name, buffer in (("out", out), ("grad_x_out", self.grad_x_out)):
+                is_leaf = buffer is not None and buffer.is_leaf and buffer.requires_grad
+                if is_leaf and torch.is_grad_enabled():
+                    found = f"{name} is a leaf that requires grad and would be overwritten"
+                    raise invalid(f"{call}: {found}")
         if out is not None and self.fw is Torch:
-            if torch.is_grad_enabled() and out.is_leaf and out.requires_grad:
-                raise invalid(f"{call}: out is a leaf that requires grad and would be overwritten")
+            spoil()  # whose history a call made again would not change
             # Autograd notes in a buffer that it was written, which it is not while explain() runs.
             out = out.data if is_explaining() else out
         fields["y"] = out

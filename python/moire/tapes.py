@@ -133,18 +133,19 @@ def replayed(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        if invoke.compiled_for is None or invoke.compiled_for.is_watched():
+        fw = invoke.compiled_for
+        if fw is None or fw.is_watched() or _thread.recording is not None:  # steps of another call
             return function(*args, **kwargs)
         found = invoke.compiled.sign((args, kwargs), torch.is_grad_enabled())
-        if found is None or _thread.recording is not None:
+        if found is None:
             return function(*args, **kwargs)
         key, tensors = found
         tape = tapes.get(key)
         if isinstance(tape, Tape):
             return tape.replay(tensors)
         if tape is None:
-            if len(tapes) == _MOST_KINDS:
-                del tapes[next(iter(tapes))]
+            if len(tapes) >= _MOST_KINDS:  # all go: other threads read and write them as well
+                tapes.clear()
             tapes[key] = _ONCE
         if tape is not _ONCE:
             return function(*args, **kwargs)

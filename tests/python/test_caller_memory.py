@@ -10,13 +10,15 @@ def operands():
     return torch.randn(5, 4), torch.randn(2, 3, 4), moire.Groups(splits=[2, 3])
 
 
-def test_autograd_notices_that_out_was_overwritten():
-    x, w, groups = operands()
-    p, out = torch.randn(5, 3, requires_grad=True), torch.ones(5, 3)
-    loss = (p * out).sum()
-    moire.grouped_linear(x, w, groups, out=out)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_autograd_notices_that_out_was_overwritten(has_gradients):
+    for _ in range(4):
+        x, w, groups = operands()
+        p, out = torch.randn(5, 3, requires_grad=True), torch.ones(5, 3)
+        loss = (p * out).sum()
+        moire.grouped_linear(x.requires_grad_(has_gradients), w, groups, out=out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
 
 
 @pytest.mark.parametrize("delayed", [False, True])
@@ -47,11 +49,12 @@ def test_copies_of_a_weight_that_are_written_are_counted():
             y.sum().backward()
 
 
-def test_out_may_not_be_a_leaf_that_requires_grad():
+@pytest.mark.parametrize("name", ["out", "grad_x_out"])
+def test_a_buffer_may_not_be_a_leaf_that_requires_grad(name):
     x, w, groups = operands()
-    out = torch.zeros(5, 3, requires_grad=True)
-    with pytest.raises(moire.InvalidArgument, match="out is a leaf that requires grad"):
-        moire.grouped_linear(x, w, groups, out=out)
+    buffer = torch.zeros(5, 3 if name == "out" else 4, requires_grad=True)
+    with pytest.raises(moire.InvalidArgument, match=f" {name} is a leaf that requires grad"):
+        moire.grouped_linear(x, w, groups, **{name: buffer})
 
 
 def test_an_untouched_tail_needs_out():
