@@ -21,7 +21,24 @@ Status check(const char* call, cudaError_t error) {
           std::string("staging: ") + call + " failed: " + cudaGetErrorString(error)};
 }
 
+// While it lives, calls of this thread are on the device that has this memory.
+class DeviceOf {
+ public:
+  explicit DeviceOf(const void* memory) {
+    cudaPointerAttributes found{};
+    cudaGetDevice(&before_);
+    if (cudaPointerGetAttributes(&found, memory) == cudaSuccess) cudaSetDevice(found.device);
+  }
+  ~DeviceOf() { cudaSetDevice(before_); }
+  DeviceOf(const DeviceOf&) = delete;
+  DeviceOf& operator=(const DeviceOf&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 Status copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  const DeviceOf current(kind == cudaMemcpyHostToDevice ? to : from);
   if (Status status = check("cudaDeviceSynchronize", cudaDeviceSynchronize()); !status.ok()) {
     return status;
   }
@@ -66,13 +83,23 @@ Status DeviceMemory::read(std::byte* to, size_t bytes) const {
   return {};
 }
 
+int device_of_rank(int rank) {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0 ? rank % devices : 0;
+}
+
 void* stream_of_rank(int rank) {
   static const auto streams = [] {
-    std::array<cudaStream_t, kMostRanksOnDevice> out{};
-    for (cudaStream_t& stream : out) {
-      const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    std::array<cudaStream_t, kMostRanksOnDevices> out{};
+    int before = 0;
+    cudaGetDevice(&before);
+    for (int r = 0; r < kMostRanksOnDevices; ++r) {
+      cudaError_t error = cudaSetDevice(device_of_rank(r));
+      auto& stream = out[static_cast<size_t>(r)];
+      if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
       if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
     }
+    cudaSetDevice(before);
     return out;
   }();
   return streams.at(static_cast<size_t>(rank));

@@ -33,15 +33,17 @@ class DeviceMemory {
   size_t bytes_ = 0;
 };
 
-// A stream for each of the ranks that share the device, which wait for each other there: made
+// Ranks are spread over the devices that there are, one after the other.
+inline constexpr int kMostRanksOnDevices = 16;
+int device_of_rank(int rank);
+// A stream for each rank, on its device, where those that share it wait for each other: made
 // together and kept, since a stream that comes after others have gone may get the hardware queue of
 // one that waits. There are 32 queues, unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise.
-inline constexpr int kMostRanksOnDevice = 16;
 void* stream_of_rank(int rank);
 // An error is the next call's to say.
 void wait_for(void* stream);
 
-// Both wait for everything that the device was given before, and for the copy.
+// Both wait for everything that the device of that memory was given before, and for the copy.
 Status copy_to_device(std::byte* device, const std::byte* host, size_t bytes);
 Status copy_to_host(std::byte* host, const std::byte* device, size_t bytes);
 

@@ -12,6 +12,7 @@ DeviceMemory::~DeviceMemory() = default;
 Status DeviceMemory::reserve(size_t) { return none(); }
 Status DeviceMemory::write(const std::byte*, size_t) const { return none(); }
 Status DeviceMemory::read(std::byte*, size_t) const { return none(); }
+int device_of_rank(int) { return 0; }
 void* stream_of_rank(int) { return nullptr; }
 void wait_for(void*) {}
 Status copy_to_device(std::byte*, const std::byte*, size_t) { return none(); }

@@ -41,12 +41,13 @@ TensorView Ranks::in(size_t rank, size_t tensor) const {
   return t;
 }
 
-Status Ranks::open_on_device(int index) {
-  if (size_ > kMostRanksOnDevice) {
-    return {Code::kUnsupported, std::to_string(size_) + " ranks on one device, needed at most " +
-                                    std::to_string(kMostRanksOnDevice)};
+Status Ranks::open_on_devices() {
+  if (size_ > kMostRanksOnDevices) {
+    return {Code::kUnsupported, std::to_string(size_) + " ranks on CUDA devices, needed at most " +
+                                    std::to_string(kMostRanksOnDevices)};
   }
-  const std::vector<int32_t> indices(communicators_.size(), index);
+  std::vector<int32_t> indices;
+  for (int rank = 0; rank < size_; ++rank) indices.push_back(device_of_rank(rank));
   CommunicatorOptions options;
   options.num_ranks = size_;
   options.window_bytes = static_cast<size_t>(window_bytes_);
@@ -67,13 +68,13 @@ Status Ranks::make_contexts(const Context& like) {
   ContextOptions options = like.options();
   const bool on_device = options.device == Device::kCuda;
   if (on_device && on_device_.empty()) {
-    if (Status status = open_on_device(options.index); !status.ok()) return status;
+    if (Status status = open_on_devices(); !status.ok()) return status;
   }
   options.num_threads = std::max(1, options.num_threads / size_);
   std::vector<Context> made_contexts;
   for (int rank = 0; rank < size_; ++rank) {
     options.communicator = (on_device ? on_device_ : communicators_)[static_cast<size_t>(rank)];
-    if (on_device) options.stream = stream_of_rank(rank);
+    if (on_device) options.index = device_of_rank(rank), options.stream = stream_of_rank(rank);
     Result<Context> made = Context::create(options);
     if (!made.ok()) return made.status();
     made_contexts.push_back(std::move(made).value());

@@ -1,6 +1,6 @@
 // Ranks that are threads of this process: windows that are divided alike on all, with bytes between
-// their tensors that are nobody's, and calls of all at once. On CUDA all share one device, on which
-// windows and calls are staged.
+// their tensors that are nobody's, and calls of all at once. On CUDA they are spread over the
+// devices, on which windows and calls are staged.
 #pragma once
 
 #include <moire/expert_parallel.h>
@@ -53,7 +53,7 @@ class Ranks {
   using Communicators = std::vector<std::shared_ptr<Communicator>>;
 
   Status make_contexts(const Context& like);
-  Status open_on_device(int index);
+  Status open_on_devices();
   Status run_staged(const Call& call);
   Status run_all(const Call& call);
 

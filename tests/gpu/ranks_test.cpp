@@ -1,4 +1,4 @@
-// Ranks on one GPU: what is captured, what kernels find wrong, and calls on two streams. The suites
+// Ranks on GPUs: what is captured, what kernels find wrong, and calls on two streams. The suites
 // of tests/parallel judge what the ops compute; here the CPU's ranks have the same tokens.
 #include "tests/parallel/ranks.h"
 
@@ -85,6 +85,7 @@ class RankOnGpu {
     ContextOptions options;
     options.device = Device::kCuda;
     options.communicator = routed.ranks.communicator(rank);
+    options.index = options.communicator->index();
     options.stream = stream;
     return Context::create(options).value();
   }
@@ -107,6 +108,7 @@ class RankOnGpu {
   }
   void capture() {
     cudaGraph_t graph = nullptr;
+    ASSERT_EQ(cudaSetDevice(context->options().index), cudaSuccess);
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
     const Status status = run();
     ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
@@ -116,7 +118,10 @@ class RankOnGpu {
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     cudaGraphDestroy(graph);
   }
-  void replay() const { ASSERT_EQ(cudaGraphLaunch(executable_, stream), cudaSuccess); }
+  void replay() const {
+    ASSERT_EQ(cudaSetDevice(context->options().index), cudaSuccess);
+    ASSERT_EQ(cudaGraphLaunch(executable_, stream), cudaSuccess);
+  }
   // What check() says once the stream is done; results are on the host then.
   Status finish() {
     const Status status = context->check();
@@ -244,13 +249,7 @@ TEST_F(RanksOnGpu, ARankWhoseWorkFailsHasLeft) {
 // Fewer blocks than ranks: each clears the choices of several.
 TEST_F(RanksOnGpu, MovesRowsOnAsManyMultiprocessorsAsItMay) {
   for (const int multiprocessors : {1, 2, 5}) {
-    CommunicatorOptions options;
-    options.num_ranks = 7;
-    options.window_bytes = Ranks::kBytes;
-    options.timeout_ms = 20'000;
-    options.device = MOIRE_CUDA;
-    options.num_multiprocessors = multiprocessors;
-    Both both(options.num_ranks, Communicator::threads(options).value());
+    Both both(7, Ranks::threads(7, 20'000, Device::kCuda, multiprocessors));
     for (const auto& rank : both.on_gpu) ASSERT_TRUE(succeeds(rank->run()));
     both.expect_same();
   }

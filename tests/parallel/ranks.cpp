@@ -12,12 +12,16 @@
 namespace moire::test {
 
 std::vector<std::shared_ptr<Communicator>> Ranks::threads(int size, int64_t timeout_ms,
-                                                          Device device) {
+                                                          Device device, int num_multiprocessors) {
+  std::vector<int32_t> indices;
+  for (int rank = 0; rank < size; ++rank) indices.push_back(staging::device_of_rank(rank));
   CommunicatorOptions options;
   options.num_ranks = size;
   options.window_bytes = kBytes;
   options.timeout_ms = timeout_ms;
   options.device = static_cast<int32_t>(device);
+  options.num_multiprocessors = num_multiprocessors;
+  if (device == Device::kCuda) options.indices = indices.data();
   return Communicator::threads(options).value();
 }
 
@@ -28,6 +32,7 @@ Ranks::Ranks(const std::vector<std::shared_ptr<Communicator>>& communicators, in
     const Device device = communicator->device();
     ContextOptions options;
     options.device = device;
+    options.index = communicator->index();
     options.num_threads = num_threads;
     options.communicator = communicator;
     if (device == Device::kCuda) options.stream = staging::stream_of_rank(communicator->rank());

@@ -19,10 +19,12 @@ class Ranks {
  public:
   static constexpr size_t kBytes = 1 << 20, kGuard = 512;  // of a window, behind its tensors
 
+  // On CUDA they are spread over the devices.
   static std::vector<std::shared_ptr<Communicator>> threads(int size, int64_t timeout_ms,
-                                                            Device device);
-  // Contexts with as many threads each; 0: all share those of one context. On CUDA all are on one
-  // device, with a stream for every thread.
+                                                            Device device,
+                                                            int num_multiprocessors = 0);
+  // Contexts with as many threads each; 0: all share those of one context. On CUDA each has a
+  // stream.
   Ranks(const std::vector<std::shared_ptr<Communicator>>& communicators, int num_threads);
 
   int size() const { return static_cast<int>(communicators_.size()); }
