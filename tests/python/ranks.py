@@ -1,11 +1,17 @@
-"""Ranks that are threads, each with a communicator; on a GPU each with a stream of its own."""
+"""Ranks that are threads, each with a communicator; on a GPU each with a stream of its own. And
+ranks that are processes of gloo.
+"""
 
 import contextlib
 import functools
+import os
 import threading
+import time
+import traceback
 
 import moire
 import torch
+import torch.distributed as dist
 
 WINDOW = 1 << 20  # bytes
 
@@ -35,7 +41,7 @@ class OfThreads:
         return found
 
     def sum(self, tensor):
-        return sum(self.share(tensor))
+        return sum(t.to(tensor.device) for t in self.share(tensor))
 
 
 @functools.cache
@@ -72,6 +78,31 @@ def in_threads(size, run, timeout_ms=60_000, window=WINDOW, make=moire.Communica
     for thread in threads:
         thread.join(300)
     return raised
+
+
+def in_gloo(rank, size, path, cases):
+    """What torch.multiprocessing.spawn starts `size` times: case(rank) of each.
+
+    NOTE: the group is not destroyed, which joins its threads while it holds the GIL, and one of
+    them may want that to let go of a tensor: torch 2.4 was seen to hang there.
+    """
+    dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=rank, world_size=size)
+    try:
+        for case in cases:
+            case(rank)
+        dist.barrier()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def join_processes(processes, seconds=300):
+    """Waits so long for all of them; those that hang are killed, and left what they wrote."""
+    end = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0, end - time.monotonic()))
+        process.kill()
 
 
 def succeed(raised):

@@ -2,13 +2,12 @@
 in backward_dw: refused, or reduced by the caller where those weights are left out of it.
 """
 
-import traceback
-
 import moire
 import pytest
 import torch
 import torch.distributed as dist
 from moire import nn
+from ranks import in_gloo
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -110,16 +109,6 @@ def reduces_in_hooks(rank):
             assert torch.equal(mine.grad, wanted.grad)
 
 
-def _rank(rank, path):
-    dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
-    try:
-        reduces_in_hooks(rank)
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        dist.destroy_process_group()
-
-
 def test_two_ranks(tmp_path):
-    torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"),), nprocs=RANKS)
+    args = RANKS, str(tmp_path / "store"), (reduces_in_hooks,)
+    torch.multiprocessing.spawn(in_gloo, args, nprocs=RANKS)

@@ -2,14 +2,13 @@
 gradients; both have the bits of one rank.
 """
 
-import traceback
-
 import moire
 import pytest
 import torch
 import torch.distributed as dist
 from moire import nn
 from moire.grouped_torch import TorchGroupedTensor
+from ranks import in_gloo
 from truth_fp8 import assert_same_bytes
 
 RANKS, E, H, WIDTH = 2, 4, 64, 128
@@ -140,18 +139,6 @@ def sums_gradients_in_buckets(rank):
     assert losses[alone] == losses[parallel]
 
 
-def _rank(rank, path, cases):
-    dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
-    try:
-        for case in cases:
-            case(rank)
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        dist.destroy_process_group()
-
-
 OF_FSDP2 = (gathers_bytes, loads_and_copies_as_dtensors, refuses_uneven_shares)
 
 
@@ -163,4 +150,5 @@ OF_FSDP2 = (gathers_bytes, loads_and_copies_as_dtensors, refuses_uneven_shares)
     ],
 )
 def test_two_ranks(tmp_path, cases):
-    torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"), cases), nprocs=RANKS)
+    args = RANKS, str(tmp_path / "store"), cases
+    torch.multiprocessing.spawn(in_gloo, args, nprocs=RANKS)
