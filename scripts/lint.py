@@ -54,7 +54,8 @@ class Part:
 
 # What fits the package into somebody else's: transformers, torch.distributed, Megatron.
 INTEGRATIONS = tuple(
-    f"python/moire/{name}.py" for name in ("hf", "expert_parallel", "process_groups", "trained")
+    f"python/moire/{name}.py"
+    for name in ("hf", "expert_parallel", "travel", "process_groups", "trained")
 )
 
 # Experts over ranks: what they tell each other, and the ops that move tokens: on CUDA 1,291 lines,
@@ -79,7 +80,7 @@ PARTS = (
     Part("CPU", ("src/backend/cpu/",), 7500, without=PARALLEL),
     Part("expert parallelism", PARALLEL, 2492),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12951, without=PARALLEL),
-    Part("Python", ("python/moire/",), 5100, ceiling=7787, without=INTEGRATIONS),
+    Part("Python", ("python/moire/",), 5100, ceiling=7835, without=INTEGRATIONS),
     Part("tools", ("tools/",), 6500, ceiling=7573),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall

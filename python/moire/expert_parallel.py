@@ -10,8 +10,13 @@ counts are exchanged and no host waits for a GPU.
                   this rank's experts, for R ranks and C = max_tokens
     combine    y [R C, H] of received.x -> y [T, H], the sum over ranks, in rank order, in FP32
 
-Each is the other's gradient. How rows travel is one of two classes below, with the same methods: in
-all-to-alls of torch.distributed, or by moire_dispatch and moire_combine over windows.
+Each is the other's gradient. How rows travel is one of two classes of travel.py, with the same
+methods: in all-to-alls of torch.distributed, or by moire_dispatch and moire_combine over windows.
+
+moire.moe(..., group=) is dispatch, this rank's experts, and combine. Over windows that is one
+function of autograd, an op like other layers', so that rows stay where they lie: y, and gradients
+of what came, are made in the window, and gradients of y are read there. Of what came for the
+forward there is a copy, for the backward.
 """
 
 from __future__ import annotations
@@ -22,17 +27,18 @@ from typing import Any, NamedTuple, Optional, Union
 import torch
 import torch.distributed as dist
 
-from . import functional, process_groups
+from . import process_groups
 from .arrays import Torch, as_fp32, check_array, check_rank
 from .communicator import Communicator
-from .context import is_explaining, settings
+from .context import is_explaining
 from .errors import invalid, unsupported
 from .groups import is_readable
-from .recipes import ELEMENTS, FORMATS, ROWWISE
+from .layers import MOE, Moe
+from .recipes import FORMATS, Recipe
 from .routing import Plan, make_plan
+from .travel import OVERFLOW, OverProcessGroup, OverWindows
 from .values import choice, described, integer
 
-_OVERFLOW = ("refuse", "drop")  # moire_overflow
 _DISPATCH_FORMATS = ("mxfp8", "fp8_block")
 
 
@@ -91,7 +97,7 @@ class ExpertParallel:
             None if most is None else integer(f"{call}: {name}", most, 1, 2**31 - 1)
             for name, most in (("max_tokens", max_tokens), ("max_rows", max_rows))
         )
-        self.overflow = choice(f"{call}: overflow", overflow, _OVERFLOW)
+        self.overflow = choice(f"{call}: overflow", overflow, OVERFLOW)
         if dispatch_format is not None:
             choice(f"{call}: dispatch_format", dispatch_format, _DISPATCH_FORMATS)
         self.dispatch_format = dispatch_format
@@ -142,7 +148,12 @@ class ExpertParallel:
         ranks, and be 0; all ranks call it together. Gradients flow to x and topk_weights.
         FakeTensors are for process groups alone: windows hold values.
         """
-        call = "dispatch"
+        topk_weights, places = self._places("dispatch", x, topk_idx, topk_weights)
+        x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
+        return Received(x, idx, topk_weights, self._plan(idx), places)
+
+    def _places(self, call, x, topk_idx, topk_weights):
+        """The weights in FP32, and where the tokens go."""
         for name, array, rank in (("x", x, 2), ("topk_idx", topk_idx, 2)):
             check_array(Torch, call, name, array)
             check_rank(call, name, array, rank)
@@ -165,16 +176,17 @@ class ExpertParallel:
             )
         if topk_idx.dtype not in (torch.int32, torch.int64):
             raise invalid(f"{call}: topk_idx is {topk_idx.dtype}, needs int32 or int64")
-        way = _OverWindows if self.has_windows else _OverTorch
+        way = OverWindows if self.has_windows else OverProcessGroup
         with _mode_of(x):
             form = FORMATS.get(self.dispatch_format) if x.shape[1] else None
-            places = way(self, topk_idx.detach(), self._capacity(call, x), form)
-        x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
+            return topk_weights, way(self, topk_idx.detach(), self._capacity(call, x), form)
+
+    def _plan(self, idx):
+        """Of choices [R C, k] as they came."""
         rows = self.max_rows
         if rows is None and is_readable(idx) and not is_explaining():
             rows = int((idx >= 0).sum())
-        plan = make_plan(idx, self.num_local_experts, capacity=rows)
-        return Received(x, idx, topk_weights, plan, places)
+        return make_plan(idx, self.num_local_experts, capacity=rows)
 
     @torch.compiler.disable
     def combine(self, y: torch.Tensor, received: Received) -> torch.Tensor:
@@ -193,6 +205,27 @@ class ExpertParallel:
             raise invalid(f"{call}: y is {list(y.shape)}, must have the {rows} rows of received.x")
         Torch.check_beside(call, y=y, received=received.x)
         return _Combine.apply(received.places, y, None)[0]
+
+    @torch.compiler.disable
+    def to_experts(self, x, topk_idx, topk_weights, recipe=None, **of_choices):
+        """(x, topk_weights, plan) of what this rank received, which its experts take, and what runs
+        them and sends their results back: the two halves of moire.moe(..., group=self).
+        """
+        for name, array in of_choices.items():
+            if array is not None:
+                raise unsupported(
+                    f"moe: {name} is of this rank's choices, but with group experts get others'; "
+                    "needs dispatch and combine of the group around a moe of what came"
+                )
+        if not self.has_windows:
+            received = self.dispatch(x, topk_idx, topk_weights)
+            return received.x, received.topk_weights, received.plan, _ThenCombine(self, received)
+        topk_weights, places = self._places("moe", x, topk_idx, topk_weights)
+        rest = _rest_of(Recipe.of(recipe, "moe: recipe"), torch.is_grad_enabled())
+        with torch.no_grad():
+            rows, idx, weights = places.spread(x.contiguous(), topk_weights, rest)
+        sent = {"x_sent": x, "topk_weights_sent": topk_weights}
+        return rows, weights, self._plan(idx), _InWindows(places, sent)
 
     def _capacity(self, call, x):
         """C of this call."""
@@ -239,165 +272,8 @@ def _most(group, x):
     # A token that says it goes to the first expert of each rank.
     everyone = torch.arange(group.size, device=x.device)[None] * group.num_local_experts
     told = x.new_full((1, 1), x.shape[0], dtype=torch.int32)  # for a copy the host would wait
-    told = _OverWindows(group, everyone, 1).spread(told.view(torch.float32))[0]
+    told = OverWindows(group, everyone, 1).spread(told.view(torch.float32))[0]
     return int(told.view(torch.int32).max())
-
-
-def _check_choices(topk_idx, num_experts):
-    """That each is an expert's or nobody's, in the words of dispatch_plan, here of one rank. On a
-    GPU the next call or moire.check() raises it.
-    """
-    tokens = topk_idx.shape[0]
-    made = {"places": topk_idx.new_empty(tokens, 1, dtype=torch.int32)}
-    made["counts"] = topk_idx.new_empty(1, dtype=torch.int64)
-    choices = {"topk_idx": topk_idx, "num_experts": num_experts, "capacity": max(tokens, 1)}
-    functional.call("dispatch_plan", **choices, **made)
-
-
-def _encoded(x, form):
-    """The codes of x and their scales."""
-    codes = x.new_empty(x.shape, dtype=getattr(torch, ELEMENTS["e4m3"]))
-    scales = x.new_empty(
-        form.scales_shape(ROWWISE, x.shape, 1), dtype=getattr(torch, form.scale_dtype)
-    )
-    functional.call("quantize", source=x, rowwise=(codes, scales), scaling=form.scaling)
-    return codes, scales
-
-
-def _decoded(codes, scales, form, dtype):
-    rows = codes.new_empty(codes.shape, dtype=dtype)
-    fields = {"source": (codes, scales), "scaling": form.scaling, "direction": ROWWISE}
-    functional.call("dequantize", **fields, target=rows)
-    return rows
-
-
-class _OverWindows:
-    """Where the tokens of one rank lie in the windows of a Communicator's ranks.
-
-    A window is used from its beginning in each call, and emptied after it: what a layer keeps for
-    its backward is not in it.
-    """
-
-    def __init__(self, group, topk_idx, capacity, form=None):
-        """form: of rows that travel in 8 bits."""
-        tokens, self.rows, self.form = topk_idx.shape[0], group.size * capacity, form
-        self.ranks, self.overflow, self.nobody = group.group, _OVERFLOW.index(group.overflow), None
-        self.choices = {"topk_idx": topk_idx.clone(), "num_experts": group.num_experts}
-        self.places = topk_idx.new_empty(tokens, group.size, dtype=torch.int32)
-        self.counts = topk_idx.new_empty(group.size, dtype=torch.int64)
-        made = {"places": self.places, "counts": self.counts}
-        self._call("dispatch_plan", **self.choices, **made, capacity=capacity)
-
-    def _call(self, name, **fields):
-        with settings(communicator=self.ranks):
-            functional.call(name, **fields)
-
-    def spread(self, x, topk_weights=None):
-        """x [T, H] to the ranks: (rows [R C, H], zeros where they are nobody's) and, where weights
-        [T, k] are given, (topk_idx, topk_weights [R C, k]) as well.
-        """
-        fields = {"places": self.places, "counts": self.counts, "overflow": self.overflow}
-        parts = (x,) if self.form is None else _encoded(x, self.form)
-        sent = dict(zip(("x", "x_scales"), parts))
-        received = {f"{k}_recv": ((self.rows, v.shape[1]), v.dtype) for k, v in sent.items()}
-        if topk_weights is not None:
-            fields.update(self.choices, topk_weights=topk_weights)
-            shape = self.rows, topk_weights.shape[1]
-            received.update(topk_idx_recv=(shape, torch.int32))
-            received.update(topk_weights_recv=(shape, torch.float32))
-        into = self.ranks.divide(*received.values())
-        if topk_weights is not None and x.is_cuda:
-            into[-2].fill_(-1)  # a call that fails there is found later, and nobody sent anything
-        self._call("dispatch", **fields, **sent, **dict(zip(received, into)))
-        rows, choices = into[: len(sent)], into[len(sent) :]
-        self.overflow = _OVERFLOW.index("drop")  # what is refused has been: gradients go as rows do
-        if choices:
-            self.nobody = (choices[0] < 0).all(1, keepdim=True)
-        rows = rows[0].clone() if self.form is None else _decoded(*rows, self.form, x.dtype)
-        if self.nobody is not None:
-            rows.masked_fill_(self.nobody, 0)
-        return rows, *(part.clone() for part in choices)
-
-    def gather(self, rows, topk_weights=None):
-        """The other way, of rows [R C, H] and weights [R C, k]: (y [T, H], the sums over ranks in
-        rank order, in FP32, rounded once) and the weights [T, k], each from the one rank of its
-        choice.
-        """
-        sent = {"rows": rows}
-        made = {"y": rows.new_empty(self.places.shape[0], rows.shape[1])}
-        fields = {"places": self.places}
-        if topk_weights is not None:
-            sent["topk_weights_recv"] = topk_weights
-            made["topk_weights"] = topk_weights.new_empty(self.choices["topk_idx"].shape)
-            fields.update(self.choices)
-        parts = self.ranks.divide(*((part.shape, part.dtype) for part in sent.values()))
-        for part, values in zip(parts, sent.values()):
-            part.copy_(values)
-        self._call("combine", **fields, **dict(zip(sent, parts)), **made)
-        return tuple(made.values())
-
-
-class _OverTorch:
-    """Where the tokens of one rank of a process group lie among the rows that it sends."""
-
-    def __init__(self, group, topk_idx, capacity, form=None):
-        tokens, ranks, local = topk_idx.shape[0], group.size, group.num_local_experts
-        self.exchange, self.rows, self.form = group._exchange, ranks * capacity, form
-        _check_choices(topk_idx, group.num_experts)
-        ranks = torch.arange(ranks, device=topk_idx.device)[:, None]
-        owner = topk_idx.div(local, rounding_mode="floor")  # no rank where the choice is dropped
-        self.is_owner = owner[:, None] == ranks  # [T, R, k]
-        # From 1 at the owner, 0 elsewhere.
-        self.local = (topk_idx[:, None] - (ranks * local - 1)) * self.is_owner
-        is_sent = self.is_owner.any(-1)  # [T, R]
-        counted = is_sent.t().contiguous().cumsum(1).t()  # along rows of memory, which is faster
-        is_sent = is_sent & (counted <= capacity)
-        place = counted + (ranks[:, 0] * capacity - 1)
-        # Unsent tokens go to a row behind the others.
-        self.place = torch.where(is_sent, place, self.rows).view(-1)  # [T R]
-        self.row_of = torch.where(is_sent, place, -1).to(torch.int32)  # [T, R]
-        token = torch.arange(tokens, device=topk_idx.device).repeat_interleave(group.size)
-        token_of = token.new_full((self.rows + 1,), -1).scatter_(0, self.place, token)
-        self.token_of = token_of[:-1, None].to(torch.int32)  # [R C, 1]
-
-    def spread(self, x, topk_weights=None):
-        choices = () if topk_weights is None else self._spread_choices(topk_weights)
-        if self.form is not None:
-            return self._spread_encoded(x), *choices
-        rows = x.new_empty(self.rows, x.shape[1])
-        functional.call("unpermute", rows=x, scatter_idx=self.token_of, y=rows)
-        return self.exchange(rows), *choices
-
-    def _spread_encoded(self, x):
-        """Scales and codes of a row are one row of bytes, each part up to a multiple of 16."""
-        pad, parts = torch.nn.functional.pad, _encoded(x, self.form)
-        sent = [pad(part.view(torch.uint8), (0, 0, 0, 1)) for part in parts]  # the last of zeros
-        codes, scales = (pad(part, (0, -part.shape[1] % 16)) for part in sent)
-        token = self.token_of[:, 0]
-        token = torch.where(token < 0, x.shape[0], token)
-        came = self.exchange(torch.cat((scales, codes), 1).index_select(0, token))
-        codes = came[:, scales.shape[1] :][:, : x.shape[1]].view(parts[0].dtype)
-        scales = came[:, : sent[1].shape[1]].view(parts[1].dtype)
-        return _decoded(codes, scales, self.form, x.dtype)
-
-    def gather(self, rows, topk_weights=None):
-        y = rows.new_empty(self.row_of.shape[0], rows.shape[1])
-        functional.call("unpermute", rows=self.exchange(rows), scatter_idx=self.row_of, y=y)
-        return (y,) if topk_weights is None else (y, self._gather_weights(topk_weights))
-
-    def _spread_choices(self, topk_weights):
-        k = topk_weights.shape[1]
-        weights = torch.where(self.is_owner, topk_weights[:, None], 0.0).view(torch.int32)
-        sent = torch.cat((self.local.to(torch.int32), weights), -1)
-        into = sent.new_zeros(self.rows + 1, 2 * k)
-        into.index_copy_(0, self.place, sent.view(self.place.shape[0], 2 * k))
-        came = self.exchange(into[:-1])
-        return came[:, :k] - 1, came[:, k:].contiguous().view(torch.float32)
-
-    def _gather_weights(self, rows):
-        back = torch.nn.functional.pad(self.exchange(rows), (0, 0, 0, 1))
-        parts = back.index_select(0, self.place).view(self.is_owner.shape)
-        return torch.where(self.is_owner, parts, 0.0).sum(1)
 
 
 class _Dispatch(torch.autograd.Function):
@@ -426,3 +302,65 @@ class _Combine(torch.autograd.Function):
     def backward(ctx, grad_y, grad_weights=None):
         x, *choices = _Dispatch.apply(ctx.places, grad_y, grad_weights)
         return None, x, choices[1] if choices else None
+
+
+class _ThenCombine(NamedTuple):
+    """Of a process group: experts on what a rank received, then their results back."""
+
+    group: ExpertParallel
+    received: Received
+
+    def run(self, given, *options):
+        return self.group.combine(given.run(MOE, *options), self.received)
+
+
+class _InWindows(NamedTuple):
+    """Of windows: both in one op, which passes gradients on to what this rank sent."""
+
+    places: OverWindows
+    sent: dict
+
+    @torch.compiler.disable
+    def run(self, given, *options):
+        given.fields.update(self.sent)
+        return given.run(_EXPERTS, *options, self.places)
+
+
+class _Experts(Moe):
+    """moe on x and topk_weights that came from all ranks, whose gradients are those of x_sent and
+    topk_weights_sent. Rows travel no wider than x did, whatever the experts compute in.
+    """
+
+    def forward(self, fw, fields, how):
+        made = super().forward(fw, fields, how)
+        rows, dtype = made["y"], fields["x_sent"].dtype
+        (y,) = how.ranks.gather(fw.cast(rows, dtype) if rows.dtype == torch.float32 else rows)
+        return {**made, "y": y}
+
+    def gradients(self, fw, fields, how, needs, likes):
+        ranks, (_, dtype) = how.ranks, likes["x_sent"]
+        rest = _rest_of(how.recipe, any(sink.delayed for sink in how.sinks or ()))
+        (fields["grad_y"],) = ranks.spread(fields["grad_y"].contiguous(), rest=rest)
+        goes_back = needs["x_sent"] or needs["topk_weights_sent"]
+        needs = {**needs, "x": goes_back, "topk_weights": goes_back}
+        found = super().gradients(fw, fields, how, needs, likes)
+        if goes_back:
+            rows = found["x"] if dtype == torch.float32 else fw.cast(found["x"], dtype)
+            back = ranks.gather(rows, found["topk_weights"], dtype)
+            found["x_sent"], found["topk_weights_sent"] = back
+        return {**found, "x": None, "topk_weights": None}
+
+    def _of_tokens(self, fw, how, like, shape, dtype):
+        return how.ranks.empty_rows(shape, dtype)
+
+
+def _rest_of(recipe, is_kept):
+    """What spread() leaves in rows that no expert reads. Those of 8 bits may be quantised with all
+    others, as a row of tokens is, and NaN would be found.
+    """
+    if recipe.is_quantized:
+        return "zeros"
+    return "anything" if is_kept else "window"
+
+
+_EXPERTS = _Experts("x_sent", "topk_weights_sent")

@@ -167,15 +167,22 @@ def moe(
     save_act: bool = False,
     save_z: bool = True,
     wgrad: Any = None,
+    group: Any = None,
 ) -> Array:
     """y_t = sum over j of topk_weights[t, j] * expert topk_idx[t, j] (x_t): the seam for any
     model's own router.
 
     x [T, H], topk_idx [T, k] (-1 or G drops the choice), topk_weights [T, k], as is b2_scale, if it
     is an array; the rest as in grouped_mlp. A plan that make_plan has already made of topk_idx is
-    used as it is. Rows are gathered inside the ops: no permuted copy of x is kept.
+    used as it is. Rows are gathered inside the ops: no permuted copy of x is kept. group is an
+    ExpertParallel whose ranks have the experts: topk_idx is among all of them, the weights are of
+    this rank's.
     """
     call = "moe"
+    if group is not None:  # x, its weights and the plan are those of what came
+        of_choices = {"plan": plan, "b2_scale": own_scale(b2_scale)}
+        came = group.to_experts(x, topk_idx, topk_weights, recipe, **of_choices)
+        x, topk_weights, plan, ranks = came
     given = Operands(call, x, recipe, {"b1": b1, "b2": b2, "b2_scale": own_scale(b2_scale)})
     given.give_x(compute_dtype)
     fw, fields = given.fw, given.fields
@@ -199,6 +206,8 @@ def moe(
     given.give_plan(plan)
     x = fields["x"]
     out_dtype = fw.float32 if given.result == fw.float32 else x.dtype
+    if group is not None:
+        return ranks.run(given, wgrad, save_act, save_z, out_dtype)
     return given.run(MOE, wgrad, save_act, save_z, out_dtype)
 
 

@@ -39,6 +39,7 @@ class How(NamedTuple):
     sinks: Any = None  # where the gradient of each weight goes, see wgrad.py
     grad_x_out: Any = None  # where that of x goes, in expert order
     out_dtype: Any = None  # of moe's result
+    ranks: Any = None  # whose tokens moe has, where not its own: see expert_parallel.py
     is_in_order: bool = False  # the gradient of x stays in expert order
 
 
@@ -113,7 +114,7 @@ class Layer(Op):
                 left = fw, fields["offsets"], likes[w], wanted
                 sink.defer(fields["within"], run, operands, *left)
         if not how.is_in_order:
-            _to_tokens(fw, fields, needs, likes)
+            self._to_tokens(fw, fields, how, needs, likes)
         found = {n: fields.get(f"grad_{n}") for n in self.inputs if needs.get(n)}
         for w, sink, wanted in weights:
             found[w] = sink.returned(fields.get(f"grad_{w}"), wanted)
@@ -141,6 +142,28 @@ class Layer(Op):
             if needs.get(name):
                 fields[f"grad_{name}"] = fw.empty(like, *likes[name])
         return betas
+
+    def _to_tokens(self, fw, fields, how, needs, likes):
+        """The gradient of gathering x by row_idx, and of the probs by scatter_idx."""
+        row_idx, scatter_idx = fields.get("row_idx"), fields.get("scatter_idx")
+        rows, needs_weights = fields.get("grad_x"), needs.get("topk_weights")
+        if row_idx is None or (rows is None and not needs_weights):
+            return
+        if scatter_idx is None:
+            fields["grad_x"] = torch.ops.moire.rows_to_tokens(rows, row_idx, *likes["x"])
+            return
+        values = {"rows": rows, "scatter_idx": scatter_idx}
+        if rows is not None:
+            values["y"] = fields["grad_x"] = self._of_tokens(fw, how, rows, *likes["x"])
+        if needs_weights:
+            probs = values["probs"] = fields["grad_probs"]
+            values["topk_weights"] = fw.empty(probs, *likes["topk_weights"])
+            fields["grad_topk_weights"] = values["topk_weights"]
+        fw.run("unpermute", values)
+
+    def _of_tokens(self, fw, how, like, shape, dtype):
+        """Memory for y, or the gradient of x, in the order of tokens."""
+        return fw.empty(like, shape, dtype)
 
     def _give_copies(self, fw, fields, how, needs_columns):
         """What the backward reads in 8 bits; its tail is that of gradients."""
@@ -211,8 +234,13 @@ class _Mlp(Layer):
         return {**found, "grad_w_layout": fields[f"{w}_layout"]}
 
 
-class _Moe(_Mlp):
+class Moe(_Mlp):
     """Experts' order, MLP and back: no permuted copy of x or of the incoming gradient is kept."""
+
+    def __init__(self, *others):
+        """others: what else has a gradient, by products with all weights."""
+        readers = {w: {*names, *others} for w, names in _READERS.items()}
+        super().__init__("grouped_mlp", readers, (*_OF_MOE, *others), _OF_MLP, _made_by_mlp)
 
     def forward(self, fw, fields, how):
         x, scatter_idx = fields["x"], fields["scatter_idx"]
@@ -224,7 +252,7 @@ class _Moe(_Mlp):
                 fw.run("permute", {**values, "probs": fields[name]})
         made = super().forward(fw, fields, how)
         rows = made["y"]
-        y = fw.empty(x, (x.shape[0], rows.shape[1]), how.out_dtype)
+        y = self._of_tokens(fw, how, x, (x.shape[0], rows.shape[1]), how.out_dtype)
         fw.run("unpermute", {"rows": rows, "scatter_idx": scatter_idx, "y": y})
         return {**made, "probs": fields["probs"], "y": y}
 
@@ -331,29 +359,10 @@ def weight_gradient(fw, recipe, fields, grad_w, beta):
     fw.run("grouped_gemm_wgrad", {**values, **{name: fields[name] for name in _GROUPS}})
 
 
-def _to_tokens(fw, fields, needs, likes):
-    """The gradient of gathering x by row_idx, and of the probs by scatter_idx."""
-    row_idx, scatter_idx = fields.get("row_idx"), fields.get("scatter_idx")
-    rows, needs_weights = fields.get("grad_x"), needs.get("topk_weights")
-    if row_idx is None or (rows is None and not needs_weights):
-        return
-    if scatter_idx is None:
-        fields["grad_x"] = torch.ops.moire.rows_to_tokens(rows, row_idx, *likes["x"])
-        return
-    values = {"rows": rows, "scatter_idx": scatter_idx}
-    if rows is not None:
-        values["y"] = fields["grad_x"] = fw.empty(rows, *likes["x"])
-    if needs_weights:
-        probs = values["probs"] = fields["grad_probs"]
-        values["topk_weights"] = fw.empty(probs, *likes["topk_weights"])
-        fields["grad_topk_weights"] = values["topk_weights"]
-    fw.run("unpermute", values)
-
-
 _OTHERS = ("row_idx", "scatter_idx", "offsets", "y", "x_rowwise", "x_given")
 _OF_LINEAR, _OF_MLP = ("bias", "scale"), ("probs", "b1", "b2", "b2_scale")
 _OF_MOE = ("x", "topk_weights", "b1", "b2", "b2_scale")
 _READERS = {"w1": {"x"}, "w2": {"x", "w1", "b1", "probs", "topk_weights"}}
 LINEAR = _Linear("grouped_linear", {"w": {"x"}}, ("x", *_OF_LINEAR), _OF_LINEAR, _made_by_linear)
 MLP = _Mlp("grouped_mlp", _READERS, ("x", *_OF_MLP), _OF_MLP, _made_by_mlp)
-MOE = _Moe("grouped_mlp", _READERS, _OF_MOE, _OF_MLP, _made_by_mlp)
+MOE = Moe()

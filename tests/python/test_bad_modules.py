@@ -96,6 +96,8 @@ BAD = [
     (lambda: nn.MoE(linear(), router()), "MoE: experts is a GroupedLinear, must be a GroupedMLP"),
     (lambda: nn.MoE(experts(), None), "MoE: router is None, must be a module"),
     (lambda: nn.MoE(experts(), router(), shared=3), "MoE: shared is 3, must be a module"),
+    (lambda: nn.MoE(experts(), router(), overlap=True), "overlap is on, but there is no shared"),
+    (lambda: nn.MoE(experts(), router(), router(), overlap=1), "MoE: overlap is 1, must be True"),
     (lambda: nn.MoE(experts(), router())(3), "MoE: x is 3, must be a Torch tensor"),
     (lambda: nn.MoE(experts(), router())(X[:, :7]), "MoE: x is [6, 7], must be [..., 8]"),
     (lambda: router()(X[0]), "Router: x is [8], must have rank 2"),

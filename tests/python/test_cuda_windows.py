@@ -1,9 +1,9 @@
-"""The cases of test_expert_parallel.py on windows of CUDA: ranks that are threads and share a GPU,
-which wait for each other there, and the one rank that NCCL can have on it. Each world is a process,
-which loads all kernels at once, since a kernel's first use may wait for those that wait.
+"""The cases of test_expert_parallel.py on windows of CUDA: ranks that are threads, spread over the
+GPUs, and wait for each other on one that they share, and ranks of NCCL, each a process on a GPU of
+its own. A process loads all kernels at once, since a kernel's first use may wait for those that
+wait.
 """
 
-import functools
 import os
 import traceback
 
@@ -12,10 +12,11 @@ import pytest
 import test_expert_parallel as on_any
 import torch
 import torch.distributed as dist
-from ranks import WINDOW, in_threads
+import worlds
+from ranks import WINDOW, in_threads, join_processes
 
 THREADS, NCCL = "cuda windows of threads", "cuda windows of NCCL"
-WORLDS = [(1, THREADS), (2, THREADS), (4, THREADS), (1, NCCL)]
+WORLDS = [(1, THREADS), (2, THREADS), (4, THREADS), (1, NCCL), (2, NCCL)]
 
 # Of what kernels find, the next call of any thread says the first; a capture waits for the whole
 # GPU, and so may a graph's first replay, of which tests/gpu has a test with several ranks.
@@ -28,10 +29,12 @@ OF_OTHERS = {  # who raise at once
 
 def rows_move_as_on_the_cpu(at):
     """To the bit, there and back, and their gradients."""
+    if not hasattr(at, "share"):  # those on the CPU are threads
+        return
     ranks = at.share(moire.Communicator.threads(at.size, WINDOW) if at.rank == 0 else None)[0]
-    world, moved = on_any.World(at, 5, torch.bfloat16), []
-    for communicator, device in ((at.group, on_any.DEVICE), (ranks[at.rank], "cpu")):
-        group = moire.ExpertParallel(communicator, num_experts=on_any.EXPERTS, max_tokens=64)
+    world, moved = worlds.World(at, 5, torch.bfloat16), []
+    for communicator, device in ((at.group, worlds.DEVICE), (ranks[at.rank], "cpu")):
+        group = moire.ExpertParallel(communicator, num_experts=worlds.EXPERTS, max_tokens=64)
         own = [t[world.mine].to(device) for t in (world.x, world.idx, world.weights, world.grad_y)]
         x, weights = (own[i].clone().requires_grad_() for i in (0, 2))
         got = group.dispatch(x, own[1], weights)
@@ -47,52 +50,77 @@ CASES = {name: run for name, run in on_any.CASES.items() if name not in OF_OTHER
 CASES[rows_move_as_on_the_cpu.__name__] = rows_move_as_on_the_cpu
 
 
-def of_nccl(size, window, timeout_ms):
-    options = {"window_bytes": window, "timeout_ms": timeout_ms}
-    return [moire.Communicator.from_process_group(**options)]
+def in_process(run):
+    """What the rank of this process raised, by rank, of those that NCCL connects."""
+    at = worlds.OfProcesses()
+    try:
+        with moire.Communicator.from_process_group(window_bytes=WINDOW, timeout_ms=60_000) as group:
+            at.group = group
+            run(at)
+            torch.cuda.synchronize()
+    except moire.Unsupported:
+        raise
+    except BaseException as e:
+        return {at.rank: e}
+    return {at.rank: None}
 
 
-def work(rank, size, kind, folder):
-    """All ranks of a world: what each raised in a case goes into a file of the case's name."""
-    on_any.DEVICE = torch.device("cuda", 0)
-    make = functools.partial(moire.Communicator.threads, devices=[on_any.DEVICE] * size)
+def on_devices(size, window, **options):
+    """Communicators of threads that are spread over the GPUs."""
+    devices = [torch.device("cuda", rank % torch.cuda.device_count()) for rank in range(size)]
+    return moire.Communicator.threads(size, window, devices=devices, **options)
+
+
+def work(process, size, kind, folder):
+    """A world's ranks, or one: what each raised in a case goes into a file of the case's name."""
+    worlds.DEVICE = torch.device("cuda")  # the one that is current in a rank's thread
     if kind == NCCL:
+        torch.cuda.set_device(process)
         store = dist.FileStore(str(folder / "store"), size)
-        dist.init_process_group("nccl", store=store, rank=rank, world_size=size)
-        make = of_nccl
+        dist.init_process_group("nccl", store=store, rank=process, world_size=size)
     for name, run in CASES.items():
-        if size > 1 and name in OF_ONE_RANK:
+        if is_skipped(size, kind, name):
             continue
         try:
-            raised = in_threads(size, run, make=make)
+            if kind == NCCL:
+                raised = in_process(run)
+            else:
+                raised = dict(enumerate(in_threads(size, run, make=on_devices)))
         except moire.Unsupported as e:  # NCCL is too old
             (folder / "unsupported").write_text(str(e))
             break
-        for of, error in enumerate(raised):
+        for of, error in raised.items():
             found = error and traceback.format_exception(None, error, error.__traceback__)
             (folder / f"{name}.{of}").write_text("".join(found or ()))
     os._exit(0)
+
+
+def is_skipped(size, kind, name):
+    return kind == THREADS and size > 1 and name in OF_ONE_RANK
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids="{0[0]} ranks on {0[1]}".format)
 def world(request, tmp_path_factory):
     if not torch.cuda.is_available() or moire.info()["devices"][-1]["device"] != "cuda":
         pytest.skip("needs a GPU, and a build of moire with CUDA")
+    size, kind = request.param
+    processes = size if kind == NCCL else 1
+    if torch.cuda.device_count() < processes:
+        pytest.skip(f"needs {processes} GPUs")
     folder = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("CUDA_MODULE_LOADING", "EAGER")
         environment.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        args = (*request.param, folder)
-        ranks = torch.multiprocessing.spawn(work, args, nprocs=1, join=False)
-    ranks.processes[0].join(300)
-    ranks.processes[0].kill()
-    return request.param[0], folder
+        args = (size, kind, folder)
+        ranks = torch.multiprocessing.spawn(work, args, nprocs=processes, join=False)
+    join_processes(ranks.processes)
+    return size, kind, folder
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_experts_over_windows(world, name):
-    size, folder = world
-    if size > 1 and name in OF_ONE_RANK:
+    size, kind, folder = world
+    if is_skipped(size, kind, name):
         pytest.skip("where ranks share a GPU, there is a case of one alone")
     if (folder / "unsupported").exists():
         pytest.skip((folder / "unsupported").read_text())

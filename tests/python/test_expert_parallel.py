@@ -5,90 +5,35 @@ of threads is made for each.
 """
 
 import contextlib
+import functools
 import os
-import threading
 import traceback
 
 import moire
 import pytest
 import torch
 import torch.distributed as dist
+import worlds
 from moire import nn
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
-from moire.expert_parallel import _OverTorch
-from ranks import in_threads, succeed
+from moire.travel import OverProcessGroup
+from ranks import in_threads, join_processes, succeed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-
-EXPERTS, HIDDEN, WIDTH = 12, 64, 32
-TOKENS = [13, 0, 40, 7]  # of the ranks
-DEVICE = torch.device("cpu")  # of a rank of a world
-CASES = {}
-ONE_AT_A_TIME = threading.Lock()  # Torch's random numbers are those of all threads
-
-
-def case(run):
-    CASES[run.__name__] = run
-    return run
-
-
-class OfProcesses:
-    """A rank of a process group."""
-
-    group = None  # of whom experts are
-
-    def __init__(self):
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-
-    def sum(self, tensor):
-        dist.all_reduce(tensor)
-        return tensor
-
-
-class World:
-    """The numbers of all ranks, the same on each, and what is a rank's own of them."""
-
-    def __init__(self, at, k, dtype, seed=1):
-        generator = torch.Generator().manual_seed(seed)
-
-        def draw(*shape, of=torch.randn, **options):
-            return of(*shape, generator=generator, **options).to(DEVICE)
-
-        self.rank, self.size = at.rank, at.size
-        tokens = TOKENS[: self.size]
-        self.x, self.grad_y = draw(sum(tokens), HIDDEN).to(dtype), draw(sum(tokens), HIDDEN)
-        self.w1 = draw(EXPERTS, 2 * WIDTH, HIDDEN).to(dtype)
-        self.w2 = draw(EXPERTS, HIDDEN, WIDTH).to(dtype)
-        self.idx = draw(-1, EXPERTS + 1, (sum(tokens), k), of=torch.randint)
-        self.weights = draw(sum(tokens), k, of=torch.rand)
-        begin = sum(tokens[: self.rank])
-        self.mine = slice(begin, begin + tokens[self.rank])
-
-    def alone(self):
-        """(y, gradients of x, w1, w2, weights) where one rank has it all."""
-        leaves = [t.clone().requires_grad_() for t in (self.x, self.w1, self.w2, self.weights)]
-        x, w1, w2, weights = leaves
-        y = moire.moe(x, w1, w2, self.idx, weights)
-        y.backward(self.grad_y.to(y.dtype))
-        return y.detach(), *(t.grad for t in leaves)
-
-    def together(self, group):
-        """The same of this rank's tokens and experts."""
-        last = group.first_expert + group.num_local_experts
-        own = slice(group.first_expert, last)
-        parts = self.x[self.mine], self.w1[own], self.w2[own], self.weights[self.mine]
-        x, w1, w2, weights = leaves = [t.clone().requires_grad_() for t in parts]
-        got = group.dispatch(x, self.idx[self.mine], weights)
-        y = moire.moe(got.x, w1, w2, None, got.topk_weights, plan=got.plan)
-        y = group.combine(y, got)
-        y.backward(self.grad_y[self.mine].to(y.dtype))
-        return own, y.detach(), *(t.grad for t in leaves)
-
-
-def close(found, wanted, parts, dtype):
-    """Within the rounding of a partial sum on each rank and of their sum."""
-    unit = torch.finfo(dtype).eps / 2
-    return ((found - wanted).float().norm() <= 4 * unit * parts * wanted.float().norm()).item()
+from worlds import (
+    CASES,
+    EXPERTS,
+    HIDDEN,
+    ONE_AT_A_TIME,
+    TOKENS,
+    WIDTH,
+    OfProcesses,
+    World,
+    at_once,
+    case,
+    close,
+    in_three_steps,
+)
 
 
 @case
@@ -107,6 +52,73 @@ def equals_one_rank_with_every_expert(at):
                 if k == 1 or world.size == 1:
                     assert torch.equal(mine, wanted)
                 assert close(mine, wanted, k, y.dtype)
+
+
+LEAVES = (True,) * 4, (False, True, False, False), (True, False, True, True)
+MOES = [
+    (torch.bfloat16, {}, {}),
+    (torch.float32, {}, {"save_z": False}),
+    (torch.bfloat16, {}, {"save_act": True, "recipe": "mxfp8"}),
+    (torch.float32, {}, {"compute_dtype": torch.bfloat16}),
+    (torch.bfloat16, {}, {"compute_dtype": torch.float32}),
+    (torch.bfloat16, {"dispatch_format": "mxfp8"}, {"recipe": "mxfp8"}),
+    (torch.float32, {}, {"autocast": torch.bfloat16}),
+    (torch.bfloat16, {}, {"autocast": torch.float16}),
+    (torch.float16, {"max_rows": 1000, "overflow": "drop", "max_tokens": 20}, {"b2_scale": None}),
+]
+
+
+@case
+def moe_of_a_group_is_its_three_steps(at):
+    """To the bit, whatever lies in the windows between the calls, and without gradients."""
+    for dtype, of_group, options in MOES:
+        at.sum(torch.zeros(1, device=worlds.DEVICE))  # see above: no copies while others wait
+        world = World(at, 5, dtype)
+        at.sum(world.x.new_zeros(1))
+        group = {"num_experts": EXPERTS, "max_tokens": 64, **of_group}
+        group = moire.ExpertParallel(at.group, **group)
+        for is_leaf in LEAVES:
+            ways, found = (in_three_steps, at_once), []
+            for way in ways:
+                if at.group is not None:
+                    at.group.window.fill_(255)
+                run = functools.partial(way, **options)
+                found.append(world.together(group, run, is_leaf)[1:])
+                moire.check()  # nobody's rows, whatever they are, were not quantised
+            for three, one in zip(*found):
+                assert (three is None and one is None) or torch.equal(three, one)
+        own = slice(group.first_expert, group.first_expert + group.num_local_experts)
+        given = world.x[world.mine], world.w1[own], world.w2[own]
+        choices = world.idx[world.mine], world.weights[world.mine]
+        with torch.no_grad():
+            three, one = (way(group, *given, *choices, **options) for way in ways)
+        assert torch.equal(three, one) and torch.equal(one, found[0][0])
+
+
+@case
+def delayed_gradients_outlive_the_window(at):
+    """Of moe(group=), which reads the gradient of y in it."""
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
+    world, grads = World(at, 3, torch.float32), []
+    own = slice(group.first_expert, group.first_expert + group.num_local_experts)
+    x, idx, weights = (t[world.mine] for t in (world.x, world.idx, world.weights))
+    experts = []
+    for delay in (False, True):
+        options = {"delay_wgrad_compute": delay, "device": worlds.DEVICE}
+        experts.append(nn.GroupedMLP(group.num_local_experts, HIDDEN, WIDTH, **options))
+        with torch.no_grad():
+            experts[-1].fc1.weight.copy_(world.w1[own])
+            experts[-1].fc2.weight.copy_(world.w2[own])
+    at.sum(world.x.new_zeros(1))
+    for local, delay in zip(experts, (False, True)):
+        layer = nn.MoE(local, lambda x: (idx, weights), group=group)
+        (layer(x) * world.grad_y[world.mine]).sum().backward()
+        if at.group is not None:
+            at.group.window.fill_(255)
+        if delay:
+            local.backward_dw()
+        grads.append([p.grad for p in local.parameters()])
+    assert len(grads[0]) == 2 and all(torch.equal(a, b) for a, b in zip(*grads))
 
 
 @case
@@ -148,7 +160,7 @@ def rows_that_nobody_sent_are_zeros_and_have_no_gradient(at):
     assert got.x.shape == (64 * world.size, HIDDEN) and nobody.any()
     assert not got.x[nobody].any() and not got.topk_weights[got.topk_idx < 0].any()
     # A layer that moves every row, nobody's too, by the same: its gradient counts the sent alone.
-    shift = torch.zeros(HIDDEN, device=DEVICE, requires_grad=True)
+    shift = torch.zeros(HIDDEN, device=worlds.DEVICE, requires_grad=True)
     group.combine(got.x + shift, got).sum().backward()
     assert torch.equal(shift.grad, (~nobody).sum().float().expand(HIDDEN))
     owners = world.idx[world.mine].clamp(-1, EXPERTS).div(group.num_local_experts).floor()
@@ -161,7 +173,7 @@ def rows_that_nobody_sent_are_zeros_and_have_no_gradient(at):
 
 @case
 def a_module_has_its_ranks_experts(at):
-    rank, size, on = at.rank, at.size, {"device": DEVICE}
+    rank, size, on = at.rank, at.size, {"device": worlds.DEVICE}
     with ONE_AT_A_TIME:
         torch.manual_seed(3)
         router = nn.Router(HIDDEN, EXPERTS, k=3, **on)
@@ -228,15 +240,15 @@ def what_the_ranks_are_told_has_to_be_equal(at):
 def tokens_that_overflow_are_dropped_or_refused(at):
     """All choose the first rank's first expert, which has room for 2 of each rank."""
     tokens, two = TOKENS[at.rank], {"num_experts": EXPERTS, "max_tokens": 2}
-    x = torch.arange(1.0, tokens + 1, device=DEVICE)[:, None].expand(-1, 8).requires_grad_()
-    idx = torch.zeros(tokens, 1, dtype=torch.int64, device=DEVICE)
-    weights = torch.ones(tokens, 1, device=DEVICE, requires_grad=True)
+    x = torch.arange(1.0, tokens + 1, device=worlds.DEVICE)[:, None].expand(-1, 8).requires_grad_()
+    idx = torch.zeros(tokens, 1, dtype=torch.int64, device=worlds.DEVICE)
+    weights = torch.ones(tokens, 1, device=worlds.DEVICE, requires_grad=True)
     group = moire.ExpertParallel(at.group, **two, overflow="drop")
     got = group.dispatch(x, idx, weights)
     assert (got.topk_idx >= 0).sum() == (at.rank == 0) * sum(min(t, 2) for t in TOKENS[: at.size])
     y = group.combine(got.x * got.topk_weights, got)
     y.sum().backward()
-    came = (torch.arange(tokens, device=DEVICE) < 2)[:, None]
+    came = (torch.arange(tokens, device=worlds.DEVICE) < 2)[:, None]
     assert torch.equal(y, x * came) and torch.equal(x.grad, came.expand(-1, 8).float())
     assert torch.equal(weights.grad, (8 * x[:, :1] * came).detach())
     if at.group is not None:
@@ -298,11 +310,11 @@ def experts_of_hugging_face_get_their_tokens(at):
     sizes = {"hidden_size": HIDDEN, "moe_intermediate_size": WIDTH}
     world = World(at, 3, torch.float32)
     y, grad_x, *_, grad_weights = world.alone()
-    mesh = init_device_mesh(DEVICE.type, (at.size, 1), mesh_dim_names=("ep", "tp"))
+    mesh = init_device_mesh(worlds.DEVICE.type, (at.size, 1), mesh_dim_names=("ep", "tp"))
     for implementation in ("moire", "grouped_mm"):
         config = qwen.Qwen3MoeConfig(**sizes, num_experts=EXPERTS // at.size)
         config._experts_implementation = implementation
-        experts = qwen.Qwen3MoeExperts(config).to(DEVICE)
+        experts = qwen.Qwen3MoeExperts(config).to(worlds.DEVICE)
         experts._is_expert_parallel = True  # as transformers marks those that it shards
         own = slice(at.rank * config.num_experts, (at.rank + 1) * config.num_experts)
         with torch.no_grad():
@@ -323,7 +335,7 @@ def experts_of_hugging_face_get_their_tokens(at):
 def bad_arguments_are_refused_before_anything_is_sent(at):
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=4)
     x, idx, weights = torch.randn(4, 8), torch.zeros(4, 2, dtype=torch.int64), torch.rand(4, 2)
-    x, idx, weights = good = [t.to(DEVICE) for t in (x, idx, weights)]
+    x, idx, weights = good = [t.to(worlds.DEVICE) for t in (x, idx, weights)]
 
     def refuses(match, *args):
         with pytest.raises(moire.InvalidArgument, match=match):
@@ -338,11 +350,11 @@ def bad_arguments_are_refused_before_anything_is_sent(at):
     refuses("topk_idx is torch.int16", x, idx.short(), weights)
     for bad in (-2, EXPERTS + 1):
         found = rf"topk_idx\[.*\] is {bad}, must be (-1 to {EXPERTS}|below {EXPERTS + 1})"
-        if DEVICE.type == "cpu":
+        if worlds.DEVICE.type == "cpu":
             refuses(found, x, idx + bad, weights)
             continue
         with pytest.raises(moire.InvalidArgument, match=found):  # before ranks wait for each other
-            _OverTorch(group, idx + bad, 4)
+            OverProcessGroup(group, idx + bad, 4)
             moire.check()
     refuses("x is 3, must be a Torch tensor", 3, idx, weights)
     got = group.dispatch(x, idx, weights)
@@ -363,7 +375,7 @@ def fake_tensors_pass_process_groups_and_are_refused_by_windows(at):
         return  # collectives of old versions of Torch have no fake kernel
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=4)
     real = torch.randn(4, 8), torch.zeros(4, 2, dtype=torch.int64), torch.rand(4, 2)
-    real = [t.to(DEVICE) for t in real]
+    real = [t.to(worlds.DEVICE) for t in real]
     mode = FakeTensorMode()
     x, idx, weights = fake = [mode.from_tensor(t) for t in real]
     with pytest.raises(moire.InvalidArgument, match="x is a FakeTensor, without values, but topk_"):
@@ -381,7 +393,7 @@ def fake_tensors_pass_process_groups_and_are_refused_by_windows(at):
                 assert got.x.shape == (rows, 8) and got.plan.gather_idx.shape == (2 * rows,)
                 group.combine(got.x * got.topk_weights[:, :1], got).sum().backward()
                 assert x.grad.shape == x.shape
-    y = torch.zeros(4 * at.size, 8, device=DEVICE)
+    y = torch.zeros(4 * at.size, 8, device=worlds.DEVICE)
     with pytest.raises(moire.InvalidArgument, match="y is a FakeTensor, without values, but rec"):
         group.combine(mode.from_tensor(y), group.dispatch(*real))
 
@@ -389,7 +401,7 @@ def fake_tensors_pass_process_groups_and_are_refused_by_windows(at):
 @case
 def a_step_is_one_graph_on_gpus(at):
     """Captured once, replayed with other tokens, choices and weights."""
-    if DEVICE.type == "cpu":
+    if worlds.DEVICE.type == "cpu":
         return
     world, other = World(at, 3, torch.bfloat16), World(at, 3, torch.bfloat16, seed=2)
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
@@ -408,11 +420,10 @@ def a_step_is_one_graph_on_gpus(at):
 
 def work(rank, size, backend, folder):
     """A rank of a world: each case's traceback, if it has one, goes into a file of its name."""
-    global DEVICE
     torch.set_num_threads(1)
     if backend == "nccl":
-        DEVICE = torch.device("cuda", rank)
-        torch.cuda.set_device(DEVICE)
+        worlds.DEVICE = torch.device("cuda", rank)
+        torch.cuda.set_device(worlds.DEVICE)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     for name, run in CASES.items():
@@ -442,9 +453,7 @@ def world(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     args = (size, backend, folder)
     ranks = torch.multiprocessing.spawn(work, args, nprocs=size, join=False)
-    for process in ranks.processes:
-        process.join(300)
-        process.kill()
+    join_processes(ranks.processes)
     return size, folder
 
 

@@ -129,10 +129,13 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         topk_weights: torch.Tensor,
         *,
         plan: Optional[Plan] = None,
+        group: Any = None,
         is_first_microbatch: Optional[bool] = None,
     ) -> torch.Tensor:
-        """x [T, H] through the experts topk_idx [T, k], or a plan's, weighted: [T, N]."""
-        routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "plan": plan}
+        """x [T, H] through the experts topk_idx [T, k], or a plan's, weighted: [T, N]. Of an
+        ExpertParallel, these are this rank's experts.
+        """
+        routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "plan": plan, "group": group}
         return moe(x, **routed, **self._options(is_first_microbatch))
 
 

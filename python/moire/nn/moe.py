@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Callable, Optional, Union
 
 import torch
@@ -84,6 +85,9 @@ class MoE(OfLayers, torch.nn.Module):
              moire.Communicator or, with more to say, a moire.ExpertParallel: `experts` are those of
              this rank, the router's numbers are among all ranks'. Every parameter but the experts'
              has a copy on each rank, whose gradients the caller reduces (DDP, FSDP2)
+    overlap  on GPUs the shared expert runs in a stream of its own, beside what moves tokens between
+             ranks: a Communicator with few num_multiprocessors leaves it the others. Its backward
+             runs there too
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class MoE(OfLayers, torch.nn.Module):
         shared: Optional[Callable[[torch.Tensor], torch.Tensor]] = None,
         *,
         group: Optional[Union[ExpertParallel, Communicator, dist.ProcessGroup]] = None,
+        overlap: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(experts, GroupedMLP):
@@ -111,21 +116,36 @@ class MoE(OfLayers, torch.nn.Module):
         there_are = experts.num_groups if group is None else group.num_experts
         if isinstance(router, Router) and (scores := router.weight.shape[0]) != there_are:
             raise invalid(f"MoE: the router scores {scores} experts but there are {there_are}")
+        if flag("MoE: overlap", overlap) and shared is None:
+            raise invalid("MoE: overlap is on, but there is no shared expert to run beside")
         self.experts, self.router, self.shared, self.group = experts, router, shared, group
+        self.overlap = overlap
 
     def forward(
         self, x: torch.Tensor, *, is_first_microbatch: Optional[bool] = None
     ) -> torch.Tensor:
         """x [..., H], y [..., N]."""
         _check_tokens("MoE", x, self.experts.fc1.in_features)
+        if not (self.overlap and x.is_cuda):
+            y = self._routed(x, is_first_microbatch)
+            return y if self.shared is None else y + self.shared(x)
+        here, beside = torch.cuda.current_stream(x.device), _stream_beside(x.device)
+        beside.wait_stream(here)
+        with torch.cuda.stream(beside):
+            of_shared = self.shared(x)
+        x.record_stream(beside)
+        y = self._routed(x, is_first_microbatch)
+        here.wait_stream(beside)
+        of_shared.record_stream(here)
+        return y + of_shared
+
+    def _routed(self, x, is_first_microbatch):
         tokens = x.reshape(-1, x.shape[-1])
-        choice = self.router(tokens)
-        first = {"is_first_microbatch": is_first_microbatch}
-        if self.group is None:
-            y = self.experts.route(tokens, *choice, **first)
-        else:
-            received = self.group.dispatch(tokens, *choice)
-            y = self.experts.route(*received[:3], plan=received.plan, **first)
-            y = self.group.combine(y, received)
-        y = y.view(*x.shape[:-1], y.shape[-1])
-        return y if self.shared is None else y + self.shared(x)
+        options = {"is_first_microbatch": is_first_microbatch, "group": self.group}
+        y = self.experts.route(tokens, *self.router(tokens), **options)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+@functools.cache
+def _stream_beside(device):
+    return torch.cuda.Stream(device)
