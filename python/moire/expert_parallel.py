@@ -34,7 +34,7 @@ from .context import is_explaining
 from .errors import invalid, unsupported
 from .groups import is_readable
 from .layers import MOE, Moe
-from .recipes import FORMATS, Recipe
+from .recipes import FORMATS, Recipe, RecipeLike
 from .routing import Plan, make_plan
 from .travel import OVERFLOW, OverProcessGroup, OverWindows
 from .values import choice, described, integer
@@ -207,7 +207,14 @@ class ExpertParallel:
         return _Combine.apply(received.places, y, None)[0]
 
     @torch.compiler.disable
-    def to_experts(self, x, topk_idx, topk_weights, recipe=None, **of_choices):
+    def to_experts(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        recipe: RecipeLike = None,
+        **of_choices: Any,
+    ) -> tuple[Any, ...]:
         """(x, topk_weights, plan) of what this rank received, which its experts take, and what runs
         them and sends their results back: the two halves of moire.moe(..., group=self).
         """
