@@ -55,7 +55,7 @@ class Part:
 # What fits the package into somebody else's: transformers, torch.distributed, Megatron.
 INTEGRATIONS = tuple(
     f"python/moire/{name}.py"
-    for name in ("hf", "expert_parallel", "travel", "process_groups", "trained")
+    for name in ("hf", "megatron", "expert_parallel", "travel", "process_groups", "trained")
 )
 
 # Experts over ranks: what they tell each other, and the ops that move tokens: on CUDA 1,291 lines,

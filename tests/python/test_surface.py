@@ -1,5 +1,6 @@
 """What `import moire` shows, and `python -m moire`."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -41,3 +42,10 @@ def test_a_command_line_that_was_not_built_is_named(monkeypatch, tmp_path):
     with pytest.raises(SystemExit) as e:
         command_line.main()
     assert f"there is no {tmp_path / 'bin' / 'moire'}; build it with" in str(e.value)
+
+
+def test_megatron_is_asked_for_by_name(monkeypatch):
+    monkeypatch.delitem(sys.modules, "moire.megatron", raising=False)
+    monkeypatch.setitem(sys.modules, "megatron.core", None)
+    with pytest.raises(ImportError, match="moire.megatron: needs megatron-core >= 0.16 and what"):
+        importlib.import_module("moire.megatron")
