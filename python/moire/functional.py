@@ -180,6 +180,8 @@ def moe(
     """
     call = "moe"
     if group is not None:  # x, its weights and the plan are those of what came
+        if not hasattr(group, "to_experts"):
+            raise wrong(f"{call}: group", group, "a moire.ExpertParallel")
         of_choices = {"plan": plan, "b2_scale": own_scale(b2_scale)}
         came = group.to_experts(x, topk_idx, topk_weights, recipe, **of_choices)
         x, topk_weights, plan, ranks = came

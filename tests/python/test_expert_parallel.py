@@ -96,6 +96,20 @@ def moe_of_a_group_is_its_three_steps(at):
 
 
 @case
+def moe_of_a_group_says_what_it_cannot_take(at):
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
+    world = World(at, 3, torch.float32)
+    given = world.x, world.w1, world.w2, world.idx, world.weights
+    for options, message in (
+        ({"plan": moire.make_plan(world.idx, EXPERTS)}, "plan is of this rank's choices, but"),
+        ({"b2_scale": world.weights}, "b2_scale is of this rank's choices, but with group"),
+        ({"group": at.rank}, "group is .*, must be a moire.ExpertParallel"),
+    ):
+        with pytest.raises(moire.Error, match=f"moe: {message}"):
+            moire.moe(*given, **{"group": group, **options})
+
+
+@case
 def delayed_gradients_outlive_the_window(at):
     """Of moe(group=), which reads the gradient of y in it."""
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
