@@ -1,16 +1,18 @@
 """Megatron-Core's routed experts on moire: GroupedMLP where a layer's spec has TEGroupedMLP.
 
     spec = get_gpt_layer_with_transformer_engine_spec(num_experts=8, moe_grouped_gemm=True)
-    moire.megatron.use_moire(spec)
+    spec = moire.megatron.use_moire(spec)
 
 Parameters have TEGroupedMLP's names, shapes and attributes (`linear_fc1.weight0`, ...), so that
 optimizers, data parallelism and checkpoints treat them alike. What differs is what is not needed:
-rows are not padded, tokens_per_expert may lie on a GPU and is not read there, nothing is compiled
-or captured at the first step. Router, dispatcher and shared experts are Megatron's.
+rows are not padded, and tokens_per_expert may lie on a GPU, where it is not read. Router,
+dispatcher and shared experts are Megatron's.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import inspect
 from collections.abc import Iterator
@@ -21,8 +23,10 @@ import torch
 try:
     from megatron.core import tensor_parallel
     from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
+    from megatron.core.fusions import fused_bias_geglu
     from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
     from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.moe.moe_layer import MoESubmodules
     from megatron.core.transformer.utils import (
         ensure_metadata_has_dp_cp_group,
         make_sharded_tensors_for_checkpoint,
@@ -46,33 +50,43 @@ from .values import described, integer
 _CALL = "moire.megatron.GroupedMLP"
 _RECIPES = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
 _NO_LIMIT = 3e38  # of FP32
+_PROBS_ON_INPUT = "moe_apply_probs_on_input with a moe_router_topk other than 1"
 _EXTRA = "_extra_state"  # of Transformer Engine's layers, in every checkpoint of Megatron
 
 
 def use_moire(spec: Any) -> Any:
-    """The spec of a layer, or of a block of them, whose routed experts are GroupedMLP from here on:
-    it is changed, and returned.
+    """A copy of a spec whose MoE layers have GroupedMLP for their routed experts: of a layer, a
+    block, a list of layers, a stack, whatever has Megatron's MoESubmodules somewhere in it.
     """
-    found = list(_moe_submodules(spec))
+    spec = copy.deepcopy(spec)  # some are shared by all that import them
+    found = list(_moe_submodules(spec, set()))
     if not found:
         raise invalid(
-            f"use_moire: {described(spec)} has no MoE layer, needs the spec of a layer or block "
-            "with experts, as get_gpt_layer_local_spec(num_experts=...) makes it"
+            f"use_moire: {described(spec)} has no MoE layer, needs the spec of one or of what "
+            "contains it, as get_gpt_layer_local_spec(num_experts=...) makes it"
         )
     for submodules in found:
         submodules.experts = GroupedMLP
     return spec
 
 
-def _moe_submodules(spec: Any) -> Iterator[Any]:
-    """Those of the MoE layers in a spec: of a ModuleSpec, or of a functools.partial."""
-    for layer in getattr(spec, "layer_specs", None) or ():
-        yield from _moe_submodules(layer)
-    submodules = getattr(spec, "keywords", {}).get("submodules", getattr(spec, "submodules", None))
-    if hasattr(submodules, "experts"):
-        yield submodules
-    elif hasattr(submodules, "mlp"):
-        yield from _moe_submodules(submodules.mlp)
+def _moe_submodules(part: Any, seen: set) -> Iterator[MoESubmodules]:
+    """Those in a spec, or in what its fields and functools.partials hold."""
+    if id(part) in seen or isinstance(part, type):
+        return
+    seen.add(id(part))
+    if isinstance(part, MoESubmodules):
+        yield part
+    if isinstance(part, dict):
+        inner = part.values()
+    elif isinstance(part, (list, tuple)):
+        inner = part
+    elif isinstance(part, functools.partial):
+        inner = (*part.args, *part.keywords.values())
+    else:
+        inner = vars(part).values() if dataclasses.is_dataclass(part) else ()
+    for each in inner:
+        yield from _moe_submodules(each, seen)
 
 
 class GroupedMLP(MegatronModule):
@@ -99,8 +113,7 @@ class GroupedMLP(MegatronModule):
             raise invalid(f"{_CALL}: pg_collection is absent, needs Megatron's process groups")
         self.ep_group, self.tp_group = pg_collection.ep, pg_collection.expt_tp
         _check(config, pg_collection)
-        block = getattr(config, "moe_mlp_glu_interleave_size", None) or 0
-        layout = GluLayout(block) if config.gated_linear_unit else GluLayout.of("ungated")
+        layout = GluLayout.of("halves" if config.gated_linear_unit else "ungated")
         self.activation = ScaledGLU(activation_of(config), layout)
         latent = getattr(config, "moe_latent_size", None)
         hidden, width = latent or config.hidden_size, config.moe_ffn_hidden_size
@@ -127,25 +140,15 @@ class GroupedMLP(MegatronModule):
         """
         x, probs = permuted_local_hidden_states, permuted_probs
         for layer in (self.linear_fc1, self.linear_fc2):
-            for hook in layer._forward_pre_hooks.values():  # data parallelism gathers parameters
-                hook(layer, ())
+            layer.begin(self.config)
         if self.config.moe_apply_probs_on_input:
             x, probs = (probs.unsqueeze(-1) * x).to(x.dtype), None
         groups = Groups(splits=tokens_per_expert, capacity=x.shape[0])
-        options = fused_options(self.linear_fc1, self.activation, self.linear_fc2, self._is_first())
+        options = fused_options(self.linear_fc1, self.activation, self.linear_fc2, None)
         if probs is None:
             options["b2_scale"] = None
         buffers = {"out": output_buffer, "grad_x_out": grad_input_buffer}
         return grouped_mlp(x, groups=groups, probs=probs, **options, **buffers), None
-
-    def _is_first(self):
-        """Whether 8-bit copies of the weights are made anew; None where moire finds out."""
-        layers = self.linear_fc1, self.linear_fc2
-        first = all(layer.is_first_microbatch for layer in layers)
-        for layer in layers:
-            layer.is_first_microbatch = False
-        asks = layers[0].recipe.is_quantized and not self.config.disable_parameter_transpose_cache
-        return first if asks else None
 
     def backward_dw(self) -> None:
         """The weight gradients that backward left (delay_wgrad_compute), FC2's first."""
@@ -156,15 +159,9 @@ class GroupedMLP(MegatronModule):
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: Optional[dict] = None
     ) -> dict:
         """For torch's and Megatron's distributed checkpoints: keys and shards of TEGroupedMLP and
-        SequentialMLP, of any number of ranks. Gate and up are halves there.
+        SequentialMLP, of any number of ranks.
         """
         metadata = ensure_metadata_has_dp_cp_group(metadata)
-        if self.activation.layout.block != 0:
-            raise unsupported(
-                f"{_CALL}: moe_mlp_glu_interleave_size is {self.activation.layout.block}, but "
-                "sharded checkpoints have gate and up in halves; needs a module without it, and "
-                "moire.nn.convert_state_dict"
-            )
         apart, found = metadata.get("singleton_local_shards", False), {}
         for name, layer in (("linear_fc1", self.linear_fc1), ("linear_fc2", self.linear_fc2)):
             shards = layer.sharded_state_dict(f"{name}.", sharded_offsets, metadata)
@@ -181,6 +178,8 @@ class _Linear(GroupedLinear):
 
     def __init__(self, sizes, parallel_mode, init_method, config, pg_collection, recipe):
         self.parallel_mode, self.pg_collection = parallel_mode, pg_collection
+        of_experts = config.expert_tensor_parallel_size != config.tensor_model_parallel_size
+        self.is_reduced_apart = of_experts or config.expert_model_parallel_size > 1
         (experts, inputs, outputs), parts = sizes, get_pg_size(pg_collection.expt_tp)
         inputs, outputs = (
             (inputs, _part(outputs, parts))
@@ -189,17 +188,14 @@ class _Linear(GroupedLinear):
         )
         tracker = tensor_parallel.get_cuda_rng_tracker
         delays = getattr(config, "overlap_dispatch_backward_with_experts_wgrad", False)
-        starts = (init_method, torch.nn.init.zeros_)
-        if not config.perform_initialization:
-            starts = (_leave, _leave)
         super().__init__(
             experts,
             inputs,
             outputs,
             bias=config.add_bias_linear,
-            packed=getattr(config, "moe_single_grouped_weight", False),
-            init_method=starts[0],
-            bias_init=starts[1],
+            packed=False,
+            init_method=init_method if config.perform_initialization else _leave,
+            bias_init=torch.nn.init.zeros_,
             get_rng_state_tracker=tracker if tracker().is_initialized() else None,
             rng_tracker_name=tensor_parallel.random.get_expert_parallel_rng_tracker_name(),
             device=_device(config),
@@ -209,20 +205,38 @@ class _Linear(GroupedLinear):
             delay_wgrad_compute=config.delay_wgrad_compute or delays,
         )
         self.is_first_microbatch = True  # Megatron sets it
-        self._mark(config)
 
-    def _mark(self, config):
-        """What Megatron's optimizers and data parallelism read of parameters."""
-        tp = config.tensor_model_parallel_size
-        of_experts = config.expert_model_parallel_size > 1
-        of_experts = of_experts or config.expert_tensor_parallel_size != tp
-        for name, param in self.named_parameters(recurse=False):
-            is_weight = name.startswith("weight")
-            param.allreduce = not of_experts
-            param.tensor_model_parallel = is_weight or self.parallel_mode == "column"
+    def _note_weights(self):
+        """What Megatron's optimizers and data parallelism read of parameters, on new ones too."""
+        super()._note_weights()
+        for name, param in self._parameters.items():
+            if param is None:
+                continue
+            param.allreduce = not self.is_reduced_apart
+            param.tensor_model_parallel = (
+                name.startswith("weight") or self.parallel_mode == "column"
+            )
             if param.tensor_model_parallel:
-                axis = 1 if self.parallel_mode == "row" else 0
-                param.partition_dim, param.partition_stride = axis + self.packed, 1
+                param.partition_dim = 1 if self.parallel_mode == "row" else 0
+                param.partition_stride = 1
+
+    def begin(self, config):
+        """What a call of the layer itself would do first: hooks, of which one call for both layers
+        can run those that come before (data parallelism gathers parameters in them), and whether
+        the weights were written in a way that nobody counts, which Megatron says.
+        """
+        if any((self._forward_hooks, self._backward_hooks, self._backward_pre_hooks)):
+            raise unsupported(
+                f"{_CALL}: {type(self).__name__} has hooks that run after it or in its backward, "
+                "which one call for both layers would pass by; give them to the GroupedMLP"
+            )
+        for key, hook in self._forward_pre_hooks.items():
+            takes_keywords = key in self._forward_pre_hooks_with_kwargs
+            if hook(self, (), *([{}] if takes_keywords else [])) is not None:
+                raise unsupported(f"{_CALL}: a forward pre-hook changes what a layer is given")
+        if self.is_first_microbatch or config.disable_parameter_transpose_cache:
+            self.weights_changed()
+        self.is_first_microbatch = False
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
         """Each expert's tensors; which of all experts it is says another axis, or its key."""
@@ -236,7 +250,7 @@ class _Linear(GroupedLinear):
             offsets, key = (*sharded_offsets, (len(sharded_offsets), first + i, of_all)), prefix
             if apart:
                 offsets, key = sharded_offsets, f"{first + i}.{prefix}"
-            tensors = {name: self._of_experts(name)[i] for name in self._kinds}
+            tensors = {n: getattr(self, f"{n}{i}") for n in ("weight", "bias")[: 1 + self.has_bias]}
             tensors[_EXTRA] = torch.empty(0, dtype=torch.uint8)  # what others without FP8 save
             shards = make_sharded_tensors_for_checkpoint(tensors, "", axis, offsets, **of_groups)
             replace_prefix_for_sharding(shards, "", key)
@@ -254,13 +268,6 @@ class _Linear(GroupedLinear):
             state_dict.pop(f"{prefix}{_EXTRA}{i}", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    @property
-    def _kinds(self):
-        return ("weight", "bias") if self.has_bias else ("weight",)
-
-    def _of_experts(self, name):
-        return self._all(name)[0].unbind() if self.packed else self._all(name)
-
 
 def _halves(shard, offsets, apart, groups):
     """Gate and up as two shards, which other numbers of ranks can cut."""
@@ -275,7 +282,10 @@ def activation_of(config: Any) -> Activation:
     function, gated = config.activation_func, config.gated_linear_unit
     limit = getattr(config, "activation_func_clamp_value", None)
     offset = getattr(config, "glu_linear_offset", 0.0)
-    alpha = {torch.nn.functional.silu: 1.0, quick_gelu: 1.702}.get(function)
+    quick = dict.fromkeys(
+        (quick_gelu, fused_bias_geglu.quick_gelu), 1.702
+    )  # GPT-OSS has the second
+    alpha = {torch.nn.functional.silu: 1.0, **quick}.get(function)
     is_plain = limit is None and offset == 0
     if gated and alpha is not None and not (is_plain and alpha == 1):
         return Activation.clamped_swiglu(_NO_LIMIT if limit is None else limit, alpha, offset)
@@ -314,8 +324,6 @@ def _check(config, pg_collection):
     offloads = getattr(config, "fine_grained_activation_offloading", False)
     offloaded = set(getattr(config, "offload_modules", None) or ()) if offloads else set()
     rematerialised = getattr(pg_collection, "expt_gtp_remat", None)
-    one_weight = getattr(config, "moe_single_grouped_weight", False)
-    one_bias = getattr(config, "moe_single_grouped_bias", False)
     parts = get_pg_size(pg_collection.expt_tp)
     for is_asked, found in (
         (config.fp4, "fp4"),
@@ -325,7 +333,14 @@ def _check(config, pg_collection):
         (config.activation_func_fp8_input_store, "activation_func_fp8_input_store"),
         (offloaded & {"expert_fc1", "moe_act", "fused_group_mlp"}, "offloaded activations"),
         (rematerialised and get_pg_size(rematerialised) > 1, "weights spread over expt_gtp_remat"),
-        (config.add_bias_linear and one_bias != one_weight, "one of weights and biases grouped"),
+        (config.moe_apply_probs_on_input and config.moe_router_topk != 1, _PROBS_ON_INPUT),
+        (
+            getattr(config, "transformer_impl", "") == "inference_optimized",
+            "transformer_impl 'inference_optimized'",
+        ),
+        (getattr(config, "moe_single_grouped_weight", False), "moe_single_grouped_weight"),
+        (getattr(config, "moe_single_grouped_bias", False), "moe_single_grouped_bias"),
+        (getattr(config, "moe_mlp_glu_interleave_size", None), "moe_mlp_glu_interleave_size"),
         (config.add_bias_linear and parts > 1, "add_bias_linear with expert tensor parallelism"),
     ):
         if is_asked:
