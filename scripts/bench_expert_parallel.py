@@ -171,10 +171,10 @@ class Tokens:
     """Of one rank, and where they go."""
 
     def __init__(self, rank, arguments, hidden, device):
-        torch.manual_seed(rank.rank)
+        own = torch.Generator().manual_seed(rank.rank)  # Torch's is that of all threads
         self.size, self.experts = rank.size, arguments.experts
-        self.x = torch.randn(arguments.tokens, hidden).to(device, BF16)
-        scores = torch.rand(arguments.tokens, self.experts)
+        self.x = torch.randn(arguments.tokens, hidden, generator=own).to(device, BF16)
+        scores = torch.rand(arguments.tokens, self.experts, generator=own)
         weights, idx = scores.topk(arguments.choices)
         self.weights, self.idx = weights.to(device), idx.to(device, torch.int32)
         owner = idx // (self.experts // self.size)
@@ -295,11 +295,12 @@ def steps_of_layer(rank, arguments, device, communicators):
     options = {"device": device, "dtype": BF16}
     experts = moire.nn.GroupedMLP(local, hidden, width, **options)
     shared = Shared(hidden, width, **options)
-    choices = (torch.rand(tokens, n).topk(min(k, n)) for n in (local, arguments.experts))
+    draw = partial(torch.rand, generator=torch.Generator().manual_seed(rank.rank))
+    choices = (draw(tokens, n).topk(min(k, n)) for n in (local, arguments.experts))
     of_own, of_every = ((idx.to(device), weights.to(device)) for weights, idx in choices)
     x, grad_y = (torch.randn(tokens, hidden).to(device, BF16) for _ in range(2))
     x.requires_grad_()
-    rows = {"max_tokens": tokens, "max_rows": tokens * k * 9 // 8}
+    rows = {"max_tokens": tokens, "max_rows": tokens * k * 9 // 8 + 256}
     groups = [
         moire.ExpertParallel(communicator, num_experts=arguments.experts, **rows)
         for communicator in communicators

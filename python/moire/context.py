@@ -66,7 +66,8 @@ class Recording(NamedTuple):
 
 class _OfTorchsThread:
     """The settings of this thread, and of the threads on which autograd runs its backward passes on
-    GPUs: Torch carries what is stashed here over to those.
+    GPUs: Torch carries what is stashed here over to those. Where no GPU is used nothing is stashed:
+    a thread that ends takes the GIL for it, and ends the process if Python ends just then.
     """
 
     _KEY = "moire.settings"
@@ -80,13 +81,32 @@ class _OfTorchsThread:
         self._needs_reference = sys.getrefcount(probe) <= before
         if self._needs_reference:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+        self._own = threading.local()
 
     def get(self):
-        if torch._C._is_key_in_tls(self._KEY):
-            return torch._C._get_obj_in_tls(self._KEY)
-        return _DEFAULT
+        """Those of the innermost block that this thread is in, or was carried over from."""
+        value, has_gpu = getattr(self._own, "value", None), torch.cuda.is_initialized()
+        stashed = self._stashed() if has_gpu else None
+        if value is not None and has_gpu and stashed is not value:
+            self._stash(value)
+        return value or stashed or _DEFAULT
 
     def set(self, value):
+        """Returns what reset() takes at the end of the block."""
+        before = getattr(self._own, "value", None), self._stashed()
+        self._own.value = value
+        return before
+
+    def reset(self, before):
+        self._own.value, stashed = before
+        if self._stashed() is not stashed:
+            self._stash(stashed or _DEFAULT)
+
+    def _stashed(self):
+        has_some = torch._C._is_key_in_tls(self._KEY)
+        return torch._C._get_obj_in_tls(self._KEY) if has_some else None
+
+    def _stash(self, value):
         if self._needs_reference:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
         torch._C._stash_obj_in_tls(self._KEY, value)
@@ -230,12 +250,11 @@ def settings(
 @contextlib.contextmanager
 def changed(**values):
     """Inside the block, this thread's settings have these values."""
-    before = _settings.get()
+    token = _settings.set(_settings.get()._replace(**values))
     try:
-        _settings.set(before._replace(**values))
         yield
     finally:
-        _settings.set(before)
+        _settings.reset(token)
 
 
 def strict() -> contextlib.AbstractContextManager[None]:

@@ -11,7 +11,8 @@ counts are exchanged and no host waits for a GPU.
     combine    y [R C, H] of received.x -> y [T, H], the sum over ranks, in rank order, in FP32
 
 Each is the other's gradient. How rows travel is one of two classes of travel.py, with the same
-methods: in all-to-alls of torch.distributed, or by moire_dispatch and moire_combine over windows.
+methods, in all-to-alls of torch.distributed, or by moire_dispatch and moire_combine over windows,
+which have some more.
 
 moire.moe(..., group=) is dispatch, this rank's experts, and combine. Over windows that is one
 function of autograd, an op like other layers', so that rows stay where they lie: y, and gradients
@@ -34,7 +35,7 @@ from .context import is_explaining
 from .errors import invalid, unsupported
 from .groups import is_readable
 from .layers import MOE, Moe
-from .recipes import FORMATS, Recipe, RecipeLike
+from .recipes import FORMATS
 from .routing import Plan, make_plan
 from .travel import OVERFLOW, OverProcessGroup, OverWindows
 from .values import choice, described, integer
@@ -208,16 +209,20 @@ class ExpertParallel:
 
     @torch.compiler.disable
     def to_experts(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
-        recipe: RecipeLike = None,
-        **of_choices: Any,
+        self, given: Any, topk_idx: torch.Tensor, topk_weights: torch.Tensor, **of_choices: Any
     ) -> tuple[Any, ...]:
-        """(x, topk_weights, plan) of what this rank received, which its experts take, and what runs
-        them and sends their results back: the two halves of moire.moe(..., group=self).
+        """Of a call moire.moe(..., group=self), whose weights are `given` already (Operands): (x,
+        topk_weights, plan) of what this rank received, and what runs the experts on it and sends
+        their results back.
         """
+        x, experts = given.x, given.weight_shape("w1")
+        hidden = experts[1 if given.fields["w1_layout"] else 2]
+        # What is wrong here should not be found when others wait for the second half.
+        if experts[0] != self.num_local_experts or (x.ndim == 2 and x.shape[1] != hidden):
+            raise invalid(
+                f"moe: x is {list(x.shape)} and w1 has {experts[0]} experts of {hidden} inputs, "
+                f"must be [T, H] and {self.num_local_experts} of H, as group has on each rank"
+            )
         for name, array in of_choices.items():
             if array is not None:
                 raise unsupported(
@@ -228,7 +233,7 @@ class ExpertParallel:
             received = self.dispatch(x, topk_idx, topk_weights)
             return received.x, received.topk_weights, received.plan, _ThenCombine(self, received)
         topk_weights, places = self._places("moe", x, topk_idx, topk_weights)
-        rest = _rest_of(Recipe.of(recipe, "moe: recipe"), torch.is_grad_enabled())
+        rest = _rest_of(given.recipe, torch.is_grad_enabled())
         with torch.no_grad():
             rows, idx, weights = places.spread(x.contiguous(), topk_weights, rest)
         sent = {"x_sent": x, "topk_weights_sent": topk_weights}
@@ -330,6 +335,7 @@ class _InWindows(NamedTuple):
     @torch.compiler.disable
     def run(self, given, *options):
         given.fields.update(self.sent)
+        self.places.y_dtype = given.result
         return given.run(_EXPERTS, *options, self.places)
 
 
@@ -340,25 +346,27 @@ class _Experts(Moe):
 
     def forward(self, fw, fields, how):
         made = super().forward(fw, fields, how)
-        rows, dtype = made["y"], fields["x_sent"].dtype
-        (y,) = how.ranks.gather(fw.cast(rows, dtype) if rows.dtype == torch.float32 else rows)
+        (y,) = how.route.gather(fw.cast(made["y"], how.route.y_dtype))
         return {**made, "y": y}
 
     def gradients(self, fw, fields, how, needs, likes):
-        ranks, (_, dtype) = how.ranks, likes["x_sent"]
+        route, (_, dtype) = how.route, likes["x_sent"]
         rest = _rest_of(how.recipe, any(sink.delayed for sink in how.sinks or ()))
-        (fields["grad_y"],) = ranks.spread(fields["grad_y"].contiguous(), rest=rest)
+        (fields["grad_y"],) = route.spread(fields["grad_y"].contiguous(), rest=rest)
         goes_back = needs["x_sent"] or needs["topk_weights_sent"]
         needs = {**needs, "x": goes_back, "topk_weights": goes_back}
         found = super().gradients(fw, fields, how, needs, likes)
         if goes_back:
             rows = found["x"] if dtype == torch.float32 else fw.cast(found["x"], dtype)
-            back = ranks.gather(rows, found["topk_weights"], dtype)
+            back = route.gather(rows, found["topk_weights"], dtype)
             found["x_sent"], found["topk_weights_sent"] = back
         return {**found, "x": None, "topk_weights": None}
 
     def _of_tokens(self, fw, how, like, shape, dtype):
-        return how.ranks.empty_rows(shape, dtype)
+        """In the window, from which they go, if they go as they are."""
+        if dtype.itemsize > how.route.dtype.itemsize:
+            return super()._of_tokens(fw, how, like, shape, dtype)
+        return how.route.empty_rows(shape, dtype)
 
 
 def _rest_of(recipe, is_kept):

@@ -174,43 +174,43 @@ def moe(
 
     x [T, H], topk_idx [T, k] (-1 or G drops the choice), topk_weights [T, k], as is b2_scale, if it
     is an array; the rest as in grouped_mlp. A plan that make_plan has already made of topk_idx is
-    used as it is. Rows are gathered inside the ops: no permuted copy of x is kept. group is an
-    ExpertParallel whose ranks have the experts: topk_idx is among all of them, the weights are of
-    this rank's.
+    used as it is. Rows are gathered inside the ops: no permuted copy of x is kept.
+
+    group is an ExpertParallel whose ranks have the experts: topk_idx is among all of them, weights
+    and biases are of this rank's, and neither a plan nor an array b2_scale can be given. The
+    ranks call it together.
     """
     call = "moe"
-    if group is not None:  # x, its weights and the plan are those of what came
-        if not hasattr(group, "to_experts"):
-            raise wrong(f"{call}: group", group, "a moire.ExpertParallel")
-        of_choices = {"plan": plan, "b2_scale": own_scale(b2_scale)}
-        came = group.to_experts(x, topk_idx, topk_weights, recipe, **of_choices)
-        x, topk_weights, plan, ranks = came
     given = Operands(call, x, recipe, {"b1": b1, "b2": b2, "b2_scale": own_scale(b2_scale)})
-    given.give_x(compute_dtype)
     fw, fields = given.fw, given.fields
     check_array(fw, call, "topk_weights", topk_weights)
     if plan is None:
         check_array(fw, call, "topk_idx", topk_idx)
     given.give_weight("w1", w1, weight_layout, w1_quantized)
     given.give_weight("w2", w2, weight_layout, w2_quantized)
+    given.give_gating(act, layout, w1, w1_quantized)
+    if group is not None:  # x, its weights and the plan are those of what came from here on
+        if not hasattr(group, "to_experts"):
+            raise wrong(f"{call}: group", group, "a moire.ExpertParallel")
+        of_choices = {"plan": plan, "b2_scale": own_scale(b2_scale)}
+        came = group.to_experts(given, topk_idx, topk_weights, **of_choices)
+        given.x, topk_weights, plan, way = came
+    given.give_x(compute_dtype)
     if plan is None:
         plan = make_plan(topk_idx, given.weight_shape("w1")[0])
-    plan = as_plan(fw, call, plan)
+    plan, x = as_plan(fw, call, plan), fields["x"]
     shape = topk_weights.shape
     if shape != plan.scatter_idx.shape or shape[0] != x.shape[0]:
         raise invalid(
             f"{call}: topk_weights is {list(shape)} and topk_idx {list(plan.scatter_idx.shape)}, "
             f"must both be [T, k] with T = {x.shape[0]}"
         )
-    given.give_gating(act, layout, w1, w1_quantized)
     fields["topk_weights"] = as_fp32(fw, call, "topk_weights", topk_weights)
     given.give_b2_scale(b2_scale, shape)
     given.give_plan(plan)
-    x = fields["x"]
     out_dtype = fw.float32 if given.result == fw.float32 else x.dtype
-    if group is not None:
-        return ranks.run(given, wgrad, save_act, save_z, out_dtype)
-    return given.run(MOE, wgrad, save_act, save_z, out_dtype)
+    options = wgrad, save_act, save_z, out_dtype
+    return given.run(MOE, *options) if group is None else way.run(given, *options)
 
 
 def grouped_mm(

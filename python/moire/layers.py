@@ -39,7 +39,7 @@ class How(NamedTuple):
     sinks: Any = None  # where the gradient of each weight goes, see wgrad.py
     grad_x_out: Any = None  # where that of x goes, in expert order
     out_dtype: Any = None  # of moe's result
-    ranks: Any = None  # whose tokens moe has, where not its own: see expert_parallel.py
+    route: Any = None  # moe's tokens came by, from other ranks: see expert_parallel.py
     is_in_order: bool = False  # the gradient of x stays in expert order
 
 
@@ -162,7 +162,9 @@ class Layer(Op):
         fw.run("unpermute", values)
 
     def _of_tokens(self, fw, how, like, shape, dtype):
-        """Memory for y, or the gradient of x, in the order of tokens."""
+        """Memory for y, or the gradient of x, in the order of tokens: what is written last, so that
+        it may be where x or grad_y were.
+        """
         return fw.empty(like, shape, dtype)
 
     def _give_copies(self, fw, fields, how, needs_columns):

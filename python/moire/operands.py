@@ -109,8 +109,8 @@ class Operands:
 
     def weight_shape(self, name):
         """[G, out, in], or [G, in, out], whichever form of the weight there is."""
-        arrays = self.fields[name] or self.fields[f"{name}_quantized"][:1]
-        shape = tuple(arrays[0].shape)
+        arrays = self.fields[name] or self.fields.get(f"{name}_quantized", ())[:1]
+        shape = tuple(arrays[0].shape if arrays else self.fields[f"{name}_prepared_form"][-3:])
         return shape if len(shape) == 3 else (len(arrays), *shape)
 
     def give_groups(self, groups):
@@ -177,7 +177,7 @@ class Operands:
             out = out.data if is_explaining() else out
         fields["y"] = out
 
-    def run(self, op, sinks=None, save_act=False, save_z=True, out_dtype=None, ranks=None):
+    def run(self, op, sinks=None, save_act=False, save_z=True, out_dtype=None, route=None):
         """The op on what was given, in the type that the caller expects."""
         fw, fields, recipe = self.fw, self.fields, self.recipe
         saves_act, saves_copy = flag(f"{self.call}: save_act", save_act), False
@@ -193,7 +193,7 @@ class Operands:
             saves_copy = needs_w and self.copy is None and recipe.saves_copy(is_gathered)
             self.give_copies_of_x(needs_w)
         keeps = is_wanted and saves_z, is_wanted and saves_act, needs_w, saves_copy and saves_z
-        how = How(recipe, self.compute_dtype, *keeps, sinks, self.grad_x_out, out_dtype, ranks)
+        how = How(recipe, self.compute_dtype, *keeps, sinks, self.grad_x_out, out_dtype, route)
         y = run(op, fw, fields, how, is_wanted or has_history)
         if out is not None and not wants:
             fw.written(out)

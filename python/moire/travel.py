@@ -51,6 +51,7 @@ class OverWindows:
         """form: of rows that travel in 8 bits."""
         tokens, self.rows, self.form = topk_idx.shape[0], group.size * capacity, form
         self.ranks, self.overflow, self.nobody = group.group, OVERFLOW.index(group.overflow), None
+        self.dtype = self.y_dtype = None  # of rows that went; what y is cast to before it does
         self.choices = {"topk_idx": topk_idx.clone(), "num_experts": group.num_experts}
         self.places = topk_idx.new_empty(tokens, group.size, dtype=torch.int32)
         self.counts = topk_idx.new_empty(group.size, dtype=torch.int64)
@@ -64,8 +65,10 @@ class OverWindows:
     def spread(self, x, topk_weights=None, rest="zeros"):
         """x [T, H] to the ranks: (rows [R C, H], a copy) and, where weights [T, k] are given,
         (topk_idx, topk_weights [R C, k]) as well. `rest` are rows that are nobody's: "zeros",
-        "anything", or that in the window, where all rows stay then.
+        "anything", or that in the "window", where all rows stay then (in 8 bits they are decoded
+        beside it).
         """
+        self.dtype = self.dtype or x.dtype
         fields = {"places": self.places, "counts": self.counts, "overflow": self.overflow}
         parts = (x,) if self.form is None else _encoded(x, self.form)
         sent = dict(zip(("x", "x_scales"), parts))

@@ -1,6 +1,8 @@
 """Threads, settings, explain, strict, check, info, fork."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import moire
@@ -230,3 +232,18 @@ def test_a_build_for_cpus_says_so_where_a_gpu_is_asked_for():
     what = "this build of moire is for CPUs only, because .*; build it again with nvcc on the PATH"
     with pytest.raises(moire.Unsupported, match=what):
         moire.context.current("cuda", 0)
+
+
+def test_threads_that_ended_do_not_end_the_process():
+    """Torch's thread-local objects take the GIL when their thread ends, maybe after Python has."""
+    code = """
+import threading, moire
+def run():
+    with moire.settings(num_threads=1):
+        pass
+threads = [threading.Thread(target=run) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+"""
+    ends = [subprocess.run([sys.executable, "-c", code], capture_output=True) for _ in range(4)]
+    assert [end.returncode for end in ends] == [0] * 4

@@ -5,10 +5,10 @@ of threads is made for each.
 """
 
 import contextlib
-import functools
 import os
 import traceback
 
+import moe_cases  # noqa: F401 (they are run here)
 import moire
 import pytest
 import torch
@@ -29,10 +29,8 @@ from worlds import (
     WIDTH,
     OfProcesses,
     World,
-    at_once,
     case,
     close,
-    in_three_steps,
 )
 
 
@@ -52,87 +50,6 @@ def equals_one_rank_with_every_expert(at):
                 if k == 1 or world.size == 1:
                     assert torch.equal(mine, wanted)
                 assert close(mine, wanted, k, y.dtype)
-
-
-LEAVES = (True,) * 4, (False, True, False, False), (True, False, True, True)
-MOES = [
-    (torch.bfloat16, {}, {}),
-    (torch.float32, {}, {"save_z": False}),
-    (torch.bfloat16, {}, {"save_act": True, "recipe": "mxfp8"}),
-    (torch.float32, {}, {"compute_dtype": torch.bfloat16}),
-    (torch.bfloat16, {}, {"compute_dtype": torch.float32}),
-    (torch.bfloat16, {"dispatch_format": "mxfp8"}, {"recipe": "mxfp8"}),
-    (torch.float32, {}, {"autocast": torch.bfloat16}),
-    (torch.bfloat16, {}, {"autocast": torch.float16}),
-    (torch.float16, {"max_rows": 1000, "overflow": "drop", "max_tokens": 20}, {"b2_scale": None}),
-]
-
-
-@case
-def moe_of_a_group_is_its_three_steps(at):
-    """To the bit, whatever lies in the windows between the calls, and without gradients."""
-    for dtype, of_group, options in MOES:
-        at.sum(torch.zeros(1, device=worlds.DEVICE))  # see above: no copies while others wait
-        world = World(at, 5, dtype)
-        at.sum(world.x.new_zeros(1))
-        group = {"num_experts": EXPERTS, "max_tokens": 64, **of_group}
-        group = moire.ExpertParallel(at.group, **group)
-        for is_leaf in LEAVES:
-            ways, found = (in_three_steps, at_once), []
-            for way in ways:
-                if at.group is not None:
-                    at.group.window.fill_(255)
-                run = functools.partial(way, **options)
-                found.append(world.together(group, run, is_leaf)[1:])
-                moire.check()  # nobody's rows, whatever they are, were not quantised
-            for three, one in zip(*found):
-                assert (three is None and one is None) or torch.equal(three, one)
-        own = slice(group.first_expert, group.first_expert + group.num_local_experts)
-        given = world.x[world.mine], world.w1[own], world.w2[own]
-        choices = world.idx[world.mine], world.weights[world.mine]
-        with torch.no_grad():
-            three, one = (way(group, *given, *choices, **options) for way in ways)
-        assert torch.equal(three, one) and torch.equal(one, found[0][0])
-
-
-@case
-def moe_of_a_group_says_what_it_cannot_take(at):
-    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
-    world = World(at, 3, torch.float32)
-    given = world.x, world.w1, world.w2, world.idx, world.weights
-    for options, message in (
-        ({"plan": moire.make_plan(world.idx, EXPERTS)}, "plan is of this rank's choices, but"),
-        ({"b2_scale": world.weights}, "b2_scale is of this rank's choices, but with group"),
-        ({"group": at.rank}, "group is .*, must be a moire.ExpertParallel"),
-    ):
-        with pytest.raises(moire.Error, match=f"moe: {message}"):
-            moire.moe(*given, **{"group": group, **options})
-
-
-@case
-def delayed_gradients_outlive_the_window(at):
-    """Of moe(group=), which reads the gradient of y in it."""
-    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
-    world, grads = World(at, 3, torch.float32), []
-    own = slice(group.first_expert, group.first_expert + group.num_local_experts)
-    x, idx, weights = (t[world.mine] for t in (world.x, world.idx, world.weights))
-    experts = []
-    for delay in (False, True):
-        options = {"delay_wgrad_compute": delay, "device": worlds.DEVICE}
-        experts.append(nn.GroupedMLP(group.num_local_experts, HIDDEN, WIDTH, **options))
-        with torch.no_grad():
-            experts[-1].fc1.weight.copy_(world.w1[own])
-            experts[-1].fc2.weight.copy_(world.w2[own])
-    at.sum(world.x.new_zeros(1))
-    for local, delay in zip(experts, (False, True)):
-        layer = nn.MoE(local, lambda x: (idx, weights), group=group)
-        (layer(x) * world.grad_y[world.mine]).sum().backward()
-        if at.group is not None:
-            at.group.window.fill_(255)
-        if delay:
-            local.backward_dw()
-        grads.append([p.grad for p in local.parameters()])
-    assert len(grads[0]) == 2 and all(torch.equal(a, b) for a, b in zip(*grads))
 
 
 @case

@@ -52,6 +52,16 @@ def test_layers_have_the_bits_of_the_weight(generator, device, recipe, weight_la
     assert torch.equal(gradients.x, found[0][1])
 
 
+def test_moe_knows_how_many_experts_they_are(generator, device):
+    """Without a plan, and without the weights themselves."""
+    x, *weights = problem(generator)
+    topk_idx = torch.randint(E, (len(x), 2), generator=generator)
+    topk_weights = torch.rand(len(x), 2, generator=generator)
+    wanted = moire.moe(x, *weights, topk_idx, topk_weights, recipe="mxfp8")
+    prepared = [moire.PreparedWeight(w, recipe="mxfp8") for w in weights]
+    assert torch.equal(moire.moe(x, *prepared, topk_idx, topk_weights, recipe="mxfp8"), wanted)
+
+
 def test_numpy_and_lists_are_prepared(generator):
     x, w1, _ = problem(generator)
     groups = moire.Groups(splits=SPLITS)

@@ -129,23 +129,28 @@ class MoE(OfLayers, torch.nn.Module):
         if not (self.overlap and x.is_cuda):
             y = self._routed(x, is_first_microbatch)
             return y if self.shared is None else y + self.shared(x)
-        here, beside = torch.cuda.current_stream(x.device), _stream_beside(x.device)
+        here = torch.cuda.current_stream(x.device)
+        beside = _stream_beside(here)
         beside.wait_stream(here)
-        with torch.cuda.stream(beside):
-            of_shared = self.shared(x)
         x.record_stream(beside)
-        y = self._routed(x, is_first_microbatch)
-        here.wait_stream(beside)
+        try:
+            with torch.cuda.stream(beside):
+                of_shared = self.shared(x)
+            y = self._routed(x, is_first_microbatch)
+        finally:
+            here.wait_stream(beside)
         of_shared.record_stream(here)
         return y + of_shared
 
     def _routed(self, x, is_first_microbatch):
         tokens = x.reshape(-1, x.shape[-1])
+        choice = self.router(tokens)
         options = {"is_first_microbatch": is_first_microbatch, "group": self.group}
-        y = self.experts.route(tokens, *self.router(tokens), **options)
+        y = self.experts.route(tokens, *choice, **options)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
 @functools.cache
-def _stream_beside(device):
-    return torch.cuda.Stream(device)
+def _stream_beside(stream):
+    """Of each stream another: ranks that are threads must not wait for each other's."""
+    return torch.cuda.Stream(stream.device)
