@@ -95,6 +95,8 @@ class _OfTorchsThread:
         """Returns what reset() takes at the end of the block."""
         before = getattr(self._own, "value", None), self._stashed()
         self._own.value = value
+        if torch.cuda.is_initialized():  # else get() sees to it
+            self._stash(value)
         return before
 
     def reset(self, before):

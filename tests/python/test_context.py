@@ -247,3 +247,35 @@ threads = [threading.Thread(target=run) for _ in range(8)]
 """
     ends = [subprocess.run([sys.executable, "-c", code], capture_output=True) for _ in range(4)]
     assert [end.returncode for end in ends] == [0] * 4
+
+
+def test_threads_of_backward_passes_on_gpus_get_the_settings(monkeypatch):
+    """By Torch's thread-local storage, in each block and after it; also if a GPU comes later."""
+
+    def carried():
+        key = "moire.settings"
+        return torch._C._get_obj_in_tls(key) if torch._C._is_key_in_tls(key) else None
+
+    before = carried()
+    with moire.settings(num_threads=3):
+        assert carried() is before  # no GPU is used
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        moire.context.current()
+        assert carried().num_threads == 3
+        with moire.strict():
+            assert carried().strict and carried().num_threads == 3
+            with pytest.raises(ZeroDivisionError), moire.settings(implementation="cpu"):
+                assert carried().implementation == "cpu"
+                raise ZeroDivisionError
+            assert carried().strict and carried().implementation is None
+        assert not carried().strict and carried().num_threads == 3
+    assert carried().num_threads is None and not moire.context.is_explaining()
+    # A thread that has blocks of nobody takes what it was carried over from.
+    moire.context._settings._stash(moire.context._DEFAULT._replace(strict=True))
+    assert moire.context._settings.get().strict
+    with moire.settings(num_threads=2):
+        assert moire.context._settings.get() == moire.context._DEFAULT._replace(
+            strict=True, num_threads=2
+        )
+    assert moire.context._settings.get().strict
+    moire.context._settings._stash(moire.context._DEFAULT)
