@@ -140,7 +140,7 @@ class GroupedMLP(MegatronModule):
         """
         x, probs = permuted_local_hidden_states, permuted_probs
         for layer in (self.linear_fc1, self.linear_fc2):
-            layer.begin(self.config)
+            layer.begin()
         if self.config.moe_apply_probs_on_input:
             x, probs = (probs.unsqueeze(-1) * x).to(x.dtype), None
         groups = Groups(splits=tokens_per_expert, capacity=x.shape[0])
@@ -220,7 +220,7 @@ class _Linear(GroupedLinear):
                 param.partition_dim = 1 if self.parallel_mode == "row" else 0
                 param.partition_stride = 1
 
-    def begin(self, config):
+    def begin(self):
         """What a call of the layer itself would do first: hooks, of which one call for both layers
         can run those that come before (data parallelism gathers parameters in them), and whether
         the weights were written in a way that nobody counts, which Megatron says.
@@ -234,7 +234,7 @@ class _Linear(GroupedLinear):
             takes_keywords = key in self._forward_pre_hooks_with_kwargs
             if hook(self, (), *([{}] if takes_keywords else [])) is not None:
                 raise unsupported(f"{_CALL}: a forward pre-hook changes what a layer is given")
-        if self.is_first_microbatch or config.disable_parameter_transpose_cache:
+        if self.is_first_microbatch:
             self.weights_changed()
         self.is_first_microbatch = False
 

@@ -266,9 +266,11 @@ def test_fp8_is_the_recipe_of_that_name(fp8, recipe, groups, generator):
     assert not mlp(*given)[0][: SPLITS[0]].any()  # a write that is counted needs no flag
 
 
-def test_a_layer_that_is_used_twice_has_both_gradients(groups, generator):
+@pytest.mark.parametrize("keeps_no_copies", (False, True))
+def test_a_layer_that_is_used_twice_has_both_gradients(keeps_no_copies, groups, generator):
     """The first use of a step adds to main_grad as well, although its backward comes last."""
     config = config_of(fp8="e4m3", fp8_recipe="mxfp8", gradient_accumulation_fusion=True)
+    config.disable_parameter_transpose_cache = keeps_no_copies
     mlp = made(config, groups)
     for p in mlp.parameters():
         p.main_grad = torch.zeros(p.shape)
