@@ -111,7 +111,6 @@ class GroupedMLP(MegatronModule):
         self.num_local_experts = integer(f"{_CALL}: num_local_experts", num_local_experts, 1)
         if pg_collection is None:
             raise invalid(f"{_CALL}: pg_collection is absent, needs Megatron's process groups")
-        self.ep_group, self.tp_group = pg_collection.ep, pg_collection.expt_tp
         _check(config, pg_collection)
         layout = GluLayout.of("halves" if config.gated_linear_unit else "ungated")
         self.activation = ScaledGLU(activation_of(config), layout)
