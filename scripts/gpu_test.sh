@@ -9,7 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build/release}
 out=${OUT:-build/gpu}
-known="build cpp check sanitize python bench host peers kernels"
+known="build cpp check sanitize ranks python bench host peers kernels"
 parts=${*:-$known}
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 failed=()
@@ -79,6 +79,18 @@ python_tests() {
     -k "cuda" --junitxml="$out/python.xml"
 }
 
+# Ranks are spread over the GPUs that there are; what a link costs needs two, and NCCL since 2.29.2.
+ranks() {
+  part parallel suite parallel ""
+  part check_ranks "$build/bin/moire" check --device cuda --random 200 \
+    --ops dispatch_plan,dispatch,combine,exchange
+  local gpus
+  gpus=$(nvidia-smi --list-gpus | wc -l)
+  [ "$gpus" -lt 2 ] && echo "one GPU: bench_expert_parallel.py needs two" && return
+  PYTHONPATH=$PWD/python part ranks "$python" -m torch.distributed.run --nproc-per-node 2 \
+    scripts/bench_expert_parallel.py --json "$out/expert_parallel.json"
+}
+
 bench() {
   "$build/bin/moire" bench gpu --device cuda --json >"$out/bench.jsonl"
 }
@@ -104,7 +116,7 @@ mkdir -p "$out"
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.draw --format=csv | tee "$out/gpu.csv"
 for name in $parts; do
   case $name in
-    cpp | check | sanitize) $name ;;
+    cpp | check | sanitize | ranks) $name ;;
     python) part python python_tests ;;
     *) part "$name" "$name" ;;
   esac
