@@ -64,6 +64,10 @@ class Recording(NamedTuple):
     windows: list  # bytes of a communicator's window that calls take
 
 
+class _Own(threading.local):
+    value = None  # of the block that the thread is in
+
+
 class _OfTorchsThread:
     """The settings of this thread, and of the threads on which autograd runs its backward passes on
     GPUs: Torch carries what is stashed here over to those. Where no GPU is used nothing is stashed:
@@ -81,19 +85,20 @@ class _OfTorchsThread:
         self._needs_reference = sys.getrefcount(probe) <= before
         if self._needs_reference:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
-        self._own = threading.local()
+        self._own = _Own()
 
     def get(self):
         """Those of the innermost block that this thread is in, or was carried over from."""
-        value, has_gpu = getattr(self._own, "value", None), torch.cuda.is_initialized()
-        stashed = self._stashed() if has_gpu else None
-        if value is not None and has_gpu and stashed is not value:
+        value = self._own.value
+        if value is None:
+            return self._stashed() or _DEFAULT
+        if torch.cuda.is_initialized() and self._stashed() is not value:
             self._stash(value)
-        return value or stashed or _DEFAULT
+        return value
 
     def set(self, value):
         """Returns what reset() takes at the end of the block."""
-        before = getattr(self._own, "value", None), self._stashed()
+        before = self._own.value, self._stashed()
         self._own.value = value
         if torch.cuda.is_initialized():  # else get() sees to it
             self._stash(value)
