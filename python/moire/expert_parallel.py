@@ -34,7 +34,7 @@ from .communicator import Communicator
 from .context import is_explaining
 from .errors import invalid, unsupported
 from .groups import is_readable
-from .layers import MOE, Moe
+from .layers import MOE, Moe, features
 from .recipes import FORMATS
 from .routing import Plan, make_plan
 from .travel import OVERFLOW, OverProcessGroup, OverWindows
@@ -216,7 +216,7 @@ class ExpertParallel:
         their results back.
         """
         x, experts = given.x, given.weight_shape("w1")
-        hidden = experts[1 if given.fields["w1_layout"] else 2]
+        hidden = features(given.fields, "w1")[1]
         # What is wrong here should not be found when others wait for the second half.
         if experts[0] != self.num_local_experts or (x.ndim == 2 and x.shape[1] != hidden):
             raise invalid(

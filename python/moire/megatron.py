@@ -23,6 +23,7 @@ import torch
 try:
     from megatron.core import tensor_parallel
     from megatron.core.activations import fast_gelu, quick_gelu, squared_relu
+    from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
     from megatron.core.fusions import fused_bias_geglu
     from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
     from megatron.core.transformer.module import MegatronModule
@@ -36,7 +37,6 @@ except ImportError as e:
     raise ImportError(
         "moire.megatron: needs megatron-core >= 0.16 and what it needs: pip install megatron-core"
     ) from e
-from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
 
 from .errors import invalid, unsupported
 from .functional import grouped_mlp
@@ -50,7 +50,6 @@ from .values import described, integer
 _CALL = "moire.megatron.GroupedMLP"
 _RECIPES = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
 _NO_LIMIT = 3e38  # of FP32
-_PROBS_ON_INPUT = "moe_apply_probs_on_input with a moe_router_topk other than 1"
 _EXTRA = "_extra_state"  # of Transformer Engine's layers, in every checkpoint of Megatron
 
 
@@ -281,10 +280,11 @@ def activation_of(config: Any) -> Activation:
     function, gated = config.activation_func, config.gated_linear_unit
     limit = getattr(config, "activation_func_clamp_value", None)
     offset = getattr(config, "glu_linear_offset", 0.0)
-    quick = dict.fromkeys(
-        (quick_gelu, fused_bias_geglu.quick_gelu), 1.702
-    )  # GPT-OSS has the second
-    alpha = {torch.nn.functional.silu: 1.0, **quick}.get(function)
+    alpha = {
+        torch.nn.functional.silu: 1.0,
+        quick_gelu: 1.702,
+        fused_bias_geglu.quick_gelu: 1.702,  # GPT-OSS has this one
+    }.get(function)
     is_plain = limit is None and offset == 0
     if gated and alpha is not None and not (is_plain and alpha == 1):
         return Activation.clamped_swiglu(_NO_LIMIT if limit is None else limit, alpha, offset)
@@ -332,7 +332,10 @@ def _check(config, pg_collection):
         (config.activation_func_fp8_input_store, "activation_func_fp8_input_store"),
         (offloaded & {"expert_fc1", "moe_act", "fused_group_mlp"}, "offloaded activations"),
         (rematerialised and get_pg_size(rematerialised) > 1, "weights spread over expt_gtp_remat"),
-        (config.moe_apply_probs_on_input and config.moe_router_topk != 1, _PROBS_ON_INPUT),
+        (
+            config.moe_apply_probs_on_input and config.moe_router_topk != 1,
+            "moe_apply_probs_on_input with a moe_router_topk other than 1",
+        ),
         (
             getattr(config, "transformer_impl", "") == "inference_optimized",
             "transformer_impl 'inference_optimized'",
