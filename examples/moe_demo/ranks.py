@@ -58,6 +58,18 @@ def work(rank: int, ranks: int, recipe: Recipe, config: Config, text: Text, fold
     store = dist.FileStore(str(Path(folder) / "store"), ranks)
     backend = "nccl" if on_gpu else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    found = {**steps(rank, ranks, recipe, config, text), "backend": backend}
+    if rank == 0:
+        (Path(folder) / "found").write_text(json.dumps(found))
+    # NOTE: threads of gloo let go of the last tensors, for which they need the GIL. Destroying the
+    # group, which nothing has any more, joins them: torch 2.4 does so with the GIL held, and a
+    # group that is not destroyed lets them abort a process whose Python has ended.
+    time.sleep(0.1)
+    dist.destroy_process_group()
+
+
+def steps(rank: int, ranks: int, recipe: Recipe, config: Config, text: Text) -> dict[str, Any]:
+    """Trains: the losses of all ranks, and the time of a step."""
     model = ByteModel(config, lambda: make_moe(recipe, config))
     initialise(model, config.seed)  # the same on every rank
     local = replace(config, experts=config.experts // ranks)
@@ -77,12 +89,8 @@ def work(rank: int, ranks: int, recipe: Recipe, config: Config, text: Text, fold
         optimizer.zero_grad()
         dist.all_reduce(loss.detach_())
         losses.append(loss.item() * BITS)
-    if rank == 0:
-        ms = 1000 * (time.perf_counter() - begin) / max(1, config.steps - 1)
-        found = {"bits": losses, "ms": ms, "backend": backend}
-        (Path(folder) / "found").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    ms = 1000 * (time.perf_counter() - begin) / max(1, config.steps - 1)
+    return {"bits": losses, "ms": ms}
 
 
 def spread(moe: torch.nn.Module, local: torch.nn.Module, rank: int) -> None:
