@@ -52,10 +52,13 @@ class Part:
         )
 
 
-# What fits the package into somebody else's: transformers, torch.distributed, Megatron.
+# What fits the package into somebody else's: transformers, torch.distributed, Megatron, torchtitan.
 INTEGRATIONS = tuple(
     f"python/moire/{name}.py"
-    for name in ("hf", "megatron", "expert_parallel", "travel", "process_groups", "trained")
+    for name in (
+        *("hf", "megatron", "torchtitan"),
+        *("expert_parallel", "travel", "process_groups", "trained"),
+    )
 )
 
 # Experts over ranks: what they tell each other, and the ops that move tokens: on CUDA 1,291 lines,

@@ -2,7 +2,7 @@
 # Makes a machine ready: scripts/setup.sh demo|test|check
 #
 # demo   compiler, CMake, libraries; .venv with NumPy, cffi and a torch (the running Python's if it is 2.4 or newer)
-# test   and pytest with pytest-xdist, mypy, ml_dtypes, transformers, megatron-core (only tests need them)
+# test   and pytest with pytest-xdist, mypy, ml_dtypes, transformers, megatron-core, torchtitan (only tests need them)
 # check  and clang-format, clang-tidy, ruff
 #
 # System packages come through apt when this runs as root; otherwise it prints the line to run and stops. PYTHON names
@@ -124,7 +124,7 @@ site_packages() { $venv/bin/python -c 'import sysconfig; print(sysconfig.get_pat
 python_packages() {
   echo 'numpy cffi torch>=2.4'
   if [ "$level" != demo ]; then
-    echo 'pytest pytest-xdist mypy auditwheel build ml_dtypes transformers>=5;python_version>="3.10" megatron-core>=0.16;python_version>="3.10" psutil'
+    echo 'pytest pytest-xdist mypy auditwheel build ml_dtypes transformers>=5;python_version>="3.10" megatron-core>=0.16;python_version>="3.10" torchtitan>=0.3;python_version>="3.11" psutil'
   fi
   if [ "$level" = check ]; then echo 'ruff>=0.17,<0.18'; fi
   # Ubuntu 22.04's CMake is 3.22.

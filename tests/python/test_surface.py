@@ -49,3 +49,10 @@ def test_megatron_is_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "megatron.core", None)
     with pytest.raises(ImportError, match="moire.megatron: needs megatron-core >= 0.16 and what"):
         importlib.import_module("moire.megatron")
+
+
+def test_torchtitan_is_asked_for_by_name(monkeypatch):
+    monkeypatch.delitem(sys.modules, "moire.torchtitan", raising=False)
+    monkeypatch.setitem(sys.modules, "torchtitan.config", None)
+    with pytest.raises(ImportError, match="moire.torchtitan: needs torchtitan >= 0.3 and what"):
+        importlib.import_module("moire.torchtitan")

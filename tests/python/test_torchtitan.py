@@ -1,0 +1,216 @@
+"""moire.torchtitan against torchtitan's own experts and dispatch, on a CPU."""
+
+import copy
+import dataclasses
+import functools
+
+import moire
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import in_gloo
+
+pytest.importorskip("torchtitan.models.common.moe")
+pytest.importorskip("torchtitan.overrides.fused_swiglu")  # which needs triton
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
+)
+
+E, D, F, K = 8, 64, 32, 3
+EXPERTS, DISPATCHER = "moire.torchtitan.experts", "moire.torchtitan.dispatcher"
+BF16 = 2.0**-7  # what is rounded a few times to 8 bits of mantissa
+
+
+def normal(tensor):
+    torch.nn.init.normal_(tensor, std=0.2)
+
+
+def config_of(*imports, of="common", comm_backend="standard", is_spread=False):
+    """A MoE layer's, with overrides; `is_spread` over ranks by its experts."""
+    from torchtitan.models.qwen3 import sharding
+    from torchtitan.config.override import OverrideConfig, apply_overrides
+    from torchtitan.models.common import config_utils
+    from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+    from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
+
+    kind = GroupedExperts if of == "common" else GptOssGroupedExperts
+    names = ("w1_EFD", "w2_EDF", "w3_EFD", "mlp1_weight_EGD", "mlp1_bias_EG")
+    names += ("mlp2_weight_EDF", "mlp2_bias_ED")
+    experts = kind.Config(
+        dim=D, hidden_dim=F, num_experts=E, param_init=dict.fromkeys(names, normal)
+    )
+    sent = config_utils.make_token_dispatcher_config(
+        num_experts=E, top_k=K, comm_backend=comm_backend
+    )
+    config = config_utils.make_moe_config(
+        num_experts=E,
+        router=config_utils.make_router_config(
+            dim=D, num_experts=E, gate_param_init={"weight": normal}, top_k=K, route_norm=True
+        ),
+        routed_experts=RoutedExperts.Config(inner_experts=experts, token_dispatcher=sent),
+    )
+    if is_spread:
+        layout = sharding._GROUPED_EXPERTS_PARAM_LAYOUT
+        options = {"enable_ep": True, "enable_sp": False, "expert_param_layout": layout}
+        sharding.set_moe_sharding_config(config, **options)
+    apply_overrides(OverrideConfig(imports=list(imports)), config)
+    return config
+
+
+def built(config, state=None):
+    torch.manual_seed(5)
+    layer = config.build()
+    layer.init_states()
+    if state is not None:
+        layer.load_state_dict(state)
+    return layer
+
+
+def far(found, wanted):
+    return ((found - wanted).norm() / wanted.norm()).item()
+
+
+def outcome(layer, x, grad):
+    """y and the gradients of x and of all parameters, by the names of a checkpoint."""
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    y.backward(grad)
+    copied = copy.deepcopy(layer)
+    with torch.no_grad():
+        for parameter, source in zip(copied.parameters(), layer.parameters()):
+            parameter.copy_(source.grad)
+    return {"y": y.detach(), "x": x.grad, **copied.state_dict()}
+
+
+def same(found, wanted, bound=BF16):
+    """NOTE: what routing counts is in both."""
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        if tensor.any():
+            assert far(found[name], tensor) < bound, name
+
+
+@pytest.fixture
+def x():
+    generator = torch.Generator().manual_seed(9)
+    return torch.randn(2, 2, 33, D, generator=generator)  # and the gradient of y
+
+
+@pytest.mark.parametrize("of", ["common", "gpt_oss"])
+@pytest.mark.parametrize("imports", [(EXPERTS,), (DISPATCHER,), (EXPERTS, DISPATCHER)])
+def test_a_layer_is_torchtitans_own(x, of, imports):
+    dtype = torch.float32 if of == "common" else torch.bfloat16  # which GPT-OSS's want
+    stock = built(config_of(of=of)).to(dtype)
+    ours = built(config_of(*imports, of=of)).to(dtype)
+    ours.load_state_dict(stock.state_dict())
+    found, wanted = (outcome(layer, *x.to(dtype)) for layer in (ours, stock))
+    same(found, wanted, bound=2 * BF16)
+
+
+def test_what_an_override_makes():
+    from torchtitan.models.common.moe import GroupedExperts
+
+    layer = built(config_of(EXPERTS, DISPATCHER))
+    experts = layer.routed_experts.inner_experts
+    assert type(experts).__module__ == "moire.torchtitan" and isinstance(experts, GroupedExperts)
+    assert type(layer.routed_experts.token_dispatcher).__name__ == "TokenDispatcher"
+    stock = built(config_of())
+    for name, tensor in stock.state_dict().items():  # initialised alike, gate and up apart
+        assert tensor.shape == layer.state_dict()[name].shape
+    assert abs(experts.w13.std().item() - 0.2) < 0.02
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "mxfp8", "fp8_block"])
+def test_options_are_those_of_grouped_mlp(x, recipe):
+    layer = built(config_of((EXPERTS, {"recipe": recipe, "save_act": True, "save_z": False})))
+    experts, rows = layer.routed_experts.inner_experts, x[0].flatten(0, 1)
+    splits = torch.tensor([10, 0, 7, 20, 0, 3, 5, 1])  # and a tail
+    with torch.no_grad():
+        found = experts(rows, splits)
+        w1, w2 = experts.w13.flatten(1, 2), experts.w2_EDF
+        groups = moire.Groups(splits=splits, capacity=len(rows))
+        options = {"layout": moire.GluLayout(1), "compute_dtype": torch.bfloat16}
+        wanted = moire.grouped_mlp(rows, w1, w2, groups, recipe=recipe, **options)
+    assert torch.equal(found, wanted) and not found[splits.sum() :].any()
+
+
+def test_experts_are_compiled_whole_and_computed_again(x):
+    experts, rows = built(config_of(EXPERTS)).routed_experts.inner_experts, x[0].flatten(0, 1)
+    splits = torch.tensor([10, 0, 7, 20, 0, 3, 5, 1])
+    again = functools.partial(torch.utils.checkpoint.checkpoint, experts, use_reentrant=False)
+    found = []
+    for run in (experts, torch.compile(experts, fullgraph=True, backend="aot_eager"), again):
+        leaf = rows.clone().requires_grad_()
+        y = run(leaf, splits)
+        y.square().sum().backward()
+        found.append((y, leaf.grad))
+    for y, grad in found[1:]:
+        assert torch.equal(y, found[0][0]) and torch.equal(grad, found[0][1])
+
+
+def test_recipes_of_8_bits_train(x):
+    stock = built(config_of())
+    ours = built(config_of((EXPERTS, {"recipe": "mxfp8"}), DISPATCHER), stock.state_dict())
+    same(outcome(ours, *x), outcome(stock, *x), bound=0.08)
+
+
+def test_what_cannot_be_is_refused():
+    from moire.torchtitan import experts
+    from torchtitan.models.common.moe import GroupedExperts
+
+    with pytest.raises(moire.InvalidArgument, match="moire.torchtitan: recipe is 'mxfp4', must be"):
+        config_of((EXPERTS, {"recipe": "mxfp4"}))
+    with pytest.raises(ValueError, match="recip"):
+        config_of((EXPERTS, {"recip": "mxfp8"}))
+
+    class Converted(GroupedExperts):
+        @dataclasses.dataclass(kw_only=True, slots=True)
+        class Config(GroupedExperts.Config):
+            pass
+
+    with pytest.raises(moire.Unsupported, match=r"found .*Converted.Config, needs GroupedExperts"):
+        experts(Converted.Config(dim=D, hidden_dim=F, num_experts=E))
+
+
+@pytest.mark.parametrize("name", ["standard", "minimal_async_ep"])
+def test_any_dispatcher_is_replaced(name):
+    config = config_of(DISPATCHER, comm_backend=name)
+    assert config.routed_experts.token_dispatcher.num_experts == E
+
+
+def spread_over_ranks(rank):
+    """Tokens of its own on each rank, experts as torchtitan spreads them."""
+    from torchtitan.distributed import parallel_dims
+    from torchtitan.distributed.utils import set_spmd_backend
+
+    parallel_dims.device_type, backend = "cpu", "partial_dtensor"
+    set_spmd_backend(backend)
+    sizes = dict(dp_replicate=1, dp_shard=2, cp=1, tp=1, pp=1, ep=2, world_size=2)
+    dims = parallel_dims.ParallelDims(**sizes, spmd_backend=backend)
+    dims.build_mesh()
+    generator = torch.Generator().manual_seed(3)
+    x, grad = torch.randn(2, 2, 20, D, generator=generator)  # of each rank
+    whole = built(config_of())
+    wanted, own = outcome(whole, x, grad), slice(rank, rank + 1)
+    for imports in ((EXPERTS,), (DISPATCHER,), (EXPERTS, DISPATCHER), (DISPATCHER, EXPERTS)):
+        layer = built(config_of(*imports, is_spread=True), whole.state_dict())
+        layer.parallelize(dims)
+        saved = layer.state_dict()
+        for _ in range(2):  # the dispatcher's group is there the second time
+            layer.zero_grad()
+            found = outcome(layer, x[own], grad[own])
+        for name in ("y", "x"):
+            assert far(found[name], wanted[name][own]) < BF16, (imports, name)
+        for name in ("w1_EFD", "w2_EDF", "w3_EFD"):
+            key = f"routed_experts.inner_experts.{name}"
+            assert found[key].to_local().shape[0] == E // 2
+            assert far(found[key].full_tensor(), wanted[key]) < BF16, (imports, name)
+            assert torch.equal(saved[key].full_tensor(), whole.state_dict()[key])
+        gate = found["router.gate.weight"]
+        dist.all_reduce(gate)
+        assert far(gate, wanted["router.gate.weight"]) < BF16
+
+
+def test_experts_spread_over_ranks(tmp_path):
+    args = (2, str(tmp_path / "store"), [spread_over_ranks])
+    torch.multiprocessing.spawn(in_gloo, args, nprocs=2)
