@@ -35,6 +35,14 @@ inline NamedSize z_columns(const moire_glu_layout& layout, int64_t f) {
   return is_gated(layout) ? NamedSize{"2F", product(2, f)} : NamedSize{"F", f};
 }
 
+// The sizes that groups give to ragged tensors, and to what each group has one of.
+struct GroupSizes {
+  NamedSize capacity, num_groups;
+};
+inline GroupSizes sizes_of(const moire_groups& groups) {
+  return {{"capacity", groups.capacity}, {"G", groups.num_groups}};
+}
+
 // A tensor as messages call it.
 struct NamedTensor {
   std::string_view name;

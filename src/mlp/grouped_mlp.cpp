@@ -20,43 +20,35 @@ int64_t width_of(const GroupedMlpArgs& args, const GivenWeight& w1, const GivenW
 }
 
 void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
-  const Groups groups(args.groups);
   const TensorView x(args.x), y(args.y), b2(args.b2);
-  if (!check_recipe(check, args)) return;
-  const Recipe recipe(args);
+  LayerCheck layer(check, args);
+  const auto [capacity, num_groups] = layer.sizes;
   const GivenWeight w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
   const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
-  const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   // Most layers return to where they began, which settles a difference of x and w1.
   const NamedSize h{"H", agreed_size(x.columns(), w1.in_features(), w2.out_features())};
   const int64_t of_b2 = b2.is_present() ? b2.columns() : h.size;
   const NamedSize n{"N", agreed_size(y.columns(), w2.out_features(), of_b2)};
   const NamedSize f{"F", width_of(args, w1, w2)}, two_f = z_columns(args.layout, f.size);
-  check.groups(groups);
-  check_weight(check, recipe, w2, true, num_groups, n, f);
-  check_weight(check, recipe, w1, true, num_groups, two_f, h);
+  layer.weight(w2, true, n, f);
+  layer.weight(w1, true, two_f, h);
   check.gated(args.activation, args.layout, f.size);
-  check_forward_operand(check, recipe, args, groups, h);
-  if (!recipe.is_quantized) {
-    check.same_dtype("x", x, "w1", args.w1.tensor);
-    check.same_dtype("x", x, "w2", args.w2.tensor);
-  }
+  layer.forward_operand(args, h);
+  layer.same_dtype("x", x, "w1", args.w1.tensor);
+  layer.same_dtype("x", x, "w2", args.w2.tensor);
   check.optional_tensor("b1", args.b1, kFloatTypes, {num_groups, two_f});
   check.optional_tensor("b2", b2, kFloatTypes, {num_groups, n});
   check.optional_tensor("b2_scale", args.b2_scale, kFP32Only, {capacity});
   check.require(!is_present(args.b2_scale) || (b2.is_present() && args.b2_unscaled == 0),
                 "b2_scale is present but b2 is absent or b2_unscaled is 1: it would scale nothing");
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
-  check.optional_tensor("z", args.z, recipe.types_between(), {capacity, two_f});
-  check.optional_tensor("act", args.act, recipe.types_between(), {capacity, f});
-  check_copy(check, recipe, "act_columnwise", args.act_columnwise, MOIRE_COLUMNWISE, groups,
-             f.size);
+  check.optional_tensor("z", args.z, layer.recipe.types_between(), {capacity, two_f});
+  check.optional_tensor("act", args.act, layer.recipe.types_between(), {capacity, f});
+  layer.copy("act_columnwise", args.act_columnwise, MOIRE_COLUMNWISE, f);
   check.tensor("y", y, kFloatTypes, {capacity, n});
-  if (!recipe.is_quantized) {
-    check.same_dtype("y", y, "x", x);
-    check.same_dtype("z", args.z, "y", y);
-    check.same_dtype("act", args.act, "y", y);
-  }
+  layer.same_dtype("y", y, "x", x);
+  layer.same_dtype("z", args.z, "y", y);
+  layer.same_dtype("act", args.act, "y", y);
 }
 
 GroupedGemmGluArgs fc1_args(const GroupedMlpArgs& args, const Recipe& recipe,
@@ -83,30 +75,23 @@ GroupedGemmGluArgs fc1_args(const GroupedMlpArgs& args, const Recipe& recipe,
 }
 
 void run_steps(Steps& steps, const GroupedMlpArgs& args) {
-  const Recipe recipe(args, !steps.on_cpu());
+  LayerSteps layer(steps, args);
   const WeightOperand w1 =
-      weight_operand(steps, recipe, {"w1", args.w1, args.w1_quantized, args.w1_prepared}, true);
+      layer.weight_operand({"w1", args.w1, args.w1_quantized, args.w1_prepared}, true);
   const WeightOperand w2 =
-      weight_operand(steps, recipe, {"w2", args.w2, args.w2_quantized, args.w2_prepared}, true);
-  const RaggedOperand x = forward_operand(steps, recipe, {args.x, args.row_idx, args.x_scales},
-                                          args.groups, args.x_columnwise);
-  const int64_t capacity = args.groups.capacity, f = w2.weight.in_features();
-  GroupedGemmGluArgs fc1 = fc1_args(args, recipe, x, w1);
-  if (recipe.is_quantized) {
-    fc1.act_rowwise = take_copy(steps.arena, recipe, DType::kE4M3, MOIRE_ROWWISE, capacity, f,
-                                args.groups.num_groups);
+      layer.weight_operand({"w2", args.w2, args.w2_quantized, args.w2_prepared}, true);
+  const RaggedOperand x =
+      layer.forward_operand({args.x, args.row_idx, args.x_scales}, args.x_columnwise);
+  const int64_t f = w2.weight.in_features();
+  GroupedGemmGluArgs fc1 = fc1_args(args, layer.recipe, x, w1);
+  if (layer.recipe.is_quantized) {
+    fc1.act_rowwise = layer.take_copy(DType::kE4M3, MOIRE_ROWWISE, f);
   } else if (!is_present(args.act)) {
-    fc1.act = steps.arena.take(x.tensor.type(), capacity, f);
-  }
-  const RaggedOperand act =
-      recipe.is_quantized ? operand_of(fc1.act_rowwise) : RaggedOperand{fc1.act};
-  GroupedGemmArgs fc2 = gemm_args(act, w2, args.y, args.groups, args.tail, recipe.accumulation);
-  fc2.bias = args.b2;
-  if (is_present(args.b2)) {
-    fc2.bias_scale = fields::probs_scale_b2(args) ? args.probs : args.b2_scale;
+    fc1.act = steps.arena.take(x.tensor.type(), args.groups.capacity, f);
   }
   steps.run(grouped_gemm_glu, grouped_gemm_glu_workspace, fc1);
-  steps.run(grouped_gemm, grouped_gemm_workspace, fc2);
+  layer.run_forward(layer.operand_between(fc1.act, fc1.act_rowwise), w2, args.b2,
+                    fields::probs_scale_b2(args) ? args.probs : args.b2_scale, args.y);
 }
 
 }  // namespace

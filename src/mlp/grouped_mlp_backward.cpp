@@ -30,8 +30,7 @@ struct MlpBackwardNeeds {
 void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, NamedSize h,
                      NamedSize f, NamedSize n) {
   const NamedSize two_f = z_columns(args.layout, f.size);
-  const NamedSize capacity{"capacity", args.groups.capacity},
-      num_groups{"G", args.groups.num_groups};
+  const auto [capacity, num_groups] = sizes_of(args.groups);
   check.optional_tensor("grad_x", args.grad_x, kFloatTypes, {capacity, h});
   check.optional_tensor("grad_z", args.grad_z, kFloatTypes, {capacity, two_f});
   check.same_dtype("grad_z", args.grad_z, "z", args.z);
@@ -50,14 +49,12 @@ void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, N
 }
 
 void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
-  const Groups groups(args.groups);
   const TensorView z(args.z), grad_y(args.grad_y);
-  if (!check_recipe(check, args)) return;
-  const Recipe recipe(args);
+  LayerCheck layer(check, args);
+  const auto [capacity, num_groups] = layer.sizes;
   const MlpBackwardNeeds needs(args);
   const GivenWeight w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
   const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
-  const NamedSize capacity{"capacity", groups.capacity}, num_groups{"G", groups.num_groups};
   const NamedSize f{"F", z.columns() / num_halves(args.layout)},
       two_f = z_columns(args.layout, f.size);
   // x comes last: without grad_w1 nothing of it is read.
@@ -66,38 +63,33 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   const NamedSize h{"H", agreed_size(h_of_x, w1.in_features(), grad_w1.in_features())};
   const NamedSize n{"N",
                     columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
-  check.groups(groups);
-  check.tensor("z", z, recipe.types_between(), {capacity, two_f});
+  check.tensor("z", z, layer.recipe.types_between(), {capacity, two_f});
   check.gated(args.activation, args.layout, f.size);
-  check_grad_y(check, recipe, args, groups, n, needs.grad_z, is_present(args.grad_w2), needs.b2);
+  layer.grad_y(args, n, needs.grad_z, is_present(args.grad_w2), needs.b2);
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
   check.optional_tensor("b2_scale", args.b2_scale, kFP32Only, {capacity});
   check.require(!is_present(args.b2_scale) || args.b2_unscaled == 0,
                 "b2_scale is present but b2_unscaled is 1: it would scale nothing");
-  if (needs.grad_z) check_weight(check, recipe, w2, false, num_groups, n, f);
-  if (is_present(args.grad_x)) check_weight(check, recipe, w1, false, num_groups, two_f, h);
-  check_copy(check, recipe, "x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, groups, h.size);
+  if (needs.grad_z) layer.weight(w2, false, n, f);
+  if (is_present(args.grad_x)) layer.weight(w1, false, two_f, h);
+  layer.copy("x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, h);
   if (is_present(args.grad_w1) && !is_present(args.x_columnwise)) {
-    check.ragged("x", args.x, "row_idx", args.row_idx, groups, h);
+    check.ragged("x", args.x, "row_idx", args.row_idx, args.groups, h);
   }
-  if (!recipe.is_quantized) {
-    check.same_dtype("grad_y", grad_y, "z", z);
-    if (needs.grad_z) check.same_dtype("w2", args.w2.tensor, "grad_y", grad_y);
-    if (is_present(args.grad_x)) check.same_dtype("w1", args.w1.tensor, "grad_y", grad_y);
-    if (is_present(args.grad_w1)) check.same_dtype("x", args.x, "grad_y", grad_y);
-  }
+  layer.same_dtype("grad_y", grad_y, "z", z);
+  if (needs.grad_z) layer.same_dtype("w2", args.w2.tensor, "grad_y", grad_y);
+  if (is_present(args.grad_x)) layer.same_dtype("w1", args.w1.tensor, "grad_y", grad_y);
+  if (is_present(args.grad_w1)) layer.same_dtype("x", args.x, "grad_y", grad_y);
   check.require(args.act_is_saved == 0 || is_present(args.act) || is_present(args.act_columnwise),
                 "act_is_saved is 1 but act is absent");
   check.optional_tensor("act", args.act, kFloatTypes, {capacity, f});
   check.same_dtype("act", args.act, "z", z);
-  check_copy(check, recipe, "act_columnwise", args.act_columnwise, MOIRE_COLUMNWISE, groups,
-             f.size);
-  check_copy(check, recipe, "grad_z_columnwise", args.grad_z_columnwise, MOIRE_COLUMNWISE, groups,
-             two_f.size);
+  layer.copy("act_columnwise", args.act_columnwise, MOIRE_COLUMNWISE, f);
+  layer.copy("grad_z_columnwise", args.grad_z_columnwise, MOIRE_COLUMNWISE, two_f);
   if (needs.b2_scale) check.tensor("b2", args.b2, kFloatTypes, {num_groups, n});
   check_gradients(check, args, h, f, n);
-  check.betas("beta_w1_per_group", args.beta_w1_per_group, groups);
-  check.betas("beta_w2_per_group", args.beta_w2_per_group, groups);
+  check.betas("beta_w1_per_group", args.beta_w1_per_group, args.groups);
+  check.betas("beta_w2_per_group", args.beta_w2_per_group, args.groups);
 }
 
 // What lies between the products: as stored, or as the copies that the next ones read.
@@ -151,69 +143,58 @@ GluArgs act_args(const GroupedMlpBackwardArgs& args, const TensorView& act) {
 }
 
 // Memory for what the products leave to each other and the caller did not give.
-Between take_between(const GroupedMlpBackwardArgs& args, const Recipe& recipe,
-                     const MlpBackwardNeeds& needs, Arena& arena) {
+Between take_between(LayerSteps& layer, const GroupedMlpBackwardArgs& args,
+                     const MlpBackwardNeeds& needs) {
   const TensorView z(args.z);
-  const int64_t capacity = args.groups.capacity, num_groups = args.groups.num_groups;
+  const int64_t capacity = args.groups.capacity;
   const int64_t two_f = z.columns(), f = two_f / num_halves(args.layout);
   Between b{args.grad_z, args.act, {}, args.grad_z_columnwise, args.act_columnwise};
   const auto take = [&](moire_quantized* copy, DType element, int32_t direction, int64_t columns) {
-    if (is_present(*copy)) return;
-    *copy = take_copy(arena, recipe, element, direction, capacity, columns, num_groups);
+    if (!is_present(*copy)) *copy = layer.take_copy(element, direction, columns);
   };
-  if (recipe.is_quantized) {
-    const DType gradient = recipe.gradient_dtype;
+  if (layer.recipe.is_quantized) {
+    const DType gradient = layer.recipe.gradient_dtype;
     if (is_present(args.grad_x)) take(&b.grad_z_rowwise, gradient, MOIRE_ROWWISE, two_f);
     if (is_present(args.grad_w1)) take(&b.grad_z_columnwise, gradient, MOIRE_COLUMNWISE, two_f);
-    if (is_present(args.grad_w2)) {
-      take(&b.act_columnwise, DType::kE4M3, MOIRE_COLUMNWISE, f);
-    }
+    if (is_present(args.grad_w2)) take(&b.act_columnwise, DType::kE4M3, MOIRE_COLUMNWISE, f);
   }
   const bool grad_z_is_copied = is_present(b.grad_z_rowwise) || is_present(b.grad_z_columnwise);
   if (needs.grad_z && !grad_z_is_copied && !b.grad_z.is_present()) {
-    b.grad_z = arena.take(z.type(), capacity, two_f);
+    b.grad_z = layer.steps.arena.take(z.type(), capacity, two_f);
   }
   const bool act_is_copied = needs.grad_z && is_present(b.act_columnwise);
   if (needs.makes_act && !act_is_copied && !b.act.is_present()) {
-    b.act = arena.take(z.type(), capacity, f);
+    b.act = layer.steps.arena.take(z.type(), capacity, f);
   }
   return b;
 }
 
-// As stored, or the copy that a recipe's products read.
-RaggedOperand operand_between(const Recipe& recipe, const TensorView& stored,
-                              const moire_quantized& copy) {
-  return recipe.is_quantized ? operand_of(copy) : RaggedOperand{stored};
-}
-
 void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
-  const Recipe recipe(args, !steps.on_cpu());
+  LayerSteps layer(steps, args);
+  const Recipe& recipe = layer.recipe;
   const MlpBackwardNeeds needs(args);
-  const moire_groups& groups = args.groups;
   const bool needs_w1 = is_present(args.grad_w1), needs_w2 = is_present(args.grad_w2),
              needs_x = is_present(args.grad_x);
-  const Between between = take_between(args, recipe, needs, steps.arena);
+  const Between between = take_between(layer, args, needs);
   WeightOperand w1, w2;
   const GivenWeight given_w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
   const GivenWeight given_w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
-  if (needs_x) w1 = weight_operand(steps, recipe, given_w1, false);
-  if (needs.grad_z) w2 = weight_operand(steps, recipe, given_w2, false);
+  if (needs_x) w1 = layer.weight_operand(given_w1, false);
+  if (needs.grad_z) w2 = layer.weight_operand(given_w2, false);
   // grad_b2, and the gradient of what scales it: where that is probs, added to what FC2's dgrad
   // writes.
-  BiasBackwardArgs bias = bias_args(needs.by_probs ? args.probs : args.b2_scale, args.grad_b2,
-                                    args.beta_bias, groups, args.tail);
+  BiasBackwardArgs bias;
+  bias.scale = needs.by_probs ? args.probs : args.b2_scale;
+  bias.grad_bias = args.grad_b2;
+  bias.beta = args.beta_bias;
   if (needs.b2_scale) {
     bias.bias = args.b2;
     bias.grad_scale = needs.by_probs ? args.grad_probs : args.grad_b2_scale;
     bias.beta_scale = needs.by_probs ? 1 : 0;
   }
-  const GradY grad_y =
-      grad_y_operands(steps, recipe, given_grad_y(args), groups, args.grad_y_rowwise,
-                      args.grad_y_columnwise, needs.grad_z, needs_w2, bias);
+  const GradY grad_y = layer.grad_y_operands(GivenGradY(args), needs.grad_z, needs_w2, bias);
   RaggedOperand x;
-  if (needs_w1) {
-    x = wgrad_operand(steps, recipe, {args.x, args.row_idx}, groups, args.x_columnwise);
-  }
+  if (needs_w1) x = layer.wgrad_operand({args.x, args.row_idx}, args.x_columnwise);
   if (needs.grad_z) {
     steps.run(grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace,
               fc2_dgrad_args(args, recipe, grad_y.rows, w2, between));
@@ -223,25 +204,20 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
   const bool act_is_copied =
       args.act_is_saved != 0 ? is_present(args.act_columnwise) : needs.makes_act && needs.grad_z;
   if (recipe.is_quantized && !act_is_copied) {
-    quantize_operand(steps, recipe, {between.act}, groups, {}, between.act_columnwise, "act");
+    layer.quantize_operand({between.act}, {}, between.act_columnwise, "act");
   }
-  sum_bias(steps, grad_y, bias);
+  layer.run_bias(grad_y, bias);
   if (needs_w2) {
-    const RaggedOperand act = operand_between(recipe, between.act, between.act_columnwise);
-    steps.run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace,
-              wgrad_args(grad_y.columns, act, args.grad_w2, args.beta_w2, args.beta_w2_per_group,
-                         groups, recipe.accumulation));
+    const RaggedOperand act = layer.operand_between(between.act, between.act_columnwise);
+    layer.run_wgrad(grad_y.columns, act, args.grad_w2, args.beta_w2, args.beta_w2_per_group);
   }
   if (needs_x) {
-    const RaggedOperand grad_z = operand_between(recipe, between.grad_z, between.grad_z_rowwise);
-    steps.run(grouped_gemm, grouped_gemm_workspace,
-              dgrad_args(grad_z, w1, args.grad_x, groups, args.tail, recipe.accumulation));
+    const RaggedOperand grad_z = layer.operand_between(between.grad_z, between.grad_z_rowwise);
+    layer.run_dgrad(grad_z, w1, args.grad_x);
   }
   if (needs_w1) {
-    const RaggedOperand grad_z = operand_between(recipe, between.grad_z, between.grad_z_columnwise);
-    steps.run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace,
-              wgrad_args(grad_z, x, args.grad_w1, args.beta_w1, args.beta_w1_per_group, groups,
-                         recipe.accumulation));
+    const RaggedOperand grad_z = layer.operand_between(between.grad_z, between.grad_z_columnwise);
+    layer.run_wgrad(grad_z, x, args.grad_w1, args.beta_w1, args.beta_w1_per_group);
   }
 }
 

@@ -21,50 +21,41 @@ QuantizeArgs quantize_args(const Recipe& recipe, const RaggedOperand& source,
   return args;
 }
 
-// Copies of `source` in the order of the groups, where they are asked for (not null) and not there
-// yet.
-void make_copies(Steps& steps, const Recipe& recipe, DType element, const RaggedOperand& source,
-                 const moire_groups& groups, moire_quantized* rowwise, moire_quantized* columnwise,
-                 std::string_view operand, BiasBackwardArgs* bias = nullptr) {
-  const auto make = [&](moire_quantized* copy, int32_t direction) -> moire_quantized {
-    if (copy == nullptr || is_present(*copy)) return {};
-    *copy = take_copy(steps.arena, recipe, element, direction, groups.capacity,
-                      source.tensor.columns(), groups.num_groups);
-    return *copy;
-  };
-  const moire_quantized made = make(rowwise, MOIRE_ROWWISE);
-  quantize_operand(steps, recipe, source, groups, made, make(columnwise, MOIRE_COLUMNWISE), operand,
-                   bias);
-}
-
-// `rows` for two products: the fastest of a GPU would each copy gathered rows into expert order, so
-// one step does it for both. A CPU's gather them while they read them.
-RaggedOperand gathered_once(Steps& steps, const RaggedOperand& rows, const moire_groups& groups) {
-  if (steps.on_cpu() || !rows.row_idx.is_present()) return rows;
-  PermuteArgs args;
-  args.x = rows.tensor;
-  args.gather_idx = rows.row_idx;
-  args.rows = steps.arena.take(rows.tensor.type(), groups.capacity, rows.tensor.columns());
-  args.groups = groups;
-  args.tail = MOIRE_TAIL_UNTOUCHED;
-  steps.run(permute, args);
-  return {args.rows};
+GroupedGemmArgs gemm_args(const LayerSteps& layer, const RaggedOperand& a, const WeightOperand& w,
+                          const moire_tensor& d) {
+  GroupedGemmArgs gemm;
+  gemm.a = a.tensor;
+  gemm.row_idx = a.row_idx;
+  gemm.a_scales = a.scales;
+  gemm.b = w.weight;
+  gemm.b_scales = w.scales;
+  gemm.accumulation = layer.recipe.accumulation;
+  gemm.d = d;
+  gemm.groups = layer.groups;
+  gemm.tail = layer.tail;
+  return gemm;
 }
 
 }  // namespace
 
-moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int32_t direction,
-                          int64_t rows, int64_t columns, int64_t num_groups) {
-  if (recipe.passes_values && element == DType::kE4M3)
-    return {arena.take_aligned(DType::kBF16, rows, columns), {}};
-  return take_copy(arena, element, recipe.scaling, direction, {nullptr, element, {rows, columns}},
-                   num_groups, kScalePitch);
+Weight GivenWeight::known() const {
+  if (is_present(weight)) return weight;
+  if (!is_present(prepared)) return Weight(copy.data, weight.layout);
+  const int64_t* s = prepared.shape;
+  return Weight(TensorView(nullptr, DType::kE4M3, {s[0], s[1], s[2]}), weight.layout);
 }
 
-void quantize_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& source,
-                      const moire_groups& groups, const moire_quantized& rowwise,
-                      const moire_quantized& columnwise, std::string_view operand,
-                      BiasBackwardArgs* bias) {
+moire_quantized LayerSteps::take_copy(DType element, int32_t direction, int64_t columns) {
+  if (recipe.passes_values && element == DType::kE4M3)
+    return {steps.arena.take_aligned(DType::kBF16, groups.capacity, columns), {}};
+  return moire::take_copy(steps.arena, element, recipe.scaling, direction,
+                          {nullptr, element, {groups.capacity, columns}}, groups.num_groups,
+                          kScalePitch);
+}
+
+void LayerSteps::quantize_operand(const RaggedOperand& source, const moire_quantized& rowwise,
+                                  const moire_quantized& columnwise, std::string_view operand,
+                                  BiasBackwardArgs* bias) {
   if (groups.num_groups == 0 || (!is_present(rowwise) && !is_present(columnwise))) return;
   QuantizeArgs args = quantize_args(recipe, source, groups, rowwise, columnwise);
   // A GPU reads the rows once more for the sums, and those that are scaled, or of which there are
@@ -79,40 +70,31 @@ void quantize_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& s
   steps.run(quantize, quantize_workspace, args, operand);
 }
 
-RaggedOperand forward_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& x,
-                              const moire_groups& groups, const moire_quantized& columnwise) {
+RaggedOperand LayerSteps::forward_operand(const RaggedOperand& x,
+                                          const moire_quantized& columnwise) {
   if (!recipe.is_quantized || x.scales.is_present()) return x;
   // Tokens are quantised once and gathered by the product, unless they are brought into the order
   // of the groups anyway, as the fastest products of a GPU would.
   if (x.row_idx.is_present() && !is_present(columnwise) && !recipe.passes_values) {
-    const moire_quantized tokens = take_copy(steps.arena, recipe, DType::kE4M3, MOIRE_ROWWISE,
-                                             x.tensor.num_rows(), x.tensor.columns(), 1);
+    const moire_quantized tokens = moire::take_copy(steps.arena, DType::kE4M3, recipe.scaling,
+                                                    MOIRE_ROWWISE, x.tensor, 1, kScalePitch);
     steps.run(quantize, quantize_args(recipe, {x.tensor}, {}, tokens, {}), "x");
     return {tokens.data, x.row_idx, tokens.scales};
   }
-  const moire_quantized rowwise = take_copy(steps.arena, recipe, DType::kE4M3, MOIRE_ROWWISE,
-                                            groups.capacity, x.tensor.columns(), groups.num_groups);
-  quantize_operand(steps, recipe, x, groups, rowwise, columnwise, "x");
+  const moire_quantized rowwise = take_copy(DType::kE4M3, MOIRE_ROWWISE, x.tensor.columns());
+  quantize_operand(x, rowwise, columnwise, "x");
   return operand_of(rowwise);
 }
 
-Weight GivenWeight::known() const {
-  if (is_present(weight)) return weight;
-  if (!is_present(prepared)) return Weight(copy.data, weight.layout);
-  const int64_t* s = prepared.shape;
-  return Weight(TensorView(nullptr, DType::kE4M3, {s[0], s[1], s[2]}), weight.layout);
-}
-
-WeightOperand weight_operand(Steps& steps, const Recipe& recipe, const GivenWeight& given,
-                             bool along_in) {
+WeightOperand LayerSteps::weight_operand(const GivenWeight& given, bool along_in) {
   const Weight weight = given.weight;
   if (!recipe.is_quantized) return {weight, {}};
   if (is_present(given.prepared)) return prepared_operand(given.prepared, along_in);
   moire_quantized copy = given.copy;
   if (!is_present(copy)) {
     const int32_t direction = weight_direction(recipe.weight_scaling, weight.layout, along_in);
-    copy = take_copy(steps.arena, DType::kE4M3, recipe.weight_scaling, direction, weight.tensor, 0,
-                     kScalePitch);
+    copy = moire::take_copy(steps.arena, DType::kE4M3, recipe.weight_scaling, direction,
+                            weight.tensor, 0, kScalePitch);
     QuantizeWeightArgs args;
     args.source = weight;
     args.scaling = recipe.weight_scaling;
@@ -123,27 +105,91 @@ WeightOperand weight_operand(Steps& steps, const Recipe& recipe, const GivenWeig
   return {Weight(copy.data, weight.layout), copy.scales};
 }
 
-GradY grad_y_operands(Steps& steps, const Recipe& recipe, const RaggedOperand& grad_y,
-                      const moire_groups& groups, const moire_quantized& rowwise,
-                      const moire_quantized& columnwise, bool needs_rows, bool needs_columns,
-                      BiasBackwardArgs& bias) {
-  if (!recipe.is_quantized) {
-    const RaggedOperand one =
-        needs_rows && needs_columns ? gathered_once(steps, grad_y, groups) : grad_y;
-    return {one, one, one};
-  }
-  moire_quantized rows = rowwise, columns = columnwise;
-  make_copies(steps, recipe, recipe.gradient_dtype, grad_y, groups, needs_rows ? &rows : nullptr,
-              needs_columns ? &columns : nullptr, "grad_y", &bias);
-  return {grad_y, operand_of(rows), operand_of(columns)};
+// `rows` for two products: the fastest of a GPU would each copy gathered rows into expert order, so
+// one step does it for both. A CPU's gather them while they read them.
+RaggedOperand LayerSteps::gathered_once(const RaggedOperand& rows) {
+  if (steps.on_cpu() || !rows.row_idx.is_present()) return rows;
+  PermuteArgs args;
+  args.x = rows.tensor;
+  args.gather_idx = rows.row_idx;
+  args.rows = steps.arena.take(rows.tensor.type(), groups.capacity, rows.tensor.columns());
+  args.groups = groups;
+  args.tail = MOIRE_TAIL_UNTOUCHED;
+  steps.run(permute, args);
+  return {args.rows};
 }
 
-RaggedOperand wgrad_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& x,
-                            const moire_groups& groups, const moire_quantized& given) {
+GradY LayerSteps::grad_y_operands(const GivenGradY& given, bool needs_rows, bool needs_columns,
+                                  BiasBackwardArgs& bias) {
+  if (!recipe.is_quantized) {
+    const RaggedOperand one =
+        needs_rows && needs_columns ? gathered_once(given.itself) : given.itself;
+    return {one, one, one};
+  }
+  moire_quantized rows = given.rowwise, columns = given.columnwise, made_rows{}, made_columns{};
+  const int64_t n = given.itself.tensor.columns();
+  if (needs_rows && !is_present(rows)) {
+    rows = made_rows = take_copy(recipe.gradient_dtype, MOIRE_ROWWISE, n);
+  }
+  if (needs_columns && !is_present(columns)) {
+    columns = made_columns = take_copy(recipe.gradient_dtype, MOIRE_COLUMNWISE, n);
+  }
+  quantize_operand(given.itself, made_rows, made_columns, "grad_y", &bias);
+  return {given.itself, operand_of(rows), operand_of(columns)};
+}
+
+RaggedOperand LayerSteps::wgrad_operand(const RaggedOperand& x, const moire_quantized& given) {
   if (!recipe.is_quantized) return x;
-  moire_quantized columns = given;
-  make_copies(steps, recipe, DType::kE4M3, x, groups, nullptr, &columns, "x");
+  if (is_present(given)) return operand_of(given);
+  const moire_quantized columns = take_copy(DType::kE4M3, MOIRE_COLUMNWISE, x.tensor.columns());
+  quantize_operand(x, {}, columns, "x");
   return operand_of(columns);
+}
+
+void LayerSteps::run_forward(const RaggedOperand& x, const WeightOperand& w,
+                             const moire_tensor& bias, const moire_tensor& scale,
+                             const moire_tensor& y) {
+  GroupedGemmArgs gemm = gemm_args(*this, x, w, y);
+  gemm.bias = bias;
+  if (is_present(bias)) gemm.bias_scale = scale;
+  steps.run(grouped_gemm, grouped_gemm_workspace, gemm);
+}
+
+void LayerSteps::run_dgrad(const RaggedOperand& grad_y, const WeightOperand& w,
+                           const moire_tensor& grad_x) {
+  GroupedGemmArgs gemm = gemm_args(*this, grad_y, w, grad_x);
+  gemm.transpose_b = 1;
+  steps.run(grouped_gemm, grouped_gemm_workspace, gemm);
+}
+
+void LayerSteps::run_wgrad(const RaggedOperand& grad_y, const RaggedOperand& x,
+                           const moire_weight& grad_w, int32_t beta,
+                           const uint8_t* beta_per_group) {
+  const bool out_in = grad_w.layout == MOIRE_OUT_IN;
+  const RaggedOperand& a = out_in ? grad_y : x;
+  const RaggedOperand& b = out_in ? x : grad_y;
+  GroupedGemmWgradArgs gemm;
+  gemm.a = a.tensor;
+  gemm.a_row_idx = a.row_idx;
+  gemm.a_scales = a.scales;
+  gemm.b = b.tensor;
+  gemm.b_row_idx = b.row_idx;
+  gemm.b_scales = b.scales;
+  gemm.d = grad_w;
+  gemm.beta = beta;
+  gemm.beta_per_group = beta_per_group;
+  gemm.groups = groups;
+  gemm.accumulation = recipe.accumulation;
+  steps.run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace, gemm);
+}
+
+void LayerSteps::run_bias(const GradY& grad_y, BiasBackwardArgs bias) {
+  if (!is_present(bias.grad_bias) && !is_present(bias.grad_scale)) return;
+  bias.grad_y = grad_y.itself.tensor;
+  bias.row_idx = grad_y.itself.row_idx;
+  bias.groups = groups;
+  bias.tail = tail;
+  steps.run(bias_backward, bias_backward_workspace, bias);
 }
 
 }  // namespace moire

@@ -16,6 +16,13 @@
 
 namespace moire {
 
+// What a backward asks its gradients to be quantised to; 0 of a forward, and by default.
+template <class Args>
+int32_t gradient_dtype_of(const Args& args) {
+  if constexpr (requires { args.gradient_dtype; }) return args.gradient_dtype;
+  return 0;
+}
+
 struct Recipe {
   // `Args` is one of the composites' structs.
   template <class Args>
@@ -24,15 +31,15 @@ struct Recipe {
         is_quantized(args.recipe != MOIRE_RECIPE_AS_STORED),
         passes_values(on_gpu && args.recipe == MOIRE_RECIPE_MXFP8),
         weight_scaling(weight_scaling_of(args.recipe)),
+        scaling(args.recipe == MOIRE_RECIPE_FP8_BLOCK ? MOIRE_SCALING_FP8_BLOCK
+                                                      : MOIRE_SCALING_MXFP8),
         accumulation(args.recipe == MOIRE_RECIPE_AS_STORED || args.recipe == MOIRE_RECIPE_MXFP8
                          ? MOIRE_ACCUMULATE_EXACT
                      : args.emulate_accumulation != 0 ? MOIRE_ACCUMULATE_EMULATED
                                                       : MOIRE_ACCUMULATE_FAST),
-        fractional_scales(args.fractional_scales) {
-    if (args.recipe == MOIRE_RECIPE_FP8_BLOCK) scaling = MOIRE_SCALING_FP8_BLOCK;
-    if constexpr (requires { args.gradient_dtype; }) {
-      if (args.gradient_dtype != 0) gradient_dtype = static_cast<DType>(args.gradient_dtype);
-    }
+        fractional_scales(args.fractional_scales),
+        gradient_dtype(gradient_dtype_of(args) == 0 ? DType::kE4M3
+                                                    : static_cast<DType>(gradient_dtype_of(args))) {
   }
 
   // What z, act and their gradients are rounded to, kept or not: in FP8 recipes BF16, whatever x
@@ -44,11 +51,10 @@ struct Recipe {
 
   int32_t id;                        // moire_recipe
   bool is_quantized, passes_values;  // values: where products alone read a copy, on a GPU
-  int32_t weight_scaling;
-  int32_t scaling = MOIRE_SCALING_MXFP8;  // of activations and gradients
+  int32_t weight_scaling, scaling;   // scaling: of activations and gradients
   int32_t accumulation;
   int32_t fractional_scales;
-  DType gradient_dtype = DType::kE4M3;
+  DType gradient_dtype;
 };
 
 // One ragged operand, as it is or gathered.
@@ -62,23 +68,6 @@ struct RaggedOperand {
 inline RaggedOperand operand_of(const moire_quantized& copy) {
   return {copy.data, {}, copy.scales};
 }
-
-// Memory for a copy of a ragged [rows, columns] that products of this composite read.
-moire_quantized take_copy(Arena& arena, const Recipe& recipe, DType element, int32_t direction,
-                          int64_t rows, int64_t columns, int64_t num_groups);
-
-// Makes copies, present or absent, of `source` in the order of the groups; nothing if there are no
-// groups. `operand` is what the composite calls the source. A grad_bias of `bias`, sums of the
-// source, is made in the same read and taken from it, where that is a read less.
-void quantize_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& source,
-                      const moire_groups& groups, const moire_quantized& rowwise,
-                      const moire_quantized& columnwise, std::string_view operand,
-                      BiasBackwardArgs* bias = nullptr);
-
-// The ragged operand of a forward product: x as it is if the recipe does not quantise or x is FP8
-// already, else its rowwise copy. `columnwise`, where it is present, is made along with it.
-RaggedOperand forward_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& x,
-                              const moire_groups& groups, const moire_quantized& columnwise);
 
 // A weight of a composite by its name, and what may stand in for it.
 struct GivenWeight {
@@ -95,95 +84,78 @@ struct GivenWeight {
   Weight known() const;
 };
 
-// The weight of a product along `in` (forward) or along `out` (dgrad): as it is, prepared, its
-// copy, or a copy that is made.
-WeightOperand weight_operand(Steps& steps, const Recipe& recipe, const GivenWeight& given,
-                             bool along_in);
+// The grad_y of a backward, and the copies of it that the caller gave.
+struct GivenGradY {
+  // `Args` is the struct of a backward.
+  template <class Args>
+  explicit GivenGradY(const Args& args)
+      : itself{args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}},
+        rowwise(args.grad_y_rowwise),
+        columnwise(args.grad_y_columnwise) {}
+  RaggedOperand itself;
+  moire_quantized rowwise, columnwise;
+};
 
 // grad_y as the products of a backward read it: rows for a dgrad, columns for a wgrad, itself for
-// sums; those that are needed. `bias` keeps what is left to sum.
+// sums; those that are needed.
 struct GradY {
   RaggedOperand itself, rows, columns;
 };
-template <class A>
-RaggedOperand given_grad_y(const A& args) {
-  return {args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}};
-}
-GradY grad_y_operands(Steps& steps, const Recipe& recipe, const RaggedOperand& grad_y,
-                      const moire_groups& groups, const moire_quantized& rowwise,
-                      const moire_quantized& columnwise, bool needs_rows, bool needs_columns,
-                      BiasBackwardArgs& bias);
 
-// What a backward's wgrad reads of x: x, or a columnwise copy, `given` or made.
-RaggedOperand wgrad_operand(Steps& steps, const Recipe& recipe, const RaggedOperand& x,
-                            const moire_groups& groups, const moire_quantized& given);
+// The steps of one call of a layer, all by its recipe and over its groups.
+struct LayerSteps {
+  template <class Args>
+  LayerSteps(Steps& steps_of_call, const Args& args)
+      : steps(steps_of_call), recipe(args, !steps.on_cpu()), groups(args.groups), tail(args.tail) {}
 
-// d = a W_g^T: the product of a forward.
-inline GroupedGemmArgs gemm_args(const RaggedOperand& a, const WeightOperand& w,
-                                 const moire_tensor& d, const moire_groups& groups, int32_t tail,
-                                 int32_t accumulation) {
-  GroupedGemmArgs gemm;
-  gemm.a = a.tensor;
-  gemm.row_idx = a.row_idx;
-  gemm.a_scales = a.scales;
-  gemm.b = w.weight;
-  gemm.b_scales = w.scales;
-  gemm.accumulation = accumulation;
-  gemm.d = d;
-  gemm.groups = groups;
-  gemm.tail = tail;
-  return gemm;
-}
+  // Memory for a copy of a ragged [capacity, columns] that products of this layer read.
+  moire_quantized take_copy(DType element, int32_t direction, int64_t columns);
 
-// grad_x = grad_y W_g, in the order of the groups.
-inline GroupedGemmArgs dgrad_args(const RaggedOperand& grad_y, const WeightOperand& w,
-                                  const moire_tensor& grad_x, const moire_groups& groups,
-                                  int32_t tail, int32_t accumulation) {
-  GroupedGemmArgs gemm = gemm_args(grad_y, w, grad_x, groups, tail, accumulation);
-  gemm.transpose_b = 1;
-  return gemm;
-}
+  // Makes copies, present or absent, of `source` in the order of the groups; nothing if there are
+  // no groups. `operand` is what the composite calls the source. A grad_bias of `bias`, sums of the
+  // source, is made in the same read and taken from it, where that is a read less.
+  void quantize_operand(const RaggedOperand& source, const moire_quantized& rowwise,
+                        const moire_quantized& columnwise, std::string_view operand,
+                        BiasBackwardArgs* bias = nullptr);
 
-// grad_W_g = beta_g * grad_W_g + grad_y_g^T x_g for [G, out, in], its transpose for [G, in, out].
-inline GroupedGemmWgradArgs wgrad_args(const RaggedOperand& grad_y, const RaggedOperand& x,
-                                       const moire_weight& grad_w, int32_t beta,
-                                       const uint8_t* beta_per_group, const moire_groups& groups,
-                                       int32_t accumulation) {
-  const bool out_in = grad_w.layout == MOIRE_OUT_IN;
-  const RaggedOperand& a = out_in ? grad_y : x;
-  const RaggedOperand& b = out_in ? x : grad_y;
-  GroupedGemmWgradArgs gemm;
-  gemm.a = a.tensor;
-  gemm.a_row_idx = a.row_idx;
-  gemm.a_scales = a.scales;
-  gemm.b = b.tensor;
-  gemm.b_row_idx = b.row_idx;
-  gemm.b_scales = b.scales;
-  gemm.d = grad_w;
-  gemm.beta = beta;
-  gemm.beta_per_group = beta_per_group;
-  gemm.groups = groups;
-  gemm.accumulation = accumulation;
-  return gemm;
-}
+  // The ragged operand of a forward product: x as it is if the recipe does not quantise or x is FP8
+  // already, else its rowwise copy. `columnwise`, where it is present, is made along with it.
+  RaggedOperand forward_operand(const RaggedOperand& x, const moire_quantized& columnwise);
 
-// The gradient of a bias, the sum of grad_y's rows times `scale`; sum_bias() says of which grad_y.
-inline BiasBackwardArgs bias_args(const moire_tensor& scale, const moire_tensor& grad_bias,
-                                  int32_t beta, const moire_groups& groups, int32_t tail) {
-  BiasBackwardArgs bias;
-  bias.scale = scale;
-  bias.grad_bias = grad_bias;
-  bias.beta = beta;
-  bias.groups = groups;
-  bias.tail = tail;
-  return bias;
-}
-// What of it is left when grad_y's operands are there.
-inline void sum_bias(Steps& steps, const GradY& grad_y, BiasBackwardArgs bias) {
-  if (!is_present(bias.grad_bias) && !is_present(bias.grad_scale)) return;
-  bias.grad_y = grad_y.itself.tensor;
-  bias.row_idx = grad_y.itself.row_idx;
-  steps.run(bias_backward, bias_backward_workspace, bias);
-}
+  // The weight of a product along `in` (forward) or along `out` (dgrad): as it is, prepared, its
+  // copy, or a copy that is made.
+  WeightOperand weight_operand(const GivenWeight& given, bool along_in);
+
+  // `bias` keeps what is left to sum.
+  GradY grad_y_operands(const GivenGradY& given, bool needs_rows, bool needs_columns,
+                        BiasBackwardArgs& bias);
+
+  // What a backward's wgrad reads of x: x, or a columnwise copy, `given` or made.
+  RaggedOperand wgrad_operand(const RaggedOperand& x, const moire_quantized& given);
+
+  // What one product leaves to another: as stored, or the copy that a recipe's products read.
+  RaggedOperand operand_between(const TensorView& stored, const moire_quantized& copy) const {
+    return recipe.is_quantized ? operand_of(copy) : RaggedOperand{stored};
+  }
+
+  // y_i = x_i W_g^T (+ scale_i * bias_g).
+  void run_forward(const RaggedOperand& x, const WeightOperand& w, const moire_tensor& bias,
+                   const moire_tensor& scale, const moire_tensor& y);
+  // grad_x = grad_y W_g, in the order of the groups.
+  void run_dgrad(const RaggedOperand& grad_y, const WeightOperand& w, const moire_tensor& grad_x);
+  // grad_W_g = beta_g * grad_W_g + grad_y_g^T x_g for [G, out, in], its transpose for [G, in, out].
+  void run_wgrad(const RaggedOperand& grad_y, const RaggedOperand& x, const moire_weight& grad_w,
+                 int32_t beta, const uint8_t* beta_per_group);
+  // The gradients of a bias and its scale that are left when grad_y's operands are there.
+  void run_bias(const GradY& grad_y, BiasBackwardArgs bias);
+
+  Steps& steps;
+  const Recipe recipe;
+  const moire_groups groups;
+  const int32_t tail;  // of the layer's result
+
+ private:
+  RaggedOperand gathered_once(const RaggedOperand& rows);
+};
 
 }  // namespace moire

@@ -9,51 +9,49 @@ void NothingQuantized::refuse(const char* name, bool is_there) {
                  " is present but recipe is 0 (as stored), which quantises nothing");
 }
 
-bool check_recipe(ArgumentCheck& check, int32_t recipe, int32_t emulate_accumulation,
-                  int32_t fractional_scales, int32_t gradient_dtype) {
+void LayerCheck::check_recipe(int32_t emulate_accumulation, int32_t gradient_dtype) {
+  const int32_t id = recipe.id;
   check.require(gradient_dtype == 0 || gradient_dtype == MOIRE_E4M3 || gradient_dtype == MOIRE_E5M2,
                 "gradient_dtype is ", static_cast<DType>(gradient_dtype),
                 ", needs e4m3 (or 0) or e5m2");
-  check.require(gradient_dtype == 0 || recipe != MOIRE_RECIPE_AS_STORED, "gradient_dtype is ",
+  check.require(gradient_dtype == 0 || recipe.is_quantized, "gradient_dtype is ",
                 static_cast<DType>(gradient_dtype),
                 " but recipe is 0 (as stored), which quantises nothing");
-  check.require(fractional_scales == 0 || recipe == MOIRE_RECIPE_FP8_BLOCK,
-                "fractional_scales is 1 but recipe is ", recipe,
+  check.require(recipe.fractional_scales == 0 || id == MOIRE_RECIPE_FP8_BLOCK,
+                "fractional_scales is 1 but recipe is ", id,
                 ": only recipe 3 (fp8_block) has scales that are not powers of two");
-  return check.require(emulate_accumulation == 0 || recipe == MOIRE_RECIPE_MXFP8_FAST ||
-                           recipe == MOIRE_RECIPE_FP8_BLOCK,
-                       "emulate_accumulation is 1 but recipe is ", recipe,
-                       ", needs 2 (mxfp8_fast) or 3 (fp8_block)");
+  check.require(
+      emulate_accumulation == 0 || id == MOIRE_RECIPE_MXFP8_FAST || id == MOIRE_RECIPE_FP8_BLOCK,
+      "emulate_accumulation is 1 but recipe is ", id, ", needs 2 (mxfp8_fast) or 3 (fp8_block)");
 }
 
-bool check_weight(ArgumentCheck& check, const Recipe& recipe, const GivenWeight& w, bool along_in,
-                  NamedSize num_groups, NamedSize out, NamedSize in) {
+void LayerCheck::weight(const GivenWeight& w, bool along_in, NamedSize out, NamedSize in) {
   const bool has_other = is_given(w.copy) || is_present(w.prepared);
   if (is_present(w.weight) || !recipe.is_quantized || !has_other) {
-    check.weight(w.name, w.weight, kFloatTypes, num_groups, out, in);
+    check.weight(w.name, w.weight, kFloatTypes, sizes.num_groups, out, in);
   }
-  if (!has_other) return check.ok();
+  if (!has_other) return;
   check.enumerator(Name(w.name, ".layout"), w.weight.layout, 2);
   const bool out_in = w.weight.layout == MOIRE_OUT_IN;
   const TensorView shape(
       nullptr, DType::kE4M3,
-      {num_groups.size, out_in ? out.size : in.size, out_in ? in.size : out.size});
+      {groups.num_groups, out_in ? out.size : in.size, out_in ? in.size : out.size});
   const Weight like(shape, w.weight.layout);
   if (is_given(w.copy)) {
     check_quantized(check, Name(w.name, "_quantized"), w.copy, recipe.weight_scaling,
                     weight_direction(recipe.weight_scaling, w.weight.layout, along_in),
                     ScaledShape(like));
   }
-  if (!is_present(w.prepared)) return check.ok();
-  return check_prepared(
+  if (!is_present(w.prepared)) return;
+  check_prepared(
       check, Name(w.name, "_prepared"), w.prepared,
       prepared_for(check.context(), like, recipe.id, recipe.fractional_scales, along_in ? 1 : 0));
 }
 
-bool check_copy(ArgumentCheck& check, const Recipe& recipe, std::string_view name,
-                const moire_quantized& copy, int32_t direction, const Groups& groups, int64_t k) {
-  if (!is_given(copy)) return check.ok();
-  return check_quantized(check, name, copy, recipe.scaling, direction, {groups, {"k", k}});
+void LayerCheck::copy(std::string_view name, const moire_quantized& copy, int32_t direction,
+                      NamedSize k) {
+  if (!is_given(copy)) return;
+  check_quantized(check, name, copy, recipe.scaling, direction, {groups, {"k", k.size}});
 }
 
 }  // namespace moire

@@ -46,65 +46,71 @@ class NothingQuantized : public MemoryVisitor {
   ArgumentCheck& check_;
 };
 
-bool check_recipe(ArgumentCheck& check, int32_t recipe, int32_t emulate_accumulation,
-                  int32_t fractional_scales, int32_t gradient_dtype);
-
-// The recipe is one of moire_recipe; one that does not quantise is given nothing quantised.
-template <class A>
-bool check_recipe(ArgumentCheck& check, const A& args) {
-  int32_t gradient_dtype = 0;
-  if constexpr (requires { args.gradient_dtype; }) gradient_dtype = args.gradient_dtype;
-  check_recipe(check, args.recipe, args.emulate_accumulation, args.fractional_scales,
-               gradient_dtype);
-  if (args.recipe == MOIRE_RECIPE_AS_STORED) visit_fields(args, NothingQuantized(check));
-  return check.ok();
-}
-
-// The weight of a product along `in` (forward) or along `out`: it, or what stands in for it there.
-bool check_weight(ArgumentCheck& check, const Recipe& recipe, const GivenWeight& w, bool along_in,
-                  NamedSize num_groups, NamedSize out, NamedSize in);
-
-// A copy of a ragged [capacity, k] in this direction, if it is there.
-bool check_copy(ArgumentCheck& check, const Recipe& recipe, std::string_view name,
-                const moire_quantized& copy, int32_t direction, const Groups& groups, int64_t k);
-
-// x of a forward product: a float tensor, or FP8 with rowwise x_scales; x_columnwise, which is made
-// from a float x only.
-template <class A>
-bool check_forward_operand(ArgumentCheck& check, const Recipe& recipe, const A& args,
-                           const Groups& groups, NamedSize k) {
-  if (!is_present(args.x_scales)) {
-    check.ragged("x", args.x, "row_idx", args.row_idx, groups, k);
-    return check_copy(check, recipe, "x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, groups,
-                      k.size);
+// The checks of one call of a layer, all by its recipe and for its groups.
+struct LayerCheck {
+  // The groups are sound, and so is what the call says of its recipe; one that does not quantise is
+  // given nothing quantised.
+  template <class A>
+  LayerCheck(ArgumentCheck& check_of_call, const A& args)
+      : check(check_of_call), recipe(args), groups(args.groups) {
+    check_recipe(args.emulate_accumulation, gradient_dtype_of(args));
+    if (!recipe.is_quantized) visit_fields(args, NothingQuantized(check));
+    check.groups(groups);
   }
-  check.require(!is_given(args.x_columnwise),
-                "x_columnwise is asked for but x is quantised already: quantise both directions at "
-                "once");
-  check.ragged("x", args.x, "row_idx", args.row_idx, groups, k, kFp8Types);
-  Groups rows = groups;  // x may have another number of rows than the groups
-  rows.capacity = args.x.shape[0];
-  return check_scales(check, {"x_scales", args.x_scales}, recipe.scaling, MOIRE_ROWWISE, {rows, k});
-}
 
-// grad_y [capacity, n], or [T, n] gathered by the row_idx that gathers x; where it is absent, the
-// copies that are needed are there.
-template <class Args>
-bool check_grad_y(ArgumentCheck& check, const Recipe& recipe, const Args& args,
-                  const Groups& groups, NamedSize n, bool needs_rowwise, bool needs_columnwise,
-                  bool needs_itself) {
-  check.require(args.gathered_grad_y == 0 || is_present(args.row_idx),
-                "gathered_grad_y is 1 but row_idx is absent");
-  check_copy(check, recipe, "grad_y_rowwise", args.grad_y_rowwise, MOIRE_ROWWISE, groups, n.size);
-  check_copy(check, recipe, "grad_y_columnwise", args.grad_y_columnwise, MOIRE_COLUMNWISE, groups,
-             n.size);
-  const bool copies_suffice = recipe.is_quantized && !needs_itself &&
-                              (!needs_rowwise || is_present(args.grad_y_rowwise)) &&
-                              (!needs_columnwise || is_present(args.grad_y_columnwise));
-  if (copies_suffice && !is_present(args.grad_y)) return check.ok();
-  return check.ragged("grad_y", args.grad_y, "row_idx",
-                      args.gathered_grad_y != 0 ? TensorView(args.row_idx) : TensorView(), groups,
-                      n);
-}
+  // The weight of a product along `in` (forward) or along `out`: it, or what stands in for it
+  // there.
+  void weight(const GivenWeight& w, bool along_in, NamedSize out, NamedSize in);
+
+  // A copy of a ragged [capacity, k] in this direction, if it is there.
+  void copy(std::string_view name, const moire_quantized& copy, int32_t direction, NamedSize k);
+
+  // The dtypes of what a recipe that does not quantise multiplies as it is.
+  void same_dtype(std::string_view a_name, const TensorView& a, std::string_view b_name,
+                  const TensorView& b) {
+    if (!recipe.is_quantized) check.same_dtype(a_name, a, b_name, b);
+  }
+
+  // x of a forward product: a float tensor, or FP8 with rowwise x_scales; x_columnwise, which is
+  // made from a float x only.
+  template <class A>
+  void forward_operand(const A& args, NamedSize k) {
+    if (!is_present(args.x_scales)) {
+      check.ragged("x", args.x, "row_idx", args.row_idx, groups, k);
+      return copy("x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, k);
+    }
+    check.require(!is_given(args.x_columnwise),
+                  "x_columnwise is asked for but x is quantised already: quantise both directions "
+                  "at once");
+    check.ragged("x", args.x, "row_idx", args.row_idx, groups, k, kFp8Types);
+    Groups rows = groups;  // x may have another number of rows than the groups
+    rows.capacity = args.x.shape[0];
+    check_scales(check, {"x_scales", args.x_scales}, recipe.scaling, MOIRE_ROWWISE, {rows, k});
+  }
+
+  // grad_y [capacity, n], or [T, n] gathered by the row_idx that gathers x; where it is absent, the
+  // copies that are needed are there.
+  template <class A>
+  void grad_y(const A& args, NamedSize n, bool needs_rowwise, bool needs_columnwise,
+              bool needs_itself) {
+    check.require(args.gathered_grad_y == 0 || is_present(args.row_idx),
+                  "gathered_grad_y is 1 but row_idx is absent");
+    copy("grad_y_rowwise", args.grad_y_rowwise, MOIRE_ROWWISE, n);
+    copy("grad_y_columnwise", args.grad_y_columnwise, MOIRE_COLUMNWISE, n);
+    const bool copies_suffice = recipe.is_quantized && !needs_itself &&
+                                (!needs_rowwise || is_present(args.grad_y_rowwise)) &&
+                                (!needs_columnwise || is_present(args.grad_y_columnwise));
+    if (copies_suffice && !is_present(args.grad_y)) return;
+    check.ragged("grad_y", args.grad_y, "row_idx", GivenGradY(args).itself.row_idx, groups, n);
+  }
+
+  ArgumentCheck& check;
+  const Recipe recipe;
+  const Groups groups;
+  const GroupSizes sizes = sizes_of(groups);
+
+ private:
+  void check_recipe(int32_t emulate_accumulation, int32_t gradient_dtype);
+};
 
 }  // namespace moire

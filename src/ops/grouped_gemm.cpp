@@ -41,8 +41,7 @@ void validate(ArgumentCheck& check, const GroupedGemmArgs& args) {
   const bool is_transposed = args.transpose_b != 0;
   const NamedSize out{"out", b.out_features()}, in{"in", b.in_features()};
   const NamedSize n{"n", is_transposed ? in.size : out.size};
-  const NamedSize num_groups{"G", args.groups.num_groups},
-      capacity{"capacity", args.groups.capacity};
+  const auto [capacity, num_groups] = sizes_of(args.groups);
   check.groups(args.groups);
   check_product(check, args, {{"a", args.a}, {"a_scales", args.a_scales}}, b,
                 {{"b", b.tensor}, {"b_scales", args.b_scales}}, out, in, is_transposed);
@@ -58,8 +57,7 @@ void validate(ArgumentCheck& check, const GroupedGemmGluArgs& args) {
   const Weight b(args.b);
   const int64_t halves = num_halves(args.layout);
   const NamedSize f{"F", b.out_features() / halves}, two_f = z_columns(args.layout, f.size);
-  const NamedSize num_groups{"G", args.groups.num_groups},
-      capacity{"capacity", args.groups.capacity};
+  const auto [capacity, num_groups] = sizes_of(args.groups);
   check.groups(args.groups);
   check.require(b.tensor.rank != 3 || b.out_features() % halves == 0, "b has ", b.out_features(),
                 " out features, must be even: a gate and an up for each column");
@@ -88,8 +86,7 @@ void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
   const Weight w2(args.w2);
   const NamedSize k{"k", w2.out_features()}, f{"F", w2.in_features()};
   const NamedSize two_f = z_columns(args.layout, f.size);
-  const NamedSize num_groups{"G", args.groups.num_groups},
-      capacity{"capacity", args.groups.capacity};
+  const auto [capacity, num_groups] = sizes_of(args.groups);
   check.groups(args.groups);
   check_product(check, args, {{"grad_y", args.grad_y}, {"grad_y_scales", args.grad_y_scales}}, w2,
                 {{"w2", w2.tensor}, {"w2_scales", args.w2_scales}}, k, f, true);
@@ -164,24 +161,23 @@ std::string problem_of(const GroupedGemmWgradArgs& args) {
 
 void validate(ArgumentCheck& check, const BiasBackwardArgs& args) {
   const TensorView grad_y(args.grad_y), row_idx(args.row_idx);
-  const int64_t capacity = args.groups.capacity, num_groups = args.groups.num_groups;
-  const NamedSize g{"G", num_groups}, rows{"capacity", capacity};
+  const auto [capacity, num_groups] = sizes_of(args.groups);
   check.groups(args.groups);
   if (!check.ranked("grad_y", grad_y, kFloatTypes, 2)) return;
   const NamedSize n{"n", grad_y.columns()};
   if (row_idx.is_present()) {
-    check.tensor("row_idx", row_idx, kIndexTypes, {rows});
+    check.tensor("row_idx", row_idx, kIndexTypes, {capacity});
   } else {
-    check.require(grad_y.num_rows() == capacity, "grad_y is ", grad_y, " but groups.capacity is ",
-                  capacity);
+    check.require(grad_y.num_rows() == capacity.size, "grad_y is ", grad_y,
+                  " but groups.capacity is ", capacity.size);
   }
-  check.optional_tensor("scale", args.scale, kFP32Only, {rows});
-  check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {g, n});
-  check.optional_tensor("grad_scale", args.grad_scale, kFP32Only, {rows});
-  if (is_present(args.grad_scale)) check.tensor("bias", args.bias, kFloatTypes, {g, n});
+  check.optional_tensor("scale", args.scale, kFP32Only, {capacity});
+  check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {num_groups, n});
+  check.optional_tensor("grad_scale", args.grad_scale, kFP32Only, {capacity});
+  if (is_present(args.grad_scale)) check.tensor("bias", args.bias, kFloatTypes, {num_groups, n});
   check.betas("beta_per_group", args.beta_per_group, args.groups);
-  if (check.ok() && check.reads_values() && num_groups != 0) {
-    check.indices("row_idx", row_idx, args.groups.offsets[num_groups], 0, grad_y.num_rows());
+  if (check.ok() && check.reads_values() && num_groups.size != 0) {
+    check.indices("row_idx", row_idx, args.groups.offsets[num_groups.size], 0, grad_y.num_rows());
   }
 }
 
