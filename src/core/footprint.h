@@ -113,12 +113,14 @@ bool check_memory(ArgumentCheck& check, const A& args) {
   return check.ok();
 }
 
-// All that is checked before it is known how the call runs; validate() finds values that are sound.
+// All that is checked before it is known how the call runs; validate() finds groups and values that
+// are sound.
 template <class A>
 ArgumentCheck check_call(std::string_view name, const Context& context,
                          ArgumentCheck::Purpose purpose, void (*validate)(ArgumentCheck&, const A&),
                          const A& args) {
   ArgumentCheck check(name, context, purpose);
+  if constexpr (requires { args.groups; }) check.groups(args.groups);
   visit_fields(args, Values(check));
   if (check.ok()) validate(check, args);
   check_outputs(check, args);

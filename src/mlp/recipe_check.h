@@ -48,14 +48,13 @@ class NothingQuantized : public MemoryVisitor {
 
 // The checks of one call of a layer, all by its recipe and for its groups.
 struct LayerCheck {
-  // The groups are sound, and so is what the call says of its recipe; one that does not quantise is
-  // given nothing quantised.
+  // What the call says of its recipe is sound; one that does not quantise is given nothing
+  // quantised.
   template <class A>
   LayerCheck(ArgumentCheck& check_of_call, const A& args)
       : check(check_of_call), recipe(args), groups(args.groups) {
     check_recipe(args.emulate_accumulation, gradient_dtype_of(args));
     if (!recipe.is_quantized) visit_fields(args, NothingQuantized(check));
-    check.groups(groups);
   }
 
   // The weight of a product along `in` (forward) or along `out`: it, or what stands in for it

@@ -23,7 +23,6 @@ NamedSize check_shared(ArgumentCheck& check, const A& args, const NamedTensor& h
   if (!is_absent(args.groups)) {  // else every row is in use
     check.require(args.groups.capacity == capacity.size, "groups.capacity is ",
                   args.groups.capacity, " but z is ", z);
-    check.groups(args.groups);
   }
   check.tensor(half.name, half.tensor, kFloatTypes, {capacity, f});
   check.same_dtype("z", z, half.name, half.tensor);

@@ -42,7 +42,6 @@ void validate(ArgumentCheck& check, const GroupedGemmArgs& args) {
   const NamedSize out{"out", b.out_features()}, in{"in", b.in_features()};
   const NamedSize n{"n", is_transposed ? in.size : out.size};
   const auto [capacity, num_groups] = sizes_of(args.groups);
-  check.groups(args.groups);
   check_product(check, args, {{"a", args.a}, {"a_scales", args.a_scales}}, b,
                 {{"b", b.tensor}, {"b_scales", args.b_scales}}, out, in, is_transposed);
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, n});
@@ -58,7 +57,6 @@ void validate(ArgumentCheck& check, const GroupedGemmGluArgs& args) {
   const int64_t halves = num_halves(args.layout);
   const NamedSize f{"F", b.out_features() / halves}, two_f = z_columns(args.layout, f.size);
   const auto [capacity, num_groups] = sizes_of(args.groups);
-  check.groups(args.groups);
   check.require(b.tensor.rank != 3 || b.out_features() % halves == 0, "b has ", b.out_features(),
                 " out features, must be even: a gate and an up for each column");
   check_product(check, args, {{"a", args.a}, {"a_scales", args.a_scales}}, b,
@@ -87,7 +85,6 @@ void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
   const NamedSize k{"k", w2.out_features()}, f{"F", w2.in_features()};
   const NamedSize two_f = z_columns(args.layout, f.size);
   const auto [capacity, num_groups] = sizes_of(args.groups);
-  check.groups(args.groups);
   check_product(check, args, {{"grad_y", args.grad_y}, {"grad_y_scales", args.grad_y_scales}}, w2,
                 {{"w2", w2.tensor}, {"w2_scales", args.w2_scales}}, k, f, true);
   check.gated(args.activation, args.layout, f.size);
@@ -128,7 +125,6 @@ void validate(ArgumentCheck& check, const GroupedGemmWgradArgs& args) {
   const NamedSize m{"m", a.data.tensor.columns()}, n{"n", b.data.tensor.columns()};
   Weight d(args.d);
   d.layout = MOIRE_OUT_IN;  // which of m and n is `out` does not matter here
-  check.groups(args.groups);
   check_ragged_k(check, a, {"a_row_idx", args.a_row_idx}, args.groups, m);
   check_ragged_k(check, b, {"b_row_idx", args.b_row_idx}, args.groups, n);
   check_accumulation(check, args.accumulation, a.data, b.data);
@@ -162,7 +158,6 @@ std::string problem_of(const GroupedGemmWgradArgs& args) {
 void validate(ArgumentCheck& check, const BiasBackwardArgs& args) {
   const TensorView grad_y(args.grad_y), row_idx(args.row_idx);
   const auto [capacity, num_groups] = sizes_of(args.groups);
-  check.groups(args.groups);
   if (!check.ranked("grad_y", grad_y, kFloatTypes, 2)) return;
   const NamedSize n{"n", grad_y.columns()};
   if (row_idx.is_present()) {

@@ -53,7 +53,6 @@ void validate(ArgumentCheck& check, const QuantizeArgs& args) {
   const TensorView& rows_like = row_idx.is_present() ? row_idx : source;
   const ResolvedGroups resolved(args.groups, rows_like.shape[0]);
   const Groups groups = resolved.get();
-  if (!is_absent(args.groups)) check.groups(groups);
   check.ragged("source", source, "row_idx", row_idx, groups, {"k", source.shape[1]});
   check_copies(check, args, {groups, {"k", source.shape[1]}});
   check.require(!is_present(args.grad_bias) || !is_absent(args.groups),
@@ -106,7 +105,6 @@ void check_copies(ArgumentCheck& check, const moire_quantized& source,
   } else {
     check.require(scaling != MOIRE_SCALING_FP8_TILE, "scaling is FP8_TILE (3) but source.data is ",
                   data, ": tiles are of weights [G, n, k]");
-    if (!is_absent(groups)) check.groups(groups);
     check.require(resolved.get().capacity == data.shape[0], "groups.capacity is ", groups.capacity,
                   " but source.data is ", data);
   }
@@ -191,7 +189,7 @@ void validate(ArgumentCheck& check, const ConvertScalesArgs& args) {
                 "from is ", args.from, " and to is ", args.to,
                 ": one of them must be canonical (0)");
   check.require(args.k >= 0 && args.k <= int64_t{1} << 40, "k is ", args.k, ", must be 0 to 2^40");
-  if (!check.ok() || !check.groups(args.groups)) return;
+  if (!check.ok()) return;
   check_side(check, {"source", args.source}, args.from, args);
   check_side(check, {"target", args.target}, args.to, args);
 }

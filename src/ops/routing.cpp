@@ -163,7 +163,6 @@ void validate(ArgumentCheck& check, const PermuteArgs& args) {
   check.require(moves_rows || moves_probs,
                 "there is nothing to do: x and rows, or topk_weights, scatter_idx and probs, must "
                 "be present");
-  check.groups(args.groups);
   if (check.ok() && moves_rows) check_rows(check, args);
   if (check.ok() && moves_probs) check_probs(check, args);
   if (moves_rows && moves_probs) {
@@ -196,7 +195,6 @@ void validate(ArgumentCheck& check, const UnpermuteArgs& args) {
 
 void validate(ArgumentCheck& check, const UnpermuteBackwardArgs& args) {
   const TensorView grad_y = args.grad_y, scatter_idx = args.scatter_idx;
-  check.groups(args.groups);
   check.ranked("grad_y", grad_y, kFloatTypes, 2);
   if (!check.ranked("scatter_idx", scatter_idx, kIndexTypes, 2)) return;
   const NamedSize tokens{"T", scatter_idx.shape[0]}, k{"k", scatter_idx.shape[1]};
