@@ -7,14 +7,9 @@
 #include <vector>
 
 namespace moire {
-namespace {
 
 // Parts of messages.
-struct AnyOf {
-  std::span<const DType> dtypes;
-};
-std::string to_text(const AnyOf& any) {
-  const std::span<const DType> dtypes = any.dtypes;
+static std::string to_text(std::span<const DType> dtypes) {
   std::string out;
   for (size_t i = 0; i < dtypes.size(); ++i) {
     if (i != 0) out += i + 1 == dtypes.size() ? " or " : ", ";
@@ -22,12 +17,7 @@ std::string to_text(const AnyOf& any) {
   }
   return out;
 }
-
-struct Sizes {
-  std::span<const NamedSize> shape;
-};
-std::string to_text(const Sizes& expected) {
-  const std::span<const NamedSize> shape = expected.shape;
+static std::string to_text(std::span<const NamedSize> shape) {
   std::string names = "[", sizes = "[";
   for (size_t i = 0; i < shape.size(); ++i) {
     names += concat(i == 0 ? "" : ", ", shape[i].name);
@@ -35,6 +25,8 @@ std::string to_text(const Sizes& expected) {
   }
   return concat(names, "] = ", sizes, "]");
 }
+
+namespace {
 
 // An index outside its range, and where it is.
 struct Misfit {
@@ -80,7 +72,7 @@ void ArgumentCheck::fail(Code code, const std::string& message) {
 bool ArgumentCheck::layout_of(std::string_view name, const TensorView& t,
                               std::span<const DType> dtypes, bool may_be_null) {
   const bool is_known = std::find(dtypes.begin(), dtypes.end(), t.type()) != dtypes.end();
-  if (!require(is_known, name, " is ", t, ", needs ", AnyOf{dtypes})) return false;
+  if (!require(is_known, name, " is ", t, ", needs ", dtypes)) return false;
   for (int32_t i = 0; i < t.rank; ++i) {
     require(t.shape[i] >= 0, name, " is ", t, ": sizes must not be negative");
   }
@@ -102,18 +94,18 @@ bool ArgumentCheck::layout_of(std::string_view name, const TensorView& t,
 
 bool ArgumentCheck::ranked(std::string_view name, const TensorView& t,
                            std::span<const DType> dtypes, int rank) {
-  require(t.is_present(), name, " is absent, needs ", AnyOf{dtypes}, " of rank ", rank);
+  require(t.is_present(), name, " is absent, needs ", dtypes, " of rank ", rank);
   return require(t.rank == rank, name, " has rank ", t.rank, ", needs rank ", rank) &&
          layout_of(name, t, dtypes, false);
 }
 
 bool ArgumentCheck::shape(std::string_view name, const TensorView& t, std::span<const DType> dtypes,
                           std::span<const NamedSize> wanted) {
-  require(t.is_present(), name, " is absent, needs ", AnyOf{dtypes}, " ", Sizes{wanted});
+  require(t.is_present(), name, " is absent, needs ", dtypes, " ", wanted);
   const auto equals = [](const NamedSize& size, int64_t found) { return size.size == found; };
   const bool equal = t.rank == static_cast<int32_t>(wanted.size()) &&
                      std::equal(wanted.begin(), wanted.end(), t.shape, equals);
-  return require(equal, name, " is ", t, ", needs ", Sizes{wanted});
+  return require(equal, name, " is ", t, ", needs ", wanted);
 }
 
 bool ArgumentCheck::tensor(std::string_view name, const TensorView& t,
