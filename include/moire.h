@@ -351,9 +351,8 @@ typedef struct moire_convert_scales_args {
 MOIRE_API int32_t moire_convert_scales(const moire_context* context,
                                        const moire_convert_scales_args* args);
 
-/* The shape of the scales of [rows, k] in `num_groups` groups: shape[0], shape[1]. DENSE
- * columnwise, PADDED and SWIZZLED depend on the splits; what is returned for them suffices for any.
- */
+/* shape[0] and shape[1] of the scales of [rows, k] in `num_groups` groups. DENSE columnwise, PADDED
+ * and SWIZZLED depend on the splits; what is returned for them suffices for any. */
 MOIRE_API int32_t moire_scales_shape(int32_t scaling, int32_t direction, int32_t layout,
                                      int64_t rows, int64_t k, int64_t num_groups, int64_t* shape);
 
@@ -418,10 +417,7 @@ typedef struct moire_glu_backward_args {
 MOIRE_API int32_t moire_glu_backward(const moire_context* context,
                                      const moire_glu_backward_args* args);
 
-/* Rows, or columns, of a tensor from one gate/up layout to another, in one pass. What C++ calls
- * interleave_glu is from = {0, order} (halves) to = {block, order}; deinterleave_glu is the
- * reverse.
- */
+/* Rows, or columns, of a tensor from one gate/up layout to another, in one pass. */
 typedef struct moire_convert_glu_args {
   size_t struct_size;
   moire_tensor source; /* rank 1 to 3, elements of 1, 2, 4 or 8 bytes */
@@ -1036,9 +1032,8 @@ enum moire_role {
   MOIRE_ROLE_SCRATCH = 3
 };
 
-/* The role of a field of moire_<op>_args, for bindings that tell inputs from outputs; of a field
- * that some calls only read (act of "grouped_mlp_backward", once it is saved), that it is written.
- */
+/* The role of a field of moire_<op>_args, for bindings that tell inputs from outputs; written where
+ * any call writes it (act of "grouped_mlp_backward", unless it is saved). */
 MOIRE_API int32_t moire_field_role(const char* op, const char* field);
 
 /* cffi: end */

@@ -9,7 +9,7 @@
 // From it follow which values are refused and which memory must lie apart (src/core/footprint.h),
 // which bytes count as read and written (src/ops/traffic.h), which fields C calls outputs
 // (moire_field_role), what tests stage (staging/) and what the fuzzer draws (tests/fuzz). A role
-// that depends on others is a condition here. A new field is at most a line; a test fails without.
+// that depends on others is a condition here. A new field is one line at most; tests ask for it.
 //
 // Sizes are a letter for each dimension; those of a weight are its MOIRE_OUT_IN ones:
 //   C  capacity                     G  groups        K  columns that a product contracts
