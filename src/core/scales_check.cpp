@@ -114,6 +114,7 @@ bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_qu
 
 bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                 int32_t scaling, int32_t direction, const ScaledShape& shape) {
+  if (!is_given(q)) return check.ok();
   if (!is_values(q) || shape.is_weight)
     return check_quantized(check, name, q, scaling, direction, shape);
   const Name data_name(name, ".data");

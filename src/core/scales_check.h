@@ -50,7 +50,7 @@ bool check_operand_scales(ArgumentCheck& check, const ScaledTensor& t, int32_t d
 bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTensor& t,
                          int32_t direction);
 
-// Data and scales in the format of `scaling`; with check_copy a ragged output may be values too.
+// Data and scales in the format of `scaling`; check_copy's may be absent, and if ragged be values.
 bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                      int32_t scaling, int32_t direction, const ScaledShape& shape);
 bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,

@@ -19,12 +19,8 @@ template <class A>
 void check_copies(ArgumentCheck& check, const A& args, const ScaledShape& shape) {
   check.require(is_given(args.rowwise) || is_given(args.columnwise),
                 "rowwise and columnwise are both absent, needs at least one output");
-  if (is_given(args.rowwise)) {
-    check_copy(check, "rowwise", args.rowwise, args.scaling, MOIRE_ROWWISE, shape);
-  }
-  if (is_given(args.columnwise)) {
-    check_copy(check, "columnwise", args.columnwise, args.scaling, MOIRE_COLUMNWISE, shape);
-  }
+  check_copy(check, "rowwise", args.rowwise, args.scaling, MOIRE_ROWWISE, shape);
+  check_copy(check, "columnwise", args.columnwise, args.scaling, MOIRE_COLUMNWISE, shape);
 }
 
 // Weights of whatever sizes.

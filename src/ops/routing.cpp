@@ -13,9 +13,10 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-// What both passes share: logits [T, E], k of them chosen, the kind of scores and their scale.
+// What both passes share: logits [T, E], k of them chosen, their `weights` or the gradients of
+// those, and the scale.
 template <class A>
-bool check_selection(ArgumentCheck& check, const A& args) {
+bool check_selection(ArgumentCheck& check, const A& args, const NamedTensor& weights) {
   const TensorView logits = args.logits, topk_idx = args.topk_idx;
   if (!check.ranked("logits", logits, kFloatTypes, 2)) return false;
   if (!check.ranked("topk_idx", topk_idx, kIndexTypes, 2)) return false;
@@ -26,25 +27,20 @@ bool check_selection(ArgumentCheck& check, const A& args) {
                 topk_idx, ", its k must be 1 to the ", num_experts, " experts of logits");
   check.require(topk_idx.type() == DType::kInt64 || num_experts <= kMaxInt32, "topk_idx is ",
                 topk_idx, ", needs int64 for ", num_experts, " experts");
-  return check.require(std::isfinite(args.scale), "scale is ", args.scale, ", must be finite");
+  check.require(std::isfinite(args.scale), "scale is ", args.scale, ", must be finite");
+  return check.tensor(weights.name, weights.tensor, kFP32Only,
+                      {{"T", num_tokens}, {"k", topk_idx.shape[1]}});
 }
 
 void validate(ArgumentCheck& check, const RouterArgs& args) {
-  if (!check_selection(check, args)) return;
-  const TensorView logits = args.logits, topk_idx = args.topk_idx, topk_weights = args.topk_weights,
-                   expert_bias = args.expert_bias;
-  check.optional_tensor("expert_bias", expert_bias, kFP32Only, {{"E", logits.shape[1]}});
-  check.tensor("topk_weights", topk_weights, kFP32Only,
-               {{"T", topk_idx.shape[0]}, {"k", topk_idx.shape[1]}});
+  if (!check_selection(check, args, {"topk_weights", args.topk_weights})) return;
+  check.optional_tensor("expert_bias", args.expert_bias, kFP32Only, {{"E", args.logits.shape[1]}});
 }
 
 void validate(ArgumentCheck& check, const RouterBackwardArgs& args) {
-  if (!check_selection(check, args)) return;
-  const TensorView logits = args.logits, topk_idx = args.topk_idx,
-                   grad_topk_weights = args.grad_topk_weights, grad_logits = args.grad_logits;
-  check.tensor("grad_topk_weights", grad_topk_weights, kFP32Only,
-               {{"T", topk_idx.shape[0]}, {"k", topk_idx.shape[1]}});
-  check.tensor("grad_logits", grad_logits, kFloatTypes,
+  if (!check_selection(check, args, {"grad_topk_weights", args.grad_topk_weights})) return;
+  const TensorView logits = args.logits, topk_idx = args.topk_idx;
+  check.tensor("grad_logits", args.grad_logits, kFloatTypes,
                {{"T", logits.shape[0]}, {"E", logits.shape[1]}});
   check.indices("topk_idx", topk_idx, topk_idx.num_elements(), 0, logits.shape[1]);
 }
