@@ -51,23 +51,16 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   layer.same_dtype("act", args.act, "y", y);
 }
 
-GroupedGemmGluArgs fc1_args(const GroupedMlpArgs& args, const Recipe& recipe,
+GroupedGemmGluArgs fc1_args(const LayerSteps& layer, const GroupedMlpArgs& args,
                             const RaggedOperand& x, const WeightOperand& w1) {
-  GroupedGemmGluArgs fc1;
-  fc1.a = x.tensor;
-  fc1.row_idx = x.row_idx;
-  fc1.a_scales = x.scales;
-  fc1.b = w1.weight;
-  fc1.b_scales = w1.scales;
-  fc1.accumulation = recipe.accumulation;
+  auto fc1 = layer.product_of<GroupedGemmGluArgs>(x, w1);
   fc1.bias = args.b1;
   fc1.probs = args.probs;
   fc1.z = args.z;
   fc1.act = args.act;
   fc1.act_columnwise = args.act_columnwise;
-  fc1.fractional_scales = recipe.fractional_scales;
-  fc1.storage = static_cast<int32_t>(recipe.between(TensorView(args.y).type()));
-  fc1.groups = args.groups;
+  fc1.fractional_scales = layer.recipe.fractional_scales;
+  fc1.storage = static_cast<int32_t>(layer.recipe.between(TensorView(args.y).type()));
   fc1.activation = args.activation;
   fc1.layout = args.layout;
   fc1.tail = MOIRE_TAIL_UNTOUCHED;
@@ -83,7 +76,7 @@ void run_steps(Steps& steps, const GroupedMlpArgs& args) {
   const RaggedOperand x =
       layer.forward_operand({args.x, args.row_idx, args.x_scales}, args.x_columnwise);
   const int64_t f = w2.weight.in_features();
-  GroupedGemmGluArgs fc1 = fc1_args(args, layer.recipe, x, w1);
+  GroupedGemmGluArgs fc1 = fc1_args(layer, args, x, w1);
   if (layer.recipe.is_quantized) {
     fc1.act_rowwise = layer.take_copy(DType::kE4M3, MOIRE_ROWWISE, f);
   } else if (!is_present(args.act)) {

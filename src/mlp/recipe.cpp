@@ -21,21 +21,6 @@ QuantizeArgs quantize_args(const Recipe& recipe, const RaggedOperand& source,
   return args;
 }
 
-GroupedGemmArgs gemm_args(const LayerSteps& layer, const RaggedOperand& a, const WeightOperand& w,
-                          const moire_tensor& d) {
-  GroupedGemmArgs gemm;
-  gemm.a = a.tensor;
-  gemm.row_idx = a.row_idx;
-  gemm.a_scales = a.scales;
-  gemm.b = w.weight;
-  gemm.b_scales = w.scales;
-  gemm.accumulation = layer.recipe.accumulation;
-  gemm.d = d;
-  gemm.groups = layer.groups;
-  gemm.tail = layer.tail;
-  return gemm;
-}
-
 }  // namespace
 
 Weight GivenWeight::known() const {
@@ -149,16 +134,20 @@ RaggedOperand LayerSteps::wgrad_operand(const RaggedOperand& x, const moire_quan
 void LayerSteps::run_forward(const RaggedOperand& x, const WeightOperand& w,
                              const moire_tensor& bias, const moire_tensor& scale,
                              const moire_tensor& y) {
-  GroupedGemmArgs gemm = gemm_args(*this, x, w, y);
+  auto gemm = product_of<GroupedGemmArgs>(x, w);
   gemm.bias = bias;
   if (is_present(bias)) gemm.bias_scale = scale;
+  gemm.d = y;
+  gemm.tail = tail;
   steps.run(grouped_gemm, grouped_gemm_workspace, gemm);
 }
 
 void LayerSteps::run_dgrad(const RaggedOperand& grad_y, const WeightOperand& w,
                            const moire_tensor& grad_x) {
-  GroupedGemmArgs gemm = gemm_args(*this, grad_y, w, grad_x);
+  auto gemm = product_of<GroupedGemmArgs>(grad_y, w);
   gemm.transpose_b = 1;
+  gemm.d = grad_x;
+  gemm.tail = tail;
   steps.run(grouped_gemm, grouped_gemm_workspace, gemm);
 }
 

@@ -138,6 +138,20 @@ struct LayerSteps {
     return recipe.is_quantized ? operand_of(copy) : RaggedOperand{stored};
   }
 
+  // A product of rows `a` with the weights, but for what becomes of it.
+  template <class Gemm>
+  Gemm product_of(const RaggedOperand& a, const WeightOperand& w) const {
+    Gemm gemm;
+    gemm.a = a.tensor;
+    gemm.row_idx = a.row_idx;
+    gemm.a_scales = a.scales;
+    gemm.b = w.weight;
+    gemm.b_scales = w.scales;
+    gemm.accumulation = recipe.accumulation;
+    gemm.groups = groups;
+    return gemm;
+  }
+
   // y_i = x_i W_g^T (+ scale_i * bias_g).
   void run_forward(const RaggedOperand& x, const WeightOperand& w, const moire_tensor& bias,
                    const moire_tensor& scale, const moire_tensor& y);
