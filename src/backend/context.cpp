@@ -20,25 +20,25 @@ const DeviceKind* kind_of(Device device) {
 Status check_communicator(const ContextOptions& options) {
   const Communicator* const c = options.communicator.get();
   if (c == nullptr || (c->device() == options.device && c->index() == options.index)) return {};
-  return invalid("context",
-                 concat("its communicator is of ", device_name(c->device()), " device ", c->index(),
-                        " but the device is ", device_name(options.device), " ", options.index));
+  return invalid("context", "its communicator is of ", device_name(c->device()), " device ",
+                 c->index(), " but the device is ", device_name(options.device), " ",
+                 options.index);
 }
 
 Result<std::unique_ptr<DeviceState>> open(const DeviceKind& kind, const ContextOptions& options) {
   const Result<int> count = kind.count();
   if (!count.ok()) return count.status();
   if (options.index < 0 || options.index >= count.value()) {
-    return invalid("context", concat("there is no ", device_name(options.device), " device ",
-                                     options.index, ": this machine has ", count.value()));
+    return invalid("context", "there is no ", device_name(options.device), " device ",
+                   options.index, ": this machine has ", count.value());
   }
   return kind.open(options);
 }
 
 Result<std::unique_ptr<DeviceState>> plan(const DeviceKind& kind, const ContextOptions& options) {
   if (kind.plan != nullptr) return kind.plan(options.plan_for);
-  return invalid("context", concat("plan_for is \"", options.plan_for, "\" but the device is ",
-                                   device_name(options.device), ", must be cuda"));
+  return invalid("context", "plan_for is \"", options.plan_for, "\" but the device is ",
+                 device_name(options.device), ", must be cuda");
 }
 
 }  // namespace
@@ -56,13 +56,13 @@ Context::Context(std::shared_ptr<const DeviceState> state, ContextOptions option
 Result<Context> Context::create(const ContextOptions& options) {
   const DeviceKind* kind = kind_of(options.device);
   if (kind == nullptr) {
-    return invalid("context", concat("device kind ", static_cast<int32_t>(options.device),
-                                     ", must be 0 (cpu) or 1 (cuda)"));
+    return invalid("context", "device kind ", static_cast<int32_t>(options.device),
+                   ", must be 0 (cpu) or 1 (cuda)");
   }
   constexpr int kMostThreads = 4096;
   if (options.num_threads < 0 || options.num_threads > kMostThreads) {
-    return invalid("context", concat("num_threads is ", options.num_threads,
-                                     ", must be 0 (all cores) to ", kMostThreads));
+    return invalid("context", "num_threads is ", options.num_threads, ", must be 0 (all cores) to ",
+                   kMostThreads);
   }
   MOIRE_RETURN_IF_ERROR(check_communicator(options));
   Result<std::unique_ptr<DeviceState>> state =
@@ -73,14 +73,14 @@ Result<Context> Context::create(const ContextOptions& options) {
 
 Result<Context> Context::sharing(const ContextOptions& options) const {
   if (options.plan_for != options_.plan_for) {
-    return invalid("context", concat("plan_for is \"", options.plan_for,
-                                     "\" but that of the context that it shares is \"",
-                                     options_.plan_for, "\", must be the same"));
+    return invalid("context", "plan_for is \"", options.plan_for,
+                   "\" but that of the context that it shares is \"", options_.plan_for,
+                   "\", must be the same");
   }
   if (options.device != device() || options.index != state_->index) {
-    return invalid("context", concat("asked for ", device_name(options.device), " device ",
-                                     options.index, " but the context that it shares is of ",
-                                     device_name(device()), " device ", state_->index));
+    return invalid("context", "asked for ", device_name(options.device), " device ", options.index,
+                   " but the context that it shares is of ", device_name(device()), " device ",
+                   state_->index);
   }
   MOIRE_RETURN_IF_ERROR(check_communicator(options));
   return Context(state_, options);

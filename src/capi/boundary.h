@@ -6,12 +6,11 @@
 #include <moire/context.h>
 #include <moire/tensor.h>
 
-#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
-#include <string>
+#include <string_view>
 
 #include "core/status_macros.h"
 
@@ -48,9 +47,8 @@ template <class C>
 Status read_args(std::string_view entry, const C* given, Args<C>* out) {
   if (given == nullptr) return invalid(entry, "args is null");
   if (given->struct_size < sizeof(size_t) || given->struct_size > sizeof(C)) {
-    return invalid(entry, concat("struct_size is ", given->struct_size,
-                                 ", must be set to sizeof(the struct), at most ", sizeof(C),
-                                 " in this library"));
+    return invalid(entry, "struct_size is ", given->struct_size,
+                   ", must be set to sizeof(the struct), at most ", sizeof(C), " in this library");
   }
   std::memcpy(static_cast<C*>(out), given, given->struct_size);
   out->struct_size = sizeof(C);

@@ -22,8 +22,8 @@ Status copy_text(std::string_view entry, const std::string& text, char* buffer, 
   if (needed != nullptr) *needed = text.size() + 1;
   if (buffer == nullptr && needed != nullptr) return {};
   if (buffer == nullptr || bytes < text.size() + 1) {
-    return invalid(entry, concat("the buffer has ", buffer == nullptr ? 0 : bytes, " bytes, needs ",
-                                 text.size() + 1));
+    return invalid(entry, "the buffer has ", buffer == nullptr ? 0 : bytes, " bytes, needs ",
+                   text.size() + 1);
   }
   std::memcpy(buffer, text.c_str(), text.size() + 1);
   return {};
@@ -50,7 +50,6 @@ int32_t finish(Code code, std::string_view text, std::string_view what) noexcept
 }  // namespace moire::capi
 
 using moire::Code;
-using moire::concat;
 using moire::invalid;
 using moire::Status;
 using moire::capi::guarded;
@@ -77,8 +76,7 @@ int32_t moire_device_count(int32_t device, int32_t* count) {
   return guarded([&]() -> Status {
     if (count == nullptr) return invalid("moire_device_count", "count is null");
     if (device != MOIRE_CPU && device != MOIRE_CUDA) {
-      return invalid("moire_device_count",
-                     concat("device is ", device, ", must be 0 (cpu) or 1 (cuda)"));
+      return invalid("moire_device_count", "device is ", device, ", must be 0 (cpu) or 1 (cuda)");
     }
     *count = moire::device_count(static_cast<moire::Device>(device));
     return {};
@@ -102,7 +100,7 @@ int32_t moire_context_create(const moire_context_options* given, moire_context**
     moire::Args<moire_context_options> read;
     MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read));
     if (read.strict != 0 && read.strict != 1) {
-      return invalid(kEntry, concat("strict is ", read.strict, ", must be 0 to 1"));
+      return invalid(kEntry, "strict is ", read.strict, ", must be 0 to 1");
     }
     moire::ContextOptions options;
     options.device = static_cast<moire::Device>(read.device);

@@ -4,7 +4,8 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
-#include <vector>
+
+#include "core/status_macros.h"
 
 namespace moire {
 
@@ -61,8 +62,7 @@ bool is_aligned(const void* data, int64_t bytes) {
 
 Status check_workspace_size(std::string_view op, size_t bytes) {
   if (bytes < static_cast<size_t>(kTooLarge)) return {};
-  return {Code::kInvalidArgument,
-          concat(op, ": the size in bytes of the workspace that it needs exceeds 63 bits")};
+  return invalid(op, "the size in bytes of the workspace that it needs exceeds 63 bits");
 }
 
 void ArgumentCheck::fail(Code code, const std::string& message) {

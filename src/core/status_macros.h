@@ -16,8 +16,9 @@
 
 namespace moire {
 
-inline Status invalid(std::string_view call, std::string_view message) {
-  return {Code::kInvalidArgument, concat(call, ": ", message)};
+template <class... Parts>
+Status invalid(std::string_view call, const Parts&... message) {
+  return {Code::kInvalidArgument, concat(call, ": ", message...)};
 }
 
 }  // namespace moire

@@ -83,10 +83,9 @@ Result<moire_glu_layout> layout_of(const GluLayout& layout, int64_t two_f, int64
   if (rows == 1) return layout;
   const int64_t block = resolve_glu_layout(layout, two_f / 2).block;
   if (block % rows == 0) return moire_glu_layout{block / rows, layout.order};
-  return invalid("convert_glu",
-                 concat("gate and up lie in blocks of ", block, " rows, needs a multiple of ", rows,
-                        ": scales of columnwise copies and tiles are of ", rows,
-                        " rows, and nothing is requantised"));
+  return invalid(
+      "convert_glu", "gate and up lie in blocks of ", block, " rows, needs a multiple of ", rows,
+      ": scales of columnwise copies and tiles are of ", rows, " rows, and nothing is requantised");
 }
 
 // Memory for the copies that `o` asks for, of data of this shape in the view's groups.
@@ -155,8 +154,7 @@ Result<GroupedTensor> GroupedTensor::ragged(const Groups& groups, int64_t k,
     return invalid(kCall, "scaling is FP8_TILE (3), but tiles are of uniform batches");
   }
   if (groups.num_groups < 0) {
-    return invalid(kCall,
-                   concat("groups.num_groups is ", groups.num_groups, ", must not be negative"));
+    return invalid(kCall, "groups.num_groups is ", groups.num_groups, ", must not be negative");
   }
   GroupedTensor t;
   t.view_.groups = present_groups(groups);
@@ -204,8 +202,8 @@ Status quantize(const Context& context, const TensorView& source, const GroupedT
 
 Status quantize(const Context& context, const Weight& source, const GroupedTensorView& target) {
   if (target.is_ragged() || !has_shape_of(source.tensor, target)) {
-    return invalid("quantize", concat("source is ", source.tensor,
-                                      ", needs the shape of the target, ", target.data()));
+    return invalid("quantize", "source is ", source.tensor, ", needs the shape of the target, ",
+                   target.data());
   }
   return quantize_weight(context, quantize_args<QuantizeWeightArgs>(source, target));
 }
@@ -225,8 +223,8 @@ Status requantize(const Context& context, const GroupedTensorView& source,
                   const GroupedTensorView& target) {
   const bool is_rowwise = source.has_rowwise();
   if (source.scaling != target.scaling) {
-    return invalid("requantize", concat("source is ", scaling_name(source.scaling), ", target ",
-                                        scaling_name(target.scaling), ", must be alike"));
+    return invalid("requantize", "source is ", scaling_name(source.scaling), ", target ",
+                   scaling_name(target.scaling), ", must be alike");
   }
   if (is_rowwise ? !target.has_columnwise() : !target.has_rowwise()) {
     return invalid("requantize",
@@ -249,15 +247,14 @@ Status requantize(const Context& context, const GroupedTensorView& source,
 Status convert_glu(const Context& context, const GroupedTensorView& source,
                    const GroupedTensorView& target) {
   if (!source.has_layout || !target.has_layout) {
-    return invalid("convert_glu", concat(source.has_layout ? "target" : "source",
-                                         " has no layout, needs one on both sides"));
+    return invalid("convert_glu", source.has_layout ? "target" : "source",
+                   " has no layout, needs one on both sides");
   }
   if (source.is_ragged() || source.scaling != target.scaling ||
       source.has_rowwise() != target.has_rowwise() ||
       source.has_columnwise() != target.has_columnwise() || !has_shape_of(source.data(), target)) {
-    return invalid("convert_glu", concat("source is ", source.data(), ", target ", target.data(),
-                                         ": needs [G, 2F, k] of equal shape, scaling and "
-                                         "directions"));
+    return invalid("convert_glu", "source is ", source.data(), ", target ", target.data(),
+                   ": needs [G, 2F, k] of equal shape, scaling and directions");
   }
   const int64_t block = scale_block(source.scaling);
   const bool is_tiled = source.scaling == MOIRE_SCALING_FP8_TILE;

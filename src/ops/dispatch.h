@@ -82,10 +82,9 @@ Status run_selected(const Context& context, std::string_view op,
   try {
     return implementation.run(context, args);
   } catch (const NoThreadsLent&) {
-    return {Code::kInvalidArgument,
-            concat(op,
-                   ": the context's `parallel` returned without a call of its body, needs at "
-                   "least one; what the outputs hold is not defined")};
+    return invalid(op,
+                   "the context's `parallel` returned without a call of its body, needs at least "
+                   "one; what the outputs hold is not defined");
   }
 }
 

@@ -108,7 +108,7 @@ Status convert_halves(std::string_view name, const Context& context, const Tenso
                       const TensorView& target, int dim, const GluLayout& from,
                       const GluLayout& to) {
   const int64_t block = from.block + to.block;
-  if (block <= 0) return invalid(name, concat("block is ", block, ", must be a positive integer"));
+  if (block <= 0) return invalid(name, "block is ", block, ", must be a positive integer");
   ConvertGluArgs args;
   args.source = source;
   args.target = target;
