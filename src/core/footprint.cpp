@@ -63,13 +63,9 @@ void Footprint::add(const char* name, int64_t index, const char* part, const voi
   if (is_written(role) == is_settled_) return;
   const auto begin = reinterpret_cast<uintptr_t>(data);
   const uintptr_t room = std::numeric_limits<uintptr_t>::max() - begin;
+  const uintptr_t end = begin + std::min(room, static_cast<uintptr_t>(bytes));
   const auto order = role == Role::kScratch ? -1 : static_cast<int32_t>(written_.size());
-  const Piece piece{begin,
-                    begin + std::min(room, static_cast<uintptr_t>(bytes)),
-                    name,
-                    part,
-                    static_cast<int32_t>(index),
-                    order};
+  const Piece piece{begin, end, name, part, static_cast<int32_t>(index), order};
   if (!is_settled_) {
     written_.push_back(piece);
     return;

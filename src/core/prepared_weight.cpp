@@ -4,7 +4,6 @@
 
 #include "core/device_state.h"
 #include "core/name.h"
-#include "core/sizes.h"
 
 namespace moire {
 namespace {
@@ -21,13 +20,8 @@ int32_t scaling_of_copies(const moire_prepared_weight& p, WeightForm form) {
 moire_quantized take_core_weight(Arena& arena, const TensorView& codes, bool is_turned) {
   constexpr int64_t kSide = 128;
   const int64_t rows = codes.shape[is_turned ? 2 : 1], columns = codes.shape[is_turned ? 1 : 2];
-  const int64_t stride = round_up(columns, kSide), groups = codes.shape[0];
-  const TensorView data(arena.take(codes.type(), product(groups, rows), stride).data, codes.type(),
-                        {groups, rows, columns}, stride);
-  const ScaleShape s = matrix_scales(MOIRE_SCALING_FP8_TILE, MOIRE_ROWWISE, rows, columns);
-  const TensorView scales(arena.take(DType::kFP32, product(groups, s.rows), s.columns).data,
-                          DType::kFP32, {groups, s.rows, s.columns});
-  return {data, scales};
+  return take_copy(arena, codes.type(), MOIRE_SCALING_FP8_TILE, MOIRE_ROWWISE,
+                   {nullptr, codes.type(), {codes.shape[0], rows, columns}}, 0, 1, kSide);
 }
 
 WeightCopies take_copies(Arena& arena, const moire_prepared_weight& p, WeightForm form) {

@@ -44,10 +44,11 @@ constexpr int32_t weight_direction(int32_t scaling, int32_t layout, bool along_i
 // Rows of E8M0 scales that a product reads lie a multiple of this apart, which TMA asks for.
 inline constexpr int64_t kScalePitch = 16;
 
-// Memory for a quantised copy of a ragged [rows, k], or of [G, n, k], `shape`; rows of E8M0 scales
-// lie a multiple of `pitch` bytes apart.
+// Memory for a quantised copy of a ragged [rows, k], or of [G, n, k], `shape`; rows of E8M0 scales,
+// and rows of elements, lie a multiple of these pitches apart.
 inline moire_quantized take_copy(Arena& arena, DType element, int32_t scaling, int32_t direction,
-                                 const TensorView& shape, int64_t num_groups, int64_t pitch = 1) {
+                                 const TensorView& shape, int64_t num_groups,
+                                 int64_t scale_pitch = 1, int64_t pitch = 1) {
   const bool is_ragged = shape.rank == 2;
   const int64_t rows = shape.dim(-2), columns = shape.dim(-1);
   const int64_t matrices = is_ragged ? 1 : shape.shape[0];
@@ -59,8 +60,9 @@ inline moire_quantized take_copy(Arena& arena, DType element, int32_t scaling, i
   const ScaleShape s = is_ragged ? ragged_scales(scaling, direction, rows, num_groups, columns)
                                  : matrix_scales(scaling, direction, rows, columns);
   const bool is_e8m0 = scale_dtype(scaling) == DType::kE8M0;
-  const TensorView data = take(element, {rows, columns}, columns);
-  return {data, take(scale_dtype(scaling), s, is_e8m0 ? round_up(s.columns, pitch) : s.columns)};
+  const TensorView data = take(element, {rows, columns}, round_up(columns, pitch));
+  return {data,
+          take(scale_dtype(scaling), s, is_e8m0 ? round_up(s.columns, scale_pitch) : s.columns)};
 }
 
 // The copies that products read; floats have no scales.
