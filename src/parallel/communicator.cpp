@@ -40,20 +40,18 @@ Result<std::vector<std::unique_ptr<Peers>>> thread_peers(const CommunicatorOptio
 Status check(const CommunicatorOptions& options, bool says_ranks) {
   const int32_t num_ranks = options.num_ranks;
   if (says_ranks && (num_ranks < 1 || num_ranks > kMostRanks)) {
-    return invalid(kCommunicator,
-                   concat("num_ranks is ", num_ranks, ", must be 1 to ", kMostRanks));
+    return invalid(kCommunicator, "num_ranks is ", num_ranks, ", must be 1 to ", kMostRanks);
   }
   if (says_ranks && (options.rank < 0 || options.rank >= num_ranks)) {
-    return invalid(kCommunicator,
-                   concat("rank is ", options.rank, ", must be 0 to ", num_ranks - 1));
+    return invalid(kCommunicator, "rank is ", options.rank, ", must be 0 to ", num_ranks - 1);
   }
   if (options.timeout_ms < 0 || options.timeout_ms > kMostMs) {
-    return invalid(kCommunicator, concat("timeout_ms is ", options.timeout_ms,
-                                         ", must be 0 (ten minutes) to ", kMostMs));
+    return invalid(kCommunicator, "timeout_ms is ", options.timeout_ms,
+                   ", must be 0 (ten minutes) to ", kMostMs);
   }
   if (options.num_multiprocessors < 0) {
-    return invalid(kCommunicator, concat("num_multiprocessors is ", options.num_multiprocessors,
-                                         ", must be 0 (all) or more"));
+    return invalid(kCommunicator, "num_multiprocessors is ", options.num_multiprocessors,
+                   ", must be 0 (all) or more");
   }
   return {};
 }
@@ -118,8 +116,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> Communicator::threads(
   options.rank = 0;
   MOIRE_RETURN_IF_ERROR(check(options, true));
   if (options.device != MOIRE_CPU && options.device != MOIRE_CUDA) {
-    return invalid(kCommunicator,
-                   concat("device is ", options.device, ", must be 0 (cpu) or 1 (cuda)"));
+    return invalid(kCommunicator, "device is ", options.device, ", must be 0 (cpu) or 1 (cuda)");
   }
   auto made = options.device == MOIRE_CUDA ? cuda::thread_peers(options) : thread_peers(options);
   if (!made.ok()) return made.status();
