@@ -14,12 +14,6 @@
 namespace moire::tool {
 namespace {
 
-Problem problem_of(const std::string& line) {
-  const Result<Problem> parsed = parse_problem(line);
-  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
-  return parsed.value();
-}
-
 // Two groups of 2 and 3 rows, and two rows of tail.
 const char* const kLine = "groups=2 hidden=4 ffn=2 splits=2,3 tail=2 dtype=fp32";
 
@@ -38,7 +32,7 @@ TEST(Outputs, MayBeRightByAnotherJudge) {
 }
 
 TEST(Operands, AreBetweenNaNAndNoticeAWriteOutsideOfATensor) {
-  Operands operands(problem_of(kLine), Operands::Content::kHostile);
+  Operands operands(parse_problem(kLine), Operands::Content::kHostile);
   const TensorView y = operands.output("y", DType::kFP32, {7, 4});
   EXPECT_EQ(operands.first_broken_guard(), "");
   for (const int64_t i : {-1, 28}) EXPECT_TRUE(std::isnan(static_cast<float*>(y.data)[i])) << i;
@@ -47,7 +41,7 @@ TEST(Operands, AreBetweenNaNAndNoticeAWriteOutsideOfATensor) {
 }
 
 TEST(Operands, AreTheSameForTheSameSeedAndDifferentForAnother) {
-  const Problem p = problem_of(kLine);
+  const Problem p = parse_problem(kLine);
   Problem other = p;
   other.seed = 2;
   Operands a(p, Operands::Content::kNormal), b(p, Operands::Content::kNormal);
@@ -68,7 +62,7 @@ TEST(Check, FailsWhenNothingRan) {
   ASSERT_TRUE(context.ok()) << context.status().message();
   const Context explaining = context.value().explaining();
   for (const Op& op : all_ops()) {
-    Problem p = problem_of("groups=3 hidden=16 ffn=8 rows=20 topk=2 bias=yes splits=ragged");
+    Problem p = parse_problem("groups=3 hidden=16 ffn=8 rows=20 topk=2 bias=yes splits=ragged");
     p.op = &op;
     const Verdict verdict = judge(explaining, p);
     EXPECT_EQ(verdict.kind, Verdict::Kind::kFailed) << op.name;
@@ -81,9 +75,9 @@ TEST(Check, JudgesSingleRowsOfEveryProduct) {
   ASSERT_TRUE(context.ok()) << context.status().message();
   for (const char* options : {"", " gather=yes weights=in_out", " storage=list dtype=bf16"}) {
     for (const Op& op : all_ops()) {
-      Problem p = problem_of(std::string("groups=3 hidden=48 ffn=40 rows=30 topk=2 bias=yes "
-                                         "splits=4,0,26") +
-                             options);
+      Problem p = parse_problem(std::string("groups=3 hidden=48 ffn=40 rows=30 topk=2 bias=yes "
+                                            "splits=4,0,26") +
+                                options);
       p.op = &op;
       Operands operands(p, Operands::Content::kNormal);
       const Case what = make_case(operands);

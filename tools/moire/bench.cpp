@@ -70,7 +70,7 @@ void require_memory_for(const Context& context, const Group& group) {
   for (const Problem& p : group) require_memory_for(context, p);
   if (!group[0].op->multiplies() || context.device() != Device::kCpu) return;
   const std::vector<std::string> fp32 = {"dtype=fp32", "b=same", "fractional=no", "emulated=no"};
-  require_memory_for(context, usage(with_settings(group[0], fp32)));
+  require_memory_for(context, with_settings(group[0], fp32));
 }
 
 // Before anything is measured for it.
@@ -191,7 +191,7 @@ std::vector<Group> collect_groups(const Options& options,
       Group& group = groups.emplace_back();
       for (const std::string& dtype : dtypes) {
         const auto settings = with_value(with_value(options.settings, "op", op), "dtype", dtype);
-        group.push_back(usage(with_settings(base, settings)));
+        group.push_back(with_settings(base, settings));
       }
     }
   }

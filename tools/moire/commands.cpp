@@ -80,9 +80,9 @@ std::vector<Problem> collect_problems(const Options& options) {
       spread(spread({options.settings}, "op", options.ops), "dtype", options.dtypes);
   std::vector<Problem> problems;
   for (const std::string& what : options.problems) {
-    for (const Problem& problem : usage(load_problems(what))) {
+    for (const Problem& problem : load_problems(what)) {
       for (const Settings& settings : lists) {
-        problems.push_back(settings.empty() ? problem : usage(with_settings(problem, settings)));
+        problems.push_back(settings.empty() ? problem : with_settings(problem, settings));
       }
     }
   }

@@ -5,7 +5,6 @@
 #include <moire/context.h>
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,11 +12,6 @@
 #include "problem.h"
 
 namespace moire::tool {
-
-// Bad usage or a bad problem: one sentence for stderr, exit code 2.
-struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 // The value, or UsageError with the library's sentence.
 template <class T>

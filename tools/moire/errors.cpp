@@ -41,7 +41,7 @@ void run_or_throw(const Status& status) {
 
 // In the order of kOutputs; NaN where the layer has none.
 std::vector<double> errors_of(const Context& context, const Problem& shape, const Row& row) {
-  const Problem p = usage(with_settings(shape, row.settings));
+  const Problem p = with_settings(shape, row.settings);
   Operands operands(p, Operands::Content::kNormal);
   const Case what = make_case(operands);
   for (const Call& call : what.calls) run_or_throw(run(context, call, operands));

@@ -10,22 +10,10 @@
 namespace moire::tool {
 namespace {
 
-std::string prefix(const Origin& origin) {
-  if (origin.file.empty()) return "problem: ";
-  return text(origin.file, ":", origin.line, ": ");
-}
-
-Status bad(const Origin& origin, std::string_view field, std::string_view found,
-           std::string_view needed) {
-  return {Code::kInvalidArgument,
-          text(prefix(origin), "field \"", field, "\": found ", found, ", needed ", needed)};
-}
-
-std::vector<std::string> words(std::string_view line) {
-  std::vector<std::string> out;
-  std::istringstream in{std::string(line)};
-  for (std::string word; in >> word;) out.push_back(word);
-  return out;
+UsageError bad(const Origin& origin, std::string_view field, std::string_view found,
+               std::string_view needed) {
+  const std::string where = origin.file.empty() ? "problem" : text(origin.file, ":", origin.line);
+  return UsageError(text(where, ": field \"", field, "\": found ", found, ", needed ", needed));
 }
 
 std::vector<std::string> known_keys() {
@@ -109,34 +97,33 @@ std::optional<Mistake> find_mistake(const Problem& p) {
   return std::nullopt;
 }
 
-Result<Problem> parse_problem(std::string_view line, const Origin& origin) {
+Problem parse_problem(const std::string& line, const Origin& origin) {
   Problem problem;
   std::vector<std::string_view> seen;
-  const std::vector<std::string> items = words(line);
-  if (items.empty())
-    return bad(origin, "groups", "an empty line", "groups=N hidden=N ffn=N rows=N");
-  for (const std::string& word : items) {
+  std::istringstream words(line);
+  for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos || equals == 0) {
-      return bad(origin, word, "no value",
-                 "key=value, with one of these keys: " + join(known_keys(), ", "));
+      throw bad(origin, word, "no value",
+                "key=value, with one of these keys: " + join(known_keys(), ", "));
     }
     const std::string key = word.substr(0, equals);
     const std::string value = word.substr(equals + 1);
     const Field* field = find_field(key);
     if (field == nullptr) {
       const std::vector<std::string> keys = known_keys();
-      return bad(origin, key, "an unknown key",
-                 text("one of ", join(keys, ", "), did_you_mean(key, keys)));
+      throw bad(origin, key, "an unknown key",
+                text("one of ", join(keys, ", "), did_you_mean(key, keys)));
     }
     if (std::find(seen.begin(), seen.end(), field->key) != seen.end()) {
-      return bad(origin, key, "it twice", "it once");
+      throw bad(origin, key, "it twice", "it once");
     }
     seen.push_back(field->key);
     if (!field->codec.read(value, problem)) {
-      return bad(origin, key, "\"" + value + "\"", field->needed(value));
+      throw bad(origin, key, "\"" + value + "\"", field->needed(value));
     }
   }
+  if (seen.empty()) throw bad(origin, "groups", "an empty line", "groups=N hidden=N ffn=N rows=N");
   for (const Field& field : fields()) {
     const bool given = std::find(seen.begin(), seen.end(), field.key) != seen.end();
     const bool derived = field.key == "rows" && problem.splits.kind == Splits::Kind::kList;
@@ -144,30 +131,27 @@ Result<Problem> parse_problem(std::string_view line, const Origin& origin) {
       const auto& list = problem.splits.list;
       problem.rows = std::accumulate(list.begin(), list.end(), int64_t{0});
     } else if (!given && field.is_required()) {
-      return bad(origin, field.key, "nothing", field.codec.values);
+      throw bad(origin, field.key, "nothing", field.codec.values);
     }
   }
   if (const auto mistake = find_mistake(problem)) {
-    return bad(origin, mistake->key, mistake->found, mistake->needed);
+    throw bad(origin, mistake->key, mistake->found, mistake->needed);
   }
   return problem;
 }
 
-Result<std::vector<Problem>> parse_problems(std::string_view content, const std::string& file) {
+std::vector<Problem> parse_problems(std::string_view content, const std::string& file) {
   std::vector<Problem> problems;
   int number = 0;
   for (const std::string& line : split(content, '\n')) {
     ++number;
     const size_t first = line.find_first_not_of(" \t\r");
     if (first == std::string::npos || line[first] == '#') continue;
-    Result<Problem> problem = parse_problem(line, {file, number});
-    if (!problem.ok()) return problem.status();
-    problems.push_back(std::move(problem).value());
+    problems.push_back(parse_problem(line, {file, number}));
   }
   if (problems.empty()) {
-    return Status(Code::kInvalidArgument,
-                  text(file, ": found no problem, needed at least one line like ",
-                       "groups=8 hidden=64 ffn=32 rows=100"));
+    throw UsageError(text(file, ": found no problem, needed at least one line like ",
+                          "groups=8 hidden=64 ffn=32 rows=100"));
   }
   return problems;
 }

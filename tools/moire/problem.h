@@ -8,11 +8,11 @@
 #pragma once
 
 #include <moire/glu.h>
-#include <moire/status.h>
 #include <moire/tensor.h>
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +20,11 @@
 #include "ops.h"
 
 namespace moire::tool {
+
+// Bad usage or a bad problem: one sentence for stderr, exit code 2.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // How rows are shared out over groups.
 struct Splits {
@@ -113,10 +118,10 @@ struct Origin {
   int line = 0;
 };
 
-// kInvalidArgument names origin, field, what was found and what was needed.
-Result<Problem> parse_problem(std::string_view line, const Origin& origin = {});
+// UsageError names origin, field, what was found and what was needed.
+Problem parse_problem(const std::string& line, const Origin& origin = {});
 // Every line of a text that is not empty and not a comment ('#').
-Result<std::vector<Problem>> parse_problems(std::string_view text, const std::string& file);
+std::vector<Problem> parse_problems(std::string_view text, const std::string& file);
 // The fields that differ from their defaults, and always the sizes, dtype, splits and seed.
 std::string to_line(const Problem& problem);
 

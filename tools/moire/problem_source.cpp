@@ -20,31 +20,31 @@ std::vector<std::string> shipped_names() {
   return names;
 }
 
-Result<std::vector<Problem>> load_shipped(const ShippedFile& file, const std::string& which) {
+std::vector<Problem> load_shipped(const ShippedFile& file, const std::string& which) {
   const std::string path = text("problems/", file.name, ".txt");
-  Result<std::vector<Problem>> problems = parse_problems(file.text, path);
-  if (!problems.ok() || which.empty()) return problems;
+  std::vector<Problem> problems = parse_problems(file.text, path);
+  if (which.empty()) return problems;
   std::vector<std::string> names;
-  for (const Problem& problem : problems.value()) {
-    if (problem.name == which) return std::vector<Problem>{problem};
+  for (const Problem& problem : problems) {
+    if (problem.name == which) return {problem};
     names.push_back(problem.name);
   }
-  return Status(Code::kInvalidArgument, text(path, ": found no name=", which, ", needed one of ",
-                                             join(names, ", "), did_you_mean(which, names)));
+  throw UsageError(text(path, ": found no name=", which, ", needed one of ", join(names, ", "),
+                        did_you_mean(which, names)));
 }
 
 // read(), and not an iterator over the buffer: that one throws where a read fails.
-Result<std::vector<Problem>> load_file(const std::string& path) {
+std::vector<Problem> load_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string content(kMostBytes + 1, '\0');
   file.read(content.data(), static_cast<std::streamsize>(content.size()));
   if (file.bad() || !file.is_open()) {
-    return Status(Code::kIo, text(path, ": found a file that cannot be read"));
+    throw UsageError(text(path, ": found a file that cannot be read"));
   }
   content.resize(static_cast<size_t>(file.gcount()));
   if (content.size() > kMostBytes) {
-    return Status(Code::kIo, text(path, ": found a file of more than ", kMostBytes >> 20,
-                                  " MiB, needed one with a problem on each line"));
+    throw UsageError(text(path, ": found a file of more than ", kMostBytes >> 20,
+                          " MiB, needed one with a problem on each line"));
   }
   return parse_problems(content, path);
 }
@@ -56,12 +56,8 @@ bool is_file(const std::string& path) {
 
 }  // namespace
 
-Result<std::vector<Problem>> load_problems(const std::string& what) {
-  if (what.find('=') != std::string::npos) {
-    Result<Problem> problem = parse_problem(what);
-    if (!problem.ok()) return problem.status();
-    return std::vector<Problem>{std::move(problem).value()};
-  }
+std::vector<Problem> load_problems(const std::string& what) {
+  if (what.find('=') != std::string::npos) return {parse_problem(what)};
   const size_t colon = what.find(':');
   for (const ShippedFile& file : kShippedFiles) {
     if (what.substr(0, colon) != file.name) continue;
@@ -69,13 +65,13 @@ Result<std::vector<Problem>> load_problems(const std::string& what) {
   }
   if (is_file(what)) return load_file(what);
   const std::vector<std::string> names = shipped_names();
-  return Status(Code::kInvalidArgument,
-                text("problem \"", what, "\": found no such name or file, needed a file, a line ",
-                     "(groups=8 hidden=64 ffn=32 rows=100), or one of ", join(names, ", "),
-                     did_you_mean(what.substr(0, colon), names)));
+  throw UsageError(text("problem \"", what,
+                        "\": found no such name or file, needed a file, a line ",
+                        "(groups=8 hidden=64 ffn=32 rows=100), or one of ", join(names, ", "),
+                        did_you_mean(what.substr(0, colon), names)));
 }
 
-Result<Problem> with_settings(const Problem& problem, const std::vector<std::string>& settings) {
+Problem with_settings(const Problem& problem, const std::vector<std::string>& settings) {
   std::string line;
   for (const Field& field : fields()) {
     bool is_set = false;
@@ -91,7 +87,7 @@ Result<Problem> with_settings(const Problem& problem, const std::vector<std::str
     if (is_set || value.empty()) continue;
     line += text(field.key, "=", is_stale ? "ragged" : value, " ");
   }
-  return parse_problem(line + join(settings, " "), {});
+  return parse_problem(line + join(settings, " "));
 }
 
 }  // namespace moire::tool

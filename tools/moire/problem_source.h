@@ -16,10 +16,10 @@ struct ShippedFile {
 extern const std::vector<ShippedFile> kShippedFiles;
 
 // `what` with a '=' is a line, a shipped name its file, else the path of a file. "NAME:CASE" is the
-// one line of a shipped file that has name=CASE.
-Result<std::vector<Problem>> load_problems(const std::string& what);
+// one line of a shipped file that has name=CASE. UsageError says what it may be.
+std::vector<Problem> load_problems(const std::string& what);
 
 // The same problem with some fields changed; `settings` are key=value words.
-Result<Problem> with_settings(const Problem& problem, const std::vector<std::string>& settings);
+Problem with_settings(const Problem& problem, const std::vector<std::string>& settings);
 
 }  // namespace moire::tool

@@ -53,7 +53,7 @@ int run_problems(const Options& options) {
     for (const ShippedFile& file : kShippedFiles) which.emplace_back(file.name);
   }
   for (const std::string& what : which) {
-    const std::vector<Problem> problems = usage(load_problems(what));
+    const std::vector<Problem> problems = load_problems(what);
     if (!options.json && options.problems.empty()) {
       std::printf("%s\n", paint(Colour::kBold, what).c_str());
     }
