@@ -53,7 +53,7 @@ TEST(Problem, PrintsALineThatParsesToTheSameProblem) {
     EXPECT_EQ(again.x_columnwise, problem.x_columnwise) << line;
     EXPECT_EQ(again.act_columnwise, problem.act_columnwise) << line;
     EXPECT_EQ(again.prepared, problem.prepared) << line;
-    EXPECT_EQ(again.fast, problem.fast) << line;
+    EXPECT_EQ(again.recipe, problem.recipe) << line;
     EXPECT_EQ(again.emulated, problem.emulated) << line;
     EXPECT_EQ(again.fractional, problem.fractional) << line;
     EXPECT_EQ(again.element, problem.element) << line;
@@ -85,11 +85,12 @@ TEST(Problem, ReadsEveryField) {
   EXPECT_EQ(p.scaling, MOIRE_SCALING_FP8_TILE);
   EXPECT_EQ(p.element, DType::kE5M2);
   EXPECT_EQ(p.directions, Directions::kBoth);
-  EXPECT_TRUE(p.fast && p.emulated);
+  EXPECT_EQ(p.recipe, MOIRE_RECIPE_MXFP8_FAST);
+  EXPECT_TRUE(p.emulated);
   EXPECT_TRUE(p.fractional);
   EXPECT_EQ(p.scale_layout, MOIRE_SCALES_PADDED);
   EXPECT_EQ(p.seed, 9U);
-  EXPECT_EQ(p.b_format().quantization, Quantization::kFp8Block);
+  EXPECT_EQ(p.b_format().recipe, MOIRE_RECIPE_FP8_BLOCK);
   EXPECT_TRUE(p.x_columnwise && p.act_columnwise);
   EXPECT_EQ(p.x, DType::kFP16);
   EXPECT_EQ(p.stored(), DType::kFP16);
@@ -98,18 +99,16 @@ TEST(Problem, ReadsEveryField) {
 TEST(Problem, TakesFormatsOfOperandsAsDtypes) {
   Problem p = parse_problem(std::string(kPlain) + " dtype=mxfp8 element=e5m2");
   EXPECT_EQ(p.dtype, DType::kBF16);
-  EXPECT_EQ(p.quantization, Quantization::kMxfp8);
+  EXPECT_EQ(p.recipe, MOIRE_RECIPE_MXFP8);
   EXPECT_EQ(p.element, DType::kE5M2);
   p = parse_problem(to_line(p));
-  EXPECT_EQ(p.quantization, Quantization::kMxfp8);
+  EXPECT_EQ(p.recipe, MOIRE_RECIPE_MXFP8);
   EXPECT_EQ(p.element, DType::kE5M2);
-  EXPECT_FALSE(p.fast);
   p = parse_problem(to_line(parse_problem(std::string(kPlain) + " dtype=mxfp8_fast")));
-  EXPECT_EQ(p.quantization, Quantization::kMxfp8);
-  EXPECT_TRUE(p.fast);
+  EXPECT_EQ(p.recipe, MOIRE_RECIPE_MXFP8_FAST);
   p = parse_problem(std::string(kPlain) + " dtype=fp8_block");
-  EXPECT_EQ(p.quantization, Quantization::kFp8Block);
-  EXPECT_EQ(parse_problem(std::string(kPlain) + " dtype=bf16").quantization, Quantization::kNone);
+  EXPECT_EQ(p.recipe, MOIRE_RECIPE_FP8_BLOCK);
+  EXPECT_EQ(parse_problem(std::string(kPlain) + " dtype=bf16").recipe, MOIRE_RECIPE_AS_STORED);
 }
 
 TEST(Problem, RefusesWhatARecipeHasNoUseFor) {

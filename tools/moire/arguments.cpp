@@ -27,8 +27,8 @@ int64_t block_of(int32_t scaling) { return scaling == MOIRE_SCALING_MXFP8 ? 32 :
 DType scale_dtype(int32_t scaling) {
   return scaling == MOIRE_SCALING_MXFP8 ? DType::kE8M0 : DType::kFP32;
 }
-int32_t scaling_of(Quantization quantization) {
-  return quantization == Quantization::kMxfp8 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
+int32_t scaling_of(const Format& format) {
+  return format.is_mx() ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
 }
 
 int32_t direction_of(const Problem& p) {
@@ -37,13 +37,7 @@ int32_t direction_of(const Problem& p) {
 
 int32_t accumulation_of(const Problem& p) {
   if (p.emulated) return MOIRE_ACCUMULATE_EMULATED;
-  return p.fast ? MOIRE_ACCUMULATE_FAST : MOIRE_ACCUMULATE_EXACT;
-}
-
-int32_t recipe_of(const Problem& p) {
-  if (p.quantization == Quantization::kNone) return MOIRE_RECIPE_AS_STORED;
-  if (p.quantization != Quantization::kMxfp8) return MOIRE_RECIPE_FP8_BLOCK;
-  return p.fast ? MOIRE_RECIPE_MXFP8_FAST : MOIRE_RECIPE_MXFP8;
+  return p.recipe == MOIRE_RECIPE_MXFP8_FAST ? MOIRE_ACCUMULATE_FAST : MOIRE_ACCUMULATE_EXACT;
 }
 
 }  // namespace
@@ -119,11 +113,15 @@ DType Arguments::dtype_of(std::string_view name, std::string_view sizes) const {
   }
   const bool is_result = is_one_of(name, {"d", "decoded"}) || (name == "y" && !p.op->is_layer());
   if (is_result && p.out != DType::kNone) return p.out;
-  if (is_product() && sizes[0] == 'S') {
-    return (is_wgrad() && !name.starts_with("grad_") ? p.b_format() : p.a_format()).dtype;
-  }
+  if (is_product() && sizes[0] == 'S') return ragged_format(name).dtype;
   const bool is_between = is_one_of(name, {"z", "act", "grad_z", "grad_act"});
   return is_between ? p.dtype : stored();
+}
+
+// Of a product's ragged operand.
+const Format& Arguments::ragged_format(std::string_view name) const {
+  const bool is_b = is_wgrad() && !name.starts_with("grad_");
+  return is_b ? problem_.b_format() : problem_.a_format();
 }
 
 DType Arguments::element_of(std::string_view name) const {
@@ -135,9 +133,7 @@ bool Arguments::is_tiles() const {
 }
 
 // Whether the reference has to see what lies between a layer's products: see reference/recipe.h.
-bool Arguments::is_observed() const {
-  return operands_.is_judged() && problem_.quantization != Quantization::kNone;
-}
+bool Arguments::is_observed() const { return operands_.is_judged() && problem_.is_quantized(); }
 
 bool Arguments::wants(std::string_view field, std::string_view name, Role role) const {
   const Problem& p = problem_;
@@ -161,11 +157,11 @@ bool Arguments::wants(std::string_view field, std::string_view name, Role role) 
 bool Arguments::wants_copy(std::string_view name, Role role) const {
   const Problem& p = problem_;
   if (p.op->is_layer()) {
-    if (p.quantization == Quantization::kNone || p.op->calls.size() == 1) return false;
+    if (!p.is_quantized() || p.op->calls.size() == 1) return false;
     return (name == "x_columnwise" && p.x_columnwise) ||
            (name == "act_columnwise" && p.act_columnwise);
   }
-  if (is_product()) return p.quantization != Quantization::kNone;
+  if (is_product()) return p.is_quantized();
   if (!is_written(role) || name == "target") return true;
   const bool is_rowwise = name == "rowwise";
   if (call_->entry == "quantize_weight" && p.scaling == MOIRE_SCALING_FP8_TILE) return is_rowwise;
@@ -181,20 +177,21 @@ void Arguments::field(const char* field, moire_tensor& t, Role role, const char*
   }
   if (name.ends_with("_scales")) return static_cast<void>(t = scales_[name]);
   if (!wants(field, name, role)) return;
-  Quantization quantization = Quantization::kNone;
+  Format format;
   if (sizes[0] == 'S') {
-    if (is_product()) {
-      const bool is_b = is_wgrad() && !name.starts_with("grad_");
-      quantization = (is_b ? problem_.b_format() : problem_.a_format()).quantization;
-    }
-    const bool is_columnwise = is_wgrad() && quantization != Quantization::kNone;
+    if (is_product()) format = ragged_format(name);
+    const bool is_columnwise = is_wgrad() && format.is_quantized();  // in expert order
     is_gathered_ = problem_.gather && is_one_of(name, {"x", "grad_y"}) && !is_columnwise;
   }
   const auto made = tensors_.find(name);
   if (!is_written(role) && made != tensors_.end()) return static_cast<void>(t = made->second);
   const Shape shape = shape_of(sizes, is_written(role));
-  if (quantization != Quantization::kNone) {
-    t = ragged_codes(field, name, quantization, shape);
+  if (format.is_quantized()) {
+    const int32_t scaling = scaling_of(format);
+    const int64_t block_rows = is_gathered_ ? 0 : is_wgrad() ? block_of(scaling) : 1;
+    t = codes(field, name, shape, scaling, is_wgrad() ? MOIRE_COLUMNWISE : MOIRE_ROWWISE, 1,
+              block_rows);
+    if (!is_gathered_) operands_.poison_tail(t);
   } else {
     t = operands_.take(name, dtype_of(name, sizes), shape);
     role == Role::kOut ? operands_.poison(t) : fill_input(t, name, sizes);
@@ -235,20 +232,16 @@ void Arguments::fill_input(const TensorView& t, const std::string& name, const c
   if (sizes[0] == 'C' || (sizes[0] == 'S' && !is_gathered_)) operands_.poison_tail(t);
 }
 
-// Rows of FP8, with scales along what a product contracts. Columnwise ones are in expert order.
-TensorView Arguments::ragged_codes(const char* field, const std::string& name,
-                                   Quantization quantization, const Shape& shape) {
-  const int32_t scaling = scaling_of(quantization);
+// A product's operand in FP8, of numbers around `scale`; its scales, for the field that has them.
+TensorView Arguments::codes(const char* field, const std::string& name, const Shape& shape,
+                            int32_t scaling, int32_t direction, double scale, int64_t block_rows) {
   const DType element = element_of(name);
-  const double scale = 1 / Operands::reach(element);
   const TensorView codes = operands_.take(name, element, shape);
   operands_.fill_codes(codes, name, Values::kNormal);
-  if (!is_gathered_) operands_.poison_tail(codes);
-  const int32_t direction = is_wgrad() ? MOIRE_COLUMNWISE : MOIRE_ROWWISE;
   const TensorView scales = operands_.take(name + " scales", scale_dtype(scaling),
                                            scales_shape(scaling, direction, shape));
-  const int64_t block_rows = direction == MOIRE_COLUMNWISE ? block_of(scaling) : 1;
-  operands_.fill_scales(scales, name, Values::kNormal, scale, is_gathered_ ? 0 : block_rows);
+  operands_.fill_scales(scales, name, Values::kNormal, scale / Operands::reach(element),
+                        block_rows);
   scales_[text(field, "_scales")] = scales;
   return codes;
 }
@@ -264,7 +257,7 @@ void Arguments::field(const char* field, moire_weight& w, Role role, const char*
   const Shape shape = shape_of(sizes, is_written(role));
   const int64_t in = size(sizes[2]);
   const Format format = is_product() ? problem_.b_format() : Format{stored()};
-  if (is_input && format.quantization != Quantization::kNone) {
+  if (is_input && format.is_quantized()) {
     w = weight_codes(field, name, shape, in);
     return;
   }
@@ -287,38 +280,24 @@ void Arguments::field(const char* field, moire_weight& w, Role role, const char*
 }
 
 moire_weight Arguments::take_weight(const std::string& name, DType dtype, const Shape& shape) {
-  moire_weight w{};
-  w.layout = problem_.in_out ? MOIRE_IN_OUT : MOIRE_OUT_IN;
-  if (!problem_.listed) {
-    w.tensor = operands_.take(name, dtype, shape);
-    return w;
-  }
-  w.tensor = TensorView(nullptr, dtype, {shape[0], shape[1], shape[2]});
+  if (!problem_.listed) return Weight(operands_.take(name, dtype, shape), layout());
   std::vector<const void*> matrices;
   for (int64_t g = 0; g < shape[0]; ++g) {
     matrices.push_back(operands_.take(text(name, "[", g, "]"), dtype, {shape[1], shape[2]}).data);
   }
-  w.list = operands_.keep(std::move(matrices));
-  return w;
+  const TensorView packed(nullptr, dtype, {shape[0], shape[1], shape[2]});
+  return Weight(packed, operands_.keep(std::move(matrices)), layout());
 }
 
 // Codes of a product's weights; FP8 blocks of them are tiles.
 moire_weight Arguments::weight_codes(const char* field, const std::string& name, const Shape& shape,
                                      int64_t in) {
-  const bool mx = problem_.b_format().quantization == Quantization::kMxfp8;
-  const int32_t scaling = mx ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_TILE;
+  const int32_t scaling =
+      problem_.b_format().is_mx() ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_TILE;
   const bool over_in = (call_->products & kDgrads) == 0;
   const int32_t direction = over_in != problem_.in_out ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
-  moire_weight w{};
-  w.layout = problem_.in_out ? MOIRE_IN_OUT : MOIRE_OUT_IN;
-  w.tensor = operands_.take(name, DType::kE4M3, shape);
-  operands_.fill_codes(w.tensor, name, Values::kNormal);
-  const TensorView scales = operands_.take(name + " scales", scale_dtype(scaling),
-                                           scales_shape(scaling, direction, shape));
-  const double scale = 1 / Operands::reach(DType::kE4M3) / std::sqrt(static_cast<double>(in));
-  operands_.fill_scales(scales, name, Values::kNormal, scale, 0);
-  scales_[text(field, "_scales")] = scales;
-  return w;
+  const double scale = 1 / std::sqrt(static_cast<double>(in));
+  return Weight(codes(field, name, shape, scaling, direction, scale, 0), layout());
 }
 
 void Arguments::field(const char* field, moire_quantized& q, Role role, const char* sizes) {
@@ -328,7 +307,7 @@ void Arguments::field(const char* field, moire_quantized& q, Role role, const ch
   if (is_input && !is_source) return static_cast<void>(q = copies_[name]);
   if (!wants_copy(name, role)) return;
   const Problem& p = problem_;
-  const int32_t scaling = p.op->multiplies() ? scaling_of(p.quantization) : p.scaling;
+  const int32_t scaling = p.op->multiplies() ? scaling_of(p) : p.scaling;
   int32_t direction = name.find("columnwise") == name.npos ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
   if (is_source) direction = direction_of(p);
   if (name == "target") direction = MOIRE_COLUMNWISE + MOIRE_ROWWISE - direction_of(p);
@@ -387,16 +366,16 @@ void Arguments::field(const char*, moire_groups& groups) {
 
 void Arguments::value(std::string_view name, int32_t& value, int) {
   const Problem& p = problem_;
-  const bool quantizes = p.quantization != Quantization::kNone;
+  const bool quantizes = p.is_quantized();
   const std::pair<std::string_view, int32_t> values[] = {
       {"tail", p.keep_tail ? MOIRE_TAIL_UNTOUCHED : MOIRE_TAIL_ZERO},
       {"accumulation", accumulation_of(p)},
-      {"recipe", recipe_of(p)},
+      {"recipe", p.recipe},
       {"emulate_accumulation", quantizes && p.emulated ? 1 : 0},
       {"gradient_dtype", quantizes ? static_cast<int32_t>(p.element) : 0},
       {"scaling", p.scaling},
       {"fractional_scales",
-       p.fractional && (!p.op->multiplies() || p.quantization == Quantization::kFp8Block) ? 1 : 0},
+       p.fractional && (!p.op->multiplies() || p.recipe == MOIRE_RECIPE_FP8_BLOCK) ? 1 : 0},
       {"direction", direction_of(p)},
       {"from", is_way_back() ? p.scale_layout : MOIRE_SCALES_CANONICAL},
       {"to", is_way_back() ? MOIRE_SCALES_CANONICAL : p.scale_layout},

@@ -51,10 +51,12 @@ class Arguments {
   int64_t size(char letter) const;
   Shape shape_of(std::string_view sizes, bool is_output) const;
   DType dtype_of(std::string_view name, std::string_view sizes) const;
+  const Format& ragged_format(std::string_view name) const;
   DType element_of(std::string_view name) const;  // of FP8
   DType stored() const { return problem_.op->is_layer() ? problem_.stored() : problem_.dtype; }
   bool wants(std::string_view field, std::string_view name, Role role) const;
   bool wants_copy(std::string_view name, Role role) const;
+  int32_t layout() const { return problem_.in_out ? MOIRE_IN_OUT : MOIRE_OUT_IN; }
   bool is_product() const { return call_->entry.starts_with("grouped_gemm"); }
   bool is_wgrad() const { return call_->entry == "grouped_gemm_wgrad"; }
   bool is_tiles() const;  // what is decoded are weights
@@ -62,8 +64,8 @@ class Arguments {
   bool is_way_back() const { return call_ != &problem_.op->calls[0]; }  // of convert_scales
 
   void fill_input(const TensorView& t, const std::string& name, const char* sizes);
-  TensorView ragged_codes(const char* field, const std::string& name, Quantization quantization,
-                          const Shape& shape);
+  TensorView codes(const char* field, const std::string& name, const Shape& shape, int32_t scaling,
+                   int32_t direction, double scale, int64_t block_rows);
   moire_weight weight_codes(const char* field, const std::string& name, const Shape& shape,
                             int64_t in);
   moire_weight take_weight(const std::string& name, DType dtype, const Shape& shape);

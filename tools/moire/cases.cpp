@@ -214,8 +214,7 @@ Call make_call(const OpCall& what, Arguments& arguments, Operands& operands) {
   }
   call.expect = [&what, args](Device device) { return expect_on(device, what, args); };
   // In FP8 an MLP is judged whole: a row of its weights' blocks does not stand for itself.
-  const bool is_mlp_in_8_bits =
-      problem.quantization != Quantization::kNone && what.entry.starts_with("grouped_mlp");
+  const bool is_mlp_in_8_bits = problem.is_quantized() && what.entry.starts_with("grouped_mlp");
   if constexpr (requires { one_row(args, 0, 0); }) {
     if (!is_mlp_in_8_bits) {
       call.expect_row = [&what, args](Device device, int64_t row, int64_t group) {

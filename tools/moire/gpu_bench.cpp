@@ -173,7 +173,7 @@ std::shared_ptr<GraphVariant> GpuBench::baseline_graphs(const BenchResult& r) {
   std::string name = "copy of as many bytes";
   std::vector<std::function<Status()>> calls;
   if (r.problem.op->multiplies()) {
-    if (blas_ == nullptr || r.problem.quantization != Quantization::kNone) return nullptr;
+    if (blas_ == nullptr || r.problem.is_quantized()) return nullptr;
     name = text("cuBLAS, one call per group, ", dtype_name(r.problem.dtype));
     for (int64_t i = 0; i < r.num_sets; ++i) {
       calls.push_back(blas_->products(*gpu_, r.problem));

@@ -33,7 +33,7 @@ Json dtypes_by_op(const Context& context) {
     Json dtypes = Json::array();
     for (const auto& [word, format] : formats()) {
       static_cast<Format&>(problem) = format;
-      const bool may_be = format.quantization == Quantization::kNone || op.multiplies();
+      const bool may_be = !format.is_quantized() || op.multiplies();
       if (may_be && takes(context, problem)) dtypes.push_back(word);
     }
     out[std::string(op.name)] = dtypes;

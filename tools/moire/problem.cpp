@@ -33,12 +33,12 @@ std::optional<Mistake> find_mistake(const Problem& p) {
   const bool is_mx = p.scaling == MOIRE_SCALING_MXFP8,
              is_tile = p.scaling == MOIRE_SCALING_FP8_TILE;
   // What a recipe, or the formats of a product, have no use for is a mistake.
-  const bool is_plain = p.quantization == Quantization::kNone;
+  const bool is_plain = !p.is_quantized();
   const bool is_plain_layer = op.is_layer() && is_plain,
              is_mixed = !op.is_layer() && p.b.has_value();
-  const bool has_block = p.quantization == Quantization::kFp8Block ||
-                         (is_mixed && p.b->quantization == Quantization::kFp8Block);
-  const bool sums_fast = p.fast || p.quantization == Quantization::kFp8Block;
+  const bool has_block =
+      p.recipe == MOIRE_RECIPE_FP8_BLOCK || (is_mixed && p.b->recipe == MOIRE_RECIPE_FP8_BLOCK);
+  const bool sums_fast = p.recipe >= MOIRE_RECIPE_MXFP8_FAST;
   const int64_t blocks = std::max<int64_t>(p.layout.block, 1),
                 sum = std::accumulate(p.splits.list.begin(), p.splits.list.end(), int64_t{0});
   const bool is_list = p.splits.kind == Splits::Kind::kList;
@@ -74,7 +74,7 @@ std::optional<Mistake> find_mistake(const Problem& p) {
       {multiplies && p.fractional && !has_block, {"fractional", dtype, "dtype=fp8_block"}},
       {multiplies && p.emulated && !sums_fast,
        {"emulated", dtype, "dtype=mxfp8_fast or fp8_block"}},
-      {multiplies && p.emulated && is_mixed && p.b_format().quantization == Quantization::kNone,
+      {multiplies && p.emulated && is_mixed && !p.b_format().is_quantized(),
        {"emulated", text("b=", dtype_word(p.b_format())), "FP8 operands on both sides"}},
       {!op.is_of_ranks() && p.ranks != 1, {"ranks", text(p.ranks), "1" + for_op}},
       {p.ranks > 1024, {"ranks", text(p.ranks), "at most 1024"}},

@@ -38,14 +38,12 @@ struct Splits {
 // Which copies an FP8 op makes; of one that reads a copy, which it is.
 enum class Directions { kRowwise, kColumnwise, kBoth };
 
-// What the operands of products are, where not `dtype`.
-enum class Quantization { kNone, kMxfp8, kFp8Block };
-
 struct Format {
   DType dtype = DType::kFP32;
-  Quantization quantization = Quantization::kNone;
-  bool fast = false;  // kMxfp8: summed as mxfp8_fast does
+  int32_t recipe = MOIRE_RECIPE_AS_STORED;  // what operands of products are, where not `dtype`
 
+  bool is_quantized() const { return recipe != MOIRE_RECIPE_AS_STORED; }
+  bool is_mx() const { return is_quantized() && recipe != MOIRE_RECIPE_FP8_BLOCK; }
   bool operator==(const Format&) const = default;
 };
 

@@ -108,7 +108,8 @@ Codec op() {
 bool read_b(std::string_view value, P& p) {
   p.b.reset();
   // How a product is summed is said once, by `dtype`.
-  return value == "same" || (read_word(formats(), value, p.b.emplace()) && !p.b->fast);
+  return value == "same" ||
+         (read_word(formats(), value, p.b.emplace()) && p.b->recipe != MOIRE_RECIPE_MXFP8_FAST);
 }
 
 const Words<Splits::Kind> kSplits = {{"uniform", Splits::Kind::kUniform},
@@ -297,9 +298,9 @@ const std::vector<std::pair<std::string_view, Format>>& formats() {
       {"fp32", {DType::kFP32}},
       {"bf16", {DType::kBF16}},
       {"fp16", {DType::kFP16}},
-      {"mxfp8", {DType::kBF16, Quantization::kMxfp8}},
-      {"mxfp8_fast", {DType::kBF16, Quantization::kMxfp8, true}},
-      {"fp8_block", {DType::kBF16, Quantization::kFp8Block}},
+      {"mxfp8", {DType::kBF16, MOIRE_RECIPE_MXFP8}},
+      {"mxfp8_fast", {DType::kBF16, MOIRE_RECIPE_MXFP8_FAST}},
+      {"fp8_block", {DType::kBF16, MOIRE_RECIPE_FP8_BLOCK}},
   };
   return words;
 }

@@ -41,9 +41,9 @@ class World : public std::enable_shared_from_this<World> {
         room_(p_.room > 0 ? p_.room : p_.tokens()),
         ranks_(static_cast<int>(p_.ranks)) {
     const int64_t rows = p_.ranks * room_;
-    x_recv_ = ranks_.take(is_8_bits() ? p_.element : p_.dtype, rows, p_.hidden);
-    if (is_8_bits())
-      scales_recv_ = ranks_.take(is_mx() ? DType::kE8M0 : DType::kFP32, rows, blocks());
+    x_recv_ = ranks_.take(p_.is_quantized() ? p_.element : p_.dtype, rows, p_.hidden);
+    if (p_.is_quantized())
+      scales_recv_ = ranks_.take(p_.is_mx() ? DType::kE8M0 : DType::kFP32, rows, blocks());
     idx_recv_ = ranks_.take(DType::kInt32, rows, p_.topk);
     weights_recv_ = ranks_.take(DType::kFP32, rows, p_.topk);
     rows_ = ranks_.take(p_.dtype, rows, p_.hidden);
@@ -66,9 +66,7 @@ class World : public std::enable_shared_from_this<World> {
   }
 
  private:
-  bool is_8_bits() const { return p_.quantization != Quantization::kNone; }
-  bool is_mx() const { return p_.quantization == Quantization::kMxfp8; }
-  int64_t blocks() const { return (p_.hidden + (is_mx() ? 31 : 127)) / (is_mx() ? 32 : 128); }
+  int64_t blocks() const { return (p_.hidden + (p_.is_mx() ? 31 : 127)) / (p_.is_mx() ? 32 : 128); }
   bool is_refused() const {
     return !p_.drops && reference::has_excess({plans_.begin(), plans_.end()});
   }
@@ -119,7 +117,7 @@ class World : public std::enable_shared_from_this<World> {
     DispatchArgs& dispatch = dispatches_.emplace_back();
     dispatch.x_recv = in_window(x_recv_);
     dispatch.x = take("x", TensorView(dispatch.x_recv).type(), p_.hidden);
-    if (is_8_bits()) {
+    if (p_.is_quantized()) {
       dispatch.x_scales_recv = in_window(scales_recv_);
       dispatch.x_scales = take("x_scales", TensorView(dispatch.x_scales_recv).type(), blocks());
       operands_.fill_codes(dispatch.x, text("x", rank), Operands::Values::kNormal);
