@@ -129,14 +129,14 @@ int32_t element_of(int32_t gradient_dtype) {
 
 }  // namespace
 
-Matrix quantized_linear(const moire_grouped_linear_args& args) {
+Matrix quantized(const moire_grouped_linear_args& args) {
   const Copies copies(args);
   return copies.times_weight(copies.rowwise(args.x, args.row_idx, MOIRE_E4M3), args.w,
                              Pass::kForward, args.bias,
                              read_vector(args.scale, rows_in_use(args.groups), 1));
 }
 
-LinearGradients quantized_linear_backward(const moire_grouped_linear_backward_args& args) {
+LinearGradients quantized(const moire_grouped_linear_backward_args& args) {
   const Copies copies(args);
   const int32_t gradient = element_of(args.gradient_dtype);
   const moire_tensor grad_y_idx = args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{};
@@ -157,7 +157,7 @@ LinearGradients quantized_linear_backward(const moire_grouped_linear_backward_ar
   return out;
 }
 
-MlpResults quantized_mlp(const moire_grouped_mlp_args& args) {
+MlpResults quantized(const moire_grouped_mlp_args& args) {
   const Copies copies(args);
   const int64_t rows = rows_in_use(args.groups);
   const std::vector<double> probs = read_vector(args.probs, rows, 1);
@@ -171,7 +171,7 @@ MlpResults quantized_mlp(const moire_grouped_mlp_args& args) {
   return out;
 }
 
-MlpGradients quantized_mlp_backward(const moire_grouped_mlp_backward_args& args) {
+MlpGradients quantized(const moire_grouped_mlp_backward_args& args) {
   const Copies copies(args);
   const int64_t rows = rows_in_use(args.groups);
   const int32_t gradient = element_of(args.gradient_dtype);

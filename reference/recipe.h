@@ -14,13 +14,13 @@ namespace moire::reference {
 
 // Rows in use only; results that args do not ask for are empty. In/out tensors are read as they
 // are.
-Matrix quantized_linear(const moire_grouped_linear_args& args);
-LinearGradients quantized_linear_backward(const moire_grouped_linear_backward_args& args);
+Matrix quantized(const moire_grouped_linear_args& args);
+LinearGradients quantized(const moire_grouped_linear_backward_args& args);
 
 // z and act are present and hold what the op stored.
-MlpResults quantized_mlp(const moire_grouped_mlp_args& args);
+MlpResults quantized(const moire_grouped_mlp_args& args);
 // z is the forward's; act and grad_z are present and hold what the op stored; in/out gradients hold
 // what they held before it.
-MlpGradients quantized_mlp_backward(const moire_grouped_mlp_backward_args& args);
+MlpGradients quantized(const moire_grouped_mlp_backward_args& args);
 
 }  // namespace moire::reference

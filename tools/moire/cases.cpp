@@ -3,7 +3,6 @@
 #include <moire/ops.h>
 
 #include <bit>
-#include <concepts>
 #include <deque>
 #include <map>
 #include <memory>
@@ -24,9 +23,10 @@ namespace {
 using staging::Entry;
 
 // The arguments, with copies of what the call is going to add to.
+template <class A>
 class Before {
  public:
-  explicit Before(const GroupedMlpBackwardArgs& now)
+  explicit Before(const A& now)
       : args(now), walk_([this](void* memory, int64_t bytes, Role role) -> void* {
           if (role != Role::kInOut || memory == nullptr) return memory;
           const auto* first = static_cast<const std::byte*>(memory);
@@ -37,7 +37,7 @@ class Before {
   Before(const Before&) = delete;
   Before& operator=(const Before&) = delete;
 
-  GroupedMlpBackwardArgs args;
+  A args;
 
  private:
   std::deque<std::vector<std::byte>> copies_;
@@ -61,21 +61,19 @@ Call::Judge judge_by(const OpCall& call, const A& args, Want want) {
 // its products.
 template <class A>
 Call::Judge expect(const OpCall& call, const A& args) {
-  bool is_as_stored = true;
-  if constexpr (requires { args.recipe; }) is_as_stored = args.recipe == MOIRE_RECIPE_AS_STORED;
-  if (is_as_stored) return judge_by(call, args, reference::truth(args));
-  if constexpr (std::same_as<A, GroupedLinearArgs>) {
-    return judge_by(call, args, reference::quantized_linear(args));
-  } else if constexpr (std::same_as<A, GroupedLinearBackwardArgs>) {
-    return judge_by(call, args, reference::quantized_linear_backward(args));
-  } else if constexpr (std::same_as<A, GroupedMlpArgs>) {
-    return [&call, args] { return judged(call, args, reference::quantized_mlp(args)); };
-  } else if constexpr (std::same_as<A, GroupedMlpBackwardArgs>) {
-    return [&call, args, before = std::make_shared<Before>(args)] {
-      return judged(call, args, reference::quantized_mlp_backward(before->args));
-    };
+  if constexpr (requires { args.recipe; }) {
+    const bool is_quantized = args.recipe != MOIRE_RECIPE_AS_STORED;
+    if constexpr (requires { args.z; }) {  // an MLP
+      if (is_quantized) {
+        return [&call, args, before = std::make_shared<Before<A>>(args)] {
+          return judged(call, args, reference::quantized(before->args));
+        };
+      }
+    } else if (is_quantized) {
+      return judge_by(call, args, reference::quantized(args));
+    }
   }
-  return nullptr;
+  return judge_by(call, args, reference::truth(args));
 }
 
 // Whether these are FAST sums, which then are those of FP8 tensor cores.
