@@ -32,7 +32,6 @@ bool is_guard(const unsigned char* p) {
 }  // namespace
 
 Memory::~Memory() {
-  if (backing_ == Backing::kNone) return;
   for (const Block& b : blocks_) munmap(b.data - kGuardBytes, mapped_bytes(b.bytes));
 }
 
@@ -52,17 +51,14 @@ void* Memory::take(const std::string& name, int64_t bytes) {
   if (base == MAP_FAILED) throw std::bad_alloc();
   if (bytes >= kManyBytes) madvise(base, mapped_bytes(bytes), MADV_HUGEPAGE);  // a hint
   auto* data = static_cast<unsigned char*>(base) + kGuardBytes;
-  if (backing_ == Backing::kGuardedPages) {
-    std::memset(data - kGuardBytes, kGuardByte, kGuardBytes);
-    std::memset(data + bytes, kGuardByte, kGuardBytes);
-  }
+  std::memset(data - kGuardBytes, kGuardByte, kGuardBytes);
+  std::memset(data + bytes, kGuardByte, kGuardBytes);
   blocks_.push_back({name, data, bytes});
   bytes_ += bytes;
   return data;
 }
 
 std::string Memory::first_broken_guard() const {
-  if (backing_ != Backing::kGuardedPages) return "";
   for (const Block& b : blocks_) {
     if (!is_guard(b.data - kGuardBytes) || !is_guard(b.data + b.bytes)) return b.name;
   }

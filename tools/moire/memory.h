@@ -12,9 +12,8 @@ namespace moire::tool {
 class Memory {
  public:
   enum class Backing {
-    kNone,         // addresses that nobody may touch
-    kPages,        // which cost memory once they are touched
-    kGuardedPages  // the same, between guard bytes
+    kNone,  // addresses that nobody may touch
+    kPages  // which cost memory once they are touched
   };
   explicit Memory(Backing backing) : backing_(backing) {}
   ~Memory();

@@ -20,8 +20,6 @@ constexpr int64_t kPeriod = 1048573;
 constexpr int kPoisonByte = 0xFF;             // NaN in every float type
 constexpr int64_t kPoisonIndex = 0x7F7F7F7F;  // far outside every tensor
 
-int64_t bytes_of(const TensorView& t) { return t.num_elements() * dtype_size(t.type()); }
-
 bool is_index(DType dtype) { return dtype == DType::kInt32 || dtype == DType::kInt64; }
 
 void write_index(const TensorView& t, int64_t i, int64_t value) {
@@ -36,7 +34,7 @@ void write_index(const TensorView& t, int64_t i, int64_t value) {
 void repeat_period(const TensorView& t) {
   const int64_t period = kPeriod * dtype_size(t.type());
   auto* data = static_cast<char*>(t.data);
-  for (int64_t done = period, total = bytes_of(t); done < total; done += period) {
+  for (int64_t done = period, total = t.num_bytes(); done < total; done += period) {
     std::memcpy(data + done, data, static_cast<size_t>(std::min(period, total - done)));
   }
 }
@@ -50,30 +48,6 @@ const std::vector<float>& normal_numbers() {
     return out;
   }();
   return numbers;
-}
-
-Memory::Backing backing_of(Operands::Content content) {
-  switch (content) {
-    case Operands::Content::kNone:
-      return Memory::Backing::kNone;
-    case Operands::Content::kNormal:
-      return Memory::Backing::kPages;
-    case Operands::Content::kHostile:
-      break;
-  }
-  return Memory::Backing::kGuardedPages;
-}
-
-// The product, or the largest number there is.
-int64_t saturated_product(const std::vector<int64_t>& factors) {
-  int64_t product = 1;
-  for (const int64_t factor : factors) {
-    if (factor == 0) return 0;
-    if (product > std::numeric_limits<int64_t>::max() / factor) product = -1;
-    if (product < 0) continue;  // a later factor may be zero
-    product *= factor;
-  }
-  return product < 0 ? std::numeric_limits<int64_t>::max() : product;
 }
 
 // The splits, and the routing of operands that are filled, lie on the host beside the operands.
@@ -132,12 +106,12 @@ void fill_normal(const TensorView& t, uint64_t seed, double scale) {
 Operands::Operands(const Problem& problem, Content content)
     : problem_(problem),
       content_(content),
-      memory_(backing_of(content)),
+      memory_(has_content() ? Memory::Backing::kPages : Memory::Backing::kNone),
       splits_(make_splits(with_arrays_that_fit(problem, content))),
       offsets_(splits_.size() + 1, 0) {
   for (size_t g = 0; g < splits_.size(); ++g) offsets_[g + 1] = offsets_[g] + splits_[g];
   groups_ = Groups(offsets_.data(), problem.groups, problem.capacity());
-  if (content != Content::kNone) route();
+  if (has_content()) route();
 }
 
 int64_t Operands::group_of(int64_t row) const {
@@ -157,10 +131,7 @@ void Operands::route() {
   while (static_cast<int64_t>(expert_of_choice_.size()) < num_choices) {
     expert_of_choice_.push_back(expert_of_choice_.size() % 2 == 0 ? -1 : problem_.groups);
   }
-  for (int64_t i = num_choices; i > 1; --i) {
-    std::swap(expert_of_choice_[static_cast<size_t>(i - 1)],
-              expert_of_choice_[static_cast<size_t>(random.below(i))]);
-  }
+  random.shuffle(expert_of_choice_);
   token_of_row_.assign(static_cast<size_t>(problem_.capacity()), -1);
   row_of_choice_.assign(static_cast<size_t>(num_choices), -1);
   std::vector<int64_t> next(offsets_.begin(), offsets_.end());
@@ -176,14 +147,18 @@ void Operands::route() {
 TensorView Operands::take(const std::string& name, DType dtype, const Shape& shape) {
   TensorView t;
   t.dtype = static_cast<int32_t>(dtype);
-  std::vector<int64_t> factors = {dtype_size(dtype)};
-  for (const int64_t size : shape) factors.push_back(t.shape[t.rank++] = size);
-  t.data = memory_.take(name, saturated_product(factors));
+  int64_t bytes = dtype_size(dtype);
+  for (const int64_t size : shape) {
+    t.shape[t.rank++] = size;
+    const bool is_too_large = __builtin_mul_overflow(bytes, size, &bytes);
+    if (is_too_large) bytes = std::numeric_limits<int64_t>::max();
+  }
+  t.data = memory_.take(name, bytes);
   return t;
 }
 
 void Operands::fill_normal(const TensorView& t, const std::string& name, double scale) const {
-  if (content_ != Content::kNone) tool::fill_normal(t, problem_.seed ^ hash(name), scale);
+  if (has_content()) tool::fill_normal(t, problem_.seed ^ hash(name), scale);
 }
 
 void Operands::poison(const TensorView& t, int64_t first_row) const {
@@ -195,7 +170,7 @@ void Operands::poison(const TensorView& t, int64_t first_row) const {
   }
   const int64_t skipped = from * dtype_size(t.type());
   std::memset(static_cast<char*>(t.data) + skipped, kPoisonByte,
-              static_cast<size_t>(bytes_of(t) - skipped));
+              static_cast<size_t>(t.num_bytes() - skipped));
 }
 
 void Operands::poison_tail(const TensorView& t) const {
@@ -203,7 +178,7 @@ void Operands::poison_tail(const TensorView& t) const {
 }
 
 void Operands::fill_uniform(const TensorView& t, const std::string& name) const {
-  if (content_ == Content::kNone) return;
+  if (!has_content()) return;
   Random random(problem_.seed ^ hash(name));
   for (int64_t i = 0; i < t.num_elements(); ++i) {
     static_cast<float*>(t.data)[i] = static_cast<float>(random.uniform());
@@ -211,12 +186,12 @@ void Operands::fill_uniform(const TensorView& t, const std::string& name) const 
 }
 
 void Operands::fill_indices(const TensorView& t, const std::vector<int64_t>& values) const {
-  if (content_ == Content::kNone) return;
+  if (!has_content()) return;
   for (size_t i = 0; i < values.size(); ++i) write_index(t, static_cast<int64_t>(i), values[i]);
 }
 
 void Operands::fill_codes(const TensorView& t, const std::string& name, Values values) const {
-  if (content_ == Content::kNone) return;
+  if (!has_content()) return;
   const std::vector<uint8_t>& codes = normal_codes(t.type());
   Random random(problem_.seed ^ hash(name));
   const bool is_any = values == Values::kAny && is_judged();
@@ -231,7 +206,7 @@ void Operands::fill_codes(const TensorView& t, const std::string& name, Values v
 
 void Operands::fill_scales(const TensorView& t, const std::string& name, Values values,
                            double scale, int64_t block_rows) const {
-  if (content_ == Content::kNone) return;
+  if (!has_content()) return;
   Random random(problem_.seed ^ hash(name));
   const bool is_any = values == Values::kAny && is_judged();
   const int middle = is_any ? 0 : std::ilogb(scale), reach = is_any ? 10 : 1;

@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace moire::tool {
 
@@ -25,6 +27,12 @@ class Random {
     return static_cast<int64_t>(uniform() * static_cast<double>(bound));
   }
   bool chance(double probability) { return uniform() < probability; }
+  template <class T>
+  void shuffle(std::vector<T>& values) {
+    for (size_t i = values.size(); i > 1; --i) {
+      std::swap(values[i - 1], values[static_cast<size_t>(below(static_cast<int64_t>(i)))]);
+    }
+  }
   double normal() {
     if (has_spare_) {
       has_spare_ = false;

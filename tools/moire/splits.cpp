@@ -32,13 +32,6 @@ std::vector<int64_t> share_out(int64_t rows, const std::vector<double>& weights)
   return splits;
 }
 
-template <class T>
-void shuffle(std::vector<T>& values, Random& random) {
-  for (size_t i = values.size(); i > 1; --i) {
-    std::swap(values[i - 1], values[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
-  }
-}
-
 }  // namespace
 
 std::vector<int64_t> make_splits(const Problem& problem) {
@@ -59,7 +52,7 @@ std::vector<int64_t> make_splits(const Problem& problem) {
       for (size_t g = 0; g < num_groups; ++g) {
         weights[g] = std::pow(static_cast<double>(g + 1), -problem.splits.exponent);
       }
-      shuffle(weights, random);
+      random.shuffle(weights);
       break;
     case Splits::Kind::kRagged:
       for (double& w : weights) w = random.chance(0.25) ? 0.0 : -std::log(random.uniform());
