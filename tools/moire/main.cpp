@@ -1,7 +1,6 @@
 // The command line: what each command takes, and the exit codes. Commands themselves: commands.h.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -26,9 +25,7 @@ template <class T, class Accepts>
 CLI::Validator number(const std::string& needed, Accepts accepts) {
   const auto check = [=](const std::string& word) -> std::string {
     T value{};
-    const char* const end = word.data() + word.size();
-    const auto [stop, error] = std::from_chars(word.data(), end, value);
-    if (error == std::errc() && stop == end && accepts(value)) return "";
+    if (read_number(word, value) && accepts(value)) return "";
     return text("found \"", word, "\", needed ", needed);
   };
   return {check, ""};
@@ -203,10 +200,9 @@ const Command kCommands[] = {
 };
 
 // A command has to come first; options alone (--help, --version) are left to the parser.
-void require_command(CLI::App& app, const std::string& first) {
+void require_command(const std::string& first) {
   if (first.empty() || first.starts_with("-")) return;
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  const std::vector<std::string> names = words_of(kCommands, &Command::name);
   if (std::find(names.begin(), names.end(), first) != names.end()) return;
   throw UsageError(text("found command \"", first, "\", needed one of ", join(names, ", "),
                         did_you_mean(first, names)));
@@ -259,7 +255,7 @@ int parse_and_run(int argc, char** argv) {
     words.erase(words.begin());
     words.emplace_back("--help");
   }
-  require_command(app, words.front());
+  require_command(words.front());
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // it takes the last first
   } catch (const CLI::CallForHelp&) {

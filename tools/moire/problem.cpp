@@ -16,12 +16,6 @@ UsageError bad(const Origin& origin, std::string_view field, std::string_view fo
   return UsageError(text(where, ": field \"", field, "\": found ", found, ", needed ", needed));
 }
 
-std::vector<std::string> known_keys() {
-  std::vector<std::string> keys;
-  for (const Field& field : fields()) keys.emplace_back(field.key);
-  return keys;
-}
-
 }  // namespace
 
 std::optional<Mistake> find_mistake(const Problem& p) {
@@ -99,19 +93,18 @@ std::optional<Mistake> find_mistake(const Problem& p) {
 
 Problem parse_problem(const std::string& line, const Origin& origin) {
   Problem problem;
+  const std::vector<std::string> keys = words_of(fields(), &Field::key);
   std::vector<std::string_view> seen;
   std::istringstream words(line);
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos || equals == 0) {
-      throw bad(origin, word, "no value",
-                "key=value, with one of these keys: " + join(known_keys(), ", "));
+      throw bad(origin, word, "no value", "key=value, with one of these keys: " + join(keys, ", "));
     }
     const std::string key = word.substr(0, equals);
     const std::string value = word.substr(equals + 1);
     const Field* field = find_field(key);
     if (field == nullptr) {
-      const std::vector<std::string> keys = known_keys();
       throw bad(origin, key, "an unknown key",
                 text("one of ", join(keys, ", "), did_you_mean(key, keys)));
     }

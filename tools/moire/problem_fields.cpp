@@ -2,6 +2,7 @@
 
 #include <cctype>
 #include <charconv>
+#include <functional>
 #include <utility>
 
 #include "text.h"
@@ -13,13 +14,6 @@ using P = Problem;
 using Presence = Field::Presence;
 
 constexpr int64_t kLargestSize = int64_t{1} << 40;
-
-template <class T>
-bool read_number(std::string_view value, T& out) {
-  const char* end = value.data() + value.size();
-  const auto [stop, error] = std::from_chars(value.data(), end, out);
-  return error == std::errc() && stop == end;
-}
 
 bool read_size(std::string_view value, int64_t smallest, int64_t& out) {
   return read_number(value, out) && out >= smallest && out <= kLargestSize;
@@ -65,8 +59,7 @@ std::string list_of(std::vector<std::string> words) {
 // `member` is a Problem's, or a function to what is in one.
 template <class T>
 Codec one_of(auto member, const Words<T>& words) {
-  std::vector<std::string> samples;
-  for (const auto& [word, meant] : words) samples.emplace_back(word);
+  const auto samples = words_of(words, &std::pair<std::string_view, T>::first);
   return {
       list_of(samples),
       [=](std::string_view value, P& p) { return read_word(words, value, std::invoke(member, p)); },
@@ -94,8 +87,7 @@ bool read_name(std::string_view value, P& p) {
 }
 
 Codec op() {
-  std::vector<std::string> names;
-  for (const Op& op : all_ops()) names.emplace_back(op.name);
+  const std::vector<std::string> names = words_of(all_ops(), &Op::name);
   return {text("one of ", join(names, ", ")),
           [](std::string_view value, P& p) {
             const Op* const op = find_op(value);

@@ -13,22 +13,14 @@ namespace {
 // More than any list of problems that somebody wrote.
 constexpr size_t kMostBytes = 16 << 20;
 
-std::vector<std::string> shipped_names() {
-  std::vector<std::string> names;
-  names.reserve(kShippedFiles.size());
-  for (const ShippedFile& file : kShippedFiles) names.emplace_back(file.name);
-  return names;
-}
-
 std::vector<Problem> load_shipped(const ShippedFile& file, const std::string& which) {
   const std::string path = text("problems/", file.name, ".txt");
   std::vector<Problem> problems = parse_problems(file.text, path);
   if (which.empty()) return problems;
-  std::vector<std::string> names;
   for (const Problem& problem : problems) {
     if (problem.name == which) return {problem};
-    names.push_back(problem.name);
   }
+  const std::vector<std::string> names = words_of(problems, &Problem::name);
   throw UsageError(text(path, ": found no name=", which, ", needed one of ", join(names, ", "),
                         did_you_mean(which, names)));
 }
@@ -64,7 +56,7 @@ std::vector<Problem> load_problems(const std::string& what) {
     return load_shipped(file, colon == std::string::npos ? "" : what.substr(colon + 1));
   }
   if (is_file(what)) return load_file(what);
-  const std::vector<std::string> names = shipped_names();
+  const std::vector<std::string> names = words_of(kShippedFiles, &ShippedFile::name);
   throw UsageError(text("problem \"", what,
                         "\": found no such name or file, needed a file, a line ",
                         "(groups=8 hidden=64 ffn=32 rows=100), or one of ", join(names, ", "),

@@ -49,9 +49,7 @@ int print_fields(bool json) {
 int run_problems(const Options& options) {
   if (options.fields) return print_fields(options.json);
   std::vector<std::string> which = options.problems;
-  if (which.empty()) {
-    for (const ShippedFile& file : kShippedFiles) which.emplace_back(file.name);
-  }
+  if (which.empty()) which = words_of(kShippedFiles, &ShippedFile::name);
   for (const std::string& what : which) {
     const std::vector<Problem> problems = load_problems(what);
     if (!options.json && options.problems.empty()) {

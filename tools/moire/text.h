@@ -1,8 +1,10 @@
 // Text from parts, and the few string helpers of the command line.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -33,6 +35,22 @@ inline std::vector<std::string> split(std::string_view s, char separator) {
     if (end == std::string_view::npos) return parts;
     start = end + 1;
   }
+}
+
+// One member of each row of a table.
+template <class Rows, class Member>
+std::vector<std::string> words_of(const Rows& rows, Member member) {
+  std::vector<std::string> words;
+  for (const auto& row : rows) words.emplace_back(std::invoke(member, row));
+  return words;
+}
+
+// False where the word is not a number of this type, all of it.
+template <class T>
+bool read_number(std::string_view word, T& out) {
+  const char* const end = word.data() + word.size();
+  const auto [stop, error] = std::from_chars(word.data(), end, out);
+  return error == std::errc() && stop == end;
 }
 
 inline std::string join(const std::vector<std::string>& parts, std::string_view separator) {
