@@ -14,9 +14,12 @@
 namespace moire::tool {
 
 // The value, or UsageError with the library's sentence.
+inline void usage(const Status& status) {
+  if (!status.ok()) throw UsageError(status.message());
+}
 template <class T>
 T usage(Result<T> result) {
-  if (!result.ok()) throw UsageError(result.status().message());
+  usage(result.status());
   return std::move(result).value();
 }
 

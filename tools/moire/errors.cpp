@@ -35,16 +35,12 @@ const Row kRows[] = {
 
 constexpr std::string_view kOutputs[] = {"y", "grad_x", "grad_w1", "grad_w2", "grad_probs"};
 
-void run_or_throw(const Status& status) {
-  if (!status.ok()) throw UsageError(status.message());
-}
-
 // In the order of kOutputs; NaN where the layer has none.
 std::vector<double> errors_of(const Context& context, const Problem& shape, const Row& row) {
   const Problem p = with_settings(shape, row.settings);
   Operands operands(p, Operands::Content::kNormal);
   const Case what = make_case(operands);
-  for (const Call& call : what.calls) run_or_throw(run(context, call, operands));
+  for (const Call& call : what.calls) usage(run(context, call, operands));
   const auto forward = std::any_cast<GroupedMlpArgs>(what.calls[0].args);
   auto backward = std::any_cast<GroupedMlpBackwardArgs>(what.calls[1].args);
   const auto results = reference::grouped_mlp(forward, reference::Rounding::kNone);
