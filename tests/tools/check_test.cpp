@@ -82,7 +82,7 @@ TEST(Check, JudgesSingleRowsOfEveryProduct) {
       Operands operands(p, Operands::Content::kNormal);
       const Case what = make_case(operands);
       int64_t num_judged = 0;
-      for (const Call& call : what.calls) {
+      for (const Call& call : what) {
         size_t bytes = 0;
         ASSERT_TRUE(call.workspace(context.value(), &bytes).ok()) << op.name;
         if (call.expect_row != nullptr) ++num_judged;

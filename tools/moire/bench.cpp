@@ -144,7 +144,7 @@ std::vector<size_t> prepare(const Context& context, BenchResult& r) {
   Operands shapes(r.problem, Operands::Content::kNone);
   const Case what = make_case(shapes);
   r.set_bytes = shapes.bytes();
-  for (const Call& call : what.calls) {
+  for (const Call& call : what) {
     const Plan planned = plan(context, call, shapes);
     if (!planned.status.ok()) r.unsupported = planned.status.message();
     const bool may_stay = context.device() == Device::kCpu || call.stage != nullptr;

@@ -33,7 +33,7 @@ Verdict judge(const Context& context, const Problem& problem) {
   Operands operands(problem, Operands::Content::kHostile);
   const Case what = make_case(operands);
   Verdict verdict;
-  for (const Call& call : what.calls) {
+  for (const Call& call : what) {
     size_t workspace_bytes = 0;
     Status status = call.workspace(context, &workspace_bytes);
     if (!status.ok()) return stopped(verdict, call, status);
@@ -63,7 +63,7 @@ std::string judge_rows(Device device, const Operands& operands, const Case& what
   const std::vector<int64_t>& splits = operands.splits();
   const auto largest = std::max_element(splits.begin(), splits.end()) - splits.begin();
   const int64_t rows[] = {operands.groups().offsets[largest], p.rows - 1};
-  for (const Call& call : what.calls) {
+  for (const Call& call : what) {
     for (const int64_t row : rows) {
       if (call.expect_row == nullptr) continue;
       for (const OutputErrors& e : call.expect_row(device, row, operands.group_of(row))()) {

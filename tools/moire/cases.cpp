@@ -232,11 +232,11 @@ Case make_case(Operands& operands) {
   static const std::map<std::string_view, Make> entries = {MOIRE_FOR_EACH_DEFINED_OP(
       MOIRE_MAKE, MOIRE_MAKE) MOIRE_FOR_EACH_LAYER(MOIRE_MAKE, MOIRE_MAKE)};
 #undef MOIRE_MAKE
-  if (operands.problem().op->is_of_ranks()) return {make_rank_calls(operands)};
+  if (operands.problem().op->is_of_ranks()) return make_rank_case(operands);
   Arguments arguments(operands);
   Case out;
   for (const OpCall& call : operands.problem().op->calls) {
-    out.calls.push_back(entries.at(call.entry)(call, arguments, operands));
+    out.push_back(entries.at(call.entry)(call, arguments, operands));
   }
   return out;
 }
@@ -259,7 +259,7 @@ Plan plan(const Context& context, const Call& call, Operands& operands) {
 
 void require_memory_for(const Context& context, const Problem& problem) {
   Operands operands(problem, Operands::Content::kNone);
-  for (const Call& call : make_case(operands).calls) plan(context, call, operands);
+  for (const Call& call : make_case(operands)) plan(context, call, operands);
   const int64_t free = available_memory_bytes();
   if (operands.bytes() <= free) return;
   throw UsageError(text("found a problem of at least ", human_bytes(operands.bytes()),

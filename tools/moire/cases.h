@@ -46,14 +46,12 @@ struct Call {
   std::vector<Saved> saved;
 };
 
-struct Case {
-  std::vector<Call> calls;
-};
+using Case = std::vector<Call>;
 
 // The operands outlive the case.
 Case make_case(Operands& operands);
 // Of ops that all ranks call together: threads of this process, on a context each (ranks.cpp).
-std::vector<Call> make_rank_calls(Operands& operands);
+Case make_rank_case(Operands& operands);
 
 // In a workspace of the operands.
 Status run(const Context& context, const Call& call, Operands& operands);

@@ -89,11 +89,11 @@ class CpuBench : public Bench {
     r.num_sets = static_cast<int64_t>(sets.size());
     r.set_bytes = std::max(r.set_bytes, sets[0]->operands.bytes());  // which are without windows
     if (is_of_ranks) r.bytes = 0;  // the first rank's, with rows that are nobody's
-    for (const Call& call : sets[0]->what.calls) r.bytes += call.moved_bytes;
+    for (const Call& call : sets[0]->what) r.bytes += call.moved_bytes;
     const auto run = [this, sets, workspaces](int64_t call) {
       const Set& set = *sets[static_cast<size_t>(call) % sets.size()];
       for (size_t i = 0; i < workspaces.size(); ++i) {
-        require(set.what.calls[i].run(context_, workspaces[i]));
+        require(set.what[i].run(context_, workspaces[i]));
       }
     };
     for (int64_t i = 0; i < r.num_sets; ++i) run(i);

@@ -40,9 +40,9 @@ std::vector<double> errors_of(const Context& context, const Problem& shape, cons
   const Problem p = with_settings(shape, row.settings);
   Operands operands(p, Operands::Content::kNormal);
   const Case what = make_case(operands);
-  for (const Call& call : what.calls) usage(run(context, call, operands));
-  const auto forward = std::any_cast<GroupedMlpArgs>(what.calls[0].args);
-  auto backward = std::any_cast<GroupedMlpBackwardArgs>(what.calls[1].args);
+  for (const Call& call : what) usage(run(context, call, operands));
+  const auto forward = std::any_cast<GroupedMlpArgs>(what[0].args);
+  auto backward = std::any_cast<GroupedMlpBackwardArgs>(what[1].args);
   const auto results = reference::grouped_mlp(forward, reference::Rounding::kNone);
   // The exact backward starts from the exact z.
   const TensorView z = operands.output("exact z", DType::kFP64, {p.capacity(), p.fc1_width()});

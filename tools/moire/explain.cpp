@@ -96,7 +96,7 @@ int run_explain(const Options& options) {
     Operands operands(problem, Operands::Content::kNone);
     const Case what = make_case(operands);
     std::vector<ExplainedCall> calls;
-    for (const Call& call : what.calls) {
+    for (const Call& call : what) {
       calls.push_back({call, plan(context, call, operands)});
       if (!calls.back().plan.status.ok()) exit_code = kExitFailed;
     }

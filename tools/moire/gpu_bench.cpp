@@ -22,13 +22,13 @@ class DeviceSet {
     std::vector<Workspace> taken;
     for (size_t i = 0; i < workspaces.size(); ++i) {
       size_t bytes = 0;  // as planned; who asks has the weights prepared
-      require(what_.calls[i].workspace(context, &bytes));
+      require(what_[i].workspace(context, &bytes));
       taken.push_back(operands_.workspace(workspaces[i]));
-      what_.calls[i].stage(staged_, taken[i]);
+      what_[i].stage(staged_, taken[i]);
     }
     require(staged_.upload());
     for (size_t i = 0; i < taken.size(); ++i) {
-      calls_.push_back(what_.calls[i].on_device(staged_, taken[i]));
+      calls_.push_back(what_[i].on_device(staged_, taken[i]));
     }
     require(enqueue(context));
     require(context.check());

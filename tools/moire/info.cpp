@@ -18,7 +18,7 @@ namespace {
 bool takes(const Context& context, const Problem& problem) {
   Operands operands(problem, Operands::Content::kNone);
   const Case what = make_case(operands);
-  return std::all_of(what.calls.begin(), what.calls.end(),
+  return std::all_of(what.begin(), what.end(),
                      [&](const Call& call) { return plan(context, call, operands).status.ok(); });
 }
 

@@ -172,11 +172,11 @@ class World : public std::enable_shared_from_this<World> {
 
 }  // namespace
 
-std::vector<Call> make_rank_calls(Operands& operands) {
+Case make_rank_case(Operands& operands) {
   const auto world = std::make_shared<World>(operands);
-  std::vector<Call> calls;
-  for (const OpCall& what : operands.problem().op->calls) calls.push_back(world->call(what));
-  return calls;
+  Case out;
+  for (const OpCall& what : operands.problem().op->calls) out.push_back(world->call(what));
+  return out;
 }
 
 }  // namespace moire::tool
