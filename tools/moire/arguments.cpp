@@ -55,28 +55,17 @@ int64_t Arguments::size(char letter) const {
   const Problem& p = problem_;
   if (is_wgrad() && p.in_out && (letter == 'M' || letter == 'N'))
     letter = letter == 'M' ? 'N' : 'M';
-  switch (call_->name_of({&letter, 1})[0]) {
-    case 'C':
-      return p.capacity();
-    case 'S':
-      return is_gathered_ ? p.tokens() : p.capacity();
-    case 'T':
-      return p.tokens();
-    case 'k':
-      return p.topk;
-    case 'O':
-      return p.groups + 1;
-    case 'H':
-      return p.hidden;
-    case 'N':
-      return p.columns_of_y();
-    case 'F':
-      return p.ffn;
-    case 'Z':
-      return p.fc1_width();
-    default:  // groups, experts, splits
-      return p.groups;
+  const std::pair<char, int64_t> sizes[] = {
+      {'C', p.capacity()}, {'S', is_gathered_ ? p.tokens() : p.capacity()},
+      {'T', p.tokens()},   {'k', p.topk},
+      {'O', p.groups + 1}, {'H', p.hidden},
+      {'F', p.ffn},        {'N', p.columns_of_y()},
+      {'Z', p.fc1_width()}};
+  const char meant = call_->name_of({&letter, 1})[0];
+  for (const auto& [key, known] : sizes) {
+    if (key == meant) return known;
   }
+  return p.groups;  // groups, experts, splits
 }
 
 Operands::Shape Arguments::shape_of(std::string_view sizes, bool is_output) const {
@@ -104,10 +93,8 @@ DType Arguments::dtype_of(std::string_view name, std::string_view sizes) const {
   if (sizes == "??") return DType::kE8M0;
   if (is_index(name)) return p.seed % 2 == 0 ? DType::kInt32 : DType::kInt64;
   if (name == "offsets") return DType::kInt64;
-  if (is_one_of(name, {"probs", "topk_weights", "expert_bias", "grad_probs", "grad_scale",
-                       "grad_weights", "grad_topk_weights", "b2_scale", "grad_b2_scale"})) {
-    return DType::kFP32;
-  }
+  // A number for each row, choice or expert.
+  if (is_one_of(sizes, {"C", "Tk", "E"})) return DType::kFP32;
   if (name.starts_with("grad_b") || name.starts_with("grad_w")) {
     return p.out == DType::kNone ? DType::kFP32 : p.out;
   }
