@@ -32,11 +32,9 @@ TEST(Harness, CountsOutliersByTheirDistanceFromTheMedian) {
 }
 
 TEST(Harness, PairsRatiosByRound) {
-  Samples slow, fast;
-  slow.round_medians = {2, 4, 6};
-  fast.round_medians = {1, 2, 3};
-  EXPECT_DOUBLE_EQ(paired_ratio(slow, fast).p10, 2);
-  EXPECT_DOUBLE_EQ(paired_ratio(slow, fast).p90, 2);
+  const Summary ratio = ratio_span({2, 4, 6}, {1, 2, 3});
+  EXPECT_DOUBLE_EQ(ratio.p10, 2);
+  EXPECT_DOUBLE_EQ(ratio.p90, 2);
 }
 
 TEST(Harness, GivesEveryVariantEveryRoundAndCountsCalls) {

@@ -49,7 +49,7 @@ std::vector<BenchResult> run_group(Bench& bench, const Group& group, const Proto
     if (variants.size() > ops) {
       const size_t b = std::min(ops + v, variants.size() - 1);
       r.baseline = variants[b].name;
-      r.ratio = paired_ratio(samples[b], samples[v]);
+      r.ratio = ratio_span(samples[b].round_medians, samples[v].round_medians);
       r.baseline_samples = samples[b].seconds;
     }
     r.samples = samples[v];
@@ -60,7 +60,8 @@ std::vector<BenchResult> run_group(Bench& bench, const Group& group, const Proto
   }
   for (BenchResult& r : results) {
     const bool is_other = r.unsupported.empty() && r.problem.dtype != DType::kFP32;
-    if (is_other && own_fp32 != nullptr) r.vs_fp32 = paired_ratio(*own_fp32, r.samples);
+    if (!is_other || own_fp32 == nullptr) continue;
+    r.vs_fp32 = ratio_span(own_fp32->round_medians, r.samples.round_medians);
   }
   return results;
 }
@@ -88,14 +89,35 @@ void write_svg(const std::string& path, const std::vector<BenchResult>& results,
   if (!file) throw UsageError(text("--svg: ", path, " could not be written to its end"));
 }
 
-// On a GPU each dtype is measured alone, its memory given back.
+// On a CPU the dtypes of an op are measured together, on a GPU each alone, its memory given back.
 std::vector<Group> groups_of(const Options& options, bool on_cpu) {
-  if (on_cpu) return collect_groups(options, {"fp32", ""});
-  std::vector<Group> out;
-  for (const Group& group : collect_groups(options, {""})) {
-    for (const Problem& p : group) out.push_back({p});
+  static const std::vector<std::string> layer_ops = {"fc1", "fc1_dgrad",   "fc1_wgrad",
+                                                     "fc2", "mlp_forward", "mlp"};
+  Options plain = options;
+  plain.ops.clear();
+  plain.dtypes.clear();
+  // What is said of the other fields may make sense in the op and dtype that are measured only.
+  std::erase_if(plain.settings, [](const std::string& s) {
+    return !s.starts_with("op=") && !s.starts_with("dtype=");
+  });
+  std::vector<Group> groups;
+  for (const Problem& base : collect_problems(plain)) {
+    std::vector<std::string> ops = options.ops, dtypes = options.dtypes;
+    if (ops.empty() && base.is("mlp")) ops = layer_ops;
+    if (ops.empty()) ops.emplace_back(base.op->name);
+    if (dtypes.empty()) {
+      if (on_cpu) dtypes.emplace_back("fp32");
+      dtypes.emplace_back(base.dtype == DType::kFP16 ? "fp16" : "bf16");
+    }
+    for (const std::string& op : ops) {
+      for (const std::string& dtype : dtypes) {
+        if (!on_cpu || &dtype == &dtypes.front()) groups.emplace_back();
+        const auto settings = with_value(with_value(options.settings, "op", op), "dtype", dtype);
+        groups.back().push_back(with_settings(base, settings));
+      }
+    }
   }
-  return out;
+  return groups;
 }
 
 // The same op and options, small enough that the scalar reference takes no time worth mention.
@@ -166,49 +188,17 @@ void require_right_rows(Device device, const Operands& operands, const Case& wha
                                 " is wrong, so its time means nothing: ", wrong));
 }
 
-std::vector<Group> collect_groups(const Options& options,
-                                  const std::vector<std::string>& defaults) {
-  static const std::vector<std::string> layer_ops = {"fc1", "fc1_dgrad",   "fc1_wgrad",
-                                                     "fc2", "mlp_forward", "mlp"};
-  Options plain = options;
-  plain.ops.clear();
-  plain.dtypes.clear();
-  // What is said of the other fields may make sense in the op and dtype that are measured only.
-  std::erase_if(plain.settings, [](const std::string& s) {
-    return !s.starts_with("op=") && !s.starts_with("dtype=");
-  });
-  std::vector<Group> groups;
-  for (const Problem& base : collect_problems(plain)) {
-    std::vector<std::string> ops = options.ops;
-    if (ops.empty() && base.is("mlp")) ops = layer_ops;
-    if (ops.empty()) ops.emplace_back(base.op->name);
-    std::vector<std::string> dtypes = options.dtypes;
-    if (dtypes.empty()) dtypes = defaults;
-    for (std::string& dtype : dtypes) {
-      if (dtype.empty()) dtype = base.dtype == DType::kFP16 ? "fp16" : "bf16";
-    }
-    for (const std::string& op : ops) {
-      Group& group = groups.emplace_back();
-      for (const std::string& dtype : dtypes) {
-        const auto settings = with_value(with_value(options.settings, "op", op), "dtype", dtype);
-        group.push_back(with_settings(base, settings));
-      }
-    }
-  }
-  return groups;
-}
-
 int run_bench(const Options& options) {
   Options common = options;
   const bool on_cpu = common.device == "cpu";
-  if (options.sustained) {
-    if (on_cpu) throw UsageError("bench: --sustained needs --device cuda, found cpu");
-    return run_sustained_bench(options);
+  if (options.sustained && on_cpu) {
+    throw UsageError("bench: --sustained needs --device cuda, found cpu");
   }
   if (on_cpu && common.threads == 0) common.threads = available_cores();
   const Context context = open_context(common);
   const std::vector<Group> groups = groups_of(options, on_cpu);
   for (const Group& group : groups) require_memory_for(context, group);
+  if (options.sustained) return run_sustained_bench(context, groups, options.json);
   if (!options.svg.empty()) require_writable(options.svg);
   Protocol protocol;
   protocol.seconds = options.seconds;

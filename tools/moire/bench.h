@@ -36,13 +36,11 @@ class Bench {
 
 std::unique_ptr<Bench> make_cpu_bench(const Context& context);
 std::unique_ptr<Bench> make_gpu_bench(const Context& context);
-// On a GPU in steady state: time, clock, power and energy (sustained.h).
-int run_sustained_bench(const Options& options);
 
-// All dtypes of one op of one problem.
+// All dtypes of one op of one problem; on a GPU one each.
 using Group = std::vector<Problem>;
-// `dtypes` where the options name none; "" stands for the problem's own 16-bit type.
-std::vector<Group> collect_groups(const Options& options, const std::vector<std::string>& dtypes);
+// On a GPU in steady state: time, clock, power and energy (sustained.h).
+int run_sustained_bench(const Context& context, const std::vector<Group>& groups, bool json);
 
 // For a Bench. A smaller problem of the op is judged; then what explain says goes to the result,
 // with the bytes of a set of operands without its workspaces, whose sizes are returned. A reason

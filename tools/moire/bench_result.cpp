@@ -205,19 +205,22 @@ std::string results_text(const std::vector<BenchResult>& results, const MachineF
   return out + "\n" + table.to_string();
 }
 
-Json to_json(const BenchResult& r, const MachineFacts& m, const Protocol& p) {
-  Json warnings = Json::array();
-  for (const Warning& w : r.warnings) {
-    warnings.push_back({{"code", w.kind->code}, {"seen", w.seen}, {"remedy", w.kind->remedy}});
-  }
+Json to_json(const BenchResult& r) {
   Json out = {{"problem", to_line(r.problem)},
               {"name", r.problem.name},
               {"op", r.problem.op->name},
               {"dtype", dtype_words(r.problem)},
               {"implementation", r.implementation}};
-  if (!r.unsupported.empty()) {
-    out["unsupported"] = r.unsupported;
-    return out;
+  if (!r.unsupported.empty()) out["unsupported"] = r.unsupported;
+  return out;
+}
+
+Json to_json(const BenchResult& r, const MachineFacts& m, const Protocol& p) {
+  Json out = to_json(r);
+  if (!r.unsupported.empty()) return out;
+  Json warnings = Json::array();
+  for (const Warning& w : r.warnings) {
+    warnings.push_back({{"code", w.kind->code}, {"seen", w.seen}, {"remedy", w.kind->remedy}});
   }
   out["seconds"] = to_json(std::optional(r.time));
   out["seconds"]["least"] = r.time.least;

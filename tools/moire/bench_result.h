@@ -86,6 +86,8 @@ void add_quality(BenchResult& result, const MachineFacts& machine);
 // Everything that is said of the results, the table last; `advice`: the protocol and the remedies.
 std::string results_text(const std::vector<BenchResult>& results, const MachineFacts& machine,
                          const Protocol& protocol, bool advice);
+// The problem, and why it is unsupported if it is: what every benchmark's line begins with.
+nlohmann::ordered_json to_json(const BenchResult& result);
 nlohmann::ordered_json to_json(const BenchResult& result, const MachineFacts& machine,
                                const Protocol& protocol);
 // Bars of the rate that each op reached, with its baseline and the roof; self-contained SVG.

@@ -14,13 +14,9 @@ namespace {
 constexpr int kVariants = 3;              // the op, its baseline, the dense product
 constexpr double kSecondsPerProblem = 8;  // to make operands, and to check
 
-std::unique_ptr<Meter> meter_of(const Result<std::unique_ptr<Nvml>>& nvml) {
-  if (!nvml.ok()) return make_meter(nullptr);
-  return make_meter([sensors = nvml.value().get()] { return sensors->read(); });
-}
-
 SustainedResult run_problem(GpuBench& bench, const Problem& problem,
-                            const SustainedProtocol& protocol, const std::function<void()>& tick) {
+                            const SustainedProtocol& protocol, Meter& meter,
+                            const std::function<void()>& tick) {
   SustainedResult out;
   out.facts.problem = problem;
   const auto op = bench.op_graphs(out.facts);
@@ -37,12 +33,10 @@ SustainedResult run_problem(GpuBench& bench, const Problem& problem,
   add(out.facts.flops, baseline.get());
   add(CuBlas::kDenseFlops, dense.get());
   Gpu& gpu = bench.gpu();
-  const auto nvml = Nvml::open(gpu.bus_id());
-  const std::unique_ptr<Meter> meter = meter_of(nvml);
   const Stretch flush = stretch(
-      gpu, [](int64_t) {}, protocol, *meter);
+      gpu, [](int64_t) {}, protocol, meter);
   tick();
-  auto turns = take_turns(gpu, calls, protocol, *meter, tick);
+  auto turns = take_turns(gpu, calls, protocol, meter, tick);
   require(bench.context().check());
   for (size_t i = 0; i < turns.size(); ++i) {
     out.peers[i].turns = std::move(turns[i]);
@@ -53,38 +47,35 @@ SustainedResult run_problem(GpuBench& bench, const Problem& problem,
 
 }  // namespace
 
-int run_sustained_bench(const Options& options) {
-  const Context context = open_context(options);
-  std::vector<Problem> problems;
-  for (const Group& group : collect_groups(options, {""})) {
-    for (const Problem& p : group) {
-      require_memory_for(context, p);
-      problems.push_back(p);
-    }
-  }
+int run_sustained_bench(const Context& context, const std::vector<Group>& groups, bool json) {
   const SustainedProtocol protocol;
   GpuBench bench(context, GpuBench::Facts::kNone);
   const auto nvml = Nvml::open(bench.gpu().bus_id());
-  const auto num_stretches =
-      static_cast<int64_t>(problems.size()) * (kVariants * protocol.turns + 1);
-  const double setup = kSecondsPerProblem * static_cast<double>(problems.size());
+  const auto num_stretches = static_cast<int64_t>(groups.size()) * (kVariants * protocol.turns + 1);
+  const double setup = kSecondsPerProblem * static_cast<double>(groups.size());
   std::fputs(sustained_plan(protocol, num_stretches, setup).c_str(), stderr);
-  if (!nvml.ok()) {
+  std::function<PowerReading()> read;
+  if (nvml.ok()) {
+    read = [&] { return nvml.value()->read(); };
+  } else {
     const std::string why = nvml.status().message();
     std::fprintf(stderr, "no power, clock or energy: %s\n", why.c_str());
   }
+  const std::unique_ptr<Meter> meter = make_meter(read);
   std::vector<SustainedResult> results;
   Progress progress("bench", num_stretches);
   int64_t done = 0;
-  for (const Problem& problem : problems) {
+  for (const Group& group : groups) {
+    const Problem& problem = group.front();
     const std::string note = text(problem.name, " ", problem.op->name);
     progress.show(done, note);
-    results.push_back(run_problem(bench, problem, protocol, [&] { progress.show(++done, note); }));
-    if (!options.json) continue;
+    results.push_back(
+        run_problem(bench, problem, protocol, *meter, [&] { progress.show(++done, note); }));
+    if (!json) continue;
     progress.clear();
     print_json(to_json(results.back(), protocol));
   }
-  if (!options.json) std::fputs(sustained_table(results).c_str(), stdout);
+  if (!json) std::fputs(sustained_table(results).c_str(), stdout);
   return kExitOk;
 }
 

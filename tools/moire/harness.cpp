@@ -74,8 +74,4 @@ std::vector<Samples> measure(const std::vector<Variant>& variants, const Protoco
   return out;
 }
 
-Summary paired_ratio(const Samples& numerator, const Samples& denominator) {
-  return ratio_span(numerator.round_medians, denominator.round_medians);
-}
-
 }  // namespace moire::tool

@@ -38,7 +38,4 @@ struct Samples {
 std::vector<Samples> measure(const std::vector<Variant>& variants, const Protocol& protocol,
                              const std::function<void(double)>& tick);
 
-// numerator / denominator, round by round.
-Summary paired_ratio(const Samples& numerator, const Samples& denominator);
-
 }  // namespace moire::tool

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdio>
 
-#include "problem_fields.h"
 #include "terminal.h"
 #include "text.h"
 
@@ -101,15 +100,8 @@ std::string sustained_table(const std::vector<SustainedResult>& results) {
 }
 
 Json to_json(const SustainedResult& r, const SustainedProtocol& p) {
-  Json out = {{"problem", to_line(r.facts.problem)},
-              {"name", r.facts.problem.name},
-              {"op", r.facts.problem.op->name},
-              {"dtype", dtype_words(r.facts.problem)},
-              {"implementation", r.facts.implementation}};
-  if (r.peers.empty()) {
-    out["unsupported"] = r.facts.unsupported;
-    return out;
-  }
+  Json out = to_json(r.facts);
+  if (r.peers.empty()) return out;
   out["flop"] = r.facts.flops;
   out["bytes"] = r.facts.bytes;
   out["check_max_error"] = r.facts.max_error;
