@@ -10,9 +10,8 @@
 namespace moire::tool {
 namespace {
 
-UsageError bad(const Origin& origin, std::string_view field, std::string_view found,
+UsageError bad(const std::string& where, std::string_view field, std::string_view found,
                std::string_view needed) {
-  const std::string where = origin.file.empty() ? "problem" : text(origin.file, ":", origin.line);
   return UsageError(text(where, ": field \"", field, "\": found ", found, ", needed ", needed));
 }
 
@@ -91,7 +90,7 @@ std::optional<Mistake> find_mistake(const Problem& p) {
   return std::nullopt;
 }
 
-Problem parse_problem(const std::string& line, const Origin& origin) {
+Problem parse_problem(const std::string& line, const std::string& where) {
   Problem problem;
   const std::vector<std::string> keys = words_of(fields(), &Field::key);
   std::vector<std::string_view> seen;
@@ -99,24 +98,24 @@ Problem parse_problem(const std::string& line, const Origin& origin) {
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos || equals == 0) {
-      throw bad(origin, word, "no value", "key=value, with one of these keys: " + join(keys, ", "));
+      throw bad(where, word, "no value", "key=value, with one of these keys: " + join(keys, ", "));
     }
     const std::string key = word.substr(0, equals);
     const std::string value = word.substr(equals + 1);
     const Field* field = find_field(key);
     if (field == nullptr) {
-      throw bad(origin, key, "an unknown key",
+      throw bad(where, key, "an unknown key",
                 text("one of ", join(keys, ", "), did_you_mean(key, keys)));
     }
     if (std::find(seen.begin(), seen.end(), field->key) != seen.end()) {
-      throw bad(origin, key, "it twice", "it once");
+      throw bad(where, key, "it twice", "it once");
     }
     seen.push_back(field->key);
     if (!field->codec.read(value, problem)) {
-      throw bad(origin, key, "\"" + value + "\"", field->needed(value));
+      throw bad(where, key, "\"" + value + "\"", field->needed(value));
     }
   }
-  if (seen.empty()) throw bad(origin, "groups", "an empty line", "groups=N hidden=N ffn=N rows=N");
+  if (seen.empty()) throw bad(where, "groups", "an empty line", "groups=N hidden=N ffn=N rows=N");
   for (const Field& field : fields()) {
     const bool given = std::find(seen.begin(), seen.end(), field.key) != seen.end();
     const bool derived = field.key == "rows" && problem.splits.kind == Splits::Kind::kList;
@@ -124,11 +123,11 @@ Problem parse_problem(const std::string& line, const Origin& origin) {
       const auto& list = problem.splits.list;
       problem.rows = std::accumulate(list.begin(), list.end(), int64_t{0});
     } else if (!given && field.is_required()) {
-      throw bad(origin, field.key, "nothing", field.codec.values);
+      throw bad(where, field.key, "nothing", field.codec.values);
     }
   }
   if (const auto mistake = find_mistake(problem)) {
-    throw bad(origin, mistake->key, mistake->found, mistake->needed);
+    throw bad(where, mistake->key, mistake->found, mistake->needed);
   }
   return problem;
 }
@@ -140,7 +139,7 @@ std::vector<Problem> parse_problems(std::string_view content, const std::string&
     ++number;
     const size_t first = line.find_first_not_of(" \t\r");
     if (first == std::string::npos || line[first] == '#') continue;
-    problems.push_back(parse_problem(line, {file, number}));
+    problems.push_back(parse_problem(line, text(file, ":", number)));
   }
   if (problems.empty()) {
     throw UsageError(text(file, ": found no problem, needed at least one line like ",

@@ -110,14 +110,9 @@ struct Mistake {
 };
 std::optional<Mistake> find_mistake(const Problem& problem);
 
-// Where a line stands, for messages: "problems/cpu.txt:3", or "problem" for a literal line.
-struct Origin {
-  std::string file;
-  int line = 0;
-};
-
-// UsageError names origin, field, what was found and what was needed.
-Problem parse_problem(const std::string& line, const Origin& origin = {});
+// UsageError names where the line stands ("problems/cpu.txt:3"), the field, what was found and what
+// was needed.
+Problem parse_problem(const std::string& line, const std::string& where = "problem");
 // Every line of a text that is not empty and not a comment ('#').
 std::vector<Problem> parse_problems(std::string_view text, const std::string& file);
 // The fields that differ from their defaults, and always the sizes, dtype, splits and seed.

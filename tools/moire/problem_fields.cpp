@@ -136,16 +136,16 @@ std::string write_splits(const P& p) {
                                                                           : "");
 }
 
-constexpr std::pair<std::string_view, int32_t> kActivations[] = {{"swiglu", MOIRE_SWIGLU},
-                                                                 {"geglu_tanh", MOIRE_GEGLU_TANH},
-                                                                 {"reglu", MOIRE_REGLU},
-                                                                 {"reglu2", MOIRE_REGLU2}};
+// Without a limit.
+const Words<int32_t> kActivations = {{"swiglu", MOIRE_SWIGLU},
+                                     {"geglu_tanh", MOIRE_GEGLU_TANH},
+                                     {"reglu", MOIRE_REGLU},
+                                     {"reglu2", MOIRE_REGLU2}};
 
 bool read_activation(std::string_view value, P& p) {
+  moire_activation plain{};
+  if (read_word(kActivations, value, plain.kind)) return p.activation = plain, true;
   const std::vector<std::string> parts = split(value, ':');
-  for (const auto& [name, kind] : kActivations) {
-    if (value == name) return p.activation = moire_activation{kind, 0, 0, 0}, true;
-  }
   if (parts[0] != "clamped_swiglu") return false;
   p.activation = Activation::clamped_swiglu();
   if (parts.size() == 1) return true;
@@ -156,9 +156,8 @@ bool read_activation(std::string_view value, P& p) {
 
 std::string write_activation(const P& p) {
   const Activation& a = p.activation;
-  for (const auto& [name, kind] : kActivations) {
-    if (a.kind == kind) return std::string(name);
-  }
+  const std::string_view word = word_of(kActivations, a.kind);
+  if (!word.empty()) return std::string(word);
   return text("clamped_swiglu:", number(a.limit), ":", number(a.alpha), ":", number(a.offset));
 }
 
