@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <new>
@@ -23,10 +24,7 @@ constexpr int64_t kMostBytes = int64_t{1} << 60;
 size_t mapped_bytes(int64_t bytes) { return static_cast<size_t>(bytes + 2 * kGuardBytes); }
 
 bool is_guard(const unsigned char* p) {
-  for (int64_t i = 0; i < kGuardBytes; ++i) {
-    if (p[i] != kGuardByte) return false;
-  }
-  return true;
+  return std::all_of(p, p + kGuardBytes, [](unsigned char byte) { return byte == kGuardByte; });
 }
 
 }  // namespace

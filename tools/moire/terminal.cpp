@@ -51,9 +51,8 @@ size_t output_width() { return width_of(STDOUT_FILENO); }
 
 std::string paint(Colour colour, const std::string& s) {
   static const bool is_on = wants_colour(STDOUT_FILENO);
-  static const char* const codes[] = {"0", "31", "32", "33", "1", "2"};
   if (!is_on || colour == Colour::kNone) return s;
-  return text("\033[", codes[static_cast<int>(colour)], "m", s, "\033[0m");
+  return text("\033[", static_cast<int>(colour), "m", s, "\033[0m");
 }
 
 std::string wrap(const std::string& line, size_t indent, size_t width) {
@@ -121,16 +120,14 @@ std::vector<Table::Column> Table::columns(size_t width) const {
   }
   if (total <= width) return columns;
   // The first column names the row.
-  const auto by_text = [&](const Column& a, const Column& b) {
-    const auto text = [&](const Column& c) {
-      return c.index != 0 && !is_right_[c.index] ? c.width : 0;
-    };
-    return text(a) < text(b);
-  };
-  Column& widest = *std::max_element(columns.begin(), columns.end(), by_text);
-  if (widest.index == 0 || is_right_[widest.index]) return columns;
+  Column* widest = nullptr;
+  for (Column& c : columns) {
+    const bool is_text = c.index != 0 && !is_right_[c.index];
+    if (is_text && (widest == nullptr || c.width > widest->width)) widest = &c;
+  }
+  if (widest == nullptr) return columns;
   const size_t excess = total - width;
-  widest.width = widest.width > excess + kNarrowestText ? widest.width - excess : kNarrowestText;
+  widest->width = std::max(widest->width, excess + kNarrowestText) - excess;
   return columns;
 }
 

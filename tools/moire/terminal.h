@@ -14,7 +14,8 @@ namespace moire::tool {
 
 using Json = nlohmann::ordered_json;
 
-enum class Colour { kNone, kRed, kGreen, kYellow, kBold, kDim };
+// By the number that selects it.
+enum class Colour { kNone = 0, kBold = 1, kDim = 2, kRed = 31, kGreen = 32, kYellow = 33 };
 
 // Coloured if stdout is a terminal and NO_COLOR is not set.
 std::string paint(Colour colour, const std::string& s);
