@@ -5,18 +5,14 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "staging/random.h"
+
 namespace moire::fuzz {
 
-class Random {
+class Random : public staging::Random {
  public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15u + 1) {}
+  explicit Random(uint64_t seed) : staging::Random(seed * 0x9E3779B97F4A7C15u + 1) {}
 
-  uint64_t bits() {  // SplitMix64
-    uint64_t z = state_ += 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
   // One of low ... high.
   int64_t integer(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(bits() % static_cast<uint64_t>(high - low + 1));
@@ -26,9 +22,6 @@ class Random {
   T pick(std::initializer_list<T> values) {
     return values.begin()[integer(0, static_cast<int64_t>(values.size()) - 1)];
   }
-
- private:
-  uint64_t state_;
 };
 
 }  // namespace moire::fuzz

@@ -7,13 +7,15 @@
 
 #include "commands.h"
 #include "machine.h"
-#include "random.h"
 #include "reference/fp8.h"
 #include "reference/tensor.h"
+#include "staging/random.h"
 #include "text.h"
 
 namespace moire::tool {
 namespace {
+
+using staging::Random;
 
 // Elements after which data repeat: a prime, so that no row of a matrix repeats at the same place.
 constexpr int64_t kPeriod = 1048573;

@@ -3,10 +3,12 @@
 #include <algorithm>
 
 #include "problem_fields.h"
-#include "random.h"
+#include "staging/random.h"
 
 namespace moire::tool {
 namespace {
+
+using staging::Random;
 
 // Around the widths of vectors and tiles, where kernels change their minds.
 constexpr int64_t kEdges[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129};

@@ -6,13 +6,15 @@
 #include <stdexcept>
 
 #include "cases.h"
-#include "random.h"
 #include "reference/expert_parallel.h"
 #include "staging/entry.h"
+#include "staging/random.h"
 #include "text.h"
 
 namespace moire::tool {
 namespace {
+
+using staging::Random;
 
 // k different experts for each token, some of which are nobody's.
 std::vector<int64_t> choose(const Problem& p, int64_t tokens, Random& random) {

@@ -4,10 +4,12 @@
 #include <numeric>
 
 #include "problem.h"
-#include "random.h"
+#include "staging/random.h"
 
 namespace moire::tool {
 namespace {
+
+using staging::Random;
 
 // `rows` in proportion to `weights`, by largest remainder, so that the sum is exact.
 std::vector<int64_t> share_out(int64_t rows, const std::vector<double>& weights) {

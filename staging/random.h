@@ -1,5 +1,5 @@
-// Random numbers that are the same with every standard library: a seed in a problem line is the
-// data.
+// Random numbers that are the same with every standard library: the seed of a problem or of a drawn
+// call is its data.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace moire::tool {
+namespace moire::staging {
 
 // SplitMix64 (Steele, Lea, Flood 2014).
 class Random {
@@ -51,4 +51,4 @@ class Random {
   bool has_spare_ = false;
 };
 
-}  // namespace moire::tool
+}  // namespace moire::staging
