@@ -13,10 +13,8 @@ bool is_one_of(std::string_view name, std::span<const std::string_view> names) {
 constexpr std::string_view kRowIdx[] = {"row_idx", "a_row_idx", "b_row_idx"};
 constexpr std::string_view kIndices[] = {"row_idx",    "a_row_idx",   "b_row_idx", "topk_idx",
                                          "gather_idx", "scatter_idx", "splits",    "places"};
-constexpr std::string_view kFP32[] = {
-    "probs",        "scale",         "bias_scale",       "grad_probs",        "grad_scale",
-    "topk_weights", "weights",       "grad_weights",     "grad_topk_weights", "expert_bias",
-    "b2_scale",     "grad_b2_scale", "topk_weights_recv"};
+// Of numbers for each row, choice or expert.
+constexpr std::string_view kSizesOfFP32[] = {"C", "Tk", "Ck", "E"};
 constexpr std::string_view kBetween[] = {"z", "act", "grad_z", "grad_act"};
 // Of any float type, whatever the operands are.
 constexpr std::string_view kFree[] = {"bias",    "b1",      "b2",     "grad_bias",
@@ -59,7 +57,7 @@ int32_t Draw::dtype_of(std::string_view name, std::string_view sizes) {
   if (name == "places" || name == "topk_idx_recv") return MOIRE_INT32;
   if (is_one_of(name, kIndices)) return index_dtype_;
   if (name == "offsets" || name == "counts") return MOIRE_INT64;
-  if (is_one_of(name, kFP32)) return MOIRE_FP32;
+  if (is_one_of(sizes, kSizesOfFP32)) return MOIRE_FP32;
   if (is_fp8(name)) return any_fp8();
   if (sizes == "??") return MOIRE_E8M0;
   if (sizes == "ZK" && (name == "source" || name == "target")) return element_;
