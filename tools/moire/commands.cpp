@@ -27,8 +27,8 @@ std::vector<Settings> spread(const std::vector<Settings>& lists, const std::stri
 void check_implementation(const std::string& name) {
   const std::vector<std::string> names = {"cpu", "cuda", "portable", "sm90"};
   if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) return;
-  throw UsageError(text("--implementation: found \"", name,
-                        "\", needed cpu, cuda, portable or sm90", did_you_mean(name, names)));
+  throw UsageError(text("--implementation: found \"", name, "\", needed ", list_of(names),
+                        did_you_mean(name, names)));
 }
 
 // "sm90", "sm100": an architecture, whether or not the library knows it.

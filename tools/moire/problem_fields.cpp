@@ -1,6 +1,5 @@
 #include "problem_fields.h"
 
-#include <cctype>
 #include <charconv>
 #include <functional>
 #include <utility>
@@ -47,13 +46,6 @@ std::string_view word_of(const Words<T>& words, const T& value) {
     if (meant == value) return word;
   }
   return "";
-}
-
-// "fp32, bf16 or fp16"
-std::string list_of(std::vector<std::string> words) {
-  const std::string last = words.back();
-  words.pop_back();
-  return text(join(words, ", "), " or ", last);
 }
 
 // `member` is a Problem's, or a function to what is in one.
@@ -316,15 +308,8 @@ const Field* find_field(std::string_view key) {
 }
 
 std::string Field::needed(std::string_view found) const {
-  if (codec.values.starts_with("a ")) return codec.values;  // no list of words
-  std::vector<std::string> words(1);
-  for (const char c : codec.values) {
-    const bool is_letter = std::islower(static_cast<unsigned char>(c)) != 0 || c == '_' ||
-                           std::isdigit(static_cast<unsigned char>(c)) != 0;
-    if (is_letter) words.back() += c;
-    if (!is_letter && !words.back().empty()) words.emplace_back();
-  }
-  return text(codec.values, did_you_mean(found, words));
+  const bool is_number = codec.values.starts_with("a ");
+  return text(codec.values, is_number ? "" : did_you_mean(found, codec.samples));
 }
 
 }  // namespace moire::tool

@@ -29,6 +29,12 @@ size_t distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+std::string list_of(std::vector<std::string> words) {
+  const std::string last = words.back();
+  words.pop_back();
+  return text(join(words, ", "), " or ", last);
+}
+
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   constexpr size_t kLongest = 64;  // of a word that was mistyped
   if (word.empty() || word.size() > kLongest) return "";

@@ -62,6 +62,8 @@ inline std::string join(const std::vector<std::string>& parts, std::string_view 
   return out;
 }
 
+// "fp32, bf16 or fp16"
+std::string list_of(std::vector<std::string> words);
 // The candidate that the word was probably meant to be; empty: none is near.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 // "; did you mean NEAREST?", or nothing.
