@@ -135,7 +135,7 @@ Problem smaller(const Problem& p) {
   small.topk = std::min(p.topk, std::max<int64_t>(1, small.groups));
   small.dropped = (small.topk - small.rows % small.topk) % small.topk;
   small.splits = Splits();
-  if (small.groups > 0) small.splits.kind = Splits::Kind::kRagged;
+  small.splits.kind = Splits::Kind::kRagged;
   return small;
 }
 

@@ -184,23 +184,21 @@ std::string warnings_text(const std::vector<BenchResult>& results, bool advice) 
 std::string results_text(const std::vector<BenchResult>& results, const MachineFacts& machine,
                          const Protocol& protocol, bool advice) {
   std::string out;
-  for (const std::string& line : split(machine_text(machine), '\n')) out += wrap(line, 4) + "\n";
-  if (advice) {
-    for (const std::string& line : split(protocol_text(protocol, machine), '\n')) {
-      out += wrap(line, 4) + "\n";
-    }
-  }
+  const auto say = [&](const std::string& lines, size_t indent = 4) {
+    for (const std::string& line : split(lines, '\n')) out += wrap(line, indent) + "\n";
+  };
+  say(machine_text(machine));
+  if (advice) say(protocol_text(protocol, machine));
   out += warnings_text(results, advice);
   if (is_any_under_load(results)) {
-    out += wrap("* measured while something else took part of the machine", 2) + "\n";
+    say("* measured while something else took part of the machine", 2);
   }
   for (const BenchResult& r : results) {
-    if (r.unsupported.empty()) continue;
-    out += wrap(text(r.problem.op->name, ": ", r.unsupported), 4) + "\n";
+    if (!r.unsupported.empty()) say(text(r.problem.op->name, ": ", r.unsupported));
   }
   const Table table = results_table(results, machine);
   if (const auto left_out = table.left_out(); !left_out.empty()) {
-    out += wrap(text("left out to fit: ", join(left_out, ", "), " (--json has them)"), 4) + "\n";
+    say(text("left out to fit: ", join(left_out, ", "), " (--json has them)"));
   }
   return out + "\n" + table.to_string();
 }

@@ -1,5 +1,6 @@
 #include "problem_source.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -64,19 +65,18 @@ std::vector<Problem> load_problems(const std::string& what) {
 }
 
 Problem with_settings(const Problem& problem, const std::vector<std::string>& settings) {
+  const auto sets = [&](std::string_view key) {
+    return std::any_of(settings.begin(), settings.end(),
+                       [&](const std::string& s) { return s.starts_with(text(key, "=")); });
+  };
+  const bool resizes = sets("rows") || sets("groups");
   std::string line;
   for (const Field& field : fields()) {
-    bool is_set = false;
-    bool resizes = false;
-    for (const std::string& setting : settings) {
-      is_set |= setting.starts_with(text(field.key, "="));
-      resizes |= setting.starts_with("rows=") || setting.starts_with("groups=");
-    }
     // A list of splits belongs to the rows and groups that it was written for.
     const bool is_stale =
         field.key == "splits" && resizes && problem.splits.kind == Splits::Kind::kList;
     const std::string value = field.codec.write(problem);
-    if (is_set || value.empty()) continue;
+    if (sets(field.key) || value.empty()) continue;
     line += text(field.key, "=", is_stale ? "ragged" : value, " ");
   }
   return parse_problem(line + join(settings, " "));
