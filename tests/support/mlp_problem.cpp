@@ -29,6 +29,27 @@ TestTensor row_indices(const MlpOptions& o, const Batch& batch, Random& random) 
   return index_tensor(o.index_type, rows);
 }
 
+// What forward and backward read alike, and what passes from one to the other.
+template <class A>
+A shared_args(const MlpProblem& m) {
+  A args;
+  args.x = m.x;
+  args.row_idx = m.row_idx;
+  args.w1 = m.w1;
+  args.w2 = m.w2;
+  args.b2 = m.b2;
+  args.probs = m.probs;
+  args.b2_scale = m.b2_scale;
+  args.b2_unscaled = m.options.b2_scale == B2Scale::kNothing ? 1 : 0;
+  args.groups = m.batch.groups();
+  args.activation = m.options.activation;
+  args.layout = m.options.layout;
+  args.tail = m.options.tail;
+  args.z = m.z;
+  if (m.options.saves_act) args.act = m.act;
+  return args;
+}
+
 template <class T>
 T accumulated(T gradient, const MlpOptions& o, Random& random) {
   if (o.accumulate) gradient.randomize(random);
@@ -94,43 +115,15 @@ MlpProblem::MlpProblem(const MlpOptions& o, Random& random) : options(o), batch(
 }
 
 GroupedMlpArgs MlpProblem::forward() const {
-  GroupedMlpArgs args;
-  args.x = x;
-  args.row_idx = row_idx;
-  args.w1 = w1;
+  auto args = shared_args<GroupedMlpArgs>(*this);
   args.b1 = b1;
-  args.w2 = w2;
-  args.b2 = b2;
-  args.probs = probs;
-  args.b2_scale = b2_scale;
-  args.b2_unscaled = options.b2_scale == B2Scale::kNothing ? 1 : 0;
-  args.groups = batch.groups();
-  args.activation = options.activation;
-  args.layout = options.layout;
-  args.tail = options.tail;
-  args.z = z;
-  if (options.saves_act) args.act = act;
   args.y = y;
   return args;
 }
 
 GroupedMlpBackwardArgs MlpProblem::backward(const MlpNeeds& needs) const {
-  GroupedMlpBackwardArgs args;
-  args.x = x;
-  args.row_idx = row_idx;
+  auto args = shared_args<GroupedMlpBackwardArgs>(*this);
   args.gathered_grad_y = options.gathered_grad_y ? 1 : 0;
-  args.w1 = w1;
-  args.w2 = w2;
-  args.b2 = b2;
-  args.probs = probs;
-  args.b2_scale = b2_scale;
-  args.b2_unscaled = options.b2_scale == B2Scale::kNothing ? 1 : 0;
-  args.groups = batch.groups();
-  args.activation = options.activation;
-  args.layout = options.layout;
-  args.tail = options.tail;
-  args.z = z;
-  if (options.saves_act) args.act = act;
   args.act_is_saved = options.saves_act ? 1 : 0;
   args.grad_y = grad_y;
   if (needs.x) args.grad_x = grad_x;
