@@ -103,11 +103,11 @@ TEST(BenchResult, MarksWhatWasMeasuredUnderLoadInTableAndChart) {
 
 TEST(Text, TheNearestWordIsOneThatWasMeant) {
   const std::vector<std::string> words = {"explain", "check", "bench", "fc1_dgrad"};
-  EXPECT_EQ(nearest("explian", words), "explain");
-  EXPECT_EQ(nearest("exp", words), "explain");
-  EXPECT_EQ(nearest("fc1_dgard", words), "fc1_dgrad");
-  EXPECT_EQ(nearest("foo", words), "");
-  EXPECT_EQ(nearest("", words), "");
+  EXPECT_EQ(did_you_mean("explian", words), "; did you mean explain?");
+  EXPECT_EQ(did_you_mean("exp", words), "; did you mean explain?");
+  EXPECT_EQ(did_you_mean("fc1_dgard", words), "; did you mean fc1_dgrad?");
+  EXPECT_EQ(did_you_mean("foo", words), "");
+  EXPECT_EQ(did_you_mean("", words), "");
 }
 
 TEST(Table, LeavesOutWhatItMayThenBreaksText) {

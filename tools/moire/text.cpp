@@ -35,7 +35,7 @@ std::string list_of(std::vector<std::string> words) {
   return text(join(words, ", "), " or ", last);
 }
 
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
   constexpr size_t kLongest = 64;  // of a word that was mistyped
   if (word.empty() || word.size() > kLongest) return "";
   std::string found;
@@ -48,11 +48,6 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
       found = candidate;
     }
   }
-  return found;
-}
-
-std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
-  const std::string found = nearest(word, candidates);
   return found.empty() ? "" : text("; did you mean ", found, "?");
 }
 

@@ -64,9 +64,8 @@ inline std::string join(const std::vector<std::string>& parts, std::string_view 
 
 // "fp32, bf16 or fp16"
 std::string list_of(std::vector<std::string> words);
-// The candidate that the word was probably meant to be; empty: none is near.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
-// "; did you mean NEAREST?", or nothing.
+// "; did you mean CANDIDATE?", of the one that the word was probably meant to be; "" if none is
+// near.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
 // "1.50 GiB"
