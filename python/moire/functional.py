@@ -51,8 +51,7 @@ learn(
     }
 )
 
-_TENSORS = ("moire_tensor", "moire_prepared_weight")
-_ARRAYS = (*_TENSORS, "uint8_t *", "int64_t *")
+_ARRAYS = ("moire_tensor", "moire_prepared_weight", "uint8_t *", "int64_t *")
 _LISTS = ("moire_weight", "moire_quantized", "moire_offsets_output *")
 
 
@@ -252,8 +251,9 @@ def grouped_mm(
     if b_t.ndim == 3 and b_t.shape[0] != groups.num_groups:
         raise invalid(f"{call}: b_t has {b_t.shape[0]} groups but offs has {groups.num_groups}")
     dtype = a.dtype if out_dtype is None else fw.compute_dtype(f"{call}: out_dtype", out_dtype)
-    how = {"num_groups": groups.num_groups, "dtype": dtype}
-    return run(_GROUPED_MM, fw, {"a": a, "b_t": b_t, "offsets": groups.offsets_for(a)}, how)
+    fields = {"a": a, "b_t": b_t}
+    groups.give(fields, a, groups.capacity)
+    return run(_GROUPED_MM, fw, fields, dtype)
 
 
 def call(name: str, /, **fields: Any) -> None:
@@ -320,47 +320,46 @@ def _value(fw, name, key, value, kind):
 
 
 class _GroupedMm(Op):
-    """d = a b_t with ragged rows of a (b_t of rank 3) or a ragged contraction (b_t of rank 2)."""
+    """d = a b_t with ragged rows of a (b_t of rank 3) or a ragged contraction (b_t of rank 2);
+    `how` is the type of d.
+    """
 
     def forward(self, fw, fields, how):
-        a, b_t, offsets = fields["a"], fields["b_t"], fields["offsets"]
+        a, b_t = fields["a"], fields["b_t"]
         if b_t.ndim == 3:
-            return {"d": _ragged_rows(fw, a, b_t, offsets, how["num_groups"], how["dtype"])}
-        return {"d": _ragged_contraction(fw, a.t(), b_t, offsets, how["num_groups"], how["dtype"])}
+            return {"d": _ragged_rows(fw, fields, a, b_t, how)}
+        return {"d": _ragged_contraction(fw, fields, a.t(), b_t, how)}
 
     def gradients(self, fw, fields, how, needs, likes):
-        a, b_t, offsets, n = fields["a"], fields["b_t"], fields["offsets"], how["num_groups"]
-        grad, found = fw.cast(fields["grad_d"], a.dtype), {}
+        a, b_t, found = fields["a"], fields["b_t"], {}
+        grad = fw.cast(fields["grad_d"], a.dtype)
         if b_t.ndim == 3:
             if needs["a"]:
-                found["a"] = _ragged_rows(fw, grad, b_t.transpose(1, 2), offsets, n, a.dtype)
+                found["a"] = _ragged_rows(fw, fields, grad, b_t.transpose(1, 2), a.dtype)
             if needs["b_t"]:
-                found["b_t"] = _ragged_contraction(fw, a, grad, offsets, n, b_t.dtype)
+                found["b_t"] = _ragged_contraction(fw, fields, a, grad, b_t.dtype)
         else:
             if needs["a"]:
-                rows = _ragged_rows(fw, b_t, grad.transpose(1, 2), offsets, n, a.dtype)
-                found["a"] = rows.t()
+                found["a"] = _ragged_rows(fw, fields, b_t, grad.transpose(1, 2), a.dtype).t()
             if needs["b_t"]:
-                found["b_t"] = _ragged_rows(fw, a.t(), grad, offsets, n, b_t.dtype)
+                found["b_t"] = _ragged_rows(fw, fields, a.t(), grad, b_t.dtype)
         return found
 
 
-def _ragged_rows(fw, a, b_t, offsets, num_groups, dtype):
+def _ragged_rows(fw, groups, a, b_t, dtype):
     """[rows, K] x [G, K, N]: a transposed view of [G, N, K] weights is used as it lies."""
     is_transposed = b_t.stride(-1) != 1
     b = b_t.transpose(1, 2) if is_transposed else b_t
-    fields = {"a": a, "b": [b], "b_layout": 0 if is_transposed else 1}
-    fields["d"] = fw.empty(a, (a.shape[0], b_t.shape[2]), dtype)
-    fields.update(offsets=offsets, num_groups=num_groups, capacity=a.shape[0])
-    fw.run("grouped_gemm", fields)
-    return fields["d"]
+    d = fw.empty(a, (a.shape[0], b_t.shape[2]), dtype)
+    fields = {"a": a, "b": [b], "b_layout": 0 if is_transposed else 1, "d": d}
+    fw.run("grouped_gemm", {**groups, **fields})
+    return d
 
 
-def _ragged_contraction(fw, a, b, offsets, num_groups, dtype):
+def _ragged_contraction(fw, groups, a, b, dtype):
     """[rows, M] and [rows, N] to [G, M, N]."""
-    d = fw.empty(a, (num_groups, a.shape[1], b.shape[1]), dtype)
-    fields = {"offsets": offsets, "num_groups": num_groups, "capacity": a.shape[0]}
-    fw.run("grouped_gemm_wgrad", {"a": a, "b": b, "d": [d], **fields})
+    d = fw.empty(a, (groups["num_groups"], a.shape[1], b.shape[1]), dtype)
+    fw.run("grouped_gemm_wgrad", {**groups, "a": a, "b": b, "d": [d]})
     return d
 
 

@@ -49,9 +49,7 @@ def glu(
     probs = as_fp32(fw, "glu", "probs", probs)
     fields = {"z": z, "probs": probs, "activation": activation, "layout": layout}
     if groups is not None:
-        groups = as_groups("glu", groups)
-        fields.update(offsets=groups.offsets_for(z), num_groups=groups.num_groups)
-        fields["capacity"] = groups.rows(z.shape[0])
+        as_groups("glu", groups).give(fields, z, z.shape[0])
     return run(_GLU, fw, fields)
 
 

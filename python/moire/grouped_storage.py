@@ -198,8 +198,9 @@ def write(fw, tensor, x, groups, row_idx):
         matrices = x if isinstance(x, list) else [x]
         fw.run("quantize_weight", {"source": [fw.detached(a) for a in matrices], **values})
     else:
-        values.update(_ragged(tensor, groups, x), source=fw.detached(x), row_idx=row_idx)
-        fw.run("quantize", values)
+        if groups is not None:
+            groups.give(values, x, tensor.shape[0])
+        fw.run("quantize", {**values, "source": fw.detached(x), "row_idx": row_idx})
 
 
 def requantized(tensor, source):
@@ -223,7 +224,9 @@ def _convert(entry, tensor, direction, target):
     fields = {"source": pair(fw, copy, tensor.element), "target": target, "direction": direction}
     fields["scaling"] = tensor.form.scaling
     fields["fractional_scales"] = int(tensor.fractional_scales)
-    fw.run(entry, {**fields, **_ragged(tensor, tensor.groups, copy.data)})
+    if tensor.groups is not None:
+        tensor.groups.give(fields, copy.data, tensor.shape[0])
+    fw.run(entry, fields)
 
 
 def check_groups(call, name, tensor, num_groups, offsets):
@@ -246,11 +249,3 @@ def check_groups(call, name, tensor, num_groups, offsets):
                 f"{call}: {name} was quantised for other groups: offsets[{g}] was {was}, and is "
                 f"{now} now"
             )
-
-
-def _ragged(tensor, groups, like):
-    """The fields of groups, where there are any."""
-    if groups is None:
-        return {}
-    size = {"num_groups": groups.num_groups, "capacity": tensor.shape[0]}
-    return {"offsets": groups.offsets_for(like), **size}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -81,6 +81,11 @@ class Groups:
         end = int(self.offsets[-1])
         if end > rows:
             raise invalid(f"{call}: the groups end at row {end}, past the {rows} rows of the data")
+
+    def give(self, fields: dict[str, Any], like: Array, rows: int) -> None:
+        """Those of moire.h to a call on arrays like this one; the ragged have `rows` rows."""
+        fields["offsets"], fields["num_groups"] = self.offsets_for(like), self.num_groups
+        fields["capacity"] = self.rows(rows)
 
     def offsets_for(self, array: Array) -> Array:
         """The offsets as an array like this, on its device; memory is shared if it can be."""

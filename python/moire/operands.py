@@ -119,9 +119,8 @@ class Operands:
         groups = self.groups = as_groups(call, groups)
         x, row_idx = fields["x"], fields.get("row_idx")
         rows = x if row_idx is None else check_rank(call, "row_idx", row_idx, 1)
-        offsets = fields["offsets"] = groups.offsets_for(x)
-        fields["num_groups"], fields["capacity"] = groups.num_groups, groups.rows(rows.shape[0])
-        check_inverse(self.fw, call, x, row_idx, fields.get("scatter_idx"), offsets)
+        groups.give(fields, x, rows.shape[0])
+        check_inverse(self.fw, call, x, row_idx, fields.get("scatter_idx"), fields["offsets"])
 
     def give_plan(self, plan):
         """The groups of rows in expert order, which are gathered from x."""

@@ -113,8 +113,8 @@ class _Scales:
             self.convert(source, from_layout, between, 0)
             source, from_layout = between, 0
         fields = {"source": source, "target": target, "from_": from_layout, "to_": to_layout}
-        fields.update(direction=self.direction, k=self.k, capacity=self.rows)
-        fields.update(offsets=self.groups.offsets_for(source), num_groups=len(self.splits))
+        fields.update(direction=self.direction, k=self.k)
+        self.groups.give(fields, source, self.rows)
         self.fw.run("convert_scales", fields)
 
 
