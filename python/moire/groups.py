@@ -76,10 +76,7 @@ class Groups:
 
     def check_rows(self, call: str, rows: int) -> None:
         """That the groups end within so many rows, where the offsets say so without a wait."""
-        if is_explaining() or not is_readable(self.offsets):
-            return
-        end = int(self.offsets[-1])
-        if end > rows:
+        if is_readable(self.offsets) and (end := int(self.offsets[-1])) > rows:
             raise invalid(f"{call}: the groups end at row {end}, past the {rows} rows of the data")
 
     def give(self, fields: dict[str, Any], like: Array, rows: int) -> None:
@@ -132,7 +129,7 @@ class Groups:
         read = Groups.of_offsets(**state)
         if read.offsets.dtype != framework_of("Groups", {"offsets": read.offsets}).int64:
             raise invalid(f"Groups: offsets in the pickle are {read.offsets.dtype}, must be int64")
-        if is_readable(read.offsets) and not is_explaining():
+        if is_readable(read.offsets):
             Groups(**state)  # raises where the values are no offsets
         self.__dict__.update(read.__dict__, _copies=copies)
 
@@ -202,7 +199,9 @@ def as_groups(call, groups):
 
 
 def is_readable(array):
-    """Whether values can be read here and now, without a wait for a device."""
+    """Whether values can be read here and now: they mean something, and no device is waited for."""
+    if is_explaining():
+        return False
     if isinstance(array, np.ndarray):
         return True
     if torch.compiler.is_compiling() or type(array) is not torch.Tensor or not array.is_cpu:

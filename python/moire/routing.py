@@ -10,7 +10,6 @@ import numpy as np
 
 from .arrays import as_fp32, check_array, check_rank, empty_indices, framework_of
 from .autograd import Op, run
-from .context import is_explaining
 from .dtypes import DTYPES, AnyArray, Array
 from .errors import invalid
 from .groups import Groups, is_readable
@@ -163,7 +162,7 @@ def check_inverse(fw, call, x, row_idx, scatter_idx, offsets):
     for name, array in (("row_idx", row_idx), ("scatter_idx", scatter_idx)):
         if fw.code(array) not in _INDEX_TYPES:
             raise invalid(f"{call}: {name} is {dtype_name(array)}, needs int32 or int64")
-    if is_explaining() or not all(is_readable(a) for a in (row_idx, scatter_idx, offsets)):
+    if not all(is_readable(a) for a in (row_idx, scatter_idx, offsets)):
         return
     taken, named = (np.asarray(fw.contiguous(array)) for array in (row_idx, scatter_idx))
     used = int(offsets[-1])
