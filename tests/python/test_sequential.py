@@ -9,7 +9,6 @@ import torch
 import truth
 from moire import nn
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
-from moire.nn import fusion
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -190,7 +189,7 @@ def test_explain_says_why_not_and_strict_raises(generator, monkeypatch, make, me
     assert message in sentence
     assert f"not fused: {sentence}" in str(moire.explain(chain, x, SPLITS, probs))
     assert torch.equal(chain(x, SPLITS, probs), one_by_one(modules, x, probs))
-    monkeypatch.setattr(fusion, "_run_alone", lambda *_: pytest.fail("something ran before"))
+    monkeypatch.setattr(nn.mlp, "_run_alone", lambda *_: pytest.fail("something ran before"))
     with moire.strict(), pytest.raises(moire.Unsupported) as e:
         chain(x, SPLITS, probs)
     assert message in str(e.value)

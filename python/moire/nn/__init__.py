@@ -7,9 +7,8 @@ moire.Groups.
 from __future__ import annotations
 
 from .checkpoint import convert_optimizer_state_dict, convert_state_dict
-from .fusion import Sequential, fuse
 from .linear import GroupedLinear
-from .mlp import GroupedMLP, ScaledGLU, ScaledSwiGLU
+from .mlp import GroupedMLP, ScaledGLU, ScaledSwiGLU, Sequential, fuse
 from .moe import MoE, Router
 
 __all__ = [
