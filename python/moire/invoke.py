@@ -70,8 +70,8 @@ class Indirect(Exception):
 
 
 class Entry:
-    """A C entry: function, workspace twin, argument struct, its fields, and which it writes; the C
-    types of its keywords are `kinds`. `writers` say how each keyword gets to its place: (keyword,
+    """A C entry: function, workspace twin, argument struct, and which fields it writes; the C types
+    of its keywords are `kinds`. `writers` say how each keyword gets to its place: (keyword,
     function of a _Call, field, at, the same for invoke.cpp).
     """
 
@@ -80,31 +80,32 @@ class Entry:
         self.groups_at, self.workspace_at = (
             members[field].offset if field in members else 0 for field in ("groups", "workspace")
         )
-        by_others = ("struct_size", "workspace", "num_outputs")  # a list says how many it has
-        fields = {f: m for f, m in members.items() if f not in by_others}
         self.name = name
         role = functools.partial(lib.moire_field_role, name.encode())
-        self.outputs = tuple(f for f in fields if role(f.encode()) == lib.MOIRE_ROLE_OUT)
+        self.outputs = tuple(f for f in members if role(f.encode()) == lib.MOIRE_ROLE_OUT)
         self.function = getattr(lib, f"moire_{name}")
         self.workspace = getattr(lib, f"moire_{name}_workspace", None)
         self.pointer = ffi.typeof(f"moire_{name}_args *")
         self.struct_size = ffi.sizeof(f"moire_{name}_args")
-        self.fields = [(field, keyword(field), m.type.cname) for field, m in fields.items()]
         self.kinds, self.writers = {}, []
-        for field, key, kind in self.fields:
-            at = fields[field].offset
-            if kind == "moire_groups":
-                self.kinds.update(offsets="int64_t *", num_groups="int64_t", capacity="int64_t")
-                continue
-            if kind == "moire_weight":
-                self._add(f"{key}_layout", "int32_t", field, at + _LAYOUT)
-            if kind == "moire_offsets_output *":
-                self.kinds.update(outputs_multiplier="form", outputs_no_leading_zero="flags")
-            if kind == _PREPARED:
-                self._add(f"{key}_form", "form", field, at + _FORM_AT)
-            is_of_scales = field.endswith(("_scales", "_scales_recv")) or name == "convert_scales"
-            write = _Call.scales if kind == "moire_tensor" and is_of_scales else None
-            self._add(key, kind, field, at, write)
+        for field, member in members.items():
+            if field not in ("struct_size", "workspace", "num_outputs"):  # which nobody gives
+                self._add_field(field, member.type.cname, member.offset)
+
+    def _add_field(self, field, kind, at):
+        key = field + "_" if field in ("from", "to") else field  # Python's own words
+        if kind == "moire_groups":
+            self.kinds.update(offsets="int64_t *", num_groups="int64_t", capacity="int64_t")
+            return
+        is_of_scales = field.endswith(("_scales", "_scales_recv")) or self.name == "convert_scales"
+        write = _Call.scales if kind == "moire_tensor" and is_of_scales else None
+        self._add(key, kind, field, at, write)
+        if kind == "moire_weight":
+            self._add(f"{key}_layout", "int32_t", field, at + _LAYOUT)
+        if kind == _PREPARED:
+            self._add(f"{key}_form", "form", field, at + _FORM_AT)
+        if kind == "moire_offsets_output *":
+            self.kinds.update(outputs_multiplier="form", outputs_no_leading_zero="flags")
 
     def _add(self, key, kind, field, at, write=None):
         write = write or _WRITERS.get(kind)
@@ -118,11 +119,6 @@ class Entry:
         addresses = (int(ffi.cast("uintptr_t", function)) for function in functions)
         fields = [(key, at, how) for key, _, _, at, how in self.writers]
         return module.entry(*addresses, self.struct_size, self.workspace_at, self.groups_at, fields)
-
-
-def keyword(field):
-    """The keyword of a field: its name, underscored where Python has that word for itself."""
-    return field + "_" if field in ("from", "to") else field
 
 
 def invoke(name, values, fw, is_direct=False):

@@ -19,31 +19,29 @@ from .errors import invalid
 from .values import tensors_of
 
 _SCHEMA_OF_KIND = {
-    "moire_tensor": "Tensor{alias}? {name}=None",
-    "moire_weight": "Tensor{alias}[]? {name}=None, int {name}_layout=0",
-    "moire_quantized": "Tensor{alias}[]? {name}=None",
-    "moire_prepared_weight": "Tensor{alias}? {name}=None, SymInt[] {name}_form=[]",
-    "moire_groups": "Tensor? offsets=None, SymInt num_groups=0, SymInt capacity=0",
-    "moire_offsets_output *": "Tensor{alias}[]? {name}=None, "
-    "SymInt[] {name}_multiplier=[], SymInt[] {name}_no_leading_zero=[]",
-    "uint8_t *": "Tensor? {name}=None",
-    "moire_activation": "float[] {name}=[]",
-    "moire_glu_layout": "SymInt[] {name}=[]",
-    "int32_t": "int {name}=0",
-    "int64_t": "SymInt {name}=0",
-    "float": "float {name}=0.0",
+    "moire_tensor": "Tensor{alias}? {key}=None",
+    "moire_weight": "Tensor{alias}[]? {key}=None",
+    "moire_quantized": "Tensor{alias}[]? {key}=None",
+    "moire_prepared_weight": "Tensor{alias}? {key}=None",
+    "moire_offsets_output *": "Tensor{alias}[]? {key}=None",
+    "int64_t *": "Tensor? {key}=None",
+    "uint8_t *": "Tensor? {key}=None",
+    "moire_activation": "float[] {key}=[]",
+    "moire_glu_layout": "SymInt[] {key}=[]",
+    "form": "SymInt[] {key}=[]",
+    "flags": "SymInt[] {key}=[]",
+    "int32_t": "int {key}=0",
+    "int64_t": "SymInt {key}=0",
+    "float": "float {key}=0.0",
 }
 
 
 def schema_of(entry):
     """The torch schema of a C entry."""
-    aliases = iter("abcdefghijklmnopqrstuvwxyz")
-    parts = [
-        _SCHEMA_OF_KIND[kind].format(
-            name=key, alias=f"({next(aliases)}!)" if field in entry.outputs else ""
-        )
-        for field, key, kind in entry.fields
-    ]
+    aliases, parts = iter("abcdefghijklmnopqrstuvwxyz"), []
+    for key, kind in entry.kinds.items():
+        alias = f"({next(aliases)}!)" if key in entry.outputs else ""
+        parts.append(_SCHEMA_OF_KIND[kind].format(key=key, alias=alias))
     # Which kernel runs is decided by tensors and by lists of them, but not by optional lists: an op
     # that begins with one would take meta and fake tensors for real ones.
     if parts[0].startswith("Tensor[]?"):
