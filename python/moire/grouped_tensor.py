@@ -211,7 +211,7 @@ class GroupedTensor(Stateful, Interchangeable):
     ) -> GroupedTensor:
         """The same on what `function` makes of each array; these groups, or its own."""
         copies = [copy and tuple(map(function, copy)) for copy in (self.rowwise, self.columnwise)]
-        return self.like(*copies, groups or self.groups, **changes)
+        return self.like(*copies, self.groups if groups is None else groups, **changes)
 
     # ---- gradients
 

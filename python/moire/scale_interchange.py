@@ -4,6 +4,7 @@ GroupedTensor and into one.
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 from .arrays import assign, check_array
@@ -73,15 +74,11 @@ class _Scales:
             )
         self.block = tensor.form.block
         self.own = tensor.copy_of(self.direction, call).scales
-        *_, self.k = tensor.shape
-        if tensor.ndim == 3:
-            num_groups, n, _ = tensor.shape
-            self.groups = Groups(splits=[n] * num_groups)
-            self.rows = num_groups * n
-        else:
-            self.rows = tensor.shape[0]
-            self.groups = tensor.groups or Groups(splits=[self.rows])
-        self.splits = self.groups.splits.tolist()
+        *matrices, n, self.k = tensor.shape
+        count, self.groups = math.prod(matrices), tensor.groups
+        if self.groups is None:
+            self.groups = Groups(splits=[n] * count)
+        self.rows, self.splits = count * n, self.groups.splits.tolist()
         # Column-wise scales of uniform matrices have no gaps between the groups.
         is_dense = tensor.ndim == 3 and self.direction != ROWWISE
         self.own_layout = _DENSE if is_dense else 0

@@ -147,3 +147,8 @@ def test_messages_of_splits_to_offsets(change, message):
     with pytest.raises(moire.InvalidArgument) as e:
         moire.splits_to_offsets(**{"splits": [3, 4], **change})
     assert message in str(e.value)
+
+
+def test_no_groups_move_with_their_tensor():
+    batch = moire.quantize(torch.ones(8, 32), moire.Groups(splits=[]))
+    assert batch.to("meta").groups.offsets.is_meta

@@ -70,6 +70,15 @@ def test_scales_of_other_libraries(generator, kind, direction, layout):
         back.import_scales(found[:-1], layout, direction)
 
 
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
+@pytest.mark.parametrize("layout", ["dense", "padded", "swizzled"])
+def test_scales_of_no_groups(generator, layout, direction):
+    tensor = moire.quantize(truth.draw(generator, 64, 64), moire.Groups(splits=[]), columnwise=True)
+    found = tensor.export_scales(layout, direction)
+    assert found.numel() == 0 or (layout, direction) == ("dense", "rowwise")  # rows of the tail
+    assert tensor.import_scales(found, layout, direction) is tensor
+
+
 def test_scales_that_have_one_layout_only(generator):
     _, blocks = ragged(generator, "fp8_block")
     with pytest.raises(moire.Unsupported, match="FP32 scales have one layout only"):
