@@ -167,7 +167,7 @@ class Torch:
         may_be_read_only = False
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
         address, device = torch.Tensor.data_ptr, torch.Tensor.device.__get__
-        concatenate = torch.cat
+        copy, concatenate = torch.clone, torch.cat
         _places = {None: ("cpu", 0)}
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
         _compute_dtypes = tuple(getattr(torch, name) for name in COMPUTE_DTYPES)
@@ -308,9 +308,6 @@ class Torch:
 
     def detached(array):
         return array.detach()
-
-    def copy(array):
-        return array.clone()
 
 
 _KINDS = (Numpy,) if torch is None else (Torch, Numpy)

@@ -140,11 +140,11 @@ def _give(given, grad_y, groups, wants, sums):
 def _wanted(call, wants, gradients, given):
     """The set of names; what is optional has a gradient where it is given."""
     names = gradients._fields
-    if not isinstance(wants, (tuple, list, set, frozenset)) or not wants:
-        needs = f"a tuple of names of {', '.join(names)}"
-        if isinstance(wants, (tuple, list, set, frozenset)):
-            raise invalid(f"{call}: wants is empty, must be {needs}")
+    needs = f"a tuple of names of {', '.join(names)}"
+    if not isinstance(wants, (tuple, list, set, frozenset)):
         raise wrong(f"{call}: wants", wants, needs)
+    if not wants:
+        raise invalid(f"{call}: wants is empty, must be {needs}")
     for name in wants:
         choice(f"{call}: wants", name, names)
         if name in given and given[name] is None:
