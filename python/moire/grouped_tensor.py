@@ -13,7 +13,7 @@ from .autograd import followed, of_decoded, of_parts, through, to_source
 from .context import restored_after_explaining
 from .dtypes import AnyArray, Array, Dtype, TorchDevice, torch
 from .errors import invalid
-from .grouped_state import Stateful
+from .grouped_interchange import Interchangeable
 from .grouped_storage import Copy, Kind, checked, empty_copy, parts_of, source_of
 from .groups import Groups, as_groups
 from .layouts import GluLayout, GluLayoutLike
@@ -27,11 +27,10 @@ from .recipes import (
     check_direction,
     check_element,
 )
-from .scale_interchange import Interchangeable
 from .values import flag, integer, torch_device, wrong
 
 
-class GroupedTensor(Stateful, Interchangeable):
+class GroupedTensor(Interchangeable):
     """Matrices in 8 bits: ragged [rows, k], divided by `groups`, or uniform [G, n, k].
 
     Made by moire.quantize, or from parts:
