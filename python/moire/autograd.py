@@ -12,28 +12,39 @@ from typing import Any, NamedTuple
 
 from . import context, tapes
 from .arrays import Torch, torch, version_of, was_written
+from .invoke import ENTRIES
 from .values import tensors_of
 
 
 @dataclass(eq=False)
 class Op:
-    """What a function runs: a row of data where one entry computes and another differentiates."""
+    """What a function runs: a row of data where one entry computes and another differentiates. What
+    a row does not say follows from their fields.
+    """
 
     entry: str  # computes the outputs
     backward: str  # computes grad_<name> of the inputs, from grad_<name> of the outputs
-    inputs: tuple  # arrays that may have a gradient
-    outputs: tuple  # arrays that the function returns
-    others: tuple = ()  # arrays that it is given as well
     # (fw, fields, how): the arrays that the forward writes, by name; fields is the mapping, `how`
     # says what of a layer is no field
     make: Any = None
+    inputs: tuple = ()  # arrays that may have a gradient
+    outputs: tuple = ()  # arrays that the function returns
     fixed: tuple = ()  # outputs of which there is no gradient
     saved: tuple = ()  # what else of the mapping the backward reads
-    always: tuple = ()  # gradients that it writes whether they are wanted or not
+    others: tuple = ()  # arrays that the function is given and neither entry reads
+    always: tuple = ()  # gradients that the backward writes whether they are wanted or not
     words: dict = field(default_factory=dict)  # what it calls things that are not called so here
 
     def __post_init__(self):
-        self.arrays = frozenset((*self.inputs, *self.others))
+        forward, backward = ENTRIES[self.entry], ENTRIES[self.backward]
+        ours = {theirs: name for name, theirs in self.words.items()}
+        reads = [ours.get(name, name) for name in backward.inputs]
+        writes = [ours.get(name, name) for name in backward.outputs]
+        returned = (n for n in forward.outputs if n in self.fixed or f"grad_{n}" in reads)
+        self.inputs = self.inputs or tuple(n for n in forward.inputs if f"grad_{n}" in writes)
+        self.outputs = self.outputs or tuple(returned)
+        self.saved = self.saved or tuple(n for n in reads if not n.startswith("grad_"))
+        self.arrays = frozenset((*forward.inputs, *reads, *self.inputs, *self.others))
 
     def forward(self, fw, fields, how):
         """Runs it; returns what it made."""

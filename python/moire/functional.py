@@ -366,7 +366,6 @@ def _ragged_contraction(fw, groups, a, b, dtype):
 _GROUPED_MM = _GroupedMm(
     *("grouped_gemm", "grouped_gemm_wgrad"),
     inputs=("a", "b_t"),
-    others=("offsets",),
     outputs=("d",),
     saved=("a", "b_t", "offsets"),
 )

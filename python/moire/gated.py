@@ -163,21 +163,12 @@ def permuted(fw, dim, size, from_layout, to_layout, source):
     return target.view(source.dtype).reshape(source.shape)
 
 
-_GLU = Op(
-    "glu",
-    "glu_backward",
-    inputs=("z", "probs"),
-    others=("offsets",),
-    make=lambda fw, f, how: {"act": fw.empty(f["z"], _act_shape(f), f["z"].dtype)},
-    outputs=("act",),
-    saved=("z", "probs", "offsets"),
-    always=("z",),
-)
+def _activated(fw, fields, how):
+    z, halves = fields["z"], num_halves(fields["layout"])
+    return {"act": fw.empty(z, (z.shape[0], z.shape[1] // halves), z.dtype)}
 
 
-def _act_shape(fields):
-    rows, columns = fields["z"].shape
-    return rows, columns // num_halves(fields["layout"])
+_GLU = Op("glu", "glu_backward", _activated, always=("z",))
 
 
 if torch is not None:

@@ -70,9 +70,9 @@ class Indirect(Exception):
 
 
 class Entry:
-    """A C entry: function, workspace twin, argument struct, and which fields it writes; the C types
-    of its keywords are `kinds`. `writers` say how each keyword gets to its place: (keyword,
-    function of a _Call, field, at, the same for invoke.cpp).
+    """A C entry: function, workspace twin, argument struct, and which arrays it reads and writes;
+    the C types of its keywords are `kinds`. `writers` say how each keyword gets to its place:
+    (keyword, function of a _Call, field, at, the same for invoke.cpp).
     """
 
     def __init__(self, name):
@@ -87,7 +87,7 @@ class Entry:
         self.workspace = getattr(lib, f"moire_{name}_workspace", None)
         self.pointer = ffi.typeof(f"moire_{name}_args *")
         self.struct_size = ffi.sizeof(f"moire_{name}_args")
-        self.kinds, self.writers = {}, []
+        self.kinds, self.writers, self.inputs = {}, [], []
         for field, member in members.items():
             if field not in ("struct_size", "workspace", "num_outputs"):  # which nobody gives
                 self._add_field(field, member.type.cname, member.offset)
@@ -96,6 +96,7 @@ class Entry:
         key = field + "_" if field in ("from", "to") else field  # Python's own words
         if kind == "moire_groups":
             self.kinds.update(offsets="int64_t *", num_groups="int64_t", capacity="int64_t")
+            self.inputs.append("offsets")
             return
         is_of_scales = field.endswith(("_scales", "_scales_recv")) or self.name == "convert_scales"
         write = _Call.scales if kind == "moire_tensor" and is_of_scales else None
@@ -111,6 +112,8 @@ class Entry:
         write = write or _WRITERS.get(kind)
         how = write.__name__ if write else _types(kind)
         self.kinds[key] = kind
+        if write and field not in self.outputs:
+            self.inputs.append(key)
         self.writers.append((key, write or _writer_of_numbers(how), field, at, how))
 
     def compile(self, module):

@@ -48,21 +48,14 @@ class Layer(Op):
     `readers`: by weight, which gradients are products with it.
     """
 
-    def __init__(self, entry, readers, inputs, vectors, make):
-        weights = tuple(readers)
-        forms = ("_quantized", "_copy", "_prepared")
-        of_weights = [f"{w}{form}" for w in weights for form in forms]
-        super().__init__(
-            entry,
-            f"{entry}_backward",
-            inputs=(*inputs, *weights),
-            others=(*_OTHERS, *of_weights),
-            make=make,
-            outputs=("y",),
-            saved=("row_idx", "scatter_idx", *vectors, "offsets", *weights),
-        )
-        self.weights, self.vectors, self.readers = weights, vectors, readers
+    def __init__(self, entry, readers, make, inputs=()):
+        others = ("scatter_idx", "y", "x_rowwise", "x_given", *(f"{w}_copy" for w in readers))
+        super().__init__(entry, f"{entry}_backward", make, inputs, others=others)
+        self.weights, self.readers = tuple(readers), readers
         self.writes = ENTRIES[self.backward].outputs
+        given = (n for n in ENTRIES[entry].inputs if f"grad_{n}" in self.writes)
+        self.vectors = tuple(n for n in given if n not in ("x", *readers))
+        self.saved = ("row_idx", "scatter_idx", *self.vectors, "offsets", *readers)
 
     def forward(self, fw, fields, how):
         if how.compute_dtype is not None:
@@ -242,7 +235,8 @@ class Moe(_Mlp):
     def __init__(self, *others):
         """others: what else has a gradient, by products with all weights."""
         readers = {w: {*names, *others} for w, names in _READERS.items()}
-        super().__init__("grouped_mlp", readers, (*_OF_MOE, *others), _OF_MLP, _made_by_mlp)
+        inputs = ("x", "topk_weights", "b1", "b2", "b2_scale", *others, *readers)
+        super().__init__("grouped_mlp", readers, _made_by_mlp, inputs)
 
     def forward(self, fw, fields, how):
         x, scatter_idx = fields["x"], fields["scatter_idx"]
@@ -361,10 +355,7 @@ def weight_gradient(fw, recipe, fields, grad_w, beta):
     fw.run("grouped_gemm_wgrad", {**values, **{name: fields[name] for name in _GROUPS}})
 
 
-_OTHERS = ("row_idx", "scatter_idx", "offsets", "y", "x_rowwise", "x_given")
-_OF_LINEAR, _OF_MLP = ("bias", "scale"), ("probs", "b1", "b2", "b2_scale")
-_OF_MOE = ("x", "topk_weights", "b1", "b2", "b2_scale")
 _READERS = {"w1": {"x"}, "w2": {"x", "w1", "b1", "probs", "topk_weights"}}
-LINEAR = _Linear("grouped_linear", {"w": {"x"}}, ("x", *_OF_LINEAR), _OF_LINEAR, _made_by_linear)
-MLP = _Mlp("grouped_mlp", _READERS, ("x", *_OF_MLP), _OF_MLP, _made_by_mlp)
+LINEAR = _Linear("grouped_linear", {"w": {"x"}}, _made_by_linear)
+MLP = _Mlp("grouped_mlp", _READERS, _made_by_mlp)
 MOE = Moe()

@@ -204,24 +204,11 @@ def _unpermuted(fw, fields, how):
     return {"y": fw.empty(rows, shape, rows.dtype)}
 
 
-_ROUTER = Op(
-    "router",
-    "router_backward",
-    inputs=("logits",),
-    others=("expert_bias",),
-    make=_chosen,
-    outputs=("topk_idx", "topk_weights"),
-    fixed=("topk_idx",),
-    saved=("logits", "topk_idx"),
-)
+_ROUTER = Op("router", "router_backward", _chosen, fixed=("topk_idx",))
 _PERMUTE = Op(
     "permute",
     "unpermute",
-    inputs=("x", "topk_weights"),
-    others=Plan._fields,
-    make=_permuted,
-    outputs=("rows", "probs"),
-    saved=("scatter_idx",),
+    _permuted,
     always=("x", "topk_weights"),
     words={
         "grad_rows": "rows",
@@ -230,12 +217,4 @@ _PERMUTE = Op(
         "grad_topk_weights": "topk_weights",
     },
 )
-_UNPERMUTE = Op(
-    "unpermute",
-    "unpermute_backward",
-    inputs=("rows", "weights"),
-    others=Plan._fields,
-    make=_unpermuted,
-    outputs=("y",),
-    saved=("rows", "weights", "offsets", "scatter_idx"),
-)
+_UNPERMUTE = Op("unpermute", "unpermute_backward", _unpermuted, others=("gather_idx",))
