@@ -54,14 +54,11 @@ _DEFAULT = _Settings()
 
 
 class Recording(NamedTuple):
-    """What a running explain() has found."""
+    """A running explain()."""
 
+    found: Any  # the Explanation, but for the steps
     contexts: dict  # by (kind, index): the explaining context, which holds the steps
-    saved: list  # what forwards keep for backwards
     undo: list  # what calls changed that were not run: (object, its attributes before)
-    not_fused: list  # what could have been one call and was not, and why
-    weights: dict  # bytes of the copies of weights that calls were given, by name
-    windows: list  # bytes of a communicator's window that calls take
 
 
 class _Own(threading.local):
@@ -282,7 +279,7 @@ def note_saved(kept, made):
     """Tells a running explain() what a forward keeps, by name; by reference, if it was not made."""
     if not is_explaining():
         return
-    saved = _settings.get().recording.saved
+    saved = _settings.get().recording.found.saved
     for name, value in kept.items():
         for tensor in value if isinstance(value, list) else [value]:
             if tensor is None:
@@ -294,12 +291,13 @@ def note_saved(kept, made):
 def note_weight(name, copies):
     """Tells a running explain() that a call was given copies of a weight, and their bytes."""
     if is_explaining():
-        _settings.get().recording.weights[name] = copies.nbytes
+        _settings.get().recording.found.weights[name] = copies.nbytes
 
 
 def note_window(num_bytes):
     """Tells a running explain() what a call takes of a communicator's window."""
-    _settings.get().recording.windows.append(num_bytes)
+    found = _settings.get().recording.found
+    found.window_bytes = max(found.window_bytes, num_bytes)
 
 
 def note_not_fused(what, reason):
@@ -310,7 +308,7 @@ def note_not_fused(what, reason):
     if now.strict:
         raise unsupported(f"{what} would not be one fused call, as strict asks: {reason}")
     if now.recording is not None:
-        now.recording.not_fused.append(f"{what}: {reason}")
+        now.recording.found.not_fused.append(f"{what}: {reason}")
 
 
 def check_backward():

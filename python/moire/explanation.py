@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
 from typing import Any, Callable
 
 from . import context as contexts
@@ -31,10 +30,9 @@ class Explanation(list):
     `window_bytes` is what calls take, at most, of a communicator's window on each rank.
     """
 
-    def __init__(self, steps: Iterable[dict[str, Any]], found: contexts.Recording) -> None:
-        super().__init__(steps)
-        self.saved, self.not_fused, self.weights = found.saved, found.not_fused, found.weights
-        self.window_bytes = max(found.windows, default=0)
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved, self.not_fused, self.weights, self.window_bytes = [], [], {}, 0
 
     @property
     def saved_bytes(self) -> int:
@@ -80,17 +78,19 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         raise wrong("explain: function", function, "callable")
     if contexts.is_explaining():
         raise invalid("explain: is already running; explain one call at a time")
-    found = contexts.Recording(contexts={}, saved=[], undo=[], not_fused=[], weights={}, windows=[])
+    recording = contexts.Recording(Explanation(), contexts={}, undo=[])
     try:
-        with contexts.changed(recording=found), _nothing_of_torch_stays():
+        with contexts.changed(recording=recording), _nothing_of_torch_stays():
             function(*args, **kwargs)
-        texts = (contexts.sized_text(lib.moire_explanation, c) for c in found.contexts.values())
-        return Explanation((step for text in texts for step in json.loads(text)), found)
+        for context in recording.contexts.values():
+            steps = json.loads(contexts.sized_text(lib.moire_explanation, context))
+            recording.found.extend(steps)
+        return recording.found
     finally:
-        for target, values in reversed(found.undo):
+        for target, values in reversed(recording.undo):
             for name, value in values.items():
                 setattr(target, name, value)
-        for context in found.contexts.values():
+        for context in recording.contexts.values():
             lib.moire_context_destroy(context)
 
 
