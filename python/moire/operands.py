@@ -221,11 +221,8 @@ class Operands:
                     copies[DIRECTIONS[direction]] = self._pair("grad_y", grad_y, direction)
             kept["grad_y"] = None
             kept.update((f"grad_y_{direction}", copy) for direction, copy in copies.items())
-        needs, likes = {}, {}
-        for name, array in fields.items():
-            is_list, is_wanted = isinstance(array, list), name in wants
-            needs[name] = [is_wanted] * len(array) if is_list else is_wanted
-            likes[name] = [_like(t) for t in array] if is_list else _like(array)
+        likes = named(spec, [(array.shape, array.dtype) for array in arrays])
+        needs = {n: n in wants if count is None else [n in wants] * count for n, count in spec}
         found = op.gradients(fw, kept, how, needs, likes)
         for w in op.weights:
             if w in wants and fields[w][0].ndim == 3:
@@ -316,7 +313,3 @@ def _check_recipe(call, name, tensor, recipe, form):
             f"{call}: {name} is quantised as {tensor.form.name}, but the recipe is "
             f"{recipe.name!r}, {needs}"
         )
-
-
-def _like(array):
-    return array.shape, array.dtype
