@@ -200,7 +200,7 @@ class Operands:
 
     def gradients(self, op, grad_y, wants, made):
         """The gradients by name, of what was made for grad_y; of a packed weight one array."""
-        fw, call, last, copies = self.fw, self.call, op.weights[-1], {}
+        fw, call, last = self.fw, self.call, op.weights[-1]
         self._check_copies(op, wants)
         for w in op.weights:
             if w in wants and not self.fields[w]:
@@ -218,9 +218,9 @@ class Operands:
             check_groups(call, "grad_y", grad_y, self.groups.num_groups, self.groups.offsets)
             for direction, readers in ((ROWWISE, op.readers[last]), (COLUMNWISE, {last})):
                 if not readers.isdisjoint(wants):
-                    copies[DIRECTIONS[direction]] = self._pair("grad_y", grad_y, direction)
+                    copy = self._pair("grad_y", grad_y, direction)
+                    kept[f"grad_y_{DIRECTIONS[direction]}"] = copy
             kept["grad_y"] = None
-            kept.update((f"grad_y_{direction}", copy) for direction, copy in copies.items())
         likes = named(spec, [(array.shape, array.dtype) for array in arrays])
         needs = {n: n in wants if count is None else [n in wants] * count for n, count in spec}
         found = op.gradients(fw, kept, how, needs, likes)

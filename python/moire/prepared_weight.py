@@ -41,14 +41,12 @@ class PreparedWeight:
         is_rowwise = weight_layout_code(call, weight_layout) == 0
         self.has_rowwise = is_rowwise or not forward_only
         self.has_columnwise = not is_rowwise or not forward_only
-        fw, w = self._source(call, weight)
-        first = w[0]
-        self.shape = (len(w), *first.shape) if first.ndim == 2 else tuple(first.shape)
-        self.dtype, self.device = first.dtype, getattr(first, "device", "cpu")
+        fw, w, self.shape = self._source(call, weight)
+        self.dtype, self.device = w[0].dtype, getattr(w[0], "device", "cpu")
         self._fields = {**self.recipe.fields, "forward_only": int(forward_only)}
         self._fields["w_layout"] = 0 if is_rowwise else 1
         size, self.form = prepared_form({**self._fields, "w": w}, fw)
-        memory = fw.empty(first, (size + _ALIGNMENT,), fw.dtype("uint8"))
+        memory = fw.empty(w[0], (size + _ALIGNMENT,), fw.dtype("uint8"))
         start = -fw.address(memory) % _ALIGNMENT
         self.memory = memory[start : start + size]
         self._write(fw, w)
@@ -59,7 +57,7 @@ class PreparedWeight:
 
     def quantize_(self, weight: Union[Array, Sequence[Array]]) -> PreparedWeight:
         """Of new values of the weight, in the same memory."""
-        fw, w = self._source("quantize_", weight)
+        fw, w, _ = self._source("quantize_", weight)
         self._write(fw, w)
         fw.written(self.memory)
         return self
@@ -68,7 +66,7 @@ class PreparedWeight:
         fw, w, shape, _ = source_of(call, weight, None, None)
         if len(shape) != 3:
             raise invalid(f"{call}: weight is {list(shape)}, needs [groups, out, in] or a list")
-        return fw, [fw.detached(a) for a in (w if isinstance(w, list) else [w])]
+        return fw, [fw.detached(a) for a in (w if isinstance(w, list) else [w])], shape
 
     def _write(self, fw, w):
         fields = {**self._fields, "w": w, "prepared": self.memory, "prepared_form": self.form}
