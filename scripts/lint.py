@@ -84,7 +84,7 @@ PARTS = (
     Part("expert parallelism", PARALLEL, 2492),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12951, without=PARALLEL),
     Part("Python", ("python/moire/",), 5100, ceiling=7782, without=INTEGRATIONS),
-    Part("tools", ("tools/",), 6500, ceiling=7368),
+    Part("tools", ("tools/",), 6500, ceiling=7370),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall
 

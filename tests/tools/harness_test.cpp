@@ -99,6 +99,8 @@ TEST(BenchResult, MarksWhatWasMeasuredUnderLoadInTableAndChart) {
   EXPECT_TRUE(has(results_text({r}, machine, {}, false), "* measured while something else"));
   EXPECT_TRUE(has(results_svg({r}, machine), "1.25 x baseline *</text>"));
   EXPECT_TRUE(has(results_svg({r}, machine), "* measured while something else"));
+  *r.ratio = {4754.51, 99.994, 7657.03};
+  EXPECT_TRUE(has(results_text({r}, machine, {}, false), "4755* [100 7657]"));
 }
 
 TEST(Text, TheNearestWordIsOneThatWasMeant) {

@@ -17,8 +17,10 @@ std::string ratio_text(const std::optional<Summary>& ratio, bool is_under_load) 
   const Colour colour = ratio->p10 > 1   ? Colour::kGreen
                         : ratio->p90 < 1 ? Colour::kRed
                                          : Colour::kNone;
-  return paint(colour, printed("%.2f%s [%.2f %.2f]", ratio->median, is_under_load ? "*" : "",
-                               ratio->p10, ratio->p90));
+  // Where one of the two was held up, digits behind the point would say nothing.
+  const char* const format = ratio->median < 100 ? "%.2f%s [%.2f %.2f]" : "%.0f%s [%.0f %.0f]";
+  return paint(colour,
+               printed(format, ratio->median, is_under_load ? "*" : "", ratio->p10, ratio->p90));
 }
 
 Json to_json(const GpuConditions& c) {
