@@ -40,7 +40,7 @@ from .routing import Plan, make_plan
 from .travel import OVERFLOW, OverProcessGroup, OverWindows
 from .values import choice, described, integer
 
-_DISPATCH_FORMATS = ("mxfp8", "fp8_block")
+DISPATCH_FORMATS = ("mxfp8", "fp8_block")
 
 
 class Received(NamedTuple):
@@ -100,7 +100,7 @@ class ExpertParallel:
         )
         self.overflow = choice(f"{call}: overflow", overflow, OVERFLOW)
         if dispatch_format is not None:
-            choice(f"{call}: dispatch_format", dispatch_format, _DISPATCH_FORMATS)
+            choice(f"{call}: dispatch_format", dispatch_format, DISPATCH_FORMATS)
         self.dispatch_format = dispatch_format
         if not self.has_windows:  # where there are, each call compares what the ranks were told
             told = {"num_experts": self.num_experts, "max_tokens": self.max_tokens}
@@ -185,7 +185,7 @@ class ExpertParallel:
     def _plan(self, idx):
         """Of choices [R C, k] as they came."""
         rows = self.max_rows
-        if rows is None and is_readable(idx) and not is_explaining():
+        if rows is None and is_readable(idx):
             rows = int((idx >= 0).sum())
         return make_plan(idx, self.num_local_experts, capacity=rows)
 

@@ -4,21 +4,22 @@
     --override.imports 'moire.torchtitan.experts={"recipe": "mxfp8"}'
 
 `experts` runs FC1, SwiGLU and FC2 of a rank's experts in one call, from BF16 as torchtitan does, or
-in the recipe that is asked for; checkpoints have the keys and shapes that they had. `dispatcher`
-sends a token once to each rank that has one of its experts; no host waits for a GPU there. Either
-does without the other. Router, shared experts and parallelism are torchtitan's.
+in the recipe that is asked for; models' checkpoints have the keys and shapes that they had.
+`dispatcher` sends a token once to each rank that has one of its experts; no host waits for counts.
+Either does without the other. Router, shared experts and parallelism are torchtitan's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch.distributed.tensor import DTensor
 
 try:
     from torchtitan.config import derive, override
+    from torchtitan.distributed.spmd_types import spmd_mesh_size
     from torchtitan.models.common.moe import GroupedExperts
     from torchtitan.models.common.token_dispatcher import (
         BaseEPTokenDispatcher,
@@ -32,12 +33,13 @@ except ImportError as e:
     ) from e
 
 from .errors import unsupported
-from .expert_parallel import ExpertParallel, Received
+from .expert_parallel import DISPATCH_FORMATS, ExpertParallel, Received
 from .functional import grouped_mlp
 from .groups import Groups
 from .layouts import Activation, GluLayout
 from .recipes import Recipe
 from .routing import Plan, make_plan, permute, unpermute
+from .values import choice, flag, integer
 
 _GATE_AND_UP = GluLayout(1)  # side by side, as torchtitan has them in one weight
 _ALPHA, _OFFSET = 1.702, 1.0  # of GPT-OSS's activation
@@ -84,35 +86,46 @@ class GptOssExperts(GptOssGroupedExperts):
         """As that of Experts."""
         w1, w2 = _local(self.mlp1_weight_EGD), _local(self.mlp2_weight_EDF)
         b1, b2 = _local(self.mlp1_bias_EG), _local(self.mlp2_bias_ED)
-        parts = _size_of_tensor_parallelism(self.mlp1_weight_EGD)
-        b2 = ScaleBiasForward.apply(b2, parts, b2.dtype)  # each adds it, and the sum is taken
+        b2 = _part_of_sum(b2, self.mlp2_bias_ED)
         return _run(x_RD, w1, w2, num_tokens_per_expert_E, b1=b1, b2=b2, **self.options)
 
 
 def _options_of(config):
-    recipe = Recipe.of(config.recipe, "moire.torchtitan: recipe")
-    return {"recipe": recipe, "save_act": config.save_act, "save_z": config.save_z}
+    call = "moire.torchtitan.experts"
+    recipe = Recipe.of(config.recipe, f"{call}: recipe")
+    recipe.check_operands(call, torch.bfloat16)
+    flags = {n: flag(f"{call}: {n}", getattr(config, n)) for n in ("save_act", "save_z")}
+    return {"recipe": recipe, **flags}
 
 
 def _local(parameter):
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _size_of_tensor_parallelism(parameter):
-    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-    names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
-    return mesh.size(names.index("tp")) if "tp" in names else 1
+def _part_of_sum(bias, parameter):
+    """What a rank adds of a bias that all ranks of the mesh "tp" add, whose sum is taken."""
+    if not isinstance(parameter, DTensor):  # gradients are summed over these ranks as well
+        return bias / spmd_mesh_size("tp")
+    mesh = parameter.device_mesh
+    names = mesh.mesh_dim_names or ()
+    parts = mesh.size(names.index("tp")) if "tp" in names else 1
+    return ScaleBiasForward.apply(bias, parts, bias.dtype)
 
 
 def _run(x, w1, w2, splits, **options):
-    groups = Groups(splits=splits, capacity=x.shape[0])
     options.update(layout=_GATE_AND_UP, compute_dtype=torch.bfloat16)
-    return grouped_mlp(x, w1, w2, groups, **options)
+    return grouped_mlp(x, w1, w2, Groups(splits=splits), **options)
 
 
 @override(target=GroupedExperts.Config, description="Routed experts in one call of moire.")
-def experts(cfg: GroupedExperts.Config, **options: Any) -> GroupedExperts.Config:
-    """What --override.imports names; options are the fields that Experts.Config adds."""
+def experts(
+    cfg: GroupedExperts.Config,
+    *,
+    recipe: Optional[str] = None,
+    save_act: bool = False,
+    save_z: bool = True,
+) -> GroupedExperts.Config:
+    """What --override.imports names; the options are those of Experts."""
     if type(cfg) is GroupedExperts.Config:
         cfg = fused_grouped_experts(cfg)  # initialisation and shards of w13
     made_of = {FusedGroupedExperts.Config: Experts, GptOssGroupedExperts.Config: GptOssExperts}
@@ -122,6 +135,7 @@ def experts(cfg: GroupedExperts.Config, **options: Any) -> GroupedExperts.Config
             "FusedGroupedExperts or GptOssGroupedExperts as torchtitan has them, without a "
             "converter; recipes of 8 bits are asked for by recipe"
         )
+    options = {"recipe": recipe, "save_act": save_act, "save_z": save_z}
     made = derive(cfg, made_of[type(cfg)].Config, **options)
     _options_of(made)
     return made
@@ -138,22 +152,19 @@ class _Sent(NamedTuple):
 class TokenDispatcher(BaseEPTokenDispatcher):
     """moire.ExpertParallel over the mesh "ep", or without one the order by expert alone.
 
-    max_rows, overflow and dispatch_format are those of ExpertParallel, whose max_tokens is the
-    number of tokens of a call: torchtitan gives all ranks as many. On a GPU, max_rows is the
-    memory that experts' rows take: without it, all that could come.
+    max_tokens is the number of tokens of a call, of which torchtitan gives all ranks as many;
+    dispatch_format is that of ExpertParallel. max_rows is the most rows that a rank's experts get,
+    which on a GPU is the memory that theirs take; None: all that may come.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseEPTokenDispatcher.Config):
         max_rows: Optional[int] = None
-        overflow: str = "refuse"
         dispatch_format: Optional[str] = None
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.options = {
-            name: getattr(config, name) for name in ("max_rows", "overflow", "dispatch_format")
-        }
+        self.max_rows, self.dispatch_format = config.max_rows, config.dispatch_format
         self.groups: dict[int, ExpertParallel] = {}  # by tokens of a rank
 
     def init_buffer(self) -> None:
@@ -171,7 +182,7 @@ class TokenDispatcher(BaseEPTokenDispatcher):
             plan = make_plan(topk_expert_ids_TK, self.num_experts)
             x, sent = x_TD, _Sent(plan, topk_scores_TK, None)
         else:
-            group = self._group(x_TD.shape[0])
+            group = self._group(x_TD)
             received = group.dispatch(x_TD, topk_expert_ids_TK, topk_scores_TK)
             x, sent = received.x, _Sent(received.plan, received.topk_weights, received)
         return permute(x, sent.plan), sent.plan.offsets.diff(), sent
@@ -179,21 +190,46 @@ class TokenDispatcher(BaseEPTokenDispatcher):
     def combine(
         self, routed_output_RD: torch.Tensor, metadata: _Sent, x_TD: torch.Tensor
     ) -> torch.Tensor:
-        """The experts' rows times their scores, summed for each token [T, D], in FP32."""
+        """The experts' rows times their scores, summed for each token [T, D]."""
         y = unpermute(routed_output_RD, metadata.plan, weights=metadata.weights)
         if metadata.received is None:
             return y
-        return self._group(x_TD.shape[0]).combine(y, metadata.received)
+        return self._group(x_TD).combine(y, metadata.received)
 
-    def _group(self, tokens):
+    @torch.compiler.disable(reason="moire.torchtitan.dispatcher over ranks is not compiled")
+    def _group(self, x):
+        tokens = x.shape[0]
         if tokens not in self.groups:
+            ranks, rows = self.ep_mesh.get_group(), self.max_rows
+            size = ranks.size()
+            if rows is None and not x.is_cpu:  # where it is not read; a token's experts differ
+                rows = max(tokens * size * min(self.top_k, self.num_experts // size), 1)
             told = {"num_experts": self.num_experts, "max_tokens": max(tokens, 1)}
-            ranks = self.ep_mesh.get_group()
-            self.groups[tokens] = ExpertParallel(ranks, **told, **self.options)
+            told.update(max_rows=rows, dispatch_format=self.dispatch_format)
+            self.groups[tokens] = ExpertParallel(ranks, **told)
         return self.groups[tokens]
 
 
 @override(target=LocalTokenDispatcher.Config, description="Tokens to experts by moire.")
-def dispatcher(cfg: LocalTokenDispatcher.Config, **options: Any) -> TokenDispatcher.Config:
-    """What --override.imports names; options are the fields that TokenDispatcher.Config adds."""
-    return derive(cfg, TokenDispatcher.Config, **options)
+def dispatcher(
+    cfg: LocalTokenDispatcher.Config,
+    *,
+    max_rows: Optional[int] = None,
+    dispatch_format: Optional[str] = None,
+) -> TokenDispatcher.Config:
+    """What --override.imports names; the options are those of TokenDispatcher."""
+    call = "moire.torchtitan.dispatcher"
+    if max_rows is not None:
+        integer(f"{call}: max_rows", max_rows, 1, 2**31 - 1)
+    if dispatch_format is not None:
+        choice(f"{call}: dispatch_format", dispatch_format, DISPATCH_FORMATS)
+    for name, instead in (
+        ("pad_multiple", "experts without a converter, since rows are not padded"),
+        ("non_blocking_capacity_factor", "max_rows of this override for it"),
+    ):
+        if getattr(cfg, name, None) is not None:
+            raise unsupported(
+                f"{call}: found {type(cfg).__qualname__} with {name} {getattr(cfg, name)}, needs "
+                + instead
+            )
+    return derive(cfg, TokenDispatcher.Config, max_rows=max_rows, dispatch_format=dispatch_format)

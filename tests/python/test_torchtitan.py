@@ -83,11 +83,12 @@ def outcome(layer, x, grad):
 
 
 def same(found, wanted, bound=BF16):
-    """NOTE: what routing counts is in both."""
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         if tensor.any():
             assert far(found[name], tensor) < bound, name
+        else:
+            assert not found[name].any(), name
 
 
 @pytest.fixture
@@ -124,6 +125,7 @@ def test_what_an_override_makes():
 def test_options_are_those_of_grouped_mlp(x, recipe):
     layer = built(config_of((EXPERTS, {"recipe": recipe, "save_act": True, "save_z": False})))
     experts, rows = layer.routed_experts.inner_experts, x[0].flatten(0, 1)
+    rows = rows * torch.logspace(-6, 6, D, base=2.0)  # so that blocks of 32 and of 128 differ
     splits = torch.tensor([10, 0, 7, 20, 0, 3, 5, 1])  # and a tail
     with torch.no_grad():
         found = experts(rows, splits)
@@ -158,10 +160,17 @@ def test_what_cannot_be_is_refused():
     from moire.torchtitan import experts
     from torchtitan.models.common.moe import GroupedExperts
 
-    with pytest.raises(moire.InvalidArgument, match="moire.torchtitan: recipe is 'mxfp4', must be"):
-        config_of((EXPERTS, {"recipe": "mxfp4"}))
-    with pytest.raises(ValueError, match="recip"):
-        config_of((EXPERTS, {"recip": "mxfp8"}))
+    for target, options, error, found in (
+        (EXPERTS, {"recipe": "mxfp4"}, moire.InvalidArgument, "recipe is 'mxfp4', must be"),
+        (EXPERTS, {"recipe": "fp32"}, moire.InvalidArgument, "'fp32' needs float32 operands, fou"),
+        (EXPERTS, {"save_act": "no"}, moire.InvalidArgument, "experts: save_act is 'no', must be"),
+        (EXPERTS, {"hidden_dim": 16}, TypeError, "hidden_dim"),
+        (DISPATCHER, {"max_rows": "many"}, moire.InvalidArgument, "dispatcher: max_rows is 'many'"),
+        (DISPATCHER, {"dispatch_format": "x"}, moire.InvalidArgument, "dispatch_format is 'x'"),
+        (DISPATCHER, {"num_experts": 4}, TypeError, "num_experts"),
+    ):
+        with pytest.raises(error, match=found):
+            config_of((target, options))
 
     class Converted(GroupedExperts):
         @dataclasses.dataclass(kw_only=True, slots=True)
@@ -178,16 +187,37 @@ def test_any_dispatcher_is_replaced(name):
     assert config.routed_experts.token_dispatcher.num_experts == E
 
 
-def spread_over_ranks(rank):
-    """Tokens of its own on each rank, experts as torchtitan spreads them."""
+def test_what_a_dispatcher_does_besides_is_not_dropped():
+    from moire.torchtitan import dispatcher
+    from torchtitan.models.common import token_dispatcher as theirs
+
+    of_both = {"num_experts": E, "top_k": K}
+    for config, found in (
+        (theirs.TorchAOTokenDispatcher.Config(**of_both, pad_multiple=32), "pad_multiple 32, nee"),
+        (
+            theirs.HybridEPTokenDispatcher.Config(**of_both, non_blocking_capacity_factor=0.5),
+            "non_blocking_capacity_factor 0.5, needs max_rows",
+        ),
+    ):
+        with pytest.raises(moire.Unsupported, match=found):
+            dispatcher(config)
+
+
+def dims_of(**sizes):
     from torchtitan.distributed import parallel_dims
     from torchtitan.distributed.utils import set_spmd_backend
 
     parallel_dims.device_type, backend = "cpu", "partial_dtensor"
     set_spmd_backend(backend)
-    sizes = dict(dp_replicate=1, dp_shard=2, cp=1, tp=1, pp=1, ep=2, world_size=2)
+    sizes = {"dp_replicate": 1, "cp": 1, "pp": 1, "world_size": 2, **sizes}
     dims = parallel_dims.ParallelDims(**sizes, spmd_backend=backend)
     dims.build_mesh()
+    return dims
+
+
+def spread_over_ranks(rank):
+    """Tokens of its own on each rank, experts as torchtitan spreads them."""
+    dims = dims_of(dp_shard=2, tp=1, ep=2)
     generator = torch.Generator().manual_seed(3)
     x, grad = torch.randn(2, 2, 20, D, generator=generator)  # of each rank
     whole = built(config_of())
@@ -211,6 +241,38 @@ def spread_over_ranks(rank):
         assert far(gate, wanted["router.gate.weight"]) < BF16
 
 
+def experts_are_compiled_where_rows_are_counted(rank):
+    """As torchtitan compiles: how many rows arrive, a graph does not know."""
+    dims = dims_of(dp_shard=2, tp=1, ep=2)
+    torch._dynamo.config.capture_scalar_outputs = True
+    generator = torch.Generator().manual_seed(4 + rank)
+    layer = built(config_of(EXPERTS, is_spread=True))
+    layer.parallelize(dims)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for tokens in (20, 12):
+        x, grad = torch.randn(2, 1, tokens, D, generator=generator)
+        found = []
+        for run in (layer, compiled):
+            leaf = x.clone().requires_grad_()
+            y = run(leaf)
+            y.backward(grad)
+            found.append((y.detach(), leaf.grad))
+        for eager, other in zip(*found):
+            assert far(other, eager) < BF16
+
+
+def the_dispatcher_says_that_it_is_not_compiled(rank):
+    layer = built(config_of(DISPATCHER, is_spread=True))
+    layer.parallelize(dims_of(dp_shard=2, tp=1, ep=2))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="moire.torchtitan.dispatcher over ranks is not compiled"):
+        compiled(torch.zeros(1, 20, D))
+
+
+CASES = [spread_over_ranks, experts_are_compiled_where_rows_are_counted]
+CASES += [the_dispatcher_says_that_it_is_not_compiled]
+
+
 def test_experts_spread_over_ranks(tmp_path):
-    args = (2, str(tmp_path / "store"), [spread_over_ranks])
+    args = (2, str(tmp_path / "store"), CASES)
     torch.multiprocessing.spawn(in_gloo, args, nprocs=2)
