@@ -402,7 +402,8 @@ void shared(auto& a, auto&& v) {
 
 }  // namespace fields
 
-void visit_fields(auto& args, auto&& visitor) {
+void visit_fields(auto& args, auto&& visitor) requires requires { fields::own(args, visitor); }
+{
   fields::own(args, visitor);
   fields::shared(args, visitor);
 }

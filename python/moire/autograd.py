@@ -27,10 +27,10 @@ class Op:
     # (fw, fields, how): the arrays that the forward writes, by name; fields is the mapping, `how`
     # says what of a layer is no field
     make: Any = None
-    inputs: tuple = ()  # arrays that may have a gradient
-    outputs: tuple = ()  # arrays that the function returns
+    inputs: Any = None  # arrays that may have a gradient
+    outputs: Any = None  # arrays that the function returns
     fixed: tuple = ()  # outputs of which there is no gradient
-    saved: tuple = ()  # what else of the mapping the backward reads
+    saved: Any = None  # what else of the mapping the backward reads
     others: tuple = ()  # arrays that the function is given and neither entry reads
     always: tuple = ()  # gradients that the backward writes whether they are wanted or not
     words: dict = field(default_factory=dict)  # what it calls things that are not called so here
@@ -41,9 +41,12 @@ class Op:
         reads = [ours.get(name, name) for name in backward.inputs]
         writes = [ours.get(name, name) for name in backward.outputs]
         returned = (n for n in forward.outputs if n in self.fixed or f"grad_{n}" in reads)
-        self.inputs = self.inputs or tuple(n for n in forward.inputs if f"grad_{n}" in writes)
-        self.outputs = self.outputs or tuple(returned)
-        self.saved = self.saved or tuple(n for n in reads if not n.startswith("grad_"))
+        if self.inputs is None:
+            self.inputs = tuple(n for n in forward.inputs if f"grad_{n}" in writes)
+        if self.outputs is None:
+            self.outputs = tuple(returned)
+        if self.saved is None:
+            self.saved = tuple(n for n in reads if not n.startswith("grad_"))
         self.arrays = frozenset((*forward.inputs, *reads, *self.inputs, *self.others))
 
     def forward(self, fw, fields, how):

@@ -48,7 +48,7 @@ class Layer(Op):
     `readers`: by weight, which gradients are products with it.
     """
 
-    def __init__(self, entry, readers, make, inputs=()):
+    def __init__(self, entry, readers, make, inputs=None):
         others = ("scatter_idx", "y", "x_rowwise", "x_given", *(f"{w}_copy" for w in readers))
         super().__init__(entry, f"{entry}_backward", make, inputs, others=others)
         self.weights, self.readers = tuple(readers), readers

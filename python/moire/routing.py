@@ -209,6 +209,7 @@ _PERMUTE = Op(
     "permute",
     "unpermute",
     _permuted,
+    saved=("scatter_idx",),
     always=("x", "topk_weights"),
     words={
         "grad_rows": "rows",

@@ -9,8 +9,7 @@
 
 namespace moire {
 
-// Parts of messages.
-static std::string to_text(std::span<const DType> dtypes) {
+std::string to_text(std::span<const DType> dtypes) {
   std::string out;
   for (size_t i = 0; i < dtypes.size(); ++i) {
     if (i != 0) out += i + 1 == dtypes.size() ? " or " : ", ";
@@ -18,7 +17,7 @@ static std::string to_text(std::span<const DType> dtypes) {
   }
   return out;
 }
-static std::string to_text(std::span<const NamedSize> shape) {
+std::string to_text(std::span<const NamedSize> shape) {
   std::string names = "[", sizes = "[";
   for (size_t i = 0; i < shape.size(); ++i) {
     names += concat(i == 0 ? "" : ", ", shape[i].name);

@@ -23,6 +23,10 @@ struct NamedSize {
   int64_t size;
 };
 
+// Parts of messages: "fp32, bf16 or fp16", "[k, n] = [64, 32]".
+std::string to_text(std::span<const DType> dtypes);
+std::string to_text(std::span<const NamedSize> shape);
+
 inline constexpr DType kFloatTypes[] = {DType::kFP32, DType::kBF16, DType::kFP16};
 inline constexpr DType kFP32Only[] = {DType::kFP32};
 inline constexpr DType kBF16Only[] = {DType::kBF16};

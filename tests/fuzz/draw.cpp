@@ -199,7 +199,7 @@ void Draw::scales_of_operand(const char* name, moire_tensor& t) {
 }
 
 void Draw::field(const char* name, const uint8_t*& bytes, Role, int64_t count) {
-  // Groups come later in the struct.
+  // Groups may come later in the struct; the plan has as many.
   static_cast<void>(count);
   if (!random_.percent(30)) return;
   auto* const betas = static_cast<uint8_t*>(memory_.take(name, plan_.num_groups));

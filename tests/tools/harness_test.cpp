@@ -108,6 +108,7 @@ TEST(Text, TheNearestWordIsOneThatWasMeant) {
   EXPECT_EQ(did_you_mean("explian", words), "; did you mean explain?");
   EXPECT_EQ(did_you_mean("exp", words), "; did you mean explain?");
   EXPECT_EQ(did_you_mean("fc1_dgard", words), "; did you mean fc1_dgrad?");
+  EXPECT_EQ(did_you_mean("zpif", {"uniform", "zipf:1"}), "; did you mean zipf:1?");
   EXPECT_EQ(did_you_mean("foo", words), "");
   EXPECT_EQ(did_you_mean("", words), "");
 }

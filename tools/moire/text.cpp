@@ -42,7 +42,8 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
   size_t least = word.size() / 3 + 1;  // a third of the letters may be wrong
   for (const std::string& candidate : candidates) {
     const bool is_begun = word.size() >= 3 && candidate.starts_with(word);
-    const size_t letters = is_begun ? 1 : distance(word, candidate);
+    const std::string head = candidate.substr(0, candidate.find(':'));  // of "zipf:1"
+    const size_t letters = is_begun ? 1 : std::min(distance(word, candidate), distance(word, head));
     if (letters < least) {
       least = letters;
       found = candidate;
