@@ -27,11 +27,11 @@ def normal(tensor):
 
 def config_of(*imports, of="common", comm_backend="standard", is_spread=False):
     """A MoE layer's, with overrides; `is_spread` over ranks by its experts."""
-    from torchtitan.models.qwen3 import sharding
     from torchtitan.config.override import OverrideConfig, apply_overrides
     from torchtitan.models.common import config_utils
     from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
     from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
+    from torchtitan.models.qwen3 import sharding
 
     kind = GroupedExperts if of == "common" else GptOssGroupedExperts
     names = ("w1_EFD", "w2_EDF", "w3_EFD", "mlp1_weight_EGD", "mlp1_bias_EG")
