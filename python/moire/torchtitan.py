@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
 import torch
-from torch.distributed.tensor import DTensor
 
 try:
+    from torch.distributed.tensor import DTensor  # since torch 2.5
     from torchtitan.config import derive, override
     from torchtitan.distributed.spmd_types import spmd_mesh_size
     from torchtitan.models.common.moe import GroupedExperts
