@@ -2,6 +2,9 @@
 // are judged without a GPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <random>
 #include <string>
 #include <type_traits>
 
@@ -137,6 +140,30 @@ TEST(Sm90Heuristics, MoreOfAnythingNeverCostsLess) {
 TEST(Sm90Heuristics, CostSaysWhatIsUseful) {
   const Cost cost = product_cost<TallTile>(8, 2048, 4000, 14336);
   EXPECT_EQ(cost.text(), "rows 98 % and columns 98 % useful, 37 bytes a clock, 10.8 waves");
+}
+
+// A block whose tile may be there is launched; those of few tiles leave the others' multiprocessors.
+TEST(Sm90Heuristics, ThereAreNoMoreBlocksThanTilesAndNoFewerThanTheyNeed) {
+  std::mt19937 random(std::random_device{}());
+  const auto up_to = [&](int64_t most) { return static_cast<int64_t>(random() % (most + 1)); };
+  for (int i = 0; i < 1000; ++i) {
+    const int64_t num_groups = 1 + up_to(20), n = 8 * (1 + up_to(60)), k = 8 * (1 + up_to(60));
+    moire_groups given{nullptr, num_groups, 0};
+    int64_t tiles = 0;
+    const auto take = [&](int64_t rows) {
+      given.capacity += rows;
+      tiles += ceil_div(rows, LowTile::kTileM) * ceil_div(n, LowTile::kTileN);
+    };
+    for (int64_t g = 0; g <= num_groups; ++g) take(up_to(3) == 0 ? 0 : up_to(400));  // and a tail
+    const int blocks = cost_of<LowTile>(ragged_m_sizes(given, n, k), kMultiprocessors).blocks;
+    EXPECT_GE(blocks, std::min<int64_t>(tiles, kMultiprocessors));
+    EXPECT_LE(blocks, kMultiprocessors);
+    const int of_wgrad = cost_of<LowTile>(ragged_k_sizes(given, n, k), kMultiprocessors).blocks;
+    const int64_t outputs = ceil_div(n, LowTile::kTileM) * ceil_div(k, LowTile::kTileN);
+    EXPECT_EQ(of_wgrad, std::min<int64_t>(num_groups * outputs, kMultiprocessors));
+  }
+  EXPECT_EQ(product_cost<LowTile>(2, 16, 256, 64).blocks, 3);  // each group's, and a tail's
+  EXPECT_EQ(product_cost<LowTile>(0, 0, 256, 64).blocks, kMultiprocessors);  // all is tail
 }
 
 TEST(Sm90Heuristics, Fp32GradientsPingPongInTheWiderTileUnlessItOverhangs) {

@@ -34,6 +34,7 @@ struct Cost {
   double bytes_per_clock;              // of operands, at the full rate of the tensor cores
   double waves;
   double clocks;
+  int blocks;  // one a multiprocessor, but no more than there may be tiles
 
   std::string text() const {
     return concat("rows ", percent(useful_rows), " and columns ", percent(useful_columns),
@@ -70,6 +71,10 @@ class CostModel {
     cost.bytes_per_clock = kStageBytes / products(P::kTileM);
     cost.waves = groups * column_tiles * row_tiles / num_multiprocessors;
     cost.clocks = work / num_multiprocessors + tile_clocks(P::kTileM) / 2;
+    // Of groups that all end in a tile, and of a tail. Without groups no number says how many.
+    const double most = column_tiles * (sizes_.is_ragged_m ? groups * (sizes_.m / P::kTileM + 1) + 1
+                                                           : groups * row_tiles);
+    cost.blocks = static_cast<int>(std::max(1.0, std::min<double>(num_multiprocessors, most)));
     return cost;
   }
 

@@ -32,7 +32,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& 
                     static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
                     vector_of<const float>(args.bias_scale)};
   if (!maps.status().ok()) return;
-  launch<P>(launcher, args.groups, operands, store, numbers(b, scratch.listed));
+  launch<P>(launcher, sizes(args), args.groups, operands, store, numbers(b, scratch.listed));
 }
 
 Status run(const Context& context, const GroupedGemmArgs& args) {

@@ -89,7 +89,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArg
       activation,
       left};
   if (!maps.status().ok()) return;
-  launch<P>(launcher, args.groups, operands, epilogue, numbers(b, scratch.listed));
+  launch<P>(launcher, sizes(args), args.groups, operands, epilogue, numbers(b, scratch.listed));
 }
 
 Status run(const Context& context, const GroupedGemmGluArgs& args) {
@@ -118,7 +118,7 @@ const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = {
       return scratch_of(args).arena.used();
     },
     [](const DeviceState& state, const GroupedGemmGluArgs& args) {
-      return with_tile(state, args, PolicyText{state}) + scratch_of(args).policy();
+      return with_tile(state, args, PolicyText()) + scratch_of(args).policy();
     },
     run,
     [](const DeviceState&, const GroupedGemmGluArgs& args) -> int64_t {

@@ -93,7 +93,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBac
       activation,
       vector_of<uint32_t>(args.act_columnwise.scales)};
   if (!maps.status().ok()) return;
-  launch<P>(launcher, args.groups, operands, epilogue, numbers(w2, scratch.listed));
+  launch<P>(launcher, sizes(args), args.groups, operands, epilogue, numbers(w2, scratch.listed));
 }
 
 Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,

@@ -1,5 +1,5 @@
-// The SM90 grouped GEMM: persistent blocks, one per multiprocessor, of one producer warpgroup and
-// two or three consumer warpgroups; BF16 operands, FP32 sums.
+// The SM90 grouped GEMM: persistent blocks, at most one per multiprocessor, of one producer
+// warpgroup and two or three consumer warpgroups; BF16 operands, FP32 sums.
 //
 // Roles
 //   scheduler  warp 1: draws this block's next tile when the producer nears the end of the last,

@@ -1,4 +1,4 @@
-// From a validated call to the kernel: maps of the operands, and one block per multiprocessor.
+// From a validated call to the kernel: maps of the operands, and persistent blocks.
 #pragma once
 
 #include <bit>
@@ -43,13 +43,14 @@ inline MatrixNumbers numbers(const Matrices& matrices, const ops::ListedMatrices
 }
 
 template <class P, class Operands, class Epilogue>
-void launch(Launcher& launcher, const moire_groups& groups, const Operands& operands,
-            const Epilogue& epilogue, const MatrixNumbers& matrices = {}) {
+void launch(Launcher& launcher, const ProductSizes& sizes, const moire_groups& groups,
+            const Operands& operands, const Epilogue& epilogue,
+            const MatrixNumbers& matrices = {}) {
+  const int blocks = cost_of<P>(sizes, launcher.state().num_multiprocessors).blocks;
   const Parameters<Operands, Epilogue> parameters{
       operands, epilogue, groups, matrices, launcher.tile_counter(), launcher.reporter()};
   launcher.launch(grouped_gemm<P, Operands, Epilogue>,
-                  {dim3(static_cast<unsigned>(launcher.state().num_multiprocessors)),
-                   dim3(P::kThreads), kSharedBytes<P>},
+                  {dim3(static_cast<unsigned>(blocks)), dim3(P::kThreads), kSharedBytes<P>},
                   parameters);
 }
 
@@ -66,16 +67,14 @@ inline ProductSizes sizes(const GroupedGemmWgradArgs& args) {
 
 // What explain says of a choice.
 struct PolicyText {
-  const DeviceState& state;
-
   template <class P>
   std::string operator()(const Cost& cost) const {
-    return concat(P::text(), ", ", state.num_multiprocessors, " persistent blocks; ", cost.text());
+    return concat(P::text(), ", ", cost.blocks, " persistent blocks; ", cost.text());
   }
 };
 template <class Tiles>
 std::string policy_text(const DeviceState& state, const ProductSizes& sizes) {
-  return with_cheapest(Tiles(), sizes, state.num_multiprocessors, PolicyText{state});
+  return with_cheapest(Tiles(), sizes, state.num_multiprocessors, PolicyText());
 }
 
 // Weights [n, k] or [k, n]; columns and rows of the stored matrices are as they are.

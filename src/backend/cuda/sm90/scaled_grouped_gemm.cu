@@ -59,7 +59,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& 
   const Store store{maps.ragged_rows("d", d, P::kBoxRows), n,
                     static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
                     vector_of<const float>(args.bias_scale)};
-  if (maps.status().ok()) launch<P>(launcher, args.groups, operands, store);
+  if (maps.status().ok()) launch<P>(launcher, sizes(args), args.groups, operands, store);
 }
 
 template <bool kIsE5M2>

@@ -56,7 +56,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradA
   const Accumulate<T> epilogue{maps.matrices("d", d, P::kBoxRows), operands.n, args.beta,
                                args.beta_per_group};
   if (!maps.status().ok()) return;
-  launch<P>(launcher, args.groups, operands, epilogue, numbers(d, scratch.d));
+  launch<P>(launcher, sizes(args), args.groups, operands, epilogue, numbers(d, scratch.d));
 }
 
 template <class T, bool kA5, bool kB5>
