@@ -956,6 +956,9 @@ MOIRE_API int32_t moire_communicator_nccl(const moire_communicator_options* opti
 /* This rank's window: zeroed at first, 256-byte aligned. */
 MOIRE_API int32_t moire_communicator_window(const moire_communicator* communicator, void** data,
                                             size_t* bytes);
+/* Which rank of how many, and the index of its CUDA device; -1 on the CPU. */
+MOIRE_API int32_t moire_communicator_rank(const moire_communicator* communicator, int32_t* rank,
+                                          int32_t* num_ranks, int32_t* index);
 /* This rank leaves: calls of the others fail from now on. Null is fine. */
 MOIRE_API void moire_communicator_destroy(moire_communicator* communicator);
 

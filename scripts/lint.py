@@ -77,13 +77,13 @@ PARTS = (
         "spine",
         ("include/", "src/core/", "src/ops/", "src/mlp/", "src/capi/", "src/backend/*"),
         7100,
-        ceiling=7858,
+        ceiling=7861,
         without=PARALLEL,
     ),
     Part("CPU", ("src/backend/cpu/",), 7500, without=PARALLEL),
-    Part("expert parallelism", PARALLEL, 2492),
+    Part("expert parallelism", PARALLEL, 2765),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12951, without=PARALLEL),
-    Part("Python", ("python/moire/",), 5100, ceiling=7786, without=INTEGRATIONS),
+    Part("Python", ("python/moire/",), 5100, ceiling=7810, without=INTEGRATIONS),
     Part("tools", ("tools/",), 6500, ceiling=7371),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall

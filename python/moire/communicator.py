@@ -33,18 +33,20 @@ class Communicator(contextlib.AbstractContextManager):
     or moire.check() raises.
     """
 
-    def __init__(
-        self, pointer: Any, rank: int, size: int, device: Any = None, ranks_there: int = 1
-    ) -> None:
-        """device: of CUDA, with an index; None: the CPU. ranks_there: how many are on it."""
-        self.pointer, self._process, self.rank, self.size = pointer, os.getpid(), rank, size
-        self._shares_device = device is not None and ranks_there > 1
+    def __init__(self, pointer: Any, ranks_there: int = 1) -> None:
+        """ranks_there: how many are on its device."""
+        self.pointer, self._process = pointer, os.getpid()
+        found = [ffi.new("int32_t *") for _ in range(3)]
+        contexts.raise_for(lib.moire_communicator_rank(pointer, *found))
+        self.rank, self.size, index = (number[0] for number in found)
+        is_on_cuda = index >= 0
+        self._shares_device = is_on_cuda and ranks_there > 1
         options, key = ffi.new("moire_context_options *"), None
         options.struct_size = ffi.sizeof("moire_context_options")
         options.num_threads, options.communicator = 1, pointer
-        if device is not None:
-            options.device, options.index = lib.MOIRE_CUDA, device.index
-            key = (device.type, device.index, None)  # the rank's others share its device state
+        if is_on_cuda:
+            options.device, options.index = lib.MOIRE_CUDA, index
+            key = ("cuda", index, None)  # the rank's others share its device state
         keeper, data = ffi.new("moire_context **"), ffi.new("void **")
         num_bytes = ffi.new("size_t *")
         contexts.raise_for(lib.moire_context_create(options, keeper))
@@ -52,10 +54,11 @@ class Communicator(contextlib.AbstractContextManager):
         # A rank's memory stays while it has a context. So those go when the last view has gone.
         self.contexts = {key: keeper[0]}  # as those in context.py
         held = ffi.gc(data[0], functools.partial(_destroy, self.contexts, self._process))
-        if device is None:
+        if not is_on_cuda:
             window = np.frombuffer(ffi.buffer(held, max(num_bytes[0], 1)), np.uint8)
             window = _as_array(window[: num_bytes[0]])
         else:
+            device = torch.device("cuda", index)
             window = torch.as_tensor(_OnDevice(held, num_bytes[0]), device=device)
         self.window: AnyArray = window
         self._closed = weakref.finalize(self, lib.moire_communicator_destroy, pointer)
@@ -87,7 +90,7 @@ class Communicator(contextlib.AbstractContextManager):
             options.indices = indices
         made = ffi.new("moire_communicator *[]", options.num_ranks)
         contexts.raise_for(lib.moire_communicator_threads(options, made))
-        return [cls(made[r], r, len(made), at, places.count(at)) for r, at in enumerate(places)]
+        return [cls(pointer, places.count(at)) for pointer, at in zip(made, places)]
 
     @classmethod
     def from_process_group(
@@ -104,18 +107,37 @@ class Communicator(contextlib.AbstractContextManager):
         """
         call = "Communicator.from_process_group"
         options = _options(call, window_bytes, timeout_ms, num_multiprocessors, on_cuda=True)
-        if torch is None:
-            raise invalid(f"{call}: process groups are Torch's, which is not installed")
         from .process_groups import nccl_ranks  # which needs Torch
 
         rank, size, nccl_id = nccl_ranks(call, process_group, options.window_bytes)
-        device = torch.device("cuda", torch.cuda.current_device())
-        indices, nccl_id = ffi.new("int32_t[]", [device.index]), ffi.from_buffer(nccl_id)
+        indices = ffi.new("int32_t[]", [torch.cuda.current_device()])
+        nccl_id = ffi.from_buffer(nccl_id)
         options.rank, options.num_ranks = rank, size
         options.indices, options.nccl_id = indices, nccl_id
+        return cls._of_nccl(options)
+
+    @classmethod
+    def from_nccl(
+        cls, comm: int, *, window_bytes: int, timeout_ms: int = 0, num_multiprocessors: int = 0
+    ) -> Communicator:
+        """This rank of an ncclComm_t of NCCL since 2.29.2, whose address is `comm`, on its device:
+        a call of all its ranks, with the same window_bytes. The numbers are those of threads().
+
+        The ncclComm_t stays the caller's, who destroys it when the Communicator, the layers that
+        have it and the last tensor of its window have gone: only then this rank's memory, which it
+        knows, is given back. close() alone gives nothing back.
+        """
+        call = "Communicator.from_nccl"
+        options = _options(call, window_bytes, timeout_ms, num_multiprocessors, on_cuda=True)
+        name = f"{call}: comm, the address of an ncclComm_t,"
+        options.nccl_comm = ffi.cast("void *", integer(name, comm, 1, 2**64 - 1))
+        return cls._of_nccl(options)
+
+    @classmethod
+    def _of_nccl(cls, options):
         made = ffi.new("moire_communicator **")
         contexts.raise_for(lib.moire_communicator_nccl(options, made))
-        return cls(made[0], rank, size, device)
+        return cls(made[0])
 
     def contexts_of_calls(self, stream: int) -> dict:
         """Those that its calls run on; an error where they cannot."""
@@ -182,6 +204,8 @@ def _options(call, window_bytes, timeout_ms, num_multiprocessors, on_cuda):
     options.timeout_ms = integer(f"{call}: timeout_ms", timeout_ms)
     name = f"{call}: num_multiprocessors"
     options.num_multiprocessors = integer(name, num_multiprocessors, 0, 2**31 - 1)
+    if on_cuda and torch is None:
+        raise invalid(f"{call}: windows of CUDA are tensors of Torch, which is not installed")
     if on_cuda:  # where nothing has no address
         options.device, options.window_bytes = lib.MOIRE_CUDA, max(options.window_bytes, 1)
     return options

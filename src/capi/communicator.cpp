@@ -55,6 +55,20 @@ int32_t moire_communicator_window(const moire_communicator* communicator, void**
   });
 }
 
+int32_t moire_communicator_rank(const moire_communicator* communicator, int32_t* rank,
+                                int32_t* num_ranks, int32_t* index) {
+  return guarded([&]() -> Status {
+    if (communicator == nullptr || rank == nullptr || num_ranks == nullptr || index == nullptr) {
+      return invalid("moire_communicator_rank", "communicator, rank, num_ranks or index is null");
+    }
+    const moire::Communicator& of = *communicator->value;
+    *rank = of.rank();
+    *num_ranks = of.size();
+    *index = of.device() == moire::Device::kCuda ? of.index() : -1;
+    return {};
+  });
+}
+
 void moire_communicator_destroy(moire_communicator* communicator) {
   if (communicator != nullptr) communicator->value->leave();
   delete communicator;

@@ -194,6 +194,20 @@ TEST_F(InC, EntriesRefuseNulls) {
   EXPECT_EQ(moire_communicator_window(communicators_[0], nullptr, nullptr), MOIRE_INVALID_ARGUMENT);
   EXPECT_STREQ(moire_last_error(),
                "moire_communicator_window: communicator, data or bytes is null");
+  EXPECT_EQ(moire_communicator_rank(communicators_[0], nullptr, nullptr, nullptr),
+            MOIRE_INVALID_ARGUMENT);
+  EXPECT_STREQ(moire_last_error(),
+               "moire_communicator_rank: communicator, rank, num_ranks or index is null");
+}
+
+TEST_F(InC, ARankSaysWhichOfHowManyItIs) {
+  for (int rank = 0; rank < 2; ++rank) {
+    int32_t found = 7, num_ranks = 7, index = 7;
+    EXPECT_EQ(moire_communicator_rank(communicators_[rank], &found, &num_ranks, &index), MOIRE_OK);
+    EXPECT_EQ(found, rank);
+    EXPECT_EQ(num_ranks, 2);
+    EXPECT_EQ(index, -1);  // the CPU
+  }
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ class LibraryWithoutGpu:
     """The C library, of which ranks that ask for CUDA get the CPU's, and all that they asked."""
 
     def __init__(self, lib):
-        self._lib, self.asked = lib, []
+        self._lib, self.asked, self.indices, self.ends = lib, [], {}, []
 
     def __getattr__(self, name):
         return getattr(self._lib, name)
@@ -42,12 +42,37 @@ class LibraryWithoutGpu:
         numbers = options.window_bytes, options.timeout_ms, options.num_multiprocessors
         self.asked.append((options.device, *numbers, indices))
         options.device = self.MOIRE_CPU
-        return self._lib.moire_communicator_threads(options, made)
+        code = self._lib.moire_communicator_threads(options, made)
+        self.indices.update((made[rank], index) for rank, index in enumerate(indices))
+        return code
 
     def moire_communicator_nccl(self, options, made):
-        nccl_id = bytes(moire.communicator.ffi.buffer(options.nccl_id, 128))
-        self.asked.append((options.rank, nccl_id))
-        return self.moire_communicator_threads(options, made)
+        """Of an ncclComm_t it is the second rank of three, on device 2."""
+        ffi = moire.communicator.ffi
+        if not options.nccl_comm:
+            self.asked.append((options.rank, bytes(ffi.buffer(options.nccl_id, 128))))
+            return self.moire_communicator_threads(options, made)
+        self.asked.append(int(ffi.cast("uintptr_t", options.nccl_comm)))
+        assert not (options.rank or options.num_ranks or options.indices or options.nccl_id)
+        indices, three = ffi.new("int32_t[]", [0, 1, 2]), ffi.new("moire_communicator *[3]")
+        options.num_ranks, options.indices = 3, indices
+        code = self.moire_communicator_threads(options, three)
+        made[0], self.indices[three[1]] = three[1], 2
+        return code
+
+    def moire_communicator_rank(self, pointer, rank, num_ranks, index):
+        code = self._lib.moire_communicator_rank(pointer, rank, num_ranks, index)
+        assert index[0] == -1
+        index[0] = self.indices.get(pointer, -1)
+        return code
+
+    def moire_communicator_destroy(self, pointer):
+        self.ends.append("left")
+        self._lib.moire_communicator_destroy(pointer)
+
+    def moire_context_destroy(self, context):
+        self.ends.append("memory")
+        self._lib.moire_context_destroy(context)
 
     def moire_context_create(self, options, made):
         self.asked.append((options.device, options.index))
@@ -64,13 +89,19 @@ def as_tensor_without_gpu(memory, device):
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """What C was asked for, where device 1 of CUDA seems to be Torch's current one."""
+def library(monkeypatch):
+    """That of C, where device 1 of CUDA seems to be Torch's current one."""
     library = LibraryWithoutGpu(moire.communicator.lib)
     monkeypatch.setattr(moire.communicator, "lib", library)
     monkeypatch.setattr(torch, "as_tensor", as_tensor_without_gpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    return library
+
+
+@pytest.fixture
+def asked(library):
+    """What C was asked for."""
     return library.asked
 
 
@@ -137,6 +168,42 @@ def test_a_process_group_of_nccl_is_connected_by_an_id(asked, monkeypatch):
         assert rank.contexts_of_calls(0) is rank.contexts
     finally:
         dist.destroy_process_group()
+
+
+def test_an_nccl_comm_says_rank_size_and_device_and_outlives_the_window(library):
+    address = 2**63 + 4096  # of which a signed integer knows nothing
+    told = {"window_bytes": 64, "timeout_ms": 9, "num_multiprocessors": 8}
+    rank = moire.Communicator.from_nccl(address, **told)
+    assert library.asked == [address, (1, 64, 9, 8, [0, 1, 2]), (1, 2)]
+    assert (rank.rank, rank.size, list(rank.contexts)) == (1, 3, [("cuda", 2, None)])
+    assert len(rank.window) == 64 and rank.contexts_of_calls(0) is rank.contexts
+    last = rank.window[60:]
+    rank.close()
+    del rank
+    gc.collect()
+    assert library.ends == ["left"] and last.fill_(3).sum() == 12
+    del last
+    gc.collect()
+    assert library.ends == ["left", "memory"]
+
+
+@pytest.mark.parametrize(
+    ("comm", "found"), [(0, "0"), (-8, "-8"), (2**64, str(2**64)), (True, "True"), (None, "None")]
+)
+def test_an_nccl_comm_is_an_address(library, comm, found):
+    needs = f"from_nccl: comm, the address of an ncclComm_t, is {found}, must be an integer, 1 to"
+    with pytest.raises(moire.InvalidArgument, match=needs):
+        moire.Communicator.from_nccl(comm, window_bytes=64)
+    with pytest.raises(moire.InvalidArgument, match="from_nccl: window_bytes is -1, must be"):
+        moire.Communicator.from_nccl(8, window_bytes=-1)
+    assert library.asked == []
+
+
+def test_an_nccl_comm_needs_a_library_for_it():
+    if moire.info()["cuda"]:
+        pytest.skip("this build reads the ncclComm_t: see test_cuda_windows.py")
+    with pytest.raises(moire.Unsupported, match="^communicator: .*CUDA"):
+        moire.Communicator.from_nccl(8, window_bytes=64)
 
 
 @pytest.mark.parametrize("kind", ("torch", "numpy"))

@@ -13,10 +13,11 @@ import test_expert_parallel as on_any
 import torch
 import torch.distributed as dist
 import worlds
+from moire.errors import unsupported
 from ranks import WINDOW, in_threads, join_processes
 
-THREADS, NCCL = "cuda windows of threads", "cuda windows of NCCL"
-WORLDS = [(1, THREADS), (2, THREADS), (4, THREADS), (1, NCCL), (2, NCCL)]
+THREADS, NCCL, COMM = (f"cuda windows of {what}" for what in ("threads", "NCCL", "an ncclComm_t"))
+WORLDS = [(n, THREADS) for n in (1, 2, 4)] + [(n, kind) for kind in (NCCL, COMM) for n in (1, 2)]
 
 # Of what kernels find, the next call of any thread says the first; a capture waits for the whole
 # GPU, and so may a graph's first replay, of which tests/gpu has a test with several ranks.
@@ -50,11 +51,22 @@ CASES = {name: run for name, run in on_any.CASES.items() if name not in OF_OTHER
 CASES[rows_move_as_on_the_cpu.__name__] = rows_move_as_on_the_cpu
 
 
-def in_process(run):
+def connected(kind):
+    """By NCCL: of the process group anew, or of its own ncclComm_t."""
+    told = {"window_bytes": WINDOW, "timeout_ms": 60_000}
+    if kind == NCCL:
+        return moire.Communicator.from_process_group(**told)
+    backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+    if not hasattr(backend, "_comm_ptr"):
+        raise unsupported("this Torch does not tell the ncclComm_t of a process group")
+    return moire.Communicator.from_nccl(backend._comm_ptr(), **told)
+
+
+def in_process(run, kind):
     """What the rank of this process raised, by rank, of those that NCCL connects."""
     at = worlds.OfProcesses()
     try:
-        with moire.Communicator.from_process_group(window_bytes=WINDOW, timeout_ms=60_000) as group:
+        with connected(kind) as group:
             at.group = group
             run(at)
             torch.cuda.synchronize()
@@ -74,16 +86,17 @@ def on_devices(size, window, **options):
 def work(process, size, kind, folder):
     """A world's ranks, or one: what each raised in a case goes into a file of the case's name."""
     worlds.DEVICE = torch.device("cuda")  # the one that is current in a rank's thread
-    if kind == NCCL:
+    if kind != THREADS:
         torch.cuda.set_device(process)
-        store = dist.FileStore(str(folder / "store"), size)
-        dist.init_process_group("nccl", store=store, rank=process, world_size=size)
+        ranks = {"store": dist.FileStore(str(folder / "store"), size), "world_size": size}
+        there = {} if kind == NCCL else {"device_id": torch.device("cuda", process)}  # at once
+        dist.init_process_group("nccl", rank=process, **ranks, **there)
     for name, run in CASES.items():
         if is_skipped(size, kind, name):
             continue
         try:
-            if kind == NCCL:
-                raised = in_process(run)
+            if kind != THREADS:
+                raised = in_process(run, kind)
             else:
                 raised = dict(enumerate(in_threads(size, run, make=on_devices)))
         except moire.Unsupported as e:  # NCCL is too old
@@ -104,7 +117,7 @@ def world(request, tmp_path_factory):
     if not torch.cuda.is_available() or moire.info()["devices"][-1]["device"] != "cuda":
         pytest.skip("needs a GPU, and a build of moire with CUDA")
     size, kind = request.param
-    processes = size if kind == NCCL else 1
+    processes = 1 if kind == THREADS else size
     if torch.cuda.device_count() < processes:
         pytest.skip(f"needs {processes} GPUs")
     folder = tmp_path_factory.mktemp("ranks")
