@@ -57,7 +57,7 @@ INTEGRATIONS = tuple(
     f"python/moire/{name}.py"
     for name in (
         *("hf", "megatron", "torchtitan"),
-        *("expert_parallel", "travel", "process_groups", "trained"),
+        *("expert_parallel", "micro_batches", "travel", "process_groups", "trained"),
     )
 )
 
@@ -83,7 +83,7 @@ PARTS = (
     Part("CPU", ("src/backend/cpu/",), 7500, without=PARALLEL),
     Part("expert parallelism", PARALLEL, 2765),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12951, without=PARALLEL),
-    Part("Python", ("python/moire/",), 5100, ceiling=7810, without=INTEGRATIONS),
+    Part("Python", ("python/moire/",), 5100, ceiling=7837, without=INTEGRATIONS),
     Part("tools", ("tools/",), 6500, ceiling=7371),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall

@@ -153,9 +153,11 @@ class Communicator(contextlib.AbstractContextManager):
             )
         return self.contexts
 
-    def divide(self, *parts: tuple[tuple[int, ...], Any]) -> list[AnyArray]:
-        """A tensor for each (shape, dtype), one behind the other from the window's beginning: the
-        same parts lie at the same place on every rank.
+    def divide(
+        self, *parts: tuple[tuple[int, ...], Any], half: Optional[int] = None
+    ) -> list[AnyArray]:
+        """A tensor for each (shape, dtype), one behind the other from the window's beginning, or
+        that of one of its halves (0 or 1): the same parts lie at the same place on every rank.
         """
         places, end = [], 0
         for shape, dtype in parts:
@@ -165,13 +167,16 @@ class Communicator(contextlib.AbstractContextManager):
             size = elements * self.window[:0].view(dtype).itemsize
             places.append((slice(end, end + size), dtype, shape))
             end += size + -size % 256
-        window = self.window
+        window, needed = self.window, end if half is None else 2 * end
+        if half is not None:
+            size = len(window) // 512 * 256
+            window = window[integer("communicator: half", half, 0, 1) * size :][:size]
         if contexts.is_explaining():  # how large it has to be is what is asked
-            contexts.note_window(end)
+            contexts.note_window(needed)
             window = np.empty(end, np.uint8) if torch is None else window.new_empty(end)
         if end > len(window):
             raise invalid(
-                f"communicator: the window has {len(window):,} bytes, needs {end:,} for "
+                f"communicator: the window has {len(self.window):,} bytes, needs {needed:,} for "
                 + ", ".join(f"{list(shape)} of {dtype}" for shape, dtype in parts)
             )
         return [window[place].view(dtype).reshape(shape) for place, dtype, shape in places]

@@ -34,11 +34,13 @@ from .communicator import Communicator
 from .context import is_explaining
 from .errors import invalid, unsupported
 from .groups import is_readable
-from .layers import MOE, Moe, features
+from .layers import Moe, features
+from .micro_batches import Moves, SumOfParts
 from .recipes import FORMATS
 from .routing import Plan, make_plan
 from .travel import OVERFLOW, OverProcessGroup, OverWindows
 from .values import choice, described, integer
+from .wgrad import FreshGradients
 
 DISPATCH_FORMATS = ("mxfp8", "fp8_block")
 
@@ -74,7 +76,8 @@ class ExpertParallel:
 
     Memory of a call and rank: R C rows of x sent, as many received, and of y again; what the
     experts make has max_rows rows. Of a Communicator's window a call takes R C rows with, in
-    dispatch, 8 bytes for each of their choices.
+    dispatch, 8 bytes for each of their choices. Of a call in n micro_batches a part has C / n and
+    max_rows / n, rounded up, and a window has two parts.
     """
 
     def __init__(
@@ -149,12 +152,13 @@ class ExpertParallel:
         ranks, and be 0; all ranks call it together. Gradients flow to x and topk_weights.
         FakeTensors are for process groups alone: windows hold values.
         """
-        topk_weights, places = self._places("dispatch", x, topk_idx, topk_weights)
+        topk_weights = self._checked("dispatch", x, topk_idx, topk_weights)
+        places = self._places(x, topk_idx, self._capacity("dispatch", x))
         x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
         return Received(x, idx, topk_weights, self._plan(idx), places)
 
-    def _places(self, call, x, topk_idx, topk_weights):
-        """The weights in FP32, and where the tokens go."""
+    def _checked(self, call, x, topk_idx, topk_weights):
+        """The weights in FP32, of arguments that are right."""
         for name, array, rank in (("x", x, 2), ("topk_idx", topk_idx, 2)):
             check_array(Torch, call, name, array)
             check_rank(call, name, array, rank)
@@ -177,14 +181,18 @@ class ExpertParallel:
             )
         if topk_idx.dtype not in (torch.int32, torch.int64):
             raise invalid(f"{call}: topk_idx is {topk_idx.dtype}, needs int32 or int64")
+        return topk_weights
+
+    def _places(self, x, topk_idx, capacity, *half):
+        """Where the tokens go; half: of a window, the one for them."""
         way = OverWindows if self.has_windows else OverProcessGroup
         with _mode_of(x):
             form = FORMATS.get(self.dispatch_format) if x.shape[1] else None
-            return topk_weights, way(self, topk_idx.detach(), self._capacity(call, x), form)
+            return way(self, topk_idx.detach(), capacity, form, *half)
 
-    def _plan(self, idx):
-        """Of choices [R C, k] as they came."""
-        rows = self.max_rows
+    def _plan(self, idx, parts=1):
+        """Of choices [R C, k] as they came, of one of so many parts of a call."""
+        rows = self.max_rows and -(-self.max_rows // parts)
         if rows is None and is_readable(idx):
             rows = int((idx >= 0).sum())
         return make_plan(idx, self.num_local_experts, capacity=rows)
@@ -207,17 +215,12 @@ class ExpertParallel:
         Torch.check_beside(call, y=y, received=received.x)
         return _Combine.apply(received.places, y, None)[0]
 
-    @torch.compiler.disable
-    def to_experts(
-        self, given: Any, topk_idx: torch.Tensor, topk_weights: torch.Tensor, **of_choices: Any
-    ) -> tuple[Any, ...]:
-        """Of a call moire.moe(..., group=self), whose weights are `given` already (Operands): (x,
-        topk_weights, plan) of what this rank received, and what runs the experts on it and sends
-        their results back.
+    def check_experts(self, given: Any, **of_choices: Any) -> None:
+        """That a call moire.moe(..., group=self) with these weights (Operands) can be one: what is
+        wrong should not be found when others wait for the second half.
         """
         x, experts = given.x, given.weight_shape("w1")
         hidden = features(given.fields, "w1")[1]
-        # What is wrong here should not be found when others wait for the second half.
         if experts[0] != self.num_local_experts or (x.ndim == 2 and x.shape[1] != hidden):
             raise invalid(
                 f"moe: x is {list(x.shape)} and w1 has {experts[0]} experts of {hidden} inputs, "
@@ -229,15 +232,60 @@ class ExpertParallel:
                     f"moe: {name} is of this rank's choices, but with group experts get others'; "
                     "needs dispatch and combine of the group around a moe of what came"
                 )
+
+    @torch.compiler.disable
+    def run_experts(
+        self, given: Any, choices: tuple[torch.Tensor, ...], wgrad: Any, run: Any, parts: int
+    ) -> torch.Tensor:
+        """y of such a call: run(given, *choices, plan, wgrad, way) runs the experts on given.x,
+        which is what this rank received.
+        """
+        if parts > 1:
+            return self._run_in_parts(given, choices, wgrad, run, parts)
+        x, (topk_idx, topk_weights) = given.x, choices
         if not self.has_windows:
-            received = self.dispatch(x, topk_idx, topk_weights)
-            return received.x, received.topk_weights, received.plan, _ThenCombine(self, received)
-        topk_weights, places = self._places("moe", x, topk_idx, topk_weights)
+            got = self.dispatch(x, topk_idx, topk_weights)
+            return self.combine(run(given.of(got.x), *got[1:4], wgrad), got)
+        topk_weights = self._checked("moe", x, topk_idx, topk_weights)
+        places = self._places(x, topk_idx, self._capacity("moe", x))
         rest = _rest_of(given.recipe, torch.is_grad_enabled())
         with torch.no_grad():
             rows, idx, weights = places.spread(x.contiguous(), topk_weights, rest)
-        sent = {"x_sent": x, "topk_weights_sent": topk_weights}
-        return rows, weights, self._plan(idx), _InWindows(places, sent)
+        given = given.of(rows)
+        given.fields.update(x_sent=x, topk_weights_sent=topk_weights)
+        return run(given, idx, weights, self._plan(idx), wgrad, _InWindows(places, _EXPERTS))
+
+    def _run_in_parts(self, given, choices, wgrad, run, count):
+        """In so many parts: micro_batches.py has the picture."""
+        topk_weights = self._checked("moe", given.x, *choices)
+        whole = given.x, choices[0], topk_weights
+        sizes = [len(part) for part in topk_weights.tensor_split(count)]
+        parts = list(zip(*(tensor.split(sizes) for tensor in whole)))
+        capacity = -(-self._capacity("moe", given.x) // count)
+        wgrad = [SumOfParts(sink, count) for sink in wgrad or (FreshGradients, FreshGradients)]
+        moves, found = Moves(given.x), []
+
+        def dispatch(part):
+            x, idx, weights = parts[part]
+            with moves.beside(x, idx, weights):
+                places = self._places(x, idx, capacity, part % 2)
+                x, idx, weights = _Dispatch.apply(places, x, weights)
+                plan = self._plan(idx, count)
+                return moves.mark(x, weights, *plan), places, given.of(x), (idx, weights, plan)
+
+        try:
+            ahead = dispatch(0)
+            for part in range(count):
+                mark, places, came, choices = ahead
+                ahead = dispatch(part + 1) if part + 1 < count else None
+                moves.wait(mark)
+                way = _InWindows(places, _ROWS) if self.has_windows else None
+                y = run(came, *choices, wgrad, way)
+                with moves.beside(y):
+                    found.append(_Combine.apply(places, y, None)[0])
+        finally:
+            moves.wait(moves.mark(*found))
+        return torch.cat(found)
 
     def _capacity(self, call, x):
         """C of this call."""
@@ -316,32 +364,33 @@ class _Combine(torch.autograd.Function):
         return None, x, choices[1] if choices else None
 
 
-class _ThenCombine(NamedTuple):
-    """Of a process group: experts on what a rank received, then their results back."""
-
-    group: ExpertParallel
-    received: Received
-
-    def run(self, given, *options):
-        return self.group.combine(given.run(MOE, *options), self.received)
-
-
 class _InWindows(NamedTuple):
-    """Of windows: both in one op, which passes gradients on to what this rank sent."""
+    """Experts on rows that came into a window and go from there."""
 
     places: OverWindows
-    sent: dict
+    op: Moe
 
     @torch.compiler.disable
     def run(self, given, *options):
-        given.fields.update(self.sent)
         self.places.y_dtype = given.result
-        return given.run(_EXPERTS, *options, self.places)
+        return given.run(self.op, *options, self.places)
 
 
-class _Experts(Moe):
-    """moe on x and topk_weights that came from all ranks, whose gradients are those of x_sent and
-    topk_weights_sent. Rows travel no wider than x did, whatever the experts compute in.
+class _Rows(Moe):
+    """moe on what came from all ranks. Rows travel no wider than x did, whatever the experts
+    compute in.
+    """
+
+    def _of_tokens(self, fw, how, like, shape, dtype):
+        """In the window, from which they go, if they go as they are."""
+        if dtype.itemsize > how.route.dtype.itemsize:
+            return super()._of_tokens(fw, how, like, shape, dtype)
+        return how.route.empty_rows(shape, dtype)
+
+
+class _Experts(_Rows):
+    """Then what was made goes back, and gradients of x and topk_weights are those of x_sent and
+    topk_weights_sent: one op, which leaves rows where they lie.
     """
 
     def forward(self, fw, fields, how):
@@ -362,12 +411,6 @@ class _Experts(Moe):
             found["x_sent"], found["topk_weights_sent"] = back
         return {**found, "x": None, "topk_weights": None}
 
-    def _of_tokens(self, fw, how, like, shape, dtype):
-        """In the window, from which they go, if they go as they are."""
-        if dtype.itemsize > how.route.dtype.itemsize:
-            return super()._of_tokens(fw, how, like, shape, dtype)
-        return how.route.empty_rows(shape, dtype)
-
 
 def _rest_of(recipe, is_kept):
     """What spread() leaves in rows that no expert reads. Those of 8 bits may be quantised with all
@@ -378,4 +421,4 @@ def _rest_of(recipe, is_kept):
     return "anything" if is_kept else "window"
 
 
-_EXPERTS = _Experts("x_sent", "topk_weights_sent")
+_ROWS, _EXPERTS = _Rows(), _Experts("x_sent", "topk_weights_sent")

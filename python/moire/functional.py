@@ -23,6 +23,7 @@ gathered from by reference; Recipe(save=) decides otherwise, moire.explain says 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Optional
 
 from .arrays import DEFAULT, Numpy, as_fp32, check_array, framework_of
@@ -167,6 +168,7 @@ def moe(
     save_z: bool = True,
     wgrad: Any = None,
     group: Any = None,
+    micro_batches: int = 1,
 ) -> Array:
     """y_t = sum over j of topk_weights[t, j] * expert topk_idx[t, j] (x_t): the seam for any
     model's own router.
@@ -177,23 +179,34 @@ def moe(
 
     group is an ExpertParallel whose ranks have the experts: topk_idx is among all of them, weights
     and biases are of this rank's, and neither a plan nor an array b2_scale can be given. The
-    ranks call it together.
+    ranks call it together. With micro_batches (as many on all ranks) tokens are cut into parts,
+    and those of one move beside the experts of another.
     """
     call = "moe"
     given = Operands(call, x, recipe, {"b1": b1, "b2": b2, "b2_scale": own_scale(b2_scale)})
-    fw, fields = given.fw, given.fields
-    check_array(fw, call, "topk_weights", topk_weights)
+    check_array(given.fw, call, "topk_weights", topk_weights)
     if plan is None:
-        check_array(fw, call, "topk_idx", topk_idx)
+        check_array(given.fw, call, "topk_idx", topk_idx)
     given.give_weight("w1", w1, weight_layout, w1_quantized)
     given.give_weight("w2", w2, weight_layout, w2_quantized)
     given.give_gating(act, layout, w1, w1_quantized)
-    if group is not None:  # x, its weights and the plan are those of what came from here on
-        if not hasattr(group, "to_experts"):
-            raise wrong(f"{call}: group", group, "a moire.ExpertParallel")
-        of_choices = {"plan": plan, "b2_scale": own_scale(b2_scale)}
-        came = group.to_experts(given, topk_idx, topk_weights, **of_choices)
-        given.x, topk_weights, plan, way = came
+    parts = integer(f"{call}: micro_batches", micro_batches, 1)
+    run = partial(_on_tokens, b2_scale, compute_dtype, (save_act, save_z))
+    if group is None:
+        if parts > 1:
+            raise invalid(f"{call}: micro_batches is {parts}, but there is no group")
+        return run(given, topk_idx, topk_weights, plan, wgrad)
+    if not hasattr(group, "run_experts"):
+        raise wrong(f"{call}: group", group, "a moire.ExpertParallel")
+    group.check_experts(given, plan=plan, b2_scale=own_scale(b2_scale))
+    return group.run_experts(given, (topk_idx, topk_weights), wgrad, run, parts)
+
+
+def _on_tokens(
+    b2_scale, compute_dtype, options, given, topk_idx, topk_weights, plan, wgrad, way=None
+):
+    """moe of the tokens given.x, whose weights are `given` already."""
+    call, fw, fields = given.call, given.fw, given.fields
     given.give_x(compute_dtype)
     if plan is None:
         plan = make_plan(topk_idx, given.weight_shape("w1")[0])
@@ -208,8 +221,8 @@ def moe(
     given.give_b2_scale(b2_scale, shape)
     given.give_plan(plan)
     out_dtype = fw.float32 if given.result == fw.float32 else x.dtype
-    options = wgrad, save_act, save_z, out_dtype
-    return given.run(MOE, *options) if group is None else way.run(given, *options)
+    options = wgrad, *options, out_dtype
+    return given.run(MOE, *options) if way is None else way.run(given, *options)
 
 
 def grouped_mm(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Literal, Union
 
 from .arrays import Torch, as_fp32, check_array, check_rank, framework_of, torch
@@ -42,6 +43,12 @@ class Operands:
         self.fw = framework_of(call, {**gradient, "x": self.array}, optional)
         self.fields = {"x": None, **optional}
         self.result = self.compute_dtype = self.grad_x_out = None
+
+    def of(self, x):
+        """The same weights and options for other tokens."""
+        given = copy(self)
+        given.x, given.array, given.fields = x, x, dict(self.fields)
+        return given
 
     def give_x(self, compute_dtype):
         """x in the type that was asked for (the result comes back in its own), or autocast's."""

@@ -43,13 +43,14 @@ def _decoded(codes, scales, form, dtype):
 class OverWindows:
     """Where the tokens of one rank lie in the windows of a Communicator's ranks.
 
-    A window is used from its beginning in each call, and emptied after it: what a layer keeps for
-    its backward is not in it.
+    A window, or a half of it, is used from its beginning in each call, and emptied after it: what a
+    layer keeps for its backward is not in it.
     """
 
-    def __init__(self, group, topk_idx, capacity, form=None):
+    def __init__(self, group, topk_idx, capacity, form=None, half=None):
         """form: of rows that travel in 8 bits."""
         tokens, self.rows, self.form = topk_idx.shape[0], group.size * capacity, form
+        self.half = half
         self.ranks, self.overflow, self.nobody = group.group, OVERFLOW.index(group.overflow), None
         self.dtype = self.y_dtype = None  # of rows that went; what y is cast to before it does
         self.choices = {"topk_idx": topk_idx.clone(), "num_experts": group.num_experts}
@@ -78,7 +79,7 @@ class OverWindows:
             shape = self.rows, topk_weights.shape[1]
             received.update(topk_idx_recv=(shape, torch.int32))
             received.update(topk_weights_recv=(shape, torch.float32))
-        into = self.ranks.divide(*received.values())
+        into = self.ranks.divide(*received.values(), half=self.half)
         if topk_weights is not None and x.is_cuda:
             into[-2].fill_(-1)  # a call that fails there is found later, and nobody sent anything
         self._call("dispatch", **fields, **sent, **dict(zip(received, into)))
@@ -98,7 +99,7 @@ class OverWindows:
 
     def empty_rows(self, shape, dtype):
         """Memory at the beginning of the window, from which gather() takes it as it lies."""
-        return self.ranks.divide((shape, dtype))[0]
+        return self.ranks.divide((shape, dtype), half=self.half)[0]
 
     def gather(self, rows, topk_weights=None, dtype=None):
         """The other way, of rows [R C, H] and weights [R C, k]: (y [T, H], the sums over ranks in
@@ -112,7 +113,8 @@ class OverWindows:
             sent["topk_weights_recv"] = topk_weights
             made["topk_weights"] = topk_weights.new_empty(self.choices["topk_idx"].shape)
             fields.update(self.choices)
-        parts = self.ranks.divide(*((part.shape, part.dtype) for part in sent.values()))
+        shapes = ((part.shape, part.dtype) for part in sent.values())
+        parts = self.ranks.divide(*shapes, half=self.half)
         for part, values in zip(parts, sent.values()):
             if part.data_ptr() != values.data_ptr():
                 part.copy_(values)
@@ -123,7 +125,7 @@ class OverWindows:
 class OverProcessGroup:
     """Where the tokens of one rank of a process group lie among the rows that it sends."""
 
-    def __init__(self, group, topk_idx, capacity, form=None):
+    def __init__(self, group, topk_idx, capacity, form=None, half=None):
         tokens, ranks, local = topk_idx.shape[0], group.size, group.num_local_experts
         self.exchange, self.rows, self.form = group._exchange, ranks * capacity, form
         _check_choices(topk_idx, group.num_experts)

@@ -5,10 +5,12 @@ of threads is made for each.
 """
 
 import contextlib
+import functools
 import os
 import traceback
 
-import moe_cases  # noqa: F401 (they are run here)
+import micro_batch_cases  # noqa: F401 (they are run here)
+import moe_cases  # noqa: F401
 import moire
 import pytest
 import torch
@@ -29,6 +31,7 @@ from worlds import (
     WIDTH,
     OfProcesses,
     World,
+    at_once,
     case,
     close,
 )
@@ -336,17 +339,18 @@ def a_step_is_one_graph_on_gpus(at):
         return
     world, other = World(at, 3, torch.bfloat16), World(at, 3, torch.bfloat16, seed=2)
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        world.together(group)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = world.together(group)[1:]
-    for name in ("x", "grad_y", "w1", "w2", "idx", "weights"):
-        getattr(world, name).copy_(getattr(other, name))
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, other.together(group)[1:]))
+    for run in (None, functools.partial(at_once, micro_batches=3)):
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(side):
+            world.together(group, run)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            found = world.together(group, run)[1:]
+        for name in ("x", "grad_y", "w1", "w2", "idx", "weights"):
+            getattr(world, name).copy_(getattr(other, name))
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(found, other.together(group, run)[1:]))
+        world = World(at, 3, torch.bfloat16)
 
 
 def work(rank, size, backend, folder):

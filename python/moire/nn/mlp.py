@@ -135,13 +135,15 @@ class GroupedMLP(OfLayers, torch.nn.Module):
         *,
         plan: Optional[Plan] = None,
         group: Any = None,
+        micro_batches: int = 1,
         is_first_microbatch: Optional[bool] = None,
     ) -> torch.Tensor:
         """x [T, H] through the experts topk_idx [T, k], or a plan's, weighted: [T, N]. Of an
-        ExpertParallel, these are this rank's experts.
+        ExpertParallel, these are this rank's experts; micro_batches as in moire.moe.
         """
         routed = {"topk_idx": topk_idx, "topk_weights": topk_weights, "plan": plan, "group": group}
-        return moe(x, **routed, **self._options(is_first_microbatch))
+        options = self._options(is_first_microbatch)
+        return moe(x, **routed, micro_batches=micro_batches, **options)
 
 
 def fused_options(fc1, activation, fc2, is_first_microbatch):

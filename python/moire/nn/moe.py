@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Callable, Optional, Union
 
 import torch
@@ -13,6 +12,7 @@ from ..communicator import Communicator
 from ..dtypes import Device
 from ..errors import invalid
 from ..expert_parallel import ExpertParallel, ranks_of
+from ..micro_batches import stream_beside
 from ..routing import check_choice, router
 from ..values import flag, integer, wrong
 from .linear import OfLayers, parameter_options
@@ -88,6 +88,9 @@ class MoE(OfLayers, torch.nn.Module):
     overlap  on GPUs the shared expert runs in a stream of its own, beside what moves tokens between
              ranks: a Communicator with few num_multiprocessors leaves it the others. Its backward
              runs there too
+    micro_batches
+             parts that a group's tokens are cut into, on all ranks: on GPUs those of one move, in a
+             stream of their own, beside the experts of another
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class MoE(OfLayers, torch.nn.Module):
         *,
         group: Optional[Union[ExpertParallel, Communicator, dist.ProcessGroup]] = None,
         overlap: bool = False,
+        micro_batches: int = 1,
     ) -> None:
         super().__init__()
         if not isinstance(experts, GroupedMLP):
@@ -118,8 +122,10 @@ class MoE(OfLayers, torch.nn.Module):
             raise invalid(f"MoE: the router scores {scores} experts but there are {there_are}")
         if flag("MoE: overlap", overlap) and shared is None:
             raise invalid("MoE: overlap is on, but there is no shared expert to run beside")
+        if integer("MoE: micro_batches", micro_batches, 1) > 1 and group is None:
+            raise invalid(f"MoE: micro_batches is {micro_batches}, but there is no group")
         self.experts, self.router, self.shared, self.group = experts, router, shared, group
-        self.overlap = overlap
+        self.overlap, self.micro_batches = overlap, micro_batches
 
     def forward(
         self, x: torch.Tensor, *, is_first_microbatch: Optional[bool] = None
@@ -130,7 +136,7 @@ class MoE(OfLayers, torch.nn.Module):
             y = self._routed(x, is_first_microbatch)
             return y if self.shared is None else y + self.shared(x)
         here = torch.cuda.current_stream(x.device)
-        beside = _stream_beside(here)
+        beside = stream_beside(here, "a shared expert")
         beside.wait_stream(here)
         x.record_stream(beside)
         try:
@@ -146,11 +152,5 @@ class MoE(OfLayers, torch.nn.Module):
         tokens = x.reshape(-1, x.shape[-1])
         choice = self.router(tokens)
         options = {"is_first_microbatch": is_first_microbatch, "group": self.group}
-        y = self.experts.route(tokens, *choice, **options)
+        y = self.experts.route(tokens, *choice, micro_batches=self.micro_batches, **options)
         return y.view(*x.shape[:-1], y.shape[-1])
-
-
-@functools.cache
-def _stream_beside(stream):
-    """Of each stream another: ranks that are threads must not wait for each other's."""
-    return torch.cuda.Stream(stream.device)
