@@ -46,6 +46,7 @@ def parse_arguments():
     parser.add_argument("--choices", type=int, default=8, help="of each token")
     parser.add_argument("--hidden", type=int, nargs="*", default=[7168, 2048], metavar="H")
     parser.add_argument("--layer", default="7168x2048", metavar="HxF", help="'' leaves it out")
+    parser.add_argument("--micro-batches", type=int, nargs="*", default=[2], metavar="N")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", metavar="FILE", help="write the samples")
     return parser.parse_args()
@@ -316,8 +317,15 @@ def steps_of_layer(rank, arguments, device, communicators):
     layers["alone, shared expert"] = moire.nn.MoE(experts, lambda x: of_own, shared)
     if groups:
         every, few = groups[0], groups[-1]
-        layers["over windows"] = moire.nn.MoE(experts, lambda x: of_every, group=every)
-        with_shared = partial(moire.nn.MoE, experts, lambda x: of_every, shared)
+        over_windows = partial(moire.nn.MoE, experts, lambda x: of_every)
+        layers["over windows"] = over_windows(group=every)
+        for count in arguments.micro_batches:
+            name = f"over windows, {count} micro-batches"
+            layers[name] = over_windows(group=every, micro_batches=count)
+            if few is not every:
+                name += f", {FEW} multiprocessors"
+                layers[name] = over_windows(group=few, micro_batches=count)
+        with_shared = partial(over_windows, shared)
         layers["over windows, shared expert"] = with_shared(group=every)
         layers["over windows, shared expert beside"] = with_shared(group=few, overlap=True)
     return {name: partial(step, layer) for name, layer in layers.items()}

@@ -11,13 +11,15 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "bench_expert
 def test_every_case_is_timed(tmp_path):
     out = tmp_path / "out.json"
     command = [sys.executable, str(SCRIPT), "--threads", "2", "--device", "cpu", "--tokens", "16"]
-    command += ["--hidden", "64", "--layer", "64x32", "--rounds", "2", "--json", str(out)]
+    command += ["--hidden", "64", "--layer", "64x32", "--micro-batches", "2", "3"]
+    command += ["--rounds", "2", "--json", str(out)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     report = json.loads(out.read_text())
     assert (report["ranks"], report["tokens"], report["gpu"]) == (2, 16, None)
     moves = ["plan", "dispatch", "dispatch in MXFP8", "combine", "plan, dispatch, combine"]
-    layers = ["alone", "alone, shared expert", "over windows", "over windows, shared expert"]
-    layers.append("over windows, shared expert beside")
+    layers = ["alone", "alone, shared expert", "over windows"]
+    layers += [f"over windows, {n} micro-batches" for n in (2, 3)]
+    layers += [f"over windows, shared expert{how}" for how in ("", " beside")]
     assert [row["case"] for row in report["rows"]] == moves + layers
     for row in report["rows"]:
         assert row["case"] in printed and len(row["seconds"]) == 2 and min(row["seconds"]) > 0
