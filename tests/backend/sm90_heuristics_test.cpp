@@ -142,7 +142,8 @@ TEST(Sm90Heuristics, CostSaysWhatIsUseful) {
   EXPECT_EQ(cost.text(), "rows 98 % and columns 98 % useful, 37 bytes a clock, 10.8 waves");
 }
 
-// A block whose tile may be there is launched; those of few tiles leave the others' multiprocessors.
+// A block whose tile may be there is launched; those of few tiles leave the others'
+// multiprocessors.
 TEST(Sm90Heuristics, ThereAreNoMoreBlocksThanTilesAndNoFewerThanTheyNeed) {
   std::mt19937 random(std::random_device{}());
   const auto up_to = [&](int64_t most) { return static_cast<int64_t>(random() % (most + 1)); };

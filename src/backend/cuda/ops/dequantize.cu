@@ -8,6 +8,18 @@
 namespace moire::cuda::ops {
 namespace {
 
+// Whether rows have a scale in common.
+template <int kScaling, int kDirection>
+inline constexpr bool kSharesRows =
+    kScaling == MOIRE_SCALING_FP8_TILE || kDirection == MOIRE_COLUMNWISE;
+
+// Where scales are of 32 rows at most, lines of a row are a warp's whole and a thread has few rows,
+// so that many threads' loads are under way: 0.97 of a copy instead of 0.93 by tiles of a warp.
+template <int kScaling, int kDirection>
+using DecodedTiles =
+    std::conditional_t<kSharesRows<kScaling, kDirection> && !Scales<kScaling>::kIsMx,
+                       TileShape<kScaling>, TileSizes<256, 256, 32, 256>>;
+
 template <class T, class Source>
 struct DequantizeTiles {
   Source source;
@@ -40,13 +52,12 @@ __device__ inline void store_floats(T* to, int columns_left, const Eight<float>&
   }
 }
 
-template <int kScaling, class T, class Source>
-__global__ void __launch_bounds__(TileShape<kScaling>::kThreads)
+template <int kScaling, class Shape, class T, class Source>
+__global__ void __launch_bounds__(Shape::kThreads)
     dequantize_kernel(const __grid_constant__ DequantizeTiles<T, Source> args,
                       const __grid_constant__ Reporter reporter) {
-  using Shape = TileShape<kScaling>;
   if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
-  const TilePart<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
+  const TilePart<kScaling, Shape> tile(args.blocks, args.column_tiles, args.source.columns);
   const int64_t in_use = rows_in_use(args.blocks.groups);
   if (args.zeroes_tail && in_use < args.capacity) zero_tail(args, in_use);
   if (tile.num_rows == 0) return;
@@ -66,19 +77,18 @@ bool takes_vectors(const DequantizeArgs& args) {
 
 template <int kScaling, int kDirection, class T, bool kVectors>
 void launch(Launcher& launcher, const DequantizeArgs& args) {
-  using Tile = TileShape<kScaling>;
+  using Tile = DecodedTiles<kScaling, kDirection>;
   const TensorView data(args.source.data);
   DequantizeTiles<T, CodeRows<kVectors, kDirection>> tiles{};
   tiles.source = code_rows<kVectors, kDirection>(args.source);
-  const bool shares_rows = kScaling == MOIRE_SCALING_FP8_TILE || kDirection == MOIRE_COLUMNWISE;
-  tiles.blocks = scale_blocks(data, args.groups, args.scaling, shares_rows);
+  tiles.blocks = scale_blocks(data, args.groups, args.scaling, kSharesRows<kScaling, kDirection>);
   tiles.target = matrix_of<T>(args.target);
   tiles.capacity = data.num_rows();
   tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO && data.rank == 2;
   const int64_t column_tiles = ceil_div(data.columns(), Tile::kColumns);
   tiles.column_tiles = static_cast<uint32_t>(column_tiles);
   const int64_t row_blocks = std::max<int64_t>(1, tiles.blocks.count(Tile::kRows));
-  launcher.launch(dequantize_kernel<kScaling, T, CodeRows<kVectors, kDirection>>,
+  launcher.launch(dequantize_kernel<kScaling, Tile, T, CodeRows<kVectors, kDirection>>,
                   {blocks_for(row_blocks * column_tiles, Tile::kTiles), Tile::kThreads}, tiles,
                   launcher.reporter());
 }

@@ -21,22 +21,27 @@
 
 namespace moire::cuda::ops {
 
-template <int kScaling>
-struct TileShape {
-  static constexpr bool kIsWarps = kScaling == MOIRE_SCALING_MXFP8;  // a tile is a warp's
-  // Of a block; 256 would have twice the rows each, and spill.
-  static constexpr int kThreads = kScaling == MOIRE_SCALING_FP8_BLOCK ? 512 : 256;
-  static constexpr int kTileThreads = kIsWarps ? kWarp : kThreads;
+// Of kRows x kColumns elements, by kTileThreads of a block's threads.
+template <int kBlockThreads, int kThreadsOfTile, int kRowsOfTile, int kColumnsOfTile>
+struct TileSizes {
+  static constexpr int kThreads = kBlockThreads, kTileThreads = kThreadsOfTile;
   static constexpr int kTiles = kThreads / kTileThreads;  // of a block
-  static constexpr int kRows = kIsWarps ? 32 : 128;
-  static constexpr int kColumns = kIsWarps ? 64 : 128;
+  static constexpr int kRows = kRowsOfTile, kColumns = kColumnsOfTile;
   static constexpr int kPieces = kColumns / kEight;        // of a row
   static constexpr int kRowStep = kTileThreads / kPieces;  // rows of a thread lie so far apart
   static constexpr int kRowsPerThread = kRows / kRowStep;
-  static constexpr int kLanes = Scales<kScaling>::kBlock / kEight;  // that share a rowwise scale
 
   // This thread among its tile's.
   __device__ static int thread() { return static_cast<int>(threadIdx.x % kTileThreads); }
+};
+
+// Tiles of which rows and columns exchange their largest magnitudes: with scales per 128 a block's,
+// of FP8_BLOCK's 512 threads, for 256 would have twice the rows each, and spill.
+template <int kScaling, int kThreads = kScaling == MOIRE_SCALING_FP8_BLOCK ? 512 : 256>
+struct TileShape : std::conditional_t<Scales<kScaling>::kIsMx, TileSizes<kThreads, kWarp, 32, 64>,
+                                      TileSizes<kThreads, kThreads, 128, 128>> {
+  static constexpr bool kIsWarps = Scales<kScaling>::kIsMx;         // a tile is a warp's
+  static constexpr int kLanes = Scales<kScaling>::kBlock / kEight;  // that share a rowwise scale
 };
 
 // Where the row blocks lie. An index is the row of a block's scales in a columnwise copy, or in
@@ -104,9 +109,9 @@ inline ScaleBlocks scale_blocks(const TensorView& shape, const moire_groups& gro
 
 // A tile's place, and this thread's part of it: eight columns of every kRowStep-th row. A block
 // makes it together.
-template <int kScaling>
+template <int kScaling, class Sizes = TileShape<kScaling>>
 struct TilePart {
-  using Shape = TileShape<kScaling>;
+  using Shape = Sizes;
   static constexpr int kRows = Shape::kRowsPerThread;
   uint32_t index;    // of the row block
   int64_t begin;     // the tile's first row
@@ -339,11 +344,11 @@ struct CodeRows {
   bool is_e5m2;
 
   __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
-  template <int kScaling, int kRows>
-  __device__ void load(const TilePart<kScaling>& tile, const Reporter&,
+  template <int kScaling, class Shape, int kRows>
+  __device__ void load(const TilePart<kScaling, Shape>& tile, const Reporter&,
                        CodedEights<kRows, kIsColumnwise>& values) const {
     using S = Scales<kScaling>;
-    constexpr int kStep = TileShape<kScaling>::kRowStep;
+    constexpr int kStep = Shape::kRowStep;
     const auto* scale = static_cast<const typename S::Stored*>(scales);
     const uint8_t* code = codes.row(tile.row(0)) + tile.column;
     values.is_e5m2 = is_e5m2;
@@ -368,9 +373,8 @@ struct CodeRows {
   }
 
  private:
-  template <int kScaling>
-  __device__ uint2 eight_codes(const uint8_t* p, const TilePart<kScaling>& tile,
-                               bool is_there) const {
+  template <class Tile>
+  __device__ uint2 eight_codes(const uint8_t* p, const Tile& tile, bool is_there) const {
     uint2 out{};
     if (!is_there) return out;
     if constexpr (kVectors) {
@@ -385,8 +389,8 @@ struct CodeRows {
     return out;
   }
   // Zero past the last column, so that what lies there is zero.
-  template <int kScaling, class Stored>
-  __device__ void load_column_scales(const Stored* p, const TilePart<kScaling>& tile,
+  template <int kScaling, class Shape, class Stored>
+  __device__ void load_column_scales(const Stored* p, const TilePart<kScaling, Shape>& tile,
                                      float (&out)[kEight]) const {
     if constexpr (kVectors && sizeof(Stored) == 1) {
       const uint2 all = tile.num_rows > 0 ? __ldg(reinterpret_cast<const uint2*>(p)) : uint2{};
