@@ -91,9 +91,10 @@ def pass_of_backward():
     return None if found < 0 else found
 
 
-def run(op, fw, fields, how=None, is_wanted=None):
+def run(op, fw, fields, how=None, is_wanted=None, sinks=None):
     """The outputs of an op, which pass gradients on if autograd wants any (`is_wanted`, where the
-    caller knows). The mapping is the op's own from here on.
+    caller knows), those of weights to the `sinks` of wgrad.py. The mapping is the op's own from
+    here on.
     """
     if is_wanted is None:
         is_wanted = fw is Torch and torch.is_grad_enabled() and bool(wanted(fields, op.inputs))
@@ -102,7 +103,7 @@ def run(op, fw, fields, how=None, is_wanted=None):
     if fields.get("y") is not None:  # autograd takes the first tensor for the base of a dirty view
         fields = {"y": None, **fields}
     spec, tensors, values = parted(fields, op.arrays)
-    return OpFunction.apply((op, how, values, spec), *tensors)
+    return OpFunction.apply(((op, how, values, spec), sinks), *tensors)
 
 
 def wanted(fields, names):
@@ -147,11 +148,25 @@ def named(spec, values):
     return found
 
 
+def _in_row(spec, values):
+    """As parted() has arrays in a row, what there is by name; None elsewhere."""
+    row = []
+    for name, count in spec:
+        value = values.get(name)
+        if count is None:
+            row.append(value)
+        else:
+            row += [None] * count if value is None else value
+    return tuple(row)
+
+
 def _asked(ctx):
     """Of which tensors this backward pass wants gradients, of those that want one: all, or what the
     inputs of torch.autograd.grad lie behind. Of a leaf among those Torch says it by an exception,
     which takes a while: what autograd would drop unseen is not asked for.
     """
+    if torch.compiler.is_compiling():
+        return ctx.needs_input_grad[1:]
     asked = []
     for need, (node, _) in zip(ctx.needs_input_grad[1:], ctx.next_functions):
         try:
@@ -165,10 +180,13 @@ if torch is not None:
     from torch.autograd.function import once_differentiable
 
     class OpFunction(torch.autograd.Function):
-        """A call of an op: (op, how, the fields that are no arrays, names of the arrays)."""
+        """A call of an op, (op, how, the fields that are no arrays, names of the arrays), and the
+        sinks of its weights' gradients, or None.
+        """
 
         @staticmethod
-        def forward(ctx, call, *tensors):
+        def forward(ctx, given, *tensors):
+            call, ctx.sinks = given
             op, how, values, spec = call
             fields = named(spec, tensors)
             fields.update(values)
@@ -178,6 +196,7 @@ if torch is not None:
             kept, arrays, _ = parted(found, found)
             ctx.save_for_backward(*arrays)
             ctx.call = *call, kept, [(t.shape, t.dtype) for t in tensors]
+            ctx.gradients = functools.partial(_gradients, ctx.call)
             ctx.within = pass_of_backward()
             context.note_saved(found, made)
             if y is not None:
@@ -192,46 +211,56 @@ if torch is not None:
         @staticmethod
         @once_differentiable
         def backward(ctx, *grads):
-            context.check_backward()
-            how = ctx.call[1]
-            within = pass_of_backward() if ctx.within is None else ctx.within
-            writes_elsewhere = getattr(how, "sinks", None) and not torch.compiler.is_compiling()
-            needs = _asked(ctx) if writes_elsewhere else ctx.needs_input_grad[1:]
-            return None, *_gradients(ctx.call, within, ctx.saved_tensors, grads, needs)
+            return None, *_passed_back(ctx, grads)
 
-    def _gradients(call, within, saved, grads, needs):
-        """Of each tensor of a call, of what it saved and the gradients of its outputs."""
+    def _passed_back(ctx, grads):
+        """What autograd gets for each tensor of a call."""
+        context.check_backward()
+        saved, sinks = ctx.saved_tensors, ctx.sinks
+        if sinks is None:
+            return ctx.gradients(saved, grads, ctx.needs_input_grad[1:])
+        needs, (op, how, _, spec, kept, likes) = _asked(ctx), ctx.call
+        tensors = {**named(kept, saved), **_of_outputs(op, grads)}
+        within = pass_of_backward() if ctx.within is None else ctx.within
+        run = functools.partial(ctx.gradients, saved, grads, tuple(needs))
+        call = how, tensors, named(spec, needs), named(spec, likes)
+        return _in_row(spec, op.gradients_into(sinks, within, run, *call))
+
+    def _of_outputs(op, grads):
+        return {f"grad_{name}": grad for name, grad in zip(op.outputs, grads)}
+
+    def _gradients(call, saved, grads, needs, to=None):
+        """Of each tensor of a call, of what it saved and the gradients of its outputs; or by name
+        what op.gradients makes, where it is told `to` which arrays those of weights go.
+        """
         op, how, values, spec, kept, likes = call
-        fields, needs = {**values, **named(kept, saved), "within": within}, named(spec, needs)
-        fields.update((f"grad_{name}", grad) for name, grad in zip(op.outputs, grads))
+        fields = {**values, **named(kept, saved), **_of_outputs(op, grads)}
+        needs = named(spec, needs)
+        if to is not None:
+            fields["to"] = to
         offsets = fields.get("offsets")
-        found, returned = op.gradients(Torch, fields, how, needs, named(spec, likes)), []
+        found = op.gradients(Torch, fields, how, needs, named(spec, likes))
         if needs.get("y"):
             found["y"] = of_overwritten(grads[0], offsets, values["tail"])
-        for name, count in spec:
-            grad = found.get(name)
-            if count is None:
-                returned.append(grad)
-            else:
-                returned += [None] * count if grad is None else grad
-        return tuple(returned)
+        return _in_row(spec, found) if to is None else found
 
     class _Again(torch.autograd.Function):
         """OpFunction of a call that was made again, by tapes.py: all tensors are there."""
 
         @staticmethod
-        def forward(ctx, call, all_tensors, *tensors):
-            ctx.save_for_backward(*[all_tensors[i] for i in call.saved])
-            ctx.gradients = call.gradients
-            if call.fixed:
-                ctx.mark_non_differentiable(*[all_tensors[i] for i in call.fixed])
-            return call.result(all_tensors)
+        def forward(ctx, given, *tensors):
+            again, all_tensors, ctx.sinks = given
+            ctx.save_for_backward(*[all_tensors[i] for i in again.saved])
+            ctx.call, ctx.gradients = again.call, again.gradients
+            ctx.within = None if ctx.sinks is None else pass_of_backward()
+            if again.fixed:
+                ctx.mark_non_differentiable(*[all_tensors[i] for i in again.fixed])
+            return again.result(all_tensors)
 
         @staticmethod
         @once_differentiable
         def backward(ctx, *grads):
-            context.check_backward()
-            return None, None, *ctx.gradients(ctx.saved_tensors, grads, ctx.needs_input_grad[2:])
+            return None, *_passed_back(ctx, grads)
 
     class _CallAgain(NamedTuple):
         """Where, among the tensors of a tape, those of an OpFunction are, and its backward."""
@@ -240,10 +269,12 @@ if torch is not None:
         saved: list
         fixed: list
         result: Any
+        call: tuple
         gradients: Any
 
-        def __call__(self, tensors):
-            return _Again.apply(self, tensors, *[tensors[i] for i in self.inputs])
+        def __call__(self, tensors, options):
+            given = self, tensors, options.get("wgrad")
+            return _Again.apply(given, *[tensors[i] for i in self.inputs])
 
     def _again(call, op, inputs, saved, made):
         """A _CallAgain of what a tape records; None where a call keeps tensors in other ways."""
@@ -256,8 +287,8 @@ if torch is not None:
         found = [tapes.places(tensors, known) for tensors in (inputs, saved, fixed)]
         if result is None or None in found:
             return None
-        gradients = tapes.replayed(functools.partial(_gradients, call, None))
-        return _CallAgain(*found, result, gradients)
+        gradients = tapes.replayed(functools.partial(_gradients, call))
+        return _CallAgain(*found, result, call, gradients)
 
     class _Follow(torch.autograd.Function):
         """Targets that were written from `source` by calls that autograd does not see. Nothing is

@@ -400,7 +400,7 @@ class _Experts(_Rows):
 
     def gradients(self, fw, fields, how, needs, likes):
         route, (_, dtype) = how.route, likes["x_sent"]
-        rest = _rest_of(how.recipe, any(sink.delayed for sink in how.sinks or ()))
+        rest = _rest_of(how.recipe, bool(fields.get("to", ((), ()))[1]))
         (fields["grad_y"],) = route.spread(fields["grad_y"].contiguous(), rest=rest)
         goes_back = needs["x_sent"] or needs["topk_weights_sent"]
         needs = {**needs, "x": goes_back, "topk_weights": goes_back}

@@ -40,6 +40,7 @@ from .recipes import Recipe, RecipeLike
 from .routing import Plan, as_plan, make_plan
 from .tapes import learn, replayed
 from .values import choice, integer, number, wrong
+from .wgrad import Beta, FreshGradients, ParameterGradients
 
 learn(
     {
@@ -49,6 +50,9 @@ learn(
         Activation: ("fields",),
         GluLayout: ("fields",),
         PreparedWeight: ("memory", "form", "shape"),
+        ParameterGradients: ("delayed",),
+        FreshGradients: ("delayed",),
+        Beta: Beta._fields,
     }
 )
 
@@ -91,7 +95,7 @@ def grouped_linear(
     given.give_fp32("scale")
     given.give_groups(groups)
     given.give_out(tail)
-    return given.run(LINEAR, wgrad and (wgrad,))
+    return given.run(LINEAR, wgrad)
 
 
 @replayed

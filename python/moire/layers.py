@@ -16,13 +16,14 @@ they are, or reads the copies that the call was given.
 from functools import partial
 from typing import Any, NamedTuple
 
-from .arrays import torch
+from .arrays import Torch, torch
 from .autograd import Op
 from .grouped_storage import empty_copy, pair
 from .invoke import ENTRIES
 from .layouts import num_halves
 from .recipes import COLUMNWISE, ROWWISE, Recipe
-from .wgrad import FreshGradients, check_memory
+from .tapes import replayed
+from .wgrad import FRESH, check_memory
 
 _GROUPS = ("offsets", "num_groups", "capacity")
 
@@ -36,7 +37,6 @@ class How(NamedTuple):
     saves_act: bool = False  # and act: memory for time
     needs_columns: bool = False  # x is kept for the weight gradient
     saves_copy: bool = False  # as its 8-bit copy, column-wise
-    sinks: Any = None  # where the gradient of each weight goes, see wgrad.py
     grad_x_out: Any = None  # where that of x goes, in expert order
     out_dtype: Any = None  # of moe's result
     route: Any = None  # moe's tokens came by, from other ranks: see expert_parallel.py
@@ -87,11 +87,32 @@ class Layer(Op):
                 kept[w], kept[f"{w}_prepared"] = [], fields[f"{w}_prepared"]
         return kept
 
+    def gradients_into(self, sinks, within, run, how, tensors, needs, likes):
+        """By name what autograd gets, where run(to) makes gradients of `tensors` and those of
+        weights go to the sinks of wgrad.py.
+        """
+        like, sinks = tensors["offsets"], dict(zip(self.weights, sinks))
+        later = [w for w, sink in sinks.items() if sink.delayed and any(needs[w])]
+        now = {w: () if sink.delayed else needs[w] for w, sink in sinks.items()}
+        to = {w: sink.destination(Torch, like, likes[w], now[w]) for w, sink in sinks.items()}
+        written = [(sink, to[w][0], needs[w]) for w, sink in sinks.items()]
+        check_memory(written, {**tensors, "grad_x_out": how.grad_x_out})
+        found = run((to, later))
+        for w in reversed(later):
+            left = found["left"][w]
+            made = partial(_later, how.recipe, left)
+            sinks[w].defer(within, made, left, Torch, like, likes[w], needs[w])
+        found.update((w, sink.returned(to[w][0], needs[w])) for w, sink in sinks.items())
+        return found
+
     def gradients(self, fw, fields, how, needs, likes):
-        sinks, given = how.sinks or (FreshGradients,) * len(self.weights), set(fields)
-        weights = [(w, sink, needs[w]) for w, sink in zip(self.weights, sinks)]
-        later = {w for w, sink, wanted in weights if sink.delayed and any(wanted)}
-        betas = self._give_outputs(fw, fields, how, needs, likes, weights)
+        """Those of weights in new arrays; or where the mapping says `to`: the arrays by weight and
+        their betas, and which weights are for later, of which it returns operands as `left`.
+        """
+        given, like, (to, later) = set(fields), fields["offsets"], fields.get("to", (None, ()))
+        if to is None:
+            to = {w: FRESH.destination(fw, like, likes[w], needs[w]) for w in self.weights}
+        betas = self._give_outputs(fw, fields, how, needs, likes, to)
         self._give_copies(fw, fields, how, any(needs[self.weights[0]]))
         apart = self._prepare(fw, fields, how, later, betas)
         outputs = (name for name in self.writes if name not in given)
@@ -100,30 +121,19 @@ class Layer(Op):
         for w, (grad_w, beta) in apart.items():
             weight_gradient(fw, how.recipe, self._operands(fields, w), grad_w, beta)
             fields[f"grad_{w}"] = grad_w
-        for w, sink, wanted in reversed(weights):
-            if w in later:
-                operands = self._operands(fields, w)
-                run = partial(weight_gradient, fw, how.recipe, operands)
-                left = fw, fields["offsets"], likes[w], wanted
-                sink.defer(fields["within"], run, operands, *left)
+        left = {w: self._operands(fields, w) for w in later}
         if not how.is_in_order:
             self._to_tokens(fw, fields, how, needs, likes)
         found = {n: fields.get(f"grad_{n}") for n in self.inputs if needs.get(n)}
-        for w, sink, wanted in weights:
-            found[w] = sink.returned(fields.get(f"grad_{w}"), wanted)
-        return found
+        for w in self.weights:
+            found[w] = FRESH.returned(fields.get(f"grad_{w}"), needs[w])
+        return {**found, "left": left} if left else found
 
-    def _give_outputs(self, fw, fields, how, needs, likes, weights):
-        """The arrays for all gradients into the mapping; (beta of each weight that has one)."""
-        like, tensors = fields["offsets"], how.sinks and dict(fields)
-        betas, written = {}, []
-        for w, sink, wanted in weights:
-            now = () if sink.delayed else wanted
-            to, betas[w] = sink.destination(fw, like, likes[w], now)
-            written.append((sink, to, wanted))
-            fields[f"grad_{w}"], fields[f"grad_{w}_layout"] = to, fields[f"{w}_layout"]
-        if how.sinks:
-            check_memory(written, {**tensors, "grad_x_out": how.grad_x_out})
+    def _give_outputs(self, fw, fields, how, needs, likes, to):
+        """The arrays for all gradients into the mapping; the beta of each weight."""
+        like = fields["offsets"]
+        for w, (arrays, _) in to.items():
+            fields[f"grad_{w}"], fields[f"grad_{w}_layout"] = arrays, fields[f"{w}_layout"]
         if needs["x"]:
             shape, dtype = likes["x"]
             if how.grad_x_out is None:
@@ -134,7 +144,7 @@ class Layer(Op):
         for name in self.vectors:
             if needs.get(name):
                 fields[f"grad_{name}"] = fw.empty(like, *likes[name])
-        return betas
+        return {w: beta for w, (_, beta) in to.items()}
 
     def _to_tokens(self, fw, fields, how, needs, likes):
         """The gradient of gathering x by row_idx, and of the probs by scatter_idx."""
@@ -354,6 +364,8 @@ def weight_gradient(fw, recipe, fields, grad_w, beta):
     values = {"a": a[0], "a_row_idx": a[1], "b": b[0], "b_row_idx": b[1], "d": grad_w, **betas}
     fw.run("grouped_gemm_wgrad", {**values, **{name: fields[name] for name in _GROUPS}})
 
+
+_later = replayed(partial(weight_gradient, Torch))
 
 _READERS = {"w1": {"x"}, "w2": {"x", "w1", "b1", "probs", "topk_weights"}}
 LINEAR = _Linear("grouped_linear", {"w": {"x"}}, _made_by_linear)

@@ -199,8 +199,8 @@ class Operands:
             saves_copy = needs_w and self.copy is None and recipe.saves_copy(is_gathered)
             self.give_copies_of_x(needs_w)
         keeps = is_wanted and saves_z, is_wanted and saves_act, needs_w, saves_copy and saves_z
-        how = How(recipe, self.compute_dtype, *keeps, sinks, self.grad_x_out, out_dtype, route)
-        y = run(op, fw, fields, how, is_wanted or has_history)
+        how = How(recipe, self.compute_dtype, *keeps, self.grad_x_out, out_dtype, route)
+        y = run(op, fw, fields, how, is_wanted or has_history, sinks)
         if out is not None and not wants:
             fw.written(out)
         return y if self.result is None else fw.cast(y, self.result)

@@ -38,9 +38,9 @@ class Tape(NamedTuple):
     device: Any
     end: Any
 
-    def replay(self, tensors):
+    def replay(self, tensors, options):
         context.raise_for(invoke.compiled.replay(self.steps, self.device, tensors))
-        return self.end(tensors)
+        return self.end(tensors, options)
 
 
 class _Recording:
@@ -51,7 +51,8 @@ class _Recording:
     def tape(self, result):
         """Of the call that returned `result`."""
         if self.end is None:
-            self.end = picker(result, self.tensors)
+            pick = picker(result, self.tensors)
+            self.end = pick and (lambda tensors, options: pick(tensors))
         elif _ids(self.result) != _ids(result):
             self.end = None
         if not self.is_whole or self.end is None:
@@ -96,9 +97,12 @@ def ran(name, fields):
 
 
 def differentiated(end, result):
-    """Notes that autograd has the call's result: end(tensors) gives it again, or is None."""
-    _thread.recording.result, _thread.recording.end = result, end
-    _thread.recording.is_whole &= end is not None
+    """Notes that autograd has the call's result: end(tensors, options) gives it again, of the
+    call's keywords, or is None.
+    """
+    now = _thread.recording
+    now.is_whole &= end is not None and now.end is None  # of two, one could not be given again
+    now.result, now.end = result, end
 
 
 def _ids(result):
@@ -114,15 +118,25 @@ def places(found, tensors):
 
 
 def picker(result, tensors):
-    """A function that takes `result`, a tensor or a tuple of them, from such tensors; or None."""
-    is_one = isinstance(result, torch.Tensor)
-    at = places((result,) if is_one else result, tensors)
-    if at is None:
+    """A function that takes `result`, tensors in whatever holds them, from these; or None."""
+    at = {id(tensor): i for i, tensor in enumerate(tensors)}
+    try:
+        return _picker(result, at)
+    except KeyError:
         return None
-    if is_one:
-        return lambda tensors: tensors[at[0]]
-    make = getattr(type(result), "_make", tuple)
-    return lambda tensors: make(None if i is None else tensors[i] for i in at)
+
+
+def _picker(result, at):
+    if isinstance(result, torch.Tensor):
+        i = at[id(result)]
+        return lambda tensors: tensors[i]
+    if isinstance(result, dict):
+        picks = {name: _picker(value, at) for name, value in result.items()}
+        return lambda tensors: {name: pick(tensors) for name, pick in picks.items()}
+    if isinstance(result, (list, tuple)):
+        make, picks = getattr(type(result), "_make", type(result)), [_picker(v, at) for v in result]
+        return lambda tensors: make(pick(tensors) for pick in picks)
+    return lambda tensors: result
 
 
 def replayed(function: _Function) -> _Function:
@@ -142,7 +156,7 @@ def replayed(function: _Function) -> _Function:
         key, tensors = found
         tape = tapes.get(key)
         if isinstance(tape, Tape):
-            return tape.replay(tensors)
+            return tape.replay(tensors, kwargs)
         if tape is None:
             if len(tapes) >= _MOST_KINDS:  # all go: other threads read and write them as well
                 tapes.clear()

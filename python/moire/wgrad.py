@@ -12,7 +12,6 @@ Of a delayed gradient the backward pass gives the dummy, as Transformer Engine's
 backward_dw writes main_grad.
 """
 
-import copy
 import weakref
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -37,31 +36,32 @@ class FreshGradients:
 
     accumulate_into_main_grad = delayed = False
 
-    @staticmethod
-    def destination(fw, like, weights, needs):
+    def destination(self, fw, like, weights, needs):
         """(arrays to write or None, beta) of the weights' shapes and types, on `like`'s device."""
         if not any(needs):
             return None, Beta()
         return [fw.empty(like, *weight) for weight in weights], Beta()
 
-    @staticmethod
-    def returned(written, needs):
+    def returned(self, written, needs):
         """What autograd gets for each weight, now that `written` was."""
         return [grad if need else None for grad, need in zip(written or needs, needs)]
 
 
-class ParameterGradients:
+FRESH = FreshGradients()
+
+
+class ParameterGradients(FreshGradients):
     """For the parameters of a call: main_grad where it accumulates into it; later if delayed."""
 
-    def __init__(self, accumulate_into_main_grad, delayed):
+    def __init__(self, accumulate_into_main_grad, delayed, queue=None):
         self.accumulate_into_main_grad, self.delayed = accumulate_into_main_grad, delayed
-        self._queue = _Queue()
+        self._queue = queue or _Queue()
 
     def of_call(self, call, weights, is_first_microbatch, shards=()):
         """Where the gradients of a call with these weights go, which need not be the layer's own
         (torch.func.functional_call); those of a first microbatch overwrite main_grad.
         """
-        sink = copy.copy(self)
+        sink = ParameterGradients(self.accumulate_into_main_grad, self.delayed, self._queue)
         sink.parameters = weights if isinstance(weights, list) else [weights]
         sink._overwrites = bool(is_first_microbatch)
         ddp = self._queue.data_parallel()
@@ -84,7 +84,7 @@ class ParameterGradients:
 
     def destination(self, fw, like, weights, needs):
         if not (self.accumulate_into_main_grad and any(needs)):
-            return FreshGradients.destination(fw, like, weights, needs)
+            return super().destination(fw, like, weights, needs)
         parameters = self.parameters
         buffers = [_main_grad(p) if need else None for p, need in zip(parameters, needs)]
         dtype = _common_dtype(buffers)
@@ -101,7 +101,7 @@ class ParameterGradients:
 
     def returned(self, written, needs):
         if not self.accumulate_into_main_grad:
-            return None if self.delayed else FreshGradients.returned(written, needs)
+            return None if self.delayed else super().returned(written, needs)
         fw.written(*(buffer for buffer, need in zip(written or (), needs) if need))
         return [_dummy(p) if need else None for p, need in zip(self.parameters, needs)]
 
@@ -227,7 +227,7 @@ def _main_grad(parameter):
             f"main_grad: the buffer is {list(grad.shape)} with strides {list(grad.stride())}, must "
             f"be contiguous and hold the {list(parameter.shape)} of its parameter"
         )
-    return grad.view(parameter.shape)
+    return grad if grad.shape == parameter.shape else grad.view(parameter.shape)
 
 
 def _common_dtype(buffers):
@@ -284,6 +284,9 @@ def _shared(written, read):
 
 def _extent(tensor):
     """(address where the elements begin, where they end)."""
-    start, sizes = tensor.data_ptr(), zip(tensor.shape, tensor.stride())
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    sizes = zip(tensor.shape, tensor.stride())
     elements = 1 + sum((size - 1) * stride for size, stride in sizes)
     return start, start + elements * tensor.element_size()

@@ -241,7 +241,8 @@ class GroupedLinear(WithoutExtraState):
             raise invalid("GroupedLinear: scale is given, but it was built with scale_bias=False")
         groups = as_groups(splits)  # before weights are quantised: splits may be wrong
         ours = {n: getattr(self, n) for n in ("weight_layout", "recipe", "compute_dtype")}
-        w, ours["w_quantized"], ours["wgrad"] = self.operands(is_first_microbatch)
+        w, ours["w_quantized"], sink = self.operands(is_first_microbatch)
+        ours["wgrad"] = sink and (sink,)
         return grouped_linear(x, w, groups, bias=self.biases(), **ours, **options)
 
     def need_backward_dw(self) -> bool:

@@ -18,7 +18,7 @@ from ..layouts import Activation, ActivationLike, GluLayout, GluLayoutLike, num_
 from ..operands import Operand
 from ..routing import Plan
 from ..values import described, flag, integer, wrong
-from ..wgrad import FreshGradients
+from ..wgrad import FRESH
 from .linear import GroupedLinear, OfLayers, Splits, WithoutExtraState, as_groups
 
 
@@ -150,7 +150,7 @@ def fused_options(fc1, activation, fc2, is_first_microbatch):
     """What these modules say of one call of grouped_mlp or moe."""
     both = (layer.operands(is_first_microbatch) for layer in (fc1, fc2))
     (w1, copies1, sink1), (w2, copies2, sink2) = both
-    sinks = sink1 or FreshGradients, sink2 or FreshGradients
+    sinks = sink1 or FRESH, sink2 or FRESH
     return {
         "w1": w1,
         "w2": w2,
