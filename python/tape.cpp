@@ -88,11 +88,22 @@ class Signature {
     if (!address(type)) return false;
     for (Py_ssize_t i = 0; i < PyTuple_Size(names); ++i) {
       PyObject* item = PyObject_GetAttr(v, PyTuple_GetItem(names, i));
-      const bool is_put = item != nullptr && value(item);
+      const bool is_put = item != nullptr && (item == v ? listed(v) : value(item));
       Py_DecRef(item);
       if (!is_put) return false;
     }
     return true;
+  }
+
+  // One of the tensors, whose memory is that of others.
+  bool listed(PyObject* v) {
+    uint16_t& number = number_of(v);
+    if (number == 0) {
+      if (count_ == kMostTensors || PyList_Append(tensors_, v) != 0) return false;
+      seen_[count_++] = v;
+      number = static_cast<uint16_t>(count_);
+    }
+    return put(number);
   }
 
   // Its type, and which of the tensors it is, if it came before.
@@ -216,10 +227,12 @@ PyObject* make(Step& step, void* const* addresses, const void* context, PyObject
   return run_entry(*step.entry, args, context, device);
 }
 
-// The address of a tensor that sign() took or that was just made, which is plain; false with an
-// exception of Python's.
+// The address of a tensor that sign() took or that was just made, which is plain, or has none of
+// its own; false with an exception of Python's.
 bool find(PyObject* tensor, void** out) {
   DLTensor t;
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  if (type != plain_types[0] && type != plain_types[1]) return *out = nullptr, true;
   if (exchange->view(tensor, &t) != 0) return false;
   *out = address_of(t);
   return true;
@@ -244,9 +257,15 @@ class Addresses {
   size_t count_ = 0;
 };
 
-PyObject* call_of(PyObject* made) {
-  return PyObject_Call(PyTuple_GetItem(made, 0), PyTuple_GetItem(made, 1),
-                       PyTuple_GetItem(made, 2));
+// What a step of Python's makes: (function, args, keywords), or of one of the tensors (function,
+// which, argument).
+PyObject* call_of(PyObject* step, PyObject* tensors) {
+  PyObject *function = PyTuple_GetItem(step, 0), *second = PyTuple_GetItem(step, 1);
+  PyObject* third = PyTuple_GetItem(step, 2);
+  if (PyTuple_Check(second)) return PyObject_Call(function, second, third);
+  PyObject* tensor = PyList_GetItem(tensors, PyLong_AsSsize_t(second));
+  return tensor == nullptr ? nullptr
+                           : PyObject_CallFunctionObjArgs(function, tensor, third, nullptr);
 }
 
 }  // namespace
@@ -307,7 +326,7 @@ PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(steps); ++i) {
     PyObject* item = PyTuple_GetItem(steps, i);
     if (PyTuple_Check(item)) {
-      PyObject* tensor = call_of(item);
+      PyObject* tensor = call_of(item, tensors);
       const bool is_kept =
           tensor != nullptr && addresses.add(tensor) && PyList_Append(tensors, tensor) == 0;
       Py_DecRef(tensor);

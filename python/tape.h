@@ -21,7 +21,7 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 // replay(steps, device, tensors): makes the steps, appending to the list of tensors what they make,
 // and returns the code of the one that failed, or 0. A step is step()'s, or (function, args,
-// keywords), which makes a tensor.
+// keywords) or (function, which of the tensors, argument), which make a tensor.
 PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 }  // namespace moire_python

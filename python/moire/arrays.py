@@ -226,12 +226,14 @@ class Torch:
 
     def is_watched():
         """Whether a call has to be made step by step, for somebody sees or changes what it does."""
-        return (
-            ops.is_dispatching()
-            or _is_any_autocast_enabled()
-            or forward_ad._current_level >= 0
-            or is_explaining()
-        )
+        return ops.is_dispatching() or forward_ad._current_level >= 0 or is_explaining()
+
+    def autocast_dtypes():
+        """What torch.autocast makes of the operands on each device; None where it is off."""
+        if not _is_any_autocast_enabled():
+            return None
+        is_on, dtype_on = torch.is_autocast_enabled, torch.get_autocast_dtype
+        return [dtype_on(device) if is_on(device) else None for device in ("cpu", "cuda")]
 
     def empty(like, shape, dtype):
         return tapes.made(like.new_empty(shape, dtype=dtype))
@@ -279,7 +281,9 @@ class Torch:
                 torch.autograd.graph.increment_version(array)
 
     def cast(array, dtype):
-        return array if array is None or dtype is None or array.dtype == dtype else array.to(dtype)
+        if array is None or dtype is None or array.dtype == dtype:
+            return array
+        return tapes.converted(array, array.to(dtype))
 
     def compute_dtype(name, dtype):
         if isinstance(dtype, torch.dtype) and dtype in Torch._compute_dtypes:

@@ -49,6 +49,11 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
     def _carrier(self):
         return self
 
+    @property
+    def _known(self):
+        """Itself to tapes.py; nothing that it knows where versions are compared at each call."""
+        return NotImplemented if self._versions else self
+
     def written(self) -> GroupedTensor:
         if not self.is_leaf:
             self.detach_()
@@ -242,6 +247,6 @@ def _check_makes_something_new(name, schema, args, kwargs):
         raise trained.has_no_form(name)
 
 
-_KEPT = ("kind", "rowwise", "columnwise", "groups", "requires_grad")
+_KEPT = ("kind", "rowwise", "columnwise", "groups", "requires_grad", "_known")
 _OF_TORCH = {TorchGroupedTensor: _KEPT, Kind: Kind._fields[1:]}
 tapes.learn({**_OF_TORCH, Copy: Copy._fields, Format: ("name",)})

@@ -88,6 +88,26 @@ def made(tensor):
     return tensor
 
 
+def converted(source, result):
+    """Notes that a call made `result` of a tensor, or of what autograd has of it, by a cast."""
+    now, dtype = _thread.recording, result.dtype
+    if now is None:
+        return result
+    found = places((source,), now.tensors)
+    if now.result is source and now.end is not None:
+        end, now.result = now.end, result
+        now.end = lambda tensors, options: end(tensors, options).to(dtype)
+    elif found is not None:
+        how = torch.Tensor.to if torch.is_grad_enabled() else _detached_to
+        now.steps.append((how, found[0], dtype))
+        now.tensors.append(result)
+    return result
+
+
+def _detached_to(tensor, dtype):
+    return tensor.detach().to(dtype)
+
+
 def ran(name, fields):
     """Notes an entry that a call ran."""
     now = _thread.recording
@@ -150,7 +170,8 @@ def replayed(function: _Function) -> _Function:
         fw = invoke.compiled_for
         if fw is None or fw.is_watched() or _thread.recording is not None:  # steps of another call
             return function(*args, **kwargs)
-        found = invoke.compiled.sign((args, kwargs), torch.is_grad_enabled())
+        given = args, kwargs, fw.autocast_dtypes()
+        found = invoke.compiled.sign(given, torch.is_grad_enabled())
         if found is None:
             return function(*args, **kwargs)
         key, tensors = found

@@ -221,17 +221,54 @@ def test_calls_that_do_more_go_their_own_way(replays):
     for more in (
         {"out": out},
         {"x": leaf, "grad_x_out": torch.empty_like(out)},
-        {"compute_dtype": torch.bfloat16, **wide},
-        {"probs": torch.rand(ROWS, dtype=torch.float64)},
         {"x": strided},
         {"b1": torch.zeros(G, 2 * F).bfloat16()},
+        {"b1": None, "compute_dtype": torch.bfloat16, **wide},
+        {"b1": None, "probs": torch.rand(ROWS, dtype=torch.float64)},
     ):
         version = out._version
         found = made_again(replays, lambda more=more: function(**{**given, **more}))
         assert found == (2 if "b1" in more else 0)
         assert (out._version - version) == (4 if "out" in more else 0)
     trained = moire.quantize(given["w1"], columnwise=True).as_leaf(True, True)
-    assert made_again(replays, lambda: function(**{**given, "w1": trained, "recipe": "mxfp8"})) == 0
+    assert made_again(replays, lambda: function(**{**given, "w1": trained, "recipe": "mxfp8"})) == 2
+
+
+def test_what_passes_a_gradient_on_may_not_be_overwritten_as_an_array(replays):
+    leaf, groups = normal(ROWS, H).requires_grad_(), groups_of()
+    w = normal(G, F, H)
+
+    def quantized():
+        return moire.quantize(leaf, groups, recipe="mxfp8")
+
+    for _ in range(4):
+        x = quantized().detach().as_leaf(True, False)
+        moire.grouped_linear(x, w, groups, recipe="mxfp8").backward(normal(ROWS, F))
+        assert x.grad is not None
+    assert replays.count > 0
+    for _ in range(4):
+        x = quantized()
+        moire.grouped_linear(x, w, groups, recipe="mxfp8")
+        x.rowwise.data.view(torch.uint8).zero_()
+        with pytest.raises(moire.InvalidArgument, match="passes a gradient on was overwritten"):
+            moire.grouped_linear(x, w, groups, recipe="mxfp8")
+
+
+def test_autocast_is_part_of_a_kind(replays):
+    function, given = of_mlp(probs=True)(torch.float32)
+    leaves = [given[name].requires_grad_() for name in ("x", "w1", "w2", "probs")]
+    found = {}
+    for _ in range(5):
+        for dtype in (None, torch.bfloat16, torch.float16):
+            before = replays.count
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+                y = function(**given)
+            grads = torch.autograd.grad(y.sum() if dtype is None else y.float().sum(), leaves)
+            assert y.dtype == (dtype or torch.float32)
+            assert [g.dtype for g in grads] == [torch.float32] * 4
+            same_as = found.setdefault(dtype, [y, *grads])
+            assert all(map(torch.equal, same_as, [y, *grads]))
+    assert replays.count - before == 2
 
 
 def test_values_that_are_checked_are_checked_each_time(replays):

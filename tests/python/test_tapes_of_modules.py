@@ -247,9 +247,14 @@ KINDS = {
     "listed": {**MAIN_GRAD, "packed": False, "bias": True},
     "listed, delayed": {**MAIN_GRAD, **DELAYED, "packed": False},
     "fp32": {**MAIN_GRAD, **FP32},
+    "cast": {**MAIN_GRAD, **FP32, "compute_dtype": torch.bfloat16, "bias": True},
+    "cast, without sinks": {**FP32, "compute_dtype": torch.bfloat16},
     "fp32, without sinks": FP32,
     "8 bits": {**MAIN_GRAD, "recipe": "mxfp8"},
     "8 bits, delayed": {**MAIN_GRAD, **DELAYED, "recipe": "mxfp8", "x_dtype": torch.float32},
+    "primary": {"primary": "mxfp8", "x_dtype": torch.bfloat16},
+    "primary, main_grad": {**MAIN_GRAD, "primary": "mxfp8"},
+    "primary, both": {**MAIN_GRAD, **DELAYED, "primary": "mxfp8", "bias": True},
 }
 
 
@@ -298,7 +303,7 @@ def test_all_calls_of_a_step_are_made_again(kind, layer, replays, monkeypatch):
     assert difference(found, wanted) is None
 
 
-@pytest.mark.parametrize("kind", ["both", "listed"])
+@pytest.mark.parametrize("kind", ["both", "primary, both", "listed"])
 def test_tapes_keep_no_parameters(kind, replays):
     options = {name: value for name, value in KINDS[kind].items() if name != "x_dtype"}
     module = nn.GroupedMLP(E, H, F, **options)
