@@ -55,6 +55,37 @@ class Layer:
         self.groups = moire.Groups(splits=torch.tensor(self.splits, device=device))
         self.given_splits = torch.tensor(self.splits, device=device)
 
+    def steps(self):
+        """Forward and backward of modules in training, by name."""
+        into = {"accumulate_into_main_grad": True}
+        ways = {
+            "": {},
+            ", main_grad": into,
+            ", delayed": {"delay_wgrad_compute": True},
+            ", main_grad, delayed": {**into, "delay_wgrad_compute": True},
+            ", primary MXFP8, main_grad": {**into, "primary": "mxfp8"},
+            ", autocast": {"dtype": torch.float32},
+        }
+        like = {"device": self.x.device, "dtype": self.x.dtype}
+        steps = {n: self.step(n == ", autocast", **{**like, **way}) for n, way in ways.items()}
+        return {f"GroupedMLP and backward{name}": step for name, step in steps.items()}
+
+    def step(self, is_cast, **options):
+        """One of a GroupedMLP, and the gradients that it left for later."""
+        mlp = moire.nn.GroupedMLP(EXPERTS, HIDDEN, WIDTH, **options)
+        for p in mlp.parameters():
+            p.main_grad = torch.zeros(p.shape, device=p.device)
+        x = self.leaves[0].detach().clone().requires_grad_()
+        autocast = torch.autocast(x.device.type, torch.bfloat16, enabled=is_cast)
+
+        def run():
+            with autocast:
+                y = mlp(x, self.groups)
+            y.backward(self.grad_y.to(y.dtype))
+            mlp.backward_dw()
+
+        return run
+
     def forward_and_backward(self):
         x, w1, w2 = self.leaves
         y = moire.grouped_mlp(x, w1, w2, self.groups)
@@ -80,6 +111,7 @@ class Layer:
             "router": lambda: moire.router(self.logits, CHOICES),
             "make_plan": lambda: moire.make_plan(self.topk_idx, EXPERTS),
             "Groups": lambda: moire.Groups(splits=self.given_splits),
+            **self.steps(),
         }
 
     def peers(self):
