@@ -40,7 +40,7 @@ from .recipes import FORMATS
 from .routing import Plan, make_plan
 from .travel import OVERFLOW, OverProcessGroup, OverWindows
 from .values import choice, described, integer
-from .wgrad import FreshGradients
+from .wgrad import FRESH
 
 DISPATCH_FORMATS = ("mxfp8", "fp8_block")
 
@@ -262,7 +262,7 @@ class ExpertParallel:
         sizes = [len(part) for part in topk_weights.tensor_split(count)]
         parts = list(zip(*(tensor.split(sizes) for tensor in whole)))
         capacity = -(-self._capacity("moe", given.x) // count)
-        wgrad = [SumOfParts(sink, count) for sink in wgrad or (FreshGradients, FreshGradients)]
+        wgrad = [SumOfParts(sink, count) for sink in wgrad or (FRESH, FRESH)]
         moves, found = Moves(given.x), []
 
         def dispatch(part):
