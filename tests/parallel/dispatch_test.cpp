@@ -19,6 +19,21 @@ RoutingOptions two_ranks() {
   return options;
 }
 
+// Of rank 0's tokens, by the tested device, for as many ranks as there are numbers of tokens.
+void expect_plan_of_definition(const RoutingOptions& options, int64_t capacity, Random& random) {
+  Tokens tokens(options, 0, random);
+  ASSERT_TRUE(succeeds(tokens.plan(tested(), capacity)));
+  DispatchPlanArgs args;
+  args.topk_idx = tokens.topk_idx;
+  args.num_experts = tokens.num_experts;
+  args.capacity = capacity;
+  args.places = tokens.places;
+  const reference::DispatchPlanResults want = reference::dispatch_plan(args);
+  EXPECT_TRUE(same_indices(tokens.places, want.places));
+  EXPECT_TRUE(same_indices(tokens.counts, want.counts));
+  EXPECT_TRUE(tokens.places.is_undamaged() && tokens.counts.is_undamaged());
+}
+
 TEST(DispatchPlan, EqualsTheDefinition) {
   Random random;
   for (const int64_t ranks : {1, 2, 3, 8, 16}) {
@@ -32,18 +47,25 @@ TEST(DispatchPlan, EqualsTheDefinition) {
         options.index_type = random.integer(0, 1) == 0 ? DType::kInt32 : DType::kInt64;
         options.padding = random.integer(0, 3);
         options.drops = true;
-        Tokens tokens(options, 0, random);
-        ASSERT_TRUE(succeeds(tokens.plan(tested(), capacity)));
-        DispatchPlanArgs args;
-        args.topk_idx = tokens.topk_idx;
-        args.num_experts = tokens.num_experts;
-        args.capacity = capacity;
-        args.places = tokens.places;
-        const reference::DispatchPlanResults want = reference::dispatch_plan(args);
-        EXPECT_TRUE(same_indices(tokens.places, want.places));
-        EXPECT_TRUE(same_indices(tokens.counts, want.counts));
-        EXPECT_TRUE(tokens.places.is_undamaged() && tokens.counts.is_undamaged());
+        expect_plan_of_definition(options, capacity, random);
       }
+    }
+  }
+}
+
+// Those that a GPU's blocks share out, each several times over; more ranks than a warp has lanes.
+TEST(DispatchPlan, EqualsTheDefinitionOfManyTokensAndRanks) {
+  Random random;
+  for (const int64_t ranks : {1, 2, 32, 33, 100}) {
+    for (const int64_t tokens : {256, 257, 511, 4096, 4097, 20'000}) {
+      SCOPED_TRACE(testing::Message() << ranks << " ranks, " << tokens << " tokens");
+      RoutingOptions options;
+      options.tokens.assign(static_cast<size_t>(ranks), tokens);
+      options.k = random.integer(1, 9);
+      options.hidden = 1;
+      options.index_type = random.integer(0, 1) == 0 ? DType::kInt32 : DType::kInt64;
+      options.drops = true;
+      expect_plan_of_definition(options, random.integer(tokens / 2, tokens), random);
     }
   }
 }
