@@ -61,7 +61,7 @@ INTEGRATIONS = tuple(
     )
 )
 
-# Experts over ranks: what they tell each other, and the ops that move tokens: on CUDA 1,373 lines,
+# Experts over ranks: what they tell each other, and the ops that move tokens: on CUDA 1,413 lines,
 # 167 of them for NCCL. Their contract, in moire.h and fields.h, is the spine's.
 PARALLEL = (
     "include/moire/expert_parallel.h",
@@ -81,10 +81,10 @@ PARTS = (
         without=PARALLEL,
     ),
     Part("CPU", ("src/backend/cpu/",), 7500, without=PARALLEL),
-    Part("expert parallelism", PARALLEL, 2585),
+    Part("expert parallelism", PARALLEL, 2625),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=12964, without=PARALLEL),
     Part("Python", ("python/moire/",), 5100, ceiling=7932, without=INTEGRATIONS),
-    Part("tools", ("tools/",), 6500, ceiling=7371),
+    Part("tools", ("tools/",), 6500, ceiling=7385),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall
 

@@ -203,6 +203,48 @@ TEST_F(RanksOnGpu, AStepIsOneGraphThatMayBeReplayed) {
   }
 }
 
+// Its blocks tell each other their counts by a word that is clear again after every call.
+TEST_F(RanksOnGpu, APlanOfManyBlocksMayBeReplayed) {
+  Random random;
+  RoutingOptions routing = routing_of(2, Device::kCpu);
+  routing.tokens = {5000, 1};
+  Tokens tokens(routing, 0, random), want(tokens);
+  DispatchPlanArgs plan;
+  plan.topk_idx = tokens.topk_idx;
+  plan.num_experts = routing.num_experts();
+  plan.capacity = 4000;
+  plan.places = tokens.places;
+  plan.counts = tokens.counts;
+  ASSERT_TRUE(succeeds(want.plan(Tested(cpu(1)), plan.capacity)));
+  ContextOptions options = context().options();
+  options.stream = staging::stream_of_rank(0);
+  const auto stream = static_cast<cudaStream_t>(options.stream);
+  const Context on_stream = context().sharing(options).value();
+  size_t bytes = 0;
+  ASSERT_TRUE(succeeds(dispatch_plan_workspace(on_stream, plan, &bytes)));
+  const TestWorkspace workspace(bytes);
+  plan.workspace = workspace.get();
+  staging::StagedCall staged;
+  staged.add(plan);
+  ASSERT_TRUE(succeeds(staged.upload()));
+  const DispatchPlanArgs on_device = staged.on_device(plan);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  const Status status = dispatch_plan(on_stream, on_device);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_TRUE(succeeds(status));
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+  ASSERT_TRUE(succeeds(dispatch_plan(on_stream, on_device)));
+  EXPECT_TRUE(succeeds(on_stream.check()));
+  EXPECT_TRUE(succeeds(staged.download()));
+  EXPECT_TRUE(same_bits(tokens.places, want.places));
+  EXPECT_TRUE(same_bits(tokens.counts, want.counts));
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
 TEST_F(RanksOnGpu, OneReplaysItsGraphWhileAnotherCallsEagerly) {
   Both both(3);
   ASSERT_NO_FATAL_FAILURE(both.on_gpu[0]->capture());

@@ -85,9 +85,23 @@ class World : public std::enable_shared_from_this<World> {
     out.expect = [self = shared_from_this(), expect, &args](Device) {
       return expect({args.begin(), args.end()});
     };
-    out.run = [self = shared_from_this(), &args](const Context& context, Workspace) {
-      if (context.is_explaining()) return staging::Entry<A>::kRun(context, args[0]);
-      const Status found = self->ranks_.run(context, args);
+    constexpr auto kWorkspace = staging::Entry<A>::kWorkspace;
+    if constexpr (kWorkspace != nullptr) {  // equal parts: rank 0 has most tokens
+      out.workspace = [&args](const Context& context, size_t* bytes) {
+        const Status status = kWorkspace(context, args[0], bytes);
+        *bytes *= args.size();
+        return status;
+      };
+    }
+    out.run = [self = shared_from_this(), &args](const Context& context, Workspace workspace) {
+      std::vector<A> calls = args;
+      if constexpr (kWorkspace != nullptr) {
+        const size_t part = workspace.bytes / calls.size();
+        auto* of_rank = static_cast<std::byte*>(workspace.data);
+        for (size_t i = 0; i < calls.size(); ++i) calls[i].workspace = {of_rank + i * part, part};
+      }
+      if (context.is_explaining()) return staging::Entry<A>::kRun(context, calls[0]);
+      const Status found = self->ranks_.run(context, calls);
       // That all refuse what there is no room for is right.
       const bool is_right = found.message().find("has room for") != std::string::npos;
       return is_right && self->operands_.is_judged() && self->is_refused() ? Status() : found;

@@ -1,6 +1,7 @@
 // dispatch_plan on CUDA: up to 16 blocks share out the tokens, neighbours to neighbours, a token
-// per thread at a time. A block counts for each rank the tokens before its own, which it reads for
-// nothing else, and places its own behind them: no block waits for another.
+// per thread at a time. A block counts for each rank the tokens that it has for it, tells that to
+// those behind it, and once all before it have told theirs, places its own in order. It waits for
+// those before it alone, which began earlier and wait for none behind them.
 #include <algorithm>
 
 #include "backend/cuda/device/indices.cuh"
@@ -26,6 +27,10 @@ struct Plan {
   int64_t* counts;
   int64_t num_tokens, k, num_experts, local_experts, capacity, tokens_of_block;
   int num_ranks;
+  // Bits 0 to 15: which blocks have told their counts; above, how many have read those before
+  // them. 0 before and after. Null: one block.
+  uint32_t* told;
+  int64_t* counts_of_blocks;  // [blocks, ranks]
 };
 
 // Some of the ranks, as many as a warp has lanes. Where a lane has a number, it is its rank's.
@@ -90,20 +95,40 @@ __device__ int64_t sum_over_warps(int64_t value, int64_t& before) {
   return total;
 }
 
-// How many of the tokens before `end` go to each lane's rank.
-__device__ int64_t count_before(const Plan& plan, int64_t end, const Some& some) {
+__device__ void count(const Plan& plan, int64_t begin, int64_t end, const Some& some) {
   int64_t counted = 0, before;
-  for (int64_t base = 0; base < end; base += kThreads) {
+  for (int64_t base = begin; base < end; base += kThreads) {
     const int64_t token = base + threadIdx.x;
     counted += count_in_warp(token < end ? ranks_of(plan, token, some) : 0, some);
   }
-  return sum_over_warps(counted, before);
+  const int64_t all = sum_over_warps(counted, before);
+  if (static_cast<int>(threadIdx.x) >= some.size) return;
+  plan.counts_of_blocks[blockIdx.x * plan.num_ranks + some.first + threadIdx.x] = all;
+}
+
+// Tells that this block's counts are there; those of all before it are when it returns.
+__device__ void tell_and_wait(uint32_t* told) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    const uint32_t own = 1U << blockIdx.x, before = own - 1;
+    uint32_t now = atomicOr(told, own);
+    while ((now & before) != before) now = *static_cast<volatile uint32_t*>(told);
+    __threadfence();
+    if (atomicAdd(told, 1U << kMostBlocks) >> kMostBlocks == gridDim.x - 1) *told = 0;
+  }
+  __syncthreads();
 }
 
 __device__ void place(const Plan& plan, int64_t begin, int64_t end, const Some& some,
                       const Reporter& reporter) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  int64_t next = count_before(plan, begin, some);  // the place of the lane's rank's next token
+  int64_t next = 0;  // the place of the lane's rank's next token
+#pragma unroll
+  for (uint32_t block = 0; block < kMostBlocks - 1; ++block) {  // all loads under way at once
+    if (block >= blockIdx.x || lane >= some.size) continue;
+    next += plan.counts_of_blocks[block * plan.num_ranks + some.first + lane];
+  }
   for (int64_t base = begin; base < end; base += kThreads) {
     const int64_t token = base + threadIdx.x;
     const uint32_t ranks = token < end ? ranks_of(plan, token, some) : 0;
@@ -127,9 +152,16 @@ __device__ void place(const Plan& plan, int64_t begin, int64_t end, const Some& 
 __global__ void __launch_bounds__(kThreads) plan_kernel(Plan plan, Reporter reporter) {
   const int64_t begin = min(blockIdx.x * plan.tokens_of_block, plan.num_tokens);
   const int64_t end = min(begin + plan.tokens_of_block, plan.num_tokens);
-  for (int first = 0; first < plan.num_ranks; first += kWarp) {
-    place(plan, begin, end, {first, min(plan.num_ranks - first, kWarp)}, reporter);
+  const auto for_some = [&](auto&& f) {
+    for (int first = 0; first < plan.num_ranks; first += kWarp) {
+      f(Some{first, min(plan.num_ranks - first, kWarp)});
+    }
+  };
+  if (gridDim.x > 1) {
+    for_some([&](const Some& some) { count(plan, begin, end, some); });
+    tell_and_wait(plan.told);
   }
+  for_some([&](const Some& some) { place(plan, begin, end, some, reporter); });
 }
 
 uint32_t blocks_of(const DispatchPlanArgs& args) {
@@ -137,11 +169,17 @@ uint32_t blocks_of(const DispatchPlanArgs& args) {
   return static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, kMostBlocks));
 }
 
+size_t workspace(const DeviceState&, const DispatchPlanArgs& args) {
+  const uint32_t blocks = blocks_of(args);
+  return blocks == 1 ? 0 : static_cast<size_t>(blocks * args.places.shape[1]) * sizeof(int64_t);
+}
+
 Status run(const Context& context, const DispatchPlanArgs& args) {
   Launcher launcher(context, "dispatch_plan");
   const TensorView topk_idx(args.topk_idx), places(args.places);
   const int64_t ranks = places.shape[1];
-  const uint32_t blocks = blocks_of(args);
+  uint32_t* const told = blocks_of(args) == 1 ? nullptr : launcher.tile_counter();
+  const uint32_t blocks = told == nullptr ? 1 : blocks_of(args);
   const Plan plan{.topk_idx = indices_of(topk_idx, "topk_idx"),
                   .places = matrix_of<int32_t>(places),
                   .counts = vector_of<int64_t>(args.counts),
@@ -151,7 +189,9 @@ Status run(const Context& context, const DispatchPlanArgs& args) {
                   .local_experts = args.num_experts / ranks,
                   .capacity = args.capacity,
                   .tokens_of_block = ceil_div(places.shape[0], int64_t{blocks}),
-                  .num_ranks = static_cast<int>(ranks)};
+                  .num_ranks = static_cast<int>(ranks),
+                  .told = told,
+                  .counts_of_blocks = static_cast<int64_t*>(args.workspace.data)};
   launcher.launch(plan_kernel, {blocks, kThreads}, plan, launcher.reporter());
   return launcher.status();
 }
@@ -163,7 +203,7 @@ std::string policy(const DeviceState&, const DispatchPlanArgs& args) {
 }  // namespace
 
 const Implementation<DispatchPlanArgs> kDispatchPlan = {
-    "cuda", Device::kCuda, supports_everything, no_workspace, policy, run};
+    "cuda", Device::kCuda, supports_everything, workspace, policy, run};
 
 cudaError_t load_dispatch_plan() { return load(plan_kernel); }
 
