@@ -105,11 +105,12 @@ def _local(parameter):
 def _part_of_sum(bias, parameter):
     """What a rank adds of a bias that all ranks of the mesh "tp" add, whose sum is taken."""
     if not isinstance(parameter, DTensor):  # gradients are summed over these ranks as well
-        return bias / spmd_mesh_size("tp")
+        parts = spmd_mesh_size("tp")
+        return bias if parts == 1 else bias / parts
     mesh = parameter.device_mesh
     names = mesh.mesh_dim_names or ()
     parts = mesh.size(names.index("tp")) if "tp" in names else 1
-    return ScaleBiasForward.apply(bias, parts, bias.dtype)
+    return bias if parts == 1 else ScaleBiasForward.apply(bias, parts, bias.dtype)
 
 
 def _run(x, w1, w2, splits, **options):
