@@ -128,7 +128,7 @@ class CommandLine(unittest.TestCase):
                 steps = [step for call in line["calls"] for step in call["steps"]]
                 self.assertEqual({step["implementation"] for step in steps}, {first})
             self.assertIn(
-                "132 persistent blocks",
+                "4 persistent blocks",
                 self.good("explain", SMALL.replace("fp32", "bf16"), "--device", "sm90"),
             )
             message = self.bad("explain", SMALL, "--device", "sm70")
