@@ -33,12 +33,13 @@ class Communicator(contextlib.AbstractContextManager):
     or moire.check() raises.
     """
 
-    def __init__(self, pointer: Any, ranks_there: int = 1) -> None:
-        """ranks_there: how many are on its device."""
+    def __init__(self, pointer: Any, ranks_there: int = 1, made_with: Any = None) -> None:
+        """ranks_there: how many are on its device. made_with: what those of one threads() share."""
         self.pointer, self._process = pointer, os.getpid()
         found = [ffi.new("int32_t *") for _ in range(3)]
         contexts.raise_for(lib.moire_communicator_rank(pointer, *found))
         self.rank, self.size, index = (number[0] for number in found)
+        self.made_with, self.threads_of_calls = made_with or object(), set()  # marks of context.py
         is_on_cuda = index >= 0
         self._shares_device = is_on_cuda and ranks_there > 1
         options, key = ffi.new("moire_context_options *"), None
@@ -90,7 +91,8 @@ class Communicator(contextlib.AbstractContextManager):
             options.indices = indices
         made = ffi.new("moire_communicator *[]", options.num_ranks)
         contexts.raise_for(lib.moire_communicator_threads(options, made))
-        return [cls(pointer, places.count(at)) for pointer, at in zip(made, places)]
+        made_with = object()
+        return [cls(pointer, places.count(at), made_with) for pointer, at in zip(made, places)]
 
     @classmethod
     def from_process_group(
@@ -151,6 +153,7 @@ class Communicator(contextlib.AbstractContextManager):
                 f"{self.window.device}, which other ranks share, where its call might wait for one "
                 "behind it; needs a stream of its own: with torch.cuda.stream(...)"
             )
+        self.threads_of_calls.add(contexts.this_thread.mark)
         return self.contexts
 
     def divide(

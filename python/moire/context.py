@@ -65,6 +65,14 @@ class _Own(threading.local):
     value = None  # of the block that the thread is in
 
 
+class _Thread(threading.local):
+    def __init__(self):
+        self.mark = object()  # of this thread alone, which an ident would not be for long
+
+
+this_thread = _Thread()
+
+
 class _OfTorchsThread:
     """The settings of this thread, and of the threads on which autograd runs its backward passes on
     GPUs: Torch carries what is stashed here over to those. Where no GPU is used nothing is stashed:
@@ -132,8 +140,7 @@ def current(kind="cpu", index=0):
     if now.plan_for is not None:  # whatever device the tensors are on
         kind, index, where, communicator = "cuda", 0, 0, None
     elif kind == "cuda":
-        # Torch's current stream; before it is initialised no tensor is there yet.
-        where = torch._C._cuda_getCurrentRawStream(index) if torch.cuda.is_initialized() else 0
+        where = _current_stream(index)
     else:
         where = now.num_threads or (torch.get_num_threads() if torch is not None else 0)
     key = (kind, index, where, now.strict, now.implementation, now.plan_for)
@@ -335,11 +342,35 @@ def restored_after_explaining(target, *names):
 def check() -> None:
     """Waits for the work of every context of this process and raises the first error that a device
     reported, or InvalidArgument if infinities or NaN were quantised since the last check.
+
+    On a thread that is a rank of Communicator.threads() it leaves out those that other threads are,
+    and what runs on their GPUs in streams that are not this rank's: they may be waiting for it, and
+    what they find is theirs to raise.
     """
-    ranks = [ref() for ref in communicators.valuerefs()]  # whose contexts stay while these do
-    of_ranks = [context for rank in ranks if rank for context in list(rank.contexts.values())]
-    for context in [*_contexts.values(), *of_ranks]:
+    ranks = [rank for ref in communicators.valuerefs() if (rank := ref())]
+    for context in _checked_here(ranks):  # which stay while these do
         raise_for(lib.moire_context_check(context))
+
+
+def _checked_here(ranks):
+    """The contexts that check() waits for on this thread, of those without a rank and of these."""
+    own = [rank for rank in ranks if this_thread.mark in rank.threads_of_calls]
+    made_here = {rank.made_with for rank in own}
+    others = {rank for rank in ranks if rank.made_with in made_here}.difference(own)
+    gpus = {key[:2] for rank in others for key in _on_cuda(rank.contexts)}
+    streams = {key[:3] for rank in own for key in _on_cuda(rank.contexts)}
+    streams.update((*gpu, _current_stream(gpu[1])) for gpu in gpus)
+    waited = [c for k, c in list(_contexts.items()) if k[:2] not in gpus or k[:3] in streams]
+    return waited + [c for r in ranks if r not in others for c in list(r.contexts.values())]
+
+
+def _on_cuda(made):
+    return [key for key in list(made) if key is not None and key[0] == "cuda"]
+
+
+def _current_stream(index):
+    """Torch's; before it is initialised no tensor is there yet."""
+    return torch._C._cuda_getCurrentRawStream(index) if torch.cuda.is_initialized() else 0
 
 
 def info() -> dict[str, Any]:

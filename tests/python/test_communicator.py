@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import threading
+import types
 from pathlib import Path
 
 import moire
@@ -306,6 +307,45 @@ def test_check_goes_on_while_others_make_communicators():
         is_done.set()
         thread.join()
     assert len(kept) == 100
+
+
+def test_check_leaves_out_what_may_be_waiting_for_its_thread(monkeypatch):
+    """The streams of ranks that other threads are: on GPUs of their own, and on one of all."""
+    from moire import context
+
+    def checked_by(rank, devices):
+        waited = []
+        check = types.SimpleNamespace(moire_context_check=lambda c: waited.append(c) or 0)
+        plain = {("cuda", device, f"stream {r}"): f"{r}" for r, device in enumerate(devices)}
+        plain["cuda", devices[-1], "moves"] = "moves of 2"
+        ranks, others = moire.Communicator.threads(3, 0), two(0)
+        for r, device in zip(ranks, devices):
+            at, key = r.rank, ("cuda", device, f"stream {r.rank}")
+            r.contexts = {("cuda", device, None): f"rank {at}", key: f"rank {at} in its stream"}
+
+        def work(at):
+            if at is not None:
+                ranks[at].contexts_of_calls(1)
+            with monkeypatch.context() as patch:
+                patch.setattr(context, "lib", check)
+                patch.setattr(context, "_contexts", plain)
+                patch.setattr(context, "_current_stream", lambda _: f"stream {at}", raising=False)
+                context.check()
+
+        for at in (*range(3), rank):  # by now all have made calls
+            waited.clear()
+            thread = threading.Thread(target=work, args=(at,))
+            thread.start()
+            thread.join()
+        assert all(c in waited for other in others for c in other.contexts.values())
+        return [c for c in waited if isinstance(c, str)]
+
+    of_rank = [[f"rank {at}", f"rank {at} in its stream"] for at in range(3)]
+    assert checked_by(0, [0, 1, 1]) == ["0", *of_rank[0]]
+    assert checked_by(1, [0, 1, 1]) == ["1", *of_rank[1]]
+    assert checked_by(2, [0, 1, 2]) == ["2", "moves of 2", *of_rank[2]]
+    everything = ["0", "1", "2", "moves of 2", *of_rank[0], *of_rank[1], *of_rank[2]]
+    assert checked_by(None, [0, 1, 1]) == everything  # a thread that is no rank
 
 
 def test_explain_says_how_large_windows_have_to_be_without_other_ranks(device):
