@@ -3,6 +3,7 @@ ranks that are processes of gloo.
 """
 
 import contextlib
+import faulthandler
 import functools
 import os
 import threading
@@ -57,8 +58,12 @@ def stream_of(communicator):
     return torch.cuda.stream(streams(communicator.window.device)[communicator.rank])
 
 
-def in_threads(size, run, timeout_ms=60_000, window=WINDOW, make=moire.Communicator.threads):
-    """run(rank) on a thread for each; what they raised, by rank. One that raises leaves."""
+def in_threads(
+    size, run, timeout_ms=60_000, window=WINDOW, make=moire.Communicator.threads, stacks=None
+):
+    """run(rank) on a thread for each; what they raised, by rank. One that raises leaves. Into
+    `stacks`, a file, goes where each is shortly before the first deadline.
+    """
     shared, raised = Shared(size), [None] * size
     communicators = make(size, window, timeout_ms=timeout_ms)
     streams_of = [stream_of(communicator) for communicator in communicators]
@@ -73,11 +78,35 @@ def in_threads(size, run, timeout_ms=60_000, window=WINDOW, make=moire.Communica
             raised[communicator.rank] = e
 
     threads = [threading.Thread(target=work, args=(c,)) for c in communicators]
+    if stacks is not None:
+        faulthandler.dump_traceback_later(timeout_ms / 1000 * 0.8, file=stacks)
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(300)
+    if stacks is not None:
+        stacks.write("".join(f"rank {r} is 0x{t.ident:016x}\n" for r, t in enumerate(threads)))
+        stacks.flush()
+    end = time.monotonic() + max(60, 3 * timeout_ms / 1000)
+    for rank, thread in enumerate(threads):
+        thread.join(max(0, end - time.monotonic()))
+        if thread.is_alive():
+            raised[rank] = TimeoutError(f"rank {rank} has not come to its end")
+    if stacks is not None:
+        faulthandler.cancel_dump_traceback_later()
+    for error in raised:
+        let_go(error)
     return raised
+
+
+def let_go(error):
+    """Of what the frames have that raised it: they and the list of what was raised have each other,
+    and a window that the garbage collector gives back, on a rank's thread, waits for the others'
+    GPUs, which may wait for that rank.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def in_gloo(rank, size, path, cases):

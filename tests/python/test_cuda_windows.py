@@ -1,9 +1,11 @@
 """The cases of test_expert_parallel.py on windows of CUDA: ranks that are threads, spread over the
 GPUs, and wait for each other on one that they share, and ranks of NCCL, each a process on a GPU of
 its own. A process loads all kernels at once, since a kernel's first use may wait for those that
-wait.
+wait. Where ranks wait in vain for each other, a case says where each of them was, and those behind
+it are left out.
 """
 
+import faulthandler
 import os
 import traceback
 
@@ -17,6 +19,7 @@ from moire.errors import unsupported
 from ranks import WINDOW, in_threads, join_processes
 
 THREADS, NCCL, COMM = (f"cuda windows of {what}" for what in ("threads", "NCCL", "an ncclComm_t"))
+TIMEOUT_MS = 10_000  # until who waits for another gives up
 WORLDS = [(n, THREADS) for n in (1, 2, 4)] + [(n, kind) for kind in (NCCL, COMM) for n in (1, 2)]
 
 # Of what kernels find, the next call of any thread says the first; a capture waits for the whole
@@ -53,7 +56,7 @@ CASES[rows_move_as_on_the_cpu.__name__] = rows_move_as_on_the_cpu
 
 def connected(kind):
     """By NCCL: of the process group anew, or of its own ncclComm_t."""
-    told = {"window_bytes": WINDOW, "timeout_ms": 60_000}
+    told = {"window_bytes": WINDOW, "timeout_ms": TIMEOUT_MS}
     if kind == NCCL:
         return moire.Communicator.from_process_group(**told)
     backend = dist.group.WORLD._get_backend(torch.device("cuda"))
@@ -62,9 +65,10 @@ def connected(kind):
     return moire.Communicator.from_nccl(backend._comm_ptr(), **told)
 
 
-def in_process(run, kind):
+def in_process(run, kind, stacks):
     """What the rank of this process raised, by rank, of those that NCCL connects."""
     at = worlds.OfProcesses()
+    faulthandler.dump_traceback_later(TIMEOUT_MS / 1000 * 0.8, file=stacks)
     try:
         with connected(kind) as group:
             at.group = group
@@ -74,6 +78,8 @@ def in_process(run, kind):
         raise
     except BaseException as e:
         return {at.rank: e}
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return {at.rank: None}
 
 
@@ -94,17 +100,24 @@ def work(process, size, kind, folder):
     for name, run in CASES.items():
         if is_skipped(size, kind, name):
             continue
+        stacks = folder / f"{name}.stacks of process {process}"
         try:
-            if kind != THREADS:
-                raised = in_process(run, kind)
-            else:
-                raised = dict(enumerate(in_threads(size, run, make=on_devices)))
+            with stacks.open("w") as file:
+                if kind != THREADS:
+                    raised = in_process(run, kind, file)
+                else:
+                    options = {"timeout_ms": TIMEOUT_MS, "make": on_devices, "stacks": file}
+                    raised = dict(enumerate(in_threads(size, run, **options)))
         except moire.Unsupported as e:  # NCCL is too old
             (folder / "unsupported").write_text(str(e))
             break
         for of, error in raised.items():
             found = error and traceback.format_exception(None, error, error.__traceback__)
             (folder / f"{name}.{of}").write_text("".join(found or ()))
+        has_waited = "Timeout (" in stacks.read_text()
+        if kind == THREADS and has_waited and any(raised.values()):
+            (folder / "in vain").write_text(name)
+            break
     os._exit(0)
 
 
@@ -138,6 +151,10 @@ def test_experts_over_windows(world, name):
     if (folder / "unsupported").exists():
         pytest.skip((folder / "unsupported").read_text())
     ends = [folder / f"{name}.{rank}" for rank in range(size)]
-    assert all(end.exists() for end in ends), "a rank did not come to the end"
+    in_vain = folder / "in vain"
+    if in_vain.exists() and not any(end.exists() for end in ends):
+        pytest.skip(f"ranks waited in vain for each other in {in_vain.read_text()}, before this")
+    stacks = "".join(f"{file.name}:\n{file.read_text()}" for file in folder.glob(f"{name}.stacks*"))
+    assert all(end.exists() for end in ends), f"a rank did not come to the end\n{stacks}"
     raised = [f"rank {rank}: {end.read_text()}" for rank, end in enumerate(ends) if end.read_text()]
-    assert not raised, "".join(raised)  # who fails leaves, which the others then raise
+    assert not raised, "".join((*raised, stacks))  # who fails leaves, which the others then raise
