@@ -54,7 +54,9 @@ class Communicator(contextlib.AbstractContextManager):
         contexts.raise_for(lib.moire_communicator_window(pointer, data, num_bytes))
         # A rank's memory stays while it has a context. So those go when the last view has gone.
         self.contexts = {key: keeper[0]}  # as those in context.py
-        held = ffi.gc(data[0], functools.partial(_destroy, self.contexts, self._process))
+        self._meets_threads = is_on_cuda and made_with is not None and self.size > 1
+        gone = functools.partial(_gone, self.contexts, self._process, self._meets_threads)
+        held = ffi.gc(data[0], gone)
         if not is_on_cuda:
             window = np.frombuffer(ffi.buffer(held, max(num_bytes[0], 1)), np.uint8)
             window = _as_array(window[: num_bytes[0]])
@@ -89,6 +91,7 @@ class Communicator(contextlib.AbstractContextManager):
             places = _cuda_devices(call, options.num_ranks, devices)
             indices = ffi.new("int32_t[]", [place.index for place in places])
             options.indices = indices
+        _give_back()
         made = ffi.new("moire_communicator *[]", options.num_ranks)
         contexts.raise_for(lib.moire_communicator_threads(options, made))
         made_with = object()
@@ -187,6 +190,7 @@ class Communicator(contextlib.AbstractContextManager):
     def close(self) -> None:
         """This rank leaves: calls of the others fail from now on, at once. Its window stays."""
         self._closed()
+        _give_back()
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -239,7 +243,34 @@ def _cuda_devices(call, num_ranks, devices):
     return [torch.device("cuda", current) if p.index is None else p for p in places]
 
 
-def _destroy(contexts_of_calls, process, data):
+_kept = []  # contexts of ranks that have gone, as _gone says
+
+
+def _gone(contexts_of_calls, process, meets_threads, data):
+    """The last view of a rank's window has gone, which the garbage collector may have found on any
+    thread. Giving back memory that GPUs reach waits for all of them: that of ranks that are threads
+    is kept while one of their kernels may be waiting for a rank whose thread this is.
+    """
     # NOTE: a forked child has its parent's memory and none of its threads, and leaves it alone.
-    for context in contexts_of_calls.values() if os.getpid() == process else ():
+    if os.getpid() != process:
+        return
+    if meets_threads:
+        _kept.append(contexts_of_calls)
+        _give_back()
+    else:
+        _destroy(contexts_of_calls)
+
+
+def _give_back():
+    """What was kept, if no rank is open that another thread's may wait for."""
+    ranks = [ref() for ref in contexts.communicators.valuerefs()] if _kept else ()
+    if any(rank and rank._meets_threads and rank._closed.alive for rank in ranks):
+        return
+    while _kept:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            _destroy(_kept.pop())
+
+
+def _destroy(contexts_of_calls):
+    for context in contexts_of_calls.values():
         lib.moire_context_destroy(context)

@@ -289,6 +289,27 @@ def test_windows_outlive_their_communicators(device):
     assert window.sum() == 3 * 4096
 
 
+def test_memory_of_gpus_stays_while_ranks_of_threads_may_wait(monkeypatch):
+    """Giving it back waits for all GPUs, and the garbage collector does so on any thread."""
+    from moire import communicator
+
+    gone, ranks = [], two()
+    lib = types.SimpleNamespace(moire_context_destroy=gone.append)
+    for rank in ranks:
+        monkeypatch.setattr(rank, "_meets_threads", True)  # as on GPUs
+    monkeypatch.setattr(communicator, "lib", lib)
+    communicator._gone({None: "of threads"}, os.getpid(), True, None)
+    communicator._gone({None: "of one rank of NCCL"}, os.getpid(), False, None)
+    communicator._gone({None: "of a parent"}, os.getpid() + 1, True, None)
+    assert gone == ["of one rank of NCCL"]
+    ranks[0].close()
+    assert len(gone) == 1
+    ranks[1].close()
+    assert gone[1:] == ["of threads"]
+    communicator._gone({None: "of others"}, os.getpid(), True, None)
+    assert gone[2:] == ["of others"]
+
+
 def test_check_goes_on_while_others_make_communicators():
     is_done, interval = threading.Event(), sys.getswitchinterval()
 
