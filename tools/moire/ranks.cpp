@@ -88,7 +88,7 @@ class World : public std::enable_shared_from_this<World> {
     constexpr auto kWorkspace = staging::Entry<A>::kWorkspace;
     if constexpr (kWorkspace != nullptr) {  // equal parts: rank 0 has most tokens
       out.workspace = [&args](const Context& context, size_t* bytes) {
-        const Status status = kWorkspace(context, args[0], bytes);
+        Status status = kWorkspace(context, args[0], bytes);
         *bytes *= args.size();
         return status;
       };
