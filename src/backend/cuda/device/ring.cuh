@@ -38,4 +38,27 @@ struct Ring {
   }
 };
 
+// The same where every tile begins at the first stage, so that the places of a loop over stages are
+// constants: a tile leaves out the stages behind its last, whose rounds are then behind the
+// others'.
+template <int kNumStages>
+struct RestartedRing {
+  int stage = 0;
+  uint32_t phases = 0;  // a bit a stage: the parity of its round
+
+  __device__ void pass(int passed) { phases ^= 1u << passed; }
+  __device__ void advance() {
+    pass(stage);
+    if (++stage == kNumStages) stage = 0;
+  }
+  __device__ void restart() { stage = 0; }
+  __device__ uint32_t phase(int of_stage) const { return phases >> of_stage & 1; }
+  __device__ void wait_empty(uint64_t* empty) const {
+    ptx::mbarrier_wait_parity(&empty[stage], phase(stage) ^ 1);
+  }
+  __device__ void wait_full(uint64_t* full) const {
+    ptx::mbarrier_wait_parity(&full[stage], phase(stage));
+  }
+};
+
 }  // namespace moire::cuda

@@ -49,6 +49,21 @@ __device__ inline bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t pari
   return done != 0;
 }
 
+// Whether it is complete now.
+__device__ inline bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 __device__ inline void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
   while (!mbarrier_try_wait_parity(barrier, parity)) {
   }

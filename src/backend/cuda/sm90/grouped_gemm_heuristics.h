@@ -59,7 +59,7 @@ struct WideLoadingEpilogueTile : Policy<Shape{.tile_m = 128,
 // block.
 struct ScaledWideTile
     : Policy<Shape{
-          .tile_m = 128, .tile_n = 192, .num_stages = 4, .num_buffers = 4, .element_bytes = 1}> {};
+          .tile_m = 128, .tile_n = 192, .num_stages = 4, .num_buffers = 3, .element_bytes = 1}> {};
 
 // Weight gradients of FP8: every row of both operands has its scale.
 struct ScaledWgradTile : Policy<Shape{.tile_m = 192,

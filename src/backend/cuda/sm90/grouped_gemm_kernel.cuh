@@ -132,7 +132,7 @@ template <class P, class Operands>
 __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
   constexpr int kStepsToDraw = 4;  // in which the scheduler finds the next tile
   Ring<P::kNumTiles> tiles;
-  Ring<P::kNumStages> ring;
+  StagesOf<P> ring;
   for (;; tiles.advance()) {
     tiles.wait_full(s.tile_full);
     const WorkTile tile = s.tiles[tiles.stage];
@@ -142,12 +142,16 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
         ring.wait_empty(s.empty);
         ptx::mbarrier_arrive_expect_tx(&s.full[ring.stage], P::kStageBytes);
         operands.template load<P>(s.stages[ring.stage], &s.full[ring.stage], tile, k * P::kTileK);
+        if constexpr (Operands::kIsScaled) {
+          operands.template load_scales<P>(s.scales[ring.stage], &s.full[ring.stage], tile, k);
+        }
       }
     };
     const int near_end = max(tile.num_k - kStepsToDraw, 0);
     load(0, near_end);
     ptx::mbarrier_arrive(&s.tile_empty[tiles.stage]);
     load(near_end, tile.num_k);
+    if constexpr (P::kIsScaled) ring.restart();
   }
 }
 
@@ -161,14 +165,14 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
   const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
   const int consumer = __shfl_sync(~0u, warp / P::kWarpsOfConsumer, 0);  // known to be uniform
   Ring<P::kNumTiles> tiles;
-  Ring<P::kNumStages> ring;
+  StagesOf<P> ring;
   ScheduleOf<P> schedule(s, consumer);
   const int box = P::kWarpsOfBox == 1 ? warp : consumer;
   PiecesOf<P, Epilogue> pieces(
       epilogue, {s.buffers[box], s.buffer_full[box], consumer, warp % P::kWarpsOfBox});
   for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
     if (!schedule.next_is_mine()) {
-      ring.skip(tile.num_k);
+      if constexpr (!P::kIsScaled) ring.skip(tile.num_k);
       continue;
     }
     schedule.wait_for_turn();
@@ -184,19 +188,13 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
     // Before the sums take their registers.
     if (ScheduleOf<P>::kLoadStep == 0 && tile.num_k > 0) pieces.start();
     Sums<P> sums = {};
-    const auto multiply = [&]<int kBlocks>() {
-      if constexpr (Operands::kIsScaled) {
-        const auto scales = operands.template scales<P>(tile, first_m);
-        multiply_scaled_tile<kBlocks, Operands>(s, schedule, ring, tile.num_k, scales, sums,
-                                                pieces);
-      } else {
-        multiply_tile<kBlocks, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
-      }
-    };
-    if (has_second) {
-      multiply.template operator()<P::kRowBlocks>();
+    if constexpr (Operands::kIsScaled) {
+      const auto scales = operands.template scales<P>(tile, first_m);
+      multiply_scaled_tile<Operands>(s, schedule, ring, tile.num_k, scales, sums[0], pieces);
+    } else if (has_second) {
+      multiply_tile<P::kRowBlocks, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
     } else {
-      multiply.template operator()<1>();
+      multiply_tile<1, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
     }
     pieces.prepare(first_m, sums[0]);
     if (has_second) pieces.prepare(first_m + 64, sums[P::kRowBlocks - 1]);

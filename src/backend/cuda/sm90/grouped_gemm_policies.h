@@ -54,9 +54,13 @@ struct Policy {
   // Ring of work tiles: a block that held one more could not leave it to another.
   static constexpr int kNumTiles = kIsPingPong ? 2 : 1;
   static constexpr int kABytes = kTileM * kTileKBytes, kBBytes = kTileN * kTileKBytes;
-  static constexpr int kColumnScales = kShape.scales_every_column ? kTileN : 0;
-  static constexpr int kStageBytes = kABytes + kBBytes + 4 * kColumnScales;
-  static constexpr int kReturns = kColumnScales == 0 ? 1 : kWarpsOfConsumer;  // of a stage
+  // Scales that come with a stage. Those of rows alone begin with a multiple of 4 of all rows, as
+  // TMA has it, and so up to 3 rows before the tile's.
+  static constexpr int kRowScales = kShape.scales_every_column ? kTileM : kTileM + 4;
+  static constexpr int kScales =
+      kIsScaled ? kRowScales + (kShape.scales_every_column ? kTileN : 0) : 0;
+  static constexpr int kStageBytes = kABytes + kBBytes + 4 * kScales;
+  static constexpr int kReturns = kIsScaled ? kWarpsOfConsumer : 1;  // of a stage
   // 65,536 registers: 128 threads of the producer warpgroup, 256 or 384 consumers.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;

@@ -2,6 +2,7 @@
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/core_codes.h"
+#include "backend/cuda/ops/row_scales.h"
 #include "backend/cuda/sm90/epilogues.cuh"
 #include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
@@ -28,8 +29,9 @@ Reason supports(const DeviceState& state, const GroupedGemmArgs& args) {
 }
 
 TileScales tile_scales(const TensorView& scales) {
-  return {static_cast<const float*>(scales.data), scales.shape[1] * scales.stride(),
-          scales.stride(), static_cast<int32_t>(scales.shape[1]) - 1};
+  const auto stride = static_cast<int32_t>(scales.stride());
+  const auto tiles = static_cast<int32_t>(scales.shape[1]);
+  return {static_cast<const float*>(scales.data), tiles * stride, stride, tiles - 1};
 }
 
 // The op's workspace.
@@ -43,19 +45,21 @@ struct Scratch {
         b(args.b.tensor, args.b_scales, {}, !is_k_major(args), arena) {}
   Arena arena;
   ops::CoreCodes a;
-  GatheredRows rows, row_scales;
+  GatheredRows rows;
+  ops::RowScales row_scales;
   ops::CoreCodes b;  // [G, n, k]
 };
 
 template <class P, bool kIsE5M2>
 void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& args,
                    const Scratch& scratch) {
-  const TensorView a(scratch.rows.rows()), a_scales(scratch.row_scales.rows()), d(args.d);
+  const TensorView a(scratch.rows.rows()), d(args.d);
   const auto n = static_cast<int32_t>(d.columns());
   const auto k = static_cast<int32_t>(a.columns());
   const ScaledRaggedM<kIsE5M2> operands{
       ragged_m<P, Major::kK>(maps, a, scratch.b.codes(), n, k, args.tail == MOIRE_TAIL_ZERO),
-      static_cast<const float*>(a_scales.data), a_scales.stride(), tile_scales(scratch.b.scales())};
+      maps.rows("a_scales", scratch.row_scales.scales(), P::kRowScales),
+      tile_scales(scratch.b.scales())};
   const Store store{maps.ragged_rows("d", d, P::kBoxRows), n,
                     static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
                     vector_of<const float>(args.bias_scale)};
@@ -83,7 +87,7 @@ Status multiply(const Context& context, const char* op, const GroupedGemmArgs& a
   const Scratch scratch(args, args.workspace);
   scratch.a.make(launcher);
   scratch.rows.gather(launcher);
-  scratch.row_scales.gather(launcher);
+  scratch.row_scales.make(launcher);
   scratch.b.make(launcher);
   return TensorView(args.a).type() == DType::kE5M2 ? launch_type<true>(launcher, args, scratch)
                                                    : launch_type<false>(launcher, args, scratch);
@@ -98,13 +102,12 @@ const Implementation<GroupedGemmArgs> kGroupedGemm = {
       const Scratch scratch(args, {});
       return concat("FP8 tensor cores, ", policy_text<ScaledTiles>(state, sizes(args)),
                     scratch.a.policy("a"), GatheredRows::policy(args.row_idx),
-                    scratch.b.policy("b"));
+                    ", after transposing a_scales", scratch.b.policy("b"));
     },
     run,
     [](const DeviceState&, const GroupedGemmArgs& args) -> int64_t {
       const Scratch scratch(args, {});
-      return 1 + scratch.a.launches() + 2 * GatheredRows::launches(args.row_idx) +
-             scratch.b.launches();
+      return 2 + scratch.a.launches() + GatheredRows::launches(args.row_idx) + scratch.b.launches();
     }};
 
 }  // namespace moire::cuda::sm90::scaled

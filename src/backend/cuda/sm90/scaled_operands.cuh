@@ -11,80 +11,88 @@ namespace moire::cuda::sm90 {
 // FP32 scales of tiles of 128 x 128: [groups, n / 128, k / 128] with these strides.
 struct TileScales {
   const float* data;
-  int64_t group_stride, stride;
+  int32_t group_stride, stride;
   int32_t last_n;  // the last one along n
 };
 
-// A warp's scales of a step: of its rows of a, and of the tile's columns, kSpan at a time. Each
-// lane reads one of either: of the rows that its quad shares, that of its place in the quad; of the
-// columns the span of its number.
+// Which of its own two rows of a tile a lane has the sums of: this one and the eighth behind it.
+__device__ inline int32_t first_row_of_lane(const WorkTile& tile, int32_t first_m) {
+  return first_m - tile.first_m + static_cast<int32_t>(threadIdx.x) % 32 / 4;
+}
+
+// A lane's scales of a step: of its two rows, which come with the stage, and of the one or two
+// tiles that the columns lie in.
 template <class P>
 class RowAndTileScales {
+  static_assert(P::kTileN == 192);  // that is 128 columns of one tile and 64 of a neighbour
+
  public:
-  __device__ RowAndTileScales(const float* a, int64_t a_stride, const TileScales& b,
-                              const WorkTile& tile, int32_t first_m) {
-    const int lane = threadIdx.x % 32;
-    const int32_t row = first_m + lane / 4 + lane % 2 * 8 + lane / 2 % P::kRowBlocks * 64;
-    const int32_t tile_n = (tile.first_n + min(lane, kSpans - 1) * kSpan) / 128;
-    rows_ = a + (tile.first_row + min(row, tile.num_rows - 1)) * a_stride;
-    columns_ = b.data + tile.group * b.group_stride + min(tile_n, b.last_n) * b.stride;
+  static constexpr bool kAreReadLate = false;  // from a stage, with its products
+
+  __device__ RowAndTileScales(const TileScales& b, const WorkTile& tile, int32_t first_m)
+      : tiles_(b.data),
+        row_(first_row_of_lane(tile, first_m) + (tile.first_row + tile.first_m) % 4),
+        middle_is_second_(tile.first_n % 128 != 0) {
+    const int32_t tile_n = tile.first_n / 128;
+    tile_ = tile.group * b.group_stride + tile_n * b.stride;
+    to_second_ = tile_n < b.last_n ? b.stride : 0;
   }
 
-  // Asks for those of the next step.
-  __device__ void load() {
-    values_[0] = ptx::load_early(rows_);
-    values_[1] = ptx::load_early(columns_);
-    ++rows_;
-    ++columns_;
-  }
-  // While the products of a row block are under way: the products of its scales.
-  __device__ void prepare(int block, const Stage<P>&) {
-    bool all = true;
+  __device__ void begin() { load_columns(0); }
+  // While a step's products are under way: the products of its scales; and asks for the next.
+  __device__ void prepare(const StageScales<P::kScales>& scales, int stage, bool has_next) {
+    const float middle = middle_is_second_ ? second_ : first_;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int span = 0; span < kSpans; ++span) {
-        both_[half][span] = row(block, half) * column(span);
-        all &= is_normal(both_[half][span]);
-      }
+      rows_[half] = scales.values[row_ + 8 * half];
+      both_[half][0] = rows_[half] * first_;
+      both_[half][1] = rows_[half] * middle;
+      both_[half][2] = rows_[half] * second_;
       ptx::keep_behind(both_[half]);
     }
-    is_plain_ = __all_sync(~0u, all);
+    are_moderate_ = all_moderate({rows_[0], rows_[1], first_, second_});
+    if (has_next) load_columns(stage + 1);
   }
+  __device__ void next_round() { tile_ += P::kNumStages; }
   // sums += products * scales.
-  __device__ void add(int block, const Stage<P>&, float (&products)[P::kTileN / 2],
+  __device__ void add(const StageScales<P::kScales>&, int stage, float (&products)[P::kTileN / 2],
                       float (&sums)[P::kTileN / 2]) {
-    if (!is_plain_) {
-#pragma unroll
-      for (int span = 0; span < kSpans; ++span) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const ScaleFactors f(row(block, half), column(span));
-          both_[half][span] = f.second;
-#pragma unroll
-          for (int j = 0; j < kSpan / 4; ++j) {
-            products[span * kSpan / 2 + j / 2 * 4 + half * 2 + j % 2] *= f.first;
-          }
-        }
-      }
-    }
+    if (!are_moderate_) [[unlikely]]
+      take_apart(stage, products);
 #pragma unroll
     for (int i = 0; i < P::kTileN / 2; ++i) {
-      sums[i] = fmaf(products[i], both_[i / 2 % 2][2 * i / kSpan], sums[i]);
+      sums[i] = fmaf(products[i], both_[i / 2 % 2][i / 32], sums[i]);
     }
   }
 
  private:
-  static constexpr int kSpan = P::kTileN % 128 == 0 ? 128 : 64, kSpans = P::kTileN / kSpan;
-  __device__ float row(int block, int half) const {
-    return __shfl_sync(~0u, values_[0], 2 * block + half, 4);
+  // The first factor goes to the products, the second stays.
+  __device__ void take_apart(int stage, float (&products)[P::kTileN / 2]) {
+    const float first = tiles_[tile_ + stage], second = tiles_[tile_ + to_second_ + stage];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int span = 0; span < 3; ++span) {
+        const bool is_first = span == 0 || (span == 1 && !middle_is_second_);
+        const ScaleFactors f(rows_[half], is_first ? first : second);
+        both_[half][span] = f.second;
+#pragma unroll
+        for (int i = 32 * span; i < 32 * span + 32; ++i) {
+          if (i / 2 % 2 == half) products[i] *= f.first;
+        }
+      }
+    }
   }
-  __device__ float column(int span) const { return __shfl_sync(~0u, values_[1], span); }
+  __device__ void load_columns(int step) {
+    first_ = ptx::load_early(tiles_ + tile_ + step);
+    second_ = ptx::load_early(tiles_ + tile_ + to_second_ + step);
+  }
 
-  const float *rows_, *columns_;
-  float values_[2];  // this lane's: of rows, of columns
-  float both_[2][kSpans];
-  bool is_plain_;
+  const float* tiles_;
+  int32_t row_, tile_, to_second_;
+  bool middle_is_second_, are_moderate_;
+  float first_, second_;        // of the step to come
+  float rows_[2], both_[2][3];  // of this one
 };
 
 // d = a * b^T, K-major codes: a scale for 128 of a row of a, and for a tile of b.
@@ -92,83 +100,73 @@ template <bool kIsE5M2>
 struct ScaledRaggedM : RaggedM<Major::kK> {
   static constexpr bool kIsScaled = true, kIsE5M2A = kIsE5M2, kIsE5M2B = false;
 
-  const float* a_scales;
-  int64_t a_scales_stride;
+  CUtensorMap a_scales;  // turned over, {rows, k / 128}; box {tile_m + 4, 1}
   TileScales b_scales;
 
   template <class P>
+  __device__ void load_scales(StageScales<P::kScales>& scales, uint64_t* barrier,
+                              const WorkTile& tile, int32_t k) const {
+    ptx::tma_load_2d(scales.values, &a_scales, barrier, (tile.first_row + tile.first_m) & ~3, k);
+  }
+  template <class P>
   __device__ RowAndTileScales<P> scales(const WorkTile& tile, int32_t first_m) const {
-    return {a_scales, a_scales_stride, b_scales, tile, first_m};
+    return {b_scales, tile, first_m};
   }
 };
 
-// The same where every column of the tile has a scale of its own, which came with the stage.
+// The same where every column of the tile has a scale of its own, which came with the stage, too.
 template <class P>
 class RowAndColumnScales {
  public:
-  __device__ RowAndColumnScales(const float* a, int64_t a_stride, int64_t first_block, int32_t m,
-                                int32_t first_m)
-      : stride_(a_stride) {
-    const int lane = threadIdx.x % 32;
-    const int32_t row = first_m + lane / 4 + lane % 2 * 8 + lane / 2 % P::kRowBlocks * 64;
-    rows_ = a + first_block * a_stride + min(row, m - 1);
-  }
+  static constexpr bool kAreReadLate = true;
 
-  __device__ void load() {
-    value_ = ptx::load_early(rows_);
-    rows_ += stride_;
+  __device__ RowAndColumnScales(const WorkTile& tile, int32_t first_m)
+      : row_(first_row_of_lane(tile, first_m)) {}
+
+  __device__ void begin() {}
+  __device__ void prepare(const StageScales<P::kScales>& scales, int, bool) {
+    rows_[0] = scales.values[row_];
+    rows_[1] = scales.values[row_ + 8];
+    ptx::keep_behind(rows_);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float columns[P::kTileN / 32];
+#pragma unroll
+    for (int i = 0; i < P::kTileN / 32; ++i) columns[i] = scales.values[P::kTileM + 32 * i + lane];
+    are_moderate_ = all_moderate({rows_[0], rows_[1]}) & all_moderate(columns);
   }
-  __device__ void prepare(int, const Stage<P>& stage) { is_plain_ = are_moderate(stage); }
-  __device__ void add(int block, const Stage<P>& stage, float (&products)[P::kTileN / 2],
-                      float (&sums)[P::kTileN / 2]) {
-    const float rows[2] = {row(block, 0), row(block, 1)};
-    if (!is_plain_) {
-#pragma unroll
-      for (int i = 0; i < P::kTileN / 2; ++i) {
-        const float2 c = columns(stage, i / 4);
-        const ScaleFactors f(rows[i / 2 % 2], i % 2 == 0 ? c.x : c.y);
+  __device__ void next_round() {}
+  __device__ void add(const StageScales<P::kScales>& scales, int,
+                      const float (&products)[P::kTileN / 2], float (&sums)[P::kTileN / 2]) const {
+    if (are_moderate_) [[likely]] {
+      each_product(scales, [&](int i, float row, float column) {
+        sums[i] = fmaf(products[i], row * column, sums[i]);
+      });
+    } else {
+      each_product(scales, [&](int i, float row, float column) {
+        const ScaleFactors f(row, column);
         sums[i] = fmaf(products[i] * f.first, f.second, sums[i]);
-      }
-      return;
-    }
-#pragma unroll
-    for (int j = 0; j < P::kTileN / 8; ++j) {
-      const float2 c = columns(stage, j);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int i = 4 * j + 2 * half;
-        sums[i] = fmaf(products[i], rows[half] * c.x, sums[i]);
-        sums[i + 1] = fmaf(products[i + 1], rows[half] * c.y, sums[i + 1]);
-      }
+      });
     }
   }
 
  private:
-  // 0, which columns past the last have, or 2^-62 to 2^62: products of two are normal, or 0.
-  static __device__ bool is_moderate(float x) {
-    return x == 0 || 2 * __float_as_uint(x) - (65u << 24) < 125u << 24;
-  }
-  __device__ bool are_moderate(const Stage<P>& stage) const {
-    bool all = is_moderate(value_);
+  template <class Add>
+  __device__ void each_product(const StageScales<P::kScales>& scales, Add add) const {
 #pragma unroll
-    for (int i = 0; i < P::kTileN / 32; ++i) {
-      all &= is_moderate(stage.scales[threadIdx.x % 32 + 32 * i]);
+    for (int j = 0; j < P::kTileN / 8; ++j) {
+      const float2 c = *reinterpret_cast<const float2*>(scales.values + P::kTileM + lane_column(j));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = 4 * j + 2 * half;
+        add(i, rows_[half], c.x);
+        add(i + 1, rows_[half], c.y);
+      }
     }
-    return __all_sync(~0u, all);
   }
 
-  __device__ float row(int block, int half) const {
-    return __shfl_sync(~0u, value_, 2 * block + half, 4);
-  }
-  // Of this lane's columns in column group j.
-  static __device__ float2 columns(const Stage<P>& stage, int j) {
-    return *reinterpret_cast<const float2*>(stage.scales + lane_column(j));
-  }
-
-  const float* rows_;
-  int64_t stride_;
-  float value_;  // this lane's, of rows
-  bool is_plain_;
+  int32_t row_;
+  bool are_moderate_;
+  float rows_[2];
 };
 
 // d_g = a_g^T * b_g over the rows of a group, whose codes were turned over
@@ -177,10 +175,8 @@ template <bool kA5, bool kB5>
 struct ScaledRaggedK {
   static constexpr bool kIsScaled = true, kIsE5M2A = kA5, kIsE5M2B = kB5;
 
-  CUtensorMap a, b;      // {blocks of 128 rows, m or n}; box {128, tile_m or tile_n}
-  CUtensorMap b_scales;  // {n, blocks}; box {tile_n, 1}
-  const float* a_scales;
-  int64_t a_scales_stride;
+  CUtensorMap a, b;                // {blocks of 128 rows, m or n}; box {128, tile_m or tile_n}
+  CUtensorMap a_scales, b_scales;  // {m or n, blocks}; box {tile_m or tile_n, 1}
   int32_t m, n;
 
   static __device__ int32_t first_block(const WorkTile& tile) {
@@ -194,14 +190,20 @@ struct ScaledRaggedK {
 
   template <class P, class Stage>
   __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
-    const int32_t block = first_block(tile) + k0 / 128;
-    ptx::tma_load_2d(stage.a, &a, barrier, 128 * block, tile.first_m);
-    ptx::tma_load_2d(stage.b, &b, barrier, 128 * block, tile.first_n);
-    ptx::tma_load_2d(stage.scales, &b_scales, barrier, tile.first_n, block);
+    const int32_t row = 128 * first_block(tile) + k0;
+    ptx::tma_load_2d(stage.a, &a, barrier, row, tile.first_m);
+    ptx::tma_load_2d(stage.b, &b, barrier, row, tile.first_n);
+  }
+  template <class P>
+  __device__ void load_scales(StageScales<P::kScales>& scales, uint64_t* barrier,
+                              const WorkTile& tile, int32_t k) const {
+    const int32_t block = first_block(tile) + k;
+    ptx::tma_load_2d(scales.values, &a_scales, barrier, tile.first_m, block);
+    ptx::tma_load_2d(scales.values + P::kTileM, &b_scales, barrier, tile.first_n, block);
   }
   template <class P>
   __device__ RowAndColumnScales<P> scales(const WorkTile& tile, int32_t first_m) const {
-    return {a_scales, a_scales_stride, first_block(tile), m, first_m};
+    return {tile, first_m};
   }
 };
 

@@ -26,7 +26,11 @@ Reason supports(const DeviceState& state, const GroupedGemmWgradArgs& args) {
        is_e5m2(args.a) && is_e5m2(args.b) ? "a and b are e5m2, the kernel takes one so" : "",
        why_not_gradient(d), why_not_listed("d", Weight(args.d)), why_not_sizes(args.groups, d),
        why_not_padding(args.groups), why_not_words({{"a", args.a}, {"b", args.b}}),
-       why_not_tma({{"a", args.a}, {"b", args.b}, {"b_scales", args.b_scales}, {"d", d}})});
+       why_not_tma({{"a", args.a},
+                    {"b", args.b},
+                    {"a_scales", args.a_scales},
+                    {"b_scales", args.b_scales},
+                    {"d", d}})});
 }
 
 // The op's workspace.
@@ -44,13 +48,11 @@ struct Scratch {
 template <class P, class T, bool kA5, bool kB5>
 void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradArgs& args,
                    const Scratch& scratch) {
-  const TensorView& a_scales = scratch.a.scales();
   const Matrices d{Weight(args.d)};
   const ScaledRaggedK<kA5, kB5> operands{maps.matrix("a", scratch.a.codes(), P::kTileM),
                                          maps.matrix("b", scratch.b.codes(), P::kTileN),
+                                         maps.rows("a_scales", scratch.a.scales(), P::kTileM),
                                          maps.rows("b_scales", scratch.b.scales(), P::kTileN),
-                                         static_cast<const float*>(a_scales.data),
-                                         a_scales.stride(),
                                          static_cast<int32_t>(TensorView(args.a).columns()),
                                          static_cast<int32_t>(TensorView(args.b).columns())};
   const Accumulate<T> epilogue{maps.matrices("d", d, P::kBoxRows), operands.n, args.beta,

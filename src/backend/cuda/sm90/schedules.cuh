@@ -20,11 +20,15 @@
 
 namespace moire::cuda::sm90 {
 
+template <class P>
+using StagesOf =
+    std::conditional_t<P::kIsScaled, RestartedRing<P::kNumStages>, Ring<P::kNumStages>>;
+
 // The warpgroup needs a stage no more; where scales lie in it, which no products join, each warp
 // says so for itself.
 template <class P>
 __device__ void give_back(SharedMemory<P>& s, int stage) {
-  if (P::kColumnScales != 0) __syncwarp();
+  if (P::kIsScaled) __syncwarp();
   if (threadIdx.x % (128 / P::kReturns) == 0) ptx::mbarrier_arrive(&s.empty[stage]);
 }
 
@@ -59,13 +63,14 @@ class SideBySide {
   }
 
   // A tile in which this warpgroup has no rows: it multiplies nothing, but keeps the ring's pace.
-  __device__ void follow(Ring<P::kNumStages>& ring, int num_k) {
+  __device__ void follow(StagesOf<P>& ring, int num_k) {
     pass_on();
     for (int k = 0; k < num_k; ++k, ring.advance()) {
       ring.wait_full(s_.full);
       ptx::sync_warpgroup(consumer_);
       give_back(s_, ring.stage);
     }
+    if constexpr (P::kIsScaled) ring.restart();
   }
 
  private:
@@ -98,7 +103,7 @@ class PingPong {
   }
 
   // Every tile has rows for its one warpgroup.
-  __device__ void follow(Ring<P::kNumStages>&, int) {}
+  __device__ void follow(StagesOf<P>&, int) {}
 
  private:
   SharedMemory<P>& s_;

@@ -9,24 +9,26 @@
 
 namespace moire::cuda::sm90 {
 
-// Scales of a stage's columns, where they lie with it.
-template <int kNumScales>
-struct ColumnScales {
-  alignas(128) float scales[kNumScales];
-};
-template <>
-struct ColumnScales<0> {};
-
+// What a stage holds, 128 bytes of each row in K.
 template <class P>
-struct Stage : ColumnScales<P::kColumnScales> {
+struct Stage {
   alignas(1024) char a[P::kABytes];
   alignas(1024) char b[P::kBBytes];
 };
+
+// Scales that come with a stage: of the tile's rows, then of its columns if each has its own.
+template <int kNumScales>
+struct StageScales {
+  alignas(128) float values[kNumScales];
+};
+template <>
+struct StageScales<0> {};
 
 template <class P>
 struct SharedMemory {
   Stage<P> stages[P::kNumStages];
   alignas(1024) char buffers[P::kBoxes][P::kNumBuffers][P::kBufferBytes];
+  StageScales<P::kScales> scales[P::kNumStages];
   WorkTile tiles[P::kNumTiles];
   uint64_t full[P::kNumStages], empty[P::kNumStages];
   uint64_t tile_full[P::kNumTiles], tile_empty[P::kNumTiles];

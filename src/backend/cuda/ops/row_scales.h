@@ -1,0 +1,30 @@
+// Scales of an operand's rows as they lie with the stages of the FP8 tensor cores' kernels: those
+// of neighbouring rows side by side, in expert order.
+#pragma once
+
+#include <moire/tensor.h>
+
+#include "backend/cuda/runtime/launch.h"
+#include "core/arena.h"
+
+namespace moire::cuda::ops {
+
+class RowScales {
+ public:
+  // `scales` are FP32, [rows, blocks]; they become [blocks, capacity] in the workspace, row i from
+  // row row_idx_i where that is present. What is behind the rows in use stays as it is.
+  RowScales(const TensorView& scales, const TensorView& row_idx, const moire_groups& groups,
+            Arena& arena);
+
+  const TensorView& scales() const { return made_; }
+
+  // In one launch. An index outside the rows is for the one who gathers them to report.
+  void make(Launcher& launcher) const;
+
+ private:
+  TensorView scales_, row_idx_;
+  moire_groups groups_;
+  TensorView made_;
+};
+
+}  // namespace moire::cuda::ops
