@@ -19,6 +19,7 @@ struct Ring {
       phase ^= 1;
     }
   }
+  __device__ void end_tile() {}
   // Past stages that are somebody else's.
   __device__ void skip(int count) {
     const int reached = stage + count;
@@ -39,8 +40,7 @@ struct Ring {
 };
 
 // The same where every tile begins at the first stage, so that the places of a loop over stages are
-// constants: a tile leaves out the stages behind its last, whose rounds are then behind the
-// others'.
+// constants. A tile leaves out the stages behind its last: so each has a round of its own.
 template <int kNumStages>
 struct RestartedRing {
   int stage = 0;
@@ -51,7 +51,7 @@ struct RestartedRing {
     pass(stage);
     if (++stage == kNumStages) stage = 0;
   }
-  __device__ void restart() { stage = 0; }
+  __device__ void end_tile() { stage = 0; }
   __device__ uint32_t phase(int of_stage) const { return phases >> of_stage & 1; }
   __device__ void wait_empty(uint64_t* empty) const {
     ptx::mbarrier_wait_parity(&empty[stage], phase(stage) ^ 1);

@@ -151,7 +151,7 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
     load(0, near_end);
     ptx::mbarrier_arrive(&s.tile_empty[tiles.stage]);
     load(near_end, tile.num_k);
-    if constexpr (P::kIsScaled) ring.restart();
+    ring.end_tile();
   }
 }
 
@@ -172,7 +172,7 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
       epilogue, {s.buffers[box], s.buffer_full[box], consumer, warp % P::kWarpsOfBox});
   for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
     if (!schedule.next_is_mine()) {
-      if constexpr (!P::kIsScaled) ring.skip(tile.num_k);
+      if constexpr (P::kIsPingPong) ring.skip(tile.num_k);
       continue;
     }
     schedule.wait_for_turn();

@@ -70,7 +70,7 @@ class SideBySide {
       ptx::sync_warpgroup(consumer_);
       give_back(s_, ring.stage);
     }
-    if constexpr (P::kIsScaled) ring.restart();
+    ring.end_tile();
   }
 
  private:
