@@ -163,11 +163,10 @@ class Torch:
 
     if torch is not None:
         kind, kind_name = torch.Tensor, "a Torch tensor"
-        types = (torch.Tensor, torch.nn.Parameter)
-        may_be_read_only = False
+        types, may_be_read_only = (torch.Tensor, torch.nn.Parameter), False
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
         address, device = torch.Tensor.data_ptr, torch.Tensor.device.__get__
-        copy, concatenate = torch.clone, torch.cat
+        copy = torch.clone
         _places = {None: ("cpu", 0)}
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
         _compute_dtypes = tuple(getattr(torch, name) for name in COMPUTE_DTYPES)
@@ -234,6 +233,12 @@ class Torch:
             return None
         is_on, dtype_on = torch.is_autocast_enabled, torch.get_autocast_dtype
         return [dtype_on(device) if is_on(device) else None for device in ("cpu", "cuda")]
+
+    def concatenate(arrays, join=torch and torch.cat):
+        """By torch.cat or torch.stack, which autocast has refuse other 16 bits than its own."""
+        is_on, device = _is_any_autocast_enabled() and not arrays[0].is_meta, arrays[0].device.type
+        with torch.autocast(device, enabled=False) if is_on else contextlib.nullcontext():
+            return join(arrays)
 
     def empty(like, shape, dtype):
         return tapes.made(like.new_empty(shape, dtype=dtype))

@@ -38,7 +38,7 @@ from .layers import Moe, features
 from .micro_batches import Moves, SumOfParts
 from .recipes import FORMATS
 from .routing import Plan, make_plan
-from .travel import OVERFLOW, OverProcessGroup, OverWindows
+from .travel import OVERFLOW, OverProcessGroup, OverWindows, check_choices
 from .values import choice, described, integer
 from .wgrad import FRESH
 
@@ -181,6 +181,8 @@ class ExpertParallel:
             )
         if topk_idx.dtype not in (torch.int32, torch.int64):
             raise invalid(f"{call}: topk_idx is {topk_idx.dtype}, needs int32 or int64")
+        if is_readable(topk_idx):  # all of it, before anything is said to other ranks
+            check_choices(topk_idx.detach(), self.num_experts)
         return topk_weights
 
     def _places(self, x, topk_idx, capacity, *half):
@@ -285,7 +287,7 @@ class ExpertParallel:
                     found.append(_Combine.apply(places, y, None)[0])
         finally:
             moves.wait(moves.mark(*found))
-        return torch.cat(found)
+        return Torch.concatenate(found)
 
     def _capacity(self, call, x):
         """C of this call."""

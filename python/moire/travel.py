@@ -12,7 +12,7 @@ from .recipes import ELEMENTS, ROWWISE
 OVERFLOW = ("refuse", "drop")  # moire_overflow
 
 
-def _check_choices(topk_idx, num_experts):
+def check_choices(topk_idx, num_experts):
     """That each is an expert's or nobody's, in the words of dispatch_plan, here of one rank. On a
     GPU the next call or moire.check() raises it.
     """
@@ -128,7 +128,7 @@ class OverProcessGroup:
     def __init__(self, group, topk_idx, capacity, form=None, half=None):
         tokens, ranks, local = topk_idx.shape[0], group.size, group.num_local_experts
         self.exchange, self.rows, self.form = group._exchange, ranks * capacity, form
-        _check_choices(topk_idx, group.num_experts)
+        check_choices(topk_idx, group.num_experts)
         ranks = torch.arange(ranks, device=topk_idx.device)[:, None]
         owner = topk_idx.div(local, rounding_mode="floor")  # no rank where the choice is dropped
         self.is_owner = owner[:, None] == ranks  # [T, R, k]

@@ -18,6 +18,7 @@ CALLS = [
     *MOES,
     (torch.bfloat16, {"dispatch_format": "fp8_block"}, {"recipe": "fp8_block"}),
     (torch.bfloat16, {}, {"recipe": "mxfp8_fast"}),
+    (torch.bfloat16, {}, {"compute_dtype": torch.bfloat16, "autocast": torch.float16}),
 ]
 
 

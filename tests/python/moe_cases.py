@@ -116,3 +116,25 @@ def delayed_gradients_outlive_the_window(at):
             local.backward_dw()
         grads.append([p.grad for p in local.parameters()])
     assert len(grads[0]) == 2 and all(torch.equal(a, b) for a, b in zip(*grads))
+
+
+@case
+def a_rank_whose_choices_were_wrong_may_call_again(at):
+    """While others wait: nothing of the first call was sent, though its last token alone was wrong.
+    On a GPU nobody reads choices before they go.
+    """
+    if worlds.DEVICE.type != "cpu":
+        return
+    world = World(at, 3, torch.float32)
+    for most, parts in ((64, 1), (64, 3), (None, 1), (None, 3)):
+        group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=most)
+        run = functools.partial(at_once, micro_batches=parts)
+        wanted, idx = world.together(group, run), world.idx
+        if at.rank == 0:  # which has 13 tokens
+            world.idx = idx.clone()
+            world.idx[12, 1] = EXPERTS + 1
+            with pytest.raises(moire.InvalidArgument, match=r"topk_idx\[12, 1\] is 13, must be"):
+                world.together(group, run)
+        world.idx = idx
+        found = world.together(group, run)
+        assert all(torch.equal(a, b) for a, b in zip(found[1:], wanted[1:]))

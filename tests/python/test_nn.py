@@ -271,6 +271,19 @@ def test_forward_on_meta_gives_shapes(recipe):
     assert y.is_meta and y.shape == (9, H)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_listed_parameters_are_packed_ones_under_autocast_of_another_type(generator, dtype):
+    x, probs = inputs(generator)
+    packed, listed = (mlp(dtype=dtype, packed=is_packed) for is_packed in (True, False))
+    with torch.autocast(x.device.type, torch.float16):
+        y, same = (module(x.to(dtype), SPLITS, probs) for module in (packed, listed))
+    assert y.dtype == torch.float16 and torch.equal(y, same)
+    y.sum().backward()
+    same.sum().backward()
+    found = torch.stack([getattr(listed.fc1, f"bias{i}").grad for i in range(E)])
+    assert torch.equal(found, packed.fc1.bias.grad)
+
+
 def test_master_weights_in_fp32_run_in_bf16(generator):
     x, probs = inputs(generator)
     module = mlp(compute_dtype=torch.bfloat16)

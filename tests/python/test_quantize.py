@@ -96,6 +96,10 @@ def test_a_list_of_matrices_that_differ_in_rows_is_ragged(generator):
     assert tensor.shape == (38, 40) and tensor.groups.splits.tolist() == [5, 0, 33]
     whole = moire.quantize(torch.cat(parts), moire.Groups(splits=[5, 0, 33]), columnwise=True)
     truth_fp8.assert_same_bytes(tensor, whole)
+    halves = [part.bfloat16() for part in parts]
+    tensor = moire.quantize(halves)
+    with torch.autocast(parts[0].device.type, torch.float16):
+        truth_fp8.assert_same_bytes(moire.quantize(halves), tensor)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -155,9 +155,8 @@ class GroupedLinear(WithoutExtraState):
         self._wgrad = ParameterGradients(into, later) if into or later else None
         self._wgrad_hooks = []
         self._shards = {}  # by name, what FSDP2 gathers a weight from
-        shape = (self.out_features, self.in_features)
-        if weight_layout == "in_out":
-            shape = shape[::-1]
+        shape = self.out_features, self.in_features
+        shape = shape if weight_layout == "out_in" else shape[::-1]
         options = parameter_options(call, device, dtype)
         for name, size in {"weight": shape, "bias": (self.out_features,)}.items():
             size = (self.num_groups, *size) if self.packed else size
@@ -179,7 +178,7 @@ class GroupedLinear(WithoutExtraState):
         """[E, out], or None."""
         if not self.has_bias:
             return None
-        return self.bias if self.packed else torch.stack(self._all("bias"))
+        return self.bias if self.packed else Torch.concatenate(self._all("bias"), torch.stack)
 
     def expert_weight(self, expert: int) -> torch.Tensor:
         """The [out, in] view of one expert's weight; a primary one's GroupedTensor as it lies."""
@@ -307,9 +306,8 @@ class GroupedLinear(WithoutExtraState):
         if hasattr(destination, "_metadata"):
             destination._metadata.setdefault(prefix[:-1], {}).update(self.tags())
 
-    def _load_from_state_dict(
-        self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors
-    ):
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        errors = args[-1]
         for tag, ours in self.tags().items():
             theirs = local_metadata.get(tag, ours)
             if theirs != ours:
@@ -320,17 +318,14 @@ class GroupedLinear(WithoutExtraState):
                 )
                 return
         for name in ("weight", "bias") if self.has_bias else ("weight",):
-            refused = self._pack_or_unpack(state_dict, prefix, name)
-            if refused is not None:
+            if (refused := self._pack_or_unpack(state_dict, prefix, name)) is not None:
                 errors.append(refused)
                 return
         given = state_dict.get(prefix + "weight")
         is_assigned = local_metadata.get("assign_to_params_buffers", False)  # not by copy_
         if self.primary and is_assigned and type(given) in (torch.Tensor, torch.nn.Parameter):
             state_dict[prefix + "weight"] = self.primary.quantized(given, self.glu_layout)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing, unexpected, errors
-        )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _pack_or_unpack(self, state_dict, prefix, name):
         """Puts the parameter into the module's form; why it cannot, where what is there cannot."""
