@@ -254,12 +254,15 @@ enum moire_direction { MOIRE_ROWWISE = 0, MOIRE_COLUMNWISE = 1 };
  *               rows that no block owns are never read     [G, ceil(n / b), k]
  *   tiles                                        [G, ceil(n / 128), ceil(k / 128)] */
 typedef struct moire_quantized {
-  moire_tensor data;   /* E4M3 or E5M2, shaped as the source; outputs may be BF16 without scales */
+  moire_tensor data;   /* E4M3 or E5M2, shaped as the source; or see moire_quantize */
   moire_tensor scales; /* E8M0 (MXFP8) or FP32; rows may lie row_stride apart */
 } moire_quantized;
 
 /* A ragged matrix into FP8, in one direction or both, in one pass over the source. docs/numerics.md
- * defines every byte. On a GPU a copy as BF16 without scales, in MXFP8, is data * scale of E4M3.
+ * defines every byte. On a GPU a copy as BF16 without scales, in MXFP8, is data * scale of E4M3;
+ * and a columnwise one in FP8_BLOCK may lie transposed, for grouped_gemm_wgrad on FP8 tensor
+ * cores: data [k, 128 (capacity / 128 + G)], group g's rows as columns from
+ * 128 (offsets[g] / 128 + g) on, rounded down, zeros up to the next multiple of 128.
  * - MXFP8: scale = the block's largest absolute value / largest value of the element type, rounded
  *   up to a power of two; elements saturate; a NaN element is NaN (0x7F) and alone.
  * - FP8_BLOCK: scale = 1 / s, s = largest value of the element type / largest absolute value of the
@@ -541,7 +544,7 @@ MOIRE_API int32_t moire_grouped_gemm_glu_backward_workspace(
     const moire_context* context, const moire_grouped_gemm_glu_backward_args* args, size_t* bytes);
 
 /* Ragged K (wgrad): d_g = beta_g * d_g + a_g^T * b_g over the rows of group g, in FP32, rounded
- * once.
+ * once. On FP8 tensor cores FP8_BLOCK operands may lie transposed (moire_quantize).
  * - W [G, out, in]: a = dy, b = x.
  * - W [G, in, out]: a = x, b = dy.
  * An empty group: exact zeros for beta 0, untouched for beta 1. */

@@ -36,6 +36,30 @@ MOIRE_HOST_DEVICE constexpr int32_t weight_scaling(DType scales) {
 inline bool is_values(const moire_quantized& q) {  // of MXFP8, in BF16 and without scales
   return q.data.rank != 0 && TensorView(q.data).type() == DType::kBF16;
 }
+
+// On a GPU a columnwise copy of FP8_BLOCK may lie transposed, as FP8 tensor cores read it:
+// [k, transposed_rows] instead of [capacity, k]. The rows of group g are columns from
+// 128 (offsets[g] div 128 + g) on, zeros up to the next multiple of 128; what belongs to no group
+// is not defined. The scales stay as they are.
+MOIRE_HOST_DEVICE constexpr int64_t transposed_rows(int64_t capacity, int64_t num_groups) {
+  return product(sum(capacity / 128, num_groups), 128);
+}
+// Of a columnwise copy. With groups, neither shape is ever the other's: there are more transposed
+// rows than rows.
+inline bool is_transposed(const TensorView& data, const TensorView& scales,
+                          const moire_groups& groups) {
+  if (data.rank != 2 || scales.rank != 2 || scales.type() != DType::kFP32) return false;
+  return groups.num_groups > 0 && data.shape[0] == scales.columns() &&
+         data.shape[1] == transposed_rows(groups.capacity, groups.num_groups);
+}
+
+// A ragged operand as the rows that it was, if it lies transposed, to be asked for its shape.
+inline TensorView as_rows(const TensorView& data, const TensorView& scales,
+                          const moire_groups& groups) {
+  if (!is_transposed(data, scales, groups)) return data;
+  return TensorView(data.data, data.type(), {groups.capacity, data.shape[0]});
+}
+
 inline int32_t scaling_of(const moire_quantized& q) {  // of a ragged copy
   return is_values(q) ? MOIRE_SCALING_MXFP8 : ragged_scaling(TensorView(q.scales).type());
 }

@@ -73,7 +73,9 @@ bool has_scales(ArgumentCheck& check, const ScaledTensor& t) {
 bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                 int32_t direction, const Groups& groups, NamedSize columns) {
   if (!is_given(q)) return check.ok();
-  if (is_values(q)) return check_copy(check, name, q, scaling_of(q), direction, {groups, columns});
+  if (is_values(q) || (direction == MOIRE_COLUMNWISE && is_transposed(q.data, q.scales, groups))) {
+    return check_copy(check, name, q, scaling_of(q), direction, {groups, columns});
+  }
   const Name data_name(name, ".data"), scales_name(name, ".scales");
   check.tensor(data_name, q.data, kFp8Types, {{"capacity", groups.capacity}, columns});
   return check_operand_scales(check, {{data_name, q.data}, {scales_name, q.scales}}, direction,
@@ -89,6 +91,20 @@ bool check_operand_scales(ArgumentCheck& check, const ScaledTensor& t, int32_t d
   const int64_t rows = t.data.tensor.shape[0];
   if (rows != groups.capacity) shape.rows = {"T", rows};  // of a gathered one
   return check_shape(check, t.scales, ragged_scaling(t.scales.tensor.type()), direction, shape);
+}
+
+bool is_transposed(const TensorView& data, const TensorView& scales, const ScaledShape& shape) {
+  return is_transposed(data, scales, moire_groups{nullptr, shape.num_groups, shape.rows.size});
+}
+
+bool check_transposed(ArgumentCheck& check, const ScaledTensor& t, const ScaledShape& shape) {
+  const TensorView& data = t.data.tensor;
+  const NamedSize rows{"128 * (capacity / 128 + G)",
+                       transposed_rows(shape.rows.size, shape.num_groups)};
+  check.tensor(t.data.name, data, kFp8Types, {shape.columns, rows});
+  check.require(data.is_contiguous() && check.context().device() != Device::kCpu, t.data.name,
+                " is ", data, ", which is transposed: needs contiguous rows, on a GPU");
+  return check_scales(check, t.scales, MOIRE_SCALING_FP8_BLOCK, MOIRE_COLUMNWISE, shape);
 }
 
 bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTensor& t,
@@ -115,9 +131,14 @@ bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_qu
 bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                 int32_t scaling, int32_t direction, const ScaledShape& shape) {
   if (!is_given(q)) return check.ok();
-  if (!is_values(q) || shape.is_weight)
+  const Name data_name(name, ".data"), scales_name(name, ".scales");
+  if (!shape.is_weight && direction == MOIRE_COLUMNWISE && scaling == MOIRE_SCALING_FP8_BLOCK &&
+      is_transposed(q.data, q.scales, shape)) {
+    return check_transposed(check, {{data_name, q.data}, {scales_name, q.scales}}, shape);
+  }
+  if (!is_values(q) || shape.is_weight) {
     return check_quantized(check, name, q, scaling, direction, shape);
-  const Name data_name(name, ".data");
+  }
   check.tensor(data_name, q.data, kBF16Only, {shape.rows, shape.columns});
   const bool on_gpu = check.context().device() != Device::kCpu;
   return check.require(on_gpu && scaling == MOIRE_SCALING_MXFP8 && !is_present(q.scales), data_name,

@@ -46,6 +46,10 @@ struct ScaledShape {
 // Of a ragged operand of a product, whose blocks lie along its columns or down its groups' rows.
 bool check_operand_scales(ArgumentCheck& check, const ScaledTensor& t, int32_t direction,
                           const Groups& groups, NamedSize columns);
+// Whether a columnwise copy of this shape lies transposed (core/scale_shapes.h), and the checks of
+// one that does.
+bool is_transposed(const TensorView& data, const TensorView& scales, const ScaledShape& shape);
+bool check_transposed(ArgumentCheck& check, const ScaledTensor& t, const ScaledShape& shape);
 // Of packed weights whose blocks lie along their last dimension or the one before it, or of tiles.
 bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTensor& t,
                          int32_t direction);

@@ -48,6 +48,13 @@ class Steps {
     largest_ = std::max(largest_, bytes);
   }
 
+  // Whether the device has something that takes such a call.
+  template <class A>
+  bool takes(Status (*workspace)(const Context&, const A&, size_t*), const A& args) const {
+    size_t bytes = 0;
+    return workspace(context_, args, &bytes).ok();
+  }
+
   const Status& status() const { return status_; }
   bool on_cpu() const { return context_.device() == Device::kCpu; }
   // Of the pieces and the largest scratch, once measured.

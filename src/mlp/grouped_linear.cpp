@@ -84,9 +84,13 @@ void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
   bias.beta_per_group = args.beta_per_group;
   bias.grad_scale = args.grad_scale;
   if (is_present(args.grad_scale)) bias.bias = args.bias;
-  const GradY grad_y = layer.grad_y_operands(GivenGradY(args), needs_grad_x, needs_grad_w, bias);
+  const bool is_transposed =
+      layer.reads_transposed(args.grad_w, args.grad_y_columnwise, args.x_columnwise);
+  const GradY grad_y =
+      layer.grad_y_operands(GivenGradY(args), needs_grad_x, needs_grad_w, is_transposed, bias);
   RaggedOperand x;
-  if (needs_grad_w) x = layer.wgrad_operand({args.x, args.row_idx}, args.x_columnwise);
+  if (needs_grad_w)
+    x = layer.wgrad_operand({args.x, args.row_idx}, args.x_columnwise, is_transposed);
   layer.run_bias(grad_y, bias);
   if (needs_grad_x) layer.run_dgrad(grad_y.rows, w, args.grad_x);
   if (needs_grad_w) {

@@ -142,21 +142,31 @@ GluArgs act_args(const GroupedMlpBackwardArgs& args, const TensorView& act) {
   return glu_args;
 }
 
+// Which weight gradient reads transposed operands.
+struct Transposed {
+  bool w1, w2;
+};
+
 // Memory for what the products leave to each other and the caller did not give.
 Between take_between(LayerSteps& layer, const GroupedMlpBackwardArgs& args,
-                     const MlpBackwardNeeds& needs) {
+                     const MlpBackwardNeeds& needs, const Transposed& transposed) {
   const TensorView z(args.z);
   const int64_t capacity = args.groups.capacity;
   const int64_t two_f = z.columns(), f = two_f / num_halves(args.layout);
   Between b{args.grad_z, args.act, {}, args.grad_z_columnwise, args.act_columnwise};
-  const auto take = [&](moire_quantized* copy, DType element, int32_t direction, int64_t columns) {
-    if (!is_present(*copy)) *copy = layer.take_copy(element, direction, columns);
+  const auto take_columns = [&](moire_quantized* copy, DType element, int64_t columns,
+                                bool is_transposed) {
+    if (!is_present(*copy))
+      *copy = layer.take_copy(element, MOIRE_COLUMNWISE, columns, is_transposed);
   };
   if (layer.recipe.is_quantized) {
     const DType gradient = layer.recipe.gradient_dtype;
-    if (is_present(args.grad_x)) take(&b.grad_z_rowwise, gradient, MOIRE_ROWWISE, two_f);
-    if (is_present(args.grad_w1)) take(&b.grad_z_columnwise, gradient, MOIRE_COLUMNWISE, two_f);
-    if (is_present(args.grad_w2)) take(&b.act_columnwise, DType::kE4M3, MOIRE_COLUMNWISE, f);
+    if (is_present(args.grad_x)) {
+      b.grad_z_rowwise = layer.take_copy(gradient, MOIRE_ROWWISE, two_f);
+    }
+    if (is_present(args.grad_w1))
+      take_columns(&b.grad_z_columnwise, gradient, two_f, transposed.w1);
+    if (is_present(args.grad_w2)) take_columns(&b.act_columnwise, DType::kE4M3, f, transposed.w2);
   }
   const bool grad_z_is_copied = is_present(b.grad_z_rowwise) || is_present(b.grad_z_columnwise);
   if (needs.grad_z && !grad_z_is_copied && !b.grad_z.is_present()) {
@@ -175,7 +185,10 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
   const MlpBackwardNeeds needs(args);
   const bool needs_w1 = is_present(args.grad_w1), needs_w2 = is_present(args.grad_w2),
              needs_x = is_present(args.grad_x);
-  const Between between = take_between(layer, args, needs);
+  const Transposed transposed{
+      layer.reads_transposed(args.grad_w1, args.grad_z_columnwise, args.x_columnwise),
+      layer.reads_transposed(args.grad_w2, args.grad_y_columnwise, args.act_columnwise)};
+  const Between between = take_between(layer, args, needs, transposed);
   WeightOperand w1, w2;
   const GivenWeight given_w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
   const GivenWeight given_w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
@@ -192,9 +205,10 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
     bias.grad_scale = needs.by_probs ? args.grad_probs : args.grad_b2_scale;
     bias.beta_scale = needs.by_probs ? 1 : 0;
   }
-  const GradY grad_y = layer.grad_y_operands(GivenGradY(args), needs.grad_z, needs_w2, bias);
+  const GradY grad_y =
+      layer.grad_y_operands(GivenGradY(args), needs.grad_z, needs_w2, transposed.w2, bias);
   RaggedOperand x;
-  if (needs_w1) x = layer.wgrad_operand({args.x, args.row_idx}, args.x_columnwise);
+  if (needs_w1) x = layer.wgrad_operand({args.x, args.row_idx}, args.x_columnwise, transposed.w1);
   if (needs.grad_z) {
     steps.run(grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace,
               fc2_dgrad_args(args, recipe, grad_y.rows, w2, between));

@@ -30,12 +30,32 @@ Weight GivenWeight::known() const {
   return Weight(TensorView(nullptr, DType::kE4M3, {s[0], s[1], s[2]}), weight.layout);
 }
 
-moire_quantized LayerSteps::take_copy(DType element, int32_t direction, int64_t columns) {
+moire_quantized LayerSteps::take_copy(DType element, int32_t direction, int64_t columns,
+                                      bool is_transposed) {
   if (recipe.passes_values && element == DType::kE4M3)
     return {steps.arena.take_aligned(DType::kBF16, groups.capacity, columns), {}};
+  if (is_transposed) return transposed_copy(steps.arena, element, columns);
   return moire::take_copy(steps.arena, element, recipe.scaling, direction,
                           {nullptr, element, {groups.capacity, columns}}, groups.num_groups,
                           kScalePitch);
+}
+
+moire_quantized LayerSteps::transposed_copy(Arena& arena, DType element, int64_t columns) const {
+  const int64_t rows = transposed_rows(groups.capacity, groups.num_groups);
+  return {arena.take(element, columns, rows), arena.take(DType::kFP32, rows / 128, columns)};
+}
+
+bool LayerSteps::reads_transposed(const moire_weight& grad_w, const moire_quantized& given_grad,
+                                  const moire_quantized& given_x) const {
+  if (recipe.id != MOIRE_RECIPE_FP8_BLOCK || steps.on_cpu() || !is_present(grad_w)) return false;
+  Arena nowhere{Workspace()};
+  const auto operand = [&](const moire_quantized& given, DType element, int64_t columns) {
+    return operand_of(is_present(given) ? given : transposed_copy(nowhere, element, columns));
+  };
+  const Weight w(grad_w);
+  const RaggedOperand grad = operand(given_grad, recipe.gradient_dtype, w.out_features());
+  const RaggedOperand x = operand(given_x, DType::kE4M3, w.in_features());
+  return steps.takes(grouped_gemm_wgrad_workspace, wgrad_args(grad, x, grad_w));
 }
 
 void LayerSteps::quantize_operand(const RaggedOperand& source, const moire_quantized& rowwise,
@@ -105,7 +125,7 @@ RaggedOperand LayerSteps::gathered_once(const RaggedOperand& rows) {
 }
 
 GradY LayerSteps::grad_y_operands(const GivenGradY& given, bool needs_rows, bool needs_columns,
-                                  BiasBackwardArgs& bias) {
+                                  bool is_transposed, BiasBackwardArgs& bias) {
   if (!recipe.is_quantized) {
     const RaggedOperand one =
         needs_rows && needs_columns ? gathered_once(given.itself) : given.itself;
@@ -117,16 +137,18 @@ GradY LayerSteps::grad_y_operands(const GivenGradY& given, bool needs_rows, bool
     rows = made_rows = take_copy(recipe.gradient_dtype, MOIRE_ROWWISE, n);
   }
   if (needs_columns && !is_present(columns)) {
-    columns = made_columns = take_copy(recipe.gradient_dtype, MOIRE_COLUMNWISE, n);
+    columns = made_columns = take_copy(recipe.gradient_dtype, MOIRE_COLUMNWISE, n, is_transposed);
   }
   quantize_operand(given.itself, made_rows, made_columns, "grad_y", &bias);
   return {given.itself, operand_of(rows), operand_of(columns)};
 }
 
-RaggedOperand LayerSteps::wgrad_operand(const RaggedOperand& x, const moire_quantized& given) {
+RaggedOperand LayerSteps::wgrad_operand(const RaggedOperand& x, const moire_quantized& given,
+                                        bool is_transposed) {
   if (!recipe.is_quantized) return x;
   if (is_present(given)) return operand_of(given);
-  const moire_quantized columns = take_copy(DType::kE4M3, MOIRE_COLUMNWISE, x.tensor.columns());
+  const moire_quantized columns =
+      take_copy(DType::kE4M3, MOIRE_COLUMNWISE, x.tensor.columns(), is_transposed);
   quantize_operand(x, {}, columns, "x");
   return operand_of(columns);
 }
@@ -151,9 +173,8 @@ void LayerSteps::run_dgrad(const RaggedOperand& grad_y, const WeightOperand& w,
   steps.run(grouped_gemm, grouped_gemm_workspace, gemm);
 }
 
-void LayerSteps::run_wgrad(const RaggedOperand& grad_y, const RaggedOperand& x,
-                           const moire_weight& grad_w, int32_t beta,
-                           const uint8_t* beta_per_group) {
+GroupedGemmWgradArgs LayerSteps::wgrad_args(const RaggedOperand& grad_y, const RaggedOperand& x,
+                                            const moire_weight& grad_w) const {
   const bool out_in = grad_w.layout == MOIRE_OUT_IN;
   const RaggedOperand& a = out_in ? grad_y : x;
   const RaggedOperand& b = out_in ? x : grad_y;
@@ -165,10 +186,17 @@ void LayerSteps::run_wgrad(const RaggedOperand& grad_y, const RaggedOperand& x,
   gemm.b_row_idx = b.row_idx;
   gemm.b_scales = b.scales;
   gemm.d = grad_w;
-  gemm.beta = beta;
-  gemm.beta_per_group = beta_per_group;
   gemm.groups = groups;
   gemm.accumulation = recipe.accumulation;
+  return gemm;
+}
+
+void LayerSteps::run_wgrad(const RaggedOperand& grad_y, const RaggedOperand& x,
+                           const moire_weight& grad_w, int32_t beta,
+                           const uint8_t* beta_per_group) {
+  GroupedGemmWgradArgs gemm = wgrad_args(grad_y, x, grad_w);
+  gemm.beta = beta;
+  gemm.beta_per_group = beta_per_group;
   steps.run(grouped_gemm_wgrad, grouped_gemm_wgrad_workspace, gemm);
 }
 

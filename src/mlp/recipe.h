@@ -108,8 +108,15 @@ struct LayerSteps {
   LayerSteps(Steps& steps_of_call, const Args& args)
       : steps(steps_of_call), recipe(args, !steps.on_cpu()), groups(args.groups), tail(args.tail) {}
 
-  // Memory for a copy of a ragged [capacity, columns] that products of this layer read.
-  moire_quantized take_copy(DType element, int32_t direction, int64_t columns);
+  // Memory for a copy of a ragged [capacity, columns] that products of this layer read; transposed
+  // (core/scale_shapes.h) where they read it so.
+  moire_quantized take_copy(DType element, int32_t direction, int64_t columns,
+                            bool is_transposed = false);
+
+  // Whether a weight gradient would read those of its operands transposed that are not given, which
+  // their quantisers had better write so then.
+  bool reads_transposed(const moire_weight& grad_w, const moire_quantized& given_grad,
+                        const moire_quantized& given_x) const;
 
   // Makes copies, present or absent, of `source` in the order of the groups; nothing if there are
   // no groups. `operand` is what the composite calls the source. A grad_bias of `bias`, sums of the
@@ -126,12 +133,14 @@ struct LayerSteps {
   // copy, or a copy that is made.
   WeightOperand weight_operand(const GivenWeight& given, bool along_in);
 
-  // `bias` keeps what is left to sum.
+  // `bias` keeps what is left to sum; the columns may be transposed.
   GradY grad_y_operands(const GivenGradY& given, bool needs_rows, bool needs_columns,
-                        BiasBackwardArgs& bias);
+                        bool is_transposed, BiasBackwardArgs& bias);
 
-  // What a backward's wgrad reads of x: x, or a columnwise copy, `given` or made.
-  RaggedOperand wgrad_operand(const RaggedOperand& x, const moire_quantized& given);
+  // What a backward's wgrad reads of x: x, or a columnwise copy, `given` or made, perhaps
+  // transposed over.
+  RaggedOperand wgrad_operand(const RaggedOperand& x, const moire_quantized& given,
+                              bool is_transposed);
 
   // What one product leaves to another: as stored, or the copy that a recipe's products read.
   RaggedOperand operand_between(const TensorView& stored, const moire_quantized& copy) const {
@@ -169,7 +178,10 @@ struct LayerSteps {
   const int32_t tail;  // of the layer's result
 
  private:
+  moire_quantized transposed_copy(Arena& arena, DType element, int64_t columns) const;
   RaggedOperand gathered_once(const RaggedOperand& rows);
+  GroupedGemmWgradArgs wgrad_args(const RaggedOperand& grad_y, const RaggedOperand& x,
+                                  const moire_weight& grad_w) const;
 };
 
 }  // namespace moire

@@ -2,6 +2,7 @@
 // grouped bias: validation and dispatch.
 #include <moire/grouped_gemm.h>
 
+#include "core/scale_shapes.h"
 #include "core/scales_check.h"
 #include "core/sizes.h"
 #include "ops/dispatch.h"
@@ -110,6 +111,11 @@ void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
 // an FP8 one cannot be gathered.
 void check_ragged_k(ArgumentCheck& check, const ScaledTensor& t, const NamedTensor& row_idx,
                     const Groups& groups, NamedSize columns) {
+  const ScaledShape shape(groups, columns);
+  if (is_transposed(t.data.tensor, t.scales.tensor, shape) && !row_idx.tensor.is_present()) {
+    check_transposed(check, t, shape);
+    return;
+  }
   check.ragged(t.data.name, t.data.tensor, row_idx.name, row_idx.tensor, groups, columns,
                kOperandTypes);
   check.require(
@@ -122,7 +128,8 @@ void check_ragged_k(ArgumentCheck& check, const ScaledTensor& t, const NamedTens
 void validate(ArgumentCheck& check, const GroupedGemmWgradArgs& args) {
   const ScaledTensor a{{"a", args.a}, {"a_scales", args.a_scales}};
   const ScaledTensor b{{"b", args.b}, {"b_scales", args.b_scales}};
-  const NamedSize m{"m", a.data.tensor.columns()}, n{"n", b.data.tensor.columns()};
+  const NamedSize m{"m", as_rows(args.a, args.a_scales, args.groups).columns()};
+  const NamedSize n{"n", as_rows(args.b, args.b_scales, args.groups).columns()};
   Weight d(args.d);
   d.layout = MOIRE_OUT_IN;  // which of m and n is `out` does not matter here
   check_ragged_k(check, a, {"a_row_idx", args.a_row_idx}, args.groups, m);
@@ -152,7 +159,15 @@ std::string problem_of(const GroupedGemmGluBackwardArgs& args) {
 }
 template <>
 std::string problem_of(const GroupedGemmWgradArgs& args) {
-  return problem_text(args.groups, args.a, args.b);
+  return problem_text(args.groups, as_rows(args.a, args.a_scales, args.groups),
+                      as_rows(args.b, args.b_scales, args.groups));
+}
+
+int64_t wgrad_bytes_read(const GroupedGemmWgradArgs& args) {
+  GroupedGemmWgradArgs rows = args;
+  rows.a = as_rows(args.a, args.a_scales, args.groups);
+  rows.b = as_rows(args.b, args.b_scales, args.groups);
+  return bytes_read(rows);
 }
 
 void validate(ArgumentCheck& check, const BiasBackwardArgs& args) {
@@ -186,7 +201,7 @@ std::string problem_of(const BiasBackwardArgs& args) {
 MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm)
 MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_glu)
 MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_glu_backward)
-MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_wgrad)
+MOIRE_DEFINE_OP_WITH_WORKSPACE(grouped_gemm_wgrad, wgrad_bytes_read)
 MOIRE_DEFINE_OP_WITH_WORKSPACE(bias_backward)
 
 }  // namespace moire

@@ -75,10 +75,41 @@ class GpuQuantize : public Gpu {
     }
     EXPECT_TRUE(same(found[0][0], found[1][0])) << "rowwise";
     EXPECT_TRUE(same(found[0][1], found[1][1])) << "columnwise";
+    if (scaling == MOIRE_SCALING_FP8_BLOCK) expect_same_transposed(call, found[0][1], groups);
     if (element != DType::kE4M3 || scaling != MOIRE_SCALING_MXFP8) return;
     for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
       expect_same_values(call, found[0][direction], direction);
     }
+  }
+
+  // What the GPU turns over, where this is the CPU's columnwise copy.
+  void expect_same_transposed(const Call& call, const TestCopy& copy, const Groups& groups) {
+    const TensorView codes = copy.data.view(), scales = copy.scales.view();
+    const int64_t k = codes.columns(), rows = transposed_rows(groups.capacity, groups.num_groups);
+    const TestTensor transposed(codes.type(), {k, rows});
+    const TestTensor found_scales(DType::kFP32, {scales.shape[0], scales.shape[1]});
+    QuantizeArgs args = call.args;
+    args.columnwise = Quantized(transposed, found_scales);
+    ASSERT_TRUE(succeeds(quantize(Tested::alone(context()), args)));
+    EXPECT_TRUE(transposed.is_undamaged());
+    const auto code = [](const TensorView& t, int64_t i, int64_t j) {
+      return static_cast<const uint8_t*>(t.data)[i * t.stride() + j];
+    };
+    int64_t different = 0;
+    for (int64_t g = 0; g < groups.num_groups; ++g) {
+      const int64_t first = groups.offsets[g], end = groups.offsets[g + 1];
+      const int64_t block = first / 128 + g;
+      for (int64_t j = 0; j < k; ++j) {
+        for (int64_t i = 0; i < round_up(end - first, 128); ++i) {
+          const uint8_t want = first + i < end ? code(codes, first + i, j) : 0;
+          different += code(transposed, j, 128 * block + i) != want;
+        }
+        for (int64_t b = block; b < block + ceil_div(end - first, 128); ++b) {
+          different += found_scales.get(b, j) != copy.scales.get(b, j);
+        }
+      }
+    }
+    EXPECT_EQ(different, 0) << "transposed";
   }
 
   // What the GPU makes as values, where this is the CPU's copy.

@@ -111,6 +111,21 @@ TEST_F(QuantizeErrors, NameValuesOfAnotherScalingOrOnACpu) {
   }
 }
 
+TEST_F(QuantizeErrors, NameACopyThatLiesTransposedOnACpu) {
+  const int64_t rows = transposed_rows(args.groups.capacity, args.groups.num_groups);
+  const TestTensor transposed(DType::kE4M3, {kColumns, rows});
+  const TestTensor scales(DType::kFP32, {rows / 128, kColumns});
+  for (const int32_t scaling : {MOIRE_SCALING_FP8_BLOCK, MOIRE_SCALING_MXFP8}) {
+    args.scaling = scaling;
+    args.rowwise = {};
+    args.columnwise = Quantized(transposed, scales);
+    const std::string found = concat("columnwise.data is e4m3 [96, ", rows, "], ");
+    expect(found + (scaling == MOIRE_SCALING_FP8_BLOCK
+                        ? "which is transposed: needs contiguous rows, on a GPU"
+                        : "needs [capacity, k] = [6, 96]"));
+  }
+}
+
 TEST_F(QuantizeErrors, NameABiasGradientOfOtherSizesOrWithoutGroupsAndScratchThatIsTooSmall) {
   const TestTensor sums(DType::kFP32, {2, kColumns}), other(DType::kFP32, {3, kColumns});
   args.grad_bias = other;

@@ -309,6 +309,22 @@ void expect_weight(Random& random, const WeightOptions& o, int64_t num_groups, i
   EXPECT_TRUE(same_bytes(columnwise, want.columnwise));
 }
 
+// Without groups a transposed copy would have this shape too.
+TEST(Quantize, TakesNoGroupsOfAsManyRowsAsColumns) {
+  const TestTensor source(DType::kBF16, {128, 128});
+  const int64_t none = 0;
+  const Groups groups(&none, 0, 128);
+  const TestCopy columnwise(DType::kE4M3, MOIRE_SCALING_FP8_BLOCK, MOIRE_COLUMNWISE, groups, 128);
+  QuantizeArgs args;
+  args.source = source;
+  args.scaling = MOIRE_SCALING_FP8_BLOCK;
+  args.columnwise = columnwise;
+  args.groups = groups;
+  args.tail = MOIRE_TAIL_ZERO;
+  ASSERT_TRUE(succeeds(quantize(cpu(), args)));
+  EXPECT_EQ(columnwise.data.get(127, 127), 0);
+}
+
 TEST(QuantizeWeight, GivesTheBytesOfTheReferenceForEveryScalingPackedOrListed) {
   Random random;
   for (const int32_t scaling :

@@ -35,10 +35,11 @@ struct NonFiniteReporter {
 __device__ inline void note_non_finite(const NonFiniteReporter& to, int64_t row, int64_t column,
                                        int64_t named_row) {
   volatile NonFiniteRecord* record = to.record;
+  // Another call came first, but the next one, which may share this launch.
+  const auto is_free = [&](uint32_t id) { return id == 0 || id == to.call.id + 1; };
   const auto is_settled = [&] {
     const uint32_t id = record->call.id;
-    if (id != to.call.id) return id != 0;  // of another call, which came first
-    return record->row < row;
+    return id != to.call.id ? !is_free(id) : record->row < row;
   };
   if (is_settled()) return;
   while (atomicExch(&to.record->lock, 1U) != 0) __nanosleep(100);
@@ -46,7 +47,7 @@ __device__ inline void note_non_finite(const NonFiniteReporter& to, int64_t row,
   const uint32_t id = record->call.id;
   const bool is_first =
       id == to.call.id && (record->row < row || (record->row == row && record->column <= column));
-  if (id == 0 || (id == to.call.id && !is_first)) {
+  if (is_free(id) || (id == to.call.id && !is_first)) {
     record->row = row;
     record->column = column;
     record->named_row = named_row;

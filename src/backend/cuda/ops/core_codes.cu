@@ -1,7 +1,7 @@
 // A block of threads works on a square of 128 x 128 codes. A thread has the words of four columns
 // of 16 rows, four neighbouring ones of each of the square's blocks of 32: so it holds a part of
-// each MXFP8 block that is folded. To be turned over, four rows by four columns are turned in
-// registers, and lie in shared memory so that neither writing nor reading meets a bank twice.
+// each MXFP8 block that is folded.
+#include "backend/cuda/device/transposed_tile.cuh"
 #include "backend/cuda/ops/core_codes.h"
 #include "backend/cuda/ops/quantize_tiles.cuh"
 #include "core/format.h"
@@ -10,8 +10,9 @@
 namespace moire::cuda::ops {
 namespace {
 
-constexpr int kSide = 128, kThreads = 256, kWords = kSide / 4, kUnits = kSide / 16;
+constexpr int kSide = 128, kThreads = 256;
 constexpr int kBlocks = 4, kRows = 4;  // MXFP8 blocks of a side; neighbouring rows of a thread
+using Transposed = TransposedTile<4>;
 
 // What shares a folded code.
 enum class Fold { kNone, kRow, kColumn, kTile };
@@ -19,7 +20,7 @@ enum class Fold { kNone, kRow, kColumn, kTile };
 struct Codes {
   Matrix<const uint8_t> source;
   Matrix<const uint8_t> source_scales;  // MXFP8
-  Matrix<const float> source_tiles;     // of a weight that is turned and not folded
+  Matrix<const float> source_tiles;     // of a weight that is transposed and not folded
   ScaleBlocks blocks;
   uint8_t* target;
   int64_t stride, matrix_stride;  // of the target
@@ -117,12 +118,12 @@ __device__ inline uint32_t fold_word(uint32_t word, uint32_t codes, uint32_t fol
 }
 
 // The scale of a tile, where tiles lie as the codes that are stored.
-__device__ inline void store_tile_scale(const Codes& args, const Square& square, bool is_turned,
+__device__ inline void store_tile_scale(const Codes& args, const Square& square, bool is_transposed,
                                         float scale) {
   const uint32_t column_tile = square.first_column / kSide;
   const uint32_t matrix = square.index / args.blocks_per_matrix;
   const uint32_t block = square.index % args.blocks_per_matrix;
-  if (is_turned) {
+  if (is_transposed) {
     args.scales.row(matrix * args.column_tiles + column_tile)[block] = scale;
   } else {
     args.scales.row(square.index)[column_tile] = scale;
@@ -171,40 +172,30 @@ __device__ void fold(const Codes& args, const Square& square, uint32_t column,
   }
 }
 
-// Four rows of four codes become four columns of them.
-__device__ inline void turn(uint32_t (&w)[kRows]) {
-  const uint32_t a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140);
-  const uint32_t c = __byte_perm(w[0], w[1], 0x7362), d = __byte_perm(w[2], w[3], 0x7362);
-  w[0] = __byte_perm(a, b, 0x5410), w[1] = __byte_perm(a, b, 0x7632);
-  w[2] = __byte_perm(c, d, 0x5410), w[3] = __byte_perm(c, d, 0x7632);
-}
-
-// Writes a square turned over.
-__device__ void store_turned(const Codes& args, const Square& square, uint32_t (&w)[kBlocks][kRows],
-                             uint32_t (&turned)[kSide][kWords]) {
-  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+// Writes a square transposed.
+__device__ void store_square_transposed(const Codes& args, const Square& square,
+                                        uint32_t (&w)[kBlocks][kRows], Transposed& transposed) {
+  const auto lane = static_cast<int>(threadIdx.x % kWarp),
+             warp = static_cast<int>(threadIdx.x / kWarp);
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
-    turn(w[b]);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) turned[4 * lane + i][(8 * b + warp) ^ lane] = w[b][i];
+    transpose_four(w[b]);
+    transposed.put(4 * lane, 8 * b + warp, w[b]);
   }
   __syncthreads();
   uint8_t* const target = args.target + square.index / args.blocks_per_matrix * args.matrix_stride +
                           int64_t{square.index % args.blocks_per_matrix} * kSide;
-  for (uint32_t i = threadIdx.x; i < kSide * kUnits; i += kThreads) {
-    const uint32_t c = i / kUnits, unit = i % kUnits, mask = c / 4;
+  for (uint32_t i = threadIdx.x; i < kSide * Transposed::kUnits; i += kThreads) {
+    const uint32_t c = i / Transposed::kUnits, unit = i % Transposed::kUnits;
     if (square.first_column + c >= args.columns) continue;
-    uint4 v = *reinterpret_cast<const uint4*>(&turned[c][(4 * unit) ^ (mask & ~3u)]);
-    if ((mask & 1) != 0) v = {v.y, v.x, v.w, v.z};
-    if ((mask & 2) != 0) v = {v.z, v.w, v.x, v.y};
-    *reinterpret_cast<uint4*>(target + (square.first_column + c) * args.stride + 16 * unit) = v;
+    *reinterpret_cast<uint4*>(target + (square.first_column + c) * args.stride + 16 * unit) =
+        transposed.unit(static_cast<int>(c), static_cast<int>(unit));
   }
 }
 
-template <Fold kFold, bool kTurns>
+template <Fold kFold, bool kTransposes>
 __global__ void __launch_bounds__(kThreads) core_codes_kernel(const __grid_constant__ Codes args) {
-  __shared__ alignas(16) uint32_t shared[kSide][kWords];
+  __shared__ uint4 shared[sizeof(Transposed) / sizeof(uint4)];
   const Square square(args);
   if (square.rows.size() == 0) return;
   const uint32_t column = square.first_column + 4 * (threadIdx.x % kWarp);
@@ -218,15 +209,15 @@ __global__ void __launch_bounds__(kThreads) core_codes_kernel(const __grid_const
     }
   }
   if constexpr (kFold != Fold::kNone) {
-    fold<kFold>(args, square, column, w, shared[0]);
+    fold<kFold>(args, square, column, w, reinterpret_cast<uint32_t*>(shared));
     if (kFold == Fold::kTile) __syncthreads();
   }
   if (kFold == Fold::kNone && args.source_tiles.is_present() && threadIdx.x == 0) {
     const float* const scales = args.source_tiles.row(square.index);
     store_tile_scale(args, square, true, scales[square.first_column / kSide]);
   }
-  if constexpr (kTurns) {
-    store_turned(args, square, w, shared);
+  if constexpr (kTransposes) {
+    store_square_transposed(args, square, w, *reinterpret_cast<Transposed*>(shared));
   } else {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -240,36 +231,36 @@ __global__ void __launch_bounds__(kThreads) core_codes_kernel(const __grid_const
   }
 }
 
-ScaleBlocks blocks_of(const TensorView& codes, const moire_groups& groups, bool is_turned) {
-  return scale_blocks(codes, groups, MOIRE_SCALING_FP8_BLOCK, is_turned || codes.rank == 3);
+ScaleBlocks blocks_of(const TensorView& codes, const moire_groups& groups, bool is_transposed) {
+  return scale_blocks(codes, groups, MOIRE_SCALING_FP8_BLOCK, is_transposed || codes.rank == 3);
 }
 
 }  // namespace
 
-CoreCodes::CoreCodes(const moire_quantized& weight, bool is_turned, const moire_quantized& made)
+CoreCodes::CoreCodes(const moire_quantized& weight, bool is_transposed, const moire_quantized& made)
     : codes_(weight.data),
       scales_(weight.scales),
-      is_turned_(is_turned),
+      is_transposed_(is_transposed),
       is_folded_(scales_.type() == DType::kE8M0),
       made_codes_(made.data),
       made_scales_(made.scales) {}
 
 CoreCodes::CoreCodes(const TensorView& codes, const TensorView& scales, const moire_groups& groups,
-                     bool is_turned, Arena& arena)
+                     bool is_transposed, Arena& arena)
     : codes_(codes),
       scales_(scales),
       groups_(groups),
-      is_turned_(is_turned),
+      is_transposed_(is_transposed && !moire::is_transposed(codes, scales, groups)),
       is_folded_(scales.type() == DType::kE8M0),
       made_codes_(codes),
       made_scales_(scales) {
   if (launches() == 0) return;
   const int64_t columns = codes.columns(), tiles = ceil_div(columns, kSide);
   if (codes.rank == 3) {
-    const moire_quantized made = take_core_weight(arena, codes, is_turned);
+    const moire_quantized made = take_core_weight(arena, codes, is_transposed_);
     made_codes_ = made.data;
     made_scales_ = made.scales;
-  } else if (is_turned) {
+  } else if (is_transposed_) {
     const int64_t blocks = blocks_of(codes, groups, true).count(kSide);
     made_codes_ = arena.take(codes.type(), columns, blocks * kSide);
     if (is_folded_) made_scales_ = arena.take_aligned(DType::kFP32, blocks, columns);
@@ -282,7 +273,7 @@ CoreCodes::CoreCodes(const TensorView& codes, const TensorView& scales, const mo
 void CoreCodes::make(Launcher& launcher) const {
   if (launches() == 0) return;
   const bool is_weight = codes_.rank == 3;
-  const ScaleBlocks blocks = blocks_of(codes_, groups_, is_turned_);
+  const ScaleBlocks blocks = blocks_of(codes_, groups_, is_transposed_);
   const int64_t tiles = ceil_div(codes_.columns(), kSide);
   const Codes args{
       .source = matrix_of<const uint8_t>(codes_),
@@ -298,25 +289,26 @@ void CoreCodes::make(Launcher& launcher) const {
       .blocks_per_matrix = is_weight ? blocks.blocks_per_matrix : UINT32_MAX,
       .scale_rows_per_matrix = is_weight ? static_cast<uint32_t>(scales_.shape[1]) : 0,
       .is_e5m2 = codes_.type() == DType::kE5M2,
-      .scales_are_rowwise = !is_turned_};
+      .scales_are_rowwise = !is_transposed_};
   const LaunchShape shape{blocks_for(blocks.count(kSide) * tiles, 1), kThreads};
   if (!is_folded_) {
     launcher.launch(core_codes_kernel<Fold::kNone, true>, shape, args);
   } else if (is_weight) {
-    launcher.launch(
-        is_turned_ ? core_codes_kernel<Fold::kTile, true> : core_codes_kernel<Fold::kTile, false>,
-        shape, args);
+    launcher.launch(is_transposed_ ? core_codes_kernel<Fold::kTile, true>
+                                   : core_codes_kernel<Fold::kTile, false>,
+                    shape, args);
   } else {
-    launcher.launch(
-        is_turned_ ? core_codes_kernel<Fold::kColumn, true> : core_codes_kernel<Fold::kRow, false>,
-        shape, args);
+    launcher.launch(is_transposed_ ? core_codes_kernel<Fold::kColumn, true>
+                                   : core_codes_kernel<Fold::kRow, false>,
+                    shape, args);
   }
 }
 
 std::string CoreCodes::policy(std::string_view name) const {
   if (launches() == 0) return {};
-  return concat(", after ", is_folded_ ? "folding " : "", is_folded_ && is_turned_ ? "and " : "",
-                is_turned_ ? "transposing " : "", name);
+  return concat(", after ", is_folded_ ? "folding " : "",
+                is_folded_ && is_transposed_ ? "and " : "", is_transposed_ ? "transposing " : "",
+                name);
 }
 
 }  // namespace moire::cuda::ops

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   args.source.load(tile, reporter, values);
   T* p = args.target.row(tile.row(0)) + tile.column;
 #pragma unroll
-  for (int i = 0; i < tile.kRows; ++i, p += Shape::kRowStep * args.target.stride) {
+  for (int i = 0; i < tile.kRows; ++i, p += args.target.stride) {
     if (!tile.has_row(i)) continue;
     store_floats<Source::kVectors>(p, args.source.columns - tile.column, values[i]);
   }

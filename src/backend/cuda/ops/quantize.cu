@@ -51,13 +51,15 @@ QuantizeTiles<Source> tiles_of(const A& args, const TensorView& source, const Sc
   tiles.source.columns = static_cast<int>(source.columns());
   tiles.blocks = blocks;
   tiles.rowwise = copy_target(args.rowwise);
-  tiles.columnwise = copy_target(args.columnwise);
+  tiles.columnwise = columnwise_target(args.columnwise, blocks.groups);
   tiles.fractional = args.fractional_scales != 0;
   return tiles;
 }
 
-TensorView shape_of(const moire_quantized& rowwise, const moire_quantized& columnwise) {
-  return is_present(rowwise) ? rowwise.data : columnwise.data;
+TensorView shape_of(const QuantizeArgs& args) {
+  const TensorView source(args.source), row_idx(args.row_idx);
+  const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source.num_rows();
+  return TensorView(nullptr, source.type(), {rows, source.columns()});
 }
 
 Status run_quantize(const Context& context, const QuantizeArgs& args) {
@@ -89,6 +91,9 @@ Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& arg
 }
 
 Reason supports_quantize(const DeviceState&, const QuantizeArgs& args) {
+  const moire_groups groups = groups_or_all(args.groups, shape_of(args).num_rows());
+  if (const Reason reason = why_not_transposed("columnwise", args.columnwise, groups))
+    return reason;
   return too_wide("source", TensorView(args.source).columns());
 }
 Reason supports_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
@@ -119,7 +124,7 @@ std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs&
 
 Status quantize_left(const Context& context, const QuantizeArgs& args, const uint32_t* left) {
   Launcher launcher(context, "quantize");
-  const TensorView source(args.source), shape = shape_of(args.rowwise, args.columnwise);
+  const TensorView source(args.source), shape = shape_of(args);
   const ScaleBlocks blocks =
       scale_blocks(shape, args.groups, args.scaling, is_present(args.columnwise));
   const NonFiniteCall call = non_finite_call(context, {"quantize", "source"}, shape, false);

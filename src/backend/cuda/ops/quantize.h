@@ -37,6 +37,15 @@ inline std::optional<std::string> too_wide(std::string_view name, int64_t column
   return concat(name, " has ", columns, " columns, less than 2^30 are taken");
 }
 
+// Copies that lie transposed are stored in units of 16 bytes.
+inline std::optional<std::string> why_not_transposed(std::string_view name,
+                                                     const moire_quantized& copy,
+                                                     const moire_groups& groups) {
+  if (!is_transposed(copy.data, copy.scales, groups)) return std::nullopt;
+  if (reinterpret_cast<uintptr_t>(copy.data.data) % 16 == 0) return std::nullopt;
+  return concat(name, " lies transposed at no multiple of 16 bytes");
+}
+
 inline std::string tiles_policy(int32_t scaling, bool takes_vectors) {
   const bool is_mx = scaling == MOIRE_SCALING_MXFP8;
   return concat("tiles of ", is_mx ? 32 : 128, " x ", is_mx ? 64 : 128,

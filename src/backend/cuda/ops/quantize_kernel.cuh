@@ -1,5 +1,6 @@
 // The kernel of quantize, quantize_weight and requantize: a warp or a block per tile
-// (quantize_tiles.cuh), which it reads once and writes as one copy or both.
+// (quantize_tiles.cuh), which it reads once and writes as one copy or both. The activations'
+// kernels quantise their tiles by the same functions (glu_tiles.cuh).
 //
 // Rowwise, the lanes that share a scale exchange their largest magnitudes. Columnwise, each thread
 // has the largest of its rows; where a tile is a block's, shared memory has those of all warps, and
@@ -18,15 +19,12 @@
 
 namespace moire::cuda::ops {
 
-// The first of this warp's elements that is infinite or NaN, noted. They are read again: nobody
-// waits for it where all is finite.
-template <int kScaling, class Source>
-__device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
-                                        const TilePart<kScaling> tile, const Reporter& reporter,
-                                        const NonFiniteReporter& notes) {
+// The first of this warp's elements that is infinite or NaN, noted.
+template <int kScaling, class Source, class Values>
+__device__ inline void note_first_of(const QuantizeTiles<Source>& args,
+                                     const TilePart<kScaling>& tile, const Values& values,
+                                     const Reporter& reporter, const NonFiniteReporter& notes) {
   using Shape = TileShape<kScaling>;
-  Rows<kScaling, Source> values;
-  args.source.load(tile, reporter, values);
   uint32_t first = ~0U;  // counted along the tile's rows
 #pragma unroll
   for (int i = 0; i < tile.kRows; ++i) {
@@ -34,7 +32,7 @@ __device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
     for (int j = 0; j < kEight; ++j) {
       const bool is_odd = (bit_cast<uint32_t>(values[i][j]) & 0x7FFFFFFFU) >= kInfinityBits;
       if (!is_odd || !tile.has_row(i)) continue;
-      const auto row = static_cast<uint32_t>(tile.first_row + i * Shape::kRowStep);
+      const auto row = static_cast<uint32_t>(tile.first_row + i);
       const auto column = static_cast<uint32_t>(tile.column - tile.first_column) + j;
       first = min(first, row * Shape::kColumns + column);
     }
@@ -44,6 +42,57 @@ __device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
   const int64_t row = tile.begin + of_warp / Shape::kColumns;
   note_non_finite(notes, row, tile.first_column + of_warp % Shape::kColumns,
                   args.source.named_row(row, reporter));
+}
+
+// The same of rows that are read again: nobody waits for it where all is finite.
+template <int kScaling, class Source>
+__device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
+                                        const TilePart<kScaling> tile, const Reporter& reporter,
+                                        const NonFiniteReporter& notes) {
+  Rows<kScaling, Source> values;
+  args.source.load(tile, reporter, values);
+  note_first_of(args, tile, values, reporter, notes);
+}
+
+// The scales of a part's rows, of which `amax` become the multipliers. FP32 scales take divisions:
+// of the lanes that share some, each makes one.
+template <int kScaling, class Source, class Values>
+__device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
+                                       const TilePart<kScaling>& tile, const Values& values,
+                                       float (&amax)[TilePart<kScaling>::kRows]) {
+  using Shape = TileShape<kScaling>;
+  using S = Scales<kScaling>;
+  constexpr int kRows = TilePart<kScaling>::kRows;
+  const CopyTarget& to = args.rowwise;
+  const auto lane = static_cast<int>(threadIdx.x % Shape::kLanes);
+  auto* const p = static_cast<typename S::Stored*>(to.scales) + tile.row(0) * to.scale_stride +
+                  tile.column / S::kBlock;
+  // A lane past the last column makes scales of its neighbours' rows.
+  const int rows = __shfl_sync(kAllLanes, tile.num_rows, 0, Shape::kLanes) - tile.first_row;
+  const auto make = [&](int i, float of_row, bool stores) {
+    const auto scale = scale_of<kScaling>(values, of_row, to.is_e5m2, args.fractional);
+    if (stores && i < rows && !to.is_values()) {
+      p[i * to.scale_stride] = scale.scale;
+    }
+    return scale.multiplier;
+  };
+  if constexpr (S::kIsMx) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) amax[i] = make(i, amax[i], lane == 0);
+  } else {
+    static_assert(kRows <= Shape::kLanes);
+    float own[kRows];  // the lane's row comes first, by halves: an index would need memory
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) own[i] = amax[i];
+#pragma unroll
+    for (int half = kRows / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int i = 0; i < half; ++i) own[i] = (lane & half) != 0 ? own[i + half] : own[i];
+    }
+    const float multiplier = make(lane % kRows, own[0], lane < kRows);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) amax[i] = __shfl_sync(kAllLanes, multiplier, i, kRows);
+  }
 }
 
 // The copy with scales along the rows; what was met.
@@ -62,14 +111,7 @@ __device__ inline uint32_t quantize_rows(const QuantizeTiles<Source>& args,
   const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
   if (is_left<kWay, Source, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
   if (is_odd) largest_of_rows<true, Shape::kLanes>(values, amax);
-  auto* p = static_cast<typename S::Stored*>(to.scales) + tile.row(0) * to.scale_stride +
-            tile.column / S::kBlock;
-#pragma unroll
-  for (int i = 0; i < kRows; ++i, p += Shape::kRowStep * to.scale_stride) {
-    const auto scale = scale_of<kScaling>(values, amax[i], to.is_e5m2, args.fractional);
-    if (threadIdx.x % Shape::kLanes == 0 && tile.has_row(i) && !to.is_values()) *p = scale.scale;
-    amax[i] = scale.multiplier;
-  }
+  make_row_scales(args, tile, values, amax);
   store_rows<kWay>(args, tile, to, values, [&](int i, int) { return amax[i]; });
   return is_odd ? kIsOdd : 0;
 }
@@ -194,6 +236,12 @@ __device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
   const int first = static_cast<int>(threadIdx.x) % Shape::kPieces * kEight;
 #pragma unroll
   for (int i = 0; i < kEight; ++i) multipliers[i] = memory.multipliers[first + i];
+  if constexpr (!Source::kIsDecoded && kScaling == MOIRE_SCALING_FP8_BLOCK) {
+    if (to.is_transposed) {
+      store_transposed(args, tile, to, values, multipliers);
+      return is_odd ? kIsOdd : 0;
+    }
+  }
   store_rows<kWay>(args, tile, to, values, [&](int, int j) { return multipliers[j]; });
   return is_odd ? kIsOdd : 0;
 }
@@ -272,7 +320,7 @@ template <int kScaling, class Source>
 __device__ __noinline__ void zero_tail_rows(const QuantizeTiles<Source>& args, int64_t in_use) {
   constexpr int64_t kScaleBytes = sizeof(typename Scales<kScaling>::Stored);
   for (const CopyTarget* copy : {&args.rowwise, &args.columnwise}) {
-    if (!copy->is_present()) continue;
+    if (!copy->is_present() || copy->is_transposed) continue;
     zero_bytes(copy->data, copy->stride, args.source.columns * copy->element_bytes(), in_use,
                args.capacity);
   }
@@ -284,10 +332,10 @@ __device__ __noinline__ void zero_tail_rows(const QuantizeTiles<Source>& args, i
 
 // What no group owns: rows past the last one, and columnwise scales of no block.
 template <int kScaling, class Source>
-__device__ inline void zero_tail(const QuantizeTiles<Source>& args,
-                                 const TilePart<kScaling>& tile) {
+__device__ inline void zero_tail(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
+                                 bool zeroes_rows = true) {
   const int64_t in_use = rows_in_use(args.blocks.groups);
-  if (in_use < args.capacity) zero_tail_rows<kScaling>(args, in_use);
+  if (zeroes_rows && in_use < args.capacity) zero_tail_rows<kScaling>(args, in_use);
   const CopyTarget& to = args.columnwise;
   if (!to.is_present() || to.is_values()) return;
   if (!tile.is_empty || tile.index >= to.scale_rows) return;
@@ -342,7 +390,14 @@ inline CopyTarget copy_target(const moire_quantized& q) {
           scales.is_present() ? scales.data : nullptr,
           scales.stride(),
           scales.num_rows(),
-          data.type() == DType::kE5M2};
+          data.type() == DType::kE5M2,
+          false};
+}
+// A columnwise one, which may lie transposed.
+inline CopyTarget columnwise_target(const moire_quantized& q, const moire_groups& groups) {
+  CopyTarget target = copy_target(q);
+  target.is_transposed = is_present(q) && is_transposed(q.data, q.scales, groups);
+  return target;
 }
 
 // One launch over all tiles. `shape` is that of the copies.

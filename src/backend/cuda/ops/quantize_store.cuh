@@ -1,5 +1,6 @@
-// What quantize's kernel writes: the elements of a tile's rows as codes or as values, by what the
-// rows are held in (floats, FP16 numbers of one unit) and by the way that their blocks allow.
+// What quantize's kernel writes: the elements of a tile's rows as codes, perhaps transposed, or as
+// values, by what the rows are held in (floats, FP16 numbers of one unit) and by the way that their
+// blocks allow.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "backend/cuda/device/transposed_tile.cuh"
 #include "backend/cuda/ops/quantize_tiles.cuh"
 
 namespace moire::cuda::ops {
@@ -20,6 +22,7 @@ struct CopyTarget {
   int64_t scale_stride;
   int64_t scale_rows;
   bool is_e5m2;
+  bool is_transposed;  // core/scale_shapes.h
 
   __host__ __device__ bool is_present() const { return data != nullptr; }
   __device__ bool is_values() const { return scales == nullptr; }
@@ -158,7 +161,7 @@ __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TileP
 #pragma unroll
     for (int i = 0; i < TilePart<kScaling>::kRows; ++i) {
       store(p, i, rows[i], [&](int j) { return multiplier(i, j); });
-      p += TileShape<kScaling>::kRowStep * to.stride;
+      p += to.stride;
     }
   };
   if constexpr (kMakesValues) {
@@ -194,6 +197,57 @@ __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TileP
     store_codes(std::true_type());
   } else {
     store_codes(std::false_type());
+  }
+}
+
+// Where a tile is transposed: in the source's own memory, where it has some.
+template <class Source, class Tile>
+__device__ inline TransposedTile<kEight>& transposed_tile(const Source& source, const Tile& tile) {
+  if constexpr (requires { source.transposed_tile(tile); }) {
+    return source.transposed_tile(tile);
+  } else {
+    __shared__ uint4 memory[sizeof(TransposedTile<kEight>) / sizeof(uint4)];
+    return *reinterpret_cast<TransposedTile<kEight>*>(memory);
+  }
+}
+
+// A part's rows as codes that lie transposed; a block calls it together, and has read what it
+// reads of the source.
+template <int kScaling, class Source, class Values>
+__device__ inline void store_transposed(const QuantizeTiles<Source>& args,
+                                        const TilePart<kScaling>& tile, const CopyTarget& to,
+                                        const Values& values, const float (&multipliers)[kEight]) {
+  using Shape = TileShape<kScaling>;
+  using Transposed = TransposedTile<kEight>;
+  static_assert(TilePart<kScaling>::kRows == 4 && Shape::kRows == Transposed::kSide);
+  Transposed& transposed = transposed_tile(args.source, tile);
+  uint32_t first[4], second[4];
+  const auto encode = [&](auto is_e5m2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t codes[2];
+      encode_eight(codes, values[i], is_e5m2.value, [&](int j) { return multipliers[j]; });
+      first[i] = codes[0], second[i] = codes[1];
+    }
+  };
+  if (to.is_e5m2) {
+    encode(std::true_type());
+  } else {
+    encode(std::false_type());
+  }
+  transpose_four(first);
+  transpose_four(second);
+  transposed.put(
+      tile.column - tile.first_column, tile.first_row / 4,
+      {first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3]});
+  __syncthreads();
+  uint8_t* const target =
+      to.data + tile.first_column * to.stride + int64_t{tile.index} * Shape::kRows;
+  for (int i = Shape::thread(); i < Shape::kColumns * Transposed::kUnits; i += Shape::kThreads) {
+    const int column = i / Transposed::kUnits, unit = i % Transposed::kUnits;
+    if (tile.first_column + column >= args.source.columns) break;
+    *reinterpret_cast<uint4*>(target + column * to.stride + 16 * unit) =
+        transposed.unit(column, unit);
   }
 }
 

@@ -27,9 +27,8 @@ struct TileSizes {
   static constexpr int kThreads = kBlockThreads, kTileThreads = kThreadsOfTile;
   static constexpr int kTiles = kThreads / kTileThreads;  // of a block
   static constexpr int kRows = kRowsOfTile, kColumns = kColumnsOfTile;
-  static constexpr int kPieces = kColumns / kEight;        // of a row
-  static constexpr int kRowStep = kTileThreads / kPieces;  // rows of a thread lie so far apart
-  static constexpr int kRowsPerThread = kRows / kRowStep;
+  static constexpr int kPieces = kColumns / kEight;                      // of a row
+  static constexpr int kRowsPerThread = kRows * kPieces / kTileThreads;  // neighbouring ones
 
   // This thread among its tile's.
   __device__ static int thread() { return static_cast<int>(threadIdx.x % kTileThreads); }
@@ -107,8 +106,8 @@ inline ScaleBlocks scale_blocks(const TensorView& shape, const moire_groups& gro
   return out;
 }
 
-// A tile's place, and this thread's part of it: eight columns of every kRowStep-th row. A block
-// makes it together.
+// A tile's place, and this thread's part of it: eight columns of neighbouring rows. A block makes
+// it together.
 template <int kScaling, class Sizes = TileShape<kScaling>>
 struct TilePart {
   using Shape = Sizes;
@@ -124,18 +123,28 @@ struct TilePart {
   __device__ TilePart(const ScaleBlocks& blocks, uint32_t column_tiles, int columns) {
     const uint32_t first = blockIdx.x * Shape::kTiles;
     const uint32_t number = first + threadIdx.x / Shape::kTileThreads;
-    index = number / column_tiles;
-    first_column = static_cast<int>(number % column_tiles) * Shape::kColumns;
-    column = first_column + Shape::thread() % Shape::kPieces * kEight;
-    const RowRange rows = blocks.at_together<Shape::kRows>(index, first / column_tiles);
+    const uint32_t block = number / column_tiles;
+    place(block, blocks.at_together<Shape::kRows>(block, first / column_tiles),
+          static_cast<int>(number % column_tiles) * Shape::kColumns, columns);
+  }
+  // Of the row block `block`, which has these rows.
+  __device__ TilePart(uint32_t block, const RowRange& rows, int first_column_of_tile, int columns) {
+    place(block, rows, first_column_of_tile, columns);
+  }
+  // The part's i-th row, and whether it is one of the tile's.
+  __device__ int64_t row(int i) const { return begin + first_row + i; }
+  __device__ bool has_row(int i) const { return first_row + i < num_rows; }
+
+ private:
+  __device__ void place(uint32_t block, const RowRange& rows, int first, int columns) {
+    index = block;
+    first_column = first;
+    column = first + Shape::thread() % Shape::kPieces * kEight;
     begin = rows.begin;
     is_empty = rows.size() == 0;
     num_rows = column < columns ? static_cast<int>(rows.size()) : 0;
-    first_row = Shape::thread() / Shape::kPieces;
+    first_row = Shape::thread() / Shape::kPieces * kRows;
   }
-  // The part's i-th row, and whether it is one of the tile's.
-  __device__ int64_t row(int i) const { return begin + first_row + i * Shape::kRowStep; }
-  __device__ bool has_row(int i) const { return first_row + i * Shape::kRowStep < num_rows; }
 };
 
 // Rows of floats, gathered perhaps. kVectors: rows start on 16 bytes and have a multiple of eight
@@ -173,7 +182,7 @@ struct FloatRows {
   __device__ void load_from(const T* p, const TilePart<kScaling>& tile,
                             Eight<T> (&values)[kRows]) const {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i, p += TileShape<kScaling>::kRowStep * rows.stride) {
+    for (int i = 0; i < kRows; ++i, p += rows.stride) {
       values[i] = eight(p, tile, tile.has_row(i));
     }
   }
@@ -348,12 +357,11 @@ struct CodeRows {
   __device__ void load(const TilePart<kScaling, Shape>& tile, const Reporter&,
                        CodedEights<kRows, kIsColumnwise>& values) const {
     using S = Scales<kScaling>;
-    constexpr int kStep = Shape::kRowStep;
     const auto* scale = static_cast<const typename S::Stored*>(scales);
     const uint8_t* code = codes.row(tile.row(0)) + tile.column;
     values.is_e5m2 = is_e5m2;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i, code += kStep * codes.stride) {
+    for (int i = 0; i < kRows; ++i, code += codes.stride) {
       values.codes[i] = eight_codes(code, tile, tile.has_row(i));
     }
     if constexpr (kIsColumnwise) {
@@ -365,7 +373,7 @@ struct CodeRows {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         stored[i] = tile.has_row(i) ? *scale : typename S::Stored{};
-        if (!kIsTile) scale += kStep * scale_stride;
+        if (!kIsTile) scale += scale_stride;
       }
 #pragma unroll
       for (int i = 0; i < kRows; ++i) values.scales[i] = S::decode(stored[i]);

@@ -3,6 +3,8 @@
 #include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/ragged_m.cuh"
+#include "core/format.h"
+#include "core/scale_shapes.h"
 
 namespace moire::cuda::portable {
 namespace {
@@ -95,6 +97,8 @@ struct Call : ops::ListedScratch {
   Call(const DeviceState&, const GroupedGemmWgradArgs& args, const Workspace& workspace)
       : ListedScratch(args.d, workspace) {
     const TensorView a(args.a), b(args.b);
+    if (is_transposed(b, args.b_scales, args.groups)) transposed = "b";
+    if (is_transposed(a, args.a_scales, args.groups)) transposed = "a";
     const uint32_t tiles_n = blocks_for(b.columns(), gemm::kTile);
     operands = {.a = side(a, args.a_scales, args.a_row_idx, "a_row_idx"),
                 .b = side(b, args.b_scales, args.b_row_idx, "b_row_idx"),
@@ -108,6 +112,9 @@ struct Call : ops::ListedScratch {
   }
 
   Reason supports() const {
+    if (transposed != nullptr) {
+      return concat(transposed, " lies transposed, as FP8 tensor cores alone read it");
+    }
     const Reason reason = gemm::why_not_width(operands.a.columns);
     return reason ? reason : gemm::why_not_width(operands.b.columns);
   }
@@ -129,6 +136,7 @@ struct Call : ops::ListedScratch {
   }
 
   Operands operands;
+  const char* transposed = nullptr;  // the operand that lies so, if one does
 };
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "backend/cuda/sm90/reasons.h"
 #include "backend/cuda/sm90/z_buffers.cuh"
 #include "core/format.h"
+#include "core/scale_shapes.h"
 
 namespace moire::cuda::sm90 {
 
@@ -62,7 +63,8 @@ inline ProductSizes sizes(const GroupedGemmArgs& args) {
   return ragged_m_sizes(args.groups, TensorView(args.d).columns(), TensorView(args.a).columns());
 }
 inline ProductSizes sizes(const GroupedGemmWgradArgs& args) {
-  return ragged_k_sizes(args.groups, TensorView(args.a).columns(), TensorView(args.b).columns());
+  return ragged_k_sizes(args.groups, as_rows(args.a, args.a_scales, args.groups).columns(),
+                        as_rows(args.b, args.b_scales, args.groups).columns());
 }
 
 // What explain says of a choice.

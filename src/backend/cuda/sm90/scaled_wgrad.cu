@@ -1,5 +1,6 @@
 // grouped_gemm_wgrad on SM90's FP8 tensor cores: both operands in blocks of 128 rows of a column.
-// The tensor cores read along the rows that are contracted, so both are turned over first.
+// The tensor cores read along the rows that are contracted, so what does not lie transposed already
+// is transposed first.
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/core_codes.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
@@ -14,20 +15,22 @@ bool is_e5m2(const TensorView& t) { return t.type() == DType::kE5M2; }
 std::string why_not_padding(const Groups& groups) {
   if (groups.capacity >= 128 * groups.num_groups) return {};
   return concat(groups.capacity, " rows in ", groups.num_groups,
-                " groups, turned over, would be padded by up to ", 128 * groups.num_groups,
-                " more");
+                " groups, transposed, would be padded by up to ", 128 * groups.num_groups, " more");
 }
 
+// What lies transposed is asked the same as the rows that it was: then a layer, which has its
+// operands transposed, is its ops on the same kernels.
 Reason supports(const DeviceState& state, const GroupedGemmWgradArgs& args) {
-  const TensorView d(args.d.tensor);
+  const TensorView d(args.d.tensor), a = as_rows(args.a, args.a_scales, args.groups),
+                                     b = as_rows(args.b, args.b_scales, args.groups);
   return first_of(
       {why_not_device(state), why_not_fast(args.accumulation),
        why_not_fp8({{"a", args.a}, {"b", args.b}}),
        is_e5m2(args.a) && is_e5m2(args.b) ? "a and b are e5m2, the kernel takes one so" : "",
        why_not_gradient(d), why_not_listed("d", Weight(args.d)), why_not_sizes(args.groups, d),
-       why_not_padding(args.groups), why_not_words({{"a", args.a}, {"b", args.b}}),
-       why_not_tma({{"a", args.a},
-                    {"b", args.b},
+       why_not_padding(args.groups), why_not_words({{"a", a}, {"b", b}}),
+       why_not_tma({{"a", a},
+                    {"b", b},
                     {"a_scales", args.a_scales},
                     {"b_scales", args.b_scales},
                     {"d", d}})});
@@ -53,8 +56,8 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradA
                                          maps.matrix("b", scratch.b.codes(), P::kTileN),
                                          maps.rows("a_scales", scratch.a.scales(), P::kTileM),
                                          maps.rows("b_scales", scratch.b.scales(), P::kTileN),
-                                         static_cast<int32_t>(TensorView(args.a).columns()),
-                                         static_cast<int32_t>(TensorView(args.b).columns())};
+                                         static_cast<int32_t>(sizes(args).m),
+                                         static_cast<int32_t>(sizes(args).n)};
   const Accumulate<T> epilogue{maps.matrices("d", d, P::kBoxRows), operands.n, args.beta,
                                args.beta_per_group};
   if (!maps.status().ok()) return;
@@ -104,7 +107,8 @@ const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
     },
     run,
     [](const DeviceState&, const GroupedGemmWgradArgs& args) -> int64_t {
-      return 3 + Scratch(args, {}).d.launches();
+      const Scratch scratch(args, {});
+      return 1 + scratch.a.launches() + scratch.b.launches() + scratch.d.launches();
     }};
 
 }  // namespace moire::cuda::sm90::scaled
