@@ -130,7 +130,7 @@ struct Reglu : Unclamped {
 // h(a) alone: l = 1.
 template <class Gated>
 struct Ungated : Gated {
-  explicit Ungated(const Gated& gated) : Gated(gated) {}
+  MOIRE_HOST_DEVICE explicit Ungated(const Gated& gated) : Gated(gated) {}
   MOIRE_LANES Floats up(Floats) const { return Splat(1.0F); }
 };
 

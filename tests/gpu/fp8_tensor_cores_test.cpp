@@ -4,6 +4,8 @@
 #include <string>
 
 #include "tests/gpu/gpu.h"
+#include "tests/ops/quantize_support.h"
+#include "tests/support/expect.h"
 #include "tests/support/grouped_gemm_cases.h"
 #include "tests/support/tested.h"
 
@@ -102,6 +104,80 @@ TEST_F(Fp8TensorCores, ActivateBackwardsAsTheReferenceDoes) {
   const Batch batch({70, 0, 129, 5}, 9);
   for_each_option(
       [&](const GemmOptions& o) { check(GemmGluBackwardCase(random, batch, 112, 272, o)); });
+}
+
+// F, and how gate and up lie.
+struct Lying {
+  int64_t f;
+  GluLayout glu;
+};
+const Lying kTakenInOnePass[] = {
+    {256, GluLayout::halves()},       {256, GluLayout::interleaved(128, MOIRE_UP_FIRST)},
+    {240, GluLayout::interleaved(8)}, {160, GluLayout::interleaved(32, MOIRE_UP_FIRST)},
+    {80, GluLayout::interleaved(1)},  {80, GluLayout::interleaved(1, MOIRE_UP_FIRST)},
+    {208, GluLayout::ungated()}};
+const Activation kActivations[] = {Activation::swiglu(), Activation::clamped_swiglu(),
+                                   Activation::geglu_tanh(), Activation::reglu(),
+                                   Activation::reglu2()};
+
+// Where copies alone are asked for the activation makes them; beside what they are copies of they
+// are made behind it. Every activation is met, and both types of gradients.
+TEST_F(Fp8TensorCores, QuantiseInOnePassWhatTheyWouldStore) {
+  Random random;
+  const Batch batch({70, 0, 129, 256, 5}, 9);
+  int variant = 0;
+  for (const auto& [f, glu] : kTakenInOnePass) {
+    for (const Activation& activation : kActivations) {
+      GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
+      o.glu = glu;
+      o.activation = activation;
+      o.tail = variant % 2 == 0 ? MOIRE_TAIL_ZERO : MOIRE_TAIL_UNTOUCHED;
+      const DType gradient = variant % 3 == 0 ? DType::kE5M2 : DType::kE4M3;
+      SCOPED_TRACE(testing::Message() << o << ", F " << f << ", " << dtype_name(gradient));
+      const int fractional = variant++ % 4 == 0;
+      const auto copy = [&](DType element, int32_t direction, int64_t columns) {
+        return TestCopy(element, MOIRE_SCALING_FP8_BLOCK, direction, batch.groups(), columns);
+      };
+      const GemmGluCase forward(random, batch, f, 144, o);
+      GroupedGemmGluArgs glu_args = forward.args();
+      const GemmGluBackwardCase backward(random, batch, f, 144, o);
+      GroupedGemmGluBackwardArgs grad_args = backward.args();
+      grad_args.grad_bias = {};
+      TestCopy copies[2][5];
+      TestTensor grad_probs[2];
+      for (int one_pass = 0; one_pass < 2; ++one_pass) {
+        TestCopy* const c = copies[one_pass];
+        glu_args.act_rowwise = c[0] = copy(DType::kE4M3, MOIRE_ROWWISE, f);
+        glu_args.act_columnwise = c[1] = copy(DType::kE4M3, MOIRE_COLUMNWISE, f);
+        grad_args.grad_z_rowwise = c[2] = copy(gradient, MOIRE_ROWWISE, o.halves() * f);
+        grad_args.grad_z_columnwise = c[3] = copy(gradient, MOIRE_COLUMNWISE, o.halves() * f);
+        grad_args.act_columnwise = c[4] = copy(DType::kE4M3, MOIRE_COLUMNWISE, f);
+        grad_args.grad_probs = grad_probs[one_pass] = TestTensor(DType::kFP32, {batch.capacity()});
+        glu_args.fractional_scales = grad_args.fractional_scales = fractional;
+        if (one_pass == 1) glu_args.act = grad_args.act = grad_args.grad_z = {};
+        for (const std::string& found : {policy(glu_args), policy(grad_args)}) {
+          EXPECT_EQ(found.find("in the same pass") != std::string::npos, one_pass == 1) << found;
+        }
+        ASSERT_TRUE(succeeds(run(alone(), glu_args)));
+        ASSERT_TRUE(succeeds(run(alone(), grad_args)));
+      }
+      for (int i = 0; i < 5; ++i) {
+        EXPECT_TRUE(same_bits(copies[0][i].data, copies[1][i].data)) << "copy " << i;
+        EXPECT_TRUE(same_bits(copies[0][i].scales, copies[1][i].scales)) << "scales " << i;
+      }
+      EXPECT_TRUE(same_bits(grad_probs[0], grad_probs[1]));
+      // One copy of each alone.
+      const TestCopy rows = copy(gradient, MOIRE_ROWWISE, o.halves() * f);
+      const TestCopy columns = copy(DType::kE4M3, MOIRE_COLUMNWISE, f);
+      grad_args.grad_z_rowwise = rows;
+      grad_args.grad_z_columnwise = grad_args.act_columnwise = glu_args.act_rowwise = {};
+      glu_args.act_columnwise = columns;
+      ASSERT_TRUE(succeeds(run(alone(), glu_args)));
+      ASSERT_TRUE(succeeds(run(alone(), grad_args)));
+      EXPECT_TRUE(same_bits(rows.data, copies[0][2].data));
+      EXPECT_TRUE(same_bits(columns.data, copies[0][1].data));
+    }
+  }
 }
 
 TEST_F(Fp8TensorCores, SumWeightGradientsAsTheReferenceDoes) {

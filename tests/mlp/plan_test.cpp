@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/divide.h"
 #include "tests/mlp/recipe_cases.h"
 #include "tests/support/expect.h"
 #include "tests/support/mlp_problem.h"
@@ -104,6 +105,50 @@ GroupedGemmGluBackwardArgs fc2_dgrad(int ask, int64_t width, char* memory, char*
   return args;
 }
 
+// The same in FP8 by fp8_block's scales, whose copies the activation makes where it can.
+struct BlockScaled {
+  BlockScaled(char* at, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> blocks)
+      : data(at, DType::kE4M3, shape),
+        scales(at == nullptr ? nullptr : floats, DType::kFP32, blocks) {}
+  Quantized copy() const { return {data, scales}; }
+  TensorView data, scales;
+  static inline float floats[1];
+};
+GroupedGemmGluArgs fc1_fp8(int ask, int64_t width, char* memory, char* values) {
+  GroupedGemmGluArgs args = fc1(ask & 4, width, memory, values);
+  const int64_t blocks = ceil_div(width, 128), blocks_of_z = ceil_div(2 * width, 128);
+  const BlockScaled a(memory, {1024, 256}, {1024, 2});
+  const BlockScaled b(memory, {4, 2 * width, 256}, {4, blocks_of_z, 2});
+  args.a = a.data, args.a_scales = a.scales;
+  args.b = Weight(b.data, MOIRE_OUT_IN), args.b_scales = b.scales;
+  args.accumulation = MOIRE_ACCUMULATE_FAST;
+  if ((ask & 1) != 0) args.act_rowwise = BlockScaled(values, {1024, width}, {1024, blocks}).copy();
+  if ((ask & 2) != 0) args.act_columnwise = BlockScaled(values, {1024, width}, {12, width}).copy();
+  if (ask == 4) args.act_rowwise = BlockScaled(values, {1024, width}, {1024, blocks}).copy();
+  return args;
+}
+GroupedGemmGluBackwardArgs fc2_dgrad_fp8(int ask, int64_t width, char* memory, char* values) {
+  GroupedGemmGluBackwardArgs args = fc2_dgrad(0, width, memory, values);
+  const int64_t blocks = ceil_div(width, 128), columns_of_z = 2 * width;
+  const BlockScaled grad_y(memory, {1024, 256}, {1024, 2});
+  const BlockScaled w2(memory, {4, 256, width}, {4, 2, blocks});
+  args.grad_y = grad_y.data, args.grad_y_scales = grad_y.scales;
+  args.w2 = Weight(w2.data, MOIRE_OUT_IN), args.w2_scales = w2.scales;
+  args.accumulation = MOIRE_ACCUMULATE_FAST;
+  if (ask >= 2) args.grad_z = {};
+  if ((ask & 1) != 0) args.act_columnwise = BlockScaled(values, {1024, width}, {12, width}).copy();
+  if ((ask & 2) != 0) {
+    args.grad_z_rowwise =
+        BlockScaled(values, {1024, columns_of_z}, {1024, ceil_div(columns_of_z, 128)}).copy();
+  }
+  if ((ask & 4) != 0) {
+    args.grad_z_columnwise = BlockScaled(values, {1024, columns_of_z}, {12, columns_of_z}).copy();
+  }
+  args.grad_probs =
+      TensorView(memory == nullptr ? nullptr : BlockScaled::floats, DType::kFP32, {1024});
+  return args;
+}
+
 // The one that is sized before there is memory, wherever that begins then.
 template <class A>
 void expect_one_workspace(A (*call)(int, int64_t, char*, char*),
@@ -114,7 +159,7 @@ void expect_one_workspace(A (*call)(int, int64_t, char*, char*),
   const Context context = Context::create(planned).value();
   alignas(16) static char memory[32];
   for (int ask = 1; ask < 8; ++ask) {
-    for (const int64_t width : {64, 68, 80}) {
+    for (const int64_t width : {64, 68, 80, 128}) {
       SCOPED_TRACE(testing::Message() << "ask " << ask << ", width " << width);
       const auto bytes = [&](char* at, char* values) {
         size_t out = 0;
@@ -133,6 +178,8 @@ TEST(Plan, SizesAWorkspaceFromShapesAlone) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
   expect_one_workspace(fc1, moire::grouped_gemm_glu_workspace);
   expect_one_workspace(fc2_dgrad, moire::grouped_gemm_glu_backward_workspace);
+  expect_one_workspace(fc1_fp8, moire::grouped_gemm_glu_workspace);
+  expect_one_workspace(fc2_dgrad_fp8, moire::grouped_gemm_glu_backward_workspace);
 }
 
 TEST(Plan, OfRecipesWithFastSumsUsesFp8TensorCores) {
@@ -143,8 +190,11 @@ TEST(Plan, OfRecipesWithFastSumsUsesFp8TensorCores) {
       EXPECT_EQ(step.implementation, "sm90");
       EXPECT_TRUE(step.policy.starts_with("FP8 tensor cores, "));
       EXPECT_EQ(step.policy.find("fold") != std::string::npos, recipe == MOIRE_RECIPE_MXFP8_FAST);
-      const bool turns = step.op == "grouped_gemm_wgrad" || step.op.ends_with("backward");
-      EXPECT_TRUE(!turns || step.policy.find("transposing") != std::string::npos);
+      const bool transposes = step.policy.find("transposing") != std::string::npos;
+      EXPECT_TRUE(!step.op.ends_with("backward") || transposes);
+      // What fp8_block quantises for it lies transposed as it is stored.
+      const bool is_wgrad = step.op == "grouped_gemm_wgrad";
+      EXPECT_TRUE(!is_wgrad || transposes == (recipe != MOIRE_RECIPE_FP8_BLOCK));
     }
   }
 }
@@ -261,7 +311,7 @@ TEST(Plan, SaysWhyPlainProductsRun) {
     EXPECT_EQ(step.implementation, "portable");
     ASSERT_EQ(step.refused.size(), 1U);
     EXPECT_EQ(step.refused[0].reason,
-              "143 rows in 2 groups, turned over, would be padded by up to 256 more");
+              "143 rows in 2 groups, transposed, would be padded by up to 256 more");
   }
   for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
     for (const Step& step : products("sm80", recipe)) {

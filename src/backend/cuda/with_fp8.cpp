@@ -8,6 +8,7 @@
 
 namespace moire::cuda {
 
+using ops::Copies;
 using ops::Decoding;
 using ops::quantized_product;
 
@@ -66,7 +67,7 @@ struct ByActivation : Chosen<A> {
 template <class A, const Implementation<A>& kScaled, const Implementation<A>& kProduct>
 struct OnHopper {
   static constexpr Implementation<A> kFast =
-      quantized_product<A, kScaled, Decoding::kBesideBf16>("sm90");
+      quantized_product<A, kScaled, Decoding::kBesideBf16, Copies::kByActivation>("sm90");
   static constexpr Implementation<A> kExact =
       quantized_product<A, kProduct, Decoding::kMxfp8>("sm90");
   static constexpr Implementation<A> kBoth =

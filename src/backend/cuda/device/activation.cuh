@@ -65,15 +65,19 @@ class Sigmoid {
 #include "core/activation.h"
 #undef MOIRE_LANES
 
-// Any of the sigmoids, told apart at run time: a branch that all threads take alike, for kernels
-// whose number would otherwise be three times what it is.
+// An activation that is told apart at run time: a branch that all threads take alike, for kernels
+// whose number would otherwise be three times what it is. One of a sigmoid unless kAll.
 struct AnyActivation {
   moire_activation activation;
 };
 
-template <class F>
+template <bool kAll = false, class F>
 __device__ inline auto with_kind(const AnyActivation& any, F&& f) {
   const moire_activation& a = any.activation;
+  if constexpr (kAll) {
+    if (a.kind == MOIRE_REGLU) return f(Reglu<1>());
+    if (a.kind == MOIRE_REGLU2) return f(Reglu<2>());
+  }
   if (a.kind == MOIRE_CLAMPED_SWIGLU) return f(ClampedSwiglu(a));
   if (a.kind == MOIRE_GEGLU_TANH) return f(GegluTanh());
   return f(Swiglu());
@@ -89,7 +93,18 @@ __device__ inline GluGradient glu_gradient(const AnyActivation& any, float gate,
 
 }  // namespace activations
 
-// Calls f with the activation of that kind, or, where there is no gate, with what is left of it.
+// Calls f with the activation of that kind, or, where there is no gate, with what is left of it; on
+// the device, and on the host.
+template <bool kIsGated, class F>
+__device__ inline void with_gating(const activations::AnyActivation& any, F&& f) {
+  activations::with_kind<true>(any, [&](const auto& gated) {
+    if constexpr (kIsGated) {
+      f(gated);
+    } else {
+      f(activations::Ungated(gated));
+    }
+  });
+}
 template <bool kIsGated, class F>
 void with_gating(const moire_activation& activation, F&& f) {
   activations::with_activation(activation, [&](const auto& gated) {

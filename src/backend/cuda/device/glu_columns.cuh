@@ -1,7 +1,7 @@
 // Gate and up of N neighbouring columns of F in a row of 2F: one access pattern per way in which
-// the halves can lie. Either way they are two pieces of N elements; first_at and second_at say
-// where these lie, split and join turn them into gate and up and back. Without a gate there is one
-// piece, and `second` and `up` mean nothing. Columns are 32-bit (glu_fits).
+// the halves can lie. Either way they are two pieces of N elements; first and second say where in
+// the row these lie, split and join turn them into gate and up and back. Without a gate there is
+// one piece, and `second` and `up` mean nothing. Columns are 32-bit (glu_fits).
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,8 @@ class GluBlocks {
         gate_(layout.gate_first ? 0 : block_),
         up_(layout.gate_first ? block_ : 0) {}
 
-  template <class T>
-  __device__ T* first_at(T* row, uint32_t column) const {
-    return row + first_of(column) + gate_;
-  }
-  template <class T>
-  __device__ T* second_at(T* row, uint32_t column) const {
-    return row + first_of(column) + up_;
-  }
+  __device__ uint32_t first(uint32_t column) const { return pair_of(column) + gate_; }
+  __device__ uint32_t second(uint32_t column) const { return pair_of(column) + up_; }
   template <class T>
   __device__ void split(const Packed<T, N>& first, const Packed<T, N>& second, Packed<T, N>& gate,
                         Packed<T, N>& up) const {
@@ -49,7 +43,7 @@ class GluBlocks {
 
  private:
   // 2 * (column - column % block) + column % block.
-  __device__ uint32_t first_of(uint32_t column) const { return column + column / block_ * block_; }
+  __device__ uint32_t pair_of(uint32_t column) const { return column + column / block_ * block_; }
 
   uint32_t block_, gate_, up_;
 };
@@ -63,14 +57,8 @@ class GluPairs {
 
   explicit GluPairs(const ResolvedGluLayout& layout) : gate_first_(layout.gate_first) {}
 
-  template <class T>
-  __device__ T* first_at(T* row, uint32_t column) const {
-    return row + 2 * column;
-  }
-  template <class T>
-  __device__ T* second_at(T* row, uint32_t column) const {
-    return row + 2 * column + N;
-  }
+  __device__ uint32_t first(uint32_t column) const { return 2 * column; }
+  __device__ uint32_t second(uint32_t column) const { return 2 * column + N; }
   template <class T>
   __device__ void split(const Packed<T, N>& first, const Packed<T, N>& second, Packed<T, N>& gate,
                         Packed<T, N>& up) const {
@@ -104,10 +92,7 @@ class GluGates {
   static constexpr int kColumns = N;
   static constexpr bool kIsGated = false;
 
-  template <class T>
-  __device__ T* first_at(T* row, uint32_t column) const {
-    return row + column;
-  }
+  __device__ uint32_t first(uint32_t column) const { return column; }
   template <class T>
   __device__ void split(const Packed<T, N>& first, const Packed<T, N>&, Packed<T, N>& gate,
                         Packed<T, N>& up) const {
@@ -123,9 +108,9 @@ class GluGates {
 template <class Columns, class T, int N>
 __device__ void load_glu(const Columns& columns, const T* row, uint32_t column, Packed<T, N>& gate,
                          Packed<T, N>& up) {
-  const Packed<T, N> first = load<N>(columns.first_at(row, column));
+  const Packed<T, N> first = load<N>(row + columns.first(column));
   if constexpr (Columns::kIsGated) {
-    columns.split(first, load<N>(columns.second_at(row, column)), gate, up);
+    columns.split(first, load<N>(row + columns.second(column)), gate, up);
   } else {
     columns.split(first, first, gate, up);
   }
@@ -135,8 +120,8 @@ __device__ void store_glu(const Columns& columns, T* row, uint32_t column, const
                           const Packed<T, N>& up) {
   Packed<T, N> first, second;
   columns.join(gate, up, first, second);
-  store(columns.first_at(row, column), first);
-  store(columns.second_at(row, column), second);
+  store(row + columns.first(column), first);
+  store(row + columns.second(column), second);
 }
 
 // Calls f with the pattern for elements of type T; `opens_vectors` as values.cuh has it. The layout

@@ -1,14 +1,18 @@
 // FC1 and FC2's dgrad as the plain product, then the activation's own kernel: where a product's
 // kernels have no epilogue for the activation. What lies between them is in the workspace where the
 // caller does not keep it; bits are those of an epilogue (docs/semantics.md, fused = unfused).
+// Where FP8 copies are left to a call, its activation makes them (glu_copies.h).
 #pragma once
 
 #include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
+#include "backend/cuda/ops/glu_copies.h"
 #include "core/arena.h"
 #include "core/format.h"
 #include "core/glu_layout.h"
 #include "core/glu_storage.h"
+#include "core/resolved_groups.h"
+#include "core/scale_shapes.h"
 #include "core/status_macros.h"
 
 namespace moire::cuda::ops {
@@ -16,6 +20,23 @@ namespace moire::cuda::ops {
 // Whether kernels that have the activation in an epilogue have this one.
 inline bool has_epilogue(const moire_activation& activation, const moire_glu_layout& layout) {
   return is_gated(layout) && activation.kind <= MOIRE_GEGLU_TANH;
+}
+
+// Copies that a call leaves to the activation.
+inline QuantizeArgs copies_of(const auto& args, const moire_quantized& rowwise,
+                              const moire_quantized& columnwise) {
+  QuantizeArgs copies;
+  if (!is_present(rowwise) && !is_present(columnwise)) return copies;
+  copies.scaling = scaling_of(is_present(rowwise) ? rowwise : columnwise);
+  copies.fractional_scales = args.fractional_scales;
+  copies.rowwise = rowwise;
+  copies.columnwise = columnwise;
+  copies.groups = present_groups(args.groups);
+  copies.tail = args.tail;
+  return copies;
+}
+inline bool are_present(const QuantizeArgs& copies) {
+  return is_present(copies.rowwise) || is_present(copies.columnwise);
 }
 
 // The rest of the workspace becomes the product's; how much of all of it is used.
@@ -35,6 +56,8 @@ struct GluApart {
     Arena arena(workspace);
     const int64_t rows = args.groups.capacity, columns = Weight(args.b).out_features();
     const DType storage = glu_storage(args);
+    copies.act = copies_of(args, args.act_rowwise, args.act_columnwise);
+    GluArgs& glu = copies.glu;
     glu.z = is_present(args.z) ? args.z : arena.take_aligned(storage, rows, columns);
     glu.act = args.act;
     glu.probs = args.probs;
@@ -57,19 +80,24 @@ struct GluApart {
 
   Reason supports() const {
     const Reason reason = kProduct.supports(state, product);
-    return reason ? reason : kGlu.supports(state, glu);
+    if (reason) return reason;
+    return makes_copies() ? copies.supports() : kGlu.supports(state, copies.glu);
   }
   size_t workspace() const { return used; }
-  std::string policy() const { return kProduct.policy(state, product) + ", then the activation"; }
+  std::string policy() const {
+    return concat(kProduct.policy(state, product), ", then the activation",
+                  makes_copies() ? ", act quantised in the same pass" : "");
+  }
   int64_t launches() const { return 1 + launches_of(kProduct, state, product); }
   Status run(const Context& context) const {
     MOIRE_RETURN_IF_ERROR(kMultiply(context, "grouped_gemm_glu", product));
-    return kGlu.run(context, glu);
+    return makes_copies() ? copies.run(context) : kGlu.run(context, copies.glu);
   }
+  bool makes_copies() const { return are_present(copies.act); }
 
   const DeviceState& state;
   GroupedGemmArgs product;
-  GluArgs glu;
+  GluCopies copies;
   size_t used;
 };
 template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
@@ -83,6 +111,9 @@ struct GluBackwardApart {
                    const Workspace& workspace)
       : state(device) {
     Arena arena(workspace);
+    copies.grad_z = copies_of(args, args.grad_z_rowwise, args.grad_z_columnwise);
+    copies.act = copies_of(args, {}, args.act_columnwise);
+    GluBackwardArgs& glu = copies.glu;
     glu.z = args.z;
     glu.probs = args.probs;
     glu.grad_act = arena.take_aligned(TensorView(args.z).type(), args.groups.capacity,
@@ -94,6 +125,10 @@ struct GluBackwardApart {
     glu.activation = args.activation;
     glu.layout = args.layout;
     glu.tail = args.tail;
+    if (makes_copies() && is_present(args.grad_probs)) {
+      const int64_t parts = num_grad_probs_parts(Weight(args.w2).in_features());
+      copies.grad_probs_parts = arena.take_floats(args.groups.capacity, parts);
+    }
     if (is_present(args.grad_bias)) {
       bias.grad_y = args.grad_z;
       bias.grad_bias = args.grad_bias;
@@ -119,27 +154,30 @@ struct GluBackwardApart {
     if (const Reason reason = kProduct.supports(state, product)) {
       return concat("of the product of a = grad_y and b = w2: ", *reason);
     }
-    return kGluBackward.supports(state, glu);
+    return makes_copies() ? copies.supports() : kGluBackward.supports(state, copies.glu);
   }
   size_t workspace() const { return used; }
   std::string policy() const {
     return concat(kProduct.policy(state, product), ", then the activation's backward",
+                  makes_copies() ? ", what it gives quantised in the same pass" : "",
                   has_bias() ? " and a pass over grad_z for grad_bias" : "");
   }
   int64_t launches() const {
-    return 1 + launches_of(kProduct, state, product) +
+    return (makes_copies() ? copies.launches() : 1) + launches_of(kProduct, state, product) +
            (has_bias() ? launches_of(kBiasBackward, state, bias) : 0);
   }
   Status run(const Context& context) const {
     MOIRE_RETURN_IF_ERROR(kMultiply(context, "grouped_gemm_glu_backward", product));
-    MOIRE_RETURN_IF_ERROR(kGluBackward.run(context, glu));
+    if (makes_copies()) return copies.run(context);
+    MOIRE_RETURN_IF_ERROR(kGluBackward.run(context, copies.glu));
     return has_bias() ? kBiasBackward.run(context, bias) : Status();
   }
   bool has_bias() const { return is_present(bias.grad_bias); }
+  bool makes_copies() const { return are_present(copies.grad_z); }
 
   const DeviceState& state;
   GroupedGemmArgs product;
-  GluBackwardArgs glu;
+  GluBackwardCopies copies;
   BiasBackwardArgs bias;
   size_t used;
 };

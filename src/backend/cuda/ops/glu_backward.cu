@@ -61,9 +61,9 @@ class WarpPieces {
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
       const auto [row, column] = place_of(i, part);
       const bool exists = column < args_.f && row < end;
-      first_.fetch(i, exists ? columns_.first_at(args_.z.row(row), column) : nullptr);
+      first_.fetch(i, exists ? args_.z.row(row) + columns_.first(column) : nullptr);
       if constexpr (Columns::kIsGated) {
-        second_.fetch(i, exists ? columns_.second_at(args_.z.row(row), column) : nullptr);
+        second_.fetch(i, exists ? args_.z.row(row) + columns_.second(column) : nullptr);
       }
       grad_act_.fetch(i, exists ? args_.grad_act.row(row) + column : nullptr);
     }
@@ -77,9 +77,9 @@ class WarpPieces {
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
       const auto [row, column] = place_of(i, part);
       if (column >= args_.f || row >= end) continue;
-      first_.write(i, columns_.first_at(args_.grad_z.row(row), column));
+      first_.write(i, args_.grad_z.row(row) + columns_.first(column));
       if constexpr (Columns::kIsGated) {
-        second_.write(i, columns_.second_at(args_.grad_z.row(row), column));
+        second_.write(i, args_.grad_z.row(row) + columns_.second(column));
       }
       if (args_.act.is_present()) grad_act_.write(i, args_.act.row(row) + column);
     }

@@ -96,6 +96,12 @@ void Around::output(const char* name, moire_tensor& stored, DType storage, int64
   rowwise = columnwise = {};
 }
 
+void Around::left_output(DType storage, int64_t columns, const moire_quantized& rowwise,
+                         const moire_quantized& columnwise, const moire_groups& groups) {
+  if (!is_present(rowwise) && !is_present(columnwise)) return;
+  arena_.take_aligned(storage, groups.capacity, columns);
+}
+
 TensorView Around::rounded() {
   const TensorView left = arena_.take(DType::kInt32, 1, 1);
   copied_[num_copied_ - 1].is_rounded = true;
@@ -160,7 +166,7 @@ int64_t Around::launches(const DeviceState& state) const {
   return count;
 }
 
-Around around(GroupedGemmArgs& args, Decoding decoding) {
+Around around(GroupedGemmArgs& args, Decoding decoding, Copies) {
   Around steps("grouped_gemm",
                decodes(decoding, args.a, args.a_scales, args.b.tensor, args.b_scales),
                args.workspace);
@@ -177,7 +183,7 @@ static bool rounds_act(const auto& args, Decoding decoding, DType storage,
          is_copied_in_place(args.act, storage, rowwise, columnwise);
 }
 
-Around around(GroupedGemmGluArgs& args, Decoding decoding) {
+Around around(GroupedGemmGluArgs& args, Decoding decoding, Copies copies) {
   Around steps("grouped_gemm_glu",
                decodes(decoding, args.a, args.a_scales, args.b.tensor, args.b_scales),
                args.workspace);
@@ -186,18 +192,22 @@ Around around(GroupedGemmGluArgs& args, Decoding decoding) {
   const DType storage = glu_storage(args);
   steps.operand("a", args.a, args.a_scales, MOIRE_ROWWISE, groups_of_rows(args));
   steps.weight("b", args.b, args.b_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  const int64_t f = Weight(args.b).out_features() / num_halves(args.layout);
+  if (copies == Copies::kByActivation && leaves_copies(args)) {
+    steps.left_output(storage, f, args.act_rowwise, args.act_columnwise, args.groups);
+    return steps;
+  }
   const bool rounds = is_present(args.act_rowwise) &&
                       TensorView(args.act_rowwise.data).columns() % 32 == 0 &&
                       rounds_act(args, decoding, storage, args.act_rowwise, args.act_columnwise);
-  steps.output("act", args.act, storage, Weight(args.b).out_features() / num_halves(args.layout),
-               args.act_rowwise, args.act_columnwise, args.fractional_scales, args.groups,
-               rounds ? MOIRE_TAIL_UNTOUCHED : args.tail);
+  steps.output("act", args.act, storage, f, args.act_rowwise, args.act_columnwise,
+               args.fractional_scales, args.groups, rounds ? MOIRE_TAIL_UNTOUCHED : args.tail);
   if (rounds) args.act_rowwise.scales = steps.rounded();
   if (!rounds && !stores_act) args.tail = MOIRE_TAIL_UNTOUCHED;
   return steps;
 }
 
-Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding) {
+Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding, Copies copies) {
   Around steps("grouped_gemm_glu_backward",
                decodes(decoding, args.grad_y, args.grad_y_scales, args.w2.tensor, args.w2_scales),
                args.workspace);
@@ -206,7 +216,14 @@ Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding) {
   const int64_t f = Weight(args.w2).in_features();
   steps.operand("grad_y", args.grad_y, args.grad_y_scales, MOIRE_ROWWISE, groups_of_rows(args));
   steps.weight("w2", args.w2, args.w2_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
-  steps.output("grad_z", args.grad_z, storage, num_halves(args.layout) * f, args.grad_z_rowwise,
+  const int64_t columns_of_z = num_halves(args.layout) * f;
+  if (copies == Copies::kByActivation && leaves_copies(args)) {
+    steps.left_output(storage, columns_of_z, args.grad_z_rowwise, args.grad_z_columnwise,
+                      args.groups);
+    steps.left_output(storage, f, {}, args.act_columnwise, args.groups);
+    return steps;
+  }
+  steps.output("grad_z", args.grad_z, storage, columns_of_z, args.grad_z_rowwise,
                args.grad_z_columnwise, args.fractional_scales, args.groups, args.tail);
   moire_quantized no_rows{};
   const bool rounds = rounds_act(args, decoding, storage, no_rows, args.act_columnwise);
@@ -216,7 +233,7 @@ Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding) {
   return steps;
 }
 
-Around around(GroupedGemmWgradArgs& args, Decoding decoding) {
+Around around(GroupedGemmWgradArgs& args, Decoding decoding, Copies) {
   Around steps("grouped_gemm_wgrad",
                decodes(decoding, args.a, args.a_scales, args.b, args.b_scales), args.workspace);
   const moire_groups groups = present_groups(args.groups);

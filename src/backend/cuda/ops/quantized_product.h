@@ -31,6 +31,10 @@ inline Reason why_not_accumulation(int32_t accumulation) {
 // one, which tensor cores multiply by no other type.
 enum class Decoding { kMxfp8, kBesideBf16 };
 
+// Whether an activation's kernel makes copies itself, those that leaves_copies() says it can
+// (glu_copies.h), or all are made behind it.
+enum class Copies { kByActivation, kBehindIt };
+
 // The steps around a product, found while its arguments are rewritten.
 class Around {
  public:
@@ -45,6 +49,11 @@ class Around {
   void output(const char* name, moire_tensor& stored, DType storage, int64_t columns,
               moire_quantized& rowwise, moire_quantized& columnwise, int32_t fractional_scales,
               const moire_groups& groups, int32_t tail);
+  // The same of copies that the activation makes: they stay with it, and the memory that making
+  // them behind it would take is taken all the same, so that a call's workspace follows from its
+  // shapes alone, whatever else addresses decide.
+  void left_output(DType storage, int64_t columns, const moire_quantized& rowwise,
+                   const moire_quantized& columnwise, const moire_groups& groups);
   // The product's epilogue rounds the last output, which is its copy: the word in which it says
   // that it left blocks, which are quantised after it.
   TensorView rounded();
@@ -81,16 +90,16 @@ class Around {
 };
 
 // Rewrites the arguments of a call.
-Around around(GroupedGemmArgs& args, Decoding decoding);
-Around around(GroupedGemmGluArgs& args, Decoding decoding);
-Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding);
-Around around(GroupedGemmWgradArgs& args, Decoding decoding);
+Around around(GroupedGemmArgs& args, Decoding decoding, Copies);
+Around around(GroupedGemmGluArgs& args, Decoding decoding, Copies copies);
+Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding, Copies copies);
+Around around(GroupedGemmWgradArgs& args, Decoding decoding, Copies);
 
 // kProduct, and what is around it.
-template <class A, const Implementation<A>& kProduct, Decoding kDecoding>
+template <class A, const Implementation<A>& kProduct, Decoding kDecoding, Copies kCopies>
 struct WithQuantized {
   WithQuantized(const DeviceState& device, const A& call, const Workspace& memory)
-      : state(device), args(over(call, memory)), steps(around(args, kDecoding)) {
+      : state(device), args(over(call, memory)), steps(around(args, kDecoding, kCopies)) {
     args.workspace = steps.arena().rest();
   }
 
@@ -123,9 +132,10 @@ struct WithQuantized {
   }
 };
 
-template <class A, const Implementation<A>& kProduct, Decoding kDecoding>
+template <class A, const Implementation<A>& kProduct, Decoding kDecoding,
+          Copies kCopies = Copies::kBehindIt>
 constexpr Implementation<A> quantized_product(std::string_view name) {
-  return implementation_of<A, WithQuantized<A, kProduct, kDecoding>>(name);
+  return implementation_of<A, WithQuantized<A, kProduct, kDecoding, kCopies>>(name);
 }
 
 }  // namespace moire::cuda::ops

@@ -1,0 +1,225 @@
+// The activation's backward, and the FP8 copies of what it gives, in one pass: a block of threads
+// computes grad_z and act of 128 rows and 128 columns of F into shared memory, a tile of act and
+// the two of grad_z that belong to these columns, and quantises one after the other.
+#include <cuda_pipeline.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "backend/cuda/device/lane_sums.cuh"
+#include "backend/cuda/ops/glu_copies.h"
+#include "backend/cuda/ops/glu_tiles.cuh"
+#include "backend/cuda/ops/partial_sums.h"
+
+namespace moire::cuda::ops {
+namespace {
+
+// Where pieces of gate and up lie in the tiles of grad_z that belong to 128 columns of F: in
+// blocks, each a power of two, as pairs of eight columns do, too.
+struct PiecePlaces {
+  uint32_t shift, gate, up;
+
+  explicit PiecePlaces(const ResolvedGluLayout& layout) {
+    const bool are_pairs = layout.block == 1, gate_first = layout.gate_first || are_pairs;
+    const auto most = static_cast<uint32_t>(std::min<int64_t>(layout.block, kGluTile));
+    const uint32_t block = are_pairs ? kEight : layout.is_gated ? most : kGluTile;
+    shift = static_cast<uint32_t>(std::countr_zero(block));
+    gate = gate_first ? 0 : block;
+    up = block - gate;
+  }
+  __device__ uint32_t first(uint32_t column) const { return pair_of(column) + gate; }
+  __device__ uint32_t second(uint32_t column) const { return pair_of(column) + up; }
+
+ private:
+  __device__ uint32_t pair_of(uint32_t column) const { return column + (column >> shift << shift); }
+};
+
+template <class Columns>
+struct BackwardArgs {
+  Gating<Columns> gating;
+  PiecePlaces places;
+  Matrix<const __nv_bfloat16> grad_act;
+  float* grad_probs_parts;  // or null
+  uint32_t f, f_tiles;
+  QuantizeTiles<TileRows> grad_z, act;
+
+  // The tiles of grad_z for the columns of F from `first_f` on; the second of them only where there
+  // is an up.
+  __device__ uint32_t first_column(uint32_t first_f, uint32_t which) const {
+    if constexpr (!Columns::kIsGated) return first_f;
+    const uint32_t block = grad_z.source.block;
+    return first_f + first_f / block * block + which * block;
+  }
+};
+
+// A thread's part of 128 rows and columns of F: of its row, eight columns of every 16 of a segment
+// of 64 (lane_sums.cuh). What it reads lies where what becomes of that will: grad_act's place is
+// act's.
+template <class Columns>
+class GradientPart {
+  static constexpr uint32_t kActTile = Columns::kIsGated ? 2 : 1;
+
+ public:
+  __device__ GradientPart(const BackwardArgs<Columns>& args, const RowRange& rows, uint32_t first_f)
+      : args_(args), first_f_(first_f), row_(rows.begin + in_tile()), has_row_(row_ < rows.end) {}
+
+  // All of its pieces at once, and zeros where there is none.
+  __device__ void fetch() const {
+    // A pair of tiles begins here, and its second so many columns behind the first one's end.
+    const __nv_bfloat16* const z = args_.gating.z.row(row_) + args_.first_column(first_f_, 0);
+    const uint32_t gap = args_.grad_z.source.block - kGluTile;
+    const auto in_z = [&](uint32_t at) { return z + (at < kGluTile ? at : at + gap); };
+    const __nv_bfloat16* const grad_act = args_.grad_act.row(row_) + first_f_;
+#pragma unroll
+    for (uint32_t step = 0; step < kSegmentSteps; ++step) {
+      const uint32_t column = column_of(step);
+      const bool exists = has_row_ && first_f_ + column < args_.f;
+      fetch_piece(first(column), in_z(args_.places.first(column)), exists);
+      if constexpr (Columns::kIsGated) {
+        fetch_piece(second(column), in_z(args_.places.second(column)), exists);
+      }
+      fetch_piece(act(column), grad_act + column, exists);
+    }
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+  }
+
+  // The gradients in the places of what was fetched; this part's sum of grad_probs.
+  template <class Activation>
+  __device__ float backward(const Activation& activation) const {
+    const float prob = has_row_ ? args_.gating.prob(row_) : 1.0F;
+    float sums[kEight] = {};
+    const uint32_t steps = has_row_ ? kSegmentSteps : 0;  // zeros stay zeros
+#pragma unroll 1
+    for (uint32_t step = 0; step < steps; ++step) {
+      const uint32_t column = column_of(step);
+      Packed8 gate, up, glu, first_half = bits_as<Packed8>(first(column)), second_half{};
+      if constexpr (Columns::kIsGated) second_half = bits_as<Packed8>(second(column));
+      args_.gating.columns.split(first_half, second_half, gate, up);
+      const auto grad_act = bits_as<Packed8>(act(column));
+#pragma unroll
+      for (int i = 0; i < kEight; ++i) {
+        const float grad = grad_act[i];
+        const GluGradient g = glu_gradient(activation, gate[i], up[i], grad, prob);
+        gate.set(i, g.gate);
+        up.set(i, g.up);
+        glu.set(i, g.glu * prob);
+        sums[i] = fmaf(grad, g.glu, sums[i]);
+      }
+      args_.gating.columns.join(gate, up, first_half, second_half);
+      first(column) = bits_as<uint4>(first_half);
+      if constexpr (Columns::kIsGated) second(column) = bits_as<uint4>(second_half);
+      act(column) = bits_as<uint4>(glu);
+    }
+    return fold_lanes(sums);
+  }
+
+  __device__ void store_sum(float sum) const {
+    const int64_t parts = ceil_div(int64_t{args_.f}, int64_t{kSegment});
+    const uint32_t part = first_f_ / kSegment + segment();
+    if (threadIdx.x % 2 != 0 || !has_row_ || part >= parts) return;
+    args_.grad_probs_parts[row_ * parts + part] = sum;
+  }
+
+ private:
+  __device__ static uint32_t in_tile() { return threadIdx.x / 4; }
+  __device__ static uint32_t segment() { return threadIdx.x / 2 % 2; }
+  __device__ static uint32_t column_of(uint32_t step) {
+    return kSegment * segment() + kSumLanes * step + kEight * (threadIdx.x % 2);
+  }
+  __device__ static uint4& place(uint32_t first_tile, uint32_t column) {
+    return SharedTiles::piece(first_tile + column / kGluTile, in_tile(),
+                              column % kGluTile / kEight);
+  }
+  __device__ uint4& first(uint32_t column) const { return place(0, args_.places.first(column)); }
+  __device__ uint4& second(uint32_t column) const { return place(0, args_.places.second(column)); }
+  __device__ uint4& act(uint32_t column) const { return place(kActTile, column); }
+  __device__ static void fetch_piece(uint4& to, const __nv_bfloat16* from, bool exists) {
+    if (exists) {
+      __pipeline_memcpy_async(&to, from, sizeof(uint4));
+    } else {
+      to = uint4{};
+    }
+  }
+
+  const BackwardArgs<Columns>& args_;
+  uint32_t first_f_;
+  int64_t row_;
+  bool has_row_;
+};
+
+template <class Columns>
+__global__ void __launch_bounds__(GluTileShape::kThreads, 2)
+    glu_backward_copies_kernel(const __grid_constant__ BackwardArgs<Columns> args,
+                               const __grid_constant__ Reporter reporter,
+                               const __grid_constant__ NonFiniteReporter grad_z_notes,
+                               const __grid_constant__ NonFiniteReporter act_notes) {
+  const ScaleBlocks& blocks = args.grad_z.blocks;
+  if (blockIdx.x == 0) check_groups(blocks.groups, reporter, threadIdx.x, GluTileShape::kThreads);
+  const uint32_t index = blockIdx.x / args.f_tiles;
+  const uint32_t first_f = blockIdx.x % args.f_tiles * kGluTile;
+  const RowRange rows = blocks.at_together<kGluTile>(index, index);
+  if (rows.size() > 0) {
+    const GradientPart<Columns> part(args, rows, first_f);
+    float sum = 0;
+    part.fetch();
+    with_gating<Columns::kIsGated>(
+        args.gating.activation, [&](const auto& activation) { sum = part.backward(activation); });
+    if (args.grad_probs_parts != nullptr) part.store_sum(sum);
+    __syncthreads();
+  }
+  const auto quantize = [&](const QuantizeTiles<TileRows>& copies, uint32_t first_column,
+                            const NonFiniteReporter& notes, bool zeroes_rows = true) {
+    const auto column = static_cast<int>(first_column);
+    if (column >= copies.source.columns) return;  // a pair's second tile may not be there
+    const GluTilePart tile(index, rows, column, copies.source.columns);
+    quantize_shared(copies, tile, zeroes_rows, reporter, notes);
+  };
+#pragma unroll 1
+  for (uint32_t i = 0; i < (Columns::kIsGated ? 2 : 1); ++i) {
+    quantize(args.grad_z, args.first_column(first_f, i), grad_z_notes, i == 0);
+  }
+  if (args.act.columnwise.is_present()) quantize(args.act, first_f, act_notes);
+}
+
+}  // namespace
+
+Reason GluBackwardCopies::supports() const {
+  return too_wide("grad_z", TensorView(glu.z).columns());
+}
+
+Status GluBackwardCopies::run(const Context& context) const {
+  constexpr const char* kOp = "grouped_gemm_glu_backward";
+  Launcher launcher(context, kOp);
+  const TensorView z(glu.z), grad_act(glu.grad_act);
+  const ResolvedGluLayout layout = resolve_glu_layout(glu.layout, grad_act.columns());
+  const auto f = static_cast<uint32_t>(layout.f), f_tiles = blocks_for(layout.f, kGluTile);
+  const auto between = static_cast<uint32_t>(std::max<int64_t>(layout.block, kGluTile));
+  const TileRows of_grad_z{static_cast<int>(z.columns()), layout.is_gated ? between : 0, 0};
+  const TileRows of_act{static_cast<int>(f), 0, layout.is_gated ? 2U : 1U};
+  const bool shares_rows = is_present(grad_z.columnwise) || is_present(act.columnwise);
+  const ScaleBlocks blocks = blocks_of(z, grad_z, shares_rows);
+  const LaunchShape shape = shape_of(blocks, f_tiles, of_act.first_tile + 1);
+  // In this order: what is found in grad_z comes first, wherever it is (non_finite.cuh).
+  const NonFiniteReporter grad_z_notes = notes_of(launcher, context, kOp, "grad_z");
+  const NonFiniteReporter act_notes = notes_of(launcher, context, kOp, "act");
+  with_pieces(layout, [&]<class Columns>(const Columns& columns) {
+    const BackwardArgs<Columns> args{.gating = gating_of(glu, columns),
+                                     .places = PiecePlaces(layout),
+                                     .grad_act = matrix_of<const __nv_bfloat16>(grad_act),
+                                     .grad_probs_parts = grad_probs_parts,
+                                     .f = f,
+                                     .f_tiles = f_tiles,
+                                     .grad_z = tiles_of(grad_z, of_grad_z, blocks),
+                                     .act = tiles_of(act, of_act, blocks)};
+    launcher.launch(glu_backward_copies_kernel<Columns>, shape, args, launcher.reporter(),
+                    grad_z_notes, act_notes);
+  });
+  if (is_present(glu.grad_probs)) {
+    sum_row_partials(launcher, grad_probs_parts, num_grad_probs_parts(layout.f),
+                     groups_or_all(glu.groups, z.num_rows()), glu.grad_probs, 0, glu.tail);
+  }
+  return launcher.status();
+}
+
+}  // namespace moire::cuda::ops
