@@ -138,7 +138,7 @@ struct LayerSteps {
                         bool is_transposed, BiasBackwardArgs& bias);
 
   // What a backward's wgrad reads of x: x, or a columnwise copy, `given` or made, perhaps
-  // transposed over.
+  // transposed.
   RaggedOperand wgrad_operand(const RaggedOperand& x, const moire_quantized& given,
                               bool is_transposed);
 

@@ -82,7 +82,7 @@ class GpuQuantize : public Gpu {
     }
   }
 
-  // What the GPU turns over, where this is the CPU's columnwise copy.
+  // What the GPU transposes, where this is the CPU's columnwise copy.
   void expect_same_transposed(const Call& call, const TestCopy& copy, const Groups& groups) {
     const TensorView codes = copy.data.view(), scales = copy.scales.view();
     const int64_t k = codes.columns(), rows = transposed_rows(groups.capacity, groups.num_groups);

@@ -91,6 +91,22 @@ __device__ inline GluGradient glu_gradient(const AnyActivation& any, float gate,
                    [&](const auto& kind) { return glu_gradient(kind, gate, up, grad_act, prob); });
 }
 
+// Neighbouring columns, packed: gate and up become their gradients, and each column's part of
+// grad_probs is added to its sum.
+template <class Activation, class Pack, int N>
+__device__ inline void glu_gradients(const Activation& activation, float prob, Pack& gate, Pack& up,
+                                     const Pack& grad_act, Pack& act, float (&sums)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float grad = grad_act[i];
+    const GluGradient g = glu_gradient(activation, gate[i], up[i], grad, prob);
+    gate.set(i, g.gate);
+    up.set(i, g.up);
+    act.set(i, g.glu * prob);
+    sums[i] = fmaf(grad, g.glu, sums[i]);
+  }
+}
+
 }  // namespace activations
 
 // Calls f with the activation of that kind, or, where there is no gate, with what is left of it; on
@@ -118,6 +134,7 @@ void with_gating(const moire_activation& activation, F&& f) {
 
 using activations::AnyActivation;
 using activations::glu_gradient;
+using activations::glu_gradients;
 using activations::glu_value;
 using activations::GluGradient;
 using activations::with_activation;

@@ -7,12 +7,11 @@
 #include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/glu_copies.h"
+#include "backend/cuda/ops/quantize.h"
 #include "core/arena.h"
 #include "core/format.h"
 #include "core/glu_layout.h"
 #include "core/glu_storage.h"
-#include "core/resolved_groups.h"
-#include "core/scale_shapes.h"
 #include "core/status_macros.h"
 
 namespace moire::cuda::ops {
@@ -22,19 +21,7 @@ inline bool has_epilogue(const moire_activation& activation, const moire_glu_lay
   return is_gated(layout) && activation.kind <= MOIRE_GEGLU_TANH;
 }
 
-// Copies that a call leaves to the activation.
-inline QuantizeArgs copies_of(const auto& args, const moire_quantized& rowwise,
-                              const moire_quantized& columnwise) {
-  QuantizeArgs copies;
-  if (!is_present(rowwise) && !is_present(columnwise)) return copies;
-  copies.scaling = scaling_of(is_present(rowwise) ? rowwise : columnwise);
-  copies.fractional_scales = args.fractional_scales;
-  copies.rowwise = rowwise;
-  copies.columnwise = columnwise;
-  copies.groups = present_groups(args.groups);
-  copies.tail = args.tail;
-  return copies;
-}
+// Whether a call leaves these to its activation.
 inline bool are_present(const QuantizeArgs& copies) {
   return is_present(copies.rowwise) || is_present(copies.columnwise);
 }
@@ -56,7 +43,8 @@ struct GluApart {
     Arena arena(workspace);
     const int64_t rows = args.groups.capacity, columns = Weight(args.b).out_features();
     const DType storage = glu_storage(args);
-    copies.act = copies_of(args, args.act_rowwise, args.act_columnwise);
+    copies.act = quantize_args(args.act_rowwise, args.act_columnwise, args.fractional_scales,
+                               args.groups, args.tail);
     GluArgs& glu = copies.glu;
     glu.z = is_present(args.z) ? args.z : arena.take_aligned(storage, rows, columns);
     glu.act = args.act;
@@ -111,8 +99,10 @@ struct GluBackwardApart {
                    const Workspace& workspace)
       : state(device) {
     Arena arena(workspace);
-    copies.grad_z = copies_of(args, args.grad_z_rowwise, args.grad_z_columnwise);
-    copies.act = copies_of(args, {}, args.act_columnwise);
+    copies.grad_z = quantize_args(args.grad_z_rowwise, args.grad_z_columnwise,
+                                  args.fractional_scales, args.groups, args.tail);
+    copies.act =
+        quantize_args({}, args.act_columnwise, args.fractional_scales, args.groups, args.tail);
     GluBackwardArgs& glu = copies.glu;
     glu.z = args.z;
     glu.probs = args.probs;

@@ -95,15 +95,7 @@ class WarpPieces {
       Packed<T, kN> gate, up, first, second, act;
       columns_.split(first_.get(step), (Columns::kIsGated ? second_ : first_).get(step), gate, up);
       const Packed<T, kN> grad_act = grad_act_.get(step);
-#pragma unroll
-      for (int i = 0; i < kN; ++i) {
-        const float grad = grad_act[i];
-        const GluGradient g = glu_gradient(activation, gate[i], up[i], grad, prob);
-        gate.set(i, g.gate);
-        up.set(i, g.up);
-        act.set(i, g.glu * prob);
-        sums[i] = fmaf(grad, g.glu, sums[i]);
-      }
+      glu_gradients(activation, prob, gate, up, grad_act, act, sums);
       columns_.join(gate, up, first, second);
       first_.set(step, first);
       if constexpr (Columns::kIsGated) second_.set(step, second);

@@ -96,16 +96,7 @@ class GradientPart {
       Packed8 gate, up, glu, first_half = bits_as<Packed8>(first(column)), second_half{};
       if constexpr (Columns::kIsGated) second_half = bits_as<Packed8>(second(column));
       args_.gating.columns.split(first_half, second_half, gate, up);
-      const auto grad_act = bits_as<Packed8>(act(column));
-#pragma unroll
-      for (int i = 0; i < kEight; ++i) {
-        const float grad = grad_act[i];
-        const GluGradient g = glu_gradient(activation, gate[i], up[i], grad, prob);
-        gate.set(i, g.gate);
-        up.set(i, g.up);
-        glu.set(i, g.glu * prob);
-        sums[i] = fmaf(grad, g.glu, sums[i]);
-      }
+      glu_gradients(activation, prob, gate, up, bits_as<Packed8>(act(column)), glu, sums);
       args_.gating.columns.join(gate, up, first_half, second_half);
       first(column) = bits_as<uint4>(first_half);
       if constexpr (Columns::kIsGated) second(column) = bits_as<uint4>(second_half);
@@ -198,7 +189,7 @@ Status GluBackwardCopies::run(const Context& context) const {
   const TileRows of_grad_z{static_cast<int>(z.columns()), layout.is_gated ? between : 0, 0};
   const TileRows of_act{static_cast<int>(f), 0, layout.is_gated ? 2U : 1U};
   const bool shares_rows = is_present(grad_z.columnwise) || is_present(act.columnwise);
-  const ScaleBlocks blocks = blocks_of(z, grad_z, shares_rows);
+  const ScaleBlocks blocks = scale_blocks(z, grad_z.groups, grad_z.scaling, shares_rows);
   const LaunchShape shape = shape_of(blocks, f_tiles, of_act.first_tile + 1);
   // In this order: what is found in grad_z comes first, wherever it is (non_finite.cuh).
   const NonFiniteReporter grad_z_notes = notes_of(launcher, context, kOp, "grad_z");

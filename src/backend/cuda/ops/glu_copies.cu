@@ -99,7 +99,8 @@ Status GluCopies::run(const Context& context) const {
   constexpr const char* kOp = "grouped_gemm_glu";
   Launcher launcher(context, kOp);
   const int64_t f = f_of(glu);
-  const ScaleBlocks blocks = blocks_of(glu.z, act, is_present(act.columnwise));
+  const ScaleBlocks blocks =
+      scale_blocks(glu.z, act.groups, act.scaling, is_present(act.columnwise));
   QuantizeTiles<TileRows> tiles = tiles_of(act, {static_cast<int>(f), 0, 0}, blocks);
   tiles.column_tiles = blocks_for(f, kGluTile);
   const LaunchShape shape = shape_of(blocks, tiles.column_tiles, 1);

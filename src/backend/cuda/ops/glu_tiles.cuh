@@ -108,21 +108,14 @@ Gating<Columns> gating_of(const auto& args, const Columns& columns) {
 
 inline QuantizeTiles<TileRows> tiles_of(const QuantizeArgs& args, const TileRows& source,
                                         const ScaleBlocks& blocks) {
-  return {.source = source,
-          .blocks = blocks,
-          .rowwise = copy_target(args.rowwise),
-          .columnwise = columnwise_target(args.columnwise, blocks.groups),
-          .capacity = blocks.groups.capacity,
-          .column_tiles = 0,
-          .fractional = args.fractional_scales != 0,
-          .zeroes_tail = args.tail == MOIRE_TAIL_ZERO,
-          .left = nullptr};
+  QuantizeTiles<TileRows> tiles{};
+  tiles.source = source;
+  set_copies(tiles, args, blocks);
+  tiles.capacity = blocks.groups.capacity;
+  tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
+  return tiles;
 }
 
-// Blocks of rows like those of z.
-inline ScaleBlocks blocks_of(const TensorView& z, const QuantizeArgs& args, bool shares_rows) {
-  return scale_blocks(z, args.groups, args.scaling, shares_rows);
-}
 // Blocks of threads, one at least: it zeroes the tail where there is nothing else.
 inline LaunchShape shape_of(const ScaleBlocks& blocks, uint32_t column_tiles, uint32_t tiles) {
   const int64_t count = std::max<int64_t>(1, blocks.count(kGluTile)) * column_tiles;

@@ -49,10 +49,7 @@ QuantizeTiles<Source> tiles_of(const A& args, const TensorView& source, const Sc
   tiles.source.rows = matrix_of<const typename Source::Element>(source);
   tiles.source.num_rows = source.num_rows();
   tiles.source.columns = static_cast<int>(source.columns());
-  tiles.blocks = blocks;
-  tiles.rowwise = copy_target(args.rowwise);
-  tiles.columnwise = columnwise_target(args.columnwise, blocks.groups);
-  tiles.fractional = args.fractional_scales != 0;
+  set_copies(tiles, args, blocks);
   return tiles;
 }
 

@@ -8,6 +8,7 @@
 
 #include "backend/cuda/runtime/state.h"
 #include "core/format.h"
+#include "core/resolved_groups.h"
 #include "core/scale_shapes.h"
 
 namespace moire::cuda::ops {
@@ -35,6 +36,21 @@ inline NonFiniteCall non_finite_call(const Context& context, const Context::Orig
 inline std::optional<std::string> too_wide(std::string_view name, int64_t columns) {
   if (columns < int64_t{1} << 30) return std::nullopt;
   return concat(name, " has ", columns, " columns, less than 2^30 are taken");
+}
+
+// What quantises a source, to be named by the caller, into these copies; none may be present.
+inline QuantizeArgs quantize_args(const moire_quantized& rowwise, const moire_quantized& columnwise,
+                                  int32_t fractional_scales, const moire_groups& groups,
+                                  int32_t tail) {
+  QuantizeArgs args;
+  if (!is_present(rowwise) && !is_present(columnwise)) return args;
+  args.scaling = scaling_of(is_present(rowwise) ? rowwise : columnwise);
+  args.fractional_scales = fractional_scales;
+  args.rowwise = rowwise;
+  args.columnwise = columnwise;
+  args.groups = present_groups(groups);
+  args.tail = tail;
+  return args;
 }
 
 // Copies that lie transposed are stored in units of 16 bytes.

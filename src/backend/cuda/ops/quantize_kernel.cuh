@@ -400,6 +400,15 @@ inline CopyTarget columnwise_target(const moire_quantized& q, const moire_groups
   return target;
 }
 
+// The tiles' copies, which the args of an op name, of a source with such blocks.
+template <class Source>
+void set_copies(QuantizeTiles<Source>& tiles, const auto& args, const ScaleBlocks& blocks) {
+  tiles.blocks = blocks;
+  tiles.rowwise = copy_target(args.rowwise);
+  tiles.columnwise = columnwise_target(args.columnwise, blocks.groups);
+  tiles.fractional = args.fractional_scales != 0;
+}
+
 // One launch over all tiles. `shape` is that of the copies.
 template <int kScaling, class Source>
 void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const TensorView& shape,

@@ -84,14 +84,8 @@ void Around::output(const char* name, moire_tensor& stored, DType storage, int64
   const moire_quantized& copy = is_present(rowwise) ? rowwise : columnwise;
   if (is_copied_in_place(stored, storage, rowwise, columnwise)) stored = copy.data;
   if (!is_present(stored)) stored = arena_.take_aligned(storage, groups.capacity, columns);
-  QuantizeArgs args;
+  QuantizeArgs args = quantize_args(rowwise, columnwise, fractional_scales, groups, tail);
   args.source = stored;
-  args.scaling = scaling_of(copy);
-  args.fractional_scales = fractional_scales;
-  args.rowwise = rowwise;
-  args.columnwise = columnwise;
-  args.groups = present_groups(groups);
-  args.tail = tail;
   copied_[num_copied_++] = {name, args};
   rowwise = columnwise = {};
 }
