@@ -13,8 +13,8 @@
  * - Memory: the caller owns all of it, on the context's device. Ops allocate nothing and never
  *   synchronise.
  * - Workspace: ops that need scratch have a `_workspace` twin that says how many bytes: 256-byte
- *   aligned, any initial contents, nothing kept between calls. The size depends on shapes and
- *   capacity, never on the splits.
+ *   aligned, any initial contents, nothing kept between calls. The size depends on shapes, capacity
+ *   and, of products of MXFP8 weights, on how tensors are aligned; never on the splits.
  * - Errors: every function returns a code below; moire_last_error() has the sentence, per thread.
  *   Arguments are checked before anything runs: on an error the outputs are untouched, unless it is
  *   the device that failed, or threads that the caller lends and did not.

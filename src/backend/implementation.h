@@ -25,7 +25,7 @@ struct Implementation {
   std::string_view name;  // "cpu", "cuda", "portable", "sm90"
   Device device;
   Reason (*supports)(const DeviceState& state, const A& args);
-  // Bytes of scratch, from shapes and capacity alone.
+  // Bytes of scratch, whatever the splits.
   size_t (*workspace)(const DeviceState& state, const A& args);
   // How it would run, for explain: tiles, blocks, threads.
   std::string (*policy)(const DeviceState& state, const A& args);

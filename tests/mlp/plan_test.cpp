@@ -5,12 +5,21 @@
 #include <vector>
 
 #include "core/divide.h"
+#include "core/format.h"
 #include "tests/mlp/recipe_cases.h"
 #include "tests/support/expect.h"
 #include "tests/support/mlp_problem.h"
 
 namespace moire::test {
 namespace {
+
+// What explains what would run on a GPU.
+Context planning(const std::string& gpu = "sm90") {
+  ContextOptions planned;
+  planned.device = Device::kCuda;
+  planned.plan_for = gpu;
+  return Context::create(planned).value().explaining();
+}
 
 // The products of a forward and a backward.
 std::vector<Step> products(const std::string& gpu, int32_t recipe,
@@ -26,10 +35,7 @@ std::vector<Step> products(const std::string& gpu, int32_t recipe,
   options.listed = listed;
   options.layout = layout;
   const MlpProblem p(options, random);
-  ContextOptions planned;
-  planned.device = Device::kCuda;
-  planned.plan_for = gpu;
-  const Context explaining = Context::create(planned).value().explaining();
+  const Context explaining = planning(gpu);
   const RecipeCase c{recipe};
   EXPECT_TRUE(succeeds(run(explaining, c.in(p.forward()))));
   EXPECT_TRUE(succeeds(run(explaining, c.in(p.backward()))));
@@ -48,29 +54,80 @@ bool is_built_with_cuda() {
   return false;
 }
 
-// What the composites make for MXFP8 comes as values, and the weights alone are decoded.
-TEST(Plan, OfMxfp8MultipliesDecodedOperandsOnHopper) {
+// What the composites make for MXFP8 comes as values, beside weights that the products decode.
+TEST(Plan, OfMxfp8DecodesWeightsInRegistersOnHopper) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
   for (const Step& step : products("sm90", MOIRE_RECIPE_MXFP8)) {
-    const bool is_backward = step.op == "grouped_gemm_glu_backward";
     SCOPED_TRACE(step.op + ": " + step.policy);
     EXPECT_EQ(step.implementation, "sm90");
-    const std::string decoded =
-        std::string(", after decoding ") + (is_backward ? "w2" : "b") + " into bf16";
-    const bool is_decoded = step.policy.find(decoded) != std::string::npos;
-    EXPECT_EQ(is_decoded, step.op != "grouped_gemm_wgrad");
-    if (!step.op.starts_with("grouped_gemm_glu")) continue;
-    const std::string rounded = ", act rounded to MXFP8 in the epilogue, then what that left";
-    EXPECT_TRUE(step.policy.ends_with(is_backward ? ", then grad_z quantised" + rounded : rounded));
+    EXPECT_EQ(step.policy.starts_with("weight decoded in registers"),
+              step.op != "grouped_gemm_wgrad");
+    EXPECT_EQ(step.policy.find("after decoding"), std::string::npos);
+    // grad_b1 sums grad_z as it is stored.
+    if (step.op != "grouped_gemm_glu_backward") continue;
+    EXPECT_TRUE(step.policy.ends_with(", then grad_z and act quantised"));
+  }
+}
+// Where a weight, its scales or the rows lie as that does not take them, the weight is decoded
+// before, into a workspace that is larger by it.
+TEST(Plan, OfMxfp8SizesAWorkspaceByHowOperandsLie) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  const Context context = planning();
+  alignas(16) static char memory[32];
+  const auto bytes = [&](char* codes, int64_t stride, char* rows) {
+    GroupedGemmArgs args;
+    args.a = TensorView(rows, DType::kBF16, {1024, 256});
+    args.b = Weight(TensorView(codes, DType::kE4M3, {4, 64, 256}), MOIRE_OUT_IN);
+    args.b_scales = TensorView(memory, DType::kE8M0, {4, 64, 8}, stride);
+    args.d = TensorView(memory, DType::kBF16, {1024, 64});
+    args.groups.num_groups = 4;
+    args.groups.capacity = 1024;
+    size_t out = 0;
+    EXPECT_TRUE(succeeds(moire::grouped_gemm_workspace(context, args, &out)));
+    return out;
+  };
+  constexpr size_t kDecoded = 2 * 4 * 64 * 256;
+  EXPECT_EQ(bytes(nullptr, 8, nullptr), 0U);
+  EXPECT_EQ(bytes(memory, 8, memory), 0U);
+  EXPECT_GE(bytes(memory + 1, 8, memory), kDecoded);
+  EXPECT_GE(bytes(memory, 9, memory), kDecoded);
+  EXPECT_GE(bytes(memory, 8, memory + 2), kDecoded);
+}
+
+// Scales of columns are read in pairs, of which an odd number makes none.
+TEST(Plan, OfMxfp8DecodesAWeightOfOddColumnsBefore) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  std::vector<double> inputs(size_t{1} << 17), d(size_t{1} << 17);  // a MiB each
+  alignas(256) static char workspace[1 << 16];
+  const int64_t offsets[3] = {};
+  for (const int64_t n : {80, 65, 1}) {
+    GroupedGemmArgs args;
+    args.a = TensorView(inputs.data(), DType::kBF16, {82, 64});
+    args.b = Weight(TensorView(inputs.data(), DType::kE4M3, {2, 64, n}, 80), MOIRE_OUT_IN);
+    args.b_scales = TensorView(inputs.data(), DType::kE8M0, {2, 2, n}, 80);
+    args.d = TensorView(d.data(), DType::kBF16, {82, n}, 80);
+    args.transpose_b = 1;
+    args.groups.num_groups = 2;
+    args.groups.capacity = 82;
+    args.groups.offsets = offsets;
+    args.workspace = {workspace, sizeof workspace};
+    const Context context = planning();
+    ASSERT_TRUE(succeeds(run(context, args)));
+    const std::string policy = context.explanation().at(0).policy;
+    const std::string refused = concat("; weight not decoded in registers: b_scales have ", n,
+                                       " columns, the kernel reads them in pairs");
+    EXPECT_EQ(policy.ends_with(refused), n != 80) << policy;
+    EXPECT_EQ(policy.starts_with("weight decoded in registers"), n == 80) << policy;
   }
 }
 
-// FC1's epilogue rounds whole blocks of a row, of which 80 columns have two and a half.
-TEST(Plan, OfMxfp8RoundsActInAPassWhereABlockIsCutShort) {
+// A product and its activation, whose weight is decoded by the product.
+TEST(Plan, OfMxfp8RoundsActInTheActivationsPass) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
   for (const Step& step : products("sm90", MOIRE_RECIPE_MXFP8, {140, 200}, 48, 80)) {
     if (step.op != "grouped_gemm_glu") continue;
-    EXPECT_TRUE(step.policy.ends_with(", then act quantised")) << step.policy;
+    EXPECT_TRUE(step.policy.starts_with("weight decoded in registers")) << step.policy;
+    EXPECT_TRUE(step.policy.ends_with(", act quantised in the same pass")) << step.policy;
   }
 }
 
@@ -103,6 +160,25 @@ GroupedGemmGluBackwardArgs fc2_dgrad(int ask, int64_t width, char* memory, char*
   args.groups.num_groups = 4;
   args.groups.capacity = 1024;
   return args;
+}
+
+// The activation makes what a call asks for as values alone, whatever the weight is in; beside act
+// itself they are made behind the epilogue that stores it.
+TEST(Plan, OfValuesLeavesThemToTheActivation) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  const int64_t offsets[5] = {};
+  std::vector<double> memory(size_t{1} << 17), values(size_t{1} << 17);  // a MiB each
+  for (const int ask : {1, 5}) {
+    const Context context = planning();
+    GroupedGemmGluArgs args = fc1(ask, 80, reinterpret_cast<char*>(memory.data()),
+                                  reinterpret_cast<char*>(values.data()));
+    args.groups.offsets = offsets;
+    if (is_present(args.act)) args.act.data = memory.data() + (size_t{1} << 16);
+    EXPECT_TRUE(succeeds(run(context, args)));
+    const std::string policy = context.explanation().at(0).policy;
+    EXPECT_EQ(policy.ends_with(", act quantised in the same pass"), ask == 1) << policy;
+    EXPECT_EQ(policy.ends_with(", then act quantised"), ask == 5) << policy;
+  }
 }
 
 // The same in FP8 by fp8_block's scales, whose copies the activation makes where it can.
@@ -153,10 +229,7 @@ GroupedGemmGluBackwardArgs fc2_dgrad_fp8(int ask, int64_t width, char* memory, c
 template <class A>
 void expect_one_workspace(A (*call)(int, int64_t, char*, char*),
                           Status (*size)(const Context&, const A&, size_t*)) {
-  ContextOptions planned;
-  planned.device = Device::kCuda;
-  planned.plan_for = "sm90";
-  const Context context = Context::create(planned).value();
+  const Context context = planning();
   alignas(16) static char memory[32];
   for (int ask = 1; ask < 8; ++ask) {
     for (const int64_t width : {64, 68, 80, 128}) {

@@ -33,6 +33,14 @@ extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 
 }  // namespace sm90::scaled
 
+// Of weights that are decoded inside the kernel.
+namespace sm90::decoding {
+
+Multiply multiply;
+extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+
+}  // namespace sm90::decoding
+
 namespace portable {
 
 Multiply multiply;

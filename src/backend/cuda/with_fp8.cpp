@@ -56,11 +56,43 @@ class FirstOf : public Chosen<A> {
   Reason refusal_;  // by the first, of a call that asks for fast sums
 };
 
-// The activation in the product's epilogue, where its kernels have that, else apart.
+// The activation in the product's epilogue, where its kernels have that and nobody leaves it copies
+// to make; else apart.
 template <class A, const Implementation<A>& kFused, const Implementation<A>& kApart>
 struct ByActivation : Chosen<A> {
   ByActivation(const DeviceState& state, const A& args, const Workspace&)
-      : Chosen<A>{state, args, ops::has_epilogue(args.activation, args.layout) ? kFused : kApart} {}
+      : Chosen<A>{state, args, is_fused(args) ? kFused : kApart} {}
+
+ private:
+  static bool is_fused(const A& args) {
+    return ops::has_epilogue(args.activation, args.layout) && !ops::leaves_copies(args);
+  }
+};
+
+const moire_tensor& weight_scales(const GroupedGemmArgs& args) { return args.b_scales; }
+const moire_tensor& weight_scales(const GroupedGemmGluArgs& args) { return args.b_scales; }
+const moire_tensor& weight_scales(const GroupedGemmGluBackwardArgs& args) { return args.w2_scales; }
+
+// Quantised weights are decoded inside the kernel that does, where it takes the call; else before
+// the product.
+template <class A, const Implementation<A>& kInside, const Implementation<A>& kBefore>
+class ByWeight : public Chosen<A> {
+ public:
+  ByWeight(const DeviceState& state, const A& args, const Workspace&)
+      : ByWeight(is_quantised(args) ? kInside.supports(state, args) : Reason(), state, args) {}
+
+  std::string policy() const {
+    const std::string policy = Chosen<A>::policy();
+    return refusal_ ? concat(policy, "; weight not decoded in registers: ", *refusal_) : policy;
+  }
+
+ private:
+  static bool is_quantised(const A& args) { return is_present(weight_scales(args)); }
+  ByWeight(Reason refusal, const DeviceState& state, const A& args)
+      : Chosen<A>{state, args, is_quantised(args) && !refusal ? kInside : kBefore},
+        refusal_(std::move(refusal)) {}
+
+  Reason refusal_;  // of a quantised weight's product
 };
 
 // On Hopper: the FP8 tensor cores where their sums may be used; else decoded operands, MXFP8's.
@@ -69,9 +101,22 @@ struct OnHopper {
   static constexpr Implementation<A> kFast =
       quantized_product<A, kScaled, Decoding::kBesideBf16, Copies::kByActivation>("sm90");
   static constexpr Implementation<A> kExact =
-      quantized_product<A, kProduct, Decoding::kMxfp8>("sm90");
+      quantized_product<A, kProduct, Decoding::kMxfp8, Copies::kByActivation>("sm90");
   static constexpr Implementation<A> kBoth =
       implementation_of<A, FirstOf<A, kFast, kExact>>("sm90");
+};
+
+// The same, and kernels that decode weights themselves.
+template <class A, const Implementation<A>& kScaled, const Implementation<A>& kDecoding,
+          const Implementation<A>& kProduct>
+struct OfWeights : OnHopper<A, kScaled, kProduct> {
+  using Base = OnHopper<A, kScaled, kProduct>;
+  static constexpr Implementation<A> kInside =
+      quantized_product<A, kDecoding, Decoding::kMxfp8Rows, Copies::kByActivation>("sm90");
+  static constexpr Implementation<A> kExact =
+      implementation_of<A, ByWeight<A, kInside, Base::kExact>>("sm90");
+  static constexpr Implementation<A> kAll =
+      implementation_of<A, FirstOf<A, Base::kFast, kExact>>("sm90");
 };
 
 // FC1 and FC2's dgrad, of a product and of what has the activation in its epilogue.
@@ -94,14 +139,15 @@ using HopperGlu =
     Glu<sm90::kGroupedGemm, sm90::multiply, sm90::kGroupedGemmGlu, sm90::kGroupedGemmGluBackward>;
 
 const Implementation<GroupedGemmArgs> kGroupedGemm =
-    OnHopper<GroupedGemmArgs, scaled::kGroupedGemm, sm90::kGroupedGemm>::kBoth;
+    OfWeights<GroupedGemmArgs, scaled::kGroupedGemm, decoding::kGroupedGemm,
+              sm90::kGroupedGemm>::kAll;
 const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
-    OnHopper<GroupedGemmGluArgs, ops::kGluApart<scaled::kGroupedGemm, scaled::multiply>,
-             HopperGlu::kForward>::kBoth;
-const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward =
-    OnHopper<GroupedGemmGluBackwardArgs,
-             ops::kGluBackwardApart<scaled::kGroupedGemm, scaled::multiply>,
-             HopperGlu::kBackward>::kBoth;
+    OfWeights<GroupedGemmGluArgs, ops::kGluApart<scaled::kGroupedGemm, scaled::multiply>,
+              ops::kGluApart<decoding::kGroupedGemm, decoding::multiply>,
+              HopperGlu::kForward>::kAll;
+const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = OfWeights<
+    GroupedGemmGluBackwardArgs, ops::kGluBackwardApart<scaled::kGroupedGemm, scaled::multiply>,
+    ops::kGluBackwardApart<decoding::kGroupedGemm, decoding::multiply>, HopperGlu::kBackward>::kAll;
 const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
     OnHopper<GroupedGemmWgradArgs, scaled::kGroupedGemmWgrad, sm90::kGroupedGemmWgrad>::kBoth;
 

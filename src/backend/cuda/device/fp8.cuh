@@ -176,19 +176,6 @@ __device__ inline uint32_t rounded_to_e4m3(uint32_t pair, uint32_t least_normals
   return bits_as<uint32_t>(rounded) | (pair & 0x80008000U);  // a sum that is 0 has lost its sign
 }
 
-// What the elements of two blocks are multiplied by, by their largest magnitudes, BF16 numbers;
-// whether rounded_to_e4m3() takes both.
-__device__ inline bool multipliers_of(uint32_t largest, float (&multipliers)[2]) {
-  Largest both;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float amax = bit_cast<float>(i == 0 ? largest << 16 : largest & 0xFFFF0000U);
-    both.add(amax);
-    multipliers[i] = mx_scale_of(amax, false).multiplier;
-  }
-  return both.lie_in(-100, 100);
-}
-
 // block_scale() of core/fp8.h; a power of two without its divisions. The largest numbers of both
 // types are 1.75 * 2^n, so that the quotient's exponent follows from a comparison with 1.75: no
 // quotient is so close below a power of two that it would be rounded to that.

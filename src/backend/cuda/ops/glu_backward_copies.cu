@@ -1,5 +1,5 @@
 // The activation's backward, and the FP8 copies of what it gives, in one pass: a block of threads
-// computes grad_z and act of 128 rows and 128 columns of F into shared memory, a tile of act and
+// computes grad_z and act of some rows and 128 columns of F into shared memory, a tile of act and
 // the two of grad_z that belong to these columns, and quantises one after the other.
 #include <cuda_pipeline.h>
 
@@ -21,8 +21,8 @@ struct PiecePlaces {
 
   explicit PiecePlaces(const ResolvedGluLayout& layout) {
     const bool are_pairs = layout.block == 1, gate_first = layout.gate_first || are_pairs;
-    const auto most = static_cast<uint32_t>(std::min<int64_t>(layout.block, kGluTile));
-    const uint32_t block = are_pairs ? kEight : layout.is_gated ? most : kGluTile;
+    const auto most = static_cast<uint32_t>(std::min<int64_t>(layout.block, kGluColumns));
+    const uint32_t block = are_pairs ? kEight : layout.is_gated ? most : kGluColumns;
     shift = static_cast<uint32_t>(std::countr_zero(block));
     gate = gate_first ? 0 : block;
     up = block - gate;
@@ -34,14 +34,14 @@ struct PiecePlaces {
   __device__ uint32_t pair_of(uint32_t column) const { return column + (column >> shift << shift); }
 };
 
-template <class Columns>
+template <int kScaling, class Columns>
 struct BackwardArgs {
   Gating<Columns> gating;
   PiecePlaces places;
   Matrix<const __nv_bfloat16> grad_act;
   float* grad_probs_parts;  // or null
   uint32_t f, f_tiles;
-  QuantizeTiles<TileRows> grad_z, act;
+  QuantizeTiles<TileRows<kScaling>> grad_z, act;
 
   // The tiles of grad_z for the columns of F from `first_f` on; the second of them only where there
   // is an up.
@@ -50,25 +50,32 @@ struct BackwardArgs {
     const uint32_t block = grad_z.source.block;
     return first_f + first_f / block * block + which * block;
   }
+  // Where columns of such a tile end, which may be those of a half.
+  __device__ uint32_t end_column(uint32_t first, bool is_act) const {
+    if (is_act) return f;
+    const uint32_t columns = grad_z.source.columns;
+    return Columns::kIsGated && first < f && grad_z.source.block == f ? f : columns;
+  }
 };
 
-// A thread's part of 128 rows and columns of F: of its row, eight columns of every 16 of a segment
+// A thread's part of these: of its row, eight columns of every 16 of a segment
 // of 64 (lane_sums.cuh). What it reads lies where what becomes of that will: grad_act's place is
 // act's.
-template <class Columns>
+template <int kScaling, class Columns>
 class GradientPart {
   static constexpr uint32_t kActTile = Columns::kIsGated ? 2 : 1;
 
  public:
-  __device__ GradientPart(const BackwardArgs<Columns>& args, const RowRange& rows, uint32_t first_f)
+  __device__ GradientPart(const BackwardArgs<kScaling, Columns>& args, const RowRange& rows,
+                          uint32_t first_f)
       : args_(args), first_f_(first_f), row_(rows.begin + in_tile()), has_row_(row_ < rows.end) {}
 
   // All of its pieces at once, and zeros where there is none.
   __device__ void fetch() const {
     // A pair of tiles begins here, and its second so many columns behind the first one's end.
     const __nv_bfloat16* const z = args_.gating.z.row(row_) + args_.first_column(first_f_, 0);
-    const uint32_t gap = args_.grad_z.source.block - kGluTile;
-    const auto in_z = [&](uint32_t at) { return z + (at < kGluTile ? at : at + gap); };
+    const uint32_t gap = args_.grad_z.source.block - kGluColumns;
+    const auto in_z = [&](uint32_t at) { return z + (at < kGluColumns ? at : at + gap); };
     const __nv_bfloat16* const grad_act = args_.grad_act.row(row_) + first_f_;
 #pragma unroll
     for (uint32_t step = 0; step < kSegmentSteps; ++step) {
@@ -119,8 +126,8 @@ class GradientPart {
     return kSegment * segment() + kSumLanes * step + kEight * (threadIdx.x % 2);
   }
   __device__ static uint4& place(uint32_t first_tile, uint32_t column) {
-    return SharedTiles::piece(first_tile + column / kGluTile, in_tile(),
-                              column % kGluTile / kEight);
+    return GluTile<kScaling>::piece(first_tile + column / kGluColumns, in_tile(),
+                                    column % kGluColumns / kEight);
   }
   __device__ uint4& first(uint32_t column) const { return place(0, args_.places.first(column)); }
   __device__ uint4& second(uint32_t column) const { return place(0, args_.places.second(column)); }
@@ -133,37 +140,25 @@ class GradientPart {
     }
   }
 
-  const BackwardArgs<Columns>& args_;
+  const BackwardArgs<kScaling, Columns>& args_;
   uint32_t first_f_;
   int64_t row_;
   bool has_row_;
 };
 
+// Row block `index`, which has these rows, and 128 columns of F from first_f on: all copies of the
+// tiles in shared memory.
 template <class Columns>
-__global__ void __launch_bounds__(GluTileShape::kThreads, 2)
-    glu_backward_copies_kernel(const __grid_constant__ BackwardArgs<Columns> args,
-                               const __grid_constant__ Reporter reporter,
-                               const __grid_constant__ NonFiniteReporter grad_z_notes,
-                               const __grid_constant__ NonFiniteReporter act_notes) {
-  const ScaleBlocks& blocks = args.grad_z.blocks;
-  if (blockIdx.x == 0) check_groups(blocks.groups, reporter, threadIdx.x, GluTileShape::kThreads);
-  const uint32_t index = blockIdx.x / args.f_tiles;
-  const uint32_t first_f = blockIdx.x % args.f_tiles * kGluTile;
-  const RowRange rows = blocks.at_together<kGluTile>(index, index);
-  if (rows.size() > 0) {
-    const GradientPart<Columns> part(args, rows, first_f);
-    float sum = 0;
-    part.fetch();
-    with_gating<Columns::kIsGated>(
-        args.gating.activation, [&](const auto& activation) { sum = part.backward(activation); });
-    if (args.grad_probs_parts != nullptr) part.store_sum(sum);
-    __syncthreads();
-  }
-  const auto quantize = [&](const QuantizeTiles<TileRows>& copies, uint32_t first_column,
+__device__ inline void quantize_tiles(const BackwardArgs<MOIRE_SCALING_FP8_BLOCK, Columns>& args,
+                                      uint32_t index, const RowRange& rows, uint32_t first_f,
+                                      const Reporter& reporter,
+                                      const NonFiniteReporter& grad_z_notes,
+                                      const NonFiniteReporter& act_notes) {
+  const auto quantize = [&](const QuantizeTiles<BlockRows>& copies, uint32_t first_column,
                             const NonFiniteReporter& notes, bool zeroes_rows = true) {
     const auto column = static_cast<int>(first_column);
     if (column >= copies.source.columns) return;  // a pair's second tile may not be there
-    const GluTilePart tile(index, rows, column, copies.source.columns);
+    const BlockRows::Part tile(index, rows, column, copies.source.columns);
     quantize_shared(copies, tile, zeroes_rows, reporter, notes);
   };
 #pragma unroll 1
@@ -171,6 +166,88 @@ __global__ void __launch_bounds__(GluTileShape::kThreads, 2)
     quantize(args.grad_z, args.first_column(first_f, i), grad_z_notes, i == 0);
   }
   if (args.act.columnwise.is_present()) quantize(args.act, first_f, act_notes);
+}
+
+// The same of MXFP8: two warps have a tile, the others the next.
+template <class Columns>
+__device__ inline void quantize_tiles(const BackwardArgs<MOIRE_SCALING_MXFP8, Columns>& args,
+                                      uint32_t index, const RowRange& rows, uint32_t first_f,
+                                      const Reporter& reporter,
+                                      const NonFiniteReporter& grad_z_notes,
+                                      const NonFiniteReporter& act_notes) {
+  constexpr uint32_t kOfGradZ = Columns::kIsGated ? 2 : 1;
+  const uint32_t first_in_tile = kEight * MxRows::first_piece_of_warp();
+  if (args.grad_z.zeroes_tail) {
+    const MxRows::Part tile(index, rows, 0, args.grad_z.source.columns);
+    zero_tail(args.grad_z, tile);
+    zero_tail(args.act, tile);
+  }
+  const uint32_t tiles = kOfGradZ + (args.act.columnwise.is_present() ? 1 : 0);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x / kWarp / 2; i < tiles && rows.size() > 0; i += 2) {
+    const bool is_act = i == kOfGradZ;
+    const uint32_t first = is_act ? first_f : args.first_column(first_f, i);
+    const uint32_t end = args.end_column(first, is_act), column = first + first_in_tile;
+    if (column >= end) continue;
+    const MxRows::Part tile(index, rows, static_cast<int>(column), static_cast<int>(end));
+    round_shared(is_act ? args.act : args.grad_z, tile, reporter,
+                 is_act ? act_notes : grad_z_notes);
+  }
+}
+
+template <int kScaling, class Columns>
+__global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>::kBlocks)
+    glu_backward_copies_kernel(const __grid_constant__ BackwardArgs<kScaling, Columns> args,
+                               const __grid_constant__ Reporter reporter,
+                               const __grid_constant__ NonFiniteReporter grad_z_notes,
+                               const __grid_constant__ NonFiniteReporter act_notes) {
+  using Tile = GluTile<kScaling>;
+  const ScaleBlocks& blocks = args.grad_z.blocks;
+  if (blockIdx.x == 0) check_groups(blocks.groups, reporter, threadIdx.x, Tile::kThreads);
+  const uint32_t index = blockIdx.x / args.f_tiles;
+  const uint32_t first_f = blockIdx.x % args.f_tiles * kGluColumns;
+  const RowRange rows = blocks.at_together<Tile::kRows>(index, index);
+  if (rows.size() > 0) {
+    const GradientPart<kScaling, Columns> part(args, rows, first_f);
+    float sum = 0;
+    part.fetch();
+    with_gating<Columns::kIsGated>(
+        args.gating.activation, [&](const auto& activation) { sum = part.backward(activation); });
+    if (args.grad_probs_parts != nullptr) part.store_sum(sum);
+    __syncthreads();
+  }
+  quantize_tiles(args, index, rows, first_f, reporter, grad_z_notes, act_notes);
+}
+
+// The launch, of copies with such scales.
+template <int kScaling>
+void launch_copies(Launcher& launcher, const Context& context, const char* op,
+                   const GluBackwardCopies& call) {
+  const TensorView z(call.glu.z), grad_act(call.glu.grad_act);
+  const ResolvedGluLayout layout = resolve_glu_layout(call.glu.layout, grad_act.columns());
+  const auto f = static_cast<uint32_t>(layout.f), f_tiles = blocks_for(layout.f, kGluColumns);
+  const auto between = static_cast<uint32_t>(std::max<int64_t>(layout.block, kGluColumns));
+  const TileRows<kScaling> of_grad_z{static_cast<int>(z.columns()), layout.is_gated ? between : 0,
+                                     0};
+  const TileRows<kScaling> of_act{static_cast<int>(f), 0, layout.is_gated ? 2U : 1U};
+  const bool shares_rows = is_present(call.grad_z.columnwise) || is_present(call.act.columnwise);
+  const ScaleBlocks blocks = scale_blocks(z, call.grad_z.groups, kScaling, shares_rows);
+  const LaunchShape shape = shape_of<kScaling>(blocks, f_tiles, of_act.first_tile + 1);
+  // In this order: what is found in grad_z comes first, wherever it is (non_finite.cuh).
+  const NonFiniteReporter grad_z_notes = notes_of(launcher, context, op, "grad_z");
+  const NonFiniteReporter act_notes = notes_of(launcher, context, op, "act");
+  with_pieces(layout, [&]<class Columns>(const Columns& columns) {
+    const BackwardArgs<kScaling, Columns> args{.gating = gating_of(call.glu, columns),
+                                               .places = PiecePlaces(layout),
+                                               .grad_act = matrix_of<const __nv_bfloat16>(grad_act),
+                                               .grad_probs_parts = call.grad_probs_parts,
+                                               .f = f,
+                                               .f_tiles = f_tiles,
+                                               .grad_z = tiles_of(call.grad_z, of_grad_z, blocks),
+                                               .act = tiles_of(call.act, of_act, blocks)};
+    launcher.launch(glu_backward_copies_kernel<kScaling, Columns>, shape, args, launcher.reporter(),
+                    grad_z_notes, act_notes);
+  });
 }
 
 }  // namespace
@@ -182,33 +259,14 @@ Reason GluBackwardCopies::supports() const {
 Status GluBackwardCopies::run(const Context& context) const {
   constexpr const char* kOp = "grouped_gemm_glu_backward";
   Launcher launcher(context, kOp);
-  const TensorView z(glu.z), grad_act(glu.grad_act);
-  const ResolvedGluLayout layout = resolve_glu_layout(glu.layout, grad_act.columns());
-  const auto f = static_cast<uint32_t>(layout.f), f_tiles = blocks_for(layout.f, kGluTile);
-  const auto between = static_cast<uint32_t>(std::max<int64_t>(layout.block, kGluTile));
-  const TileRows of_grad_z{static_cast<int>(z.columns()), layout.is_gated ? between : 0, 0};
-  const TileRows of_act{static_cast<int>(f), 0, layout.is_gated ? 2U : 1U};
-  const bool shares_rows = is_present(grad_z.columnwise) || is_present(act.columnwise);
-  const ScaleBlocks blocks = scale_blocks(z, grad_z.groups, grad_z.scaling, shares_rows);
-  const LaunchShape shape = shape_of(blocks, f_tiles, of_act.first_tile + 1);
-  // In this order: what is found in grad_z comes first, wherever it is (non_finite.cuh).
-  const NonFiniteReporter grad_z_notes = notes_of(launcher, context, kOp, "grad_z");
-  const NonFiniteReporter act_notes = notes_of(launcher, context, kOp, "act");
-  with_pieces(layout, [&]<class Columns>(const Columns& columns) {
-    const BackwardArgs<Columns> args{.gating = gating_of(glu, columns),
-                                     .places = PiecePlaces(layout),
-                                     .grad_act = matrix_of<const __nv_bfloat16>(grad_act),
-                                     .grad_probs_parts = grad_probs_parts,
-                                     .f = f,
-                                     .f_tiles = f_tiles,
-                                     .grad_z = tiles_of(grad_z, of_grad_z, blocks),
-                                     .act = tiles_of(act, of_act, blocks)};
-    launcher.launch(glu_backward_copies_kernel<Columns>, shape, args, launcher.reporter(),
-                    grad_z_notes, act_notes);
-  });
+  const auto launch = grad_z.scaling == MOIRE_SCALING_MXFP8
+                          ? launch_copies<MOIRE_SCALING_MXFP8>
+                          : launch_copies<MOIRE_SCALING_FP8_BLOCK>;
+  launch(launcher, context, kOp, *this);
   if (is_present(glu.grad_probs)) {
-    sum_row_partials(launcher, grad_probs_parts, num_grad_probs_parts(layout.f),
-                     groups_or_all(glu.groups, z.num_rows()), glu.grad_probs, 0, glu.tail);
+    const TensorView grad_act(glu.grad_act);
+    sum_row_partials(launcher, grad_probs_parts, num_grad_probs_parts(grad_act.columns()),
+                     groups_or_all(glu.groups, grad_act.num_rows()), glu.grad_probs, 0, glu.tail);
   }
   return launcher.status();
 }

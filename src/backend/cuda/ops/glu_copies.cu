@@ -1,72 +1,120 @@
-// The activation, and its FP8 copies, in one pass; which calls are such, of the backward too.
+// The activation, and its FP8 copies, in one pass: a source of quantize's kernel; which calls are
+// such, of the backward too.
 #include "backend/cuda/device/lane_sums.cuh"
 #include "backend/cuda/ops/glu_copies.h"
-#include "backend/cuda/ops/glu_tiles.cuh"
+#include "backend/cuda/ops/glu_gating.cuh"
+#include "backend/cuda/ops/quantize.h"
+#include "backend/cuda/ops/quantize_kernel.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
 #include "core/glu_storage.h"
 
 namespace moire::cuda::ops {
 namespace {
 
-template <class Columns>
-struct ForwardArgs {
-  Gating<Columns> gating;
-  QuantizeTiles<TileRows> act;
+// The eight rows of a part of MXFP8, in memory that is the thread's own: with them in registers too
+// few threads would be at work.
+struct KeptEights {
+  static constexpr int kRows = TilePart<MOIRE_SCALING_MXFP8>::kRows;
+  static constexpr int kThreads = TileShape<MOIRE_SCALING_MXFP8>::kThreads;
+  uint32_t first;
+
+  __device__ KeptEights() {
+    __shared__ uint4 pieces[kRows][kThreads];
+    first = ptx::shared_address(&pieces[0][threadIdx.x]);
+  }
+  __device__ Eight<__nv_bfloat16> operator[](int i) const { return eight_at(address(i)); }
+  __device__ void set(int i, const Packed8& eight) {
+    const auto words = bits_as<uint4>(eight);
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address(i)), "r"(words.x),
+                 "r"(words.y), "r"(words.z), "r"(words.w));
+  }
+
+ private:
+  __device__ uint32_t address(int i) const {
+    return first + static_cast<uint32_t>(i * kThreads * sizeof(uint4));
+  }
 };
 
-// A thread's part of a tile, which the thread alone reads again.
-template <class Columns, class Activation>
-__device__ inline void glu_values(const Gating<Columns>& gating, const Activation& activation,
-                                  const GluTilePart& tile) {
-#pragma unroll 2
-  for (int i = 0; i < GluTilePart::kRows; ++i) {
-    Packed8 act{};
-    if (tile.has_row(i)) {
-      Packed8 gate, up;
-      const float prob = gating.prob(tile.row(i));
-      load_glu(gating.columns, gating.z.row(tile.row(i)), static_cast<uint32_t>(tile.column), gate,
-               up);
-#pragma unroll
-      for (int j = 0; j < kEight; ++j) {
-        act.set(j, glu_value(activation, gate[j], up[j]) * prob);
-      }
-    }
-    TileRows::piece_of(0, tile, i) = bits_as<uint4>(act);
-  }
-}
-
+// Rows of act, computed where quantize's kernel reads its source.
 template <class Columns>
-__global__ void __launch_bounds__(GluTileShape::kThreads, 2)
-    glu_copies_kernel(const __grid_constant__ ForwardArgs<Columns> args,
-                      const __grid_constant__ Reporter reporter,
-                      const __grid_constant__ NonFiniteReporter notes) {
-  const QuantizeTiles<TileRows>& act = args.act;
-  if (blockIdx.x == 0)
-    check_groups(act.blocks.groups, reporter, threadIdx.x, GluTileShape::kThreads);
-  const GluTilePart tile(act.blocks, act.column_tiles, act.source.columns);
-  if (!tile.is_empty) {
-    with_gating<Columns::kIsGated>(args.gating.activation, [&](const auto& activation) {
-      glu_values(args.gating, activation, tile);
+struct ActivationRows {
+  using Element = __nv_bfloat16;
+  static constexpr bool kVectors = true, kIsDecoded = false;
+  template <int kRows>
+  using Rows = std::conditional_t<kRows == KeptEights::kRows, KeptEights, Eight<Element>[kRows]>;
+  Gating<Columns> gating;
+  int columns;
+
+  __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
+  template <int kScaling, class Values>
+  __device__ void load(const TilePart<kScaling>& tile, const Reporter&, Values& values) const {
+    with_gating<Columns::kIsGated>(gating.activation, [&](const auto& activation) {
+#pragma unroll
+      for (int i = 0; i < TilePart<kScaling>::kRows; i += 2) load_two(activation, tile, i, values);
     });
   }
-  quantize_shared(act, tile, true, reporter, notes);
-}
+
+ private:
+  // Rows that are not there become zeros.
+  template <class Activation, class Tile, class Values>
+  __device__ void load_two(const Activation& activation, const Tile& tile, int first,
+                           Values& values) const {
+    Packed8 gate[2], up[2], act;
+    float probs[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      gate[i] = up[i] = {};
+      probs[i] = 0;
+      if (!tile.has_row(first + i)) continue;
+      const int64_t row = tile.row(first + i);
+      load_glu(gating.columns, gating.z.row(row), static_cast<uint32_t>(tile.column), gate[i],
+               up[i]);
+      probs[i] = gating.prob(row);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < kEight; ++j) {
+        act.set(j, glu_value(activation, gate[i][j], up[i][j]) * probs[i]);
+      }
+      keep(values, first + i, act);
+    }
+  }
+  static __device__ void keep(KeptEights& rows, int i, const Packed8& act) { rows.set(i, act); }
+  template <int kRows>
+  static __device__ void keep(Eight<Element> (&rows)[kRows], int i, const Packed8& act) {
+    rows[i] = bits_as<Eight<Element>>(act);
+  }
+};
 
 int64_t f_of(const GluArgs& glu) { return TensorView(glu.z).columns() / num_halves(glu.layout); }
+
+constexpr int64_t kTile = 128;
 
 // Whether eight columns of F are whole pieces of z.
 bool takes_pieces(const ResolvedGluLayout& layout, const TensorView& z) {
   if (layout.f % kEight != 0 || !opens_vectors({z})) return false;
   return !layout.is_gated || layout.block == 1 || layout.block % kEight == 0;
 }
-// Whether tiles of 128 columns of z are made of whole tiles of F.
-bool takes_tiles(const ResolvedGluLayout& layout) {
-  return !layout.is_gated || layout.block % kGluTile == 0 || kGluTile / 2 % layout.block == 0;
+// Whether tiles of 128 columns of z are made of whole tiles of F; or, of MXFP8, of whole blocks
+// where there is a tile less at the end of halves.
+bool takes_tiles(const ResolvedGluLayout& layout, bool is_mx) {
+  if (!layout.is_gated || layout.block % kTile == 0) return true;
+  if (kTile / 2 % layout.block == 0) return true;
+  return is_mx && layout.block == layout.f && layout.f >= kTile && layout.f % 32 == 0;
 }
 
 bool is_taken(const moire_quantized& copy, int32_t direction, const moire_groups& groups) {
   if (!is_present(copy)) return true;
-  return scaling_of(copy) == MOIRE_SCALING_FP8_BLOCK && opens_eights(copy, direction) &&
+  return opens_eights(copy, direction) &&
          (direction == MOIRE_ROWWISE || !why_not_transposed("", copy, groups));
+}
+// Of MXFP8 the backward makes values alone.
+bool is_taken_backward(const moire_quantized& copy, int32_t direction, const moire_groups& groups,
+                       bool is_mx) {
+  if (!is_present(copy)) return true;
+  return is_taken(copy, direction, groups) && is_values(copy) == is_mx &&
+         (is_mx || scaling_of(copy) == MOIRE_SCALING_FP8_BLOCK);
 }
 
 }  // namespace
@@ -82,13 +130,15 @@ bool leaves_copies(const GroupedGemmGluArgs& args) {
 
 bool leaves_copies(const GroupedGemmGluBackwardArgs& args) {
   const ResolvedGluLayout layout = resolve_glu_layout(args.layout, Weight(args.w2).in_features());
+  const bool is_mx = is_present(args.grad_z_rowwise) ? is_values(args.grad_z_rowwise)
+                                                     : is_values(args.grad_z_columnwise);
   return !is_present(args.grad_z) && !is_present(args.act) && !is_present(args.grad_bias) &&
          TensorView(args.z).type() == DType::kBF16 &&
          (is_present(args.grad_z_rowwise) || is_present(args.grad_z_columnwise)) &&
-         is_taken(args.grad_z_rowwise, MOIRE_ROWWISE, args.groups) &&
-         is_taken(args.grad_z_columnwise, MOIRE_COLUMNWISE, args.groups) &&
-         is_taken(args.act_columnwise, MOIRE_COLUMNWISE, args.groups) &&
-         takes_pieces(layout, args.z) && takes_tiles(layout);
+         is_taken_backward(args.grad_z_rowwise, MOIRE_ROWWISE, args.groups, is_mx) &&
+         is_taken_backward(args.grad_z_columnwise, MOIRE_COLUMNWISE, args.groups, is_mx) &&
+         is_taken_backward(args.act_columnwise, MOIRE_COLUMNWISE, args.groups, is_mx) &&
+         takes_pieces(layout, args.z) && takes_tiles(layout, is_mx);
 }
 
 int64_t num_grad_probs_parts(int64_t f) { return ceil_div(f, kSegment); }
@@ -99,15 +149,20 @@ Status GluCopies::run(const Context& context) const {
   constexpr const char* kOp = "grouped_gemm_glu";
   Launcher launcher(context, kOp);
   const int64_t f = f_of(glu);
+  const TensorView shape(nullptr, DType::kBF16, {TensorView(glu.z).num_rows(), f});
   const ScaleBlocks blocks =
-      scale_blocks(glu.z, act.groups, act.scaling, is_present(act.columnwise));
-  QuantizeTiles<TileRows> tiles = tiles_of(act, {static_cast<int>(f), 0, 0}, blocks);
-  tiles.column_tiles = blocks_for(f, kGluTile);
-  const LaunchShape shape = shape_of(blocks, tiles.column_tiles, 1);
+      scale_blocks(shape, act.groups, act.scaling, is_present(act.columnwise));
+  const Context within = context.within({kOp, "act"});
+  const NonFiniteCall call = non_finite_call(within, {}, shape, false);
   with_pieces(resolve_glu_layout(glu.layout, f), [&]<class Columns>(const Columns& columns) {
-    const ForwardArgs<Columns> args{gating_of(glu, columns), tiles};
-    launcher.launch(glu_copies_kernel<Columns>, shape, args, launcher.reporter(),
-                    notes_of(launcher, context, kOp, "act"));
+    using Source = ActivationRows<Columns>;
+    QuantizeTiles<Source> tiles{.source = {gating_of(glu, columns), static_cast<int>(f)}};
+    set_copies(tiles, act, blocks);
+    tiles.zeroes_tail = act.tail == MOIRE_TAIL_ZERO;
+    const auto launch = act.scaling == MOIRE_SCALING_MXFP8
+                            ? launch_quantize<MOIRE_SCALING_MXFP8, Source>
+                            : launch_quantize<MOIRE_SCALING_FP8_BLOCK, Source>;
+    launch(launcher, tiles, shape, call);
   });
   return launcher.status();
 }

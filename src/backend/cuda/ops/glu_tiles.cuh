@@ -1,114 +1,128 @@
-// Where an activation's kernels leave what glu or glu_backward would store, and quantise it: tiles
-// of 128 x 128 in shared memory, each as quantize has it.
+// Where the activation's backward leaves what glu_backward would store, and quantises it: tiles of
+// 128 columns in shared memory, each as quantize has it. With scales per 128 they have 128 rows; of
+// MXFP8, which a warp quantises by itself, 32.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
-#include "backend/cuda/device/activation.cuh"
-#include "backend/cuda/device/glu_columns.cuh"
 #include "backend/cuda/ops/glu_copies.h"
+#include "backend/cuda/ops/glu_gating.cuh"
 #include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_kernel.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
 
 namespace moire::cuda::ops {
 
-using Packed8 = Packed<__nv_bfloat16, kEight>;
-constexpr uint32_t kGluTile = 128;
+constexpr uint32_t kGluColumns = 128;
 
-// Of z's rows: what lies where, and what becomes of it.
-template <class Columns>
-struct Gating {
-  Matrix<const __nv_bfloat16> z;
-  const float* probs;  // or null
-  Columns columns;
-  AnyActivation activation;
-
-  __device__ float prob(int64_t row) const { return probs == nullptr ? 1.0F : probs[row]; }
-};
-
-// Tiles in shared memory. A row's pieces of eight columns change places so that eight threads meet
-// all banks, whether they lie side by side or are two rows' pieces (as GradientPart writes).
-struct SharedTiles {
-  static constexpr uint32_t kPieces = kGluTile / kEight;  // of a row
-  static constexpr size_t kBytes = size_t{kGluTile} * kGluTile * sizeof(__nv_bfloat16);
+template <int kScaling>
+struct GluTile {
+  static constexpr bool kIsMx = kScaling == MOIRE_SCALING_MXFP8;
+  static constexpr uint32_t kRows = TileShape<kScaling>::kRows;
+  static constexpr uint32_t kThreads = 4 * kRows;
+  static constexpr uint32_t kBlocks = kIsMx ? 6 : 2;         // of a multiprocessor
+  static constexpr uint32_t kPieces = kGluColumns / kEight;  // of a row
+  static constexpr size_t kBytes = size_t{kRows} * kGluColumns * sizeof(__nv_bfloat16);
 
   __device__ static uint4* tile(uint32_t which) {
     extern __shared__ uint4 pieces[];
-    return pieces + which * kGluTile * kPieces;
+    return pieces + which * kRows * kPieces;
   }
+  // A row's pieces of eight columns change places so that eight threads meet all banks, whether
+  // they lie side by side or are two rows' pieces (as GradientPart writes).
   __device__ static uint4& piece(uint32_t which, uint32_t row, uint32_t piece) {
     const uint32_t place = piece ^ ((piece / 8 + which) % 2 * 2) ^ (row % 2 * 4);
     return tile(which)[row * kPieces + place];
   }
 };
+static_assert(TileShape<MOIRE_SCALING_FP8_BLOCK>::kThreads == 4 * kGluColumns &&
+              TileShape<MOIRE_SCALING_FP8_BLOCK>::kColumns == kGluColumns);
+
+// A part of MXFP8, of eight rows: read anew at each use, for registers do not hold them. They
+// become values and never codes.
+struct SharedEights {
+  static constexpr bool kBecomeValues = true;
+  uint32_t which, first_row, piece;
+
+  __device__ Eight<__nv_bfloat16> operator[](int i) const {
+    return eight_at(
+        ptx::shared_address(&GluTile<MOIRE_SCALING_MXFP8>::piece(which, first_row + i, piece)));
+  }
+};
 
 // Rows of one of those tiles: of grad_z by its first column, or of act.
+template <int kOfScaling>
 struct TileRows {
   using Element = __nv_bfloat16;
+  using Tile = GluTile<kOfScaling>;
+  using Part = TilePart<kOfScaling>;
   static constexpr bool kVectors = true, kIsDecoded = false;
   template <int kRows>
-  using Rows = Eight<Element>[kRows];
+  using Rows = std::conditional_t<Tile::kIsMx, SharedEights, Eight<Element>[kRows]>;
   int columns;
   uint32_t block;       // of grad_z: tiles of a pair begin so many columns apart
   uint32_t first_tile;  // in shared memory
 
   __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
-  template <int kScaling, int kRows>
-  __device__ void load(const TilePart<kScaling>& tile, const Reporter&,
-                       Eight<Element> (&values)[kRows]) const {
-    const uint32_t from = which(tile);
+  __device__ void load(const Part& tile, const Reporter&, Rows<Part::kRows>& values) const {
+    const auto row = static_cast<uint32_t>(tile.first_row);
+    const uint32_t from = which(tile), piece = threadIdx.x % Tile::kPieces;
+    if constexpr (Tile::kIsMx) {
+      values = {from, row, first_piece_of_warp() + threadIdx.x % 8};
+    } else {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) values[i] = bits_as<Eight<Element>>(piece_of(from, tile, i));
+      for (int i = 0; i < Part::kRows; ++i) {
+        values[i] = bits_as<Eight<Element>>(Tile::piece(from, row + i, piece));
+      }
+    }
   }
-  // Of row i of a thread's part.
-  template <class Tile>
-  __device__ static uint4& piece_of(uint32_t which, const Tile& tile, int i) {
-    return SharedTiles::piece(which, static_cast<uint32_t>(tile.first_row + i),
-                              threadIdx.x % SharedTiles::kPieces);
-  }
+  // Of MXFP8, a warp's 64 columns are the tile's first or second.
+  __device__ static uint32_t first_piece_of_warp() { return threadIdx.x / kWarp % 2 * 8; }
   // The rows' own memory, once they are in registers.
-  template <class Tile>
-  __device__ TransposedTile<kEight>& transposed_tile(const Tile& tile) const {
-    static_assert(sizeof(TransposedTile<kEight>) <= SharedTiles::kBytes);
-    return *reinterpret_cast<TransposedTile<kEight>*>(SharedTiles::tile(which(tile)));
+  __device__ TransposedTile<kEight>& transposed_tile(const Part& tile) const {
+    static_assert(sizeof(TransposedTile<kEight>) <= Tile::kBytes);
+    return *reinterpret_cast<TransposedTile<kEight>*>(Tile::tile(which(tile)));
   }
 
  private:
-  template <class Tile>
-  __device__ uint32_t which(const Tile& tile) const {
+  __device__ uint32_t which(const Part& tile) const {
     const auto column = static_cast<uint32_t>(tile.first_column);
     return first_tile + (block == 0 ? 0 : column / block % 2);
   }
 };
 
-using GluTileShape = TileShape<MOIRE_SCALING_FP8_BLOCK>;
-using GluTilePart = TilePart<MOIRE_SCALING_FP8_BLOCK>;
-static_assert(GluTileShape::kThreads == 4 * kGluTile && GluTileShape::kColumns == kGluTile &&
-              GluTileShape::kRows == kGluTile);
-
-// The copies of a tile, whose rows lie in shared memory; and the tail's rows, if no other tile has
-// zeroed them.
-__device__ inline void quantize_shared(const QuantizeTiles<TileRows>& copies,
-                                       const GluTilePart& tile, bool zeroes_rows,
+// The copies of a tile with scales per 128, whose rows lie in shared memory; and the tail's rows,
+// if no other tile has zeroed them. A block calls it together.
+using BlockRows = TileRows<MOIRE_SCALING_FP8_BLOCK>;
+__device__ inline void quantize_shared(const QuantizeTiles<BlockRows>& copies,
+                                       const BlockRows::Part& tile, bool zeroes_rows,
                                        const Reporter& reporter, const NonFiniteReporter& notes) {
   if (copies.zeroes_tail) zero_tail(copies, tile, zeroes_rows);
   if (tile.is_empty) return;
-  Rows<MOIRE_SCALING_FP8_BLOCK, TileRows> values;
+  Rows<MOIRE_SCALING_FP8_BLOCK, BlockRows> values;
   copies.source.load(tile, reporter, values);
   const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
   if (met == kIsOdd) note_first_of(copies, tile, values, reporter, notes);
 }
 
-template <class Columns>
-Gating<Columns> gating_of(const auto& args, const Columns& columns) {
-  return {matrix_of<const __nv_bfloat16>(args.z), vector_of<const float>(args.probs), columns,
-          AnyActivation{args.activation}};
+// The values of MXFP8 of this warp's 64 columns of a tile.
+using MxRows = TileRows<MOIRE_SCALING_MXFP8>;
+__device__ inline void round_shared(const QuantizeTiles<MxRows>& copies, const MxRows::Part& tile,
+                                    const Reporter& reporter, const NonFiniteReporter& notes) {
+  Rows<MOIRE_SCALING_MXFP8, MxRows> values;
+  copies.source.load(tile, reporter, values);
+  const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
+  if (met >= kIsLeft) return quantize_any(copies, tile, reporter, notes);
+  if (met == kIsOdd) note_first(copies, tile, reporter, notes);
 }
 
-inline QuantizeTiles<TileRows> tiles_of(const QuantizeArgs& args, const TileRows& source,
-                                        const ScaleBlocks& blocks) {
-  QuantizeTiles<TileRows> tiles{};
+template <int kScaling>
+QuantizeTiles<TileRows<kScaling>> tiles_of(const QuantizeArgs& args,
+                                           const TileRows<kScaling>& source,
+                                           const ScaleBlocks& blocks) {
+  QuantizeTiles<TileRows<kScaling>> tiles{};
   tiles.source = source;
   set_copies(tiles, args, blocks);
   tiles.capacity = blocks.groups.capacity;
@@ -117,23 +131,17 @@ inline QuantizeTiles<TileRows> tiles_of(const QuantizeArgs& args, const TileRows
 }
 
 // Blocks of threads, one at least: it zeroes the tail where there is nothing else.
-inline LaunchShape shape_of(const ScaleBlocks& blocks, uint32_t column_tiles, uint32_t tiles) {
-  const int64_t count = std::max<int64_t>(1, blocks.count(kGluTile)) * column_tiles;
-  return {blocks_for(count, 1), GluTileShape::kThreads, tiles * SharedTiles::kBytes};
+template <int kScaling>
+LaunchShape shape_of(const ScaleBlocks& blocks, uint32_t column_tiles, uint32_t tiles) {
+  using Tile = GluTile<kScaling>;
+  const int64_t count = std::max<int64_t>(1, blocks.count(Tile::kRows)) * column_tiles;
+  return {blocks_for(count, 1), Tile::kThreads, tiles * Tile::kBytes};
 }
 
 inline NonFiniteReporter notes_of(const Launcher& launcher, const Context& context, const char* op,
                                   const char* operand) {
   const Context within = context.within({op, operand});
   return launcher.non_finite_reporter(non_finite_call(within, {}, TensorView(), false));
-}
-
-// Calls f(Columns) for pieces of a layout.
-template <class F>
-void with_pieces(const ResolvedGluLayout& layout, F&& f) {
-  if (!layout.is_gated) return f(GluGates<kEight>());
-  if (layout.block == 1) return f(GluPairs<kEight>(layout));
-  return f(GluBlocks<kEight>(layout));
 }
 
 }  // namespace moire::cuda::ops

@@ -60,7 +60,20 @@ TensorView shape_of(const QuantizeArgs& args) {
 }
 
 Status run_quantize(const Context& context, const QuantizeArgs& args) {
-  return quantize_left(context, args, nullptr);
+  Launcher launcher(context, "quantize");
+  const TensorView source(args.source), shape = shape_of(args);
+  const ScaleBlocks blocks =
+      scale_blocks(shape, args.groups, args.scaling, is_present(args.columnwise));
+  const NonFiniteCall call = non_finite_call(context, {"quantize", "source"}, shape, false);
+  with_floats(source.type(), takes_vectors(source, args.rowwise, args.columnwise),
+              [&]<class T, bool kVectors>() {
+                auto tiles = tiles_of<FloatRows<T, kVectors>>(args, source, blocks);
+                tiles.source.row_idx = indices_of(args.row_idx, "row_idx");
+                tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
+                launch_scaling(launcher, args.scaling, tiles, shape, call);
+              });
+  if (!launcher.ok() || !is_present(args.grad_bias)) return launcher.status();
+  return kBiasBackward.run(context, bias_backward_of(args));
 }
 
 Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
@@ -118,24 +131,6 @@ std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs&
 }
 
 }  // namespace
-
-Status quantize_left(const Context& context, const QuantizeArgs& args, const uint32_t* left) {
-  Launcher launcher(context, "quantize");
-  const TensorView source(args.source), shape = shape_of(args);
-  const ScaleBlocks blocks =
-      scale_blocks(shape, args.groups, args.scaling, is_present(args.columnwise));
-  const NonFiniteCall call = non_finite_call(context, {"quantize", "source"}, shape, false);
-  with_floats(source.type(), takes_vectors(source, args.rowwise, args.columnwise),
-              [&]<class T, bool kVectors>() {
-                auto tiles = tiles_of<FloatRows<T, kVectors>>(args, source, blocks);
-                tiles.source.row_idx = indices_of(args.row_idx, "row_idx");
-                tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
-                tiles.left = left;
-                launch_scaling(launcher, args.scaling, tiles, shape, call);
-              });
-  if (!launcher.ok() || !is_present(args.grad_bias)) return launcher.status();
-  return kBiasBackward.run(context, bias_backward_of(args));
-}
 
 const Implementation<QuantizeArgs> kQuantize = {
     "cuda",          Device::kCuda, supports_quantize, bias_workspace,

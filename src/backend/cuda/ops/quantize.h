@@ -13,10 +13,6 @@
 
 namespace moire::cuda::ops {
 
-// quantize(). With `left`, whose source is the copy itself, where *left is not 0: else nothing is
-// done.
-Status quantize_left(const Context& context, const QuantizeArgs& args, const uint32_t* left);
-
 // What is said of an element that is not finite: of `own`, unless the call is a step of another.
 inline NonFiniteCall non_finite_call(const Context& context, const Context::Origin& own,
                                      const TensorView& shape, bool is_decoded) {

@@ -360,7 +360,6 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
     quantize_kernel(const __grid_constant__ QuantizeTiles<Source> args,
                     const __grid_constant__ Reporter reporter,
                     const __grid_constant__ NonFiniteReporter notes) {
-  if (args.left != nullptr && *args.left == 0) return;
   if (blockIdx.x == 0) {
     check_groups(args.blocks.groups, reporter, threadIdx.x, TileShape<kScaling>::kThreads);
   }

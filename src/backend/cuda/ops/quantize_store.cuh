@@ -37,7 +37,6 @@ struct QuantizeTiles {
   int64_t capacity;                // rows of the copies
   uint32_t column_tiles;
   bool fractional, zeroes_tail;
-  const uint32_t* left;  // where this is 0 nothing is done; null: all is
 };
 
 constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
@@ -119,6 +118,12 @@ constexpr bool kAreHalves = false;
 template <int kRows>
 constexpr bool kAreHalves<HalfRows<kRows>> = true;
 
+// Whether such rows become values and never codes.
+template <class Values>
+constexpr bool kBecomeValues = requires {
+  Values::kBecomeValues;
+};
+
 // Whether values of such rows are rounded as BF16.
 template <Way kWay, class Source, class Values>
 constexpr bool kRoundsValues =
@@ -165,7 +170,7 @@ __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TileP
     }
   };
   if constexpr (kMakesValues) {
-    if (to.is_values()) {
+    if (kBecomeValues<Values> || to.is_values()) {
       for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
         uint32_t words[4];
         if constexpr (kRoundsValues<kWay, Source, Values>) {

@@ -20,13 +20,16 @@ moire_groups groups_of_rows(const auto& args) {
   return is_present(args.row_idx) ? moire_groups{} : present_groups(args.groups);
 }
 
-// Whether MXFP8 operands of such a product come decoded.
-bool decodes(Decoding decoding, const moire_tensor& a, const moire_tensor& a_scales,
-             const moire_tensor& b, const moire_tensor& b_scales) {
+// Which MXFP8 operands of such a product come decoded.
+Decodes decodes(Decoding decoding, const moire_tensor& a, const moire_tensor& a_scales,
+                const moire_tensor& b, const moire_tensor& b_scales) {
   const auto is_beside = [](const moire_tensor& bf16, const moire_tensor& scales) {
     return bf16.dtype == MOIRE_BF16 && scales.dtype == MOIRE_E8M0;
   };
-  return decoding == Decoding::kMxfp8 || is_beside(a, b_scales) || is_beside(b, a_scales);
+  if (decoding == Decoding::kMxfp8Rows) return {true, false};
+  const bool both =
+      decoding == Decoding::kMxfp8 || is_beside(a, b_scales) || is_beside(b, a_scales);
+  return {both, both};
 }
 
 // Whether an output becomes its copy where that lies: values, beside which the caller asks for
@@ -59,9 +62,9 @@ void Around::decode_into(const char* name, moire_tensor& data, moire_tensor& sca
   scales = {};
 }
 
-void Around::operand(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
-                     const moire_groups& groups) {
-  if (!decodes_ || !is_fp8(data) || reason_) return;
+void Around::decode(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
+                    const moire_groups& groups) {
+  if (!is_fp8(data) || reason_) return;
   if (TensorView(scales).type() != DType::kE8M0) {
     reason_ = concat(name, " has fp32 scales, with which decoded elements are no bf16 numbers");
     return;
@@ -69,9 +72,14 @@ void Around::operand(const char* name, moire_tensor& data, moire_tensor& scales,
   decode_into(name, data, scales, MOIRE_SCALING_MXFP8, direction, groups);
 }
 
+void Around::operand(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
+                     const moire_groups& groups) {
+  if (decodes_.rows) decode(name, data, scales, direction, groups);
+}
+
 void Around::weight(const char* name, moire_weight& weight, moire_tensor& scales,
                     int32_t direction) {
-  operand(name, weight.tensor, scales, direction, {});
+  if (decodes_.weights) decode(name, weight.tensor, scales, direction, {});
 }
 
 void Around::output(const char* name, moire_tensor& stored, DType storage, int64_t columns,
@@ -96,13 +104,6 @@ void Around::left_output(DType storage, int64_t columns, const moire_quantized& 
   arena_.take_aligned(storage, groups.capacity, columns);
 }
 
-TensorView Around::rounded() {
-  const TensorView left = arena_.take(DType::kInt32, 1, 1);
-  copied_[num_copied_ - 1].is_rounded = true;
-  copied_[num_copied_ - 1].left = static_cast<const uint32_t*>(left.data);
-  return left;
-}
-
 Reason Around::refusal(const DeviceState& state) const {
   Reason reason = reason_;
   for (int i = 0; i < num_decoded_ && !reason; ++i) {
@@ -124,9 +125,7 @@ Status Around::decode(const Context& context) const {
 
 Status Around::quantize(const Context& context) const {
   for (int i = 0; i < num_copied_; ++i) {
-    const Copied& copied = copied_[i];
-    const Context within = context.within({op_, copied.name});
-    MOIRE_RETURN_IF_ERROR(quantize_left(within, copied.args, copied.left));
+    MOIRE_RETURN_IF_ERROR(kQuantize.run(context.within({op_, copied_[i].name}), copied_[i].args));
   }
   return {};
 }
@@ -137,17 +136,10 @@ std::string Around::policy() const {
     text += concat(i == 0 ? ", after decoding " : " and ", decoded_[i].name);
   }
   if (num_decoded_ != 0) text += " into bf16";
-  std::string quantised, rounded;
   for (int i = 0; i < num_copied_; ++i) {
-    const char* const name = copied_[i].name;
-    if (copied_[i].is_rounded) {
-      rounded += concat(", ", name, " rounded to MXFP8 in the epilogue, then what that left");
-    } else {
-      quantised += concat(quantised.empty() ? ", then " : " and ", name);
-    }
+    text += concat(i == 0 ? ", then " : " and ", copied_[i].name);
   }
-  if (!quantised.empty()) quantised += " quantised";
-  text += quantised + rounded;
+  if (num_copied_ != 0) text += " quantised";
   return text;
 }
 
@@ -170,13 +162,6 @@ Around around(GroupedGemmArgs& args, Decoding decoding, Copies) {
   return steps;
 }
 
-// Whether an epilogue makes the copy of act itself: that of kernels whose operands come decoded.
-static bool rounds_act(const auto& args, Decoding decoding, DType storage,
-                       const moire_quantized& rowwise, const moire_quantized& columnwise) {
-  return decoding == Decoding::kMxfp8 && has_epilogue(args.activation, args.layout) &&
-         is_copied_in_place(args.act, storage, rowwise, columnwise);
-}
-
 Around around(GroupedGemmGluArgs& args, Decoding decoding, Copies copies) {
   Around steps("grouped_gemm_glu",
                decodes(decoding, args.a, args.a_scales, args.b.tensor, args.b_scales),
@@ -188,16 +173,14 @@ Around around(GroupedGemmGluArgs& args, Decoding decoding, Copies copies) {
   steps.weight("b", args.b, args.b_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
   const int64_t f = Weight(args.b).out_features() / num_halves(args.layout);
   if (copies == Copies::kByActivation && leaves_copies(args)) {
-    steps.left_output(storage, f, args.act_rowwise, args.act_columnwise, args.groups);
+    if (!is_copied_in_place(args.act, storage, args.act_rowwise, args.act_columnwise)) {
+      steps.left_output(storage, f, args.act_rowwise, args.act_columnwise, args.groups);
+    }
     return steps;
   }
-  const bool rounds = is_present(args.act_rowwise) &&
-                      TensorView(args.act_rowwise.data).columns() % 32 == 0 &&
-                      rounds_act(args, decoding, storage, args.act_rowwise, args.act_columnwise);
   steps.output("act", args.act, storage, f, args.act_rowwise, args.act_columnwise,
-               args.fractional_scales, args.groups, rounds ? MOIRE_TAIL_UNTOUCHED : args.tail);
-  if (rounds) args.act_rowwise.scales = steps.rounded();
-  if (!rounds && !stores_act) args.tail = MOIRE_TAIL_UNTOUCHED;
+               args.fractional_scales, args.groups, args.tail);
+  if (!stores_act) args.tail = MOIRE_TAIL_UNTOUCHED;
   return steps;
 }
 
@@ -214,16 +197,16 @@ Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding, Copies copies
   if (copies == Copies::kByActivation && leaves_copies(args)) {
     steps.left_output(storage, columns_of_z, args.grad_z_rowwise, args.grad_z_columnwise,
                       args.groups);
-    steps.left_output(storage, f, {}, args.act_columnwise, args.groups);
+    if (!is_copied_in_place(args.act, storage, {}, args.act_columnwise)) {
+      steps.left_output(storage, f, {}, args.act_columnwise, args.groups);
+    }
     return steps;
   }
   steps.output("grad_z", args.grad_z, storage, columns_of_z, args.grad_z_rowwise,
                args.grad_z_columnwise, args.fractional_scales, args.groups, args.tail);
   moire_quantized no_rows{};
-  const bool rounds = rounds_act(args, decoding, storage, no_rows, args.act_columnwise);
   steps.output("act", args.act, storage, f, no_rows, args.act_columnwise, args.fractional_scales,
-               args.groups, rounds ? MOIRE_TAIL_UNTOUCHED : args.tail);
-  if (rounds) args.act_columnwise.scales = steps.rounded();
+               args.groups, args.tail);
   return steps;
 }
 

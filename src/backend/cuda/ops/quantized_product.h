@@ -28,17 +28,23 @@ inline Reason why_not_accumulation(int32_t accumulation) {
 
 // Which operands come decoded: MXFP8 ones, of which a decoded element is a BF16 number
 // (docs/numerics.md), or, where the product's kernels decode, those alone that stand beside a BF16
-// one, which tensor cores multiply by no other type.
-enum class Decoding { kMxfp8, kBesideBf16 };
+// one, which tensor cores multiply by no other type; or MXFP8 rows alone, where they decode
+// weights.
+enum class Decoding { kMxfp8, kMxfp8Rows, kBesideBf16 };
 
 // Whether an activation's kernel makes copies itself, those that leaves_copies() says it can
 // (glu_copies.h), or all are made behind it.
 enum class Copies { kByActivation, kBehindIt };
 
+// Which FP8 operands of a product are decoded.
+struct Decodes {
+  bool rows, weights;
+};
+
 // The steps around a product, found while its arguments are rewritten.
 class Around {
  public:
-  Around(std::string_view op, bool decodes, const Workspace& workspace)
+  Around(std::string_view op, const Decodes& decodes, const Workspace& workspace)
       : op_(op), decodes_(decodes), arena_(workspace) {}
 
   // Replaces FP8 rows with blocks along `direction`, all of them where no groups are given.
@@ -50,14 +56,10 @@ class Around {
               moire_quantized& rowwise, moire_quantized& columnwise, int32_t fractional_scales,
               const moire_groups& groups, int32_t tail);
   // The same of copies that the activation makes: they stay with it, and the memory that making
-  // them behind it would take is taken all the same, so that a call's workspace follows from its
-  // shapes alone, whatever else addresses decide.
+  // them behind it would take is taken all the same, so that a call's workspace does not
+  // depend on how the copies are aligned.
   void left_output(DType storage, int64_t columns, const moire_quantized& rowwise,
                    const moire_quantized& columnwise, const moire_groups& groups);
-  // The product's epilogue rounds the last output, which is its copy: the word in which it says
-  // that it left blocks, which are quantised after it.
-  TensorView rounded();
-
   // Why these steps cannot be made; nothing if they can.
   Reason refusal(const DeviceState& state) const;
   const Arena& arena() const { return arena_; }
@@ -74,14 +76,14 @@ class Around {
   struct Copied {
     const char* name;
     QuantizeArgs args;
-    bool is_rounded = false;
-    const uint32_t* left = nullptr;  // of one that is
   };
+  void decode(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
+              const moire_groups& groups);
   void decode_into(const char* name, moire_tensor& data, moire_tensor& scales, int32_t scaling,
                    int32_t direction, const moire_groups& groups);
 
   std::string_view op_;  // a literal
-  bool decodes_;
+  Decodes decodes_;
   Arena arena_;
   Decoded decoded_[2];
   Copied copied_[2];

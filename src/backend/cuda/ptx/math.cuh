@@ -1,6 +1,8 @@
 // Single instructions: approximations of the special function unit, and a load.
 #pragma once
 
+#include <cstdint>
+
 namespace moire::cuda::ptx {
 
 // 2^x within 2 ulp; subnormal inputs and results are taken for zero.
@@ -21,6 +23,17 @@ __device__ inline float rcp_approx_ftz(float x) {
 __device__ inline float load_early(const float* p) {
   float value;
   asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(p));
+  return value;
+}
+__device__ inline uint32_t load_early(const uint8_t* p) {
+  uint32_t value;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(value) : "l"(p));
+  return value;
+}
+// Two bytes, the first in the low one.
+__device__ inline uint32_t load_pair_early(const uint8_t* p) {
+  uint16_t value;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(p));
   return value;
 }
 

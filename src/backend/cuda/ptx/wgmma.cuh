@@ -10,10 +10,6 @@ namespace moire::cuda::ptx {
 __device__ inline void sync_warpgroup(int index) {
   asm volatile("barrier.sync %0, 128;" ::"r"(index + 1) : "memory");
 }
-// Joins warps 2 i and 2 i + 1 of the consumers, by ids behind those of three warpgroups.
-__device__ inline void sync_pair(int index) {
-  asm volatile("barrier.sync %0, 64;" ::"r"(index + 4) : "memory");
-}
 
 // Orders register accesses before the first wgmma that uses them.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -32,7 +28,6 @@ __device__ inline void keep_behind(float (&sums)[kSums]) {
 #pragma unroll
   for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
-
 // How an operand tile lies in shared memory: its contracted dimension contiguous, or the other one.
 enum class Major { kK, kMN };
 
@@ -80,21 +75,21 @@ inline constexpr uint32_t kDescriptorStep = kMajor == Major::kK ? 32 >> 4 : 2048
 #define MOIRE_SUMS_96(d, i) MOIRE_SUMS_64(d, i), MOIRE_SUMS_32(d, i + 64)
 #define MOIRE_SUMS_128(d, i) MOIRE_SUMS_64(d, i), MOIRE_SUMS_64(d, i + 64)
 
-// Of kSums sums a thread, after which come the two descriptors and whether to accumulate.
+// Of kSums sums a thread, after which come the operands and whether to accumulate.
 #define MOIRE_WGMMA(kSums, instruction, kA, kB, kAccumulate, flags, ...)            \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " kAccumulate                      \
                ", 0;\n"                                                             \
                "wgmma.mma_async.sync.aligned." instruction " {" MOIRE_NAMES_##kSums \
                "}, " kA ", " kB ", p, 1, 1" flags ";\n}\n"                          \
                : MOIRE_SUMS_##kSums(d, 0)                                           \
-               : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)),                \
-                 "r"(accumulate)__VA_OPT__(, ) __VA_ARGS__)
+               : __VA_ARGS__)
+#define MOIRE_SHARED "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(accumulate)
 
 // d (+)= A [64, 16] * B [kN, 16]^T of BF16, both in shared memory; d is zeroed first where
 // accumulate is 0.
-#define MOIRE_BF16(kSums, n, kA, kB, kAccumulate, flags)                                         \
-  MOIRE_WGMMA(kSums, "m64n" n "k16.f32.bf16.bf16", kA, kB, kAccumulate, flags, "n"(kTransposeA), \
-              "n"(kTransposeB))
+#define MOIRE_BF16(kSums, n, kA, kB, kAccumulate, flags)                                     \
+  MOIRE_WGMMA(kSums, "m64n" n "k16.f32.bf16.bf16", kA, kB, kAccumulate, flags, MOIRE_SHARED, \
+              "n"(kTransposeA), "n"(kTransposeB))
 template <int kN, Major kA = Major::kK, Major kB = Major::kK>
 __device__ inline void wgmma_m64k16(float (&d)[kN / 2], uint32_t a, uint32_t b, int accumulate) {
   constexpr int kTransposeA = kA == Major::kMN, kTransposeB = kB == Major::kMN;
@@ -106,12 +101,28 @@ __device__ inline void wgmma_m64k16(float (&d)[kN / 2], uint32_t a, uint32_t b, 
 }
 #undef MOIRE_BF16
 
+// d += A [64, 16] * B [kN, 16]^T of BF16, B in shared memory, K-major, and A in registers: of a
+// warp's 16 rows a lane has columns 2 (lane % 4) and the next of row lane / 4 in a[0] and of row
+// lane / 4 + 8 in a[1], and the columns 8 behind those in a[2] and a[3].
+#define MOIRE_REGISTERS(kSums, n, kA, kB, kAccumulate)                                    \
+  MOIRE_WGMMA(kSums, "m64n" n "k16.f32.bf16.bf16", kA, kB, kAccumulate, ", 0", "r"(a[0]), \
+              "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(whole_descriptor(b)), "r"(1))
+template <int kN>
+__device__ inline void wgmma_m64k16(float (&d)[kN / 2], const uint32_t (&a)[4], uint32_t b) {
+  static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256);
+  if constexpr (kN == 64) MOIRE_REGISTERS(32, "64", "{%32, %33, %34, %35}", "%36", "%37");
+  if constexpr (kN == 128) MOIRE_REGISTERS(64, "128", "{%64, %65, %66, %67}", "%68", "%69");
+  if constexpr (kN == 192) MOIRE_REGISTERS(96, "192", "{%96, %97, %98, %99}", "%100", "%101");
+  if constexpr (kN == 256) MOIRE_REGISTERS(128, "256", "{%128, %129, %130, %131}", "%132", "%133");
+}
+#undef MOIRE_REGISTERS
+
 // d (+)= A [64, 32] * B [kN, 32]^T of FP8, K-major, E5M2 where said, else E4M3.
-#define MOIRE_FP8(a_type, b_type)                                                  \
-  if constexpr (kN == 128) {                                                       \
-    MOIRE_WGMMA(64, "m64n128k32.f32." a_type "." b_type, "%64", "%65", "%66", ""); \
-  } else {                                                                         \
-    MOIRE_WGMMA(96, "m64n192k32.f32." a_type "." b_type, "%96", "%97", "%98", ""); \
+#define MOIRE_FP8(a_type, b_type)                                                                \
+  if constexpr (kN == 128) {                                                                     \
+    MOIRE_WGMMA(64, "m64n128k32.f32." a_type "." b_type, "%64", "%65", "%66", "", MOIRE_SHARED); \
+  } else {                                                                                       \
+    MOIRE_WGMMA(96, "m64n192k32.f32." a_type "." b_type, "%96", "%97", "%98", "", MOIRE_SHARED); \
   }
 template <int kN, bool kIsE5M2A, bool kIsE5M2B>
 __device__ inline void wgmma_m64k32(float (&d)[kN / 2], uint32_t a, uint32_t b, int accumulate) {
@@ -122,6 +133,7 @@ __device__ inline void wgmma_m64k32(float (&d)[kN / 2], uint32_t a, uint32_t b, 
   if constexpr (kIsE5M2A && kIsE5M2B) MOIRE_FP8("e5m2", "e5m2");
 }
 #undef MOIRE_FP8
+#undef MOIRE_SHARED
 #undef MOIRE_WGMMA
 #undef MOIRE_SUMS_4
 #undef MOIRE_SUMS_16

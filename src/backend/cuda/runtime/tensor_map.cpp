@@ -74,10 +74,11 @@ CUtensorMap TensorMaps::rows(std::string_view name, const TensorView& t, int64_t
                    {{{t.columns(), 0, box_columns}, {t.shape[0], row_bytes(t), 1}}});
 }
 
-CUtensorMap TensorMaps::matrices(std::string_view name, const Matrices& m, int64_t box_rows) {
+CUtensorMap TensorMaps::matrices(std::string_view name, const Matrices& m, int64_t box_rows,
+                                 int64_t box_columns) {
   const TensorView& t = m.tensor;
   return encode<3>(name, t.data, t.type(),
-                   {{{t.columns(), 0, columns_of_box(t)},
+                   {{{t.columns(), 0, box_columns == 0 ? columns_of_box(t) : box_columns},
                      {t.shape[1], row_bytes(t), box_rows},
                      {m.count, m.distance, 1}}});
 }

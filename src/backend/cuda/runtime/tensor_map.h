@@ -49,8 +49,9 @@ class TensorMaps {
   CUtensorMap matrix(std::string_view name, const TensorView& t, int64_t box_rows);
   // [rows, columns] in boxes of as many columns of one row, more than 128 bytes.
   CUtensorMap rows(std::string_view name, const TensorView& t, int64_t box_columns);
-  // In boxes of box_rows x 128 bytes of one matrix.
-  CUtensorMap matrices(std::string_view name, const Matrices& m, int64_t box_rows);
+  // In boxes of box_rows x 128 bytes of one matrix; `box_columns` if not 128 bytes of them.
+  CUtensorMap matrices(std::string_view name, const Matrices& m, int64_t box_rows,
+                       int64_t box_columns = 0);
   // The same, columns as [columns / 64, 64]: boxes of num_panels of box_rows x 128 bytes, BF16.
   CUtensorMap panels(std::string_view name, const Matrices& m, int64_t box_rows,
                      int64_t num_panels);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "backend/cuda/device/activation.cuh"
-#include "backend/cuda/device/eight.cuh"
 #include "backend/cuda/sm90/epilogue_values.cuh"
 #include "backend/cuda/sm90/z_buffers.cuh"
 
@@ -88,7 +87,6 @@ struct StoreGlu {
   Bias bias;
   const float* probs;
   Activation activation;
-  uint32_t* left;  // or null
 
   struct Part {
     int32_t group, column;
@@ -141,7 +139,6 @@ struct StoreGlu {
           pack(glu_value(activation, a.x, b.x) * prob, glu_value(activation, a.y, b.y) * prob);
     }
     write_words<2 * kColumns>(act_place(buffers, i), j, words);
-    if (left != nullptr && slice % 2 == 1) round_block(act_place(buffers, i), p, j, words);
   }
   template <class Buffers>
   __device__ void store(const Buffers& buffers, const Part& p, int i) const {
@@ -151,39 +148,6 @@ struct StoreGlu {
   __device__ void finish(const Part&, int) const {}
 
  private:
-  // The 32 columns that end with column group j + 1, of which `words` has the second half. Rows
-  // past the group's end may hold anything.
-  __device__ void round_block(char* place, const Part& p, int j, Words& words) const {
-    using M = Magnitudes<__nv_bfloat16>;
-    Words others;
-    __syncwarp();
-    read_words<2 * kColumns>(place, j - 2, others);
-    const auto larger = [](uint32_t a, uint32_t b) { return M::larger<false>(a, b); };
-    const int32_t rows_left = p.row.wrap - p.row.row - static_cast<int32_t>(threadIdx.x % 32) / 4;
-    const auto of_row = [&](int r) {
-      const uint32_t most = larger(larger(M::of(others[r]), M::of(others[r + 2])),
-                                   larger(M::of(words[r]), M::of(words[r + 2])));
-      return 8 * r < rows_left ? most : 0;
-    };
-    uint32_t most = larger(low_halves(of_row(0), of_row(1)), high_halves(of_row(0), of_row(1)));
-#pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) {
-      most = larger(most, __shfl_xor_sync(~0u, most, lanes));
-    }
-    float multipliers[2];
-    if (multipliers_of(most, multipliers)) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t least = least_normals(multipliers[i % 2], multipliers[i % 2]);
-        others[i] = rounded_to_e4m3(others[i], least);
-        words[i] = rounded_to_e4m3(words[i], least);
-      }
-    } else {
-      *left = 1;
-    }
-    write_words<2 * kColumns>(place, j - 2, others);
-    write_words<2 * kColumns>(place, j, words);
-  }
   template <int kSums>
   __device__ void add_bias(const Part& p, float (&sums)[kSums]) const {
 #pragma unroll

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "backend/cuda/device/activation.cuh"
-#include "backend/cuda/device/eight.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/sm90/epilogue_values.cuh"
 #include "backend/cuda/sm90/z_buffers.cuh"
@@ -14,10 +13,6 @@ namespace moire::cuda::sm90 {
 // grad_act = round(sum); grad_z, act, the partial sum of grad_prob over each 64 columns, which are
 // a piece, and that of grad_bias down each 64 rows, which are a box. Buffers: z of as many pieces
 // as fit, two each, overwritten in place by grad_z; in the others, in turn, grad_act becomes act.
-//
-// Where `left` is given, act is the values of an MXFP8 copy down the columns: 32 rows, which are
-// those of two neighbouring warps, tell each other their largest magnitudes. Blocks that
-// rounded_to_e4m3() does not take stay as they are, and *left says so.
 //
 // An instance of its own sums grad_bias: the other has no register to spare.
 template <class Activation, bool kSumsBias>
@@ -40,7 +35,6 @@ struct GluBackward {
   int64_t capacity;
   float* bias_partials;  // [row blocks, 2 f] (device/row_blocks.cuh); where kSumsBias
   Activation activation;
-  uint32_t* left;  // or null
 
   // Terms of grad_prob by this lane's row, and by column mod 16: of the even and the odd column
   // groups of 8, the first and the second of its columns.
@@ -96,7 +90,6 @@ struct GluBackward {
       read_z(piece, z.columns, j, gate, up);
       read_words(act_buffer(buffers, i), j, act_words);
       backward(p.prob, gate, up, act_words, p.prob_sums);
-      if (left != nullptr) round_columns(p, slice, act_words);
     }
     write_z(piece, z.columns, j, gate, up);
     write_words(act_buffer(buffers, i), j, act_words);
@@ -175,41 +168,6 @@ struct GluBackward {
     for (int i = 0; i < 8; ++i) sums[i / 4][i / 2 % 2][i % 2] = 0;
   }
 
-  // 16 columns of a warp's rows. Slices take turns in shared memory: who is a slice ahead of its
-  // neighbour waits there before it writes where that one may still read.
-  __device__ void round_columns(const Part& p, int slice, Words& words) const {
-    using M = Magnitudes<__nv_bfloat16>;
-    __shared__ uint2 exchange[2][8][4];
-    const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32 - 4;
-    const int32_t row = p.first_m + lane / 4;
-    const auto larger = [](uint32_t a, uint32_t b) { return M::larger<false>(a, b); };
-    uint32_t most[2];
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      most[k] = larger(row < p.tile.num_rows ? M::of(words[2 * k]) : 0,
-                       row + 8 < p.tile.num_rows ? M::of(words[2 * k + 1]) : 0);
-#pragma unroll
-      for (int lanes = 4; lanes < 32; lanes *= 2) {
-        most[k] = larger(most[k], __shfl_xor_sync(~0u, most[k], lanes));
-      }
-    }
-    if (lane < 4) exchange[slice % 2][warp][lane] = {most[0], most[1]};
-    ptx::sync_pair(warp / 2);
-    const uint2 others = exchange[slice % 2][warp ^ 1][lane % 4];
-    most[0] = larger(most[0], others.x);
-    most[1] = larger(most[1], others.y);
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      float multipliers[2];
-      if (!multipliers_of(most[k], multipliers)) {
-        *left = 1;
-        continue;
-      }
-      const uint32_t least = least_normals(multipliers[0], multipliers[1]);
-      words[2 * k] = rounded_to_e4m3(words[2 * k], least);
-      words[2 * k + 1] = rounded_to_e4m3(words[2 * k + 1], least);
-    }
-  }
   // gate and up become their gradients, grad_act becomes act.
   __device__ void backward(const RowValues& prob, Words& gate, Words& up, Words& act_words,
                            ProbSums& prob_sums) const {

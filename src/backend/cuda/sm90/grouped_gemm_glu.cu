@@ -67,7 +67,7 @@ constexpr int kPieceColumns = P::kTileN / 2 % kPanel == 0 ? kPanel : kPanel / 2;
 
 template <class P, class Activation>
 void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArgs& args,
-                   const RaggedMScratch& scratch, const Activation& activation, uint32_t* left) {
+                   const RaggedMScratch& scratch, const Activation& activation) {
   const TensorView a(scratch.rows.rows()), z(args.z);
   const Matrices b{Weight(args.b)};
   const ResolvedGluLayout layout = layout_of(args);
@@ -86,8 +86,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluArg
       z.is_present(),
       Bias(args.bias),
       vector_of<const float>(args.probs),
-      activation,
-      left};
+      activation};
   if (!maps.status().ok()) return;
   launch<P>(launcher, sizes(args), args.groups, operands, epilogue, numbers(b, scratch.listed));
 }
@@ -97,12 +96,10 @@ Status run(const Context& context, const GroupedGemmGluArgs& args) {
   if (args.groups.capacity == 0) return launcher.status();
   const RaggedMScratch scratch = scratch_of(args, args.workspace);
   scratch.prepare(launcher);
-  auto* const left = vector_of<uint32_t>(args.act_rowwise.scales);
-  if (left != nullptr) launcher.zero(left, sizeof(uint32_t));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu");
   with_activation<false>(args.activation, [&](const auto& activation) {
     with_tile(launcher.state(), args, [&]<class P>(const Cost&) {
-      launch_policy<P>(launcher, maps, args, scratch, activation, left);
+      launch_policy<P>(launcher, maps, args, scratch, activation);
     });
   });
   return maps.status().ok() ? launcher.status() : maps.status();

@@ -90,8 +90,7 @@ void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmGluBac
       scratch.prob_partials,
       args.groups.capacity,
       scratch.bias_partials,
-      activation,
-      vector_of<uint32_t>(args.act_columnwise.scales)};
+      activation};
   if (!maps.status().ok()) return;
   launch<P>(launcher, sizes(args), args.groups, operands, epilogue, numbers(w2, scratch.listed));
 }
@@ -100,8 +99,6 @@ Status multiply(const Context& context, const GroupedGemmGluBackwardArgs& args,
                 const Scratch& scratch) {
   Launcher launcher(context, "grouped_gemm_glu_backward");
   scratch.prepare(launcher);
-  auto* const left = vector_of<uint32_t>(args.act_columnwise.scales);
-  if (left != nullptr) launcher.zero(left, sizeof(uint32_t));
   TensorMaps maps(launcher.state(), "grouped_gemm_glu_backward");
   const auto launch_tile = [&]<Major kWeights, class Activation>(
                                std::integral_constant<Major, kWeights>,

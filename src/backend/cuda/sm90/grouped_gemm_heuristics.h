@@ -70,6 +70,21 @@ struct ScaledWgradTile : Policy<Shape{.tile_m = 192,
                                       .element_bytes = 1,
                                       .scales_every_column = true}> {};
 
+// Products whose weights are decoded on their way to registers (decoding_main_loop.cuh). Of three
+// warpgroups two multiply while one decodes; where k lies last a lane gathers its codes two by two,
+// which is hidden by more products of each, and a stage more in registers.
+struct DecodingTile : Policy<Shape{.tile_m = 256,
+                                   .tile_n = 128,
+                                   .num_stages = 4,
+                                   .num_buffers = 4,
+                                   .decodes_weights = true}> {};
+struct DecodingTallTile : Policy<Shape{.tile_m = 192,
+                                       .tile_n = 192,
+                                       .num_stages = 4,
+                                       .num_buffers = 3,
+                                       .num_warpgroups = 3,
+                                       .decodes_weights = true}> {};
+
 // The policies that one instance can have.
 template <class... P>
 struct Candidates {};
@@ -78,6 +93,8 @@ using GluTiles = Candidates<GluTile, PingPongGluTile>;
 using GluBackwardTiles = Candidates<LoadingEpilogueTile, WideLoadingEpilogueTile>;
 using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
 using Fp32WgradTiles = Candidates<BoxesOfWarps<PingPongTile>, BoxesOfWarps<LoadingEpilogueTile>>;
+using DecodingTiles = Candidates<DecodingTile>;            // k last
+using DecodingTurnedTiles = Candidates<DecodingTallTile>;  // else
 using ScaledTiles = Candidates<BoxesOfWarps<ScaledWideTile>>;
 using ScaledWgradTiles = Candidates<BoxesOfWarps<ScaledWgradTile>>;
 

@@ -17,7 +17,7 @@
 //   tile_empty[tile]     1 a warp, and 1 of the producer, which keeps a tile until nearly the end
 //   buffer_full[buffer]  1 and the bytes of an epilogue's operands (epilogues that load)
 //   turn[warpgroup]      4, the warps of the warpgroup before it when their last products are
-//                        issued (ping-pong), or their first nearly done (FP8 with scales)
+//                        issued (ping-pong), or their first nearly done (side by side)
 #pragma once
 
 #include <cuda.h>
@@ -29,6 +29,7 @@
 #include "backend/cuda/device/tile_walk.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/warps.cuh"
+#include "backend/cuda/sm90/decoding_main_loop.cuh"
 #include "backend/cuda/sm90/main_loop.cuh"
 #include "backend/cuda/sm90/operands.cuh"
 #include "backend/cuda/sm90/pieces.cuh"
@@ -39,9 +40,9 @@
 namespace moire::cuda::sm90 {
 
 // What the kernel is instantiated with, besides the policy:
-// Operands: kA, kB (majorness); walk(); load(stage, barrier, tile, k) of all of P's bytes;
-// rows_of_output(tile), from the group's first.
-// Epilogue: see pieces.cuh.
+// Operands: kA, kB (majorness); walk(); load(stage, barrier, tile, k) of stage_bytes();
+// rows_of_output(tile), from the group's first, or, where weights are decoded, weights(), blocks().
+// Epilogue: see pieces.cuh; or take() (decoding_epilogue.cuh).
 template <class Operands, class Epilogue>
 struct Parameters {
   Operands operands;
@@ -128,6 +129,16 @@ __device__ WorkTile next_tile(SharedMemory<P>& s, Ring<P::kNumTiles>& ring) {
   return from_leader(tile);
 }
 
+// Of what a tile's stages are filled with: not always all that they hold.
+template <class P, class Operands>
+__device__ int stage_bytes(const Operands& operands, const WorkTile& tile) {
+  if constexpr (requires { operands.template stage_bytes<P>(tile); }) {
+    return operands.template stage_bytes<P>(tile);
+  } else {
+    return P::kStageBytes;
+  }
+}
+
 template <class P, class Operands>
 __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
   constexpr int kStepsToDraw = 4;  // in which the scheduler finds the next tile
@@ -137,10 +148,11 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
     tiles.wait_full(s.tile_full);
     const WorkTile tile = s.tiles[tiles.stage];
     if (!tile.is_valid) return;
+    const int bytes = stage_bytes<P>(operands, tile);
     const auto load = [&](int begin, int end) {
       for (int k = begin; k < end; ++k, ring.advance()) {
         ring.wait_empty(s.empty);
-        ptx::mbarrier_arrive_expect_tx(&s.full[ring.stage], P::kStageBytes);
+        ptx::mbarrier_arrive_expect_tx(&s.full[ring.stage], bytes);
         operands.template load<P>(s.stages[ring.stage], &s.full[ring.stage], tile, k * P::kTileK);
         if constexpr (Operands::kIsScaled) {
           operands.template load_scales<P>(s.scales[ring.stage], &s.full[ring.stage], tile, k);
@@ -208,6 +220,29 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
   pieces.end();
 }
 
+// The same where an instruction's rows are columns of the tile, of which a warpgroup has 64
+// (decoding_main_loop.cuh).
+template <class P, class Operands, class Epilogue>
+__device__ void consume_decoding(SharedMemory<P>& s, const Operands& operands,
+                                 const Epilogue& epilogue) {
+  const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+  const int consumer = __shfl_sync(~0u, warp / P::kWarpsOfConsumer, 0);  // known to be uniform
+  Ring<P::kNumTiles> tiles;
+  Ring<P::kNumStages> ring;
+  SideBySide<P> schedule(s, consumer);
+  StagingBuffers<P> buffers(s.buffers[consumer], s.buffer_full[consumer], consumer, warp % 4);
+  for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
+    float sums[P::kTileM / 2];
+#pragma unroll
+    for (float& sum : sums) sum = 0;
+    auto weights = operands.template weights<P>(tile, consumer);
+    const int32_t blocks = operands.template blocks<P>(tile);
+    multiply_decoding(s, schedule, ring, tile.num_k, blocks, weights, sums);
+    epilogue.take(buffers, tile, blocks, tile.first_n + 64 * consumer, sums);
+  }
+  buffers.finish();
+}
+
 template <class P, class Operands, class Epilogue>
 __global__ void __launch_bounds__(P::kThreads, 1)
     grouped_gemm(const __grid_constant__ Parameters<Operands, Epilogue> p) {
@@ -219,7 +254,11 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp >= 4) {
     ptx::setmaxnreg_inc<P::kConsumerRegisters>();
-    consume<P>(s, p.operands, p.epilogue);
+    if constexpr (P::kShape.decodes_weights) {
+      consume_decoding<P>(s, p.operands, p.epilogue);
+    } else {
+      consume<P>(s, p.operands, p.epilogue);
+    }
     return;
   }
   ptx::setmaxnreg_dec<P::kProducerRegisters>();

@@ -29,6 +29,7 @@ struct Shape {
   Pieces pieces = Pieces::kAtOnce;
   int element_bytes = 2;             // 1: FP8 with scales (scaled_main_loop.cuh)
   bool scales_every_column = false;  // which then come with a stage
+  bool decodes_weights = false;      // codes, beside BF16 rows (decoding_main_loop.cuh)
 };
 
 // kRows: of an epilogue's copies, a warpgroup's or (BoxesOfWarps) a warp's.
@@ -37,6 +38,7 @@ struct Policy {
   static constexpr Shape kShape = kGiven;
   static constexpr bool kIsPingPong = kShape.schedule == Schedule::kPingPong;
   static constexpr bool kIsScaled = kShape.element_bytes == 1;
+  static constexpr bool kTakesTurns = kIsScaled || kShape.decodes_weights;  // side by side
   static constexpr bool kIsLeftOver = kShape.pieces == Pieces::kLeftOver;
   static constexpr int kTileM = kShape.tile_m, kTileN = kShape.tile_n;
   static constexpr int kTileKBytes = 128, kTileK = kTileKBytes / kShape.element_bytes;
@@ -53,7 +55,8 @@ struct Policy {
   static constexpr int kWidth = kConsumers == 2 || kTileN <= 192 ? kTileN : kTileN / 2;
   // Ring of work tiles: a block that held one more could not leave it to another.
   static constexpr int kNumTiles = kIsPingPong ? 2 : 1;
-  static constexpr int kABytes = kTileM * kTileKBytes, kBBytes = kTileN * kTileKBytes;
+  static constexpr int kABytes = kTileM * kTileKBytes;
+  static constexpr int kBBytes = kTileN * kTileKBytes / (kShape.decodes_weights ? 2 : 1);
   // Scales that come with a stage. Those of rows alone begin with a multiple of 4 of all rows, as
   // TMA has it, and so up to 3 rows before the tile's.
   static constexpr int kRowScales = kShape.scales_every_column ? kTileM : kTileM + 4;

@@ -45,6 +45,9 @@ class StagingBuffers {
     return buffer;
   }
 
+  // The same from its first row on, of an epilogue whose warps write to all rows.
+  __device__ char* acquire_whole() { return acquire() - (at(0) - memory_[0]); }
+
   // ---- for epilogues that name their buffers ----
 
   // This warp's rows in a buffer; in the index-th of the places with kRowBytes a row.
