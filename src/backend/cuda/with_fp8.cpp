@@ -81,6 +81,7 @@ class ByWeight : public Chosen<A> {
   ByWeight(const DeviceState& state, const A& args, const Workspace&)
       : ByWeight(is_quantised(args) ? kInside.supports(state, args) : Reason(), state, args) {}
 
+  Reason supports() const { return &this->chosen_ == &kInside ? Reason() : Chosen<A>::supports(); }
   std::string policy() const {
     const std::string policy = Chosen<A>::policy();
     return refusal_ ? concat(policy, "; weight not decoded in registers: ", *refusal_) : policy;
