@@ -173,8 +173,8 @@ struct DecodingRaggedM {
   static constexpr int kBlockBytes = 64 * 128;  // of 64 rows, or columns, of a stage
 
   CUtensorMap a;  // {k, rows}; box {64, 64}
-  CUtensorMap
-      b;  // K-major {k, n, matrices}, box {64, tile_n, 1}; else {n, k, matrices}, {64, 64, 1}
+  // K-major {k, n, matrices}, box {64, tile_n, 1}; else {n, k, matrices}, {64, 64, 1}.
+  CUtensorMap b;
   ColumnScales scales;
   int32_t n, k;
   int32_t zeroes_tail;
