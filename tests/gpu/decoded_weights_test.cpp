@@ -16,21 +16,7 @@ namespace {
 constexpr Fp8 kMx{DType::kE4M3, DType::kE8M0};
 constexpr const char* kInside = "weight decoded in registers";
 
-class DecodedWeights : public Gpu {
- protected:
-  void SetUp() override {
-    Gpu::SetUp();
-    if (!IsSkipped() && !has_sm90()) GTEST_SKIP() << "the kernels are for compute capability 9.0";
-  }
-  Tested alone() const { return Tested::alone(context()); }
-  // With which words explain says how a call runs.
-  template <class A>
-  std::string policy(const A& args) const {
-    const Context explaining = context().explaining();
-    EXPECT_TRUE(succeeds(run(explaining, args)));
-    return explaining.explanation().empty() ? "" : explaining.explanation()[0].policy;
-  }
-};
+class DecodedWeights : public Hopper {};
 
 GemmOptions options(int32_t layout) {
   GemmOptions o;

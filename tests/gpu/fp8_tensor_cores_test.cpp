@@ -15,20 +15,8 @@ namespace {
 constexpr Fp8 kMx4{DType::kE4M3, DType::kE8M0}, kMx5{DType::kE5M2, DType::kE8M0};
 constexpr Fp8 kBlock4{DType::kE4M3, DType::kFP32}, kBlock5{DType::kE5M2, DType::kFP32};
 
-class Fp8TensorCores : public Gpu {
+class Fp8TensorCores : public Hopper {
  protected:
-  void SetUp() override {
-    Gpu::SetUp();
-    if (!IsSkipped() && !has_sm90()) GTEST_SKIP() << "the kernels are for compute capability 9.0";
-  }
-  Tested alone() const { return Tested::alone(context()); }
-  // With which words explain says how a call runs.
-  template <class A>
-  std::string policy(const A& args) const {
-    const Context explaining = context().explaining();
-    EXPECT_TRUE(succeeds(run(explaining, args)));
-    return explaining.explanation().empty() ? "" : explaining.explanation()[0].policy;
-  }
   // On FP8 tensor cores, and as the reference has it.
   template <class Case>
   void check(const Case& c) const {

@@ -8,6 +8,9 @@
 #include <optional>
 #include <string>
 
+#include "tests/support/expect.h"
+#include "tests/support/tested.h"
+
 namespace moire::test {
 
 class Gpu : public testing::Test {
@@ -33,6 +36,23 @@ class Gpu : public testing::Test {
 
  private:
   std::optional<Context> context_;
+};
+
+// Tests of the kernels for compute capability 9.0.
+class Hopper : public Gpu {
+ protected:
+  void SetUp() override {
+    Gpu::SetUp();
+    if (!IsSkipped() && !has_sm90()) GTEST_SKIP() << "the kernels are for compute capability 9.0";
+  }
+  Tested alone() const { return Tested::alone(context()); }
+  // With which words explain says how a call runs.
+  template <class A>
+  std::string policy(const A& args) const {
+    const Context explaining = context().explaining();
+    EXPECT_TRUE(succeeds(run(explaining, args)));
+    return explaining.explanation().empty() ? "" : explaining.explanation()[0].policy;
+  }
 };
 
 }  // namespace moire::test
