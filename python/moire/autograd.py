@@ -244,8 +244,8 @@ if torch is not None:
             found["y"] = of_overwritten(grads[0], offsets, values["tail"])
         return _in_row(spec, found) if to is None else found
 
-    class _Again(torch.autograd.Function):
-        """OpFunction of a call that was made again, by tapes.py: all tensors are there."""
+    class _Again(OpFunction):
+        """Of a call that was made again, by tapes.py: all tensors are there."""
 
         @staticmethod
         def forward(ctx, given, *tensors):
@@ -256,11 +256,6 @@ if torch is not None:
             if again.fixed:
                 ctx.mark_non_differentiable(*[all_tensors[i] for i in again.fixed])
             return again.result(all_tensors)
-
-        @staticmethod
-        @once_differentiable
-        def backward(ctx, *grads):
-            return None, *_passed_back(ctx, grads)
 
     class _CallAgain(NamedTuple):
         """Where, among the tensors of a tape, those of an OpFunction are, and its backward."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional, Union
 
-from . import grouped_storage
+from . import grouped_storage, recipes
 from .arrays import Numpy, Torch, assign, check_array, version_of, was_written
 from .autograd import followed, of_decoded, of_parts, through, to_source
 from .context import restored_after_explaining
@@ -17,16 +17,7 @@ from .grouped_interchange import Interchangeable
 from .grouped_storage import Copy, Kind, checked, empty_copy, parts_of, source_of
 from .groups import Groups, as_groups
 from .layouts import GluLayout, GluLayoutLike
-from .recipes import (
-    COLUMNWISE,
-    DIRECTIONS,
-    ROWWISE,
-    Format,
-    Recipe,
-    RecipeLike,
-    check_direction,
-    check_element,
-)
+from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Format, Recipe, RecipeLike
 from .values import flag, integer, torch_device, wrong
 
 
@@ -306,7 +297,7 @@ class GroupedTensor(Interchangeable):
             dtype = self._fw.compute_dtype("dequantize: dtype", dtype)
         read = COLUMNWISE if self.rowwise is None else ROWWISE
         if direction is not None:
-            read = check_direction("dequantize: direction", direction)
+            read = recipes.check_direction("dequantize: direction", direction)
         self.copy_of(read, "dequantize")
         source = self.carrier("dequantize")
         values = grouped_storage.dequantized(self, read, dtype or self.dtype)
@@ -454,7 +445,7 @@ def quantize(
     """
     call = "quantize"
     recipe = Recipe.of_quantize(recipe, f"{call}: recipe")
-    element = check_element(f"{call}: element", element)
+    element = recipes.check_element(f"{call}: element", element)
     wanted = flag(f"{call}: rowwise", rowwise), flag(f"{call}: columnwise", columnwise)
     if not any(wanted):
         raise invalid(f"{call}: rowwise and columnwise are both False, needs at least one")
