@@ -43,6 +43,7 @@ from .functional import grouped_mlp
 from .groups import Groups
 from .layouts import Activation, GluLayout, num_halves
 from .nn import GroupedLinear, ScaledGLU
+from .nn.linear import OfLayers
 from .nn.mlp import fused_options
 from .recipes import Recipe
 from .values import described, integer
@@ -88,7 +89,7 @@ def _moe_submodules(part: Any, seen: set) -> Iterator[MoESubmodules]:
         yield from _moe_submodules(each, seen)
 
 
-class GroupedMLP(MegatronModule):
+class GroupedMLP(OfLayers, MegatronModule):
     """The experts of one rank, in one call of moire.grouped_mlp: FC1, activation times the routing
     probability, FC2. What `config` asks for and moire does not do is an error that says it;
     `submodules` are not used.
@@ -147,11 +148,6 @@ class GroupedMLP(MegatronModule):
             options["b2_scale"] = None
         buffers = {"out": output_buffer, "grad_x_out": grad_input_buffer}
         return grouped_mlp(x, groups=groups, probs=probs, **options, **buffers), None
-
-    def backward_dw(self) -> None:
-        """The weight gradients that backward left (delay_wgrad_compute), FC2's first."""
-        self.linear_fc2.backward_dw()
-        self.linear_fc1.backward_dw()
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: Optional[dict] = None

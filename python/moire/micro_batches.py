@@ -18,6 +18,7 @@ import functools
 import torch
 
 from .autograd import pass_of_backward
+from .context import restored_after_explaining
 from .wgrad import Beta
 
 
@@ -91,17 +92,29 @@ class SumOfParts:
         self.deferred[f"part {self.left - 1}"] = run, operands
         if len(self.deferred) < self.count:
             return
-        runs = [run for run, _ in self.deferred.values()]
+        runs = _OneByOne([run for run, _ in self.deferred.values()], self.sink)
         read = {
             f"{name} of {part}": value
             for part, (_, operands) in self.deferred.items()
             for name, value in operands.items()
         }
-        self.sink.defer(backward, functools.partial(_one_by_one, runs), read, *destination)
+        self.sink.defer(backward, runs, read, *destination)
         self.deferred = {}
 
 
-def _one_by_one(runs, written, beta):
-    for run in runs:
-        run(written, beta)
-        beta = Beta(1)
+class _OneByOne:
+    """The runs of all parts. A call after one that failed does not add to main_grad what that did;
+    other arrays are new ones, which have none of it.
+    """
+
+    num_done = 0
+
+    def __init__(self, runs, sink):
+        self.runs, self.adds_to_main_grad = runs, sink.accumulate_into_main_grad
+
+    def __call__(self, written, beta):
+        restored_after_explaining(self, "num_done")
+        self.num_done *= self.adds_to_main_grad
+        for run in self.runs[self.num_done :]:
+            run(written, Beta(1) if self.num_done else beta)
+            self.num_done += 1

@@ -111,18 +111,24 @@ class ParameterGradients(FreshGradients):
         """
         operands = dict(tensors_of(operands))
         versions = [version_of(t) for t in operands.values()]
-        deferred = _Deferred(backward, self, run, operands, versions, destination)
+        deferred = _Deferred(backward, self, run, operands, versions, destination, added=[])
         restored_after_explaining(self._queue, "waiting")
         self._queue.waiting = (*self._queue.waiting, deferred)
+
+    def passes(self):
+        """The last of which backward_dw left nothing, and the oldest of which something waits."""
+        queue = self._queue
+        return queue.last, queue.waiting[0].backward if queue.waiting else float("inf")
 
     def run_deferred(self):
         """Runs what the oldest pass left; whether it left any. What fails stays, and all after."""
         queue, backward = self._queue, None
-        restored_after_explaining(queue, "waiting")
+        restored_after_explaining(queue, "waiting", "last")
         while queue.waiting and backward in (None, queue.waiting[0].backward):
             deferred = queue.waiting[0]
             deferred.sink._run(deferred)
             queue.waiting, backward = queue.waiting[1:], deferred.backward
+        queue.last = queue.last if backward is None else backward
         return backward is not None
 
     def _run(self, deferred):
@@ -138,17 +144,18 @@ class ParameterGradients(FreshGradients):
         if self.accumulate_into_main_grad:
             fw.written(*(buffer for _, buffer in wanted))
             return
-        for p, grad in wanted if not is_explaining() else ():
+        for p, grad in wanted[len(deferred.added) :] if not is_explaining() else ():
             if p.grad is None:
                 p.grad = grad.to(p.dtype)  # another since the backward, if Module.to made it that
             else:  # in place, as autograd does: views of it and captured graphs know it
                 p.grad.add_(grad)
+            deferred.added.append(p)
 
 
 class _Queue:
     """What backward passes left for backward_dw, oldest first."""
 
-    waiting, _ddp = (), None
+    waiting, last, _ddp = (), -1, None
 
     def __getstate__(self):
         return {}  # a copy has gradients of its own to wait for
@@ -172,6 +179,7 @@ class _Deferred(NamedTuple):
     operands: dict  # by name
     versions: list  # of the operands
     destination: tuple
+    added: list  # parameters that have theirs, where another's could not be added
 
     def check(self):
         """That the operands are as backward left them."""

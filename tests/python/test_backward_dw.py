@@ -7,7 +7,7 @@ import moire
 import pytest
 import torch
 import truth
-from moire import invoke, nn
+from moire import invoke, layers, nn
 from samples_mlp import FORMS, SPLITS, E, F, H, make, run, weights
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -263,6 +263,85 @@ def test_what_fails_in_backward_dw_can_be_done_again(generator):
         layer.backward_dw()
     for p, reference in zip(weights(layer), weights(plain)):
         truth.assert_close(p.main_grad, reference.grad.double(), torch.float32, 18)
+
+
+ADD = "more than one element of the written-to tensor"
+
+
+def test_a_weight_whose_gradient_cannot_be_added_leaves_the_others_added_once(generator):
+    plain, x, probs = make(generator, packed=False)
+    layer, *_ = make(generator, packed=False, delay_wgrad_compute=True)
+    for p, reference in zip(weights(layer), weights(plain)):
+        p.grad = truth.draw(generator, *p.shape)
+        reference.grad = p.grad.clone()
+    run(plain, x, probs)
+    run(layer, x, probs)
+    last, ran = layer.fc1.weight2, []
+    kept, last.grad = last.grad, last.grad.new_zeros(()).expand(last.shape)
+    layer.fc1.register_wgrad_accumulation_and_reduce_hooks(lambda: ran.append(1))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=ADD):
+            layer.backward_dw()
+    moire.explain(layer.backward_dw)
+    assert not ran
+    last.grad = kept
+    layer.backward_dw()
+    for p, reference in zip(weights(layer), weights(plain)):
+        assert torch.equal(p.grad, reference.grad)
+    assert ran == [1]
+
+
+def test_what_fails_is_of_one_backward_pass_in_all_layers_when_it_is_done_again(generator):
+    plain, x, probs = make(generator)
+    layer, *_ = make(generator, delay_wgrad_compute=True)
+    for scale in (1.0, 0.5):
+        run(layer, scale * x, probs)
+    layer.fc1.weight.grad = torch.zeros(()).expand(layer.fc1.weight.shape)
+    with pytest.raises(RuntimeError, match=ADD):
+        layer.backward_dw()
+    layer.fc1.weight.grad = None
+    for scale in (1.0, 0.5):
+        run(plain, scale * x, probs)
+        layer.backward_dw()
+        for p, reference in zip(weights(layer), weights(plain)):
+            assert torch.equal(p.grad, reference.grad)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("fails", [1, 2, 4, 5])
+def test_parts_of_a_call_are_added_once_whichever_fails(
+    generator, monkeypatch, adds, is_first, fails
+):
+    """Three of each weight's: a failure of the second, say, does not add the first again."""
+    (rank,) = moire.Communicator.threads(1, 1 << 20)
+    group = moire.ExpertParallel(rank, num_experts=E, max_tokens=9)
+    options = {"accumulate_into_main_grad": adds, "delay_wgrad_compute": True}
+    x, idx = truth.draw(generator, 9, H), torch.arange(9)[:, None] % E
+    found, left, real = [], [0], layers._later
+
+    def failing(*args):
+        left[0] -= 1
+        if left[0] == 0:
+            raise MemoryError("a part")
+        real(*args)
+
+    monkeypatch.setattr(layers, "_later", failing)
+    for fails_once in (False, True):
+        layer, *_ = make(generator, **options)
+        for p in weights(layer):
+            p.main_grad = torch.ones_like(p)
+        routed = {"group": group, "micro_batches": 3, "is_first_microbatch": is_first}
+        layer.route(x, idx, torch.ones(9, 1), **routed).sin().sum().backward()
+        if fails_once:
+            left[0] = fails
+            with pytest.raises(MemoryError, match="a part"):
+                layer.backward_dw()
+        moire.explain(layer.backward_dw)
+        layer.backward_dw()
+        layer.backward_dw()  # there is nothing left
+        found.append([p.main_grad if adds else p.grad for p in weights(layer)])
+    assert all(map(torch.equal, *found))
 
 
 def test_copies_of_a_layer_wait_for_nothing(generator):

@@ -62,9 +62,12 @@ class OfLayers:
         return any(layer.need_backward_dw() for layer in self._layers())
 
     def backward_dw(self) -> None:
-        """As in GroupedLinear, of the last first, each followed by its hooks."""
-        for layer in reversed(self._layers()):
-            layer.backward_dw()
+        """As in GroupedLinear, of the last first; those before one that failed wait for that."""
+        later = [layer for layer in reversed(self._layers()) if layer.need_backward_dw()]
+        passes = [layer._wgrad.passes() for layer in later]
+        for layer, (last, _) in zip(later, passes):
+            if all(last < oldest for _, oldest in passes):
+                layer.backward_dw()
 
     def _layers(self):
         return [module for module in self.modules() if isinstance(module, GroupedLinear)]
