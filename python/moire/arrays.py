@@ -169,7 +169,7 @@ class Torch:
         copy = torch.clone
         _places = {None: ("cpu", 0)}
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
-        _compute_dtypes = tuple(getattr(torch, name) for name in COMPUTE_DTYPES)
+        compute_dtypes = tuple(getattr(torch, name) for name in COMPUTE_DTYPES)
 
     # ---- what a moire_tensor needs to know of an array
 
@@ -291,7 +291,7 @@ class Torch:
         return tapes.converted(array, array.to(dtype))
 
     def compute_dtype(name, dtype):
-        if isinstance(dtype, torch.dtype) and dtype in Torch._compute_dtypes:
+        if isinstance(dtype, torch.dtype) and dtype in Torch.compute_dtypes:
             return dtype
         raise invalid(
             f"{name} is {dtype if isinstance(dtype, torch.dtype) else described(dtype)}, must be "

@@ -153,7 +153,7 @@ class ExpertParallel:
         FakeTensors are for process groups alone: windows hold values.
         """
         topk_weights = self._checked("dispatch", x, topk_idx, topk_weights)
-        places = self._places(x, topk_idx, self._capacity("dispatch", x))
+        places = self._places(x, topk_idx, self._capacity("dispatch", x, topk_idx))
         x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
         return Received(x, idx, topk_weights, self._plan(idx), places)
 
@@ -162,6 +162,7 @@ class ExpertParallel:
         for name, array, rank in (("x", x, 2), ("topk_idx", topk_idx, 2)):
             check_array(Torch, call, name, array)
             check_rank(call, name, array, rank)
+        Torch.compute_dtype(f"{call}: the type of x", x.dtype)
         topk_weights = as_fp32(Torch, call, "topk_weights", topk_weights)
         Torch.check_beside(call, x=x, topk_idx=topk_idx, topk_weights=topk_weights)
         if self.has_windows and hasattr(x, "fake_mode"):
@@ -249,7 +250,7 @@ class ExpertParallel:
             got = self.dispatch(x, topk_idx, topk_weights)
             return self.combine(run(given.of(got.x), *got[1:4], wgrad), got)
         topk_weights = self._checked("moe", x, topk_idx, topk_weights)
-        places = self._places(x, topk_idx, self._capacity("moe", x))
+        places = self._places(x, topk_idx, self._capacity("moe", x, topk_idx))
         rest = _rest_of(given.recipe, torch.is_grad_enabled())
         with torch.no_grad():
             rows, idx, weights = places.spread(x.contiguous(), topk_weights, rest)
@@ -263,7 +264,7 @@ class ExpertParallel:
         whole = given.x, choices[0], topk_weights
         sizes = [len(part) for part in topk_weights.tensor_split(count)]
         parts = list(zip(*(tensor.split(sizes) for tensor in whole)))
-        capacity = -(-self._capacity("moe", given.x) // count)
+        capacity = -(-self._capacity("moe", given.x, choices[0], count) // count)
         wgrad = [SumOfParts(sink, count) for sink in wgrad or (FRESH, FRESH)]
         moves, found = Moves(given.x), []
 
@@ -289,17 +290,29 @@ class ExpertParallel:
             moves.wait(moves.mark(*found))
         return Torch.concatenate(found)
 
-    def _capacity(self, call, x):
-        """C of this call."""
-        if self.max_tokens is None:
-            return max(_most(self, x), 1)
-        is_refused = self.overflow == "refuse" and not self.has_windows
-        if is_refused and x.shape[0] > self.max_tokens:
-            raise invalid(
-                f"{call}: x has {x.shape[0]} tokens, must have at most max_tokens = "
-                f"{self.max_tokens}"
-            )
-        return self.max_tokens
+    def _capacity(self, call, x, topk_idx, parts=1):
+        """C of this call, which is made in so many parts."""
+        most, tokens = self.max_tokens, x.shape[0]
+        if self.has_windows:  # whose calls compare what the ranks call
+            return max(_most(self, x), 1) if most is None else most
+        if self.overflow == "refuse" and most is not None and tokens > most:
+            raise invalid(f"{call}: x has {tokens} tokens, must have at most max_tokens = {most}")
+        # NOTE: gloo ends a process that gets more than it waits for. The host of a GPU, which would
+        # have to wait for the others, asks only where it waits for their tokens.
+        if most is None or (x.is_cpu and not hasattr(x, "fake_mode")):
+            tokens = self._tell(call, x, topk_idx, parts)
+        return max(tokens, 1) if most is None else most
+
+    def _tell(self, call, x, topk_idx, parts):
+        """The most tokens of a rank, of ranks that make the same call; or an error on all."""
+        types = Torch.compute_dtypes
+        ours = {"x.dtype": types.index(x.dtype), "x.shape[1]": x.shape[1]}
+        ours.update({"topk_idx.shape[1]": topk_idx.shape[1], "micro_batches": parts})
+        mine = torch.tensor([x.shape[0], *ours.values()], device=x.device)
+        tokens, dtypes, *others = zip(*self._exchange(mine.expand(self.size, -1)).tolist())
+        for name, told in zip(ours, ([types[i] for i in dtypes], *others)):
+            process_groups.check_equal(call, name, told)
+        return max(tokens)
 
     def _exchange(self, rows):
         """rows [R C, ...], of which C go to each rank: those that came from each."""
@@ -324,11 +337,7 @@ def _mode_of(x):
 
 
 def _most(group, x):
-    """The largest number of tokens of a rank."""
-    if not group.has_windows:
-        tokens = torch.tensor([x.shape[0]], device=x.device)
-        dist.all_reduce(tokens, dist.ReduceOp.MAX, group=group.group)
-        return int(tokens)
+    """The largest number of tokens of a rank of a Communicator."""
     if is_explaining():
         return x.shape[0]
     # A token that says it goes to the first expert of each rank.

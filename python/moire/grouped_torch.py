@@ -100,7 +100,7 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
     def copy_(self, other: Any) -> GroupedTensor:
         """As of any GroupedTensor; or the values of an array of its shape, quantised."""
         is_array = isinstance(other, torch.Tensor) and not isinstance(other, GroupedTensor)
-        if is_array and other.dtype in Torch._compute_dtypes:
+        if is_array and other.dtype in Torch.compute_dtypes:
             return self.quantize_(other)
         return super().copy_(other)
 

@@ -24,13 +24,18 @@ def agree(call, group, **ours):
     """An error on every rank where one was told something else than the first."""
     told = [None] * dist.get_world_size(group)
     dist.all_gather_object(told, ours, group=group)
-    for rank, theirs in enumerate(told):
-        for name, value in theirs.items():
-            if value != told[0][name]:
-                raise invalid(
-                    f"{call}: {name} is {told[0][name]} on rank 0 but {value} on rank {rank}, "
-                    "must be equal on all ranks"
-                )
+    for name in ours:
+        check_equal(call, name, [theirs[name] for theirs in told])
+
+
+def check_equal(call, name, told):
+    """That every rank was told what the first was; of ranks that know what all were, all raise."""
+    for rank, value in enumerate(told):
+        if value != told[0]:
+            raise invalid(
+                f"{call}: {name} is {told[0]} on rank 0 but {value} on rank {rank}, must be equal "
+                "on all ranks"
+            )
 
 
 def nccl_ranks(call, group, window_bytes):

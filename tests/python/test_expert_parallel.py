@@ -156,6 +156,7 @@ def what_the_ranks_are_told_has_to_be_equal(at):
         found = "dispatch_format is None on rank 0 but mxfp8 on rank 1"
         with pytest.raises(moire.InvalidArgument, match=found):
             moire.ExpertParallel(num_experts=EXPERTS, max_tokens=32, dispatch_format=form)
+        calls_that_differ_are_refused_on_all_ranks(at)
         return
     idx, ones = torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
     for others, widths in ((None, (8, 8)), ("fp8_block", (64, 64)), ("mxfp8", (64, 60))):
@@ -168,6 +169,23 @@ def what_the_ranks_are_told_has_to_be_equal(at):
     for _ in range(2):  # and all are in step
         with pytest.raises(moire.InvalidArgument, match="x_recv is .* of the window of rank"):
             group.dispatch(x, torch.zeros(3, 1, dtype=torch.int64), x[:, :1])
+
+
+def calls_that_differ_are_refused_on_all_ranks(at):
+    """Where their hosts wait for each other; there are no windows that compare calls."""
+    first = torch.zeros(3, 64), torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, 2)
+    first = [tensor.to(worlds.DEVICE) for tensor in first]
+    others = {
+        "x.dtype is torch.float32 on rank 0 but torch.float16": [first[0].half(), *first[1:]],
+        r"x.shape\[1\] is 64 on rank 0 but 32": [first[0][:, :32].contiguous(), *first[1:]],
+        r"topk_idx.shape\[1\] is 2 on rank 0 but 1": [first[0], *(t[:, :1] for t in first[1:])],
+    }
+    for most in (None, 4) if worlds.DEVICE.type == "cpu" else (None,):
+        group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=most)
+        for found, other in others.items():
+            with pytest.raises(moire.InvalidArgument, match=f"dispatch: {found} on rank 1, must"):
+                group.dispatch(*(other if at.rank == 1 else first))
+        assert not group.dispatch(*first).x.any()  # and all are in step
 
 
 @case
@@ -282,6 +300,7 @@ def bad_arguments_are_refused_before_anything_is_sent(at):
         refuses("has 5 tokens for rank 0, which has room for 4", *longer)
     refuses(r"\[4, 2\] and topk_weights \[4, 3\]", x, idx, weights[:, [0, 1, 1]])
     refuses("topk_idx is torch.int16", x, idx.short(), weights)
+    refuses("the type of x is torch.float64, must be", x.double(), idx, weights)
     for bad in (-2, EXPERTS + 1):
         found = rf"topk_idx\[.*\] is {bad}, must be (-1 to {EXPERTS}|below {EXPERTS + 1})"
         if worlds.DEVICE.type == "cpu":
