@@ -263,7 +263,7 @@ class ExpertParallel:
         topk_weights = self._checked("moe", given.x, *choices)
         whole = given.x, choices[0], topk_weights
         sizes = [len(part) for part in topk_weights.tensor_split(count)]
-        parts = list(zip(*(tensor.split(sizes) for tensor in whole)))
+        parts = list(zip(*(_Split.apply(sizes, tensor) for tensor in whole)))
         capacity = -(-self._capacity("moe", given.x, choices[0], count) // count)
         wgrad = [SumOfParts(sink, count) for sink in wgrad or (FRESH, FRESH)]
         moves, found = Moves(given.x), []
@@ -345,6 +345,18 @@ def _most(group, x):
     told = x.new_full((1, 1), x.shape[0], dtype=torch.int32)  # for a copy the host would wait
     told = OverWindows(group, everyone, 1).spread(told.view(torch.float32))[0]
     return int(told.view(torch.int32).max())
+
+
+class _Split(torch.autograd.Function):
+    """Of Torch's own, autocast rounds the gradient, or refuses it, where backward() runs in it."""
+
+    @staticmethod
+    def forward(ctx, sizes, tensor):
+        return tensor.split(sizes)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return None, Torch.concatenate(grads)
 
 
 class _Dispatch(torch.autograd.Function):

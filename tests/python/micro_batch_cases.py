@@ -245,3 +245,18 @@ def ranks_that_cut_a_call_into_different_parts_are_all_told(at):
         with pytest.raises(moire.InvalidArgument, match=found):
             in_parts(3 if at.rank == 1 else 2)(*given)
         assert torch.equal(in_parts(2)(*given), wanted)
+
+
+@case
+def gradients_of_parts_are_those_of_the_forward_in_whatever_autocast_backward_runs(at):
+    """None of it in the other type of 16 bits, and FP32 of the weights."""
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        at.sum(torch.zeros(1, device=worlds.DEVICE))  # see above: no copies while others wait
+        world = World(at, 3, dtype)
+        at.sum(world.x.new_zeros(1))
+        wanted = world.together(group, in_parts(3))[1:]
+        for other in (torch.float16, torch.bfloat16):
+            with torch.autocast(worlds.DEVICE.type, other):  # which at_once leaves
+                found = world.together(group, in_parts(3))[1:]
+            assert all(map(torch.equal, found, wanted))
