@@ -203,6 +203,10 @@ def test_what_a_dispatcher_does_besides_is_not_dropped():
             dispatcher(config)
 
 
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def dims_of(**sizes):
     from torchtitan.distributed import parallel_dims
     from torchtitan.distributed.utils import set_spmd_backend
@@ -269,8 +273,36 @@ def the_dispatcher_says_that_it_is_not_compiled(rank):
         compiled(torch.zeros(1, 20, D))
 
 
+def selective_checkpoints_send_tokens_once(rank):
+    """As torchtitan wraps a block: of what ranks sent each other the results are kept."""
+    from torchtitan.distributed.activation_checkpoint import SelectiveAC
+
+    dims = dims_of(dp_shard=2, tp=1, ep=2)
+    x, grad = torch.randn(2, 1, 20, D, generator=torch.Generator().manual_seed(4 + rank))
+    wrap = SelectiveAC(SelectiveAC.Config(force_recompute_mm_shapes_by_fqns=[]))._wrap_block
+    for options in ({}, {"dispatch_format": "mxfp8"}):
+        found = []
+        for wraps in (False, True):
+            layer = built(config_of(EXPERTS, (DISPATCHER, options), is_spread=True))
+            layer.parallelize(dims)
+            layer = wrap(layer) if wraps else layer
+            leaf = x.clone().requires_grad_()
+            with torch.profiler.profile() as forward:
+                y = layer(leaf)
+            with torch.profiler.profile() as backward:
+                y.backward(grad)
+            sent = [
+                sum(e.count for e in of.key_averages() if e.key == "c10d::alltoall_base_")
+                for of in (forward, backward)
+            ]
+            found.append((sent, [y, leaf.grad, *(local(p.grad) for p in layer.parameters())]))
+        (plain, wanted), (wrapped, made) = found
+        assert plain == wrapped == [4, 3]  # of the forward one that tells what it calls
+        assert all(map(torch.equal, made, wanted))
+
+
 CASES = [spread_over_ranks, experts_are_compiled_where_rows_are_counted]
-CASES += [the_dispatcher_says_that_it_is_not_compiled]
+CASES += [the_dispatcher_says_that_it_is_not_compiled, selective_checkpoints_send_tokens_once]
 
 
 def test_experts_spread_over_ranks(tmp_path):
