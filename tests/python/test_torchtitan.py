@@ -1,5 +1,6 @@
 """moire.torchtitan against torchtitan's own experts and dispatch, on a CPU."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -207,11 +208,11 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def dims_of(**sizes):
+def dims_of(backend="partial_dtensor", **sizes):
     from torchtitan.distributed import parallel_dims
     from torchtitan.distributed.utils import set_spmd_backend
 
-    parallel_dims.device_type, backend = "cpu", "partial_dtensor"
+    parallel_dims.device_type = "cpu"
     set_spmd_backend(backend)
     sizes = {"dp_replicate": 1, "cp": 1, "pp": 1, "world_size": 2, **sizes}
     dims = parallel_dims.ParallelDims(**sizes, spmd_backend=backend)
@@ -301,8 +302,44 @@ def selective_checkpoints_send_tokens_once(rank):
         assert all(map(torch.equal, made, wanted))
 
 
+def a_bias_of_parts_of_an_expert_is_added_once(rank):
+    """GPT-OSS's second one, by ranks that have halves of each expert and all of that bias."""
+    from torchtitan.distributed import spmd_types
+    from torchtitan.models.common.moe_sharding import set_moe_sharding_config
+    from torchtitan.models.gpt_oss.sharding import _GPT_OSS_EXPERTS_PARAM_LAYOUT as LAYOUT
+
+    x, grad = torch.randn(2, 2, 20, D, generator=torch.Generator().manual_seed(3)).bfloat16()
+    whole = built(config_of(of="gpt_oss")).bfloat16()
+    wanted, name = outcome(whole, x, grad), "routed_experts.inner_experts.mlp2_bias_ED"
+    for backend in ("partial_dtensor", "spmd_types"):
+        dims = dims_of(backend, dp_shard=1, tp=2, ep=1)
+        for imports in ((EXPERTS,), (EXPERTS, DISPATCHER)):
+            config = config_of(*imports, of="gpt_oss")
+            options = {"enable_ep": False, "enable_sp": False, "expert_param_layout": LAYOUT}
+            set_moe_sharding_config(config, **options)
+            layer = built(config).bfloat16()
+            layer.load_state_dict(whole.state_dict())
+            layer.parallelize(dims)
+            experts, leaf = layer.routed_experts.inner_experts, x.clone().requires_grad_()
+            is_typed = backend == "spmd_types"  # parameters are then plain tensors
+            mesh = spmd_types.set_current_spmd_mesh(dims.get_mesh("tp")) if is_typed else None
+            with mesh or contextlib.nullcontext():
+                y = layer(leaf)
+                y = y if is_typed else y.full_tensor()
+                y.backward(grad)
+            assert local(experts.mlp2_weight_EDF).shape == (E, D, F // 2)
+            assert far(y.detach(), wanted["y"]) < BF16 and far(leaf.grad, wanted["x"]) < BF16
+            bias = experts.mlp2_bias_ED.grad
+            if is_typed:
+                dist.all_reduce(bias)  # each rank has that of its part of the sum
+            else:
+                bias = bias.full_tensor()
+            assert far(bias, wanted[name]) < BF16, (backend, imports)
+
+
 CASES = [spread_over_ranks, experts_are_compiled_where_rows_are_counted]
 CASES += [the_dispatcher_says_that_it_is_not_compiled, selective_checkpoints_send_tokens_once]
+CASES += [a_bias_of_parts_of_an_expert_is_added_once]
 
 
 def test_experts_spread_over_ranks(tmp_path):
