@@ -61,33 +61,6 @@ __device__ inline uint32_t encode_four(float a, float b, float c, float d, bool 
 #endif
 }
 
-// Codes of four FP16 numbers, two to a word.
-__device__ inline uint32_t encode_halves(uint32_t first, uint32_t second, bool is_e5m2) {
-#if MOIRE_HAS_FP8_CONVERSIONS
-  uint32_t codes;
-  if (is_e5m2) {
-    asm("{.reg .b16 low, high;\n"
-        "cvt.rn.satfinite.e5m2x2.f16x2 low, %1;\n"
-        "cvt.rn.satfinite.e5m2x2.f16x2 high, %2;\n"
-        "mov.b32 %0, {low, high};}"
-        : "=r"(codes)
-        : "r"(first), "r"(second));
-  } else {
-    asm("{.reg .b16 low, high;\n"
-        "cvt.rn.satfinite.e4m3x2.f16x2 low, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f16x2 high, %2;\n"
-        "mov.b32 %0, {low, high};}"
-        : "=r"(codes)
-        : "r"(first), "r"(second));
-  }
-  return codes;
-#else
-  const float2 a = __half22float2(bits_as<__half2>(first));
-  const float2 b = __half22float2(bits_as<__half2>(second));
-  return encode_four(a.x, a.y, b.x, b.y, is_e5m2);
-#endif
-}
-
 // The values of two codes, which lie in the low bytes, as FP16 numbers.
 __device__ inline uint32_t decode_halves(uint32_t codes, bool is_e5m2) {
 #if MOIRE_HAS_FP8_CONVERSIONS
@@ -106,10 +79,6 @@ __device__ inline uint32_t decode_halves(uint32_t codes, bool is_e5m2) {
 }
 __device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
   return __half22float2(bits_as<__half2>(decode_halves(codes, is_e5m2)));
-}
-// Two FP16 numbers, each times its own.
-__device__ inline uint32_t times(uint32_t pair, float first, float second) {
-  return bits_as<uint32_t>(__hmul2(bits_as<__half2>(pair), __floats2half2_rn(first, second)));
 }
 
 // A scale as it is stored, and what elements are multiplied by before they are cast.

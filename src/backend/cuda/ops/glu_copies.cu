@@ -39,7 +39,7 @@ struct KeptEights {
 template <class Columns>
 struct ActivationRows {
   using Element = __nv_bfloat16;
-  static constexpr bool kVectors = true, kIsDecoded = false;
+  static constexpr bool kVectors = true;
   template <int kRows>
   using Rows = std::conditional_t<kRows == KeptEights::kRows, KeptEights, Eight<Element>[kRows]>;
   Gating<Columns> gating;

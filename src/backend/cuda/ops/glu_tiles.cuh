@@ -58,7 +58,7 @@ struct TileRows {
   using Element = __nv_bfloat16;
   using Tile = GluTile<kOfScaling>;
   using Part = TilePart<kOfScaling>;
-  static constexpr bool kVectors = true, kIsDecoded = false;
+  static constexpr bool kVectors = true;
   template <int kRows>
   using Rows = std::conditional_t<Tile::kIsMx, SharedEights, Eight<Element>[kRows]>;
   int columns;

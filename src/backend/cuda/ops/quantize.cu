@@ -116,8 +116,12 @@ Reason supports_quantize_weight(const DeviceState&, const QuantizeWeightArgs& ar
   return too_wide("source", source.columns());
 }
 
+std::string policy_of_tiles(int32_t scaling, bool takes_vectors) {
+  const bool is_mx = scaling == MOIRE_SCALING_MXFP8;
+  return tiles_policy(is_mx ? 32 : 128, is_mx ? 64 : 128, "eight", takes_vectors);
+}
 std::string policy_quantize(const DeviceState&, const QuantizeArgs& args) {
-  return tiles_policy(args.scaling, takes_vectors(args.source, args.rowwise, args.columnwise)) +
+  return policy_of_tiles(args.scaling, takes_vectors(args.source, args.rowwise, args.columnwise)) +
          (is_present(args.grad_bias) ? ", then bias_backward" : "");
 }
 size_t bias_workspace(const DeviceState& state, const QuantizeArgs& args) {
@@ -127,7 +131,7 @@ int64_t launches_quantize(const DeviceState& state, const QuantizeArgs& args) {
   return is_present(args.grad_bias) ? 1 + kBiasBackward.launches(state, bias_backward_of(args)) : 1;
 }
 std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
-  return tiles_policy(args.scaling, takes_vectors(args));
+  return policy_of_tiles(args.scaling, takes_vectors(args));
 }
 
 }  // namespace

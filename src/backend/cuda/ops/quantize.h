@@ -58,10 +58,11 @@ inline std::optional<std::string> why_not_transposed(std::string_view name,
   return concat(name, " lies transposed at no multiple of 16 bytes");
 }
 
-inline std::string tiles_policy(int32_t scaling, bool takes_vectors) {
-  const bool is_mx = scaling == MOIRE_SCALING_MXFP8;
-  return concat("tiles of ", is_mx ? 32 : 128, " x ", is_mx ? 64 : 128,
-                takes_vectors ? ", eight" : ", single", " elements at once");
+// Tiles of so many rows and columns, of which a thread moves so many at once.
+inline std::string tiles_policy(int rows, int columns, std::string_view at_once,
+                                bool takes_vectors) {
+  return concat("tiles of ", rows, " x ", columns, ", ", takes_vectors ? at_once : "single",
+                " elements at once");
 }
 
 }  // namespace moire::cuda::ops

@@ -1,4 +1,4 @@
-// The kernel of quantize, quantize_weight and requantize: a warp or a block per tile
+// The kernel of quantize and quantize_weight: a warp or a block per tile
 // (quantize_tiles.cuh), which it reads once and writes as one copy or both. The activations'
 // kernels quantise their tiles by the same functions (glu_tiles.cuh).
 //
@@ -8,7 +8,6 @@
 // taken again without NaN, and what was met is noted.
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
 #include "backend/cuda/device/non_finite.cuh"
@@ -70,7 +69,7 @@ __device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
   // A lane past the last column makes scales of its neighbours' rows.
   const int rows = __shfl_sync(kAllLanes, tile.num_rows, 0, Shape::kLanes) - tile.first_row;
   const auto make = [&](int i, float of_row, bool stores) {
-    const auto scale = scale_of<kScaling>(values, of_row, to.is_e5m2, args.fractional);
+    const auto scale = S::of(of_row, to.is_e5m2, args.fractional);
     if (stores && i < rows && !to.is_values()) {
       p[i * to.scale_stride] = scale.scale;
     }
@@ -109,7 +108,7 @@ __device__ inline uint32_t quantize_rows(const QuantizeTiles<Source>& args,
 #pragma unroll
   for (const float of_row : amax) largest.add(of_row);
   const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
-  if (is_left<kWay, Source, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
+  if (is_left<kWay, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
   if (is_odd) largest_of_rows<true, Shape::kLanes>(values, amax);
   make_row_scales(args, tile, values, amax);
   store_rows<kWay>(args, tile, to, values, [&](int i, int) { return amax[i]; });
@@ -188,13 +187,13 @@ __device__ inline uint32_t quantize_columns_of_warp(const QuantizeTiles<Source>&
 #pragma unroll
   for (int j = 0; j < kEight; ++j) largest.add(most[j]);
   const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
-  if (is_left<kWay, Source, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
+  if (is_left<kWay, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
   if (is_odd) most = largest_in_warp<true, kScaling>(values);
   float multipliers[kEight];
   uint32_t scales[2] = {0, 0};
 #pragma unroll
   for (int j = 0; j < kEight; ++j) {
-    const auto scale = scale_of<kScaling>(values, most[j], to.is_e5m2, args.fractional);
+    const auto scale = Scales<kScaling>::of(most[j], to.is_e5m2, args.fractional);
     multipliers[j] = scale.multiplier;
     scales[j / 4] |= uint32_t{scale.scale} << (8 * (j % 4));
   }
@@ -236,7 +235,7 @@ __device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
   const int first = static_cast<int>(threadIdx.x) % Shape::kPieces * kEight;
 #pragma unroll
   for (int i = 0; i < kEight; ++i) multipliers[i] = memory.multipliers[first + i];
-  if constexpr (!Source::kIsDecoded && kScaling == MOIRE_SCALING_FP8_BLOCK) {
+  if constexpr (kScaling == MOIRE_SCALING_FP8_BLOCK) {
     if (to.is_transposed) {
       store_transposed(args, tile, to, values, multipliers);
       return is_odd ? kIsOdd : 0;
@@ -299,12 +298,10 @@ __device__ inline uint32_t quantize_copies(const QuantizeTiles<Source>& args,
 
 // Whether tiles of such a source may be left.
 template <int kScaling, class Source>
-constexpr bool kLeavesTiles = kScaling == MOIRE_SCALING_MXFP8 &&
-                              (Source::kIsDecoded ||
-                               std::is_same_v<typename Source::Element, __nv_bfloat16>);
+constexpr bool kLeavesTiles =
+    kScaling == MOIRE_SCALING_MXFP8&& std::is_same_v<typename Source::Element, __nv_bfloat16>;
 
-// All that is to be done of a tile that was left, which is read again: only few are. What is odd is
-// noted before anything is written, for the copy may be the source.
+// All that is to be done of a tile that was left, which is read again: only few are.
 template <int kScaling, class Source>
 __device__ __noinline__ void quantize_any(const QuantizeTiles<Source>& args,
                                           const TilePart<kScaling> tile, const Reporter& reporter,
@@ -331,15 +328,14 @@ __device__ __noinline__ void zero_tail_rows(const QuantizeTiles<Source>& args, i
 }
 
 // What no group owns: rows past the last one, and columnwise scales of no block.
-template <int kScaling, class Source>
-__device__ inline void zero_tail(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
-                                 bool zeroes_rows = true) {
+template <int kScaling, class Shape, class Source>
+__device__ inline void zero_tail(const QuantizeTiles<Source>& args,
+                                 const TilePart<kScaling, Shape>& tile, bool zeroes_rows = true) {
   const int64_t in_use = rows_in_use(args.blocks.groups);
   if (zeroes_rows && in_use < args.capacity) zero_tail_rows<kScaling>(args, in_use);
   const CopyTarget& to = args.columnwise;
   if (!to.is_present() || to.is_values()) return;
   if (!tile.is_empty || tile.index >= to.scale_rows) return;
-  using Shape = TileShape<kScaling>;
   auto* const row =
       static_cast<typename Scales<kScaling>::Stored*>(to.scales) + tile.index * to.scale_stride;
   const int end = min(tile.first_column + Shape::kColumns, args.source.columns);
@@ -368,13 +364,7 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
   if (tile.is_empty) return;
   Rows<kScaling, Source> values;
   args.source.load(tile, reporter, values);
-  uint32_t met = kIsLeft;
-  if constexpr (Source::kIsDecoded && kScaling == MOIRE_SCALING_MXFP8) {
-    HalfRows<tile.kRows> halves;
-    if (values.as_halves(tile, halves)) met = quantize_copies<Way::kQuick>(args, tile, halves);
-  } else {
-    met = quantize_copies<Way::kQuick>(args, tile, values);
-  }
+  const uint32_t met = quantize_copies<Way::kQuick>(args, tile, values);
   if constexpr (kLeavesTiles<kScaling, Source>) {
     if (met >= kIsLeft) return quantize_any(args, tile, reporter, notes);
   }
@@ -412,15 +402,9 @@ void set_copies(QuantizeTiles<Source>& tiles, const auto& args, const ScaleBlock
 template <int kScaling, class Source>
 void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const TensorView& shape,
                      const NonFiniteCall& call) {
-  using Tile = TileShape<kScaling>;
   args.capacity = shape.num_rows();
-  const int64_t column_tiles = ceil_div(shape.columns(), Tile::kColumns);
-  args.column_tiles = static_cast<uint32_t>(column_tiles);
-  // One at least, which zeroes the tail where there is nothing else.
-  const int64_t row_blocks = std::max<int64_t>(1, args.blocks.count(Tile::kRows));
-  const uint32_t blocks = blocks_for(row_blocks * column_tiles, Tile::kTiles);
-  launcher.launch(quantize_kernel<kScaling, Source>, {blocks, Tile::kThreads}, args,
-                  launcher.reporter(), launcher.non_finite_reporter(call));
+  launch_tiles<TileShape<kScaling>>(launcher, quantize_kernel<kScaling, Source>, args,
+                                    launcher.non_finite_reporter(call));
 }
 
 }  // namespace moire::cuda::ops

@@ -1,6 +1,5 @@
 // What quantize's kernel writes: the elements of a tile's rows as codes, perhaps transposed, or as
-// values, by what the rows are held in (floats, FP16 numbers of one unit) and by the way that their
-// blocks allow.
+// values, in the way that their blocks allow.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -50,16 +49,6 @@ __device__ inline void encode_eight(uint32_t (&codes)[2], const Eight<T>& values
     const auto scaled = [&](int j) { return values[4 * i + j] * multiplier(4 * i + j); };
     codes[i] = encode_four(scaled(0), scaled(1), scaled(2), scaled(3), is_e5m2);
   }
-}
-
-template <class Multiplier>
-__device__ inline void encode_eight_halves(uint32_t (&codes)[2], const Eight<__half>& values,
-                                           bool is_e5m2, Multiplier&& multiplier) {
-  const auto scaled = [&](int j) {
-    return times(values.words[j], multiplier(2 * j), multiplier(2 * j + 1));
-  };
-#pragma unroll
-  for (int i = 0; i < 2; ++i) codes[i] = encode_halves(scaled(2 * i), scaled(2 * i + 1), is_e5m2);
 }
 
 // Eight bytes, of which so many columns are left.
@@ -113,11 +102,6 @@ enum class Way { kQuick, kAny };
 // What was met.
 enum : uint32_t { kIsOdd = 1, kIsLeft = 2 };  // infinity or NaN; a copy that is left
 
-template <class Values>
-constexpr bool kAreHalves = false;
-template <int kRows>
-constexpr bool kAreHalves<HalfRows<kRows>> = true;
-
 // Whether such rows become values and never codes.
 template <class Values>
 constexpr bool kBecomeValues = requires {
@@ -125,30 +109,15 @@ constexpr bool kBecomeValues = requires {
 };
 
 // Whether values of such rows are rounded as BF16.
-template <Way kWay, class Source, class Values>
+template <Way kWay, class Values>
 constexpr bool kRoundsValues =
-    kWay == Way::kQuick && !Source::kIsDecoded && std::is_same_v<ElementOf<Values>, __nv_bfloat16>;
+    kWay == Way::kQuick&& std::is_same_v<ElementOf<Values>, __nv_bfloat16>;
 
 // Whether a copy has to be left to the other way.
-template <Way kWay, class Source, class Values>
+template <Way kWay, class Values>
 __device__ inline bool is_left(const CopyTarget& to, const Largest& largest) {
-  if constexpr (kAreHalves<Values>)
-    return __any_sync(kAllLanes, !largest.lie_in(to.is_e5m2 ? 1 : -6, 16));
-  if constexpr (!kRoundsValues<kWay, Source, Values>) return false;
+  if constexpr (!kRoundsValues<kWay, Values>) return false;
   return to.is_values() && __any_sync(kAllLanes, !largest.lie_in(-100, 100));
-}
-
-// The scale of a block of them, and what they are multiplied by, which is an FP16 number for
-// halves: those of a block that is not left are nowhere multiplied by more than 2^15.
-template <int kScaling, class Values>
-__device__ inline auto scale_of(const Values& values, float amax, bool is_e5m2, bool fractional) {
-  if constexpr (kAreHalves<Values>) {
-    auto scale = Scales<kScaling>::of(amax * values.unit, is_e5m2, fractional);
-    scale.multiplier = fminf(scale.multiplier * values.unit, 32768.0F);
-    return scale;
-  } else {
-    return Scales<kScaling>::of(amax, is_e5m2, fractional);
-  }
 }
 
 // A part's rows as codes or values; `multiplier(i, j)` is that of column j of row i.
@@ -156,16 +125,15 @@ template <Way kWay, int kScaling, class Source, class Values, class Multiplier>
 __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
                                   const CopyTarget& to, const Values& values,
                                   Multiplier&& multiplier) {
-  constexpr bool kMakesValues = kScaling == MOIRE_SCALING_MXFP8 && !Source::kIsDecoded;
+  constexpr bool kMakesValues = kScaling == MOIRE_SCALING_MXFP8;
   constexpr bool kVectors = Source::kVectors;
   const int left = args.source.columns - tile.column;
   uint8_t* const first = to.data + tile.row(0) * to.stride + tile.column * to.element_bytes();
-  decltype(auto) rows = decoded_anew(values);
   const auto for_each_row = [&](auto store) {
     uint8_t* p = first;
 #pragma unroll
     for (int i = 0; i < TilePart<kScaling>::kRows; ++i) {
-      store(p, i, rows[i], [&](int j) { return multiplier(i, j); });
+      store(p, i, values[i], [&](int j) { return multiplier(i, j); });
       p += to.stride;
     }
   };
@@ -173,7 +141,7 @@ __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TileP
     if (kBecomeValues<Values> || to.is_values()) {
       for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
         uint32_t words[4];
-        if constexpr (kRoundsValues<kWay, Source, Values>) {
+        if constexpr (kRoundsValues<kWay, Values>) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const uint32_t least = least_normals(of_column(2 * j), of_column(2 * j + 1));
@@ -190,11 +158,7 @@ __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TileP
   const auto store_codes = [&](auto is_e5m2) {
     for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
       uint32_t codes[2];
-      if constexpr (kAreHalves<Values>) {
-        encode_eight_halves(codes, row, is_e5m2.value, of_column);
-      } else {
-        encode_eight(codes, row, is_e5m2.value, of_column);
-      }
+      encode_eight(codes, row, is_e5m2.value, of_column);
       if (tile.has_row(i)) store_bytes<kVectors>(p, left, codes);
     });
   };

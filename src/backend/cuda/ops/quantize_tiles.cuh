@@ -1,12 +1,13 @@
 // The tiles that quantize, quantize_weight, requantize and dequantize work on: some rows, which are
 // a block of a columnwise copy or of tiles, by some columns. A thread has eight neighbouring
-// columns of several rows in registers, so that one read of the source serves both directions.
-// MXFP8's tiles are small enough for a warp, which then waits for nobody.
+// columns of several rows in registers (of requantize four), so that one read of the source serves
+// both directions. MXFP8's tiles are small enough for a warp, which then waits for nobody.
 #pragma once
 
 #include <moire/fields.h>
 #include <moire/quantize.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backend/cuda/device/eight.cuh"
@@ -16,18 +17,22 @@
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/device/values.cuh"
+#include "backend/cuda/runtime/launch.h"
 #include "core/divide.h"
 #include "core/scale_shapes.h"
 
 namespace moire::cuda::ops {
 
-// Of kRows x kColumns elements, by kTileThreads of a block's threads.
-template <int kBlockThreads, int kThreadsOfTile, int kRowsOfTile, int kColumnsOfTile>
+// Of kRows x kColumns elements, by kTileThreads of a block's threads, each of which has so many
+// columns.
+template <int kBlockThreads, int kThreadsOfTile, int kRowsOfTile, int kColumnsOfTile,
+          int kColumnsOfThread = kEight>
 struct TileSizes {
   static constexpr int kThreads = kBlockThreads, kTileThreads = kThreadsOfTile;
   static constexpr int kTiles = kThreads / kTileThreads;  // of a block
   static constexpr int kRows = kRowsOfTile, kColumns = kColumnsOfTile;
-  static constexpr int kPieces = kColumns / kEight;                      // of a row
+  static constexpr int kPiece = kColumnsOfThread;
+  static constexpr int kPieces = kColumns / kPiece;                      // of a row
   static constexpr int kRowsPerThread = kRows * kPieces / kTileThreads;  // neighbouring ones
 
   // This thread among its tile's.
@@ -106,7 +111,7 @@ inline ScaleBlocks scale_blocks(const TensorView& shape, const moire_groups& gro
   return out;
 }
 
-// A tile's place, and this thread's part of it: eight columns of neighbouring rows. A block makes
+// A tile's place, and this thread's part of it: some columns of neighbouring rows. A block makes
 // it together.
 template <int kScaling, class Sizes = TileShape<kScaling>>
 struct TilePart {
@@ -139,7 +144,7 @@ struct TilePart {
   __device__ void place(uint32_t block, const RowRange& rows, int first, int columns) {
     index = block;
     first_column = first;
-    column = first + Shape::thread() % Shape::kPieces * kEight;
+    column = first + Shape::thread() % Shape::kPieces * Shape::kPiece;
     begin = rows.begin;
     is_empty = rows.size() == 0;
     num_rows = column < columns ? static_cast<int>(rows.size()) : 0;
@@ -152,7 +157,7 @@ struct TilePart {
 template <class T, bool kVectors_>
 struct FloatRows {
   using Element = T;
-  static constexpr bool kVectors = kVectors_, kIsDecoded = false;
+  static constexpr bool kVectors = kVectors_;
   template <int kRows>
   using Rows = Eight<T>[kRows];
   Matrix<const T> rows;
@@ -243,187 +248,16 @@ struct ListedRows : FloatRows<T, kVectors> {
   }
 };
 
-// Rows of FP16 numbers times a power of two.
-template <int kRows>
-struct HalfRows {
-  Eight<__half> rows[kRows];
-  float unit;
-  __device__ const Eight<__half>& operator[](int i) const { return rows[i]; }
-};
-
-// Rows of codes with their scales, of each row or of each column, decoded where they are read:
-// floats would take four times the registers.
-template <int kRows, bool kIsColumnwise>
-struct CodedEights {
-  uint2 codes[kRows];
-  float scales[kIsColumnwise ? kEight : kRows];
-  bool is_e5m2;
-
-  __device__ Eight<float> operator[](int i) const {
-    Eight<float> out;
-    const auto decode = [&](auto format) {
-#pragma unroll
-      for (int j = 0; j < kEight; j += 2) {
-        const uint32_t word = j < 4 ? codes[i].x : codes[i].y;
-        const float2 pair = decode_pair(word >> (8 * (j % 4)) & 0xFFFFU, format.value);
-        out.set(j, pair.x * scales[kIsColumnwise ? j : i]);
-        out.set(j + 1, pair.y * scales[kIsColumnwise ? j + 1 : i]);
-      }
-    };
-    if (is_e5m2) {
-      decode(std::true_type());
-    } else {
-      decode(std::false_type());
-    }
-    return out;
-  }
-  // All of a tile's as FP16 numbers of one unit, the largest scale of those that a block of the
-  // other direction takes in; whether that is exact. A warp calls it together.
-  template <class Tile>
-  __device__ bool as_halves(const Tile& tile, HalfRows<kRows>& out) const {
-    uint32_t ends = 0;  // the largest exponent, and what the smallest lacks to 255
-#pragma unroll
-    for (int i = 0; i < (kIsColumnwise ? kEight : kRows); ++i) {
-      const uint32_t exponent = bit_cast<uint32_t>(scales[i]) >> 23;
-      if (kIsColumnwise || tile.has_row(i)) {
-        ends = __vmaxu2(ends, exponent | (255U - exponent) << 16);
-      }
-    }
-    constexpr int kFirst = kIsColumnwise ? 1 : Tile::Shape::kPieces;
-    constexpr int kEnd = kIsColumnwise ? Tile::Shape::kLanes : kWarp;
-#pragma unroll
-    for (int lanes = kFirst; lanes < kEnd; lanes *= 2) {
-      ends = __vmaxu2(ends, __shfl_xor_sync(0xFFFFFFFFU, ends, lanes));
-    }
-    // FP16 has 2^-24; E4M3's last bit is 2^-9, or 2^-10 of a block that is halved, E5M2's 2^-16.
-    const uint32_t most = tile.num_rows > 0 ? ends & 0xFFFFU : 127U;
-    const uint32_t distance = most - (255U - (ends >> 16));
-    const bool is_exact = distance <= (is_e5m2 ? 7U : 14U) && most - 32U <= 222U - 32U;
-    if (__any_sync(0xFFFFFFFFU, tile.num_rows > 0 && !is_exact)) return false;
-    out.unit = bit_cast<float>(most << 23);
-    const float inverse = bit_cast<float>((254U - most) << 23);
-    const auto factor = [&](int i) { return scales[i] * inverse; };
-    const auto decode = [&](auto format) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-        for (int j = 0; j < kEight; j += 2) {
-          const uint32_t word = j < 4 ? codes[i].x : codes[i].y;
-          const uint32_t pair = decode_halves(word >> (8 * (j % 4)) & 0xFFFFU, format.value);
-          out.rows[i].words[j / 2] =
-              times(pair, factor(kIsColumnwise ? j : i), factor(kIsColumnwise ? j + 1 : i));
-        }
-      }
-    };
-    if (is_e5m2) {
-      decode(std::true_type());
-    } else {
-      decode(std::false_type());
-    }
-    return true;
-  }
-};
-
-// Rows for a further pass. Of codes a compiler is not to know that they are the same: it would keep
-// what it decoded in the pass before.
-template <class Rows>
-__device__ inline const Rows& decoded_anew(const Rows& rows) {
-  return rows;
-}
-template <int kRows, bool kIsColumnwise>
-__device__ inline auto decoded_anew(CodedEights<kRows, kIsColumnwise> rows) {
-#pragma unroll
-  for (uint2& eight : rows.codes) asm volatile("" : "+r"(eight.x), "+r"(eight.y));
-  return rows;
-}
-
-// Rows of FP8 with their scales, which lie along kDirection (tiles: rowwise), decoded. kVectors:
-// codes, and columnwise E8M0 scales, start on 8 bytes.
-template <bool kVectors_, int kDirection>
-struct CodeRows {
-  using Element = float;
-  static constexpr bool kVectors = kVectors_, kIsDecoded = true;
-  static constexpr bool kIsColumnwise = kDirection == MOIRE_COLUMNWISE;
-  template <int kRows>
-  using Rows = CodedEights<kRows, kIsColumnwise>;
-  Matrix<const uint8_t> codes;
-  const void* scales;
-  int64_t scale_stride;
-  int columns;
-  bool is_e5m2;
-
-  __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
-  template <int kScaling, class Shape, int kRows>
-  __device__ void load(const TilePart<kScaling, Shape>& tile, const Reporter&,
-                       CodedEights<kRows, kIsColumnwise>& values) const {
-    using S = Scales<kScaling>;
-    const auto* scale = static_cast<const typename S::Stored*>(scales);
-    const uint8_t* code = codes.row(tile.row(0)) + tile.column;
-    values.is_e5m2 = is_e5m2;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i, code += codes.stride) {
-      values.codes[i] = eight_codes(code, tile, tile.has_row(i));
-    }
-    if constexpr (kIsColumnwise) {
-      load_column_scales(scale + tile.index * scale_stride + tile.column, tile, values.scales);
-    } else {
-      constexpr bool kIsTile = kScaling == MOIRE_SCALING_FP8_TILE;
-      scale += (kIsTile ? tile.index : tile.row(0)) * scale_stride + tile.column / S::kBlock;
-      typename S::Stored stored[kRows];  // decoding has branches, which loads do not wait for
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        stored[i] = tile.has_row(i) ? *scale : typename S::Stored{};
-        if (!kIsTile) scale += scale_stride;
-      }
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) values.scales[i] = S::decode(stored[i]);
-    }
-  }
-
- private:
-  template <class Tile>
-  __device__ uint2 eight_codes(const uint8_t* p, const Tile& tile, bool is_there) const {
-    uint2 out{};
-    if (!is_there) return out;
-    if constexpr (kVectors) {
-      out = __ldg(reinterpret_cast<const uint2*>(p));
-    } else {
-#pragma unroll
-      for (int i = 0; i < kEight; ++i) {
-        const uint32_t code = tile.column + i < columns ? p[i] : 0;
-        (i < 4 ? out.x : out.y) |= code << (8 * (i % 4));
-      }
-    }
-    return out;
-  }
-  // Zero past the last column, so that what lies there is zero.
-  template <int kScaling, class Shape, class Stored>
-  __device__ void load_column_scales(const Stored* p, const TilePart<kScaling, Shape>& tile,
-                                     float (&out)[kEight]) const {
-    if constexpr (kVectors && sizeof(Stored) == 1) {
-      const uint2 all = tile.num_rows > 0 ? __ldg(reinterpret_cast<const uint2*>(p)) : uint2{};
-#pragma unroll
-      for (int i = 0; i < kEight; ++i) {
-        const uint32_t word = i < 4 ? all.x : all.y;
-        out[i] = Scales<kScaling>::decode(static_cast<uint8_t>(word >> (8 * (i % 4))));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kEight; ++i) {
-        out[i] = tile.column + i < columns ? Scales<kScaling>::decode(p[i]) : 0.0F;
-      }
-    }
-  }
-};
-
-template <bool kVectors, int kDirection>
-CodeRows<kVectors, kDirection> code_rows(const moire_quantized& q) {
-  const TensorView data(q.data), scales(q.scales);
-  return {.codes = matrix_of<const uint8_t>(data),
-          .scales = scales.data,
-          .scale_stride = scales.stride(),
-          .columns = static_cast<int>(data.columns()),
-          .is_e5m2 = data.type() == DType::kE5M2};
+// One launch of a kernel over all tiles of such sizes, one block at least: it zeroes the tail where
+// there is nothing else.
+template <class Tile, class Args, class... More>
+void launch_tiles(Launcher& launcher, void (*kernel)(Args, Reporter, More...), Args args,
+                  const More&... more) {
+  const int64_t column_tiles = ceil_div(args.source.columns, Tile::kColumns);
+  args.column_tiles = static_cast<uint32_t>(column_tiles);
+  const int64_t row_blocks = std::max<int64_t>(1, args.blocks.count(Tile::kRows));
+  launcher.launch(kernel, {blocks_for(row_blocks * column_tiles, Tile::kTiles), Tile::kThreads},
+                  args, launcher.reporter(), more...);
 }
 
 // Whether eight columns of a copy are one load or store: codes, and columnwise E8M0 scales, in rows

@@ -1,4 +1,11 @@
-// requantize on CUDA: the tiles of quantize.cu, whose rows are decoded as they are read.
+// requantize on CUDA: codes with scales of one direction become codes with scales of the other. A
+// warp has whole lines, 128 columns; each thread four neighbouring columns of 32 rows (MXFP8) or
+// 16, as words of codes in registers, which it decodes once for the largest magnitudes and once
+// more to encode what they give.
+//
+// Down the columns a thread has its rows' largest at once, of scales per 128 those of its warp's
+// rows, which eight warps exchange through shared memory. Along the rows, lanes exchange theirs so
+// that each ends with rows of its own, makes their scales and lends the multipliers.
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_kernel.cuh"
@@ -6,21 +13,400 @@
 namespace moire::cuda::ops {
 namespace {
 
+constexpr int kFour = 4;
+
+template <int kScaling>
+struct WordTile
+    : TileSizes<256, Scales<kScaling>::kIsMx ? kWarp : 256, Scales<kScaling>::kBlock, 128, kFour> {
+  static constexpr bool kIsWarps = Scales<kScaling>::kIsMx;
+  static constexpr int kLanes = Scales<kScaling>::kBlock / kFour;  // that share a rowwise scale
+  // A lane owns every so many-th row of its part: of scales along the rows it has those.
+  static constexpr int kTurn = kIsWarps ? kLanes : 16;
+  static constexpr int kOwned = (kIsWarps ? 32 : 16) / kTurn;
+  static constexpr int kBlocks = kIsWarps ? 3 : 4;  // of a multiprocessor
+};
+
+template <int kScaling>
+using Part = TilePart<kScaling, WordTile<kScaling>>;
+
+template <int kScaling>
+__device__ inline int owned_row(int k) {
+  using Tile = WordTile<kScaling>;
+  return k * Tile::kTurn + static_cast<int>(threadIdx.x) % Tile::kTurn;
+}
+// Rows of the part that are there, also for a lane past the last column whose neighbours are not.
+template <int kScaling>
+__device__ inline int rows_of_lanes(const Part<kScaling>& tile) {
+  return __shfl_sync(kAllLanes, tile.num_rows, 0, WordTile<kScaling>::kLanes) - tile.first_row;
+}
+// What the lane that owns row i has of it.
+template <int kScaling, int kOwned>
+__device__ inline float lent(const float (&owned)[kOwned], int i) {
+  using Tile = WordTile<kScaling>;
+  return __shfl_sync(kAllLanes, owned[i / Tile::kTurn], i % Tile::kTurn, Tile::kLanes);
+}
+
+// A part's words, and the scales that decode them: of the thread's columns or of its owned rows.
+// What is not there is zero.
+template <int kScaling, bool kIsColumnwise>
+struct PartWords {
+  static constexpr int kRows = Part<kScaling>::kRows;
+  static constexpr int kScales = kIsColumnwise ? kFour : WordTile<kScaling>::kOwned;
+  uint32_t words[kRows];
+  float scales[kScales];
+
+  // Calls visit(i, the four values) for each row.
+  template <class IsE5m2, class Visit>
+  __device__ void for_each_row(IsE5m2 is_e5m2, Visit&& visit) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float2 low = decode_pair(words[i] & 0xFFFFU, is_e5m2.value);
+      const float2 high = decode_pair(words[i] >> 16, is_e5m2.value);
+      float values[kFour] = {low.x, low.y, high.x, high.y};
+      if constexpr (kIsColumnwise) {
+#pragma unroll
+        for (int j = 0; j < kFour; ++j) values[j] *= scales[j];
+      } else {
+        const float scale = lent<kScaling>(scales, i);
+#pragma unroll
+        for (float& value : values) value *= scale;
+      }
+      visit(i, values);
+    }
+  }
+  // A compiler is not to keep what it decoded before.
+  __device__ void forget_values() {
+#pragma unroll
+    for (uint32_t& word : words) asm volatile("" : "+r"(word));
+  }
+};
+
+// Calls f with the element type, told apart once for all rows.
+template <class F>
+__device__ inline void with_element(bool is_e5m2, F&& f) {
+  if (is_e5m2) {
+    f(std::true_type());
+  } else {
+    f(std::false_type());
+  }
+}
+
+template <int kScaling, bool kIsColumnwise_, bool kVectors_>
+struct WordRows {
+  static constexpr bool kIsColumnwise = kIsColumnwise_, kVectors = kVectors_;
+  using Words = PartWords<kScaling, kIsColumnwise>;
+  using S = Scales<kScaling>;
+  using Stored = typename S::Stored;
+  Matrix<const uint8_t> codes;
+  const Stored* scales;
+  int64_t scale_stride;
+  int columns;
+  bool is_e5m2;
+
+  __device__ void load(const Part<kScaling>& tile, Words& out) const {
+    const uint8_t* p = codes.row(tile.row(0)) + tile.column;
+#pragma unroll
+    for (int i = 0; i < Words::kRows; ++i, p += codes.stride) {
+      out.words[i] = tile.has_row(i) ? four_bytes(p, tile.column) : 0;
+    }
+    if constexpr (kIsColumnwise) {
+      load_column_scales(tile, out.scales);
+    } else {
+      const int rows = rows_of_lanes<kScaling>(tile);
+#pragma unroll
+      for (int k = 0; k < Words::kScales; ++k) {
+        const int i = owned_row<kScaling>(k);
+        const Stored* scale = scales + tile.row(i) * scale_stride + tile.column / S::kBlock;
+        out.scales[k] = i < rows ? S::decode(*scale) : 0.0F;
+      }
+    }
+  }
+
+ private:
+  __device__ uint32_t four_bytes(const uint8_t* p, int column) const {
+    if constexpr (kVectors) {
+      return __ldg(reinterpret_cast<const uint32_t*>(p));
+    } else {
+      uint32_t word = 0;
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        if (column + j < columns) word |= uint32_t{p[j]} << (8 * j);
+      }
+      return word;
+    }
+  }
+  __device__ void load_column_scales(const Part<kScaling>& tile, float (&out)[kFour]) const {
+    const Stored* p = scales + tile.index * scale_stride + tile.column;
+    if constexpr (S::kIsMx) {
+      const uint32_t four = tile.num_rows > 0 ? four_bytes(p, tile.column) : 0;
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        const float scale = S::decode(static_cast<uint8_t>(four >> (8 * j)));
+        out[j] = tile.column + j < columns ? scale : 0.0F;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) out[j] = tile.column + j < columns ? p[j] : 0.0F;
+    }
+  }
+};
+
+// Four bytes, of which so many columns are left.
+template <bool kVectors>
+__device__ inline void store_four(uint8_t* p, int columns_left, uint32_t word) {
+  if constexpr (kVectors) {
+    *reinterpret_cast<uint32_t*>(p) = word;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kFour; ++j) {
+      if (j < columns_left) p[j] = static_cast<uint8_t>(word >> (8 * j));
+    }
+  }
+}
+
+template <bool kSkipsNan>
+__device__ inline float larger(float a, float b) {
+  if constexpr (kSkipsNan) return fmaxf(a, b);
+  float out;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
+  return out;
+}
+__device__ inline bool is_finite(float amax) { return bit_cast<uint32_t>(amax) < kInfinityBits; }
+
+// The largest of row `lane % kRows` among kLanes lanes, each of which has one of every row: at each
+// step a lane gives half of its rows away, until one is left.
+template <bool kSkipsNan, int kLanes, int kRows>
+__device__ inline float largest_of_owned(float (&rows)[kRows]) {
+#pragma unroll
+  for (int bit = 1; bit < kLanes; bit *= 2) {
+    const bool is_upper = (threadIdx.x & static_cast<unsigned>(bit)) != 0;
+#pragma unroll
+    for (int i = 0; i < kRows; i += 2 * bit) {
+      float kept = rows[i], given = rows[i];
+      if (bit < kRows) {
+        kept = is_upper ? rows[i + bit] : rows[i];
+        given = is_upper ? rows[i] : rows[i + bit];
+      }
+      rows[i] = larger<kSkipsNan>(kept, __shfl_xor_sync(kAllLanes, given, bit));
+    }
+  }
+  return rows[0];
+}
+
+// Scales along the rows.
+template <int kScaling>
+struct RowScales {
+  using Tile = WordTile<kScaling>;
+  using S = Scales<kScaling>;
+  float owned[Tile::kOwned];  // largest magnitudes, then multipliers
+
+  template <bool kSkipsNan, class Words, class IsE5m2>
+  __device__ void take_largest(const Words& words, IsE5m2 is_e5m2) {
+    float rows[Tile::kTurn];
+    words.for_each_row(is_e5m2, [&](int i, const float(&v)[kFour]) {
+      float& row = rows[i % Tile::kTurn];
+      row = larger<kSkipsNan>(larger<kSkipsNan>(fabsf(v[0]), fabsf(v[1])),
+                              larger<kSkipsNan>(fabsf(v[2]), fabsf(v[3])));
+      if (kSkipsNan) row = fmaxf(row, 0.0F);  // of nothing but NaN
+      if (i % Tile::kTurn != Tile::kTurn - 1) return;
+      owned[i / Tile::kTurn] = largest_of_owned<kSkipsNan, Tile::kLanes>(rows);
+    });
+  }
+  __device__ bool are_odd() const {
+    bool all = true;
+#pragma unroll
+    for (const float amax : owned) all = all && is_finite(amax);
+    return __any_sync(kAllLanes, !all) != 0;
+  }
+  template <bool kVectors>
+  __device__ void make(const CopyTarget& to, const Part<kScaling>& tile, bool fractional, int) {
+    const int rows = rows_of_lanes<kScaling>(tile);
+    const auto lane = static_cast<int>(threadIdx.x) % Tile::kLanes;
+#pragma unroll
+    for (int k = 0; k < Tile::kOwned; ++k) {
+      const auto scale = S::of(owned[k], to.is_e5m2, fractional);
+      owned[k] = scale.multiplier;
+      const int i = owned_row<kScaling>(k);
+      if (lane >= Tile::kTurn || i >= rows) continue;
+      static_cast<typename S::Stored*>(
+          to.scales)[tile.row(i) * to.scale_stride + tile.column / S::kBlock] = scale.scale;
+    }
+  }
+  __device__ float4 multipliers(int i) const {
+    const float m = lent<kScaling>(owned, i);
+    return {m, m, m, m};
+  }
+};
+
+// Scales down the columns.
+template <int kScaling>
+struct ColumnScales {
+  using Tile = WordTile<kScaling>;
+  using S = Scales<kScaling>;
+  float4 four;  // largest magnitudes, then multipliers, of the thread's columns
+
+  template <bool kSkipsNan, class Words, class IsE5m2>
+  __device__ void take_largest(const Words& words, IsE5m2 is_e5m2) {
+    four = {};
+    words.for_each_row(is_e5m2, [&](int, const float(&v)[kFour]) {
+      four = {larger<kSkipsNan>(four.x, fabsf(v[0])), larger<kSkipsNan>(four.y, fabsf(v[1])),
+              larger<kSkipsNan>(four.z, fabsf(v[2])), larger<kSkipsNan>(four.w, fabsf(v[3]))};
+    });
+    if constexpr (!Tile::kIsWarps) share<kSkipsNan>();
+  }
+  __device__ bool are_odd() const {
+    const bool all =
+        is_finite(four.x) && is_finite(four.y) && is_finite(four.z) && is_finite(four.w);
+    return __any_sync(kAllLanes, !all) != 0;
+  }
+  template <bool kVectors>
+  __device__ void make(const CopyTarget& to, const Part<kScaling>& tile, bool fractional,
+                       int columns) {
+    const auto of = [&](float amax) { return S::of(amax, to.is_e5m2, fractional); };
+    const auto x = of(four.x), y = of(four.y), z = of(four.z), w = of(four.w);
+    four = {x.multiplier, y.multiplier, z.multiplier, w.multiplier};
+    const int left = columns - tile.column;
+    if (Tile::thread() >= Tile::kPieces || left <= 0) return;
+    auto* const p =
+        static_cast<typename S::Stored*>(to.scales) + tile.index * to.scale_stride + tile.column;
+    if constexpr (S::kIsMx) {
+      const uint32_t word = __byte_perm(x.scale | y.scale << 8, z.scale | w.scale << 8, 0x5410);
+      store_four<kVectors>(p, left, word);
+    } else {
+      const float all[kFour] = {x.scale, y.scale, z.scale, w.scale};
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        if (j < left) p[j] = all[j];
+      }
+    }
+  }
+  __device__ float4 multipliers(int) const { return four; }
+
+ private:
+  // Those of all warps of a block.
+  template <bool kSkipsNan>
+  __device__ void share() {
+    constexpr int kWarps = Tile::kThreads / kWarp;
+    __shared__ float4 of_warps[kWarps][kWarp];
+    __syncthreads();  // the first maxima may still be read
+    of_warps[threadIdx.x / kWarp][threadIdx.x % kWarp] = four;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      const float4 other = of_warps[i][threadIdx.x % kWarp];
+      four = {larger<kSkipsNan>(four.x, other.x), larger<kSkipsNan>(four.y, other.y),
+              larger<kSkipsNan>(four.z, other.z), larger<kSkipsNan>(four.w, other.w)};
+    }
+  }
+};
+
+// The first of this warp's elements that is infinite or NaN, noted.
+template <class Words, int kScaling>
+__device__ inline void note_first_word(const Words& words, bool is_e5m2, const Part<kScaling>& tile,
+                                       const NonFiniteReporter& notes) {
+  constexpr int kColumns = WordTile<kScaling>::kColumns;
+  uint32_t first = ~0U;  // counted along the tile's rows
+  with_element(is_e5m2, [&](auto is_wide) {
+    words.for_each_row(is_wide, [&](int i, const float(&v)[kFour]) {
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        if (is_finite(fabsf(v[j])) || !tile.has_row(i)) continue;
+        const int column = tile.column - tile.first_column + j;
+        first = min(first, static_cast<uint32_t>((tile.first_row + i) * kColumns + column));
+      }
+    });
+  });
+  first = __reduce_min_sync(kAllLanes, first);
+  if (first == ~0U || threadIdx.x % kWarp != 0) return;
+  const int64_t row = tile.begin + first / kColumns;
+  note_non_finite(notes, row, tile.first_column + first % kColumns, row);
+}
+
+template <bool kVectors, class Words, class Made, int kScaling>
+__device__ inline void store_words(const Words& words, bool is_e5m2, const Made& made,
+                                   const CopyTarget& to, const Part<kScaling>& tile, int columns) {
+  uint8_t* const first = to.data + tile.row(0) * to.stride + tile.column;
+  const auto store = [&](auto from_wide, auto to_wide) {
+    uint8_t* p = first;
+    words.for_each_row(from_wide, [&](int i, const float(&v)[kFour]) {
+      const float4 m = made.multipliers(i);
+      const uint32_t word =
+          encode_four(v[0] * m.x, v[1] * m.y, v[2] * m.z, v[3] * m.w, to_wide.value);
+      if (tile.has_row(i)) store_four<kVectors>(p, columns - tile.column, word);
+      p += to.stride;
+    });
+  };
+  with_element(is_e5m2, [&](auto from_wide) {
+    with_element(to.is_e5m2, [&](auto to_wide) { store(from_wide, to_wide); });
+  });
+}
+
+// The part's copy; false, and nothing is written, where an element is infinite or NaN, unless NaN
+// is to be skipped.
+template <bool kSkipsNan, int kScaling, class Source>
+__device__ inline bool requantize_part(const QuantizeTiles<Source>& args,
+                                       const Part<kScaling>& tile, typename Source::Words& words) {
+  constexpr bool kToRows = Source::kIsColumnwise;
+  const CopyTarget& to = kToRows ? args.rowwise : args.columnwise;
+  const bool is_e5m2 = args.source.is_e5m2;
+  std::conditional_t<kToRows, RowScales<kScaling>, ColumnScales<kScaling>> scales;
+  with_element(is_e5m2,
+               [&](auto is_wide) { scales.template take_largest<kSkipsNan>(words, is_wide); });
+  if (!kSkipsNan && scales.are_odd()) return false;
+  words.forget_values();
+  scales.template make<Source::kVectors>(to, tile, args.fractional, args.source.columns);
+  store_words<Source::kVectors>(words, is_e5m2, scales, to, tile, args.source.columns);
+  return true;
+}
+
+// The same of a part with such elements, which is read again: only few are.
+template <int kScaling, class Source>
+__device__ __noinline__ void requantize_odd(const QuantizeTiles<Source>& args,
+                                            const Part<kScaling> tile,
+                                            const NonFiniteReporter& notes) {
+  typename Source::Words words;
+  args.source.load(tile, words);
+  note_first_word(words, args.source.is_e5m2, tile, notes);
+  requantize_part<true>(args, tile, words);
+}
+
+template <int kScaling, class Source>
+__global__ void __launch_bounds__(WordTile<kScaling>::kThreads, WordTile<kScaling>::kBlocks)
+    requantize_kernel(const __grid_constant__ QuantizeTiles<Source> args,
+                      const __grid_constant__ Reporter reporter,
+                      const __grid_constant__ NonFiniteReporter notes) {
+  if (blockIdx.x == 0) {
+    check_groups(args.blocks.groups, reporter, threadIdx.x, WordTile<kScaling>::kThreads);
+  }
+  const Part<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
+  if (args.zeroes_tail) zero_tail(args, tile);
+  if (tile.is_empty) return;
+  typename Source::Words words;
+  args.source.load(tile, words);
+  if (!requantize_part<false>(args, tile, words)) requantize_odd(args, tile, notes);
+}
+
 bool takes_vectors(const RequantizeArgs& args) {
   return opens_eights(args.source, args.direction) && opens_eights(args.target, 1 - args.direction);
 }
 
 template <int kScaling, int kDirection, bool kVectors>
 void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteCall& call) {
-  const TensorView data(args.source.data);
-  QuantizeTiles<CodeRows<kVectors, kDirection>> tiles{};
-  tiles.source = code_rows<kVectors, kDirection>(args.source);
+  using Source = WordRows<kScaling, kDirection == MOIRE_COLUMNWISE, kVectors>;
+  const TensorView data(args.source.data), scales(args.source.scales);
+  QuantizeTiles<Source> tiles{};
+  tiles.source = {.codes = matrix_of<const uint8_t>(data),
+                  .scales = static_cast<const typename Source::Stored*>(scales.data),
+                  .scale_stride = scales.stride(),
+                  .columns = static_cast<int>(data.columns()),
+                  .is_e5m2 = data.type() == DType::kE5M2};
   tiles.blocks = scale_blocks(data, args.groups, args.scaling, true);
-  const bool to_rowwise = kDirection == MOIRE_COLUMNWISE;
-  (to_rowwise ? tiles.rowwise : tiles.columnwise) = copy_target(args.target);
+  (Source::kIsColumnwise ? tiles.rowwise : tiles.columnwise) = copy_target(args.target);
+  tiles.capacity = data.num_rows();
   tiles.fractional = args.fractional_scales != 0;
   tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO && data.rank == 2;
-  launch_quantize<kScaling>(launcher, tiles, data, call);
+  launch_tiles<WordTile<kScaling>>(launcher, requantize_kernel<kScaling, Source>, tiles,
+                                   launcher.non_finite_reporter(call));
 }
 
 template <int kScaling, int kDirection>
@@ -51,7 +437,8 @@ Reason supports(const DeviceState&, const RequantizeArgs& args) {
   return too_wide("source", TensorView(args.source.data).columns());
 }
 std::string policy(const DeviceState&, const RequantizeArgs& args) {
-  return tiles_policy(args.scaling, takes_vectors(args));
+  return tiles_policy(args.scaling == MOIRE_SCALING_MXFP8 ? 32 : 128, 128, "four",
+                      takes_vectors(args));
 }
 
 }  // namespace
