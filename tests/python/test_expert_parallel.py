@@ -360,6 +360,7 @@ def a_step_is_one_graph_on_gpus(at):
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
     for run in (None, functools.partial(at_once, micro_batches=3)):
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             world.together(group, run)
         torch.cuda.synchronize()

@@ -43,6 +43,7 @@ def test_both_are_one_graph(device, generator):
     layer = made(True)
     x = torch.randn(TOKENS, HIDDEN, generator=generator)
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         wanted = step(layer, x)
     torch.cuda.synchronize()

@@ -114,6 +114,7 @@ def test_a_captured_call_is_made_again(place, replays):
         return y, *torch.autograd.grad(y, given["x"], torch.ones_like(y))
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         wanted = [step() for _ in range(5)][-1]
     torch.cuda.synchronize()
