@@ -1,11 +1,14 @@
 // requantize on CUDA: codes with scales of one direction become codes with scales of the other. A
-// warp has whole lines, 128 columns; each thread four neighbouring columns of 32 rows (MXFP8) or
-// 16, as words of codes in registers, which it decodes once for the largest magnitudes and once
-// more to encode what they give.
+// thread has four neighbouring columns of 16 rows, as words of codes in registers, which it decodes
+// once for the largest magnitudes and once more for what they give.
 //
-// Down the columns a thread has its rows' largest at once, of scales per 128 those of its warp's
-// rows, which eight warps exchange through shared memory. Along the rows, lanes exchange theirs so
-// that each ends with rows of its own, makes their scales and lends the multipliers.
+// Down the columns a thread has its rows' largest at once. The two halves of a warp, which have
+// MXFP8's 32 rows, exchange theirs, and eight warps those of 128 rows through shared memory. Along
+// the rows, lanes exchange theirs so that each ends with rows of its own, makes their scales and
+// lends the multipliers.
+#include <algorithm>
+#include <type_traits>
+
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_kernel.cuh"
@@ -16,14 +19,22 @@ namespace {
 constexpr int kFour = 4;
 
 template <int kScaling>
-struct WordTile
-    : TileSizes<256, Scales<kScaling>::kIsMx ? kWarp : 256, Scales<kScaling>::kBlock, 128, kFour> {
+struct WordTile : std::conditional_t<Scales<kScaling>::kIsMx, TileSizes<256, kWarp, 32, 64, kFour>,
+                                     TileSizes<256, 256, 128, 128, kFour>> {
   static constexpr bool kIsWarps = Scales<kScaling>::kIsMx;
   static constexpr int kLanes = Scales<kScaling>::kBlock / kFour;  // that share a rowwise scale
   // A lane owns every so many-th row of its part: of scales along the rows it has those.
-  static constexpr int kTurn = kIsWarps ? kLanes : 16;
-  static constexpr int kOwned = (kIsWarps ? 32 : 16) / kTurn;
-  static constexpr int kBlocks = kIsWarps ? 3 : 4;  // of a multiprocessor
+  static constexpr int kTurn = std::min(kLanes, WordTile::kRowsPerThread);
+  static constexpr int kOwned = WordTile::kRowsPerThread / kTurn;
+  static constexpr int kBlocks = 4;  // of a multiprocessor
+};
+
+// Tiles side by side, which are walked one after the other: the group of scales per 128 is searched
+// for once.
+template <int kScaling>
+struct WordStrip : WordTile<kScaling> {
+  static constexpr int kSteps = WordTile<kScaling>::kIsWarps ? 1 : 2;
+  static constexpr int kColumns = WordTile<kScaling>::kColumns * kSteps;
 };
 
 template <int kScaling>
@@ -54,10 +65,12 @@ struct PartWords {
   static constexpr int kScales = kIsColumnwise ? kFour : WordTile<kScaling>::kOwned;
   uint32_t words[kRows];
   float scales[kScales];
+  int num_rows;  // of the part
 
-  // Calls visit(i, the four values) for each row.
+  // Calls visit(i, the four values) for each row. Warps that share a tile may have none.
   template <class IsE5m2, class Visit>
   __device__ void for_each_row(IsE5m2 is_e5m2, Visit&& visit) const {
+    if (!WordTile<kScaling>::kIsWarps && num_rows <= 0) return;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const float2 low = decode_pair(words[i] & 0xFFFFU, is_e5m2.value);
@@ -109,15 +122,15 @@ struct WordRows {
     for (int i = 0; i < Words::kRows; ++i, p += codes.stride) {
       out.words[i] = tile.has_row(i) ? four_bytes(p, tile.column) : 0;
     }
+    out.num_rows = rows_of_lanes<kScaling>(tile);
     if constexpr (kIsColumnwise) {
       load_column_scales(tile, out.scales);
     } else {
-      const int rows = rows_of_lanes<kScaling>(tile);
 #pragma unroll
       for (int k = 0; k < Words::kScales; ++k) {
         const int i = owned_row<kScaling>(k);
         const Stored* scale = scales + tile.row(i) * scale_stride + tile.column / S::kBlock;
-        out.scales[k] = i < rows ? S::decode(*scale) : 0.0F;
+        out.scales[k] = i < out.num_rows ? S::decode(*scale) : 0.0F;
       }
     }
   }
@@ -203,6 +216,7 @@ struct RowScales {
   template <bool kSkipsNan, class Words, class IsE5m2>
   __device__ void take_largest(const Words& words, IsE5m2 is_e5m2) {
     float rows[Tile::kTurn];
+    for (float& row : owned) row = 0;
     words.for_each_row(is_e5m2, [&](int i, const float(&v)[kFour]) {
       float& row = rows[i % Tile::kTurn];
       row = larger<kSkipsNan>(larger<kSkipsNan>(fabsf(v[0]), fabsf(v[1])),
@@ -249,10 +263,13 @@ struct ColumnScales {
   __device__ void take_largest(const Words& words, IsE5m2 is_e5m2) {
     four = {};
     words.for_each_row(is_e5m2, [&](int, const float(&v)[kFour]) {
-      four = {larger<kSkipsNan>(four.x, fabsf(v[0])), larger<kSkipsNan>(four.y, fabsf(v[1])),
-              larger<kSkipsNan>(four.z, fabsf(v[2])), larger<kSkipsNan>(four.w, fabsf(v[3]))};
+      take_larger<kSkipsNan>({fabsf(v[0]), fabsf(v[1]), fabsf(v[2]), fabsf(v[3])});
     });
-    if constexpr (!Tile::kIsWarps) share<kSkipsNan>();
+    if constexpr (Tile::kIsWarps) {
+      take_larger<kSkipsNan>(shuffled(Tile::kPieces));
+    } else {
+      share<kSkipsNan>();
+    }
   }
   __device__ bool are_odd() const {
     const bool all =
@@ -283,6 +300,16 @@ struct ColumnScales {
   __device__ float4 multipliers(int) const { return four; }
 
  private:
+  template <bool kSkipsNan>
+  __device__ void take_larger(const float4& other) {
+    four = {larger<kSkipsNan>(four.x, other.x), larger<kSkipsNan>(four.y, other.y),
+            larger<kSkipsNan>(four.z, other.z), larger<kSkipsNan>(four.w, other.w)};
+  }
+  // The other half warp's, which has the same columns.
+  __device__ float4 shuffled(int lanes) const {
+    const auto of = [&](float v) { return __shfl_xor_sync(kAllLanes, v, lanes); };
+    return {of(four.x), of(four.y), of(four.z), of(four.w)};
+  }
   // Those of all warps of a block.
   template <bool kSkipsNan>
   __device__ void share() {
@@ -293,9 +320,7 @@ struct ColumnScales {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
-      const float4 other = of_warps[i][threadIdx.x % kWarp];
-      four = {larger<kSkipsNan>(four.x, other.x), larger<kSkipsNan>(four.y, other.y),
-              larger<kSkipsNan>(four.z, other.z), larger<kSkipsNan>(four.w, other.w)};
+      take_larger<kSkipsNan>(of_warps[i][threadIdx.x % kWarp]);
     }
   }
 };
@@ -375,15 +400,24 @@ __global__ void __launch_bounds__(WordTile<kScaling>::kThreads, WordTile<kScalin
     requantize_kernel(const __grid_constant__ QuantizeTiles<Source> args,
                       const __grid_constant__ Reporter reporter,
                       const __grid_constant__ NonFiniteReporter notes) {
-  if (blockIdx.x == 0) {
-    check_groups(args.blocks.groups, reporter, threadIdx.x, WordTile<kScaling>::kThreads);
+  using Strip = WordStrip<kScaling>;
+  if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Strip::kThreads);
+  const uint32_t first = blockIdx.x * Strip::kTiles;
+  const uint32_t number = first + threadIdx.x / Strip::kTileThreads;
+  const uint32_t block = number / args.column_tiles;
+  const RowRange rows = args.blocks.at_together<Strip::kRows>(block, first / args.column_tiles);
+  int column = static_cast<int>(number % args.column_tiles) * Strip::kColumns;
+  const int end = min(column + Strip::kColumns, args.source.columns);
+#pragma unroll 1
+  for (bool is_first = true; is_first || column < end; column += WordTile<kScaling>::kColumns) {
+    const Part<kScaling> tile(block, rows, column, args.source.columns);
+    if (args.zeroes_tail) zero_tail(args, tile, is_first);
+    is_first = false;
+    if (tile.is_empty) continue;
+    typename Source::Words words;
+    args.source.load(tile, words);
+    if (!requantize_part<false>(args, tile, words)) requantize_odd(args, tile, notes);
   }
-  const Part<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
-  if (args.zeroes_tail) zero_tail(args, tile);
-  if (tile.is_empty) return;
-  typename Source::Words words;
-  args.source.load(tile, words);
-  if (!requantize_part<false>(args, tile, words)) requantize_odd(args, tile, notes);
 }
 
 bool takes_vectors(const RequantizeArgs& args) {
@@ -405,8 +439,8 @@ void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteCall&
   tiles.capacity = data.num_rows();
   tiles.fractional = args.fractional_scales != 0;
   tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO && data.rank == 2;
-  launch_tiles<WordTile<kScaling>>(launcher, requantize_kernel<kScaling, Source>, tiles,
-                                   launcher.non_finite_reporter(call));
+  launch_tiles<WordStrip<kScaling>>(launcher, requantize_kernel<kScaling, Source>, tiles,
+                                    launcher.non_finite_reporter(call));
 }
 
 template <int kScaling, int kDirection>
