@@ -10,159 +10,31 @@
 #include <type_traits>
 
 #include "backend/cuda/implementations.h"
+#include "backend/cuda/ops/code_words.cuh"
 #include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_kernel.cuh"
 
 namespace moire::cuda::ops {
 namespace {
 
-constexpr int kFour = 4;
-
 template <int kScaling>
-struct WordTile : std::conditional_t<Scales<kScaling>::kIsMx, TileSizes<256, kWarp, 32, 64, kFour>,
-                                     TileSizes<256, 256, 128, 128, kFour>> {
-  static constexpr bool kIsWarps = Scales<kScaling>::kIsMx;
-  static constexpr int kLanes = Scales<kScaling>::kBlock / kFour;  // that share a rowwise scale
-  // A lane owns every so many-th row of its part: of scales along the rows it has those.
-  static constexpr int kTurn = std::min(kLanes, WordTile::kRowsPerThread);
-  static constexpr int kOwned = WordTile::kRowsPerThread / kTurn;
+struct RequantizeTile
+    : WordTile<kScaling, std::conditional_t<kScaling == MOIRE_SCALING_MXFP8,
+                                            TileSizes<256, kWarp, 32, 64, kFour>,
+                                            TileSizes<256, 256, 128, 128, kFour>>> {
   static constexpr int kBlocks = 4;  // of a multiprocessor
 };
 
 // Tiles side by side, which are walked one after the other: the group of scales per 128 is searched
 // for once.
 template <int kScaling>
-struct WordStrip : WordTile<kScaling> {
-  static constexpr int kSteps = WordTile<kScaling>::kIsWarps ? 1 : 2;
-  static constexpr int kColumns = WordTile<kScaling>::kColumns * kSteps;
+struct RequantizeStrip : RequantizeTile<kScaling> {
+  static constexpr int kSteps = RequantizeTile<kScaling>::kIsWarps ? 1 : 2;
+  static constexpr int kColumns = RequantizeTile<kScaling>::kColumns * kSteps;
 };
 
 template <int kScaling>
-using Part = TilePart<kScaling, WordTile<kScaling>>;
-
-template <int kScaling>
-__device__ inline int owned_row(int k) {
-  using Tile = WordTile<kScaling>;
-  return k * Tile::kTurn + static_cast<int>(threadIdx.x) % Tile::kTurn;
-}
-// Rows of the part that are there, also for a lane past the last column whose neighbours are not.
-template <int kScaling>
-__device__ inline int rows_of_lanes(const Part<kScaling>& tile) {
-  return __shfl_sync(kAllLanes, tile.num_rows, 0, WordTile<kScaling>::kLanes) - tile.first_row;
-}
-// What the lane that owns row i has of it.
-template <int kScaling, int kOwned>
-__device__ inline float lent(const float (&owned)[kOwned], int i) {
-  using Tile = WordTile<kScaling>;
-  return __shfl_sync(kAllLanes, owned[i / Tile::kTurn], i % Tile::kTurn, Tile::kLanes);
-}
-
-// A part's words, and the scales that decode them: of the thread's columns or of its owned rows.
-// What is not there is zero.
-template <int kScaling, bool kIsColumnwise>
-struct PartWords {
-  static constexpr int kRows = Part<kScaling>::kRows;
-  static constexpr int kScales = kIsColumnwise ? kFour : WordTile<kScaling>::kOwned;
-  uint32_t words[kRows];
-  float scales[kScales];
-  int num_rows;  // of the part
-
-  // Calls visit(i, the four values) for each row. Warps that share a tile may have none.
-  template <class IsE5m2, class Visit>
-  __device__ void for_each_row(IsE5m2 is_e5m2, Visit&& visit) const {
-    if (!WordTile<kScaling>::kIsWarps && num_rows <= 0) return;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const float2 low = decode_pair(words[i] & 0xFFFFU, is_e5m2.value);
-      const float2 high = decode_pair(words[i] >> 16, is_e5m2.value);
-      float values[kFour] = {low.x, low.y, high.x, high.y};
-      if constexpr (kIsColumnwise) {
-#pragma unroll
-        for (int j = 0; j < kFour; ++j) values[j] *= scales[j];
-      } else {
-        const float scale = lent<kScaling>(scales, i);
-#pragma unroll
-        for (float& value : values) value *= scale;
-      }
-      visit(i, values);
-    }
-  }
-  // A compiler is not to keep what it decoded before.
-  __device__ void forget_values() {
-#pragma unroll
-    for (uint32_t& word : words) asm volatile("" : "+r"(word));
-  }
-};
-
-// Calls f with the element type, told apart once for all rows.
-template <class F>
-__device__ inline void with_element(bool is_e5m2, F&& f) {
-  if (is_e5m2) {
-    f(std::true_type());
-  } else {
-    f(std::false_type());
-  }
-}
-
-template <int kScaling, bool kIsColumnwise_, bool kVectors_>
-struct WordRows {
-  static constexpr bool kIsColumnwise = kIsColumnwise_, kVectors = kVectors_;
-  using Words = PartWords<kScaling, kIsColumnwise>;
-  using S = Scales<kScaling>;
-  using Stored = typename S::Stored;
-  Matrix<const uint8_t> codes;
-  const Stored* scales;
-  int64_t scale_stride;
-  int columns;
-  bool is_e5m2;
-
-  __device__ void load(const Part<kScaling>& tile, Words& out) const {
-    const uint8_t* p = codes.row(tile.row(0)) + tile.column;
-#pragma unroll
-    for (int i = 0; i < Words::kRows; ++i, p += codes.stride) {
-      out.words[i] = tile.has_row(i) ? four_bytes(p, tile.column) : 0;
-    }
-    out.num_rows = rows_of_lanes<kScaling>(tile);
-    if constexpr (kIsColumnwise) {
-      load_column_scales(tile, out.scales);
-    } else {
-#pragma unroll
-      for (int k = 0; k < Words::kScales; ++k) {
-        const int i = owned_row<kScaling>(k);
-        const Stored* scale = scales + tile.row(i) * scale_stride + tile.column / S::kBlock;
-        out.scales[k] = i < out.num_rows ? S::decode(*scale) : 0.0F;
-      }
-    }
-  }
-
- private:
-  __device__ uint32_t four_bytes(const uint8_t* p, int column) const {
-    if constexpr (kVectors) {
-      return __ldg(reinterpret_cast<const uint32_t*>(p));
-    } else {
-      uint32_t word = 0;
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        if (column + j < columns) word |= uint32_t{p[j]} << (8 * j);
-      }
-      return word;
-    }
-  }
-  __device__ void load_column_scales(const Part<kScaling>& tile, float (&out)[kFour]) const {
-    const Stored* p = scales + tile.index * scale_stride + tile.column;
-    if constexpr (S::kIsMx) {
-      const uint32_t four = tile.num_rows > 0 ? four_bytes(p, tile.column) : 0;
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        const float scale = S::decode(static_cast<uint8_t>(four >> (8 * j)));
-        out[j] = tile.column + j < columns ? scale : 0.0F;
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) out[j] = tile.column + j < columns ? p[j] : 0.0F;
-    }
-  }
-};
+using Part = PartOf<RequantizeTile<kScaling>>;
 
 // Four bytes, of which so many columns are left.
 template <bool kVectors>
@@ -209,7 +81,7 @@ __device__ inline float largest_of_owned(float (&rows)[kRows]) {
 // Scales along the rows.
 template <int kScaling>
 struct RowScales {
-  using Tile = WordTile<kScaling>;
+  using Tile = RequantizeTile<kScaling>;
   using S = Scales<kScaling>;
   float owned[Tile::kOwned];  // largest magnitudes, then multipliers
 
@@ -234,20 +106,20 @@ struct RowScales {
   }
   template <bool kVectors>
   __device__ void make(const CopyTarget& to, const Part<kScaling>& tile, bool fractional, int) {
-    const int rows = rows_of_lanes<kScaling>(tile);
+    const int rows = rows_of_lanes<Tile>(tile);
     const auto lane = static_cast<int>(threadIdx.x) % Tile::kLanes;
 #pragma unroll
     for (int k = 0; k < Tile::kOwned; ++k) {
       const auto scale = S::of(owned[k], to.is_e5m2, fractional);
       owned[k] = scale.multiplier;
-      const int i = owned_row<kScaling>(k);
+      const int i = Tile::owned_row(k);
       if (lane >= Tile::kTurn || i >= rows) continue;
       static_cast<typename S::Stored*>(
           to.scales)[tile.row(i) * to.scale_stride + tile.column / S::kBlock] = scale.scale;
     }
   }
   __device__ float4 multipliers(int i) const {
-    const float m = lent<kScaling>(owned, i);
+    const float m = Tile::lent(owned, i);
     return {m, m, m, m};
   }
 };
@@ -255,7 +127,7 @@ struct RowScales {
 // Scales down the columns.
 template <int kScaling>
 struct ColumnScales {
-  using Tile = WordTile<kScaling>;
+  using Tile = RequantizeTile<kScaling>;
   using S = Scales<kScaling>;
   float4 four;  // largest magnitudes, then multipliers, of the thread's columns
 
@@ -329,7 +201,7 @@ struct ColumnScales {
 template <class Words, int kScaling>
 __device__ inline void note_first_word(const Words& words, bool is_e5m2, const Part<kScaling>& tile,
                                        const NonFiniteReporter& notes) {
-  constexpr int kColumns = WordTile<kScaling>::kColumns;
+  constexpr int kColumns = RequantizeTile<kScaling>::kColumns;
   uint32_t first = ~0U;  // counted along the tile's rows
   with_element(is_e5m2, [&](auto is_wide) {
     words.for_each_row(is_wide, [&](int i, const float(&v)[kFour]) {
@@ -396,11 +268,12 @@ __device__ __noinline__ void requantize_odd(const QuantizeTiles<Source>& args,
 }
 
 template <int kScaling, class Source>
-__global__ void __launch_bounds__(WordTile<kScaling>::kThreads, WordTile<kScaling>::kBlocks)
+__global__ void __launch_bounds__(RequantizeTile<kScaling>::kThreads,
+                                  RequantizeTile<kScaling>::kBlocks)
     requantize_kernel(const __grid_constant__ QuantizeTiles<Source> args,
                       const __grid_constant__ Reporter reporter,
                       const __grid_constant__ NonFiniteReporter notes) {
-  using Strip = WordStrip<kScaling>;
+  using Strip = RequantizeStrip<kScaling>;
   if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Strip::kThreads);
   const uint32_t first = blockIdx.x * Strip::kTiles;
   const uint32_t number = first + threadIdx.x / Strip::kTileThreads;
@@ -409,7 +282,8 @@ __global__ void __launch_bounds__(WordTile<kScaling>::kThreads, WordTile<kScalin
   int column = static_cast<int>(number % args.column_tiles) * Strip::kColumns;
   const int end = min(column + Strip::kColumns, args.source.columns);
 #pragma unroll 1
-  for (bool is_first = true; is_first || column < end; column += WordTile<kScaling>::kColumns) {
+  for (bool is_first = true; is_first || column < end;
+       column += RequantizeTile<kScaling>::kColumns) {
     const Part<kScaling> tile(block, rows, column, args.source.columns);
     if (args.zeroes_tail) zero_tail(args, tile, is_first);
     is_first = false;
@@ -426,21 +300,17 @@ bool takes_vectors(const RequantizeArgs& args) {
 
 template <int kScaling, int kDirection, bool kVectors>
 void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteCall& call) {
-  using Source = WordRows<kScaling, kDirection == MOIRE_COLUMNWISE, kVectors>;
-  const TensorView data(args.source.data), scales(args.source.scales);
+  using Source = WordRows<RequantizeTile<kScaling>, kDirection == MOIRE_COLUMNWISE, kVectors>;
+  const TensorView data(args.source.data);
   QuantizeTiles<Source> tiles{};
-  tiles.source = {.codes = matrix_of<const uint8_t>(data),
-                  .scales = static_cast<const typename Source::Stored*>(scales.data),
-                  .scale_stride = scales.stride(),
-                  .columns = static_cast<int>(data.columns()),
-                  .is_e5m2 = data.type() == DType::kE5M2};
+  tiles.source = word_rows<Source>(args.source);
   tiles.blocks = scale_blocks(data, args.groups, args.scaling, true);
   (Source::kIsColumnwise ? tiles.rowwise : tiles.columnwise) = copy_target(args.target);
   tiles.capacity = data.num_rows();
   tiles.fractional = args.fractional_scales != 0;
   tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO && data.rank == 2;
-  launch_tiles<WordStrip<kScaling>>(launcher, requantize_kernel<kScaling, Source>, tiles,
-                                    launcher.non_finite_reporter(call));
+  launch_tiles<RequantizeStrip<kScaling>>(launcher, requantize_kernel<kScaling, Source>, tiles,
+                                          launcher.non_finite_reporter(call));
 }
 
 template <int kScaling, int kDirection>

@@ -1,0 +1,165 @@
+// Codes of FP8 and their scales as dequantize and requantize read them: a thread has four
+// neighbouring columns of some rows, each a word in registers, which it decodes where it uses them:
+// floats would take four times the registers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "backend/cuda/ops/quantize_tiles.cuh"
+
+namespace moire::cuda::ops {
+
+constexpr int kFour = 4;
+
+// Sizes of tiles, TileSizes of four columns a thread, of codes with such scales.
+template <int kOfScaling, class Sizes>
+struct WordTile : Sizes {
+  static constexpr int kScaling = kOfScaling;
+  static constexpr bool kIsWarps = Sizes::kTileThreads == kWarp;
+  static constexpr int kLanes = Scales<kScaling>::kBlock / kFour;  // that share a rowwise scale
+  // A lane owns every so many-th row of its part: of scales along the rows it has those.
+  static constexpr int kTurn = std::min(kLanes, Sizes::kRowsPerThread);
+  static constexpr int kOwned = Sizes::kRowsPerThread / kTurn;
+
+  __device__ static int owned_row(int k) {
+    return k * kTurn + static_cast<int>(threadIdx.x) % kTurn;
+  }
+  // What the lane that owns row i has of it.
+  __device__ static float lent(const float (&owned)[kOwned], int i) {
+    return __shfl_sync(~0U, owned[i / kTurn], i % kTurn, kLanes);
+  }
+};
+
+template <class Tile>
+using PartOf = TilePart<Tile::kScaling, Tile>;
+
+// Rows of a part that are there, also for a lane past the last column whose neighbours are not.
+template <class Tile>
+__device__ inline int rows_of_lanes(const PartOf<Tile>& part) {
+  return __shfl_sync(~0U, part.num_rows, 0, Tile::kLanes) - part.first_row;
+}
+
+// A part's words, and the scales that decode them: of the thread's columns or of its owned rows.
+// What is not there is zero.
+template <class Tile, bool kIsColumnwise>
+struct PartWords {
+  static constexpr int kRows = Tile::kRowsPerThread;
+  static constexpr int kScales = kIsColumnwise ? kFour : Tile::kOwned;
+  uint32_t words[kRows];
+  float scales[kScales];
+  bool has_rows;  // the warp
+
+  // Calls visit(i, the four values) for each row, if a thread of the warp has one.
+  template <class IsE5m2, class Visit>
+  __device__ void for_each_row(IsE5m2 is_e5m2, Visit&& visit) const {
+    if (!has_rows) return;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float2 low = decode_pair(words[i] & 0xFFFFU, is_e5m2.value);
+      const float2 high = decode_pair(words[i] >> 16, is_e5m2.value);
+      float values[kFour] = {low.x, low.y, high.x, high.y};
+      if constexpr (kIsColumnwise) {
+#pragma unroll
+        for (int j = 0; j < kFour; ++j) values[j] *= scales[j];
+      } else {
+        const float scale = Tile::lent(scales, i);
+#pragma unroll
+        for (float& value : values) value *= scale;
+      }
+      visit(i, values);
+    }
+  }
+  // A compiler is not to keep what it decoded before.
+  __device__ void forget_values() {
+#pragma unroll
+    for (uint32_t& word : words) asm volatile("" : "+r"(word));
+  }
+};
+
+// Calls f with the element type, told apart once for all rows.
+template <class F>
+__device__ inline void with_element(bool is_e5m2, F&& f) {
+  if (is_e5m2) {
+    f(std::true_type());
+  } else {
+    f(std::false_type());
+  }
+}
+
+// Rows of codes. kVectors: codes, and columnwise E8M0 scales, start on four bytes.
+template <class OfTile, bool kIsColumnwise_, bool kVectors_>
+struct WordRows {
+  static constexpr bool kIsColumnwise = kIsColumnwise_, kVectors = kVectors_;
+  using Tile = OfTile;
+  using Words = PartWords<Tile, kIsColumnwise>;
+  using S = Scales<Tile::kScaling>;
+  using Stored = typename S::Stored;
+  Matrix<const uint8_t> codes;
+  const Stored* scales;
+  int64_t scale_stride;
+  int columns;
+  bool is_e5m2;
+
+  __device__ void load(const PartOf<Tile>& part, Words& out) const {
+    const uint8_t* p = codes.row(part.row(0)) + part.column;
+#pragma unroll
+    for (int i = 0; i < Words::kRows; ++i, p += codes.stride) {
+      out.words[i] = part.has_row(i) ? four_bytes(p, part.column) : 0;
+    }
+    const int rows = rows_of_lanes<Tile>(part);
+    out.has_rows = __any_sync(~0U, rows > 0) != 0;
+    if constexpr (kIsColumnwise) {
+      load_column_scales(part, out.scales);
+    } else {
+#pragma unroll
+      for (int k = 0; k < Words::kScales; ++k) {
+        const int i = Tile::owned_row(k);
+        const int64_t row = Tile::kScaling == MOIRE_SCALING_FP8_TILE ? part.index : part.row(i);
+        const Stored* scale = scales + row * scale_stride + part.column / S::kBlock;
+        out.scales[k] = i < rows ? S::decode(*scale) : 0.0F;
+      }
+    }
+  }
+
+ private:
+  __device__ uint32_t four_bytes(const uint8_t* p, int column) const {
+    if constexpr (kVectors) {
+      return __ldg(reinterpret_cast<const uint32_t*>(p));
+    } else {
+      uint32_t word = 0;
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        if (column + j < columns) word |= uint32_t{p[j]} << (8 * j);
+      }
+      return word;
+    }
+  }
+  __device__ void load_column_scales(const PartOf<Tile>& part, float (&out)[kFour]) const {
+    const Stored* p = scales + part.index * scale_stride + part.column;
+    if constexpr (S::kIsMx) {
+      const uint32_t four = part.num_rows > 0 ? four_bytes(p, part.column) : 0;
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        const float scale = S::decode(static_cast<uint8_t>(four >> (8 * j)));
+        out[j] = part.column + j < columns ? scale : 0.0F;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) out[j] = part.column + j < columns ? p[j] : 0.0F;
+    }
+  }
+};
+
+template <class Source>
+Source word_rows(const moire_quantized& q) {
+  const TensorView data(q.data), scales(q.scales);
+  return {.codes = matrix_of<const uint8_t>(data),
+          .scales = static_cast<const typename Source::Stored*>(scales.data),
+          .scale_stride = scales.stride(),
+          .columns = static_cast<int>(data.columns()),
+          .is_e5m2 = data.type() == DType::kE5M2};
+}
+
+}  // namespace moire::cuda::ops
