@@ -311,10 +311,11 @@ def test_what_fails_is_of_one_backward_pass_in_all_layers_when_it_is_done_again(
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("fails", [1, 2, 4, 5])
 def test_parts_of_a_call_are_added_once_whichever_fails(
-    generator, monkeypatch, adds, is_first, fails
+    device, generator, monkeypatch, adds, is_first, fails
 ):
     """Three of each weight's: a failure of the second, say, does not add the first again."""
-    (rank,) = moire.Communicator.threads(1, 1 << 20)
+    devices = None if device == "cpu" else [device]
+    (rank,) = moire.Communicator.threads(1, 1 << 20, devices=devices)
     group = moire.ExpertParallel(rank, num_experts=E, max_tokens=9)
     options = {"accumulate_into_main_grad": adds, "delay_wgrad_compute": True}
     x, idx = truth.draw(generator, 9, H), torch.arange(9)[:, None] % E
