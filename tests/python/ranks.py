@@ -109,11 +109,24 @@ def let_go(error):
         error = error.__cause__ or error.__context__
 
 
-def in_gloo(rank, size, path, cases):
-    """What torch.multiprocessing.spawn starts `size` times: case(rank) of each.
+@contextlib.contextmanager
+def alone_in_gloo():
+    """A process group of this process.
 
-    NOTE: the group is not destroyed, which joins its threads while it holds the GIL, and one of
-    them may want that to let go of a tensor: torch 2.4 was seen to hang there.
+    NOTE: torch 2.4 joins the group's threads while it holds the GIL, which one of them may want to
+    let go of a tensor; both were seen to hang. Hence they get the time for it.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        time.sleep(0.1)
+        dist.destroy_process_group()
+
+
+def in_gloo(rank, size, path, cases):
+    """What torch.multiprocessing.spawn starts `size` times: case(rank) of each. The group is not
+    destroyed: see alone_in_gloo.
     """
     dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=rank, world_size=size)
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 import moire
 import numpy as np
 import pytest
-from ranks import in_threads, succeed
+from ranks import alone_in_gloo, in_threads, succeed
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
@@ -146,8 +146,7 @@ def test_devices_are_of_cuda_and_one_for_each_rank(devices, found):
 )
 def test_a_process_group_of_nccl_is_connected_by_an_id(asked, monkeypatch):
     connect = moire.Communicator.from_process_group
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with alone_in_gloo():
         found = "has cpu:gloo.*, needs cuda:nccl, .*; give the process group itself to moire.Exp"
         with pytest.raises(moire.Unsupported, match=found):
             connect(window_bytes=64)
@@ -167,8 +166,6 @@ def test_a_process_group_of_nccl_is_connected_by_an_id(asked, monkeypatch):
         assert asked == [(0, bytes(range(128))), (1, 64, 9, 8, [1]), (1, 1)]
         assert (rank.rank, rank.size, len(rank.window)) == (0, 1, 64)
         assert rank.contexts_of_calls(0) is rank.contexts
-    finally:
-        dist.destroy_process_group()
 
 
 def test_an_nccl_comm_says_rank_size_and_device_and_outlives_the_window(library):

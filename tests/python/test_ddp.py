@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from moire import nn
-from ranks import in_gloo
+from ranks import alone_in_gloo, in_gloo
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -24,9 +24,8 @@ ELSEWHERE = {
 
 @pytest.fixture
 def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with alone_in_gloo():
+        yield
 
 
 def made(**options):

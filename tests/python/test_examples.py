@@ -1,5 +1,6 @@
 """The examples of the README and the guides run as they are."""
 
+import contextlib
 import re
 import runpy
 import subprocess
@@ -57,10 +58,11 @@ def test_every_block_of_a_guide_runs(page, monkeypatch, request, tmp_path):
     pytest.importorskip("torch.distributed.run")
     pytest.importorskip("safetensors")
     import moire
+    from ranks import alone_in_gloo
 
-    dist = torch.distributed
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    request.addfinalizer(dist.destroy_process_group)
+    stack = contextlib.ExitStack()
+    request.addfinalizer(stack.close)
+    stack.enter_context(alone_in_gloo())
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -74,7 +76,7 @@ def test_every_block_of_a_guide_runs(page, monkeypatch, request, tmp_path):
             dict(
                 moire=moire,
                 torch=torch,
-                dist=dist,
+                dist=torch.distributed,
                 hidden=64,
                 width=128,
                 splits=splits,

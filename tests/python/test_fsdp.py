@@ -4,6 +4,7 @@ import moire
 import pytest
 import torch
 from moire import nn
+from ranks import alone_in_gloo
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
 fully_shard = getattr(fsdp, "fully_shard", None)
@@ -15,10 +16,8 @@ SPLITS = [2, 0, 3]
 def mesh():
     if fully_shard is None or not torch.distributed.is_gloo_available():
         pytest.skip("this Torch has no FSDP2 on a CPU")
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
+    with alone_in_gloo():
+        yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -24,6 +24,7 @@ import moire
 import pytest
 import torch
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
+from ranks import alone_in_gloo
 
 transformers = pytest.importorskip("transformers")
 
@@ -337,8 +338,7 @@ def test_experts_in_8_bits_follow_what_is_written_into_shards(generator, part):
                 model.get_parameter(name).mul_(0.5)
     model = build("Mixtral")
     model.set_experts_implementation("moire_mxfp8")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with alone_in_gloo():
         mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
         for layer in (*model.model.layers, model):
             fsdp.fully_shard(layer, mesh=mesh)
@@ -347,5 +347,3 @@ def test_experts_in_8_bits_follow_what_is_written_into_shards(generator, part):
                 assert torch.equal(model(input_ids=ids).logits, logits)
                 for name in weights:
                     part(model.get_parameter(name)).mul_(0.5)
-    finally:
-        dist.destroy_process_group()

@@ -7,6 +7,7 @@ import moire
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import alone_in_gloo
 from torch.nn import functional
 
 pytest.importorskip("megatron.core")
@@ -25,11 +26,10 @@ def groups():
     from megatron.core import parallel_state
     from megatron.core.process_groups_config import ProcessGroupCollection
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    parallel_state.initialize_model_parallel()
-    yield ProcessGroupCollection.use_mpu_process_groups()
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
+    with alone_in_gloo():
+        parallel_state.initialize_model_parallel()
+        yield ProcessGroupCollection.use_mpu_process_groups()
+        parallel_state.destroy_model_parallel()
 
 
 def config_of(**options):
