@@ -111,9 +111,11 @@ class ParameterGradients(FreshGradients):
         """
         operands = dict(tensors_of(operands))
         versions = [version_of(t) for t in operands.values()]
+        queue = self._queue  # a pass within another, which then goes on, has the larger number
+        backward = max(backward or 0, queue.last + 1, *(d.backward for d in queue.waiting[-1:]))
         deferred = _Deferred(backward, self, run, operands, versions, destination, added=[])
-        restored_after_explaining(self._queue, "waiting")
-        self._queue.waiting = (*self._queue.waiting, deferred)
+        restored_after_explaining(queue, "waiting")
+        queue.waiting = (*queue.waiting, deferred)
 
     def passes(self):
         """The last of which backward_dw left nothing, and the oldest of which something waits."""

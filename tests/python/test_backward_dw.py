@@ -9,6 +9,7 @@ import torch
 import truth
 from moire import invoke, layers, nn
 from samples_mlp import FORMS, SPLITS, E, F, H, make, run, weights
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -380,3 +381,23 @@ def test_weights_that_come_later_are_marked_for_data_parallelism():
         layer.bias, "skip_backward_post_hook"
     )
     assert copy.deepcopy(layer).weight.skip_backward_post_hook
+
+
+def test_a_pass_within_another_keeps_both(generator):
+    """Of a checkpoint within one: the inner runs a backward before the outer goes on with its."""
+    x, found = truth.draw(generator, 9, H), []
+    for delayed in (False, True):
+        torch.manual_seed(0)
+        chain = [nn.GroupedLinear(E, H, H, delay_wgrad_compute=delayed) for _ in range(2)]
+        layers_of_both = nn.Sequential(*chain)
+
+        def twice(t, both=layers_of_both):
+            return checkpoint(lambda u: both(u, SPLITS), both(t, SPLITS), use_reentrant=True)
+
+        y = checkpoint(twice, x.clone().requires_grad_(), use_reentrant=True)
+        y.sin().sum().backward()
+        for _ in range(2 if delayed else 0):
+            layers_of_both.backward_dw()
+        found.append([p.grad for p in layers_of_both.parameters()])
+    for plain, later in zip(*found):
+        torch.testing.assert_close(later, plain)
