@@ -28,18 +28,12 @@ struct WordTile : Sizes {
   }
   // What the lane that owns row i has of it.
   __device__ static float lent(const float (&owned)[kOwned], int i) {
-    return __shfl_sync(~0U, owned[i / kTurn], i % kTurn, kLanes);
+    return __shfl_sync(kAllLanes, owned[i / kTurn], i % kTurn, kLanes);
   }
 };
 
 template <class Tile>
 using PartOf = TilePart<Tile::kScaling, Tile>;
-
-// Rows of a part that are there, also for a lane past the last column whose neighbours are not.
-template <class Tile>
-__device__ inline int rows_of_lanes(const PartOf<Tile>& part) {
-  return __shfl_sync(~0U, part.num_rows, 0, Tile::kLanes) - part.first_row;
-}
 
 // A part's words, and the scales that decode them: of the thread's columns or of its owned rows.
 // What is not there is zero.
@@ -78,16 +72,6 @@ struct PartWords {
   }
 };
 
-// Calls f with the element type, told apart once for all rows.
-template <class F>
-__device__ inline void with_element(bool is_e5m2, F&& f) {
-  if (is_e5m2) {
-    f(std::true_type());
-  } else {
-    f(std::false_type());
-  }
-}
-
 // Rows of codes. kVectors: codes, and columnwise E8M0 scales, start on four bytes.
 template <class OfTile, bool kIsColumnwise_, bool kVectors_>
 struct WordRows {
@@ -108,8 +92,8 @@ struct WordRows {
     for (int i = 0; i < Words::kRows; ++i, p += codes.stride) {
       out.words[i] = part.has_row(i) ? four_bytes(p, part.column) : 0;
     }
-    const int rows = rows_of_lanes<Tile>(part);
-    out.has_rows = __any_sync(~0U, rows > 0) != 0;
+    const int rows = part.template rows_of_lanes<Tile::kLanes>();
+    out.has_rows = __any_sync(kAllLanes, rows > 0) != 0;
     if constexpr (kIsColumnwise) {
       load_column_scales(part, out.scales);
     } else {

@@ -55,9 +55,9 @@ __device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
 
 // The scales of a part's rows, of which `amax` become the multipliers. FP32 scales take divisions:
 // of the lanes that share some, each makes one.
-template <int kScaling, class Source, class Values>
+template <int kScaling, class Source>
 __device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
-                                       const TilePart<kScaling>& tile, const Values& values,
+                                       const TilePart<kScaling>& tile,
                                        float (&amax)[TilePart<kScaling>::kRows]) {
   using Shape = TileShape<kScaling>;
   using S = Scales<kScaling>;
@@ -67,7 +67,7 @@ __device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
   auto* const p = static_cast<typename S::Stored*>(to.scales) + tile.row(0) * to.scale_stride +
                   tile.column / S::kBlock;
   // A lane past the last column makes scales of its neighbours' rows.
-  const int rows = __shfl_sync(kAllLanes, tile.num_rows, 0, Shape::kLanes) - tile.first_row;
+  const int rows = tile.template rows_of_lanes<Shape::kLanes>();
   const auto make = [&](int i, float of_row, bool stores) {
     const auto scale = S::of(of_row, to.is_e5m2, args.fractional);
     if (stores && i < rows && !to.is_values()) {
@@ -110,7 +110,7 @@ __device__ inline uint32_t quantize_rows(const QuantizeTiles<Source>& args,
   const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
   if (is_left<kWay, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
   if (is_odd) largest_of_rows<true, Shape::kLanes>(values, amax);
-  make_row_scales(args, tile, values, amax);
+  make_row_scales(args, tile, amax);
   store_rows<kWay>(args, tile, to, values, [&](int i, int) { return amax[i]; });
   return is_odd ? kIsOdd : 0;
 }

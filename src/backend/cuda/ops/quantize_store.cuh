@@ -38,8 +38,6 @@ struct QuantizeTiles {
   bool fractional, zeroes_tail;
 };
 
-constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
-
 // Eight values times what they are multiplied by, as codes.
 template <class T, class Multiplier>
 __device__ inline void encode_eight(uint32_t (&codes)[2], const Eight<T>& values, bool is_e5m2,
@@ -51,14 +49,17 @@ __device__ inline void encode_eight(uint32_t (&codes)[2], const Eight<T>& values
   }
 }
 
-// Eight bytes, of which so many columns are left.
-template <bool kVectors>
-__device__ inline void store_bytes(uint8_t* p, int columns_left, const uint32_t (&words)[2]) {
-  if constexpr (kVectors) {
+// Bytes in words, of which so many columns are left.
+template <bool kVectors, int kWords>
+__device__ inline void store_bytes(uint8_t* p, int columns_left, const uint32_t (&words)[kWords]) {
+  if constexpr (kVectors && kWords == 2) {
     *reinterpret_cast<uint2*>(p) = {words[0], words[1]};
+  } else if constexpr (kVectors) {
+    static_assert(kWords == 1);
+    *reinterpret_cast<uint32_t*>(p) = words[0];
   } else {
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) {
+    for (int i = 0; i < 4 * kWords; ++i) {
       if (i < columns_left) p[i] = static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)));
     }
   }
@@ -111,7 +112,7 @@ constexpr bool kBecomeValues = requires {
 // Whether values of such rows are rounded as BF16.
 template <Way kWay, class Values>
 constexpr bool kRoundsValues =
-    kWay == Way::kQuick&& std::is_same_v<ElementOf<Values>, __nv_bfloat16>;
+    (kWay == Way::kQuick) && std::is_same_v<ElementOf<Values>, __nv_bfloat16>;
 
 // Whether a copy has to be left to the other way.
 template <Way kWay, class Values>
@@ -155,18 +156,13 @@ __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TileP
       return;
     }
   }
-  const auto store_codes = [&](auto is_e5m2) {
+  with_element(to.is_e5m2, [&](auto is_e5m2) {
     for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
       uint32_t codes[2];
       encode_eight(codes, row, is_e5m2.value, of_column);
       if (tile.has_row(i)) store_bytes<kVectors>(p, left, codes);
     });
-  };
-  if (to.is_e5m2) {
-    store_codes(std::true_type());
-  } else {
-    store_codes(std::false_type());
-  }
+  });
 }
 
 // Where a tile is transposed: in the source's own memory, where it has some.
@@ -191,19 +187,14 @@ __device__ inline void store_transposed(const QuantizeTiles<Source>& args,
   static_assert(TilePart<kScaling>::kRows == 4 && Shape::kRows == Transposed::kSide);
   Transposed& transposed = transposed_tile(args.source, tile);
   uint32_t first[4], second[4];
-  const auto encode = [&](auto is_e5m2) {
+  with_element(to.is_e5m2, [&](auto is_e5m2) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t codes[2];
       encode_eight(codes, values[i], is_e5m2.value, [&](int j) { return multipliers[j]; });
       first[i] = codes[0], second[i] = codes[1];
     }
-  };
-  if (to.is_e5m2) {
-    encode(std::true_type());
-  } else {
-    encode(std::false_type());
-  }
+  });
   transpose_four(first);
   transpose_four(second);
   transposed.put(

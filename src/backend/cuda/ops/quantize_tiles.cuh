@@ -1,7 +1,8 @@
 // The tiles that quantize, quantize_weight, requantize and dequantize work on: some rows, which are
 // a block of a columnwise copy or of tiles, by some columns. A thread has eight neighbouring
-// columns of several rows in registers (of requantize four), so that one read of the source serves
-// both directions. MXFP8's tiles are small enough for a warp, which then waits for nobody.
+// columns of several rows in registers (of requantize and dequantize four), so that one read of the
+// source serves both directions. Tiles that quantise MXFP8 are small enough for a warp, which then
+// waits for nobody.
 #pragma once
 
 #include <moire/fields.h>
@@ -139,6 +140,12 @@ struct TilePart {
   // The part's i-th row, and whether it is one of the tile's.
   __device__ int64_t row(int i) const { return begin + first_row + i; }
   __device__ bool has_row(int i) const { return first_row + i < num_rows; }
+  // Its rows that are there, also for a lane past the last column, of so many neighbours of which
+  // the first is not. A warp calls it together.
+  template <int kLanes>
+  __device__ int rows_of_lanes() const {
+    return __shfl_sync(kAllLanes, num_rows, 0, kLanes) - first_row;
+  }
 
  private:
   __device__ void place(uint32_t block, const RowRange& rows, int first, int columns) {

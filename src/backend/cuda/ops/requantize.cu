@@ -36,19 +36,6 @@ struct RequantizeStrip : RequantizeTile<kScaling> {
 template <int kScaling>
 using Part = PartOf<RequantizeTile<kScaling>>;
 
-// Four bytes, of which so many columns are left.
-template <bool kVectors>
-__device__ inline void store_four(uint8_t* p, int columns_left, uint32_t word) {
-  if constexpr (kVectors) {
-    *reinterpret_cast<uint32_t*>(p) = word;
-  } else {
-#pragma unroll
-    for (int j = 0; j < kFour; ++j) {
-      if (j < columns_left) p[j] = static_cast<uint8_t>(word >> (8 * j));
-    }
-  }
-}
-
 template <bool kSkipsNan>
 __device__ inline float larger(float a, float b) {
   if constexpr (kSkipsNan) return fmaxf(a, b);
@@ -106,7 +93,7 @@ struct RowScales {
   }
   template <bool kVectors>
   __device__ void make(const CopyTarget& to, const Part<kScaling>& tile, bool fractional, int) {
-    const int rows = rows_of_lanes<Tile>(tile);
+    const int rows = tile.template rows_of_lanes<Tile::kLanes>();
     const auto lane = static_cast<int>(threadIdx.x) % Tile::kLanes;
 #pragma unroll
     for (int k = 0; k < Tile::kOwned; ++k) {
@@ -160,7 +147,7 @@ struct ColumnScales {
         static_cast<typename S::Stored*>(to.scales) + tile.index * to.scale_stride + tile.column;
     if constexpr (S::kIsMx) {
       const uint32_t word = __byte_perm(x.scale | y.scale << 8, z.scale | w.scale << 8, 0x5410);
-      store_four<kVectors>(p, left, word);
+      store_bytes<kVectors>(p, left, {word});
     } else {
       const float all[kFour] = {x.scale, y.scale, z.scale, w.scale};
 #pragma unroll
@@ -229,7 +216,7 @@ __device__ inline void store_words(const Words& words, bool is_e5m2, const Made&
       const float4 m = made.multipliers(i);
       const uint32_t word =
           encode_four(v[0] * m.x, v[1] * m.y, v[2] * m.z, v[3] * m.w, to_wide.value);
-      if (tile.has_row(i)) store_four<kVectors>(p, columns - tile.column, word);
+      if (tile.has_row(i)) store_bytes<kVectors>(p, columns - tile.column, {word});
       p += to.stride;
     });
   };
@@ -341,8 +328,11 @@ Reason supports(const DeviceState&, const RequantizeArgs& args) {
   return too_wide("source", TensorView(args.source.data).columns());
 }
 std::string policy(const DeviceState&, const RequantizeArgs& args) {
-  return tiles_policy(args.scaling == MOIRE_SCALING_MXFP8 ? 32 : 128, 128, "four",
-                      takes_vectors(args));
+  const auto text = [&]<class Tile>(Tile) {
+    return tiles_policy(Tile::kRows, Tile::kColumns, "four", takes_vectors(args));
+  };
+  return args.scaling == MOIRE_SCALING_MXFP8 ? text(RequantizeTile<MOIRE_SCALING_MXFP8>())
+                                             : text(RequantizeTile<MOIRE_SCALING_FP8_BLOCK>());
 }
 
 }  // namespace

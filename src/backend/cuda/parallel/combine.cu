@@ -13,7 +13,6 @@ namespace {
 
 constexpr int kThreads = kMovingWarps * kWarp;
 constexpr int kRanksAtOnce = 2, kPiecesAtOnce = 2;
-constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
 
 template <class From, class To>
 struct Summed {

@@ -19,7 +19,6 @@ constexpr int kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kMostBlocks = 16;
 constexpr int64_t kLeastTokens = 256;  // of a block, where there are several
 constexpr int kChoicesAtOnce = 8;      // of a thread, under way
-constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
 
 struct Plan {
   Indices topk_idx;
