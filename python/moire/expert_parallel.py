@@ -300,7 +300,7 @@ class ExpertParallel:
             raise invalid(f"{call}: x has {tokens} tokens, must have at most max_tokens = {most}")
         # NOTE: gloo ends a process that gets more than it waits for. The host of a GPU, which would
         # have to wait for the others, asks only where it waits for their tokens.
-        if most is None or (x.is_cpu and not hasattr(x, "fake_mode")):
+        if self.size > 1 and (most is None or (x.is_cpu and not hasattr(x, "fake_mode"))):
             tokens = self._tell(call, x, topk_idx, parts)
         return max(tokens, 1) if most is None else most
 
