@@ -334,8 +334,7 @@ __device__ inline void zero_tail(const QuantizeTiles<Source>& args,
   const int64_t in_use = rows_in_use(args.blocks.groups);
   if (zeroes_rows && in_use < args.capacity) zero_tail_rows<kScaling>(args, in_use);
   const CopyTarget& to = args.columnwise;
-  if (!to.is_present() || to.is_values()) return;
-  if (!tile.is_empty || tile.index >= to.scale_rows) return;
+  if (to.is_values() || !tile.is_empty || tile.index >= to.scale_rows) return;
   auto* const row =
       static_cast<typename Scales<kScaling>::Stored*>(to.scales) + tile.index * to.scale_stride;
   const int end = min(tile.first_column + Shape::kColumns, args.source.columns);

@@ -3,9 +3,9 @@
 // once for the largest magnitudes and once more for what they give.
 //
 // Down the columns a thread has its rows' largest at once. The two halves of a warp, which have
-// MXFP8's 32 rows, exchange theirs, and eight warps those of 128 rows through shared memory. Along
-// the rows, lanes exchange theirs so that each ends with rows of its own, makes their scales and
-// lends the multipliers.
+// MXFP8's 32 rows, exchange theirs; eight warps, which have 128 rows, leave theirs in shared
+// memory, where a thread for each column makes its scale. Along the rows, lanes exchange theirs so
+// that each ends with rows of its own, makes their scales and lends the multipliers.
 #include <algorithm>
 #include <type_traits>
 
@@ -65,6 +65,13 @@ __device__ inline float largest_of_owned(float (&rows)[kRows]) {
   return rows[0];
 }
 
+// Where a copy's scales go.
+struct ScaleTarget {
+  const CopyTarget& to;
+  bool fractional;
+  int columns;
+};
+
 // Scales along the rows.
 template <int kScaling>
 struct RowScales {
@@ -85,25 +92,26 @@ struct RowScales {
       owned[i / Tile::kTurn] = largest_of_owned<kSkipsNan, Tile::kLanes>(rows);
     });
   }
-  __device__ bool are_odd() const {
-    bool all = true;
+  // False where an element is infinite or NaN, unless NaN is skipped.
+  template <bool kSkipsNan, bool kVectors>
+  __device__ bool make(const Part<kScaling>& tile, const ScaleTarget& target) {
+    bool are_finite = true;
 #pragma unroll
-    for (const float amax : owned) all = all && is_finite(amax);
-    return __any_sync(kAllLanes, !all) != 0;
-  }
-  template <bool kVectors>
-  __device__ void make(const CopyTarget& to, const Part<kScaling>& tile, bool fractional, int) {
+    for (const float amax : owned) are_finite = are_finite && is_finite(amax);
+    if (!kSkipsNan && __any_sync(kAllLanes, !are_finite)) return false;
     const int rows = tile.template rows_of_lanes<Tile::kLanes>();
     const auto lane = static_cast<int>(threadIdx.x) % Tile::kLanes;
+    const CopyTarget& to = target.to;
 #pragma unroll
     for (int k = 0; k < Tile::kOwned; ++k) {
-      const auto scale = S::of(owned[k], to.is_e5m2, fractional);
+      const auto scale = S::of(owned[k], to.is_e5m2, target.fractional);
       owned[k] = scale.multiplier;
       const int i = Tile::owned_row(k);
       if (lane >= Tile::kTurn || i >= rows) continue;
       static_cast<typename S::Stored*>(
           to.scales)[tile.row(i) * to.scale_stride + tile.column / S::kBlock] = scale.scale;
     }
+    return true;
   }
   __device__ float4 multipliers(int i) const {
     const float m = Tile::lent(owned, i);
@@ -111,12 +119,9 @@ struct RowScales {
   }
 };
 
-// Scales down the columns.
-template <int kScaling>
-struct ColumnScales {
-  using Tile = RequantizeTile<kScaling>;
-  using S = Scales<kScaling>;
-  float4 four;  // largest magnitudes, then multipliers, of the thread's columns
+// Largest magnitudes, then multipliers, of a thread's columns.
+struct FourColumns {
+  float4 four;
 
   template <bool kSkipsNan, class Words, class IsE5m2>
   __device__ void take_largest(const Words& words, IsE5m2 is_e5m2) {
@@ -124,63 +129,69 @@ struct ColumnScales {
     words.for_each_row(is_e5m2, [&](int, const float(&v)[kFour]) {
       take_larger<kSkipsNan>({fabsf(v[0]), fabsf(v[1]), fabsf(v[2]), fabsf(v[3])});
     });
-    if constexpr (Tile::kIsWarps) {
-      take_larger<kSkipsNan>(shuffled(Tile::kPieces));
-    } else {
-      share<kSkipsNan>();
-    }
-  }
-  __device__ bool are_odd() const {
-    const bool all =
-        is_finite(four.x) && is_finite(four.y) && is_finite(four.z) && is_finite(four.w);
-    return __any_sync(kAllLanes, !all) != 0;
-  }
-  template <bool kVectors>
-  __device__ void make(const CopyTarget& to, const Part<kScaling>& tile, bool fractional,
-                       int columns) {
-    const auto of = [&](float amax) { return S::of(amax, to.is_e5m2, fractional); };
-    const auto x = of(four.x), y = of(four.y), z = of(four.z), w = of(four.w);
-    four = {x.multiplier, y.multiplier, z.multiplier, w.multiplier};
-    const int left = columns - tile.column;
-    if (Tile::thread() >= Tile::kPieces || left <= 0) return;
-    auto* const p =
-        static_cast<typename S::Stored*>(to.scales) + tile.index * to.scale_stride + tile.column;
-    if constexpr (S::kIsMx) {
-      const uint32_t word = __byte_perm(x.scale | y.scale << 8, z.scale | w.scale << 8, 0x5410);
-      store_bytes<kVectors>(p, left, {word});
-    } else {
-      const float all[kFour] = {x.scale, y.scale, z.scale, w.scale};
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        if (j < left) p[j] = all[j];
-      }
-    }
   }
   __device__ float4 multipliers(int) const { return four; }
 
- private:
+ protected:
   template <bool kSkipsNan>
   __device__ void take_larger(const float4& other) {
     four = {larger<kSkipsNan>(four.x, other.x), larger<kSkipsNan>(four.y, other.y),
             larger<kSkipsNan>(four.z, other.z), larger<kSkipsNan>(four.w, other.w)};
   }
-  // The other half warp's, which has the same columns.
-  __device__ float4 shuffled(int lanes) const {
-    const auto of = [&](float v) { return __shfl_xor_sync(kAllLanes, v, lanes); };
-    return {of(four.x), of(four.y), of(four.z), of(four.w)};
+};
+
+// Scales down the columns of a warp's tile, whose halves have the same columns.
+template <int kScaling>
+struct ColumnScales : FourColumns {
+  using Tile = RequantizeTile<kScaling>;
+
+  template <bool kSkipsNan, bool kVectors>
+  __device__ bool make(const Part<kScaling>& tile, const ScaleTarget& target) {
+    const auto of_other = [](float v) { return __shfl_xor_sync(kAllLanes, v, Tile::kPieces); };
+    take_larger<kSkipsNan>(
+        {of_other(four.x), of_other(four.y), of_other(four.z), of_other(four.w)});
+    const bool are_finite =
+        is_finite(four.x) && is_finite(four.y) && is_finite(four.z) && is_finite(four.w);
+    if (!kSkipsNan && __any_sync(kAllLanes, !are_finite)) return false;
+    const CopyTarget& to = target.to;
+    const auto of = [&](float amax) { return mx_scale_of(amax, to.is_e5m2); };
+    const auto x = of(four.x), y = of(four.y), z = of(four.z), w = of(four.w);
+    four = {x.multiplier, y.multiplier, z.multiplier, w.multiplier};
+    const int left = target.columns - tile.column;
+    if (Tile::thread() >= Tile::kPieces || left <= 0) return true;
+    store_bytes<kVectors>(
+        static_cast<uint8_t*>(to.scales) + tile.index * to.scale_stride + tile.column, left,
+        {__byte_perm(x.scale | y.scale << 8, z.scale | w.scale << 8, 0x5410)});
+    return true;
   }
-  // Those of all warps of a block.
-  template <bool kSkipsNan>
-  __device__ void share() {
-    constexpr int kWarps = Tile::kThreads / kWarp;
-    __shared__ float4 of_warps[kWarps][kWarp];
-    __syncthreads();  // the first maxima may still be read
-    of_warps[threadIdx.x / kWarp][threadIdx.x % kWarp] = four;
+};
+
+// Scales down the columns of a block's tile: thread t makes that of column t.
+template <>
+struct ColumnScales<MOIRE_SCALING_FP8_BLOCK> : FourColumns {
+  using Tile = RequantizeTile<MOIRE_SCALING_FP8_BLOCK>;
+
+  template <bool kSkipsNan, bool kVectors>
+  __device__ bool make(const Part<MOIRE_SCALING_FP8_BLOCK>& tile, const ScaleTarget& target) {
+    __shared__ float4 of_warps[Tile::kThreads / kWarp][kWarp], made[kWarp];
+    const uint32_t t = threadIdx.x, lane = t % kWarp;
+    of_warps[t / kWarp][lane] = four;
     __syncthreads();
+    float amax = 0;
+    if (t < Tile::kColumns) {
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) {
-      take_larger<kSkipsNan>(of_warps[i][threadIdx.x % kWarp]);
+      for (const auto& of_warp : of_warps) {
+        amax = larger<kSkipsNan>(amax, reinterpret_cast<const float*>(of_warp)[t]);
+      }
+      const auto scale = block_scale_of(amax, target.to.is_e5m2, target.fractional);
+      reinterpret_cast<float*>(made)[t] = scale.multiplier;
+      const int column = tile.first_column + static_cast<int>(t);
+      auto* const row = static_cast<float*>(target.to.scales) + tile.index * target.to.scale_stride;
+      if (column < target.columns) row[column] = scale.scale;
     }
+    const bool is_odd = __syncthreads_or(!is_finite(amax)) != 0;
+    four = made[lane];
+    return kSkipsNan || !is_odd;
   }
 };
 
@@ -225,7 +236,7 @@ __device__ inline void store_words(const Words& words, bool is_e5m2, const Made&
   });
 }
 
-// The part's copy; false, and nothing is written, where an element is infinite or NaN, unless NaN
+// The part's copy; false, and no code is written, where an element is infinite or NaN, unless NaN
 // is to be skipped.
 template <bool kSkipsNan, int kScaling, class Source>
 __device__ inline bool requantize_part(const QuantizeTiles<Source>& args,
@@ -236,9 +247,9 @@ __device__ inline bool requantize_part(const QuantizeTiles<Source>& args,
   std::conditional_t<kToRows, RowScales<kScaling>, ColumnScales<kScaling>> scales;
   with_element(is_e5m2,
                [&](auto is_wide) { scales.template take_largest<kSkipsNan>(words, is_wide); });
-  if (!kSkipsNan && scales.are_odd()) return false;
+  const ScaleTarget target{to, args.fractional, args.source.columns};
+  if (!scales.template make<kSkipsNan, Source::kVectors>(tile, target)) return false;
   words.forget_values();
-  scales.template make<Source::kVectors>(to, tile, args.fractional, args.source.columns);
   store_words<Source::kVectors>(words, is_e5m2, scales, to, tile, args.source.columns);
   return true;
 }
@@ -268,6 +279,7 @@ __global__ void __launch_bounds__(RequantizeTile<kScaling>::kThreads,
   const RowRange rows = args.blocks.at_together<Strip::kRows>(block, first / args.column_tiles);
   int column = static_cast<int>(number % args.column_tiles) * Strip::kColumns;
   const int end = min(column + Strip::kColumns, args.source.columns);
+  // One turn at least: a compiler that knows it spills less.
 #pragma unroll 1
   for (bool is_first = true; is_first || column < end;
        column += RequantizeTile<kScaling>::kColumns) {
