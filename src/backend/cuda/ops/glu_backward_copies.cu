@@ -58,38 +58,52 @@ struct BackwardArgs {
   }
 };
 
-// A thread's part of these: of its row, eight columns of every 16 of a segment
-// of 64 (lane_sums.cuh). What it reads lies where what becomes of that will: grad_act's place is
-// act's.
+template <class Columns>
+constexpr uint32_t kActTile = Columns::kIsGated ? 2 : 1;
+
+// Rows of 128 columns from `first` on, before `end`, into a tile, zeros where there is none: 16
+// threads side by side fetch a row.
+template <int kScaling>
+__device__ inline void fetch_tile(uint32_t which, const Matrix<const __nv_bfloat16>& from,
+                                  uint32_t first, uint32_t end, const RowRange& rows) {
+  using Tile = GluTile<kScaling>;
+  constexpr uint32_t kRowsAtOnce = Tile::kThreads / Tile::kPieces;
+  const uint32_t piece = threadIdx.x % Tile::kPieces, first_row = threadIdx.x / Tile::kPieces;
+  const uint32_t column = first + kEight * piece;
+  const auto num_rows = column < end ? static_cast<uint32_t>(rows.size()) : 0;
+  const __nv_bfloat16* p = from.row(rows.begin + first_row) + column;
+#pragma unroll
+  for (uint32_t row = first_row, i = 0; i < Tile::kRows / kRowsAtOnce; ++i) {
+    const size_t num_zeros = row < num_rows ? 0 : sizeof(uint4);
+    __pipeline_memcpy_async(&Tile::piece(which, row, piece), p, sizeof(uint4), num_zeros);
+    row += kRowsAtOnce;
+    p += kRowsAtOnce * from.stride;
+  }
+}
+
+// All that is read, to where what becomes of it will lie: grad_act's tile is act's.
+template <int kScaling, class Columns>
+__device__ inline void fetch(const BackwardArgs<kScaling, Columns>& args, const RowRange& rows,
+                             uint32_t first_f) {
+#pragma unroll
+  for (uint32_t i = 0; i < kActTile<Columns>; ++i) {
+    const uint32_t first = args.first_column(first_f, i);
+    fetch_tile<kScaling>(i, args.gating.z, first, args.end_column(first, false), rows);
+  }
+  fetch_tile<kScaling>(kActTile<Columns>, args.grad_act, first_f, args.f, rows);
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncthreads();
+}
+
+// A thread's part of these: of its row, eight columns of every 16 of a segment of 64
+// (lane_sums.cuh).
 template <int kScaling, class Columns>
 class GradientPart {
-  static constexpr uint32_t kActTile = Columns::kIsGated ? 2 : 1;
-
  public:
   __device__ GradientPart(const BackwardArgs<kScaling, Columns>& args, const RowRange& rows,
                           uint32_t first_f)
       : args_(args), first_f_(first_f), row_(rows.begin + in_tile()), has_row_(row_ < rows.end) {}
-
-  // All of its pieces at once, and zeros where there is none.
-  __device__ void fetch() const {
-    // A pair of tiles begins here, and its second so many columns behind the first one's end.
-    const __nv_bfloat16* const z = args_.gating.z.row(row_) + args_.first_column(first_f_, 0);
-    const uint32_t gap = args_.grad_z.source.block - kGluColumns;
-    const auto in_z = [&](uint32_t at) { return z + (at < kGluColumns ? at : at + gap); };
-    const __nv_bfloat16* const grad_act = args_.grad_act.row(row_) + first_f_;
-#pragma unroll
-    for (uint32_t step = 0; step < kSegmentSteps; ++step) {
-      const uint32_t column = column_of(step);
-      const bool exists = has_row_ && first_f_ + column < args_.f;
-      fetch_piece(first(column), in_z(args_.places.first(column)), exists);
-      if constexpr (Columns::kIsGated) {
-        fetch_piece(second(column), in_z(args_.places.second(column)), exists);
-      }
-      fetch_piece(act(column), grad_act + column, exists);
-    }
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
-  }
 
   // The gradients in the places of what was fetched; this part's sum of grad_probs.
   template <class Activation>
@@ -131,14 +145,7 @@ class GradientPart {
   }
   __device__ uint4& first(uint32_t column) const { return place(0, args_.places.first(column)); }
   __device__ uint4& second(uint32_t column) const { return place(0, args_.places.second(column)); }
-  __device__ uint4& act(uint32_t column) const { return place(kActTile, column); }
-  __device__ static void fetch_piece(uint4& to, const __nv_bfloat16* from, bool exists) {
-    if (exists) {
-      __pipeline_memcpy_async(&to, from, sizeof(uint4));
-    } else {
-      to = uint4{};
-    }
-  }
+  __device__ uint4& act(uint32_t column) const { return place(kActTile<Columns>, column); }
 
   const BackwardArgs<kScaling, Columns>& args_;
   uint32_t first_f_;
@@ -210,7 +217,7 @@ __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>
   if (rows.size() > 0) {
     const GradientPart<kScaling, Columns> part(args, rows, first_f);
     float sum = 0;
-    part.fetch();
+    fetch(args, rows, first_f);
     with_gating<Columns::kIsGated>(
         args.gating.activation, [&](const auto& activation) { sum = part.backward(activation); });
     if (args.grad_probs_parts != nullptr) part.store_sum(sum);

@@ -70,7 +70,7 @@ __device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
   const int rows = tile.template rows_of_lanes<Shape::kLanes>();
   const auto make = [&](int i, float of_row, bool stores) {
     const auto scale = S::of(of_row, to.is_e5m2, args.fractional);
-    if (stores && i < rows && !to.is_values()) {
+    if (stores && i < rows && !to.is_values<kScaling>()) {
       p[i * to.scale_stride] = scale.scale;
     }
     return scale.multiplier;
@@ -108,7 +108,7 @@ __device__ inline uint32_t quantize_rows(const QuantizeTiles<Source>& args,
 #pragma unroll
   for (const float of_row : amax) largest.add(of_row);
   const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
-  if (is_left<kWay, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
+  if (is_left<kWay, kScaling, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
   if (is_odd) largest_of_rows<true, Shape::kLanes>(values, amax);
   make_row_scales(args, tile, amax);
   store_rows<kWay>(args, tile, to, values, [&](int i, int) { return amax[i]; });
@@ -187,7 +187,7 @@ __device__ inline uint32_t quantize_columns_of_warp(const QuantizeTiles<Source>&
 #pragma unroll
   for (int j = 0; j < kEight; ++j) largest.add(most[j]);
   const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
-  if (is_left<kWay, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
+  if (is_left<kWay, kScaling, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
   if (is_odd) most = largest_in_warp<true, kScaling>(values);
   float multipliers[kEight];
   uint32_t scales[2] = {0, 0};
@@ -198,7 +198,7 @@ __device__ inline uint32_t quantize_columns_of_warp(const QuantizeTiles<Source>&
     scales[j / 4] |= uint32_t{scale.scale} << (8 * (j % 4));
   }
   const int left = args.source.columns - tile.column;
-  if (!to.is_values() && Shape::thread() < Shape::kPieces && left > 0) {
+  if (!to.is_values<kScaling>() && Shape::thread() < Shape::kPieces && left > 0) {
     store_bytes<Source::kVectors>(
         static_cast<uint8_t*>(to.scales) + tile.index * to.scale_stride + tile.column, left,
         scales);
@@ -221,7 +221,7 @@ __device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
     memory.multipliers[threadIdx.x] = scale.multiplier;
     const int column = tile.first_column + static_cast<int>(threadIdx.x);
     auto* row = static_cast<typename S::Stored*>(to.scales) + tile.index * to.scale_stride;
-    if (column < args.source.columns && !to.is_values()) row[column] = scale.scale;
+    if (column < args.source.columns && !to.is_values<kScaling>()) row[column] = scale.scale;
   };
   const float amax = share_columns<false, kScaling>(values, memory);
   const bool is_finite = bit_cast<uint32_t>(amax) < kInfinityBits;
@@ -318,10 +318,10 @@ __device__ __noinline__ void zero_tail_rows(const QuantizeTiles<Source>& args, i
   constexpr int64_t kScaleBytes = sizeof(typename Scales<kScaling>::Stored);
   for (const CopyTarget* copy : {&args.rowwise, &args.columnwise}) {
     if (!copy->is_present() || copy->is_transposed) continue;
-    zero_bytes(copy->data, copy->stride, args.source.columns * copy->element_bytes(), in_use,
-               args.capacity);
+    zero_bytes(copy->data, copy->stride, args.source.columns * copy->element_bytes<kScaling>(),
+               in_use, args.capacity);
   }
-  if (!args.rowwise.is_present() || args.rowwise.is_values()) return;
+  if (args.rowwise.scales == nullptr) return;
   zero_bytes(static_cast<uint8_t*>(args.rowwise.scales), args.rowwise.scale_stride * kScaleBytes,
              ceil_div(args.source.columns, Scales<kScaling>::kBlock) * kScaleBytes, in_use,
              args.capacity);
@@ -334,7 +334,7 @@ __device__ inline void zero_tail(const QuantizeTiles<Source>& args,
   const int64_t in_use = rows_in_use(args.blocks.groups);
   if (zeroes_rows && in_use < args.capacity) zero_tail_rows<kScaling>(args, in_use);
   const CopyTarget& to = args.columnwise;
-  if (to.is_values() || !tile.is_empty || tile.index >= to.scale_rows) return;
+  if (to.scales == nullptr || !tile.is_empty || tile.index >= to.scale_rows) return;
   auto* const row =
       static_cast<typename Scales<kScaling>::Stored*>(to.scales) + tile.index * to.scale_stride;
   const int end = min(tile.first_column + Shape::kColumns, args.source.columns);

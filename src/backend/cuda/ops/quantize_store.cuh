@@ -13,7 +13,7 @@
 
 namespace moire::cuda::ops {
 
-// One quantised copy; absent where data is null. Without scales it is values: BF16.
+// One quantised copy; absent where data is null. Of MXFP8 it is values, BF16, without scales.
 struct CopyTarget {
   uint8_t* data;
   int64_t stride;  // bytes
@@ -24,8 +24,14 @@ struct CopyTarget {
   bool is_transposed;  // core/scale_shapes.h
 
   __host__ __device__ bool is_present() const { return data != nullptr; }
-  __device__ bool is_values() const { return scales == nullptr; }
-  __device__ int element_bytes() const { return is_values() ? 2 : 1; }
+  template <int kScaling>
+  __device__ bool is_values() const {
+    return kScaling == MOIRE_SCALING_MXFP8 && scales == nullptr;
+  }
+  template <int kScaling>
+  __device__ int element_bytes() const {
+    return is_values<kScaling>() ? 2 : 1;
+  }
 };
 
 template <class Source>
@@ -115,10 +121,10 @@ constexpr bool kRoundsValues =
     (kWay == Way::kQuick) && std::is_same_v<ElementOf<Values>, __nv_bfloat16>;
 
 // Whether a copy has to be left to the other way.
-template <Way kWay, class Values>
+template <Way kWay, int kScaling, class Values>
 __device__ inline bool is_left(const CopyTarget& to, const Largest& largest) {
   if constexpr (!kRoundsValues<kWay, Values>) return false;
-  return to.is_values() && __any_sync(kAllLanes, !largest.lie_in(-100, 100));
+  return to.is_values<kScaling>() && __any_sync(kAllLanes, !largest.lie_in(-100, 100));
 }
 
 // A part's rows as codes or values; `multiplier(i, j)` is that of column j of row i.
@@ -126,10 +132,10 @@ template <Way kWay, int kScaling, class Source, class Values, class Multiplier>
 __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
                                   const CopyTarget& to, const Values& values,
                                   Multiplier&& multiplier) {
-  constexpr bool kMakesValues = kScaling == MOIRE_SCALING_MXFP8;
   constexpr bool kVectors = Source::kVectors;
   const int left = args.source.columns - tile.column;
-  uint8_t* const first = to.data + tile.row(0) * to.stride + tile.column * to.element_bytes();
+  uint8_t* const first =
+      to.data + tile.row(0) * to.stride + tile.column * to.element_bytes<kScaling>();
   const auto for_each_row = [&](auto store) {
     uint8_t* p = first;
 #pragma unroll
@@ -138,23 +144,21 @@ __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TileP
       p += to.stride;
     }
   };
-  if constexpr (kMakesValues) {
-    if (kBecomeValues<Values> || to.is_values()) {
-      for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
-        uint32_t words[4];
-        if constexpr (kRoundsValues<kWay, Values>) {
+  if (kBecomeValues<Values> || to.is_values<kScaling>()) {
+    for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
+      uint32_t words[4];
+      if constexpr (kRoundsValues<kWay, Values>) {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const uint32_t least = least_normals(of_column(2 * j), of_column(2 * j + 1));
-            words[j] = rounded_to_e4m3(row.words[j], least);
-          }
-        } else {
-          values_of_codes(words, row, of_column);
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t least = least_normals(of_column(2 * j), of_column(2 * j + 1));
+          words[j] = rounded_to_e4m3(row.words[j], least);
         }
-        if (tile.has_row(i)) store_values<kVectors>(p, left, words);
-      });
-      return;
-    }
+      } else {
+        values_of_codes(words, row, of_column);
+      }
+      if (tile.has_row(i)) store_values<kVectors>(p, left, words);
+    });
+    return;
   }
   with_element(to.is_e5m2, [&](auto is_e5m2) {
     for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
