@@ -40,16 +40,18 @@ __device__ void multiply_codes(float (&products)[P::kTileN / 2], const CodesInRi
   ptx::wgmma_commit_group();
 }
 
-// Whether all are 0 or from 2^-62 to 2^62, in all of a warp's lanes: products of two are 0 or
-// normal numbers, then.
+// Whether all are 0 or from 2^-62 to below 2^62, in all of a warp's lanes: products of two are 0 or
+// normal numbers, then. No negative one is.
 template <int kCount>
 __device__ bool all_moderate(const float (&scales)[kCount]) {
-  bool all = true;
+  uint32_t least = ~0u, most = 0;  // one less than the least, of which 0 comes last
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const uint32_t twice = 2 * __float_as_uint(scales[i]);  // without the sign
-    all = all && (twice == 0 || twice - (uint32_t{127 - 62} << 24) < uint32_t{2 * 62} << 24);
+    const uint32_t bits = __float_as_uint(scales[i]);
+    least = min(least, bits - 1);
+    most = max(most, bits);
   }
+  const bool all = least >= (uint32_t{127 - 62} << 23) - 1 && most < uint32_t{127 + 62} << 23;
   return __all_sync(~0u, all);
 }
 

@@ -129,10 +129,11 @@ class RowAndColumnScales {
     rows_[1] = scales.values[row_ + 8];
     ptx::keep_behind(rows_);
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    float columns[P::kTileN / 32];
+    constexpr int kColumns = P::kTileN / 32;
+    float of_lane[kColumns + 2] = {rows_[0], rows_[1]};
 #pragma unroll
-    for (int i = 0; i < P::kTileN / 32; ++i) columns[i] = scales.values[P::kTileM + 32 * i + lane];
-    are_moderate_ = all_moderate({rows_[0], rows_[1]}) & all_moderate(columns);
+    for (int i = 0; i < kColumns; ++i) of_lane[2 + i] = scales.values[P::kTileM + 32 * i + lane];
+    are_moderate_ = all_moderate(of_lane);
   }
   __device__ void next_round() {}
   __device__ void add(const StageScales<P::kScales>& scales, int,
