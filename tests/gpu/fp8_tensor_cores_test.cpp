@@ -234,6 +234,36 @@ TEST_F(Fp8TensorCores, SumWeightGradientsToTheBitsOfTheirEmulation) {
   }
 }
 
+// Blocks of 32 whose codes lie up to 40 apart: 32 leave E5M2's largest elements above zero.
+TEST_F(Fp8TensorCores, FoldBlocksHoweverFarApartTheyLie) {
+  Random random;
+  const Batch batch({170, 0, 300, 1, 257}, 9);
+  const auto spread = [&](TestTensor& scales) {
+    const TensorView view = scales;
+    for (int64_t row = 0; row < view.num_rows(); ++row) {
+      for (int64_t column = 0; column < view.columns(); ++column) {
+        scales.as<uint8_t>()[row * view.stride() + column] =
+            static_cast<uint8_t>(127 - random.integer(0, 40));
+      }
+    }
+  };
+  for (const Fp8& a : {kMx4, kMx5}) {
+    const GemmOptions o = options(a, kMx4, MOIRE_OUT_IN);
+    SCOPED_TRACE(testing::Message() << o);
+    GemmCase c(random, batch, 144, 528, false, o);
+    spread(c.a.scales);
+    const GemmCase product = emulated(c);
+    ASSERT_TRUE(succeeds(c.run(alone())));
+    EXPECT_TRUE(same_bits(c.d, product.d));
+    WgradCase w(random, batch, 144, 208, o);
+    spread(w.a.scales);
+    spread(w.b.scales);
+    const WgradCase gradient = emulated(w);
+    ASSERT_TRUE(succeeds(w.run(alone())));
+    EXPECT_TRUE(same_bits(w.d, gradient.d));
+  }
+}
+
 // 192 of 1024 columns by themselves lie otherwise on tiles and blocks: the same bits.
 TEST_F(Fp8TensorCores, GiveAColumnTheSameBitsHoweverWideItsMatrixIs) {
   constexpr int64_t kWide = 1024, kNarrow = 192, kRows = 700, kK = 640;

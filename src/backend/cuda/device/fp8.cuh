@@ -87,6 +87,24 @@ __device__ inline uint32_t decode_halves(uint32_t codes, bool is_e5m2) {
               : __floats2half2_rn(fp8_value<E4M3>(codes), fp8_value<E4M3>(codes >> 8)));
 #endif
 }
+// The codes of four FP16 numbers.
+__device__ inline uint32_t encode_halves(uint32_t low, uint32_t high, bool is_e5m2) {
+#if MOIRE_HAS_FP8_CONVERSIONS
+  uint16_t first, second;
+  if (is_e5m2) {
+    asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(first) : "r"(low));
+    asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(second) : "r"(high));
+  } else {
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(first) : "r"(low));
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(second) : "r"(high));
+  }
+  return uint32_t{second} << 16 | first;
+#else
+  const float2 a = __half22float2(bits_as<__half2>(low)),
+               b = __half22float2(bits_as<__half2>(high));
+  return encode_four(a.x, a.y, b.x, b.y, is_e5m2);
+#endif
+}
 __device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
   return __half22float2(bits_as<__half2>(decode_halves(codes, is_e5m2)));
 }

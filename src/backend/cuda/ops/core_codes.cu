@@ -50,71 +50,67 @@ struct Square {
                         index % args.blocks_per_matrix * int64_t{kBlocks};
     }
   }
-  __device__ int64_t row(int block, int i) const {
-    return rows.begin + 32 * block + threadIdx.x / kWarp * kRows + i;
+  // The first of this thread's rows, and how many are left from there.
+  __device__ int64_t first_row() const { return rows.begin + threadIdx.x / kWarp * kRows; }
+  __device__ int left() const { return static_cast<int>(rows.end - first_row()); }
+};
+
+// Calls visit(block, i, word) for each of a thread's words.
+template <class Visit>
+__device__ inline void for_each_word(uint32_t (&w)[kBlocks][kRows], Visit&& visit) {
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) visit(b, i, w[b][i]);
+  }
+}
+
+// How far the blocks of 32 in a square are shifted where they are folded: of scales along the rows
+// [128][4], down the columns [4][128].
+struct Shifts {
+  static constexpr uint32_t kLost = 255;  // the block's code is that, and no element stays
+  alignas(4) uint8_t bytes[kBlocks * kSide];
+  uint32_t largest[kThreads / kWarp];
+
+  // Of four columns in a row, a byte each.
+  __device__ uint32_t of_word(bool along_rows, int block, int i) const {
+    const uint32_t lane = threadIdx.x % kWarp, row = 32 * block + threadIdx.x / kWarp * kRows + i;
+    if (along_rows) return bytes[kBlocks * row + lane / 8] * 0x01010101u;
+    return reinterpret_cast<const uint32_t*>(bytes + kSide * block)[lane];
   }
 };
 
-// Four codes a byte each; those that are smaller than `codes` take its place, NaN (255) aside.
-__device__ inline uint32_t larger_codes(uint32_t folded, uint32_t codes) {
-  return __vmaxu4(folded, codes & ~__vcmpeq4(codes, ~0u));
+// fold_element() of four codes, none of which is NaN or infinity or lost; `shifts` has a byte for
+// each. E4M3's products lose none of the bits from which they are rounded as FP16 numbers, in which
+// a factor below 2^-24 is 0, as is what it makes of an element; E5M2 has larger ones.
+template <bool kIsE5m2>
+__device__ inline uint32_t fold_word(uint32_t word, uint32_t shifts, bool are_equal) {
+  const auto factor = [&](int j) {
+    return bit_cast<float>((127 - min(shifts >> (are_equal ? 0 : 8 * j) & 0xFF, 64U)) << 23);
+  };
+  if constexpr (kIsE5m2) {
+    const float2 low = decode_pair(word, true), high = decode_pair(word >> 16, true);
+    return encode_four(low.x * factor(0), low.y * factor(1), high.x * factor(2), high.y * factor(3),
+                       true);
+  } else {
+    const auto product = [&](int j) {
+      const __half2 factors = __floats2half2_rn(factor(j), factor(j + 1));
+      const uint32_t halves = decode_halves(word >> 8 * j, false);
+      return bits_as<uint32_t>(__hmul2(bits_as<__half2>(halves), factors));
+    };
+    return encode_halves(product(0), product(2), false);
+  }
 }
-
-// The codes of a thread's four columns in each of its 16 rows.
-struct Scaled {
-  uint32_t codes[kBlocks][kRows] = {};
-
-  __device__ void load(const Codes& args, const Square& square, uint32_t column) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        // Down the columns a block has a code for each thread, whether it has rows for it or not.
-        const int64_t row = args.scales_are_rowwise ? square.row(b, i) : square.rows.begin + 32 * b;
-        if (row >= square.rows.end || column >= args.columns) continue;
-        if (args.scales_are_rowwise) {
-          codes[b][i] = args.source_scales.row(row)[column / 32] * 0x01010101u;
-        } else {
-          const uint8_t* const scales = args.source_scales.row(square.first_scale_row + b);
-          codes[b][i] = *reinterpret_cast<const uint32_t*>(scales + column);
-        }
-      }
-    }
+// The same of any four.
+template <class Format>
+__device__ __noinline__ uint32_t fold_each(uint32_t word, uint32_t shifts) {
+  uint32_t folded = 0;
+  for (int j = 0; j < 32; j += 8) {
+    const auto shift = static_cast<uint8_t>(shifts >> j);
+    const uint8_t code = shift == Shifts::kLost ? 255 : 0;
+    folded |= uint32_t{fold_element<Format>(static_cast<uint8_t>(word >> j), code, shift)} << j;
   }
-  // The largest of this thread's, in each column.
-  __device__ uint32_t largest() const {
-    uint32_t all = 0;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) all = larger_codes(all, codes[b][i]);
-    }
-    return all;
-  }
-};
-
-__device__ inline uint32_t largest_of_bytes(uint32_t w) {
-  w = __vmaxu4(w, w >> 16);
-  return __vmaxu4(w, w >> 8) & 0xFF;
-}
-
-// fold_element() of four codes, whose blocks have `codes`, into blocks with `folded`.
-__device__ inline uint32_t fold_word(uint32_t word, uint32_t codes, uint32_t folded, bool is_e5m2) {
-  if (codes == folded) return word;
-  float factor[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint32_t shift = (folded >> 8 * j & 0xFF) - (codes >> 8 * j & 0xFF);
-    factor[j] = e8m0_to_float(static_cast<uint8_t>(shift < 127 ? 127 - shift : 0));
-  }
-  const float2 low = decode_pair(word, is_e5m2), high = decode_pair(word >> 16, is_e5m2);
-  const uint32_t changed = encode_four(low.x * factor[0], low.y * factor[1], high.x * factor[2],
-                                       high.y * factor[3], is_e5m2);
-  // NaN and infinity stay; what has the code 255 becomes NaN.
-  const uint32_t first_special = is_e5m2 ? 0x7C7C7C7Cu : 0x7F7F7F7Fu;
-  const uint32_t special = __vcmpgeu4(word & 0x7F7F7F7Fu, first_special);
-  const uint32_t lost = __vcmpeq4(codes, ~0u);
-  return (((changed & ~special) | (word & special)) & ~lost) | (0x7F7F7F7Fu & lost);
+  return folded;
 }
 
 // The scale of a tile, where tiles lie as the codes that are stored.
@@ -130,51 +126,75 @@ __device__ inline void store_tile_scale(const Codes& args, const Square& square,
   }
 }
 
-// Folds a thread's words; `shared` is for one code a warp.
+// The scales of a square's folded blocks, and how far its blocks are shifted: thread t sees to the
+// four blocks in row or column t. Whether the thread met a lost one.
 template <Fold kFold>
-__device__ void fold(const Codes& args, const Square& square, uint32_t column,
-                     uint32_t (&w)[kBlocks][kRows], uint32_t* shared) {
-  Scaled scaled;
-  scaled.load(args, square, column);
-  const uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const uint32_t column_tile = square.first_column / kSide;
-  uint32_t all = scaled.largest();
+__device__ bool make_shifts(const Codes& args, const Square& square, bool along_rows,
+                            Shifts& shifts) {
+  const uint32_t t = threadIdx.x;
+  const int64_t rows = square.rows.size(), columns = args.columns - square.first_column;
+  const bool exists = t < kSide && t < (along_rows ? rows : columns);
+  uint32_t codes[kBlocks] = {}, folded = 0;
+#pragma unroll
+  for (uint32_t b = 0; b < kBlocks; ++b) {
+    if (!exists || 32 * b >= (along_rows ? columns : rows)) continue;
+    codes[b] = along_rows
+                   ? args.source_scales.row(square.rows.begin + t)[square.first_column / 32 + b]
+                   : args.source_scales.row(square.first_scale_row + b)[square.first_column + t];
+    folded = fold_code(static_cast<uint8_t>(folded), static_cast<uint8_t>(codes[b]));
+  }
   if constexpr (kFold == Fold::kTile) {
-    const uint32_t in_warp = __reduce_max_sync(~0u, largest_of_bytes(all));
-    if (lane == 0) shared[warp] = in_warp;
+    const uint32_t in_warp = __reduce_max_sync(~0u, folded);
+    if (t % kWarp == 0) shifts.largest[t / kWarp] = in_warp;
     __syncthreads();
-    all = 0;
-    for (int i = 0; i < kThreads / kWarp; ++i) all = max(all, shared[i]);
-    if (threadIdx.x == 0)
-      store_tile_scale(args, square, !args.scales_are_rowwise, e8m0_to_float(all));
-    all *= 0x01010101u;
+    for (const uint32_t of_warp : shifts.largest) folded = max(folded, of_warp);
+    if (t == 0) store_tile_scale(args, square, !along_rows, e8m0_to_float(folded));
+  } else if (exists) {
+    float* const scales = kFold == Fold::kRow
+                              ? args.scales.row(square.rows.begin + t) + square.first_column / kSide
+                              : args.scales.row(square.index) + square.first_column + t;
+    *scales = e8m0_to_float(folded);
   }
-  if constexpr (kFold == Fold::kColumn) {
-    if (warp == 0 && column < args.columns) {
-      float* const scales = args.scales.row(square.index) + column;
+  if (t >= kSide) return false;
+  bool is_lost = false;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) scales[j] = e8m0_to_float(all >> 8 * j & 0xFF);
-    }
+  for (uint32_t b = 0; b < kBlocks; ++b) {
+    is_lost = is_lost || codes[b] == 255;
+    shifts.bytes[along_rows ? kBlocks * t + b : kSide * b + t] =
+        static_cast<uint8_t>(codes[b] == 255 ? Shifts::kLost : folded - codes[b]);
   }
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if constexpr (kFold == Fold::kRow) {  // blocks of eight lanes
-        all = larger_codes(0, scaled.codes[b][i]);
-        all = __reduce_max_sync(~0u, all & 0xFF) * 0x01010101u;
-        if (lane == 0 && square.row(b, i) < square.rows.end) {
-          args.scales.row(square.row(b, i))[column_tile] = e8m0_to_float(all & 0xFF);
-        }
-      }
-      w[b][i] = fold_word(w[b][i], scaled.codes[b][i], all, args.is_e5m2);
-    }
+  return is_lost;
+}
+
+// Folds a thread's words. A block calls it together.
+template <Fold kFold>
+__device__ void fold(const Codes& args, const Square& square, uint32_t (&w)[kBlocks][kRows]) {
+  __shared__ Shifts shifts;
+  const bool along_rows = kFold == Fold::kTile ? args.scales_are_rowwise : kFold == Fold::kRow;
+  const uint32_t to_sign = 0x80 - (args.is_e5m2 ? E5M2::kFirstSpecial : E4M3::kFirstSpecial);
+  uint32_t special = 0;  // a byte's sign where it is NaN or infinity
+  for_each_word(
+      w, [&](int, int, uint32_t word) { special |= (word & 0x7F7F7F7Fu) + to_sign * 0x01010101u; });
+  const bool is_lost = make_shifts<kFold>(args, square, along_rows, shifts);
+  const bool is_odd = __syncthreads_or(is_lost || (special & 0x80808080u) != 0) != 0;
+  if (is_odd) {
+    for_each_word(w, [&](int b, int i, uint32_t& word) {
+      const uint32_t shift = shifts.of_word(along_rows, b, i);
+      word = args.is_e5m2 ? fold_each<E5M2>(word, shift) : fold_each<E4M3>(word, shift);
+    });
+    return;
   }
+  with_element(args.is_e5m2, [&](auto is_e5m2) {
+    for_each_word(w, [&](int b, int i, uint32_t& word) {
+      word = fold_word<is_e5m2.value>(word, shifts.of_word(along_rows, b, i), along_rows);
+    });
+  });
 }
 
 // Writes a square transposed.
 __device__ void store_square_transposed(const Codes& args, const Square& square,
-                                        uint32_t (&w)[kBlocks][kRows], Transposed& transposed) {
+                                        uint32_t (&w)[kBlocks][kRows]) {
+  __shared__ Transposed transposed;
   const auto lane = static_cast<int>(threadIdx.x % kWarp),
              warp = static_cast<int>(threadIdx.x / kWarp);
 #pragma unroll
@@ -195,39 +215,29 @@ __device__ void store_square_transposed(const Codes& args, const Square& square,
 
 template <Fold kFold, bool kTransposes>
 __global__ void __launch_bounds__(kThreads) core_codes_kernel(const __grid_constant__ Codes args) {
-  __shared__ uint4 shared[sizeof(Transposed) / sizeof(uint4)];
   const Square square(args);
   if (square.rows.size() == 0) return;
   const uint32_t column = square.first_column + 4 * (threadIdx.x % kWarp);
+  const int left = column < args.columns ? square.left() : 0;
+  const uint8_t* const from = args.source.row(square.first_row()) + column;
   uint32_t w[kBlocks][kRows] = {};
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (square.row(b, i) >= square.rows.end || column >= args.columns) continue;
-      w[b][i] = *reinterpret_cast<const uint32_t*>(args.source.row(square.row(b, i)) + column);
-    }
-  }
-  if constexpr (kFold != Fold::kNone) {
-    fold<kFold>(args, square, column, w, reinterpret_cast<uint32_t*>(shared));
-    if (kFold == Fold::kTile) __syncthreads();
-  }
+  for_each_word(w, [&](int b, int i, uint32_t& word) {
+    const int row = 32 * b + i;
+    if (row < left) word = *reinterpret_cast<const uint32_t*>(from + row * args.source.stride);
+  });
+  if constexpr (kFold != Fold::kNone) fold<kFold>(args, square, w);
   if (kFold == Fold::kNone && args.source_tiles.is_present() && threadIdx.x == 0) {
     const float* const scales = args.source_tiles.row(square.index);
     store_tile_scale(args, square, true, scales[square.first_column / kSide]);
   }
   if constexpr (kTransposes) {
-    store_square_transposed(args, square, w, *reinterpret_cast<Transposed*>(shared));
+    store_square_transposed(args, square, w);
   } else {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        if (square.row(b, i) >= square.rows.end || column >= args.columns) continue;
-        *reinterpret_cast<uint32_t*>(args.target + square.row(b, i) * args.stride + column) =
-            w[b][i];
-      }
-    }
+    uint8_t* const to = args.target + square.first_row() * args.stride + column;
+    for_each_word(w, [&](int b, int i, uint32_t word) {
+      const int row = 32 * b + i;
+      if (row < left) *reinterpret_cast<uint32_t*>(to + row * args.stride) = word;
+    });
   }
 }
 
