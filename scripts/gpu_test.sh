@@ -45,6 +45,8 @@ cpp() {
 
 check() {
   part check "$build/bin/moire" check --device cuda --random 1000 --dtype fp32,bf16,fp16
+  part check_fp8 "$build/bin/moire" check --device cuda --random 1000 \
+    --dtype mxfp8,mxfp8_fast,fp8_block
   part check_fast fast_paths
   part check_random "$build/bin/moire" check --device cuda --random 2000 --dtype bf16 \
     --ops fc1,fc1_glu,fc1_dgrad,fc1_wgrad,fc2,fc2_dgrad,fc2_dgrad_glu,fc2_wgrad
@@ -63,7 +65,7 @@ fast_paths() {
 sanitize() {
   local tool memory_bound=splits_to_offsets,convert_glu,bias_backward,glu,glu_backward,router
   memory_bound+=,router_backward,permute_plan,permute,unpermute,unpermute_backward
-  memory_bound+=,quantize,quantize_weight,dequantize,requantize,convert_scales
+  memory_bound+=,quantize,quantize_weight,quantize_grad,dequantize,requantize,convert_scales
   local -x MOIRE_STAGING=apart
   part bad_splits compute-sanitizer --tool memcheck --error-exitcode 9 \
     "$build/bin/test_gpu" --gtest_filter='BadSplits.*'

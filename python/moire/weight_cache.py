@@ -241,12 +241,13 @@ class ParameterCopies:
     optimizer made a step, any optimizer: it may have written through `.data`, which nobody counts,
     or into masters that are copied from. Other writes through `.data` are said by invalidate().
     A graph that is captured quantises, as often as it is replayed, unless it is said False; so does
-    each call whose weights are no parameters.
+    each call whose weights are no parameters, and, since a replay writes uncounted, each after it.
     """
 
     def __init__(self, recipe, weight_layout):
         self._cache = WeightCache(recipe, weight_layout)
         self._forward_is_rowwise = weight_layout == "out_in"
+        self._are_replayed = False
 
     def invalidate(self):
         self._cache.invalidate()
@@ -260,11 +261,12 @@ class ParameterCopies:
         if torch.compiler.is_compiling():
             return None
         arrays = weights if isinstance(weights, list) else [weights]
-        version = object()  # equals no other
         if is_first_microbatch is False:
             version = _KEPT
-        elif is_first_microbatch is None and _are_parameters(arrays) and not _is_captured(arrays):
-            version = (*map(_state, arrays), *map(_state_of_shard, shards))
+        else:
+            self._are_replayed = self._are_replayed or _is_captured(arrays)
+            anew = is_first_microbatch or self._are_replayed or not _are_parameters(arrays)
+            version = object() if anew else (*map(_state, arrays), *map(_state_of_shard, shards))
         needs_both, is_rowwise = torch.is_grad_enabled(), self._forward_is_rowwise
         wanted = {"rowwise": needs_both or is_rowwise, "columnwise": needs_both or not is_rowwise}
         return self._cache.get(weights, version, **wanted)

@@ -54,6 +54,21 @@ bool is_built_with_cuda() {
   return false;
 }
 
+// An op without groups has a plan, too.
+TEST(Plan, OfNoGroups) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  for (const char* gpu : {"sm80", "sm90"}) {
+    const Context context = planning(gpu);
+    ConvertScalesArgs args;
+    args.source = TensorView(nullptr, DType::kE8M0, {0, 2});
+    args.to = MOIRE_SCALES_DENSE;
+    args.target = TensorView(nullptr, DType::kE8M0, {0, 2});
+    args.k = 64;
+    ASSERT_TRUE(succeeds(run(context, args)));
+    EXPECT_EQ(context.explanation().at(0).op, "convert_scales");
+  }
+}
+
 // What the composites make for MXFP8 comes as values, beside weights that the products decode.
 TEST(Plan, OfMxfp8DecodesWeightsInRegistersOnHopper) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
