@@ -264,7 +264,7 @@ class ParameterCopies:
         if is_first_microbatch is False:
             version = _KEPT
         else:
-            self._are_replayed = self._are_replayed or _is_captured(arrays)
+            self._are_replayed |= _is_captured(arrays)
             anew = is_first_microbatch or self._are_replayed or not _are_parameters(arrays)
             version = object() if anew else (*map(_state, arrays), *map(_state_of_shard, shards))
         needs_both, is_rowwise = torch.is_grad_enabled(), self._forward_is_rowwise
@@ -281,10 +281,9 @@ def _are_parameters(arrays):
     return all(isinstance(p, torch.nn.Parameter) for p in arrays)
 
 
-def _state(parameter):
-    steps = _steps if parameter.requires_grad else None
-    has_memory = torch._C._has_storage(parameter)  # a transform's has none, and is refused later
-    return has_memory and parameter.data_ptr(), version_of(parameter), steps
+def _state(p):
+    has_memory = torch._C._has_storage(p)  # a transform's has none, and is refused later
+    return has_memory and p.data_ptr(), version_of(p), p.requires_grad and _steps
 
 
 def _state_of_shard(shard):

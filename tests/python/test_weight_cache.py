@@ -347,17 +347,16 @@ def test_microbatches(generator, quantised):
 
 def test_a_layer_that_was_captured_trusts_no_copies(generator, quantised, monkeypatch):
     """Replays of a graph with the optimizer's step write weights, and nobody counts them."""
-    module, x = layer(), torch.from_numpy(truth.draw(generator, sum(SPLITS), H))
-    groups = moire.Groups(splits=SPLITS)
-    module(x, groups)
+    module, x = layer(), truth.draw(generator, sum(SPLITS), H)
+    module(x, SPLITS)
     with monkeypatch.context() as capture:
         capture.setattr(moire.weight_cache, "_is_captured", lambda arrays: True)
-        module(x, groups)
+        module(x, SPLITS)
     for replay in range(3):
         module.weight.data.mul_(-1)
-        assert torch.equal(module(x, groups), fresh(module, x)), replay
+        assert torch.equal(module(x, SPLITS), fresh(module, x)), replay
     quantised.clear()
-    module(x, groups, is_first_microbatch=False)
+    module(x, SPLITS, is_first_microbatch=False)
     assert not quantised
 
 

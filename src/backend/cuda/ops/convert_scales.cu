@@ -133,11 +133,9 @@ Side side_of(const TensorView& t, int32_t layout) {
   return {static_cast<uint8_t*>(t.data), layout, t.stride(), t.num_rows()};
 }
 
-int64_t groups_per_part(const ConvertScalesArgs& args) {
-  return std::max<int64_t>(1, ceil_div(args.groups.num_groups, kMostParts));
-}
 int64_t num_parts(const ConvertScalesArgs& args) {
-  return ceil_div(args.groups.num_groups, groups_per_part(args));
+  const int64_t groups = args.groups.num_groups;
+  return groups == 0 ? 0 : ceil_div(groups, ceil_div(groups, kMostParts));
 }
 
 Status run(const Context& context, const ConvertScalesArgs& args) {
@@ -152,7 +150,7 @@ Status run(const Context& context, const ConvertScalesArgs& args) {
   move.direction = args.direction;
   move.k = args.k;
   move.groups = args.groups;
-  move.groups_per_part = groups_per_part(args);
+  move.groups_per_part = ceil_div(args.groups.num_groups, kMostParts);
   const int64_t parts = num_parts(args);
   const int64_t bytes_per_slice = int64_t{8} * kThreads;
   const int64_t slices =
