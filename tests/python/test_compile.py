@@ -7,6 +7,8 @@ import truth
 from moire import nn
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
 
+pytestmark = pytest.mark.usefixtures("device")
+
 SPLITS = [4, 0, 5]
 
 

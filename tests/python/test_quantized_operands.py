@@ -9,6 +9,8 @@ import truth_fp8
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
 from truth_recipes import FORMS
 
+pytestmark = pytest.mark.usefixtures("device")
+
 RECIPES = list(FORMS)
 SPLITS = [33, 0, 7]
 H, F = 40, 72
@@ -126,6 +128,8 @@ def test_a_copy_that_changed_before_the_backward_is_noticed(generator):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_numpy_gives_the_bits_of_torch(generator, recipe):
     x, w1, w2 = (t.detach() for t in make(generator, torch.float32))
+    if x.is_cuda:
+        pytest.skip("NumPy's are a CPU's")
     groups = moire.Groups(splits=SPLITS)
     topk_idx, weights = torch.randint(3, (40, 2), generator=generator), torch.rand(40, 2)
     calls = [
@@ -149,6 +153,8 @@ def test_numpy_gives_the_bits_of_torch(generator, recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_incoming_gradient_may_be_quantised(generator, is_numpy, recipe):
     x, w1, w2 = make(generator, torch.float32)
+    if is_numpy and x.is_cuda:
+        pytest.skip("NumPy's are a CPU's")
     groups, grad_y = moire.Groups(splits=SPLITS), truth.draw(generator, 40, H)
     y = moire.grouped_mlp(x, w1, w2, groups, recipe=recipe)
     wanted = torch.autograd.grad(y, (x, w1, w2), grad_y)
@@ -160,10 +166,10 @@ def test_an_incoming_gradient_may_be_quantised(generator, is_numpy, recipe):
     for given in (grad_y, quantized):
         grads = moire.grouped_mlp_backward(given, x, w1, w2, groups, recipe=recipe)
         for found, expected in zip((grads.x, grads.w1, grads.w2), wanted):
-            assert np.array_equal(np.asarray(found), expected.numpy())
+            assert torch.equal(torch.as_tensor(found), expected)
         grads = moire.grouped_linear_backward(given, act, w2, groups, recipe=recipe)
-        pairs.append((np.asarray(grads.x), np.asarray(grads.w)))
-    assert all(np.array_equal(a, b) for a, b in zip(*pairs))
+        pairs.append((torch.as_tensor(grads.x), torch.as_tensor(grads.w)))
+    assert same(*pairs)
     with pytest.raises(moire.InvalidArgument, match="grad_y: the GroupedTensor has no columnwise"):
         rows = moire.quantize(grad_y, groups, recipe)
         moire.grouped_linear_backward(rows, act, w2, groups, recipe=recipe)
