@@ -74,12 +74,8 @@ __device__ inline void fetch_tile(uint32_t which, const Matrix<const __nv_bfloat
   const __nv_bfloat16* p = from.row(rows.begin + first_row) + column;
 #pragma unroll
   for (uint32_t row = first_row, i = 0; i < Tile::kRows / kRowsAtOnce; ++i) {
-    uint4& to = Tile::piece(which, row, piece);
-    if (row < num_rows) {
-      __pipeline_memcpy_async(&to, p, sizeof(uint4));
-    } else {
-      to = uint4{};
-    }
+    const size_t num_zeros = row < num_rows ? 0 : sizeof(uint4);
+    __pipeline_memcpy_async(&Tile::piece(which, row, piece), p, sizeof(uint4), num_zeros);
     row += kRowsAtOnce;
     p += kRowsAtOnce * from.stride;
   }
