@@ -118,18 +118,18 @@ class ParameterGradients(FreshGradients):
         queue.waiting = (*queue.waiting, deferred)
 
     def passes(self):
-        """The last of which backward_dw left nothing, and the oldest of which something waits."""
-        queue = self._queue
-        return queue.last, queue.waiting[0].backward if queue.waiting else float("inf")
+        """The last of which backward_dw left nothing, and the one in which it failed."""
+        return self._queue.last, self._queue.failed
 
     def run_deferred(self):
         """Runs what the oldest pass left; whether it left any. What fails stays, and all after."""
         queue, backward = self._queue, None
-        restored_after_explaining(queue, "waiting", "last")
+        restored_after_explaining(queue, "waiting", "last", "failed")
         while queue.waiting and backward in (None, queue.waiting[0].backward):
-            deferred = queue.waiting[0]
+            deferred, *after = queue.waiting
+            queue.failed = deferred.backward
             deferred.sink._run(deferred)
-            queue.waiting, backward = queue.waiting[1:], deferred.backward
+            queue.waiting, backward, queue.failed = after, deferred.backward, _Queue.failed
         queue.last = queue.last if backward is None else backward
         return backward is not None
 
@@ -157,7 +157,7 @@ class ParameterGradients(FreshGradients):
 class _Queue:
     """What backward passes left for backward_dw, oldest first."""
 
-    waiting, last, _ddp = (), -1, None
+    waiting, last, failed, _ddp = (), -1, float("inf"), None
 
     def __getstate__(self):
         return {}  # a copy has gradients of its own to wait for

@@ -308,6 +308,19 @@ def test_what_fails_is_of_one_backward_pass_in_all_layers_when_it_is_done_again(
             assert torch.equal(p.grad, reference.grad)
 
 
+def test_a_layer_of_two_containers_keeps_no_pass(generator):
+    """Whichever of them asks first, as often as there were passes."""
+    made = [nn.GroupedLinear(E, H, H, delay_wgrad_compute=True) for _ in range(3)]
+    first, second = (nn.Sequential(made[0], torch.nn.Tanh(), other) for other in made[1:])
+    x = truth.draw(generator, sum(SPLITS), H)
+    for order in ((first, second), (second, first)):
+        for container in (first, second):
+            container(x, SPLITS).sum().backward()
+        for container in order:
+            container.backward_dw()
+        assert not any(layer._wgrad._queue.waiting for layer in made)
+
+
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("fails", [1, 2, 4, 5])

@@ -66,7 +66,7 @@ class OfLayers:
         later = [layer for layer in reversed(self._layers()) if layer.need_backward_dw()]
         passes = [layer._wgrad.passes() for layer in later]
         for layer, (last, _) in zip(later, passes):
-            if all(last < oldest for _, oldest in passes):
+            if all(last < failed for _, failed in passes):
                 layer.backward_dw()
 
     def _layers(self):
