@@ -296,12 +296,12 @@ class ExpertParallel:
         most, tokens = self.max_tokens, x.shape[0]
         if self.has_windows:  # whose calls compare what the ranks call
             return max(_most(self, x), 1) if most is None else most
-        if self.overflow == "refuse" and most is not None and tokens > most:
-            raise invalid(f"{call}: x has {tokens} tokens, must have at most max_tokens = {most}")
         # NOTE: gloo ends a process that gets more than it waits for. The host of a GPU, which would
         # have to wait for the others, asks only where it waits for their tokens.
         if self.size > 1 and (most is None or (x.is_cpu and not hasattr(x, "fake_mode"))):
             tokens = self._tell(call, x, topk_idx, parts)
+        if self.overflow == "refuse" and most is not None and tokens > most:
+            raise invalid(f"{call}: a rank has {tokens} tokens, needs at most max_tokens = {most}")
         return max(tokens, 1) if most is None else most
 
     def _tell(self, call, x, topk_idx, parts):

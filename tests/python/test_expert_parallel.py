@@ -294,8 +294,8 @@ def bad_arguments_are_refused_before_anything_is_sent(at):
             group.dispatch(*args)
 
     longer = [torch.cat([t, t[:1]]) for t in good]
-    if at.group is None:
-        refuses("has 5 tokens, must have at most max_tokens = 4", *longer)
+    if at.group is None:  # on all, whichever has them
+        refuses("a rank has 5 tokens, needs at most max_tokens = 4", *(good if at.rank else longer))
     else:
         refuses("has 5 tokens for rank 0, which has room for 4", *longer)
     refuses(r"\[4, 2\] and topk_weights \[4, 3\]", x, idx, weights[:, [0, 1, 1]])
