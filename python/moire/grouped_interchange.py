@@ -160,7 +160,7 @@ class _Scales:
         *matrices, n, self.k = tensor.shape
         count, self.groups = math.prod(matrices), tensor.groups
         if self.groups is None:
-            self.groups = Groups(splits=[n] * count)
+            self.groups = Groups(splits=self.fw.integers([n] * count))
         self.rows, self.splits = count * n, self.groups.splits.tolist()
         # Column-wise scales of uniform matrices have no gaps between the groups.
         is_dense = tensor.ndim == 3 and self.direction != ROWWISE

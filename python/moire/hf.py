@@ -9,6 +9,7 @@ moire.Unsupported with the reason. Nothing falls back silently.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 import weakref
@@ -195,21 +196,32 @@ def _parameters_of_fsdp2():
             yield from group.fsdp_params
 
 
-@torch.compiler.assume_constant_result
 def recognise(experts: torch.nn.Module) -> ExpertsSpec:
     """The ExpertsSpec of an experts module, worked out on first use and kept on it; Unsupported
     says why there is none.
     """
-    spec = getattr(experts, "__dict__", {}).get("_moire_spec")
+    spec = getattr(experts, "_moire_spec", None)
     if spec is None:
-        _check_has(experts, _NEEDS)
-        _refuse(experts)
-        # NOTE: a tracer, fake tensors, a default device and autocast are modes of the thread; under
-        # them the gate's values would be unknown, and recorded as a part of the model.
-        with ThreadPoolExecutor(1) as thread:
-            act, layout = thread.submit(_gate_of, experts).result()
-        spec = ExpertsSpec(act, layout, "in_out" if experts.is_transposed else "out_in")
-        experts.__dict__["_moire_spec"] = spec
+        compiles = torch.compiler.is_compiling()
+        spec = _recognised_at(id(experts)) if compiles else _recognised(experts)
+    return spec
+
+
+@torch.compiler.assume_constant_result
+def _recognised_at(address: int) -> ExpertsSpec:
+    """Of the module at an address: tracers before torch 2.13 have no constant for a module."""
+    return _recognised(ctypes.cast(address, ctypes.py_object).value)
+
+
+def _recognised(experts: torch.nn.Module) -> ExpertsSpec:
+    _check_has(experts, _NEEDS)
+    _refuse(experts)
+    # NOTE: a tracer, fake tensors, a default device and autocast are modes of the thread; under
+    # them the gate's values would be unknown, and recorded as a part of the model.
+    with ThreadPoolExecutor(1) as thread:
+        act, layout = thread.submit(_gate_of, experts).result()
+    spec = ExpertsSpec(act, layout, "in_out" if experts.is_transposed else "out_in")
+    experts.__dict__["_moire_spec"] = spec
     return spec
 
 

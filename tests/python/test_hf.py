@@ -27,6 +27,7 @@ from moire.dtypes import COMPILES_WHOLE_GRAPHS
 from ranks import alone_in_gloo
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("device")
 
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9}
 COMMON = {
@@ -177,6 +178,27 @@ def test_an_experts_module_compiles_whole(generator, name):
     assert torch.equal(mine, wanted)
 
 
+@pytest.mark.skipif(not COMPILES_WHOLE_GRAPHS, reason="an older Torch breaks the graph")
+def test_layers_that_ran_are_compiled_once(generator):
+    """And once more where one computes otherwise."""
+    torch._dynamo.reset()
+    x, weights = torch.randn(6, 32, generator=generator), torch.rand(6, 2, generator=generator)
+    args = x, torch.randint(4, (6, 2), generator=generator), weights
+    experts = [experts_of(build("Mixtral", 1)) for _ in range(4)]
+    experts[2].act_fn = torch.nn.GELU(approximate="tanh")
+    graphs = []
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    for module in experts:
+        module.config._experts_implementation = "moire"
+        wanted = module(*args)
+        assert torch.equal(torch.compile(module, fullgraph=True, backend=counting)(*args), wanted)
+    assert len(graphs) == 2
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_experts_module_that_never_ran_is_exported(generator, strict):
     experts = experts_of(build("Mixtral", 1))
@@ -320,8 +342,10 @@ def test_experts_run_in_8_bits_where_a_recipe_is_registered(generator, recipe):
 
 
 @pytest.mark.parametrize("part", [lambda p: p, lambda p: p.to_local()], ids=["whole", "local"])
-def test_experts_in_8_bits_follow_what_is_written_into_shards(generator, part):
+def test_experts_in_8_bits_follow_what_is_written_into_shards(generator, device, part):
     """Of FSDP2, applied to modules around them: gathering counts no write."""
+    if device != "cpu":
+        pytest.skip("gloo's shards lie on a CPU")
     fsdp, dist = pytest.importorskip("torch.distributed.fsdp"), torch.distributed
     if not (hasattr(fsdp, "fully_shard") and dist.is_gloo_available()):
         pytest.skip("this Torch has no FSDP2 on a CPU")
