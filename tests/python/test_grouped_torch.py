@@ -15,6 +15,8 @@ from moire.dtypes import COMPILES_WHOLE_GRAPHS
 from samples_fp8 import SPLITS, uniform
 from truth_fp8 import assert_same_bytes
 
+pytestmark = pytest.mark.usefixtures("device")
+
 E, N, K = 3, 96, 64
 
 
@@ -61,7 +63,7 @@ def test_a_parameter_is_held_saved_loaded_and_copied(weight):
 def test_a_parameter_goes_where_its_module_goes(weight):
     module = Holder(weight)
     data = weight.rowwise.data.data_ptr()
-    assert module.to("cpu").weight.rowwise.data.data_ptr() == data
+    assert module.to(weight.device).weight.rowwise.data.data_ptr() == data
     moved = module.to("meta").weight
     assert isinstance(moved, torch.nn.Parameter) and moved.device.type == "meta"
     assert all(array.is_meta for _, array in moved.arrays())

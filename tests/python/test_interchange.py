@@ -6,7 +6,9 @@ import pytest
 import torch
 import truth
 from samples_fp8 import SPLITS, ragged, uniform
-from truth_fp8 import assert_same_bytes
+from truth_fp8 import assert_same_bytes, bytes_of, numpy_of
+
+pytestmark = pytest.mark.usefixtures("device")
 
 # ---- scales of other libraries
 
@@ -49,7 +51,7 @@ def test_scales_of_other_libraries(generator, kind, direction, layout):
         tensor, splits = moire.quantize(truth.draw(generator, 45, 70), columnwise=True), [45]
         canonical = tensor
     found = tensor.export_scales(layout, direction)
-    scales = getattr(canonical, direction).scales.numpy()
+    scales = numpy_of(getattr(canonical, direction).scales)
     parts = padded(scales, splits, direction)
     if layout == "dense":
         rows = [s for s, n in zip(parts, splits)]
@@ -61,7 +63,7 @@ def test_scales_of_other_libraries(generator, kind, direction, layout):
     else:
         flat = [part.reshape(-1) if layout == "padded" else swizzled(part) for part in parts]
         wanted = np.concatenate(flat)
-    assert np.array_equal(found.numpy().reshape(-1)[: wanted.size], wanted)
+    assert np.array_equal(numpy_of(found).reshape(-1)[: wanted.size], wanted)
     back = tensor.clone()
     getattr(back, direction).scales.zero_()
     assert back.import_scales(found, layout, direction) is back
@@ -99,7 +101,8 @@ def test_scales_with_gaps_are_written_in_place(generator, layout, direction, fra
         data, scales = getattr(tensor, direction)
         element, groups = tensor.element, tensor.groups
         if framework == "numpy":
-            given, data, scales = given.numpy(), data.view(torch.uint8).numpy(), scales.numpy()
+            given, scales, data = numpy_of(given), numpy_of(scales), bytes_of(data)
+            groups = moire.Groups(splits=np.array(SPLITS)) if groups else None
         wide = scales.repeat(2, -1) if framework == "numpy" else scales.repeat_interleave(2, -1)
         wide[..., 1::2] = 7
         own = wide[..., ::2]
@@ -107,9 +110,9 @@ def test_scales_with_gaps_are_written_in_place(generator, layout, direction, fra
         options = {direction: (data, own), "groups": groups, "element": element}
         other = moire.GroupedTensor("mxfp8", **options)
         assert other.import_scales(given, layout, direction) is other
-        assert np.array_equal(other.export_scales(layout, direction), given)
-        used = np.asarray(own) != 0
-        assert np.array_equal(np.asarray(own)[used], np.asarray(scales)[used]) and used.any()
+        assert np.array_equal(*map(numpy_of, (other.export_scales(layout, direction), given)))
+        used = numpy_of(own) != 0
+        assert np.array_equal(numpy_of(own)[used], numpy_of(scales)[used]) and used.any()
         assert (wide[..., 1::2] == 7).all()
 
 

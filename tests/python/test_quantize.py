@@ -6,6 +6,9 @@ import pytest
 import torch
 import truth
 import truth_fp8
+from truth_fp8 import numpy_of
+
+pytestmark = pytest.mark.usefixtures("device")
 
 FORMS = ["mxfp8", "fp8_block"]
 DIRECTIONS = ["rowwise", "columnwise"]
@@ -160,20 +163,24 @@ def test_a_nan_stays_alone_and_infinities_saturate(generator):
         inside[5, :32] = direction == "rowwise"
         inside[:32, 7] |= direction == "columnwise"
         assert not (differs & ~inside).any()
-        assert np.isnan(found.dequantize(direction=direction).numpy()).sum() == 1
+        assert found.dequantize(direction=direction).isnan().sum() == 1
+    with pytest.raises(moire.InvalidArgument, match=r"source\[5, 7\] is infinite or NaN"):
+        moire.check()
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_numpy_gives_the_bytes_of_torch(generator, form):
-    x, groups = draw(generator, 40, 70), moire.Groups(splits=[33, 0, 7])
-    of_torch = moire.quantize(x, groups, form, columnwise=True)
-    of_numpy = moire.quantize(x.numpy(), groups, form, columnwise=True)
+    x, splits = draw(generator, 40, 70), [33, 0, 7]
+    of_torch = moire.quantize(x, moire.Groups(splits=splits), form, columnwise=True)
+    array, groups = numpy_of(x), moire.Groups(splits=np.array(splits))
+    of_numpy = moire.quantize(array, groups, form, columnwise=True)
     truth_fp8.assert_same_bytes(of_torch, of_numpy)
     assert of_numpy.rowwise.data.dtype.name == "float8_e4m3fn" and of_numpy.device == "cpu"
     found = of_numpy.dequantize(direction="columnwise")
-    assert np.array_equal(found, of_torch.dequantize(direction="columnwise").numpy())
-    part = moire.quantize(x.numpy(), groups, form).requantize()
-    truth_fp8.assert_same_bytes(part, moire.quantize(x, groups, form).requantize())
+    assert np.array_equal(found, numpy_of(of_torch.dequantize(direction="columnwise")))
+    part = moire.quantize(array, groups, form).requantize()
+    wanted = moire.quantize(x, moire.Groups(splits=splits), form).requantize()
+    truth_fp8.assert_same_bytes(part, wanted)
 
 
 def test_gradients_pass_straight_through_to_x(generator):

@@ -13,6 +13,8 @@ from moire import nn
 from moire.arrays import Numpy, Torch
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
 
+pytestmark = pytest.mark.usefixtures("device")
+
 E, H, F = 3, 40, 72
 SPLITS = [33, 0, 7]
 RECIPES = ["mxfp8", "fp8_block"]
@@ -49,6 +51,13 @@ def fresh(module, x, recipe="mxfp8"):
     return moire.grouped_linear(x, weights, moire.Groups(splits=SPLITS), **options)
 
 
+def on_cpu(w):
+    """The same memory as a NumPy array."""
+    if not w.is_cpu:
+        pytest.skip("NumPy's arrays are a CPU's")
+    return w.numpy()
+
+
 def addresses(module):
     (entry,) = set(module._copies._cache._entries.values())
     return [array.data_ptr() for _, array in entry.tensor.arrays()]
@@ -58,7 +67,7 @@ def addresses(module):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_explicit_version(generator, quantised, kind, recipe):
     w = truth.draw(generator, E, F, H)
-    given = {"tensor": w, "list": list(w), "numpy": w.numpy()}[kind]
+    given = {"tensor": lambda: w, "list": lambda: list(w), "numpy": lambda: on_cpu(w)}[kind]()
     cache = moire.WeightCache(recipe)
     first = cache.get(given, 1)
     truth_fp8.assert_same_bytes(first, moire.quantize(given, recipe=recipe, columnwise=True))
@@ -114,7 +123,7 @@ TEMPORARIES = {
 def test_temporaries_of_one_weight_have_one_copy(generator, quantised, how):
     w, show, cache = truth.draw(generator, E, F, H), TEMPORARIES[how], moire.WeightCache()
     if "numpy" in how:
-        array = w.numpy().copy()
+        array = on_cpu(w).copy()
         show = {"numpy": lambda _: array[:], "numpy list": lambda _: list(array)}[how]
     first = cache.get(show(w), 1)
     for _ in range(20):
@@ -153,7 +162,7 @@ def test_memory_that_is_used_again_is_another_weight(generator, framework):
     cache, taken = moire.WeightCache(), set()
     for i in range(30):
         w = truth.draw(generator, E, F, H)
-        w = w if framework == "torch" else w.numpy().copy()
+        w = w if framework == "torch" else on_cpu(w).copy()
         taken.add(w.data_ptr() if framework == "torch" else w.ctypes.data)
         found = cache.get(w[:], 1)
         truth_fp8.assert_same_bytes(found, moire.quantize(w, columnwise=True))

@@ -114,16 +114,19 @@ def _untiled(data, scales):
     return torch.from_numpy(data.view(ELEMENT["e4m3"][0]).astype(np.float64) * full)
 
 
+def numpy_of(array):
+    """A NumPy array of an array's values, wherever it lies."""
+    return array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+
+
 def bytes_of(array):
     """The bytes of FP8 or uint8 data, as a NumPy array."""
-    if isinstance(array, torch.Tensor):
-        return array.view(torch.uint8).cpu().numpy()
-    return array.view(np.uint8)
+    return numpy_of(array.view(torch.uint8 if isinstance(array, torch.Tensor) else np.uint8))
 
 
 def scales_of(array):
     """Stored scales as doubles."""
-    array = np.asarray(array)
+    array = numpy_of(array)
     return (
         2.0 ** (array.astype(np.float64) - 127) if array.dtype == np.uint8 else array.astype(float)
     )
