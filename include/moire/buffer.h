@@ -1,6 +1,7 @@
-// Buffer: owning CPU memory for callers who want comfort; no op needs it.
+// Buffer: owning memory for callers who want comfort; no op needs it.
 #pragma once
 
+#include <moire/context.h>
 #include <moire/groups.h>
 #include <moire/tensor.h>
 
@@ -14,6 +15,7 @@ class MOIRE_API Buffer {
  public:
   Buffer() = default;
   explicit Buffer(size_t bytes);
+  Buffer(const Context& context, size_t bytes);  // of the context's device
 
   void* data() const { return data_.get(); }
   size_t bytes() const { return bytes_; }
@@ -21,10 +23,7 @@ class MOIRE_API Buffer {
   Workspace workspace() const { return {data_.get(), bytes_}; }
 
  private:
-  struct Free {
-    void operator()(void* p) const;
-  };
-  std::unique_ptr<void, Free> data_;
+  std::unique_ptr<void, void (*)(void*)> data_{nullptr, nullptr};
   size_t bytes_ = 0;
 };
 

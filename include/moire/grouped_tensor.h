@@ -101,8 +101,8 @@ class MOIRE_API QuantizedWeight {
   // fractional_scales: as a recipe that reads the copies has it; FP8_TILE only.
   static Result<QuantizedWeight> create(int64_t num_groups, int64_t n, int64_t k, int32_t scaling,
                                         bool fractional_scales = false);
-  // Prepared instead, for layers on such a context, a CPU's: of weights like args.w, which is not
-  // read yet. There are no copies then: view() and the like are absent.
+  // Prepared instead, for layers on such a context, in memory of its device: of weights like
+  // args.w, which is not read yet. There are no copies then: view() and the like are absent.
   static Result<QuantizedWeight> create(const Context& context, const PrepareWeightArgs& args);
 
   // Quantises `weight` in one call for all groups unless `version` is that of the last update. The

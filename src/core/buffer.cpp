@@ -4,21 +4,22 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/device_state.h"
 #include "core/sizes.h"
 
 namespace moire {
-namespace {
-constexpr size_t kAlignment = 256;
-}
 
-Buffer::Buffer(size_t bytes) : bytes_(bytes) {
-  if (bytes == 0 || bytes > SIZE_MAX - kAlignment) return;
+OwnedMemory DeviceState::allocate(size_t bytes) const {
+  constexpr size_t kAlignment = 256;
+  if (is_planned || bytes == 0 || bytes > SIZE_MAX - kAlignment) return {nullptr, std::free};
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  data_.reset(std::aligned_alloc(kAlignment, rounded));
-  if (data_ != nullptr) std::memset(data_.get(), 0, rounded);
+  void* const memory = std::aligned_alloc(kAlignment, rounded);
+  return {memory == nullptr ? nullptr : std::memset(memory, 0, rounded), std::free};
 }
 
-void Buffer::Free::operator()(void* p) const { std::free(p); }
+Buffer::Buffer(size_t bytes) : data_(DeviceState().allocate(bytes)), bytes_(bytes) {}
+Buffer::Buffer(const Context& context, size_t bytes)
+    : data_(context.state().allocate(bytes)), bytes_(bytes) {}
 
 Tensor::Tensor(DType dtype, std::initializer_list<int64_t> shape) : view_(nullptr, dtype, shape) {
   // Sizes that are negative or past 63 bits are more than any memory.

@@ -11,11 +11,14 @@
 
 namespace moire {
 
+using OwnedMemory = std::unique_ptr<void, void (*)(void*)>;
 struct DeviceState {
   DeviceState() = default;
   DeviceState(const DeviceState&) = delete;
   DeviceState& operator=(const DeviceState&) = delete;
   virtual ~DeviceState() = default;  // backends derive from it what only they need
+  // Zeroed memory of the device; null where there is none. This is the host's.
+  virtual OwnedMemory allocate(size_t bytes) const;
 
   Device device = Device::kCpu;
   int index = 0;

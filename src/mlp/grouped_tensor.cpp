@@ -307,22 +307,19 @@ Result<QuantizedWeight> QuantizedWeight::create(int64_t num_groups, int64_t n, i
 
 Result<QuantizedWeight> QuantizedWeight::create(const Context& context,
                                                 const PrepareWeightArgs& args) {
-  constexpr std::string_view kCall = "QuantizedWeight::create";
-  if (context.device() != Device::kCpu) {
-    return invalid(kCall, "the context is of cuda, needs the cpu's: what is kept is host memory");
-  }
   QuantizedWeight weight;
   weight.args_ = args;
   moire_prepared_weight& prepared = weight.args_.prepared;
   MOIRE_RETURN_IF_ERROR(prepare_weight_form(context, args, &prepared));
-  weight.memory_ = Buffer(static_cast<size_t>(prepared.memory.shape[0]));
+  weight.memory_ = Buffer(context, static_cast<size_t>(prepared.memory.shape[0]));
   prepared.memory.data = weight.memory_.data();
   size_t bytes = 0;
   MOIRE_RETURN_IF_ERROR(prepare_weight_workspace(context, weight.args_, &bytes));
-  weight.workspace_ = Buffer(bytes);
+  weight.workspace_ = Buffer(context, bytes);
   weight.args_.workspace = weight.workspace_.workspace();
   if (weight.memory_.ok() && weight.workspace_.ok()) return weight;
-  return Status(Code::kOutOfMemory, concat(kCall, ": no memory"));
+  return Status(Code::kOutOfMemory,
+                concat("QuantizedWeight::create: no memory on ", device_name(context.device())));
 }
 
 Status QuantizedWeight::update(const Context& context, const Weight& weight, uint64_t version) {

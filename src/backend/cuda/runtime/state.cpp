@@ -19,6 +19,20 @@ CudaState::~CudaState() {
   cudaFree(non_finite);
 }
 
+OwnedMemory CudaState::allocate(size_t bytes) const {
+  OwnedMemory memory(nullptr, [](void* p) { cudaFree(p); });
+  if (bytes == 0) return memory;
+  const CurrentDevice current(index);
+  void* allocated = nullptr;
+  cudaError_t error = cudaMalloc(&allocated, bytes);
+  memory.reset(allocated);
+  if (error == cudaSuccess) error = cudaMemset(allocated, 0, bytes);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(cudaStreamLegacy);  // for all streams
+  if (error == cudaSuccess) return memory;
+  cudaGetLastError();  // said here alone
+  return {nullptr, memory.get_deleter()};
+}
+
 CurrentDevice::CurrentDevice(int index) {
   error_ = cudaGetDevice(&before_);
   // Also where it is current already: a new thread has no context for the driver's own functions,

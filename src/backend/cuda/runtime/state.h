@@ -19,6 +19,7 @@ namespace moire::cuda {
 
 struct CudaState : DeviceState {
   ~CudaState() override;
+  OwnedMemory allocate(size_t bytes) const override;
 
   PFN_cuTensorMapEncodeTiled_v12000 encode_tensor_map = nullptr;  // null below sm_90
   ErrorRecord* record = nullptr;                                  // pinned, written by kernels
