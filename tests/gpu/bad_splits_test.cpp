@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tests/gpu/gpu.h"
+#include "tests/mlp/recipe_cases.h"
 #include "tests/ops/quantize_support.h"
 #include "tests/ops/routing_support.h"
 #include "tests/support/grouped_gemm_cases.h"
@@ -297,6 +298,27 @@ TEST_F(BadSplits, OfTheWholeMlpAreReported) {
   MlpProblem p(options, random);
   expect_reported(p.batch, "grouped_gemm_glu", [&] { return run(alone(), p.forward()); });
   expect_reported(p.batch, "grouped_gemm_glu_backward", [&] { return run(alone(), p.backward()); });
+}
+
+// The quantiser finds them, and the products after it read the same offsets.
+TEST_F(BadSplits, OfTheWholeMlpIn8BitsAreReported) {
+  for (const RecipeCase& c : recipes()) {
+    SCOPED_TRACE(c);
+    for (const char* implementation : {"", "portable"}) {
+      Random random;
+      MlpOptions options;
+      options.ragged = {"Bad", kSplits, kTail};
+      options.dtype = DType::kBF16;
+      options.hidden = options.width = 128;
+      options.in_8_bits = true;
+      MlpProblem p(options, random);
+      ContextOptions of_name = context().options();
+      of_name.implementation = implementation;
+      const Tested tested = Tested::alone(context().sharing(of_name).value());
+      expect_reported(p.batch, "quantize", [&] { return run(tested, c.in(p.forward())); });
+      expect_reported(p.batch, "quantize", [&] { return run(tested, c.in(p.backward())); });
+    }
+  }
 }
 
 TEST_F(BadSplits, NegativeOnesAndThosePastTheCapacityAreReported) {
