@@ -181,8 +181,9 @@ TEST_F(DecodedWeights, LeaveTheActivationToQuantiseInOnePass) {
       }
       GroupedGemmGluArgs glu_args = forward.args();
       GroupedGemmGluBackwardArgs grad_args = backward.args();
-      grad_args.grad_bias = {};
-      TestTensor copies[2][5], grad_probs[2];
+      TestTensor copies[2][5], grad_probs[2], grad_bias[2];
+      const bool has_bias = variant % 3 != 0;
+      grad_args.beta = variant % 2;
       for (int one_pass = 0; one_pass < 2; ++one_pass) {
         TestTensor* const c = copies[one_pass];
         c[0] = values(batch, f), c[1] = values(batch, o.halves() * f);
@@ -193,6 +194,9 @@ TEST_F(DecodedWeights, LeaveTheActivationToQuantiseInOnePass) {
         grad_args.grad_z_columnwise = as_values(c[2]);
         grad_args.act_columnwise = as_values(c[3]);
         grad_args.grad_probs = grad_probs[one_pass] = TestTensor(DType::kFP32, {batch.capacity()});
+        grad_bias[one_pass] = TestTensor(DType::kFP32, {5, o.halves() * f});
+        for (int64_t i = 0; i < 5 * o.halves() * f; ++i) grad_bias[one_pass].as<float>()[i] = 0.5F;
+        grad_args.grad_bias = has_bias ? grad_bias[one_pass].view() : TensorView();
         if (one_pass == 1) glu_args.act = grad_args.act = grad_args.grad_z = {};
         const bool takes_backward = !(f == 96 && glu.block == 0);
         EXPECT_EQ(policy(glu_args).find("in the same pass") != std::string::npos, one_pass == 1);
@@ -208,6 +212,8 @@ TEST_F(DecodedWeights, LeaveTheActivationToQuantiseInOnePass) {
         EXPECT_TRUE(copies[1][i].is_undamaged()) << "copy " << i;
       }
       EXPECT_TRUE(same_bits(grad_probs[0], grad_probs[1], rows));
+      EXPECT_TRUE(same_bits(grad_bias[0], grad_bias[1]));
+      EXPECT_TRUE(grad_bias[1].is_undamaged());
       // One of each alone.
       const TestTensor alone_of_z = values(batch, o.halves() * f), alone_of_act = values(batch, f);
       grad_args.grad_z_rowwise = as_values(alone_of_z);

@@ -130,9 +130,10 @@ TEST_F(Fp8TensorCores, QuantiseInOnePassWhatTheyWouldStore) {
       GroupedGemmGluArgs glu_args = forward.args();
       const GemmGluBackwardCase backward(random, batch, f, 144, o);
       GroupedGemmGluBackwardArgs grad_args = backward.args();
-      grad_args.grad_bias = {};
       TestCopy copies[2][5];
-      TestTensor grad_probs[2];
+      TestTensor grad_probs[2], grad_bias[2];
+      const bool has_bias = variant % 3 != 0;
+      grad_args.beta = variant % 2;
       for (int one_pass = 0; one_pass < 2; ++one_pass) {
         TestCopy* const c = copies[one_pass];
         glu_args.act_rowwise = c[0] = copy(DType::kE4M3, MOIRE_ROWWISE, f);
@@ -141,6 +142,9 @@ TEST_F(Fp8TensorCores, QuantiseInOnePassWhatTheyWouldStore) {
         grad_args.grad_z_columnwise = c[3] = copy(gradient, MOIRE_COLUMNWISE, o.halves() * f);
         grad_args.act_columnwise = c[4] = copy(DType::kE4M3, MOIRE_COLUMNWISE, f);
         grad_args.grad_probs = grad_probs[one_pass] = TestTensor(DType::kFP32, {batch.capacity()});
+        grad_bias[one_pass] = TestTensor(DType::kFP32, {5, o.halves() * f});
+        for (int64_t i = 0; i < 5 * o.halves() * f; ++i) grad_bias[one_pass].as<float>()[i] = 0.5F;
+        grad_args.grad_bias = has_bias ? grad_bias[one_pass].view() : TensorView();
         glu_args.fractional_scales = grad_args.fractional_scales = fractional;
         if (one_pass == 1) glu_args.act = grad_args.act = grad_args.grad_z = {};
         for (const std::string& found : {policy(glu_args), policy(grad_args)}) {
@@ -154,6 +158,8 @@ TEST_F(Fp8TensorCores, QuantiseInOnePassWhatTheyWouldStore) {
         EXPECT_TRUE(same_bits(copies[0][i].scales, copies[1][i].scales)) << "scales " << i;
       }
       EXPECT_TRUE(same_bits(grad_probs[0], grad_probs[1]));
+      EXPECT_TRUE(same_bits(grad_bias[0], grad_bias[1]));
+      EXPECT_TRUE(grad_bias[1].is_undamaged());
       // One copy of each alone.
       const TestCopy rows = copy(gradient, MOIRE_ROWWISE, o.halves() * f);
       const TestCopy columns = copy(DType::kE4M3, MOIRE_COLUMNWISE, f);
@@ -163,6 +169,7 @@ TEST_F(Fp8TensorCores, QuantiseInOnePassWhatTheyWouldStore) {
       ASSERT_TRUE(succeeds(run(alone(), glu_args)));
       ASSERT_TRUE(succeeds(run(alone(), grad_args)));
       EXPECT_TRUE(same_bits(rows.data, copies[0][2].data));
+      EXPECT_TRUE(grad_args.beta == 1 || same_bits(grad_bias[0], grad_bias[1]));
       EXPECT_TRUE(same_bits(columns.data, copies[0][1].data));
     }
   }

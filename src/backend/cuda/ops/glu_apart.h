@@ -115,11 +115,11 @@ struct GluBackwardApart {
     glu.activation = args.activation;
     glu.layout = args.layout;
     glu.tail = args.tail;
-    if (makes_copies() && is_present(args.grad_probs)) {
-      const int64_t parts = num_grad_probs_parts(Weight(args.w2).in_features());
-      copies.grad_probs_parts = arena.take_floats(args.groups.capacity, parts);
-    }
-    if (is_present(args.grad_bias)) {
+    if (makes_copies()) {
+      copies.grad_bias = args.grad_bias;
+      copies.beta = args.beta;
+      copies.take_parts(arena);
+    } else if (is_present(args.grad_bias)) {
       bias.grad_y = args.grad_z;
       bias.grad_bias = args.grad_bias;
       bias.beta = args.beta;
@@ -150,6 +150,7 @@ struct GluBackwardApart {
   std::string policy() const {
     return concat(kProduct.policy(state, product), ", then the activation's backward",
                   makes_copies() ? ", what it gives quantised in the same pass" : "",
+                  is_present(copies.grad_bias) ? ", grad_bias summed" : "",
                   has_bias() ? " and a pass over grad_z for grad_bias" : "");
   }
   int64_t launches() const {

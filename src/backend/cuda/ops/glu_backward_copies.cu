@@ -1,6 +1,8 @@
 // The activation's backward, and the FP8 copies of what it gives, in one pass: a block of threads
 // computes grad_z and act of some rows and 128 columns of F into shared memory, a tile of act and
-// the two of grad_z that belong to these columns, and quantises one after the other.
+// the two of grad_z that belong to these columns, and quantises one after the other. Where a bias'
+// gradient is asked for, it sums grad_z's columns in between: 64 rows a partial sum, which for
+// MXFP8 are two tiles of rows.
 #include <cuda_pipeline.h>
 
 #include <algorithm>
@@ -40,6 +42,7 @@ struct BackwardArgs {
   PiecePlaces places;
   Matrix<const __nv_bfloat16> grad_act;
   float* grad_probs_parts;  // or null
+  float* grad_bias_parts;   // [blocks of 64 rows, columns of grad_z], or null
   uint32_t f, f_tiles;
   QuantizeTiles<TileRows<kScaling>> grad_z, act;
 
@@ -153,6 +156,43 @@ class GradientPart {
   bool has_row_;
 };
 
+// A thread's sum: of two columns of grad_z, down 64 rows of tiles in order (docs/numerics.md).
+template <int kScaling, class Columns>
+class BiasPart {
+ public:
+  // Of the tile's rows, which others wrote.
+  __device__ void add(uint32_t num_rows) {
+    const uint32_t end = min(num_rows, first_row() + static_cast<uint32_t>(kBlockRows));
+#pragma unroll 4
+    for (uint32_t row = first_row(); row < end; ++row) {
+      const uint4& piece = GluTile<kScaling>::piece(which(), row, pair() / 4);
+      const uint32_t word = reinterpret_cast<const uint32_t*>(&piece)[pair() % 4];
+      const float2 values = __bfloat1622float2(bits_as<__nv_bfloat162>(word));
+      sum_.x += values.x;
+      sum_.y += values.y;
+    }
+  }
+  // Where sum_block_partials() reads it, if the block has rows for this thread.
+  __device__ void store(const BackwardArgs<kScaling, Columns>& args, const RowBlock& block,
+                        uint32_t first_f) const {
+    const uint32_t first = args.first_column(first_f, which()), column = first + 2 * pair();
+    const int64_t row = block.first + first_row();
+    if (row >= block.end || column >= args.end_column(first, false)) return;
+    const moire_groups& groups = args.grad_z.blocks.groups;
+    const int64_t index = first_row_block(groups, block.group) +
+                          (row - rows_of(groups, block.group).begin) / kBlockRows;
+    float* const parts = args.grad_bias_parts + index * args.grad_z.source.columns;
+    *reinterpret_cast<float2*>(parts + column) = sum_;
+  }
+
+ private:
+  static constexpr uint32_t kPairs = kGluColumns / 2, kOfTiles = kPairs * kActTile<Columns>;
+  __device__ static uint32_t pair() { return threadIdx.x % kPairs; }
+  __device__ static uint32_t which() { return threadIdx.x / kPairs % kActTile<Columns>; }
+  __device__ static uint32_t first_row() { return threadIdx.x / kOfTiles * kBlockRows; }
+  float2 sum_{};
+};
+
 // Row block `index`, which has these rows, and 128 columns of F from first_f on: all copies of the
 // tiles in shared memory.
 template <class Columns>
@@ -202,7 +242,25 @@ __device__ inline void quantize_tiles(const BackwardArgs<MOIRE_SCALING_MXFP8, Co
   }
 }
 
+// grad_z and act of these rows, for all threads to see.
 template <int kScaling, class Columns>
+__device__ inline void compute(const BackwardArgs<kScaling, Columns>& args, const RowRange& rows,
+                               uint32_t first_f) {
+  const GradientPart<kScaling, Columns> part(args, rows, first_f);
+  float sum = 0;
+  fetch(args, rows, first_f);
+  with_gating<Columns::kIsGated>(args.gating.activation,
+                                 [&](const auto& activation) { sum = part.backward(activation); });
+  if (args.grad_probs_parts != nullptr) part.store_sum(sum);
+  __syncthreads();
+}
+
+// Rows of a block of threads: where it sums, a whole partial sum's at least.
+template <bool kSums, int kScaling>
+constexpr int64_t kRowsOfBlock =
+    kSums&& GluTile<kScaling>::kIsMx ? kBlockRows : int64_t{GluTile<kScaling>::kRows};
+
+template <bool kSums, int kScaling, class Columns>
 __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>::kBlocks)
     glu_backward_copies_kernel(const __grid_constant__ BackwardArgs<kScaling, Columns> args,
                                const __grid_constant__ Reporter reporter,
@@ -213,17 +271,28 @@ __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>
   if (blockIdx.x == 0) check_groups(blocks.groups, reporter, threadIdx.x, Tile::kThreads);
   const uint32_t index = blockIdx.x / args.f_tiles;
   const uint32_t first_f = blockIdx.x % args.f_tiles * kGluColumns;
-  const RowRange rows = blocks.at_together<Tile::kRows>(index, index);
-  if (rows.size() > 0) {
-    const GradientPart<kScaling, Columns> part(args, rows, first_f);
-    float sum = 0;
-    fetch(args, rows, first_f);
-    with_gating<Columns::kIsGated>(
-        args.gating.activation, [&](const auto& activation) { sum = part.backward(activation); });
-    if (args.grad_probs_parts != nullptr) part.store_sum(sum);
-    __syncthreads();
+  constexpr int kTiles = kRowsOfBlock<kSums, kScaling> / Tile::kRows;
+  RowBlock block{};
+  if constexpr (kSums) {
+    block = row_block_at<kTiles * Tile::kRows>(blocks.groups, index);
+  } else {
+    const RowRange rows = blocks.at_together<Tile::kRows>(index, index);
+    block.first = rows.begin, block.end = rows.end;
   }
-  quantize_tiles(args, index, rows, first_f, reporter, grad_z_notes, act_notes);
+  BiasPart<kScaling, Columns> part;
+#pragma unroll 1
+  for (int i = 0; i < kTiles; ++i) {
+    const int64_t first = min(block.first + i * int64_t{Tile::kRows}, block.end);
+    const RowRange rows{first, min(first + Tile::kRows, block.end)};
+    if (rows.size() > 0) compute(args, rows, first_f);
+    if constexpr (kSums) {
+      part.add(static_cast<uint32_t>(rows.size()));
+      if (i == kTiles - 1) part.store(args, block, first_f);
+      __syncthreads();  // what quantises writes where sums were read
+    }
+    quantize_tiles(args, index, rows, first_f, reporter, grad_z_notes, act_notes);
+    if (i < kTiles - 1) __syncthreads();
+  }
 }
 
 // The launch, of copies with such scales.
@@ -237,9 +306,12 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
   const TileRows<kScaling> of_grad_z{static_cast<int>(z.columns()), layout.is_gated ? between : 0,
                                      0};
   const TileRows<kScaling> of_act{static_cast<int>(f), 0, layout.is_gated ? 2U : 1U};
-  const bool shares_rows = is_present(call.grad_z.columnwise) || is_present(call.act.columnwise);
+  const bool shares_rows = is_present(call.grad_z.columnwise) || is_present(call.act.columnwise) ||
+                           is_present(call.grad_bias);
   const ScaleBlocks blocks = scale_blocks(z, call.grad_z.groups, kScaling, shares_rows);
-  const LaunchShape shape = shape_of<kScaling>(blocks, f_tiles, of_act.first_tile + 1);
+  const bool sums = is_present(call.grad_bias);
+  const int64_t rows = sums ? kRowsOfBlock<true, kScaling> : kRowsOfBlock<false, kScaling>;
+  const LaunchShape shape = shape_of<kScaling>(blocks, rows, f_tiles, of_act.first_tile + 1);
   // In this order: what is found in grad_z comes first, wherever it is (non_finite.cuh).
   const NonFiniteReporter grad_z_notes = notes_of(launcher, context, op, "grad_z");
   const NonFiniteReporter act_notes = notes_of(launcher, context, op, "act");
@@ -248,19 +320,35 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
                                                .places = PiecePlaces(layout),
                                                .grad_act = matrix_of<const __nv_bfloat16>(grad_act),
                                                .grad_probs_parts = call.grad_probs_parts,
+                                               .grad_bias_parts = call.grad_bias_parts,
                                                .f = f,
                                                .f_tiles = f_tiles,
                                                .grad_z = tiles_of(call.grad_z, of_grad_z, blocks),
                                                .act = tiles_of(call.act, of_act, blocks)};
-    launcher.launch(glu_backward_copies_kernel<kScaling, Columns>, shape, args, launcher.reporter(),
-                    grad_z_notes, act_notes);
+    launcher.launch(sums ? glu_backward_copies_kernel<true, kScaling, Columns>
+                         : glu_backward_copies_kernel<false, kScaling, Columns>,
+                    shape, args, launcher.reporter(), grad_z_notes, act_notes);
   });
 }
+
+// Sums of grad_probs that a row has parts of: one for each 64 columns of F.
+int64_t num_grad_probs_parts(int64_t f) { return ceil_div(f, kSegment); }
 
 }  // namespace
 
 Reason GluBackwardCopies::supports() const {
   return too_wide("grad_z", TensorView(glu.z).columns());
+}
+
+void GluBackwardCopies::take_parts(Arena& arena) {
+  const TensorView z(glu.z);
+  if (is_present(glu.grad_probs)) {
+    grad_probs_parts = arena.take_floats(glu.groups.capacity,
+                                         num_grad_probs_parts(TensorView(glu.grad_act).columns()));
+  }
+  if (is_present(grad_bias)) {
+    grad_bias_parts = arena.take_floats(row_blocks_bound(glu.groups), z.columns());
+  }
 }
 
 Status GluBackwardCopies::run(const Context& context) const {
@@ -274,6 +362,9 @@ Status GluBackwardCopies::run(const Context& context) const {
     const TensorView grad_act(glu.grad_act);
     sum_row_partials(launcher, grad_probs_parts, num_grad_probs_parts(grad_act.columns()),
                      groups_or_all(glu.groups, grad_act.num_rows()), glu.grad_probs, 0, glu.tail);
+  }
+  if (is_present(grad_bias)) {
+    sum_block_partials(launcher, grad_bias_parts, glu.groups, grad_bias, beta, nullptr);
   }
   return launcher.status();
 }

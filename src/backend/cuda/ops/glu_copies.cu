@@ -132,7 +132,7 @@ bool leaves_copies(const GroupedGemmGluBackwardArgs& args) {
   const ResolvedGluLayout layout = resolve_glu_layout(args.layout, Weight(args.w2).in_features());
   const bool is_mx = is_present(args.grad_z_rowwise) ? is_values(args.grad_z_rowwise)
                                                      : is_values(args.grad_z_columnwise);
-  return !is_present(args.grad_z) && !is_present(args.act) && !is_present(args.grad_bias) &&
+  return !is_present(args.grad_z) && !is_present(args.act) &&
          TensorView(args.z).type() == DType::kBF16 &&
          (is_present(args.grad_z_rowwise) || is_present(args.grad_z_columnwise)) &&
          is_taken_backward(args.grad_z_rowwise, MOIRE_ROWWISE, args.groups, is_mx) &&
@@ -140,8 +140,6 @@ bool leaves_copies(const GroupedGemmGluBackwardArgs& args) {
          is_taken_backward(args.act_columnwise, MOIRE_COLUMNWISE, args.groups, is_mx) &&
          takes_pieces(layout, args.z) && takes_tiles(layout, is_mx);
 }
-
-int64_t num_grad_probs_parts(int64_t f) { return ceil_div(f, kSegment); }
 
 Reason GluCopies::supports() const { return too_wide("act", f_of(glu)); }
 

@@ -8,6 +8,7 @@
 #include <moire/routing.h>
 
 #include "backend/implementation.h"
+#include "core/arena.h"
 
 namespace moire::cuda::ops {
 
@@ -23,17 +24,19 @@ struct GluCopies {
 struct GluBackwardCopies {
   GluBackwardArgs glu;                // its grad_z and act are absent
   QuantizeArgs grad_z, act;           // act: columnwise, or absent
+  moire_tensor grad_bias = {};        // the sums of each group's rows of grad_z, or absent
+  int32_t beta = 0;                   // of grad_bias
   float* grad_probs_parts = nullptr;  // [capacity, parts], where grad_probs is present
+  float* grad_bias_parts = nullptr;   // [blocks of 64 rows, 2F], where grad_bias is
+  // Takes the memory of both; glu and grad_bias are complete.
+  void take_parts(Arena& arena);
   Reason supports() const;
   Status run(const Context& context) const;
-  int64_t launches() const { return is_present(glu.grad_probs) ? 2 : 1; }
+  int64_t launches() const { return 1 + is_present(glu.grad_probs) + is_present(grad_bias); }
 };
 
 // Whether a call is one of these.
 bool leaves_copies(const GroupedGemmGluArgs& args);
 bool leaves_copies(const GroupedGemmGluBackwardArgs& args);
-
-// Sums of grad_probs that a row has parts of: one for each 64 columns of F.
-int64_t num_grad_probs_parts(int64_t f);
 
 }  // namespace moire::cuda::ops
