@@ -27,8 +27,8 @@ Number round_to(DType dtype, Number number) {
   const double middle = round_to(dtype, number.value);
   const double low = round_to(dtype, number.value - number.bound);
   const double high = round_to(dtype, number.value + number.bound);
-  if (low == high) return {middle, 0};
-  return {middle, std::max(middle - low, high - middle)};
+  return {middle, low == high ? 0 : std::max(middle - low, high - middle), 0,
+          least_exponent(dtype)};
 }
 
 bool accepts(DType dtype, Number want, double got) {

@@ -14,14 +14,16 @@ namespace moire::reference {
 struct Number {
   double value = 0;
   double bound = 0;  // |unrounded FP32 result - value| of a correct implementation
-  // Of an element that FP8 tensor cores read: value = element * scale, and the exponent of the
-  // smallest normal element.
+  // Of an element that tensor cores read: value = element * scale (of FP8; else 0), and the
+  // exponent of the smallest normal element, of FP8 and FP16.
   float scale = 0;
   int least_exponent = 0;
 };
 
 // The nearest value of `dtype` (FP64, FP32, BF16 or FP16), ties to even; overflow to infinity.
 double round_to(DType dtype, double value);
+// Number::least_exponent of an element of `dtype`: BF16 and FP32 have none that matters.
+inline int least_exponent(DType dtype) { return dtype == DType::kFP16 ? -14 : 0; }
 // Distance between neighbouring values of `dtype` at `value`.
 double spacing(DType dtype, double value);
 
@@ -70,8 +72,9 @@ class TensorCoreSum {
 
 // A sum of products, accumulated in FP32 by the implementation and in double here. What the
 // factors may already be off by adds to the bound. So does what the products of scaled FP8 numbers
-// lose in units that know no subnormal numbers. Emulated sums are those of tensor cores, rounded
-// where they are added up; they also lie where what is cut off allows them, around the exact sum.
+// lose in units that know no subnormal numbers, and what is lost beside a subnormal FP16 number,
+// which counts as the smallest normal one. Emulated sums are those of tensor cores, rounded where
+// they are added up; they also lie where what is cut off allows them, around the exact sum.
 class Dot {
  public:
   enum class Factors { kFloats, kScaled, kEmulated };
@@ -98,9 +101,15 @@ class Dot {
     const double size_a = std::abs(a.value), size_b = std::abs(b.value);
     largest_ = std::max({largest_, size_a, size_b});
     value_ += a.value * b.value;
-    magnitude_ += size_a * size_b;
+    magnitude_ += stated(a) * stated(b);
     inherited_ += size_a * b.bound + a.bound * size_b + a.bound * b.bound;
     ++terms_;
+  }
+  // |a| as tensor cores align its products.
+  static double stated(const Number& a) {
+    const double size = std::abs(a.value);
+    if (a.scale != 0 || a.least_exponent == 0 || (size == 0 && a.bound == 0)) return size;
+    return std::max(size, std::ldexp(1.0, a.least_exponent));
   }
   Number emulated(const Number& exact);
 

@@ -87,7 +87,9 @@ Matrix read_rows(const TensorView& t, const TensorView& row_idx, int64_t count) 
   Matrix out(count, t.columns());
   for (int64_t i = 0; i < count; ++i) {
     const int64_t row = row_idx.is_present() ? read_index(row_idx, 0, i) : i;
-    for (int64_t j = 0; j < out.columns; ++j) out.at(i, j).value = read_element(t, row, j);
+    for (int64_t j = 0; j < out.columns; ++j) {
+      out.at(i, j) = {read_element(t, row, j), 0, 0, least_exponent(t.type())};
+    }
   }
   return out;
 }

@@ -86,6 +86,26 @@ TEST(Dot, BoundsBothItsOwnRoundingAndWhatItsFactorsBring) {
 // An element of E4M3 under a scale, as tensor cores read it.
 Number element(double value, float scale = 1) { return {value * scale, 0, scale, -6}; }
 
+// Tensor cores align it as the smallest normal number, and cut off what is below 24 bits of that.
+TEST(Dot, BoundsWhatASubnormalFp16NumberCosts) {
+  const int least = least_exponent(DType::kFP16);
+  const double product = 0x1p-21 * (1 + 0x1p-9 + 0x1p-20);
+  const auto bound = [&](double other, int exponent) {
+    Dot dot;
+    dot.add({0x1p-13 * (1 + 0x1p-10), 0, 0, exponent}, {0x1p-8 * (1 + 0x1p-10), 0, 0, exponent});
+    dot.add({other, 0, 0, exponent}, {1, 0, 0, exponent});
+    const Number sum = dot.sum();
+    EXPECT_EQ(sum.value, product + other);
+    return sum.bound;
+  };
+  EXPECT_GE(bound(0x1p-24, least), 0x1p-41);
+  EXPECT_GE(bound(0x1p-24, least), 10 * 0x1p-24 * 0x1p-14);
+  EXPECT_LT(bound(0x1p-24, 0), 0x1p-40) << "of other types it is small";
+  EXPECT_EQ(bound(0, least), bound(0, 0)) << "zero states no exponent";
+  EXPECT_EQ(round_to(DType::kFP16, Number{0x1p-20}).least_exponent, -14);
+  EXPECT_EQ(round_to(DType::kBF16, Number{0x1p-20}).least_exponent, 0);
+}
+
 TEST(Dot, EmulatesTensorCoresTermByTerm) {
   const auto sum_of = [](std::initializer_list<double> products) {
     Dot dot(Dot::Factors::kEmulated);
