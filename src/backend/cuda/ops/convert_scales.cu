@@ -1,12 +1,14 @@
-// convert_scales on CUDA: the target is zeroed, then every scale that there is moves to its place,
-// a byte per thread and step, neighbours of the target by neighbouring threads. A block takes some
-// groups and a slice of each; where a group's rows start in a layout without gaps it finds by
-// adding up those of the groups before, so that the splits stay on the device.
+// convert_scales on CUDA: the target is zeroed, then every scale that there is moves to its place:
+// four blocks of a row or column at once, which lie side by side in a padded layout; else a byte
+// per thread and step, neighbours of the target by neighbouring threads. A block takes some groups
+// and a slice of each; where a group's rows start in a layout without gaps it finds by adding up
+// those of the groups before, so that the splits stay on the device.
 #include <moire/quantize.h>
 
 #include <algorithm>
 
 #include "backend/cuda/device/groups.cuh"
+#include "backend/cuda/device/scan.cuh"
 #include "backend/cuda/device/warp.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
@@ -37,23 +39,19 @@ struct Conversion {
   moire_groups groups;
   int64_t groups_per_part;
   uint32_t slices;
+  bool moves_quads;
   const char* names[2];  // of source and target, literals
 };
 
 // Rows of a layout without gaps that the groups before `end` take up; the block calls it together.
 __device__ int64_t rows_before(const moire_groups& groups, int64_t end, int32_t direction,
                                int32_t layout) {
-  __shared__ unsigned long long sum;
-  if (threadIdx.x == 0) sum = 0;
-  __syncthreads();
-  unsigned long long rows = 0;
+  int64_t rows = 0, total;
   for (int64_t g = threadIdx.x; g < end; g += kThreads) {
-    rows += static_cast<unsigned long long>(
-        scale_layout_rows(direction, layout, rows_of(groups, g).size()));
+    rows += scale_layout_rows(direction, layout, rows_of(groups, g).size());
   }
-  if (rows != 0) atomicAdd(&sum, rows);
-  __syncthreads();
-  return static_cast<int64_t>(sum);
+  exclusive_sum<kThreads>(rows, total);
+  return total;
 }
 
 // A side's place of one group, whose rows without gaps start at `first_row`.
@@ -68,6 +66,38 @@ __device__ GroupScales place(const Side& side, const Conversion& args, int64_t g
                            : scale_layout_rows(args.direction, side.layout, rows.size());
   }
   return at;
+}
+
+// This block's slice of a group whose scales lie in fours on one side.
+__device__ void move_quads(const Conversion& args, const RowRange& rows, const GroupScales& from,
+                           const GroupScales& to, uint32_t slice) {
+  const bool is_rowwise = args.direction == MOIRE_ROWWISE;
+  const auto outer = static_cast<uint32_t>(is_rowwise ? rows.size() : args.k);
+  const auto blocks = static_cast<uint32_t>(ceil_div(is_rowwise ? args.k : rows.size(), kMxBlock));
+  const uint32_t quads = ceil_div(blocks, 4U);
+  // Neighbouring threads take what lies side by side: of padded rows their quads, else outers.
+  const bool along_rows = is_rowwise && max(from.layout, to.layout) == MOIRE_SCALES_PADDED;
+  const uint32_t side_by_side = along_rows ? quads : outer;
+  for (uint32_t i = slice * kThreads + threadIdx.x; i < outer * quads;
+       i += args.slices * kThreads) {
+    const uint32_t first = i % side_by_side, second = i / side_by_side;
+    const uint32_t o = along_rows ? second : first, b = 4 * (along_rows ? first : second);
+    const auto left = static_cast<int>(min(blocks - b, 4U));
+    if (args.source.is_canonical()) {
+      uint32_t quad = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (j < left) quad |= uint32_t{args.source.data[from.offset(o, b + j)]} << (8 * j);
+      }
+      *reinterpret_cast<uint32_t*>(args.target.data + to.offset(o, b)) = quad;
+    } else {
+      const auto quad = *reinterpret_cast<uint32_t*>(args.source.data + from.offset(o, b));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (j < left) args.target.data[to.offset(o, b + j)] = static_cast<uint8_t>(quad >> (8 * j));
+      }
+    }
+  }
 }
 
 // This block's slice of a group: neighbours of the target by neighbouring threads.
@@ -102,10 +132,9 @@ __device__ void check(const Conversion& args, const Side& other, const char* nam
   if (threadIdx.x == 0 && needed > other.num_rows) {
     report(reporter, Finding::kTooFewScaleRows, 0, needed, other.num_rows, name);
   }
-  __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 5)
     convert_kernel(const __grid_constant__ Conversion args,
                    const __grid_constant__ Reporter reporter) {
   // One side is canonical: the other's layout decides.
@@ -123,8 +152,13 @@ __global__ void __launch_bounds__(kThreads)
     const RowRange rows = rows_of(args.groups, g);
     const int64_t next = first_row + scale_layout_rows(args.direction, other.layout, rows.size());
     if (!other.is_canonical() && next > other.num_rows) return;
-    move_group(args, rows, place(args.source, args, g, rows, first_row),
-               place(args.target, args, g, rows, first_row), slice);
+    const GroupScales from = place(args.source, args, g, rows, first_row);
+    const GroupScales to = place(args.target, args, g, rows, first_row);
+    if (args.moves_quads) {
+      move_quads(args, rows, from, to, slice);
+    } else {
+      move_group(args, rows, from, to, slice);
+    }
     first_row = next;
   }
 }
@@ -136,6 +170,15 @@ Side side_of(const TensorView& t, int32_t layout) {
 int64_t num_parts(const ConvertScalesArgs& args) {
   const int64_t groups = args.groups.num_groups;
   return groups == 0 ? 0 : ceil_div(groups, ceil_div(groups, kMostParts));
+}
+
+// Whether one side is padded, in rows that open with four of its bytes; both count in 32 bits.
+bool moves_quads(const ConvertScalesArgs& args) {
+  const TensorView source(args.source), target(args.target);
+  const TensorView& padded = args.from == MOIRE_SCALES_CANONICAL ? target : source;
+  return std::max(args.from, args.to) >= MOIRE_SCALES_PADDED && padded.stride() % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(padded.data) % 4 == 0 &&
+         std::max(source.num_elements(), target.num_elements()) < (int64_t{1} << 31);
 }
 
 Status run(const Context& context, const ConvertScalesArgs& args) {
@@ -156,6 +199,7 @@ Status run(const Context& context, const ConvertScalesArgs& args) {
   const int64_t slices =
       std::min(ceil_div(target.num_elements(), parts * bytes_per_slice), ceil_div(kBlocks, parts));
   move.slices = static_cast<uint32_t>(std::max<int64_t>(1, slices));
+  move.moves_quads = moves_quads(args);
   move.names[0] = "source";
   move.names[1] = "target";
   launcher.launch(convert_kernel, {blocks_for(parts * move.slices, 1), kThreads}, move,
@@ -164,7 +208,8 @@ Status run(const Context& context, const ConvertScalesArgs& args) {
 }
 
 std::string policy(const DeviceState&, const ConvertScalesArgs& args) {
-  return concat("a byte per thread and step, ", num_parts(args), " parts of the groups");
+  return concat(moves_quads(args) ? "four bytes" : "a byte", " per thread and step, ",
+                num_parts(args), " parts of the groups");
 }
 
 }  // namespace
