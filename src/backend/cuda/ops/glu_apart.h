@@ -92,7 +92,7 @@ template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
 inline constexpr Implementation<GroupedGemmGluArgs> kGluApart =
     implementation_of<GroupedGemmGluArgs, GluApart<kProduct, kMultiply>>("apart");
 
-// grad_act = grad_y * w2, then grad_z, act and grad_probs; grad_bias from the stored grad_z.
+// grad_act = grad_y * w2, then grad_z, act and grad_probs; grad_bias from grad_z, stored or not.
 template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
 struct GluBackwardApart {
   GluBackwardApart(const DeviceState& device, const GroupedGemmGluBackwardArgs& args,
