@@ -44,6 +44,9 @@ from .values import choice, described, integer
 from .wgrad import FRESH
 
 DISPATCH_FORMATS = ("mxfp8", "fp8_block")
+# What ranks tell each other besides numbers, and of how many things.
+_WORDS = ("dispatch", "moe", "combine", None, *DISPATCH_FORMATS, *Torch.compute_dtypes)
+_MOST_TOLD = 10
 
 
 class Received(NamedTuple):
@@ -107,8 +110,11 @@ class ExpertParallel:
             choice(f"{call}: dispatch_format", dispatch_format, DISPATCH_FORMATS)
         self.dispatch_format = dispatch_format
         if not self.has_windows:  # where there are, each call compares what the ranks were told
-            told = {"num_experts": self.num_experts, "max_tokens": self.max_tokens}
-            process_groups.agree(call, self.group, **told, dispatch_format=dispatch_format)
+            process_groups.agree(call, self.group, **self._told())
+
+    def _told(self):
+        names = "num_experts", "max_tokens", "dispatch_format"
+        return {name: getattr(self, name) for name in names}
 
     @property
     def has_windows(self) -> bool:
@@ -154,7 +160,7 @@ class ExpertParallel:
         FakeTensors are for process groups alone: windows hold values.
         """
         topk_weights = self._checked("dispatch", x, topk_idx, topk_weights)
-        places = self._places(x, topk_idx, self._capacity("dispatch", x, topk_idx))
+        places = self._places(x, topk_idx, self._capacity("dispatch", x, topk_idx, {}))
         x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
         return Received(x, idx, topk_weights, self._plan(idx), places)
 
@@ -217,6 +223,10 @@ class ExpertParallel:
         if y.shape[0] != rows:
             raise invalid(f"{call}: y is {list(y.shape)}, must have the {rows} rows of received.x")
         Torch.check_beside(call, y=y, received=received.x)
+        Torch.compute_dtype(f"{call}: the type of y", y.dtype)
+        if self._tells(y):
+            shape = {f"y.shape[{i}]": size for i, size in enumerate(y.shape)}
+            self._tell(call, y, {"y.dtype": y.dtype, **shape})
         return _Combine.apply(received.places, y, None)[0]
 
     def check_experts(self, given: Any, **of_choices: Any) -> None:
@@ -239,19 +249,34 @@ class ExpertParallel:
 
     @torch.compiler.disable
     def run_experts(
-        self, given: Any, choices: tuple[torch.Tensor, ...], wgrad: Any, run: Any, parts: int
+        self,
+        given: Any,
+        choices: tuple[torch.Tensor, ...],
+        wgrad: Any,
+        compute_dtype: Any,
+        run: Any,
+        parts: int,
     ) -> torch.Tensor:
         """y of such a call: run(given, *choices, plan, wgrad, way) runs the experts on given.x,
-        which is what this rank received.
+        which is what this rank received, in compute_dtype.
         """
+        call, x, topk_idx = "moe", given.x, choices[0]
+        topk_weights = self._checked(call, x, *choices)
+        made = {}
+        if self._tells(x, self.max_tokens is None):
+            none = given.of(x.detach()[:0])
+            none.give_x(compute_dtype)
+            made = {"y.dtype": none.result or none.fields["x"].dtype}
+            made.update({"y.shape[1]": features(given.fields, "w2")[0], "micro_batches": parts})
+        capacity = self._capacity(call, x, topk_idx, made)
         if parts > 1:
-            return self._run_in_parts(given, choices, wgrad, run, parts)
-        x, (topk_idx, topk_weights) = given.x, choices
+            whole = x, topk_idx, topk_weights
+            return self._run_in_parts(given, whole, -(-capacity // parts), wgrad, run, parts)
+        places = self._places(x, topk_idx, capacity)
         if not self.has_windows:
-            got = self.dispatch(x, topk_idx, topk_weights)
-            return self.combine(run(given.of(got.x), *got[1:4], wgrad), got)
-        topk_weights = self._checked("moe", x, topk_idx, topk_weights)
-        places = self._places(x, topk_idx, self._capacity("moe", x, topk_idx))
+            x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
+            y = run(given.of(x), idx, topk_weights, self._plan(idx), wgrad)
+            return _Combine.apply(places, y, None)[0]
         rest = _rest_of(given.recipe, torch.is_grad_enabled())
         with torch.no_grad():
             rows, idx, weights = places.spread(x.contiguous(), topk_weights, rest)
@@ -259,13 +284,10 @@ class ExpertParallel:
         given.fields.update(x_sent=x, topk_weights_sent=topk_weights)
         return run(given, idx, weights, self._plan(idx), wgrad, _InWindows(places, _EXPERTS))
 
-    def _run_in_parts(self, given, choices, wgrad, run, count):
+    def _run_in_parts(self, given, whole, capacity, wgrad, run, count):
         """In so many parts: micro_batches.py has the picture."""
-        topk_weights = self._checked("moe", given.x, *choices)
-        whole = given.x, choices[0], topk_weights
-        sizes = [len(part) for part in topk_weights.tensor_split(count)]
+        sizes = [len(part) for part in whole[0].tensor_split(count)]
         parts = list(zip(*(_Split.apply(sizes, tensor) for tensor in whole)))
-        capacity = -(-self._capacity("moe", given.x, choices[0], count) // count)
         wgrad = [SumOfParts(sink, count) for sink in wgrad or (FRESH, FRESH)]
         moves, found = Moves(given.x), []
 
@@ -291,28 +313,38 @@ class ExpertParallel:
             moves.wait(moves.mark(*found))
         return Torch.concatenate(found)
 
-    def _capacity(self, call, x, topk_idx, parts=1):
-        """C of this call, which is made in so many parts."""
+    def _tells(self, x, waits=False):
+        """Whether ranks compare a call with such an x, for which each host waits for the others:
+        that of a GPU, and of a FakeTensor, where it `waits` anyway. Windows compare all calls.
+        """
+        is_here = x.is_cpu and not hasattr(x, "fake_mode")
+        return (waits or is_here) and self.size > 1 and not self.has_windows
+
+    def _capacity(self, call, x, topk_idx, ours):
+        """C of this call, of which ranks compare `ours` as well."""
         most, tokens = self.max_tokens, x.shape[0]
-        if self.has_windows:  # whose calls compare what the ranks call
+        if self.has_windows:
             return max(_most(self, x), 1) if most is None else most
-        # NOTE: gloo ends a process that gets more than it waits for. The host of a GPU, which would
-        # have to wait for the others, asks only where it waits for their tokens.
-        if self.size > 1 and (most is None or (x.is_cpu and not hasattr(x, "fake_mode"))):
-            tokens = self._tell(call, x, topk_idx, parts)
+        if self._tells(x, most is None):
+            given = {"x.dtype": x.dtype, "x.shape[1]": x.shape[1]}
+            given["topk_idx.shape[1]"] = topk_idx.shape[1]
+            tokens = self._tell(call, x, {**given, **ours}, tokens)
         if self.overflow == "refuse" and most is not None and tokens > most:
             raise invalid(f"{call}: a rank has {tokens} tokens, needs at most max_tokens = {most}")
         return max(tokens, 1) if most is None else most
 
-    def _tell(self, call, x, topk_idx, parts):
-        """The most tokens of a rank, of ranks that make the same call; or an error on all."""
-        types = Torch.compute_dtypes
-        ours = {"x.dtype": types.index(x.dtype), "x.shape[1]": x.shape[1]}
-        ours.update({"topk_idx.shape[1]": topk_idx.shape[1], "micro_batches": parts})
-        mine = torch.tensor([x.shape[0], *ours.values()], device=x.device)
-        tokens, dtypes, *others = zip(*self._exchange(mine.expand(self.size, -1)).tolist())
-        for name, told in zip(ours, ([types[i] for i in dtypes], *others)):
-            process_groups.check_equal(call, name, told)
+    def _tell(self, call, x, ours, tokens=0):
+        """The most tokens of a rank, of ranks that make the same call; or an error on all.
+
+        NOTE: gloo ends a process that gets more than it waits for.
+        """
+        ours = {"the call": call, **self._told(), **ours}
+        mine = [~_WORDS.index(v) if v in _WORDS else v for v in ours.values()]
+        mine = torch.tensor([tokens, *mine, *[0] * (_MOST_TOLD - len(mine))], device=x.device)
+        tokens, *told = zip(*self._exchange(mine.expand(self.size, -1)).tolist())
+        for name, values in zip(ours, told):
+            values = [_WORDS[~v] if v < 0 else v for v in values]
+            process_groups.check_equal(call, name, values)
         return max(tokens)
 
     def _exchange(self, rows):

@@ -203,7 +203,7 @@ def moe(
     if not hasattr(group, "run_experts"):
         raise wrong(f"{call}: group", group, "a moire.ExpertParallel")
     group.check_experts(given, plan=plan, b2_scale=own_scale(b2_scale))
-    return group.run_experts(given, (topk_idx, topk_weights), wgrad, run, parts)
+    return group.run_experts(given, (topk_idx, topk_weights), wgrad, compute_dtype, run, parts)
 
 
 def _on_tokens(

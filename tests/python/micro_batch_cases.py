@@ -233,17 +233,18 @@ def ranks_that_cut_a_call_into_different_parts_are_all_told(at):
     if at.size == 1 or worlds.DEVICE.type != "cpu":
         return  # a GPU's host waits for nobody
     world, tokens = World(at, 3, torch.float32), slice(at.rank, at.rank + 1)
-    found = "moe: micro_batches is 2 on rank 0 but 3 on rank 1, must be equal on all ranks"
-    if at.group is not None:
-        found = "of the window of rank|rank . calls"
-    for most in (None, 64, 1):
+    for most, *counts in ((None, 2, 3), (64, 2, 3), (1, 2, 3), (64, 1, 2), (64, 2, 1)):
+        found = "moe: micro_batches is {} on rank 0 but {} on rank 1, must be equal on all ranks"
+        found = found.format(*counts)
+        if at.group is not None:
+            found = "of the window of rank|rank . calls"
         group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=most)
         own = slice(group.first_expert, group.first_expert + group.num_local_experts)
         given = group, world.x[tokens], world.w1[own], world.w2[own]
         given += world.idx[tokens], world.weights[tokens]
         wanted = at_once(*given)
         with pytest.raises(moire.InvalidArgument, match=found):
-            in_parts(3 if at.rank == 1 else 2)(*given)
+            in_parts(counts[at.rank == 1])(*given)
         assert torch.equal(in_parts(2)(*given), wanted)
 
 

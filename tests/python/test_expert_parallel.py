@@ -34,6 +34,7 @@ from worlds import (
     at_once,
     case,
     close,
+    in_three_steps,
 )
 
 
@@ -186,6 +187,51 @@ def calls_that_differ_are_refused_on_all_ranks(at):
             with pytest.raises(moire.InvalidArgument, match=f"dispatch: {found} on rank 1, must"):
                 group.dispatch(*(other if at.rank == 1 else first))
         assert not group.dispatch(*first).x.any()  # and all are in step
+    if worlds.DEVICE.type != "cpu":
+        return
+    group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=4)
+    got, large = (
+        moire.ExpertParallel(num_experts=EXPERTS, max_tokens=n).dispatch(*first) for n in (4, 5)
+    )
+    others = {
+        "y.dtype is torch.float32 on rank 0 but torch.bfloat16": (got.x.bfloat16(), got),
+        r"y.shape\[1\] is 64 on rank 0 but 60": (got.x[:, :60].contiguous(), got),
+        rf"y.shape\[0\] is {4 * at.size} on rank 0 but {5 * at.size}": (large.x, large),
+    }
+    for found, other in others.items():
+        with pytest.raises(moire.InvalidArgument, match=f"combine: {found} on rank 1, must"):
+            group.combine(*(other if at.rank == 1 else (got.x, got)))
+    large = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=5)
+    with pytest.raises(moire.InvalidArgument, match="max_tokens is 4 on rank 0 but 5 on rank 1"):
+        (large if at.rank == 1 else group).dispatch(*first)
+    with pytest.raises(moire.InvalidArgument, match="the call is combine on rank 0 but dispatch"):
+        group.dispatch(*first) if at.rank == 1 else group.combine(got.x, got)
+    assert not group.combine(got.x, got).any()
+
+
+@case
+def what_experts_make_on_one_rank_alone_is_refused_on_all(at):
+    """Another type, by autocast; or another width."""
+    if at.size == 1 or at.group is not None or worlds.DEVICE.type != "cpu":
+        return  # windows compare every call, and a GPU's host waits for nobody
+    world = World(at, 3, torch.float32)
+    group = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=64)
+    own = slice(group.first_expert, group.first_expert + group.num_local_experts)
+    given = [group, *(t[world.mine] for t in (world.x, world.idx, world.weights))]
+    given[2:2] = world.w1[own], world.w2[own]
+    dtype, others = torch.bfloat16 if at.rank == 1 else None, list(given)
+    if at.rank == 1:
+        others[3] = world.w2[own, :60].contiguous()
+    found = "y.dtype is torch.float32 on rank 0 but torch.bfloat16 on rank 1, must"
+    for way, call in ((at_once, "moe"), (in_three_steps, "combine")):
+        with pytest.raises(moire.InvalidArgument, match=f"{call}: {found}"):
+            way(*given, autocast=dtype)
+        with pytest.raises(moire.InvalidArgument, match=rf"{call}: y.shape\[1\] is 64 on rank 0"):
+            way(*others)
+        wanted = way(*given)
+        assert torch.equal(way(*given, autocast=dtype, compute_dtype=torch.float32), wanted)
+    with pytest.raises(moire.InvalidArgument, match="the call is dispatch on rank 0 but moe on"):
+        (at_once if at.rank == 1 else in_three_steps)(*given)
 
 
 @case
