@@ -355,6 +355,9 @@ class ExpertParallel:
             received = torch.empty_like(sent)
             dist.all_to_all_single(received, sent, group=self.group)
         else:  # a mode that saves results, as selective checkpointing does, is told of this one
+            # Its import tells FakeTensors what comes of it; torch 2.4 does not import it itself.
+            from torch.distributed import _functional_collectives  # noqa: F401
+
             splits, functional = [len(sent) // self.size] * self.size, torch.ops._c10d_functional
             name = self.group.group_name
             received = functional.all_to_all_single(sent, splits, splits, name)
