@@ -55,16 +55,16 @@ class ParameterGradients(FreshGradients):
 
     def __init__(self, accumulate_into_main_grad, delayed, queue=None):
         self.accumulate_into_main_grad, self.delayed = accumulate_into_main_grad, delayed
-        self._queue = queue or _Queue()
+        self.queue = queue or _Queue()
 
     def of_call(self, call, weights, is_first_microbatch, shards=()):
         """Where the gradients of a call with these weights go, which need not be the layer's own
         (torch.func.functional_call); those of a first microbatch overwrite main_grad.
         """
-        sink = ParameterGradients(self.accumulate_into_main_grad, self.delayed, self._queue)
+        sink = ParameterGradients(self.accumulate_into_main_grad, self.delayed, self.queue)
         sink.parameters = weights if isinstance(weights, list) else [weights]
         sink._overwrites = bool(is_first_microbatch)
-        ddp = self._queue.data_parallel()
+        ddp = self.queue.data_parallel()
         if not torch.is_grad_enabled() or not any(p.requires_grad for p in sink.parameters):
             return sink
         name = "delay_wgrad_compute" if self.delayed else "accumulate_into_main_grad"
@@ -111,27 +111,28 @@ class ParameterGradients(FreshGradients):
         """
         operands = dict(tensors_of(operands))
         versions = [version_of(t) for t in operands.values()]
-        queue = self._queue  # a pass within another, which then goes on, has the larger number
+        queue = self.queue  # a pass within another, which then goes on, has the larger number
         backward = max(backward or 0, queue.last + 1, *(d.backward for d in queue.waiting[-1:]))
         deferred = _Deferred(backward, self, run, operands, versions, destination, added=[])
         restored_after_explaining(queue, "waiting")
         queue.waiting = (*queue.waiting, deferred)
 
-    def passes(self):
-        """The last of which backward_dw left nothing, and the one in which it failed."""
-        return self._queue.last, self._queue.failed
-
-    def run_deferred(self):
-        """Runs what the oldest pass left; whether it left any. What fails stays, and all after."""
-        queue, backward = self._queue, None
-        restored_after_explaining(queue, "waiting", "last", "failed")
-        while queue.waiting and backward in (None, queue.waiting[0].backward):
-            deferred, *after = queue.waiting
-            queue.failed = deferred.backward
-            deferred.sink._run(deferred)
-            queue.waiting, backward, queue.failed = after, deferred.backward, _Queue.failed
-        queue.last = queue.last if backward is None else backward
-        return backward is not None
+    def run_deferred(self, hooks):
+        """Runs what the oldest pass left, if any, then hooks. What fails stays, and all after."""
+        queue = self.queue
+        restored_after_explaining(queue, "waiting", "hooks", "last", "failed")
+        if queue.waiting and not queue.hooks:  # else they are those that the last call left
+            queue.failed = queue.waiting[0].backward
+            while queue.waiting and queue.waiting[0].backward == queue.failed:
+                deferred, *after = queue.waiting
+                deferred.sink._run(deferred)
+                queue.waiting = after
+            queue.hooks = hooks
+        while queue.hooks and not is_explaining():
+            queue.hooks[0]()
+            queue.hooks = queue.hooks[1:]
+        if queue.failed != _Queue.failed:
+            queue.last, queue.failed, queue.hooks = queue.failed, _Queue.failed, ()
 
     def _run(self, deferred):
         deferred.check()
@@ -155,9 +156,9 @@ class ParameterGradients(FreshGradients):
 
 
 class _Queue:
-    """What backward passes left for backward_dw, oldest first."""
+    """What backward passes left for backward_dw, oldest first; the last pass that is done."""
 
-    waiting, last, failed, _ddp = (), -1, float("inf"), None
+    waiting, hooks, last, failed, _ddp = (), (), -1, float("inf"), None
 
     def __getstate__(self):
         return {}  # a copy has gradients of its own to wait for

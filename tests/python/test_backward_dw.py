@@ -1,6 +1,7 @@
 """Weight gradients that come later: backward_dw."""
 
 import copy
+import functools
 import pickle
 
 import moire
@@ -308,6 +309,47 @@ def test_what_fails_is_of_one_backward_pass_in_all_layers_when_it_is_done_again(
             assert torch.equal(p.grad, reference.grad)
 
 
+@pytest.mark.parametrize("hooked", [0, 1, 2])
+def test_a_hook_that_raised_is_where_the_next_call_begins(generator, hooked):
+    """Hooks, layers and passes before it have been, and those behind it wait."""
+    plain, layer = (
+        nn.Sequential(*(nn.GroupedLinear(E, H, H, delay_wgrad_compute=later) for _ in range(3)))
+        for later in (False, True)
+    )
+    plain.load_state_dict(layer.state_dict())
+    order, fails, x = [], [2], truth.draw(generator, sum(SPLITS), H)
+
+    def hook(i, name):
+        if (i, name) == (hooked, "second") and fails[0]:
+            fails[0] -= 1
+            raise RuntimeError("a hook")
+        order.append((i, name, layer[i].weight.grad.clone()))
+
+    for i, linear in enumerate(layer):
+        for name in ("first", "second", "third"):
+            call = functools.partial(hook, i, name)
+            linear.register_wgrad_accumulation_and_reduce_hooks(call)
+    for scale in (1.0, 0.5):
+        layer(scale * x, SPLITS).square().sum().backward()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="a hook"):
+            layer.backward_dw()
+        moire.explain(layer.backward_dw)
+    layer.backward_dw()
+    layer.backward_dw()
+    layer.backward_dw()  # there is nothing left
+    wanted = []
+    for scale in (1.0, 0.5):
+        plain(scale * x, SPLITS).square().sum().backward()
+        wanted += [
+            (i, name, plain[i].weight.grad.clone())
+            for i in (2, 1, 0)
+            for name in ("first", "second", "third")
+        ]
+    assert [called[:2] for called in order] == [called[:2] for called in wanted]
+    assert all(torch.equal(a, b) for (*_, a), (*_, b) in zip(order, wanted))
+
+
 def test_a_layer_of_two_containers_keeps_no_pass(generator):
     """Whichever of them asks first, as often as there were passes."""
     made = [nn.GroupedLinear(E, H, H, delay_wgrad_compute=True) for _ in range(3)]
@@ -318,7 +360,7 @@ def test_a_layer_of_two_containers_keeps_no_pass(generator):
             container(x, SPLITS).sum().backward()
         for container in order:
             container.backward_dw()
-        assert not any(layer._wgrad._queue.waiting for layer in made)
+        assert not any(layer._wgrad.queue.waiting for layer in made)
 
 
 @pytest.mark.parametrize("adds", [False, True])

@@ -211,7 +211,7 @@ class Case:
                 said = "inplace operation" in str(e) if is_torchs else str(e)
                 self.log.append((move, type(e), said or str(e)))
                 for layer in filter(nn.GroupedLinear.need_backward_dw, self.layers):
-                    layer._wgrad._queue.waiting = ()  # else what cannot be done stays
+                    layer._wgrad.queue.waiting = ()  # else what cannot be done stays
             self.log.append((move, *map(self.state, self.weights)))
         return self.log
 

@@ -18,7 +18,6 @@ from typing import Any, Callable, Optional, Union
 import torch
 
 from ..arrays import Torch
-from ..context import is_explaining
 from ..dtypes import Device, Integers
 from ..errors import invalid
 from ..functional import grouped_linear
@@ -64,9 +63,9 @@ class OfLayers:
     def backward_dw(self) -> None:
         """As in GroupedLinear, of the last first; those before one that failed wait for that."""
         later = [layer for layer in reversed(self._layers()) if layer.need_backward_dw()]
-        passes = [layer._wgrad.passes() for layer in later]
-        for layer, (last, _) in zip(later, passes):
-            if all(last < failed for _, failed in passes):
+        failed = min((layer._wgrad.queue.failed for layer in later), default=0)
+        for layer in later:
+            if layer._wgrad.queue.last < failed:
                 layer.backward_dw()
 
     def _layers(self):
@@ -253,8 +252,8 @@ class GroupedLinear(WithoutExtraState):
 
     def backward_dw(self) -> None:
         """The weight gradients that the oldest backward pass left, if any did, then the hooks."""
-        if self.need_backward_dw() and self._wgrad.run_deferred() and not is_explaining():
-            self._trigger_wgrad_accumulation_and_reduce_hooks()
+        if self.need_backward_dw():
+            self._wgrad.run_deferred(list(self._wgrad_hooks))
 
     def _trigger_wgrad_accumulation_and_reduce_hooks(self):
         # Megatron calls it, where it replayed a backward_dw that was captured.
