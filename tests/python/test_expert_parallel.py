@@ -22,7 +22,7 @@ import worlds
 from moire import nn
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
 from moire.travel import OverProcessGroup
-from ranks import in_threads, join_processes, succeed
+from ranks import alone_in_gloo, in_threads, join_processes, succeed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from worlds import (
@@ -385,6 +385,18 @@ def test_experts_over_ranks(world, name):
 @pytest.mark.parametrize("name", CASES)
 def test_experts_over_threads(size, name):
     succeed(in_threads(size, CASES[name]))
+
+
+@NO_GLOO
+def test_one_rank_asks_nobody(monkeypatch):
+    """What it sends itself are choices, and rows of x, y and grad_y."""
+    with alone_in_gloo():
+        world, sent, send = World(OfProcesses(), 3, torch.float32), [], dist.all_to_all_single
+        monkeypatch.setattr(dist, "all_gather_object", None)
+        monkeypatch.setattr(dist, "all_to_all_single", lambda *a, **b: sent.append(send(*a, **b)))
+        group = moire.ExpertParallel(num_experts=EXPERTS)
+        world.together(group, at_once, (False, True, False, False))
+        assert len(sent) == 4
 
 
 @NO_GLOO
