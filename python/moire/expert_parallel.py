@@ -318,7 +318,8 @@ class ExpertParallel:
         that of a GPU, and of a FakeTensor, where it `waits` anyway. Windows compare all calls.
         """
         is_here = x.is_cpu and not hasattr(x, "fake_mode")
-        return (waits or is_here) and self.size > 1 and not self.has_windows
+        are_others = self.size > 1 and not self.has_windows and not is_explaining()
+        return are_others and (waits or is_here)
 
     def _capacity(self, call, x, topk_idx, ours):
         """C of this call, of which ranks compare `ours` as well."""
@@ -350,6 +351,8 @@ class ExpertParallel:
     def _exchange(self, rows):
         """rows [R C, ...], of which C go to each rank: those that came from each."""
         rows = rows.contiguous()
+        if is_explaining():  # which asks nothing of other ranks
+            return rows
         sent = rows.view(-1).view(torch.uint8)  # as bytes, which every process group carries
         if _len_torch_dispatch_stack() == 0:
             received = torch.empty_like(sent)

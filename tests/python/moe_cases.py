@@ -93,6 +93,19 @@ def windows_need_no_more_for_a_wider_type(at):
 
 
 @case
+def what_is_explained_asks_nothing_of_others(at):
+    """One rank alone may ask what a step would run."""
+    world = World(at, 3, torch.float32)
+    ways = in_three_steps, at_once, functools.partial(at_once, micro_batches=2)
+    for most in (None, 64):
+        group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=most)
+        for way in ways if at.rank == at.size - 1 else ():
+            found = [step["op"] for step in moire.explain(world.together, group, way)]
+            assert found.count("grouped_gemm_glu_backward") == 1 + (way is ways[2])
+        world.together(group)
+
+
+@case
 def delayed_gradients_outlive_the_window(at):
     """Of moe(group=), which reads the gradient of y in it."""
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)
