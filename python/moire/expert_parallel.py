@@ -37,16 +37,14 @@ from .errors import invalid, unsupported
 from .groups import is_readable
 from .layers import Moe, features
 from .micro_batches import Moves, SumOfParts
+from .process_groups import want, wanting
 from .recipes import FORMATS
 from .routing import Plan, make_plan
 from .travel import OVERFLOW, OverProcessGroup, OverWindows, check_choices
-from .values import choice, described, integer
+from .values import choice, described, integer, tensors_of
 from .wgrad import FRESH
 
 DISPATCH_FORMATS = ("mxfp8", "fp8_block")
-# What ranks tell each other besides numbers, and of how many things.
-_WORDS = ("dispatch", "moe", "combine", None, *DISPATCH_FORMATS, *Torch.compute_dtypes)
-_MOST_TOLD = 10
 
 
 class Received(NamedTuple):
@@ -159,8 +157,10 @@ class ExpertParallel:
         ranks, and be 0; all ranks call it together. Gradients flow to x and topk_weights.
         FakeTensors are for process groups alone: windows hold values.
         """
-        topk_weights = self._checked("dispatch", x, topk_idx, topk_weights)
-        places = self._places(x, topk_idx, self._capacity("dispatch", x, topk_idx, {}))
+        call = "dispatch"
+        topk_weights = self._checked(call, x, topk_idx, topk_weights)
+        capacity, wants = self._capacity(call, x, topk_idx, want(x, topk_weights), {})
+        places, x = self._places(x, topk_idx, capacity), wanting(wants, x, topk_weights)
         x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
         return Received(x, idx, topk_weights, self._plan(idx), places)
 
@@ -225,8 +225,8 @@ class ExpertParallel:
         Torch.check_beside(call, y=y, received=received.x)
         Torch.compute_dtype(f"{call}: the type of y", y.dtype)
         if self._tells(y):
-            shape = {f"y.shape[{i}]": size for i, size in enumerate(y.shape)}
-            self._tell(call, y, {"y.dtype": y.dtype, **shape})
+            ours = {"y.dtype": y.dtype, "y.shape[0]": rows, "y.shape[1]": y.shape[1]}
+            y = wanting(self._compare(call, y, (0, want(y)), ours)[1], y)
         return _Combine.apply(received.places, y, None)[0]
 
     def check_experts(self, given: Any, **of_choices: Any) -> None:
@@ -262,21 +262,23 @@ class ExpertParallel:
         """
         call, x, topk_idx = "moe", given.x, choices[0]
         topk_weights = self._checked(call, x, *choices)
-        made = {}
+        wants, ours = 0, {}
         if self._tells(x, self.max_tokens is None):
             none = given.of(x.detach()[:0])
             none.give_x(compute_dtype)
-            made = {"y.dtype": none.result or none.fields["x"].dtype}
-            made.update({"y.shape[1]": features(given.fields, "w2")[0], "micro_batches": parts})
-        capacity = self._capacity(call, x, topk_idx, made)
+            ours = {"y.dtype": none.result or none.fields["x"].dtype}
+            ours.update({"y.shape[1]": features(given.fields, "w2")[0], "micro_batches": parts})
+            wants = 2 * want(x, topk_weights) or want(*dict(tensors_of(given.fields)).values())
+        capacity, wants = self._capacity(call, x, topk_idx, wants, ours)
+        x = wanting(wants == 2, x, topk_weights)
         if parts > 1:
-            whole = x, topk_idx, topk_weights
-            return self._run_in_parts(given, whole, -(-capacity // parts), wgrad, run, parts)
+            whole, capacity = (x, topk_idx, topk_weights), -(-capacity // parts)
+            return self._run_in_parts(given, whole, capacity, wants, wgrad, run, parts)
         places = self._places(x, topk_idx, capacity)
         if not self.has_windows:
             x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
             y = run(given.of(x), idx, topk_weights, self._plan(idx), wgrad)
-            return _Combine.apply(places, y, None)[0]
+            return _Combine.apply(places, wanting(wants, y), None)[0]
         rest = _rest_of(given.recipe, torch.is_grad_enabled())
         with torch.no_grad():
             rows, idx, weights = places.spread(x.contiguous(), topk_weights, rest)
@@ -284,7 +286,7 @@ class ExpertParallel:
         given.fields.update(x_sent=x, topk_weights_sent=topk_weights)
         return run(given, idx, weights, self._plan(idx), wgrad, _InWindows(places, _EXPERTS))
 
-    def _run_in_parts(self, given, whole, capacity, wgrad, run, count):
+    def _run_in_parts(self, given, whole, capacity, wants, wgrad, run, count):
         """In so many parts: micro_batches.py has the picture."""
         sizes = [len(part) for part in whole[0].tensor_split(count)]
         parts = list(zip(*(_Split.apply(sizes, tensor) for tensor in whole)))
@@ -308,7 +310,7 @@ class ExpertParallel:
                 way = _InWindows(places, _ROWS) if self.has_windows else None
                 y = run(came, *choices, wgrad, way)
                 with moves.beside(y):
-                    found.append(_Combine.apply(places, y, None)[0])
+                    found.append(_Combine.apply(places, wanting(wants, y), None)[0])
         finally:
             moves.wait(moves.mark(*found))
         return Torch.concatenate(found)
@@ -321,32 +323,28 @@ class ExpertParallel:
         are_others = self.size > 1 and not self.has_windows and not is_explaining()
         return are_others and (waits or is_here)
 
-    def _capacity(self, call, x, topk_idx, ours):
-        """C of this call, of which ranks compare `ours` as well."""
+    def _capacity(self, call, x, topk_idx, wants, ours):
+        """C of this call, of which ranks compare `ours` as well; and what any of them wants."""
         most, tokens = self.max_tokens, x.shape[0]
         if self.has_windows:
-            return max(_most(self, x), 1) if most is None else most
+            return max(_most(self, x), 1) if most is None else most, wants
         if self._tells(x, most is None):
-            given = {"x.dtype": x.dtype, "x.shape[1]": x.shape[1]}
-            given["topk_idx.shape[1]"] = topk_idx.shape[1]
-            tokens = self._tell(call, x, {**given, **ours}, tokens)
+            sizes = {"x.shape[1]": x.shape[1], "topk_idx.shape[1]": topk_idx.shape[1]}
+            ours = {"x.dtype": x.dtype, **sizes, **ours}
+            tokens, wants = self._compare(call, x, (tokens, wants), ours)
         if self.overflow == "refuse" and most is not None and tokens > most:
             raise invalid(f"{call}: a rank has {tokens} tokens, needs at most max_tokens = {most}")
-        return max(tokens, 1) if most is None else most
+        return max(tokens, 1) if most is None else most, wants
 
-    def _tell(self, call, x, ours, tokens=0):
-        """The most tokens of a rank, of ranks that make the same call; or an error on all.
-
-        NOTE: gloo ends a process that gets more than it waits for.
+    def _compare(self, call, x, counts, ours):
+        """The most of each count that a rank has, of ranks that make the same call; or an error on
+        all.
         """
-        ours = {"the call": call, **self._told(), **ours}
-        mine = [~_WORDS.index(v) if v in _WORDS else v for v in ours.values()]
-        mine = torch.tensor([tokens, *mine, *[0] * (_MOST_TOLD - len(mine))], device=x.device)
-        tokens, *told = zip(*self._exchange(mine.expand(self.size, -1)).tolist())
-        for name, values in zip(ours, told):
-            values = [_WORDS[~v] if v < 0 else v for v in values]
-            process_groups.check_equal(call, name, values)
-        return max(tokens)
+
+        def tell(record):
+            return self._exchange(torch.tensor(record, device=x.device).expand(self.size, -1))
+
+        return process_groups.compare(call, counts, {**self._told(), **ours}, tell)
 
     def _exchange(self, rows):
         """rows [R C, ...], of which C go to each rank: those that came from each."""

@@ -3,8 +3,14 @@
 import torch
 import torch.distributed as dist
 
+from .arrays import Torch
 from .errors import invalid, unsupported
+from .recipes import FORMATS
 from .values import described
+
+# What ranks tell each other of a call besides numbers, and of how many things.
+_WORDS = ("dispatch", "moe", "combine", None, *FORMATS, *Torch.compute_dtypes)
+_MOST_TOLD = 10
 
 
 def ranks_of(call, group, or_else=""):
@@ -38,6 +44,35 @@ def check_equal(call, name, told):
                 f"{call}: {name} is {told[0]} on rank 0 but {value} on rank {rank}, must be equal "
                 "on all ranks"
             )
+
+
+def compare(call, counts, ours, tell):
+    """The most of each count that a rank has, where all make this call with the same values `ours`,
+    by name; or an error on all. tell(record) is that of every rank.
+
+    NOTE: gloo ends a process that gets more than it waits for: records are of one size.
+    """
+    ours = {"the call": call, **ours}
+    mine = [~_WORDS.index(value) if value in _WORDS else value for value in ours.values()]
+    told = tell([*counts, *mine, *[0] * (_MOST_TOLD - len(mine))])
+    counts, told = zip(*told[:, : len(counts)].tolist()), zip(*told[:, len(counts) :].tolist())
+    for name, values in zip(ours, told):
+        check_equal(call, name, [_WORDS[~value] if value < 0 else value for value in values])
+    return [max(count) for count in counts]
+
+
+def want(*tensors):
+    """Whether autograd is to pass on a gradient of one of them."""
+    return int(torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+
+
+def wanting(wants, tensor, *others):
+    """The tensor with a gradient, where another rank's has one: its backward pass waits for this
+    rank's.
+    """
+    if not wants or not torch.is_grad_enabled() or want(tensor, *others):
+        return tensor
+    return tensor.detach().requires_grad_()
 
 
 def nccl_ranks(call, group, window_bytes):

@@ -2,6 +2,8 @@
 that says which rank has what, and are in step after it.
 """
 
+import functools
+
 import moire
 import pytest
 import torch
@@ -80,12 +82,10 @@ def what_experts_make_on_one_rank_alone_is_refused_on_all(at):
         return  # windows compare every call, and a GPU's host waits for nobody
     world = World(at, 3, torch.float32)
     group = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=64)
-    own = slice(group.first_expert, group.first_expert + group.num_local_experts)
-    given = [group, *(t[world.mine] for t in (world.x, world.idx, world.weights))]
-    given[2:2] = world.w1[own], world.w2[own]
+    given = group, *given_to(world, group)
     dtype, others = torch.bfloat16 if at.rank == 1 else None, list(given)
     if at.rank == 1:
-        others[3] = world.w2[own, :60].contiguous()
+        others[3] = given[3][:, :60].contiguous()
     found = "y.dtype is torch.float32 on rank 0 but torch.bfloat16 on rank 1, must"
     for way, call in ((at_once, "moe"), (in_three_steps, "combine")):
         with pytest.raises(moire.InvalidArgument, match=f"{call}: {found}"):
@@ -96,3 +96,30 @@ def what_experts_make_on_one_rank_alone_is_refused_on_all(at):
         assert torch.equal(way(*given, autocast=dtype, compute_dtype=torch.float32), wanted)
     with pytest.raises(moire.InvalidArgument, match="the call is dispatch on rank 0 but moe on"):
         (at_once if at.rank == 1 else in_three_steps)(*given)
+
+
+@case
+def a_gradient_that_one_rank_wants_is_made(at):
+    """The others' backward passes are there for it, though none of their tensors wants one."""
+    if at.group is not None or worlds.DEVICE.type != "cpu":
+        return  # windows, and hosts of GPUs that wait for nobody, do not know of each other's
+    world = World(at, 3, torch.float32)
+    for most in (None, 64):
+        group = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=most)
+        for way in (in_three_steps, at_once, functools.partial(at_once, micro_batches=3)):
+            wanted = world.together(group, way)[1:]
+            for leaf in range(4):
+                for rank in {0, at.size - 1}:
+                    leaves = [leaf == i and rank == at.rank for i in range(4)]
+                    y, *grads = world.together(group, way, leaves)[1:]
+                    assert torch.equal(y, wanted[0])
+                    for is_leaf, grad, exact in zip(leaves, grads, wanted[1:]):
+                        assert torch.equal(grad, exact) if is_leaf else grad is None
+            with torch.no_grad():
+                assert not way(group, *given_to(world, group)).requires_grad
+
+
+def given_to(world, group):
+    own = slice(group.first_expert, group.first_expert + group.num_local_experts)
+    mine = world.mine
+    return world.x[mine], world.w1[own], world.w2[own], world.idx[mine], world.weights[mine]
