@@ -317,11 +317,11 @@ class ExpertParallel:
 
     def _tells(self, x, waits=False):
         """Whether ranks compare a call with such an x, for which each host waits for the others:
-        that of a GPU, and of a FakeTensor, where it `waits` anyway. Windows compare all calls.
+        that of a GPU where it `waits` anyway. Windows compare all calls; what is explained, or has
+        no values, is nobody else's business.
         """
-        is_here = x.is_cpu and not hasattr(x, "fake_mode")
-        are_others = self.size > 1 and not self.has_windows and not is_explaining()
-        return are_others and (waits or is_here)
+        has_values = not (x.is_meta or hasattr(x, "fake_mode") or is_explaining())
+        return has_values and (x.is_cpu or waits) and self.size > 1 and not self.has_windows
 
     def _capacity(self, call, x, topk_idx, wants, ours):
         """C of this call, of which ranks compare `ours` as well; and what any of them wants."""
@@ -349,7 +349,7 @@ class ExpertParallel:
     def _exchange(self, rows):
         """rows [R C, ...], of which C go to each rank: those that came from each."""
         rows = rows.contiguous()
-        if is_explaining():  # which asks nothing of other ranks
+        if is_explaining() or rows.is_meta:  # nobody has to wait for that
             return rows
         sent = rows.view(-1).view(torch.uint8)  # as bytes, which every process group carries
         if _len_torch_dispatch_stack() == 0:

@@ -106,6 +106,21 @@ def what_is_explained_asks_nothing_of_others(at):
 
 
 @case
+def on_the_meta_device_one_rank_alone_gets_shapes(at):
+    if at.group is not None:
+        return  # windows hold values
+    for most, parts in ((None, 1), (None, 3), (9, 1), (9, 3)):
+        group, on = moire.ExpertParallel(num_experts=EXPERTS, max_tokens=most), {"device": "meta"}
+        experts = nn.GroupedMLP(group.num_local_experts, HIDDEN, WIDTH, **on)
+        router = nn.Router(HIDDEN, EXPERTS, k=3, **on)
+        layer = nn.MoE(experts, router, group=group, micro_batches=parts)
+        x = torch.randn(2, 4, HIDDEN, **on, requires_grad=True)
+        if at.rank == 0:
+            layer(x).sum().backward()
+            assert x.grad.is_meta and experts.fc1.weight.grad.shape == experts.fc1.weight.shape
+
+
+@case
 def delayed_gradients_outlive_the_window(at):
     """Of moe(group=), which reads the gradient of y in it."""
     group = moire.ExpertParallel(at.group, num_experts=EXPERTS, max_tokens=64)

@@ -67,7 +67,7 @@ class Router(torch.nn.Module):
         """x [T, H]: (topk_idx [T, k], topk_weights [T, k] FP32)."""
         _check_tokens("Router", x, self.weight.shape[1])
         check_rank("Router", "x", x, 2)
-        with torch.autocast(x.device.type, enabled=False):
+        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
             logits = torch.nn.functional.linear(x.float(), self.weight.float())
         options = {"kind": self.kind, "normalize": self.normalize, "scale": self.scale}
         return router(logits, self.k, expert_bias=self.expert_bias, **options)
