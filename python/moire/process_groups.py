@@ -54,11 +54,10 @@ def compare(call, counts, ours, tell):
     """
     ours = {"the call": call, **ours}
     mine = [~_WORDS.index(value) if value in _WORDS else value for value in ours.values()]
-    told = tell([*counts, *mine, *[0] * (_MOST_TOLD - len(mine))])
-    counts, told = zip(*told[:, : len(counts)].tolist()), zip(*told[:, len(counts) :].tolist())
-    for name, values in zip(ours, told):
+    told = list(zip(*tell([*counts, *mine, *[0] * (_MOST_TOLD - len(mine))]).tolist()))
+    for name, values in zip(ours, told[len(counts) :]):
         check_equal(call, name, [_WORDS[~value] if value < 0 else value for value in values])
-    return [max(count) for count in counts]
+    return [max(count) for count in told[: len(counts)]]
 
 
 def want(*tensors):
