@@ -9,6 +9,8 @@
 
 #include "backend/cuda/portable/elements.cuh"
 #include "backend/cuda/portable/gemm.cuh"
+#include "backend/cuda/ptx/matrix.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 
 namespace moire::cuda::portable::gemm {
@@ -53,9 +55,8 @@ struct Mma {
   // Which row of which of its four matrices a lane gives ldmatrix.
   __device__ static int matrix() { return static_cast<int>(threadIdx.x) % 32 / 8; }
   __device__ static int matrix_row() { return static_cast<int>(threadIdx.x) % 8; }
-  __device__ static const uint16_t* element(const unsigned char* slice, int pitch, int row,
-                                            int column) {
-    return reinterpret_cast<const uint16_t*>(slice) + row * pitch + column;
+  __device__ static uint32_t address(const unsigned char* slice, int pitch, int row, int column) {
+    return ptx::shared_address(reinterpret_cast<const uint16_t*>(slice) + row * pitch + column);
   }
 
   // Whether a step from k on needs scales of its own, and is the last that has them.
@@ -113,13 +114,13 @@ class Mma<Elements>::AlongK {
   __device__ static void load_left(const unsigned char* slice, int row, int k,
                                    uint32_t (&values)[4]) {
     ptx::ldmatrix_x4(
-        element(slice, kAlongPitch, row + matrix() % 2 * 8 + matrix_row(), k + matrix() / 2 * 8),
+        address(slice, kAlongPitch, row + matrix() % 2 * 8 + matrix_row(), k + matrix() / 2 * 8),
         values);
   }
   __device__ static void load_right(const unsigned char* slice, int column, int k,
                                     uint32_t (&values)[4]) {
     ptx::ldmatrix_x4(
-        element(slice, kAlongPitch, column + matrix() / 2 * 8 + matrix_row(), k + matrix() % 2 * 8),
+        address(slice, kAlongPitch, column + matrix() / 2 * 8 + matrix_row(), k + matrix() % 2 * 8),
         values);
   }
 
@@ -185,15 +186,15 @@ class Mma<Elements>::AcrossK {
 
   __device__ static void load_left(const unsigned char* slice, int row, int k,
                                    uint32_t (&values)[4]) {
-    ptx::ldmatrix_x4_trans(
-        element(slice, kAcrossPitch, k + matrix() / 2 * 8 + matrix_row(), row + matrix() % 2 * 8),
+    ptx::ldmatrix_x4_transposed(
+        address(slice, kAcrossPitch, k + matrix() / 2 * 8 + matrix_row(), row + matrix() % 2 * 8),
         values);
   }
   __device__ static void load_right(const unsigned char* slice, int column, int k,
                                     uint32_t (&values)[4]) {
-    ptx::ldmatrix_x4_trans(element(slice, kAcrossPitch, k + matrix() % 2 * 8 + matrix_row(),
-                                   column + matrix() / 2 * 8),
-                           values);
+    ptx::ldmatrix_x4_transposed(address(slice, kAcrossPitch, k + matrix() % 2 * 8 + matrix_row(),
+                                        column + matrix() / 2 * 8),
+                                values);
   }
 
  private:

@@ -21,8 +21,7 @@ __device__ inline void write_turned(char* buffer, const float* sums) {
       Words words;
       pack_sums(sums + 4 * j, words);
       const int row = 8 * (j + lane / 16) + lane % 8, unit = 2 * warp + lane / 8 % 2;
-      ptx::stmatrix_x4_transposed(ptx::shared_address(buffer) + swizzled(row, unit), words[0],
-                                  words[1], words[2], words[3]);
+      ptx::stmatrix_x4_transposed(ptx::shared_address(buffer) + swizzled(row, unit), words);
     }
   } else {
 #pragma unroll

@@ -89,8 +89,7 @@ class LaneWeights {
       }
     } else {
       if (i % 2 == 0) {
-        const uint32_t address = ptx::shared_address(codes_) + i * 16 * 64;
-        ptx::ldmatrix_x4_transposed(address, quads_[0], quads_[1], quads_[2], quads_[3]);
+        ptx::ldmatrix_x4_transposed(ptx::shared_address(codes_) + i * 16 * 64, quads_);
       }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {  // from 0 or 8 on: two of K, of both columns each

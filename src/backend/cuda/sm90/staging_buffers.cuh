@@ -150,11 +150,11 @@ __device__ inline uint32_t matrix_address(const char* buffer, int j) {
 }
 template <int kRowBytes = 128>
 __device__ inline void write_words(char* buffer, int j, const Words& words) {
-  ptx::stmatrix_x4(matrix_address<kRowBytes>(buffer, j), words[0], words[1], words[2], words[3]);
+  ptx::stmatrix_x4(matrix_address<kRowBytes>(buffer, j), words);
 }
 template <int kRowBytes = 128>
 __device__ inline void read_words(const char* buffer, int j, Words& words) {
-  ptx::ldmatrix_x4(matrix_address<kRowBytes>(buffer, j), words[0], words[1], words[2], words[3]);
+  ptx::ldmatrix_x4(matrix_address<kRowBytes>(buffer, j), words);
 }
 
 // The words of 64 columns (pack_in_place) into a buffer.
