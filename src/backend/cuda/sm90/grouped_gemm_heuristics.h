@@ -17,17 +17,14 @@ namespace moire::cuda::sm90 {
 struct TallTile
     : Policy<Shape{
           .tile_m = 192, .tile_n = 256, .num_stages = 3, .num_buffers = 2, .num_warpgroups = 3}> {};
-struct LowTile : Policy<Shape{.tile_m = 128, .tile_n = 256, .num_stages = 4, .num_buffers = 2}> {};
+struct LowTile : Policy<Shape{.tile_m = 128, .tile_n = 256, .num_buffers = 2}> {};
 struct NarrowTallTile
     : Policy<Shape{
           .tile_m = 192, .tile_n = 192, .num_stages = 3, .num_buffers = 3, .num_warpgroups = 3}> {};
-struct NarrowLowTile
-    : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_stages = 4, .num_buffers = 4}> {};
-struct PingPongTile : Policy<Shape{.tile_m = 128,
-                                   .tile_n = 192,
-                                   .num_stages = 4,
-                                   .num_buffers = 3,
-                                   .schedule = Schedule::kPingPong}> {};
+struct NarrowLowTile : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_buffers = 4}> {};
+struct PingPongTile
+    : Policy<Shape{
+          .tile_m = 128, .tile_n = 192, .num_buffers = 3, .schedule = Schedule::kPingPong}> {};
 
 // FC1: as many gate as up columns. Left over, the buffers hold z of the tile and a part of act;
 // ping-pong, z of one row block.
@@ -36,35 +33,27 @@ struct GluTile : Policy<Shape{.tile_m = 128,
                               .num_stages = 3,
                               .num_buffers = 5,
                               .pieces = Pieces::kLeftOver}> {};
-struct PingPongGluTile : Policy<Shape{.tile_m = 128,
-                                      .tile_n = 192,
-                                      .num_stages = 4,
-                                      .num_buffers = 4,
-                                      .schedule = Schedule::kPingPong}> {};
+struct PingPongGluTile
+    : Policy<Shape{
+          .tile_m = 128, .tile_n = 192, .num_buffers = 4, .schedule = Schedule::kPingPong}> {};
 
 // Epilogues that also load: z of FC2's dgrad, two pieces ahead or one; the old gradients of an FP32
 // wgrad whose n is no multiple of 192.
-struct LoadingEpilogueTile : Policy<Shape{.tile_m = 128,
-                                          .tile_n = 128,
-                                          .num_stages = 4,
-                                          .num_buffers = 6,
-                                          .schedule = Schedule::kPingPong}> {};
-struct WideLoadingEpilogueTile : Policy<Shape{.tile_m = 128,
-                                              .tile_n = 192,
-                                              .num_stages = 4,
-                                              .num_buffers = 4,
-                                              .schedule = Schedule::kPingPong}> {};
+struct LoadingEpilogueTile
+    : Policy<Shape{
+          .tile_m = 128, .tile_n = 128, .num_buffers = 6, .schedule = Schedule::kPingPong}> {};
+struct WideLoadingEpilogueTile
+    : Policy<Shape{
+          .tile_m = 128, .tile_n = 192, .num_buffers = 4, .schedule = Schedule::kPingPong}> {};
 
 // Products of FP8 with scales: a thread holds its FP32 sums, and those of 128 in K of one row
 // block.
 struct ScaledWideTile
-    : Policy<Shape{
-          .tile_m = 128, .tile_n = 192, .num_stages = 4, .num_buffers = 3, .element_bytes = 1}> {};
+    : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_buffers = 3, .element_bytes = 1}> {};
 
 // Weight gradients of FP8: every row of both operands has its scale.
 struct ScaledWgradTile : Policy<Shape{.tile_m = 192,
                                       .tile_n = 128,
-                                      .num_stages = 4,
                                       .num_buffers = 2,
                                       .num_warpgroups = 3,
                                       .element_bytes = 1,
@@ -73,14 +62,10 @@ struct ScaledWgradTile : Policy<Shape{.tile_m = 192,
 // Products whose weights are decoded on their way to registers (decoding_main_loop.cuh). Of three
 // warpgroups two multiply while one decodes; where k lies last a lane gathers its codes two by two,
 // which is hidden by more products of each, and a stage more in registers.
-struct DecodingTile : Policy<Shape{.tile_m = 256,
-                                   .tile_n = 128,
-                                   .num_stages = 4,
-                                   .num_buffers = 4,
-                                   .decodes_weights = true}> {};
+struct DecodingTile
+    : Policy<Shape{.tile_m = 256, .tile_n = 128, .num_buffers = 4, .decodes_weights = true}> {};
 struct DecodingTallTile : Policy<Shape{.tile_m = 192,
                                        .tile_n = 192,
-                                       .num_stages = 4,
                                        .num_buffers = 3,
                                        .num_warpgroups = 3,
                                        .decodes_weights = true}> {};

@@ -22,8 +22,8 @@ enum class Pieces {
 
 struct Shape {
   int tile_m, tile_n;
-  int num_stages;   // of 128 bytes in K
-  int num_buffers;  // staging buffers of a warpgroup, 64 rows x 128 bytes each; or of a warp, 16
+  int num_stages = 4;  // of 128 bytes in K
+  int num_buffers;     // staging buffers of a warpgroup, 64 rows x 128 bytes each; or of a warp, 16
   int num_warpgroups = 2;
   Schedule schedule = Schedule::kSideBySide;
   Pieces pieces = Pieces::kAtOnce;
