@@ -136,6 +136,18 @@ struct WordRows {
   }
 };
 
+// Calls f.operator()<kScaling, kDirection>() for scales of blocks.
+template <class F>
+decltype(auto) with_blocks(int32_t scaling, int32_t direction, F&& f) {
+  const bool is_rowwise = direction == MOIRE_ROWWISE;
+  if (scaling == MOIRE_SCALING_MXFP8) {
+    return is_rowwise ? f.template operator()<MOIRE_SCALING_MXFP8, MOIRE_ROWWISE>()
+                      : f.template operator()<MOIRE_SCALING_MXFP8, MOIRE_COLUMNWISE>();
+  }
+  return is_rowwise ? f.template operator()<MOIRE_SCALING_FP8_BLOCK, MOIRE_ROWWISE>()
+                    : f.template operator()<MOIRE_SCALING_FP8_BLOCK, MOIRE_COLUMNWISE>();
+}
+
 template <class Source>
 Source word_rows(const moire_quantized& q) {
   const TensorView data(q.data), scales(q.scales);

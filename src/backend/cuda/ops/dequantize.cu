@@ -90,24 +90,18 @@ void launch(Launcher& launcher, const DequantizeArgs& args) {
   launch_tiles<Tile>(launcher, dequantize_kernel<T, Source>, tiles);
 }
 
-// Calls f.operator()<kScaling, kDirection>(). A tile is the same in both directions, rowwise here.
+// with_blocks() of tiles too, which are the same in both directions, rowwise here.
 template <class F>
-void with_blocks(int32_t scaling, int32_t direction, F&& f) {
-  const bool is_rowwise = direction == MOIRE_ROWWISE;
-  if (scaling == MOIRE_SCALING_MXFP8) {
-    is_rowwise ? f.template operator()<MOIRE_SCALING_MXFP8, MOIRE_ROWWISE>()
-               : f.template operator()<MOIRE_SCALING_MXFP8, MOIRE_COLUMNWISE>();
-  } else if (scaling == MOIRE_SCALING_FP8_BLOCK) {
-    is_rowwise ? f.template operator()<MOIRE_SCALING_FP8_BLOCK, MOIRE_ROWWISE>()
-               : f.template operator()<MOIRE_SCALING_FP8_BLOCK, MOIRE_COLUMNWISE>();
-  } else {
-    f.template operator()<MOIRE_SCALING_FP8_TILE, MOIRE_ROWWISE>();
+decltype(auto) with_scaling(const DequantizeArgs& args, F&& f) {
+  if (args.scaling == MOIRE_SCALING_FP8_TILE) {
+    return f.template operator()<MOIRE_SCALING_FP8_TILE, MOIRE_ROWWISE>();
   }
+  return with_blocks(args.scaling, args.direction, f);
 }
 
 Status run(const Context& context, const DequantizeArgs& args) {
   Launcher launcher(context, "dequantize");
-  with_blocks(args.scaling, args.direction, [&]<int kScaling, int kDirection>() {
+  with_scaling(args, [&]<int kScaling, int kDirection>() {
     with_float_type(TensorView(args.target).type(), [&]<class T>() {
       (takes_vectors(args) ? launch<kScaling, kDirection, T, true>
                            : launch<kScaling, kDirection, T, false>)(launcher, args);
@@ -120,12 +114,10 @@ Reason supports(const DeviceState&, const DequantizeArgs& args) {
   return too_wide("source", TensorView(args.source.data).columns());
 }
 std::string policy(const DeviceState&, const DequantizeArgs& args) {
-  std::string policy;
-  with_blocks(args.scaling, args.direction, [&]<int kScaling, int kDirection>() {
+  return with_scaling(args, [&]<int kScaling, int kDirection>() {
     using Tile = DequantizeTile<kScaling, kDirection>;
-    policy = tiles_policy(Tile::kRows, Tile::kColumns, "four", takes_vectors(args));
+    return tiles_policy(Tile::kRows, Tile::kColumns, "four", takes_vectors(args));
   });
-  return policy;
 }
 
 }  // namespace

@@ -312,27 +312,14 @@ void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteCall&
                                           launcher.non_finite_reporter(call));
 }
 
-template <int kScaling, int kDirection>
-void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteCall& call) {
-  if (takes_vectors(args)) {
-    launch<kScaling, kDirection, true>(launcher, args, call);
-  } else {
-    launch<kScaling, kDirection, false>(launcher, args, call);
-  }
-}
-
 Status run(const Context& context, const RequantizeArgs& args) {
   Launcher launcher(context, "requantize");
   const NonFiniteCall call =
       non_finite_call(context, {"requantize", "source"}, args.source.data, true);
-  const bool is_rowwise = args.direction == MOIRE_ROWWISE;
-  if (args.scaling == MOIRE_SCALING_MXFP8) {
-    (is_rowwise ? launch<MOIRE_SCALING_MXFP8, MOIRE_ROWWISE>
-                : launch<MOIRE_SCALING_MXFP8, MOIRE_COLUMNWISE>)(launcher, args, call);
-  } else {
-    (is_rowwise ? launch<MOIRE_SCALING_FP8_BLOCK, MOIRE_ROWWISE>
-                : launch<MOIRE_SCALING_FP8_BLOCK, MOIRE_COLUMNWISE>)(launcher, args, call);
-  }
+  with_blocks(args.scaling, args.direction, [&]<int kScaling, int kDirection>() {
+    (takes_vectors(args) ? launch<kScaling, kDirection, true>
+                         : launch<kScaling, kDirection, false>)(launcher, args, call);
+  });
   return launcher.status();
 }
 
@@ -340,11 +327,10 @@ Reason supports(const DeviceState&, const RequantizeArgs& args) {
   return too_wide("source", TensorView(args.source.data).columns());
 }
 std::string policy(const DeviceState&, const RequantizeArgs& args) {
-  const auto text = [&]<class Tile>(Tile) {
+  return with_blocks(args.scaling, args.direction, [&]<int kScaling, int>() {
+    using Tile = RequantizeTile<kScaling>;
     return tiles_policy(Tile::kRows, Tile::kColumns, "four", takes_vectors(args));
-  };
-  return args.scaling == MOIRE_SCALING_MXFP8 ? text(RequantizeTile<MOIRE_SCALING_MXFP8>())
-                                             : text(RequantizeTile<MOIRE_SCALING_FP8_BLOCK>());
+  });
 }
 
 }  // namespace
