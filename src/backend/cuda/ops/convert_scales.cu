@@ -212,17 +212,13 @@ std::string policy(const DeviceState&, const ConvertScalesArgs& args) {
                 num_parts(args), " parts of the groups");
 }
 
+int64_t launches(const DeviceState&, const ConvertScalesArgs& args) {
+  return args.groups.num_groups == 0 ? 1 : 2;
+}
+
 }  // namespace
 
 const Implementation<ConvertScalesArgs> kConvertScales = {
-    "cuda",
-    Device::kCuda,
-    supports_everything,
-    no_workspace,
-    policy,
-    run,
-    [](const DeviceState&, const ConvertScalesArgs& args) -> int64_t {
-      return args.groups.num_groups == 0 ? 1 : 2;
-    }};
+    "cuda", Device::kCuda, supports_everything, no_workspace, policy, run, launches};
 
 }  // namespace moire::cuda::ops

@@ -110,8 +110,6 @@ std::string policy(const DeviceState&, const GluArgs& args) {
 
 }  // namespace
 
-const Implementation<GluArgs> kGlu = {
-    "cuda", Device::kCuda, supports, no_workspace, policy, run,
-};
+const Implementation<GluArgs> kGlu = {"cuda", Device::kCuda, supports, no_workspace, policy, run};
 
 }  // namespace moire::cuda::ops

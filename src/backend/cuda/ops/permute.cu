@@ -119,6 +119,10 @@ std::string policy(const DeviceState&, const PermuteArgs& args) {
   });
 }
 
+int64_t launches(const DeviceState&, const PermuteArgs& args) {
+  return is_present(args.rows) + is_present(args.probs);
+}
+
 }  // namespace
 
 void gather_rows(Launcher& launcher, const TensorView& x, const TensorView& index,
@@ -145,14 +149,6 @@ void gather_rows(Launcher& launcher, const TensorView& x, const TensorView& inde
 }
 
 const Implementation<PermuteArgs> kPermute = {
-    "cuda",
-    Device::kCuda,
-    supports_everything,
-    no_workspace,
-    policy,
-    run,
-    [](const DeviceState&, const PermuteArgs& args) -> int64_t {
-      return (args.rows.rank != 0) + (args.probs.rank != 0);
-    }};
+    "cuda", Device::kCuda, supports_everything, no_workspace, policy, run, launches};
 
 }  // namespace moire::cuda::ops

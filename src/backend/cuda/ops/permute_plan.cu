@@ -232,15 +232,12 @@ std::string policy(const DeviceState&, const PermutePlanArgs& args) {
                 plan.counts_in_shared ? "shared memory" : "the workspace");
 }
 
+int64_t launches(const DeviceState&, const PermutePlanArgs&) { return 3; }
+
 }  // namespace
 
 const Implementation<PermutePlanArgs> kPermutePlan = {
-    "cuda",
-    Device::kCuda,
-    supports,
-    workspace,
-    policy,
-    run,
-    [](const DeviceState&, const PermutePlanArgs&) -> int64_t { return 3; }};
+    "cuda", Device::kCuda, supports, workspace, policy, run, launches,
+};
 
 }  // namespace moire::cuda::ops

@@ -208,17 +208,14 @@ std::string policy(const DeviceState&, const UnpermuteArgs& args) {
   });
 }
 
+int64_t launches(const DeviceState&, const UnpermuteArgs& args) {
+  return is_present(args.y) + is_present(args.topk_weights);
+}
+
 }  // namespace
 
 const Implementation<UnpermuteArgs> kUnpermute = {
-    "cuda",
-    Device::kCuda,
-    supports,
-    no_workspace,
-    policy,
-    run,
-    [](const DeviceState&, const UnpermuteArgs& args) -> int64_t {
-      return (args.y.rank != 0) + (args.topk_weights.rank != 0);
-    }};
+    "cuda", Device::kCuda, supports, no_workspace, policy, run, launches,
+};
 
 }  // namespace moire::cuda::ops
