@@ -300,18 +300,12 @@ void CoreCodes::make(Launcher& launcher) const {
       .scale_rows_per_matrix = is_weight ? static_cast<uint32_t>(scales_.shape[1]) : 0,
       .is_e5m2 = codes_.type() == DType::kE5M2,
       .scales_are_rowwise = !is_transposed_};
-  const LaunchShape shape{blocks_for(blocks.count(kSide) * tiles, 1), kThreads};
-  if (!is_folded_) {
-    launcher.launch(core_codes_kernel<Fold::kNone, true>, shape, args);
-  } else if (is_weight) {
-    launcher.launch(is_transposed_ ? core_codes_kernel<Fold::kTile, true>
-                                   : core_codes_kernel<Fold::kTile, false>,
-                    shape, args);
-  } else {
-    launcher.launch(is_transposed_ ? core_codes_kernel<Fold::kColumn, true>
-                                   : core_codes_kernel<Fold::kRow, false>,
-                    shape, args);
-  }
+  const auto kernel = !is_folded_                   ? core_codes_kernel<Fold::kNone, true>
+                      : is_weight && is_transposed_ ? core_codes_kernel<Fold::kTile, true>
+                      : is_weight                   ? core_codes_kernel<Fold::kTile, false>
+                      : is_transposed_              ? core_codes_kernel<Fold::kColumn, true>
+                                                    : core_codes_kernel<Fold::kRow, false>;
+  launcher.launch(kernel, {blocks_for(blocks.count(kSide) * tiles, 1), kThreads}, args);
 }
 
 std::string CoreCodes::policy(std::string_view name) const {

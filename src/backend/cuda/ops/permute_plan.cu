@@ -203,10 +203,8 @@ Status run(const Context& context, const PermutePlanArgs& args) {
   Launcher launcher(context, "permute_plan");
   const Plan plan = plan_of(args);
   const TensorView scatter_idx(args.scatter_idx);
-  const auto blocks =
-      static_cast<uint32_t>(std::max<int64_t>(1, blocks_for(plan.num_parts, kWarps)));
-  const auto scan_blocks =
-      static_cast<uint32_t>(std::max<int64_t>(1, blocks_for(plan.num_groups, kWarp)));
+  const uint32_t blocks = std::max(1U, blocks_for(plan.num_parts, kWarps));
+  const uint32_t scan_blocks = std::max(1U, blocks_for(plan.num_groups, kWarp));
   const size_t shared_bytes =
       plan.counts_in_shared ? static_cast<size_t>(kWarps * plan.num_groups) * sizeof(uint32_t) : 0;
   launcher.launch(count_kernel, {blocks, kWarps * kWarp, shared_bytes}, plan, launcher.reporter());
