@@ -37,6 +37,7 @@ class Launcher {
   }
 
   const CudaState& state() const { return state_; }
+  const char* op() const { return op_; }
   cudaStream_t stream() const { return stream_; }
   uint32_t* tile_counter() const { return ok() ? state_.tile_counters.next(stream_) : nullptr; }
   Reporter reporter() const { return {state_.record, state_.is_claimed, op_}; }
@@ -45,6 +46,10 @@ class Launcher {
   }
   bool ok() const { return status_.ok(); }
   Status status() const { return status_; }
+  // What a launch would need is not to be had.
+  void fail(Status status) {
+    if (ok()) status_ = std::move(status);
+  }
 
   // A grid without blocks launches nothing.
   template <class... P, class... A>
@@ -85,10 +90,9 @@ class Launcher {
     });
   }
   void check(std::string_view call, cudaError_t error) {
-    if (error != cudaSuccess && ok()) {
-      static_cast<void>(cudaGetLastError());  // it is ours to report, not the next caller's
-      status_ = cuda_error(op_, call, error);
-    }
+    if (error == cudaSuccess) return;
+    static_cast<void>(cudaGetLastError());  // it is ours to report, not the next caller's
+    fail(cuda_error(op_, call, error));
   }
 
   const CudaState& state_;

@@ -8,32 +8,32 @@
 namespace moire::cuda {
 
 CUtensorMap TensorMaps::encode(std::string_view name, void* data, DType dtype,
-                               const Dimension* dimensions, size_t rank) {
+                               std::initializer_list<Dimension> dimensions) {
   CUtensorMap map{};
-  if (!status_.ok()) return map;
+  if (!launcher_.ok()) return map;
   constexpr size_t kMaxRank = 5;
   cuuint64_t sizes[kMaxRank], strides[kMaxRank];
   cuuint32_t box[kMaxRank], steps[kMaxRank];
-  for (size_t i = 0; i < rank; ++i) {
-    sizes[i] = static_cast<cuuint64_t>(dimensions[i].size);
-    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(dimensions[i].stride_bytes);
-    box[i] = static_cast<cuuint32_t>(dimensions[i].box);
-    steps[i] = 1;
+  cuuint32_t rank = 0;
+  for (const Dimension& dimension : dimensions) {
+    sizes[rank] = static_cast<cuuint64_t>(dimension.size);
+    if (rank > 0) strides[rank - 1] = static_cast<cuuint64_t>(dimension.stride_bytes);
+    box[rank] = static_cast<cuuint32_t>(dimension.box);
+    steps[rank++] = 1;
   }
   const CUtensorMapDataType type = dtype == DType::kFP32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                            : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-  const size_t inner_bytes = static_cast<size_t>(dimensions[0].box * dtype_size(dtype));
+  const int64_t inner_bytes = box[0] * dtype_size(dtype);
   const CUtensorMapSwizzle swizzle = inner_bytes == 64    ? CU_TENSOR_MAP_SWIZZLE_64B
                                      : inner_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
                                                           : CU_TENSOR_MAP_SWIZZLE_NONE;
-  const CUresult result = state_.encode_tensor_map(
-      &map, type, static_cast<cuuint32_t>(rank), data, sizes, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = launcher_.state().encode_tensor_map(
+      &map, type, rank, data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    status_ = {Code::kDevice, concat(op_, ": cuTensorMapEncodeTiled of ", name,
-                                     " failed with error ", static_cast<int>(result))};
+    launcher_.fail({Code::kDevice, concat(launcher_.op(), ": cuTensorMapEncodeTiled of ", name,
+                                          " failed with error ", static_cast<int>(result))});
   }
   return map;
 }
@@ -65,33 +65,33 @@ Matrices::Matrices(const Weight& w) : Matrices(TensorView(w.tensor)) {
 }
 
 CUtensorMap TensorMaps::matrix(std::string_view name, const TensorView& t, int64_t box_rows) {
-  return encode<2>(name, t.data, t.type(),
-                   {{{t.columns(), 0, columns_of_box(t)}, {t.shape[0], row_bytes(t), box_rows}}});
+  return encode(name, t.data, t.type(),
+                {{t.columns(), 0, columns_of_box(t)}, {t.shape[0], row_bytes(t), box_rows}});
 }
 
 CUtensorMap TensorMaps::rows(std::string_view name, const TensorView& t, int64_t box_columns) {
-  return encode<2>(name, t.data, t.type(),
-                   {{{t.columns(), 0, box_columns}, {t.shape[0], row_bytes(t), 1}}});
+  return encode(name, t.data, t.type(),
+                {{t.columns(), 0, box_columns}, {t.shape[0], row_bytes(t), 1}});
 }
 
 CUtensorMap TensorMaps::matrices(std::string_view name, const Matrices& m, int64_t box_rows,
                                  int64_t box_columns) {
   const TensorView& t = m.tensor;
-  return encode<3>(name, t.data, t.type(),
-                   {{{t.columns(), 0, box_columns == 0 ? columns_of_box(t) : box_columns},
-                     {t.shape[1], row_bytes(t), box_rows},
-                     {m.count, m.distance, 1}}});
+  return encode(name, t.data, t.type(),
+                {{t.columns(), 0, box_columns == 0 ? columns_of_box(t) : box_columns},
+                 {t.shape[1], row_bytes(t), box_rows},
+                 {m.count, m.distance, 1}});
 }
 
 CUtensorMap TensorMaps::panels(std::string_view name, const Matrices& m, int64_t box_rows,
                                int64_t num_panels) {
   const TensorView& t = m.tensor;
   const int64_t width = columns_of_box(t);
-  return encode<4>(name, t.data, t.type(),
-                   {{{width, 0, width},
-                     {t.shape[1], row_bytes(t), box_rows},
-                     {t.columns() / width, 128, num_panels},
-                     {m.count, m.distance, 1}}});
+  return encode(name, t.data, t.type(),
+                {{width, 0, width},
+                 {t.shape[1], row_bytes(t), box_rows},
+                 {t.columns() / width, 128, num_panels},
+                 {m.count, m.distance, 1}});
 }
 
 CUtensorMap TensorMaps::ragged_rows(std::string_view name, const TensorView& t, int64_t box_rows,
@@ -101,9 +101,9 @@ CUtensorMap TensorMaps::ragged_rows(std::string_view name, const TensorView& t, 
   const Dimension inner{columns, 0, box_columns == 0 ? columns_of_box(t) : box_columns},
       rows{kRows, row, box_rows};
   const Dimension offset{kMany, row, 1}, wrap{kMany, kWrap - row, 1};
-  if (halves == 1) return encode<4>(name, t.data, t.type(), {{inner, rows, offset, wrap}});
+  if (halves == 1) return encode(name, t.data, t.type(), {inner, rows, offset, wrap});
   const Dimension half{halves, columns * dtype_size(t.type()), 1};
-  return encode<5>(name, t.data, t.type(), {{inner, half, rows, offset, wrap}});
+  return encode(name, t.data, t.type(), {inner, half, rows, offset, wrap});
 }
 
 std::string why_not_tma(std::string_view name, const TensorView& t) {

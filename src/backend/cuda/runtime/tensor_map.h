@@ -4,10 +4,10 @@
 
 #include <moire/tensor.h>
 
-#include <array>
 #include <cstdint>
+#include <initializer_list>
 
-#include "backend/cuda/runtime/state.h"
+#include "backend/cuda/runtime/launch.h"
 
 namespace moire::cuda {
 
@@ -27,10 +27,10 @@ struct Matrices {
   int64_t span = 0;  // of a list, from its first matrix in memory to its last
 };
 
-// Encodes maps for one op; after the first failure the others are not encoded.
+// Encodes maps for what a launcher launches; it fails where one cannot be encoded.
 class TensorMaps {
  public:
-  TensorMaps(const CudaState& state, std::string_view op) : state_(state), op_(op) {}
+  explicit TensorMaps(Launcher& launcher) : launcher_(launcher) {}
 
   struct Dimension {
     int64_t size;
@@ -39,11 +39,8 @@ class TensorMaps {
   };
   // Elements of `dtype` (BF16, FP32, FP8), zeros outside. Rows of a box are 128 bytes or 64 and its
   // swizzle is of as many; longer ones have none.
-  template <size_t kRank>
   CUtensorMap encode(std::string_view name, void* data, DType dtype,
-                     const std::array<Dimension, kRank>& dimensions) {
-    return encode(name, data, dtype, dimensions.data(), kRank);
-  }
+                     std::initializer_list<Dimension> dimensions);
 
   // [rows, columns] in boxes of box_rows x 128 bytes.
   CUtensorMap matrix(std::string_view name, const TensorView& t, int64_t box_rows);
@@ -66,15 +63,8 @@ class TensorMaps {
   CUtensorMap ragged_rows(std::string_view name, const TensorView& t, int64_t box_rows,
                           int64_t halves = 1, int64_t box_columns = 0);
 
-  Status status() const { return status_; }
-
  private:
-  CUtensorMap encode(std::string_view name, void* data, DType dtype, const Dimension* dimensions,
-                     size_t rank);
-
-  const CudaState& state_;
-  std::string_view op_;
-  Status status_;
+  Launcher& launcher_;
 };
 
 // Why TMA cannot read or write `t`: its address and row stride are multiples of 16 bytes, or not.

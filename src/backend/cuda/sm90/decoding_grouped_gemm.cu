@@ -1,7 +1,5 @@
 // grouped_gemm on SM90 of BF16 rows and MXFP8 weights, which are decoded inside the kernel: d = a *
 // op(b), with the bits of the product of decoded weights (grouped_gemm.cu).
-#include "backend/cuda/device/matrix.cuh"
-#include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/decoding_epilogue.cuh"
 #include "backend/cuda/sm90/decoding_operands.cuh"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
@@ -27,13 +25,15 @@ std::string why_not_scales(const TensorView& scales, bool is_k_last) {
   return concat("b_scales of a matrix take ", bytes, " bytes, the kernel counts to 2^31");
 }
 
-Reason supports(const DeviceState& state, const GroupedGemmArgs& args) {
-  const Weight b(args.b);
-  return first_of({why_not_device(state), why_not_mxfp8(b.tensor, args.b_scales),
-                   why_not_scales(args.b_scales, is_k_major(args)),
-                   why_not_bf16({{"a", args.a}, {"d", args.d}}), why_not_listed("b", b),
-                   why_not_sizes(args.groups, b.tensor),
-                   why_not_tma({{"a", args.a}, {"b", b.tensor}, {"d", args.d}})});
+// Scales [G, n, k / 32], or [G, k / 32, n] of weights whose last dimension is n.
+ColumnScales column_scales(const TensorView& scales, bool is_k_last) {
+  const auto stride = static_cast<int32_t>(scales.stride());
+  const auto rows = static_cast<int32_t>(scales.shape[1]);
+  const auto columns = static_cast<int32_t>(scales.shape[2]);
+  const auto* const data = static_cast<const uint8_t*>(scales.data);
+  const int64_t group = int64_t{rows} * stride;
+  if (is_k_last) return {data, group, stride, 1, rows - 1, columns - 1};
+  return {data, group, 1, stride, columns - 1, rows - 1};
 }
 
 // Calls f.operator()<P, kWeights>(cost) with the tile, and with how the weights lie.
@@ -49,78 +49,58 @@ decltype(auto) with_tile(const DeviceState& state, const GroupedGemmArgs& args, 
                           : as.template operator()<Major::kMN>(DecodingTurnedTiles());
 }
 
-RaggedMScratch scratch_of(const GroupedGemmArgs& args, const Workspace& workspace = {}) {
-  return {args.a, args.row_idx, args.b, args.groups, workspace};
-}
+struct Call : RaggedMCall<GroupedGemmArgs> {
+  Call(const DeviceState& device, const GroupedGemmArgs& given, const Workspace& workspace)
+      : RaggedMCall(device, given, given.a, given.b, workspace) {}
 
-// Scales [G, n, k / 32], or [G, k / 32, n] of weights whose last dimension is n.
-ColumnScales column_scales(const TensorView& scales, bool is_k_last) {
-  const auto stride = static_cast<int32_t>(scales.stride());
-  const auto rows = static_cast<int32_t>(scales.shape[1]);
-  const auto columns = static_cast<int32_t>(scales.shape[2]);
-  const auto* const data = static_cast<const uint8_t*>(scales.data);
-  const int64_t group = int64_t{rows} * stride;
-  if (is_k_last) return {data, group, stride, 1, rows - 1, columns - 1};
-  return {data, group, 1, stride, columns - 1, rows - 1};
-}
+  Reason supports() const {
+    const Weight b(args.b);
+    return first_of({why_not_device(state), why_not_mxfp8(b.tensor, args.b_scales),
+                     why_not_scales(args.b_scales, is_k_major(args)),
+                     why_not_bf16({{"a", args.a}, {"d", args.d}}), why_not_listed("b", b),
+                     why_not_sizes(args.groups, b.tensor),
+                     why_not_tma({{"a", args.a}, {"b", b.tensor}, {"d", args.d}})});
+  }
+  std::string policy() const {
+    const auto text = [&]<class P, Major>(const Cost& cost) {
+      return PolicyText().operator()<P>(cost);
+    };
+    return concat("weight decoded in registers, ", with_tile(state, args, text), preparation());
+  }
+  Status run(const Context& context, const char* op = "grouped_gemm") const {
+    Launcher launcher(context, op);
+    if (args.groups.capacity == 0) return launcher.status();
+    prepare(launcher);
+    with_tile(state, args,
+              [&]<class P, Major kWeights>(const Cost&) { launch_policy<P, kWeights>(launcher); });
+    return launcher.status();
+  }
 
-template <class P, Major kWeights>
-CUtensorMap codes_map(TensorMaps& maps, const Matrices& m) {
-  return maps.matrices("b", m, kWeights == Major::kK ? P::kTileN : P::kTileK, 64);
-}
-
-template <class P, Major kWeights>
-void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmArgs& args,
-                   const RaggedMScratch& scratch) {
-  const TensorView a(scratch.rows.rows()), d(args.d);
-  const Matrices b{Weight(args.b)};
-  const auto n = static_cast<int32_t>(d.columns());
-  const DecodingRaggedM<kWeights> operands{maps.matrix("a", a, 64),
-                                           codes_map<P, kWeights>(maps, b),
-                                           column_scales(args.b_scales, kWeights == Major::kK),
-                                           n,
-                                           static_cast<int32_t>(a.columns()),
-                                           args.tail == MOIRE_TAIL_ZERO};
-  const StoreTurned<kWeights> store{maps.ragged_rows("d", d, P::kBoxRows), n,
-                                    static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
-                                    vector_of<const float>(args.bias_scale)};
-  if (!maps.status().ok()) return;
-  launch<P>(launcher, sizes(args), args.groups, operands, store, numbers(b, scratch.listed));
-}
-
-Status run(const Context& context, const GroupedGemmArgs& args) {
-  return multiply(context, "grouped_gemm", args);
-}
+ private:
+  template <class P, Major kWeights>
+  void launch_policy(Launcher& launcher) const {
+    TensorMaps maps(launcher);
+    const TensorView a(rows.rows());
+    const Matrices b{Weight(args.b)};
+    const auto store = store_of<P, StoreTurned<kWeights>>(maps, args);
+    const DecodingRaggedM<kWeights> operands{
+        maps.matrix("a", a, 64),
+        maps.matrices("b", b, kWeights == Major::kK ? P::kTileN : P::kTileK, 64),
+        column_scales(args.b_scales, kWeights == Major::kK),
+        store.n,
+        static_cast<int32_t>(a.columns()),
+        args.tail == MOIRE_TAIL_ZERO};
+    launch<P>(launcher, sizes(args), args.groups, operands, store, numbers(b, listed));
+  }
+};
 
 }  // namespace
 
 Status multiply(const Context& context, const char* op, const GroupedGemmArgs& args) {
-  Launcher launcher(context, op);
-  if (args.groups.capacity == 0) return launcher.status();
-  const RaggedMScratch scratch = scratch_of(args, args.workspace);
-  scratch.prepare(launcher);
-  TensorMaps maps(launcher.state(), op);
-  with_tile(launcher.state(), args, [&]<class P, Major kWeights>(const Cost&) {
-    launch_policy<P, kWeights>(launcher, maps, args, scratch);
-  });
-  return maps.status().ok() ? launcher.status() : maps.status();
+  return Call(context.state(), args, args.workspace).run(context, op);
 }
 
-const Implementation<GroupedGemmArgs> kGroupedGemm = {
-    "sm90",
-    Device::kCuda,
-    supports,
-    [](const DeviceState&, const GroupedGemmArgs& args) { return scratch_of(args).arena.used(); },
-    [](const DeviceState& state, const GroupedGemmArgs& args) {
-      const auto text = [&]<class P, Major>(const Cost& cost) {
-        return PolicyText().operator()<P>(cost);
-      };
-      return concat("weight decoded in registers, ", with_tile(state, args, text),
-                    scratch_of(args).policy());
-    },
-    run,
-    [](const DeviceState&, const GroupedGemmArgs& args) -> int64_t {
-      return 1 + scratch_of(args).launches();
-    }};
+const Implementation<GroupedGemmArgs> kGroupedGemm =
+    implementation_of<GroupedGemmArgs, Call>("sm90");
 
 }  // namespace moire::cuda::sm90::decoding

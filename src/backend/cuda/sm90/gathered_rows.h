@@ -30,9 +30,9 @@ class GatheredRows {
   }
 
   // For explain: what comes before the kernel, in words and in launches.
-  static int64_t launches(const TensorView& row_idx) { return row_idx.is_present() ? 1 : 0; }
-  static std::string policy(const TensorView& row_idx) {
-    return row_idx.is_present() ? ", after copying the rows into expert order" : "";
+  int64_t launches() const { return row_idx_.is_present() ? 1 : 0; }
+  std::string policy() const {
+    return row_idx_.is_present() ? ", after copying the rows into expert order" : "";
   }
 
  private:

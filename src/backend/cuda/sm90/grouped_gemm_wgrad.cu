@@ -1,6 +1,5 @@
 // grouped_gemm_wgrad on SM90: K runs over each group's rows, which ragged maps end exactly; both
 // operands are taken as they lie, rows outermost.
-#include "backend/cuda/implementations.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 #include "backend/cuda/sm90/wgrad_epilogue.cuh"
 
@@ -9,78 +8,59 @@ namespace {
 
 bool stores_fp32(const GroupedGemmWgradArgs& args) { return args.d.tensor.dtype == MOIRE_FP32; }
 
-Reason supports(const DeviceState& state, const GroupedGemmWgradArgs& args) {
-  const TensorView d(args.d.tensor);
-  return first_of({why_not_device(state), why_not_bf16({{"a", args.a}, {"b", args.b}}),
-                   why_not_gradient(d), why_not_listed("d", Weight(args.d)),
-                   why_not_sizes(args.groups, d),
-                   why_not_tma({{"a", args.a}, {"b", args.b}, {"d", d}})});
-}
+struct Call : ProductCall<GroupedGemmWgradArgs> {
+  Call(const DeviceState& device, const GroupedGemmWgradArgs& given, const Workspace& workspace)
+      : ProductCall(device, given, workspace),
+        a_(args.a, args.a_row_idx, args.groups, arena),
+        b_(args.b, args.b_row_idx, args.groups, arena),
+        listed_(args.d, arena) {}
 
-// The op's workspace.
-struct Scratch {
-  Scratch(const GroupedGemmWgradArgs& args, Workspace workspace)
-      : arena(workspace),
-        a(args.a, args.a_row_idx, args.groups, arena),
-        b(args.b, args.b_row_idx, args.groups, arena),
-        d(args.d, arena) {}
-  Arena arena;
-  GatheredRows a, b;
-  ops::ListedMatrices d;
-};
-
-template <class P, class T>
-void launch_policy(Launcher& launcher, TensorMaps& maps, const GroupedGemmWgradArgs& args,
-                   const Scratch& scratch) {
-  const TensorView a(scratch.a.rows()), b(scratch.b.rows());
-  const Matrices d{Weight(args.d)};
-  const RaggedK operands{maps.ragged_rows("a", a, P::kTileK), maps.ragged_rows("b", b, P::kTileK),
-                         static_cast<int32_t>(a.columns()), static_cast<int32_t>(b.columns())};
-  const Accumulate<T> epilogue{maps.matrices("d", d, P::kBoxRows), operands.n, args.beta,
-                               args.beta_per_group};
-  if (!maps.status().ok()) return;
-  launch<P>(launcher, sizes(args), args.groups, operands, epilogue, numbers(d, scratch.d));
-}
-
-Status run(const Context& context, const GroupedGemmWgradArgs& args) {
-  Launcher launcher(context, "grouped_gemm_wgrad");
-  const Scratch scratch(args, args.workspace);
-  scratch.a.gather(launcher, "a_row_idx");
-  scratch.b.gather(launcher, "b_row_idx");
-  scratch.d.write(launcher);
-  TensorMaps maps(launcher.state(), "grouped_gemm_wgrad");
-  const auto launch_as = [&]<class T>(auto tiles, T) {
-    with_cheapest(
-        tiles, sizes(args), launcher.state().num_multiprocessors,
-        [&]<class P>(const Cost&) { launch_policy<P, T>(launcher, maps, args, scratch); });
-  };
-  if (stores_fp32(args)) {
-    launch_as(Fp32WgradTiles(), float());
-  } else {
-    launch_as(Bf16WgradTiles(), __nv_bfloat16());
+  Reason supports() const {
+    const TensorView d(args.d.tensor);
+    return first_of({why_not_device(state), why_not_bf16({{"a", args.a}, {"b", args.b}}),
+                     why_not_gradient(d), why_not_listed("d", Weight(args.d)),
+                     why_not_sizes(args.groups, d),
+                     why_not_tma({{"a", args.a}, {"b", args.b}, {"d", d}})});
   }
-  return maps.status().ok() ? launcher.status() : maps.status();
-}
+  std::string policy() const {
+    return (stores_fp32(args) ? policy_text<Fp32WgradTiles>(state, sizes(args))
+                              : policy_text<Bf16WgradTiles>(state, sizes(args))) +
+           (a_.launches() != 0 ? a_ : b_).policy() + listed_.policy();
+  }
+  int64_t launches() const { return 1 + a_.launches() + b_.launches() + listed_.launches(); }
+  Status run(const Context& context) const {
+    Launcher launcher(context, "grouped_gemm_wgrad");
+    a_.gather(launcher, "a_row_idx");
+    b_.gather(launcher, "b_row_idx");
+    listed_.write(launcher);
+    stores_fp32(args) ? launch_tiles<float>(launcher, Fp32WgradTiles())
+                      : launch_tiles<__nv_bfloat16>(launcher, Bf16WgradTiles());
+    return launcher.status();
+  }
+
+ private:
+  template <class T, class Tiles>
+  void launch_tiles(Launcher& launcher, Tiles tiles) const {
+    with_cheapest(tiles, sizes(args), state.num_multiprocessors, [&]<class P>(const Cost&) {
+      TensorMaps maps(launcher);
+      const TensorView a(a_.rows()), b(b_.rows());
+      const RaggedK operands{maps.ragged_rows("a", a, P::kTileK),
+                             maps.ragged_rows("b", b, P::kTileK), static_cast<int32_t>(a.columns()),
+                             static_cast<int32_t>(b.columns())};
+      const Matrices d{Weight(args.d)};
+      const Accumulate<T> epilogue{maps.matrices("d", d, P::kBoxRows), operands.n, args.beta,
+                                   args.beta_per_group};
+      launch<P>(launcher, sizes(args), args.groups, operands, epilogue, numbers(d, listed_));
+    });
+  }
+
+  GatheredRows a_, b_;
+  ops::ListedMatrices listed_;
+};
 
 }  // namespace
 
-const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad = {
-    "sm90",
-    Device::kCuda,
-    supports,
-    [](const DeviceState&, const GroupedGemmWgradArgs& args) {
-      return Scratch(args, {}).arena.used();
-    },
-    [](const DeviceState& state, const GroupedGemmWgradArgs& args) {
-      return (stores_fp32(args) ? policy_text<Fp32WgradTiles>(state, sizes(args))
-                                : policy_text<Bf16WgradTiles>(state, sizes(args))) +
-             GatheredRows::policy(args.a_row_idx.rank != 0 ? args.a_row_idx : args.b_row_idx) +
-             Scratch(args, {}).d.policy();
-    },
-    run,
-    [](const DeviceState&, const GroupedGemmWgradArgs& args) -> int64_t {
-      return 1 + GatheredRows::launches(args.a_row_idx) + GatheredRows::launches(args.b_row_idx) +
-             Scratch(args, {}).d.launches();
-    }};
+const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
+    implementation_of<GroupedGemmWgradArgs, Call>("sm90");
 
 }  // namespace moire::cuda::sm90

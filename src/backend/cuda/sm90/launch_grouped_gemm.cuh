@@ -4,9 +4,13 @@
 #include <bit>
 #include <string>
 
+#include "backend/cuda/device/matrix.cuh"
+#include "backend/cuda/implementation_of.h"
+#include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/listed_matrices.h"
 #include "backend/cuda/runtime/launch.h"
 #include "backend/cuda/runtime/tensor_map.h"
+#include "backend/cuda/sm90/epilogue_values.cuh"
 #include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/grouped_gemm_kernel.cuh"
@@ -18,21 +22,36 @@
 
 namespace moire::cuda::sm90 {
 
-// The workspace of a product of ragged M, and what comes before its kernel.
-struct RaggedMScratch {
-  RaggedMScratch(const TensorView& a, const TensorView& row_idx, const moire_weight& w,
-                 const moire_groups& groups, const Workspace& workspace)
-      : arena(workspace), index(row_idx), rows(a, index, groups, arena), listed(w, arena) {}
+// A call of a product (implementation_of.h); ops derive from it and add what it multiplies.
+template <class A>
+struct ProductCall {
+  ProductCall(const DeviceState& device, const A& given, const Workspace& workspace)
+      : state(device), args(given), arena(workspace) {}
 
+  size_t workspace() const { return arena.used(); }
+
+  const DeviceState& state;
+  const A& args;
+  Arena arena;
+};
+
+// Of ragged M: its rows may be gathered, its weights listed.
+template <class A>
+struct RaggedMCall : ProductCall<A> {
+  RaggedMCall(const DeviceState& device, const A& given, const TensorView& a, const moire_weight& w,
+              const Workspace& workspace)
+      : ProductCall<A>(device, given, workspace),
+        rows(a, given.row_idx, given.groups, this->arena),
+        listed(w, this->arena) {}
+
+  int64_t launches() const { return 1 + rows.launches() + listed.launches(); }
+  // What comes before the kernel.
   void prepare(Launcher& launcher) const {
     rows.gather(launcher);
     listed.write(launcher);
   }
-  std::string policy() const { return GatheredRows::policy(index) + listed.policy(); }
-  int64_t launches() const { return GatheredRows::launches(index) + listed.launches(); }
+  std::string preparation() const { return rows.policy() + listed.policy(); }
 
-  Arena arena;
-  TensorView index;
   GatheredRows rows;
   ops::ListedMatrices listed;
 };
@@ -81,14 +100,24 @@ std::string policy_text(const DeviceState& state, const ProductSizes& sizes) {
 
 // Weights [n, k] or [k, n]; columns and rows of the stored matrices are as they are.
 template <class P, Major kWeights>
-RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const Matrices& weights, int n,
-                           int k, bool zeroes_tail) {
+RaggedM<kWeights> ragged_m(TensorMaps& maps, const TensorView& a, const Matrices& weights,
+                           int32_t n, int32_t tail) {
   const bool has_panels = kWeights == Major::kMN && n % kPanel == 0;
   const auto b = [&] {
     if (has_panels) return maps.panels("b", weights, P::kTileK, P::kTileN / kPanel);
     return maps.matrices("b", weights, kWeights == Major::kK ? P::kTileN : P::kTileK);
   };
-  return {maps.matrix("a", a, P::kTileM), b(), n, k, zeroes_tail, has_panels};
+  return {maps.matrix("a", a, P::kTileM), b(),       n, static_cast<int32_t>(a.columns()),
+          tail == MOIRE_TAIL_ZERO,        has_panels};
+}
+
+// Store, or StoreTurned.
+template <class P, class Epilogue>
+Epilogue store_of(TensorMaps& maps, const GroupedGemmArgs& args) {
+  return {maps.ragged_rows("d", args.d, P::kBoxRows),
+          static_cast<int32_t>(TensorView(args.d).columns()),
+          static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
+          vector_of<const float>(args.bias_scale)};
 }
 
 template <class P, int kColumns>
