@@ -10,7 +10,6 @@
 
 #if MOIRE_HAS_CUDA
 #include "backend/cuda/implementations.h"
-#include "backend/cuda/with_fp8.h"
 #define MOIRE_CUDA(...) __VA_ARGS__,
 #else
 #define MOIRE_CUDA(...)

@@ -51,6 +51,25 @@ extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 
 }  // namespace portable
 
+// With the FP8 operands and outputs that the kernels above leave to others (with_fp8.cpp).
+namespace sm90::with_fp8 {
+
+extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
+extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
+extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
+
+}  // namespace sm90::with_fp8
+
+namespace portable::with_fp8 {
+
+extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
+extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
+extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
+
+}  // namespace portable::with_fp8
+
 namespace ops {
 
 extern const Implementation<SplitsToOffsetsArgs> kSplitsToOffsets;

@@ -1,5 +1,6 @@
-#include "backend/cuda/with_fp8.h"
-
+// The grouped GEMMs with the FP8 operands and outputs that their kernels leave to others
+// (ops/quantized_product.h): those of sm90 multiply and store BF16, those of portable multiply
+// operands of one kind and store floats.
 #include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/glu_apart.h"
@@ -28,32 +29,48 @@ struct Chosen {
   const Implementation<A>& chosen_;
 };
 
-// What the first does not take, the second may. The first refuses exact sums, which most calls
-// want: it is asked about the others alone, for each call is planned several times.
-template <class A, const Implementation<A>& kFast, const Implementation<A>& kExact>
+// The first implementation where a call wishes for what it alone does and it takes the call; else
+// the second, whose policy says why. Other calls are not put to the first, for each is planned
+// several times. A Wish knows its calls, how a policy says that it is not met, and whether, where
+// neither takes the call, the first's refusal is the one to mend.
+template <class A, class Wish, const Implementation<A>& kFirst, const Implementation<A>& kSecond>
 class FirstOf : public Chosen<A> {
  public:
   FirstOf(const DeviceState& state, const A& args, const Workspace&)
-      : FirstOf(is_fast(args) ? kFast.supports(state, args) : Reason(), state, args) {}
+      : FirstOf(Wish::is_of(args) ? kFirst.supports(state, args) : Reason(), state, args) {}
 
   Reason supports() const {
-    if (&this->chosen_ == &kFast) return {};
+    if (&this->chosen_ == &kFirst) return {};
     const Reason second = Chosen<A>::supports();
-    // Whose refusal is the one to mend: of a call that asks for exact sums, the second's.
-    return second && refusal_ ? refusal_ : second;
+    return second && refusal_ && Wish::kIsMended ? refusal_ : second;
   }
   std::string policy() const {
     const std::string policy = Chosen<A>::policy();
-    return refusal_ ? concat(policy, "; no FP8 tensor cores: ", *refusal_) : policy;
+    return refusal_ ? concat(policy, Wish::kNotMet, *refusal_) : policy;
   }
 
  private:
-  static bool is_fast(const A& args) { return args.accumulation == MOIRE_ACCUMULATE_FAST; }
   FirstOf(Reason refusal, const DeviceState& state, const A& args)
-      : Chosen<A>{state, args, is_fast(args) && !refusal ? kFast : kExact},
+      : Chosen<A>{state, args, Wish::is_of(args) && !refusal ? kFirst : kSecond},
         refusal_(std::move(refusal)) {}
 
-  Reason refusal_;  // by the first, of a call that asks for fast sums
+  Reason refusal_;  // by the first
+};
+
+// The FP8 tensor cores' sums: a call that asks for exact ones does not want that refusal mended.
+struct FastSums {
+  static constexpr std::string_view kNotMet = "; no FP8 tensor cores: ";
+  static constexpr bool kIsMended = true;
+  static bool is_of(const auto& args) { return args.accumulation == MOIRE_ACCUMULATE_FAST; }
+};
+
+// Quantised weights are decoded inside the kernel that does, where it takes the call; else before
+// the product.
+struct DecodedInside {
+  static constexpr std::string_view kNotMet = "; weight not decoded in registers: ";
+  static constexpr bool kIsMended = false;
+  static bool is_of(const GroupedGemmGluBackwardArgs& args) { return is_present(args.w2_scales); }
+  static bool is_of(const auto& args) { return is_present(args.b_scales); }
 };
 
 // The activation in the product's epilogue, where its kernels have that and nobody leaves it copies
@@ -69,33 +86,6 @@ struct ByActivation : Chosen<A> {
   }
 };
 
-const moire_tensor& weight_scales(const GroupedGemmArgs& args) { return args.b_scales; }
-const moire_tensor& weight_scales(const GroupedGemmGluArgs& args) { return args.b_scales; }
-const moire_tensor& weight_scales(const GroupedGemmGluBackwardArgs& args) { return args.w2_scales; }
-
-// Quantised weights are decoded inside the kernel that does, where it takes the call; else before
-// the product.
-template <class A, const Implementation<A>& kInside, const Implementation<A>& kBefore>
-class ByWeight : public Chosen<A> {
- public:
-  ByWeight(const DeviceState& state, const A& args, const Workspace&)
-      : ByWeight(is_quantised(args) ? kInside.supports(state, args) : Reason(), state, args) {}
-
-  Reason supports() const { return &this->chosen_ == &kInside ? Reason() : Chosen<A>::supports(); }
-  std::string policy() const {
-    const std::string policy = Chosen<A>::policy();
-    return refusal_ ? concat(policy, "; weight not decoded in registers: ", *refusal_) : policy;
-  }
-
- private:
-  static bool is_quantised(const A& args) { return is_present(weight_scales(args)); }
-  ByWeight(Reason refusal, const DeviceState& state, const A& args)
-      : Chosen<A>{state, args, is_quantised(args) && !refusal ? kInside : kBefore},
-        refusal_(std::move(refusal)) {}
-
-  Reason refusal_;  // of a quantised weight's product
-};
-
 // On Hopper: the FP8 tensor cores where their sums may be used; else decoded operands, MXFP8's.
 template <class A, const Implementation<A>& kScaled, const Implementation<A>& kProduct>
 struct OnHopper {
@@ -104,7 +94,7 @@ struct OnHopper {
   static constexpr Implementation<A> kExact =
       quantized_product<A, kProduct, Decoding::kMxfp8, Copies::kByActivation>("sm90");
   static constexpr Implementation<A> kBoth =
-      implementation_of<A, FirstOf<A, kFast, kExact>>("sm90");
+      implementation_of<A, FirstOf<A, FastSums, kFast, kExact>>("sm90");
 };
 
 // The same, and kernels that decode weights themselves.
@@ -115,9 +105,9 @@ struct OfWeights : OnHopper<A, kScaled, kProduct> {
   static constexpr Implementation<A> kInside =
       quantized_product<A, kDecoding, Decoding::kMxfp8Rows, Copies::kByActivation>("sm90");
   static constexpr Implementation<A> kExact =
-      implementation_of<A, ByWeight<A, kInside, Base::kExact>>("sm90");
+      implementation_of<A, FirstOf<A, DecodedInside, kInside, Base::kExact>>("sm90");
   static constexpr Implementation<A> kAll =
-      implementation_of<A, FirstOf<A, Base::kFast, kExact>>("sm90");
+      implementation_of<A, FirstOf<A, FastSums, Base::kFast, kExact>>("sm90");
 };
 
 // FC1 and FC2's dgrad, of a product and of what has the activation in its epilogue.
