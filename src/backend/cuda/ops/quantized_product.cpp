@@ -9,11 +9,10 @@
 #include "core/glu_storage.h"
 #include "core/resolved_groups.h"
 #include "core/scale_shapes.h"
+#include "core/scales_check.h"
 
 namespace moire::cuda::ops {
 namespace {
-
-bool is_fp8(const TensorView& t) { return t.type() == DType::kE4M3 || t.type() == DType::kE5M2; }
 
 // Of an operand's rows: none where it is gathered from more or fewer.
 moire_groups groups_of_rows(const auto& args) {
@@ -44,24 +43,6 @@ bool is_copied_in_place(const moire_tensor& stored, DType storage, const moire_q
 
 }  // namespace
 
-void Around::decode_into(const char* name, moire_tensor& data, moire_tensor& scales,
-                         int32_t scaling, int32_t direction, const moire_groups& groups) {
-  const TensorView codes(data);
-  TensorView target = arena_.take_aligned(DType::kBF16, codes.num_rows(), codes.columns());
-  target.rank = codes.rank;
-  std::copy_n(codes.shape, 3, target.shape);
-  DequantizeArgs args;
-  args.source = {data, scales};
-  args.scaling = scaling;
-  args.direction = direction;
-  args.target = target;
-  args.groups = groups;
-  args.tail = MOIRE_TAIL_UNTOUCHED;
-  decoded_[num_decoded_++] = {name, args};
-  data = target;
-  scales = {};
-}
-
 void Around::decode(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
                     const moire_groups& groups) {
   if (!is_fp8(data) || reason_) return;
@@ -69,7 +50,20 @@ void Around::decode(const char* name, moire_tensor& data, moire_tensor& scales, 
     reason_ = concat(name, " has fp32 scales, with which decoded elements are no bf16 numbers");
     return;
   }
-  decode_into(name, data, scales, MOIRE_SCALING_MXFP8, direction, groups);
+  const TensorView codes(data);
+  TensorView target = arena_.take_aligned(DType::kBF16, codes.num_rows(), codes.columns());
+  target.rank = codes.rank;
+  std::copy_n(codes.shape, 3, target.shape);
+  DequantizeArgs args;
+  args.source = {data, scales};
+  args.scaling = MOIRE_SCALING_MXFP8;
+  args.direction = direction;
+  args.target = target;
+  args.groups = groups;
+  args.tail = MOIRE_TAIL_UNTOUCHED;
+  decoded_[num_decoded_++] = {name, args};
+  data = target;
+  scales = {};
 }
 
 void Around::operand(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,

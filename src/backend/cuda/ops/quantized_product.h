@@ -69,24 +69,19 @@ class Around {
   int64_t launches(const DeviceState& state) const;
 
  private:
-  struct Decoded {
-    const char* name;
-    DequantizeArgs args;
-  };
-  struct Copied {
-    const char* name;
-    QuantizeArgs args;
+  template <class A>
+  struct Step {
+    const char* name;  // of the operand or the output
+    A args;
   };
   void decode(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
               const moire_groups& groups);
-  void decode_into(const char* name, moire_tensor& data, moire_tensor& scales, int32_t scaling,
-                   int32_t direction, const moire_groups& groups);
 
   std::string_view op_;  // a literal
   Decodes decodes_;
   Arena arena_;
-  Decoded decoded_[2];
-  Copied copied_[2];
+  Step<DequantizeArgs> decoded_[2];
+  Step<QuantizeArgs> copied_[2];
   int num_decoded_ = 0, num_copied_ = 0;
   Reason reason_;  // why an operand cannot be decoded
 };
