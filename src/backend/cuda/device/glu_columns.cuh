@@ -1,18 +1,22 @@
 // Gate and up of N neighbouring columns of F in a row of 2F: one access pattern per way in which
 // the halves can lie. Either way they are two pieces of N elements; first and second say where in
 // the row these lie, split and join turn them into gate and up and back. Without a gate there is
-// one piece, and `second` and `up` mean nothing. Columns are 32-bit (glu_fits).
+// one piece, and `second` and `up` mean nothing. Columns are 32-bit (why_not_f).
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 #include "backend/cuda/device/values.cuh"
+#include "backend/implementation.h"
+#include "core/format.h"
 #include "core/glu_layout.h"
 
 namespace moire::cuda {
 
-inline bool glu_fits(int64_t f) { return f < int64_t{1} << 30; }
+inline Reason why_not_f(int64_t f) {
+  if (f < int64_t{1} << 30) return std::nullopt;
+  return concat("F is ", f, ", less than 2^30 is taken");
+}
 
 // Blocks of a multiple of N columns: each half is one load.
 template <int N>
@@ -28,15 +32,13 @@ class GluBlocks {
 
   __device__ uint32_t first(uint32_t column) const { return pair_of(column) + gate_; }
   __device__ uint32_t second(uint32_t column) const { return pair_of(column) + up_; }
-  template <class T>
-  __device__ void split(const Packed<T, N>& first, const Packed<T, N>& second, Packed<T, N>& gate,
-                        Packed<T, N>& up) const {
+  template <class Pack>
+  __device__ void split(const Pack& first, const Pack& second, Pack& gate, Pack& up) const {
     gate = first;
     up = second;
   }
-  template <class T>
-  __device__ void join(const Packed<T, N>& gate, const Packed<T, N>& up, Packed<T, N>& first,
-                       Packed<T, N>& second) const {
+  template <class Pack>
+  __device__ void join(const Pack& gate, const Pack& up, Pack& first, Pack& second) const {
     first = gate;
     second = up;
   }
@@ -59,23 +61,21 @@ class GluPairs {
 
   __device__ uint32_t first(uint32_t column) const { return 2 * column; }
   __device__ uint32_t second(uint32_t column) const { return 2 * column + N; }
-  template <class T>
-  __device__ void split(const Packed<T, N>& first, const Packed<T, N>& second, Packed<T, N>& gate,
-                        Packed<T, N>& up) const {
+  template <class Pack>
+  __device__ void split(const Pack& first, const Pack& second, Pack& gate, Pack& up) const {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const Packed<T, N>& pairs = i < N / 2 ? first : second;
-      const T a = pairs.values[2 * i % N], b = pairs.values[2 * i % N + 1];
+      const Pack& pairs = i < N / 2 ? first : second;
+      const auto a = pairs.values[2 * i % N], b = pairs.values[2 * i % N + 1];
       gate.values[i] = gate_first_ ? a : b;
       up.values[i] = gate_first_ ? b : a;
     }
   }
-  template <class T>
-  __device__ void join(const Packed<T, N>& gate, const Packed<T, N>& up, Packed<T, N>& first,
-                       Packed<T, N>& second) const {
+  template <class Pack>
+  __device__ void join(const Pack& gate, const Pack& up, Pack& first, Pack& second) const {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      Packed<T, N>& pairs = i < N / 2 ? first : second;
+      Pack& pairs = i < N / 2 ? first : second;
       pairs.values[2 * i % N] = gate_first_ ? gate.values[i] : up.values[i];
       pairs.values[2 * i % N + 1] = gate_first_ ? up.values[i] : gate.values[i];
     }
@@ -93,14 +93,12 @@ class GluGates {
   static constexpr bool kIsGated = false;
 
   __device__ uint32_t first(uint32_t column) const { return column; }
-  template <class T>
-  __device__ void split(const Packed<T, N>& first, const Packed<T, N>&, Packed<T, N>& gate,
-                        Packed<T, N>& up) const {
+  template <class Pack>
+  __device__ void split(const Pack& first, const Pack&, Pack& gate, Pack& up) const {
     gate = up = first;
   }
-  template <class T>
-  __device__ void join(const Packed<T, N>& gate, const Packed<T, N>&, Packed<T, N>& first,
-                       Packed<T, N>&) const {
+  template <class Pack>
+  __device__ void join(const Pack& gate, const Pack&, Pack& first, Pack&) const {
     first = gate;
   }
 };

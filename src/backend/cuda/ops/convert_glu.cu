@@ -169,9 +169,7 @@ Status run(const Context& context, const ConvertGluArgs& args) {
 }
 
 Reason supports(const DeviceState&, const ConvertGluArgs& args) {
-  const int64_t f = args.source.shape[args.dim] / 2;
-  if (!lies_along_columns(args) || glu_fits(f)) return std::nullopt;
-  return concat("F is ", f, ", less than 2^30 is taken");
+  return lies_along_columns(args) ? why_not_f(args.source.shape[args.dim] / 2) : std::nullopt;
 }
 
 std::string policy(const DeviceState&, const ConvertGluArgs& args) {

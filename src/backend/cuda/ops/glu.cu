@@ -93,9 +93,7 @@ Status run(const Context& context, const GluArgs& args) {
 }
 
 Reason supports(const DeviceState&, const GluArgs& args) {
-  const int64_t f = TensorView(args.act).columns();
-  if (glu_fits(f)) return std::nullopt;
-  return concat("F is ", f, ", less than 2^30 is taken");
+  return why_not_f(TensorView(args.act).columns());
 }
 
 std::string policy(const DeviceState&, const GluArgs& args) {

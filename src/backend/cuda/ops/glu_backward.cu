@@ -206,9 +206,7 @@ Status run(const Context& context, const GluBackwardArgs& args) {
 }
 
 Reason supports(const DeviceState&, const GluBackwardArgs& args) {
-  const int64_t f = TensorView(args.grad_act).columns();
-  if (glu_fits(f)) return std::nullopt;
-  return concat("F is ", f, ", less than 2^30 is taken");
+  return why_not_f(TensorView(args.grad_act).columns());
 }
 
 std::string policy(const DeviceState&, const GluBackwardArgs& args) {
