@@ -53,29 +53,26 @@ class Launcher {
 
   // A grid without blocks launches nothing.
   template <class... P, class... A>
-  Launcher& launch(void (*kernel)(P...), const LaunchShape& shape, A&&... args) {
-    if (!ok() || shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return *this;
+  void launch(void (*kernel)(P...), const LaunchShape& shape, A&&... args) {
+    if (!ok() || shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
     constexpr size_t kSharedWithoutAsking = 48 * 1024;
     if (shape.shared_bytes > kSharedWithoutAsking) allow_shared(kernel, shape);
-    if (!ok()) return *this;
+    if (!ok()) return;
     cudaLaunchConfig_t config{};
     config.gridDim = shape.grid;
     config.blockDim = shape.block;
     config.dynamicSmemBytes = shape.shared_bytes;
     config.stream = stream_;
     check("cudaLaunchKernelEx", cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...));
-    return *this;
   }
 
-  Launcher& zero(void* target, size_t bytes) {
-    if (ok() && bytes != 0) check("cudaMemsetAsync", cudaMemsetAsync(target, 0, bytes, stream_));
-    return *this;
-  }
-  Launcher& zero_rows(void* target, size_t stride, size_t row_bytes, size_t rows) {
-    if (stride == row_bytes) return zero(target, row_bytes * rows);
-    if (!ok() || row_bytes == 0 || rows == 0) return *this;
-    check("cudaMemset2DAsync", cudaMemset2DAsync(target, stride, 0, row_bytes, rows, stream_));
-    return *this;
+  void zero_rows(void* target, size_t stride, size_t row_bytes, size_t rows) {
+    if (!ok() || row_bytes == 0 || rows == 0) return;
+    if (stride == row_bytes) {
+      check("cudaMemsetAsync", cudaMemsetAsync(target, 0, row_bytes * rows, stream_));
+    } else {
+      check("cudaMemset2DAsync", cudaMemset2DAsync(target, stride, 0, row_bytes, rows, stream_));
+    }
   }
 
  private:
