@@ -7,14 +7,14 @@
 namespace moire::cuda::ops {
 namespace {
 
-template <int64_t kCount>
+constexpr int64_t kMostAtOnce = ListedMatrices::kMostAtOnce;
+
 struct Addresses {
-  void* values[kCount];
+  void* values[kMostAtOnce];
 };
 
-template <int64_t kCount>
-__global__ void __launch_bounds__(kCount)
-    write_addresses(const __grid_constant__ Addresses<kCount> from, int64_t count, void** to) {
+__global__ void __launch_bounds__(kMostAtOnce)
+    write_addresses(const __grid_constant__ Addresses from, int64_t count, void** to) {
   if (threadIdx.x < count) to[threadIdx.x] = from.values[threadIdx.x];
 }
 
@@ -30,10 +30,9 @@ ListedMatrices::ListedMatrices(const moire_weight& w, Arena& arena)
 void ListedMatrices::write(Launcher& launcher) const {
   for (int64_t first = 0; first < count_; first += kMostAtOnce) {
     const int64_t count = std::min(count_ - first, kMostAtOnce);
-    Addresses<kMostAtOnce> chunk{};
+    Addresses chunk{};
     for (int64_t i = 0; i < count; ++i) chunk.values[i] = const_cast<void*>(list_[first + i]);
-    launcher.launch(write_addresses<kMostAtOnce>, {dim3(1), dim3(kMostAtOnce)}, chunk, count,
-                    addresses_ + first);
+    launcher.launch(write_addresses, {1, kMostAtOnce}, chunk, count, addresses_ + first);
   }
 }
 

@@ -14,6 +14,8 @@ namespace moire::cuda::ops {
 
 class ListedMatrices {
  public:
+  static constexpr int64_t kMostAtOnce = 256;  // a kernel's parameters have 4 KiB
+
   // Takes its part of the workspace where the weight is a list.
   ListedMatrices(const moire_weight& w, Arena& arena);
 
@@ -26,8 +28,6 @@ class ListedMatrices {
   int64_t launches() const { return ceil_div(count_, kMostAtOnce); }
 
  private:
-  static constexpr int64_t kMostAtOnce = 256;  // a kernel's parameters have 4 KiB
-
   const void* const* list_;  // on the host
   int64_t count_;
   void** addresses_;

@@ -38,19 +38,18 @@ struct Operands {
   int64_t k;
   uint32_t pieces;  // of a row
   uint32_t tokens_per_block;
-};
 
-// Choices of a token in shared memory.
-template <class From, class To>
-__device__ uint32_t padded_choices(const Operands<From, To>& args) {
-  return static_cast<uint32_t>(round_up(args.k, kChoicesAtOnce));
-}
+  // Choices of a token in shared memory.
+  __host__ __device__ uint32_t padded_choices() const {
+    return static_cast<uint32_t>(round_up(k, kChoicesAtOnce));
+  }
+};
 
 // The choices of a block's tokens, one after the other.
 template <class From, class To>
 __device__ void load_choices(const Operands<From, To>& args, int64_t first_token, Choice* choices,
                              const Reporter& reporter) {
-  const uint32_t padded = padded_choices(args);
+  const uint32_t padded = args.padded_choices();
   for (uint32_t i = threadIdx.x; i < args.tokens_per_block * padded; i += kThreads) {
     const int64_t token = first_token + i / padded, j = i % padded;
     if (token >= args.num_tokens) return;
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     sum_kernel(Operands<From, To> args, Reporter reporter) {
   Choice* const choices = dynamic_shared<Choice>();
   const int64_t first_token = int64_t{blockIdx.x} * args.tokens_per_block;
-  const uint32_t padded = padded_choices(args);
+  const uint32_t padded = args.padded_choices();
   load_choices(args, first_token, choices, reporter);
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < args.tokens_per_block * args.pieces; i += kThreads) {
@@ -182,8 +181,7 @@ Status run(const Context& context, const UnpermuteArgs& args) {
     with_types(args, [&]<int N, class From, class To>() {
       const auto operands = operands_of<N, From, To>(args);
       const uint32_t blocks = blocks_for(operands.num_tokens, operands.tokens_per_block);
-      const int64_t padded = round_up(operands.k, kChoicesAtOnce);
-      const auto choices = static_cast<size_t>(operands.tokens_per_block * padded);
+      const size_t choices = size_t{operands.tokens_per_block} * operands.padded_choices();
       launcher.launch(sum_kernel<N, From, To>, {blocks, kThreads, choices * sizeof(Choice)},
                       operands, launcher.reporter());
     });

@@ -46,12 +46,10 @@ struct Operand {
   }
 };
 
-inline int32_t block_shift(const TensorView& scales) {
-  return std::countr_zero(static_cast<uint64_t>(scale_block(scales.type())));
-}
 inline Operand operand_of(const TensorView& t, const TensorView& scales, bool shares_rows,
                           bool shares_columns) {
-  const int32_t shift = scales.is_present() ? block_shift(scales) : 0;
+  const auto block = static_cast<uint64_t>(scales.is_present() ? scale_block(scales.type()) : 1);
+  const int32_t shift = std::countr_zero(block);
   return {any_floats(t),
           {scales.data, scales.stride(), scales.type() == DType::kE8M0, shares_rows ? shift : 0,
            shares_columns ? shift : 0, 0, 0}};

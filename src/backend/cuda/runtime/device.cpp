@@ -53,22 +53,18 @@ Status describe(CudaState& state) {
   return {};
 }
 
-// A function of the driver, without linking to it, as CUDA 12.0 has it.
-cudaError_t find_in_driver(const char* name, void** function,
-                           cudaDriverEntryPointQueryResult* found) {
-#if CUDART_VERSION >= 12050
-  return cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, found);
-#else
-  return cudaGetDriverEntryPoint(name, function, cudaEnableDefault, found);
-#endif
-}
-
-// The driver's encoder of tensor maps.
+// The driver's encoder of tensor maps, without linking to it, as CUDA 12.0 has it.
 Status find_encoder(CudaState& state) {
   if (state.compute_capability < 90) return {};
+  constexpr const char* kName = "cuTensorMapEncodeTiled";
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
-  const cudaError_t error = find_in_driver("cuTensorMapEncodeTiled", &function, &found);
+#if CUDART_VERSION >= 12050
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(kName, &function, 12000, cudaEnableDefault, &found);
+#else
+  const cudaError_t error = cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault, &found);
+#endif
   if (error != cudaSuccess) {
     return cuda_error("context", "cudaGetDriverEntryPoint(cuTensorMapEncodeTiled)", error);
   }
@@ -90,17 +86,13 @@ Status allocate_memory(CudaState& state) {
   auto* const record = new (memory) Record{};
   record->call = &record->ended;
   state.record = record;
-  error = cudaMalloc(&memory, sizeof(uint32_t));
-  if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
-  state.is_claimed = static_cast<uint32_t*>(memory);
-  error = cudaMemset(state.is_claimed, 0, sizeof(uint32_t));
-  if (error != cudaSuccess) return cuda_error("context", "cudaMemset", error);
-  error = cudaMalloc(&memory, sizeof(NonFiniteRecord));
-  if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
-  state.non_finite = static_cast<NonFiniteRecord*>(memory);
-  error = cudaMemset(state.non_finite, 0, sizeof(NonFiniteRecord));
-  if (error != cudaSuccess) return cuda_error("context", "cudaMemset", error);
-  error = state.tile_counters.allocate();
+  const auto take_zeroed = [&](auto*& target) {
+    if (error == cudaSuccess) error = cudaMalloc(&target, sizeof(*target));
+    if (error == cudaSuccess) error = cudaMemset(target, 0, sizeof(*target));
+  };
+  take_zeroed(state.is_claimed);
+  take_zeroed(state.non_finite);
+  if (error == cudaSuccess) error = state.tile_counters.allocate();
   if (error == cudaSuccess) error = state.call_words.allocate();
   if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
   // Streams that do not wait for the legacy stream have to find all of it cleared.
