@@ -11,64 +11,49 @@ namespace moire::cuda::ptx {
 
 // A box of a tensor into shared memory; `barrier` receives its bytes. What lies outside the tensor
 // becomes zeros, and counts as bytes.
+#define MOIRE_LOAD(dimensions, names, ...)                                      \
+  asm volatile("cp.async.bulk.tensor." dimensions                               \
+               ".shared::cluster.global.mbarrier::complete_tx::bytes"           \
+               " [%0], [%1, {" names "}], [%2];" ::"r"(shared_address(target)), \
+               "l"(map), "r"(shared_address(barrier)), __VA_ARGS__              \
+               : "memory")
 __device__ inline void tma_load_2d(void* target, const CUtensorMap* map, uint64_t* barrier,
                                    int32_t c0, int32_t c1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-      "%4}], [%2];" ::"r"(shared_address(target)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1)
-      : "memory");
+  MOIRE_LOAD("2d", "%3, %4", "r"(c0), "r"(c1));
 }
 __device__ inline void tma_load_3d(void* target, const CUtensorMap* map, uint64_t* barrier,
                                    int32_t c0, int32_t c1, int32_t c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-      "%4, %5}], [%2];" ::"r"(shared_address(target)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
+  MOIRE_LOAD("3d", "%3, %4, %5", "r"(c0), "r"(c1), "r"(c2));
 }
 __device__ inline void tma_load_4d(void* target, const CUtensorMap* map, uint64_t* barrier,
                                    int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-      "%4, %5, %6}], [%2];" ::"r"(shared_address(target)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
+  MOIRE_LOAD("4d", "%3, %4, %5, %6", "r"(c0), "r"(c1), "r"(c2), "r"(c3));
 }
 __device__ inline void tma_load_5d(void* target, const CUtensorMap* map, uint64_t* barrier,
                                    int32_t c0, int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
-      "%4, %5, %6, %7}], [%2];" ::"r"(shared_address(target)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
+  MOIRE_LOAD("5d", "%3, %4, %5, %6, %7", "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4));
 }
+#undef MOIRE_LOAD
 
 // A box from shared memory into a tensor; what lies outside the tensor is not stored.
+#define MOIRE_STORE(dimensions, names, ...)                                                     \
+  asm volatile("cp.async.bulk.tensor." dimensions ".global.shared::cta.bulk_group [%1, {" names \
+               "}], [%0];" ::"r"(shared_address(source)),                                       \
+               "l"(map), __VA_ARGS__                                                            \
+               : "memory")
 __device__ inline void tma_store_3d(const CUtensorMap* map, const void* source, int32_t c0,
                                     int32_t c1, int32_t c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%1, {%2, %3, %4}], [%0];" ::"r"(
-          shared_address(source)),
-      "l"(map), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
+  MOIRE_STORE("3d", "%2, %3, %4", "r"(c0), "r"(c1), "r"(c2));
 }
 __device__ inline void tma_store_4d(const CUtensorMap* map, const void* source, int32_t c0,
                                     int32_t c1, int32_t c2, int32_t c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%1, {%2, %3, %4, %5}], [%0];" ::"r"(
-          shared_address(source)),
-      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
+  MOIRE_STORE("4d", "%2, %3, %4, %5", "r"(c0), "r"(c1), "r"(c2), "r"(c3));
 }
 __device__ inline void tma_store_5d(const CUtensorMap* map, const void* source, int32_t c0,
                                     int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%1, {%2, %3, %4, %5, %6}], [%0];" ::
-          "r"(shared_address(source)),
-      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
+  MOIRE_STORE("5d", "%2, %3, %4, %5, %6", "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4));
 }
+#undef MOIRE_STORE
 
 // This thread's stores since the last commit become one group.
 __device__ inline void bulk_commit_group() {
