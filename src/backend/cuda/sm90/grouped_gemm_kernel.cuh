@@ -20,8 +20,6 @@
 //                        issued (ping-pong), or their first nearly done (side by side)
 #pragma once
 
-#include <cuda.h>
-
 #include <cstdint>
 
 #include "backend/cuda/device/report.cuh"
@@ -40,8 +38,8 @@
 namespace moire::cuda::sm90 {
 
 // What the kernel is instantiated with, besides the policy:
-// Operands: kA, kB (majorness); walk(); load(stage, barrier, tile, k) of stage_bytes();
-// rows_of_output(tile), from the group's first, or, where weights are decoded, weights(), blocks().
+// Operands: kA, kB (majorness); walk(); load(stage, barrier, tile, k); rows_of_output(tile), from
+// the group's first; where weights are decoded, weights(), blocks() and stage_bytes() instead.
 // Epilogue: see pieces.cuh; or take() (decoding_epilogue.cuh).
 template <class Operands, class Epilogue>
 struct Parameters {
@@ -129,16 +127,6 @@ __device__ WorkTile next_tile(SharedMemory<P>& s, Ring<P::kNumTiles>& ring) {
   return from_leader(tile);
 }
 
-// Of what a tile's stages are filled with: not always all that they hold.
-template <class P, class Operands>
-__device__ int stage_bytes(const Operands& operands, const WorkTile& tile) {
-  if constexpr (requires { operands.template stage_bytes<P>(tile); }) {
-    return operands.template stage_bytes<P>(tile);
-  } else {
-    return P::kStageBytes;
-  }
-}
-
 template <class P, class Operands>
 __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
   constexpr int kStepsToDraw = 4;  // in which the scheduler finds the next tile
@@ -148,7 +136,8 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
     tiles.wait_full(s.tile_full);
     const WorkTile tile = s.tiles[tiles.stage];
     if (!tile.is_valid) return;
-    const int bytes = stage_bytes<P>(operands, tile);
+    int bytes = P::kStageBytes;  // that stages are filled with: of a low tile not all they hold
+    if constexpr (P::kShape.decodes_weights) bytes = operands.template stage_bytes<P>(tile);
     const auto load = [&](int begin, int end) {
       for (int k = begin; k < end; ++k, ring.advance()) {
         ring.wait_empty(s.empty);
@@ -165,11 +154,6 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
     load(near_end, tile.num_k);
     ring.end_tile();
   }
-}
-
-// Of the 16 rows in a block of 64 that are this warp's.
-__device__ inline int first_row_of_warp(const WorkTile& tile, int block) {
-  return tile.first_m + block * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
 }
 
 template <class P, class Operands, class Epilogue>
@@ -195,7 +179,9 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
       continue;
     }
     const bool has_second = P::kRowBlocks == 2 && rows > 64;
-    const int32_t first_m = first_row_of_warp(tile, first_block);
+    // Of the 16 rows in a block of 64 that are this warp's.
+    const int32_t first_m =
+        tile.first_m + first_block * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
     pieces.expect(tile, first_m);
     // Before the sums take their registers.
     if (ScheduleOf<P>::kLoadStep == 0 && tile.num_k > 0) pieces.start();
@@ -232,9 +218,7 @@ __device__ void consume_decoding(SharedMemory<P>& s, const Operands& operands,
   SideBySide<P> schedule(s, consumer);
   StagingBuffers<P> buffers(s.buffers[consumer], s.buffer_full[consumer], consumer, warp % 4);
   for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
-    float sums[P::kTileM / 2];
-#pragma unroll
-    for (float& sum : sums) sum = 0;
+    float sums[P::kTileM / 2] = {};
     auto weights = operands.template weights<P>(tile, consumer);
     const int32_t blocks = operands.template blocks<P>(tile);
     multiply_decoding(s, schedule, ring, tile.num_k, blocks, weights, sums);
