@@ -9,8 +9,6 @@
 
 #include <moire.h>
 
-#include <utility>
-
 #include "backend/cuda/ptx/math.cuh"
 #include "core/host_device.h"
 

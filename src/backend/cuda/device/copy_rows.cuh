@@ -3,7 +3,6 @@
 
 #include <moire/tensor.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <utility>

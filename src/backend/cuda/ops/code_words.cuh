@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "backend/cuda/ops/quantize_tiles.cuh"
 

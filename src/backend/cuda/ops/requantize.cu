@@ -6,7 +6,6 @@
 // MXFP8's 32 rows, exchange theirs; eight warps, which have 128 rows, leave theirs in shared
 // memory, where a thread for each column makes its scale. Along the rows, lanes exchange theirs so
 // that each ends with rows of its own, makes their scales and lends the multipliers.
-#include <algorithm>
 #include <type_traits>
 
 #include "backend/cuda/implementations.h"

@@ -3,7 +3,6 @@
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/ops/row_scales.h"
-#include "core/divide.h"
 
 namespace moire::cuda::ops {
 namespace {

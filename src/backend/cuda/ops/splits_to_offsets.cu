@@ -1,7 +1,6 @@
 // splits_to_offsets on CUDA: one launch of one block, which walks the splits in tiles. It first
 // looks for the first wrong group; only if there is none, it walks them again and writes, so that
 // an error leaves all outputs untouched. Up to a tile of groups it reads the splits once.
-#include <algorithm>
 #include <limits>
 
 #include "backend/cuda/device/report.cuh"

@@ -7,8 +7,6 @@
 // 128 products, in FP32.
 #pragma once
 
-#include <type_traits>
-
 #include "backend/cuda/portable/operand.cuh"
 
 namespace moire::cuda::portable::gemm {

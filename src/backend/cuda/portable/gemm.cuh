@@ -14,9 +14,6 @@
 //   multiply          the sums of a tile into planes of shared memory
 #pragma once
 
-#include <cstdint>
-
-#include "backend/cuda/device/any_floats.cuh"
 #include "backend/cuda/device/shared.cuh"
 
 namespace moire::cuda::portable::gemm {
