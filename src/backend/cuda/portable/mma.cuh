@@ -5,8 +5,6 @@
 // different banks. Behind a slice lie its 64 lines' scales, where sums of products are scaled.
 #pragma once
 
-#include <type_traits>
-
 #include "backend/cuda/portable/elements.cuh"
 #include "backend/cuda/portable/gemm.cuh"
 #include "backend/cuda/ptx/matrix.cuh"
@@ -30,6 +28,7 @@ struct Mma {
   static_assert(kScaledSums % kDepth == 0);
 
   using Raw = typename Elements::Raw;
+  using Product = typename Elements::Product;
   using Pieces = Packed<Raw, kColumns>;
 
   class AlongK;
@@ -42,15 +41,6 @@ struct Mma {
 
   template <class Memory, int kHalves, class Left, class Right>
   __device__ static void multiply(Left left, Right (&right)[kHalves], int64_t k_end);
-
-  // d += a * b.
-  __device__ static void product(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&d)[4]) {
-    if constexpr (std::is_same_v<typename Elements::Product, __half>) {
-      ptx::mma_m16n8k16_fp16(a, b0, b1, d);
-    } else {
-      ptx::mma_m16n8k16_bf16(a, b0, b1, d);
-    }
-  }
 
   // Which row of which of its four matrices a lane gives ldmatrix.
   __device__ static int matrix() { return static_cast<int>(threadIdx.x) % 32 / 8; }
@@ -254,8 +244,8 @@ __device__ void Mma<Elements>::multiply(Left left, Right (&right)[kHalves], int6
         for (int pair = 0; pair < kPairs; ++pair) {
           uint32_t b[4];
           Right::load_right(Memory::slice(1 + h), column + 16 * pair, step, b);
-          product(a, b[0], b[1], products[h][2 * pair]);
-          product(a, b[2], b[3], products[h][2 * pair + 1]);
+          ptx::mma_m16n8k16<Product>(a, b[0], b[1], products[h][2 * pair]);
+          ptx::mma_m16n8k16<Product>(a, b[2], b[3], products[h][2 * pair + 1]);
         }
       }
     }
