@@ -165,10 +165,8 @@ class EvenWalk : RaggedMWalk<P::kTileM, P::kTileN> {
 };
 
 // d = a * op(b), a BF16 [capacity, k], b of MXFP8.
-template <Major kCodes>
+template <Major kWeights>
 struct DecodingRaggedM {
-  static constexpr Major kWeights = kCodes;
-  static constexpr bool kIsScaled = false;
   static constexpr int kBlockBytes = 64 * 128;  // of 64 rows, or columns, of a stage
 
   CUtensorMap a;  // {k, rows}; box {64, 64}
@@ -200,7 +198,7 @@ struct DecodingRaggedM {
       ptx::tma_load_2d(stage.a + i * kBlockBytes, &a, barrier, k0,
                        tile.first_row + tile.first_m + i * 64);
     }
-    if constexpr (kCodes == Major::kK) {
+    if constexpr (kWeights == Major::kK) {
       ptx::tma_load_3d(stage.b, &b, barrier, k0, tile.first_n, tile.matrix);
     } else {
 #pragma unroll
@@ -211,7 +209,7 @@ struct DecodingRaggedM {
     }
   }
   template <class P>
-  __device__ LaneWeights<P, kCodes> weights(const WorkTile& tile, int consumer) const {
+  __device__ LaneWeights<P, kWeights> weights(const WorkTile& tile, int consumer) const {
     return {scales, tile, consumer};
   }
 };

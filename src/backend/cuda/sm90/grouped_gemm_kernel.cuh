@@ -143,7 +143,7 @@ __device__ void produce(SharedMemory<P>& s, const Operands& operands) {
         ring.wait_empty(s.empty);
         ptx::mbarrier_arrive_expect_tx(&s.full[ring.stage], bytes);
         operands.template load<P>(s.stages[ring.stage], &s.full[ring.stage], tile, k * P::kTileK);
-        if constexpr (Operands::kIsScaled) {
+        if constexpr (P::kIsScaled) {
           operands.template load_scales<P>(s.scales[ring.stage], &s.full[ring.stage], tile, k);
         }
       }
@@ -186,7 +186,7 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
     // Before the sums take their registers.
     if (ScheduleOf<P>::kLoadStep == 0 && tile.num_k > 0) pieces.start();
     Sums<P> sums = {};
-    if constexpr (Operands::kIsScaled) {
+    if constexpr (P::kIsScaled) {
       const auto scales = operands.template scales<P>(tile, first_m);
       multiply_scaled_tile<Operands>(s, schedule, ring, tile.num_k, scales, sums[0], pieces);
     } else if (has_second) {

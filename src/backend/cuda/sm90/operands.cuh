@@ -43,7 +43,6 @@ struct MatrixNumbers {
 template <Major kWeights>
 struct RaggedM {
   static constexpr Major kA = Major::kK, kB = kWeights;
-  static constexpr bool kIsScaled = false;
 
   CUtensorMap a;  // {k, rows}; box {64, tile_m}
   // K-major {k, n, matrices}, box {64, tile_n, 1}. Else, in panels of 64 columns, {64, k, n / 64,
@@ -83,7 +82,6 @@ struct RaggedM {
 // a box of halves holds past its half is multiplied and not stored.
 struct GluPairs {
   static constexpr Major kA = Major::kK, kB = Major::kK;
-  static constexpr bool kIsScaled = false;
 
   CUtensorMap a;
   // Halves {k, 2F, matrices}, blocks {k, block, 2, F / block, matrices}; box of half a tile's rows.
@@ -119,7 +117,6 @@ struct GluPairs {
 // d_g = a_g^T * b_g over the rows of a group; rows past its end are loaded as zeros.
 struct RaggedK {
   static constexpr Major kA = Major::kMN, kB = Major::kMN;
-  static constexpr bool kIsScaled = false;
 
   CUtensorMap a;  // ragged {m, ...}; box {64, 64}
   CUtensorMap b;  // ragged {n, ...}

@@ -98,7 +98,7 @@ class RowAndTileScales {
 // d = a * b^T, K-major codes: a scale for 128 of a row of a, and for a tile of b.
 template <bool kIsE5M2>
 struct ScaledRaggedM : RaggedM<Major::kK> {
-  static constexpr bool kIsScaled = true, kIsE5M2A = kIsE5M2, kIsE5M2B = false;
+  static constexpr bool kIsE5M2A = kIsE5M2, kIsE5M2B = false;
 
   CUtensorMap a_scales;  // turned over, {rows, k / 128}; box {tile_m + 4, 1}
   TileScales b_scales;
@@ -174,7 +174,7 @@ class RowAndColumnScales {
 // (ops/core_codes.h): a scale for 128 rows of each column of a and of b.
 template <bool kA5, bool kB5>
 struct ScaledRaggedK {
-  static constexpr bool kIsScaled = true, kIsE5M2A = kA5, kIsE5M2B = kB5;
+  static constexpr bool kIsE5M2A = kA5, kIsE5M2B = kB5;
 
   CUtensorMap a, b;                // {blocks of 128 rows, m or n}; box {128, tile_m or tile_n}
   CUtensorMap a_scales, b_scales;  // {m or n, blocks}; box {tile_m or tile_n, 1}
