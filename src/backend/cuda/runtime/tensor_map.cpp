@@ -40,7 +40,9 @@ CUtensorMap TensorMaps::encode(std::string_view name, void* data, DType dtype,
 
 namespace {
 
-int64_t columns_of_box(const TensorView& t) { return 128 / dtype_size(t.type()); }
+int64_t columns_of_box(const TensorView& t, int64_t given = 0) {
+  return given == 0 ? 128 / dtype_size(t.type()) : given;
+}
 int64_t row_bytes(const TensorView& t) { return t.stride() * dtype_size(t.type()); }
 
 }  // namespace
@@ -64,21 +66,18 @@ Matrices::Matrices(const Weight& w) : Matrices(TensorView(w.tensor)) {
   span = static_cast<int64_t>(last - first);
 }
 
-CUtensorMap TensorMaps::matrix(std::string_view name, const TensorView& t, int64_t box_rows) {
-  return encode(name, t.data, t.type(),
-                {{t.columns(), 0, columns_of_box(t)}, {t.shape[0], row_bytes(t), box_rows}});
-}
-
-CUtensorMap TensorMaps::rows(std::string_view name, const TensorView& t, int64_t box_columns) {
-  return encode(name, t.data, t.type(),
-                {{t.columns(), 0, box_columns}, {t.shape[0], row_bytes(t), 1}});
+CUtensorMap TensorMaps::matrix(std::string_view name, const TensorView& t, int64_t box_rows,
+                               int64_t box_columns) {
+  return encode(
+      name, t.data, t.type(),
+      {{t.columns(), 0, columns_of_box(t, box_columns)}, {t.shape[0], row_bytes(t), box_rows}});
 }
 
 CUtensorMap TensorMaps::matrices(std::string_view name, const Matrices& m, int64_t box_rows,
                                  int64_t box_columns) {
   const TensorView& t = m.tensor;
   return encode(name, t.data, t.type(),
-                {{t.columns(), 0, box_columns == 0 ? columns_of_box(t) : box_columns},
+                {{t.columns(), 0, columns_of_box(t, box_columns)},
                  {t.shape[1], row_bytes(t), box_rows},
                  {m.count, m.distance, 1}});
 }
@@ -98,8 +97,7 @@ CUtensorMap TensorMaps::ragged_rows(std::string_view name, const TensorView& t, 
                                     int64_t halves, int64_t box_columns) {
   constexpr int64_t kRows = int64_t{1} << 30, kMany = int64_t{1} << 31, kWrap = int64_t{1} << 34;
   const int64_t columns = t.columns() / halves, row = row_bytes(t);
-  const Dimension inner{columns, 0, box_columns == 0 ? columns_of_box(t) : box_columns},
-      rows{kRows, row, box_rows};
+  const Dimension inner{columns, 0, columns_of_box(t, box_columns)}, rows{kRows, row, box_rows};
   const Dimension offset{kMany, row, 1}, wrap{kMany, kWrap - row, 1};
   if (halves == 1) return encode(name, t.data, t.type(), {inner, rows, offset, wrap});
   const Dimension half{halves, columns * dtype_size(t.type()), 1};

@@ -42,11 +42,11 @@ class TensorMaps {
   CUtensorMap encode(std::string_view name, void* data, DType dtype,
                      std::initializer_list<Dimension> dimensions);
 
-  // [rows, columns] in boxes of box_rows x 128 bytes.
-  CUtensorMap matrix(std::string_view name, const TensorView& t, int64_t box_rows);
-  // [rows, columns] in boxes of as many columns of one row, more than 128 bytes.
-  CUtensorMap rows(std::string_view name, const TensorView& t, int64_t box_columns);
-  // In boxes of box_rows x 128 bytes of one matrix; `box_columns` if not 128 bytes of them.
+  // [rows, columns] in boxes of box_rows x 128 bytes; here and below, `box_columns` if not 128
+  // bytes of them.
+  CUtensorMap matrix(std::string_view name, const TensorView& t, int64_t box_rows,
+                     int64_t box_columns = 0);
+  // In boxes of box_rows x 128 bytes of one matrix.
   CUtensorMap matrices(std::string_view name, const Matrices& m, int64_t box_rows,
                        int64_t box_columns = 0);
   // The same, columns as [columns / 64, 64]: boxes of num_panels of box_rows x 128 bytes, BF16.
@@ -54,7 +54,6 @@ class TensorMaps {
                      int64_t num_panels);
   // The rows of one group of [capacity, columns], which clips exactly at the group's end though it
   // knows no group. `halves` > 1: columns as [halves, columns / halves], each clipped by itself.
-  // `box_columns` if not 128 bytes of them.
   //
   // Dimensions {columns, halves, 2^30, many, many} with the strides {., row, row, 2^34 - row}: the
   // element at {c, h, 2^30 - len + i, off + len, 2^30} is at row (2^30 + off + i) * row

@@ -62,10 +62,8 @@ struct Call : RaggedMCall<GroupedGemmArgs> {
                      why_not_tma({{"a", args.a}, {"b", b.tensor}, {"d", args.d}})});
   }
   std::string policy() const {
-    const auto text = [&]<class P, Major>(const Cost& cost) {
-      return PolicyText().operator()<P>(cost);
-    };
-    return concat("weight decoded in registers, ", with_tile(state, args, text), preparation());
+    return concat("weight decoded in registers, ", with_tile(state, args, PolicyText()),
+                  preparation());
   }
   Status run(const Context& context, const char* op = "grouped_gemm") const {
     Launcher launcher(context, op);

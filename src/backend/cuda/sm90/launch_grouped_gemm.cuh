@@ -86,9 +86,9 @@ inline ProductSizes sizes(const GroupedGemmWgradArgs& args) {
                         as_rows(args.b, args.b_scales, args.groups).columns());
 }
 
-// What explain says of a choice.
+// What explain says of a choice; kMore is what else was chosen.
 struct PolicyText {
-  template <class P>
+  template <class P, auto... kMore>
   std::string operator()(const Cost& cost) const {
     return concat(P::text(), ", ", cost.blocks, " persistent blocks; ", cost.text());
   }

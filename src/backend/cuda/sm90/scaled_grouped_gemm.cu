@@ -65,7 +65,7 @@ struct Call : ProductCall<GroupedGemmArgs> {
     const auto store = store_of<P, Store>(maps, args);
     const ScaledRaggedM<kIsE5M2> operands{
         ragged_m<P, Major::kK>(maps, rows_.rows(), b_.codes(), store.n, args.tail),
-        maps.rows("a_scales", row_scales_.scales(), P::kRowScales), tile_scales(b_.scales())};
+        maps.matrix("a_scales", row_scales_.scales(), 1, P::kRowScales), tile_scales(b_.scales())};
     launch<P>(launcher, sizes(args), args.groups, operands, store);
   }
 

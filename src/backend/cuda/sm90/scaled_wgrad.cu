@@ -72,8 +72,8 @@ struct Call : ProductCall<GroupedGemmWgradArgs> {
       const Matrices d{Weight(args.d)};
       const ScaledRaggedK<kA5, kB5> operands{maps.matrix("a", a_.codes(), P::kTileM),
                                              maps.matrix("b", b_.codes(), P::kTileN),
-                                             maps.rows("a_scales", a_.scales(), P::kTileM),
-                                             maps.rows("b_scales", b_.scales(), P::kTileN),
+                                             maps.matrix("a_scales", a_.scales(), 1, P::kTileM),
+                                             maps.matrix("b_scales", b_.scales(), 1, P::kTileN),
                                              static_cast<int32_t>(of.m),
                                              static_cast<int32_t>(of.n)};
       const Accumulate<T> epilogue{maps.matrices("d", d, P::kBoxRows), operands.n, args.beta,
