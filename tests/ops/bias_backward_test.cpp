@@ -149,7 +149,7 @@ TEST(BiasBackwardScale, IsAddedToWhatIsThereAndItsTailIsStillZeroed) {
   EXPECT_EQ(c.run_on(tested()).message(), "bias_backward: beta_scale is 2, must be 0 to 1");
 }
 
-TEST(BiasBackwardOrder, IsSixtyFourRowsAtATimeFromTheGroupsFirstRow) {
+TEST(BiasBackwardOrder, IsThirtyTwoRowsAtATimeFromTheGroupsFirstRow) {
   Batch batch({77, 130, 1, 64});
   for (const int64_t padding : {0, 3}) {
     const int64_t n = 600;
@@ -160,9 +160,9 @@ TEST(BiasBackwardOrder, IsSixtyFourRowsAtATimeFromTheGroupsFirstRow) {
       const int64_t end = batch.offsets()[static_cast<size_t>(g) + 1];
       for (int64_t j = 0; j < n; ++j) {
         float sum = 0;
-        for (int64_t block = first; block < end; block += 64) {
+        for (int64_t block = first; block < end; block += 32) {
           float partial = 0;
-          for (int64_t i = block; i < std::min(block + 64, end); ++i) {
+          for (int64_t i = block; i < std::min(block + 32, end); ++i) {
             partial = std::fma(static_cast<float>(c.scale.get(0, i)),
                                static_cast<float>(c.grad_y.get(i, j)), partial);
           }

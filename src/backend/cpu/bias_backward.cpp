@@ -1,4 +1,4 @@
-// bias_backward on the CPU, one pass over grad_y: a task takes one block of 64 rows of a group,
+// bias_backward on the CPU, one pass over grad_y: a task takes one block of 32 rows of a group,
 // writes the block's partial sums to the workspace and finishes its rows' grad_scale; then a task
 // per group and 512 columns adds the group's partials in order.
 #include "backend/cpu/bias_backward.h"
@@ -185,7 +185,8 @@ Status run(const Context& context, const BiasBackwardArgs& args) {
 }
 
 std::string policy(const DeviceState& state, const BiasBackwardArgs&) {
-  return concat("partial sums of 64 rows, ", state.simd, ", ", state.num_threads, " threads");
+  return concat("partial sums of ", kBlockRows, " rows, ", state.simd, ", ", state.num_threads,
+                " threads");
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
   if (quantized_grad_z(args).is_fused() || quantized_act(args).is_fused()) {
     p.row_step = p.patch_rows = gemm::kQuantizedRows;
   }
-  if (is_present(args.grad_bias)) p.row_step = kBlockRows;  // a multiple of the other
+  if (is_present(args.grad_bias)) p.row_step = kBlockRows;  // which the other is, too
   p.a_scales = args.grad_y_scales;
   p.weight_scales = args.w2_scales;
   p.emulates = args.accumulation == MOIRE_ACCUMULATE_EMULATED;

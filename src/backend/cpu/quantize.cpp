@@ -188,37 +188,26 @@ class Copies {
   std::atomic<bool> found_non_finite_ = false;
 };
 
-// All blocks: `fill(block, source)` says where a block's rows lie. Where `bias` asks for sums, a
-// task has the rows of whole partial sums: of one block, or of two of 32.
+// All blocks: `fill(block, source)` says where a block's rows lie. Where `bias` asks for sums,
+// those of a block are whole partial sums.
 template <class Fill>
 void quantize_blocks(ThreadPool& pool, const ScaleBlocks& blocks, int64_t columns, Copies& copies,
                      int32_t tail, Fill&& fill, const BiasBackwardArgs* bias = nullptr) {
-  const auto quantize = [&](int64_t index, const RowBlock& block, int64_t first, int64_t end) {
-    QuantizeStrip q;
-    q.strip.num_rows = block.end - block.first;
-    q.strip.first = first;
-    q.strip.end = end;
-    fill(index, block, q.strip.source);
-    copies.aim(q, index, block);
-    HWY_DYNAMIC_DISPATCH(quantize_strip)(q);
-  };
-  for_each_strip(
-      pool, blocks, columns, [&](int64_t index, RowBlock block, int64_t first, int64_t end) {
-        if (block.first == block.end) {
-          if (tail == MOIRE_TAIL_ZERO) copies.zero_scales(index, first, end);
-          return;
-        }
-        if (bias == nullptr) return quantize(index, block, first, end);
-        const int64_t of_group = block.first - bias->groups.offsets[block.group];
-        if (of_group % kBlockRows != 0) return;  // the task before has it
-        quantize(index, block, first, end);
-        const RowBlock next = blocks.at(index + 1);
-        if (blocks.size() < kBlockRows && next.group == block.group && next.first < next.end) {
-          quantize(index + 1, next, first, end);
-          block.end = next.end;
-        }
-        sum_bias_rows(*bias, block, first, end);
-      });
+  for_each_strip(pool, blocks, columns,
+                 [&](int64_t index, const RowBlock& block, int64_t first, int64_t end) {
+                   if (block.first == block.end) {
+                     if (tail == MOIRE_TAIL_ZERO) copies.zero_scales(index, first, end);
+                     return;
+                   }
+                   QuantizeStrip q;
+                   q.strip.num_rows = block.end - block.first;
+                   q.strip.first = first;
+                   q.strip.end = end;
+                   fill(index, block, q.strip.source);
+                   copies.aim(q, index, block);
+                   HWY_DYNAMIC_DISPATCH(quantize_strip)(q);
+                   if (bias != nullptr) sum_bias_rows(*bias, block, first, end);
+                 });
 }
 
 Status run_quantize(const Context& context, const QuantizeArgs& args) {

@@ -1,5 +1,5 @@
 // Blocks of s rows of each group, counted from the group's first row: what sums over a group's
-// rows are cut into (s = 64), so that threads can share a group and the sum keeps one order; and
+// rows are cut into (s = 32), so that threads can share a group and the sum keeps one order; and
 // what shares a columnwise scale (s = 32 or 128).
 //
 // Block b of group g has the index offsets[g] / s + g + b. Indices of different groups never meet,
@@ -16,7 +16,7 @@
 
 namespace moire::cpu {
 
-inline constexpr int64_t kBlockRows = 64;
+inline constexpr int64_t kBlockRows = 32;
 
 struct RowBlock {
   int64_t group;

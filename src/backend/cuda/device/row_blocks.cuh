@@ -1,5 +1,5 @@
 // Blocks of s rows of each group, counted from the group's first row: what sums over a group's rows
-// are cut into (s = 64), and what shares a columnwise scale (s = 32 or 128). Block b of group g has
+// are cut into (s = 32), and what shares a columnwise scale (s = 32 or 128). Block b of group g has
 // the index offsets[g] / s + g + b; indices of different groups never meet, and some belong to no
 // block. Hence the number of indices follows from the capacity alone, and a grid can have one block
 // per index.
@@ -13,19 +13,28 @@
 
 namespace moire::cuda {
 
-inline constexpr int64_t kBlockRows = 64;
+inline constexpr int64_t kBlockRows = 32;
 
 struct RowBlock {
   int64_t group;
   int64_t first, end;  // rows; empty if the index belongs to no block
 };
 
+template <int64_t kSize = kBlockRows>
 __host__ __device__ inline int64_t row_blocks_bound(const moire_groups& groups) {
-  return groups.num_groups == 0 ? 0 : groups.capacity / kBlockRows + groups.num_groups;
+  return groups.num_groups == 0 ? 0 : groups.capacity / kSize + groups.num_groups;
 }
 template <int64_t kSize = kBlockRows>
 __device__ inline int64_t first_row_block(const moire_groups& groups, int64_t group) {
   return rows_of(groups, group).begin / kSize + group;
+}
+
+// The index, among blocks of kBlockRows, of the one whose first row is also the first of a block of
+// kSize with this index: index - first_row / kSize is their group.
+template <int64_t kSize>
+__device__ inline int64_t partial_index(int64_t index, int64_t first_row) {
+  static_assert(kSize % kBlockRows == 0);
+  return index - first_row / kSize + first_row / kBlockRows;
 }
 
 // A warp calls it together: it looks at 32 groups at once, so that 1024 are searched in the time of

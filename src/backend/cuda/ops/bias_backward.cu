@@ -1,8 +1,8 @@
-// bias_backward on CUDA, one pass over grad_y. A block takes 64 rows of a group (or several such
-// blocks of narrow rows) and up to 4096 columns; two threads (of 16-bit elements) share a segment
-// of 64 columns as the order of grad_scale's sums wants it, and walk down the rows, while the next
-// rows are on their way (segment_pieces.cuh). Both gradients leave partial sums in the workspace,
-// which a launch each adds in order.
+// bias_backward on CUDA, one pass over grad_y. A block takes two
+// blocks of 32 rows of a group (or several such pairs of narrow rows) and up to 4096 columns; two
+// threads (of 16-bit elements) share a segment of 64 columns as the order of grad_scale's sums
+// wants it, and walk down the rows, while the next rows are on their way (segment_pieces.cuh). Both
+// gradients leave partial sums in the workspace, which a launch each adds in order.
 #include <algorithm>
 
 #include "backend/cuda/device/any_floats.cuh"
@@ -29,8 +29,11 @@ template <bool kScales>
 constexpr int kStages = kScales ? 5 : 4;
 template <bool kScales>
 constexpr int kBlocks = kScales ? 4 : 5;
-// Blocks of 64 rows of a block of threads, at most.
-constexpr uint32_t kRowBlocks = 8;
+// Two blocks of rows with neighbouring indices are a chain: a thread walks down one, then the
+// other.
+constexpr uint32_t kOfChain = 2, kChainRows = kOfChain * kBlockRows;
+// Chains of a block of threads, at most.
+constexpr uint32_t kChains = 8;
 
 template <int N>
 using Tiling = SegmentTiling<N, kThreads>;
@@ -50,40 +53,52 @@ struct Operands {
 
 // What a block of threads knows of its rows.
 struct Rows {
-  RowBlock blocks[kRowBlocks];
-  int64_t sources[kRowBlocks][kBlockRows];  // in grad_y; -1: none
-  float scales[kRowBlocks][kBlockRows];
+  RowBlock blocks[kChains][kOfChain];
+  int64_t sources[kChains][kChainRows];  // in grad_y; -1: none
+  float scales[kChains][kChainRows];
 };
 
-// Of `count` blocks of rows from `first_index` on; all threads call it.
+// A chain's rows: its blocks that are there follow each other.
+struct Chain {
+  int64_t first;
+  uint32_t of_first_block, count;
+  __device__ explicit Chain(const RowBlock (&blocks)[kOfChain])
+      : of_first_block(static_cast<uint32_t>(blocks[0].end - blocks[0].first)),
+        count(of_first_block + static_cast<uint32_t>(blocks[1].end - blocks[1].first)) {
+    first = blocks[of_first_block == 0 ? 1 : 0].first;
+  }
+};
+
+// Of `count` chains of blocks from `first_index` on; all threads call it.
 template <class T>
 __device__ void load_rows(const Operands<T>& args, int64_t first_index, uint32_t count, Rows& rows,
                           const Reporter& reporter) {
-  for (uint32_t b = threadIdx.x / kWarp; b < count; b += kWarps) {
+  for (uint32_t b = threadIdx.x / kWarp; b < kOfChain * count; b += kWarps) {
     const int64_t index = first_index + b;
     RowBlock block{0, 0, 0};
     if (index < row_blocks_bound(args.groups)) block = row_block_at(args.groups, index);
-    if (threadIdx.x % kWarp == 0) rows.blocks[b] = block;
+    if (threadIdx.x % kWarp == 0) rows.blocks[b / kOfChain][b % kOfChain] = block;
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < count * kBlockRows; i += kThreads) {
-    const uint32_t b = i / kBlockRows, r = i % kBlockRows;
-    const int64_t row = rows.blocks[b].first + r;
-    const bool exists = row < rows.blocks[b].end;
+  for (uint32_t i = threadIdx.x; i < count * kChainRows; i += kThreads) {
+    const uint32_t c = i / kChainRows, r = i % kChainRows;
+    const Chain chain(rows.blocks[c]);
+    const int64_t row = chain.first + r;
+    const bool exists = r < chain.count;
     int64_t source = exists ? row : -1;
     if (exists && args.row_idx.is_present()) {
       source = checked_index(args.row_idx, row, args.row_idx.at(row), args.num_source_rows,
                              Dropping::kForbidden, reporter);
     }
-    rows.sources[b][r] = source;
-    rows.scales[b][r] = exists && args.scale != nullptr ? args.scale[row] : 1.0F;
+    rows.sources[c][r] = source;
+    rows.scales[c][r] = exists && args.scale != nullptr ? args.scale[row] : 1.0F;
   }
   __syncthreads();
 }
 
-// A segment, or a piece of it that a thread moves, of every row of a block.
+// A segment, or a piece of it that a thread moves, of every row of a chain.
 struct Place {
-  uint32_t block;   // of Rows
+  uint32_t chain;   // of Rows
   uint32_t column;  // args.columns or more: none
 };
 
@@ -99,8 +114,8 @@ __device__ void fetch_row(const Operands<T>& args, const Rows& rows, uint32_t r,
                           const Place (&places)[kSegmentSteps], SegmentPieces<T, N> pieces) {
 #pragma unroll
   for (uint32_t i = 0; i < kSegmentSteps; ++i) {
-    const auto [block, column] = places[i];
-    const int64_t source = column < args.columns ? rows.sources[block][r] : -1;
+    const auto [chain, column] = places[i];
+    const int64_t source = column < args.columns ? rows.sources[chain][r] : -1;
     pieces.fetch(i, source < 0 ? nullptr : args.grad_y.row(source) + column);
   }
 }
@@ -137,16 +152,33 @@ __device__ void add_row(SegmentPieces<T, N> pieces, float scale, const Own<N>& b
   }
 }
 
+// Floats, four at a time where a thread has as many columns, which then start on 16 bytes.
+template <int N>
+__device__ void store_floats(float* to, const float (&from)[N]) {
+  if constexpr (N % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      *reinterpret_cast<float4*>(to + i) = {from[i], from[i + 1], from[i + 2], from[i + 3]};
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+  }
+}
+
+// Where they are asked for; the next block's begin with zeros.
 template <int N, class T>
 __device__ void store_partial(const Operands<T>& args, int64_t index, uint32_t first_column,
-                              const Own<N>& partial) {
+                              Own<N>& partial) {
+  if (args.block_partials == nullptr) return;
 #pragma unroll
   for (int step = 0; step < kSegmentSteps; ++step) {
     const uint32_t column = first_column + SegmentPieces<T, N>::step_column(step);
     if (column >= args.columns) return;
     float* const target = args.block_partials + index * args.columns + column;
+    store_floats(target, partial[step]);
 #pragma unroll
-    for (int i = 0; i < N; ++i) target[i] = partial[step][i];
+    for (float& sum : partial[step]) sum = 0;
   }
 }
 
@@ -162,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kScales>)
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     check_groups(args.groups, reporter, threadIdx.x, kThreads);
   }
-  const int64_t first_index = int64_t{blockIdx.x} * tiling.rows;
+  const int64_t first_index = int64_t{blockIdx.x} * tiling.rows * kOfChain;
   load_rows(args, first_index, tiling.rows, rows, reporter);
   const uint32_t warp = threadIdx.x / kWarp;
   Place moved[kSegmentSteps];
@@ -172,36 +204,44 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kScales>)
     moved[i].column += Pieces::column_of(i);
   }
   const Place own = place_of(args, tiling, threadIdx.x / kSharing);
-  const RowBlock block = rows.blocks[own.block];
-  const auto count =
-      own.column < args.columns ? static_cast<uint32_t>(block.end - block.first) : 0U;
+  const auto& blocks = rows.blocks[own.chain];
+  const Chain chain(blocks);
+  const uint32_t count = own.column < args.columns ? chain.count : 0U;
+  const int64_t index = first_index + kOfChain * own.chain;
   Own<N> bias = {}, partial = {};
-  if (kScales && count != 0) load_bias(args, block.group, own.column, bias);
+  const auto begin_block = [&](uint32_t b) {
+    if (kScales) load_bias(args, blocks[b].group, own.column, bias);
+  };
+  if (count != 0) begin_block(chain.of_first_block == 0 ? 1 : 0);
   const auto fetch = [&](uint32_t r) {
-    if (r < kBlockRows) fetch_row(args, rows, r, moved, Pieces(stages[warp][r % kDepth]));
+    if (r < kChainRows) fetch_row(args, rows, r, moved, Pieces(stages[warp][r % kDepth]));
     __pipeline_commit();
   };
   for (uint32_t r = 0; r < kDepth - 1; ++r) fetch(r);
-  // All threads of a warp take as many rounds, whichever blocks of rows they have.
+  // All threads of a warp take as many rounds, whichever rows they have.
   const uint32_t rounds = __reduce_max_sync(0xFFFFFFFFU, count);
   for (uint32_t r = 0; r < rounds; ++r) {
     __syncwarp();  // the stage has been read
     fetch(r + kDepth - 1);
     __pipeline_wait_prior(kDepth - 1);
     __syncwarp();  // row r is there
+    if (r == chain.of_first_block && r != 0 && r < count) {
+      store_partial(args, index, own.column, partial);
+      begin_block(1);
+    }
     float sums[N] = {};
     if (r < count) {
-      add_row<kScales>(Pieces(stages[warp][r % kDepth]), rows.scales[own.block][r], bias, partial,
+      add_row<kScales>(Pieces(stages[warp][r % kDepth]), rows.scales[own.chain][r], bias, partial,
                        sums);
     }
     if (!kScales) continue;
     const float sum = fold_lanes(sums);
     if (r < count && threadIdx.x % kSharing == 0) {
-      args.row_partials[(block.first + r) * tiling.segments + own.column / kSegment] = sum;
+      args.row_partials[(chain.first + r) * tiling.segments + own.column / kSegment] = sum;
     }
   }
-  if (args.block_partials == nullptr || count == 0) return;
-  store_partial(args, first_index + own.block, own.column, partial);
+  if (count == 0) return;
+  store_partial(args, index + (count > chain.of_first_block ? 1 : 0), own.column, partial);
 }
 
 // Calls f.operator()<N, T>() for the type and the alignment of a call.
@@ -218,7 +258,7 @@ decltype(auto) with_columns(const BiasBackwardArgs& args, F&& f) {
 template <int N>
 Tiling<N> tiling_of(const BiasBackwardArgs& args) {
   Tiling<N> tiling(TensorView(args.grad_y).columns());
-  tiling.rows = std::min(tiling.rows, kRowBlocks);
+  tiling.rows = std::min(tiling.rows, kChains);
   return tiling;
 }
 
@@ -238,7 +278,7 @@ class Call {
   std::string policy() const {
     return with_columns(args_, [&]<int N, class T>() {
       const Tiling<N> tiling = tiling_of<N>(args_);
-      return concat("partial sums of ", kBlockRows, " rows, ", tiling.rows, " and ",
+      return concat("partial sums of ", kBlockRows, " rows, ", kOfChain * tiling.rows, " and ",
                     tiling.per_part * kSegment, " columns per block of ", kThreads, " threads, ", N,
                     " columns at once");
     });
@@ -247,7 +287,7 @@ class Call {
     Launcher launcher(context, "bias_backward");
     with_columns(args_, [&]<int N, class T>() {
       const Tiling<N> tiling = tiling_of<N>(args_);
-      const dim3 grid(blocks_for(row_blocks_bound(args_.groups), tiling.rows),
+      const dim3 grid(blocks_for(row_blocks_bound(args_.groups), kOfChain * tiling.rows),
                       blocks_for(tiling.segments, tiling.per_part));
       const auto kernel = has_scale() ? sum_kernel<true, N, T> : sum_kernel<false, N, T>;
       launcher.launch(kernel, {grid, kThreads}, operands<T>(), tiling, launcher.reporter());

@@ -1,14 +1,14 @@
 // The activation's backward, and the FP8 copies of what it gives, in one pass: a block of threads
 // computes grad_z and act of some rows and 128 columns of F into shared memory, a tile of act and
 // the two of grad_z that belong to these columns, and quantises one after the other. Where a bias'
-// gradient is asked for, it sums grad_z's columns in between: 64 rows a partial sum, which for
-// MXFP8 are two tiles of rows.
+// gradient is asked for, it sums grad_z's columns in between.
 #include <cuda_pipeline.h>
 
 #include <algorithm>
 #include <bit>
 
 #include "backend/cuda/device/lane_sums.cuh"
+#include "backend/cuda/ops/column_sums.cuh"
 #include "backend/cuda/ops/glu_copies.h"
 #include "backend/cuda/ops/glu_tiles.cuh"
 #include "backend/cuda/ops/partial_sums.h"
@@ -42,7 +42,7 @@ struct BackwardArgs {
   PiecePlaces places;
   Matrix<const __nv_bfloat16> grad_act;
   float* grad_probs_parts;  // or null
-  float* grad_bias_parts;   // [blocks of 64 rows, columns of grad_z], or null
+  float* grad_bias_parts;   // [blocks of 32 rows, columns of grad_z], or null
   uint32_t f, f_tiles;
   QuantizeTiles<TileRows<kScaling>> grad_z, act;
 
@@ -156,42 +156,24 @@ class GradientPart {
   bool has_row_;
 };
 
-// A thread's sum: of two columns of grad_z, down 64 rows of tiles in order (docs/numerics.md).
+// Partial sums of grad_z's columns, in tiles that others wrote.
 template <int kScaling, class Columns>
-class BiasPart {
- public:
-  // Of the tile's rows, which others wrote.
-  __device__ void add(uint32_t num_rows) {
-    const uint32_t end = min(num_rows, first_row() + static_cast<uint32_t>(kBlockRows));
-#pragma unroll 4
-    for (uint32_t row = first_row(); row < end; ++row) {
-      const uint4& piece = GluTile<kScaling>::piece(which(), row, pair() / 4);
-      const uint32_t word = reinterpret_cast<const uint32_t*>(&piece)[pair() % 4];
-      const float2 values = __bfloat1622float2(bits_as<__nv_bfloat162>(word));
-      sum_.x += values.x;
-      sum_.y += values.y;
-    }
-  }
-  // Where sum_block_partials() reads it, if the block has rows for this thread.
-  __device__ void store(const BackwardArgs<kScaling, Columns>& args, const RowBlock& block,
-                        uint32_t first_f) const {
-    const uint32_t first = args.first_column(first_f, which()), column = first + 2 * pair();
-    const int64_t row = block.first + first_row();
-    if (row >= block.end || column >= args.end_column(first, false)) return;
-    const moire_groups& groups = args.grad_z.blocks.groups;
-    const int64_t index = first_row_block(groups, block.group) +
-                          (row - rows_of(groups, block.group).begin) / kBlockRows;
-    float* const parts = args.grad_bias_parts + index * args.grad_z.source.columns;
-    *reinterpret_cast<float2*>(parts + column) = sum_;
-  }
-
- private:
-  static constexpr uint32_t kPairs = kGluColumns / 2, kOfTiles = kPairs * kActTile<Columns>;
-  __device__ static uint32_t pair() { return threadIdx.x % kPairs; }
-  __device__ static uint32_t which() { return threadIdx.x / kPairs % kActTile<Columns>; }
-  __device__ static uint32_t first_row() { return threadIdx.x / kOfTiles * kBlockRows; }
-  float2 sum_{};
-};
+__device__ inline void sum_bias(const BackwardArgs<kScaling, Columns>& args, uint32_t index,
+                                const RowRange& rows, uint32_t first_f) {
+  using Tile = GluTile<kScaling>;
+  constexpr uint32_t kPairs = kGluColumns / 2;
+  const uint32_t pair = threadIdx.x % kPairs, which = threadIdx.x / kPairs % kActTile<Columns>;
+  const uint32_t part = threadIdx.x / (kPairs * kActTile<Columns>);
+  const uint32_t first = args.first_column(first_f, which), column = first + 2 * pair;
+  if (column >= args.end_column(first, false)) return;
+  const int64_t columns = args.grad_z.source.columns;
+  const int64_t index_of_first = partial_index<Tile::kRows>(index, rows.begin);
+  sum_part(args.grad_bias_parts + index_of_first * columns + column, columns, part,
+           static_cast<uint32_t>(rows.size()), [&](uint32_t row) {
+             const uint4& piece = Tile::piece(which, row, pair / 4);
+             return reinterpret_cast<const uint32_t*>(&piece)[pair % 4];
+           });
+}
 
 // Row block `index`, which has these rows, and 128 columns of F from first_f on: all copies of the
 // tiles in shared memory.
@@ -255,11 +237,6 @@ __device__ inline void compute(const BackwardArgs<kScaling, Columns>& args, cons
   __syncthreads();
 }
 
-// Rows of a block of threads: where it sums, a whole partial sum's at least.
-template <bool kSums, int kScaling>
-constexpr int64_t kRowsOfBlock =
-    kSums&& GluTile<kScaling>::kIsMx ? kBlockRows : int64_t{GluTile<kScaling>::kRows};
-
 template <bool kSums, int kScaling, class Columns>
 __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>::kBlocks)
     glu_backward_copies_kernel(const __grid_constant__ BackwardArgs<kScaling, Columns> args,
@@ -271,28 +248,13 @@ __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>
   if (blockIdx.x == 0) check_groups(blocks.groups, reporter, threadIdx.x, Tile::kThreads);
   const uint32_t index = blockIdx.x / args.f_tiles;
   const uint32_t first_f = blockIdx.x % args.f_tiles * kGluColumns;
-  constexpr int kTiles = kRowsOfBlock<kSums, kScaling> / Tile::kRows;
-  RowBlock block{};
+  const RowRange rows = blocks.at_together<Tile::kRows>(index, index);
+  if (rows.size() > 0) compute(args, rows, first_f);
   if constexpr (kSums) {
-    block = row_block_at<kTiles * Tile::kRows>(blocks.groups, index);
-  } else {
-    const RowRange rows = blocks.at_together<Tile::kRows>(index, index);
-    block.first = rows.begin, block.end = rows.end;
+    sum_bias(args, index, rows, first_f);
+    __syncthreads();  // what quantises writes where sums were read
   }
-  BiasPart<kScaling, Columns> part;
-#pragma unroll 1
-  for (int i = 0; i < kTiles; ++i) {
-    const int64_t first = min(block.first + i * int64_t{Tile::kRows}, block.end);
-    const RowRange rows{first, min(first + Tile::kRows, block.end)};
-    if (rows.size() > 0) compute(args, rows, first_f);
-    if constexpr (kSums) {
-      part.add(static_cast<uint32_t>(rows.size()));
-      if (i == kTiles - 1) part.store(args, block, first_f);
-      __syncthreads();  // what quantises writes where sums were read
-    }
-    quantize_tiles(args, index, rows, first_f, reporter, grad_z_notes, act_notes);
-    if (i < kTiles - 1) __syncthreads();
-  }
+  quantize_tiles(args, index, rows, first_f, reporter, grad_z_notes, act_notes);
 }
 
 // The launch, of copies with such scales.
@@ -310,8 +272,7 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
                            is_present(call.grad_bias);
   const ScaleBlocks blocks = scale_blocks(z, call.grad_z.groups, kScaling, shares_rows);
   const bool sums = is_present(call.grad_bias);
-  const int64_t rows = sums ? kRowsOfBlock<true, kScaling> : kRowsOfBlock<false, kScaling>;
-  const LaunchShape shape = shape_of<kScaling>(blocks, rows, f_tiles, of_act.first_tile + 1);
+  const LaunchShape shape = shape_of<kScaling>(blocks, f_tiles, of_act.first_tile + 1);
   // In this order: what is found in grad_z comes first, wherever it is (non_finite.cuh).
   const NonFiniteReporter grad_z_notes = notes_of(launcher, context, op, "grad_z");
   const NonFiniteReporter act_notes = notes_of(launcher, context, op, "act");

@@ -27,7 +27,7 @@ struct GluBackwardCopies {
   moire_tensor grad_bias = {};        // the sums of each group's rows of grad_z, or absent
   int32_t beta = 0;                   // of grad_bias
   float* grad_probs_parts = nullptr;  // [capacity, parts], where grad_probs is present
-  float* grad_bias_parts = nullptr;   // [blocks of 64 rows, 2F], where grad_bias is
+  float* grad_bias_parts = nullptr;   // [blocks of 32 rows, 2F], where grad_bias is
   // Takes the memory of both; glu and grad_bias are complete.
   void take_parts(Arena& arena);
   Reason supports() const;

@@ -132,10 +132,9 @@ QuantizeTiles<TileRows<kScaling>> tiles_of(const QuantizeArgs& args,
 
 // Blocks of threads, one at least: it zeroes the tail where there is nothing else.
 template <int kScaling>
-LaunchShape shape_of(const ScaleBlocks& blocks, int64_t rows, uint32_t column_tiles,
-                     uint32_t tiles) {
+LaunchShape shape_of(const ScaleBlocks& blocks, uint32_t column_tiles, uint32_t tiles) {
   using Tile = GluTile<kScaling>;
-  const int64_t count = std::max<int64_t>(1, blocks.count(rows)) * column_tiles;
+  const int64_t count = std::max<int64_t>(1, blocks.count(Tile::kRows)) * column_tiles;
   return {blocks_for(count, 1), Tile::kThreads, tiles * Tile::kBytes};
 }
 

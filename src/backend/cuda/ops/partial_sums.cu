@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block per group and 256 columns.
+// A block per group and 256 columns, of which a thread waits for so many partial sums at once.
+constexpr int kAtOnce = 32;
 __global__ void __launch_bounds__(kThreads)
     sum_block_partials_kernel(const float* partials, int64_t columns, moire_groups groups,
                               AnyFloats target, int32_t beta, const uint8_t* beta_per_group) {
@@ -47,8 +48,15 @@ __global__ void __launch_bounds__(kThreads)
   if (count == 0 && accumulates) return;
   const float* partial = partials + first_row_block(groups, group) * columns + column;
   float sum = 0;
-#pragma unroll 8
-  for (int64_t i = 0; i < count; ++i) sum += partial[i * columns];
+  for (int64_t first = 0; first < count; first += kAtOnce) {
+    float of_block[kAtOnce];  // zeros past the last, which change no sum that began with one
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      of_block[i] = first + i < count ? partial[(first + i) * columns] : 0.0F;
+    }
+#pragma unroll
+    for (const float value : of_block) sum += value;
+  }
   target.set(group, column, accumulates ? target.at(group, column) + sum : sum);
 }
 

@@ -1,6 +1,6 @@
 // grouped_gemm_glu_backward on CUDA, the plain way: grad_act is rounded to the storage type, then
-// comes the activation's backward. A tile's 64 columns are a segment of grad_probs' sums, its 64
-// rows a block of grad_bias's; both leave partial sums in the workspace, which a launch each adds.
+// comes the activation's backward. A tile's 64 columns are a segment of grad_probs' sums, its rows
+// two blocks of grad_bias's; both leave partial sums in the workspace, which a launch each adds.
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/device/lane_sums.cuh"
 #include "backend/cuda/implementation_of.h"
@@ -69,17 +69,23 @@ struct GluBackward {
   }
 
  private:
-  // A thread per column of either half.
+  // A thread per column of either half and block of rows.
   template <class Memory>
   __device__ void sum_rows(const gemm::Tile& tile) const {
-    const int half = static_cast<int>(threadIdx.x) / gemm::kTile;
+    constexpr int kRows = kBlockRows;
+    static_assert(gemm::kThreads == 2 * gemm::kTile * (gemm::kTile / kRows));
+    const int half = static_cast<int>(threadIdx.x) / gemm::kTile % 2;
     const int column = static_cast<int>(threadIdx.x) % gemm::kTile;
-    if (half > 1 || !tile.has_column(column)) return;
+    const int first = static_cast<int>(threadIdx.x) / (2 * gemm::kTile) * kRows;
+    if (!tile.has_row(first) || !tile.has_column(column)) return;
     float sum = 0;
-    for (int row = 0; row < tile.num_rows; ++row) sum += Memory::plane(half)[row][column];
+    for (int row = first; row < min(tile.num_rows, first + kRows); ++row) {
+      sum += Memory::plane(half)[row][column];
+    }
     const int64_t at = tile.first_column + column;
     const int64_t position = half == 0 ? layout.gate(at) : layout.up(at);
-    bias_partials[tile.block * 2 * layout.f + position] = sum;
+    const int64_t index = (tile.first_row + first) / kRows + tile.group;
+    bias_partials[index * 2 * layout.f + position] = sum;
   }
 };
 

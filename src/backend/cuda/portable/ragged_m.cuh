@@ -20,8 +20,6 @@
 
 namespace moire::cuda::portable::gemm {
 
-static_assert(kTile == kBlockRows);
-
 struct RaggedM {
   Operand a;
   Indices row_idx;
@@ -38,7 +36,6 @@ struct RaggedM {
 
 // A tile of the output.
 struct Tile {
-  int64_t block;  // index of its rows, see row_blocks.cuh
   int64_t group;
   int64_t first_row;
   int num_rows;
@@ -119,9 +116,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     check_groups(p.groups, reporter, threadIdx.x, kThreads);
   }
-  const RowBlock rows = row_block_at(p.groups, blockIdx.x);
-  const Tile tile{.block = blockIdx.x,
-                  .group = rows.group,
+  const RowBlock rows = row_block_at<kTile>(p.groups, blockIdx.x);
+  const Tile tile{.group = rows.group,
                   .first_row = rows.first,
                   .num_rows = static_cast<int>(rows.end - rows.first),
                   .first_column = int64_t{blockIdx.y} * kTile,
@@ -162,7 +158,7 @@ decltype(auto) with_engine(const Operand& a, const Operand& b, F&& f) {
 
 template <class Epilogue>
 void launch(Launcher& launcher, const RaggedM& p, const Epilogue& epilogue) {
-  const dim3 grid(static_cast<uint32_t>(std::max<int64_t>(1, row_blocks_bound(p.groups))),
+  const dim3 grid(static_cast<uint32_t>(std::max<int64_t>(1, row_blocks_bound<kTile>(p.groups))),
                   std::max(1U, blocks_for(p.columns, kTile)));
   with_engine(p.a, p.weight, [&]<class Engine>() {
     using Memory = Shared<Engine, Epilogue::kHalves, Epilogue::kPlanes>;

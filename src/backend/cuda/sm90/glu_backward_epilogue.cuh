@@ -105,25 +105,28 @@ struct GluBackward {
   // A thread adds a column of grad_z as it is stored, row by row.
   template <class Buffers>
   __device__ void read_back(const Buffers& buffers, const Part& p, int i) const {
-    constexpr int32_t kRows = kBlockRows;
-    static_assert(Buffers::Policy::kBoxRows == kRows);
+    constexpr int32_t kRows = Buffers::Policy::kBoxRows, kPartRows = kBlockRows;
+    static_assert(kRows % kPartRows == 0);
     // From the tile's rows, so that nothing of it is kept in registers while products are made.
     const int warp = p.first_m % kRows / 16, which = warp / 2;
     const int c = warp % 2 * 32 + static_cast<int>(threadIdx.x) % 32;
     const int32_t column = grad_z.column_of(p.tile.first_n + i * kPanel, which, c);
-    const int32_t block = p.first_m / kRows;
-    const int32_t rows = min(kRows, p.tile.num_rows - block * kRows);
+    const int32_t first_row = p.first_m / kRows * kRows;
+    const int32_t rows = min(kRows, p.tile.num_rows - first_row);
     if (!loads(p) || rows <= 0 || column >= 2 * f) return;
     const char* const own = buffers.at(load_buffer(buffers, i) + which);
     const char* const box = own - p.first_m % kRows * 128;  // whose first rows are another warp's
-    float sum = 0;
+    const int64_t index = (p.tile.first_row + first_row) / kPartRows + p.tile.group;
+    float* partial = bias_partials + index * 2 * f + column;
+    for (int32_t first = 0; first < rows; first += kPartRows, partial += 2 * f) {
+      float sum = 0;
 #pragma unroll 8
-    for (int32_t r = 0; r < rows; ++r) {
-      const char* const at = box + swizzled(r, c / 8) + c % 8 * 2;
-      sum += __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(at));
+      for (int32_t r = first; r < min(rows, first + kPartRows); ++r) {
+        const char* const at = box + swizzled(r, c / 8) + c % 8 * 2;
+        sum += __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(at));
+      }
+      *partial = sum;
     }
-    const int64_t index = p.tile.first_row / kRows + p.tile.group + block;
-    bias_partials[index * 2 * f + column] = sum;
   }
   // Joins the 16 lanes of the sum in the order of device/lane_sums.cuh: i + 8 is the other column
   // group, i + 4 and i + 2 are in other threads, i + 1 is the other column.
