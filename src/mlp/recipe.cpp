@@ -63,10 +63,9 @@ void LayerSteps::quantize_operand(const RaggedOperand& source, const moire_quant
                                   BiasBackwardArgs* bias) {
   if (groups.num_groups == 0 || (!is_present(rowwise) && !is_present(columnwise))) return;
   QuantizeArgs args = quantize_args(recipe, source, groups, rowwise, columnwise);
-  // A GPU reads the rows once more for the sums, and those that are scaled, or of which there are
-  // sums along the rows too, are bias_backward's.
-  if (bias == nullptr || !steps.on_cpu() || !is_present(bias->grad_bias) ||
-      is_present(bias->scale) || is_present(bias->grad_scale)) {
+  // Rows that are scaled, or of which there are sums along them too, are bias_backward's.
+  if (bias == nullptr || !is_present(bias->grad_bias) || is_present(bias->scale) ||
+      is_present(bias->grad_scale)) {
     return steps.run(quantize, args, operand);
   }
   args.grad_bias = std::exchange(bias->grad_bias, {});

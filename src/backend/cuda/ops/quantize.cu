@@ -1,7 +1,11 @@
-// quantize and quantize_weight on CUDA: one launch, one read of the source, one copy or both.
+// quantize and quantize_weight on CUDA: one launch, one read of the source, one copy or both, and
+// the partial sums of a bias' gradient, which another launch adds.
+#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
+#include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_kernel.cuh"
+#include "core/arena.h"
 #include "core/quantize_bias.h"
 
 namespace moire::cuda::ops {
@@ -31,17 +35,6 @@ void with_floats(DType dtype, bool takes_vectors, F&& f) {
     }
   });
 }
-// Ragged copies have no tiles of one scale.
-template <class Source>
-void launch_scaling(Launcher& launcher, int32_t scaling, const QuantizeTiles<Source>& tiles,
-                    const TensorView& shape, const NonFiniteCall& call) {
-  const auto launch = scaling == MOIRE_SCALING_MXFP8 ? launch_quantize<MOIRE_SCALING_MXFP8, Source>
-                      : scaling == MOIRE_SCALING_FP8_BLOCK
-                          ? launch_quantize<MOIRE_SCALING_FP8_BLOCK, Source>
-                          : launch_quantize<MOIRE_SCALING_FP8_TILE, Source>;
-  launch(launcher, tiles, shape, call);
-}
-
 // What both ops have in common; their structs have fields of the same names.
 template <class Source, class A>
 QuantizeTiles<Source> tiles_of(const A& args, const TensorView& source, const ScaleBlocks& blocks) {
@@ -53,27 +46,99 @@ QuantizeTiles<Source> tiles_of(const A& args, const TensorView& source, const Sc
   return tiles;
 }
 
-TensorView shape_of(const QuantizeArgs& args) {
-  const TensorView source(args.source), row_idx(args.row_idx);
-  const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source.num_rows();
-  return TensorView(nullptr, source.type(), {rows, source.columns()});
+std::string policy_of_tiles(int32_t scaling, bool takes_vectors) {
+  const bool is_mx = scaling == MOIRE_SCALING_MXFP8;
+  return tiles_policy(is_mx ? 32 : 128, is_mx ? 64 : 128, "eight", takes_vectors);
 }
 
-Status run_quantize(const Context& context, const QuantizeArgs& args) {
-  Launcher launcher(context, "quantize");
-  const TensorView source(args.source), shape = shape_of(args);
-  const ScaleBlocks blocks =
-      scale_blocks(shape, args.groups, args.scaling, is_present(args.columnwise));
-  const NonFiniteCall call = non_finite_call(context, {"quantize", "source"}, shape, false);
-  with_floats(source.type(), takes_vectors(source, args.rowwise, args.columnwise),
-              [&]<class T, bool kVectors>() {
-                auto tiles = tiles_of<FloatRows<T, kVectors>>(args, source, blocks);
-                tiles.source.row_idx = indices_of(args.row_idx, "row_idx");
-                tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
-                launch_scaling(launcher, args.scaling, tiles, shape, call);
-              });
-  if (!launcher.ok() || !is_present(args.grad_bias)) return launcher.status();
-  return kBiasBackward.run(context, bias_backward_of(args));
+// A call of quantize. Its kernel makes the partial sums of grad_bias where it reads BF16 by
+// vectors; else bias_backward makes that from a second read.
+class Call {
+ public:
+  Call(const DeviceState& state, const QuantizeArgs& args, const Workspace& workspace)
+      : state_(state),
+        args_(args),
+        bias_(bias_backward_of(args)),
+        takes_vectors_(takes_vectors(args.source, args.rowwise, args.columnwise)),
+        sums_(is_present(args.grad_bias) && takes_vectors_ && source_.type() == DType::kBF16) {
+    Arena arena(workspace);
+    if (sums_) bias_parts_ = arena.take_floats(row_blocks_bound(args.groups), source_.columns());
+    bytes_ = arena.used();
+  }
+
+  Reason supports() const {
+    const moire_groups groups = groups_or_all(args_.groups, shape().num_rows());
+    if (const Reason reason = why_not_transposed("columnwise", args_.columnwise, groups))
+      return reason;
+    return too_wide("source", source_.columns());
+  }
+  size_t workspace() const {
+    return reads_twice() ? kBiasBackward.workspace(state_, bias_) : bytes_;
+  }
+  int64_t launches() const {
+    return 1 + sums_ + (reads_twice() ? kBiasBackward.launches(state_, bias_) : 0);
+  }
+  std::string policy() const {
+    return policy_of_tiles(args_.scaling, takes_vectors_) +
+           (reads_twice() ? ", then bias_backward" : "");
+  }
+  Status run(const Context& context) const {
+    Launcher launcher(context, "quantize");
+    if (sums_) {
+      launch<SummedRows>(launcher, context);
+      sum_block_partials(launcher, bias_parts_, args_.groups, args_.grad_bias, args_.beta,
+                         args_.beta_per_group);
+    } else {
+      with_floats(source_.type(), takes_vectors_, [&]<class T, bool kVectors>() {
+        launch<FloatRows<T, kVectors>>(launcher, context);
+      });
+    }
+    if (!launcher.ok() || !reads_twice()) return launcher.status();
+    return kBiasBackward.run(context, bias_);
+  }
+
+ private:
+  bool reads_twice() const { return is_present(args_.grad_bias) && !sums_; }
+  // Of the copies.
+  TensorView shape() const {
+    const TensorView row_idx(args_.row_idx);
+    const int64_t rows = row_idx.is_present() ? row_idx.shape[0] : source_.num_rows();
+    return TensorView(nullptr, source_.type(), {rows, source_.columns()});
+  }
+  template <class Source>
+  void launch(Launcher& launcher, const Context& context) const {
+    const ScaleBlocks blocks =
+        scale_blocks(shape(), args_.groups, args_.scaling, is_present(args_.columnwise) || sums_);
+    auto tiles = tiles_of<Source>(args_, source_, blocks);
+    tiles.source.row_idx = indices_of(args_.row_idx, "row_idx");
+    tiles.zeroes_tail = args_.tail == MOIRE_TAIL_ZERO;
+    if constexpr (std::is_same_v<Source, SummedRows>) tiles.source.bias_parts = bias_parts_;
+    // Ragged copies have no tiles of one scale.
+    const auto launch = args_.scaling == MOIRE_SCALING_MXFP8
+                            ? launch_quantize<MOIRE_SCALING_MXFP8, Source>
+                            : launch_quantize<MOIRE_SCALING_FP8_BLOCK, Source>;
+    launch(launcher, tiles, shape(),
+           non_finite_call(context, {"quantize", "source"}, shape(), false));
+  }
+
+  const DeviceState& state_;
+  const QuantizeArgs& args_;
+  const BiasBackwardArgs bias_;
+  const TensorView source_{args_.source};
+  bool takes_vectors_, sums_;
+  float* bias_parts_ = nullptr;
+  size_t bytes_;
+};
+
+// Only listed and packed matrices have tiles of one scale.
+template <class Source>
+void launch_scaling(Launcher& launcher, int32_t scaling, const QuantizeTiles<Source>& tiles,
+                    const TensorView& shape, const NonFiniteCall& call) {
+  const auto launch = scaling == MOIRE_SCALING_MXFP8 ? launch_quantize<MOIRE_SCALING_MXFP8, Source>
+                      : scaling == MOIRE_SCALING_FP8_BLOCK
+                          ? launch_quantize<MOIRE_SCALING_FP8_BLOCK, Source>
+                          : launch_quantize<MOIRE_SCALING_FP8_TILE, Source>;
+  launch(launcher, tiles, shape, call);
 }
 
 Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
@@ -100,12 +165,6 @@ Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& arg
   return launcher.status();
 }
 
-Reason supports_quantize(const DeviceState&, const QuantizeArgs& args) {
-  const moire_groups groups = groups_or_all(args.groups, shape_of(args).num_rows());
-  if (const Reason reason = why_not_transposed("columnwise", args.columnwise, groups))
-    return reason;
-  return too_wide("source", TensorView(args.source).columns());
-}
 Reason supports_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
   constexpr int64_t kMost = ListedRows<float, false>::kMost;
   const TensorView source(args.source.tensor);
@@ -116,30 +175,13 @@ Reason supports_quantize_weight(const DeviceState&, const QuantizeWeightArgs& ar
   return too_wide("source", source.columns());
 }
 
-std::string policy_of_tiles(int32_t scaling, bool takes_vectors) {
-  const bool is_mx = scaling == MOIRE_SCALING_MXFP8;
-  return tiles_policy(is_mx ? 32 : 128, is_mx ? 64 : 128, "eight", takes_vectors);
-}
-std::string policy_quantize(const DeviceState&, const QuantizeArgs& args) {
-  return policy_of_tiles(args.scaling, takes_vectors(args.source, args.rowwise, args.columnwise)) +
-         (is_present(args.grad_bias) ? ", then bias_backward" : "");
-}
-size_t bias_workspace(const DeviceState& state, const QuantizeArgs& args) {
-  return kBiasBackward.workspace(state, bias_backward_of(args));
-}
-int64_t launches_quantize(const DeviceState& state, const QuantizeArgs& args) {
-  return is_present(args.grad_bias) ? 1 + kBiasBackward.launches(state, bias_backward_of(args)) : 1;
-}
 std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
   return policy_of_tiles(args.scaling, takes_vectors(args));
 }
 
 }  // namespace
 
-const Implementation<QuantizeArgs> kQuantize = {
-    "cuda",          Device::kCuda, supports_quantize, bias_workspace,
-    policy_quantize, run_quantize,  launches_quantize,
-};
+const Implementation<QuantizeArgs> kQuantize = implementation_of<QuantizeArgs, Call>("cuda");
 const Implementation<QuantizeWeightArgs> kQuantizeWeight = {
     "cuda",       Device::kCuda,          supports_quantize_weight,
     no_workspace, policy_quantize_weight, run_quantize_weight,

@@ -12,6 +12,7 @@
 
 #include "backend/cuda/device/non_finite.cuh"
 #include "backend/cuda/device/warp.cuh"
+#include "backend/cuda/ops/column_sums.cuh"
 #include "backend/cuda/ops/quantize_store.cuh"
 #include "backend/cuda/ops/quantize_tiles.cuh"
 #include "backend/cuda/runtime/launch.h"
@@ -301,6 +302,48 @@ template <int kScaling, class Source>
 constexpr bool kLeavesTiles =
     kScaling == MOIRE_SCALING_MXFP8&& std::is_same_v<typename Source::Element, __nv_bfloat16>;
 
+// Rows whose columns are summed, too: partial sums go to bias_parts, [blocks of 32 rows, columns].
+struct SummedRows : FloatRows<__nv_bfloat16, true> {
+  float* bias_parts;
+
+  // The memory of a block's tiles, in the places of its threads' parts.
+  template <class Shape>
+  __device__ static auto& shared_tiles() {
+    __shared__ uint4 tiles[Shape::kTiles][Shape::kRows][Shape::kPieces];
+    return tiles;
+  }
+  // Nobody reads it any more when a copy is transposed.
+  template <class Tile>
+  __device__ TransposedTile<kEight>& transposed_tile(const Tile&) const {
+    return *reinterpret_cast<TransposedTile<kEight>*>(&shared_tiles<typename Tile::Shape>());
+  }
+};
+
+// Partial sums of a tile's columns: its threads exchange their rows through shared memory.
+template <int kScaling>
+__device__ inline void sum_columns(const SummedRows& source, const TilePart<kScaling>& tile,
+                                   const Rows<kScaling, SummedRows>& values) {
+  using Shape = TileShape<kScaling>;
+  constexpr int kPairs = Shape::kColumns / 2;
+  auto& pieces = SummedRows::shared_tiles<Shape>()[threadIdx.x / Shape::kTileThreads];
+#pragma unroll
+  for (int i = 0; i < tile.kRows; ++i) {
+    pieces[tile.first_row + i][Shape::thread() % Shape::kPieces] = bits_as<uint4>(values[i]);
+  }
+  if constexpr (Shape::kIsWarps) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+  const int pair = Shape::thread() % kPairs, column = tile.first_column + 2 * pair;
+  if (column >= source.columns) return;
+  const int64_t columns = source.columns;
+  const int64_t index = partial_index<Shape::kRows>(tile.index, tile.begin);
+  sum_part(source.bias_parts + index * columns + column, columns, Shape::thread() / kPairs,
+           tile.tile_rows,
+           [&](uint32_t row) { return reinterpret_cast<const uint32_t*>(pieces[row])[pair]; });
+}
+
 // All that is to be done of a tile that was left, which is read again: only few are.
 template <int kScaling, class Source>
 __device__ __noinline__ void quantize_any(const QuantizeTiles<Source>& args,
@@ -363,6 +406,7 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
   if (tile.is_empty) return;
   Rows<kScaling, Source> values;
   args.source.load(tile, reporter, values);
+  if constexpr (std::is_same_v<Source, SummedRows>) sum_columns(args.source, tile, values);
   const uint32_t met = quantize_copies<Way::kQuick>(args, tile, values);
   if constexpr (kLeavesTiles<kScaling, Source>) {
     if (met >= kIsLeft) return quantize_any(args, tile, reporter, notes);

@@ -123,8 +123,9 @@ struct TilePart {
   bool is_empty;     // nothing is there
   int first_column;  // of the tile
   int column;        // of the part
-  int num_rows;      // of the tile, 0 where the part lies past the last column
-  int first_row;     // of the part, in the tile
+  int tile_rows;
+  int num_rows;   // the same, 0 where the part lies past the last column
+  int first_row;  // of the part, in the tile
 
   __device__ TilePart(const ScaleBlocks& blocks, uint32_t column_tiles, int columns) {
     const uint32_t first = blockIdx.x * Shape::kTiles;
@@ -154,7 +155,8 @@ struct TilePart {
     column = first + Shape::thread() % Shape::kPieces * Shape::kPiece;
     begin = rows.begin;
     is_empty = rows.size() == 0;
-    num_rows = column < columns ? static_cast<int>(rows.size()) : 0;
+    tile_rows = static_cast<int>(rows.size());
+    num_rows = column < columns ? tile_rows : 0;
     first_row = Shape::thread() / Shape::kPieces * kRows;
   }
 };
