@@ -1,5 +1,5 @@
 // The ops on 8 bits on the GPU beside the CPU, bit for bit: every BF16 input under scales of every
-// size, what check() says of infinities and NaN, and launches that repeat.
+// size, what check() says of infinities and NaN.
 #include <moire/quantize.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 #include "staging/staged_call.h"
 #include "tests/gpu/gpu.h"
-#include "tests/ops/quantize_support.h"
+#include "tests/gpu/quantize_call.h"
 #include "tests/support/expect.h"
 #include "tests/support/ragged.h"
 #include "tests/support/tested.h"
@@ -21,23 +21,6 @@ namespace moire::test {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-// A source and its copies in both directions.
-struct Call {
-  Call(DType dtype, DType element, int32_t scaling, const Groups& groups, int64_t k)
-      : source(dtype, {groups.capacity, k}),
-        rowwise(element, scaling, MOIRE_ROWWISE, groups, k),
-        columnwise(element, scaling, MOIRE_COLUMNWISE, groups, k) {
-    args.source = source;
-    args.scaling = scaling;
-    args.rowwise = rowwise;
-    args.columnwise = columnwise;
-    args.groups = groups;
-  }
-  TestTensor source;
-  TestCopy rowwise, columnwise;
-  QuantizeArgs args;
-};
 
 testing::AssertionResult same(const TestCopy& a, const TestCopy& b) {
   for (const auto& [x, y] : {std::pair(&a.data, &b.data), std::pair(&a.scales, &b.scales)}) {
@@ -57,7 +40,7 @@ testing::AssertionResult same(const TestCopy& a, const TestCopy& b) {
 class GpuQuantize : public Gpu {
  protected:
   // The copies on the CPU and on the GPU.
-  void expect_same_bytes(const Call& call, const Groups& groups) {
+  void expect_same_bytes(const QuantizeCall& call, const Groups& groups) {
     const int64_t k = TensorView(call.args.source).columns();
     const DType element = call.rowwise.data.view().type();
     QuantizeArgs args = call.args;
@@ -82,8 +65,61 @@ class GpuQuantize : public Gpu {
     }
   }
 
+  // What becomes of a copy, on the CPU and on the GPU.
+  void expect_same_of_copies(const QuantizeCall& call, const Groups& groups) {
+    const TensorView source(call.args.source);
+    const int32_t scaling = call.args.scaling;
+    const Context cpu = Context::create().value();
+    ASSERT_TRUE(succeeds(quantize(cpu, call.args)));
+    for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
+      const bool from_rows = direction == MOIRE_ROWWISE;
+      const moire_quantized given = from_rows ? call.rowwise : call.columnwise;
+      TestCopy copies[2];
+      TestTensor values[2], scales[2];
+      for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+        const Tested on = on_gpu == 0 ? Tested(cpu) : Tested::alone(context());
+        copies[on_gpu] =
+            TestCopy(DType::kE4M3, scaling, from_rows ? MOIRE_COLUMNWISE : MOIRE_ROWWISE, groups,
+                     source.columns());
+        RequantizeArgs again;
+        again.source = given;
+        again.scaling = scaling;
+        again.direction = direction;
+        again.target = copies[on_gpu];
+        again.groups = groups;
+        ASSERT_TRUE(succeeds(requantize(on, again)));
+        values[on_gpu] = TestTensor(DType::kBF16, {groups.capacity, source.columns()});
+        DequantizeArgs decode;
+        decode.source = given;
+        decode.scaling = scaling;
+        decode.direction = direction;
+        decode.target = values[on_gpu];
+        decode.groups = groups;
+        ASSERT_TRUE(succeeds(dequantize(on, decode)));
+        if (scaling != MOIRE_SCALING_MXFP8) continue;
+        int64_t shape[2] = {};
+        ASSERT_TRUE(succeeds(scales_shape(scaling, direction, MOIRE_SCALES_DENSE, groups.capacity,
+                                          source.columns(), groups.num_groups, shape)));
+        scales[on_gpu] = TestTensor(DType::kE8M0, {shape[0], shape[1]});
+        ConvertScalesArgs convert;
+        convert.source = given.scales;
+        convert.target = scales[on_gpu];
+        convert.to = MOIRE_SCALES_DENSE;
+        convert.direction = direction;
+        convert.k = source.columns();
+        convert.groups = groups;
+        ASSERT_TRUE(succeeds(convert_scales(on, convert)));
+      }
+      EXPECT_TRUE(same(copies[0], copies[1])) << "requantized, direction " << direction;
+      EXPECT_TRUE(same_bits(values[0], values[1])) << "dequantized, direction " << direction;
+      if (scaling != MOIRE_SCALING_MXFP8) continue;
+      EXPECT_TRUE(same_bits(scales[0], scales[1])) << "scales, direction " << direction;
+    }
+  }
+
   // What the GPU transposes, where this is the CPU's columnwise copy.
-  void expect_same_transposed(const Call& call, const TestCopy& copy, const Groups& groups) {
+  void expect_same_transposed(const QuantizeCall& call, const TestCopy& copy,
+                              const Groups& groups) {
     const TensorView codes = copy.data.view(), scales = copy.scales.view();
     const int64_t k = codes.columns(), rows = transposed_rows(groups.capacity, groups.num_groups);
     const TestTensor transposed(codes.type(), {k, rows});
@@ -113,7 +149,7 @@ class GpuQuantize : public Gpu {
   }
 
   // What the GPU makes as values, where this is the CPU's copy.
-  void expect_same_values(const Call& call, const TestCopy& copy, int32_t direction) {
+  void expect_same_values(const QuantizeCall& call, const TestCopy& copy, int32_t direction) {
     const TensorView like = copy.data.view();
     const auto memory = [&] { return TestTensor(DType::kBF16, {like.shape[0], like.shape[1]}); };
     const TestTensor values = memory(), decoded = memory();
@@ -140,7 +176,7 @@ TEST_F(GpuQuantize, EveryBF16InputHasTheBytesOfTheCpu) {
   for (const DType element : {DType::kE4M3, DType::kE5M2}) {
     for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
       for (int exponent = -133; exponent <= 127; exponent += 4) {
-        Call call(DType::kBF16, element, scaling, batch.groups(), kPerRow + 1);
+        QuantizeCall call(DType::kBF16, element, scaling, batch.groups(), kPerRow + 1);
         auto* bits = call.source.as<uint16_t>();
         const int64_t stride = call.source.view().stride();
         for (int64_t i = 0; i < kRows; ++i) {
@@ -168,7 +204,7 @@ TEST_F(GpuQuantize, AdversarialBlocksHaveTheBytesOfTheCpu) {
         for (const int64_t k : {520, 333}) {
           for (const int32_t fractional : {0, 1}) {
             if (fractional == 1 && scaling == MOIRE_SCALING_MXFP8) continue;
-            Call call(dtype, DType::kE4M3, scaling, batch.groups(), k);
+            QuantizeCall call(dtype, DType::kE4M3, scaling, batch.groups(), k);
             fill_hard(call.source, random, batch.groups().capacity);
             call.args.fractional_scales = fractional;
             ASSERT_NO_FATAL_FAILURE(expect_same_bytes(call, batch.groups()));
@@ -244,7 +280,7 @@ TEST_F(GpuQuantize, FindingsNameTheFirstElementAndFailNoCall) {
   const Batch batch({40, 0, 110, 300}, 50);
   for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
     for (const bool columns_only : {false, true}) {
-      Call call(DType::kBF16, DType::kE4M3, scaling, batch.groups(), 648);
+      QuantizeCall call(DType::kBF16, DType::kE4M3, scaling, batch.groups(), 648);
       call.source.randomize(random);
       if (columns_only) call.args.rowwise = {};
       for (const auto& [row, column] : {std::pair(101, 637), {101, 638}, {140, 2}, {430, 0}}) {
@@ -268,7 +304,7 @@ TEST_F(GpuQuantize, FindingsNameTheFirstElementAndFailNoCall) {
 
 TEST_F(GpuQuantize, ManyFindingsNameTheFirst) {
   const Batch batch({5000});
-  Call call(DType::kFP32, DType::kE5M2, MOIRE_SCALING_MXFP8, batch.groups(), 1024);
+  QuantizeCall call(DType::kFP32, DType::kE5M2, MOIRE_SCALING_MXFP8, batch.groups(), 1024);
   for (int64_t i = 0; i < 5000; ++i) {
     for (int64_t j = 0; j < 1024; ++j) call.source.set(i, j, i < 3 ? 1.0 : kNaN);
   }
@@ -282,52 +318,72 @@ TEST_F(GpuQuantize, ManyFindingsNameTheFirst) {
   }
 }
 
-// One capture, replayed with other splits; and a hundred runs of the same.
-TEST_F(GpuQuantize, ACapturedCallReadsTheSplitsOfTheMoment) {
-  cudaStream_t stream = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  ContextOptions options = context().options();
-  options.stream = stream;
-  const Context on_stream = context().sharing(options).value();
+// BF16 that is read by vectors: the sums leave the same kernel, which transposes through their
+// memory, and are added by a second launch.
+TEST_F(GpuQuantize, SumsABiasInTheReadOfItsTiles) {
   Random random;
-  Batch batch({100, 200, 300}, 40);
-  Call call(DType::kBF16, DType::kE4M3, MOIRE_SCALING_MXFP8, batch.groups(), 264);
-  call.source.randomize(random);
-  staging::StagedCall staged;
-  staged.add(call.args);
-  ASSERT_TRUE(succeeds(staged.upload()));
-  const QuantizeArgs args = staged.on_device(call.args);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_TRUE(succeeds(quantize(on_stream, args)));  // grants of shared memory are not captured
-  ASSERT_TRUE(succeeds(on_stream.check()));
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  EXPECT_TRUE(succeeds(quantize(on_stream, args)));
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
   for (const auto& splits : std::vector<std::vector<int64_t>>{
-           {100, 200, 300}, {640, 0, 0}, {0, 1, 0}, {33, 320, 287}, {0, 0, 0}}) {
-    int64_t at = 0;
-    for (size_t g = 0; g < splits.size(); ++g) batch.offsets()[g + 1] = at += splits[g];
-    Call want(DType::kBF16, DType::kE4M3, MOIRE_SCALING_MXFP8, batch.groups(), 264);
-    want.args.source = call.source;
-    ASSERT_TRUE(succeeds(quantize(Context::create().value(), want.args)));
-    for (int run = 0; run < 100; ++run) {
-      call.rowwise.data.poison();
-      call.columnwise.data.poison();
-      call.rowwise.scales.poison();
-      call.columnwise.scales.poison();
-      ASSERT_TRUE(succeeds(staged.upload()));
-      ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-      ASSERT_TRUE(succeeds(on_stream.check()));
-      ASSERT_TRUE(succeeds(staged.download()));
-      ASSERT_TRUE(same(want.rowwise, call.rowwise)) << run;
-      ASSERT_TRUE(same(want.columnwise, call.columnwise)) << run;
+           {1, 1, 0, 1, 127, 129, 32, 31, 33}, {700}, std::vector<int64_t>(300, 1), {0, 0, 64}}) {
+    const Batch batch(splits, 37);
+    const Groups& groups = batch.groups();
+    const auto rows = transposed_rows(groups.capacity, groups.num_groups);
+    for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
+      for (const int64_t k : {8, 136, 520}) {
+        QuantizeCall call(DType::kBF16, DType::kE4M3, scaling, groups, k);
+        fill_hard(call.source, random, groups.capacity);
+        const TestTensor transposed(DType::kE4M3, {k, rows}),
+            values(DType::kBF16, {groups.capacity, k});
+        TestTensor want(DType::kFP32, {groups.num_groups, k});
+        want.randomize(random);
+        const bool is_mx = scaling == MOIRE_SCALING_MXFP8;
+        const moire_quantized third =
+            is_mx ? Quantized(values, {}) : Quantized(transposed, call.columnwise.scales);
+        const std::pair<moire_quantized, moire_quantized> copies[] = {
+            {call.rowwise, {}},
+            {{}, call.columnwise},
+            {call.rowwise, call.columnwise},
+            {{}, third},
+            {call.rowwise, third}};
+        const TestTensor sums = want;
+        BiasBackwardArgs bias;
+        bias.grad_y = call.source;
+        bias.grad_bias = want;
+        bias.beta = 1;
+        bias.groups = groups;
+        ASSERT_TRUE(succeeds(run(Tested::alone(context()), bias)));
+        for (const auto& [rowwise, columnwise] : copies) {
+          TestTensor found = sums;
+          QuantizeArgs args = call.args;
+          args.rowwise = rowwise;
+          args.columnwise = columnwise;
+          args.grad_bias = found;
+          args.beta = 1;
+          const Context explaining = context().explaining();
+          ASSERT_TRUE(succeeds(run(explaining, args)));
+          EXPECT_EQ(explaining.explanation()[0].launches, 2);
+          ASSERT_TRUE(succeeds(run(Tested::finding(Tested::alone(context())), args)));
+          EXPECT_TRUE(same_bits(found, want)) << "scaling " << scaling << ", k " << k;
+          EXPECT_TRUE(found.is_undamaged() && transposed.is_undamaged() && values.is_undamaged());
+        }
+        ASSERT_NO_FATAL_FAILURE(expect_same_bytes(call, groups));
+      }
     }
   }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
+}
+
+// As many groups as the ops are made for; most are empty.
+TEST_F(GpuQuantize, SixtyFiveThousandGroupsHaveTheBytesOfTheCpu) {
+  Random random;
+  std::vector<int64_t> splits(65536, 0);
+  for (int i = 0; i < 500; ++i) splits[random.integer(0, 65535)] += random.integer(1, 3);
+  splits[65535] = 70;
+  const Batch batch(splits, 5);
+  for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
+    QuantizeCall call(DType::kBF16, DType::kE4M3, scaling, batch.groups(), 40);
+    call.source.randomize(random);
+    ASSERT_NO_FATAL_FAILURE(expect_same_bytes(call, batch.groups()));
+    expect_same_of_copies(call, batch.groups());
+  }
 }
 
 }  // namespace

@@ -1,0 +1,164 @@
+// The ops on 8 bits in CUDA graphs: what is captured once reads the splits of the moment.
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "staging/staged_call.h"
+#include "tests/gpu/gpu.h"
+#include "tests/gpu/quantize_call.h"
+#include "tests/support/ragged.h"
+
+namespace moire::test {
+namespace {
+
+// A call that was captured once and is replayed with other splits, a hundred times each: the bytes
+// of the CPU. `prepare` makes the inputs of the splits.
+class CapturedBytes : public Gpu {
+ protected:
+  void SetUp() override {
+    Gpu::SetUp();
+    if (IsSkipped()) return;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    ContextOptions options = context().options();
+    options.stream = stream_;
+    on_stream_.emplace(context().sharing(options).value());
+  }
+  void TearDown() override {
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+
+  template <class A>
+  void expect_every_splits(Status (*op)(const Context&, const A&), const A& args,
+                           const std::vector<TestTensor*>& outputs,
+                           const std::function<void()>& prepare) {
+    const Context cpu = Context::create().value();
+    prepare();
+    staging::StagedCall staged;
+    staged.add(args);
+    ASSERT_TRUE(succeeds(staged.upload()));
+    cudaGraphExec_t executable = nullptr;
+    ASSERT_NO_FATAL_FAILURE(capture(op, staged.on_device(args), executable));
+    for (const auto& splits : std::vector<std::vector<int64_t>>{
+             {100, 200, 300}, {640, 0, 0}, {0, 1, 0}, {33, 320, 287}, {0, 0, 0}}) {
+      int64_t at = 0;
+      for (size_t g = 0; g < splits.size(); ++g) batch_.offsets()[g + 1] = at += splits[g];
+      prepare();
+      for (TestTensor* out : outputs) out->poison();
+      ASSERT_TRUE(succeeds(op(cpu, args)));
+      std::vector<TestTensor> want;
+      for (const TestTensor* out : outputs) want.push_back(*out);
+      for (int run = 0; run < 100; ++run) {
+        for (TestTensor* out : outputs) out->poison();
+        ASSERT_TRUE(succeeds(staged.upload()));
+        ASSERT_EQ(cudaGraphLaunch(executable, stream_), cudaSuccess);
+        ASSERT_TRUE(succeeds(on_stream_->check()));
+        ASSERT_TRUE(succeeds(staged.download()));
+        for (size_t i = 0; i < outputs.size(); ++i) {
+          ASSERT_TRUE(same_bits(*outputs[i], want[i])) << "output " << i << ", run " << run;
+        }
+      }
+    }
+    cudaGraphExecDestroy(executable);
+  }
+  const Groups& groups() const { return batch_.groups(); }
+
+ private:
+  template <class A>
+  void capture(Status (*op)(const Context&, const A&), const A& args, cudaGraphExec_t& out) {
+    cudaGraph_t graph = nullptr;
+    ASSERT_TRUE(succeeds(op(*on_stream_, args)));  // grants of shared memory are not captured
+    ASSERT_TRUE(succeeds(on_stream_->check()));
+    ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    EXPECT_TRUE(succeeds(op(*on_stream_, args)));
+    ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&out, graph, 0), cudaSuccess);
+    cudaGraphDestroy(graph);
+  }
+
+  Batch batch_{{100, 200, 300}, 40};
+  cudaStream_t stream_ = nullptr;
+  std::optional<Context> on_stream_;
+};
+
+TEST_F(CapturedBytes, OfQuantizeAreThoseOfTheSplits) {
+  Random random;
+  for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
+    QuantizeCall call(DType::kBF16, DType::kE4M3, scaling, groups(), 264);
+    call.source.randomize(random);
+    TestTensor sums(DType::kFP32, {3, 264});
+    call.args.grad_bias = sums;
+    size_t bytes[2];
+    ASSERT_TRUE(succeeds(quantize_workspace(context(), call.args, &bytes[0])));
+    ASSERT_TRUE(succeeds(quantize_workspace(Context::create().value(), call.args, &bytes[1])));
+    const TestWorkspace workspace(std::max(bytes[0], bytes[1]));
+    call.args.workspace = workspace.get();
+    expect_every_splits(moire::quantize, call.args,
+                        {&call.rowwise.data, &call.rowwise.scales, &call.columnwise.data,
+                         &call.columnwise.scales, &sums},
+                        [] {});
+  }
+}
+
+TEST_F(CapturedBytes, OfRequantizeAndDequantizeAreThoseOfTheSplits) {
+  Random random;
+  const Context cpu = Context::create().value();
+  for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
+    for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
+      QuantizeCall call(DType::kBF16, DType::kE4M3, scaling, groups(), 264);
+      call.source.randomize(random);
+      const bool from_rows = direction == MOIRE_ROWWISE;
+      (from_rows ? call.args.columnwise : call.args.rowwise) = {};
+      TestCopy& target = from_rows ? call.columnwise : call.rowwise;
+      const auto make_source = [&] { ASSERT_TRUE(succeeds(quantize(cpu, call.args))); };
+      RequantizeArgs again;
+      again.source = from_rows ? call.rowwise : call.columnwise;
+      again.scaling = scaling;
+      again.direction = direction;
+      again.target = target;
+      again.groups = groups();
+      expect_every_splits(moire::requantize, again, {&target.data, &target.scales}, make_source);
+      TestTensor values(DType::kBF16, {groups().capacity, 264});
+      DequantizeArgs decode;
+      decode.source = again.source;
+      decode.scaling = scaling;
+      decode.direction = direction;
+      decode.target = values;
+      decode.groups = groups();
+      expect_every_splits(moire::dequantize, decode, {&values}, make_source);
+    }
+  }
+}
+
+TEST_F(CapturedBytes, OfConvertScalesAreThoseOfTheSplits) {
+  Random random;
+  for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
+    for (const int32_t layout : {MOIRE_SCALES_DENSE, MOIRE_SCALES_PADDED, MOIRE_SCALES_SWIZZLED}) {
+      for (const bool is_back : {false, true}) {
+        const auto scales_in = [&](int32_t in) {
+          int64_t shape[2] = {};
+          EXPECT_TRUE(succeeds(scales_shape(MOIRE_SCALING_MXFP8, direction, in, groups().capacity,
+                                            264, groups().num_groups, shape)));
+          return TestTensor(DType::kE8M0, {shape[0], shape[1]});
+        };
+        ConvertScalesArgs args;
+        args.from = is_back ? layout : MOIRE_SCALES_CANONICAL;
+        args.to = is_back ? MOIRE_SCALES_CANONICAL : layout;
+        TestTensor source = scales_in(args.from), target = scales_in(args.to);
+        const TensorView bytes = source.view();
+        for (int64_t i = 0; i < bytes.num_rows() * bytes.stride(); ++i) {
+          source.as<uint8_t>()[i] = static_cast<uint8_t>(random.integer(0, 255));
+        }
+        args.source = source;
+        args.target = target;
+        args.direction = direction;
+        args.k = 264;
+        args.groups = groups();
+        expect_every_splits(moire::convert_scales, args, {&target}, [] {});
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moire::test
