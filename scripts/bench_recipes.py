@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What FP8 costs: the MLP of the experts, forward and backward, in other recipes than BF16's beside
 BF16's and a dense product, on one GPU. Each recipe is timed with weights whose FP8 copies are kept,
-as modules keep them, with weights that are quantised at each call, and with weights that are
-prepared: as FP8 tensor cores read them, or, of mxfp8, with dequantized_weights. x, the activation
-and the gradients always are quantised. All take turns by the protocol of scripts/sustained.py
-(docs/performance.md).
+as modules keep them, with weights that are quantised at each call, with weights that are prepared:
+as FP8 tensor cores read them, or, of mxfp8, with dequantized_weights; and with those made anew at
+each call from FP32 masters. x, the activation and the gradients always are quantised. All take
+turns by the protocol of scripts/sustained.py (docs/performance.md).
 
   scripts/bench_recipes.py --json build/gpu/recipes.json
   scripts/bench_recipes.py --shapes qwen3-30b-a3b --recipes mxfp8 fp8_block --short
@@ -29,6 +29,7 @@ BF16 = "bf16"
 AT_EACH_CALL = ", weights at each call"
 DEQUANTIZED = ", weights kept dequantized"
 PREPARED = ", weights prepared"
+MASTERS = ", weights from FP32 masters at each call"
 SECONDS_PER_SHAPE = 4
 
 
@@ -40,7 +41,7 @@ def main():
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "moire": library()}
     report = {"command": " ".join(sys.argv), "machine": machine, **bench.about(), "rows": []}
     print(f"{machine['gpu']}, torch {torch.__version__}; {bench.about_text()}")
-    stretches = len(args.shapes) * bench.protocol.turns * (2 + 3 * len(args.recipes))
+    stretches = len(args.shapes) * bench.protocol.turns * (2 + 4 * len(args.recipes))
     print(plan_text(stretches, len(args.shapes), bench.protocol, SECONDS_PER_SHAPE), flush=True)
     progress = Progress(stretches)
     for name in args.shapes:
@@ -108,6 +109,11 @@ def ways(tensors, recipes):
         with torch.no_grad():
             return [moire.quantize(w, recipe=recipe, columnwise=True) for w in (w1, w2)]
 
+    masters = [w.detach().float() for w in (w1, w2)]
+
+    def from_masters(recipe, prepared):
+        return mlp(recipe, [p.quantize_(m) for p, m in zip(prepared, masters)])
+
     forwards = {BF16: mlp}
     for recipe in recipes:
         forwards[recipe] = partial(mlp, recipe, quantized(recipe))
@@ -117,6 +123,7 @@ def ways(tensors, recipes):
         forwards[recipe + (DEQUANTIZED if recipe == "mxfp8" else PREPARED)] = partial(
             mlp, recipe, prepared
         )
+        forwards[recipe + MASTERS] = partial(from_masters, recipe, prepared)
     return forwards, [x, w1, w2, probs], tensors.normal(s.rows, s.hidden)
 
 
