@@ -220,7 +220,7 @@ TEST_F(GpuQuantize, ListedWeightsHaveTheBytesOfTheCpu) {
   const Context cpu = Context::create().value();
   for (const int32_t scaling :
        {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK, MOIRE_SCALING_FP8_TILE}) {
-    for (const int64_t num_groups : {3, 300}) {
+    for (const int64_t num_groups : {3, 300, 2100}) {
       for (const int64_t k : {64, 133}) {
         const int64_t n = num_groups == 3 ? 300 : 33;
         const DType dtype = k == 64 ? DType::kBF16 : DType::kFP32;
@@ -257,11 +257,14 @@ TEST_F(GpuQuantize, ListedWeightsHaveTheBytesOfTheCpu) {
 
 TEST_F(GpuQuantize, FindingsOfAListNameTheMatrix) {
   Random random;
-  for (const int64_t first : {0, 7, 270}) {
-    TestWeight w(DType::kBF16, 300, 40, 64, MOIRE_OUT_IN, true);
+  // Of one launch, of the second of two, and of both.
+  for (const auto& [first, num_groups] : {std::pair(0, 300), {7, 300}, {1050, 1100}, {9, 1100}}) {
+    TestWeight w(DType::kBF16, num_groups, 40, 64, MOIRE_OUT_IN, true);
     w.randomize(random);
-    for (const int64_t g : {first, first + 1, int64_t{299}}) w.set(g, g == first ? 39 : 0, 5, kNaN);
-    const TestCopy copy(DType::kE4M3, MOIRE_SCALING_MXFP8, MOIRE_ROWWISE, 300, 40, 64);
+    for (const int64_t g : {first, first + 1, num_groups - 1}) {
+      w.set(g, g == first ? 39 : 0, 5, kNaN);
+    }
+    const TestCopy copy(DType::kE4M3, MOIRE_SCALING_MXFP8, MOIRE_ROWWISE, num_groups, 40, 64);
     QuantizeWeightArgs args;
     args.source = w;
     args.scaling = MOIRE_SCALING_MXFP8;

@@ -32,7 +32,7 @@ struct BiasSum {
 inline constexpr int64_t kBiasColumns = 512;
 
 // The two steps of a grad_bias, for who has the rows in its caches anyhow. The partial sums of
-// columns first ... end - 1 of a group's blocks of 64 rows, which `rows` are; and, when all are
+// columns first ... end - 1 of a group's blocks of 32 rows, which `rows` are; and, when all are
 // there, their sums.
 void sum_bias_rows(const BiasBackwardArgs& args, RowBlock rows, int64_t first, int64_t end);
 void finish_bias(const Context& context, const BiasBackwardArgs& args);

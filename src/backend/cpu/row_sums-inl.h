@@ -1,14 +1,14 @@
 // Sums over the rows of a group (bias gradients) in the one order that the contract has, whatever
 // computes the rows:
-//   1. for each block of 64 rows from the group's first row (row_blocks.h), a partial sum per
+//   1. for each block of 32 rows from the group's first row (row_blocks.h), a partial sum per
 //      column: one FMA chain from zero, p = fma(scale_i, y_i, p), rows ascending;
 //   2. the group's sum: s = 0, then s = s + p for its blocks, ascending;
 //   3. grad_bias = s, or grad_bias + s where it accumulates, rounded once.
 // Columns are independent, so any part of the columns may be done at a time. An epilogue that makes
-// grad_z gets the bits of bias_backward so: per 64-row block it keeps `partial` in workspace, at
+// grad_z gets the bits of bias_backward so: per 32-row block it keeps `partial` in workspace, at
 // RowBlocks' index times 2F, zeroes it, calls AddRow with scale 1 for each row of the block in
 // ascending order (with grad_z rounded to its storage type), and after all blocks of the group
-// calls SumPartials and StoreBiasGradient. A 64-row block must therefore be made by one task, or by
+// calls SumPartials and StoreBiasGradient. A 32-row block must therefore be made by one task, or by
 // tasks that follow each other.
 #include "backend/cpu/convert-inl.h"
 

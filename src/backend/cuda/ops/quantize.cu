@@ -141,6 +141,27 @@ void launch_scaling(Launcher& launcher, int32_t scaling, const QuantizeTiles<Sou
   launch(launcher, tiles, shape, call);
 }
 
+// The matrices of a list from `first` on, as many as a launch takes, of the tiles of all.
+template <class T, bool kVectors>
+void launch_listed(Launcher& launcher, const QuantizeWeightArgs& args,
+                   QuantizeTiles<ListedRows<T, kVectors>> tiles, int64_t first,
+                   const NonFiniteCall& call) {
+  TensorView shape(args.source.tensor);
+  const int64_t rows = first * shape.shape[1], blocks = first * tiles.blocks.blocks_per_matrix;
+  shape.shape[0] = std::min(shape.shape[0] - first, ListedRows<T, kVectors>::kMost);
+  tiles.source.matrix_rows = shape.shape[1];
+  tiles.source.first_row = rows;
+  tiles.source.blocks_per_matrix = tiles.blocks.blocks_per_matrix;
+  for (int64_t g = 0; g < shape.shape[0]; ++g) {
+    tiles.source.matrices[g] = static_cast<const T*>(args.source.list[first + g]);
+  }
+  tiles.blocks = scale_blocks(shape, {}, args.scaling, true);
+  tiles.rowwise.skip(rows, args.scaling == MOIRE_SCALING_FP8_TILE ? blocks : rows,
+                     scale_dtype(args.scaling));
+  tiles.columnwise.skip(rows, blocks, scale_dtype(args.scaling));
+  launch_scaling(launcher, args.scaling, tiles, shape, call);
+}
+
 Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
   Launcher launcher(context, "quantize_weight");
   const TensorView source(args.source.tensor);
@@ -154,25 +175,21 @@ Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& arg
       const auto tiles = tiles_of<FloatRows<T, kVectors>>(args, source, blocks);
       return launch_scaling(launcher, args.scaling, tiles, source, call);
     }
-    auto tiles = tiles_of<ListedRows<T, kVectors>>(args, source, blocks);
-    tiles.source.matrix_rows = source.shape[1];
-    tiles.source.blocks_per_matrix = blocks.blocks_per_matrix;
-    for_each_matrix(args.source, [&](int64_t g, const void* data, int64_t) {
-      tiles.source.matrices[g] = static_cast<const T*>(data);
-    });
-    launch_scaling(launcher, args.scaling, tiles, source, call);
+    using Source = ListedRows<T, kVectors>;
+    auto tiles = tiles_of<Source>(args, source, blocks);
+    for (int64_t first = 0; first < source.shape[0]; first += Source::kMost) {
+      launch_listed(launcher, args, tiles, first, call);
+    }
   });
   return launcher.status();
 }
 
 Reason supports_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
+  return too_wide("source", TensorView(args.source.tensor).columns());
+}
+int64_t launches_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
   constexpr int64_t kMost = ListedRows<float, false>::kMost;
-  const TensorView source(args.source.tensor);
-  if (args.source.list != nullptr && source.shape[0] > kMost) {
-    return concat("source is a list of ", source.shape[0], " matrices, at most ", kMost,
-                  " are taken");
-  }
-  return too_wide("source", source.columns());
+  return args.source.list == nullptr ? 1 : ceil_div(args.source.tensor.shape[0], kMost);
 }
 
 std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
@@ -183,8 +200,13 @@ std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs&
 
 const Implementation<QuantizeArgs> kQuantize = implementation_of<QuantizeArgs, Call>("cuda");
 const Implementation<QuantizeWeightArgs> kQuantizeWeight = {
-    "cuda",       Device::kCuda,          supports_quantize_weight,
-    no_workspace, policy_quantize_weight, run_quantize_weight,
+    "cuda",
+    Device::kCuda,
+    supports_quantize_weight,
+    no_workspace,
+    policy_quantize_weight,
+    run_quantize_weight,
+    launches_quantize_weight,
 };
 
 }  // namespace moire::cuda::ops

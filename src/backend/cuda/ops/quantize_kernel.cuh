@@ -39,7 +39,8 @@ __device__ inline void note_first_of(const QuantizeTiles<Source>& args,
   }
   const uint32_t of_warp = __reduce_min_sync(kAllLanes, first);
   if (of_warp == ~0U || threadIdx.x % kWarp != 0) return;
-  const int64_t row = tile.begin + of_warp / Shape::kColumns;
+  int64_t row = tile.begin + of_warp / Shape::kColumns;
+  if constexpr (requires { args.source.first_row; }) row += args.source.first_row;
   note_non_finite(notes, row, tile.first_column + of_warp % Shape::kColumns,
                   args.source.named_row(row, reporter));
 }

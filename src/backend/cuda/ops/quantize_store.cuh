@@ -24,6 +24,12 @@ struct CopyTarget {
   bool is_transposed;  // core/scale_shapes.h
 
   __host__ __device__ bool is_present() const { return data != nullptr; }
+  // What lies so many rows further.
+  void skip(int64_t rows, int64_t rows_of_scales, DType of_scales) {
+    if (!is_present()) return;
+    data += rows * stride;
+    scales = static_cast<char*>(scales) + rows_of_scales * scale_stride * dtype_size(of_scales);
+  }
   template <int kScaling>
   __device__ bool is_values() const {
     return kScaling == MOIRE_SCALING_MXFP8 && scales == nullptr;

@@ -245,7 +245,7 @@ template <class T, bool kVectors>
 struct ListedRows : FloatRows<T, kVectors> {
   static constexpr int64_t kMost = 1024;  // a kernel's parameters have 32 KB
   const T* matrices[kMost];
-  int64_t matrix_rows;
+  int64_t matrix_rows, first_row;  // first_row: of these among those of the whole list
   uint32_t blocks_per_matrix;
 
   template <int kScaling, int kRows>
