@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What FP8 costs: the MLP of the experts, forward and backward, in other recipes than BF16's beside
 BF16's and a dense product, on one GPU. Each recipe is timed with weights whose FP8 copies are kept,
-as modules keep them, with weights that are quantised at each call, with weights that are prepared:
-as FP8 tensor cores read them, or, of mxfp8, with dequantized_weights; and with those made anew at
-each call from FP32 masters. x, the activation and the gradients always are quantised. All take
-turns by the protocol of scripts/sustained.py (docs/performance.md).
+with weights that are quantised at each call, with weights that are prepared:
+as FP8 tensor cores read them, or, of mxfp8, with dequantized_weights; and with what modules keep
+made anew at each call from FP32 masters. x, the activation and the gradients always are quantised.
+All take turns by the protocol of scripts/sustained.py (docs/performance.md).
 
   scripts/bench_recipes.py --json build/gpu/recipes.json
   scripts/bench_recipes.py --shapes qwen3-30b-a3b --recipes mxfp8 fp8_block --short
@@ -111,19 +111,22 @@ def ways(tensors, recipes):
 
     masters = [w.detach().float() for w in (w1, w2)]
 
-    def from_masters(recipe, prepared):
-        return mlp(recipe, [p.quantize_(m) for p, m in zip(prepared, masters)])
+    def from_masters(recipe, kept):
+        return mlp(recipe, [copies.quantize_(m) for copies, m in zip(kept, masters)])
 
     forwards = {BF16: mlp}
     for recipe in recipes:
-        forwards[recipe] = partial(mlp, recipe, quantized(recipe))
+        copies = quantized(recipe)
+        forwards[recipe] = partial(mlp, recipe, copies)
         forwards[recipe + AT_EACH_CALL] = partial(mlp, recipe)
         kept = moire.Recipe(recipe, dequantized_weights=recipe == "mxfp8")
         prepared = [moire.PreparedWeight(w.detach(), kept) for w in (w1, w2)]
         forwards[recipe + (DEQUANTIZED if recipe == "mxfp8" else PREPARED)] = partial(
             mlp, recipe, prepared
         )
-        forwards[recipe + MASTERS] = partial(from_masters, recipe, prepared)
+        forwards[recipe + MASTERS] = partial(
+            from_masters, recipe, copies if recipe == "mxfp8" else prepared
+        )
     return forwards, [x, w1, w2, probs], tensors.normal(s.rows, s.hidden)
 
 

@@ -9,7 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build/release}
 out=${OUT:-build/gpu}
-known="build cpp check sanitize ranks python bench host peers kernels"
+known="build cpp check jit sanitize ranks python bench host peers kernels"
 parts=${*:-$known}
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 failed=()
@@ -53,6 +53,12 @@ check() {
     --ops fc1,fc1_glu,fc1_dgrad,fc1_wgrad,fc2,fc2_dgrad,fc2_dgrad_glu,fc2_wgrad
 }
 
+# As on a GPU that is newer than the build: its kernels are compiled from what PTX there is.
+jit() {
+  CUDA_FORCE_PTX_JIT=1 "$build/bin/moire" check --device cuda --random 60 --implementation portable \
+    --dtype bf16,mxfp8,mxfp8_fast,fp8_block
+}
+
 # On Hopper the fast paths are the sm90 kernels', and nothing else may take them.
 # paths FILE COMMAND...: checks the file's problems, by the command.
 paths() {
@@ -72,6 +78,11 @@ sanitize() {
   local -x MOIRE_STAGING=apart
   part bad_splits compute-sanitizer --tool memcheck --error-exitcode 9 \
     "$build/bin/test_gpu" --gtest_filter='BadSplits.*'
+  for tool in memcheck racecheck; do
+    part "${tool}_portable_fp8" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$build/bin/moire" check --device cuda --random 12 --implementation portable \
+      --dtype mxfp8,mxfp8_fast,fp8_block
+  done
   for tool in memcheck racecheck initcheck; do
     part "$tool" paths fast_paths compute-sanitizer --tool "$tool" --error-exitcode 9
     [ "$tool" = initcheck ] || # which takes stores by TMA for none
