@@ -32,13 +32,13 @@ class WeightCache:
     A weight is known by the object and by the memory that it shows: w.detach(), a view made anew
     for each call, or a list of them, is the weight w as long as that memory lives.
 
-    A recipe with dequantized_weights has a PreparedWeight of each, for layers with that
-    weight_layout.
+    A recipe with dequantized_weights has a PreparedWeight, for layers with that weight_layout.
     """
 
     def __init__(self, recipe: RecipeLike = "mxfp8", weight_layout: str = "out_in") -> None:
         self.recipe = Recipe.of_quantize(recipe, "WeightCache: recipe")
         self.weight_layout = check_weight_layout("WeightCache", weight_layout)
+        self._prepares = self.recipe.dequantized_weights  # PreparedWeights, not GroupedTensors
         self._entries = {}  # by memory, and by the objects that they were first made for
 
     def get(
@@ -62,10 +62,9 @@ class WeightCache:
         wanted = {"rowwise": rowwise, "columnwise": columnwise}
         if layout is not None:
             wanted["layout"] = GluLayout.of(layout, "WeightCache.get: layout")
-        entry = self._of(arrays)
-        replaced = None
+        entry = replaced = self._of(arrays)
         if entry is None or not entry.serves(arrays, wanted):
-            replaced, entry = entry, _Entry(arrays, self._made(weight, wanted))
+            entry = _Entry(arrays, self._made(weight, wanted))
         elif version is None or not _is_same(version, entry.version):
             entry.tensor.quantize_(weight)
         else:
@@ -86,7 +85,7 @@ class WeightCache:
     def _made(self, weight, wanted):
         # A later training step may use it too.
         with nullcontext() if torch is None else torch.inference_mode(False):
-            if not self.recipe.dequantized_weights:
+            if not self._prepares:
                 return quantize(weight, recipe=self.recipe, **wanted)
             is_for_one = not (wanted["rowwise"] and wanted["columnwise"])
             options = {"weight_layout": self.weight_layout, "forward_only": is_for_one}
@@ -200,10 +199,10 @@ class Primary(NamedTuple):
     def of(cls, call, primary, keeps_init, recipe, packed):
         """(None where weights are not in 8 bits, the recipe of the products)."""
         keeps_init = flag(f"{call}: preserve_high_precision_init_val", keeps_init)
-        if primary is None and keeps_init:
-            needs = "only a weight in 8 bits began as anything else"
-            raise invalid(f"{call}: preserve_high_precision_init_val needs primary=; {needs}")
         if primary is None:
+            if keeps_init:
+                needs = "only a weight in 8 bits began as anything else"
+                raise invalid(f"{call}: preserve_high_precision_init_val needs primary=; {needs}")
             return None, Recipe.of(recipe, f"{call}: recipe")
         primary = Recipe.of_quantize(primary, f"{call}: primary")
         recipe = primary if recipe is None else Recipe.of(recipe, f"{call}: recipe")
@@ -234,7 +233,8 @@ _KEPT = object()  # the version of whatever is there, unless that was said to ha
 
 
 class ParameterCopies:
-    """The 8-bit copies of a module's weight, by microbatches or by its own account.
+    """A module's weight in 8 bits, on a GPU in the form that FP8 tensor cores read, if the recipe
+    uses these; by microbatches or by its own account.
 
     is_first_microbatch=True quantises, False takes what the first one made. None quantises where
     the parameters have other memory, Torch counted a write into them, or they are trained and an
@@ -246,7 +246,6 @@ class ParameterCopies:
 
     def __init__(self, recipe, weight_layout):
         self._cache = WeightCache(recipe, weight_layout)
-        self._forward_is_rowwise = weight_layout == "out_in"
         self._are_replayed = False
 
     def invalidate(self):
@@ -267,7 +266,8 @@ class ParameterCopies:
             self._are_replayed |= _is_captured(arrays)
             anew = is_first_microbatch or self._are_replayed or not _are_parameters(arrays)
             version = object() if anew else (*map(_state, arrays), *map(_state_of_shard, shards))
-        needs_both, is_rowwise = torch.is_grad_enabled(), self._forward_is_rowwise
+        self._cache._prepares |= arrays[0].is_cuda and self._cache.recipe.name != "mxfp8"
+        needs_both, is_rowwise = torch.is_grad_enabled(), self._cache.weight_layout == "out_in"
         wanted = {"rowwise": needs_both or is_rowwise, "columnwise": needs_both or not is_rowwise}
         return self._cache.get(weights, version, **wanted)
 

@@ -22,13 +22,14 @@ RECIPES = ["mxfp8", "fp8_block"]
 
 @pytest.fixture
 def quantised(monkeypatch):
-    """The shapes of the weights that were quantised, in order."""
+    """The shapes of the weights that were quantised, or prepared, in order."""
     calls = []
 
     def counting(fw, run):
         def counted(name, fields):
-            if name == "quantize_weight":
-                calls.append(tuple(fields["source"][0].shape))
+            if name in ("quantize_weight", "prepare_weight"):
+                source = fields["source" if name == "quantize_weight" else "w"]
+                calls.append(tuple(source[0].shape))
             return run(name, fields)
 
         monkeypatch.setattr(fw, "run", staticmethod(counted))
@@ -60,6 +61,8 @@ def on_cpu(w):
 
 def addresses(module):
     (entry,) = set(module._copies._cache._entries.values())
+    if isinstance(entry.tensor, moire.PreparedWeight):
+        return [entry.tensor.memory.data_ptr()]
     return [array.data_ptr() for _, array in entry.tensor.arrays()]
 
 
