@@ -142,12 +142,12 @@ TEST(Decode, DecodingWhatWasQuantisedIsWithinHalfAStepOfTheBlock) {
   args.source = source;
   args.scaling = MOIRE_SCALING_MXFP8;
   args.rowwise = copy;
-  ASSERT_TRUE(succeeds(quantize(cpu(), args)));
+  ASSERT_TRUE(succeeds(quantize(tested(), args)));
   DequantizeArgs back;
   back.source = copy;
   back.scaling = MOIRE_SCALING_MXFP8;
   back.target = target;
-  ASSERT_TRUE(succeeds(dequantize(cpu(), back)));
+  ASSERT_TRUE(succeeds(dequantize(tested(), back)));
   for (int64_t i = 0; i < 40; ++i) {
     for (int64_t j = 0; j < 96; ++j) {
       double amax = 0;
@@ -190,7 +190,7 @@ TEST_P(Decode, ScalesGoToEveryLayoutAndComeBack) {
     args.k = k;
     args.groups = batch.groups();
     SCOPED_TRACE(testing::Message() << "direction " << direction << ", layout " << layout);
-    ASSERT_TRUE(succeeds(convert_scales(cpu(), args)));
+    ASSERT_TRUE(succeeds(convert_scales(tested(), args)));
     EXPECT_TRUE(same_bytes(there.view(), reference::convert_scales(args), MOIRE_TAIL_ZERO));
     EXPECT_TRUE(there.is_undamaged());
     ConvertScalesArgs reverse = args;
@@ -198,7 +198,7 @@ TEST_P(Decode, ScalesGoToEveryLayoutAndComeBack) {
     reverse.target = back;
     reverse.from = layout;
     reverse.to = MOIRE_SCALES_CANONICAL;
-    ASSERT_TRUE(succeeds(convert_scales(cpu(3), reverse)));
+    ASSERT_TRUE(succeeds(convert_scales(tested(3), reverse)));
     EXPECT_TRUE(same_bytes(back.view(), reference::convert_scales(reverse), MOIRE_TAIL_ZERO));
     EXPECT_TRUE(back.is_undamaged());
     // What a block owns has come back as it was.
@@ -206,7 +206,7 @@ TEST_P(Decode, ScalesGoToEveryLayoutAndComeBack) {
     const TestTensor twice(DType::kE8M0, {shape[0], shape[1]});
     again.source = back;
     again.target = twice;
-    ASSERT_TRUE(succeeds(convert_scales(cpu(), again)));
+    ASSERT_TRUE(succeeds(convert_scales(tested(), again)));
     EXPECT_TRUE(same_bits(twice, there));
   }
 }

@@ -72,12 +72,12 @@ INSTANTIATE_TEST_SUITE_P(Table, Quantize, testing::ValuesIn(ragged_table()), cas
 TEST_P(Quantize, GivesTheBytesOfTheReferenceInEitherDirectionAndInBoth) {
   Random random;
   const Batch batch(GetParam());
-  const Context context = cpu();
+  const Tested device = Tested::finding(tested());
   for (int i = 0; i < 4; ++i) {
     for (const auto& [with_rowwise, with_columnwise] :
          {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
       const QuantizeCase c(random, batch, with_rowwise, with_columnwise);
-      ASSERT_TRUE(succeeds(quantize(context, c.args))) << c;
+      ASSERT_TRUE(succeeds(quantize(device, c.args))) << c;
       c.expect_the_bytes_of_the_reference();
     }
   }
@@ -255,7 +255,7 @@ TEST(QuantizeOp, EveryBF16NumberIsQuantisedAsTheReferenceHasIt) {
       args.source = source;
       args.scaling = MOIRE_SCALING_MXFP8;
       args.rowwise = copy;
-      ASSERT_TRUE(succeeds(quantize(cpu(), args)));
+      ASSERT_TRUE(succeeds(quantize(Tested::finding(tested()), args)));
       EXPECT_TRUE(same_bytes(copy, reference::quantize(args).rowwise));
     }
   }
@@ -303,7 +303,7 @@ void expect_weight(Random& random, const WeightOptions& o, int64_t num_groups, i
   args.columnwise = columnwise;
   SCOPED_TRACE(testing::Message() << to_string(TensorView(args.source.tensor)) << " listed "
                                   << o.listed << ", " << scaling_name(o.scaling));
-  ASSERT_TRUE(succeeds(quantize_weight(cpu(), args)));
+  ASSERT_TRUE(succeeds(quantize_weight(Tested::finding(tested()), args)));
   const reference::QuantizeResults want = reference::quantize_weight(args);
   EXPECT_TRUE(same_bytes(rowwise, want.rowwise));
   EXPECT_TRUE(same_bytes(columnwise, want.columnwise));
@@ -321,7 +321,7 @@ TEST(Quantize, TakesNoGroupsOfAsManyRowsAsColumns) {
   args.columnwise = columnwise;
   args.groups = groups;
   args.tail = MOIRE_TAIL_ZERO;
-  ASSERT_TRUE(succeeds(quantize(cpu(), args)));
+  ASSERT_TRUE(succeeds(quantize(Tested::finding(tested()), args)));
   EXPECT_EQ(columnwise.data.get(127, 127), 0);
 }
 

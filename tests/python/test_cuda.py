@@ -107,7 +107,7 @@ def test_a_weight_in_8_bits_goes_there_with_its_module(generator):
     assert layer.weight.get_high_precision_init_val() is drawn
 
 
-@pytest.mark.parametrize("recipe", [None, "mxfp8", "fp8_block"])
+@pytest.mark.parametrize("recipe", [None, "mxfp8", "mxfp8_fast", "fp8_block"])
 def test_a_hundred_runs_give_the_same_bits(generator, recipe):
     leaves, groups = make(generator, requires_grad=True), moire.Groups(splits=SPLITS)
     grad_y = truth.draw(generator, *leaves[0].shape, dtype=torch.bfloat16)
