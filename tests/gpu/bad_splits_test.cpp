@@ -156,6 +156,29 @@ TEST_F(BadSplits, OfBiasBackwardAreReported) {
   }
 }
 
+// Two blocks of rows that a thread walks down in one go then do not follow each other.
+TEST_F(BadSplits, OfBiasBackwardMayLeaveBlocksApart) {
+  Random random;
+  for (const std::vector<int64_t>& wrong :
+       std::vector<std::vector<int64_t>>{{64, 64, 96}, {0, 96, 32}, {0, 96, 64}, {32, 96, 96}}) {
+    Batch wide({64, 32});
+    TestTensor grad_y(DType::kBF16, {96, 64}), bias(DType::kBF16, {2, 64}),
+        grad_bias(DType::kFP32, {2, 64}), grad_scale(DType::kFP32, {96});
+    grad_y.randomize(random);
+    bias.randomize(random);
+    BiasBackwardArgs args;
+    args.grad_y = grad_y;
+    args.bias = bias;
+    args.grad_bias = grad_bias;
+    args.grad_scale = grad_scale;
+    args.groups = wide.groups();
+    ASSERT_TRUE(succeeds(run(alone(), args)));
+    wide.offsets() = wrong;
+    EXPECT_EQ(run(alone(), args).code(), Code::kInvalidArgument);
+    EXPECT_TRUE(grad_bias.is_undamaged() && grad_scale.is_undamaged());
+  }
+}
+
 // Quantised in both directions, to the other one, decoded, and the scales in another layout.
 TEST_F(BadSplits, OfTheOpsOn8BitsAreReported) {
   for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {

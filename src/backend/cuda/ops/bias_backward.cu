@@ -58,14 +58,17 @@ struct Rows {
   float scales[kChains][kChainRows];
 };
 
-// A chain's rows: its blocks that are there follow each other.
+// A chain's rows: its blocks that are there follow each other, where the splits are right.
 struct Chain {
   int64_t first;
   uint32_t of_first_block, count;
   __device__ explicit Chain(const RowBlock (&blocks)[kOfChain])
       : of_first_block(static_cast<uint32_t>(blocks[0].end - blocks[0].first)),
-        count(of_first_block + static_cast<uint32_t>(blocks[1].end - blocks[1].first)) {
-    first = blocks[of_first_block == 0 ? 1 : 0].first;
+        count(of_first_block) {
+    first = blocks[count == 0 ? 1 : 0].first;
+    if (blocks[1].first == first + count) {
+      count += static_cast<uint32_t>(blocks[1].end - blocks[1].first);
+    }
   }
 };
 
