@@ -1,7 +1,6 @@
 // The ops on 8 bits in CUDA graphs: what is captured once reads the splits of the moment.
 #include <algorithm>
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "staging/staged_call.h"
@@ -14,20 +13,8 @@ namespace {
 
 // A call that was captured once and is replayed with other splits, a hundred times each: the bytes
 // of the CPU. `prepare` makes the inputs of the splits.
-class CapturedBytes : public Gpu {
+class CapturedBytes : public Captures {
  protected:
-  void SetUp() override {
-    Gpu::SetUp();
-    if (IsSkipped()) return;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
-    ContextOptions options = context().options();
-    options.stream = stream_;
-    on_stream_.emplace(context().sharing(options).value());
-  }
-  void TearDown() override {
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
-  }
-
   template <class A>
   void expect_every_splits(Status (*op)(const Context&, const A&), const A& args,
                            const std::vector<TestTensor*>& outputs,
@@ -37,8 +24,10 @@ class CapturedBytes : public Gpu {
     staging::StagedCall staged;
     staged.add(args);
     ASSERT_TRUE(succeeds(staged.upload()));
-    cudaGraphExec_t executable = nullptr;
-    ASSERT_NO_FATAL_FAILURE(capture(op, staged.on_device(args), executable));
+    const A on_device = staged.on_device(args);
+    ASSERT_TRUE(succeeds(op(on_stream(), on_device)));  // grants of shared memory are not captured
+    ASSERT_TRUE(succeeds(on_stream().check()));
+    ASSERT_NO_FATAL_FAILURE(capture([&] { return op(on_stream(), on_device); }));
     for (const auto& splits : std::vector<std::vector<int64_t>>{
              {100, 200, 300}, {640, 0, 0}, {0, 1, 0}, {33, 320, 287}, {0, 0, 0}}) {
       int64_t at = 0;
@@ -51,34 +40,19 @@ class CapturedBytes : public Gpu {
       for (int run = 0; run < 100; ++run) {
         for (TestTensor* out : outputs) out->poison();
         ASSERT_TRUE(succeeds(staged.upload()));
-        ASSERT_EQ(cudaGraphLaunch(executable, stream_), cudaSuccess);
-        ASSERT_TRUE(succeeds(on_stream_->check()));
+        ASSERT_NO_FATAL_FAILURE(replay());
+        ASSERT_TRUE(succeeds(on_stream().check()));
         ASSERT_TRUE(succeeds(staged.download()));
         for (size_t i = 0; i < outputs.size(); ++i) {
           ASSERT_TRUE(same_bits(*outputs[i], want[i])) << "output " << i << ", run " << run;
         }
       }
     }
-    cudaGraphExecDestroy(executable);
   }
   const Groups& groups() const { return batch_.groups(); }
 
  private:
-  template <class A>
-  void capture(Status (*op)(const Context&, const A&), const A& args, cudaGraphExec_t& out) {
-    cudaGraph_t graph = nullptr;
-    ASSERT_TRUE(succeeds(op(*on_stream_, args)));  // grants of shared memory are not captured
-    ASSERT_TRUE(succeeds(on_stream_->check()));
-    ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    EXPECT_TRUE(succeeds(op(*on_stream_, args)));
-    ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&out, graph, 0), cudaSuccess);
-    cudaGraphDestroy(graph);
-  }
-
   Batch batch_{{100, 200, 300}, 40};
-  cudaStream_t stream_ = nullptr;
-  std::optional<Context> on_stream_;
 };
 
 TEST_F(CapturedBytes, OfQuantizeAreThoseOfTheSplits) {

@@ -112,61 +112,7 @@ class MlpOnDevice {
   GroupedMlpBackwardArgs backward_;
 };
 
-class Graph : public Gpu {
- protected:
-  void SetUp() override {
-    Gpu::SetUp();
-    if (IsSkipped()) return;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
-    ContextOptions options = context().options();
-    options.stream = stream_;
-    on_stream_.emplace(context().sharing(options).value());
-  }
-  void TearDown() override {
-    destroy_graph();
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
-  }
-  const Context& on_stream() const { return *on_stream_; }
-
-  // Captures what `work` launches; ops must neither allocate nor wait for that.
-  template <class Work>
-  void capture(const Work& work) {
-    destroy_graph();
-    ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), cudaSuccess);
-    const Status status = work();
-    ASSERT_EQ(cudaStreamEndCapture(stream_, &graph_), cudaSuccess);
-    ASSERT_TRUE(succeeds(status));
-    ASSERT_EQ(cudaGraphInstantiate(&executable_, graph_, 0), cudaSuccess);
-  }
-  void replay() { ASSERT_EQ(cudaGraphLaunch(executable_, stream_), cudaSuccess); }
-  // Nodes of the captured graph, all of them and those that are kernels.
-  std::pair<size_t, size_t> count_nodes() const {
-    size_t count = 0;
-    EXPECT_EQ(cudaGraphGetNodes(graph_, nullptr, &count), cudaSuccess);
-    std::vector<cudaGraphNode_t> nodes(count);
-    EXPECT_EQ(cudaGraphGetNodes(graph_, nodes.data(), &count), cudaSuccess);
-    size_t kernels = 0;
-    for (cudaGraphNode_t node : nodes) {
-      cudaGraphNodeType type;
-      EXPECT_EQ(cudaGraphNodeGetType(node, &type), cudaSuccess);
-      kernels += type == cudaGraphNodeTypeKernel ? 1 : 0;
-    }
-    return {count, kernels};
-  }
-
- private:
-  void destroy_graph() {
-    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
-    if (graph_ != nullptr) cudaGraphDestroy(graph_);
-    executable_ = nullptr;
-    graph_ = nullptr;
-  }
-
-  cudaStream_t stream_ = nullptr;
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
-  std::optional<Context> on_stream_;
-};
+using Graph = Captures;
 
 TEST_F(Graph, CapturedOnceEqualsEagerForEverySplits) {
   for (const Layer& layer : layers()) {
