@@ -85,21 +85,11 @@ TEST_F(CapturedBytes, OfRequantizeAndDequantizeAreThoseOfTheSplits) {
       (from_rows ? call.args.columnwise : call.args.rowwise) = {};
       TestCopy& target = from_rows ? call.columnwise : call.rowwise;
       const auto make_source = [&] { ASSERT_TRUE(succeeds(quantize(cpu, call.args))); };
-      RequantizeArgs again;
-      again.source = from_rows ? call.rowwise : call.columnwise;
-      again.scaling = scaling;
-      again.direction = direction;
-      again.target = target;
-      again.groups = groups();
-      expect_every_splits(moire::requantize, again, {&target.data, &target.scales}, make_source);
+      expect_every_splits(moire::requantize, call.requantized(direction, target),
+                          {&target.data, &target.scales}, make_source);
       TestTensor values(DType::kBF16, {groups().capacity, 264});
-      DequantizeArgs decode;
-      decode.source = again.source;
-      decode.scaling = scaling;
-      decode.direction = direction;
-      decode.target = values;
-      decode.groups = groups();
-      expect_every_splits(moire::dequantize, decode, {&values}, make_source);
+      expect_every_splits(moire::dequantize, call.dequantized(direction, values), {&values},
+                          make_source);
     }
   }
 }
@@ -109,16 +99,11 @@ TEST_F(CapturedBytes, OfConvertScalesAreThoseOfTheSplits) {
   for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
     for (const int32_t layout : {MOIRE_SCALES_DENSE, MOIRE_SCALES_PADDED, MOIRE_SCALES_SWIZZLED}) {
       for (const bool is_back : {false, true}) {
-        const auto scales_in = [&](int32_t in) {
-          int64_t shape[2] = {};
-          EXPECT_TRUE(succeeds(scales_shape(MOIRE_SCALING_MXFP8, direction, in, groups().capacity,
-                                            264, groups().num_groups, shape)));
-          return TestTensor(DType::kE8M0, {shape[0], shape[1]});
-        };
         ConvertScalesArgs args;
         args.from = is_back ? layout : MOIRE_SCALES_CANONICAL;
         args.to = is_back ? MOIRE_SCALES_CANONICAL : layout;
-        TestTensor source = scales_in(args.from), target = scales_in(args.to);
+        TestTensor source = scales_in(args.from, direction, groups(), 264);
+        TestTensor target = scales_in(args.to, direction, groups(), 264);
         const TensorView bytes = source.view();
         for (int64_t i = 0; i < bytes.num_rows() * bytes.stride(); ++i) {
           source.as<uint8_t>()[i] = static_cast<uint8_t>(random.integer(0, 255));

@@ -19,9 +19,33 @@ struct QuantizeCall {
     args.columnwise = columnwise;
     args.groups = groups;
   }
+
+  // The calls that make other things of the copy in this direction.
+  RequantizeArgs requantized(int32_t direction, const moire_quantized& target) const {
+    auto again = of_copy<RequantizeArgs>(direction);
+    again.target = target;
+    return again;
+  }
+  DequantizeArgs dequantized(int32_t direction, const TestTensor& target) const {
+    auto decode = of_copy<DequantizeArgs>(direction);
+    decode.target = target;
+    return decode;
+  }
+
   TestTensor source;
   TestCopy rowwise, columnwise;
   QuantizeArgs args;
+
+ private:
+  template <class Args>
+  Args of_copy(int32_t direction) const {
+    Args out;
+    out.source = direction == MOIRE_ROWWISE ? rowwise : columnwise;
+    out.scaling = args.scaling;
+    out.direction = direction;
+    out.groups = args.groups;
+    return out;
+  }
 };
 
 }  // namespace moire::test

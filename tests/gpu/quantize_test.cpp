@@ -73,7 +73,6 @@ class GpuQuantize : public Gpu {
     ASSERT_TRUE(succeeds(quantize(cpu, call.args)));
     for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
       const bool from_rows = direction == MOIRE_ROWWISE;
-      const moire_quantized given = from_rows ? call.rowwise : call.columnwise;
       TestCopy copies[2];
       TestTensor values[2], scales[2];
       for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
@@ -81,28 +80,13 @@ class GpuQuantize : public Gpu {
         copies[on_gpu] =
             TestCopy(DType::kE4M3, scaling, from_rows ? MOIRE_COLUMNWISE : MOIRE_ROWWISE, groups,
                      source.columns());
-        RequantizeArgs again;
-        again.source = given;
-        again.scaling = scaling;
-        again.direction = direction;
-        again.target = copies[on_gpu];
-        again.groups = groups;
-        ASSERT_TRUE(succeeds(requantize(on, again)));
+        ASSERT_TRUE(succeeds(requantize(on, call.requantized(direction, copies[on_gpu]))));
         values[on_gpu] = TestTensor(DType::kBF16, {groups.capacity, source.columns()});
-        DequantizeArgs decode;
-        decode.source = given;
-        decode.scaling = scaling;
-        decode.direction = direction;
-        decode.target = values[on_gpu];
-        decode.groups = groups;
-        ASSERT_TRUE(succeeds(dequantize(on, decode)));
+        ASSERT_TRUE(succeeds(dequantize(on, call.dequantized(direction, values[on_gpu]))));
         if (scaling != MOIRE_SCALING_MXFP8) continue;
-        int64_t shape[2] = {};
-        ASSERT_TRUE(succeeds(scales_shape(scaling, direction, MOIRE_SCALES_DENSE, groups.capacity,
-                                          source.columns(), groups.num_groups, shape)));
-        scales[on_gpu] = TestTensor(DType::kE8M0, {shape[0], shape[1]});
+        scales[on_gpu] = scales_in(MOIRE_SCALES_DENSE, direction, groups, source.columns());
         ConvertScalesArgs convert;
-        convert.source = given.scales;
+        convert.source = (from_rows ? call.rowwise : call.columnwise).scales;
         convert.target = scales[on_gpu];
         convert.to = MOIRE_SCALES_DENSE;
         convert.direction = direction;

@@ -39,6 +39,14 @@ struct TestCopy {
   TestTensor data, scales;
 };
 
+// Scales of MXFP8 in a layout, poisoned.
+inline TestTensor scales_in(int32_t layout, int32_t direction, const Groups& groups, int64_t k) {
+  int64_t shape[2] = {};
+  EXPECT_TRUE(succeeds(scales_shape(MOIRE_SCALING_MXFP8, direction, layout, groups.capacity, k,
+                                    groups.num_groups, shape)));
+  return TestTensor(DType::kE8M0, {shape[0], shape[1]});
+}
+
 // Both tensors of a copy hold the reference's bytes, and nothing around them was written.
 inline testing::AssertionResult same_bytes(const TestCopy& got,
                                            const reference::QuantizedBytes& want,
