@@ -1,8 +1,8 @@
-// bias_backward on CUDA, one pass over grad_y. A block takes two
-// blocks of 32 rows of a group (or several such pairs of narrow rows) and up to 4096 columns; two
-// threads (of 16-bit elements) share a segment of 64 columns as the order of grad_scale's sums
-// wants it, and walk down the rows, while the next rows are on their way (segment_pieces.cuh). Both
-// gradients leave partial sums in the workspace, which a launch each adds in order.
+// bias_backward on CUDA, one pass over grad_y. A block takes two blocks of 32 rows of a group (or
+// several such pairs of narrow rows) and up to 4096 columns; two threads (of 16-bit elements) share
+// a segment of 64 columns as the order of grad_scale's sums wants it, and walk down the rows, while
+// the next rows are on their way (segment_pieces.cuh). Both gradients leave partial sums in the
+// workspace, which a launch each adds in order.
 #include <algorithm>
 
 #include "backend/cuda/device/any_floats.cuh"

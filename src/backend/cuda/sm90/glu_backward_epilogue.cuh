@@ -11,8 +11,8 @@
 namespace moire::cuda::sm90 {
 
 // grad_act = round(sum); grad_z, act, the partial sum of grad_prob over each 64 columns, which are
-// a piece, and that of grad_bias down each 32 rows, half a box. Buffers: z of as many pieces
-// as fit, two each, overwritten in place by grad_z; in the others, in turn, grad_act becomes act.
+// a piece, and that of grad_bias down each 32 rows, half a box. Buffers: z of as many pieces as
+// fit, two each, overwritten in place by grad_z; in the others, in turn, grad_act becomes act.
 //
 // An instance of its own sums grad_bias: the other has no register to spare.
 template <class Activation, bool kSumsBias>
