@@ -9,6 +9,7 @@ refused.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any, Optional
 
@@ -182,14 +183,10 @@ def _copy(tensor, other, non_blocking=False):
     return tensor
 
 
-def _like(function):
+def _of_stand_in(function, tensor, *args, **options):
     """Of an array that has its shape and type and no memory."""
-
-    def run(tensor, *args, **options):
-        stand_in = Torch.stand_in(tensor._any.data, tensor.shape, tensor.dtype)
-        return function(stand_in, *args, **options)
-
-    return run
+    stand_in = Torch.stand_in(tensor._any.data, tensor.shape, tensor.dtype)
+    return function(stand_in, *args, **options)
 
 
 _OPERATIONS = {
@@ -205,7 +202,7 @@ for _packet in (
     *(_aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.rand_like, _aten.randn_like),
     *(_aten.new_empty, _aten.new_ones, _aten.new_full, _aten.new_empty_strided),
 ):
-    _OPERATIONS[_packet.default] = _like(_packet.default)
+    _OPERATIONS[_packet.default] = functools.partial(_of_stand_in, _packet.default)
 
 _warned = set()
 
