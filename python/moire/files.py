@@ -110,7 +110,7 @@ def load_safetensors(
     safetensors = _safetensors(call)
     fw, of_name = DEFAULT, {"torch": Torch, "numpy": Numpy}
     if framework is not None:
-        fw = of_name[choice(f"{call}: framework", framework, tuple(of_name))]
+        fw = of_name[choice(f"{call}: framework", framework, of_name)]
     try:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}

@@ -285,7 +285,7 @@ def call(name: str, /, **fields: Any) -> None:
     "in/out" in moire.h) are arrays of the caller, overwritten as the entry says, and the workspace
     is seen to. explain() knows the call, strict() and settings() hold for it.
     """
-    entry = ENTRIES[choice("call: name", name, tuple(ENTRIES))]
+    entry = ENTRIES[choice("call: name", name, ENTRIES)]
     for key in fields:
         if key not in entry.kinds:
             keywords = ", ".join(sorted(entry.kinds))

@@ -155,7 +155,7 @@ class _Scales:
                 f"{call}: format is {tensor.form.name}, whose FP32 scales have one layout only: "
                 f"take them from .{DIRECTIONS[self.direction]}.scales"
             )
-        self.block = tensor.form.block
+        self.form = tensor.form
         self.own = tensor.copy_of(self.direction, call).scales
         *matrices, n, self.k = tensor.shape
         count, self.groups = math.prod(matrices), tensor.groups
@@ -169,19 +169,13 @@ class _Scales:
 
     def shape(self, layout):
         """Of scales in `layout`: what these groups need."""
-        blocks, is_padded = _ceil(self.k, self.block), layout > _DENSE
-        if layout == 0:
-            assert self.direction != ROWWISE
-            return (self.rows // self.block + len(self.splits), self.k)
-        if self.direction == ROWWISE:
-            if not is_padded:
-                return (self.rows, blocks)
-            rows = sum(_up(m, _PADDED_OUTER) for m in self.splits)
-            return (rows, _up(blocks, _PADDED_BLOCKS))
-        blocks = [_ceil(m, self.block) for m in self.splits]
-        if not is_padded:
-            return (sum(blocks), self.k)
-        return (sum(_up(b, _PADDED_BLOCKS) for b in blocks), _up(self.k, _PADDED_OUTER))
+        is_rowwise, is_padded = self.direction == ROWWISE, layout > _DENSE
+        if layout == 0 or (is_rowwise and not is_padded):  # which rows of the tail have as well
+            return self.form.scales_shape(self.direction, (self.rows, self.k), len(self.splits))
+        outer, blocks = (_PADDED_OUTER, _PADDED_BLOCKS) if is_padded else (1, 1)
+        if is_rowwise:
+            return (sum(_up(m, outer) for m in self.splits), _up(self.form.blocks(self.k), blocks))
+        return (sum(_up(self.form.blocks(m), blocks) for m in self.splits), _up(self.k, outer))
 
     def convert(self, source, from_layout, target, to_layout):
         """One side of moire_convert_scales has to be canonical."""
@@ -198,9 +192,5 @@ class _Scales:
         self.fw.run("convert_scales", fields)
 
 
-def _ceil(size, block):
-    return (size + block - 1) // block
-
-
 def _up(size, multiple):
-    return _ceil(size, multiple) * multiple
+    return size + -size % multiple

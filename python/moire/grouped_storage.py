@@ -12,8 +12,8 @@ from .arrays import check_rank, framework_of
 from .errors import invalid
 from .groups import Groups, as_groups, is_readable
 from .layouts import GluLayout
-from .recipes import COLUMNWISE, DIRECTIONS, ELEMENTS, Format, check_element, check_format
-from .values import flag, shown, wrong
+from .recipes import COLUMNWISE, DIRECTIONS, ELEMENTS, Format, check_format
+from .values import choice, flag, shown, wrong
 
 _NAMES = {4: "e4m3", 5: "e5m2"}  # by moire_dtype
 
@@ -56,7 +56,7 @@ def checked(call, format, copies, groups, layout, dtype, element, fractional_sca
     dtype = fw.float32 if dtype is None else fw.compute_dtype(f"{call}: dtype", dtype)
     fractional_scales = flag(f"{call}: fractional_scales", fractional_scales)
     if element is not None:
-        element = check_element(f"{call}: element", element)
+        element = choice(f"{call}: element", element, ELEMENTS)
     name, data = next(iter(arrays.items()))
     num_groups, shape = _num_groups(call, name, data, form, groups), tuple(data.shape)
     found = []

@@ -18,7 +18,7 @@ from .grouped_storage import Copy, Kind, checked, empty_copy, parts_of, source_o
 from .groups import Groups, as_groups
 from .layouts import GluLayout, GluLayoutLike
 from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Format, Recipe, RecipeLike
-from .values import flag, integer, torch_device, wrong
+from .values import choice, flag, integer, torch_device, wrong
 
 
 class GroupedTensor(Interchangeable):
@@ -445,7 +445,7 @@ def quantize(
     """
     call = "quantize"
     recipe = Recipe.of_quantize(recipe, f"{call}: recipe")
-    element = recipes.check_element(f"{call}: element", element)
+    element = choice(f"{call}: element", element, recipes.ELEMENTS)
     wanted = flag(f"{call}: rowwise", rowwise), flag(f"{call}: columnwise", columnwise)
     if not any(wanted):
         raise invalid(f"{call}: rowwise and columnwise are both False, needs at least one")

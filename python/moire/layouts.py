@@ -18,7 +18,7 @@ _WRITTEN = re.compile(
 _ACTIVATIONS = ("swiglu", "clamped_swiglu", "geglu_tanh", "reglu", "reglu2")
 # What an activation is called where there is no gate.
 _ALONE = {"silu": "swiglu", "gelu_tanh": "geglu_tanh", "relu": "reglu", "relu2": "reglu2"}
-WEIGHT_LAYOUTS = ("out_in", "in_out")
+WEIGHT_LAYOUTS = ("out_in", "in_out")  # in the order of moire_weight_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +139,3 @@ _BY_NAME.update({name: _BY_NAME[kind] for name, kind in _ALONE.items()})
 
 def check_weight_layout(call, layout):
     return choice(f"{call}: weight_layout", layout, WEIGHT_LAYOUTS)
-
-
-def weight_layout_code(call, layout):
-    """The moire_weight_layout of that name."""
-    return WEIGHT_LAYOUTS.index(check_weight_layout(call, layout))

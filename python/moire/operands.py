@@ -17,7 +17,7 @@ from .grouped_storage import check_groups, pair
 from .grouped_tensor import GroupedTensor
 from .groups import Groups, as_groups
 from .layers import How, copy_for_backward
-from .layouts import Activation, GluLayout, weight_layout_code
+from .layouts import WEIGHT_LAYOUTS, Activation, GluLayout, check_weight_layout
 from .prepared_weight import PreparedWeight
 from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Recipe
 from .routing import check_inverse
@@ -82,7 +82,8 @@ class Operands:
         and the copies, beside or instead of it, that a forward and a backward read.
         """
         call, fields = self.call, self.fields
-        layout = fields[f"{name}_layout"] = weight_layout_code(call, layout)
+        layout = WEIGHT_LAYOUTS.index(check_weight_layout(call, layout))
+        fields[f"{name}_layout"] = layout
         which = f"{name}_quantized"
         if isinstance(weights, (GroupedTensor, PreparedWeight)):
             if quantized is not None:
@@ -131,10 +132,9 @@ class Operands:
 
     def give_plan(self, plan):
         """The groups of rows in expert order, which are gathered from x."""
-        fields, groups = self.fields, Groups.over(plan.offsets)
-        self.groups = groups
-        fields["offsets"], fields["row_idx"], fields["scatter_idx"] = plan
-        fields["num_groups"], fields["capacity"] = groups.num_groups, plan.gather_idx.shape[0]
+        self.groups = Groups.over(plan.offsets)
+        self.fields.update(plan.fields())
+        self.fields["row_idx"] = self.fields.pop("gather_idx")
 
     def give_gating(self, act, layout, *tagged):
         """The layout is that of W1 and its copies, wherever they have a tag."""

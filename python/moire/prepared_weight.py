@@ -9,7 +9,7 @@ from .dtypes import Array
 from .errors import invalid
 from .grouped_storage import source_of
 from .invoke import prepared_form
-from .layouts import weight_layout_code
+from .layouts import WEIGHT_LAYOUTS, check_weight_layout
 from .recipes import Recipe, RecipeLike
 from .values import flag
 
@@ -38,13 +38,14 @@ class PreparedWeight:
         call = "PreparedWeight"
         self.recipe = Recipe.of_quantize(recipe, f"{call}: recipe")
         self.forward_only = flag(f"{call}: forward_only", forward_only)
-        is_rowwise = weight_layout_code(call, weight_layout) == 0
+        layout = WEIGHT_LAYOUTS.index(check_weight_layout(call, weight_layout))
+        is_rowwise = layout == 0
         self.has_rowwise = is_rowwise or not forward_only
         self.has_columnwise = not is_rowwise or not forward_only
         fw, w, self.shape = self._source(call, weight)
         self.dtype, self.device = w[0].dtype, getattr(w[0], "device", "cpu")
-        self._fields = {**self.recipe.fields, "forward_only": int(forward_only)}
-        self._fields["w_layout"] = 0 if is_rowwise else 1
+        options = {"forward_only": int(forward_only), "w_layout": layout}
+        self._fields = {**self.recipe.fields, **options}
         size, self.form = prepared_form({**self._fields, "w": w}, fw)
         memory = fw.empty(w[0], (size + _ALIGNMENT,), fw.dtype("uint8"))
         start = -fw.address(memory) % _ALIGNMENT

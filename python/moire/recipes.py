@@ -34,11 +34,11 @@ class Format(NamedTuple):
         """Of data [rows, k] in `num_groups` groups, or of [G, n, k]."""
         *outer, n, k = shape
         if self.is_tiled:
-            return (*outer, self._blocks(n), self._blocks(k))
+            return (*outer, self.blocks(n), self.blocks(k))
         if direction == ROWWISE:
-            return (*outer, n, self._blocks(k))
+            return (*outer, n, self.blocks(k))
         if outer:
-            return (*outer, self._blocks(n), k)
+            return (*outer, self.blocks(n), k)
         return (n // self.block + num_groups, k)
 
     def has_blocks_along(self, direction, dim, ndim):
@@ -47,7 +47,8 @@ class Format(NamedTuple):
             return dim >= ndim - 2
         return dim == (ndim - 1 if direction == ROWWISE else ndim - 2)
 
-    def _blocks(self, size):
+    def blocks(self, size):
+        """Of so many elements."""
         return (size + self.block - 1) // self.block
 
 
@@ -61,11 +62,7 @@ FORMATS = {
 def check_format(name, value):
     if isinstance(value, Format) and FORMATS.get(value.name) == value:
         return value
-    return FORMATS[choice(name, value, tuple(FORMATS))]
-
-
-def check_element(name, value):
-    return choice(name, value, tuple(ELEMENTS))
+    return FORMATS[choice(name, value, FORMATS)]
 
 
 def check_direction(name, value):
@@ -114,7 +111,7 @@ class Recipe:
 
     def __post_init__(self):
         choice("Recipe: name", self.name, _NAMES)
-        check_element("Recipe: gradient_element", self.gradient_element)
+        choice("Recipe: gradient_element", self.gradient_element, ELEMENTS)
         if self.save is not None:
             choice("Recipe: save", self.save, _KEPT)
         for option, names in _RECIPES_OF.items():
@@ -134,9 +131,7 @@ class Recipe:
         """A Recipe as it is or by its name; None is as_stored. `name` is for error messages."""
         if isinstance(recipe, cls):
             return recipe
-        if recipe is None:
-            return _AS_STORED
-        if isinstance(recipe, str) and recipe in _NAMES:
+        if (recipe is None or isinstance(recipe, str)) and recipe in _BY_NAME:
             return _BY_NAME[recipe]
         raise wrong(name, recipe, f"one of {', '.join(_NAMES)} or a moire.Recipe")
 
@@ -190,5 +185,4 @@ class Recipe:
 
 
 RecipeLike = Union[Recipe, str, None]
-_BY_NAME = {name: Recipe(name) for name in _NAMES}
-_AS_STORED = _BY_NAME["as_stored"]
+_BY_NAME = {None: Recipe(), **{name: Recipe(name) for name in _NAMES}}
