@@ -1,26 +1,24 @@
 // Scalar conversions between FP32 and the storage types, exact or rounded to nearest even; the
-// definition that SIMD code must match bit for bit. Host and device.
+// definition that SIMD code must match bit for bit.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
-#include "core/host_device.h"
-
 namespace moire {
 
-MOIRE_HOST_DEVICE constexpr float bf16_to_float(uint16_t bits) {
+constexpr float bf16_to_float(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
 // Every NaN becomes 0x7FFF, as the GPU's conversion has it.
-MOIRE_HOST_DEVICE constexpr uint16_t float_to_bf16(float value) {
+constexpr uint16_t float_to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return 0x7FFFU;
   return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
-MOIRE_HOST_DEVICE constexpr float fp16_to_float(uint16_t bits) {
+constexpr float fp16_to_float(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000U) << 16;
   const uint32_t exponent = (bits >> 10) & 0x1FU;
   const uint32_t mantissa = bits & 0x3FFU;
@@ -33,7 +31,7 @@ MOIRE_HOST_DEVICE constexpr float fp16_to_float(uint16_t bits) {
 }
 
 // Overflow goes to infinity; NaN becomes 0x7FFF.
-MOIRE_HOST_DEVICE constexpr uint16_t float_to_fp16(float value) {
+constexpr uint16_t float_to_fp16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000U;
   const uint32_t magnitude = bits & 0x7FFFFFFFU;

@@ -85,8 +85,7 @@ MOIRE_HOST_DEVICE constexpr float e8m0_to_float(uint8_t code) {
 
 // 2^(127 - code), what elements are multiplied by before they are cast; code 0 ... 254.
 MOIRE_HOST_DEVICE constexpr float e8m0_reciprocal(uint8_t code) {
-  if (code == 254) return bit_cast<float>(0x00400000U);
-  return bit_cast<float>(static_cast<uint32_t>(254 - code) << 23);
+  return e8m0_to_float(static_cast<uint8_t>(254 - code));
 }
 
 // The MXFP8 scale of a block whose largest absolute value is `amax`: amax / largest number of the

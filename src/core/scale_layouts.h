@@ -27,14 +27,10 @@ MOIRE_HOST_DEVICE constexpr int64_t scale_layout_width(int32_t direction, int32_
   const int64_t blocks = ceil_div(k, kMxBlock);
   return is_padded ? round_up(blocks, kPaddedBlocks) : blocks;
 }
-// Container rows of a group of so many rows.
+// Container rows of a group of so many rows: what is cut into blocks is the other side.
 MOIRE_HOST_DEVICE constexpr int64_t scale_layout_rows(int32_t direction, int32_t layout,
                                                       int64_t group_rows) {
-  const bool is_padded = layout >= MOIRE_SCALES_PADDED;
-  if (direction == MOIRE_ROWWISE)
-    return is_padded ? round_up(group_rows, kPaddedOuter) : group_rows;
-  const int64_t blocks = ceil_div(group_rows, kMxBlock);
-  return is_padded ? round_up(blocks, kPaddedBlocks) : blocks;
+  return scale_layout_width(1 - direction, layout, group_rows);
 }
 // Rows that suffice for any splits: groups of m rows in all have at most m / b + G blocks of b.
 MOIRE_HOST_DEVICE constexpr ScaleShape scale_layout_bound(int32_t direction, int32_t layout,
