@@ -33,7 +33,14 @@ MOIRE_API std::string dtype_name(DType dtype);
 struct TensorView : moire_tensor {
   TensorView() : moire_tensor{} {}
   TensorView(const moire_tensor& t) : moire_tensor(t) {}
-  TensorView(void* data, DType dtype, std::initializer_list<int64_t> shape, int64_t row_stride = 0);
+  TensorView(void* data_, DType dtype_, std::initializer_list<int64_t> shape_,
+             int64_t row_stride_ = 0)
+      : moire_tensor{data_, static_cast<int32_t>(dtype_), 0, {}, row_stride_} {
+    for (const int64_t size : shape_) {
+      if (rank == 3) break;
+      shape[rank++] = size;
+    }
+  }
 
   bool is_present() const { return rank != 0; }
   DType type() const { return static_cast<DType>(dtype); }
@@ -57,18 +64,6 @@ struct TensorView : moire_tensor {
   bool is_contiguous() const { return num_rows() <= 1 || stride() == columns(); }
 };
 static_assert(sizeof(TensorView) == sizeof(moire_tensor));
-
-inline TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<int64_t> shape_,
-                              int64_t row_stride_)
-    : moire_tensor{} {
-  data = data_;
-  dtype = static_cast<int32_t>(dtype_);
-  for (const int64_t size : shape_) {
-    if (rank == 3) break;
-    shape[rank++] = size;
-  }
-  row_stride = row_stride_;
-}
 
 // "bf16 [4, 32]", with the row stride where it is not the last dimension; "absent".
 MOIRE_API std::string to_string(const TensorView& tensor);

@@ -70,18 +70,11 @@ std::string to_string(const TensorView& tensor) {
 }
 
 TensorView Weight::matrix(int64_t group) const {
-  TensorView m = tensor;
-  m.rank = 2;
-  m.shape[0] = tensor.shape[1];
-  m.shape[1] = tensor.shape[2];
-  m.shape[2] = 0;
-  if (list != nullptr) {
-    m.data = const_cast<void*>(list[group]);
-  } else {
-    const int64_t bytes = group * m.shape[0] * m.stride() * dtype_size(m.type());
-    m.data = static_cast<char*>(tensor.data) + bytes;
-  }
-  return m;
+  const TensorView t = tensor;
+  const int64_t bytes = t.shape[1] * t.stride() * dtype_size(t.type());
+  void* const data =
+      list != nullptr ? const_cast<void*>(list[group]) : static_cast<char*>(t.data) + group * bytes;
+  return TensorView(data, t.type(), {t.shape[1], t.shape[2]}, t.row_stride);
 }
 
 }  // namespace moire
