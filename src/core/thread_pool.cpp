@@ -82,11 +82,9 @@ void ThreadPool::run(int64_t num_tasks, Invoke invoke, void* function) {
   if (num_tasks <= 0) return;
   if (num_tasks == 1 || num_threads_ == 1 || getpid() != owner_) {
     for (int64_t task = 0; task < num_tasks; ++task) invoke(function, task, 0);
-  } else if (lent_ != nullptr) {
-    Job job{invoke, function, num_tasks, num_threads_};
-    run_lent(job);
   } else {
-    run_own(num_tasks, invoke, function);
+    Job job{invoke, function, num_tasks, num_threads_};
+    lent_ != nullptr ? run_lent(job) : run_own(job);
   }
 }
 
@@ -103,20 +101,14 @@ void ThreadPool::run_lent(Job& job) {
   if (job.next_thread.load(std::memory_order_relaxed) == 0) throw NoThreadsLent();
 }
 
-void ThreadPool::run_own(int64_t num_tasks, Invoke invoke, void* function) {
+void ThreadPool::run_own(Job& job) {
   const std::lock_guard lock(callers_);
-  job_.invoke = invoke;
-  job_.function = function;
-  job_.num_tasks = num_tasks;
-  job_.next_task.store(0, std::memory_order_relaxed);
+  job_ = &job;
   busy_.store(static_cast<int>(workers_->size()), std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
-  job_.take_tasks(0);
-  for (int busy = busy_.load(std::memory_order_acquire); busy != 0;
-       busy = busy_.load(std::memory_order_acquire)) {
-    wait_while_equal(busy_, busy);
-  }
+  job.take_tasks(0);
+  while (const int busy = busy_.load(std::memory_order_acquire)) wait_while_equal(busy_, busy);
 }
 
 void ThreadPool::Job::take_tasks(int thread) {
@@ -134,7 +126,7 @@ void ThreadPool::work(int thread) {
     wait_while_equal(generation_, seen);
     ++seen;
     if (stop_.load(std::memory_order_relaxed)) return;
-    job_.take_tasks(thread);
+    job_->take_tasks(thread);
     if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_.notify_one();
   }
 }

@@ -50,10 +50,10 @@ class ThreadPool {
   using Invoke = void (*)(void* function, int64_t task, int thread);
 
   struct Job {
-    Invoke invoke = nullptr;
-    void* function = nullptr;
-    int64_t num_tasks = 0;
-    int num_threads = 0;  // asked for, of lent threads
+    Invoke invoke;
+    void* function;
+    int64_t num_tasks;
+    int num_threads;  // asked for, of lent threads
     alignas(64) std::atomic<int64_t> next_task{0};
     alignas(64) std::atomic<int> next_thread{0};  // of lent threads
 
@@ -62,7 +62,7 @@ class ThreadPool {
 
   void run(int64_t num_tasks, Invoke invoke, void* function);
   void run_lent(Job& job);
-  void run_own(int64_t num_tasks, Invoke invoke, void* function);
+  void run_own(Job& job);
   void work(int thread);
   void stop();
 
@@ -71,9 +71,7 @@ class ThreadPool {
   pid_t owner_;
   std::mutex callers_;
   std::unique_ptr<std::vector<std::thread>> workers_;
-  // Its first three fields are written before generation_ is raised, read by workers after they saw
-  // it.
-  Job job_;
+  Job* job_ = nullptr;  // written before generation_ is raised, read by workers after they saw it
   alignas(64) std::atomic<uint32_t> generation_{0};
   alignas(64) std::atomic<int> busy_{0};
   std::atomic<bool> stop_{false};
