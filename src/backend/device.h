@@ -25,8 +25,7 @@ namespace cpu {
 extern const DeviceKind kDevice;
 }
 namespace cuda {
-extern const DeviceKind
-    kDevice;  // defined by backend/cuda/runtime, or by its absence (no_cuda.cpp)
+extern const DeviceKind kDevice;  // by backend/cuda/runtime, or by its absence (no_cuda.cpp)
 }
 
 }  // namespace moire
