@@ -1,4 +1,5 @@
-// Context: opening a device, and the record of an explaining context.
+// Context: opening a device, and the record of an explaining context; what devices and this build
+// are.
 #include <moire/context.h>
 #include <moire/expert_parallel.h>
 
@@ -141,6 +142,14 @@ Result<std::string> device_info(Device device, int index) {
                    ", \"memory_bytes\": ", s.memory_bytes);
   }
   return json + "}";
+}
+
+const std::string& build_info() {
+  static const std::string json = concat("{\"version\": ", json_quote(MOIRE_VERSION_STRING),
+                                         ", \"compiler\": ", json_quote(MOIRE_COMPILER),
+                                         ", \"build_type\": ", json_quote(MOIRE_BUILD_TYPE),
+                                         ", \"cuda\": ", json_quote(MOIRE_CUDA_BUILD), "}");
+  return json;
 }
 
 }  // namespace moire
