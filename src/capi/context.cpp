@@ -19,13 +19,11 @@ LastError& last_error() {
 
 Status copy_text(std::string_view entry, const std::string& text, char* buffer, size_t bytes,
                  size_t* needed) {
-  if (needed != nullptr) *needed = text.size() + 1;
+  const size_t size = text.size() + 1, room = buffer == nullptr ? 0 : bytes;
+  if (needed != nullptr) *needed = size;
   if (buffer == nullptr && needed != nullptr) return {};
-  if (buffer == nullptr || bytes < text.size() + 1) {
-    return invalid(entry, "the buffer has ", buffer == nullptr ? 0 : bytes, " bytes, needs ",
-                   text.size() + 1);
-  }
-  std::memcpy(buffer, text.c_str(), text.size() + 1);
+  if (room < size) return invalid(entry, "the buffer has ", room, " bytes, needs ", size);
+  std::memcpy(buffer, text.c_str(), size);
   return {};
 }
 

@@ -4,11 +4,6 @@
 
 namespace moire {
 
-void NothingQuantized::refuse(const char* name, bool is_there) {
-  check_.require(!is_there, name,
-                 " is present but recipe is 0 (as stored), which quantises nothing");
-}
-
 void LayerCheck::check_recipe(int32_t emulate_accumulation, int32_t gradient_dtype) {
   const int32_t id = recipe.id;
   check.require(gradient_dtype == 0 || gradient_dtype == MOIRE_E4M3 || gradient_dtype == MOIRE_E5M2,

@@ -42,7 +42,10 @@ class NothingQuantized : public MemoryVisitor {
   }
 
  private:
-  void refuse(const char* name, bool is_there);
+  void refuse(const char* name, bool is_there) {
+    check_.require(!is_there, name,
+                   " is present but recipe is 0 (as stored), which quantises nothing");
+  }
   ArgumentCheck& check_;
 };
 

@@ -20,13 +20,6 @@
 
 namespace moire {
 
-// A call's workspace: an empty one, where its struct has none.
-template <class A>
-Workspace workspace_of(const A& args) {
-  if constexpr (requires { args.workspace; }) return args.workspace;
-  return {};
-}
-
 template <class A>
 struct Selection {
   const Implementation<A>* implementation = nullptr;
@@ -74,20 +67,6 @@ Result<Selection<A>> select(const Context& context, std::string_view op, const A
   return selection;
 }
 
-// Runs a call that has been checked. Threads that are lent to the context and never come end it.
-template <class A>
-Status run_selected(const Context& context, std::string_view op,
-                    const Implementation<A>& implementation, const A& args) {
-  const FloatEnvironment exact;
-  try {
-    return implementation.run(context, args);
-  } catch (const NoThreadsLent&) {
-    return invalid(op,
-                   "the context's `parallel` returned without a call of its body, needs at least "
-                   "one; what the outputs hold is not defined");
-  }
-}
-
 template <class A>
 int64_t bytes_read(const A& args) {
   return traffic_of(args).read();
@@ -109,7 +88,9 @@ struct Op {
     if (!selection.ok()) return selection.status();
     const Implementation<A>& selected = *selection.value().implementation;
     const size_t needed = selected.workspace(context.state(), args);
-    if (!check.workspace(workspace_of(args), needed)) return check.status();
+    Workspace given{};  // empty, where the struct has none
+    if constexpr (requires { args.workspace; }) given = args.workspace;
+    if (!check.workspace(given, needed)) return check.status();
     if (context.is_explaining()) {
       context.record(step_of(context, args, selection.value(), needed));
       return {};
@@ -121,7 +102,14 @@ struct Op {
     }
     // Outputs without elements need no run, however many rows there are.
     if (!selected.always_runs && traffic_of(args).written() == 0) return {};
-    return run_selected(context, name, selected, args);
+    const FloatEnvironment exact;
+    try {
+      return selected.run(context, args);
+    } catch (const NoThreadsLent&) {
+      return invalid(name,
+                     "the context's `parallel` returned without a call of its body, needs at least "
+                     "one; what the outputs hold is not defined");
+    }
   }
 
   Status size_workspace(const Context& context, const A& args, size_t* bytes) const {

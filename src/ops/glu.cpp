@@ -1,6 +1,8 @@
 // Gated activations and the layouts of their two halves: validation and dispatch.
 #include <moire/glu.h>
 
+#include <algorithm>
+
 #include "core/resolved_groups.h"
 #include "core/sizes.h"
 #include "ops/dispatch.h"
@@ -67,10 +69,8 @@ void check_tensors(ArgumentCheck& check, const TensorView& source, const TensorV
                 ", needs rank 1 to 3");
   if (!check.ok() || !check.ranked("source", source, kStorageTypes, source.rank)) return;
   if (!check.ranked("target", target, kStorageTypes, source.rank)) return;
-  bool equal = true;
-  for (int32_t i = 0; i < source.rank; ++i) equal = equal && source.shape[i] == target.shape[i];
-  check.require(equal, "source is ", source, " but target is ", target,
-                ": the shapes must be equal");
+  check.require(std::equal(source.shape, source.shape + source.rank, target.shape), "source is ",
+                source, " but target is ", target, ": the shapes must be equal");
   check.same_dtype("source", source, "target", target);
 }
 

@@ -88,24 +88,19 @@ decltype(auto) with_indices(const TensorView& t, F&& f) {
                                    : of_type(static_cast<const int64_t*>(t.data));
 }
 
-int64_t count_routed(const TensorView& scatter_idx) {
-  if (scatter_idx.num_elements() == 0) return 0;  // whatever the number of tokens
-  return with_indices(scatter_idx, [&](const auto& index) {
-    int64_t routed = 0;
-    for (int64_t t = 0; t < scatter_idx.shape[0]; ++t) {
-      for (int64_t j = 0; j < scatter_idx.shape[1]; ++j) routed += index(t, j) >= 0;
-    }
-    return routed;
-  });
-}
-
 // Every index is -1 or a row in use, and there are as many as rows in use: an output scattered by
 // them is written whole. That no row is named twice is the plan's promise and is not looked for.
 void check_scatter(ArgumentCheck& check, const TensorView& scatter_idx, const Groups& groups) {
   if (!check.ok() || !check.reads_values()) return;
   const int64_t used = rows_in_use(groups);
   if (!check.indices("scatter_idx", scatter_idx, scatter_idx.num_elements(), -1, used)) return;
-  const int64_t routed = count_routed(scatter_idx);
+  const int64_t k = scatter_idx.shape[1], tokens = k == 0 ? 0 : scatter_idx.shape[0];
+  int64_t routed = 0;
+  with_indices(scatter_idx, [&](const auto& row_of) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t j = 0; j < k; ++j) routed += row_of(t, j) >= 0;
+    }
+  });
   check.require(routed == used, "scatter_idx names ", routed, " rows but the groups have ", used,
                 ", must be those of the same plan");
 }
