@@ -48,12 +48,11 @@ class Communicator(contextlib.AbstractContextManager):
         if is_on_cuda:
             options.device, options.index = lib.MOIRE_CUDA, index
             key = ("cuda", index, None)  # the rank's others share its device state
-        keeper, data = ffi.new("moire_context **"), ffi.new("void **")
-        num_bytes = ffi.new("size_t *")
-        contexts.raise_for(lib.moire_context_create(options, keeper))
-        contexts.raise_for(lib.moire_communicator_window(pointer, data, num_bytes))
         # A rank's memory stays while it has a context. So those go when the last view has gone.
-        self.contexts = {key: keeper[0]}  # as those in context.py
+        keeper = contexts.output("moire_context *", lib.moire_context_create, options)
+        self.contexts = {key: keeper}  # as those in context.py
+        data, num_bytes = ffi.new("void **"), ffi.new("size_t *")
+        contexts.raise_for(lib.moire_communicator_window(pointer, data, num_bytes))
         self._meets_threads = is_on_cuda and made_with is not None and self.size > 1
         gone = functools.partial(_gone, self.contexts, self._process, self._meets_threads)
         held = ffi.gc(data[0], gone)
@@ -140,9 +139,7 @@ class Communicator(contextlib.AbstractContextManager):
 
     @classmethod
     def _of_nccl(cls, options):
-        made = ffi.new("moire_communicator **")
-        contexts.raise_for(lib.moire_communicator_nccl(options, made))
-        return cls(made[0])
+        return cls(contexts.output("moire_communicator *", lib.moire_communicator_nccl, options))
 
     def contexts_of_calls(self, stream: int) -> dict:
         """Those that its calls run on; an error where they cannot."""

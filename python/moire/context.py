@@ -133,6 +133,13 @@ def raise_for(code):
         raise error(code, text(lib.moire_last_error()))
 
 
+def output(kind, function, *args):
+    """What a C function writes where its last argument, a pointer to this type, points to."""
+    found = ffi.new(f"{kind} *")
+    raise_for(function(*args, found))
+    return found[0]
+
+
 def current(kind="cpu", index=0):
     """The context that a call on this device runs on, as a cdata pointer."""
     now = _settings.get()
@@ -152,9 +159,7 @@ def current(kind="cpu", index=0):
         return context
     explaining = now.recording.contexts
     if (kind, index) not in explaining:
-        created = ffi.new("moire_context **")
-        raise_for(lib.moire_context_explaining(context, created))
-        explaining[kind, index] = created[0]
+        explaining[kind, index] = output("moire_context *", lib.moire_context_explaining, context)
     return explaining[kind, index]
 
 
@@ -199,11 +204,9 @@ def _create(key, contexts, communicator):
             # rank's share its own state, or another's call would raise what its kernels find.
             first_on = _first_on if communicator is None else contexts
             options.sharing = first_on.get((kind, index, plan_for), ffi.NULL)
-            created = ffi.new("moire_context **")
-            raise_for(lib.moire_context_create(options, created))
-            contexts[key] = created[0]
+            contexts[key] = output("moire_context *", lib.moire_context_create, options)
             if kind == "cuda" and communicator is None:
-                _first_on.setdefault((kind, index, plan_for), created[0])
+                _first_on.setdefault((kind, index, plan_for), contexts[key])
         return contexts[key]
 
 
@@ -377,20 +380,18 @@ def info() -> dict[str, Any]:
     """Version, compiler and backends of the library, where it is, the devices that it can use, and
     what makes `calls_of_torch` (on plain tensors): "invoke.cpp" or "cffi"; as a dict.
     """
-    found, count = json.loads(text(lib.moire_build_info())), ffi.new("int32_t *")
+    found = json.loads(text(lib.moire_build_info()))
     found.update(library=str(library_path), header=str(header_path))
     found.update(calls_of_torch=calls_of_torch, devices=[])
     for kind in _KINDS.values():
-        raise_for(lib.moire_device_count(kind, count))
-        for index in range(count[0]):
+        for index in range(output("int32_t", lib.moire_device_count, kind)):
             found["devices"].append(json.loads(sized_text(lib.moire_device_info, kind, index)))
     return found
 
 
 def sized_text(function, *args):
     """Calls a C function that fills a buffer of a size it first has to be asked for."""
-    needed = ffi.new("size_t *")
-    raise_for(function(*args, ffi.NULL, 0, needed))
-    buffer = ffi.new("char[]", needed[0])
-    raise_for(function(*args, buffer, needed[0], needed))
+    size = output("size_t", function, *args, ffi.NULL, 0)
+    buffer = ffi.new("char[]", size)
+    raise_for(function(*args, buffer, size, ffi.NULL))
     return text(buffer)
