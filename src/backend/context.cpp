@@ -27,6 +27,11 @@ Status check_communicator(const ContextOptions& options) {
 }
 
 Result<std::unique_ptr<DeviceState>> open(const DeviceKind& kind, const ContextOptions& options) {
+  if (!options.plan_for.empty()) {
+    if (kind.plan != nullptr) return kind.plan(options.plan_for);
+    return invalid("context", "plan_for is \"", options.plan_for, "\" but the device is ",
+                   device_name(options.device), ", must be cuda");
+  }
   const Result<int> count = kind.count();
   if (!count.ok()) return count.status();
   if (options.index < 0 || options.index >= count.value()) {
@@ -34,12 +39,6 @@ Result<std::unique_ptr<DeviceState>> open(const DeviceKind& kind, const ContextO
                    options.index, ": this machine has ", count.value());
   }
   return kind.open(options);
-}
-
-Result<std::unique_ptr<DeviceState>> plan(const DeviceKind& kind, const ContextOptions& options) {
-  if (kind.plan != nullptr) return kind.plan(options.plan_for);
-  return invalid("context", "plan_for is \"", options.plan_for, "\" but the device is ",
-                 device_name(options.device), ", must be cuda");
 }
 
 }  // namespace
@@ -66,8 +65,7 @@ Result<Context> Context::create(const ContextOptions& options) {
                    kMostThreads);
   }
   MOIRE_RETURN_IF_ERROR(check_communicator(options));
-  Result<std::unique_ptr<DeviceState>> state =
-      options.plan_for.empty() ? open(*kind, options) : plan(*kind, options);
+  Result<std::unique_ptr<DeviceState>> state = open(*kind, options);
   if (!state.ok()) return state.status();
   return Context(std::move(state).value(), options);
 }

@@ -29,29 +29,24 @@
 namespace moire::capi {
 namespace {
 
-class RoleOf : public MemoryVisitor {
- public:
-  explicit RoleOf(std::string_view name) : name_(name) {}
-
+struct RoleOf : MemoryVisitor {
   void field(const char* name, const auto&, Role role, auto) {
-    add(name, is_written(role) ? MOIRE_ROLE_OUT : MOIRE_ROLE_IN);
+    note(name, is_written(role) ? MOIRE_ROLE_OUT : MOIRE_ROLE_IN);
   }
-  void field(const char* name, const moire_groups&) { add(name, MOIRE_ROLE_IN); }
-  void field(const char* name, const moire_workspace&) { add(name, MOIRE_ROLE_SCRATCH); }
+  void field(const char* name, const moire_groups&) { note(name, MOIRE_ROLE_IN); }
+  void field(const char* name, const moire_workspace&) { note(name, MOIRE_ROLE_SCRATCH); }
+  void note(std::string_view name, moire_role role) {
+    if (name == wanted) found = role;
+  }
 
+  std::string_view wanted;
   int32_t found = MOIRE_ROLE_NONE;
-
- private:
-  void add(std::string_view name, moire_role role) {
-    if (name == name_) found = role;
-  }
-  std::string_view name_;
 };
 
 // In a call whose other fields are zero: nothing is saved, nothing accumulates.
 template <class C>
 int32_t role_of(std::string_view field) {
-  RoleOf visitor(field);
+  RoleOf visitor{{}, field};
   const C args{};
   visit_fields(args, visitor);
   return visitor.found;
