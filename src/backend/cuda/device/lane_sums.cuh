@@ -7,6 +7,7 @@
 
 #include <moire/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backend/implementation.h"
@@ -38,19 +39,20 @@ __device__ inline float fold_lanes(float (&sums)[N]) {
   return sums[0];
 }
 
-// How a block's threads share the segments of its rows: as many rows as fit, one segment of each to
-// every group of 16 / N threads; a row that is too long for that goes in parts.
+// How a block's threads share the segments of its rows: as many rows as fit, `most_rows` at most,
+// one segment of each to every group of 16 / N threads; a row that is too long for that goes in
+// parts.
 template <int N, int kThreads>
 struct SegmentTiling {
   static constexpr int kThreadsPerSegment = kSumLanes / N;
   static constexpr int kSegmentsAtOnce = kThreads / kThreadsPerSegment;
 
-  explicit SegmentTiling(int64_t columns)
+  explicit SegmentTiling(int64_t columns, uint32_t most_rows = kSegmentsAtOnce)
       : segments(static_cast<uint32_t>(ceil_div(columns, kSegment))),
         per_part(segments < 1                 ? 1
                  : segments < kSegmentsAtOnce ? segments
                                               : kSegmentsAtOnce),
-        rows(kSegmentsAtOnce / per_part) {}
+        rows(std::min(kSegmentsAtOnce / per_part, most_rows)) {}
 
   uint32_t segments;  // of a row
   uint32_t per_part;

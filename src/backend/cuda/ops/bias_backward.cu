@@ -3,8 +3,6 @@
 // a segment of 64 columns as the order of grad_scale's sums wants it, and walk down the rows, while
 // the next rows are on their way (segment_pieces.cuh). Both gradients leave partial sums in the
 // workspace, which a launch each adds in order.
-#include <algorithm>
-
 #include "backend/cuda/device/any_floats.cuh"
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
@@ -125,7 +123,7 @@ __device__ void fetch_row(const Operands<T>& args, const Rows& rows, uint32_t r,
 
 // A thread's columns of its segment.
 template <int N>
-using Own = float[kSegmentSteps][N];
+using Own = Packed<float, N>[kSegmentSteps];
 
 template <int N, class T>
 __device__ void load_bias(const Operands<T>& args, int64_t group, uint32_t first_column,
@@ -135,7 +133,7 @@ __device__ void load_bias(const Operands<T>& args, int64_t group, uint32_t first
     const uint32_t column = first_column + SegmentPieces<T, N>::step_column(step);
     if (column >= args.columns) return;
 #pragma unroll
-    for (int i = 0; i < N; ++i) bias[step][i] = args.bias.at(group, column + i);
+    for (int i = 0; i < N; ++i) bias[step].set(i, args.bias.at(group, column + i));
   }
 }
 
@@ -149,23 +147,9 @@ __device__ void add_row(SegmentPieces<T, N> pieces, float scale, const Own<N>& b
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const float v = piece[i];
-      partial[step][i] = fmaf(scale, v, partial[step][i]);
+      partial[step].set(i, fmaf(scale, v, partial[step][i]));
       if constexpr (kScales) sums[i] = fmaf(v, bias[step][i], sums[i]);
     }
-  }
-}
-
-// Floats, four at a time where a thread has as many columns, which then start on 16 bytes.
-template <int N>
-__device__ void store_floats(float* to, const float (&from)[N]) {
-  if constexpr (N % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < N; i += 4) {
-      *reinterpret_cast<float4*>(to + i) = {from[i], from[i + 1], from[i + 2], from[i + 3]};
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = from[i];
   }
 }
 
@@ -178,10 +162,8 @@ __device__ void store_partial(const Operands<T>& args, int64_t index, uint32_t f
   for (int step = 0; step < kSegmentSteps; ++step) {
     const uint32_t column = first_column + SegmentPieces<T, N>::step_column(step);
     if (column >= args.columns) return;
-    float* const target = args.block_partials + index * args.columns + column;
-    store_floats(target, partial[step]);
-#pragma unroll
-    for (float& sum : partial[step]) sum = 0;
+    store(args.block_partials + index * args.columns + column, partial[step]);
+    partial[step] = {};
   }
 }
 
@@ -247,40 +229,36 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kScales>)
   store_partial(args, index + (count > chain.of_first_block ? 1 : 0), own.column, partial);
 }
 
-// Calls f.operator()<N, T>() for the type and the alignment of a call.
+// Calls f.operator()<T>(Tiling<N>) for the type and the alignment of a call.
 template <class F>
-decltype(auto) with_columns(const BiasBackwardArgs& args, F&& f) {
-  const TensorView grad_y(args.grad_y);
+decltype(auto) with_tiling(const TensorView& grad_y, F&& f) {
+  const int64_t columns = grad_y.columns();
   return with_float_type(grad_y.type(), [&]<class T>() {
     constexpr int kN = kVector<T>;
-    const bool is_vector = opens_vectors({grad_y}) && grad_y.columns() % kN == 0;
-    return is_vector ? f.template operator()<kN, T>() : f.template operator()<1, T>();
+    const bool is_vector = opens_vectors({grad_y}) && columns % kN == 0;
+    return is_vector ? f.template operator()<T>(Tiling<kN>(columns, kChains))
+                     : f.template operator()<T>(Tiling<1>(columns, kChains));
   });
-}
-
-template <int N>
-Tiling<N> tiling_of(const BiasBackwardArgs& args) {
-  Tiling<N> tiling(TensorView(args.grad_y).columns());
-  tiling.rows = std::min(tiling.rows, kChains);
-  return tiling;
 }
 
 class Call {
  public:
   Call(const DeviceState&, const BiasBackwardArgs& args, const Workspace& workspace)
-      : args_(args), arena_(workspace) {
-    const int64_t columns = TensorView(args.grad_y).columns();
-    segments_ = ceil_div(columns, kSegment);
-    if (has_bias()) block_partials_ = arena_.take_floats(row_blocks_bound(args.groups), columns);
+      : args_(args),
+        grad_y_(args.grad_y),
+        arena_(workspace),
+        segments_(ceil_div(grad_y_.columns(), kSegment)) {
+    if (has_bias()) {
+      block_partials_ = arena_.take_floats(row_blocks_bound(args.groups), grad_y_.columns());
+    }
     if (has_scale()) row_partials_ = arena_.take_floats(args.groups.capacity, segments_);
   }
 
-  Reason supports() const { return why_not_segments("grad_y", args_.grad_y); }
+  Reason supports() const { return why_not_segments("grad_y", grad_y_); }
   size_t workspace() const { return arena_.used(); }
   int64_t launches() const { return 1 + has_bias() + has_scale(); }
   std::string policy() const {
-    return with_columns(args_, [&]<int N, class T>() {
-      const Tiling<N> tiling = tiling_of<N>(args_);
+    return with_tiling(grad_y_, [&]<class T, int N>(const Tiling<N>& tiling) {
       return concat("partial sums of ", kBlockRows, " rows, ", kOfChain * tiling.rows, " and ",
                     tiling.per_part * kSegment, " columns per block of ", kThreads, " threads, ", N,
                     " columns at once");
@@ -288,12 +266,20 @@ class Call {
   }
   Status run(const Context& context) const {
     Launcher launcher(context, "bias_backward");
-    with_columns(args_, [&]<int N, class T>() {
-      const Tiling<N> tiling = tiling_of<N>(args_);
+    with_tiling(grad_y_, [&]<class T, int N>(const Tiling<N>& tiling) {
+      const Operands<T> operands{.grad_y = matrix_of<const T>(grad_y_),
+                                 .row_idx = indices_of(args_.row_idx, "row_idx"),
+                                 .num_source_rows = grad_y_.num_rows(),
+                                 .scale = vector_of<const float>(args_.scale),
+                                 .bias = any_floats(args_.bias),
+                                 .block_partials = block_partials_,
+                                 .row_partials = row_partials_,
+                                 .columns = grad_y_.columns(),
+                                 .groups = args_.groups};
       const dim3 grid(blocks_for(row_blocks_bound(args_.groups), kOfChain * tiling.rows),
                       blocks_for(tiling.segments, tiling.per_part));
       const auto kernel = has_scale() ? sum_kernel<true, N, T> : sum_kernel<false, N, T>;
-      launcher.launch(kernel, {grid, kThreads}, operands<T>(), tiling, launcher.reporter());
+      launcher.launch(kernel, {grid, kThreads}, operands, tiling, launcher.reporter());
     });
     if (has_bias()) {
       sum_block_partials(launcher, block_partials_, args_.groups, args_.grad_bias, args_.beta,
@@ -309,21 +295,9 @@ class Call {
  private:
   bool has_bias() const { return is_present(args_.grad_bias); }
   bool has_scale() const { return is_present(args_.grad_scale); }
-  template <class T>
-  Operands<T> operands() const {
-    const TensorView grad_y(args_.grad_y);
-    return {.grad_y = matrix_of<const T>(grad_y),
-            .row_idx = indices_of(args_.row_idx, "row_idx"),
-            .num_source_rows = grad_y.num_rows(),
-            .scale = vector_of<const float>(args_.scale),
-            .bias = any_floats(args_.bias),
-            .block_partials = block_partials_,
-            .row_partials = row_partials_,
-            .columns = grad_y.columns(),
-            .groups = args_.groups};
-  }
 
   const BiasBackwardArgs& args_;
+  TensorView grad_y_;
   Arena arena_;
   int64_t segments_;
   float* block_partials_ = nullptr;

@@ -46,61 +46,57 @@ struct Choice {
 };
 using Choices = Choice[kTokens][kChoicesAtOnce];
 
-// A warp's segments of its tokens' grad_y and of their rows, choice after choice.
+// A warp's segments of its tokens' grad_y and of their rows, choice after choice. The first is slot
+// `first_slot` of the block's tokens from `first_token` on.
 template <int N, class Grad, class Row>
-class WarpPieces {
+struct WarpPieces {
   using Pieces = SegmentPieces<Row, N>;
   using GradPieces = SegmentPieces<Grad, N>;
-
- public:
   struct Shared {
     typename GradPieces::Shared grad_y;
     typename Pieces::Shared stages[kStages];
   };
 
-  // The first segment is slot `first_slot` of the block's tokens from `first_token` on.
-  __device__ WarpPieces(Shared& shared, const Operands<Grad, Row>& args, const Tiling<N>& tiling,
-                        const Choices& choices, int64_t first_token, uint32_t first_slot)
-      : shared_(shared),
-        args_(args),
-        tiling_(tiling),
-        choices_(choices),
-        first_token_(first_token),
-        first_slot_(first_slot),
-        grad_y_(shared.grad_y) {}
+  Shared& shared;
+  const Operands<Grad, Row>& args;
+  const Tiling<N>& tiling;
+  const Choices& choices;
+  int64_t first_token;
+  uint32_t first_slot;
+  GradPieces grad_y{shared.grad_y};
 
   // The caller commits and waits, here and below.
   __device__ void fetch_grad_y(uint32_t part) {
 #pragma unroll 1
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
       const auto [token, column] = place_of(i, part);
-      const bool exists = column < args_.columns;
-      grad_y_.fetch(i, exists ? args_.grad_y.row(first_token_ + token) + column : nullptr);
+      const bool exists = column < args.columns;
+      grad_y.fetch(i, exists ? args.grad_y.row(first_token + token) + column : nullptr);
     }
   }
 
   // The rows of choice j.
   __device__ void fetch(uint32_t part, int j) const {
-    Pieces pieces(shared_.stages[j % kStages]);
+    Pieces pieces(shared.stages[j % kStages]);
 #pragma unroll 1
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
       const auto [token, column] = place_of(i, part);
-      const int64_t row = column < args_.columns ? choices_[token][j].row : -1;
-      pieces.fetch(i, row < 0 ? nullptr : args_.rows.row(row) + column);
+      const int64_t row = column < args.columns ? choices[token][j].row : -1;
+      pieces.fetch(i, row < 0 ? nullptr : args.rows.row(row) + column);
     }
   }
 
   // The thread's lanes of choice j of its token; its segment starts at `column`.
   __device__ void sum(uint32_t token, uint32_t column, int j, float (&sums)[N]) const {
-    if (choices_[token][j].row < 0) return;
-    const Pieces pieces(shared_.stages[j % kStages]);
+    if (choices[token][j].row < 0) return;
+    const Pieces pieces(shared.stages[j % kStages]);
 #pragma unroll
     for (int step = 0; step < kSegmentSteps; ++step) {
-      if (column + Pieces::step_column(step) >= args_.columns) return;
+      if (column + Pieces::step_column(step) >= args.columns) return;
       const Packed<Row, N> row = pieces.get(step);
-      const Packed<Grad, N> grad_y = grad_y_.get(step);
+      const Packed<Grad, N> grad = grad_y.get(step);
 #pragma unroll
-      for (int i = 0; i < N; ++i) sums[i] = fmaf(row[i], grad_y[i], sums[i]);
+      for (int i = 0; i < N; ++i) sums[i] = fmaf(row[i], grad[i], sums[i]);
     }
   }
 
@@ -109,41 +105,32 @@ class WarpPieces {
 #pragma unroll 1
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
       const auto [token, column] = place_of(i, part);
-      if (column >= args_.columns) continue;
-      const Packed<Grad, N> grad_y = grad_y_.moved(i);
-      for (const Choice& choice : choices_[token]) {
+      if (column >= args.columns) continue;
+      const Packed<Grad, N> grad = grad_y.moved(i);
+      for (const Choice& choice : choices[token]) {
         if (choice.row < 0) continue;
         Packed<Grad, N> grad_row;
 #pragma unroll
-        for (int e = 0; e < N; ++e) grad_row.set(e, choice.weight * grad_y[e]);
-        store(args_.grad_rows.row(choice.row) + column, grad_row);
+        for (int e = 0; e < N; ++e) grad_row.set(e, choice.weight * grad[e]);
+        store(args.grad_rows.row(choice.row) + column, grad_row);
       }
     }
   }
 
- private:
   struct Place {
     uint32_t token;   // of the block
     uint32_t column;  // args.columns or more: none
   };
   // Of piece i that this thread moves.
   __device__ Place place_of(uint32_t i, uint32_t part) const {
-    const uint32_t slot = first_slot_ + Pieces::segment_of(i);
-    const uint32_t token = slot / tiling_.per_part;
-    if (token >= tiling_.rows || first_token_ + token >= args_.num_tokens) {
-      return {0, args_.columns};
+    const uint32_t slot = first_slot + Pieces::segment_of(i);
+    const uint32_t token = slot / tiling.per_part;
+    if (token >= tiling.rows || first_token + token >= args.num_tokens) {
+      return {0, args.columns};
     }
-    const uint32_t segment = part + slot % tiling_.per_part;
+    const uint32_t segment = part + slot % tiling.per_part;
     return {token, segment * kSegment + Pieces::column_of(i)};
   }
-
-  Shared& shared_;
-  const Operands<Grad, Row>& args_;
-  const Tiling<N>& tiling_;
-  const Choices& choices_;
-  int64_t first_token_;
-  uint32_t first_slot_;
-  GradPieces grad_y_;
 };
 
 template <class Grad, class Row>
@@ -175,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 7)
   const uint32_t own_token = threadIdx.x / kChoicesAtOnce;
   const int own_choice = threadIdx.x % kChoicesAtOnce;
   const bool adds_up = own_token < tiling.rows && first_token + own_token < args.num_tokens;
-  Pieces pieces(shared[warp], args, tiling, choices, first_token, warp * kWarp / kSharing);
+  Pieces pieces{shared[warp], args, tiling, choices, first_token, warp * kWarp / kSharing};
   for (int64_t base = 0; base < args.k; base += kChoicesAtOnce) {
     const int count = static_cast<int>(min(int64_t{kChoicesAtOnce}, args.k - base));
     __syncthreads();  // the last choices have been read
@@ -220,51 +207,39 @@ __global__ void __launch_bounds__(kThreads, 7)
   }
 }
 
-template <class Grad, class Row>
-Operands<Grad, Row> operands_of(const UnpermuteBackwardArgs& args) {
-  const TensorView grad_y(args.grad_y);
-  return {.grad_y = matrix_of<const Grad>(grad_y),
-          .rows = matrix_of<const Row>(args.rows),
-          .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
-          .weights = matrix_of<const float>(args.weights),
-          .grad_rows = matrix_of<Grad>(args.grad_rows),
-          .grad_weights = matrix_of<float>(args.grad_weights),
-          .num_tokens = grad_y.num_rows(),
-          .k = args.scatter_idx.shape[1],
-          .columns = static_cast<uint32_t>(grad_y.columns()),
-          .groups = args.groups,
-          .zeroes_tail = args.tail == MOIRE_TAIL_ZERO};
-}
-
-template <int N>
-Tiling<N> tiling_of(const UnpermuteBackwardArgs& args) {
-  Tiling<N> tiling(TensorView(args.grad_y).columns());
-  tiling.rows = std::min<uint32_t>(tiling.rows, kTokens);
-  return tiling;
-}
-
-// Calls f.operator()<N, Grad, Row>() for the types and the alignment of a call.
+// Calls f.operator()<Grad, Row>(Tiling<N>) for the types and the alignment of a call.
 template <class F>
 decltype(auto) with_types(const UnpermuteBackwardArgs& args, F&& f) {
   const TensorView grad_y(args.grad_y), rows(args.rows);
   return with_float_type(grad_y.type(), [&]<class Grad>() {
     constexpr int kN = kVector<Grad>;
+    const Tiling<1> plain(grad_y.columns(), kTokens);
     if (rows.is_present() && rows.type() != grad_y.type()) {
       return with_float_type(rows.type(),
-                             [&]<class Row>() { return f.template operator()<1, Grad, Row>(); });
+                             [&]<class Row>() { return f.template operator()<Grad, Row>(plain); });
     }
     const bool is_vector =
         opens_vectors({grad_y, rows, args.grad_rows}) && grad_y.columns() % kN == 0;
-    return is_vector ? f.template operator()<kN, Grad, Grad>()
-                     : f.template operator()<1, Grad, Grad>();
+    return is_vector ? f.template operator()<Grad, Grad>(Tiling<kN>(grad_y.columns(), kTokens))
+                     : f.template operator()<Grad, Grad>(plain);
   });
 }
 
 Status run(const Context& context, const UnpermuteBackwardArgs& args) {
   Launcher launcher(context, "unpermute_backward");
-  with_types(args, [&]<int N, class Grad, class Row>() {
-    const auto operands = operands_of<Grad, Row>(args);
-    const Tiling<N> tiling = tiling_of<N>(args);
+  with_types(args, [&]<class Grad, class Row, int N>(const Tiling<N>& tiling) {
+    const TensorView grad_y(args.grad_y);
+    const Operands<Grad, Row> operands{.grad_y = matrix_of<const Grad>(grad_y),
+                                       .rows = matrix_of<const Row>(args.rows),
+                                       .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
+                                       .weights = matrix_of<const float>(args.weights),
+                                       .grad_rows = matrix_of<Grad>(args.grad_rows),
+                                       .grad_weights = matrix_of<float>(args.grad_weights),
+                                       .num_tokens = grad_y.num_rows(),
+                                       .k = args.scatter_idx.shape[1],
+                                       .columns = static_cast<uint32_t>(grad_y.columns()),
+                                       .groups = args.groups,
+                                       .zeroes_tail = args.tail == MOIRE_TAIL_ZERO};
     const uint32_t blocks = std::max(1U, blocks_for(operands.num_tokens, tiling.rows));
     launcher.launch(backward_kernel<N, Grad, Row>, {blocks, kThreads}, operands, tiling,
                     launcher.reporter());
@@ -277,8 +252,8 @@ Reason supports(const DeviceState&, const UnpermuteBackwardArgs& args) {
 }
 
 std::string policy(const DeviceState&, const UnpermuteBackwardArgs& args) {
-  return with_types(args, [&]<int N, class Grad, class Row>() {
-    return concat(tiling_of<N>(args).rows, " tokens per block of ", kThreads, " threads, ", N,
+  return with_types(args, [&]<class Grad, class Row, int N>(const Tiling<N>& tiling) {
+    return concat(tiling.rows, " tokens per block of ", kThreads, " threads, ", N,
                   " columns at once");
   });
 }
