@@ -32,40 +32,31 @@ struct Operands {
   int64_t rows;
 };
 
-// A warp's segments of all tensors: what is read becomes, in place, what is written.
+// A warp's segments of all tensors: what is read becomes, in place, what is written. The first is
+// slot `first_slot` of the block's rows from `first_row` on.
 template <class T, class Columns>
-class WarpPieces {
+struct WarpPieces {
   static constexpr int kN = Columns::kColumns;
   using Pieces = SegmentPieces<T, kN>;
 
- public:
-  struct Shared {
-    typename Pieces::Shared first, second, grad_act;
-  };
-
-  // The first segment is slot `first_slot` of the block's rows from `first_row` on.
-  __device__ WarpPieces(Shared& shared, const Operands<T>& args, const Columns& columns,
-                        const Tiling<kN>& tiling, int64_t first_row, uint32_t first_slot)
-      : args_(args),
-        columns_(columns),
-        tiling_(tiling),
-        first_row_(first_row),
-        first_slot_(first_slot),
-        first_(shared.first),
-        second_(shared.second),
-        grad_act_(shared.grad_act) {}
+  Pieces first, second, grad_act;
+  const Operands<T>& args;
+  const Columns& columns;
+  const Tiling<kN>& tiling;
+  int64_t first_row;
+  uint32_t first_slot;
 
   // Of the columns from segment `part` on; rows below `end`.
   __device__ void fetch(uint32_t part, int64_t end) {
 #pragma unroll 1  // four at once would take the registers of another block
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
       const auto [row, column] = place_of(i, part);
-      const bool exists = column < args_.f && row < end;
-      first_.fetch(i, exists ? args_.z.row(row) + columns_.first(column) : nullptr);
+      const bool exists = column < args.f && row < end;
+      first.fetch(i, exists ? args.z.row(row) + columns.first(column) : nullptr);
       if constexpr (Columns::kIsGated) {
-        second_.fetch(i, exists ? args_.z.row(row) + columns_.second(column) : nullptr);
+        second.fetch(i, exists ? args.z.row(row) + columns.second(column) : nullptr);
       }
-      grad_act_.fetch(i, exists ? args_.grad_act.row(row) + column : nullptr);
+      grad_act.fetch(i, exists ? args.grad_act.row(row) + column : nullptr);
     }
     __pipeline_commit();
     __pipeline_wait_prior(0);
@@ -76,12 +67,12 @@ class WarpPieces {
 #pragma unroll 1  // four at once would take the registers of another block
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
       const auto [row, column] = place_of(i, part);
-      if (column >= args_.f || row >= end) continue;
-      first_.write(i, args_.grad_z.row(row) + columns_.first(column));
+      if (column >= args.f || row >= end) continue;
+      first.write(i, args.grad_z.row(row) + columns.first(column));
       if constexpr (Columns::kIsGated) {
-        second_.write(i, args_.grad_z.row(row) + columns_.second(column));
+        second.write(i, args.grad_z.row(row) + columns.second(column));
       }
-      if (args_.act.is_present()) grad_act_.write(i, args_.act.row(row) + column);
+      if (args.act.is_present()) grad_act.write(i, args.act.row(row) + column);
     }
   }
 
@@ -91,37 +82,29 @@ class WarpPieces {
                            float (&sums)[kN]) {
 #pragma unroll 1  // four at once would take the registers of another block
     for (uint32_t step = 0; step < kSegmentSteps; ++step) {
-      if (column + Pieces::step_column(step) >= args_.f) break;
-      Packed<T, kN> gate, up, first, second, act;
-      columns_.split(first_.get(step), (Columns::kIsGated ? second_ : first_).get(step), gate, up);
-      const Packed<T, kN> grad_act = grad_act_.get(step);
-      glu_gradients(activation, prob, gate, up, grad_act, act, sums);
-      columns_.join(gate, up, first, second);
-      first_.set(step, first);
-      if constexpr (Columns::kIsGated) second_.set(step, second);
-      grad_act_.set(step, act);
+      if (column + Pieces::step_column(step) >= args.f) break;
+      Packed<T, kN> gate, up, first_piece, second_piece, act;
+      columns.split(first.get(step), (Columns::kIsGated ? second : first).get(step), gate, up);
+      const Packed<T, kN> grad = grad_act.get(step);
+      glu_gradients(activation, prob, gate, up, grad, act, sums);
+      columns.join(gate, up, first_piece, second_piece);
+      first.set(step, first_piece);
+      if constexpr (Columns::kIsGated) second.set(step, second_piece);
+      grad_act.set(step, act);
     }
   }
 
- private:
   struct Place {
     int64_t row;
     uint32_t column;  // F or more: none
   };
   // Of piece i that this thread moves.
   __device__ Place place_of(uint32_t i, uint32_t part) const {
-    const uint32_t slot = first_slot_ + Pieces::segment_of(i);
-    if (slot >= tiling_.rows * tiling_.per_part) return {0, args_.f};
-    const uint32_t segment = part + slot % tiling_.per_part;
-    return {first_row_ + slot / tiling_.per_part, segment * kSegment + Pieces::column_of(i)};
+    const uint32_t slot = first_slot + Pieces::segment_of(i);
+    if (slot >= tiling.rows * tiling.per_part) return {0, args.f};
+    const uint32_t segment = part + slot % tiling.per_part;
+    return {first_row + slot / tiling.per_part, segment * kSegment + Pieces::column_of(i)};
   }
-
-  const Operands<T>& args_;
-  const Columns& columns_;
-  const Tiling<kN>& tiling_;
-  int64_t first_row_;
-  uint32_t first_slot_;
-  Pieces first_, second_, grad_act_;
 };
 
 template <class Activation, class T, class Columns>
@@ -130,8 +113,8 @@ __global__ void __launch_bounds__(kThreads, 5)
                         Tiling<Columns::kColumns> tiling, Reporter reporter) {
   constexpr int kN = Columns::kColumns;
   constexpr uint32_t kSharing = Tiling<kN>::kThreadsPerSegment;
-  using Pieces = WarpPieces<T, Columns>;
-  __shared__ typename Pieces::Shared shared[kWarps];
+  using Pieces = SegmentPieces<T, kN>;
+  __shared__ typename Pieces::Shared shared[kWarps][3];
   __shared__ float segment_sums[Tiling<kN>::kSegmentsAtOnce];
   if (blockIdx.x == 0) check_groups(args.groups, reporter, threadIdx.x, kThreads);
   const int64_t first_row = static_cast<int64_t>(blockIdx.x) * tiling.rows;
@@ -141,7 +124,10 @@ __global__ void __launch_bounds__(kThreads, 5)
   const int64_t row = first_row + slot / tiling.per_part;
   const bool takes_part = slot < tiling.rows * tiling.per_part && row < in_use;
   const float prob = takes_part && args.probs != nullptr ? args.probs[row] : 1.0F;
-  Pieces pieces(shared[warp], args, columns, tiling, first_row, warp * kWarp / kSharing);
+  auto& [first, second, grad_act] = shared[warp];
+  WarpPieces<T, Columns> pieces{
+      Pieces(first), Pieces(second), Pieces(grad_act), args,
+      columns,       tiling,         first_row,        warp * kWarp / kSharing};
   float grad_prob = 0;  // of the block's row threadIdx.x
   for (uint32_t part = 0; part < tiling.segments; part += tiling.per_part) {
     const uint32_t segment = part + slot % tiling.per_part;
@@ -164,21 +150,6 @@ __global__ void __launch_bounds__(kThreads, 5)
   args.grad_probs[own_row] = grad_prob;
 }
 
-template <class T>
-Operands<T> operands_of(const GluBackwardArgs& args) {
-  const TensorView z(args.z), grad_act(args.grad_act);
-  return {.z = matrix_of<const T>(z),
-          .grad_act = matrix_of<const T>(grad_act),
-          .probs = vector_of<const float>(args.probs),
-          .grad_z = matrix_of<T>(args.grad_z),
-          .act = matrix_of<T>(args.act),
-          .grad_probs = vector_of<float>(args.grad_probs),
-          .groups = groups_or_all(args.groups, z.num_rows()),
-          .zeroes_tail = args.tail == MOIRE_TAIL_ZERO,
-          .f = static_cast<uint32_t>(grad_act.columns()),
-          .rows = z.num_rows()};
-}
-
 // Calls f(Columns, Tiling) for the types and the alignment of a call.
 template <class T, class F>
 decltype(auto) with_columns(const GluBackwardArgs& args, F&& f) {
@@ -191,10 +162,20 @@ decltype(auto) with_columns(const GluBackwardArgs& args, F&& f) {
 
 Status run(const Context& context, const GluBackwardArgs& args) {
   Launcher launcher(context, "glu_backward");
-  with_float_type(TensorView(args.z).type(), [&]<class T>() {
+  const TensorView z(args.z), grad_act(args.grad_act);
+  with_float_type(z.type(), [&]<class T>() {
+    const Operands<T> operands{.z = matrix_of<const T>(z),
+                               .grad_act = matrix_of<const T>(grad_act),
+                               .probs = vector_of<const float>(args.probs),
+                               .grad_z = matrix_of<T>(args.grad_z),
+                               .act = matrix_of<T>(args.act),
+                               .grad_probs = vector_of<float>(args.grad_probs),
+                               .groups = groups_or_all(args.groups, z.num_rows()),
+                               .zeroes_tail = args.tail == MOIRE_TAIL_ZERO,
+                               .f = static_cast<uint32_t>(grad_act.columns()),
+                               .rows = z.num_rows()};
     with_columns<T>(args, [&](auto columns, auto tiling) {
       with_gating<decltype(columns)::kIsGated>(args.activation, [&](auto activation) {
-        const Operands<T> operands = operands_of<T>(args);
         const uint32_t blocks = blocks_for(operands.rows, tiling.rows);
         launcher.launch(glu_backward_kernel<decltype(activation), T, decltype(columns)>,
                         {blocks, kThreads}, activation, operands, columns, tiling,
