@@ -3,7 +3,7 @@
 //   scan   a block takes 32 experts and turns the parts' counts into the rows before each part; the
 //          last block to finish then adds up the experts and writes the offsets
 //   deal   each warp gives its choices their rows, in order; what is left of gather_idx gets -1
-// The parts depend on the shapes only. Workspace: Scratch, uint32.
+// The parts depend on the shapes only.
 #include <algorithm>
 
 #include "backend/cuda/device/groups.cuh"
@@ -28,26 +28,23 @@ constexpr int kMaxParts = 512;
 // Up to so many experts, a warp's counters lie in shared memory.
 constexpr int64_t kMaxSharedCounters = 1024;
 
-struct Scratch {
-  uint32_t* next;    // [parts, G]: counts, then the rows of the expert before the part
-  uint32_t* totals;  // [G]: rows of the expert, then of all before it
-  uint32_t* num_finished;
-};
-
 struct Plan {
   Indices topk_idx;
   int64_t num_choices, k;
   int64_t num_groups, capacity;
   int64_t part, num_parts;
   bool counts_in_shared;
-  Scratch scratch;
+  // The workspace.
+  uint32_t* next;    // [parts, G]: counts, then the rows of the expert before the part
+  uint32_t* totals;  // [G]: rows of the expert, then of all before it
+  uint32_t* num_finished;
   int64_t* offsets;
 };
 
 // A warp's counters: its own in shared memory, or its part's in the workspace.
 __device__ uint32_t* counters_of(const Plan& plan, int64_t part) {
   return plan.counts_in_shared ? dynamic_shared<uint32_t>() + threadIdx.x / kWarp * plan.num_groups
-                               : plan.scratch.next + part * plan.num_groups;
+                               : plan.next + part * plan.num_groups;
 }
 
 // The expert of choice i, -1 where it is dropped.
@@ -60,7 +57,7 @@ __device__ int64_t expert_of(const Plan& plan, int64_t i) {
 
 __global__ void __launch_bounds__(kWarps* kWarp) count_kernel(Plan plan, Reporter reporter) {
   const int lane = threadIdx.x % kWarp;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *plan.scratch.num_finished = 0;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *plan.num_finished = 0;
   const int64_t part = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   if (part >= plan.num_parts) return;
   uint32_t* const counters = counters_of(plan, part);
@@ -78,7 +75,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) count_kernel(Plan plan, Reporte
   }
   if (!plan.counts_in_shared) return;
   __syncwarp();
-  uint32_t* const next = plan.scratch.next + part * plan.num_groups;
+  uint32_t* const next = plan.next + part * plan.num_groups;
   for (int64_t g = lane; g < plan.num_groups; g += kWarp) next[g] = counters[g];
 }
 
@@ -87,12 +84,12 @@ __device__ void write_offsets(const Plan& plan, const Reporter& reporter) {
   uint64_t carry = 0;
   for (int64_t base = 0; base < plan.num_groups; base += kScanThreads) {
     const int64_t g = base + threadIdx.x;
-    const uint64_t rows = g < plan.num_groups ? __ldcg(plan.scratch.totals + g) : 0;
+    const uint64_t rows = g < plan.num_groups ? __ldcg(plan.totals + g) : 0;
     uint64_t total;
     const uint64_t start = carry + exclusive_sum<kScanThreads>(rows, total);
     carry += total;
     if (g >= plan.num_groups) continue;
-    plan.scratch.totals[g] = static_cast<uint32_t>(start);
+    plan.totals[g] = static_cast<uint32_t>(start);
     plan.offsets[g + 1] = min(static_cast<int64_t>(start + rows), plan.capacity);
   }
   if (threadIdx.x != 0) return;
@@ -109,7 +106,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_kernel(Plan plan, Reporter 
   __shared__ bool is_last;
   const int lane = threadIdx.x % kWarp, range = threadIdx.x / kWarp;
   const int64_t g = int64_t{blockIdx.x} * kWarp + lane;
-  uint32_t* const next = plan.scratch.next + int64_t{range} * kPerRange * plan.num_groups + g;
+  uint32_t* const next = plan.next + int64_t{range} * kPerRange * plan.num_groups + g;
   const int64_t parts = g < plan.num_groups ? plan.num_parts - range * kPerRange : 0;
   uint32_t counts[kPerRange], sum = 0;
 #pragma unroll
@@ -125,10 +122,10 @@ __global__ void __launch_bounds__(kScanThreads) scan_kernel(Plan plan, Reporter 
     if (p < parts) next[p * plan.num_groups] = before;
     before += counts[p];
   }
-  if (range == kRanges - 1 && g < plan.num_groups) plan.scratch.totals[g] = before;
+  if (range == kRanges - 1 && g < plan.num_groups) plan.totals[g] = before;
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(plan.scratch.num_finished, 1U) == gridDim.x - 1;
+  if (threadIdx.x == 0) is_last = atomicAdd(plan.num_finished, 1U) == gridDim.x - 1;
   __syncthreads();
   if (is_last) write_offsets(plan, reporter);
 }
@@ -148,7 +145,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   if (part >= plan.num_parts) return;
   uint32_t* const next = counters_of(plan, part);
   for (int64_t g = lane; g < plan.num_groups; g += kWarp) {
-    next[g] = plan.scratch.next[part * plan.num_groups + g] + plan.scratch.totals[g];
+    next[g] = plan.next[part * plan.num_groups + g] + plan.totals[g];
   }
   __syncwarp();
   const uint32_t lanes_before = (1U << lane) - 1U;
@@ -187,9 +184,9 @@ Plan plan_of(const PermutePlanArgs& args) {
   plan.part = std::max<int64_t>(kWarp, round_up(ceil_div(plan.num_choices, parts), kWarp));
   plan.num_parts = ceil_div(plan.num_choices, plan.part);
   plan.counts_in_shared = args.num_groups <= kMaxSharedCounters;
-  plan.scratch.next = static_cast<uint32_t*>(args.workspace.data);
-  plan.scratch.totals = plan.scratch.next + plan.num_parts * plan.num_groups;
-  plan.scratch.num_finished = plan.scratch.totals + plan.num_groups;
+  plan.next = static_cast<uint32_t*>(args.workspace.data);
+  plan.totals = plan.next + plan.num_parts * plan.num_groups;
+  plan.num_finished = plan.totals + plan.num_groups;
   plan.offsets = static_cast<int64_t*>(args.offsets.data);
   return plan;
 }
