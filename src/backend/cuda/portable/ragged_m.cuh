@@ -69,35 +69,26 @@ __device__ GroupWeight weight_of(const RaggedM& p, int64_t group) {
   return w;
 }
 
-// Weights whose last dimension is k, and those whose last dimension is n. `position` is where an
-// output column lies along n, of either half; negative past the end.
-template <class Engine>
-struct WeightNK {
-  template <class Position>
-  __device__ static typename Engine::AlongK make(const RaggedM& p, int64_t group,
-                                                 const Position& position) {
-    const int64_t row = position(line());
-    const GroupWeight w = weight_of<Engine>(p, group);
-    return {w.matrix, row < 0 ? -1 : w.first_row + row, p.k};
-  }
-};
+// Weights whose last dimension is k, or n. `position` is where an output column lies along n, of
+// either half; negative past the end.
 struct GroupRows {
   int64_t first;
   __device__ int64_t operator()(int64_t k) const { return first + k; }
 };
-template <class Engine>
-struct WeightKN {
-  template <class Position>
-  __device__ static typename Engine::template AcrossK<GroupRows> make(const RaggedM& p,
-                                                                      int64_t group,
-                                                                      const Position& position) {
+template <class Engine, bool kIsNK, class Position>
+__device__ auto weight_side(const RaggedM& p, int64_t group, const Position& position) {
+  if constexpr (kIsNK) {
+    const int64_t row = position(line());
+    const GroupWeight w = weight_of<Engine>(p, group);
+    return typename Engine::AlongK(w.matrix, row < 0 ? -1 : w.first_row + row, p.k);
+  } else {
     int64_t columns[Engine::kColumns];
 #pragma unroll
     for (int i = 0; i < Engine::kColumns; ++i) columns[i] = position(Engine::first_column() + i);
     const GroupWeight w = weight_of<Engine>(p, group);
-    return {w.matrix, GroupRows{w.first_row}, columns, p.k};
+    return typename Engine::template AcrossK<GroupRows>(w.matrix, {w.first_row}, columns, p.k);
   }
-};
+}
 
 // Exact zeros in rows `first` ... `end` - 1, shared out to all threads of the grid.
 __device__ inline void zero_rows(const AnyFloats& matrix, int64_t columns, int64_t first,
@@ -109,7 +100,7 @@ __device__ inline void zero_rows(const AnyFloats& matrix, int64_t columns, int64
   }
 }
 
-template <class Engine, class Weights, class Epilogue>
+template <class Engine, bool kIsNK, class Epilogue>
 __global__ void __launch_bounds__(kThreads, 2)
     ragged_m_kernel(RaggedM p, Epilogue epilogue, Reporter reporter) {
   using Memory = Shared<Engine, Epilogue::kHalves, Epilogue::kPlanes>;
@@ -127,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         tile.has_row(line()) ? source_row(p, tile.first_row + line(), reporter) : -1;
     const typename Engine::AlongK left(p.a, source, p.k);
     const auto right_of = [&](int half) {
-      return Weights::make(p, tile.group, [&](int column) {
+      return weight_side<Engine, kIsNK>(p, tile.group, [&](int column) {
         return tile.has_column(column) ? epilogue.position(half, tile.first_column + column) : -1;
       });
     };
@@ -162,8 +153,8 @@ void launch(Launcher& launcher, const RaggedM& p, const Epilogue& epilogue) {
                   std::max(1U, blocks_for(p.columns, kTile)));
   with_engine(p.a, p.weight, [&]<class Engine>() {
     using Memory = Shared<Engine, Epilogue::kHalves, Epilogue::kPlanes>;
-    const auto kernel = p.weight_is_nk ? ragged_m_kernel<Engine, WeightNK<Engine>, Epilogue>
-                                       : ragged_m_kernel<Engine, WeightKN<Engine>, Epilogue>;
+    const auto kernel = p.weight_is_nk ? ragged_m_kernel<Engine, true, Epilogue>
+                                       : ragged_m_kernel<Engine, false, Epilogue>;
     launcher.launch(kernel, {grid, kThreads, Memory::kBytes}, p, epilogue, launcher.reporter());
   });
 }

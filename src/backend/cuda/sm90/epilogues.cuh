@@ -14,8 +14,6 @@ struct Store {
   static constexpr int kNumSlices = 0, kUnrolled = 8;
   template <class P>
   static constexpr int kPieces = P::kTileN / kPanel;
-  template <class P>
-  static constexpr int kAhead = P::kNumBuffers;
 
   CUtensorMap d;  // ragged; box {64, rows of a box}
   int32_t n, num_groups;
@@ -77,8 +75,6 @@ struct StoreGlu {
   static constexpr int kNumSlices = kColumns / 16, kUnrolled = 1;
   template <class P>
   static constexpr int kPieces = P::kTileN / 2 / kColumns;
-  template <class P>
-  static constexpr int kAhead = P::kNumBuffers;
 
   ZMap<kColumns> z;
   CUtensorMap act;  // ragged; box {kColumns, rows of a box}

@@ -58,7 +58,7 @@ struct GluBackward {
 
   template <class Buffers>
   __device__ int load_buffer(const Buffers&, int i) const {
-    return 2 * (i % Ahead<Buffers>::k);
+    return 2 * (i % kAheadIn<Buffers>);
   }
   template <class Buffers>
   __device__ void load(const Buffers& buffers, const Part& p, int i) const {
@@ -153,17 +153,15 @@ struct GluBackward {
 
  private:
   template <class Buffers>
-  struct Ahead {
-    static constexpr int k = kAhead<typename Buffers::Policy>;
-  };
+  static constexpr int kAheadIn = kAhead<typename Buffers::Policy>;
 
   template <class Buffers>
   static __device__ ZPiece<kPanel> z_piece(const Buffers& buffers, int i) {
-    return {buffers, i % Ahead<Buffers>::k};
+    return {buffers, i % kAheadIn<Buffers>};
   }
   template <class Buffers>
   static __device__ char* act_buffer(const Buffers& buffers, int i) {
-    constexpr int kFirst = 2 * Ahead<Buffers>::k, kNumActs = Buffers::kNumBuffers - kFirst;
+    constexpr int kFirst = 2 * kAheadIn<Buffers>, kNumActs = Buffers::kNumBuffers - kFirst;
     return buffers.at(kFirst + i % kNumActs);
   }
   static __device__ void clear(ProbSums& sums) {

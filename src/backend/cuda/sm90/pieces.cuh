@@ -95,7 +95,7 @@ class AtOnce {
       if constexpr (Epilogue::kNumSlices > 0) compute(part, i);
       buffers_.release([&] { epilogue_.store(buffers_, part, i); });
       if constexpr (Epilogue::kReadsBack) read_back(part, i);
-      if constexpr (Epilogue::kLoads && kPieces > kAhead) load_later(part, i);
+      if constexpr (Epilogue::kLoads) load_later(part, i);
       epilogue_.finish(part, i);
     }
   }
@@ -104,7 +104,7 @@ class AtOnce {
 
  private:
   static constexpr int kPieces = Epilogue::template kPieces<P>;
-  // Pieces that have buffers at a time.
+  // Pieces that have buffers at a time, where they are loaded.
   static constexpr int kAhead = Epilogue::template kAhead<P>;
 
   template <class Part>
@@ -135,6 +135,7 @@ class AtOnce {
   // its buffers or will soon; or, where there is room for one piece only, in its own place.
   template <class Part>
   __device__ void load_later(const Part& part, int i) {
+    if constexpr (kPieces <= kAhead) return;
     constexpr int kBehind = kAhead == 1 ? 0 : 1;
     const int later = i - kBehind + kAhead;
     if (i < kBehind || !epilogue_.loads(part)) return;
