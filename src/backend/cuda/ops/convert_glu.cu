@@ -68,23 +68,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-struct Layouts {
-  explicit Layouts(const ConvertGluArgs& args)
-      : f(args.source.shape[args.dim] / 2),
-        from(resolve_glu_layout(args.from, f)),
-        to(resolve_glu_layout(args.to, f)) {}
-  int64_t f;
-  ResolvedGluLayout from, to;
-};
-
 bool lies_along_columns(const ConvertGluArgs& args) { return args.dim == args.source.rank - 1; }
+int64_t f_of(const ConvertGluArgs& args) { return args.source.shape[args.dim] / 2; }
 
 Rows rows_of(const ConvertGluArgs& args) {
   const TensorView source(args.source), target(args.target);
   const int64_t size = dtype_size(source.type());
   Rows m{};
   m.outer = args.dim == 0 ? 1 : source.shape[0];
-  m.f = source.shape[args.dim] / 2;
+  m.f = f_of(args);
   m.rows = source.rank - args.dim == 3 ? source.shape[1] : 1;
   m.pieces = source.columns() * size;
   m.source_row = source.stride() * size;
@@ -112,7 +104,6 @@ int64_t piece_bytes(const ConvertGluArgs& args, const Rows& m) {
 
 void move_rows(Launcher& launcher, const ConvertGluArgs& args) {
   Rows m = rows_of(args);
-  const Layouts layouts(args);
   const int64_t bytes = piece_bytes(args, m);
   for (int64_t* size : {&m.pieces, &m.source_outer, &m.source_step, &m.source_row, &m.target_outer,
                         &m.target_step, &m.target_row}) {
@@ -123,29 +114,24 @@ void move_rows(Launcher& launcher, const ConvertGluArgs& args) {
   with_bytes(bytes, [&]<class Piece>() {
     launcher.launch(rows_kernel<Piece>, {blocks, kThreads},
                     static_cast<const Piece*>(args.source.data),
-                    static_cast<Piece*>(args.target.data), m, layouts.from, layouts.to, parts);
+                    static_cast<Piece*>(args.target.data), m, resolve_glu_layout(args.from, m.f),
+                    resolve_glu_layout(args.to, m.f), parts);
   });
 }
 
 template <class T>
-bool moves_vectors(const ConvertGluArgs& args, const Layouts& layouts) {
-  const auto takes = [](const ResolvedGluLayout& layout) {
-    return layout.f % kVector<T> == 0 && (layout.block % kVector<T> == 0 || layout.block == 1);
-  };
-  return opens_vectors({args.source, args.target}) && takes(layouts.from) && takes(layouts.to);
-}
-
-template <class T>
 void move_columns(Launcher& launcher, const ConvertGluArgs& args) {
-  const Layouts layouts(args);
-  const bool is_vector = moves_vectors<T>(args, layouts);
-  const int64_t num_rows = TensorView(args.source).num_rows();
-  with_gated_columns<T>(layouts.from, is_vector, [&](auto from) {
-    with_gated_columns<T>(layouts.to, is_vector, [&](auto to) {
+  const int64_t f = f_of(args), num_rows = TensorView(args.source).num_rows();
+  const auto source = resolve_glu_layout(args.from, f), target = resolve_glu_layout(args.to, f);
+  const auto fits = [](int64_t block) { return block % kVector<T> == 0 || block == 1; };
+  const bool is_vector = opens_vectors({args.source, args.target}) && f % kVector<T> == 0 &&
+                         fits(source.block) && fits(target.block);
+  with_gated_columns<T>(source, is_vector, [&](auto from) {
+    with_gated_columns<T>(target, is_vector, [&](auto to) {
       using From = decltype(from);
       using To = decltype(to);
       if constexpr (From::kColumns == To::kColumns) {  // the others are not called
-        const int64_t pieces = layouts.f / From::kColumns;
+        const int64_t pieces = f / From::kColumns;
         const int64_t rows = std::max<int64_t>(1, kPiecesPerBlock / pieces);
         launcher.launch(columns_kernel<T, From, To>, {blocks_for(num_rows, rows), kThreads},
                         matrix_of<const T>(args.source), matrix_of<T>(args.target), from, to,
@@ -159,17 +145,17 @@ Status run(const Context& context, const ConvertGluArgs& args) {
   Launcher launcher(context, "convert_glu");
   const TensorView source(args.source);
   if (source.num_elements() == 0) return launcher.status();
-  if (!lies_along_columns(args)) {
+  if (lies_along_columns(args)) {
+    with_element_bytes(dtype_size(source.type()),
+                       [&]<class T>() { move_columns<T>(launcher, args); });
+  } else {
     move_rows(launcher, args);
-    return launcher.status();
   }
-  with_element_bytes(dtype_size(source.type()),
-                     [&]<class T>() { move_columns<T>(launcher, args); });
   return launcher.status();
 }
 
 Reason supports(const DeviceState&, const ConvertGluArgs& args) {
-  return lies_along_columns(args) ? why_not_f(args.source.shape[args.dim] / 2) : std::nullopt;
+  return lies_along_columns(args) ? why_not_f(f_of(args)) : std::nullopt;
 }
 
 std::string policy(const DeviceState&, const ConvertGluArgs& args) {
