@@ -36,27 +36,22 @@ struct Store {
   }
 };
 
-struct Call : gemm::RaggedMCall {
-  Call(const DeviceState&, const GroupedGemmArgs& args, const Workspace& workspace)
-      : RaggedMCall(args.a, args.a_scales, args.row_idx, args.b, args.b_scales,
-                    (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0), 1, args.groups,
-                    workspace),
-        args_(args) {}
+struct Call : gemm::RaggedMCall<GroupedGemmArgs> {
+  Call(const DeviceState&, const GroupedGemmArgs& given, const Workspace& workspace)
+      : RaggedMCall(given, given.a, given.a_scales, given.b, given.b_scales,
+                    (given.b.layout == MOIRE_OUT_IN) == (given.transpose_b == 0), 1, workspace) {}
 
   Status run(const Context& context, const char* op = "grouped_gemm") const {
     Launcher launcher(context, op);
     listed.write(launcher);
     gemm::launch(launcher, product,
-                 Store{.d = any_floats(args_.d),
-                       .bias = any_floats(args_.bias),
-                       .bias_scale = vector_of<const float>(args_.bias_scale),
+                 Store{.d = any_floats(args.d),
+                       .bias = any_floats(args.bias),
+                       .bias_scale = vector_of<const float>(args.bias_scale),
                        .columns = product.columns,
-                       .zeroes_tail = args_.tail == MOIRE_TAIL_ZERO});
+                       .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
     return launcher.status();
   }
-
- private:
-  const GroupedGemmArgs& args_;
 };
 
 }  // namespace

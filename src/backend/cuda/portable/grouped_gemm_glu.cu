@@ -50,30 +50,26 @@ struct Glu {
   }
 };
 
-struct Call : gemm::RaggedMCall {
-  Call(const DeviceState&, const GroupedGemmGluArgs& args, const Workspace& workspace)
-      : RaggedMCall(args.a, args.a_scales, args.row_idx, args.b, args.b_scales,
-                    args.b.layout == MOIRE_OUT_IN, Glu::kHalves, args.groups, workspace),
-        args_(args) {}
+struct Call : gemm::RaggedMCall<GroupedGemmGluArgs> {
+  Call(const DeviceState&, const GroupedGemmGluArgs& given, const Workspace& workspace)
+      : RaggedMCall(given, given.a, given.a_scales, given.b, given.b_scales,
+                    given.b.layout == MOIRE_OUT_IN, Glu::kHalves, workspace) {}
 
   Status run(const Context& context) const {
     Launcher launcher(context, "grouped_gemm_glu");
     listed.write(launcher);
-    AnyFloats z = any_floats(args_.z);
-    z.dtype = glu_storage(args_);
+    AnyFloats z = any_floats(args.z);
+    z.dtype = glu_storage(args);
     gemm::launch(launcher, product,
-                 Glu{.activation = {args_.activation},
-                     .layout = resolve_glu_layout(args_.layout, product.columns),
-                     .bias = any_floats(args_.bias),
+                 Glu{.activation = {args.activation},
+                     .layout = resolve_glu_layout(args.layout, product.columns),
+                     .bias = any_floats(args.bias),
                      .z = z,
-                     .act = any_floats(args_.act),
-                     .probs = vector_of<const float>(args_.probs),
-                     .zeroes_tail = args_.tail == MOIRE_TAIL_ZERO});
+                     .act = any_floats(args.act),
+                     .probs = vector_of<const float>(args.probs),
+                     .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
     return launcher.status();
   }
-
- private:
-  const GroupedGemmGluArgs& args_;
 };
 
 }  // namespace

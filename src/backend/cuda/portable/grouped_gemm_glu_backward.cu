@@ -89,11 +89,10 @@ struct GluBackward {
   }
 };
 
-struct Call : gemm::RaggedMCall {
-  Call(const DeviceState&, const GroupedGemmGluBackwardArgs& args, const Workspace& workspace)
-      : RaggedMCall(args.grad_y, args.grad_y_scales, args.row_idx, args.w2, args.w2_scales,
-                    args.w2.layout == MOIRE_IN_OUT, GluBackward::kHalves, args.groups, workspace),
-        args_(args),
+struct Call : gemm::RaggedMCall<GroupedGemmGluBackwardArgs> {
+  Call(const DeviceState&, const GroupedGemmGluBackwardArgs& given, const Workspace& workspace)
+      : RaggedMCall(given, given.grad_y, given.grad_y_scales, given.w2, given.w2_scales,
+                    given.w2.layout == MOIRE_IN_OUT, GluBackward::kHalves, workspace),
         segments_(ceil_div(product.columns, kSegment)) {
     const moire_groups& groups = args.groups;
     if (is_present(args.grad_probs)) probs_ = arena.take_floats(groups.capacity, segments_);
@@ -103,34 +102,33 @@ struct Call : gemm::RaggedMCall {
   }
 
   int64_t launches() const {
-    return RaggedMCall::launches() + is_present(args_.grad_probs) + is_present(args_.grad_bias);
+    return RaggedMCall::launches() + is_present(args.grad_probs) + is_present(args.grad_bias);
   }
   Status run(const Context& context) const {
     Launcher launcher(context, "grouped_gemm_glu_backward");
     listed.write(launcher);
     gemm::launch(launcher, product,
-                 GluBackward{.activation = {args_.activation},
-                             .layout = resolve_glu_layout(args_.layout, product.columns),
-                             .z = any_floats(args_.z),
-                             .grad_z = any_floats(args_.grad_z),
-                             .act = any_floats(args_.act),
-                             .probs = vector_of<const float>(args_.probs),
+                 GluBackward{.activation = {args.activation},
+                             .layout = resolve_glu_layout(args.layout, product.columns),
+                             .z = any_floats(args.z),
+                             .grad_z = any_floats(args.grad_z),
+                             .act = any_floats(args.act),
+                             .probs = vector_of<const float>(args.probs),
                              .prob_partials = probs_,
                              .segments = segments_,
                              .bias_partials = bias_,
-                             .zeroes_tail = args_.tail == MOIRE_TAIL_ZERO});
+                             .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
     if (probs_ != nullptr) {
-      ops::sum_row_partials(launcher, probs_, segments_, args_.groups, args_.grad_probs, 0,
-                            args_.tail);
+      ops::sum_row_partials(launcher, probs_, segments_, args.groups, args.grad_probs, 0,
+                            args.tail);
     }
     if (bias_ != nullptr) {
-      ops::sum_block_partials(launcher, bias_, args_.groups, args_.grad_bias, args_.beta, nullptr);
+      ops::sum_block_partials(launcher, bias_, args.groups, args.grad_bias, args.beta, nullptr);
     }
     return launcher.status();
   }
 
  private:
-  const GroupedGemmGluBackwardArgs& args_;
   int64_t segments_;
   float* probs_ = nullptr;  // partial sums
   float* bias_ = nullptr;

@@ -176,13 +176,15 @@ inline std::string policy_text(const Operand& a, const Operand& b) {
 
 // A call that makes such a product, of `a` and a weight of `halves` times the output's columns; ops
 // derive from it and add what runs.
+template <class A>
 struct RaggedMCall : ops::ListedScratch {
-  RaggedMCall(const TensorView& a, const TensorView& a_scales, const TensorView& row_idx,
+  RaggedMCall(const A& given, const TensorView& a, const TensorView& a_scales,
               const moire_weight& weight, const TensorView& weight_scales, bool weight_is_nk,
-              int64_t halves, const moire_groups& groups, const Workspace& workspace)
+              int64_t halves, const Workspace& workspace)
       : ListedScratch(weight, workspace),
+        args(given),
         product{.a = rowwise(a, a_scales),
-                .row_idx = indices_of(row_idx, "row_idx"),
+                .row_idx = indices_of(args.row_idx, "row_idx"),
                 .num_source_rows = a.num_rows(),
                 .weight = weights(weight.tensor, weight_scales, weight_is_nk),
                 .listed = listed.addresses(),
@@ -191,13 +193,14 @@ struct RaggedMCall : ops::ListedScratch {
                 .weight_is_nk = weight_is_nk,
                 .k = a.columns(),
                 .columns = weight.tensor.shape[weight_is_nk ? 1 : 2] / halves,
-                .groups = groups} {}
+                .groups = args.groups} {}
 
   Reason supports() const { return why_not_width(product.columns); }
   size_t workspace() const { return arena.used(); }
   std::string policy() const { return policy_text(product.a, product.weight) + listed.policy(); }
   int64_t launches() const { return 1 + listed.launches(); }
 
+  const A& args;
   RaggedM product;
 };
 

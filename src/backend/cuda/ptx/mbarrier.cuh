@@ -34,35 +34,30 @@ __device__ inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t byt
       : "memory");
 }
 
+#define MOIRE_ASK(question)                       \
+  asm volatile(                                   \
+      "{\n"                                       \
+      ".reg .pred p;\n"                           \
+      "mbarrier." question                        \
+      ".parity.shared::cta.b64 p, [%1], %2;\n"    \
+      "selp.b32 %0, 1, 0, p;\n"                   \
+      "}"                                         \
+      : "=r"(done)                                \
+      : "r"(shared_address(barrier)), "r"(parity) \
+      : "memory")
 // Whether the phase of this parity is complete; waits a while before saying no.
 __device__ inline bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, p;\n"
-      "}"
-      : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
+  MOIRE_ASK("try_wait");
   return done != 0;
 }
-
 // Whether it is complete now.
 __device__ inline bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, p;\n"
-      "}"
-      : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
+  MOIRE_ASK("test_wait");
   return done != 0;
 }
+#undef MOIRE_ASK
 
 __device__ inline void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
   while (!mbarrier_try_wait_parity(barrier, parity)) {

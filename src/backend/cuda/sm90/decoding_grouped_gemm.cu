@@ -39,14 +39,11 @@ ColumnScales column_scales(const TensorView& scales, bool is_k_last) {
 // Calls f.operator()<P, kWeights>(cost) with the tile, and with how the weights lie.
 template <class F>
 decltype(auto) with_tile(const DeviceState& state, const GroupedGemmArgs& args, F&& f) {
-  const auto as = [&]<Major kWeights>(auto tiles) -> decltype(auto) {
-    return with_cheapest(tiles, sizes(args), state.num_multiprocessors,
-                         [&]<class P>(const Cost& cost) -> decltype(auto) {
-                           return f.template operator()<P, kWeights>(cost);
-                         });
+  const auto with = [&]<class P, Major kWeights>() -> decltype(auto) {
+    return f.template operator()<P, kWeights>(cost_of<P>(sizes(args), state.num_multiprocessors));
   };
-  return is_k_major(args) ? as.template operator()<Major::kK>(DecodingTiles())
-                          : as.template operator()<Major::kMN>(DecodingTurnedTiles());
+  return is_k_major(args) ? with.template operator()<DecodingTile, Major::kK>()
+                          : with.template operator()<DecodingTallTile, Major::kMN>();
 }
 
 struct Call : RaggedMCall<GroupedGemmArgs> {

@@ -78,8 +78,6 @@ using GluTiles = Candidates<GluTile, PingPongGluTile>;
 using GluBackwardTiles = Candidates<LoadingEpilogueTile, WideLoadingEpilogueTile>;
 using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
 using Fp32WgradTiles = Candidates<BoxesOfWarps<PingPongTile>, BoxesOfWarps<LoadingEpilogueTile>>;
-using DecodingTiles = Candidates<DecodingTile>;            // k last
-using DecodingTurnedTiles = Candidates<DecodingTallTile>;  // else
 using ScaledTiles = Candidates<BoxesOfWarps<ScaledWideTile>>;
 using ScaledWgradTiles = Candidates<BoxesOfWarps<ScaledWgradTile>>;
 
