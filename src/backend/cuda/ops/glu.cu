@@ -54,39 +54,35 @@ __global__ void __launch_bounds__(kThreads, 5)
   }
 }
 
-template <class T, class Columns>
-Operands<T> operands_of(const GluArgs& args, const Columns&) {
-  const TensorView z(args.z), act(args.act);
-  const int64_t pieces = act.columns() / Columns::kColumns;
-  const int64_t rows_per_block =
-      std::max<int64_t>(1, kPiecesPerBlock / std::max<int64_t>(1, pieces));
-  return {.z = matrix_of<const T>(z),
-          .probs = vector_of<const float>(args.probs),
-          .act = matrix_of<T>(act),
-          .groups = groups_or_all(args.groups, z.num_rows()),
-          .zeroes_tail = args.tail == MOIRE_TAIL_ZERO,
-          .pieces = static_cast<uint32_t>(pieces),
-          .rows_per_block = static_cast<uint32_t>(rows_per_block),
-          .rows = z.num_rows()};
-}
-
-// Calls f(Columns) for the types and the alignment of a call.
-template <class T, class F>
+// Calls f(Columns, Operands<T>) for the types and the alignment of a call.
+template <class F>
 decltype(auto) with_columns(const GluArgs& args, F&& f) {
-  return with_glu_columns<T>(resolve_glu_layout(args.layout, TensorView(args.act).columns()),
-                             opens_vectors({args.z, args.act}), f);
+  const TensorView z(args.z), act(args.act);
+  return with_float_type(z.type(), [&]<class T>() {
+    return with_glu_columns<T>(
+        resolve_glu_layout(args.layout, act.columns()), opens_vectors({z, act}), [&](auto columns) {
+          const int64_t pieces = act.columns() / decltype(columns)::kColumns;
+          const int64_t rows_per_block =
+              std::max<int64_t>(1, kPiecesPerBlock / std::max<int64_t>(1, pieces));
+          return f(columns, Operands<T>{.z = matrix_of<const T>(z),
+                                        .probs = vector_of<const float>(args.probs),
+                                        .act = matrix_of<T>(act),
+                                        .groups = groups_or_all(args.groups, z.num_rows()),
+                                        .zeroes_tail = args.tail == MOIRE_TAIL_ZERO,
+                                        .pieces = static_cast<uint32_t>(pieces),
+                                        .rows_per_block = static_cast<uint32_t>(rows_per_block),
+                                        .rows = z.num_rows()});
+        });
+  });
 }
 
 Status run(const Context& context, const GluArgs& args) {
   Launcher launcher(context, "glu");
-  with_float_type(TensorView(args.z).type(), [&]<class T>() {
-    with_columns<T>(args, [&](auto columns) {
-      with_gating<decltype(columns)::kIsGated>(args.activation, [&](auto activation) {
-        const Operands<T> operands = operands_of<T>(args, columns);
-        const uint32_t blocks = blocks_for(operands.rows, operands.rows_per_block);
-        launcher.launch(glu_kernel<decltype(activation), T, decltype(columns)>, {blocks, kThreads},
-                        activation, operands, columns, launcher.reporter());
-      });
+  with_columns(args, [&]<class T>(auto columns, const Operands<T>& operands) {
+    with_gating<decltype(columns)::kIsGated>(args.activation, [&](auto activation) {
+      const uint32_t blocks = blocks_for(operands.rows, operands.rows_per_block);
+      launcher.launch(glu_kernel<decltype(activation), T, decltype(columns)>, {blocks, kThreads},
+                      activation, operands, columns, launcher.reporter());
     });
   });
   return launcher.status();
@@ -97,12 +93,9 @@ Reason supports(const DeviceState&, const GluArgs& args) {
 }
 
 std::string policy(const DeviceState&, const GluArgs& args) {
-  return with_float_type(TensorView(args.z).type(), [&]<class T>() {
-    return with_columns<T>(args, [&](auto columns) {
-      const auto operands = operands_of<T>(args, columns);
-      return concat(operands.rows_per_block, " rows per block of ", kThreads, " threads, ",
-                    decltype(columns)::kColumns, " columns at once");
-    });
+  return with_columns(args, [](auto columns, const auto& operands) {
+    return concat(operands.rows_per_block, " rows per block of ", kThreads, " threads, ",
+                  decltype(columns)::kColumns, " columns at once");
   });
 }
 

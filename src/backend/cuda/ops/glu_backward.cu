@@ -150,20 +150,24 @@ __global__ void __launch_bounds__(kThreads, 5)
   args.grad_probs[own_row] = grad_prob;
 }
 
-// Calls f(Columns, Tiling) for the types and the alignment of a call.
-template <class T, class F>
+// Calls f.operator()<T>(Columns, Tiling) for the types and the alignment of a call.
+template <class F>
 decltype(auto) with_columns(const GluBackwardArgs& args, F&& f) {
-  const int64_t columns_of_f = TensorView(args.grad_act).columns();
-  return with_glu_columns<T>(
-      resolve_glu_layout(args.layout, columns_of_f),
-      opens_vectors({args.z, args.grad_act, args.grad_z, args.act}),
-      [&](auto columns) { return f(columns, Tiling<decltype(columns)::kColumns>(columns_of_f)); });
+  const int64_t f_columns = TensorView(args.grad_act).columns();
+  return with_float_type(TensorView(args.z).type(), [&]<class T>() {
+    return with_glu_columns<T>(resolve_glu_layout(args.layout, f_columns),
+                               opens_vectors({args.z, args.grad_act, args.grad_z, args.act}),
+                               [&](auto columns) {
+                                 const Tiling<decltype(columns)::kColumns> tiling(f_columns);
+                                 return f.template operator()<T>(columns, tiling);
+                               });
+  });
 }
 
 Status run(const Context& context, const GluBackwardArgs& args) {
   Launcher launcher(context, "glu_backward");
   const TensorView z(args.z), grad_act(args.grad_act);
-  with_float_type(z.type(), [&]<class T>() {
+  with_columns(args, [&]<class T>(auto columns, auto tiling) {
     const Operands<T> operands{.z = matrix_of<const T>(z),
                                .grad_act = matrix_of<const T>(grad_act),
                                .probs = vector_of<const float>(args.probs),
@@ -174,13 +178,11 @@ Status run(const Context& context, const GluBackwardArgs& args) {
                                .zeroes_tail = args.tail == MOIRE_TAIL_ZERO,
                                .f = static_cast<uint32_t>(grad_act.columns()),
                                .rows = z.num_rows()};
-    with_columns<T>(args, [&](auto columns, auto tiling) {
-      with_gating<decltype(columns)::kIsGated>(args.activation, [&](auto activation) {
-        const uint32_t blocks = blocks_for(operands.rows, tiling.rows);
-        launcher.launch(glu_backward_kernel<decltype(activation), T, decltype(columns)>,
-                        {blocks, kThreads}, activation, operands, columns, tiling,
-                        launcher.reporter());
-      });
+    with_gating<decltype(columns)::kIsGated>(args.activation, [&](auto activation) {
+      const uint32_t blocks = blocks_for(operands.rows, tiling.rows);
+      launcher.launch(glu_backward_kernel<decltype(activation), T, decltype(columns)>,
+                      {blocks, kThreads}, activation, operands, columns, tiling,
+                      launcher.reporter());
     });
   });
   return launcher.status();
@@ -191,11 +193,9 @@ Reason supports(const DeviceState&, const GluBackwardArgs& args) {
 }
 
 std::string policy(const DeviceState&, const GluBackwardArgs& args) {
-  return with_float_type(TensorView(args.z).type(), [&]<class T>() {
-    return with_columns<T>(args, [&](auto columns, auto tiling) {
-      return concat(tiling.rows, " rows per block of ", kThreads, " threads, ",
-                    decltype(columns)::kColumns, " columns at once");
-    });
+  return with_columns(args, []<class T>(auto columns, auto tiling) {
+    return concat(tiling.rows, " rows per block of ", kThreads, " threads, ",
+                  decltype(columns)::kColumns, " columns at once");
   });
 }
 
