@@ -129,37 +129,35 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(WeightGather args, Rep
   args.topk_weights.row(token)[choice] = row < 0 ? 0.0F : args.probs[row];
 }
 
-template <int N, class From, class To>
-Operands<From, To> operands_of(const UnpermuteArgs& args) {
-  const TensorView rows(args.rows), y(args.y);
-  const int64_t pieces = y.columns() / N;
-  const int64_t k = args.scatter_idx.shape[1];
-  const int64_t per_block = std::min(kPiecesPerBlock / std::max<int64_t>(1, pieces),
-                                     kMaxChoices / std::max<int64_t>(1, k));
-  return {.rows = matrix_of<const From>(rows),
-          .num_rows = rows.num_rows(),
-          .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
-          .weights = matrix_of<const float>(args.weights),
-          .y = matrix_of<To>(y),
-          .num_tokens = y.num_rows(),
-          .k = k,
-          .pieces = static_cast<uint32_t>(pieces),
-          .tokens_per_block = static_cast<uint32_t>(std::max<int64_t>(1, per_block))};
-}
-
-// Calls f.operator()<N, From, To>() for the types and the alignment of a call.
+// Calls f.operator()<N>(Operands<From, To>) for the types and the alignment of a call.
 template <class F>
 decltype(auto) with_types(const UnpermuteArgs& args, F&& f) {
   const TensorView rows(args.rows), y(args.y);
+  const int64_t k = args.scatter_idx.shape[1];
+  const auto of = [&]<int N, class From, class To>() {
+    const int64_t pieces = y.columns() / N;
+    const int64_t per_block = std::min(kPiecesPerBlock / std::max<int64_t>(1, pieces),
+                                       kMaxChoices / std::max<int64_t>(1, k));
+    return f.template operator()<N>(Operands<From, To>{
+        .rows = matrix_of<const From>(rows),
+        .num_rows = rows.num_rows(),
+        .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
+        .weights = matrix_of<const float>(args.weights),
+        .y = matrix_of<To>(y),
+        .num_tokens = y.num_rows(),
+        .k = k,
+        .pieces = static_cast<uint32_t>(pieces),
+        .tokens_per_block = static_cast<uint32_t>(std::max<int64_t>(1, per_block))});
+  };
   return with_float_type(rows.type(), [&]<class From>() {
     constexpr int kN = kVector<From>;
     const bool is_vector = opens_vectors({rows, y}) && y.columns() % kN == 0;
     if (y.type() != rows.type()) {
-      return is_vector ? f.template operator()<kN, From, float>()
-                       : f.template operator()<1, From, float>();
+      return is_vector ? of.template operator()<kN, From, float>()
+                       : of.template operator()<1, From, float>();
     }
-    return is_vector ? f.template operator()<kN, From, From>()
-                     : f.template operator()<1, From, From>();
+    return is_vector ? of.template operator()<kN, From, From>()
+                     : of.template operator()<1, From, From>();
   });
 }
 
@@ -178,8 +176,7 @@ void gather_weights(Launcher& launcher, const UnpermuteArgs& args) {
 Status run(const Context& context, const UnpermuteArgs& args) {
   Launcher launcher(context, "unpermute");
   if (args.y.rank != 0) {
-    with_types(args, [&]<int N, class From, class To>() {
-      const auto operands = operands_of<N, From, To>(args);
+    with_types(args, [&]<int N, class From, class To>(const Operands<From, To>& operands) {
       const uint32_t blocks = blocks_for(operands.num_tokens, operands.tokens_per_block);
       const size_t choices = size_t{operands.tokens_per_block} * operands.padded_choices();
       launcher.launch(sum_kernel<N, From, To>, {blocks, kThreads, choices * sizeof(Choice)},
@@ -198,8 +195,7 @@ Reason supports(const DeviceState&, const UnpermuteArgs& args) {
 
 std::string policy(const DeviceState&, const UnpermuteArgs& args) {
   if (args.y.rank == 0) return "a thread per choice";
-  return with_types(args, [&]<int N, class From, class To>() {
-    const auto operands = operands_of<N, From, To>(args);
+  return with_types(args, [&]<int N>(const auto& operands) {
     return concat(operands.tokens_per_block, " tokens per block of ", kThreads, " threads, ", N,
                   " columns and ", kChoicesAtOnce, " choices at once",
                   args.topk_weights.rank != 0 ? ", weights in a second launch" : "");
