@@ -53,26 +53,25 @@ struct Cost {
 };
 
 template <class P>
-class CostModel {
- public:
-  explicit CostModel(const ProductSizes& sizes) : sizes_(sizes) {}
+struct CostModel {
+  const ProductSizes& sizes;
 
   Cost cost(int num_multiprocessors) const {
-    const double column_tiles = static_cast<double>(ceil_div(sizes_.n, int64_t{P::kTileN}));
-    const double row_tiles = sizes_.is_ragged_m ? std::max(1.0, sizes_.m / P::kTileM + 0.5)
-                                                : std::ceil(sizes_.m / P::kTileM);
+    const double column_tiles = static_cast<double>(ceil_div(sizes.n, int64_t{P::kTileN}));
+    const double row_tiles = sizes.is_ragged_m ? std::max(1.0, sizes.m / P::kTileM + 0.5)
+                                                : std::ceil(sizes.m / P::kTileM);
     const double in_last = last_rows();
-    const double groups = static_cast<double>(sizes_.num_groups);
+    const double groups = static_cast<double>(sizes.num_groups);
     const double work =
         groups * column_tiles * ((row_tiles - 1) * tile_clocks(P::kTileM) + tile_clocks(in_last));
     Cost cost{};
-    cost.useful_rows = sizes_.m / ((row_tiles - 1) * P::kTileM + in_last);
-    cost.useful_columns = static_cast<double>(sizes_.n) / (column_tiles * P::kTileN);
+    cost.useful_rows = sizes.m / ((row_tiles - 1) * P::kTileM + in_last);
+    cost.useful_columns = static_cast<double>(sizes.n) / (column_tiles * P::kTileN);
     cost.bytes_per_clock = kStageBytes / products(P::kTileM);
     cost.waves = groups * column_tiles * row_tiles / num_multiprocessors;
     cost.clocks = work / num_multiprocessors + tile_clocks(P::kTileM) / 2;
     // Of groups that all end in a tile, and of a tail. Without groups no number says how many.
-    const double most = column_tiles * (sizes_.is_ragged_m ? groups * (sizes_.m / P::kTileM + 1) + 1
+    const double most = column_tiles * (sizes.is_ragged_m ? groups * (sizes.m / P::kTileM + 1) + 1
                                                            : groups * row_tiles);
     cost.blocks = static_cast<int>(std::max(1.0, std::min<double>(num_multiprocessors, most)));
     return cost;
@@ -81,6 +80,7 @@ class CostModel {
  private:
   static constexpr double kStageBytes = P::kABytes + P::kBBytes;
   static constexpr double kBytesPerClock = 60;  // that come at most
+  static constexpr double kRowBlock = 64;
   static constexpr double kClocksPerByte = 1.0 / 500;
   // Side by side, a warpgroup's products end before it issues the next, and the first products of
   // a tile wait for the sums of the last.
@@ -94,25 +94,22 @@ class CostModel {
   // Rows that take time in a group's last row tile. A ping-pong turn of half a tile is no shorter:
   // it waits for its bytes, and nobody multiplies meanwhile.
   double last_rows() const {
-    if (!sizes_.is_ragged_m || P::kIsPingPong) return P::kTileM;
-    return std::min<double>(P::kTileM, std::min(sizes_.m, P::kTileM / 2.0) + kRowBlock / 2);
+    if (!sizes.is_ragged_m || P::kIsPingPong) return P::kTileM;
+    return std::min<double>(P::kTileM, std::min(sizes.m, P::kTileM / 2.0) + kRowBlock / 2);
   }
   double tile_clocks(double rows) const {
     const double steps =
-        sizes_.is_ragged_m ? std::ceil(sizes_.k / P::kTileK) : sizes_.k / P::kTileK + 0.5;
+        sizes.is_ragged_m ? std::ceil(sizes.k / P::kTileK) : sizes.k / P::kTileK + 0.5;
     const double step =
         std::max(products(rows), kStageBytes / kBytesPerClock) + kStageBytes * kClocksPerByte;
     if (!P::kIsPingPong) return steps * (step + kDrain) + kExposedEpilogue;
     return std::max(steps * step, (steps * step + kEpilogue) / 2);
   }
-
-  static constexpr double kRowBlock = 64;
-  const ProductSizes& sizes_;
 };
 
 template <class P>
 Cost cost_of(const ProductSizes& sizes, int num_multiprocessors) {
-  return CostModel<P>(sizes).cost(num_multiprocessors);
+  return CostModel<P>{sizes}.cost(num_multiprocessors);
 }
 
 }  // namespace moire::cuda::sm90
