@@ -8,10 +8,11 @@
 //   kSliceBytes       of shared memory per operand
 //   kTakesLists       whether weights may be lists
 //   AlongK            an operand whose elements are contiguous along k: a thread fetches a part of
-//                     line() of the tile
+//                     line() of the tile, which is `row` of the matrix; negative: zeros
 //   AcrossK<RowOf>    one whose elements are contiguous across the tile: a thread fetches kColumns
-//                     columns from first_column(); RowOf gives the matrix's row of a k
-//   multiply          the sums of a tile into planes of shared memory
+//                     columns from first_column(), which are `columns` of the matrix; negative:
+//                     zeros. RowOf gives the matrix's row of a k
+//   multiply          by the whole block: the sums of a tile into the first planes of shared memory
 #pragma once
 
 #include "backend/cuda/device/shared.cuh"

@@ -31,16 +31,9 @@ struct Mma {
   using Product = typename Elements::Product;
   using Pieces = Packed<Raw, kColumns>;
 
-  class AlongK;
-  template <class RowOf>
-  class AcrossK;
-
   __device__ static int first_column() {
     return static_cast<int>(threadIdx.x) % (kTile / kColumns) * kColumns;
   }
-
-  template <class Memory, int kHalves, class Left, class Right>
-  __device__ static void multiply(Left left, Right (&right)[kHalves], int64_t k_end);
 
   // What a lane gives ldmatrix of 16 x 16 elements of a slice: a row of one of four matrices, of
   // which the second lies below the first, or beside it.
@@ -64,209 +57,203 @@ struct Mma {
   __device__ static float* scales_of(unsigned char* slice) {
     return reinterpret_cast<float*>(slice + kElementBytes);
   }
+  // sum + products * a * b. The smaller scale comes first: with it a sum of products overflows, or
+  // is lost, only where the result is.
+  __device__ static float add_scaled(float products, float a, float b, float sum) {
+    return fmaf(products * (a < b ? a : b), a < b ? b : a, sum);
+  }
   // Whether pieces at multiples of their size from here on are aligned.
   __device__ static bool opens_pieces(const Raw* data, int64_t elements) {
     return (reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(elements) * sizeof(Raw)) %
                sizeof(Pieces) ==
            0;
   }
-};
 
-template <class Elements>
-class Mma<Elements>::AlongK {
- public:
-  // `row` is the row of the matrix for line(), negative for a line of zeros.
-  __device__ AlongK(const Operand& matrix, int64_t row, int64_t k_end)
-      : matrix_(matrix),
-        row_(row),
-        k_end_(k_end),
-        data_(static_cast<const Raw*>(matrix.elements.data) + row * matrix.elements.stride),
-        is_vector_(opens_pieces(data_, k_end)) {}
+  class AlongK {
+   public:
+    __device__ AlongK(const Operand& matrix, int64_t row, int64_t k_end)
+        : matrix_(matrix),
+          row_(row),
+          k_end_(k_end),
+          data_(static_cast<const Raw*>(matrix.elements.data) + row * matrix.elements.stride),
+          is_vector_(opens_pieces(data_, k_end)) {}
 
-  __device__ void fetch(int64_t k) {
-    raw_ = {};
-    const int64_t first = k + part();
-    if (row_ < 0 || first >= k_end_) return;
-    if (begins_scales(k)) scale_ = matrix_.scales.at(row_, first);
-    if (is_vector_) {
-      raw_ = load<kColumns>(data_ + first);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      if (first + i < k_end_) raw_.values[i] = data_[first + i];
-    }
-  }
-  __device__ void put(unsigned char* slice) const {
-    store(reinterpret_cast<uint16_t*>(slice) + line() * kAlongPitch + part(),
-          Elements::values(matrix_, raw_, [&](int) { return scale_; }));
-  }
-  __device__ void put_scales(unsigned char* slice) const {
-    if (part() == 0) scales_of(slice)[line()] = scale_;
-  }
-
-  // Of 16 x 16 on the left, 16 columns by 16 of k on the right.
-  __device__ static void load_left(const unsigned char* slice, int row, int k,
-                                   uint32_t (&values)[4]) {
-    ptx::ldmatrix_x4(address<true>(slice, kAlongPitch, row, k), values);
-  }
-  __device__ static void load_right(const unsigned char* slice, int column, int k,
-                                    uint32_t (&values)[4]) {
-    ptx::ldmatrix_x4(address<false>(slice, kAlongPitch, column, k), values);
-  }
-
- private:
-  __device__ static int part() {
-    return static_cast<int>(threadIdx.x) % (kDepth / kColumns) * kColumns;
-  }
-
-  Operand matrix_;
-  int64_t row_, k_end_;
-  const Raw* data_;  // of the row
-  bool is_vector_;
-  Pieces raw_;
-  float scale_ = 1;
-};
-
-template <class Elements>
-template <class RowOf>
-class Mma<Elements>::AcrossK {
- public:
-  // `columns` are the matrix's columns that this thread fetches, negative for zeros.
-  __device__ AcrossK(const Operand& matrix, const RowOf& row_of, const int64_t (&columns)[kColumns],
-                     int64_t k_end)
-      : matrix_(matrix), row_of_(row_of), k_end_(k_end) {
-    is_vector_ = columns[0] >= 0 && opens_pieces(data() + columns[0], matrix.elements.stride);
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      columns_[i] = columns[i];
-      is_vector_ = is_vector_ && columns[i] == columns[0] + i;
-      scales_[i] = 1;
-    }
-  }
-
-  __device__ void fetch(int64_t k) {
-    raw_ = {};
-    const int64_t at = k + step(), row = at < k_end_ ? row_of_(at) : -1;
-    if (row < 0) return;
-    if (begins_scales(k)) {
+    __device__ void fetch(int64_t k) {
+      raw_ = {};
+      const int64_t first = k + part();
+      if (row_ < 0 || first >= k_end_) return;
+      if (begins_scales(k)) scale_ = matrix_.scales.at(row_, first);
+      if (is_vector_) {
+        raw_ = load<kColumns>(data_ + first);
+        return;
+      }
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        if (columns_[i] >= 0) scales_[i] = matrix_.scales.at(row, columns_[i]);
+        if (first + i < k_end_) raw_.values[i] = data_[first + i];
       }
     }
-    const Raw* const from = data() + row * matrix_.elements.stride;
-    if (is_vector_) {
-      raw_ = load<kColumns>(from + columns_[0]);
-      return;
+    __device__ void put(unsigned char* slice) const {
+      store(reinterpret_cast<uint16_t*>(slice) + line() * kAlongPitch + part(),
+            Elements::values(matrix_, raw_, [&](int) { return scale_; }));
     }
+    __device__ void put_scales(unsigned char* slice) const {
+      if (part() == 0) scales_of(slice)[line()] = scale_;
+    }
+
+    // Of 16 x 16 on the left, 16 columns by 16 of k on the right.
+    __device__ static void load_left(const unsigned char* slice, int row, int k,
+                                     uint32_t (&values)[4]) {
+      ptx::ldmatrix_x4(address<true>(slice, kAlongPitch, row, k), values);
+    }
+    __device__ static void load_right(const unsigned char* slice, int column, int k,
+                                      uint32_t (&values)[4]) {
+      ptx::ldmatrix_x4(address<false>(slice, kAlongPitch, column, k), values);
+    }
+
+   private:
+    __device__ static int part() {
+      return static_cast<int>(threadIdx.x) % (kDepth / kColumns) * kColumns;
+    }
+
+    Operand matrix_;
+    int64_t row_, k_end_;
+    const Raw* data_;  // of the row
+    bool is_vector_;
+    Pieces raw_;
+    float scale_ = 1;
+  };
+
+  template <class RowOf>
+  class AcrossK {
+   public:
+    __device__ AcrossK(const Operand& matrix, const RowOf& row_of,
+                       const int64_t (&columns)[kColumns], int64_t k_end)
+        : matrix_(matrix), row_of_(row_of), k_end_(k_end) {
+      is_vector_ = columns[0] >= 0 && opens_pieces(data() + columns[0], matrix.elements.stride);
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      if (columns_[i] >= 0) raw_.values[i] = from[columns_[i]];
+      for (int i = 0; i < kColumns; ++i) {
+        columns_[i] = columns[i];
+        is_vector_ = is_vector_ && columns[i] == columns[0] + i;
+        scales_[i] = 1;
+      }
     }
-  }
-  __device__ void put(unsigned char* slice) const {
-    store(reinterpret_cast<uint16_t*>(slice) + step() * kAcrossPitch + first_column(),
-          Elements::values(matrix_, raw_, [&](int i) { return scales_[i]; }));
-  }
-  __device__ void put_scales(unsigned char* slice) const {
-    if (step() != 0) return;
+
+    __device__ void fetch(int64_t k) {
+      raw_ = {};
+      const int64_t at = k + step(), row = at < k_end_ ? row_of_(at) : -1;
+      if (row < 0) return;
+      if (begins_scales(k)) {
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) scales_of(slice)[first_column() + i] = scales_[i];
-  }
-
-  __device__ static void load_left(const unsigned char* slice, int row, int k,
-                                   uint32_t (&values)[4]) {
-    ptx::ldmatrix_x4_transposed(address<false>(slice, kAcrossPitch, k, row), values);
-  }
-  __device__ static void load_right(const unsigned char* slice, int column, int k,
-                                    uint32_t (&values)[4]) {
-    ptx::ldmatrix_x4_transposed(address<true>(slice, kAcrossPitch, k, column), values);
-  }
-
- private:
-  __device__ static int step() { return static_cast<int>(threadIdx.x) / (kTile / kColumns); }
-
-  __device__ const Raw* data() const { return static_cast<const Raw*>(matrix_.elements.data); }
-
-  Operand matrix_;
-  RowOf row_of_;
-  int64_t k_end_;
-  bool is_vector_;
-  int64_t columns_[kColumns];
-  Pieces raw_;
-  float scales_[kColumns];
-};
-
-// sum + products * a * b. The smaller scale comes first: with it a sum of products overflows, or
-// is lost, only where the result is.
-__device__ inline float add_scaled(float products, float a, float b, float sum) {
-  return fmaf(products * (a < b ? a : b), a < b ? b : a, sum);
-}
-
-// The sums of a tile, left in the first kHalves planes; the whole block calls it.
-template <class Elements>
-template <class Memory, int kHalves, class Left, class Right>
-__device__ void Mma<Elements>::multiply(Left left, Right (&right)[kHalves], int64_t k_end) {
-  constexpr int kStep = 16, kPairs = 2;  // of 16 columns each, which are two instructions
-  constexpr int kSums = 4 * kPairs * 2;  // of a thread
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = warp % 4 * 16, column = warp / 4 * 32;
-  // Where in the tile a thread's sums lie.
-  const auto row_of = [&](int i) { return row + i % 4 / 2 * 8 + lane / 4; };
-  const auto column_of = [&](int i) { return column + i / 4 * 8 + lane % 4 * 2 + i % 2; };
-  float products[kHalves][kSums / 4][4] = {}, scaled[kHalves][kSums] = {};
-  left.fetch(0);
-  for (int h = 0; h < kHalves; ++h) right[h].fetch(0);
-  for (int64_t k = 0; k < k_end; k += kDepth) {
-    __syncthreads();
-    left.put(Memory::slice(0));
-    for (int h = 0; h < kHalves; ++h) right[h].put(Memory::slice(1 + h));
-    if (Elements::kScalesSums && begins_scales(k)) {
-      left.put_scales(Memory::slice(0));
-      for (int h = 0; h < kHalves; ++h) right[h].put_scales(Memory::slice(1 + h));
-    }
-    __syncthreads();
-    if (k + kDepth < k_end) {
-      left.fetch(k + kDepth);
-      for (int h = 0; h < kHalves; ++h) right[h].fetch(k + kDepth);
-    }
+        for (int i = 0; i < kColumns; ++i) {
+          if (columns_[i] >= 0) scales_[i] = matrix_.scales.at(row, columns_[i]);
+        }
+      }
+      const Raw* const from = data() + row * matrix_.elements.stride;
+      if (is_vector_) {
+        raw_ = load<kColumns>(from + columns_[0]);
+        return;
+      }
 #pragma unroll
-    for (int step = 0; step < kDepth; step += kStep) {
-      uint32_t a[4];
-      Left::load_left(Memory::slice(0), row, step, a);
+      for (int i = 0; i < kColumns; ++i) {
+        if (columns_[i] >= 0) raw_.values[i] = from[columns_[i]];
+      }
+    }
+    __device__ void put(unsigned char* slice) const {
+      store(reinterpret_cast<uint16_t*>(slice) + step() * kAcrossPitch + first_column(),
+            Elements::values(matrix_, raw_, [&](int i) { return scales_[i]; }));
+    }
+    __device__ void put_scales(unsigned char* slice) const {
+      if (step() != 0) return;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) scales_of(slice)[first_column() + i] = scales_[i];
+    }
+
+    __device__ static void load_left(const unsigned char* slice, int row, int k,
+                                     uint32_t (&values)[4]) {
+      ptx::ldmatrix_x4_transposed(address<false>(slice, kAcrossPitch, k, row), values);
+    }
+    __device__ static void load_right(const unsigned char* slice, int column, int k,
+                                      uint32_t (&values)[4]) {
+      ptx::ldmatrix_x4_transposed(address<true>(slice, kAcrossPitch, k, column), values);
+    }
+
+   private:
+    __device__ static int step() { return static_cast<int>(threadIdx.x) / (kTile / kColumns); }
+
+    __device__ const Raw* data() const { return static_cast<const Raw*>(matrix_.elements.data); }
+
+    Operand matrix_;
+    RowOf row_of_;
+    int64_t k_end_;
+    bool is_vector_;
+    int64_t columns_[kColumns];
+    Pieces raw_;
+    float scales_[kColumns];
+  };
+
+  template <class Memory, int kHalves, class Left, class Right>
+  __device__ static void multiply(Left left, Right (&right)[kHalves], int64_t k_end) {
+    constexpr int kStep = 16, kPairs = 2;  // of 16 columns each, which are two instructions
+    constexpr int kSums = 4 * kPairs * 2;  // of a thread
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = warp % 4 * 16, column = warp / 4 * 32;
+    // Where in the tile a thread's sums lie.
+    const auto row_of = [&](int i) { return row + i % 4 / 2 * 8 + lane / 4; };
+    const auto column_of = [&](int i) { return column + i / 4 * 8 + lane % 4 * 2 + i % 2; };
+    float products[kHalves][kSums / 4][4] = {}, scaled[kHalves][kSums] = {};
+    left.fetch(0);
+    for (int h = 0; h < kHalves; ++h) right[h].fetch(0);
+    for (int64_t k = 0; k < k_end; k += kDepth) {
+      __syncthreads();
+      left.put(Memory::slice(0));
+      for (int h = 0; h < kHalves; ++h) right[h].put(Memory::slice(1 + h));
+      if (Elements::kScalesSums && begins_scales(k)) {
+        left.put_scales(Memory::slice(0));
+        for (int h = 0; h < kHalves; ++h) right[h].put_scales(Memory::slice(1 + h));
+      }
+      __syncthreads();
+      if (k + kDepth < k_end) {
+        left.fetch(k + kDepth);
+        for (int h = 0; h < kHalves; ++h) right[h].fetch(k + kDepth);
+      }
+#pragma unroll
+      for (int step = 0; step < kDepth; step += kStep) {
+        uint32_t a[4];
+        Left::load_left(Memory::slice(0), row, step, a);
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+          for (int pair = 0; pair < kPairs; ++pair) {
+            uint32_t b[4];
+            Right::load_right(Memory::slice(1 + h), column + 16 * pair, step, b);
+            ptx::mma_m16n8k16<Product>(a, b[0], b[1], products[h][2 * pair]);
+            ptx::mma_m16n8k16<Product>(a, b[2], b[3], products[h][2 * pair + 1]);
+          }
+        }
+      }
+      if (!ends_scaled_sums(k, k_end)) continue;
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          uint32_t b[4];
-          Right::load_right(Memory::slice(1 + h), column + 16 * pair, step, b);
-          ptx::mma_m16n8k16<Product>(a, b[0], b[1], products[h][2 * pair]);
-          ptx::mma_m16n8k16<Product>(a, b[2], b[3], products[h][2 * pair + 1]);
+        for (int i = 0; i < kSums; ++i) {
+          scaled[h][i] =
+              add_scaled(products[h][i / 4][i % 4], scales_of(Memory::slice(0))[row_of(i)],
+                         scales_of(Memory::slice(1 + h))[column_of(i)], scaled[h][i]);
+          products[h][i / 4][i % 4] = 0;
         }
       }
     }
-    if (!ends_scaled_sums(k, k_end)) continue;
+    __syncthreads();
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
-        scaled[h][i] = add_scaled(products[h][i / 4][i % 4], scales_of(Memory::slice(0))[row_of(i)],
-                                  scales_of(Memory::slice(1 + h))[column_of(i)], scaled[h][i]);
-        products[h][i / 4][i % 4] = 0;
+        Memory::plane(h)[row_of(i)][column_of(i)] =
+            Elements::kScalesSums ? scaled[h][i] : products[h][i / 4][i % 4];
       }
     }
+    __syncthreads();
   }
-  __syncthreads();
-#pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      Memory::plane(h)[row_of(i)][column_of(i)] =
-          Elements::kScalesSums ? scaled[h][i] : products[h][i / 4][i % 4];
-    }
-  }
-  __syncthreads();
-}
+};
 
 }  // namespace moire::cuda::portable::gemm
