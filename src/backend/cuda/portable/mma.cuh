@@ -35,15 +35,10 @@ struct Mma {
     return static_cast<int>(threadIdx.x) % (kTile / kColumns) * kColumns;
   }
 
-  // What a lane gives ldmatrix of 16 x 16 elements of a slice: a row of one of four matrices, of
-  // which the second lies below the first, or beside it.
-  template <bool kSecondIsBelow>
+  // Which row of which of its four matrices a lane gives ldmatrix.
+  __device__ static int matrix() { return static_cast<int>(threadIdx.x) % 32 / 8; }
+  __device__ static int matrix_row() { return static_cast<int>(threadIdx.x) % 8; }
   __device__ static uint32_t address(const unsigned char* slice, int pitch, int row, int column) {
-    const int matrix = static_cast<int>(threadIdx.x) % 32 / 8;
-    const int below = kSecondIsBelow ? matrix % 2 : matrix / 2;
-    const int beside = kSecondIsBelow ? matrix / 2 : matrix % 2;
-    row += below * 8 + static_cast<int>(threadIdx.x) % 8;
-    column += beside * 8;
     return ptx::shared_address(reinterpret_cast<const uint16_t*>(slice) + row * pitch + column);
   }
 
@@ -103,11 +98,15 @@ struct Mma {
     // Of 16 x 16 on the left, 16 columns by 16 of k on the right.
     __device__ static void load_left(const unsigned char* slice, int row, int k,
                                      uint32_t (&values)[4]) {
-      ptx::ldmatrix_x4(address<true>(slice, kAlongPitch, row, k), values);
+      ptx::ldmatrix_x4(
+          address(slice, kAlongPitch, row + matrix() % 2 * 8 + matrix_row(), k + matrix() / 2 * 8),
+          values);
     }
     __device__ static void load_right(const unsigned char* slice, int column, int k,
                                       uint32_t (&values)[4]) {
-      ptx::ldmatrix_x4(address<false>(slice, kAlongPitch, column, k), values);
+      ptx::ldmatrix_x4(address(slice, kAlongPitch, column + matrix() / 2 * 8 + matrix_row(),
+                               k + matrix() % 2 * 8),
+                       values);
     }
 
    private:
@@ -170,11 +169,15 @@ struct Mma {
 
     __device__ static void load_left(const unsigned char* slice, int row, int k,
                                      uint32_t (&values)[4]) {
-      ptx::ldmatrix_x4_transposed(address<false>(slice, kAcrossPitch, k, row), values);
+      ptx::ldmatrix_x4_transposed(
+          address(slice, kAcrossPitch, k + matrix() / 2 * 8 + matrix_row(), row + matrix() % 2 * 8),
+          values);
     }
     __device__ static void load_right(const unsigned char* slice, int column, int k,
                                       uint32_t (&values)[4]) {
-      ptx::ldmatrix_x4_transposed(address<true>(slice, kAcrossPitch, k, column), values);
+      ptx::ldmatrix_x4_transposed(address(slice, kAcrossPitch, k + matrix() % 2 * 8 + matrix_row(),
+                                          column + matrix() / 2 * 8),
+                                  values);
     }
 
    private:
