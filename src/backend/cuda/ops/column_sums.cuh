@@ -4,7 +4,6 @@
 
 #include <cuda_bf16.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "backend/cuda/device/fp8.cuh"

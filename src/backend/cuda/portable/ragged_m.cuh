@@ -5,7 +5,6 @@
 #include <moire/grouped_gemm.h>
 
 #include <algorithm>
-#include <optional>
 #include <string>
 
 #include "backend/cuda/device/groups.cuh"

@@ -11,20 +11,22 @@
 
 namespace moire::cuda::sm90 {
 
+// Of so many columns and staging buffers: three warpgroups' rows, and two that take turns.
+constexpr Shape tall(int n, int buffers) {
+  return {.tile_m = 192, .tile_n = n, .num_stages = 3, .num_buffers = buffers, .num_warpgroups = 3};
+}
+constexpr Shape ping_pong(int n, int buffers) {
+  return {.tile_m = 128, .tile_n = n, .num_buffers = buffers, .schedule = Schedule::kPingPong};
+}
+
 // Plain products and BF16 weight gradients. Tall tiles load least per product; low ones waste least
 // at the ends of small groups; narrow ones serve an n that is no multiple of 256; ping-pong hides
 // the epilogue of short sums.
-struct TallTile
-    : Policy<Shape{
-          .tile_m = 192, .tile_n = 256, .num_stages = 3, .num_buffers = 2, .num_warpgroups = 3}> {};
+struct TallTile : Policy<tall(256, 2)> {};
 struct LowTile : Policy<Shape{.tile_m = 128, .tile_n = 256, .num_buffers = 2}> {};
-struct NarrowTallTile
-    : Policy<Shape{
-          .tile_m = 192, .tile_n = 192, .num_stages = 3, .num_buffers = 3, .num_warpgroups = 3}> {};
+struct NarrowTallTile : Policy<tall(192, 3)> {};
 struct NarrowLowTile : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_buffers = 4}> {};
-struct PingPongTile
-    : Policy<Shape{
-          .tile_m = 128, .tile_n = 192, .num_buffers = 3, .schedule = Schedule::kPingPong}> {};
+struct PingPongTile : Policy<ping_pong(192, 3)> {};
 
 // FC1: as many gate as up columns. Left over, the buffers hold z of the tile and a part of act;
 // ping-pong, z of one row block.
@@ -33,18 +35,12 @@ struct GluTile : Policy<Shape{.tile_m = 128,
                               .num_stages = 3,
                               .num_buffers = 5,
                               .pieces = Pieces::kLeftOver}> {};
-struct PingPongGluTile
-    : Policy<Shape{
-          .tile_m = 128, .tile_n = 192, .num_buffers = 4, .schedule = Schedule::kPingPong}> {};
+struct PingPongGluTile : Policy<ping_pong(192, 4)> {};
 
 // Epilogues that also load: z of FC2's dgrad, two pieces ahead or one; the old gradients of an FP32
 // wgrad whose n is no multiple of 192.
-struct LoadingEpilogueTile
-    : Policy<Shape{
-          .tile_m = 128, .tile_n = 128, .num_buffers = 6, .schedule = Schedule::kPingPong}> {};
-struct WideLoadingEpilogueTile
-    : Policy<Shape{
-          .tile_m = 128, .tile_n = 192, .num_buffers = 4, .schedule = Schedule::kPingPong}> {};
+struct LoadingEpilogueTile : Policy<ping_pong(128, 6)> {};
+struct WideLoadingEpilogueTile : Policy<ping_pong(192, 4)> {};
 
 // Products of FP8 with scales: a thread holds its FP32 sums, and those of 128 in K of one row
 // block.
