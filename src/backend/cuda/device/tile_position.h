@@ -37,7 +37,6 @@ MOIRE_HOST_DEVICE inline int32_t bands_of(int32_t tiles_m, int32_t tile_m, int32
   return bands > 1 && columns_bytes <= kStays ? tiles_m : bands;
 }
 
-// Position of tile `index` of tiles_m x tiles_n.
 MOIRE_HOST_DEVICE inline TilePosition tile_position(int32_t index, int32_t tiles_m, int32_t tiles_n,
                                                     int32_t num_bands) {
   // Bands of equal height: a last one of two tiles would read all of B for them.

@@ -17,7 +17,6 @@ struct Bias {
   int32_t dtype;
   int64_t stride;
 
-  Bias() = default;
   explicit Bias(const TensorView& t)
       : data(t.is_present() ? t.data : nullptr), dtype(t.dtype), stride(t.stride()) {}
 
