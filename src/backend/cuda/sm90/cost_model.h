@@ -59,7 +59,7 @@ struct CostModel {
   Cost cost(int num_multiprocessors) const {
     const double column_tiles = static_cast<double>(ceil_div(sizes.n, int64_t{P::kTileN}));
     const double row_tiles = sizes.is_ragged_m ? std::max(1.0, sizes.m / P::kTileM + 0.5)
-                                                : std::ceil(sizes.m / P::kTileM);
+                                               : std::ceil(sizes.m / P::kTileM);
     const double in_last = last_rows();
     const double groups = static_cast<double>(sizes.num_groups);
     const double work =
@@ -72,7 +72,7 @@ struct CostModel {
     cost.clocks = work / num_multiprocessors + tile_clocks(P::kTileM) / 2;
     // Of groups that all end in a tile, and of a tail. Without groups no number says how many.
     const double most = column_tiles * (sizes.is_ragged_m ? groups * (sizes.m / P::kTileM + 1) + 1
-                                                           : groups * row_tiles);
+                                                          : groups * row_tiles);
     cost.blocks = static_cast<int>(std::max(1.0, std::min<double>(num_multiprocessors, most)));
     return cost;
   }
