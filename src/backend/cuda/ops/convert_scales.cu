@@ -1,8 +1,8 @@
 // convert_scales on CUDA: the target is zeroed, then every scale that there is moves to its place:
-// four blocks of a row or column at once, which lie side by side in a padded layout; else a byte
-// per thread and step, neighbours of the target by neighbouring threads. A block takes some groups
-// and a slice of each; where a group's rows start in a layout without gaps it finds by adding up
-// those of the groups before, so that the splits stay on the device.
+// four blocks of four rows or columns a thread, words in a padded layout; else a byte per thread
+// and step, neighbours of the target by neighbouring threads. A block takes some groups and a slice
+// of each; where a group's rows start in a layout without gaps it finds by adding up those of the
+// groups before, so that the splits stay on the device.
 #include <moire/quantize.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace moire::cuda::ops {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 // Of groups: each adds up all groups before its own.
 constexpr int64_t kMostParts = 1024;
 // Blocks, about, that a GPU is given.
@@ -39,7 +39,7 @@ struct Conversion {
   moire_groups groups;
   int64_t groups_per_part;
   uint32_t slices;
-  bool moves_quads;
+  bool moves_squares;
   const char* names[2];  // of source and target, literals
 };
 
@@ -68,35 +68,89 @@ __device__ GroupScales place(const Side& side, const Conversion& args, int64_t g
   return at;
 }
 
-// This block's slice of a group whose scales lie in fours on one side.
-__device__ void move_quads(const Conversion& args, const RowRange& rows, const GroupScales& from,
-                           const GroupScales& to, uint32_t slice) {
-  const bool is_rowwise = args.direction == MOIRE_ROWWISE;
-  const auto outer = static_cast<uint32_t>(is_rowwise ? rows.size() : args.k);
-  const auto blocks = static_cast<uint32_t>(ceil_div(is_rowwise ? args.k : rows.size(), kMxBlock));
-  const uint32_t quads = ceil_div(blocks, 4U);
-  // Neighbouring threads take what lies side by side: of padded rows their quads, else outers.
-  const bool along_rows = is_rowwise && max(from.layout, to.layout) == MOIRE_SCALES_PADDED;
-  const uint32_t side_by_side = along_rows ? quads : outer;
-  for (uint32_t i = slice * kThreads + threadIdx.x; i < outer * quads;
-       i += args.slices * kThreads) {
-    const uint32_t first = i % side_by_side, second = i / side_by_side;
-    const uint32_t o = along_rows ? second : first, b = 4 * (along_rows ? first : second);
-    const auto left = static_cast<int>(min(blocks - b, 4U));
-    if (args.source.is_canonical()) {
-      uint32_t quad = 0;
+// Sixteen scales of a thread: four blocks, which are a word on the side that is padded, of four
+// rows or columns (outers). Swizzled, those of outers 32 apart lie side by side.
+struct Square {
+  static constexpr int kSide = 4;
+  uint32_t o, b, outers, blocks;  // the first ones; how many there are
+  uint32_t step;                  // between outers
+  uint32_t words[kSide];
+
+  __device__ bool has_outer(int i) const { return o + step * i < outers; }
+  // Calls move(i, j, its byte) for each scale that there is, of bytes so far apart.
+  template <class Move>
+  __device__ void for_each_byte(uint8_t* first, int64_t to_outer, int64_t to_block, Move&& move) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (j < left) quad |= uint32_t{args.source.data[from.offset(o, b + j)]} << (8 * j);
-      }
-      *reinterpret_cast<uint32_t*>(args.target.data + to.offset(o, b)) = quad;
-    } else {
-      const auto quad = *reinterpret_cast<uint32_t*>(args.source.data + from.offset(o, b));
+    for (int i = 0; i < kSide; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (j < left) args.target.data[to.offset(o, b + j)] = static_cast<uint8_t>(quad >> (8 * j));
+      for (int j = 0; j < kSide; ++j) {
+        if (has_outer(i) && b + j < blocks) move(i, j, first[step * i * to_outer + j * to_block]);
       }
     }
+  }
+  // Calls move(the word in memory, i) for each outer that there is.
+  template <class Move>
+  __device__ void for_each_word(uint8_t* first, int64_t to_outer, Move&& move) {
+#pragma unroll
+    for (int i = 0; i < kSide; ++i) {
+      if (has_outer(i)) move(*reinterpret_cast<uint32_t*>(first + i * to_outer), words[i]);
+    }
+  }
+};
+
+// A square from one side to the other. Swizzled ones are whole: behind a group's last outer there
+// are zeros.
+__device__ void move_square(const Conversion& args, const GroupScales& from, const GroupScales& to,
+                            Square& square) {
+  const bool packs = args.source.is_canonical(), is_rowwise = args.direction == MOIRE_ROWWISE;
+  const GroupScales& padded = packs ? to : from;
+  uint8_t* const words =
+      (packs ? args.target : args.source).data + padded.offset(square.o, square.b);
+  const GroupScales& plain = packs ? from : to;
+  uint8_t* const bytes =
+      (packs ? args.source : args.target).data + plain.offset(square.o, square.b);
+  const int64_t to_outer = is_rowwise ? plain.pitch : 1, to_block = is_rowwise ? 1 : plain.pitch;
+  const bool is_swizzled = padded.layout == MOIRE_SCALES_SWIZZLED;
+  if (packs) {
+    square.for_each_byte(bytes, to_outer, to_block, [&](int i, int j, uint8_t byte) {
+      square.words[i] |= uint32_t{byte} << (8 * j);
+    });
+    if (is_swizzled) {
+      const auto& w = square.words;
+      *reinterpret_cast<uint4*>(words) = {w[0], w[1], w[2], w[3]};
+    } else {
+      square.for_each_word(words, padded.padded_blocks,
+                           [](uint32_t& word, uint32_t own) { word = own; });
+    }
+    return;
+  }
+  square.for_each_word(words, is_swizzled ? 4 : padded.padded_blocks,
+                       [](uint32_t& word, uint32_t& own) { own = word; });
+  square.for_each_byte(bytes, to_outer, to_block, [&](int i, int j, uint8_t& byte) {
+    byte = static_cast<uint8_t>(square.words[i] >> (8 * j));
+  });
+}
+
+// This block's slice of a group whose scales lie in fours on one side: a warp moves eight squares
+// of outers by four of blocks at once.
+__device__ void move_squares(const Conversion& args, const RowRange& rows, const GroupScales& from,
+                             const GroupScales& to, uint32_t slice) {
+  const bool is_rowwise = args.direction == MOIRE_ROWWISE;
+  const bool is_swizzled = max(from.layout, to.layout) == MOIRE_SCALES_SWIZZLED;
+  const auto outers = static_cast<uint32_t>(is_rowwise ? rows.size() : args.k);
+  const auto blocks = static_cast<uint32_t>(ceil_div(is_rowwise ? args.k : rows.size(), kMxBlock));
+  const uint32_t across = ceil_div(blocks, 16U);
+  const uint32_t down = is_swizzled ? 4 * ceil_div(outers, 128U) : ceil_div(outers, 32U);
+  const uint32_t lane = threadIdx.x % kWarp;
+  for (uint32_t i = slice * kWarps + threadIdx.x / kWarp; i < across * down;
+       i += args.slices * kWarps) {
+    const uint32_t number = 8 * (i / across) + lane / 4;
+    Square square{.o = is_swizzled ? number / 32 * 128 + number % 32 : 4 * number,
+                  .b = 16 * (i % across) + 4 * (lane % 4),
+                  .outers = outers,
+                  .blocks = blocks,
+                  .step = is_swizzled ? 32U : 1U};
+    if (square.has_outer(0) && square.b < blocks) move_square(args, from, to, square);
   }
 }
 
@@ -134,7 +188,7 @@ __device__ void check(const Conversion& args, const Side& other, const char* nam
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 5)
+__global__ void __launch_bounds__(kThreads, 4)
     convert_kernel(const __grid_constant__ Conversion args,
                    const __grid_constant__ Reporter reporter) {
   // One side is canonical: the other's layout decides.
@@ -154,8 +208,8 @@ __global__ void __launch_bounds__(kThreads, 5)
     if (!other.is_canonical() && next > other.num_rows) return;
     const GroupScales from = place(args.source, args, g, rows, first_row);
     const GroupScales to = place(args.target, args, g, rows, first_row);
-    if (args.moves_quads) {
-      move_quads(args, rows, from, to, slice);
+    if (args.moves_squares) {
+      move_squares(args, rows, from, to, slice);
     } else {
       move_group(args, rows, from, to, slice);
     }
@@ -172,12 +226,12 @@ int64_t num_parts(const ConvertScalesArgs& args) {
   return groups == 0 ? 0 : ceil_div(groups, ceil_div(groups, kMostParts));
 }
 
-// Whether one side is padded, in rows that open with four of its bytes; both count in 32 bits.
-bool moves_quads(const ConvertScalesArgs& args) {
+// Whether one side is padded, in words that are loads and stores; both count in 32 bits.
+bool moves_squares(const ConvertScalesArgs& args) {
   const TensorView source(args.source), target(args.target);
   const TensorView& padded = args.from == MOIRE_SCALES_CANONICAL ? target : source;
   return std::max(args.from, args.to) >= MOIRE_SCALES_PADDED && padded.stride() % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(padded.data) % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(padded.data) % 16 == 0 &&
          std::max(source.num_elements(), target.num_elements()) < (int64_t{1} << 31);
 }
 
@@ -195,11 +249,11 @@ Status run(const Context& context, const ConvertScalesArgs& args) {
   move.groups = args.groups;
   move.groups_per_part = ceil_div(args.groups.num_groups, kMostParts);
   const int64_t parts = num_parts(args);
-  const int64_t bytes_per_slice = int64_t{8} * kThreads;
+  const int64_t bytes_per_slice = int64_t{16} * kThreads;
   const int64_t slices =
       std::min(ceil_div(target.num_elements(), parts * bytes_per_slice), ceil_div(kBlocks, parts));
   move.slices = static_cast<uint32_t>(std::max<int64_t>(1, slices));
-  move.moves_quads = moves_quads(args);
+  move.moves_squares = moves_squares(args);
   move.names[0] = "source";
   move.names[1] = "target";
   launcher.launch(convert_kernel, {blocks_for(parts * move.slices, 1), kThreads}, move,
@@ -208,7 +262,7 @@ Status run(const Context& context, const ConvertScalesArgs& args) {
 }
 
 std::string policy(const DeviceState&, const ConvertScalesArgs& args) {
-  return concat(moves_quads(args) ? "four bytes" : "a byte", " per thread and step, ",
+  return concat(moves_squares(args) ? "16 bytes" : "a byte", " per thread and step, ",
                 num_parts(args), " parts of the groups");
 }
 
