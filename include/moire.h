@@ -260,9 +260,9 @@ typedef struct moire_quantized {
 
 /* A ragged matrix into FP8, in one direction or both, in one pass over the source. docs/numerics.md
  * defines every byte. On a GPU a copy as BF16 without scales, in MXFP8, is data * scale of E4M3;
- * and a columnwise one in FP8_BLOCK may lie transposed, for grouped_gemm_wgrad on FP8 tensor
- * cores: data [k, 128 (capacity / 128 + G)], group g's rows as columns from
- * 128 (offsets[g] / 128 + g) on, rounded down, zeros up to the next multiple of 128.
+ * FP8_BLOCK's may lie as FP8 tensor cores read them, columnwise data transposed to [k, R], the
+ * scales of rows turned over to [ceil(k / 128), R], R = 128 (capacity / 128 + G) (docs/numerics.md,
+ * 7); and with fractional_scales = 2 they are MXFP8 that is folded (docs/numerics.md, 5).
  * - MXFP8: scale = the block's largest absolute value / largest value of the element type, rounded
  *   up to a power of two; elements saturate; a NaN element is NaN (0x7F) and alone.
  * - FP8_BLOCK: scale = 1 / s, s = largest value of the element type / largest absolute value of the
@@ -275,7 +275,7 @@ typedef struct moire_quantize_args {
   moire_tensor source;        /* [capacity, k], or [T, k] with row_idx; FP32, BF16, FP16 */
   moire_tensor row_idx;       /* [capacity] INT32 or INT64, or absent */
   int32_t scaling;            /* MXFP8 or FP8_BLOCK */
-  int32_t fractional_scales;  /* FP8_BLOCK: 1 = scales need not be powers of two */
+  int32_t fractional_scales;  /* FP8_BLOCK: 1 = scales need not be powers of two; 2: see above */
   moire_quantized rowwise;    /* out, or absent; rows in the order of the groups */
   moire_quantized columnwise; /* out, or absent */
   moire_groups groups;        /* absent: one group, all rows of the source */

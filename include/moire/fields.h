@@ -385,7 +385,7 @@ void shared(auto& a, auto&& v) {
   }
   if constexpr (requires { a.scaling; }) v.value("scaling", a.scaling);
   if constexpr (requires { a.fractional_scales; }) {
-    v.value("fractional_scales", a.fractional_scales, 2);
+    v.value("fractional_scales", a.fractional_scales, 3);
   }
   if constexpr (requires { a.accumulation; }) v.value("accumulation", a.accumulation, 3);
   if constexpr (requires { a.emulate_accumulation; }) {  // of layers

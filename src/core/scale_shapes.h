@@ -25,6 +25,9 @@ MOIRE_HOST_DEVICE constexpr DType scale_dtype(int32_t scaling) {
 MOIRE_HOST_DEVICE constexpr int64_t scale_block(int32_t scaling) {
   return scale_block(scale_dtype(scaling));
 }
+// The value of fractional_scales with which FP32 scales of ragged copies are those of MXFP8 that is
+// folded (docs/numerics.md).
+inline constexpr int32_t kFoldedScales = 2;
 // What scales of this type stand for beside ragged operands, and beside a product's weights.
 MOIRE_HOST_DEVICE constexpr int32_t ragged_scaling(DType scales) {
   return scales == DType::kE8M0 ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
@@ -44,8 +47,15 @@ inline bool is_values(const moire_quantized& q) {  // of MXFP8, in BF16 and with
 MOIRE_HOST_DEVICE constexpr int64_t transposed_rows(int64_t capacity, int64_t num_groups) {
   return product(sum(capacity / 128, num_groups), 128);
 }
-// Of a columnwise copy. With groups, neither shape is ever the other's: there are more transposed
-// rows than rows.
+// The scales of a rowwise one may be turned over to [ceil(k / 128), transposed_rows], those of row
+// i in column i. With groups, neither shape is ever the other's: there are more transposed rows
+// than rows.
+inline bool has_turned_scales(const TensorView& data, const TensorView& scales,
+                              const moire_groups& groups) {
+  if (data.rank != 2 || scales.rank != 2 || scales.type() != DType::kFP32) return false;
+  return groups.num_groups > 0 && scales.shape[0] == ceil_div(data.shape[1], 128) &&
+         scales.shape[1] == transposed_rows(groups.capacity, groups.num_groups);
+}
 inline bool is_transposed(const TensorView& data, const TensorView& scales,
                           const moire_groups& groups) {
   if (data.rank != 2 || scales.rank != 2 || scales.type() != DType::kFP32) return false;

@@ -70,6 +70,13 @@ bool has_scales(ArgumentCheck& check, const ScaledTensor& t) {
                        t.scales.name, " is ", scales, ", needs e8m0 or fp32");
 }
 
+// Scales of rows, turned over for FP8 tensor cores.
+bool check_turned(ArgumentCheck& check, const NamedTensor& scales) {
+  return check.require(scales.tensor.is_contiguous() && check.context().device() != Device::kCpu,
+                       scales.name, " is ", scales.tensor,
+                       ", which is turned over: needs contiguous rows, on a GPU");
+}
+
 bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                 int32_t direction, const Groups& groups, NamedSize columns) {
   if (!is_given(q)) return check.ok();
@@ -88,13 +95,13 @@ bool check_operand_scales(ArgumentCheck& check, const ScaledTensor& t, int32_t d
                           const Groups& groups, NamedSize columns) {
   if (!has_scales(check, t)) return check.ok();
   ScaledShape shape(groups, columns);
+  if (direction == MOIRE_ROWWISE &&
+      has_turned_scales(t.data.tensor, t.scales.tensor, groups)) {
+    return check_turned(check, t.scales);
+  }
   const int64_t rows = t.data.tensor.shape[0];
   if (rows != groups.capacity) shape.rows = {"T", rows};  // of a gathered one
   return check_shape(check, t.scales, ragged_scaling(t.scales.tensor.type()), direction, shape);
-}
-
-bool is_transposed(const TensorView& data, const TensorView& scales, const ScaledShape& shape) {
-  return is_transposed(data, scales, moire_groups{nullptr, shape.num_groups, shape.rows.size});
 }
 
 bool check_transposed(ArgumentCheck& check, const ScaledTensor& t, const ScaledShape& shape) {
@@ -133,8 +140,13 @@ bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantiz
   if (!is_given(q)) return check.ok();
   const Name data_name(name, ".data"), scales_name(name, ".scales");
   if (!shape.is_weight && direction == MOIRE_COLUMNWISE && scaling == MOIRE_SCALING_FP8_BLOCK &&
-      is_transposed(q.data, q.scales, shape)) {
+      is_transposed(q.data, q.scales, shape.groups())) {
     return check_transposed(check, {{data_name, q.data}, {scales_name, q.scales}}, shape);
+  }
+  if (!shape.is_weight && direction == MOIRE_ROWWISE && scaling == MOIRE_SCALING_FP8_BLOCK &&
+      has_turned_scales(q.data, q.scales, shape.groups())) {
+    check.tensor(data_name, q.data, kFp8Types, {shape.rows, shape.columns});
+    return check_turned(check, {scales_name, q.scales});
   }
   if (!is_values(q) || shape.is_weight) {
     return check_quantized(check, name, q, scaling, direction, shape);
@@ -161,7 +173,13 @@ bool check_scaling(ArgumentCheck& check, int32_t scaling, bool takes_tiles, std:
                        takes_tiles ? ", FP8_BLOCK (2) or FP8_TILE (3)" : " or FP8_BLOCK (2)", but);
 }
 
-bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales) {
+bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales,
+                      bool may_fold) {
+  if (fractional_scales == kFoldedScales) {
+    return check.require(may_fold && check.context().device() != Device::kCpu,
+                         "fractional_scales is 2 (folded), needs a ragged copy with fp32 scales, "
+                         "on a GPU");
+  }
   return check.require(fractional_scales == 0 || scaling != MOIRE_SCALING_MXFP8,
                        "fractional_scales is 1, but the scales of MXFP8 are powers of two");
 }
@@ -171,8 +189,9 @@ bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
   check_copy(check, copies.rowwise_name, copies.rowwise, MOIRE_ROWWISE, groups, columns);
   check_copy(check, copies.columnwise_name, copies.columnwise, MOIRE_COLUMNWISE, groups, columns);
   const moire_quantized &r = copies.rowwise, &c = copies.columnwise;
-  check_fractional(check, scaling_of(is_present(r) ? r : c), fractional_scales);
-  return check.require(!is_present(r) || !is_present(c) || scaling_of(r) == scaling_of(c),
+  check_fractional(check, scaling_of(is_present(r) ? r : c), fractional_scales, true);
+  return check.require(!is_present(r) || !is_present(c) || scaling_of(r) == scaling_of(c) ||
+                           fractional_scales == kFoldedScales,
                        copies.rowwise_name, ".scales is ", TensorView(r.scales), " but ",
                        copies.columnwise_name, ".scales is ", TensorView(c.scales),
                        ": both copies must be quantised alike");

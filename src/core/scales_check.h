@@ -38,6 +38,9 @@ struct ScaledShape {
         num_groups(w.tensor.shape[0]),
         is_weight(true) {}
 
+  // Of a ragged one, as far as the host knows them.
+  moire_groups groups() const { return {nullptr, num_groups, rows.size}; }
+
   NamedSize rows, columns;
   int64_t num_groups;
   bool is_weight = false;
@@ -46,9 +49,7 @@ struct ScaledShape {
 // Of a ragged operand of a product, whose blocks lie along its columns or down its groups' rows.
 bool check_operand_scales(ArgumentCheck& check, const ScaledTensor& t, int32_t direction,
                           const Groups& groups, NamedSize columns);
-// Whether a columnwise copy of this shape lies transposed (core/scale_shapes.h), and the checks of
-// one that does.
-bool is_transposed(const TensorView& data, const TensorView& scales, const ScaledShape& shape);
+// The checks of a columnwise copy that lies transposed (core/scale_shapes.h).
 bool check_transposed(ArgumentCheck& check, const ScaledTensor& t, const ScaledShape& shape);
 // Of packed weights whose blocks lie along their last dimension or the one before it, or of tiles.
 bool check_weight_scales(ArgumentCheck& check, const Weight& w, const ScaledTensor& t,
@@ -66,8 +67,9 @@ bool check_scales(ArgumentCheck& check, const NamedTensor& scales, int32_t scali
 // says why those may not.
 bool check_scaling(ArgumentCheck& check, int32_t scaling, bool takes_tiles,
                    std::string_view but = {});
-// 1 only where scales are not powers of two by definition.
-bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales);
+// 1 only where scales are not powers of two by definition; kFoldedScales on a GPU, where it may be.
+bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales,
+                      bool may_fold = false);
 
 // Two quantised copies of one output [capacity, columns], each of which may be absent.
 struct QuantizedCopies {

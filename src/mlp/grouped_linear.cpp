@@ -30,7 +30,7 @@ void run_steps(Steps& steps, const GroupedLinearArgs& args) {
   const WeightOperand w =
       layer.weight_operand({"w", args.w, args.w_quantized, args.w_prepared}, true);
   const RaggedOperand x =
-      layer.forward_operand({args.x, args.row_idx, args.x_scales}, args.x_columnwise);
+      layer.forward_operand({args.x, args.row_idx, args.x_scales}, args.x_columnwise, w, args.y);
   layer.run_forward(x, w, args.bias, args.scale, args.y);
 }
 
@@ -84,13 +84,15 @@ void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
   bias.beta_per_group = args.beta_per_group;
   bias.grad_scale = args.grad_scale;
   if (is_present(args.grad_scale)) bias.bias = args.bias;
-  const bool is_transposed =
-      layer.reads_transposed(args.grad_w, args.grad_y_columnwise, args.x_columnwise);
+  const bool cores_make_wgrad =
+      layer.cores_make_wgrad(args.grad_w, args.grad_y_columnwise, args.x_columnwise);
+  const bool grad_y_for_cores = (cores_make_wgrad || !needs_grad_w) &&
+                                (!needs_grad_x || layer.cores_multiply(w, false, args.grad_x));
   const GradY grad_y =
-      layer.grad_y_operands(GivenGradY(args), needs_grad_x, needs_grad_w, is_transposed, bias);
+      layer.grad_y_operands(GivenGradY(args), needs_grad_x, needs_grad_w, grad_y_for_cores, bias);
   RaggedOperand x;
   if (needs_grad_w)
-    x = layer.wgrad_operand({args.x, args.row_idx}, args.x_columnwise, is_transposed);
+    x = layer.wgrad_operand({args.x, args.row_idx}, args.x_columnwise, cores_make_wgrad);
   layer.run_bias(grad_y, bias);
   if (needs_grad_x) layer.run_dgrad(grad_y.rows, w, args.grad_x);
   if (needs_grad_w) {

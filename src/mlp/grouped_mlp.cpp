@@ -59,7 +59,7 @@ GroupedGemmGluArgs fc1_args(const LayerSteps& layer, const GroupedMlpArgs& args,
   fc1.z = args.z;
   fc1.act = args.act;
   fc1.act_columnwise = args.act_columnwise;
-  fc1.fractional_scales = layer.recipe.fractional_scales;
+  fc1.fractional_scales = layer.recipe.fp32_scales;
   fc1.storage = static_cast<int32_t>(layer.recipe.between(TensorView(args.y).type()));
   fc1.activation = args.activation;
   fc1.layout = args.layout;
@@ -73,12 +73,15 @@ void run_steps(Steps& steps, const GroupedMlpArgs& args) {
       layer.weight_operand({"w1", args.w1, args.w1_quantized, args.w1_prepared}, true);
   const WeightOperand w2 =
       layer.weight_operand({"w2", args.w2, args.w2_quantized, args.w2_prepared}, true);
-  const RaggedOperand x =
-      layer.forward_operand({args.x, args.row_idx, args.x_scales}, args.x_columnwise);
   const int64_t f = w2.weight.in_features();
+  const TensorView z(nullptr, DType::kBF16, {args.groups.capacity, w1.weight.out_features()});
+  const RaggedOperand x =
+      layer.forward_operand({args.x, args.row_idx, args.x_scales}, args.x_columnwise, w1,
+                            is_present(args.z) ? args.z : z);
   GroupedGemmGluArgs fc1 = fc1_args(layer, args, x, w1);
   if (layer.recipe.is_quantized) {
-    fc1.act_rowwise = layer.take_copy(DType::kE4M3, MOIRE_ROWWISE, f);
+    fc1.act_rowwise =
+        layer.take_copy(DType::kE4M3, MOIRE_ROWWISE, f, layer.cores_multiply(w2, true, args.y));
   } else if (!is_present(args.act)) {
     fc1.act = steps.arena.take(x.tensor.type(), args.groups.capacity, f);
   }

@@ -108,7 +108,7 @@ GroupedGemmGluBackwardArgs fc2_dgrad_args(const GroupedMlpBackwardArgs& args, co
   gemm.w2 = w2.weight;
   gemm.w2_scales = w2.scales;
   gemm.accumulation = recipe.accumulation;
-  gemm.fractional_scales = recipe.fractional_scales;
+  gemm.fractional_scales = recipe.fp32_scales;
   gemm.z = args.z;
   gemm.probs = args.probs;
   gemm.grad_z = between.grad_z;
@@ -142,31 +142,45 @@ GluArgs act_args(const GroupedMlpBackwardArgs& args, const TensorView& act) {
   return glu_args;
 }
 
-// Which weight gradient reads transposed operands.
-struct Transposed {
-  bool w1, w2;
+// Which copies are made for FP8 tensor cores. Those of one source are, or none.
+struct MadeForCores {
+  bool grad_y, grad_z, x, act;
 };
+MadeForCores made_for_cores(const LayerSteps& layer, const GroupedMlpBackwardArgs& args,
+                            const MlpBackwardNeeds& needs, const WeightOperand& w1,
+                            const WeightOperand& w2) {
+  const bool makes_w1 =
+      layer.cores_make_wgrad(args.grad_w1, args.grad_z_columnwise, args.x_columnwise);
+  const bool makes_w2 =
+      layer.cores_make_wgrad(args.grad_w2, args.grad_y_columnwise, args.act_columnwise);
+  const TensorView grad_act(nullptr, DType::kBF16, {args.groups.capacity, w2.weight.in_features()});
+  return {.grad_y = (makes_w2 || !is_present(args.grad_w2)) &&
+                    (!needs.grad_z || layer.cores_multiply(w2, false, grad_act)),
+          .grad_z = !is_present(args.grad_z_columnwise) &&
+                    (makes_w1 || !is_present(args.grad_w1)) &&
+                    (!is_present(args.grad_x) || layer.cores_multiply(w1, false, args.grad_x)),
+          .x = makes_w1,
+          .act = makes_w2};
+}
 
 // Memory for what the products leave to each other and the caller did not give.
 Between take_between(LayerSteps& layer, const GroupedMlpBackwardArgs& args,
-                     const MlpBackwardNeeds& needs, const Transposed& transposed) {
+                     const MlpBackwardNeeds& needs, const MadeForCores& made) {
   const TensorView z(args.z);
   const int64_t capacity = args.groups.capacity;
   const int64_t two_f = z.columns(), f = two_f / num_halves(args.layout);
   Between b{args.grad_z, args.act, {}, args.grad_z_columnwise, args.act_columnwise};
   const auto take_columns = [&](moire_quantized* copy, DType element, int64_t columns,
-                                bool is_transposed) {
-    if (!is_present(*copy))
-      *copy = layer.take_copy(element, MOIRE_COLUMNWISE, columns, is_transposed);
+                                bool for_cores) {
+    if (!is_present(*copy)) *copy = layer.take_copy(element, MOIRE_COLUMNWISE, columns, for_cores);
   };
   if (layer.recipe.is_quantized) {
     const DType gradient = layer.recipe.gradient_dtype;
     if (is_present(args.grad_x)) {
-      b.grad_z_rowwise = layer.take_copy(gradient, MOIRE_ROWWISE, two_f);
+      b.grad_z_rowwise = layer.take_copy(gradient, MOIRE_ROWWISE, two_f, made.grad_z);
     }
-    if (is_present(args.grad_w1))
-      take_columns(&b.grad_z_columnwise, gradient, two_f, transposed.w1);
-    if (is_present(args.grad_w2)) take_columns(&b.act_columnwise, DType::kE4M3, f, transposed.w2);
+    if (is_present(args.grad_w1)) take_columns(&b.grad_z_columnwise, gradient, two_f, made.grad_z);
+    if (is_present(args.grad_w2)) take_columns(&b.act_columnwise, DType::kE4M3, f, made.act);
   }
   const bool grad_z_is_copied = is_present(b.grad_z_rowwise) || is_present(b.grad_z_columnwise);
   if (needs.grad_z && !grad_z_is_copied && !b.grad_z.is_present()) {
@@ -185,15 +199,13 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
   const MlpBackwardNeeds needs(args);
   const bool needs_w1 = is_present(args.grad_w1), needs_w2 = is_present(args.grad_w2),
              needs_x = is_present(args.grad_x);
-  const Transposed transposed{
-      layer.reads_transposed(args.grad_w1, args.grad_z_columnwise, args.x_columnwise),
-      layer.reads_transposed(args.grad_w2, args.grad_y_columnwise, args.act_columnwise)};
-  const Between between = take_between(layer, args, needs, transposed);
   WeightOperand w1, w2;
   const GivenWeight given_w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
   const GivenWeight given_w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
   if (needs_x) w1 = layer.weight_operand(given_w1, false);
   if (needs.grad_z) w2 = layer.weight_operand(given_w2, false);
+  const MadeForCores made = made_for_cores(layer, args, needs, w1, w2);
+  const Between between = take_between(layer, args, needs, made);
   // grad_b2, and the gradient of what scales it: where that is probs, added to what FC2's dgrad
   // writes.
   BiasBackwardArgs bias;
@@ -206,9 +218,9 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
     bias.beta_scale = needs.by_probs ? 1 : 0;
   }
   const GradY grad_y =
-      layer.grad_y_operands(GivenGradY(args), needs.grad_z, needs_w2, transposed.w2, bias);
+      layer.grad_y_operands(GivenGradY(args), needs.grad_z, needs_w2, made.grad_y, bias);
   RaggedOperand x;
-  if (needs_w1) x = layer.wgrad_operand({args.x, args.row_idx}, args.x_columnwise, transposed.w1);
+  if (needs_w1) x = layer.wgrad_operand({args.x, args.row_idx}, args.x_columnwise, made.x);
   if (needs.grad_z) {
     steps.run(grouped_gemm_glu_backward, grouped_gemm_glu_backward_workspace,
               fc2_dgrad_args(args, recipe, grad_y.rows, w2, between));

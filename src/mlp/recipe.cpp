@@ -12,8 +12,8 @@ QuantizeArgs quantize_args(const Recipe& recipe, const RaggedOperand& source,
   QuantizeArgs args;
   args.source = source.tensor;
   args.row_idx = source.row_idx;
-  args.scaling = recipe.scaling;
-  args.fractional_scales = recipe.fractional_scales;
+  args.scaling = scaling_of(is_present(rowwise) ? rowwise : columnwise);
+  if (args.scaling == MOIRE_SCALING_FP8_BLOCK) args.fractional_scales = recipe.fp32_scales;
   args.rowwise = rowwise;
   args.columnwise = columnwise;
   args.groups = groups;
@@ -31,31 +31,49 @@ Weight GivenWeight::known() const {
 }
 
 moire_quantized LayerSteps::take_copy(DType element, int32_t direction, int64_t columns,
-                                      bool is_transposed) {
+                                      bool for_cores) {
   if (recipe.passes_values && element == DType::kE4M3)
     return {steps.arena.take_aligned(DType::kBF16, groups.capacity, columns), {}};
-  if (is_transposed) return transposed_copy(steps.arena, element, columns);
+  if (for_cores) return core_copy(steps.arena, element, direction, columns);
   return moire::take_copy(steps.arena, element, recipe.scaling, direction,
                           {nullptr, element, {groups.capacity, columns}}, groups.num_groups,
                           kScalePitch);
 }
 
-moire_quantized LayerSteps::transposed_copy(Arena& arena, DType element, int64_t columns) const {
+moire_quantized LayerSteps::core_copy(Arena& arena, DType element, int32_t direction,
+                                      int64_t columns) const {
   const int64_t rows = transposed_rows(groups.capacity, groups.num_groups);
+  if (direction == MOIRE_ROWWISE) {
+    return {arena.take(element, groups.capacity, columns),
+            arena.take(DType::kFP32, ceil_div(columns, 128), rows)};
+  }
   return {arena.take(element, columns, rows), arena.take(DType::kFP32, rows / 128, columns)};
 }
 
-bool LayerSteps::reads_transposed(const moire_weight& grad_w, const moire_quantized& given_grad,
+bool LayerSteps::cores_make_wgrad(const moire_weight& grad_w, const moire_quantized& given_grad,
                                   const moire_quantized& given_x) const {
-  if (recipe.id != MOIRE_RECIPE_FP8_BLOCK || steps.on_cpu() || !is_present(grad_w)) return false;
+  if (!may_use_cores() || !is_present(grad_w)) return false;
   Arena nowhere{Workspace()};
   const auto operand = [&](const moire_quantized& given, DType element, int64_t columns) {
-    return operand_of(is_present(given) ? given : transposed_copy(nowhere, element, columns));
+    return operand_of(is_present(given) ? given
+                                        : core_copy(nowhere, element, MOIRE_COLUMNWISE, columns));
   };
   const Weight w(grad_w);
   const RaggedOperand grad = operand(given_grad, recipe.gradient_dtype, w.out_features());
   const RaggedOperand x = operand(given_x, DType::kE4M3, w.in_features());
   return steps.takes(grouped_gemm_wgrad_workspace, wgrad_args(grad, x, grad_w));
+}
+
+bool LayerSteps::cores_multiply(const WeightOperand& w, bool along_in, const TensorView& d) const {
+  if (!may_use_cores()) return false;
+  Arena nowhere{Workspace()};
+  const int64_t k = along_in ? w.weight.in_features() : w.weight.out_features();
+  const DType rows = along_in ? DType::kE4M3 : recipe.gradient_dtype;
+  auto gemm =
+      product_of<GroupedGemmArgs>(operand_of(core_copy(nowhere, rows, MOIRE_ROWWISE, k)), w);
+  gemm.transpose_b = along_in ? 0 : 1;
+  gemm.d = d;
+  return steps.takes(grouped_gemm_workspace, gemm);
 }
 
 void LayerSteps::quantize_operand(const RaggedOperand& source, const moire_quantized& rowwise,
@@ -74,18 +92,21 @@ void LayerSteps::quantize_operand(const RaggedOperand& source, const moire_quant
   steps.run(quantize, quantize_workspace, args, operand);
 }
 
-RaggedOperand LayerSteps::forward_operand(const RaggedOperand& x,
-                                          const moire_quantized& columnwise) {
+RaggedOperand LayerSteps::forward_operand(const RaggedOperand& x, const moire_quantized& columnwise,
+                                          const WeightOperand& w, const TensorView& d) {
   if (!recipe.is_quantized || x.scales.is_present()) return x;
+  const bool for_cores = cores_multiply(w, true, d);
   // Tokens are quantised once and gathered by the product, unless they are brought into the order
   // of the groups anyway, as the fastest products of a GPU would.
   if (x.row_idx.is_present() && !is_present(columnwise) && !recipe.passes_values) {
-    const moire_quantized tokens = moire::take_copy(steps.arena, DType::kE4M3, recipe.scaling,
-                                                    MOIRE_ROWWISE, x.tensor, 1, kScalePitch);
+    const moire_quantized tokens = moire::take_copy(
+        steps.arena, DType::kE4M3, for_cores ? MOIRE_SCALING_FP8_BLOCK : recipe.scaling,
+        MOIRE_ROWWISE, x.tensor, 1, kScalePitch);
     steps.run(quantize, quantize_args(recipe, {x.tensor}, {}, tokens, {}), "x");
     return {tokens.data, x.row_idx, tokens.scales};
   }
-  const moire_quantized rowwise = take_copy(DType::kE4M3, MOIRE_ROWWISE, x.tensor.columns());
+  const moire_quantized rowwise =
+      take_copy(DType::kE4M3, MOIRE_ROWWISE, x.tensor.columns(), for_cores);
   quantize_operand(x, rowwise, columnwise, "x");
   return operand_of(rowwise);
 }
@@ -124,7 +145,7 @@ RaggedOperand LayerSteps::gathered_once(const RaggedOperand& rows) {
 }
 
 GradY LayerSteps::grad_y_operands(const GivenGradY& given, bool needs_rows, bool needs_columns,
-                                  bool is_transposed, BiasBackwardArgs& bias) {
+                                  bool for_cores, BiasBackwardArgs& bias) {
   if (!recipe.is_quantized) {
     const RaggedOperand one =
         needs_rows && needs_columns ? gathered_once(given.itself) : given.itself;
@@ -133,21 +154,21 @@ GradY LayerSteps::grad_y_operands(const GivenGradY& given, bool needs_rows, bool
   moire_quantized rows = given.rowwise, columns = given.columnwise, made_rows{}, made_columns{};
   const int64_t n = given.itself.tensor.columns();
   if (needs_rows && !is_present(rows)) {
-    rows = made_rows = take_copy(recipe.gradient_dtype, MOIRE_ROWWISE, n);
+    rows = made_rows = take_copy(recipe.gradient_dtype, MOIRE_ROWWISE, n, for_cores);
   }
   if (needs_columns && !is_present(columns)) {
-    columns = made_columns = take_copy(recipe.gradient_dtype, MOIRE_COLUMNWISE, n, is_transposed);
+    columns = made_columns = take_copy(recipe.gradient_dtype, MOIRE_COLUMNWISE, n, for_cores);
   }
   quantize_operand(given.itself, made_rows, made_columns, "grad_y", &bias);
   return {given.itself, operand_of(rows), operand_of(columns)};
 }
 
 RaggedOperand LayerSteps::wgrad_operand(const RaggedOperand& x, const moire_quantized& given,
-                                        bool is_transposed) {
+                                        bool for_cores) {
   if (!recipe.is_quantized) return x;
   if (is_present(given)) return operand_of(given);
   const moire_quantized columns =
-      take_copy(DType::kE4M3, MOIRE_COLUMNWISE, x.tensor.columns(), is_transposed);
+      take_copy(DType::kE4M3, MOIRE_COLUMNWISE, x.tensor.columns(), for_cores);
   quantize_operand(x, {}, columns, "x");
   return operand_of(columns);
 }

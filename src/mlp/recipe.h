@@ -38,6 +38,8 @@ struct Recipe {
                      : args.emulate_accumulation != 0 ? MOIRE_ACCUMULATE_EMULATED
                                                       : MOIRE_ACCUMULATE_FAST),
         fractional_scales(args.fractional_scales),
+        fp32_scales(on_gpu && args.recipe == MOIRE_RECIPE_MXFP8_FAST ? kFoldedScales
+                                                                     : args.fractional_scales),
         gradient_dtype(gradient_dtype_of(args) == 0 ? DType::kE4M3
                                                     : static_cast<DType>(gradient_dtype_of(args))) {
   }
@@ -52,8 +54,7 @@ struct Recipe {
   int32_t id;                        // moire_recipe
   bool is_quantized, passes_values;  // values: where products alone read a copy, on a GPU
   int32_t weight_scaling, scaling;   // scaling: of activations and gradients
-  int32_t accumulation;
-  int32_t fractional_scales;
+  int32_t accumulation, fractional_scales, fp32_scales;  // fp32_: of activations and gradients
   DType gradient_dtype;
 };
 
@@ -108,15 +109,16 @@ struct LayerSteps {
   LayerSteps(Steps& steps_of_call, const Args& args)
       : steps(steps_of_call), recipe(args, !steps.on_cpu()), groups(args.groups), tail(args.tail) {}
 
-  // Memory for a copy of a ragged [capacity, columns] that products of this layer read; transposed
-  // (core/scale_shapes.h) where they read it so.
+  // Memory for a copy of a ragged [capacity, columns] that products of this layer read; as FP8
+  // tensor cores read it (core/scale_shapes.h) where they do.
   moire_quantized take_copy(DType element, int32_t direction, int64_t columns,
-                            bool is_transposed = false);
+                            bool for_cores = false);
 
-  // Whether a weight gradient would read those of its operands transposed that are not given, which
-  // their quantisers had better write so then.
-  bool reads_transposed(const moire_weight& grad_w, const moire_quantized& given_grad,
+  // Whether FP8 tensor cores would make a weight gradient, or a product of rows with `w` into `d`:
+  // what of their operands is not given had better be quantised for them then.
+  bool cores_make_wgrad(const moire_weight& grad_w, const moire_quantized& given_grad,
                         const moire_quantized& given_x) const;
+  bool cores_multiply(const WeightOperand& w, bool along_in, const TensorView& d) const;
 
   // Makes copies, present or absent, of `source` in the order of the groups; nothing if there are
   // no groups. `operand` is what the composite calls the source. A grad_bias of `bias`, sums of the
@@ -126,21 +128,21 @@ struct LayerSteps {
                         BiasBackwardArgs* bias = nullptr);
 
   // The ragged operand of a forward product: x as it is if the recipe does not quantise or x is FP8
-  // already, else its rowwise copy. `columnwise`, where it is present, is made along with it.
-  RaggedOperand forward_operand(const RaggedOperand& x, const moire_quantized& columnwise);
+  // already, else its rowwise copy for a product with `w` into `d`. `columnwise`, where it is
+  // present, is made along with it.
+  RaggedOperand forward_operand(const RaggedOperand& x, const moire_quantized& columnwise,
+                                const WeightOperand& w, const TensorView& d);
 
   // The weight of a product along `in` (forward) or along `out` (dgrad): as it is, prepared, its
   // copy, or a copy that is made.
   WeightOperand weight_operand(const GivenWeight& given, bool along_in);
 
-  // `bias` keeps what is left to sum; the columns may be transposed.
+  // `bias` keeps what is left to sum.
   GradY grad_y_operands(const GivenGradY& given, bool needs_rows, bool needs_columns,
-                        bool is_transposed, BiasBackwardArgs& bias);
+                        bool for_cores, BiasBackwardArgs& bias);
 
-  // What a backward's wgrad reads of x: x, or a columnwise copy, `given` or made, perhaps
-  // transposed.
-  RaggedOperand wgrad_operand(const RaggedOperand& x, const moire_quantized& given,
-                              bool is_transposed);
+  // What a backward's wgrad reads of x: x, or a columnwise copy, `given` or made.
+  RaggedOperand wgrad_operand(const RaggedOperand& x, const moire_quantized& given, bool for_cores);
 
   // What one product leaves to another: as stored, or the copy that a recipe's products read.
   RaggedOperand operand_between(const TensorView& stored, const moire_quantized& copy) const {
@@ -178,7 +180,10 @@ struct LayerSteps {
   const int32_t tail;  // of the layer's result
 
  private:
-  moire_quantized transposed_copy(Arena& arena, DType element, int64_t columns) const;
+  bool may_use_cores() const {
+    return !steps.on_cpu() && recipe.accumulation == MOIRE_ACCUMULATE_FAST;
+  }
+  moire_quantized core_copy(Arena& arena, DType element, int32_t direction, int64_t columns) const;
   RaggedOperand gathered_once(const RaggedOperand& rows);
   GroupedGemmWgradArgs wgrad_args(const RaggedOperand& grad_y, const RaggedOperand& x,
                                   const moire_weight& grad_w) const;

@@ -12,8 +12,9 @@ void LayerCheck::check_recipe(int32_t emulate_accumulation, int32_t gradient_dty
   check.require(gradient_dtype == 0 || recipe.is_quantized, "gradient_dtype is ",
                 static_cast<DType>(gradient_dtype),
                 " but recipe is 0 (as stored), which quantises nothing");
-  check.require(recipe.fractional_scales == 0 || id == MOIRE_RECIPE_FP8_BLOCK,
-                "fractional_scales is 1 but recipe is ", id,
+  const int32_t fractional = recipe.fractional_scales;
+  check.require(fractional == 0 || (fractional == 1 && id == MOIRE_RECIPE_FP8_BLOCK),
+                "fractional_scales is ", fractional, " but recipe is ", id,
                 ": only recipe 3 (fp8_block) has scales that are not powers of two");
   check.require(
       emulate_accumulation == 0 || id == MOIRE_RECIPE_MXFP8_FAST || id == MOIRE_RECIPE_FP8_BLOCK,

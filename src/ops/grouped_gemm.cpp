@@ -112,7 +112,8 @@ void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
 void check_ragged_k(ArgumentCheck& check, const ScaledTensor& t, const NamedTensor& row_idx,
                     const Groups& groups, NamedSize columns) {
   const ScaledShape shape(groups, columns);
-  if (is_transposed(t.data.tensor, t.scales.tensor, shape) && !row_idx.tensor.is_present()) {
+  if (is_transposed(t.data.tensor, t.scales.tensor, shape.groups()) &&
+      !row_idx.tensor.is_present()) {
     check_transposed(check, t, shape);
     return;
   }

@@ -19,8 +19,12 @@ template <class A>
 void check_copies(ArgumentCheck& check, const A& args, const ScaledShape& shape) {
   check.require(is_given(args.rowwise) || is_given(args.columnwise),
                 "rowwise and columnwise are both absent, needs at least one output");
+  // Beside a folded copy MXFP8 itself may be.
+  const bool is_mx = args.fractional_scales == kFoldedScales && is_given(args.rowwise) &&
+                     TensorView(args.columnwise.scales).type() == DType::kE8M0;
   check_copy(check, "rowwise", args.rowwise, args.scaling, MOIRE_ROWWISE, shape);
-  check_copy(check, "columnwise", args.columnwise, args.scaling, MOIRE_COLUMNWISE, shape);
+  check_copy(check, "columnwise", args.columnwise, is_mx ? MOIRE_SCALING_MXFP8 : args.scaling,
+             MOIRE_COLUMNWISE, shape);
 }
 
 // Weights of whatever sizes.
@@ -44,7 +48,8 @@ std::string directions(const moire_quantized& rowwise, const moire_quantized& co
 void validate(ArgumentCheck& check, const QuantizeArgs& args) {
   const TensorView source(args.source), row_idx(args.row_idx);
   check_scaling(check, args.scaling, false);
-  check_fractional(check, args.scaling, args.fractional_scales);
+  check_fractional(check, args.scaling, args.fractional_scales,
+                   args.scaling == MOIRE_SCALING_FP8_BLOCK);
   if (!check.ok() || !check.ranked("source", source, kFloatTypes, 2)) return;
   const TensorView& rows_like = row_idx.is_present() ? row_idx : source;
   const ResolvedGroups resolved(args.groups, rows_like.shape[0]);

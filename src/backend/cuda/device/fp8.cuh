@@ -109,12 +109,46 @@ __device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
   return __half22float2(bits_as<__half2>(decode_halves(codes, is_e5m2)));
 }
 
+// Four codes, none of which is infinity, in units of other scales: `factors(j)` are what elements j
+// and j + 1 are multiplied by before they are cast again (fold_factors()).
+template <class Factors>
+__device__ inline uint32_t fold_four(uint32_t codes, bool is_e5m2, Factors&& factors) {
+  if (is_e5m2) {
+    const float2 low = decode_pair(codes, true), high = decode_pair(codes >> 16, true);
+    const auto of_low = __bfloat1622float2(bits_as<__nv_bfloat162>(factors(0)));
+    const auto of_high = __bfloat1622float2(bits_as<__nv_bfloat162>(factors(2)));
+    return encode_four(low.x * of_low.x, low.y * of_low.y, high.x * of_high.x, high.y * of_high.y,
+                       true);
+  }
+  const auto product = [&](int j) {
+    const uint32_t halves = decode_halves(codes >> 8 * j, false);
+    return bits_as<uint32_t>(
+        __hmul2(bits_as<__half2>(halves), bits_as<__half2>(uint32_t{factors(j)})));
+  };
+  return encode_halves(product(0), product(2), false);
+}
+// The factors for elements of two blocks, whose codes are so much smaller than the folded one's, as
+// a pair of 16 bits each. E4M3's products lose none of the bits from which they are rounded as FP16
+// numbers, in which a factor below 2^-24 is 0, as is what it makes of an element; E5M2 has larger
+// ones, and BF16 factors.
+__device__ inline uint32_t fold_factors(uint32_t first_shift, uint32_t second_shift, bool is_e5m2) {
+  const auto power = [](uint32_t shift) { return bit_cast<float>((127 - min(shift, 64U)) << 23); };
+  const float first = power(first_shift), second = power(second_shift);
+  return is_e5m2 ? bits_as<uint32_t>(__floats2bfloat162_rn(first, second))
+                 : bits_as<uint32_t>(__floats2half2_rn(first, second));
+}
+
 // A scale as it is stored, and what elements are multiplied by before they are cast.
 template <class Stored>
 struct StoredScale {
   Stored scale;
   float multiplier;
 };
+
+// What elements of a block with this code are multiplied by: e8m0_reciprocal().
+__device__ inline float mx_multiplier(uint32_t code) {
+  return bit_cast<float>(max((254U - code) << 23, 0x00400000U));
+}
 
 // mx_scale() and e8m0_reciprocal() of core/fp8.h without their branches; `amax` is not NaN.
 __device__ inline StoredScale<uint8_t> mx_scale_of(float amax, bool is_e5m2) {
@@ -124,8 +158,7 @@ __device__ inline StoredScale<uint8_t> mx_scale_of(float amax, bool is_e5m2) {
   // middle.
   const uint32_t next = min((t + 0x7FFFFFU) >> 23, 254U);
   const uint32_t code = t <= 0x400000U ? 0U : next;
-  const uint32_t power = max((254U - code) << 23, 0x00400000U);
-  return {static_cast<uint8_t>(code), bit_cast<float>(power)};
+  return {static_cast<uint8_t>(code), mx_multiplier(code)};
 }
 
 // The scale of a block whose elements mx_scale_of() multiplies by this.
@@ -189,10 +222,26 @@ __device__ inline StoredScale<float> block_scale_of(float amax, bool is_e5m2, bo
   return {bit_cast<float>(max((254U - s) << 23, 0x00400000U)), bit_cast<float>(s << 23)};
 }
 
+// A kScaling beside those of moire_scaling: MXFP8 along lines, folded (docs/numerics.md).
+inline constexpr int kFoldedMx = 4;
+
+// What an element of it is multiplied by before it is cast, the upper half of a float, and before
+// it is cast again, in the lower half of its bits.
+struct FoldedMultiplier {
+  uint32_t bits;
+
+  // Of a block with this code in a folded one; as it is where that has the same.
+  __device__ static FoldedMultiplier of(uint32_t code, uint32_t folded, bool is_e5m2) {
+    const uint32_t factor = fold_factors(folded - code, 0, is_e5m2) & 0xFFFF;
+    return {bit_cast<uint32_t>(mx_multiplier(code)) | factor};
+  }
+};
+
 // What kScaling (moire_scaling) stores beside elements.
 template <int kScaling>
 struct Scales {
   static constexpr bool kIsMx = kScaling == MOIRE_SCALING_MXFP8;
+  static constexpr bool kIsFolded = kScaling == kFoldedMx;
   static constexpr int kBlock = kIsMx ? 32 : 128;
   using Stored = std::conditional_t<kIsMx, uint8_t, float>;
 

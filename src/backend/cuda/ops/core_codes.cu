@@ -81,25 +81,12 @@ struct Shifts {
 };
 
 // fold_element() of four codes, none of which is NaN or infinity or lost; `shifts` has a byte for
-// each. E4M3's products lose none of the bits from which they are rounded as FP16 numbers, in which
-// a factor below 2^-24 is 0, as is what it makes of an element; E5M2 has larger ones.
+// each.
 template <bool kIsE5m2>
 __device__ inline uint32_t fold_word(uint32_t word, uint32_t shifts, bool are_equal) {
-  const auto factor = [&](int j) {
-    return bit_cast<float>((127 - min(shifts >> (are_equal ? 0 : 8 * j) & 0xFF, 64U)) << 23);
-  };
-  if constexpr (kIsE5m2) {
-    const float2 low = decode_pair(word, true), high = decode_pair(word >> 16, true);
-    return encode_four(low.x * factor(0), low.y * factor(1), high.x * factor(2), high.y * factor(3),
-                       true);
-  } else {
-    const auto product = [&](int j) {
-      const __half2 factors = __floats2half2_rn(factor(j), factor(j + 1));
-      const uint32_t halves = decode_halves(word >> 8 * j, false);
-      return bits_as<uint32_t>(__hmul2(bits_as<__half2>(halves), factors));
-    };
-    return encode_halves(product(0), product(2), false);
-  }
+  const auto shift = [&](int j) { return shifts >> (are_equal ? 0 : 8 * j) & 0xFF; };
+  return fold_four(word, kIsE5m2,
+                   [&](int j) { return fold_factors(shift(j), shift(j + 1), kIsE5m2); });
 }
 // The same of any four.
 template <class Format>

@@ -177,17 +177,17 @@ __device__ inline void sum_bias(const BackwardArgs<kScaling, Columns>& args, uin
 
 // Row block `index`, which has these rows, and 128 columns of F from first_f on: all copies of the
 // tiles in shared memory.
-template <class Columns>
-__device__ inline void quantize_tiles(const BackwardArgs<MOIRE_SCALING_FP8_BLOCK, Columns>& args,
-                                      uint32_t index, const RowRange& rows, uint32_t first_f,
+template <int kScaling, class Columns>
+__device__ inline void quantize_tiles(const BackwardArgs<kScaling, Columns>& args, uint32_t index,
+                                      const RowRange& rows, uint32_t first_f,
                                       const Reporter& reporter,
                                       const NonFiniteReporter& grad_z_notes,
                                       const NonFiniteReporter& act_notes) {
-  const auto quantize = [&](const QuantizeTiles<BlockRows>& copies, uint32_t first_column,
+  const auto quantize = [&](const QuantizeTiles<TileRows<kScaling>>& copies, uint32_t first_column,
                             const NonFiniteReporter& notes, bool zeroes_rows = true) {
     const auto column = static_cast<int>(first_column);
     if (column >= copies.source.columns) return;  // a pair's second tile may not be there
-    const BlockRows::Part tile(index, rows, column, copies.source.columns);
+    const TilePart<kScaling> tile(index, rows, column, copies.source.columns);
     quantize_shared(copies, tile, zeroes_rows, reporter, notes);
   };
 #pragma unroll 1
@@ -315,10 +315,8 @@ void GluBackwardCopies::take_parts(Arena& arena) {
 Status GluBackwardCopies::run(const Context& context) const {
   constexpr const char* kOp = "grouped_gemm_glu_backward";
   Launcher launcher(context, kOp);
-  const auto launch = grad_z.scaling == MOIRE_SCALING_MXFP8
-                          ? launch_copies<MOIRE_SCALING_MXFP8>
-                          : launch_copies<MOIRE_SCALING_FP8_BLOCK>;
-  launch(launcher, context, kOp, *this);
+  with_ragged_scaling(
+      grad_z, [&]<int kScaling>() { launch_copies<kScaling>(launcher, context, kOp, *this); });
   if (is_present(glu.grad_probs)) {
     const TensorView grad_act(glu.grad_act);
     sum_row_partials(launcher, grad_probs_parts, num_grad_probs_parts(grad_act.columns()),

@@ -141,7 +141,10 @@ bool leaves_copies(const GroupedGemmGluBackwardArgs& args) {
          takes_pieces(layout, args.z) && takes_tiles(layout, is_mx);
 }
 
-Reason GluCopies::supports() const { return too_wide("act", f_of(glu)); }
+Reason GluCopies::supports() const {
+  if (const Reason reason = why_not_mixed(act)) return reason;
+  return too_wide("act", f_of(glu));
+}
 
 Status GluCopies::run(const Context& context) const {
   constexpr const char* kOp = "grouped_gemm_glu";
@@ -157,10 +160,9 @@ Status GluCopies::run(const Context& context) const {
     QuantizeTiles<Source> tiles{.source = {gating_of(glu, columns), static_cast<int>(f)}};
     set_copies(tiles, act, blocks);
     tiles.zeroes_tail = act.tail == MOIRE_TAIL_ZERO;
-    const auto launch = act.scaling == MOIRE_SCALING_MXFP8
-                            ? launch_quantize<MOIRE_SCALING_MXFP8, Source>
-                            : launch_quantize<MOIRE_SCALING_FP8_BLOCK, Source>;
-    launch(launcher, tiles, shape, call);
+    with_ragged_scaling(act, [&]<int kScaling>() {
+      launch_quantize<kScaling, Source>(launcher, tiles, shape, call);
+    });
   });
   return launcher.status();
 }

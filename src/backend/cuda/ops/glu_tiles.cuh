@@ -95,13 +95,13 @@ struct TileRows {
 
 // The copies of a tile with scales per 128, whose rows lie in shared memory; and the tail's rows,
 // if no other tile has zeroed them. A block calls it together.
-using BlockRows = TileRows<MOIRE_SCALING_FP8_BLOCK>;
-__device__ inline void quantize_shared(const QuantizeTiles<BlockRows>& copies,
-                                       const BlockRows::Part& tile, bool zeroes_rows,
+template <int kScaling>
+__device__ inline void quantize_shared(const QuantizeTiles<TileRows<kScaling>>& copies,
+                                       const TilePart<kScaling>& tile, bool zeroes_rows,
                                        const Reporter& reporter, const NonFiniteReporter& notes) {
   if (copies.zeroes_tail) zero_tail(copies, tile, zeroes_rows);
   if (tile.is_empty) return;
-  Rows<MOIRE_SCALING_FP8_BLOCK, BlockRows> values;
+  Rows<kScaling, TileRows<kScaling>> values;
   copies.source.load(tile, reporter, values);
   const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
   if (met == kIsOdd) note_first_of(copies, tile, values, reporter, notes);

@@ -70,6 +70,7 @@ class Call {
     const moire_groups groups = groups_or_all(args_.groups, shape().num_rows());
     if (const Reason reason = why_not_transposed("columnwise", args_.columnwise, groups))
       return reason;
+    if (const Reason reason = why_not_mixed(args_)) return reason;
     return too_wide("source", source_.columns());
   }
   size_t workspace() const {
@@ -79,8 +80,9 @@ class Call {
     return 1 + sums_ + (reads_twice() ? kBiasBackward.launches(state_, bias_) : 0);
   }
   std::string policy() const {
-    return policy_of_tiles(args_.scaling, takes_vectors_) +
-           (reads_twice() ? ", then bias_backward" : "");
+    return concat(policy_of_tiles(args_.scaling, takes_vectors_),
+                  args_.fractional_scales == kFoldedScales ? ", folded" : "",
+                  reads_twice() ? ", then bias_backward" : "");
   }
   Status run(const Context& context) const {
     Launcher launcher(context, "quantize");
@@ -113,12 +115,10 @@ class Call {
     tiles.source.row_idx = indices_of(args_.row_idx, "row_idx");
     tiles.zeroes_tail = args_.tail == MOIRE_TAIL_ZERO;
     if constexpr (std::is_same_v<Source, SummedRows>) tiles.source.bias_parts = bias_parts_;
-    // Ragged copies have no tiles of one scale.
-    const auto launch = args_.scaling == MOIRE_SCALING_MXFP8
-                            ? launch_quantize<MOIRE_SCALING_MXFP8, Source>
-                            : launch_quantize<MOIRE_SCALING_FP8_BLOCK, Source>;
-    launch(launcher, tiles, shape(),
-           non_finite_call(context, {"quantize", "source"}, shape(), false));
+    const NonFiniteCall call = non_finite_call(context, {"quantize", "source"}, shape(), false);
+    with_ragged_scaling(args_, [&]<int kScaling>() {
+      launch_quantize<kScaling, Source>(launcher, tiles, shape(), call);
+    });
   }
 
   const DeviceState& state_;

@@ -58,6 +58,14 @@ inline std::optional<std::string> why_not_transposed(std::string_view name,
   return concat(name, " lies transposed at no multiple of 16 bytes");
 }
 
+// MXFP8 itself beside a folded copy: what its scales of no block are is not known tile by tile.
+inline std::optional<std::string> why_not_mixed(const QuantizeArgs& args) {
+  const bool is_mixed = args.scaling == MOIRE_SCALING_FP8_BLOCK && is_present(args.columnwise) &&
+                        TensorView(args.columnwise.scales).type() == DType::kE8M0;
+  if (!is_mixed || args.tail == MOIRE_TAIL_UNTOUCHED) return std::nullopt;
+  return "columnwise is MXFP8 beside a folded copy, needs a tail that is left untouched";
+}
+
 // Tiles of so many rows and columns, of which a thread moves so many at once.
 inline std::string tiles_policy(int rows, int columns, std::string_view at_once,
                                 bool takes_vectors) {

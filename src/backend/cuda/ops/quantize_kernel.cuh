@@ -1,19 +1,15 @@
-// The kernel of quantize and quantize_weight: a warp or a block per tile
-// (quantize_tiles.cuh), which it reads once and writes as one copy or both. The activations'
-// kernels quantise their tiles by the same functions (glu_tiles.cuh).
-//
-// Rowwise, the lanes that share a scale exchange their largest magnitudes. Columnwise, each thread
-// has the largest of its rows; where a tile is a block's, shared memory has those of all warps, and
-// a thread per column makes the scale. Where a magnitude is infinity's or NaN's, the maxima are
-// taken again without NaN, and what was met is noted.
+// The kernel of quantize and quantize_weight: a warp or a block per tile (quantize_tiles.cuh),
+// which it reads once and writes as one copy or both (quantize_copies.cuh). Elements that are
+// infinite or NaN are noted.
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "backend/cuda/device/non_finite.cuh"
 #include "backend/cuda/device/warp.cuh"
 #include "backend/cuda/ops/column_sums.cuh"
-#include "backend/cuda/ops/quantize_store.cuh"
+#include "backend/cuda/ops/quantize_copies.cuh"
 #include "backend/cuda/ops/quantize_tiles.cuh"
 #include "backend/cuda/runtime/launch.h"
 
@@ -53,249 +49,6 @@ __device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
   Rows<kScaling, Source> values;
   args.source.load(tile, reporter, values);
   note_first_of(args, tile, values, reporter, notes);
-}
-
-// The scales of a part's rows, of which `amax` become the multipliers. FP32 scales take divisions:
-// of the lanes that share some, each makes one.
-template <int kScaling, class Source>
-__device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
-                                       const TilePart<kScaling>& tile,
-                                       float (&amax)[TilePart<kScaling>::kRows]) {
-  using Shape = TileShape<kScaling>;
-  using S = Scales<kScaling>;
-  constexpr int kRows = TilePart<kScaling>::kRows;
-  const CopyTarget& to = args.rowwise;
-  const auto lane = static_cast<int>(threadIdx.x % Shape::kLanes);
-  auto* const p = static_cast<typename S::Stored*>(to.scales) + tile.row(0) * to.scale_stride +
-                  tile.column / S::kBlock;
-  // A lane past the last column makes scales of its neighbours' rows.
-  const int rows = tile.template rows_of_lanes<Shape::kLanes>();
-  const auto make = [&](int i, float of_row, bool stores) {
-    const auto scale = S::of(of_row, to.is_e5m2, args.fractional);
-    if (stores && i < rows && !to.is_values<kScaling>()) {
-      p[i * to.scale_stride] = scale.scale;
-    }
-    return scale.multiplier;
-  };
-  if constexpr (S::kIsMx) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) amax[i] = make(i, amax[i], lane == 0);
-  } else {
-    static_assert(kRows <= Shape::kLanes);
-    float own[kRows];  // the lane's row comes first, by halves: an index would need memory
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) own[i] = amax[i];
-#pragma unroll
-    for (int half = kRows / 2; half > 0; half /= 2) {
-#pragma unroll
-      for (int i = 0; i < half; ++i) own[i] = (lane & half) != 0 ? own[i + half] : own[i];
-    }
-    const float multiplier = make(lane % kRows, own[0], lane < kRows);
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) amax[i] = __shfl_sync(kAllLanes, multiplier, i, kRows);
-  }
-}
-
-// The copy with scales along the rows; what was met.
-template <Way kWay, int kScaling, class Source, class Values>
-__device__ inline uint32_t quantize_rows(const QuantizeTiles<Source>& args,
-                                         const TilePart<kScaling>& tile, const Values& values) {
-  using Shape = TileShape<kScaling>;
-  using S = Scales<kScaling>;
-  constexpr int kRows = TilePart<kScaling>::kRows;
-  const CopyTarget& to = args.rowwise;
-  float amax[kRows];
-  largest_of_rows<false, Shape::kLanes>(values, amax);
-  Largest largest;
-#pragma unroll
-  for (const float of_row : amax) largest.add(of_row);
-  const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
-  if (is_left<kWay, kScaling, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
-  if (is_odd) largest_of_rows<true, Shape::kLanes>(values, amax);
-  make_row_scales(args, tile, amax);
-  store_rows<kWay>(args, tile, to, values, [&](int i, int) { return amax[i]; });
-  return is_odd ? kIsOdd : 0;
-}
-
-// Largest magnitudes of eight columns, packed as their elements are.
-template <bool kSkipsNan, int kRows, class Rows>
-__device__ inline auto largest_of_columns(const Rows& values) {
-  using T = ElementOf<Rows>;
-  using M = Magnitudes<T>;
-  Eight<T> most{};
-#pragma unroll
-  for (int k = 0; k < kRows; ++k) {
-    const Eight<T>& row = values[k];
-#pragma unroll
-    for (int i = 0; i < Eight<T>::kWords; ++i) {
-      most.words[i] = M::template larger<kSkipsNan>(most.words[i], M::of(row.words[i]));
-    }
-  }
-  return most;
-}
-
-// The same of all rows of a warp.
-template <bool kSkipsNan, int kScaling, class Rows>
-__device__ inline auto largest_in_warp(const Rows& values) {
-  using T = ElementOf<Rows>;
-  using Shape = TileShape<kScaling>;
-  Eight<T> most = largest_of_columns<kSkipsNan, Shape::kRowsPerThread>(values);
-#pragma unroll
-  for (int lanes = Shape::kPieces; lanes < kWarp; lanes *= 2) {
-#pragma unroll
-    for (uint32_t& word : most.words) {
-      word =
-          Magnitudes<T>::template larger<kSkipsNan>(word, __shfl_xor_sync(kAllLanes, word, lanes));
-    }
-  }
-  return most;
-}
-
-template <int kScaling, class T>
-struct ColumnMemory {
-  static constexpr int kWarps = TileShape<kScaling>::kThreads / kWarp;
-  static constexpr int kColumns = TileShape<kScaling>::kColumns;
-  alignas(16) typename Magnitudes<T>::Bits most[kWarps][kColumns];
-  alignas(16) float multipliers[kColumns];
-};
-
-// The largest magnitudes of all columns of the tile, that of column t for thread t.
-template <bool kSkipsNan, int kScaling, class Rows, class T>
-__device__ inline float share_columns(const Rows& values, ColumnMemory<kScaling, T>& memory) {
-  using Shape = TileShape<kScaling>;
-  using M = Magnitudes<T>;
-  const Eight<T> most = largest_in_warp<kSkipsNan, kScaling>(values);
-  if (threadIdx.x % kWarp < Shape::kPieces) {
-    auto* to = &memory.most[threadIdx.x / kWarp][threadIdx.x % Shape::kPieces * kEight];
-    *reinterpret_cast<Eight<T>*>(to) = most;
-  }
-  __syncthreads();
-  if (threadIdx.x >= Shape::kColumns) return 0;
-  uint32_t bits = 0;
-#pragma unroll
-  for (const auto& of_warp : memory.most) bits = max(bits, uint32_t{of_warp[threadIdx.x]});
-  return M::to_float(static_cast<typename M::Bits>(bits));
-}
-
-// The copy with scales down the columns of a warp's tile; what was met.
-template <Way kWay, int kScaling, class Source, class Values>
-__device__ inline uint32_t quantize_columns_of_warp(const QuantizeTiles<Source>& args,
-                                                    const TilePart<kScaling>& tile,
-                                                    const Values& values) {
-  using Shape = TileShape<kScaling>;
-  const CopyTarget& to = args.columnwise;
-  auto most = largest_in_warp<false, kScaling>(values);
-  Largest largest;
-#pragma unroll
-  for (int j = 0; j < kEight; ++j) largest.add(most[j]);
-  const bool is_odd = __any_sync(kAllLanes, !largest.are_finite()) != 0;
-  if (is_left<kWay, kScaling, Values>(to, largest)) return is_odd ? kIsOdd | kIsLeft : kIsLeft;
-  if (is_odd) most = largest_in_warp<true, kScaling>(values);
-  float multipliers[kEight];
-  uint32_t scales[2] = {0, 0};
-#pragma unroll
-  for (int j = 0; j < kEight; ++j) {
-    const auto scale = Scales<kScaling>::of(most[j], to.is_e5m2, args.fractional);
-    multipliers[j] = scale.multiplier;
-    scales[j / 4] |= uint32_t{scale.scale} << (8 * (j % 4));
-  }
-  const int left = args.source.columns - tile.column;
-  if (!to.is_values<kScaling>() && Shape::thread() < Shape::kPieces && left > 0) {
-    store_bytes<Source::kVectors>(
-        static_cast<uint8_t*>(to.scales) + tile.index * to.scale_stride + tile.column, left,
-        scales);
-  }
-  store_rows<kWay>(args, tile, to, values, [&](int, int j) { return multipliers[j]; });
-  return is_odd ? kIsOdd : 0;
-}
-
-// The copy with scales down the columns; what was met.
-template <Way kWay, int kScaling, class Source, class Values>
-__device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
-                                            const TilePart<kScaling>& tile, const Values& values) {
-  using Shape = TileShape<kScaling>;
-  using S = Scales<kScaling>;
-  __shared__ ColumnMemory<kScaling, typename Source::Element> memory;
-  const CopyTarget& to = args.columnwise;
-  const auto make_scale = [&](float amax) {
-    if (threadIdx.x >= Shape::kColumns) return;
-    const auto scale = S::of(amax, to.is_e5m2, args.fractional);
-    memory.multipliers[threadIdx.x] = scale.multiplier;
-    const int column = tile.first_column + static_cast<int>(threadIdx.x);
-    auto* row = static_cast<typename S::Stored*>(to.scales) + tile.index * to.scale_stride;
-    if (column < args.source.columns && !to.is_values<kScaling>()) row[column] = scale.scale;
-  };
-  const float amax = share_columns<false, kScaling>(values, memory);
-  const bool is_finite = bit_cast<uint32_t>(amax) < kInfinityBits;
-  if (is_finite) make_scale(amax);
-  const bool is_odd = __syncthreads_or(!is_finite) != 0;
-  if (is_odd) {
-    make_scale(share_columns<true, kScaling>(values, memory));
-    __syncthreads();
-  }
-  float multipliers[kEight];
-  const int first = static_cast<int>(threadIdx.x) % Shape::kPieces * kEight;
-#pragma unroll
-  for (int i = 0; i < kEight; ++i) multipliers[i] = memory.multipliers[first + i];
-  if constexpr (kScaling == MOIRE_SCALING_FP8_BLOCK) {
-    if (to.is_transposed) {
-      store_transposed(args, tile, to, values, multipliers);
-      return is_odd ? kIsOdd : 0;
-    }
-  }
-  store_rows<kWay>(args, tile, to, values, [&](int, int j) { return multipliers[j]; });
-  return is_odd ? kIsOdd : 0;
-}
-
-// The tile with one scale; what was met.
-template <Way kWay, int kScaling, class Source, class Values>
-__device__ inline uint32_t quantize_tile(const QuantizeTiles<Source>& args,
-                                         const TilePart<kScaling>& tile, const Values& values) {
-  using Shape = TileShape<kScaling>;
-  using S = Scales<kScaling>;
-  using T = typename Source::Element;
-  __shared__ float most[2][Shape::kThreads / kWarp];
-  const CopyTarget& to = args.rowwise;
-  const auto share = [&](const Eight<T>& of_thread, int which) {
-    const Eight<T> one[2] = {of_thread, {}};
-    float amax[2];
-    largest_of_rows<false, kWarp>(one, amax);
-    if (threadIdx.x % kWarp == 0) most[which][threadIdx.x / kWarp] = amax[0];
-    __syncthreads();
-    uint32_t bits = 0;
-#pragma unroll
-    for (const float of_warp : most[which]) bits = max(bits, bit_cast<uint32_t>(of_warp));
-    return bit_cast<float>(bits);
-  };
-  float amax = share(largest_of_columns<false, tile.kRows>(values), 0);
-  const bool is_odd = bit_cast<uint32_t>(amax) >= kInfinityBits;  // of all threads alike
-  if (is_odd) amax = share(largest_of_columns<true, tile.kRows>(values), 1);
-  const auto scale = S::of(amax, to.is_e5m2, args.fractional);
-  if (threadIdx.x == 0) {
-    static_cast<typename S::Stored*>(
-        to.scales)[tile.index * to.scale_stride + tile.first_column / S::kBlock] = scale.scale;
-  }
-  store_rows<kWay>(args, tile, to, values, [&](int, int) { return scale.multiplier; });
-  return is_odd ? kIsOdd : 0;
-}
-
-// The copies of a tile; what was met.
-template <Way kWay, int kScaling, class Source, class Values>
-__device__ inline uint32_t quantize_copies(const QuantizeTiles<Source>& args,
-                                           const TilePart<kScaling>& tile, const Values& values) {
-  if constexpr (kScaling == MOIRE_SCALING_FP8_TILE) {
-    return quantize_tile<kWay>(args, tile, values);
-  }
-  uint32_t met = 0;
-  if (args.rowwise.is_present()) met = quantize_rows<kWay>(args, tile, values);
-  if (args.columnwise.is_present()) {
-    if constexpr (TileShape<kScaling>::kIsWarps) {
-      met |= quantize_columns_of_warp<kWay>(args, tile, values);
-    } else {
-      met |= quantize_columns<kWay>(args, tile, values);
-    }
-  }
-  return met;
 }
 
 // Whether tiles of such a source may be left.
@@ -365,7 +118,7 @@ __device__ __noinline__ void zero_tail_rows(const QuantizeTiles<Source>& args, i
     zero_bytes(copy->data, copy->stride, args.source.columns * copy->element_bytes<kScaling>(),
                in_use, args.capacity);
   }
-  if (args.rowwise.scales == nullptr) return;
+  if (args.rowwise.scales == nullptr || args.rowwise.scale_step > 1) return;
   zero_bytes(static_cast<uint8_t*>(args.rowwise.scales), args.rowwise.scale_stride * kScaleBytes,
              ceil_div(args.source.columns, Scales<kScaling>::kBlock) * kScaleBytes, in_use,
              args.capacity);
@@ -418,28 +171,40 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
 inline CopyTarget copy_target(const moire_quantized& q) {
   if (!is_present(q)) return {};
   const TensorView data(q.data), scales(q.scales);
-  return {static_cast<uint8_t*>(data.data),
-          data.stride() * dtype_size(data.type()),
-          scales.is_present() ? scales.data : nullptr,
-          scales.stride(),
-          scales.num_rows(),
-          data.type() == DType::kE5M2,
-          false};
-}
-// A columnwise one, which may lie transposed.
-inline CopyTarget columnwise_target(const moire_quantized& q, const moire_groups& groups) {
-  CopyTarget target = copy_target(q);
-  target.is_transposed = is_present(q) && is_transposed(q.data, q.scales, groups);
-  return target;
+  return {.data = static_cast<uint8_t*>(data.data),
+          .stride = data.stride() * dtype_size(data.type()),
+          .scales = scales.is_present() ? scales.data : nullptr,
+          .scale_stride = scales.stride(),
+          .scale_step = 1,
+          .scale_rows = scales.num_rows(),
+          .is_e5m2 = data.type() == DType::kE5M2,
+          .has_e8m0_scales = scales.type() == DType::kE8M0};
 }
 
-// The tiles' copies, which the args of an op name, of a source with such blocks.
+// The tiles' copies, which the args of an op name, of a source with such blocks. FP8 tensor cores
+// may read them (core/scale_shapes.h): rows then have their scales turned over, columns lie
+// transposed.
 template <class Source>
 void set_copies(QuantizeTiles<Source>& tiles, const auto& args, const ScaleBlocks& blocks) {
   tiles.blocks = blocks;
   tiles.rowwise = copy_target(args.rowwise);
-  tiles.columnwise = columnwise_target(args.columnwise, blocks.groups);
-  tiles.fractional = args.fractional_scales != 0;
+  tiles.columnwise = copy_target(args.columnwise);
+  if (tiles.rowwise.is_present() &&
+      has_turned_scales(args.rowwise.data, args.rowwise.scales, blocks.groups)) {
+    std::swap(tiles.rowwise.scale_stride, tiles.rowwise.scale_step);
+  }
+  tiles.columnwise.is_transposed =
+      tiles.columnwise.is_present() &&
+      is_transposed(args.columnwise.data, args.columnwise.scales, blocks.groups);
+  tiles.fractional = args.fractional_scales == 1;
+}
+
+// Calls f.operator()<kScaling>() with that of ragged copies.
+template <class F>
+void with_ragged_scaling(const QuantizeArgs& args, F&& f) {
+  if (args.scaling == MOIRE_SCALING_MXFP8) return f.template operator()<MOIRE_SCALING_MXFP8>();
+  if (args.fractional_scales == kFoldedScales) return f.template operator()<kFoldedMx>();
+  f.template operator()<MOIRE_SCALING_FP8_BLOCK>();
 }
 
 // One launch over all tiles. `shape` is that of the copies.

@@ -19,9 +19,11 @@ struct CopyTarget {
   int64_t stride;  // bytes
   void* scales;
   int64_t scale_stride;
+  int64_t scale_step;  // between the FP32 scales of a row's blocks, which may lie turned over
   int64_t scale_rows;
   bool is_e5m2;
-  bool is_transposed;  // core/scale_shapes.h
+  bool is_transposed;    // core/scale_shapes.h
+  bool has_e8m0_scales;  // beside a folded copy, too
 
   __host__ __device__ bool is_present() const { return data != nullptr; }
   // What lies so many rows further.
@@ -50,14 +52,24 @@ struct QuantizeTiles {
   bool fractional, zeroes_tail;
 };
 
-// Eight values times what they are multiplied by, as codes.
+// Eight values times what they are multiplied by, as codes; perhaps folded.
+__device__ inline float first_of(float multiplier) { return multiplier; }
+__device__ inline float first_of(const FoldedMultiplier& multiplier) {
+  return bit_cast<float>(multiplier.bits & 0xFFFF0000U);
+}
 template <class T, class Multiplier>
 __device__ inline void encode_eight(uint32_t (&codes)[2], const Eight<T>& values, bool is_e5m2,
                                     Multiplier&& multiplier) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const auto scaled = [&](int j) { return values[4 * i + j] * multiplier(4 * i + j); };
+    const auto scaled = [&](int j) { return values[4 * i + j] * first_of(multiplier(4 * i + j)); };
     codes[i] = encode_four(scaled(0), scaled(1), scaled(2), scaled(3), is_e5m2);
+    if constexpr (!std::is_same_v<decltype(multiplier(0)), float>) {
+      codes[i] = fold_four(codes[i], is_e5m2, [&](int j) {
+        const int k = 4 * i + j;
+        return __byte_perm(multiplier(k).bits, multiplier(k + 1).bits, 0x5410);
+      });
+    }
   }
 }
 
@@ -150,21 +162,23 @@ __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TileP
       p += to.stride;
     }
   };
-  if (kBecomeValues<Values> || to.is_values<kScaling>()) {
-    for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
-      uint32_t words[4];
-      if constexpr (kRoundsValues<kWay, Values>) {
+  if constexpr (kScaling == MOIRE_SCALING_MXFP8) {
+    if (kBecomeValues<Values> || to.is_values<kScaling>()) {
+      for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
+        uint32_t words[4];
+        if constexpr (kRoundsValues<kWay, Values>) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const uint32_t least = least_normals(of_column(2 * j), of_column(2 * j + 1));
-          words[j] = rounded_to_e4m3(row.words[j], least);
+          for (int j = 0; j < 4; ++j) {
+            const uint32_t least = least_normals(of_column(2 * j), of_column(2 * j + 1));
+            words[j] = rounded_to_e4m3(row.words[j], least);
+          }
+        } else {
+          values_of_codes(words, row, of_column);
         }
-      } else {
-        values_of_codes(words, row, of_column);
-      }
-      if (tile.has_row(i)) store_values<kVectors>(p, left, words);
-    });
-    return;
+        if (tile.has_row(i)) store_values<kVectors>(p, left, words);
+      });
+      return;
+    }
   }
   with_element(to.is_e5m2, [&](auto is_e5m2) {
     for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
@@ -188,10 +202,10 @@ __device__ inline TransposedTile<kEight>& transposed_tile(const Source& source, 
 
 // A part's rows as codes that lie transposed; a block calls it together, and has read what it
 // reads of the source.
-template <int kScaling, class Source, class Values>
+template <int kScaling, class Source, class Values, class Multiplier>
 __device__ inline void store_transposed(const QuantizeTiles<Source>& args,
                                         const TilePart<kScaling>& tile, const CopyTarget& to,
-                                        const Values& values, const float (&multipliers)[kEight]) {
+                                        const Values& values, Multiplier&& multiplier) {
   using Shape = TileShape<kScaling>;
   using Transposed = TransposedTile<kEight>;
   static_assert(TilePart<kScaling>::kRows == 4 && Shape::kRows == Transposed::kSide);
@@ -201,7 +215,7 @@ __device__ inline void store_transposed(const QuantizeTiles<Source>& args,
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t codes[2];
-      encode_eight(codes, values[i], is_e5m2.value, [&](int j) { return multipliers[j]; });
+      encode_eight(codes, values[i], is_e5m2.value, [&](int j) { return multiplier(i, j); });
       first[i] = codes[0], second[i] = codes[1];
     }
   });

@@ -41,12 +41,17 @@ struct TileSizes {
 };
 
 // Tiles of which rows and columns exchange their largest magnitudes: with scales per 128 a block's,
-// of FP8_BLOCK's 512 threads, for 256 would have twice the rows each, and spill.
-template <int kScaling, int kThreads = kScaling == MOIRE_SCALING_FP8_BLOCK ? 512 : 256>
+// with those of lines of 512 threads, for 256 would have twice the rows each, and spill.
+template <int kScaling>
+constexpr bool kHasLongLines = kScaling == MOIRE_SCALING_FP8_BLOCK || kScaling == kFoldedMx;
+template <int kScaling, int kThreads = kHasLongLines<kScaling> ? 512 : 256>
 struct TileShape : std::conditional_t<Scales<kScaling>::kIsMx, TileSizes<kThreads, kWarp, 32, 64>,
                                       TileSizes<kThreads, kThreads, 128, 128>> {
   static constexpr bool kIsWarps = Scales<kScaling>::kIsMx;         // a tile is a warp's
   static constexpr int kLanes = Scales<kScaling>::kBlock / kEight;  // that share a rowwise scale
+  // Blocks that are folded into one, and the lanes of one of them.
+  static constexpr int kBlocks = Scales<kScaling>::kIsFolded ? 4 : 1;
+  static constexpr int kBlockLanes = kLanes / kBlocks;
 };
 
 // Where the row blocks lie. An index is the row of a block's scales in a columnwise copy, or in
@@ -128,11 +133,14 @@ struct TilePart {
   int first_row;  // of the part, in the tile
 
   __device__ TilePart(const ScaleBlocks& blocks, uint32_t column_tiles, int columns) {
-    const uint32_t first = blockIdx.x * Shape::kTiles;
-    const uint32_t number = first + threadIdx.x / Shape::kTileThreads;
-    const uint32_t block = number / column_tiles;
-    place(block, blocks.at_together<Shape::kRows>(block, first / column_tiles),
-          static_cast<int>(number % column_tiles) * Shape::kColumns, columns);
+    const uint32_t first = blockIdx.x * Shape::kTiles, first_block = first / column_tiles;
+    uint32_t number = first, block = first_block;
+    if constexpr (Shape::kTiles > 1) {
+      number += threadIdx.x / Shape::kTileThreads;
+      block = number / column_tiles;
+    }
+    place(block, blocks.at_together<Shape::kRows>(block, first_block),
+          static_cast<int>(number - block * column_tiles) * Shape::kColumns, columns);
   }
   // Of the row block `block`, which has these rows.
   __device__ TilePart(uint32_t block, const RowRange& rows, int first_column_of_tile, int columns) {

@@ -45,13 +45,16 @@ __global__ void __launch_bounds__(kThreads) row_scales_kernel(const __grid_const
 }  // namespace
 
 RowScales::RowScales(const TensorView& scales, const TensorView& row_idx,
-                     const moire_groups& groups, Arena& arena)
+                     const moire_groups& groups, bool are_turned, Arena& arena)
     : scales_(scales),
       row_idx_(row_idx),
       groups_(groups),
-      made_(arena.take_aligned(DType::kFP32, scales.columns(), groups.capacity)) {}
+      are_turned_(are_turned),
+      made_(are_turned ? scales
+                       : arena.take_aligned(DType::kFP32, scales.columns(), groups.capacity)) {}
 
 void RowScales::make(Launcher& launcher) const {
+  if (are_turned_) return;
   const Scales args{.source = matrix_of<const float>(scales_),
                     .source_rows = scales_.num_rows(),
                     .row_idx = indices_of(row_idx_, "row_idx"),

@@ -4,6 +4,8 @@
 
 #include <moire/tensor.h>
 
+#include <string_view>
+
 #include "backend/cuda/runtime/launch.h"
 #include "core/arena.h"
 
@@ -12,18 +14,22 @@ namespace moire::cuda::ops {
 class RowScales {
  public:
   // `scales` are FP32, [rows, blocks]; they become [blocks, capacity] in the workspace, row i from
-  // row row_idx_i where that is present. What is behind the rows in use stays as it is.
+  // row row_idx_i where that is present. What is behind the rows in use stays as it is. Those that
+  // are turned over already (core/scale_shapes.h) are left where they are.
   RowScales(const TensorView& scales, const TensorView& row_idx, const moire_groups& groups,
-            Arena& arena);
+            bool are_turned, Arena& arena);
 
   const TensorView& scales() const { return made_; }
 
-  // In one launch. An index outside the rows is for the one who gathers them to report.
+  // In one launch, if any. An index outside the rows is for the one who gathers them to report.
   void make(Launcher& launcher) const;
+  int64_t launches() const { return are_turned_ ? 0 : 1; }
+  std::string_view policy() const { return are_turned_ ? "" : ", after transposing a_scales"; }
 
  private:
   TensorView scales_, row_idx_;
   moire_groups groups_;
+  bool are_turned_;
   TensorView made_;
 };
 

@@ -182,6 +182,7 @@ struct RaggedMCall : ops::ListedScratch {
               int64_t halves, const Workspace& workspace)
       : ListedScratch(weight, workspace),
         args(given),
+        has_turned_scales(moire::has_turned_scales(a, a_scales, given.groups)),
         product{.a = rowwise(a, a_scales),
                 .row_idx = indices_of(args.row_idx, "row_idx"),
                 .num_source_rows = a.num_rows(),
@@ -194,12 +195,16 @@ struct RaggedMCall : ops::ListedScratch {
                 .columns = weight.tensor.shape[weight_is_nk ? 1 : 2] / halves,
                 .groups = args.groups} {}
 
-  Reason supports() const { return why_not_width(product.columns); }
+  Reason supports() const {
+    if (has_turned_scales) return "scales are turned over, as FP8 tensor cores alone read them";
+    return why_not_width(product.columns);
+  }
   size_t workspace() const { return arena.used(); }
   std::string policy() const { return policy_text(product.a, product.weight) + listed.policy(); }
   int64_t launches() const { return 1 + listed.launches(); }
 
   const A& args;
+  bool has_turned_scales;
   RaggedM product;
 };
 

@@ -20,7 +20,8 @@ struct Call : ProductCall<GroupedGemmArgs> {
         a_(args.a, args.a_scales, is_present(args.row_idx) ? moire_groups{} : args.groups, false,
            arena),
         rows_(a_.codes(), args.row_idx, args.groups, arena),
-        row_scales_(a_.scales(), args.row_idx, args.groups, arena),
+        has_turned_scales_(has_turned_scales(args.a, args.a_scales, args.groups)),
+        row_scales_(a_.scales(), args.row_idx, args.groups, has_turned_scales_, arena),
         b_(args.b.tensor, args.b_scales, {}, !is_k_major(args), arena) {}
 
   Reason supports() const {
@@ -30,14 +31,22 @@ struct Call : ProductCall<GroupedGemmArgs> {
          why_not_fp8({{"a", args.a}, {"b", b.tensor}}), why_not_e4m3("b", b.tensor),
          why_not_words({{"a", args.a}, {"b", b.tensor}}), why_not_bf16({{"d", args.d}}),
          why_not_sizes(args.groups, b.tensor),
-         why_not_tma(
-             {{"a", args.a}, {"b", b.tensor}, {"b_scales", column_scales()}, {"d", args.d}})});
+         why_not_tma({{"a", args.a},
+                      {"a_scales", has_turned_scales_ ? row_scales_.scales() : TensorView()},
+                      {"b", b.tensor},
+                      {"b_scales", column_scales()},
+                      {"d", args.d}}),
+         has_turned_scales_ && is_present(args.row_idx)
+             ? "a_scales are turned over, the kernel takes no row_idx beside such"
+             : ""});
   }
   std::string policy() const {
     return concat("FP8 tensor cores, ", policy_text<ScaledTiles>(state, sizes(args)),
-                  a_.policy("a"), rows_.policy(), ", after transposing a_scales", b_.policy("b"));
+                  a_.policy("a"), rows_.policy(), row_scales_.policy(), b_.policy("b"));
   }
-  int64_t launches() const { return 2 + a_.launches() + rows_.launches() + b_.launches(); }
+  int64_t launches() const {
+    return 1 + a_.launches() + rows_.launches() + row_scales_.launches() + b_.launches();
+  }
   Status run(const Context& context, const char* op = "grouped_gemm") const {
     Launcher launcher(context, op);
     if (args.groups.capacity == 0) return launcher.status();
@@ -71,6 +80,7 @@ struct Call : ProductCall<GroupedGemmArgs> {
 
   ops::CoreCodes a_;
   GatheredRows rows_;
+  bool has_turned_scales_;
   ops::RowScales row_scales_;
   ops::CoreCodes b_;  // [G, n, k]
 };
