@@ -54,8 +54,8 @@ struct Call : RaggedMCall<GroupedGemmArgs> {
     const Weight b(args.b);
     return first_of({why_not_device(state), why_not_mxfp8(b.tensor, args.b_scales),
                      why_not_scales(args.b_scales, is_k_major(args)),
-                     why_not_bf16({{"a", args.a}, {"d", args.d}}), why_not_listed("b", b),
-                     why_not_sizes(args.groups, b.tensor),
+                     why_not_type(DType::kBF16, {{"a", args.a}, {"d", args.d}}),
+                     why_not_listed("b", b), why_not_sizes(args.groups, b.tensor),
                      why_not_tma({{"a", args.a}, {"b", b.tensor}, {"d", args.d}})});
   }
   std::string policy() const {

@@ -13,8 +13,9 @@ struct Call : RaggedMCall<GroupedGemmArgs> {
   Reason supports() const {
     const Weight b(args.b);
     const std::initializer_list<Named> tensors{{"a", args.a}, {"b", b.tensor}, {"d", args.d}};
-    return first_of({why_not_device(state), why_not_bf16(tensors), why_not_listed("b", b),
-                     why_not_sizes(args.groups, b.tensor), why_not_tma(tensors)});
+    return first_of({why_not_device(state), why_not_type(DType::kBF16, tensors),
+                     why_not_listed("b", b), why_not_sizes(args.groups, b.tensor),
+                     why_not_tma(tensors)});
   }
   std::string policy() const {
     return policy_text<ProductTiles>(state, sizes(args)) + preparation();

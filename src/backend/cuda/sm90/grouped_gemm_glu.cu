@@ -45,7 +45,7 @@ struct Call : RaggedMCall<GroupedGemmGluArgs> {
     const std::initializer_list<Named> tensors{
         {"a", args.a}, {"b", b.tensor}, {"z", args.z}, {"act", args.act}};
     return first_of(
-        {why_not_device(state), why_not_bf16(tensors),
+        {why_not_device(state), why_not_type(DType::kBF16, tensors),
          args.b.layout == MOIRE_OUT_IN ? "" : "b is [G, in, out], the kernel takes [G, out, in]",
          why_not_listed("b", b), why_not_sizes(args.groups, b.tensor), why_not_layout(layout_),
          why_not_z(args.z, layout_), why_not_tma(tensors)});

@@ -43,9 +43,9 @@ struct Call : RaggedMCall<GroupedGemmGluBackwardArgs> {
                                                {"z", args.z},
                                                {"grad_z", args.grad_z},
                                                {"act", args.act}};
-    return first_of({why_not_device(state), why_not_bf16(tensors), why_not_listed("w2", w2),
-                     why_not_sizes(args.groups, w2.tensor), why_not_layout(layout_),
-                     why_not_z(args.z, layout_), why_not_tma(tensors)});
+    return first_of({why_not_device(state), why_not_type(DType::kBF16, tensors),
+                     why_not_listed("w2", w2), why_not_sizes(args.groups, w2.tensor),
+                     why_not_layout(layout_), why_not_z(args.z, layout_), why_not_tma(tensors)});
   }
   std::string policy() const {
     return policy_text<GluBackwardTiles>(state, sizes()) + preparation();

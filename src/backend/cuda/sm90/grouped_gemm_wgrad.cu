@@ -17,10 +17,10 @@ struct Call : ProductCall<GroupedGemmWgradArgs> {
 
   Reason supports() const {
     const TensorView d(args.d.tensor);
-    return first_of({why_not_device(state), why_not_bf16({{"a", args.a}, {"b", args.b}}),
-                     why_not_gradient(d), why_not_listed("d", Weight(args.d)),
-                     why_not_sizes(args.groups, d),
-                     why_not_tma({{"a", args.a}, {"b", args.b}, {"d", d}})});
+    return first_of(
+        {why_not_device(state), why_not_type(DType::kBF16, {{"a", args.a}, {"b", args.b}}),
+         why_not_gradient(d), why_not_listed("d", Weight(args.d)), why_not_sizes(args.groups, d),
+         why_not_tma({{"a", args.a}, {"b", args.b}, {"d", d}})});
   }
   std::string policy() const {
     return (stores_fp32(args) ? policy_text<Fp32WgradTiles>(state, sizes(args))

@@ -15,11 +15,10 @@ std::string why_not_device(const DeviceState& state) {
                 state.compute_capability % 10, ", the kernel is for 9.0");
 }
 
-std::string why_not_bf16(std::initializer_list<Named> tensors) {
+std::string why_not_type(DType type, std::initializer_list<Named> tensors) {
   for (const auto& [name, tensor] : tensors) {
-    if (tensor.is_present() && tensor.type() != DType::kBF16) {
-      return concat(name, " is ", dtype_name(tensor.type()), ", the kernel takes bf16");
-    }
+    if (!tensor.is_present() || tensor.type() == type) continue;
+    return concat(name, " is ", dtype_name(tensor.type()), ", the kernel takes ", dtype_name(type));
   }
   return {};
 }
@@ -48,11 +47,6 @@ std::string why_not_words(std::initializer_list<Named> tensors) {
     return concat(name, " has ", codes.columns(), " columns, the kernel takes multiples of 4");
   }
   return {};
-}
-
-std::string why_not_e4m3(std::string_view name, const TensorView& codes) {
-  if (codes.type() == DType::kE4M3) return {};
-  return concat(name, " is ", dtype_name(codes.type()), ", the kernel takes e4m3");
 }
 
 std::string why_not_tma(std::initializer_list<Named> tensors) {

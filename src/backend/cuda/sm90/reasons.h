@@ -20,13 +20,12 @@ struct Named {
 };
 
 std::string why_not_device(const DeviceState& state);
-std::string why_not_bf16(std::initializer_list<Named> tensors);
+std::string why_not_type(DType type, std::initializer_list<Named> tensors);
 std::string why_not_gradient(const TensorView& d);  // of weights
 // FP8 tensor cores: only where their sums may be used, for operands of FP8 in words of four.
 std::string why_not_fast(int32_t accumulation);
 std::string why_not_fp8(std::initializer_list<Named> tensors);
 std::string why_not_words(std::initializer_list<Named> tensors);
-std::string why_not_e4m3(std::string_view name, const TensorView& codes);
 // TMA needs addresses and row strides that are multiples of 16 bytes.
 std::string why_not_tma(std::initializer_list<Named> tensors);
 // A list's matrices besides must be numbers of one map (Matrices).

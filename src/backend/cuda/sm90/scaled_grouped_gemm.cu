@@ -28,9 +28,10 @@ struct Call : ProductCall<GroupedGemmArgs> {
     const Weight b(args.b);
     return first_of(
         {why_not_device(state), why_not_fast(args.accumulation),
-         why_not_fp8({{"a", args.a}, {"b", b.tensor}}), why_not_e4m3("b", b.tensor),
-         why_not_words({{"a", args.a}, {"b", b.tensor}}), why_not_bf16({{"d", args.d}}),
-         why_not_sizes(args.groups, b.tensor),
+         why_not_fp8({{"a", args.a}, {"b", b.tensor}}),
+         why_not_type(DType::kE4M3, {{"b", b.tensor}}),
+         why_not_words({{"a", args.a}, {"b", b.tensor}}),
+         why_not_type(DType::kBF16, {{"d", args.d}}), why_not_sizes(args.groups, b.tensor),
          why_not_tma({{"a", args.a},
                       {"a_scales", has_turned_scales_ ? row_scales_.scales() : TensorView()},
                       {"b", b.tensor},
