@@ -86,76 +86,65 @@ struct ByActivation : Chosen<A> {
   }
 };
 
-// On Hopper: the FP8 tensor cores where their sums may be used; else decoded operands, MXFP8's.
-template <class A, const Implementation<A>& kScaled, const Implementation<A>& kProduct>
-struct OnHopper {
-  static constexpr Implementation<A> kFast =
-      quantized_product<A, kScaled, Decoding::kBesideBf16, Copies::kByActivation>("sm90");
-  static constexpr Implementation<A> kExact =
-      quantized_product<A, kProduct, Decoding::kMxfp8, Copies::kByActivation>("sm90");
-  static constexpr Implementation<A> kBoth =
-      implementation_of<A, FirstOf<A, FastSums, kFast, kExact>>("sm90");
-};
+template <class A, const Implementation<A>& kFused, const Implementation<A>& kApart>
+constexpr Implementation<A> kByActivation =
+    implementation_of<A, ByActivation<A, kFused, kApart>>("glu");
 
-// The same, and kernels that decode weights themselves.
-template <class A, const Implementation<A>& kScaled, const Implementation<A>& kDecoding,
-          const Implementation<A>& kProduct>
-struct OfWeights : OnHopper<A, kScaled, kProduct> {
-  using Base = OnHopper<A, kScaled, kProduct>;
-  static constexpr Implementation<A> kInside =
-      quantized_product<A, kDecoding, Decoding::kMxfp8Rows, Copies::kByActivation>("sm90");
-  static constexpr Implementation<A> kExact =
-      implementation_of<A, FirstOf<A, DecodedInside, kInside, Base::kExact>>("sm90");
-  static constexpr Implementation<A> kAll =
-      implementation_of<A, FirstOf<A, FastSums, Base::kFast, kExact>>("sm90");
-};
+// A product of Hopper's kernels and what is around it.
+template <class A, const Implementation<A>& kProduct, Decoding kDecoding>
+constexpr Implementation<A> kAround =
+    quantized_product<A, kProduct, kDecoding, Copies::kByActivation>("sm90");
 
-// FC1 and FC2's dgrad, of a product and of what has the activation in its epilogue.
-template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply,
-          const Implementation<GroupedGemmGluArgs>& kFused,
-          const Implementation<GroupedGemmGluBackwardArgs>& kFusedBackward>
-struct Glu {
-  using Forward = ByActivation<GroupedGemmGluArgs, kFused, ops::kGluApart<kProduct, kMultiply>>;
-  using Backward = ByActivation<GroupedGemmGluBackwardArgs, kFusedBackward,
-                                ops::kGluBackwardApart<kProduct, kMultiply>>;
-  static constexpr auto kForward = implementation_of<GroupedGemmGluArgs, Forward>("glu");
-  static constexpr auto kBackward = implementation_of<GroupedGemmGluBackwardArgs, Backward>("glu");
-};
+// The FP8 tensor cores where their sums may be used; else exact ones.
+template <class A, const Implementation<A>& kScaled, const Implementation<A>& kExact>
+constexpr Implementation<A> kOnHopper =
+    implementation_of<A, FirstOf<A, FastSums, kAround<A, kScaled, Decoding::kBesideBf16>, kExact>>(
+        "sm90");
+
+// Exact sums of weights: kernels that decode them, or decoded operands, MXFP8's.
+template <class A, const Implementation<A>& kDecoding, const Implementation<A>& kProduct>
+constexpr Implementation<A> kExactOfWeights =
+    implementation_of<A, FirstOf<A, DecodedInside, kAround<A, kDecoding, Decoding::kMxfp8Rows>,
+                                 kAround<A, kProduct, Decoding::kMxfp8>>>("sm90");
 
 }  // namespace
 
 namespace sm90::with_fp8 {
 
-using HopperGlu =
-    Glu<sm90::kGroupedGemm, sm90::multiply, sm90::kGroupedGemmGlu, sm90::kGroupedGemmGluBackward>;
-
 const Implementation<GroupedGemmArgs> kGroupedGemm =
-    OfWeights<GroupedGemmArgs, scaled::kGroupedGemm, decoding::kGroupedGemm,
-              sm90::kGroupedGemm>::kAll;
-const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
-    OfWeights<GroupedGemmGluArgs, ops::kGluApart<scaled::kGroupedGemm, scaled::multiply>,
-              ops::kGluApart<decoding::kGroupedGemm, decoding::multiply>,
-              HopperGlu::kForward>::kAll;
-const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = OfWeights<
+    kOnHopper<GroupedGemmArgs, scaled::kGroupedGemm,
+              kExactOfWeights<GroupedGemmArgs, decoding::kGroupedGemm, sm90::kGroupedGemm>>;
+const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = kOnHopper<
+    GroupedGemmGluArgs, ops::kGluApart<scaled::kGroupedGemm, scaled::multiply>,
+    kExactOfWeights<GroupedGemmGluArgs, ops::kGluApart<decoding::kGroupedGemm, decoding::multiply>,
+                    kByActivation<GroupedGemmGluArgs, sm90::kGroupedGemmGlu,
+                                  ops::kGluApart<sm90::kGroupedGemm, sm90::multiply>>>>;
+const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = kOnHopper<
     GroupedGemmGluBackwardArgs, ops::kGluBackwardApart<scaled::kGroupedGemm, scaled::multiply>,
-    ops::kGluBackwardApart<decoding::kGroupedGemm, decoding::multiply>, HopperGlu::kBackward>::kAll;
+    kExactOfWeights<GroupedGemmGluBackwardArgs,
+                    ops::kGluBackwardApart<decoding::kGroupedGemm, decoding::multiply>,
+                    kByActivation<GroupedGemmGluBackwardArgs, sm90::kGroupedGemmGluBackward,
+                                  ops::kGluBackwardApart<sm90::kGroupedGemm, sm90::multiply>>>>;
 const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
-    OnHopper<GroupedGemmWgradArgs, scaled::kGroupedGemmWgrad, sm90::kGroupedGemmWgrad>::kBoth;
+    kOnHopper<GroupedGemmWgradArgs, scaled::kGroupedGemmWgrad,
+              kAround<GroupedGemmWgradArgs, sm90::kGroupedGemmWgrad, Decoding::kMxfp8>>;
 
 }  // namespace sm90::with_fp8
 
 namespace portable::with_fp8 {
 
-using PlainGlu = Glu<portable::kGroupedGemm, portable::multiply, portable::kGroupedGemmGlu,
-                     portable::kGroupedGemmGluBackward>;
-
 const Implementation<GroupedGemmArgs> kGroupedGemm =
     quantized_product<GroupedGemmArgs, portable::kGroupedGemm, Decoding::kBesideBf16>("portable");
 const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
-    quantized_product<GroupedGemmGluArgs, PlainGlu::kForward, Decoding::kBesideBf16>("portable");
-const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward =
-    quantized_product<GroupedGemmGluBackwardArgs, PlainGlu::kBackward, Decoding::kBesideBf16>(
-        "portable");
+    quantized_product<GroupedGemmGluArgs,
+                      kByActivation<GroupedGemmGluArgs, portable::kGroupedGemmGlu,
+                                    ops::kGluApart<portable::kGroupedGemm, portable::multiply>>,
+                      Decoding::kBesideBf16>("portable");
+const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = quantized_product<
+    GroupedGemmGluBackwardArgs,
+    kByActivation<GroupedGemmGluBackwardArgs, portable::kGroupedGemmGluBackward,
+                  ops::kGluBackwardApart<portable::kGroupedGemm, portable::multiply>>,
+    Decoding::kBesideBf16>("portable");
 const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
     quantized_product<GroupedGemmWgradArgs, portable::kGroupedGemmWgrad, Decoding::kBesideBf16>(
         "portable");
