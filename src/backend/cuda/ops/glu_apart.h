@@ -26,44 +26,56 @@ inline bool are_present(const QuantizeArgs& copies) {
   return is_present(copies.rowwise) || is_present(copies.columnwise);
 }
 
-// The rest of the workspace becomes the product's; how much of all of it is used.
-template <const Implementation<GroupedGemmArgs>& kProduct>
-size_t give_rest(const DeviceState& state, Arena& arena, GroupedGemmArgs& product) {
-  product.workspace = arena.rest();
-  arena.take(static_cast<int64_t>(kProduct.workspace(state, product)));
-  return arena.used();
-}
+// A product, and the activation's op behind it.
+struct Apart {
+  size_t workspace() const { return used; }
+
+  // What the two take of the call alike.
+  void take(const auto& args, auto& glu) {
+    glu.probs = args.probs;
+    glu.act = args.act;
+    glu.groups = args.groups;
+    glu.activation = args.activation;
+    glu.layout = args.layout;
+    glu.tail = args.tail;
+    product.row_idx = args.row_idx;
+    product.groups = args.groups;
+    product.tail = MOIRE_TAIL_UNTOUCHED;
+    product.accumulation = args.accumulation;
+  }
+  // The rest of the workspace becomes the product's.
+  void give_rest(const Implementation<GroupedGemmArgs>& implementation, Arena& arena) {
+    product.workspace = arena.rest();
+    arena.take(static_cast<int64_t>(implementation.workspace(state, product)));
+    used = arena.used();
+  }
+
+  const DeviceState& state;
+  GroupedGemmArgs product = {};
+  size_t used = 0;
+};
 
 // z = a * b^T + bias, then act = glu(z) * probs. kMultiply is kProduct's run, as a step of the op
 // that it is told.
 template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
-struct GluApart {
+struct GluApart : Apart {
   GluApart(const DeviceState& device, const GroupedGemmGluArgs& args, const Workspace& workspace)
-      : state(device) {
+      : Apart{device} {
     Arena arena(workspace);
     const int64_t rows = args.groups.capacity, columns = Weight(args.b).out_features();
     const DType storage = glu_storage(args);
     copies.act = quantize_args(args.act_rowwise, args.act_columnwise, args.fractional_scales,
                                args.groups, args.tail);
     GluArgs& glu = copies.glu;
+    take(args, glu);
     glu.z = is_present(args.z) ? args.z : arena.take_aligned(storage, rows, columns);
-    glu.act = args.act;
-    glu.probs = args.probs;
-    glu.groups = args.groups;
-    glu.activation = args.activation;
-    glu.layout = args.layout;
-    glu.tail = args.tail;
     product.a = args.a;
     product.a_scales = args.a_scales;
-    product.row_idx = args.row_idx;
     product.b = args.b;
     product.b_scales = args.b_scales;
     product.bias = args.bias;
     product.d = glu.z;
-    product.groups = args.groups;
-    product.tail = MOIRE_TAIL_UNTOUCHED;
-    product.accumulation = args.accumulation;
-    used = give_rest<kProduct>(state, arena, product);
+    give_rest(kProduct, arena);
   }
 
   Reason supports() const {
@@ -71,7 +83,6 @@ struct GluApart {
     if (reason) return reason;
     return makes_copies() ? copies.supports() : kGlu.supports(state, copies.glu);
   }
-  size_t workspace() const { return used; }
   std::string policy() const {
     return concat(kProduct.policy(state, product), ", then the activation",
                   makes_copies() ? ", act quantised in the same pass" : "");
@@ -83,10 +94,7 @@ struct GluApart {
   }
   bool makes_copies() const { return are_present(copies.act); }
 
-  const DeviceState& state;
-  GroupedGemmArgs product;
   GluCopies copies;
-  size_t used;
 };
 template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
 inline constexpr Implementation<GroupedGemmGluArgs> kGluApart =
@@ -94,27 +102,22 @@ inline constexpr Implementation<GroupedGemmGluArgs> kGluApart =
 
 // grad_act = grad_y * w2, then grad_z, act and grad_probs; grad_bias from grad_z, stored or not.
 template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
-struct GluBackwardApart {
+struct GluBackwardApart : Apart {
   GluBackwardApart(const DeviceState& device, const GroupedGemmGluBackwardArgs& args,
                    const Workspace& workspace)
-      : state(device) {
+      : Apart{device} {
     Arena arena(workspace);
     copies.grad_z = quantize_args(args.grad_z_rowwise, args.grad_z_columnwise,
                                   args.fractional_scales, args.groups, args.tail);
     copies.act =
         quantize_args({}, args.act_columnwise, args.fractional_scales, args.groups, args.tail);
     GluBackwardArgs& glu = copies.glu;
+    take(args, glu);
     glu.z = args.z;
-    glu.probs = args.probs;
     glu.grad_act = arena.take_aligned(TensorView(args.z).type(), args.groups.capacity,
                                       Weight(args.w2).in_features());
     glu.grad_z = args.grad_z;
-    glu.act = args.act;
     glu.grad_probs = args.grad_probs;
-    glu.groups = args.groups;
-    glu.activation = args.activation;
-    glu.layout = args.layout;
-    glu.tail = args.tail;
     if (makes_copies()) {
       copies.grad_bias = args.grad_bias;
       copies.beta = args.beta;
@@ -129,15 +132,11 @@ struct GluBackwardApart {
     }
     product.a = args.grad_y;
     product.a_scales = args.grad_y_scales;
-    product.row_idx = args.row_idx;
     product.b = args.w2;
     product.b_scales = args.w2_scales;
     product.transpose_b = 1;
     product.d = glu.grad_act;
-    product.groups = args.groups;
-    product.tail = MOIRE_TAIL_UNTOUCHED;
-    product.accumulation = args.accumulation;
-    used = give_rest<kProduct>(state, arena, product);
+    give_rest(kProduct, arena);
   }
 
   Reason supports() const {
@@ -146,7 +145,6 @@ struct GluBackwardApart {
     }
     return makes_copies() ? copies.supports() : kGluBackward.supports(state, copies.glu);
   }
-  size_t workspace() const { return used; }
   std::string policy() const {
     return concat(kProduct.policy(state, product), ", then the activation's backward",
                   makes_copies() ? ", what it gives quantised in the same pass" : "",
@@ -166,11 +164,8 @@ struct GluBackwardApart {
   bool has_bias() const { return is_present(bias.grad_bias); }
   bool makes_copies() const { return are_present(copies.grad_z); }
 
-  const DeviceState& state;
-  GroupedGemmArgs product;
   GluBackwardCopies copies;
   BiasBackwardArgs bias;
-  size_t used;
 };
 template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
 inline constexpr Implementation<GroupedGemmGluBackwardArgs> kGluBackwardApart =
