@@ -27,13 +27,10 @@ class Call {
     const WeightCopies kept = copies_of(args.prepared);
     const bool is_tiled = args.recipe == MOIRE_RECIPE_FP8_BLOCK;
     WeightCopies codes = kept;
-    if (form_ == WeightForm::kDequantized || (form_ == WeightForm::kCores && !is_tiled)) {
-      codes = take_copies(arena_, args.prepared, WeightForm::kCodes);
-    } else if (form_ == WeightForm::kCores) {
+    if (form_ == WeightForm::kCores && is_tiled && is_present(kept.rowwise)) {
       codes.columnwise = {};
-      if (!is_present(codes.rowwise)) {
-        codes = take_copies(arena_, args.prepared, WeightForm::kCodes);
-      }
+    } else if (form_ != WeightForm::kCodes) {
+      codes = take_copies(arena_, args.prepared, WeightForm::kCodes);
     }
     quantize_ = quantize_step(args, codes);
     if (form_ == WeightForm::kDequantized) {
