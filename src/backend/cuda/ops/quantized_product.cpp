@@ -61,19 +61,9 @@ void Around::decode(const char* name, moire_tensor& data, moire_tensor& scales, 
   args.target = target;
   args.groups = groups;
   args.tail = MOIRE_TAIL_UNTOUCHED;
-  decoded_[num_decoded_++] = {name, args};
+  decoded_.add(name, args);
   data = target;
   scales = {};
-}
-
-void Around::operand(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
-                     const moire_groups& groups) {
-  if (decodes_.rows) decode(name, data, scales, direction, groups);
-}
-
-void Around::weight(const char* name, moire_weight& weight, moire_tensor& scales,
-                    int32_t direction) {
-  if (decodes_.weights) decode(name, weight.tensor, scales, direction, {});
 }
 
 void Around::output(const char* name, moire_tensor& stored, DType storage, int64_t columns,
@@ -88,7 +78,7 @@ void Around::output(const char* name, moire_tensor& stored, DType storage, int64
   if (!is_present(stored)) stored = arena_.take_aligned(storage, groups.capacity, columns);
   QuantizeArgs args = quantize_args(rowwise, columnwise, fractional_scales, groups, tail);
   args.source = stored;
-  copied_[num_copied_++] = {name, args};
+  copied_.add(name, args);
   rowwise = columnwise = {};
 }
 
@@ -96,54 +86,6 @@ void Around::left_output(DType storage, int64_t columns, const moire_quantized& 
                          const moire_quantized& columnwise, const moire_groups& groups) {
   if (!is_present(rowwise) && !is_present(columnwise)) return;
   arena_.take_aligned(storage, groups.capacity, columns);
-}
-
-Reason Around::refusal(const DeviceState& state) const {
-  Reason reason = reason_;
-  for (int i = 0; i < num_decoded_ && !reason; ++i) {
-    reason = kDequantize.supports(state, decoded_[i].args);
-  }
-  for (int i = 0; i < num_copied_ && !reason; ++i) {
-    reason = kQuantize.supports(state, copied_[i].args);
-  }
-  return reason;
-}
-
-Status Around::decode(const Context& context) const {
-  for (int i = 0; i < num_decoded_; ++i) {
-    MOIRE_RETURN_IF_ERROR(
-        kDequantize.run(context.within({op_, decoded_[i].name}), decoded_[i].args));
-  }
-  return {};
-}
-
-Status Around::quantize(const Context& context) const {
-  for (int i = 0; i < num_copied_; ++i) {
-    MOIRE_RETURN_IF_ERROR(kQuantize.run(context.within({op_, copied_[i].name}), copied_[i].args));
-  }
-  return {};
-}
-
-std::string Around::policy() const {
-  std::string text;
-  for (int i = 0; i < num_decoded_; ++i) {
-    text += concat(i == 0 ? ", after decoding " : " and ", decoded_[i].name);
-  }
-  if (num_decoded_ != 0) text += " into bf16";
-  for (int i = 0; i < num_copied_; ++i) {
-    text += concat(i == 0 ? ", then " : " and ", copied_[i].name);
-  }
-  if (num_copied_ != 0) text += " quantised";
-  return text;
-}
-
-int64_t Around::launches(const DeviceState& state) const {
-  int64_t count = 0;
-  for (int i = 0; i < num_decoded_; ++i) {
-    count += launches_of(kDequantize, state, decoded_[i].args);
-  }
-  for (int i = 0; i < num_copied_; ++i) count += launches_of(kQuantize, state, copied_[i].args);
-  return count;
 }
 
 Around around(GroupedGemmArgs& args, Decoding decoding, Copies) {

@@ -16,6 +16,7 @@
 #include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "core/arena.h"
+#include "core/format.h"
 #include "core/status_macros.h"
 
 namespace moire::cuda::ops {
@@ -41,6 +42,43 @@ struct Decodes {
   bool rows, weights;
 };
 
+// Calls of one op, for an operand or an output each.
+template <class A, const Implementation<A>& kOp>
+class Steps {
+ public:
+  // `name` is a literal.
+  void add(const char* name, const A& args) { steps_[size_++] = {name, args}; }
+  Reason supports(const DeviceState& state) const {
+    Reason reason;
+    for (int i = 0; i < size_ && !reason; ++i) reason = kOp.supports(state, steps_[i].args);
+    return reason;
+  }
+  Status run(const Context& context, std::string_view op) const {
+    for (int i = 0; i < size_; ++i) {
+      MOIRE_RETURN_IF_ERROR(kOp.run(context.within({op, steps_[i].name}), steps_[i].args));
+    }
+    return {};
+  }
+  // `before` NAME and NAME `behind`; nothing if there is no step.
+  std::string policy(std::string_view before, std::string_view behind) const {
+    std::string text;
+    for (int i = 0; i < size_; ++i) text += concat(i == 0 ? before : " and ", steps_[i].name);
+    return size_ == 0 ? text : concat(text, behind);
+  }
+  int64_t launches(const DeviceState& state) const {
+    int64_t count = 0;
+    for (int i = 0; i < size_; ++i) count += launches_of(kOp, state, steps_[i].args);
+    return count;
+  }
+
+ private:
+  struct {
+    const char* name;
+    A args;
+  } steps_[2];
+  int size_ = 0;
+};
+
 // The steps around a product, found while its arguments are rewritten.
 class Around {
  public:
@@ -49,8 +87,12 @@ class Around {
 
   // Replaces FP8 rows with blocks along `direction`, all of them where no groups are given.
   void operand(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
-               const moire_groups& groups);
-  void weight(const char* name, moire_weight& weight, moire_tensor& scales, int32_t direction);
+               const moire_groups& groups) {
+    if (decodes_.rows) decode(name, data, scales, direction, groups);
+  }
+  void weight(const char* name, moire_weight& weight, moire_tensor& scales, int32_t direction) {
+    if (decodes_.weights) decode(name, weight.tensor, scales, direction, {});
+  }
   // Takes the copies off the product; `stored` is present then.
   void output(const char* name, moire_tensor& stored, DType storage, int64_t columns,
               moire_quantized& rowwise, moire_quantized& columnwise, int32_t fractional_scales,
@@ -61,28 +103,31 @@ class Around {
   void left_output(DType storage, int64_t columns, const moire_quantized& rowwise,
                    const moire_quantized& columnwise, const moire_groups& groups);
   // Why these steps cannot be made; nothing if they can.
-  Reason refusal(const DeviceState& state) const;
+  Reason refusal(const DeviceState& state) const {
+    const Reason reason = reason_ ? reason_ : decoded_.supports(state);
+    return reason ? reason : copied_.supports(state);
+  }
   const Arena& arena() const { return arena_; }
-  Status decode(const Context& context) const;
-  Status quantize(const Context& context) const;
-  std::string policy() const;  // what it adds to the product's
-  int64_t launches(const DeviceState& state) const;
+  Status decode(const Context& context) const { return decoded_.run(context, op_); }
+  Status quantize(const Context& context) const { return copied_.run(context, op_); }
+  // What it adds to the product's.
+  std::string policy() const {
+    return decoded_.policy(", after decoding ", " into bf16") +
+           copied_.policy(", then ", " quantised");
+  }
+  int64_t launches(const DeviceState& state) const {
+    return decoded_.launches(state) + copied_.launches(state);
+  }
 
  private:
-  template <class A>
-  struct Step {
-    const char* name;  // of the operand or the output
-    A args;
-  };
   void decode(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
               const moire_groups& groups);
 
   std::string_view op_;  // a literal
   Decodes decodes_;
   Arena arena_;
-  Step<DequantizeArgs> decoded_[2];
-  Step<QuantizeArgs> copied_[2];
-  int num_decoded_ = 0, num_copied_ = 0;
+  Steps<DequantizeArgs, kDequantize> decoded_;
+  Steps<QuantizeArgs, kQuantize> copied_;
   Reason reason_;  // why an operand cannot be decoded
 };
 
