@@ -176,7 +176,8 @@ __device__ inline void sum_bias(const BackwardArgs<kScaling, Columns>& args, uin
 }
 
 // Row block `index`, which has these rows, and 128 columns of F from first_f on: all copies of the
-// tiles in shared memory.
+// tiles in shared memory; and the tail's rows, if no other tile has zeroed them. A block calls it
+// together.
 template <int kScaling, class Columns>
 __device__ inline void quantize_tiles(const BackwardArgs<kScaling, Columns>& args, uint32_t index,
                                       const RowRange& rows, uint32_t first_f,
@@ -188,10 +189,15 @@ __device__ inline void quantize_tiles(const BackwardArgs<kScaling, Columns>& arg
     const auto column = static_cast<int>(first_column);
     if (column >= copies.source.columns) return;  // a pair's second tile may not be there
     const TilePart<kScaling> tile(index, rows, column, copies.source.columns);
-    quantize_shared(copies, tile, zeroes_rows, reporter, notes);
+    if (copies.zeroes_tail) zero_tail(copies, tile, zeroes_rows);
+    if (tile.is_empty) return;
+    Rows<kScaling, TileRows<kScaling>> values;
+    copies.source.load(tile, reporter, values);
+    const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
+    if (met == kIsOdd) note_first_of(copies, tile, values, reporter, notes);
   };
 #pragma unroll 1
-  for (uint32_t i = 0; i < (Columns::kIsGated ? 2 : 1); ++i) {
+  for (uint32_t i = 0; i < kActTile<Columns>; ++i) {
     quantize(args.grad_z, args.first_column(first_f, i), grad_z_notes, i == 0);
   }
   if (args.act.columnwise.is_present()) quantize(args.act, first_f, act_notes);
@@ -204,23 +210,31 @@ __device__ inline void quantize_tiles(const BackwardArgs<MOIRE_SCALING_MXFP8, Co
                                       const Reporter& reporter,
                                       const NonFiniteReporter& grad_z_notes,
                                       const NonFiniteReporter& act_notes) {
-  constexpr uint32_t kOfGradZ = Columns::kIsGated ? 2 : 1;
+  using MxRows = TileRows<MOIRE_SCALING_MXFP8>;
   const uint32_t first_in_tile = kEight * MxRows::first_piece_of_warp();
   if (args.grad_z.zeroes_tail) {
     const MxRows::Part tile(index, rows, 0, args.grad_z.source.columns);
     zero_tail(args.grad_z, tile);
     zero_tail(args.act, tile);
   }
-  const uint32_t tiles = kOfGradZ + (args.act.columnwise.is_present() ? 1 : 0);
+  const uint32_t tiles = kActTile<Columns> + (args.act.columnwise.is_present() ? 1 : 0);
 #pragma unroll 1
   for (uint32_t i = threadIdx.x / kWarp / 2; i < tiles && rows.size() > 0; i += 2) {
-    const bool is_act = i == kOfGradZ;
+    const bool is_act = i == kActTile<Columns>;
     const uint32_t first = is_act ? first_f : args.first_column(first_f, i);
     const uint32_t end = args.end_column(first, is_act), column = first + first_in_tile;
     if (column >= end) continue;
     const MxRows::Part tile(index, rows, static_cast<int>(column), static_cast<int>(end));
-    round_shared(is_act ? args.act : args.grad_z, tile, reporter,
-                 is_act ? act_notes : grad_z_notes);
+    const QuantizeTiles<MxRows>& copies = is_act ? args.act : args.grad_z;
+    const NonFiniteReporter& notes = is_act ? act_notes : grad_z_notes;
+    Rows<MOIRE_SCALING_MXFP8, MxRows> values;
+    copies.source.load(tile, reporter, values);
+    const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
+    if (met >= kIsLeft) {
+      quantize_any(copies, tile, reporter, notes);
+    } else if (met == kIsOdd) {
+      note_first(copies, tile, reporter, notes);
+    }
   }
 }
 
@@ -272,7 +286,10 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
                            is_present(call.grad_bias);
   const ScaleBlocks blocks = scale_blocks(z, call.grad_z.groups, kScaling, shares_rows);
   const bool sums = is_present(call.grad_bias);
-  const LaunchShape shape = shape_of<kScaling>(blocks, f_tiles, of_act.first_tile + 1);
+  // One block at least: it zeroes the tail where there is nothing else.
+  const int64_t row_blocks = std::max<int64_t>(1, blocks.count(GluTile<kScaling>::kRows));
+  const LaunchShape shape{blocks_for(row_blocks * f_tiles, 1), GluTile<kScaling>::kThreads,
+                          (of_act.first_tile + 1) * GluTile<kScaling>::kBytes};
   // In this order: what is found in grad_z comes first, wherever it is (non_finite.cuh).
   const NonFiniteReporter grad_z_notes = notes_of(launcher, context, op, "grad_z");
   const NonFiniteReporter act_notes = notes_of(launcher, context, op, "act");

@@ -1,13 +1,11 @@
-// Where the activation's backward leaves what glu_backward would store, and quantises it: tiles of
+// Where the activation's backward leaves what glu_backward would store, to be quantised: tiles of
 // 128 columns in shared memory, each as quantize has it. With scales per 128 they have 128 rows; of
 // MXFP8, which a warp quantises by itself, 32.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
-#include "backend/cuda/ops/glu_copies.h"
 #include "backend/cuda/ops/glu_gating.cuh"
 #include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_kernel.cuh"
@@ -93,31 +91,6 @@ struct TileRows {
   }
 };
 
-// The copies of a tile with scales per 128, whose rows lie in shared memory; and the tail's rows,
-// if no other tile has zeroed them. A block calls it together.
-template <int kScaling>
-__device__ inline void quantize_shared(const QuantizeTiles<TileRows<kScaling>>& copies,
-                                       const TilePart<kScaling>& tile, bool zeroes_rows,
-                                       const Reporter& reporter, const NonFiniteReporter& notes) {
-  if (copies.zeroes_tail) zero_tail(copies, tile, zeroes_rows);
-  if (tile.is_empty) return;
-  Rows<kScaling, TileRows<kScaling>> values;
-  copies.source.load(tile, reporter, values);
-  const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
-  if (met == kIsOdd) note_first_of(copies, tile, values, reporter, notes);
-}
-
-// The values of MXFP8 of this warp's 64 columns of a tile.
-using MxRows = TileRows<MOIRE_SCALING_MXFP8>;
-__device__ inline void round_shared(const QuantizeTiles<MxRows>& copies, const MxRows::Part& tile,
-                                    const Reporter& reporter, const NonFiniteReporter& notes) {
-  Rows<MOIRE_SCALING_MXFP8, MxRows> values;
-  copies.source.load(tile, reporter, values);
-  const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
-  if (met >= kIsLeft) return quantize_any(copies, tile, reporter, notes);
-  if (met == kIsOdd) note_first(copies, tile, reporter, notes);
-}
-
 template <int kScaling>
 QuantizeTiles<TileRows<kScaling>> tiles_of(const QuantizeArgs& args,
                                            const TileRows<kScaling>& source,
@@ -128,14 +101,6 @@ QuantizeTiles<TileRows<kScaling>> tiles_of(const QuantizeArgs& args,
   tiles.capacity = blocks.groups.capacity;
   tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
   return tiles;
-}
-
-// Blocks of threads, one at least: it zeroes the tail where there is nothing else.
-template <int kScaling>
-LaunchShape shape_of(const ScaleBlocks& blocks, uint32_t column_tiles, uint32_t tiles) {
-  using Tile = GluTile<kScaling>;
-  const int64_t count = std::max<int64_t>(1, blocks.count(Tile::kRows)) * column_tiles;
-  return {blocks_for(count, 1), Tile::kThreads, tiles * Tile::kBytes};
 }
 
 inline NonFiniteReporter notes_of(const Launcher& launcher, const Context& context, const char* op,
