@@ -162,7 +162,7 @@ void launch_listed(Launcher& launcher, const QuantizeWeightArgs& args,
   launch_scaling(launcher, args.scaling, tiles, shape, call);
 }
 
-Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& args) {
+Status run(const Context& context, const QuantizeWeightArgs& args) {
   Launcher launcher(context, "quantize_weight");
   const TensorView source(args.source.tensor);
   const bool is_listed = args.source.list != nullptr;
@@ -184,15 +184,15 @@ Status run_quantize_weight(const Context& context, const QuantizeWeightArgs& arg
   return launcher.status();
 }
 
-Reason supports_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
+Reason supports(const DeviceState&, const QuantizeWeightArgs& args) {
   return too_wide("source", TensorView(args.source.tensor).columns());
 }
-int64_t launches_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
+int64_t launches(const DeviceState&, const QuantizeWeightArgs& args) {
   constexpr int64_t kMost = ListedRows<float, false>::kMost;
   return args.source.list == nullptr ? 1 : ceil_div(args.source.tensor.shape[0], kMost);
 }
 
-std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs& args) {
+std::string policy(const DeviceState&, const QuantizeWeightArgs& args) {
   return policy_of_tiles(args.scaling, takes_vectors(args));
 }
 
@@ -200,13 +200,7 @@ std::string policy_quantize_weight(const DeviceState&, const QuantizeWeightArgs&
 
 const Implementation<QuantizeArgs> kQuantize = implementation_of<QuantizeArgs, Call>("cuda");
 const Implementation<QuantizeWeightArgs> kQuantizeWeight = {
-    "cuda",
-    Device::kCuda,
-    supports_quantize_weight,
-    no_workspace,
-    policy_quantize_weight,
-    run_quantize_weight,
-    launches_quantize_weight,
+    "cuda", Device::kCuda, supports, no_workspace, policy, run, launches,
 };
 
 }  // namespace moire::cuda::ops
