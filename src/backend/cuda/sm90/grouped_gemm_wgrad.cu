@@ -54,7 +54,7 @@ struct Call : ProductCall<GroupedGemmWgradArgs> {
     });
   }
 
-  GatheredRows a_, b_;
+  ops::GatheredRows a_, b_;
   ops::ListedMatrices listed_;
 };
 

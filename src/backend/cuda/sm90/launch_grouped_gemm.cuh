@@ -7,11 +7,11 @@
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
+#include "backend/cuda/ops/gather_rows.h"
 #include "backend/cuda/ops/listed_matrices.h"
 #include "backend/cuda/runtime/launch.h"
 #include "backend/cuda/runtime/tensor_map.h"
 #include "backend/cuda/sm90/epilogue_values.cuh"
-#include "backend/cuda/sm90/gathered_rows.h"
 #include "backend/cuda/sm90/grouped_gemm_heuristics.h"
 #include "backend/cuda/sm90/grouped_gemm_kernel.cuh"
 #include "backend/cuda/sm90/operands.cuh"
@@ -52,7 +52,7 @@ struct RaggedMCall : ProductCall<A> {
   }
   std::string preparation() const { return rows.policy() + listed.policy(); }
 
-  GatheredRows rows;
+  ops::GatheredRows rows;
   ops::ListedMatrices listed;
 };
 

@@ -80,7 +80,7 @@ struct Call : ProductCall<GroupedGemmArgs> {
   }
 
   ops::CoreCodes a_;
-  GatheredRows rows_;
+  ops::GatheredRows rows_;
   bool has_turned_scales_;
   ops::RowScales row_scales_;
   ops::CoreCodes b_;  // [G, n, k]
