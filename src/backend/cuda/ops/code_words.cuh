@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_tiles.cuh"
 
 namespace moire::cuda::ops {
@@ -147,14 +148,23 @@ decltype(auto) with_blocks(int32_t scaling, int32_t direction, F&& f) {
                     : f.template operator()<MOIRE_SCALING_FP8_BLOCK, MOIRE_COLUMNWISE>();
 }
 
-template <class Source>
-Source word_rows(const moire_quantized& q) {
-  const TensorView data(q.data), scales(q.scales);
-  return {.codes = matrix_of<const uint8_t>(data),
-          .scales = static_cast<const typename Source::Stored*>(scales.data),
-          .scale_stride = scales.stride(),
-          .columns = static_cast<int>(data.columns()),
-          .is_e5m2 = data.type() == DType::kE5M2};
+// The tiles' source, and where they lie in it; `shares_rows`: whether rows share scales.
+void set_source(auto& tiles, const auto& args, bool shares_rows) {
+  using Source = decltype(tiles.source);
+  const TensorView data(args.source.data), scales(args.source.scales);
+  tiles.source = {.codes = matrix_of<const uint8_t>(data),
+                  .scales = static_cast<const typename Source::Stored*>(scales.data),
+                  .scale_stride = scales.stride(),
+                  .columns = static_cast<int>(data.columns()),
+                  .is_e5m2 = data.type() == DType::kE5M2};
+  tiles.blocks = scale_blocks(data, args.groups, args.scaling, shares_rows);
+  tiles.capacity = data.num_rows();
+  tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO && data.rank == 2;
+}
+
+template <class A>
+Reason supports_columns(const DeviceState&, const A& args) {
+  return too_wide("source", TensorView(args.source.data).columns());
 }
 
 }  // namespace moire::cuda::ops

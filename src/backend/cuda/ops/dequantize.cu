@@ -80,13 +80,9 @@ template <int kScaling, int kDirection, class T, bool kVectors>
 void launch(Launcher& launcher, const DequantizeArgs& args) {
   using Tile = DequantizeTile<kScaling, kDirection>;
   using Source = WordRows<Tile, kDirection == MOIRE_COLUMNWISE, kVectors>;
-  const TensorView data(args.source.data);
   DequantizeTiles<T, Source> tiles{};
-  tiles.source = word_rows<Source>(args.source);
-  tiles.blocks = scale_blocks(data, args.groups, args.scaling, kSharesRows<kScaling, kDirection>);
+  set_source(tiles, args, kSharesRows<kScaling, kDirection>);
   tiles.target = matrix_of<T>(args.target);
-  tiles.capacity = data.num_rows();
-  tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO && data.rank == 2;
   launch_tiles<Tile>(launcher, dequantize_kernel<T, Source>, tiles);
 }
 
@@ -110,9 +106,6 @@ Status run(const Context& context, const DequantizeArgs& args) {
   return launcher.status();
 }
 
-Reason supports(const DeviceState&, const DequantizeArgs& args) {
-  return too_wide("source", TensorView(args.source.data).columns());
-}
 std::string policy(const DeviceState&, const DequantizeArgs& args) {
   return with_scaling(args, [&]<int kScaling, int kDirection>() {
     using Tile = DequantizeTile<kScaling, kDirection>;
@@ -123,7 +116,7 @@ std::string policy(const DeviceState&, const DequantizeArgs& args) {
 }  // namespace
 
 const Implementation<DequantizeArgs> kDequantize = {
-    "cuda", Device::kCuda, supports, no_workspace, policy, run,
+    "cuda", Device::kCuda, supports_columns, no_workspace, policy, run,
 };
 
 }  // namespace moire::cuda::ops

@@ -299,14 +299,10 @@ bool takes_vectors(const RequantizeArgs& args) {
 template <int kScaling, int kDirection, bool kVectors>
 void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteCall& call) {
   using Source = WordRows<RequantizeTile<kScaling>, kDirection == MOIRE_COLUMNWISE, kVectors>;
-  const TensorView data(args.source.data);
   QuantizeTiles<Source> tiles{};
-  tiles.source = word_rows<Source>(args.source);
-  tiles.blocks = scale_blocks(data, args.groups, args.scaling, true);
+  set_source(tiles, args, true);
   (Source::kIsColumnwise ? tiles.rowwise : tiles.columnwise) = copy_target(args.target);
-  tiles.capacity = data.num_rows();
   tiles.fractional = args.fractional_scales != 0;
-  tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO && data.rank == 2;
   launch_tiles<RequantizeStrip<kScaling>>(launcher, requantize_kernel<kScaling, Source>, tiles,
                                           launcher.non_finite_reporter(call));
 }
@@ -322,9 +318,6 @@ Status run(const Context& context, const RequantizeArgs& args) {
   return launcher.status();
 }
 
-Reason supports(const DeviceState&, const RequantizeArgs& args) {
-  return too_wide("source", TensorView(args.source.data).columns());
-}
 std::string policy(const DeviceState&, const RequantizeArgs& args) {
   return with_blocks(args.scaling, args.direction, [&]<int kScaling, int>() {
     using Tile = RequantizeTile<kScaling>;
@@ -335,7 +328,7 @@ std::string policy(const DeviceState&, const RequantizeArgs& args) {
 }  // namespace
 
 const Implementation<RequantizeArgs> kRequantize = {
-    "cuda", Device::kCuda, supports, no_workspace, policy, run,
+    "cuda", Device::kCuda, supports_columns, no_workspace, policy, run,
 };
 
 }  // namespace moire::cuda::ops
