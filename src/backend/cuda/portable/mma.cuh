@@ -9,7 +9,6 @@
 #include "backend/cuda/portable/gemm.cuh"
 #include "backend/cuda/ptx/matrix.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
-#include "backend/cuda/ptx/mma.cuh"
 
 namespace moire::cuda::portable::gemm {
 
