@@ -1,5 +1,5 @@
-// The scores of one token's experts, spread over a team: what router and its gradient share.
-// Thread i of n holds experts i, i + n, i + 2n, ...
+// The scores of one token's experts, spread over a team, which are the threads that work on a
+// token: what router and its gradient share. Thread i of n holds experts i, i + n, i + 2n, ...
 #pragma once
 
 #include <moire/routing.h>
@@ -9,7 +9,7 @@
 #include "backend/cuda/device/any_floats.cuh"
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
-#include "backend/cuda/device/team.cuh"
+#include "backend/cuda/device/warp.cuh"
 #include "backend/implementation.h"
 #include "core/format.h"
 
@@ -17,6 +17,74 @@ namespace moire::cuda::ops {
 
 inline constexpr int64_t kMaxExperts = 4096;
 inline constexpr int kRouterThreads = 256;
+
+// A team is a warp, or a block of eight. Its sums and choices have one order, whatever its block
+// holds besides.
+class WarpTeam {
+ public:
+  static constexpr int kThreads = kWarp;
+
+  __device__ static int index() { return static_cast<int>(threadIdx.x) % kThreads; }
+  __device__ static float sum(float v) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+      v += __shfl_xor_sync(kAllLanes, v, distance);
+    return v;
+  }
+  // Of ordinary numbers; NaN is left out.
+  __device__ static float max(float v) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, distance));
+    }
+    return v;
+  }
+  __device__ static uint32_t max(uint32_t v) { return __reduce_max_sync(kAllLanes, v); }
+  __device__ static uint32_t min(uint32_t v) { return __reduce_min_sync(kAllLanes, v); }
+  // What thread `from` has.
+  __device__ static float of(float v, int from) { return __shfl_sync(kAllLanes, v, from); }
+};
+
+class BlockTeam {
+ public:
+  static constexpr int kThreads = 256;
+
+  __device__ static int index() { return static_cast<int>(threadIdx.x); }
+  __device__ static float sum(float v) {
+    return over_warps(WarpTeam::sum(v), [](float a, float b) { return a + b; });
+  }
+  __device__ static float max(float v) {
+    return over_warps(WarpTeam::max(v), [](float a, float b) { return fmaxf(a, b); });
+  }
+  __device__ static uint32_t max(uint32_t v) {
+    return over_warps(WarpTeam::max(v), [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+  }
+  __device__ static uint32_t min(uint32_t v) {
+    return over_warps(WarpTeam::min(v), [](uint32_t a, uint32_t b) { return a < b ? a : b; });
+  }
+  __device__ static float of(float v, int from) {
+    __shared__ float shared;
+    __syncthreads();
+    if (index() == from) shared = v;
+    __syncthreads();
+    return shared;
+  }
+
+ private:
+  // The warps' values joined in order.
+  template <class T, class Join>
+  __device__ static T over_warps(T of_warp, Join join) {
+    constexpr int kWarps = kThreads / WarpTeam::kThreads;
+    __shared__ T values[kWarps];
+    __syncthreads();
+    if (WarpTeam::index() == 0) values[index() / WarpTeam::kThreads] = of_warp;
+    __syncthreads();
+    T all = values[0];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) all = join(all, values[w]);
+    return all;
+  }
+};
 
 template <class Team, int kPerThread>
 struct Scores {
