@@ -4,11 +4,11 @@
 // them.
 #include <array>
 #include <optional>
-#include <span>
 
 #include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/core_codes.h"
+#include "backend/cuda/ops/quantized_product.h"
 #include "core/format.h"
 #include "core/prepared_weight.h"
 #include "core/status_macros.h"
@@ -55,14 +55,12 @@ class Call {
                   args_.prepared.memory.shape[0], " bytes kept");
   }
   int64_t launches() const {
-    return 1 + static_cast<int64_t>(num_decoded_) + cores_[0].has_value() + cores_[1].has_value();
+    return 1 + decoded_.launches(state_) + cores_[0].has_value() + cores_[1].has_value();
   }
   Status run(const Context& context) const {
     const Context own = context.within({"prepare_weight", "w"});
     MOIRE_RETURN_IF_ERROR(kQuantizeWeight.run(own, quantize_));
-    for (const DequantizeArgs& decode : std::span(decode_).first(num_decoded_)) {
-      MOIRE_RETURN_IF_ERROR(kDequantize.run(own, decode));
-    }
+    MOIRE_RETURN_IF_ERROR(decoded_.run(own, "prepare_weight"));
     Launcher launcher(own, "prepare_weight");
     for (const auto& codes : cores_) {
       if (codes) codes->make(launcher);
@@ -73,11 +71,12 @@ class Call {
  private:
   void add_decoding(const moire_quantized& codes, const moire_quantized& kept, int32_t direction) {
     if (!is_present(kept)) return;
-    DequantizeArgs& args = decode_[num_decoded_++];
+    DequantizeArgs args;
     args.source = codes;
     args.scaling = MOIRE_SCALING_MXFP8;
     args.direction = direction;
     args.target = kept.data;
+    decoded_.add("w", args);
   }
 
   const DeviceState& state_;
@@ -85,8 +84,7 @@ class Call {
   WeightForm form_;
   Arena arena_;
   QuantizeWeightArgs quantize_;
-  std::array<DequantizeArgs, 2> decode_;
-  size_t num_decoded_ = 0;
+  Steps<DequantizeArgs, kDequantize> decoded_;
   std::array<std::optional<CoreCodes>, 2> cores_;
 };
 
