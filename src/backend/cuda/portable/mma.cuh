@@ -1,16 +1,70 @@
-// The engine for two operands of one kind (elements.cuh), of 16 bits in shared memory: tensor
-// cores, 16 steps of k per instruction. A warp holds 16 x 32 sums, of each half where gate and up
-// are made together. Slices keep the operands' own order: [64 lines][k] where k is contiguous,
-// [k][64 lines] otherwise; ldmatrix turns the latter. Their pitches put 8 rows of 16 bytes into
-// different banks. Behind a slice lie its 64 lines' scales, where sums of products are scaled.
+// The engine for two operands of one kind, of 16 bits in shared memory: tensor cores, 16 steps of k
+// per instruction. A warp holds 16 x 32 sums, of each half where gate and up are made together.
+// Slices keep the operands' own order: [64 lines][k] where k is contiguous, [k][64 lines]
+// otherwise; ldmatrix turns the latter. Their pitches put 8 rows of 16 bytes into different banks.
+// Behind a slice lie its 64 lines' scales, where sums of products are scaled.
 #pragma once
 
-#include "backend/cuda/portable/elements.cuh"
 #include "backend/cuda/portable/gemm.cuh"
+#include "backend/cuda/portable/operand.cuh"
 #include "backend/cuda/ptx/matrix.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
 
 namespace moire::cuda::portable::gemm {
+
+// What the engine is given eight elements of: those of 16 bits as they are, FP8 ones decoded into
+// BF16, which has every value of theirs.
+//
+// MXFP8 scales are applied there, for a power of two moves a BF16 number onto another: exactly,
+// where data * scale is one. Below 2^-133 none is, and what is lost lies within the bound of
+// docs/numerics.md. Scales of 128 elements need not be powers of two: they are applied to sums of
+// 128 products, in FP32.
+inline constexpr int kPiece = 8;  // elements that are fetched at once
+using Values = Packed<uint16_t, kPiece>;
+
+// `Raw` elements are fetched. kScalesElements: values() needs the scale of each.
+// kScalesSums: sums of kScaledSums products are scaled.
+template <class T>
+struct Floats16 {
+  static constexpr const char* kName = "16-bit tensor cores";
+  static constexpr bool kScalesElements = false, kScalesSums = false;
+  using Raw = uint16_t;
+  using Product = T;
+
+  template <class Scale>
+  __device__ static Values values(const Operand&, const Packed<Raw, kPiece>& raw, const Scale&) {
+    return raw;
+  }
+};
+
+template <bool kScaled>
+struct Fp8Elements {
+  using Raw = uint8_t;
+  using Product = __nv_bfloat16;
+
+  // `scale(i)` is that of element i.
+  template <class Scale>
+  __device__ static Values values(const Operand& operand, const Packed<Raw, kPiece>& raw,
+                                  const Scale& scale) {
+    Packed<__nv_bfloat16, kPiece> values;
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      const float v = operand.decoded(raw.values[i]);
+      values.set(i, kScaled ? v * scale(i) : v);
+    }
+    return bit_cast<Values>(values);
+  }
+};
+struct MxElements : Fp8Elements<true> {
+  static constexpr const char* kName = "MXFP8 decoded for 16-bit tensor cores";
+  static constexpr bool kScalesElements = true, kScalesSums = false;
+};
+struct BlockElements : Fp8Elements<false> {
+  static constexpr const char* kName =
+      "FP8 decoded for 16-bit tensor cores, sums of 128 products scaled";
+  static constexpr bool kScalesElements = false, kScalesSums = true;
+};
+inline constexpr int64_t kScaledSums = 128;
 
 template <class Elements>
 struct Mma {
