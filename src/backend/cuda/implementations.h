@@ -11,6 +11,21 @@ int64_t launches_of(const auto& implementation, const DeviceState& state, const 
   return implementation.launches == nullptr ? 1 : implementation.launches(state, args);
 }
 
+// An implementation of which one object answers every question: Call(state, args, workspace) plans
+// a call, over no workspace where nothing is run.
+template <class A, class Call>
+constexpr Implementation<A> implementation_of(std::string_view name) {
+  return {name,
+          Device::kCuda,
+          [](const DeviceState& state, const A& args) { return Call(state, args, {}).supports(); },
+          [](const DeviceState& state, const A& args) { return Call(state, args, {}).workspace(); },
+          [](const DeviceState& state, const A& args) { return Call(state, args, {}).policy(); },
+          [](const Context& context, const A& args) {
+            return Call(context.state(), args, args.workspace).run(context);
+          },
+          [](const DeviceState& state, const A& args) { return Call(state, args, {}).launches(); }};
+}
+
 // A product's run as a step of the op that `op`, a literal, names.
 using Multiply = Status(const Context& context, const char* op, const GroupedGemmArgs& args);
 

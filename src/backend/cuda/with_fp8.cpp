@@ -1,7 +1,6 @@
 // The grouped GEMMs with the FP8 operands and outputs that their kernels leave to others
 // (ops/quantized_product.h): those of sm90 multiply and store BF16, those of portable multiply
 // operands of one kind and store floats.
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/glu_apart.h"
 #include "backend/cuda/ops/quantized_product.h"

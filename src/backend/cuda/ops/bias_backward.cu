@@ -9,7 +9,6 @@
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/device/segment_pieces.cuh"
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/partial_sums.h"
 #include "core/arena.h"

@@ -4,7 +4,6 @@
 // Where FP8 copies are left to a call, its activation makes them (glu_copies.h).
 #pragma once
 
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/glu_copies.h"
 #include "backend/cuda/ops/quantize.h"

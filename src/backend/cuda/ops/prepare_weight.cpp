@@ -5,7 +5,6 @@
 #include <array>
 #include <optional>
 
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/core_codes.h"
 #include "backend/cuda/ops/quantized_product.h"

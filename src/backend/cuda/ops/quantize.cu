@@ -1,6 +1,5 @@
 // quantize and quantize_weight on CUDA: one launch, one read of the source, one copy or both, and
 // the partial sums of a bias' gradient, which another launch adds.
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/ops/quantize.h"

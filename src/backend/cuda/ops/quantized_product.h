@@ -13,7 +13,6 @@
 #include <string>
 #include <string_view>
 
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "core/arena.h"
 #include "core/format.h"

@@ -1,5 +1,4 @@
 // grouped_gemm on CUDA, the plain way: d = round(sum + bias_scale * bias), one multiply-add.
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 

@@ -1,7 +1,6 @@
 // grouped_gemm_glu on CUDA, the plain way: each tile makes gate and up of its 64 columns, z is
 // rounded to its storage type, and the activation reads that.
 #include "backend/cuda/device/activation.cuh"
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 #include "core/glu_layout.h"

@@ -3,7 +3,6 @@
 // two blocks of grad_bias's; both leave partial sums in the workspace, which a launch each adds.
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/device/lane_sums.cuh"
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/portable/ragged_m.cuh"

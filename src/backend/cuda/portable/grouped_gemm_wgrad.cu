@@ -1,6 +1,5 @@
 // grouped_gemm_wgrad on CUDA, the plain way: k runs over the rows of a group; d = round(sum), or
 // round(d + sum) where the group accumulates. A block per group and 64 x 64 of its matrix.
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 #include "core/format.h"

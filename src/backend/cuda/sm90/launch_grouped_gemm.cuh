@@ -5,7 +5,6 @@
 #include <string>
 
 #include "backend/cuda/device/matrix.cuh"
-#include "backend/cuda/implementation_of.h"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/gather_rows.h"
 #include "backend/cuda/ops/listed_matrices.h"
@@ -22,7 +21,7 @@
 
 namespace moire::cuda::sm90 {
 
-// A call of a product (implementation_of.h); ops derive from it and add what it multiplies.
+// A call of a product (implementation_of); ops derive from it and add what it multiplies.
 template <class A>
 struct ProductCall {
   ProductCall(const DeviceState& device, const A& given, const Workspace& workspace)
