@@ -35,8 +35,8 @@ struct AnyFloats {
   }
   // What reading a stored v gives.
   __device__ float rounded(float v) const {
-    if (dtype == DType::kBF16) return rounded_to<__nv_bfloat16>(v);
-    if (dtype == DType::kFP16) return rounded_to<__half>(v);
+    if (dtype == DType::kBF16) return to_float(from_float<__nv_bfloat16>(v));
+    if (dtype == DType::kFP16) return to_float(from_float<__half>(v));
     return v;
   }
 };

@@ -49,9 +49,7 @@ struct SegmentTiling {
 
   explicit SegmentTiling(int64_t columns, uint32_t most_rows = kSegmentsAtOnce)
       : segments(static_cast<uint32_t>(ceil_div(columns, kSegment))),
-        per_part(segments < 1                 ? 1
-                 : segments < kSegmentsAtOnce ? segments
-                                              : kSegmentsAtOnce),
+        per_part(std::clamp<uint32_t>(segments, 1, kSegmentsAtOnce)),
         rows(std::min(kSegmentsAtOnce / per_part, most_rows)) {}
 
   uint32_t segments;  // of a row

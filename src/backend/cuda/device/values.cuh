@@ -30,12 +30,6 @@ __device__ inline T from_float(float v) {
   }
 }
 
-// What reading a stored v gives.
-template <class T>
-__device__ inline float rounded_to(float v) {
-  return to_float(from_float<T>(v));
-}
-
 inline constexpr int kVectorBytes = 16;
 template <class T>
 inline constexpr int kVector = kVectorBytes / static_cast<int>(sizeof(T));

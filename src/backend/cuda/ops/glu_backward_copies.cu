@@ -12,6 +12,7 @@
 #include "backend/cuda/ops/glu_copies.h"
 #include "backend/cuda/ops/glu_tiles.cuh"
 #include "backend/cuda/ops/partial_sums.h"
+#include "backend/cuda/ops/quantize.h"
 
 namespace moire::cuda::ops {
 namespace {
@@ -291,8 +292,8 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
   const LaunchShape shape{blocks_for(row_blocks * f_tiles, 1), GluTile<kScaling>::kThreads,
                           (of_act.first_tile + 1) * GluTile<kScaling>::kBytes};
   // In this order: what is found in grad_z comes first, wherever it is (non_finite.cuh).
-  const NonFiniteReporter grad_z_notes = notes_of(launcher, context, op, "grad_z");
-  const NonFiniteReporter act_notes = notes_of(launcher, context, op, "act");
+  const NonFiniteCall grad_z_call = non_finite_call(context, {op, "grad_z"}, {}, false);
+  const NonFiniteCall act_call = non_finite_call(context, {op, "act"}, {}, false);
   with_pieces(layout, [&]<class Columns>(const Columns& columns) {
     const BackwardArgs<kScaling, Columns> args{.gating = gating_of(call.glu, columns),
                                                .places = PiecePlaces(layout),
@@ -305,12 +306,10 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
                                                .act = tiles_of(call.act, of_act, blocks)};
     launcher.launch(sums ? glu_backward_copies_kernel<true, kScaling, Columns>
                          : glu_backward_copies_kernel<false, kScaling, Columns>,
-                    shape, args, launcher.reporter(), grad_z_notes, act_notes);
+                    shape, args, launcher.reporter(), launcher.non_finite_reporter(grad_z_call),
+                    launcher.non_finite_reporter(act_call));
   });
 }
-
-// Sums of grad_probs that a row has parts of: one for each 64 columns of F.
-int64_t num_grad_probs_parts(int64_t f) { return ceil_div(f, kSegment); }
 
 }  // namespace
 
@@ -321,8 +320,8 @@ Reason GluBackwardCopies::supports() const {
 void GluBackwardCopies::take_parts(Arena& arena) {
   const TensorView z(glu.z);
   if (is_present(glu.grad_probs)) {
-    grad_probs_parts = arena.take_floats(glu.groups.capacity,
-                                         num_grad_probs_parts(TensorView(glu.grad_act).columns()));
+    const int64_t parts = ceil_div(TensorView(glu.grad_act).columns(), kSegment);
+    grad_probs_parts = arena.take_floats(glu.groups.capacity, parts);
   }
   if (is_present(grad_bias)) {
     grad_bias_parts = arena.take_floats(row_blocks_bound(glu.groups), z.columns());
@@ -336,7 +335,7 @@ Status GluBackwardCopies::run(const Context& context) const {
       grad_z, [&]<int kScaling>() { launch_copies<kScaling>(launcher, context, kOp, *this); });
   if (is_present(glu.grad_probs)) {
     const TensorView grad_act(glu.grad_act);
-    sum_row_partials(launcher, grad_probs_parts, num_grad_probs_parts(grad_act.columns()),
+    sum_row_partials(launcher, grad_probs_parts, ceil_div(grad_act.columns(), kSegment),
                      groups_or_all(glu.groups, grad_act.num_rows()), glu.grad_probs, 0, glu.tail);
   }
   if (is_present(grad_bias)) {

@@ -1,6 +1,5 @@
 // The activation, and its FP8 copies, in one pass: a source of quantize's kernel; which calls are
 // such, of the backward too.
-#include "backend/cuda/device/lane_sums.cuh"
 #include "backend/cuda/ops/glu_copies.h"
 #include "backend/cuda/ops/glu_gating.cuh"
 #include "backend/cuda/ops/quantize.h"
@@ -153,8 +152,7 @@ Status GluCopies::run(const Context& context) const {
   const TensorView shape(nullptr, DType::kBF16, {TensorView(glu.z).num_rows(), f});
   const ScaleBlocks blocks =
       scale_blocks(shape, act.groups, act.scaling, is_present(act.columnwise));
-  const Context within = context.within({kOp, "act"});
-  const NonFiniteCall call = non_finite_call(within, {}, shape, false);
+  const NonFiniteCall call = non_finite_call(context, {kOp, "act"}, shape, false);
   with_pieces(resolve_glu_layout(glu.layout, f), [&]<class Columns>(const Columns& columns) {
     using Source = ActivationRows<Columns>;
     QuantizeTiles<Source> tiles{.source = {gating_of(glu, columns), static_cast<int>(f)}};

@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "backend/cuda/ops/glu_gating.cuh"
-#include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_kernel.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
 
@@ -101,12 +100,6 @@ QuantizeTiles<TileRows<kScaling>> tiles_of(const QuantizeArgs& args,
   tiles.capacity = blocks.groups.capacity;
   tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
   return tiles;
-}
-
-inline NonFiniteReporter notes_of(const Launcher& launcher, const Context& context, const char* op,
-                                  const char* operand) {
-  const Context within = context.within({op, operand});
-  return launcher.non_finite_reporter(non_finite_call(within, {}, TensorView(), false));
 }
 
 }  // namespace moire::cuda::ops
