@@ -82,12 +82,6 @@ void Around::output(const char* name, moire_tensor& stored, DType storage, int64
   rowwise = columnwise = {};
 }
 
-void Around::left_output(DType storage, int64_t columns, const moire_quantized& rowwise,
-                         const moire_quantized& columnwise, const moire_groups& groups) {
-  if (!is_present(rowwise) && !is_present(columnwise)) return;
-  arena_.take_aligned(storage, groups.capacity, columns);
-}
-
 Around around(GroupedGemmArgs& args, Decoding decoding, Copies) {
   Around steps("grouped_gemm",
                decodes(decoding, args.a, args.a_scales, args.b.tensor, args.b_scales),
@@ -110,7 +104,7 @@ Around around(GroupedGemmGluArgs& args, Decoding decoding, Copies copies) {
   const int64_t f = Weight(args.b).out_features() / num_halves(args.layout);
   if (copies == Copies::kByActivation && leaves_copies(args)) {
     if (!is_copied_in_place(args.act, storage, args.act_rowwise, args.act_columnwise)) {
-      steps.left_output(storage, f, args.act_rowwise, args.act_columnwise, args.groups);
+      steps.left_output(storage, f, args.groups);
     }
     return steps;
   }
@@ -131,10 +125,10 @@ Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding, Copies copies
   steps.weight("w2", args.w2, args.w2_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
   const int64_t columns_of_z = num_halves(args.layout) * f;
   if (copies == Copies::kByActivation && leaves_copies(args)) {
-    steps.left_output(storage, columns_of_z, args.grad_z_rowwise, args.grad_z_columnwise,
-                      args.groups);
-    if (!is_copied_in_place(args.act, storage, {}, args.act_columnwise)) {
-      steps.left_output(storage, f, {}, args.act_columnwise, args.groups);
+    steps.left_output(storage, columns_of_z, args.groups);
+    if (is_present(args.act_columnwise) &&
+        !is_copied_in_place(args.act, storage, {}, args.act_columnwise)) {
+      steps.left_output(storage, f, args.groups);
     }
     return steps;
   }

@@ -99,8 +99,9 @@ class Around {
   // The same of copies that the activation makes: they stay with it, and the memory that making
   // them behind it would take is taken all the same, so that a call's workspace does not
   // depend on how the copies are aligned.
-  void left_output(DType storage, int64_t columns, const moire_quantized& rowwise,
-                   const moire_quantized& columnwise, const moire_groups& groups);
+  void left_output(DType storage, int64_t columns, const moire_groups& groups) {
+    arena_.take_aligned(storage, groups.capacity, columns);
+  }
   // Why these steps cannot be made; nothing if they can.
   Reason refusal(const DeviceState& state) const {
     const Reason reason = reason_ ? reason_ : decoded_.supports(state);
