@@ -86,26 +86,24 @@ __global__ void __launch_bounds__(kThreads) scatter_kernel(WeightScatter args, R
   if (args.zeroes_tail && thread >= in_use && thread < args.groups.capacity) args.probs[thread] = 0;
 }
 
-void scatter_weights(Launcher& launcher, const PermuteArgs& args) {
-  const TensorView topk_weights(args.topk_weights);
-  const WeightScatter scatter{.topk_weights = matrix_of<const float>(topk_weights),
-                              .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
-                              .probs = vector_of<float>(args.probs),
-                              .k = static_cast<uint32_t>(topk_weights.shape[1]),
-                              .num_choices = topk_weights.num_elements(),
-                              .groups = args.groups,
-                              .zeroes_tail = args.tail == MOIRE_TAIL_ZERO};
-  const int64_t threads = std::max(scatter.num_choices, args.groups.capacity);
-  launcher.launch(scatter_kernel, {blocks_for(threads, kThreads), kThreads}, scatter,
-                  launcher.reporter());
-}
-
 Status run(const Context& context, const PermuteArgs& args) {
   Launcher launcher(context, "permute");
   if (args.rows.rank != 0) {
     gather_rows(launcher, args.x, args.gather_idx, "gather_idx", args.rows, args.groups, args.tail);
   }
-  if (args.probs.rank != 0) scatter_weights(launcher, args);
+  if (args.probs.rank != 0) {
+    const TensorView topk_weights(args.topk_weights);
+    const WeightScatter scatter{.topk_weights = matrix_of<const float>(topk_weights),
+                                .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
+                                .probs = vector_of<float>(args.probs),
+                                .k = static_cast<uint32_t>(topk_weights.shape[1]),
+                                .num_choices = topk_weights.num_elements(),
+                                .groups = args.groups,
+                                .zeroes_tail = args.tail == MOIRE_TAIL_ZERO};
+    const int64_t threads = std::max(scatter.num_choices, args.groups.capacity);
+    launcher.launch(scatter_kernel, {blocks_for(threads, kThreads), kThreads}, scatter,
+                    launcher.reporter());
+  }
   return launcher.status();
 }
 

@@ -161,18 +161,6 @@ decltype(auto) with_types(const UnpermuteArgs& args, F&& f) {
   });
 }
 
-void gather_weights(Launcher& launcher, const UnpermuteArgs& args) {
-  const TensorView topk_weights(args.topk_weights), probs(args.probs);
-  const WeightGather gather{.probs = vector_of<const float>(probs),
-                            .num_rows = probs.columns(),
-                            .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
-                            .topk_weights = matrix_of<float>(topk_weights),
-                            .num_choices = topk_weights.num_elements(),
-                            .k = static_cast<uint32_t>(topk_weights.columns())};
-  launcher.launch(gather_kernel, {blocks_for(gather.num_choices, kThreads), kThreads}, gather,
-                  launcher.reporter());
-}
-
 Status run(const Context& context, const UnpermuteArgs& args) {
   Launcher launcher(context, "unpermute");
   if (args.y.rank != 0) {
@@ -183,7 +171,17 @@ Status run(const Context& context, const UnpermuteArgs& args) {
                       operands, launcher.reporter());
     });
   }
-  if (args.topk_weights.rank != 0) gather_weights(launcher, args);
+  if (args.topk_weights.rank != 0) {
+    const TensorView topk_weights(args.topk_weights), probs(args.probs);
+    const WeightGather gather{.probs = vector_of<const float>(probs),
+                              .num_rows = probs.columns(),
+                              .scatter_idx = indices_of(args.scatter_idx, "scatter_idx"),
+                              .topk_weights = matrix_of<float>(topk_weights),
+                              .num_choices = topk_weights.num_elements(),
+                              .k = static_cast<uint32_t>(topk_weights.columns())};
+    launcher.launch(gather_kernel, {blocks_for(gather.num_choices, kThreads), kThreads}, gather,
+                    launcher.reporter());
+  }
   return launcher.status();
 }
 
