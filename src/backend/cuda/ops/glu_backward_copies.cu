@@ -185,57 +185,51 @@ __device__ inline void quantize_tiles(const BackwardArgs<kScaling, Columns>& arg
                                       const Reporter& reporter,
                                       const NonFiniteReporter& grad_z_notes,
                                       const NonFiniteReporter& act_notes) {
-  const auto quantize = [&](const QuantizeTiles<TileRows<kScaling>>& copies, uint32_t first_column,
-                            const NonFiniteReporter& notes, bool zeroes_rows = true) {
-    const auto column = static_cast<int>(first_column);
-    if (column >= copies.source.columns) return;  // a pair's second tile may not be there
-    const TilePart<kScaling> tile(index, rows, column, copies.source.columns);
-    if (copies.zeroes_tail) zero_tail(copies, tile, zeroes_rows);
-    if (tile.is_empty) return;
-    Rows<kScaling, TileRows<kScaling>> values;
-    copies.source.load(tile, reporter, values);
-    const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
-    if (met == kIsOdd) note_first_of(copies, tile, values, reporter, notes);
-  };
-#pragma unroll 1
-  for (uint32_t i = 0; i < kActTile<Columns>; ++i) {
-    quantize(args.grad_z, args.first_column(first_f, i), grad_z_notes, i == 0);
-  }
-  if (args.act.columnwise.is_present()) quantize(args.act, first_f, act_notes);
-}
-
-// The same of MXFP8: two warps have a tile, the others the next.
-template <class Columns>
-__device__ inline void quantize_tiles(const BackwardArgs<MOIRE_SCALING_MXFP8, Columns>& args,
-                                      uint32_t index, const RowRange& rows, uint32_t first_f,
-                                      const Reporter& reporter,
-                                      const NonFiniteReporter& grad_z_notes,
-                                      const NonFiniteReporter& act_notes) {
-  using MxRows = TileRows<MOIRE_SCALING_MXFP8>;
-  const uint32_t first_in_tile = kEight * MxRows::first_piece_of_warp();
-  if (args.grad_z.zeroes_tail) {
-    const MxRows::Part tile(index, rows, 0, args.grad_z.source.columns);
-    zero_tail(args.grad_z, tile);
-    zero_tail(args.act, tile);
-  }
-  const uint32_t tiles = kActTile<Columns> + (args.act.columnwise.is_present() ? 1 : 0);
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x / kWarp / 2; i < tiles && rows.size() > 0; i += 2) {
-    const bool is_act = i == kActTile<Columns>;
-    const uint32_t first = is_act ? first_f : args.first_column(first_f, i);
-    const uint32_t end = args.end_column(first, is_act), column = first + first_in_tile;
-    if (column >= end) continue;
-    const MxRows::Part tile(index, rows, static_cast<int>(column), static_cast<int>(end));
-    const QuantizeTiles<MxRows>& copies = is_act ? args.act : args.grad_z;
-    const NonFiniteReporter& notes = is_act ? act_notes : grad_z_notes;
-    Rows<MOIRE_SCALING_MXFP8, MxRows> values;
-    copies.source.load(tile, reporter, values);
-    const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
-    if (met >= kIsLeft) {
-      quantize_any(copies, tile, reporter, notes);
-    } else if (met == kIsOdd) {
-      note_first(copies, tile, reporter, notes);
+  using Source = TileRows<kScaling>;
+  if constexpr (Source::Tile::kIsMx) {  // two warps have a tile, the others the next
+    const uint32_t first_in_tile = kEight * Source::first_piece_of_warp();
+    if (args.grad_z.zeroes_tail) {
+      const TilePart<kScaling> tile(index, rows, 0, args.grad_z.source.columns);
+      zero_tail(args.grad_z, tile);
+      zero_tail(args.act, tile);
     }
+    const uint32_t tiles = kActTile<Columns> + (args.act.columnwise.is_present() ? 1 : 0);
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x / kWarp / 2; i < tiles && rows.size() > 0; i += 2) {
+      const bool is_act = i == kActTile<Columns>;
+      const uint32_t first = is_act ? first_f : args.first_column(first_f, i);
+      const uint32_t end = args.end_column(first, is_act), column = first + first_in_tile;
+      if (column >= end) continue;
+      const TilePart<kScaling> tile(index, rows, static_cast<int>(column), static_cast<int>(end));
+      const QuantizeTiles<Source>& copies = is_act ? args.act : args.grad_z;
+      const NonFiniteReporter& notes = is_act ? act_notes : grad_z_notes;
+      Rows<kScaling, Source> values;
+      copies.source.load(tile, reporter, values);
+      const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
+      if (met >= kIsLeft) {
+        quantize_any(copies, tile, reporter, notes);
+      } else if (met == kIsOdd) {
+        note_first(copies, tile, reporter, notes);
+      }
+    }
+  } else {
+    const auto quantize = [&](const QuantizeTiles<Source>& copies, uint32_t first_column,
+                              const NonFiniteReporter& notes, bool zeroes_rows = true) {
+      const auto column = static_cast<int>(first_column);
+      if (column >= copies.source.columns) return;  // a pair's second tile may not be there
+      const TilePart<kScaling> tile(index, rows, column, copies.source.columns);
+      if (copies.zeroes_tail) zero_tail(copies, tile, zeroes_rows);
+      if (tile.is_empty) return;
+      Rows<kScaling, Source> values;
+      copies.source.load(tile, reporter, values);
+      const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
+      if (met == kIsOdd) note_first_of(copies, tile, values, reporter, notes);
+    };
+#pragma unroll 1
+    for (uint32_t i = 0; i < kActTile<Columns>; ++i) {
+      quantize(args.grad_z, args.first_column(first_f, i), grad_z_notes, i == 0);
+    }
+    if (args.act.columnwise.is_present()) quantize(args.act, first_f, act_notes);
   }
 }
 
