@@ -178,7 +178,6 @@ __device__ void fold(const Codes& args, const Square& square, uint32_t (&w)[kBlo
   });
 }
 
-// Writes a square transposed.
 __device__ void store_square_transposed(const Codes& args, const Square& square,
                                         uint32_t (&w)[kBlocks][kRows]) {
   __shared__ Transposed transposed;

@@ -11,11 +11,9 @@
 
 namespace moire::cuda {
 
-// Blocks, threads, bytes of dynamic shared memory.
 struct LaunchShape {
-  dim3 grid;
-  dim3 block;
-  size_t shared_bytes = 0;
+  dim3 grid, block;
+  size_t shared_bytes = 0;  // dynamic ones
 };
 
 // Blocks that cover so many items. What no grid holds is a number that CUDA refuses.
