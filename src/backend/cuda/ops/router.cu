@@ -31,15 +31,6 @@ __device__ uint32_t rank_of(float choice) {
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }
 
-__device__ void set_index(const Operands& args, int64_t token, int j, int expert) {
-  const int64_t i = token * args.idx_stride + j;
-  if (args.idx_is_int64) {
-    static_cast<int64_t*>(args.topk_idx)[i] = expert;
-  } else {
-    static_cast<int32_t*>(args.topk_idx)[i] = expert;
-  }
-}
-
 template <class Team, int kPerThread>
 __global__ void __launch_bounds__(kRouterThreads, 2) route_kernel(Operands args) {
   constexpr int kTeams = kRouterThreads / Team::kThreads;
@@ -76,7 +67,12 @@ __global__ void __launch_bounds__(kRouterThreads, 2) route_kernel(Operands args)
       if (TeamScores::expert(i) == e) ranks[i] = kTaken;
     }
     if (j % Team::kThreads == Team::index()) {
-      set_index(args, token, j, e);
+      const int64_t i = token * args.idx_stride + j;
+      if (args.idx_is_int64) {
+        static_cast<int64_t*>(args.topk_idx)[i] = e;
+      } else {
+        static_cast<int32_t*>(args.topk_idx)[i] = e;
+      }
       weights[j] = score;
     }
   }
