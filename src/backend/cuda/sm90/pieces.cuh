@@ -94,7 +94,10 @@ class AtOnce {
       if constexpr (!Epilogue::kStagesAll) epilogue_.stage(buffers_, part, i, sums);
       if constexpr (Epilogue::kNumSlices > 0) compute(part, i);
       buffers_.release([&] { epilogue_.store(buffers_, part, i); });
-      if constexpr (Epilogue::kReadsBack) read_back(part, i);
+      if constexpr (Epilogue::kReadsBack) {
+        epilogue_.read_back(buffers_, part, i);
+        buffers_.join();  // the leader loads nothing into buffers that others still read
+      }
       if constexpr (Epilogue::kLoads) load_later(part, i);
       epilogue_.finish(part, i);
     }
@@ -124,12 +127,6 @@ class AtOnce {
     for (int slice = 0; slice < Epilogue::kNumSlices; ++slice) {
       epilogue_.compute(buffers_, part, i, slice);
     }
-  }
-  // The leader loads nothing into buffers that others still read.
-  template <class Part>
-  __device__ void read_back(const Part& part, int i) {
-    epilogue_.read_back(buffers_, part, i);
-    buffers_.join();
   }
   // Piece i is on its way out. The next load goes where the piece before it was, which has left
   // its buffers or will soon; or, where there is room for one piece only, in its own place.
