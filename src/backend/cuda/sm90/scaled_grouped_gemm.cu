@@ -8,12 +8,6 @@
 namespace moire::cuda::sm90::scaled {
 namespace {
 
-TileScales tile_scales(const TensorView& scales) {
-  const auto stride = static_cast<int32_t>(scales.stride());
-  const auto tiles = static_cast<int32_t>(scales.shape[1]);
-  return {static_cast<const float*>(scales.data), tiles * stride, stride, tiles - 1};
-}
-
 struct Call : ProductCall<GroupedGemmArgs> {
   Call(const DeviceState& device, const GroupedGemmArgs& given, const Workspace& workspace)
       : ProductCall(device, given, workspace),
@@ -26,6 +20,9 @@ struct Call : ProductCall<GroupedGemmArgs> {
 
   Reason supports() const {
     const Weight b(args.b);
+    const TensorView b_scales(args.b_scales);
+    // Scales of columns of b are read four at a time.
+    const bool reads_fours = b_scales.type() == DType::kE8M0 && !is_k_major(args);
     return first_of(
         {why_not_device(state), why_not_fast(args.accumulation),
          why_not_fp8({{"a", args.a}, {"b", b.tensor}}),
@@ -35,7 +32,7 @@ struct Call : ProductCall<GroupedGemmArgs> {
          why_not_tma({{"a", args.a},
                       {"a_scales", has_turned_scales_ ? row_scales_.scales() : TensorView()},
                       {"b", b.tensor},
-                      {"b_scales", column_scales()},
+                      {"b_scales", reads_fours ? b_scales : TensorView()},
                       {"d", args.d}}),
          has_turned_scales_ && is_present(args.row_idx)
              ? "a_scales are turned over, the kernel takes no row_idx beside such"
@@ -63,19 +60,17 @@ struct Call : ProductCall<GroupedGemmArgs> {
   }
 
  private:
-  // Scales of columns of b, which are read four at a time; else nothing.
-  TensorView column_scales() const {
-    const TensorView scales(args.b_scales);
-    return scales.type() == DType::kE8M0 && !is_k_major(args) ? scales : TensorView();
-  }
-
   template <class P, bool kIsE5M2>
   void launch_policy(Launcher& launcher) const {
     TensorMaps maps(launcher);
     const auto store = store_of<P, Store>(maps, args);
+    const TensorView& b_scales = b_.scales();
+    const auto stride = static_cast<int32_t>(b_scales.stride());
+    const auto tiles = static_cast<int32_t>(b_scales.shape[1]);
     const ScaledRaggedM<kIsE5M2> operands{
         ragged_m<P, Major::kK>(maps, rows_.rows(), b_.codes(), store.n, args.tail),
-        maps.matrix("a_scales", row_scales_.scales(), 1, P::kRowScales), tile_scales(b_.scales())};
+        maps.matrix("a_scales", row_scales_.scales(), 1, P::kRowScales),
+        {static_cast<const float*>(b_scales.data), tiles * stride, stride, tiles - 1}};
     launch<P>(launcher, sizes(args), args.groups, operands, store);
   }
 
