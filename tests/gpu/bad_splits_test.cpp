@@ -218,32 +218,6 @@ TEST_F(BadSplits, OfTheOpsOn8BitsAreReported) {
   }
 }
 
-TEST_F(BadSplits, OfCopiesForFp8TensorCoresAreReported) {
-  Random random;
-  TestTensor x(DType::kBF16, {25, 264});
-  x.randomize(random);
-  const int64_t rows = transposed_rows(25, 3);
-  const TestTensor codes(DType::kE4M3, {25, 264}), turned(DType::kFP32, {3, rows});
-  const TestTensor transposed(DType::kE4M3, {264, rows}), scales(DType::kFP32, {rows / 128, 264});
-  const TestCopy beside(DType::kE4M3, MOIRE_SCALING_MXFP8, MOIRE_COLUMNWISE, batch.groups(), 264);
-  QuantizeArgs args;
-  args.source = x;
-  args.scaling = MOIRE_SCALING_FP8_BLOCK;
-  args.fractional_scales = kFoldedScales;
-  args.rowwise = Quantized(codes, turned);
-  args.groups = batch.groups();
-  args.tail = MOIRE_TAIL_UNTOUCHED;
-  for (const moire_quantized& columnwise :
-       {moire_quantized(Quantized(transposed, scales)), moire_quantized(beside)}) {
-    args.columnwise = columnwise;
-    expect_reported(batch, "quantize", [&] { return quantize(alone(), args); });
-  }
-  for (const TestTensor* t :
-       {&codes, &turned, &transposed, &scales, &beside.data, &beside.scales}) {
-    EXPECT_TRUE(t->is_undamaged());
-  }
-}
-
 TEST_F(BadSplits, OfConvertScalesAreReported) {
   for (const int32_t layout : {MOIRE_SCALES_DENSE, MOIRE_SCALES_PADDED, MOIRE_SCALES_SWIZZLED}) {
     for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {

@@ -1,7 +1,9 @@
 // Copies as FP8 tensor cores read them: MXFP8 that the quantiser has folded, to the byte what
 // core/fp8.h makes of the CPU's copies, and the scales of rows turned over, with which a product
 // has the bits that it has with scales as they are.
+#include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/fp8.h"
@@ -204,6 +206,36 @@ TEST_F(GpuFolds, WithATail) {
   args.scaling = MOIRE_SCALING_MXFP8;
   EXPECT_TRUE(fails(run(Tested::alone(context()), args), Code::kInvalidArgument,
                     "fractional_scales is 2 (folded)"));
+}
+
+// Whatever the splits are, nothing is written outside of the copies (StagedCall's guards).
+TEST_F(GpuFolds, ByWrongSplitsInsideTheCopiesAlone) {
+  Random random;
+  Batch batch({5, 0, 18}, 2);
+  const std::vector<int64_t> right = batch.offsets();
+  QuantizeCall call(DType::kBF16, DType::kE4M3, MOIRE_SCALING_MXFP8, batch.groups(), 264);
+  call.source.randomize(random);
+  const int64_t rows = transposed_rows(25, 3);
+  const TestTensor turned = turned_scales(batch.groups(), 264),
+                   transposed(DType::kE4M3, {264, rows}), scales(DType::kFP32, {rows / 128, 264});
+  call.args.scaling = MOIRE_SCALING_FP8_BLOCK;
+  call.args.fractional_scales = kFoldedScales;
+  call.args.rowwise = Quantized(call.rowwise.data, turned);
+  for (const moire_quantized& columnwise :
+       {moire_quantized(Quantized(transposed, scales)), moire_quantized(call.columnwise)}) {
+    call.args.columnwise = columnwise;
+    for (const auto& [index, value] : std::vector<std::pair<size_t, int64_t>>{
+             {0, 3}, {1, -4}, {2, 2}, {3, 26}, {3, int64_t{1} << 40}}) {
+      batch.offsets()[index] = value;
+      EXPECT_TRUE(fails(run(Tested::alone(context()), call.args), Code::kInvalidArgument, "group"));
+      batch.offsets() = right;
+      EXPECT_TRUE(succeeds(run(Tested::alone(context()), call.args)));
+    }
+  }
+  for (const TestTensor& t : {call.rowwise.data, turned, transposed, scales, call.columnwise.data,
+                              call.columnwise.scales}) {
+    EXPECT_TRUE(t.is_undamaged());
+  }
 }
 
 class TurnedScales : public Hopper {};
