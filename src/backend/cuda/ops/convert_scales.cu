@@ -9,6 +9,7 @@
 
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/scan.cuh"
+#include "backend/cuda/device/transposed_tile.cuh"
 #include "backend/cuda/device/warp.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
@@ -21,8 +22,8 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 // Of groups: each adds up all groups before its own.
 constexpr int64_t kMostParts = 1024;
-// Blocks, about, that a GPU is given.
-constexpr int64_t kBlocks = 2048;
+// Blocks, about, that a GPU is given: a wave of a large one, each of which finds its place once.
+constexpr int64_t kBlocks = 528;
 
 struct Side {
   uint8_t* data;
@@ -39,8 +40,8 @@ struct Conversion {
   moire_groups groups;
   int64_t groups_per_part;
   uint32_t slices;
-  bool moves_squares;
-  const char* names[2];  // of source and target, literals
+  bool moves_squares, moves_words;  // words: on the side that is not padded, too
+  const char* names[2];             // of source and target, literals
 };
 
 // Rows of a layout without gaps that the groups before `end` take up; the block calls it together.
@@ -68,75 +69,106 @@ __device__ GroupScales place(const Side& side, const Conversion& args, int64_t g
   return at;
 }
 
-// Sixteen scales of a thread: four blocks, which are a word on the side that is padded, of four
-// rows or columns (outers). Swizzled, those of outers 32 apart lie side by side.
+// Sixteen scales of a thread: four blocks, which are a word on the padded side, of each of four
+// neighbouring rows or columns (outers).
 struct Square {
-  static constexpr int kSide = 4;
   uint32_t o, b, outers, blocks;  // the first ones; how many there are
-  uint32_t step;                  // between outers
-  uint32_t words[kSide];
+  uint32_t words[4];
 
-  __device__ bool has_outer(int i) const { return o + step * i < outers; }
+  __device__ bool has_outer(uint32_t i) const { return o + i < outers; }
+  __device__ bool has_block(uint32_t j) const { return b + j < blocks; }
   // Calls move(i, j, its byte) for each scale that there is, of bytes so far apart.
   template <class Move>
   __device__ void for_each_byte(uint8_t* first, int64_t to_outer, int64_t to_block, Move&& move) {
 #pragma unroll
-    for (int i = 0; i < kSide; ++i) {
+    for (uint32_t i = 0; i < 4; ++i) {
 #pragma unroll
-      for (int j = 0; j < kSide; ++j) {
-        if (has_outer(i) && b + j < blocks) move(i, j, first[step * i * to_outer + j * to_block]);
+      for (uint32_t j = 0; j < 4; ++j) {
+        if (has_outer(i) && has_block(j)) move(i, j, first[i * to_outer + j * to_block]);
       }
     }
   }
-  // Calls move(the word in memory, i) for each outer that there is.
+  // Calls move(a word in memory, its own) for each that there is: of outers, or, of blocks that lie
+  // along the outers, of those.
   template <class Move>
-  __device__ void for_each_word(uint8_t* first, int64_t to_outer, Move&& move) {
+  __device__ void for_each_word(uint8_t* first, int64_t pitch, bool are_outers, Move&& move) {
 #pragma unroll
-    for (int i = 0; i < kSide; ++i) {
-      if (has_outer(i)) move(*reinterpret_cast<uint32_t*>(first + i * to_outer), words[i]);
+    for (uint32_t i = 0; i < 4; ++i) {
+      const bool is_there =
+          are_outers ? has_outer(i) && has_block(0) : has_block(i) && has_outer(0);
+      if (is_there) move(*reinterpret_cast<uint32_t*>(first + i * pitch), words[i]);
     }
   }
 };
 
-// A square from one side to the other. Swizzled ones are whole: behind a group's last outer there
-// are zeros.
-__device__ void move_square(const Conversion& args, const GroupScales& from, const GroupScales& to,
-                            Square& square) {
-  const bool packs = args.source.is_canonical(), is_rowwise = args.direction == MOIRE_ROWWISE;
-  const GroupScales& padded = packs ? to : from;
-  uint8_t* const words =
-      (packs ? args.target : args.source).data + padded.offset(square.o, square.b);
-  const GroupScales& plain = packs ? from : to;
-  uint8_t* const bytes =
-      (packs ? args.source : args.target).data + plain.offset(square.o, square.b);
-  const int64_t to_outer = is_rowwise ? plain.pitch : 1, to_block = is_rowwise ? 1 : plain.pitch;
-  const bool is_swizzled = padded.layout == MOIRE_SCALES_SWIZZLED;
-  if (packs) {
-    square.for_each_byte(bytes, to_outer, to_block, [&](int i, int j, uint8_t byte) {
-      square.words[i] |= uint32_t{byte} << (8 * j);
-    });
-    if (is_swizzled) {
-      const auto& w = square.words;
-      *reinterpret_cast<uint4*>(words) = {w[0], w[1], w[2], w[3]};
-    } else {
-      square.for_each_word(words, padded.padded_blocks,
-                           [](uint32_t& word, uint32_t own) { word = own; });
+// Words i of four neighbouring lanes become those of lane i. A warp calls it together.
+__device__ inline void transpose_lanes(uint32_t (&w)[4]) {
+#pragma unroll
+  for (uint32_t bit = 1; bit < 4; bit *= 2) {
+    const bool is_upper = (threadIdx.x & bit) != 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      if ((i & bit) != 0) continue;
+      const uint32_t got = __shfl_xor_sync(kAllLanes, is_upper ? w[i] : w[i + bit], bit);
+      (is_upper ? w[i] : w[i + bit]) = got;
     }
+  }
+}
+
+// Between a square and the side that is not padded, whose bytes begin at `first`.
+__device__ void move_plain(const Conversion& args, const GroupScales& plain, uint8_t* first,
+                           Square& square) {
+  const bool packs = args.source.is_canonical(), is_rowwise = args.direction == MOIRE_ROWWISE;
+  if (args.moves_words) {
+    if (!packs && !is_rowwise) transpose_four(square.words);
+    square.for_each_word(first, plain.pitch, is_rowwise,
+                         [&](uint32_t& word, uint32_t& own) { packs ? own = word : word = own; });
+    if (packs && !is_rowwise) transpose_four(square.words);
     return;
   }
-  square.for_each_word(words, is_swizzled ? 4 : padded.padded_blocks,
-                       [](uint32_t& word, uint32_t& own) { own = word; });
-  square.for_each_byte(bytes, to_outer, to_block, [&](int i, int j, uint8_t& byte) {
-    byte = static_cast<uint8_t>(square.words[i] >> (8 * j));
+  const int64_t to_outer = is_rowwise ? plain.pitch : 1, to_block = is_rowwise ? 1 : plain.pitch;
+  square.for_each_byte(first, to_outer, to_block, [&](uint32_t i, uint32_t j, uint8_t& byte) {
+    if (packs) {
+      square.words[i] |= uint32_t{byte} << (8 * j);
+    } else {
+      byte = static_cast<uint8_t>(square.words[i] >> (8 * j));
+    }
   });
+}
+
+// Between a square and the padded side. Swizzled, four words that lie side by side are of outers 32
+// apart, which neighbouring lanes have: behind a group's last outer there are zeros.
+__device__ void move_padded(const Conversion& args, const GroupScales& padded, uint8_t* data,
+                            Square& square) {
+  const bool packs = args.source.is_canonical();
+  if (padded.layout == MOIRE_SCALES_PADDED) {
+    uint8_t* const first = data + padded.offset(square.o, square.b);
+    square.for_each_word(first, padded.padded_blocks, true,
+                         [&](uint32_t& word, uint32_t& own) { packs ? word = own : own = word; });
+    return;
+  }
+  const uint32_t lane = threadIdx.x % 4, outer = square.o - 32 * lane + lane;
+  auto* const row = reinterpret_cast<uint4*>(data + padded.offset(outer, square.b));
+  if (packs) transpose_lanes(square.words);
+  auto& w = square.words;
+  if (square.has_block(0)) {
+    if (packs) {
+      *row = {w[0], w[1], w[2], w[3]};
+    } else {
+      const uint4 v = *row;
+      w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+    }
+  }
+  if (!packs) transpose_lanes(square.words);
 }
 
 // This block's slice of a group whose scales lie in fours on one side: a warp moves eight squares
 // of outers by four of blocks at once.
 __device__ void move_squares(const Conversion& args, const RowRange& rows, const GroupScales& from,
                              const GroupScales& to, uint32_t slice) {
-  const bool is_rowwise = args.direction == MOIRE_ROWWISE;
-  const bool is_swizzled = max(from.layout, to.layout) == MOIRE_SCALES_SWIZZLED;
+  const bool is_rowwise = args.direction == MOIRE_ROWWISE, packs = args.source.is_canonical();
+  const GroupScales &plain = packs ? from : to, &padded = packs ? to : from;
+  const bool is_swizzled = padded.layout == MOIRE_SCALES_SWIZZLED;
   const auto outers = static_cast<uint32_t>(is_rowwise ? rows.size() : args.k);
   const auto blocks = static_cast<uint32_t>(ceil_div(is_rowwise ? args.k : rows.size(), kMxBlock));
   const uint32_t across = ceil_div(blocks, 16U);
@@ -144,13 +176,17 @@ __device__ void move_squares(const Conversion& args, const RowRange& rows, const
   const uint32_t lane = threadIdx.x % kWarp;
   for (uint32_t i = slice * kWarps + threadIdx.x / kWarp; i < across * down;
        i += args.slices * kWarps) {
-    const uint32_t number = 8 * (i / across) + lane / 4;
-    Square square{.o = is_swizzled ? number / 32 * 128 + number % 32 : 4 * number,
-                  .b = 16 * (i % across) + 4 * (lane % 4),
+    const uint32_t n = 8 * (i / across) + lane % 8;
+    const uint32_t swizzled = n / 32 * 128 + n % 4 * 32 + n / 4 % 8 * 4;
+    Square square{.o = is_swizzled ? swizzled : 4 * n,
+                  .b = 16 * (i % across) + 4 * (lane / 8),
                   .outers = outers,
-                  .blocks = blocks,
-                  .step = is_swizzled ? 32U : 1U};
-    if (square.has_outer(0) && square.b < blocks) move_square(args, from, to, square);
+                  .blocks = blocks};
+    uint8_t* const first =
+        (packs ? args.source : args.target).data + plain.offset(square.o, square.b);
+    if (packs) move_plain(args, plain, first, square);
+    move_padded(args, padded, (packs ? args.target : args.source).data, square);
+    if (!packs) move_plain(args, plain, first, square);
   }
 }
 
@@ -235,6 +271,13 @@ bool moves_squares(const ConvertScalesArgs& args) {
          std::max(source.num_elements(), target.num_elements()) < (int64_t{1} << 31);
 }
 
+// Whether the other side opens with whole words, too: four blocks of a row, or four columns.
+bool moves_words(const ConvertScalesArgs& args) {
+  const TensorView plain(args.from == MOIRE_SCALES_CANONICAL ? args.source : args.target);
+  return plain.stride() % 4 == 0 && plain.columns() % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(plain.data) % 4 == 0;
+}
+
 Status run(const Context& context, const ConvertScalesArgs& args) {
   Launcher launcher(context, "convert_scales");
   const TensorView target(args.target);
@@ -254,6 +297,7 @@ Status run(const Context& context, const ConvertScalesArgs& args) {
       std::min(ceil_div(target.num_elements(), parts * bytes_per_slice), ceil_div(kBlocks, parts));
   move.slices = static_cast<uint32_t>(std::max<int64_t>(1, slices));
   move.moves_squares = moves_squares(args);
+  move.moves_words = moves_words(args);
   move.names[0] = "source";
   move.names[1] = "target";
   launcher.launch(convert_kernel, {blocks_for(parts * move.slices, 1), kThreads}, move,
