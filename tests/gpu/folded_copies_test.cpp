@@ -221,6 +221,7 @@ TEST_F(GpuFolds, ByWrongSplitsInsideTheCopiesAlone) {
   call.args.scaling = MOIRE_SCALING_FP8_BLOCK;
   call.args.fractional_scales = kFoldedScales;
   call.args.rowwise = Quantized(call.rowwise.data, turned);
+  call.args.tail = MOIRE_TAIL_UNTOUCHED;
   for (const moire_quantized& columnwise :
        {moire_quantized(Quantized(transposed, scales)), moire_quantized(call.columnwise)}) {
     call.args.columnwise = columnwise;
