@@ -47,13 +47,14 @@ inline bool is_values(const moire_quantized& q) {  // of MXFP8, in BF16 and with
 MOIRE_HOST_DEVICE constexpr int64_t transposed_rows(int64_t capacity, int64_t num_groups) {
   return product(sum(capacity / 128, num_groups), 128);
 }
-// The scales of a rowwise one may be turned over to [ceil(k / 128), transposed_rows], those of row
-// i in column i. With groups, neither shape is ever the other's: there are more transposed rows
-// than rows.
+// The scales of a rowwise one, in expert order, may be turned over to [ceil(k / 128),
+// transposed_rows], row i's in column i. With groups, no shape is ever the other's: there are more
+// transposed rows than rows.
 inline bool has_turned_scales(const TensorView& data, const TensorView& scales,
                               const moire_groups& groups) {
   if (data.rank != 2 || scales.rank != 2 || scales.type() != DType::kFP32) return false;
-  return groups.num_groups > 0 && scales.shape[0] == ceil_div(data.shape[1], 128) &&
+  return groups.num_groups > 0 && data.shape[0] == groups.capacity &&
+         scales.shape[0] == ceil_div(data.shape[1], 128) &&
          scales.shape[1] == transposed_rows(groups.capacity, groups.num_groups);
 }
 inline bool is_transposed(const TensorView& data, const TensorView& scales,

@@ -95,8 +95,7 @@ bool check_operand_scales(ArgumentCheck& check, const ScaledTensor& t, int32_t d
                           const Groups& groups, NamedSize columns) {
   if (!has_scales(check, t)) return check.ok();
   ScaledShape shape(groups, columns);
-  if (direction == MOIRE_ROWWISE &&
-      has_turned_scales(t.data.tensor, t.scales.tensor, groups)) {
+  if (direction == MOIRE_ROWWISE && has_turned_scales(t.data.tensor, t.scales.tensor, groups)) {
     return check_turned(check, t.scales);
   }
   const int64_t rows = t.data.tensor.shape[0];
@@ -177,8 +176,7 @@ bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_
                       bool may_fold) {
   if (fractional_scales == kFoldedScales) {
     return check.require(may_fold && check.context().device() != Device::kCpu,
-                         "fractional_scales is 2 (folded), needs a ragged copy with fp32 scales, "
-                         "on a GPU");
+                         "fractional_scales is 2 (folded), needs a ragged copy, on a GPU");
   }
   return check.require(fractional_scales == 0 || scaling != MOIRE_SCALING_MXFP8,
                        "fractional_scales is 1, but the scales of MXFP8 are powers of two");
@@ -190,11 +188,12 @@ bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
   check_copy(check, copies.columnwise_name, copies.columnwise, MOIRE_COLUMNWISE, groups, columns);
   const moire_quantized &r = copies.rowwise, &c = copies.columnwise;
   check_fractional(check, scaling_of(is_present(r) ? r : c), fractional_scales, true);
-  return check.require(!is_present(r) || !is_present(c) || scaling_of(r) == scaling_of(c) ||
-                           fractional_scales == kFoldedScales,
-                       copies.rowwise_name, ".scales is ", TensorView(r.scales), " but ",
-                       copies.columnwise_name, ".scales is ", TensorView(c.scales),
-                       ": both copies must be quantised alike");
+  const bool is_beside_folded = fractional_scales == kFoldedScales && !is_values(c) &&
+                                scaling_of(r) == MOIRE_SCALING_FP8_BLOCK;
+  return check.require(
+      !is_present(r) || !is_present(c) || scaling_of(r) == scaling_of(c) || is_beside_folded,
+      copies.rowwise_name, ".scales is ", TensorView(r.scales), " but ", copies.columnwise_name,
+      ".scales is ", TensorView(c.scales), ": both copies must be quantised alike");
 }
 
 }  // namespace moire

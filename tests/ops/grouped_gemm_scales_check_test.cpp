@@ -1,6 +1,7 @@
 // What the grouped GEMMs say of FP8 operands whose scales do not fit them.
 #include <gtest/gtest.h>
 
+#include "core/scale_shapes.h"
 #include "tests/ops/grouped_gemm_rejects.h"
 
 namespace moire::test {
@@ -189,6 +190,17 @@ TEST_F(ScalesCheck, ExplainsTheBytesOfScales) {
   ASSERT_TRUE(succeeds(run(explaining, gathered)));
   EXPECT_EQ(explaining.explanation().at(1).bytes_read,
             70 * 64 + 70 * 2 + 70 * 4 + weights + vectors);
+}
+
+// T = ceil(k / 128) = 128 (capacity / 128 + G): scales as they are, in the shape of others that are
+// turned over.
+TEST(TurnedScales, AreOfRowsInExpertOrder) {
+  const moire_groups groups{nullptr, 1, 100};
+  const TensorView gathered(nullptr, DType::kE4M3, {128, 16384});
+  const TensorView ordered(nullptr, DType::kE4M3, {100, 16384});
+  const TensorView scales(nullptr, DType::kFP32, {128, 128});
+  EXPECT_FALSE(has_turned_scales(gathered, scales, groups));
+  EXPECT_TRUE(has_turned_scales(ordered, scales, groups));
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ TEST_F(QuantizeErrors, NameDataSourceAndScaling) {
   args.fractional_scales = 1;
   expect("fractional_scales is 1, but the scales of MXFP8 are powers of two");
   args.fractional_scales = 2;
-  expect("fractional_scales is 2 (folded), needs a ragged copy with fp32 scales, on a GPU");
+  expect("fractional_scales is 2 (folded), needs a ragged copy, on a GPU");
   args.fractional_scales = 3;
   expect("fractional_scales is 3, must be 0 to 2");
   args.tail = 2;
