@@ -22,7 +22,7 @@ class Steps {
   explicit Steps(const Context& context) : context_(context), is_measuring_(true) {}
   // Runs the composite of this name, whose pieces and scratch have been measured.
   Steps(std::string_view name, const Context& context, Workspace workspace, const Steps& measured)
-      : arena(workspace), context_(context.within({name, {}})) {
+      : arena(workspace), context_(context.within({name, {}})), answers_(measured.answers_) {
     Arena pieces(workspace);
     pieces.take(static_cast<int64_t>(measured.arena.used()));
     scratch_ = pieces.rest();
@@ -48,11 +48,13 @@ class Steps {
     largest_ = std::max(largest_, bytes);
   }
 
-  // Whether the device has something that takes such a call.
+  // Whether the device takes such a call: asked while measuring, 32 times at most.
   template <class A>
-  bool takes(Status (*workspace)(const Context&, const A&, size_t*), const A& args) const {
+  bool takes(Status (*workspace)(const Context&, const A&, size_t*), const A& args) {
+    const uint32_t answer = 1U << num_asked_++;
     size_t bytes = 0;
-    return workspace(context_, args, &bytes).ok();
+    if (is_measuring_ && workspace(context_, args, &bytes).ok()) answers_ |= answer;
+    return (answers_ & answer) != 0;
   }
 
   const Status& status() const { return status_; }
@@ -67,6 +69,7 @@ class Steps {
   const bool is_measuring_ = false;
   Workspace scratch_ = {};
   size_t largest_ = 0;
+  uint32_t answers_ = 0, num_asked_ = 0;  // of takes()
   Status status_;
 };
 

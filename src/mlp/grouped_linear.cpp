@@ -86,8 +86,7 @@ void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
   if (is_present(args.grad_scale)) bias.bias = args.bias;
   const bool cores_make_wgrad =
       layer.cores_make_wgrad(args.grad_w, args.grad_y_columnwise, args.x_columnwise);
-  const bool grad_y_for_cores = (cores_make_wgrad || !needs_grad_w) &&
-                                (!needs_grad_x || layer.cores_multiply(w, false, args.grad_x));
+  const bool grad_y_for_cores = cores_make_wgrad && layer.cores_multiply(w, false, args.grad_x);
   const GradY grad_y =
       layer.grad_y_operands(GivenGradY(args), needs_grad_x, needs_grad_w, grad_y_for_cores, bias);
   RaggedOperand x;

@@ -154,11 +154,9 @@ MadeForCores made_for_cores(const LayerSteps& layer, const GroupedMlpBackwardArg
   const bool makes_w2 =
       layer.cores_make_wgrad(args.grad_w2, args.grad_y_columnwise, args.act_columnwise);
   const TensorView grad_act(nullptr, DType::kBF16, {args.groups.capacity, w2.weight.in_features()});
-  return {.grad_y = (makes_w2 || !is_present(args.grad_w2)) &&
-                    (!needs.grad_z || layer.cores_multiply(w2, false, grad_act)),
-          .grad_z = !is_present(args.grad_z_columnwise) &&
-                    (makes_w1 || !is_present(args.grad_w1)) &&
-                    (!is_present(args.grad_x) || layer.cores_multiply(w1, false, args.grad_x)),
+  return {.grad_y = makes_w2 && (!needs.grad_z || layer.cores_multiply(w2, false, grad_act)),
+          .grad_z = makes_w1 && !is_present(args.grad_z_columnwise) &&
+                    layer.cores_multiply(w1, false, args.grad_x),
           .x = makes_w1,
           .act = makes_w2};
 }

@@ -52,7 +52,7 @@ moire_quantized LayerSteps::core_copy(Arena& arena, DType element, int32_t direc
 
 bool LayerSteps::cores_make_wgrad(const moire_weight& grad_w, const moire_quantized& given_grad,
                                   const moire_quantized& given_x) const {
-  if (!may_use_cores() || !is_present(grad_w)) return false;
+  if (!may_use_cores() || !is_present(grad_w)) return may_use_cores();
   Arena nowhere{Workspace()};
   const auto operand = [&](const moire_quantized& given, DType element, int64_t columns) {
     return operand_of(is_present(given) ? given
@@ -65,7 +65,7 @@ bool LayerSteps::cores_make_wgrad(const moire_weight& grad_w, const moire_quanti
 }
 
 bool LayerSteps::cores_multiply(const WeightOperand& w, bool along_in, const TensorView& d) const {
-  if (!may_use_cores()) return false;
+  if (!may_use_cores() || !d.is_present()) return may_use_cores();
   Arena nowhere{Workspace()};
   const int64_t k = along_in ? w.weight.in_features() : w.weight.out_features();
   const DType rows = along_in ? DType::kE4M3 : recipe.gradient_dtype;

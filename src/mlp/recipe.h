@@ -114,8 +114,8 @@ struct LayerSteps {
   moire_quantized take_copy(DType element, int32_t direction, int64_t columns,
                             bool for_cores = false);
 
-  // Whether FP8 tensor cores would make a weight gradient, or a product of rows with `w` into `d`:
-  // what of their operands is not given had better be quantised for them then.
+  // Whether FP8 tensor cores would make a weight gradient, or a product of rows with `w` into `d`,
+  // or there is none: what of their operands is not given had better be quantised for them then.
   bool cores_make_wgrad(const moire_weight& grad_w, const moire_quantized& given_grad,
                         const moire_quantized& given_x) const;
   bool cores_multiply(const WeightOperand& w, bool along_in, const TensorView& d) const;
