@@ -14,6 +14,7 @@
 namespace moire {
 
 inline constexpr int64_t kTooLarge = std::numeric_limits<int64_t>::max();
+inline constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 // More than any address space has.
 inline constexpr int64_t kMostBytes = int64_t{1} << 56;
 

@@ -3,15 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "core/resolved_groups.h"
+#include "core/sizes.h"
 #include "ops/dispatch.h"
 
 namespace moire {
 namespace {
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 // What both passes share: logits [T, E], k of them chosen, their `weights` or the gradients of
 // those, and the scale.

@@ -2,16 +2,15 @@
 #include <moire/expert_parallel.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "core/scales_check.h"
+#include "core/sizes.h"
 #include "ops/dispatch.h"
 #include "parallel/exchange.h"
 
 namespace moire {
 namespace {
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr DType kInt32Only[] = {DType::kInt32};
 
 bool check_experts(ArgumentCheck& check, int64_t num_experts, int64_t num_ranks) {
