@@ -83,7 +83,7 @@ class Call {
   WeightForm form_;
   Arena arena_;
   QuantizeWeightArgs quantize_;
-  Steps<DequantizeArgs, kDequantize> decoded_;
+  Calls<DequantizeArgs, kDequantize> decoded_;
   std::array<std::optional<CoreCodes>, 2> cores_;
 };
 

@@ -52,11 +52,11 @@ struct QuantizeTiles {
   bool fractional, zeroes_tail;
 };
 
-// Eight values times what they are multiplied by, as codes; perhaps folded.
 __device__ inline float first_of(float multiplier) { return multiplier; }
 __device__ inline float first_of(const FoldedMultiplier& multiplier) {
   return bit_cast<float>(multiplier.bits & 0xFFFF0000U);
 }
+// Eight values times what they are multiplied by, first, as codes; perhaps folded.
 template <class T, class Multiplier>
 __device__ inline void encode_eight(uint32_t (&codes)[2], const Eight<T>& values, bool is_e5m2,
                                     Multiplier&& multiplier) {

@@ -40,8 +40,8 @@ struct TileSizes {
   __device__ static int thread() { return static_cast<int>(threadIdx.x % kTileThreads); }
 };
 
-// Tiles of which rows and columns exchange their largest magnitudes: with scales per 128 a block's,
-// with those of lines of 512 threads, for 256 would have twice the rows each, and spill.
+// Tiles of which rows and columns exchange their largest magnitudes: with scales per 128 a block's.
+// Where lines have such scales it has 512 threads: 256 would have twice the rows each, and spill.
 template <int kScaling>
 constexpr bool kHasLongLines = kScaling == MOIRE_SCALING_FP8_BLOCK || kScaling == kFoldedMx;
 template <int kScaling, int kThreads = kHasLongLines<kScaling> ? 512 : 256>

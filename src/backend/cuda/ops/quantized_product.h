@@ -43,7 +43,7 @@ struct Decodes {
 
 // Calls of one op, for an operand or an output each.
 template <class A, const Implementation<A>& kOp>
-class Steps {
+class Calls {
  public:
   // `name` is a literal.
   void add(const char* name, const A& args) { steps_[size_++] = {name, args}; }
@@ -126,8 +126,8 @@ class Around {
   std::string_view op_;  // a literal
   Decodes decodes_;
   Arena arena_;
-  Steps<DequantizeArgs, kDequantize> decoded_;
-  Steps<QuantizeArgs, kQuantize> copied_;
+  Calls<DequantizeArgs, kDequantize> decoded_;
+  Calls<QuantizeArgs, kQuantize> copied_;
   Reason reason_;  // why an operand cannot be decoded
 };
 

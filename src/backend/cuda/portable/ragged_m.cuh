@@ -68,12 +68,12 @@ __device__ GroupWeight weight_of(const RaggedM& p, int64_t group) {
   return w;
 }
 
-// Weights whose last dimension is k, or n. `position` is where an output column lies along n, of
-// either half; negative past the end.
 struct GroupRows {
   int64_t first;
   __device__ int64_t operator()(int64_t k) const { return first + k; }
 };
+// Weights whose last dimension is k, or n. `position` is where an output column lies along n, of
+// either half; negative past the end.
 template <class Engine, bool kIsNK, class Position>
 __device__ auto weight_side(const RaggedM& p, int64_t group, const Position& position) {
   if constexpr (kIsNK) {
