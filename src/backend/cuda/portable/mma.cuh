@@ -88,9 +88,14 @@ struct Mma {
     return static_cast<int>(threadIdx.x) % (kTile / kColumns) * kColumns;
   }
 
-  // Which row of which of its four matrices a lane gives ldmatrix.
+  // Which row of which of its four matrices a lane gives ldmatrix, and which half of 16 lines and
+  // of 16 of k that matrix is: of 16 x 16 on the left; of 16 columns by 16 of k on the right.
   __device__ static int matrix() { return static_cast<int>(threadIdx.x) % 32 / 8; }
   __device__ static int matrix_row() { return static_cast<int>(threadIdx.x) % 8; }
+  __device__ static int half_of_lines(bool is_left) {
+    return (is_left ? matrix() % 2 : matrix() / 2) * 8;
+  }
+  __device__ static int half_of_k(bool is_left) { return half_of_lines(!is_left); }
   __device__ static uint32_t address(const unsigned char* slice, int pitch, int row, int column) {
     return ptx::shared_address(reinterpret_cast<const uint16_t*>(slice) + row * pitch + column);
   }
@@ -148,18 +153,10 @@ struct Mma {
       if (part() == 0) scales_of(slice)[line()] = scale_;
     }
 
-    // Of 16 x 16 on the left, 16 columns by 16 of k on the right.
-    __device__ static void load_left(const unsigned char* slice, int row, int k,
-                                     uint32_t (&values)[4]) {
-      ptx::ldmatrix_x4(
-          address(slice, kAlongPitch, row + matrix() % 2 * 8 + matrix_row(), k + matrix() / 2 * 8),
-          values);
-    }
-    __device__ static void load_right(const unsigned char* slice, int column, int k,
-                                      uint32_t (&values)[4]) {
-      ptx::ldmatrix_x4(address(slice, kAlongPitch, column + matrix() / 2 * 8 + matrix_row(),
-                               k + matrix() % 2 * 8),
-                       values);
+    __device__ static void load_matrices(bool is_left, const unsigned char* slice, int line, int k,
+                                         uint32_t (&values)[4]) {
+      const int row = line + half_of_lines(is_left) + matrix_row(), column = k + half_of_k(is_left);
+      ptx::ldmatrix_x4(address(slice, kAlongPitch, row, column), values);
     }
 
    private:
@@ -220,17 +217,10 @@ struct Mma {
       for (int i = 0; i < kColumns; ++i) scales_of(slice)[first_column() + i] = scales_[i];
     }
 
-    __device__ static void load_left(const unsigned char* slice, int row, int k,
-                                     uint32_t (&values)[4]) {
-      ptx::ldmatrix_x4_transposed(
-          address(slice, kAcrossPitch, k + matrix() / 2 * 8 + matrix_row(), row + matrix() % 2 * 8),
-          values);
-    }
-    __device__ static void load_right(const unsigned char* slice, int column, int k,
-                                      uint32_t (&values)[4]) {
-      ptx::ldmatrix_x4_transposed(address(slice, kAcrossPitch, k + matrix() % 2 * 8 + matrix_row(),
-                                          column + matrix() / 2 * 8),
-                                  values);
+    __device__ static void load_matrices(bool is_left, const unsigned char* slice, int line, int k,
+                                         uint32_t (&values)[4]) {
+      const int row = k + half_of_k(is_left) + matrix_row(), column = line + half_of_lines(is_left);
+      ptx::ldmatrix_x4_transposed(address(slice, kAcrossPitch, row, column), values);
     }
 
    private:
@@ -275,13 +265,13 @@ struct Mma {
 #pragma unroll
       for (int step = 0; step < kDepth; step += kStep) {
         uint32_t a[4];
-        Left::load_left(Memory::slice(0), row, step, a);
+        Left::load_matrices(true, Memory::slice(0), row, step, a);
 #pragma unroll
         for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
           for (int pair = 0; pair < kPairs; ++pair) {
             uint32_t b[4];
-            Right::load_right(Memory::slice(1 + h), column + 16 * pair, step, b);
+            Right::load_matrices(false, Memory::slice(1 + h), column + 16 * pair, step, b);
             ptx::mma_m16n8k16<Product>(a, b[0], b[1], products[h][2 * pair]);
             ptx::mma_m16n8k16<Product>(a, b[2], b[3], products[h][2 * pair + 1]);
           }
