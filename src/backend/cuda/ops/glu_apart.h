@@ -63,8 +63,7 @@ struct GluApart : Apart {
     Arena arena(workspace);
     const int64_t rows = args.groups.capacity, columns = Weight(args.b).out_features();
     const DType storage = glu_storage(args);
-    copies.act = quantize_args(args.act_rowwise, args.act_columnwise, args.fractional_scales,
-                               args.groups, args.tail);
+    copies.act = quantize_args(args.act_rowwise, args.act_columnwise, args);
     GluArgs& glu = copies.glu;
     take(args, glu);
     glu.z = is_present(args.z) ? args.z : arena.take_aligned(storage, rows, columns);
@@ -106,10 +105,8 @@ struct GluBackwardApart : Apart {
                    const Workspace& workspace)
       : Apart{device} {
     Arena arena(workspace);
-    copies.grad_z = quantize_args(args.grad_z_rowwise, args.grad_z_columnwise,
-                                  args.fractional_scales, args.groups, args.tail);
-    copies.act =
-        quantize_args({}, args.act_columnwise, args.fractional_scales, args.groups, args.tail);
+    copies.grad_z = quantize_args(args.grad_z_rowwise, args.grad_z_columnwise, args);
+    copies.act = quantize_args({}, args.act_columnwise, args);
     GluBackwardArgs& glu = copies.glu;
     take(args, glu);
     glu.z = args.z;

@@ -34,18 +34,18 @@ inline std::optional<std::string> too_wide(std::string_view name, int64_t column
   return concat(name, " has ", columns, " columns, less than 2^30 are taken");
 }
 
-// What quantises a source, to be named by the caller, into these copies; none may be present.
-inline QuantizeArgs quantize_args(const moire_quantized& rowwise, const moire_quantized& columnwise,
-                                  int32_t fractional_scales, const moire_groups& groups,
-                                  int32_t tail) {
+// What quantises a source, to be named by the caller, into these copies of a call's; none may be
+// present.
+QuantizeArgs quantize_args(const moire_quantized& rowwise, const moire_quantized& columnwise,
+                           const auto& call) {
   QuantizeArgs args;
   if (!is_present(rowwise) && !is_present(columnwise)) return args;
   args.scaling = scaling_of(is_present(rowwise) ? rowwise : columnwise);
-  args.fractional_scales = fractional_scales;
+  args.fractional_scales = call.fractional_scales;
   args.rowwise = rowwise;
   args.columnwise = columnwise;
-  args.groups = present_groups(groups);
-  args.tail = tail;
+  args.groups = present_groups(call.groups);
+  args.tail = call.tail;
   return args;
 }
 

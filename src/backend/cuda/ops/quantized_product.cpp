@@ -14,21 +14,13 @@
 namespace moire::cuda::ops {
 namespace {
 
-// Of an operand's rows: none where it is gathered from more or fewer.
-moire_groups groups_of_rows(const auto& args) {
-  return is_present(args.row_idx) ? moire_groups{} : present_groups(args.groups);
+// Rows have no groups where they are gathered from more or fewer.
+Operand rows_of(const auto& args, const char* name, moire_tensor& data, moire_tensor& scales) {
+  return {name, data, scales, MOIRE_ROWWISE,
+          is_present(args.row_idx) ? moire_groups{} : present_groups(args.groups)};
 }
-
-// Which MXFP8 operands of such a product come decoded.
-Decodes decodes(Decoding decoding, const moire_tensor& a, const moire_tensor& a_scales,
-                const moire_tensor& b, const moire_tensor& b_scales) {
-  const auto is_beside = [](const moire_tensor& bf16, const moire_tensor& scales) {
-    return bf16.dtype == MOIRE_BF16 && scales.dtype == MOIRE_E8M0;
-  };
-  if (decoding == Decoding::kMxfp8Rows) return {true, false};
-  const bool both =
-      decoding == Decoding::kMxfp8 || is_beside(a, b_scales) || is_beside(b, a_scales);
-  return {both, both};
+Operand weight_of(const char* name, moire_weight& w, moire_tensor& scales, bool k_is_last) {
+  return {name, w.tensor, scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE, {}};
 }
 
 // Whether an output becomes its copy where that lies: values, beside which the caller asks for
@@ -43,8 +35,18 @@ bool is_copied_in_place(const moire_tensor& stored, DType storage, const moire_q
 
 }  // namespace
 
-void Around::decode(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
-                    const moire_groups& groups) {
+void Around::operands(Decoding decoding, const Operand& a, const Operand& b) {
+  const auto is_beside = [](const Operand& bf16, const Operand& mxfp8) {
+    return bf16.data.dtype == MOIRE_BF16 && mxfp8.scales.dtype == MOIRE_E8M0;
+  };
+  if (decoding == Decoding::kMxfp8Rows) return decode(a);
+  if (decoding == Decoding::kBesideBf16 && !is_beside(a, b) && !is_beside(b, a)) return;
+  decode(a);
+  decode(b);
+}
+
+void Around::decode(const Operand& operand) {
+  const auto& [name, data, scales, direction, groups] = operand;
   if (!is_fp8(data) || reason_) return;
   if (TensorView(scales).type() != DType::kE8M0) {
     reason_ = concat(name, " has fp32 scales, with which decoded elements are no bf16 numbers");
@@ -66,41 +68,36 @@ void Around::decode(const char* name, moire_tensor& data, moire_tensor& scales, 
   scales = {};
 }
 
-void Around::output(const char* name, moire_tensor& stored, DType storage, int64_t columns,
-                    moire_quantized& rowwise, moire_quantized& columnwise,
-                    int32_t fractional_scales, const moire_groups& groups, int32_t tail) {
+void Around::output(const char* name, const auto& call, moire_tensor& stored, DType storage,
+                    int64_t columns, moire_quantized& rowwise, moire_quantized& columnwise) {
   if (!is_present(rowwise) && !is_present(columnwise)) {
     rowwise = columnwise = {};  // whatever their scales' data says
     return;
   }
   const moire_quantized& copy = is_present(rowwise) ? rowwise : columnwise;
   if (is_copied_in_place(stored, storage, rowwise, columnwise)) stored = copy.data;
-  if (!is_present(stored)) stored = arena_.take_aligned(storage, groups.capacity, columns);
-  QuantizeArgs args = quantize_args(rowwise, columnwise, fractional_scales, groups, tail);
+  if (!is_present(stored)) stored = arena_.take_aligned(storage, call.groups.capacity, columns);
+  QuantizeArgs args = quantize_args(rowwise, columnwise, call);
   args.source = stored;
   copied_.add(name, args);
   rowwise = columnwise = {};
 }
 
 Around around(GroupedGemmArgs& args, Decoding decoding, Copies) {
-  Around steps("grouped_gemm",
-               decodes(decoding, args.a, args.a_scales, args.b.tensor, args.b_scales),
-               args.workspace);
+  Around steps("grouped_gemm", args.workspace);
   const bool k_is_last = (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
-  steps.operand("a", args.a, args.a_scales, MOIRE_ROWWISE, groups_of_rows(args));
-  steps.weight("b", args.b, args.b_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  steps.operands(decoding, rows_of(args, "a", args.a, args.a_scales),
+                 weight_of("b", args.b, args.b_scales, k_is_last));
   return steps;
 }
 
 Around around(GroupedGemmGluArgs& args, Decoding decoding, Copies copies) {
-  Around steps("grouped_gemm_glu",
-               decodes(decoding, args.a, args.a_scales, args.b.tensor, args.b_scales),
-               args.workspace);
+  Around steps("grouped_gemm_glu", args.workspace);
   const bool k_is_last = args.b.layout == MOIRE_OUT_IN;
   const bool stores_act = is_present(args.act);
   const DType storage = glu_storage(args);
-  steps.operand("a", args.a, args.a_scales, MOIRE_ROWWISE, groups_of_rows(args));
-  steps.weight("b", args.b, args.b_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  steps.operands(decoding, rows_of(args, "a", args.a, args.a_scales),
+                 weight_of("b", args.b, args.b_scales, k_is_last));
   const int64_t f = Weight(args.b).out_features() / num_halves(args.layout);
   if (copies == Copies::kByActivation && leaves_copies(args)) {
     if (!is_copied_in_place(args.act, storage, args.act_rowwise, args.act_columnwise)) {
@@ -108,21 +105,18 @@ Around around(GroupedGemmGluArgs& args, Decoding decoding, Copies copies) {
     }
     return steps;
   }
-  steps.output("act", args.act, storage, f, args.act_rowwise, args.act_columnwise,
-               args.fractional_scales, args.groups, args.tail);
+  steps.output("act", args, args.act, storage, f, args.act_rowwise, args.act_columnwise);
   if (!stores_act) args.tail = MOIRE_TAIL_UNTOUCHED;
   return steps;
 }
 
 Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding, Copies copies) {
-  Around steps("grouped_gemm_glu_backward",
-               decodes(decoding, args.grad_y, args.grad_y_scales, args.w2.tensor, args.w2_scales),
-               args.workspace);
+  Around steps("grouped_gemm_glu_backward", args.workspace);
   const bool k_is_last = args.w2.layout == MOIRE_IN_OUT;
   const DType storage = TensorView(args.z).type();
   const int64_t f = Weight(args.w2).in_features();
-  steps.operand("grad_y", args.grad_y, args.grad_y_scales, MOIRE_ROWWISE, groups_of_rows(args));
-  steps.weight("w2", args.w2, args.w2_scales, k_is_last ? MOIRE_ROWWISE : MOIRE_COLUMNWISE);
+  steps.operands(decoding, rows_of(args, "grad_y", args.grad_y, args.grad_y_scales),
+                 weight_of("w2", args.w2, args.w2_scales, k_is_last));
   const int64_t columns_of_z = num_halves(args.layout) * f;
   if (copies == Copies::kByActivation && leaves_copies(args)) {
     steps.left_output(storage, columns_of_z, args.groups);
@@ -132,20 +126,18 @@ Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding, Copies copies
     }
     return steps;
   }
-  steps.output("grad_z", args.grad_z, storage, columns_of_z, args.grad_z_rowwise,
-               args.grad_z_columnwise, args.fractional_scales, args.groups, args.tail);
+  steps.output("grad_z", args, args.grad_z, storage, columns_of_z, args.grad_z_rowwise,
+               args.grad_z_columnwise);
   moire_quantized no_rows{};
-  steps.output("act", args.act, storage, f, no_rows, args.act_columnwise, args.fractional_scales,
-               args.groups, args.tail);
+  steps.output("act", args, args.act, storage, f, no_rows, args.act_columnwise);
   return steps;
 }
 
 Around around(GroupedGemmWgradArgs& args, Decoding decoding, Copies) {
-  Around steps("grouped_gemm_wgrad",
-               decodes(decoding, args.a, args.a_scales, args.b, args.b_scales), args.workspace);
+  Around steps("grouped_gemm_wgrad", args.workspace);
   const moire_groups groups = present_groups(args.groups);
-  steps.operand("a", args.a, args.a_scales, MOIRE_COLUMNWISE, groups);
-  steps.operand("b", args.b, args.b_scales, MOIRE_COLUMNWISE, groups);
+  steps.operands(decoding, {"a", args.a, args.a_scales, MOIRE_COLUMNWISE, groups},
+                 {"b", args.b, args.b_scales, MOIRE_COLUMNWISE, groups});
   return steps;
 }
 

@@ -36,9 +36,12 @@ enum class Decoding { kMxfp8, kMxfp8Rows, kBesideBf16 };
 // (glu_copies.h), or all are made behind it.
 enum class Copies { kByActivation, kBehindIt };
 
-// Which FP8 operands of a product are decoded.
-struct Decodes {
-  bool rows, weights;
+// An operand of a product: rows, or weights, with FP8 blocks along `direction`.
+struct Operand {
+  const char* name;  // a literal
+  moire_tensor &data, &scales;
+  int32_t direction;
+  moire_groups groups;  // absent: of all rows
 };
 
 // Calls of one op, for an operand or an output each.
@@ -81,21 +84,13 @@ class Calls {
 // The steps around a product, found while its arguments are rewritten.
 class Around {
  public:
-  Around(std::string_view op, const Decodes& decodes, const Workspace& workspace)
-      : op_(op), decodes_(decodes), arena_(workspace) {}
+  Around(std::string_view op, const Workspace& workspace) : op_(op), arena_(workspace) {}
 
-  // Replaces FP8 rows with blocks along `direction`, all of them where no groups are given.
-  void operand(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
-               const moire_groups& groups) {
-    if (decodes_.rows) decode(name, data, scales, direction, groups);
-  }
-  void weight(const char* name, moire_weight& weight, moire_tensor& scales, int32_t direction) {
-    if (decodes_.weights) decode(name, weight.tensor, scales, direction, {});
-  }
-  // Takes the copies off the product; `stored` is present then.
-  void output(const char* name, moire_tensor& stored, DType storage, int64_t columns,
-              moire_quantized& rowwise, moire_quantized& columnwise, int32_t fractional_scales,
-              const moire_groups& groups, int32_t tail);
+  // Replaces those that come decoded; the second is the weights, if there are some.
+  void operands(Decoding decoding, const Operand& a, const Operand& b);
+  // Takes these copies off the product of a call; `stored` is present then.
+  void output(const char* name, const auto& call, moire_tensor& stored, DType storage,
+              int64_t columns, moire_quantized& rowwise, moire_quantized& columnwise);
   // The same of copies that the activation makes: they stay with it, and the memory that making
   // them behind it would take is taken all the same, so that a call's workspace does not
   // depend on how the copies are aligned.
@@ -120,11 +115,9 @@ class Around {
   }
 
  private:
-  void decode(const char* name, moire_tensor& data, moire_tensor& scales, int32_t direction,
-              const moire_groups& groups);
+  void decode(const Operand& operand);
 
   std::string_view op_;  // a literal
-  Decodes decodes_;
   Arena arena_;
   Calls<DequantizeArgs, kDequantize> decoded_;
   Calls<QuantizeArgs, kQuantize> copied_;
