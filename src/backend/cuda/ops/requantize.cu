@@ -64,13 +64,6 @@ __device__ inline float largest_of_owned(float (&rows)[kRows]) {
   return rows[0];
 }
 
-// Where a copy's scales go.
-struct ScaleTarget {
-  const CopyTarget& to;
-  bool fractional;
-  int columns;
-};
-
 // Scales along the rows.
 template <int kScaling>
 struct RowScales {
@@ -93,17 +86,17 @@ struct RowScales {
   }
   // False where an element is infinite or NaN, unless NaN is skipped.
   template <bool kSkipsNan, bool kVectors>
-  __device__ bool make(const Part<kScaling>& tile, const ScaleTarget& target) {
+  __device__ bool make(const Part<kScaling>& tile, const CopyTarget& to, bool fractional,
+                       int columns) {
     bool are_finite = true;
 #pragma unroll
     for (const float amax : owned) are_finite = are_finite && is_finite(amax);
     if (!kSkipsNan && __any_sync(kAllLanes, !are_finite)) return false;
     const int rows = tile.template rows_of_lanes<Tile::kLanes>();
     const auto lane = static_cast<int>(threadIdx.x) % Tile::kLanes;
-    const CopyTarget& to = target.to;
 #pragma unroll
     for (int k = 0; k < Tile::kOwned; ++k) {
-      const auto scale = S::of(owned[k], to.is_e5m2, target.fractional);
+      const auto scale = S::of(owned[k], to.is_e5m2, fractional);
       owned[k] = scale.multiplier;
       const int i = Tile::owned_row(k);
       if (lane >= Tile::kTurn || i >= rows) continue;
@@ -145,18 +138,18 @@ struct ColumnScales : FourColumns {
   using Tile = RequantizeTile<kScaling>;
 
   template <bool kSkipsNan, bool kVectors>
-  __device__ bool make(const Part<kScaling>& tile, const ScaleTarget& target) {
+  __device__ bool make(const Part<kScaling>& tile, const CopyTarget& to, bool fractional,
+                       int columns) {
     const auto of_other = [](float v) { return __shfl_xor_sync(kAllLanes, v, Tile::kPieces); };
     take_larger<kSkipsNan>(
         {of_other(four.x), of_other(four.y), of_other(four.z), of_other(four.w)});
     const bool are_finite =
         is_finite(four.x) && is_finite(four.y) && is_finite(four.z) && is_finite(four.w);
     if (!kSkipsNan && __any_sync(kAllLanes, !are_finite)) return false;
-    const CopyTarget& to = target.to;
     const auto of = [&](float amax) { return mx_scale_of(amax, to.is_e5m2); };
     const auto x = of(four.x), y = of(four.y), z = of(four.z), w = of(four.w);
     four = {x.multiplier, y.multiplier, z.multiplier, w.multiplier};
-    const int left = target.columns - tile.column;
+    const int left = columns - tile.column;
     if (Tile::thread() >= Tile::kPieces || left <= 0) return true;
     store_bytes<kVectors>(
         static_cast<uint8_t*>(to.scales) + tile.index * to.scale_stride + tile.column, left,
@@ -171,7 +164,8 @@ struct ColumnScales<MOIRE_SCALING_FP8_BLOCK> : FourColumns {
   using Tile = RequantizeTile<MOIRE_SCALING_FP8_BLOCK>;
 
   template <bool kSkipsNan, bool kVectors>
-  __device__ bool make(const Part<MOIRE_SCALING_FP8_BLOCK>& tile, const ScaleTarget& target) {
+  __device__ bool make(const Part<MOIRE_SCALING_FP8_BLOCK>& tile, const CopyTarget& to,
+                       bool fractional, int columns) {
     __shared__ float4 of_warps[Tile::kThreads / kWarp][kWarp], made[kWarp];
     const uint32_t t = threadIdx.x, lane = t % kWarp;
     of_warps[t / kWarp][lane] = four;
@@ -182,11 +176,11 @@ struct ColumnScales<MOIRE_SCALING_FP8_BLOCK> : FourColumns {
       for (const auto& of_warp : of_warps) {
         amax = larger<kSkipsNan>(amax, reinterpret_cast<const float*>(of_warp)[t]);
       }
-      const auto scale = block_scale_of(amax, target.to.is_e5m2, target.fractional);
+      const auto scale = block_scale_of(amax, to.is_e5m2, fractional);
       reinterpret_cast<float*>(made)[t] = scale.multiplier;
       const int column = tile.first_column + static_cast<int>(t);
-      auto* const row = static_cast<float*>(target.to.scales) + tile.index * target.to.scale_stride;
-      if (column < target.columns) row[column] = scale.scale;
+      auto* const row = static_cast<float*>(to.scales) + tile.index * to.scale_stride;
+      if (column < columns) row[column] = scale.scale;
     }
     const bool is_odd = __syncthreads_or(!is_finite(amax)) != 0;
     four = made[lane];
@@ -246,8 +240,9 @@ __device__ inline bool requantize_part(const QuantizeTiles<Source>& args,
   std::conditional_t<kToRows, RowScales<kScaling>, ColumnScales<kScaling>> scales;
   with_element(is_e5m2,
                [&](auto is_wide) { scales.template take_largest<kSkipsNan>(words, is_wide); });
-  const ScaleTarget target{to, args.fractional, args.source.columns};
-  if (!scales.template make<kSkipsNan, Source::kVectors>(tile, target)) return false;
+  if (!scales.template make<kSkipsNan, Source::kVectors>(tile, to, args.fractional,
+                                                         args.source.columns))
+    return false;
   words.forget_values();
   store_words<Source::kVectors>(words, is_e5m2, scales, to, tile, args.source.columns);
   return true;
