@@ -5,14 +5,10 @@
 // neighbouring threads of a warp, N lanes each.
 #pragma once
 
-#include <moire/tensor.h>
-
 #include <algorithm>
 #include <cstdint>
 
-#include "backend/implementation.h"
 #include "core/divide.h"
-#include "core/format.h"
 
 namespace moire::cuda {
 
@@ -56,11 +52,5 @@ struct SegmentTiling {
   uint32_t per_part;
   uint32_t rows;  // of a block
 };
-
-// Kernels count columns in 32 bits.
-inline Reason why_not_segments(const char* name, const TensorView& t) {
-  if (t.columns() < int64_t{1} << 31) return std::nullopt;
-  return concat(name, " has ", t.columns(), " columns, less than 2^31 are taken");
-}
 
 }  // namespace moire::cuda

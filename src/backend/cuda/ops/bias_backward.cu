@@ -253,7 +253,7 @@ class Call {
     if (has_scale()) row_partials_ = arena_.take_floats(args.groups.capacity, segments_);
   }
 
-  Reason supports() const { return why_not_segments("grad_y", grad_y_); }
+  Reason supports() const { return too_wide("grad_y", grad_y_.columns(), 31); }
   size_t workspace() const { return arena_.used(); }
   int64_t launches() const { return 1 + has_bias() + has_scale(); }
   std::string policy() const {

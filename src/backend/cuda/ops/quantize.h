@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "backend/cuda/runtime/state.h"
+#include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
 #include "core/resolved_groups.h"
 #include "core/scale_shapes.h"
@@ -26,12 +26,6 @@ inline NonFiniteCall non_finite_call(const Context& context, const Context::Orig
           .operand_length = static_cast<uint32_t>(origin.operand.size()),
           .matrix_rows = shape.rank == 3 ? shape.shape[1] : 0,
           .is_decoded = is_decoded};
-}
-
-// Columns are counted in 32 bits.
-inline std::optional<std::string> too_wide(std::string_view name, int64_t columns) {
-  if (columns < int64_t{1} << 30) return std::nullopt;
-  return concat(name, " has ", columns, " columns, less than 2^30 are taken");
 }
 
 // What quantises a source, to be named by the caller, into these copies of a call's; none may be

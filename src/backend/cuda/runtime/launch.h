@@ -4,10 +4,12 @@
 
 #include <moire/context.h>
 
+#include <optional>
 #include <utility>
 
 #include "backend/cuda/runtime/state.h"
 #include "core/divide.h"
+#include "core/format.h"
 
 namespace moire::cuda {
 
@@ -20,6 +22,12 @@ struct LaunchShape {
 inline uint32_t blocks_for(int64_t items, int64_t per_block) {
   const int64_t blocks = ceil_div(items, per_block);
   return blocks > UINT32_MAX ? UINT32_MAX : static_cast<uint32_t>(blocks);
+}
+
+// Why kernels, which count columns in 32 bits, do not take so many; nothing if they do.
+inline std::optional<std::string> too_wide(std::string_view name, int64_t columns, int bits = 30) {
+  if (columns < int64_t{1} << bits) return std::nullopt;
+  return concat(name, " has ", columns, " columns, less than 2^", bits, " are taken");
 }
 
 class Launcher {
