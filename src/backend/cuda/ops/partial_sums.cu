@@ -1,6 +1,6 @@
-#include "backend/cuda/device/any_floats.cuh"
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
+#include "backend/cuda/device/values.cuh"
 #include "backend/cuda/ops/partial_sums.h"
 #include "core/divide.h"
 

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "backend/cuda/device/any_floats.cuh"
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
+#include "backend/cuda/device/values.cuh"
 #include "backend/cuda/device/warp.cuh"
 #include "backend/implementation.h"
 #include "core/format.h"

@@ -6,8 +6,8 @@
 #include <bit>
 #include <cstdint>
 
-#include "backend/cuda/device/any_floats.cuh"
 #include "backend/cuda/device/groups.cuh"
+#include "backend/cuda/device/values.cuh"
 #include "core/fp8.h"
 #include "core/scale_shapes.h"
 
