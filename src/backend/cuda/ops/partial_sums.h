@@ -17,6 +17,7 @@ void sum_row_partials(Launcher& launcher, const float* partials, int64_t count,
 // target_g = beta_g * target_g + the sums of group g's blocks of 32 rows, [columns of target] each,
 // at the indices that row_blocks.cuh gives them. An empty group that accumulates is left alone.
 void sum_block_partials(Launcher& launcher, const float* partials, const moire_groups& groups,
-                        const TensorView& target, int32_t beta, const uint8_t* beta_per_group);
+                        const TensorView& target, int32_t beta,
+                        const uint8_t* beta_per_group = nullptr);
 
 }  // namespace moire::cuda::ops

@@ -122,7 +122,7 @@ struct Call : gemm::RaggedMCall<GroupedGemmGluBackwardArgs> {
                             args.tail);
     }
     if (bias_ != nullptr) {
-      ops::sum_block_partials(launcher, bias_, args.groups, args.grad_bias, args.beta, nullptr);
+      ops::sum_block_partials(launcher, bias_, args.groups, args.grad_bias, args.beta);
     }
     return launcher.status();
   }

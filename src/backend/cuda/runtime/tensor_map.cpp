@@ -7,7 +7,7 @@
 
 namespace moire::cuda {
 
-CUtensorMap TensorMaps::encode(std::string_view name, void* data, DType dtype,
+CUtensorMap TensorMaps::encode(std::string_view name, const TensorView& t,
                                std::initializer_list<Dimension> dimensions) {
   CUtensorMap map{};
   if (!launcher_.ok()) return map;
@@ -21,6 +21,7 @@ CUtensorMap TensorMaps::encode(std::string_view name, void* data, DType dtype,
     box[rank] = static_cast<cuuint32_t>(dimension.box);
     steps[rank++] = 1;
   }
+  const DType dtype = t.type();
   const CUtensorMapDataType type = dtype == DType::kFP32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                            : CU_TENSOR_MAP_DATA_TYPE_UINT8;
@@ -29,7 +30,7 @@ CUtensorMap TensorMaps::encode(std::string_view name, void* data, DType dtype,
                                      : inner_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
                                                           : CU_TENSOR_MAP_SWIZZLE_NONE;
   const CUresult result = launcher_.state().encode_tensor_map(
-      &map, type, rank, data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+      &map, type, rank, t.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     launcher_.fail({Code::kDevice, concat(launcher_.op(), ": cuTensorMapEncodeTiled of ", name,
@@ -69,14 +70,14 @@ Matrices::Matrices(const Weight& w) : Matrices(TensorView(w.tensor)) {
 CUtensorMap TensorMaps::matrix(std::string_view name, const TensorView& t, int64_t box_rows,
                                int64_t box_columns) {
   return encode(
-      name, t.data, t.type(),
+      name, t,
       {{t.columns(), 0, columns_of_box(t, box_columns)}, {t.shape[0], row_bytes(t), box_rows}});
 }
 
 CUtensorMap TensorMaps::matrices(std::string_view name, const Matrices& m, int64_t box_rows,
                                  int64_t box_columns) {
   const TensorView& t = m.tensor;
-  return encode(name, t.data, t.type(),
+  return encode(name, t,
                 {{t.columns(), 0, columns_of_box(t, box_columns)},
                  {t.shape[1], row_bytes(t), box_rows},
                  {m.count, m.distance, 1}});
@@ -86,7 +87,7 @@ CUtensorMap TensorMaps::panels(std::string_view name, const Matrices& m, int64_t
                                int64_t num_panels) {
   const TensorView& t = m.tensor;
   const int64_t width = columns_of_box(t);
-  return encode(name, t.data, t.type(),
+  return encode(name, t,
                 {{width, 0, width},
                  {t.shape[1], row_bytes(t), box_rows},
                  {t.columns() / width, 128, num_panels},
@@ -99,21 +100,9 @@ CUtensorMap TensorMaps::ragged_rows(std::string_view name, const TensorView& t, 
   const int64_t columns = t.columns() / halves, row = row_bytes(t);
   const Dimension inner{columns, 0, columns_of_box(t, box_columns)}, rows{kRows, row, box_rows};
   const Dimension offset{kMany, row, 1}, wrap{kMany, kWrap - row, 1};
-  if (halves == 1) return encode(name, t.data, t.type(), {inner, rows, offset, wrap});
+  if (halves == 1) return encode(name, t, {inner, rows, offset, wrap});
   const Dimension half{halves, columns * dtype_size(t.type()), 1};
-  return encode(name, t.data, t.type(), {inner, half, rows, offset, wrap});
-}
-
-std::string why_not_tma(std::string_view name, const TensorView& t) {
-  constexpr int64_t kAlignment = 16;
-  if (reinterpret_cast<uintptr_t>(t.data) % kAlignment != 0) {
-    return concat(name, " is not aligned to 16 bytes, which TMA needs");
-  }
-  if (row_bytes(t) % kAlignment != 0) {
-    return concat("rows of ", name, " lie ", row_bytes(t),
-                  " bytes apart, which for TMA must be a multiple of 16");
-  }
-  return {};
+  return encode(name, t, {inner, half, rows, offset, wrap});
 }
 
 }  // namespace moire::cuda

@@ -37,9 +37,9 @@ class TensorMaps {
     int64_t stride_bytes;  // not read for the innermost
     int64_t box;
   };
-  // Elements of `dtype` (BF16, FP32, FP8), zeros outside. Rows of a box are 128 bytes or 64 and its
+  // Elements of `t` (BF16, FP32, FP8), zeros outside. Rows of a box are 128 bytes or 64 and its
   // swizzle is of as many; longer ones have none.
-  CUtensorMap encode(std::string_view name, void* data, DType dtype,
+  CUtensorMap encode(std::string_view name, const TensorView& t,
                      std::initializer_list<Dimension> dimensions);
 
   // [rows, columns] in boxes of box_rows x 128 bytes; here and below, `box_columns` if not 128
@@ -65,8 +65,5 @@ class TensorMaps {
  private:
   Launcher& launcher_;
 };
-
-// Why TMA cannot read or write `t`: its address and row stride are multiples of 16 bytes, or not.
-std::string why_not_tma(std::string_view name, const TensorView& t);
 
 }  // namespace moire::cuda

@@ -74,8 +74,9 @@ struct GluBackward {
   }
   template <class Buffers, int kSums>
   __device__ void stage(const Buffers& buffers, Part& p, int i, float (&sums)[kSums]) const {
-    clear(p.prob_sums);
     // Sums are selected by a compile-time index, and only they.
+#pragma unroll
+    for (int k = 0; k < 8; ++k) p.prob_sums[k / 4][k / 2 % 2][k % 2] = 0;
 #pragma unroll
     for (int k = 0; k < 2 * kSums / kPanel; ++k) {
       if (k == i) write_packed(act_buffer(buffers, i), &sums[kPanel / 4 * k]);
@@ -163,10 +164,6 @@ struct GluBackward {
   static __device__ char* act_buffer(const Buffers& buffers, int i) {
     constexpr int kFirst = 2 * kAheadIn<Buffers>, kNumActs = Buffers::kNumBuffers - kFirst;
     return buffers.at(kFirst + i % kNumActs);
-  }
-  static __device__ void clear(ProbSums& sums) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sums[i / 4][i / 2 % 2][i % 2] = 0;
   }
 
   // gate and up become their gradients, grad_act becomes act.

@@ -16,7 +16,7 @@ CUtensorMap pairs_map(TensorMaps& maps, const Matrices& matrices, const Resolved
   const TensorView& b = matrices.tensor;
   const int64_t rows = std::min(layout.block, kRows), row = b.stride() * 2;
   const int64_t num_blocks = layout.f / layout.block;
-  return maps.encode("b", b.data, DType::kBF16,
+  return maps.encode("b", b,
                      {{b.columns(), 0, P::kTileK},
                       {layout.block, row, rows},
                       {2, layout.block * row, 1},

@@ -57,8 +57,7 @@ struct Call : RaggedMCall<GroupedGemmGluBackwardArgs> {
     Launcher launcher(context, "grouped_gemm_glu_backward");
     if (args.groups.capacity > 0) multiply(launcher);
     if (is_present(args.grad_bias)) {
-      ops::sum_block_partials(launcher, bias_partials_, args.groups, args.grad_bias, args.beta,
-                              nullptr);
+      ops::sum_block_partials(launcher, bias_partials_, args.groups, args.grad_bias, args.beta);
     }
     return launcher.status();
   }

@@ -50,9 +50,17 @@ std::string why_not_words(std::initializer_list<Named> tensors) {
 }
 
 std::string why_not_tma(std::initializer_list<Named> tensors) {
+  constexpr int64_t kAlignment = 16;
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.is_present()) continue;
-    if (std::string reason = cuda::why_not_tma(name, tensor); !reason.empty()) return reason;
+    if (reinterpret_cast<uintptr_t>(tensor.data) % kAlignment != 0) {
+      return concat(name, " is not aligned to 16 bytes, which TMA needs");
+    }
+    const int64_t row_bytes = tensor.stride() * dtype_size(tensor.type());
+    if (row_bytes % kAlignment != 0) {
+      return concat("rows of ", name, " lie ", row_bytes,
+                    " bytes apart, which for TMA must be a multiple of 16");
+    }
   }
   return {};
 }
@@ -61,7 +69,7 @@ std::string why_not_listed(std::string_view name, const Weight& w) {
   if (w.list == nullptr || TensorView(w.tensor).num_elements() == 0) return {};
   for (int64_t g = 0; g < w.tensor.shape[0]; ++g) {
     if (reinterpret_cast<uintptr_t>(w.list[g]) % 16 == 0) continue;
-    return cuda::why_not_tma(concat(name, "[", g, "]"), w.matrix(g));
+    return why_not_tma({{concat(name, "[", g, "]"), w.matrix(g)}});
   }
   const Matrices matrices(w);
   if (matrices.reach_all()) return {};
