@@ -8,7 +8,6 @@
 #include <cuda_fp16.h>
 #include <moire.h>
 
-#include <cstdint>
 #include <cstring>
 #include <type_traits>
 

@@ -2,8 +2,6 @@
 // kernels have dozens in a row, and a compiler takes minutes over as many branches.
 #pragma once
 
-#include <cstdint>
-
 #include "core/fp8.h"
 
 namespace moire::cuda {

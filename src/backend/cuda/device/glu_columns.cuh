@@ -4,8 +4,6 @@
 // one piece, and `second` and `up` mean nothing. Columns are 32-bit (why_not_f).
 #pragma once
 
-#include <cstdint>
-
 #include "backend/cuda/device/values.cuh"
 #include "backend/implementation.h"
 #include "core/format.h"

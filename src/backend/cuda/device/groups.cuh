@@ -3,8 +3,6 @@
 
 #include <moire.h>
 
-#include <cstdint>
-
 #include "backend/cuda/device/report.cuh"
 #include "core/resolved_groups.h"
 

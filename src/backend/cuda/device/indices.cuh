@@ -3,8 +3,6 @@
 
 #include <moire/tensor.h>
 
-#include <cstdint>
-
 #include "backend/cuda/device/report.cuh"
 
 namespace moire::cuda {

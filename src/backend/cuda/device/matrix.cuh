@@ -3,8 +3,6 @@
 
 #include <moire/tensor.h>
 
-#include <cstdint>
-
 namespace moire::cuda {
 
 // Rows of Ts, `stride` elements apart; absent where data is null.

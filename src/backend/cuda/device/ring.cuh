@@ -2,8 +2,6 @@
 // a `full` and an `empty` barrier; the producer waits for empty, the consumer for full.
 #pragma once
 
-#include <cstdint>
-
 #include "backend/cuda/ptx/mbarrier.cuh"
 
 namespace moire::cuda {

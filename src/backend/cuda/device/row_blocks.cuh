@@ -5,8 +5,6 @@
 // per index.
 #pragma once
 
-#include <cstdint>
-
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/warp.cuh"
 #include "core/divide.h"

@@ -13,7 +13,6 @@
 
 #include <cuda_pipeline.h>
 
-#include <cstdint>
 #include <type_traits>
 
 #include "backend/cuda/device/lane_sums.cuh"

@@ -5,8 +5,6 @@
 
 #include <moire.h>
 
-#include <cstdint>
-
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/tile_position.h"
 

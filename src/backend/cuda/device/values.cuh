@@ -7,8 +7,6 @@
 #include <cuda_fp16.h>
 #include <moire/tensor.h>
 
-#include <cstdint>
-#include <initializer_list>
 #include <type_traits>
 #include <utility>
 

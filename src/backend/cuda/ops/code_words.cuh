@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
 
 #include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_tiles.cuh"

@@ -4,8 +4,6 @@
 
 #include <cuda_bf16.h>
 
-#include <cstdint>
-
 #include "backend/cuda/device/fp8.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
 

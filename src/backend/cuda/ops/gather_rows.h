@@ -3,8 +3,6 @@
 
 #include <moire/tensor.h>
 
-#include <string>
-
 #include "backend/cuda/runtime/launch.h"
 #include "core/arena.h"
 

@@ -1,8 +1,6 @@
 // What the activation's kernels that quantise read: rows of z in pieces of eight columns.
 #pragma once
 
-#include <cstdint>
-
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/device/eight.cuh"
 #include "backend/cuda/device/glu_columns.cuh"

@@ -3,7 +3,6 @@
 // MXFP8, which a warp quantises by itself, 32.
 #pragma once
 
-#include <cstdint>
 #include <type_traits>
 
 #include "backend/cuda/ops/glu_gating.cuh"

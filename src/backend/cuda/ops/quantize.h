@@ -4,8 +4,6 @@
 #include <moire/context.h>
 #include <moire/quantize.h>
 
-#include <string>
-
 #include "backend/cuda/runtime/launch.h"
 #include "core/format.h"
 #include "core/resolved_groups.h"

@@ -10,9 +10,6 @@
 #include <moire/grouped_gemm.h>
 #include <moire/quantize.h>
 
-#include <string>
-#include <string_view>
-
 #include "backend/cuda/implementations.h"
 #include "core/arena.h"
 #include "core/format.h"

@@ -4,8 +4,6 @@
 
 #include <moire/routing.h>
 
-#include <cstdint>
-
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/values.cuh"

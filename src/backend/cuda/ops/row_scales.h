@@ -4,8 +4,6 @@
 
 #include <moire/tensor.h>
 
-#include <string_view>
-
 #include "backend/cuda/runtime/launch.h"
 #include "core/arena.h"
 

@@ -4,7 +4,6 @@
 #include <moire/tensor.h>
 
 #include <bit>
-#include <cstdint>
 
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/values.cuh"

@@ -5,7 +5,6 @@
 #include <moire/grouped_gemm.h>
 
 #include <algorithm>
-#include <string>
 
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"

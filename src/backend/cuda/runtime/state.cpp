@@ -1,7 +1,5 @@
 #include "backend/cuda/runtime/state.h"
 
-#include <string>
-
 #include "core/format.h"
 #include "parallel/peers.h"
 

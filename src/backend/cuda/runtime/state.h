@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <mutex>
-#include <string_view>
 
 #include "backend/cuda/device/non_finite.cuh"
 #include "backend/cuda/device/report.cuh"

@@ -1,7 +1,6 @@
 #include "backend/cuda/runtime/tensor_map.h"
 
 #include <algorithm>
-#include <string>
 
 #include "core/format.h"
 

@@ -4,9 +4,6 @@
 
 #include <moire/tensor.h>
 
-#include <cstdint>
-#include <initializer_list>
-
 #include "backend/cuda/runtime/launch.h"
 
 namespace moire::cuda {

@@ -4,8 +4,6 @@
 // Sums are in ascending K, 16 at a time, as everywhere.
 #pragma once
 
-#include <cstdint>
-
 #include "backend/cuda/sm90/schedules.cuh"
 
 namespace moire::cuda::sm90 {

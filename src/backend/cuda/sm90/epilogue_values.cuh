@@ -5,8 +5,6 @@
 #include <cuda_fp16.h>
 #include <moire/tensor.h>
 
-#include <cstdint>
-
 #include "backend/cuda/device/tile_walk.cuh"
 
 namespace moire::cuda::sm90 {

@@ -3,7 +3,6 @@
 
 #include <moire.h>
 
-#include <cstdint>
 #include <utility>
 
 #include "backend/cuda/sm90/cost_model.h"

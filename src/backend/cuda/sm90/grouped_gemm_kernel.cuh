@@ -20,8 +20,6 @@
 //                        issued (ping-pong), or their first nearly done (side by side)
 #pragma once
 
-#include <cstdint>
-
 #include "backend/cuda/device/report.cuh"
 #include "backend/cuda/device/ring.cuh"
 #include "backend/cuda/device/tile_walk.cuh"

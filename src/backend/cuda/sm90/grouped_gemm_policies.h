@@ -2,8 +2,6 @@
 // each into the kernel, so that a profiler shows it.
 #pragma once
 
-#include <string>
-
 #include "core/format.h"
 
 namespace moire::cuda::sm90 {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <bit>
-#include <string>
 
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/implementations.h"

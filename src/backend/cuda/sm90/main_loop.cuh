@@ -2,8 +2,6 @@
 // time, in every instance.
 #pragma once
 
-#include <cstdint>
-
 #include "backend/cuda/sm90/schedules.cuh"
 
 namespace moire::cuda::sm90 {

@@ -3,8 +3,6 @@
 
 #include <cuda.h>
 
-#include <cstdint>
-
 #include "backend/cuda/device/tile_walk.cuh"
 #include "backend/cuda/ptx/tma.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"

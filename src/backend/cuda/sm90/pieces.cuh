@@ -23,7 +23,6 @@
 // does not acquires them in turn when it stages.
 #pragma once
 
-#include <cstdint>
 #include <type_traits>
 
 #include "backend/cuda/device/tile_walk.cuh"

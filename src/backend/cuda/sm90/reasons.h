@@ -4,10 +4,6 @@
 
 #include <moire/grouped_gemm.h>
 
-#include <initializer_list>
-#include <string>
-#include <string_view>
-
 #include "backend/implementation.h"
 #include "core/glu_layout.h"
 

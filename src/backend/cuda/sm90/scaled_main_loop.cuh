@@ -2,8 +2,6 @@
 // from zero; then they are added to FP32 sums with the scales of both operands.
 #pragma once
 
-#include <cstdint>
-
 #include "backend/cuda/sm90/main_loop.cuh"
 
 namespace moire::cuda::sm90 {

@@ -11,7 +11,6 @@
 // Both were seen broken: an unspecified launch failure, and a hang (tests/gpu/many_tiles_test.cpp).
 #pragma once
 
-#include <cstdint>
 #include <type_traits>
 
 #include "backend/cuda/device/ring.cuh"

@@ -2,8 +2,6 @@
 // of work tiles, and the barriers of all three.
 #pragma once
 
-#include <cstdint>
-
 #include "backend/cuda/device/tile_walk.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
 

@@ -6,8 +6,6 @@
 
 #include <cuda_bf16.h>
 
-#include <cstdint>
-
 #include "backend/cuda/ptx/matrix.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/tma.cuh"

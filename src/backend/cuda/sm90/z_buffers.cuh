@@ -8,8 +8,6 @@
 
 #include <cuda.h>
 
-#include <cstdint>
-
 #include "backend/cuda/sm90/operands.cuh"
 #include "backend/cuda/sm90/staging_buffers.cuh"
 
