@@ -52,7 +52,7 @@ struct Store {
   template <class Buffers, int kSums>
   __device__ void stage(Buffers& buffers, Part& p, int i, float (&sums)[kSums]) const {
     p.buffer = buffers.acquire();
-    write_sums(p.buffer, &sums[kPanel / 2 * i]);
+    write_sums<false>(p.buffer, &sums[kPanel / 2 * i]);
   }
   template <class Buffers>
   __device__ void store(const Buffers&, const Part& p, int i) const {

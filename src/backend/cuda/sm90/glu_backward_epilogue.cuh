@@ -79,7 +79,7 @@ struct GluBackward {
     for (int k = 0; k < 8; ++k) p.prob_sums[k / 4][k / 2 % 2][k % 2] = 0;
 #pragma unroll
     for (int k = 0; k < 2 * kSums / kPanel; ++k) {
-      if (k == i) write_packed(act_buffer(buffers, i), &sums[kPanel / 4 * k]);
+      if (k == i) write_sums<true>(act_buffer(buffers, i), &sums[kPanel / 4 * k]);
     }
   }
   template <class Buffers>

@@ -129,17 +129,15 @@ struct RaggedK {
   template <class P, class Stage>
   __device__ void load(Stage& stage, uint64_t* barrier, const WorkTile& tile, int32_t k0) const {
     const RaggedRow r = ragged_row(tile, k0);
-    constexpr int kPanelBytes = kPanel * P::kTileK * 2;
+    const auto load_panels = [&](char* to, const CUtensorMap& map, int32_t first, int columns) {
 #pragma unroll
-    for (int i = 0; i < P::kTileM / kPanel; ++i) {
-      ptx::tma_load_4d(stage.a + i * kPanelBytes, &a, barrier, tile.first_m + i * kPanel, r.row,
-                       r.end, r.wrap);
-    }
-#pragma unroll
-    for (int i = 0; i < P::kTileN / kPanel; ++i) {
-      ptx::tma_load_4d(stage.b + i * kPanelBytes, &b, barrier, tile.first_n + i * kPanel, r.row,
-                       r.end, r.wrap);
-    }
+      for (int i = 0; i < columns / kPanel; ++i) {
+        ptx::tma_load_4d(to + i * kPanel * P::kTileK * 2, &map, barrier, first + i * kPanel, r.row,
+                         r.end, r.wrap);
+      }
+    };
+    load_panels(stage.a, a, tile.first_m, P::kTileM);
+    load_panels(stage.b, b, tile.first_n, P::kTileN);
   }
 };
 

@@ -155,22 +155,13 @@ __device__ inline void read_words(const char* buffer, int j, Words& words) {
   ptx::ldmatrix_x4(matrix_address<kRowBytes>(buffer, j), words);
 }
 
-// The words of 64 columns (pack_in_place) into a buffer.
-__device__ inline void write_packed(char* buffer, const float* packed) {
-#pragma unroll
-  for (int j = 0; j < 8; j += 2) {
-    Words words;
-    packed_words(packed, j, words);
-    write_words(buffer, j, words);
-  }
-}
-
-// The sums of 64 columns, rounded, into a buffer.
+// The sums of 64 columns, rounded, into a buffer; kArePacked: they are words (pack_in_place).
+template <bool kArePacked>
 __device__ inline void write_sums(char* buffer, const float* sums) {
 #pragma unroll
   for (int j = 0; j < 8; j += 2) {
     Words words;
-    pack_sums(sums + 4 * j, words);
+    kArePacked ? packed_words(sums, j, words) : pack_sums(sums + 4 * j, words);
     write_words(buffer, j, words);
   }
 }
