@@ -24,11 +24,7 @@ namespace moire::cuda {
 // Calls f with whether the element type is E5M2, as a constant.
 template <class F>
 __device__ inline void with_element(bool is_e5m2, F&& f) {
-  if (is_e5m2) {
-    f(std::true_type());
-  } else {
-    f(std::false_type());
-  }
+  is_e5m2 ? f(std::true_type()) : f(std::false_type());
 }
 
 // bit_cast for CUDA's own types, which are not trivially copyable.

@@ -47,14 +47,9 @@ class RaggedMWalk {
       const int32_t tiles_m = (rows + kTileM - 1) / kTileM;
       const TilePosition p =
           tile_position(index - begin, tiles_m, tiles_n_, bands_of(tiles_m, kTileM, num_k_));
-      const bool is_tail = first_ + owner == groups_.num_groups;
-      return {1,
-              first_ + owner,
-              p.m * kTileM,
-              p.n * kTileN,
-              __shfl_sync(~0u, first_row_, owner),
-              rows,
-              is_tail ? 0 : num_k_};
+      const int32_t group = first_ + owner, first_row = __shfl_sync(~0u, first_row_, owner);
+      const int32_t num_k = group == groups_.num_groups ? 0 : num_k_;  // of the tail
+      return {1, group, p.m * kTileM, p.n * kTileN, first_row, rows, num_k};
     }
     return {};
   }

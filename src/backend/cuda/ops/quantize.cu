@@ -27,11 +27,7 @@ bool takes_vectors(const QuantizeWeightArgs& args) {
 template <class F>
 void with_floats(DType dtype, bool takes_vectors, F&& f) {
   with_float_type(dtype, [&]<class T>() {
-    if (takes_vectors) {
-      f.template operator()<T, true>();
-    } else {
-      f.template operator()<T, false>();
-    }
+    takes_vectors ? f.template operator()<T, true>() : f.template operator()<T, false>();
   });
 }
 // What both ops have in common; their structs have fields of the same names.

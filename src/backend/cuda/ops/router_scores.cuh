@@ -96,11 +96,7 @@ struct Scores {
     for (int i = 0; i < kPerThread; ++i) {
       values[i] = expert(i) < num_experts ? logits.at(token, expert(i)) : -INFINITY;
     }
-    if (kind == MOIRE_ROUTER_SIGMOID) {
-      sigmoid();
-    } else {
-      softmax();
-    }
+    kind == MOIRE_ROUTER_SIGMOID ? sigmoid() : softmax();
   }
 
   // The value that expert e has in `of`, for the whole team.
