@@ -37,10 +37,11 @@ __device__ inline float fold_lanes(float (&sums)[N]) {
 // How a block's threads share the segments of its rows: as many rows as fit, `most_rows` at most,
 // one segment of each to every group of 16 / N threads; a row that is too long for that goes in
 // parts.
-template <int N, int kThreads>
+inline constexpr int kSegmentThreads = 128;
+template <int N>
 struct SegmentTiling {
   static constexpr int kThreadsPerSegment = kSumLanes / N;
-  static constexpr int kSegmentsAtOnce = kThreads / kThreadsPerSegment;
+  static constexpr int kSegmentsAtOnce = kSegmentThreads / kThreadsPerSegment;
 
   explicit SegmentTiling(int64_t columns, uint32_t most_rows = kSegmentsAtOnce)
       : segments(static_cast<uint32_t>(ceil_div(columns, kSegment))),

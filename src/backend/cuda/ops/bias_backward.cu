@@ -17,7 +17,7 @@
 namespace moire::cuda::ops {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = kSegmentThreads;
 constexpr int kWarps = kThreads / kWarp;
 // Rows under way to a warp, the one that is being summed among them, and blocks of a
 // multiprocessor: without grad_scale nothing holds the bias, and its registers hold another block.
@@ -30,9 +30,6 @@ constexpr int kBlocks = kScales ? 4 : 5;
 constexpr uint32_t kOfChain = 2, kChainRows = kOfChain * kBlockRows;
 // Chains of a block of threads, at most.
 constexpr uint32_t kChains = 8;
-
-template <int N>
-using Tiling = SegmentTiling<N, kThreads>;
 
 template <class T>
 struct Operands {
@@ -102,7 +99,7 @@ struct Place {
 };
 
 template <int N, class T>
-__device__ Place place_of(const Operands<T>& args, const Tiling<N>& tiling, uint32_t slot) {
+__device__ Place place_of(const Operands<T>& args, const SegmentTiling<N>& tiling, uint32_t slot) {
   if (slot >= tiling.rows * tiling.per_part) return {0, static_cast<uint32_t>(args.columns)};
   const uint32_t segment = blockIdx.y * tiling.per_part + slot % tiling.per_part;
   return {slot / tiling.per_part, segment * kSegment};
@@ -168,8 +165,8 @@ __device__ void store_partial(const Operands<T>& args, int64_t index, uint32_t f
 // kScales: row_partials are asked for, and perhaps block_partials.
 template <bool kScales, int N, class T>
 __global__ void __launch_bounds__(kThreads, kBlocks<kScales>)
-    sum_kernel(Operands<T> args, Tiling<N> tiling, Reporter reporter) {
-  constexpr uint32_t kSharing = Tiling<N>::kThreadsPerSegment;
+    sum_kernel(Operands<T> args, SegmentTiling<N> tiling, Reporter reporter) {
+  constexpr uint32_t kSharing = SegmentTiling<N>::kThreadsPerSegment;
   constexpr int kDepth = kStages<kScales>;
   using Pieces = SegmentPieces<T, N>;
   __shared__ typename Pieces::Shared stages[kWarps][kDepth];
@@ -227,15 +224,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kScales>)
   store_partial(args, index + (count > chain.of_first_block ? 1 : 0), own.column, partial);
 }
 
-// Calls f.operator()<T>(Tiling<N>) for the type and the alignment of a call.
+// Calls f.operator()<T>(SegmentTiling<N>) for the type and the alignment of a call.
 template <class F>
 decltype(auto) with_tiling(const TensorView& grad_y, F&& f) {
   const int64_t columns = grad_y.columns();
   return with_float_type(grad_y.type(), [&]<class T>() {
     constexpr int kN = kVector<T>;
     const bool is_vector = opens_vectors({grad_y}) && columns % kN == 0;
-    return is_vector ? f.template operator()<T>(Tiling<kN>(columns, kChains))
-                     : f.template operator()<T>(Tiling<1>(columns, kChains));
+    return is_vector ? f.template operator()<T>(SegmentTiling<kN>(columns, kChains))
+                     : f.template operator()<T>(SegmentTiling<1>(columns, kChains));
   });
 }
 
@@ -256,7 +253,7 @@ class Call {
   size_t workspace() const { return arena_.used(); }
   int64_t launches() const { return 1 + has_bias() + has_scale(); }
   std::string policy() const {
-    return with_tiling(grad_y_, [&]<class T, int N>(const Tiling<N>& tiling) {
+    return with_tiling(grad_y_, [&]<class T, int N>(const SegmentTiling<N>& tiling) {
       return concat("partial sums of ", kBlockRows, " rows, ", kOfChain * tiling.rows, " and ",
                     tiling.per_part * kSegment, " columns per block of ", kThreads, " threads, ", N,
                     " columns at once");
@@ -264,7 +261,7 @@ class Call {
   }
   Status run(const Context& context) const {
     Launcher launcher(context, "bias_backward");
-    with_tiling(grad_y_, [&]<class T, int N>(const Tiling<N>& tiling) {
+    with_tiling(grad_y_, [&]<class T, int N>(const SegmentTiling<N>& tiling) {
       const Operands<T> operands{.grad_y = matrix_of<const T>(grad_y_),
                                  .row_idx = indices_of(args_.row_idx, "row_idx"),
                                  .num_source_rows = grad_y_.num_rows(),

@@ -14,11 +14,8 @@
 namespace moire::cuda::ops {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = kSegmentThreads;
 constexpr int kWarps = kThreads / kWarp;
-
-template <int N>
-using Tiling = SegmentTiling<N, kThreads>;
 
 template <class T>
 struct Operands {
@@ -42,7 +39,7 @@ struct WarpPieces {
   Pieces first, second, grad_act;
   const Operands<T>& args;
   const Columns& columns;
-  const Tiling<kN>& tiling;
+  const SegmentTiling<kN>& tiling;
   int64_t first_row;
   uint32_t first_slot;
 
@@ -110,12 +107,12 @@ struct WarpPieces {
 template <class Activation, class T, class Columns>
 __global__ void __launch_bounds__(kThreads, 5)
     glu_backward_kernel(Activation activation, Operands<T> args, Columns columns,
-                        Tiling<Columns::kColumns> tiling, Reporter reporter) {
+                        SegmentTiling<Columns::kColumns> tiling, Reporter reporter) {
   constexpr int kN = Columns::kColumns;
-  constexpr uint32_t kSharing = Tiling<kN>::kThreadsPerSegment;
+  constexpr uint32_t kSharing = SegmentTiling<kN>::kThreadsPerSegment;
   using Pieces = SegmentPieces<T, kN>;
   __shared__ typename Pieces::Shared shared[kWarps][3];
-  __shared__ float segment_sums[Tiling<kN>::kSegmentsAtOnce];
+  __shared__ float segment_sums[SegmentTiling<kN>::kSegmentsAtOnce];
   if (blockIdx.x == 0) check_groups(args.groups, reporter, threadIdx.x, kThreads);
   const int64_t first_row = static_cast<int64_t>(blockIdx.x) * tiling.rows;
   const int64_t in_use = min(rows_in_use(args.groups), args.rows);
@@ -150,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 5)
   args.grad_probs[own_row] = grad_prob;
 }
 
-// Calls f.operator()<T>(Columns, Tiling) for the types and the alignment of a call.
+// Calls f.operator()<T>(Columns, SegmentTiling) for the types and the alignment of a call.
 template <class F>
 decltype(auto) with_columns(const GluBackwardArgs& args, F&& f) {
   const int64_t f_columns = TensorView(args.grad_act).columns();
@@ -158,7 +155,7 @@ decltype(auto) with_columns(const GluBackwardArgs& args, F&& f) {
     return with_glu_columns<T>(resolve_glu_layout(args.layout, f_columns),
                                opens_vectors({args.z, args.grad_act, args.grad_z, args.act}),
                                [&](auto columns) {
-                                 const Tiling<decltype(columns)::kColumns> tiling(f_columns);
+                                 const SegmentTiling<decltype(columns)::kColumns> tiling(f_columns);
                                  return f.template operator()<T>(columns, tiling);
                                });
   });

@@ -15,15 +15,12 @@
 namespace moire::cuda::ops {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = kSegmentThreads;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kChoicesAtOnce = 8;
 constexpr int kTokens = kThreads / kChoicesAtOnce;  // of a block, at most
 // Rows under way to a warp, the one that is being summed among them.
 constexpr int kStages = 2;
-
-template <int N>
-using Tiling = SegmentTiling<N, kThreads>;
 
 template <class Grad, class Row>
 struct Operands {
@@ -59,7 +56,7 @@ struct WarpPieces {
 
   Shared& shared;
   const Operands<Grad, Row>& args;
-  const Tiling<N>& tiling;
+  const SegmentTiling<N>& tiling;
   const Choices& choices;
   int64_t first_token;
   uint32_t first_slot;
@@ -145,12 +142,13 @@ __device__ Choice choice_at(const Operands<Grad, Row>& args, int64_t token, int6
 
 template <int N, class Grad, class Row>
 __global__ void __launch_bounds__(kThreads, 7)
-    backward_kernel(Operands<Grad, Row> args, Tiling<N> tiling, Reporter reporter) {
-  constexpr uint32_t kSharing = Tiling<N>::kThreadsPerSegment;
+    backward_kernel(Operands<Grad, Row> args, SegmentTiling<N> tiling, Reporter reporter) {
+  constexpr uint32_t kSharing = SegmentTiling<N>::kThreadsPerSegment;
   using Pieces = WarpPieces<N, Grad, Row>;
   __shared__ typename Pieces::Shared shared[kWarps];
   __shared__ Choices choices;
-  __shared__ float segment_sums[kChoicesAtOnce][Tiling<N>::kSegmentsAtOnce + 1];  // of all banks
+  __shared__ float segment_sums[kChoicesAtOnce]
+                               [SegmentTiling<N>::kSegmentsAtOnce + 1];  // of all banks
   if (blockIdx.x == 0) check_groups(args.groups, reporter, threadIdx.x, kThreads);
   const int64_t in_use = rows_in_use(args.groups);
   const int64_t first_token = int64_t{blockIdx.x} * tiling.rows;
@@ -207,27 +205,28 @@ __global__ void __launch_bounds__(kThreads, 7)
   }
 }
 
-// Calls f.operator()<Grad, Row>(Tiling<N>) for the types and the alignment of a call.
+// Calls f.operator()<Grad, Row>(SegmentTiling<N>) for the types and the alignment of a call.
 template <class F>
 decltype(auto) with_types(const UnpermuteBackwardArgs& args, F&& f) {
   const TensorView grad_y(args.grad_y), rows(args.rows);
   return with_float_type(grad_y.type(), [&]<class Grad>() {
     constexpr int kN = kVector<Grad>;
-    const Tiling<1> plain(grad_y.columns(), kTokens);
+    const SegmentTiling<1> plain(grad_y.columns(), kTokens);
     if (rows.is_present() && rows.type() != grad_y.type()) {
       return with_float_type(rows.type(),
                              [&]<class Row>() { return f.template operator()<Grad, Row>(plain); });
     }
     const bool is_vector =
         opens_vectors({grad_y, rows, args.grad_rows}) && grad_y.columns() % kN == 0;
-    return is_vector ? f.template operator()<Grad, Grad>(Tiling<kN>(grad_y.columns(), kTokens))
-                     : f.template operator()<Grad, Grad>(plain);
+    return is_vector
+               ? f.template operator()<Grad, Grad>(SegmentTiling<kN>(grad_y.columns(), kTokens))
+               : f.template operator()<Grad, Grad>(plain);
   });
 }
 
 Status run(const Context& context, const UnpermuteBackwardArgs& args) {
   Launcher launcher(context, "unpermute_backward");
-  with_types(args, [&]<class Grad, class Row, int N>(const Tiling<N>& tiling) {
+  with_types(args, [&]<class Grad, class Row, int N>(const SegmentTiling<N>& tiling) {
     const TensorView grad_y(args.grad_y);
     const Operands<Grad, Row> operands{.grad_y = matrix_of<const Grad>(grad_y),
                                        .rows = matrix_of<const Row>(args.rows),
@@ -252,7 +251,7 @@ Reason supports(const DeviceState&, const UnpermuteBackwardArgs& args) {
 }
 
 std::string policy(const DeviceState&, const UnpermuteBackwardArgs& args) {
-  return with_types(args, [&]<class Grad, class Row, int N>(const Tiling<N>& tiling) {
+  return with_types(args, [&]<class Grad, class Row, int N>(const SegmentTiling<N>& tiling) {
     return concat(tiling.rows, " tokens per block of ", kThreads, " threads, ", N,
                   " columns at once");
   });
