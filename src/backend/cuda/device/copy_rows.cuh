@@ -31,6 +31,16 @@ __device__ inline void copy_by_warp(const Piece* from, Piece* to, uint32_t piece
   }
 }
 
+// Bytes from p on, zeroed by so many threads: whole words between the first and last few.
+__device__ inline void zero_run(uint8_t* p, int64_t bytes, int64_t thread, int64_t threads) {
+  const int64_t head = min(bytes, static_cast<int64_t>(-reinterpret_cast<uintptr_t>(p) & 15U));
+  const int64_t words = (bytes - head) / 16;
+  for (int64_t i = thread; i < head; i += threads) p[i] = 0;
+  auto* whole = reinterpret_cast<uint4*>(p + head);
+  for (int64_t i = thread; i < words; i += threads) whole[i] = uint4{};
+  for (int64_t i = head + 16 * words + thread; i < bytes; i += threads) p[i] = 0;
+}
+
 template <class Piece>
 __device__ inline void zero_by_warp(Piece* to, uint32_t pieces) {
   for (uint32_t i = threadIdx.x % kWarp; i < pieces; i += kWarp) to[i] = Piece{};
