@@ -167,7 +167,7 @@ class GpuFolds : public Gpu {
 TEST_F(GpuFolds, AsTheCpusCopiesAreFolded) {
   Random random;
   for (const auto& splits : std::vector<std::vector<int64_t>>{
-           {1, 1, 0, 1, 127, 129, 32, 31, 33}, {300}, std::vector<int64_t>(100, 1), {0, 0, 64}}) {
+           {1, 1, 0, 1, 127, 129, 32, 31, 33}, {300}, many_groups(), {0, 0, 64}}) {
     const Batch batch(splits, 37);
     for (const int64_t k : {8, 44, 136, 517}) {
       for (const DType dtype : {DType::kBF16, DType::kFP32, DType::kFP16}) {

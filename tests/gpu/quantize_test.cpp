@@ -181,7 +181,7 @@ TEST_F(GpuQuantize, EveryBF16InputHasTheBytesOfTheCpu) {
 TEST_F(GpuQuantize, AdversarialBlocksHaveTheBytesOfTheCpu) {
   Random random;
   for (const auto& splits : std::vector<std::vector<int64_t>>{
-           {1, 1, 0, 1, 127, 129, 32, 31, 33}, {700}, std::vector<int64_t>(300, 1), {0, 0, 64}}) {
+           {1, 1, 0, 1, 127, 129, 32, 31, 33}, {700}, many_groups(), {0, 0, 64}}) {
     const Batch batch(splits, 37);
     for (const DType dtype : {DType::kBF16, DType::kFP16, DType::kFP32}) {
       for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
@@ -310,7 +310,7 @@ TEST_F(GpuQuantize, ManyFindingsNameTheFirst) {
 TEST_F(GpuQuantize, SumsABiasInTheReadOfItsTiles) {
   Random random;
   for (const auto& splits : std::vector<std::vector<int64_t>>{
-           {1, 1, 0, 1, 127, 129, 32, 31, 33}, {700}, std::vector<int64_t>(300, 1), {0, 0, 64}}) {
+           {1, 1, 0, 1, 127, 129, 32, 31, 33}, {700}, many_groups(), {0, 0, 64}}) {
     const Batch batch(splits, 37);
     const Groups& groups = batch.groups();
     const auto rows = transposed_rows(groups.capacity, groups.num_groups);

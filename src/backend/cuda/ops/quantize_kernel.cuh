@@ -80,6 +80,7 @@ __device__ inline void sum_columns(const SummedRows& source, const TilePart<kSca
   using Shape = TileShape<kScaling>;
   constexpr int kPairs = Shape::kColumns / 2;
   auto& pieces = SummedRows::shared_tiles<Shape>()[threadIdx.x / Shape::kTileThreads];
+  if constexpr (!Shape::kIsWarps) __syncthreads();  // the tile before it has been read
 #pragma unroll
   for (int i = 0; i < tile.kRows; ++i) {
     pieces[tile.first_row + i][Shape::thread() % Shape::kPieces] = bits_as<uint4>(values[i]);
@@ -146,17 +147,12 @@ constexpr int kBlocksPerMultiprocessor = (sizeof(Rows<kScaling, Source>) >= 256 
                                                                                  : 1024) /
                                          TileShape<kScaling>::kThreads;
 
+// All that is to be done of a tile, the first of its block's.
 template <int kScaling, class Source>
-__global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
-                                  kBlocksPerMultiprocessor<kScaling, Source>)
-    quantize_kernel(const __grid_constant__ QuantizeTiles<Source> args,
-                    const __grid_constant__ Reporter reporter,
-                    const __grid_constant__ NonFiniteReporter notes) {
-  if (blockIdx.x == 0) {
-    check_groups(args.blocks.groups, reporter, threadIdx.x, TileShape<kScaling>::kThreads);
-  }
-  const TilePart<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
-  if (args.zeroes_tail) zero_tail(args, tile);
+__device__ inline void quantize_part(const QuantizeTiles<Source>& args,
+                                     const TilePart<kScaling>& tile, bool is_first,
+                                     const Reporter& reporter, const NonFiniteReporter& notes) {
+  if (args.zeroes_tail) zero_tail(args, tile, is_first);
   if (tile.is_empty) return;
   Rows<kScaling, Source> values;
   args.source.load(tile, reporter, values);
@@ -166,6 +162,31 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
     if (met >= kIsLeft) return quantize_any(args, tile, reporter, notes);
   }
   if (met == kIsOdd) note_first(args, tile, reporter, notes);
+}
+
+template <int kScaling, class Source>
+__global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
+                                  kBlocksPerMultiprocessor<kScaling, Source>)
+    quantize_kernel(const __grid_constant__ QuantizeTiles<Source> args,
+                    const __grid_constant__ Reporter reporter,
+                    const __grid_constant__ NonFiniteReporter notes) {
+  using Shape = TileShape<kScaling>;
+  if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
+  const int columns = args.source.columns;
+  if constexpr (!kHasLongLines<kScaling>) {
+    const TilePart<kScaling> tile(args.blocks, args.column_tiles, columns);
+    quantize_part(args, tile, true, reporter, notes);
+  } else {
+    const uint32_t index = blockIdx.x / args.column_tiles;
+    const RowRange rows = args.blocks.template at_together<Shape::kRows>(index, index);
+    const int of_span = static_cast<int>(args.span) * Shape::kColumns;
+    const int first = static_cast<int>(blockIdx.x % args.column_tiles) * of_span;
+#pragma unroll 1
+    for (int column = first; column < min(first + of_span, columns); column += Shape::kColumns) {
+      const TilePart<kScaling> tile(index, rows, column, columns);
+      quantize_part(args, tile, column == first, reporter, notes);
+    }
+  }
 }
 
 inline CopyTarget copy_target(const moire_quantized& q) {
@@ -211,9 +232,15 @@ void with_ragged_scaling(const QuantizeArgs& args, F&& f) {
 template <int kScaling, class Source>
 void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const TensorView& shape,
                      const NonFiniteCall& call) {
+  using Tile = TileShape<kScaling>;
   args.capacity = shape.num_rows();
-  launch_tiles<TileShape<kScaling>>(launcher, quantize_kernel<kScaling, Source>, args,
-                                    launcher.non_finite_reporter(call));
+  if constexpr (kHasLongLines<kScaling>) {
+    // Up to four, as long as a thousand blocks of threads are left.
+    const int64_t elements = args.blocks.count(Tile::kRows) * Tile::kRows * args.source.columns;
+    args.span = static_cast<uint32_t>(std::clamp<int64_t>(elements >> 24, 1, 4));
+  }
+  launch_tiles<Tile>(launcher, quantize_kernel<kScaling, Source>, args,
+                     launcher.non_finite_reporter(call));
 }
 
 }  // namespace moire::cuda::ops

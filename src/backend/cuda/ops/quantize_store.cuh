@@ -48,7 +48,8 @@ struct QuantizeTiles {
   ScaleBlocks blocks;
   CopyTarget rowwise, columnwise;  // FP8_TILE: rowwise alone
   int64_t capacity;                // rows of the copies
-  uint32_t column_tiles;
+  uint32_t column_tiles;           // of a row; where a block of threads has a span of them, spans
+  uint32_t span = 1;
   bool fractional, zeroes_tail;
 };
 

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backend/cuda/device/copy_rows.cuh"
 #include "backend/cuda/device/eight.cuh"
 #include "backend/cuda/device/fp8.cuh"
 #include "backend/cuda/device/groups.cuh"
@@ -265,12 +266,13 @@ struct ListedRows : FloatRows<T, kVectors> {
   }
 };
 
-// One launch of a kernel over all tiles of such sizes, one block at least: it zeroes the tail where
-// there is nothing else.
+// One launch of a kernel over all tiles of such sizes, or spans of them, one block at least: it
+// zeroes the tail where there is nothing else.
 template <class Tile, class Args, class... More>
 void launch_tiles(Launcher& launcher, void (*kernel)(Args, Reporter, More...), Args args,
                   const More&... more) {
-  const int64_t column_tiles = ceil_div(args.source.columns, Tile::kColumns);
+  int64_t column_tiles = ceil_div(args.source.columns, Tile::kColumns);
+  if constexpr (requires { args.span; }) column_tiles = ceil_div(column_tiles, args.span);
   args.column_tiles = static_cast<uint32_t>(column_tiles);
   const int64_t row_blocks = std::max<int64_t>(1, args.blocks.count(Tile::kRows));
   launcher.launch(kernel, {blocks_for(row_blocks * column_tiles, Tile::kTiles), Tile::kThreads},
@@ -298,14 +300,7 @@ __device__ inline void zero_bytes(uint8_t* data, int64_t stride, int64_t bytes, 
   const int64_t warps = int64_t{gridDim.x} * (blockDim.x / kWarp);
   for (int64_t row = first + int64_t{blockIdx.x} * (blockDim.x / kWarp) + threadIdx.x / kWarp;
        row < end; row += warps) {
-    uint8_t* p = data + row * stride;
-    // Whole words between the row's first and last few bytes.
-    const int64_t head = min(bytes, static_cast<int64_t>(-reinterpret_cast<uintptr_t>(p) & 15U));
-    const int64_t words = (bytes - head) / 16;
-    for (int64_t i = threadIdx.x % kWarp; i < head; i += kWarp) p[i] = 0;
-    auto* whole = reinterpret_cast<uint4*>(p + head);
-    for (int64_t i = threadIdx.x % kWarp; i < words; i += kWarp) whole[i] = uint4{};
-    for (int64_t i = head + 16 * words + threadIdx.x % kWarp; i < bytes; i += kWarp) p[i] = 0;
+    zero_run(data + row * stride, bytes, threadIdx.x % kWarp, kWarp);
   }
 }
 
