@@ -12,13 +12,12 @@ namespace moire {
 class Traffic : public MemoryVisitor {
  public:
   using MemoryVisitor::field;
-  void field(const char*, const moire_tensor& t, Role role, const char* sizes) {
+  void field(const char* name, const moire_tensor& t, Role role, const char* sizes) {
     if (is_present(t) && sizes[0] == 'C') capacity_ = t.shape[0];
-    if (is_read(role) && sizes[0] == 'S') {
-      row_bytes_ += TensorView(t).columns() * dtype_size(TensorView(t).type());
-    } else {
-      add(t, role);
-    }
+    gathers_ |= is_read(role) && is_present(t) && std::string_view(name).ends_with("row_idx");
+    if (!is_read(role) || sizes[0] != 'S') return add(t, role);
+    row_bytes_ += TensorView(t).columns() * dtype_size(TensorView(t).type());
+    source_bytes_ += TensorView(t).num_bytes();
   }
   void field(const char*, const moire_weight& w, Role role, const char*) { add(w.tensor, role); }
   void field(const char*, const moire_quantized& q, Role role, const char* sizes) {
@@ -33,7 +32,7 @@ class Traffic : public MemoryVisitor {
     if (groups.capacity != 0) capacity_ = groups.capacity;
   }
 
-  int64_t read() const { return read_ + capacity_ * row_bytes_; }
+  int64_t read() const { return read_ + (gathers_ ? capacity_ * row_bytes_ : source_bytes_); }
   int64_t written() const { return written_; }
 
  private:
@@ -43,7 +42,8 @@ class Traffic : public MemoryVisitor {
   }
 
   int64_t read_ = 0, written_ = 0;
-  int64_t capacity_ = 0, row_bytes_ = 0;  // of what may be gathered
+  int64_t capacity_ = 0, row_bytes_ = 0, source_bytes_ = 0;  // of what may be gathered
+  bool gathers_ = false;
 };
 
 template <class A>

@@ -394,6 +394,25 @@ TEST(Plan, OfAListRunsPlainProductsWhereTmaDoesNotReachAMatrix) {
                  "b[1] is not aligned to 16 bytes, which TMA needs");
 }
 
+// Operands that lie transposed, or whose scales lie turned over, are read once each, whatever their
+// rows are many of.
+TEST(Plan, CountsBytesOfOperandsAsTensorCoresReadThem) {
+  if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  constexpr int64_t kRows = 303, kTransposedRows = 4 * 128, kHidden = 128, kWidth = 64;
+  for (const int32_t recipe : {MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
+    for (const Step& step : products("sm90", recipe, {140, 160}, kHidden, kWidth)) {
+      SCOPED_TRACE(step.op + ": " + step.policy);
+      ASSERT_TRUE(step.policy.starts_with("FP8 tensor cores"));
+      if (step.op == "grouped_gemm_wgrad") {
+        EXPECT_LT(step.bytes_read, 2 * (kTransposedRows + 4) * (2 * kWidth + kHidden));
+      } else {  // rows of 8 bits, z and act of 16, weights of 8, four bytes a row of scales
+        EXPECT_LT(step.bytes_read, kRows * (kHidden + 2 * 2 * kWidth + 8) +
+                                       2 * 2 * kWidth * kHidden + 8 * kTransposedRows + 1024);
+      }
+    }
+  }
+}
+
 TEST(Plan, SaysWhyPlainProductsRun) {
   if (!is_built_with_cuda()) GTEST_SKIP() << "built without CUDA";
   for (const Step& step : products("sm90", MOIRE_RECIPE_FP8_BLOCK, {40, 100})) {
