@@ -41,7 +41,7 @@ template <Major kWeights>
 struct StoreTurned {
   CUtensorMap d;  // ragged; box {64, 64}
   int32_t n, num_groups;
-  Bias bias;
+  AnyFloats bias;  // [groups, columns]
   const float* bias_scale;
 
   // A warpgroup's 64 columns from first_column on, 64 rows at a time.

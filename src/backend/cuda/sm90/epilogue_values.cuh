@@ -1,31 +1,10 @@
-// What epilogues read straight from memory: a row's prob or scale, a column's bias.
+// What epilogues read straight from memory: a row's prob or scale; and where its columns are.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <moire/tensor.h>
-
 #include "backend/cuda/device/tile_walk.cuh"
+#include "backend/cuda/device/values.cuh"
 
 namespace moire::cuda::sm90 {
-
-// [groups, columns] of FP32, BF16 or FP16; data null where absent.
-struct Bias {
-  const void* data;
-  int32_t dtype;
-  int64_t stride;
-
-  explicit Bias(const TensorView& t)
-      : data(t.is_present() ? t.data : nullptr), dtype(t.dtype), stride(t.stride()) {}
-
-  __device__ bool is_present() const { return data != nullptr; }
-  __device__ float at(int32_t group, int64_t column) const {
-    const int64_t i = group * stride + column;
-    if (dtype == MOIRE_FP32) return static_cast<const float*>(data)[i];
-    if (dtype == MOIRE_BF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
-    return __half2float(static_cast<const __half*>(data)[i]);
-  }
-};
 
 // The values of this lane's two rows of [capacity]; 1 where absent or past the group's end.
 struct RowValues {

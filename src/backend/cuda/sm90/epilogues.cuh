@@ -17,7 +17,7 @@ struct Store {
 
   CUtensorMap d;  // ragged; box {64, rows of a box}
   int32_t n, num_groups;
-  Bias bias;
+  AnyFloats bias;  // [groups, columns]
   const float* bias_scale;
 
   struct Part {
@@ -80,7 +80,7 @@ struct StoreGlu {
   CUtensorMap act;  // ragged; box {kColumns, rows of a box}
   int32_t f, num_groups;
   int32_t has_z;
-  Bias bias;
+  AnyFloats bias;  // [groups, columns]
   const float* probs;
   Activation activation;
 

@@ -88,7 +88,7 @@ struct Call : RaggedMCall<GroupedGemmGluArgs> {
         f,
         static_cast<int32_t>(args.groups.num_groups),
         z.is_present(),
-        Bias(args.bias),
+        any_floats(args.bias),
         vector_of<const float>(args.probs),
         activation};
     launch<P>(launcher, sizes(), args.groups, operands, epilogue, numbers(b, listed));

@@ -3,6 +3,7 @@
 
 #include <moire.h>
 
+#include <cstdlib>
 #include <utility>
 
 #include "backend/cuda/sm90/cost_model.h"
@@ -89,18 +90,29 @@ inline ProductSizes ragged_k_sizes(const moire_groups& groups, int64_t m, int64_
   return {groups.num_groups, static_cast<double>(m), n, mean_rows(groups), false};
 }
 
-// Calls f.operator()<P>(cost) with the candidate that costs least; of equals, the first.
+// Whether a policy's text has these words, of the environment's MOIRE_SM90_TILE.
+template <class P>
+bool is_asked_for(const char* words) {
+  return words != nullptr && P::text().find(words) != std::string::npos;
+}
+
+// Calls f.operator()<P>(cost) with the candidate that is asked for, else costs least; of equals,
+// the first.
 template <class First, class... Others, class F>
 decltype(auto) with_cheapest(Candidates<First, Others...>, const ProductSizes& sizes,
-                             int num_multiprocessors, F&& f) {
+                             int num_multiprocessors, F&& f,
+                             const char* asked = std::getenv("MOIRE_SM90_TILE")) {
   const Cost cost = cost_of<First>(sizes, num_multiprocessors);
   if constexpr (sizeof...(Others) == 0) {
     return std::forward<F>(f).template operator()<First>(cost);
   } else {
-    if ((... && (cost.clocks <= cost_of<Others>(sizes, num_multiprocessors).clocks))) {
+    const bool is_cheapest =
+        (... && (cost.clocks <= cost_of<Others>(sizes, num_multiprocessors).clocks));
+    if (is_asked_for<First>(asked) || (is_cheapest && !(... || is_asked_for<Others>(asked)))) {
       return std::forward<F>(f).template operator()<First>(cost);
     }
-    return with_cheapest(Candidates<Others...>(), sizes, num_multiprocessors, std::forward<F>(f));
+    return with_cheapest(Candidates<Others...>(), sizes, num_multiprocessors, std::forward<F>(f),
+                         asked);
   }
 }
 

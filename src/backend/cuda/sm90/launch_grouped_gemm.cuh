@@ -114,7 +114,7 @@ template <class P, class Epilogue>
 Epilogue store_of(TensorMaps& maps, const GroupedGemmArgs& args) {
   return {maps.ragged_rows("d", args.d, P::kBoxRows),
           static_cast<int32_t>(TensorView(args.d).columns()),
-          static_cast<int32_t>(args.groups.num_groups), Bias(args.bias),
+          static_cast<int32_t>(args.groups.num_groups), any_floats(args.bias),
           vector_of<const float>(args.bias_scale)};
 }
 
