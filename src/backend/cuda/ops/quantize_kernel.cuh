@@ -235,9 +235,9 @@ void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const Tenso
   using Tile = TileShape<kScaling>;
   args.capacity = shape.num_rows();
   if constexpr (kHasLongLines<kScaling>) {
-    // Up to four, as long as a thousand blocks of threads are left.
+    // Up to four, as long as two thousand blocks of threads are left.
     const int64_t elements = args.blocks.count(Tile::kRows) * Tile::kRows * args.source.columns;
-    args.span = static_cast<uint32_t>(std::clamp<int64_t>(elements >> 24, 1, 4));
+    args.span = static_cast<uint32_t>(std::clamp<int64_t>(elements >> 25, 1, 4));
   }
   launch_tiles<Tile>(launcher, quantize_kernel<kScaling, Source>, args,
                      launcher.non_finite_reporter(call));

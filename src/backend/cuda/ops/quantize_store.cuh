@@ -151,6 +151,7 @@ template <Way kWay, int kScaling, class Source, class Values, class Multiplier>
 __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
                                   const CopyTarget& to, const Values& values,
                                   Multiplier&& multiplier) {
+  if (!tile.has_row(0)) return;
   constexpr bool kVectors = Source::kVectors;
   const int left = args.source.columns - tile.column;
   uint8_t* const first =
@@ -211,15 +212,16 @@ __device__ inline void store_transposed(const QuantizeTiles<Source>& args,
   using Transposed = TransposedTile<kEight>;
   static_assert(TilePart<kScaling>::kRows == 4 && Shape::kRows == Transposed::kSide);
   Transposed& transposed = transposed_tile(args.source, tile);
-  uint32_t first[4], second[4];
-  with_element(to.is_e5m2, [&](auto is_e5m2) {
+  uint32_t first[4] = {}, second[4] = {};
+  const auto encode = [&](auto is_e5m2) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t codes[2];
       encode_eight(codes, values[i], is_e5m2.value, [&](int j) { return multiplier(i, j); });
       first[i] = codes[0], second[i] = codes[1];
     }
-  });
+  };
+  if (tile.has_row(0)) with_element(to.is_e5m2, encode);
   transpose_four(first);
   transpose_four(second);
   transposed.put(

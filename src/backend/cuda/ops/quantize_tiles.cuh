@@ -150,6 +150,10 @@ struct TilePart {
   // The part's i-th row, and whether it is one of the tile's.
   __device__ int64_t row(int i) const { return begin + first_row + i; }
   __device__ bool has_row(int i) const { return first_row + i < num_rows; }
+  // Whether this warp has rows of the tile, of some column.
+  __device__ bool warp_has_rows() const {
+    return Shape::thread() / kWarp * (kWarp / Shape::kPieces) * kRows < tile_rows;
+  }
   // Its rows that are there, also for a lane past the last column, of so many neighbours of which
   // the first is not. A warp calls it together.
   template <int kLanes>
