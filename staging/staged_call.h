@@ -15,6 +15,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "staging/device_memory.h"
@@ -67,14 +68,19 @@ class StagedCall {
   Status run(const Context& context, const A& args, const Op& op) {
     clear();
     add(args);
+    of_data_ = {};
     if (Status status = upload(); !status.ok()) return status;
     const auto [status, found] =
         call_in_turn(context, [&] { return op(context, on_device(args)); });
     if (!status.ok()) return status;
     if (found.code() == Code::kDevice) return found;
     const Status damage = download();
-    return damage.ok() && !is_of_data(found) ? found : damage;
+    if (damage.ok() && !is_of_data(found)) return found;
+    of_data_ = found;
+    return damage;
   }
+  // What check() said of the data of the last such call; once.
+  Status take_finding() { return std::exchange(of_data_, {}); }
 
   // The same in steps, for calls that share memory or are repeated: add each call's arguments, then
   // upload() as often as the host's bytes change; the addresses on the device stay.
@@ -116,6 +122,7 @@ class StagedCall {
   Status upload_apart();
   Status download_apart();
 
+  Status of_data_;
   std::vector<Piece> pieces_, left_out_;
   std::deque<PointerWalk> walks_;
   std::vector<std::byte> before_, after_;  // the device's memory

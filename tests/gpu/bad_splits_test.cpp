@@ -482,6 +482,13 @@ TEST_F(BadSplits, AreReportedOnceByTheNextCallOrByCheck) {
   ASSERT_TRUE(succeeds(moire::grouped_gemm(context(), args)));
   EXPECT_TRUE(fails(context().check(), Code::kInvalidArgument, sentence));
   EXPECT_TRUE(succeeds(context().check()));
+  ASSERT_TRUE(succeeds(moire::grouped_gemm(context(), args)));
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  batch.offsets()[3] = batch.offsets()[2];
+  ASSERT_TRUE(succeeds(staged.upload()));
+  EXPECT_TRUE(fails(moire::grouped_gemm(context(), args), Code::kInvalidArgument, sentence));
+  EXPECT_TRUE(succeeds(moire::grouped_gemm(context(), args)));
+  EXPECT_TRUE(succeeds(context().check()));
 }
 
 }  // namespace

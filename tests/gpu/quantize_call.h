@@ -12,7 +12,7 @@ namespace moire::test {
 // Splits into so many groups, most of them a row, that a GPU's blocks of threads have tiles of
 // several columns to do.
 inline std::vector<int64_t> many_groups() {
-  std::vector<int64_t> splits(900, 1);
+  std::vector<int64_t> splits(2000, 1);
   splits[300] = 129, splits[600] = 33, splits[601] = 0;
   return splits;
 }

@@ -34,7 +34,7 @@ void expect_said(const RecipeCase& c, const Spoilt& s,
                  const std::function<Status(const Tested&, const MlpProblem&)>& call) {
   SCOPED_TRACE(testing::Message() << testing::PrintToString(c) << ", " << s.said);
   Random random;
-  const Context context = cpu();
+  const Tested context = tested();
   MlpProblem p(options(), random);
   ASSERT_TRUE(succeeds(run(context, c.in(p.forward()))));
   ASSERT_TRUE(succeeds(call(context, p)));

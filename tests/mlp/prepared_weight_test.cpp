@@ -258,11 +258,10 @@ TEST(PreparedWeight, OfNothingIsNothing) {
 
 // What was infinite is said of the op and of its operand, as of a layer's.
 TEST(PreparedWeight, SaysWhatWasInfinite) {
-  if (tested().device() != Device::kCpu) GTEST_SKIP() << "the CPU's context is asked";
   Random random;
   TestWeight w = TestWeight(DType::kBF16, 4, 64, 96).randomize(random);
   w.set(2, 5, 7, std::numeric_limits<double>::infinity());
-  const Context context = cpu();
+  const Tested context = tested();
   prepare(prepare_args({MOIRE_RECIPE_MXFP8}, w), Tested::finding(context));
   const Status found = context.check();
   EXPECT_TRUE(fails(found, Code::kInvalidArgument, "prepare_weight: w[2, 5, 7]"));

@@ -47,7 +47,7 @@ struct Call {
 };
 
 TEST(QuantizeFindings, FiniteNumbersAreNone) {
-  const Context context = Context::create().value();
+  const Tested context = Tested::finding(tested());
   for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
     Call call(dtype, MOIRE_SCALING_MXFP8);
     call.source.set(3, 3, 60000);  // finite in each type
@@ -57,7 +57,7 @@ TEST(QuantizeFindings, FiniteNumbersAreNone) {
 }
 
 TEST(QuantizeFindings, NameTheElementOnce) {
-  const Context context = Context::create().value();
+  const Tested context = Tested::finding(tested());
   for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
     for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
       for (const double value : {kInfinity, -kInfinity, kNaN}) {
@@ -77,7 +77,7 @@ TEST(QuantizeFindings, NameTheElementOnce) {
 }
 
 TEST(QuantizeFindings, RowsPastTheGroupsAreNone) {
-  const Context context = Context::create().value();
+  const Tested context = Tested::finding(tested());
   Call call(DType::kBF16, MOIRE_SCALING_MXFP8);
   const Batch batch({100}, kRows - 100);
   call.source.set(120, 0, kInfinity);
@@ -87,7 +87,7 @@ TEST(QuantizeFindings, RowsPastTheGroupsAreNone) {
 }
 
 TEST(QuantizeFindings, OfGatheredRowsNameTheRowOfTheSource) {
-  const Context context = Context::create().value();
+  const Tested context = Tested::finding(tested());
   Call call(DType::kFP32, MOIRE_SCALING_MXFP8);
   std::vector<int64_t> order(kRows);
   for (int64_t i = 0; i < kRows; ++i) order[static_cast<size_t>(i)] = kRows - 1 - i;
@@ -100,7 +100,7 @@ TEST(QuantizeFindings, OfGatheredRowsNameTheRowOfTheSource) {
 }
 
 TEST(QuantizeFindings, OfWeightsNameGroupAndElement) {
-  const Context context = Context::create().value();
+  const Tested context = Tested::finding(tested());
   Random random;
   for (const DType dtype : {DType::kFP32, DType::kBF16, DType::kFP16}) {
     for (const bool listed : {false, true}) {
@@ -133,7 +133,7 @@ void put(TestTensor& t, int64_t row, int64_t column, double value) {
 
 // A ragged copy and one of weights, in either direction: by a code, and by a scale.
 TEST(QuantizeFindings, OfWhatIsRequantisedNameTheElement) {
-  const Context context = Context::create().value();
+  const Tested context = Tested::finding(tested());
   const Batch batch({40, 0, kRows - 40});
   for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
     for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
@@ -190,7 +190,7 @@ struct Copies {
 // first element in the order of the rows, whichever thread met it.
 TEST(QuantizeFindings, OfWhatAnEpilogueQuantisesNameTheElementOnce) {
   constexpr int64_t kF = 300;
-  const Context context = cpu(2);
+  const Tested context = Tested::finding(tested(2));
   Random random;
   const Batch batch({40, kRows - 40});
   GemmOptions options;
@@ -217,7 +217,7 @@ TEST(QuantizeFindings, OfWhatAnEpilogueQuantisesNameTheElementOnce) {
 
 TEST(QuantizeFindings, OfGradientsThatAnEpilogueQuantisesAreSaid) {
   constexpr int64_t kF = 300;
-  const Context context = cpu(2);
+  const Tested context = Tested::finding(tested(2));
   Random random;
   const Batch batch({40, kRows - 40});
   for (const GluLayout& layout : {GluLayout::halves(), GluLayout::interleaved(1)}) {

@@ -52,6 +52,11 @@ class Tested {
   friend void on_one_device(const Tested& device, Compare&& compare);
 
   Device device() const { return context_.device(); }
+  // What check() says of data in which calls found something; on a device, the last call.
+  Status check() const {
+    if (device() == Device::kCpu) return context_.check();
+    return (staged_ == nullptr ? staged_call() : *staged_).take_finding();
+  }
   const Context& context() const { return context_; }
 
   // Calls take pointers to the host's memory, whatever the device; what is explained stays there.

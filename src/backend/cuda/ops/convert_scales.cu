@@ -218,6 +218,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   zero_rows(args, tail, args.target.num_rows, slice);
   if (slice > 0) return;
   check_groups(args.groups, reporter, threadIdx.x, kThreads);
+  __syncthreads();  // what is wrong with them is said first
   if (threadIdx.x == 0 && packed_row > other.num_rows) {
     report(reporter, Finding::kTooFewScaleRows, 0, packed_row, other.num_rows, args.other);
   }
