@@ -79,7 +79,8 @@ class StagedCall {
     of_data_ = found;
     return damage;
   }
-  // What check() said of the data of the last such call; once.
+  // What check() said of the data of the last such call, or of one elsewhere in its place; once.
+  void keep_finding(Status of_data) { of_data_ = std::move(of_data); }
   Status take_finding() { return std::exchange(of_data_, {}); }
 
   // The same in steps, for calls that share memory or are repeated: add each call's arguments, then

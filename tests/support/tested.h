@@ -69,7 +69,10 @@ class Tested {
     const Status status = staged.run(context_, args, op);
     if (note(status) || unsupported_ == Unsupported::kIsReturned) return status;
     if (unsupported_ == Unsupported::kIsThrown) throw NotOnDevice();
-    return op(Context::create().value(), args);
+    const Context cpu = Context::create().value();
+    Status of_cpu = op(cpu, args);
+    staged.keep_finding(cpu.check());
+    return of_cpu;
   }
   template <class A>
   Status size(const A& args, size_t* bytes, Status (*op)(const Context&, const A&, size_t*)) const {

@@ -39,6 +39,7 @@ template <class Columns>
 struct ActivationRows {
   using Element = __nv_bfloat16;
   static constexpr bool kVectors = true;
+  static constexpr int kMostTiles = 1;  // registers spill with more
   template <int kRows>
   using Rows = std::conditional_t<kRows == KeptEights::kRows, KeptEights, Eight<Element>[kRows]>;
   Gating<Columns> gating;

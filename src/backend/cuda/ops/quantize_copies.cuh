@@ -342,9 +342,7 @@ __device__ inline uint32_t quantize_copies(const QuantizeTiles<Source>& args,
     return quantize_tile<kWay>(args, tile, values);
   }
   uint32_t met = 0;
-  if (args.rowwise.is_present() && tile.warp_has_rows()) {
-    met = quantize_rows<kWay>(args, tile, values);
-  }
+  if (args.rowwise.is_present()) met = quantize_rows<kWay>(args, tile, values);
   if (args.columnwise.is_present()) {
     if constexpr (TileShape<kScaling>::kIsWarps) {
       met |= quantize_columns_of_warp<kWay>(args, tile, values);

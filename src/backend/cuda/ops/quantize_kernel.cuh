@@ -147,6 +147,10 @@ constexpr int kBlocksPerMultiprocessor = (sizeof(Rows<kScaling, Source>) >= 256 
                                                                                  : 1024) /
                                          TileShape<kScaling>::kThreads;
 
+// Whether a block of threads takes spans of tiles, for which it searches once for their group.
+template <int kScaling, class Source>
+constexpr bool kHasSpans = kHasLongLines<kScaling> && (Source::kMostTiles > 1);
+
 // All that is to be done of a tile, the first of its block's.
 template <int kScaling, class Source>
 __device__ inline void quantize_part(const QuantizeTiles<Source>& args,
@@ -172,18 +176,17 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
                     const __grid_constant__ NonFiniteReporter notes) {
   using Shape = TileShape<kScaling>;
   if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
-  const int columns = args.source.columns;
-  if constexpr (!kHasLongLines<kScaling>) {
-    const TilePart<kScaling> tile(args.blocks, args.column_tiles, columns);
+  if constexpr (!kHasSpans<kScaling, Source>) {
+    const TilePart<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
     quantize_part(args, tile, true, reporter, notes);
   } else {
     const uint32_t index = blockIdx.x / args.column_tiles;
     const RowRange rows = args.blocks.template at_together<Shape::kRows>(index, index);
-    const int of_span = static_cast<int>(args.span) * Shape::kColumns;
-    const int first = static_cast<int>(blockIdx.x % args.column_tiles) * of_span;
+    const int first = static_cast<int>(blockIdx.x % args.column_tiles) * args.span;
+    const int end = min(first + args.span, args.source.columns);
 #pragma unroll 1
-    for (int column = first; column < min(first + of_span, columns); column += Shape::kColumns) {
-      const TilePart<kScaling> tile(index, rows, column, columns);
+    for (int column = first; column < end; column += Shape::kColumns) {
+      const TilePart<kScaling> tile(index, rows, column, args.source.columns);
       quantize_part(args, tile, column == first, reporter, notes);
     }
   }
@@ -234,10 +237,10 @@ void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const Tenso
                      const NonFiniteCall& call) {
   using Tile = TileShape<kScaling>;
   args.capacity = shape.num_rows();
-  if constexpr (kHasLongLines<kScaling>) {
-    // Up to four, as long as two thousand blocks of threads are left.
+  if constexpr (kHasSpans<kScaling, Source>) {  // of a tile for every 2^25 elements
     const int64_t elements = args.blocks.count(Tile::kRows) * Tile::kRows * args.source.columns;
-    args.span = static_cast<uint32_t>(std::clamp<int64_t>(elements >> 25, 1, 4));
+    const auto tiles = std::clamp<int64_t>(elements >> 25, 1, Source::kMostTiles);
+    args.span = static_cast<int>(tiles) * Tile::kColumns;
   }
   launch_tiles<Tile>(launcher, quantize_kernel<kScaling, Source>, args,
                      launcher.non_finite_reporter(call));

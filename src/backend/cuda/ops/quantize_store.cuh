@@ -48,8 +48,8 @@ struct QuantizeTiles {
   ScaleBlocks blocks;
   CopyTarget rowwise, columnwise;  // FP8_TILE: rowwise alone
   int64_t capacity;                // rows of the copies
-  uint32_t column_tiles;           // of a row; where a block of threads has a span of them, spans
-  uint32_t span = 1;
+  uint32_t column_tiles;           // of a row, or spans of so many columns, each a block's
+  int span = 0;
   bool fractional, zeroes_tail;
 };
 

@@ -150,10 +150,6 @@ struct TilePart {
   // The part's i-th row, and whether it is one of the tile's.
   __device__ int64_t row(int i) const { return begin + first_row + i; }
   __device__ bool has_row(int i) const { return first_row + i < num_rows; }
-  // Whether this warp has rows of the tile, of some column.
-  __device__ bool warp_has_rows() const {
-    return Shape::thread() / kWarp * (kWarp / Shape::kPieces) * kRows < tile_rows;
-  }
   // Its rows that are there, also for a lane past the last column, of so many neighbours of which
   // the first is not. A warp calls it together.
   template <int kLanes>
@@ -180,6 +176,7 @@ template <class T, bool kVectors_>
 struct FloatRows {
   using Element = T;
   static constexpr bool kVectors = kVectors_;
+  static constexpr int kMostTiles = 4;  // side by side, of a block of threads
   template <int kRows>
   using Rows = Eight<T>[kRows];
   Matrix<const T> rows;
@@ -275,8 +272,9 @@ struct ListedRows : FloatRows<T, kVectors> {
 template <class Tile, class Args, class... More>
 void launch_tiles(Launcher& launcher, void (*kernel)(Args, Reporter, More...), Args args,
                   const More&... more) {
-  int64_t column_tiles = ceil_div(args.source.columns, Tile::kColumns);
-  if constexpr (requires { args.span; }) column_tiles = ceil_div(column_tiles, args.span);
+  int width = Tile::kColumns;
+  if constexpr (requires { args.span; }) width = std::max(width, args.span);
+  const int64_t column_tiles = ceil_div(args.source.columns, width);
   args.column_tiles = static_cast<uint32_t>(column_tiles);
   const int64_t row_blocks = std::max<int64_t>(1, args.blocks.count(Tile::kRows));
   launcher.launch(kernel, {blocks_for(row_blocks * column_tiles, Tile::kTiles), Tile::kThreads},
