@@ -1,68 +1,16 @@
 // Offsets that are wrong on the device: every op reports op, group and value, writes nothing
 // outside of its buffers (StagedCall's guards), and the context works afterwards.
-#include <functional>
-#include <limits>
+#include "tests/gpu/bad_splits.h"
+
 #include <vector>
 
-#include "tests/gpu/gpu.h"
 #include "tests/mlp/recipe_cases.h"
 #include "tests/ops/quantize_support.h"
 #include "tests/ops/routing_support.h"
-#include "tests/support/grouped_gemm_cases.h"
 #include "tests/support/mlp_problem.h"
 
 namespace moire::test {
 namespace {
-
-const std::vector<int64_t> kSplits = {5, 0, 18};
-constexpr int64_t kTail = 2;  // capacity 25
-
-struct Wrong {
-  size_t index;
-  int64_t value;
-  const char* sentence;
-};
-
-constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
-const Wrong kWrong[] = {
-    {0, 3, "groups.offsets[0] is 3, must be 0"},
-    {1, -4, "group 0 has offsets 0 to -4, must not decrease"},
-    {1, std::numeric_limits<int64_t>::min(), "group 0 has offsets 0 to -9223372036854775808"},
-    {2, 2, "group 1 has offsets 5 to 2, must not decrease"},
-    {3, 26, "group 2 ends at row 26, past the capacity 25"},
-    {3, int64_t{1} << 40, "group 2 ends at row 1099511627776, past the capacity 25"},
-    {3, kLargest, "group 2 ends at row 9223372036854775807, past the capacity 25"},
-};
-
-// Runs `call` with each wrong offset, then with the right ones again. `op` is what reports.
-void expect_reported(Batch& batch, const std::string& op, const std::function<Status()>& call) {
-  const Status right = call();
-  ASSERT_TRUE(succeeds(right));
-  const std::vector<int64_t> good = batch.offsets();
-  for (const Wrong& wrong : kWrong) {
-    batch.offsets()[wrong.index] = wrong.value;
-    EXPECT_TRUE(fails(call(), Code::kInvalidArgument, op + ": " + wrong.sentence));
-    batch.offsets() = good;
-    EXPECT_TRUE(succeeds(call())) << "after offsets[" << wrong.index << "] was " << wrong.value;
-  }
-}
-
-class BadSplits : public Gpu {
- protected:
-  // The GEMMs of both types that have kernels of their own.
-  template <class F>
-  void for_each_type(const F& f) {
-    for (const DType dtype : {DType::kBF16, DType::kFP32}) {
-      SCOPED_TRACE(dtype_name(dtype));
-      GemmOptions options;
-      options.operands = options.output = dtype;
-      f(options);
-    }
-  }
-  Tested alone() const { return Tested::alone(context()); }
-
-  Batch batch{kSplits, kTail};
-};
 
 TEST_F(BadSplits, OfGroupedGemmAreReported) {
   for_each_type([&](const GemmOptions& options) {
@@ -176,66 +124,6 @@ TEST_F(BadSplits, OfBiasBackwardMayLeaveBlocksApart) {
     wide.offsets() = wrong;
     EXPECT_EQ(run(alone(), args).code(), Code::kInvalidArgument);
     EXPECT_TRUE(grad_bias.is_undamaged() && grad_scale.is_undamaged());
-  }
-}
-
-// Quantised in both directions, to the other one, decoded, and the scales in another layout.
-TEST_F(BadSplits, OfTheOpsOn8BitsAreReported) {
-  for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
-    Random random;
-    TestTensor x(DType::kBF16, {25, 264}), decoded(DType::kFP32, {25, 264});
-    x.randomize(random);
-    const auto copy = [&](int32_t direction) {
-      return TestCopy(DType::kE4M3, scaling, direction, batch.groups(), 264);
-    };
-    const TestCopy rows = copy(MOIRE_ROWWISE), columns = copy(MOIRE_COLUMNWISE),
-                   again = copy(MOIRE_ROWWISE);
-    QuantizeArgs quantized;
-    quantized.source = x;
-    quantized.scaling = scaling;
-    quantized.rowwise = rows;
-    quantized.columnwise = columns;
-    quantized.groups = batch.groups();
-    expect_reported(batch, "quantize", [&] { return quantize(alone(), quantized); });
-    RequantizeArgs other;
-    other.source = columns;
-    other.scaling = scaling;
-    other.direction = MOIRE_COLUMNWISE;
-    other.target = again;
-    other.groups = batch.groups();
-    expect_reported(batch, "requantize", [&] { return requantize(alone(), other); });
-    DequantizeArgs plain;
-    plain.source = columns;
-    plain.scaling = scaling;
-    plain.direction = MOIRE_COLUMNWISE;
-    plain.target = decoded;
-    plain.groups = batch.groups();
-    expect_reported(batch, "dequantize", [&] { return dequantize(alone(), plain); });
-    for (const TestCopy* c : {&rows, &columns, &again}) {
-      EXPECT_TRUE(c->data.is_undamaged() && c->scales.is_undamaged());
-    }
-    EXPECT_TRUE(decoded.is_undamaged());
-  }
-}
-
-TEST_F(BadSplits, OfConvertScalesAreReported) {
-  for (const int32_t layout : {MOIRE_SCALES_DENSE, MOIRE_SCALES_PADDED, MOIRE_SCALES_SWIZZLED}) {
-    for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
-      const TestCopy copy(DType::kE4M3, MOIRE_SCALING_MXFP8, direction, batch.groups(), 264);
-      int64_t shape[2];
-      ASSERT_TRUE(
-          succeeds(scales_shape(MOIRE_SCALING_MXFP8, direction, layout, 25, 264, 3, shape)));
-      TestTensor target(DType::kE8M0, {shape[0], shape[1]});
-      ConvertScalesArgs args;
-      args.source = copy.scales;
-      args.target = target;
-      args.to = layout;
-      args.direction = direction;
-      args.k = 264;
-      args.groups = batch.groups();
-      expect_reported(batch, "convert_scales", [&] { return convert_scales(alone(), args); });
-      EXPECT_TRUE(target.is_undamaged() && copy.scales.is_undamaged());
-    }
   }
 }
 

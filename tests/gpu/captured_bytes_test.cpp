@@ -74,6 +74,25 @@ TEST_F(CapturedBytes, OfQuantizeAreThoseOfTheSplits) {
   }
 }
 
+TEST_F(CapturedBytes, OfGatheredRowsAndOtherElementsAreThoseOfTheSplits) {
+  Random random;
+  std::vector<int64_t> order(static_cast<size_t>(groups().capacity));
+  for (int64_t& row : order) row = random.integer(0, groups().capacity - 1);
+  const TestTensor row_idx = index_tensor(DType::kInt64, order);
+  for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
+    for (const DType element : {DType::kE4M3, DType::kE5M2}) {
+      QuantizeCall call(DType::kBF16, element, scaling, groups(), 264);
+      call.source.randomize(random);
+      call.args.row_idx = row_idx;
+      call.args.fractional_scales = scaling == MOIRE_SCALING_FP8_BLOCK ? 1 : 0;
+      expect_every_splits(moire::quantize, call.args,
+                          {&call.rowwise.data, &call.rowwise.scales, &call.columnwise.data,
+                           &call.columnwise.scales},
+                          [] {});
+    }
+  }
+}
+
 TEST_F(CapturedBytes, OfRequantizeAndDequantizeAreThoseOfTheSplits) {
   Random random;
   const Context cpu = Context::create().value();

@@ -74,7 +74,7 @@ class GpuQuantize : public Gpu {
     for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
       const bool from_rows = direction == MOIRE_ROWWISE;
       TestCopy copies[2];
-      TestTensor values[2], scales[2];
+      TestTensor values[2], scales[MOIRE_SCALES_SWIZZLED + 1][2];
       for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
         const Tested on = on_gpu == 0 ? Tested(cpu) : Tested::alone(context());
         copies[on_gpu] =
@@ -84,20 +84,27 @@ class GpuQuantize : public Gpu {
         values[on_gpu] = TestTensor(DType::kBF16, {groups.capacity, source.columns()});
         ASSERT_TRUE(succeeds(dequantize(on, call.dequantized(direction, values[on_gpu]))));
         if (scaling != MOIRE_SCALING_MXFP8) continue;
-        scales[on_gpu] = scales_in(MOIRE_SCALES_DENSE, direction, groups, source.columns());
-        ConvertScalesArgs convert;
-        convert.source = (from_rows ? call.rowwise : call.columnwise).scales;
-        convert.target = scales[on_gpu];
-        convert.to = MOIRE_SCALES_DENSE;
-        convert.direction = direction;
-        convert.k = source.columns();
-        convert.groups = groups;
-        ASSERT_TRUE(succeeds(convert_scales(on, convert)));
+        for (const int32_t layout :
+             {MOIRE_SCALES_DENSE, MOIRE_SCALES_PADDED, MOIRE_SCALES_SWIZZLED}) {
+          TestTensor& target = scales[layout][on_gpu];
+          target = scales_in(layout, direction, groups, source.columns());
+          ConvertScalesArgs convert;
+          convert.source = (from_rows ? call.rowwise : call.columnwise).scales;
+          convert.target = target;
+          convert.to = layout;
+          convert.direction = direction;
+          convert.k = source.columns();
+          convert.groups = groups;
+          ASSERT_TRUE(succeeds(convert_scales(on, convert)));
+        }
       }
       EXPECT_TRUE(same(copies[0], copies[1])) << "requantized, direction " << direction;
       EXPECT_TRUE(same_bits(values[0], values[1])) << "dequantized, direction " << direction;
       if (scaling != MOIRE_SCALING_MXFP8) continue;
-      EXPECT_TRUE(same_bits(scales[0], scales[1])) << "scales, direction " << direction;
+      for (int32_t layout = MOIRE_SCALES_DENSE; layout <= MOIRE_SCALES_SWIZZLED; ++layout) {
+        EXPECT_TRUE(same_bits(scales[layout][0], scales[layout][1]))
+            << "scales, direction " << direction << ", layout " << layout;
+      }
     }
   }
 
@@ -370,6 +377,10 @@ TEST_F(GpuQuantize, SixtyFiveThousandGroupsHaveTheBytesOfTheCpu) {
     call.source.randomize(random);
     ASSERT_NO_FATAL_FAILURE(expect_same_bytes(call, batch.groups()));
     expect_same_of_copies(call, batch.groups());
+    QuantizeCall other(DType::kBF16, DType::kE5M2, scaling, batch.groups(), 40);
+    other.source.randomize(random);
+    other.args.fractional_scales = scaling == MOIRE_SCALING_FP8_BLOCK ? 1 : 0;
+    ASSERT_NO_FATAL_FAILURE(expect_same_bytes(other, batch.groups()));
   }
 }
 
