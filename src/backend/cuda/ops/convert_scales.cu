@@ -1,7 +1,7 @@
 // convert_scales on CUDA: one launch, which writes every byte of the target. Scales move in
-// squares, four blocks of four rows or columns, words in a padded layout; else a byte per thread
-// and step, neighbours of the target by neighbouring threads. A block takes some groups and a slice
-// of each, or of what lies behind the last; where a group's rows start in a layout without gaps it
+// squares, four blocks of four rows or columns, words in a padded layout; from there into rows that
+// begin anywhere, by the target's words; else by bytes. A block takes some groups and a slice of
+// each, or of what lies behind the last; where a group's rows start in a layout without gaps it
 // finds by adding up those of the groups before, so that the splits stay on the device.
 #include <moire/quantize.h>
 

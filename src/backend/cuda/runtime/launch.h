@@ -72,15 +72,6 @@ class Launcher {
     check("cudaLaunchKernelEx", cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...));
   }
 
-  void zero_rows(void* target, size_t stride, size_t row_bytes, size_t rows) {
-    if (!ok() || row_bytes == 0 || rows == 0) return;
-    if (stride == row_bytes) {
-      check("cudaMemsetAsync", cudaMemsetAsync(target, 0, row_bytes * rows, stream_));
-    } else {
-      check("cudaMemset2DAsync", cudaMemset2DAsync(target, stride, 0, row_bytes, rows, stream_));
-    }
-  }
-
  private:
   // More shared memory than a kernel has without asking; asked for once per kernel and device.
   template <class... P>
