@@ -8,10 +8,10 @@
 #include <cuda_fp16.h>
 #include <moire.h>
 
-#include <cstring>
 #include <type_traits>
 
 #include "backend/cuda/device/fp8_bits.h"
+#include "backend/cuda/device/values.cuh"
 
 namespace moire::cuda {
 
@@ -25,15 +25,6 @@ namespace moire::cuda {
 template <class F>
 __device__ inline void with_element(bool is_e5m2, F&& f) {
   is_e5m2 ? f(std::true_type()) : f(std::false_type());
-}
-
-// bit_cast for CUDA's own types, which are not trivially copyable.
-template <class To, class From>
-__device__ inline To bits_as(const From& from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  memcpy(&to, &from, sizeof(To));
-  return to;
 }
 
 // Codes of four values, the first in the low byte: two conversions, of which the second keeps what

@@ -48,7 +48,8 @@ class GluBlocks {
   uint32_t block_, gate_, up_;
 };
 
-// Element-interleaved: N pairs are two loads.
+// Element-interleaved: N pairs are two loads of 16 bytes, of whose words permutations of bytes pick
+// either half: selectors count the bytes of two words, and those xor 0x4444 the other word's.
 template <int N>
 class GluPairs {
  public:
@@ -61,25 +62,34 @@ class GluPairs {
   __device__ uint32_t second(uint32_t column) const { return 2 * column + N; }
   template <class Pack>
   __device__ void split(const Pack& first, const Pack& second, Pack& gate, Pack& up) const {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const Pack& pairs = i < N / 2 ? first : second;
-      const auto a = pairs.values[2 * i % N], b = pairs.values[2 * i % N + 1];
-      gate.values[i] = gate_first_ ? a : b;
-      up.values[i] = gate_first_ ? b : a;
-    }
+    const auto a = bits_as<uint4>(first), b = bits_as<uint4>(second);
+    const auto pick = [&](uint32_t bytes) {
+      return bits_as<Pack>(uint4{__byte_perm(a.x, a.y, bytes), __byte_perm(a.z, a.w, bytes),
+                                 __byte_perm(b.x, b.y, bytes), __byte_perm(b.z, b.w, bytes)});
+    };
+    gate = pick(gate_first_ ? kFirsts : kSeconds);
+    up = pick(gate_first_ ? kSeconds : kFirsts);
   }
   template <class Pack>
   __device__ void join(const Pack& gate, const Pack& up, Pack& first, Pack& second) const {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      Pack& pairs = i < N / 2 ? first : second;
-      pairs.values[2 * i % N] = gate_first_ ? gate.values[i] : up.values[i];
-      pairs.values[2 * i % N + 1] = gate_first_ ? up.values[i] : gate.values[i];
-    }
+    const auto a = bits_as<uint4>(gate), b = bits_as<uint4>(up);
+    const uint32_t swap = gate_first_ ? 0 : 0x4444, low = kLow ^ swap, high = kHigh ^ swap;
+    first = bits_as<Pack>(uint4{__byte_perm(a.x, b.x, low), __byte_perm(a.x, b.x, high),
+                                __byte_perm(a.y, b.y, low), __byte_perm(a.y, b.y, high)});
+    second = bits_as<Pack>(uint4{__byte_perm(a.z, b.z, low), __byte_perm(a.z, b.z, high),
+                                 __byte_perm(a.w, b.w, low), __byte_perm(a.w, b.w, high)});
   }
 
  private:
+  static constexpr int kSize = kVectorBytes / N;  // of an element
+  static_assert(kSize <= sizeof(uint32_t));
+  // The first and the second element of each pair in two words.
+  static constexpr uint32_t kFirsts = kSize == 1 ? 0x6420 : kSize == 2 ? 0x5410 : 0x3210;
+  static constexpr uint32_t kSeconds = kFirsts + kSize * 0x1111;
+  // Pairs of the elements of two words, the first in their low halves.
+  static constexpr uint32_t kLow = kSize == 1 ? 0x5140 : kFirsts;
+  static constexpr uint32_t kHigh = kSize == 1 ? 0x7362 : kSeconds;
+
   bool gate_first_;
 };
 
@@ -101,24 +111,29 @@ class GluGates {
   }
 };
 
-template <class Columns, class T, int N>
-__device__ void load_glu(const Columns& columns, const T* row, uint32_t column, Packed<T, N>& gate,
-                         Packed<T, N>& up) {
-  const Packed<T, N> first = load<N>(row + columns.first(column));
+// A pack is N elements: a Packed, or whatever is as large.
+template <class Columns, class T, class Pack>
+__device__ void load_glu(const Columns& columns, const T* row, uint32_t column, Pack& gate,
+                         Pack& up) {
+  const auto at = [&](uint32_t i) { return *reinterpret_cast<const Pack*>(row + i); };
+  const Pack first = at(columns.first(column));
   if constexpr (Columns::kIsGated) {
-    columns.split(first, load<N>(row + columns.second(column)), gate, up);
+    columns.split(first, at(columns.second(column)), gate, up);
   } else {
     columns.split(first, first, gate, up);
   }
 }
-template <class Columns, class T, int N>
-__device__ void store_glu(const Columns& columns, T* row, uint32_t column, const Packed<T, N>& gate,
-                          const Packed<T, N>& up) {
-  Packed<T, N> first, second;
+template <class Columns, class T, class Pack>
+__device__ void store_glu(const Columns& columns, T* row, uint32_t column, const Pack& gate,
+                          const Pack& up) {
+  Pack first, second;
   columns.join(gate, up, first, second);
-  store(row + columns.first(column), first);
-  store(row + columns.second(column), second);
+  *reinterpret_cast<Pack*>(row + columns.first(column)) = first;
+  *reinterpret_cast<Pack*>(row + columns.second(column)) = second;
 }
+
+template <class T>
+constexpr bool kHasPairs = sizeof(T) <= sizeof(uint32_t);
 
 // Calls f with the pattern for elements of type T; `opens_vectors` as values.cuh has it. The layout
 // has a gate and an up.
@@ -127,7 +142,9 @@ decltype(auto) with_gated_columns(const ResolvedGluLayout& layout, bool opens_ve
   constexpr int kN = kVector<T>;
   if (opens_vectors && layout.f % kN == 0) {
     if (layout.block % kN == 0) return f(GluBlocks<kN>(layout));
-    if (layout.block == 1) return f(GluPairs<kN>(layout));
+    if constexpr (kHasPairs<T>) {
+      if (layout.block == 1) return f(GluPairs<kN>(layout));
+    }
   }
   return f(GluBlocks<1>(layout));
 }

@@ -7,10 +7,20 @@
 #include <cuda_fp16.h>
 #include <moire/tensor.h>
 
+#include <cstring>
 #include <type_traits>
 #include <utility>
 
 namespace moire::cuda {
+
+// bit_cast for CUDA's own types, which are not trivially copyable.
+template <class To, class From>
+__device__ inline To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
 
 __device__ inline float to_float(float v) { return v; }
 __device__ inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }

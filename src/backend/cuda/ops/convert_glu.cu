@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
   for (uint32_t i = threadIdx.x; i < rows_per_block * pieces; i += kThreads) {
     const int64_t row = first_row + i / pieces;
     if (row >= num_rows) return;
-    Packed<T, kN> gate, up;
+    std::conditional_t<kN == 1, T, uint4> gate, up;
     load_glu(from, source.row(row), i % pieces * kN, gate, up);
     store_glu(to, target.row(row), i % pieces * kN, gate, up);
   }
@@ -123,7 +123,9 @@ template <class T>
 void move_columns(Launcher& launcher, const ConvertGluArgs& args) {
   const int64_t f = f_of(args), num_rows = TensorView(args.source).num_rows();
   const auto source = resolve_glu_layout(args.from, f), target = resolve_glu_layout(args.to, f);
-  const auto fits = [](int64_t block) { return block % kVector<T> == 0 || block == 1; };
+  const auto fits = [](int64_t block) {
+    return block % kVector<T> == 0 || (block == 1 && kHasPairs<T>);
+  };
   const bool is_vector = opens_vectors({args.source, args.target}) && f % kVector<T> == 0 &&
                          fits(source.block) && fits(target.block);
   with_gated_columns<T>(source, is_vector, [&](auto from) {
