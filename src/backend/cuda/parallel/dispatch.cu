@@ -110,9 +110,9 @@ __global__ void __launch_bounds__(kThreads, 2) send_kernel(Sent sent, Reporter r
   for (int64_t token = block * kMovingWarps + threadIdx.x / kWarp; token < sent.tokens.count;
        token += int64_t{blocks} * kMovingWarps) {
     sent.tokens.check(token, reporter);
-    send(sent.tokens, sent.rows, token);
-    send(sent.tokens, sent.scales, token);
     send_choices(sent, token, reporter);
+    send(sent.tokens, sent.scales, token);
+    send(sent.tokens, sent.rows, token);
   }
 }
 
