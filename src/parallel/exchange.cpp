@@ -123,7 +123,7 @@ Status status_of(const EndedCall& call) {
 Exchange::~Exchange() {
   if (!is_entered_) return;
   if (is_between_) peers_->leave(has_left(rank()));  // its work failed, and the others wait for it
-  std::atomic_ref(peers_->header(rank()).is_busy).store(0, std::memory_order_release);
+  std::atomic_ref(peers_->header(rank()).turn).fetch_and(~int64_t{1}, std::memory_order_release);
 }
 
 Status Exchange::ended(Ending ending, int64_t other, int64_t detail) const {
@@ -138,8 +138,8 @@ Status Exchange::begin(const Excess& excess) {
     if (excess.tokens == 0) return {};
     return status_of({Ending::kExcess, 0, 0, 0, proposal_, {}, excess});
   }
-  std::atomic_ref is_busy(peers_->header(rank()).is_busy);
-  if (is_busy.exchange(1, std::memory_order_acquire) != 0) return ended(Ending::kBusy, rank());
+  std::atomic_ref turn(peers_->header(rank()).turn);
+  if (turn.fetch_or(1, std::memory_order_acquire) % 2 != 0) return ended(Ending::kBusy, rank());
   is_entered_ = true;
   MOIRE_RETURN_IF_ERROR(meet(excess));
   // Every rank finds the same, in the same order.
@@ -164,7 +164,7 @@ Status Exchange::end() {
 Status Exchange::meet(const Excess& excess) {
   if (peers_ == nullptr) return {};
   MOIRE_RETURN_IF_ERROR(check_gone(false));
-  epoch_ = ++peers_->header(rank()).epoch;
+  epoch_ = std::atomic_ref(peers_->header(rank()).turn).fetch_add(2) / 2 + 1;
   tell_all(excess);
   const Clock::time_point deadline = Clock::now() + peers_->timeout;
   for (int other = 0; other < size(); ++other) MOIRE_RETURN_IF_ERROR(wait_for(other, deadline));

@@ -66,12 +66,14 @@ struct Mailbox {
     Proposal proposal;
     Excess excess;
   } posts[2];
+  // What kernels say first, in one word: the meeting's number, and a digest of the proposal. Posts
+  // are written where digests differ.
+  uint64_t calls[2];
   int64_t gone;  // 0, or why the sender takes part no more: has_left(...) or did_not_come(...)
 };
 
 struct alignas(64) Header {
-  int64_t epoch;    // this rank's last meeting
-  int32_t is_busy;  // a call is under way
+  int64_t turn;  // twice the number of this rank's last meeting; one more while a call is under way
   // Mailboxes follow, one for each sender.
   Mailbox* mailboxes() { return reinterpret_cast<Mailbox*>(this + 1); }
 };

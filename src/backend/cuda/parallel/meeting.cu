@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <climits>
+#include <cuda/atomic>
 
 #include "backend/cuda/device/warp.cuh"
 #include "backend/cuda/parallel/meeting.h"
@@ -13,27 +14,17 @@ static_assert(kMostRanks <= 1024, "a thread for each rank, in one block");
 constexpr int kBlocksPerMultiprocessor = 2;
 constexpr int kWords = sizeof(Proposal) / sizeof(int64_t);
 
-__device__ Header& header_in(std::byte* memory) { return *reinterpret_cast<Header*>(memory); }
 __device__ Mailbox& mailbox_in(std::byte* memory, int from) {
   return reinterpret_cast<Mailbox*>(memory + sizeof(Header))[from];
 }
-__device__ int64_t& word(Proposal& proposal, int i) {
-  return reinterpret_cast<int64_t*>(&proposal)[i];
-}
-__device__ int64_t word(const Proposal& proposal, int i) {
+__host__ __device__ int64_t word(const Proposal& proposal, int i) {
   return reinterpret_cast<const int64_t*>(&proposal)[i];
 }
 
-// Release: everything that this thread knows to have been written, here and at other ranks, by
-// itself, by its block before a barrier, and by kernels before this one, is there for whoever
-// acquires the value.
-__device__ void store_release(int64_t* p, int64_t v) {
-  asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-__device__ int64_t load_acquire(const int64_t* p) {
-  int64_t v;
-  asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  return v;
+// What other ranks read and write as well.
+template <class T>
+__device__ ::cuda::atomic_ref<T, ::cuda::thread_scope_system> common(T& word) {
+  return ::cuda::atomic_ref<T, ::cuda::thread_scope_system>(word);
 }
 __device__ int64_t nanoseconds() {
   int64_t v;
@@ -58,69 +49,56 @@ class Attendee {
  public:
   __device__ Attendee(const Meeting& meeting, const Reporter& reporter)
       : m_(meeting), reporter_(reporter), other_(static_cast<int>(threadIdx.x)) {
-    if (is_alone()) return;
-    own_ = m_.ranks.memory[m_.ranks.rank];
-    if (is_rank()) inbox_ = &mailbox_in(own_, other_);
+    if (!is_alone() && is_rank()) inbox_ = &mailbox_in(m_.own, other_);
   }
 
   __device__ bool is_alone() const { return m_.ranks.memory == nullptr; }
+  __device__ bool is_rank() const { return other_ < m_.ranks.size; }
 
-  __device__ bool enter() const {
+  // The call's first meeting is next; or, of one that `is_under_way`, its last.
+  __device__ bool enter(bool is_under_way) {
     if (is_alone()) return true;
-    __shared__ bool was_busy;
-    if (threadIdx.x == 0) {
-      was_busy = atomicExch(&header_in(own_).is_busy, 1) != 0;
-      __threadfence();
-    }
-    __syncthreads();
-    // A call whose work failed never came to its last meeting, which would have ended it: its rank
-    // has left.
-    if (was_busy && nobody_is_gone() && threadIdx.x == 0) note(Ending::kBusy, m_.ranks.rank, 0);
+    const int64_t why = is_rank() ? common(inbox_->gone).load(::cuda::memory_order_relaxed) : 0;
+    // By another warp, where there is one, for a fence waits for what its thread has under way.
+    __shared__ unsigned long long before;
+    const bool asks = threadIdx.x == blockDim.x - 1;
+    if (asks) before = is_under_way ? *turn() : atomicOr(turn(), 1ULL);
+    // Whoever finds this rank come has what kernels before this one did behind it.
+    if (is_rank()) __threadfence_system();
+    const int who = lowest(why != 0);
+    const bool was_busy = !is_under_way && before % 2 != 0;
+    epoch_ = static_cast<int64_t>(before / 2) + 1;
+    if (who >= 0) return fail(who, why);
+    // Not a call whose work failed, which is under way for good: its rank has left.
+    if (was_busy && threadIdx.x == 0) note(Ending::kBusy, m_.ranks.rank, 0);
     return !was_busy;
   }
-  __device__ void exit() const {
-    __syncthreads();
-    if (is_alone() || threadIdx.x != 0) return;
-    __threadfence();
-    atomicExch(&header_in(own_).is_busy, 0);
+  // This meeting is over; whether the call goes on.
+  __device__ void exit(bool goes_on) const {
+    if (threadIdx.x != 0) return;
+    *m_.goes = goes_on ? 1 : 0;
+    if (!is_alone()) atomicAdd(turn(), goes_on ? 2ULL : 1ULL);
   }
 
-  // Tells all others, and waits for them.
-  __device__ bool meet(const Excess& excess) {
-    if (is_alone()) return true;
-    if (!nobody_is_gone()) return false;
-    __shared__ int64_t epoch;
-    if (threadIdx.x == 0) epoch = ++header_in(own_).epoch;
-    __syncthreads();
-    epoch_ = epoch;
-    for (int i = other_; i < m_.ranks.size * kWords; i += static_cast<int>(blockDim.x)) {
-      word(post_at(i / kWords).proposal, i % kWords) = word(m_.proposal, i % kWords);
+  // Tells all what is called, by its digest, in full where digests differ, and waits for them.
+  __device__ bool meet(uint32_t digest, const Excess& excess) {
+    if (is_alone()) {
+      if (excess.tokens != 0 && threadIdx.x == 0) note(Ending::kExcess, 0, 0, nullptr, excess);
+      return excess.tokens == 0;
     }
-    if (is_rank()) post_at(other_).excess = excess;
-    __syncthreads();
-    if (is_rank()) store_release(&post_at(other_).epoch, epoch_);
-    return wait();
-  }
-
-  // Whether all call the same, and have room; every rank finds the same.
-  __device__ bool agree() const {
-    if (is_alone()) return true;
-    bool differs = false, exceeds = false;
+    const auto number = static_cast<uint32_t>(epoch_), slot = number % 2;
     if (is_rank()) {
-      const Mailbox::Post& theirs = inbox_->posts[epoch_ % 2];
-      for (int i = 0; i < kWords; ++i) {
-        differs |= word(theirs.proposal, i) != word(m_.proposal, i);
-      }
-      exceeds = theirs.excess.tokens != 0;
+      const uint64_t said = uint64_t{number} << 32 | (excess.tokens == 0 ? digest : 0);
+      common(mailbox_at(other_).calls[slot]).store(said, ::cuda::memory_order_relaxed);
     }
-    int who = lowest(differs);
-    const Ending ending = who >= 0 ? Ending::kDiffers : Ending::kExcess;
-    if (who < 0) who = lowest(exceeds);
-    if (who == other_) {
-      const Mailbox::Post& theirs = inbox_->posts[epoch_ % 2];
-      note(ending, who, 0, &theirs.proposal, theirs.excess);
-    }
-    return who < 0;
+    uint64_t theirs = 0;
+    const bool have_come = wait([&] {
+      theirs = common(inbox_->calls[slot]).load(::cuda::memory_order_acquire);
+      return theirs >> 32 == number;
+    });
+    if (!have_come) return false;
+    const bool differs = is_rank() && static_cast<uint32_t>(theirs) != digest;
+    return __syncthreads_or(differs) == 0 || agree(excess);
   }
 
   // Writes what ended the call where the host finds it, unless something is there already.
@@ -140,35 +118,57 @@ class Attendee {
   }
 
  private:
-  __device__ bool is_rank() const { return other_ < m_.ranks.size; }
+  __device__ unsigned long long* turn() const {
+    return reinterpret_cast<unsigned long long*>(&reinterpret_cast<Header*>(m_.own)->turn);
+  }
   // Where another rank finds what this one tells it.
-  __device__ Mailbox::Post& post_at(int other) const {
-    return mailbox_in(m_.ranks.memory[other], m_.ranks.rank).posts[epoch_ % 2];
+  __device__ Mailbox& mailbox_at(int other) const {
+    return mailbox_in(m_.ranks.memory[other], m_.ranks.rank);
   }
 
-  __device__ bool nobody_is_gone() const {
-    const int64_t why = is_rank() ? load_acquire(&inbox_->gone) : 0;
-    const int who = lowest(why != 0);
-    return who < 0 || fail(who, why);
-  }
-
-  __device__ bool wait() {
+  // Until every rank `has_come`, which its thread asks. Each waits by itself: who finds a rank gone
+  // tells all others, and that is why theirs end.
+  template <class HasCome>
+  __device__ bool wait(const HasCome& has_come) const {
+    constexpr uint32_t kPolls = 16;  // until it looks at the clock, and whether the rank is gone
     const int64_t deadline = nanoseconds() + m_.timeout_ns;
-    bool has_come = !is_rank();
-    for (;;) {
-      // Asked before it looks: a block that was stopped in between finds who came meanwhile.
-      const bool is_late = nanoseconds() > deadline;
-      int64_t why = 0;
-      if (is_rank()) {
-        why = load_acquire(&inbox_->gone);
-        has_come = has_come || load_acquire(&inbox_->posts[epoch_ % 2].epoch) == epoch_;
-        // Who left after its last call has come to it: only this rank's own leaving counts.
-        if (why < 0 && has_come && other_ != m_.ranks.rank) why = 0;
-      }
-      if (const int who = lowest(why != 0); who >= 0) return fail(who, why);
-      if (const int who = lowest(is_late && !has_come); who >= 0) return fail(who, 0);
-      if (__syncthreads_and(has_come) != 0) return true;
+    bool is_there = !is_rank(), is_late = false;
+    int64_t why = 0;
+    for (uint32_t polls = 1; !is_there && !is_late && why == 0; ++polls) {
+      is_there = has_come();
+      if (is_there || polls % kPolls != 0) continue;
+      is_late = nanoseconds() > deadline;
+      why = common(inbox_->gone).load(::cuda::memory_order_acquire);
+      is_there = has_come();  // it may have come before it went, or while this block was stopped
     }
+    if (__syncthreads_or(!is_there) == 0) return true;
+    if (const int who = lowest(!is_there && why != 0); who >= 0) return fail(who, why);
+    return fail(lowest(!is_there), 0);
+  }
+
+  // Where not all say the same, or one has an excess: who says what. All ranks find the same.
+  __device__ bool agree(const Excess& excess) const {
+    const auto slot = epoch_ % 2;
+    if (is_rank()) {
+      Mailbox::Post& post = mailbox_at(other_).posts[slot];
+      post.proposal = m_.proposal;
+      post.excess = excess;
+      common(post.epoch).store(epoch_, ::cuda::memory_order_release);
+    }
+    const Mailbox::Post* const theirs = is_rank() ? &inbox_->posts[slot] : nullptr;
+    const auto has_come = [&] {
+      return common(theirs->epoch).load(::cuda::memory_order_acquire) == epoch_;
+    };
+    if (!wait(has_come)) return false;
+    bool differs = false;
+    for (int i = 0; is_rank() && i < kWords; ++i) {
+      differs |= word(theirs->proposal, i) != word(m_.proposal, i);
+    }
+    int who = lowest(differs);
+    const Ending ending = who >= 0 ? Ending::kDiffers : Ending::kExcess;
+    if (who < 0) who = lowest(is_rank() && theirs->excess.tokens != 0);
+    if (who == other_) note(ending, who, 0, &theirs->proposal, theirs->excess);
+    return who < 0;
   }
 
   // Because of rank `who`, whose thread knows why; 0: it has not come. Unless that rank gave up,
@@ -187,7 +187,7 @@ class Attendee {
     }
     __syncthreads();
     if (told != 0 && is_rank()) {
-      store_release(&mailbox_in(m_.ranks.memory[other_], m_.ranks.rank).gone, told);
+      common(mailbox_at(other_).gone).store(told, ::cuda::memory_order_release);
     }
     return false;
   }
@@ -195,42 +195,39 @@ class Attendee {
   const Meeting& m_;
   const Reporter& reporter_;
   int other_;
-  std::byte* own_ = nullptr;
   Mailbox* inbox_ = nullptr;  // what thread r's rank tells this one
   int64_t epoch_ = 0;
 };
 
-// The first rank for which this one has more tokens than there is room for.
-__device__ Excess excess_of(const Meeting& m) {
-  const bool is_rank = m.counts != nullptr && static_cast<int>(threadIdx.x) < m.ranks.size;
-  const int d = lowest(is_rank && m.counts[threadIdx.x] > m.room);
-  return d < 0 ? Excess{} : Excess{m.counts[d], d, m.room};
-}
-
 __global__ void __launch_bounds__(kMostRanks)
     begin_kernel(const __grid_constant__ Meeting m, Reporter reporter) {
-  if (threadIdx.x == 0) *m.goes = 0;
-  const Excess excess = excess_of(m);
   Attendee attendee(m, reporter);
-  if (!attendee.enter()) return;
-  bool goes = attendee.meet(excess) && attendee.agree();
-  if (attendee.is_alone() && excess.tokens != 0) {
-    if (threadIdx.x == 0) attendee.note(Ending::kExcess, 0, 0, nullptr, excess);
-    goes = false;
-  }
-  if (!goes) return attendee.exit();
-  if (threadIdx.x == 0) *m.goes = 1;
+  if (threadIdx.x == 0) *m.goes = 0;
+  const int64_t tokens =
+      m.counts != nullptr && attendee.is_rank() ? m.counts[threadIdx.x] : int64_t{0};
+  if (!attendee.enter(false)) return;
+  // The first rank for which this one has more tokens than there is room for.
+  const int to = lowest(tokens > m.room);
+  const Excess excess = to < 0 ? Excess{} : Excess{m.counts[to], to, m.room};
+  attendee.exit(attendee.meet(m.digest, excess));
 }
 
 __global__ void __launch_bounds__(kMostRanks)
     end_kernel(const __grid_constant__ Meeting m, Reporter reporter) {
-  const bool goes = *m.goes != 0;
-  __syncthreads();
-  if (!goes) return;
-  if (threadIdx.x == 0) *m.goes = 0;
   Attendee attendee(m, reporter);
-  attendee.meet({});
-  attendee.exit();
+  if (__syncthreads_or(*m.goes != 0) == 0 || !attendee.enter(true)) return;
+  attendee.meet(0, {});
+  attendee.exit(false);
+}
+
+// Calls that differ have the same digest once in 2^31.
+uint32_t digest_of(const Proposal& proposal) {
+  uint64_t digest = 0;
+  for (int i = 0; i < kWords; ++i) {
+    digest = (digest ^ static_cast<uint64_t>(word(proposal, i))) * 0x9E3779B97F4A7C15U;
+    digest ^= digest >> 32;
+  }
+  return static_cast<uint32_t>(digest) | 1;
 }
 
 }  // namespace
@@ -249,6 +246,7 @@ DeviceExchange::DeviceExchange(const Peers* peers, Launcher& launcher, int64_t r
   if (peers == nullptr) return;
   const auto& own = static_cast<const CudaPeers&>(*peers);
   meeting_.ranks = {own.table, own.rank, own.size()};
+  meeting_.own = own.memory[static_cast<size_t>(own.rank)];
   meeting_.timeout_ns = std::chrono::nanoseconds(own.timeout).count();
   if (own.max_multiprocessors != 0) {
     num_multiprocessors_ = std::min(num_multiprocessors_, own.max_multiprocessors);
@@ -276,6 +274,7 @@ Status DeviceExchange::begin() {
                    ": at most 65,536 streams and captured calls of a context have a word of its "
                    "device's memory each, and all are given away")};
   }
+  meeting_.digest = digest_of(meeting_.proposal);
   meet(begin_kernel);
   is_between_ = launcher_.ok();
   return {};

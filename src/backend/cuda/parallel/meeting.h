@@ -35,7 +35,9 @@ struct Ranks {
 // A meeting, as a kernel gets it.
 struct Meeting {
   Ranks ranks;
+  std::byte* own;  // this rank's memory
   Proposal proposal;
+  uint32_t digest;        // of it, never 0
   const int64_t* counts;  // of tokens for each rank, judged by `room`; null: not judged
   int64_t room;
   int64_t timeout_ns;
