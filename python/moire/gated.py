@@ -153,8 +153,10 @@ def _in_blocks(call, tensor, layout, size, direction):
 
 
 def permuted(fw, dim, size, from_layout, to_layout, source):
-    """`source` as [outer, size, inner] of some type of its width through the library, and back."""
-    shape = (math.prod(source.shape[:dim]), size, math.prod(source.shape[dim + 1 :]))
+    """`source` as [outer, size, inner], or [outer, size], of some type of its width through the
+    library, and back."""
+    inner = source.shape[dim + 1 :]
+    shape = (math.prod(source.shape[:dim]), size, *([math.prod(inner)] if inner else []))
     flat, width = fw.contiguous(source.reshape(shape)), _WIDTHS.get(source.itemsize)
     flat = flat if width is None else flat.view(fw.dtype(width))
     target = fw.empty(flat, flat.shape, flat.dtype)

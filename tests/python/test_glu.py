@@ -116,6 +116,13 @@ def test_interleave_is_transformer_engines_reshape_and_its_inverse(generator, dt
         assert torch.equal(moire.deinterleave_glu_tensor(mixed, block, dim), t)
 
 
+def test_the_last_dimension_is_that_of_columns_and_no_row_an_element(generator):
+    (step,) = moire.explain(
+        lambda: moire.convert_glu(truth.draw(generator, 7, 32), "halves", 1, -1)
+    )
+    assert "[7, 32]" in step["problem"]
+
+
 @pytest.mark.parametrize("source", LAYOUTS)
 @pytest.mark.parametrize("target", LAYOUTS)
 def test_convert_between_any_two_layouts_keeps_the_activation(generator, source, target):
