@@ -77,8 +77,6 @@ struct Args : C {
   Args() : C{} { this->struct_size = sizeof(C); }
 };
 
-enum class Tail : int32_t { kZero = MOIRE_TAIL_ZERO, kUntouched = MOIRE_TAIL_UNTOUCHED };
-
 // The weights of G linear layers: packed, or a host list of G separately allocated matrices.
 struct Weight : moire_weight {
   Weight() : moire_weight{} {}
