@@ -25,8 +25,7 @@ struct ContextOptions {
   std::string implementation;  // force one by name; empty = the first that supports the call
   void* stream = nullptr;      // CUDA: cudaStream_t
   // CPU: threads lent by the caller (see moire.h); null = threads of the context's own
-  void (*parallel)(void (*body)(void*), void* argument, unsigned num_threads,
-                   unsigned flags) = nullptr;
+  decltype(moire_context_options::parallel) parallel = nullptr;
   std::string plan_for;  // CUDA: a GPU that need not be here, "sm90"; such a context runs nothing
   std::shared_ptr<Communicator> communicator;  // of this device, or null: one rank of one
 };

@@ -3,6 +3,7 @@
 // never changes what the task computes.
 #pragma once
 
+#include <moire.h>
 #include <sys/types.h>
 
 #include <atomic>
@@ -21,9 +22,7 @@ class NoThreadsLent : public std::exception {};
 
 class ThreadPool {
  public:
-  // Lends threads: see moire_context_options.parallel.
-  using Parallel = void (*)(void (*body)(void*), void* argument, unsigned num_threads,
-                            unsigned flags);
+  using Parallel = decltype(moire_context_options::parallel);  // lends threads
 
   // num_threads counts the calling thread; at least 1. Threads that the system refuses are done
   // without; std::bad_alloc where there is no memory to start them. With `lent` the pool has no
