@@ -62,6 +62,8 @@ struct TensorView : moire_tensor {
   // Elements from one row to the next.
   int64_t stride() const { return row_stride != 0 ? row_stride : columns(); }
   bool is_contiguous() const { return num_rows() <= 1 || stride() == columns(); }
+  // Entries, rows or matrices [first, first + count), by the first dimension.
+  MOIRE_API TensorView slice(int64_t first, int64_t count) const;
 };
 static_assert(sizeof(TensorView) == sizeof(moire_tensor));
 

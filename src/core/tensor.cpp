@@ -69,11 +69,17 @@ std::string to_string(const TensorView& tensor) {
   return out;
 }
 
+TensorView TensorView::slice(int64_t first, int64_t count) const {
+  const int64_t elements = rank == 1 ? 1 : rank == 2 ? stride() : shape[1] * stride();  // of one
+  TensorView part = *this;
+  part.data = static_cast<char*>(data) + first * elements * dtype_size(type());
+  part.shape[0] = count;
+  return part;
+}
+
 TensorView Weight::matrix(int64_t group) const {
   const TensorView t = tensor;
-  const int64_t bytes = t.shape[1] * t.stride() * dtype_size(t.type());
-  void* const data =
-      list != nullptr ? const_cast<void*>(list[group]) : static_cast<char*>(t.data) + group * bytes;
+  void* const data = list != nullptr ? const_cast<void*>(list[group]) : t.slice(group, 1).data;
   return TensorView(data, t.type(), {t.shape[1], t.shape[2]}, t.row_stride);
 }
 

@@ -19,18 +19,12 @@ namespace {
 // Entries [first, first + count) of the first dimension.
 struct Slice {
   int64_t first, count;
-
-  TensorView of(const TensorView& t) const {
-    const int64_t elements = (t.rank == 3 ? t.shape[1] : 1) * t.stride();
-    TensorView part = t;
-    part.data = static_cast<char*>(t.data) + first * elements * dtype_size(t.type());
-    part.shape[0] = count;
-    return part;
-  }
 };
 
 Quantized slice_of(const Quantized& q, const Slice& data, const Slice& scales) {
-  return q.is_present() ? Quantized(data.of(q.data), scales.of(q.scales)) : Quantized();
+  if (!q.is_present()) return {};
+  return {TensorView(q.data).slice(data.first, data.count),
+          TensorView(q.scales).slice(scales.first, scales.count)};
 }
 
 void check_options(ArgumentCheck& check, const GroupedTensorOptions& o) {

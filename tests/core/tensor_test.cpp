@@ -21,6 +21,19 @@ TEST(TensorView, DescribesItself) {
   EXPECT_EQ(to_string(t), "fp32 of rank -1");
 }
 
+TEST(TensorView, IsCutAlongItsFirstDimension) {
+  float memory[2 * 3 * 8] = {};
+  const TensorView entries(memory, DType::kFP32, {48});
+  const TensorView rows(memory, DType::kFP32, {6, 5}, 8);
+  const TensorView matrices(memory, DType::kFP32, {2, 3, 5}, 8);
+  EXPECT_EQ(entries.slice(7, 2).data, memory + 7);
+  EXPECT_EQ(to_string(entries.slice(7, 2)), "fp32 [2]");
+  EXPECT_EQ(rows.slice(4, 2).data, memory + 32);
+  EXPECT_EQ(to_string(rows.slice(4, 2)), "fp32 [2, 5] with row stride 8");
+  EXPECT_EQ(matrices.slice(1, 1).data, memory + 24);
+  EXPECT_EQ(to_string(matrices.slice(1, 1)), "fp32 [1, 3, 5] with row stride 8");
+}
+
 TEST(Weight, FindsTheMatrixOfAGroup) {
   float memory[2 * 3 * 8] = {};
   const Weight packed(TensorView(memory, DType::kFP32, {2, 3, 5}, 8));

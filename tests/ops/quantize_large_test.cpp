@@ -32,9 +32,9 @@ void expect_large_copies(DType dtype, int32_t scaling, bool fractional) {
   for (const int64_t b : {int64_t{0}, random.integer(1, num_blocks - 2), num_blocks - 1}) {
     const int64_t first = block * b;
     QuantizeArgs part = args;
-    part.source = rows_of(source, first, block);
-    part.rowwise = Quantized(rows_of(rowwise, first, block), rows_of(row_scales, first, block));
-    part.columnwise = Quantized(rows_of(columnwise, first, block), rows_of(column_scales, b, 2));
+    part.source = source.view().slice(first, block);
+    part.rowwise = Quantized(rowwise.slice(first, block), row_scales.view().slice(first, block));
+    part.columnwise = Quantized(columnwise.slice(first, block), column_scales.view().slice(b, 2));
     const reference::QuantizeResults want = reference::quantize(part);
     EXPECT_TRUE(same_bytes(part.rowwise.data, want.rowwise.data, MOIRE_TAIL_ZERO)) << b;
     EXPECT_TRUE(same_bytes(part.rowwise.scales, want.rowwise.scales, MOIRE_TAIL_ZERO)) << b;
@@ -71,10 +71,10 @@ void expect_large_decoded(int32_t scaling, int32_t direction, DType dtype) {
   ASSERT_TRUE(succeeds(dequantize(cpu(2), args)));
   for (const int64_t b : {int64_t{0}, random.integer(1, kRows / block - 1)}) {
     DequantizeArgs part = args;
-    part.source.data = rows_of(source.data, b * block, block);
-    part.source.scales = direction == MOIRE_ROWWISE ? rows_of(source.scales, b * block, block)
-                                                    : rows_of(source.scales, b, 2);
-    part.target = rows_of(target, b * block, block);
+    part.source.data = source.data.view().slice(b * block, block);
+    part.source.scales = direction == MOIRE_ROWWISE ? source.scales.view().slice(b * block, block)
+                                                    : source.scales.view().slice(b, 2);
+    part.target = target.slice(b * block, block);
     EXPECT_TRUE(matches(part.target, reference::dequantize(part))) << b;
   }
   EXPECT_TRUE(memory.is_undamaged());

@@ -110,14 +110,6 @@ inline void fill_all(const TestCopy& copy, Random& random) {
   }
 }
 
-// Rows [first, first + count) of a matrix.
-inline TensorView rows_of(const TensorView& t, int64_t first, int64_t count) {
-  TensorView out = t;
-  out.data = static_cast<char*>(t.data) + first * t.stride() * dtype_size(t.type());
-  out.shape[0] = count;
-  return out;
-}
-
 inline constexpr int64_t kWidths[] = {1, 7, 31, 32, 33, 96, 127, 128, 129, 300};
 
 // One of a list.

@@ -112,8 +112,8 @@ TEST(RequantizeOp, WideStripsPastTheCacheGiveTheBytesOfDecodingAndQuantisingAgai
       ASSERT_TRUE(succeeds(requantize(cpu(2), args)));
       const int64_t b = random.integer(0, kRows / block - 1);
       const auto part_of = [&](const TensorView& data, const TensorView& s, int32_t way) {
-        return Quantized(rows_of(data, b * block, block),
-                         way == MOIRE_ROWWISE ? rows_of(s, b * block, block) : rows_of(s, b, 2));
+        return Quantized(data.slice(b * block, block),
+                         way == MOIRE_ROWWISE ? s.slice(b * block, block) : s.slice(b, 2));
       };
       RequantizeArgs part = args;
       part.source = part_of(source.data, source.scales, direction);

@@ -165,11 +165,9 @@ class World : public std::enable_shared_from_this<World> {
         const int64_t used = std::min(counts[d], room_);
         moved_rows_ += static_cast<double>(used);
         for (const size_t tensor : {rows_, weights_recv_}) {
-          TensorView t = ranks_.in(d, tensor);
-          t.data = static_cast<std::byte*>(t.data) +
-                   static_cast<int64_t>(s) * room_ * t.stride() * dtype_size(t.type());
-          t.shape[0] = used;
-          operands_.fill_normal(t, text("rows", s, d), 1);
+          const TensorView all = ranks_.in(d, tensor);
+          const TensorView sent = all.slice(static_cast<int64_t>(s) * room_, used);
+          operands_.fill_normal(sent, text("rows", s, d), 1);
         }
       }
     }

@@ -6,16 +6,6 @@
 namespace moire::tool {
 namespace {
 
-// Entries, rows or matrices [first, first + count) of a tensor.
-TensorView slice(const TensorView& t, int64_t first, int64_t count) {
-  TensorView out = t;
-  const int64_t rows = t.rank == 3 ? first * t.shape[1] : first;
-  const int64_t stride = t.rank == 1 ? 1 : t.stride();
-  out.data = static_cast<char*>(t.data) + rows * stride * dtype_size(t.type());
-  out.shape[0] = count;
-  return out;
-}
-
 void narrow(moire_tensor& t, int64_t columns) {
   if (!is_present(t)) return;
   t.row_stride = TensorView(t).stride();
@@ -27,17 +17,18 @@ void narrow(moire_tensor& t, int64_t columns) {
 void RowCut::field(const char* name, moire_tensor& t, Role role, const char* sizes) {
   if (std::string_view(name).ends_with("row_idx")) gather(is_present(t));
   if (!is_present(t)) return;
+  const TensorView whole = t;
   if (sizes[0] == 'C') {
-    t = slice(t, first_, count_);
+    t = whole.slice(first_, count_);
   } else if (sizes[0] == 'S') {
     operand_ = &t;
-    whole_ = t;
-    if (!is_gathered_) t = slice(t, first_, count_);
+    whole_ = whole;
+    if (!is_gathered_) t = whole.slice(first_, count_);
   } else if (sizes[0] == 'G') {
-    t = is_written(role) ? TensorView() : slice(t, group_, 1);
+    t = is_written(role) ? TensorView() : whole.slice(group_, 1);
   } else if (sizes[0] == '?') {  // columnwise scales of the group's rows
     const int64_t block = t.dtype == MOIRE_E8M0 ? 32 : 128;
-    t = slice(t, first_ / block + group_, count_ / block + 1);
+    t = whole.slice(first_ / block + group_, count_ / block + 1);
   }
 }
 
@@ -49,7 +40,7 @@ void RowCut::field(const char*, moire_weight& w, Role role, const char*) {
     w.list += group_;
     w.tensor.shape[0] = 1;
   } else {
-    w.tensor = slice(w.tensor, group_, 1);
+    w.tensor = TensorView(w.tensor).slice(group_, 1);
   }
 }
 
@@ -57,7 +48,7 @@ void RowCut::field(const char*, moire_weight& w, Role role, const char*) {
 // later, they say as well.
 void RowCut::gather(bool is_gathered) {
   is_gathered_ = is_gathered;
-  if (operand_ != nullptr) *operand_ = is_gathered ? whole_ : slice(whole_, first_, count_);
+  if (operand_ != nullptr) *operand_ = is_gathered ? whole_ : whole_.slice(first_, count_);
   operand_ = nullptr;
 }
 
