@@ -29,9 +29,7 @@ struct GroupedTensorView {
   bool is_ragged() const { return data().rank == 2; }
   int64_t num_matrices() const {
     if (!is_ragged()) return data().shape[0];
-    const bool are_absent =
-        groups.offsets == nullptr && groups.num_groups == 0 && groups.capacity == 0;
-    return are_absent ? 1 : groups.num_groups;
+    return is_absent(groups) ? 1 : groups.num_groups;
   }
   // Whether one shape says that of every matrix. Rows divided by groups are ragged, whatever their
   // offsets are now: those may lie on a device, and are not read.

@@ -103,5 +103,9 @@ inline bool is_present(const moire_tensor& t) { return t.rank != 0; }
 inline bool is_present(const moire_weight& w) { return w.tensor.rank != 0; }
 inline bool is_present(const moire_quantized& q) { return q.data.rank != 0; }
 inline bool is_present(const moire_prepared_weight& p) { return is_present(p.memory); }
+// Whether a call does without groups, where it may.
+inline bool is_absent(const moire_groups& g) {
+  return g.offsets == nullptr && g.num_groups == 0 && g.capacity == 0;
+}
 
 }  // namespace moire

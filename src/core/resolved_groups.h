@@ -3,7 +3,7 @@
 // same zeros mean that there are no groups.
 #pragma once
 
-#include <moire.h>
+#include <moire/tensor.h>
 
 #include <cstdint>
 
@@ -12,10 +12,6 @@ namespace moire {
 // 0 where there are no groups.
 inline int64_t rows_in_use(const moire_groups& groups) {
   return groups.num_groups == 0 ? 0 : groups.offsets[groups.num_groups];
-}
-
-inline bool is_absent(const moire_groups& g) {
-  return g.offsets == nullptr && g.num_groups == 0 && g.capacity == 0;
 }
 
 // Groups of a call that has to have them, for a step that may do without: no groups stay none.
