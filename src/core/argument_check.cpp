@@ -144,7 +144,7 @@ bool ArgumentCheck::groups(const Groups& g) {
   require(g.offsets != nullptr, "groups.offsets is null but there are ", g.num_groups, " groups");
   require(is_aligned(g.offsets, alignof(int64_t)),
           "groups.offsets is not aligned to its 8-byte elements");
-  if (!ok() || !reads_values_) return ok();
+  if (!reads_values()) return ok();
   require(g.offsets[0] == 0, "groups.offsets[0] is ", g.offsets[0], ", must be 0");
   for (int64_t i = 0; i < g.num_groups; ++i) {
     const int64_t begin = g.offsets[i], end = g.offsets[i + 1];
@@ -168,8 +168,7 @@ bool ArgumentCheck::ragged(std::string_view name, const TensorView& t,
   const int64_t gathered = product(groups.capacity, columns.size, dtype_size(t.type()));
   require(gathered <= kMostBytes, name, " is ", t, ", gathered to ", groups.capacity,
           " rows: its size in bytes exceeds 2^56");
-  if (!ok() || !reads_values_ || groups.num_groups == 0) return ok();
-  return indices(row_idx_name, row_idx, groups.offsets[groups.num_groups], 0, t.shape[0]);
+  return indices(row_idx_name, row_idx, rows_in_use(groups), 0, t.shape[0]);
 }
 
 bool ArgumentCheck::gated(const moire_activation& activation, const moire_glu_layout& layout,
@@ -202,7 +201,7 @@ bool ArgumentCheck::enumerator(std::string_view name, int32_t value, int32_t cou
 }
 
 bool ArgumentCheck::betas(std::string_view name, const uint8_t* per_group, const Groups& groups) {
-  if (per_group == nullptr || !ok() || !reads_values_) return ok();
+  if (per_group == nullptr || !reads_values()) return ok();
   for (int64_t g = 0; g < groups.num_groups; ++g) {
     require(per_group[g] <= 1, name, "[", g, "] is ", per_group[g], ", must be 0 or 1");
   }
@@ -211,7 +210,7 @@ bool ArgumentCheck::betas(std::string_view name, const uint8_t* per_group, const
 
 bool ArgumentCheck::indices(std::string_view name, const TensorView& t, int64_t count,
                             int64_t lowest, int64_t limit) {
-  if (!ok() || !reads_values_ || !t.is_present()) return ok();
+  if (!reads_values() || !t.is_present()) return ok();
   const std::optional<Misfit> misfit = t.type() == DType::kInt32
                                            ? first_outside<int32_t>(t, count, lowest, limit)
                                            : first_outside<int64_t>(t, count, lowest, limit);

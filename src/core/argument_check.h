@@ -13,6 +13,7 @@
 
 #include "core/format.h"
 #include "core/glu_layout.h"
+#include "core/resolved_groups.h"
 #include "core/sizes.h"
 
 namespace moire {
@@ -76,8 +77,10 @@ class ArgumentCheck {
                       !context.is_explaining()) {}
 
   bool ok() const { return status_.ok(); }
-  // Whether offsets and indices may be read now (see above).
-  bool reads_values() const { return reads_values_; }
+  // Whether offsets and indices may be read now: see above, and what was checked so far is sound.
+  bool reads_values() const { return ok() && reads_values_; }
+  // Rows before the tail; 0 where they may not be read.
+  int64_t rows_in_use(const Groups& g) const { return reads_values() ? moire::rows_in_use(g) : 0; }
   Status status() const { return status_; }
   const Context& context() const { return *context_; }  // where one was given
 

@@ -187,9 +187,7 @@ void validate(ArgumentCheck& check, const BiasBackwardArgs& args) {
   check.optional_tensor("grad_scale", args.grad_scale, kFP32Only, {capacity});
   if (is_present(args.grad_scale)) check.tensor("bias", args.bias, kFloatTypes, {num_groups, n});
   check.betas("beta_per_group", args.beta_per_group, args.groups);
-  if (check.ok() && check.reads_values() && num_groups.size != 0) {
-    check.indices("row_idx", row_idx, args.groups.offsets[num_groups.size], 0, grad_y.num_rows());
-  }
+  check.indices("row_idx", row_idx, check.rows_in_use(args.groups), 0, grad_y.num_rows());
 }
 
 std::string problem_of(const BiasBackwardArgs& args) {

@@ -89,7 +89,7 @@ decltype(auto) with_indices(const TensorView& t, F&& f) {
 // Every index is -1 or a row in use, and there are as many as rows in use: an output scattered by
 // them is written whole. That no row is named twice is the plan's promise and is not looked for.
 void check_scatter(ArgumentCheck& check, const TensorView& scatter_idx, const Groups& groups) {
-  if (!check.ok() || !check.reads_values()) return;
+  if (!check.reads_values()) return;
   const int64_t used = rows_in_use(groups);
   if (!check.indices("scatter_idx", scatter_idx, scatter_idx.num_elements(), -1, used)) return;
   const int64_t k = scatter_idx.shape[1], tokens = k == 0 ? 0 : scatter_idx.shape[0];
@@ -107,7 +107,7 @@ void check_scatter(ArgumentCheck& check, const TensorView& scatter_idx, const Gr
 // by the token that it is gathered from, so that scatter_idx is the inverse of gather_idx.
 void check_inverse(ArgumentCheck& check, const TensorView& gather_idx,
                    const TensorView& scatter_idx, const Groups& groups) {
-  if (!check.ok() || !check.reads_values()) return;
+  if (!check.reads_values()) return;
   const int64_t used = rows_in_use(groups), k = scatter_idx.shape[1];
   with_indices(gather_idx, [&](const auto& token_of) {
     with_indices(scatter_idx, [&](const auto& row_of) {
@@ -131,8 +131,7 @@ void check_rows(ArgumentCheck& check, const PermuteArgs& args) {
   check.tensor("gather_idx", gather_idx, kIndexTypes, {capacity});
   check.tensor("rows", args.rows, kFloatTypes, {capacity, {"H", x.shape[1]}});
   check.same_dtype("x", x, "rows", args.rows);
-  if (!check.ok() || !check.reads_values()) return;
-  check.indices("gather_idx", gather_idx, rows_in_use(args.groups), 0, x.shape[0]);
+  check.indices("gather_idx", gather_idx, check.rows_in_use(args.groups), 0, x.shape[0]);
 }
 
 void check_probs(ArgumentCheck& check, const PermuteArgs& args) {
