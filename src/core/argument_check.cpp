@@ -64,6 +64,13 @@ Status check_workspace_size(std::string_view op, size_t bytes) {
   return invalid(op, "the size in bytes of the workspace that it needs exceeds 63 bits");
 }
 
+Status give_workspace_size(std::string_view op, size_t needed, size_t* bytes) {
+  if (bytes == nullptr) return invalid(concat(op, "_workspace"), "bytes is null, needs an address");
+  MOIRE_RETURN_IF_ERROR(check_workspace_size(op, needed));
+  *bytes = needed;
+  return {};
+}
+
 void ArgumentCheck::fail(Code code, const std::string& message) {
   status_ = Status(code, concat(op_, ": ", message));
 }

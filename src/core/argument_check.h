@@ -57,8 +57,9 @@ struct NamedTensor {
 // "[4, 32]", of a rank that there is.
 std::string shape_text(const TensorView& tensor);
 
-// That a call's scratch has a size at all (core/sizes.h).
+// That a call's scratch has a size at all (core/sizes.h), and gives it to an address that is there.
 Status check_workspace_size(std::string_view op, size_t bytes);
+Status give_workspace_size(std::string_view op, size_t needed, size_t* bytes);
 
 class ArgumentCheck {
  public:

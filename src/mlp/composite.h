@@ -83,13 +83,9 @@ struct Composite {
   Status size_workspace(const Context& context, const A& args, size_t* bytes) const {
     MOIRE_RETURN_IF_ERROR(
         check_call(name, context, ArgumentCheck::Purpose::kSizeWorkspace, validate, args).status());
-    if (bytes == nullptr) {
-      return {Code::kInvalidArgument, concat(name, "_workspace: bytes is null, needs an address")};
-    }
     Steps steps(context);
     MOIRE_RETURN_IF_ERROR(measure(steps, args));
-    *bytes = steps.bytes();
-    return {};
+    return give_workspace_size(name, steps.bytes(), bytes);
   }
 
   // The workspace is checked before the first step runs, so that one too small for the last leaves

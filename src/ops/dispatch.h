@@ -115,15 +115,10 @@ struct Op {
   Status size_workspace(const Context& context, const A& args, size_t* bytes) const {
     MOIRE_RETURN_IF_ERROR(
         check_call(name, context, ArgumentCheck::Purpose::kSizeWorkspace, validate, args).status());
-    if (bytes == nullptr) {
-      return {Code::kInvalidArgument, concat(name, "_workspace: bytes is null, needs an address")};
-    }
     const Result<Selection<A>> selection = select(context, name, args);
     if (!selection.ok()) return selection.status();
-    const size_t needed = selection.value().implementation->workspace(context.state(), args);
-    MOIRE_RETURN_IF_ERROR(check_workspace_size(name, needed));
-    *bytes = needed;
-    return {};
+    const Implementation<A>& selected = *selection.value().implementation;
+    return give_workspace_size(name, selected.workspace(context.state(), args), bytes);
   }
 
  private:
