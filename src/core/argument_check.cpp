@@ -207,9 +207,9 @@ bool ArgumentCheck::enumerator(std::string_view name, int32_t value, int32_t cou
   return require(value >= 0 && value < count, name, " is ", value, ", must be 0 to ", count - 1);
 }
 
-bool ArgumentCheck::betas(std::string_view name, const uint8_t* per_group, const Groups& groups) {
+bool ArgumentCheck::betas(std::string_view name, const uint8_t* per_group, int64_t num_groups) {
   if (per_group == nullptr || !reads_values()) return ok();
-  for (int64_t g = 0; g < groups.num_groups; ++g) {
+  for (int64_t g = 0; g < num_groups; ++g) {
     require(per_group[g] <= 1, name, "[", g, "] is ", per_group[g], ", must be 0 or 1");
   }
   return ok();

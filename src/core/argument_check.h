@@ -119,7 +119,7 @@ class ArgumentCheck {
   // `value` is one of 0 ... count - 1.
   bool enumerator(std::string_view name, int32_t value, int32_t count);
   // Which groups' gradients are accumulated: null, or 0 or 1 for each; read when running on a CPU.
-  bool betas(std::string_view name, const uint8_t* per_group, const Groups& groups);
+  bool betas(std::string_view name, const uint8_t* per_group, int64_t num_groups);
   // Each of the first `count` indices, in row-major order, is in [lowest, limit); runs when running
   // on a CPU. `lowest` = -1 admits "dropped".
   bool indices(std::string_view name, const TensorView& t, int64_t count, int64_t lowest,

@@ -1,6 +1,6 @@
 // What the fields of a call's struct say of it (moire/fields.h): a value that is none of an
-// enumeration is refused, so is a call without an output, and no byte that is written may be read
-// or written under another name.
+// enumeration is refused, β of a group as well, so is a call without an output, and no byte that is
+// written may be read or written under another name.
 #pragma once
 
 #include <moire/fields.h>
@@ -19,6 +19,9 @@ class Values {
  public:
   explicit Values(ArgumentCheck& check) : check_(check) {}
   void field(const char*, const auto&, auto...) {}
+  void field(const char* name, const uint8_t* betas, Role, int64_t num_groups) {
+    check_.betas(name, betas, num_groups);
+  }
   void value(const char* name, int32_t value, int count = 0) {
     if (count > 0) check_.enumerator(name, value, count);
   }

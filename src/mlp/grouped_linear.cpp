@@ -67,7 +67,6 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
     check.tensor("grad_scale", grad_scale, kFP32Only, {capacity});
     check.tensor("bias", args.bias, kFloatTypes, {num_groups, out});
   }
-  check.betas("beta_per_group", args.beta_per_group, args.groups);
 }
 
 void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {

@@ -88,8 +88,6 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   layer.copy("grad_z_columnwise", args.grad_z_columnwise, MOIRE_COLUMNWISE, two_f);
   if (needs.b2_scale) check.tensor("b2", args.b2, kFloatTypes, {num_groups, n});
   check_gradients(check, args, h, f, n);
-  check.betas("beta_w1_per_group", args.beta_w1_per_group, args.groups);
-  check.betas("beta_w2_per_group", args.beta_w2_per_group, args.groups);
 }
 
 // What lies between the products: as stored, or as the copies that the next ones read.

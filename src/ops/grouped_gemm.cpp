@@ -137,7 +137,6 @@ void validate(ArgumentCheck& check, const GroupedGemmWgradArgs& args) {
   check_ragged_k(check, b, {"b_row_idx", args.b_row_idx}, args.groups, n);
   check_accumulation(check, args.accumulation, a.data, b.data);
   check.weight("d", d, kFloatTypes, {"G", args.groups.num_groups}, m, n);
-  check.betas("beta_per_group", args.beta_per_group, args.groups);
 }
 
 // "128 groups, capacity 512, [512, 2048] x [128, 1536, 2048] bf16", "... e4m3 x bf16" where the
@@ -186,7 +185,6 @@ void validate(ArgumentCheck& check, const BiasBackwardArgs& args) {
   check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {num_groups, n});
   check.optional_tensor("grad_scale", args.grad_scale, kFP32Only, {capacity});
   if (is_present(args.grad_scale)) check.tensor("bias", args.bias, kFloatTypes, {num_groups, n});
-  check.betas("beta_per_group", args.beta_per_group, args.groups);
   check.indices("row_idx", row_idx, check.rows_in_use(args.groups), 0, grad_y.num_rows());
 }
 

@@ -60,7 +60,6 @@ void validate(ArgumentCheck& check, const QuantizeArgs& args) {
                 "grad_bias is present but groups are absent, needs groups, whose rows are summed");
   check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes,
                         {{"G", groups.num_groups}, {"k", source.shape[1]}});
-  check.betas("beta_per_group", args.beta_per_group, args.groups);
 }
 
 void validate(ArgumentCheck& check, const QuantizeWeightArgs& args) {
