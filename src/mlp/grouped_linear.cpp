@@ -13,7 +13,7 @@ namespace {
 void validate(ArgumentCheck& check, const GroupedLinearArgs& args) {
   LayerCheck layer(check, args);
   const auto [capacity, num_groups] = layer.sizes;
-  const GivenWeight w{"w", args.w, args.w_quantized, args.w_prepared};
+  const GivenWeight w = given_w(args);
   const NamedSize in{"in", w.in_features()}, out{"out", w.out_features()};
   layer.weight(w, true, out, in);
   layer.forward_operand(args, in);
@@ -27,8 +27,7 @@ void validate(ArgumentCheck& check, const GroupedLinearArgs& args) {
 
 void run_steps(Steps& steps, const GroupedLinearArgs& args) {
   LayerSteps layer(steps, args);
-  const WeightOperand w =
-      layer.weight_operand({"w", args.w, args.w_quantized, args.w_prepared}, true);
+  const WeightOperand w = layer.weight_operand(given_w(args), true);
   const RaggedOperand x =
       layer.forward_operand({args.x, args.row_idx, args.x_scales}, args.x_columnwise, w, args.y);
   layer.run_forward(x, w, args.bias, args.scale, args.y);
@@ -40,7 +39,7 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
   const Weight grad_w(args.grad_w);
   LayerCheck layer(check, args);
   const auto [capacity, num_groups] = layer.sizes;
-  const GivenWeight w{"w", args.w, args.w_quantized, args.w_prepared};
+  const GivenWeight w = given_w(args);
   const NamedSize out{"out",
                       columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
   layer.grad_y(args, out, grad_x.is_present(), grad_w.is_present(),
@@ -73,9 +72,7 @@ void run_steps(Steps& steps, const GroupedLinearBackwardArgs& args) {
   LayerSteps layer(steps, args);
   const bool needs_grad_x = is_present(args.grad_x), needs_grad_w = is_present(args.grad_w);
   WeightOperand w;
-  if (needs_grad_x) {
-    w = layer.weight_operand({"w", args.w, args.w_quantized, args.w_prepared}, false);
-  }
+  if (needs_grad_x) w = layer.weight_operand(given_w(args), false);
   BiasBackwardArgs bias;
   bias.scale = args.scale;
   bias.grad_bias = args.grad_bias;

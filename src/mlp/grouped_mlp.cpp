@@ -23,8 +23,8 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   const TensorView x(args.x), y(args.y), b2(args.b2);
   LayerCheck layer(check, args);
   const auto [capacity, num_groups] = layer.sizes;
-  const GivenWeight w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
-  const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
+  const GivenWeight w1 = given_w1(args);
+  const GivenWeight w2 = given_w2(args);
   // Most layers return to where they began, which settles a difference of x and w1.
   const NamedSize h{"H", agreed_size(x.columns(), w1.in_features(), w2.out_features())};
   const int64_t of_b2 = b2.is_present() ? b2.columns() : h.size;
@@ -69,10 +69,8 @@ GroupedGemmGluArgs fc1_args(const LayerSteps& layer, const GroupedMlpArgs& args,
 
 void run_steps(Steps& steps, const GroupedMlpArgs& args) {
   LayerSteps layer(steps, args);
-  const WeightOperand w1 =
-      layer.weight_operand({"w1", args.w1, args.w1_quantized, args.w1_prepared}, true);
-  const WeightOperand w2 =
-      layer.weight_operand({"w2", args.w2, args.w2_quantized, args.w2_prepared}, true);
+  const WeightOperand w1 = layer.weight_operand(given_w1(args), true);
+  const WeightOperand w2 = layer.weight_operand(given_w2(args), true);
   const int64_t f = w2.weight.in_features();
   const TensorView z(nullptr, DType::kBF16, {args.groups.capacity, w1.weight.out_features()});
   const RaggedOperand x =

@@ -53,8 +53,8 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   LayerCheck layer(check, args);
   const auto [capacity, num_groups] = layer.sizes;
   const MlpBackwardNeeds needs(args);
-  const GivenWeight w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
-  const GivenWeight w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
+  const GivenWeight w1 = given_w1(args);
+  const GivenWeight w2 = given_w2(args);
   const NamedSize f{"F", z.columns() / num_halves(args.layout)},
       two_f = z_columns(args.layout, f.size);
   // x comes last: without grad_w1 nothing of it is read.
@@ -196,10 +196,8 @@ void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
   const bool needs_w1 = is_present(args.grad_w1), needs_w2 = is_present(args.grad_w2),
              needs_x = is_present(args.grad_x);
   WeightOperand w1, w2;
-  const GivenWeight given_w1{"w1", args.w1, args.w1_quantized, args.w1_prepared};
-  const GivenWeight given_w2{"w2", args.w2, args.w2_quantized, args.w2_prepared};
-  if (needs_x) w1 = layer.weight_operand(given_w1, false);
-  if (needs.grad_z) w2 = layer.weight_operand(given_w2, false);
+  if (needs_x) w1 = layer.weight_operand(given_w1(args), false);
+  if (needs.grad_z) w2 = layer.weight_operand(given_w2(args), false);
   const MadeForCores made = made_for_cores(layer, args, needs, w1, w2);
   const Between between = take_between(layer, args, needs, made);
   // grad_b2, and the gradient of what scales it: where that is probs, added to what FC2's dgrad

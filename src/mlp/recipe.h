@@ -84,6 +84,9 @@ struct GivenWeight {
  private:
   Weight known() const;
 };
+GivenWeight given_w(const auto& a) { return {"w", a.w, a.w_quantized, a.w_prepared}; }
+GivenWeight given_w1(const auto& a) { return {"w1", a.w1, a.w1_quantized, a.w1_prepared}; }
+GivenWeight given_w2(const auto& a) { return {"w2", a.w2, a.w2_quantized, a.w2_prepared}; }
 
 // The grad_y of a backward, and the copies of it that the caller gave.
 struct GivenGradY {
