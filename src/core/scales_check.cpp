@@ -182,18 +182,18 @@ bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_
                        "fractional_scales is 1, but the scales of MXFP8 are powers of two");
 }
 
-bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
-                            int32_t fractional_scales, const Groups& groups, NamedSize columns) {
-  check_copy(check, copies.rowwise_name, copies.rowwise, MOIRE_ROWWISE, groups, columns);
-  check_copy(check, copies.columnwise_name, copies.columnwise, MOIRE_COLUMNWISE, groups, columns);
-  const moire_quantized &r = copies.rowwise, &c = copies.columnwise;
+bool check_quantized_copies(ArgumentCheck& check, std::string_view name, const moire_quantized& r,
+                            const moire_quantized& c, int32_t fractional_scales,
+                            const Groups& groups, NamedSize columns) {
+  check_copy(check, Name(name, "_rowwise"), r, MOIRE_ROWWISE, groups, columns);
+  check_copy(check, Name(name, "_columnwise"), c, MOIRE_COLUMNWISE, groups, columns);
   check_fractional(check, scaling_of(is_present(r) ? r : c), fractional_scales, true);
   const bool is_beside_folded = fractional_scales == kFoldedScales && !is_values(c) &&
                                 scaling_of(r) == MOIRE_SCALING_FP8_BLOCK;
   return check.require(
-      !is_present(r) || !is_present(c) || scaling_of(r) == scaling_of(c) || is_beside_folded,
-      copies.rowwise_name, ".scales is ", TensorView(r.scales), " but ", copies.columnwise_name,
-      ".scales is ", TensorView(c.scales), ": both copies must be quantised alike");
+      !is_present(r) || !is_present(c) || scaling_of(r) == scaling_of(c) || is_beside_folded, name,
+      "_rowwise.scales is ", TensorView(r.scales), " but ", name, "_columnwise.scales is ",
+      TensorView(c.scales), ": both copies must be quantised alike");
 }
 
 }  // namespace moire

@@ -71,16 +71,10 @@ bool check_scaling(ArgumentCheck& check, int32_t scaling, bool takes_tiles,
 bool check_fractional(ArgumentCheck& check, int32_t scaling, int32_t fractional_scales,
                       bool may_fold = false);
 
-// Two quantised copies of one output [capacity, columns], each of which may be absent.
-struct QuantizedCopies {
-  std::string_view rowwise_name;
-  moire_quantized rowwise;
-  std::string_view columnwise_name;
-  moire_quantized columnwise;
-
-  bool any() const { return is_present(rowwise) || is_present(columnwise); }
-};
-bool check_quantized_copies(ArgumentCheck& check, const QuantizedCopies& copies,
+// The quantised copies of one output [capacity, columns], NAME_rowwise and NAME_columnwise, each of
+// which may be absent.
+bool check_quantized_copies(ArgumentCheck& check, std::string_view name,
+                            const moire_quantized& rowwise, const moire_quantized& columnwise,
                             int32_t fractional_scales, const Groups& groups, NamedSize columns);
 
 }  // namespace moire

@@ -66,15 +66,15 @@ void validate(ArgumentCheck& check, const GroupedGemmGluArgs& args) {
   check.gated(args.activation, args.layout, f.size);
   check.optional_tensor("bias", args.bias, kFloatTypes, {num_groups, two_f});
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
-  const QuantizedCopies copies{"act_rowwise", args.act_rowwise, "act_columnwise",
-                               args.act_columnwise};
   // act is wanted as it is, quantised, or both.
-  if (act.is_present() || !copies.any()) {
+  const bool is_copied = is_present(args.act_rowwise) || is_present(args.act_columnwise);
+  if (act.is_present() || !is_copied) {
     check.tensor("act", act, kFloatTypes, {capacity, f});
   }
   check.optional_tensor("z", z, kFloatTypes, {capacity, two_f});
   check.same_dtype("z", z, "act", act);
-  check_quantized_copies(check, copies, args.fractional_scales, args.groups, f);
+  check_quantized_copies(check, "act", args.act_rowwise, args.act_columnwise,
+                         args.fractional_scales, args.groups, f);
   check.require(act.is_present() || z.is_present() || (args.storage >= 0 && args.storage <= 3),
                 "storage is ", static_cast<DType>(args.storage),
                 ", must be fp32, bf16, fp16 or 0 (bf16)");
@@ -91,10 +91,9 @@ void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
   check.gated(args.activation, args.layout, f.size);
   check.tensor("z", z, kFloatTypes, {capacity, two_f});
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
-  const QuantizedCopies copies{"grad_z_rowwise", args.grad_z_rowwise, "grad_z_columnwise",
-                               args.grad_z_columnwise};
   // grad_z is wanted as it is, quantised, or both.
-  if (grad_z.is_present() || !copies.any()) {
+  const bool is_copied = is_present(args.grad_z_rowwise) || is_present(args.grad_z_columnwise);
+  if (grad_z.is_present() || !is_copied) {
     check.tensor("grad_z", grad_z, kFloatTypes, {capacity, two_f});
   }
   check.same_dtype("grad_z", grad_z, "z", z);
@@ -102,9 +101,10 @@ void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
   check.same_dtype("act", args.act, "z", z);
   check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
   check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {num_groups, two_f});
-  check_quantized_copies(check, copies, args.fractional_scales, args.groups, two_f);
-  check_quantized_copies(check, {"act_rowwise", {}, "act_columnwise", args.act_columnwise},
-                         args.fractional_scales, args.groups, f);
+  check_quantized_copies(check, "grad_z", args.grad_z_rowwise, args.grad_z_columnwise,
+                         args.fractional_scales, args.groups, two_f);
+  check_quantized_copies(check, "act", {}, args.act_columnwise, args.fractional_scales, args.groups,
+                         f);
 }
 
 // An operand of a product over ragged K. Columnwise scales are in the order of the groups, so that
