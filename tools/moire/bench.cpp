@@ -141,10 +141,6 @@ Problem smaller(const Problem& p) {
 
 }  // namespace
 
-void require(const Status& status) {
-  if (!status.ok()) throw std::runtime_error(status.message());
-}
-
 int64_t rotating_sets(int64_t cache_bytes, int64_t memory_bytes, int64_t set_bytes) {
   const int64_t bytes = std::max<int64_t>(1, set_bytes);
   const int64_t possible = std::clamp<int64_t>(memory_bytes / bytes, 1, kMostSets);

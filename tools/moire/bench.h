@@ -50,7 +50,5 @@ std::vector<size_t> prepare(const Context& context, BenchResult& r);
 void require_right_rows(Device device, const Operands& operands, const Case& what);
 // How many copies of `set_bytes` span three caches, in so much memory.
 int64_t rotating_sets(int64_t cache_bytes, int64_t memory_bytes, int64_t set_bytes);
-// What a status says, thrown.
-void require(const Status& status);
 
 }  // namespace moire::tool

@@ -13,7 +13,10 @@
 
 namespace moire::tool {
 
-// The value, or UsageError with the library's sentence.
+// What a status says, thrown: as what went wrong, or as bad usage.
+inline void require(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
 inline void usage(const Status& status) {
   if (!status.ok()) throw UsageError(status.message());
 }

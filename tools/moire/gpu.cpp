@@ -4,10 +4,10 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "commands.h"
 #include "gpu_flush.h"
 #include "terminal.h"
 #include "text.h"
@@ -26,10 +26,7 @@ Status check(const char* call, cudaError_t error) {
           text("bench: ", call, " failed: ", cudaGetErrorString(error))};
 }
 
-void require(const char* call, cudaError_t error) {
-  const Status status = check(call, error);
-  if (!status.ok()) throw std::runtime_error(status.message());
-}
+void require(const char* call, cudaError_t error) { tool::require(check(call, error)); }
 
 class CapturedGraph : public Gpu::Graph {
  public:

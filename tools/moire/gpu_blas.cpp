@@ -3,8 +3,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <stdexcept>
 
+#include "commands.h"
 #include "operands.h"
 #include "staging/device_memory.h"
 #include "text.h"
@@ -37,7 +37,7 @@ char* take_normal(Gpu& gpu, DType dtype, int64_t elements) {
   for (int64_t at = count; status.ok() && at < elements; at += std::min(at, elements - at)) {
     status = gpu.copy(memory + at * size, memory, std::min(at, elements - at) * size);
   }
-  if (!status.ok()) throw std::runtime_error(status.message());
+  require(status);
   return memory;
 }
 

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <numeric>
-#include <stdexcept>
 
 #include "cases.h"
+#include "commands.h"
 #include "reference/expert_parallel.h"
 #include "staging/entry.h"
 #include "staging/random.h"
@@ -49,8 +49,7 @@ class World : public std::enable_shared_from_this<World> {
     idx_recv_ = ranks_.take(DType::kInt32, rows, p_.topk);
     weights_recv_ = ranks_.take(DType::kFP32, rows, p_.topk);
     rows_ = ranks_.take(p_.dtype, rows, p_.hidden);
-    const Status opened = operands.has_content() ? ranks_.open() : Status();
-    if (!opened.ok()) throw std::runtime_error(opened.message());
+    if (operands.has_content()) require(ranks_.open());
     Random random(p_.seed);
     for (int64_t rank = 0; rank < p_.ranks; ++rank) {
       const bool is_full = rank == 0 || p_.splits.kind == Splits::Kind::kUniform;
