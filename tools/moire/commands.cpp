@@ -37,9 +37,15 @@ bool names_architecture(const std::string& device) {
          device.find_first_not_of("0123456789", 2) == std::string::npos;
 }
 
-ContextOptions context_options(const Options& options) {
+}  // namespace
+
+Context open_context(const Options& options, bool may_plan) {
   ContextOptions wanted;
   if (names_architecture(options.device)) {
+    if (!may_plan) {
+      throw UsageError(text("--device: found \"", options.device,
+                            "\", needed cpu or cuda: only explain works without the GPU"));
+    }
     wanted.plan_for = options.device;
   } else if (options.device != "cpu" && options.device != "cuda") {
     throw UsageError(text("--device: found \"", options.device,
@@ -50,22 +56,7 @@ ContextOptions context_options(const Options& options) {
   wanted.num_threads = options.threads;
   check_implementation(options.implementation);
   wanted.implementation = options.implementation;
-  return wanted;
-}
-
-}  // namespace
-
-Context open_context(const Options& options) {
-  const ContextOptions wanted = context_options(options);
-  if (!wanted.plan_for.empty()) {
-    throw UsageError(text("--device: found \"", wanted.plan_for,
-                          "\", needed cpu or cuda: only explain works without the GPU"));
-  }
   return usage(Context::create(wanted));
-}
-
-Context open_planning_context(const Options& options) {
-  return usage(Context::create(context_options(options)));
 }
 
 std::vector<std::string> with_value(std::vector<std::string> settings, const std::string& key,

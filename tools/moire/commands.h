@@ -60,10 +60,9 @@ int run_check(const Options& options);
 int run_errors(const Options& options);
 int run_bench(const Options& options);
 
-// A context as the options ask; UsageError with the library's sentence where there is none.
-Context open_context(const Options& options);
-// The same, or one that plans for a GPU that need not be here (--device sm90).
-Context open_planning_context(const Options& options);
+// A context as the options ask; UsageError with the library's sentence where there is none. It may
+// plan for a GPU that need not be here (--device sm90) where nothing is going to run.
+Context open_context(const Options& options, bool may_plan = false);
 // Settings (KEY=VALUE) with this value in the place of whatever they say of the key.
 std::vector<std::string> with_value(std::vector<std::string> settings, const std::string& key,
                                     const std::string& value);

@@ -87,7 +87,7 @@ void print_totals(const std::vector<ExplainedCall>& calls) {
 }  // namespace
 
 int run_explain(const Options& options) {
-  const Context context = open_planning_context(options);
+  const Context context = open_context(options, true);
   const std::string& planned = context.options().plan_for;
   const std::string where(planned.empty() ? device_name(context.device()) : planned);
   int exit_code = kExitOk;
