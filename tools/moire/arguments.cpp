@@ -108,7 +108,7 @@ DType Arguments::dtype_of(std::string_view name, std::string_view sizes) const {
 // Of a product's ragged operand.
 const Format& Arguments::ragged_format(std::string_view name) const {
   const bool is_b = is_wgrad() && !name.starts_with("grad_");
-  return is_b ? problem_.b_format() : problem_.a_format();
+  return is_b ? problem_.b_format() : problem_;
 }
 
 DType Arguments::element_of(std::string_view name) const {
@@ -118,9 +118,6 @@ DType Arguments::element_of(std::string_view name) const {
 bool Arguments::is_tiles() const {
   return call_->entry == "dequantize" && problem_.scaling == MOIRE_SCALING_FP8_TILE;
 }
-
-// Whether the reference has to see what lies between a layer's products: see reference/recipe.h.
-bool Arguments::is_observed() const { return operands_.is_judged() && problem_.is_quantized(); }
 
 bool Arguments::wants(std::string_view field, std::string_view name, Role role) const {
   const Problem& p = problem_;
@@ -136,8 +133,10 @@ bool Arguments::wants(std::string_view field, std::string_view name, Role role) 
   if (name == "scatter_idx") return p.probs || call_->entry != "permute";
   if (!p.op->is_layer() || !is_one_of(name, {"z", "act", "grad_z"})) return true;
   if (!is_written(role)) return tensors_.contains(std::string(name));
+  // The reference has to see what lies between a layer's products: see reference/recipe.h.
+  if (operands_.is_judged() && p.is_quantized()) return true;
   const bool keeps = p.op->calls.size() > 1 && call_ == &p.op->calls[0];
-  return is_observed() || (keeps && (name == "z" || (name == "act" && p.save_act)));
+  return keeps && (name == "z" || (name == "act" && p.save_act));
 }
 
 // Of copies that are written.

@@ -60,7 +60,6 @@ class Arguments {
   bool is_product() const { return call_->entry.starts_with("grouped_gemm"); }
   bool is_wgrad() const { return call_->entry == "grouped_gemm_wgrad"; }
   bool is_tiles() const;  // what is decoded are weights
-  bool is_observed() const;
   bool is_way_back() const { return call_ != &problem_.op->calls[0]; }  // of convert_scales
 
   void fill_input(const TensorView& t, const std::string& name, const char* sizes);

@@ -95,7 +95,6 @@ struct Problem : Format {
   bool is(std::string_view op_name) const { return op->name == op_name; }
   int64_t columns_of_y() const { return out_hidden == 0 ? hidden : out_hidden; }
   DType stored() const { return x == DType::kNone ? dtype : x; }
-  const Format& a_format() const { return *this; }
   const Format& b_format() const { return b ? *b : *this; }
   bool is_gated() const { return layout.order != MOIRE_UNGATED; }
   int64_t fc1_width() const { return is_gated() ? 2 * ffn : ffn; }

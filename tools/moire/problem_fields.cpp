@@ -291,7 +291,7 @@ const std::vector<std::pair<std::string_view, Format>>& formats() {
 std::string_view dtype_word(const Format& format) { return word_of(formats(), format); }
 
 std::string dtype_words(const Problem& p) {
-  const std::string a(dtype_word(p.a_format()));
+  const std::string a(dtype_word(p));
   return p.b.has_value() ? text(a, " x ", dtype_word(*p.b)) : a;
 }
 
