@@ -79,10 +79,10 @@ TEST(Check, JudgesSingleRowsOfEveryProduct) {
                                             "splits=4,0,26") +
                                 options);
       p.op = &op;
-      Operands operands(p, Operands::Content::kNormal);
-      const Case what = make_case(operands);
+      Case what(p, Operands::Content::kNormal);
+      Operands& operands = what.operands;
       int64_t num_judged = 0;
-      for (const Call& call : what) {
+      for (const Call& call : what.calls) {
         size_t bytes = 0;
         ASSERT_TRUE(call.workspace(context.value(), &bytes).ok()) << op.name;
         if (call.expect_row != nullptr) ++num_judged;

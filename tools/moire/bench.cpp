@@ -159,11 +159,10 @@ std::vector<size_t> prepare(const Context& context, BenchResult& r) {
   r.unsupported = verdict.reason;
   std::vector<size_t> workspaces;
   if (!r.unsupported.empty()) return workspaces;
-  Operands shapes(r.problem, Operands::Content::kNone);
-  const Case what = make_case(shapes);
-  r.set_bytes = shapes.bytes();
-  for (const Call& call : what) {
-    const Plan planned = plan(context, call, shapes);
+  Case what(r.problem, Operands::Content::kNone);
+  r.set_bytes = what.operands.bytes();
+  for (const Call& call : what.calls) {
+    const Plan planned = plan(context, call, what.operands);
     if (!planned.status.ok()) r.unsupported = planned.status.message();
     const bool may_stay = context.device() == Device::kCpu || call.stage != nullptr;
     if (!may_stay) r.unsupported = "ranks are timed on the CPU alone; moire check runs on both";
@@ -177,10 +176,10 @@ std::vector<size_t> prepare(const Context& context, BenchResult& r) {
   return workspaces;
 }
 
-void require_right_rows(Device device, const Operands& operands, const Case& what) {
-  const std::string wrong = judge_rows(device, operands, what);
+void require_right_rows(Device device, const Case& what) {
+  const std::string wrong = judge_rows(device, what.operands, what.calls);
   if (wrong.empty()) return;
-  throw std::runtime_error(text("bench: the result of ", to_line(operands.problem()),
+  throw std::runtime_error(text("bench: the result of ", to_line(what.operands.problem()),
                                 " is wrong, so its time means nothing: ", wrong));
 }
 

@@ -47,7 +47,7 @@ int run_sustained_bench(const Context& context, const std::vector<Group>& groups
 // where something is unsupported; throws where a result is wrong.
 std::vector<size_t> prepare(const Context& context, BenchResult& r);
 // Throws where rows of what a case left in its operands are wrong.
-void require_right_rows(Device device, const Operands& operands, const Case& what);
+void require_right_rows(Device device, const Case& what);
 // How many copies of `set_bytes` span three caches, in so much memory.
 int64_t rotating_sets(int64_t cache_bytes, int64_t memory_bytes, int64_t set_bytes);
 

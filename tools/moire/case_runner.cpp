@@ -30,21 +30,20 @@ double Verdict::max_error() const { return largest(*this, &OutputErrors::max_err
 double Verdict::rms_error() const { return largest(*this, &OutputErrors::rms_error); }
 
 Verdict judge(const Context& context, const Problem& problem) {
-  Operands operands(problem, Operands::Content::kHostile);
-  const Case what = make_case(operands);
+  Case what(problem, Operands::Content::kHostile);
   Verdict verdict;
-  for (const Call& call : what) {
+  for (const Call& call : what.calls) {
     size_t workspace_bytes = 0;
     Status status = call.workspace(context, &workspace_bytes);
     if (!status.ok()) return stopped(verdict, call, status);
-    const Workspace workspace = operands.workspace(workspace_bytes);
+    const Workspace workspace = what.operands.workspace(workspace_bytes);
     const Call::Judge compare = call.expect(context.device());
     status = call.run(context, workspace);
     if (status.ok()) status = context.check();
     if (!status.ok()) return stopped(verdict, call, status);
     verdict.calls.push_back({call.entry, compare()});
     if (!reference::all_passed(verdict.calls.back().outputs)) verdict.kind = Verdict::Kind::kFailed;
-    const std::string broken = operands.first_broken_guard();
+    const std::string broken = what.operands.first_broken_guard();
     if (!broken.empty()) {
       verdict.kind = Verdict::Kind::kFailed;
       verdict.reason = text(call.entry, " wrote outside of ", broken);
@@ -55,7 +54,7 @@ Verdict judge(const Context& context, const Problem& problem) {
   return verdict;
 }
 
-std::string judge_rows(Device device, const Operands& operands, const Case& what) {
+std::string judge_rows(Device device, const Operands& operands, const std::vector<Call>& calls) {
   const Problem& p = operands.problem();
   // Accumulated results are gone by now; wider matrices take the reference gigabytes.
   constexpr int64_t kWidestMatrix = int64_t{40} << 20;
@@ -63,7 +62,7 @@ std::string judge_rows(Device device, const Operands& operands, const Case& what
   const std::vector<int64_t>& splits = operands.splits();
   const auto largest = std::max_element(splits.begin(), splits.end()) - splits.begin();
   const int64_t rows[] = {operands.groups().offsets[largest], p.rows - 1};
-  for (const Call& call : what) {
+  for (const Call& call : calls) {
     for (const int64_t row : rows) {
       if (call.expect_row == nullptr) continue;
       for (const OutputErrors& e : call.expect_row(device, row, operands.group_of(row))()) {

@@ -29,8 +29,8 @@ struct Verdict {
 
 Verdict judge(const Context& context, const Problem& problem);
 
-// Judges what a case that has run left in its outputs, by a row of the largest group and the last
+// Judges what calls that have run left in their outputs, by a row of the largest group and the last
 // row in use. "" if they are right, or if rows of this op do not stand for themselves.
-std::string judge_rows(Device device, const Operands& operands, const Case& what);
+std::string judge_rows(Device device, const Operands& operands, const std::vector<Call>& calls);
 
 }  // namespace moire::tool

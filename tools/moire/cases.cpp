@@ -226,19 +226,20 @@ Call make_call(const OpCall& what, Arguments& arguments, Operands& operands) {
 
 }  // namespace
 
-Case make_case(Operands& operands) {
+Case::Case(const Problem& problem, Operands::Content content) : operands(problem, content) {
   using Make = Call (*)(const OpCall&, Arguments&, Operands&);
 #define MOIRE_MAKE(name) {#name, make_call<Args<moire_##name##_args>>},
   static const std::map<std::string_view, Make> entries = {MOIRE_FOR_EACH_DEFINED_OP(
       MOIRE_MAKE, MOIRE_MAKE) MOIRE_FOR_EACH_LAYER(MOIRE_MAKE, MOIRE_MAKE)};
 #undef MOIRE_MAKE
-  if (operands.problem().op->is_of_ranks()) return make_rank_case(operands);
-  Arguments arguments(operands);
-  Case out;
-  for (const OpCall& call : operands.problem().op->calls) {
-    out.push_back(entries.at(call.entry)(call, arguments, operands));
+  if (problem.op->is_of_ranks()) {
+    calls = make_rank_calls(operands);
+    return;
   }
-  return out;
+  Arguments arguments(operands);
+  for (const OpCall& call : problem.op->calls) {
+    calls.push_back(entries.at(call.entry)(call, arguments, operands));
+  }
 }
 
 Status run(const Context& context, const Call& call, Operands& operands) {
@@ -258,11 +259,11 @@ Plan plan(const Context& context, const Call& call, Operands& operands) {
 }
 
 void require_memory_for(const Context& context, const Problem& problem) {
-  Operands operands(problem, Operands::Content::kNone);
-  for (const Call& call : make_case(operands)) plan(context, call, operands);
-  const int64_t free = available_memory_bytes();
-  if (operands.bytes() <= free) return;
-  throw UsageError(text("found a problem of at least ", human_bytes(operands.bytes()),
+  Case what(problem, Operands::Content::kNone);
+  for (const Call& call : what.calls) plan(context, call, what.operands);
+  const int64_t needed = what.operands.bytes(), free = available_memory_bytes();
+  if (needed <= free) return;
+  throw UsageError(text("found a problem of at least ", human_bytes(needed),
                         ", needed at most the ", human_bytes(free), " that this machine has free: ",
                         to_line(problem), "; --set rows=64 --set groups=8 makes it smaller"));
 }

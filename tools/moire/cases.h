@@ -46,12 +46,14 @@ struct Call {
   std::vector<Saved> saved;
 };
 
-using Case = std::vector<Call>;
+struct Case {
+  Case(const Problem& problem, Operands::Content content);
+  Operands operands;
+  std::vector<Call> calls;
+};
 
-// The operands outlive the case.
-Case make_case(Operands& operands);
 // Of ops that all ranks call together: threads of this process, on a context each (ranks.cpp).
-Case make_rank_case(Operands& operands);
+std::vector<Call> make_rank_calls(Operands& operands);
 
 // In a workspace of the operands.
 Status run(const Context& context, const Call& call, Operands& operands);

@@ -20,13 +20,6 @@ int64_t sets_of(int64_t bytes) {
   return rotating_sets(last_level_cache_bytes(), available_memory_bytes() / kMemoryShare, bytes);
 }
 
-struct Set {
-  explicit Set(const Problem& problem)
-      : operands(problem, Operands::Content::kNormal), what(make_case(operands)) {}
-  Operands operands;
-  Case what;
-};
-
 // Two blocks of so many sets of bytes, of which one is copied to the other.
 struct Copies {
   explicit Copies(int64_t bytes_)
@@ -78,10 +71,10 @@ class CpuBench : public Bench {
   std::optional<Variant> op(BenchResult& r) override {
     const std::vector<size_t> sizes = prepare(context_, r);
     if (!r.unsupported.empty()) return std::nullopt;
-    std::vector<std::shared_ptr<Set>> sets;
+    std::vector<std::shared_ptr<Case>> sets;
     const bool is_of_ranks = r.problem.op->is_of_ranks();  // in windows larger than caches
     for (int64_t i = is_of_ranks ? 1 : sets_of(r.set_bytes); i > 0; --i) {
-      sets.push_back(std::make_shared<Set>(r.problem));
+      sets.push_back(std::make_shared<Case>(r.problem, Operands::Content::kNormal));
     }
     std::vector<Workspace> workspaces;  // which the sets share
     workspaces.reserve(sizes.size());
@@ -89,15 +82,15 @@ class CpuBench : public Bench {
     r.num_sets = static_cast<int64_t>(sets.size());
     r.set_bytes = std::max(r.set_bytes, sets[0]->operands.bytes());  // which are without windows
     if (is_of_ranks) r.bytes = 0;  // the first rank's, with rows that are nobody's
-    for (const Call& call : sets[0]->what) r.bytes += call.moved_bytes;
+    for (const Call& call : sets[0]->calls) r.bytes += call.moved_bytes;
     const auto run = [this, sets, workspaces](int64_t call) {
-      const Set& set = *sets[static_cast<size_t>(call) % sets.size()];
+      const Case& set = *sets[static_cast<size_t>(call) % sets.size()];
       for (size_t i = 0; i < workspaces.size(); ++i) {
-        require(set.what[i].run(context_, workspaces[i]));
+        require(set.calls[i].run(context_, workspaces[i]));
       }
     };
     for (int64_t i = 0; i < r.num_sets; ++i) run(i);
-    require_right_rows(Device::kCpu, sets[0]->operands, sets[0]->what);
+    require_right_rows(Device::kCpu, *sets[0]);
     return Variant{"", run};
   }
 

@@ -38,14 +38,13 @@ constexpr std::string_view kOutputs[] = {"y", "grad_x", "grad_w1", "grad_w2", "g
 // In the order of kOutputs; NaN where the layer has none.
 std::vector<double> errors_of(const Context& context, const Problem& shape, const Row& row) {
   const Problem p = with_settings(shape, row.settings);
-  Operands operands(p, Operands::Content::kNormal);
-  const Case what = make_case(operands);
-  for (const Call& call : what) usage(run(context, call, operands));
-  const auto forward = std::any_cast<GroupedMlpArgs>(what[0].args);
-  auto backward = std::any_cast<GroupedMlpBackwardArgs>(what[1].args);
+  Case what(p, Operands::Content::kNormal);
+  for (const Call& call : what.calls) usage(run(context, call, what.operands));
+  const auto forward = std::any_cast<GroupedMlpArgs>(what.calls[0].args);
+  auto backward = std::any_cast<GroupedMlpBackwardArgs>(what.calls[1].args);
   const auto results = reference::grouped_mlp(forward, reference::Rounding::kNone);
   // The exact backward starts from the exact z.
-  const TensorView z = operands.output("exact z", DType::kFP64, {p.capacity(), p.fc1_width()});
+  const TensorView z = what.operands.output("exact z", DType::kFP64, {p.capacity(), p.fc1_width()});
   for (size_t i = 0; i < results.z.values.size(); ++i) {
     static_cast<double*>(z.data)[i] = results.z.values[i].value;
   }

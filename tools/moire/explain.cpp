@@ -93,11 +93,10 @@ int run_explain(const Options& options) {
   int exit_code = kExitOk;
   bool is_first = true;
   for (const Problem& problem : collect_problems(options)) {
-    Operands operands(problem, Operands::Content::kNone);
-    const Case what = make_case(operands);
+    Case what(problem, Operands::Content::kNone);
     std::vector<ExplainedCall> calls;
-    for (const Call& call : what) {
-      calls.push_back({call, plan(context, call, operands)});
+    for (const Call& call : what.calls) {
+      calls.push_back({call, plan(context, call, what.operands)});
       if (!calls.back().plan.status.ok()) exit_code = kExitFailed;
     }
     if (options.json) {

@@ -18,17 +18,17 @@ constexpr double kNotableClock = 0.03;
 class DeviceSet {
  public:
   DeviceSet(const Context& context, const Problem& problem, const std::vector<size_t>& workspaces)
-      : operands_(problem, Operands::Content::kNormal), what_(make_case(operands_)) {
+      : what_(problem, Operands::Content::kNormal) {
     std::vector<Workspace> taken;
     for (size_t i = 0; i < workspaces.size(); ++i) {
       size_t bytes = 0;  // as planned; who asks has the weights prepared
-      require(what_[i].workspace(context, &bytes));
-      taken.push_back(operands_.workspace(workspaces[i]));
-      what_[i].stage(staged_, taken[i]);
+      require(what_.calls[i].workspace(context, &bytes));
+      taken.push_back(what_.operands.workspace(workspaces[i]));
+      what_.calls[i].stage(staged_, taken[i]);
     }
     require(staged_.upload());
     for (size_t i = 0; i < taken.size(); ++i) {
-      calls_.push_back(what_[i].on_device(staged_, taken[i]));
+      calls_.push_back(what_.calls[i].on_device(staged_, taken[i]));
     }
     require(enqueue(context));
     require(context.check());
@@ -44,11 +44,10 @@ class DeviceSet {
   // Throws where what the first run left is wrong.
   void judge() {
     require(staged_.download());
-    require_right_rows(Device::kCuda, operands_, what_);
+    require_right_rows(Device::kCuda, what_);
   }
 
  private:
-  Operands operands_;
   Case what_;
   staging::StagedCall staged_;
   std::vector<std::function<Status(const Context&)>> calls_;

@@ -16,10 +16,10 @@ namespace {
 
 // Whether a context takes the op on a small problem: asked, not run.
 bool takes(const Context& context, const Problem& problem) {
-  Operands operands(problem, Operands::Content::kNone);
-  const Case what = make_case(operands);
-  return std::all_of(what.begin(), what.end(),
-                     [&](const Call& call) { return plan(context, call, operands).status.ok(); });
+  Case what(problem, Operands::Content::kNone);
+  return std::all_of(what.calls.begin(), what.calls.end(), [&](const Call& call) {
+    return plan(context, call, what.operands).status.ok();
+  });
 }
 
 // The values of a problem's `dtype` that each op takes on a context.

@@ -185,9 +185,9 @@ class World : public std::enable_shared_from_this<World> {
 
 }  // namespace
 
-Case make_rank_case(Operands& operands) {
+std::vector<Call> make_rank_calls(Operands& operands) {
   const auto world = std::make_shared<World>(operands);
-  Case out;
+  std::vector<Call> out;
   for (const OpCall& what : operands.problem().op->calls) out.push_back(world->call(what));
   return out;
 }
