@@ -54,15 +54,12 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
 GroupedGemmGluArgs fc1_args(const LayerSteps& layer, const GroupedMlpArgs& args,
                             const RaggedOperand& x, const WeightOperand& w1) {
   auto fc1 = layer.product_of<GroupedGemmGluArgs>(x, w1);
+  share_activation(fc1, args);
   fc1.bias = args.b1;
-  fc1.probs = args.probs;
-  fc1.z = args.z;
   fc1.act = args.act;
   fc1.act_columnwise = args.act_columnwise;
   fc1.fractional_scales = layer.recipe.fp32_scales;
   fc1.storage = static_cast<int32_t>(layer.recipe.between(TensorView(args.y).type()));
-  fc1.activation = args.activation;
-  fc1.layout = args.layout;
   fc1.tail = MOIRE_TAIL_UNTOUCHED;
   return fc1;
 }

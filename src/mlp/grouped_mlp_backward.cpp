@@ -100,6 +100,7 @@ GroupedGemmGluBackwardArgs fc2_dgrad_args(const GroupedMlpBackwardArgs& args, co
                                           const RaggedOperand& grad_y, const WeightOperand& w2,
                                           const Between& between) {
   GroupedGemmGluBackwardArgs gemm;
+  share_activation(gemm, args);
   gemm.grad_y = grad_y.tensor;
   gemm.row_idx = grad_y.row_idx;
   gemm.grad_y_scales = grad_y.scales;
@@ -107,8 +108,6 @@ GroupedGemmGluBackwardArgs fc2_dgrad_args(const GroupedMlpBackwardArgs& args, co
   gemm.w2_scales = w2.scales;
   gemm.accumulation = recipe.accumulation;
   gemm.fractional_scales = recipe.fp32_scales;
-  gemm.z = args.z;
-  gemm.probs = args.probs;
   gemm.grad_z = between.grad_z;
   gemm.grad_z_rowwise = between.grad_z_rowwise;
   gemm.grad_z_columnwise = between.grad_z_columnwise;
@@ -119,9 +118,6 @@ GroupedGemmGluBackwardArgs fc2_dgrad_args(const GroupedMlpBackwardArgs& args, co
   gemm.grad_probs = args.grad_probs;
   gemm.grad_bias = args.grad_b1;
   gemm.beta = args.beta_bias;
-  gemm.groups = args.groups;
-  gemm.activation = args.activation;
-  gemm.layout = args.layout;
   // grad_z and act are internals, whose tails keep whatever was there; grad_probs alone is an
   // output.
   gemm.tail = args.tail;
@@ -130,8 +126,7 @@ GroupedGemmGluBackwardArgs fc2_dgrad_args(const GroupedMlpBackwardArgs& args, co
 
 GluArgs act_args(const GroupedMlpBackwardArgs& args, const TensorView& act) {
   GluArgs glu_args;
-  glu_args.z = args.z;
-  glu_args.probs = args.probs;
+  share_activation(glu_args, args);
   glu_args.act = act;
   glu_args.groups = args.groups;
   glu_args.activation = args.activation;

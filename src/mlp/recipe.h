@@ -106,6 +106,15 @@ struct GradY {
   RaggedOperand itself, rows, columns;
 };
 
+// What a step with an activation has as its MLP has it.
+void share_activation(auto& step, const auto& mlp) {
+  step.z = mlp.z;
+  step.probs = mlp.probs;
+  step.groups = mlp.groups;
+  step.activation = mlp.activation;
+  step.layout = mlp.layout;
+}
+
 // The steps of one call of a layer, all by its recipe and over its groups.
 struct LayerSteps {
   template <class Args>
