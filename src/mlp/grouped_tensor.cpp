@@ -47,10 +47,6 @@ bool has_shape_of(const TensorView& t, const GroupedTensorView& v) {
   return t.rank == data.rank && std::equal(t.shape, t.shape + 3, data.shape);
 }
 
-int32_t direction_of(const GroupedTensorView& v) {
-  return v.has_rowwise() ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
-}
-
 // Whether two copies have the same groups; values are looked at where the host can.
 bool same_groups(const Context& context, const Groups& a, const Groups& b) {
   if (a.num_groups != b.num_groups || a.capacity != b.capacity) return false;
@@ -69,6 +65,17 @@ A quantize_args(const auto& source, const GroupedTensorView& target) {
   args.fractional_scales = target.fractional_scales ? 1 : 0;
   args.rowwise = target.rowwise;
   args.columnwise = target.columnwise;
+  return args;
+}
+
+// The rowwise copy, if there is one.
+template <class A>
+A args_of_source(const GroupedTensorView& source) {
+  A args;
+  args.source = source.has_rowwise() ? source.rowwise : source.columnwise;
+  args.scaling = source.scaling;
+  args.direction = source.has_rowwise() ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
+  args.groups = source.groups;
   return args;
 }
 
@@ -204,12 +211,8 @@ Status quantize(const Context& context, const Weight& source, const GroupedTenso
 
 Status dequantize(const Context& context, const GroupedTensorView& source,
                   const TensorView& target) {
-  DequantizeArgs args;
-  args.source = source.has_rowwise() ? source.rowwise : source.columnwise;
-  args.scaling = source.scaling;
-  args.direction = direction_of(source);
+  auto args = args_of_source<DequantizeArgs>(source);
   args.target = target;
-  args.groups = source.groups;
   return dequantize(context, args);
 }
 
@@ -228,13 +231,9 @@ Status requantize(const Context& context, const GroupedTensorView& source,
   if (!same_groups(context, source.groups, target.groups)) {
     return invalid("requantize", "source and target have different groups, must have the same");
   }
-  RequantizeArgs args;
-  args.source = is_rowwise ? source.rowwise : source.columnwise;
-  args.scaling = source.scaling;
-  args.direction = direction_of(source);
+  auto args = args_of_source<RequantizeArgs>(source);
   args.fractional_scales = target.fractional_scales ? 1 : 0;
   args.target = is_rowwise ? target.columnwise : target.rowwise;
-  args.groups = source.groups;
   return requantize(context, args);
 }
 
