@@ -40,10 +40,8 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
   LayerCheck layer(check, args);
   const auto [capacity, num_groups] = layer.sizes;
   const GivenWeight w = given_w(args);
-  const NamedSize out{"out",
-                      columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
-  layer.grad_y(args, out, grad_x.is_present(), grad_w.is_present(),
-               grad_bias.is_present() || grad_scale.is_present());
+  const NamedSize out = layer.grad_y(args, "out", grad_x.is_present(), grad_w.is_present(),
+                                     grad_bias.is_present() || grad_scale.is_present());
   // x comes last: without grad_w nothing of it is read.
   const int64_t in_of_x = columns_of({args.grad_x, args.x_columnwise.data, args.x});
   const NamedSize in{"in", agreed_size(in_of_x, w.in_features(), grad_w.in_features())};

@@ -61,11 +61,9 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   const int64_t h_of_x = columns_of({args.grad_x, args.x_columnwise.data, args.x});
   const Weight grad_w1(args.grad_w1);
   const NamedSize h{"H", agreed_size(h_of_x, w1.in_features(), grad_w1.in_features())};
-  const NamedSize n{"N",
-                    columns_of({grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
   check.tensor("z", z, layer.recipe.types_between(), {capacity, two_f});
   check.gated(args.activation, args.layout, f.size);
-  layer.grad_y(args, n, needs.grad_z, is_present(args.grad_w2), needs.b2);
+  const NamedSize n = layer.grad_y(args, "N", needs.grad_z, is_present(args.grad_w2), needs.b2);
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
   check.optional_tensor("b2_scale", args.b2_scale, kFP32Only, {capacity});
   check.require(!is_present(args.b2_scale) || args.b2_unscaled == 0,
@@ -128,9 +126,6 @@ GluArgs act_args(const GroupedMlpBackwardArgs& args, const TensorView& act) {
   GluArgs glu_args;
   share_activation(glu_args, args);
   glu_args.act = act;
-  glu_args.groups = args.groups;
-  glu_args.activation = args.activation;
-  glu_args.layout = args.layout;
   glu_args.tail = MOIRE_TAIL_UNTOUCHED;
   return glu_args;
 }

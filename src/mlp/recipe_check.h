@@ -91,10 +91,12 @@ struct LayerCheck {
   }
 
   // grad_y [capacity, n], or [T, n] gathered by the row_idx that gathers x; where it is absent, the
-  // copies that are needed are there.
+  // copies that are needed are there. Whichever is gives n, which is returned under this name.
   template <class A>
-  void grad_y(const A& args, NamedSize n, bool needs_rowwise, bool needs_columnwise,
-              bool needs_itself) {
+  NamedSize grad_y(const A& args, std::string_view name, bool needs_rowwise, bool needs_columnwise,
+                   bool needs_itself) {
+    const NamedSize n{
+        name, columns_of({args.grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
     check.require(args.gathered_grad_y == 0 || is_present(args.row_idx),
                   "gathered_grad_y is 1 but row_idx is absent");
     copy("grad_y_rowwise", args.grad_y_rowwise, MOIRE_ROWWISE, n);
@@ -102,8 +104,9 @@ struct LayerCheck {
     const bool copies_suffice = recipe.is_quantized && !needs_itself &&
                                 (!needs_rowwise || is_present(args.grad_y_rowwise)) &&
                                 (!needs_columnwise || is_present(args.grad_y_columnwise));
-    if (copies_suffice && !is_present(args.grad_y)) return;
+    if (copies_suffice && !is_present(args.grad_y)) return n;
     check.ragged("grad_y", args.grad_y, "row_idx", GivenGradY(args).itself.row_idx, groups, n);
+    return n;
   }
 
   ArgumentCheck& check;
