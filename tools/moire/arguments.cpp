@@ -241,14 +241,17 @@ void Arguments::field(const char* field, moire_weight& w, Role role, const char*
     return;
   }
   const Shape shape = shape_of(sizes, is_written(role));
-  const int64_t in = size(sizes[2]);
+  const double scale = is_input ? 1.0 / std::sqrt(static_cast<double>(size(sizes[2]))) : 1.0;
   const Format format = is_product() ? problem_.b_format() : Format{stored()};
   if (is_input && format.is_quantized()) {
-    w = weight_codes(field, name, shape, in);
+    // FP8 blocks of weights are tiles.
+    const int32_t scaling = format.is_mx() ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_TILE;
+    const bool over_in = (call_->products & kDgrads) == 0;
+    const int32_t direction = over_in != problem_.in_out ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
+    w = Weight(codes(field, name, shape, scaling, direction, scale, 0), layout());
     return;
   }
   w = take_weight(name, is_input ? format.dtype : dtype_of(name, sizes), shape);
-  const double scale = is_input ? 1.0 / std::sqrt(static_cast<double>(in)) : 1.0;
   if (is_input && !problem_.listed) {
     operands_.fill_normal(w.tensor, name, scale);
   } else {
@@ -273,17 +276,6 @@ moire_weight Arguments::take_weight(const std::string& name, DType dtype, const 
   }
   const TensorView packed(nullptr, dtype, {shape[0], shape[1], shape[2]});
   return Weight(packed, operands_.keep(std::move(matrices)), layout());
-}
-
-// Codes of a product's weights; FP8 blocks of them are tiles.
-moire_weight Arguments::weight_codes(const char* field, const std::string& name, const Shape& shape,
-                                     int64_t in) {
-  const int32_t scaling =
-      problem_.b_format().is_mx() ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_TILE;
-  const bool over_in = (call_->products & kDgrads) == 0;
-  const int32_t direction = over_in != problem_.in_out ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
-  const double scale = 1 / std::sqrt(static_cast<double>(in));
-  return Weight(codes(field, name, shape, scaling, direction, scale, 0), layout());
 }
 
 void Arguments::field(const char* field, moire_quantized& q, Role role, const char* sizes) {

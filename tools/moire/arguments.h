@@ -65,8 +65,6 @@ class Arguments {
   void fill_input(const TensorView& t, const std::string& name, const char* sizes);
   TensorView codes(const char* field, const std::string& name, const Shape& shape, int32_t scaling,
                    int32_t direction, double scale, int64_t block_rows);
-  moire_weight weight_codes(const char* field, const std::string& name, const Shape& shape,
-                            int64_t in);
   moire_weight take_weight(const std::string& name, DType dtype, const Shape& shape);
   Shape scales_shape(int32_t scaling, int32_t direction, Shape data) const;
 
