@@ -242,12 +242,6 @@ Case::Case(const Problem& problem, Operands::Content content) : operands(problem
   }
 }
 
-Status run(const Context& context, const Call& call, Operands& operands) {
-  size_t bytes = 0;
-  Status status = call.workspace(context, &bytes);
-  return status.ok() ? call.run(context, operands.workspace(bytes)) : status;
-}
-
 Plan plan(const Context& context, const Call& call, Operands& operands) {
   Plan out;
   out.status = call.workspace(context, &out.workspace_bytes);

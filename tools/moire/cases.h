@@ -55,9 +55,6 @@ struct Case {
 // Of ops that all ranks call together: threads of this process, on a context each (ranks.cpp).
 std::vector<Call> make_rank_calls(Operands& operands);
 
-// In a workspace of the operands.
-Status run(const Context& context, const Call& call, Operands& operands);
-
 // What a context says of a call without running it; operands get the call's workspace.
 struct Plan {
   Status status;

@@ -39,7 +39,11 @@ constexpr std::string_view kOutputs[] = {"y", "grad_x", "grad_w1", "grad_w2", "g
 std::vector<double> errors_of(const Context& context, const Problem& shape, const Row& row) {
   const Problem p = with_settings(shape, row.settings);
   Case what(p, Operands::Content::kNormal);
-  for (const Call& call : what.calls) usage(run(context, call, what.operands));
+  for (const Call& call : what.calls) {
+    size_t bytes = 0;
+    usage(call.workspace(context, &bytes));
+    usage(call.run(context, what.operands.workspace(bytes)));
+  }
   const auto forward = std::any_cast<GroupedMlpArgs>(what.calls[0].args);
   auto backward = std::any_cast<GroupedMlpBackwardArgs>(what.calls[1].args);
   const auto results = reference::grouped_mlp(forward, reference::Rounding::kNone);
