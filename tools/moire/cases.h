@@ -48,6 +48,7 @@ struct Call {
 
 struct Case {
   Case(const Problem& problem, Operands::Content content);
+  Case(const Case&) = delete;  // calls know where its operands are
   Operands operands;
   std::vector<Call> calls;
 };
