@@ -214,6 +214,21 @@ class CommandLine(unittest.TestCase):
         table = self.good("explain", sizes, "--dtype", "mxfp8", *keep)
         self.assertIn("saves z 27.0 KiB, x_columnwise 4.75 KiB, act_columnwise 7.12 KiB", table)
 
+    def test_explain_shows_what_prepared_weights_take(self):
+        sizes = "groups=2 hidden=64 ffn=96 rows=70 dtype=mxfp8"
+        for prepared in ("yes", "no"):
+            words = [sizes, "--set", f"prepared={prepared}", "--set", "seed=1"]
+            (line,) = self.json_lines("explain", *words, "--json")
+            for call in line["calls"]:
+                names = {"w1_prepared", "w2_prepared"} if prepared == "yes" else set()
+                self.assertEqual(set(call["prepared"]), names)
+                self.assertEqual(call["prepared_bytes"], sum(call["prepared"].values()))
+                # Codes both ways at least, a byte an element each.
+                self.assertGreaterEqual(
+                    call["prepared"].get("w1_prepared", 1 << 60), 2 * 2 * 192 * 64
+                )
+            self.assertEqual("reads w1_prepared" in self.good("explain", *words), prepared == "yes")
+
     def test_explain_says_why_a_call_cannot_run(self):
         result = moire("explain", SMALL, "--implementation", "sm90", "--json")
         self.assertEqual(result.returncode, 1)

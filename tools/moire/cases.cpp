@@ -101,10 +101,15 @@ Call::Judge expect_on(Device device, const OpCall& call, const A& args) {
   };
 }
 
-// What a layer's forward keeps beside its result.
-class SavedBytes : public MemoryVisitor {
+// What a layer's forward keeps beside its result; what it reads in place of weights.
+bool is_saved(std::string_view name, Role role) { return is_written(role) && name != "y"; }
+bool is_prepared(std::string_view name, Role) { return name.ends_with("_prepared"); }
+
+// Bytes of the memory of those fields.
+class BytesOf : public MemoryVisitor {
  public:
-  explicit SavedBytes(std::vector<Call::Saved>& saved) : saved_(saved) {}
+  using Takes = bool(std::string_view name, Role role);
+  BytesOf(Takes& takes, std::vector<Call::Kept>& kept) : takes_(takes), kept_(kept) {}
   void field(const char* name, const moire_tensor& t, Role role, const char*) {
     add(name, role, TensorView(t).num_bytes());
   }
@@ -115,9 +120,10 @@ class SavedBytes : public MemoryVisitor {
 
  private:
   void add(const std::string& name, Role role, int64_t bytes) {
-    if (is_written(role) && name != "y" && bytes > 0) saved_.push_back({name, bytes});
+    if (takes_(name, role) && bytes > 0) kept_.push_back({name, bytes});
   }
-  std::vector<Call::Saved>& saved_;
+  Takes& takes_;
+  std::vector<Call::Kept>& kept_;
 };
 
 double flops_of(const OpCall& call, const Problem& p) {
@@ -186,9 +192,11 @@ Call make_call(const OpCall& what, Arguments& arguments, Operands& operands) {
   // As it is run: with prepared weights from the first context on, which knows their forms.
   const auto as_run = std::make_shared<A>(args);
   const auto is_ready = std::make_shared<bool>(!problem.prepared);
-  const auto ready = [as_run, is_ready, &operands](const Context& context) {
+  const auto ready = [as_run, is_ready, &operands, kept = call.prepared](const Context& context) {
     if (std::exchange(*is_ready, true)) return Status();
-    return prepare_weights(context, operands, *as_run);
+    const Status status = prepare_weights(context, operands, *as_run);
+    visit_fields(*as_run, BytesOf(is_prepared, *kept));
+    return status;
   };
   const auto with = [as_run](Workspace given) {
     A filled = *as_run;
@@ -220,7 +228,8 @@ Call make_call(const OpCall& what, Arguments& arguments, Operands& operands) {
       };
     }
   }
-  if constexpr (requires { args.recipe, args.y; }) visit_fields(args, SavedBytes(call.saved));
+  if constexpr (requires { args.recipe, args.y; })
+    visit_fields(args, BytesOf(is_saved, call.saved));
   return call;
 }
 

@@ -7,6 +7,7 @@
 
 #include <any>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,12 +39,13 @@ struct Call {
   double flops = 0;          // of the rows in use
   int64_t window_bytes = 0;  // of a rank, that others reach
   double moved_bytes = 0;    // over all ranks, where operands have content
-  // Bytes kept for a later call, beside tensors that the caller has anyway.
-  struct Saved {
+  struct Kept {
     std::string name;
     int64_t bytes;
   };
-  std::vector<Saved> saved;
+  std::vector<Kept> saved;  // for a later call, beside tensors that the caller has anyway
+  // Prepared weights that it reads, once a context has told their forms.
+  std::shared_ptr<std::vector<Kept>> prepared = std::make_shared<std::vector<Kept>>();
 };
 
 struct Case {

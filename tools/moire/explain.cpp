@@ -3,6 +3,7 @@
 #include <moire/explain.h>
 
 #include <cstdio>
+#include <numeric>
 
 #include "cases.h"
 #include "commands.h"
@@ -14,23 +15,34 @@ namespace {
 
 struct ExplainedCall : Call {
   Plan plan;  // whose status says why the call cannot run
-
-  int64_t saved_bytes() const {
-    int64_t bytes = 0;
-    for (const Saved& s : saved) bytes += s.bytes;
-    return bytes;
-  }
 };
+
+int64_t sum_of(const std::vector<Call::Kept>& kept) {
+  return std::accumulate(kept.begin(), kept.end(), int64_t{0},
+                         [](int64_t sum, const Call::Kept& k) { return sum + k.bytes; });
+}
+Json to_json(const std::vector<Call::Kept>& kept) {
+  Json out = Json::object();
+  for (const Call::Kept& k : kept) out[k.name] = k.bytes;
+  return out;
+}
+// ", saves z 3.0 KiB, act 1.5 KiB"; nothing where nothing is kept.
+std::string to_text(const char* what, const std::vector<Call::Kept>& kept) {
+  std::vector<std::string> parts;
+  for (const Call::Kept& k : kept) parts.push_back(text(k.name, " ", human_bytes(k.bytes)));
+  return parts.empty() ? "" : text(", ", what, " ", join(parts, ", "));
+}
 
 Json to_json(const ExplainedCall& call) {
   Json out = {{"call", call.entry},
               {"workspace_bytes", call.plan.workspace_bytes},
-              {"saved_bytes", call.saved_bytes()},
-              {"saved", Json::object()},
+              {"saved_bytes", sum_of(call.saved)},
+              {"saved", to_json(call.saved)},
+              {"prepared_bytes", sum_of(*call.prepared)},
+              {"prepared", to_json(*call.prepared)},
               {"flops", call.flops},
               {"window_bytes", call.window_bytes},
               {"steps", Json::parse(moire::to_json(call.plan.steps))}};
-  for (const Call::Saved& s : call.saved) out["saved"][s.name] = s.bytes;
   if (!call.plan.status.ok()) {
     out["error"] = {{"code", code_name(call.plan.status.code())},
                     {"message", call.plan.status.message()}};
@@ -50,9 +62,7 @@ void print_details(const Step& s) {
 void print(const ExplainedCall& call) {
   std::string facts =
       text("workspace ", human_bytes(static_cast<int64_t>(call.plan.workspace_bytes)));
-  std::vector<std::string> saved;
-  for (const Call::Saved& s : call.saved) saved.push_back(text(s.name, " ", human_bytes(s.bytes)));
-  if (!saved.empty()) facts += text(", saves ", join(saved, ", "));
+  facts += to_text("saves", call.saved) + to_text("reads", *call.prepared);
   if (call.window_bytes > 0) facts += text(", window ", human_bytes(call.window_bytes), " a rank");
   if (call.flops > 0) facts += text(", ", human_number(call.flops / 1e9), " GFLOP");
   std::printf("\n");
@@ -72,7 +82,7 @@ void print(const ExplainedCall& call) {
 void print_totals(const std::vector<ExplainedCall>& calls) {
   int64_t launches = 0, read = 0, written = 0, saved = 0;
   for (const ExplainedCall& call : calls) {
-    saved += call.saved_bytes();
+    saved += sum_of(call.saved);
     for (const Step& s : call.plan.steps) {
       launches += s.launches;
       read += s.bytes_read;
