@@ -12,6 +12,7 @@
 #include <moire.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 namespace moire_python {
@@ -123,39 +124,66 @@ inline const void* context_of(PyObject* device) {
   return context;
 }
 
-// Scratch of the size that the entry asks for into the struct, alive as long as *memory; its code
-// where it fails, null where all is well, or with an exception of Python's.
-inline PyObject* give_scratch(const Entry& entry, unsigned char* args, const void* context,
-                              PyObject* device, PyObject** memory) {
-  size_t bytes = 0;
-  if (entry.workspace == nullptr) return nullptr;
-  const int32_t code = entry.workspace(context, args, &bytes);
-  if (code != MOIRE_OK) return PyLong_FromLong(code);
-  if (bytes == 0) return nullptr;
-  PyObject* size = PyLong_FromSize_t(bytes);
-  if (size == nullptr) return nullptr;
-  *memory = PyObject_CallFunctionObjArgs(scratch_on, device, size, nullptr);
-  Py_DecRef(size);
-  if (*memory == nullptr) return nullptr;
-  const moire_workspace scratch{PyLong_AsVoidPtr(PyTuple_GetItem(*memory, 1)), bytes};
-  std::memcpy(args + entry.workspace_at, &scratch, sizeof(scratch));
-  return nullptr;
-}
+// How much scratch a context asked for last, for structs that differ in their addresses alone.
+struct Scratch {
+  bool is_on_host;
+  const void* context;
+  size_t bytes;
+};
+
+// Scratch of a call, 256-byte aligned: the host's, or what Torch has of a device.
+class Memory {
+ public:
+  Memory() = default;
+  ~Memory() {
+    std::free(host_);
+    Py_DecRef(torchs_);
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  // Into the struct; false with an exception of Python's.
+  bool give(const Entry& entry, unsigned char* args, PyObject* device, const Scratch& scratch) {
+    moire_workspace made{nullptr, scratch.bytes};
+    if (scratch.is_on_host) host_ = std::aligned_alloc(256, (scratch.bytes + 255) / 256 * 256);
+    made.data = host_ != nullptr ? host_ : of_torch(device, scratch.bytes);  // says what it lacks
+    std::memcpy(args + entry.workspace_at, &made, sizeof(made));
+    return made.data != nullptr;
+  }
+
+ private:
+  void* of_torch(PyObject* device, size_t bytes) {
+    PyObject* size = PyLong_FromSize_t(bytes);
+    if (size != nullptr) torchs_ = PyObject_CallFunctionObjArgs(scratch_on, device, size, nullptr);
+    Py_DecRef(size);
+    return torchs_ == nullptr ? nullptr : PyLong_AsVoidPtr(PyTuple_GetItem(torchs_, 1));
+  }
+
+  void* host_ = nullptr;
+  PyObject* torchs_ = nullptr;
+};
 
 // The code of the entry on a struct that is filled, or null with an exception of Python's.
 inline PyObject* run_entry(const Entry& entry, unsigned char* args, const void* context,
-                           PyObject* device) {
-  PyObject* memory = nullptr;
-  PyObject* code = give_scratch(entry, args, context, device, &memory);
-  if (code == nullptr && !PyErr_Occurred()) {
-    int32_t returned;
-    Py_BEGIN_ALLOW_THREADS;
-    returned = entry.function(context, args);
-    Py_END_ALLOW_THREADS;
-    code = PyLong_FromLong(returned);
+                           PyObject* device, Scratch* scratch) {
+  const bool is_known = scratch->context == context;
+  int32_t code = MOIRE_OK;
+  if (entry.workspace != nullptr && !is_known) {
+    code = entry.workspace(context, args, &scratch->bytes);
+    scratch->context = code == MOIRE_OK ? context : nullptr;
   }
-  Py_DecRef(memory);
-  return code;
+  Memory memory;
+  if (code == MOIRE_OK) {
+    if (scratch->bytes != 0 && !memory.give(entry, args, device, *scratch)) return nullptr;
+    Py_BEGIN_ALLOW_THREADS;
+    code = entry.function(context, args);
+    Py_END_ALLOW_THREADS;
+  }
+  if (code == MOIRE_OUT_OF_MEMORY && is_known) {  // before anything ran: it may be the scratch,
+    scratch->context = nullptr;                   // which is more where memory is aligned less
+    return run_entry(entry, args, context, device, scratch);
+  }
+  return PyLong_FromLong(code);
 }
 
 // What of a filled struct is of the tensors, and not of their shapes and types: where it, or a list
@@ -204,12 +232,15 @@ class Call {
   PyObject* run() {
     PyObject* device = PyObject_GetAttr(first_, device_name);
     const void* context = device == nullptr ? nullptr : context_of(device);
-    PyObject* code = context == nullptr ? nullptr : run_entry(entry_, args_, context, device);
+    Scratch scratch = this->scratch();
+    PyObject* code =
+        context == nullptr ? nullptr : run_entry(entry_, args_, context, device, &scratch);
     Py_DecRef(device);
     return code;
   }
 
   const unsigned char* args() const { return args_; }
+  Scratch scratch() const { return {device_.kind == kCpu, nullptr, 0}; }  // not asked for yet
   const Notes& notes() const { return notes_; }
 
  private:

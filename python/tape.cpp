@@ -168,6 +168,7 @@ struct Step {
   unsigned char* args() { return reinterpret_cast<unsigned char*>(pointers() + num_pointers); }
 
   const Entry* entry;
+  Scratch scratch;
   size_t num_pointers, num_lists;
   List lists[kMostLists];
 };
@@ -190,6 +191,7 @@ size_t bytes_of(const Entry& entry, const Notes& notes) {
 bool write(const Entry& entry, const Call& call, PyObject* tensors, Step* out) {
   const Notes& notes = call.notes();
   out->entry = &entry;
+  out->scratch = call.scratch();
   out->num_pointers = notes.count;
   out->num_lists = notes.num_lists;
   size_t end = 0;
@@ -224,7 +226,7 @@ PyObject* make(Step& step, void* const* addresses, const void* context, PyObject
     const void* list = lists + step.lists[i].begin;
     std::memcpy(args + step.lists[i].at, &list, sizeof(list));
   }
-  return run_entry(*step.entry, args, context, device);
+  return run_entry(*step.entry, args, context, device, &step.scratch);
 }
 
 // The address of a tensor that sign() took or that was just made, which is plain, or has none of

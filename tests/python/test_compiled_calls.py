@@ -1,5 +1,8 @@
 """Calls by invoke.cpp and by cffi: the same structs, results and errors."""
 
+import contextlib
+import pathlib
+import resource
 import struct
 import sys
 import threading
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from moire import _abi, invoke
-from moire._abi import extension, ffi
+from moire._abi import extension, ffi, lib
 from moire.arrays import Torch
 
 WAYS = ["compiled", "cffi"]
@@ -240,18 +243,67 @@ def test_no_reference_is_kept(generator):
     assert all(abs(a - b) < 50 for a, b in zip(after, before))
 
 
+@contextlib.contextmanager
+def only_another(num_bytes):
+    """The process gets no more memory than this."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
 def test_what_the_memory_of_scratch_raises_is_raised(way, monkeypatch, generator):
-    x, w1 = torch.randn(5, 4, generator=generator), torch.randn(2, 6, 4, generator=generator)
-    groups, w2 = moire.Groups(splits=[2, 3]), torch.randn(2, 4, 3, generator=generator)
+    rows, width = 2**20, 1024  # 4 GiB of activations
+    x, w1 = torch.empty(rows, 1), torch.randn(1, 2 * width, 1, generator=generator)
+    groups, w2 = moire.Groups(splits=[rows]), torch.randn(1, 1, width, generator=generator)
 
     def full(device, size):
         raise MemoryError(f"{size} bytes on {device}")
 
     monkeypatch.setattr(Torch, "scratch", full)
-    with pytest.raises(MemoryError, match="bytes on cpu"):
+    with only_another(2**30), pytest.raises(MemoryError, match=r"\d{10} bytes on cpu"):
         moire.grouped_mlp(x, w1, w2, groups)
     monkeypatch.undo()
-    assert moire.grouped_mlp(x, w1, w2, groups).shape == (5, 4)
+    with only_another(2**30), pytest.raises(RuntimeError, match="memory"):
+        moire.grouped_mlp(x, w1, w2, groups)
+    few = moire.Groups(splits=[5])
+    assert moire.grouped_mlp(torch.zeros(5, 1), w1, w2, few).shape == (5, 1)
+
+
+def test_a_step_that_needs_more_scratch_than_before_gets_it():
+    entry, log, needs = invoke.Entry("grouped_mlp"), [], [1000]
+
+    @ffi.callback("int32_t(void *, void *, size_t *)")
+    def workspace(context, args, size):
+        log.append("asked")
+        size[0] = needs[0]
+        return 0
+
+    @ffi.callback("int32_t(void *, void *)")
+    def function(context, args):
+        given = ffi.cast("moire_grouped_mlp_args *", args).workspace
+        assert int(ffi.cast("uintptr_t", given.data)) % 256 == 0
+        log.append(given.bytes)
+        return lib.MOIRE_OUT_OF_MEMORY if given.bytes < needs[0] else 0
+
+    entry.function, entry.workspace = function, workspace
+    x, compiled = torch.zeros(2, 4), entry.compile(invoke.compiled)
+    step = invoke.compiled.step(compiled, {"x": x}, [x])
+    for needed, done in ((1000, ["asked", 1000]), (1000, [1000]), (900, [1000])):
+        needs[0] = needed
+        assert invoke.compiled.replay((step,), x.device, [x]) == 0 and log == done
+        log.clear()
+    needs[0] = 3000
+    assert invoke.compiled.replay((step,), x.device, [x]) == 0
+    assert log == [1000, "asked", 3000]
+    log.clear()
+    with moire.settings(num_threads=torch.get_num_threads() + 1):  # another context
+        assert invoke.compiled.replay((step,), x.device, [x]) == 0
+    assert log == ["asked", 3000]
 
 
 def test_a_python_that_cannot_load_it_does_without(monkeypatch, tmp_path):
