@@ -340,7 +340,7 @@ PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (code == nullptr || PyLong_AsLong(code) != MOIRE_OK) return code;
     Py_DecRef(code);
   }
-  return PyLong_FromLong(MOIRE_OK);
+  return PyList_Append(tensors, Py_None) == 0 ? PyLong_FromLong(MOIRE_OK) : nullptr;
 }
 
 }  // namespace moire_python

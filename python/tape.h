@@ -20,8 +20,8 @@ PyObject* sign(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 // replay(steps, device, tensors): makes the steps, appending to the list of tensors what they make,
-// and returns the code of the one that failed, or 0. A step is step()'s, or (function, args,
-// keywords) or (function, which of the tensors, argument), which make a tensor.
+// and at last None, and returns the code of the one that failed, or 0. A step is step()'s, or
+// (function, args, keywords) or (function, which of the tensors, argument), which make a tensor.
 PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 }  // namespace moire_python

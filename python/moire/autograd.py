@@ -8,7 +8,7 @@ optional; incoming ones may have any strides.
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import context, tapes
 from .arrays import Torch, torch, version_of, was_written
@@ -149,8 +149,10 @@ def named(spec, values):
 
 
 def _in_row(spec, values):
-    """As parted() has arrays in a row, what there is by name; None elsewhere."""
-    row = []
+    """What autograd gets: None, then as parted() has arrays in a row, what there is by name; None
+    elsewhere.
+    """
+    row = [None]
     for name, count in spec:
         value = values.get(name)
         if count is None:
@@ -209,33 +211,35 @@ if torch is not None:
             return result
 
         @staticmethod
-        @once_differentiable
         def backward(ctx, *grads):
-            return None, *_passed_back(ctx, grads)
+            return (_passed_back_once if torch.is_grad_enabled() else _passed_back)(ctx, *grads)
 
-    def _passed_back(ctx, grads):
-        """What autograd gets for each tensor of a call."""
-        context.check_backward()
+    def _passed_back(ctx, *grads):
+        """What autograd gets for each argument of a call."""
         saved, sinks = ctx.saved_tensors, ctx.sinks
         if sinks is None:
-            return ctx.gradients(saved, grads, ctx.needs_input_grad[1:])
+            return ctx.gradients(saved, grads, ctx.needs_input_grad)
+        context.check_backward()
         needs, (op, how, _, spec, kept, likes) = _asked(ctx), ctx.call
         tensors = {**named(kept, saved), **_of_outputs(op, grads)}
         within = pass_of_backward() if ctx.within is None else ctx.within
-        run = functools.partial(ctx.gradients, saved, grads, tuple(needs))
+        run = functools.partial(ctx.gradients, saved, grads, (False, *needs))
         call = how, tensors, named(spec, needs), named(spec, likes)
         return _in_row(spec, op.gradients_into(sinks, within, run, *call))
+
+    _passed_back_once = once_differentiable(_passed_back)  # whose no_grad() takes a while
 
     def _of_outputs(op, grads):
         return {f"grad_{name}": grad for name, grad in zip(op.outputs, grads)}
 
     def _gradients(call, saved, grads, needs, to=None):
-        """Of each tensor of a call, of what it saved and the gradients of its outputs; or by name
+        """Of each argument of a call, of what it saved and the gradients of its outputs; or by name
         what op.gradients makes, where it is told `to` which arrays those of weights go.
         """
+        context.check_backward()
         op, how, values, spec, kept, likes = call
         fields = {**values, **named(kept, saved), **_of_outputs(op, grads)}
-        needs = named(spec, needs)
+        needs = named(spec, needs[1:])
         if to is not None:
             fields["to"] = to
         offsets = fields.get("offsets")
@@ -249,41 +253,36 @@ if torch is not None:
 
         @staticmethod
         def forward(ctx, given, *tensors):
-            again, all_tensors, ctx.sinks = given
-            ctx.save_for_backward(*[all_tensors[i] for i in again.saved])
-            ctx.call, ctx.gradients = again.call, again.gradients
+            (saved, fixed, result, ctx.call, ctx.gradients), all_tensors, ctx.sinks = given
+            ctx.save_for_backward(*saved(all_tensors))
             ctx.within = None if ctx.sinks is None else pass_of_backward()
-            if again.fixed:
-                ctx.mark_non_differentiable(*[all_tensors[i] for i in again.fixed])
-            return again.result(all_tensors)
+            if ctx.call[0].fixed:
+                ctx.mark_non_differentiable(*fixed(all_tensors))
+            return result(all_tensors)
 
-    class _CallAgain(NamedTuple):
-        """Where, among the tensors of a tape, those of an OpFunction are, and its backward."""
-
-        inputs: list
-        saved: list
-        fixed: list
-        result: Any
-        call: tuple
-        gradients: Any
-
-        def __call__(self, tensors, options):
-            given = self, tensors, options.get("wgrad")
-            return _Again.apply(given, *[tensors[i] for i in self.inputs])
+    # Function.apply asks for transforms, which tapes.py did, and for what they left behind.
+    _apply_again = super(torch.autograd.Function, _Again).apply
 
     def _again(call, op, inputs, saved, made):
-        """A _CallAgain of what a tape records; None where a call keeps tensors in other ways."""
+        """What gives an OpFunction's result from the tensors of a tape, as what tapes.py records,
+        with the same backward; None where a call keeps tensors in other ways.
+        """
         how, values = call[1:3]
         others = [*values.values(), *(how if isinstance(how, tuple) else ())]
         if any(True for _ in tensors_of(dict(enumerate(others)))):
             return None
-        known, fixed = tapes.recording().tensors, [made[name] for name in op.fixed]
-        result = tapes.picker(op.result(made), known)
-        found = [tapes.places(tensors, known) for tensors in (inputs, saved, fixed)]
-        if result is None or None in found:
+        fixed = tuple(made[name] for name in op.fixed)
+        parts = inputs, tuple(saved), fixed, op.result(made)
+        found = [tapes.picker(part, tapes.recording().tensors) for part in parts]
+        if None in found:
             return None
-        gradients = tapes.replayed(functools.partial(_gradients, call))
-        return _CallAgain(*found, result, call, gradients)
+        take, *others = found
+        again = *others, call, tapes.replayed(functools.partial(_gradients, call))
+
+        def end(tensors, options):
+            return _apply_again((again, tensors, options.get("wgrad")), *take(tensors))
+
+        return end
 
     class _Follow(torch.autograd.Function):
         """Targets that were written from `source` by calls that autograd does not see. Nothing is

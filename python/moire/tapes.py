@@ -11,6 +11,7 @@ somebody watches or rewrites Torch's ops, and where invoke.cpp was not built.
 import functools
 import threading
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
 from . import context, invoke
@@ -83,7 +84,8 @@ def made(tensor):
     now = _thread.recording
     if now is not None:
         how = {"dtype": tensor.dtype, "device": tensor.device}
-        now.steps.append((torch.empty, (tuple(tensor.shape),), how))
+        shape = tuple(tensor.shape), tensor.stride()  # sooner than torch.empty
+        now.steps.append((torch.empty_strided, shape, how))
         now.tensors.append(tensor)
     return tensor
 
@@ -93,11 +95,11 @@ def converted(source, result):
     now, dtype = _thread.recording, result.dtype
     if now is None:
         return result
-    found = places((source,), now.tensors)
+    found = [i for i, tensor in enumerate(now.tensors) if tensor is source]
     if now.result is source and now.end is not None:
         end, now.result = now.end, result
         now.end = lambda tensors, options: end(tensors, options).to(dtype)
-    elif found is not None:
+    elif found:
         how = torch.Tensor.to if torch.is_grad_enabled() else _detached_to
         now.steps.append((how, found[0], dtype))
         now.tensors.append(result)
@@ -129,30 +131,26 @@ def _ids(result):
     return [id(tensor) for tensor in (result if isinstance(result, tuple) else [result])]
 
 
-def places(found, tensors):
-    """Where each of the tensors `found` is among `tensors`, of None None; None if one is not."""
-    at = {id(tensor): i for i, tensor in enumerate(tensors)}
-    if all(tensor is None or id(tensor) in at for tensor in found):
-        return [None if tensor is None else at[id(tensor)] for tensor in found]
-    return None
-
-
 def picker(result, tensors):
-    """A function that takes `result`, tensors in whatever holds them, from these; or None."""
+    """A function that takes `result`, tensors in whatever holds them, from these, behind which is
+    None; or None, if one is not there.
+    """
     at = {id(tensor): i for i, tensor in enumerate(tensors)}
     try:
-        return _picker(result, at)
+        return _picker(result, {**at, id(None): -1})
     except KeyError:
         return None
 
 
 def _picker(result, at):
     if isinstance(result, torch.Tensor):
-        i = at[id(result)]
-        return lambda tensors: tensors[i]
+        return itemgetter(at[id(result)])
     if isinstance(result, dict):
         picks = {name: _picker(value, at) for name, value in result.items()}
         return lambda tensors: {name: pick(tensors) for name, pick in picks.items()}
+    is_plain = type(result) is tuple and len(result) > 1
+    if is_plain and all(t is None or isinstance(t, torch.Tensor) for t in result):
+        return itemgetter(*(at[id(tensor)] for tensor in result))
     if isinstance(result, (list, tuple)):
         make, picks = getattr(type(result), "_make", type(result)), [_picker(v, at) for v in result]
         return lambda tensors: make(pick(tensors) for pick in picks)

@@ -436,6 +436,21 @@ def test_threads_record_and_replay_on_their_own(replays):
     assert not wrong and replays.count > 100
 
 
+def test_what_a_transform_left_behind_is_refused(replays):
+    function, given = of_mlp()(torch.float32)
+    given["w1"].requires_grad_()
+    left = []
+
+    def loss(x):
+        left.append(x)
+        return x.sum()
+
+    torch.func.grad(loss)(given["x"])
+    assert made_again(replays, lambda: function(**given)) == 2
+    with pytest.raises(moire.Unsupported, match="inside a transform"):
+        function(**{**given, "x": left[0]})
+
+
 def test_inference_mode_gives_inference_tensors(replays):
     function, given = of_mlp()(torch.bfloat16)
     for _ in range(4):
