@@ -109,7 +109,8 @@ class GroupedMLP(OfLayers, torch.nn.Module):
                     f"GroupedMLP: {name} has hooks, which one call for all three would pass by; "
                     f"give them (or fully_shard) to the GroupedMLP, or make it a Sequential"
                 )
-        options = fused_options(self.fc1, self.activation, self.fc2, is_first_microbatch)
+        layers = (self._modules[name] for name in ("fc1", "activation", "fc2"))
+        options = fused_options(*layers, is_first_microbatch)
         return {**options, "save_act": self.save_act, "save_z": self.save_z}
 
     def forward(
@@ -148,8 +149,8 @@ class GroupedMLP(OfLayers, torch.nn.Module):
 
 def fused_options(fc1, activation, fc2, is_first_microbatch):
     """What these modules say of one call of grouped_mlp or moe."""
-    both = (layer.operands(is_first_microbatch) for layer in (fc1, fc2))
-    (w1, copies1, sink1), (w2, copies2, sink2) = both
+    w1, copies1, sink1 = fc1.operands(is_first_microbatch)
+    w2, copies2, sink2 = fc2.operands(is_first_microbatch)
     sinks = sink1 or FRESH, sink2 or FRESH
     return {
         "w1": w1,
@@ -197,11 +198,9 @@ def why_not_fused(modules):
     return None
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
 def has_hooks(module):
-    return any(getattr(module, hooks) for hooks in _HOOKS)
+    of_forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(of_forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 class Sequential(OfLayers, torch.nn.Sequential):
