@@ -126,6 +126,7 @@ PyMethodDef functions[] = {
      "What a call's arguments are; None where that varies."},
     {"step", as_method(step), METH_FASTCALL, "A call of an entry that can be made again, or None."},
     {"replay", as_method(replay), METH_FASTCALL, "Makes steps again, on other tensors."},
+    {"overlap", as_method(overlap), METH_FASTCALL, "Whether tensors may share memory."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT,

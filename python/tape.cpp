@@ -1,5 +1,6 @@
 #include "tape.h"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace moire_python {
@@ -270,7 +271,63 @@ PyObject* call_of(PyObject* step, PyObject* tensors) {
                            : PyObject_CallFunctionObjArgs(function, tensor, third, nullptr);
 }
 
+// ---- overlap ----
+
+struct Extent {
+  uintptr_t begin, end;
+  bool is_written;
+};
+
+// Adds that of each tensor with elements; false where DLPack does not take one.
+bool add_extents(PyObject* tensors, bool are_written, Extent* extents, size_t* count) {
+  Py_ssize_t at = 0;
+  PyObject *name, *tensor;
+  while (PyDict_Next(tensors, &at, &name, &tensor)) {
+    auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+    DLTensor t;
+    if (type != plain_types[0] && type != plain_types[1]) continue;  // has none to compare
+    if (exchange->view(tensor, &t) != 0) return false;
+    if (t.device.kind != kCpu && t.device.kind != kCuda) return false;
+    if (count_of(t) == 0) continue;
+    int64_t last = 0;
+    for (int j = 0; j < t.rank; ++j) last += (t.shape[j] - 1) * t.strides[j];
+    const auto begin = reinterpret_cast<uintptr_t>(address_of(t));
+    const auto bytes = static_cast<uintptr_t>(last + 1) * ((t.bits * size_t{t.lanes} + 7) / 8);
+    extents[(*count)++] = {begin, begin + bytes, are_written};
+  }
+  return true;
+}
+
+// Whether one that is written overlaps another.
+bool do_overlap(Extent* extents, size_t count) {
+  std::sort(extents, extents + count,
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  uintptr_t end = 0, end_written = 0;  // of what reaches furthest so far
+  for (const Extent* e = extents; e != extents + count; ++e) {
+    if (e->begin < (e->is_written ? end : end_written)) return true;
+    end = std::max(end, e->end);
+    if (e->is_written) end_written = std::max(end_written, e->end);
+  }
+  return false;
+}
+
 }  // namespace
+
+PyObject* overlap(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !PyDict_Check(args[0]) || !PyDict_Check(args[1])) {
+    return PyErr_Format(PyExc_TypeError, "overlap() takes 2 dicts, got %zd arguments", count);
+  }
+  const auto most = static_cast<size_t>(PyDict_Size(args[0]) + PyDict_Size(args[1]));
+  auto* extents = static_cast<Extent*>(PyMem_Malloc(most * sizeof(Extent)));
+  if (extents == nullptr) return PyErr_NoMemory();
+  size_t found = 0;
+  const bool are_known =
+      add_extents(args[0], true, extents, &found) && add_extents(args[1], false, extents, &found);
+  const bool is_clear = are_known && !do_overlap(extents, found);
+  PyMem_Free(extents);
+  PyErr_Clear();
+  return new_reference(is_clear ? Py_False : Py_True);
+}
 
 PyObject* learn(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 1 || !PyDict_Check(args[0])) {

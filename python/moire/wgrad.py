@@ -16,6 +16,7 @@ import weakref
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from . import invoke
 from .arrays import Torch as fw
 from .arrays import torch, version_of, was_written
 from .autograd import pass_of_backward
@@ -210,7 +211,9 @@ def check_memory(sinks, tensors):
                 buffers[f"the main_grad of {name}"] = buffer
     if not buffers:
         return
-    found = _shared(buffers, {**dict(tensors_of(tensors)), **others})
+    others.update(tensors_of(tensors))
+    may_overlap = invoke.compiled is None or invoke.compiled.overlap(buffers, others)
+    found = _shared(buffers, others) if may_overlap else None
     if found is not None:
         raise invalid(f"main_grad: {found[0]} shares memory with {found[1]}, must have its own")
 

@@ -11,7 +11,7 @@ import moire
 import numpy as np
 import pytest
 import torch
-from moire import _abi, invoke
+from moire import _abi, invoke, wgrad
 from moire._abi import extension, ffi, lib
 from moire.arrays import Torch
 
@@ -304,6 +304,34 @@ def test_a_step_that_needs_more_scratch_than_before_gets_it():
     with moire.settings(num_threads=torch.get_num_threads() + 1):  # another context
         assert invoke.compiled.replay((step,), x.device, [x]) == 0
     assert log == ["asked", 3000]
+
+
+def test_overlaps_are_found_as_by_python(generator):
+    def pick(most):
+        return int(torch.randint(most, (), generator=generator))
+
+    counts = [0, 0]
+    for _ in range(300):
+        whole = [torch.zeros(40), torch.zeros(200, dtype=torch.uint8)]
+        tensors = {}
+        for i in range(2 + pick(4)):
+            of = whole[pick(2)]
+            begin, step = pick(len(of)), 1 + pick(3)
+            tensors[f"t{i}"] = of[begin : begin + pick(12) : step]
+        names = sorted(tensors)
+        written = {name: tensors[name] for name in names[: 1 + pick(2)]}
+        read = {name: tensors[name] for name in names if name not in written}
+        wanted = wgrad._shared(written, read) is not None
+        assert invoke.compiled.overlap(written, read) == wanted
+        counts[wanted] += 1
+    assert min(counts) > 20
+    one = torch.zeros(3)
+    assert invoke.compiled.overlap({"a": one}, {"b": torch.nn.Parameter(one)})
+    assert not invoke.compiled.overlap({"a": one}, {"b": one.to("meta").as_subclass(Other)})
+
+
+class Other(torch.Tensor):
+    """Whose memory is not all there is to it."""
 
 
 def test_a_python_that_cannot_load_it_does_without(monkeypatch, tmp_path):
