@@ -24,8 +24,8 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count);
 // (function, args, keywords) or (function, which of the tensors, argument), which make a tensor.
 PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count);
 
-// overlap(written, others): False where no tensor of the dict `written` shares memory with another
-// of both, True where one does or may.
+// overlap(written, others): False where no tensor in `written` shares memory with another of both,
+// whatever holds them; True where one does or may.
 PyObject* overlap(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 }  // namespace moire_python

@@ -13,7 +13,7 @@ except ModuleNotFoundError:
     ml_dtypes = None
 
 from . import invoke, tapes
-from .context import is_explaining
+from .context import is_explaining, settings_now
 from .dtypes import COMPILES_WHOLE_GRAPHS, DTYPES, torch
 from .errors import invalid, unsupported
 from .values import described, shown, wrong
@@ -225,7 +225,7 @@ class Torch:
 
     def is_watched():
         """Whether a call has to be made step by step, for somebody sees or changes what it does."""
-        return ops.is_dispatching() or forward_ad._current_level >= 0 or is_explaining()
+        return ops.is_dispatching() or forward_ad._current_level >= 0 or settings_now().recording
 
     def autocast_dtypes():
         """What torch.autocast makes of the operands on each device; None where it is off."""
@@ -279,7 +279,7 @@ class Torch:
     def written(*arrays):
         """Says that buffers were overwritten, so that autograd refuses what needed them."""
         tapes.spoil()
-        if is_compiling() or is_explaining():  # then they were not
+        if is_compiling() or settings_now().recording is not None:  # then they were not
             return
         for array in arrays:
             if array is not None and not array.is_inference():

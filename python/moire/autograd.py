@@ -278,11 +278,9 @@ if torch is not None:
             return None
         take, *others = found
         again = *others, call, tapes.replayed(functools.partial(_gradients, call))
-
-        def end(tensors, options):
-            return _apply_again((again, tensors, options.get("wgrad")), *take(tensors))
-
-        return end
+        return lambda tensors, options: _apply_again(
+            (again, tensors, options.get("wgrad")), *take(tensors)
+        )
 
     class _Follow(torch.autograd.Function):
         """Targets that were written from `source` by calls that autograd does not see. Nothing is

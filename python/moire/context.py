@@ -125,6 +125,7 @@ class _OfTorchsThread:
 
 
 _settings = _OfTorchsThread() if torch is not None else ContextVar("settings", default=_DEFAULT)
+settings_now = _settings.get
 
 
 def raise_for(code):

@@ -200,7 +200,12 @@ def check_memory(sinks, tensors):
     """That no main_grad that these (sink, written, needs) write shares memory with another, with a
     parameter or with one of `tensors`, which a call reads or writes, by name.
     """
-    buffers, others = {}, {}
+    into = [given for given in sinks if given[0].accumulate_into_main_grad]
+    written = [b for _, made, needs in into for b, need in zip(made or (), needs) if need]
+    read = tensors, [sink.parameters for sink, _, _ in into]
+    if not written or (invoke.compiled and not invoke.compiled.overlap(written, read)):
+        return
+    buffers, others = {}, dict(tensors_of(tensors))
     for i, (sink, written, needs) in enumerate(sinks):
         layer = f"fc{i + 1}." if len(sinks) > 1 else ""
         parameters = sink.parameters if sink.accumulate_into_main_grad else ()
@@ -209,11 +214,7 @@ def check_memory(sinks, tensors):
             others[name] = p
             if written and need:
                 buffers[f"the main_grad of {name}"] = buffer
-    if not buffers:
-        return
-    others.update(tensors_of(tensors))
-    may_overlap = invoke.compiled is None or invoke.compiled.overlap(buffers, others)
-    found = _shared(buffers, others) if may_overlap else None
+    found = _shared(buffers, others)
     if found is not None:
         raise invalid(f"main_grad: {found[0]} shares memory with {found[1]}, must have its own")
 
