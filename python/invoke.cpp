@@ -6,6 +6,7 @@
 // anything runs, and invoke.py takes it, with its copies, its checks and its messages. Begin at
 // call().
 #include "call.h"
+#include "overlap.h"
 #include "tape.h"
 
 namespace {
@@ -126,6 +127,7 @@ PyMethodDef functions[] = {
      "What a call's arguments are; None where that varies."},
     {"step", as_method(step), METH_FASTCALL, "A call of an entry that can be made again, or None."},
     {"replay", as_method(replay), METH_FASTCALL, "Makes steps again, on other tensors."},
+    {"picker", as_method(picker), METH_FASTCALL, "Takes a result from a tape's tensors."},
     {"overlap", as_method(overlap), METH_FASTCALL, "Whether tensors may share memory."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -1,6 +1,5 @@
 #include "tape.h"
 
-#include <algorithm>
 #include <cstddef>
 
 namespace moire_python {
@@ -271,80 +270,89 @@ PyObject* call_of(PyObject* step, PyObject* tensors) {
                            : PyObject_CallFunctionObjArgs(function, tensor, third, nullptr);
 }
 
-// ---- overlap ----
+// ---- picker ----
 
-struct Extent {
-  uintptr_t begin, end;
-  bool is_written;
-};
-
-// Adds that of a tensor, if it has elements; false where DLPack does not take it.
-bool add_extent(PyObject* tensor, bool is_written, Extent* extents, size_t* count) {
-  DLTensor t;
-  if (exchange->view(tensor, &t) != 0) return false;
-  if (t.device.kind != kCpu && t.device.kind != kCuda) return false;
-  if (count_of(t) == 0) return true;
-  int64_t last = 0;
-  for (int i = 0; i < t.rank; ++i) last += (t.shape[i] - 1) * t.strides[i];
-  const auto begin = reinterpret_cast<uintptr_t>(address_of(t));
-  const auto bytes = static_cast<uintptr_t>(last + 1) * ((t.bits * size_t{t.lanes} + 7) / 8);
-  extents[(*count)++] = {begin, begin + bytes, is_written};
-  return true;
-}
-
-// Those of the tensors in lists, tuples and dicts; others than plain ones have no memory that could
-// be compared. Without `extents` it counts how many there may be.
-bool add_extents(PyObject* v, bool are_written, Extent* extents, size_t* count) {
-  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(v));
-  const bool is_list = PyList_Check(v);
-  if (type == plain_types[0] || type == plain_types[1]) {
-    return extents == nullptr ? ++*count != 0 : add_extent(v, are_written, extents, count);
-  }
+// What a dict, list or tuple holds, and what these hold, as `leaf` makes it of each, in the same;
+// null where that is null.
+template <typename Leaf>
+PyObject* mapped(PyObject* v, Leaf leaf) {
   if (PyDict_Check(v)) {
+    PyObject* made = PyDict_New();
     Py_ssize_t at = 0;
-    PyObject *name, *item;
-    while (PyDict_Next(v, &at, &name, &item)) {
-      if (!add_extents(item, are_written, extents, count)) return false;
+    PyObject *name, *value;
+    while (made != nullptr && PyDict_Next(v, &at, &name, &value)) {
+      PyObject* item = mapped(value, leaf);
+      if (item == nullptr || PyDict_SetItem(made, name, item) != 0) Py_CLEAR(made);
+      Py_DecRef(item);
     }
-  } else if (is_list || PyTuple_Check(v)) {
-    const Py_ssize_t size = is_list ? PyList_Size(v) : PyTuple_Size(v);
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      PyObject* item = is_list ? PyList_GetItem(v, i) : PyTuple_GetItem(v, i);
-      if (!add_extents(item, are_written, extents, count)) return false;
+    return made;
+  }
+  const bool is_list = PyList_Check(v);
+  if (!is_list && !PyTuple_Check(v)) return leaf(v);
+  const Py_ssize_t size = is_list ? PyList_Size(v) : PyTuple_Size(v);
+  PyObject* made = is_list ? PyList_New(size) : PyTuple_New(size);
+  for (Py_ssize_t i = 0; made != nullptr && i < size; ++i) {
+    PyObject* item = mapped(is_list ? PyList_GetItem(v, i) : PyTuple_GetItem(v, i), leaf);
+    if (item == nullptr) {
+      Py_CLEAR(made);
+    } else if (is_list) {
+      PyList_SetItem(made, i, item);
+    } else {
+      PyTuple_SetItem(made, i, item);
     }
   }
-  return true;
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(v));
+  if (made == nullptr || is_list || Py_TYPE(v) == &PyTuple_Type) return made;
+  const bool is_named = PyObject_HasAttrString(type, "_make") != 0;
+  PyObject* found = is_named ? PyObject_CallMethod(type, "_make", "(O)", made)
+                             : PyObject_CallFunctionObjArgs(type, made, nullptr);
+  Py_DecRef(made);
+  return found;
 }
 
-// Whether one that is written overlaps another.
-bool do_overlap(Extent* extents, size_t count) {
-  std::sort(extents, extents + count,
-            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  uintptr_t end = 0, end_written = 0;  // of what reaches furthest so far
-  for (const Extent* e = extents; e != extents + count; ++e) {
-    if (e->begin < (e->is_written ? end : end_written)) return true;
-    end = std::max(end, e->end);
-    if (e->is_written) end_written = std::max(end_written, e->end);
-  }
-  return false;
+// Of a tensor its place among others, as a slice that begins there; null where it has none.
+PyObject* place_of(PyObject* v, PyObject* tensors) {
+  const int is_tensor = PyObject_IsInstance(v, plain_types[0]);
+  if (is_tensor == 0) return Py_TYPE(v) == &PySlice_Type ? nullptr : new_reference(v);
+  uint16_t at;
+  if (is_tensor < 0 || !number_of(v, tensors, &at)) return nullptr;
+  PyObject* begin = PyLong_FromLong(at);
+  PyObject* place = begin == nullptr ? nullptr : PySlice_New(begin, nullptr, nullptr);
+  Py_DecRef(begin);
+  return place;
 }
+
+PyObject* pick(PyObject* pattern, PyObject* const* args, Py_ssize_t count) {
+  if (count < 1 || !PyList_Check(args[0])) {
+    return PyErr_Format(PyExc_TypeError, "pick() takes a list first, got %zd arguments", count);
+  }
+  return mapped(pattern, [&](PyObject* v) -> PyObject* {
+    if (Py_TYPE(v) != &PySlice_Type) return new_reference(v);
+    Py_ssize_t begin, end, step;
+    if (PySlice_Unpack(v, &begin, &end, &step) != 0) return nullptr;
+    PyObject* tensor = PyList_GetItem(args[0], begin);
+    return tensor == nullptr ? nullptr : new_reference(tensor);
+  });
+}
+
+PyMethodDef pick_method = {"pick",
+                           reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&pick)),
+                           METH_FASTCALL, "A result of these tensors."};
 
 }  // namespace
 
-PyObject* overlap(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) {
-    return PyErr_Format(PyExc_TypeError, "overlap() takes 2 arguments, got %zd", count);
+PyObject* picker(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !PyList_Check(args[1])) {
+    return PyErr_Format(PyExc_TypeError, "picker() takes 2 arguments, got %zd", count);
   }
-  size_t most = 0, found = 0;
-  for (int i = 0; i < 2; ++i) add_extents(args[i], i == 0, nullptr, &most);
-  auto* extents = static_cast<Extent*>(PyMem_Malloc(most * sizeof(Extent)));
-  if (extents == nullptr) return PyErr_NoMemory();
-  const bool are_known =
-      add_extents(args[0], true, extents, &found) && add_extents(args[1], false, extents, &found);
-  const bool is_clear = are_known && !do_overlap(extents, found);
-  PyMem_Free(extents);
-  PyErr_Clear();
-  return new_reference(is_clear ? Py_False : Py_True);
+  PyObject* pattern = mapped(args[0], [&](PyObject* v) { return place_of(v, args[1]); });
+  if (pattern == nullptr) {
+    PyErr_Clear();
+    return new_reference(Py_None);
+  }
+  PyObject* made = PyCFunction_New(&pick_method, pattern);
+  Py_DecRef(pattern);
+  return made;
 }
 
 PyObject* learn(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -415,7 +423,7 @@ PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (code == nullptr || PyLong_AsLong(code) != MOIRE_OK) return code;
     Py_DecRef(code);
   }
-  return PyList_Append(tensors, Py_None) == 0 ? PyLong_FromLong(MOIRE_OK) : nullptr;
+  return PyLong_FromLong(MOIRE_OK);
 }
 
 }  // namespace moire_python

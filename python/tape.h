@@ -20,13 +20,13 @@ PyObject* sign(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 // replay(steps, device, tensors): makes the steps, appending to the list of tensors what they make,
-// and at last None, and returns the code of the one that failed, or 0. A step is step()'s, or
-// (function, args, keywords) or (function, which of the tensors, argument), which make a tensor.
+// and returns the code of the one that failed, or 0. A step is step()'s, or (function, args,
+// keywords) or (function, which of the tensors, argument), which make a tensor.
 PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count);
 
-// overlap(written, others): False where no tensor in `written` shares memory with another of both,
-// whatever holds them; True where one does or may.
-PyObject* overlap(PyObject*, PyObject* const* args, Py_ssize_t count);
+// picker(result, tensors): a function that takes `result`, tensors of this list in whatever holds
+// them and what is none, from another such list, its first argument; None where one is not there.
+PyObject* picker(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 }  // namespace moire_python
 

@@ -179,7 +179,7 @@ LAYERS = (
         ),
     ),
     ("examples/", (STD, C_STD, PUBLIC)),
-    ("python/", (STD, PUBLIC, r"<Python\.h>", r'"(call|tape)\.h"')),
+    ("python/", (STD, PUBLIC, r"<Python\.h>", r'"(call|overlap|tape)\.h"')),
     ("tests/", (r".",)),
     ("benchmarks/", (r".",)),
 )

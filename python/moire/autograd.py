@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import context, tapes
+from . import context, invoke, tapes
 from .arrays import Torch, torch, version_of, was_written
 from .invoke import ENTRIES
 from .values import tensors_of
@@ -253,12 +253,12 @@ if torch is not None:
 
         @staticmethod
         def forward(ctx, given, *tensors):
-            (saved, fixed, result, ctx.call, ctx.gradients), all_tensors, ctx.sinks = given
-            ctx.save_for_backward(*saved(all_tensors))
+            (saved, fixed, result), ctx.call, ctx.gradients, ctx.sinks = given
+            ctx.save_for_backward(*saved)
             ctx.within = None if ctx.sinks is None else pass_of_backward()
-            if ctx.call[0].fixed:
-                ctx.mark_non_differentiable(*fixed(all_tensors))
-            return result(all_tensors)
+            if fixed:
+                ctx.mark_non_differentiable(*fixed)
+            return result
 
     # Function.apply asks for transforms, which tapes.py did, and for what they left behind.
     _apply_again = super(torch.autograd.Function, _Again).apply
@@ -272,15 +272,15 @@ if torch is not None:
         if any(True for _ in tensors_of(dict(enumerate(others)))):
             return None
         fixed = tuple(made[name] for name in op.fixed)
-        parts = inputs, tuple(saved), fixed, op.result(made)
-        found = [tapes.picker(part, tapes.recording().tensors) for part in parts]
-        if None in found:
-            return None
-        take, *others = found
-        again = *others, call, tapes.replayed(functools.partial(_gradients, call))
-        return lambda tensors, options: _apply_again(
-            (again, tensors, options.get("wgrad")), *take(tensors)
-        )
+        parts = inputs, (saved, fixed, op.result(made))
+        pick = invoke.compiled.picker(parts, tapes.recording().tensors)
+        gradients = tapes.replayed(functools.partial(_gradients, call))
+
+        def end(tensors, options):
+            inputs, made = pick(tensors)
+            return _apply_again((made, call, gradients, options.get("wgrad")), *inputs)
+
+        return pick and end
 
     class _Follow(torch.autograd.Function):
         """Targets that were written from `source` by calls that autograd does not see. Nothing is

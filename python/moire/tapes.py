@@ -11,7 +11,6 @@ somebody watches or rewrites Torch's ops, and where invoke.cpp was not built.
 import functools
 import threading
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
 from . import context, invoke
@@ -52,8 +51,7 @@ class _Recording:
     def tape(self, result):
         """Of the call that returned `result`."""
         if self.end is None:
-            pick = picker(result, self.tensors)
-            self.end = pick and (lambda tensors, options: pick(tensors))
+            self.end = invoke.compiled.picker(result, self.tensors)
         elif _ids(self.result) != _ids(result):
             self.end = None
         if not self.is_whole or self.end is None:
@@ -129,32 +127,6 @@ def differentiated(end, result):
 
 def _ids(result):
     return [id(tensor) for tensor in (result if isinstance(result, tuple) else [result])]
-
-
-def picker(result, tensors):
-    """A function that takes `result`, tensors in whatever holds them, from these, behind which is
-    None; or None, if one is not there.
-    """
-    at = {id(tensor): i for i, tensor in enumerate(tensors)}
-    try:
-        return _picker(result, {**at, id(None): -1})
-    except KeyError:
-        return None
-
-
-def _picker(result, at):
-    if isinstance(result, torch.Tensor):
-        return itemgetter(at[id(result)])
-    if isinstance(result, dict):
-        picks = {name: _picker(value, at) for name, value in result.items()}
-        return lambda tensors: {name: pick(tensors) for name, pick in picks.items()}
-    is_plain = type(result) is tuple and len(result) > 1
-    if is_plain and all(t is None or isinstance(t, torch.Tensor) for t in result):
-        return itemgetter(*(at[id(tensor)] for tensor in result))
-    if isinstance(result, (list, tuple)):
-        make, picks = getattr(type(result), "_make", type(result)), [_picker(v, at) for v in result]
-        return lambda tensors: make(pick(tensors) for pick in picks)
-    return lambda tensors: result
 
 
 def replayed(function: _Function) -> _Function:
