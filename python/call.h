@@ -53,8 +53,9 @@ struct DLExchange {
 constexpr int kTypes = 32, kBits = 65;
 inline const DLExchange* exchange;
 inline uint8_t dtypes[kTypes][kBits];  // moire_dtype of DLPack's; 0: not known
-inline PyObject *plain_types[2], *is_neg, *context_on, *scratch_on, *device_name, *offsets_name,
-    *num_groups_name, *capacity_name, *multiplier_name, *no_zero_name;
+inline PyObject *plain_types[2], *is_neg, *context_on, *scratch_on, *settings_now, *no_settings,
+    *num_threads, *current_stream, *device_name, *offsets_name, *num_groups_name, *capacity_name,
+    *multiplier_name, *no_zero_name;
 
 enum class How { kTensor, kScales, kWeight, kQuantized, kBytes, kOutputs, kNumbers };
 
@@ -116,11 +117,42 @@ inline bool view(PyObject* array, DLTensor* out) {
 
 inline bool is_same(DLDevice a, DLDevice b) { return a.kind == b.kind && a.index == b.index; }
 
-// The context that calls on a device run on; null with an exception of Python's.
-inline const void* context_of(PyObject* device) {
-  PyObject* found = PyObject_CallFunctionObjArgs(context_on, device, nullptr);
+// Where calls ran that no settings of moire's change: on so many threads, or on this stream.
+struct Place {
+  DLDevice device;
+  const void *where, *context;
+};
+inline Place places[16];
+
+// That of a device, of now; false where settings change it, or with an exception of Python's.
+inline bool find_place(DLDevice device, const void** where) {
+  PyObject* settings = PyObject_CallFunctionObjArgs(settings_now, nullptr);
+  Py_DecRef(settings);
+  if (settings == nullptr || settings != no_settings) return false;
+  PyObject* index = device.kind == kCuda ? PyLong_FromLong(device.index) : nullptr;
+  PyObject* found = index == nullptr ? PyObject_CallFunctionObjArgs(num_threads, nullptr)
+                                     : PyObject_CallFunctionObjArgs(current_stream, index, nullptr);
+  Py_DecRef(index);
+  *where = found == nullptr ? nullptr : PyLong_AsVoidPtr(found);
+  Py_DecRef(found);
+  return !PyErr_Occurred();
+}
+
+// The context that calls on a device run on, which stays as long as the process; null with an
+// exception of Python's.
+inline const void* context_of(PyObject* object, DLDevice device) {
+  const void* where = nullptr;
+  const bool is_usual = find_place(device, &where);
+  if (PyErr_Occurred()) return nullptr;
+  Place& place = places[device.kind == kCpu ? 0 : 1 + device.index % 15];
+  if (is_usual && place.context != nullptr && place.where == where &&
+      is_same(place.device, device)) {
+    return place.context;
+  }
+  PyObject* found = PyObject_CallFunctionObjArgs(context_on, object, nullptr);
   const void* context = found == nullptr ? nullptr : PyLong_AsVoidPtr(found);
   Py_DecRef(found);
+  if (is_usual) place = {device, where, context};
   return context;
 }
 
@@ -231,7 +263,7 @@ class Call {
   // The code of the entry, or null with an exception of Python's.
   PyObject* run() {
     PyObject* device = PyObject_GetAttr(first_, device_name);
-    const void* context = device == nullptr ? nullptr : context_of(device);
+    const void* context = device == nullptr ? nullptr : context_of(device, device_);
     Scratch scratch = this->scratch();
     PyObject* code =
         context == nullptr ? nullptr : run_entry(entry_, args_, context, device, &scratch);

@@ -231,12 +231,13 @@ PyObject* make(Step& step, void* const* addresses, const void* context, PyObject
 
 // The address of a tensor that sign() took or that was just made, which is plain, or has none of
 // its own; false with an exception of Python's.
-bool find(PyObject* tensor, void** out) {
+bool find(PyObject* tensor, void** out, DLDevice* device) {
   DLTensor t;
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
   if (type != plain_types[0] && type != plain_types[1]) return *out = nullptr, true;
   if (exchange->view(tensor, &t) != 0) return false;
   *out = address_of(t);
+  *device = t.device;
   return true;
 }
 
@@ -251,12 +252,14 @@ class Addresses {
   Addresses(const Addresses&) = delete;
   Addresses& operator=(const Addresses&) = delete;
 
-  bool add(PyObject* tensor) { return all_ != nullptr && find(tensor, &all_[count_++]); }
+  bool add(PyObject* tensor) { return all_ != nullptr && find(tensor, &all_[count_++], &device_); }
   void* const* data() const { return all_; }
+  DLDevice device() const { return device_; }  // of all
 
  private:
   void** all_;
   size_t count_ = 0;
+  DLDevice device_{};
 };
 
 // What a step of Python's makes: (function, args, keywords), or of one of the tensors (function,
@@ -406,7 +409,7 @@ PyObject* replay(PyObject*, PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < PyList_Size(tensors); ++i) {
     if (!addresses.add(PyList_GetItem(tensors, i))) return nullptr;
   }
-  const void* context = context_of(device);
+  const void* context = context_of(device, addresses.device());
   if (context == nullptr) return nullptr;
   for (Py_ssize_t i = 0; i < PyTuple_Size(steps); ++i) {
     PyObject* item = PyTuple_GetItem(steps, i);

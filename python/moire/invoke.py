@@ -19,6 +19,7 @@ arrays are plain tensors; all others, and all errors, are made here.
 """
 
 import functools
+import os
 import re
 import struct
 
@@ -362,9 +363,12 @@ def use_compiled(fw):
     def context_on(device):
         return address_of(contexts.current(*fw.place(device)))
 
-    scratch_on, is_neg = functools.partial(_scratch, fw), torch.Tensor.is_neg
+    places = context_on, functools.partial(_scratch, fw)
+    stream_on = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    usual = contexts.settings_now, contexts.settings_now(), torch.get_num_threads, stream_on
     types = {code: torch.empty(0, dtype=dtype) for dtype, code in fw.codes.items()}
-    if module.start(exchange, *fw.types, is_neg, context_on, scratch_on, types):
+    if module.start(exchange, *fw.types, torch.Tensor.is_neg, *places, *usual, types):
+        os.register_at_fork(after_in_child=module.forget)  # contexts, as context.py
         COMPILED.update((name, entry.compile(module)) for name, entry in ENTRIES.items())
         compiled_for, compiled = fw, module
         contexts.calls_of_torch = "invoke.cpp"

@@ -274,6 +274,34 @@ def test_what_the_memory_of_scratch_raises_is_raised(way, monkeypatch, generator
     assert moire.grouped_mlp(torch.zeros(5, 1), w1, w2, few).shape == (5, 1)
 
 
+def test_a_call_runs_on_the_context_of_now():
+    entry, found = invoke.Entry("grouped_mlp"), []
+
+    @ffi.callback("int32_t(void *, void *)")
+    def function(context, args):
+        found.append(context)
+        return 0
+
+    def call():
+        assert invoke.compiled.call(compiled, {"x": torch.zeros(2, 4)}) == 0
+        assert found[-1] == moire.context.current()
+        return found[-1]
+
+    entry.function, entry.workspace = function, None
+    compiled, threads = entry.compile(invoke.compiled), torch.get_num_threads()
+    usual = [call() for _ in range(3)]
+    with moire.strict():
+        assert call() != usual[0]
+    with moire.settings(num_threads=threads + 3):
+        assert call() != usual[0]
+    try:
+        torch.set_num_threads(threads + 2)
+        assert call() != usual[0]
+    finally:
+        torch.set_num_threads(threads)
+    assert {*usual, call()} == {usual[0]}
+
+
 def test_a_step_that_needs_more_scratch_than_before_gets_it():
     entry, log, needs = invoke.Entry("grouped_mlp"), [], [1000]
 

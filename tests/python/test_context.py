@@ -1,5 +1,6 @@
 """Threads, settings, explain, strict, check, info, fork."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -169,8 +170,9 @@ def test_messages_belong_to_the_thread_that_failed(call):
     assert all(f"[70, {columns}]" in message for columns, message in messages)
 
 
-def test_a_forked_child_gets_threads_of_its_own(call):
-    with moire.settings(num_threads=2):
+@pytest.mark.parametrize("threads", [None, 2])
+def test_a_forked_child_gets_threads_of_its_own(threads, call):
+    with contextlib.nullcontext() if threads is None else moire.settings(num_threads=threads):
         wanted = mlp(*call)
         child = os.fork()
         if child == 0:

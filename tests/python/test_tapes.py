@@ -9,7 +9,7 @@ import moire
 import pytest
 import torch
 from calls import CASES, ON, ROWS, SPLITS, F, G, H, K, groups_of, normal, of_mlp
-from moire import context, invoke, tapes
+from moire import invoke, tapes
 
 
 @pytest.fixture(autouse=True)
@@ -468,7 +468,7 @@ def test_a_failed_recording_leaves_nothing_behind(replays, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(context, "current", fails)
+        patch.setattr(tapes, "ran", fails)
         with pytest.raises(MemoryError):
             function(**given)
     assert tapes.recording() is None
