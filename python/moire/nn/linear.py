@@ -214,6 +214,8 @@ class GroupedLinear(WithoutExtraState):
         moire/weight_cache.py), and where their gradients go (moire/wgrad.py), each or None.
         """
         weights = self.weights()
+        if self._copies is None and self._wgrad is None:
+            return weights, None, None
         given = type(self).__name__, weights, is_first_microbatch, [*self._shards.values()]
         copies = self._copies and self._copies.of(*given)
         return weights, copies, self._wgrad and self._wgrad.of_call(*given)

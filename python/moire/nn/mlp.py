@@ -109,9 +109,10 @@ class GroupedMLP(OfLayers, torch.nn.Module):
                     f"GroupedMLP: {name} has hooks, which one call for all three would pass by; "
                     f"give them (or fully_shard) to the GroupedMLP, or make it a Sequential"
                 )
-        layers = (self._modules[name] for name in ("fc1", "activation", "fc2"))
-        options = fused_options(*layers, is_first_microbatch)
-        return {**options, "save_act": self.save_act, "save_z": self.save_z}
+        ours = self._modules  # sooner than by Module.__getattr__
+        options = fused_options(ours["fc1"], ours["activation"], ours["fc2"], is_first_microbatch)
+        options.update(save_act=self.save_act, save_z=self.save_z)
+        return options
 
     def forward(
         self,
@@ -155,8 +156,8 @@ def fused_options(fc1, activation, fc2, is_first_microbatch):
     return {
         "w1": w1,
         "w2": w2,
-        "b1": fc1.biases(),
-        "b2": fc2.biases(),
+        "b1": fc1.biases() if fc1.has_bias else None,
+        "b2": fc2.biases() if fc2.has_bias else None,
         "b2_scale": "probs" if fc2.scale_bias else None,
         "act": activation.act,
         "layout": activation.layout,
