@@ -54,8 +54,8 @@ constexpr int kTypes = 32, kBits = 65;
 inline const DLExchange* exchange;
 inline uint8_t dtypes[kTypes][kBits];  // moire_dtype of DLPack's; 0: not known
 inline PyObject *plain_types[2], *is_neg, *context_on, *scratch_on, *settings_now, *no_settings,
-    *num_threads, *current_stream, *device_name, *offsets_name, *num_groups_name, *capacity_name,
-    *multiplier_name, *no_zero_name;
+    *num_threads, *device_name, *offsets_name, *num_groups_name, *capacity_name, *multiplier_name,
+    *no_zero_name;
 
 enum class How { kTensor, kScales, kWeight, kQuantized, kBytes, kOutputs, kNumbers };
 
@@ -117,42 +117,34 @@ inline bool view(PyObject* array, DLTensor* out) {
 
 inline bool is_same(DLDevice a, DLDevice b) { return a.kind == b.kind && a.index == b.index; }
 
-// Where calls ran that no settings of moire's change: on so many threads, or on this stream.
-struct Place {
-  DLDevice device;
-  const void *where, *context;
+// The context of calls on the CPU that no settings of moire's change, and its number of threads.
+struct UsualContext {
+  long threads;
+  const void* context;
 };
-inline Place places[16];
+inline UsualContext usual;
 
-// That of a device, of now; false where settings change it, or with an exception of Python's.
-inline bool find_place(DLDevice device, const void** where) {
+// That number now; -1 where settings change it, or with an exception of Python's.
+inline long threads_now() {
   PyObject* settings = PyObject_CallFunctionObjArgs(settings_now, nullptr);
   Py_DecRef(settings);
-  if (settings == nullptr || settings != no_settings) return false;
-  PyObject* index = device.kind == kCuda ? PyLong_FromLong(device.index) : nullptr;
-  PyObject* found = index == nullptr ? PyObject_CallFunctionObjArgs(num_threads, nullptr)
-                                     : PyObject_CallFunctionObjArgs(current_stream, index, nullptr);
-  Py_DecRef(index);
-  *where = found == nullptr ? nullptr : PyLong_AsVoidPtr(found);
+  if (settings == nullptr || settings != no_settings) return -1;
+  PyObject* found = PyObject_CallFunctionObjArgs(num_threads, nullptr);
+  const long threads = found == nullptr ? -1 : PyLong_AsLong(found);
   Py_DecRef(found);
-  return !PyErr_Occurred();
+  return threads;
 }
 
 // The context that calls on a device run on, which stays as long as the process; null with an
 // exception of Python's.
 inline const void* context_of(PyObject* object, DLDevice device) {
-  const void* where = nullptr;
-  const bool is_usual = find_place(device, &where);
+  const long threads = device.kind == kCpu ? threads_now() : -1;
   if (PyErr_Occurred()) return nullptr;
-  Place& place = places[device.kind == kCpu ? 0 : 1 + device.index % 15];
-  if (is_usual && place.context != nullptr && place.where == where &&
-      is_same(place.device, device)) {
-    return place.context;
-  }
+  if (threads > 0 && usual.context != nullptr && usual.threads == threads) return usual.context;
   PyObject* found = PyObject_CallFunctionObjArgs(context_on, object, nullptr);
   const void* context = found == nullptr ? nullptr : PyLong_AsVoidPtr(found);
   Py_DecRef(found);
-  if (is_usual) place = {device, where, context};
+  if (threads > 0) usual = {threads, context};
   return context;
 }
 
@@ -211,8 +203,11 @@ inline PyObject* run_entry(const Entry& entry, unsigned char* args, const void* 
     code = entry.function(context, args);
     Py_END_ALLOW_THREADS;
   }
-  if (code == MOIRE_OUT_OF_MEMORY && is_known) {  // before anything ran: it may be the scratch,
-    scratch->context = nullptr;                   // which is more where memory is aligned less
+  // Where memory is aligned less, a call may need more than it did, which it said before it ran.
+  size_t bytes = 0;
+  if (code == MOIRE_OUT_OF_MEMORY && is_known && entry.workspace != nullptr &&
+      entry.workspace(context, args, &bytes) == MOIRE_OK && bytes > scratch->bytes) {
+    scratch->bytes = bytes;
     return run_entry(entry, args, context, device, scratch);
   }
   return PyLong_FromLong(code);

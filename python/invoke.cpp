@@ -86,10 +86,10 @@ PyObject* entry(PyObject*, PyObject* args) {
 }
 
 PyObject* start(PyObject*, PyObject* args) {
-  PyObject *capsule, *samples, *objects[9];
-  if (!PyArg_ParseTuple(args, "OOOOOOOOOOO!", &capsule, &objects[0], &objects[1], &objects[2],
+  PyObject *capsule, *samples, *objects[8];
+  if (!PyArg_ParseTuple(args, "OOOOOOOOOO!", &capsule, &objects[0], &objects[1], &objects[2],
                         &objects[3], &objects[4], &objects[5], &objects[6], &objects[7],
-                        &objects[8], &PyDict_Type, &samples)) {
+                        &PyDict_Type, &samples)) {
     return nullptr;
   }
   void* found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
@@ -100,7 +100,6 @@ PyObject* start(PyObject*, PyObject* args) {
   plain_types[0] = objects[0], plain_types[1] = objects[1], is_neg = objects[2];
   context_on = objects[3], scratch_on = objects[4];
   settings_now = objects[5], no_settings = objects[6], num_threads = objects[7];
-  current_stream = objects[8];
   Py_ssize_t at = 0;
   PyObject *code, *sample;
   while (PyDict_Next(samples, &at, &code, &sample)) {
@@ -115,7 +114,7 @@ PyObject* start(PyObject*, PyObject* args) {
 }
 
 PyObject* forget(PyObject*, PyObject*) {
-  for (Place& place : places) place = {};
+  usual = {};
   return new_reference(Py_None);
 }
 
@@ -130,7 +129,7 @@ PyMethodDef functions[] = {
     {"entry", entry, METH_VARARGS, "A C entry as call() takes it."},
     {"call", as_method(call), METH_FASTCALL,
      "The code of a call of an entry on a mapping of fields; None where it is declined."},
-    {"forget", forget, METH_NOARGS, "Knows no contexts any more, in a forked child."},
+    {"forget", forget, METH_NOARGS, "Knows no context any more, in a forked child."},
     {"learn", as_method(learn), METH_FASTCALL, "Takes what signatures need."},
     {"sign", as_method(sign), METH_FASTCALL,
      "What a call's arguments are; None where that varies."},

@@ -364,8 +364,7 @@ def use_compiled(fw):
         return address_of(contexts.current(*fw.place(device)))
 
     places = context_on, functools.partial(_scratch, fw)
-    stream_on = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    usual = contexts.settings_now, contexts.settings_now(), torch.get_num_threads, stream_on
+    usual = contexts.settings_now, contexts.settings_now(), torch.get_num_threads
     types = {code: torch.empty(0, dtype=dtype) for dtype, code in fw.codes.items()}
     if module.start(exchange, *fw.types, torch.Tensor.is_neg, *places, *usual, types):
         os.register_at_fork(after_in_child=module.forget)  # contexts, as context.py
