@@ -26,13 +26,21 @@ constexpr Implementation<A> implementation_of(std::string_view name) {
           [](const DeviceState& state, const A& args) { return Call(state, args, {}).launches(); }};
 }
 
-// A product's run as a step of the op that `op`, a literal, names.
-using Multiply = Status(const Context& context, const char* op, const GroupedGemmArgs& args);
+// A product, which also runs as a step of the op that `op`, a literal, names.
+struct Product : Implementation<GroupedGemmArgs> {
+  Status (*run_as)(const Context& context, const char* op, const GroupedGemmArgs& args);
+};
+template <class Call>
+constexpr Product product_of(std::string_view name) {
+  return {implementation_of<GroupedGemmArgs, Call>(name),
+          [](const Context& context, const char* op, const GroupedGemmArgs& args) {
+            return Call(context.state(), args, args.workspace).run(context, op);
+          }};
+}
 
 namespace sm90 {
 
-Multiply multiply;
-extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+extern const Product kGroupedGemm;
 extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
 extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
 extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
@@ -42,8 +50,7 @@ extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 // On FP8 tensor cores, which with_fp8.cpp puts before the others.
 namespace sm90::scaled {
 
-Multiply multiply;
-extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+extern const Product kGroupedGemm;
 extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 
 }  // namespace sm90::scaled
@@ -51,15 +58,13 @@ extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;
 // Of weights that are decoded inside the kernel.
 namespace sm90::decoding {
 
-Multiply multiply;
-extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+extern const Product kGroupedGemm;
 
 }  // namespace sm90::decoding
 
 namespace portable {
 
-Multiply multiply;
-extern const Implementation<GroupedGemmArgs> kGroupedGemm;
+extern const Product kGroupedGemm;
 extern const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu;
 extern const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward;
 extern const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad;

@@ -32,7 +32,7 @@ struct Chosen {
 // the second, whose policy says why. Other calls are not put to the first, for each is planned
 // several times. A Wish knows its calls, how a policy says that it is not met, and whether, where
 // neither takes the call, the first's refusal is the one to mend.
-template <class A, class Wish, const Implementation<A>& kFirst, const Implementation<A>& kSecond>
+template <class A, class Wish, const auto& kFirst, const auto& kSecond>
 class FirstOf : public Chosen<A> {
  public:
   FirstOf(const DeviceState& state, const A& args, const Workspace&)
@@ -74,7 +74,7 @@ struct DecodedInside {
 
 // The activation in the product's epilogue, where its kernels have that and nobody leaves it copies
 // to make; else apart.
-template <class A, const Implementation<A>& kFused, const Implementation<A>& kApart>
+template <class A, const auto& kFused, const auto& kApart>
 struct ByActivation : Chosen<A> {
   ByActivation(const DeviceState& state, const A& args, const Workspace&)
       : Chosen<A>{state, args, is_fused(args) ? kFused : kApart} {}
@@ -85,23 +85,23 @@ struct ByActivation : Chosen<A> {
   }
 };
 
-template <class A, const Implementation<A>& kFused, const Implementation<A>& kApart>
+template <class A, const auto& kFused, const auto& kApart>
 constexpr Implementation<A> kByActivation =
     implementation_of<A, ByActivation<A, kFused, kApart>>("glu");
 
 // A product of Hopper's kernels and what is around it.
-template <class A, const Implementation<A>& kProduct, Decoding kDecoding>
+template <class A, const auto& kProduct, Decoding kDecoding>
 constexpr Implementation<A> kAround =
     quantized_product<A, kProduct, kDecoding, Copies::kByActivation>("sm90");
 
 // The FP8 tensor cores where their sums may be used; else exact ones.
-template <class A, const Implementation<A>& kScaled, const Implementation<A>& kExact>
+template <class A, const auto& kScaled, const auto& kExact>
 constexpr Implementation<A> kOnHopper =
     implementation_of<A, FirstOf<A, FastSums, kAround<A, kScaled, Decoding::kBesideBf16>, kExact>>(
         "sm90");
 
 // Exact sums of weights: kernels that decode them, or decoded operands, MXFP8's.
-template <class A, const Implementation<A>& kDecoding, const Implementation<A>& kProduct>
+template <class A, const auto& kDecoding, const auto& kProduct>
 constexpr Implementation<A> kExactOfWeights =
     implementation_of<A, FirstOf<A, DecodedInside, kAround<A, kDecoding, Decoding::kMxfp8Rows>,
                                  kAround<A, kProduct, Decoding::kMxfp8>>>("sm90");
@@ -113,17 +113,16 @@ namespace sm90::with_fp8 {
 const Implementation<GroupedGemmArgs> kGroupedGemm =
     kOnHopper<GroupedGemmArgs, scaled::kGroupedGemm,
               kExactOfWeights<GroupedGemmArgs, decoding::kGroupedGemm, sm90::kGroupedGemm>>;
-const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = kOnHopper<
-    GroupedGemmGluArgs, ops::kGluApart<scaled::kGroupedGemm, scaled::multiply>,
-    kExactOfWeights<GroupedGemmGluArgs, ops::kGluApart<decoding::kGroupedGemm, decoding::multiply>,
-                    kByActivation<GroupedGemmGluArgs, sm90::kGroupedGemmGlu,
-                                  ops::kGluApart<sm90::kGroupedGemm, sm90::multiply>>>>;
+const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
+    kOnHopper<GroupedGemmGluArgs, ops::kGluApart<scaled::kGroupedGemm>,
+              kExactOfWeights<GroupedGemmGluArgs, ops::kGluApart<decoding::kGroupedGemm>,
+                              kByActivation<GroupedGemmGluArgs, sm90::kGroupedGemmGlu,
+                                            ops::kGluApart<sm90::kGroupedGemm>>>>;
 const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = kOnHopper<
-    GroupedGemmGluBackwardArgs, ops::kGluBackwardApart<scaled::kGroupedGemm, scaled::multiply>,
-    kExactOfWeights<GroupedGemmGluBackwardArgs,
-                    ops::kGluBackwardApart<decoding::kGroupedGemm, decoding::multiply>,
+    GroupedGemmGluBackwardArgs, ops::kGluBackwardApart<scaled::kGroupedGemm>,
+    kExactOfWeights<GroupedGemmGluBackwardArgs, ops::kGluBackwardApart<decoding::kGroupedGemm>,
                     kByActivation<GroupedGemmGluBackwardArgs, sm90::kGroupedGemmGluBackward,
-                                  ops::kGluBackwardApart<sm90::kGroupedGemm, sm90::multiply>>>>;
+                                  ops::kGluBackwardApart<sm90::kGroupedGemm>>>>;
 const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
     kOnHopper<GroupedGemmWgradArgs, scaled::kGroupedGemmWgrad,
               kAround<GroupedGemmWgradArgs, sm90::kGroupedGemmWgrad, Decoding::kMxfp8>>;
@@ -137,13 +136,13 @@ const Implementation<GroupedGemmArgs> kGroupedGemm =
 const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
     quantized_product<GroupedGemmGluArgs,
                       kByActivation<GroupedGemmGluArgs, portable::kGroupedGemmGlu,
-                                    ops::kGluApart<portable::kGroupedGemm, portable::multiply>>,
+                                    ops::kGluApart<portable::kGroupedGemm>>,
                       Decoding::kBesideBf16>("portable");
-const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = quantized_product<
-    GroupedGemmGluBackwardArgs,
-    kByActivation<GroupedGemmGluBackwardArgs, portable::kGroupedGemmGluBackward,
-                  ops::kGluBackwardApart<portable::kGroupedGemm, portable::multiply>>,
-    Decoding::kBesideBf16>("portable");
+const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward =
+    quantized_product<GroupedGemmGluBackwardArgs,
+                      kByActivation<GroupedGemmGluBackwardArgs, portable::kGroupedGemmGluBackward,
+                                    ops::kGluBackwardApart<portable::kGroupedGemm>>,
+                      Decoding::kBesideBf16>("portable");
 const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
     quantized_product<GroupedGemmWgradArgs, portable::kGroupedGemmWgrad, Decoding::kBesideBf16>(
         "portable");

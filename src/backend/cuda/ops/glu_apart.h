@@ -54,9 +54,8 @@ struct Apart {
   size_t used = 0;
 };
 
-// z = a * b^T + bias, then act = glu(z) * probs. kMultiply is kProduct's run, as a step of the op
-// that it is told.
-template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
+// z = a * b^T + bias, then act = glu(z) * probs.
+template <const Product& kProduct>
 struct GluApart : Apart {
   GluApart(const DeviceState& device, const GroupedGemmGluArgs& args, const Workspace& workspace)
       : Apart{device} {
@@ -87,19 +86,19 @@ struct GluApart : Apart {
   }
   int64_t launches() const { return 1 + launches_of(kProduct, state, product); }
   Status run(const Context& context) const {
-    MOIRE_RETURN_IF_ERROR(kMultiply(context, "grouped_gemm_glu", product));
+    MOIRE_RETURN_IF_ERROR(kProduct.run_as(context, "grouped_gemm_glu", product));
     return makes_copies() ? copies.run(context) : kGlu.run(context, copies.glu);
   }
   bool makes_copies() const { return are_present(copies.act); }
 
   GluCopies copies;
 };
-template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
+template <const Product& kProduct>
 inline constexpr Implementation<GroupedGemmGluArgs> kGluApart =
-    implementation_of<GroupedGemmGluArgs, GluApart<kProduct, kMultiply>>("apart");
+    implementation_of<GroupedGemmGluArgs, GluApart<kProduct>>("apart");
 
 // grad_act = grad_y * w2, then grad_z, act and grad_probs; grad_bias from grad_z, stored or not.
-template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
+template <const Product& kProduct>
 struct GluBackwardApart : Apart {
   GluBackwardApart(const DeviceState& device, const GroupedGemmGluBackwardArgs& args,
                    const Workspace& workspace)
@@ -152,7 +151,7 @@ struct GluBackwardApart : Apart {
            (has_bias() ? launches_of(kBiasBackward, state, bias) : 0);
   }
   Status run(const Context& context) const {
-    MOIRE_RETURN_IF_ERROR(kMultiply(context, "grouped_gemm_glu_backward", product));
+    MOIRE_RETURN_IF_ERROR(kProduct.run_as(context, "grouped_gemm_glu_backward", product));
     if (makes_copies()) return copies.run(context);
     MOIRE_RETURN_IF_ERROR(kGluBackward.run(context, copies.glu));
     return has_bias() ? kBiasBackward.run(context, bias) : Status();
@@ -163,8 +162,8 @@ struct GluBackwardApart : Apart {
   GluBackwardCopies copies;
   BiasBackwardArgs bias;
 };
-template <const Implementation<GroupedGemmArgs>& kProduct, Multiply& kMultiply>
+template <const Product& kProduct>
 inline constexpr Implementation<GroupedGemmGluBackwardArgs> kGluBackwardApart =
-    implementation_of<GroupedGemmGluBackwardArgs, GluBackwardApart<kProduct, kMultiply>>("apart");
+    implementation_of<GroupedGemmGluBackwardArgs, GluBackwardApart<kProduct>>("apart");
 
 }  // namespace moire::cuda::ops

@@ -128,7 +128,7 @@ Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding, Copies copies
 Around around(GroupedGemmWgradArgs& args, Decoding decoding, Copies);
 
 // kProduct, and what is around it.
-template <class A, const Implementation<A>& kProduct, Decoding kDecoding, Copies kCopies>
+template <class A, const auto& kProduct, Decoding kDecoding, Copies kCopies>
 struct WithQuantized {
   WithQuantized(const DeviceState& device, const A& call, const Workspace& memory)
       : state(device), args(over(call, memory)), steps(around(args, kDecoding, kCopies)) {
@@ -164,8 +164,7 @@ struct WithQuantized {
   }
 };
 
-template <class A, const Implementation<A>& kProduct, Decoding kDecoding,
-          Copies kCopies = Copies::kBehindIt>
+template <class A, const auto& kProduct, Decoding kDecoding, Copies kCopies = Copies::kBehindIt>
 constexpr Implementation<A> quantized_product(std::string_view name) {
   return implementation_of<A, WithQuantized<A, kProduct, kDecoding, kCopies>>(name);
 }

@@ -55,11 +55,6 @@ struct Call : gemm::RaggedMCall<GroupedGemmArgs> {
 
 }  // namespace
 
-Status multiply(const Context& context, const char* op, const GroupedGemmArgs& args) {
-  return Call(context.state(), args, args.workspace).run(context, op);
-}
-
-const Implementation<GroupedGemmArgs> kGroupedGemm =
-    implementation_of<GroupedGemmArgs, Call>("portable");
+const Product kGroupedGemm = product_of<Call>("portable");
 
 }  // namespace moire::cuda::portable

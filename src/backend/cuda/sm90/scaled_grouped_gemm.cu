@@ -83,11 +83,6 @@ struct Call : ProductCall<GroupedGemmArgs> {
 
 }  // namespace
 
-Status multiply(const Context& context, const char* op, const GroupedGemmArgs& args) {
-  return Call(context.state(), args, args.workspace).run(context, op);
-}
-
-const Implementation<GroupedGemmArgs> kGroupedGemm =
-    implementation_of<GroupedGemmArgs, Call>("sm90");
+const Product kGroupedGemm = product_of<Call>("sm90");
 
 }  // namespace moire::cuda::sm90::scaled
