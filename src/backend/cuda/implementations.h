@@ -26,6 +26,15 @@ constexpr Implementation<A> implementation_of(std::string_view name) {
           [](const DeviceState& state, const A& args) { return Call(state, args, {}).launches(); }};
 }
 
+// An implementation of functions, which needs no workspace.
+template <class A>
+constexpr Implementation<A> on_cuda(decltype(Implementation<A>::supports) supports,
+                                    decltype(Implementation<A>::policy) policy,
+                                    Status (*run)(const Context& context, const A& args),
+                                    decltype(Implementation<A>::launches) launches = nullptr) {
+  return {"cuda", Device::kCuda, supports, no_workspace, policy, run, launches};
+}
+
 // A product, which also runs as a step of the op that `op`, a literal, names.
 struct Product : Implementation<GroupedGemmArgs> {
   Status (*run_as)(const Context& context, const char* op, const GroupedGemmArgs& args);

@@ -168,8 +168,6 @@ std::string policy(const DeviceState&, const ConvertGluArgs& args) {
 
 }  // namespace
 
-const Implementation<ConvertGluArgs> kConvertGlu = {
-    "cuda", Device::kCuda, supports, no_workspace, policy, run,
-};
+const Implementation<ConvertGluArgs> kConvertGlu = on_cuda(supports, policy, run);
 
 }  // namespace moire::cuda::ops

@@ -298,7 +298,6 @@ std::string policy(const DeviceState&, const ConvertScalesArgs& args) {
 
 }  // namespace
 
-const Implementation<ConvertScalesArgs> kConvertScales = {
-    "cuda", Device::kCuda, supports_everything, no_workspace, policy, run};
+const Implementation<ConvertScalesArgs> kConvertScales = on_cuda(supports_everything, policy, run);
 
 }  // namespace moire::cuda::ops

@@ -115,8 +115,6 @@ std::string policy(const DeviceState&, const DequantizeArgs& args) {
 
 }  // namespace
 
-const Implementation<DequantizeArgs> kDequantize = {
-    "cuda", Device::kCuda, supports_columns, no_workspace, policy, run,
-};
+const Implementation<DequantizeArgs> kDequantize = on_cuda(supports_columns, policy, run);
 
 }  // namespace moire::cuda::ops

@@ -101,6 +101,6 @@ std::string policy(const DeviceState&, const GluArgs& args) {
 
 }  // namespace
 
-const Implementation<GluArgs> kGlu = {"cuda", Device::kCuda, supports, no_workspace, policy, run};
+const Implementation<GluArgs> kGlu = on_cuda(supports, policy, run);
 
 }  // namespace moire::cuda::ops

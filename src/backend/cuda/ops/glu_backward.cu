@@ -198,8 +198,6 @@ std::string policy(const DeviceState&, const GluBackwardArgs& args) {
 
 }  // namespace
 
-const Implementation<GluBackwardArgs> kGluBackward = {
-    "cuda", Device::kCuda, supports, no_workspace, policy, run,
-};
+const Implementation<GluBackwardArgs> kGluBackward = on_cuda(supports, policy, run);
 
 }  // namespace moire::cuda::ops

@@ -146,7 +146,6 @@ void gather_rows(Launcher& launcher, const TensorView& x, const TensorView& inde
   });
 }
 
-const Implementation<PermuteArgs> kPermute = {
-    "cuda", Device::kCuda, supports_everything, no_workspace, policy, run, launches};
+const Implementation<PermuteArgs> kPermute = on_cuda(supports_everything, policy, run, launches);
 
 }  // namespace moire::cuda::ops

@@ -194,8 +194,6 @@ std::string policy(const DeviceState&, const QuantizeWeightArgs& args) {
 }  // namespace
 
 const Implementation<QuantizeArgs> kQuantize = implementation_of<QuantizeArgs, Call>("cuda");
-const Implementation<QuantizeWeightArgs> kQuantizeWeight = {
-    "cuda", Device::kCuda, supports, no_workspace, policy, run, launches,
-};
+const Implementation<QuantizeWeightArgs> kQuantizeWeight = on_cuda(supports, policy, run, launches);
 
 }  // namespace moire::cuda::ops

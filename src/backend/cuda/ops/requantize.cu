@@ -322,8 +322,6 @@ std::string policy(const DeviceState&, const RequantizeArgs& args) {
 
 }  // namespace
 
-const Implementation<RequantizeArgs> kRequantize = {
-    "cuda", Device::kCuda, supports_columns, no_workspace, policy, run,
-};
+const Implementation<RequantizeArgs> kRequantize = on_cuda(supports_columns, policy, run);
 
 }  // namespace moire::cuda::ops

@@ -105,8 +105,6 @@ Status run(const Context& context, const RouterArgs& args) {
 
 }  // namespace
 
-const Implementation<RouterArgs> kRouter = {
-    "cuda", Device::kCuda, supports_experts, no_workspace, team_policy, run,
-};
+const Implementation<RouterArgs> kRouter = on_cuda(supports_experts, team_policy, run);
 
 }  // namespace moire::cuda::ops

@@ -104,8 +104,7 @@ Status run(const Context& context, const RouterBackwardArgs& args) {
 
 }  // namespace
 
-const Implementation<RouterBackwardArgs> kRouterBackward = {
-    "cuda", Device::kCuda, supports_experts, no_workspace, team_policy, run,
-};
+const Implementation<RouterBackwardArgs> kRouterBackward =
+    on_cuda(supports_experts, team_policy, run);
 
 }  // namespace moire::cuda::ops

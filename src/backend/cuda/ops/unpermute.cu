@@ -206,8 +206,6 @@ int64_t launches(const DeviceState&, const UnpermuteArgs& args) {
 
 }  // namespace
 
-const Implementation<UnpermuteArgs> kUnpermute = {
-    "cuda", Device::kCuda, supports, no_workspace, policy, run, launches,
-};
+const Implementation<UnpermuteArgs> kUnpermute = on_cuda(supports, policy, run, launches);
 
 }  // namespace moire::cuda::ops

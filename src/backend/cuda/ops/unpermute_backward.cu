@@ -259,7 +259,6 @@ std::string policy(const DeviceState&, const UnpermuteBackwardArgs& args) {
 
 }  // namespace
 
-const Implementation<UnpermuteBackwardArgs> kUnpermuteBackward = {
-    "cuda", Device::kCuda, supports, no_workspace, policy, run};
+const Implementation<UnpermuteBackwardArgs> kUnpermuteBackward = on_cuda(supports, policy, run);
 
 }  // namespace moire::cuda::ops
