@@ -9,6 +9,8 @@
 
 #include <moire.h>
 
+#include <type_traits>
+
 #include "backend/cuda/ptx/math.cuh"
 #include "core/host_device.h"
 
@@ -105,28 +107,23 @@ __device__ inline void glu_gradients(const Activation& activation, float prob, P
   }
 }
 
+// An activation or, where there is no gate, what is left of it.
+template <bool kIsGated, class Gated>
+using WithGating = std::conditional_t<kIsGated, const Gated&, Ungated<Gated>>;
+
 }  // namespace activations
 
-// Calls f with the activation of that kind, or, where there is no gate, with what is left of it; on
-// the device, and on the host.
+// Calls f with the activation of that kind, WithGating; on the device, and on the host.
 template <bool kIsGated, class F>
 __device__ inline void with_gating(const activations::AnyActivation& any, F&& f) {
-  activations::with_kind<true>(any, [&](const auto& gated) {
-    if constexpr (kIsGated) {
-      f(gated);
-    } else {
-      f(activations::Ungated(gated));
-    }
+  activations::with_kind<true>(any, [&]<class Gated>(const Gated& gated) {
+    f(activations::WithGating<kIsGated, Gated>(gated));
   });
 }
 template <bool kIsGated, class F>
 void with_gating(const moire_activation& activation, F&& f) {
-  activations::with_activation(activation, [&](const auto& gated) {
-    if constexpr (kIsGated) {
-      f(gated);
-    } else {
-      f(activations::Ungated(gated));
-    }
+  activations::with_activation(activation, [&]<class Gated>(const Gated& gated) {
+    f(activations::WithGating<kIsGated, Gated>(gated));
   });
 }
 
