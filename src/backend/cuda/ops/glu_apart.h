@@ -76,8 +76,7 @@ struct GluApart : Apart {
   }
 
   Reason supports() const {
-    const Reason reason = kProduct.supports(state, product);
-    if (reason) return reason;
+    if (const Reason reason = kProduct.supports(state, product)) return reason;
     return makes_copies() ? copies.supports() : kGlu.supports(state, copies.glu);
   }
   std::string policy() const {
