@@ -66,8 +66,7 @@ struct Mailbox {
     Proposal proposal;
     Excess excess;
   } posts[2];
-  // What kernels say first, in one word: the meeting's number, and a digest of the proposal. Posts
-  // are written where digests differ.
+  // What kernels say first: a meeting's number and a digest of the proposal, which posts spell out.
   uint64_t calls[2];
   int64_t gone;  // 0, or why the sender takes part no more: has_left(...) or did_not_come(...)
 };

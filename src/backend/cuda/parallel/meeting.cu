@@ -73,11 +73,11 @@ class Attendee {
     if (was_busy && threadIdx.x == 0) note(Ending::kBusy, m_.ranks.rank, 0);
     return !was_busy;
   }
-  // This meeting is over; whether the call goes on.
+  // This meeting is over; whether the call goes on. One that failed stays under way for good.
   __device__ void exit(bool goes_on) const {
     if (threadIdx.x != 0) return;
     *m_.goes = goes_on ? 1 : 0;
-    if (!is_alone()) atomicAdd(turn(), goes_on ? 2ULL : 1ULL);
+    if (!is_alone() && !has_failed_) atomicAdd(turn(), goes_on ? 2ULL : 1ULL);
   }
 
   // Tells all what is called, by its digest, in full where digests differ, and waits for them.
@@ -126,28 +126,28 @@ class Attendee {
     return mailbox_in(m_.ranks.memory[other], m_.ranks.rank);
   }
 
-  // Until every rank `has_come`, which its thread asks. Each waits by itself: who finds a rank gone
-  // tells all others, and that is why theirs end.
+  // Until every rank `has_come`, which its thread asks.
   template <class HasCome>
-  __device__ bool wait(const HasCome& has_come) const {
-    constexpr uint32_t kPolls = 16;  // until it looks at the clock, and whether the rank is gone
+  __device__ bool wait(const HasCome& has_come) {
+    constexpr int kPolls = 16;  // until all look at the clock, and for who is gone
     const int64_t deadline = nanoseconds() + m_.timeout_ns;
-    bool is_there = !is_rank(), is_late = false;
-    int64_t why = 0;
-    for (uint32_t polls = 1; !is_there && !is_late && why == 0; ++polls) {
-      is_there = has_come();
-      if (is_there || polls % kPolls != 0) continue;
-      is_late = nanoseconds() > deadline;
-      why = common(inbox_->gone).load(::cuda::memory_order_acquire);
-      is_there = has_come();  // it may have come before it went, or while this block was stopped
+    bool is_there = !is_rank();
+    for (;;) {
+      for (int i = 0; i < kPolls && !is_there; ++i) is_there = has_come();
+      if (__syncthreads_and(is_there) != 0) return true;
+      const bool is_late = nanoseconds() > deadline;
+      int64_t why = is_rank() ? common(inbox_->gone).load(::cuda::memory_order_acquire) : 0;
+      // It may have come before it went, or while this block was stopped.
+      is_there = is_there || has_come();
+      // Who left after its last call has come to it: only this rank's own leaving counts.
+      if (why < 0 && is_there && other_ != m_.ranks.rank) why = 0;
+      if (const int who = lowest(why != 0); who >= 0) return fail(who, why);
+      if (const int who = lowest(is_late && !is_there); who >= 0) return fail(who, 0);
     }
-    if (__syncthreads_or(!is_there) == 0) return true;
-    if (const int who = lowest(!is_there && why != 0); who >= 0) return fail(who, why);
-    return fail(lowest(!is_there), 0);
   }
 
   // Where not all say the same, or one has an excess: who says what. All ranks find the same.
-  __device__ bool agree(const Excess& excess) const {
+  __device__ bool agree(const Excess& excess) {
     const auto slot = epoch_ % 2;
     if (is_rank()) {
       Mailbox::Post& post = mailbox_at(other_).posts[slot];
@@ -173,8 +173,9 @@ class Attendee {
 
   // Because of rank `who`, whose thread knows why; 0: it has not come. Unless that rank gave up,
   // which it told all, this one tells all as well, since they would wait for it.
-  __device__ bool fail(int who, int64_t why) const {
+  __device__ bool fail(int who, int64_t why) {
     __shared__ int64_t told;
+    has_failed_ = true;
     if (who == other_) {
       if (why > 0) {
         note(Ending::kGaveUp, who, why - 1);
@@ -186,9 +187,8 @@ class Attendee {
       told = why > 0 ? 0 : why < 0 ? why : 1 + int64_t{who};
     }
     __syncthreads();
-    if (told != 0 && is_rank()) {
-      common(mailbox_at(other_).gone).store(told, ::cuda::memory_order_release);
-    }
+    const bool tells = told != 0 && is_rank();
+    if (tells) common(mailbox_at(other_).gone).store(told, ::cuda::memory_order_release);
     return false;
   }
 
@@ -197,6 +197,7 @@ class Attendee {
   int other_;
   Mailbox* inbox_ = nullptr;  // what thread r's rank tells this one
   int64_t epoch_ = 0;
+  bool has_failed_ = false;
 };
 
 __global__ void __launch_bounds__(kMostRanks)
