@@ -194,7 +194,7 @@ Call make_call(const OpCall& what, Arguments& arguments, Operands& operands) {
   const auto is_ready = std::make_shared<bool>(!problem.prepared);
   const auto ready = [as_run, is_ready, &operands, kept = call.prepared](const Context& context) {
     if (std::exchange(*is_ready, true)) return Status();
-    const Status status = prepare_weights(context, operands, *as_run);
+    Status status = prepare_weights(context, operands, *as_run);
     visit_fields(*as_run, BytesOf(is_prepared, *kept));
     return status;
   };
