@@ -29,6 +29,7 @@ Json to_json(const std::vector<Call::Kept>& kept) {
 // ", saves z 3.0 KiB, act 1.5 KiB"; nothing where nothing is kept.
 std::string to_text(const char* what, const std::vector<Call::Kept>& kept) {
   std::vector<std::string> parts;
+  parts.reserve(kept.size());
   for (const Call::Kept& k : kept) parts.push_back(text(k.name, " ", human_bytes(k.bytes)));
   return parts.empty() ? "" : text(", ", what, " ", join(parts, ", "));
 }
