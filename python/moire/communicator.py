@@ -241,6 +241,9 @@ def _cuda_devices(call, num_ranks, devices):
 
 
 _kept = []  # contexts of ranks that have gone, as _gone says
+# NOTE: cffi looks a function up under a lock, which the thread may hold on which the garbage
+# collector comes to _gone: it would wait for itself.
+_destroy_context = lib.moire_context_destroy
 
 
 def _gone(contexts_of_calls, process, meets_threads, data):
@@ -270,4 +273,4 @@ def _give_back():
 
 def _destroy(contexts_of_calls):
     for context in contexts_of_calls.values():
-        lib.moire_context_destroy(context)
+        _destroy_context(context)

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import re
+import subprocess
 import sys
 import threading
 import types
@@ -94,6 +95,7 @@ def library(monkeypatch):
     """That of C, where device 1 of CUDA seems to be Torch's current one."""
     library = LibraryWithoutGpu(moire.communicator.lib)
     monkeypatch.setattr(moire.communicator, "lib", library)
+    monkeypatch.setattr(moire.communicator, "_destroy_context", library.moire_context_destroy)
     monkeypatch.setattr(torch, "as_tensor", as_tensor_without_gpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -286,15 +288,32 @@ def test_windows_outlive_their_communicators(device):
     assert window.sum() == 3 * 4096
 
 
+WINDOW_GOES_WITHIN_CFFI = """
+import moire
+from moire._abi import ffi
+
+rank = moire.Communicator.threads(1, 64)[0]
+window = rank.window
+rank.close()
+del rank
+with ffi._lock:  # as where the garbage collector runs while cffi parses a type
+    del window
+"""
+
+
+def test_a_window_may_go_while_its_thread_is_within_cffi():
+    command = [sys.executable, "-c", WINDOW_GOES_WITHIN_CFFI]
+    subprocess.run(command, check=True, timeout=100)
+
+
 def test_memory_of_gpus_stays_while_ranks_of_threads_may_wait(monkeypatch):
     """Giving it back waits for all GPUs, and the garbage collector does so on any thread."""
     from moire import communicator
 
     gone, ranks = [], two()
-    lib = types.SimpleNamespace(moire_context_destroy=gone.append)
     for rank in ranks:
         monkeypatch.setattr(rank, "_meets_threads", True)  # as on GPUs
-    monkeypatch.setattr(communicator, "lib", lib)
+    monkeypatch.setattr(communicator, "_destroy_context", gone.append)
     communicator._gone({None: "of threads"}, os.getpid(), True, None)
     communicator._gone({None: "of one rank of NCCL"}, os.getpid(), False, None)
     communicator._gone({None: "of a parent"}, os.getpid() + 1, True, None)
