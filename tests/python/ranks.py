@@ -3,9 +3,9 @@ ranks that are processes of gloo.
 """
 
 import contextlib
-import faulthandler
 import functools
 import os
+import sys
 import threading
 import time
 import traceback
@@ -78,23 +78,37 @@ def in_threads(
             raised[communicator.rank] = e
 
     threads = [threading.Thread(target=work, args=(c,)) for c in communicators]
-    if stacks is not None:
-        faulthandler.dump_traceback_later(timeout_ms / 1000 * 0.8, file=stacks)
     for thread in threads:
         thread.start()
+    began = time.monotonic()
     if stacks is not None:
-        stacks.write("".join(f"rank {r} is 0x{t.ident:016x}\n" for r, t in enumerate(threads)))
+        join_until(began + timeout_ms / 1000 * 0.8, threads)
+        stacks.write(where(threads))
         stacks.flush()
-    end = time.monotonic() + max(60, 3 * timeout_ms / 1000)
+    join_until(began + max(60, 3 * timeout_ms / 1000), threads)
     for rank, thread in enumerate(threads):
-        thread.join(max(0, end - time.monotonic()))
         if thread.is_alive():
             raised[rank] = TimeoutError(f"rank {rank} has not come to its end")
-    if stacks is not None:
-        faulthandler.cancel_dump_traceback_later()
     for error in raised:
         let_go(error)
     return raised
+
+
+def join_until(end, threads):
+    for thread in threads:
+        thread.join(max(0, end - time.monotonic()))
+
+
+def where(threads):
+    """The stacks of those that run. Not faulthandler's, which looks while they run on and was seen
+    to end the process.
+    """
+    frames = sys._current_frames()
+    return "".join(
+        f"rank {rank}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for rank, thread in enumerate(threads)
+        if thread.ident in frames
+    )
 
 
 def let_go(error):

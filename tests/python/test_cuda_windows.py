@@ -90,6 +90,18 @@ def on_devices(size, window, **options):
 
 
 def work(process, size, kind, folder):
+    """What run_cases does; what ends the process instead goes into a file of its own."""
+    with (folder / f"end of process {process}").open("w") as file:
+        faulthandler.enable(file)
+        try:
+            run_cases(process, size, kind, folder)
+        except BaseException:
+            traceback.print_exc(file=file)
+            file.flush()
+    os._exit(0)
+
+
+def run_cases(process, size, kind, folder):
     """A world's ranks, or one: what each raised in a case goes into a file of the case's name."""
     worlds.DEVICE = torch.device("cuda")  # the one that is current in a rank's thread
     if kind != THREADS:
@@ -114,11 +126,10 @@ def work(process, size, kind, folder):
         for of, error in raised.items():
             found = error and traceback.format_exception(None, error, error.__traceback__)
             (folder / f"{name}.{of}").write_text("".join(found or ()))
-        has_waited = "Timeout (" in stacks.read_text()
+        has_waited = bool(stacks.read_text())
         if kind == THREADS and has_waited and any(raised.values()):
             (folder / "in vain").write_text(name)
             break
-    os._exit(0)
 
 
 def is_skipped(size, kind, name):
@@ -154,7 +165,8 @@ def test_experts_over_windows(world, name):
     in_vain = folder / "in vain"
     if in_vain.exists() and not any(end.exists() for end in ends):
         pytest.skip(f"ranks waited in vain for each other in {in_vain.read_text()}, before this")
-    stacks = "".join(f"{file.name}:\n{file.read_text()}" for file in folder.glob(f"{name}.stacks*"))
+    told = (*folder.glob(f"{name}.stacks*"), *folder.glob("end of process *"))
+    stacks = "".join(f"{file.name}:\n{file.read_text()}" for file in told)
     assert all(end.exists() for end in ends), f"a rank did not come to the end\n{stacks}"
     raised = [f"rank {rank}: {end.read_text()}" for rank, end in enumerate(ends) if end.read_text()]
     assert not raised, "".join((*raised, stacks))  # who fails leaves, which the others then raise
