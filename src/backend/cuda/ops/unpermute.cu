@@ -1,13 +1,14 @@
-// unpermute on CUDA: a block takes whole tokens and first puts their choices into shared memory;
-// then a thread takes 16 bytes of a row at a time (or one element) and the rows of 4 choices at
-// once, which are added in order of choice. The weights' gradient is gathered by a thread per
-// choice, in a second launch where both are asked for.
+// unpermute on CUDA: a block takes whole tokens and first puts those of their choices that have a
+// row into shared memory; then a thread takes 16 bytes of a row at a time (or one element) and the
+// rows of 4 choices at once, which are added in order of choice. The weights' gradient is gathered
+// by a thread per choice, in a second launch where both are asked for.
 #include <algorithm>
 
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/shared.cuh"
 #include "backend/cuda/device/values.cuh"
+#include "backend/cuda/device/warp.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
 #include "core/divide.h"
@@ -23,7 +24,7 @@ constexpr int64_t kPiecesPerBlock = 4 * kThreads;
 constexpr int64_t kMaxChoices = 2048;
 
 struct Choice {
-  int64_t row;   // -1: dropped, or past the token's last
+  int64_t row;   // -1: past the token's last
   float weight;  // then -0, which times zero and added changes no bit
 };
 
@@ -45,36 +46,38 @@ struct Operands {
   }
 };
 
-// The choices of a block's tokens, one after the other.
+// By a warp: a token's choices that have a row, in their order, then of those past the last.
 template <class From, class To>
-__device__ void load_choices(const Operands<From, To>& args, int64_t first_token, Choice* choices,
+__device__ void load_choices(const Operands<From, To>& args, int64_t token, Choice* choices,
                              const Reporter& reporter) {
-  const uint32_t padded = args.padded_choices();
-  for (uint32_t i = threadIdx.x; i < args.tokens_per_block * padded; i += kThreads) {
-    const int64_t token = first_token + i / padded, j = i % padded;
-    if (token >= args.num_tokens) return;
-    choices[i] = {-1, -0.0F};
-    if (j >= args.k) continue;
-    choices[i].row =
-        checked_index(args.scatter_idx, token * args.k + j, args.scatter_idx.at(token, j),
-                      args.num_rows, Dropping::kAllowed, reporter);
-    if (choices[i].row < 0) continue;
-    choices[i].weight = args.weights.is_present() ? args.weights.row(token)[j] : 1.0F;
+  const uint32_t lane = threadIdx.x % kWarp, padded = args.padded_choices();
+  uint32_t count = 0;
+  for (int64_t first = 0; first < args.k; first += kWarp) {
+    const int64_t j = first + lane;
+    const int64_t row = j < args.k ? checked_index(args.scatter_idx, token * args.k + j,
+                                                   args.scatter_idx.at(token, j), args.num_rows,
+                                                   Dropping::kAllowed, reporter)
+                                   : -1;
+    const uint32_t found = __ballot_sync(kAllLanes, row >= 0);
+    const uint32_t before = __popc(found & ((1U << lane) - 1));
+    const bool is_weighted = row >= 0 && args.weights.is_present();
+    const float weight = is_weighted ? args.weights.row(token)[j] : 1.0F;
+    if (row >= 0) choices[count + before] = {row, weight};
+    count += __popc(found);
   }
+  for (uint32_t i = count + lane; i < padded; i += kWarp) choices[i] = {-1, -0.0F};
 }
 
 // Adds the rows of a few choices to sum, all loads under way before the first addition.
 template <int N, class From>
 __device__ void add_choices(const Matrix<const From>& rows, const Choice* choices, uint32_t column,
-                            bool& has_any, float (&sum)[N]) {
+                            float (&sum)[N]) {
   Packed<From, N> piece[kChoicesAtOnce];
 #pragma unroll
   for (int j = 0; j < kChoicesAtOnce; ++j) {
     const int64_t row = choices[j].row;
     piece[j] = {};
-    if (row < 0) continue;
-    piece[j] = load<N>(rows.row(row) + column);
-    has_any = true;
+    if (row >= 0) piece[j] = load<N>(rows.row(row) + column);
   }
 #pragma unroll
   for (int j = 0; j < kChoicesAtOnce; ++j) {
@@ -90,7 +93,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   Choice* const choices = dynamic_shared<Choice>();
   const int64_t first_token = int64_t{blockIdx.x} * args.tokens_per_block;
   const uint32_t padded = args.padded_choices();
-  load_choices(args, first_token, choices, reporter);
+  for (uint32_t i = threadIdx.x / kWarp; i < args.tokens_per_block; i += kThreads / kWarp) {
+    if (first_token + i >= args.num_tokens) break;
+    load_choices(args, first_token + i, choices + i * padded, reporter);
+  }
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < args.tokens_per_block * args.pieces; i += kThreads) {
     const int64_t token = first_token + i / args.pieces;
@@ -100,13 +106,13 @@ __global__ void __launch_bounds__(kThreads, 4)
     float sum[N];  // -0, so that the first choice keeps the sign of its zeros
 #pragma unroll
     for (int j = 0; j < N; ++j) sum[j] = -0.0F;
-    bool has_any = false;
-    for (uint32_t first = 0; first < padded; first += kChoicesAtOnce) {
-      add_choices(args.rows, own + first, column, has_any, sum);
+    uint32_t first = 0;
+    for (; first < padded && own[first].row >= 0; first += kChoicesAtOnce) {
+      add_choices(args.rows, own + first, column, sum);
     }
     Packed<To, N> y;
 #pragma unroll
-    for (int j = 0; j < N; ++j) y.set(j, has_any ? sum[j] : 0.0F);
+    for (int j = 0; j < N; ++j) y.set(j, first > 0 ? sum[j] : 0.0F);
     store(args.y.row(token) + column, y);
   }
 }
