@@ -1,6 +1,7 @@
 // convert_glu on CUDA, one copy. Where gate and up lie along rows (weights), a warp moves a part of
 // a row; where they lie along the columns of a row, a thread moves 16 bytes of either half, through
-// registers, or an element of either where layouts or alignment forbid that.
+// registers; 8 of either where they are to alternate, so that threads side by side store bytes side
+// by side; or an element of either where layouts or alignment forbid that.
 #include <algorithm>
 
 #include "backend/cuda/device/copy_rows.cuh"
@@ -53,6 +54,29 @@ __global__ void __launch_bounds__(kThreads)
       static_cast<uint32_t>(count));
 }
 
+// GluPairs of half as many columns: both halves are in one piece of 16 bytes.
+template <int N>
+struct GluPairsTogether {
+  static constexpr int kColumns = N;
+  GluPairs<2 * N> pairs;
+};
+template <int N, class T>
+__device__ void load_glu(const GluPairsTogether<N>& columns, const T* row, uint32_t column,
+                         uint2& gate, uint2& up) {
+  const auto both = *reinterpret_cast<const uint4*>(row + 2 * column);
+  uint4 gates, ups;
+  columns.pairs.split(both, both, gates, ups);
+  gate = {gates.x, gates.y};
+  up = {ups.x, ups.y};
+}
+template <int N, class T>
+__device__ void store_glu(const GluPairsTogether<N>& columns, T* row, uint32_t column,
+                          const uint2& gate, const uint2& up) {
+  uint4 both, none;
+  columns.pairs.join(uint4{gate.x, gate.y}, uint4{up.x, up.y}, both, none);
+  *reinterpret_cast<uint4*>(row + 2 * column) = both;
+}
+
 template <class T, class From, class To>
 __global__ void __launch_bounds__(kThreads)
     columns_kernel(Matrix<const T> source, Matrix<T> target, From from, To to, int64_t num_rows,
@@ -62,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
   for (uint32_t i = threadIdx.x; i < rows_per_block * pieces; i += kThreads) {
     const int64_t row = first_row + i / pieces;
     if (row >= num_rows) return;
-    std::conditional_t<kN == 1, T, uint4> gate, up;
+    std::conditional_t<kN == 1, T, std::conditional_t<kN == kVector<T>, uint4, uint2>> gate, up;
     load_glu(from, source.row(row), i % pieces * kN, gate, up);
     store_glu(to, target.row(row), i % pieces * kN, gate, up);
   }
@@ -128,18 +152,23 @@ void move_columns(Launcher& launcher, const ConvertGluArgs& args) {
   };
   const bool is_vector = opens_vectors({args.source, args.target}) && f % kVector<T> == 0 &&
                          fits(source.block) && fits(target.block);
-  with_gated_columns<T>(source, is_vector, [&](auto from) {
-    with_gated_columns<T>(target, is_vector, [&](auto to) {
-      using From = decltype(from);
-      using To = decltype(to);
-      if constexpr (From::kColumns == To::kColumns) {  // the others are not called
-        const int64_t pieces = f / From::kColumns;
-        const int64_t rows = std::max<int64_t>(1, kPiecesPerBlock / pieces);
-        launcher.launch(columns_kernel<T, From, To>, {blocks_for(num_rows, rows), kThreads},
-                        matrix_of<const T>(args.source), matrix_of<T>(args.target), from, to,
-                        num_rows, static_cast<uint32_t>(pieces), static_cast<uint32_t>(rows));
-      }
-    });
+  const auto move = [&]<class From, class To>(const From& from, const To& to) {
+    const int64_t pieces = f / From::kColumns;
+    const int64_t rows = std::max<int64_t>(1, kPiecesPerBlock / pieces);
+    launcher.launch(columns_kernel<T, From, To>, {blocks_for(num_rows, rows), kThreads},
+                    matrix_of<const T>(args.source), matrix_of<T>(args.target), from, to, num_rows,
+                    static_cast<uint32_t>(pieces), static_cast<uint32_t>(rows));
+  };
+  if constexpr (kHasPairs<T>) {
+    constexpr int kN = kVector<T> / 2;
+    if (is_vector && target.block == 1) {
+      const GluPairsTogether<kN> to{GluPairs<2 * kN>(target)};
+      if (source.block == 1) return move(GluPairsTogether<kN>{GluPairs<2 * kN>(source)}, to);
+      return move(GluBlocks<kN>(source), to);
+    }
+  }
+  with_gated_columns<T>(source, is_vector, [&]<class From>(const From& from) {
+    move(from, GluBlocks<From::kColumns>(target));
   });
 }
 
