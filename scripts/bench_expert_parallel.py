@@ -10,7 +10,8 @@ beside the same experts without it.
 4096 tokens a rank choose 8 of 64 experts. Over windows (moire.Communicator) the calls are those of
 moire.h; over the process group, moire.ExpertParallel's. "GB/s" counts the rows that have to cross a
 link, once a way: those of a rank's tokens that another rank needs. On GPUs every row is a CUDA
-graph, replayed back to back; what is printed are medians over rounds of the slowest rank.
+graph, of one call and of --calls, replayed back to back: the time is one call's, with the way from
+graph to graph and nearly without it. Printed are medians over rounds of the slowest rank.
 
 The layer is a rank's share of the experts with as many tokens, forward and backward: alone, with
 tokens that choose among this rank's experts only, and over windows; beside that with a shared
@@ -47,6 +48,7 @@ def parse_arguments():
     parser.add_argument("--hidden", type=int, nargs="*", default=[7168, 2048], metavar="H")
     parser.add_argument("--layer", default="7168x2048", metavar="HxF", help="'' leaves it out")
     parser.add_argument("--micro-batches", type=int, nargs="*", default=[2], metavar="N")
+    parser.add_argument("--calls", type=int, default=8, help="in the larger graphs")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", metavar="FILE", help="write the samples")
     return parser.parse_args()
@@ -122,8 +124,8 @@ class Clock:
     def __init__(self, rank, arguments):
         self.rank, self.rounds, self.on_gpu = rank, arguments.rounds, arguments.device == "cuda"
 
-    def captured(self, call):
-        """The call as a CUDA graph; on a CPU itself."""
+    def captured(self, call, times=1):
+        """So many calls as a CUDA graph; on a CPU the one call itself."""
         if not self.on_gpu:
             return call
         side = torch.cuda.Stream()
@@ -134,7 +136,7 @@ class Clock:
         side.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            graph.made = call()  # stays until the graph goes
+            graph.made = [call() for _ in range(times)]  # stays until the graph goes
         return graph.replay
 
     def once(self, call, times):
@@ -264,12 +266,18 @@ def time_moves(rank, clock, arguments, hidden, device, communicators):
         named[f"dispatch in MXFP8{of_few}"] = (windows.dispatch_codes, 0)
         named[f"combine{of_few}"] = (windows.combine, 1)
         named[f"plan, dispatch, combine{of_few}"] = (windows.all_three, 2)
-    calls = {name: clock.captured(call) for name, (call, _) in named.items()}
-    samples = clock.turns(calls, 20)
-    return [
-        (name, samples[name], ways * tokens.link_bytes / percentile(samples[name], 0.5) / 1e9)
-        for name, (_, ways) in named.items()
-    ]
+    calls, counts = {}, (1, arguments.calls) if clock.on_gpu else (1,)
+    for name, (call, ways) in named.items():
+        for count in counts:
+            in_graph = name if count == 1 else f"{name}, {count} in a graph"
+            calls[in_graph] = clock.captured(call, count), count, ways
+    samples = clock.turns({name: call for name, (call, _, _) in calls.items()}, 20)
+    found = []
+    for name, (_, count, ways) in calls.items():
+        seconds = [sample / count for sample in samples[name]]
+        rate = ways * tokens.link_bytes / percentile(seconds, 0.5) / 1e9
+        found.append((name, seconds, rate))
+    return found
 
 
 # ---- a layer ----
@@ -360,7 +368,7 @@ def run(rank, arguments, found):
         for name, samples, figure in rows if rank.rank == 0 else ():
             found.append({"what": what, "case": name, unit: figure, "seconds": samples})
             us = 1e6 * percentile(samples, 0.5)
-            print(f"{what:12} {name:48} {us:9.1f} us {figure:8.3f} {unit}", flush=True)
+            print(f"{what:12} {name:58} {us:9.1f} us {figure:8.3f} {unit}", flush=True)
 
     for hidden in widths:
         moves = time_moves(rank, clock, arguments, hidden, device, communicators)
