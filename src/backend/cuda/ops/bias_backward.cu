@@ -243,15 +243,13 @@ class Call {
         grad_y_(args.grad_y),
         arena_(workspace),
         segments_(ceil_div(grad_y_.columns(), kSegment)) {
-    if (has_bias()) {
-      block_partials_ = arena_.take_floats(row_blocks_bound(args.groups), grad_y_.columns());
-    }
+    block_partials_ = take_block_partials(arena_, args.grad_bias, args.groups);
     if (has_scale()) row_partials_ = arena_.take_floats(args.groups.capacity, segments_);
   }
 
   Reason supports() const { return too_wide("grad_y", grad_y_.columns(), 31); }
   size_t workspace() const { return arena_.used(); }
-  int64_t launches() const { return 1 + has_bias() + has_scale(); }
+  int64_t launches() const { return 1 + is_present(args_.grad_bias) + has_scale(); }
   std::string policy() const {
     return with_tiling(grad_y_, [&]<class T, int N>(const SegmentTiling<N>& tiling) {
       return concat("partial sums of ", kBlockRows, " rows, ", kOfChain * tiling.rows, " and ",
@@ -276,19 +274,14 @@ class Call {
       const auto kernel = has_scale() ? sum_kernel<true, N, T> : sum_kernel<false, N, T>;
       launcher.launch(kernel, {grid, kThreads}, operands, tiling, launcher.reporter());
     });
-    if (has_bias()) {
-      sum_block_partials(launcher, block_partials_, args_.groups, args_.grad_bias, args_.beta,
-                         args_.beta_per_group);
-    }
-    if (has_scale()) {
-      sum_row_partials(launcher, row_partials_, segments_, args_.groups, args_.grad_scale,
-                       args_.beta_scale, args_.tail);
-    }
+    sum_block_partials(launcher, block_partials_, args_.groups, args_.grad_bias, args_.beta,
+                       args_.beta_per_group);
+    sum_row_partials(launcher, row_partials_, segments_, args_.groups, args_.grad_scale,
+                     args_.beta_scale, args_.tail);
     return launcher.status();
   }
 
  private:
-  bool has_bias() const { return is_present(args_.grad_bias); }
   bool has_scale() const { return is_present(args_.grad_scale); }
 
   const BiasBackwardArgs& args_;

@@ -312,14 +312,11 @@ Reason GluBackwardCopies::supports() const {
 }
 
 void GluBackwardCopies::take_parts(Arena& arena) {
-  const TensorView z(glu.z);
   if (is_present(glu.grad_probs)) {
     const int64_t parts = ceil_div(TensorView(glu.grad_act).columns(), kSegment);
     grad_probs_parts = arena.take_floats(glu.groups.capacity, parts);
   }
-  if (is_present(grad_bias)) {
-    grad_bias_parts = arena.take_floats(row_blocks_bound(glu.groups), z.columns());
-  }
+  grad_bias_parts = take_block_partials(arena, grad_bias, glu.groups);
 }
 
 Status GluBackwardCopies::run(const Context& context) const {
@@ -327,14 +324,10 @@ Status GluBackwardCopies::run(const Context& context) const {
   Launcher launcher(context, kOp);
   with_ragged_scaling(
       grad_z, [&]<int kScaling>() { launch_copies<kScaling>(launcher, context, kOp, *this); });
-  if (is_present(glu.grad_probs)) {
-    const TensorView grad_act(glu.grad_act);
-    sum_row_partials(launcher, grad_probs_parts, ceil_div(grad_act.columns(), kSegment),
-                     groups_or_all(glu.groups, grad_act.num_rows()), glu.grad_probs, 0, glu.tail);
-  }
-  if (is_present(grad_bias)) {
-    sum_block_partials(launcher, grad_bias_parts, glu.groups, grad_bias, beta, nullptr);
-  }
+  const TensorView grad_act(glu.grad_act);
+  sum_row_partials(launcher, grad_probs_parts, ceil_div(grad_act.columns(), kSegment),
+                   groups_or_all(glu.groups, grad_act.num_rows()), glu.grad_probs, 0, glu.tail);
+  sum_block_partials(launcher, grad_bias_parts, glu.groups, grad_bias, beta);
   return launcher.status();
 }
 

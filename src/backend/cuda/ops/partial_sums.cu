@@ -65,13 +65,20 @@ __global__ void __launch_bounds__(kThreads)
 void sum_row_partials(Launcher& launcher, const float* partials, int64_t count,
                       const moire_groups& groups, const TensorView& target, int32_t beta,
                       int32_t tail) {
+  if (!target.is_present()) return;
   launcher.launch(sum_row_partials_kernel, {blocks_for(groups.capacity, kThreads), kThreads},
                   partials, count, groups, static_cast<float*>(target.data), beta,
                   tail == MOIRE_TAIL_ZERO);
 }
 
+float* take_block_partials(Arena& arena, const TensorView& target, const moire_groups& groups) {
+  if (!target.is_present()) return nullptr;
+  return arena.take_floats(row_blocks_bound(groups), target.columns());
+}
+
 void sum_block_partials(Launcher& launcher, const float* partials, const moire_groups& groups,
                         const TensorView& target, int32_t beta, const uint8_t* beta_per_group) {
+  if (!target.is_present()) return;
   const dim3 grid(blocks_for(groups.num_groups, 1), blocks_for(target.columns(), kThreads));
   launcher.launch(sum_block_partials_kernel, {grid, kThreads}, partials, target.columns(), groups,
                   any_floats(target), beta, beta_per_group);

@@ -6,7 +6,6 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/portable/ragged_m.cuh"
-#include "core/arena.h"
 #include "core/divide.h"
 #include "core/glu_layout.h"
 
@@ -93,11 +92,8 @@ struct Call : gemm::RaggedMCall<GroupedGemmGluBackwardArgs> {
       : RaggedMCall(given, given.grad_y, given.grad_y_scales, given.w2, given.w2_scales,
                     given.w2.layout == MOIRE_IN_OUT, GluBackward::kHalves, workspace),
         segments_(ceil_div(product.columns, kSegment)) {
-    const moire_groups& groups = args.groups;
-    if (is_present(args.grad_probs)) probs_ = arena.take_floats(groups.capacity, segments_);
-    if (is_present(args.grad_bias)) {
-      bias_ = arena.take_floats(row_blocks_bound(groups), 2 * product.columns);
-    }
+    if (is_present(args.grad_probs)) probs_ = arena.take_floats(args.groups.capacity, segments_);
+    bias_ = ops::take_block_partials(arena, args.grad_bias, args.groups);
   }
 
   int64_t launches() const {
@@ -121,9 +117,7 @@ struct Call : gemm::RaggedMCall<GroupedGemmGluBackwardArgs> {
       ops::sum_row_partials(launcher, probs_, segments_, args.groups, args.grad_probs, 0,
                             args.tail);
     }
-    if (bias_ != nullptr) {
-      ops::sum_block_partials(launcher, bias_, args.groups, args.grad_bias, args.beta);
-    }
+    ops::sum_block_partials(launcher, bias_, args.groups, args.grad_bias, args.beta);
     return launcher.status();
   }
 

@@ -1,6 +1,5 @@
 // grouped_gemm_glu_backward on SM90: FC2's dgrad with the activation's backward in its epilogue,
 // then the partial sums of grad_probs and of grad_bias added in order.
-#include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/sm90/glu_backward_epilogue.cuh"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
@@ -31,9 +30,7 @@ struct Call : RaggedMCall<GroupedGemmGluBackwardArgs> {
     if (is_present(args.grad_probs)) {
       prob_partials_ = arena.take_floats(segments_, args.groups.capacity);
     }
-    if (is_present(args.grad_bias)) {
-      bias_partials_ = arena.take_floats(row_blocks_bound(args.groups), layout_.columns());
-    }
+    bias_partials_ = ops::take_block_partials(arena, args.grad_bias, args.groups);
   }
 
   Reason supports() const {
@@ -56,9 +53,7 @@ struct Call : RaggedMCall<GroupedGemmGluBackwardArgs> {
   Status run(const Context& context) const {
     Launcher launcher(context, "grouped_gemm_glu_backward");
     if (args.groups.capacity > 0) multiply(launcher);
-    if (is_present(args.grad_bias)) {
-      ops::sum_block_partials(launcher, bias_partials_, args.groups, args.grad_bias, args.beta);
-    }
+    ops::sum_block_partials(launcher, bias_partials_, args.groups, args.grad_bias, args.beta);
     return launcher.status();
   }
 
