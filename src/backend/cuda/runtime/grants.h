@@ -17,7 +17,11 @@ class Grants {
   void need(const void* address, size_t amount, Give&& give) {
     if (has(address, amount)) return;
     const std::lock_guard lock(mutex_);
-    if (!has(address, amount) && give()) note(address, amount);
+    if (has(address, amount) || !give()) return;
+    Slot* const slot = slot_of(address);
+    if (slot == nullptr) return;
+    slot->amount.store(amount, std::memory_order_release);
+    slot->address.store(address, std::memory_order_release);
   }
 
   // Addresses past so many are given to each time.
@@ -29,28 +33,20 @@ class Grants {
     std::atomic<size_t> amount;
   };
 
-  // Slots are looked through from here on, to the first that is free.
-  static size_t first_slot(const void* address) {
-    return reinterpret_cast<uintptr_t>(address) / 16 % kMost;
-  }
-  bool has(const void* address, size_t amount) const {
-    for (size_t i = first_slot(address), end = i + kMost; i < end; ++i) {
-      const Slot& slot = slots_[i % kMost];
+  // The address's slot, or the first that is free; null if there is neither.
+  Slot* slot_of(const void* address) {
+    for (size_t i = 0, first = reinterpret_cast<uintptr_t>(address) / 16; i < kMost; ++i) {
+      Slot& slot = slots_[(first + i) % kMost];
       const void* const found = slot.address.load(std::memory_order_acquire);
-      if (found == address) return slot.amount.load(std::memory_order_acquire) >= amount;
-      if (found == nullptr) break;
+      if (found == address || found == nullptr) return &slot;
     }
-    return false;
+    return nullptr;
   }
-  void note(const void* address, size_t amount) {
-    for (size_t i = first_slot(address), end = i + kMost; i < end; ++i) {
-      Slot& slot = slots_[i % kMost];
-      const void* const found = slot.address.load(std::memory_order_relaxed);
-      if (found != address && found != nullptr) continue;
-      slot.amount.store(amount, std::memory_order_release);
-      slot.address.store(address, std::memory_order_release);
-      return;
-    }
+  // A slot that was free may be another address's by now.
+  bool has(const void* address, size_t amount) {
+    const Slot* const slot = slot_of(address);
+    return slot != nullptr && slot->address.load(std::memory_order_acquire) == address &&
+           slot->amount.load(std::memory_order_acquire) >= amount;
   }
 
   Slot slots_[kMost] = {};
