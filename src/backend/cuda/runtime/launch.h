@@ -61,9 +61,16 @@ class Launcher {
   template <class... P, class... A>
   void launch(void (*kernel)(P...), const LaunchShape& shape, A&&... args) {
     if (!ok() || shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
-    constexpr size_t kSharedWithoutAsking = 48 * 1024;
-    if (shape.shared_bytes > kSharedWithoutAsking) allow_shared(kernel, shape);
-    if (!ok()) return;
+    // More shared memory than a kernel has without asking; asked for once per kernel and device.
+    if (shape.shared_bytes > 48 * 1024) {
+      state_.shared_memory.need(reinterpret_cast<const void*>(kernel), shape.shared_bytes, [&] {
+        check("cudaFuncSetAttribute",
+              cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(shape.shared_bytes)));
+        return ok();
+      });
+      if (!ok()) return;
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = shape.grid;
     config.blockDim = shape.block;
@@ -73,16 +80,6 @@ class Launcher {
   }
 
  private:
-  // More shared memory than a kernel has without asking; asked for once per kernel and device.
-  template <class... P>
-  void allow_shared(void (*kernel)(P...), const LaunchShape& shape) {
-    state_.shared_memory.need(reinterpret_cast<const void*>(kernel), shape.shared_bytes, [&] {
-      check("cudaFuncSetAttribute",
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shape.shared_bytes)));
-      return ok();
-    });
-  }
   void check(std::string_view call, cudaError_t error) {
     if (error == cudaSuccess) return;
     static_cast<void>(cudaGetLastError());  // it is ours to report, not the next caller's
