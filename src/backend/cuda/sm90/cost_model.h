@@ -35,18 +35,15 @@ struct Cost {
   int blocks;  // one a multiprocessor, but no more than there may be tiles
 
   std::string text() const {
+    const auto tenths = static_cast<int64_t>(10 * waves + 0.5);
     return concat("rows ", percent(useful_rows), " and columns ", percent(useful_columns),
                   " useful, ", static_cast<int>(bytes_per_clock + 0.5), " bytes a clock, ",
-                  fixed(waves), " waves");
+                  tenths / 10, ".", tenths % 10, " waves");
   }
 
  private:
   static std::string percent(double share) {
     return concat(static_cast<int>(100 * share + 0.5), " %");
-  }
-  static std::string fixed(double x) {
-    const auto tenths = static_cast<int64_t>(10 * x + 0.5);
-    return concat(tenths / 10, ".", tenths % 10);
   }
 };
 
