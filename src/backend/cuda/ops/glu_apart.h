@@ -27,7 +27,7 @@ inline bool are_present(const QuantizeArgs& copies) {
 
 // A product, and the activation's op behind it.
 struct Apart {
-  size_t workspace() const { return used; }
+  size_t workspace() const { return arena.used(); }
 
   // What the two take of the call alike.
   void take(const auto& args, auto& glu) {
@@ -43,23 +43,21 @@ struct Apart {
     product.accumulation = args.accumulation;
   }
   // The rest of the workspace becomes the product's.
-  void give_rest(const Implementation<GroupedGemmArgs>& implementation, Arena& arena) {
+  void give_rest(const Implementation<GroupedGemmArgs>& implementation) {
     product.workspace = arena.rest();
     arena.take(static_cast<int64_t>(implementation.workspace(state, product)));
-    used = arena.used();
   }
 
   const DeviceState& state;
+  Arena arena;
   GroupedGemmArgs product = {};
-  size_t used = 0;
 };
 
 // z = a * b^T + bias, then act = glu(z) * probs.
 template <const Product& kProduct>
 struct GluApart : Apart {
   GluApart(const DeviceState& device, const GroupedGemmGluArgs& args, const Workspace& workspace)
-      : Apart{device} {
-    Arena arena(workspace);
+      : Apart{device, Arena(workspace)} {
     const int64_t rows = args.groups.capacity, columns = Weight(args.b).out_features();
     const DType storage = glu_storage(args);
     copies.act = quantize_args(args.act_rowwise, args.act_columnwise, args);
@@ -72,7 +70,7 @@ struct GluApart : Apart {
     product.b_scales = args.b_scales;
     product.bias = args.bias;
     product.d = glu.z;
-    give_rest(kProduct, arena);
+    give_rest(kProduct);
   }
 
   Reason supports() const {
@@ -101,8 +99,7 @@ template <const Product& kProduct>
 struct GluBackwardApart : Apart {
   GluBackwardApart(const DeviceState& device, const GroupedGemmGluBackwardArgs& args,
                    const Workspace& workspace)
-      : Apart{device} {
-    Arena arena(workspace);
+      : Apart{device, Arena(workspace)} {
     copies.grad_z = quantize_args(args.grad_z_rowwise, args.grad_z_columnwise, args);
     copies.act = quantize_args({}, args.act_columnwise, args);
     GluBackwardArgs& glu = copies.glu;
@@ -130,7 +127,7 @@ struct GluBackwardApart : Apart {
     product.b_scales = args.w2_scales;
     product.transpose_b = 1;
     product.d = glu.grad_act;
-    give_rest(kProduct, arena);
+    give_rest(kProduct);
   }
 
   Reason supports() const {

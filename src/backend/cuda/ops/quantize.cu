@@ -54,11 +54,10 @@ class Call {
       : state_(state),
         args_(args),
         bias_(bias_backward_of(args)),
+        arena_(workspace),
         takes_vectors_(takes_vectors(args.source, args.rowwise, args.columnwise)),
         sums_(is_present(args.grad_bias) && takes_vectors_ && source_.type() == DType::kBF16) {
-    Arena arena(workspace);
-    if (sums_) bias_parts_ = arena.take_floats(row_blocks_bound(args.groups), source_.columns());
-    bytes_ = arena.used();
+    if (sums_) bias_parts_ = take_block_partials(arena_, args.grad_bias, args.groups);
   }
 
   Reason supports() const {
@@ -69,7 +68,7 @@ class Call {
     return too_wide("source", source_.columns());
   }
   size_t workspace() const {
-    return reads_twice() ? kBiasBackward.workspace(state_, bias_) : bytes_;
+    return reads_twice() ? kBiasBackward.workspace(state_, bias_) : arena_.used();
   }
   int64_t launches() const {
     return 1 + sums_ + (reads_twice() ? kBiasBackward.launches(state_, bias_) : 0);
@@ -119,10 +118,10 @@ class Call {
   const DeviceState& state_;
   const QuantizeArgs& args_;
   const BiasBackwardArgs bias_;
+  Arena arena_;
   const TensorView source_{args_.source};
   bool takes_vectors_, sums_;
   float* bias_parts_ = nullptr;
-  size_t bytes_;
 };
 
 // Only listed and packed matrices have tiles of one scale.
