@@ -42,13 +42,11 @@ struct Call : gemm::RaggedMCall<GroupedGemmArgs> {
 
   Status run(const Context& context, const char* op = "grouped_gemm") const {
     Launcher launcher(context, op);
-    listed.write(launcher);
-    gemm::launch(launcher, product,
-                 Store{.d = any_floats(args.d),
-                       .bias = any_floats(args.bias),
-                       .bias_scale = vector_of<const float>(args.bias_scale),
-                       .columns = product.columns,
-                       .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
+    launch(launcher, Store{.d = any_floats(args.d),
+                           .bias = any_floats(args.bias),
+                           .bias_scale = vector_of<const float>(args.bias_scale),
+                           .columns = product.columns,
+                           .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
     return launcher.status();
   }
 };

@@ -56,17 +56,15 @@ struct Call : gemm::RaggedMCall<GroupedGemmGluArgs> {
 
   Status run(const Context& context) const {
     Launcher launcher(context, "grouped_gemm_glu");
-    listed.write(launcher);
     AnyFloats z = any_floats(args.z);
     z.dtype = glu_storage(args);
-    gemm::launch(launcher, product,
-                 Glu{.activation = {args.activation},
-                     .layout = resolve_glu_layout(args.layout, product.columns),
-                     .bias = any_floats(args.bias),
-                     .z = z,
-                     .act = any_floats(args.act),
-                     .probs = vector_of<const float>(args.probs),
-                     .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
+    launch(launcher, Glu{.activation = {args.activation},
+                         .layout = resolve_glu_layout(args.layout, product.columns),
+                         .bias = any_floats(args.bias),
+                         .z = z,
+                         .act = any_floats(args.act),
+                         .probs = vector_of<const float>(args.probs),
+                         .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
     return launcher.status();
   }
 };

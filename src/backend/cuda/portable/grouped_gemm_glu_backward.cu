@@ -101,18 +101,16 @@ struct Call : gemm::RaggedMCall<GroupedGemmGluBackwardArgs> {
   }
   Status run(const Context& context) const {
     Launcher launcher(context, "grouped_gemm_glu_backward");
-    listed.write(launcher);
-    gemm::launch(launcher, product,
-                 GluBackward{.activation = {args.activation},
-                             .layout = resolve_glu_layout(args.layout, product.columns),
-                             .z = any_floats(args.z),
-                             .grad_z = any_floats(args.grad_z),
-                             .act = any_floats(args.act),
-                             .probs = vector_of<const float>(args.probs),
-                             .prob_partials = probs_,
-                             .segments = segments_,
-                             .bias_partials = bias_,
-                             .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
+    launch(launcher, GluBackward{.activation = {args.activation},
+                                 .layout = resolve_glu_layout(args.layout, product.columns),
+                                 .z = any_floats(args.z),
+                                 .grad_z = any_floats(args.grad_z),
+                                 .act = any_floats(args.act),
+                                 .probs = vector_of<const float>(args.probs),
+                                 .prob_partials = probs_,
+                                 .segments = segments_,
+                                 .bias_partials = bias_,
+                                 .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
     if (probs_ != nullptr) {
       ops::sum_row_partials(launcher, probs_, segments_, args.groups, args.grad_probs, 0,
                             args.tail);

@@ -145,18 +145,6 @@ decltype(auto) with_engine(const Operand& a, const Operand& b, F&& f) {
   return f.template operator()<Fma>();
 }
 
-template <class Epilogue>
-void launch(Launcher& launcher, const RaggedM& p, const Epilogue& epilogue) {
-  const dim3 grid(static_cast<uint32_t>(std::max<int64_t>(1, row_blocks_bound<kTile>(p.groups))),
-                  std::max(1U, blocks_for(p.columns, kTile)));
-  with_engine(p.a, p.weight, [&]<class Engine>() {
-    using Memory = Shared<Engine, Epilogue::kHalves, Epilogue::kPlanes>;
-    const auto kernel = p.weight_is_nk ? ragged_m_kernel<Engine, true, Epilogue>
-                                       : ragged_m_kernel<Engine, false, Epilogue>;
-    launcher.launch(kernel, {grid, kThreads, Memory::kBytes}, p, epilogue, launcher.reporter());
-  });
-}
-
 // Why the plain product cannot take so many columns; nothing if it can. A grid has at most 65,535
 // blocks along y.
 inline Reason why_not_width(int64_t columns) {
@@ -201,6 +189,19 @@ struct RaggedMCall : ops::ListedScratch {
   size_t workspace() const { return arena.used(); }
   std::string policy() const { return policy_text(product.a, product.weight) + listed.policy(); }
   int64_t launches() const { return 1 + listed.launches(); }
+  template <class Epilogue>
+  void launch(Launcher& launcher, const Epilogue& epilogue) const {
+    listed.write(launcher);
+    const RaggedM& p = product;
+    const dim3 grid(static_cast<uint32_t>(std::max<int64_t>(1, row_blocks_bound<kTile>(p.groups))),
+                    std::max(1U, blocks_for(p.columns, kTile)));
+    with_engine(p.a, p.weight, [&]<class Engine>() {
+      using Memory = Shared<Engine, Epilogue::kHalves, Epilogue::kPlanes>;
+      const auto kernel = p.weight_is_nk ? ragged_m_kernel<Engine, true, Epilogue>
+                                         : ragged_m_kernel<Engine, false, Epilogue>;
+      launcher.launch(kernel, {grid, kThreads, Memory::kBytes}, p, epilogue, launcher.reporter());
+    });
+  }
 
   const A& args;
   bool has_turned_scales;
