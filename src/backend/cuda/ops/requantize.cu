@@ -28,8 +28,8 @@ struct RequantizeTile
 // for once.
 template <int kScaling>
 struct RequantizeStrip : RequantizeTile<kScaling> {
-  static constexpr int kSteps = RequantizeTile<kScaling>::kIsWarps ? 1 : 2;
-  static constexpr int kColumns = RequantizeTile<kScaling>::kColumns * kSteps;
+  using Tile = RequantizeTile<kScaling>;
+  static constexpr int kColumns = Tile::kColumns * (Tile::kIsWarps ? 1 : 2);
 };
 
 template <int kScaling>
