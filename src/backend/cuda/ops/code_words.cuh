@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "backend/cuda/ops/quantize.h"
 #include "backend/cuda/ops/quantize_tiles.cuh"
 
 namespace moire::cuda::ops {

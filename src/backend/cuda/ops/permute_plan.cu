@@ -6,7 +6,6 @@
 // The parts depend on the shapes only.
 #include <algorithm>
 
-#include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/scan.cuh"
 #include "backend/cuda/device/shared.cuh"
