@@ -286,8 +286,8 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
   const LaunchShape shape{blocks_for(row_blocks * f_tiles, 1), GluTile<kScaling>::kThreads,
                           (of_act.first_tile + 1) * GluTile<kScaling>::kBytes};
   // In this order: what is found in grad_z comes first, wherever it is (non_finite.cuh).
-  const NonFiniteCall grad_z_call = non_finite_call(context, {op, "grad_z"}, {}, false);
-  const NonFiniteCall act_call = non_finite_call(context, {op, "act"}, {}, false);
+  const auto grad_z_notes = non_finite_reporter(context, {op, "grad_z"}, {}, false);
+  const auto act_notes = non_finite_reporter(context, {op, "act"}, {}, false);
   with_pieces(layout, [&]<class Columns>(const Columns& columns) {
     const BackwardArgs<kScaling, Columns> args{.gating = gating_of(call.glu, columns),
                                                .places = PiecePlaces(layout),
@@ -300,8 +300,7 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
                                                .act = tiles_of(call.act, of_act, blocks)};
     launcher.launch(sums ? glu_backward_copies_kernel<true, kScaling, Columns>
                          : glu_backward_copies_kernel<false, kScaling, Columns>,
-                    shape, args, launcher.reporter(), launcher.non_finite_reporter(grad_z_call),
-                    launcher.non_finite_reporter(act_call));
+                    shape, args, launcher.reporter(), grad_z_notes, act_notes);
   });
 }
 

@@ -153,14 +153,14 @@ Status GluCopies::run(const Context& context) const {
   const TensorView shape(nullptr, DType::kBF16, {TensorView(glu.z).num_rows(), f});
   const ScaleBlocks blocks =
       scale_blocks(shape, act.groups, act.scaling, is_present(act.columnwise));
-  const NonFiniteCall call = non_finite_call(context, {kOp, "act"}, shape, false);
+  const auto notes = non_finite_reporter(context, {kOp, "act"}, shape, false);
   with_pieces(resolve_glu_layout(glu.layout, f), [&]<class Columns>(const Columns& columns) {
     using Source = ActivationRows<Columns>;
     QuantizeTiles<Source> tiles{.source = {gating_of(glu, columns), static_cast<int>(f)}};
     set_copies(tiles, act, blocks);
     tiles.zeroes_tail = act.tail == MOIRE_TAIL_ZERO;
     with_ragged_scaling(act, [&]<int kScaling>() {
-      launch_quantize<kScaling, Source>(launcher, tiles, shape, call);
+      launch_quantize<kScaling, Source>(launcher, tiles, shape, notes);
     });
   });
   return launcher.status();

@@ -109,9 +109,9 @@ class Call {
     tiles.source.row_idx = indices_of(args_.row_idx, "row_idx");
     tiles.zeroes_tail = args_.tail == MOIRE_TAIL_ZERO;
     if constexpr (std::is_same_v<Source, SummedRows>) tiles.source.bias_parts = bias_parts_;
-    const NonFiniteCall call = non_finite_call(context, {"quantize", "source"}, shape(), false);
+    const auto notes = non_finite_reporter(context, {"quantize", "source"}, shape(), false);
     with_ragged_scaling(args_, [&]<int kScaling>() {
-      launch_quantize<kScaling, Source>(launcher, tiles, shape(), call);
+      launch_quantize<kScaling, Source>(launcher, tiles, shape(), notes);
     });
   }
 
@@ -127,19 +127,19 @@ class Call {
 // Only listed and packed matrices have tiles of one scale.
 template <class Source>
 void launch_scaling(Launcher& launcher, int32_t scaling, const QuantizeTiles<Source>& tiles,
-                    const TensorView& shape, const NonFiniteCall& call) {
+                    const TensorView& shape, const NonFiniteReporter& notes) {
   const auto launch = scaling == MOIRE_SCALING_MXFP8 ? launch_quantize<MOIRE_SCALING_MXFP8, Source>
                       : scaling == MOIRE_SCALING_FP8_BLOCK
                           ? launch_quantize<MOIRE_SCALING_FP8_BLOCK, Source>
                           : launch_quantize<MOIRE_SCALING_FP8_TILE, Source>;
-  launch(launcher, tiles, shape, call);
+  launch(launcher, tiles, shape, notes);
 }
 
 // The matrices of a list from `first` on, as many as a launch takes, of the tiles of all.
 template <class T, bool kVectors>
 void launch_listed(Launcher& launcher, const QuantizeWeightArgs& args,
                    QuantizeTiles<ListedRows<T, kVectors>> tiles, int64_t first,
-                   const NonFiniteCall& call) {
+                   const NonFiniteReporter& notes) {
   TensorView shape(args.source.tensor);
   const int64_t rows = first * shape.shape[1], blocks = first * tiles.blocks.blocks_per_matrix;
   shape.shape[0] = std::min(shape.shape[0] - first, ListedRows<T, kVectors>::kMost);
@@ -153,7 +153,7 @@ void launch_listed(Launcher& launcher, const QuantizeWeightArgs& args,
   tiles.rowwise.skip(rows, args.scaling == MOIRE_SCALING_FP8_TILE ? blocks : rows,
                      scale_dtype(args.scaling));
   tiles.columnwise.skip(rows, blocks, scale_dtype(args.scaling));
-  launch_scaling(launcher, args.scaling, tiles, shape, call);
+  launch_scaling(launcher, args.scaling, tiles, shape, notes);
 }
 
 Status run(const Context& context, const QuantizeWeightArgs& args) {
@@ -163,16 +163,16 @@ Status run(const Context& context, const QuantizeWeightArgs& args) {
   const bool shares_rows =
       is_listed || args.scaling == MOIRE_SCALING_FP8_TILE || is_present(args.columnwise);
   const ScaleBlocks blocks = scale_blocks(source, {}, args.scaling, shares_rows);
-  const NonFiniteCall call = non_finite_call(context, {"quantize_weight", "source"}, source, false);
+  const auto notes = non_finite_reporter(context, {"quantize_weight", "source"}, source, false);
   with_floats(source.type(), takes_vectors(args), [&]<class T, bool kVectors>() {
     if (!is_listed) {
       const auto tiles = tiles_of<FloatRows<T, kVectors>>(args, source, blocks);
-      return launch_scaling(launcher, args.scaling, tiles, source, call);
+      return launch_scaling(launcher, args.scaling, tiles, source, notes);
     }
     using Source = ListedRows<T, kVectors>;
     auto tiles = tiles_of<Source>(args, source, blocks);
     for (int64_t first = 0; first < source.shape[0]; first += Source::kMost) {
-      launch_listed(launcher, args, tiles, first, call);
+      launch_listed(launcher, args, tiles, first, notes);
     }
   });
   return launcher.status();

@@ -12,18 +12,20 @@
 namespace moire::cuda::ops {
 
 // What is said of an element that is not finite: of `own`, unless the call is a step of another.
-inline NonFiniteCall non_finite_call(const Context& context, const Context::Origin& own,
-                                     const TensorView& shape, bool is_decoded) {
+inline NonFiniteReporter non_finite_reporter(const Context& context, const Context::Origin& own,
+                                             const TensorView& shape, bool is_decoded) {
   const Context::Origin origin = context.origin().over(own);
-  uint32_t id = ++cuda_state(context.state()).num_quantised;
-  if (id == 0) id = ++cuda_state(context.state()).num_quantised;  // 0 stands for no call
-  return {.id = id,
-          .op = origin.op.data(),
-          .operand = origin.operand.data(),
-          .op_length = static_cast<uint32_t>(origin.op.size()),
-          .operand_length = static_cast<uint32_t>(origin.operand.size()),
-          .matrix_rows = shape.rank == 3 ? shape.shape[1] : 0,
-          .is_decoded = is_decoded};
+  const CudaState& state = cuda_state(context.state());
+  uint32_t id = ++state.num_quantised;
+  if (id == 0) id = ++state.num_quantised;  // 0 stands for no call
+  return {state.non_finite,
+          {.id = id,
+           .op = origin.op.data(),
+           .operand = origin.operand.data(),
+           .op_length = static_cast<uint32_t>(origin.op.size()),
+           .operand_length = static_cast<uint32_t>(origin.operand.size()),
+           .matrix_rows = shape.rank == 3 ? shape.shape[1] : 0,
+           .is_decoded = is_decoded}};
 }
 
 // What quantises a source, to be named by the caller, into these copies of a call's; none may be

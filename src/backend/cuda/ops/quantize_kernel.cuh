@@ -234,7 +234,7 @@ void with_ragged_scaling(const QuantizeArgs& args, F&& f) {
 // One launch over all tiles. `shape` is that of the copies.
 template <int kScaling, class Source>
 void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const TensorView& shape,
-                     const NonFiniteCall& call) {
+                     const NonFiniteReporter& notes) {
   using Tile = TileShape<kScaling>;
   args.capacity = shape.num_rows();
   if constexpr (kHasSpans<kScaling, Source>) {  // of a tile for every 2^25 elements
@@ -242,8 +242,7 @@ void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const Tenso
     const auto tiles = std::clamp<int64_t>(elements >> 25, 1, Source::kMostTiles);
     args.span = static_cast<int>(tiles) * Tile::kColumns;
   }
-  launch_tiles<Tile>(launcher, quantize_kernel<kScaling, Source>, args,
-                     launcher.non_finite_reporter(call));
+  launch_tiles<Tile>(launcher, quantize_kernel<kScaling, Source>, args, notes);
 }
 
 }  // namespace moire::cuda::ops

@@ -292,23 +292,22 @@ bool takes_vectors(const RequantizeArgs& args) {
 }
 
 template <int kScaling, int kDirection, bool kVectors>
-void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteCall& call) {
+void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteReporter& notes) {
   using Source = WordRows<RequantizeTile<kScaling>, kDirection == MOIRE_COLUMNWISE, kVectors>;
   QuantizeTiles<Source> tiles{};
   set_source(tiles, args, true);
   (Source::kIsColumnwise ? tiles.rowwise : tiles.columnwise) = copy_target(args.target);
   tiles.fractional = args.fractional_scales != 0;
   launch_tiles<RequantizeStrip<kScaling>>(launcher, requantize_kernel<kScaling, Source>, tiles,
-                                          launcher.non_finite_reporter(call));
+                                          notes);
 }
 
 Status run(const Context& context, const RequantizeArgs& args) {
   Launcher launcher(context, "requantize");
-  const NonFiniteCall call =
-      non_finite_call(context, {"requantize", "source"}, args.source.data, true);
+  const auto notes = non_finite_reporter(context, {"requantize", "source"}, args.source.data, true);
   with_blocks(args.scaling, args.direction, [&]<int kScaling, int kDirection>() {
     (takes_vectors(args) ? launch<kScaling, kDirection, true>
-                         : launch<kScaling, kDirection, false>)(launcher, args, call);
+                         : launch<kScaling, kDirection, false>)(launcher, args, notes);
   });
   return launcher.status();
 }

@@ -47,9 +47,6 @@ class Launcher {
   cudaStream_t stream() const { return stream_; }
   uint32_t* tile_counter() const { return ok() ? state_.tile_counters.next(stream_) : nullptr; }
   Reporter reporter() const { return {state_.record, state_.is_claimed, op_}; }
-  NonFiniteReporter non_finite_reporter(const NonFiniteCall& call) const {
-    return {state_.non_finite, call};
-  }
   bool ok() const { return status_.ok(); }
   Status status() const { return status_; }
   // What a launch would need is not to be had.
