@@ -158,7 +158,6 @@ Status GluCopies::run(const Context& context) const {
     using Source = ActivationRows<Columns>;
     QuantizeTiles<Source> tiles{.source = {gating_of(glu, columns), static_cast<int>(f)}};
     set_copies(tiles, act, blocks);
-    tiles.zeroes_tail = act.tail == MOIRE_TAIL_ZERO;
     with_ragged_scaling(act, [&]<int kScaling>() {
       launch_quantize<kScaling, Source>(launcher, tiles, shape, notes);
     });

@@ -97,7 +97,6 @@ QuantizeTiles<TileRows<kScaling>> tiles_of(const QuantizeArgs& args,
   tiles.source = source;
   set_copies(tiles, args, blocks);
   tiles.capacity = blocks.groups.capacity;
-  tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
   return tiles;
 }
 

@@ -107,7 +107,6 @@ class Call {
         scale_blocks(shape(), args_.groups, args_.scaling, is_present(args_.columnwise) || sums_);
     auto tiles = tiles_of<Source>(args_, source_, blocks);
     tiles.source.row_idx = indices_of(args_.row_idx, "row_idx");
-    tiles.zeroes_tail = args_.tail == MOIRE_TAIL_ZERO;
     if constexpr (std::is_same_v<Source, SummedRows>) tiles.source.bias_parts = bias_parts_;
     const auto notes = non_finite_reporter(context, {"quantize", "source"}, shape(), false);
     with_ragged_scaling(args_, [&]<int kScaling>() {

@@ -221,6 +221,7 @@ void set_copies(QuantizeTiles<Source>& tiles, const auto& args, const ScaleBlock
       tiles.columnwise.is_present() &&
       is_transposed(args.columnwise.data, args.columnwise.scales, blocks.groups);
   tiles.fractional = args.fractional_scales == 1;
+  if constexpr (requires { args.tail; }) tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
 }
 
 // Calls f.operator()<kScaling>() with that of ragged copies.
