@@ -18,22 +18,16 @@ struct TilePosition {
 // and its own rows with every column: the fewer bands, the less comes from memory, as long as a
 // band's rows stay in the L2, where as much again passes by. Where they cannot, for K is long,
 // bands are of eleven row tiles, so that the tiles at work at one time are as high as they are
-// wide.
-MOIRE_HOST_DEVICE inline int32_t bands_of(int32_t tiles_m, int32_t tile_m, int32_t num_k) {
+// wide. Where the columns' operand, of so many bytes, can stay there instead, bands of one row tile
+// read both but once.
+MOIRE_HOST_DEVICE inline int32_t bands_of(int32_t tiles_m, int32_t tile_m, int32_t num_k,
+                                          int64_t columns_bytes = INT64_MAX) {
   constexpr int32_t kLowest = 11;
-  constexpr int64_t kBytes = 1 << 24, kStepBytes = 128;
+  constexpr int64_t kBytes = 1 << 24, kStepBytes = 128, kStays = 24 << 20;
   const int32_t most = (tiles_m + kLowest - 1) / kLowest;
   const int64_t bytes = int64_t{tiles_m} * tile_m * num_k * kStepBytes;
   const int64_t wanted = (bytes + kBytes / 2) / kBytes;
-  return wanted >= most ? most : wanted > 1 ? static_cast<int32_t>(wanted) : 1;
-}
-
-// The same where the columns' operand takes columns_bytes: where the rows' cannot stay in the L2
-// but it can, bands of one row tile read both but once.
-MOIRE_HOST_DEVICE inline int32_t bands_of(int32_t tiles_m, int32_t tile_m, int32_t num_k,
-                                          int64_t columns_bytes) {
-  constexpr int64_t kStays = 24 << 20;
-  const int32_t bands = bands_of(tiles_m, tile_m, num_k);
+  const int32_t bands = wanted >= most ? most : wanted > 1 ? static_cast<int32_t>(wanted) : 1;
   return bands > 1 && columns_bytes <= kStays ? tiles_m : bands;
 }
 
