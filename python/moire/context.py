@@ -153,9 +153,7 @@ def current(kind="cpu", index=0):
         where = now.num_threads or (torch.get_num_threads() if torch is not None else 0)
     key = (kind, index, where, now.strict, now.implementation, now.plan_for)
     made = _contexts if communicator is None else communicator.contexts_of_calls(where)
-    context = made.get(key)
-    if context is None:
-        context = _create(key, made, communicator)
+    context = made.get(key) or _create(key, made, communicator)
     if now.recording is None:
         return context
     explaining = now.recording.contexts
