@@ -58,11 +58,10 @@ class Communicator(contextlib.AbstractContextManager):
         held = ffi.gc(data[0], gone)
         if not is_on_cuda:
             window = np.frombuffer(ffi.buffer(held, max(num_bytes[0], 1)), np.uint8)
-            window = _as_array(window[: num_bytes[0]])
+            self.window: AnyArray = _as_array(window[: num_bytes[0]])
         else:
             device = torch.device("cuda", index)
-            window = torch.as_tensor(_OnDevice(held, num_bytes[0]), device=device)
-        self.window: AnyArray = window
+            self.window = torch.as_tensor(_OnDevice(held, num_bytes[0]), device=device)
         self._closed = weakref.finalize(self, lib.moire_communicator_destroy, pointer)
         contexts.communicators[id(self)] = self
 
