@@ -111,10 +111,7 @@ struct Call : gemm::RaggedMCall<GroupedGemmGluBackwardArgs> {
                                  .segments = segments_,
                                  .bias_partials = bias_,
                                  .zeroes_tail = args.tail == MOIRE_TAIL_ZERO});
-    if (probs_ != nullptr) {
-      ops::sum_row_partials(launcher, probs_, segments_, args.groups, args.grad_probs, 0,
-                            args.tail);
-    }
+    ops::sum_row_partials(launcher, probs_, segments_, args.groups, args.grad_probs, 0, args.tail);
     ops::sum_block_partials(launcher, bias_, args.groups, args.grad_bias, args.beta);
     return launcher.status();
   }
