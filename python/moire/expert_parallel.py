@@ -68,8 +68,9 @@ class ExpertParallel:
                  ranks, while of a process group no rank may have more than C in all; "drop" sends
                  the first C, and the others get nothing of that rank's experts and no gradient
     max_rows     the most (token, expert) pairs that the experts of a rank get in a call; None: all
-                 there may be, R C k, or on a CPU as many as there are. More are an error, on a GPU
-                 at moire.check()
+                 there may be, R C k, or on a CPU as many as there are. Of more, "drop" leaves out
+                 those of the last rows received; else they are this rank's error, on a GPU at
+                 moire.check()
     dispatch_format
                  how rows travel to the experts, tokens and in the backward gradients of y: None, as
                  they are; "mxfp8" or "fp8_block", as E4M3 codes with their scales, little more than
@@ -111,7 +112,7 @@ class ExpertParallel:
             process_groups.agree(call, self.group, **self._told())
 
     def _told(self):
-        names = "num_experts", "max_tokens", "dispatch_format"
+        names = "num_experts", "max_tokens", "overflow", "dispatch_format"
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -205,6 +206,8 @@ class ExpertParallel:
         rows = self.max_rows and -(-self.max_rows // parts)
         if rows is None and is_readable(idx):
             rows = int((idx >= 0).sum())
+        elif rows is not None and self.overflow == "drop":
+            idx = idx.where((idx >= 0).view(-1).cumsum(0).view(idx.shape) <= rows, -1)
         return make_plan(idx, self.num_local_experts, capacity=rows)
 
     @torch.compiler.disable

@@ -36,6 +36,7 @@ from worlds import (
     at_once,
     case,
     close,
+    in_three_steps,
 )
 
 
@@ -144,6 +145,29 @@ def more_rows_than_there_is_room_for_are_an_error(at):
             stack.enter_context(pytest.raises(moire.Error, match="rows"))
         group.dispatch(world.x[world.mine], idx, world.weights[world.mine])
         moire.check()
+
+
+@case
+def pairs_past_max_rows_are_dropped_from_the_last_row_on(at):
+    """As if their tokens had not chosen these experts."""
+    ways = (at_once, 1), (in_three_steps, 1), (functools.partial(at_once, micro_batches=2), 2)
+    for run, parts in ways:
+        world = World(at, 5, torch.float32)
+        rooms = {"num_experts": EXPERTS, "max_tokens": 64, "overflow": "drop"}
+        group = moire.ExpertParallel(at.group, **rooms, max_rows=7 * parts)
+        found = world.together(group, run)
+        tokens = torch.arange(len(world.x)).split(TOKENS[: at.size])
+        for some in zip(*(of_rank.tensor_split(parts) for of_rank in tokens)):
+            chosen = world.idx[torch.cat(some)]
+            owner = chosen.div(group.num_local_experts, rounding_mode="floor")
+            for rank in range(at.size):
+                is_here = owner == rank
+                is_past = is_here.flatten().cumsum(0).view(is_here.shape) > 7
+                chosen = chosen.where(~(is_here & is_past), -1)
+            world.idx[torch.cat(some)] = chosen
+        wanted = world.together(moire.ExpertParallel(at.group, **rooms), run)
+        assert all(torch.equal(a, b) for a, b in zip(found[1:], wanted[1:]))
+        assert (world.idx != World(at, 5, torch.float32).idx).any()
 
 
 @case
