@@ -87,8 +87,8 @@ TEST(Communicator, OfNcclSaysWhatThereIsNot) {
 TEST(Communicator, OfNcclNeedsAVersion) {
   const auto program = std::filesystem::read_symlink("/proc/self/exe");
   if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD) != nullptr && std::getenv(kAlone) == nullptr) {
-    const std::string command = std::string("env -u LD_PRELOAD ") + kAlone + "=1 '" +
-                                program.string() +
+    const std::string command = std::string("env -u LD_PRELOAD -u MOIRE_TEST_DEVICE ") + kAlone +
+                                "=1 '" + program.string() +
                                 "' --gtest_filter=Communicator.OfNcclNeedsAVersion 2>&1";
     const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
     ASSERT_NE(pipe, nullptr);

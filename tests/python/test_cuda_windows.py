@@ -19,7 +19,7 @@ from moire.errors import unsupported
 from ranks import WINDOW, in_threads, join_processes
 
 THREADS, NCCL, COMM = (f"cuda windows of {what}" for what in ("threads", "NCCL", "an ncclComm_t"))
-TIMEOUT_MS = 10_000  # until who waits for another gives up
+TIMEOUT_MS = 30_000  # until who waits for another gives up, on GPUs that others use as well
 WORLDS = [(n, THREADS) for n in (1, 2, 4)] + [(n, kind) for kind in (NCCL, COMM) for n in (1, 2)]
 
 # Of what kernels find, the next call of any thread says the first; a capture waits for the whole
