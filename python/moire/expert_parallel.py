@@ -109,10 +109,10 @@ class ExpertParallel:
             choice(f"{call}: dispatch_format", dispatch_format, DISPATCH_FORMATS)
         self.dispatch_format = dispatch_format
         if not self.has_windows:  # where there are, each call compares what the ranks were told
-            process_groups.agree(call, self.group, **self._told())
+            process_groups.agree(call, self.group, overflow=overflow, **self._told())
 
     def _told(self):
-        names = "num_experts", "max_tokens", "overflow", "dispatch_format"
+        names = "num_experts", "max_tokens", "dispatch_format"
         return {name: getattr(self, name) for name in names}
 
     @property

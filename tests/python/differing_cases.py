@@ -23,6 +23,10 @@ def what_the_ranks_are_told_has_to_be_equal(at):
         found = "dispatch_format is None on rank 0 but mxfp8 on rank 1"
         with pytest.raises(moire.InvalidArgument, match=found):
             moire.ExpertParallel(num_experts=EXPERTS, max_tokens=32, dispatch_format=form)
+        overflow = "drop" if at.rank == 1 else "refuse"
+        found = "overflow is refuse on rank 0 but drop on rank 1"
+        with pytest.raises(moire.InvalidArgument, match=found):
+            moire.ExpertParallel(num_experts=EXPERTS, max_tokens=32, overflow=overflow)
         calls_that_differ_are_refused_on_all_ranks(at)
         return
     idx, ones = torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
