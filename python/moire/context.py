@@ -362,8 +362,10 @@ def _checked_here(ranks):
     gpus = {key[:2] for rank in others for key in _on_cuda(rank.contexts)}
     streams = {key[:3] for rank in own for key in _on_cuda(rank.contexts)}
     streams.update((*gpu, _current_stream(gpu[1])) for gpu in gpus)
-    waited = [c for k, c in list(_contexts.items()) if k[:2] not in gpus or k[:3] in streams]
-    return waited + [c for r in ranks if r not in others for c in list(r.contexts.values())]
+    # Ranks that have been, closed, may have made calls in a stream that is another thread's now.
+    made = _contexts, *(rank.contexts for rank in ranks if rank not in others)
+    made = [item for contexts in made for item in list(contexts.items())]
+    return [c for k, c in made if k is None or k[:2] not in gpus or k[:3] in streams]
 
 
 def _on_cuda(made):

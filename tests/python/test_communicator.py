@@ -355,10 +355,13 @@ def test_check_leaves_out_what_may_be_waiting_for_its_thread(monkeypatch):
         check = types.SimpleNamespace(moire_context_check=lambda c: waited.append(c) or 0)
         plain = {("cuda", device, f"stream {r}"): f"{r}" for r, device in enumerate(devices)}
         plain["cuda", devices[-1], "moves"] = "moves of 2"
-        ranks, others = moire.Communicator.threads(3, 0), two(0)
+        ranks, others, before = moire.Communicator.threads(3, 0), two(0), two(0)
         for r, device in zip(ranks, devices):
             at, key = r.rank, ("cuda", device, f"stream {r.rank}")
             r.contexts = {("cuda", device, None): f"rank {at}", key: f"rank {at} in its stream"}
+        for r, device in zip(before, devices):  # in the streams that others took over
+            r.contexts = {("cuda", device, f"stream {r.rank}"): f"before {r.rank}"}
+            r.close()
 
         def work(at):
             if at is not None:
@@ -378,10 +381,11 @@ def test_check_leaves_out_what_may_be_waiting_for_its_thread(monkeypatch):
         return [c for c in waited if isinstance(c, str)]
 
     of_rank = [[f"rank {at}", f"rank {at} in its stream"] for at in range(3)]
-    assert checked_by(0, [0, 1, 1]) == ["0", *of_rank[0]]
-    assert checked_by(1, [0, 1, 1]) == ["1", *of_rank[1]]
+    assert checked_by(0, [0, 1, 1]) == ["0", *of_rank[0], "before 0"]
+    assert checked_by(1, [0, 1, 1]) == ["1", *of_rank[1], "before 1"]
     assert checked_by(2, [0, 1, 2]) == ["2", "moves of 2", *of_rank[2]]
     everything = ["0", "1", "2", "moves of 2", *of_rank[0], *of_rank[1], *of_rank[2]]
+    everything += ["before 0", "before 1"]
     assert checked_by(None, [0, 1, 1]) == everything  # a thread that is no rank
 
 
