@@ -15,7 +15,7 @@ graph to graph and nearly without it. Printed are medians over rounds of the slo
 
 The layer is a rank's share of the experts with as many tokens, forward and backward: alone, with
 tokens that choose among this rank's experts only, and over windows; beside that with a shared
-expert, after the others or with MoE(overlap=True), where 16 multiprocessors move tokens.
+expert, after the others or with MoE(overlap=True), where a --few multiprocessors move tokens.
 """
 
 import argparse
@@ -31,7 +31,6 @@ import torch
 import torch.distributed as dist
 from results import library, percentile
 
-FEW = 16  # multiprocessors that move tokens beside other work
 DEADLINE_MS = 30_000  # of a rank that waits for others
 BF16 = torch.bfloat16
 
@@ -48,8 +47,16 @@ def parse_arguments():
     parser.add_argument("--hidden", type=int, nargs="*", default=[7168, 2048], metavar="H")
     parser.add_argument("--layer", default="7168x2048", metavar="HxF", help="'' leaves it out")
     parser.add_argument("--micro-batches", type=int, nargs="*", default=[2], metavar="N")
+    parser.add_argument(
+        "--few",
+        type=int,
+        nargs="*",
+        default=[16, 32],
+        metavar="N",
+        help="multiprocessors that move tokens beside other work",
+    )
     parser.add_argument("--calls", type=int, default=8, help="in the larger graphs")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", metavar="FILE", help="write the samples")
     return parser.parse_args()
 
@@ -61,7 +68,7 @@ class OfProcesses:
     """A rank that torchrun started."""
 
     def __init__(self, arguments):
-        self.device = arguments.device
+        self.device, self.few = arguments.device, arguments.few
         if self.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if self.device == "cuda" else "gloo")
@@ -73,13 +80,13 @@ class OfProcesses:
         return found.item()
 
     def communicators(self, window_bytes):
-        """One of all multiprocessors, one of few; none where there are no windows."""
+        """One of all multiprocessors, then those of few; none where there are no windows."""
         if self.device == "cpu":
             return ()
         options = {"window_bytes": window_bytes, "timeout_ms": DEADLINE_MS}
         make = partial(moire.Communicator.from_process_group, **options)
         try:
-            return make(), make(num_multiprocessors=FEW)
+            return [make(num_multiprocessors=count) for count in (0, *self.few)]
         except moire.Unsupported as e:
             if self.rank == 0:
                 print(f"no windows: {e}")
@@ -93,6 +100,7 @@ class OfThreads:
 
     def __init__(self, rank, arguments):
         self.rank, self.size, self.device = rank, arguments.threads, arguments.device
+        self.few = arguments.few
 
     def slowest(self, seconds):
         self.shared[self.rank] = seconds
@@ -108,9 +116,9 @@ class OfThreads:
             if self.device == "cuda":
                 count = torch.cuda.device_count()
                 make = partial(make, devices=[f"cuda:{r % count}" for r in range(self.size)])
-                made = make(), make(num_multiprocessors=FEW)
+                made = [make(num_multiprocessors=count) for count in (0, *self.few)]
             else:
-                made = (make(),)
+                made = [make()]
             self.shared[:] = zip(*made)
         self.barrier.wait()
         found = self.shared[self.rank]
@@ -165,6 +173,11 @@ class Clock:
             for name, call in calls.items():
                 samples[name].append(self.once(call, times))
         return samples
+
+
+def of_each(arguments):
+    """What a name says of each of a rank's communicators."""
+    return ["", *(f", {count} multiprocessors" for count in arguments.few)]
 
 
 # ---- what moves tokens ----
@@ -259,7 +272,7 @@ def time_moves(rank, clock, arguments, hidden, device, communicators):
     """[(name, samples, GB/s)] of one width."""
     tokens = Tokens(rank, arguments, hidden, device)
     named = calls_of_group(tokens) if dist.is_initialized() else {}
-    for communicator, of_few in zip(communicators, ("", f", {FEW} multiprocessors")):
+    for communicator, of_few in zip(communicators, of_each(arguments)):
         windows = OverWindows(tokens, communicator)
         named[f"plan{of_few}"] = (windows.plan, 0)
         named[f"dispatch{of_few}"] = (windows.dispatch, 1)
@@ -324,18 +337,17 @@ def steps_of_layer(rank, arguments, device, communicators):
     layers = {"alone": moire.nn.MoE(experts, lambda x: of_own)}
     layers["alone, shared expert"] = moire.nn.MoE(experts, lambda x: of_own, shared)
     if groups:
-        every, few = groups[0], groups[-1]
         over_windows = partial(moire.nn.MoE, experts, lambda x: of_every)
-        layers["over windows"] = over_windows(group=every)
+        layers["over windows"] = over_windows(group=groups[0])
+        layers["over windows, shared expert"] = over_windows(shared, group=groups[0])
+        named = list(zip(of_each(arguments), groups))
         for count in arguments.micro_batches:
-            name = f"over windows, {count} micro-batches"
-            layers[name] = over_windows(group=every, micro_batches=count)
-            if few is not every:
-                name += f", {FEW} multiprocessors"
-                layers[name] = over_windows(group=few, micro_batches=count)
-        with_shared = partial(over_windows, shared)
-        layers["over windows, shared expert"] = with_shared(group=every)
-        layers["over windows, shared expert beside"] = with_shared(group=few, overlap=True)
+            for of_few, group in named:
+                name = f"over windows, {count} micro-batches{of_few}"
+                layers[name] = over_windows(group=group, micro_batches=count)
+        for of_few, group in named[1:] or named:
+            name = f"over windows, shared expert beside{of_few}"
+            layers[name] = over_windows(shared, group=group, overlap=True)
     return {name: partial(step, layer) for name, layer in layers.items()}
 
 
