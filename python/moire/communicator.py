@@ -22,7 +22,23 @@ _as_array = np.asarray if torch is None else torch.from_numpy
 _DTYPES = (np.dtype, type) if torch is None else (torch.dtype,)
 
 
-class Communicator(contextlib.AbstractContextManager):
+class OfThisProcess:
+    """What a copied model has as well, and a pickled one cannot have."""
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        raise unsupported(
+            f"{type(self).__name__}: its ranks are of this process and cannot be pickled; save the "
+            "state_dict of the layer, and build it anew"
+        )
+
+
+class Communicator(OfThisProcess, contextlib.AbstractContextManager):
     """One rank of several: `rank` of `size`, with a `window` of bytes that the others reach while
     this rank is in `dispatch` or `combine`. `with communicator:` closes it at the end, which others
     that wait for this rank are told at once, instead of at the end of timeout_ms.
@@ -250,8 +266,9 @@ def _gone(contexts_of_calls, process, meets_threads, data):
     thread. Giving back memory that GPUs reach waits for all of them: that of ranks that are threads
     is kept while one of their kernels may be waiting for a rank whose thread this is.
     """
-    # NOTE: a forked child has its parent's memory and none of its threads, and leaves it alone.
-    if os.getpid() != process:
+    # NOTE: a forked child has its parent's memory and none of its threads, and leaves it alone; so
+    # does an interpreter that ends, whose modules are empty.
+    if getattr(os, "getpid", int)() != process:
         return
     if meets_threads:
         _kept.append(contexts_of_calls)

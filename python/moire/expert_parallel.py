@@ -31,7 +31,7 @@ from torch._C import _len_torch_dispatch_stack
 
 from . import process_groups
 from .arrays import Torch, as_fp32, check_array, check_rank
-from .communicator import Communicator
+from .communicator import Communicator, OfThisProcess
 from .context import is_explaining
 from .errors import invalid, unsupported
 from .groups import is_readable
@@ -57,7 +57,7 @@ class Received(NamedTuple):
     places: Any  # of this rank's own tokens at the others: what `combine` reads
 
 
-class ExpertParallel:
+class ExpertParallel(OfThisProcess):
     """num_experts experts over the ranks of a process group (None: the default one) or of a
     Communicator, as many on each: rank r has those from r num_experts / R on.
 
@@ -133,19 +133,6 @@ class ExpertParallel:
             f"ExpertParallel(rank {self.rank} of {self.size}, experts {self.first_expert} to "
             f"{self.first_expert + self.num_local_experts - 1} of {self.num_experts}, "
             f"max_tokens={self.max_tokens}, dispatch_format={self.dispatch_format})"
-        )
-
-    def __copy__(self) -> ExpertParallel:
-        return self
-
-    def __deepcopy__(self, memo: dict) -> ExpertParallel:
-        """A copied model is on the same ranks."""
-        return self
-
-    def __reduce__(self):
-        raise unsupported(
-            "ExpertParallel: its ranks are of this process and cannot be pickled; save the "
-            "state_dict of the layer, and build it anew"
         )
 
     @torch.compiler.disable

@@ -326,6 +326,15 @@ def test_memory_of_gpus_stays_while_ranks_of_threads_may_wait(monkeypatch):
     assert gone[2:] == ["of others"]
 
 
+def test_a_window_is_left_alone_where_the_interpreter_ends(monkeypatch):
+    from moire import communicator
+
+    process = os.getpid()
+    monkeypatch.setattr(communicator, "os", None)  # as modules are, then
+    monkeypatch.setattr(communicator, "_destroy_context", None)
+    communicator._gone({None: "of nobody"}, process, False, None)
+
+
 def test_check_goes_on_while_others_make_communicators():
     is_done, interval = threading.Event(), sys.getswitchinterval()
 
@@ -434,9 +443,10 @@ def test_what_is_closed_forked_or_no_communicator_is_refused():
     ranks = two()
     x, idx = torch.zeros(1, 8), torch.zeros(1, 1, dtype=torch.int64)
     group = moire.ExpertParallel(ranks[0], num_experts=2)
-    assert copy.deepcopy(group) is group and copy.copy(group) is group
-    with pytest.raises(moire.Unsupported, match="cannot be pickled; save the state_dict"):
-        pickle.dumps(group)
+    for of_ranks in (group, ranks[0]):
+        assert copy.deepcopy(of_ranks) is of_ranks and copy.copy(of_ranks) is of_ranks
+        with pytest.raises(moire.Unsupported, match="cannot be pickled; save the state_dict"):
+            pickle.dumps(of_ranks)
     child = os.fork()
     if child == 0:
         try:
