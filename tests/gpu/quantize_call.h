@@ -13,7 +13,7 @@ namespace moire::test {
 // several columns to do.
 inline std::vector<int64_t> many_groups() {
   std::vector<int64_t> splits(2000, 1);
-  splits[300] = 129, splits[600] = 33, splits[601] = 0;
+  splits[300] = 129, splits[600] = 33, splits[601] = 0, splits[602] = 64, splits[603] = 65;
   return splits;
 }
 

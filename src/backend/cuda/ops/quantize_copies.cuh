@@ -165,13 +165,21 @@ struct ColumnMemory {
   static constexpr int kColumns = TileShape<kScaling>::kColumns;
   static constexpr int kBlocks = TileShape<kScaling>::kBlocks;
   alignas(16) typename Magnitudes<T>::Bits most[kWarps][kColumns];
-  alignas(16) MultiplierOf<kScaling> multipliers[kBlocks][kColumns];
+  // Of a tile's blocks, or of the tiles of a pair.
+  alignas(16) MultiplierOf<kScaling> multipliers[kBlocks == 1 ? 2 : kBlocks][kColumns];
 };
 
-// The largest magnitudes of the blocks of all columns of the tile, those of column t for thread t.
+// Whether there is a column for this thread to make the scale of.
+template <int kScaling>
+__device__ inline bool has_column(const TilePart<kScaling>& tile) {
+  return threadIdx.x < TileShape<kScaling>::kColumns * (1 + tile.is_pair);
+}
+
+// The largest magnitudes of the blocks of all columns of the tile, or of a pair's, those of column
+// t for thread t.
 template <bool kSkipsNan, int kScaling, class Rows, class T, int kBlocks>
-__device__ inline void share_columns(const Rows& values, ColumnMemory<kScaling, T>& memory,
-                                     float (&amax)[kBlocks]) {
+__device__ inline void share_columns(const TilePart<kScaling>& tile, const Rows& values,
+                                     ColumnMemory<kScaling, T>& memory, float (&amax)[kBlocks]) {
   using Shape = TileShape<kScaling>;
   using M = Magnitudes<T>;
   const Eight<T> most = largest_in_warp<kSkipsNan, kScaling>(values);
@@ -180,13 +188,15 @@ __device__ inline void share_columns(const Rows& values, ColumnMemory<kScaling, 
     *reinterpret_cast<Eight<T>*>(to) = most;
   }
   __syncthreads();
-  constexpr int kWarps = ColumnMemory<kScaling, T>::kWarps / kBlocks;
+  constexpr int kAll = ColumnMemory<kScaling, T>::kWarps, kWarps = kAll / kBlocks;
+  const auto of_pair = static_cast<int>(threadIdx.x) / Shape::kColumns;
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
     uint32_t bits = 0;
 #pragma unroll
-    for (int w = kWarps * b; threadIdx.x < Shape::kColumns && w < kWarps * (b + 1); ++w) {
-      bits = max(bits, uint32_t{memory.most[w][threadIdx.x]});
+    for (int w = kWarps * b; has_column(tile) && w < kWarps * (b + 1); ++w) {
+      if (tile.is_pair && w / (kAll / 2) != of_pair) continue;
+      bits = max(bits, uint32_t{memory.most[w][threadIdx.x % Shape::kColumns]});
     }
     amax[b] = M::to_float(static_cast<typename M::Bits>(bits));
   }
@@ -200,7 +210,8 @@ __device__ inline void make_column_scale(const QuantizeTiles<Source>& args,
   using S = Scales<kScaling>;
   const CopyTarget& to = args.columnwise;
   const auto scale = S::of(amax[0], to.is_e5m2, args.fractional);
-  memory.multipliers[0][threadIdx.x] = scale.multiplier;
+  constexpr int kColumns = TileShape<kScaling>::kColumns;
+  memory.multipliers[threadIdx.x / kColumns][threadIdx.x % kColumns] = scale.multiplier;
   const int column = tile.first_column + static_cast<int>(threadIdx.x);
   auto* row = static_cast<typename S::Stored*>(to.scales) + tile.index * to.scale_stride;
   if (column < args.source.columns && !to.is_values<kScaling>()) row[column] = scale.scale;
@@ -275,20 +286,21 @@ __device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
   const CopyTarget& to = args.columnwise;
   float amax[Shape::kBlocks];
   Largest largest;
-  share_columns<false>(values, memory, amax);
+  share_columns<false>(tile, values, memory, amax);
 #pragma unroll
   for (const float of_block : amax) largest.add(of_block);
-  const bool is_finite = largest.are_finite(), has_column = threadIdx.x < Shape::kColumns;
-  if (is_finite && has_column) make_column_scale(args, tile, amax, memory);
+  const bool is_finite = largest.are_finite();
+  if (is_finite && has_column(tile)) make_column_scale(args, tile, amax, memory);
   const bool is_odd = __syncthreads_or(!is_finite) != 0;
   if (is_odd) {
-    share_columns<true>(values, memory, amax);
-    if (has_column) make_column_scale(args, tile, amax, memory);
+    share_columns<true>(tile, values, memory, amax);
+    if (has_column(tile)) make_column_scale(args, tile, amax, memory);
     __syncthreads();
   }
   MultiplierOf<kScaling> multipliers[kEight];
   const int first = static_cast<int>(threadIdx.x) % Shape::kPieces * kEight;
-  const int block = Shape::kBlocks == 1 ? 0 : tile.first_row / (Shape::kRows / Shape::kBlocks);
+  int block = Shape::kBlocks == 1 ? 0 : tile.first_row / (Shape::kRows / Shape::kBlocks);
+  if (tile.is_pair) block = static_cast<int>(threadIdx.x) / (Shape::kThreads / 2);
 #pragma unroll
   for (int i = 0; i < kEight; ++i) multipliers[i] = memory.multipliers[block][first + i];
   const auto multiplier = [&](int, int j) { return multipliers[j]; };

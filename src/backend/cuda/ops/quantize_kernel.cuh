@@ -151,6 +151,11 @@ constexpr int kBlocksPerMultiprocessor = (sizeof(Rows<kScaling, Source>) >= 256 
 template <int kScaling, class Source>
 constexpr bool kHasSpans = kHasLongLines<kScaling> && (Source::kMostTiles > 1);
 
+// Whether it takes two neighbouring tiles at once where they have at most half of their rows.
+template <int kScaling, class Source>
+constexpr bool kTakesPairs =
+    kScaling == MOIRE_SCALING_FP8_BLOCK && !std::is_same_v<Source, SummedRows>;
+
 // All that is to be done of a tile, the first of its block's.
 template <int kScaling, class Source>
 __device__ inline void quantize_part(const QuantizeTiles<Source>& args,
@@ -184,10 +189,15 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
     const RowRange rows = args.blocks.template at_together<Shape::kRows>(index, index);
     const int first = static_cast<int>(blockIdx.x % args.column_tiles) * args.span;
     const int end = min(first + args.span, args.source.columns);
+    const bool takes_pairs = kTakesPairs<kScaling, Source> && !args.columnwise.is_transposed &&
+                             rows.size() != 0 && rows.size() <= Shape::kRows / 2;
+    int width = 0;
 #pragma unroll 1
-    for (int column = first; column < end; column += Shape::kColumns) {
-      const TilePart<kScaling> tile(index, rows, column, args.source.columns);
+    for (int column = first; column < end; column += width) {
+      const bool is_pair = takes_pairs && column + Shape::kColumns < end;
+      const TilePart<kScaling> tile(index, rows, column, args.source.columns, is_pair);
       quantize_part(args, tile, column == first, reporter, notes);
+      width = is_pair ? 2 * Shape::kColumns : Shape::kColumns;
     }
   }
 }

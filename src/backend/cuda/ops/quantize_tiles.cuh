@@ -132,6 +132,9 @@ struct TilePart {
   int tile_rows;
   int num_rows;   // the same, 0 where the part lies past the last column
   int first_row;  // of the part, in the tile
+  // Two neighbouring tiles with at most half of their rows, of which either half of the threads has
+  // one; this thread's stands above.
+  bool is_pair = false;
 
   __device__ TilePart(const ScaleBlocks& blocks, uint32_t column_tiles, int columns) {
     const uint32_t first = blockIdx.x * Shape::kTiles, first_block = first / column_tiles;
@@ -144,7 +147,9 @@ struct TilePart {
           static_cast<int>(number - block * column_tiles) * Shape::kColumns, columns);
   }
   // Of the row block `block`, which has these rows.
-  __device__ TilePart(uint32_t block, const RowRange& rows, int first_column_of_tile, int columns) {
+  __device__ TilePart(uint32_t block, const RowRange& rows, int first_column_of_tile, int columns,
+                      bool is_one_of_two = false)
+      : is_pair(is_one_of_two) {
     place(block, rows, first_column_of_tile, columns);
   }
   // The part's i-th row, and whether it is one of the tile's.
@@ -159,14 +164,16 @@ struct TilePart {
 
  private:
   __device__ void place(uint32_t block, const RowRange& rows, int first, int columns) {
+    constexpr int kHalf = Shape::kTileThreads / 2;
+    const int thread = is_pair ? Shape::thread() % kHalf : Shape::thread();
     index = block;
-    first_column = first;
-    column = first + Shape::thread() % Shape::kPieces * Shape::kPiece;
+    first_column = is_pair ? first + Shape::thread() / kHalf * Shape::kColumns : first;
+    column = first_column + thread % Shape::kPieces * Shape::kPiece;
     begin = rows.begin;
     is_empty = rows.size() == 0;
     tile_rows = static_cast<int>(rows.size());
     num_rows = column < columns ? tile_rows : 0;
-    first_row = Shape::thread() / Shape::kPieces * kRows;
+    first_row = thread / Shape::kPieces * kRows;
   }
 };
 
