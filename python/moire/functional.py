@@ -31,7 +31,7 @@ from .autograd import Op, run
 from .dtypes import Array, Dtype, Tensor
 from .errors import invalid, unsupported
 from .groups import Groups
-from .invoke import ENTRIES
+from .invoke import ARRAYS, ENTRIES, LISTS
 from .layers import LINEAR, MLP, MOE
 from .layouts import Activation, ActivationLike, GluLayout, GluLayoutLike
 from .operands import BiasScale, Operand, Operands, WeightCopies, WeightLike, own_scale
@@ -55,9 +55,6 @@ learn(
         Beta: Beta._fields,
     }
 )
-
-_ARRAYS = ("moire_tensor", "moire_prepared_weight", "uint8_t *", "int64_t *")
-_LISTS = ("moire_weight", "moire_quantized", "moire_offsets_output *")
 
 
 @replayed
@@ -305,9 +302,9 @@ def call(name: str, /, **fields: Any) -> None:
 
 def _arrays_of(name, key, value, kind):
     """The arrays of one field, by what a message calls them."""
-    if kind in _ARRAYS:
+    if kind in ARRAYS:
         return {key: value}
-    if kind not in _LISTS:
+    if kind not in LISTS:
         return {}
     is_list = isinstance(value, (list, tuple))
     if kind == "moire_quantized":
@@ -320,9 +317,9 @@ def _arrays_of(name, key, value, kind):
 def _value(fw, name, key, value, kind):
     """As invoke.py takes it."""
     called = f"{name}: {key}"
-    if kind in _ARRAYS:
+    if kind in ARRAYS:
         return fw.detached(value)
-    if kind in _LISTS:
+    if kind in LISTS:
         return [fw.detached(a) for a in (value if isinstance(value, (list, tuple)) else [value])]
     if kind == "moire_activation":
         return Activation.of(value, called).fields

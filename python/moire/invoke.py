@@ -64,6 +64,9 @@ _PREPARED = "moire_prepared_weight"
 _TYPES["form"] = _types(_PREPARED)[len(_types("moire_tensor")) :]
 _FORM_AT = ffi.offsetof(_PREPARED, "version")
 _OF_OFFSETS = ("multiplier", "no_leading_zero")  # of each of them, whose tensor comes first
+# C types whose keyword is an array, and those whose keyword is a list of arrays.
+ARRAYS = ("moire_tensor", _PREPARED, "uint8_t *", "int64_t *")
+LISTS = ("moire_weight", "moire_quantized", "moire_offsets_output *")
 
 
 class Indirect(Exception):

@@ -19,17 +19,10 @@ from .errors import invalid
 from .values import tensors_of
 
 _SCHEMA_OF_KIND = {
-    "moire_tensor": "Tensor{alias}? {key}=None",
-    "moire_weight": "Tensor{alias}[]? {key}=None",
-    "moire_quantized": "Tensor{alias}[]? {key}=None",
-    "moire_prepared_weight": "Tensor{alias}? {key}=None",
-    "moire_offsets_output *": "Tensor{alias}[]? {key}=None",
-    "int64_t *": "Tensor? {key}=None",
-    "uint8_t *": "Tensor? {key}=None",
+    **dict.fromkeys(invoke.ARRAYS, "Tensor{alias}? {key}=None"),
+    **dict.fromkeys(invoke.LISTS, "Tensor{alias}[]? {key}=None"),
+    **dict.fromkeys(("moire_glu_layout", "form", "flags"), "SymInt[] {key}=[]"),
     "moire_activation": "float[] {key}=[]",
-    "moire_glu_layout": "SymInt[] {key}=[]",
-    "form": "SymInt[] {key}=[]",
-    "flags": "SymInt[] {key}=[]",
     "int32_t": "int {key}=0",
     "int64_t": "SymInt {key}=0",
     "float": "float {key}=0.0",
