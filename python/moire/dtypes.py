@@ -12,11 +12,15 @@ import numpy as np
 
 try:
     import torch
+    from torch import Tensor
+    from torch import device as TorchDevice
+    from torch import dtype as TorchDtype
 except ModuleNotFoundError:
     torch = None
+    if not TYPE_CHECKING:
+        Tensor = TorchDevice = TorchDtype = Any
 
 no_grad = contextlib.nullcontext if torch is None else torch.no_grad
-
 
 # moire_dtype of moire.h, by the names that NumPy and Torch share.
 DTYPES = {
@@ -36,15 +40,6 @@ DTYPES = {
 COMPILES_WHOLE_GRAPHS = torch is not None and [
     int(part) for part in torch.__version__.split(".")[:2]
 ] >= [2, 11]
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch import device as TorchDevice
-    from torch import dtype as TorchDtype
-elif torch is None:
-    Tensor = TorchDevice = TorchDtype = Any
-else:
-    Tensor, TorchDevice, TorchDtype = torch.Tensor, torch.device, torch.dtype
 
 # All arrays of a call are of one kind. Of a call with nothing but GroupedTensors, which do not say
 # theirs, type checkers take the first.
