@@ -61,12 +61,9 @@ class Recording(NamedTuple):
     undo: list  # what calls changed that were not run: (object, its attributes before)
 
 
-class _Own(threading.local):
-    value = None  # of the block that the thread is in
-
-
 class _Thread(threading.local):
     def __init__(self):
+        self.settings = None  # of the block that the thread is in
         self.mark = object()  # of this thread alone, which an ident would not be for long
 
 
@@ -90,11 +87,10 @@ class _OfTorchsThread:
         self._needs_reference = sys.getrefcount(probe) <= before
         if self._needs_reference:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
-        self._own = _Own()
 
     def get(self):
         """Those of the innermost block that this thread is in, or was carried over from."""
-        value = self._own.value
+        value = this_thread.settings
         if value is None:
             return self._stashed() or _DEFAULT
         if torch.cuda.is_initialized() and self._stashed() is not value:
@@ -103,14 +99,14 @@ class _OfTorchsThread:
 
     def set(self, value):
         """Returns what reset() takes at the end of the block."""
-        before = self._own.value, self._stashed()
-        self._own.value = value
+        before = this_thread.settings, self._stashed()
+        this_thread.settings = value
         if torch.cuda.is_initialized():  # else get() sees to it
             self._stash(value)
         return before
 
     def reset(self, before):
-        self._own.value, stashed = before
+        this_thread.settings, stashed = before
         if self._stashed() is not stashed:
             self._stash(stashed or _DEFAULT)
 
