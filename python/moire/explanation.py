@@ -17,9 +17,6 @@ from .dtypes import torch
 from .errors import invalid
 from .values import wrong
 
-if torch is not None:
-    from torch.overrides import TorchFunctionMode
-
 
 class Explanation(list):
     """The steps of a call, one dict each: op, problem, implementation, policy, bytes, and what was
@@ -104,20 +101,6 @@ def _nothing_of_torch_stays():
         yield
 
 
-if torch is not None:
-
-    class _Unaccumulated(TorchFunctionMode):
-        """Backward passes run, and their gradients go nowhere: no `.grad` changes, no hook that
-        waits for one fires (an optimizer's, a data-parallel reduction), and graphs made before are
-        still there.
-        """
-
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            function = _INSTEAD.get(function, function)
-            with contexts.changed(keeps_gradients=function in _INSTEAD.values()):
-                return function(*args, **(kwargs or {}))
-
-
 def _grad(outputs, inputs, grad_outputs=None, retain_graph=None, *options, **more):
     return torch.autograd.grad(outputs, inputs, grad_outputs, True, *options, **more)
 
@@ -159,8 +142,21 @@ def _leaves_behind(tensors):
 
 
 if torch is not None:
+    from torch.overrides import TorchFunctionMode
+
     _INSTEAD = {
         torch.Tensor.backward: _backward_of_one,
         torch.autograd.backward: _backward,
         torch.autograd.grad: _grad,
     }
+
+    class _Unaccumulated(TorchFunctionMode):
+        """Backward passes run, and their gradients go nowhere: no `.grad` changes, no hook that
+        waits for one fires (an optimizer's, a data-parallel reduction), and graphs made before are
+        still there.
+        """
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            function = _INSTEAD.get(function, function)
+            with contexts.changed(keeps_gradients=function in _INSTEAD.values()):
+                return function(*args, **(kwargs or {}))
