@@ -76,9 +76,6 @@ class Numpy:
             return array
         return array.view(np.dtype(np.uint8, metadata={_MEANS: dtype}))
 
-    def is_writable(array):
-        return array.flags.writeable
-
     def is_lazy(array):
         return False
 
@@ -378,8 +375,7 @@ def as_fp32(fw, call, name, array):
     if array is None or array.dtype == fw.float32:
         return array
     if fw.code(array) not in _FLOATS:
-        found = shown(array)
-        raise invalid(f"{call}: {name} is {found}, must be of a floating-point type")
+        raise invalid(f"{call}: {name} is {shown(array)}, must be of a floating-point type")
     return fw.cast(array, fw.float32)
 
 

@@ -207,7 +207,7 @@ class _Call:
         code = fw.codes.get(array.dtype) or self._code(field, array)
         if code_of is not None:
             code = code_of.get(code, code)
-        if fw.may_be_read_only and field in self.entry.outputs and not fw.is_writable(array):
+        if fw.may_be_read_only and field in self.entry.outputs and not array.flags.writeable:
             raise self._invalid(f"{field} is read-only, needs an array that may be written")
         address, padding = fw.address(array), _PADDING[rank]
         _pack_tensor(self.buffer, at, address, code, rank, *shape, *padding, stride)

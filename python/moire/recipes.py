@@ -177,10 +177,7 @@ class Recipe:
     def check_operands(self, call: str, dtype: Dtype) -> None:
         """That operands of `dtype` are what the recipe's name says."""
         needed = _DTYPES.get(self.name)
-        if needed is None:
-            return
-        found = str(dtype).removeprefix("torch.")
-        if found != needed:
+        if needed is not None and (found := str(dtype).removeprefix("torch.")) != needed:
             raise invalid(f"{call}: recipe {self.name!r} needs {needed} operands, found {found}")
 
 

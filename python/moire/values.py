@@ -2,6 +2,7 @@
 the call, what was found and what is needed.
 """
 
+import contextlib
 import math
 import numbers
 import operator
@@ -105,12 +106,10 @@ def choice(name, value, names):
 
 def file_path(name, value):
     """A Path that may be a file's."""
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         found = Path(value)
         if found.name and b"\0" not in os.fsencode(found):
             return found
-    except (TypeError, ValueError):
-        pass
     raise wrong(name, value, "the path of a file")
 
 

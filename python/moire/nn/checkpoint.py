@@ -80,11 +80,8 @@ def _transposed(tensor):
     """Every matrix; in 8 bits with its bytes, as blocks along rows become such down columns."""
     if not isinstance(tensor, GroupedTensor):
         return tensor.transpose(-2, -1).contiguous()
-    copies = [
-        copy and [array.transpose(-2, -1).contiguous() for array in copy]
-        for copy in (tensor.columnwise, tensor.rowwise)
-    ]
-    return tensor.like(*(reversed(copies) if tensor.form.is_tiled else copies))
+    turned = tensor.mapped(_transposed)
+    return turned if tensor.form.is_tiled else turned.like(turned.columnwise, turned.rowwise)
 
 
 def convert_optimizer_state_dict(
