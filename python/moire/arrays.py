@@ -51,6 +51,7 @@ class Numpy:
     may_be_read_only = True
     float32, int32, int64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
     contiguous, copy, concatenate = np.ascontiguousarray, np.copy, np.concatenate
+    from_numpy = np.asarray
 
     # ---- what a moire_tensor needs to know of an array
 
@@ -140,9 +141,6 @@ class Numpy:
             raise unsupported("bfloat16 is a type of ml_dtypes, which NumPy needs for it")
         return np.dtype(name)
 
-    def of_bytes(memory, dtype):
-        return memory.view(Numpy.dtype(dtype))
-
     def with_memory_of_its_own(array):
         """Itself, or a copy if it is a view of more; NumPy pickles what a view shows."""
         return array
@@ -163,7 +161,7 @@ class Torch:
         types, may_be_read_only = (torch.Tensor, torch.nn.Parameter), False
         codes = {getattr(torch, n): code for n, code in DTYPES.items() if hasattr(torch, n)}
         address, device = torch.Tensor.data_ptr, torch.Tensor.device.__get__
-        copy = torch.clone
+        copy, from_numpy = torch.clone, torch.from_numpy
         _places = {None: ("cpu", 0)}
         float32, int32, int64 = torch.float32, torch.int32, torch.int64
         compute_dtypes = tuple(getattr(torch, name) for name in COMPUTE_DTYPES)
@@ -300,9 +298,6 @@ class Torch:
 
     def dtype(name):
         return getattr(torch, name)
-
-    def of_bytes(memory, dtype):
-        return torch.from_numpy(memory).view(getattr(torch, dtype))
 
     def with_memory_of_its_own(array):
         if array.is_meta or array.untyped_storage().nbytes() == array.nbytes:

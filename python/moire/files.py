@@ -70,10 +70,8 @@ def save_safetensors(tensors: Mapping[str, Any], path: Union[str, os.PathLike[st
         beside.touch()  # the system's word on what stands in the way
         save_file(arrays, beside, metadata)
         os.replace(beside, path)
-    except OSError as e:
-        raise error(Code.IO, f"{call}: {path}: {e.strerror}") from e
     except Exception as e:
-        raise error(Code.IO, f"{call}: {path}: {e}") from e
+        raise error(Code.IO, f"{call}: {path}: {getattr(e, 'strerror', e)}") from e
     finally:
         if beside.parent.is_dir():
             beside.unlink(missing_ok=True)
@@ -134,8 +132,8 @@ def _array(fw, call, path, name, dtype, shape, data):
             Code.IO,
             f"{call}: {path}: {name!r} is {dtype}, must be one of {', '.join(_FILE_DTYPES)}",
         )
-    memory = np.frombuffer(bytearray(data), np.uint8)
-    return fw.of_bytes(memory, _FILE_DTYPES[dtype]).reshape(shape)
+    memory = fw.from_numpy(np.frombuffer(bytearray(data), np.uint8))
+    return memory.view(fw.dtype(_FILE_DTYPES[dtype])).reshape(shape)
 
 
 def _safetensors(call):
