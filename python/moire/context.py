@@ -287,10 +287,9 @@ def note_saved(kept, made):
     saved = _settings.get().recording.found.saved
     for name, value in kept.items():
         for tensor in value if isinstance(value, list) else [value]:
-            if tensor is None:
-                continue
-            entry = {"name": name, "dtype": dtype_name(tensor), "shape": list(tensor.shape)}
-            saved.append({**entry, "bytes": tensor.nbytes, "by_reference": name not in made})
+            if tensor is not None:
+                entry = {"name": name, "dtype": dtype_name(tensor), "shape": list(tensor.shape)}
+                saved.append({**entry, "bytes": tensor.nbytes, "by_reference": name not in made})
 
 
 def note_weight(name, copies):

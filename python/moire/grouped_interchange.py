@@ -30,8 +30,7 @@ class Interchangeable:
 
     def tags(self) -> dict[str, str]:
         """What the arrays do not say, as strings; from_state_dict makes the tensor of both."""
-        found = {"format": self.form.name, "element": self.element}
-        found["dtype"] = dtype_name(self)
+        found = {"format": self.form.name, "element": self.element, "dtype": dtype_name(self)}
         if self.layout is not None:
             found.update(glu_block=str(self.layout.block), glu_order=self.layout.order)
         if self.fractional_scales:
@@ -147,7 +146,7 @@ class _Scales:
     """
 
     def __init__(self, call, tensor, layout, direction):
-        self.fw, self.call = tensor._fw, call
+        self.fw, self.form, self.groups = tensor._fw, tensor.form, tensor.groups
         self.layout = _LAYOUTS.index(choice(f"{call}: layout", layout, _LAYOUTS[1:]))
         self.direction = check_direction(f"{call}: direction", direction)
         if tensor.form.name != "mxfp8":
@@ -155,16 +154,14 @@ class _Scales:
                 f"{call}: format is {tensor.form.name}, whose FP32 scales have one layout only: "
                 f"take them from .{DIRECTIONS[self.direction]}.scales"
             )
-        self.form = tensor.form
         self.own = tensor.copy_of(self.direction, call).scales
         *matrices, n, self.k = tensor.shape
-        count, self.groups = math.prod(matrices), tensor.groups
+        count = math.prod(matrices)
         if self.groups is None:
             self.groups = Groups(splits=self.fw.integers([n] * count))
         self.rows, self.splits = count * n, self.groups.splits.tolist()
         # Column-wise scales of uniform matrices have no gaps between the groups.
-        is_dense = tensor.ndim == 3 and self.direction != ROWWISE
-        self.own_layout = _DENSE if is_dense else 0
+        self.own_layout = _DENSE if tensor.ndim == 3 and self.direction != ROWWISE else 0
         self.flat = self.own.reshape(-1, self.own.shape[-1])
 
     def shape(self, layout):

@@ -221,8 +221,7 @@ def dequantized(tensor, source, dtype):
 def _convert(entry, tensor, direction, target):
     fw, copy = tensor._fw, tensor.copy_of(direction)
     fields = {"source": pair(fw, copy, tensor.element), "target": target, "direction": direction}
-    fields["scaling"] = tensor.form.scaling
-    fields["fractional_scales"] = int(tensor.fractional_scales)
+    fields.update(scaling=tensor.form.scaling, fractional_scales=int(tensor.fractional_scales))
     if tensor.groups is not None:
         tensor.groups.give(fields, copy.data, tensor.shape[0])
     fw.run(entry, fields)

@@ -346,7 +346,6 @@ _WRITERS = {
 _STRUCTS = (re.fullmatch(r"moire_(\w+)_args", name) for name in ffi.list_types()[0])
 ENTRIES = {found[1]: Entry(found[1]) for found in _STRUCTS if found}
 
-
 compiled_for = None  # the kind of arrays whose plain calls invoke.cpp makes
 compiled = None  # invoke.cpp, as a module
 COMPILED = {}  # its entries, by name

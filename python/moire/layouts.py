@@ -97,9 +97,8 @@ class Activation:
         if self.kind == "clamped_swiglu" and not (self.limit > 0 and self.alpha > 0):
             found = f"limit is {self.limit} and alpha is {self.alpha}"
             raise invalid(f"Activation: {found}, must be positive (GPT-OSS: 7 and 1.702)")
-        parameters = (self.limit, self.alpha, self.offset)
         kind = float(_ACTIVATIONS.index(self.kind))
-        object.__setattr__(self, "fields", (kind, *parameters))
+        object.__setattr__(self, "fields", (kind, self.limit, self.alpha, self.offset))
 
     def __setstate__(self, state):
         self.__init__(**pickled("Activation", state, ("kind", "limit", "alpha", "offset")))

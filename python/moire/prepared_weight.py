@@ -39,13 +39,11 @@ class PreparedWeight:
         self.recipe = Recipe.of_quantize(recipe, f"{call}: recipe")
         self.forward_only = flag(f"{call}: forward_only", forward_only)
         layout = WEIGHT_LAYOUTS.index(check_weight_layout(call, weight_layout))
-        is_rowwise = layout == 0
-        self.has_rowwise = is_rowwise or not forward_only
-        self.has_columnwise = not is_rowwise or not forward_only
+        self.has_rowwise = layout == 0 or not forward_only
+        self.has_columnwise = layout != 0 or not forward_only
         fw, w, self.shape = self._source(call, weight)
         self.dtype, self.device = w[0].dtype, getattr(w[0], "device", "cpu")
-        options = {"forward_only": int(forward_only), "w_layout": layout}
-        self._fields = {**self.recipe.fields, **options}
+        self._fields = {**self.recipe.fields, "forward_only": int(forward_only), "w_layout": layout}
         size, self.form = prepared_form({**self._fields, "w": w}, fw)
         memory = fw.empty(w[0], (size + _ALIGNMENT,), fw.dtype("uint8"))
         start = -fw.address(memory) % _ALIGNMENT

@@ -62,10 +62,9 @@ def integer(name, value, lowest=0, highest=_LARGEST):
         found = operator.index(value)
         if lowest <= found <= highest:
             return found
+    needs = "a positive integer" if lowest == 1 else f"an integer, at least {lowest}"
     if highest != _LARGEST:
         needs = f"an integer, {lowest} to {highest}"
-    else:
-        needs = "a positive integer" if lowest == 1 else f"an integer, at least {lowest}"
     raise wrong(name, value, needs)
 
 
