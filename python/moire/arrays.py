@@ -1,6 +1,4 @@
-"""The two kinds of arrays that functions take, behind one small interface: NumPy arrays and Torch
-tensors.
-"""
+"""The two kinds of arrays that functions take, NumPy's and Torch's, behind one small interface."""
 
 import contextlib
 import inspect

@@ -149,9 +149,7 @@ def named(spec, values):
 
 
 def _in_row(spec, values):
-    """What autograd gets: None, then as parted() has arrays in a row, what there is by name; None
-    elsewhere.
-    """
+    """What autograd gets: None, then what there is by name, as parted() has it in a row, or None."""
     row = [None]
     for name, count in spec:
         value = values.get(name)

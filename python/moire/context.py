@@ -1,5 +1,4 @@
-"""Contexts: one per device, thread count or stream, and settings, made on first use and kept for
-the life of the process.
+"""Contexts, one per device, thread count or stream, kept from first use on; and settings.
 
 On a CPU the number of threads is torch.get_num_threads() at the time of the call (without Torch:
 all cores). Beside a Torch that computes on OpenMP threads, moire runs on the same ones. On a GPU
@@ -206,8 +205,7 @@ def _create(key, contexts, communicator):
 
 
 def _forget_contexts_of_parent():
-    # NOTE: a forked child has none of its parent's threads; destroying a context would wait for
-    # them for ever.
+    # NOTE: destroying a context would wait for ever for threads, which a forked child has not got.
     global _contexts_lock, _is_forked
     _is_forked = True
     _abandoned.append((dict(_contexts), dict(_first_on)))
@@ -228,8 +226,7 @@ def settings(
     plan_for: Optional[str] = None,
     communicator: Optional[Any] = None,
 ) -> Iterator[None]:
-    """Inside the block, this thread's calls use these values; what is None stays as it is around
-    the block.
+    """Inside the block, this thread's calls use these values; what is None stays as it was.
 
     `plan_for` names a GPU that need not be here ("sm80", "sm90", ...): `explain` says what it would
     run, of tensors on any device, and calls that would run are refused. `communicator` is the rank
@@ -267,9 +264,7 @@ def changed(**values):
 
 
 def strict() -> contextlib.AbstractContextManager[None]:
-    """Inside the block, a call fails, with the reason, where something slower than the device's
-    fastest would run.
-    """
+    """Inside the block, a call that would not run the device's fastest fails, and says why."""
     return settings(strict=True)
 
 

@@ -1,6 +1,4 @@
-"""Exceptions. Each carries the library's code and its sentence: the call, what was found, what was
-needed.
-"""
+"""Exceptions: each has the library's code and a sentence on what was found and what was needed."""
 
 from __future__ import annotations
 

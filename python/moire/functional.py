@@ -334,9 +334,7 @@ def _value(fw, name, key, value, kind):
 
 
 class _GroupedMm(Op):
-    """d = a b_t with ragged rows of a (b_t of rank 3) or a ragged contraction (b_t of rank 2);
-    `how` is the type of d.
-    """
+    """d = a b_t of type `how`: ragged rows of a (b_t of rank 3) or ragged contraction (rank 2)."""
 
     def forward(self, fw, fields, how):
         a, b_t = fields["a"], fields["b_t"]

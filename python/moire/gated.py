@@ -1,6 +1,4 @@
-"""Gated activations, and conversions between the layouts of their two halves, as stateless
-functions.
-"""
+"""Gated activations, and conversions between layouts of gate and up, as stateless functions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""GroupedTensor: a ragged or uniform batch of matrices in 8 bits with its scales, as one object;
-and quantize, which makes one.
-"""
+"""GroupedTensor, a ragged or uniform batch of matrices in 8 bits with its scales; and quantize."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The operands of layers, checked, as fields of moire.h: arrays, or GroupedTensors for a recipe of
-8 bits.
-"""
+"""The checked operands of layers as fields of moire.h: arrays, or GroupedTensors of 8 bits."""
 
 from __future__ import annotations
 

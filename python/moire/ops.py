@@ -1,5 +1,4 @@
-"""The C entries as torch ops: torch.ops.moire.<entry>, with the fields of its struct as keywords
-(see invoke.py).
+"""The C entries as torch ops: torch.ops.moire.<entry>, with the keywords that invoke.py has.
 
 Schemas are made from moire.h itself. Every op writes into outputs that it is given and returns
 nothing, like its C entry, so mutations are declared and the fake kernel has nothing to do;
@@ -52,9 +51,7 @@ def dispatch(name, values):
 
 
 def check_beside(name, given):
-    """That tensors are on one device, and that those without values are not beside others, unless
-    their mode allows for it.
-    """
+    """That tensors are on one device, and fake ones alone, unless their mode allows for others."""
     fakes, devices = {}, {}
     for key, tensor in tensors_of(given):
         fakes.setdefault(hasattr(tensor, "fake_mode"), (key, tensor))

@@ -1,6 +1,4 @@
-"""Routing, and the activation and its layouts, as stateless functions on Torch tensors or NumPy
-arrays.
-"""
+"""Routing, as stateless functions on Torch tensors or NumPy arrays."""
 
 from __future__ import annotations
 

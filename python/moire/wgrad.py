@@ -1,5 +1,4 @@
-"""Where weight gradients go: into fresh tensors that autograd returns, into `main_grad`, or later
-(delayed).
+"""Where weight gradients go: to autograd as fresh tensors, into `main_grad`, or later (delayed).
 
 The main_grad contract, per weight: the gradient is added to `param.main_grad` (FP32 or BF16;
 `param.get_main_grad()` is asked for it where there is one), or overwrites it where

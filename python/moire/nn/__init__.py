@@ -1,7 +1,6 @@
 """Modules: GroupedLinear, ScaledGLU, GroupedMLP, Router, MoE; fuse, and convert_state_dict.
 
-Every forward that is ragged takes `splits`: rows per expert as a list or a tensor, or a
-moire.Groups.
+Every forward that is ragged takes `splits`: rows per expert, in a list or a tensor, or Groups.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A checkpoint's weights in another layout: what a state_dict's tags say is turned into what a
-module was built with, the tags with it.
-"""
+"""A checkpoint's weights, and their tags, turned into the layouts that a module was built with."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""GroupedLinear: the linear layers of all experts as one module, its parameters, and how they are
-saved and loaded.
+"""GroupedLinear: the linear layers of all experts as one module, and how it is saved and loaded.
 
 Parameters are packed (`weight` [E, out, in], `bias` [E, out]) or listed (`weight0`, `bias0`, ...);
 the state_dict of either form loads into either. What shapes cannot tell, the orientation of the

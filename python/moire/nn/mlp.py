@@ -1,6 +1,5 @@
 """Three modules in a row, GroupedLinear, ScaledGLU, GroupedLinear, as one fused call on their
-parameters: GroupedMLP; Sequential, which finds them in any chain; and fuse, which makes the one of
-the three.
+parameters: GroupedMLP; Sequential, which finds them in any chain; and fuse, which makes it of them.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class ScaledSwiGLU(ScaledGLU):
 
 
 class GroupedMLP(OfLayers, torch.nn.Module):
-    """All experts of a mixture: fc1 (gate and up), gated activation times probs, fc2, in one fused
-    call.
+    """All experts of a mixture as one fused call: fc1, gated activation times probs, fc2.
 
     hidden, width    H and F: fc1 is [E, 2F, H], fc2 [E, N, F]
     out_features     N, the width of the result; None: H
