@@ -4,8 +4,7 @@ The header is parsed as it is (between its "cffi: begin" and "cffi: end" marks),
 constants and entries are written down once, in C. Library and header are looked for, in this order:
 
 1. inside the package: moire/lib/libmoire.so and moire/include/moire.h (an installed wheel);
-2. in the source tree that the package lies in: build/release/lib, then build/cuda/lib, with
-   include/moire.h.
+2. in the package's source tree: build/release/lib, then build/cuda/lib, with include/moire.h.
 """
 
 import importlib.util

@@ -93,8 +93,7 @@ def pass_of_backward():
 
 def run(op, fw, fields, how=None, is_wanted=None, sinks=None):
     """The outputs of an op, which pass gradients on if autograd wants any (`is_wanted`, where the
-    caller knows), those of weights to the `sinks` of wgrad.py. The mapping is the op's own from
-    here on.
+    caller knows), those of weights to the `sinks` of wgrad.py. From here on it owns the mapping.
     """
     if is_wanted is None:
         is_wanted = fw is Torch and torch.is_grad_enabled() and bool(wanted(fields, op.inputs))
@@ -149,7 +148,7 @@ def named(spec, values):
 
 
 def _in_row(spec, values):
-    """What autograd gets: None, then what there is by name, as parted() has it in a row, or None."""
+    """What autograd gets: None, then what there is by name, or None, in parted()'s order."""
     row = [None]
     for name, count in spec:
         value = values.get(name)

@@ -3,8 +3,7 @@
 On a CPU the number of threads is torch.get_num_threads() at the time of the call (without Torch:
 all cores). Beside a Torch that computes on OpenMP threads, moire runs on the same ones. On a GPU
 calls run on Torch's current stream of that device; all its contexts share one device state.
-`strict` and `settings` hold for the calls that this thread makes inside the `with` block, backward
-passes included.
+`strict` and `settings` hold for this thread's calls inside the `with` block, backwards included.
 """
 
 from __future__ import annotations
@@ -160,11 +159,9 @@ def current(kind="cpu", index=0):
 def _openmp_of_torch():
     """GOMP_parallel of the OpenMP run-time that Torch is linked against; NULL where there is none.
 
-    Its threads spin for milliseconds after each of Torch's operations: a pool of moire's own would
-    share its cores with them.
+    Its threads spin for milliseconds after each of Torch's operations, on the cores of other pools.
     """
-    # NOTE: in a forked child an OpenMP run-time that its parent used waits for ever for the
-    # parent's threads.
+    # NOTE: an OpenMP run-time that was used before a fork waits for ever for the parent's threads.
     if torch is None or _is_forked or not torch.backends.openmp.is_available():
         return ffi.NULL
     try:

@@ -152,8 +152,7 @@ if torch is not None:
 
     class _Unaccumulated(TorchFunctionMode):
         """Backward passes run, and their gradients go nowhere: no `.grad` changes, no hook that
-        waits for one fires (an optimizer's, a data-parallel reduction), and graphs made before are
-        still there.
+        waits for one fires (an optimizer's, a data-parallel reduction), and earlier graphs stay.
         """
 
         def __torch_function__(self, function, types, args=(), kwargs=None):

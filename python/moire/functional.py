@@ -3,13 +3,11 @@ call, which runs any C entry on arrays that the caller has.
 
 All take Torch tensors, with gradients, or NumPy arrays, without. Shapes: T tokens, k experts per
 token, G groups, H hidden size, F expert width, `rows` rows of the ragged tensors. Weights are one
-packed tensor [G, out, in], or a list of G matrices; with weight_layout="in_out" they are [G, in,
-out].
+packed tensor [G, out, in], or [G, in, out] with weight_layout="in_out", or a list of G matrices.
 
 compute_dtype=None takes the operands as they are stored (under torch.autocast: its dtype).
 Otherwise x and the weights are cast to it at the edge and y comes back in the dtype of x; weight
-gradients are computed in the weights' own dtype, so FP32 master weights get FP32 gradients of BF16
-products.
+gradients are computed in the weights' own dtype: FP32 masters get FP32 gradients of BF16 products.
 
 recipe (a name or a moire.Recipe) says what the products read. With "mxfp8", "mxfp8_fast" and
 "fp8_block" x, the weights, the activation and every gradient are quantised just before the products
@@ -171,8 +169,7 @@ def moe(
     group: Any = None,
     micro_batches: int = 1,
 ) -> Array:
-    """y_t = sum over j of topk_weights[t, j] * expert topk_idx[t, j] (x_t): the seam for any
-    model's own router.
+    """y_t = sum over j of topk_weights[t, j] * expert topk_idx[t, j] (x_t), for any model's router.
 
     x [T, H], topk_idx [T, k] (-1 or G drops the choice), topk_weights [T, k], as is b2_scale, if it
     is an array; the rest as in grouped_mlp. A plan that make_plan has already made of topk_idx is

@@ -33,8 +33,7 @@ def glu(
     """act = glu(z) probs: [..., F] of z [..., 2F], or [..., F] if ungated, and probs [...]; in
     FP32, rounded once.
 
-    With `groups`, z is [rows, 2F], and rows past the last group are a tail: not read, and zeros in
-    the result.
+    With `groups`, z is [rows, 2F]; rows past the last group are not read, and zeros in the result.
     """
     fw = framework_of("glu", {"z": z}, {"probs": probs})
     if groups is None and z.ndim not in (0, 2):
@@ -64,8 +63,7 @@ def _glu_of_any_rank(z, probs, act, layout):
 def convert_glu(
     tensor: Converted, from_layout: GluLayoutLike, to_layout: GluLayoutLike, dim: int = 0
 ) -> Converted:
-    """A new contiguous tensor with the 2F of dimension `dim` in another gate/up layout; any rank >=
-    1, any strides.
+    """A new contiguous tensor, the 2F of dimension `dim` in another gate/up layout; any strides.
 
     Layouts are what GluLayout.of takes: "halves", a block size, a GluLayout. Elements of 1, 2, 4 or
     8 bytes, or a GroupedTensor, whose scales move with its data: exact, and an error where a block

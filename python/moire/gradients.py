@@ -8,8 +8,7 @@ recipe of 8 bits, a GroupedTensor of the call's groups. Row-wise, it gives the g
 column-wise that of the weight. x and the weights are what the forward was given, a GroupedTensor
 where it was one. `wants` names the gradients; they come back under these names, the others are
 None. That of x is in expert order, in the type of x, one row per row of grad_y, also where rows
-were gathered (row_idx); those of weights, biases, scale and probs are as these are. No gradient is
-accumulated into anything.
+were gathered (row_idx); those of weights, biases, scale and probs are as these are. All are new.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ class GroupedTensor(Interchangeable):
     groups               of ragged rows; None: one group, all rows
     layout               GluLayout, where this is a gated FC1's weight or output: a tag, checked
                          where it is used
-    dtype                the type that the values stand for (float32): what dequantize returns, and
-                         layers compute in
+    dtype                of the values (float32): what dequantize returns and layers compute in
 
     On Torch arrays it is a torch.Tensor too (grouped_torch.py), unless torch.compile makes it
     inside a graph: there, and on NumPy arrays, it is of this class itself.

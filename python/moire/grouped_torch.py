@@ -3,8 +3,7 @@ that it stands for, so that autograd carries its gradient and a module may hold 
 
 It is a wrapper, whose memory is that of its copies. The methods of GroupedTensor and what
 _OPERATIONS names work on those. Any other operation of Torch that makes something new computes with
-the decoded values, and warns of it once; one that would overwrite it or show it otherwise is
-refused.
+the decoded values, and warns of it once; one that would overwrite it or show it otherwise fails.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ _KINDS = ("splits", "ends", "offsets")
 class Groups:
     """Group g owns rows offsets[g] to offsets[g + 1] - 1 of tensors that have `capacity` rows.
 
-    Exactly one of these says how the batch is divided (a list, or an int32 or int64 array or tensor
-    of rank 1):
+    Exactly one of these says how the batch is divided (a list, or a vector of int32 or int64):
 
         splits    [G] rows per group
         ends      [G] cumulative, without the leading zero (the offs of torch's grouped_mm)

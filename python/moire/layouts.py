@@ -24,8 +24,7 @@ WEIGHT_LAYOUTS = ("out_in", "in_out")  # in the order of moire_weight_layout
 @dataclasses.dataclass(frozen=True)
 class GluLayout:
     """How gate and up lie along 2F rows: `block` of the first, `block` of the second, repeated; 0 =
-    two halves. Of the order "ungated", which has block 0, there are F rows and no up. `fields` are
-    those of moire.h.
+    two halves. The order "ungated", block 0, has F rows and no up. `fields` are those of moire.h.
     """
 
     block: int = 0

@@ -50,12 +50,10 @@ def router(
     scale: float = 1.0,
     expert_bias: Optional[Array] = None,
 ) -> tuple[Array, Array]:
-    """(topk_idx [T, k] int64, topk_weights [T, k] FP32) of logits [T, E], experts in order of
-    falling score.
+    """(topk_idx [T, k] int64, topk_weights [T, k] FP32) of logits [T, E], by falling score.
 
     Scores are FP32 softmax or sigmoid; expert_bias [E] moves the choice only; ties go to the lowest
-    index. With `normalize` the k weights of a token sum to `scale`. Gradients flow to the logits
-    through the weights.
+    index. With `normalize` a token's weights sum to `scale`. Weights pass gradients to the logits.
     """
     fw = framework_of("router", {"logits": logits}, {"expert_bias": expert_bias})
     num_experts = check_rank("router", "logits", logits, 2).shape[1]

@@ -55,8 +55,7 @@ class WeightCache:
         It is quantised now unless the last call for this weight had an equal version; None equals
         nothing. Forward products of [out, in] weights read the row-wise copy, those of [in, out]
         the column-wise one, and gradients of x the other. `layout` tags where gate and up lie, as
-        quantize does; another tag than before, or a direction that was not asked for yet, makes
-        copies in new memory.
+        quantize does; another tag, or a direction not asked for before, makes copies in new memory.
         """
         arrays = list(weight) if isinstance(weight, (list, tuple)) else [weight]
         wanted = {"rowwise": rowwise, "columnwise": columnwise}

@@ -3,8 +3,7 @@
 Parameters are packed (`weight` [E, out, in], `bias` [E, out]) or listed (`weight0`, `bias0`, ...);
 the state_dict of either form loads into either. What shapes cannot tell, the orientation of the
 weights and the layout of gate and up, is kept as tags in the state_dict's metadata and checked on
-load; where a file format dropped the metadata (safetensors), the layouts that the module was built
-with are believed.
+load; where a file format dropped the metadata (safetensors), the module's own are believed.
 """
 
 from __future__ import annotations
@@ -221,8 +220,7 @@ class GroupedLinear(WithoutExtraState):
 
     def weights_changed(self) -> None:
         """Says that the weights were written in a way that nobody counts (through `.data`, by
-        another library's kernel) and not by an optimizer's step: their 8-bit copies are made anew
-        at the next forward.
+        another library's kernel), not by an optimizer's step: the next forward quantises them anew.
         """
         if self._copies is not None:
             self._copies.invalidate()
