@@ -101,7 +101,6 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as e:
             if e.name != "torch":
                 raise
-            raise ModuleNotFoundError(
-                f"moire.{name} needs torch: pip install torch", name="torch"
-            ) from e
+            needs = f"moire.{name} needs torch: pip install torch"
+            raise ModuleNotFoundError(needs, name="torch") from e
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -80,7 +80,6 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
 
     @property
     def _history(self):
-        """All that changes with its gradient, to be set again."""
         twin = None
         if not self.is_leaf:
             twin = self.detach()
