@@ -179,10 +179,8 @@ def _create(key, contexts, communicator):
     options = ffi.new("moire_context_options *")
     options.struct_size = ffi.sizeof("moire_context_options")
     options.device, options.index, options.strict = _KINDS[kind], index, int(strict)
-    words = {"implementation": implementation, "plan_for": plan_for}
-    words = {field: ffi.new("char[]", word.encode()) for field, word in words.items() if word}
-    for field, word in words.items():
-        setattr(options, field, word)
+    named = [ffi.new("char[]", n.encode()) if n else ffi.NULL for n in (implementation, plan_for)]
+    options.implementation, options.plan_for = named
     if kind == "cpu":
         options.num_threads, options.parallel = where, _openmp_of_torch()
     else:
