@@ -32,7 +32,7 @@ struct Chosen {
 // the second, whose policy says why. Other calls are not put to the first, for each is planned
 // several times. A Wish knows its calls, how a policy says that it is not met, and whether, where
 // neither takes the call, the first's refusal is the one to mend.
-template <class A, class Wish, const auto& kFirst, const auto& kSecond>
+template <class Wish, const auto& kFirst, const auto& kSecond, class A = ops::ArgsOf<kFirst>>
 class FirstOf : public Chosen<A> {
  public:
   FirstOf(const DeviceState& state, const A& args, const Workspace&)
@@ -74,7 +74,7 @@ struct DecodedInside {
 
 // The activation in the product's epilogue, where its kernels have that and nobody leaves it copies
 // to make; else apart.
-template <class A, const auto& kFused, const auto& kApart>
+template <const auto& kFused, const auto& kApart, class A = ops::ArgsOf<kFused>>
 struct ByActivation : Chosen<A> {
   ByActivation(const DeviceState& state, const A& args, const Workspace&)
       : Chosen<A>{state, args, is_fused(args) ? kFused : kApart} {}
@@ -85,67 +85,59 @@ struct ByActivation : Chosen<A> {
   }
 };
 
-template <class A, const auto& kFused, const auto& kApart>
-constexpr Implementation<A> kByActivation =
-    implementation_of<A, ByActivation<A, kFused, kApart>>("glu");
+template <const auto& kFused, const auto& kApart>
+constexpr auto kByActivation =
+    implementation_of<ops::ArgsOf<kFused>, ByActivation<kFused, kApart>>("glu");
+template <class Wish, const auto& kFirst, const auto& kSecond>
+constexpr auto kFirstOf =
+    implementation_of<ops::ArgsOf<kFirst>, FirstOf<Wish, kFirst, kSecond>>("sm90");
 
 // A product of Hopper's kernels and what is around it.
-template <class A, const auto& kProduct, Decoding kDecoding>
-constexpr Implementation<A> kAround =
-    quantized_product<A, kProduct, kDecoding, Copies::kByActivation>("sm90");
+template <const auto& kProduct, Decoding kDecoding>
+constexpr auto kAround = quantized_product<kProduct, kDecoding, Copies::kByActivation>("sm90");
 
 // The FP8 tensor cores where their sums may be used; else exact ones.
-template <class A, const auto& kScaled, const auto& kExact>
-constexpr Implementation<A> kOnHopper =
-    implementation_of<A, FirstOf<A, FastSums, kAround<A, kScaled, Decoding::kBesideBf16>, kExact>>(
-        "sm90");
+template <const auto& kScaled, const auto& kExact>
+constexpr auto kOnHopper = kFirstOf<FastSums, kAround<kScaled, Decoding::kBesideBf16>, kExact>;
 
 // Exact sums of weights: kernels that decode them, or decoded operands, MXFP8's.
-template <class A, const auto& kDecoding, const auto& kProduct>
-constexpr Implementation<A> kExactOfWeights =
-    implementation_of<A, FirstOf<A, DecodedInside, kAround<A, kDecoding, Decoding::kMxfp8Rows>,
-                                 kAround<A, kProduct, Decoding::kMxfp8>>>("sm90");
+template <const auto& kDecoding, const auto& kProduct>
+constexpr auto kExactOfWeights = kFirstOf<DecodedInside, kAround<kDecoding, Decoding::kMxfp8Rows>,
+                                          kAround<kProduct, Decoding::kMxfp8>>;
 
 }  // namespace
 
 namespace sm90::with_fp8 {
 
 const Implementation<GroupedGemmArgs> kGroupedGemm =
-    kOnHopper<GroupedGemmArgs, scaled::kGroupedGemm,
-              kExactOfWeights<GroupedGemmArgs, decoding::kGroupedGemm, sm90::kGroupedGemm>>;
-const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
-    kOnHopper<GroupedGemmGluArgs, ops::kGluApart<scaled::kGroupedGemm>,
-              kExactOfWeights<GroupedGemmGluArgs, ops::kGluApart<decoding::kGroupedGemm>,
-                              kByActivation<GroupedGemmGluArgs, sm90::kGroupedGemmGlu,
-                                            ops::kGluApart<sm90::kGroupedGemm>>>>;
-const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward = kOnHopper<
-    GroupedGemmGluBackwardArgs, ops::kGluBackwardApart<scaled::kGroupedGemm>,
-    kExactOfWeights<GroupedGemmGluBackwardArgs, ops::kGluBackwardApart<decoding::kGroupedGemm>,
-                    kByActivation<GroupedGemmGluBackwardArgs, sm90::kGroupedGemmGluBackward,
-                                  ops::kGluBackwardApart<sm90::kGroupedGemm>>>>;
+    kOnHopper<scaled::kGroupedGemm, kExactOfWeights<decoding::kGroupedGemm, sm90::kGroupedGemm>>;
+const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = kOnHopper<
+    ops::kGluApart<scaled::kGroupedGemm>,
+    kExactOfWeights<ops::kGluApart<decoding::kGroupedGemm>,
+                    kByActivation<sm90::kGroupedGemmGlu, ops::kGluApart<sm90::kGroupedGemm>>>>;
+const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward =
+    kOnHopper<ops::kGluBackwardApart<scaled::kGroupedGemm>,
+              kExactOfWeights<ops::kGluBackwardApart<decoding::kGroupedGemm>,
+                              kByActivation<sm90::kGroupedGemmGluBackward,
+                                            ops::kGluBackwardApart<sm90::kGroupedGemm>>>>;
 const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
-    kOnHopper<GroupedGemmWgradArgs, scaled::kGroupedGemmWgrad,
-              kAround<GroupedGemmWgradArgs, sm90::kGroupedGemmWgrad, Decoding::kMxfp8>>;
+    kOnHopper<scaled::kGroupedGemmWgrad, kAround<sm90::kGroupedGemmWgrad, Decoding::kMxfp8>>;
 
 }  // namespace sm90::with_fp8
 
 namespace portable::with_fp8 {
 
 const Implementation<GroupedGemmArgs> kGroupedGemm =
-    quantized_product<GroupedGemmArgs, portable::kGroupedGemm, Decoding::kBesideBf16>("portable");
-const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu =
-    quantized_product<GroupedGemmGluArgs,
-                      kByActivation<GroupedGemmGluArgs, portable::kGroupedGemmGlu,
-                                    ops::kGluApart<portable::kGroupedGemm>>,
-                      Decoding::kBesideBf16>("portable");
+    quantized_product<portable::kGroupedGemm, Decoding::kBesideBf16>("portable");
+const Implementation<GroupedGemmGluArgs> kGroupedGemmGlu = quantized_product<
+    kByActivation<portable::kGroupedGemmGlu, ops::kGluApart<portable::kGroupedGemm>>,
+    Decoding::kBesideBf16>("portable");
 const Implementation<GroupedGemmGluBackwardArgs> kGroupedGemmGluBackward =
-    quantized_product<GroupedGemmGluBackwardArgs,
-                      kByActivation<GroupedGemmGluBackwardArgs, portable::kGroupedGemmGluBackward,
+    quantized_product<kByActivation<portable::kGroupedGemmGluBackward,
                                     ops::kGluBackwardApart<portable::kGroupedGemm>>,
                       Decoding::kBesideBf16>("portable");
 const Implementation<GroupedGemmWgradArgs> kGroupedGemmWgrad =
-    quantized_product<GroupedGemmWgradArgs, portable::kGroupedGemmWgrad, Decoding::kBesideBf16>(
-        "portable");
+    quantized_product<portable::kGroupedGemmWgrad, Decoding::kBesideBf16>("portable");
 
 }  // namespace portable::with_fp8
 

@@ -83,16 +83,16 @@ void Around::output(const char* name, const auto& call, moire_tensor& stored, DT
   rowwise = columnwise = {};
 }
 
-Around around(GroupedGemmArgs& args, Decoding decoding, Copies) {
-  Around steps("grouped_gemm", args.workspace);
+Around around(GroupedGemmArgs& args, const Workspace& memory, Decoding decoding, Copies) {
+  Around steps("grouped_gemm", memory);
   const bool k_is_last = (args.b.layout == MOIRE_OUT_IN) == (args.transpose_b == 0);
   steps.operands(decoding, rows_of(args, "a", args.a, args.a_scales),
                  weight_of("b", args.b, args.b_scales, k_is_last));
   return steps;
 }
 
-Around around(GroupedGemmGluArgs& args, Decoding decoding, Copies copies) {
-  Around steps("grouped_gemm_glu", args.workspace);
+Around around(GroupedGemmGluArgs& args, const Workspace& memory, Decoding decoding, Copies copies) {
+  Around steps("grouped_gemm_glu", memory);
   const bool k_is_last = args.b.layout == MOIRE_OUT_IN;
   const bool stores_act = is_present(args.act);
   const DType storage = glu_storage(args);
@@ -110,8 +110,9 @@ Around around(GroupedGemmGluArgs& args, Decoding decoding, Copies copies) {
   return steps;
 }
 
-Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding, Copies copies) {
-  Around steps("grouped_gemm_glu_backward", args.workspace);
+Around around(GroupedGemmGluBackwardArgs& args, const Workspace& memory, Decoding decoding,
+              Copies copies) {
+  Around steps("grouped_gemm_glu_backward", memory);
   const bool k_is_last = args.w2.layout == MOIRE_IN_OUT;
   const DType storage = TensorView(args.z).type();
   const int64_t f = Weight(args.w2).in_features();
@@ -133,8 +134,8 @@ Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding, Copies copies
   return steps;
 }
 
-Around around(GroupedGemmWgradArgs& args, Decoding decoding, Copies) {
-  Around steps("grouped_gemm_wgrad", args.workspace);
+Around around(GroupedGemmWgradArgs& args, const Workspace& memory, Decoding decoding, Copies) {
+  Around steps("grouped_gemm_wgrad", memory);
   const moire_groups groups = present_groups(args.groups);
   steps.operands(decoding, {"a", args.a, args.a_scales, MOIRE_COLUMNWISE, groups},
                  {"b", args.b, args.b_scales, MOIRE_COLUMNWISE, groups});

@@ -17,12 +17,6 @@
 
 namespace moire::cuda::ops {
 
-// The model of FP8 tensor cores is no device's but the CPU's.
-inline Reason why_not_accumulation(int32_t accumulation) {
-  if (accumulation != MOIRE_ACCUMULATE_EMULATED) return {};
-  return "the sums of FP8 tensor cores are asked for, which the CPU emulates";
-}
-
 // Which operands come decoded: MXFP8 ones, of which a decoded element is a BF16 number
 // (docs/numerics.md), or, where the product's kernels decode, those alone that stand beside a BF16
 // one, which tensor cores multiply by no other type; or MXFP8 rows alone, where they decode
@@ -121,22 +115,32 @@ class Around {
   Reason reason_;  // why an operand cannot be decoded
 };
 
-// Rewrites the arguments of a call.
-Around around(GroupedGemmArgs& args, Decoding decoding, Copies);
-Around around(GroupedGemmGluArgs& args, Decoding decoding, Copies copies);
-Around around(GroupedGemmGluBackwardArgs& args, Decoding decoding, Copies copies);
-Around around(GroupedGemmWgradArgs& args, Decoding decoding, Copies);
+// Rewrites the arguments of a call, by steps whose scratch is `memory`.
+Around around(GroupedGemmArgs& args, const Workspace& memory, Decoding decoding, Copies);
+Around around(GroupedGemmGluArgs& args, const Workspace& memory, Decoding decoding, Copies copies);
+Around around(GroupedGemmGluBackwardArgs& args, const Workspace& memory, Decoding decoding,
+              Copies copies);
+Around around(GroupedGemmWgradArgs& args, const Workspace& memory, Decoding decoding, Copies);
+
+// The arguments of an implementation's op.
+template <class A>
+A args_of(const Implementation<A>&);
+template <const auto& kOne>
+using ArgsOf = decltype(args_of(kOne));
 
 // kProduct, and what is around it.
-template <class A, const auto& kProduct, Decoding kDecoding, Copies kCopies>
+template <const auto& kProduct, Decoding kDecoding, Copies kCopies, class A = ArgsOf<kProduct>>
 struct WithQuantized {
   WithQuantized(const DeviceState& device, const A& call, const Workspace& memory)
-      : state(device), args(over(call, memory)), steps(around(args, kDecoding, kCopies)) {
+      : state(device), args(call), steps(around(args, memory, kDecoding, kCopies)) {
     args.workspace = steps.arena().rest();
   }
 
   Reason supports() const {
-    if (Reason reason = why_not_accumulation(args.accumulation)) return reason;
+    // The model of FP8 tensor cores is no device's but the CPU's.
+    if (args.accumulation == MOIRE_ACCUMULATE_EMULATED) {
+      return "the sums of FP8 tensor cores are asked for, which the CPU emulates";
+    }
     if (Reason reason = steps.refusal(state)) return reason;
     return kProduct.supports(state, args);
   }
@@ -156,17 +160,11 @@ struct WithQuantized {
   const DeviceState& state;
   A args;  // the product's
   Around steps;
-
- private:
-  static A over(A call, const Workspace& memory) {
-    call.workspace = memory;
-    return call;
-  }
 };
 
-template <class A, const auto& kProduct, Decoding kDecoding, Copies kCopies = Copies::kBehindIt>
-constexpr Implementation<A> quantized_product(std::string_view name) {
-  return implementation_of<A, WithQuantized<A, kProduct, kDecoding, kCopies>>(name);
+template <const auto& kProduct, Decoding kDecoding, Copies kCopies = Copies::kBehindIt>
+constexpr auto quantized_product(std::string_view name) {
+  return implementation_of<ArgsOf<kProduct>, WithQuantized<kProduct, kDecoding, kCopies>>(name);
 }
 
 }  // namespace moire::cuda::ops
