@@ -7,17 +7,12 @@
 
 namespace moire::cuda::portable::gemm {
 
-struct Fma {
+struct Fma : Fetching<16, 4> {
   static constexpr const char* kName = "FP32 multiply-adds";
   static constexpr bool kTakesLists = true;
-  static constexpr int kDepth = 16;
   static constexpr int kPerThread = 4;
-  static constexpr int kColumns = kPerThread;
   static constexpr size_t kSliceBytes = kDepth * sizeof(Lines);  // lines along k
 
-  __device__ static int first_column() {
-    return static_cast<int>(threadIdx.x) % (kTile / kColumns) * kColumns;
-  }
   __device__ static Lines* lines(unsigned char* slice) { return reinterpret_cast<Lines*>(slice); }
 
   class AlongK {
@@ -27,24 +22,20 @@ struct Fma {
 
     __device__ void fetch(int64_t k) {
 #pragma unroll
-      for (int i = 0; i < kPerThread; ++i) {
-        const int64_t at = k + first() + i;
+      for (int i = 0; i < kColumns; ++i) {
+        const int64_t at = k + first_step() + i;
         values_[i] = row_ >= 0 && at < k_end_ ? matrix_.at(row_, at) : 0.0F;
       }
     }
     __device__ void put(unsigned char* slice) const {
 #pragma unroll
-      for (int i = 0; i < kPerThread; ++i) lines(slice)[first() + i][line()] = values_[i];
+      for (int i = 0; i < kColumns; ++i) lines(slice)[first_step() + i][line()] = values_[i];
     }
 
    private:
-    __device__ static int first() {
-      return static_cast<int>(threadIdx.x) % (kDepth / kPerThread) * kPerThread;
-    }
-
     Operand matrix_;
     int64_t row_, k_end_;
-    float values_[kPerThread];
+    float values_[kColumns];
   };
 
   template <class RowOf>
@@ -70,8 +61,6 @@ struct Fma {
     }
 
    private:
-    __device__ static int step() { return static_cast<int>(threadIdx.x) / (kTile / kColumns); }
-
     Operand matrix_;
     RowOf row_of_;
     int64_t k_end_;

@@ -7,11 +7,12 @@
 // An engine has
 //   kSliceBytes       of shared memory per operand
 //   kTakesLists       whether weights may be lists
-//   AlongK            an operand whose elements are contiguous along k: a thread fetches a part of
-//                     line() of the tile, which is `row` of the matrix; negative: zeros
-//   AcrossK<RowOf>    one whose elements are contiguous across the tile: a thread fetches kColumns
-//                     columns from first_column(), which are `columns` of the matrix; negative:
-//                     zeros. RowOf gives the matrix's row of a k
+//   Fetching          which elements of a step a thread fetches
+//   AlongK            an operand whose elements are contiguous along k: of its line(), which is
+//                     `row` of the matrix; negative: zeros
+//   AcrossK<RowOf>    one whose elements are contiguous across the tile: from first_column() on,
+//                     which are `columns` of the matrix; negative: zeros. RowOf gives the matrix's
+//                     row of a k
 //   multiply          by the whole block: the sums of a tile into the first planes of shared memory
 #pragma once
 
@@ -21,13 +22,26 @@ namespace moire::cuda::portable::gemm {
 
 inline constexpr int kTile = 64;
 inline constexpr int kThreads = 256;
-inline constexpr int kPitch = kTile + 4;  // rows start on 16 bytes
 
-// Rows of sums.
-using Lines = float[kPitch];
+// Rows of sums, which start on 16 bytes.
+using Lines = float[kTile + 4];
 
-// The line of the tile that a thread fetches where an operand is contiguous along k.
-__device__ inline int line() { return static_cast<int>(threadIdx.x) / (kThreads / kTile); }
+// What a thread fetches of kDepth steps of k, kColumns elements: of line() from first_step() on
+// where an operand is contiguous along k; else of step() from first_column() on.
+template <int kOfDepth, int kOfColumns>
+struct Fetching {
+  static constexpr int kDepth = kOfDepth, kColumns = kOfColumns;
+  static_assert(kDepth * kTile == kColumns * kThreads);
+
+  __device__ static int line() { return static_cast<int>(threadIdx.x) / (kDepth / kColumns); }
+  __device__ static int first_step() {
+    return static_cast<int>(threadIdx.x) % (kDepth / kColumns) * kColumns;
+  }
+  __device__ static int step() { return static_cast<int>(threadIdx.x) / (kTile / kColumns); }
+  __device__ static int first_column() {
+    return static_cast<int>(threadIdx.x) % (kTile / kColumns) * kColumns;
+  }
+};
 
 // Shared memory: slices of the operands while an engine multiplies, then planes of sums.
 template <class Engine, int kHalves, int kPlanes>

@@ -67,12 +67,10 @@ struct BlockElements : Fp8Elements<false> {
 inline constexpr int64_t kScaledSums = 128;
 
 template <class Elements>
-struct Mma {
+struct Mma : Fetching<32, kPiece> {
   static constexpr const char* kName = Elements::kName;
   // FP8 weights are packed: their scales are one tensor.
   static constexpr bool kTakesLists = !Elements::kScalesElements && !Elements::kScalesSums;
-  static constexpr int kDepth = 32;
-  static constexpr int kColumns = kPiece;  // that a thread fetches at once
   static constexpr int kAlongPitch = kDepth + 8, kAcrossPitch = kTile + 8;
   static constexpr size_t kElementBytes = size_t{kTile} * kAlongPitch * sizeof(uint16_t);
   static_assert(kElementBytes >= size_t{kDepth} * kAcrossPitch * sizeof(uint16_t));
@@ -83,10 +81,6 @@ struct Mma {
   using Raw = typename Elements::Raw;
   using Product = typename Elements::Product;
   using Pieces = Packed<Raw, kColumns>;
-
-  __device__ static int first_column() {
-    return static_cast<int>(threadIdx.x) % (kTile / kColumns) * kColumns;
-  }
 
   // Which row of which of its four matrices a lane gives ldmatrix, and which half of 16 lines and
   // of 16 of k that matrix is: of 16 x 16 on the left; of 16 columns by 16 of k on the right.
@@ -133,7 +127,7 @@ struct Mma {
 
     __device__ void fetch(int64_t k) {
       raw_ = {};
-      const int64_t first = k + part();
+      const int64_t first = k + first_step();
       if (row_ < 0 || first >= k_end_) return;
       if (begins_scales(k)) scale_ = matrix_.scales.at(row_, first);
       if (is_vector_) {
@@ -146,11 +140,11 @@ struct Mma {
       }
     }
     __device__ void put(unsigned char* slice) const {
-      store(reinterpret_cast<uint16_t*>(slice) + line() * kAlongPitch + part(),
+      store(reinterpret_cast<uint16_t*>(slice) + line() * kAlongPitch + first_step(),
             Elements::values(matrix_, raw_, [&](int) { return scale_; }));
     }
     __device__ void put_scales(unsigned char* slice) const {
-      if (part() == 0) scales_of(slice)[line()] = scale_;
+      if (first_step() == 0) scales_of(slice)[line()] = scale_;
     }
 
     __device__ static void load_matrices(bool is_left, const unsigned char* slice, int line, int k,
@@ -160,10 +154,6 @@ struct Mma {
     }
 
    private:
-    __device__ static int part() {
-      return static_cast<int>(threadIdx.x) % (kDepth / kColumns) * kColumns;
-    }
-
     Operand matrix_;
     int64_t row_, k_end_;
     const Raw* data_;  // of the row
@@ -224,8 +214,6 @@ struct Mma {
     }
 
    private:
-    __device__ static int step() { return static_cast<int>(threadIdx.x) / (kTile / kColumns); }
-
     __device__ const Raw* data() const { return static_cast<const Raw*>(matrix_.elements.data); }
 
     Operand matrix_;

@@ -76,7 +76,7 @@ struct GroupRows {
 template <class Engine, bool kIsNK, class Position>
 __device__ auto weight_side(const RaggedM& p, int64_t group, const Position& position) {
   if constexpr (kIsNK) {
-    const int64_t row = position(line());
+    const int64_t row = position(Engine::line());
     const GroupWeight w = weight_of<Engine>(p, group);
     return typename Engine::AlongK(w.matrix, row < 0 ? -1 : w.first_row + row, p.k);
   } else {
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(kThreads, 2)
                   .first_column = int64_t{blockIdx.y} * kTile,
                   .columns = p.columns};
   if (tile.num_rows > 0) {
-    const int64_t source =
-        tile.has_row(line()) ? source_row(p, tile.first_row + line(), reporter) : -1;
+    const int line = Engine::line();
+    const int64_t source = tile.has_row(line) ? source_row(p, tile.first_row + line, reporter) : -1;
     const typename Engine::AlongK left(p.a, source, p.k);
     const auto right_of = [&](int half) {
       return weight_side<Engine, kIsNK>(p, tile.group, [&](int column) {
