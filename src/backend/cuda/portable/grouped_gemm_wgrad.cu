@@ -52,7 +52,8 @@ __device__ typename Engine::template AcrossK<SourceRow> side_of(const Side& side
     columns[i] = column < side.columns ? column : -1;
   }
   const SourceRow row_of{side.row_idx, side.num_source_rows, rows.begin, reporter};
-  return {gemm::of_group(side.matrix, rows, group), row_of, columns, rows.size()};
+  const int64_t first_scale_row = (rows.begin >> side.matrix.scales.row_shift) + group;
+  return {gemm::of_group(side.matrix, rows.begin, first_scale_row), row_of, columns, rows.size()};
 }
 
 template <class Engine>

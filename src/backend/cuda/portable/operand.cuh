@@ -5,7 +5,6 @@
 
 #include <bit>
 
-#include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/values.cuh"
 #include "core/fp8.h"
 #include "core/scale_shapes.h"
@@ -57,24 +56,20 @@ inline Operand operand_of(const TensorView& t, const TensorView& scales, bool sh
 inline Operand rowwise(const TensorView& t, const TensorView& scales) {
   return operand_of(t, scales, false, true);
 }
-// Ragged rows with blocks down the columns of each group, which of_group() says.
+// Ragged rows with blocks down the columns of each group.
 inline Operand columnwise(const TensorView& t, const TensorView& scales) {
   return operand_of(t, scales, true, false);
-}
-__device__ inline Operand of_group(Operand columnwise, const RowRange& rows, int64_t group) {
-  columnwise.scales.first_row = rows.begin;
-  columnwise.scales.base = (rows.begin >> columnwise.scales.row_shift) + group;
-  return columnwise;
 }
 // All groups' weights as one matrix; MXFP8 blocks lie along k, the others are tiles.
 inline Operand weights(const TensorView& w, const TensorView& scales, bool k_is_last) {
   const bool is_tiled = scales.type() == DType::kFP32;
   return operand_of(w, scales, is_tiled || !k_is_last, is_tiled || k_is_last);
 }
-__device__ inline Operand of_weight(Operand weights, int64_t first_row, int64_t first_scale_row) {
-  weights.scales.first_row = first_row;
-  weights.scales.base = first_scale_row;
-  return weights;
+// One group's of columnwise rows or of weights, whose rows and scales begin there.
+__device__ inline Operand of_group(Operand all, int64_t first_row, int64_t first_scale_row) {
+  all.scales.first_row = first_row;
+  all.scales.base = first_scale_row;
+  return all;
 }
 
 }  // namespace moire::cuda::portable::gemm

@@ -59,7 +59,7 @@ struct GroupWeight {
 template <class Engine>
 __device__ GroupWeight weight_of(const RaggedM& p, int64_t group) {
   const int64_t first_row = group * p.weight_rows;
-  GroupWeight w{of_weight(p.weight, first_row, group * p.weight_scale_rows), first_row};
+  GroupWeight w{of_group(p.weight, first_row, group * p.weight_scale_rows), first_row};
   if (Engine::kTakesLists && p.listed != nullptr) {
     w.matrix.elements.data = p.listed[group];
     w.first_row = 0;
