@@ -33,11 +33,9 @@ class SegmentPieces {
   using Bits = std::conditional_t<N == 1, T, uint4>;
   static_assert(sizeof(Bits) == sizeof(Packed<T, N>));
 
-  struct Shared {
-    Bits pieces[kSegments * kPiecesPerSegment];
-  };
+  using Shared = Bits[kSegments * kPiecesPerSegment];
 
-  __device__ explicit SegmentPieces(Shared& shared) : pieces_(shared.pieces) {}
+  __device__ explicit SegmentPieces(Shared& shared) : pieces_(shared) {}
 
   __device__ static uint32_t segment_of(uint32_t i) {
     return (i * kWarp + lane()) / kPiecesPerSegment;
