@@ -3,7 +3,6 @@
 // a segment of 64 columns as the order of grad_scale's sums wants it, and walk down the rows, while
 // the next rows are on their way (segment_pieces.cuh). Both gradients leave partial sums in the
 // workspace, which a launch each adds in order.
-#include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/row_blocks.cuh"

@@ -1,4 +1,3 @@
-#include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/ops/partial_sums.h"

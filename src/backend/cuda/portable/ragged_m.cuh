@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/row_blocks.cuh"

@@ -1,7 +1,6 @@
 // grouped_gemm on SM90 of BF16 rows and MXFP8 weights, which are decoded inside the kernel: d = a *
 // op(b), with the bits of the product of decoded weights (grouped_gemm.cu).
 #include "backend/cuda/sm90/decoding_epilogue.cuh"
-#include "backend/cuda/sm90/decoding_operands.cuh"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 
 namespace moire::cuda::sm90::decoding {

@@ -20,18 +20,14 @@
 //                        issued (ping-pong), or their first nearly done (side by side)
 #pragma once
 
-#include "backend/cuda/device/report.cuh"
 #include "backend/cuda/device/ring.cuh"
 #include "backend/cuda/device/tile_walk.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/warps.cuh"
 #include "backend/cuda/sm90/decoding_main_loop.cuh"
-#include "backend/cuda/sm90/main_loop.cuh"
 #include "backend/cuda/sm90/operands.cuh"
 #include "backend/cuda/sm90/pieces.cuh"
 #include "backend/cuda/sm90/scaled_main_loop.cuh"
-#include "backend/cuda/sm90/schedules.cuh"
-#include "backend/cuda/sm90/shared_memory.cuh"
 
 namespace moire::cuda::sm90 {
 

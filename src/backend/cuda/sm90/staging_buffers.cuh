@@ -7,7 +7,6 @@
 #include <cuda_bf16.h>
 
 #include "backend/cuda/ptx/matrix.cuh"
-#include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/tma.cuh"
 #include "backend/cuda/ptx/warps.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
