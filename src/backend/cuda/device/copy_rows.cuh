@@ -1,12 +1,6 @@
 // Whole rows copied or zeroed, in pieces whose size the host chooses.
 #pragma once
 
-#include <moire/tensor.h>
-
-#include <cstdint>
-#include <initializer_list>
-#include <utility>
-
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/device/warp.cuh"

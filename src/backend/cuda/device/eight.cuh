@@ -3,12 +3,6 @@
 // above infinity, or left out where kSkipsNan.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <type_traits>
-#include <utility>
-
 #include "backend/cuda/device/fp8.cuh"
 
 namespace moire::cuda {

@@ -4,12 +4,6 @@
 // is told apart at run time: a branch that all threads take alike.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <moire.h>
-
-#include <type_traits>
-
 #include "backend/cuda/device/fp8_bits.h"
 #include "backend/cuda/device/values.cuh"
 

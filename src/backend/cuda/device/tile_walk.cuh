@@ -3,8 +3,6 @@
 // It follows from the offsets on the device; nobody else knows it.
 #pragma once
 
-#include <moire.h>
-
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/tile_position.h"
 

@@ -2,8 +2,6 @@
 // in order (docs/numerics.md), two columns a thread.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include "backend/cuda/device/fp8.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
 

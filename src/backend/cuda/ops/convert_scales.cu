@@ -3,8 +3,6 @@
 // begin anywhere, by the target's words; else by bytes. A block takes some groups and a slice of
 // each, or of what lies behind the last; where a group's rows start in a layout without gaps it
 // finds by adding up those of the groups before, so that the splits stay on the device.
-#include <moire/quantize.h>
-
 #include <algorithm>
 
 #include "backend/cuda/device/copy_rows.cuh"

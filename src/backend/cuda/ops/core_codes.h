@@ -3,8 +3,6 @@
 // is so stays where it is.
 #pragma once
 
-#include <moire/tensor.h>
-
 #include "backend/cuda/runtime/launch.h"
 #include "core/arena.h"
 

@@ -1,8 +1,6 @@
 // Rows brought into expert order, for permute and for kernels that load neighbouring rows.
 #pragma once
 
-#include <moire/tensor.h>
-
 #include "backend/cuda/runtime/launch.h"
 #include "core/arena.h"
 

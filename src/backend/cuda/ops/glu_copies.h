@@ -3,10 +3,6 @@
 // quantize on what glu and glu_backward store.
 #pragma once
 
-#include <moire/grouped_gemm.h>
-#include <moire/quantize.h>
-#include <moire/routing.h>
-
 #include "backend/implementation.h"
 #include "core/arena.h"
 

@@ -3,8 +3,6 @@
 // no memory of the host.
 #pragma once
 
-#include <moire/tensor.h>
-
 #include "backend/cuda/runtime/launch.h"
 #include "core/arena.h"
 

@@ -2,8 +2,6 @@
 // For the epilogues that make such partial sums, whatever architecture they are for.
 #pragma once
 
-#include <moire/tensor.h>
-
 #include "backend/cuda/runtime/launch.h"
 #include "core/arena.h"
 

@@ -7,9 +7,6 @@
 // takes them of one that does not.
 #pragma once
 
-#include <moire/grouped_gemm.h>
-#include <moire/quantize.h>
-
 #include "backend/cuda/implementations.h"
 #include "core/arena.h"
 #include "core/format.h"

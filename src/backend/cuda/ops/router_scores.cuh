@@ -2,8 +2,6 @@
 // token: what router and its gradient share. Thread i of n holds experts i, i + n, i + 2n, ...
 #pragma once
 
-#include <moire/routing.h>
-
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/values.cuh"

@@ -2,8 +2,6 @@
 // of neighbouring rows side by side, in expert order.
 #pragma once
 
-#include <moire/tensor.h>
-
 #include "backend/cuda/runtime/launch.h"
 #include "core/arena.h"
 

@@ -1,8 +1,6 @@
 // An operand of a product as kernels read it: elements of any type, and the scales of FP8 ones.
 #pragma once
 
-#include <moire/tensor.h>
-
 #include <bit>
 
 #include "backend/cuda/device/values.cuh"

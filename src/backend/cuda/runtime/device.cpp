@@ -1,8 +1,6 @@
 // CUDA devices: how many, what they are, and the first error that one reported.
 #include "backend/device.h"
 
-#include <cuda_runtime.h>
-
 #include "backend/cuda/runtime/state.h"
 #include "core/format.h"
 #include "parallel/peers.h"

@@ -2,8 +2,6 @@
 // parameter. Dimensions are innermost first, strides in bytes and of all dimensions but the first.
 #pragma once
 
-#include <moire/tensor.h>
-
 #include "backend/cuda/runtime/launch.h"
 
 namespace moire::cuda {

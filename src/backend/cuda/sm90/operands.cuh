@@ -1,8 +1,6 @@
 // Operands of the SM90 grouped GEMM: which boxes fill a stage, and which tiles there are.
 #pragma once
 
-#include <cuda.h>
-
 #include "backend/cuda/device/tile_walk.cuh"
 #include "backend/cuda/ptx/tma.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"

@@ -2,8 +2,6 @@
 // is well.
 #pragma once
 
-#include <moire/grouped_gemm.h>
-
 #include "backend/implementation.h"
 #include "core/glu_layout.h"
 

@@ -6,8 +6,6 @@
 // columns of a lane go where the layout has them.
 #pragma once
 
-#include <cuda.h>
-
 #include "backend/cuda/sm90/operands.cuh"
 #include "backend/cuda/sm90/staging_buffers.cuh"
 
