@@ -9,9 +9,6 @@
 #include "backend/cuda/device/segment_pieces.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/partial_sums.h"
-#include "core/arena.h"
-#include "core/divide.h"
-#include "core/format.h"
 
 namespace moire::cuda::ops {
 namespace {

@@ -11,7 +11,6 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/scale_sides.cuh"
 #include "backend/cuda/runtime/launch.h"
-#include "core/format.h"
 
 namespace moire::cuda::ops {
 namespace {

@@ -9,7 +9,6 @@
 #include "backend/cuda/device/segment_pieces.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
-#include "core/format.h"
 
 namespace moire::cuda::ops {
 namespace {

@@ -1,7 +1,6 @@
 #include "backend/cuda/device/row_blocks.cuh"
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/ops/partial_sums.h"
-#include "core/divide.h"
 
 namespace moire::cuda::ops {
 namespace {

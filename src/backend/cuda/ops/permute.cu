@@ -13,8 +13,6 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/gather_rows.h"
 #include "backend/cuda/runtime/launch.h"
-#include "core/divide.h"
-#include "core/format.h"
 
 namespace moire::cuda::ops {
 namespace {

@@ -12,8 +12,6 @@
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
-#include "core/divide.h"
-#include "core/format.h"
 
 namespace moire::cuda::ops {
 namespace {

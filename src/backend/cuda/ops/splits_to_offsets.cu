@@ -8,7 +8,6 @@
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
-#include "core/format.h"
 
 namespace moire::cuda::ops {
 namespace {

@@ -6,7 +6,6 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/portable/ragged_m.cuh"
-#include "core/divide.h"
 #include "core/glu_layout.h"
 
 namespace moire::cuda::portable {

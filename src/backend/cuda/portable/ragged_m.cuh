@@ -13,7 +13,6 @@
 #include "backend/cuda/portable/fma.cuh"
 #include "backend/cuda/portable/mma.cuh"
 #include "backend/cuda/runtime/launch.h"
-#include "core/format.h"
 
 namespace moire::cuda::portable::gemm {
 

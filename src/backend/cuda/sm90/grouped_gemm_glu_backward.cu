@@ -3,7 +3,6 @@
 #include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/sm90/glu_backward_epilogue.cuh"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
-#include "core/divide.h"
 
 namespace moire::cuda::sm90 {
 namespace {
