@@ -123,8 +123,7 @@ ZMap<kColumns> z_map(TensorMaps& maps, std::string_view name, const TensorView& 
   const bool is_halves = layout.block == layout.f;
   map.columns = {static_cast<int32_t>(layout.block), layout.gate_first ? 0 : 1, is_halves};
   if (z.is_present()) {
-    map.map = maps.ragged_rows(name, z, P::kBoxRows, is_halves ? 2 : 1,
-                               map.columns.template box_columns<kColumns>());
+    map.map = maps.ragged_rows(name, z, P::kBoxRows, is_halves ? 2 : 1, map.columns.box_columns());
   }
   return map;
 }

@@ -11,20 +11,15 @@
 
 namespace moire::cuda::sm90 {
 
+template <int kColumns>
 struct ZColumns {
   int32_t block;
   int32_t gate;  // 0: gate comes first
   int32_t is_halves;
 
-  template <int kColumns>
-  __host__ __device__ bool is_woven() const {
-    return is_halves == 0 && block < kColumns;
-  }
+  __host__ __device__ bool is_woven() const { return is_halves == 0 && block < kColumns; }
   // Of a box that holds gate, or up, of kColumns, or both.
-  template <int kColumns>
-  int64_t box_columns() const {
-    return is_woven<kColumns>() ? kPanel : kColumns;
-  }
+  int64_t box_columns() const { return is_woven() ? kPanel : kColumns; }
   // Of gate (second: 0) or up (1) of column f.
   __device__ int32_t position(int32_t f, int32_t second) const {
     const int32_t in_block = f % block;
@@ -51,7 +46,7 @@ struct ZPiece {
 template <int kColumns>
 struct ZMap {
   CUtensorMap map;  // ragged; with halves where they are
-  ZColumns columns;
+  ZColumns<kColumns> columns;
 
   __device__ void load(const ZPiece<kColumns>& piece, uint64_t* barrier, int32_t f,
                        const RaggedRow& r) const {
@@ -77,12 +72,12 @@ struct ZMap {
   // Which column of z lies at `column` of a piece's first (0) or second buffer; twice F or more:
   // none.
   __device__ int32_t column_of(int32_t f, int32_t buffer, int32_t column = 0) const {
-    return is_woven() ? 2 * f + buffer * kPanel + column : columns.position(f + column, buffer);
+    return columns.is_woven() ? 2 * f + buffer * kPanel + column
+                              : columns.position(f + column, buffer);
   }
 
  private:
-  __device__ bool is_woven() const { return columns.is_woven<kColumns>(); }
-  __device__ bool is_one_box() const { return 2 * kColumns == kPanel && is_woven(); }
+  __device__ bool is_one_box() const { return 2 * kColumns == kPanel && columns.is_woven(); }
 };
 
 // Where a lane's two words of column group j are in woven buffers: with blocks of 1, (first,
@@ -92,7 +87,8 @@ struct WovenPlaces {
   uint32_t* high;
 
   template <int kColumns>
-  __device__ WovenPlaces(const ZPiece<kColumns>& piece, const ZColumns& columns, int j, int row) {
+  __device__ WovenPlaces(const ZPiece<kColumns>& piece, const ZColumns<kColumns>& columns, int j,
+                         int row) {
     const int lane = threadIdx.x % 32, f = 8 * j + 2 * (lane % 4), b = columns.block;
     const int in_block = f & (b - 1);  // woven blocks are powers of two
     const int first = b == 1 ? 2 * f : 2 * (f - in_block) + in_block;
@@ -114,9 +110,9 @@ __device__ inline uint32_t high_halves(uint32_t a, uint32_t b) { return __byte_p
 
 // Column groups j and j + 1 of gate and up, from registers to the buffers and back.
 template <int kColumns>
-__device__ inline void write_z(const ZPiece<kColumns>& piece, const ZColumns& columns, int j,
-                               const Words& gate, const Words& up) {
-  if (!columns.is_woven<kColumns>()) {
+__device__ inline void write_z(const ZPiece<kColumns>& piece, const ZColumns<kColumns>& columns,
+                               int j, const Words& gate, const Words& up) {
+  if (!columns.is_woven()) {
     write_words<2 * kColumns>(piece.gate, j, gate);
     write_words<2 * kColumns>(piece.up, j, up);
     return;
@@ -133,9 +129,9 @@ __device__ inline void write_z(const ZPiece<kColumns>& piece, const ZColumns& co
 }
 
 template <int kColumns>
-__device__ inline void read_z(const ZPiece<kColumns>& piece, const ZColumns& columns, int j,
-                              Words& gate, Words& up) {
-  if (!columns.is_woven<kColumns>()) {
+__device__ inline void read_z(const ZPiece<kColumns>& piece, const ZColumns<kColumns>& columns,
+                              int j, Words& gate, Words& up) {
+  if (!columns.is_woven()) {
     read_words<2 * kColumns>(piece.gate, j, gate);
     read_words<2 * kColumns>(piece.up, j, up);
     return;
