@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backend/implementation.h"
+#include "core/arena.h"
 
 namespace moire::cuda {
 
@@ -25,6 +26,19 @@ constexpr Implementation<A> implementation_of(std::string_view name) {
           },
           [](const DeviceState& state, const A& args) { return Call(state, args, {}).launches(); }};
 }
+
+// A call as such an object plans it; ops derive from it and add what it runs.
+template <class A>
+struct PlannedCall {
+  PlannedCall(const DeviceState& device, const A& given, const Workspace& workspace)
+      : state(device), args(given), arena(workspace) {}
+
+  size_t workspace() const { return arena.used(); }
+
+  const DeviceState& state;
+  const A& args;
+  Arena arena;
+};
 
 // An implementation of functions, which needs no workspace.
 template <class A>

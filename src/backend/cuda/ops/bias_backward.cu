@@ -232,20 +232,17 @@ decltype(auto) with_tiling(const TensorView& grad_y, F&& f) {
   });
 }
 
-class Call {
- public:
-  Call(const DeviceState&, const BiasBackwardArgs& args, const Workspace& workspace)
-      : args_(args),
+struct Call : PlannedCall<BiasBackwardArgs> {
+  Call(const DeviceState& device, const BiasBackwardArgs& given, const Workspace& workspace)
+      : PlannedCall(device, given, workspace),
         grad_y_(args.grad_y),
-        arena_(workspace),
         segments_(ceil_div(grad_y_.columns(), kSegment)) {
-    block_partials_ = take_block_partials(arena_, args.grad_bias, args.groups);
-    if (has_scale()) row_partials_ = arena_.take_floats(args.groups.capacity, segments_);
+    block_partials_ = take_block_partials(arena, args.grad_bias, args.groups);
+    if (has_scale()) row_partials_ = arena.take_floats(args.groups.capacity, segments_);
   }
 
   Reason supports() const { return too_wide("grad_y", grad_y_.columns(), 31); }
-  size_t workspace() const { return arena_.used(); }
-  int64_t launches() const { return 1 + is_present(args_.grad_bias) + has_scale(); }
+  int64_t launches() const { return 1 + is_present(args.grad_bias) + has_scale(); }
   std::string policy() const {
     return with_tiling(grad_y_, [&]<class T, int N>(const SegmentTiling<N>& tiling) {
       return concat("partial sums of ", kBlockRows, " rows, ", kOfChain * tiling.rows, " and ",
@@ -257,32 +254,30 @@ class Call {
     Launcher launcher(context, "bias_backward");
     with_tiling(grad_y_, [&]<class T, int N>(const SegmentTiling<N>& tiling) {
       const Operands<T> operands{.grad_y = matrix_of<const T>(grad_y_),
-                                 .row_idx = indices_of(args_.row_idx, "row_idx"),
+                                 .row_idx = indices_of(args.row_idx, "row_idx"),
                                  .num_source_rows = grad_y_.num_rows(),
-                                 .scale = vector_of<const float>(args_.scale),
-                                 .bias = any_floats(args_.bias),
+                                 .scale = vector_of<const float>(args.scale),
+                                 .bias = any_floats(args.bias),
                                  .block_partials = block_partials_,
                                  .row_partials = row_partials_,
                                  .columns = grad_y_.columns(),
-                                 .groups = args_.groups};
-      const dim3 grid(blocks_for(row_blocks_bound(args_.groups), kOfChain * tiling.rows),
+                                 .groups = args.groups};
+      const dim3 grid(blocks_for(row_blocks_bound(args.groups), kOfChain * tiling.rows),
                       blocks_for(tiling.segments, tiling.per_part));
       const auto kernel = has_scale() ? sum_kernel<true, N, T> : sum_kernel<false, N, T>;
       launcher.launch(kernel, {grid, kThreads}, operands, tiling, launcher.reporter());
     });
-    sum_block_partials(launcher, block_partials_, args_.groups, args_.grad_bias, args_.beta,
-                       args_.beta_per_group);
-    sum_row_partials(launcher, row_partials_, segments_, args_.groups, args_.grad_scale,
-                     args_.beta_scale, args_.tail);
+    sum_block_partials(launcher, block_partials_, args.groups, args.grad_bias, args.beta,
+                       args.beta_per_group);
+    sum_row_partials(launcher, row_partials_, segments_, args.groups, args.grad_scale,
+                     args.beta_scale, args.tail);
     return launcher.status();
   }
 
  private:
-  bool has_scale() const { return is_present(args_.grad_scale); }
+  bool has_scale() const { return is_present(args.grad_scale); }
 
-  const BiasBackwardArgs& args_;
   TensorView grad_y_;
-  Arena arena_;
   int64_t segments_;
   float* block_partials_ = nullptr;
   float* row_partials_ = nullptr;

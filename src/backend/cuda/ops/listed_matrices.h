@@ -29,12 +29,4 @@ class ListedMatrices {
   void** addresses_;
 };
 
-// The workspace of an op that needs no other.
-struct ListedScratch {
-  explicit ListedScratch(const moire_weight& w, Workspace workspace = {})
-      : arena(workspace), listed(w, arena) {}
-  Arena arena;
-  ListedMatrices listed;
-};
-
 }  // namespace moire::cuda::ops

@@ -16,20 +16,16 @@ namespace moire::cuda::ops {
 namespace {
 
 // The weight quantised, into the memory that is kept or on the way to what is kept of it.
-class Call {
- public:
-  Call(const DeviceState& state, const PrepareWeightArgs& args, const Workspace& workspace)
-      : state_(state),
-        args_(args),
-        form_(static_cast<WeightForm>(args.prepared.form)),
-        arena_(workspace) {
+struct Call : PlannedCall<PrepareWeightArgs> {
+  Call(const DeviceState& device, const PrepareWeightArgs& given, const Workspace& workspace)
+      : PlannedCall(device, given, workspace), form_(static_cast<WeightForm>(args.prepared.form)) {
     const WeightCopies kept = copies_of(args.prepared);
     const bool is_tiled = args.recipe == MOIRE_RECIPE_FP8_BLOCK;
     WeightCopies codes = kept;
     if (form_ == WeightForm::kCores && is_tiled && is_present(kept.rowwise)) {
       codes.columnwise = {};
     } else if (form_ != WeightForm::kCodes) {
-      codes = take_copies(arena_, args.prepared, WeightForm::kCodes);
+      codes = take_copies(arena, args.prepared, WeightForm::kCodes);
     }
     quantize_ = quantize_step(args, codes);
     if (form_ == WeightForm::kDequantized) {
@@ -45,16 +41,15 @@ class Call {
     }
   }
 
-  Reason supports() const { return kQuantizeWeight.supports(state_, quantize_); }
-  size_t workspace() const { return arena_.used(); }
+  Reason supports() const { return kQuantizeWeight.supports(state, quantize_); }
   std::string policy() const {
     return concat(form_ == WeightForm::kDequantized ? "decoded into bf16, "
                   : form_ == WeightForm::kCores     ? "tiles for FP8 tensor cores, "
                                                     : "codes, ",
-                  args_.prepared.memory.shape[0], " bytes kept");
+                  args.prepared.memory.shape[0], " bytes kept");
   }
   int64_t launches() const {
-    return 1 + decoded_.launches(state_) + cores_[0].has_value() + cores_[1].has_value();
+    return 1 + decoded_.launches(state) + cores_[0].has_value() + cores_[1].has_value();
   }
   Status run(const Context& context) const {
     const Context own = context.within({"prepare_weight", "w"});
@@ -70,18 +65,15 @@ class Call {
  private:
   void add_decoding(const moire_quantized& codes, const moire_quantized& kept, int32_t direction) {
     if (!is_present(kept)) return;
-    DequantizeArgs args;
-    args.source = codes;
-    args.scaling = MOIRE_SCALING_MXFP8;
-    args.direction = direction;
-    args.target = kept.data;
-    decoded_.add("w", args);
+    DequantizeArgs decoding;
+    decoding.source = codes;
+    decoding.scaling = MOIRE_SCALING_MXFP8;
+    decoding.direction = direction;
+    decoding.target = kept.data;
+    decoded_.add("w", decoding);
   }
 
-  const DeviceState& state_;
-  const PrepareWeightArgs& args_;
   WeightForm form_;
-  Arena arena_;
   QuantizeWeightArgs quantize_;
   Calls<DequantizeArgs, kDequantize> decoded_;
   std::array<std::optional<CoreCodes>, 2> cores_;

@@ -1,5 +1,4 @@
 // grouped_gemm on CUDA, the plain way: d = round(sum + bias_scale * bias), one multiply-add.
-#include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 
 namespace moire::cuda::portable {
@@ -36,8 +35,8 @@ struct Store {
 };
 
 struct Call : gemm::RaggedMCall<GroupedGemmArgs> {
-  Call(const DeviceState&, const GroupedGemmArgs& given, const Workspace& workspace)
-      : RaggedMCall(given, given.a, given.a_scales, given.b, given.b_scales,
+  Call(const DeviceState& device, const GroupedGemmArgs& given, const Workspace& workspace)
+      : RaggedMCall(device, given, given.a, given.a_scales, given.b, given.b_scales,
                     (given.b.layout == MOIRE_OUT_IN) == (given.transpose_b == 0), 1, workspace) {}
 
   Status run(const Context& context, const char* op = "grouped_gemm") const {

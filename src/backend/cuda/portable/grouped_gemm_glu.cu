@@ -1,7 +1,6 @@
 // grouped_gemm_glu on CUDA, the plain way: each tile makes gate and up of its 64 columns, z is
 // rounded to its storage type, and the activation reads that.
 #include "backend/cuda/device/activation.cuh"
-#include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 #include "core/glu_layout.h"
 #include "core/glu_storage.h"
@@ -50,8 +49,8 @@ struct Glu {
 };
 
 struct Call : gemm::RaggedMCall<GroupedGemmGluArgs> {
-  Call(const DeviceState&, const GroupedGemmGluArgs& given, const Workspace& workspace)
-      : RaggedMCall(given, given.a, given.a_scales, given.b, given.b_scales,
+  Call(const DeviceState& device, const GroupedGemmGluArgs& given, const Workspace& workspace)
+      : RaggedMCall(device, given, given.a, given.a_scales, given.b, given.b_scales,
                     given.b.layout == MOIRE_OUT_IN, Glu::kHalves, workspace) {}
 
   Status run(const Context& context) const {

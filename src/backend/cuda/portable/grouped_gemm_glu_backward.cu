@@ -3,7 +3,6 @@
 // two blocks of grad_bias's; both leave partial sums in the workspace, which a launch each adds.
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/device/lane_sums.cuh"
-#include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 #include "core/glu_layout.h"
@@ -87,8 +86,9 @@ struct GluBackward {
 };
 
 struct Call : gemm::RaggedMCall<GroupedGemmGluBackwardArgs> {
-  Call(const DeviceState&, const GroupedGemmGluBackwardArgs& given, const Workspace& workspace)
-      : RaggedMCall(given, given.grad_y, given.grad_y_scales, given.w2, given.w2_scales,
+  Call(const DeviceState& device, const GroupedGemmGluBackwardArgs& given,
+       const Workspace& workspace)
+      : RaggedMCall(device, given, given.grad_y, given.grad_y_scales, given.w2, given.w2_scales,
                     given.w2.layout == MOIRE_IN_OUT, GluBackward::kHalves, workspace),
         segments_(ceil_div(product.columns, kSegment)) {
     if (is_present(args.grad_probs)) probs_ = arena.take_floats(args.groups.capacity, segments_);

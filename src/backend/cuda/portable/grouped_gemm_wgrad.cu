@@ -1,6 +1,5 @@
 // grouped_gemm_wgrad on CUDA, the plain way: k runs over the rows of a group; d = round(sum), or
 // round(d + sum) where the group accumulates. A block per group and 64 x 64 of its matrix.
-#include "backend/cuda/implementations.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 #include "core/format.h"
 #include "core/scale_shapes.h"
@@ -93,9 +92,9 @@ Side side(const TensorView& matrix, const TensorView& scales, const TensorView& 
           matrix.columns()};
 }
 
-struct Call : ops::ListedScratch {
-  Call(const DeviceState&, const GroupedGemmWgradArgs& args, const Workspace& workspace)
-      : ListedScratch(args.d, workspace) {
+struct Call : PlannedCall<GroupedGemmWgradArgs> {
+  Call(const DeviceState& device, const GroupedGemmWgradArgs& given, const Workspace& workspace)
+      : PlannedCall(device, given, workspace), listed(args.d, arena) {
     const TensorView a(args.a), b(args.b);
     if (is_transposed(b, args.b_scales, args.groups)) transposed = "b";
     if (is_transposed(a, args.a_scales, args.groups)) transposed = "a";
@@ -118,7 +117,6 @@ struct Call : ops::ListedScratch {
     const Reason reason = gemm::why_not_width(operands.a.columns);
     return reason ? reason : gemm::why_not_width(operands.b.columns);
   }
-  size_t workspace() const { return arena.used(); }
   std::string policy() const {
     return gemm::policy_text(operands.a.matrix, operands.b.matrix) + listed.policy();
   }
@@ -135,6 +133,7 @@ struct Call : ops::ListedScratch {
     return launcher.status();
   }
 
+  ops::ListedMatrices listed;
   Operands operands;
   const char* transposed = nullptr;  // the operand that lies so, if one does
 };

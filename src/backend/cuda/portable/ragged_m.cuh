@@ -9,6 +9,7 @@
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
+#include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/listed_matrices.h"
 #include "backend/cuda/portable/fma.cuh"
 #include "backend/cuda/portable/mma.cuh"
@@ -161,15 +162,16 @@ inline std::string policy_text(const Operand& a, const Operand& b) {
 // A call that makes such a product, of `a` and a weight of `halves` times the output's columns; ops
 // derive from it and add what runs.
 template <class A>
-struct RaggedMCall : ops::ListedScratch {
-  RaggedMCall(const A& given, const TensorView& a, const TensorView& a_scales,
-              const moire_weight& weight, const TensorView& weight_scales, bool weight_is_nk,
-              int64_t halves, const Workspace& workspace)
-      : ListedScratch(weight, workspace),
-        args(given),
+struct RaggedMCall : PlannedCall<A> {
+  RaggedMCall(const DeviceState& device, const A& given, const TensorView& a,
+              const TensorView& a_scales, const moire_weight& weight,
+              const TensorView& weight_scales, bool weight_is_nk, int64_t halves,
+              const Workspace& workspace)
+      : PlannedCall<A>(device, given, workspace),
+        listed(weight, this->arena),
         has_turned_scales(moire::has_turned_scales(a, a_scales, given.groups)),
         product{.a = rowwise(a, a_scales),
-                .row_idx = indices_of(args.row_idx, "row_idx"),
+                .row_idx = indices_of(given.row_idx, "row_idx"),
                 .num_source_rows = a.num_rows(),
                 .weight = weights(weight.tensor, weight_scales, weight_is_nk),
                 .listed = listed.addresses(),
@@ -178,13 +180,12 @@ struct RaggedMCall : ops::ListedScratch {
                 .weight_is_nk = weight_is_nk,
                 .k = a.columns(),
                 .columns = weight.tensor.shape[weight_is_nk ? 1 : 2] / halves,
-                .groups = args.groups} {}
+                .groups = given.groups} {}
 
   Reason supports() const {
     if (has_turned_scales) return "scales are turned over, as FP8 tensor cores alone read them";
     return why_not_width(product.columns);
   }
-  size_t workspace() const { return arena.used(); }
   std::string policy() const { return policy_text(product.a, product.weight) + listed.policy(); }
   int64_t launches() const { return 1 + listed.launches(); }
   template <class Epilogue>
@@ -201,7 +202,7 @@ struct RaggedMCall : ops::ListedScratch {
     });
   }
 
-  const A& args;
+  ops::ListedMatrices listed;
   bool has_turned_scales;
   RaggedM product;
 };

@@ -8,9 +8,9 @@ namespace {
 
 bool stores_fp32(const GroupedGemmWgradArgs& args) { return args.d.tensor.dtype == MOIRE_FP32; }
 
-struct Call : ProductCall<GroupedGemmWgradArgs> {
+struct Call : PlannedCall<GroupedGemmWgradArgs> {
   Call(const DeviceState& device, const GroupedGemmWgradArgs& given, const Workspace& workspace)
-      : ProductCall(device, given, workspace),
+      : PlannedCall(device, given, workspace),
         a_(args.a, args.a_row_idx, args.groups, arena),
         b_(args.b, args.b_row_idx, args.groups, arena),
         listed_(args.d, arena) {}

@@ -18,25 +18,12 @@
 
 namespace moire::cuda::sm90 {
 
-// A call of a product (implementation_of); ops derive from it and add what it multiplies.
+// A product of ragged M: its rows may be gathered, its weights listed.
 template <class A>
-struct ProductCall {
-  ProductCall(const DeviceState& device, const A& given, const Workspace& workspace)
-      : state(device), args(given), arena(workspace) {}
-
-  size_t workspace() const { return arena.used(); }
-
-  const DeviceState& state;
-  const A& args;
-  Arena arena;
-};
-
-// Of ragged M: its rows may be gathered, its weights listed.
-template <class A>
-struct RaggedMCall : ProductCall<A> {
+struct RaggedMCall : PlannedCall<A> {
   RaggedMCall(const DeviceState& device, const A& given, const TensorView& a, const moire_weight& w,
               const Workspace& workspace)
-      : ProductCall<A>(device, given, workspace),
+      : PlannedCall<A>(device, given, workspace),
         rows(a, given.row_idx, given.groups, this->arena),
         listed(w, this->arena) {}
 

@@ -8,9 +8,9 @@
 namespace moire::cuda::sm90::scaled {
 namespace {
 
-struct Call : ProductCall<GroupedGemmArgs> {
+struct Call : PlannedCall<GroupedGemmArgs> {
   Call(const DeviceState& device, const GroupedGemmArgs& given, const Workspace& workspace)
-      : ProductCall(device, given, workspace),
+      : PlannedCall(device, given, workspace),
         a_(args.a, args.a_scales, is_present(args.row_idx) ? moire_groups{} : args.groups, false,
            arena),
         rows_(a_.codes(), args.row_idx, args.groups, arena),

@@ -17,9 +17,9 @@ std::string why_not_padding(const Groups& groups) {
                 " groups, transposed, would be padded by up to ", 128 * groups.num_groups, " more");
 }
 
-struct Call : ProductCall<GroupedGemmWgradArgs> {
+struct Call : PlannedCall<GroupedGemmWgradArgs> {
   Call(const DeviceState& device, const GroupedGemmWgradArgs& given, const Workspace& workspace)
-      : ProductCall(device, given, workspace),
+      : PlannedCall(device, given, workspace),
         a_(args.a, args.a_scales, args.groups, true, arena),
         b_(args.b, args.b_scales, args.groups, true, arena),
         listed_(args.d, arena) {}
