@@ -37,8 +37,12 @@ struct Floats16 {
   }
 };
 
-template <bool kScaled>
+template <bool kIsMx>
 struct Fp8Elements {
+  static constexpr const char* kName =
+      kIsMx ? "MXFP8 decoded for 16-bit tensor cores"
+            : "FP8 decoded for 16-bit tensor cores, sums of 128 products scaled";
+  static constexpr bool kScalesElements = kIsMx, kScalesSums = !kIsMx;
   using Raw = uint8_t;
   using Product = __nv_bfloat16;
 
@@ -50,20 +54,13 @@ struct Fp8Elements {
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) {
       const float v = operand.decoded(raw.values[i]);
-      values.set(i, kScaled ? v * scale(i) : v);
+      values.set(i, kIsMx ? v * scale(i) : v);
     }
     return bit_cast<Values>(values);
   }
 };
-struct MxElements : Fp8Elements<true> {
-  static constexpr const char* kName = "MXFP8 decoded for 16-bit tensor cores";
-  static constexpr bool kScalesElements = true, kScalesSums = false;
-};
-struct BlockElements : Fp8Elements<false> {
-  static constexpr const char* kName =
-      "FP8 decoded for 16-bit tensor cores, sums of 128 products scaled";
-  static constexpr bool kScalesElements = false, kScalesSums = true;
-};
+struct MxElements : Fp8Elements<true> {};
+struct BlockElements : Fp8Elements<false> {};
 inline constexpr int64_t kScaledSums = 128;
 
 template <class Elements>
