@@ -8,7 +8,6 @@
 
 namespace moire::cuda {
 
-using ops::Copies;
 using ops::Decoding;
 using ops::quantized_product;
 
@@ -94,7 +93,7 @@ constexpr auto kFirstOf =
 
 // A product of Hopper's kernels and what is around it.
 template <const auto& kProduct, Decoding kDecoding>
-constexpr auto kAround = quantized_product<kProduct, kDecoding, Copies::kByActivation>("sm90");
+constexpr auto kAround = quantized_product<kProduct, kDecoding, ops::Copies::kByActivation>("sm90");
 
 // The FP8 tensor cores where their sums may be used; else exact ones.
 template <const auto& kScaled, const auto& kExact>

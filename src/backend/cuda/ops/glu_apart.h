@@ -7,7 +7,6 @@
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/ops/glu_copies.h"
 #include "backend/cuda/ops/quantize.h"
-#include "core/arena.h"
 #include "core/format.h"
 #include "core/glu_layout.h"
 #include "core/glu_storage.h"

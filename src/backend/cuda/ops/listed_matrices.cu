@@ -1,8 +1,6 @@
 #include <algorithm>
 
 #include "backend/cuda/ops/listed_matrices.h"
-#include "core/format.h"
-#include "core/sizes.h"
 
 namespace moire::cuda::ops {
 namespace {

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "backend/cuda/implementations.h"
-#include "core/arena.h"
 #include "core/format.h"
 #include "core/status_macros.h"
 

@@ -1,8 +1,6 @@
 // grouped_gemm_wgrad on CUDA, the plain way: k runs over the rows of a group; d = round(sum), or
 // round(d + sum) where the group accumulates. A block per group and 64 x 64 of its matrix.
 #include "backend/cuda/portable/ragged_m.cuh"
-#include "core/format.h"
-#include "core/scale_shapes.h"
 
 namespace moire::cuda::portable {
 namespace {

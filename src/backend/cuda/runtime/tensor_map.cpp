@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "core/format.h"
-
 namespace moire::cuda {
 
 CUtensorMap TensorMaps::encode(std::string_view name, const TensorView& t,

@@ -13,7 +13,6 @@
 #include "backend/cuda/sm90/grouped_gemm_kernel.cuh"
 #include "backend/cuda/sm90/reasons.h"
 #include "backend/cuda/sm90/z_buffers.cuh"
-#include "core/format.h"
 #include "core/scale_shapes.h"
 
 namespace moire::cuda::sm90 {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "backend/cuda/runtime/tensor_map.h"
-#include "core/divide.h"
 #include "core/format.h"
 #include "core/scales_check.h"
 
