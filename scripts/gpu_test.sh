@@ -82,6 +82,9 @@ sanitize() {
     part "${tool}_portable_fp8" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$build/bin/moire" check --device cuda --random 12 --implementation portable \
       --dtype mxfp8,mxfp8_fast,fp8_block
+    part "${tool}_ranks" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$build/bin/moire" check --device cuda --random 12 \
+      --ops dispatch_plan,dispatch,combine,exchange
   done
   for tool in memcheck racecheck initcheck; do
     part "$tool" paths fast_paths compute-sanitizer --tool "$tool" --error-exitcode 9

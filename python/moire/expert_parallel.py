@@ -191,8 +191,14 @@ class ExpertParallel(OfThisProcess):
     def _plan(self, idx, parts=1):
         """Of choices [R C, k] as they came, of one of so many parts of a call."""
         rows = self.max_rows and -(-self.max_rows // parts)
-        if rows is None and is_readable(idx):
-            rows = int((idx >= 0).sum())
+        came = int((idx >= 0).sum()) if is_readable(idx) else None
+        if rows is None and came is not None:
+            rows = came
+        elif self.overflow == "refuse" and (came or 0) > (rows or 0):
+            raise invalid(
+                f"ExpertParallel: {came} (token, expert) pairs came to the experts of rank "
+                f"{self.rank}, needs at most {rows}, by max_rows={self.max_rows}"
+            )
         elif rows is not None and self.overflow == "drop":
             idx = idx.where((idx >= 0).view(-1).cumsum(0).view(idx.shape) <= rows, -1)
         return make_plan(idx, self.num_local_experts, capacity=rows)
@@ -267,14 +273,15 @@ class ExpertParallel(OfThisProcess):
         places = self._places(x, topk_idx, capacity)
         if not self.has_windows:
             x, idx, topk_weights = _Dispatch.apply(places, x, topk_weights)
-            y = run(given.of(x), idx, topk_weights, self._plan(idx), wgrad)
+            way = _OnWhatCame(places, _CAME)
+            y = run(given.of(x), idx, topk_weights, self._plan(idx), wgrad, way)
             return _Combine.apply(places, wanting(wants, y), None)[0]
         rest = _rest_of(given.recipe, torch.is_grad_enabled())
         with torch.no_grad():
             rows, idx, weights = places.spread(x.contiguous(), topk_weights, rest)
         given = given.of(rows)
         given.fields.update(x_sent=x, topk_weights_sent=topk_weights)
-        return run(given, idx, weights, self._plan(idx), wgrad, _InWindows(places, _EXPERTS))
+        return run(given, idx, weights, self._plan(idx), wgrad, _OnWhatCame(places, _EXPERTS))
 
     def _run_in_parts(self, given, whole, capacity, wants, wgrad, run, count):
         """In so many parts: micro_batches.py has the picture."""
@@ -297,7 +304,7 @@ class ExpertParallel(OfThisProcess):
                 mark, places, came, choices = ahead
                 ahead = dispatch(part + 1) if part + 1 < count else None
                 moves.wait(mark)
-                way = _InWindows(places, _ROWS) if self.has_windows else None
+                way = _OnWhatCame(places, _ROWS if self.has_windows else _CAME)
                 y = run(came, *choices, wgrad, way)
                 with moves.beside(y):
                     found.append(_Combine.apply(places, wanting(wants, y), None)[0])
@@ -419,10 +426,10 @@ class _Combine(torch.autograd.Function):
         return None, x, choices[1] if choices else None
 
 
-class _InWindows(NamedTuple):
-    """Experts on rows that came into a window and go from there."""
+class _OnWhatCame(NamedTuple):
+    """Experts on rows that came from all ranks, by an op that knows of it."""
 
-    places: OverWindows
+    places: Any
     op: Moe
 
     @torch.compiler.disable
@@ -431,9 +438,18 @@ class _InWindows(NamedTuple):
         return given.run(self.op, *options, self.places)
 
 
-class _Rows(Moe):
-    """moe on what came from all ranks. Rows travel no wider than x did, whatever the experts
-    compute in.
+class _Came(Moe):
+    """moe on what came from all ranks, of which the backward keeps what nobody else has."""
+
+    def kept(self, fields, made, how):
+        kept = super().kept(fields, made, how)
+        made.update((name, kept[name]) for name in ("x",) if name in kept)  # as explain() tells
+        return kept
+
+
+class _Rows(_Came):
+    """The same in windows, from which rows go. They travel no wider than x did, whatever the
+    experts compute in.
     """
 
     def _of_tokens(self, fw, how, like, shape, dtype):
@@ -476,4 +492,4 @@ def _rest_of(recipe, is_kept):
     return "anything" if is_kept else "window"
 
 
-_ROWS, _EXPERTS = _Rows(), _Experts("x_sent", "topk_weights_sent")
+_CAME, _ROWS, _EXPERTS = _Came(), _Rows(), _Experts("x_sent", "topk_weights_sent")

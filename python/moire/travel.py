@@ -6,7 +6,7 @@ of one rank's tokens: spread() takes rows there, gather() back.
 import torch
 
 from . import functional
-from .context import settings
+from .context import is_explaining, settings
 from .recipes import ELEMENTS, ROWWISE
 
 OVERFLOW = ("refuse", "drop")  # moire_overflow
@@ -87,10 +87,13 @@ class OverWindows:
         self.overflow = OVERFLOW.index("drop")  # what is refused has been: gradients go as rows do
         if choices:
             self.nobody = (choices[0] < 0).all(1, keepdim=True)
+        nothing_came = is_explaining()  # and memory that nobody touches costs nothing
         if self.form is not None:
             own = _decoded(*rows, self.form, x.dtype)
-            if rest == "zeros" and self.nobody is not None:
+            if rest == "zeros" and self.nobody is not None and not nothing_came:
                 own.masked_fill_(self.nobody, 0)
+        elif nothing_came:
+            own = None if rest == "window" else torch.empty_like(rows[0])
         elif rest == "zeros" and self.nobody is not None:
             own = rows[0].where(~self.nobody, 0)  # one pass over the rows
         elif rest != "window":
@@ -116,7 +119,7 @@ class OverWindows:
         shapes = ((part.shape, part.dtype) for part in sent.values())
         parts = self.ranks.divide(*shapes, half=self.half)
         for part, values in zip(parts, sent.values()):
-            if part.data_ptr() != values.data_ptr():
+            if part.data_ptr() != values.data_ptr() and not is_explaining():
                 part.copy_(values)
         self._call("combine", **fields, **dict(zip(sent, parts)), **made)
         return tuple(made.values())

@@ -408,6 +408,8 @@ def test_explain_says_how_large_windows_have_to_be_without_other_ranks(device):
     found = moire.explain(lambda: layer(x).sum().backward())
     ops = [step["op"] for step in found]
     assert [ops.count(op) for op in ("dispatch_plan", "dispatch", "combine")] == [1, 2, 2]
+    (x,) = (entry for entry in found.saved if entry["name"] == "x")  # which nobody else has
+    assert (x["shape"], x["by_reference"]) == ([8 * 10, 64], False)
     needed = 8 * 10 * 64 * 4 + 2 * 768  # rows, and 640 bytes each of choices and of weights
     assert found.window_bytes == needed and f"window of each rank: {needed:,} B" in str(found)
 

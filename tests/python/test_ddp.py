@@ -2,6 +2,9 @@
 in backward_dw: refused, or reduced by the caller where those weights are left out of it.
 """
 
+import copy
+import inspect
+
 import moire
 import pytest
 import torch
@@ -108,6 +111,51 @@ def reduces_in_hooks(rank):
             assert torch.equal(mine.grad, wanted.grad)
 
 
+def as_ddp(model, layer):
+    names = [f"1.experts.{name}" for name, _ in layer.experts.named_parameters()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    return DistributedDataParallel(model)
+
+
+def as_fsdp2(model, layer):
+    fully_shard = getattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard", None)
+    if fully_shard is None or "ignored_params" not in inspect.signature(fully_shard).parameters:
+        return None
+    mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,))
+    return fully_shard(model, mesh=mesh, ignored_params=set(layer.experts.parameters()))
+
+
+def experts_of_ranks_are_left_out(rank):
+    """As the guide to PyTorch does it: the others' gradients are means over ranks, the experts' own
+    are those of all tokens.
+    """
+    torch.manual_seed(3)
+    every, router = nn.GroupedMLP(RANKS * E, H, F), nn.Router(H, RANKS * E, k=2)
+    alone, x = (
+        torch.nn.Sequential(torch.nn.Linear(H, H), nn.MoE(every, router)),
+        torch.randn(2, 5, H),
+    )
+    alone(x).square().sum().backward()
+    for way in (as_ddp, as_fsdp2):
+        layer = nn.MoE(nn.GroupedMLP(E, H, F), copy.deepcopy(router), group=dist.group.WORLD)
+        own = slice(rank * E, (rank + 1) * E)
+        with torch.no_grad():
+            for mine, all_of_it in zip(layer.experts.parameters(), every.parameters()):
+                mine.copy_(all_of_it[own])
+        model = way(torch.nn.Sequential(copy.deepcopy(alone[0]), layer), layer)
+        if model is None:  # an older Torch
+            continue
+        model.zero_grad()
+        model(x[rank]).square().sum().backward()
+        for mine, all_of_it in zip(layer.experts.parameters(), every.parameters()):
+            assert torch.allclose(mine.grad, all_of_it.grad[own], atol=1e-6)
+        copies = [p for n, p in model.named_parameters() if ".experts." not in n]
+        wanted = (*alone[0].parameters(), *router.parameters())
+        for mine, of_all in zip(copies, wanted, strict=True):
+            grad = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+            assert torch.allclose(RANKS * grad, of_all.grad, atol=1e-6)
+
+
 def test_two_ranks(tmp_path):
-    args = RANKS, str(tmp_path / "store"), (reduces_in_hooks,)
+    args = RANKS, str(tmp_path / "store"), (reduces_in_hooks, experts_of_ranks_are_left_out)
     torch.multiprocessing.spawn(in_gloo, args, nprocs=RANKS)
