@@ -221,10 +221,10 @@ Call make_call(const OpCall& what, Arguments& arguments, Operands& operands) {
   call.expect = [&what, args](Device device) { return expect_on(device, what, args); };
   // In FP8 an MLP is judged whole: a row of its weights' blocks does not stand for itself.
   const bool is_mlp_in_8_bits = problem.is_quantized() && what.entry.starts_with("grouped_mlp");
-  if constexpr (requires { one_row(args, 0, 0); }) {
+  if constexpr (requires { one_row(operands, args, 0, 0); }) {
     if (!is_mlp_in_8_bits) {
-      call.expect_row = [&what, args](Device device, int64_t row, int64_t group) {
-        return expect_on(device, what, one_row(args, row, group).args);
+      call.expect_row = [&what, &operands, args](Device device, int64_t row, int64_t group) {
+        return expect_on(device, what, one_row(operands, args, row, group));
       };
     }
   }

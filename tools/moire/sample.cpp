@@ -52,12 +52,12 @@ void RowCut::gather(bool is_gathered) {
   operand_ = nullptr;
 }
 
-Sample<GroupedGemmWgradArgs> one_row(const GroupedGemmWgradArgs& args, int64_t, int64_t group) {
+GroupedGemmWgradArgs one_row(Operands& operands, const GroupedGemmWgradArgs& args, int64_t,
+                             int64_t group) {
   constexpr int64_t kRows = 2, kColumns = 64;
   const int64_t* offsets = args.groups.offsets;
-  Sample<GroupedGemmWgradArgs> out =
-      cut_rows(args, group, offsets[group], offsets[group + 1] - offsets[group]);
-  GroupedGemmWgradArgs& a = out.args;
+  GroupedGemmWgradArgs a =
+      cut_rows(operands, args, group, offsets[group], offsets[group + 1] - offsets[group]);
   for (moire_tensor* t : {&a.a, &a.a_scales}) narrow(*t, kRows);
   for (moire_tensor* t : {&a.b, &a.b_scales}) narrow(*t, kColumns);
   TensorView d = Weight(args.d).matrix(group);
@@ -65,7 +65,7 @@ Sample<GroupedGemmWgradArgs> one_row(const GroupedGemmWgradArgs& args, int64_t, 
   const TensorView corner(d.data, d.type(), {1, std::min(kRows, d.shape[0]), d.shape[1]},
                           d.stride());
   a.d = Weight(corner, args.d.layout);
-  return out;
+  return a;
 }
 
 }  // namespace moire::tool

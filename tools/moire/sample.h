@@ -8,16 +8,10 @@
 #include <moire/grouped_mlp.h>
 
 #include <concepts>
-#include <memory>
+
+#include "operands.h"
 
 namespace moire::tool {
-
-// The cut arguments and the offsets that they point to.
-template <class A>
-struct Sample {
-  A args;
-  std::shared_ptr<int64_t[]> offsets;
-};
 
 // Calls whose rows stand for themselves.
 template <class A>
@@ -55,20 +49,22 @@ class RowCut : public MemoryVisitor {
   TensorView whole_;
 };
 
+// The operands keep the offsets that the cut arguments point at.
 template <class A>
-Sample<A> cut_rows(const A& args, int64_t group, int64_t first, int64_t count) {
-  Sample<A> out{args, std::shared_ptr<int64_t[]>(new int64_t[2]{0, count})};
-  visit_fields(out.args, RowCut(out.offsets.get(), group, first, count));
-  return out;
+A cut_rows(Operands& operands, A args, int64_t group, int64_t first, int64_t count) {
+  const int64_t* const offsets = operands.keep(std::vector<int64_t>{0, count});
+  visit_fields(args, RowCut(offsets, group, first, count));
+  return args;
 }
 
 // Row `row`, which belongs to `group`. Results that sum over rows (gradients of weights and biases,
 // quantised copies) are left out.
 template <OfRows A>
-Sample<A> one_row(const A& args, int64_t row, int64_t group) {
-  return cut_rows(args, group, row, 1);
+A one_row(Operands& operands, const A& args, int64_t row, int64_t group) {
+  return cut_rows(operands, args, group, row, 1);
 }
 // Of a weight gradient itself, a corner of the group's matrix is kept instead, of all its rows.
-Sample<GroupedGemmWgradArgs> one_row(const GroupedGemmWgradArgs& args, int64_t row, int64_t group);
+GroupedGemmWgradArgs one_row(Operands& operands, const GroupedGemmWgradArgs& args, int64_t row,
+                             int64_t group);
 
 }  // namespace moire::tool
