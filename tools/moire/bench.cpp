@@ -34,7 +34,7 @@ std::vector<BenchResult> run_group(Bench& bench, const Group& group, const Proto
   }
   const size_t ops = variants.size();
   for (const BenchResult& r : results) {
-    const bool has_one = variants.size() > ops && !r.problem.op->moves_bytes;
+    const bool has_one = variants.size() > ops && !r.problem.op->moves_bytes();
     if (!r.unsupported.empty() || has_one) continue;
     if (auto baseline = bench.baseline(r)) variants.push_back(std::move(*baseline));
   }
@@ -72,13 +72,6 @@ void require_memory_for(const Context& context, const Group& group) {
   if (!group[0].op->multiplies() || context.device() != Device::kCpu) return;
   const std::vector<std::string> fp32 = {"dtype=fp32", "b=same", "fractional=no", "emulated=no"};
   require_memory_for(context, with_settings(group[0], fp32));
-}
-
-// Before anything is measured for it.
-void require_writable(const std::string& path) {
-  if (!std::ofstream(path, std::ios::app)) {
-    throw UsageError(text("--svg: found \"", path, "\", needed a file that can be written"));
-  }
 }
 
 void write_svg(const std::string& path, const std::vector<BenchResult>& results,
@@ -194,7 +187,10 @@ int run_bench(const Options& options) {
   const std::vector<Group> groups = groups_of(options, on_cpu);
   for (const Group& group : groups) require_memory_for(context, group);
   if (options.sustained) return run_sustained_bench(context, groups, options.json);
-  if (!options.svg.empty()) require_writable(options.svg);
+  const std::string& svg = options.svg;
+  if (!svg.empty() && !std::ofstream(svg, std::ios::app)) {
+    throw UsageError(text("--svg: found \"", svg, "\", needed a file that can be written"));
+  }
   Protocol protocol;
   protocol.seconds = options.seconds;
   if (!on_cpu) protocol.pause_seconds = 0;  // nobody waits
@@ -216,7 +212,7 @@ int run_bench(const Options& options) {
   if (!options.json) {
     std::printf("%s", results_text(results, bench->machine(), protocol, options.advice).c_str());
   }
-  if (!options.svg.empty()) write_svg(options.svg, results, bench->machine());
+  if (!svg.empty()) write_svg(svg, results, bench->machine());
   return kExitOk;
 }
 

@@ -107,7 +107,7 @@ class CpuBench : public Bench {
                        sets[static_cast<size_t>(call) % sets.size()]->run();
                      }};
     }
-    if (!r.problem.op->moves_bytes || r.bytes < 2) return std::nullopt;
+    if (!r.problem.op->moves_bytes() || r.bytes < 2) return std::nullopt;
     const auto copies = std::make_shared<Copies>(static_cast<int64_t>(r.bytes / 2));
     return Variant{"copy of as many bytes", [this, copies](int64_t call) {
                      const int64_t at = call % copies->sets * copies->bytes;

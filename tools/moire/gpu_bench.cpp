@@ -178,7 +178,7 @@ std::shared_ptr<GraphVariant> GpuBench::baseline_graphs(const BenchResult& r) {
       calls.push_back(blas_->products(*gpu_, r.problem));
       if (calls.back() == nullptr) return nullptr;
     }
-  } else if (r.problem.op->moves_bytes && r.bytes >= 2) {
+  } else if (r.problem.op->moves_bytes() && r.bytes >= 2) {
     const auto bytes = static_cast<int64_t>(r.bytes / 2);
     for (int64_t i = sets_of(2 * bytes); i > 0; --i) {
       void *from = gpu_->take(bytes), *to = gpu_->take(bytes);

@@ -36,13 +36,15 @@ struct Op {
   std::string_view name;
   std::string_view formula;
   std::vector<OpCall> calls;
-  bool moves_bytes = false;  // and is measured beside a copy of as many
+  bool is_routing = false;  // of indices and weights, not of rows
 
   std::string_view entry() const { return calls[0].entry; }
   int products() const;
   bool multiplies() const { return products() != 0; }  // its operands may be quantised
-  bool is_layer() const;                               // which has a recipe
-  bool is_of_ranks() const;                            // all together: ranks.h
+  // And is measured beside a copy of as many.
+  bool moves_bytes() const { return !multiplies() && !is_routing; }
+  bool is_layer() const;     // which has a recipe
+  bool is_of_ranks() const;  // all together: ranks.h
 };
 
 const std::vector<Op>& all_ops();
