@@ -20,22 +20,6 @@ const char* const kProblemHelp =
     "words; moire problems lists them, moire problems --fields explains the format";
 constexpr size_t kHelpWidth = 80;  // where nothing says how wide the output is
 
-// A validator whose message says what was found and what is needed.
-template <class T, class Accepts>
-CLI::Validator number(const std::string& needed, Accepts accepts) {
-  const auto check = [=](const std::string& word) -> std::string {
-    T value{};
-    if (read_number(word, value) && accepts(value)) return "";
-    return text("found \"", word, "\", needed ", needed);
-  };
-  return {check, ""};
-}
-
-template <class T>
-CLI::Validator whole_number() {
-  return number<T>("a whole number from 0", [](T value) { return value >= 0; });
-}
-
 // Options by their names and what they take; what a default does is in the sentence.
 class Help : public CLI::Formatter {
  public:
@@ -64,14 +48,27 @@ void add_json(CLI::App& command, Options& options) {
   command.add_flag("--json", options.json, "JSON on stdout, one object per line");
 }
 
+// A number; the message about a word that is none says what was found and what is needed.
+template <class T>
+CLI::Option* add_number(
+    CLI::App& command, const std::string& name, T& number, const std::string& meaning,
+    const char* type = "N", const char* needed = "a whole number from 0",
+    bool (*accepts)(std::type_identity_t<T>) = [](T n) { return n >= 0; }) {
+  const auto check = [=](const std::string& word) -> std::string {
+    T found{};
+    if (read_number(word, found) && accepts(found)) return "";
+    return text("found \"", word, "\", needed ", needed);
+  };
+  const CLI::Validator validator(check, "");
+  return command.add_option(name, number, meaning)->type_name(type)->check(validator);
+}
+
 void add_common(CLI::App& command, Options& options,
                 const std::string& devices = "cpu (the default) or cuda") {
   add_json(command, options);
   command.add_option("--device", options.device, devices)->type_name("DEVICE");
-  command.add_option("--threads", options.threads, "CPU threads; one per core by default")
-      ->type_name("N")
-      ->check(number<int>("a whole number from 0 to 4096",
-                          [](int value) { return value >= 0 && value <= 4096; }));
+  add_number(command, "--threads", options.threads, "CPU threads; one per core by default", "N",
+             "a whole number from 0 to 4096", [](int n) { return n >= 0 && n <= 4096; });
   command
       .add_option("--implementation", options.implementation,
                   "force this implementation by name (see moire info)")
@@ -97,12 +94,8 @@ void add_problems(CLI::App& command, Options& options, bool required = true) {
 void add_check(CLI::App& command, Options& options) {
   add_common(command, options);
   add_problems(command, options, false);
-  command.add_option("--random", options.random, "this many random ragged problems as well")
-      ->type_name("N")
-      ->check(whole_number<int64_t>());
-  command.add_option("--seed", options.seed, "of the random problems; 1 by default")
-      ->type_name("N")
-      ->check(whole_number<uint64_t>());
+  add_number(command, "--random", options.random, "this many random ragged problems as well");
+  add_number(command, "--seed", options.seed, "of the random problems; 1 by default");
   command.add_flag("--all-supported", options.all_supported,
                    "fail on what is unsupported as well, as with a forced implementation");
   command.add_flag("--verbose", options.verbose, "every output of every problem");
@@ -111,11 +104,10 @@ void add_check(CLI::App& command, Options& options) {
 void add_bench(CLI::App& command, Options& options) {
   add_common(command, options);
   add_problems(command, options);
-  auto* time = command.add_option("--time", options.seconds,
-                                  "seconds of measuring, per op and dtype; 1 by default");
-  time->type_name("SECONDS")->check(
-      number<double>("a positive number of seconds",
-                     [](double value) { return value > 0 && std::isfinite(value); }));
+  auto* time = add_number(command, "--time", options.seconds,
+                          "seconds of measuring, per op and dtype; 1 by default", "SECONDS",
+                          "a positive number of seconds",
+                          [](double n) { return n > 0 && std::isfinite(n); });
   auto* svg = command.add_option("--svg", options.svg, "write a chart to this file");
   svg->type_name("FILE");
   command
