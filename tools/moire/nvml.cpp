@@ -34,15 +34,16 @@ struct Nvml::Entries {
   ~Entries() {
     if (library != nullptr) dlclose(library);
   }
-  std::optional<double> number(NumberOf entry, int which) const {
-    unsigned value = 0;
-    if (entry == nullptr || entry(device, which, &value) != 0) return std::nullopt;
-    return value;
+  // What an entry says of the device; nothing where it is missing or fails.
+  template <class Value = unsigned>
+  std::optional<double> ask(auto entry, auto... which) const {
+    Value value = 0;
+    if (entry == nullptr || entry(device, which..., &value) != 0) return std::nullopt;
+    return static_cast<double>(value);
   }
   std::optional<double> watts() const {
-    unsigned milliwatts = 0;
-    if (power_usage == nullptr || power_usage(device, &milliwatts) != 0) return std::nullopt;
-    return milliwatts / 1e3;
+    const std::optional<double> milliwatts = ask(power_usage);
+    return milliwatts.has_value() ? std::optional(*milliwatts / 1e3) : std::nullopt;
   }
 };
 
@@ -73,22 +74,15 @@ Result<std::unique_ptr<Nvml>> Nvml::open(const std::string& bus_id, const char* 
 }
 
 PowerReading Nvml::read() const {
-  PowerReading out;
-  unsigned long long millijoules = 0;
-  if (entries_->total_energy != nullptr &&
-      entries_->total_energy(entries_->device, &millijoules) == 0) {
-    out.millijoules = static_cast<double>(millijoules);
-  }
-  out.seconds = now();
-  out.watts = entries_->watts();
-  out.sm_mhz = entries_->number(entries_->clock, kSmClock);
-  return out;
+  const Entries& e = *entries_;
+  const std::optional<double> millijoules = e.ask<unsigned long long>(e.total_energy);
+  return {now(), millijoules, e.watts(), e.ask(e.clock, kSmClock)};
 }
 
 GpuConditions Nvml::conditions() const {
   const Entries& e = *entries_;
-  return {e.number(e.clock, kSmClock).value_or(0), e.number(e.clock, kMemoryClock).value_or(0),
-          e.watts().value_or(0), e.number(e.temperature, kGpuTemperature).value_or(0)};
+  return {e.ask(e.clock, kSmClock).value_or(0), e.ask(e.clock, kMemoryClock).value_or(0),
+          e.watts().value_or(0), e.ask(e.temperature, kGpuTemperature).value_or(0)};
 }
 
 }  // namespace moire::tool
