@@ -79,14 +79,11 @@ bool read_name(std::string_view value, P& p) {
 }
 
 Codec op() {
-  const std::vector<std::string> names = words_of(all_ops(), &Op::name);
-  return {text("one of ", join(names, ", ")),
-          [](std::string_view value, P& p) {
-            const Op* const op = find_op(value);
-            if (op != nullptr) p.op = op;
-            return op != nullptr;
-          },
-          [](const P& p) { return std::string(p.op->name); }, names};
+  Words<const Op*> words;
+  for (const Op& op : all_ops()) words.emplace_back(op.name, &op);
+  Codec codec = one_of(&P::op, words);
+  codec.values = text("one of ", join(codec.samples, ", "));
+  return codec;
 }
 
 bool read_b(std::string_view value, P& p) {
