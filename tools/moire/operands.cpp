@@ -32,15 +32,6 @@ void write_index(const TensorView& t, int64_t i, int64_t value) {
   }
 }
 
-// The first kPeriod elements repeated over the others.
-void repeat_period(const TensorView& t) {
-  const int64_t period = kPeriod * dtype_size(t.type());
-  auto* data = static_cast<char*>(t.data);
-  for (int64_t done = period, total = t.num_bytes(); done < total; done += period) {
-    std::memcpy(data + done, data, static_cast<size_t>(std::min(period, total - done)));
-  }
-}
-
 // kPeriod standard normal numbers; every tensor starts at a place of its own.
 const std::vector<float>& normal_numbers() {
   static const std::vector<float> numbers = [] {
@@ -64,8 +55,6 @@ const Problem& with_arrays_that_fit(const Problem& p, Operands::Content content)
                         human_bytes(static_cast<int64_t>(needed)), ", needed at most the ",
                         human_bytes(free), " that this machine has free: ", to_line(p)));
 }
-
-TensorView flat(const TensorView& t) { return {t.data, t.type(), {t.num_elements()}}; }
 
 uint64_t hash(const std::string& name) {  // FNV-1a
   uint64_t h = 0xCBF29CE484222325ULL;
@@ -92,7 +81,7 @@ const std::vector<uint8_t>& normal_codes(DType element) {
 void fill_normal(const TensorView& t, uint64_t seed, double scale) {
   const std::vector<float>& numbers = normal_numbers();
   auto place = static_cast<int64_t>(Random(seed).below(kPeriod));
-  const TensorView elements = flat(t);
+  const TensorView elements(t.data, t.type(), {t.num_elements()});
   for (int64_t i = 0, n = std::min(t.num_elements(), kPeriod); i < n; ++i) {
     const double value = static_cast<double>(numbers[static_cast<size_t>(place)]) * scale;
     if (t.type() == DType::kFP32) {
@@ -102,7 +91,12 @@ void fill_normal(const TensorView& t, uint64_t seed, double scale) {
     }
     place = place + 1 == kPeriod ? 0 : place + 1;
   }
-  repeat_period(t);
+  // The others repeat them.
+  const int64_t period = kPeriod * dtype_size(t.type());
+  auto* const data = static_cast<char*>(t.data);
+  for (int64_t done = period, total = t.num_bytes(); done < total; done += period) {
+    std::memcpy(data + done, data, static_cast<size_t>(std::min(period, total - done)));
+  }
 }
 
 Operands::Operands(const Problem& problem, Content content)

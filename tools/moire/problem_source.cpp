@@ -42,11 +42,6 @@ std::vector<Problem> load_file(const std::string& path) {
   return parse_problems(content, path);
 }
 
-bool is_file(const std::string& path) {
-  std::error_code no_such_path;
-  return std::filesystem::is_regular_file(path, no_such_path);
-}
-
 }  // namespace
 
 std::vector<Problem> load_problems(const std::string& what) {
@@ -56,7 +51,8 @@ std::vector<Problem> load_problems(const std::string& what) {
     if (what.substr(0, colon) != file.name) continue;
     return load_shipped(file, colon == std::string::npos ? "" : what.substr(colon + 1));
   }
-  if (is_file(what)) return load_file(what);
+  std::error_code no_such_path;
+  if (std::filesystem::is_regular_file(what, no_such_path)) return load_file(what);
   const std::vector<std::string> names = words_of(kShippedFiles, &ShippedFile::name);
   throw UsageError(text("problem \"", what,
                         "\": found no such name or file, needed a file, a line ",
