@@ -15,13 +15,7 @@ constexpr int kRowHeight = 26, kLeft = 250, kPlotWidth = 480, kRight = 230, kTop
 std::string escape(const std::string& s) {
   std::string out;
   for (const char c : s) {
-    if (c == '<') {
-      out += "&lt;";
-    } else if (c == '&') {
-      out += "&amp;";
-    } else {
-      out += c;
-    }
+    out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
   }
   return out;
 }

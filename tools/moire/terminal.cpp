@@ -132,13 +132,8 @@ std::vector<Table::Column> Table::columns(size_t width) const {
 }
 
 std::vector<std::string> Table::left_out(size_t width) const {
-  const std::vector<Column> shown = columns(width);
-  std::vector<std::string> out;
-  for (size_t c = 0; c < is_right_.size(); ++c) {
-    const bool is_shown = std::any_of(shown.begin(), shown.end(),
-                                      [&](const Column& column) { return column.index == c; });
-    if (!is_shown) out.push_back(rows_[0][c]);
-  }
+  std::vector<std::string> out = rows_[0];
+  for (const Column& shown : columns(width)) std::erase(out, rows_[0][shown.index]);
   return out;
 }
 
@@ -186,10 +181,9 @@ void Progress::show(int64_t done, const std::string& note) {
   const double time = now();
   if (last_shown_ >= 0 && time - last_shown_ < kSecondsBetweenUpdates && done < total_) return;
   last_shown_ = time;
-  const int filled =
-      total_ > 0 ? static_cast<int>(std::min(done, total_) * kBarWidth / total_) : kBarWidth;
-  const std::string bar = std::string(static_cast<size_t>(filled), '#') +
-                          std::string(static_cast<size_t>(kBarWidth - filled), '.');
+  const int64_t filled = total_ > 0 ? std::min(done, total_) * kBarWidth / total_ : kBarWidth;
+  std::string bar(kBarWidth, '.');
+  std::fill_n(bar.begin(), filled, '#');
   std::string line = text(label_, " [", bar, "] ", done, "/", total_, " ", note);
   // A line that wraps cannot be drawn over.
   if (const size_t width = width_of(STDERR_FILENO); width > 0)
