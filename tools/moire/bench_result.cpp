@@ -35,54 +35,6 @@ Json to_json(const std::optional<Summary>& s) {
   return {{"median", s->median}, {"p10", s->p10}, {"p90", s->p90}};
 }
 
-// When a measurement deserves a warning.
-constexpr double kNotableSpread = 0.03;  // (p90 - p10) / median
-constexpr double kNotableOutliers = 0.05;
-constexpr size_t kFewRoundsAtMost = 5;
-
-}  // namespace
-
-void add_quality(BenchResult& r, const MachineFacts& machine) {
-  const Summary& t = r.time;
-  const auto warn = [&](bool is_notable, const WarningKind& kind, const auto&... seen) {
-    if (is_notable) r.warnings.push_back({&kind, text(seen...)});
-  };
-  const double spread = (t.p90 - t.p10) / t.median, outliers = outlier_share(r.samples.seconds);
-  const size_t rounds = r.samples.round_medians.size();
-  const int64_t rotated = r.num_sets * r.set_bytes;
-  warn(spread > kNotableSpread, kSpread, "10th to 90th percentile span ", std::lround(100 * spread),
-       " % of the median");
-  warn(outliers > kNotableOutliers, kOutliers, std::lround(100 * outliers),
-       " % of the samples are outliers");
-  warn(rounds <= kFewRoundsAtMost, kFewRounds, rounds, " rounds");
-  warn(rotated < 3 * machine.cache_bytes, kInCache, "operands rotate over ", human_bytes(rotated),
-       " only");
-  // Where there is a BLAS, products without a row have no baseline, and nothing to be told of it.
-  warn(r.problem.op->multiplies() && !machine.no_baseline.empty(),
-       machine.is_gpu ? kNoCuBlas : kNoOpenBlas, machine.no_baseline);
-  warn(r.ratio.has_value() && r.ratio->p10 < 1 && r.ratio->p90 > 1, kUndecided,
-       "the ratio's percentiles lie around 1");
-}
-
-bool BenchResult::is_under_load() const {
-  return std::any_of(warnings.begin(), warnings.end(),
-                     [](const Warning& w) { return w.kind->is_load; });
-}
-
-bool is_any_under_load(const std::vector<BenchResult>& results) {
-  return std::any_of(results.begin(), results.end(),
-                     [](const BenchResult& r) { return r.is_under_load(); });
-}
-
-double BenchResult::roof_share(const MachineFacts& machine) const {
-  if (time.median <= 0) return 0;
-  // A peak that could not be measured limits nothing.
-  const double compute = machine.peak_flops > 0 ? flops / machine.peak_flops : 0;
-  return std::max(compute, bytes / machine.bandwidth) / time.median;
-}
-
-namespace {
-
 // What the machine did in this run, and what ops are compared with.
 std::string machine_text(const MachineFacts& m) {
   const std::string copy = text("copy ", human_number(m.bandwidth / 1e9), " GB/s read and written");
@@ -182,6 +134,48 @@ std::string warnings_text(const std::vector<BenchResult>& results, bool advice) 
 }
 
 }  // namespace
+
+void add_quality(BenchResult& r, const MachineFacts& machine) {
+  constexpr double kNotableSpread = 0.03;  // (p90 - p10) / median
+  constexpr double kNotableOutliers = 0.05;
+  constexpr size_t kFewRoundsAtMost = 5;
+  const Summary& t = r.time;
+  const auto warn = [&](bool is_notable, const WarningKind& kind, const auto&... seen) {
+    if (is_notable) r.warnings.push_back({&kind, text(seen...)});
+  };
+  const double spread = (t.p90 - t.p10) / t.median, outliers = outlier_share(r.samples.seconds);
+  const size_t rounds = r.samples.round_medians.size();
+  const int64_t rotated = r.num_sets * r.set_bytes;
+  warn(spread > kNotableSpread, kSpread, "10th to 90th percentile span ", std::lround(100 * spread),
+       " % of the median");
+  warn(outliers > kNotableOutliers, kOutliers, std::lround(100 * outliers),
+       " % of the samples are outliers");
+  warn(rounds <= kFewRoundsAtMost, kFewRounds, rounds, " rounds");
+  warn(rotated < 3 * machine.cache_bytes, kInCache, "operands rotate over ", human_bytes(rotated),
+       " only");
+  // Where there is a BLAS, products without a row have no baseline, and nothing to be told of it.
+  warn(r.problem.op->multiplies() && !machine.no_baseline.empty(),
+       machine.is_gpu ? kNoCuBlas : kNoOpenBlas, machine.no_baseline);
+  warn(r.ratio.has_value() && r.ratio->p10 < 1 && r.ratio->p90 > 1, kUndecided,
+       "the ratio's percentiles lie around 1");
+}
+
+bool BenchResult::is_under_load() const {
+  return std::any_of(warnings.begin(), warnings.end(),
+                     [](const Warning& w) { return w.kind->is_load; });
+}
+
+bool is_any_under_load(const std::vector<BenchResult>& results) {
+  return std::any_of(results.begin(), results.end(),
+                     [](const BenchResult& r) { return r.is_under_load(); });
+}
+
+double BenchResult::roof_share(const MachineFacts& machine) const {
+  if (time.median <= 0) return 0;
+  // A peak that could not be measured limits nothing.
+  const double compute = machine.peak_flops > 0 ? flops / machine.peak_flops : 0;
+  return std::max(compute, bytes / machine.bandwidth) / time.median;
+}
 
 std::string results_text(const std::vector<BenchResult>& results, const MachineFacts& machine,
                          const Protocol& protocol, bool advice) {

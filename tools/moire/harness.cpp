@@ -11,10 +11,9 @@ namespace {
 
 constexpr int64_t kMostRounds = 2000;
 
-struct Running {
+struct Running : Samples {
   int64_t call = 0;
   double measured = 0;
-  Samples samples;
 };
 
 double timed(const Variant& variant, int64_t first, int64_t calls) {
@@ -26,31 +25,28 @@ double timed(const Variant& variant, int64_t first, int64_t calls) {
 
 // Runs for the warm-up time and finds how many calls make a sample.
 void warm_up(const Variant& variant, const Protocol& protocol, Running& running) {
-  int64_t calls = 0;
   double elapsed = 0;
   do {
     elapsed += timed(variant, running.call++, 1);
-    ++calls;
   } while (elapsed < protocol.warmup_seconds);
-  const double per_call = elapsed / static_cast<double>(calls);
-  running.samples.calls_per_sample =
+  const double per_call = elapsed / static_cast<double>(running.call);
+  running.calls_per_sample =
       std::max<int64_t>(1, static_cast<int64_t>(protocol.smallest_sample_seconds / per_call));
 }
 
 void take_turn(const Variant& variant, const Protocol& protocol, Running& running) {
-  const auto pause = std::chrono::duration<double>(protocol.pause_seconds);
-  std::this_thread::sleep_for(pause);
+  std::this_thread::sleep_for(std::chrono::duration<double>(protocol.pause_seconds));
   std::vector<double> turn;
   for (double spent = 0; spent < protocol.turn_seconds;) {
-    const int64_t calls = running.samples.calls_per_sample;
+    const int64_t calls = running.calls_per_sample;
     const double elapsed = timed(variant, running.call, calls);
     running.call += calls;
     spent += elapsed;
     turn.push_back(elapsed / static_cast<double>(calls));
     running.measured += elapsed;
   }
-  running.samples.seconds.insert(running.samples.seconds.end(), turn.begin(), turn.end());
-  running.samples.round_medians.push_back(summarize(turn).median);
+  running.seconds.insert(running.seconds.end(), turn.begin(), turn.end());
+  running.round_medians.push_back(summarize(turn).median);
 }
 
 }  // namespace
@@ -68,10 +64,7 @@ std::vector<Samples> measure(const std::vector<Variant>& variants, const Protoco
     if (by_time >= 1 && by_rounds >= 1) break;
     for (size_t v = 0; v < variants.size(); ++v) take_turn(variants[v], protocol, running[v]);
   }
-  std::vector<Samples> out;
-  out.reserve(running.size());
-  for (Running& r : running) out.push_back(std::move(r.samples));
-  return out;
+  return {running.begin(), running.end()};
 }
 
 }  // namespace moire::tool
