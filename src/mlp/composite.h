@@ -84,7 +84,8 @@ struct Composite {
     MOIRE_RETURN_IF_ERROR(
         check_call(name, context, ArgumentCheck::Purpose::kSizeWorkspace, validate, args).status());
     Steps steps(context);
-    MOIRE_RETURN_IF_ERROR(measure(steps, args));
+    run_steps(steps, args);
+    MOIRE_RETURN_IF_ERROR(steps.status());
     return give_workspace_size(name, steps.bytes(), bytes);
   }
 
@@ -94,18 +95,13 @@ struct Composite {
     ArgumentCheck check = check_call(name, context, ArgumentCheck::Purpose::kRun, validate, args);
     if (!check.ok()) return check.status();
     Steps measured(context);
-    MOIRE_RETURN_IF_ERROR(measure(measured, args));
+    run_steps(measured, args);
+    MOIRE_RETURN_IF_ERROR(measured.status());
+    MOIRE_RETURN_IF_ERROR(check_workspace_size(name, measured.bytes()));
     if (!check.workspace(args.workspace, measured.bytes())) return check.status();
     Steps steps(name, context, args.workspace, measured);
     run_steps(steps, args);
     return steps.status();
-  }
-
- private:
-  Status measure(Steps& steps, const A& args) const {
-    run_steps(steps, args);
-    MOIRE_RETURN_IF_ERROR(steps.status());
-    return check_workspace_size(name, steps.bytes());
   }
 };
 

@@ -23,8 +23,7 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   const TensorView x(args.x), y(args.y), b2(args.b2);
   LayerCheck layer(check, args);
   const auto [capacity, num_groups] = layer.sizes;
-  const GivenWeight w1 = given_w1(args);
-  const GivenWeight w2 = given_w2(args);
+  const GivenWeight w1 = given_w1(args), w2 = given_w2(args);
   // Most layers return to where they began, which settles a difference of x and w1.
   const NamedSize h{"H", agreed_size(x.columns(), w1.in_features(), w2.out_features())};
   const int64_t of_b2 = b2.is_present() ? b2.columns() : h.size;
@@ -51,19 +50,6 @@ void validate(ArgumentCheck& check, const GroupedMlpArgs& args) {
   layer.same_dtype("act", args.act, "y", y);
 }
 
-GroupedGemmGluArgs fc1_args(const LayerSteps& layer, const GroupedMlpArgs& args,
-                            const RaggedOperand& x, const WeightOperand& w1) {
-  auto fc1 = layer.product_of<GroupedGemmGluArgs>(x, w1);
-  share_activation(fc1, args);
-  fc1.bias = args.b1;
-  fc1.act = args.act;
-  fc1.act_columnwise = args.act_columnwise;
-  fc1.fractional_scales = layer.recipe.fp32_scales;
-  fc1.storage = static_cast<int32_t>(layer.recipe.between(TensorView(args.y).type()));
-  fc1.tail = MOIRE_TAIL_UNTOUCHED;
-  return fc1;
-}
-
 void run_steps(Steps& steps, const GroupedMlpArgs& args) {
   LayerSteps layer(steps, args);
   const WeightOperand w1 = layer.weight_operand(given_w1(args), true);
@@ -73,7 +59,14 @@ void run_steps(Steps& steps, const GroupedMlpArgs& args) {
   const RaggedOperand x =
       layer.forward_operand({args.x, args.row_idx, args.x_scales}, args.x_columnwise, w1,
                             is_present(args.z) ? args.z : z);
-  GroupedGemmGluArgs fc1 = fc1_args(layer, args, x, w1);
+  auto fc1 = layer.product_of<GroupedGemmGluArgs>(x, w1);
+  share_activation(fc1, args);
+  fc1.bias = args.b1;
+  fc1.act = args.act;
+  fc1.act_columnwise = args.act_columnwise;
+  fc1.fractional_scales = layer.recipe.fp32_scales;
+  fc1.storage = static_cast<int32_t>(layer.recipe.between(TensorView(args.y).type()));
+  fc1.tail = MOIRE_TAIL_UNTOUCHED;
   if (layer.recipe.is_quantized) {
     fc1.act_rowwise =
         layer.take_copy(DType::kE4M3, MOIRE_ROWWISE, f, layer.cores_multiply(w2, true, args.y));

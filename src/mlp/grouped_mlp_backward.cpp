@@ -12,19 +12,16 @@ namespace {
 
 // What a call asks for.
 struct MlpBackwardNeeds {
-  explicit MlpBackwardNeeds(const GroupedMlpBackwardArgs& args)
-      : grad_z(fields::needs_grad_z(args)),
-        makes_act(args.act_is_saved == 0 && (is_present(args.grad_w2) || is_present(args.act) ||
-                                             is_present(args.act_columnwise))),
-        by_probs(fields::probs_scale_b2(args)),
-        b2_scale(is_present(args.grad_b2_scale) ||
-                 (by_probs && is_present(args.grad_probs) && is_present(args.b2))),
-        b2(b2_scale || is_present(args.grad_b2)) {}
-  bool grad_z;     // the FC2 dgrad runs
-  bool makes_act;  // FC2's input again, for its weight gradient or for the caller
-  bool by_probs;   // probs is what scales b2
-  bool b2_scale;   // the gradient of what scales b2
-  bool b2;         // sums of grad_y itself
+  const GroupedMlpBackwardArgs& args;
+  bool grad_z = fields::needs_grad_z(args);  // the FC2 dgrad runs
+  // FC2's input again, for its weight gradient or for the caller.
+  bool makes_act = args.act_is_saved == 0 && (is_present(args.grad_w2) || is_present(args.act) ||
+                                              is_present(args.act_columnwise));
+  bool by_probs = fields::probs_scale_b2(args);  // probs is what scales b2
+  // The gradient of what scales b2.
+  bool b2_scale = is_present(args.grad_b2_scale) ||
+                  (by_probs && is_present(args.grad_probs) && is_present(args.b2));
+  bool b2 = b2_scale || is_present(args.grad_b2);  // sums of grad_y itself
 };
 
 void check_gradients(ArgumentCheck& check, const GroupedMlpBackwardArgs& args, NamedSize h,
@@ -52,9 +49,8 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   const TensorView z(args.z), grad_y(args.grad_y);
   LayerCheck layer(check, args);
   const auto [capacity, num_groups] = layer.sizes;
-  const MlpBackwardNeeds needs(args);
-  const GivenWeight w1 = given_w1(args);
-  const GivenWeight w2 = given_w2(args);
+  const MlpBackwardNeeds needs{args};
+  const GivenWeight w1 = given_w1(args), w2 = given_w2(args);
   const NamedSize f{"F", z.columns() / num_halves(args.layout)},
       two_f = z_columns(args.layout, f.size);
   // x comes last: without grad_w1 nothing of it is read.
@@ -182,7 +178,7 @@ Between take_between(LayerSteps& layer, const GroupedMlpBackwardArgs& args,
 void run_steps(Steps& steps, const GroupedMlpBackwardArgs& args) {
   LayerSteps layer(steps, args);
   const Recipe& recipe = layer.recipe;
-  const MlpBackwardNeeds needs(args);
+  const MlpBackwardNeeds needs{args};
   const bool needs_w1 = is_present(args.grad_w1), needs_w2 = is_present(args.grad_w2),
              needs_x = is_present(args.grad_x);
   WeightOperand w1, w2;
