@@ -151,37 +151,29 @@ std::string problem_of(const RequantizeArgs& args) {
 
 constexpr std::string_view kLayoutNames[] = {"canonical", "dense", "padded", "swizzled"};
 
-// Rows that the groups' scales take up.
-int64_t rows_needed(const ConvertScalesArgs& args, int32_t layout) {
-  int64_t rows = 0;
-  for (int64_t g = 0; g < args.groups.num_groups; ++g) {
-    rows += scale_layout_rows(args.direction, layout,
-                              args.groups.offsets[g + 1] - args.groups.offsets[g]);
+// Scales in one of the layouts; those of interchange are contiguous, as wide as the layout says,
+// with rows enough.
+void check_side(ArgumentCheck& check, const NamedTensor& side, int32_t layout,
+                const ConvertScalesArgs& args) {
+  if (layout == MOIRE_SCALES_CANONICAL) {
+    check_scales(check, side, MOIRE_SCALING_MXFP8, args.direction, {args.groups, {"k", args.k}});
+    return;
   }
-  return rows;
-}
-
-// A tensor in a layout of interchange: contiguous, as wide as the layout says, with rows enough.
-void check_container(ArgumentCheck& check, std::string_view name, const TensorView& t,
-                     int32_t layout, const ConvertScalesArgs& args) {
   constexpr DType kE8M0Only[] = {DType::kE8M0};
+  const auto& [name, t] = side;
   if (!check.ranked(name, t, kE8M0Only, 2)) return;
   const int64_t width = scale_layout_width(args.direction, layout, args.k);
   check.require(t.columns() == width, name, " is ", t, ", needs ", width, " columns (",
                 kLayoutNames[layout], ", k = ", args.k, ")");
   check.require(t.is_contiguous(), name, " is ", t, ", needs contiguous rows");
   if (!check.reads_values()) return;
-  const int64_t needed = rows_needed(args, layout);
+  int64_t needed = 0;
+  const int64_t* const offsets = args.groups.offsets;
+  for (int64_t g = 0; g < args.groups.num_groups; ++g) {
+    needed += scale_layout_rows(args.direction, layout, offsets[g + 1] - offsets[g]);
+  }
   check.require(t.num_rows() >= needed, name, " is ", t, ", needs at least ", needed,
                 " rows for these groups (", kLayoutNames[layout], ")");
-}
-
-void check_side(ArgumentCheck& check, const NamedTensor& side, int32_t layout,
-                const ConvertScalesArgs& args) {
-  if (layout != MOIRE_SCALES_CANONICAL) {
-    return check_container(check, side.name, side.tensor, layout, args);
-  }
-  check_scales(check, side, MOIRE_SCALING_MXFP8, args.direction, {args.groups, {"k", args.k}});
 }
 
 void validate(ArgumentCheck& check, const ConvertScalesArgs& args) {
