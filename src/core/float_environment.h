@@ -16,9 +16,9 @@ class FloatEnvironment {
 #if defined(__x86_64__)
   FloatEnvironment() : saved_(_mm_getcsr()) {
     constexpr uint32_t kFlushToZero = 0x8000, kDenormalsAreZero = 0x0040, kRounding = 0x6000;
-    _mm_setcsr(saved_ & ~(kFlushToZero | kDenormalsAreZero | kRounding));
+    _mm_setcsr(static_cast<uint32_t>(saved_) & ~(kFlushToZero | kDenormalsAreZero | kRounding));
   }
-  ~FloatEnvironment() { _mm_setcsr(saved_); }
+  ~FloatEnvironment() { _mm_setcsr(static_cast<uint32_t>(saved_)); }
 #elif defined(__aarch64__)
   FloatEnvironment() {
     asm volatile("mrs %0, fpcr" : "=r"(saved_));
@@ -31,11 +31,7 @@ class FloatEnvironment {
   FloatEnvironment& operator=(const FloatEnvironment&) = delete;
 
  private:
-#if defined(__x86_64__)
-  uint32_t saved_;
-#elif defined(__aarch64__)
-  uint64_t saved_;
-#endif
+  [[maybe_unused]] uint64_t saved_;
 };
 
 }  // namespace moire
