@@ -15,7 +15,7 @@ graph to graph and nearly without it. Printed are medians over rounds of the slo
 
 The layer is a rank's share of the experts with as many tokens, forward and backward: alone, with
 tokens that choose among this rank's experts only, and over windows; beside that with a shared
-expert, after the others or with MoE(overlap=True), where a --few multiprocessors move tokens.
+expert, after the others or with MoE(overlap=True), where --few multiprocessors move tokens.
 """
 
 import argparse

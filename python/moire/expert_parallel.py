@@ -191,16 +191,16 @@ class ExpertParallel(OfThisProcess):
     def _plan(self, idx, parts=1):
         """Of choices [R C, k] as they came, of one of so many parts of a call."""
         rows = self.max_rows and -(-self.max_rows // parts)
-        came = int((idx >= 0).sum()) if is_readable(idx) else None
-        if rows is None and came is not None:
-            rows = came
-        elif self.overflow == "refuse" and (came or 0) > (rows or 0):
-            raise invalid(
-                f"ExpertParallel: {came} (token, expert) pairs came to the experts of rank "
-                f"{self.rank}, needs at most {rows}, by max_rows={self.max_rows}"
-            )
-        elif rows is not None and self.overflow == "drop":
+        if rows is not None and self.overflow == "drop":
             idx = idx.where((idx >= 0).view(-1).cumsum(0).view(idx.shape) <= rows, -1)
+        elif is_readable(idx):
+            came = int((idx >= 0).sum())
+            rows = came if rows is None else rows
+            if came > rows:
+                raise invalid(
+                    f"ExpertParallel: {came} (token, expert) pairs came to the experts of rank "
+                    f"{self.rank}, needs at most {rows}, by max_rows={self.max_rows}"
+                )
         return make_plan(idx, self.num_local_experts, capacity=rows)
 
     @torch.compiler.disable

@@ -4,6 +4,7 @@ in backward_dw: refused, or reduced by the caller where those weights are left o
 
 import copy
 import inspect
+import re
 
 import moire
 import pytest
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 RANKS, E, H, F = 2, 3, 8, 6
 SPLITS = [2, 0, 3]
+EXPERTS = re.compile(r"\.experts\.")
 ELSEWHERE = {
     "delay_wgrad_compute": {"delay_wgrad_compute": True},
     "accumulate_into_main_grad": {"accumulate_into_main_grad": True},
@@ -39,9 +41,9 @@ def made(**options):
     return module
 
 
-def left_out(module):
-    """Data parallelism without the weights."""
-    names = [n for n, _ in module.named_parameters() if n.endswith("weight")]
+def left_out(module, *, which=re.compile("weight$")):
+    """Data parallelism without the parameters of these names."""
+    names = [n for n, _ in module.named_parameters() if which.search(n)]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
     return DistributedDataParallel(module)
 
@@ -112,9 +114,7 @@ def reduces_in_hooks(rank):
 
 
 def as_ddp(model, layer):
-    names = [f"1.experts.{name}" for name, _ in layer.experts.named_parameters()]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-    return DistributedDataParallel(model)
+    return left_out(model, which=EXPERTS)
 
 
 def as_fsdp2(model, layer):
@@ -149,7 +149,7 @@ def experts_of_ranks_are_left_out(rank):
         model(x[rank]).square().sum().backward()
         for mine, all_of_it in zip(layer.experts.parameters(), every.parameters()):
             assert torch.allclose(mine.grad, all_of_it.grad[own], atol=1e-6)
-        copies = [p for n, p in model.named_parameters() if ".experts." not in n]
+        copies = [p for n, p in model.named_parameters() if not EXPERTS.search(n)]
         wanted = (*alone[0].parameters(), *router.parameters())
         for mine, of_all in zip(copies, wanted, strict=True):
             grad = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
