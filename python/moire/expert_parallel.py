@@ -351,7 +351,8 @@ class ExpertParallel(OfThisProcess):
         sent = rows.view(-1).view(torch.uint8)  # as bytes, which every process group carries
         if _len_torch_dispatch_stack() == 0:
             received = torch.empty_like(sent)
-            dist.all_to_all_single(received, sent, group=self.group)
+            with process_groups.naming_lost("ExpertParallel", self.group):
+                dist.all_to_all_single(received, sent, group=self.group)
         else:  # a mode that saves results, as selective checkpointing does, is told of this one
             # Its import tells FakeTensors what comes of it; torch 2.4 does not import it itself.
             from torch.distributed import _functional_collectives  # noqa: F401

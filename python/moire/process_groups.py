@@ -1,12 +1,17 @@
 """Process groups of torch.distributed: their ranks, and what those agree on."""
 
+import contextlib
+import time
+
 import torch
 import torch.distributed as dist
 
 from .arrays import Torch
-from .errors import invalid, unsupported
+from .errors import Code, Error, invalid, unsupported
 from .recipes import FORMATS
 from .values import described
+
+_GRACE = 10.0  # seconds in which a rank says that its call has failed as well
 
 # What ranks tell each other of a call besides numbers, and of how many things.
 _WORDS = ("dispatch", "moe", "combine", None, *FORMATS, *Torch.compute_dtypes)
@@ -58,6 +63,42 @@ def compare(call, counts, ours, tell):
     for name, values in zip(ours, told[len(counts) :]):
         check_equal(call, name, [_WORDS[~value] if value < 0 else value for value in values])
     return [max(count) for count in told[: len(counts)]]
+
+
+@contextlib.contextmanager
+def naming_lost(call, group):
+    """Makes of what the group says of a rank that has left, or did not come in the group's time, an
+    error that names it. Gloo says the connection's address; NCCL ends the process.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "/gloo/" not in str(error):  # the files of its sources stand before what it says
+            raise
+        said = str(error).splitlines()[0]
+        raise Error(Code.RANK_FAILED, f"{call}: {_lost(group)} ({said})") from error
+
+
+def _lost(group):
+    """Which ranks do not answer, or last: each says in the group's store that its call failed."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    silent, end = set(range(size)), time.monotonic() + _GRACE
+    try:
+        store = dist.distributed_c10d._get_process_group_store(group)
+        store.set(f"moire failed {rank}", str(store.add("moire failed", 1)))
+        while silent and time.monotonic() < end:
+            silent = {other for other in silent if not store.check([f"moire failed {other}"])}
+            time.sleep(0.02)
+        if not silent:
+            last = max(range(size), key=lambda other: int(store.get(f"moire failed {other}")))
+    except (AttributeError, RuntimeError):  # it is gone, with the rank that kept it perhaps
+        return "a rank has left or did not come, which one is not known without the group's store"
+    if silent:
+        names = ", ".join(map(str, sorted(silent)))
+        return f"rank{'s' if len(silent) > 1 else ''} {names} left or did not come"
+    if last == rank:
+        return "the other ranks have given this one up, after the group's timeout"
+    return f"rank {last} came after the group's timeout"
 
 
 def want(*tensors):
