@@ -11,10 +11,15 @@ import time
 import traceback
 
 import moire
+import pytest
 import torch
 import torch.distributed as dist
 
 WINDOW = 1 << 20  # bytes
+
+NEEDS_GLOO = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
+)
 
 
 class Shared:

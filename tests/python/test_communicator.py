@@ -15,7 +15,7 @@ from pathlib import Path
 import moire
 import numpy as np
 import pytest
-from ranks import alone_in_gloo, in_threads, succeed
+from ranks import NEEDS_GLOO, alone_in_gloo, in_threads, succeed
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
@@ -143,9 +143,7 @@ def test_devices_are_of_cuda_and_one_for_each_rank(devices, found):
             two(devices=[0, 0])
 
 
-@pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
-)
+@NEEDS_GLOO
 def test_a_process_group_of_nccl_is_connected_by_an_id(asked, monkeypatch):
     connect = moire.Communicator.from_process_group
     with alone_in_gloo():

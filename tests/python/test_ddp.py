@@ -11,13 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from moire import nn
-from ranks import alone_in_gloo, in_gloo
+from ranks import NEEDS_GLOO, alone_in_gloo, in_gloo
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
-)
+pytestmark = NEEDS_GLOO
 RANKS, E, H, F = 2, 3, 8, 6
 SPLITS = [2, 0, 3]
 EXPERTS = re.compile(r"\.experts\.")

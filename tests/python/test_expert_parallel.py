@@ -21,7 +21,7 @@ import torch.distributed as dist
 import worlds
 from moire import nn
 from moire.travel import OverProcessGroup
-from ranks import alone_in_gloo, in_threads, join_processes, succeed
+from ranks import NEEDS_GLOO, alone_in_gloo, in_threads, join_processes, succeed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from worlds import (
@@ -379,11 +379,6 @@ def work(rank, size, backend, folder):
 WORLDS = [(1, "gloo"), (2, "gloo"), (4, "gloo"), (2, "nccl")]
 
 
-NO_GLOO = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
-)
-
-
 @pytest.fixture(scope="module", params=WORLDS, ids="{0[0]} ranks of {0[1]}".format)
 def world(request, tmp_path_factory):
     size, backend = request.param
@@ -396,7 +391,7 @@ def world(request, tmp_path_factory):
     return size, folder
 
 
-@NO_GLOO
+@NEEDS_GLOO
 @pytest.mark.parametrize("name", CASES)
 def test_experts_over_ranks(world, name):
     size, folder = world
@@ -412,7 +407,7 @@ def test_experts_over_threads(size, name):
     succeed(in_threads(size, CASES[name]))
 
 
-@NO_GLOO
+@NEEDS_GLOO
 def test_one_rank_asks_nobody(monkeypatch):
     """What it sends itself are choices, and rows of x, y and grad_y."""
     with alone_in_gloo():
@@ -424,7 +419,7 @@ def test_one_rank_asks_nobody(monkeypatch):
         assert len(sent) == 4
 
 
-@NO_GLOO
+@NEEDS_GLOO
 def test_without_a_process_group_it_says_what_is_needed():
     with pytest.raises(moire.InvalidArgument, match="needs init_process_group"):
         moire.ExpertParallel(num_experts=8)
@@ -446,7 +441,7 @@ os._exit(0)  # without waiting for gloo's threads
 """
 
 
-@NO_GLOO
+@NEEDS_GLOO
 def test_fake_tensors_need_nothing_that_others_imported():
     """Torch 2.4 knows what its functional all-to-all makes of them once that was imported."""
     done = subprocess.run([sys.executable, "-c", FAKE], capture_output=True, text=True, timeout=120)

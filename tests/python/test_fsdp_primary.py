@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from moire import nn
 from moire.grouped_torch import TorchGroupedTensor
-from ranks import in_gloo
+from ranks import NEEDS_GLOO, in_gloo
 from truth_fp8 import assert_same_bytes
 
 RANKS, E, H, WIDTH = 2, 4, 64, 128
@@ -20,9 +20,7 @@ needs_ddp = pytest.mark.skipif(
 needs_fsdp2 = pytest.mark.skipif(
     VERSION < (2, 10), reason="DTensors take a GroupedTensor since torch 2.10"
 )
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
-)
+pytestmark = NEEDS_GLOO
 
 
 def made(recipe, seed=3, **options):

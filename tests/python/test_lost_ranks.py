@@ -9,7 +9,7 @@ import moire
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import join_processes
+from ranks import NEEDS_GLOO, join_processes
 
 SIZE, LOST = 3, 1
 
@@ -41,9 +41,7 @@ def work(rank, folder, how):
     os._exit(0)
 
 
-@pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
-)
+@NEEDS_GLOO
 @pytest.mark.parametrize("how", ("dies", "is late"))
 def test_a_lost_rank_is_named(how, tmp_path):
     ranks = torch.multiprocessing.spawn(work, (tmp_path, how), nprocs=SIZE, join=False)

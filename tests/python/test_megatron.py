@@ -6,14 +6,11 @@ import types
 import moire
 import pytest
 import torch
-import torch.distributed as dist
-from ranks import alone_in_gloo
+from ranks import NEEDS_GLOO, alone_in_gloo
 from torch.nn import functional
 
 pytest.importorskip("megatron.core")
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
-)
+pytestmark = NEEDS_GLOO
 
 E, H, F = 4, 64, 32
 SPLITS = [3, 0, 5, 2]

@@ -9,13 +9,11 @@ import moire
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import in_gloo
+from ranks import NEEDS_GLOO, in_gloo
 
 pytest.importorskip("torchtitan.models.common.moe")
 pytest.importorskip("torchtitan.overrides.fused_swiglu")  # which needs triton
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this Torch has no gloo"
-)
+pytestmark = NEEDS_GLOO
 
 E, D, F, K = 8, 64, 32, 3
 EXPERTS, DISPATCHER = "moire.torchtitan.experts", "moire.torchtitan.dispatcher"
