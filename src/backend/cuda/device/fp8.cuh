@@ -4,6 +4,8 @@
 // is told apart at run time: a branch that all threads take alike.
 #pragma once
 
+#include <cuda_fp8.h>
+
 #include "backend/cuda/device/fp8_bits.h"
 #include "backend/cuda/device/values.cuh"
 
@@ -54,13 +56,9 @@ __device__ inline uint32_t encode_four(float a, float b, float c, float d, bool 
 // The values of two codes, which lie in the low bytes, as FP16 numbers.
 __device__ inline uint32_t decode_halves(uint32_t codes, bool is_e5m2) {
 #if MOIRE_HAS_FP8_CONVERSIONS
-  uint32_t halves;
-  if (is_e5m2) {
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(codes)));
-  } else {
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(codes)));
-  }
-  return halves;
+  const auto pair = static_cast<__nv_fp8x2_storage_t>(codes);
+  const auto type = is_e5m2 ? __NV_E5M2 : __NV_E4M3;
+  return bits_as<uint32_t>(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, type)));
 #else
   return bits_as<uint32_t>(
       is_e5m2 ? __floats2half2_rn(fp8_value<E5M2>(codes), fp8_value<E5M2>(codes >> 8))
@@ -70,15 +68,11 @@ __device__ inline uint32_t decode_halves(uint32_t codes, bool is_e5m2) {
 // The codes of four FP16 numbers.
 __device__ inline uint32_t encode_halves(uint32_t low, uint32_t high, bool is_e5m2) {
 #if MOIRE_HAS_FP8_CONVERSIONS
-  uint16_t first, second;
-  if (is_e5m2) {
-    asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(first) : "r"(low));
-    asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(second) : "r"(high));
-  } else {
-    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(first) : "r"(low));
-    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(second) : "r"(high));
-  }
-  return uint32_t{second} << 16 | first;
+  const auto encode = [&](uint32_t halves) -> uint32_t {
+    return __nv_cvt_halfraw2_to_fp8x2(bits_as<__half2>(halves), __NV_SATFINITE,
+                                      is_e5m2 ? __NV_E5M2 : __NV_E4M3);
+  };
+  return encode(high) << 16 | encode(low);
 #else
   const float2 a = __half22float2(bits_as<__half2>(low)),
                b = __half22float2(bits_as<__half2>(high));
