@@ -23,6 +23,14 @@ struct Output {
   int64_t multiplier;
   bool is_int32;
   bool with_zero;
+
+  __device__ void write(int64_t group, int64_t value) const {
+    if (is_int32) {
+      static_cast<int32_t*>(data)[group] = static_cast<int32_t>(value);
+    } else {
+      static_cast<int64_t*>(data)[group] = value;
+    }
+  }
 };
 
 struct Operands {
@@ -71,10 +79,6 @@ __device__ Ends ends_of_tile(const Operands& args, int64_t first, uint64_t& carr
   return tile;
 }
 
-__device__ bool is_sound(const Operands& args, int64_t start, int64_t end) {
-  return end >= start && end <= args.capacity && end <= args.row_limit;
-}
-
 __device__ void report_group(const Operands& args, int64_t group, int64_t start, int64_t end,
                              const Reporter& reporter) {
   const auto rows = static_cast<int64_t>(static_cast<uint64_t>(end) - static_cast<uint64_t>(start));
@@ -95,22 +99,8 @@ __device__ void write_ends(const Operands& args, int64_t first, const Ends& tile
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       if (first + i >= args.num_groups) break;
-      const int64_t value = static_cast<int64_t>(tile.ends[i]) * output.multiplier;
-      if (output.is_int32) {
-        static_cast<int32_t*>(output.data)[first + i] = static_cast<int32_t>(value);
-      } else {
-        static_cast<int64_t*>(output.data)[first + i] = value;
-      }
+      output.write(first + i, static_cast<int64_t>(tile.ends[i]) * output.multiplier);
     }
-  }
-}
-
-__device__ void write_leading_zero(const Output& output) {
-  if (!output.with_zero) return;
-  if (output.is_int32) {
-    static_cast<int32_t*>(output.data)[-1] = 0;
-  } else {
-    static_cast<int64_t*>(output.data)[-1] = 0;
   }
 }
 
@@ -124,7 +114,7 @@ __device__ bool check_tile(const Operands& args, int64_t first, const Ends& tile
   auto start = static_cast<int64_t>(tile.start);
   for (int i = 0; i < kPerThread && bad < 0 && first + i < args.num_groups; ++i) {
     const auto end = static_cast<int64_t>(tile.ends[i]);
-    if (is_sound(args, start, end)) {
+    if (end >= start && end <= min(args.capacity, args.row_limit)) {
       start = end;
     } else {
       bad = i;
@@ -155,7 +145,7 @@ __global__ void __launch_bounds__(kThreads)
     if (!check_tile(args, first, tile, reporter)) return;
   }
   for (int o = threadIdx.x; o < args.num_outputs; o += kThreads) {
-    write_leading_zero(args.outputs[o]);
+    if (args.outputs[o].with_zero) args.outputs[o].write(-1, 0);
   }
   if (args.num_groups <= kTile) {
     write_ends(args, threadIdx.x * kPerThread, tile);
