@@ -79,23 +79,23 @@ Status allocate_memory(CudaState& state) {
   struct Record : ErrorRecord {
     EndedCall ended;
   };
-  cudaError_t error = cudaHostAlloc(&memory, sizeof(Record), cudaHostAllocMapped);
+  const cudaError_t error = cudaHostAlloc(&memory, sizeof(Record), cudaHostAllocMapped);
   if (error != cudaSuccess) return cuda_error("context", "cudaHostAlloc", error);
   auto* const record = new (memory) Record{};
   record->call = &record->ended;
   state.record = record;
-  const auto take_zeroed = [&](auto*& target) {
-    if (error == cudaSuccess) error = cudaMalloc(&target, sizeof(*target));
-    if (error == cudaSuccess) error = cudaMemset(target, 0, sizeof(*target));
+  struct Zeroed {
+    NonFiniteRecord non_finite;
+    uint32_t is_claimed, words[2][TileCounters::kCount];
   };
-  take_zeroed(state.is_claimed);
-  take_zeroed(state.non_finite);
-  if (error == cudaSuccess) error = state.tile_counters.allocate();
-  if (error == cudaSuccess) error = state.call_words.allocate();
-  if (error != cudaSuccess) return cuda_error("context", "cudaMalloc", error);
-  // Streams that do not wait for the legacy stream have to find all of it cleared.
-  error = cudaStreamSynchronize(cudaStreamLegacy);
-  return error == cudaSuccess ? Status() : cuda_error("context", "cudaStreamSynchronize", error);
+  state.zeroed = state.allocate(sizeof(Zeroed));
+  auto* const zeroed = static_cast<Zeroed*>(state.zeroed.get());
+  if (zeroed == nullptr) return cuda_error("context", "cudaMalloc", cudaErrorMemoryAllocation);
+  state.is_claimed = &zeroed->is_claimed;
+  state.non_finite = &zeroed->non_finite;
+  state.tile_counters.share_out(zeroed->words[0]);
+  state.call_words.share_out(zeroed->words[1]);
+  return {};
 }
 
 Result<std::unique_ptr<DeviceState>> open(const ContextOptions& options) {

@@ -10,13 +10,6 @@ Status cuda_error(std::string_view op, std::string_view call, cudaError_t error)
   return {code, concat(op, ": ", call, " failed: ", cudaGetErrorString(error))};
 }
 
-CudaState::~CudaState() {
-  const CurrentDevice current(index);
-  cudaFreeHost(record);
-  cudaFree(is_claimed);
-  cudaFree(non_finite);
-}
-
 OwnedMemory CudaState::allocate(size_t bytes) const {
   OwnedMemory memory(nullptr, [](void* p) { cudaFree(p); });
   if (bytes == 0) return memory;

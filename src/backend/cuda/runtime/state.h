@@ -17,11 +17,12 @@
 namespace moire::cuda {
 
 struct CudaState : DeviceState {
-  ~CudaState() override;
+  ~CudaState() override { cudaFreeHost(record); }
   OwnedMemory allocate(size_t bytes) const override;
 
   PFN_cuTensorMapEncodeTiled_v12000 encode_tensor_map = nullptr;  // null below sm_90
   ErrorRecord* record = nullptr;                                  // pinned, written by kernels
+  OwnedMemory zeroed = allocate(0);                               // on the device: what follows
   uint32_t* is_claimed = nullptr;                                 // on the device; see Reporter
   mutable std::mutex finding;                                     // who takes what the record says
   mutable std::mutex calls;                                       // who launches a call of ranks

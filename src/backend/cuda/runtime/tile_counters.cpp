@@ -17,14 +17,6 @@ cudaError_t number_of(cudaStream_t stream, unsigned long long* number) {
 
 }  // namespace
 
-TileCounters::~TileCounters() { cudaFree(memory_); }
-
-cudaError_t TileCounters::allocate() {
-  constexpr size_t kBytes = kCount * sizeof(uint32_t);
-  const cudaError_t error = cudaMalloc(&memory_, kBytes);
-  return error == cudaSuccess ? cudaMemset(memory_, 0, kBytes) : error;
-}
-
 uint32_t* TileCounters::next(cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   unsigned long long number = 0;

@@ -14,13 +14,9 @@ namespace moire::cuda {
 
 class TileCounters {
  public:
-  TileCounters() = default;
-  TileCounters(const TileCounters&) = delete;
-  TileCounters& operator=(const TileCounters&) = delete;
-  ~TileCounters();
-
-  // Of the current device; once, before anything else.
-  cudaError_t allocate();
+  // Of a device, zeros, kCount of them; once, before anything else.
+  void share_out(uint32_t* counters) { memory_ = counters; }
+  static constexpr size_t kCount = 65536;
 
   // For one kernel that is launched on the stream now. Null when all are given away, after 65,536
   // streams and captured kernels: such a kernel shares out its tiles in turn.
@@ -29,7 +25,6 @@ class TileCounters {
  private:
   uint32_t* take();
 
-  static constexpr size_t kCount = 65536;
   std::mutex mutex_;
   uint32_t* memory_ = nullptr;
   size_t num_taken_ = 0;
