@@ -19,13 +19,26 @@ __device__ inline void transpose_four(uint32_t (&w)[4]) {
 template <int kColumns>
 class alignas(16) TransposedTile {
  public:
-  static constexpr int kSide = 128, kUnits = kSide / 16;
+  static constexpr int kSide = 128;
 
   // Rows 4 `word` ... of kColumns columns, the first of them a multiple of kColumns.
   __device__ void put(int column, int word, const uint32_t (&of_column)[kColumns]) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) words_[column + j][word ^ swap_of(column)] = of_column[j];
   }
+  // Columns, `stride` bytes apart, of which so many are there. A block of kThreads calls it
+  // together.
+  template <int kThreads>
+  __device__ void store(uint8_t* to, int64_t stride, int columns) const {
+    for (int i = static_cast<int>(threadIdx.x); i < kSide * kUnits; i += kThreads) {
+      const int c = i / kUnits, u = i % kUnits;
+      if (c >= columns) break;
+      *reinterpret_cast<uint4*>(to + c * stride + 16 * u) = unit(c, u);
+    }
+  }
+
+ private:
+  static constexpr int kUnits = kSide / 16;
   // 16 rows of a column.
   __device__ uint4 unit(int column, int unit) const {
     const int swap = swap_of(column);
@@ -34,8 +47,6 @@ class alignas(16) TransposedTile {
     if ((swap & 2) != 0) v = {v.z, v.w, v.x, v.y};
     return v;
   }
-
- private:
   __device__ static int swap_of(int column) { return column / kColumns * (kColumns / 4); }
   uint32_t words_[kSide][kSide / 4];
 };

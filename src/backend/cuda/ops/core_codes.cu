@@ -191,12 +191,8 @@ __device__ void store_square_transposed(const Codes& args, const Square& square,
   __syncthreads();
   uint8_t* const target = args.target + square.index / args.blocks_per_matrix * args.matrix_stride +
                           int64_t{square.index % args.blocks_per_matrix} * kSide;
-  for (uint32_t i = threadIdx.x; i < kSide * Transposed::kUnits; i += kThreads) {
-    const uint32_t c = i / Transposed::kUnits, unit = i % Transposed::kUnits;
-    if (square.first_column + c >= args.columns) continue;
-    *reinterpret_cast<uint4*>(target + (square.first_column + c) * args.stride + 16 * unit) =
-        transposed.unit(static_cast<int>(c), static_cast<int>(unit));
-  }
+  transposed.store<kThreads>(target + square.first_column * args.stride, args.stride,
+                             static_cast<int>(args.columns - square.first_column));
 }
 
 template <Fold kFold, bool kTransposes>

@@ -227,14 +227,9 @@ __device__ inline void store_transposed(const QuantizeTiles<Source>& args,
       tile.column - tile.first_column, tile.first_row / 4,
       {first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3]});
   __syncthreads();
-  uint8_t* const target =
-      to.data + tile.first_column * to.stride + int64_t{tile.index} * Shape::kRows;
-  for (int i = Shape::thread(); i < Shape::kColumns * Transposed::kUnits; i += Shape::kThreads) {
-    const int column = i / Transposed::kUnits, unit = i % Transposed::kUnits;
-    if (tile.first_column + column >= args.source.columns) break;
-    *reinterpret_cast<uint4*>(target + column * to.stride + 16 * unit) =
-        transposed.unit(column, unit);
-  }
+  transposed.template store<Shape::kThreads>(
+      to.data + tile.first_column * to.stride + int64_t{tile.index} * Shape::kRows, to.stride,
+      args.source.columns - tile.first_column);
 }
 
 }  // namespace moire::cuda::ops
