@@ -26,8 +26,7 @@ class alignas(16) TransposedTile {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) words_[column + j][word ^ swap_of(column)] = of_column[j];
   }
-  // Columns, `stride` bytes apart, of which so many are there. A block of kThreads calls it
-  // together.
+  // So many columns, `stride` bytes apart. A block of kThreads calls it together.
   template <int kThreads>
   __device__ void store(uint8_t* to, int64_t stride, int columns) const {
     for (int i = static_cast<int>(threadIdx.x); i < kSide * kUnits; i += kThreads) {

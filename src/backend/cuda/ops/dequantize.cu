@@ -27,13 +27,6 @@ struct DequantizeTiles {
   bool zeroes_tail;
 };
 
-template <class T, class Source>
-__device__ __noinline__ void zero_tail(const DequantizeTiles<T, Source>& args, int64_t in_use) {
-  constexpr auto kSize = static_cast<int64_t>(sizeof(T));
-  zero_bytes(reinterpret_cast<uint8_t*>(args.target.data), args.target.stride * kSize,
-             args.source.columns * kSize, in_use, args.capacity);
-}
-
 template <bool kVectors, class T>
 __device__ inline void store_floats(T* to, int columns_left, const float (&values)[kFour]) {
   if constexpr (kVectors) {
@@ -57,7 +50,11 @@ __global__ void __launch_bounds__(Source::Tile::kThreads)
   if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Tile::kThreads);
   const PartOf<Tile> part(args.blocks, args.column_tiles, args.source.columns);
   const int64_t in_use = rows_in_use(args.blocks.groups);
-  if (args.zeroes_tail && in_use < args.capacity) zero_tail(args, in_use);
+  if (args.zeroes_tail && in_use < args.capacity) {
+    constexpr auto kSize = static_cast<int64_t>(sizeof(T));
+    zero_bytes(reinterpret_cast<uint8_t*>(args.target.data), args.target.stride * kSize,
+               args.source.columns * kSize, in_use, args.capacity);
+  }
   if (part.is_empty) return;
   typename Source::Words words;
   args.source.load(part, words);

@@ -84,6 +84,8 @@ class Call {
       launch<SummedRows>(launcher, context);
       sum_block_partials(launcher, bias_parts_, args_.groups, args_.grad_bias, args_.beta,
                          args_.beta_per_group);
+    } else if (is_plain()) {
+      launch<PlainRows>(launcher, context);
     } else {
       with_floats(source_.type(), takes_vectors_, [&]<class T, bool kVectors>() {
         launch<FloatRows<T, kVectors>>(launcher, context);
@@ -94,6 +96,12 @@ class Call {
   }
 
  private:
+  bool is_plain() const {
+    return args_.scaling == MOIRE_SCALING_FP8_BLOCK && args_.fractional_scales == 0 &&
+           takes_vectors_ && source_.type() == DType::kBF16 &&
+           !is_transposed(args_.columnwise.data, args_.columnwise.scales,
+                          groups_or_all(args_.groups, shape().num_rows()));
+  }
   bool reads_twice() const { return is_present(args_.grad_bias) && !sums_; }
   // Of the copies.
   TensorView shape() const {
@@ -109,9 +117,13 @@ class Call {
     tiles.source.row_idx = indices_of(args_.row_idx, "row_idx");
     if constexpr (std::is_same_v<Source, SummedRows>) tiles.source.bias_parts = bias_parts_;
     const auto notes = non_finite_reporter(context, {"quantize", "source"}, shape(), false);
-    with_ragged_scaling(args_, [&]<int kScaling>() {
-      launch_quantize<kScaling, Source>(launcher, tiles, shape(), notes);
-    });
+    if constexpr (std::is_same_v<Source, PlainRows>) {
+      launch_quantize<MOIRE_SCALING_FP8_BLOCK>(launcher, tiles, shape(), notes);
+    } else {
+      with_ragged_scaling(args_, [&]<int kScaling>() {
+        launch_quantize<kScaling>(launcher, tiles, shape(), notes);
+      });
+    }
   }
 
   const DeviceState& state_;

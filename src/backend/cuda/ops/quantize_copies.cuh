@@ -41,7 +41,7 @@ __device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
   // A lane past the last column makes scales of its neighbours' rows.
   const int rows = tile.template rows_of_lanes<Shape::kLanes>();
   const auto make = [&](int i, float of_row, bool stores) {
-    const auto scale = S::of(of_row, to.is_e5m2, args.fractional);
+    const auto scale = S::of(of_row, to.is_e5m2, args.is_fractional());
     if (stores && i < rows && !to.is_values<kScaling>()) {
       p[i * to.scale_stride] = scale.scale;
     }
@@ -209,7 +209,7 @@ __device__ inline void make_column_scale(const QuantizeTiles<Source>& args,
                                          ColumnMemory<kScaling, T>& memory) {
   using S = Scales<kScaling>;
   const CopyTarget& to = args.columnwise;
-  const auto scale = S::of(amax[0], to.is_e5m2, args.fractional);
+  const auto scale = S::of(amax[0], to.is_e5m2, args.is_fractional());
   constexpr int kColumns = TileShape<kScaling>::kColumns;
   memory.multipliers[threadIdx.x / kColumns][threadIdx.x % kColumns] = scale.multiplier;
   const int column = tile.first_column + static_cast<int>(threadIdx.x);
@@ -263,7 +263,7 @@ __device__ inline uint32_t quantize_columns_of_warp(const QuantizeTiles<Source>&
   uint32_t scales[2] = {0, 0};
 #pragma unroll
   for (int j = 0; j < kEight; ++j) {
-    const auto scale = Scales<kScaling>::of(most[j], to.is_e5m2, args.fractional);
+    const auto scale = Scales<kScaling>::of(most[j], to.is_e5m2, args.is_fractional());
     multipliers[j] = scale.multiplier;
     scales[j / 4] |= uint32_t{scale.scale} << (8 * (j % 4));
   }
@@ -305,7 +305,7 @@ __device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
   for (int i = 0; i < kEight; ++i) multipliers[i] = memory.multipliers[block][first + i];
   const auto multiplier = [&](int, int j) { return multipliers[j]; };
   if constexpr (kHasLongLines<kScaling>) {
-    if (to.is_transposed) {
+    if (args.is_transposed(to)) {
       store_transposed(args, tile, to, values, multiplier);
       return is_odd ? kIsOdd : 0;
     }
@@ -337,7 +337,7 @@ __device__ inline uint32_t quantize_tile(const QuantizeTiles<Source>& args,
   float amax = share(largest_of_columns<false, tile.kRows>(values), 0);
   const bool is_odd = bit_cast<uint32_t>(amax) >= kInfinityBits;  // of all threads alike
   if (is_odd) amax = share(largest_of_columns<true, tile.kRows>(values), 1);
-  const auto scale = S::of(amax, to.is_e5m2, args.fractional);
+  const auto scale = S::of(amax, to.is_e5m2, args.is_fractional());
   if (threadIdx.x == 0) {
     static_cast<typename S::Stored*>(
         to.scales)[tile.index * to.scale_stride + tile.first_column / S::kBlock] = scale.scale;

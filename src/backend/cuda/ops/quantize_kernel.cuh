@@ -51,11 +51,6 @@ __device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
   note_first_of(args, tile, values, reporter, notes);
 }
 
-// Whether tiles of such a source may be left.
-template <int kScaling, class Source>
-constexpr bool kLeavesTiles =
-    kScaling == MOIRE_SCALING_MXFP8&& std::is_same_v<typename Source::Element, __nv_bfloat16>;
-
 // Rows whose columns are summed, too: partial sums go to bias_parts, [blocks of 32 rows, columns].
 struct SummedRows : FloatRows<__nv_bfloat16, true> {
   float* bias_parts;
@@ -147,30 +142,52 @@ constexpr int kBlocksPerMultiprocessor = (sizeof(Rows<kScaling, Source>) >= 256 
                                                                                  : 1024) /
                                          TileShape<kScaling>::kThreads;
 
-// Whether a block of threads takes spans of tiles, for which it searches once for their group.
+// Whether a block of threads takes spans of tiles.
 template <int kScaling, class Source>
 constexpr bool kHasSpans = kHasLongLines<kScaling> && (Source::kMostTiles > 1);
 
-// Whether it takes two neighbouring tiles at once where they have at most half of their rows.
-template <int kScaling, class Source>
-constexpr bool kTakesPairs =
-    kScaling == MOIRE_SCALING_FP8_BLOCK && !std::is_same_v<Source, SummedRows>;
-
-// All that is to be done of a tile, the first of its block's.
+// All that is to be done of a tile that is not empty.
 template <int kScaling, class Source>
 __device__ inline void quantize_part(const QuantizeTiles<Source>& args,
-                                     const TilePart<kScaling>& tile, bool is_first,
-                                     const Reporter& reporter, const NonFiniteReporter& notes) {
-  if (args.zeroes_tail) zero_tail(args, tile, is_first);
-  if (tile.is_empty) return;
+                                     const TilePart<kScaling>& tile, const Reporter& reporter,
+                                     const NonFiniteReporter& notes) {
   Rows<kScaling, Source> values;
   args.source.load(tile, reporter, values);
   if constexpr (std::is_same_v<Source, SummedRows>) sum_columns(args.source, tile, values);
   const uint32_t met = quantize_copies<Way::kQuick>(args, tile, values);
-  if constexpr (kLeavesTiles<kScaling, Source>) {
+  if constexpr (kScaling == MOIRE_SCALING_MXFP8 && kRoundsValues<Way::kQuick, decltype(values)>) {
     if (met >= kIsLeft) return quantize_any(args, tile, reporter, notes);
   }
   if (met == kIsOdd) note_first(args, tile, reporter, notes);
+}
+
+// The same of this block's span, and then what no group owns: nothing that can wait before loads.
+template <int kScaling, class Source>
+__device__ inline void quantize_span(const QuantizeTiles<Source>& args, const Reporter& reporter,
+                                     const NonFiniteReporter& notes) {
+  using Shape = TileShape<kScaling>;
+  const auto [row_block, first, end] = args.spans.at(blockIdx.x);
+  const RowRange rows = args.blocks.template at_together<Shape::kRows>(row_block, row_block);
+  // Two neighbouring tiles at once where they have at most half of their rows.
+  const bool takes_pairs = kScaling == MOIRE_SCALING_FP8_BLOCK &&
+                           !std::is_same_v<Source, SummedRows> &&
+                           !args.is_transposed(args.columnwise) && rows.size() <= Shape::kRows / 2;
+  const auto part = [&](uint32_t i, bool is_pair) {
+    return TilePart<kScaling>(row_block, rows, static_cast<int>(i) * Shape::kColumns,
+                              args.source.columns, is_pair);
+  };
+  if (rows.size() == 0) {
+    for (uint32_t i = first; args.zeroes_tail && i < end; ++i) {
+      zero_tail(args, part(i, false), i == first);
+    }
+    return;
+  }
+  for (uint32_t i = first, tiles; i < end; i += tiles) {
+    const bool is_pair = takes_pairs && i + 1 < end;
+    quantize_part(args, part(i, is_pair), reporter, notes);
+    tiles = is_pair ? 2 : 1;
+  }
+  if (args.zeroes_tail) zero_tail(args, part(first, false));
 }
 
 template <int kScaling, class Source>
@@ -181,24 +198,12 @@ __global__ void __launch_bounds__(TileShape<kScaling>::kThreads,
                     const __grid_constant__ NonFiniteReporter notes) {
   using Shape = TileShape<kScaling>;
   if (blockIdx.x == 0) check_groups(args.blocks.groups, reporter, threadIdx.x, Shape::kThreads);
-  if constexpr (!kHasSpans<kScaling, Source>) {
-    const TilePart<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
-    quantize_part(args, tile, true, reporter, notes);
+  if constexpr (kHasSpans<kScaling, Source>) {
+    quantize_span<kScaling>(args, reporter, notes);
   } else {
-    const uint32_t index = blockIdx.x / args.column_tiles;
-    const RowRange rows = args.blocks.template at_together<Shape::kRows>(index, index);
-    const int first = static_cast<int>(blockIdx.x % args.column_tiles) * args.span;
-    const int end = min(first + args.span, args.source.columns);
-    const bool takes_pairs = kTakesPairs<kScaling, Source> && !args.columnwise.is_transposed &&
-                             rows.size() != 0 && rows.size() <= Shape::kRows / 2;
-    int width = 0;
-#pragma unroll 1
-    for (int column = first; column < end; column += width) {
-      const bool is_pair = takes_pairs && column + Shape::kColumns < end;
-      const TilePart<kScaling> tile(index, rows, column, args.source.columns, is_pair);
-      quantize_part(args, tile, column == first, reporter, notes);
-      width = is_pair ? 2 * Shape::kColumns : Shape::kColumns;
-    }
+    const TilePart<kScaling> tile(args.blocks, args.column_tiles, args.source.columns);
+    if (args.zeroes_tail) zero_tail(args, tile);
+    if (!tile.is_empty) quantize_part(args, tile, reporter, notes);
   }
 }
 
@@ -230,7 +235,7 @@ void set_copies(QuantizeTiles<Source>& tiles, const auto& args, const ScaleBlock
   tiles.columnwise.is_transposed =
       tiles.columnwise.is_present() &&
       is_transposed(args.columnwise.data, args.columnwise.scales, blocks.groups);
-  tiles.fractional = args.fractional_scales == 1;
+  tiles.has_fractional_scales = args.fractional_scales == 1;
   if constexpr (requires { args.tail; }) tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO;
 }
 
@@ -247,13 +252,23 @@ template <int kScaling, class Source>
 void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const TensorView& shape,
                      const NonFiniteReporter& notes) {
   using Tile = TileShape<kScaling>;
+  const auto kernel = quantize_kernel<kScaling, Source>;
   args.capacity = shape.num_rows();
-  if constexpr (kHasSpans<kScaling, Source>) {  // of a tile for every 2^25 elements
-    const int64_t elements = args.blocks.count(Tile::kRows) * Tile::kRows * args.source.columns;
-    const auto tiles = std::clamp<int64_t>(elements >> 25, 1, Source::kMostTiles);
-    args.span = static_cast<int>(tiles) * Tile::kColumns;
+  if constexpr (!kHasSpans<kScaling, Source>) {
+    return launch_tiles<Tile>(launcher, kernel, args, notes);
   }
-  launch_tiles<Tile>(launcher, quantize_kernel<kScaling, Source>, args, notes);
+  // Spans of a tile for every 2^25 elements, and in the end two single tiles for each block that
+  // the multiprocessors hold.
+  const int64_t row_blocks = std::max<int64_t>(1, args.blocks.count(Tile::kRows));
+  const int64_t tiles = std::max<int64_t>(1, ceil_div(args.source.columns, Tile::kColumns));
+  const int64_t most = std::clamp<int64_t>(row_blocks * tiles >> 11, 1, Source::kMostTiles);
+  const int all = launcher.state().num_multiprocessors * kBlocksPerMultiprocessor<kScaling, Source>;
+  const int64_t fine = std::min(row_blocks, ceil_div(2 * all, tiles));
+  const int64_t spans = ceil_div(tiles, most), coarse = row_blocks - fine;
+  args.spans = {static_cast<uint32_t>(tiles), static_cast<uint32_t>(most),
+                static_cast<uint32_t>(spans), static_cast<uint32_t>(coarse)};
+  launcher.launch(kernel, {blocks_for(coarse * spans + fine * tiles, 1), Tile::kThreads}, args,
+                  launcher.reporter(), notes);
 }
 
 }  // namespace moire::cuda::ops

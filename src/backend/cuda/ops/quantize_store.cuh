@@ -43,13 +43,19 @@ struct CopyTarget {
 
 template <class Source>
 struct QuantizeTiles {
+  static constexpr bool kIsPlain = std::is_same_v<Source, PlainRows>;
   Source source;
   ScaleBlocks blocks;
   CopyTarget rowwise, columnwise;  // FP8_TILE: rowwise alone
   int64_t capacity;                // rows of the copies
-  uint32_t column_tiles;           // of a row, or spans of so many columns, each a block's
-  int span = 0;
-  bool fractional, zeroes_tail;
+  uint32_t column_tiles;           // of a row; or, of blocks that have several tiles,
+  TileSpans spans;
+  bool has_fractional_scales, zeroes_tail;
+
+  __device__ bool is_fractional() const { return !kIsPlain && has_fractional_scales; }
+  __device__ bool is_transposed(const CopyTarget& to) const {
+    return !kIsPlain && to.is_transposed;
+  }
 };
 
 __device__ inline float first_of(float multiplier) { return multiplier; }

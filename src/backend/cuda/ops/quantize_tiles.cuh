@@ -118,6 +118,23 @@ inline ScaleBlocks scale_blocks(const TensorView& shape, const moire_groups& gro
   return out;
 }
 
+// Spans of neighbouring tiles, each a block's, which searches once for their group. The last row
+// blocks' tiles are single, so that all multiprocessors end at about one time.
+struct TileSpans {
+  uint32_t tiles, most;    // of a row, of a span
+  uint32_t spans, coarse;  // of a row, and row blocks that are given in spans
+
+  // A block's row block, its first tile and their end.
+  __device__ uint3 at(uint32_t index) const {
+    if (index < coarse * spans) {
+      const uint32_t first = index % spans * most;
+      return {index / spans, first, min(first + most, tiles)};
+    }
+    const uint32_t single = index - coarse * spans, tile = single % tiles;
+    return {coarse + single / tiles, tile, tile + 1};
+  }
+};
+
 // A tile's place, and this thread's part of it: some columns of neighbouring rows. A block makes
 // it together.
 template <int kScaling, class Sizes = TileShape<kScaling>>
@@ -257,6 +274,10 @@ struct FloatRows {
   }
 };
 
+// Rows of calls whose scales are powers of two and whose columns do not lie transposed, as most
+// are: a kernel that knows it has fewer instructions.
+struct PlainRows : FloatRows<__nv_bfloat16, true> {};
+
 // Rows of matrices that lie anywhere, in blocks of each (ScaleBlocks::kMatrices).
 template <class T, bool kVectors>
 struct ListedRows : FloatRows<T, kVectors> {
@@ -274,14 +295,12 @@ struct ListedRows : FloatRows<T, kVectors> {
   }
 };
 
-// One launch of a kernel over all tiles of such sizes, or spans of them, one block at least: it
-// zeroes the tail where there is nothing else.
+// One launch of a kernel over all tiles of such sizes, one block at least: it zeroes the tail where
+// there is nothing else.
 template <class Tile, class Args, class... More>
 void launch_tiles(Launcher& launcher, void (*kernel)(Args, Reporter, More...), Args args,
                   const More&... more) {
-  int width = Tile::kColumns;
-  if constexpr (requires { args.span; }) width = std::max(width, args.span);
-  const int64_t column_tiles = ceil_div(args.source.columns, width);
+  const int64_t column_tiles = ceil_div(args.source.columns, Tile::kColumns);
   args.column_tiles = static_cast<uint32_t>(column_tiles);
   const int64_t row_blocks = std::max<int64_t>(1, args.blocks.count(Tile::kRows));
   launcher.launch(kernel, {blocks_for(row_blocks * column_tiles, Tile::kTiles), Tile::kThreads},
@@ -304,8 +323,8 @@ inline bool opens_eights(const moire_quantized& copy, int32_t direction) {
 }
 
 // Rows first ... end - 1 of bytes, zeroed by the warps of all blocks.
-__device__ inline void zero_bytes(uint8_t* data, int64_t stride, int64_t bytes, int64_t first,
-                                  int64_t end) {
+__device__ __noinline__ inline void zero_bytes(uint8_t* data, int64_t stride, int64_t bytes,
+                                               int64_t first, int64_t end) {
   const int64_t warps = int64_t{gridDim.x} * (blockDim.x / kWarp);
   for (int64_t row = first + int64_t{blockIdx.x} * (blockDim.x / kWarp) + threadIdx.x / kWarp;
        row < end; row += warps) {

@@ -240,7 +240,7 @@ __device__ inline bool requantize_part(const QuantizeTiles<Source>& args,
   std::conditional_t<kToRows, RowScales<kScaling>, ColumnScales<kScaling>> scales;
   with_element(is_e5m2,
                [&](auto is_wide) { scales.template take_largest<kSkipsNan>(words, is_wide); });
-  if (!scales.template make<kSkipsNan, Source::kVectors>(tile, to, args.fractional,
+  if (!scales.template make<kSkipsNan, Source::kVectors>(tile, to, args.is_fractional(),
                                                          args.source.columns))
     return false;
   words.forget_values();
@@ -297,7 +297,7 @@ void launch(Launcher& launcher, const RequantizeArgs& args, const NonFiniteRepor
   QuantizeTiles<Source> tiles{};
   set_source(tiles, args, true);
   (Source::kIsColumnwise ? tiles.rowwise : tiles.columnwise) = copy_target(args.target);
-  tiles.fractional = args.fractional_scales != 0;
+  tiles.has_fractional_scales = args.fractional_scales != 0;
   launch_tiles<RequantizeStrip<kScaling>>(launcher, requantize_kernel<kScaling, Source>, tiles,
                                           notes);
 }
