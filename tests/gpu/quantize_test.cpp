@@ -365,6 +365,26 @@ TEST_F(GpuQuantize, SumsABiasInTheReadOfItsTiles) {
   }
 }
 
+// Enough row blocks for spans of four tiles, two short ones at once among them, and for the single
+// tiles that come last.
+TEST_F(GpuQuantize, SpansOfTilesHaveTheBytesOfTheCpu) {
+  Random random;
+  std::vector<int64_t> splits(1200, 0);
+  for (const int64_t rows : {1, 63, 64, 65, 127, 128, 129, 200, 300}) {
+    for (const int first : {0, 500, 1150}) splits[random.integer(first, first + 49)] += rows;
+  }
+  const Batch batch(splits, 37);
+  for (const auto& [element, fractional] :
+       {std::pair(DType::kE4M3, 0), {DType::kE4M3, 1}, {DType::kE5M2, 0}}) {
+    for (const int64_t k : {1096, 1100}) {
+      QuantizeCall call(DType::kBF16, element, MOIRE_SCALING_FP8_BLOCK, batch.groups(), k);
+      fill_hard(call.source, random, batch.groups().capacity);
+      call.args.fractional_scales = fractional;
+      ASSERT_NO_FATAL_FAILURE(expect_same_bytes(call, batch.groups()));
+    }
+  }
+}
+
 // As many groups as the ops are made for; most are empty.
 TEST_F(GpuQuantize, SixtyFiveThousandGroupsHaveTheBytesOfTheCpu) {
   Random random;
