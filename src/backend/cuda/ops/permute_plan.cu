@@ -10,6 +10,7 @@
 #include "backend/cuda/device/scan.cuh"
 #include "backend/cuda/device/shared.cuh"
 #include "backend/cuda/device/values.cuh"
+#include "backend/cuda/device/warp.cuh"
 #include "backend/cuda/implementations.h"
 #include "backend/cuda/runtime/launch.h"
 
