@@ -116,6 +116,22 @@ TEST(MxScale, IsTheLeastPowerOfTwoThatHoldsTheLargestValue) {
   }
 }
 
+// So what decodes to BF16 loses nothing of them; nor of FP16 numbers, which are multiples of 2^-24
+// and have codes under which every element is a BF16 number.
+TEST(MxScale, LeavesBF16NumbersOnAGridOfBF16NumbersUnderEveryCode) {
+  for (const Type& type : kTypes) {
+    for (uint32_t bits = 0; bits < 0x7F80; ++bits) {
+      const float x = bf16_to_float(static_cast<uint16_t>(bits));
+      for (uint32_t code = type.scale(x); code < 255; ++code) {
+        const auto scale = static_cast<uint8_t>(code);
+        const float value =
+            type.decode(type.encode(x * e8m0_reciprocal(scale))) * e8m0_to_float(scale);
+        ASSERT_EQ(std::bit_cast<uint32_t>(value) & 0xFFFFU, 0U) << x << " under the code " << code;
+      }
+    }
+  }
+}
+
 TEST(Fold, RoundsEachElementToTheUnitOfItsBlock) {
   for (const bool is_e5m2 : {false, true}) {
     const DType dtype = is_e5m2 ? DType::kE5M2 : DType::kE4M3;
