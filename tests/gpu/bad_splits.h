@@ -48,14 +48,23 @@ inline void expect_reported(Batch& batch, const std::string& op,
 
 class BadSplits : public Gpu {
  protected:
-  // The GEMMs of both types that have kernels of their own.
+  // The GEMMs of both types that have kernels of their own, and of codes, decoded or not.
   template <class F>
   void for_each_type(const F& f) {
-    for (const DType dtype : {DType::kBF16, DType::kFP32}) {
+    GemmOptions options;
+    for (const DType dtype : {DType::kFP32, DType::kBF16}) {
       SCOPED_TRACE(dtype_name(dtype));
-      GemmOptions options;
       options.operands = options.output = dtype;
       f(options);
+    }
+    for (const DType scales : {DType::kE8M0, DType::kFP32}) {
+      options.a = options.b = {DType::kE4M3, scales};
+      for (const int32_t accumulation : {MOIRE_ACCUMULATE_EXACT, MOIRE_ACCUMULATE_FAST}) {
+        SCOPED_TRACE(testing::Message()
+                     << "E4M3, scales " << dtype_name(scales) << ", sums " << accumulation);
+        options.accumulation = accumulation;
+        f(options);
+      }
     }
   }
   Tested alone() const { return Tested::alone(context()); }

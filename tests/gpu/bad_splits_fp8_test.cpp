@@ -18,8 +18,7 @@ TEST_F(BadSplits, OfTheOpsOn8BitsAreReported) {
     const auto copy = [&](int32_t direction) {
       return TestCopy(DType::kE4M3, scaling, direction, batch.groups(), 264);
     };
-    const TestCopy rows = copy(MOIRE_ROWWISE), columns = copy(MOIRE_COLUMNWISE),
-                   again = copy(MOIRE_ROWWISE);
+    const TestCopy rows = copy(MOIRE_ROWWISE), columns = copy(MOIRE_COLUMNWISE);
     QuantizeArgs quantized;
     quantized.source = x;
     quantized.scaling = scaling;
@@ -37,21 +36,27 @@ TEST_F(BadSplits, OfTheOpsOn8BitsAreReported) {
     quantized.row_idx = row_idx;
     expect_reported(batch, "quantize", [&] { return quantize(alone(), quantized); });
     EXPECT_TRUE(sums.is_undamaged());
-    RequantizeArgs other;
-    other.source = columns;
-    other.scaling = scaling;
-    other.direction = MOIRE_COLUMNWISE;
-    other.target = again;
-    other.groups = batch.groups();
-    expect_reported(batch, "requantize", [&] { return requantize(alone(), other); });
-    DequantizeArgs plain;
-    plain.source = columns;
-    plain.scaling = scaling;
-    plain.direction = MOIRE_COLUMNWISE;
-    plain.target = decoded;
-    plain.groups = batch.groups();
-    expect_reported(batch, "dequantize", [&] { return dequantize(alone(), plain); });
-    for (const TestCopy* c : {&rows, &columns, &again}) {
+    for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
+      const bool from_rows = direction == MOIRE_ROWWISE;
+      const TestCopy& source = from_rows ? rows : columns;
+      const TestCopy again = copy(from_rows ? MOIRE_COLUMNWISE : MOIRE_ROWWISE);
+      RequantizeArgs other;
+      other.source = source;
+      other.scaling = scaling;
+      other.direction = direction;
+      other.target = again;
+      other.groups = batch.groups();
+      expect_reported(batch, "requantize", [&] { return requantize(alone(), other); });
+      DequantizeArgs plain;
+      plain.source = source;
+      plain.scaling = scaling;
+      plain.direction = direction;
+      plain.target = decoded;
+      plain.groups = batch.groups();
+      expect_reported(batch, "dequantize", [&] { return dequantize(alone(), plain); });
+      EXPECT_TRUE(again.data.is_undamaged() && again.scales.is_undamaged());
+    }
+    for (const TestCopy* c : {&rows, &columns}) {
       EXPECT_TRUE(c->data.is_undamaged() && c->scales.is_undamaged());
     }
     EXPECT_TRUE(decoded.is_undamaged());

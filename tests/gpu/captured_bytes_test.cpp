@@ -93,6 +93,26 @@ TEST_F(CapturedBytes, OfGatheredRowsAndOtherElementsAreThoseOfTheSplits) {
   }
 }
 
+// Weights have no splits: what they were when the graph is replayed counts.
+TEST_F(CapturedBytes, OfQuantizeWeightAreThoseOfTheWeight) {
+  Random random;
+  for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_TILE}) {
+    TestWeight w(DType::kBF16, 3, 200, 264, MOIRE_OUT_IN);
+    TestCopy rowwise(DType::kE4M3, scaling, MOIRE_ROWWISE, 3, 200, 264), columnwise;
+    QuantizeWeightArgs args;
+    args.source = w;
+    args.scaling = scaling;
+    args.rowwise = rowwise;
+    std::vector<TestTensor*> outputs = {&rowwise.data, &rowwise.scales};
+    if (scaling == MOIRE_SCALING_MXFP8) {
+      columnwise = TestCopy(DType::kE4M3, scaling, MOIRE_COLUMNWISE, 3, 200, 264);
+      args.columnwise = columnwise;
+      outputs.insert(outputs.end(), {&columnwise.data, &columnwise.scales});
+    }
+    expect_every_splits(moire::quantize_weight, args, outputs, [&] { w.randomize(random); });
+  }
+}
+
 TEST_F(CapturedBytes, OfRequantizeAndDequantizeAreThoseOfTheSplits) {
   Random random;
   const Context cpu = Context::create().value();

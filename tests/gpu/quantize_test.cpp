@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/float_formats.h"
 #include "staging/staged_call.h"
 #include "tests/gpu/gpu.h"
 #include "tests/gpu/quantize_call.h"
@@ -185,6 +186,35 @@ TEST_F(GpuQuantize, EveryBF16InputHasTheBytesOfTheCpu) {
   }
 }
 
+// The same of a weight's tiles, in whose last column lies what sets the scale.
+TEST_F(GpuQuantize, EveryBF16InputOfATileHasTheBytesOfTheCpu) {
+  constexpr int64_t kPerRow = 127, kRows = 65536 / kPerRow + 1;
+  const Context cpu = Context::create().value();
+  for (const DType element : {DType::kE4M3, DType::kE5M2}) {
+    for (int exponent = -133; exponent <= 127; exponent += 4) {
+      TestWeight w(DType::kBF16, 1, kRows, kPerRow + 1, MOIRE_OUT_IN);
+      for (int64_t i = 0; i < 65536; ++i) {
+        const auto bits = static_cast<uint16_t>(i);
+        const bool is_larger = std::abs(bf16_to_float(bits)) > std::ldexp(1.75, exponent);
+        w.set(0, i / kPerRow, i % kPerRow, is_larger ? 0 : bf16_to_float(bits));
+      }
+      for (int64_t row = 0; row < kRows; ++row) w.set(0, row, kPerRow, std::ldexp(1.75, exponent));
+      TestCopy copies[2];
+      for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+        copies[on_gpu] =
+            TestCopy(element, MOIRE_SCALING_FP8_TILE, MOIRE_ROWWISE, 1, kRows, kPerRow + 1);
+        QuantizeWeightArgs args;
+        args.source = w;
+        args.scaling = MOIRE_SCALING_FP8_TILE;
+        args.rowwise = copies[on_gpu];
+        const Tested on = on_gpu == 0 ? Tested::finding(cpu) : Tested::alone(context());
+        ASSERT_TRUE(succeeds(quantize_weight(on, args)));
+      }
+      EXPECT_TRUE(same(copies[0], copies[1])) << dtype_name(element) << ", 2^" << exponent;
+    }
+  }
+}
+
 TEST_F(GpuQuantize, AdversarialBlocksHaveTheBytesOfTheCpu) {
   Random random;
   for (const auto& splits : std::vector<std::vector<int64_t>>{
@@ -192,10 +222,11 @@ TEST_F(GpuQuantize, AdversarialBlocksHaveTheBytesOfTheCpu) {
     const Batch batch(splits, 37);
     for (const DType dtype : {DType::kBF16, DType::kFP16, DType::kFP32}) {
       for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
-        for (const int64_t k : {520, 333}) {
+        for (const auto& [k, element] :
+             {std::pair(520, DType::kE4M3), {333, DType::kE4M3}, {333, DType::kE5M2}}) {
           for (const int32_t fractional : {0, 1}) {
             if (fractional == 1 && scaling == MOIRE_SCALING_MXFP8) continue;
-            QuantizeCall call(dtype, DType::kE4M3, scaling, batch.groups(), k);
+            QuantizeCall call(dtype, element, scaling, batch.groups(), k);
             fill_hard(call.source, random, batch.groups().capacity);
             call.args.fractional_scales = fractional;
             ASSERT_NO_FATAL_FAILURE(expect_same_bytes(call, batch.groups()));
