@@ -109,7 +109,7 @@ bool is_prepared(std::string_view name, Role) { return name.ends_with("_prepared
 class BytesOf : public MemoryVisitor {
  public:
   using Takes = bool(std::string_view name, Role role);
-  BytesOf(Takes& takes, std::vector<Call::Kept>& kept) : takes_(takes), kept_(kept) {}
+  BytesOf(Takes& takes, Call::Kept& kept) : takes_(takes), kept_(kept) {}
   void field(const char* name, const moire_tensor& t, Role role, const char*) {
     add(name, role, TensorView(t).num_bytes());
   }
@@ -120,10 +120,10 @@ class BytesOf : public MemoryVisitor {
 
  private:
   void add(const std::string& name, Role role, int64_t bytes) {
-    if (takes_(name, role) && bytes > 0) kept_.push_back({name, bytes});
+    if (takes_(name, role) && bytes > 0) kept_[name] = bytes;
   }
   Takes& takes_;
-  std::vector<Call::Kept>& kept_;
+  Call::Kept& kept_;
 };
 
 double flops_of(const OpCall& call, const Problem& p) {

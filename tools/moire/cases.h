@@ -8,6 +8,7 @@
 #include <any>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -39,13 +40,10 @@ struct Call {
   double flops = 0;          // of the rows in use
   int64_t window_bytes = 0;  // of a rank, that others reach
   double moved_bytes = 0;    // over all ranks, where operands have content
-  struct Kept {
-    std::string name;
-    int64_t bytes;
-  };
-  std::vector<Kept> saved;  // for a later call, beside tensors that the caller has anyway
+  using Kept = nlohmann::ordered_map<std::string, int64_t>;  // bytes by name
+  Kept saved;  // for a later call, beside tensors that the caller has anyway
   // Prepared weights that it reads, once a context has told their forms.
-  std::shared_ptr<std::vector<Kept>> prepared = std::make_shared<std::vector<Kept>>();
+  std::shared_ptr<Kept> prepared = std::make_shared<Kept>();
 };
 
 struct Case {

@@ -1,7 +1,6 @@
 // moire errors: how far each recipe's whole MLP is from the exact function of its inputs.
 #include <moire/grouped_mlp.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -33,11 +32,10 @@ const Row kRows[] = {
     {"fp8_block, emulated", {"dtype=fp8_block", "emulated=yes"}},
 };
 
-constexpr std::string_view kOutputs[] = {"y", "grad_x", "grad_w1", "grad_w2", "grad_probs"};
+const std::vector<std::string> kOutputs = {"y", "grad_x", "grad_w1", "grad_w2", "grad_probs"};
 
-// In the order of kOutputs; NaN where the layer has none.
-std::vector<double> errors_of(const Context& context, const Problem& shape, const Row& row) {
-  const Problem p = with_settings(shape, row.settings);
+// By the names of kOutputs; NaN where the layer has none.
+Json errors_of(const Context& context, const Problem& p) {
   Case what(p, Operands::Content::kNormal);
   for (const Call& call : what.calls) {
     size_t bytes = 0;
@@ -54,26 +52,18 @@ std::vector<double> errors_of(const Context& context, const Problem& shape, cons
   }
   backward.z = z;
   const auto gradients = reference::grouped_mlp_backward(backward, reference::Rounding::kNone);
-  std::vector<double> values(std::size(kOutputs), std::nan(""));
+  Json errors;
+  for (const std::string& name : kOutputs) errors[name] = std::nan("");
   for (const auto& outputs : {reference::compare_outputs(forward, results),
                               reference::compare_outputs(backward, gradients)}) {
     for (const OutputErrors& e : outputs) {
-      const auto found = std::find(std::begin(kOutputs), std::end(kOutputs), e.name);
-      if (found != std::end(kOutputs))
-        values[static_cast<size_t>(found - kOutputs)] = e.relative_rms;
+      if (errors.contains(e.name)) errors[e.name] = e.relative_rms;
     }
   }
-  return values;
+  return errors;
 }
 
-void print_object(const Problem& p, const Row& row, const std::vector<double>& errors) {
-  Json line = {{"problem", to_line(p)}, {"recipe", row.name}};
-  for (size_t i = 0; i < errors.size(); ++i)
-    line["relative_rms"][std::string(kOutputs[i])] = errors[i];
-  print_json(line);
-}
-
-void print_row(const Row& row, const std::vector<double>& errors) {
+void print_row(const Row& row, const Json& errors) {
   std::string line = text("| ", row.name, " |");
   for (const double e : errors) line += printed(" %.1e |", e);
   std::printf("%s\n", line.c_str());
@@ -91,15 +81,18 @@ int run_errors(const Options& options) {
     }
     if (!options.json) {
       std::printf("%s\n\n| Recipe | %s |\n|---|---|---|---|---|---|\n",
-                  wrap_data(text("`", to_line(p), "`")).c_str(),
-                  join({std::begin(kOutputs), std::end(kOutputs)}, " | ").c_str());
+                  wrap_data(text("`", to_line(p), "`")).c_str(), join(kOutputs, " | ").c_str());
     }
     Progress progress("recipes", static_cast<int64_t>(std::size(kRows)));
     for (const Row& row : kRows) {
       progress.show(&row - kRows, row.name);
-      const std::vector<double> errors = errors_of(context, p, row);
+      const Json errors = errors_of(context, with_settings(p, row.settings));
       progress.clear();
-      options.json ? print_object(p, row, errors) : print_row(row, errors);
+      if (options.json) {
+        print_json({{"problem", to_line(p)}, {"recipe", row.name}, {"relative_rms", errors}});
+      } else {
+        print_row(row, errors);
+      }
       std::fflush(stdout);
     }
   }

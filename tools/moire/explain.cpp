@@ -3,7 +3,6 @@
 #include <moire/explain.h>
 
 #include <cstdio>
-#include <numeric>
 
 #include "cases.h"
 #include "commands.h"
@@ -17,20 +16,16 @@ struct ExplainedCall : Call {
   Plan plan;  // whose status says why the call cannot run
 };
 
-int64_t sum_of(const std::vector<Call::Kept>& kept) {
-  return std::accumulate(kept.begin(), kept.end(), int64_t{0},
-                         [](int64_t sum, const Call::Kept& k) { return sum + k.bytes; });
+int64_t sum_of(const Call::Kept& kept) {
+  int64_t sum = 0;
+  for (const auto& [name, bytes] : kept) sum += bytes;
+  return sum;
 }
-Json to_json(const std::vector<Call::Kept>& kept) {
-  Json out = Json::object();
-  for (const Call::Kept& k : kept) out[k.name] = k.bytes;
-  return out;
-}
+
 // ", saves z 3.0 KiB, act 1.5 KiB"; nothing where nothing is kept.
-std::string to_text(const char* what, const std::vector<Call::Kept>& kept) {
+std::string to_text(const char* what, const Call::Kept& kept) {
   std::vector<std::string> parts;
-  parts.reserve(kept.size());
-  for (const Call::Kept& k : kept) parts.push_back(text(k.name, " ", human_bytes(k.bytes)));
+  for (const auto& [name, bytes] : kept) parts.push_back(text(name, " ", human_bytes(bytes)));
   return parts.empty() ? "" : text(", ", what, " ", join(parts, ", "));
 }
 
@@ -38,9 +33,9 @@ Json to_json(const ExplainedCall& call) {
   Json out = {{"call", call.entry},
               {"workspace_bytes", call.plan.workspace_bytes},
               {"saved_bytes", sum_of(call.saved)},
-              {"saved", to_json(call.saved)},
+              {"saved", call.saved},
               {"prepared_bytes", sum_of(*call.prepared)},
-              {"prepared", to_json(*call.prepared)},
+              {"prepared", *call.prepared},
               {"flops", call.flops},
               {"window_bytes", call.window_bytes},
               {"steps", Json::parse(moire::to_json(call.plan.steps))}};
