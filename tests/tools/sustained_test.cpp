@@ -136,11 +136,11 @@ TEST(Sustained, ReportsWhatIsKnownAndLeavesGaps) {
 TEST(Nvml, ReadsAGpusSensors) {
   const auto nvml = Nvml::open("0000:01:00.0", MOIRE_FAKE_NVML);
   ASSERT_TRUE(nvml.ok()) << nvml.status().message();
-  const PowerReading reading = nvml.value()->read();
+  const PowerReading reading = nvml.value().read();
   EXPECT_EQ(reading.millijoules, 123456789012.0);
   EXPECT_EQ(reading.watts, 691.5);
   EXPECT_EQ(reading.sm_mhz, 1410.0);
-  const GpuConditions now = nvml.value()->conditions();
+  const GpuConditions now = nvml.value().conditions();
   EXPECT_EQ(now.memory_clock, 3201);
   EXPECT_EQ(now.temperature, 0);  // the fake has no such entry
 }

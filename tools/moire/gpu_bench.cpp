@@ -203,7 +203,7 @@ std::optional<Variant> GpuBench::baseline(const BenchResult& r) {
 
 GpuConditions GpuBench::conditions() const {
   const auto nvml = Nvml::open(gpu_->bus_id());
-  return nvml.ok() ? nvml.value()->conditions() : GpuConditions{};
+  return nvml.ok() ? nvml.value().conditions() : GpuConditions{};
 }
 
 void GpuBench::end(std::vector<BenchResult>& results) {

@@ -18,13 +18,6 @@ constexpr int kReal32 = 0, kReal16 = 2, kReal16Brain = 14;
 constexpr int kCompute32 = 68;
 constexpr int kDefaultAlgorithm = -1;
 
-using Handle = void*;
-using Create = int (*)(Handle*);
-using Destroy = int (*)(Handle);
-using SetStream = int (*)(Handle, void*);
-using GemmEx = int (*)(Handle, int, int, int, int, int, const void*, const void*, int, int,
-                       const void*, int, int, const void*, void*, int, int, int, int);
-
 // Normal numbers, over and over.
 char* take_normal(Gpu& gpu, DType dtype, int64_t elements) {
   constexpr int64_t kPeriod = 65521;
@@ -47,37 +40,24 @@ int type_of(DType dtype) {
 
 }  // namespace
 
-struct CuBlas::Entries {
-  void* library = nullptr;
-  Handle handle = nullptr;
-  Destroy destroy = nullptr;
-  GemmEx gemm = nullptr;
-};
-
-CuBlas::CuBlas(std::unique_ptr<Entries> entries) : entries_(std::move(entries)) {}
-
-CuBlas::~CuBlas() {
-  entries_->destroy(entries_->handle);
-  dlclose(entries_->library);
-}
-
 std::unique_ptr<CuBlas> CuBlas::open(const Gpu& gpu) {
-  auto e = std::make_unique<Entries>();
+  void* library = nullptr;
   for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so"}) {
-    if (e->library == nullptr) e->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   }
-  if (e->library == nullptr) return nullptr;
-  const auto create = reinterpret_cast<Create>(dlsym(e->library, "cublasCreate_v2"));
-  const auto set_stream = reinterpret_cast<SetStream>(dlsym(e->library, "cublasSetStream_v2"));
-  e->destroy = reinterpret_cast<Destroy>(dlsym(e->library, "cublasDestroy_v2"));
-  e->gemm = reinterpret_cast<GemmEx>(dlsym(e->library, "cublasGemmEx"));
-  const bool has_all = create && set_stream && e->destroy && e->gemm;
-  if (!has_all || create(&e->handle) != 0) {
-    dlclose(e->library);
-    return nullptr;
-  }
-  std::unique_ptr<CuBlas> blas(new CuBlas(std::move(e)));
-  if (set_stream(blas->entries_->handle, gpu.stream()) != 0) return nullptr;
+  if (library == nullptr) return nullptr;
+  auto blas = std::make_unique<CuBlas>();
+  blas->library_ = {library, dlclose};
+  const auto create = reinterpret_cast<int (*)(Handle*)>(dlsym(library, "cublasCreate_v2"));
+  const auto destroy = reinterpret_cast<int (*)(Handle)>(dlsym(library, "cublasDestroy_v2"));
+  const auto set_stream =
+      reinterpret_cast<int (*)(Handle, void*)>(dlsym(library, "cublasSetStream_v2"));
+  blas->gemm_ = reinterpret_cast<GemmEx>(dlsym(library, "cublasGemmEx"));
+  const bool has_all = create && destroy && set_stream && blas->gemm_;
+  Handle handle = nullptr;
+  if (!has_all || create(&handle) != 0) return nullptr;
+  blas->handle_ = {handle, destroy};
+  if (set_stream(handle, gpu.stream()) != 0) return nullptr;
   return blas;
 }
 
@@ -87,11 +67,11 @@ std::function<Status()> CuBlas::multiplies(DType dtype, std::vector<Product> pro
     const float one = 1, zero = 0;
     const auto int_of = [](int64_t size) { return static_cast<int>(size); };
     for (const Product& p : products) {
-      const int status = entries_->gemm(
-          entries_->handle, p.transpose_b ? kTranspose : kNoTranspose,
-          p.transpose_a ? kTranspose : kNoTranspose, int_of(p.n), int_of(p.m), int_of(p.k), &one,
-          p.b, type, int_of(p.columns_b()), p.a, type, int_of(p.columns_a()), &zero, p.c, type,
-          int_of(p.n), kCompute32, kDefaultAlgorithm);
+      const int status =
+          gemm_(handle_.get(), p.transpose_b ? kTranspose : kNoTranspose,
+                p.transpose_a ? kTranspose : kNoTranspose, int_of(p.n), int_of(p.m), int_of(p.k),
+                &one, p.b, type, int_of(p.columns_b()), p.a, type, int_of(p.columns_a()), &zero,
+                p.c, type, int_of(p.n), kCompute32, kDefaultAlgorithm);
       if (status != 0) return {Code::kDevice, text("bench: cublasGemmEx returned ", status)};
     }
     return {};

@@ -16,7 +16,6 @@ class CuBlas {
  public:
   // Null where libcublas cannot be loaded.
   static std::unique_ptr<CuBlas> open(const Gpu& gpu);
-  ~CuBlas();
 
   // The GEMMs of an op on operands of their own, all of its dtype, summed in FP32; each call of the
   // function enqueues them. Null if the op has none.
@@ -26,10 +25,14 @@ class CuBlas {
   static constexpr double kDenseFlops = 2.0 * 8192 * 8192 * 8192;
 
  private:
-  struct Entries;
-  explicit CuBlas(std::unique_ptr<Entries> entries);
+  using Handle = void*;  // of cublas_api.h, as the entry is
+  using GemmEx = int (*)(Handle, int, int, int, int, int, const void*, const void*, int, int,
+                         const void*, int, int, const void*, void*, int, int, int, int);
+
   std::function<Status()> multiplies(DType dtype, std::vector<Product> products) const;
-  std::unique_ptr<Entries> entries_;
+
+  std::shared_ptr<void> library_, handle_;
+  GemmEx gemm_ = nullptr;
 };
 
 }  // namespace moire::tool

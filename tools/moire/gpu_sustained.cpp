@@ -56,7 +56,7 @@ int run_sustained_bench(const Context& context, const std::vector<Group>& groups
   std::fputs(sustained_plan(protocol, num_stretches, setup).c_str(), stderr);
   std::function<PowerReading()> read;
   if (nvml.ok()) {
-    read = [&] { return nvml.value()->read(); };
+    read = [&] { return nvml.value().read(); };
   } else {
     const std::string why = nvml.status().message();
     std::fprintf(stderr, "no power, clock or energy: %s\n", why.c_str());

@@ -8,14 +8,7 @@
 namespace moire::tool {
 namespace {
 
-// Of nvml.h.
-using Device = void*;
-using Init = int (*)();
-using HandleByBus = int (*)(const char*, Device*);
-using TotalEnergy = int (*)(Device, unsigned long long*);
-using Number = int (*)(Device, unsigned*);
-using NumberOf = int (*)(Device, int, unsigned*);
-constexpr int kSmClock = 1, kMemoryClock = 2, kGpuTemperature = 0;
+constexpr int kSmClock = 1, kMemoryClock = 2, kGpuTemperature = 0;  // of nvml.h
 
 template <class Entry>
 void find(void* library, const char* name, Entry& entry) {
@@ -24,65 +17,49 @@ void find(void* library, const char* name, Entry& entry) {
 
 }  // namespace
 
-struct Nvml::Entries {
-  void* library = nullptr;
-  Device device = nullptr;
-  TotalEnergy total_energy = nullptr;
-  Number power_usage = nullptr;
-  NumberOf clock = nullptr, temperature = nullptr;
-
-  ~Entries() {
-    if (library != nullptr) dlclose(library);
-  }
-  // What an entry says of the device; nothing where it is missing or fails.
-  template <class Value = unsigned>
-  std::optional<double> ask(auto entry, auto... which) const {
-    Value value = 0;
-    if (entry == nullptr || entry(device, which..., &value) != 0) return std::nullopt;
-    return static_cast<double>(value);
-  }
-  std::optional<double> watts() const {
-    const std::optional<double> milliwatts = ask(power_usage);
-    return milliwatts.has_value() ? std::optional(*milliwatts / 1e3) : std::nullopt;
-  }
-};
-
-Nvml::Nvml(std::unique_ptr<Entries> entries) : entries_(std::move(entries)) {}
-Nvml::~Nvml() = default;
-
-Result<std::unique_ptr<Nvml>> Nvml::open(const std::string& bus_id, const char* library) {
+Result<Nvml> Nvml::open(const std::string& bus_id, const char* library) {
   const auto none = [](const std::string& why) {
     return Status(Code::kUnsupported, text("bench: NVML: ", why));
   };
-  auto e = std::make_unique<Entries>();
-  e->library = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-  if (e->library == nullptr) return none(dlerror());
-  Init init = nullptr;
-  HandleByBus handle = nullptr;
-  find(e->library, "nvmlInit_v2", init);
-  find(e->library, "nvmlDeviceGetHandleByPciBusId_v2", handle);
-  find(e->library, "nvmlDeviceGetTotalEnergyConsumption", e->total_energy);
-  find(e->library, "nvmlDeviceGetPowerUsage", e->power_usage);
-  find(e->library, "nvmlDeviceGetClockInfo", e->clock);
-  find(e->library, "nvmlDeviceGetTemperature", e->temperature);
+  void* const opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (opened == nullptr) return none(dlerror());
+  Nvml nvml;
+  nvml.library_ = {opened, dlclose};
+  int (*init)() = nullptr;
+  int (*handle)(const char* bus_id, Device*) = nullptr;
+  find(opened, "nvmlInit_v2", init);
+  find(opened, "nvmlDeviceGetHandleByPciBusId_v2", handle);
+  find(opened, "nvmlDeviceGetTotalEnergyConsumption", nvml.total_energy_);
+  find(opened, "nvmlDeviceGetPowerUsage", nvml.power_usage_);
+  find(opened, "nvmlDeviceGetClockInfo", nvml.clock_);
+  find(opened, "nvmlDeviceGetTemperature", nvml.temperature_);
   if (init == nullptr || handle == nullptr) return none(text(library, " lacks nvmlInit_v2"));
   int status = init();
   if (status != 0) return none(text("nvmlInit_v2 returned ", status));
-  status = handle(bus_id.c_str(), &e->device);
+  status = handle(bus_id.c_str(), &nvml.device_);
   if (status != 0) return none(text("there is no GPU ", bus_id, ", status ", status));
-  return std::unique_ptr<Nvml>(new Nvml(std::move(e)));
+  return nvml;
+}
+
+template <class Value>
+std::optional<double> Nvml::ask(auto entry, auto... which) const {
+  Value value = 0;
+  if (entry == nullptr || entry(device_, which..., &value) != 0) return std::nullopt;
+  return static_cast<double>(value);
+}
+
+std::optional<double> Nvml::watts() const {
+  const std::optional<double> milliwatts = ask(power_usage_);
+  return milliwatts.has_value() ? std::optional(*milliwatts / 1e3) : std::nullopt;
 }
 
 PowerReading Nvml::read() const {
-  const Entries& e = *entries_;
-  const std::optional<double> millijoules = e.ask<unsigned long long>(e.total_energy);
-  return {now(), millijoules, e.watts(), e.ask(e.clock, kSmClock)};
+  return {now(), ask<unsigned long long>(total_energy_), watts(), ask(clock_, kSmClock)};
 }
 
 GpuConditions Nvml::conditions() const {
-  const Entries& e = *entries_;
-  return {e.ask(e.clock, kSmClock).value_or(0), e.ask(e.clock, kMemoryClock).value_or(0),
-          e.watts().value_or(0), e.ask(e.temperature, kGpuTemperature).value_or(0)};
+  return {ask(clock_, kSmClock).value_or(0), ask(clock_, kMemoryClock).value_or(0),
+          watts().value_or(0), ask(temperature_, kGpuTemperature).value_or(0)};
 }
 
 }  // namespace moire::tool

@@ -21,16 +21,27 @@ class Nvml {
  public:
   // `bus_id` as CUDA gives it; NVML counts devices that CUDA_VISIBLE_DEVICES hides. The status says
   // why there is none.
-  static Result<std::unique_ptr<Nvml>> open(const std::string& bus_id,
-                                            const char* library = "libnvidia-ml.so.1");
-  ~Nvml();
+  static Result<Nvml> open(const std::string& bus_id, const char* library = "libnvidia-ml.so.1");
   PowerReading read() const;
   GpuConditions conditions() const;
 
  private:
-  struct Entries;
-  explicit Nvml(std::unique_ptr<Entries> entries);
-  std::unique_ptr<Entries> entries_;
+  // Of nvml.h.
+  using Device = void*;
+  using TotalEnergy = int (*)(Device, unsigned long long*);
+  using Number = int (*)(Device, unsigned*);
+  using NumberOf = int (*)(Device, int, unsigned*);
+
+  // What an entry says of the device; nothing where it is missing or fails.
+  template <class Value = unsigned>
+  std::optional<double> ask(auto entry, auto... which) const;
+  std::optional<double> watts() const;
+
+  std::shared_ptr<void> library_;
+  Device device_ = nullptr;
+  TotalEnergy total_energy_ = nullptr;
+  Number power_usage_ = nullptr;
+  NumberOf clock_ = nullptr, temperature_ = nullptr;
 };
 
 }  // namespace moire::tool
