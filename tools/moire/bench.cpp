@@ -23,31 +23,31 @@ constexpr int64_t kMostSets = 512;
 // no time worth knowing.
 std::vector<BenchResult> run_group(Bench& bench, const Group& group, const Protocol& protocol,
                                    const std::function<void(double)>& tick) {
-  std::vector<BenchResult> results;
-  // Of the results that are supported, then the last baselines of the last of them: all have one,
-  // or each its own, where dtypes differ in bytes.
+  std::vector<BenchResult> results(group.size());
+  std::vector<BenchResult*> timed;
+  // Of those, then their baselines: one for all, or each its own, where dtypes differ in bytes.
   std::vector<Variant> variants;
-  for (const Problem& problem : group) {
-    BenchResult& r = results.emplace_back();
-    r.problem = problem;
-    if (auto op = bench.op(r)) variants.push_back(std::move(*op));
+  for (size_t i = 0; i < group.size(); ++i) {
+    results[i].problem = group[i];
+    auto op = bench.op(results[i]);
+    if (!op.has_value()) continue;
+    timed.push_back(&results[i]);
+    variants.push_back(std::move(*op));
   }
-  const size_t ops = variants.size();
-  for (const BenchResult& r : results) {
-    const bool has_one = variants.size() > ops && !r.problem.op->moves_bytes();
-    if (!r.unsupported.empty() || has_one) continue;
-    if (auto baseline = bench.baseline(r)) variants.push_back(std::move(*baseline));
+  if (timed.empty()) return results;
+  for (const BenchResult* r : timed) {
+    const bool has_one = variants.size() > timed.size() && !r->problem.op->moves_bytes();
+    if (has_one) break;
+    if (auto baseline = bench.baseline(*r)) variants.push_back(std::move(*baseline));
   }
-  if (ops == 0) return results;
   bench.begin();
   const std::vector<Samples> samples = measure(variants, protocol, tick);
-  bench.end(results);
-  size_t v = 0;
+  bench.end(timed);
   const Samples* own_fp32 = nullptr;
-  for (BenchResult& r : results) {
-    if (!r.unsupported.empty()) continue;
-    if (variants.size() > ops) {
-      const size_t b = std::min(ops + v, variants.size() - 1);
+  for (size_t v = 0; v < timed.size(); ++v) {
+    BenchResult& r = *timed[v];
+    if (variants.size() > timed.size()) {
+      const size_t b = std::min(timed.size() + v, variants.size() - 1);
       r.baseline = variants[b].name;
       r.ratio = ratio_span(samples[b].round_medians, samples[v].round_medians);
       r.baseline_samples = samples[b].seconds;
@@ -56,12 +56,10 @@ std::vector<BenchResult> run_group(Bench& bench, const Group& group, const Proto
     r.time = summarize(r.samples.seconds);
     if (r.problem.dtype == DType::kFP32) own_fp32 = &samples[v];
     add_quality(r, bench.machine());
-    ++v;
   }
-  for (BenchResult& r : results) {
-    const bool is_other = r.unsupported.empty() && r.problem.dtype != DType::kFP32;
-    if (!is_other || own_fp32 == nullptr) continue;
-    r.vs_fp32 = ratio_span(own_fp32->round_medians, r.samples.round_medians);
+  for (BenchResult* r : timed) {
+    if (r->problem.dtype == DType::kFP32 || own_fp32 == nullptr) continue;
+    r->vs_fp32 = ratio_span(own_fp32->round_medians, r->samples.round_medians);
   }
   return results;
 }

@@ -28,7 +28,7 @@ class Bench {
   virtual std::optional<Variant> baseline(const BenchResult& r) = 0;
   // Around a measurement; what took part of the machine meanwhile is a warning of its results.
   virtual void begin() = 0;
-  virtual void end(std::vector<BenchResult>& results) = 0;
+  virtual void end(const std::vector<BenchResult*>& timed) = 0;
 
  protected:
   MachineFacts machine_;

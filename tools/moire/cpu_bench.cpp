@@ -117,7 +117,7 @@ class CpuBench : public Bench {
 
   void begin() override { before_ = read_cpu_times(); }
 
-  void end(std::vector<BenchResult>& results) override {
+  void end(const std::vector<BenchResult*>& timed) override {
     const CpuTimes after = read_cpu_times();
     const double capacity = (after.wall - before_.wall) * available_cores();
     const double others = (after.busy - before_.busy) - (after.own - before_.own);
@@ -127,9 +127,7 @@ class CpuBench : public Bench {
                           const char* of_what) {
       if (!is_notable) return;
       const std::string seen = text(what, std::lround(100 * share), " % ", of_what);
-      for (BenchResult& r : results) {
-        if (r.unsupported.empty()) r.warnings.push_back({&kind, seen});
-      }
+      for (BenchResult* r : timed) r->warnings.push_back({&kind, seen});
     };
     warn(others > kNotableShare * capacity, kOtherLoad, "other programs took ", others / capacity,
          "of the cores' time");

@@ -206,18 +206,18 @@ GpuConditions GpuBench::conditions() const {
   return nvml.ok() ? nvml.value().conditions() : GpuConditions{};
 }
 
-void GpuBench::end(std::vector<BenchResult>& results) {
+void GpuBench::end(const std::vector<BenchResult*>& timed) {
   const GpuConditions after = conditions();
   require(context_.check());
   const bool is_known = before_.sm_clock != 0 && after.sm_clock != 0;
   const bool has_moved =
       is_known && std::fabs(after.sm_clock / before_.sm_clock - 1) >= kNotableClock;
-  for (BenchResult& r : results) {
-    r.before = before_;
-    r.after = after;
-    if (!has_moved || !r.unsupported.empty()) continue;
-    r.warnings.push_back({&kClockMoved, text("the SM clock went from ", before_.sm_clock, " to ",
-                                             after.sm_clock, " MHz at ", after.power, " W")});
+  for (BenchResult* r : timed) {
+    r->before = before_;
+    r->after = after;
+    if (!has_moved) continue;
+    r->warnings.push_back({&kClockMoved, text("the SM clock went from ", before_.sm_clock, " to ",
+                                              after.sm_clock, " MHz at ", after.power, " W")});
   }
 }
 

@@ -50,7 +50,7 @@ class GpuBench : public Bench {
   std::optional<Variant> op(BenchResult& r) override;
   std::optional<Variant> baseline(const BenchResult& r) override;
   void begin() override { before_ = conditions(); }
-  void end(std::vector<BenchResult>& results) override;
+  void end(const std::vector<BenchResult*>& timed) override;
 
   // An op gives the memory of the one before back. Null where there is none.
   std::shared_ptr<GraphVariant> op_graphs(BenchResult& r);
