@@ -93,19 +93,19 @@ std::vector<Group> groups_of(const Options& options, bool on_cpu) {
   });
   std::vector<Group> groups;
   for (const Problem& base : collect_problems(plain)) {
-    std::vector<std::string> ops = options.ops, dtypes = options.dtypes;
-    if (ops.empty() && base.is("mlp")) ops = layer_ops;
-    if (ops.empty()) ops.emplace_back(base.op->name);
-    if (dtypes.empty()) {
-      if (on_cpu) dtypes.emplace_back("fp32");
-      dtypes.emplace_back(base.dtype == DType::kFP16 ? "fp16" : "bf16");
+    Options measured = options;
+    measured.problems = {to_line(base)};
+    if (measured.ops.empty() && base.is("mlp")) measured.ops = layer_ops;
+    if (measured.ops.empty()) measured.ops.emplace_back(base.op->name);
+    if (measured.dtypes.empty()) {
+      if (on_cpu) measured.dtypes.emplace_back("fp32");
+      measured.dtypes.emplace_back(base.dtype == DType::kFP16 ? "fp16" : "bf16");
     }
-    for (const std::string& op : ops) {
-      for (const std::string& dtype : dtypes) {
-        if (!on_cpu || &dtype == &dtypes.front()) groups.emplace_back();
-        const auto settings = with_value(with_value(options.settings, "op", op), "dtype", dtype);
-        groups.back().push_back(with_settings(base, settings));
-      }
+    const size_t together = on_cpu ? measured.dtypes.size() : 1;
+    const std::vector<Problem> problems = collect_problems(measured);
+    for (size_t i = 0; i < problems.size(); ++i) {
+      if (i % together == 0) groups.emplace_back();
+      groups.back().push_back(problems[i]);
     }
   }
   return groups;

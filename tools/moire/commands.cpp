@@ -9,16 +9,20 @@
 namespace moire::tool {
 namespace {
 
-using Settings = std::vector<std::string>;
+using Settings = std::vector<std::string>;  // KEY=VALUE
 
-// One copy of each list of settings per value of a field; the lists as they are if there are no
-// values.
+// One copy of each list of settings per value of a field, in the place of whatever they say of it;
+// the lists as they are if there are no values.
 std::vector<Settings> spread(const std::vector<Settings>& lists, const std::string& key,
                              const std::vector<std::string>& values) {
   if (values.empty()) return lists;
   std::vector<Settings> out;
-  for (const Settings& list : lists) {
-    for (const std::string& value : values) out.push_back(with_value(list, key, value));
+  for (Settings list : lists) {
+    std::erase_if(list, [&](const std::string& s) { return s.starts_with(key + "="); });
+    for (const std::string& value : values) {
+      out.push_back(list);
+      out.back().push_back(text(key, "=", value));
+    }
   }
   return out;
 }
@@ -57,13 +61,6 @@ Context open_context(const Options& options, bool may_plan) {
   check_implementation(options.implementation);
   wanted.implementation = options.implementation;
   return usage(Context::create(wanted));
-}
-
-std::vector<std::string> with_value(std::vector<std::string> settings, const std::string& key,
-                                    const std::string& value) {
-  std::erase_if(settings, [&](const std::string& s) { return s.starts_with(key + "="); });
-  settings.push_back(text(key, "=", value));
-  return settings;
 }
 
 std::vector<Problem> collect_problems(const Options& options) {

@@ -63,12 +63,9 @@ int run_bench(const Options& options);
 // A context as the options ask; UsageError with the library's sentence where there is none. It may
 // plan for a GPU that need not be here (--device sm90) where nothing is going to run.
 Context open_context(const Options& options, bool may_plan = false);
-// Settings (KEY=VALUE) with this value in the place of whatever they say of the key.
-std::vector<std::string> with_value(std::vector<std::string> settings, const std::string& key,
-                                    const std::string& value);
 
-// Every problem that the options name, one for each op and dtype asked for; UsageError if one is
-// bad.
+// Every problem that the options name, one for each op asked for in each dtype; UsageError if one
+// is bad.
 std::vector<Problem> collect_problems(const Options& options);
 
 }  // namespace moire::tool
