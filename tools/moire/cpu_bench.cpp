@@ -1,12 +1,10 @@
 // A CPU as a benchmark sees it: rotating operands in its memory, beside OpenBLAS or a plain copy.
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 
 #include "baseline.h"
 #include "bench.h"
 #include "machine.h"
-#include "memory.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -19,20 +17,6 @@ constexpr int64_t kMemoryShare = 4;  // of what is available, one part per varia
 int64_t sets_of(int64_t bytes) {
   return rotating_sets(last_level_cache_bytes(), available_memory_bytes() / kMemoryShare, bytes);
 }
-
-// Two blocks of so many sets of bytes, of which one is copied to the other.
-struct Copies {
-  explicit Copies(int64_t bytes_)
-      : bytes(bytes_), sets(sets_of(2 * bytes_)), memory(Memory::Backing::kPages) {
-    for (const auto& [place, value] : {std::pair(&source, 1), std::pair(&target, 2)}) {
-      *place = static_cast<char*>(memory.take("copy", bytes * sets));
-      std::memset(*place, value, static_cast<size_t>(bytes * sets));
-    }
-  }
-  int64_t bytes, sets;
-  Memory memory;
-  char *source = nullptr, *target = nullptr;
-};
 
 // The GEMMs of an op, on FP32 operands of their own.
 struct Gemms {
@@ -108,10 +92,12 @@ class CpuBench : public Bench {
                      }};
     }
     if (!r.problem.op->moves_bytes() || r.bytes < 2) return std::nullopt;
-    const auto copies = std::make_shared<Copies>(static_cast<int64_t>(r.bytes / 2));
-    return Variant{"copy of as many bytes", [this, copies](int64_t call) {
-                     const int64_t at = call % copies->sets * copies->bytes;
-                     team_copy(team_, copies->source + at, copies->target + at, copies->bytes);
+    const auto bytes = static_cast<int64_t>(r.bytes / 2);
+    const int64_t sets = sets_of(2 * bytes);
+    const auto blocks = std::make_shared<CopyBlocks>(bytes * sets);
+    return Variant{"copy of as many bytes", [this, bytes, sets, blocks](int64_t call) {
+                     const int64_t at = call % sets * bytes;
+                     team_copy(team_, blocks->source + at, blocks->target + at, bytes);
                    }};
   }
 

@@ -12,10 +12,17 @@
 #include <vector>
 
 #include "harness.h"
-#include "memory.h"
 #include "terminal.h"
 
 namespace moire::tool {
+
+CopyBlocks::CopyBlocks(int64_t bytes)
+    : memory(Memory::Backing::kPages),
+      source(static_cast<char*>(memory.take("source", bytes))),
+      target(static_cast<char*>(memory.take("target", bytes))) {
+  std::memset(source, 1, static_cast<size_t>(bytes));
+  std::memset(target, 2, static_cast<size_t>(bytes));
+}
 
 void team_copy(Team& team, const void* source, void* target, int64_t bytes) {
   constexpr int64_t kPage = 4096;
@@ -90,13 +97,9 @@ double stepwise_copies(Team& team, const char* source, char* target, int64_t byt
 double measure_copy_bandwidth(Team& team) {
   const int64_t bytes = std::min(std::max<int64_t>(4 * last_level_cache_bytes(), 64 << 20),
                                  available_memory_bytes() / 8);
-  Memory memory(Memory::Backing::kPages);
-  auto* source = static_cast<char*>(memory.take("source", bytes));
-  auto* target = static_cast<char*>(memory.take("target", bytes));
-  std::memset(source, 1, static_cast<size_t>(bytes));
-  std::memset(target, 2, static_cast<size_t>(bytes));
-  const double whole = whole_copies(team, source, target, bytes);
-  return 2.0 * std::max(whole, stepwise_copies(team, source, target, bytes));
+  const CopyBlocks blocks(bytes);
+  const double whole = whole_copies(team, blocks.source, blocks.target, bytes);
+  return 2.0 * std::max(whole, stepwise_copies(team, blocks.source, blocks.target, bytes));
 }
 
 CpuTimes read_cpu_times() {

@@ -5,12 +5,19 @@
 #include <cstdint>
 #include <string>
 
+#include "memory.h"
 #include "staging/team.h"
 
 namespace moire::tool {
 
 using staging::Team;
 
+// Two blocks of memory that is there, of which one is copied to the other.
+struct CopyBlocks {
+  explicit CopyBlocks(int64_t bytes);
+  Memory memory;
+  char *source, *target;
+};
 // Bytes copied by all threads of a team, each its share.
 void team_copy(Team& team, const void* source, void* target, int64_t bytes);
 
