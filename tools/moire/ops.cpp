@@ -1,6 +1,6 @@
 #include "ops.h"
 
-#include <algorithm>
+#include "text.h"
 
 namespace moire::tool {
 namespace {
@@ -106,18 +106,11 @@ const std::vector<Op>& all_ops() {
   return ops;
 }
 
-const Op* find_op(std::string_view name) {
-  const auto& ops = all_ops();
-  const auto found =
-      std::find_if(ops.begin(), ops.end(), [&](const Op& op) { return op.name == name; });
-  return found == ops.end() ? nullptr : &*found;
-}
+const Op* find_op(std::string_view name) { return find_row(all_ops(), &Op::name, name); }
 
 std::string_view OpCall::name_of(std::string_view field) const {
-  for (const auto& [from, to] : names) {
-    if (from == field) return to;
-  }
-  return field;
+  const Name* const name = find_row(names, &Name::first, field);
+  return name == nullptr ? field : name->second;
 }
 
 int Op::products() const {

@@ -24,7 +24,8 @@ struct OpCall {
   std::string_view entry;  // of the library
   // What a field is called after where that is not its own name, and so what its data are; and the
   // size that a letter of moire/fields.h stands for where the struct does not say.
-  std::vector<std::pair<std::string_view, std::string_view>> names;
+  using Name = std::pair<std::string_view, std::string_view>;
+  std::vector<Name> names;
   int products = 0;
   double flops_per_row = 0;  // of what is no product, times H, N or F
   char size = 'F';

@@ -27,31 +27,30 @@ std::string number(auto value) {
 
 // Words, each of which stands for a value.
 template <class T>
-using Words = std::vector<std::pair<std::string_view, T>>;
+using Word = std::pair<std::string_view, T>;
+template <class T>
+using Words = std::vector<Word<T>>;
 
 const Words<DType> kSameOrFloats = {
     {"same", DType::kNone}, {"fp32", DType::kFP32}, {"bf16", DType::kBF16}, {"fp16", DType::kFP16}};
 
 template <class T>
 bool read_word(const Words<T>& words, std::string_view value, T& out) {
-  for (const auto& [word, meant] : words) {
-    if (word == value) return out = meant, true;
-  }
-  return false;
+  const auto* const row = find_row(words, &Word<T>::first, value);
+  if (row != nullptr) out = row->second;
+  return row != nullptr;
 }
 
 template <class T>
 std::string_view word_of(const Words<T>& words, const T& value) {
-  for (const auto& [word, meant] : words) {
-    if (meant == value) return word;
-  }
-  return "";
+  const auto* const row = find_row(words, &Word<T>::second, value);
+  return row == nullptr ? "" : row->first;
 }
 
 // `member` is a Problem's, or a function to what is in one.
 template <class T>
 Codec one_of(auto member, const Words<T>& words) {
-  const auto samples = words_of(words, &std::pair<std::string_view, T>::first);
+  const auto samples = words_of(words, &Word<T>::first);
   return {
       list_of(samples),
       [=](std::string_view value, P& p) { return read_word(words, value, std::invoke(member, p)); },
@@ -297,12 +296,7 @@ const std::vector<Field>& fields() {
   return table;
 }
 
-const Field* find_field(std::string_view key) {
-  for (const Field& field : fields()) {
-    if (field.key == key) return &field;
-  }
-  return nullptr;
-}
+const Field* find_field(std::string_view key) { return find_row(fields(), &Field::key, key); }
 
 std::string Field::needed(std::string_view found) const {
   const bool is_number = codec.values.starts_with("a ");

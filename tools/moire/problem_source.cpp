@@ -18,9 +18,7 @@ std::vector<Problem> load_shipped(const ShippedFile& file, const std::string& wh
   const std::string path = text("problems/", file.name, ".txt");
   std::vector<Problem> problems = parse_problems(file.text, path);
   if (which.empty()) return problems;
-  for (const Problem& problem : problems) {
-    if (problem.name == which) return {problem};
-  }
+  if (const Problem* found = find_row(problems, &Problem::name, which)) return {*found};
   const std::vector<std::string> names = words_of(problems, &Problem::name);
   throw UsageError(text(path, ": found no name=", which, ", needed one of ", join(names, ", "),
                         did_you_mean(which, names)));
@@ -47,9 +45,10 @@ std::vector<Problem> load_file(const std::string& path) {
 std::vector<Problem> load_problems(const std::string& what) {
   if (what.find('=') != std::string::npos) return {parse_problem(what)};
   const size_t colon = what.find(':');
-  for (const ShippedFile& file : kShippedFiles) {
-    if (what.substr(0, colon) != file.name) continue;
-    return load_shipped(file, colon == std::string::npos ? "" : what.substr(colon + 1));
+  const ShippedFile* const shipped =
+      find_row(kShippedFiles, &ShippedFile::name, what.substr(0, colon));
+  if (shipped != nullptr) {
+    return load_shipped(*shipped, colon == std::string::npos ? "" : what.substr(colon + 1));
   }
   std::error_code no_such_path;
   if (std::filesystem::is_regular_file(what, no_such_path)) return load_file(what);

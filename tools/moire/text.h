@@ -45,6 +45,15 @@ std::vector<std::string> words_of(const Rows& rows, Member member) {
   return words;
 }
 
+// The row of a table that has this value; null if there is none.
+template <class Row>
+const Row* find_row(const std::vector<Row>& rows, auto member, const auto& value) {
+  for (const Row& row : rows) {
+    if (std::invoke(member, row) == value) return &row;
+  }
+  return nullptr;
+}
+
 // False where the word is not a number of this type, all of it.
 template <class T>
 bool read_number(std::string_view word, T& out) {
