@@ -167,8 +167,8 @@ LAYERS = (
     # Host memory on a device, for who is no part of the library; CUDA's run-time in one file.
     ("staging/device_memory.cpp", (STD, PUBLIC, CUDA, r'"staging/')),
     ("staging/", (STD, PUBLIC, r'"staging/')),
-    # The GPU's clock; its flush has a kernel, and includes nothing of CUDA.
-    ("tools/moire/gpu.cpp", (STD, CUDA, r'"[a-z_]+\.h"')),
+    # The GPU's clock.
+    ("tools/moire/gpu.cu", (STD, CUDA, r'"[a-z_]+\.h"')),
     # The processor's own peak, by its own instructions.
     ("tools/moire/peak_flops", (STD, INTRINSICS, r'"[a-z_]+\.h"')),
     (

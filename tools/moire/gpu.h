@@ -16,19 +16,19 @@ namespace moire::tool {
 // Its flush reads twice the cache, and leaves nothing in it to be written back.
 class Gpu : public TimedGpu {
  public:
-  static Result<std::unique_ptr<Gpu>> open(int index);
+  // UsageError where there is none.
+  static std::unique_ptr<Gpu> open(int index);
 
   virtual void* stream() const = 0;  // cudaStream_t
   virtual std::string bus_id() const = 0;
   virtual int64_t cache_bytes() const = 0;
   virtual int64_t free_bytes() const = 0;
 
-  // A CUDA graph of what `enqueue` puts on the stream.
-  class Graph {
-   public:
-    virtual ~Graph() = default;
+  // A CUDA graph of what `enqueue` puts on the stream; throws what it says.
+  struct Graph {
+    std::shared_ptr<void> executable;  // cudaGraphExec_t
   };
-  virtual Result<std::unique_ptr<Graph>> capture(const std::function<Status()>& enqueue) = 0;
+  virtual Graph capture(const std::function<Status()>& enqueue) = 0;
   virtual void launch(const Graph& graph) = 0;
   // Device memory that lives as long as this; throws where there is too little.
   virtual void* take(int64_t bytes) = 0;

@@ -78,11 +78,11 @@ std::optional<Variant> timed(const std::shared_ptr<GraphVariant>& graphs) {
 
 GraphVariant::GraphVariant(Gpu& gpu, std::string name, std::vector<std::function<Status()>> sets)
     : gpu_(gpu), name_(std::move(name)), sets_(std::move(sets)) {
-  for (const auto& set : sets_) alone_.push_back(capture(set));
+  for (const auto& set : sets_) alone_.push_back(gpu_.capture(set));
 }
 
 double GraphVariant::seconds(int64_t first, int64_t calls) {
-  if (calls == 1) return gpu_.seconds(*graph_of(first + num_sets() - 1), *graph_of(first));
+  if (calls == 1) return gpu_.seconds(graph_of(first + num_sets() - 1), graph_of(first));
   const Gpu::Graph& graph = graph_of_many(calls);
   return gpu_.seconds(graph, graph);
 }
@@ -99,16 +99,10 @@ double GraphVariant::host_seconds() const {
   return summarize(std::move(times)).median;
 }
 
-std::unique_ptr<Gpu::Graph> GraphVariant::capture(const std::function<Status()>& enqueue) const {
-  auto graph = gpu_.capture(enqueue);
-  require(graph.status());
-  return std::move(graph).value();
-}
-
 const Gpu::Graph& GraphVariant::graph_of_many(int64_t calls) {
-  std::unique_ptr<Gpu::Graph>& graph = many_[calls];
-  if (graph == nullptr) {
-    graph = capture([&]() -> Status {
+  Gpu::Graph& graph = many_[calls];
+  if (graph.executable == nullptr) {
+    graph = gpu_.capture([&]() -> Status {
       for (int64_t i = 0; i < calls; ++i) {
         Status status = sets_[static_cast<size_t>(i % num_sets())]();
         if (!status.ok()) return status;
@@ -116,7 +110,7 @@ const Gpu::Graph& GraphVariant::graph_of_many(int64_t calls) {
       return {};
     });
   }
-  return *graph;
+  return graph;
 }
 
 GpuBench::GpuBench(const Context& on_host, Facts facts) : on_host_(on_host), context_(on_host) {
@@ -142,7 +136,7 @@ void GpuBench::open() {
   context_ = on_host_;
   blas_.reset();
   gpu_.reset();
-  gpu_ = usage(Gpu::open(on_host_.options().index));
+  gpu_ = Gpu::open(on_host_.options().index);
   blas_ = CuBlas::open(*gpu_);
   ContextOptions options = on_host_.options();
   options.stream = gpu_->stream();

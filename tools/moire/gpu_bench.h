@@ -23,14 +23,13 @@ class GraphVariant {
   const std::string& name() const { return name_; }
   double seconds(int64_t first, int64_t calls);
   // Enqueues a call; the host's time is that of one launch, whatever is in it.
-  void launch(int64_t call) const { gpu_.launch(*graph_of(call)); }
+  void launch(int64_t call) const { gpu_.launch(graph_of(call)); }
   // The host's time of a call that no graph was captured of; the median of some.
   double host_seconds() const;
   int64_t num_sets() const { return static_cast<int64_t>(sets_.size()); }
 
  private:
-  std::unique_ptr<Gpu::Graph> capture(const std::function<Status()>& enqueue) const;
-  const std::unique_ptr<Gpu::Graph>& graph_of(int64_t call) const {
+  const Gpu::Graph& graph_of(int64_t call) const {
     return alone_[static_cast<size_t>(call % num_sets())];
   }
   const Gpu::Graph& graph_of_many(int64_t calls);
@@ -38,8 +37,8 @@ class GraphVariant {
   Gpu& gpu_;
   std::string name_;
   std::vector<std::function<Status()>> sets_;
-  std::vector<std::unique_ptr<Gpu::Graph>> alone_;
-  std::map<int64_t, std::unique_ptr<Gpu::Graph>> many_;
+  std::vector<Gpu::Graph> alone_;
+  std::map<int64_t, Gpu::Graph> many_;
 };
 
 class GpuBench : public Bench {

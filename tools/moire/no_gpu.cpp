@@ -1,10 +1,9 @@
 // A build without CUDA: there is no GPU to benchmark.
+#include "commands.h"
 #include "gpu.h"
 
 namespace moire::tool {
 
-Result<std::unique_ptr<Gpu>> Gpu::open(int) {
-  return Status(Code::kUnsupported, "bench: this build has no CUDA backend");
-}
+std::unique_ptr<Gpu> Gpu::open(int) { throw UsageError("bench: this build has no CUDA backend"); }
 
 }  // namespace moire::tool

@@ -1,6 +1,4 @@
-// The one file of the command line that uses the CUDA run-time; its one kernel is gpu_flush.cu.
-#include "gpu.h"
-
+// The one file of the command line that uses the CUDA run-time, and its one kernel.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -8,7 +6,7 @@
 #include <vector>
 
 #include "commands.h"
-#include "gpu_flush.h"
+#include "gpu.h"
 #include "terminal.h"
 #include "text.h"
 
@@ -28,31 +26,37 @@ Status check(const char* call, cudaError_t error) {
 
 void require(const char* call, cudaError_t error) { tool::require(check(call, error)); }
 
-class CapturedGraph : public Gpu::Graph {
- public:
-  explicit CapturedGraph(cudaGraphExec_t executable) : executable_(executable) {}
-  ~CapturedGraph() override { cudaGraphExecDestroy(executable_); }
-  cudaGraphExec_t executable() const { return executable_; }
+constexpr int kThreads = 512, kBlocks = 1024, kInFlight = 4;
 
- private:
-  cudaGraphExec_t executable_;
-};
+// Empties the L2 cache of what a call left there. Lines that are only read need no writing back,
+// which a call behind the flush would have to wait for.
+__global__ void read_all(uint4* memory, int64_t count) {
+  const int64_t step = int64_t{kThreads} * kBlocks;
+  unsigned seen = 0;
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < count; i += kInFlight * step) {
+    uint4 values[kInFlight];
+#pragma unroll
+    for (int64_t j = 0; j < kInFlight; ++j) values[j] = memory[min(i + j * step, count - 1)];
+#pragma unroll
+    for (const uint4 v : values) seen |= v.x | v.y | v.z | v.w;
+  }
+  // Never true of zeros; without a use of what was read nothing would be read.
+  if (seen != 0) memory->x = seen;
+}
 
 cudaEvent_t event_of(const TimedGpu::Mark& mark) { return static_cast<cudaEvent_t>(mark.get()); }
 
 class CudaGpu : public Gpu {
  public:
+  explicit CudaGpu(int index) {
+    usage(check("cudaSetDevice", cudaSetDevice(index)));
+    usage(check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties_, index)));
+    usage(check("cudaStreamCreateWithFlags",
+                cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
+  }
   ~CudaGpu() override {
     for (void* memory : memory_) cudaFree(memory);
     cudaStreamDestroy(stream_);
-  }
-  Status open(int index) {
-    Status status = check("cudaSetDevice", cudaSetDevice(index));
-    if (!status.ok()) return status;
-    status = check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties_, index));
-    if (!status.ok()) return status;
-    return check("cudaStreamCreateWithFlags",
-                 cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
   void* stream() const override { return stream_; }
@@ -70,25 +74,22 @@ class CudaGpu : public Gpu {
     return static_cast<int64_t>(free);
   }
 
-  Result<std::unique_ptr<Graph>> capture(const std::function<Status()>& enqueue) override {
-    Status status = check("cudaStreamBeginCapture",
-                          cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
-    if (!status.ok()) return status;
-    status = enqueue();
+  Graph capture(const std::function<Status()>& enqueue) override {
+    require("cudaStreamBeginCapture", cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
+    const Status enqueued = enqueue();
     cudaGraph_t graph = nullptr;
-    const Status ended = check("cudaStreamEndCapture", cudaStreamEndCapture(stream_, &graph));
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+    tool::require(enqueued);
+    require("cudaStreamEndCapture", ended);
     cudaGraphExec_t executable = nullptr;
-    if (status.ok()) status = ended;
-    if (status.ok()) {
-      status = check("cudaGraphInstantiate", cudaGraphInstantiate(&executable, graph, 0));
-    }
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    if (!status.ok()) return status;
-    return std::unique_ptr<Graph>(new CapturedGraph(executable));
+    const cudaError_t instantiated = cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    require("cudaGraphInstantiate", instantiated);
+    return {{executable, cudaGraphExecDestroy}};
   }
   void launch(const Graph& graph) override {
-    const cudaGraphExec_t executable = static_cast<const CapturedGraph&>(graph).executable();
-    require("cudaGraphLaunch", cudaGraphLaunch(executable, stream_));
+    require("cudaGraphLaunch",
+            cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.executable.get()), stream_));
   }
 
   double now() override { return tool::now(); }
@@ -98,13 +99,14 @@ class CudaGpu : public Gpu {
       zeros_ = take(bytes);
       require("cudaMemsetAsync", cudaMemsetAsync(zeros_, 0, static_cast<size_t>(bytes), stream_));
     }
-    launch_flush(stream_, zeros_, bytes);
+    read_all<<<kBlocks, kThreads, 0, stream_>>>(static_cast<uint4*>(zeros_),
+                                                bytes / static_cast<int64_t>(sizeof(uint4)));
     require("flush", cudaGetLastError());
   }
   Mark mark() override {
     cudaEvent_t event = nullptr;
     require("cudaEventCreate", cudaEventCreate(&event));
-    Mark mark(event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
+    Mark mark(event, cudaEventDestroy);
     require("cudaEventRecord", cudaEventRecord(event, stream_));
     return mark;
   }
@@ -144,10 +146,6 @@ class CudaGpu : public Gpu {
 
 }  // namespace
 
-Result<std::unique_ptr<Gpu>> Gpu::open(int index) {
-  auto gpu = std::make_unique<CudaGpu>();
-  if (Status status = gpu->open(index); !status.ok()) return status;
-  return std::unique_ptr<Gpu>(std::move(gpu));
-}
+std::unique_ptr<Gpu> Gpu::open(int index) { return std::make_unique<CudaGpu>(index); }
 
 }  // namespace moire::tool
