@@ -1,7 +1,7 @@
 #include "power.h"
 
-#include <atomic>
 #include <chrono>
+#include <stop_token>
 #include <thread>
 #include <utility>
 
@@ -39,30 +39,25 @@ std::vector<std::pair<double, double>> ticks_of(const std::vector<PowerReading>&
 class ThreadMeter : public Meter {
  public:
   explicit ThreadMeter(std::function<PowerReading()> read) : read_(std::move(read)) {}
-  ~ThreadMeter() override { ThreadMeter::stop(); }
 
   void start() override {
-    readings_.clear();
     if (read_ == nullptr) return;
-    is_over_ = false;
-    thread_ = std::thread([this] {
-      while (!is_over_) {
+    thread_ = std::jthread([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
         readings_.push_back(read_());
         std::this_thread::sleep_for(kPeriod);
       }
     });
   }
   std::vector<PowerReading> stop() override {
-    is_over_ = true;
-    if (thread_.joinable()) thread_.join();
+    thread_ = std::jthread();  // waits for the one that reads
     return std::exchange(readings_, {});
   }
 
  private:
   std::function<PowerReading()> read_;
   std::vector<PowerReading> readings_;
-  std::atomic<bool> is_over_ = true;
-  std::thread thread_;
+  std::jthread thread_;  // which goes first
 };
 
 }  // namespace
