@@ -146,7 +146,7 @@ std::vector<size_t> prepare(const Context& context, BenchResult& r) {
         text("bench: the result is wrong, so its time means nothing; moire check ", device, "\"",
              to_line(smaller(r.problem)), "\" says how"));
   }
-  r.max_error = verdict.max_error();
+  r.max_error = verdict.max_error;
   r.unsupported = verdict.reason;
   std::vector<size_t> workspaces;
   if (!r.unsupported.empty()) return workspaces;

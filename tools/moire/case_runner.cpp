@@ -16,18 +16,7 @@ Verdict stopped(Verdict verdict, const Call& call, const Status& status) {
   return verdict;
 }
 
-double largest(const Verdict& verdict, double OutputErrors::*error) {
-  double out = 0;
-  for (const CallVerdict& call : verdict.calls) {
-    for (const OutputErrors& e : call.outputs) out = std::max(out, e.*error);
-  }
-  return out;
-}
-
 }  // namespace
-
-double Verdict::max_error() const { return largest(*this, &OutputErrors::max_error); }
-double Verdict::rms_error() const { return largest(*this, &OutputErrors::rms_error); }
 
 Verdict judge(const Context& context, const Problem& problem) {
   Case what(problem, Operands::Content::kHostile);
@@ -42,6 +31,10 @@ Verdict judge(const Context& context, const Problem& problem) {
     if (status.ok()) status = context.check();
     if (!status.ok()) return stopped(verdict, call, status);
     verdict.calls.push_back({call.entry, compare()});
+    for (const OutputErrors& e : verdict.calls.back().outputs) {
+      verdict.max_error = std::max(verdict.max_error, e.max_error);
+      verdict.rms_error = std::max(verdict.rms_error, e.rms_error);
+    }
     if (!reference::all_passed(verdict.calls.back().outputs)) verdict.kind = Verdict::Kind::kFailed;
     const std::string broken = what.operands.first_broken_guard();
     if (!broken.empty()) {

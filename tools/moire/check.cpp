@@ -37,8 +37,8 @@ Shown shown(Verdict::Kind kind) {
 Json to_json(const Problem& problem, const Verdict& verdict) {
   Json out = {{"problem", to_line(problem)},
               {"result", shown(verdict.kind).word},
-              {"max_error", verdict.max_error()},
-              {"rms_error", verdict.rms_error()},
+              {"max_error", verdict.max_error},
+              {"rms_error", verdict.rms_error},
               {"calls", Json::array()}};
   if (!verdict.reason.empty()) out["reason"] = verdict.reason;
   for (const CallVerdict& call : verdict.calls) {
@@ -75,7 +75,7 @@ void print(const Problem& problem, const Verdict& verdict) {
   const auto [word, colour] = shown(verdict.kind);
   std::string line = paint(colour, word);
   if (verdict.kind == Verdict::Kind::kPassed) {
-    line += printed(" (max %.3f, rms %.3f of the bound)", verdict.max_error(), verdict.rms_error());
+    line += printed(" (max %.3f, rms %.3f of the bound)", verdict.max_error, verdict.rms_error);
   }
   line += text("  ", to_line(problem));
   std::printf("%s\n%s", wrap_data(line).c_str(), failures_of(verdict).c_str());
@@ -97,8 +97,8 @@ void count(const Verdict& verdict, Totals& totals) {
     return;
   }
   ++(verdict.kind == Verdict::Kind::kPassed ? totals.passed : totals.failed);
-  totals.max_error = std::max(totals.max_error, verdict.max_error());
-  totals.rms_error = std::max(totals.rms_error, verdict.rms_error());
+  totals.max_error = std::max(totals.max_error, verdict.max_error);
+  totals.rms_error = std::max(totals.rms_error, verdict.rms_error);
 }
 
 void print(const Totals& totals) {
