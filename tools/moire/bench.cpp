@@ -77,7 +77,7 @@ void write_svg(const std::string& path, const std::vector<BenchResult>& results,
   std::ofstream file(path);
   file << results_svg(results, machine);
   file.close();
-  if (!file) throw UsageError(text("--svg: ", path, " could not be written to its end"));
+  if (!file) throw UsageError("--svg: ", path, " could not be written to its end");
 }
 
 // On a CPU the dtypes of an op are measured together, on a GPU each alone, its memory given back.
@@ -187,7 +187,7 @@ int run_bench(const Options& options) {
   if (options.sustained) return run_sustained_bench(context, groups, options.json);
   const std::string& svg = options.svg;
   if (!svg.empty() && !std::ofstream(svg, std::ios::app)) {
-    throw UsageError(text("--svg: found \"", svg, "\", needed a file that can be written"));
+    throw UsageError("--svg: found \"", svg, "\", needed a file that can be written");
   }
   Protocol protocol;
   protocol.seconds = options.seconds;

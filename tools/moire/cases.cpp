@@ -266,9 +266,9 @@ void require_memory_for(const Context& context, const Problem& problem) {
   for (const Call& call : what.calls) plan(context, call, what.operands);
   const int64_t needed = what.operands.bytes(), free = available_memory_bytes();
   if (needed <= free) return;
-  throw UsageError(text("found a problem of at least ", human_bytes(needed),
-                        ", needed at most the ", human_bytes(free), " that this machine has free: ",
-                        to_line(problem), "; --set rows=64 --set groups=8 makes it smaller"));
+  throw UsageError("found a problem of at least ", human_bytes(needed), ", needed at most the ",
+                   human_bytes(free), " that this machine has free: ", to_line(problem),
+                   "; --set rows=64 --set groups=8 makes it smaller");
 }
 
 }  // namespace moire::tool

@@ -134,7 +134,7 @@ Samples samples_of(const Options& options) {
       Problem unused;
       const Field* const field = find_field(key);
       if (!field->codec.read(value, unused)) {
-        throw UsageError(text(option, ": found \"", value, "\", needed ", field->needed(value)));
+        throw UsageError(option, ": found \"", value, "\", needed ", field->needed(value));
       }
       out[key].push_back(value);
     }

@@ -31,8 +31,8 @@ std::vector<Settings> spread(const std::vector<Settings>& lists, const std::stri
 void check_implementation(const std::string& name) {
   const std::vector<std::string> names = {"cpu", "cuda", "portable", "sm90"};
   if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) return;
-  throw UsageError(text("--implementation: found \"", name, "\", needed ", list_of(names),
-                        did_you_mean(name, names)));
+  throw UsageError("--implementation: found \"", name, "\", needed ", list_of(names),
+                   did_you_mean(name, names));
 }
 
 // "sm90", "sm100": an architecture, whether or not the library knows it.
@@ -47,14 +47,14 @@ Context open_context(const Options& options, bool may_plan) {
   ContextOptions wanted;
   if (names_architecture(options.device)) {
     if (!may_plan) {
-      throw UsageError(text("--device: found \"", options.device,
-                            "\", needed cpu or cuda: only explain works without the GPU"));
+      throw UsageError("--device: found \"", options.device,
+                       "\", needed cpu or cuda: only explain works without the GPU");
     }
     wanted.plan_for = options.device;
   } else if (options.device != "cpu" && options.device != "cuda") {
-    throw UsageError(text("--device: found \"", options.device,
-                          "\", needed cpu or cuda, or for explain a GPU to plan for, as sm90",
-                          did_you_mean(options.device, {"cpu", "cuda"})));
+    throw UsageError("--device: found \"", options.device,
+                     "\", needed cpu or cuda, or for explain a GPU to plan for, as sm90",
+                     did_you_mean(options.device, {"cpu", "cuda"}));
   }
   wanted.device = options.device == "cpu" ? Device::kCpu : Device::kCuda;
   wanted.num_threads = options.threads;

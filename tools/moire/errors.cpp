@@ -75,9 +75,8 @@ int run_errors(const Options& options) {
   const Context context = open_context(options);
   for (const Problem& p : collect_problems(options)) {
     if (!p.is("mlp") || p.rows == 0 || !options.dtypes.empty()) {
-      throw UsageError(
-          text("errors: found \"", to_line(p),
-               "\", needed op=mlp with rows, and no --dtype: each recipe has its own"));
+      throw UsageError("errors: found \"", to_line(p),
+                       "\", needed op=mlp with rows, and no --dtype: each recipe has its own");
     }
     if (!options.json) {
       std::printf("%s\n\n| Recipe | %s |\n|---|---|---|---|---|---|\n",

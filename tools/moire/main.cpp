@@ -196,8 +196,8 @@ void require_command(const std::string& first) {
   if (first.empty() || first.starts_with("-")) return;
   const std::vector<std::string> names = words_of(kCommands, &Command::name);
   if (std::find(names.begin(), names.end(), first) != names.end()) return;
-  throw UsageError(text("found command \"", first, "\", needed one of ", join(names, ", "),
-                        did_you_mean(first, names)));
+  throw UsageError("found command \"", first, "\", needed one of ", join(names, ", "),
+                   did_you_mean(first, names));
 }
 
 // What is wrong with the words, as a sentence.

@@ -35,9 +35,9 @@ Memory::~Memory() {
 
 void* Memory::take(const std::string& name, int64_t bytes) {
   if (bytes > kMostBytes - bytes_) {
-    throw UsageError(text("found operands of more than ", human_bytes(kMostBytes), " (", name,
-                          " is one), needed fewer bytes than there are addresses; --set rows=64 "
-                          "--set groups=8 makes it smaller"));
+    throw UsageError("found operands of more than ", human_bytes(kMostBytes), " (", name,
+                     " is one), needed fewer bytes than there are addresses; --set rows=64 "
+                     "--set groups=8 makes it smaller");
   }
   if (backing_ == Backing::kNone) {
     const int64_t first = (bytes_ + kGuardBytes - 1) / kGuardBytes * kGuardBytes;

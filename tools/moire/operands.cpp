@@ -51,9 +51,9 @@ const Problem& with_arrays_that_fit(const Problem& p, Operands::Content content)
                         (routes ? kBytesPerRow * static_cast<double>(p.capacity()) : 0);
   const int64_t free = available_memory_bytes();
   if (needed <= static_cast<double>(free)) return p;
-  throw UsageError(text("found groups and rows whose lists alone take ",
-                        human_bytes(static_cast<int64_t>(needed)), ", needed at most the ",
-                        human_bytes(free), " that this machine has free: ", to_line(p)));
+  throw UsageError("found groups and rows whose lists alone take ",
+                   human_bytes(static_cast<int64_t>(needed)), ", needed at most the ",
+                   human_bytes(free), " that this machine has free: ", to_line(p));
 }
 
 uint64_t hash(const std::string& name) {  // FNV-1a

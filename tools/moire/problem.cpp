@@ -12,7 +12,7 @@ namespace {
 
 UsageError bad(const std::string& where, std::string_view field, std::string_view found,
                std::string_view needed) {
-  return UsageError(text(where, ": field \"", field, "\": found ", found, ", needed ", needed));
+  return UsageError(where, ": field \"", field, "\": found ", found, ", needed ", needed);
 }
 
 }  // namespace
@@ -142,8 +142,8 @@ std::vector<Problem> parse_problems(std::string_view content, const std::string&
     problems.push_back(parse_problem(line, text(file, ":", number)));
   }
   if (problems.empty()) {
-    throw UsageError(text(file, ": found no problem, needed at least one line like ",
-                          "groups=8 hidden=64 ffn=32 rows=100"));
+    throw UsageError(file, ": found no problem, needed at least one line like ",
+                     "groups=8 hidden=64 ffn=32 rows=100");
   }
   return problems;
 }

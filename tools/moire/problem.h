@@ -18,12 +18,14 @@
 #include <vector>
 
 #include "ops.h"
+#include "text.h"
 
 namespace moire::tool {
 
 // Bad usage or a bad problem: one sentence for stderr, exit code 2.
 struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  template <class... Parts>
+  explicit UsageError(const Parts&... parts) : std::runtime_error(text(parts...)) {}
 };
 
 // How rows are shared out over groups.

@@ -20,8 +20,8 @@ std::vector<Problem> load_shipped(const ShippedFile& file, const std::string& wh
   if (which.empty()) return problems;
   if (const Problem* found = find_row(problems, &Problem::name, which)) return {*found};
   const std::vector<std::string> names = words_of(problems, &Problem::name);
-  throw UsageError(text(path, ": found no name=", which, ", needed one of ", join(names, ", "),
-                        did_you_mean(which, names)));
+  throw UsageError(path, ": found no name=", which, ", needed one of ", join(names, ", "),
+                   did_you_mean(which, names));
 }
 
 // read(), and not an iterator over the buffer: that one throws where a read fails.
@@ -30,12 +30,12 @@ std::vector<Problem> load_file(const std::string& path) {
   std::string content(kMostBytes + 1, '\0');
   file.read(content.data(), static_cast<std::streamsize>(content.size()));
   if (file.bad() || !file.is_open()) {
-    throw UsageError(text(path, ": found a file that cannot be read"));
+    throw UsageError(path, ": found a file that cannot be read");
   }
   content.resize(static_cast<size_t>(file.gcount()));
   if (content.size() > kMostBytes) {
-    throw UsageError(text(path, ": found a file of more than ", kMostBytes >> 20,
-                          " MiB, needed one with a problem on each line"));
+    throw UsageError(path, ": found a file of more than ", kMostBytes >> 20,
+                     " MiB, needed one with a problem on each line");
   }
   return parse_problems(content, path);
 }
@@ -53,10 +53,9 @@ std::vector<Problem> load_problems(const std::string& what) {
   std::error_code no_such_path;
   if (std::filesystem::is_regular_file(what, no_such_path)) return load_file(what);
   const std::vector<std::string> names = words_of(kShippedFiles, &ShippedFile::name);
-  throw UsageError(text("problem \"", what,
-                        "\": found no such name or file, needed a file, a line ",
-                        "(groups=8 hidden=64 ffn=32 rows=100), or one of ", join(names, ", "),
-                        did_you_mean(what.substr(0, colon), names)));
+  throw UsageError("problem \"", what, "\": found no such name or file, needed a file, a line ",
+                   "(groups=8 hidden=64 ffn=32 rows=100), or one of ", join(names, ", "),
+                   did_you_mean(what.substr(0, colon), names));
 }
 
 Problem with_settings(const Problem& problem, const std::vector<std::string>& settings) {
