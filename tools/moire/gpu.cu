@@ -7,7 +7,7 @@
 
 #include "commands.h"
 #include "gpu.h"
-#include "terminal.h"
+#include "harness.h"
 #include "text.h"
 
 namespace moire::tool {

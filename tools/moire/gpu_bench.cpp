@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "case_runner.h"
-#include "terminal.h"
 #include "text.h"
 
 namespace moire::tool {

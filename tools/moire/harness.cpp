@@ -4,8 +4,6 @@
 #include <chrono>
 #include <thread>
 
-#include "terminal.h"
-
 namespace moire::tool {
 namespace {
 
@@ -50,6 +48,10 @@ void take_turn(const Variant& variant, const Protocol& protocol, Running& runnin
 }
 
 }  // namespace
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 std::vector<Samples> measure(const std::vector<Variant>& variants, const Protocol& protocol,
                              const std::function<void(double)>& tick) {

@@ -11,6 +11,9 @@
 
 namespace moire::tool {
 
+// Seconds of a steady clock.
+double now();
+
 struct Protocol {
   double warmup_seconds = 0.1;   // per variant
   double seconds = 1.0;          // of measuring, per variant

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "harness.h"
-#include "terminal.h"
 
 namespace moire::tool {
 

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "terminal.h"
+#include "harness.h"
 #include "text.h"
 
 namespace moire::tool {

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
+#include "harness.h"
 #include "machine.h"
-#include "terminal.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

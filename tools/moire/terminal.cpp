@@ -4,9 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+
+#include "harness.h"
 
 namespace moire::tool {
 namespace {
@@ -190,10 +191,6 @@ void Progress::show(int64_t done, const std::string& note) {
     line.resize(std::min(line.size(), width - 1));
   std::fprintf(stderr, "\r\033[K%s", line.c_str());
   std::fflush(stderr);
-}
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace moire::tool

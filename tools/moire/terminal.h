@@ -81,7 +81,4 @@ class Progress {
   double last_shown_ = -1;
 };
 
-// Seconds of a steady clock.
-double now();
-
 }  // namespace moire::tool
