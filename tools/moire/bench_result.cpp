@@ -44,8 +44,7 @@ std::string machine_text(const MachineFacts& m) {
                                               : "";
     return text(
         "SHORT MODE: the GPU does not come to its power limit, so clocks and ratios are not those "
-        "of "
-        "steady state; --sustained measures there\nmachine: ",
+        "of steady state; --sustained measures there\nmachine: ",
         m.name, "; measured in this run: ", peak, copy, "; L2 cache ", human_bytes(m.cache_bytes));
   }
   return text(
@@ -70,8 +69,7 @@ std::string protocol_text(const Protocol& p, const MachineFacts& m) {
             "allows";
   const char* const of_a_cpu =
       "\nroof: the larger of FLOP / multiply-add rate and bytes / copy rate, over the time; the "
-      "same "
-      "for every dtype, because products are FP32 multiply-adds\n"
+      "same for every dtype, because products are FP32 multiply-adds\n"
       "x baseline: the baseline's time over the op's, both timed in turn; of ops that move bytes "
       "the baseline is a copy of as many, its median, which is slower than the roof's copy, the "
       "fastest of a large one: such an op may be at 38 % of the roof and at 0.6 of the copy";
@@ -161,13 +159,11 @@ void add_quality(BenchResult& r, const MachineFacts& machine) {
 }
 
 bool BenchResult::is_under_load() const {
-  return std::any_of(warnings.begin(), warnings.end(),
-                     [](const Warning& w) { return w.kind->is_load; });
+  return std::ranges::any_of(warnings, [](const Warning& w) { return w.kind->is_load; });
 }
 
 bool is_any_under_load(const std::vector<BenchResult>& results) {
-  return std::any_of(results.begin(), results.end(),
-                     [](const BenchResult& r) { return r.is_under_load(); });
+  return std::ranges::any_of(results, &BenchResult::is_under_load);
 }
 
 double BenchResult::roof_share(const MachineFacts& machine) const {

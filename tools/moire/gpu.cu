@@ -48,7 +48,7 @@ cudaEvent_t event_of(const TimedGpu::Mark& mark) { return static_cast<cudaEvent_
 
 class CudaGpu : public Gpu {
  public:
-  explicit CudaGpu(int index) {
+  explicit CudaGpu(int index) : index_(index) {
     usage(check("cudaSetDevice", cudaSetDevice(index)));
     usage(check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties_, index)));
     usage(check("cudaStreamCreateWithFlags",
@@ -61,10 +61,8 @@ class CudaGpu : public Gpu {
 
   void* stream() const override { return stream_; }
   std::string bus_id() const override {
-    int index = 0;
     char place[32] = "";
-    require("cudaGetDevice", cudaGetDevice(&index));
-    require("cudaDeviceGetPCIBusId", cudaDeviceGetPCIBusId(place, sizeof(place), index));
+    require("cudaDeviceGetPCIBusId", cudaDeviceGetPCIBusId(place, sizeof(place), index_));
     return place;
   }
   int64_t cache_bytes() const override { return properties_.l2CacheSize; }
@@ -138,6 +136,7 @@ class CudaGpu : public Gpu {
   }
 
  private:
+  int index_;
   cudaStream_t stream_ = nullptr;
   cudaDeviceProp properties_{};
   std::vector<void*> memory_;

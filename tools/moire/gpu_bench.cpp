@@ -184,8 +184,7 @@ std::shared_ptr<GraphVariant> GpuBench::baseline_graphs(const BenchResult& r) {
 
 std::shared_ptr<GraphVariant> GpuBench::dense_graphs() {
   if (blas_ == nullptr) return nullptr;
-  return std::make_shared<GraphVariant>(*gpu_, "dense",
-                                        std::vector{blas_->dense(*gpu_, DType::kBF16)});
+  return std::make_shared<GraphVariant>(*gpu_, "dense", std::vector{blas_->dense(*gpu_)});
 }
 
 std::optional<Variant> GpuBench::op(BenchResult& r) { return timed(op_graphs(r)); }

@@ -86,8 +86,9 @@ std::function<Status()> CuBlas::products(Gpu& gpu, const Problem& problem) const
   return multiplies(problem.dtype, std::move(products));
 }
 
-std::function<Status()> CuBlas::dense(Gpu& gpu, DType dtype) const {
+std::function<Status()> CuBlas::dense(Gpu& gpu) const {
   constexpr int64_t kSize = 8192;
+  constexpr DType dtype = DType::kBF16;
   const void* const a = take_normal(gpu, dtype, kSize * kSize);
   const void* const b = take_normal(gpu, dtype, kSize * kSize);
   void* const c = gpu.take(kSize * kSize * dtype_size(dtype));

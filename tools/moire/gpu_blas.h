@@ -20,8 +20,8 @@ class CuBlas {
   // The GEMMs of an op on operands of their own, all of its dtype, summed in FP32; each call of the
   // function enqueues them. Null if the op has none.
   std::function<Status()> products(Gpu& gpu, const Problem& problem) const;
-  // One large product: 8192^3.
-  std::function<Status()> dense(Gpu& gpu, DType dtype) const;
+  // One large product in BF16: 8192^3.
+  std::function<Status()> dense(Gpu& gpu) const;
   static constexpr double kDenseFlops = 2.0 * 8192 * 8192 * 8192;
 
  private:

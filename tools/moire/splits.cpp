@@ -1,6 +1,7 @@
 // How rows are shared out over groups, by the problem's `splits` field.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "problem.h"
@@ -25,8 +26,7 @@ std::vector<int64_t> share_out(int64_t rows, const std::vector<double>& weights)
   }
   std::vector<size_t> order(weights.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return remainder[a] > remainder[b]; });
+  std::ranges::stable_sort(order, std::greater(), [&](size_t g) { return remainder[g]; });
   for (size_t i = 0; given < rows; i = (i + 1) % order.size()) {
     ++splits[order[i]];
     ++given;

@@ -51,8 +51,7 @@ double outlier_share(const std::vector<double>& values) {
   deviations.reserve(values.size());
   for (const double v : values) deviations.push_back(std::fabs(v - median));
   const double limit = kOutlierDeviations * kDeviationPerMad * summarize(deviations).median;
-  const auto beyond =
-      std::count_if(deviations.begin(), deviations.end(), [&](double d) { return d > limit; });
+  const auto beyond = std::ranges::count_if(deviations, [&](double d) { return d > limit; });
   return values.empty() ? 0 : static_cast<double>(beyond) / static_cast<double>(values.size());
 }
 
