@@ -56,19 +56,15 @@ Json to_json(const Problem& problem, const Verdict& verdict) {
   return out;
 }
 
-std::string failures_of(const Verdict& verdict) {
-  std::string out;
-  if (!verdict.reason.empty()) out += wrap(text("    ", verdict.reason), 6) + "\n";
+void print_failures(const Verdict& verdict) {
+  if (!verdict.reason.empty()) print_line(6, "    ", verdict.reason);
   for (const CallVerdict& call : verdict.calls) {
     for (const OutputErrors& e : call.outputs) {
       if (e.mismatches == 0) continue;
-      out += wrap(text("    ", call.entry, ": ", e.name, ": ", e.mismatches, " of ", e.elements,
-                       " elements wrong, ", e.first_mismatch),
-                  6) +
-             "\n";
+      print_line(6, "    ", call.entry, ": ", e.name, ": ", e.mismatches, " of ", e.elements,
+                 " elements wrong, ", e.first_mismatch);
     }
   }
-  return out;
 }
 
 void print(const Problem& problem, const Verdict& verdict) {
@@ -78,7 +74,8 @@ void print(const Problem& problem, const Verdict& verdict) {
     line += printed(" (max %.3f, rms %.3f of the bound)", verdict.max_error, verdict.rms_error);
   }
   line += text("  ", to_line(problem));
-  std::printf("%s\n%s", wrap_data(line).c_str(), failures_of(verdict).c_str());
+  std::printf("%s\n", wrap_data(line).c_str());
+  print_failures(verdict);
 }
 
 void print_outputs(const Verdict& verdict) {
