@@ -94,6 +94,9 @@ Problem parse_problem(const std::string& line, const std::string& where) {
   Problem problem;
   const std::vector<std::string> keys = words_of(fields(), &Field::key);
   std::vector<std::string_view> seen;
+  const auto is_given = [&](std::string_view key) {
+    return std::ranges::find(seen, key) != seen.end();
+  };
   std::istringstream words(line);
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
@@ -107,22 +110,20 @@ Problem parse_problem(const std::string& line, const std::string& where) {
       throw bad(where, key, "an unknown key",
                 text("one of ", join(keys, ", "), did_you_mean(key, keys)));
     }
-    if (std::find(seen.begin(), seen.end(), field->key) != seen.end()) {
-      throw bad(where, key, "it twice", "it once");
-    }
+    if (is_given(key)) throw bad(where, key, "it twice", "it once");
     seen.push_back(field->key);
     if (!field->codec.read(value, problem)) {
       throw bad(where, key, "\"" + value + "\"", field->needed(value));
     }
   }
   if (seen.empty()) throw bad(where, "groups", "an empty line", "groups=N hidden=N ffn=N rows=N");
+  if (problem.splits.kind == Splits::Kind::kList && !is_given("rows")) {
+    const auto& list = problem.splits.list;
+    problem.rows = std::accumulate(list.begin(), list.end(), int64_t{0});
+    seen.emplace_back("rows");
+  }
   for (const Field& field : fields()) {
-    const bool given = std::find(seen.begin(), seen.end(), field.key) != seen.end();
-    const bool derived = field.key == "rows" && problem.splits.kind == Splits::Kind::kList;
-    if (!given && derived) {
-      const auto& list = problem.splits.list;
-      problem.rows = std::accumulate(list.begin(), list.end(), int64_t{0});
-    } else if (!given && field.is_required()) {
+    if (field.is_required() && !is_given(field.key)) {
       throw bad(where, field.key, "nothing", field.codec.values);
     }
   }
