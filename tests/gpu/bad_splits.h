@@ -32,7 +32,8 @@ inline const Wrong kWrong[] = {
     {3, kLargest, "group 2 ends at row 9223372036854775807, past the capacity 25"},
 };
 
-// Runs `call` with each wrong offset, then with the right ones again. `op` is what reports.
+// Runs `call` with each wrong offset, then with the right ones again. `op` is what reports; "": one
+// of those that the call consists of.
 inline void expect_reported(Batch& batch, const std::string& op,
                             const std::function<Status()>& call) {
   const Status right = call();
@@ -40,7 +41,8 @@ inline void expect_reported(Batch& batch, const std::string& op,
   const std::vector<int64_t> good = batch.offsets();
   for (const Wrong& wrong : kWrong) {
     batch.offsets()[wrong.index] = wrong.value;
-    EXPECT_TRUE(fails(call(), Code::kInvalidArgument, op + ": " + wrong.sentence));
+    const std::string sentence = op.empty() ? wrong.sentence : op + ": " + wrong.sentence;
+    EXPECT_TRUE(fails(call(), Code::kInvalidArgument, sentence));
     batch.offsets() = good;
     EXPECT_TRUE(succeeds(call())) << "after offsets[" << wrong.index << "] was " << wrong.value;
   }
@@ -66,6 +68,11 @@ class BadSplits : public Gpu {
         f(options);
       }
     }
+  }
+  // Operands that are decoded for exact products are read by dequantize first.
+  static std::string reporting(const char* op, const GemmOptions& options) {
+    const bool is_decoded = options.a.scales == DType::kE8M0;
+    return is_decoded && options.accumulation == MOIRE_ACCUMULATE_EXACT ? "" : op;
   }
   Tested alone() const { return Tested::alone(context()); }
 

@@ -17,7 +17,7 @@ TEST_F(BadSplits, OfGroupedGemmAreReported) {
     Random random;
     for (const bool transpose_b : {false, true}) {
       GemmCase c(random, batch, 64, 128, transpose_b, options);
-      expect_reported(batch, "grouped_gemm", [&] { return c.run(alone()); });
+      expect_reported(batch, reporting("grouped_gemm", options), [&] { return c.run(alone()); });
     }
   });
 }
@@ -26,7 +26,7 @@ TEST_F(BadSplits, OfGroupedGemmGluAreReported) {
   for_each_type([&](const GemmOptions& options) {
     Random random;
     GemmGluCase c(random, batch, 64, 128, options);
-    expect_reported(batch, "grouped_gemm_glu", [&] { return c.run(alone()); });
+    expect_reported(batch, reporting("grouped_gemm_glu", options), [&] { return c.run(alone()); });
   });
 }
 
@@ -34,7 +34,8 @@ TEST_F(BadSplits, OfGroupedGemmGluBackwardAreReported) {
   for_each_type([&](const GemmOptions& options) {
     Random random;
     GemmGluBackwardCase c(random, batch, 64, 128, options);
-    expect_reported(batch, "grouped_gemm_glu_backward", [&] { return c.run(alone()); });
+    expect_reported(batch, reporting("grouped_gemm_glu_backward", options),
+                    [&] { return c.run(alone()); });
   });
 }
 
@@ -42,7 +43,8 @@ TEST_F(BadSplits, OfGroupedGemmWgradAreReported) {
   for_each_type([&](const GemmOptions& options) {
     Random random;
     WgradCase c(random, batch, 64, 128, options);
-    expect_reported(batch, "grouped_gemm_wgrad", [&] { return c.run(alone()); });
+    expect_reported(batch, reporting("grouped_gemm_wgrad", options),
+                    [&] { return c.run(alone()); });
   });
 }
 
