@@ -69,12 +69,6 @@ class Numpy:
             return DTYPES.get(dtype.metadata.get(_MEANS, dtype.name))
         return DTYPES.get(dtype.name) if dtype.isnative else None
 
-    def fp8(array, dtype):
-        """A view that says which FP8 type the bytes are of; without ml_dtypes NumPy has none."""
-        if array.dtype != np.uint8:
-            return array
-        return array.view(np.dtype(np.uint8, metadata={_MEANS: dtype}))
-
     def is_lazy(array):
         return False
 
@@ -132,11 +126,11 @@ class Numpy:
         return np.asarray(values, np.int64)
 
     def dtype(name):
-        """Of that name; FP8 types are ml_dtypes', or uint8 where it is not installed."""
-        if name.startswith("float8"):
-            return np.dtype(np.uint8 if ml_dtypes is None else getattr(ml_dtypes, name))
-        if name == "bfloat16" and ml_dtypes is None:
+        """Of that name; without ml_dtypes FP8 types are uint8 that says which of them it is."""
+        if ml_dtypes is None and name == "bfloat16":
             raise unsupported("bfloat16 is a type of ml_dtypes, which NumPy needs for it")
+        if ml_dtypes is None and name.startswith("float8"):
+            return np.dtype(np.uint8, metadata={_MEANS: name})
         return np.dtype(name)
 
     def with_memory_of_its_own(array):
@@ -188,9 +182,6 @@ class Torch:
 
     def code(array):
         return Torch.codes.get(array.dtype)
-
-    def fp8(array, dtype):
-        return array if array.dtype != torch.uint8 else array.view(getattr(torch, dtype))
 
     def row_stride(array):
         return None if Torch.is_lazy(array) else _row_stride(array.shape, array.stride())

@@ -183,15 +183,10 @@ def empty_copy(fw, like, form, element, direction, shape, num_groups):
     return Copy(data, fw.empty(like, scales, fw.dtype(form.scale_dtype)))
 
 
-def pair(fw, copy, element):
-    """[data, scales] as the C entries take a moire_quantized."""
-    return copy and [fw.fp8(copy[0], ELEMENTS[element]), copy[1]]
-
-
 def write(fw, tensor, x, groups, row_idx):
     """x, as source_of returned it, into the copies of `tensor`; the caller says it was written."""
-    copies = {name: pair(fw, getattr(tensor, name), tensor.element) for name in DIRECTIONS}
-    values = {"scaling": tensor.form.scaling, **copies}
+    rowwise, columnwise = (copy and list(copy) for copy in (tensor.rowwise, tensor.columnwise))
+    values = {"scaling": tensor.form.scaling, "rowwise": rowwise, "columnwise": columnwise}
     values["fractional_scales"] = int(tensor.fractional_scales)
     if tensor.ndim == 3:
         matrices = x if isinstance(x, list) else [x]
@@ -207,7 +202,7 @@ def requantized(tensor, source):
     fw, shape, groups = tensor._fw, tensor.shape, tensor.num_groups
     copy = tensor.copy_of(source)
     made = empty_copy(fw, copy.data, tensor.form, tensor.element, 1 - source, shape, groups)
-    _convert("requantize", tensor, source, pair(fw, made, tensor.element))
+    _convert("requantize", tensor, source, list(made))
     return made
 
 
@@ -219,12 +214,12 @@ def dequantized(tensor, source, dtype):
 
 
 def _convert(entry, tensor, direction, target):
-    fw, copy = tensor._fw, tensor.copy_of(direction)
-    fields = {"source": pair(fw, copy, tensor.element), "target": target, "direction": direction}
+    copy = tensor.copy_of(direction)
+    fields = {"source": list(copy), "target": target, "direction": direction}
     fields.update(scaling=tensor.form.scaling, fractional_scales=int(tensor.fractional_scales))
     if tensor.groups is not None:
         tensor.groups.give(fields, copy.data, tensor.shape[0])
-    fw.run(entry, fields)
+    tensor._fw.run(entry, fields)
 
 
 def check_groups(call, name, tensor, num_groups, offsets):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .arrays import Torch, torch
 from .autograd import Op
-from .grouped_storage import empty_copy, pair
+from .grouped_storage import empty_copy
 from .invoke import ENTRIES
 from .layouts import num_halves
 from .recipes import COLUMNWISE, ROWWISE, Recipe
@@ -332,8 +332,7 @@ def _result_and_columns(fw, fields, how, columns):
 def empty_columns(fw, fields, recipe, like, columns, element="e4m3"):
     """[data, scales] for a column-wise copy of [capacity, columns]."""
     shape, groups = (fields["capacity"], columns), fields["num_groups"]
-    copy = empty_copy(fw, like, recipe.format, element, COLUMNWISE, shape, groups)
-    return pair(fw, copy, element)
+    return list(empty_copy(fw, like, recipe.format, element, COLUMNWISE, shape, groups))
 
 
 def requantized(fw, fields, recipe, rowwise):

@@ -11,7 +11,7 @@ from .autograd import named, parted, run, wanted
 from .context import is_explaining, note_weight
 from .dtypes import Array
 from .errors import invalid
-from .grouped_storage import check_groups, pair
+from .grouped_storage import check_groups
 from .grouped_tensor import GroupedTensor
 from .groups import Groups, as_groups
 from .layers import How, copy_for_backward
@@ -265,11 +265,11 @@ class Operands:
                 f"{call}: the weight gradient reads x column-wise in the order of the groups, but "
                 f"x has only rows of tokens; quantise with row_idx=, groups and columnwise=True"
             )
-        fields["x_given"] = pair(self.fw, copy.columnwise, copy.element)
+        fields["x_given"] = copy.columnwise and list(copy.columnwise)
 
     def _pair(self, name, tensor, direction):
-        copy = tensor.copy_of(direction, f"{self.call}: {name}")
-        return pair(self.fw, copy, tensor.element)
+        """[data, scales], as the C entries take a moire_quantized."""
+        return list(tensor.copy_of(direction, f"{self.call}: {name}"))
 
 
 def own_scale(b2_scale):
