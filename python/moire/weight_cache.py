@@ -231,7 +231,7 @@ class Primary(NamedTuple):
 _KEPT = object()  # the version of whatever is there, unless that was said to have changed
 
 
-class ParameterCopies:
+class ParameterCopies(WeightCache):
     """A module's weight in 8 bits, on a GPU in the form that FP8 tensor cores read, if the recipe
     uses these; by microbatches or by its own account.
 
@@ -243,12 +243,7 @@ class ParameterCopies:
     each call whose weights are no parameters, and, since a replay writes uncounted, each after it.
     """
 
-    def __init__(self, recipe, weight_layout):
-        self._cache = WeightCache(recipe, weight_layout)
-        self._are_replayed = False
-
-    def invalidate(self):
-        self._cache.invalidate()
+    _are_replayed = False  # by a graph, uncounted
 
     def of(self, call, weights, is_first_microbatch, shards=()):
         """The GroupedTensor for products with `weights`, a packed parameter or a list, which FSDP2
@@ -265,10 +260,10 @@ class ParameterCopies:
             self._are_replayed |= _is_captured(arrays)
             anew = is_first_microbatch or self._are_replayed or not _are_parameters(arrays)
             version = object() if anew else (*map(_state, arrays), *map(_state_of_shard, shards))
-        self._cache._prepares |= arrays[0].is_cuda and self._cache.recipe.name != "mxfp8"
-        needs_both, is_rowwise = torch.is_grad_enabled(), self._cache.weight_layout == "out_in"
+        self._prepares |= arrays[0].is_cuda and self.recipe.name != "mxfp8"
+        needs_both, is_rowwise = torch.is_grad_enabled(), self.weight_layout == "out_in"
         wanted = {"rowwise": needs_both or is_rowwise, "columnwise": needs_both or not is_rowwise}
-        return self._cache.get(weights, version, **wanted)
+        return self.get(weights, version, **wanted)
 
 
 def _is_captured(arrays):

@@ -60,7 +60,7 @@ def on_cpu(w):
 
 
 def addresses(module):
-    (entry,) = set(module._copies._cache._entries.values())
+    (entry,) = set(module._copies._entries.values())
     if isinstance(entry.tensor, moire.PreparedWeight):
         return [entry.tensor.memory.data_ptr()]
     return [array.data_ptr() for _, array in entry.tensor.arrays()]
@@ -309,7 +309,7 @@ def test_inference_makes_the_forward_copy_only(generator, mode, weight_layout):
     module, x = layer(weight_layout=weight_layout), truth.draw(generator, 40, H)
     with mode():
         assert torch.equal(module(x, SPLITS), fresh(module, x))
-    (entry,) = set(module._copies._cache._entries.values())
+    (entry,) = set(module._copies._entries.values())
     assert entry.tensor.has_rowwise == (weight_layout == "out_in") != entry.tensor.has_columnwise
     y = module(x, SPLITS)  # and training goes on with both
     y.sum().backward()
