@@ -12,7 +12,7 @@ from .arrays import check_rank, framework_of
 from .errors import invalid
 from .groups import Groups, as_groups, is_readable
 from .layouts import GluLayout
-from .recipes import COLUMNWISE, DIRECTIONS, ELEMENTS, Format, check_format
+from .recipes import COLUMNWISE, DIRECTIONS, ELEMENTS, ROWWISE, Format, check_format
 from .values import choice, flag, shown, wrong
 
 _NAMES = {4: "e4m3", 5: "e5m2"}  # by moire_dtype
@@ -206,9 +206,11 @@ def requantized(tensor, source):
     return made
 
 
-def dequantized(tensor, source, dtype):
-    fw, copy = tensor._fw, tensor.copy_of(source)
-    target = fw.empty(copy.data, tensor.shape, dtype)
+def dequantized(tensor, source=None, dtype=None):
+    """The values of one direction, row-wise where there is one, of this type or the tensor's."""
+    if source is None:
+        source = COLUMNWISE if tensor.rowwise is None else ROWWISE
+    target = tensor._fw.empty(tensor.copy_of(source).data, tensor.shape, dtype or tensor.dtype)
     _convert("dequantize", tensor, source, target)
     return target
 

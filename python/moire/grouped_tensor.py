@@ -39,7 +39,7 @@ class GroupedTensor(Interchangeable):
     """
 
     kind_name = "a GroupedTensor"
-    _kind_of_torch = None  # the subclass that is a torch.Tensor
+    _kind_of_torch = None  # the subclass that is a torch.Tensor, where there is one
 
     def __new__(
         cls,
@@ -56,9 +56,6 @@ class GroupedTensor(Interchangeable):
         given = ({"rowwise": rowwise, "columnwise": columnwise}, groups, layout, dtype, element)
         kind, copies, groups = checked("GroupedTensor", format, *given, fractional_scales)
         return made(kind, *copies, groups)
-
-    def __init_subclass__(cls) -> None:
-        GroupedTensor._kind_of_torch = cls
 
     def hold(
         self, kind: Kind, rowwise: Any, columnwise: Any, groups: Optional[Groups]
@@ -178,18 +175,14 @@ class GroupedTensor(Interchangeable):
             start = rows.start // self.form.block + group
             blocks = slice(start, start + (rows.stop - rows.start) // self.form.block + 1)
         return self.like(
-            self.rowwise and Copy(self.rowwise.data[rows], self.rowwise.scales[rows]),
-            self.columnwise and Copy(self.columnwise.data[rows], self.columnwise.scales[blocks]),
+            self.rowwise and (self.rowwise.data[rows], self.rowwise.scales[rows]),
+            self.columnwise and (self.columnwise.data[rows], self.columnwise.scales[blocks]),
         )
 
     def like(
-        self,
-        rowwise: Optional[tuple[AnyArray, AnyArray]],
-        columnwise: Optional[tuple[AnyArray, AnyArray]],
-        groups: Optional[Groups] = None,
-        **changes: Any,
+        self, rowwise: Any, columnwise: Any, groups: Optional[Groups] = None, **changes: Any
     ) -> GroupedTensor:
-        """The same kind of tensor, but for `changes` of it, on other arrays."""
+        """The same kind of tensor, but for `changes` of it, on other (data, scales), or None."""
         copies = (copy and Copy(*copy) for copy in (rowwise, columnwise))
         return made(self.kind._replace(**changes), *copies, groups)
 
@@ -290,14 +283,14 @@ class GroupedTensor(Interchangeable):
         """data * scale, rounded once to `dtype`; the tail is zeros. From the row-wise copy where
         there is one, unless `direction` says.
         """
+        read = None
         if dtype is not None:
             dtype = self._fw.compute_dtype("dequantize: dtype", dtype)
-        read = COLUMNWISE if self.rowwise is None else ROWWISE
         if direction is not None:
             read = recipes.check_direction("dequantize: direction", direction)
-        self.copy_of(read, "dequantize")
+            self.copy_of(read, "dequantize")
         source = self.carrier("dequantize")
-        values = grouped_storage.dequantized(self, read, dtype or self.dtype)
+        values = grouped_storage.dequantized(self, read, dtype)
         if source is None:
             return values
         offsets = None if self.groups is None else self.groups.offsets_for(values)

@@ -13,6 +13,7 @@ import warnings
 from typing import Any, Optional
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from . import grouped_storage, tapes, trained
 from .arrays import Torch
@@ -21,7 +22,7 @@ from .errors import invalid, unsupported
 from .grouped_storage import Copy, Kind
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
-from .recipes import COLUMNWISE, ROWWISE, Format
+from .recipes import Format
 
 _aten = torch.ops.aten
 _INNER = ("_rowwise_data", "_rowwise_scales", "_columnwise_data", "_columnwise_scales", "_offsets")
@@ -216,15 +217,8 @@ def _on_values(function, args, kwargs):
             stacklevel=4,
         )
 
-    def decoded(value):
-        if isinstance(value, (list, tuple)):
-            return type(value)(decoded(v) for v in value)
-        if not isinstance(value, GroupedTensor):
-            return value
-        read = COLUMNWISE if value.rowwise is None else ROWWISE
-        return grouped_storage.dequantized(value, read, value.dtype)
-
-    return function(*decoded(args), **{name: decoded(value) for name, value in kwargs.items()})
+    args, kwargs = tree_map_only(GroupedTensor, grouped_storage.dequantized, (args, kwargs))
+    return function(*args, **kwargs)
 
 
 def _check_makes_something_new(name, schema, args, kwargs):
@@ -242,6 +236,7 @@ def _check_makes_something_new(name, schema, args, kwargs):
         raise trained.has_no_form(name)
 
 
+GroupedTensor._kind_of_torch = TorchGroupedTensor
 _KEPT = ("kind", "rowwise", "columnwise", "groups", "requires_grad", "_known")
 _OF_TORCH = {TorchGroupedTensor: _KEPT, Kind: Kind._fields[1:]}
 tapes.learn({**_OF_TORCH, Copy: Copy._fields, Format: ("name",)})
