@@ -142,6 +142,7 @@ def test_kinds_do_not_mix(generator):
 
 
 WITHOUT_TORCH = """
+import pickle
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
@@ -161,6 +162,8 @@ t = moire.quantize(x, groups, columnwise=True)
 assert t.rowwise.data.dtype == np.uint8 and t.element == "e4m3"
 assert np.array_equal(t.dequantize(), x) and np.array_equal(t[1].dequantize(), x[2:])
 assert np.array_equal(moire.quantize(x, groups).requantize().dequantize(direction="columnwise"), x)
+for copied in (t.clone(), pickle.loads(pickle.dumps(t))):
+    assert copied.element == "e4m3" and np.array_equal(copied.dequantize(), x)
 try:
     moire.nn
 except ModuleNotFoundError as e:
