@@ -327,17 +327,15 @@ def framework_of(call, required, optional=None):
     Both are dicts of name to array; optional ones may be None. Everything that a public function
     is given as an array passes here.
     """
-    framework = None
+    name, first = next(iter(required.items()))
+    framework = _KINDS[0] if isinstance(first, _KINDS[0].kind) else _KINDS[-1]
+    if not isinstance(first, framework.kind):
+        raise wrong(f"{call}: {name}", first, " or ".join(fw.kind_name for fw in _KINDS))
     for name, array in required.items():
-        if framework is None:
-            framework = _KINDS[0] if isinstance(array, _KINDS[0].kind) else _KINDS[-1]
-            if not isinstance(array, framework.kind):
-                raise wrong(f"{call}: {name}", array, " or ".join(fw.kind_name for fw in _KINDS))
         check_array(framework, call, name, array)
-    if optional is not None:
-        for name, array in optional.items():
-            if array is not None:
-                check_array(framework, call, name, array)
+    for name, array in (optional or {}).items():
+        if array is not None:
+            check_array(framework, call, name, array)
     return framework
 
 

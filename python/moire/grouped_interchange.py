@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Optional, TypeVar
 
-from .arrays import COMPUTE_DTYPES, assign, check_array, framework_of
+from .arrays import COMPUTE_DTYPES, DEFAULT, assign, check_array, framework_of
 from .dtypes import AnyArray
 from .errors import invalid, unsupported
 from .grouped_storage import parts_of
@@ -66,7 +66,8 @@ class Interchangeable:
         unknown = [name for name in state if name not in known]
         if unknown:
             raise invalid(f"{call}: found {described(unknown[0])}, which no GroupedTensor has")
-        fw, copies, more = framework_of(call, dict(state)), {}, {}
+        fw = framework_of(call, state) if state else DEFAULT
+        copies, more = {}, {}
         for name in DIRECTIONS:
             present = [part for part in parts_of(name) if part in state]
             if len(present) == 1:

@@ -306,6 +306,8 @@ def test_states_that_are_none_are_refused(generator):
     ):
         with pytest.raises(moire.InvalidArgument, match=message):
             moire.GroupedTensor.from_state_dict(state, wrong)
+    with pytest.raises(moire.InvalidArgument, match="rowwise and columnwise are both absent"):
+        moire.GroupedTensor.from_state_dict({}, tags)
 
 
 def test_the_tag_of_fractional_scales_is_read(generator):
