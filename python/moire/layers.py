@@ -112,9 +112,9 @@ class Layer(Op):
         given, like, (to, later) = set(fields), fields["offsets"], fields.get("to", (None, ()))
         if to is None:
             to = {w: FRESH.destination(fw, like, likes[w], needs[w]) for w in self.weights}
-        betas = self._give_outputs(fw, fields, how, needs, likes, to)
+        self._give_outputs(fw, fields, how, needs, likes, to)
         self._give_copies(fw, fields, how, any(needs[self.weights[0]]))
-        apart = self._prepare(fw, fields, how, later, betas)
+        apart = self._prepare(fw, fields, how, to, later)
         outputs = (name for name in self.writes if name not in given)
         if any(fields.get(name) is not None for name in outputs):  # else all is for later
             fw.run(self.backward, fields)
@@ -130,7 +130,7 @@ class Layer(Op):
         return {**found, "left": left} if left else found
 
     def _give_outputs(self, fw, fields, how, needs, likes, to):
-        """The arrays for all gradients into the mapping; the beta of each weight."""
+        """The arrays for all gradients into the mapping."""
         like = fields["offsets"]
         for w, (arrays, _) in to.items():
             fields[f"grad_{w}"], fields[f"grad_{w}_layout"] = arrays, fields[f"{w}_layout"]
@@ -144,7 +144,6 @@ class Layer(Op):
         for name in self.vectors:
             if needs.get(name):
                 fields[f"grad_{name}"] = fw.empty(like, *likes[name])
-        return {w: beta for w, (_, beta) in to.items()}
 
     def _to_tokens(self, fw, fields, how, needs, likes):
         """The gradient of gathering x by row_idx, and of the probs by scatter_idx."""
@@ -182,14 +181,15 @@ class Layer(Op):
 
 
 class _Linear(Layer):
-    def _prepare(self, fw, fields, how, later, betas):
+    def _prepare(self, fw, fields, how, to, later):
         """What is left for a call of its own: a weight gradient that accumulates, since the beta of
         this one is that of the bias gradient too, which is always fresh.
         """
-        ((w, beta),) = betas.items()
-        if fields["grad_w"] is None or (beta.value == 0 and beta.per_group is None):
+        grad_w, beta = to["w"]
+        if grad_w is None or (beta.value == 0 and beta.per_group is None):
             return {}
-        return {w: (fields.pop("grad_w"), beta)}
+        del fields["grad_w"]
+        return to
 
     def _operands(self, fields, w):
         names = ("x", "row_idx", "x_columnwise", "grad_y", *_GROUPS)
@@ -210,11 +210,11 @@ class _Mlp(Layer):
             fields["z"] = _z_again(fw, fields, how.recipe, likes["x"][1])
         return super().gradients(fw, fields, how, needs, likes)
 
-    def _prepare(self, fw, fields, how, later, betas):
+    def _prepare(self, fw, fields, how, to, later):
         """The betas, and what weight gradients that are delayed will read: grad_z and the
         activation, or their column-wise copies. Nothing is left for a call of its own.
         """
-        for w, beta in betas.items():
+        for w, (_, beta) in to.items():
             fields[f"beta_{w}"], fields[f"beta_{w}_per_group"] = beta
         is_saved = fields.get("act") is not None or fields.get("act_columnwise") is not None
         fields["act_is_saved"] = int(is_saved)
