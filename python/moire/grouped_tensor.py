@@ -253,16 +253,13 @@ class GroupedTensor(Interchangeable):
         of_rows = given if self.ndim == 2 else None
         fw, x, shape, _ = source_of(call, x, of_rows, row_idx)
         self.check_same(call, "x", list(shape), list(self.shape))
-        return self.take_values(call, fw, x, given, row_idx)
+        return self._take_values(call, fw, x, given, row_idx)
 
-    def take_values(
-        self, call: str, fw: Any, x: Any, groups: Any, row_idx: Any, is_new: bool = False
-    ) -> GroupedTensor:
+    def _take_values(self, call, fw, x, groups, row_idx, is_new=False):
         """Itself with the values of x, as source_of of grouped_storage returned it, in its memory,
         which nobody has seen before where it `is_new`.
         """
-        is_ragged = self.ndim == 2
-        is_linked = is_ragged and fw is Torch and torch.is_grad_enabled() and x.requires_grad
+        is_linked = fw is Torch and self.ndim == 2 and torch.is_grad_enabled() and x.requires_grad
         if not is_new:
             self.about_to_write(call, is_linked)
         grouped_storage.write(fw, self, x, groups, row_idx)
@@ -453,7 +450,7 @@ def quantize(
     dtype = fw.compute_dtype(f"{call}: x", first.dtype)
     layout = None if layout is None else GluLayout.of(layout, f"{call}: layout")
     kind = Kind(fw, form, element, dtype, layout, recipe.fractional_scales)
-    return made(kind, *copies, groups).take_values(call, fw, x, groups, row_idx, is_new=True)
+    return made(kind, *copies, groups)._take_values(call, fw, x, groups, row_idx, is_new=True)
 
 
 def _unpickled(state, tags, requires_grad=False, is_parameter=False):
