@@ -1,7 +1,6 @@
 """The two kinds of arrays that functions take, NumPy's and Torch's, behind one small interface."""
 
 import contextlib
-import inspect
 
 import numpy as np
 
@@ -31,15 +30,9 @@ COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 _FLOATS = {DTYPES[name] for name in (*COMPUTE_DTYPES, "float64")}
 
 
-def _namespace(cls):
-    """The class with every function of it as a static method: it is never instantiated."""
-    for name, value in dict(vars(cls)).items():
-        if inspect.isfunction(value):
-            setattr(cls, name, staticmethod(value))
-    return cls
+# Numpy and Torch are namespaces: nothing is an instance of them, and their functions have no self.
 
 
-@_namespace
 class Numpy:
     """NumPy arrays; BF16 is ml_dtypes.bfloat16, never a view of uint16: no dtype is guessed."""
 
@@ -144,7 +137,6 @@ class Numpy:
         return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-@_namespace
 class Torch:
     """Torch tensors; calls go through torch.ops.moire where anybody watches or rewrites ops."""
 
@@ -310,7 +302,7 @@ if torch is not None and not COMPILES_WHOLE_GRAPHS:
     # autograd functions keep. There ops run as they are, between graphs; where a whole graph is
     # asked for, the error shows this name.
     Torch.run.__qualname__ = "moire's ops, which are part of a graph since torch 2.11"
-    Torch.run = staticmethod(torch.compiler.disable(Torch.run))
+    Torch.run = torch.compiler.disable(Torch.run)
 
 
 def _row_stride(shape, strides):
