@@ -57,15 +57,13 @@ def router(
     """
     fw = framework_of("router", {"logits": logits}, {"expert_bias": expert_bias})
     num_experts = check_rank("router", "logits", logits, 2).shape[1]
-    k, values = check_choice("router", num_experts, k, kind, normalize, scale)
+    k, how = check_choice("router", num_experts, k, kind, normalize, scale)
     expert_bias = as_fp32(fw, "router", "expert_bias", expert_bias)
-    fields = {"logits": logits, "expert_bias": expert_bias}
-    fields.update(zip(("kind", "normalize", "scale"), values))
-    return run(_ROUTER, fw, fields, k)
+    return run(_ROUTER, fw, {"logits": logits, "expert_bias": expert_bias, **how}, k)
 
 
 def check_choice(call, num_experts, k, kind, normalize, scale):
-    """(k, the kind, normalize and scale of moire.h) for a router of `num_experts`."""
+    """(k, its other fields of moire.h) for a router of `num_experts`."""
     k = integer(f"{call}: k", k, 1)
     if k > num_experts:
         raise invalid(f"{call}: k is {k}, must be at most the {num_experts} experts")
@@ -73,7 +71,8 @@ def check_choice(call, num_experts, k, kind, normalize, scale):
     scale = number(f"{call}: scale", scale)
     if scale == 0:  # in moire.h it would mean the default, 1
         raise invalid(f"{call}: scale is 0, must not be: every weight would be 0")
-    return k, (kind, int(flag(f"{call}: normalize", normalize)), scale)
+    normalize = int(flag(f"{call}: normalize", normalize))
+    return k, {"kind": kind, "normalize": normalize, "scale": scale}
 
 
 @replayed
