@@ -28,7 +28,7 @@ std::string refusal(Call&& call) {
 }
 
 std::string error_of(const std::string& line) {
-  return refusal([&] { parse_problem(line); });
+  return refusal([&] { sensible(parse_problem(line)); });
 }
 
 std::string load_error(const std::string& what) {
@@ -42,7 +42,7 @@ TEST(Problem, PrintsALineThatParsesToTheSameProblem) {
   for (int64_t i = 0; i < 2000; ++i) {
     const Problem problem = random_problem(kSeed, i);
     const std::string line = to_line(problem);
-    const Problem again = parse_problem(line);
+    const Problem again = sensible(parse_problem(line));
     EXPECT_EQ(to_line(again), line) << "seed " << kSeed << ", problem " << i;
     EXPECT_EQ(make_splits(again), make_splits(problem)) << line;
     EXPECT_EQ(again.layout.block, problem.layout.block) << line;
@@ -134,8 +134,10 @@ TEST(Problem, RefusesWhatARecipeHasNoUseFor) {
             "\"dtype\": found mxfp8, needed fp32, bf16 or fp16 for op=" + op +
                 ", which has no products");
   }
-  parse_problem(std::string(kPlain) + " op=fc1 b=fp8_block fractional=yes");
-  parse_problem(std::string(kPlain) + " op=quantize element=e5m2 scaling=fp8_block fractional=yes");
+  for (const char* fields : {"op=fc1 b=fp8_block fractional=yes",
+                             "op=quantize element=e5m2 scaling=fp8_block fractional=yes"}) {
+    EXPECT_EQ(error_of(std::string(kPlain) + " " + fields), "");
+  }
 }
 
 TEST(Problem, TakesRowsFromAListOfSplits) {
@@ -295,7 +297,7 @@ TEST(ProblemSource, KnowsEveryShippedName) {
   for (const ShippedFile& file : kShippedFiles) {
     for (const Problem& p : load_problems(file.name)) {
       EXPECT_FALSE(p.name.empty()) << to_line(p);
-      EXPECT_EQ(to_line(parse_problem(to_line(p))), to_line(p));
+      EXPECT_EQ(to_line(sensible(parse_problem(to_line(p)))), to_line(p));
     }
   }
 }

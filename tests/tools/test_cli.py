@@ -353,6 +353,47 @@ class CommandLine(unittest.TestCase):
         for r in results:
             self.assertGreater(r["seconds"]["median"], 0)
 
+    def test_bench_times_the_dtype_of_the_line(self):
+        line = "op=mlp groups=2 hidden=32 ffn=32 rows=40 "
+        kept = "x=fp16 x_columnwise=yes act_columnwise=yes prepared=yes element=e5m2 "
+        for problem, more, dtypes in (
+            (line, [], ["fp32", "bf16"]),
+            (line + "dtype=bf16", [], ["fp32", "bf16"]),
+            (line + "dtype=fp16", [], ["fp32", "fp16"]),
+            (line + "dtype=mxfp8", [], ["fp32", "mxfp8"]),
+            (line, ["--set", "dtype=mxfp8"], ["fp32", "mxfp8"]),
+            (line + "dtype=mxfp8", ["--dtype", "bf16"], ["bf16"]),
+            (line + kept + "dtype=mxfp8", [], ["fp32", "mxfp8"]),
+            (line + kept + "dtype=mxfp8", ["--dtype", "mxfp8"], ["mxfp8"]),
+            (line + kept, ["--dtype", "mxfp8"], ["mxfp8"]),
+            (line, ["--set", "prepared=yes", "--dtype", "mxfp8"], ["mxfp8"]),
+            (line + "dtype=fp8_block emulated=yes fractional=yes", [], ["fp32", "fp8_block"]),
+        ):
+            with self.subTest(problem, more=more):
+                arguments = ["--ops", "mlp", "--time", "0.001", "--json", *more]
+                results = self.json_lines("bench", problem, *arguments)
+                self.assertEqual([r["dtype"] for r in results], dtypes)
+                for word in kept.split() if kept in problem else ():
+                    self.assertIn(word, results[-1]["problem"])
+        more = ["--dtype", "bf16", "--ops", "mlp"]
+        message = self.bad("bench", line + kept + "dtype=mxfp8", *more)
+        self.assertIn('field "x": found dtype=bf16, needed dtype=mxfp8, mxfp8_fast or', message)
+
+    def test_fields_are_judged_beside_what_will_run(self):
+        line = "groups=2 hidden=32 ffn=32 rows=40 x_columnwise=yes"
+        needed = 'field "x_columnwise": found dtype=fp32, needed dtype=mxfp8, mxfp8_fast or'
+        for command in ("explain", "check"):
+            self.good(command, line, "--dtype", "mxfp8")
+            self.good(command, line, "--set", "dtype=fp8_block")
+            self.good(command, line.replace("yes", "no"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "mine.txt")
+            path.write_text(f"{SMALL}\n{line}\n")
+            self.good("explain", str(path), "--dtype", "mxfp8")
+            for command in ("explain", "check", "errors", "bench", "problems"):
+                self.assertIn(f"moire: problem: {needed}", moire(command, line).stderr)
+                self.assertIn(f"mine.txt:2: {needed}", moire(command, str(path)).stderr)
+
     def test_an_unknown_implementation_is_bad_usage(self):
         message = self.bad("check", SMALL, "--implementation", "nope")
         self.assertIn('--implementation: found "nope", needed cpu, cuda, portable or sm90', message)

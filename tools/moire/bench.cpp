@@ -64,12 +64,17 @@ std::vector<BenchResult> run_group(Bench& bench, const Group& group, const Proto
   return results;
 }
 
+// Without what is there for FP8.
+Problem in_fp32(const Problem& p) {
+  return with_settings(p, {"dtype=fp32", "b=same", "x=same", "x_columnwise=no", "act_columnwise=no",
+                           "prepared=no", "element=e4m3", "fractional=no", "emulated=no"});
+}
+
 // Before anything is measured: of the ops, and of the CPU's baselines, whose products are in FP32.
 void require_memory_for(const Context& context, const Group& group) {
   for (const Problem& p : group) require_memory_for(context, p);
   if (!group[0].op->multiplies() || context.device() != Device::kCpu) return;
-  const std::vector<std::string> fp32 = {"dtype=fp32", "b=same", "fractional=no", "emulated=no"};
-  require_memory_for(context, with_settings(group[0], fp32));
+  require_memory_for(context, in_fp32(group[0]));
 }
 
 void write_svg(const std::string& path, const std::vector<BenchResult>& results,
@@ -80,32 +85,40 @@ void write_svg(const std::string& path, const std::vector<BenchResult>& results,
   if (!file) throw UsageError("--svg: ", path, " could not be written to its end");
 }
 
+// What --dtype asks for; else FP32 on a CPU, and the problem's own, or BF16 where that is FP32.
+std::vector<Problem> formats_of(const Options& options, const Problem& problem, bool on_cpu) {
+  std::vector<Problem> formats;
+  for (const std::string& dtype : options.dtypes) {
+    formats.push_back(with_settings(problem, {"dtype=" + dtype}));
+  }
+  if (!formats.empty()) return formats;
+  if (on_cpu) {
+    formats.push_back(problem.is_quantized() ? in_fp32(problem)
+                                             : with_settings(problem, {"dtype=fp32"}));
+  }
+  const bool is_fp32 = problem.dtype == DType::kFP32;
+  formats.push_back(is_fp32 ? with_settings(problem, {"dtype=bf16"}) : problem);
+  return formats;
+}
+
 // On a CPU the dtypes of an op are measured together, on a GPU each alone, its memory given back.
 std::vector<Group> groups_of(const Options& options, bool on_cpu) {
   static const std::vector<std::string> layer_ops = {"fc1", "fc1_dgrad",   "fc1_wgrad",
                                                      "fc2", "mlp_forward", "mlp"};
-  Options plain = options;
-  plain.ops.clear();
-  plain.dtypes.clear();
-  // What is said of the other fields may make sense in the op and dtype that are measured only.
-  std::erase_if(plain.settings, [](const std::string& s) {
-    return !s.starts_with("op=") && !s.starts_with("dtype=");
-  });
   std::vector<Group> groups;
-  for (const Problem& base : collect_problems(plain)) {
-    Options measured = options;
-    measured.problems = {to_line(base)};
-    if (measured.ops.empty() && base.is("mlp")) measured.ops = layer_ops;
-    if (measured.ops.empty()) measured.ops.emplace_back(base.op->name);
-    if (measured.dtypes.empty()) {
-      if (on_cpu) measured.dtypes.emplace_back("fp32");
-      measured.dtypes.emplace_back(base.dtype == DType::kFP16 ? "fp16" : "bf16");
-    }
-    const size_t together = on_cpu ? measured.dtypes.size() : 1;
-    const std::vector<Problem> problems = collect_problems(measured);
-    for (size_t i = 0; i < problems.size(); ++i) {
-      if (i % together == 0) groups.emplace_back();
-      groups.back().push_back(problems[i]);
+  for (const std::string& what : options.problems) {
+    for (const Problem& written : load_problems(what)) {
+      const Problem base = with_settings(written, options.settings);
+      const std::vector<Problem> formats = formats_of(options, base, on_cpu);
+      std::vector<std::string> ops = options.ops;
+      if (ops.empty() && base.is("mlp")) ops = layer_ops;
+      if (ops.empty()) ops.emplace_back(base.op->name);
+      for (const std::string& op : ops) {
+        for (const Problem& format : formats) {
+          if (!on_cpu || &format == &formats.front()) groups.emplace_back();
+          groups.back().push_back(sensible(with_settings(format, {"op=" + op})));
+        }
+      }
     }
   }
   return groups;

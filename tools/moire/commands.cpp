@@ -70,7 +70,7 @@ std::vector<Problem> collect_problems(const Options& options) {
   for (const std::string& what : options.problems) {
     for (const Problem& problem : load_problems(what)) {
       for (const Settings& settings : lists) {
-        problems.push_back(settings.empty() ? problem : with_settings(problem, settings));
+        problems.push_back(sensible(with_settings(problem, settings)));
       }
     }
   }

@@ -85,7 +85,7 @@ int run_errors(const Options& options) {
     Progress progress("recipes", static_cast<int64_t>(std::size(kRows)));
     for (const Row& row : kRows) {
       progress.show(&row - kRows, row.name);
-      const Json errors = errors_of(context, with_settings(p, row.settings));
+      const Json errors = errors_of(context, sensible(with_settings(p, row.settings)));
       progress.clear();
       if (options.json) {
         print_json({{"problem", to_line(p)}, {"recipe", row.name}, {"relative_rms", errors}});

@@ -179,8 +179,9 @@ const Command kCommands[] = {
      "  moire errors cpu:demo --json"},
     {"bench", "Times beside a baseline measured in the same run", run_bench, add_bench,
      "Without --ops a layer is timed as its products, its forward, and forward + backward; "
-     "without --dtype in fp32 and bf16. Ratios are baseline time / our time: above 1 is faster. A "
-     "* marks those measured while something else took part of the machine.\n\n"
+     "without --dtype in fp32 and its own dtype (bf16 where that is fp32). Ratios are baseline "
+     "time / our time: above 1 is faster. A * marks those measured while something else took part "
+     "of the machine.\n\n"
      "Examples:\n"
      "  moire bench cpu                         the standard CPU table\n"
      "  moire bench cpu:square --ops fc1 --dtype fp32 --time 3\n"

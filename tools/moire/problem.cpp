@@ -90,8 +90,16 @@ std::optional<Mistake> find_mistake(const Problem& p) {
   return std::nullopt;
 }
 
+Problem sensible(Problem problem) {
+  if (const auto mistake = find_mistake(problem)) {
+    throw bad(problem.where, mistake->key, mistake->found, mistake->needed);
+  }
+  return problem;
+}
+
 Problem parse_problem(const std::string& line, const std::string& where) {
   Problem problem;
+  problem.where = where;
   const std::vector<std::string> keys = words_of(fields(), &Field::key);
   std::vector<std::string_view> seen;
   const auto is_given = [&](std::string_view key) {
@@ -126,9 +134,6 @@ Problem parse_problem(const std::string& line, const std::string& where) {
     if (field.is_required() && !is_given(field.key)) {
       throw bad(where, field.key, "nothing", field.codec.values);
     }
-  }
-  if (const auto mistake = find_mistake(problem)) {
-    throw bad(where, mistake->key, mistake->found, mistake->needed);
   }
   return problem;
 }

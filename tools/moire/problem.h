@@ -53,6 +53,7 @@ enum class B2Scale : uint8_t { kProbs, kNone, kOwn };
 
 // Its own format is that of `dtype`.
 struct Problem : Format {
+  std::string where = "problem";  // its line stands, as errors name it: "problems/cpu.txt:3"
   std::string name;
   const Op* op = find_op("mlp");
   int64_t groups = 0;
@@ -110,9 +111,12 @@ struct Mistake {
   std::string found, needed;
 };
 std::optional<Mistake> find_mistake(const Problem& problem);
+// The problem, or its mistake as a UsageError: asked of what will run, --set, --ops and --dtype
+// included.
+Problem sensible(Problem problem);
 
-// UsageError names where the line stands ("problems/cpu.txt:3"), the field, what was found and what
-// was needed.
+// Its fields, not yet beside one another. UsageError names where the line stands, the field, what
+// was found and what was needed.
 Problem parse_problem(const std::string& line, const std::string& where = "problem");
 // Every line of a text that is not empty and not a comment ('#').
 std::vector<Problem> parse_problems(std::string_view text, const std::string& file);

@@ -73,7 +73,9 @@ Problem with_settings(const Problem& problem, const std::vector<std::string>& se
     if (sets(field.key) || value.empty()) continue;
     line += text(field.key, "=", is_stale ? "ragged" : value, " ");
   }
-  return parse_problem(line + join(settings, " "));
+  Problem changed = parse_problem(line + join(settings, " "));
+  changed.where = problem.where;
+  return changed;
 }
 
 }  // namespace moire::tool

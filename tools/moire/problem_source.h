@@ -16,10 +16,11 @@ struct ShippedFile {
 extern const std::vector<ShippedFile> kShippedFiles;
 
 // `what` with a '=' is a line, a shipped name its file, else the path of a file. "NAME:CASE" is the
-// one line of a shipped file that has name=CASE. UsageError says what it may be.
+// one line of a shipped file that has name=CASE. As written: sensible() is for what will run.
+// UsageError says what it may be.
 std::vector<Problem> load_problems(const std::string& what);
 
-// The same problem with some fields changed; `settings` are key=value words.
+// The same problem with some fields changed, as written; `settings` are key=value words.
 Problem with_settings(const Problem& problem, const std::vector<std::string>& settings);
 
 }  // namespace moire::tool

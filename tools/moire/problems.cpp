@@ -56,7 +56,7 @@ int run_problems(const Options& options) {
       std::printf("%s\n", paint(Colour::kBold, what).c_str());
     }
     for (const Problem& problem : problems) {
-      const std::string line = to_line(problem);
+      const std::string line = to_line(sensible(problem));
       options.json ? print_json({{"from", what}, {"problem", line}})
                    : static_cast<void>(std::printf("%s\n", wrap_data(line).c_str()));
     }
