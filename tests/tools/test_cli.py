@@ -251,7 +251,18 @@ class CommandLine(unittest.TestCase):
         one, totals = (json.loads(line) for line in result.stdout.splitlines())
         self.assertEqual(one["result"], "unsupported")
         self.assertEqual((totals["passed"], totals["unsupported"]), (0, 1))
-        self.assertEqual(result.returncode, 0)
+
+    def test_check_fails_where_nothing_was_checked(self):
+        nothing = "so nothing was checked; needed no --implementation, or --device cuda"
+        for problem, *more in (["tiny"], [SMALL, "--json"], ["--random", "3", "--ops", "fc1"]):
+            result = moire("check", problem, *more, "--implementation", "sm90")
+            self.assertEqual(result.returncode, 1)
+            self.assertEqual(
+                result.stderr,
+                f"moire: check: found no problem that cpu supports with --implementation sm90, "
+                f"{nothing}\n",
+            )
+        self.good("check", SMALL, "--implementation", "cpu")
 
     def test_bench_ends_with_its_table(self):
         arguments = ["bench", SMALL, "--time", "0.001", "--ops", "fc1", "--dtype", "fp32"]

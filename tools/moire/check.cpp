@@ -185,8 +185,17 @@ int run_check(const Options& options) {
   } else {
     print(totals);
   }
+  const bool has_nothing = totals.passed + totals.failed == 0;
+  if (has_nothing) {
+    const std::string& forced = options.implementation;
+    print_error(text("check: found no problem that ", options.device, " supports",
+                     forced.empty() ? "" : text(" with --implementation ", forced),
+                     ", so nothing was checked; needed ",
+                     forced.empty() ? "" : "no --implementation, or ",
+                     options.device == "cpu" ? "--device cuda" : "--device cpu"));
+  }
   const bool is_short = options.all_supported && totals.unsupported > 0;
-  return totals.failed > 0 || is_short ? kExitFailed : kExitOk;
+  return has_nothing || totals.failed > 0 || is_short ? kExitFailed : kExitOk;
 }
 
 }  // namespace moire::tool
