@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "cases.h"
 #include "commands.h"
@@ -134,9 +135,37 @@ TEST(Problem, RefusesWhatARecipeHasNoUseFor) {
             "\"dtype\": found mxfp8, needed fp32, bf16 or fp16 for op=" + op +
                 ", which has no products");
   }
-  for (const char* fields : {"op=fc1 b=fp8_block fractional=yes",
+  for (const std::string field : {"x_columnwise", "act_columnwise", "prepared"}) {
+    refused("op=fc1 dtype=bf16 " + field + "=yes",
+            "\"" + field + "\": found dtype=bf16, " + needed);
+  }
+  refused("op=fc1_wgrad element=e5m2", "\"element\": found dtype=fp32, " + needed);
+  refused("op=quantize emulated=yes",
+          "\"emulated\": found dtype=fp32, needed dtype=mxfp8_fast or fp8_block");
+  for (const char* fields : {"op=fc1 dtype=mxfp8 x_columnwise=yes act_columnwise=yes prepared=yes",
+                             "op=fc1 b=fp8_block fractional=yes",
+                             "op=convert_scales element=e5m2 direction=columnwise scales=dense",
                              "op=quantize element=e5m2 scaling=fp8_block fractional=yes"}) {
     EXPECT_EQ(error_of(std::string(kPlain) + " " + fields), "");
+  }
+}
+
+TEST(Problem, RefusesWhatAnOpHasNoUseFor) {
+  const std::string fp8_ops =
+      "needed op=quantize, quantize_grad, quantize_weight, dequantize, requantize or "
+      "convert_scales";
+  const std::string product = "needed a single product, as op=fc1 or fc1_wgrad";
+  for (const auto& [op, field, key, needed] :
+       {std::tuple("mlp", "scaling=fp8_block", "scaling", fp8_ops),
+        std::tuple("fc1", "scaling=fp8_tile", "scaling", fp8_ops),
+        std::tuple("glu", "direction=columnwise", "direction", fp8_ops),
+        std::tuple("linear", "direction=both", "direction", fp8_ops),
+        std::tuple("mlp", "scales=dense", "scales", std::string("needed op=convert_scales")),
+        std::tuple("quantize", "scales=padded", "scales", std::string("needed op=convert_scales")),
+        std::tuple("mlp", "b=mxfp8", "b", product), std::tuple("linear", "b=bf16", "b", product),
+        std::tuple("permute", "b=fp8_block", "b", product)}) {
+    EXPECT_EQ(error_of(std::string(kPlain) + " op=" + op + " " + field),
+              std::string("problem: field \"") + key + "\": found op=" + op + ", " + needed);
   }
 }
 

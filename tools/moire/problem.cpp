@@ -22,23 +22,25 @@ std::optional<Mistake> find_mistake(const Problem& p) {
   const bool multiplies = op.multiplies(), routes = p.is("router") || p.is("router_backward");
   const bool reads = p.is("dequantize") || p.is("requantize"), converts = p.is("convert_scales");
   const bool takes_tiles = p.is("quantize_weight") || p.is("dequantize");
-  const bool is_fp8_op = reads || takes_tiles || op.entry() == "quantize";
+  const bool is_fp8_op = reads || takes_tiles || converts || op.entry() == "quantize";
   const bool is_mx = p.scaling == MOIRE_SCALING_MXFP8,
              is_tile = p.scaling == MOIRE_SCALING_FP8_TILE;
-  // What a recipe, or the formats of a product, have no use for is a mistake.
-  const bool is_plain = !p.is_quantized();
-  const bool is_plain_layer = op.is_layer() && is_plain,
-             is_mixed = !op.is_layer() && p.b.has_value();
+  // What the op, a recipe, or the formats of a product have no use for is a mistake. A layer's
+  // products take what it does, and `x` types biases and results of other ops.
+  const bool is_plain = !p.is_quantized(), is_product = multiplies && !op.is_layer();
   const bool has_block =
-      p.recipe == MOIRE_RECIPE_FP8_BLOCK || (is_mixed && p.b->recipe == MOIRE_RECIPE_FP8_BLOCK);
+      p.recipe == MOIRE_RECIPE_FP8_BLOCK || p.b_format().recipe == MOIRE_RECIPE_FP8_BLOCK;
   const bool sums_fast = p.recipe >= MOIRE_RECIPE_MXFP8_FAST;
   const int64_t blocks = std::max<int64_t>(p.layout.block, 1),
                 sum = std::accumulate(p.splits.list.begin(), p.splits.list.end(), int64_t{0});
   const bool is_list = p.splits.kind == Splits::Kind::kList;
   const bool is_one_hot = p.splits.kind == Splits::Kind::kOneHot;
-  const std::string for_op = text(" for op=", op.name), dtype = text("dtype=", dtype_word(p));
+  const std::string here = text("op=", op.name), for_op = " for " + here,
+                    dtype = text("dtype=", dtype_word(p));
   const std::string scaling = find_field("scaling")->codec.write(p);
   const std::string quantised = "dtype=mxfp8, mxfp8_fast or fp8_block, which quantise";
+  const std::string fp8_op =
+      "op=quantize, quantize_grad, quantize_weight, dequantize, requantize or convert_scales";
   const std::pair<bool, Mistake> rules[] = {
       {p.ffn % blocks != 0,
        {"layout", text("blocks of ", blocks), text("a divisor of ffn=", p.ffn)}},
@@ -53,21 +55,24 @@ std::optional<Mistake> find_mistake(const Problem& p) {
       {is_list && sum != p.rows, {"splits", text("a sum of ", sum), text("rows=", p.rows)}},
       {(reads || converts) && p.directions == Directions::kBoth,
        {"direction", "both", "rowwise or columnwise" + for_op}},
-      {is_fp8_op && !takes_tiles && is_tile, {"scaling", scaling, "mxfp8 or fp8_block" + for_op}},
+      {!is_product && p.b.has_value(), {"b", here, "a single product, as op=fc1 or fc1_wgrad"}},
+      {!converts && p.scale_layout != MOIRE_SCALES_SWIZZLED, {"scales", here, "op=convert_scales"}},
+      {!is_fp8_op && p.directions != Directions::kRowwise, {"direction", here, fp8_op}},
+      {!is_fp8_op && !is_mx, {"scaling", here, fp8_op}},
       {converts && !is_mx, {"scaling", scaling, "mxfp8" + for_op}},
+      {is_fp8_op && !takes_tiles && is_tile, {"scaling", scaling, "mxfp8 or fp8_block" + for_op}},
       {is_fp8_op && p.fractional && is_mx, {"fractional", "yes", "no, for scaling=mxfp8"}},
       {!multiplies && !is_plain && !p.is("dispatch"),
        {"dtype", std::string(dtype_word(p)),
         text("fp32, bf16 or fp16", for_op, ", which has no products")}},
-      {is_plain_layer && p.x != DType::kNone, {"x", dtype, quantised}},
-      {is_plain_layer && p.x_columnwise, {"x_columnwise", dtype, quantised}},
-      {is_plain_layer && p.act_columnwise, {"act_columnwise", dtype, quantised}},
-      {is_plain_layer && p.prepared, {"prepared", dtype, quantised}},
-      {is_plain_layer && p.element != DType::kE4M3, {"element", dtype, quantised}},
-      {multiplies && p.fractional && !has_block, {"fractional", dtype, "dtype=fp8_block"}},
-      {multiplies && p.emulated && !sums_fast,
-       {"emulated", dtype, "dtype=mxfp8_fast or fp8_block"}},
-      {multiplies && p.emulated && is_mixed && !p.b_format().is_quantized(),
+      {op.is_layer() && is_plain && p.x != DType::kNone, {"x", dtype, quantised}},
+      {is_plain && p.x_columnwise, {"x_columnwise", dtype, quantised}},
+      {is_plain && p.act_columnwise, {"act_columnwise", dtype, quantised}},
+      {is_plain && p.prepared, {"prepared", dtype, quantised}},
+      {is_plain && !is_fp8_op && p.element != DType::kE4M3, {"element", dtype, quantised}},
+      {!is_fp8_op && p.fractional && !has_block, {"fractional", dtype, "dtype=fp8_block"}},
+      {p.emulated && !sums_fast, {"emulated", dtype, "dtype=mxfp8_fast or fp8_block"}},
+      {p.emulated && !p.b_format().is_quantized(),
        {"emulated", text("b=", dtype_word(p.b_format())), "FP8 operands on both sides"}},
       {!op.is_of_ranks() && p.ranks != 1, {"ranks", text(p.ranks), "1" + for_op}},
       {p.ranks > 1024, {"ranks", text(p.ranks), "at most 1024"}},
