@@ -148,6 +148,10 @@ class CommandLine(unittest.TestCase):
             (["explain", SMALL, "--dtype", "bf61"], "bf16"),
             (["explain", SMALL, "--set", "hiden=3"], "hidden"),
             (["explain", SMALL, "--device", "cdua"], "cuda"),
+            (["explain", SMALL, "--device", "gpu"], "cuda"),
+            (["explain", SMALL + " act=silu layout=ungated"], "act=swiglu order=ungated"),
+            (["explain", SMALL, "--set", "act=relu"], "act=reglu order=ungated"),
+            (["explain", SMALL, "--set", "layout=ungated"], "order=ungated"),
             (["check", SMALL, "--implementation", "portble"], "portable"),
         ):
             self.assertTrue(self.bad(*arguments).endswith(f"; did you mean {meant}?\n"), arguments)

@@ -52,9 +52,10 @@ Context open_context(const Options& options, bool may_plan) {
     }
     wanted.plan_for = options.device;
   } else if (options.device != "cpu" && options.device != "cuda") {
+    const std::string meant = options.device == "gpu" ? "cuda" : options.device;
     throw UsageError("--device: found \"", options.device,
                      "\", needed cpu or cuda, or for explain a GPU to plan for, as sm90",
-                     did_you_mean(options.device, {"cpu", "cuda"}));
+                     did_you_mean(meant, {"cpu", "cuda"}));
   }
   wanted.device = options.device == "cpu" ? Device::kCpu : Device::kCuda;
   wanted.num_threads = options.threads;

@@ -162,6 +162,13 @@ std::string write_layout(const P& p) {
   return text("blocks:", p.layout.block);
 }
 
+// What Python calls experts without a gate, and their activations.
+const Words<std::string_view> kUngated = {{"ungated", "order=ungated"},
+                                          {"silu", "act=swiglu order=ungated"},
+                                          {"gelu_tanh", "act=geglu_tanh order=ungated"},
+                                          {"relu", "act=reglu order=ungated"},
+                                          {"relu2", "act=reglu2 order=ungated"}};
+
 std::vector<Field> make_fields() {
   const auto order = [](P& p) -> int32_t& { return p.layout.order; };
   const auto format = [](P& p) -> Format& { return p; };
@@ -299,6 +306,8 @@ const std::vector<Field>& fields() {
 const Field* find_field(std::string_view key) { return find_row(fields(), &Field::key, key); }
 
 std::string Field::needed(std::string_view found) const {
+  std::string_view meant;
+  if (read_word(kUngated, found, meant)) return text(codec.values, "; did you mean ", meant, "?");
   const bool is_number = codec.values.starts_with("a ");
   return text(codec.values, is_number ? "" : did_you_mean(found, codec.samples));
 }
