@@ -23,7 +23,7 @@ from ..grouped_tensor import GroupedTensor
 from ..groups import Groups
 from ..layouts import GluLayout, GluLayoutLike, check_weight_layout
 from ..operands import Operand
-from ..recipes import RecipeLike
+from ..recipes import Recipe, RecipeLike
 from ..values import flag, integer, torch_device, wrong
 from ..weight_cache import ParameterCopies, Primary
 from ..wgrad import ParameterGradients
@@ -48,6 +48,19 @@ def parameter_options(call, device, dtype):
 
 class OfLayers:
     """Of modules: what they pass on to each GroupedLinear in them."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of all; assigning one gives it to all, or to none where it does not fit."""
+        recipe, *others = dict.fromkeys(layer.recipe for layer in self._layers()) or [Recipe()]
+        if others:
+            raise invalid(f"{type(self).__name__}: layers have {recipe} and {others[0]}, ask each")
+        return recipe
+
+    @recipe.setter
+    def recipe(self, recipe: RecipeLike) -> None:
+        for layer, found in [(layer, layer._fitting(recipe)) for layer in self._layers()]:
+            layer.recipe = found
 
     def weights_changed(self) -> None:
         """As in GroupedLinear, of all."""
@@ -93,7 +106,7 @@ class GroupedLinear(WithoutExtraState):
                     get_rng_state_tracker().fork(name), so that each rank's experts differ
     dtype           of the parameters
     compute_dtype   what operands are cast to (None: as they are, or autocast's)
-    recipe          what products read (see moire.Recipe); in 8 bits the weights' copies are kept
+    recipe          what products read (moire.Recipe), may be assigned; in 8 bits copies are kept
     primary         an 8-bit recipe: the parameter is a GroupedTensor, whose bytes products read;
                     what it was quantised from first is kept on the CPU where
                     preserve_high_precision_init_val says so
@@ -147,9 +160,8 @@ class GroupedLinear(WithoutExtraState):
                 raise wrong(f"{call}: {name}", getattr(self, name), "callable")
         if compute_dtype is not None:
             compute_dtype = Torch.compute_dtype(f"{call}: compute_dtype", compute_dtype)
+        self._copies_of = {}  # by recipe, of which _copies are those that are read
         self.compute_dtype, self.recipe = compute_dtype, recipe
-        has_copies = recipe.is_quantized and self.primary is None
-        self._copies = ParameterCopies(recipe, weight_layout) if has_copies else None
         into = flag(f"{call}: accumulate_into_main_grad", accumulate_into_main_grad)
         later = flag(f"{call}: delay_wgrad_compute", delay_wgrad_compute)
         self._wgrad = ParameterGradients(into, later) if into or later else None
@@ -222,8 +234,8 @@ class GroupedLinear(WithoutExtraState):
         """Says that the weights were written in a way that nobody counts (through `.data`, by
         another library's kernel), not by an optimizer's step: the next forward quantises them anew.
         """
-        if self._copies is not None:
-            self._copies.invalidate()
+        for copies in self._copies_of.values():
+            copies.invalidate()
 
     def forward(
         self,
@@ -270,7 +282,19 @@ class GroupedLinear(WithoutExtraState):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """FSDP2 passes register_parameter by where a module has no __setattr__ of its own."""
+        if name == "recipe":
+            value = self._fitting(value)
+            if value != self.__dict__.get("recipe"):  # graphs read others' copies: they are kept
+                self.weights_changed()
+            has_copies = value.is_quantized and self.primary is None
+            made = ParameterCopies(value, self.weight_layout) if has_copies else None
+            self._copies = made and self._copies_of.setdefault(value, made)
         super().__setattr__(name, value)
+
+    def _fitting(self, recipe):
+        """As a Recipe, or the error that says why this layer cannot have it."""
+        recipe = Recipe.of(recipe, "GroupedLinear: recipe")
+        return Primary.of("GroupedLinear", *self.primary or (None, False), recipe, self.packed)[1]
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)  # which may put new parameters there

@@ -148,6 +148,8 @@ class GroupedMLP(OfLayers, torch.nn.Module):
 
 def fused_options(fc1, activation, fc2, is_first_microbatch):
     """What these modules say of one call of grouped_mlp or moe."""
+    if (recipe := fc1.recipe) is not fc2.recipe and recipe != fc2.recipe:
+        raise invalid(f"GroupedMLP: fc1 has {recipe}, fc2 {fc2.recipe}; assign GroupedMLP.recipe")
     w1, copies1, sink1 = fc1.operands(is_first_microbatch)
     w2, copies2, sink2 = fc2.operands(is_first_microbatch)
     sinks = sink1 or FRESH, sink2 or FRESH
@@ -159,7 +161,7 @@ def fused_options(fc1, activation, fc2, is_first_microbatch):
         "b2_scale": "probs" if fc2.scale_bias else None,
         "act": activation.act,
         "layout": activation.layout,
-        "recipe": fc1.recipe,
+        "recipe": recipe,
         "weight_layout": fc1.weight_layout,
         "compute_dtype": fc1.compute_dtype,
         "w1_quantized": copies1,
