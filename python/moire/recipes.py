@@ -123,6 +123,11 @@ class Recipe:
                 raise invalid(f"Recipe: {found}, needs {' or '.join(names)}")
         object.__setattr__(self, "is_quantized", self.name in _QUANTIZED)
 
+    def __repr__(self):
+        options = [(f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self)[1:]]
+        said = [f", {name}={value!r}" for name, value, default in options if value != default]
+        return f"Recipe({self.name!r}{''.join(said)})"
+
     def __setstate__(self, state):
         self.__init__(**pickled("Recipe", state, [f.name for f in dataclasses.fields(self)]))
 

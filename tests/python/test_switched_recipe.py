@@ -1,4 +1,6 @@
-"""The recipe of a module that is there already, assigned: what a new module would compute."""
+"""The recipe of a module that is there already: assigned, both ways, as a new module would have it;
+and what a module's repr says of it.
+"""
 
 import copy
 import io
@@ -223,3 +225,25 @@ def test_a_captured_graph_reads_its_copies(generator, device):
         wanted = module(x, splits)
         replay()
         assert torch.equal(y, wanted)
+
+
+def test_a_repr_says_what_is_not_as_usual():
+    assert repr(nn.GroupedLinear(E, H, F)) == "GroupedLinear(3, 40, 72, bias=False, packed)"
+    options = {"compute_dtype": torch.bfloat16, "recipe": moire.Recipe("mxfp8", save="input")}
+    options.update(accumulate_into_main_grad=True, delay_wgrad_compute=True)
+    linear = nn.GroupedLinear(E, H, F, bias=True, packed=False, **options)
+    assert repr(linear) == (
+        "GroupedLinear(3, 40, 72, bias=True, listed, compute_dtype=torch.bfloat16, "
+        "recipe=Recipe('mxfp8', save='input'), accumulate_into_main_grad=True, "
+        "delay_wgrad_compute=True)"
+    )
+    linear.recipe = None
+    assert "recipe" not in repr(linear)
+    primary = nn.GroupedLinear(E, H, F, primary="mxfp8")
+    assert repr(primary).endswith("packed, primary=Recipe('mxfp8'))")
+    primary.recipe = "mxfp8_fast"
+    assert repr(primary).endswith("recipe=Recipe('mxfp8_fast'), primary=Recipe('mxfp8'))")
+    assert repr(moire.Recipe()) == "Recipe('as_stored')"
+    changed = moire.Recipe("fp8_block", "e5m2", fractional_scales=True)
+    text = "Recipe('fp8_block', gradient_element='e5m2', fractional_scales=True)"
+    assert repr(changed) == text and eval(text, {"Recipe": moire.Recipe}) == changed

@@ -26,7 +26,7 @@ from ..operands import Operand
 from ..recipes import Recipe, RecipeLike
 from ..values import flag, integer, torch_device, wrong
 from ..weight_cache import ParameterCopies, Primary
-from ..wgrad import ParameterGradients
+from ..wgrad import FRESH, ParameterGradients
 
 # Rows per expert, or the groups that they are.
 Splits = Union[Groups, Integers]
@@ -374,4 +374,13 @@ class GroupedLinear(WithoutExtraState):
     def extra_repr(self) -> str:
         form = "packed" if self.packed else "listed"
         sizes = f"{self.num_groups}, {self.in_features}, {self.out_features}"
-        return f"{sizes}, bias={self.has_bias}, {form}"
+        primary, wgrad = self.primary and self.primary.recipe, self._wgrad or FRESH
+        said = {
+            "compute_dtype": (self.compute_dtype, None),
+            "recipe": (self.recipe, primary or Recipe()),
+            "primary": (primary, None),
+            "accumulate_into_main_grad": (wgrad.accumulate_into_main_grad, False),
+            "delay_wgrad_compute": (wgrad.delayed, False),
+        }
+        options = [f", {n}={value!r}" for n, (value, usual) in said.items() if value != usual]
+        return f"{sizes}, bias={self.has_bias}, {form}{''.join(options)}"
