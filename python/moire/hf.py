@@ -51,8 +51,10 @@ class ExpertsSpec(NamedTuple):
 
 def register(name: str = "moire", recipe: RecipeLike = None) -> None:
     """Makes experts_implementation=`name` available, and ep_implementation=`name` in a
-    DistributedConfig; calling it again is fine. With an 8-bit `recipe` the experts' weights are
-    quantised when they change, and everything else on the fly.
+    DistributedConfig. With an 8-bit `recipe` the experts' weights are quantised when they change,
+    and everything else on the fly.
+
+    Calling it again is fine; a name that has another recipe, or is not moire's, is an error.
     """
     if not isinstance(name, str):
         raise invalid(f"moire.hf.register: name is {described(name)}, must be a string")
@@ -65,19 +67,40 @@ def register(name: str = "moire", recipe: RecipeLike = None) -> None:
             "install 'transformers>=5'"
         ) from e
     forward = functools.partial(experts_forward, recipe=recipe)
-    for interface in (ExpertsInterface, *_interfaces_of_quantised_experts()):
-        interface.register(name, forward)
-    _register_expert_parallelism(name)
+    made = dict.fromkeys((ExpertsInterface, *_interfaces_of_quantised_experts()), forward)
+    made.update(_expert_parallelism(name))
+    for interface in made:
+        _check_is_free(name, recipe, interface().get(name, forward))
+    for interface, implementation in made.items():
+        interface.register(name, implementation)
 
 
-def _register_expert_parallelism(name):
-    """How experts of other ranks get their tokens, for a transformers that asks."""
+def _check_is_free(name, recipe, found):
+    """`found` is what the name stands for now."""
+    call, made_by = "moire.hf.register", getattr(getattr(found, "func", found), "__module__", None)
+    if name == "eager" or made_by != __name__:  # "eager" stands in no registry
+        raise invalid(
+            f"{call}: name is {name!r}, which is an implementation of transformers or of another "
+            f"library, for all who ask for that; choose another name, such as 'moire'"
+        )
+    theirs = getattr(found, "keywords", {}).get("recipe", recipe)
+    if theirs != recipe:
+        raise invalid(
+            f"{call}: name is {name!r}, which is registered with {theirs}, and models may run it; "
+            f"register {recipe} under another name"
+        )
+
+
+def _expert_parallelism(name):
+    """How experts of other ranks get their tokens, for a transformers that asks: by its registry
+    of these.
+    """
     try:
         from transformers.distributed import expert_parallel as theirs
 
         from .expert_parallel import ExpertParallel
     except ImportError:
-        return
+        return {}
 
     class MoireEP(theirs.EPImplementation):
         """A token goes once to each rank that has one of its experts, whichever implementation of
@@ -103,7 +126,7 @@ def _register_expert_parallelism(name):
             y = self.experts_forward(received.x, torch.where(idx < 0, nobody, idx), weights)
             return self.ranks.combine(y, received)
 
-    theirs.EPImplementationInterface.register(name, MoireEP)
+    return {theirs.EPImplementationInterface: MoireEP}
 
 
 def _interfaces_of_quantised_experts():

@@ -341,6 +341,48 @@ def test_experts_run_in_8_bits_where_a_recipe_is_registered(generator, recipe):
         moire.hf.register("other", recipe="fp4")
 
 
+def test_names_that_others_registered_are_refused_and_stay_as_they_were():
+    from transformers.integrations.moe import ExpertsInterface
+
+    def theirs():
+        pass
+
+    ExpertsInterface.register("of_another_library", theirs)
+    names = ["eager", "grouped_mm", "batched_mm", "of_another_library"]
+    try:
+        from transformers.distributed.expert_parallel import EPImplementationInterface
+    except ImportError:
+        registries = [ExpertsInterface]
+    else:
+        registries, names = [ExpertsInterface, EPImplementationInterface], [*names, "all_to_all"]
+    before = [dict(registry()) for registry in registries]
+    for name in names:
+        with pytest.raises(moire.InvalidArgument) as e:
+            moire.hf.register(name, recipe="mxfp8")
+        assert f"name is {name!r}, which is an implementation of transformers or of" in str(e.value)
+        assert "choose another name, such as 'moire'" in str(e.value)
+    assert before == [dict(registry()) for registry in registries]
+
+
+def test_a_name_keeps_its_recipe(generator):
+    """Models may run under it."""
+    quantized = moire.Recipe("mxfp8", save="input")
+    for recipe in (quantized, moire.Recipe("mxfp8", save="input")):
+        moire.hf.register("kept", recipe=recipe)
+    model, ids = build("Mixtral", 1), torch.randint(64, (2, 12), generator=generator)
+    model.set_experts_implementation("kept")
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits
+        with pytest.raises(moire.InvalidArgument) as e:
+            moire.hf.register("kept")
+        assert torch.equal(model(input_ids=ids).logits, wanted)
+    assert str(e.value) == (
+        "moire.hf.register: name is 'kept', which is registered with Recipe('mxfp8', save='input'),"
+        " and models may run it; register Recipe('as_stored') under another name"
+    )
+    moire.hf.register("kept", recipe=quantized)
+
+
 @pytest.mark.parametrize("part", [lambda p: p, lambda p: p.to_local()], ids=["whole", "local"])
 def test_experts_in_8_bits_follow_what_is_written_into_shards(generator, device, part):
     """Of FSDP2, applied to modules around them: gathering counts no write."""
