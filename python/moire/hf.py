@@ -23,10 +23,10 @@ from .errors import invalid, unsupported
 from .functional import moe
 from .layouts import Activation, GluLayout
 from .recipes import Recipe, RecipeLike
-from .values import described
+from .values import described, wrong
 from .weight_cache import ParameterCopies
 
-__all__ = ["ExpertsSpec", "experts_forward", "recognise", "register"]
+__all__ = ["ExpertsSpec", "experts_forward", "recognise", "register", "weights_changed"]
 
 # What transformers' use_experts_implementation gives every experts module.
 _NEEDS = ("has_gate", "has_bias", "is_transposed", "down_proj")
@@ -175,6 +175,18 @@ def experts_forward(
         **_copies(self, spec, recipe, {"w1_quantized": w1, "w2_quantized": w2}),
     )
     return y.to(hidden_states.dtype)
+
+
+def weights_changed(model: torch.nn.Module) -> None:
+    """Says that weights of experts in it (or of the experts module that it is) were written in a
+    way that nobody counts, through `.data` or by another library's kernel, not by an optimizer's
+    step: the next forward in 8 bits quantises them anew.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise wrong("moire.hf.weights_changed: model", model, "a torch.nn.Module")
+    for module in model.modules():
+        for copies in vars(module).get("_moire_copies", {}).values():
+            copies.invalidate()
 
 
 def _fc1(experts):

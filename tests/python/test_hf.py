@@ -341,6 +341,26 @@ def test_experts_run_in_8_bits_where_a_recipe_is_registered(generator, recipe):
         moire.hf.register("other", recipe="fp4")
 
 
+@pytest.mark.parametrize("part", ["model", "experts"])
+def test_experts_in_8_bits_follow_writes_through_data_once_they_are_said(generator, part):
+    moire.hf.register("moire_mxfp8", recipe="mxfp8")
+    model = build("Mixtral", 1)
+    model.set_experts_implementation("moire_mxfp8")
+    experts, ids = experts_of(model), torch.randint(64, (2, 12), generator=generator)
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        for p in experts.parameters():
+            p.data.mul_(3)  # which nobody counts
+        assert torch.equal(model(input_ids=ids).logits, before)
+        moire.hf.weights_changed({"model": model, "experts": experts}[part])
+        after = model(input_ids=ids).logits
+        experts.__dict__.pop("_moire_copies")
+        assert torch.equal(model(input_ids=ids).logits, after) and not torch.equal(after, before)
+    moire.hf.weights_changed(torch.nn.Linear(2, 2))  # has no experts
+    with pytest.raises(moire.InvalidArgument, match="weights_changed: model is 5, must be a torch"):
+        moire.hf.weights_changed(5)
+
+
 def test_names_that_others_registered_are_refused_and_stay_as_they_were():
     from transformers.integrations.moe import ExpertsInterface
 
