@@ -403,6 +403,17 @@ def test_a_name_keeps_its_recipe(generator):
     moire.hf.register("kept", recipe=quantized)
 
 
+def test_a_saved_model_is_told_its_implementation_again(tmp_path):
+    """As the guide says of transformers."""
+    model = build("Mixtral", 1)
+    model.set_experts_implementation("moire")
+    model.save_pretrained(tmp_path)
+    load = transformers.MixtralForCausalLM.from_pretrained
+    assert load(tmp_path).config._experts_implementation != "moire"
+    again = load(tmp_path, experts_implementation="moire")
+    assert again.config._experts_implementation == "moire"
+
+
 @pytest.mark.parametrize("part", [lambda p: p, lambda p: p.to_local()], ids=["whole", "local"])
 def test_experts_in_8_bits_follow_what_is_written_into_shards(generator, device, part):
     """Of FSDP2, applied to modules around them: gathering counts no write."""
