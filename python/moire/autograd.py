@@ -12,6 +12,7 @@ from typing import Any
 
 from . import context, invoke, tapes
 from .arrays import Torch, torch, version_of, was_written
+from .errors import unsupported
 from .invoke import ENTRIES
 from .values import tensors_of
 
@@ -209,7 +210,25 @@ if torch is not None:
 
         @staticmethod
         def backward(ctx, *grads):
-            return (_passed_back_once if torch.is_grad_enabled() else _passed_back)(ctx, *grads)
+            if not torch.is_grad_enabled():
+                return _passed_back(ctx, *grads)
+            with torch.no_grad():  # which takes a while
+                found = _passed_back(ctx, *grads)
+            if torch.compiler.is_compiling():
+                return found
+            return _FirstOrder.apply(torch.empty(0, requires_grad=True), *found)
+
+    class _FirstOrder(torch.autograd.Function):
+        """Gradients that have none, whatever came in, by which alone once_differentiable goes."""
+
+        @staticmethod
+        def forward(ctx, _, *grads):
+            return grads
+
+        @staticmethod
+        def backward(ctx, *_):
+            found = "a second is asked for (create_graph=True)"
+            raise unsupported(f"backward: moire has first derivatives only, but {found}")
 
     def _passed_back(ctx, *grads):
         """What autograd gets for each argument of a call."""
@@ -223,8 +242,6 @@ if torch is not None:
         run = functools.partial(ctx.gradients, saved, grads, (False, *needs))
         call = how, tensors, named(spec, needs), named(spec, likes)
         return _in_row(spec, op.gradients_into(sinks, within, run, *call))
-
-    _passed_back_once = once_differentiable(_passed_back)  # whose no_grad() takes a while
 
     def _of_outputs(op, grads):
         return {f"grad_{name}": grad for name, grad in zip(op.outputs, grads)}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import truth
+from torch.utils.checkpoint import checkpoint
 from truth_fp8 import numpy_of
 from truth_recipes import FORMS
 
@@ -164,6 +165,69 @@ def test_types_are_those_of_what_was_given(generator):
     found = moire.grouped_mlp_backward(grad_y, x, w1, t["w2"], groups(), recipe="mxfp8")
     assert found.x.dtype == torch.bfloat16 and found.w1.dtype == torch.float32
     assert not found.x.requires_grad and not found.w1.requires_grad
+
+
+def _routed(t):
+    idx = torch.arange(42)[:, None] % 3
+    return {"topk_idx": idx, "topk_weights": t["probs"].sigmoid()[:, None]}
+
+
+def _mlp(x, t):
+    return moire.grouped_mlp(x, t["w1"], t["w2"], groups())
+
+
+def _moe(x, t):
+    return moire.moe(x, t["w1"], t["w2"], **_routed(t))
+
+
+def _unpermuted(x, t):
+    plan = moire.make_plan(_routed(t)["topk_idx"], 3)
+    rows, probs = moire.permute(x, plan, topk_weights=x[:, :1].sigmoid())
+    return moire.unpermute(rows, plan, weights=probs[:, None])
+
+
+OF_X = {
+    "mlp": _mlp,
+    "mlp in 8 bits": lambda x, t: moire.grouped_mlp(x, t["w1"], t["w2"], groups(), recipe="mxfp8"),
+    "linear": lambda x, t: moire.grouped_linear(x, t["w1"], groups()),
+    "grouped_mm": lambda x, t: moire.grouped_mm(x, t["w1"].mT, groups().offsets[1:]),
+    "glu": lambda x, t: moire.glu(x),
+    "moe": _moe,
+    "router": lambda x, t: moire.router(x, 2)[1],
+    "permute and unpermute": _unpermuted,
+    "checkpoint": lambda x, t: checkpoint(_mlp, x, t, use_reentrant=False),
+}
+
+
+@pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()])
+@pytest.mark.parametrize("name", OF_X)
+def test_a_second_derivative_is_an_error_whatever_comes_in(generator, name, loss):
+    """Torch's once_differentiable says nothing where the incoming gradient is a constant."""
+    t = make(generator)
+    for _ in range(3):  # also of calls that are made again
+        x = t["x"].clone().requires_grad_()
+        (wanted,) = torch.autograd.grad(loss(OF_X[name](x.tanh(), t)), x)
+        (grad,) = torch.autograd.grad(loss(OF_X[name](x.tanh(), t)), x, create_graph=True)
+        assert torch.equal(grad, wanted)
+        with pytest.raises(moire.Unsupported, match="a second is asked for"):
+            grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("into_main_grad", [False, True])
+def test_a_graph_of_gradients_that_nobody_reads_changes_none(generator, into_main_grad):
+    options = {"bias": True, "accumulate_into_main_grad": into_main_grad}
+    mlp, x, buffer = moire.nn.GroupedMLP(3, H, F, **options), make(generator)["x"], None
+    found = []
+    for create_graph in (False, True):
+        for p in mlp.parameters():
+            p.grad, p.main_grad, p.grad_added_to_main_grad = None, torch.zeros_like(p), False
+        buffer, leaf = torch.empty_like(x), x.clone().requires_grad_()
+        y = mlp(leaf, groups(), grad_x_out=buffer)
+        y.square().sum().backward(create_graph=create_graph)
+        names = ("grad", "main_grad") if not into_main_grad else ("main_grad",)
+        found.append([leaf.grad, *(getattr(p, name) for p in mlp.parameters() for name in names)])
+        assert not buffer.requires_grad
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize(

@@ -280,13 +280,6 @@ def test_no_graph_keeps_nothing(generator):
     assert not y.requires_grad and torch.equal(y, run(values, splits))
 
 
-def test_a_second_derivative_is_not_offered(generator):
-    values = make(generator, [3], torch.float32)
-    values["x"].requires_grad_()
-    (grad,) = torch.autograd.grad(run(values, [3]).sum(), values["x"], create_graph=True)
-    assert not grad.requires_grad
-
-
 def test_the_result_and_the_gradient_of_x_go_into_the_callers_buffers(generator):
     splits = [3, 4]
     values = make(generator, splits, torch.float32, tail=2)
