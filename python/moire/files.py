@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Optional, Union
 
@@ -13,7 +14,7 @@ import numpy as np
 from .arrays import DEFAULT, Numpy, Torch, framework_of
 from .errors import Code, InvalidArgument, error, invalid
 from .grouped_tensor import GroupedTensor
-from .values import choice, dtype_name, file_path, wrong
+from .values import choice, dtype_name, file_path, mapping, wrong
 
 # Element types of safetensors, by the names that NumPy and Torch share; E8M0 scales are bytes.
 _FILE_DTYPES = {
@@ -32,12 +33,12 @@ _FILE_DTYPES = {
     "I64": "int64",
 }
 _SAVED_DTYPES = {*_FILE_DTYPES.values(), "float8_e8m0fnu"}
-_TAGS = "moire."
+_TAGS, _OF_MODULES = "moire.", "moire"
 
 
 def save_safetensors(tensors: Mapping[str, Any], path: Union[str, os.PathLike[str]]) -> None:
-    """GroupedTensors and arrays, a dict by name, into one file; tags go into its metadata. The file
-    is written beside `path` and renamed, so that a failure leaves nothing half-written.
+    """GroupedTensors and arrays, a dict by name, into one file; tags go into its metadata, those of
+    a module's state_dict too. It is written beside `path` and renamed: never half-written.
     """
     call = "save_safetensors"
     _safetensors(call)
@@ -65,6 +66,8 @@ def save_safetensors(tensors: Mapping[str, Any], path: Union[str, os.PathLike[st
     arrays = _with_memory_of_their_own(call, fw, arrays)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if of_modules := getattr(tensors, "_metadata", None):
+            metadata[_OF_MODULES] = json.dumps(of_modules)
         kind = "torch" if fw is Torch else "numpy"
         save_file = importlib.import_module(f"safetensors.{kind}").save_file
         beside.touch()  # the system's word on what stands in the way
@@ -100,8 +103,8 @@ def _with_memory_of_their_own(call, fw, arrays):
 def load_safetensors(
     path: Union[str, os.PathLike[str]], framework: Optional[str] = None
 ) -> dict[str, Any]:
-    """The dict that save_safetensors was given, on the CPU. `framework`: "torch", or "numpy", which
-    is the default where there is no Torch.
+    """The dict that save_safetensors was given, with its tags, on the CPU. `framework`: "torch", or
+    "numpy", which is the default where there is no Torch.
     """
     call = "load_safetensors"
     path = file_path(f"{call}: path", path)
@@ -123,7 +126,14 @@ def load_safetensors(
             tensors[name] = GroupedTensor.from_state_dict(state, json.loads(text))
         except (InvalidArgument, ValueError, RecursionError) as e:
             raise error(Code.IO, f"{call}: {path}: {name!r} is no GroupedTensor: {e}") from e
-    return {**arrays, **tensors}
+    result = OrderedDict({**arrays, **tensors})
+    if _OF_MODULES in metadata:
+        try:
+            of_modules = mapping("'moire'", json.loads(metadata[_OF_MODULES]))
+            result._metadata = {n: mapping(f"{n!r}", tags) for n, tags in of_modules.items()}
+        except (InvalidArgument, ValueError, RecursionError) as e:
+            raise error(Code.IO, f"{call}: {path}: in the file's metadata {e}") from e
+    return result
 
 
 def _array(fw, call, path, name, dtype, shape, data):

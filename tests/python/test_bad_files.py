@@ -111,6 +111,24 @@ def test_a_file_whose_tags_are_none_is_refused(tmp_path, tags):
     assert e.value.code == moire.Code.IO
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "5", "null", '{"fc1": 5}', "{"])
+def test_a_file_whose_tags_of_modules_are_none_is_refused(tmp_path, text):
+    torch_files = pytest.importorskip("safetensors.torch")
+    torch_files.save_file({"t": torch.ones(2)}, tmp_path / "file", {"moire": text})
+    with pytest.raises(moire.Error, match="load_safetensors: .*: in the file's metadata") as e:
+        moire.load_safetensors(tmp_path / "file")
+    assert e.value.code == moire.Code.IO
+
+
+def test_tags_that_no_file_takes_are_refused(tmp_path):
+    pytest.importorskip("safetensors")
+    state = OrderedDict(t=torch.ones(2))
+    state._metadata = {"": {"of": {1, 2}}}
+    with pytest.raises(moire.Error, match="save_safetensors: .*set is not JSON serializable"):
+        moire.save_safetensors(state, tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
 VALUES = {
     "GroupedTensor": made(),
     "Groups": G,

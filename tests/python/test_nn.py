@@ -235,6 +235,40 @@ def test_tags_survive_torch_save():
         mlp().load_state_dict(torch.load(file, weights_only=True))
 
 
+@pytest.mark.parametrize("options", [{}, {"packed": False}, {"primary": "mxfp8"}], ids=str)
+def test_tags_survive_moires_files(tmp_path, generator, options):
+    files = pytest.importorskip("safetensors.torch")
+    path, wide = tmp_path / "file", {"bias": True, **options}
+    source = nn.GroupedMLP(E, 64, 64, layout=32, **wide)
+    model = torch.nn.Sequential(source, torch.nn.BatchNorm1d(64))
+    moire.save_safetensors(model.state_dict(), path)
+    found = moire.load_safetensors(path)
+    assert found._metadata == model.state_dict()._metadata
+    other = torch.nn.Sequential(nn.GroupedMLP(E, 64, 64, **wide), torch.nn.BatchNorm1d(64))
+    with pytest.raises(RuntimeError, match="glu_layout is 'interleaved blocks of 32, gate first'"):
+        other.load_state_dict(found)
+    other.load_state_dict(nn.convert_state_dict(found, other))
+    x = truth.draw(generator, sum(SPLITS), 64)
+    wanted = source(x, SPLITS).double()
+    truth.assert_close(other[0](x, SPLITS), wanted, torch.float32, 64)
+    model.load_state_dict(found)
+    moire.save_safetensors(found, path)  # and again
+    assert moire.load_safetensors(path)._metadata == found._metadata
+    name = "bias" if source.fc1.packed else "bias0"
+    assert torch.equal(files.load_file(path)[f"0.fc1.{name}"], getattr(source.fc1, name))
+    moire.save_safetensors(dict(model.state_dict()), path)  # without tags, as it was built
+    assert not hasattr(moire.load_safetensors(path), "_metadata")
+    plain = moire.load_safetensors(path)
+    if "primary" not in options:
+        other.load_state_dict(plain)
+        return
+    wide.pop("primary")  # 8-bit weights have a layout of their own
+    for module in (other, torch.nn.Sequential(nn.GroupedMLP(E, 64, 64, **wide), other[1])):
+        with pytest.raises(RuntimeError, match="gate and up lie as 'interleaved blocks of 32, "):
+            module.load_state_dict(plain)
+        module.load_state_dict(nn.convert_state_dict(plain, module, glu_layout=32))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 @pytest.mark.parametrize(
     "options",

@@ -3,7 +3,7 @@
 Parameters are packed (`weight` [E, out, in], `bias` [E, out]) or listed (`weight0`, `bias0`, ...);
 the state_dict of either form loads into either. What shapes cannot tell, the orientation of the
 weights and the layout of gate and up, is kept as tags in the state_dict's metadata and checked on
-load; where a file format dropped the metadata (safetensors), the module's own are believed.
+load; where a file format dropped the metadata (safetensors' own), the module's are believed.
 """
 
 from __future__ import annotations
@@ -364,6 +364,10 @@ class GroupedLinear(WithoutExtraState):
             if packed not in state_dict:  # Transformer Engine saves both
                 state_dict[packed] = torch.stack(given)
         given = state_dict.get(packed)
+        theirs = given.layout if isinstance(given, GroupedTensor) else None
+        if None not in (theirs, self.glu_layout) and theirs != self.glu_layout:
+            found = f"{packed}: gate and up lie as '{theirs}' but the module was built with"
+            return f"{found} '{self.glu_layout}'; convert_state_dict(…, glu_layout=) turns them"
         if isinstance(given, GroupedTensor) and self.primary is None:
             given = state_dict[packed] = given.dequantize(self._all("weight")[0].dtype)
         has_all = isinstance(given, torch.Tensor) and given.shape[:1] == (self.num_groups,)
