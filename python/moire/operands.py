@@ -196,6 +196,7 @@ class Operands:
             is_gathered = fields.get("row_idx") is not None
             saves_copy = needs_w and self.copy is None and recipe.saves_copy(is_gathered)
             self.give_copies_of_x(needs_w)
+        self._check_experts(op)
         keeps = is_wanted and saves_z, is_wanted and saves_act, needs_w, saves_copy and saves_z
         how = How(recipe, self.compute_dtype, *keeps, self.grad_x_out, out_dtype, route)
         y = run(op, fw, fields, how, is_wanted or has_history, sinks)
@@ -214,6 +215,7 @@ class Operands:
                     f"weight itself, and its copies as {w}_quantized"
                 )
         self.give_copies_of_x(op.weights[0] in wants, needs_rows="z" in made and made["z"] is None)
+        self._check_experts(op)
         how = How(self.recipe, needs_columns=op.weights[0] in wants, is_in_order=True)
         spec, arrays, values = parted(self.fields, op.arrays)
         fields = named(spec, [fw.detached(array) for array in arrays])
@@ -233,6 +235,14 @@ class Operands:
             if w in wants and fields[w][0].ndim == 3:
                 (found[w],) = found[w]
         return {name: found[name] for name in wants}
+
+    def _check_experts(self, op):
+        """That each has its split: what moire.h would say is that weights have another shape."""
+        groups = self.fields["num_groups"]
+        for name in op.weights:
+            if (experts := self.weight_shape(name)[0]) != groups:
+                found = f"there are {groups} splits, but {name} has {experts} experts"
+                raise invalid(f"{self.call}: {found}; one without rows needs a 0")
 
     def _check_copies(self, op, wants):
         """Without a master to quantise, a backward needs the copy of the other direction."""

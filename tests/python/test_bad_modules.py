@@ -135,6 +135,31 @@ def test_refused(call, message):
     assert e.value.code == moire.Code.INVALID_ARGUMENT
 
 
+OF_TWO = {"list": [50, 50], "tensor": torch.tensor([50, 50]), "ends": moire.Groups(ends=[50, 100])}
+
+
+@pytest.mark.parametrize("splits", OF_TWO)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    "options", [{}, {"packed": False}, {"recipe": "mxfp8"}, {"primary": "mxfp8"}], ids=str
+)
+def test_splits_of_another_number_of_experts_are_named(options, device, splits):
+    splits, x = OF_TWO[splits], torch.ones(100, 64, device=device)
+    groups = splits if isinstance(splits, moire.Groups) else moire.Groups(splits=splits)
+    said = "there are 2 splits, but {} has 8 experts; one without rows needs a 0"
+    options = {**options, "device": device}
+    linear, mlp = nn.GroupedLinear(8, 64, 64, **options), nn.GroupedMLP(8, 64, 64, **options)
+    for module, name in ((linear, "w"), (mlp, "w1")):
+        with pytest.raises(moire.InvalidArgument, match=said.format(name)):
+            module(x, splits)
+    given = x, linear.weights(), groups
+    recipe = "mxfp8" if "primary" in options else None
+    with pytest.raises(moire.InvalidArgument, match=said.format("w")):
+        moire.grouped_linear(*given, recipe=recipe)
+    with pytest.raises(moire.InvalidArgument, match=said.format("w")):
+        moire.grouped_linear_backward(x, *given, recipe=recipe, wants=["x"])
+
+
 def test_numpy_integers_are_sizes():
     layer = experts(num_groups=np.int64(2), hidden=np.int32(8), width=np.int16(10))
     assert layer(X, [np.int64(2), 4]).shape == (6, 8)
