@@ -227,8 +227,7 @@ if torch is not None:
 
         @staticmethod
         def backward(ctx, *_):
-            found = "a second is asked for (create_graph=True)"
-            raise unsupported(f"backward: moire has first derivatives only, but {found}")
+            raise unsupported("backward: a second derivative is asked for, moire has the first")
 
     def _passed_back(ctx, *grads):
         """What autograd gets for each argument of a call."""

@@ -237,12 +237,9 @@ class Operands:
         return {name: found[name] for name in wants}
 
     def _check_experts(self, op):
-        """That each has its split: what moire.h would say is that weights have another shape."""
-        groups = self.fields["num_groups"]
         for name in op.weights:
-            if (experts := self.weight_shape(name)[0]) != groups:
-                found = f"there are {groups} splits, but {name} has {experts} experts"
-                raise invalid(f"{self.call}: {found}; one without rows needs a 0")
+            if (experts := self.weight_shape(name)[0]) != (n := self.fields["num_groups"]):
+                raise invalid(f"{self.call}: there are {n} splits but {name} has {experts} experts")
 
     def _check_copies(self, op, wants):
         """Without a master to quantise, a backward needs the copy of the other direction."""

@@ -209,7 +209,7 @@ def test_a_second_derivative_is_an_error_whatever_comes_in(generator, name, loss
         (wanted,) = torch.autograd.grad(loss(OF_X[name](x.tanh(), t)), x)
         (grad,) = torch.autograd.grad(loss(OF_X[name](x.tanh(), t)), x, create_graph=True)
         assert torch.equal(grad, wanted)
-        with pytest.raises(moire.Unsupported, match="a second is asked for"):
+        with pytest.raises(moire.Unsupported, match="a second derivative is asked for"):
             grad.square().sum().backward()
 
 

@@ -378,7 +378,7 @@ def test_double_backward_is_refused(replays):
         function, given = of_mlp()(torch.float32)
         x = given["x"].requires_grad_()
         (grad,) = torch.autograd.grad(function(**given).sum(), x, create_graph=True)
-        with pytest.raises(moire.Unsupported, match="a second is asked for"):
+        with pytest.raises(moire.Unsupported, match="a second derivative is asked for"):
             grad.sum().backward()
 
 
