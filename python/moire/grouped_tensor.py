@@ -306,6 +306,8 @@ class GroupedTensor(Interchangeable):
 
     def _check_alike(self, call, other):
         ours = self._traits()
+        if (form := other.format) != self.format:
+            raise invalid(f"{call}: format is {form}, must be {self.format}; give its dequantize()")
         for name, found in other._traits().items():
             if name != "layout" or None not in (found, ours[name]):  # which not all are tagged with
                 self.check_same(call, name, found, ours[name])

@@ -291,9 +291,15 @@ def test_a_state_dict_in_another_format_is_refused():
     primary, _ = of("mxfp8")
     other, _ = of("fp8_block")
     before = other.fc1.weight.clone()
-    with pytest.raises(RuntimeError, match="fc1.weight.*copy_: format is mxfp8, must be fp8_tile"):
-        other.load_state_dict(primary.state_dict())
+    said = r"format is mxfp8, must be fp8_tile; give its dequantize\(\)"
+    for assign in (False, True):
+        with pytest.raises(RuntimeError, match=f"fc1.weight: {said}"):
+            other.load_state_dict(primary.state_dict(), assign=assign)
+    with pytest.raises(moire.InvalidArgument, match=f"copy_: {said}"), torch.no_grad():
+        other.fc1.weight.copy_(primary.fc1.weight)
     assert_same_bytes(other.fc1.weight, before)
+    values = {name: t.dequantize() for name, t in primary.state_dict().items()}
+    assert not other.load_state_dict(values).missing_keys
 
 
 @pytest.mark.parametrize("packed", [True, False])

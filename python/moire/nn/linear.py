@@ -366,10 +366,11 @@ class GroupedLinear(WithoutExtraState):
         given = state_dict.get(packed)
         theirs = given.layout if isinstance(given, GroupedTensor) else None
         if None not in (theirs, self.glu_layout) and theirs != self.glu_layout:
-            found = f"{packed}: gate and up lie as '{theirs}' but the module was built with"
-            return f"{found} '{self.glu_layout}'; convert_state_dict(…, glu_layout=) turns them"
+            return f"{packed} lies as '{theirs}', not '{self.glu_layout}'; see convert_state_dict"
         if isinstance(given, GroupedTensor) and self.primary is None:
             given = state_dict[packed] = given.dequantize(self._all("weight")[0].dtype)
+        elif isinstance(given, GroupedTensor) and given.form != (form := self.recipe.weight_format):
+            return f"{packed}: format is {given.format}, must be {form.name}; give its dequantize()"
         has_all = isinstance(given, torch.Tensor) and given.shape[:1] == (self.num_groups,)
         if has_all and not self.packed:
             state_dict.update(zip(listed, state_dict.pop(packed).unbind()))
