@@ -281,7 +281,7 @@ class GroupedLinear(WithoutExtraState):
         self._note_weights()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """FSDP2 passes register_parameter by where a module has no __setattr__ of its own."""
+        """A recipe comes with its copies. FSDP2 passes register_parameter by without this method."""
         if name == "recipe":
             value = self._fitting(value)
             if value != self.__dict__.get("recipe"):  # graphs read others' copies: they are kept
