@@ -42,10 +42,7 @@ INVALID = [
     ),
     (lambda: linear(w=[]), "grouped_linear: w is an empty list"),
     (lambda: linear(w=[W1[0], W1[0, 1:]]), "w[1] is float32 [19, 8] but w[0] is float32 [20, 8]"),
-    (
-        lambda: linear(w=W1[:1]),
-        "grouped_linear: w is fp32 [1, 20, 8], needs [G, out, in] = [2, 20, 8]",
-    ),
+    (lambda: linear(w=W1[:1]), "grouped_linear: there are 2 splits but w has 1 experts"),
     (
         lambda: linear(groups=[2, 4]),
         "grouped_linear: groups is a list, must be moire.Groups(splits=...)",
