@@ -281,7 +281,7 @@ class GroupedLinear(WithoutExtraState):
         self._note_weights()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A recipe comes with its copies. FSDP2 passes register_parameter by without this method."""
+        """A recipe comes with its copies. FSDP2 passes register_parameter by without a method."""
         if name == "recipe":
             value = self._fitting(value)
             if value != self.__dict__.get("recipe"):  # graphs read others' copies: they are kept
