@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tests/gpu/bad_splits.h"
-#include "tests/ops/quantize_support.h"
+#include "tests/gpu/quantize_call.h"
 
 namespace moire::test {
 namespace {
@@ -13,18 +13,9 @@ namespace {
 TEST_F(BadSplits, OfTheOpsOn8BitsAreReported) {
   for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
     Random random;
-    TestTensor x(DType::kBF16, {25, 264}), decoded(DType::kFP32, {25, 264});
-    x.randomize(random);
-    const auto copy = [&](int32_t direction) {
-      return TestCopy(DType::kE4M3, scaling, direction, batch.groups(), 264);
-    };
-    const TestCopy rows = copy(MOIRE_ROWWISE), columns = copy(MOIRE_COLUMNWISE);
-    QuantizeArgs quantized;
-    quantized.source = x;
-    quantized.scaling = scaling;
-    quantized.rowwise = rows;
-    quantized.columnwise = columns;
-    quantized.groups = batch.groups();
+    QuantizeCall call(DType::kBF16, DType::kE4M3, scaling, batch.groups(), 264);
+    call.source.randomize(random);
+    QuantizeArgs& quantized = call.args;
     expect_reported(batch, "quantize", [&] { return quantize(alone(), quantized); });
     const TestTensor sums(DType::kFP32, {3, 264});
     quantized.grad_bias = sums;
@@ -36,27 +27,17 @@ TEST_F(BadSplits, OfTheOpsOn8BitsAreReported) {
     quantized.row_idx = row_idx;
     expect_reported(batch, "quantize", [&] { return quantize(alone(), quantized); });
     EXPECT_TRUE(sums.is_undamaged());
+    const TestTensor decoded(DType::kFP32, {25, 264});
     for (const int32_t direction : {MOIRE_ROWWISE, MOIRE_COLUMNWISE}) {
-      const bool from_rows = direction == MOIRE_ROWWISE;
-      const TestCopy& source = from_rows ? rows : columns;
-      const TestCopy again = copy(from_rows ? MOIRE_COLUMNWISE : MOIRE_ROWWISE);
-      RequantizeArgs other;
-      other.source = source;
-      other.scaling = scaling;
-      other.direction = direction;
-      other.target = again;
-      other.groups = batch.groups();
+      const int32_t to = direction == MOIRE_ROWWISE ? MOIRE_COLUMNWISE : MOIRE_ROWWISE;
+      const TestCopy again(DType::kE4M3, scaling, to, batch.groups(), 264);
+      const RequantizeArgs other = call.requantized(direction, again);
       expect_reported(batch, "requantize", [&] { return requantize(alone(), other); });
-      DequantizeArgs plain;
-      plain.source = source;
-      plain.scaling = scaling;
-      plain.direction = direction;
-      plain.target = decoded;
-      plain.groups = batch.groups();
+      const DequantizeArgs plain = call.dequantized(direction, decoded);
       expect_reported(batch, "dequantize", [&] { return dequantize(alone(), plain); });
       EXPECT_TRUE(again.data.is_undamaged() && again.scales.is_undamaged());
     }
-    for (const TestCopy* c : {&rows, &columns}) {
+    for (const TestCopy* c : {&call.rowwise, &call.columnwise}) {
       EXPECT_TRUE(c->data.is_undamaged() && c->scales.is_undamaged());
     }
     EXPECT_TRUE(decoded.is_undamaged());
