@@ -12,6 +12,7 @@ import pytest
 import torch
 from moire import _abi, arrays
 from moire.errors import LibraryNotFound
+from samples_fp8 import ragged
 
 G = moire.Groups(splits=[2, 4])
 
@@ -127,6 +128,76 @@ def test_tags_that_no_file_takes_are_refused(tmp_path):
     with pytest.raises(moire.Error, match="save_safetensors: .*set is not JSON serializable"):
         moire.save_safetensors(state, tmp_path / "file")
     assert not list(tmp_path.iterdir())
+
+
+def test_bad_files_are_named_and_nothing_is_left_half_written(tmp_path, generator):
+    path = tmp_path / "tensors.safetensors"
+    _, tensor = ragged(generator)
+    moire.save_safetensors({"x": tensor}, path)
+    whole = path.read_bytes()
+
+    def refused(content, *fragments):
+        path.write_bytes(content)
+        with pytest.raises(moire.Error) as e:
+            moire.load_safetensors(path)
+        assert e.value.code == moire.Code.IO and str(path) in str(e.value)
+        for fragment in fragments:
+            assert fragment in str(e.value)
+
+    refused(whole[:-1])
+    refused(b"")
+    refused(b"no such thing" * 9)
+    refused(whole.replace(b"x.rowwise.scales", b"x.rowwise.skales"), "'x'", "'rowwise.skales'")
+    refused(whole.replace(b'\\"mxfp8\\"', b'\\"mxfp9\\"'), "'x'", "format is 'mxfp9'")
+    refused(whole.replace(b'\\"float32\\"', b'\\"xloat32\\"'), "'x'", "'dtype' is 'xloat32'")
+    path.write_bytes(whole)
+    with pytest.raises(moire.Error, match="save_safetensors"):
+        moire.save_safetensors({"x": tensor, "y": torch.ones(2).to_sparse()}, path)
+    assert path.read_bytes() == whole and len(list(tmp_path.iterdir())) == 1
+    for other, says in (
+        (torch.ones(2, dtype=torch.complex64), "'y' is complex64, must be one of bfloat16, bool, "),
+        (torch.ones(2, device="meta"), "'y' is on the device 'meta', must have values"),
+    ):
+        with pytest.raises(moire.InvalidArgument, match=says):
+            moire.save_safetensors({"x": tensor, "y": other}, path)
+    for nowhere, says in ((tmp_path / "no" / "x", "No such file"), (path / "x", "Not a directory")):
+        with pytest.raises(moire.Error) as e:
+            moire.save_safetensors({"x": tensor}, nowhere)
+        assert str(e.value).startswith(f"save_safetensors: {nowhere}: {says}")
+    with pytest.raises(moire.InvalidArgument, match="tensors is a GroupedTensor, must be a dict"):
+        moire.save_safetensors(tensor, path)
+    for other in ("x.rowwise.data", "x.bias"):
+        with pytest.raises(moire.InvalidArgument, match=f"'{other}' begins as the parts of"):
+            moire.save_safetensors({"x": tensor, other: torch.ones(2)}, path)
+    assert path.read_bytes() == whole
+
+
+def test_states_that_are_none_are_refused(generator):
+    _, tensor = ragged(generator)
+    state, tags = tensor.state_dict(), tensor.tags()
+    with pytest.raises(moire.InvalidArgument, match="must be a dict of arrays by name"):
+        tensor.load_state_dict(5)
+    for wrong, message in (
+        ({k: v for k, v in tags.items() if k != "element"}, "the tags have no 'element'"),
+        ({**tags, "dtype": "load"}, "the tag 'dtype' is 'load', must be one of float32"),
+        ({**tags, "glu_block": "x", "glu_order": "gate_first"}, "the tag 'glu_block' is 'x'"),
+        ({**tags, "glu_block": "0"}, "GluLayout: order is"),
+        ({**tags, "fractional_scales": "no"}, "'fractional_scales' is 'no', must be one of true"),
+    ):
+        with pytest.raises(moire.InvalidArgument, match=message):
+            moire.GroupedTensor.from_state_dict(state, wrong)
+    with pytest.raises(moire.InvalidArgument, match="rowwise and columnwise are both absent"):
+        moire.GroupedTensor.from_state_dict({}, tags)
+
+
+def test_safetensors_absent_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
+    for call in (
+        lambda: moire.save_safetensors({}, tmp_path / "x"),
+        lambda: moire.load_safetensors("x"),
+    ):
+        with pytest.raises(ImportError, match="needs safetensors: pip install safetensors"):
+            call()
 
 
 VALUES = {
