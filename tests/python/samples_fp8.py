@@ -1,8 +1,10 @@
 """Ragged and uniform samples in 8 bits, with what they were made of; and one of each kind."""
 
 import moire
+import numpy as np
+import torch
 import truth
-from truth_fp8 import assert_same_bytes
+from truth_fp8 import assert_same_bytes, numpy_of
 
 SPLITS = [33, 0, 129, 7]
 
@@ -25,7 +27,10 @@ MADE = {
     "uniform": lambda g: uniform(g, layout=8)[1],
     "tiles": lambda g: uniform(g, "fp8_block")[1],
     "fractional": lambda g: ragged(g, moire.Recipe("fp8_block", fractional_scales=True))[1],
-    "numpy": lambda g: moire.quantize(ragged(g)[0].numpy(), moire.Groups(splits=SPLITS)),
+    "numpy_groups": lambda g: moire.quantize(
+        ragged(g)[0], moire.Groups(splits=np.array(SPLITS)), columnwise=True
+    ),
+    "numpy": lambda g: moire.quantize(numpy_of(ragged(g)[0]), moire.Groups(splits=SPLITS)),
 }
 
 
@@ -37,3 +42,9 @@ def same(a, b):
     if a.groups is not None:
         assert a.groups.offsets.tolist() == b.groups.offsets.tolist()
     return True
+
+
+def places(tensor):
+    """The kinds of devices of its arrays and offsets, or of those of a state_dict."""
+    state = tensor if isinstance(tensor, dict) else tensor.state_dict()
+    return {torch.device(getattr(array, "device", "cpu")).type for array in state.values()}

@@ -1,24 +1,33 @@
-"""GroupedTensor: views, copies, operations in place; byte for byte."""
+"""GroupedTensor: views, copies, operations in place; byte for byte, wherever it lies."""
 
 import copy
 import io
 import pickle
+from contextlib import nullcontext
 
 import moire
 import numpy as np
 import pytest
 import torch
 import truth
-import truth_fp8
-from samples_fp8 import MADE, SPLITS, ragged, same, uniform
-from truth_fp8 import assert_same_bytes
+from samples_fp8 import MADE, SPLITS, places, ragged, same, uniform
+from truth_fp8 import assert_same_bytes, bytes_of, numpy_of
+
+pytestmark = pytest.mark.usefixtures("device")
 
 FORMS = ["mxfp8", "fp8_block"]
 
 
 @pytest.fixture(params=MADE)
-def tensor(request, generator):
-    return MADE[request.param](generator)
+def tensor(request, device, generator):
+    """On a GPU without the mode of `device`: calls are made as they are where nobody watches, and
+    what comes of it lies beside it though the default is the CPU.
+    """
+    if (request.param, device) == ("numpy", "cuda"):
+        pytest.skip("NumPy's are a CPU's")
+    made = MADE[request.param](generator)
+    with torch.overrides._pop_mode_temporarily() if device == "cuda" else nullcontext():
+        yield made
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -54,22 +63,41 @@ def test_a_group_of_weights_is_a_view_too(generator, form):
         assert_same_bytes(view, moire.quantize(w[g : g + 1], recipe=form, columnwise=True))
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", [ragged, uniform])
+def test_what_is_written_into_a_group_is_in_the_whole_and_nowhere_else(generator, form, kind):
+    x, tensor = kind(generator, form)
+    y, ends = truth.draw(generator, *x.shape), np.cumsum(SPLITS)
+    for g in (2, 0):
+        own = slice(g, g + 1) if kind is uniform else slice(ends[g] - SPLITS[g], ends[g])
+        x[own] = y[own]
+        tensor[g].quantize_(y[own])
+        wanted = moire.quantize(x, tensor.groups, form, columnwise=True)
+        assert_same_bytes(tensor, wanted)
+    tensor[2].zero_()
+    tensor.split()[2].copy_(wanted[2])
+    assert_same_bytes(tensor, wanted)
+
+
 def test_operations_in_place_return_the_object_and_keep_its_memory(tensor):
-    before = [array.__array_interface__["data"][0] for array in arrays(tensor)]
-    other = tensor.clone()
-    assert tensor.zero_() is tensor
-    assert all((truth_fp8.bytes_of(array) == 0).all() for array in arrays(tensor))
-    assert (np.asarray(tensor.dequantize()) == 0).all()
+    before, other = addresses(tensor), tensor.clone()
+    assert tensor.zero_() is tensor and is_zeros(tensor)
+    assert (numpy_of(tensor.dequantize()) == 0).all()
     assert tensor.copy_(other) is tensor and same(tensor, other)
     values = other.dequantize()
     assert tensor.quantize_(values) is tensor
-    assert before == [array.__array_interface__["data"][0] for array in arrays(tensor)]
+    assert before == addresses(tensor)
 
 
-def arrays(tensor):
+def addresses(tensor):
     return [
-        np.asarray(a.view(torch.uint8)) if torch.is_tensor(a) else a for _, a in tensor.arrays()
+        a.data_ptr() if torch.is_tensor(a) else a.__array_interface__["data"][0]
+        for _, a in tensor.arrays()
     ]
+
+
+def is_zeros(tensor):
+    return all((bytes_of(array) == 0).all() for _, array in tensor.arrays())
 
 
 def test_new_values_and_new_groups_in_the_same_memory(generator):
@@ -103,11 +131,11 @@ COPIES = {
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_copies_are_lossless_and_independent(tensor, how):
+def test_copies_are_lossless_and_independent(tensor, device, how):
     twin = COPIES[how](tensor)
-    assert same(twin, tensor)
+    assert same(twin, tensor) and places(twin) == {device}
     twin.zero_()
-    assert not all((truth_fp8.bytes_of(array) == 0).all() for array in arrays(tensor))
+    assert not is_zeros(tensor)
 
 
 def test_a_view_is_pickled_without_what_it_does_not_show(tensor):
@@ -119,28 +147,41 @@ def test_a_view_is_pickled_without_what_it_does_not_show(tensor):
             assert same(pickle.loads(pickle.dumps(view)), view)
 
 
-def test_detach_and_to_share_memory(tensor):
-    assert same(tensor.detach(), tensor)
-    assert arrays(tensor.detach())[0].ctypes.data == arrays(tensor)[0].ctypes.data
-    if tensor.device != "cpu" or not isinstance(tensor._any.data, np.ndarray):
-        assert same(tensor.to("cpu"), tensor)
-        meta = tensor.to("meta")
-        assert meta.device.type == "meta" and meta.shape == tensor.shape
-        assert meta.nbytes == tensor.nbytes
-    else:
+def test_detach_shares_memory(tensor):
+    assert same(tensor.detach(), tensor) and addresses(tensor.detach()) == addresses(tensor)
+
+
+def test_it_keeps_its_bytes_and_tags_wherever_it_goes(tensor, device):
+    if isinstance(tensor._any.data, np.ndarray):
         with pytest.raises(moire.InvalidArgument, match="are NumPy's, which are on the CPU"):
             tensor.to("cpu")
+        return
+    assert tensor.to(device) is tensor and tensor.to(tensor.device) is tensor
+    here, values = tensor.to("cpu"), numpy_of(tensor.dequantize())
+    assert (here is tensor) == (device == "cpu")
+    there = here.to(device, torch.bfloat16)
+    for moved, place in ((here, "cpu"), (there, device)):
+        assert same(moved.to(dtype=tensor.dtype), tensor)
+        assert places(moved) == {moved.device.type} == {place}
+        assert np.array_equal(numpy_of(moved.dequantize(torch.float32)), values)
+        for mine, theirs in zip(moved, tensor):
+            assert same(mine.to(dtype=tensor.dtype), theirs) and places(mine) == {place}
+    assert there.groups is None or there.groups.offsets.device == there.device
+    meta = tensor.to("meta")
+    assert places(meta) == {meta.device.type} == {"meta"} and meta.shape == tensor.shape
+    assert meta.nbytes == tensor.nbytes
 
 
-def test_state_dict_round_trip_through_a_file(tensor):
+def test_state_dict_round_trip_through_a_file(tensor, device):
     state = tensor.state_dict()
+    assert places(state) == {device}
     if torch.is_tensor(next(iter(state.values()))):
         file = io.BytesIO()
         torch.save(state, file)
         file.seek(0)
         state = torch.load(file, weights_only=True)
     again = moire.GroupedTensor.from_state_dict(state)
-    assert same(again, tensor)
+    assert same(again, tensor) and places(again) == {device}
     empty = tensor.clone().zero_()
     assert empty.load_state_dict(state) is empty and same(empty, tensor)
     plain = dict(state)  # without its tags: believed
@@ -149,10 +190,10 @@ def test_state_dict_round_trip_through_a_file(tensor):
         moire.GroupedTensor.from_state_dict(plain)
 
 
-def test_queries(generator):
+def test_queries(generator, device):
     _, tensor = ragged(generator)
     assert not tensor.all_same_shape and tensor.has_rowwise and tensor.has_columnwise
-    assert tensor.shape == (172, 70) and tensor.ndim == 2 and tensor.device.type == "cpu"
+    assert tensor.shape == (172, 70) and tensor.ndim == 2 and tensor.device.type == device
     assert tensor.nbytes == 2 * 172 * 70 + 172 * 3 + (172 // 32 + 4) * 70
     assert repr(tensor) == "moire.GroupedTensor(mxfp8, e4m3, [172, 70], rowwise and columnwise)"
     _, tiles = uniform(generator, "fp8_block")
@@ -179,8 +220,3 @@ def test_a_refused_quantize_leaves_the_groups(generator):
     with pytest.raises(moire.InvalidArgument):
         batch.quantize_(x[:40], moire.Groups(splits=[1, 2, 3, 4]))
     assert batch.groups is before
-
-
-def test_to_where_it_is_returns_the_object_itself(generator):
-    _, batch = ragged(generator)
-    assert batch.to("cpu") is batch
