@@ -5,8 +5,21 @@ import numpy as np
 import pytest
 import torch
 import truth
-from samples_fp8 import MADE, SPLITS, ragged, same, uniform
-from truth_fp8 import assert_same_bytes
+from samples_fp8 import MADE, SPLITS, places, ragged, same, uniform
+from truth_fp8 import assert_same_bytes, numpy_of
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+@pytest.fixture
+def path(tmp_path):
+    pytest.importorskip("safetensors")
+    return tmp_path / "tensors.safetensors"
+
+
+def skip_numpy_on_a_gpu(framework, device):
+    if (framework, device) == ("numpy", "cuda"):
+        pytest.skip("NumPy's are a CPU's")
 
 
 def test_a_state_of_another_layout_or_format_is_refused(generator):
@@ -27,29 +40,29 @@ def test_a_state_of_another_layout_or_format_is_refused(generator):
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy"])
-def test_safetensors_round_trip(tmp_path, generator, framework):
-    path = tmp_path / "tensors.safetensors"
+def test_safetensors_round_trip(path, generator, framework):
     given = {f"layer.{name}": make(generator) for name, make in MADE.items() if name != "numpy"}
     given["bias"] = truth.draw(generator, 3, 5)
     moire.save_safetensors(given, path)
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]  # nothing beside it
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # nothing beside it
     found = moire.load_safetensors(path, framework)
     assert found.keys() == given.keys()
-    assert np.array_equal(found["bias"], given["bias"])
+    assert np.array_equal(found["bias"], numpy_of(given["bias"]))
     for name in MADE.keys() - {"numpy"}:
         mine, wanted = found[f"layer.{name}"], given[f"layer.{name}"]
         assert_same_bytes(mine, wanted)
         assert mine.tags() == wanted.tags() and mine.layout == wanted.layout
         kind = np.ndarray if framework == "numpy" else torch.Tensor
-        assert isinstance(mine._any.data, kind)
+        assert isinstance(mine._any.data, kind) and places(mine) == {"cpu"}
     moire.save_safetensors(found, path)  # and again, from either kind
     again = moire.load_safetensors(path)
     assert same(again["layer.uniform"], given["layer.uniform"])
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy"])
-def test_a_file_holds_what_shares_memory(tmp_path, generator, framework):
-    path, groups = tmp_path / "tensors.safetensors", moire.Groups(splits=SPLITS)
+def test_a_file_holds_what_shares_memory(path, generator, device, framework):
+    skip_numpy_on_a_gpu(framework, device)
+    groups = moire.Groups(splits=SPLITS)
     x, w = truth.draw(generator, 172, 70), truth.draw(generator, 3, 64, 40)
     if framework == "numpy":
         x, w = x.numpy(), w.numpy()
@@ -64,29 +77,30 @@ def test_a_file_holds_what_shares_memory(tmp_path, generator, framework):
     for name, tensor in given.items():
         assert same(found[name], tensor)
     for name, wanted in (("plain", x), ("transposed", x.T), ("twice", x), ("part", x[3:5])):
-        assert np.array_equal(found[name], wanted)
+        assert np.array_equal(found[name], numpy_of(wanted))
 
 
-def test_a_state_has_arrays_of_one_kind(tmp_path, generator):
-    x, path = truth.draw(generator, 172, 70), tmp_path / "x.safetensors"
-    for groups in (moire.Groups(splits=SPLITS), moire.Groups(splits=np.array(SPLITS))):
-        for source, kind in ((x, torch.Tensor), (x.numpy(), np.ndarray)):
-            tensor = moire.quantize(source, groups)
-            assert all(isinstance(array, kind) for array in tensor.state_dict().values())
-            moire.save_safetensors({"x": tensor}, path)
-            framework = "torch" if kind is torch.Tensor else "numpy"
-            assert same(moire.load_safetensors(path, framework)["x"], tensor)
+@pytest.mark.parametrize("splits", [np.array(SPLITS), torch.tensor(SPLITS)], ids=type)
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_a_state_has_arrays_of_one_kind_and_place(path, generator, device, framework, splits):
+    """Wherever the groups are: here they are the host's."""
+    skip_numpy_on_a_gpu(framework, device)
+    x = truth.draw(generator, 172, 70)
+    tensor = moire.quantize(x if framework == "torch" else x.numpy(), moire.Groups(splits=splits))
+    state, kind = tensor.state_dict(), type(tensor.rowwise.scales)
+    assert {type(array) for array in state.values()} == {kind} and places(state) == {device}
+    moire.save_safetensors({"x": tensor}, path)
+    assert same(moire.load_safetensors(path, framework)["x"], tensor)
 
 
-def test_other_readers_see_fp8_data_in_the_file(tmp_path, generator):
+def test_other_readers_see_fp8_data_in_the_file(path, generator):
     from safetensors.torch import load_file
 
-    path = tmp_path / "tensors.safetensors"
     _, tensor = ragged(generator)
     moire.save_safetensors({"x": tensor}, path)
     found = load_file(path)
     assert found["x.rowwise.data"].dtype == torch.float8_e4m3fn
-    assert torch.equal(found["x.columnwise.scales"], tensor.columnwise.scales)
+    assert torch.equal(found["x.columnwise.scales"], tensor.columnwise.scales.cpu())
 
 
 def test_the_tag_of_fractional_scales_is_read(generator):
