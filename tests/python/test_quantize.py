@@ -169,18 +169,29 @@ def test_a_nan_stays_alone_and_infinities_saturate(generator):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_numpy_gives_the_bytes_of_torch(generator, form):
-    x, splits = draw(generator, 40, 70), [33, 0, 7]
-    of_torch = moire.quantize(x, moire.Groups(splits=splits), form, columnwise=True)
-    array, groups = numpy_of(x), moire.Groups(splits=np.array(splits))
-    of_numpy = moire.quantize(array, groups, form, columnwise=True)
-    truth_fp8.assert_same_bytes(of_torch, of_numpy)
-    assert of_numpy.rowwise.data.dtype.name == "float8_e4m3fn" and of_numpy.device == "cpu"
-    found = of_numpy.dequantize(direction="columnwise")
-    assert np.array_equal(found, numpy_of(of_torch.dequantize(direction="columnwise")))
-    part = moire.quantize(array, groups, form).requantize()
-    wanted = moire.quantize(x, moire.Groups(splits=splits), form).requantize()
-    truth_fp8.assert_same_bytes(part, wanted)
+@pytest.mark.parametrize("kind", ["ragged", "gathered", "uniform", "listed"])
+def test_numpy_gives_the_bytes_of_torch(generator, form, kind):
+    """On a CPU, whatever device Torch's are on: of each call that quantises or decodes."""
+    splits = [33, 0, 42]
+    x, y = (draw(generator, sum(splits), 70) for _ in range(2))
+    row_idx = torch.randint(len(x), (len(x),), generator=generator) if kind == "gathered" else None
+    if kind in ("uniform", "listed"):
+        x, y, splits = x.view(3, 25, 70), y.view(3, 25, 70), None
+    found = []
+    for of in (lambda t: t, numpy_of):
+        groups = splits and moire.Groups(splits=of(torch.tensor(splits)))
+        given = [list(map(of, t)) if kind == "listed" else of(t) for t in (x, y)]
+        rows = {} if row_idx is None else {"row_idx": of(row_idx)}
+        both = moire.quantize(given[0], groups, form, columnwise=True, **rows)
+        one = moire.quantize(given[0], groups, form, **rows).requantize()
+        new = both.clone().quantize_(given[1], **rows)
+        values = [t.dequantize(direction=d) for t in (both, both[2]) for d in DIRECTIONS]
+        found.append(([both, one, new, both[2]], values))
+    for mine, theirs in zip(*(tensors for tensors, _ in found)):
+        truth_fp8.assert_same_bytes(mine, theirs)
+        assert theirs.rowwise.data.dtype.name == "float8_e4m3fn" and theirs.device == "cpu"
+    for mine, theirs in zip(*(values for _, values in found)):
+        assert np.array_equal(numpy_of(mine), theirs)
 
 
 def test_gradients_pass_straight_through_to_x(generator):
