@@ -19,7 +19,7 @@ from . import grouped_storage, tapes, trained
 from .arrays import Torch
 from .autograd import followed, through
 from .errors import invalid, unsupported
-from .grouped_storage import Copy, Kind
+from .grouped_storage import Copy, Kind, source_of
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .recipes import Format
@@ -98,10 +98,10 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
     # ---- what Torch does with tensors
 
     def copy_(self, other: Any) -> GroupedTensor:
-        """As of any GroupedTensor; or the values of an array of its shape, quantised."""
+        """As of any GroupedTensor; or the values of an array of its shape, wherever, quantised."""
         is_array = isinstance(other, torch.Tensor) and not isinstance(other, GroupedTensor)
         if is_array and other.dtype in Torch.compute_dtypes:
-            return self.quantize_(other)
+            return self.quantize_(other.to(self.device))
         return super().copy_(other)
 
     def __deepcopy__(self, memo: Any) -> GroupedTensor:
@@ -175,7 +175,7 @@ def _copy(tensor, other, non_blocking=False):
         tensor._check_alike("copy_", other)
         tensor._take_bytes(other)
     else:
-        fw, x, shape, _ = grouped_storage.source_of("copy_", other, tensor.groups, None)
+        fw, x, shape, _ = source_of("copy_", other.to(tensor.device), tensor.groups, None)
         tensor.check_same("copy_", "other", list(shape), list(tensor.shape))
         grouped_storage.write(fw, tensor, x, tensor.groups, None)
         fw.written(*(array for _, array in tensor.arrays()))
