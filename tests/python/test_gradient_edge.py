@@ -9,6 +9,8 @@ import pytest
 import torch
 import truth
 
+pytestmark = pytest.mark.usefixtures("device")
+
 SPLITS = [10, 0, 45, 36]
 ROWS, TAIL, K, N = sum(SPLITS), 3, 64, 96
 
@@ -42,7 +44,7 @@ def is_linked(tensor, groups, w):
 CARRIES = {
     "clone": lambda t: t.clone(),
     "deepcopy": copy.deepcopy,
-    "to and back": lambda t: t.to("cpu"),
+    "to and back": lambda t: t.to("cpu").to(t.device),
     "copy_": lambda t: t.detach().clone().zero_().copy_(t),
     "clone of a clone": lambda t: t.clone().clone(),
     "requantize": lambda t: t.requantize(),
