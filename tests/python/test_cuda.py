@@ -1,5 +1,5 @@
-"""What Torch tensors on a GPU add: streams, graphs, the allocator, autograd's threads, and errors
-that are found there.
+"""What Torch tensors on a GPU add: streams, graphs, the allocator, autograd's threads, another
+device to copy from, and errors that are found there.
 """
 
 import moire
@@ -8,6 +8,8 @@ import torch
 import truth
 from graphs import captured
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
+from samples_fp8 import places, ragged, same, uniform
+from truth_fp8 import assert_same_bytes
 
 pytestmark = pytest.mark.usefixtures("gpu")
 SPLITS = [70, 0, 130, 56]
@@ -44,6 +46,79 @@ def test_calls_run_on_the_current_stream(generator):
         assert not stream.query()  # so that the call had not waited, and is behind the sleep
     torch.cuda.current_stream().wait_stream(stream)
     assert torch.equal(found, wanted)
+
+
+def in_8_bits(x, w, splits):
+    """What operations on GroupedTensors that wait for nothing make of rows and of weights."""
+    groups = moire.Groups(splits=splits, capacity=x.shape[0])
+    both = moire.quantize(x, groups, columnwise=True)
+    rows = moire.quantize(x, groups).requantize()
+    with torch.no_grad():
+        weight = moire.quantize(torch.zeros_like(w), columnwise=True).copy_(w)
+    turned = moire.convert_glu(weight, "halves", 32, dim=1)
+    found = [both, weight, rows, rows.clone().zero_().copy_(rows), turned, weight[1].clone()]
+    return found, [t.dequantize(direction="columnwise") for t in found]
+
+
+def test_operations_on_8_bits_run_on_the_current_stream(generator):
+    x, w, *_ = make(generator)
+    splits = torch.tensor(SPLITS)
+    wanted = in_8_bits(2 * x, 2 * w, splits)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        x.mul_(2), w.mul_(2)  # behind the sleep, as all that reads them must be
+        found = in_8_bits(x, w, splits)
+        assert not stream.query()
+    torch.cuda.current_stream().wait_stream(stream)
+    for mine, theirs in zip(found[0], wanted[0]):
+        assert_same_bytes(mine, theirs)
+    assert all(torch.equal(a, b) for a, b in zip(found[1], wanted[1]))
+
+
+def test_a_graph_writes_8_bits_anew_from_what_it_finds(generator):
+    x, w, *_ = make(generator)
+    splits = torch.tensor(SPLITS)
+    held = moire.quantize(x, moire.Groups(splits=splits), columnwise=True)
+    parameter = torch.nn.Parameter(moire.quantize(w, columnwise=True))
+
+    def step():
+        held.quantize_(x, moire.Groups(splits=splits, capacity=x.shape[0]))
+        with torch.no_grad():
+            parameter.copy_(w)
+        return in_8_bits(x, w, splits)
+
+    replay, (tensors, values) = captured(step)
+    for now in (SPLITS, [256, 0, 0, 0], [1, 127, 97, 31]):
+        splits.copy_(torch.tensor(now))
+        x.mul_(3), w.mul_(3)
+        replay()
+        of_now, values_of_now = in_8_bits(x, w, splits)
+        for mine, theirs in zip((held, parameter, *tensors), (*of_now[:2], *of_now)):
+            assert_same_bytes(mine, theirs)
+        assert all(torch.equal(a, b) for a, b in zip(values, values_of_now))
+        assert held.groups.splits.tolist() == now
+
+
+COPIES = {
+    "copy_": lambda t, other, values: t.copy_(other),
+    "copy_ of values": lambda t, other, values: t.copy_(values.to(other.device)),
+    "load_state_dict": lambda t, other, values: t.load_state_dict(other.state_dict()),
+}
+
+
+@pytest.mark.parametrize("kind", [ragged, uniform])
+@pytest.mark.parametrize("how", COPIES)
+def test_it_is_copied_from_the_other_device(generator, kind, how):
+    values, there = kind(generator)
+    here = there.to("cpu").clone()
+    for target, source in ((there.clone(), here), (here.clone(), there)):
+        assert COPIES[how](target.zero_(), source, values) is target and same(target, source)
+        assert places(target) == {target.device.type} != {source.device.type}
+        assert torch.equal(target.dequantize().cpu(), source.dequantize().cpu())
+    with pytest.raises(moire.InvalidArgument, match="all must be on one device"):
+        there.quantize_(values.cpu())
 
 
 def test_a_graph_captured_once_follows_the_splits(generator):
