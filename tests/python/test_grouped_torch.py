@@ -12,7 +12,7 @@ import torch
 import truth
 from moire import grouped_torch
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
-from samples_fp8 import SPLITS, uniform
+from samples_fp8 import SPLITS, places, same, uniform
 from truth_fp8 import assert_same_bytes
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -60,10 +60,16 @@ def test_a_parameter_is_held_saved_loaded_and_copied(weight):
     assert not copy.deepcopy(module.requires_grad_(False)).weight.requires_grad
 
 
-def test_a_parameter_goes_where_its_module_goes(weight):
-    module = Holder(weight)
+def test_a_parameter_goes_where_its_module_goes(weight, device):
+    module, before = Holder(weight), weight.clone()
     data = weight.rowwise.data.data_ptr()
     assert module.to(weight.device).weight.rowwise.data.data_ptr() == data
+    moves = [lambda m: m.to("cpu"), lambda m: m.to(device), lambda m: m.cpu()]
+    for move in (*moves, lambda m: getattr(m, device)()):  # m.cuda()
+        moved = move(module).weight
+        assert isinstance(moved, torch.nn.Parameter) and moved.requires_grad
+        assert places(moved) == {moved.device.type} and same(moved, before)
+    assert moved.device.type == device
     moved = module.to("meta").weight
     assert isinstance(moved, torch.nn.Parameter) and moved.device.type == "meta"
     assert all(array.is_meta for _, array in moved.arrays())
@@ -300,7 +306,10 @@ def test_a_compiled_function_adds_the_other_direction_to_a_view(generator, view)
     assert not tensor.has_columnwise
 
 
-def test_a_compiled_function_takes_one_of_other_groups(generator):
+@pytest.mark.parametrize("place", ["there", "on the host"])
+def test_a_compiled_function_takes_one_of_other_groups(generator, device, place):
+    if (place, device) == ("on the host", "cpu"):
+        pytest.skip("a CPU's are on the host")
     torch._dynamo.reset()
     x, w = truth.draw(generator, 9, K), truth.draw(generator, E, N, K)
 
@@ -309,5 +318,6 @@ def test_a_compiled_function_takes_one_of_other_groups(generator):
 
     compiled = torch.compile(layer, backend="aot_eager")
     for splits in ([4, 0, 5], [1, 2, 6]):
-        tensor = moire.quantize(x, moire.Groups(splits=torch.tensor(splits)), columnwise=True)
+        splits = torch.tensor(splits, device=device if place == "there" else "cpu")
+        tensor = moire.quantize(x, moire.Groups(splits=splits), columnwise=True)
         assert torch.equal(compiled(tensor, w), layer(tensor, w))

@@ -1,10 +1,14 @@
 """Groups: every accepted form, and what is said about the others."""
 
+import copy
+import pickle
+
 import moire
 import numpy as np
 import pytest
 import torch
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
+from truth_fp8 import assert_same_bytes
 
 
 @pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor])
@@ -147,6 +151,22 @@ def test_messages_of_splits_to_offsets(change, message):
     with pytest.raises(moire.InvalidArgument) as e:
         moire.splits_to_offsets(**{"splits": [3, 4], **change})
     assert message in str(e.value)
+
+
+@pytest.mark.parametrize("how", ["to", "to and back", "pickle", "deepcopy"])
+def test_copies_are_the_same_groups_and_divide_on(device, how):
+    x = torch.arange(8 * 32.0).view(8, 32)
+    groups = moire.Groups(splits=[3, 0, 4], capacity=8)
+    found = {
+        "to": lambda: groups.to(device),
+        "to and back": lambda: groups.to("cpu").to(device),
+        "pickle": lambda: pickle.loads(pickle.dumps(groups)),
+        "deepcopy": lambda: copy.deepcopy(groups),
+    }[how]()
+    assert found.offsets.device == groups.offsets.device == x.device
+    assert torch.equal(found.offsets, groups.offsets)
+    assert (found.num_groups, found.capacity) == (3, 8)
+    assert_same_bytes(*(moire.quantize(x, g, columnwise=True) for g in (groups, found)))
 
 
 def test_no_groups_move_with_their_tensor():
