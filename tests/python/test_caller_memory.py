@@ -32,7 +32,7 @@ def test_gradients_that_are_written_somewhere_are_counted(delayed):
     assert main_grad._version == grad_x._version == 1
 
 
-def test_copies_of_a_weight_that_are_written_are_counted():
+def test_copies_of_a_weight_that_are_written_are_counted(device):
     x, w, groups = torch.randn(5, 32, requires_grad=True), torch.randn(2, 3, 32), operands()[2]
     prepared, quantized = moire.PreparedWeight(w), moire.quantize(w, columnwise=True)
     seen, unseen = (torch.nn.Parameter(moire.quantize(w, columnwise=True)) for _ in range(2))

@@ -62,15 +62,16 @@ def test_moe_knows_how_many_experts_they_are(generator, device):
     assert torch.equal(moire.moe(x, *prepared, topk_idx, topk_weights, recipe="mxfp8"), wanted)
 
 
-def test_numpy_and_lists_are_prepared(generator):
+def test_numpy_and_lists_are_prepared(generator, device):
     x, w1, _ = problem(generator)
     groups = moire.Groups(splits=SPLITS)
     want = moire.grouped_linear(x.float(), w1.float(), groups, recipe="mxfp8")
     listed = moire.PreparedWeight([w for w in w1.float()])
     assert torch.equal(moire.grouped_linear(x.float(), listed, groups, recipe="mxfp8"), want)
-    arrays = x.float().numpy(), moire.PreparedWeight(w1.float().numpy())
-    found = moire.grouped_linear(*arrays, moire.Groups(splits=np.array(SPLITS)), recipe="mxfp8")
-    assert np.array_equal(found, want.numpy())
+    if device == "cpu":
+        arrays = x.float().numpy(), moire.PreparedWeight(w1.float().numpy())
+        found = moire.grouped_linear(*arrays, moire.Groups(splits=np.array(SPLITS)), recipe="mxfp8")
+        assert np.array_equal(found, want.numpy())
 
 
 def test_wrong_ones_are_refused(generator):
@@ -180,7 +181,7 @@ def test_modules_keep_them_until_the_weight_changes(generator, device, prepares,
     assert torch.equal(copy.deepcopy(module)(x, SPLITS), fresh(module, x))
 
 
-def test_microbatches_say_when(generator, prepares):
+def test_microbatches_say_when(generator, device, prepares):
     module, x = layer(packed=False), truth.draw(generator, sum(SPLITS), H)
     before = module(x, SPLITS, is_first_microbatch=True)
     with torch.no_grad():
@@ -202,7 +203,7 @@ def test_a_captured_graph_prepares_unless_it_is_told_not_to(generator, prepares,
     monkeypatch.undo()
 
 
-def test_one_direction_suffices_where_no_gradient_is_wanted(generator):
+def test_one_direction_suffices_where_no_gradient_is_wanted(generator, device):
     x, module = truth.draw(generator, sum(SPLITS), H), layer()
     with torch.no_grad():
         module(x, SPLITS)
@@ -212,7 +213,7 @@ def test_one_direction_suffices_where_no_gradient_is_wanted(generator):
     assert leaf.grad is not None
 
 
-def test_explain_has_their_bytes(generator):
+def test_explain_has_their_bytes(generator, device):
     x, module = truth.draw(generator, sum(SPLITS), H), layer()
     explained = moire.explain(module, x, SPLITS)
     assert "prepare_weight" in [step["op"] for step in explained]
@@ -224,7 +225,7 @@ def test_explain_has_their_bytes(generator):
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_layers_of_experts_train_alike(generator, delayed):
+def test_layers_of_experts_train_alike(generator, device, delayed):
     found, x = [], truth.draw(generator, 50, H)
     for recipe in ("mxfp8", DECODED):
         torch.manual_seed(3)
@@ -240,7 +241,7 @@ def test_layers_of_experts_train_alike(generator, delayed):
         assert torch.equal(a, b)
 
 
-def test_compiled_calls_take_them(generator):
+def test_compiled_calls_take_them(generator, device):
     x, w1, _ = problem(generator)
     prepared, groups = moire.PreparedWeight(w1, DECODED), moire.Groups(splits=SPLITS)
 
