@@ -171,9 +171,17 @@ OutputErrors compare(const TensorView& got, const ByteRows& want, const RowRule&
 
 OutputErrors compare(const TensorView& got, const std::vector<std::byte>& want, const RowRule&) {
   OutputErrors errors;
-  const auto differs = std::mismatch(want.begin(), want.end(), static_cast<std::byte*>(got.data));
-  if (differs.first != want.end()) {
-    mismatch(errors, "first at byte ", differs.first - want.begin());
+  const auto count = static_cast<int64_t>(want.size());
+  if (got.num_bytes() != count) {
+    mismatch(errors, to_string(got), " against ", count, " bytes");
+    return errors;
+  }
+  const auto* const bytes = static_cast<const std::byte*>(got.data);
+  for (int64_t i = 0; i < count; ++i) {
+    const int value = std::to_integer<int>(bytes[i]);
+    const int wanted = std::to_integer<int>(want[static_cast<size_t>(i)]);
+    ++errors.elements;
+    if (value != wanted) mismatch(errors, "first at byte ", i, ": got ", value, ", want ", wanted);
   }
   return errors;
 }

@@ -154,10 +154,9 @@ Judge expect_dispatch(const std::vector<moire_dispatch_args>& calls,
   return [windows, images] {
     std::vector<OutputErrors> outputs;
     for (size_t rank = 0; rank < windows.size(); ++rank) {
-      TensorView window;
-      window.data = windows[rank].data();
+      const auto bytes = static_cast<int64_t>(windows[rank].size());
+      const TensorView window(windows[rank].data(), DType::kUint8, {bytes});
       add(outputs, "window", rank, compare(window, images[rank]));
-      outputs.back().elements = static_cast<int64_t>(images[rank].size());
     }
     return outputs;
   };
