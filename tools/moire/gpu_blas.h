@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "baseline.h"
 #include "gpu.h"
-#include "products.h"
 
 namespace moire::tool {
 
