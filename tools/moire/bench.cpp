@@ -65,16 +65,15 @@ std::vector<BenchResult> run_group(Bench& bench, const Group& group, const Proto
 }
 
 // Without what is there for FP8.
-Problem in_fp32(const Problem& p) {
-  return with_settings(p, {"dtype=fp32", "b=same", "x=same", "x_columnwise=no", "act_columnwise=no",
-                           "prepared=no", "element=e4m3", "fractional=no", "emulated=no"});
-}
+const Settings kInFp32 = {"dtype=fp32",        "b=same",      "x=same",       "x_columnwise=no",
+                          "act_columnwise=no", "prepared=no", "element=e4m3", "fractional=no",
+                          "emulated=no"};
 
 // Before anything is measured: of the ops, and of the CPU's baselines, whose products are in FP32.
 void require_memory_for(const Context& context, const Group& group) {
   for (const Problem& p : group) require_memory_for(context, p);
   if (!group[0].op->multiplies() || context.device() != Device::kCpu) return;
-  require_memory_for(context, in_fp32(group[0]));
+  require_memory_for(context, with_settings(group[0], kInFp32));
 }
 
 void write_svg(const std::string& path, const std::vector<BenchResult>& results,
@@ -85,41 +84,29 @@ void write_svg(const std::string& path, const std::vector<BenchResult>& results,
   if (!file) throw UsageError("--svg: ", path, " could not be written to its end");
 }
 
-// What --dtype asks for; else FP32 on a CPU, and the problem's own, or BF16 where that is FP32.
-std::vector<Problem> formats_of(const Options& options, const Problem& problem, bool on_cpu) {
-  std::vector<Problem> formats;
-  for (const std::string& dtype : options.dtypes) {
-    formats.push_back(with_settings(problem, {"dtype=" + dtype}));
+// A layer is timed as its products, its forward and all of it; in its own dtype, or BF16 where that
+// is FP32; on a CPU in FP32 as well.
+Unasked unasked_of(const Problem& p, bool on_cpu) {
+  Unasked out;
+  if (p.is("mlp")) {
+    out.ops = {{"op=fc1"}, {"op=fc1_dgrad"},   {"op=fc1_wgrad"},
+               {"op=fc2"}, {"op=mlp_forward"}, {"op=mlp"}};
   }
-  if (!formats.empty()) return formats;
-  if (on_cpu) {
-    formats.push_back(problem.is_quantized() ? in_fp32(problem)
-                                             : with_settings(problem, {"dtype=fp32"}));
-  }
-  const bool is_fp32 = problem.dtype == DType::kFP32;
-  formats.push_back(is_fp32 ? with_settings(problem, {"dtype=bf16"}) : problem);
-  return formats;
+  out.dtypes.clear();
+  if (on_cpu) out.dtypes.push_back(p.is_quantized() ? kInFp32 : Settings{"dtype=fp32"});
+  out.dtypes.push_back(p.dtype == DType::kFP32 ? Settings{"dtype=bf16"} : Settings());
+  return out;
 }
 
 // On a CPU the dtypes of an op are measured together, on a GPU each alone, its memory given back.
 std::vector<Group> groups_of(const Options& options, bool on_cpu) {
-  static const std::vector<std::string> layer_ops = {"fc1", "fc1_dgrad",   "fc1_wgrad",
-                                                     "fc2", "mlp_forward", "mlp"};
+  const std::vector<Problem> problems =
+      collect_problems(options, [&](const Problem& p) { return unasked_of(p, on_cpu); });
+  const size_t num_dtypes = options.dtypes.empty() ? 2 : options.dtypes.size();
   std::vector<Group> groups;
-  for (const std::string& what : options.problems) {
-    for (const Problem& written : load_problems(what)) {
-      const Problem base = with_settings(written, options.settings);
-      const std::vector<Problem> formats = formats_of(options, base, on_cpu);
-      std::vector<std::string> ops = options.ops;
-      if (ops.empty() && base.is("mlp")) ops = layer_ops;
-      if (ops.empty()) ops.emplace_back(base.op->name);
-      for (const std::string& op : ops) {
-        for (const Problem& format : formats) {
-          if (!on_cpu || &format == &formats.front()) groups.emplace_back();
-          groups.back().push_back(sensible(with_settings(format, {"op=" + op})));
-        }
-      }
-    }
+  for (size_t i = 0; i < problems.size(); ++i) {
+    if (!on_cpu || i % num_dtypes == 0) groups.emplace_back();
+    groups.back().push_back(problems[i]);
   }
   return groups;
 }

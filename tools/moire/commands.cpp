@@ -9,22 +9,14 @@
 namespace moire::tool {
 namespace {
 
-using Settings = std::vector<std::string>;  // KEY=VALUE
-
-// One copy of each list of settings per value of a field, in the place of whatever they say of it;
-// the lists as they are if there are no values.
-std::vector<Settings> spread(const std::vector<Settings>& lists, const std::string& key,
-                             const std::vector<std::string>& values) {
-  if (values.empty()) return lists;
-  std::vector<Settings> out;
-  for (Settings list : lists) {
-    std::erase_if(list, [&](const std::string& s) { return s.starts_with(key + "="); });
-    for (const std::string& value : values) {
-      out.push_back(list);
-      out.back().push_back(text(key, "=", value));
-    }
-  }
-  return out;
+// KEY=VALUE of each value that was asked for; else what is run unasked.
+std::vector<Settings> lists_of(const std::string& key, const std::vector<std::string>& values,
+                               const std::vector<Settings>& unasked) {
+  if (values.empty()) return unasked;
+  std::vector<Settings> lists;
+  lists.reserve(values.size());
+  for (const std::string& value : values) lists.push_back({text(key, "=", value)});
+  return lists;
 }
 
 // A name that no op has on any device would refuse every call, one after the other.
@@ -64,14 +56,17 @@ Context open_context(const Options& options, bool may_plan) {
   return usage(Context::create(wanted));
 }
 
-std::vector<Problem> collect_problems(const Options& options) {
-  const std::vector<Settings> lists =
-      spread(spread({options.settings}, "op", options.ops), "dtype", options.dtypes);
+std::vector<Problem> collect_problems(const Options& options,
+                                      const std::function<Unasked(const Problem&)>& unasked) {
   std::vector<Problem> problems;
   for (const std::string& what : options.problems) {
-    for (const Problem& problem : load_problems(what)) {
-      for (const Settings& settings : lists) {
-        problems.push_back(sensible(with_settings(problem, settings)));
+    for (const Problem& written : load_problems(what)) {
+      const Problem base = with_settings(written, options.settings);
+      const Unasked missing = unasked(base);
+      for (const Settings& op : lists_of("op", options.ops, missing.ops)) {
+        for (const Settings& dtype : lists_of("dtype", options.dtypes, missing.dtypes)) {
+          problems.push_back(sensible(with_settings(with_settings(base, dtype), op)));
+        }
       }
     }
   }

@@ -5,6 +5,7 @@
 #include <moire/context.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,8 +65,16 @@ int run_bench(const Options& options);
 // plan for a GPU that need not be here (--device sm90) where nothing is going to run.
 Context open_context(const Options& options, bool may_plan = false);
 
+using Settings = std::vector<std::string>;  // KEY=VALUE
+// What a problem is changed to where neither --ops nor --dtype says it: nothing, if nothing else is
+// said.
+struct Unasked {
+  std::vector<Settings> ops = {{}}, dtypes = {{}};
+};
 // Every problem that the options name, one for each op asked for in each dtype; UsageError if one
 // is bad.
-std::vector<Problem> collect_problems(const Options& options);
+std::vector<Problem> collect_problems(
+    const Options& options,
+    const std::function<Unasked(const Problem&)>& unasked = [](auto&) { return Unasked(); });
 
 }  // namespace moire::tool
