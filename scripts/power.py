@@ -1,5 +1,5 @@
 """What a GPU draws while a benchmark runs, through NVML, which is opened when it is wanted. The
-same as tools/moire/power.cpp and nvml.cpp; tests/tools/sustained.json holds both to it.
+same as tools/moire/power.cpp; tests/tools/sustained.json holds both to it.
 
 mean_power is where energy starts: the slope of the GPU's total energy counter between the moments
 at which it was seen to move, because it moves a few tens of times a second only; where there is no

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "nvml.h"
+#include "power.h"
 #include "simulated_gpu.h"
 #include "sustained_report.h"
 

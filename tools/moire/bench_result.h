@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "nvml.h"
+#include "power.h"
 #include "problem.h"
 
 namespace moire::tool {

@@ -11,7 +11,7 @@
 #include "bench.h"
 #include "gpu.h"
 #include "gpu_blas.h"
-#include "nvml.h"
+#include "power.h"
 
 namespace moire::tool {
 

@@ -1,4 +1,4 @@
-// What tools/moire/nvml.cpp uses of libnvidia-ml, for one GPU that has no temperature.
+// What tools/moire/power.cpp uses of libnvidia-ml, for one GPU that has no temperature.
 #include <cstring>
 
 #define MOIRE_FAKE extern "C" __attribute__((visibility("default")))
