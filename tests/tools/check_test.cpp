@@ -8,7 +8,7 @@
 #include "case_runner.h"
 #include "cases.h"
 #include "operands.h"
-#include "random_problem.h"
+#include "problem_source.h"
 #include "reference/outputs.h"
 
 namespace moire::tool {

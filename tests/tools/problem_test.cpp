@@ -12,7 +12,6 @@
 #include "commands.h"
 #include "problem_fields.h"
 #include "problem_source.h"
-#include "random_problem.h"
 
 namespace moire::tool {
 namespace {

@@ -7,7 +7,7 @@
 #include "commands.h"
 #include "machine.h"
 #include "problem_fields.h"
-#include "random_problem.h"
+#include "problem_source.h"
 #include "terminal.h"
 #include "text.h"
 
@@ -123,8 +123,8 @@ void warn_if_slow(const Problem& p) {
 }
 
 // What random problems draw from: where there are options, their values.
-Samples samples_of(const Options& options) {
-  Samples out;
+Choices choices_of(const Options& options) {
+  Choices out;
   for (const auto& [key, option, values] :
        {std::tuple("op", "--ops", options.ops), std::tuple("dtype", "--dtype", options.dtypes)}) {
     for (const std::string& value : values) {
@@ -148,7 +148,7 @@ int run_check(const Options& options) {
     throw UsageError("check: found no problem, needed PROBLEM or --random N");
   }
   for (const Problem& p : named) require_memory_for(context, p);
-  const Samples samples = samples_of(options);
+  const Choices choices = choices_of(options);
   const auto num_named = static_cast<int64_t>(named.size());
   Totals totals;
   {
@@ -156,7 +156,7 @@ int run_check(const Options& options) {
     for (int64_t i = 0; i < num_named + options.random; ++i) {
       const bool is_named = i < num_named;
       const Problem problem = is_named ? named[static_cast<size_t>(i)]
-                                       : random_problem(options.seed, i - num_named, samples);
+                                       : random_problem(options.seed, i - num_named, choices);
       if (is_named) warn_if_slow(problem);
       progress.show(i, std::string(problem.op->name));
       const Verdict verdict = judge(context, problem);

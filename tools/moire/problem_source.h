@@ -1,7 +1,10 @@
-// Where problems come from: a shipped name, a file, or a literal line.
+// Where problems come from: a shipped name, a file, a literal line, or chance.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "problem.h"
@@ -22,5 +25,12 @@ std::vector<Problem> load_problems(const std::string& what);
 
 // The same problem with some fields changed, as written; `settings` are key=value words.
 Problem with_settings(const Problem& problem, const std::vector<std::string>& settings);
+
+// Values to draw from, by field, in the place of the field's own.
+using Choices = std::map<std::string_view, std::vector<std::string>>;
+
+// Problem `i` of a seed, for `moire check --random`; the same everywhere. What makes no sense
+// beside the other fields is drawn again.
+Problem random_problem(uint64_t seed, int64_t i, const Choices& given = {});
 
 }  // namespace moire::tool

@@ -1,8 +1,8 @@
-#include "random_problem.h"
-
+// Random problems: small, ragged and hostile, over every op and option; one in 16 is wide.
 #include <algorithm>
 
 #include "problem_fields.h"
+#include "problem_source.h"
 #include "staging/random.h"
 
 namespace moire::tool {
@@ -56,7 +56,7 @@ void draw_sizes(Random& random, Problem& p) {
 }
 
 // Values of the fields that are words; half of what a line need not say is left out.
-void draw_words(Random& random, const Samples& given, Problem& p) {
+void draw_words(Random& random, const Choices& given, Problem& p) {
   for (const Field& field : fields()) {
     const auto limited = given.find(field.key);
     const auto& samples = limited == given.end() ? field.codec.samples : limited->second;
@@ -77,7 +77,7 @@ void draw_words(Random& random, const Samples& given, Problem& p) {
 
 }  // namespace
 
-Problem random_problem(uint64_t seed, int64_t i, const Samples& given) {
+Problem random_problem(uint64_t seed, int64_t i, const Choices& given) {
   Random random(seed * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(i));
   Problem p;
   draw_sizes(random, p);
