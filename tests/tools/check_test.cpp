@@ -1,6 +1,7 @@
 // The check bites: a result that is wrong anywhere is found, and where is said.
 #include <gtest/gtest.h>
 #include <moire/context.h>
+#include <moire/glu.h>
 
 #include <cmath>
 #include <cstring>
@@ -66,6 +67,29 @@ TEST(Check, FailsWhenNothingRan) {
     p.op = &op;
     const Verdict verdict = judge(explaining, p);
     EXPECT_EQ(verdict.kind, Verdict::Kind::kFailed) << op.name;
+  }
+}
+
+// Codes, and their scales, byte for byte: one that is wrong is found.
+TEST(Check, JudgesConvertedCodesAndTheirScales) {
+  const Result<Context> context = Context::create();
+  ASSERT_TRUE(context.ok()) << context.status().message();
+  for (const char* options : {"dtype=mxfp8 layout=blocks:2", "dtype=fp8_block layout=blocks:128",
+                              "dtype=mxfp8 layout=interleaved weights=in_out seed=2"}) {
+    Case what(
+        parse_problem(std::string("op=convert_glu groups=2 hidden=40 ffn=256 rows=0 ") + options),
+        Operands::Content::kHostile);
+    ASSERT_EQ(what.calls.size(), 2U);
+    for (const Call& call : what.calls) {
+      const Call::Judge errors = call.expect(Device::kCpu);
+      EXPECT_GT(errors()[0].mismatches, 0) << options << " before it ran";
+      ASSERT_TRUE(call.run(context.value(), {}).ok()) << options;
+      EXPECT_TRUE(reference::all_passed(errors())) << options;
+      const TensorView target = std::any_cast<ConvertGluArgs>(call.args).target;
+      EXPECT_EQ(errors()[0].elements, target.num_bytes());
+      static_cast<uint8_t*>(target.data)[target.num_bytes() - 1] ^= 1;
+      EXPECT_EQ(errors()[0].mismatches, 1) << options;
+    }
   }
 }
 

@@ -144,6 +144,8 @@ TEST(Problem, RefusesWhatARecipeHasNoUseFor) {
   for (const char* fields : {"op=fc1 dtype=mxfp8 x_columnwise=yes act_columnwise=yes prepared=yes",
                              "op=fc1 b=fp8_block fractional=yes",
                              "op=convert_scales element=e5m2 direction=columnwise scales=dense",
+                             "op=convert_glu dtype=mxfp8_fast element=e5m2 layout=interleaved",
+                             "op=dispatch dtype=fp8_block",
                              "op=quantize element=e5m2 scaling=fp8_block fractional=yes"}) {
     EXPECT_EQ(error_of(std::string(kPlain) + " " + fields), "");
   }
@@ -206,6 +208,16 @@ TEST(Problem, NamesTheFieldWhatWasFoundAndWhatIsNeeded) {
             "op=requantize");
   EXPECT_EQ(error_of(std::string(kPlain) + " op=convert_scales scaling=fp8_block"),
             "problem: field \"scaling\": found fp8_block, needed mxfp8 for op=convert_scales");
+  const std::string tiles = " op=convert_glu dtype=fp8_block layout=", of_384 =
+                                                                           "groups=4 hidden=64 "
+                                                                           "ffn=384 rows=50";
+  EXPECT_EQ(
+      error_of(std::string(kPlain) + tiles + "halves"),
+      "problem: field \"dtype\": found fp8_block, needed gate and up in blocks of 128 rows, as "
+      "its tiles are");
+  EXPECT_EQ(error_of(of_384 + tiles + "halves"), "");
+  EXPECT_EQ(error_of(of_384 + tiles + "blocks:128"), "");
+  EXPECT_NE(error_of(of_384 + tiles + "blocks:64"), "");
   EXPECT_EQ(error_of(std::string(kPlain) + " op=quantize fractional=yes"),
             "problem: field \"fractional\": found yes, needed no, for scaling=mxfp8");
   EXPECT_EQ(error_of(std::string(kPlain) + " topk=5"),
@@ -257,6 +269,10 @@ TEST(Problem, OfRandomSeedsCoversEveryRecipeAndMix) {
     const Problem p = random_problem(kSeed, i);
     const std::string entry(p.op->entry());
     if (p.b.has_value()) seen.insert(entry + " " + dtype_words(p));
+    if (entry == "convert_glu") {
+      seen.insert(entry + " " + dtype_words(p) + (p.in_out ? " of columns" : " of rows") +
+                  (p.seed % 2 == 0 ? " to halves" : " from halves"));
+    }
     if (!entry.starts_with("grouped_mlp") && !entry.starts_with("grouped_linear")) continue;
     const std::string recipe(dtype_word(p));
     seen.insert(entry + " " + recipe + (p.emulated ? " emulated" : "") +
@@ -272,6 +288,13 @@ TEST(Problem, OfRandomSeedsCoversEveryRecipeAndMix) {
        {"grouped_gemm", "grouped_gemm_glu", "grouped_gemm_glu_backward", "grouped_gemm_wgrad"}) {
     for (const std::string a : formats) {
       for (const std::string b : formats) EXPECT_TRUE(seen.contains(entry + " " + a + " x " + b));
+    }
+  }
+  for (const std::string dtype : {"fp32", "bf16", "fp16", "mxfp8", "mxfp8_fast"}) {
+    for (const char* along : {" of columns", " of rows"}) {
+      for (const char* way : {" to halves", " from halves"}) {
+        EXPECT_TRUE(seen.contains("convert_glu " + dtype + along + way)) << dtype << along << way;
+      }
     }
   }
   for (const std::string entry : {"grouped_mlp", "grouped_linear"}) {

@@ -23,12 +23,19 @@ bool is_index(std::string_view name) {
   return name.ends_with("_idx") || is_one_of(name, {"splits", "choices"});
 }
 
+std::string scales_name(const std::string& operand) { return operand + " scales"; }
+
 int64_t block_of(int32_t scaling) { return scaling == MOIRE_SCALING_MXFP8 ? 32 : 128; }
 DType scale_dtype(int32_t scaling) {
   return scaling == MOIRE_SCALING_MXFP8 ? DType::kE8M0 : DType::kFP32;
 }
 int32_t scaling_of(const Format& format) {
   return format.is_mx() ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
+}
+
+// FP8 blocks of weights are tiles.
+int32_t weight_scaling_of(const Format& format) {
+  return format.is_mx() ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_TILE;
 }
 
 int32_t direction_of(const Problem& p) {
@@ -69,7 +76,6 @@ int64_t Arguments::size(char letter) const {
 }
 
 Operands::Shape Arguments::shape_of(std::string_view sizes, bool is_output) const {
-  if (sizes == "ZK") return {problem_.groups, 2 * problem_.ffn, problem_.hidden};  // convert_glu
   if (sizes == "??") {  // convert_scales, to a layout and back
     int64_t shape[2] = {};
     const bool is_there = is_output && !is_way_back();
@@ -79,6 +85,7 @@ Operands::Shape Arguments::shape_of(std::string_view sizes, bool is_output) cons
                                           shape));
     return {shape[0], shape[1]};
   }
+  if (sizes == "ZK") sizes = "GZH";  // convert_glu
   if (is_tiles()) sizes = "GNK";
   Shape shape;
   for (const char letter : sizes) shape.push_back(size(letter));
@@ -161,7 +168,11 @@ void Arguments::field(const char* field, moire_tensor& t, Role role, const char*
     if (!is_gathered_) return;
     return this->field("gather_idx", t, Role::kIn, "C");
   }
-  if (name.ends_with("_scales")) return static_cast<void>(t = scales_[name]);
+  if (name.ends_with("_scales")) {
+    const std::string operand = name_of(name.substr(0, name.rfind('_')));
+    return static_cast<void>(t = tensors_[scales_name(operand)]);
+  }
+  if (call_->entry == "convert_glu") return static_cast<void>(t = convert(name, role));
   if (!wants(field, name, role)) return;
   Format format;
   if (sizes[0] == 'S') {
@@ -175,8 +186,7 @@ void Arguments::field(const char* field, moire_tensor& t, Role role, const char*
   if (format.is_quantized()) {
     const int32_t scaling = scaling_of(format);
     const int64_t block_rows = is_gathered_ ? 0 : is_wgrad() ? block_of(scaling) : 1;
-    t = codes(field, name, shape, scaling, is_wgrad() ? MOIRE_COLUMNWISE : MOIRE_ROWWISE, 1,
-              block_rows);
+    t = codes(name, shape, scaling, is_wgrad() ? MOIRE_COLUMNWISE : MOIRE_ROWWISE, 1, block_rows);
     if (!is_gathered_) operands_.poison_tail(t);
   } else {
     t = operands_.take(name, dtype_of(name, sizes), shape);
@@ -218,18 +228,42 @@ void Arguments::fill_input(const TensorView& t, const std::string& name, const c
   if (sizes[0] == 'C' || (sizes[0] == 'S' && !is_gathered_)) operands_.poison_tail(t);
 }
 
-// A product's operand in FP8, of numbers around `scale`; its scales, for the field that has them.
-TensorView Arguments::codes(const char* field, const std::string& name, const Shape& shape,
-                            int32_t scaling, int32_t direction, double scale, int64_t block_rows) {
+// An operand in FP8, of numbers around `scale`; its scales, for the field that has them.
+TensorView Arguments::codes(const std::string& name, const Shape& shape, int32_t scaling,
+                            int32_t direction, double scale, int64_t block_rows) {
   const DType element = element_of(name);
   const TensorView codes = operands_.take(name, element, shape);
   operands_.fill_codes(codes, name, Values::kNormal);
-  const TensorView scales = operands_.take(name + " scales", scale_dtype(scaling),
+  const TensorView scales = operands_.take(scales_name(name), scale_dtype(scaling),
                                            scales_shape(scaling, direction, shape));
   operands_.fill_scales(scales, name, Values::kNormal, scale / Operands::reach(element),
                         block_rows);
-  scales_[text(field, "_scales")] = scales;
+  tensors_[scales_name(name)] = scales;
   return codes;
+}
+
+// W1 or, in 8 bits, its codes and then their scales; what they are converted to is like them.
+TensorView Arguments::convert(const std::string& name, Role role) {
+  TensorView& t = tensors_[name];
+  if (is_written(role)) {
+    const TensorView source = tensors_.at(name_of("source"));
+    t = operands_.output(name, source.type(), {source.shape, source.shape + source.rank});
+  } else if (!call_->is_of_scales()) {
+    const Shape shape = shape_of("ZK", false);
+    if (problem_.is_quantized()) {
+      t = codes(name, shape, weight_scaling_of(problem_), weight_direction(), 1, 0);
+    } else {
+      t = operands_.take(name, problem_.dtype, shape);
+      operands_.fill_normal(t, name, 1);
+    }
+  }
+  return t;
+}
+
+// Of its scales: blocks lie along what a product contracts.
+int32_t Arguments::weight_direction() const {
+  const bool over_in = (call_->products & kDgrads) == 0;
+  return over_in != problem_.in_out ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
 }
 
 void Arguments::field(const char* field, moire_weight& w, Role role, const char* sizes) {
@@ -244,11 +278,8 @@ void Arguments::field(const char* field, moire_weight& w, Role role, const char*
   const double scale = is_input ? 1.0 / std::sqrt(static_cast<double>(size(sizes[2]))) : 1.0;
   const Format format = is_product() ? problem_.b_format() : Format{stored()};
   if (is_input && format.is_quantized()) {
-    // FP8 blocks of weights are tiles.
-    const int32_t scaling = format.is_mx() ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_TILE;
-    const bool over_in = (call_->products & kDgrads) == 0;
-    const int32_t direction = over_in != problem_.in_out ? MOIRE_ROWWISE : MOIRE_COLUMNWISE;
-    w = Weight(codes(field, name, shape, scaling, direction, scale, 0), layout());
+    w = Weight(codes(name, shape, weight_scaling_of(format), weight_direction(), scale, 0),
+               layout());
     return;
   }
   w = take_weight(name, is_input ? format.dtype : dtype_of(name, sizes), shape);
@@ -363,7 +394,7 @@ void Arguments::value(std::string_view name, int32_t& value, int) {
       {"transpose_b", (call_->products & kDgrads) != 0 ? 1 : 0},
       {"kind", p.sigmoid && call_->entry != "splits_to_offsets" ? MOIRE_ROUTER_SIGMOID : 0},
       {"normalize", p.normalize ? 1 : 0},
-      {"dim", 1},
+      {"dim", p.in_out ? 2 : 1},
   };
   for (const auto& [key, known] : values) {
     if (key == name) value = known;
@@ -382,7 +413,12 @@ void Arguments::value(const char*, float& scale, int) {
 }
 
 void Arguments::value(std::string_view name, moire_glu_layout& value, int) {
-  if (name != "from") value = problem_.layout;  // of convert_glu: halves
+  // convert_glu: one side is halves, that it comes from where the seed is odd.
+  const std::string_view halves = problem_.seed % 2 == 0 ? "to" : "from";
+  if (name == halves) return;
+  value = problem_.layout;
+  const bool is_of_tiles = call_->is_of_scales() && problem_.recipe == MOIRE_RECIPE_FP8_BLOCK;
+  if (is_of_tiles) value.block /= block_of(MOIRE_SCALING_FP8_TILE);
 }
 
 }  // namespace moire::tool

@@ -21,7 +21,6 @@ class Arguments {
   template <class A>
   A of(const OpCall& call) {
     call_ = &call;
-    scales_.clear();
     A args;
     for (const bool sets_values : {true, false}) {  // which decide about roles
       sets_values_ = sets_values;
@@ -63,8 +62,10 @@ class Arguments {
   bool is_way_back() const { return call_ != &problem_.op->calls[0]; }  // of convert_scales
 
   void fill_input(const TensorView& t, const std::string& name, const char* sizes);
-  TensorView codes(const char* field, const std::string& name, const Shape& shape, int32_t scaling,
-                   int32_t direction, double scale, int64_t block_rows);
+  TensorView codes(const std::string& name, const Shape& shape, int32_t scaling, int32_t direction,
+                   double scale, int64_t block_rows);
+  TensorView convert(const std::string& name, Role role);
+  int32_t weight_direction() const;
   moire_weight take_weight(const std::string& name, DType dtype, const Shape& shape);
   Shape scales_shape(int32_t scaling, int32_t direction, Shape data) const;
 
@@ -76,7 +77,6 @@ class Arguments {
   std::map<std::string, TensorView> tensors_;  // of all calls, by name
   std::map<std::string, moire_weight> weights_;
   std::map<std::string, moire_quantized> copies_;
-  std::map<std::string, TensorView> scales_;  // of this call's FP8 operands, by field
 };
 
 }  // namespace moire::tool

@@ -247,6 +247,7 @@ Case::Case(const Problem& problem, Operands::Content content) : operands(problem
   }
   Arguments arguments(operands);
   for (const OpCall& call : problem.op->calls) {
+    if (call.is_of_scales() && !problem.is_quantized()) continue;
     calls.push_back(entries.at(call.entry)(call, arguments, operands));
   }
 }

@@ -31,6 +31,8 @@ struct OpCall {
   char size = 'F';
 
   std::string_view name_of(std::string_view field) const;
+  // Of codes, that another call takes; there are none without them.
+  bool is_of_scales() const { return name_of("source").ends_with(" scales"); }
 };
 
 struct Op {

@@ -33,6 +33,8 @@ std::optional<Mistake> find_mistake(const Problem& p) {
   const bool sums_fast = p.recipe >= MOIRE_RECIPE_MXFP8_FAST;
   const int64_t blocks = std::max<int64_t>(p.layout.block, 1),
                 sum = std::accumulate(p.splits.list.begin(), p.splits.list.end(), int64_t{0});
+  const int64_t together = p.layout.block > 0 ? p.layout.block : p.ffn;  // columns of gate or up
+  constexpr int64_t kTile = 128;
   const bool is_list = p.splits.kind == Splits::Kind::kList;
   const bool is_one_hot = p.splits.kind == Splits::Kind::kOneHot;
   const std::string here = text("op=", op.name), for_op = " for " + here,
@@ -62,9 +64,11 @@ std::optional<Mistake> find_mistake(const Problem& p) {
       {converts && !is_mx, {"scaling", scaling, "mxfp8" + for_op}},
       {is_fp8_op && !takes_tiles && is_tile, {"scaling", scaling, "mxfp8 or fp8_block" + for_op}},
       {is_fp8_op && p.fractional && is_mx, {"fractional", "yes", "no, for scaling=mxfp8"}},
-      {!multiplies && !is_plain && !p.is("dispatch"),
+      {!multiplies && !is_plain && !p.is("dispatch") && !p.is("convert_glu"),
        {"dtype", std::string(dtype_word(p)),
         text("fp32, bf16 or fp16", for_op, ", which has no products")}},
+      {p.is("convert_glu") && p.recipe == MOIRE_RECIPE_FP8_BLOCK && together % kTile != 0,
+       {"dtype", "fp8_block", text("gate and up in blocks of ", kTile, " rows, as its tiles are")}},
       {op.is_layer() && is_plain && p.x != DType::kNone, {"x", dtype, quantised}},
       {is_plain && p.x_columnwise, {"x_columnwise", dtype, quantised}},
       {is_plain && p.act_columnwise, {"act_columnwise", dtype, quantised}},
