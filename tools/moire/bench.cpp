@@ -167,13 +167,6 @@ std::vector<size_t> prepare(const Context& context, BenchResult& r) {
   return workspaces;
 }
 
-void require_right_rows(Device device, const Case& what) {
-  const std::string wrong = judge_rows(device, what.operands, what.calls);
-  if (wrong.empty()) return;
-  throw std::runtime_error(text("bench: the result of ", to_line(what.operands.problem()),
-                                " is wrong, so its time means nothing: ", wrong));
-}
-
 int run_bench(const Options& options) {
   Options common = options;
   const bool on_cpu = common.device == "cpu";

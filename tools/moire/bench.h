@@ -6,11 +6,9 @@
 
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "bench_result.h"
-#include "cases.h"
 #include "commands.h"
 #include "harness.h"
 
@@ -46,8 +44,6 @@ int run_sustained_bench(const Context& context, const std::vector<Group>& groups
 // with the bytes of a set of operands without its workspaces, whose sizes are returned. A reason
 // where something is unsupported; throws where a result is wrong.
 std::vector<size_t> prepare(const Context& context, BenchResult& r);
-// Throws where rows of what a case left in its operands are wrong.
-void require_right_rows(Device device, const Case& what);
 // How many copies of `set_bytes` span three caches, in so much memory.
 int64_t rotating_sets(int64_t cache_bytes, int64_t memory_bytes, int64_t set_bytes);
 

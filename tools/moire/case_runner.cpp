@@ -1,6 +1,7 @@
 #include "case_runner.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "cases.h"
 #include "reference/outputs.h"
@@ -47,11 +48,11 @@ Verdict judge(const Context& context, const Problem& problem) {
   return verdict;
 }
 
-std::string judge_rows(Device device, const Operands& operands, const std::vector<Call>& calls) {
+void require_right_rows(Device device, const Operands& operands, const std::vector<Call>& calls) {
   const Problem& p = operands.problem();
   // Accumulated results are gone by now; wider matrices take the reference gigabytes.
   constexpr int64_t kWidestMatrix = int64_t{40} << 20;
-  if (p.rows == 0 || p.beta != 0 || 2 * p.hidden * p.ffn > kWidestMatrix) return "";
+  if (p.rows == 0 || p.beta != 0 || 2 * p.hidden * p.ffn > kWidestMatrix) return;
   const std::vector<int64_t>& splits = operands.splits();
   const auto largest = std::max_element(splits.begin(), splits.end()) - splits.begin();
   const int64_t rows[] = {operands.groups().offsets[largest], p.rows - 1};
@@ -60,12 +61,13 @@ std::string judge_rows(Device device, const Operands& operands, const std::vecto
       if (call.expect_row == nullptr) continue;
       for (const OutputErrors& e : call.expect_row(device, row, operands.group_of(row))()) {
         if (e.mismatches == 0) continue;
-        return text(call.entry, ": ", e.name, " of row ", row, ": ", e.mismatches, " of ",
-                    e.elements, " elements wrong, ", e.first_mismatch);
+        throw std::runtime_error(text("bench: the result of ", to_line(p),
+                                      " is wrong, so its time means nothing: ", call.entry, ": ",
+                                      e.name, " of row ", row, ": ", e.mismatches, " of ",
+                                      e.elements, " elements wrong, ", e.first_mismatch));
       }
     }
   }
-  return "";
 }
 
 }  // namespace moire::tool

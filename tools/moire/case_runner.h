@@ -27,8 +27,8 @@ struct Verdict {
 
 Verdict judge(const Context& context, const Problem& problem);
 
-// Judges what calls that have run left in their outputs, by a row of the largest group and the last
-// row in use. "" if they are right, or if rows of this op do not stand for themselves.
-std::string judge_rows(Device device, const Operands& operands, const std::vector<Call>& calls);
+// Throws where what calls that have run left in their outputs is wrong in a row of the largest
+// group or in the last row in use; asks nothing of an op whose rows do not stand for themselves.
+void require_right_rows(Device device, const Operands& operands, const std::vector<Call>& calls);
 
 }  // namespace moire::tool

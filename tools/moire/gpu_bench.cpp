@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 
 #include "case_runner.h"
 #include "text.h"
@@ -43,7 +42,7 @@ class DeviceSet {
   // Throws where what the first run left is wrong.
   void judge() {
     require(staged_.download());
-    require_right_rows(Device::kCuda, what_);
+    require_right_rows(Device::kCuda, what_.operands, what_.calls);
   }
 
  private:
