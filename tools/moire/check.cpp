@@ -5,7 +5,6 @@
 
 #include "case_runner.h"
 #include "commands.h"
-#include "machine.h"
 #include "problem_fields.h"
 #include "problem_source.h"
 #include "terminal.h"

@@ -2,7 +2,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "commands.h"

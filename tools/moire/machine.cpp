@@ -8,7 +8,6 @@
 #include <cstring>
 #include <fstream>
 #include <numeric>
-#include <sstream>
 #include <vector>
 
 #include "harness.h"

@@ -1,8 +1,5 @@
 #include "sustained_report.h"
 
-#include <cmath>
-#include <cstdio>
-
 #include "terminal.h"
 #include "text.h"
 
