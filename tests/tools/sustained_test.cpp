@@ -10,7 +10,7 @@
 
 #include "power.h"
 #include "simulated_gpu.h"
-#include "sustained_report.h"
+#include "sustained_bench.h"
 
 namespace moire::tool {
 namespace {

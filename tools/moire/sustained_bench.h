@@ -1,5 +1,6 @@
-// What `moire bench --sustained` found out, as a table and as JSON lines, whose keys are those of
-// scripts/bench_peers.py.
+// `moire bench --device cuda --sustained`: each op beside cuBLAS and a dense product, in steady
+// state. What it found out is a table or JSON lines, whose keys are those of
+// scripts/bench_peers.py. bench.h has the function that runs it.
 #pragma once
 
 #include <nlohmann/json.hpp>
