@@ -47,6 +47,7 @@ check() {
   part check "$build/bin/moire" check --device cuda --random 1000 --dtype fp32,bf16,fp16
   part check_fp8 "$build/bin/moire" check --device cuda --random 1000 \
     --dtype mxfp8,mxfp8_fast,fp8_block
+  part check_quantized "$build/bin/moire" check quantize_tiny --device cuda
   part check_fast paths fast_paths
   part check_fast_fp8 paths fp8_paths
   part check_random "$build/bin/moire" check --device cuda --random 2000 --dtype bf16 \
