@@ -169,8 +169,6 @@ LAYERS = (
     ("staging/", (STD, PUBLIC, r'"staging/')),
     # The GPU's clock.
     ("tools/moire/gpu.cu", (STD, CUDA, r'"[a-z_]+\.h"')),
-    # The processor's own peak, by its own instructions.
-    ("tools/moire/peak_flops", (STD, INTRINSICS, r'"[a-z_]+\.h"')),
     (
         "tools/",
         (

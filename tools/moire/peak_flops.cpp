@@ -9,10 +9,6 @@
 #include "harness.h"
 #include "machine.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace moire::tool {
 namespace {
 
@@ -23,45 +19,29 @@ constexpr int kSteps =
 // kSteps multiply-adds on each of several registers; returns FLOP done. The result goes to `sink`.
 using Burst = double (*)(float* sink);
 
-#if defined(__x86_64__)
-__attribute__((target("avx512f"))) double burst_avx512(float* sink) {
-  constexpr int kChains = 24;  // of 32 registers; 8 would cover latency 4 on two ports
-  __m512 acc[kChains];
-  const __m512 a = _mm512_set1_ps(0.999F), b = _mm512_set1_ps(0.001F);
-  for (auto& v : acc) v = _mm512_set1_ps(*sink);
+// In the widest vectors of the function that it becomes a part of.
+template <int kChains, int kLanes>
+[[gnu::always_inline]] inline double burst(float* sink) {
+  float acc[kChains][kLanes];
+  for (auto& chain : acc) std::ranges::fill(chain, *sink);
   for (int i = 0; i < kSteps; ++i) {
 #pragma GCC unroll 24
-    for (int c = 0; c < kChains; ++c) acc[c] = _mm512_fmadd_ps(acc[c], a, b);
+    for (int c = 0; c < kChains; ++c) {
+      for (float& v : acc[c]) v = std::fma(v, 0.999F, 0.001F);
+    }
   }
-  for (const auto& v : acc) *sink += 1e-30F * _mm512_cvtss_f32(v);
-  return 2.0 * 16 * kChains * kSteps;
+  for (const auto& chain : acc) *sink += 1e-30F * chain[0];
+  return 2.0 * kChains * kLanes * kSteps;
 }
 
-__attribute__((target("avx2,fma"))) double burst_avx2(float* sink) {
-  constexpr int kChains = 12;  // of 16 registers; 10 cover latency 5 on two ports
-  __m256 acc[kChains];
-  const __m256 a = _mm256_set1_ps(0.999F), b = _mm256_set1_ps(0.001F);
-  for (auto& v : acc) v = _mm256_set1_ps(*sink);
-  for (int i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 12
-    for (int c = 0; c < kChains; ++c) acc[c] = _mm256_fmadd_ps(acc[c], a, b);
-  }
-  for (const auto& v : acc) *sink += 1e-30F * _mm256_cvtss_f32(v);
-  return 2.0 * 8 * kChains * kSteps;
-}
+#if defined(__x86_64__)
+// 24 of 32 registers; 8 would cover latency 4 on two ports.
+[[gnu::target("avx512f")]] double burst_avx512(float* sink) { return burst<24, 16>(sink); }
+// 12 of 16 registers; 10 cover latency 5 on two ports.
+[[gnu::target("avx2,fma")]] double burst_avx2(float* sink) { return burst<12, 8>(sink); }
 #endif
-
-// What the compiler makes of it: NEON on 64-bit Arm.
-double burst_portable(float* sink) {
-  constexpr int kLanes = 64;
-  float acc[kLanes];
-  for (float& v : acc) v = *sink;
-  for (int i = 0; i < kSteps; ++i) {
-    for (float& v : acc) v = std::fma(v, 0.999F, 0.001F);
-  }
-  for (const float v : acc) *sink += 1e-30F * v;
-  return 2.0 * kLanes * kSteps;
-}
+// NEON on 64-bit Arm.
+double burst_portable(float* sink) { return burst<16, 4>(sink); }
 
 Burst widest() {
 #if defined(__x86_64__)
