@@ -94,8 +94,7 @@ Table results_table(const std::vector<BenchResult>& results, const MachineFacts&
       table.add({r.problem.name, op, dtype, paint(Colour::kYellow, "none")});
       continue;
     }
-    std::vector<std::string> codes;
-    for (const Warning& w : r.warnings) codes.emplace_back(w.kind->code);
+    const auto codes = words_of(r.warnings, [](const Warning& w) { return w.kind->code; });
     table.add({r.problem.name, op, dtype, human_seconds(r.time.median), human_seconds(r.time.p10),
                human_seconds(r.time.p90), r.flops > 0 ? human_number(r.flops_rate() / 1e9) : "-",
                human_number(r.bytes_rate() / 1e9),

@@ -24,9 +24,8 @@ int64_t sum_of(const Call::Kept& kept) {
 
 // ", saves z 3.0 KiB, act 1.5 KiB"; nothing where nothing is kept.
 std::string to_text(const char* what, const Call::Kept& kept) {
-  std::vector<std::string> parts;
-  parts.reserve(kept.size());
-  for (const auto& [name, bytes] : kept) parts.push_back(text(name, " ", human_bytes(bytes)));
+  const auto parts =
+      words_of(kept, [](const auto& one) { return text(one.first, " ", human_bytes(one.second)); });
   return parts.empty() ? "" : text(", ", what, " ", join(parts, ", "));
 }
 

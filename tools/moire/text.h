@@ -37,7 +37,7 @@ inline std::vector<std::string> split(std::string_view s, char separator) {
   }
 }
 
-// One member of each row of a table.
+// One member of each row of a table, or what a function says of it.
 template <class Rows, class Member>
 std::vector<std::string> words_of(const Rows& rows, Member member) {
   std::vector<std::string> words;
