@@ -22,9 +22,10 @@ template <int64_t kSize = kBlockRows>
 __host__ __device__ inline int64_t row_blocks_bound(const moire_groups& groups) {
   return groups.num_groups == 0 ? 0 : groups.capacity / kSize + groups.num_groups;
 }
+// That of a group's first block.
 template <int64_t kSize = kBlockRows>
-__device__ inline int64_t first_row_block(const moire_groups& groups, int64_t group) {
-  return rows_of(groups, group).begin / kSize + group;
+__device__ inline int64_t first_row_block(const RowRange& rows, int64_t group) {
+  return rows.begin / kSize + group;
 }
 
 // The index, among blocks of kBlockRows, of the one whose first row is also the first of a block of
@@ -35,23 +36,26 @@ __device__ inline int64_t partial_index(int64_t index, int64_t first_row) {
   return index - first_row / kSize + first_row / kBlockRows;
 }
 
-// A warp calls it together: it looks at 32 groups at once, so that 1024 are searched in the time of
-// two loads.
+// A warp calls it together: it looks at the rows of 32 groups at once, so that 32 are searched in
+// the time of one load, 1024 in that of two.
 template <int64_t kSize = kBlockRows>
 __device__ inline RowBlock row_block_at(const moire_groups& groups, int64_t index) {
   if (groups.num_groups == 0) return {0, 0, 0};
   // The last group whose first index is not past this one.
-  int64_t low = 0, high = groups.num_groups;
-  while (high - low > 1) {
-    const int64_t step = ceil_div(high - low, kWarp);
+  int64_t low = 0, high = groups.num_groups, step = 0;
+  RowRange rows{};
+  int owner = 0;  // the lane that looks at `low`
+  do {
+    step = ceil_div(high - low, kWarp);
     const int64_t group = low + threadIdx.x % kWarp * step;
-    const bool fits = group < high && first_row_block<kSize>(groups, group) <= index;
-    const uint32_t fitting = __ballot_sync(0xFFFFFFFFU, fits);
-    if (fitting != 0) low += (kWarp - 1 - __clz(static_cast<int>(fitting))) * step;
+    rows = rows_of(groups, min(group, high - 1));
+    const bool fits = group < high && first_row_block<kSize>(rows, group) <= index;
+    owner = max(0, kWarp - 1 - __clz(static_cast<int>(__ballot_sync(kAllLanes, fits))));
+    low += owner * step;
     high = min(high, low + step);
-  }
-  const RowRange rows = rows_of(groups, low);
-  const int64_t block = index - first_row_block<kSize>(groups, low);
+  } while (step > 1);
+  rows = {__shfl_sync(kAllLanes, rows.begin, owner), __shfl_sync(kAllLanes, rows.end, owner)};
+  const int64_t block = index - first_row_block<kSize>(rows, low);
   const int64_t first = clamp_row(rows.begin + block * kSize, rows.begin, rows.end);
   return {low, first, clamp_row(first + kSize, first, rows.end)};
 }

@@ -42,9 +42,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t column = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   if (column >= columns) return;
   const bool accumulates = beta_per_group != nullptr ? beta_per_group[group] != 0 : beta != 0;
-  const int64_t count = ceil_div(rows_of(groups, group).size(), kBlockRows);
+  const RowRange rows = rows_of(groups, group);
+  const int64_t count = ceil_div(rows.size(), kBlockRows);
   if (count == 0 && accumulates) return;
-  const float* partial = partials + first_row_block(groups, group) * columns + column;
+  const float* partial = partials + first_row_block(rows, group) * columns + column;
   float sum = 0;
   for (int64_t first = 0; first < count; first += kAtOnce) {
     float of_block[kAtOnce];  // zeros past the last, which change no sum that began with one
