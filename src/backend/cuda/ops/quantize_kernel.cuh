@@ -257,18 +257,8 @@ void launch_quantize(Launcher& launcher, QuantizeTiles<Source> args, const Tenso
   if constexpr (!kHasSpans<kScaling, Source>) {
     return launch_tiles<Tile>(launcher, kernel, args, notes);
   }
-  // Spans of a tile for every 2^25 elements, and in the end two single tiles for each block that
-  // the multiprocessors hold.
-  const int64_t row_blocks = std::max<int64_t>(1, args.blocks.count(Tile::kRows));
-  const int64_t tiles = std::max<int64_t>(1, ceil_div(args.source.columns, Tile::kColumns));
-  const int64_t most = std::clamp<int64_t>(row_blocks * tiles >> 11, 1, Source::kMostTiles);
-  const int all = launcher.state().num_multiprocessors * kBlocksPerMultiprocessor<kScaling, Source>;
-  const int64_t fine = std::min(row_blocks, ceil_div(2 * all, tiles));
-  const int64_t spans = ceil_div(tiles, most), coarse = row_blocks - fine;
-  args.spans = {static_cast<uint32_t>(tiles), static_cast<uint32_t>(most),
-                static_cast<uint32_t>(spans), static_cast<uint32_t>(coarse)};
-  launcher.launch(kernel, {blocks_for(coarse * spans + fine * tiles, 1), Tile::kThreads}, args,
-                  launcher.reporter(), notes);
+  launch_spans<Tile>(launcher, kernel, args, Source::kMostTiles,
+                     kBlocksPerMultiprocessor<kScaling, Source>, notes);
 }
 
 }  // namespace moire::cuda::ops

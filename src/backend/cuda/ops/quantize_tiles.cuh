@@ -307,6 +307,24 @@ void launch_tiles(Launcher& launcher, void (*kernel)(Args, Reporter, More...), A
                   args, launcher.reporter(), more...);
 }
 
+// The same of spans of up to `most` tiles, where a multiprocessor holds `blocks` blocks of threads:
+// a tile for every 2^25 elements, and in the end two single ones for each block that all hold.
+template <class Tile, class Args, class... More>
+void launch_spans(Launcher& launcher, void (*kernel)(Args, Reporter, More...), Args args,
+                  int64_t most, int blocks, const More&... more) {
+  constexpr int64_t kColumns = Tile::kColumns * Tile::kTiles, kElements = kColumns * Tile::kRows;
+  const int64_t row_blocks = std::max<int64_t>(1, args.blocks.count(Tile::kRows));
+  const int64_t tiles = std::max<int64_t>(1, ceil_div(args.source.columns, kColumns));
+  const int64_t in_span = std::clamp<int64_t>(row_blocks * tiles * kElements >> 25, 1, most);
+  const int64_t all = int64_t{launcher.state().num_multiprocessors} * blocks;
+  const int64_t fine = std::min(row_blocks, ceil_div(2 * all, tiles));
+  const int64_t spans = ceil_div(tiles, in_span), coarse = row_blocks - fine;
+  args.spans = {static_cast<uint32_t>(tiles), static_cast<uint32_t>(in_span),
+                static_cast<uint32_t>(spans), static_cast<uint32_t>(coarse)};
+  launcher.launch(kernel, {blocks_for(coarse * spans + fine * tiles, 1), Tile::kThreads}, args,
+                  launcher.reporter(), more...);
+}
+
 // Whether eight columns of a copy are one load or store: codes, and columnwise E8M0 scales, in rows
 // that start on 8 bytes, values on 16. Absent ones are.
 inline bool opens_eights(const moire_quantized& copy, int32_t direction) {

@@ -1,0 +1,167 @@
+// Words of codes as pairs of FP16 numbers in units of the largest of a warp's scales, where these
+// are powers of two so near each other that no bit of a value is lost: an instruction then takes
+// two elements, and FP8 is encoded from FP16 as it is decoded to it. What becomes of an element is
+// what its float would become: only what is less than half of either type's least number is rounded
+// before that.
+#pragma once
+
+#include "backend/cuda/ops/code_words.cuh"
+
+namespace moire::cuda::ops {
+
+// Two FP16 numbers.
+__device__ inline uint32_t pair_of(float low, float high) {
+  return bits_as<uint32_t>(__floats2half2_rn(low, high));
+}
+__device__ inline float2 floats_of(uint32_t pair) { return __half22float2(bits_as<__half2>(pair)); }
+__device__ inline uint32_t product(uint32_t a, uint32_t b) {
+  return bits_as<uint32_t>(__hmul2(bits_as<__half2>(a), bits_as<__half2>(b)));
+}
+__device__ inline uint32_t larger_magnitudes(uint32_t a, uint32_t b) {
+  return bits_as<uint32_t>(__hmax2_nan(__habs2(bits_as<__half2>(a)), __habs2(bits_as<__half2>(b))));
+}
+
+// A factor for each of a part's 16 rows, for both of its pairs. A lane has those of row `lane % 8`
+// and of the eighth after it.
+template <class Tile>
+struct RowFactors {
+  static constexpr int kRows = 8;
+  static_assert(Tile::kRowsPerThread == 2 * kRows);
+  uint32_t owned, lent;
+
+  __device__ explicit RowFactors(const float (&factors)[Tile::kOwned]) {
+    if constexpr (Tile::kOwned == 2) {
+      owned = pair_of(factors[0], factors[1]);
+    } else {
+      const float other = __shfl_xor_sync(kAllLanes, factors[0], kRows);
+      const bool is_upper = (threadIdx.x & kRows) != 0;
+      owned = is_upper ? pair_of(other, factors[0]) : pair_of(factors[0], other);
+    }
+  }
+  // Asked of a row, then of the eighth after it. A warp calls it together.
+  __device__ uint2 of(int i) {
+    if (i < kRows) lent = __shfl_sync(kAllLanes, owned, i, kRows);
+    const auto both = bits_as<__half2>(lent);
+    const auto one = bits_as<uint32_t>(i < kRows ? __low2half2(both) : __high2half2(both));
+    return {one, one};
+  }
+};
+// A factor for each of a thread's columns.
+struct ColumnFactors {
+  uint2 pairs;
+
+  __device__ explicit ColumnFactors(const float (&factors)[kFour])
+      : pairs{pair_of(factors[0], factors[1]), pair_of(factors[2], factors[3])} {}
+  __device__ uint2 of(int) const { return pairs; }
+};
+template <class Tile, bool kIsColumnwise>
+using HalfFactors = std::conditional_t<kIsColumnwise, ColumnFactors, RowFactors<Tile>>;
+
+// Scales, as far as pairs ask: whether they are powers of two, and where they lie. 0 is left out.
+struct ScaleRange {
+  uint32_t least = ~0U, most = 0;
+
+  __device__ void add(float scale) {
+    const uint32_t bits = bit_cast<uint32_t>(scale);
+    if (bits == 0) return;
+    least = min(least, (bits & 0x7FFFFFU) == 0 ? bits : 0U);
+    most = max(most, bits);
+  }
+  // Of all lanes: whether they are `powers` apart at most, of a size at which no float is subnormal
+  // or infinite.
+  __device__ bool are_near(uint32_t powers) {
+    constexpr uint32_t kLow = 64U << 23, kHigh = 190U << 23;
+    least = __reduce_min_sync(kAllLanes, least);
+    most = __reduce_max_sync(kAllLanes, most);
+    if (most == 0) return true;
+    return most <= kHigh && most >= kLow && most <= least + (powers << 23) && least != 0;
+  }
+  __device__ float largest() const { return bit_cast<float>(most); }
+};
+
+// A part's words, and what their pairs are multiplied by.
+template <class Tile, bool kIsColumnwise_>
+struct HalfWords {
+  static constexpr bool kIsColumnwise = kIsColumnwise_;
+  static constexpr int kRows = Tile::kRowsPerThread;
+  using Words = PartWords<Tile, kIsColumnwise>;
+  Words& words;    // their scales in `unit`
+  float unit = 0;  // the largest; 0 where all values are
+
+  // False where the scales do not allow it.
+  __device__ bool take_unit(bool is_e5m2) {
+    // E4M3's least number is 2^-9, E5M2's 2^-16, FP16's 2^-24.
+    const uint32_t powers = is_e5m2 ? 8 : 15;
+    if (!are_near(powers)) {
+      drop_scales_of_zeros();
+      if (!are_near(powers)) return false;
+    }
+    const float inverse = bit_cast<float>((254U << 23) - bit_cast<uint32_t>(unit));
+#pragma unroll
+    for (float& scale : words.scales) scale *= inverse;
+    return true;
+  }
+  // Calls visit(i, the four values, in pairs) for each row and the eighth after it.
+  template <class IsE5m2, class Visit>
+  __device__ void for_each_row(IsE5m2 is_e5m2, Visit&& visit) const {
+    HalfFactors<Tile, kIsColumnwise> factors(words.scales);
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int i = n / 2 + n % 2 * (kRows / 2);
+      const uint32_t word = words.words[i];
+      const uint2 factor = factors.of(i);
+      visit(i, uint2{product(decode_halves(word & 0xFFFFU, is_e5m2.value), factor.x),
+                     product(decode_halves(word >> 16, is_e5m2.value), factor.y)});
+    }
+  }
+
+ private:
+  __device__ bool are_near(uint32_t powers) {
+    ScaleRange range;
+#pragma unroll
+    for (const float scale : words.scales) range.add(scale);
+    const bool are_near = range.are_near(powers);
+    unit = range.largest();
+    return are_near;
+  }
+  // A block of zeros may have any scale.
+  __device__ void drop_scales_of_zeros() {
+    if constexpr (kIsColumnwise) {
+      uint32_t some = 0;
+#pragma unroll
+      for (const uint32_t word : words.words) some |= word;
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        if ((some >> (8 * j) & 0x7FU) == 0) words.scales[j] = 0;
+      }
+    } else {
+      const uint32_t lane = threadIdx.x % kWarp, first = lane / Tile::kLanes * Tile::kLanes;
+      constexpr uint32_t kOfBlock = kAllLanes >> (kWarp - Tile::kLanes);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const uint32_t some = __ballot_sync(kAllLanes, (words.words[i] & 0x7F7F7F7FU) != 0);
+        const bool is_mine = i % Tile::kTurn == static_cast<int>(lane) % Tile::kTurn;
+        if (is_mine && (some >> first & kOfBlock) == 0) words.scales[i / Tile::kTurn] = 0;
+      }
+    }
+  }
+};
+
+// What pairs of this unit are multiplied by, which the multipliers of their floats become; false
+// where FP16 has no such factor. A block of zeros, whose multiplier is the largest that MXFP8 has,
+// may have any.
+template <int kCount>
+__device__ inline bool to_half_factors(float (&multipliers)[kCount], float unit) {
+  constexpr float kOfZeros = 0x1P127F, kLeast = 0x1P-24F, kMost = 0x1P15F;
+  bool fit = true;
+#pragma unroll
+  for (float& m : multipliers) {
+    const bool is_of_zeros = m == kOfZeros;
+    m *= unit;
+    fit = fit && (m <= kMost || is_of_zeros) && (m >= kLeast || m == 0);
+    m = fminf(m, kMost);
+  }
+  return __all_sync(kAllLanes, fit) != 0;
+}
+
+}  // namespace moire::cuda::ops
