@@ -31,7 +31,7 @@ struct OpCall {
   char size = 'F';
 
   std::string_view name_of(std::string_view field) const;
-  // Of codes, that another call takes; there are none without them.
+  // Whether it moves the scales of codes, which the call before it moves.
   bool is_of_scales() const { return name_of("source").ends_with(" scales"); }
 };
 

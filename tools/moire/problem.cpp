@@ -68,7 +68,7 @@ std::optional<Mistake> find_mistake(const Problem& p) {
        {"dtype", std::string(dtype_word(p)),
         text("fp32, bf16 or fp16", for_op, ", which has no products")}},
       {p.is("convert_glu") && p.recipe == MOIRE_RECIPE_FP8_BLOCK && together % kTile != 0,
-       {"dtype", "fp8_block", text("gate and up in blocks of ", kTile, " rows, as its tiles are")}},
+       {"dtype", "fp8_block", text("gate and up in multiples of ", kTile, ", as its tiles are")}},
       {op.is_layer() && is_plain && p.x != DType::kNone, {"x", dtype, quantised}},
       {is_plain && p.x_columnwise, {"x_columnwise", dtype, quantised}},
       {is_plain && p.act_columnwise, {"act_columnwise", dtype, quantised}},

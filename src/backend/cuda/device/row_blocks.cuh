@@ -22,7 +22,7 @@ template <int64_t kSize = kBlockRows>
 __host__ __device__ inline int64_t row_blocks_bound(const moire_groups& groups) {
   return groups.num_groups == 0 ? 0 : groups.capacity / kSize + groups.num_groups;
 }
-// That of a group's first block.
+// The index of a group's first block.
 template <int64_t kSize = kBlockRows>
 __device__ inline int64_t first_row_block(const RowRange& rows, int64_t group) {
   return rows.begin / kSize + group;

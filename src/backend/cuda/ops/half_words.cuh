@@ -5,6 +5,8 @@
 // before that.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/ops/code_words.cuh"
 
 namespace moire::cuda::ops {
@@ -38,7 +40,8 @@ struct RowFactors {
       owned = is_upper ? pair_of(other, factors[0]) : pair_of(factors[0], other);
     }
   }
-  // Asked of a row, then of the eighth after it. A warp calls it together.
+  // NOTE: asked of a row, then of the eighth after it, which is lent with it. A warp calls it
+  // together.
   __device__ uint2 of(int i) {
     if (i < kRows) lent = __shfl_sync(kAllLanes, owned, i, kRows);
     const auto both = bits_as<__half2>(lent);
@@ -57,44 +60,22 @@ struct ColumnFactors {
 template <class Tile, bool kIsColumnwise>
 using HalfFactors = std::conditional_t<kIsColumnwise, ColumnFactors, RowFactors<Tile>>;
 
-// Scales, as far as pairs ask: whether they are powers of two, and where they lie. 0 is left out.
-struct ScaleRange {
-  uint32_t least = ~0U, most = 0;
-
-  __device__ void add(float scale) {
-    const uint32_t bits = bit_cast<uint32_t>(scale);
-    if (bits == 0) return;
-    least = min(least, (bits & 0x7FFFFFU) == 0 ? bits : 0U);
-    most = max(most, bits);
-  }
-  // Of all lanes: whether they are `powers` apart at most, of a size at which no float is subnormal
-  // or infinite.
-  __device__ bool are_near(uint32_t powers) {
-    constexpr uint32_t kLow = 64U << 23, kHigh = 190U << 23;
-    least = __reduce_min_sync(kAllLanes, least);
-    most = __reduce_max_sync(kAllLanes, most);
-    if (most == 0) return true;
-    return most <= kHigh && most >= kLow && most <= least + (powers << 23) && least != 0;
-  }
-  __device__ float largest() const { return bit_cast<float>(most); }
-};
-
 // A part's words, and what their pairs are multiplied by.
 template <class Tile, bool kIsColumnwise_>
 struct HalfWords {
   static constexpr bool kIsColumnwise = kIsColumnwise_;
   static constexpr int kRows = Tile::kRowsPerThread;
   using Words = PartWords<Tile, kIsColumnwise>;
-  Words& words;    // their scales in `unit`
+  Words& words;    // their scales become those in `unit`: floats have to load them again
   float unit = 0;  // the largest; 0 where all values are
 
   // False where the scales do not allow it.
   __device__ bool take_unit(bool is_e5m2) {
     // E4M3's least number is 2^-9, E5M2's 2^-16, FP16's 2^-24.
     const uint32_t powers = is_e5m2 ? 8 : 15;
-    if (!are_near(powers)) {
+    if (!find_unit(powers)) {
       drop_scales_of_zeros();
-      if (!are_near(powers)) return false;
+      if (!find_unit(powers)) return false;
     }
     const float inverse = bit_cast<float>((254U << 23) - bit_cast<uint32_t>(unit));
 #pragma unroll
@@ -116,24 +97,34 @@ struct HalfWords {
   }
 
  private:
-  __device__ bool are_near(uint32_t powers) {
-    ScaleRange range;
+  // Whether the warp's scales, where they are not 0, are powers of two, `powers` apart at most, of
+  // a size at which no float is subnormal or infinite.
+  __device__ bool find_unit(uint32_t powers) {
+    constexpr uint32_t kLow = 64U << 23, kHigh = 190U << 23;
+    uint32_t least = ~0U, most = 0;
 #pragma unroll
-    for (const float scale : words.scales) range.add(scale);
-    const bool are_near = range.are_near(powers);
-    unit = range.largest();
-    return are_near;
+    for (const float scale : words.scales) {
+      const uint32_t bits = bit_cast<uint32_t>(scale);
+      if (bits != 0) least = min(least, (bits & 0x7FFFFFU) == 0 ? bits : 0U);
+      most = max(most, bits);
+    }
+    least = __reduce_min_sync(kAllLanes, least);
+    most = __reduce_max_sync(kAllLanes, most);
+    unit = bit_cast<float>(most);
+    return most == 0 ||
+           (kLow <= most && most <= kHigh && least != 0 && most <= least + (powers << 23));
   }
-  // A block of zeros may have any scale.
+  // A block of zeros may have any scale that is positive: others make NaN or -0 of it.
   __device__ void drop_scales_of_zeros() {
+    const auto drop = [](float& scale, bool has_zeros) {
+      if (has_zeros && bit_cast<uint32_t>(scale) < kInfinityBits) scale = 0;
+    };
     if constexpr (kIsColumnwise) {
       uint32_t some = 0;
 #pragma unroll
       for (const uint32_t word : words.words) some |= word;
 #pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        if ((some >> (8 * j) & 0x7FU) == 0) words.scales[j] = 0;
-      }
+      for (int j = 0; j < kFour; ++j) drop(words.scales[j], (some >> (8 * j) & 0x7FU) == 0);
     } else {
       const uint32_t lane = threadIdx.x % kWarp, first = lane / Tile::kLanes * Tile::kLanes;
       constexpr uint32_t kOfBlock = kAllLanes >> (kWarp - Tile::kLanes);
@@ -141,15 +132,16 @@ struct HalfWords {
       for (int i = 0; i < kRows; ++i) {
         const uint32_t some = __ballot_sync(kAllLanes, (words.words[i] & 0x7F7F7F7FU) != 0);
         const bool is_mine = i % Tile::kTurn == static_cast<int>(lane) % Tile::kTurn;
-        if (is_mine && (some >> first & kOfBlock) == 0) words.scales[i / Tile::kTurn] = 0;
+        drop(words.scales[i / Tile::kTurn], is_mine && (some >> first & kOfBlock) == 0);
       }
     }
   }
 };
 
-// What pairs of this unit are multiplied by, which the multipliers of their floats become; false
-// where FP16 has no such factor. A block of zeros, whose multiplier is the largest that MXFP8 has,
-// may have any.
+// Turns multipliers of floats into factors of pairs in this unit. False, for the whole warp, where
+// FP16 lacks one: a column's may be too small, as its largest number may be another warp's. A block
+// of zeros, whose multiplier is the largest that MXFP8 has, may have any; one is 0 where all values
+// are.
 template <int kCount>
 __device__ inline bool to_half_factors(float (&multipliers)[kCount], float unit) {
   constexpr float kOfZeros = 0x1P127F, kLeast = 0x1P-24F, kMost = 0x1P15F;

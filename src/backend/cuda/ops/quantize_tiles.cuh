@@ -118,8 +118,9 @@ inline ScaleBlocks scale_blocks(const TensorView& shape, const moire_groups& gro
   return out;
 }
 
-// Spans of neighbouring tiles, each a block's, which searches once for their group. The last row
-// blocks' tiles are single, so that all multiprocessors end at about one time.
+// Spans of neighbouring tiles, each a block's, which searches once for their group; where tiles are
+// warps', a tile here is what all of the block's warps do at once. The last row blocks' tiles are
+// single, so that all multiprocessors end at about one time.
 struct TileSpans {
   uint32_t tiles, most;    // of a row, of a span
   uint32_t spans, coarse;  // of a row, and row blocks that are given in spans

@@ -1,7 +1,7 @@
 // requantize on CUDA: codes with scales of one direction become codes with scales of the other. A
-// thread has four neighbouring columns of 16 rows, as pairs of FP16 numbers where their scales
-// allow it (half_words.cuh). Elsewhere it has words of codes, which it decodes to floats, once for
-// the largest magnitudes and once more for what they give; so does the kernel of fractional scales.
+// thread has four neighbouring columns of 16 rows, as words of codes, which it decodes once for the
+// largest magnitudes and once more for what they give: to pairs of FP16 numbers where the scales
+// allow it (half_words.cuh), else to floats, as the kernel of fractional scales does.
 #include <type_traits>
 
 #include "backend/cuda/implementations.h"
@@ -80,7 +80,8 @@ __device__ inline bool requantize_part(const QuantizeTiles<Source>& args,
   return true;
 }
 
-// The same of a part whose scales FP16 does not serve, which is read again.
+// The same of a part whose scales FP16 does not serve, which is read again. Some warps of a block
+// make their scales here, the others in requantize_halves().
 template <int kScaling, class Source>
 __device__ __noinline__ bool requantize_floats(const QuantizeTiles<Source>& args,
                                                const Part<kScaling> tile) {
@@ -110,6 +111,7 @@ __device__ __noinline__ void store_floats(const QuantizeTiles<Source>& args,
   store_words<Source::kVectors>(words, args.source.is_e5m2, scales, target_of(args), tile,
                                 args.source.columns);
 }
+
 // False, and nothing is stored, where FP16 has no such factors.
 template <bool kVectors, class Halves, class Made, int kScaling>
 __device__ inline bool store_halves(const Halves& halves, bool is_e5m2, const Made& made,
@@ -146,7 +148,7 @@ __device__ inline bool requantize_halves(const QuantizeTiles<Source>& args,
   MadeScales<kScaling, Source> scales{};
   if (words.has_rows) {
     if (!halves.take_unit(is_e5m2)) return requantize_floats<kScaling>(args, tile);
-    with_element(is_e5m2, [&](auto is_wide) { scales.take_largest(halves, is_wide); });
+    with_element(is_e5m2, [&](auto is_wide) { scales.take_largest_halves(halves, is_wide); });
   }
   if (!scales.template make<false, Source::kVectors>(tile, to, false, columns)) return false;
   if (!words.has_rows) return true;
@@ -172,10 +174,10 @@ __global__ void __launch_bounds__(RequantizeTile<kScaling>::kThreads,
     return Part<kScaling>(row_block, rows, static_cast<int>(tile) * Tile::kColumns,
                           args.source.columns);
   };
-  for (uint32_t i = first; rows.size() == 0 && args.zeroes_tail && i < end; ++i) {
-    zero_tail(args, part(i), i == first);
+  if (rows.size() == 0) {
+    for (uint32_t i = first; args.zeroes_tail && i < end; ++i) zero_tail(args, part(i), i == first);
+    return;
   }
-  if (rows.size() == 0) return;
   // One turn at least: a compiler that knows it spills less.
   uint32_t i = first;
 #pragma unroll 1

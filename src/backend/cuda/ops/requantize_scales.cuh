@@ -74,8 +74,8 @@ struct RowScales {
       owned[i / Tile::kTurn] = largest_of_owned<Tile::kLanes>(rows, larger<kSkipsNan>);
     });
   }
-  template <bool kIsColumnwise, class IsE5m2>
-  __device__ void take_largest(const HalfWords<Tile, kIsColumnwise>& halves, IsE5m2 is_e5m2) {
+  template <class IsE5m2>
+  __device__ void take_largest_halves(const HalfWords<Tile, true>& halves, IsE5m2 is_e5m2) {
     constexpr int kRows = RowFactors<Tile>::kRows;
     uint32_t rows[kRows];  // each row's largest, and that of the eighth after it
     halves.for_each_row(is_e5m2, [&](int i, uint2 v) {
@@ -133,7 +133,7 @@ struct FourColumns {
     });
   }
   template <class Halves, class IsE5m2>
-  __device__ void take_largest(const Halves& halves, IsE5m2 is_e5m2) {
+  __device__ void take_largest_halves(const Halves& halves, IsE5m2 is_e5m2) {
     uint2 most{};
     halves.for_each_row(is_e5m2, [&](int, uint2 v) {
       most = {larger_magnitudes(most.x, v.x), larger_magnitudes(most.y, v.y)};
@@ -179,6 +179,8 @@ struct ColumnScales : FourColumns {
 };
 
 // Scales down the columns of a block's tile: thread t makes that of column t.
+// NOTE: warps of a block may come here from two functions; each passes these two barriers, in this
+// order, with the memory of this one instance.
 template <>
 struct ColumnScales<MOIRE_SCALING_FP8_BLOCK> : FourColumns {
   using Tile = RequantizeTile<MOIRE_SCALING_FP8_BLOCK>;
