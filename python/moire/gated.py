@@ -108,7 +108,7 @@ def _converted(call, tensor, from_layout, to_layout, dim):
         )
     if is_quantized:
         return _converted_quantized(call, tensor, from_layout, to_layout, dim)
-    values = (dim, size, from_layout.fields, to_layout.fields)
+    values = (dim, from_layout.fields, to_layout.fields)
     if fw is Numpy:
         return permuted(fw, *values, tensor)
     return ConvertGluFunction.apply(tensor, *values)
@@ -124,16 +124,15 @@ def _converted_quantized(call, tensor, from_layout, to_layout, dim):
     source, copies, fields = tensor.carrier(call), [], [layout.fields for layout in layouts]
     for direction, copy in enumerate((tensor.rowwise, tensor.columnwise)):
         if copy is not None:
-            blocks, of_scales = 1, layouts
+            of_scales = layouts
             if tensor.form.has_blocks_along(direction, dim, tensor.ndim):
-                blocks = tensor.form.block
                 of_scales = [_in_blocks(call, tensor, at, size, direction) for at in layouts]
             scale_fields = [layout.fields for layout in of_scales]
-            data = permuted(fw, dim, size, *fields, copy.data)
-            copy = data, permuted(fw, dim, size // blocks, *scale_fields, copy.scales)
+            data = permuted(fw, dim, *fields, copy.data)
+            copy = data, permuted(fw, dim, *scale_fields, copy.scales)
         copies.append(copy)
     result = tensor.like(*copies, groups=tensor.groups, layout=to_layout)
-    return follow(source, lambda _: (permuted, (Torch, dim, size, *reversed(fields))), result)
+    return follow(source, lambda _: (permuted, (Torch, dim, *reversed(fields))), result)
 
 
 def _in_blocks(call, tensor, layout, size, direction):
@@ -148,11 +147,10 @@ def _in_blocks(call, tensor, layout, size, direction):
     return GluLayout(layout.block // block, layout.order)
 
 
-def permuted(fw, dim, size, from_layout, to_layout, source):
-    """`source` as [outer, size, inner], or [outer, size], of some type of its width through the
-    library, and back."""
-    inner = source.shape[dim + 1 :]
-    shape = (math.prod(source.shape[:dim]), size, *([math.prod(inner)] if inner else []))
+def permuted(fw, dim, from_layout, to_layout, source):
+    """Through the library as [outer, size, inner], or [outer, size], of a type of its width."""
+    outer, size, inner = source.shape[:dim], source.shape[dim], source.shape[dim + 1 :]
+    shape = (math.prod(outer), size, *([math.prod(inner)] if inner else []))
     flat, width = fw.contiguous(source.reshape(shape)), _WIDTHS.get(source.itemsize)
     flat = flat if width is None else flat.view(fw.dtype(width))
     target = fw.empty(flat, flat.shape, flat.dtype)
@@ -175,10 +173,10 @@ if torch is not None:
         """A permutation; its gradient is the inverse permutation."""
 
         @staticmethod
-        def forward(ctx, source, dim, size, from_layout, to_layout):
-            ctx.values = (dim, size, to_layout, from_layout)
-            return permuted(Torch, dim, size, from_layout, to_layout, source)
+        def forward(ctx, source, dim, from_layout, to_layout):
+            ctx.values = (dim, to_layout, from_layout)
+            return permuted(Torch, dim, from_layout, to_layout, source)
 
         @staticmethod
         def backward(ctx, grad):
-            return ConvertGluFunction.apply(grad, *ctx.values), None, None, None, None
+            return ConvertGluFunction.apply(grad, *ctx.values), None, None, None
