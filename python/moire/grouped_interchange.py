@@ -16,7 +16,7 @@ from .errors import invalid, unsupported
 from .grouped_storage import parts_of
 from .groups import Groups
 from .layouts import GluLayout
-from .recipes import DIRECTIONS, ROWWISE, check_direction
+from .recipes import DIRECTIONS, ROWWISE
 from .values import choice, described, dtype_name, mapping, shown, wrong
 
 _LAYOUTS = ("canonical", "dense", "padded", "swizzled")
@@ -149,7 +149,7 @@ class _Scales:
     def __init__(self, call, tensor, layout, direction):
         self.fw, self.form, self.groups = tensor._fw, tensor.form, tensor.groups
         self.layout = _LAYOUTS.index(choice(f"{call}: layout", layout, _LAYOUTS[1:]))
-        self.direction = check_direction(f"{call}: direction", direction)
+        self.direction = DIRECTIONS.index(choice(f"{call}: direction", direction, DIRECTIONS))
         if tensor.form.name != "mxfp8":
             raise unsupported(
                 f"{call}: format is {tensor.form.name}, whose FP32 scales have one layout only: "

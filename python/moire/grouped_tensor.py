@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional, Union
 
-from . import grouped_storage, recipes
+from . import grouped_storage
 from .arrays import Numpy, Torch, assign, check_array, version_of, was_written
 from .autograd import followed, of_decoded, of_parts, through, to_source
 from .context import restored_after_explaining
@@ -15,7 +15,7 @@ from .grouped_interchange import Interchangeable
 from .grouped_storage import Copy, Kind, checked, empty_copy, parts_of, source_of
 from .groups import Groups, as_groups
 from .layouts import GluLayout, GluLayoutLike
-from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Format, Recipe, RecipeLike
+from .recipes import COLUMNWISE, DIRECTIONS, ELEMENTS, ROWWISE, Format, Recipe, RecipeLike
 from .values import choice, flag, integer, torch_device, wrong
 
 
@@ -284,7 +284,7 @@ class GroupedTensor(Interchangeable):
         if dtype is not None:
             dtype = self._fw.compute_dtype("dequantize: dtype", dtype)
         if direction is not None:
-            read = recipes.check_direction("dequantize: direction", direction)
+            read = DIRECTIONS.index(choice("dequantize: direction", direction, DIRECTIONS))
             self.copy_of(read, "dequantize")
         source = self.carrier("dequantize")
         values = grouped_storage.dequantized(self, read, dtype)
@@ -434,7 +434,7 @@ def quantize(
     """
     call = "quantize"
     recipe = Recipe.of_quantize(recipe, f"{call}: recipe")
-    element = choice(f"{call}: element", element, recipes.ELEMENTS)
+    element = choice(f"{call}: element", element, ELEMENTS)
     wanted = flag(f"{call}: rowwise", rowwise), flag(f"{call}: columnwise", columnwise)
     if not any(wanted):
         raise invalid(f"{call}: rowwise and columnwise are both False, needs at least one")

@@ -65,10 +65,6 @@ def check_format(name, value):
     return FORMATS[choice(name, value, FORMATS)]
 
 
-def check_direction(name, value):
-    return DIRECTIONS.index(choice(name, value, DIRECTIONS))
-
-
 _QUANTIZED = ("mxfp8", "mxfp8_fast", "fp8_block")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NAMES = ("as_stored", *_DTYPES, *_QUANTIZED)
