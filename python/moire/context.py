@@ -16,7 +16,6 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -212,7 +211,6 @@ def _forget_contexts_of_parent():
 os.register_at_fork(after_in_child=_forget_contexts_of_parent)
 
 
-@contextlib.contextmanager
 def settings(
     *,
     num_threads: Optional[int] = None,
@@ -220,7 +218,7 @@ def settings(
     implementation: Optional[str] = None,
     plan_for: Optional[str] = None,
     communicator: Optional[Any] = None,
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Inside the block, this thread's calls use these values; what is None stays as it was.
 
     `plan_for` names a GPU that need not be here ("sm80", "sm90", ...): `explain` says what it would
@@ -244,8 +242,7 @@ def settings(
         if not hasattr(communicator, "contexts_of_calls"):
             raise wrong("settings: communicator", communicator, "a moire.Communicator")
         given["communicator"] = communicator
-    with changed(**given):
-        yield
+    return changed(**given)
 
 
 @contextlib.contextmanager
