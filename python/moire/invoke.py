@@ -30,7 +30,7 @@ from .errors import invalid
 from .values import shown
 
 _SIZE = ffi.typeof("size_t *")
-_ALIGNMENT = 256
+ALIGNMENT = 256
 _E8M0_OF_BYTES = {DTYPES["uint8"]: DTYPES["float8_e8m0fnu"]}
 _PADDING = (None, (0, 0), (0,), ())  # of a shape, by its rank
 _TYPES = {
@@ -161,8 +161,8 @@ def prepared_form(values, fw):
 
 def _scratch(fw, device, size):
     """(memory, where a 256-byte aligned workspace of `size` bytes lies in it)."""
-    memory, address = fw.scratch(device, size + _ALIGNMENT)
-    return memory, address + -address % _ALIGNMENT
+    memory, address = fw.scratch(device, size + ALIGNMENT)
+    return memory, address + -address % ALIGNMENT
 
 
 def _filled(name, values, fw, is_direct):

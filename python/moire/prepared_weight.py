@@ -8,12 +8,10 @@ from typing import Union
 from .dtypes import Array
 from .errors import invalid
 from .grouped_storage import source_of
-from .invoke import prepared_form
+from .invoke import ALIGNMENT, prepared_form
 from .layouts import WEIGHT_LAYOUTS, check_weight_layout
 from .recipes import Recipe, RecipeLike
 from .values import flag
-
-_ALIGNMENT = 256
 
 
 class PreparedWeight:
@@ -45,8 +43,8 @@ class PreparedWeight:
         self.dtype, self.device = w[0].dtype, getattr(w[0], "device", "cpu")
         self._fields = {**self.recipe.fields, "forward_only": int(forward_only), "w_layout": layout}
         size, self.form = prepared_form({**self._fields, "w": w}, fw)
-        memory = fw.empty(w[0], (size + _ALIGNMENT,), fw.dtype("uint8"))
-        start = -fw.address(memory) % _ALIGNMENT
+        memory = fw.empty(w[0], (size + ALIGNMENT,), fw.dtype("uint8"))
+        start = -fw.address(memory) % ALIGNMENT
         self.memory = memory[start : start + size]
         self._write(fw, w)
 
