@@ -104,9 +104,7 @@ class Numpy:
         """Says that a caller's buffers were overwritten."""
 
     def cast(array, dtype):
-        return (
-            array if array is None or dtype is None or array.dtype == dtype else array.astype(dtype)
-        )
+        return array if array is None or dtype is None else array.astype(dtype, copy=False)
 
     def compute_dtype(name, dtype):
         """A type that products are computed in, or InvalidArgument."""

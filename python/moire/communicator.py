@@ -14,11 +14,11 @@ import numpy as np
 
 from . import context as contexts
 from ._abi import ffi, lib
+from .arrays import DEFAULT
 from .dtypes import AnyArray, Device, torch
 from .errors import invalid, unsupported
 from .values import integer, torch_device, wrong
 
-_as_array = np.asarray if torch is None else torch.from_numpy
 _DTYPES = (np.dtype, type) if torch is None else (torch.dtype,)
 
 
@@ -74,7 +74,7 @@ class Communicator(OfThisProcess, contextlib.AbstractContextManager):
         held = ffi.gc(data[0], gone)
         if not is_on_cuda:
             window = np.frombuffer(ffi.buffer(held, max(num_bytes[0], 1)), np.uint8)
-            self.window: AnyArray = _as_array(window[: num_bytes[0]])
+            self.window: AnyArray = DEFAULT.from_numpy(window[: num_bytes[0]])
         else:
             device = torch.device("cuda", index)
             self.window = torch.as_tensor(_OnDevice(held, num_bytes[0]), device=device)

@@ -299,8 +299,6 @@ def _shared(written, read):
 def _extent(tensor):
     """(address where the elements begin, where they end)."""
     start = tensor.data_ptr()
-    if tensor.is_contiguous():
-        return start, start + tensor.nbytes
     sizes = zip(tensor.shape, tensor.stride())
     elements = 1 + sum((size - 1) * stride for size, stride in sizes)
     return start, start + elements * tensor.element_size()
