@@ -53,7 +53,6 @@ _CLASSES = {
 
 
 def error(code, message):
-    """The exception of a code."""
     return _CLASSES.get(Code(code), Error)(code, message)
 
 

@@ -31,8 +31,7 @@ _INNER = ("_rowwise_data", "_rowwise_scales", "_columnwise_data", "_columnwise_s
 class TorchGroupedTensor(trained.Trained, torch.Tensor):
     """A GroupedTensor on Torch arrays; moire.GroupedTensor(...) makes it."""
 
-    shape, dtype, device = torch.Tensor.shape, torch.Tensor.dtype, torch.Tensor.device
-    ndim = torch.Tensor.ndim
+    device, ndim = torch.Tensor.device, torch.Tensor.ndim
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -216,7 +215,6 @@ def _on_values(function, args, kwargs):
             f"dequantize() gives as well; this is said once",
             stacklevel=4,
         )
-
     args, kwargs = tree_map_only(GroupedTensor, grouped_storage.dequantized, (args, kwargs))
     return function(*args, **kwargs)
 

@@ -29,7 +29,6 @@ _SCHEMA_OF_KIND = {
 
 
 def schema_of(entry):
-    """The torch schema of a C entry."""
     aliases, parts = iter("abcdefghijklmnopqrstuvwxyz"), []
     for key, kind in entry.kinds.items():
         alias = f"({next(aliases)}!)" if key in entry.outputs else ""

@@ -32,7 +32,6 @@ def described(value):
 
 
 def wrong(name, value, needs):
-    """The error of a value of the wrong type."""
     return invalid(f"{name} is {described(value)}, must be {needs}")
 
 
@@ -113,7 +112,6 @@ def file_path(name, value):
 
 
 def torch_device(name, value):
-    """A torch.device."""
     if torch is None:
         raise invalid(f"{name} is given, but devices are Torch's, which is not installed")
     try:

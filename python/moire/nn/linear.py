@@ -28,7 +28,6 @@ from ..values import flag, integer, torch_device, wrong
 from ..weight_cache import ParameterCopies, Primary
 from ..wgrad import FRESH, ParameterGradients
 
-# Rows per expert, or the groups that they are.
 Splits = Union[Groups, Integers]
 
 
