@@ -324,7 +324,8 @@ class GroupedTensor(Interchangeable):
     def _take_bytes(self, other):
         for (_, to), (_, array) in zip(self.arrays(), other.arrays()):
             assign(to, array)
-        self.groups = other.groups
+        groups, is_near = other.groups, other.device == self.device
+        self.groups = groups if groups is None or is_near else groups.to(self.device)
 
     def zero_(self) -> GroupedTensor:
         self.about_to_write("zero_")

@@ -117,6 +117,12 @@ def test_it_is_copied_from_the_other_device(generator, kind, how):
         assert COPIES[how](target.zero_(), source, values) is target and same(target, source)
         assert places(target) == {target.device.type} != {source.device.type}
         assert torch.equal(target.dequantize().cpu(), source.dequantize().cpu())
+        if target.groups is not None:
+            assert target.groups.offsets.device == target.device
+        if target.device.type == "cuda":  # of which a graph could upload nothing
+            replay, values_of_graph = captured(target.dequantize)
+            replay()
+            assert torch.equal(values_of_graph, target.dequantize())
     with pytest.raises(moire.InvalidArgument, match="all must be on one device"):
         there.quantize_(values.cpu())
 

@@ -172,6 +172,18 @@ def test_it_keeps_its_bytes_and_tags_wherever_it_goes(tensor, device):
     assert meta.nbytes == tensor.nbytes
 
 
+def test_groups_go_where_bytes_are_copied_to(generator):
+    _, tensor = ragged(generator)
+    for copy_to in (
+        lambda target: target.copy_(tensor),
+        lambda target: target.load_state_dict(tensor.state_dict()),
+    ):
+        there = copy_to(tensor.to("meta"))
+        assert there.groups.offsets.is_meta and places(there) == {"meta"}
+        assert same(copy_to(tensor.clone().zero_()), tensor)
+    assert tensor.clone().copy_(tensor).groups is tensor.groups
+
+
 def test_state_dict_round_trip_through_a_file(tensor, device):
     state = tensor.state_dict()
     assert places(state) == {device}
