@@ -181,6 +181,25 @@ def _copy(tensor, other, non_blocking=False):
     return tensor
 
 
+def _host_offsets(tensor):
+    """Those of its groups, where they lie on the CPU; else None."""
+    offsets = None if tensor.groups is None else torch.as_tensor(tensor.groups.offsets)
+    return None if offsets is None or not offsets.is_cpu else offsets
+
+
+def _is_pinned(tensor, device=None):
+    offsets = _host_offsets(tensor)
+    arrays = [array for _, array in tensor.arrays()] + ([] if offsets is None else [offsets])
+    return all(array.is_pinned() for array in arrays)
+
+
+def _pinned(tensor, device=None):
+    """Its bytes, and the offsets that would be copied with them."""
+    offsets = _host_offsets(tensor)
+    groups = None if offsets is None else Groups.over(offsets.pin_memory(), tensor.groups.capacity)
+    return tensor.mapped(torch.Tensor.pin_memory, groups)
+
+
 def _of_stand_in(function, tensor, *args, **options):
     """Of an array that has its shape and type and no memory."""
     stand_in = Torch.stand_in(tensor._any.data, tensor.shape, tensor.dtype)
@@ -195,6 +214,8 @@ _OPERATIONS = {
     _aten._to_copy.default: lambda t, dtype=None, device=None, **_: t.moved(device, dtype),
     _aten.copy_.default: _copy,
     _aten.zero_.default: lambda t: t.filled_with_zeros(),
+    _aten.is_pinned.default: _is_pinned,
+    _aten._pin_memory.default: _pinned,
 }
 for _packet in (
     *(_aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.rand_like, _aten.randn_like),

@@ -7,12 +7,13 @@ import pickle
 import weakref
 
 import moire
+import numpy as np
 import pytest
 import torch
 import truth
 from moire import grouped_torch
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
-from samples_fp8 import SPLITS, places, same, uniform
+from samples_fp8 import MADE, SPLITS, places, same, uniform
 from truth_fp8 import assert_same_bytes
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -75,6 +76,47 @@ def test_a_parameter_goes_where_its_module_goes(weight, device):
     assert all(array.is_meta for _, array in moved.arrays())
     with pytest.raises(moire.InvalidArgument, match="dtype is torch.float64, must be torch.float"):
         Holder(weight).to(torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["ragged", "numpy_groups", "uniform", "tiles"])
+def test_its_bytes_are_pinned(generator, device, kind):
+    tensor = MADE[kind](generator)
+    if device == "cuda":
+        assert not tensor.is_pinned()
+        with pytest.raises(RuntimeError, match="cannot pin"):
+            tensor.pin_memory()
+    tensor = tensor.to("cpu")
+    assert not tensor.is_pinned()
+    if not torch.cuda.is_available():
+        errors = []
+        for array in (torch.ones(2), tensor):
+            with pytest.raises(RuntimeError) as error:
+                array.pin_memory()
+            errors.append(str(error.value))
+        assert errors[0] == errors[1]
+        return
+    pinned = tensor.pin_memory()
+    assert isinstance(pinned, moire.GroupedTensor) and same(pinned, tensor)
+    assert pinned.is_pinned() and not tensor.is_pinned()
+    assert all(array.is_pinned() for array in pinned.state_dict().values())
+    assert pinned.pin_memory() is pinned
+    assert same(pinned.to("cuda", non_blocking=True), tensor)
+
+
+def test_what_is_pinned_has_its_values_gradient_and_groups(generator, monkeypatch):
+    needs_no_gpu = lambda array: array.clone()  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "pin_memory", needs_no_gpu)
+    for splits in (SPLITS, np.array(SPLITS)):
+        x = truth.draw(generator, sum(SPLITS), 64).requires_grad_()
+        with torch.device("cpu"):
+            tensor = moire.quantize(x, moire.Groups(splits=splits), columnwise=True)
+        pinned = torch.ops.aten._pin_memory(tensor)
+        assert isinstance(pinned, moire.GroupedTensor) and same(pinned, tensor)
+        memory = [{array.data_ptr() for _, array in t.arrays()} for t in (pinned, tensor)]
+        assert memory[0].isdisjoint(memory[1])
+        assert torch.is_tensor(pinned.groups.offsets)
+        grad = truth.draw(generator, *x.shape)
+        assert torch.equal(*torch.autograd.grad(pinned.dequantize(), x, grad), grad)
 
 
 def test_a_module_in_another_type_has_the_bytes_it_had(weight):
