@@ -134,9 +134,7 @@ def grouped_mlp(
     optional.update(row_idx=row_idx, scatter_idx=scatter_idx, out=out, grad_x_out=grad_x_out)
     given = Operands("grouped_mlp", x, recipe, optional)
     given.give_x(compute_dtype)
-    given.give_weight("w1", w1, weight_layout, w1_quantized)
-    given.give_weight("w2", w2, weight_layout, w2_quantized)
-    given.give_gating(act, layout, w1, w1_quantized)
+    given.give_experts((w1, w2), (w1_quantized, w2_quantized), weight_layout, act, layout)
     given.give_fp32("probs")
     given.give_b2_scale(b2_scale)
     given.give_groups(groups)
@@ -185,9 +183,7 @@ def moe(
     check_array(given.fw, call, "topk_weights", topk_weights)
     if plan is None:
         check_array(given.fw, call, "topk_idx", topk_idx)
-    given.give_weight("w1", w1, weight_layout, w1_quantized)
-    given.give_weight("w2", w2, weight_layout, w2_quantized)
-    given.give_gating(act, layout, w1, w1_quantized)
+    given.give_experts((w1, w2), (w1_quantized, w2_quantized), weight_layout, act, layout)
     parts = integer(f"{call}: micro_batches", micro_batches, 1)
     run = partial(_on_tokens, b2_scale, compute_dtype, (save_act, save_z))
     if group is None:

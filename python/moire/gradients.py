@@ -115,9 +115,7 @@ def grouped_mlp_backward(
     with no_grad():
         given = Operands(call, x, recipe, {"row_idx": row_idx, "z": z, **optional}, grad_y=grad_y)
         _give(given, grad_y, groups, wants, sums)
-        given.give_weight("w1", w1, weight_layout, w1_quantized)
-        given.give_weight("w2", w2, weight_layout, w2_quantized)
-        given.give_gating(act, layout, w1, w1_quantized)
+        given.give_experts((w1, w2), (w1_quantized, w2_quantized), weight_layout, act, layout)
         given.give_fp32("probs")
         given.give_b2_scale(b2_scale)
         return MlpGradients(**given.gradients(MLP, grad_y, wants, {"z": given.fields.pop("z")}))

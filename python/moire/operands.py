@@ -134,15 +134,19 @@ class Operands:
         self.fields.update(plan.fields())
         self.fields["row_idx"] = self.fields.pop("gather_idx")
 
-    def give_gating(self, act, layout, *tagged):
-        """The layout is that of W1 and its copies, wherever they have a tag."""
+    def give_experts(self, weights, copies, weight_layout, act, layout):
+        """W1 and W2, each with its copies, and what is between. The layout of gate and up is that
+        of W1 and its copies, wherever they have a tag.
+        """
         call = self.call
+        for name, weight, quantized in zip(("w1", "w2"), weights, copies):
+            self.give_weight(name, weight, weight_layout, quantized)
         act, layout = Activation.of(act, f"{call}: act"), GluLayout.of(layout, f"{call}: layout")
-        for name, weights in zip(("w1", "w1_quantized"), tagged):
-            found = weights.layout_fields if isinstance(weights, GroupedTensor) else None
+        for name, tagged in (("w1", weights[0]), ("w1_quantized", copies[0])):
+            found = tagged.layout_fields if isinstance(tagged, GroupedTensor) else None
             if found not in (None, layout.fields):
                 raise invalid(
-                    f"{call}: {name} was quantised with gate and up in '{weights.layout}', but the "
+                    f"{call}: {name} was quantised with gate and up in '{tagged.layout}', but the "
                     f"layout is '{layout}'"
                 )
         self.fields["activation"], self.fields["layout"] = act.fields, layout.fields
