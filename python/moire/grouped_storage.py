@@ -12,7 +12,7 @@ from .arrays import check_rank, framework_of
 from .errors import invalid
 from .groups import Groups, as_groups, is_readable
 from .layouts import GluLayout
-from .recipes import COLUMNWISE, DIRECTIONS, ELEMENTS, ROWWISE, Format, check_format
+from .recipes import COLUMNWISE, DIRECTIONS, ELEMENTS, FORMATS, ROWWISE, Format
 from .values import choice, flag, shown, wrong
 
 _NAMES = {4: "e4m3", 5: "e5m2"}  # by moire_dtype
@@ -43,7 +43,7 @@ def parts_of(name):
 
 def checked(call, format, copies, groups, layout, dtype, element, fractional_scales):
     """(Kind, Copies by direction, Groups) of what a caller gave; `copies` is a dict of pairs."""
-    form, arrays = check_format(f"{call}: format", format), {}
+    form, arrays = FORMATS[choice(f"{call}: format", format, FORMATS)], {}
     for name, copy in copies.items():
         if copy is not None and not (isinstance(copy, (tuple, list)) and len(copy) == 2):
             raise wrong(f"{call}: {name}", copy, "(data, scales)")

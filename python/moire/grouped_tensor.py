@@ -15,7 +15,7 @@ from .grouped_interchange import Interchangeable
 from .grouped_storage import Copy, Kind, checked, empty_copy, parts_of, source_of
 from .groups import Groups, as_groups
 from .layouts import GluLayout, GluLayoutLike
-from .recipes import COLUMNWISE, DIRECTIONS, ELEMENTS, ROWWISE, Format, Recipe, RecipeLike
+from .recipes import COLUMNWISE, DIRECTIONS, ELEMENTS, ROWWISE, Recipe, RecipeLike
 from .values import choice, flag, integer, torch_device, wrong
 
 
@@ -43,7 +43,7 @@ class GroupedTensor(Interchangeable):
 
     def __new__(
         cls,
-        format: Union[str, Format],
+        format: str,
         *,
         rowwise: Optional[tuple[AnyArray, AnyArray]] = None,
         columnwise: Optional[tuple[AnyArray, AnyArray]] = None,

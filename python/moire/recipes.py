@@ -59,12 +59,6 @@ FORMATS = {
 }
 
 
-def check_format(name, value):
-    if isinstance(value, Format) and FORMATS.get(value.name) == value:
-        return value
-    return FORMATS[choice(name, value, FORMATS)]
-
-
 _QUANTIZED = ("mxfp8", "mxfp8_fast", "fp8_block")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NAMES = ("as_stored", *_DTYPES, *_QUANTIZED)
