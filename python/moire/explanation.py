@@ -1,8 +1,7 @@
 """explain(): what a call would run, without running it and without a trace of it.
 
 The function itself is called, under a context that records the library's calls instead of running
-them. What those would have written is not written, so nothing may be made of it that lasts:
-gradients reach no parameter, and what moire's own objects remember is put back.
+them. What those would have written is not written, so nothing may be made of it that lasts.
 """
 
 from __future__ import annotations

@@ -12,11 +12,10 @@ gradients are computed in the weights' own dtype: FP32 masters get FP32 gradient
 recipe (a name or a moire.Recipe) says what the products read. With "mxfp8", "mxfp8_fast" and
 "fp8_block" x, the weights, the activation and every gradient are quantised just before the products
 that read them: x and incoming gradients from their type (or compute_dtype), weights from their own,
-uncast; what an MLP makes between its products is rounded to BF16 first, whatever x is. x may be a
-GroupedTensor that is quantised already, and so may weights (then they have no gradient);
-w_quantized stands in for a weight whose gradient is wanted (see WeightCache). For the weight
-gradient an x in expert order is kept as its 8-bit column-wise copy, an x that rows are
-gathered from by reference; Recipe(save=) decides otherwise, moire.explain says what is kept.
+uncast; what an MLP makes between its products is rounded to BF16 first, whatever x is. x and
+weights may be GroupedTensors, quantised already; w_quantized stands in for a weight whose gradient
+is wanted (see WeightCache). What is kept of x for the weight gradient, Recipe(save=) decides and
+moire.explain says.
 """
 
 from __future__ import annotations

@@ -7,10 +7,6 @@ Beside the fields of moire.h, their mapping has
                     w_quantized is the one for the forward, or tiles, which serve both
     w_prepared      (w1_prepared, w2_prepared) what both read instead, see prepared_weight.py
     scatter_idx     the inverse of row_idx, [T, k]
-
-Weights may be of a wider type than the operands: they are cast once in the forward, and their
-gradients are computed in their own type. An 8-bit recipe casts no weights: it quantises them as
-they are, or reads the copies that the call was given.
 """
 
 from functools import partial

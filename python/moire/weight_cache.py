@@ -187,9 +187,7 @@ def _ids(arrays):
 
 
 class Primary(NamedTuple):
-    """How a module's packed weight is kept in 8 bits, which its products read; and whether what it
-    began as stays on the CPU (GroupedTensor.get_high_precision_init_val).
-    """
+    """How a module keeps its packed weight in 8 bits, as GroupedLinear says of `primary`."""
 
     recipe: Recipe
     keeps_init: bool
