@@ -288,8 +288,7 @@ def call(name: str, /, **fields: Any) -> None:
     fw.run(name, values)
     for field in entry.outputs:
         given = values.get(field)
-        for array in given if isinstance(given, list) else (given,):
-            fw.written(array)
+        fw.written(*(given if isinstance(given, list) else [given]))
 
 
 def _arrays_of(name, key, value, kind):
