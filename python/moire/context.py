@@ -33,7 +33,6 @@ _contexts = {}  # (kind, index, threads or stream, strict, implementation, plan_
 communicators = weakref.WeakValueDictionary()  # by id: each has contexts of its own
 _first_on = {}  # (kind, index, plan_for): the context whose device state the others share
 _contexts_lock = threading.Lock()
-_abandoned = []
 _is_forked = False
 
 
@@ -199,10 +198,10 @@ def _create(key, contexts, communicator):
 
 
 def _forget_contexts_of_parent():
-    # NOTE: destroying a context would wait for ever for threads, which a forked child has not got.
+    # NOTE: they stay as they are: to destroy one would wait for ever for threads, which a forked
+    # child has not got.
     global _contexts_lock, _is_forked
     _is_forked = True
-    _abandoned.append((dict(_contexts), dict(_first_on)))
     _contexts.clear()
     _first_on.clear()
     _contexts_lock = threading.Lock()
