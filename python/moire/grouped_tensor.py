@@ -315,7 +315,7 @@ class GroupedTensor(Interchangeable):
             check_array(self._fw, call, name, array)
 
     def _traits(self):
-        names = ("format", "element", "num_groups", "layout", "fractional_scales")
+        names = ("element", "num_groups", "layout", "fractional_scales")
         traits = {"shape": tuple(self.shape), **{name: getattr(self, name) for name in names}}
         for name in DIRECTIONS:
             traits[name] = "absent" if getattr(self, name) is None else "present"
