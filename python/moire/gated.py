@@ -7,7 +7,7 @@ from typing import Optional, TypeVar
 
 import numpy as np
 
-from .arrays import Numpy, Torch, as_fp32, framework_of, torch
+from .arrays import Numpy, Torch, as_fp32, assign, framework_of, torch
 from .autograd import Op, run
 from .dtypes import Array, Tensor
 from .errors import invalid
@@ -124,15 +124,27 @@ def _converted_quantized(call, tensor, from_layout, to_layout, dim):
     source, copies, fields = tensor.carrier(call), [], [layout.fields for layout in layouts]
     for direction, copy in enumerate((tensor.rowwise, tensor.columnwise)):
         if copy is not None:
-            of_scales = layouts
+            of_scales, used = layouts, size
             if tensor.form.has_blocks_along(direction, dim, tensor.ndim):
+                used = size // tensor.form.block
                 of_scales = [_in_blocks(call, tensor, at, size, direction) for at in layouts]
             scale_fields = [layout.fields for layout in of_scales]
             data = permuted(fw, dim, *fields, copy.data)
-            copy = data, permuted(fw, dim, *scale_fields, copy.scales)
+            copy = data, _permuted_scales(fw, dim, scale_fields, copy.scales, used)
         copies.append(copy)
     result = tensor.like(*copies, groups=tensor.groups, layout=to_layout)
     return follow(source, lambda _: (permuted, (Torch, dim, *reversed(fields))), result)
+
+
+def _permuted_scales(fw, dim, fields, scales, used):
+    """Behind the blocks of a 2-D tensor's rows is a row of scales that is nobody's, zeros."""
+    moved = permuted(fw, dim, *fields, scales[:used] if dim == 0 else scales)
+    if moved.shape == scales.shape:
+        return moved
+    padded = fw.empty(scales, scales.shape, scales.dtype)
+    assign(padded[:used], moved)
+    assign(padded[used:], scales[used:])
+    return padded
 
 
 def _in_blocks(call, tensor, layout, size, direction):

@@ -144,6 +144,15 @@ def test_glu_layouts_that_keep_blocks_whole_are_exact_in_both_directions(generat
     )
 
 
+@pytest.mark.parametrize("form, n, to", [("mxfp8", 128, 32), ("fp8_block", 512, 128)])
+@pytest.mark.parametrize("of", [lambda t: t, numpy_of])
+def test_glu_layouts_of_a_matrix_without_groups(generator, of, form, n, to):
+    """Its columns have a row of scales behind those of their blocks."""
+    w, options = of(truth.draw(generator, n, 64)), {"recipe": form, "columnwise": True}
+    found = moire.convert_glu(moire.quantize(w, **options), "halves", to, dim=0)
+    assert_same_bytes(found, moire.quantize(moire.convert_glu(w, "halves", to, dim=0), **options))
+
+
 def test_glu_layouts_along_the_columns_of_ragged_rows(generator):
     z, groups = truth.draw(generator, 40, 128), moire.Groups(splits=[33, 7])
     for direction, block in (("columnwise", 8), ("rowwise", 32)):
