@@ -268,8 +268,8 @@ typedef struct moire_quantized {
  * - FP8_BLOCK: scale = 1 / s, s = largest value of the element type / largest absolute value of the
  *   block, rounded down to a power of two unless fractional_scales; s = 1 where that is 0, infinite
  *   or NaN.
- * Beside the copies, in one read (on a GPU, of aligned BF16), a bias' gradient: grad_bias has the
- * bits of moire_bias_backward with grad_y = source, the rest of the fields alike and no scale. */
+ * Beside the copies, in one read (on a GPU, of aligned BF16 or FP16), a bias' gradient: grad_bias
+ * has the bits of moire_bias_backward with grad_y = source, all other fields alike and no scale. */
 typedef struct moire_quantize_args {
   size_t struct_size;
   moire_tensor source;        /* [capacity, k], or [T, k] with row_idx; FP32, BF16, FP16 */

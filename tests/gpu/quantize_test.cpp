@@ -343,9 +343,12 @@ TEST_F(GpuQuantize, ManyFindingsNameTheFirst) {
   }
 }
 
-// BF16 that is read by vectors: the sums leave the same kernel, which transposes through their
-// memory, and are added by a second launch.
-TEST_F(GpuQuantize, SumsABiasInTheReadOfItsTiles) {
+// 16-bit types that are read by vectors: the sums leave the same kernel, which transposes through
+// their memory, and are added by a second launch.
+class SumsABias : public GpuQuantize, public testing::WithParamInterface<DType> {};
+INSTANTIATE_TEST_SUITE_P(GpuQuantize, SumsABias, testing::Values(DType::kBF16, DType::kFP16));
+
+TEST_P(SumsABias, InTheReadOfItsTiles) {
   Random random;
   for (const auto& splits : std::vector<std::vector<int64_t>>{
            {1, 1, 0, 1, 127, 129, 32, 31, 33}, {700}, many_groups(), {0, 0, 64}}) {
@@ -354,7 +357,7 @@ TEST_F(GpuQuantize, SumsABiasInTheReadOfItsTiles) {
     const auto rows = transposed_rows(groups.capacity, groups.num_groups);
     for (const int32_t scaling : {MOIRE_SCALING_MXFP8, MOIRE_SCALING_FP8_BLOCK}) {
       for (const int64_t k : {8, 136, 520}) {
-        QuantizeCall call(DType::kBF16, DType::kE4M3, scaling, groups, k);
+        QuantizeCall call(GetParam(), DType::kE4M3, scaling, groups, k);
         fill_hard(call.source, random, groups.capacity);
         const TestTensor transposed(DType::kE4M3, {k, rows}),
             values(DType::kBF16, {groups.capacity, k});

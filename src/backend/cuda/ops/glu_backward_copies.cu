@@ -172,7 +172,7 @@ __device__ inline void sum_bias(const BackwardArgs<kScaling, Columns>& args, uin
   sum_part(args.grad_bias_parts + index_of_first * columns + column, columns, part,
            static_cast<uint32_t>(rows.size()), [&](uint32_t row) {
              const uint4& piece = Tile::piece(which, row, pair / 4);
-             return reinterpret_cast<const uint32_t*>(&piece)[pair % 4];
+             return reinterpret_cast<const __nv_bfloat16*>(&piece) + pair % 4 * 2;
            });
 }
 

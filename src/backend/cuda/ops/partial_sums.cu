@@ -33,25 +33,27 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block per group and 256 columns, of which a thread waits for so many partial sums at once.
-constexpr int kAtOnce = 32;
-__global__ void __launch_bounds__(kThreads)
-    sum_block_partials_kernel(const float* partials, int64_t columns, moire_groups groups,
+// A block per group and so many columns, few, so that groups of many rows are many blocks; a thread
+// waits for so many partial sums at once.
+constexpr int kColumns = 64, kAtOnce = 32;
+__global__ void __launch_bounds__(kColumns)
+    sum_block_partials_kernel(const float* partials, uint32_t columns, moire_groups groups,
                               AnyFloats target, int32_t beta, const uint8_t* beta_per_group) {
   const int64_t group = blockIdx.x;
-  const int64_t column = int64_t{blockIdx.y} * kThreads + threadIdx.x;
+  const uint32_t column = blockIdx.y * kColumns + threadIdx.x;
   if (column >= columns) return;
   const bool accumulates = beta_per_group != nullptr ? beta_per_group[group] != 0 : beta != 0;
   const RowRange rows = rows_of(groups, group);
-  const int64_t count = ceil_div(rows.size(), kBlockRows);
+  const auto count = static_cast<uint32_t>(ceil_div(rows.size(), kBlockRows));
   if (count == 0 && accumulates) return;
   const float* partial = partials + first_row_block(rows, group) * columns + column;
   float sum = 0;
-  for (int64_t first = 0; first < count; first += kAtOnce) {
+#pragma unroll 1
+  for (uint32_t first = 0; first < count; first += kAtOnce) {
     float of_block[kAtOnce];  // zeros past the last, which change no sum that began with one
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      of_block[i] = first + i < count ? partial[(first + i) * columns] : 0.0F;
+    for (uint32_t i = 0; i < kAtOnce; ++i, partial += columns) {
+      of_block[i] = first + i < count ? *partial : 0.0F;
     }
 #pragma unroll
     for (const float value : of_block) sum += value;
@@ -78,9 +80,10 @@ float* take_block_partials(Arena& arena, const TensorView& target, const moire_g
 void sum_block_partials(Launcher& launcher, const float* partials, const moire_groups& groups,
                         const TensorView& target, int32_t beta, const uint8_t* beta_per_group) {
   if (!target.is_present()) return;
-  const dim3 grid(blocks_for(groups.num_groups, 1), blocks_for(target.columns(), kThreads));
-  launcher.launch(sum_block_partials_kernel, {grid, kThreads}, partials, target.columns(), groups,
-                  any_floats(target), beta, beta_per_group);
+  const dim3 grid(blocks_for(groups.num_groups, 1), blocks_for(target.columns(), kColumns));
+  launcher.launch(sum_block_partials_kernel, {grid, kColumns}, partials,
+                  static_cast<uint32_t>(target.columns()), groups, any_floats(target), beta,
+                  beta_per_group);
 }
 
 }  // namespace moire::cuda::ops

@@ -46,8 +46,8 @@ std::string policy_of_tiles(int32_t scaling, bool takes_vectors) {
   return tiles_policy(is_mx ? 32 : 128, is_mx ? 64 : 128, "eight", takes_vectors);
 }
 
-// A call of quantize. Its kernel makes the partial sums of grad_bias where it reads BF16 by
-// vectors; else bias_backward makes that from a second read.
+// A call of quantize. Its kernel makes the partial sums of grad_bias where it reads 16-bit
+// types by vectors; else bias_backward makes that from a second read.
 class Call {
  public:
   Call(const DeviceState& state, const QuantizeArgs& args, const Workspace& workspace)
@@ -56,7 +56,7 @@ class Call {
         bias_(bias_backward_of(args)),
         arena_(workspace),
         takes_vectors_(takes_vectors(args.source, args.rowwise, args.columnwise)),
-        sums_(is_present(args.grad_bias) && takes_vectors_ && source_.type() == DType::kBF16) {
+        sums_(is_present(args.grad_bias) && takes_vectors_ && source_.type() != DType::kFP32) {
     if (sums_) bias_parts_ = take_block_partials(arena_, args.grad_bias, args.groups);
   }
 
@@ -81,7 +81,8 @@ class Call {
   Status run(const Context& context) const {
     Launcher launcher(context, "quantize");
     if (sums_) {
-      launch<SummedRows>(launcher, context);
+      source_.type() == DType::kBF16 ? launch<SummedRows<__nv_bfloat16>>(launcher, context)
+                                     : launch<SummedRows<__half>>(launcher, context);
       sum_block_partials(launcher, bias_parts_, args_.groups, args_.grad_bias, args_.beta,
                          args_.beta_per_group);
     } else if (is_plain()) {
@@ -115,7 +116,7 @@ class Call {
         scale_blocks(shape(), args_.groups, args_.scaling, is_present(args_.columnwise) || sums_);
     auto tiles = tiles_of<Source>(args_, source_, blocks);
     tiles.source.row_idx = indices_of(args_.row_idx, "row_idx");
-    if constexpr (std::is_same_v<Source, SummedRows>) tiles.source.bias_parts = bias_parts_;
+    if constexpr (kIsSummed<Source>) tiles.source.bias_parts = bias_parts_;
     const auto notes = non_finite_reporter(context, {"quantize", "source"}, shape(), false);
     if constexpr (std::is_same_v<Source, PlainRows>) {
       launch_quantize<MOIRE_SCALING_FP8_BLOCK>(launcher, tiles, shape(), notes);

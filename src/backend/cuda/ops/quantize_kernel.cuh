@@ -51,14 +51,16 @@ __device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
   note_first_of(args, tile, values, reporter, notes);
 }
 
-// Rows whose columns are summed, too: partial sums go to bias_parts, [blocks of 32 rows, columns].
-struct SummedRows : FloatRows<__nv_bfloat16, true> {
+// Rows of a 16-bit type whose columns are summed, too: partial sums go to bias_parts, [blocks of 32
+// rows, columns]. For that a block's tiles lie in shared memory.
+template <class T>
+struct SummedRows : FloatRows<T, true> {
   float* bias_parts;
 
   // The memory of a block's tiles, in the places of its threads' parts.
   template <class Shape>
   __device__ static auto& shared_tiles() {
-    __shared__ uint4 tiles[Shape::kTiles][Shape::kRows][Shape::kPieces];
+    __shared__ Eight<T> tiles[Shape::kTiles][Shape::kRows][Shape::kPieces];
     return tiles;
   }
   // Nobody reads it any more when a copy is transposed.
@@ -66,33 +68,32 @@ struct SummedRows : FloatRows<__nv_bfloat16, true> {
   __device__ TransposedTile<kEight>& transposed_tile(const Tile&) const {
     return *reinterpret_cast<TransposedTile<kEight>*>(&shared_tiles<typename Tile::Shape>());
   }
-};
-
-// Partial sums of a tile's columns: its threads exchange their rows through shared memory.
-template <int kScaling>
-__device__ inline void sum_columns(const SummedRows& source, const TilePart<kScaling>& tile,
-                                   const Rows<kScaling, SummedRows>& values) {
-  using Shape = TileShape<kScaling>;
-  constexpr int kPairs = Shape::kColumns / 2;
-  auto& pieces = SummedRows::shared_tiles<Shape>()[threadIdx.x / Shape::kTileThreads];
-  if constexpr (!Shape::kIsWarps) __syncthreads();  // the tile before it has been read
+  // Partial sums of a tile's columns: its threads exchange their rows.
+  template <int kScaling>
+  __device__ void sum(const TilePart<kScaling>& tile,
+                      const Rows<kScaling, SummedRows>& values) const {
+    using Shape = TileShape<kScaling>;
+    constexpr int kPairs = Shape::kColumns / 2;
+    auto& pieces = shared_tiles<Shape>()[threadIdx.x / Shape::kTileThreads];
+    if constexpr (!Shape::kIsWarps) __syncthreads();  // the tile before it has been read
 #pragma unroll
-  for (int i = 0; i < tile.kRows; ++i) {
-    pieces[tile.first_row + i][Shape::thread() % Shape::kPieces] = bits_as<uint4>(values[i]);
+    for (int i = 0; i < tile.kRows; ++i) {
+      pieces[tile.first_row + i][Shape::thread() % Shape::kPieces] = values[i];
+    }
+    if constexpr (Shape::kIsWarps) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+    const int column = Shape::thread() % kPairs * 2;  // of the tile
+    if (tile.first_column + column >= this->columns) return;
+    const int64_t stride = this->columns;
+    const int64_t index = partial_index<Shape::kRows>(tile.index, tile.begin);
+    sum_part(bias_parts + index * stride + tile.first_column + column, stride,
+             Shape::thread() / kPairs, tile.tile_rows,
+             [&](uint32_t row) { return reinterpret_cast<const T*>(pieces[row]) + column; });
   }
-  if constexpr (Shape::kIsWarps) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-  const int pair = Shape::thread() % kPairs, column = tile.first_column + 2 * pair;
-  if (column >= source.columns) return;
-  const int64_t columns = source.columns;
-  const int64_t index = partial_index<Shape::kRows>(tile.index, tile.begin);
-  sum_part(source.bias_parts + index * columns + column, columns, Shape::thread() / kPairs,
-           tile.tile_rows,
-           [&](uint32_t row) { return reinterpret_cast<const uint32_t*>(pieces[row])[pair]; });
-}
+};
 
 // All that is to be done of a tile that was left, which is read again: only few are.
 template <int kScaling, class Source>
@@ -134,6 +135,14 @@ __device__ inline void zero_tail(const QuantizeTiles<Source>& args,
   for (int i = tile.first_column + Shape::thread(); i < end; i += Shape::kTileThreads) row[i] = 0;
 }
 
+// The same of a span whose rows no group owns.
+template <class Args, class PartAt>
+__device__ inline void zero_span(const Args& args, uint32_t first, uint32_t end, PartAt&& part_at) {
+  for (uint32_t i = first; args.zeroes_tail && i < end; ++i) {
+    zero_tail(args, part_at(i), i == first);
+  }
+}
+
 // Blocks that a multiprocessor is to hold, by what a thread keeps: loads under way matter more than
 // a few registers.
 template <int kScaling, class Source>
@@ -153,7 +162,7 @@ __device__ inline void quantize_part(const QuantizeTiles<Source>& args,
                                      const NonFiniteReporter& notes) {
   Rows<kScaling, Source> values;
   args.source.load(tile, reporter, values);
-  if constexpr (std::is_same_v<Source, SummedRows>) sum_columns(args.source, tile, values);
+  if constexpr (kIsSummed<Source>) args.source.sum(tile, values);
   const uint32_t met = quantize_copies<Way::kQuick>(args, tile, values);
   if constexpr (kScaling == MOIRE_SCALING_MXFP8 && kRoundsValues<Way::kQuick, decltype(values)>) {
     if (met >= kIsLeft) return quantize_any(args, tile, reporter, notes);
@@ -169,25 +178,19 @@ __device__ inline void quantize_span(const QuantizeTiles<Source>& args, const Re
   const auto [row_block, first, end] = args.spans.at(blockIdx.x);
   const RowRange rows = args.blocks.template at_together<Shape::kRows>(row_block, row_block);
   // Two neighbouring tiles at once where they have at most half of their rows.
-  const bool takes_pairs = kScaling == MOIRE_SCALING_FP8_BLOCK &&
-                           !std::is_same_v<Source, SummedRows> &&
+  const bool takes_pairs = kScaling == MOIRE_SCALING_FP8_BLOCK && !kIsSummed<Source> &&
                            !args.is_transposed(args.columnwise) && rows.size() <= Shape::kRows / 2;
-  const auto part = [&](uint32_t i, bool is_pair) {
+  const auto part = [&](uint32_t i, bool is_pair = false) {
     return TilePart<kScaling>(row_block, rows, static_cast<int>(i) * Shape::kColumns,
                               args.source.columns, is_pair);
   };
-  if (rows.size() == 0) {
-    for (uint32_t i = first; args.zeroes_tail && i < end; ++i) {
-      zero_tail(args, part(i, false), i == first);
-    }
-    return;
-  }
+  if (rows.size() == 0) return zero_span(args, first, end, part);
   for (uint32_t i = first, tiles; i < end; i += tiles) {
     const bool is_pair = takes_pairs && i + 1 < end;
     quantize_part(args, part(i, is_pair), reporter, notes);
     tiles = is_pair ? 2 : 1;
   }
-  if (args.zeroes_tail) zero_tail(args, part(first, false));
+  if (args.zeroes_tail) zero_tail(args, part(first));
 }
 
 template <int kScaling, class Source>

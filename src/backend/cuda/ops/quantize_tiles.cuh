@@ -279,6 +279,12 @@ struct FloatRows {
 // are: a kernel that knows it has fewer instructions.
 struct PlainRows : FloatRows<__nv_bfloat16, true> {};
 
+// Whether a source's columns are summed, too.
+template <class Source>
+constexpr bool kIsSummed = requires(Source source) {
+  source.bias_parts;
+};
+
 // Rows of matrices that lie anywhere, in blocks of each (ScaleBlocks::kMatrices).
 template <class T, bool kVectors>
 struct ListedRows : FloatRows<T, kVectors> {
