@@ -41,12 +41,16 @@ def trained(module, x, **options):
     return y
 
 
+def rows_of_x(generator, device):
+    """On a GPU in BF16, of which prepared weights and others have the same kernels."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return truth.draw(generator, sum(SPLITS), H, dtype=dtype)
+
+
 @pytest.mark.parametrize("layout", ["out_in", "in_out"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_bytes_are_those_of_what_the_same_seed_draws(generator, device, recipe, layout):
-    # On a GPU BF16, of which prepared weights and others have the same kernels.
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    x = truth.draw(generator, sum(SPLITS), H, dtype=dtype)
+    x = rows_of_x(generator, device)
     primary, twin = of(recipe, weight_layout=layout)
     options = {"probs": torch.rand(sum(SPLITS), generator=generator)}
     assert torch.equal(trained(primary, x, **options), trained(twin, x, **options))
@@ -92,8 +96,8 @@ def test_what_it_began_as_is_there_until_it_is_cleared():
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_masters_in_fp32_are_stepped_and_copied(generator, recipe):
-    x = truth.draw(generator, sum(SPLITS), H)
+def test_masters_in_fp32_are_stepped_and_copied(generator, device, recipe):
+    x = rows_of_x(generator, device)
     primary, twin = of(recipe)
     masters = [w.detach().clone() for w in weights(twin)]
     optimizers = [torch.optim.AdamW(masters, 1e-2), torch.optim.AdamW(twin.parameters(), 1e-2)]
