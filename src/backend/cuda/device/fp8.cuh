@@ -17,12 +17,6 @@ namespace moire::cuda {
 #define MOIRE_HAS_FP8_CONVERSIONS 0
 #endif
 
-// Calls f with whether the element type is E5M2, as a constant.
-template <class F>
-__device__ inline void with_element(bool is_e5m2, F&& f) {
-  is_e5m2 ? f(std::true_type()) : f(std::false_type());
-}
-
 // Codes of four values, the first in the low byte: two conversions, of which the second keeps what
 // the first has made.
 __device__ inline uint32_t encode_four(float a, float b, float c, float d, bool is_e5m2) {
@@ -53,17 +47,42 @@ __device__ inline uint32_t encode_four(float a, float b, float c, float d, bool 
 #endif
 }
 
-// The values of two codes, which lie in the low bytes, as FP16 numbers.
-__device__ inline uint32_t decode_halves(uint32_t codes, bool is_e5m2) {
+// The values of four codes as FP16 numbers, in pairs; the second conversion takes the upper half of
+// the register.
+__device__ inline uint2 decode_halves(uint32_t codes, bool is_e5m2) {
 #if MOIRE_HAS_FP8_CONVERSIONS
-  const auto pair = static_cast<__nv_fp8x2_storage_t>(codes);
-  const auto type = is_e5m2 ? __NV_E5M2 : __NV_E4M3;
-  return bits_as<uint32_t>(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, type)));
+  uint2 halves;
+  if (is_e5m2) {
+    asm("{.reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e5m2x2 %0, low;\n"
+        "cvt.rn.f16x2.e5m2x2 %1, high;}"
+        : "=r"(halves.x), "=r"(halves.y)
+        : "r"(codes));
+  } else {
+    asm("{.reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;}"
+        : "=r"(halves.x), "=r"(halves.y)
+        : "r"(codes));
+  }
+  return halves;
 #else
-  return bits_as<uint32_t>(
-      is_e5m2 ? __floats2half2_rn(fp8_value<E5M2>(codes), fp8_value<E5M2>(codes >> 8))
-              : __floats2half2_rn(fp8_value<E4M3>(codes), fp8_value<E4M3>(codes >> 8)));
+  const auto decode = [&](uint32_t two) {
+    return bits_as<uint32_t>(
+        is_e5m2 ? __floats2half2_rn(fp8_value<E5M2>(two), fp8_value<E5M2>(two >> 8))
+                : __floats2half2_rn(fp8_value<E4M3>(two), fp8_value<E4M3>(two >> 8)));
+  };
+  return {decode(codes), decode(codes >> 16)};
 #endif
+}
+// The same as floats.
+__device__ inline float4 decode_four(uint32_t codes, bool is_e5m2) {
+  const uint2 halves = decode_halves(codes, is_e5m2);
+  const float2 low = __half22float2(bits_as<__half2>(halves.x)),
+               high = __half22float2(bits_as<__half2>(halves.y));
+  return {low.x, low.y, high.x, high.y};
 }
 // The codes of four FP16 numbers.
 __device__ inline uint32_t encode_halves(uint32_t low, uint32_t high, bool is_e5m2) {
@@ -80,7 +99,7 @@ __device__ inline uint32_t encode_halves(uint32_t low, uint32_t high, bool is_e5
 #endif
 }
 __device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
-  return __half22float2(bits_as<__half2>(decode_halves(codes, is_e5m2)));
+  return __half22float2(bits_as<__half2>(decode_halves(codes, is_e5m2).x));
 }
 
 // Four codes, none of which is infinity, in units of other scales: `factors(j)` are what elements j
@@ -88,18 +107,17 @@ __device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
 template <class Factors>
 __device__ inline uint32_t fold_four(uint32_t codes, bool is_e5m2, Factors&& factors) {
   if (is_e5m2) {
-    const float2 low = decode_pair(codes, true), high = decode_pair(codes >> 16, true);
+    const float4 v = decode_four(codes, true);
     const auto of_low = __bfloat1622float2(bits_as<__nv_bfloat162>(factors(0)));
     const auto of_high = __bfloat1622float2(bits_as<__nv_bfloat162>(factors(2)));
-    return encode_four(low.x * of_low.x, low.y * of_low.y, high.x * of_high.x, high.y * of_high.y,
-                       true);
+    return encode_four(v.x * of_low.x, v.y * of_low.y, v.z * of_high.x, v.w * of_high.y, true);
   }
-  const auto product = [&](int j) {
-    const uint32_t halves = decode_halves(codes >> 8 * j, false);
-    return bits_as<uint32_t>(
-        __hmul2(bits_as<__half2>(halves), bits_as<__half2>(uint32_t{factors(j)})));
+  const uint2 halves = decode_halves(codes, false);
+  const auto product = [](uint32_t a, uint32_t b) {
+    return bits_as<uint32_t>(__hmul2(bits_as<__half2>(a), bits_as<__half2>(b)));
   };
-  return encode_halves(product(0), product(2), false);
+  return encode_halves(product(halves.x, uint32_t{factors(0)}),
+                       product(halves.y, uint32_t{factors(2)}), false);
 }
 // The factors for elements of two blocks, whose codes are so much smaller than the folded one's, as
 // a pair of 16 bits each. E4M3's products lose none of the bits from which they are rounded as FP16
@@ -220,9 +238,9 @@ struct Scales {
   using Stored = std::conditional_t<kIsMx, uint8_t, float>;
 
   __device__ static float decode(Stored scale) {
-    if constexpr (kIsMx) {  // e8m0_to_float() without its branches
-      const uint32_t power = max(uint32_t{scale} << 23, 0x00400000U);
-      return bit_cast<float>(scale == 0xFF ? 0x7FC00000U : power);
+    if constexpr (kIsMx) {  // e8m0_to_float() without its branches: infinity times 0 is NaN
+      const auto power = bit_cast<float>(max(uint32_t{scale} << 23, 0x00400000U));
+      return __fmaf_rn(power, 0.0F, power);
     } else {
       return scale;
     }

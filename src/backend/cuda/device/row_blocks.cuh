@@ -37,17 +37,18 @@ __device__ inline int64_t partial_index(int64_t index, int64_t first_row) {
 }
 
 // A warp calls it together: it looks at the rows of 32 groups at once, so that 32 are searched in
-// the time of one load, 1024 in that of two.
+// the time of one load, 1024 in that of two. A grid with a block for each index has less than 2^31.
 template <int64_t kSize = kBlockRows>
 __device__ inline RowBlock row_block_at(const moire_groups& groups, int64_t index) {
   if (groups.num_groups == 0) return {0, 0, 0};
   // The last group whose first index is not past this one.
-  int64_t low = 0, high = groups.num_groups, step = 0;
+  int low = 0, high = static_cast<int>(groups.num_groups), step = 0;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   RowRange rows{};
   int owner = 0;  // the lane that looks at `low`
   do {
-    step = ceil_div(high - low, kWarp);
-    const int64_t group = low + threadIdx.x % kWarp * step;
+    step = (high - low + kWarp - 1) / kWarp;
+    const int group = low + lane * step;
     rows = rows_of(groups, min(group, high - 1));
     const bool fits = group < high && first_row_block<kSize>(rows, group) <= index;
     owner = max(0, kWarp - 1 - __clz(static_cast<int>(__ballot_sync(kAllLanes, fits))));

@@ -108,6 +108,12 @@ inline AnyFloats any_floats(const TensorView& t) {
   return {t.is_present() ? t.data : nullptr, t.stride(), t.type()};
 }
 
+// Calls f with the flag as a constant, in a branch that threads take alike most often.
+template <class F>
+__device__ inline void with_flag(bool flag, F&& f) {
+  flag ? f(std::true_type()) : f(std::false_type());
+}
+
 // Calls f.operator()<T>() with the type of FP32, BF16 or FP16 elements; on the host.
 template <class F>
 decltype(auto) with_float_type(DType dtype, F&& f) {

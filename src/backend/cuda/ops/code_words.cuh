@@ -49,9 +49,8 @@ struct PartWords {
     if (!has_rows) return;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const float2 low = decode_pair(words[i] & 0xFFFFU, is_e5m2.value);
-      const float2 high = decode_pair(words[i] >> 16, is_e5m2.value);
-      float values[kFour] = {low.x, low.y, high.x, high.y};
+      const float4 v = decode_four(words[i], is_e5m2.value);
+      float values[kFour] = {v.x, v.y, v.z, v.w};
       if constexpr (kIsColumnwise) {
 #pragma unroll
         for (int j = 0; j < kFour; ++j) values[j] *= scales[j];
@@ -70,7 +69,7 @@ struct PartWords {
   }
 };
 
-// Rows of codes. kVectors: codes, and columnwise E8M0 scales, start on four bytes.
+// Rows of codes. kVectors: codes start on four bytes, columnwise scales on four of them.
 template <class OfTile, bool kIsColumnwise_, bool kVectors_>
 struct WordRows {
   static constexpr bool kIsColumnwise = kIsColumnwise_, kVectors = kVectors_;
@@ -85,11 +84,15 @@ struct WordRows {
   bool is_e5m2;
 
   __device__ void load(const PartOf<Tile>& part, Words& out) const {
-    const uint8_t* p = codes.row(part.row(0)) + part.column;
+    const uint8_t* const first = codes.row(part.row(0)) + part.column;
+    const auto stride = static_cast<uint32_t>(codes.stride);
+    with_flag(part.is_whole(columns), [&](auto is_whole) {
 #pragma unroll
-    for (int i = 0; i < Words::kRows; ++i, p += codes.stride) {
-      out.words[i] = part.has_row(i) ? four_bytes(p, part.column) : 0;
-    }
+      for (int i = 0; i < Words::kRows; ++i) {
+        const uint8_t* const p = first + static_cast<uint64_t>(stride) * i;
+        out.words[i] = is_whole.value || part.has_row(i) ? four_bytes(p, part.column) : 0;
+      }
+    });
     const int rows = part.template rows_of_lanes<Tile::kLanes>();
     out.has_rows = __any_sync(kAllLanes, rows > 0) != 0;
     if constexpr (kIsColumnwise) {
@@ -119,17 +122,20 @@ struct WordRows {
     }
   }
   __device__ void load_column_scales(const PartOf<Tile>& part, float (&out)[kFour]) const {
-    const Stored* p = scales + part.index * scale_stride + part.column;
-    if constexpr (S::kIsMx) {
-      const uint32_t four = part.num_rows > 0 ? four_bytes(p, part.column) : 0;
+    const Stored* const row = scales + part.index * scale_stride;
+    if constexpr (kVectors) {  // the last ones' where there is no column
+      using Four = std::conditional_t<S::kIsMx, uchar4, float4>;
+      const auto four =
+          __ldg(reinterpret_cast<const Four*>(row + min(part.column, columns - kFour)));
+      const Stored each[] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        const float scale = S::decode(static_cast<uint8_t>(four >> (8 * j)));
-        out[j] = part.column + j < columns ? scale : 0.0F;
-      }
+      for (int j = 0; j < kFour; ++j) out[j] = S::decode(each[j]);
     } else {
 #pragma unroll
-      for (int j = 0; j < kFour; ++j) out[j] = part.column + j < columns ? p[j] : 0.0F;
+      for (int j = 0; j < kFour; ++j) {
+        const int column = part.column + j;
+        out[j] = column < columns ? S::decode(row[column]) : 0.0F;
+      }
     }
   }
 };

@@ -39,16 +39,11 @@ struct Square {
   __device__ explicit Square(const Codes& args)
       : index(blockIdx.x / args.column_tiles),
         first_column(blockIdx.x % args.column_tiles * kSide) {
-    if (args.blocks.kind == ScaleBlocks::kRagged) {
-      const RowBlock block = row_block_at<kSide>(args.blocks.groups, index);
-      const int64_t begin = rows_of(args.blocks.groups, block.group).begin;
-      rows = {block.first, block.end};
-      first_scale_row = begin / 32 + block.group + (block.first - begin) / 32;
-    } else {
-      rows = args.blocks.at<kSide>(index);
-      first_scale_row = int64_t{index / args.blocks_per_matrix} * args.scale_rows_per_matrix +
-                        index % args.blocks_per_matrix * int64_t{kBlocks};
-    }
+    rows = args.blocks.at<kSide>(index);
+    first_scale_row = args.blocks.kind == ScaleBlocks::kRagged
+                          ? partial_index<kSide>(index, rows.begin)
+                          : int64_t{index / args.blocks_per_matrix} * args.scale_rows_per_matrix +
+                                index % args.blocks_per_matrix * int64_t{kBlocks};
   }
   // The first of this thread's rows, and how many are left from there.
   __device__ int64_t first_row() const { return rows.begin + threadIdx.x / kWarp * kRows; }
@@ -171,7 +166,7 @@ __device__ void fold(const Codes& args, const Square& square, uint32_t (&w)[kBlo
     });
     return;
   }
-  with_element(args.is_e5m2, [&](auto is_e5m2) {
+  with_flag(args.is_e5m2, [&](auto is_e5m2) {
     for_each_word(w, [&](int b, int i, uint32_t& word) {
       word = fold_word<is_e5m2.value>(word, shifts.of_word(along_rows, b, i), along_rows);
     });

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(Source::Tile::kThreads)
   typename Source::Words words;
   args.source.load(part, words);
   T* const first = args.target.row(part.row(0)) + part.column;
-  with_element(args.source.is_e5m2, [&](auto is_e5m2) {
+  with_flag(args.source.is_e5m2, [&](auto is_e5m2) {
     T* p = first;
     words.for_each_row(is_e5m2, [&](int i, const float(&values)[kFour]) {
       const int left = args.source.columns - part.column;

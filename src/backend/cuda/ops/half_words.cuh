@@ -89,10 +89,9 @@ struct HalfWords {
 #pragma unroll
     for (int n = 0; n < kRows; ++n) {
       const int i = n / 2 + n % 2 * (kRows / 2);
-      const uint32_t word = words.words[i];
+      const uint2 v = decode_halves(words.words[i], is_e5m2.value);
       const uint2 factor = factors.of(i);
-      visit(i, uint2{product(decode_halves(word & 0xFFFFU, is_e5m2.value), factor.x),
-                     product(decode_halves(word >> 16, is_e5m2.value), factor.y)});
+      visit(i, uint2{product(v.x, factor.x), product(v.y, factor.y)});
     }
   }
 
@@ -101,18 +100,19 @@ struct HalfWords {
   // a size at which no float is subnormal or infinite.
   __device__ bool find_unit(uint32_t powers) {
     constexpr uint32_t kLow = 64U << 23, kHigh = 190U << 23;
-    uint32_t least = ~0U, most = 0;
+    uint32_t least = ~0U, most = 0, some = 0;  // 0 comes last of the least
 #pragma unroll
     for (const float scale : words.scales) {
       const uint32_t bits = bit_cast<uint32_t>(scale);
-      if (bits != 0) least = min(least, (bits & 0x7FFFFFU) == 0 ? bits : 0U);
+      least = min(least, bits - 1);
       most = max(most, bits);
+      some |= bits;
     }
+    if ((some & 0x7FFFFFU) != 0) least = 0;
     least = __reduce_min_sync(kAllLanes, least);
     most = __reduce_max_sync(kAllLanes, most);
     unit = bit_cast<float>(most);
-    return most == 0 ||
-           (kLow <= most && most <= kHigh && least != 0 && most <= least + (powers << 23));
+    return most == 0 || (kLow <= most && most <= kHigh && most - 1 <= least + (powers << 23));
   }
   // A block of zeros may have any scale that is positive: others make NaN or -0 of it.
   __device__ void drop_scales_of_zeros() {
@@ -138,22 +138,21 @@ struct HalfWords {
   }
 };
 
+// What a block of zeros is multiplied by, which may be anything: MXFP8's largest multiplier.
+constexpr float kOfZeros = 0x1P127F;
+
 // Turns multipliers of floats into factors of pairs in this unit. False, for the whole warp, where
-// FP16 lacks one: a column's may be too small, as its largest number may be another warp's. A block
-// of zeros, whose multiplier is the largest that MXFP8 has, may have any; one is 0 where all values
-// are.
+// FP16 lacks one: a column's may be too small, as its largest number may be another warp's.
 template <int kCount>
 __device__ inline bool to_half_factors(float (&multipliers)[kCount], float unit) {
-  constexpr float kOfZeros = 0x1P127F, kLeast = 0x1P-24F, kMost = 0x1P15F;
+  constexpr uint32_t kLeast = (127U - 24) << 23, kMost = (127U + 15) << 23;  // 2^-24, 2^15
   bool fit = true;
 #pragma unroll
   for (float& m : multipliers) {
-    const bool is_of_zeros = m == kOfZeros;
-    m *= unit;
-    fit = fit && (m <= kMost || is_of_zeros) && (m >= kLeast || m == 0);
-    m = fminf(m, kMost);
+    m = m == kOfZeros ? 1.0F : m * unit;
+    fit = fit && bit_cast<uint32_t>(m) - kLeast <= kMost - kLeast;
   }
-  return __all_sync(kAllLanes, fit) != 0;
+  return __all_sync(kAllLanes, fit || unit == 0) != 0;
 }
 
 }  // namespace moire::cuda::ops

@@ -115,11 +115,15 @@ __device__ inline void values_of_codes(uint32_t (&words)[4], const Eight<T>& val
   uint32_t codes[2];
   encode_eight(codes, values, false, multiplier);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = decode_pair(codes[i / 2] >> (16 * (i % 2)) & 0xFFFFU, false);
-    words[i] = bits_as<uint32_t>(
-        __floats2bfloat162_rn(pair.x * mx_scale_of_multiplier(multiplier(2 * i)),
-                              pair.y * mx_scale_of_multiplier(multiplier(2 * i + 1))));
+  for (int i = 0; i < 4; i += 2) {
+    const float4 v = decode_four(codes[i / 2], false);
+    const auto word = [&](int j, float a, float b) {
+      return bits_as<uint32_t>(
+          __floats2bfloat162_rn(a * mx_scale_of_multiplier(multiplier(2 * j)),
+                                b * mx_scale_of_multiplier(multiplier(2 * j + 1))));
+    };
+    words[i] = word(i, v.x, v.y);
+    words[i + 1] = word(i + 1, v.z, v.w);
   }
 }
 
@@ -187,7 +191,7 @@ __device__ inline void store_rows(const QuantizeTiles<Source>& args, const TileP
       return;
     }
   }
-  with_element(to.is_e5m2, [&](auto is_e5m2) {
+  with_flag(to.is_e5m2, [&](auto is_e5m2) {
     for_each_row([&](uint8_t* p, int i, const auto& row, const auto& of_column) {
       uint32_t codes[2];
       encode_eight(codes, row, is_e5m2.value, of_column);
@@ -226,7 +230,7 @@ __device__ inline void store_transposed(const QuantizeTiles<Source>& args,
       first[i] = codes[0], second[i] = codes[1];
     }
   };
-  if (tile.has_row(0)) with_element(to.is_e5m2, encode);
+  if (tile.has_row(0)) with_flag(to.is_e5m2, encode);
   transpose_four(first);
   transpose_four(second);
   transposed.put(

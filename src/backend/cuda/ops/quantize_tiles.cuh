@@ -9,6 +9,7 @@
 #include <moire/quantize.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "backend/cuda/device/copy_rows.cuh"
@@ -118,21 +119,35 @@ inline ScaleBlocks scale_blocks(const TensorView& shape, const moire_groups& gro
   return out;
 }
 
+// A number of which the quotients are a product: a division takes six times the instructions.
+struct Divisor {
+  uint32_t value, factor, shift;
+
+  Divisor() = default;
+  explicit Divisor(uint32_t of) : value(of), shift(static_cast<uint32_t>(std::bit_width(of - 1))) {
+    factor = static_cast<uint32_t>(((((uint64_t{1} << shift) - of) << 32) / of) + 1);
+  }
+  // Of numbers below 2^31.
+  __device__ uint32_t quotient(uint32_t n) const { return (__umulhi(n, factor) + n) >> shift; }
+};
+
 // Spans of neighbouring tiles, each a block's, which searches once for their group; where tiles are
 // warps', a tile here is what all of the block's warps do at once. The last row blocks' tiles are
 // single, so that all multiprocessors end at about one time.
 struct TileSpans {
-  uint32_t tiles, most;    // of a row, of a span
-  uint32_t spans, coarse;  // of a row, and row blocks that are given in spans
+  Divisor tiles, spans;   // of a row
+  uint32_t most, coarse;  // tiles of a span, and row blocks that are given in spans
 
   // A block's row block, its first tile and their end.
   __device__ uint3 at(uint32_t index) const {
-    if (index < coarse * spans) {
-      const uint32_t first = index % spans * most;
-      return {index / spans, first, min(first + most, tiles)};
+    if (index < coarse * spans.value) {
+      const uint32_t row_block = spans.quotient(index);
+      const uint32_t first = (index - row_block * spans.value) * most;
+      return {row_block, first, min(first + most, tiles.value)};
     }
-    const uint32_t single = index - coarse * spans, tile = single % tiles;
-    return {coarse + single / tiles, tile, tile + 1};
+    const uint32_t single = index - coarse * spans.value, row_block = tiles.quotient(single);
+    const uint32_t tile = single - row_block * tiles.value;
+    return {coarse + row_block, tile, tile + 1};
   }
 };
 
@@ -148,8 +163,8 @@ struct TilePart {
   int first_column;  // of the tile
   int column;        // of the part
   int tile_rows;
-  int num_rows;   // the same, 0 where the part lies past the last column
   int first_row;  // of the part, in the tile
+  int rows_left;  // from that one on: of a part past the last column none
   // Two neighbouring tiles with at most half of their rows, of which either half of the threads has
   // one; this thread's stands above.
   bool is_pair = false;
@@ -172,12 +187,18 @@ struct TilePart {
   }
   // The part's i-th row, and whether it is one of the tile's.
   __device__ int64_t row(int i) const { return begin + first_row + i; }
-  __device__ bool has_row(int i) const { return first_row + i < num_rows; }
+  __device__ bool has_row(int i) const { return i < rows_left; }
+  // Whether the tile has all rows and columns of this warp.
+  __device__ bool is_whole(int columns) const {
+    constexpr int kOfWarp = kRows * kWarp / Shape::kPieces;
+    return first_row / kOfWarp * kOfWarp + kOfWarp <= tile_rows &&
+           first_column + Shape::kColumns <= columns;
+  }
   // Its rows that are there, also for a lane past the last column, of so many neighbours of which
   // the first is not. A warp calls it together.
   template <int kLanes>
   __device__ int rows_of_lanes() const {
-    return __shfl_sync(kAllLanes, num_rows, 0, kLanes) - first_row;
+    return __shfl_sync(kAllLanes, rows_left, 0, kLanes);
   }
 
  private:
@@ -190,8 +211,8 @@ struct TilePart {
     begin = rows.begin;
     is_empty = rows.size() == 0;
     tile_rows = static_cast<int>(rows.size());
-    num_rows = column < columns ? tile_rows : 0;
     first_row = thread / Shape::kPieces * kRows;
+    rows_left = column < columns ? tile_rows - first_row : 0;
   }
 };
 
@@ -326,25 +347,26 @@ void launch_spans(Launcher& launcher, void (*kernel)(Args, Reporter, More...), A
   const int64_t all = int64_t{launcher.state().num_multiprocessors} * blocks;
   const int64_t fine = std::min(row_blocks, ceil_div(2 * all, tiles));
   const int64_t spans = ceil_div(tiles, in_span), coarse = row_blocks - fine;
-  args.spans = {static_cast<uint32_t>(tiles), static_cast<uint32_t>(in_span),
-                static_cast<uint32_t>(spans), static_cast<uint32_t>(coarse)};
+  args.spans = {Divisor(static_cast<uint32_t>(tiles)), Divisor(static_cast<uint32_t>(spans)),
+                static_cast<uint32_t>(in_span), static_cast<uint32_t>(coarse)};
   launcher.launch(kernel, {blocks_for(coarse * spans + fine * tiles, 1), Tile::kThreads}, args,
                   launcher.reporter(), more...);
 }
 
-// Whether eight columns of a copy are one load or store: codes, and columnwise E8M0 scales, in rows
-// that start on 8 bytes, values on 16. Absent ones are.
+// Whether eight columns of a copy are one load or store: codes, and columnwise scales, in rows that
+// start on 8 bytes, values and scales that are floats on 16. Absent ones are.
 inline bool opens_eights(const moire_quantized& copy, int32_t direction) {
   const auto opens = [](const TensorView& t) {
     const bool fits = t.num_rows() <= 1 || t.stride() % kEight == 0;
-    return reinterpret_cast<uintptr_t>(t.data) % kEight == 0 && fits;
+    const size_t bytes = t.type() == DType::kFP32 ? 16 : kEight;
+    return reinterpret_cast<uintptr_t>(t.data) % bytes == 0 && fits;
   };
   const TensorView data(copy.data), scales(copy.scales);
   if (!data.is_present()) return true;
   if (data.columns() % kEight != 0) return false;
   if (is_values(copy)) return opens_vectors({data});
-  const bool are_bytes = scales.type() == DType::kE8M0 && direction == MOIRE_COLUMNWISE;
-  return opens(data) && (!are_bytes || opens(scales));
+  const bool are_of_columns = scales.type() == DType::kE8M0 || scales.columns() == data.columns();
+  return opens(data) && (direction == MOIRE_ROWWISE || !are_of_columns || opens(scales));
 }
 
 // Rows first ... end - 1 of bytes, zeroed by the warps of all blocks.

@@ -18,7 +18,7 @@ __device__ inline void note_first_word(const Words& words, bool is_e5m2, const P
                                        const NonFiniteReporter& notes) {
   constexpr int kColumns = RequantizeTile<kScaling>::kColumns;
   uint32_t first = ~0U;  // counted along the tile's rows
-  with_element(is_e5m2, [&](auto is_wide) {
+  with_flag(is_e5m2, [&](auto is_wide) {
     words.for_each_row(is_wide, [&](int i, const float(&v)[kFour]) {
 #pragma unroll
       for (int j = 0; j < kFour; ++j) {
@@ -48,8 +48,8 @@ __device__ inline void store_words(const Words& words, bool is_e5m2, const Made&
       p += to.stride;
     });
   };
-  with_element(is_e5m2, [&](auto from_wide) {
-    with_element(to.is_e5m2, [&](auto to_wide) { store(from_wide, to_wide); });
+  with_flag(is_e5m2, [&](auto from_wide) {
+    with_flag(to.is_e5m2, [&](auto to_wide) { store(from_wide, to_wide); });
   });
 }
 
@@ -70,24 +70,14 @@ __device__ inline bool requantize_part(const QuantizeTiles<Source>& args,
   const CopyTarget& to = target_of(args);
   const bool is_e5m2 = args.source.is_e5m2;
   MadeScales<kScaling, Source> scales;
-  with_element(is_e5m2,
-               [&](auto is_wide) { scales.template take_largest<kSkipsNan>(words, is_wide); });
+  with_flag(is_e5m2,
+            [&](auto is_wide) { scales.template take_largest<kSkipsNan>(words, is_wide); });
   if (!scales.template make<kSkipsNan, Source::kVectors>(tile, to, args.is_fractional(),
                                                          args.source.columns))
     return false;
   words.forget_values();
   store_words<Source::kVectors>(words, is_e5m2, scales, to, tile, args.source.columns);
   return true;
-}
-
-// The same of a part whose scales FP16 does not serve, which is read again. Some warps of a block
-// make their scales here, the others in requantize_halves().
-template <int kScaling, class Source>
-__device__ __noinline__ bool requantize_floats(const QuantizeTiles<Source>& args,
-                                               const Part<kScaling> tile) {
-  typename Source::Words words;
-  args.source.load(tile, words);
-  return requantize_part<false>(args, tile, words);
 }
 
 // The same of a part with such elements: only few are.
@@ -101,7 +91,18 @@ __device__ __noinline__ void requantize_odd(const QuantizeTiles<Source>& args,
   requantize_part<true>(args, tile, words);
 }
 
-// The codes of a part whose scales are made.
+// Largest magnitudes of a part whose scales FP16 does not serve, and the codes of one whose scales
+// are made: it is read again.
+template <int kScaling, class Source>
+__device__ __noinline__ MadeScales<kScaling, Source> largest_of_floats(
+    const QuantizeTiles<Source>& args, const Part<kScaling> tile) {
+  typename Source::Words words;
+  args.source.load(tile, words);
+  MadeScales<kScaling, Source> scales;
+  with_flag(args.source.is_e5m2,
+            [&](auto is_wide) { scales.template take_largest<false>(words, is_wide); });
+  return scales;
+}
 template <int kScaling, class Source>
 __device__ __noinline__ void store_floats(const QuantizeTiles<Source>& args,
                                           const Part<kScaling> tile,
@@ -120,18 +121,24 @@ __device__ inline bool store_halves(const Halves& halves, bool is_e5m2, const Ma
   if (!to_half_factors(of_halves.all(), halves.unit)) return false;
   HalfFactors<RequantizeTile<kScaling>, !Halves::kIsColumnwise> factors(of_halves.all());
   uint8_t* const first = to.data + tile.row(0) * to.stride + tile.column;
-  const auto store = [&](auto from_wide, auto to_wide) {
-    uint8_t* at[] = {first, first + Halves::kRows / 2 * to.stride};
+  const auto stride = static_cast<uint32_t>(to.stride);
+  const auto store = [&](auto from_wide, auto to_wide, auto is_whole) {
+    uint8_t* at[] = {first, first + uint64_t{stride} * (Halves::kRows / 2)};
     halves.for_each_row(from_wide, [&](int i, uint2 v) {
       const uint2 m = factors.of(i);
       const uint32_t word = encode_halves(product(v.x, m.x), product(v.y, m.y), to_wide.value);
       uint8_t*& p = at[i / (Halves::kRows / 2)];
-      if (tile.has_row(i)) store_bytes<kVectors>(p, columns - tile.column, {word});
-      p += to.stride;
+      if (is_whole.value || tile.has_row(i)) {
+        store_bytes<kVectors>(p, columns - tile.column, {word});
+      }
+      p += stride;
     });
   };
-  with_element(is_e5m2, [&](auto from_wide) {
-    with_element(to.is_e5m2, [&](auto to_wide) { store(from_wide, to_wide); });
+  with_flag(is_e5m2, [&](auto from_wide) {
+    with_flag(to.is_e5m2, [&](auto to_wide) {
+      with_flag(tile.is_whole(columns),
+                [&](auto is_whole) { store(from_wide, to_wide, is_whole); });
+    });
   });
   return true;
 }
@@ -146,14 +153,19 @@ __device__ inline bool requantize_halves(const QuantizeTiles<Source>& args,
   const bool is_e5m2 = args.source.is_e5m2;
   HalfWords<RequantizeTile<kScaling>, Source::kIsColumnwise> halves{words};
   MadeScales<kScaling, Source> scales{};
+  bool by_floats = false;
   if (words.has_rows) {
-    if (!halves.take_unit(is_e5m2)) return requantize_floats<kScaling>(args, tile);
-    with_element(is_e5m2, [&](auto is_wide) { scales.take_largest_halves(halves, is_wide); });
+    by_floats = !halves.take_unit(is_e5m2);
+    if (by_floats) {
+      scales = largest_of_floats(args, tile);
+    } else {
+      with_flag(is_e5m2, [&](auto is_wide) { scales.take_largest_halves(halves, is_wide); });
+    }
   }
   if (!scales.template make<false, Source::kVectors>(tile, to, false, columns)) return false;
   if (!words.has_rows) return true;
   words.forget_values();
-  if (!store_halves<Source::kVectors>(halves, is_e5m2, scales, to, tile, columns)) {
+  if (by_floats || !store_halves<Source::kVectors>(halves, is_e5m2, scales, to, tile, columns)) {
     store_floats<kScaling>(args, tile, scales);
   }
   return true;
@@ -174,10 +186,7 @@ __global__ void __launch_bounds__(RequantizeTile<kScaling>::kThreads,
     return Part<kScaling>(row_block, rows, static_cast<int>(tile) * Tile::kColumns,
                           args.source.columns);
   };
-  if (rows.size() == 0) {
-    for (uint32_t i = first; args.zeroes_tail && i < end; ++i) zero_tail(args, part(i), i == first);
-    return;
-  }
+  if (rows.size() == 0) return zero_span(args, first, end, part);
   // One turn at least: a compiler that knows it spills less.
   uint32_t i = first;
 #pragma unroll 1
@@ -191,6 +200,9 @@ __global__ void __launch_bounds__(RequantizeTile<kScaling>::kThreads,
                                        : requantize_halves(args, tile, words);
     if (!is_done) requantize_odd(args, tile, notes);
   } while (++i < end);
+  if constexpr (Source::kIsColumnwise) {
+    SpanScales<kScaling>::store(args.rowwise, rows, first, end, args.source.columns);
+  }
   if (args.zeroes_tail) zero_tail(args, part(first));
 }
 

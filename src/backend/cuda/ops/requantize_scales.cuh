@@ -33,6 +33,12 @@ __device__ inline float larger(float a, float b) {
 }
 __device__ inline bool is_finite(float amax) { return bit_cast<uint32_t>(amax) < kInfinityBits; }
 
+// What a block's elements are multiplied by: kOfZeros where all are.
+template <int kScaling>
+__device__ inline float multiplier_of(float amax, float multiplier) {
+  return !Scales<kScaling>::kIsMx && amax == 0 ? kOfZeros : multiplier;
+}
+
 // The largest of row `lane % kRows` among kLanes lanes, each of which has one of every row: at each
 // step a lane gives half of its rows away, until one is left.
 template <int kLanes, class T, int kRows, class Larger>
@@ -52,6 +58,46 @@ __device__ inline T largest_of_owned(T (&rows)[kRows], Larger&& larger_of) {
   }
   return rows[0];
 }
+
+// Scales along the rows of a span's tiles, which are neighbours: the block stores them together
+// when it is done, a word a thread. Each tile alone would take a sector of memory for a few bytes.
+template <int kScaling>
+struct SpanScales {
+  using Tile = RequantizeTile<kScaling>;
+  using Stored = typename Scales<kScaling>::Stored;
+  static constexpr int kBlock = Scales<kScaling>::kBlock;
+  static constexpr int kOfTiles = Tile::kTiles * Tile::kColumns / kBlock;  // side by side
+  static constexpr int kCount = Tile::kMostTiles * kOfTiles;
+  static constexpr int kOfWord = int{sizeof(uint32_t)} / int{sizeof(Stored)},
+                       kWords = kCount / kOfWord;
+  static_assert(Tile::kRows * kWords == Tile::kThreads);
+
+  __device__ static auto& memory() {
+    __shared__ uint32_t words[Tile::kRows][kWords];
+    return words;
+  }
+  __device__ static void put(int row, int column, Stored scale) {
+    reinterpret_cast<Stored*>(memory()[row])[column / kBlock % kCount] = scale;
+  }
+  // Of tiles first ... end - 1. A block calls it together.
+  __device__ static void store(const CopyTarget& to, const RowRange& rows, uint32_t first,
+                               uint32_t end, int columns) {
+    __syncthreads();
+    const int row = static_cast<int>(threadIdx.x) / kWords;
+    const int block = static_cast<int>(first * kOfTiles + threadIdx.x % kWords * kOfWord);
+    const int last = min(static_cast<int>(end) * kOfTiles, (columns + kBlock - 1) / kBlock);
+    if (row >= rows.size() || block >= last) return;
+    const uint32_t word = memory()[row][block % kCount / kOfWord];
+    auto* const p = static_cast<Stored*>(to.scales) + (rows.begin + row) * to.scale_stride + block;
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(word) == 0 && block + kOfWord <= last) {
+      *reinterpret_cast<uint32_t*>(p) = word;
+      return;
+    }
+    for (int i = 0; i < min(last - block, kOfWord); ++i) {
+      p[i] = reinterpret_cast<const Stored*>(&word)[i];
+    }
+  }
+};
 
 // Scales along the rows.
 template <int kScaling>
@@ -106,11 +152,10 @@ struct RowScales {
 #pragma unroll
     for (int k = 0; k < Tile::kOwned; ++k) {
       const auto scale = S::of(owned[k], to.is_e5m2, fractional);
-      owned[k] = scale.multiplier;
+      owned[k] = multiplier_of<kScaling>(owned[k], scale.multiplier);
       const int i = Tile::owned_row(k);
       if (lane >= Tile::kTurn || i >= rows) continue;
-      static_cast<typename S::Stored*>(
-          to.scales)[tile.row(i) * to.scale_stride + tile.column / S::kBlock] = scale.scale;
+      SpanScales<kScaling>::put(tile.first_row + i, tile.column, scale.scale);
     }
     return true;
   }
@@ -179,8 +224,6 @@ struct ColumnScales : FourColumns {
 };
 
 // Scales down the columns of a block's tile: thread t makes that of column t.
-// NOTE: warps of a block may come here from two functions; each passes these two barriers, in this
-// order, with the memory of this one instance.
 template <>
 struct ColumnScales<MOIRE_SCALING_FP8_BLOCK> : FourColumns {
   using Tile = RequantizeTile<MOIRE_SCALING_FP8_BLOCK>;
@@ -199,7 +242,7 @@ struct ColumnScales<MOIRE_SCALING_FP8_BLOCK> : FourColumns {
         amax = larger<kSkipsNan>(amax, reinterpret_cast<const float*>(of_warp)[t]);
       }
       const auto scale = block_scale_of(amax, to.is_e5m2, fractional);
-      reinterpret_cast<float*>(made)[t] = scale.multiplier;
+      reinterpret_cast<float*>(made)[t] = multiplier_of<Tile::kScaling>(amax, scale.multiplier);
       const int column = tile.first_column + static_cast<int>(t);
       auto* const row = static_cast<float*>(to.scales) + tile.index * to.scale_stride;
       if (column < columns) row[column] = scale.scale;

@@ -93,10 +93,9 @@ class LaneWeights {
       }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {  // from 0 or 8 on: two of K, of both columns each
-        const uint32_t quad = quads_[i % 2 * 2 + j];
-        const float2 low = decode_pair(quad & 0xFFFF, false), high = decode_pair(quad >> 16, false);
-        decoded[2 * j] = times_powers(pack(low.x, high.x), first);
-        decoded[2 * j + 1] = times_powers(pack(low.y, high.y), second);
+        const float4 v = decode_four(quads_[i % 2 * 2 + j], false);
+        decoded[2 * j] = times_powers(pack(v.x, v.z), first);
+        decoded[2 * j + 1] = times_powers(pack(v.y, v.w), second);
       }
     }
   }
