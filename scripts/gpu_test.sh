@@ -79,6 +79,10 @@ sanitize() {
   local -x MOIRE_STAGING=apart
   part bad_splits compute-sanitizer --tool memcheck --error-exitcode 9 \
     "$build/bin/test_gpu" --gtest_filter='BadSplits.*:*WrongSplits*'
+  part racecheck_spans compute-sanitizer --tool racecheck --error-exitcode 9 \
+    "$build/bin/test_gpu" --gtest_filter='GpuQuantize.Spans*:Requantize.OfSpans*'
+  part synccheck compute-sanitizer --tool synccheck --error-exitcode 9 \
+    "$build/bin/test_gpu" --gtest_filter='Requantize.*'
   for tool in memcheck racecheck; do
     part "${tool}_portable_fp8" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$build/bin/moire" check --device cuda --random 12 --implementation portable \
