@@ -359,9 +359,13 @@ def empty_indices(fw, like, shape, dtype):
     return made
 
 
-def assign(target, source):
-    """target[...] = source, unless calls are only explained."""
-    if not is_explaining():
+def assign(target, source, non_blocking=False):
+    """target[...] = source, unless calls are only explained; of Torch's devices as copy_() does."""
+    if is_explaining():
+        return
+    if non_blocking and isinstance(target, torch.Tensor):
+        target.copy_(source, non_blocking=True)
+    else:
         target[...] = source
 
 

@@ -293,7 +293,7 @@ class GroupedTensor(Interchangeable):
         offsets = None if self.groups is None else self.groups.offsets_for(values)
         return followed(source, of_decoded, (self.dtype, offsets), values)[0]
 
-    def copy_(self, other: GroupedTensor) -> GroupedTensor:
+    def copy_(self, other: GroupedTensor, non_blocking: bool = False) -> GroupedTensor:
         """Bytes and groups of `other`, which has the same format, shape and directions."""
         call = "copy_"
         if not isinstance(other, GroupedTensor):
@@ -301,7 +301,7 @@ class GroupedTensor(Interchangeable):
         self._check_alike(call, other)
         source = other.carrier(call)
         self.about_to_write(call, source is not None)
-        self._take_bytes(other)
+        self._take_bytes(other, non_blocking)
         return follow(source, through, self.written())
 
     def _check_alike(self, call, other):
@@ -321,11 +321,11 @@ class GroupedTensor(Interchangeable):
             traits[name] = "absent" if getattr(self, name) is None else "present"
         return traits
 
-    def _take_bytes(self, other):
+    def _take_bytes(self, other, non_blocking):
         for (_, to), (_, array) in zip(self.arrays(), other.arrays()):
-            assign(to, array)
+            assign(to, array, non_blocking)
         groups, is_near = other.groups, other.device == self.device
-        self.groups = groups if groups is None or is_near else groups.to(self.device)
+        self.groups = groups if groups is None or is_near else groups.to(self.device, non_blocking)
 
     def zero_(self) -> GroupedTensor:
         self.about_to_write("zero_")
@@ -367,14 +367,17 @@ class GroupedTensor(Interchangeable):
         place = first.device if device is None else torch_device("GroupedTensor.to: device", device)
         if first.to(place) is first and dtype in (None, self.dtype):
             return self
-        return follow(self.carrier("to"), through, self.moved(place, dtype))
+        return follow(self.carrier("to"), through, self.moved(place, dtype, non_blocking))
 
-    def moved(self, device: Optional[TorchDevice], dtype: Optional[Dtype]) -> GroupedTensor:
+    def moved(
+        self, device: Optional[TorchDevice], dtype: Optional[Dtype], non_blocking: bool = False
+    ) -> GroupedTensor:
         """A copy there, of this type, or of its own, without a gradient."""
         device = device or self.device
         dtype = self._fw.compute_dtype("GroupedTensor.to: dtype", dtype or self.dtype)
-        groups = None if self.groups is None else self.groups.to(device)
-        return self.mapped(lambda array: array.to(device, copy=True), groups, dtype=dtype)
+        groups = None if self.groups is None else self.groups.to(device, non_blocking)
+        copied = lambda array: array.to(device, non_blocking=non_blocking, copy=True)  # noqa: E731
+        return self.mapped(copied, groups, dtype=dtype)
 
     def __deepcopy__(self, memo: Any) -> GroupedTensor:
         return self.clone()

@@ -96,12 +96,12 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
 
     # ---- what Torch does with tensors
 
-    def copy_(self, other: Any) -> GroupedTensor:
+    def copy_(self, other: Any, non_blocking: bool = False) -> GroupedTensor:
         """As of any GroupedTensor; or the values of an array of its shape, wherever, quantised."""
         is_array = isinstance(other, torch.Tensor) and not isinstance(other, GroupedTensor)
         if is_array and other.dtype in Torch.compute_dtypes:
-            return self.quantize_(other.to(self.device))
-        return super().copy_(other)
+            return self.quantize_(other.to(self.device, non_blocking=non_blocking))
+        return super().copy_(other, non_blocking)
 
     def __deepcopy__(self, memo: Any) -> GroupedTensor:
         if id(self) not in memo:
@@ -172,9 +172,10 @@ def _follow_always(source, target):
 def _copy(tensor, other, non_blocking=False):
     if isinstance(other, GroupedTensor):
         tensor._check_alike("copy_", other)
-        tensor._take_bytes(other)
+        tensor._take_bytes(other, non_blocking)
     else:
-        fw, x, shape, _ = source_of("copy_", other.to(tensor.device), tensor.groups, None)
+        there = other.to(tensor.device, non_blocking=non_blocking)
+        fw, x, shape, _ = source_of("copy_", there, tensor.groups, None)
         tensor.check_same("copy_", "other", list(shape), list(tensor.shape))
         grouped_storage.write(fw, tensor, x, tensor.groups, None)
         fw.written(*(array for _, array in tensor.arrays()))
@@ -211,7 +212,9 @@ _OPERATIONS = {
     _aten.detach.default: lambda t: t.mapped(torch.Tensor.detach),
     _aten.alias.default: lambda t: t.mapped(torch.Tensor.detach),
     _aten.clone.default: lambda t, memory_format=None: t.mapped(torch.Tensor.clone),
-    _aten._to_copy.default: lambda t, dtype=None, device=None, **_: t.moved(device, dtype),
+    _aten._to_copy.default: lambda t, dtype=None, device=None, non_blocking=False, **_: (
+        t.moved(device, dtype, non_blocking)
+    ),
     _aten.copy_.default: _copy,
     _aten.zero_.default: lambda t: t.filled_with_zeros(),
     _aten.is_pinned.default: _is_pinned,

@@ -109,10 +109,12 @@ class Groups:
             f"device of the arrays that they divide"
         )
 
-    def to(self, device: Device) -> Groups:
-        """The same groups with Torch offsets on `device`."""
+    def to(self, device: Device, non_blocking: bool = False) -> Groups:
+        """The same groups with Torch offsets on `device`; on a CPU, which reads them, at once."""
         target = torch_device("Groups.to: device", device)
-        return Groups.of_offsets(torch.as_tensor(self.offsets).to(target), self.capacity)
+        is_later = non_blocking and target.type != "cpu"
+        offsets = torch.as_tensor(self.offsets).to(target, non_blocking=is_later)
+        return Groups.of_offsets(offsets, self.capacity)
 
     @property
     def splits(self) -> AnyArray:

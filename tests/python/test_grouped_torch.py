@@ -14,6 +14,7 @@ import truth
 from moire import grouped_torch
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
 from samples_fp8 import MADE, SPLITS, places, same, uniform
+from torch.utils._python_dispatch import TorchDispatchMode
 from truth_fp8 import assert_same_bytes
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -117,6 +118,39 @@ def test_what_is_pinned_has_its_values_gradient_and_groups(generator, monkeypatc
         assert torch.is_tensor(pinned.groups.offsets)
         grad = truth.draw(generator, *x.shape)
         assert torch.equal(*torch.autograd.grad(pinned.dequantize(), x, grad), grad)
+
+
+class Copies(TorchDispatchMode):
+    """Whether each copy of a tensor blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.are_later = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            self.are_later.append((kwargs or {}).get("non_blocking", args[2:] == (True,)))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_copies_of_its_arrays_block_only_if_asked_to(generator, non_blocking):
+    tensor = MADE["ragged"](generator)
+    twin, later = tensor.clone(), {"non_blocking": non_blocking}
+    for step in (
+        lambda: tensor.to("meta", **later),
+        lambda: tensor.detach().to(device="meta", **later),
+        lambda: twin.copy_(tensor, **later),
+        lambda: twin.detach().copy_(tensor.to("cpu"), **later),
+    ):
+        with Copies() as copies, torch.no_grad():
+            step()
+        assert copies.are_later.count(non_blocking) >= 4  # of data and scales
+    assert same(twin, tensor)
+    master = truth.draw(generator, *tensor.shape, dtype=tensor.dtype)
+    assert_same_bytes(twin.copy_(master, **later), tensor.quantize_(master))
+    plain = moire.quantize(np.ones((E, 8, 64), np.float32))
+    assert plain.clone().zero_().copy_(plain, **later).dequantize().all()
 
 
 def test_a_module_in_another_type_has_the_bytes_it_had(weight):
