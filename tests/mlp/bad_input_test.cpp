@@ -88,6 +88,9 @@ void add_common(std::vector<BadInput<A>>& table) {
       "num_groups", [](A& a) { a.groups.num_groups = -1; },
       "groups.num_groups is -1, must not be negative");
   add(
+      "many_groups", [](A& a) { a.groups.num_groups = (int64_t{1} << 30) + 1; },
+      "groups.num_groups is 1073741825, must be at most 2^30");
+  add(
       "capacity", [](A& a) { a.groups.capacity = -1; },
       "groups.capacity is -1, must not be negative");
   add(

@@ -37,7 +37,7 @@ __device__ inline int64_t partial_index(int64_t index, int64_t first_row) {
 }
 
 // A warp calls it together: it looks at the rows of 32 groups at once, so that 32 are searched in
-// the time of one load, 1024 in that of two. A grid with a block for each index has less than 2^31.
+// the time of one load, 1024 in that of two. There are 2^30 at most.
 template <int64_t kSize = kBlockRows>
 __device__ inline RowBlock row_block_at(const moire_groups& groups, int64_t index) {
   if (groups.num_groups == 0) return {0, 0, 0};

@@ -108,7 +108,7 @@ inline AnyFloats any_floats(const TensorView& t) {
   return {t.is_present() ? t.data : nullptr, t.stride(), t.type()};
 }
 
-// Calls f with the flag as a constant, in a branch that threads take alike most often.
+// Calls f with the flag as a constant. Where f is a warp's, so is the flag.
 template <class F>
 __device__ inline void with_flag(bool flag, F&& f) {
   flag ? f(std::true_type()) : f(std::false_type());

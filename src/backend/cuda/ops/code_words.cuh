@@ -33,8 +33,8 @@ struct WordTile : Sizes {
 template <class Tile>
 using PartOf = TilePart<Tile::kScaling, Tile>;
 
-// A part's words, and the scales that decode them: of the thread's columns or of its owned rows.
-// What is not there is zero.
+// A part's words, zeros where there are none, and the scales that decode them: of the thread's
+// columns or of its owned rows.
 template <class Tile, bool kIsColumnwise>
 struct PartWords {
   static constexpr int kRows = Tile::kRowsPerThread;
@@ -69,7 +69,7 @@ struct PartWords {
   }
 };
 
-// Rows of codes. kVectors: codes start on four bytes, columnwise scales on four of them.
+// Rows of codes. kVectors: four codes are one load, as are four columnwise scales (opens_words).
 template <class OfTile, bool kIsColumnwise_, bool kVectors_>
 struct WordRows {
   static constexpr bool kIsColumnwise = kIsColumnwise_, kVectors = kVectors_;
@@ -123,7 +123,7 @@ struct WordRows {
   }
   __device__ void load_column_scales(const PartOf<Tile>& part, float (&out)[kFour]) const {
     const Stored* const row = scales + part.index * scale_stride;
-    if constexpr (kVectors) {  // the last ones' where there is no column
+    if constexpr (kVectors) {  // the last ones' where there is no column: they are multiplied by 0
       using Four = std::conditional_t<S::kIsMx, uchar4, float4>;
       const auto four =
           __ldg(reinterpret_cast<const Four*>(row + min(part.column, columns - kFour)));
@@ -139,6 +139,14 @@ struct WordRows {
     }
   }
 };
+
+inline bool opens_words(const moire_quantized& copy, int32_t direction) {
+  const TensorView data(copy.data), scales(copy.scales);
+  const bool are_of_columns =
+      direction == MOIRE_COLUMNWISE && scales.columns() == data.columns();  // not of tiles
+  return opens_eights(copy, direction) &&
+         (scales.type() != DType::kFP32 || !are_of_columns || opens_vectors({scales}));
+}
 
 // Calls f.operator()<kScaling, kDirection>() for scales of blocks.
 template <class F>
@@ -166,9 +174,20 @@ void set_source(auto& tiles, const auto& args, bool shares_rows) {
   tiles.zeroes_tail = args.tail == MOIRE_TAIL_ZERO && data.rank == 2;
 }
 
+// Kernels count the bytes from one row of codes to the next in 32 bits.
+inline Reason too_far_apart(std::string_view name, const TensorView& codes) {
+  if (codes.stride() <= UINT32_MAX) return std::nullopt;
+  return concat(name, " has rows ", codes.stride(), " bytes apart, less than 2^32 are taken");
+}
 template <class A>
-Reason supports_columns(const DeviceState&, const A& args) {
-  return too_wide("source", TensorView(args.source.data).columns());
+Reason supports_words(const DeviceState&, const A& args) {
+  const TensorView source(args.source.data);
+  Reason reason = too_wide("source", source.columns());
+  if (!reason) reason = too_far_apart("source", source);
+  if constexpr (std::is_same_v<decltype(args.target), moire_quantized>) {
+    if (!reason) reason = too_far_apart("target", TensorView(args.target.data));
+  }
+  return reason;
 }
 
 }  // namespace moire::cuda::ops

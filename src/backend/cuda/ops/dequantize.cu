@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Source::Tile::kThreads)
 }
 
 bool takes_vectors(const DequantizeArgs& args) {
-  return opens_eights(args.source, args.direction) && opens_vectors({args.target});
+  return opens_words(args.source, args.direction) && opens_vectors({args.target});
 }
 
 template <int kScaling, int kDirection, class T, bool kVectors>
@@ -112,6 +112,6 @@ std::string policy(const DeviceState&, const DequantizeArgs& args) {
 
 }  // namespace
 
-const Implementation<DequantizeArgs> kDequantize = on_cuda(supports_columns, policy, run);
+const Implementation<DequantizeArgs> kDequantize = on_cuda(supports_words, policy, run);
 
 }  // namespace moire::cuda::ops

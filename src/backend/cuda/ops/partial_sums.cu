@@ -33,9 +33,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block per group and so many columns, few, so that groups of many rows are many blocks; a thread
-// waits for so many partial sums at once.
-constexpr int kColumns = 64, kAtOnce = 32;
+// A block per group and so many columns, few, so that groups of many rows are many blocks, but as
+// many as a grid needs; a thread waits for so many partial sums at once.
+constexpr int kFewColumns = 64, kManyColumns = 1024, kAtOnce = 32;
+constexpr int64_t kMostBlocks = 65535;  // of a grid's second dimension
+template <int kColumns>
 __global__ void __launch_bounds__(kColumns)
     sum_block_partials_kernel(const float* partials, uint32_t columns, moire_groups groups,
                               AnyFloats target, int32_t beta, const uint8_t* beta_per_group) {
@@ -80,10 +82,13 @@ float* take_block_partials(Arena& arena, const TensorView& target, const moire_g
 void sum_block_partials(Launcher& launcher, const float* partials, const moire_groups& groups,
                         const TensorView& target, int32_t beta, const uint8_t* beta_per_group) {
   if (!target.is_present()) return;
-  const dim3 grid(blocks_for(groups.num_groups, 1), blocks_for(target.columns(), kColumns));
-  launcher.launch(sum_block_partials_kernel, {grid, kColumns}, partials,
-                  static_cast<uint32_t>(target.columns()), groups, any_floats(target), beta,
-                  beta_per_group);
+  const bool are_few = target.columns() <= kMostBlocks * kFewColumns;
+  const uint32_t columns = are_few ? kFewColumns : kManyColumns;
+  const dim3 grid(blocks_for(groups.num_groups, 1), blocks_for(target.columns(), columns));
+  launcher.launch(
+      are_few ? sum_block_partials_kernel<kFewColumns> : sum_block_partials_kernel<kManyColumns>,
+      {grid, columns}, partials, static_cast<uint32_t>(target.columns()), groups,
+      any_floats(target), beta, beta_per_group);
 }
 
 }  // namespace moire::cuda::ops

@@ -188,7 +188,7 @@ struct TilePart {
   // The part's i-th row, and whether it is one of the tile's.
   __device__ int64_t row(int i) const { return begin + first_row + i; }
   __device__ bool has_row(int i) const { return i < rows_left; }
-  // Whether the tile has all rows and columns of this warp.
+  // Whether the tile has all rows and columns of this warp, of which each thread asks alike.
   __device__ bool is_whole(int columns) const {
     constexpr int kOfWarp = kRows * kWarp / Shape::kPieces;
     return first_row / kOfWarp * kOfWarp + kOfWarp <= tile_rows &&
@@ -353,20 +353,19 @@ void launch_spans(Launcher& launcher, void (*kernel)(Args, Reporter, More...), A
                   launcher.reporter(), more...);
 }
 
-// Whether eight columns of a copy are one load or store: codes, and columnwise scales, in rows that
-// start on 8 bytes, values and scales that are floats on 16. Absent ones are.
+// Whether eight columns of a copy are one load or store: codes, and columnwise E8M0 scales, in rows
+// that start on 8 bytes, values on 16. Absent ones are.
 inline bool opens_eights(const moire_quantized& copy, int32_t direction) {
   const auto opens = [](const TensorView& t) {
     const bool fits = t.num_rows() <= 1 || t.stride() % kEight == 0;
-    const size_t bytes = t.type() == DType::kFP32 ? 16 : kEight;
-    return reinterpret_cast<uintptr_t>(t.data) % bytes == 0 && fits;
+    return reinterpret_cast<uintptr_t>(t.data) % kEight == 0 && fits;
   };
   const TensorView data(copy.data), scales(copy.scales);
   if (!data.is_present()) return true;
   if (data.columns() % kEight != 0) return false;
   if (is_values(copy)) return opens_vectors({data});
-  const bool are_of_columns = scales.type() == DType::kE8M0 || scales.columns() == data.columns();
-  return opens(data) && (direction == MOIRE_ROWWISE || !are_of_columns || opens(scales));
+  const bool are_bytes = scales.type() == DType::kE8M0 && direction == MOIRE_COLUMNWISE;
+  return opens(data) && (!are_bytes || opens(scales));
 }
 
 // Rows first ... end - 1 of bytes, zeroed by the warps of all blocks.

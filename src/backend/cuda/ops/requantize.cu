@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(RequantizeTile<kScaling>::kThreads,
 }
 
 bool takes_vectors(const RequantizeArgs& args) {
-  return opens_eights(args.source, args.direction) && opens_eights(args.target, 1 - args.direction);
+  return opens_words(args.source, args.direction) && opens_words(args.target, 1 - args.direction);
 }
 
 template <int kScaling, int kDirection, bool kVectors>
@@ -244,6 +244,6 @@ std::string policy(const DeviceState&, const RequantizeArgs& args) {
 
 }  // namespace
 
-const Implementation<RequantizeArgs> kRequantize = on_cuda(supports_columns, policy, run);
+const Implementation<RequantizeArgs> kRequantize = on_cuda(supports_words, policy, run);
 
 }  // namespace moire::cuda::ops
