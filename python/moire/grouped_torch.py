@@ -103,6 +103,18 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
             return self.quantize_(other.to(self.device, non_blocking=non_blocking))
         return super().copy_(other, non_blocking)
 
+    def share_memory_(self) -> GroupedTensor:
+        """Its bytes, and the offsets of its groups, in memory that processes share."""
+        offsets = _host_offsets(self)
+        if offsets is not None:  # NumPy's, perhaps
+            self.groups = Groups.over(offsets, self.groups.capacity)
+        for array in _memory(self):
+            array.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return all(array.is_shared() for array in _memory(self))
+
     def __deepcopy__(self, memo: Any) -> GroupedTensor:
         if id(self) not in memo:
             copy = self.clone()
@@ -188,10 +200,14 @@ def _host_offsets(tensor):
     return None if offsets is None or not offsets.is_cpu else offsets
 
 
-def _is_pinned(tensor, device=None):
+def _memory(tensor):
+    """Its arrays, and the offsets of its groups where they lie on the CPU."""
     offsets = _host_offsets(tensor)
-    arrays = [array for _, array in tensor.arrays()] + ([] if offsets is None else [offsets])
-    return all(array.is_pinned() for array in arrays)
+    return [array for _, array in tensor.arrays()] + ([] if offsets is None else [offsets])
+
+
+def _is_pinned(tensor, device=None):
+    return all(array.is_pinned() for array in _memory(tensor))
 
 
 def _pinned(tensor, device=None):

@@ -120,6 +120,26 @@ def test_what_is_pinned_has_its_values_gradient_and_groups(generator, monkeypatc
         assert torch.equal(*torch.autograd.grad(pinned.dequantize(), x, grad), grad)
 
 
+@pytest.mark.parametrize("kind", ["ragged", "numpy_groups", "uniform", "tiles"])
+def test_processes_share_its_bytes(generator, kind):
+    tensor = MADE[kind](generator).to("cpu")
+    before = tensor.clone()
+    assert not tensor.is_shared() and tensor.share_memory_() is tensor and tensor.is_shared()
+    assert same(tensor, before)
+    queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    queue.put(tensor)
+    theirs = queue.get()
+    assert same(theirs, before)
+    tensor.zero_()
+    assert not theirs.dequantize().any()
+
+
+def test_a_module_shares_the_bytes_of_its_parameters(weight):
+    module = Holder(weight.to("cpu")).share_memory()
+    assert isinstance(module.weight, torch.nn.Parameter) and module.weight.is_shared()
+    assert_same_bytes(module.weight, weight)
+
+
 class Copies(TorchDispatchMode):
     """Whether each copy of a tensor blocks."""
 
