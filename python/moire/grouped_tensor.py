@@ -304,10 +304,10 @@ class GroupedTensor(Interchangeable):
         self._take_bytes(other, non_blocking)
         return follow(source, through, self.written())
 
-    def _check_alike(self, call, other):
+    def _check_alike(self, call, other, hint="; give its dequantize()"):
         ours = self._traits()
         if (form := other.format) != self.format:
-            raise invalid(f"{call}: format is {form}, must be {self.format}; give its dequantize()")
+            raise invalid(f"{call}: format is {form}, must be {self.format}{hint}")
         for name, found in other._traits().items():
             if name != "layout" or None not in (found, ours[name]):  # which not all are tagged with
                 self.check_same(call, name, found, ours[name])

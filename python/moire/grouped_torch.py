@@ -23,6 +23,7 @@ from .grouped_storage import Copy, Kind, source_of
 from .grouped_tensor import GroupedTensor
 from .groups import Groups
 from .recipes import Format
+from .values import described
 
 _aten = torch.ops.aten
 _INNER = ("_rowwise_data", "_rowwise_scales", "_columnwise_data", "_columnwise_scales", "_offsets")
@@ -95,6 +96,23 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
         self._versions = versions
 
     # ---- what Torch does with tensors
+
+    @property
+    def data(self) -> GroupedTensor:
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, other: Any) -> None:
+        """Has the memory of another GroupedTensor from now on."""
+        if not isinstance(other, TorchGroupedTensor):
+            raise invalid(
+                f"data: {described(other)} has no bytes for a GroupedTensor; inside "
+                f"torch.no_grad(), parameter.copy_(values) quantises them"
+            )
+        self._check_alike("data", other, hint="")
+        torch.Tensor.data.__set__(self, other)
+        self.hold(other.kind, other.rowwise, other.columnwise, other.groups)
+        self._is_part = other._is_part
 
     def copy_(self, other: Any, non_blocking: bool = False) -> GroupedTensor:
         """As of any GroupedTensor; or the values of an array of its shape, wherever, quantised."""

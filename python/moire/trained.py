@@ -91,13 +91,20 @@ class _Flat(torch.Tensor):
         raise has_no_form("view")
 
 
-def _view(tensor, shape, *strides):
-    if len(shape) == 1:
+def _view(tensor, shape):
+    if tuple(shape) in ((-1,), (tensor.numel(),)):
         like = {"dtype": tensor.dtype, "device": tensor.device}
         return torch.Tensor._make_wrapper_subclass(_Flat, (tensor.numel(),), **like)
     if tuple(shape) != tuple(tensor.shape):
         raise has_no_form("view")
     return tensor.mapped(torch.Tensor.detach)
+
+
+def _as_strided(tensor, shape, strides, offset=None):
+    as_it_lies = (1,) if len(shape) == 1 else tensor.stride()
+    if tuple(strides) != as_it_lies or offset:
+        raise has_no_form("as_strided")
+    return _view(tensor, shape)
 
 
 def _slice(tensor, dim=0, start=None, end=None, step=1):
@@ -129,7 +136,7 @@ OPERATIONS = {
     _aten.empty_like.default: _empty_like,
     _aten.view.default: _view,
     _aten._unsafe_view.default: _view,
-    _aten.as_strided.default: _view,
+    _aten.as_strided.default: _as_strided,
     _aten.slice.Tensor: _slice,
     _aten.split.Tensor: _split,
     _aten.new_zeros.default: _new_zeros,

@@ -120,6 +120,45 @@ def test_what_is_pinned_has_its_values_gradient_and_groups(generator, monkeypatc
         assert torch.equal(*torch.autograd.grad(pinned.dequantize(), x, grad), grad)
 
 
+def test_data_is_the_memory_of_another_one(generator, weight):
+    layer = moire.nn.GroupedLinear(E, K, N, primary="mxfp8")
+    x = truth.draw(generator, 12, K)
+    for _ in range(3):
+        layer(x, [4, 4, 4])
+    for other in (weight, weight.clone()):
+        layer.weight.data = other
+        assert layer.weight.rowwise.data.data_ptr() == other.rowwise.data.data_ptr()
+        assert isinstance(layer.weight, torch.nn.Parameter) and layer.weight.requires_grad
+        groups = moire.Groups(splits=[4, 4, 4])
+        assert torch.equal(layer(x, groups), moire.grouped_linear(x, other, groups, recipe="mxfp8"))
+        other.zero_()
+        assert not layer(x, [4, 4, 4]).any()
+    for wrong, message in (
+        (torch.zeros(E, N, K), "data: a Torch tensor has no bytes for a GroupedTensor; inside"),
+        (moire.quantize(torch.zeros(E, N, 32)), "data: shape is"),
+        (moire.quantize(torch.zeros(E, N, K)), "data: columnwise is absent, must be present"),
+        (moire.quantize(torch.zeros(E, N, K), recipe="fp8_block"), "must be mxfp8$"),
+    ):
+        with pytest.raises(moire.InvalidArgument, match=message):
+            layer.weight.data = wrong
+
+
+def test_it_is_shown_as_it_lies_or_not_at_all(weight):
+    shape, strides, flat = weight.shape, weight.stride(), (E * N * K,)
+    assert same(weight.as_strided(shape, strides), weight) and same(weight.view(shape), weight)
+    for shown in (weight.view(-1), weight.flatten(), weight.as_strided(flat, (1,), 0)):
+        assert shown.shape == flat
+    for show in (
+        lambda: weight.as_strided((2,), (1,)),
+        lambda: weight.as_strided(flat, (2,)),
+        lambda: weight.as_strided(shape, strides, 1),
+        lambda: weight.as_strided(shape, (1, E, E * N)),
+        lambda: weight.view(E, -1),
+    ):
+        with pytest.raises(moire.Unsupported, match="a GroupedTensor cannot be shown otherwise"):
+            show()
+
+
 @pytest.mark.parametrize("kind", ["ragged", "numpy_groups", "uniform", "tiles"])
 def test_processes_share_its_bytes(generator, kind):
     tensor = MADE[kind](generator).to("cpu")
