@@ -265,6 +265,11 @@ _warned = set()
 
 def _on_values(function, args, kwargs):
     name = function._schema.name.removeprefix("aten::")
+    if function.namespace == "c10d":  # whose schemas do not say what is written
+        raise unsupported(
+            f"{name}: a GroupedTensor has no memory of its own that processes could send or "
+            f"receive; give the arrays of its state_dict(), or what dequantize() makes"
+        )
     _check_makes_something_new(name, function._schema, args, kwargs)
     if name not in _warned:
         _warned.add(name)

@@ -143,6 +143,27 @@ def test_data_is_the_memory_of_another_one(generator, weight):
             layer.weight.data = wrong
 
 
+def test_collectives_take_its_arrays_alone(weight, tmp_path):
+    if not torch.distributed.is_gloo_available():
+        pytest.skip("this Torch has no Gloo")
+    weight = weight.to("cpu")
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for collective in (
+            lambda t: torch.distributed.broadcast(t, 0),
+            torch.distributed.all_reduce,
+            lambda t: torch.distributed.all_gather([torch.empty(t.shape, device="cpu")], t),
+        ):
+            with pytest.raises(moire.Unsupported, match="give the arrays of its state_dict"):
+                collective(weight)
+            collective(weight.dequantize())
+        for array in weight.state_dict().values():
+            torch.distributed.broadcast(array.view(torch.uint8), 0)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_it_is_shown_as_it_lies_or_not_at_all(weight):
     shape, strides, flat = weight.shape, weight.stride(), (E * N * K,)
     assert same(weight.as_strided(shape, strides), weight) and same(weight.view(shape), weight)
