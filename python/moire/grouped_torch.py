@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from . import grouped_storage, tapes, trained
 from .arrays import Torch
 from .autograd import followed, through
+from .context import restored_after_explaining
 from .errors import invalid, unsupported
 from .grouped_storage import Copy, Kind, source_of
 from .grouped_tensor import GroupedTensor
@@ -110,21 +111,27 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
                 f"torch.no_grad(), parameter.copy_(values) quantises them"
             )
         self._check_alike("data", other, hint="")
+        restored_after_explaining(self, "data", "_versions", "_is_part")
         torch.Tensor.data.__set__(self, other)
-        self.hold(other.kind, other.rowwise, other.columnwise, other.groups)
+        kind = other.kind._replace(layout=other.layout or self.layout)
+        self.hold(kind, other.rowwise, other.columnwise, other.groups)
         self._is_part = other._is_part
 
     def copy_(self, other: Any, non_blocking: bool = False) -> GroupedTensor:
         """As of any GroupedTensor; or the values of an array of its shape, wherever, quantised."""
         is_array = isinstance(other, torch.Tensor) and not isinstance(other, GroupedTensor)
         if is_array and other.dtype in Torch.compute_dtypes:
-            return self.quantize_(other.to(self.device, non_blocking=non_blocking))
+            return self.quantize_(_values_on(self.device, other, non_blocking))
         return super().copy_(other, non_blocking)
 
     def share_memory_(self) -> GroupedTensor:
-        """Its bytes, and the offsets of its groups, in memory that processes share."""
+        """Its bytes, and the offsets of its groups, in memory that processes share; of other groups,
+        which copy_() may bring, others do not hear. Nothing on a GPU, as of Torch's tensors.
+        """
+        if self.device.type == "cuda":
+            return self
         offsets = _host_offsets(self)
-        if offsets is not None:  # NumPy's, perhaps
+        if offsets is not None and offsets is not self.groups.offsets:  # NumPy's
             self.groups = Groups.over(offsets, self.groups.capacity)
         for array in _memory(self):
             array.share_memory_()
@@ -199,12 +206,17 @@ def _follow_always(source, target):
 # ---- operations of Torch, below autograd
 
 
+def _values_on(device, values, non_blocking):
+    """There; at once where a CPU quantises them."""
+    return values.to(device, non_blocking=non_blocking and device.type != "cpu")
+
+
 def _copy(tensor, other, non_blocking=False):
     if isinstance(other, GroupedTensor):
         tensor._check_alike("copy_", other)
         tensor._take_bytes(other, non_blocking)
     else:
-        there = other.to(tensor.device, non_blocking=non_blocking)
+        there = _values_on(tensor.device, other, non_blocking)
         fw, x, shape, _ = source_of("copy_", there, tensor.groups, None)
         tensor.check_same("copy_", "other", list(shape), list(tensor.shape))
         grouped_storage.write(fw, tensor, x, tensor.groups, None)

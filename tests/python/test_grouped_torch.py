@@ -1,5 +1,6 @@
 """A GroupedTensor of Torch arrays is a torch.Tensor, for autograd, modules and operations."""
 
+import contextlib
 import copy
 import gc
 import io
@@ -133,6 +134,18 @@ def test_data_is_the_memory_of_another_one(generator, weight):
         assert torch.equal(layer(x, groups), moire.grouped_linear(x, other, groups, recipe="mxfp8"))
         other.zero_()
         assert not layer(x, [4, 4, 4]).any()
+    before = layer.weight.rowwise.data
+
+    def step():
+        layer.weight.data = moire.quantize(torch.ones(E, N, K), columnwise=True)
+        return layer(x, [4, 4, 4])
+
+    moire.explain(step)
+    assert layer.weight.rowwise.data.data_ptr() == before.data_ptr()
+    assert step().any()
+    tagged = moire.quantize(torch.zeros(E, N, K), columnwise=True, layout=8)
+    tagged.data = moire.quantize(torch.ones(E, N, K), columnwise=True)
+    assert tagged.layout == moire.GluLayout.of(8)
     for wrong, message in (
         (torch.zeros(E, N, K), "data: a Torch tensor has no bytes for a GroupedTensor; inside"),
         (moire.quantize(torch.zeros(E, N, 32)), "data: shape is"),
@@ -227,6 +240,10 @@ def test_copies_of_its_arrays_block_only_if_asked_to(generator, non_blocking):
             step()
         assert copies.are_later.count(non_blocking) >= 4  # of data and scales
     assert same(twin, tensor)
+    master = torch.empty(*tensor.shape, dtype=tensor.dtype, device="meta")
+    with Copies() as copies, contextlib.suppress(NotImplementedError), torch.no_grad():
+        twin.to("cpu").copy_(master, **later)  # a CPU quantises what has come
+    assert copies.are_later and not any(copies.are_later)
     master = truth.draw(generator, *tensor.shape, dtype=tensor.dtype)
     assert_same_bytes(twin.copy_(master, **later), tensor.quantize_(master))
     plain = moire.quantize(np.ones((E, 8, 64), np.float32))
