@@ -125,8 +125,8 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
         return super().copy_(other, non_blocking)
 
     def share_memory_(self) -> GroupedTensor:
-        """Its bytes, and the offsets of its groups, in memory that processes share; of other groups,
-        which copy_() may bring, others do not hear. Nothing on a GPU, as of Torch's tensors.
+        """Its bytes, and the offsets of its groups, in memory that processes share; other groups,
+        which copy_() may bring, are not shared. Nothing on a GPU, as of Torch's tensors.
         """
         if self.device.type == "cuda":
             return self
@@ -258,8 +258,8 @@ _OPERATIONS = {
     _aten.detach.default: lambda t: t.mapped(torch.Tensor.detach),
     _aten.alias.default: lambda t: t.mapped(torch.Tensor.detach),
     _aten.clone.default: lambda t, memory_format=None: t.mapped(torch.Tensor.clone),
-    _aten._to_copy.default: lambda t, dtype=None, device=None, non_blocking=False, **_: (
-        t.moved(device, dtype, non_blocking)
+    _aten._to_copy.default: lambda t, dtype=None, device=None, non_blocking=False, **_: t.moved(
+        device, dtype, non_blocking
     ),
     _aten.copy_.default: _copy,
     _aten.zero_.default: lambda t: t.filled_with_zeros(),
