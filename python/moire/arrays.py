@@ -369,6 +369,11 @@ def assign(target, source, non_blocking=False):
         target[...] = source
 
 
+def on_device(tensor, device, non_blocking):
+    """There; at once where a CPU is to read it, whatever non_blocking says."""
+    return tensor.to(device, non_blocking=non_blocking and device.type != "cpu")
+
+
 def version_of(array):
     """Torch's count of the writes into an array; None where nobody counts, as in a graph."""
     if array is None or is_compiling() or array.is_inference():

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from . import grouped_storage, tapes, trained
-from .arrays import Torch
+from .arrays import Torch, on_device
 from .autograd import followed, through
 from .context import restored_after_explaining
 from .errors import invalid, unsupported
@@ -121,7 +121,7 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
         """As of any GroupedTensor; or the values of an array of its shape, wherever, quantised."""
         is_array = isinstance(other, torch.Tensor) and not isinstance(other, GroupedTensor)
         if is_array and other.dtype in Torch.compute_dtypes:
-            return self.quantize_(_values_on(self.device, other, non_blocking))
+            return self.quantize_(on_device(other, self.device, non_blocking))
         return super().copy_(other, non_blocking)
 
     def share_memory_(self) -> GroupedTensor:
@@ -206,17 +206,12 @@ def _follow_always(source, target):
 # ---- operations of Torch, below autograd
 
 
-def _values_on(device, values, non_blocking):
-    """There; at once where a CPU quantises them."""
-    return values.to(device, non_blocking=non_blocking and device.type != "cpu")
-
-
 def _copy(tensor, other, non_blocking=False):
     if isinstance(other, GroupedTensor):
         tensor._check_alike("copy_", other)
         tensor._take_bytes(other, non_blocking)
     else:
-        there = _values_on(tensor.device, other, non_blocking)
+        there = on_device(other, tensor.device, non_blocking)
         fw, x, shape, _ = source_of("copy_", there, tensor.groups, None)
         tensor.check_same("copy_", "other", list(shape), list(tensor.shape))
         grouped_storage.write(fw, tensor, x, tensor.groups, None)

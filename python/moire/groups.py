@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from . import tapes
-from .arrays import DEFAULT, check_rank, empty_indices, framework_of, torch
+from .arrays import DEFAULT, check_rank, empty_indices, framework_of, on_device, torch
 from .context import is_explaining
 from .dtypes import AnyArray, Array, Device, Integers
 from .errors import invalid
@@ -112,8 +112,7 @@ class Groups:
     def to(self, device: Device, non_blocking: bool = False) -> Groups:
         """The same groups with Torch offsets on `device`; on a CPU, which reads them, at once."""
         target = torch_device("Groups.to: device", device)
-        is_later = non_blocking and target.type != "cpu"
-        offsets = torch.as_tensor(self.offsets).to(target, non_blocking=is_later)
+        offsets = on_device(torch.as_tensor(self.offsets), target, non_blocking)
         return Groups.of_offsets(offsets, self.capacity)
 
     @property
