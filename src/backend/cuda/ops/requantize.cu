@@ -91,6 +91,15 @@ __device__ __noinline__ void requantize_odd(const QuantizeTiles<Source>& args,
   requantize_part<true>(args, tile, words);
 }
 
+// A warp's tile whose scales FP16 does not serve: it is read again.
+template <int kScaling, class Source>
+__device__ __noinline__ bool requantize_floats(const QuantizeTiles<Source>& args,
+                                               const Part<kScaling> tile) {
+  typename Source::Words words;
+  args.source.load(tile, words);
+  return requantize_part<false>(args, tile, words);
+}
+
 // Largest magnitudes of a part whose scales FP16 does not serve, and the codes of one whose scales
 // are made: it is read again.
 template <int kScaling, class Source>
@@ -157,6 +166,7 @@ __device__ inline bool requantize_halves(const QuantizeTiles<Source>& args,
   if (words.has_rows) {
     by_floats = !halves.take_unit(is_e5m2);
     if (by_floats) {
+      if constexpr (Source::Tile::kIsWarps) return requantize_floats(args, tile);
       scales = largest_of_floats(args, tile);
     } else {
       with_flag(is_e5m2, [&](auto is_wide) { scales.take_largest_halves(halves, is_wide); });
@@ -166,6 +176,7 @@ __device__ inline bool requantize_halves(const QuantizeTiles<Source>& args,
   if (!words.has_rows) return true;
   words.forget_values();
   if (by_floats || !store_halves<Source::kVectors>(halves, is_e5m2, scales, to, tile, columns)) {
+    if constexpr (Source::Tile::kIsWarps) return requantize_floats(args, tile);
     store_floats<kScaling>(args, tile, scales);
   }
   return true;
