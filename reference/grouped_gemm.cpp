@@ -98,6 +98,14 @@ Matrix dot_with_bias(const Matrix& a, const moire_tensor& bias, const moire_grou
   return out;
 }
 
+Weights weight_gradient(const Matrix& grad_y, const Matrix& x, const moire_weight& grad_w,
+                        const Accumulation& accumulation, const moire_groups& groups,
+                        Dot::Factors factors) {
+  const bool out_in = grad_w.layout == MOIRE_OUT_IN;
+  return multiply_rows(out_in ? grad_y : x, out_in ? x : grad_y, grad_w, accumulation, groups,
+                       factors);
+}
+
 Matrix add(const Matrix& a, const Matrix& b) {
   Matrix sum(a.rows, a.columns);
   for (size_t i = 0; i < sum.values.size(); ++i) {
@@ -132,10 +140,9 @@ DType storage_of(const moire_grouped_gemm_glu_args& args) {
 
 GemmGluResults grouped_gemm_glu(const moire_grouped_gemm_glu_args& args) {
   const int64_t rows = rows_in_use(args.groups);
-  const std::vector<double> ones(static_cast<size_t>(rows), 1);
   const Dot::Factors factors = factors_of(args.accumulation, args.a_scales, args.b_scales);
   const Matrix a = read_rowwise(args.a, args.a_scales, args.row_idx, rows, factors);
-  Matrix z = round_to(storage_of(args), multiply(a, args.b, Pass::kForward, args.bias, ones,
+  Matrix z = round_to(storage_of(args), multiply(a, args.b, Pass::kForward, args.bias, ones(rows),
                                                  args.groups, args.b_scales, factors));
   Matrix act = glu(z, read_vector(args.probs, rows, 1), args.activation, args.layout);
   return {std::move(z), std::move(act)};
@@ -144,12 +151,11 @@ GemmGluResults grouped_gemm_glu(const moire_grouped_gemm_glu_args& args) {
 GemmGluBackwardResults grouped_gemm_glu_backward(const moire_grouped_gemm_glu_backward_args& args) {
   const int64_t rows = rows_in_use(args.groups);
   const DType storage = TensorView(args.z).type();
-  const std::vector<double> ones(static_cast<size_t>(rows), 1);
   const std::vector<double> probs = read_vector(args.probs, rows, 1);
   const Matrix z = read_rows(args.z, {}, rows);
   const Dot::Factors factors = factors_of(args.accumulation, args.grad_y_scales, args.w2_scales);
   const Matrix grad_y = read_rowwise(args.grad_y, args.grad_y_scales, args.row_idx, rows, factors);
-  const Matrix grad_act = round_to(storage, multiply(grad_y, args.w2, Pass::kDgrad, {}, ones,
+  const Matrix grad_act = round_to(storage, multiply(grad_y, args.w2, Pass::kDgrad, {}, ones(rows),
                                                      args.groups, args.w2_scales, factors));
   GluBackward gradients = glu_backward(z, grad_act, probs, args.activation, args.layout);
   GemmGluBackwardResults out;
@@ -157,7 +163,7 @@ GemmGluBackwardResults grouped_gemm_glu_backward(const moire_grouped_gemm_glu_ba
   out.grad_probs = std::move(gradients.grad_probs);
   out.act = glu(z, probs, args.activation, args.layout);
   if (is_present(args.grad_bias)) {
-    out.grad_bias = sum_rows(out.grad_z, ones, args.grad_bias, {args.beta}, args.groups);
+    out.grad_bias = sum_rows(out.grad_z, ones(rows), args.grad_bias, {args.beta}, args.groups);
   }
   return out;
 }

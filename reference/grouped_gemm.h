@@ -34,6 +34,11 @@ Weights multiply_rows(const Matrix& a, const Matrix& b, const moire_weight& d,
                       const Accumulation& accumulation, const moire_groups& groups,
                       Dot::Factors factors = Dot::Factors::kFloats);
 
+// The gradient of a weight whose layer mapped `x` to `y`: [out, in] or [in, out], as grad_w says.
+Weights weight_gradient(const Matrix& grad_y, const Matrix& x, const moire_weight& grad_w,
+                        const Accumulation& accumulation, const moire_groups& groups,
+                        Dot::Factors factors = Dot::Factors::kFloats);
+
 // d_g = beta_g d_g + sum over group g's rows i of scale_i a_i; [G, n].
 Matrix sum_rows(const Matrix& a, const std::vector<double>& scale, const moire_tensor& d,
                 const Accumulation& accumulation, const moire_groups& groups);

@@ -8,13 +8,6 @@
 namespace moire::reference {
 namespace {
 
-// The gradient of a weight whose layer mapped `x` to `y`: [out, in] or [in, out], as grad_w says.
-Weights weight_gradient(const Matrix& grad_y, const Matrix& x, const moire_weight& grad_w,
-                        const Accumulation& accumulation, const moire_groups& groups) {
-  return grad_w.layout == MOIRE_OUT_IN ? multiply_rows(grad_y, x, grad_w, accumulation, groups)
-                                       : multiply_rows(x, grad_y, grad_w, accumulation, groups);
-}
-
 // What is left of an intermediate after it was stored.
 class Storage {
  public:
@@ -25,10 +18,6 @@ class Storage {
  private:
   DType dtype_;
 };
-
-std::vector<double> ones(int64_t count) {
-  return std::vector<double>(static_cast<size_t>(count), 1);
-}
 
 // Whether any gradient that is asked for comes back through FC2, and so needs its weight.
 bool is_through_fc2(const moire_grouped_mlp_backward_args& args) {

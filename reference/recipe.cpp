@@ -1,6 +1,5 @@
 #include "reference/recipe.h"
 
-#include <cstring>
 #include <utility>
 
 #include "reference/glu.h"
@@ -13,10 +12,6 @@ namespace {
 
 // What lies between the products, whatever x and y are.
 constexpr DType kBetween = DType::kBF16;
-
-std::vector<double> ones(int64_t count) {
-  return std::vector<double>(static_cast<size_t>(count), 1);
-}
 
 // Memory of one copy, laid out as moire.h has it.
 class Copy {
@@ -88,9 +83,7 @@ class Copies {
 
   Weights weight_gradient(const Matrix& grad_y, const Matrix& x, const moire_weight& grad_w,
                           const Accumulation& accumulation) const {
-    const bool out_in = grad_w.layout == MOIRE_OUT_IN;
-    return multiply_rows(out_in ? grad_y : x, out_in ? x : grad_y, grad_w, accumulation, groups_,
-                         factors_);
+    return reference::weight_gradient(grad_y, x, grad_w, accumulation, groups_, factors_);
   }
 
  private:

@@ -45,6 +45,7 @@ Matrix read(const TensorView& t);
 Matrix read_rows(const TensorView& t, const TensorView& row_idx, int64_t count);
 // The first `count` entries of a rank-1 tensor; all `fallback` where it is absent.
 std::vector<double> read_vector(const TensorView& t, int64_t count, double fallback);
+inline std::vector<double> ones(int64_t count) { return read_vector({}, count, 1); }
 
 // The first `count` entries of a rank-1 tensor as a column [count, 1].
 Matrix read_column(const TensorView& t, int64_t count);
