@@ -4,9 +4,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "reference/fp8.h"
 #include "reference/grouped_gemm.h"
+#include "reference/scaled.h"
 
 namespace moire::reference {
 namespace {
@@ -14,8 +16,14 @@ namespace {
 double fp32(double value) { return round_to(DType::kFP32, value); }
 
 int64_t blocks_in(int64_t elements, int64_t block) { return (elements + block - 1) / block; }
-int64_t block_of(int32_t scaling) { return scaling == MOIRE_SCALING_MXFP8 ? 32 : 128; }
 int64_t bytes_per_scale(int32_t scaling) { return scaling == MOIRE_SCALING_MXFP8 ? 1 : 4; }
+
+// The rows and columns of elements that share one scale.
+std::pair<int64_t, int64_t> sides_of(int32_t scaling, int32_t direction) {
+  const bool is_tile = scaling == MOIRE_SCALING_FP8_TILE;
+  return {is_tile || direction == MOIRE_COLUMNWISE ? block_of(scaling) : 1,
+          is_tile || direction == MOIRE_ROWWISE ? block_of(scaling) : 1};
+}
 
 // The least power of two that is not below t.
 uint8_t round_up_to_e8m0(double t) {
@@ -84,53 +92,55 @@ void quantize_rectangle(const Matrix& values, const Recipe& recipe, const Rectan
   }
 }
 
-// Rows [begin, end) of the values are one group, or one matrix; `columnwise_row` is where its
-// columnwise scales, or its tiles', start.
-void quantize_rows(const Matrix& values, const Recipe& recipe, int32_t direction, int64_t begin,
-                   int64_t end, int64_t columnwise_row, QuantizedBytes& out) {
-  const bool is_tile = recipe.scaling == MOIRE_SCALING_FP8_TILE;
-  const int64_t block = block_of(recipe.scaling);
-  const int64_t high = is_tile || direction == MOIRE_COLUMNWISE ? block : 1;
-  const int64_t wide = is_tile || direction == MOIRE_ROWWISE ? block : 1;
-  for (int64_t i = begin; i < end; i += high) {
-    const int64_t scale_row = high == 1 ? i : columnwise_row + (i - begin) / block;
-    for (int64_t j = 0; j < values.columns; j += wide) {
-      quantize_rectangle(values, recipe,
-                         {i, std::min(high, end - i), j, std::min(wide, values.columns - j)},
-                         scale_row, j / wide, out);
-    }
-  }
-}
+// Rows [begin, end) are one group, or one matrix; scales that its rows share, columnwise ones and
+// tiles', start at `shared_row`.
+struct Span {
+  int64_t begin, end, shared_row;
+};
 
-// A ragged [capacity, k] of which `values` are the rows in use.
-QuantizedBytes quantize_ragged(const Matrix& values, const Recipe& recipe, int32_t direction,
-                               const moire_groups& groups) {
-  const int64_t block = block_of(recipe.scaling), bytes = bytes_per_scale(recipe.scaling);
-  QuantizedBytes out;
-  out.data = ByteRows(groups.capacity, values.columns);
-  out.scales = direction == MOIRE_ROWWISE
-                   ? ByteRows(groups.capacity, blocks_in(values.columns, block) * bytes)
-                   : ByteRows(groups.capacity / block + groups.num_groups, values.columns * bytes);
+// What is quantised: its rows, the rows of scales where rows share them, and its parts.
+struct Parts {
+  int64_t rows, shared_rows;
+  std::vector<Span> spans;
+
+  int64_t rows_in_use() const { return spans.empty() ? 0 : spans.back().end; }
+};
+
+// A ragged [capacity, k].
+Parts ragged(const moire_groups& groups, int32_t scaling) {
+  const int64_t block = block_of(scaling), *offsets = groups.offsets;
+  Parts out{groups.capacity, groups.capacity / block + groups.num_groups, {}};
   for (int64_t g = 0; g < groups.num_groups; ++g) {
-    quantize_rows(values, recipe, direction, groups.offsets[g], groups.offsets[g + 1],
-                  groups.offsets[g] / block + g, out);
+    out.spans.push_back({offsets[g], offsets[g + 1], offsets[g] / block + g});
   }
   return out;
 }
 
-// `values` are the rows of num_groups matrices of n rows.
-QuantizedBytes quantize_matrices(const Matrix& values, const Recipe& recipe, int32_t direction,
-                                 int64_t num_groups, int64_t n) {
-  const int64_t block = block_of(recipe.scaling), bytes = bytes_per_scale(recipe.scaling);
-  const bool is_tile = recipe.scaling == MOIRE_SCALING_FP8_TILE;
-  const bool by_rows = !is_tile && direction == MOIRE_ROWWISE;
-  const int64_t scale_columns =
-      is_tile || direction == MOIRE_ROWWISE ? blocks_in(values.columns, block) : values.columns;
+// Matrices of n rows, one after the other.
+Parts matrices(int64_t num_groups, int64_t n, int32_t scaling) {
+  const int64_t blocks = blocks_in(n, block_of(scaling));
+  Parts out{num_groups * n, num_groups * blocks, {}};
+  for (int64_t g = 0; g < num_groups; ++g) out.spans.push_back({g * n, (g + 1) * n, g * blocks});
+  return out;
+}
+
+// `values` are the rows in use.
+QuantizedBytes quantize_parts(const Matrix& values, const Recipe& recipe, int32_t direction,
+                              const Parts& parts) {
+  const auto [high, wide] = sides_of(recipe.scaling, direction);
   QuantizedBytes out;
-  out.data = ByteRows(num_groups * n, values.columns);
-  out.scales = ByteRows(num_groups * (by_rows ? n : blocks_in(n, block)), scale_columns * bytes);
-  for (int64_t g = 0; g < num_groups; ++g) {
-    quantize_rows(values, recipe, direction, g * n, (g + 1) * n, g * blocks_in(n, block), out);
+  out.data = ByteRows(parts.rows, values.columns);
+  out.scales = ByteRows(high == 1 ? parts.rows : parts.shared_rows,
+                        blocks_in(values.columns, wide) * bytes_per_scale(recipe.scaling));
+  for (const auto& [begin, end, shared_row] : parts.spans) {
+    for (int64_t i = begin; i < end; i += high) {
+      const int64_t scale_row = high == 1 ? i : shared_row + (i - begin) / high;
+      for (int64_t j = 0; j < values.columns; j += wide) {
+        quantize_rectangle(values, recipe,
+                           {i, std::min(high, end - i), j, std::min(wide, values.columns - j)},
+                           scale_row, j / wide, out);
+      }
+    }
   }
   return out;
 }
@@ -142,39 +152,22 @@ moire_groups resolve(const moire_groups& groups, int64_t rows, std::vector<int64
   return {one.data(), 1, rows};
 }
 
-// Rows [begin, end) decoded: value = data * scale, rounded to FP32.
-void decode_rows(const moire_quantized& q, int32_t scaling, int32_t direction, int64_t begin,
-                 int64_t end, int64_t columnwise_row, Matrix& out) {
-  const bool is_tile = scaling == MOIRE_SCALING_FP8_TILE;
-  const int64_t block = block_of(scaling);
-  const TensorView data(q.data), scales(q.scales);
-  for (int64_t i = begin; i < end; ++i) {
-    const bool has_own = !is_tile && direction == MOIRE_ROWWISE;
-    const int64_t scale_row = has_own ? i : columnwise_row + (i - begin) / block;
-    for (int64_t j = 0; j < out.columns; ++j) {
-      const bool per_column = !is_tile && direction == MOIRE_COLUMNWISE;
-      const double scale = read_element(scales, scale_row, per_column ? j : j / block);
-      out.at(i, j).value = fp32(read_element(data, i, j) * scale);
-    }
-  }
+Parts parts_of(const TensorView& data, int32_t scaling, const moire_groups& groups) {
+  return data.rank == 3 ? matrices(data.shape[0], data.shape[1], scaling) : ragged(groups, scaling);
 }
 
-Matrix decode(const moire_quantized& q, int32_t scaling, int32_t direction,
-              const moire_groups& groups) {
-  const TensorView data(q.data);
-  const int64_t block = block_of(scaling);
-  if (data.rank == 3) {
-    Matrix out(data.num_rows(), data.columns());
-    const int64_t n = data.shape[1];
-    for (int64_t g = 0; g < data.shape[0]; ++g) {
-      decode_rows(q, scaling, direction, g * n, (g + 1) * n, g * blocks_in(n, block), out);
+// value = data * scale, rounded to FP32.
+Matrix decode(const moire_quantized& q, int32_t scaling, int32_t direction, const Parts& parts) {
+  const auto [high, wide] = sides_of(scaling, direction);
+  Matrix out(parts.rows_in_use(), TensorView(q.data).columns());
+  for (const auto& [begin, end, shared_row] : parts.spans) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t scale_row = high == 1 ? i : shared_row + (i - begin) / high;
+      for (int64_t j = 0; j < out.columns; ++j) {
+        const double scale = read_element(q.scales, scale_row, j / wide);
+        out.at(i, j).value = fp32(read_element(q.data, i, j) * scale);
+      }
     }
-    return out;
-  }
-  Matrix out(rows_in_use(groups), data.columns());
-  for (int64_t g = 0; g < groups.num_groups; ++g) {
-    decode_rows(q, scaling, direction, groups.offsets[g], groups.offsets[g + 1],
-                groups.offsets[g] / block + g, out);
   }
   return out;
 }
@@ -190,14 +183,13 @@ QuantizeResults quantize(const moire_quantize_args& args) {
   const auto copy = [&](const moire_quantized& q, int32_t direction) {
     if (!is_present(q)) return QuantizedBytes{};
     const Recipe recipe{TensorView(q.data).type(), args.scaling, args.fractional_scales != 0};
-    return quantize_ragged(values, recipe, direction, groups);
+    return quantize_parts(values, recipe, direction, ragged(groups, args.scaling));
   };
   QuantizeResults out{
       copy(args.rowwise, MOIRE_ROWWISE), copy(args.columnwise, MOIRE_COLUMNWISE), {}};
   if (is_present(args.grad_bias)) {
-    const std::vector<double> ones(static_cast<size_t>(values.rows), 1);
-    out.grad_bias =
-        sum_rows(values, ones, args.grad_bias, {args.beta, args.beta_per_group}, groups);
+    out.grad_bias = sum_rows(values, ones(values.rows), args.grad_bias,
+                             {args.beta, args.beta_per_group}, groups);
   }
   return out;
 }
@@ -213,7 +205,7 @@ QuantizeResults quantize_weight(const moire_quantize_weight_args& args) {
   const auto copy = [&](const moire_quantized& q, int32_t direction) {
     if (!is_present(q)) return QuantizedBytes{};
     const Recipe recipe{TensorView(q.data).type(), args.scaling, args.fractional_scales != 0};
-    return quantize_matrices(values, recipe, direction, num_groups, n);
+    return quantize_parts(values, recipe, direction, matrices(num_groups, n, args.scaling));
   };
   return {copy(args.rowwise, MOIRE_ROWWISE), copy(args.columnwise, MOIRE_COLUMNWISE), {}};
 }
@@ -222,18 +214,19 @@ QuantizedBytes requantize(const moire_requantize_args& args) {
   const TensorView data(args.source.data);
   std::vector<int64_t> one;
   const moire_groups groups = resolve(args.groups, data.num_rows(), one);
-  const Matrix values = decode(args.source, args.scaling, args.direction, groups);
+  const Parts parts = parts_of(data, args.scaling, groups);
+  const Matrix values = decode(args.source, args.scaling, args.direction, parts);
   const Recipe recipe{TensorView(args.target.data).type(), args.scaling,
                       args.fractional_scales != 0};
   const int32_t direction = args.direction == MOIRE_ROWWISE ? MOIRE_COLUMNWISE : MOIRE_ROWWISE;
-  if (data.rank == 2) return quantize_ragged(values, recipe, direction, groups);
-  return quantize_matrices(values, recipe, direction, data.shape[0], data.shape[1]);
+  return quantize_parts(values, recipe, direction, parts);
 }
 
 Matrix dequantize(const moire_dequantize_args& args) {
   std::vector<int64_t> one;
-  const moire_groups groups = resolve(args.groups, TensorView(args.source.data).num_rows(), one);
-  return decode(args.source, args.scaling, args.direction, groups);
+  const TensorView data(args.source.data);
+  const moire_groups groups = resolve(args.groups, data.num_rows(), one);
+  return decode(args.source, args.scaling, args.direction, parts_of(data, args.scaling, groups));
 }
 
 }  // namespace moire::reference

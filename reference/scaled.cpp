@@ -63,15 +63,13 @@ class Reader {
   bool by_tensor_cores_;
 };
 
-int64_t block_of(const TensorView& scales) { return scales.type() == DType::kE8M0 ? 32 : 128; }
-
 }  // namespace
 
 Matrix read_rowwise(const TensorView& t, const TensorView& scales, const TensorView& row_idx,
                     int64_t count, Dot::Factors factors) {
   Matrix out = read_rows(t, row_idx, count);
   if (!scales.is_present()) return out;
-  const Reader reader(t, scales, 1, block_of(scales), factors);
+  const Reader reader(t, scales, 1, block_of(scales.type()), factors);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t row = row_idx.is_present() ? read_index(row_idx, 0, i) : i;
     for (int64_t j = 0; j < out.columns; j += 128) {
@@ -85,7 +83,7 @@ Matrix read_columnwise(const TensorView& t, const TensorView& scales, const Tens
                        const moire_groups& groups, Dot::Factors factors) {
   Matrix out = read_rows(t, row_idx, rows_in_use(groups));
   if (!scales.is_present()) return out;
-  const int64_t b = block_of(scales);
+  const int64_t b = block_of(scales.type());
   const Reader reader(t, scales, b, 1, factors);
   for (int64_t g = 0; g < groups.num_groups; ++g) {
     const int64_t first = groups.offsets[g], end = groups.offsets[g + 1];
@@ -103,8 +101,8 @@ Matrix read_weight(const moire_weight& w, const TensorView& scales, int32_t dire
   Matrix out = read_stored(w, group);
   if (scales.is_present()) {
     const bool tiles = scales.type() == DType::kFP32;
-    const int64_t rows = tiles || direction == MOIRE_COLUMNWISE ? block_of(scales) : 1;
-    const int64_t columns = tiles || direction == MOIRE_ROWWISE ? block_of(scales) : 1;
+    const int64_t rows = tiles || direction == MOIRE_COLUMNWISE ? block_of(scales.type()) : 1;
+    const int64_t columns = tiles || direction == MOIRE_ROWWISE ? block_of(scales.type()) : 1;
     const Reader reader(w.tensor, scales, rows, columns, factors);
     for (int64_t i = 0; i < out.rows; i += 128) {
       for (int64_t j = 0; j < out.columns; j += 128) {

@@ -11,6 +11,13 @@
 
 namespace moire::reference {
 
+// What scales are stored as, and how many elements along a side share one.
+inline DType scale_dtype(int32_t scaling) {
+  return scaling == MOIRE_SCALING_MXFP8 ? DType::kE8M0 : DType::kFP32;
+}
+inline int64_t block_of(DType scales) { return scales == DType::kE8M0 ? 32 : 128; }
+inline int64_t block_of(int32_t scaling) { return block_of(scale_dtype(scaling)); }
+
 // The first `count` rows of a ragged operand, or rows row_idx[i]; blocks along the columns.
 Matrix read_rowwise(const TensorView& t, const TensorView& scales, const TensorView& row_idx,
                     int64_t count, Dot::Factors factors = Dot::Factors::kScaled);

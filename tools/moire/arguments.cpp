@@ -6,11 +6,14 @@
 #include <cmath>
 #include <utility>
 
+#include "reference/scaled.h"
 #include "text.h"
 
 namespace moire::tool {
 namespace {
 
+using reference::block_of;
+using reference::scale_dtype;
 using Values = Operands::Values;
 
 constexpr float kRouterScale = 2.5F;  // DeepSeek-V3's
@@ -25,10 +28,6 @@ bool is_index(std::string_view name) {
 
 std::string scales_name(const std::string& operand) { return operand + " scales"; }
 
-int64_t block_of(int32_t scaling) { return scaling == MOIRE_SCALING_MXFP8 ? 32 : 128; }
-DType scale_dtype(int32_t scaling) {
-  return scaling == MOIRE_SCALING_MXFP8 ? DType::kE8M0 : DType::kFP32;
-}
 int32_t scaling_of(const Format& format) {
   return format.is_mx() ? MOIRE_SCALING_MXFP8 : MOIRE_SCALING_FP8_BLOCK;
 }
