@@ -85,11 +85,13 @@ Codec op() {
   return codec;
 }
 
-bool read_b(std::string_view value, P& p) {
-  p.b.reset();
-  // How a product is summed is said once, by `dtype`.
-  return value == "same" ||
-         (read_word(formats(), value, p.b.emplace()) && p.b->recipe != MOIRE_RECIPE_MXFP8_FAST);
+Codec b() {
+  Words<std::optional<Format>> words = {{"same", std::nullopt}};
+  for (const auto& [word, format] : formats()) {
+    // How a product is summed is said once, by `dtype`.
+    if (format.recipe != MOIRE_RECIPE_MXFP8_FAST) words.emplace_back(word, format);
+  }
+  return one_of(&P::b, words);
 }
 
 const Words<Splits::Kind> kSplits = {{"uniform", Splits::Kind::kUniform},
@@ -185,12 +187,7 @@ std::vector<Field> make_fields() {
       {"dtype", one_of<Format>(format, formats()),
        "of activations and weights; the last three: bf16, and FP8 operands of products",
        Presence::kPrinted},
-      {"b",
-       {"same, fp32, bf16, fp16, mxfp8 or fp8_block",
-        read_b,
-        [](const P& p) { return std::string(p.b ? dtype_word(*p.b) : "same"); },
-        {"same", "fp32", "bf16", "fp16", "mxfp8", "fp8_block"}},
-       "of a single product's weights, or of x beside a gradient, where not `dtype`"},
+      {"b", b(), "of a single product's weights, or of x beside a gradient, where not `dtype`"},
       {"x", one_of(&P::x, kSameOrFloats),
        "layers in FP8: of x, weights, biases, y and dx (same = bf16)"},
       {"out", one_of(&P::out, kSameOrFloats),
