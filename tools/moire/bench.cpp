@@ -102,7 +102,8 @@ Unasked unasked_of(const Problem& p, bool on_cpu) {
 std::vector<Group> groups_of(const Options& options, bool on_cpu) {
   const std::vector<Problem> problems =
       collect_problems(options, [&](const Problem& p) { return unasked_of(p, on_cpu); });
-  const size_t num_dtypes = options.dtypes.empty() ? 2 : options.dtypes.size();
+  const size_t num_dtypes =
+      options.dtypes.empty() ? unasked_of({}, on_cpu).dtypes.size() : options.dtypes.size();
   std::vector<Group> groups;
   for (size_t i = 0; i < problems.size(); ++i) {
     if (!on_cpu || i % num_dtypes == 0) groups.emplace_back();
