@@ -99,7 +99,7 @@ double GraphVariant::host_seconds() const {
 
 const Gpu::Graph& GraphVariant::graph_of_many(int64_t calls) {
   Gpu::Graph& graph = many_[calls];
-  if (graph.executable == nullptr) {
+  if (graph == nullptr) {
     graph = gpu_.capture([&]() -> Status {
       for (int64_t i = 0; i < calls; ++i) {
         Status status = sets_[static_cast<size_t>(i % num_sets())]();
