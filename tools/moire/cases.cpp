@@ -62,15 +62,14 @@ Call::Judge judge_by(const OpCall& call, const A& args, Want want) {
 template <class A>
 Call::Judge expect(const OpCall& call, const A& args) {
   if constexpr (requires { args.recipe; }) {
-    const bool is_quantized = args.recipe != MOIRE_RECIPE_AS_STORED;
-    if constexpr (requires { args.z; }) {  // an MLP
-      if (is_quantized) {
+    if (args.recipe != MOIRE_RECIPE_AS_STORED) {
+      if constexpr (requires { args.z; }) {  // an MLP
         return [&call, args, before = std::make_shared<Before<A>>(args)] {
           return judged(call, args, reference::quantized(before->args));
         };
+      } else {
+        return judge_by(call, args, reference::quantized(args));
       }
-    } else if (is_quantized) {
-      return judge_by(call, args, reference::quantized(args));
     }
   }
   return judge_by(call, args, reference::truth(args));
