@@ -62,7 +62,7 @@ const std::vector<Op>& all_ops() {
       {"glu", "act = glu(z) p", {{"glu", {}, 0, 8}}},  // exp counts as 4
       {"glu_backward", "dz, dp and act from dact", {{"glu_backward", {}, 0, 16}}},
       {"convert_glu",
-       "W1, or its codes and scales, from two halves to `layout` (back where seed is even)",
+       "W1, or its codes and scales: halves to `layout` where seed is odd, else `layout` to halves",
        {{"convert_glu", {{"source", "w1"}, {"target", "converted"}}},
         {"convert_glu", {{"source", "w1 scales"}, {"target", "converted scales"}}}}},
       {"quantize", "x to FP8 codes and scales", {{"quantize", {{"source", "x"}, {"K", "H"}}}}},
