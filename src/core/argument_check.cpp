@@ -144,8 +144,8 @@ bool ArgumentCheck::weight(std::string_view name, const Weight& w, std::span<con
 bool ArgumentCheck::groups(const Groups& g) {
   require(g.num_groups >= 0, "groups.num_groups is ", g.num_groups, ", must not be negative");
   require(g.capacity >= 0, "groups.capacity is ", g.capacity, ", must not be negative");
-  require(g.num_groups <= int64_t{1} << 30, "groups.num_groups is ", g.num_groups,
-          ", must be at most 2^30");  // kernels count them in 32 bits
+  require(g.num_groups <= kMostGroups, "groups.num_groups is ", g.num_groups,
+          ", must be at most 2^30");
   require(g.capacity <= kMostBytes, "groups.capacity is ", g.capacity, ", must be at most 2^56");
   if (!ok() || purpose_ == Purpose::kSizeWorkspace || g.num_groups == 0) return ok();
   require(g.offsets != nullptr, "groups.offsets is null but there are ", g.num_groups, " groups");

@@ -2,7 +2,6 @@
 // moire.h gives for their format and direction.
 #pragma once
 
-#include <moire/grouped_gemm.h>
 #include <moire/quantize.h>
 
 #include <string_view>

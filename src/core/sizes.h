@@ -17,6 +17,8 @@ inline constexpr int64_t kTooLarge = std::numeric_limits<int64_t>::max();
 inline constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 // More than any address space has.
 inline constexpr int64_t kMostBytes = int64_t{1} << 56;
+// Of a call: kernels count them in 32 bits.
+inline constexpr int64_t kMostGroups = int64_t{1} << 30;
 
 MOIRE_HOST_DEVICE constexpr int64_t sum(int64_t a, int64_t b) {
   return a > kTooLarge - b ? kTooLarge : a + b;

@@ -4,7 +4,6 @@
 
 #include "core/scale_shapes.h"
 #include "core/scales_check.h"
-#include "core/sizes.h"
 #include "ops/dispatch.h"
 
 namespace moire {

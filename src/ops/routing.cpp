@@ -53,8 +53,8 @@ void validate(ArgumentCheck& check, const PermutePlanArgs& args) {
                    scatter_idx = args.scatter_idx;
   const int64_t num_groups = args.num_groups, num_tokens = topk_idx.shape[0];
   check.ranked("topk_idx", topk_idx, kIndexTypes, 2);
-  if (!check.require(num_groups >= 0 && num_groups < kMaxInt32, "num_groups is ", num_groups,
-                     ", must be 0 to ", kMaxInt32 - 1)) {
+  if (!check.require(num_groups >= 0 && num_groups <= kMostGroups, "num_groups is ", num_groups,
+                     ", must be 0 to 2^30")) {
     return;
   }
   check.tensor("offsets", offsets, kInt64Only, {{"num_groups + 1", num_groups + 1}});

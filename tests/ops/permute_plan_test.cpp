@@ -128,7 +128,11 @@ TEST(PermutePlan, RefusesBadArgumentsAndSaysWhy) {
          "topk_idx is fp32 [4, 2], needs int32 or int64");
   expect([](A& a) { a.topk_idx.data = nullptr; },
          "topk_idx is int32 [4, 2] but its data pointer is null");
-  expect([](A& a) { a.num_groups = -1; }, "num_groups is -1, must be 0 to 2147483646");
+  expect([](A& a) { a.num_groups = -1; }, "num_groups is -1, must be 0 to 2^30");
+  expect([](A& a) { a.num_groups = (int64_t{1} << 30) + 1; },
+         "num_groups is 1073741825, must be 0 to 2^30");
+  expect([](A& a) { a.num_groups = int64_t{1} << 30; },
+         "offsets is int64 [4], needs [num_groups + 1] = [1073741825]");
   expect([](A& a) { a.num_groups = 4; }, "offsets is int64 [4], needs [num_groups + 1] = [5]");
   expect([](A& a) { a.offsets.dtype = MOIRE_INT32; }, "offsets is int32 [4], needs int64");
   expect([](A& a) { a.gather_idx.dtype = MOIRE_UINT8; },
