@@ -81,7 +81,16 @@ GraphVariant::GraphVariant(Gpu& gpu, std::string name, std::vector<std::function
 
 double GraphVariant::seconds(int64_t first, int64_t calls) {
   if (calls == 1) return gpu_.seconds(graph_of(first + num_sets() - 1), graph_of(first));
-  const Gpu::Graph& graph = graph_of_many(calls);
+  Gpu::Graph& graph = many_[calls];
+  if (graph == nullptr) {
+    graph = gpu_.capture([&]() -> Status {
+      for (int64_t i = 0; i < calls; ++i) {
+        Status status = sets_[static_cast<size_t>(i % num_sets())]();
+        if (!status.ok()) return status;
+      }
+      return {};
+    });
+  }
   return gpu_.seconds(graph, graph);
 }
 
@@ -95,20 +104,6 @@ double GraphVariant::host_seconds() const {
   }
   gpu_.wait(gpu_.mark());
   return summarize(std::move(times)).median;
-}
-
-const Gpu::Graph& GraphVariant::graph_of_many(int64_t calls) {
-  Gpu::Graph& graph = many_[calls];
-  if (graph == nullptr) {
-    graph = gpu_.capture([&]() -> Status {
-      for (int64_t i = 0; i < calls; ++i) {
-        Status status = sets_[static_cast<size_t>(i % num_sets())]();
-        if (!status.ok()) return status;
-      }
-      return {};
-    });
-  }
-  return graph;
 }
 
 GpuBench::GpuBench(const Context& on_host, Facts facts) : on_host_(on_host), context_(on_host) {

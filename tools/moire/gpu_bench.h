@@ -32,13 +32,12 @@ class GraphVariant {
   const Gpu::Graph& graph_of(int64_t call) const {
     return alone_[static_cast<size_t>(call % num_sets())];
   }
-  const Gpu::Graph& graph_of_many(int64_t calls);
 
   Gpu& gpu_;
   std::string name_;
   std::vector<std::function<Status()>> sets_;
   std::vector<Gpu::Graph> alone_;
-  std::map<int64_t, Gpu::Graph> many_;
+  std::map<int64_t, Gpu::Graph> many_;  // of so many calls
 };
 
 class GpuBench : public Bench {
