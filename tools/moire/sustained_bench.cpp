@@ -9,10 +9,8 @@
 namespace moire::tool {
 namespace {
 
-std::string fixed(double value, int digits) { return printed("%.*f", digits, value); }
-
 std::string fixed(const std::optional<double>& value, int digits) {
-  return value.has_value() ? fixed(*value, digits) : "-";
+  return value.has_value() ? printed("%.*f", digits, *value) : "-";
 }
 
 std::string span_text(const Summary& span) {
