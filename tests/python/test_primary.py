@@ -223,6 +223,56 @@ def test_a_module_in_another_type_keeps_the_bytes(generator, recipe):
     assert all(torch.equal(twin(x, SPLITS), wanted) for twin in twins)
 
 
+CONVERSIONS = {
+    "bfloat16": lambda m, device: m.bfloat16(),
+    "half": lambda m, device: m.half(),
+    "cpu": lambda m, device: m.cpu(),
+    "there and back": lambda m, device: m.to("cpu").to(device),
+    "share_memory": lambda m, device: m.share_memory(),
+    "nothing": lambda m, device: m.to(device),
+    "meta": lambda m, device: m.to("meta"),
+}
+
+
+@pytest.mark.parametrize("overwrites", [False, True])
+@pytest.mark.parametrize("how", CONVERSIONS)
+def test_a_converted_module_has_the_parameter_that_others_have(generator, device, how, overwrites):
+    """With hooks, gradient and attributes, by Torch's rule for plain ones; or a new parameter."""
+    found, keeps = [], {"primary": "mxfp8", "preserve_high_precision_init_val": True}
+    set_overwrites = torch.__future__.set_overwrite_module_params_on_conversion
+    for options in ({"recipe": "mxfp8"}, keeps):
+        layer, calls = nn.GroupedLinear(E, H, F, bias=True, **options), []
+        names, weight = [name for name, _ in layer.named_parameters()], layer.weight
+        layer(truth.draw(generator, sum(SPLITS), H), SPLITS).sum().backward()
+        weight.mine, grad = {"a": 1}, weight.grad
+        weight.register_hook(lambda grad, calls=calls: calls.append("hook"))
+        weight.register_post_accumulate_grad_hook(lambda p, calls=calls: calls.append("after"))
+        try:
+            set_overwrites(overwrites)
+            CONVERSIONS[how](layer, device)
+        finally:
+            set_overwrites(False)
+        now = layer.weight
+        assert [name for name, _ in layer.named_parameters()] == names
+        found.append((now is weight, now.grad is grad, now.grad.dtype, now.grad.device, now.dtype))
+        found[-1] += now.device, now.requires_grad, now.is_leaf, getattr(now, "mine", None)
+        if not overwrites and now.device.type == device:
+            x = truth.draw(generator, sum(SPLITS), H, dtype=now.dtype)
+            layer(x, SPLITS).sum().backward()
+            assert calls == ["hook", "after"]
+    assert found[0] == found[1]
+    assert overwrites or how == "meta" or now.get_high_precision_init_val() is not None
+
+
+def test_a_conversion_that_fails_changes_nothing():
+    layer = nn.GroupedLinear(E, H, F, primary="mxfp8", bias=True)
+    before = dict(layer.named_parameters())
+    with pytest.raises(moire.InvalidArgument, match="dtype is torch.float64"):
+        layer.double()
+    assert all(layer.get_parameter(name) is p for name, p in before.items())
+    assert layer.bias.dtype == layer.weight.dtype == torch.float32
+
+
 def test_a_module_that_is_made_without_memory_is_given_it_later(device):
     torch.manual_seed(3)
     layer = nn.GroupedLinear(E, H, F, primary="mxfp8", device="meta").to_empty(device=device)

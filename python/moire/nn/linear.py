@@ -90,6 +90,24 @@ class WithoutExtraState(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def _converted(parameter, fn):
+    """The parameter with other data, as Torch converts plain ones; where Torch is told to overwrite
+    it, or a device has tensors of another kind (meta), a new one.
+    """
+    with torch.no_grad():
+        data, grad = fn(parameter), parameter.grad
+        grad = None if grad is None else fn(grad)
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    if overwrites or not torch._has_compatible_shallow_copy_type(parameter, data):
+        parameter = torch.nn.Parameter(data, parameter.requires_grad)
+        parameter.grad = grad
+    else:
+        parameter.data = data
+        if grad is not None:
+            parameter.grad.data = grad
+    return parameter
+
+
 class GroupedLinear(WithoutExtraState):
     """y_i = x_i W_e^T (+ scale_i b_e) for the rows i of each expert e.
 
@@ -296,7 +314,15 @@ class GroupedLinear(WithoutExtraState):
         return Primary.of("GroupedLinear", *self.primary or (None, False), recipe, self.packed)[1]
 
     def _apply(self, fn, recurse=True):
-        super()._apply(fn, recurse)  # which may put new parameters there
+        weight = self._parameters.get("weight")
+        is_primary = isinstance(weight, GroupedTensor)
+        if is_primary:  # Torch would swap it for another, without its hooks and attributes
+            weight, self._parameters["weight"] = _converted(weight, fn), None
+        try:
+            super()._apply(fn, recurse)  # which may put new parameters there
+        finally:
+            if is_primary:
+                self._parameters["weight"] = weight
         self._note_weights()
         return self
 
