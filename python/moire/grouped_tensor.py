@@ -64,7 +64,7 @@ class GroupedTensor(Interchangeable):
         self.kind, self._fw, self.form, self.element = kind, kind.fw, kind.form, kind.element
         self._layout, self.fractional_scales = kind.layout, kind.fractional_scales
         self.layout_fields = kind.layout and kind.layout.fields
-        self.rowwise, self.columnwise, self.groups = rowwise, columnwise, groups
+        self.rowwise, self.columnwise, self._groups_of_memory = rowwise, columnwise, [groups]
         self._versions, self._is_part = {}, False
         return self
 
@@ -78,6 +78,15 @@ class GroupedTensor(Interchangeable):
     @property
     def layout(self) -> Optional[GluLayout]:
         return self._layout
+
+    @property
+    def groups(self) -> Optional[Groups]:
+        """Of its rows: those of the memory, which detach() shows as well."""
+        return self._groups_of_memory[0]
+
+    @groups.setter
+    def groups(self, groups: Optional[Groups]) -> None:
+        self._groups_of_memory[0] = groups
 
     @property
     def ndim(self) -> int:
@@ -348,7 +357,9 @@ class GroupedTensor(Interchangeable):
 
     def detach(self) -> GroupedTensor:
         """The same memory, without a gradient for what it was quantised from."""
-        return self.mapped(self._fw.detached)
+        view = self.mapped(self._fw.detached)
+        view._groups_of_memory, view._is_part = self._groups_of_memory, self._is_part
+        return view
 
     def to(
         self,

@@ -111,11 +111,12 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
                 f"torch.no_grad(), parameter.copy_(values) quantises them"
             )
         self._check_alike("data", other, hint="")
-        restored_after_explaining(self, "data", "_versions", "_is_part")
-        torch.Tensor.data.__set__(self, other)
+        restored_after_explaining(self, "data", "_versions")
+        view = other.detach()
+        torch.Tensor.data.__set__(self, view)
         kind = other.kind._replace(layout=other.layout or self.layout)
-        self.hold(kind, other.rowwise, other.columnwise, other.groups)
-        self._is_part = other._is_part
+        self.hold(kind, view.rowwise, view.columnwise, None)
+        self._groups_of_memory, self._is_part = view._groups_of_memory, view._is_part
 
     def copy_(self, other: Any, non_blocking: bool = False) -> GroupedTensor:
         """As of any GroupedTensor; or the values of an array of its shape, wherever, quantised."""
@@ -209,6 +210,7 @@ def _follow_always(source, target):
 def _copy(tensor, other, non_blocking=False):
     if isinstance(other, GroupedTensor):
         tensor._check_alike("copy_", other)
+        restored_after_explaining(tensor, "groups")
         tensor._take_bytes(other, non_blocking)
     else:
         there = on_device(other, tensor.device, non_blocking)
@@ -250,8 +252,8 @@ def _of_stand_in(function, tensor, *args, **options):
 
 _OPERATIONS = {
     **trained.OPERATIONS,
-    _aten.detach.default: lambda t: t.mapped(torch.Tensor.detach),
-    _aten.alias.default: lambda t: t.mapped(torch.Tensor.detach),
+    _aten.detach.default: GroupedTensor.detach,
+    _aten.alias.default: GroupedTensor.detach,
     _aten.clone.default: lambda t, memory_format=None: t.mapped(torch.Tensor.clone),
     _aten._to_copy.default: lambda t, dtype=None, device=None, non_blocking=False, **_: t.moved(
         device, dtype, non_blocking

@@ -97,7 +97,7 @@ def _view(tensor, shape):
         return torch.Tensor._make_wrapper_subclass(_Flat, (tensor.numel(),), **like)
     if tuple(shape) != tuple(tensor.shape):
         raise has_no_form("view")
-    return tensor.mapped(torch.Tensor.detach)
+    return tensor.detach()
 
 
 def _as_strided(tensor, shape, strides, offset=None):
