@@ -65,7 +65,7 @@ class GroupedTensor(Interchangeable):
         self._layout, self.fractional_scales = kind.layout, kind.fractional_scales
         self.layout_fields = kind.layout and kind.layout.fields
         self.rowwise, self.columnwise, self._groups_of_memory = rowwise, columnwise, [groups]
-        self._versions, self._is_part = {}, False
+        self._versions, self._whole = {}, None
         return self
 
     # ---- what it is
@@ -173,8 +173,9 @@ class GroupedTensor(Interchangeable):
         views = [self.rows(group, rows) for group, rows in zip(groups, parts)]
         back = of_parts, (tuple(self.shape), parts)
         follow(self.carrier("GroupedTensor: group"), lambda _: back, *views)
+        whole = self if self._whole is None else self._whole
         for view in views:
-            view._is_part, view._versions = True, self._versions
+            view._whole, view._versions = whole, self._versions
         return views
 
     def rows(self, group: int, rows: slice) -> GroupedTensor:
@@ -230,7 +231,7 @@ class GroupedTensor(Interchangeable):
     def about_to_write(self, call: str, wants_gradient: bool = False) -> None:
         """That a call may overwrite it with values that may bring a gradient along."""
         restored_after_explaining(self, "groups", "_history")
-        if wants_gradient and self._is_part:
+        if wants_gradient and self._whole is not None:
             raise invalid(
                 f"{call}: the values want a gradient, but go into a view of one group, and the "
                 f"whole would not pass it on; write the whole, or detach() the values"
@@ -358,7 +359,7 @@ class GroupedTensor(Interchangeable):
     def detach(self) -> GroupedTensor:
         """The same memory, without a gradient for what it was quantised from."""
         view = self.mapped(self._fw.detached)
-        view._groups_of_memory, view._is_part = self._groups_of_memory, self._is_part
+        view._groups_of_memory, view._whole = self._groups_of_memory, self._whole
         return view
 
     def to(

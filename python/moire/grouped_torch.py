@@ -27,6 +27,9 @@ from .recipes import Format
 from .values import described
 
 _aten = torch.ops.aten
+_counting = functools.partial(  # writes into arrays, below autograd, through views made there too
+    torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey.ADInplaceOrView, False
+)
 _INNER = ("_rowwise_data", "_rowwise_scales", "_columnwise_data", "_columnwise_scales", "_offsets")
 
 
@@ -60,8 +63,15 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
         if not self.is_leaf:
             self.detach_()
         self._versions = {}
-        Torch.written(self)
+        Torch.written(self, self._whole)
         return self
+
+    @property
+    def _version(self) -> int:
+        """Of the writes into its arrays, which t[g] and detach() show as well."""
+        return sum(array._version for _, array in self.arrays())
+
+    detach = torch.Tensor.detach
 
     def about_to_write(self, call: str, wants_gradient: bool = False) -> None:
         super().about_to_write(call, wants_gradient)
@@ -84,7 +94,7 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
     def _history(self):
         twin = None
         if not self.is_leaf:
-            twin = self.detach()
+            twin = GroupedTensor.detach(self)
             _follow_always(self, twin)
         return twin, self._versions
 
@@ -116,7 +126,7 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
         torch.Tensor.data.__set__(self, view)
         kind = other.kind._replace(layout=other.layout or self.layout)
         self.hold(kind, view.rowwise, view.columnwise, None)
-        self._groups_of_memory, self._is_part = view._groups_of_memory, view._is_part
+        self._groups_of_memory, self._whole = view._groups_of_memory, view._whole
 
     def copy_(self, other: Any, non_blocking: bool = False) -> GroupedTensor:
         """As of any GroupedTensor; or the values of an array of its shape, wherever, quantised."""
@@ -167,7 +177,8 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
         run = _OPERATIONS.get(function)
         if run is None or not isinstance(args[0], cls):  # but the values of a copy, for instance
             return _on_values(function, args, kwargs or {})
-        return run(*args, **(kwargs or {}))
+        with _counting():
+            return run(*args, **(kwargs or {}))
 
     # For torch.compile: the arrays by name, and the rest.
 
@@ -221,6 +232,12 @@ def _copy(tensor, other, non_blocking=False):
     return tensor
 
 
+def _shown(tensor):
+    """The same memory, which counts writes in inference mode, too, if it does elsewhere."""
+    with torch.inference_mode(tensor.is_inference()):
+        return GroupedTensor.detach(tensor)
+
+
 def _host_offsets(tensor):
     """Those of its groups, where they lie on the CPU; else None."""
     offsets = None if tensor.groups is None else torch.as_tensor(tensor.groups.offsets)
@@ -252,8 +269,8 @@ def _of_stand_in(function, tensor, *args, **options):
 
 _OPERATIONS = {
     **trained.OPERATIONS,
-    _aten.detach.default: GroupedTensor.detach,
-    _aten.alias.default: GroupedTensor.detach,
+    _aten.detach.default: _shown,
+    _aten.alias.default: _shown,
     _aten.clone.default: lambda t, memory_format=None: t.mapped(torch.Tensor.clone),
     _aten._to_copy.default: lambda t, dtype=None, device=None, non_blocking=False, **_: t.moved(
         device, dtype, non_blocking

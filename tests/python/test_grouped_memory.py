@@ -1,9 +1,12 @@
-"""Who shows the memory of a GroupedTensor: its views, which share its groups."""
+"""Who shows the memory of a GroupedTensor: its views, which share its groups and whose writes it
+counts.
+"""
 
 import moire
 import pytest
 import torch
-from samples_fp8 import SPLITS, ragged, same
+import truth
+from samples_fp8 import SPLITS, ragged, same, uniform
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -72,3 +75,70 @@ def test_writes_that_are_explained_leave_the_groups(generator, view):
     ):
         moire.explain(write)
         assert same(tensor, before)
+
+
+# ---- writes are counted
+
+
+PARTS = {
+    "itself": lambda t: t,
+    "t[1]": lambda t: t[1],
+    "split": lambda t: t.split()[1],
+    "t[1][0]": lambda t: t[1][0],
+    **{name: view for name, view in VIEWS.items() if name not in ("data of", "itself")},
+    "detach()[1]": lambda t: t.detach()[1],
+    "narrow": lambda t: t.narrow(0, 1, 1),
+}
+WRITES = {
+    "zero_": lambda t: t.zero_(),
+    "quantize_": lambda t: t.quantize_(torch.zeros(t.shape)),
+    "copy_": lambda t: t.copy_(t.clone().zero_()),
+    "copy_ of values": lambda t: t.copy_(torch.zeros(t.shape)),
+    "Tensor.zero_": torch.Tensor.zero_,
+    "Tensor.copy_": lambda t: torch.Tensor.copy_(t, t.clone().zero_()),
+    "Tensor.copy_ of values": lambda t: torch.Tensor.copy_(t, torch.zeros(t.shape)),
+    "into arrays": lambda t: [array.view(torch.uint8).zero_() for _, array in t.arrays()],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_into_what_it_shows_counts(generator, part, write):
+    _, weight = uniform(generator)
+    cache, values = moire.WeightCache(), torch.empty(weight.shape)
+    copies = cache.get(values.copy_(weight.dequantize()), weight._version)
+    version = weight._version
+    WRITES[write](PARTS[part](weight))
+    assert weight._version > version
+    copies = cache.get(values.copy_(weight.dequantize()), weight._version)
+    assert torch.equal(copies.dequantize(), values)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_inference_mode_shows_it_and_counts(generator, view):
+    _, weight = uniform(generator)
+    version = weight._version
+    with torch.inference_mode():
+        VIEWS[view](weight).quantize_(torch.zeros(weight.shape))
+        assert weight._version > version and not weight.dequantize().any()
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("write", WRITES)
+def test_a_backward_notices_every_write(generator, part, write):
+    layer = moire.nn.GroupedLinear(3, 64, 96, primary="mxfp8")
+    y = layer(truth.draw(generator, 12, 64), [4, 4, 4])
+    with torch.no_grad():
+        WRITES[write](PARTS[part](layer.weight))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.* was given a GroupedTensor")
+@pytest.mark.parametrize("part", [part for part in PARTS if not part.startswith("data")])
+def test_torchs_own_backward_notices_a_write(generator, part):
+    (_, weight), factor = uniform(generator), torch.ones(3, 128, 64, requires_grad=True)
+    product = weight * factor
+    PARTS[part](weight).zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
