@@ -43,9 +43,9 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
     def of(kind: Kind, rowwise: Any, columnwise: Any, groups: Optional[Groups]) -> GroupedTensor:
         """As `made` of grouped_tensor.py, whoever compiles."""
         data = (rowwise or columnwise).data
-        wrapper = torch.Tensor._make_wrapper_subclass(
-            TorchGroupedTensor, data.shape, dtype=kind.dtype, device=data.device
-        )
+        options = {"dtype": kind.dtype, "device": data.device, "storage_size": 0}
+        wrapper = torch.Tensor._make_wrapper_subclass(TorchGroupedTensor, data.shape, **options)
+        torch._C._set_throw_on_mutable_data_ptr(wrapper)  # who would write there ends the process
         return wrapper.hold(kind, rowwise, columnwise, groups)
 
     # ---- its gradient, which is autograd's matter
@@ -286,16 +286,25 @@ for _packet in (
 ):
     _OPERATIONS[_packet.default] = functools.partial(_of_stand_in, _packet.default)
 
+
+def _has_no_memory(tensor, name, *args, **options):
+    raise unsupported(
+        f"{name}: a GroupedTensor has no memory of its own; take its arrays (rowwise, columnwise, "
+        f"state_dict()), or what dequantize() makes"
+    )
+
+
+_OF_MEMORY = ("data_ptr", "const_data_ptr", "numpy", "tolist", "__array__", "__dlpack__", "apply_")
+for _name in (*_OF_MEMORY, "map_", "map2_"):
+    setattr(TorchGroupedTensor, _name, functools.partialmethod(_has_no_memory, _name))
+
 _warned = set()
 
 
 def _on_values(function, args, kwargs):
     name = function._schema.name.removeprefix("aten::")
     if function.namespace == "c10d":  # whose schemas do not say what is written
-        raise unsupported(
-            f"{name}: a GroupedTensor has no memory of its own that processes could send or "
-            f"receive; give the arrays of its state_dict(), or what dequantize() makes"
-        )
+        _has_no_memory(None, name)
     _check_makes_something_new(name, function._schema, args, kwargs)
     if name not in _warned:
         _warned.add(name)

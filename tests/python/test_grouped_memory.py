@@ -1,8 +1,9 @@
 """Who shows the memory of a GroupedTensor: its views, which share its groups and whose writes it
-counts.
+counts; and nobody else.
 """
 
 import moire
+import numpy as np
 import pytest
 import torch
 import truth
@@ -142,3 +143,38 @@ def test_torchs_own_backward_notices_a_write(generator, part):
     PARTS[part](weight).zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
+
+
+# ---- memory of its own
+
+
+USES = {
+    **{name: lambda t, name=name: getattr(t, name)() for name in ("data_ptr", "numpy", "tolist")},
+    "apply_": lambda t: t.apply_(lambda value: value),
+    "map_": lambda t: t.map_(t.dequantize(), lambda a, b: a),
+    "map2_": lambda t: t.map2_(t, t, lambda a, b, c: a),
+    "__dlpack__": torch.from_dlpack,
+    "__array__": np.asarray,
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_what_reads_memory_says_where_it_is(generator, name):
+    _, weight = uniform(generator)
+    with pytest.raises(moire.Unsupported, match=f"^{name}: a GroupedTensor has no memory of its o"):
+        USES[name](weight)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_its_storage_is_empty(generator):
+    _, weight = uniform(generator)
+    before = weight.clone()
+    for storage in (weight.untyped_storage(), weight.storage()):
+        assert storage.nbytes() == 0 and storage.tolist() == []
+        storage.share_memory_()
+        for write in (lambda s: s.fill_(1), lambda s: s.copy_(before.rowwise.scales.storage())):
+            with pytest.raises(RuntimeError):
+                write(storage)
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        torch.Tensor.apply_(weight.to("cpu"), lambda value: value)
+    assert same(weight, before)

@@ -168,7 +168,7 @@ def test_collectives_take_its_arrays_alone(weight, tmp_path):
             torch.distributed.all_reduce,
             lambda t: torch.distributed.all_gather([torch.empty(t.shape, device="cpu")], t),
         ):
-            with pytest.raises(moire.Unsupported, match="give the arrays of its state_dict"):
+            with pytest.raises(moire.Unsupported, match="take its arrays"):
                 collective(weight)
             collective(weight.dequantize())
         for array in weight.state_dict().values():
