@@ -471,9 +471,9 @@ def quantize(
     return made(kind, *copies, groups)._take_values(call, fw, x, groups, row_idx, is_new=True)
 
 
-def _unpickled(state, tags, requires_grad=False, is_parameter=False):
+def _unpickled(state, tags, *leaf):
     tensor = GroupedTensor.from_state_dict(state, tags)
-    return tensor.as_leaf(requires_grad, is_parameter) if requires_grad or is_parameter else tensor
+    return tensor.as_leaf(*leaf) if leaf else tensor
 
 
 if torch is not None:

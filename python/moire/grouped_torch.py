@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from copy import deepcopy
 from typing import Any, Optional
 
 import torch
@@ -152,25 +153,32 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
         return all(array.is_shared() for array in _memory(self))
 
     def __deepcopy__(self, memo: Any) -> GroupedTensor:
+        """With gradient and attributes; as of Torch's parameters, without."""
         if id(self) not in memo:
             copy = self.clone()
-            memo[id(self)] = copy.as_leaf(*self._leaf) if self.is_leaf else copy
+            if self.is_leaf:
+                kept, grad = self._attributes(), self.grad
+                if isinstance(self, torch.nn.Parameter):
+                    kept, grad = {"_is_param": True, "_init_value": self._init_value}, None
+                copy = copy.as_leaf(self.requires_grad, deepcopy(kept, memo))
+                copy.grad = deepcopy(grad, memo)
+            memo[id(self)] = copy
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         make, state = super().__reduce_ex__(protocol)
-        return make, (*state, *self._leaf)
+        return make, (*state, self.requires_grad, self._attributes())
 
-    @property
-    def _leaf(self):
-        """Whether it is a leaf that requires grad, and whether a module's parameter."""
-        return self.is_leaf and self.requires_grad, isinstance(self, torch.nn.Parameter)
+    def _attributes(self):
+        """What was set on it, as that it is a module's parameter."""
+        own = vars(self.like(self.rowwise, self.columnwise))
+        return {name: value for name, value in vars(self).items() if name not in own}
 
-    def as_leaf(self, requires_grad: bool, is_parameter: bool) -> GroupedTensor:
-        """Itself so, without history."""
-        if is_parameter:
-            return torch.nn.Parameter(self, requires_grad)
-        return self.detach().requires_grad_(requires_grad)
+    def as_leaf(self, requires_grad: bool, attributes: dict[str, Any]) -> GroupedTensor:
+        """Itself with these attributes and without history."""
+        leaf = self.detach().requires_grad_(requires_grad)
+        vars(leaf).update({**attributes, **vars(leaf)})  # what a file says changes none of its own
+        return leaf
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):

@@ -53,11 +53,6 @@ class Trained(GroupedTensor):
     def clear_high_precision_init_val(self) -> None:
         self._init_value = [None]
 
-    def mapped(self, *args: Any, **options: Any) -> GroupedTensor:
-        made = super().mapped(*args, **options)
-        made._init_value = self._init_value
-        return made
-
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor, ...], Any]:

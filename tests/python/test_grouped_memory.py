@@ -1,6 +1,10 @@
 """Who shows the memory of a GroupedTensor: its views, which share its groups and whose writes it
-counts; and nobody else.
+counts; and copies, with what was set on it.
 """
+
+import copy
+import io
+import pickle
 
 import moire
 import numpy as np
@@ -143,6 +147,65 @@ def test_torchs_own_backward_notices_a_write(generator, part):
     PARTS[part](weight).zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
+
+
+# ---- copies
+
+
+def saved_and_loaded(tensor):
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+HOW = {
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "pickle": lambda t: pickle.loads(pickle.dumps(t)),
+    "torch.save": saved_and_loaded,
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, torch.Tensor.requires_grad_, torch.detach])
+def test_copies_have_what_those_of_an_array_have(generator, kind, how):
+    """Attributes, gradients, and whether they want one."""
+    _, weight = uniform(generator)
+    found = []
+    for given in (weight.dequantize(), weight):
+        tensor = kind(given)
+        tensor.mine = {"a": [1, torch.ones(2)]}
+        if tensor.requires_grad:
+            tensor.grad = torch.ones(tensor.shape)
+        copied = HOW[how](tensor)
+        mine = getattr(copied, "mine", None)
+        found.append((mine and mine["a"][0], mine is tensor.mine, type(copied) is type(tensor)))
+        found[-1] += copied.requires_grad, copied.is_leaf, isinstance(copied, torch.nn.Parameter)
+        found[-1] += copied.grad is None, copied.grad is tensor.grad
+    assert found[0] == found[1]
+    assert same(copied, weight)
+
+
+def test_a_copy_that_lost_its_source_is_a_leaf_that_wants_a_gradient(generator):
+    x = truth.draw(generator, 9, 64).requires_grad_()
+    for tensor in (x * 1, moire.quantize(x)):
+        copied = saved_and_loaded(tensor)
+        assert copied.requires_grad and copied.is_leaf
+
+
+def test_what_is_copied_twice_is_one(generator):
+    _, weight = uniform(generator)
+    first, second = copy.deepcopy([weight, weight])
+    assert first is second
+
+
+def test_attributes_of_a_file_change_no_bytes(generator):
+    _, weight = uniform(generator)
+    make, (state, tags, *_) = weight.__reduce_ex__(2)
+    told = {"rowwise": None, "_fw": 5, "groups": 3, "_groups_of_memory": [3], "mine": 1}
+    found = make(state, tags, True, told)
+    assert same(found, weight) and found.mine == 1 and found.requires_grad
 
 
 # ---- memory of its own

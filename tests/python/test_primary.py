@@ -273,6 +273,15 @@ def test_a_conversion_that_fails_changes_nothing():
     assert layer.bias.dtype == layer.weight.dtype == torch.float32
 
 
+def test_what_it_began_as_is_copied_and_not_in_a_state_dict():
+    layer = nn.GroupedLinear(E, H, F, primary="mxfp8", preserve_high_precision_init_val=True)
+    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        mine, theirs = (m.weight.get_high_precision_init_val() for m in (copied, layer))
+        assert torch.equal(mine, theirs) and mine is not theirs
+    state = saved_and_loaded(layer.state_dict(), "cpu")
+    assert not hasattr(state["weight"], "get_high_precision_init_val")
+
+
 def test_a_module_that_is_made_without_memory_is_given_it_later(device):
     torch.manual_seed(3)
     layer = nn.GroupedLinear(E, H, F, primary="mxfp8", device="meta").to_empty(device=device)

@@ -231,7 +231,7 @@ def test_calls_that_do_more_go_their_own_way(replays):
         found = made_again(replays, lambda more=more: function(**{**given, **more}))
         assert found == (2 if "b1" in more else 0)
         assert (out._version - version) == (4 if "out" in more else 0)
-    trained = moire.quantize(given["w1"], columnwise=True).as_leaf(True, True)
+    trained = torch.nn.Parameter(moire.quantize(given["w1"], columnwise=True))
     assert made_again(replays, lambda: function(**{**given, "w1": trained, "recipe": "mxfp8"})) == 2
 
 
@@ -243,7 +243,7 @@ def test_what_passes_a_gradient_on_may_not_be_overwritten_as_an_array(replays):
         return moire.quantize(leaf, groups, recipe="mxfp8")
 
     for _ in range(4):
-        x = quantized().detach().as_leaf(True, False)
+        x = quantized().detach().requires_grad_()
         moire.grouped_linear(x, w, groups, recipe="mxfp8").backward(normal(ROWS, F))
         assert x.grad is not None
     assert replays.count > 0
