@@ -395,10 +395,12 @@ class GroupedTensor(Interchangeable):
         return self.clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Data as bytes: Torch cannot pickle FP8 storage. Of a view, which Torch would pickle with
-        # all the memory that it looks into, only what it shows.
-        own, as_bytes, state = self._fw.with_memory_of_its_own, self._fw.dtype("uint8"), {}
-        for name, array in self.state_dict().items():
+        # Of a view, which Torch would pickle with all the memory that it looks into, what it shows.
+        return self._reduced(self._fw.with_memory_of_its_own)
+
+    def _reduced(self, own):
+        as_bytes, state = self._fw.dtype("uint8"), {}
+        for name, array in self.state_dict().items():  # data as bytes: Torch cannot pickle FP8
             state[name] = own(array.view(as_bytes) if name.endswith("data") else array)
         return _unpickled, (state, self.tags())
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from copy import deepcopy
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Optional
 
 import torch
@@ -165,8 +166,8 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
             memo[id(self)] = copy
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        make, state = super().__reduce_ex__(protocol)
+    def _reduced(self, own):
+        make, state = super()._reduced(own)
         return make, (*state, self.requires_grad, self._attributes())
 
     def _attributes(self):
@@ -258,6 +259,13 @@ def _memory(tensor):
     return [array for _, array in tensor.arrays()] + ([] if offsets is None else [offsets])
 
 
+def _sent(tensor):
+    """To another process: the memory itself, of all that it is a view of, as of Torch's tensors."""
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise invalid("send: a GroupedTensor has a gradient to pass on; send what detach() gives")
+    return tensor._reduced(torch.Tensor.detach)
+
+
 def _is_pinned(tensor, device=None):
     return all(array.is_pinned() for array in _memory(tensor))
 
@@ -341,6 +349,7 @@ def _check_makes_something_new(name, schema, args, kwargs):
 
 
 GroupedTensor._kind_of_torch = TorchGroupedTensor
+ForkingPickler.register(TorchGroupedTensor, _sent)
 _KEPT = ("kind", "rowwise", "columnwise", "groups", "requires_grad", "_known")
 _OF_TORCH = {TorchGroupedTensor: _KEPT, Kind: Kind._fields[1:]}
 tapes.learn({**_OF_TORCH, Copy: Copy._fields, Format: ("name",)})

@@ -1,5 +1,5 @@
 """Who shows the memory of a GroupedTensor: its views, which share its groups and whose writes it
-counts; and copies, with what was set on it.
+counts; processes that it is sent to; and copies, with what was set on it.
 """
 
 import copy
@@ -147,6 +147,43 @@ def test_torchs_own_backward_notices_a_write(generator, part):
     PARTS[part](weight).zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
+
+
+# ---- sent to other processes
+
+
+def sent(tensor):
+    queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    queue.put(tensor)
+    return queue.get()
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("kind", ["ragged", "uniform"])
+def test_a_part_that_is_sent_shows_the_memory_of_the_whole(generator, kind, is_shared):
+    tensor = {"ragged": ragged, "uniform": uniform}[kind](generator)[1].to("cpu")
+    plain = torch.ones(4)
+    if is_shared:
+        tensor.share_memory_()
+        plain.share_memory_()
+    theirs, of_plain = sent(tensor[2]), sent(plain[1:])
+    assert same(theirs, tensor[2])
+    tensor.zero_()
+    plain.zero_()
+    assert not theirs.dequantize().any() and not of_plain.any()
+    assert plain.is_shared() and all(array.is_shared() for _, array in tensor.arrays())
+
+
+def test_what_has_a_source_is_not_sent(generator):
+    x = truth.draw(generator, 9, 64).to("cpu").requires_grad_()
+    with pytest.raises(RuntimeError, match="refusing to serialize non-leaf"):
+        sent(x * 1)
+    with pytest.raises(
+        moire.InvalidArgument, match="send: a GroupedTensor has a gradient to pass on; send"
+    ):
+        sent(moire.quantize(x))
+    leaf = moire.quantize(x.detach()).requires_grad_()
+    assert sent(leaf).requires_grad and same(sent(leaf), leaf)
 
 
 # ---- copies
