@@ -775,7 +775,7 @@ typedef struct moire_grouped_linear_args {
   moire_workspace workspace;
   moire_tensor x_scales;        /* of an x that is FP8 already, rowwise */
   moire_quantized w_quantized;  /* blocks along in, or tiles; w may then be absent */
-  moire_quantized x_columnwise; /* out: kept for grad_w, or absent */
+  moire_quantized x_columnwise; /* out: kept for grad_w, or absent; may lie as wgrad reads it */
   int32_t emulate_accumulation; /* MXFP8_FAST, FP8_BLOCK on a CPU: MOIRE_ACCUMULATE_EMULATED */
   int32_t fractional_scales;    /* FP8_BLOCK: 1 = scales need not be powers of two */
   moire_prepared_weight w_prepared;
@@ -844,7 +844,7 @@ typedef struct moire_grouped_mlp_args {
   moire_tensor x_scales;          /* of an x that is FP8 already, rowwise */
   moire_quantized w1_quantized;   /* blocks along H, or tiles; w1 may then be absent */
   moire_quantized w2_quantized;   /* blocks along F, or tiles */
-  moire_quantized x_columnwise;   /* out: kept for grad_w1, or absent */
+  moire_quantized x_columnwise;   /* out: kept for grad_w1, or absent; as grouped_linear has it */
   moire_quantized act_columnwise; /* out: kept for grad_w2, or absent */
   int32_t emulate_accumulation;
   int32_t fractional_scales;

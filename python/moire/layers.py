@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from .arrays import Torch, torch
 from .autograd import Op
-from .grouped_storage import empty_copy
 from .invoke import ENTRIES
 from .layouts import num_halves
-from .recipes import COLUMNWISE, ROWWISE, Recipe
+from .recipes import ROWWISE, Recipe
+from .saved_columns import empty_columns
 from .tapes import replayed
 from .wgrad import FRESH, check_memory
 
@@ -33,6 +33,7 @@ class How(NamedTuple):
     saves_act: bool = False  # and act: memory for time
     needs_columns: bool = False  # x is kept for the weight gradient
     saves_copy: bool = False  # as its 8-bit copy, column-wise
+    copy_lies_transposed: bool = False  # see saved_columns.py
     grad_x_out: Any = None  # where that of x goes, in expert order
     out_dtype: Any = None  # of moe's result
     route: Any = None  # moe's tokens came by, from other ranks: see expert_parallel.py
@@ -321,14 +322,10 @@ def _result_and_columns(fw, fields, how, columns):
     x, y = fields["x"], fields.get("y")
     made = {"y": fw.empty(x, (fields["capacity"], columns), x.dtype) if y is None else y}
     if how.saves_copy:
-        made["x_columnwise"] = empty_columns(fw, fields, how.recipe, x, x.shape[1])
+        made["x_columnwise"] = empty_columns(
+            fw, fields, how.recipe, x, x.shape[1], lie_transposed=how.copy_lies_transposed
+        )
     return made
-
-
-def empty_columns(fw, fields, recipe, like, columns, element="e4m3"):
-    """[data, scales] for a column-wise copy of [capacity, columns]."""
-    shape, groups = (fields["capacity"], columns), fields["num_groups"]
-    return list(empty_copy(fw, like, recipe.format, element, COLUMNWISE, shape, groups))
 
 
 def requantized(fw, fields, recipe, rowwise):

@@ -14,11 +14,12 @@ from .errors import invalid
 from .grouped_storage import check_groups
 from .grouped_tensor import GroupedTensor
 from .groups import Groups, as_groups
-from .layers import How, copy_for_backward
+from .layers import How, copy_for_backward, features
 from .layouts import WEIGHT_LAYOUTS, Activation, GluLayout, check_weight_layout
 from .prepared_weight import PreparedWeight
 from .recipes import COLUMNWISE, DIRECTIONS, ROWWISE, Recipe
 from .routing import check_inverse
+from .saved_columns import lie_transposed
 from .tapes import spoil
 from .values import choice, flag, wrong
 
@@ -201,12 +202,18 @@ class Operands:
             saves_copy = needs_w and self.copy is None and recipe.saves_copy(is_gathered)
             self.give_copies_of_x(needs_w)
         self._check_experts(op)
-        keeps = is_wanted and saves_z, is_wanted and saves_act, needs_w, saves_copy and saves_z
+        saves_copy = saves_copy and saves_z
+        turns_copy = saves_copy and self._turns_copy(op.weights[0], sinks and sinks[0])
+        keeps = is_wanted and saves_z, is_wanted and saves_act, needs_w, saves_copy, turns_copy
         how = How(recipe, self.compute_dtype, *keeps, self.grad_x_out, out_dtype, route)
         y = run(op, fw, fields, how, is_wanted or has_history, sinks)
         if out is not None and not wants:
             fw.written(out)
         return y if self.result is None else fw.cast(y, self.result)
+
+    def _turns_copy(self, w, sink):
+        sizes = features(self.fields, w)
+        return lie_transposed(self.fw, self.fields, w, sizes, self.recipe, sink)
 
     def gradients(self, op, grad_y, wants, made):
         """The gradients by name, of what was made for grad_y; of a packed weight one array."""

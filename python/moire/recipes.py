@@ -147,6 +147,11 @@ class Recipe:
     def weight_format(self) -> Format:
         return FORMATS["fp8_tile" if self.name == "fp8_block" else "mxfp8"]
 
+    @property
+    def may_use_cores(self) -> bool:
+        """Whether FP8 tensor cores may make its sums."""
+        return self.name in ("mxfp8_fast", "fp8_block") and not self.emulate_accumulation
+
     def between(self, fw: Any, dtype: Dtype) -> Dtype:
         """What an MLP's z is stored in, where x is of `dtype`: BF16 in 8 bits, whatever x is."""
         return fw.dtype("bfloat16") if self.is_quantized else dtype

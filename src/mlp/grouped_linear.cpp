@@ -43,7 +43,7 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
   const NamedSize out = layer.grad_y(args, "out", grad_x.is_present(), grad_w.is_present(),
                                      grad_bias.is_present() || grad_scale.is_present());
   // x comes last: without grad_w nothing of it is read.
-  const int64_t in_of_x = columns_of({args.grad_x, args.x_columnwise.data, args.x});
+  const int64_t in_of_x = columns_of({args.grad_x, columns_as_rows(args), args.x});
   const NamedSize in{"in", agreed_size(in_of_x, w.in_features(), grad_w.in_features())};
   if (grad_x.is_present()) {
     check.tensor("grad_x", grad_x, kFloatTypes, {capacity, in});
@@ -52,7 +52,7 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
   }
   if (grad_w.is_present()) {
     check.weight("grad_w", grad_w, kFloatTypes, num_groups, out, in);
-    layer.copy("x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, in);
+    layer.x_columnwise(args.x_columnwise, in);
     if (!is_present(args.x_columnwise)) {
       check.ragged("x", args.x, "row_idx", args.row_idx, args.groups, in);
     }

@@ -54,7 +54,7 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
   const NamedSize f{"F", z.columns() / num_halves(args.layout)},
       two_f = z_columns(args.layout, f.size);
   // x comes last: without grad_w1 nothing of it is read.
-  const int64_t h_of_x = columns_of({args.grad_x, args.x_columnwise.data, args.x});
+  const int64_t h_of_x = columns_of({args.grad_x, columns_as_rows(args), args.x});
   const Weight grad_w1(args.grad_w1);
   const NamedSize h{"H", agreed_size(h_of_x, w1.in_features(), grad_w1.in_features())};
   check.tensor("z", z, layer.recipe.types_between(), {capacity, two_f});
@@ -66,7 +66,7 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
                 "b2_scale is present but b2_unscaled is 1: it would scale nothing");
   if (needs.grad_z) layer.weight(w2, false, n, f);
   if (is_present(args.grad_x)) layer.weight(w1, false, two_f, h);
-  layer.copy("x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, h);
+  layer.x_columnwise(args.x_columnwise, h);
   if (is_present(args.grad_w1) && !is_present(args.x_columnwise)) {
     check.ragged("x", args.x, "row_idx", args.row_idx, args.groups, h);
   }

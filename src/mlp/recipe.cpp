@@ -107,7 +107,11 @@ RaggedOperand LayerSteps::forward_operand(const RaggedOperand& x, const moire_qu
   }
   const moire_quantized rowwise =
       take_copy(DType::kE4M3, MOIRE_ROWWISE, x.tensor.columns(), for_cores);
-  quantize_operand(x, rowwise, columnwise, "x");
+  // Folded columns are made beside folded rows, or alone.
+  const bool are_alike =
+      !is_present(columnwise) || for_cores || scaling_of(columnwise) == recipe.scaling;
+  quantize_operand(x, rowwise, are_alike ? columnwise : moire_quantized{}, "x");
+  if (!are_alike) quantize_operand(x, {}, columnwise, "x");
   return operand_of(rowwise);
 }
 

@@ -50,4 +50,13 @@ void LayerCheck::copy(std::string_view name, const moire_quantized& copy, int32_
   check_quantized(check, name, copy, recipe.scaling, direction, {groups, {"k", k.size}});
 }
 
+void LayerCheck::x_columnwise(const moire_quantized& given, NamedSize k) {
+  if (recipe.accumulation != MOIRE_ACCUMULATE_FAST ||
+      !is_transposed(given.data, given.scales, groups)) {
+    return copy("x_columnwise", given, MOIRE_COLUMNWISE, k);
+  }
+  check_copy(check, "x_columnwise", given, MOIRE_SCALING_FP8_BLOCK, MOIRE_COLUMNWISE,
+             {groups, {"k", k.size}});
+}
+
 }  // namespace moire

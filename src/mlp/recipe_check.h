@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/argument_check.h"
+#include "core/scale_shapes.h"
 #include "core/scales_check.h"
 #include "mlp/recipe.h"
 
@@ -20,6 +21,11 @@ inline int64_t columns_of(std::initializer_list<TensorView> tensors) {
     if (t.is_present()) return t.columns();
   }
   return 0;
+}
+
+// x_columnwise of a backward, as rows if it lies transposed.
+TensorView columns_as_rows(const auto& args) {
+  return as_rows(args.x_columnwise.data, args.x_columnwise.scales, args.groups);
 }
 
 // The size that three operands should share (0: one that is absent), so that a message blames the
@@ -67,6 +73,10 @@ struct LayerCheck {
   // A copy of a ragged [capacity, k] in this direction, if it is there.
   void copy(std::string_view name, const moire_quantized& copy, int32_t direction, NamedSize k);
 
+  // x_columnwise, which may lie transposed, as FP8 tensor cores read it: its scales are FP32 then,
+  // those of mxfp8_fast folded.
+  void x_columnwise(const moire_quantized& given, NamedSize k);
+
   // The dtypes of what a recipe that does not quantise multiplies as it is.
   void same_dtype(std::string_view a_name, const TensorView& a, std::string_view b_name,
                   const TensorView& b) {
@@ -79,7 +89,7 @@ struct LayerCheck {
   void forward_operand(const A& args, NamedSize k) {
     if (!is_present(args.x_scales)) {
       check.ragged("x", args.x, "row_idx", args.row_idx, groups, k);
-      return copy("x_columnwise", args.x_columnwise, MOIRE_COLUMNWISE, k);
+      return x_columnwise(args.x_columnwise, k);
     }
     check.require(!is_given(args.x_columnwise),
                   "x_columnwise is asked for but x is quantised already: quantise both directions "

@@ -325,5 +325,23 @@ TEST(GroupedMlpBadInput, ANonsenseIndexInTheTailIsNotRead) {
   EXPECT_TRUE(succeeds(run(cpu(), p.forward())));
 }
 
+// As FP8 tensor cores read them, which a CPU has not: 128 * (11 div 128 + 4) columns.
+TEST(GroupedMlpBadInput, TransposedColumnsOfXAreForFp8TensorCores) {
+  Random random;
+  const MlpProblem p(bf16_options(), random);
+  const TestTensor codes(DType::kE4M3, {12, 512}), scales(DType::kFP32, {4, 12});
+  for (const int32_t recipe :
+       {MOIRE_RECIPE_MXFP8, MOIRE_RECIPE_MXFP8_FAST, MOIRE_RECIPE_FP8_BLOCK}) {
+    GroupedMlpArgs args = p.forward();
+    args.recipe = recipe;
+    args.x_columnwise = {codes, scales};
+    const std::string found = "x_columnwise.data is e4m3 [12, 512], ";
+    EXPECT_TRUE(fails(run(cpu(), args), Code::kInvalidArgument,
+                      found + (recipe == MOIRE_RECIPE_MXFP8
+                                   ? "needs [capacity, k] = [11, 12]"
+                                   : "which is transposed: needs contiguous rows, on a GPU")));
+  }
+}
+
 }  // namespace
 }  // namespace moire::test

@@ -1,0 +1,87 @@
+"""How the column-wise copy of x lies that a forward keeps for the weight gradient: as `quantize`
+has it, or transposed, where a GPU's FP8 tensor cores will read it so (docs/numerics.md §7).
+"""
+
+import functools
+
+from . import context as contexts
+from ._abi import ffi, lib
+from .arrays import Torch, torch
+from .dtypes import DTYPES
+from .grouped_storage import empty_copy
+from .invoke import ALIGNMENT, ENTRIES
+from .recipes import COLUMNWISE, ELEMENTS
+
+_X = "e4m3"
+_SUMMED = ("float32", "bfloat16")  # what gradients are stored in, whoever keeps them
+
+
+def lie_transposed(fw, fields, w, sizes, recipe, sink):
+    """Whether they do, for the gradient of this weight of (out, in), which goes to a sink of
+    wgrad.py, or nowhere yet; not where a compiler looks.
+    """
+    if fw is not Torch or not recipe.may_use_cores or torch.compiler.is_compiling():
+        return False
+    now, place = contexts.settings_now(), fw.place(fields["offsets"].device)
+    if place[0] == "cpu" and now.plan_for is None:
+        return False
+    counts = (*sizes, fields["num_groups"], fields["capacity"])
+    if not all(type(count) is int for count in counts) or fields[w][0].dtype == torch.float16:
+        return False
+    if sink is not None and sink.accumulate_into_main_grad and not _are_aligned(sink.parameters):
+        return False
+    key = place, now.implementation, now.plan_for
+    return _cores_sum(*key, recipe.gradient_element, fields[f"{w}_layout"], *counts)
+
+
+def _are_aligned(parameters):
+    """Whether tensor cores' sums can be stored to the main_grads that parameters have by now."""
+    return all(
+        type(buffer) is torch.Tensor and buffer.is_contiguous() and Torch.address(buffer) % 16 == 0
+        for buffer in (getattr(p, "main_grad", None) for p in parameters)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _cores_sum(place, implementation, plan_for, element, layout, out, inner, num_groups, capacity):
+    """Whether calls there, by the settings named, sum the gradient of [groups, out, in] weights
+    over such rows on FP8 tensor cores, of operands that lie transposed: asked of the library.
+    """
+    entry, rows = ENTRIES["grouped_gemm_wgrad"], _rows(capacity, num_groups)
+    args = ffi.new(entry.pointer)
+    args.struct_size, args.accumulation = entry.struct_size, lib.MOIRE_ACCUMULATE_FAST
+    args.groups.num_groups, args.groups.capacity = num_groups, capacity
+    operands = [(out, element), (inner, _X)]
+    if layout != 0:
+        operands.reverse()
+    for name, (columns, of_operand) in zip("ab", operands):
+        _describe(getattr(args, name), ELEMENTS[of_operand], columns, rows)
+        _describe(getattr(args, f"{name}_scales"), "float32", rows // 128, columns)
+    context, found = contexts.current(*place), []
+    for dtype in _SUMMED:
+        _describe(args.d.tensor, dtype, num_groups, *(columns for columns, _ in operands))
+        args.d.layout = layout
+        found.append(entry.workspace(context, args, ffi.new("size_t *")) == 0)
+    return all(found)
+
+
+def _describe(tensor, dtype, *shape):
+    """Into a moire_tensor whose memory nobody reads."""
+    tensor.data, tensor.dtype = ffi.cast("void *", ALIGNMENT), DTYPES[dtype]
+    tensor.rank, tensor.shape[0 : len(shape)] = len(shape), shape
+
+
+def _rows(capacity, num_groups):
+    """Each group's begin at a multiple of 128."""
+    return 128 * (capacity // 128 + num_groups)
+
+
+def empty_columns(fw, fields, recipe, like, columns, element=_X, lie_transposed=False):
+    """[data, scales] for a column-wise copy of [capacity, columns]."""
+    capacity, num_groups = fields["capacity"], fields["num_groups"]
+    if not lie_transposed:
+        shape = capacity, columns
+        return list(empty_copy(fw, like, recipe.format, element, COLUMNWISE, shape, num_groups))
+    rows = _rows(capacity, num_groups)
+    data = fw.empty(like, (columns, rows), fw.dtype(ELEMENTS[element]))
+    return [data, fw.empty(like, (rows // 128, columns), fw.float32)]

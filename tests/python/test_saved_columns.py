@@ -1,0 +1,140 @@
+"""The column-wise copy of x that a forward keeps: where FP8 tensor cores will sum the weight
+gradient it lies transposed, as they read it, and no bit of a gradient is another for that.
+"""
+
+import moire
+import pytest
+import torch
+import truth
+
+RECIPES = ["fp8_block", "mxfp8_fast"]
+SPLITS = [300, 0, 173, 391, 1]  # 173 rows a group in the mean
+HIDDEN, WIDTH = 256, 192
+TRANSPOSED = (HIDDEN, 128 * (sum(SPLITS) // 128 + len(SPLITS)))
+CANONICAL = (sum(SPLITS), HIDDEN)
+
+
+def drawn(generator, splits=SPLITS, dtype=torch.bfloat16, layout="out_in"):
+    g, rows = len(splits), sum(splits)
+    w1, w2 = (g, 2 * WIDTH, HIDDEN), (g, HIDDEN, WIDTH)
+    if layout == "in_out":
+        w1, w2 = ((g, inner, out) for g, out, inner in (w1, w2))
+    shapes = {"x": (rows, HIDDEN), "w1": w1, "w2": w2}
+    return {name: truth.draw(generator, *s, dtype=dtype, scale=0.1) for name, s in shapes.items()}
+
+
+def run(values, op, splits=SPLITS, **options):
+    """(all gradients, the shapes of what was kept for them)."""
+    x, w1, w2 = (t.clone().requires_grad_() for t in values.values())
+    groups, shapes = moire.Groups(splits=splits), []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t
+    ):
+        if op == "mlp":
+            y = moire.grouped_mlp(x, w1, w2, groups, **options)
+        else:
+            y = moire.grouped_linear(x, w1, groups, **options)
+    torch.manual_seed(0)
+    y.backward(torch.randn_like(y))
+    return [t.grad for t in (x, w1, w2) if t.grad is not None], shapes
+
+
+def has_cores():
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+@pytest.mark.parametrize("layout", ["out_in", "in_out"])
+@pytest.mark.parametrize("op", ["linear", "mlp"])
+@pytest.mark.parametrize("element", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_gradients_are_those_of_x_itself(generator, device, name, element, op, layout):
+    values = drawn(generator, layout=layout)
+    options = {"op": op, "weight_layout": layout}
+    recipes = [moire.Recipe(name, element, save=s) for s in ("quantized", "input")]
+    kept, wanted = (run(values, recipe=recipe, **options) for recipe in recipes)
+    assert all(torch.equal(a, b) for a, b in zip(kept[0], wanted[0], strict=True))
+    is_turned = device == "cuda" and has_cores()
+    assert (TRANSPOSED in kept[1]) == is_turned and (CANONICAL in kept[1]) != is_turned
+    assert TRANSPOSED not in wanted[1]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_tensor_cores_refuse_is_kept_in_order(generator, device, name):
+    few = [100, 0, 90, 130, 60]
+    shape = (HIDDEN, 128 * (sum(few) // 128 + len(few)))
+    assert shape not in run(drawn(generator, few), "mlp", few, recipe=name)[1]
+    assert TRANSPOSED not in run(drawn(generator, dtype=torch.float16), "mlp", recipe=name)[1]
+    with moire.settings(implementation="portable" if device == "cuda" else None):
+        assert TRANSPOSED not in run(drawn(generator), "mlp", recipe=name)[1]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_compiled_layer_has_the_same_gradients(generator, device, name):
+    values = drawn(generator)
+
+    def layer(x, w1, w2, offsets):
+        groups = moire.Groups.of_offsets(offsets, x.shape[0])
+        return moire.grouped_mlp(x, w1, w2, groups, recipe=name)
+
+    offsets, found = torch.tensor([0, *SPLITS]).cumsum(0), []
+    for call in (layer, torch.compile(layer, backend="aot_eager")):
+        given = [t.clone().requires_grad_() for t in values.values()]
+        y = call(*given, offsets)
+        found.append(torch.autograd.grad(y, given, torch.ones_like(y)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_on_hopper_no_pass_transposes_x_in_the_backward(generator, name):
+    values = drawn(generator)
+    with moire.settings(plan_for="sm90"):
+        plan = moire.explain(run, values, "mlp", recipe=name)
+    policies = [step["policy"] for step in plan if step["op"] == "grouped_gemm_wgrad"]
+    assert len(policies) == 2 and all(p.startswith("FP8 tensor cores") for p in policies)
+    assert not any("transposing" in p for p in policies)
+
+
+@pytest.mark.parametrize("recipe", [2, 3], ids=["mxfp8_fast", "fp8_block"])
+def test_columns_do_not_depend_on_who_multiplies_the_rows(generator, device, recipe):
+    """Rows of a y that TMA cannot store are multiplied by a plain kernel, of rows as it reads them:
+    those of mxfp8_fast are not folded then, the columns all the same.
+    """
+    if device == "cpu" or not has_cores():
+        pytest.skip("needs FP8 tensor cores")
+    x, w1, _ = drawn(generator).values()
+    offsets, found = torch.tensor([0, *SPLITS]).cumsum(0), []
+    sizes = {"offsets": offsets, "num_groups": len(SPLITS), "capacity": sum(SPLITS)}
+    for stride in (2 * WIDTH, 2 * WIDTH + 1):
+        codes = torch.zeros(TRANSPOSED, dtype=torch.float8_e4m3fn)
+        scales = torch.zeros(TRANSPOSED[1] // 128, HIDDEN)
+        y = torch.empty(sum(SPLITS), stride, dtype=torch.bfloat16)[:, : 2 * WIDTH]
+        given = {"x": x, "w": [w1], "y": y, "recipe": recipe, "x_columnwise": (codes, scales)}
+        plan = moire.explain(moire.call, "grouped_linear", **given, **sizes)
+        assert ("FP8 tensor cores" in str(plan)) == (stride == 2 * WIDTH)
+        moire.call("grouped_linear", **given, **sizes)
+        found.append((codes.view(torch.uint8), scales))
+    assert all(torch.equal(a, b) for a, b in zip(*found)) and found[0][0].any()
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_main_grad_may_lie_anywhere(generator, device, name, offset):
+    """FP8 tensor cores store to whole 16 bytes alone: x is kept in order for another."""
+    sizes = {"in_features": HIDDEN, "out_features": WIDTH, "num_groups": len(SPLITS)}
+    layer = moire.nn.GroupedLinear(
+        **sizes, recipe=name, accumulate_into_main_grad=True, device=device, dtype=torch.bfloat16
+    )
+    memory = torch.zeros(layer.weight.numel() + offset)
+    layer.weight.main_grad = memory[offset:].view(layer.weight.shape)
+    x = truth.draw(generator, sum(SPLITS), HIDDEN, dtype=torch.bfloat16)
+    shapes, groups = [], moire.Groups(splits=SPLITS)
+    for _ in range(3):  # the second call is recorded, the third replayed
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t
+        ):
+            y = layer(x.clone().requires_grad_(), groups)
+        y.backward(torch.ones_like(y))
+    assert (TRANSPOSED in shapes) == (device == "cuda" and has_cores() and offset == 0)
+    wanted = 3 * torch.stack([part.double().sum(0) for part in x.split(SPLITS)])
+    found = layer.weight.main_grad.double().mean(1)  # of ones: every output's are the same
+    assert (found - wanted).abs().max() <= 0.1 * wanted.abs().max()
