@@ -51,8 +51,9 @@ struct Policy {
   static constexpr int kRowBlocks = kTileM / 64 / (kIsPingPong ? 1 : kConsumers);
   // Columns of one wgmma: with 512 threads the compiler takes no instruction with 128 sums.
   static constexpr int kWidth = kConsumers == 2 || kTileN <= 192 ? kTileN : kTileN / 2;
-  // Ring of work tiles: a block that held one more could not leave it to another.
-  static constexpr int kNumTiles = kIsPingPong ? 2 : 1;
+  // Ring of work tiles: a block that holds one more cannot leave it to another. FP8 weight
+  // gradients are many, and of few steps: the next is known while one is summed.
+  static constexpr int kNumTiles = kIsPingPong || kShape.scales_every_column ? 2 : 1;
   static constexpr int kABytes = kTileM * kTileKBytes;
   static constexpr int kBBytes = kTileN * kTileKBytes / (kShape.decodes_weights ? 2 : 1);
   // Scales that come with a stage. Those of rows alone begin with a multiple of 4 of all rows, as
