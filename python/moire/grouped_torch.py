@@ -287,6 +287,9 @@ _OPERATIONS = {
     **trained.OPERATIONS,
     _aten.detach.default: _shown,
     _aten.alias.default: _shown,
+    _aten._has_compatible_shallow_copy_type.default: lambda t, other: (
+        isinstance(other, GroupedTensor) and t.is_meta == other.is_meta
+    ),
     _aten.clone.default: lambda t, memory_format=None: t.mapped(torch.Tensor.clone),
     _aten._to_copy.default: lambda t, dtype=None, device=None, non_blocking=False, **_: t.moved(
         device, dtype, non_blocking

@@ -67,7 +67,7 @@ def test_operations_on_8_bits_run_on_the_current_stream(generator):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
+        torch.cuda._sleep(1_000_000_000)
         x.mul_(2), w.mul_(2)  # behind the sleep, as all that reads them must be
         found = in_8_bits(x, w, splits)
         assert not stream.query()

@@ -162,7 +162,7 @@ def sent(tensor):
 @pytest.mark.parametrize("kind", ["ragged", "uniform"])
 def test_a_part_that_is_sent_shows_the_memory_of_the_whole(generator, kind, is_shared):
     tensor = {"ragged": ragged, "uniform": uniform}[kind](generator)[1].to("cpu")
-    plain = torch.ones(4)
+    plain = torch.ones(4, device="cpu")
     if is_shared:
         tensor.share_memory_()
         plain.share_memory_()
