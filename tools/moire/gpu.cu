@@ -82,10 +82,11 @@ class CudaGpu : public Gpu {
     const cudaError_t instantiated = cudaGraphInstantiate(&executable, graph, 0);
     cudaGraphDestroy(graph);
     require("cudaGraphInstantiate", instantiated);
-    return {executable, cudaGraphExecDestroy};
+    return {{executable, cudaGraphExecDestroy}};
   }
   void launch(const Graph& graph) override {
-    require("cudaGraphLaunch", cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.get()), stream_));
+    require("cudaGraphLaunch",
+            cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.executable.get()), stream_));
   }
 
   double now() override { return tool::now(); }

@@ -24,8 +24,11 @@ class Gpu : public TimedGpu {
   virtual int64_t cache_bytes() const = 0;
   virtual int64_t free_bytes() const = 0;
 
-  using Graph = std::shared_ptr<void>;  // cudaGraphExec_t
-  // Of what `enqueue` puts on the stream; throws what it says.
+  // A CUDA graph of what `enqueue` puts on the stream; throws what it says. A type of its own, as a
+  // Mark is a pointer, too.
+  struct Graph {
+    std::shared_ptr<void> executable;  // cudaGraphExec_t
+  };
   virtual Graph capture(const std::function<Status()>& enqueue) = 0;
   virtual void launch(const Graph& graph) = 0;
   // Device memory that lives as long as this; throws where there is too little.

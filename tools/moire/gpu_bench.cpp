@@ -82,7 +82,7 @@ GraphVariant::GraphVariant(Gpu& gpu, std::string name, std::vector<std::function
 double GraphVariant::seconds(int64_t first, int64_t calls) {
   if (calls == 1) return gpu_.seconds(graph_of(first + num_sets() - 1), graph_of(first));
   Gpu::Graph& graph = many_[calls];
-  if (graph == nullptr) {
+  if (graph.executable == nullptr) {
     graph = gpu_.capture([&]() -> Status {
       for (int64_t i = 0; i < calls; ++i) {
         Status status = sets_[static_cast<size_t>(i % num_sets())]();
