@@ -13,33 +13,31 @@ from .invoke import ALIGNMENT, ENTRIES
 from .recipes import COLUMNWISE, ELEMENTS
 
 _X = "e4m3"
-_SUMMED = ("float32", "bfloat16")  # what gradients are stored in, whoever keeps them
+_SUMMED = ("float32", "bfloat16")  # what gradients are stored in
+
+
+# Rows a group in the mean: each group is filled up to a multiple of 128, up to half as much again.
+_FEW_ROWS = 256
 
 
 def lie_transposed(fw, fields, w, sizes, recipe, sink):
     """Whether they do, for the gradient of this weight of (out, in), which goes to a sink of
-    wgrad.py, or nowhere yet; not where a compiler looks.
+    wgrad.py, or nowhere yet. Not where it goes into memory of a caller's, which may lie as the
+    tensor cores cannot store to it, once it is there; nor where a compiler looks.
     """
     if fw is not Torch or not recipe.may_use_cores or torch.compiler.is_compiling():
         return False
-    now, place = contexts.settings_now(), fw.place(fields["offsets"].device)
-    if place[0] == "cpu" and now.plan_for is None:
+    now, offsets = contexts.settings_now(), fields["offsets"]
+    place = fw.place(offsets.device)
+    if not fw.is_plain(offsets) or (place[0] == "cpu" and now.plan_for is None):
         return False
     counts = (*sizes, fields["num_groups"], fields["capacity"])
-    if not all(type(count) is int for count in counts) or fields[w][0].dtype == torch.float16:
+    if not all(type(count) is int for count in counts) or counts[3] < _FEW_ROWS * counts[2]:
         return False
-    if sink is not None and sink.accumulate_into_main_grad and not _are_aligned(sink.parameters):
+    if fields[w][0].dtype == torch.float16 or (sink and sink.accumulate_into_main_grad):
         return False
     key = place, now.implementation, now.plan_for
     return _cores_sum(*key, recipe.gradient_element, fields[f"{w}_layout"], *counts)
-
-
-def _are_aligned(parameters):
-    """Whether tensor cores' sums can be stored to the main_grads that parameters have by now."""
-    return all(
-        type(buffer) is torch.Tensor and buffer.is_contiguous() and Torch.address(buffer) % 16 == 0
-        for buffer in (getattr(p, "main_grad", None) for p in parameters)
-    )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -140,7 +140,7 @@ def replayed(function: _Function) -> _Function:
         fw = invoke.compiled_for
         if fw is None or fw.is_watched() or _thread.recording is not None:  # steps of another call
             return function(*args, **kwargs)
-        given = args, kwargs, fw.autocast_dtypes()
+        given = args, kwargs, fw.autocast_dtypes(), context.settings_now().implementation
         found = invoke.compiled.sign(given, torch.is_grad_enabled())
         if found is None:
             return function(*args, **kwargs)
