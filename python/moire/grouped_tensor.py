@@ -173,7 +173,7 @@ class GroupedTensor(Interchangeable):
         views = [self.rows(group, rows) for group, rows in zip(groups, parts)]
         back = of_parts, (tuple(self.shape), parts)
         follow(self.carrier("GroupedTensor: group"), lambda _: back, *views)
-        whole = self if self._whole is None else self._whole
+        whole = self.detach() if self._whole is None else self._whole  # its versions, not its graph
         for view in views:
             view._whole, view._versions = whole, self._versions
         return views
@@ -344,6 +344,7 @@ class GroupedTensor(Interchangeable):
     def filled_with_zeros(self) -> GroupedTensor:
         for _, array in self.arrays():
             assign(array.view(self._fw.dtype("uint8")), 0)
+            self._fw.written(array)  # which Torch does not count of such views in inference mode
         return self
 
     @staticmethod

@@ -157,13 +157,13 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
         """With gradient and attributes; as of Torch's parameters, without."""
         if id(self) not in memo:
             copy = self.clone()
-            if self.is_leaf:
-                kept, grad = self._attributes(), self.grad
-                if isinstance(self, torch.nn.Parameter):
-                    kept, grad = {"_is_param": True, "_init_value": self._init_value}, None
-                copy = copy.as_leaf(self.requires_grad, deepcopy(kept, memo))
+            memo[id(self)] = copy = copy.as_leaf(self.requires_grad, {}) if self.is_leaf else copy
+            kept, grad = (self._attributes(), self.grad) if self.is_leaf else ({}, None)
+            if isinstance(self, torch.nn.Parameter):
+                kept, grad = {"_is_param": True, "_init_value": self._init_value}, None
+            vars(copy).update(deepcopy(kept, memo))
+            if grad is not None:
                 copy.grad = deepcopy(grad, memo)
-            memo[id(self)] = copy
         return memo[id(self)]
 
     def _reduced(self, own):
@@ -259,11 +259,18 @@ def _memory(tensor):
     return [array for _, array in tensor.arrays()] + ([] if offsets is None else [offsets])
 
 
+_OF_MOIRE = ("_is_param", "_init_value")
+
+
 def _sent(tensor):
-    """To another process: the memory itself, of all that it is a view of, as of Torch's tensors."""
+    """To another process: the memory itself, of all that it is a view of, as of Torch's tensors,
+    without what others set on it.
+    """
     if tensor.requires_grad and not tensor.is_leaf:
         raise invalid("send: a GroupedTensor has a gradient to pass on; send what detach() gives")
-    return tensor._reduced(torch.Tensor.detach)
+    make, (*state, attributes) = tensor._reduced(torch.Tensor.detach)
+    of_moire = {name: attributes[name] for name in _OF_MOIRE if name in attributes}
+    return make, (*state, of_moire)
 
 
 def _is_pinned(tensor, device=None):

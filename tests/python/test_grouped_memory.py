@@ -3,8 +3,10 @@ counts; processes that it is sent to; and copies, with what was set on it.
 """
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 
 import moire
 import numpy as np
@@ -278,3 +280,35 @@ def test_its_storage_is_empty(generator):
     with pytest.raises(RuntimeError, match="Cannot access data pointer"):
         torch.Tensor.apply_(weight.to("cpu"), lambda value: value)
     assert same(weight, before)
+
+
+def test_a_view_keeps_no_graph_and_no_attribute_alive(generator):
+    x = torch.randn(96, 64, generator=generator, requires_grad=True)
+    whole = moire.quantize(x * 1, moire.Groups(splits=[32, 64]), recipe="mxfp8")
+    view, gone = whole[0].detach(), weakref.ref(whole)
+    del whole
+    gc.collect()
+    assert gone() is None and view.shape == (32, 64)
+
+
+def test_zeroing_in_inference_mode_counts(generator):
+    tensor = uniform(generator)[1]
+    for target in (tensor, tensor.detach(), tensor[0]):
+        before = tensor._version
+        with torch.inference_mode():
+            target.zero_()
+        assert tensor._version > before
+
+
+def test_what_others_set_on_a_parameter_is_not_sent(generator):
+    parameter = torch.nn.Parameter(uniform(generator)[1].to("cpu"))
+    parameter.get_main_grad = lambda: None
+    theirs = sent(parameter)
+    assert isinstance(theirs, torch.nn.Parameter) and not hasattr(theirs, "get_main_grad")
+
+
+def test_a_deep_copy_may_refer_to_itself(generator):
+    tensor = uniform(generator)[1]
+    tensor.me = tensor
+    theirs = copy.deepcopy(tensor)
+    assert theirs.me is theirs
