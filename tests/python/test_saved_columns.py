@@ -84,6 +84,7 @@ def test_a_compiled_layer_has_the_same_gradients(generator, device, name):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.skipif(moire.info()["cuda"].startswith("off"), reason="a build for CPUs plans nothing")
 @pytest.mark.parametrize("name", RECIPES)
 def test_on_hopper_no_pass_transposes_x_in_the_backward(generator, name):
     values = drawn(generator)
