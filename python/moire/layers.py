@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 from .arrays import Torch, torch
 from .autograd import Op
+from .grouped_storage import empty_copy
 from .invoke import ENTRIES
 from .layouts import num_halves
-from .recipes import ROWWISE, Recipe
-from .saved_columns import empty_columns
+from .recipes import COLUMNWISE, ROWWISE, Recipe
+from .saved_columns import empty_transposed
 from .tapes import replayed
 from .wgrad import FRESH, check_memory
 
@@ -321,11 +322,17 @@ def _z_again(fw, fields, recipe, dtype):
 def _result_and_columns(fw, fields, how, columns):
     x, y = fields["x"], fields.get("y")
     made = {"y": fw.empty(x, (fields["capacity"], columns), x.dtype) if y is None else y}
-    if how.saves_copy:
-        made["x_columnwise"] = empty_columns(
-            fw, fields, how.recipe, x, x.shape[1], lie_transposed=how.copy_lies_transposed
-        )
+    if how.copy_lies_transposed:
+        made["x_columnwise"] = empty_transposed(fw, fields, x, x.shape[1])
+    elif how.saves_copy:
+        made["x_columnwise"] = empty_columns(fw, fields, how.recipe, x, x.shape[1])
     return made
+
+
+def empty_columns(fw, fields, recipe, like, columns, element="e4m3"):
+    """[data, scales] for a column-wise copy of [capacity, columns]."""
+    shape, groups = (fields["capacity"], columns), fields["num_groups"]
+    return list(empty_copy(fw, like, recipe.format, element, COLUMNWISE, shape, groups))
 
 
 def requantized(fw, fields, recipe, rowwise):

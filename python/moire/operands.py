@@ -203,17 +203,14 @@ class Operands:
             self.give_copies_of_x(needs_w)
         self._check_experts(op)
         saves_copy = saves_copy and saves_z
-        turns_copy = saves_copy and self._turns_copy(op.weights[0], sinks and sinks[0])
+        w, sink = op.weights[0], sinks and sinks[0]
+        turns_copy = saves_copy and lie_transposed(fw, fields, w, features(fields, w), recipe, sink)
         keeps = is_wanted and saves_z, is_wanted and saves_act, needs_w, saves_copy, turns_copy
         how = How(recipe, self.compute_dtype, *keeps, self.grad_x_out, out_dtype, route)
         y = run(op, fw, fields, how, is_wanted or has_history, sinks)
         if out is not None and not wants:
             fw.written(out)
         return y if self.result is None else fw.cast(y, self.result)
-
-    def _turns_copy(self, w, sink):
-        sizes = features(self.fields, w)
-        return lie_transposed(self.fw, self.fields, w, sizes, self.recipe, sink)
 
     def gradients(self, op, grad_y, wants, made):
         """The gradients by name, of what was made for grad_y; of a packed weight one array."""

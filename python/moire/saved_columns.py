@@ -8,14 +8,11 @@ from . import context as contexts
 from ._abi import ffi, lib
 from .arrays import Torch, torch
 from .dtypes import DTYPES
-from .grouped_storage import empty_copy
 from .invoke import ALIGNMENT, ENTRIES
-from .recipes import COLUMNWISE, ELEMENTS
+from .recipes import ELEMENTS
 
 _X = "e4m3"
 _SUMMED = ("float32", "bfloat16")  # what gradients are stored in
-
-
 # Rows a group in the mean: each group is filled up to a multiple of 128, up to half as much again.
 _FEW_ROWS = 256
 
@@ -31,13 +28,14 @@ def lie_transposed(fw, fields, w, sizes, recipe, sink):
     place = fw.place(offsets.device)
     if not fw.is_plain(offsets) or (place[0] == "cpu" and now.plan_for is None):
         return False
-    counts = (*sizes, fields["num_groups"], fields["capacity"])
-    if not all(type(count) is int for count in counts) or counts[3] < _FEW_ROWS * counts[2]:
+    num_groups, capacity = counts = fields["num_groups"], fields["capacity"]
+    are_known = all(type(count) is int for count in (*sizes, *counts))
+    if not are_known or capacity < _FEW_ROWS * num_groups:
         return False
     if fields[w][0].dtype == torch.float16 or (sink and sink.accumulate_into_main_grad):
         return False
     key = place, now.implementation, now.plan_for
-    return _cores_sum(*key, recipe.gradient_element, fields[f"{w}_layout"], *counts)
+    return _cores_sum(*key, recipe.gradient_element, fields[f"{w}_layout"], *sizes, *counts)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -55,12 +53,12 @@ def _cores_sum(place, implementation, plan_for, element, layout, out, inner, num
     for name, (columns, of_operand) in zip("ab", operands):
         _describe(getattr(args, name), ELEMENTS[of_operand], columns, rows)
         _describe(getattr(args, f"{name}_scales"), "float32", rows // 128, columns)
-    context, found = contexts.current(*place), []
+    args.d.layout, context = layout, contexts.current(*place)
     for dtype in _SUMMED:
         _describe(args.d.tensor, dtype, num_groups, *(columns for columns, _ in operands))
-        args.d.layout = layout
-        found.append(entry.workspace(context, args, ffi.new("size_t *")) == 0)
-    return all(found)
+        if entry.workspace(context, args, ffi.new("size_t *")) != 0:
+            return False
+    return True
 
 
 def _describe(tensor, dtype, *shape):
@@ -74,12 +72,8 @@ def _rows(capacity, num_groups):
     return 128 * (capacity // 128 + num_groups)
 
 
-def empty_columns(fw, fields, recipe, like, columns, element=_X, lie_transposed=False):
-    """[data, scales] for a column-wise copy of [capacity, columns]."""
-    capacity, num_groups = fields["capacity"], fields["num_groups"]
-    if not lie_transposed:
-        shape = capacity, columns
-        return list(empty_copy(fw, like, recipe.format, element, COLUMNWISE, shape, num_groups))
-    rows = _rows(capacity, num_groups)
-    data = fw.empty(like, (columns, rows), fw.dtype(ELEMENTS[element]))
+def empty_transposed(fw, fields, like, columns):
+    """[data, scales] for a column-wise copy of [capacity, columns] that lies so."""
+    rows = _rows(fields["capacity"], fields["num_groups"])
+    data = fw.empty(like, (columns, rows), fw.dtype(ELEMENTS[_X]))
     return [data, fw.empty(like, (rows // 128, columns), fw.float32)]
