@@ -31,7 +31,7 @@ demo: .venv/demo.stamp $(build)/build.ninja ## train a small MoE language model 
 
 test: .venv/test.stamp build ## every test that needs no GPU: C++ (CTest) and Python (pytest)
 	ctest --preset release --parallel 2
-	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0 $(ARGS)
 
 fuzz: .venv/demo.stamp ## random calls of the C ABI under the sanitizers, half a minute; hours with ARGS='--seconds 7200'
 	cmake --preset dev

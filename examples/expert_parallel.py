@@ -74,5 +74,5 @@ main()
 # Threads of gloo let go of the last tensors, for which they need the GIL. Destroying the
 # group, which nothing has any more, joins them: torch 2.4 does so with the GIL held, and a group
 # that is not destroyed lets them abort a process whose Python has ended.
-time.sleep(0.1)
+time.sleep(1)
 dist.destroy_process_group()

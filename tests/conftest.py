@@ -1,5 +1,6 @@
-"""A test that hangs says where, in every thread, and ends its process: a worker of pytest-xdist is
-then reported with the test's name, and replaced.
+"""A test that hangs says where, in every thread, and ends its process. Who runs workers of
+pytest-xdist gives `--max-worker-restart 0`: the run then ends with that test's name. With another
+worker in its place, `--dist loadfile` was seen to wait for ever.
 """
 
 import faulthandler
@@ -7,7 +8,7 @@ import os
 
 import pytest
 
-_SECONDS = 900  # for one test and what it sets up: ten times the longest on two cores
+_SECONDS = 600  # for one test and what it sets up: six times the longest on two cores
 _STDERR = pytest.StashKey()
 
 

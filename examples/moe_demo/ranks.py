@@ -64,7 +64,7 @@ def work(rank: int, ranks: int, recipe: Recipe, config: Config, text: Text, fold
     # NOTE: threads of gloo let go of the last tensors, for which they need the GIL. Destroying the
     # group, which nothing has any more, joins them: torch 2.4 does so with the GIL held, and a
     # group that is not destroyed lets them abort a process whose Python has ended.
-    time.sleep(0.1)
+    time.sleep(1)
     dist.destroy_process_group()
 
 

@@ -128,18 +128,19 @@ def let_go(error):
         error = error.__cause__ or error.__context__
 
 
+_FOR_EVER = []  # process groups
+
+
 @contextlib.contextmanager
 def alone_in_gloo():
-    """A process group of this process.
-
-    NOTE: torch 2.4 joins the group's threads while it holds the GIL, which one of them may want to
-    let go of a tensor; both were seen to hang. Hence they get the time for it.
+    """A process group of this process. NOTE: torch 2.4 ends a group's threads while it holds the
+    GIL, for which one of them may wait to let go of a tensor; so no group ends before its process.
     """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    _FOR_EVER.append(dist.group.WORLD)
     try:
         yield
     finally:
-        time.sleep(0.1)
         dist.destroy_process_group()
 
 

@@ -14,6 +14,7 @@ import torch
 import truth
 from moire import grouped_torch
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
+from ranks import NEEDS_GLOO, alone_in_gloo
 from samples_fp8 import MADE, SPLITS, places, same, uniform
 from torch.utils._python_dispatch import TorchDispatchMode
 from truth_fp8 import assert_same_bytes
@@ -156,13 +157,10 @@ def test_data_is_the_memory_of_another_one(generator, weight):
             layer.weight.data = wrong
 
 
-def test_collectives_take_its_arrays_alone(weight, tmp_path):
-    if not torch.distributed.is_gloo_available():
-        pytest.skip("this Torch has no Gloo")
+@NEEDS_GLOO
+def test_collectives_take_its_arrays_alone(weight):
     weight = weight.to("cpu")
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
+    with alone_in_gloo():
         for collective in (
             lambda t: torch.distributed.broadcast(t, 0),
             torch.distributed.all_reduce,
@@ -173,8 +171,6 @@ def test_collectives_take_its_arrays_alone(weight, tmp_path):
             collective(weight.dequantize())
         for array in weight.state_dict().values():
             torch.distributed.broadcast(array.view(torch.uint8), 0)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_it_is_shown_as_it_lies_or_not_at_all(weight):
