@@ -210,29 +210,30 @@ if torch is not None:
 
         @staticmethod
         def backward(ctx, *grads):
+            saved = ctx.saved_tensors  # once, as checkpoints give them
             if not torch.is_grad_enabled():
-                return _passed_back(ctx, *grads)
+                return _passed_back(ctx, saved, grads)
             with torch.no_grad():  # which takes a while
-                found = _passed_back(ctx, *grads)
+                found = _passed_back(ctx, saved, grads)
             if torch.compiler.is_compiling():
                 return found
-            return _FirstOrder.apply(torch.empty(0, requires_grad=True), *found)
+            own = torch.empty(0, requires_grad=True)  # who asks for .backward() of nothing else
+            return _FirstOrder.apply(len(found), *found, own, *saved, *grads)
 
     class _FirstOrder(torch.autograd.Function):
-        """Gradients that have none, whatever came in, by which alone once_differentiable goes."""
+        """The first `count`, which have no gradient; Torch comes here on its way to the others."""
 
         @staticmethod
-        def forward(ctx, _, *grads):
-            return grads
+        def forward(ctx, count, *tensors):
+            return tensors[:count]
 
         @staticmethod
         def backward(ctx, *_):
             raise unsupported("backward: a second derivative is asked for, moire has the first")
 
-    def _passed_back(ctx, *grads):
+    def _passed_back(ctx, saved, grads):
         """What autograd gets for each argument of a call."""
-        saved, sinks = ctx.saved_tensors, ctx.sinks
-        if sinks is None:
+        if ctx.sinks is None:
             return ctx.gradients(saved, grads, ctx.needs_input_grad)
         context.check_backward()
         needs, (op, how, _, spec, kept, likes) = _asked(ctx), ctx.call
@@ -240,7 +241,7 @@ if torch is not None:
         within = pass_of_backward() if ctx.within is None else ctx.within
         run = functools.partial(ctx.gradients, saved, grads, (False, *needs))
         call = how, tensors, named(spec, needs), named(spec, likes)
-        return _in_row(spec, op.gradients_into(sinks, within, run, *call))
+        return _in_row(spec, op.gradients_into(ctx.sinks, within, run, *call))
 
     def _of_outputs(op, grads):
         return {f"grad_{name}": grad for name, grad in zip(op.outputs, grads)}

@@ -213,6 +213,20 @@ def test_a_second_derivative_is_an_error_whatever_comes_in(generator, name, loss
             grad.square().sum().backward()
 
 
+@pytest.mark.parametrize("name", [name for name in OF_X if name != "mlp in 8 bits"])
+def test_a_second_derivative_of_some_inputs_is_an_error(generator, name):
+    """Of what lies behind tensors that the call has kept, as x where weights want gradients."""
+    t = make(generator)
+    for value in t.values():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            value.requires_grad_()
+    for loss in (lambda y: y.sum(), lambda y: y.square().sum()):
+        x = t["x"].detach().clone().requires_grad_()
+        (grad,) = torch.autograd.grad(loss(OF_X[name](x.tanh(), t)), x, create_graph=True)
+        with pytest.raises(moire.Unsupported, match="a second derivative is asked for"):
+            torch.autograd.grad(grad.sum(), x)
+
+
 @pytest.mark.parametrize("into_main_grad", [False, True])
 def test_a_graph_of_gradients_that_nobody_reads_changes_none(generator, into_main_grad):
     options = {"bias": True, "accumulate_into_main_grad": into_main_grad}
