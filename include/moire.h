@@ -17,7 +17,7 @@
  *   and, of products of MXFP8 weights, on how tensors are aligned; never on the splits.
  * - Errors: every function returns a code below; moire_last_error() has the sentence, per thread.
  *   Arguments are checked before anything runs: on an error the outputs are untouched, unless it is
- *   the device that failed, or threads that the caller lends and did not.
+ *   the device that failed, another rank, or threads that the caller lends and that never came.
  * - Threads: one context may be used by several threads.
  *
  * Symbols: T tokens, k experts per token, G groups (experts of this device), H hidden size, F
@@ -755,10 +755,10 @@ MOIRE_API int32_t moire_prepare_weight_form(const moire_context* context,
                                             const moire_prepare_weight_args* args,
                                             moire_prepared_weight* form);
 
-/* What an FP8 recipe may be given or asked to keep; all zero: nothing. x, grad_y and weights are
- * quantised as they are, of any float type; what an MLP makes between its products (z, act and
- * their gradients) is rounded to BF16, whatever x and y are, before it is read or quantised: z, act
- * and grad_z of such a call are BF16. Absent copies that a step needs are made in the workspace. */
+/* Layers, in FP8 recipes: x, grad_y and weights are quantised as they are, of any float type; what
+ * an MLP makes between its products (z, act and their gradients) is rounded to BF16, whatever x and
+ * y are, before it is read or quantised: z, act and grad_z of such a call are BF16. Copies that a
+ * step needs and that are absent are made in the workspace. */
 
 /* y_i = x_i * W_g^T (+ scale_i * bias_g). */
 typedef struct moire_grouped_linear_args {

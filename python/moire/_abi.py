@@ -1,7 +1,8 @@
 """The C contract in Python: cffi in ABI mode over moire.h, for which nothing is compiled.
 
-The header is parsed as it is (between its "cffi: begin" and "cffi: end" marks), so structs,
-constants and entries are written down once, in C. Library and header are looked for, in this order:
+The header is parsed as it is (between its "cffi: begin" and "cffi: end" marks), so structs and
+entries are written down once, in C. Names of its enumerators here have their numbers, by a test.
+Library and header are looked for, in this order:
 
 1. inside the package: moire/lib/libmoire.so and moire/include/moire.h (an installed wheel);
 2. in the package's source tree: build/release/lib, then build/cuda/lib, with include/moire.h.

@@ -1,7 +1,7 @@
 """One call of a C entry: arrays into the argument struct, scratch, the call, its error raised.
 
-Keyword names are the field names of moire.h. Five kinds of fields are spread over several
-keywords, so that all of them are plain values (torch's op schemas have nothing else):
+Keyword names are the field names of moire.h. Some kinds of fields are other values there, or
+spread over several keywords, so that all are plain (torch's op schemas have nothing else):
 
     moire_weight w      w=[tensor]: packed, rank 3; w=[t0, t1, ...]: one per group; w=[]: absent,
                         but w_layout=0 or 1 is said

@@ -64,7 +64,7 @@ void run_steps(Steps& steps, const GroupedMlpArgs& args) {
   fc1.bias = args.b1;
   fc1.act = args.act;
   fc1.act_columnwise = args.act_columnwise;
-  fc1.fractional_scales = layer.recipe.fp32_scales;
+  fc1.fractional_scales = layer.recipe.ragged_scales;
   fc1.storage = static_cast<int32_t>(layer.recipe.between(TensorView(args.y).type()));
   fc1.tail = MOIRE_TAIL_UNTOUCHED;
   if (layer.recipe.is_quantized) {

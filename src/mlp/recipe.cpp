@@ -13,7 +13,7 @@ QuantizeArgs quantize_args(const Recipe& recipe, const RaggedOperand& source,
   args.source = source.tensor;
   args.row_idx = source.row_idx;
   args.scaling = scaling_of(is_present(rowwise) ? rowwise : columnwise);
-  if (args.scaling == MOIRE_SCALING_FP8_BLOCK) args.fractional_scales = recipe.fp32_scales;
+  if (args.scaling == MOIRE_SCALING_FP8_BLOCK) args.fractional_scales = recipe.ragged_scales;
   args.rowwise = rowwise;
   args.columnwise = columnwise;
   args.groups = groups;

@@ -38,8 +38,8 @@ struct Recipe {
                      : args.emulate_accumulation != 0 ? MOIRE_ACCUMULATE_EMULATED
                                                       : MOIRE_ACCUMULATE_FAST),
         fractional_scales(args.fractional_scales),
-        fp32_scales(on_gpu && args.recipe == MOIRE_RECIPE_MXFP8_FAST ? kFoldedScales
-                                                                     : args.fractional_scales),
+        ragged_scales(on_gpu && args.recipe == MOIRE_RECIPE_MXFP8_FAST ? kFoldedScales
+                                                                       : args.fractional_scales),
         gradient_dtype(gradient_dtype_of(args) == 0 ? DType::kE4M3
                                                     : static_cast<DType>(gradient_dtype_of(args))) {
   }
@@ -54,7 +54,7 @@ struct Recipe {
   int32_t id;                        // moire_recipe
   bool is_quantized, passes_values;  // values: where products alone read a copy, on a GPU
   int32_t weight_scaling, scaling;   // scaling: of activations and gradients
-  int32_t accumulation, fractional_scales, fp32_scales;  // fp32_: of activations and gradients
+  int32_t accumulation, fractional_scales, ragged_scales;  // ragged: of activations, gradients
   DType gradient_dtype;
 };
 
