@@ -361,7 +361,7 @@ void own(std::derived_from<moire_grouped_mlp_backward_args> auto& a, auto&& v) {
   v.field("beta_w2_per_group", a.beta_w2_per_group, Role::kIn, a.groups.num_groups);
   v.field("w1_quantized", a.w1_quantized, in_if(needs_w1), "GZH");
   v.field("w2_quantized", a.w2_quantized, in_if(needs_w2), "GNF");
-  v.field("x_columnwise", a.x_columnwise, Role::kIn, "CH");
+  v.field("x_columnwise", a.x_columnwise, in_if(is_present(a.grad_w1)), "CH");
   v.field("act_columnwise", a.act_columnwise, act, "CF");
   v.field("grad_y_rowwise", a.grad_y_rowwise, Role::kIn, "CN");
   v.field("grad_y_columnwise", a.grad_y_columnwise, Role::kIn, "CN");

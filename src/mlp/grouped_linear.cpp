@@ -52,10 +52,7 @@ void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
   }
   if (grad_w.is_present()) {
     check.weight("grad_w", grad_w, kFloatTypes, num_groups, out, in);
-    layer.x_columnwise(args.x_columnwise, in);
-    if (!is_present(args.x_columnwise)) {
-      check.ragged("x", args.x, "row_idx", args.row_idx, args.groups, in);
-    }
+    layer.wgrad_operand(args, in);
     layer.same_dtype("grad_y", grad_y, "x", args.x);
   }
   check.optional_tensor("scale", args.scale, kFP32Only, {capacity});

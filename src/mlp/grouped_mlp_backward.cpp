@@ -66,10 +66,7 @@ void validate(ArgumentCheck& check, const GroupedMlpBackwardArgs& args) {
                 "b2_scale is present but b2_unscaled is 1: it would scale nothing");
   if (needs.grad_z) layer.weight(w2, false, n, f);
   if (is_present(args.grad_x)) layer.weight(w1, false, two_f, h);
-  layer.x_columnwise(args.x_columnwise, h);
-  if (is_present(args.grad_w1) && !is_present(args.x_columnwise)) {
-    check.ragged("x", args.x, "row_idx", args.row_idx, args.groups, h);
-  }
+  if (is_present(args.grad_w1)) layer.wgrad_operand(args, h);
   layer.same_dtype("grad_y", grad_y, "z", z);
   if (needs.grad_z) layer.same_dtype("w2", args.w2.tensor, "grad_y", grad_y);
   if (is_present(args.grad_x)) layer.same_dtype("w1", args.w1.tensor, "grad_y", grad_y);
@@ -101,7 +98,7 @@ GroupedGemmGluBackwardArgs fc2_dgrad_args(const GroupedMlpBackwardArgs& args, co
   gemm.w2 = w2.weight;
   gemm.w2_scales = w2.scales;
   gemm.accumulation = recipe.accumulation;
-  gemm.fractional_scales = recipe.fp32_scales;
+  gemm.fractional_scales = recipe.ragged_scales;
   gemm.grad_z = between.grad_z;
   gemm.grad_z_rowwise = between.grad_z_rowwise;
   gemm.grad_z_columnwise = between.grad_z_columnwise;

@@ -15,7 +15,7 @@ void LayerCheck::check_recipe(int32_t emulate_accumulation, int32_t gradient_dty
   const int32_t fractional = recipe.fractional_scales;
   check.require(fractional == 0 || (fractional == 1 && id == MOIRE_RECIPE_FP8_BLOCK),
                 "fractional_scales is ", fractional, " but recipe is ", id,
-                ": only recipe 3 (fp8_block) has scales that are not powers of two");
+                ", needs 0, or 1 with recipe 3 (fp8_block), which alone has such scales");
   check.require(
       emulate_accumulation == 0 || id == MOIRE_RECIPE_MXFP8_FAST || id == MOIRE_RECIPE_FP8_BLOCK,
       "emulate_accumulation is 1 but recipe is ", id, ", needs 2 (mxfp8_fast) or 3 (fp8_block)");

@@ -83,10 +83,15 @@ struct LayerCheck {
     if (!recipe.is_quantized) check.same_dtype(a_name, a, b_name, b);
   }
 
+  // x of a weight gradient: its column-wise copy, or rows of x.
+  void wgrad_operand(const auto& args, NamedSize k) {
+    if (is_given(args.x_columnwise)) return x_columnwise(args.x_columnwise, k);
+    check.ragged("x", args.x, "row_idx", args.row_idx, groups, k);
+  }
+
   // x of a forward product: a float tensor, or FP8 with rowwise x_scales; x_columnwise, which is
   // made from a float x only.
-  template <class A>
-  void forward_operand(const A& args, NamedSize k) {
+  void forward_operand(const auto& args, NamedSize k) {
     if (!is_present(args.x_scales)) {
       check.ragged("x", args.x, "row_idx", args.row_idx, groups, k);
       return x_columnwise(args.x_columnwise, k);

@@ -224,10 +224,10 @@ int64_t bytes_read_of(const PermuteArgs& args) {
 
 // Of the capacity's rows and probs, one for each top-k entry.
 int64_t bytes_read_of(const UnpermuteArgs& args) {
-  const TensorView scatter_idx(args.scatter_idx), weights(args.weights), rows(args.rows);
+  const TensorView scatter_idx(args.scatter_idx), rows(args.rows), probs(args.probs);
   const int64_t row_bytes = rows.columns() * dtype_size(rows.type());
   const int64_t prob_bytes = is_present(args.probs) ? dtype_size(DType::kFP32) : 0;
-  return scatter_idx.num_bytes() + weights.num_bytes() +
+  return bytes_read(args) - rows.num_bytes() - probs.num_bytes() +
          scatter_idx.num_elements() * (row_bytes + prob_bytes);
 }
 

@@ -188,5 +188,22 @@ TEST(GroupedMlpGradients, WeightGradientsMayBeALaterCall) {
   });
 }
 
+TEST(GroupedMlpUnread, WithoutGradW1NothingIsAskedOfX) {
+  Random random;
+  on_one_device(tested(), [&](const Tested& device) {
+    MlpOptions options;
+    options.dtype = DType::kBF16;
+    MlpProblem p(options, random);
+    ASSERT_TRUE(succeeds(run(device, p.forward())));
+    MlpNeeds needs;
+    needs.w1 = false;
+    GroupedMlpBackwardArgs args = p.backward(needs);
+    args.recipe = MOIRE_RECIPE_MXFP8;
+    args.x = {};
+    args.x_columnwise.data = p.grad_x;  // no copy of x, and written
+    EXPECT_TRUE(succeeds(run(device, args)));
+  });
+}
+
 }  // namespace
 }  // namespace moire::test

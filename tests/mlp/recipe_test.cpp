@@ -470,6 +470,8 @@ TEST(Recipe, RefusesWrongCopiesWithASentence) {
       {[&](A& a) { a.emulate_accumulation = 1; },
        "emulate_accumulation is 1 but recipe is 1, needs 2 (mxfp8_fast) or 3 (fp8_block)"},
       {[&](A& a) { a.fractional_scales = 1; }, "fractional_scales is 1 but recipe is 1"},
+      {[&](A& a) { a.recipe = MOIRE_RECIPE_FP8_BLOCK, a.fractional_scales = 2; },
+       "fractional_scales is 2 but recipe is 3, needs 0, or 1 with recipe 3"},
       {[&](A& a) { a.x_columnwise = kept, a.x_columnwise.data.data = p.y.view().data; },
        "overlap in their address ranges"},
   };
@@ -487,12 +489,10 @@ TEST(Recipe, RefusesWrongCopiesWithASentence) {
   backward.gradient_dtype = MOIRE_E5M2;
   EXPECT_TRUE(fails(run(cpu(), backward), Code::kInvalidArgument,
                     "gradient_dtype is e5m2 but recipe is 0 (as stored), which quantises nothing"));
-  backward = mxfp8.in(p.backward());
-  backward.z.dtype = MOIRE_FP16;
+  backward = mxfp8.in(p.backward()), backward.z.dtype = MOIRE_FP16;
   EXPECT_TRUE(
       fails(run(cpu(), backward), Code::kInvalidArgument, "z is fp16 [105, 144], needs bf16"));
-  backward = mxfp8.in(p.backward());
-  backward.grad_y = moire_tensor{};
+  backward = mxfp8.in(p.backward()), backward.grad_y = {};
   EXPECT_TRUE(fails(run(cpu(), backward), Code::kInvalidArgument, "grad_y is absent"));
 }
 
