@@ -36,7 +36,8 @@ bool all_passed(const std::vector<OutputErrors>& outputs);
 void or_else(std::vector<OutputErrors>& outputs,
              const std::function<std::vector<OutputErrors>()>& judge);
 
-// The members of the reference's results, which are called like the fields that hold them.
+// The members of the reference's results, which are called like the fields that hold them. An
+// output of another name is found wrong.
 // clang-format off
 #define MOIRE_FOR_EACH_RESULT(f)                                       \
   f(z) f(act) f(y) f(rows) f(probs) f(topk_weights)                    \
@@ -60,11 +61,12 @@ class OutputVisitor : public MemoryVisitor {
     if (!is_written(role)) return;
     RowRule rule;
     if (sizes[0] == 'C' && t.rank < 3) rule = rule_of(name);
-    with_result(name, [&](const auto& want) { add(name, t, want, rule); });
+    const bool is_known = with_result(name, [&](const auto& want) { add(name, t, want, rule); });
+    if (!is_known) add_unknown(name);
   }
   void field(const char* name, const moire_weight& w, Role role, const char*) {
     if (!is_written(role) || !is_present(w)) return;
-    with_result(name, [&](const auto& want) { add(name, w, want, {}); });
+    if (!with_result(name, [&](const auto& want) { add(name, w, want, {}); })) add_unknown(name);
   }
   // Copies that are no result of their own are those of their source, as it is now.
   void field(const char* name, const moire_quantized& q, Role role, const char*) {
@@ -98,17 +100,22 @@ class OutputVisitor : public MemoryVisitor {
       outputs_.back().name = name;
     }
   }
-  // f(the result of this field), which is all of them where there is but one.
-  void with_result(std::string_view name, auto&& f) {
-    bool is_one_of_many = false;
+  void add_unknown(const std::string& name) {
+    outputs_.push_back({.name = name, .elements = 1, .mismatches = 1});
+    outputs_.back().first_mismatch = "the reference has no result of this name";
+  }
+  // f(the result of this field), which is all of them where there is but one; whether there is one.
+  bool with_result(std::string_view name, auto&& f) {
+    bool is_one_of_many = false, is_known = false;
 #define MOIRE_RESULT(field)                                                                     \
   if constexpr (requires { requires std::is_class_v<decltype(std::declval<Want>().field)>; }) { \
     is_one_of_many = true;                                                                      \
-    if (name == #field) f(want_.field);                                                         \
+    if (name == #field) is_known = true, f(want_.field);                                        \
   }
     MOIRE_FOR_EACH_RESULT(MOIRE_RESULT)
 #undef MOIRE_RESULT
     if (!is_one_of_many) f(want_);
+    return is_known || !is_one_of_many;
   }
   void bytes(const std::string& name, const moire_quantized& q, const QuantizedBytes& want) {
     add(name + ".data", q.data, want.data, rule_of(name));

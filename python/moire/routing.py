@@ -14,7 +14,7 @@ from .groups import Groups, is_readable
 from .tapes import replayed
 from .values import choice, dtype_name, flag, integer, number, wrong
 
-_MOST_GROUPS = 2**31 - 2
+_MOST_GROUPS = 2**30
 _INDEX_TYPES = (DTYPES["int32"], DTYPES["int64"])
 _ROUTER_KINDS = ("softmax", "sigmoid")
 
