@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "reference/outputs.h"
 #include "tests/support/ragged.h"
 #include "tests/support/tensors.h"
 
@@ -98,6 +99,25 @@ TEST(Comparison, FindsBytesAndIndicesThatDiffer) {
   EXPECT_EQ(compare(indices.view(), std::vector<int64_t>{4, -1, 6}).first_mismatch,
             "first at [2]: got 7, want 6");
   EXPECT_EQ(compare(indices.view(), std::vector<int64_t>{4, -1}).mismatches, 1);
+}
+
+// The reference's results of an op, less one that the op has.
+struct RowsAlone {
+  Matrix rows;
+};
+
+TEST(Comparison, FindsAnOutputThatTheReferenceDoesNotKnow) {
+  const Answer answer;
+  const test::TestTensor probs(DType::kFP32, {7});
+  PermuteArgs args;
+  args.rows = answer.got, args.probs = probs;
+  args.groups = answer.batch.groups();
+  const std::vector<OutputErrors> outputs = compare_outputs(args, RowsAlone{answer.want});
+  ASSERT_EQ(outputs.size(), 2);
+  EXPECT_EQ(outputs[0].mismatches, 0) << outputs[0].first_mismatch;
+  EXPECT_EQ(outputs[1].name, "probs");
+  EXPECT_EQ(outputs[1].first_mismatch, "the reference has no result of this name");
+  EXPECT_FALSE(all_passed(outputs));
 }
 
 }  // namespace
