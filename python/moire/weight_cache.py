@@ -64,7 +64,7 @@ class WeightCache:
         entry = replaced = self._of(arrays)
         if entry is None or not entry.serves(arrays, wanted):
             entry = _Entry(arrays, self._made(weight, wanted))
-        elif version is None or not _is_same(version, entry.version):
+        elif version is None or not self._is_current(entry, version):
             entry.tensor.quantize_(weight)
         else:
             return entry.tensor
@@ -80,6 +80,9 @@ class WeightCache:
 
     def clear(self) -> None:
         self._entries.clear()
+
+    def _is_current(self, entry, version):
+        return _is_same(version, entry.version)
 
     def _made(self, weight, wanted):
         # A later training step may use it too.
@@ -146,10 +149,10 @@ def _memory_of(arrays):
     Where nobody can say what lives, the name is that of the objects, and nothing does.
     """
     try:
-        names, lives = zip(*map(_owned if isinstance(arrays[0], np.ndarray) else _stored, arrays))
+        names, gone = zip(*map(_owned if isinstance(arrays[0], np.ndarray) else _stored, arrays))
     except (AttributeError, TypeError, NotImplementedError, RuntimeError):
         return _ids(arrays), lambda: False
-    return names, lambda: all(is_alive() for is_alive in lives)
+    return names, lambda: not any(is_gone() for is_gone in gone)
 
 
 def _stored(tensor):
@@ -157,7 +160,7 @@ def _stored(tensor):
     storage = StorageWeakRef(tensor.untyped_storage())
     view = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
     name = (storage.cdata, *view, tensor.is_neg(), tensor.is_conj())
-    return name, lambda: not storage.expired()
+    return name, storage.expired
 
 
 def _owned(array):
@@ -167,7 +170,7 @@ def _owned(array):
         owner = owner.base
     alive = weakref.ref(owner)
     name = (id(owner), Numpy.address(array), array.shape, array.strides, array.dtype)
-    return name, lambda: alive() is not None
+    return name, lambda: alive() is None
 
 
 def _is_same(version, other):
@@ -238,7 +241,8 @@ class ParameterCopies(WeightCache):
     optimizer made a step, any optimizer: it may have written through `.data`, which nobody counts,
     or into masters that are copied from. Other writes through `.data` are said by invalidate().
     A graph that is captured quantises, as often as it is replayed, unless it is said False; so does
-    each call whose weights are no parameters, and, since a replay writes uncounted, each after it.
+    each call whose weights are no parameters, or were made in inference mode, and, since a replay
+    writes uncounted, each after it.
     """
 
     _are_replayed = False  # by a graph, uncounted
@@ -263,6 +267,10 @@ class ParameterCopies(WeightCache):
         wanted = {"rowwise": needs_both or is_rowwise, "columnwise": needs_both or not is_rowwise}
         return self.get(weights, version, **wanted)
 
+    def _is_current(self, entry, version):
+        # Memory that is gone may have been given out again, at the address that _state() names.
+        return _is_same(version, entry.version) and (version is _KEPT or entry.lives())
+
 
 def _is_captured(arrays):
     return any(p.is_cuda for p in arrays) and torch.cuda.is_current_stream_capturing()
@@ -275,12 +283,17 @@ def _are_parameters(arrays):
 
 def _state(p):
     has_memory = torch._C._has_storage(p)  # a transform's has none, and is refused later
-    return has_memory and p.data_ptr(), version_of(p), p.requires_grad and _steps
+    return has_memory and p.data_ptr(), _writes(p), p.requires_grad and _steps
 
 
 def _state_of_shard(shard):
     local = shard._local_tensor  # each of them counts its own writes, the gathered weight none
-    return local.data_ptr(), version_of(local), version_of(shard)
+    return local.data_ptr(), _writes(local), version_of(shard)
+
+
+def _writes(tensor):
+    """Torch's count of them; what equals nothing of a tensor of inference mode, which has none."""
+    return object() if tensor.is_inference() else tensor._version
 
 
 _steps = 0  # of all optimizers

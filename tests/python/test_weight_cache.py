@@ -278,6 +278,32 @@ def test_copies_are_made_anew_when_a_parameter_changed(generator, quantised, how
     assert len(quantised) == 2 and addresses(module) == before
 
 
+def test_memory_that_lies_where_the_old_one_lay_is_noticed(generator):
+    """As of a model that sleeps: its memory is freed, given out again and filled with others."""
+    x, seen = truth.draw(generator, 40, H), set()
+    for i in range(20):
+        module = layer()
+        for _ in range(3):
+            module(x, SPLITS)
+        before, values = module.weight.data_ptr(), 3 * module.weight.detach()
+        module.weight.data = torch.empty(0)
+        module.weight.data = values.clone()
+        seen.add(module.weight.data_ptr() == before)
+        assert torch.equal(module(x, SPLITS), fresh(module, x)), i
+    if module.weight.is_cuda:
+        assert True in seen  # else nothing was tried
+
+
+def test_weights_made_in_inference_mode_count_nothing(generator, quantised):
+    x = truth.draw(generator, 40, H)
+    with torch.inference_mode():
+        module = layer()
+        for factor in (1, 3, 3):
+            module.load_state_dict({k: factor * v for k, v in module.state_dict().items()})
+            assert torch.equal(module(x, SPLITS), fresh(module, x))
+    assert len(quantised) == 3
+
+
 def test_weights_that_are_not_trained_outlive_the_steps_of_others(generator, quantised):
     module, x = layer().requires_grad_(False), truth.draw(generator, 40, H)
     other = torch.nn.Parameter(torch.ones(3))
