@@ -84,7 +84,7 @@ PARTS = (
     Part("expert parallelism", PARALLEL, 2625),
     Part("CUDA", ("src/backend/cuda/",), 10000, ceiling=15200, without=PARALLEL),
     Part("Python", ("python/moire/",), 5100, ceiling=8162, without=INTEGRATIONS),
-    Part("tools", ("tools/",), 6500, ceiling=7121),
+    Part("tools", ("tools/",), 6500, ceiling=7165),
 )
 SLACK = 250  # lines that a part may be under its ceiling before that has to fall
 

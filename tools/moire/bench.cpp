@@ -178,7 +178,7 @@ int run_bench(const Options& options) {
   const Context context = open_context(common);
   const std::vector<Group> groups = groups_of(options, on_cpu);
   for (const Group& group : groups) require_memory_for(context, group);
-  if (options.sustained) return run_sustained_bench(context, groups, options.json);
+  if (options.sustained) return run_sustained_bench(context, groups, options);
   const std::string& svg = options.svg;
   if (!svg.empty() && !std::ofstream(svg, std::ios::app)) {
     throw UsageError("--svg: found \"", svg, "\", needed a file that can be written");
@@ -205,7 +205,9 @@ int run_bench(const Options& options) {
     std::printf("%s", results_text(results, bench->machine(), protocol, options.advice).c_str());
   }
   if (!svg.empty()) write_svg(svg, results, bench->machine());
-  return kExitOk;
+  const bool has_any = std::any_of(results.begin(), results.end(),
+                                   [](const BenchResult& r) { return r.unsupported.empty(); });
+  return has_any ? kExitOk : fail_for_nothing(options, "bench", "timed");
 }
 
 }  // namespace moire::tool

@@ -38,7 +38,8 @@ std::unique_ptr<Bench> make_gpu_bench(const Context& context);
 // All dtypes of one op of one problem; on a GPU one each.
 using Group = std::vector<Problem>;
 // On a GPU in steady state: time, clock, power and energy (sustained.h).
-int run_sustained_bench(const Context& context, const std::vector<Group>& groups, bool json);
+int run_sustained_bench(const Context& context, const std::vector<Group>& groups,
+                        const Options& options);
 
 // For a Bench. A smaller problem of the op is judged; then what explain says goes to the result,
 // with the bytes of a set of operands without its workspaces, whose sizes are returned. A reason

@@ -146,6 +146,11 @@ int run_check(const Options& options) {
   if (named.empty() && options.random == 0) {
     throw UsageError("check: found no problem, needed PROBLEM or --random N");
   }
+  if (named.empty() && !options.settings.empty()) {
+    throw UsageError(
+        "check: found --set beside --random alone, needed PROBLEM: random problems "
+        "draw their fields, all but --ops and --dtype");
+  }
   for (const Problem& p : named) require_memory_for(context, p);
   const Choices choices = choices_of(options);
   const auto num_named = static_cast<int64_t>(named.size());
@@ -185,16 +190,9 @@ int run_check(const Options& options) {
     print(totals);
   }
   const bool has_nothing = totals.passed + totals.failed == 0;
-  if (has_nothing) {
-    const std::string& forced = options.implementation;
-    print_error(text("check: found no problem that ", options.device, " supports",
-                     forced.empty() ? "" : text(" with --implementation ", forced),
-                     ", so nothing was checked; needed ",
-                     forced.empty() ? "" : "no --implementation, or ",
-                     options.device == "cpu" ? "--device cuda" : "--device cpu"));
-  }
+  if (has_nothing) return fail_for_nothing(options, "check", "checked");
   const bool is_short = options.all_supported && totals.unsupported > 0;
-  return has_nothing || totals.failed > 0 || is_short ? kExitFailed : kExitOk;
+  return totals.failed > 0 || is_short ? kExitFailed : kExitOk;
 }
 
 }  // namespace moire::tool

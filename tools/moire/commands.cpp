@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "problem_source.h"
+#include "terminal.h"
 #include "text.h"
 
 namespace moire::tool {
@@ -54,6 +55,16 @@ Context open_context(const Options& options, bool may_plan) {
   check_implementation(options.implementation);
   wanted.implementation = options.implementation;
   return usage(Context::create(wanted));
+}
+
+int fail_for_nothing(const Options& options, const char* command, const char* done) {
+  const std::string& forced = options.implementation;
+  print_error(text(command, ": found no problem that ", options.device, " supports",
+                   forced.empty() ? "" : text(" with --implementation ", forced),
+                   ", so nothing was ", done, "; needed ",
+                   forced.empty() ? "" : "no --implementation, or ",
+                   options.device == "cpu" ? "--device cuda" : "--device cpu"));
+  return kExitFailed;
 }
 
 std::vector<Problem> collect_problems(const Options& options,

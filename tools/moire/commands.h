@@ -1,5 +1,5 @@
 // The commands: their options, and the functions that run them. Each returns the exit code: 0 done,
-// 1 a check failed; UsageError is exit code 2.
+// 1 a check failed or nothing could run; UsageError is exit code 2.
 #pragma once
 
 #include <moire/context.h>
@@ -64,6 +64,9 @@ int run_bench(const Options& options);
 // A context as the options ask; UsageError with the library's sentence where there is none. It may
 // plan for a GPU that need not be here (--device sm90) where nothing is going to run.
 Context open_context(const Options& options, bool may_plan = false);
+
+// The exit code where no problem could be done on the device, once it is said: "nothing was DONE".
+int fail_for_nothing(const Options& options, const char* command, const char* done);
 
 using Settings = std::vector<std::string>;  // KEY=VALUE
 // What a problem is changed to where neither --ops nor --dtype says it: nothing, if nothing else is

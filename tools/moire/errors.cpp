@@ -37,21 +37,22 @@ const std::vector<std::string> kOutputs = {"y", "grad_x", "grad_w1", "grad_w2", 
 // By the names of kOutputs; NaN where the layer has none.
 Json errors_of(const Context& context, const Problem& p) {
   Case what(p, Operands::Content::kNormal);
-  for (const Call& call : what.calls) {
-    size_t bytes = 0;
-    usage(call.workspace(context, &bytes));
-    usage(call.run(context, what.operands.workspace(bytes)));
-  }
   const auto forward = std::any_cast<GroupedMlpArgs>(what.calls[0].args);
   auto backward = std::any_cast<GroupedMlpBackwardArgs>(what.calls[1].args);
   const auto results = reference::grouped_mlp(forward, reference::Rounding::kNone);
-  // The exact backward starts from the exact z.
+  // The exact backward starts from the exact z, and from what gradients are added to.
   const TensorView z = what.operands.output("exact z", DType::kFP64, {p.capacity(), p.fc1_width()});
   for (size_t i = 0; i < results.z.values.size(); ++i) {
     static_cast<double*>(z.data)[i] = results.z.values[i].value;
   }
   backward.z = z;
+  backward.act = {}, backward.act_is_saved = 0;
   const auto gradients = reference::grouped_mlp_backward(backward, reference::Rounding::kNone);
+  for (const Call& call : what.calls) {
+    size_t bytes = 0;
+    usage(call.workspace(context, &bytes));
+    usage(call.run(context, what.operands.workspace(bytes)));
+  }
   Json errors;
   for (const std::string& name : kOutputs) errors[name] = std::nan("");
   for (const auto& outputs : {reference::compare_outputs(forward, results),
@@ -63,9 +64,22 @@ Json errors_of(const Context& context, const Problem& p) {
   return errors;
 }
 
+// The problem of each row; nothing is printed where one has fields that its recipe does not.
+std::vector<Problem> problems_of(const Problem& p) {
+  std::vector<Problem> out;
+  for (const Row& row : kRows) {
+    try {
+      out.push_back(sensible(with_settings(p, row.settings)));
+    } catch (const UsageError& error) {
+      throw UsageError("errors: of its row ", row.name, ": ", error.what());
+    }
+  }
+  return out;
+}
+
 void print_row(const Row& row, const Json& errors) {
   std::string line = text("| ", row.name, " |");
-  for (const double e : errors) line += printed(" %.1e |", e);
+  for (const double e : errors) line += std::isnan(e) ? " - |" : printed(" %.1e |", e);
   std::printf("%s\n", line.c_str());
 }
 
@@ -78,6 +92,7 @@ int run_errors(const Options& options) {
       throw UsageError("errors: found \"", to_line(p),
                        "\", needed op=mlp with rows, and no --dtype: each recipe has its own");
     }
+    const std::vector<Problem> problems = problems_of(p);
     if (!options.json) {
       std::printf("%s\n\n| Recipe | %s |\n|---|---|---|---|---|---|\n",
                   wrap_data(text("`", to_line(p), "`")).c_str(), join(kOutputs, " | ").c_str());
@@ -85,7 +100,7 @@ int run_errors(const Options& options) {
     Progress progress("recipes", static_cast<int64_t>(std::size(kRows)));
     for (const Row& row : kRows) {
       progress.show(&row - kRows, row.name);
-      const Json errors = errors_of(context, sensible(with_settings(p, row.settings)));
+      const Json errors = errors_of(context, problems[static_cast<size_t>(&row - kRows)]);
       progress.clear();
       if (options.json) {
         print_json({{"problem", to_line(p)}, {"recipe", row.name}, {"relative_rms", errors}});

@@ -5,8 +5,10 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <new>
+#include <stdexcept>
 
 #include "commands.h"
 #include "terminal.h"
@@ -52,7 +54,8 @@ void add_json(CLI::App& command, Options& options) {
 template <class T>
 CLI::Option* add_number(
     CLI::App& command, const std::string& name, T& number, const std::string& meaning,
-    const char* type = "N", const char* needed = "a whole number from 0",
+    const char* type = "N",
+    const std::string& needed = text("a whole number from 0 to ", std::numeric_limits<T>::max()),
     bool (*accepts)(std::type_identity_t<T>) = [](T n) { return n >= 0; }) {
   const auto check = [=](const std::string& word) -> std::string {
     T found{};
@@ -85,7 +88,7 @@ void add_list(CLI::App& command, const std::string& name, std::vector<std::strin
 void add_problems(CLI::App& command, Options& options, bool required = true) {
   command.add_option("PROBLEM", options.problems, kProblemHelp)->type_name("")->required(required);
   add_list(command, "--set", options.settings, "KEY=VALUE",
-           "a field of every problem; may be repeated");
+           "a field of every PROBLEM; may be repeated");
   add_list(command, "--ops", options.ops, "OPS",
            "run these ops of the problem's shape, as fc1,fc2,mlp");
   add_list(command, "--dtype", options.dtypes, "TYPES", "run in these element types, as fp32,bf16");
@@ -94,8 +97,10 @@ void add_problems(CLI::App& command, Options& options, bool required = true) {
 void add_check(CLI::App& command, Options& options) {
   add_common(command, options);
   add_problems(command, options, false);
-  add_number(command, "--random", options.random, "this many random ragged problems as well");
-  add_number(command, "--seed", options.seed, "of the random problems; 1 by default");
+  auto* random =
+      add_number(command, "--random", options.random, "this many random ragged problems as well");
+  add_number(command, "--seed", options.seed, "of the random problems; 1 by default")
+      ->needs(random);
   command.add_flag("--all-supported", options.all_supported,
                    "fail on what is unsupported as well, as with a forced implementation");
   command.add_flag("--verbose", options.verbose, "every output of every problem");
@@ -232,7 +237,7 @@ int parse_and_run(int argc, char** argv) {
       "  moire check tiny                       whether results are right\n"
       "  moire bench cpu                        how fast\n"
       "  moire COMMAND --help                   more of each\n\n"
-      "Exit codes: 0 done, 1 a check failed, 2 bad usage or a bad problem.\n"
+      "Exit codes: 0 done, 1 a check failed or nothing could run, 2 bad usage or a bad problem.\n"
       "Data goes to stdout, progress and errors to stderr.");
   Options options;
   std::function<int()> run;
@@ -269,7 +274,9 @@ int parse_and_run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return moire::tool::parse_and_run(argc, argv);
+    const int code = moire::tool::parse_and_run(argc, argv);
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    throw std::runtime_error("stdout could not be written to its end");
   } catch (const moire::tool::UsageError& error) {
     moire::tool::print_error(error.what());
     return moire::tool::kExitUsage;

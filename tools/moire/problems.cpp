@@ -13,14 +13,12 @@ namespace {
 int print_fields(bool json) {
   const Problem defaults;
   if (json) {
-    Json out = Json::array();
     for (const Field& f : fields()) {
-      out.push_back({{"key", f.key},
-                     {"values", f.codec.values},
-                     {"meaning", f.meaning},
-                     {"default", f.is_required() ? "" : f.codec.write(defaults)}});
+      print_json({{"key", f.key},
+                  {"values", f.codec.values},
+                  {"meaning", f.meaning},
+                  {"default", f.is_required() ? "" : f.codec.write(defaults)}});
     }
-    print_json(out);
     return kExitOk;
   }
   print_line(0,

@@ -1,5 +1,6 @@
 #include "sustained_bench.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "gpu_bench.h"
@@ -152,7 +153,8 @@ Json to_json(const SustainedResult& r, const SustainedProtocol& p) {
   return out;
 }
 
-int run_sustained_bench(const Context& context, const std::vector<Group>& groups, bool json) {
+int run_sustained_bench(const Context& context, const std::vector<Group>& groups,
+                        const Options& options) {
   const SustainedProtocol protocol;
   GpuBench bench(context, GpuBench::Facts::kNone);
   const auto nvml = Nvml::open(bench.gpu().bus_id());
@@ -176,12 +178,14 @@ int run_sustained_bench(const Context& context, const std::vector<Group>& groups
     progress.show(done, note);
     results.push_back(
         run_problem(bench, problem, protocol, *meter, [&] { progress.show(++done, note); }));
-    if (!json) continue;
+    if (!options.json) continue;
     progress.clear();
     print_json(to_json(results.back(), protocol));
   }
-  if (!json) std::fputs(sustained_table(results).c_str(), stdout);
-  return kExitOk;
+  if (!options.json) std::fputs(sustained_table(results).c_str(), stdout);
+  const bool has_any = std::any_of(results.begin(), results.end(),
+                                   [](const SustainedResult& r) { return !r.peers.empty(); });
+  return has_any ? kExitOk : fail_for_nothing(options, "bench", "timed");
 }
 
 }  // namespace moire::tool

@@ -31,7 +31,8 @@ void print_line(size_t indent, const Parts&... parts) {
 }
 // One object a line, at once.
 inline void print_json(const Json& object) {
-  std::printf("%s\n", object.dump().c_str());
+  // What is no UTF-8 in a name becomes U+FFFD.
+  std::printf("%s\n", object.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
   std::fflush(stdout);
 }
 // A problem's line, which is data: broken on a terminal alone, where it can be copied all the same.
