@@ -68,7 +68,13 @@ set(config "include(CMakeFindDependencyMacro)\n")
 foreach(package IN LISTS needed_packages)
   string(APPEND config "find_dependency(${package})\n")
 endforeach()
-file(WRITE ${CMAKE_BINARY_DIR}/moire-config.cmake "${config}include(\${CMAKE_CURRENT_LIST_DIR}/moire-targets.cmake)\n")
+string(APPEND config "include(\${CMAKE_CURRENT_LIST_DIR}/moire-targets.cmake)\n")
+if(NOT BUILD_SHARED_LIBS)
+  string(APPEND config "if(NOT CMAKE_CXX_COMPILER_LOADED)  # a project in C does not link them of itself\n"
+                       "  set_property(TARGET moire::moire APPEND PROPERTY INTERFACE_LINK_LIBRARIES stdc++ m)\n"
+                       "endif()\n")
+endif()
+file(WRITE ${CMAKE_BINARY_DIR}/moire-config.cmake "${config}")
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/moire-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/moire-config.cmake ${CMAKE_BINARY_DIR}/moire-config-version.cmake
         DESTINATION ${config_dir} COMPONENT headers)

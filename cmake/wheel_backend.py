@@ -37,6 +37,11 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[1]
 _CUDA = "cmake.define.MOIRE_CUDA"
+_WORDS = {  # of CMake
+    "AUTO": "AUTO",
+    **dict.fromkeys(("ON", "1", "YES", "Y", "TRUE"), "ON"),
+    **dict.fromkeys(("OFF", "0", "NO", "N", "FALSE"), "OFF"),
+}
 _label = None  # of the wheel that is being built; None for an sdist
 
 
@@ -79,12 +84,15 @@ def _decide(config_settings):
     """
     global _label
     settings = dict(config_settings or {})
-    asked = settings.get(_CUDA, "AUTO")
+    given = str(settings.get(_CUDA, "AUTO"))
+    asked = _WORDS.get(given.upper())
+    if asked is None:
+        raise ValueError(f"{_CUDA} is {given}, must be AUTO, ON or OFF")
     release = nvcc_release() if asked != "OFF" else None
     _label = "cpu" if release is None else f"cu{release}"
     if asked == "AUTO":
-        settings[_CUDA] = "OFF" if release is None else "ON"
-    return settings
+        asked = "OFF" if release is None else "ON"
+    return {**settings, _CUDA: asked}
 
 
 def nvcc_release():

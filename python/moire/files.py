@@ -7,6 +7,7 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -64,15 +65,20 @@ def save_safetensors(tensors: Mapping[str, Any], path: Union[str, os.PathLike[st
                     )
     fw = framework_of(call, arrays)
     arrays = _with_memory_of_their_own(call, fw, arrays)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    target = Path(os.path.realpath(path))  # a link stays
+    if target.exists() and not target.is_file():
+        raise error(Code.IO, f"{call}: {path}: is there and no file, which could be replaced")
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         if of_modules := getattr(tensors, "_metadata", None):
             metadata[_OF_MODULES] = json.dumps(of_modules)
         kind = "torch" if fw is Torch else "numpy"
         save_file = importlib.import_module(f"safetensors.{kind}").save_file
         beside.touch()  # the system's word on what stands in the way
+        mode = (target if target.exists() else beside).stat().st_mode
         save_file(arrays, beside, metadata)
-        os.replace(beside, path)
+        beside.chmod(mode & 0o777)  # safetensors has one of its own
+        os.replace(beside, target)
     except Exception as e:
         raise error(Code.IO, f"{call}: {path}: {getattr(e, 'strerror', e)}") from e
     finally:

@@ -373,6 +373,8 @@ class GroupedTensor(Interchangeable):
         same (Torch); the object itself where it is so already.
         """
         if self._fw is Numpy:
+            if (device, dtype) == ("cpu", None):
+                return self
             raise invalid("GroupedTensor.to: the arrays are NumPy's, which are on the CPU")
         if isinstance(device, torch.dtype):
             device, dtype = None, device

@@ -96,6 +96,10 @@ class Activation:
         if self.kind == "clamped_swiglu" and not (self.limit > 0 and self.alpha > 0):
             found = f"limit is {self.limit} and alpha is {self.alpha}"
             raise invalid(f"Activation: {found}, must be positive (GPT-OSS: 7 and 1.702)")
+        if self.kind != "clamped_swiglu" and (unused := self.limit or self.alpha or self.offset):
+            raise invalid(
+                f"Activation: found {unused} beside {self.kind!r}, which has no constants"
+            )
         kind = float(_ACTIVATIONS.index(self.kind))
         object.__setattr__(self, "fields", (kind, self.limit, self.alpha, self.offset))
 

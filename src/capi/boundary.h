@@ -44,8 +44,9 @@ int32_t guarded(F&& f) noexcept {
 // The caller's struct, up to the size it says it has; fields it does not know keep their default,
 // zero.
 template <class C>
-Status read_args(std::string_view entry, const C* given, Args<C>* out) {
-  if (given == nullptr) return invalid(entry, "args is null");
+Status read_args(std::string_view entry, const C* given, Args<C>* out,
+                 std::string_view name = "args") {
+  if (given == nullptr) return invalid(entry, name, " is null");
   if (given->struct_size < sizeof(size_t) || given->struct_size > sizeof(C)) {
     return invalid(entry, "struct_size is ", given->struct_size,
                    ", must be set to sizeof(the struct), at most ", sizeof(C), " in this library");

@@ -15,7 +15,7 @@ int32_t moire_communicator_threads(const moire_communicator_options* given,
     constexpr std::string_view kEntry = "moire_communicator_threads";
     if (communicators == nullptr) return invalid(kEntry, "communicators is null");
     moire::Args<moire_communicator_options> read;
-    MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read));
+    MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read, "options"));
     auto made = moire::Communicator::threads(read);
     if (!made.ok()) return made.status();
     std::vector<std::unique_ptr<moire_communicator>> owned;
@@ -34,7 +34,7 @@ int32_t moire_communicator_nccl(const moire_communicator_options* given,
     constexpr std::string_view kEntry = "moire_communicator_nccl";
     if (communicator == nullptr) return invalid(kEntry, "communicator is null");
     moire::Args<moire_communicator_options> read;
-    MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read));
+    MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read, "options"));
     auto made = moire::Communicator::nccl(read);
     if (!made.ok()) return made.status();
     *communicator = new moire_communicator{std::move(made).value()};

@@ -96,7 +96,7 @@ int32_t moire_context_create(const moire_context_options* given, moire_context**
     if (context == nullptr) return invalid(kEntry, "context is null");
     *context = nullptr;
     moire::Args<moire_context_options> read;
-    MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read));
+    MOIRE_RETURN_IF_ERROR(moire::capi::read_args(kEntry, given, &read, "options"));
     if (read.strict != 0 && read.strict != 1) {
       return invalid(kEntry, "strict is ", read.strict, ", must be 0 to 1");
     }

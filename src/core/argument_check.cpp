@@ -185,8 +185,8 @@ bool ArgumentCheck::gated(const moire_activation& activation, const moire_glu_la
   if (activation.kind == MOIRE_CLAMPED_SWIGLU) {
     require(activation.limit > 0, "activation.limit is ", activation.limit,
             ", must be positive (GPT-OSS uses 7)");
-    require(activation.alpha > 0, "activation.alpha is ", activation.alpha,
-            ", must be positive (GPT-OSS uses 1.702)");
+    require(activation.alpha > 0 && std::isfinite(activation.alpha), "activation.alpha is ",
+            activation.alpha, ", must be positive and finite (GPT-OSS uses 1.702)");
     require(std::isfinite(activation.offset), "activation.offset is ", activation.offset,
             ", must be finite");
   }

@@ -209,7 +209,7 @@ TEST_F(CBoundary, NamesItsCodes) {
 TEST_F(CBoundary, ContextsRefuseBadOptions) {
   moire_context* made = context_;
   EXPECT_TRUE(fails(moire_context_create(nullptr, &made), MOIRE_INVALID_ARGUMENT,
-                    "moire_context_create: args is null"));
+                    "moire_context_create: options is null"));
   EXPECT_EQ(made, nullptr);
   moire_context_options options{};
   EXPECT_TRUE(fails(moire_context_create(&options, &made), MOIRE_INVALID_ARGUMENT,

@@ -53,7 +53,7 @@ run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${static} -D BUILD_SHARED_LIBS=OFF
     -D MOIRE_BUILD_TOOLS=OFF -D MOIRE_CUDA=OFF -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX} -D CMAKE_C_COMPILER=${CC})
 run(${CMAKE_COMMAND} --build ${static})
 set(FLAGS "")
-check(${static} ${WORK}/static "cpp")
+check(${static} ${WORK}/static "cpp;c")
 
 # A program may link Highway's library as well: libmoire.a has Highway's functions under another name.
 find_program(nm nm REQUIRED)

@@ -15,6 +15,7 @@ cmake_minimum_required(VERSION 3.25)
 project(dependencies LANGUAGES CXX)
 list(APPEND CMAKE_MODULE_PATH {ROOT}/cmake)
 add_library(moire_flags INTERFACE)
+set(MOIRE_CUDA AUTO CACHE STRING "")
 include(MoireDependencies)
 """
 NO_NVCC = "-DMOIRE_CUDA=OFF"
@@ -100,6 +101,16 @@ def test_an_nvcc_is_found_that_an_earlier_configure_did_not_find(configure, tmp_
     path = f"{later.parent}{os.pathsep}{os.environ['PATH']}"
     code, said = configure(sources, "-DCMAKE_CUDA_COMPILER=NOTFOUND", PATH=path, CUDACXX="")
     assert code != 0 and f"{later} is of CUDA 11.8" in said
+
+
+@pytest.mark.parametrize("word", ["OFF", "off", "0", "No", "FALSE", "maybe", ""])
+def test_cuda_is_left_out_by_cmakes_words(configure, tmp_path, word):
+    sources = f"-DMOIRE_HIGHWAY_INCLUDE_DIR={highway(tmp_path / 'sources', '1.9.0')}"
+    code, said = configure(sources, f"-DMOIRE_CUDA={word}")
+    if word in ("maybe", ""):
+        assert code != 0 and f"MOIRE_CUDA is {word}, must be AUTO, ON or OFF" in said
+    else:
+        assert code == 0 and "CUDA is off: it was built with MOIRE_CUDA=OFF" in said
 
 
 def test_make_lib_leaves_cuda_out_if_told_so():

@@ -44,9 +44,13 @@ def test_a_wheel_is_named_by_the_nvcc_that_is_there(backend, monkeypatch):
 
 def test_who_leaves_cuda_out_gets_a_wheel_for_cpus(backend, monkeypatch):
     monkeypatch.setattr(backend, "nvcc_release", lambda: "130")
-    off = {"cmake.define.MOIRE_CUDA": "OFF"}
-    assert backend.build_wheel("out", off) == off
-    assert version(backend).endswith("+cpu")
+    name = "cmake.define.MOIRE_CUDA"
+    for word in ("OFF", "off", "0", "No", "false"):
+        assert backend.build_wheel("out", {name: word}) == {name: "OFF"}
+        assert version(backend).endswith("+cpu")
+    assert backend.build_wheel("out", {name: "yes"}) == {name: "ON"}
+    with pytest.raises(ValueError, match="MOIRE_CUDA is maybe, must be AUTO, ON or OFF"):
+        backend.build_wheel("out", {name: "maybe"})
 
 
 def test_a_wheel_of_the_sdist_has_the_version_of_the_sdist(backend, monkeypatch, tmp_path):

@@ -124,7 +124,7 @@ void add_common(std::vector<BadInput<A>>& table) {
       [](A& a) {
         a.activation = {MOIRE_CLAMPED_SWIGLU, 7, -1, 1};
       },
-      "activation.alpha is -1, must be positive (GPT-OSS uses 1.702)");
+      "activation.alpha is -1, must be positive and finite (GPT-OSS uses 1.702)");
   add(
       "activation_offset",
       [](A& a) {

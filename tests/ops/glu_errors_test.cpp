@@ -98,7 +98,7 @@ TEST_F(GluErrors, NameTheActivationAndTheLayout) {
   forward.activation = Activation::clamped_swiglu(0);
   expect_forward("activation.limit is 0, must be positive (GPT-OSS uses 7)");
   forward.activation = Activation::clamped_swiglu(7, -1);
-  expect_forward("activation.alpha is -1, must be positive (GPT-OSS uses 1.702)");
+  expect_forward("activation.alpha is -1, must be positive and finite (GPT-OSS uses 1.702)");
   forward.tail = 2;
   expect_forward("tail is 2, must be 0 to 1");
   backward.layout.block = 5;

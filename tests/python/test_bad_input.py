@@ -250,6 +250,7 @@ OTHERS = [
     (lambda: moire.GluLayout(1, None), "GluLayout: order is None"),
     (lambda: moire.Activation(3), "Activation: kind is 3"),
     (lambda: moire.Activation("clamped_swiglu", "x"), "Activation: limit is 'x'"),
+    (lambda: moire.Activation("swiglu", limit=3), "found 3.0 beside 'swiglu', which has no const"),
     (lambda: moire.Activation.clamped_swiglu(limit=-7), "Activation: limit is -7.0"),
     (lambda: moire.explain(3), "explain: function is 3, must be callable"),
     (lambda: moire.settings(num_threads=1.5).__enter__(), "settings: num_threads is 1.5"),

@@ -1,5 +1,8 @@
 """GroupedTensors in state_dicts and safetensors files: bytes, tags, and what shares memory."""
 
+import os
+import stat
+
 import moire
 import numpy as np
 import pytest
@@ -109,3 +112,20 @@ def test_the_tag_of_fractional_scales_is_read(generator):
         tags = {**tensor.tags(), "fractional_scales": text}
         again = moire.GroupedTensor.from_state_dict(tensor.state_dict(), tags)
         assert again.fractional_scales is wanted
+
+
+def test_a_file_is_replaced_where_a_link_leads(path, generator):
+    tensor = moire.quantize(truth.draw(generator, 3, 32, 64))
+    moire.save_safetensors({"x": tensor}, path)
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+    path.chmod(0o640)
+    link = path.with_name("link")
+    link.symlink_to(path)
+    moire.save_safetensors({"y": tensor}, link)
+    assert link.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(moire.load_safetensors(path)) == ["y"]
+    os.mkfifo(pipe := path.with_name("pipe"))
+    with pytest.raises(moire.Error, match="pipe: is there and no file"):
+        moire.save_safetensors({"x": tensor}, pipe)

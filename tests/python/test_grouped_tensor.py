@@ -153,8 +153,9 @@ def test_detach_shares_memory(tensor):
 
 def test_it_keeps_its_bytes_and_tags_wherever_it_goes(tensor, device):
     if isinstance(tensor._any.data, np.ndarray):
+        assert tensor.to("cpu") is tensor
         with pytest.raises(moire.InvalidArgument, match="are NumPy's, which are on the CPU"):
-            tensor.to("cpu")
+            tensor.to("cuda")
         return
     assert tensor.to(device) is tensor and tensor.to(tensor.device) is tensor
     here, values = tensor.to("cpu"), numpy_of(tensor.dequantize())
