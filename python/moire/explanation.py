@@ -57,7 +57,7 @@ class Explanation(list):
         for tensor in self.saved:
             size = "by reference" if tensor["by_reference"] else f"{tensor['bytes']:,} B"
             lines.append(f"    {tensor['name']} {tensor['dtype']} {tensor['shape']}: {size}")
-        return "\n".join(lines)
+        return "\n".join(lines) or "moire was not called"
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

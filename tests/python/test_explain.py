@@ -20,6 +20,10 @@ def ops_of(steps):
     return [step["op"] for step in steps if step["op"] != "splits_to_offsets"]
 
 
+def test_nothing_called_is_said():
+    assert str(moire.explain(lambda: None)) == "moire was not called"
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_delayed_gradients_do_not_wait(generator, accumulate):
     options = {"delay_wgrad_compute": True, "accumulate_into_main_grad": accumulate}
