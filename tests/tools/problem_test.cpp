@@ -366,7 +366,7 @@ TEST(ProblemSource, FindsOneLineOfAFileByName) {
 
 TEST(ProblemSource, SaysWhatItAcceptsWhenItFindsNothing) {
   const std::string error = load_error("qwen4");
-  EXPECT_EQ(error.find("problem \"qwen4\": found no such name or file, needed a file"), 0U);
+  EXPECT_EQ(error.find("problem \"qwen4\": found no such name or regular file, needed one"), 0U);
   EXPECT_NE(error.find("qwen3_30b"), std::string::npos);
 }
 

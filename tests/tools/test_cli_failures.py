@@ -55,7 +55,7 @@ class Failures(CommandLineTest):
         self.assertIn("not expected: --no-such-option", self.bad("check", "--no-such-option"))
         self.assertIn("not expected: --no-such-option", self.bad("--no-such-option"))
         self.assertIn("needed PROBLEM or --random N", self.bad("check"))
-        self.assertIn('"qwen4": found no such name or file', self.bad("explain", "qwen4"))
+        self.assertIn('"qwen4": found no such name or regular file', self.bad("explain", "qwen4"))
         self.assertIn('field "rows": found nothing', self.bad("check", "groups=1 hidden=1 ffn=1"))
         self.assertIn('field "hidden": found "x"', self.bad("check", SMALL, "--set", "hidden=x"))
         self.assertIn('field "op": found "fc3"', self.bad("explain", SMALL, "--ops", "fc3"))
@@ -98,7 +98,7 @@ class Failures(CommandLineTest):
             for command in ("explain", "check", "bench", "errors", "problems"):
                 message = self.bad(command, "/proc/self/mem")
                 self.assertIn("/proc/self/mem: found a file that cannot be read", message)
-        self.assertIn("found no such name or file", self.bad("explain", 5000 * "a"))
+        self.assertIn("found no such name or regular file", self.bad("explain", 5000 * "a"))
         with tempfile.TemporaryDirectory() as folder:
             large = pathlib.Path(folder, "large")
             with large.open("wb") as file:

@@ -193,7 +193,8 @@ std::vector<Field> make_fields() {
       {"out", one_of(&P::out, kSameOrFloats),
        "of a GEMM's result (same = dtype) or of weight gradients (same = fp32)"},
       {"splits",
-       {"uniform, zipf:EXPONENT, ragged, one_hot:GROUP, or the rows of each group as 3,0,5",
+       {"uniform, zipf:EXPONENT (0 to 100), ragged, one_hot:GROUP, or the rows of each group as "
+        "3,0,5",
         read_splits,
         write_splits,
         {"ragged", "ragged", "ragged", "zipf:1", "one_hot:0", "one_hot:2", "uniform"}},

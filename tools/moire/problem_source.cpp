@@ -53,7 +53,8 @@ std::vector<Problem> load_problems(const std::string& what) {
   std::error_code no_such_path;
   if (std::filesystem::is_regular_file(what, no_such_path)) return load_file(what);
   const std::vector<std::string> names = words_of(kShippedFiles, &ShippedFile::name);
-  throw UsageError("problem \"", what, "\": found no such name or file, needed a file, a line ",
+  throw UsageError("problem \"", what,
+                   "\": found no such name or regular file, needed one, a line ",
                    "(groups=8 hidden=64 ffn=32 rows=100), or one of ", join(names, ", "),
                    did_you_mean(what.substr(0, colon), names));
 }
