@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import json
 import os
+import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,10 +69,10 @@ def save_safetensors(tensors: Mapping[str, Any], path: Union[str, os.PathLike[st
     fw = framework_of(call, arrays)
     arrays = _with_memory_of_their_own(call, fw, arrays)
     target = Path(os.path.realpath(path))  # a link stays
-    if target.exists() and not target.is_file():
-        raise error(Code.IO, f"{call}: {path}: is there and no file, which could be replaced")
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    beside = target.with_name(f".moire.{uuid.uuid4().hex}")
     try:
+        if target.is_symlink() or (target.exists() and not target.is_file()):
+            raise OSError(errno.EINVAL, "is there and no file, which could be replaced")
         if of_modules := getattr(tensors, "_metadata", None):
             metadata[_OF_MODULES] = json.dumps(of_modules)
         kind = "torch" if fw is Torch else "numpy"
@@ -82,8 +85,8 @@ def save_safetensors(tensors: Mapping[str, Any], path: Union[str, os.PathLike[st
     except Exception as e:
         raise error(Code.IO, f"{call}: {path}: {getattr(e, 'strerror', e)}") from e
     finally:
-        if beside.parent.is_dir():
-            beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
 
 
 def _with_memory_of_their_own(call, fw, arrays):

@@ -283,7 +283,7 @@ def _are_parameters(arrays):
 
 def _state(p):
     has_memory = torch._C._has_storage(p)  # a transform's has none, and is refused later
-    return has_memory and p.data_ptr(), _writes(p), p.requires_grad and _steps
+    return has_memory and p.data_ptr(), p.stride(), _writes(p), p.requires_grad and _Step.last
 
 
 def _state_of_shard(shard):
@@ -296,14 +296,17 @@ def _writes(tensor):
     return object() if tensor.is_inference() else tensor._version
 
 
-_steps = 0  # of all optimizers
+class _Step:
+    """Of whichever optimizer: another object each time, not a number, on which a graph of
+    torch.compile that makes the step, and sets it, would depend.
+    """
+
+    last = None
 
 
-def _count_step(optimizer, args, kwargs):
-    global _steps
-    if not torch.compiler.is_compiling():  # a graph's writes are counted
-        _steps += 1
+def _note_step(optimizer, args, kwargs):
+    _Step.last = _Step()
 
 
 if torch is not None:
-    register_optimizer_step_post_hook(_count_step)
+    register_optimizer_step_post_hook(_note_step)

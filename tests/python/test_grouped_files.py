@@ -1,5 +1,6 @@
 """GroupedTensors in state_dicts and safetensors files: bytes, tags, and what shares memory."""
 
+import concurrent.futures
 import os
 import stat
 
@@ -127,5 +128,19 @@ def test_a_file_is_replaced_where_a_link_leads(path, generator):
     assert link.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert list(moire.load_safetensors(path)) == ["y"]
     os.mkfifo(pipe := path.with_name("pipe"))
-    with pytest.raises(moire.Error, match="pipe: is there and no file"):
-        moire.save_safetensors({"x": tensor}, pipe)
+    (loop := path.with_name("loop")).symlink_to(loop)
+    for other in (pipe, loop, path.parent):
+        with pytest.raises(moire.Error, match=f"{other.name}: is there and no file"):
+            moire.save_safetensors({"x": tensor}, other)
+    with pytest.raises(moire.Error, match="File name too long"):
+        moire.save_safetensors({"x": tensor}, path.with_name(300 * "x"))
+    moire.save_safetensors({"x": tensor}, path.with_name(255 * "x"))
+    assert len(list(path.parent.iterdir())) == 5
+
+
+def test_threads_may_write_one_file(path, generator):
+    tensor = moire.quantize(truth.draw(generator, 3, 32, 64))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: moire.save_safetensors({"x": tensor}, path), range(40)))
+    assert same(moire.load_safetensors(path)["x"].to(tensor.device), tensor)
+    assert list(path.parent.iterdir()) == [path]

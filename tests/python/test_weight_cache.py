@@ -12,6 +12,7 @@ import truth_fp8
 from moire import nn
 from moire.arrays import Numpy, Torch
 from moire.dtypes import COMPILES_WHOLE_GRAPHS
+from weight_updates import updates
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -211,59 +212,6 @@ def test_copies_have_the_tag_that_was_asked_for(generator, quantised):
         cache.get(w1, 1, layout="x")
 
 
-class WritesData(torch.optim.Optimizer):
-    """As kernels of other libraries do, which Torch does not count."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {})
-
-    def step(self):
-        for p in self.param_groups[0]["params"]:
-            p.data.sub_(p.grad)
-
-
-def updates(module):
-    """Ways in which training loops change parameters."""
-    weight = module._all("weight")[0]
-
-    def optimizer(make):
-        def step():
-            for p in module.parameters():
-                p.grad = torch.ones_like(p)
-            make(module.parameters()).step()
-
-        return step
-
-    def load():
-        module.load_state_dict({k: v + 1 for k, v in module.state_dict().items()})
-
-    def replace():
-        weight.data = weight.data + 1
-
-    def from_masters():
-        masters = [p.detach().clone() for p in module.parameters()]
-        for master in masters:
-            master.grad = torch.ones_like(master)
-        torch.optim.SGD(masters, 0.1).step()
-        for p, master in zip(module.parameters(), masters):
-            p.data.copy_(master)
-
-    def in_place():
-        with torch.no_grad():
-            weight.mul_(2)
-
-    return {
-        "sgd": optimizer(lambda p: torch.optim.SGD(p, 0.1)),
-        "adamw": optimizer(lambda p: torch.optim.AdamW(p, 0.1, fused=True)),
-        "load_state_dict": load,
-        "in_place": in_place,
-        "data =": replace,
-        "an optimizer through data": optimizer(WritesData),
-        "an optimizer of masters": from_masters,
-        "data.copy_, said": lambda: (weight.data.copy_(weight.data + 1), module.weights_changed()),
-    }
-
-
 @pytest.mark.parametrize("how", list(updates(layer())))
 @pytest.mark.parametrize("packed", [True, False])
 def test_copies_are_made_anew_when_a_parameter_changed(generator, quantised, how, packed):
@@ -276,6 +224,14 @@ def test_copies_are_made_anew_when_a_parameter_changed(generator, quantised, how
     assert torch.equal(module(x, SPLITS), fresh(module, x))
     module(x, SPLITS)
     assert len(quantised) == 2 and addresses(module) == before
+
+
+def test_a_weight_that_was_turned_where_it_lies_is_noticed(generator):
+    module, x = moire.nn.GroupedLinear(E, H, H, recipe="mxfp8"), truth.draw(generator, 40, H)
+    module(x, SPLITS)
+    module.weight.data = module.weight.data.mT
+    wanted = moire.grouped_linear(x, module.weight, moire.Groups(splits=SPLITS), recipe="mxfp8")
+    assert torch.equal(module(x, SPLITS), wanted)
 
 
 def test_memory_that_lies_where_the_old_one_lay_is_noticed(generator):
