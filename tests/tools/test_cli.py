@@ -296,6 +296,17 @@ class CommandLine(CommandLineTest):
                 limit = 1.8 if name == "fp32" else 1.4 if output == "grad_probs" else 1.15
                 self.assertTrue(1 / limit < ratio < limit, f"{name} {output}: {ratio:.2f}")
 
+    def test_errors_are_of_the_function_whatever_is_kept_or_added_to(self):
+        plain = self.json_lines("errors", SMALL, "--json")
+        for more in ("beta=1", "beta=mixed", "save_act=yes"):
+            for was, line in zip(plain, self.json_lines("errors", SMALL, "--set", more, "--json")):
+                for output, error in line["relative_rms"].items():
+                    ratio = error / was["relative_rms"][output]
+                    self.assertTrue(0.5 < ratio < 2, f"{more} {line['recipe']} {output}: {ratio}")
+        without = self.json_lines("errors", SMALL, "--set", "probs=no", "--json")
+        self.assertEqual({line["relative_rms"]["grad_probs"] for line in without}, {None})
+        self.assertIn(" | - |\n", self.good("errors", SMALL, "--set", "probs=no"))
+
     def test_every_command_of_the_guide_runs(self):
         guide = (ROOT / "docs" / "cli.md").read_text()
         blocks = re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)
