@@ -33,7 +33,7 @@ string(TOUPPER "${MOIRE_CUDA}" wanted)  # in CMake's words for on and off, as cm
 if(NOT wanted MATCHES "^(AUTO|ON|1|YES|Y|TRUE|OFF|0|NO|N|FALSE)$")
   message(FATAL_ERROR "MOIRE_CUDA is ${MOIRE_CUDA}, must be AUTO, ON or OFF")
 endif()
-if(wanted MATCHES "^(OFF|0|NO|N|FALSE)$")
+if(NOT MOIRE_CUDA)
   set(MOIRE_NO_CUDA_REASON "it was built with MOIRE_CUDA=OFF")
 else()
   find_cuda_compiler()

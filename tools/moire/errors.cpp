@@ -98,9 +98,10 @@ int run_errors(const Options& options) {
                   wrap_data(text("`", to_line(p), "`")).c_str(), join(kOutputs, " | ").c_str());
     }
     Progress progress("recipes", static_cast<int64_t>(std::size(kRows)));
-    for (const Row& row : kRows) {
-      progress.show(&row - kRows, row.name);
-      const Json errors = errors_of(context, problems[static_cast<size_t>(&row - kRows)]);
+    for (size_t i = 0; i < problems.size(); ++i) {
+      const Row& row = kRows[i];
+      progress.show(static_cast<int64_t>(i), row.name);
+      const Json errors = errors_of(context, problems[i]);
       progress.clear();
       if (options.json) {
         print_json({{"problem", to_line(p)}, {"recipe", row.name}, {"relative_rms", errors}});
