@@ -64,6 +64,7 @@ class Communicator(OfThisProcess, contextlib.AbstractContextManager):
         if is_on_cuda:
             options.device, options.index = lib.MOIRE_CUDA, index
             key = ("cuda", index, None)  # the rank's others share its device state
+            contexts.make_first_on(index)
         # A rank's memory stays while it has a context. So those go when the last view has gone.
         keeper = contexts.output("moire_context *", lib.moire_context_create, options)
         self.contexts = {key: keeper}  # as those in context.py

@@ -197,6 +197,14 @@ def _create(key, contexts, communicator):
         return contexts[key]
 
 
+def make_first_on(index):
+    """The context that others of a CUDA device share, of calls without a communicator: made ahead,
+    for what it allocates may wait for all kernels there, of which a rank's wait for other ranks.
+    """
+    if ("cuda", index, None) not in _first_on:
+        _create(("cuda", index, _current_stream(index), False, None, None), _contexts, None)
+
+
 def _forget_contexts_of_parent():
     # NOTE: they stay as they are: to destroy one would wait for ever for threads, which a forked
     # child has not got.
