@@ -18,7 +18,7 @@ from .grouped_storage import empty_copy
 from .invoke import ENTRIES
 from .layouts import num_halves
 from .recipes import COLUMNWISE, ROWWISE, Recipe
-from .saved_columns import empty_transposed
+from .saved_columns import add_sums, empty_transposed, sums_apart
 from .tapes import replayed
 from .wgrad import FRESH, check_memory
 
@@ -95,10 +95,12 @@ class Layer(Op):
         to = {w: sink.destination(Torch, like, likes[w], now[w]) for w, sink in sinks.items()}
         written = [(sink, to[w][0], needs[w]) for w, sink in sinks.items()]
         check_memory(written, {**tensors, "grad_x_out": how.grad_x_out})
-        found = run((to, later))
+        apart = sums_apart(to) if how.copy_lies_transposed else {}
+        found = run(({**to, **apart}, later))
+        add_sums(to, apart)
         for w in reversed(later):
             left = found["left"][w]
-            made = partial(_later, how.recipe, left)
+            made = partial(_later, how, left)
             sinks[w].defer(within, made, left, Torch, like, likes[w], needs[w])
         found.update((w, sink.returned(to[w][0], needs[w])) for w, sink in sinks.items())
         return found
@@ -364,7 +366,16 @@ def weight_gradient(fw, recipe, fields, grad_w, beta):
     fw.run("grouped_gemm_wgrad", {**values, **{name: fields[name] for name in _GROUPS}})
 
 
-_later = replayed(partial(weight_gradient, Torch))
+_as_before = replayed(partial(weight_gradient, Torch))
+
+
+def _later(how, fields, grad_w, beta):
+    """A gradient that was delayed."""
+    to = {"w": (grad_w, beta)}
+    apart = sums_apart(to) if how.copy_lies_transposed else {}
+    _as_before(how.recipe, fields, *apart.get("w", to["w"]))
+    add_sums(to, apart)
+
 
 _READERS = {"w1": {"x"}, "w2": {"x", "w1", "b1", "probs", "topk_weights"}}
 LINEAR = _Linear("grouped_linear", {"w": {"x"}}, _made_by_linear)

@@ -203,8 +203,8 @@ class Operands:
             self.give_copies_of_x(needs_w)
         self._check_experts(op)
         saves_copy = saves_copy and saves_z
-        w, sink = op.weights[0], sinks and sinks[0]
-        turns_copy = saves_copy and lie_transposed(fw, fields, w, features(fields, w), recipe, sink)
+        w = op.weights[0]
+        turns_copy = saves_copy and lie_transposed(fw, fields, w, features(fields, w), recipe)
         keeps = is_wanted and saves_z, is_wanted and saves_act, needs_w, saves_copy, turns_copy
         how = How(recipe, self.compute_dtype, *keeps, self.grad_x_out, out_dtype, route)
         y = run(op, fw, fields, how, is_wanted or has_history, sinks)

@@ -10,18 +10,17 @@ from .arrays import Torch, torch
 from .dtypes import DTYPES
 from .invoke import ALIGNMENT, ENTRIES
 from .recipes import ELEMENTS
+from .wgrad import Beta
 
 _X = "e4m3"
 _SUMMED = ("float32", "bfloat16")  # what gradients are stored in
+_STORED = 16  # bytes at whose multiples TMA stores
 # Rows a group in the mean: each group is filled up to a multiple of 128, up to half as much again.
 _FEW_ROWS = 256
 
 
-def lie_transposed(fw, fields, w, sizes, recipe, sink):
-    """Whether they do, for the gradient of this weight of (out, in), which goes to a sink of
-    wgrad.py, or nowhere yet. Not where it goes into memory of a caller's, which may lie as the
-    tensor cores cannot store to it, once it is there; nor where a compiler looks.
-    """
+def lie_transposed(fw, fields, w, sizes, recipe):
+    """Whether they do, for the gradient of this weight of (out, in). Not where a compiler looks."""
     if fw is not Torch or not recipe.may_use_cores or torch.compiler.is_compiling():
         return False
     now, offsets = contexts.settings_now(), fields["offsets"]
@@ -32,7 +31,7 @@ def lie_transposed(fw, fields, w, sizes, recipe, sink):
     are_known = all(type(count) is int for count in (*sizes, *counts))
     if not are_known or capacity < _FEW_ROWS * num_groups:
         return False
-    if fields[w][0].dtype == torch.float16 or (sink and sink.accumulate_into_main_grad):
+    if fields[w][0].dtype == torch.float16:
         return False
     key = place, now.implementation, now.plan_for
     return _cores_sum(*key, recipe.gradient_element, fields[f"{w}_layout"], *sizes, *counts)
@@ -65,6 +64,34 @@ def _describe(tensor, dtype, *shape):
     """Into a moire_tensor whose memory nobody reads."""
     tensor.data, tensor.dtype = ffi.cast("void *", ALIGNMENT), DTYPES[dtype]
     tensor.rank, tensor.shape[0 : len(shape)] = len(shape), shape
+
+
+def sums_apart(to):
+    """Of {weight: (arrays, beta)} those in memory of a caller's that FP8 tensor cores cannot store
+    to: FP32 arrays to overwrite instead, for add_sums.
+    """
+    return {
+        w: ([torch.empty(a.shape, dtype=torch.float32, device=a.device) for a in arrays], Beta())
+        for w, (arrays, _) in to.items()
+        if arrays is not None and not all(_is_stored_to(array) for array in arrays)
+    }
+
+
+def _is_stored_to(array):
+    return array.dtype in (torch.float32, torch.bfloat16) and array.data_ptr() % _STORED == 0
+
+
+def add_sums(to, sums):
+    """arrays = beta arrays + sums, added in FP32 and rounded once, as kernels do."""
+    for w, (of_weight, _) in sums.items() if not contexts.is_explaining() else ():
+        arrays, beta = to[w]
+        for i, (array, added) in enumerate(zip(arrays, of_weight)):
+            if beta.per_group is not None:
+                array.copy_(torch.where(beta.per_group[i] != 0, array + added, added))
+            elif beta.value != 0:
+                array.add_(added)
+            else:
+                array.copy_(added)
 
 
 def _rows(capacity, num_groups):

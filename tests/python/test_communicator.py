@@ -34,7 +34,7 @@ class LibraryWithoutGpu:
     """The C library, of which ranks that ask for CUDA get the CPU's, and all that they asked."""
 
     def __init__(self, lib):
-        self._lib, self.asked, self.indices, self.ends = lib, [], {}, []
+        self._lib, self.asked, self.indices, self.ends, self.made_ahead = lib, [], {}, [], []
 
     def __getattr__(self, name):
         return getattr(self._lib, name)
@@ -96,6 +96,7 @@ def library(monkeypatch):
     library = LibraryWithoutGpu(moire.communicator.lib)
     monkeypatch.setattr(moire.communicator, "lib", library)
     monkeypatch.setattr(moire.communicator, "_destroy_context", library.moire_context_destroy)
+    monkeypatch.setattr(moire.context, "make_first_on", library.made_ahead.append)
     monkeypatch.setattr(torch, "as_tensor", as_tensor_without_gpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -108,10 +109,12 @@ def asked(library):
     return library.asked
 
 
-def test_ranks_on_cuda_are_on_their_devices(asked):
+def test_ranks_on_cuda_are_on_their_devices(library):
+    asked = library.asked
     told = {"timeout_ms": 7, "num_multiprocessors": 16}
     ranks = moire.Communicator.threads(3, 0, devices=[1, "cuda:0", "cuda"], **told)
     assert asked == [(1, 1, 7, 16, [1, 0, 1]), (1, 1), (1, 0), (1, 1)]
+    assert library.made_ahead == [1, 0, 1]  # what plain calls there need, before a rank waits
     assert [list(rank.contexts) for rank in ranks[:2]] == [[("cuda", i, None)] for i in (1, 0)]
     window = moire.Communicator.threads(1, 4096, devices=["cuda:2"])[0].window
     gc.collect()

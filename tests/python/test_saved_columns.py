@@ -6,6 +6,8 @@ import moire
 import pytest
 import torch
 import truth
+from moire.saved_columns import add_sums, sums_apart
+from moire.wgrad import Beta
 
 RECIPES = ["fp8_block", "mxfp8_fast"]
 SPLITS = [700, 0, 273, 391, 1]  # 273 rows a group in the mean
@@ -117,28 +119,68 @@ def test_columns_do_not_depend_on_who_multiplies_the_rows(generator, device, rec
     assert all(torch.equal(a, b) for a, b in zip(*found)) and found[0][0].any()
 
 
-@pytest.mark.parametrize("offset", [0, 1])
+def buffers_of(layer, offset, dtype):
+    """The layer's parameters, each with a main_grad that begins so many elements behind an address
+    that TMA stores to."""
+    for p in layer.parameters():
+        memory = torch.ones(p.numel() + offset, dtype=dtype, device=p.device)
+        p.main_grad = memory[offset:].view(p.shape)
+    return list(layer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("delayed", [False, True], ids=["at once", "delayed"])
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "listed"])
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_main_grad_may_lie_anywhere(generator, device, name, offset):
-    """FP8 tensor cores store to whole 16 bytes alone, and nobody knows in the forward to which."""
+def test_a_main_grad_may_lie_anywhere(generator, device, name, packed, delayed, dtype):
+    """FP8 tensor cores store to whole 16 bytes alone, and nobody knows in the forward to which: the
+    same bits, and those of gradients that are added one by one."""
     sizes = {"in_features": HIDDEN, "out_features": WIDTH, "num_groups": len(SPLITS)}
+    wgrad = {"accumulate_into_main_grad": True, "delay_wgrad_compute": delayed}
     layer = moire.nn.GroupedLinear(
-        **sizes, recipe=name, accumulate_into_main_grad=True, device=device, dtype=torch.bfloat16
+        **sizes, recipe=name, packed=packed, **wgrad, device=device, dtype=torch.bfloat16
     )
-    memory = torch.zeros(layer.weight.numel() + offset)
-    layer.weight.main_grad = memory[offset:].view(layer.weight.shape)
-    x = truth.draw(generator, sum(SPLITS), HIDDEN, dtype=torch.bfloat16)
-    shapes, groups = [], moire.Groups(splits=SPLITS)
-    for _ in range(3):
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t
-        ):
-            y = layer(x.clone().requires_grad_(), groups)
-        y.backward(torch.ones_like(y))
-    assert TRANSPOSED not in shapes and CANONICAL in shapes
-    wanted = 3 * torch.stack([part.double().sum(0) for part in x.split(SPLITS)])
-    found = layer.weight.main_grad.double().mean(1)  # of ones: every output's are the same
-    assert (found - wanted).abs().max() <= 0.1 * wanted.abs().max()
+    xs = [truth.draw(generator, sum(SPLITS), HIDDEN, dtype=torch.bfloat16) for _ in range(4)]
+    groups, found, shapes = moire.Groups(splits=SPLITS), [], []
+    for offset in (0, 1):
+        parameters = buffers_of(layer, offset, dtype)
+        parameters[-1].overwrite_main_grad = True
+        for x in xs:
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t
+            ):
+                y = layer(x.clone().requires_grad_(), groups)
+            y.backward(torch.ones_like(y))
+            if delayed:
+                layer.backward_dw()
+        found.append([p.main_grad.clone() for p in parameters])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert (TRANSPOSED in shapes) == (device == "cuda" and has_cores())
+    for i, group in enumerate(found[0] if not packed else found[0][0]):
+        parts = [x.split(SPLITS)[i].double().sum(0) for x in xs]
+        overwrites = packed or i == len(SPLITS) - 1
+        wanted = parts[-1] if overwrites else 1 + sum(parts)
+        at_most = 0.1 * max(wanted.abs().max().item(), 1)  # of ones: every output's are the same
+        assert (group.double().mean(0) - wanted).abs().max() <= at_most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_are_added_as_by_a_kernel(generator, dtype):
+    grads = [truth.draw(generator, 3, 40, dtype=dtype) for _ in range(2)]
+    flags = torch.tensor([1, 0], dtype=torch.uint8)
+    for beta, adds in ((Beta(), (0, 0)), (Beta(1), (1, 1)), (Beta(per_group=flags), (1, 0))):
+        memory = [torch.zeros(3 * 40 + 1, dtype=dtype)[1:].view(3, 40).copy_(g) for g in grads]
+        to = {"w": (memory, beta), "others": (None, Beta())}
+        sums = sums_apart(to)
+        assert list(sums) == ["w"] and sums["w"][1] == Beta()
+        for made in sums["w"][0]:
+            assert made.dtype == torch.float32
+            made.copy_(torch.rand(made.shape, generator=generator))
+        add_sums(to, sums)
+        for found, grad, made, is_added in zip(memory, grads, sums["w"][0], adds):
+            assert torch.equal(found, (made + is_added * grad.float()).to(dtype))
+    lies_well = torch.zeros(8, dtype=dtype)
+    assert bool(sums_apart({"w": ([lies_well], Beta())})) == (dtype == torch.float16)
 
 
 @pytest.mark.parametrize("name", RECIPES)
