@@ -2,8 +2,9 @@
 """What FP8 costs: the MLP of the experts, forward and backward, in other recipes than BF16's beside
 BF16's and a dense product, on one GPU. Each recipe is timed with weights whose FP8 copies are kept,
 with weights that are quantised at each call, with weights that are prepared:
-as FP8 tensor cores read them, or, of mxfp8, with dequantized_weights; and with what modules keep
-made anew at each call from FP32 masters. x, the activation and the gradients always are quantised.
+as FP8 tensor cores read them, or, of mxfp8, with dequantized_weights; with those and weight
+gradients added to FP32 ones; and with what modules keep made anew at each call from FP32 masters.
+x, the activation and the gradients always are quantised.
 All take turns by the protocol of scripts/sustained.py (docs/performance.md).
 
   scripts/bench_recipes.py --json build/gpu/recipes.json
@@ -19,6 +20,7 @@ from functools import partial
 
 import moire
 import torch
+from moire.wgrad import ParameterGradients
 from peers.shapes import SHAPES, TINY, Tensors
 from peers.tables import number
 from peers.timing import Bench, TorchGpu, bytes_kept
@@ -29,6 +31,7 @@ BF16 = "bf16"
 AT_EACH_CALL = ", weights at each call"
 DEQUANTIZED = ", weights kept dequantized"
 PREPARED = ", weights prepared"
+ADDED = ", FP32 gradients added"
 MASTERS = ", weights from FP32 masters at each call"
 SECONDS_PER_SHAPE = 4
 
@@ -41,7 +44,7 @@ def main():
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "moire": library()}
     report = {"command": " ".join(sys.argv), "machine": machine, **bench.about(), "rows": []}
     print(f"{machine['gpu']}, torch {torch.__version__}; {bench.about_text()}")
-    stretches = len(args.shapes) * bench.protocol.turns * (2 + 4 * len(args.recipes))
+    stretches = len(args.shapes) * bench.protocol.turns * (2 + 5 * len(args.recipes))
     print(plan_text(stretches, len(args.shapes), bench.protocol, SECONDS_PER_SHAPE), flush=True)
     progress = Progress(stretches)
     for name in args.shapes:
@@ -101,8 +104,13 @@ def ways(tensors, recipes):
     probs = tensors.uniform(s.rows, requires_grad=True)
     groups = moire.Groups.of_offsets(tensors.offsets, s.rows)
 
-    def mlp(recipe=None, copies=(None, None)):
-        given = dict(w1_quantized=copies[0], w2_quantized=copies[1])
+    for w in (w1, w2):
+        w.main_grad = torch.zeros_like(w, dtype=torch.float32)
+        w.grad_added_to_main_grad = False  # so that autograd gets something for it
+    added = [ParameterGradients(True, False).of_call("grouped_mlp", w, None) for w in (w1, w2)]
+
+    def mlp(recipe=None, copies=(None, None), wgrad=None):
+        given = dict(w1_quantized=copies[0], w2_quantized=copies[1], wgrad=wgrad)
         return [moire.grouped_mlp(x, w1, w2, groups, probs=probs, recipe=recipe, **given)]
 
     def quantized(recipe):
@@ -121,9 +129,9 @@ def ways(tensors, recipes):
         forwards[recipe + AT_EACH_CALL] = partial(mlp, recipe)
         kept = moire.Recipe(recipe, dequantized_weights=recipe == "mxfp8")
         prepared = [moire.PreparedWeight(w.detach(), kept) for w in (w1, w2)]
-        forwards[recipe + (DEQUANTIZED if recipe == "mxfp8" else PREPARED)] = partial(
-            mlp, recipe, prepared
-        )
+        are_kept = recipe + (DEQUANTIZED if recipe == "mxfp8" else PREPARED)
+        forwards[are_kept] = partial(mlp, recipe, prepared)
+        forwards[are_kept + ADDED] = partial(mlp, recipe, prepared, added)
         forwards[recipe + MASTERS] = partial(
             from_masters, recipe, copies if recipe == "mxfp8" else prepared
         )
