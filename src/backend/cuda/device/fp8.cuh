@@ -98,9 +98,6 @@ __device__ inline uint32_t encode_halves(uint32_t low, uint32_t high, bool is_e5
   return encode_four(a.x, a.y, b.x, b.y, is_e5m2);
 #endif
 }
-__device__ inline float2 decode_pair(uint32_t codes, bool is_e5m2) {
-  return __half22float2(bits_as<__half2>(decode_halves(codes, is_e5m2).x));
-}
 
 // Four codes, none of which is infinity, in units of other scales: `factors(j)` are what elements j
 // and j + 1 are multiplied by before they are cast again (fold_factors()).

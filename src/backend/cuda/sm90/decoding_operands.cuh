@@ -84,8 +84,8 @@ class LaneWeights {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {  // of column j % 2, from 0 or 8 on
         const char* const p = codes_ + ((16 * i) ^ swizzle_) + j % 2 * 8 * 64 + j / 2 * 8;
-        const float2 values = decode_pair(*reinterpret_cast<const uint16_t*>(p), false);
-        decoded[j] = times_powers(pack(values.x, values.y), j % 2 == 0 ? first : second);
+        const float4 v = decode_four(*reinterpret_cast<const uint16_t*>(p), false);
+        decoded[j] = times_powers(pack(v.x, v.y), j % 2 == 0 ? first : second);
       }
     } else {
       if (i % 2 == 0) {
