@@ -13,7 +13,7 @@ from . import invoke, tapes
 from .context import is_explaining, settings_now
 from .dtypes import COMPILES_WHOLE_GRAPHS, DTYPES, torch
 from .errors import invalid, unsupported
-from .values import described, shown, wrong
+from .values import shown, wrong
 
 if torch is not None:
     from torch._C import _is_any_autocast_enabled
@@ -267,10 +267,7 @@ class Torch:
     def compute_dtype(name, dtype):
         if isinstance(dtype, torch.dtype) and dtype in Torch.compute_dtypes:
             return dtype
-        raise invalid(
-            f"{name} is {dtype if isinstance(dtype, torch.dtype) else described(dtype)}, must be "
-            f"torch.float32, torch.bfloat16 or torch.float16"
-        )
+        raise wrong(name, dtype, "torch.float32, torch.bfloat16 or torch.float16")
 
     def integers(values):
         return torch.tensor(values, dtype=torch.int64)

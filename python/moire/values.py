@@ -16,6 +16,7 @@ from .dtypes import torch
 from .errors import invalid
 
 _LARGEST = 2**63 - 1
+_SHOWN = (str, numbers.Number, np.generic, *([] if torch is None else [torch.dtype]))
 
 
 def described(value):
@@ -26,7 +27,7 @@ def described(value):
         return getattr(value, "kind_name", "a Torch tensor")
     if isinstance(value, int) and value.bit_length() > 1024:  # Python prints none beyond a limit
         return f"an integer of {value.bit_length()} bits"
-    if value is None or isinstance(value, (str, numbers.Number, np.generic)):
+    if value is None or isinstance(value, _SHOWN):
         return repr(value)
     return f"a {type(value).__name__}"
 
@@ -117,8 +118,7 @@ def torch_device(name, value):
     try:
         return torch.device(value)
     except (TypeError, ValueError, RuntimeError):
-        found = value if isinstance(value, torch.dtype) else described(value)
-        raise invalid(f"{name} is {found}, must be a device, such as 'cpu'") from None
+        raise wrong(name, value, "a device, such as 'cpu'") from None
 
 
 def mapping(name, value, needs="a dict"):
