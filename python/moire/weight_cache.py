@@ -260,7 +260,9 @@ class ParameterCopies(WeightCache):
             version = _KEPT
         else:
             self._are_replayed |= _is_captured(arrays)
-            anew = is_first_microbatch or self._are_replayed or not _are_parameters(arrays)
+            # Views that FSDP1 makes of parameters show writes that they do not count.
+            are_parameters = all(isinstance(p, torch.nn.Parameter) for p in arrays)
+            anew = is_first_microbatch or self._are_replayed or not are_parameters
             version = object() if anew else (*map(_state, arrays), *map(_state_of_shard, shards))
         self._prepares |= arrays[0].is_cuda and self.recipe.name != "mxfp8"
         needs_both, is_rowwise = torch.is_grad_enabled(), self.weight_layout == "out_in"
@@ -274,11 +276,6 @@ class ParameterCopies(WeightCache):
 
 def _is_captured(arrays):
     return any(p.is_cuda for p in arrays) and torch.cuda.is_current_stream_capturing()
-
-
-def _are_parameters(arrays):
-    """And not what somebody makes of those: views of FSDP1 show writes that they do not count."""
-    return all(isinstance(p, torch.nn.Parameter) for p in arrays)
 
 
 def _state(p):
