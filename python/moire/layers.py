@@ -288,18 +288,13 @@ def copy_for_backward(fields, w, recipe):
     return fields.get(f"{w}_quantized" if recipe.weight_format.is_tiled else f"{w}_copy")
 
 
-def _made_by_linear(fw, fields, how):
-    return _result_and_columns(fw, fields, how, features(fields, "w")[0])
-
-
 def _made_by_mlp(fw, fields, how):
     x, rows, recipe = fields["x"], fields["capacity"], how.recipe
-    hidden, width = features(fields, "w2")
-    made = _result_and_columns(fw, fields, how, hidden)
+    made = _result_and_columns("w2", fw, fields, how)
     if how.saves:
         made["z"] = fw.empty(x, (rows, features(fields, "w1")[0]), recipe.between(fw, x.dtype))
     if how.saves_act:
-        made.update(_for_wgrad(fw, fields, recipe, "act", x, width))
+        made.update(_for_wgrad(fw, fields, recipe, "act", x, features(fields, "w2")[1]))
     return made
 
 
@@ -321,9 +316,9 @@ def _z_again(fw, fields, recipe, dtype):
     return LINEAR.forward(fw, {"x": None, **given, **recipe.fields}, How(recipe))["y"]
 
 
-def _result_and_columns(fw, fields, how, columns):
-    x, y = fields["x"], fields.get("y")
-    made = {"y": fw.empty(x, (fields["capacity"], columns), x.dtype) if y is None else y}
+def _result_and_columns(w, fw, fields, how):
+    x, y, shape = fields["x"], fields.get("y"), (fields["capacity"], features(fields, w)[0])
+    made = {"y": fw.empty(x, shape, x.dtype) if y is None else y}
     if how.copy_lies_transposed:
         made["x_columnwise"] = empty_transposed(fw, fields, x, x.shape[1])
     elif how.saves_copy:
@@ -378,6 +373,6 @@ def _later(how, fields, grad_w, beta):
 
 
 _READERS = {"w1": {"x"}, "w2": {"x", "w1", "b1", "probs", "topk_weights"}}
-LINEAR = _Linear("grouped_linear", {"w": {"x"}}, _made_by_linear)
+LINEAR = _Linear("grouped_linear", {"w": {"x"}}, partial(_result_and_columns, "w"))
 MLP = _Mlp("grouped_mlp", _READERS, _made_by_mlp)
 MOE = Moe()
