@@ -273,10 +273,6 @@ def _sent(tensor):
     return make, (*state, of_moire)
 
 
-def _is_pinned(tensor, device=None):
-    return all(array.is_pinned() for array in _memory(tensor))
-
-
 def _pinned(tensor, device=None):
     """Its bytes, and the offsets that would be copied with them."""
     offsets = _host_offsets(tensor)
@@ -303,7 +299,7 @@ _OPERATIONS = {
     ),
     _aten.copy_.default: _copy,
     _aten.zero_.default: lambda t: t.filled_with_zeros(),
-    _aten.is_pinned.default: _is_pinned,
+    _aten.is_pinned.default: lambda t, device=None: all(a.is_pinned() for a in _memory(t)),
     _aten._pin_memory.default: _pinned,
 }
 for _packet in (
