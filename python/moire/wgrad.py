@@ -135,7 +135,13 @@ class ParameterGradients(FreshGradients):
             queue.last, queue.failed, queue.hooks = queue.failed, _Queue.failed, ()
 
     def _run(self, deferred):
-        deferred.check()
+        for (name, operand), version in zip(deferred.operands.items(), deferred.versions):
+            if was_written(operand, version):
+                raise invalid(
+                    f"backward_dw: {name} was overwritten in place after backward, and the weight "
+                    f"gradient still has to be made of it; overwrite it after backward_dw, or give "
+                    f"the layer a copy"
+                )
         needs = deferred.destination[-1]
         written, beta = self.destination(*deferred.destination)
         check_memory([(self, written, needs)], deferred.operands)
@@ -183,16 +189,6 @@ class _Deferred(NamedTuple):
     versions: list  # of the operands
     destination: tuple
     added: list  # parameters that have theirs, where another's could not be added
-
-    def check(self):
-        """That the operands are as backward left them."""
-        for (name, operand), version in zip(self.operands.items(), self.versions):
-            if was_written(operand, version):
-                raise invalid(
-                    f"backward_dw: {name} was overwritten in place after backward, and the weight "
-                    f"gradient still has to be made of it; overwrite it after backward_dw, or give "
-                    f"the layer a copy"
-                )
 
 
 def check_memory(sinks, tensors):
