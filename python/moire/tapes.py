@@ -98,14 +98,10 @@ def converted(source, result):
         end, now.result = now.end, result
         now.end = lambda tensors, options: end(tensors, options).to(dtype)
     elif found:
-        how = torch.Tensor.to if torch.is_grad_enabled() else _detached_to
+        how = torch.Tensor.to if torch.is_grad_enabled() else lambda t, to: t.detach().to(to)
         now.steps.append((how, found[0], dtype))
         now.tensors.append(result)
     return result
-
-
-def _detached_to(tensor, dtype):
-    return tensor.detach().to(dtype)
 
 
 def ran(name, fields):
