@@ -90,11 +90,9 @@ _library = torch.library.Library("moire", "DEF")
 def define(fw):
     """Every entry as an op on tensors, which `fw` knows (arrays.Torch)."""
     for name, entry in invoke.ENTRIES.items():
-        run = functools.partial(_run, name, fw)
         _library.define(schema_of(entry))
-        _library.impl(name, run, "CompositeExplicitAutograd")
-        fake = functools.partial(_fake, name)
-        torch.library.register_fake(f"moire::{name}", fake, lib=_library)
+        _library.impl(name, functools.partial(_run, name, fw), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"moire::{name}", functools.partial(_fake, name), lib=_library)
     # Their results are writes, of which a policy of selective checkpoints would save nothing.
     ignored = getattr(torch.utils.checkpoint, "SAC_IGNORED_OPS", set())
     ignored.update(getattr(torch.ops.moire, name).default for name in invoke.ENTRIES)
