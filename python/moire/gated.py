@@ -37,7 +37,13 @@ def glu(
     """
     fw = framework_of("glu", {"z": z}, {"probs": probs})
     if groups is None and z.ndim not in (0, 2):
-        return _glu_of_any_rank(z, probs, act, layout)
+        *leading, columns = z.shape
+        if probs is not None and list(probs.shape) != leading:
+            found = f"probs is {list(probs.shape)} but z is {list(z.shape)}"
+            raise invalid(f"glu: {found}, must be {leading}")
+        probs = None if probs is None else probs.reshape(-1)
+        flat = glu(z.reshape(math.prod(leading), columns), probs, act=act, layout=layout)
+        return flat.reshape(*leading, flat.shape[1])
     activation = Activation.of(act, "glu: act").fields
     layout = GluLayout.of(layout, "glu: layout").fields
     if z.ndim != 2 or z.shape[1] % num_halves(layout) != 0:
@@ -48,16 +54,6 @@ def glu(
     if groups is not None:
         as_groups("glu", groups).give(fields, z, z.shape[0])
     return run(_GLU, fw, fields)
-
-
-def _glu_of_any_rank(z, probs, act, layout):
-    *leading, columns = z.shape
-    if probs is not None and list(probs.shape) != leading:
-        found = f"probs is {list(probs.shape)} but z is {list(z.shape)}"
-        raise invalid(f"glu: {found}, must be {leading}")
-    probs = None if probs is None else probs.reshape(-1)
-    flat = glu(z.reshape(math.prod(leading), columns), probs, act=act, layout=layout)
-    return flat.reshape(*leading, flat.shape[1])
 
 
 def convert_glu(
