@@ -82,7 +82,13 @@ class WeightCache:
         self._entries.clear()
 
     def _is_current(self, entry, version):
-        return _is_same(version, entry.version)
+        try:
+            return bool(version == entry.version)
+        except Exception as e:  # whatever == of a caller's type raises
+            raise invalid(
+                f"WeightCache.get: version is {described(version)}, which cannot be compared with "
+                f"the version before it ({e}); it must be a value such as a number"
+            ) from e
 
     def _made(self, weight, wanted):
         # A later training step may use it too.
@@ -173,18 +179,6 @@ def _owned(array):
     return name, lambda: alive() is None
 
 
-def _is_same(version, other):
-    if version is _KEPT:
-        return other is not None
-    try:
-        return bool(version == other)
-    except Exception as e:  # whatever == of a caller's type raises
-        raise invalid(
-            f"WeightCache.get: version is {described(version)}, which cannot be compared with the "
-            f"version before it ({e}); it must be a value such as a number"
-        ) from e
-
-
 def _ids(arrays):
     return tuple(id(array) for array in arrays)
 
@@ -270,8 +264,10 @@ class ParameterCopies(WeightCache):
         return self.get(weights, version, **wanted)
 
     def _is_current(self, entry, version):
+        if version is _KEPT:
+            return entry.version is not None
         # Memory that is gone may have been given out again, at the address that _state() names.
-        return _is_same(version, entry.version) and (version is _KEPT or entry.lives())
+        return super()._is_current(entry, version) and entry.lives()
 
 
 def _is_captured(arrays):
