@@ -9,7 +9,6 @@ somebody watches or rewrites Torch's ops, and where invoke.cpp was not built.
 """
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -59,11 +58,7 @@ class _Recording:
         return Tape(tuple(self.steps), self.tensors[0].device, self.end)
 
 
-class _OfThread(threading.local):
-    recording = None
-
-
-_thread = _OfThread()
+_thread = context.this_thread
 
 
 def recording():
