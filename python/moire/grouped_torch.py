@@ -191,12 +191,10 @@ class TorchGroupedTensor(trained.Trained, torch.Tensor):
 
     # For torch.compile: the arrays by name, and the rest.
 
-    _rowwise_data, _rowwise_scales = (
-        property(lambda self, i=i: self.rowwise and self.rowwise[i]) for i in range(2)
-    )
-    _columnwise_data, _columnwise_scales = (
-        property(lambda self, i=i: self.columnwise and self.columnwise[i]) for i in range(2)
-    )
+    _rowwise_data = property(lambda self: self.rowwise and self.rowwise.data)
+    _rowwise_scales = property(lambda self: self.rowwise and self.rowwise.scales)
+    _columnwise_data = property(lambda self: self.columnwise and self.columnwise.data)
+    _columnwise_scales = property(lambda self: self.columnwise and self.columnwise.scales)
 
     @property
     def _offsets(self):
