@@ -35,52 +35,17 @@ if TYPE_CHECKING:
     from . import hf, nn
     from .expert_parallel import ExpertParallel
 
-__all__ = [
-    "Activation",
-    "Code",
-    "Communicator",
-    "Error",
-    "ExpertParallel",
-    "Explanation",
-    "GluLayout",
-    "GroupedTensor",
-    "Groups",
-    "InvalidArgument",
-    "LibraryNotFound",
-    "OffsetsOutput",
-    "OutOfMemory",
-    "Plan",
-    "PreparedWeight",
-    "Recipe",
-    "Unsupported",
-    "WeightCache",
-    "call",
-    "check",
-    "convert_glu",
-    "deinterleave_glu_tensor",
-    "explain",
-    "glu",
-    "grouped_linear",
-    "grouped_linear_backward",
-    "grouped_mlp",
-    "grouped_mlp_backward",
-    "grouped_mm",
-    "hf",
-    "info",
-    "interleave_glu_tensor",
-    "load_safetensors",
-    "make_plan",
-    "moe",
-    "nn",
-    "permute",
-    "quantize",
-    "router",
-    "save_safetensors",
-    "settings",
-    "splits_to_offsets",
-    "strict",
-    "unpermute",
-]
+__all__ = ["ExpertParallel", "Communicator", "hf", "nn"]
+__all__ += ["call", "grouped_linear", "grouped_mlp", "grouped_mm", "moe"]
+__all__ += ["grouped_linear_backward", "grouped_mlp_backward"]
+__all__ += ["Plan", "make_plan", "permute", "router", "unpermute"]
+__all__ += ["Groups", "OffsetsOutput", "splits_to_offsets"]
+__all__ += ["GroupedTensor", "PreparedWeight", "Recipe", "WeightCache", "quantize"]
+__all__ += ["load_safetensors", "save_safetensors"]
+__all__ += ["Activation", "GluLayout", "convert_glu", "glu"]
+__all__ += ["deinterleave_glu_tensor", "interleave_glu_tensor"]
+__all__ += ["Explanation", "check", "explain", "info", "settings", "strict"]
+__all__ += ["Code", "Error", "InvalidArgument", "LibraryNotFound", "OutOfMemory", "Unsupported"]
 
 __version__ = _abi.version
 
