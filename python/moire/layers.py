@@ -100,7 +100,7 @@ class Layer(Op):
         add_sums(to, apart)
         for w in reversed(later):
             left = found["left"][w]
-            made = partial(_later, how, left)
+            made = partial(_later, how.copy_lies_transposed, how.recipe, left)
             sinks[w].defer(within, made, left, Torch, like, likes[w], needs[w])
         found.update((w, sink.returned(to[w][0], needs[w])) for w, sink in sinks.items())
         return found
@@ -364,11 +364,11 @@ def weight_gradient(fw, recipe, fields, grad_w, beta):
 _as_before = replayed(partial(weight_gradient, Torch))
 
 
-def _later(how, fields, grad_w, beta):
+def _later(copy_lies_transposed, recipe, fields, grad_w, beta):
     """A gradient that was delayed."""
     to = {"w": (grad_w, beta)}
-    apart = sums_apart(to) if how.copy_lies_transposed else {}
-    _as_before(how.recipe, fields, *apart.get("w", to["w"]))
+    apart = sums_apart(to) if copy_lies_transposed else {}
+    _as_before(recipe, fields, *apart.get("w", to["w"]))
     add_sums(to, apart)
 
 
