@@ -41,14 +41,10 @@ inline bool needs_grad_z(const moire_grouped_mlp_backward_args& a) {
 }
 
 // Whether what scales b2 of an MLP is probs.
-template <class A>
-bool probs_scale_b2(const A& a) {
-  return a.b2_unscaled == 0 && !is_present(a.b2_scale);
-}
+bool probs_scale_b2(const auto& a) { return a.b2_unscaled == 0 && !is_present(a.b2_scale); }
 
 // Whether a layer's backward reads row_idx, which gathers x and, if asked to, grad_y.
-template <class A>
-bool gathers(const A& a, bool reads_x) {
+bool gathers(const auto& a, bool reads_x) {
   return reads_x || (a.gathered_grad_y != 0 && is_present(a.grad_y));
 }
 

@@ -28,8 +28,7 @@ namespace moire::capi {
 int32_t finish(Status status) noexcept;
 int32_t finish(Code code, std::string_view text, std::string_view what = {}) noexcept;
 
-template <class F>
-int32_t guarded(F&& f) noexcept {
+int32_t guarded(auto&& f) noexcept {
   try {
     return finish(f());
   } catch (const std::bad_alloc&) {

@@ -95,8 +95,7 @@ class Footprint : public MemoryVisitor {
 };
 
 // At least one of the operands that the call would write is there.
-template <class A>
-bool check_outputs(ArgumentCheck& check, const A& args) {
+bool check_outputs(ArgumentCheck& check, const auto& args) {
   Outputs outputs;
   visit_fields(args, outputs);
   if (outputs.are_present() || !check.ok()) return check.ok();
@@ -107,8 +106,7 @@ bool check_outputs(ArgumentCheck& check, const A& args) {
 
 // Overlap is judged by address ranges, before anything runs; the arguments have passed their other
 // checks. Names what is written first, of two outputs the one that comes later in the struct.
-template <class A>
-bool check_memory(ArgumentCheck& check, const A& args) {
+bool check_memory(ArgumentCheck& check, const auto& args) {
   if (!check.ok()) return false;
   Footprint memory(check);
   visit_fields(args, memory);

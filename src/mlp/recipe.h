@@ -17,16 +17,14 @@
 namespace moire {
 
 // What a backward asks its gradients to be quantised to; 0 of a forward, and by default.
-template <class Args>
-int32_t gradient_dtype_of(const Args& args) {
+int32_t gradient_dtype_of(const auto& args) {
   if constexpr (requires { args.gradient_dtype; }) return args.gradient_dtype;
   return 0;
 }
 
 struct Recipe {
-  // `Args` is one of the composites' structs.
-  template <class Args>
-  explicit Recipe(const Args& args, bool on_gpu = false)
+  // Of one of the composites' structs.
+  explicit Recipe(const auto& args, bool on_gpu = false)
       : id(args.recipe),
         is_quantized(args.recipe != MOIRE_RECIPE_AS_STORED),
         passes_values(on_gpu && args.recipe == MOIRE_RECIPE_MXFP8),
@@ -90,9 +88,8 @@ GivenWeight given_w2(const auto& a) { return {"w2", a.w2, a.w2_quantized, a.w2_p
 
 // The grad_y of a backward, and the copies of it that the caller gave.
 struct GivenGradY {
-  // `Args` is the struct of a backward.
-  template <class Args>
-  explicit GivenGradY(const Args& args)
+  // Of the struct of a backward.
+  explicit GivenGradY(const auto& args)
       : itself{args.grad_y, args.gathered_grad_y != 0 ? args.row_idx : moire_tensor{}},
         rowwise(args.grad_y_rowwise),
         columnwise(args.grad_y_columnwise) {}
@@ -117,8 +114,7 @@ void share_activation(auto& step, const auto& mlp) {
 
 // The steps of one call of a layer, all by its recipe and over its groups.
 struct LayerSteps {
-  template <class Args>
-  LayerSteps(Steps& steps_of_call, const Args& args)
+  LayerSteps(Steps& steps_of_call, const auto& args)
       : steps(steps_of_call), recipe(args, !steps.on_cpu()), groups(args.groups), tail(args.tail) {}
 
   // Memory for a copy of a ragged [capacity, columns] that products of this layer read; as FP8

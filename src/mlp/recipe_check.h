@@ -59,8 +59,7 @@ class NothingQuantized : public MemoryVisitor {
 struct LayerCheck {
   // What the call says of its recipe is sound; one that does not quantise is given nothing
   // quantised.
-  template <class A>
-  LayerCheck(ArgumentCheck& check_of_call, const A& args)
+  LayerCheck(ArgumentCheck& check_of_call, const auto& args)
       : check(check_of_call), recipe(args), groups(args.groups) {
     check_recipe(args.emulate_accumulation, gradient_dtype_of(args));
     if (!recipe.is_quantized) visit_fields(args, NothingQuantized(check));
@@ -107,9 +106,8 @@ struct LayerCheck {
 
   // grad_y [capacity, n], or [T, n] gathered by the row_idx that gathers x; where it is absent, the
   // copies that are needed are there. Whichever is gives n, which is returned under this name.
-  template <class A>
-  NamedSize grad_y(const A& args, std::string_view name, bool needs_rowwise, bool needs_columnwise,
-                   bool needs_itself) {
+  NamedSize grad_y(const auto& args, std::string_view name, bool needs_rowwise,
+                   bool needs_columnwise, bool needs_itself) {
     const NamedSize n{
         name, columns_of({args.grad_y, args.grad_y_rowwise.data, args.grad_y_columnwise.data})};
     check.require(args.gathered_grad_y == 0 || is_present(args.row_idx),

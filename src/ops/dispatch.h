@@ -67,10 +67,7 @@ Result<Selection<A>> select(const Context& context, std::string_view op, const A
   return selection;
 }
 
-template <class A>
-int64_t bytes_read(const A& args) {
-  return traffic_of(args).read();
-}
+int64_t bytes_read(const auto& args) { return traffic_of(args).read(); }
 
 // An op: how its arguments are checked, and what explain says of them, which is asked for only when
 // somebody wants to know.

@@ -12,8 +12,7 @@ namespace {
 
 // What both directions share: z [capacity, 2F], or [capacity, F] of an ungated layout, which gives
 // the sizes, and `half`, [capacity, F].
-template <class A>
-NamedSize check_shared(ArgumentCheck& check, const A& args, const NamedTensor& half) {
+NamedSize check_shared(ArgumentCheck& check, const auto& args, const NamedTensor& half) {
   const TensorView z(args.z);
   const NamedSize capacity{"capacity", z.num_rows()};
   const NamedSize f{"F", z.columns() / num_halves(args.layout)};
@@ -52,8 +51,7 @@ std::string layout_name(const moire_glu_layout& layout) {
   return layout.block == 0 ? concat("halves", order) : concat("blocks of ", layout.block, order);
 }
 
-template <class A>
-std::string problem_of(const A& args) {
+std::string problem_of(const auto& args) {
   constexpr std::string_view kNames[] = {"swiglu", "clamped swiglu", "geglu tanh", "reglu",
                                          "reglu2"};
   return concat(kNames[args.activation.kind], " of ", args.z, ", ", layout_name(args.layout));

@@ -21,8 +21,7 @@ void check_accumulation(ArgumentCheck& check, int32_t accumulation, const NamedT
 
 // The operands of a product over ragged M: rows `a`, [capacity, k] or gathered [T, k], and weights
 // `w`, of which k is `in` or, transposed, `out`.
-template <class A>
-void check_product(ArgumentCheck& check, const A& args, const ScaledTensor& a, const Weight& w,
+void check_product(ArgumentCheck& check, const auto& args, const ScaledTensor& a, const Weight& w,
                    const ScaledTensor& b, NamedSize out, NamedSize in, bool is_transposed) {
   const Groups groups(args.groups);
   const NamedSize k{"k", is_transposed ? out.size : in.size};
@@ -148,15 +147,12 @@ std::string problem_text(const Groups& groups, const TensorView& a, const Tensor
 }
 
 // Of forward and dgrad.
-template <class A>
-std::string problem_of(const A& args) {
+std::string problem_of(const auto& args) {
   return problem_text(args.groups, args.a, args.b.tensor);
 }
-template <>
 std::string problem_of(const GroupedGemmGluBackwardArgs& args) {
   return problem_text(args.groups, args.grad_y, args.w2.tensor);
 }
-template <>
 std::string problem_of(const GroupedGemmWgradArgs& args) {
   return problem_text(args.groups, as_rows(args.a, args.a_scales, args.groups),
                       as_rows(args.b, args.b_scales, args.groups));

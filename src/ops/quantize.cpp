@@ -15,8 +15,7 @@ namespace moire {
 namespace {
 
 // At least one of the two copies is there, and sound.
-template <class A>
-void check_copies(ArgumentCheck& check, const A& args, const ScaledShape& shape) {
+void check_copies(ArgumentCheck& check, const auto& args, const ScaledShape& shape) {
   check.require(is_given(args.rowwise) || is_given(args.columnwise),
                 "rowwise and columnwise are both absent, needs at least one output");
   // Beside a folded copy MXFP8 itself may be.
@@ -131,8 +130,7 @@ void validate(ArgumentCheck& check, const RequantizeArgs& args) {
   check_copies(check, args.source, &args.target, args.scaling, args.direction, args.groups);
 }
 
-template <class A>
-std::string source_text(const A& args) {
+std::string source_text(const auto& args) {
   return concat(TensorView(args.source.data), ", ", scaling_word(args.scaling),
                 args.scaling == MOIRE_SCALING_FP8_TILE ? ""
                 : args.direction == MOIRE_ROWWISE      ? " rowwise"

@@ -13,8 +13,7 @@ namespace {
 
 // What both passes share: logits [T, E], k of them chosen, their `weights` or the gradients of
 // those, and the scale.
-template <class A>
-bool check_selection(ArgumentCheck& check, const A& args, const NamedTensor& weights) {
+bool check_selection(ArgumentCheck& check, const auto& args, const NamedTensor& weights) {
   const TensorView logits = args.logits, topk_idx = args.topk_idx;
   if (!check.ranked("logits", logits, kFloatTypes, 2)) return false;
   if (!check.ranked("topk_idx", topk_idx, kIndexTypes, 2)) return false;
@@ -43,8 +42,7 @@ void validate(ArgumentCheck& check, const RouterBackwardArgs& args) {
   check.indices("topk_idx", topk_idx, topk_idx.num_elements(), 0, logits.shape[1]);
 }
 
-template <class A>
-std::string problem_of(const A& args) {
+std::string problem_of(const auto& args) {
   return concat(args.topk_idx.shape[1], " of ", args.logits.shape[1], " experts, ", args.logits);
 }
 
@@ -75,8 +73,7 @@ std::string problem_of(const PermutePlanArgs& args) {
 }
 
 // f(index(row, column)) of a tensor of indices, by the type that it has.
-template <class F>
-decltype(auto) with_indices(const TensorView& t, F&& f) {
+decltype(auto) with_indices(const TensorView& t, auto&& f) {
   const auto of_type = [&](const auto* data) {
     return f([data, stride = t.stride()](int64_t row, int64_t column) -> int64_t {
       return data[row * stride + column];

@@ -46,8 +46,7 @@ class Traffic : public MemoryVisitor {
   bool gathers_ = false;
 };
 
-template <class A>
-Traffic traffic_of(const A& args) {
+Traffic traffic_of(const auto& args) {
   Traffic traffic;
   visit_fields(args, traffic);
   return traffic;
