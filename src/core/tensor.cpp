@@ -8,17 +8,15 @@ namespace moire {
 
 namespace {
 
-constexpr struct {
-  Code code;
-  std::string_view name;
-} kCodes[] = {{Code::kOk, "ok"},
-              {Code::kInvalidArgument, "invalid argument"},
-              {Code::kUnsupported, "unsupported"},
-              {Code::kOutOfMemory, "out of memory"},
-              {Code::kDevice, "device"},
-              {Code::kIo, "io"},
-              {Code::kInternal, "internal"},
-              {Code::kRankFailed, "rank failed"}};
+constexpr std::pair<Code, std::string_view> kCodes[] = {
+    {Code::kOk, "ok"},
+    {Code::kInvalidArgument, "invalid argument"},
+    {Code::kUnsupported, "unsupported"},
+    {Code::kOutOfMemory, "out of memory"},
+    {Code::kDevice, "device"},
+    {Code::kIo, "io"},
+    {Code::kInternal, "internal"},
+    {Code::kRankFailed, "rank failed"}};
 
 constexpr struct {
   DType dtype;
@@ -33,8 +31,8 @@ constexpr struct {
 }  // namespace
 
 std::string_view code_name(Code code) {
-  for (const auto& known : kCodes) {
-    if (known.code == code) return known.name;
+  for (const auto& [known, name] : kCodes) {
+    if (known == code) return name;
   }
   return "unknown code";
 }
