@@ -141,17 +141,17 @@ bool ArgumentCheck::weight(std::string_view name, const Weight& w, std::span<con
   return ok();
 }
 
-bool ArgumentCheck::groups(const Groups& g) {
+void ArgumentCheck::groups(const Groups& g) {
   require(g.num_groups >= 0, "groups.num_groups is ", g.num_groups, ", must not be negative");
   require(g.capacity >= 0, "groups.capacity is ", g.capacity, ", must not be negative");
   require(g.num_groups <= kMostGroups, "groups.num_groups is ", g.num_groups,
           ", must be at most 2^30");
   require(g.capacity <= kMostBytes, "groups.capacity is ", g.capacity, ", must be at most 2^56");
-  if (!ok() || purpose_ == Purpose::kSizeWorkspace || g.num_groups == 0) return ok();
+  if (!ok() || purpose_ == Purpose::kSizeWorkspace || g.num_groups == 0) return;
   require(g.offsets != nullptr, "groups.offsets is null but there are ", g.num_groups, " groups");
   require(is_aligned(g.offsets, alignof(int64_t)),
           "groups.offsets is not aligned to its 8-byte elements");
-  if (!reads_values()) return ok();
+  if (!reads_values()) return;
   require(g.offsets[0] == 0, "groups.offsets[0] is ", g.offsets[0], ", must be 0");
   for (int64_t i = 0; i < g.num_groups; ++i) {
     const int64_t begin = g.offsets[i], end = g.offsets[i + 1];
@@ -159,7 +159,6 @@ bool ArgumentCheck::groups(const Groups& g) {
     require(end <= g.capacity, "group ", i, " ends at row ", end, ", past the capacity ",
             g.capacity);
   }
-  return ok();
 }
 
 bool ArgumentCheck::ragged(std::string_view name, const TensorView& t,
@@ -207,12 +206,11 @@ bool ArgumentCheck::enumerator(std::string_view name, int32_t value, int32_t cou
   return require(value >= 0 && value < count, name, " is ", value, ", must be 0 to ", count - 1);
 }
 
-bool ArgumentCheck::betas(std::string_view name, const uint8_t* per_group, int64_t num_groups) {
-  if (per_group == nullptr || !reads_values()) return ok();
+void ArgumentCheck::betas(std::string_view name, const uint8_t* per_group, int64_t num_groups) {
+  if (per_group == nullptr || !reads_values()) return;
   for (int64_t g = 0; g < num_groups; ++g) {
     require(per_group[g] <= 1, name, "[", g, "] is ", per_group[g], ", must be 0 or 1");
   }
-  return ok();
 }
 
 bool ArgumentCheck::indices(std::string_view name, const TensorView& t, int64_t count,

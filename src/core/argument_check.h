@@ -68,8 +68,7 @@ class ArgumentCheck {
 
   // Values of offsets and indices are read on a CPU context that really runs: an explaining one may
   // be given outputs of steps that did not run, and a device's own kernels check theirs.
-  explicit ArgumentCheck(std::string_view op)
-      : op_(op), purpose_(Purpose::kSizeWorkspace), reads_values_(false) {}
+  explicit ArgumentCheck(std::string_view op) : op_(op) {}
   ArgumentCheck(std::string_view op, const Context& context, Purpose purpose)
       : op_(op),
         context_(&context),
@@ -106,7 +105,7 @@ class ArgumentCheck {
   bool weight(std::string_view name, const Weight& w, std::span<const DType> dtypes,
               NamedSize num_groups, NamedSize out, NamedSize in);
   // Sizes are sound and, when running on a CPU, so is every offset.
-  bool groups(const Groups& g);
+  void groups(const Groups& g);
   // A ragged operand: [capacity, columns] or, where row_idx is present, any number of source rows
   // [T, columns] and row_idx [capacity] with each used entry in 0 ... T - 1.
   bool ragged(std::string_view name, const TensorView& t, std::string_view row_idx_name,
@@ -119,7 +118,7 @@ class ArgumentCheck {
   // `value` is one of 0 ... count - 1.
   bool enumerator(std::string_view name, int32_t value, int32_t count);
   // Which groups' gradients are accumulated: null, or 0 or 1 for each; read when running on a CPU.
-  bool betas(std::string_view name, const uint8_t* per_group, int64_t num_groups);
+  void betas(std::string_view name, const uint8_t* per_group, int64_t num_groups);
   // Each of the first `count` indices, in row-major order, is in [lowest, limit); runs when running
   // on a CPU. `lowest` = -1 admits "dropped".
   bool indices(std::string_view name, const TensorView& t, int64_t count, int64_t lowest,
@@ -135,8 +134,8 @@ class ArgumentCheck {
 
   std::string_view op_;
   const Context* context_ = nullptr;
-  Purpose purpose_;
-  bool reads_values_;
+  Purpose purpose_ = Purpose::kSizeWorkspace;
+  bool reads_values_ = false;
   Status status_;
 };
 

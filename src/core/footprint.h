@@ -106,12 +106,11 @@ bool check_outputs(ArgumentCheck& check, const auto& args) {
 
 // Overlap is judged by address ranges, before anything runs; the arguments have passed their other
 // checks. Names what is written first, of two outputs the one that comes later in the struct.
-bool check_memory(ArgumentCheck& check, const auto& args) {
-  if (!check.ok()) return false;
+void check_memory(ArgumentCheck& check, const auto& args) {
+  if (!check.ok()) return;
   Footprint memory(check);
   visit_fields(args, memory);
   if (memory.settle()) visit_fields(args, memory);
-  return check.ok();
 }
 
 // All that is checked before it is known how the call runs; validate() finds groups and values that
