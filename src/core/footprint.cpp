@@ -13,10 +13,6 @@ void Outputs::add(const char* name) {
   *names_ += concat(names_->empty() ? "" : " or ", name);
 }
 
-void Footprint::field(const char* name, const moire_tensor& t, Role role, const char*) {
-  add(name, -1, "", t.data, span_bytes(t), role);
-}
-
 void Footprint::field(const char* name, const moire_weight& w, Role role, const char*) {
   if (role == Role::kUnused || !is_present(w)) return;
   if (w.list != nullptr) {
@@ -30,10 +26,6 @@ void Footprint::field(const char* name, const moire_quantized& q, Role role, con
   if (!is_present(q)) return;
   add(name, -1, ".data", q.data.data, span_bytes(q.data), role);
   add(name, -1, ".scales", q.scales.data, span_bytes(q.scales), role);
-}
-
-void Footprint::field(const char* name, const uint8_t* bytes, Role role, int64_t count) {
-  add(name, -1, "", bytes, count, role);
 }
 
 void Footprint::field(const char* name, const moire_offsets_output* outputs, Role role,

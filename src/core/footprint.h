@@ -60,10 +60,14 @@ class Footprint : public MemoryVisitor {
 
   // What visit_fields() finds. The first time what is written is kept; once settle() has found it
   // apart, what is read is compared with it, so that lists of weights, however long, need no room.
-  void field(const char* name, const moire_tensor& t, Role role, const char*);
+  void field(const char* name, const moire_tensor& t, Role role, const char*) {
+    add(name, -1, "", t.data, span_bytes(t), role);
+  }
   void field(const char* name, const moire_weight& w, Role role, const char*);
   void field(const char* name, const moire_quantized& q, Role role, const char*);
-  void field(const char* name, const uint8_t* bytes, Role role, int64_t count);
+  void field(const char* name, const uint8_t* bytes, Role role, int64_t count) {
+    add(name, -1, "", bytes, count, role);
+  }
   void field(const char* name, const moire_offsets_output* outputs, Role role, int64_t count);
   void field(const char* name, const moire_groups& groups);
   void field(const char* name, const moire_workspace& workspace);
