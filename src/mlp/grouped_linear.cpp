@@ -2,7 +2,6 @@
 // what a recipe quantises.
 #include <moire/grouped_mlp.h>
 
-#include "core/argument_check.h"
 #include "mlp/composite.h"
 #include "mlp/recipe.h"
 #include "mlp/recipe_check.h"
@@ -34,31 +33,29 @@ void run_steps(Steps& steps, const GroupedLinearArgs& args) {
 }
 
 void validate(ArgumentCheck& check, const GroupedLinearBackwardArgs& args) {
-  const TensorView grad_y(args.grad_y), grad_x(args.grad_x), grad_bias(args.grad_bias),
-      grad_scale(args.grad_scale);
   const Weight grad_w(args.grad_w);
   LayerCheck layer(check, args);
   const auto [capacity, num_groups] = layer.sizes;
   const GivenWeight w = given_w(args);
-  const NamedSize out = layer.grad_y(args, "out", grad_x.is_present(), grad_w.is_present(),
-                                     grad_bias.is_present() || grad_scale.is_present());
+  const NamedSize out = layer.grad_y(args, "out", is_present(args.grad_x), grad_w.is_present(),
+                                     is_present(args.grad_bias) || is_present(args.grad_scale));
   // x comes last: without grad_w nothing of it is read.
   const int64_t in_of_x = columns_of({args.grad_x, columns_as_rows(args), args.x});
   const NamedSize in{"in", agreed_size(in_of_x, w.in_features(), grad_w.in_features())};
-  if (grad_x.is_present()) {
-    check.tensor("grad_x", grad_x, kFloatTypes, {capacity, in});
+  if (is_present(args.grad_x)) {
+    check.tensor("grad_x", args.grad_x, kFloatTypes, {capacity, in});
     layer.weight(w, false, out, in);
-    layer.same_dtype("grad_y", grad_y, "w", args.w.tensor);
+    layer.same_dtype("grad_y", args.grad_y, "w", args.w.tensor);
   }
   if (grad_w.is_present()) {
     check.weight("grad_w", grad_w, kFloatTypes, num_groups, out, in);
     layer.wgrad_operand(args, in);
-    layer.same_dtype("grad_y", grad_y, "x", args.x);
+    layer.same_dtype("grad_y", args.grad_y, "x", args.x);
   }
   check.optional_tensor("scale", args.scale, kFP32Only, {capacity});
-  check.optional_tensor("grad_bias", grad_bias, kFloatTypes, {num_groups, out});
-  if (grad_scale.is_present()) {
-    check.tensor("grad_scale", grad_scale, kFP32Only, {capacity});
+  check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {num_groups, out});
+  if (is_present(args.grad_scale)) {
+    check.tensor("grad_scale", args.grad_scale, kFP32Only, {capacity});
     check.tensor("bias", args.bias, kFloatTypes, {num_groups, out});
   }
 }

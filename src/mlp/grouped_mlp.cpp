@@ -2,7 +2,6 @@
 // quantises before them.
 #include <moire/grouped_mlp.h>
 
-#include "core/argument_check.h"
 #include "mlp/composite.h"
 #include "mlp/recipe.h"
 #include "mlp/recipe_check.h"

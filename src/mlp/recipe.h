@@ -2,7 +2,6 @@
 // caller did not give, and how they become those of the grouped GEMM for either weight layout.
 #pragma once
 
-#include <moire/fields.h>
 #include <moire/grouped_gemm.h>
 #include <moire/quantize.h>
 #include <moire/routing.h>
@@ -119,8 +118,7 @@ struct LayerSteps {
 
   // Memory for a copy of a ragged [capacity, columns] that products of this layer read; as FP8
   // tensor cores read it (core/scale_shapes.h) where they do.
-  moire_quantized take_copy(DType element, int32_t direction, int64_t columns,
-                            bool for_cores = false);
+  moire_quantized take_copy(DType element, int32_t direction, int64_t columns, bool for_cores);
 
   // Whether FP8 tensor cores would make a weight gradient, or a product of rows with `w` into `d`,
   // or there is none: what of their operands is not given had better be quantised for them then.

@@ -51,7 +51,6 @@ void validate(ArgumentCheck& check, const GroupedGemmArgs& args) {
 }
 
 void validate(ArgumentCheck& check, const GroupedGemmGluArgs& args) {
-  const TensorView z(args.z), act(args.act);
   const Weight b(args.b);
   const int64_t halves = num_halves(args.layout);
   const NamedSize f{"F", b.out_features() / halves}, two_f = z_columns(args.layout, f.size);
@@ -66,20 +65,19 @@ void validate(ArgumentCheck& check, const GroupedGemmGluArgs& args) {
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
   // act is wanted as it is, quantised, or both.
   const bool is_copied = is_present(args.act_rowwise) || is_present(args.act_columnwise);
-  if (act.is_present() || !is_copied) {
-    check.tensor("act", act, kFloatTypes, {capacity, f});
+  if (is_present(args.act) || !is_copied) {
+    check.tensor("act", args.act, kFloatTypes, {capacity, f});
   }
-  check.optional_tensor("z", z, kFloatTypes, {capacity, two_f});
-  check.same_dtype("z", z, "act", act);
+  check.optional_tensor("z", args.z, kFloatTypes, {capacity, two_f});
+  check.same_dtype("z", args.z, "act", args.act);
   check_quantized_copies(check, "act", args.act_rowwise, args.act_columnwise,
                          args.fractional_scales, args.groups, f);
-  check.require(act.is_present() || z.is_present() || (args.storage >= 0 && args.storage <= 3),
-                "storage is ", static_cast<DType>(args.storage),
-                ", must be fp32, bf16, fp16 or 0 (bf16)");
+  const bool has_storage = is_present(args.act) || is_present(args.z);
+  check.require(has_storage || (args.storage >= 0 && args.storage <= 3), "storage is ",
+                static_cast<DType>(args.storage), ", must be fp32, bf16, fp16 or 0 (bf16)");
 }
 
 void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
-  const TensorView z(args.z), grad_z(args.grad_z);
   const Weight w2(args.w2);
   const NamedSize k{"k", w2.out_features()}, f{"F", w2.in_features()};
   const NamedSize two_f = z_columns(args.layout, f.size);
@@ -87,16 +85,16 @@ void validate(ArgumentCheck& check, const GroupedGemmGluBackwardArgs& args) {
   check_product(check, args, {{"grad_y", args.grad_y}, {"grad_y_scales", args.grad_y_scales}}, w2,
                 {{"w2", w2.tensor}, {"w2_scales", args.w2_scales}}, k, f, true);
   check.gated(args.activation, args.layout, f.size);
-  check.tensor("z", z, kFloatTypes, {capacity, two_f});
+  check.tensor("z", args.z, kFloatTypes, {capacity, two_f});
   check.optional_tensor("probs", args.probs, kFP32Only, {capacity});
   // grad_z is wanted as it is, quantised, or both.
   const bool is_copied = is_present(args.grad_z_rowwise) || is_present(args.grad_z_columnwise);
-  if (grad_z.is_present() || !is_copied) {
-    check.tensor("grad_z", grad_z, kFloatTypes, {capacity, two_f});
+  if (is_present(args.grad_z) || !is_copied) {
+    check.tensor("grad_z", args.grad_z, kFloatTypes, {capacity, two_f});
   }
-  check.same_dtype("grad_z", grad_z, "z", z);
+  check.same_dtype("grad_z", args.grad_z, "z", args.z);
   check.optional_tensor("act", args.act, kFloatTypes, {capacity, f});
-  check.same_dtype("act", args.act, "z", z);
+  check.same_dtype("act", args.act, "z", args.z);
   check.optional_tensor("grad_probs", args.grad_probs, kFP32Only, {capacity});
   check.optional_tensor("grad_bias", args.grad_bias, kFloatTypes, {num_groups, two_f});
   check_quantized_copies(check, "grad_z", args.grad_z_rowwise, args.grad_z_columnwise,
