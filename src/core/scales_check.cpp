@@ -137,19 +137,17 @@ bool check_quantized(ArgumentCheck& check, std::string_view name, const moire_qu
 bool check_copy(ArgumentCheck& check, std::string_view name, const moire_quantized& q,
                 int32_t scaling, int32_t direction, const ScaledShape& shape) {
   if (!is_given(q)) return check.ok();
+  if (shape.is_weight) return check_quantized(check, name, q, scaling, direction, shape);
   const Name data_name(name, ".data"), scales_name(name, ".scales");
-  if (!shape.is_weight && direction == MOIRE_COLUMNWISE && scaling == MOIRE_SCALING_FP8_BLOCK &&
-      is_transposed(q.data, q.scales, shape.groups())) {
+  const bool is_block = scaling == MOIRE_SCALING_FP8_BLOCK, is_rowwise = direction == MOIRE_ROWWISE;
+  if (is_block && !is_rowwise && is_transposed(q.data, q.scales, shape.groups())) {
     return check_transposed(check, {{data_name, q.data}, {scales_name, q.scales}}, shape);
   }
-  if (!shape.is_weight && direction == MOIRE_ROWWISE && scaling == MOIRE_SCALING_FP8_BLOCK &&
-      has_turned_scales(q.data, q.scales, shape.groups())) {
+  if (is_block && is_rowwise && has_turned_scales(q.data, q.scales, shape.groups())) {
     check.tensor(data_name, q.data, kFp8Types, {shape.rows, shape.columns});
     return check_turned(check, {scales_name, q.scales});
   }
-  if (!is_values(q) || shape.is_weight) {
-    return check_quantized(check, name, q, scaling, direction, shape);
-  }
+  if (!is_values(q)) return check_quantized(check, name, q, scaling, direction, shape);
   check.tensor(data_name, q.data, kBF16Only, {shape.rows, shape.columns});
   const bool on_gpu = check.context().device() != Device::kCpu;
   return check.require(on_gpu && scaling == MOIRE_SCALING_MXFP8 && !is_present(q.scales), data_name,

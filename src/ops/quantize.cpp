@@ -110,9 +110,7 @@ void check_copies(ArgumentCheck& check, const moire_quantized& source,
   const ScaledShape shape =
       is_weight ? ScaledShape(Weight(data)) : ScaledShape(resolved.get(), {"k", data.shape[1]});
   check_quantized(check, "source", source, scaling, direction, shape);
-  if (target != nullptr) {
-    check_quantized(check, "target", *target, scaling, 1 - direction, shape);
-  }
+  if (target != nullptr) check_quantized(check, "target", *target, scaling, 1 - direction, shape);
 }
 
 void validate(ArgumentCheck& check, const DequantizeArgs& args) {
