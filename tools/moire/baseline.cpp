@@ -34,7 +34,7 @@ std::vector<Product> products_of(const Problem& p, int64_t element_bytes,
       const auto w = [&](const char* name) { return at(name, p.groups * out * in, g * out * in); };
       for (const Products pass : passes) {
         if (rows == 0 || (p.op->products() & pass) == 0) continue;
-        if ((pass & (kFc1 | kFc2)) != 0) {
+        if ((pass & kForward) != 0) {
           products.push_back({false, true, rows, out, in, x("x"), w("w"), y("y")});
         } else if ((pass & kDgrads) != 0) {
           products.push_back({false, false, rows, in, out, y("grad_y"), w("w"), x("grad_x")});

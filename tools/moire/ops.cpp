@@ -3,12 +3,6 @@
 #include "text.h"
 
 namespace moire::tool {
-namespace {
-
-constexpr int kForward = kFc1 | kFc2;
-constexpr int kBackward = kDgrads | kFc1Wgrad | kFc2Wgrad;
-
-}  // namespace
 
 const std::vector<Op>& all_ops() {
   static const decltype(OpCall::names) of_linear = {
@@ -119,9 +113,5 @@ int Op::products() const {
   for (const OpCall& call : calls) all |= call.products;
   return all;
 }
-
-bool Op::is_of_ranks() const { return entry().starts_with("dispatch") || entry() == "combine"; }
-
-bool Op::is_layer() const { return multiplies() && !entry().starts_with("grouped_gemm"); }
 
 }  // namespace moire::tool

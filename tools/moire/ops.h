@@ -18,6 +18,8 @@ enum Products : uint8_t {
   kFc2Dgrad = 16,
   kFc2Wgrad = 32,
   kDgrads = kFc1Dgrad | kFc2Dgrad,
+  kForward = kFc1 | kFc2,
+  kBackward = kDgrads | kFc1Wgrad | kFc2Wgrad,
 };
 
 struct OpCall {
@@ -46,8 +48,10 @@ struct Op {
   bool multiplies() const { return products() != 0; }  // its operands may be quantised
   // And is measured beside a copy of as many.
   bool moves_bytes() const { return !multiplies() && !is_routing; }
-  bool is_layer() const;     // which has a recipe
-  bool is_of_ranks() const;  // all together: ranks.h
+  // Which has a recipe.
+  bool is_layer() const { return multiplies() && !entry().starts_with("grouped_gemm"); }
+  // All together: ranks.h.
+  bool is_of_ranks() const { return entry().starts_with("dispatch") || entry() == "combine"; }
 };
 
 const std::vector<Op>& all_ops();
