@@ -62,20 +62,7 @@ CLI::Option* add_number(
     if (read_number(word, found) && accepts(found)) return "";
     return text("found \"", word, "\", needed ", needed);
   };
-  const CLI::Validator validator(check, "");
-  return command.add_option(name, number, meaning)->type_name(type)->check(validator);
-}
-
-void add_common(CLI::App& command, Options& options,
-                const std::string& devices = "cpu (the default) or cuda") {
-  add_json(command, options);
-  command.add_option("--device", options.device, devices)->type_name("DEVICE");
-  add_number(command, "--threads", options.threads, "CPU threads; one per core by default", "N",
-             "a whole number from 0 to 4096", [](int n) { return n >= 0 && n <= 4096; });
-  command
-      .add_option("--implementation", options.implementation,
-                  "force this implementation by name (see moire info)")
-      ->type_name("NAME");
+  return command.add_option(name, number, meaning)->type_name(type)->check(check);
 }
 
 void add_list(CLI::App& command, const std::string& name, std::vector<std::string>& list,
@@ -85,8 +72,20 @@ void add_list(CLI::App& command, const std::string& name, std::vector<std::strin
   if (type != "KEY=VALUE") option->delimiter(',');
 }
 
-void add_problems(CLI::App& command, Options& options, bool required = true) {
-  command.add_option("PROBLEM", options.problems, kProblemHelp)->type_name("")->required(required);
+// Of what runs problems.
+void add_common(CLI::App& command, Options& options, bool needs_problem = true,
+                const std::string& devices = "cpu (the default) or cuda") {
+  add_json(command, options);
+  command.add_option("--device", options.device, devices)->type_name("DEVICE");
+  add_number(command, "--threads", options.threads, "CPU threads; one per core by default", "N",
+             "a whole number from 0 to 4096", [](int n) { return n >= 0 && n <= 4096; });
+  command
+      .add_option("--implementation", options.implementation,
+                  "force this implementation by name (see moire info)")
+      ->type_name("NAME");
+  command.add_option("PROBLEM", options.problems, kProblemHelp)
+      ->type_name("")
+      ->required(needs_problem);
   add_list(command, "--set", options.settings, "KEY=VALUE",
            "a field of every PROBLEM; may be repeated");
   add_list(command, "--ops", options.ops, "OPS",
@@ -95,8 +94,7 @@ void add_problems(CLI::App& command, Options& options, bool required = true) {
 }
 
 void add_check(CLI::App& command, Options& options) {
-  add_common(command, options);
-  add_problems(command, options, false);
+  add_common(command, options, false);
   auto* random =
       add_number(command, "--random", options.random, "this many random ragged problems as well");
   add_number(command, "--seed", options.seed, "of the random problems; 1 by default")
@@ -108,7 +106,6 @@ void add_check(CLI::App& command, Options& options) {
 
 void add_bench(CLI::App& command, Options& options) {
   add_common(command, options);
-  add_problems(command, options);
   auto* time = add_number(command, "--time", options.seconds,
                           "seconds of measuring, per op and dtype; 1 by default", "SECONDS",
                           "a positive number of seconds",
@@ -149,10 +146,9 @@ const Command kCommands[] = {
      "  moire problems --fields        how to write one"},
     {"explain", "What a problem would run, and why nothing faster; runs nothing", run_explain,
      [](CLI::App& command, Options& options) {
-       add_common(command, options,
+       add_common(command, options, true,
                   "cpu (the default), cuda, or a GPU that need not be here: sm80, sm86, sm89, "
                   "sm90, sm100 or sm120");
-       add_problems(command, options);
      },
      "A GPU that need not be here is that of its compute capability, as sm90 for Hopper (H100, "
      "H200); no driver is asked, but moire has to be built with CUDA.\n\n"
@@ -172,11 +168,7 @@ const Command kCommands[] = {
      "  moire check fast_paths --all-supported  nothing may be left out\n"
      "  moire check tiny --json                 a line per problem, then the totals"},
     {"errors", "How far each recipe's MLP, forward and backward, is from the exact function",
-     run_errors,
-     [](CLI::App& command, Options& options) {
-       add_common(command, options);
-       add_problems(command, options);
-     },
+     run_errors, [](CLI::App& command, Options& options) { add_common(command, options); },
      "Relative root mean square errors against double precision without any rounding, on the "
      "problem's shape, as a Markdown table. The reference is scalar: small shapes.\n\n"
      "Examples:\n"
