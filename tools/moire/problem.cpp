@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "problem_fields.h"
 #include "text.h"
@@ -110,10 +111,7 @@ Problem parse_problem(const std::string& line, const std::string& where) {
   Problem problem;
   problem.where = where;
   const std::vector<std::string> keys = words_of(fields(), &Field::key);
-  std::vector<std::string_view> seen;
-  const auto is_given = [&](std::string_view key) {
-    return std::ranges::find(seen, key) != seen.end();
-  };
+  std::set<std::string_view> seen;
   std::istringstream words(line);
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
@@ -127,20 +125,19 @@ Problem parse_problem(const std::string& line, const std::string& where) {
       throw bad(where, key, "an unknown key",
                 text("one of ", join(keys, ", "), did_you_mean(key, keys)));
     }
-    if (is_given(key)) throw bad(where, key, "it twice", "it once");
-    seen.push_back(field->key);
+    if (!seen.insert(field->key).second) throw bad(where, key, "it twice", "it once");
     if (!field->codec.read(value, problem)) {
       throw bad(where, key, "\"" + value + "\"", field->needed(value));
     }
   }
   if (seen.empty()) throw bad(where, "groups", "an empty line", "groups=N hidden=N ffn=N rows=N");
-  if (problem.splits.kind == Splits::Kind::kList && !is_given("rows")) {
+  if (problem.splits.kind == Splits::Kind::kList && !seen.contains("rows")) {
     const auto& list = problem.splits.list;
     problem.rows = std::accumulate(list.begin(), list.end(), int64_t{0});
-    seen.emplace_back("rows");
+    seen.emplace("rows");
   }
   for (const Field& field : fields()) {
-    if (field.is_required() && !is_given(field.key)) {
+    if (field.is_required() && !seen.contains(field.key)) {
       throw bad(where, field.key, "nothing", field.codec.values);
     }
   }
