@@ -38,6 +38,19 @@ struct Implementation {
   bool always_runs = false;
 };
 
+// The ops by the names of their structs: the grouped GEMMs, and every other.
+// clang-format off
+#define MOIRE_FOR_EACH_GEMM(f)                                                                  \
+  f(GroupedGemm) f(GroupedGemmGlu) f(GroupedGemmGluBackward) f(GroupedGemmWgrad)
+#define MOIRE_FOR_EACH_OTHER_OP(f)                                                              \
+  f(SplitsToOffsets)                                                                            \
+  f(Quantize) f(QuantizeWeight) f(Dequantize) f(Requantize) f(ConvertScales) f(PrepareWeight)   \
+  f(ConvertGlu) f(Glu) f(GluBackward) f(BiasBackward)                                           \
+  f(Router) f(RouterBackward) f(PermutePlan) f(Permute) f(Unpermute) f(UnpermuteBackward)       \
+  f(DispatchPlan) f(Dispatch) f(Combine)
+// clang-format on
+#define MOIRE_DECLARE_IMPLEMENTATION(Name) extern const Implementation<Name##Args> k##Name;
+
 // The ordered list of one op, named by its argument struct.
 template <class A>
 std::span<const Implementation<A>> implementations();

@@ -28,30 +28,8 @@ namespace moire {
   MOIRE_LIST(Name, MOIRE_CUDA(cuda::sm90::with_fp8::k##Name, cuda::portable::with_fp8::k##Name) \
                        cpu::k##Name)
 
-MOIRE_OP(SplitsToOffsets)
-MOIRE_OP(Quantize)
-MOIRE_OP(QuantizeWeight)
-MOIRE_OP(Dequantize)
-MOIRE_OP(Requantize)
-MOIRE_OP(ConvertScales)
-MOIRE_OP(PrepareWeight)
-MOIRE_OP(ConvertGlu)
-MOIRE_OP(Glu)
-MOIRE_OP(GluBackward)
-MOIRE_OP(BiasBackward)
-MOIRE_GEMM(GroupedGemm)
-MOIRE_GEMM(GroupedGemmGlu)
-MOIRE_GEMM(GroupedGemmGluBackward)
-MOIRE_GEMM(GroupedGemmWgrad)
-MOIRE_OP(Router)
-MOIRE_OP(RouterBackward)
-MOIRE_OP(PermutePlan)
-MOIRE_OP(Permute)
-MOIRE_OP(Unpermute)
-MOIRE_OP(UnpermuteBackward)
-MOIRE_OP(DispatchPlan)
-MOIRE_OP(Dispatch)
-MOIRE_OP(Combine)
+MOIRE_FOR_EACH_GEMM(MOIRE_GEMM)
+MOIRE_FOR_EACH_OTHER_OP(MOIRE_OP)
 
 WeightForm prepared_form(const DeviceState& state, const PrepareWeightArgs& args) {
 #if MOIRE_HAS_CUDA
