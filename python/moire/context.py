@@ -61,7 +61,6 @@ class _Thread(threading.local):
     def __init__(self):
         self.settings = None  # of the block that the thread is in
         self.mark = object()  # of this thread alone, which an ident would not be for long
-        self.recording = None  # of tapes.py
 
 
 this_thread = _Thread()

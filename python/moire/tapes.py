@@ -9,6 +9,7 @@ somebody watches or rewrites Torch's ops, and where invoke.cpp was not built.
 """
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -58,7 +59,11 @@ class _Recording:
         return Tape(tuple(self.steps), self.tensors[0].device, self.end)
 
 
-_thread = context.this_thread
+class _OfThread(threading.local):
+    recording = None
+
+
+_thread = _OfThread()
 
 
 def recording():
