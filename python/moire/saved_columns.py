@@ -10,11 +10,11 @@ from .arrays import Torch, torch
 from .dtypes import DTYPES
 from .invoke import ALIGNMENT, ENTRIES
 from .recipes import ELEMENTS
+from .values import dtype_name
 from .wgrad import Beta
 
 _X = "e4m3"
 _SUMMED = ("float32", "bfloat16")  # what gradients are stored in
-_STORED = 16  # bytes at whose multiples TMA stores
 # Rows a group in the mean: each group is filled up to a multiple of 128, up to half as much again.
 _FEW_ROWS = 256
 
@@ -78,7 +78,7 @@ def sums_apart(to):
 
 
 def _is_stored_to(array):
-    return array.dtype in (torch.float32, torch.bfloat16) and array.data_ptr() % _STORED == 0
+    return dtype_name(array) in _SUMMED and array.data_ptr() % 16 == 0  # bytes, as TMA has it
 
 
 def add_sums(to, sums):
