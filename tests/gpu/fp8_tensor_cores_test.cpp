@@ -348,6 +348,67 @@ TEST_F(Fp8TensorCores, AreExactOnManyTiles) {
   EXPECT_TRUE(same_bits(c.d, exact.d));
 }
 
+// Scales whose products are no normal numbers, or that nobody would know for such, in some tiles of
+// every block and not in others: still every sum is exact, and added to what is there but once.
+TEST_F(Fp8TensorCores, SumTilesAgainThatNeedCare) {
+  constexpr float kTiny = 0x1p-100F, kSmall = 0x1p-40F, kLarge = 0x1p80F;
+  Random random;
+  std::vector<int64_t> splits(40, 290);
+  splits[7] = splits[39] = 0;
+  const Batch batch(splits, 1000);
+  GemmOptions o = options(kBlock4, kBlock4, MOIRE_OUT_IN);
+  o.extras = false;
+  GemmCase c(random, batch, 768, 144, false, o);
+  const TensorView rows(c.args().a_scales), tiles(c.args().b_scales);
+  fill_exactly(c.args().a, rows, 1);
+  fill_exactly(c.args().b.tensor, tiles, 2);
+  const auto scale = [](const TensorView& scales, int64_t row, float factor) {
+    for (int64_t i = 0; i < scales.columns(); ++i) {
+      static_cast<float*>(scales.data)[row * scales.stride() + i] *= factor;
+    }
+  };
+  for (int64_t row = 0; row < batch.rows(); ++row) {
+    const int64_t group = row / 290;  // but for the empty one
+    if (group % 4 == 1) scale(rows, row, kTiny);
+    if (group % 4 == 3) scale(rows, row, kLarge);
+  }
+  const int64_t tiles_of_group = tiles.num_rows() / batch.num_groups();
+  for (int64_t group = 0; group < batch.num_groups(); group += 3) {
+    for (int64_t i = 0; i < tiles_of_group; ++i) scale(tiles, group * tiles_of_group + i, kSmall);
+  }
+  GemmCase exact = c;
+  exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
+  ASSERT_TRUE(succeeds(exact.run(Context::create().value())));
+  ASSERT_TRUE(succeeds(c.run(alone())));
+  EXPECT_TRUE(same_bits(c.d, exact.d));
+
+  for (const DType output : {DType::kFP32, DType::kBF16}) {
+    for (const int32_t beta : {0, 1}) {
+      o.output = output;
+      o.beta = beta;
+      WgradCase w(random, batch, 512, 640, o);
+      const TensorView of_a(w.args().a_scales), of_b(w.args().b_scales);
+      fill_exactly(w.args().a, of_a, 1);
+      fill_exactly(w.args().b, of_b, 2);
+      const auto scale_columns = [](const TensorView& scales, int64_t from, int64_t to, float by) {
+        for (int64_t row = 0; row < scales.num_rows(); ++row) {
+          for (int64_t i = from; i < to; ++i) {
+            static_cast<float*>(scales.data)[row * scales.stride() + i] *= by;
+          }
+        }
+      };
+      scale_columns(of_a, 200, 210, kTiny);
+      scale_columns(of_b, 0, 100, kSmall);
+      scale_columns(of_b, 500, 600, kLarge);
+      WgradCase want = w;
+      want.options.accumulation = MOIRE_ACCUMULATE_EXACT;
+      ASSERT_TRUE(succeeds(want.run(Context::create().value())));
+      ASSERT_TRUE(succeeds(w.run(alone())));
+      EXPECT_TRUE(same_bits(w.d, want.d)) << o;
+    }
+  }
+}
+
 TEST_F(Fp8TensorCores, AreOnlyUsedWhereTheirSumsAreAllowed) {
   Random random;
   const Batch batch({70, 60});

@@ -8,6 +8,13 @@
 
 namespace moire::cuda {
 
+// How a tile of operands with scales is summed (sm90/careful_tiles.cuh).
+enum class Care : int32_t {
+  kNone,   // as if all scales were moderate, and stored if they were
+  kFull,   // whatever they are
+  kNoSums  // not at all: a tile that only passes by
+};
+
 // One tile of work, as all roles of a block get it.
 struct WorkTile {
   int32_t is_valid;  // 0: there are no more
@@ -18,6 +25,9 @@ struct WorkTile {
   int32_t num_rows;    // of the group
   int32_t num_k;       // steps along the contracted dimension
   int32_t matrix = 0;  // the group's number in maps of weights; no walk knows it
+  // Of operands with scales; no walk knows these either.
+  int32_t number = 0;  // of tiles that the block drew before
+  Care care = Care::kNone;
 };
 
 // Ragged M: tiles cover each group's rows, and the tail's with num_k = 0 where it is zeroed. Run by

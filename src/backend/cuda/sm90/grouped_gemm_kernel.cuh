@@ -5,25 +5,31 @@
 //   scheduler  warp 1: draws this block's next tile when the producer nears the end of the last,
 //              and finds it in the device's offsets, and its matrix among the weights'
 //   producer   warp 0, one lane: fills the ring of stages by TMA
-//   consumers  warps 4 and up: products of a tile (main_loop.cuh), by warpgroup, as the schedule
+//   examiner   warp 3, of operands with scales: whether those of a tile need care
+//   (careful_tiles.cuh) consumers  warps 4 and up: products of a tile (main_loop.cuh), by
+//   warpgroup, as the schedule
 //              has it (schedules.cuh); then its epilogue in pieces (pieces.cuh), by warp, 16 rows
 //              of the 64 that go through the warpgroup's buffers and are copied at once (of FP32
 //              and FP8 the warp's own, with no barrier between warps)
 // Barriers (arrivals)
 //   full[stage]          1 and the bytes of A and B, and of scales that come with them
 //   empty[stage]         1 a warpgroup (ping-pong 1: of the one whose tile it is); where scales
-//                        come with it, 1 a warp
+//                        come with it, 1 a warp, the examiner's too
 //   tile_full[tile]      1, the scheduler
-//   tile_empty[tile]     1 a warp, and 1 of the producer, which keeps a tile until nearly the end
+//   tile_empty[tile]     1 a warp (with scales 1 a lane, the examiner's too), and 1 of the
+//   producer,
+//                        which keeps a tile until nearly the end
+//   examined.done[place] 1, the examiner
 //   buffer_full[buffer]  1 and the bytes of an epilogue's operands (epilogues that load)
 //   turn[warpgroup]      4, the warps of the warpgroup before it when their last products are
-//                        issued (ping-pong), or their first nearly done (side by side)
+//                        issued (ping-pong), or their first nearly done (decoding)
 #pragma once
 
 #include "backend/cuda/device/ring.cuh"
 #include "backend/cuda/device/tile_walk.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/warps.cuh"
+#include "backend/cuda/sm90/careful_tiles.cuh"
 #include "backend/cuda/sm90/decoding_main_loop.cuh"
 #include "backend/cuda/sm90/operands.cuh"
 #include "backend/cuda/sm90/pieces.cuh"
@@ -76,24 +82,33 @@ __device__ void schedule_tiles(SharedMemory<P>& s, const Parameters<Operands, Ep
   auto walk = p.operands.template walk<P>(p.groups);
   uint32_t* const counter = p.tile_counter;
   Ring<P::kNumTiles> ring;
-  bool keeps_step = counter != nullptr;
-  for (auto index = static_cast<int32_t>(blockIdx.x);; index = next_index(index, counter)) {
-    WorkTile tile = walk.at(index);
+  const auto hand_out = [&](const WorkTile& tile) {
     if (threadIdx.x % 32 == 0) {
-      if (keeps_step && tile.is_valid) keeps_step = is_in_step(index, tile.num_k, counter);
-      if (tile.group != p.groups.num_groups) tile.matrix = p.matrices.of(tile.group);
       s.tiles[ring.stage] = tile;
       ptx::mbarrier_arrive(&s.tile_full[ring.stage]);
     }
     __syncwarp();
     ring.advance();
-    if (!tile.is_valid) {
-      // Every block that had a tile draws one number too many; the last of these ends the count.
-      const bool is_last = index == walk.total() + static_cast<int32_t>(gridDim.x) - 1;
-      if (counter != nullptr && is_last && threadIdx.x % 32 == 0) *counter = 0;
-      return;
+    if (tile.is_valid) ring.wait_empty(s.tile_empty);
+  };
+  bool keeps_step = counter != nullptr;
+  auto index = static_cast<int32_t>(blockIdx.x);
+  for (int32_t number = 0;; ++number, index = next_index(index, counter)) {
+    WorkTile tile = walk.at(index);
+    if constexpr (P::kIsScaled) {
+      if (!tile.is_valid) hand_out_again(s, hand_out);
     }
-    ring.wait_empty(s.tile_empty);
+    if (threadIdx.x % 32 == 0) {
+      if (keeps_step && tile.is_valid) keeps_step = is_in_step(index, tile.num_k, counter);
+      if (tile.group != p.groups.num_groups) tile.matrix = p.matrices.of(tile.group);
+      if constexpr (P::kIsScaled) keep_for_care(s, tile, number);
+    }
+    hand_out(tile);
+    if (tile.is_valid) continue;
+    // Every block that had a tile draws one number too many; the last of these ends the count.
+    const bool is_last = index == walk.total() + static_cast<int32_t>(gridDim.x) - 1;
+    if (counter != nullptr && is_last && threadIdx.x % 32 == 0) *counter = 0;
+    return;
   }
 }
 
@@ -107,18 +122,21 @@ __device__ inline WorkTile from_leader(WorkTile tile) {
   return tile;
 }
 
-// A consumer warp's next tile; its place in the ring is given back. One lane waits, reads and gives
-// back: lanes that left the wait one after the other would not meet again.
+// A warp's next tile; its place in the ring is given back. Where operands have scales, all lanes
+// wait, read and give back, and no branch is one lane's alone: so the compiler knows that a warp is
+// together, and that operands' descriptors, and whatever else follows from a tile, are the same in
+// all of it. BF16's loops, which add nothing between their products, are no faster so.
 template <class P>
 __device__ WorkTile next_tile(SharedMemory<P>& s, Ring<P::kNumTiles>& ring) {
   WorkTile tile = {};
-  if (threadIdx.x % 32 == 0) {
+  if (P::kIsScaled || threadIdx.x % 32 == 0) {
     ring.wait_full(s.tile_full);
+    if (P::kIsScaled) __syncwarp();
     tile = s.tiles[ring.stage];
     ptx::mbarrier_arrive(&s.tile_empty[ring.stage]);
   }
   ring.advance();
-  return from_leader(tile);
+  return P::kIsScaled ? tile : from_leader(tile);
 }
 
 template <class P, class Operands>
@@ -180,9 +198,10 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
     // Before the sums take their registers.
     if (ScheduleOf<P>::kLoadStep == 0 && tile.num_k > 0) pieces.start();
     Sums<P> sums = {};
+    bool stores = true;
     if constexpr (P::kIsScaled) {
       const auto scales = operands.template scales<P>(tile, first_m);
-      multiply_scaled_tile<Operands>(s, schedule, ring, tile.num_k, scales, sums[0], pieces);
+      stores = multiply_scaled_tile<Operands>(s, first_block, ring, tile, scales, sums[0], pieces);
     } else if (has_second) {
       multiply_tile<P::kRowBlocks, Operands>(s, schedule, ring, tile.num_k, sums, pieces);
     } else {
@@ -190,7 +209,11 @@ __device__ void consume(SharedMemory<P>& s, const Operands& operands, const Epil
     }
     pieces.prepare(first_m, sums[0]);
     if (has_second) pieces.prepare(first_m + 64, sums[P::kRowBlocks - 1]);
-    pieces.take(sums[0]);
+    if constexpr (P::kIsScaled) {
+      pieces.take(sums[0], stores);
+    } else {
+      pieces.take(sums[0]);
+    }
     if (has_second) {
       pieces.expect(tile, first_m + 64);
       if (tile.num_k > 0) pieces.start();
@@ -242,6 +265,9 @@ __global__ void __launch_bounds__(P::kThreads, 1)
   ptx::setmaxnreg_dec<P::kProducerRegisters>();
   if (warp == 0 && ptx::elect_one()) produce<P>(s, p.operands);
   if (warp == 1) schedule_tiles(s, p);
+  if constexpr (P::kIsScaled) {
+    if (warp == 3) examine(s, p.operands);
+  }
   if (warp == 2 && blockIdx.x == 0) {
     check_groups(p.groups, p.reporter, static_cast<int>(threadIdx.x) % 32, 32);
   }

@@ -36,7 +36,7 @@ struct Policy {
   static constexpr Shape kShape = kGiven;
   static constexpr bool kIsPingPong = kShape.schedule == Schedule::kPingPong;
   static constexpr bool kIsScaled = kShape.element_bytes == 1;
-  static constexpr bool kTakesTurns = kIsScaled || kShape.decodes_weights;  // side by side
+  static constexpr bool kTakesTurns = kShape.decodes_weights;  // side by side
   static constexpr bool kIsLeftOver = kShape.pieces == Pieces::kLeftOver;
   static constexpr int kTileM = kShape.tile_m, kTileN = kShape.tile_n;
   static constexpr int kTileKBytes = 128, kTileK = kTileKBytes / kShape.element_bytes;
@@ -63,6 +63,9 @@ struct Policy {
       kIsScaled ? kRowScales + (kShape.scales_every_column ? kTileN : 0) : 0;
   static constexpr int kStageBytes = kABytes + kBBytes + 4 * kScales;
   static constexpr int kReturns = kIsScaled ? kWarpsOfConsumer : 1;  // of a stage
+  static constexpr int kExaminers = kIsScaled ? 1 : 0;               // warps beside them
+  // Of a work tile: lanes or, without scales, warps (next_tile).
+  static constexpr int kTakersOfTile = kIsScaled ? 32 * (kConsumerWarps + 1) : kConsumerWarps;
   // 65,536 registers: 128 threads of the producer warpgroup, 256 or 384 consumers.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;

@@ -80,9 +80,9 @@ class AtOnce {
   __device__ void prepare(int32_t first_m, float (&sums)[kSums]) const {
     epilogue_.prepare(epilogue_.part(tile_, first_m), sums);
   }
-  // Those of the rows that were expected.
+  // Those of the rows that were expected; unless they are not stored, it does all but that.
   template <int kSums>
-  __device__ void take(float (&sums)[kSums]) {
+  __device__ void take(float (&sums)[kSums], bool stores = true) {
     auto part = epilogue_.part(tile_, first_m_);
     if (!epilogue_.writes(part)) return;
     if constexpr (Epilogue::kStagesAll) stage_all(epilogue_, buffers_, part, sums);
@@ -92,7 +92,9 @@ class AtOnce {
       if constexpr (Epilogue::kLoads) wait_free(part, i);
       if constexpr (!Epilogue::kStagesAll) epilogue_.stage(buffers_, part, i, sums);
       if constexpr (Epilogue::kNumSlices > 0) compute(part, i);
-      buffers_.release([&] { epilogue_.store(buffers_, part, i); });
+      buffers_.release([&] {
+        if (stores) epilogue_.store(buffers_, part, i);
+      });
       if constexpr (Epilogue::kReadsBack) {
         epilogue_.read_back(buffers_, part, i);
         buffers_.join();  // the leader loads nothing into buffers that others still read

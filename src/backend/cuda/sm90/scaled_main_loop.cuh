@@ -2,6 +2,9 @@
 // from zero; then they are added to FP32 sums with the scales of both operands.
 #pragma once
 
+#include <type_traits>
+
+#include "backend/cuda/sm90/careful_tiles.cuh"
 #include "backend/cuda/sm90/main_loop.cuh"
 
 namespace moire::cuda::sm90 {
@@ -21,8 +24,7 @@ struct CodesInRing {
   }
 };
 
-// Sums of the codes of a stage, for a warpgroup's rows and all of the tile's columns: two groups,
-// of which the second is the last slice.
+// Sums of the codes of a stage, for a warpgroup's rows and all of the tile's columns.
 template <class Operands, class P>
 __device__ void multiply_codes(float (&products)[P::kTileN / 2], const CodesInRing<P>& codes,
                                int stage) {
@@ -31,27 +33,30 @@ __device__ void multiply_codes(float (&products)[P::kTileN / 2], const CodesInRi
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kSlices<P>; ++i) {
-    if (i + 1 == kSlices<P>) ptx::wgmma_commit_group();
     ptx::wgmma_m64k32<P::kTileN, Operands::kIsE5M2A, Operands::kIsE5M2B>(
         products, codes.a + in_ring + i * kStep, codes.b + in_ring + i * kStep, i > 0);
   }
   ptx::wgmma_commit_group();
 }
 
-// Whether all are 0 or from 2^-62 to below 2^62, in all of a warp's lanes: products of two are 0 or
-// normal numbers, then. No negative one is.
-template <int kCount>
-__device__ bool all_moderate(const float (&scales)[kCount]) {
-  uint32_t least = ~0u, most = 0;  // one less than the least, of which 0 comes last
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const uint32_t bits = __float_as_uint(scales[i]);
-    least = min(least, bits - 1);
-    most = max(most, bits);
+// The least and the largest of scales, none of them negative.
+class ScaleRange {
+ public:
+  __device__ void take(float scale) {
+    const uint32_t bits = __float_as_uint(scale);
+    least_ = min(least_, bits - 1);
+    most_ = max(most_, bits);
   }
-  const bool all = least >= (uint32_t{127 - 62} << 23) - 1 && most < uint32_t{127 + 62} << 23;
-  return __all_sync(~0u, all);
-}
+  // Whether all are 0 or from 2^-62 to below 2^62, in all of a warp's lanes: products of two are 0
+  // or normal numbers, then.
+  __device__ bool are_moderate() const {
+    const bool are = least_ >= (uint32_t{127 - 62} << 23) - 1 && most_ < uint32_t{127 + 62} << 23;
+    return __all_sync(~0u, are);
+  }
+
+ private:
+  uint32_t least_ = ~0u, most_ = 0;  // one less than the least, of which 0 comes last
+};
 
 __device__ inline bool is_normal(float x) {
   return 2 * __float_as_uint(x) - 0x01000000u < 0xFE000000u;
@@ -69,51 +74,114 @@ struct ScaleFactors {
   }
 };
 
-// All stages of a tile, as multiply_tile. Warpgroups begin a tile one after the other, so that one
-// adds while another multiplies; a turn is passed on ahead of the first step's last slice.
+// In which step a tile's epilogue starts to load. In whole rounds it is one of the first stage,
+// which alone has the code for it; in shorter tiles the last.
+template <class P>
+__device__ int load_step(int num_k) {
+  constexpr int kLoadStep = ScheduleOf<P>::kLoadStep;
+  static_assert(kLoadStep == P::kNumStages);
+  return num_k > kLoadStep ? kLoadStep : num_k == kLoadStep ? 0 : num_k - 1;
+}
+
+// A stage of the ring that is known when the kernel is compiled, in a whole round or the last one.
+template <int kStage, bool kIsInRound>
+struct StageOfRing {
+  static constexpr int kIndex = kStage;
+  static constexpr bool kMayLoad = kStage == 0 || !kIsInRound;
+};
+// Calls step for the steps from k on, from stage kStage on, as far as they are below end.
+template <bool kIsInRound, int kNumStages, int kStage = 0, class Step>
+__device__ void run_stages(int k, int end, Step&& step) {
+  if constexpr (kStage < kNumStages) {
+    if (k + kStage >= end) return;
+    step(StageOfRing<kStage, kIsInRound>(), k + kStage);
+    run_stages<kIsInRound, kNumStages, kStage + 1>(k, end, step);
+  }
+}
+
+// Sums of a tile whose scales are moderate.
 //
 // What a warp does between its last product of a step and its first of the next costs the tensor
-// cores' time: so the loop is unrolled over the ring, whose places are then constants; the next
+// cores' time: so the loop is unrolled over the ring, whose places are then constants, and left
+// between rounds alone, so that a step's additions and what the next begins with mix; the next
 // stage is asked for ahead of the additions; and scales are read while products are under way.
 template <class Operands, class P, class Scales, class Pieces>
-__device__ void multiply_scaled_tile(SharedMemory<P>& s, ScheduleOf<P>& schedule, StagesOf<P>& ring,
-                                     int num_k, Scales scales, float (&sums)[P::kTileN / 2],
-                                     Pieces& pieces) {
-  constexpr int kLoadStep = ScheduleOf<P>::kLoadStep, kStages = P::kNumStages;
-  const int load_step = min(kLoadStep, num_k - 1);
-  if (num_k == 0) {
-    schedule.pass_on();
-    return;
-  }
-  const CodesInRing<P> codes(s, schedule.first_block());
-  scales.begin();
+__device__ void add_stages(SharedMemory<P>& s, const CodesInRing<P>& codes, StagesOf<P>& ring,
+                           int num_k, Scales& scales, float (&sums)[P::kTileN / 2],
+                           Pieces& pieces) {
+  constexpr int kStages = P::kNumStages;
+  const int when_to_load = load_step<P>(num_k);
   bool is_full = false;
+  const auto step = [&](auto stage, int k) {
+    constexpr int kStage = decltype(stage)::kIndex, kNext = (kStage + 1) % kStages;
+    float products[P::kTileN / 2];
+    if (!is_full) [[unlikely]]
+      ptx::mbarrier_wait_parity(&s.full[kStage], ring.phase(kStage));
+    if (decltype(stage)::kMayLoad && k == when_to_load) pieces.start();
+    multiply_codes<Operands>(products, codes, kStage);
+    scales.prepare(s.scales[kStage], kStage, k);
+    ptx::wgmma_wait_group<0>();
+    ptx::keep_behind(products);
+    if (!Scales::kAreReadLate) give_back(s, kStage);
+    ring.pass(kStage);
+    is_full = ptx::mbarrier_test_wait_parity(&s.full[kNext], ring.phase(kNext));
+    scales.add(s.scales[kStage], products, sums);
+    if (Scales::kAreReadLate) give_back(s, kStage);
+  };
+  int k = 0;
 #pragma unroll 1
-  for (int round = 0; round < num_k; round += kStages) {
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
-      const int k = round + stage;
-      if (stage > 0 && k == num_k) break;
-      float products[P::kTileN / 2];
-      if (!is_full) [[unlikely]]
-        ptx::mbarrier_wait_parity(&s.full[stage], ring.phase(stage));
-      if (kLoadStep > 0 && k == load_step) pieces.start();
-      multiply_codes<Operands>(products, codes, stage);
-      scales.prepare(s.scales[stage], stage, k + 1 < num_k);
-      if (k == 0) {
-        ptx::wgmma_wait_group<1>();
-        schedule.pass_on();
-      }
-      ptx::wgmma_wait_group<0>();
-      ptx::keep_behind(products);
-      if (!Scales::kAreReadLate) give_back(s, stage);
-      ring.pass(stage);
-      const int next = (stage + 1) % kStages;
-      is_full = ptx::mbarrier_test_wait_parity(&s.full[next], ring.phase(next));
-      scales.add(s.scales[stage], stage, products, sums);
-      if (Scales::kAreReadLate) give_back(s, stage);
+  for (; k + kStages <= num_k; k += kStages) run_stages<true, kStages>(k, k + kStages, step);
+  run_stages<false, kStages - 1>(k, num_k, step);
+}
+
+// The same whatever the scales are.
+template <class Operands, class P, class Scales, class Pieces>
+__device__ void add_stages_with_care(SharedMemory<P>& s, const CodesInRing<P>& codes,
+                                     StagesOf<P>& ring, int num_k, Scales& scales,
+                                     float (&sums)[P::kTileN / 2], Pieces& pieces) {
+#pragma unroll 1
+  for (int k = 0; k < num_k; ++k, ring.advance()) {
+    float products[P::kTileN / 2];
+    ring.wait_full(s.full);
+    if (k == load_step<P>(num_k)) pieces.start();
+    multiply_codes<Operands>(products, codes, ring.stage);
+    scales.prepare(s.scales[ring.stage], ring.stage, k);
+    ptx::wgmma_wait_group<0>();
+    ptx::keep_behind(products);
+    scales.add_with_care(s.scales[ring.stage], products, sums);
+    give_back(s, ring.stage);
+  }
+  ring.end_tile();
+}
+
+// All stages of a tile, as multiply_tile. Returns whether the sums are to be stored.
+template <class Operands, class P, class Scales, class Pieces>
+__device__ bool multiply_scaled_tile(SharedMemory<P>& s, int first_block, StagesOf<P>& ring,
+                                     const WorkTile& tile, Scales scales,
+                                     float (&sums)[P::kTileN / 2], Pieces& pieces) {
+  const CodesInRing<P> codes(s, first_block);
+  if (tile.care != Care::kNone) [[unlikely]] {
+    add_stages_with_care<Operands>(s, codes, ring, tile.num_k, scales, sums, pieces);
+    return tile.care == Care::kFull;
+  }
+  add_stages<Operands>(s, codes, ring, tile.num_k, scales, sums, pieces);
+  return were_moderate(s, tile);
+}
+
+// The examiner: looks at the scales of all stages, and gives them back like a consumer.
+template <class P, class Operands>
+__device__ void examine(SharedMemory<P>& s, const Operands& operands) {
+  Ring<P::kNumTiles> tiles;
+  StagesOf<P> ring;
+  for (WorkTile tile = next_tile(s, tiles); tile.is_valid; tile = next_tile(s, tiles)) {
+    auto scales = operands.template examined_scales<P>(tile);
+    for (int k = 0; k < tile.num_k; ++k, ring.advance()) {
+      ring.wait_full(s.full);
+      scales.take(s.scales[ring.stage], k);
+      give_back(s, ring.stage);
     }
-    scales.next_round();
+    ring.end_tile();
+    if (tile.care == Care::kNone) set_moderate(s, tile, scales.all().are_moderate());
   }
 }
 

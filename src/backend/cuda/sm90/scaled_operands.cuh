@@ -20,79 +20,140 @@ __device__ inline int32_t first_row_of_lane(const WorkTile& tile, int32_t first_
   return first_m - tile.first_m + static_cast<int32_t>(threadIdx.x) % 32 / 4;
 }
 
-// A lane's scales of a step: of its two rows, which come with the stage, and of the one or two
-// tiles that the columns lie in.
+// Scales of the one or two tiles that the columns of a tile lie in, for 32 steps in K at once: a
+// lane has those of one step.
+class TileScalesOfLanes {
+ public:
+  __device__ TileScalesOfLanes(const TileScales& b, const WorkTile& tile) : num_k_(tile.num_k) {
+    const int32_t tile_n = tile.first_n / 128;
+    first_ = b.data + tile.group * b.group_stride + tile_n * b.stride;
+    to_second_ = tile_n < b.last_n ? b.stride : 0;
+  }
+  // From `step` on; 0 past the last one.
+  __device__ float2 load(int32_t step) const {
+    step += static_cast<int32_t>(threadIdx.x) % 32;
+    if (step >= num_k_) return {};
+    return {ptx::load_early(first_ + step), ptx::load_early(first_ + to_second_ + step)};
+  }
+
+ private:
+  const float* first_;
+  int32_t to_second_, num_k_;
+};
+
+// Where the scale of the tile's first row is in a stage: a box begins at a multiple of four rows.
+__device__ inline int32_t first_row_in_box(const WorkTile& tile) {
+  return (tile.first_row + tile.first_m) % 4;
+}
+
+// A lane's scales: of its two rows, which come with the stage, and of the columns' tiles, which are
+// asked of the lane that has them a step ahead.
 template <class P>
 class RowAndTileScales {
   static_assert(P::kTileN == 192);  // that is 128 columns of one tile and 64 of a neighbour
+  static_assert(32 % P::kNumStages == 0);
 
  public:
   static constexpr bool kAreReadLate = false;  // from a stage, with its products
 
   __device__ RowAndTileScales(const TileScales& b, const WorkTile& tile, int32_t first_m)
-      : tiles_(b.data),
-        row_(first_row_of_lane(tile, first_m) + (tile.first_row + tile.first_m) % 4),
-        middle_is_second_(tile.first_n % 128 != 0) {
-    const int32_t tile_n = tile.first_n / 128;
-    tile_ = tile.group * b.group_stride + tile_n * b.stride;
-    to_second_ = tile_n < b.last_n ? b.stride : 0;
-  }
+      : tiles_(b, tile),
+        row_(first_row_of_lane(tile, first_m) + first_row_in_box(tile)),
+        middle_is_second_(tile.first_n % 128 != 0),
+        of_lanes_(tiles_.load(0)),
+        later_(tiles_.load(32)) {}
 
-  __device__ void begin() { load_columns(0); }
-  // While a step's products are under way: the products of its scales; and asks for the next.
-  __device__ void prepare(const StageScales<P::kScales>& scales, int stage, bool has_next) {
-    const float middle = middle_is_second_ ? second_ : first_;
+  // While the products of step k are under way.
+  __device__ void prepare(const StageScales<P::kScales>& scales, int stage, int k) {
+    if (stage == 0 && k == 0) ask(0);
+    columns_[0] = next_[0];
+    columns_[1] = middle_is_second_ ? next_[1] : next_[0];
+    columns_[2] = next_[1];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       rows_[half] = scales.values[row_ + 8 * half];
-      both_[half][0] = rows_[half] * first_;
-      both_[half][1] = rows_[half] * middle;
-      both_[half][2] = rows_[half] * second_;
+#pragma unroll
+      for (int span = 0; span < 3; ++span) both_[half][span] = rows_[half] * columns_[span];
       ptx::keep_behind(both_[half]);
     }
-    are_moderate_ = all_moderate({rows_[0], rows_[1], first_, second_});
-    if (has_next) load_columns(stage + 1);
+    if (stage + 1 == P::kNumStages && (k + 1) % 32 == 0) {
+      of_lanes_ = later_;
+      later_ = tiles_.load(k + 33);
+    }
+    ask(k + 1);
   }
-  __device__ void next_round() { tile_ += P::kNumStages; }
-  // sums += products * scales.
-  __device__ void add(const StageScales<P::kScales>&, int stage, float (&products)[P::kTileN / 2],
-                      float (&sums)[P::kTileN / 2]) {
-    if (!are_moderate_) [[unlikely]]
-      take_apart(stage, products);
+  // sums += products * scales, of that step.
+  __device__ void add(const StageScales<P::kScales>&, const float (&products)[P::kTileN / 2],
+                      float (&sums)[P::kTileN / 2]) const {
 #pragma unroll
     for (int i = 0; i < P::kTileN / 2; ++i) {
       sums[i] = fmaf(products[i], both_[i / 2 % 2][i / 32], sums[i]);
     }
   }
-
- private:
-  // The first factor goes to the products, the second stays.
-  __device__ void take_apart(int stage, float (&products)[P::kTileN / 2]) {
-    const float first = tiles_[tile_ + stage], second = tiles_[tile_ + to_second_ + stage];
+  __device__ void add_with_care(const StageScales<P::kScales>&,
+                                const float (&products)[P::kTileN / 2],
+                                float (&sums)[P::kTileN / 2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int span = 0; span < 3; ++span) {
-        const bool is_first = span == 0 || (span == 1 && !middle_is_second_);
-        const ScaleFactors f(rows_[half], is_first ? first : second);
-        both_[half][span] = f.second;
+        const ScaleFactors f(rows_[half], columns_[span]);
 #pragma unroll
         for (int i = 32 * span; i < 32 * span + 32; ++i) {
-          if (i / 2 % 2 == half) products[i] *= f.first;
+          if (i / 2 % 2 == half) sums[i] = fmaf(products[i] * f.first, f.second, sums[i]);
         }
       }
     }
   }
-  __device__ void load_columns(int step) {
-    first_ = ptx::load_early(tiles_ + tile_ + step);
-    second_ = ptx::load_early(tiles_ + tile_ + to_second_ + step);
+
+ private:
+  __device__ void ask(int32_t step) {
+    next_[0] = __shfl_sync(~0u, of_lanes_.x, step % 32);
+    next_[1] = __shfl_sync(~0u, of_lanes_.y, step % 32);
   }
 
-  const float* tiles_;
-  int32_t row_, tile_, to_second_;
-  bool middle_is_second_, are_moderate_;
-  float first_, second_;        // of the step to come
-  float rows_[2], both_[2][3];  // of this one
+  TileScalesOfLanes tiles_;
+  int32_t row_;
+  bool middle_is_second_;
+  float2 of_lanes_, later_;
+  float next_[2];                            // of the step to come
+  float rows_[2], columns_[3], both_[2][3];  // of this one
+};
+
+// What the examiner sees of them. Rows past the group's end, whose sums nobody stores, are left
+// out: their scales may be anything.
+template <class P>
+class ExaminedRowAndTileScales {
+ public:
+  __device__ ExaminedRowAndTileScales(const TileScales& b, const WorkTile& tile)
+      : tiles_(b, tile),
+        begin_(first_row_in_box(tile)),
+        end_(begin_ + min(tile.num_rows - tile.first_m, P::kTileM)) {}
+
+  __device__ void take(const StageScales<P::kScales>& scales, int k) {
+    if (k % 32 == 0) {
+      take_tiles();
+      of_lanes_ = tiles_.load(k);
+    }
+    for (int i = begin_ + static_cast<int>(threadIdx.x) % 32; i < end_; i += 32) {
+      range_.take(scales.values[i]);
+    }
+  }
+  __device__ const ScaleRange& all() {
+    take_tiles();
+    return range_;
+  }
+
+ private:
+  __device__ void take_tiles() {
+    range_.take(of_lanes_.x);
+    range_.take(of_lanes_.y);
+  }
+
+  TileScalesOfLanes tiles_;
+  int32_t begin_, end_;
+  float2 of_lanes_ = {};
+  ScaleRange range_;
 };
 
 // d = a * b^T, K-major codes: a scale for 128 of a row of a, and for a tile of b.
@@ -112,6 +173,10 @@ struct ScaledRaggedM : RaggedM<Major::kK> {
   __device__ RowAndTileScales<P> scales(const WorkTile& tile, int32_t first_m) const {
     return {b_scales, tile, first_m};
   }
+  template <class P>
+  __device__ ExaminedRowAndTileScales<P> examined_scales(const WorkTile& tile) const {
+    return {b_scales, tile};
+  }
 };
 
 // The same where every column of the tile has a scale of its own, which came with the stage, too.
@@ -123,31 +188,24 @@ class RowAndColumnScales {
   __device__ RowAndColumnScales(const WorkTile& tile, int32_t first_m)
       : row_(first_row_of_lane(tile, first_m)) {}
 
-  __device__ void begin() {}
-  __device__ void prepare(const StageScales<P::kScales>& scales, int, bool) {
+  __device__ void prepare(const StageScales<P::kScales>& scales, int, int) {
     rows_[0] = scales.values[row_];
     rows_[1] = scales.values[row_ + 8];
     ptx::keep_behind(rows_);
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    constexpr int kColumns = P::kTileN / 32;
-    float of_lane[kColumns + 2] = {rows_[0], rows_[1]};
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) of_lane[2 + i] = scales.values[P::kTileM + 32 * i + lane];
-    are_moderate_ = all_moderate(of_lane);
   }
-  __device__ void next_round() {}
-  __device__ void add(const StageScales<P::kScales>& scales, int,
-                      const float (&products)[P::kTileN / 2], float (&sums)[P::kTileN / 2]) const {
-    if (are_moderate_) [[likely]] {
-      each_product(scales, [&](int i, float row, float column) {
-        sums[i] = fmaf(products[i], row * column, sums[i]);
-      });
-    } else {
-      each_product(scales, [&](int i, float row, float column) {
-        const ScaleFactors f(row, column);
-        sums[i] = fmaf(products[i] * f.first, f.second, sums[i]);
-      });
-    }
+  __device__ void add(const StageScales<P::kScales>& scales, const float (&products)[P::kTileN / 2],
+                      float (&sums)[P::kTileN / 2]) const {
+    each_product(scales, [&](int i, float row, float column) {
+      sums[i] = fmaf(products[i], row * column, sums[i]);
+    });
+  }
+  __device__ void add_with_care(const StageScales<P::kScales>& scales,
+                                const float (&products)[P::kTileN / 2],
+                                float (&sums)[P::kTileN / 2]) const {
+    each_product(scales, [&](int i, float row, float column) {
+      const ScaleFactors f(row, column);
+      sums[i] = fmaf(products[i] * f.first, f.second, sums[i]);
+    });
   }
 
  private:
@@ -166,8 +224,22 @@ class RowAndColumnScales {
   }
 
   int32_t row_;
-  bool are_moderate_;
   float rows_[2];
+};
+
+template <class P>
+class ExaminedRowAndColumnScales {
+ public:
+  __device__ void take(const StageScales<P::kScales>& scales, int) {
+#pragma unroll
+    for (int i = 0; i < P::kScales; i += 32) {
+      range_.take(scales.values[i + static_cast<int>(threadIdx.x) % 32]);
+    }
+  }
+  __device__ const ScaleRange& all() const { return range_; }
+
+ private:
+  ScaleRange range_;
 };
 
 // d_g = a_g^T * b_g over the rows of a group, whose codes were turned over
@@ -205,6 +277,10 @@ struct ScaledRaggedK {
   template <class P>
   __device__ RowAndColumnScales<P> scales(const WorkTile& tile, int32_t first_m) const {
     return {tile, first_m};
+  }
+  template <class P>
+  __device__ ExaminedRowAndColumnScales<P> examined_scales(const WorkTile&) const {
+    return {};
   }
 };
 

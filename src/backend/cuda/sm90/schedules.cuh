@@ -46,10 +46,10 @@ class SideBySide {
   __device__ int first_block() const { return consumer_ * P::kRowBlocks; }
   // Goes on to the next tile: whether it is this warpgroup's. Called once a tile.
   __device__ bool next_is_mine() { return true; }
-  // FP8 with scales, and weights decoded here: a warpgroup begins a tile when the one before it has
-  // nearly multiplied its first step. Left alone they would fall into step, all multiplying and all
-  // adding at once. Each warp passes the turn on for itself, when it has had its own: so a turn's
-  // next round is never complete before its last one was waited for.
+  // Weights decoded here: a warpgroup begins a tile when the one before it has nearly multiplied
+  // its first step. Left alone they would fall into step, all multiplying and all decoding at once.
+  // Each warp passes the turn on for itself, when it has had its own: so a turn's next round is
+  // never complete before its last one was waited for.
   __device__ void wait_for_turn() {
     if constexpr (!P::kTakesTurns) return;
     ptx::mbarrier_wait_parity(&s_.turn[consumer_], turn_ ^ (consumer_ == 0 ? 1 : 0));

@@ -22,6 +22,17 @@ struct StageScales {
 template <>
 struct StageScales<0> {};
 
+// What is known of the scales of a block's last kCount tiles (careful_tiles.cuh).
+template <int kCount>
+struct ExaminedTiles {
+  uint64_t done[kCount];  // barriers
+  WorkTile tiles[kCount];
+  uint32_t need_care[kCount];
+  uint32_t has_any;  // that needed care
+};
+template <>
+struct ExaminedTiles<0> {};
+
 template <class P>
 struct SharedMemory {
   Stage<P> stages[P::kNumStages];
@@ -32,6 +43,7 @@ struct SharedMemory {
   uint64_t tile_full[P::kNumTiles], tile_empty[P::kNumTiles];
   uint64_t buffer_full[P::kBoxes][P::kNumBuffers];
   uint64_t turn[P::kConsumers];
+  ExaminedTiles<P::kIsScaled ? P::kNumTiles + 1 : 0> examined;
 };
 
 // Dynamic shared memory starts at 16 bytes' alignment only.
@@ -42,16 +54,21 @@ template <class P>
 __device__ void initialize_barriers(SharedMemory<P>& s) {
   for (int i = 0; i < P::kNumStages; ++i) {
     ptx::mbarrier_init(&s.full[i], 1);
-    ptx::mbarrier_init(&s.empty[i], P::kReturns * (P::kIsPingPong ? 1 : P::kConsumers));
+    ptx::mbarrier_init(&s.empty[i],
+                       P::kReturns * (P::kIsPingPong ? 1 : P::kConsumers) + P::kExaminers);
   }
   for (int i = 0; i < P::kNumTiles; ++i) {
     ptx::mbarrier_init(&s.tile_full[i], 1);
-    ptx::mbarrier_init(&s.tile_empty[i], 1 + P::kConsumerWarps);
+    ptx::mbarrier_init(&s.tile_empty[i], 1 + P::kTakersOfTile);
   }
   for (auto& box : s.buffer_full) {
     for (uint64_t& barrier : box) ptx::mbarrier_init(&barrier, 1);
   }
   for (uint64_t& turn : s.turn) ptx::mbarrier_init(&turn, P::kWarpsOfConsumer);
+  if constexpr (P::kIsScaled) {
+    s.examined = {};
+    for (uint64_t& done : s.examined.done) ptx::mbarrier_init(&done, 1);
+  }
   ptx::fence_mbarrier_init();
 }
 
