@@ -1,13 +1,12 @@
 // The SM90 grouped GEMM: persistent blocks, at most one per multiprocessor, of one producer
-// warpgroup and two or three consumer warpgroups; BF16 operands, FP32 sums.
+// warpgroup and two or three consumer warpgroups; BF16 or FP8 operands, FP32 sums.
 //
 // Roles
 //   scheduler  warp 1: draws this block's next tile when the producer nears the end of the last,
 //              and finds it in the device's offsets, and its matrix among the weights'
 //   producer   warp 0, one lane: fills the ring of stages by TMA
-//   examiner   warp 3, of operands with scales: whether those of a tile need care
-//   (careful_tiles.cuh) consumers  warps 4 and up: products of a tile (main_loop.cuh), by
-//   warpgroup, as the schedule
+//   examiner   warp 3, of operands with scales: whether a tile needs care (careful_tiles.cuh)
+//   consumers  warps 4 and up: products of a tile (main_loop.cuh), by warpgroup, as the schedule
 //              has it (schedules.cuh); then its epilogue in pieces (pieces.cuh), by warp, 16 rows
 //              of the 64 that go through the warpgroup's buffers and are copied at once (of FP32
 //              and FP8 the warp's own, with no barrier between warps)
@@ -16,9 +15,8 @@
 //   empty[stage]         1 a warpgroup (ping-pong 1: of the one whose tile it is); where scales
 //                        come with it, 1 a warp, the examiner's too
 //   tile_full[tile]      1, the scheduler
-//   tile_empty[tile]     1 a warp (with scales 1 a lane, the examiner's too), and 1 of the
-//   producer,
-//                        which keeps a tile until nearly the end
+//   tile_empty[tile]     1 a warp, or with scales 1 a lane and the examiner's, too; and 1 of the
+//                        producer, which keeps a tile until nearly the end
 //   examined.done[place] 1, the examiner
 //   buffer_full[buffer]  1 and the bytes of an epilogue's operands (epilogues that load)
 //   turn[warpgroup]      4, the warps of the warpgroup before it when their last products are

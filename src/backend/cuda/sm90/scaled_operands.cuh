@@ -229,6 +229,8 @@ class RowAndColumnScales {
 
 template <class P>
 class ExaminedRowAndColumnScales {
+  static_assert(P::kScales % 32 == 0);
+
  public:
   __device__ void take(const StageScales<P::kScales>& scales, int) {
 #pragma unroll
