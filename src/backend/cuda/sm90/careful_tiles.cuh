@@ -7,8 +7,8 @@
 // (ScaleFactors). Tiles that a block draws once it knows of one such are summed so at once.
 //
 // By then at most kNumTiles + 1 of its tiles may have to come again: the first that needs care, and
-// those that were drawn before all warps had gone on from it. As many places are kept: a place's
-// next tile is drawn when all warps are done with its last.
+// those that were drawn before all warps had gone on from it. As many places are kept
+// (kExaminedTiles): a place's next tile is drawn when all warps are done with its last.
 #pragma once
 
 #include "backend/cuda/sm90/shared_memory.cuh"
@@ -18,15 +18,14 @@ namespace moire::cuda::sm90 {
 // Whether all scales of an examined tile were moderate, which is known soon behind its last stage.
 template <class P>
 __device__ bool were_moderate(SharedMemory<P>& s, const WorkTile& tile) {
-  constexpr int kPlaces = P::kNumTiles + 1;
-  const int place = tile.number % kPlaces;
-  ptx::mbarrier_wait_parity(&s.examined.done[place], tile.number / kPlaces & 1);
+  const int place = tile.number % P::kExaminedTiles;
+  ptx::mbarrier_wait_parity(&s.examined.done[place], tile.number / P::kExaminedTiles & 1);
   return s.examined.need_care[place] == 0;
 }
 // By the examiner: what it found.
 template <class P>
 __device__ void set_moderate(SharedMemory<P>& s, const WorkTile& tile, bool are_moderate) {
-  const int place = tile.number % (P::kNumTiles + 1);
+  const int place = tile.number % P::kExaminedTiles;
   if (threadIdx.x % 32 != 0) return;
   if (!are_moderate) {
     s.examined.need_care[place] = 1;
@@ -42,17 +41,16 @@ __device__ void keep_for_care(SharedMemory<P>& s, WorkTile& tile, int32_t number
   if (atomicOr(&s.examined.has_any, 0u) != 0) {
     tile.care = Care::kFull;
   } else {
-    s.examined.tiles[number % (P::kNumTiles + 1)] = tile;
+    s.examined.tiles[number % P::kExaminedTiles] = tile;
   }
 }
 // Behind all that the block draws: those that need care. First come kNumTiles tiles of nothing:
 // whoever takes the first of these has done with all before.
 template <class P, class HandOut>
 __device__ void hand_out_again(SharedMemory<P>& s, HandOut hand_out) {
-  WorkTile nothing{1};
-  nothing.care = Care::kNoSums;
+  const WorkTile nothing{.is_valid = 1, .care = Care::kNoSums};
   for (int i = 0; i < P::kNumTiles; ++i) hand_out(nothing);
-  for (int i = 0; i <= P::kNumTiles; ++i) {
+  for (int i = 0; i < P::kExaminedTiles; ++i) {
     if (s.examined.need_care[i] == 0) continue;
     WorkTile tile = s.examined.tiles[i];
     tile.care = Care::kFull;

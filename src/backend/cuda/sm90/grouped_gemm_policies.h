@@ -65,7 +65,9 @@ struct Policy {
   static constexpr int kReturns = kIsScaled ? kWarpsOfConsumer : 1;  // of a stage
   static constexpr int kExaminers = kIsScaled ? 1 : 0;               // warps beside them
   // Of a work tile: lanes or, without scales, warps (next_tile).
-  static constexpr int kTakersOfTile = kIsScaled ? 32 * (kConsumerWarps + 1) : kConsumerWarps;
+  static constexpr int kTakersOfTile = (kConsumerWarps + kExaminers) * (kIsScaled ? 32 : 1);
+  // Of whose scales a block keeps what was found (careful_tiles.cuh).
+  static constexpr int kExaminedTiles = kIsScaled ? kNumTiles + 1 : 0;
   // 65,536 registers: 128 threads of the producer warpgroup, 256 or 384 consumers.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;

@@ -43,7 +43,7 @@ struct SharedMemory {
   uint64_t tile_full[P::kNumTiles], tile_empty[P::kNumTiles];
   uint64_t buffer_full[P::kBoxes][P::kNumBuffers];
   uint64_t turn[P::kConsumers];
-  ExaminedTiles<P::kIsScaled ? P::kNumTiles + 1 : 0> examined;
+  ExaminedTiles<P::kExaminedTiles> examined;
 };
 
 // Dynamic shared memory starts at 16 bytes' alignment only.
