@@ -50,7 +50,11 @@ struct GluBackward {
     return {tile, first_m, RowValues(tile.group == num_groups ? nullptr : probs, tile, first_m)};
   }
   __device__ bool writes(const Part&) const { return true; }
-  __device__ bool loads(const Part& p) const { return p.tile.group != num_groups; }
+  __device__ bool has_z(const Part& p) const { return p.tile.group != num_groups; }
+  template <class P>
+  __device__ bool loads(const Part& p, int) const {
+    return has_z(p);
+  }
   template <class P>
   __device__ int num_pieces(const Part& p) const {
     return columns_as_pieces<kPieces<P>>(f - p.tile.first_n, kPanel);
@@ -87,7 +91,7 @@ struct GluBackward {
     const int j = 2 * slice;
     const ZPiece<kPanel> piece = z_piece(buffers, i);
     Words gate{}, up{}, act_words{};
-    if (loads(p)) {
+    if (has_z(p)) {
       read_z(piece, z.columns, j, gate, up);
       read_words(act_buffer(buffers, i), j, act_words);
       backward(p.prob, gate, up, act_words, p.prob_sums);
@@ -114,7 +118,7 @@ struct GluBackward {
     const int32_t column = grad_z.column_of(p.tile.first_n + i * kPanel, which, c);
     const int32_t first_row = p.first_m / kRows * kRows;
     const int32_t rows = min(kRows, p.tile.num_rows - first_row);
-    if (!loads(p) || rows <= 0 || column >= 2 * f) return;
+    if (!has_z(p) || rows <= 0 || column >= 2 * f) return;
     const char* const own = buffers.at(load_buffer(buffers, i) + which);
     const char* const box = own - p.first_m % kRows * 128;  // whose first rows are another warp's
     const int64_t index = (p.tile.first_row + first_row) / kPartRows + p.tile.group;
@@ -132,7 +136,7 @@ struct GluBackward {
   // Joins the 16 lanes of the sum in the order of device/lane_sums.cuh: i + 8 is the other column
   // group, i + 4 and i + 2 are in other threads, i + 1 is the other column.
   __device__ void finish(const Part& p, int i) const {
-    if (prob_partials == nullptr || !loads(p)) return;
+    if (prob_partials == nullptr || !has_z(p)) return;
     const int lane = threadIdx.x % 32;
     const int32_t segment = p.tile.first_n / kPanel + i;
 #pragma unroll

@@ -47,13 +47,19 @@ struct WideLoadingEpilogueTile : Policy<ping_pong(192, 4)> {};
 struct ScaledWideTile
     : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_buffers = 3, .element_bytes = 1}> {};
 
-// Weight gradients of FP8: every row of both operands has its scale.
-struct ScaledWgradTile : Policy<Shape{.tile_m = 192,
-                                      .tile_n = 128,
-                                      .num_buffers = 2,
-                                      .num_warpgroups = 3,
-                                      .element_bytes = 1,
-                                      .scales_every_column = true}> {};
+// Weight gradients of FP8: every row of both operands has its scale. Three stages are enough; in
+// FP32, where old values come to the buffers while products are under way, a third buffer is more.
+constexpr Shape scaled_wgrad(int stages, int buffers) {
+  return {.tile_m = 192,
+          .tile_n = 128,
+          .num_stages = stages,
+          .num_buffers = buffers,
+          .num_warpgroups = 3,
+          .element_bytes = 1,
+          .scales_every_column = true};
+}
+struct ScaledWgradTile : Policy<scaled_wgrad(4, 2)> {};
+struct ScaledFp32WgradTile : Policy<scaled_wgrad(3, 3)> {};
 
 // Products whose weights are decoded on their way to registers (decoding_main_loop.cuh). Of three
 // warpgroups two multiply while one decodes; where k lies last a lane gathers its codes two by two,
@@ -75,7 +81,8 @@ using GluBackwardTiles = Candidates<LoadingEpilogueTile, WideLoadingEpilogueTile
 using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
 using Fp32WgradTiles = Candidates<BoxesOfWarps<PingPongTile>, BoxesOfWarps<LoadingEpilogueTile>>;
 using ScaledTiles = Candidates<BoxesOfWarps<ScaledWideTile>>;
-using ScaledWgradTiles = Candidates<BoxesOfWarps<ScaledWgradTile>>;
+using ScaledBf16WgradTiles = Candidates<BoxesOfWarps<ScaledWgradTile>>;
+using ScaledFp32WgradTiles = Candidates<BoxesOfWarps<ScaledFp32WgradTile>>;
 
 // Of a group, if the capacity is in use.
 inline double mean_rows(const moire_groups& groups) {

@@ -7,7 +7,8 @@
 //                                     then take half the registers
 //   num_pieces<P>(part)               pieces whose columns exist, of kPieces<P> in a tile
 //   load(buffers, part, i)            by the leader: asks for what piece i reads; where kLoads, and
-//                                     loads(part), and then on the barrier of buffer load_buffer(i)
+//                                     loads<P>(part, i), and then on the barrier of buffer
+//                                     load_buffer(i)
 //   stage(buffers, part, i, sums)     the sums of piece i into staging buffers, rounded
 //   compute(buffers, part, i, slice)  slice of kNumSlices (or 0) of them, in the buffers
 //   store(buffers, part, i)           by the leader: sends the buffers off
@@ -61,7 +62,7 @@ class AtOnce {
   __device__ void start() {
     if constexpr (Epilogue::kLoads) {
       const auto part = epilogue_.part(tile_, first_m_);
-      if (!epilogue_.loads(part)) return;
+      if (!epilogue_.template loads<P>(part, 0)) return;
       buffers_.by_leader([&] {
         ptx::bulk_wait_group_read<0>();
 #pragma unroll
@@ -116,13 +117,15 @@ class AtOnce {
     // The leader has waited before it loaded, but for itself alone.
     if (i == 0) buffers_.template wait_stored<0>();
     if constexpr (kPieces > kAhead) {
-      if (i >= kAhead && !epilogue_.loads(part)) buffers_.template wait_stored<kAhead - 1>();
+      if (i < kAhead || epilogue_.template loads<P>(part, i)) return;
+      buffers_.template wait_stored<kAhead - 1>();
     }
   }
   template <class Part>
   __device__ void compute(Part& part, int i) {
     if constexpr (Epilogue::kLoads) {
-      if (epilogue_.loads(part)) buffers_.wait_full(epilogue_.load_buffer(buffers_, i));
+      if (epilogue_.template loads<P>(part, i))
+        buffers_.wait_full(epilogue_.load_buffer(buffers_, i));
     }
 #pragma unroll 1
     for (int slice = 0; slice < Epilogue::kNumSlices; ++slice) {
@@ -136,7 +139,7 @@ class AtOnce {
     if constexpr (kPieces <= kAhead) return;
     constexpr int kBehind = kAhead == 1 ? 0 : 1;
     const int later = i - kBehind + kAhead;
-    if (i < kBehind || !epilogue_.loads(part)) return;
+    if (i < kBehind || !epilogue_.template loads<P>(part, later)) return;
     if (later >= epilogue_.template num_pieces<P>(part)) return;
     buffers_.by_leader([&] {
       ptx::bulk_wait_group_read<kBehind>();

@@ -78,8 +78,7 @@ struct ScaleFactors {
 // which alone has the code for it; in shorter tiles the last.
 template <class P>
 __device__ int load_step(int num_k) {
-  constexpr int kLoadStep = ScheduleOf<P>::kLoadStep;
-  static_assert(kLoadStep == P::kNumStages);
+  constexpr int kLoadStep = P::kNumStages;
   return num_k > kLoadStep ? kLoadStep : num_k == kLoadStep ? 0 : num_k - 1;
 }
 

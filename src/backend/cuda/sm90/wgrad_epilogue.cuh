@@ -1,7 +1,10 @@
-// Epilogue of wgrad: d = round(sum), or round(d + sum). What d holds is loaded before the main loop
-// as far as there are buffers, so that where memory is the limit it flows while the tensor cores
-// work.
+// Epilogue of wgrad: d = round(sum), or round(d + sum). What d holds is loaded in the main loop as
+// far as there are buffers, so that where memory is the limit it flows while the tensor cores work;
+// the rest of FP32 gradients is added by the L2, which has the same bits, and that of BF16 loaded
+// when a buffer is free.
 #pragma once
+
+#include <type_traits>
 
 #include "backend/cuda/sm90/epilogue_values.cuh"
 #include "backend/cuda/sm90/staging_buffers.cuh"
@@ -66,6 +69,8 @@ struct Accumulate {
   static constexpr int kPieces = P::kTileN / kColumns;
   template <class P>
   static constexpr int kAhead = P::kNumBuffers;
+  // What has no buffer to come to in time is added where it is.
+  static constexpr bool kIsAddedByL2 = std::is_same_v<T, float>;
 
   CUtensorMap d;  // {n, m, matrices}; box {128 bytes, rows of a box, 1}
   int32_t n;
@@ -82,7 +87,10 @@ struct Accumulate {
   }
   // Adding zeros would turn -0 into +0.
   __device__ bool writes(const Part& p) const { return !p.adds || p.tile.num_k > 0; }
-  __device__ bool loads(const Part& p) const { return p.adds; }
+  template <class P>
+  __device__ bool loads(const Part& p, int i) const {
+    return p.adds && (!kIsAddedByL2 || i < kAhead<P>);
+  }
   template <class P>
   __device__ int num_pieces(const Part& p) const {
     return columns_as_pieces<kPieces<P>>(n - p.tile.first_n, kColumns);
@@ -105,7 +113,7 @@ struct Accumulate {
   template <class Buffers, int kSums>
   __device__ void stage(Buffers& buffers, const Part& p, int i, float (&sums)[kSums]) const {
     char* const buffer = buffers.at(load_buffer(buffers, i));
-    if (p.adds) {
+    if (loads<typename Buffers::Policy>(p, i)) {
       buffers.wait_full(load_buffer(buffers, i));
       Chunk<T>::template write<true>(buffer, &sums[i * kColumns / 2]);
     } else {
@@ -114,8 +122,13 @@ struct Accumulate {
   }
   template <class Buffers>
   __device__ void store(const Buffers& buffers, const Part& p, int i) const {
-    ptx::tma_store_3d(&d, buffers.at(load_buffer(buffers, i)), p.tile.first_n + i * kColumns,
-                      p.first_m, p.tile.matrix);
+    const char* const buffer = buffers.at(load_buffer(buffers, i));
+    const int32_t column = p.tile.first_n + i * kColumns;
+    if (p.adds && !loads<typename Buffers::Policy>(p, i)) {
+      ptx::tma_add_floats_3d(&d, buffer, column, p.first_m, p.tile.matrix);
+    } else {
+      ptx::tma_store_3d(&d, buffer, column, p.first_m, p.tile.matrix);
+    }
   }
   __device__ void finish(const Part&, int) const {}
 };
