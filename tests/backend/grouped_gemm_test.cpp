@@ -2,6 +2,10 @@
 // gathered rows, layouts, tails.
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
+#include <iterator>
+
 #include "tests/support/grouped_gemm_cases.h"
 
 namespace moire::test {
@@ -166,6 +170,52 @@ TEST_P(GroupedGemmOnRaggedCases, EqualTheReferenceWhereRowsAreAligned) {
       WgradCase(random, batch, n, k, o).check(context);
     }
   }
+}
+
+// Sums of 2^-126 and more beside old values that are subnormal, -0, infinite or no number: whoever
+// adds them, nothing becomes 0.
+TEST(GroupedGemm, AddsToFp32GradientsAsFp32Numbers) {
+  constexpr float kLeast = 0x1p-126F, kOne = 0x1p-149F, kInfinity = INFINITY;
+  constexpr float kOld[] = {
+      0,           -0.0F,     kOne,        -3 * kOne, kLeast - kOne,    1, -kLeast, -kLeast + kOne,
+      -2 * kLeast, kInfinity, -5 * kLeast, NAN,       2 * kLeast - kOne};
+  Random random;
+  const Batch batch({5, 0, 18}, 2);
+  const int64_t m = 136, n = 392;
+  GemmOptions o;
+  o.operands = DType::kBF16;
+  o.output = DType::kFP32;
+  o.beta = 1;
+  o.extras = false;
+  WgradCase c(random, batch, m, n, o);
+  const auto a = [](int64_t i) { return static_cast<float>(i % 5 - 2) * 0x1p-63F; };
+  const auto old = [&](int64_t i, int64_t j) { return kOld[(3 * i + j) % std::size(kOld)]; };
+  const Groups groups(c.args().groups);
+  for (int64_t g = 0; g < groups.num_groups; ++g) {
+    const int64_t first = groups.offsets[g];
+    for (int64_t row = first; row < groups.offsets[g + 1]; ++row) {
+      for (int64_t i = 0; i < m; ++i) c.a.rows.set(row, i, row == first ? a(i) : 0);
+      for (int64_t j = 0; j < n; ++j) c.b.rows.set(row, j, 0x1p-63);
+    }
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) c.d.set(g, i, j, double{old(i, j)});
+    }
+  }
+  ASSERT_TRUE(succeeds(c.run(tested(2))));
+  int64_t different = 0;
+  for (int64_t g = 0; g < groups.num_groups; ++g) {
+    const bool is_empty = groups.offsets[g] == groups.offsets[g + 1];
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        const float want = is_empty ? old(i, j) : old(i, j) + a(i) * 0x1p-63F;
+        const auto got = static_cast<float>(c.d.get(g, i, j));
+        const bool is_same = std::bit_cast<uint32_t>(got) == std::bit_cast<uint32_t>(want);
+        different += !is_same && !(std::isnan(got) && std::isnan(want));
+      }
+    }
+  }
+  EXPECT_EQ(different, 0);
+  EXPECT_TRUE(c.is_undamaged());
 }
 
 // The widths of real models, and those at and around the tiles of tensor cores.

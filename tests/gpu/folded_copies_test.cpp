@@ -2,6 +2,7 @@
 // core/fp8.h makes of the CPU's copies, and the scales of rows turned over, with which a product
 // has the bits that it has with scales as they are.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -48,6 +49,10 @@ class GpuFolds : public Gpu {
     ASSERT_TRUE(succeeds(run(Tested::finding(Tested::alone(context())), args)));
   }
 
+  struct Folded {
+    uint8_t code = 0;
+    bool holds_numbers = false;
+  };
   // How many bytes of a folded copy differ, of `call`'s MXFP8: `at` and `scale_at` say where those
   // of element [i, j] are, and the scale of its block.
   template <class Format, class At, class ScaleAt>
@@ -63,17 +68,30 @@ class GpuFolds : public Gpu {
         return is_rowwise ? byte_at(copy.scales, i, j / 32)
                           : byte_at(copy.scales, first / 32 + g + (i - first) / 32, j);
       };
+      // What element [i, j] and the following `count` ones along the block are folded to.
+      const auto fold = [&](int64_t i, int64_t j, int64_t count) {
+        Folded folded;
+        for (int64_t l = 0; l < count; ++l) {
+          const int64_t row = is_rowwise ? i : i + l, column = is_rowwise ? j + l : j;
+          const float element = fp8_to_float<Format>(byte_at(copy.data, row, column));
+          folded.code = fold_code(folded.code, code(row, column));
+          folded.holds_numbers |= element != 0 && std::isfinite(element);
+        }
+        return folded;
+      };
+      std::vector<Folded> blocks(k);
       for (int64_t i = first; i < end; ++i) {
         for (int64_t j = 0; j < k; ++j) {
-          uint8_t folded = 0;
-          const int64_t begin = is_rowwise ? j / 128 * 128 : first + (i - first) / 128 * 128;
-          for (int64_t at_block = begin; at_block < std::min(begin + 128, is_rowwise ? k : end);
-               at_block += 32) {
-            folded = fold_code(folded, is_rowwise ? code(i, at_block) : code(at_block, j));
+          Folded& folded = blocks[is_rowwise ? j / 128 : j];
+          if (is_rowwise && j % 128 == 0) folded = fold(i, j, std::min<int64_t>(128, k - j));
+          if (!is_rowwise && (i - first) % 128 == 0) {
+            folded = fold(i, j, std::min<int64_t>(128, end - i));
           }
-          const uint8_t want = fold_element<Format>(byte_at(copy.data, i, j), code(i, j), folded);
+          const uint8_t want =
+              fold_element<Format>(byte_at(copy.data, i, j), code(i, j), folded.code);
+          const float scale = fold_scale(folded.code, folded.holds_numbers);
           different += at(i, j) != want;
-          different += scale_at(i, j, g) != bit_cast<uint32_t>(e8m0_to_float(folded));
+          different += scale_at(i, j, g) != bit_cast<uint32_t>(scale);
         }
       }
     }

@@ -1,6 +1,7 @@
 // The grouped GEMMs on Hopper's FP8 tensor cores, where MOIRE_ACCUMULATE_FAST allows them: against
 // the reference, within what those may cut off, with everything optional; against their emulation
 // by the CPU, to the bit; the same bits with every tile; and more tiles than blocks, exactly.
+#include <algorithm>
 #include <string>
 
 #include "tests/gpu/gpu.h"
@@ -271,6 +272,46 @@ TEST_F(Fp8TensorCores, FoldBlocksHoweverFarApartTheyLie) {
   }
 }
 
+// Blocks with the code 0, of zeros and of numbers, beside scales so large that the numbers are
+// seen.
+TEST_F(Fp8TensorCores, FoldBlocksOfTheLeastCode) {
+  Random random;
+  const Batch batch({170, 0, 300, 1, 257}, 9);
+  const auto fill = [](const TensorView& scales, uint8_t code) {
+    std::fill_n(static_cast<uint8_t*>(scales.data), scales.num_rows() * scales.stride(), code);
+  };
+  const auto zero_where = [](const TensorView& codes, auto is_zero) {
+    for (int64_t row = 0; row < codes.num_rows(); ++row) {
+      for (int64_t column = 0; column < codes.columns(); ++column) {
+        if (!is_zero(row, column)) continue;
+        static_cast<uint8_t*>(codes.data)[row * codes.stride() + column] = 0x80;
+      }
+    }
+  };
+  for (const Fp8& a : {kMx4, kMx5}) {
+    const GemmOptions o = options(a, kMx4, MOIRE_OUT_IN);
+    SCOPED_TRACE(testing::Message() << o);
+    GemmCase c(random, batch, 144, 528, false, o);
+    fill(c.args().a_scales, 0);
+    fill(c.args().b_scales, 230);
+    zero_where(c.args().a, [](int64_t row, int64_t column) {
+      return row % 5 == 0 || (row % 3 == 0 && column / 128 == 1);
+    });
+    const GemmCase product = emulated(c);
+    ASSERT_TRUE(succeeds(c.run(alone())));
+    EXPECT_TRUE(same_bits(c.d, product.d));
+    WgradCase w(random, batch, 144, 208, o);
+    fill(w.args().a_scales, 0);
+    fill(w.args().b_scales, 230);
+    zero_where(w.args().a, [](int64_t row, int64_t column) {
+      return column % 5 == 0 || (column % 3 == 0 && row < 170);
+    });
+    const WgradCase gradient = emulated(w);
+    ASSERT_TRUE(succeeds(w.run(alone())));
+    EXPECT_TRUE(same_bits(w.d, gradient.d));
+  }
+}
+
 // 192 of 1024 columns by themselves lie otherwise on tiles and blocks: the same bits.
 TEST_F(Fp8TensorCores, GiveAColumnTheSameBitsHoweverWideItsMatrixIs) {
   constexpr int64_t kWide = 1024, kNarrow = 192, kRows = 700, kK = 640;
@@ -348,6 +389,21 @@ TEST_F(Fp8TensorCores, AreExactOnManyTiles) {
   EXPECT_TRUE(same_bits(c.d, exact.d));
 }
 
+void scale_square(const TensorView& scales, int64_t first_row, int64_t end_row,
+                  int64_t first_column, int64_t end_column, float by) {
+  for (int64_t row = first_row; row < end_row; ++row) {
+    for (int64_t i = first_column; i < end_column; ++i) {
+      static_cast<float*>(scales.data)[row * scales.stride() + i] *= by;
+    }
+  }
+}
+void scale_rows(const TensorView& scales, int64_t first, int64_t end, float by) {
+  scale_square(scales, first, end, 0, scales.columns(), by);
+}
+void scale_columns(const TensorView& scales, int64_t first, int64_t end, float by) {
+  scale_square(scales, 0, scales.num_rows(), first, end, by);
+}
+
 // Scales whose products are no normal numbers, or that nobody would know for such, in some tiles of
 // every block and not in others: still every sum is exact, and added to what is there but once.
 TEST_F(Fp8TensorCores, SumTilesAgainThatNeedCare) {
@@ -362,19 +418,14 @@ TEST_F(Fp8TensorCores, SumTilesAgainThatNeedCare) {
   const TensorView rows(c.args().a_scales), tiles(c.args().b_scales);
   fill_exactly(c.args().a, rows, 1);
   fill_exactly(c.args().b.tensor, tiles, 2);
-  const auto scale = [](const TensorView& scales, int64_t row, float factor) {
-    for (int64_t i = 0; i < scales.columns(); ++i) {
-      static_cast<float*>(scales.data)[row * scales.stride() + i] *= factor;
-    }
-  };
   for (int64_t row = 0; row < batch.rows(); ++row) {
     const int64_t group = row / 290;  // but for the empty one
-    if (group % 4 == 1) scale(rows, row, kTiny);
-    if (group % 4 == 3) scale(rows, row, kLarge);
+    if (group % 4 == 1) scale_rows(rows, row, row + 1, kTiny);
+    if (group % 4 == 3) scale_rows(rows, row, row + 1, kLarge);
   }
   const int64_t tiles_of_group = tiles.num_rows() / batch.num_groups();
   for (int64_t group = 0; group < batch.num_groups(); group += 3) {
-    for (int64_t i = 0; i < tiles_of_group; ++i) scale(tiles, group * tiles_of_group + i, kSmall);
+    scale_rows(tiles, group * tiles_of_group, (group + 1) * tiles_of_group, kSmall);
   }
   GemmCase exact = c;
   exact.options.accumulation = MOIRE_ACCUMULATE_EXACT;
@@ -390,13 +441,6 @@ TEST_F(Fp8TensorCores, SumTilesAgainThatNeedCare) {
       const TensorView of_a(w.args().a_scales), of_b(w.args().b_scales);
       fill_exactly(w.args().a, of_a, 1);
       fill_exactly(w.args().b, of_b, 2);
-      const auto scale_columns = [](const TensorView& scales, int64_t from, int64_t to, float by) {
-        for (int64_t row = 0; row < scales.num_rows(); ++row) {
-          for (int64_t i = from; i < to; ++i) {
-            static_cast<float*>(scales.data)[row * scales.stride() + i] *= by;
-          }
-        }
-      };
       scale_columns(of_a, 200, 210, kTiny);
       scale_columns(of_b, 0, 100, kSmall);
       scale_columns(of_b, 500, 600, kLarge);

@@ -108,11 +108,59 @@ __device__ inline void store_tile_scale(const Codes& args, const Square& square,
   }
 }
 
-// The scales of a square's folded blocks, and how far its blocks are shifted: thread t sees to the
-// four blocks in row or column t. Whether the thread met a lost one.
+// The scale of what thread t sees to: a row or column, or for thread 0 the tile.
 template <Fold kFold>
-__device__ bool make_shifts(const Codes& args, const Square& square, bool along_rows,
-                            Shifts& shifts) {
+__device__ void store_scale(const Codes& args, const Square& square, float scale) {
+  const uint32_t t = threadIdx.x;
+  if constexpr (kFold == Fold::kTile) {
+    if (t == 0) store_tile_scale(args, square, !args.scales_are_rowwise, scale);
+  } else if constexpr (kFold == Fold::kRow) {
+    args.scales.row(square.rows.begin + t)[square.first_column / kSide] = scale;
+  } else {
+    args.scales.row(square.index)[square.first_column + t] = scale;
+  }
+}
+
+// A word's codes of finite numbers other than 0, a byte of ones for each.
+__device__ inline uint32_t finite_numbers(uint32_t word, bool is_e5m2) {
+  const uint32_t end = is_e5m2 ? E5M2::kFirstSpecial : E4M3::kFirstSpecial;
+  return __vcmpltu4(__vsub4(word & 0x7F7F7F7Fu, 0x01010101u), (end - 1) * 0x01010101u);
+}
+
+// A scale of 1 for folded blocks that hold no such number, where thread t has one with code 0. A
+// block calls it together.
+template <Fold kFold>
+__device__ void replace_scales_of_zeros(const Codes& args, const Square& square,
+                                        uint32_t (&w)[kBlocks][kRows], bool has_least) {
+  __shared__ uint32_t words[kSide / 4];  // by row or column a byte; of a tile in the first
+  auto* const holds_numbers = reinterpret_cast<uint8_t*>(words);
+  const uint32_t t = threadIdx.x;
+  if (t < kSide / 4) words[t] = 0;
+  __syncthreads();
+  uint32_t of_columns = 0;
+  for_each_word(w, [&](int b, int i, uint32_t word) {
+    const uint32_t numbers = finite_numbers(word, args.is_e5m2);
+    of_columns |= numbers;
+    if (kFold == Fold::kRow && numbers != 0) holds_numbers[32 * b + t / kWarp * kRows + i] = 1;
+  });
+  if (kFold == Fold::kColumn) atomicOr(&words[t % kWarp], of_columns);
+  if (kFold == Fold::kTile && of_columns != 0) holds_numbers[0] = 1;
+  __syncthreads();
+  if (has_least && holds_numbers[kFold == Fold::kTile ? 0 : t] == 0) {
+    store_scale<kFold>(args, square, fold_scale(0, false));
+  }
+}
+
+// What thread t met in the four blocks that it sees to.
+struct Met {
+  bool is_lost, has_least;  // the code 255; a folded block with code 0
+};
+
+// The scales of a square's folded blocks, and how far its blocks are shifted: thread t sees to the
+// four blocks in row or column t.
+template <Fold kFold>
+__device__ Met make_shifts(const Codes& args, const Square& square, bool along_rows,
+                           Shifts& shifts) {
   const uint32_t t = threadIdx.x;
   const int64_t rows = square.rows.size(), columns = args.columns - square.first_column;
   const bool exists = t < kSide && t < (along_rows ? rows : columns);
@@ -130,14 +178,9 @@ __device__ bool make_shifts(const Codes& args, const Square& square, bool along_
     if (t % kWarp == 0) shifts.largest[t / kWarp] = in_warp;
     __syncthreads();
     for (const uint32_t of_warp : shifts.largest) folded = max(folded, of_warp);
-    if (t == 0) store_tile_scale(args, square, !along_rows, e8m0_to_float(folded));
-  } else if (exists) {
-    float* const scales = kFold == Fold::kRow
-                              ? args.scales.row(square.rows.begin + t) + square.first_column / kSide
-                              : args.scales.row(square.index) + square.first_column + t;
-    *scales = e8m0_to_float(folded);
   }
-  if (t >= kSide) return false;
+  if (exists) store_scale<kFold>(args, square, e8m0_to_float(folded));
+  if (t >= kSide) return {};
   bool is_lost = false;
 #pragma unroll
   for (uint32_t b = 0; b < kBlocks; ++b) {
@@ -145,7 +188,7 @@ __device__ bool make_shifts(const Codes& args, const Square& square, bool along_
     shifts.bytes[along_rows ? kBlocks * t + b : kSide * b + t] =
         static_cast<uint8_t>(codes[b] == 255 ? Shifts::kLost : folded - codes[b]);
   }
-  return is_lost;
+  return {is_lost, exists && folded == 0};
 }
 
 // Folds a thread's words. A block calls it together.
@@ -157,7 +200,10 @@ __device__ void fold(const Codes& args, const Square& square, uint32_t (&w)[kBlo
   uint32_t special = 0;  // a byte's sign where it is NaN or infinity
   for_each_word(
       w, [&](int, int, uint32_t word) { special |= (word & 0x7F7F7F7Fu) + to_sign * 0x01010101u; });
-  const bool is_lost = make_shifts<kFold>(args, square, along_rows, shifts);
+  const auto [is_lost, has_least] = make_shifts<kFold>(args, square, along_rows, shifts);
+  if (__syncthreads_or(has_least)) {
+    replace_scales_of_zeros<kFold>(args, square, w, has_least);
+  }
   const bool is_odd = __syncthreads_or(is_lost || (special & 0x80808080u) != 0) != 0;
   if (is_odd) {
     for_each_word(w, [&](int b, int i, uint32_t& word) {

@@ -67,13 +67,18 @@ __device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
 }
 
 // The same of MXFP8 that is folded: `amax` are of a row's block, with whose lanes those of the
-// folded one's others tell each other codes, two rows' in a word.
+// folded one's others tell each other codes, two rows' in a word, each below a bit that says
+// whether the block holds more than zeros.
 template <int kScaling, class Source>
 __device__ inline void fold_rows(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
                                  const float (&amax)[4], FoldedMultiplier (&multipliers)[4]) {
   using Shape = TileShape<kScaling>;
   const CopyTarget& to = args.rowwise;
-  const auto code = [&](int i) { return uint32_t{mx_scale_of(amax[i], to.is_e5m2).scale}; };
+  constexpr uint32_t kHoldsNumbers = 0x100, kCode = 0xFF;
+  const auto code = [&](int i) {
+    const bool holds_numbers = block_holds_numbers(amax[i], to.is_e5m2);
+    return mx_scale_of(amax[i], to.is_e5m2).scale | (holds_numbers ? kHoldsNumbers : 0);
+  };
   const uint32_t codes[2] = {code(0) | code(1) << 16, code(2) | code(3) << 16};
   const auto lane = static_cast<int>(threadIdx.x % Shape::kLanes);
   const int rows = tile.template rows_of_lanes<Shape::kLanes>();
@@ -88,9 +93,12 @@ __device__ inline void fold_rows(const QuantizeTiles<Source>& args, const TilePa
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = 2 * half + i;
-      const uint32_t of_row = folded >> 16 * i & 0xFFFF;
-      multipliers[row] = FoldedMultiplier::of(codes[half] >> 16 * i & 0xFFFF, of_row, to.is_e5m2);
-      if (lane == row && row < rows) p[row * to.scale_stride] = e8m0_to_float(of_row);
+      const uint32_t of_row = folded >> 16 * i & kCode;
+      multipliers[row] = FoldedMultiplier::of(codes[half] >> 16 * i & kCode, of_row, to.is_e5m2);
+      if (lane == row && row < rows) {
+        const bool holds_numbers = (folded >> 16 * i & kHoldsNumbers) != 0;
+        p[row * to.scale_stride] = fold_scale(static_cast<uint8_t>(of_row), holds_numbers);
+      }
     }
   }
 }
@@ -223,15 +231,18 @@ __device__ inline void make_column_scale(const QuantizeTiles<Source>& args,
                                          ColumnMemory<kScaling, T>& memory) {
   const CopyTarget& to = args.columnwise;
   uint32_t codes[4], folded = 0;
+  bool holds_numbers = false;
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
     codes[b] = mx_scale_of(amax[b], to.is_e5m2).scale;
     folded = max(folded, codes[b]);
+    holds_numbers = holds_numbers || block_holds_numbers(amax[b], to.is_e5m2);
   }
   const int column = tile.first_column + static_cast<int>(threadIdx.x);
   const bool is_there = column < args.source.columns;
   if (is_there && !to.has_e8m0_scales) {
-    static_cast<float*>(to.scales)[tile.index * to.scale_stride + column] = e8m0_to_float(folded);
+    static_cast<float*>(to.scales)[tile.index * to.scale_stride + column] =
+        fold_scale(static_cast<uint8_t>(folded), holds_numbers);
   }
   const int64_t index = partial_index<128>(tile.index, tile.begin);
   auto* const bytes = static_cast<uint8_t*>(to.scales) + index * to.scale_stride + column;
