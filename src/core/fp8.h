@@ -105,18 +105,6 @@ MOIRE_HOST_DEVICE constexpr uint8_t mx_scale(float amax) {
 MOIRE_HOST_DEVICE constexpr uint8_t fold_code(uint8_t folded, uint8_t code) {
   return code != 255 && code > folded ? code : folded;
 }
-// Whether a block with this largest magnitude and the code 0 holds more than zeros: whether that is
-// more than half of the smallest number.
-template <class Format>
-MOIRE_HOST_DEVICE constexpr bool holds_numbers(float amax) {
-  constexpr int kHalfBit = 149 - 127 - (Format::kBias + Format::kMantissaBits - 1) - 1;
-  return bit_cast<uint32_t>(amax) > 1U << kHalfBit;
-}
-// The scale of a folded block. Where it has code 0 and no finite number but 0, any would do: 1 is
-// one that no sum has to take care of, as 2^-127 would be.
-MOIRE_HOST_DEVICE constexpr float fold_scale(uint8_t folded, bool holds_numbers) {
-  return folded != 0 || holds_numbers ? e8m0_to_float(folded) : 1.0F;
-}
 // An element of a block with this code in the folded block: its value in units of 2^(folded - 127),
 // to nearest even. Only what becomes subnormal loses bits. NaN and infinity stay, and whatever the
 // code 255 makes NaN becomes it.

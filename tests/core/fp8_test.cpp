@@ -175,28 +175,6 @@ TEST(Fold, TakesTheLargestCodeThatIsANumber) {
   EXPECT_EQ(fold({0, 254, 255, 1}), 254);
 }
 
-template <class Format>
-void expect_that_it_holds_what_its_codes_do() {
-  for (int exponent = -149; exponent < -127; ++exponent) {
-    for (const float amax : {std::ldexp(1.0F, exponent), std::ldexp(1.5F, exponent)}) {
-      ASSERT_EQ(mx_scale<Format>(amax), 0);
-      const uint8_t code = float_to_fp8<Format>(amax * e8m0_reciprocal(0));
-      EXPECT_EQ(holds_numbers<Format>(amax), code != 0) << amax;
-    }
-  }
-  EXPECT_FALSE(holds_numbers<Format>(0));
-}
-TEST(Fold, KnowsWhetherABlockHoldsMoreThanZeros) {
-  expect_that_it_holds_what_its_codes_do<E4M3>();
-  expect_that_it_holds_what_its_codes_do<E5M2>();
-}
-TEST(Fold, HasTheScaleOfItsCodeUnlessItHoldsNoNumber) {
-  EXPECT_EQ(fold_scale(131, true), 16.0F);
-  EXPECT_EQ(fold_scale(131, false), 16.0F);
-  EXPECT_EQ(fold_scale(0, true), 0x1p-127F);
-  EXPECT_EQ(fold_scale(0, false), 1.0F);
-}
-
 TEST(BlockScale, BringsTheLargestValueToTheLargestNumber) {
   for (const float amax : {1.0F, 3.0F, 448.0F, 449.0F, 1e-30F, 3e38F}) {
     const BlockScale fractional = block_scale<E4M3>(amax, true),

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/device/fp8_bits.h"
 #include "core/fp8.h"
 #include "tests/gpu/gpu.h"
 #include "tests/gpu/quantize_call.h"
@@ -89,7 +90,7 @@ class GpuFolds : public Gpu {
           }
           const uint8_t want =
               fold_element<Format>(byte_at(copy.data, i, j), code(i, j), folded.code);
-          const float scale = fold_scale(folded.code, folded.holds_numbers);
+          const float scale = cuda::fold_scale(folded.code, folded.holds_numbers);
           different += at(i, j) != want;
           different += scale_at(i, j, g) != bit_cast<uint32_t>(scale);
         }

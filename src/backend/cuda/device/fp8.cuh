@@ -150,11 +150,6 @@ __device__ inline StoredScale<uint8_t> mx_scale_of(float amax, bool is_e5m2) {
   return {static_cast<uint8_t>(code), mx_multiplier(code)};
 }
 
-// holds_numbers() of core/fp8.h, of a block that may have a larger code.
-__device__ inline bool block_holds_numbers(float amax, bool is_e5m2) {
-  return is_e5m2 ? holds_numbers<E5M2>(amax) : holds_numbers<E4M3>(amax);
-}
-
 // The scale of a block whose elements mx_scale_of() multiplies by this.
 __device__ inline float mx_scale_of_multiplier(float multiplier) {
   const uint32_t power = bit_cast<uint32_t>(multiplier) & 0x7F800000U;

@@ -1,5 +1,6 @@
 // The conversions of core/fp8.h without branches, for devices that have no instruction for them:
-// kernels have dozens in a row, and a compiler takes minutes over as many branches.
+// kernels have dozens in a row, and a compiler takes minutes over as many branches. And the scale
+// that is stored of a fold.
 #pragma once
 
 #include "core/fp8.h"
@@ -35,6 +36,18 @@ MOIRE_HOST_DEVICE constexpr float fp8_value(uint32_t code) {
   const uint32_t special = is_infinity ? 0x7F800000U : 0x7FC00000U;
   const uint32_t bits = magnitude < Format::kFirstSpecial ? bit_cast<uint32_t>(value) : special;
   return bit_cast<float>(bits | (code & 0x80U) << 24);
+}
+
+// Whether a block with this largest magnitude holds more than zeros if it has the code 0: whether
+// that is more than half of the smallest number, 2^-137 or, of E5M2, 2^-144.
+MOIRE_HOST_DEVICE inline bool holds_numbers(float amax, bool is_e5m2) {
+  const uint32_t bits = bit_cast<uint32_t>(amax);
+  return is_e5m2 ? bits > 1U << (149 - 144) : bits > 1U << (149 - 137);
+}
+// The scale of a folded block (fold_code() in core/fp8.h). Where it has code 0 and no finite number
+// but 0, any would do: 1 is one that no sum has to take care of, as 2^-127 would be.
+MOIRE_HOST_DEVICE constexpr float fold_scale(uint8_t folded, bool holds_numbers) {
+  return folded != 0 || holds_numbers ? e8m0_to_float(folded) : 1.0F;
 }
 
 }  // namespace moire::cuda

@@ -133,7 +133,7 @@ template <Fold kFold>
 __device__ void replace_scales_of_zeros(const Codes& args, const Square& square,
                                         uint32_t (&w)[kBlocks][kRows], bool has_least) {
   __shared__ uint32_t words[kSide / 4];  // by row or column a byte; of a tile in the first
-  auto* const holds_numbers = reinterpret_cast<uint8_t*>(words);
+  auto* const holds = reinterpret_cast<uint8_t*>(words);
   const uint32_t t = threadIdx.x;
   if (t < kSide / 4) words[t] = 0;
   __syncthreads();
@@ -141,12 +141,12 @@ __device__ void replace_scales_of_zeros(const Codes& args, const Square& square,
   for_each_word(w, [&](int b, int i, uint32_t word) {
     const uint32_t numbers = finite_numbers(word, args.is_e5m2);
     of_columns |= numbers;
-    if (kFold == Fold::kRow && numbers != 0) holds_numbers[32 * b + t / kWarp * kRows + i] = 1;
+    if (kFold == Fold::kRow && numbers != 0) holds[32 * b + t / kWarp * kRows + i] = 1;
   });
   if (kFold == Fold::kColumn) atomicOr(&words[t % kWarp], of_columns);
-  if (kFold == Fold::kTile && of_columns != 0) holds_numbers[0] = 1;
+  if (kFold == Fold::kTile && of_columns != 0) holds[0] = 1;
   __syncthreads();
-  if (has_least && holds_numbers[kFold == Fold::kTile ? 0 : t] == 0) {
+  if (has_least && holds[kFold == Fold::kTile ? 0 : t] == 0) {
     store_scale<kFold>(args, square, fold_scale(0, false));
   }
 }
