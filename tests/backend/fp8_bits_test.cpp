@@ -42,23 +42,23 @@ TEST(Fp8Bits, DecodeWhatCoreDecodes) {
 
 // What is scaled by the reciprocal of the code 0.
 template <class Format>
-void expect_that_blocks_hold_what_their_codes_do(bool is_e5m2) {
-  EXPECT_FALSE(holds_numbers(0, is_e5m2));
+void expect_that_blocks_have_what_their_codes_do(bool is_e5m2) {
+  EXPECT_FALSE(has_nonzero(0, is_e5m2));
   for (int exponent = -149; exponent < -127; ++exponent) {
     for (const float amax : {std::ldexp(1.0F, exponent), std::ldexp(1.5F, exponent)}) {
       ASSERT_EQ(mx_scale<Format>(amax), 0);
       const uint8_t code = float_to_fp8<Format>(amax * e8m0_reciprocal(0));
-      EXPECT_EQ(holds_numbers(amax, is_e5m2), code != 0) << amax;
+      EXPECT_EQ(has_nonzero(amax, is_e5m2), code != 0) << amax;
     }
   }
 }
 
-TEST(Fp8Bits, KnowWhetherABlockHoldsMoreThanZeros) {
-  expect_that_blocks_hold_what_their_codes_do<E4M3>(false);
-  expect_that_blocks_hold_what_their_codes_do<E5M2>(true);
+TEST(Fp8Bits, KnowWhetherABlockHasMoreThanZeros) {
+  expect_that_blocks_have_what_their_codes_do<E4M3>(false);
+  expect_that_blocks_have_what_their_codes_do<E5M2>(true);
 }
 
-TEST(Fp8Bits, ScaleAFoldByItsCodeUnlessItHoldsNoNumber) {
+TEST(Fp8Bits, ScaleAFoldByItsCodeUnlessItIsOfZeros) {
   EXPECT_EQ(fold_scale(131, true), 16.0F);
   EXPECT_EQ(fold_scale(131, false), 16.0F);
   EXPECT_EQ(fold_scale(0, true), 0x1p-127F);

@@ -38,16 +38,17 @@ MOIRE_HOST_DEVICE constexpr float fp8_value(uint32_t code) {
   return bit_cast<float>(bits | (code & 0x80U) << 24);
 }
 
-// Whether a block with this largest magnitude holds more than zeros if it has the code 0: whether
+// Whether a block with this largest magnitude has an element other than 0 if its code is 0: whether
 // that is more than half of the smallest number, 2^-137 or, of E5M2, 2^-144.
-MOIRE_HOST_DEVICE inline bool holds_numbers(float amax, bool is_e5m2) {
+MOIRE_HOST_DEVICE inline bool has_nonzero(float amax, bool is_e5m2) {
   const uint32_t bits = bit_cast<uint32_t>(amax);
   return is_e5m2 ? bits > 1U << (149 - 144) : bits > 1U << (149 - 137);
 }
-// The scale of a folded block (fold_code() in core/fp8.h). Where it has code 0 and no finite number
-// but 0, any would do: 1 is one that no sum has to take care of, as 2^-127 would be.
-MOIRE_HOST_DEVICE constexpr float fold_scale(uint8_t folded, bool holds_numbers) {
-  return folded != 0 || holds_numbers ? e8m0_to_float(folded) : 1.0F;
+// The scale that is stored of a folded block (fold_code() in core/fp8.h). Where it has code 0 and
+// no finite element other than 0, any would do: 1 is one that no sum has to take care of, as of
+// 2^-127.
+MOIRE_HOST_DEVICE constexpr float fold_scale(uint8_t folded, bool is_nonzero) {
+  return folded != 0 || is_nonzero ? e8m0_to_float(folded) : 1.0F;
 }
 
 }  // namespace moire::cuda

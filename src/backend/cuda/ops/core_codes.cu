@@ -131,7 +131,7 @@ __device__ inline uint32_t finite_numbers(uint32_t word, bool is_e5m2) {
 // block calls it together.
 template <Fold kFold>
 __device__ void replace_scales_of_zeros(const Codes& args, const Square& square,
-                                        uint32_t (&w)[kBlocks][kRows], bool has_least) {
+                                        uint32_t (&w)[kBlocks][kRows], bool has_code_0) {
   __shared__ uint32_t words[kSide / 4];  // by row or column a byte; of a tile in the first
   auto* const holds = reinterpret_cast<uint8_t*>(words);
   const uint32_t t = threadIdx.x;
@@ -146,14 +146,14 @@ __device__ void replace_scales_of_zeros(const Codes& args, const Square& square,
   if (kFold == Fold::kColumn) atomicOr(&words[t % kWarp], of_columns);
   if (kFold == Fold::kTile && of_columns != 0) holds[0] = 1;
   __syncthreads();
-  if (has_least && holds[kFold == Fold::kTile ? 0 : t] == 0) {
-    store_scale<kFold>(args, square, fold_scale(0, false));
+  if (has_code_0 && holds[kFold == Fold::kTile ? 0 : t] == 0) {
+    store_scale<kFold>(args, square, fold_scale(0, /*is_nonzero=*/false));
   }
 }
 
 // What thread t met in the four blocks that it sees to.
 struct Met {
-  bool is_lost, has_least;  // the code 255; a folded block with code 0
+  bool is_lost, has_code_0;  // a block with the code 255; a folded one with 0
 };
 
 // The scales of a square's folded blocks, and how far its blocks are shifted: thread t sees to the
@@ -200,9 +200,9 @@ __device__ void fold(const Codes& args, const Square& square, uint32_t (&w)[kBlo
   uint32_t special = 0;  // a byte's sign where it is NaN or infinity
   for_each_word(
       w, [&](int, int, uint32_t word) { special |= (word & 0x7F7F7F7Fu) + to_sign * 0x01010101u; });
-  const auto [is_lost, has_least] = make_shifts<kFold>(args, square, along_rows, shifts);
-  if (__syncthreads_or(has_least)) {
-    replace_scales_of_zeros<kFold>(args, square, w, has_least);
+  const auto [is_lost, has_code_0] = make_shifts<kFold>(args, square, along_rows, shifts);
+  if (__syncthreads_or(has_code_0)) {
+    replace_scales_of_zeros<kFold>(args, square, w, has_code_0);
   }
   const bool is_odd = __syncthreads_or(is_lost || (special & 0x80808080u) != 0) != 0;
   if (is_odd) {

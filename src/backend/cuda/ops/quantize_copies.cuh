@@ -68,16 +68,17 @@ __device__ inline void make_row_scales(const QuantizeTiles<Source>& args,
 
 // The same of MXFP8 that is folded: `amax` are of a row's block, with whose lanes those of the
 // folded one's others tell each other codes, two rows' in a word, each below a bit that says
-// whether the block holds more than zeros.
+// whether the block has an element other than 0: where its code is above 0 it always has, so the
+// largest of both is that of the codes.
 template <int kScaling, class Source>
 __device__ inline void fold_rows(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
                                  const float (&amax)[4], FoldedMultiplier (&multipliers)[4]) {
   using Shape = TileShape<kScaling>;
   const CopyTarget& to = args.rowwise;
-  constexpr uint32_t kHoldsNumbers = 0x100, kCode = 0xFF;
+  constexpr uint32_t kIsNonzero = 0x100, kCode = 0xFF;
   const auto code = [&](int i) {
-    const bool holds_any = holds_numbers(amax[i], to.is_e5m2);
-    return mx_scale_of(amax[i], to.is_e5m2).scale | (holds_any ? kHoldsNumbers : 0);
+    const bool is_nonzero = has_nonzero(amax[i], to.is_e5m2);
+    return mx_scale_of(amax[i], to.is_e5m2).scale | (is_nonzero ? kIsNonzero : 0);
   };
   const uint32_t codes[2] = {code(0) | code(1) << 16, code(2) | code(3) << 16};
   const auto lane = static_cast<int>(threadIdx.x % Shape::kLanes);
@@ -96,8 +97,8 @@ __device__ inline void fold_rows(const QuantizeTiles<Source>& args, const TilePa
       const uint32_t of_row = folded >> 16 * i & kCode;
       multipliers[row] = FoldedMultiplier::of(codes[half] >> 16 * i & kCode, of_row, to.is_e5m2);
       if (lane == row && row < rows) {
-        const bool holds_any = (folded >> 16 * i & kHoldsNumbers) != 0;
-        p[row * to.scale_stride] = fold_scale(static_cast<uint8_t>(of_row), holds_any);
+        const bool is_nonzero = (folded >> 16 * i & kIsNonzero) != 0;
+        p[row * to.scale_stride] = fold_scale(static_cast<uint8_t>(of_row), is_nonzero);
       }
     }
   }
@@ -231,18 +232,18 @@ __device__ inline void make_column_scale(const QuantizeTiles<Source>& args,
                                          ColumnMemory<kScaling, T>& memory) {
   const CopyTarget& to = args.columnwise;
   uint32_t codes[4], folded = 0;
-  bool holds_any = false;
+  bool is_nonzero = false;
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
     codes[b] = mx_scale_of(amax[b], to.is_e5m2).scale;
     folded = max(folded, codes[b]);
-    holds_any = holds_any || holds_numbers(amax[b], to.is_e5m2);
+    is_nonzero = is_nonzero || has_nonzero(amax[b], to.is_e5m2);
   }
   const int column = tile.first_column + static_cast<int>(threadIdx.x);
   const bool is_there = column < args.source.columns;
   if (is_there && !to.has_e8m0_scales) {
     static_cast<float*>(to.scales)[tile.index * to.scale_stride + column] =
-        fold_scale(static_cast<uint8_t>(folded), holds_any);
+        fold_scale(static_cast<uint8_t>(folded), is_nonzero);
   }
   const int64_t index = partial_index<128>(tile.index, tile.begin);
   auto* const bytes = static_cast<uint8_t*>(to.scales) + index * to.scale_stride + column;

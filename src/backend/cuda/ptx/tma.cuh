@@ -52,9 +52,9 @@ __device__ inline void tma_store_5d(const CUtensorMap* map, const void* source, 
   MOIRE_STORE("5d", "%2, %3, %4, %5, %6", "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4));
 }
 #undef MOIRE_STORE
-// Adds a box of FP32 numbers to what a tensor of such holds, each as an instruction would,
-// subnormal ones included.
-__device__ inline void tma_add_floats_3d(const CUtensorMap* map, const void* source, int32_t c0,
+// Adds a box from shared memory to what a tensor holds, in the L2. The map says of which type: of
+// FP32 (not FP32_FTZ) sums are rounded to nearest even, and subnormal numbers kept.
+__device__ inline void tma_reduce_add_3d(const CUtensorMap* map, const void* source, int32_t c0,
                                          int32_t c1, int32_t c2) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%1, {%2, %3, %4}], "

@@ -47,8 +47,9 @@ struct WideLoadingEpilogueTile : Policy<ping_pong(192, 4)> {};
 struct ScaledWideTile
     : Policy<Shape{.tile_m = 128, .tile_n = 192, .num_buffers = 3, .element_bytes = 1}> {};
 
-// Weight gradients of FP8: every row of both operands has its scale. Three stages are enough; in
-// FP32, where old values come to the buffers while products are under way, a third buffer is more.
+// Weight gradients of FP8: every row of both operands has its scale. A third staging buffer gains
+// more than a fourth stage where they are in FP32, for old values come to it while products are
+// under way.
 constexpr Shape scaled_wgrad(int stages, int buffers) {
   return {.tile_m = 192,
           .tile_n = 128,
@@ -58,7 +59,7 @@ constexpr Shape scaled_wgrad(int stages, int buffers) {
           .element_bytes = 1,
           .scales_every_column = true};
 }
-struct ScaledWgradTile : Policy<scaled_wgrad(4, 2)> {};
+struct ScaledBf16WgradTile : Policy<scaled_wgrad(4, 2)> {};
 struct ScaledFp32WgradTile : Policy<scaled_wgrad(3, 3)> {};
 
 // Products whose weights are decoded on their way to registers (decoding_main_loop.cuh). Of three
@@ -81,7 +82,7 @@ using GluBackwardTiles = Candidates<LoadingEpilogueTile, WideLoadingEpilogueTile
 using Bf16WgradTiles = Candidates<TallTile, NarrowTallTile, PingPongTile>;
 using Fp32WgradTiles = Candidates<BoxesOfWarps<PingPongTile>, BoxesOfWarps<LoadingEpilogueTile>>;
 using ScaledTiles = Candidates<BoxesOfWarps<ScaledWideTile>>;
-using ScaledBf16WgradTiles = Candidates<BoxesOfWarps<ScaledWgradTile>>;
+using ScaledBf16WgradTiles = Candidates<BoxesOfWarps<ScaledBf16WgradTile>>;
 using ScaledFp32WgradTiles = Candidates<BoxesOfWarps<ScaledFp32WgradTile>>;
 
 // Of a group, if the capacity is in use.

@@ -6,9 +6,10 @@
 //   prepare(part, sums)               what all pieces need first: a bias, or sums rounded, for they
 //                                     then take half the registers
 //   num_pieces<P>(part)               pieces whose columns exist, of kPieces<P> in a tile
-//   load(buffers, part, i)            by the leader: asks for what piece i reads; where kLoads, and
-//                                     loads<P>(part, i), and then on the barrier of buffer
-//                                     load_buffer(i)
+//   loads<P>(part, i)                 whether piece i is loaded, where kLoads: of the first kAhead
+//                                     all or none; others may be exempt
+//   load(buffers, part, i)            by the leader, if so: asks for what piece i reads, on the
+//                                     barrier of buffer load_buffer(i)
 //   stage(buffers, part, i, sums)     the sums of piece i into staging buffers, rounded
 //   compute(buffers, part, i, slice)  slice of kNumSlices (or 0) of them, in the buffers
 //   store(buffers, part, i)           by the leader: sends the buffers off

@@ -78,8 +78,8 @@ struct ScaleFactors {
 // which alone has the code for it; in shorter tiles the last.
 template <class P>
 __device__ int load_step(int num_k) {
-  constexpr int kLoadStep = P::kNumStages;
-  return num_k > kLoadStep ? kLoadStep : num_k == kLoadStep ? 0 : num_k - 1;
+  constexpr int kRound = P::kNumStages;
+  return num_k > kRound ? kRound : num_k == kRound ? 0 : num_k - 1;
 }
 
 // A stage of the ring that is known when the kernel is compiled, in a whole round or the last one.

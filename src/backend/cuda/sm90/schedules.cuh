@@ -37,7 +37,8 @@ template <class P>
 class SideBySide {
  public:
   static constexpr int kInFlight = 0;  // stages whose products run on while the next are issued
-  // When the epilogue's loads start: what they wait for, the last tile's stores, is then over.
+  // When the epilogue's loads start, without scales (else load_step() says it): what they wait for,
+  // the last tile's stores, is then over.
   static constexpr int kLoadStep = 4;
 
   __device__ SideBySide(SharedMemory<P>& s, int consumer) : s_(s), consumer_(consumer) {}

@@ -69,8 +69,8 @@ struct Accumulate {
   static constexpr int kPieces = P::kTileN / kColumns;
   template <class P>
   static constexpr int kAhead = P::kNumBuffers;
-  // What has no buffer to come to in time is added where it is.
-  static constexpr bool kIsAddedByL2 = std::is_same_v<T, float>;
+  // Whether pieces past the first kAhead are added by the L2, and not loaded.
+  static constexpr bool kAddsRestInL2 = std::is_same_v<T, float>;
 
   CUtensorMap d;  // {n, m, matrices}; box {128 bytes, rows of a box, 1}
   int32_t n;
@@ -89,7 +89,7 @@ struct Accumulate {
   __device__ bool writes(const Part& p) const { return !p.adds || p.tile.num_k > 0; }
   template <class P>
   __device__ bool loads(const Part& p, int i) const {
-    return p.adds && (!kIsAddedByL2 || i < kAhead<P>);
+    return p.adds && (!kAddsRestInL2 || i < kAhead<P>);
   }
   template <class P>
   __device__ int num_pieces(const Part& p) const {
@@ -124,11 +124,12 @@ struct Accumulate {
   __device__ void store(const Buffers& buffers, const Part& p, int i) const {
     const char* const buffer = buffers.at(load_buffer(buffers, i));
     const int32_t column = p.tile.first_n + i * kColumns;
-    if (p.adds && !loads<typename Buffers::Policy>(p, i)) {
-      ptx::tma_add_floats_3d(&d, buffer, column, p.first_m, p.tile.matrix);
-    } else {
-      ptx::tma_store_3d(&d, buffer, column, p.first_m, p.tile.matrix);
+    if constexpr (kAddsRestInL2) {
+      if (p.adds && !loads<typename Buffers::Policy>(p, i)) {
+        return ptx::tma_reduce_add_3d(&d, buffer, column, p.first_m, p.tile.matrix);
+      }
     }
+    ptx::tma_store_3d(&d, buffer, column, p.first_m, p.tile.matrix);
   }
   __device__ void finish(const Part&, int) const {}
 };
