@@ -68,7 +68,7 @@ class GpuFolds : public Gpu {
         return is_rowwise ? byte_at(copy.scales, i, j / 32)
                           : byte_at(copy.scales, first / 32 + g + (i - first) / 32, j);
       };
-      // What element [i, j] and the following `count` ones along the block are folded to.
+      // The fold of `count` elements from [i, j] on, along their block.
       const auto fold = [&](int64_t i, int64_t j, int64_t count) {
         Folded folded;
         for (int64_t l = 0; l < count; ++l) {

@@ -6,8 +6,6 @@
 namespace moire::cuda::sm90 {
 namespace {
 
-bool stores_fp32(const GroupedGemmWgradArgs& args) { return args.d.tensor.dtype == MOIRE_FP32; }
-
 struct Call : PlannedCall<GroupedGemmWgradArgs> {
   Call(const DeviceState& device, const GroupedGemmWgradArgs& given, const Workspace& workspace)
       : PlannedCall(device, given, workspace),

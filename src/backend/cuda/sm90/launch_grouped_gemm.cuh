@@ -68,6 +68,10 @@ inline ProductSizes sizes(const GroupedGemmWgradArgs& args) {
                         as_rows(args.b, args.b_scales, args.groups).columns());
 }
 
+inline bool stores_fp32(const GroupedGemmWgradArgs& args) {
+  return args.d.tensor.dtype == MOIRE_FP32;
+}
+
 // What explain says of a choice; kMore is what else was chosen.
 struct PolicyText {
   template <class P, auto... kMore>

@@ -125,8 +125,9 @@ class AtOnce {
   template <class Part>
   __device__ void compute(Part& part, int i) {
     if constexpr (Epilogue::kLoads) {
-      if (epilogue_.template loads<P>(part, i))
+      if (epilogue_.template loads<P>(part, i)) {
         buffers_.wait_full(epilogue_.load_buffer(buffers_, i));
+      }
     }
 #pragma unroll 1
     for (int slice = 0; slice < Epilogue::kNumSlices; ++slice) {

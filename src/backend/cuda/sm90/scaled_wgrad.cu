@@ -1,8 +1,6 @@
 // grouped_gemm_wgrad on SM90's FP8 tensor cores: both operands in blocks of 128 rows of a column.
 // The tensor cores read along the rows that are contracted, so what does not lie transposed already
 // is transposed first.
-#include <type_traits>
-
 #include "backend/cuda/ops/core_codes.h"
 #include "backend/cuda/sm90/launch_grouped_gemm.cuh"
 #include "backend/cuda/sm90/scaled_operands.cuh"
@@ -45,8 +43,8 @@ struct Call : PlannedCall<GroupedGemmWgradArgs> {
   }
   std::string policy() const {
     return concat("FP8 tensor cores, ",
-                  stores_fp32() ? policy_text<TilesOf<float>>(state, sizes(args))
-                                : policy_text<TilesOf<__nv_bfloat16>>(state, sizes(args)),
+                  stores_fp32(args) ? policy_text<ScaledFp32WgradTiles>(state, sizes(args))
+                                    : policy_text<ScaledBf16WgradTiles>(state, sizes(args)),
                   a_.policy("a"), b_.policy("b"), listed_.policy());
   }
   int64_t launches() const { return 1 + a_.launches() + b_.launches() + listed_.launches(); }
@@ -55,28 +53,23 @@ struct Call : PlannedCall<GroupedGemmWgradArgs> {
     a_.make(launcher);
     b_.make(launcher);
     listed_.write(launcher);
-    stores_fp32() ? launch_into<float>(launcher) : launch_into<__nv_bfloat16>(launcher);
+    stores_fp32(args) ? launch_tiles<float>(launcher, ScaledFp32WgradTiles())
+                      : launch_tiles<__nv_bfloat16>(launcher, ScaledBf16WgradTiles());
     return launcher.status();
   }
 
  private:
-  template <class T>
-  using TilesOf =
-      std::conditional_t<std::is_same_v<T, float>, ScaledFp32WgradTiles, ScaledBf16WgradTiles>;
-
-  bool stores_fp32() const { return TensorView(args.d.tensor).type() == DType::kFP32; }
-
-  template <class T>
-  void launch_into(Launcher& launcher) const {
-    if (is_e5m2(args.a)) return launch_types<T, true, false>(launcher);
-    if (is_e5m2(args.b)) return launch_types<T, false, true>(launcher);
-    launch_types<T, false, false>(launcher);
+  template <class T, class Tiles>
+  void launch_tiles(Launcher& launcher, Tiles tiles) const {
+    if (is_e5m2(args.a)) return launch_types<T, true, false>(launcher, tiles);
+    if (is_e5m2(args.b)) return launch_types<T, false, true>(launcher, tiles);
+    launch_types<T, false, false>(launcher, tiles);
   }
 
-  template <class T, bool kA5, bool kB5>
-  void launch_types(Launcher& launcher) const {
+  template <class T, bool kA5, bool kB5, class Tiles>
+  void launch_types(Launcher& launcher, Tiles tiles) const {
     const ProductSizes of = sizes(args);
-    with_cheapest(TilesOf<T>(), of, state.num_multiprocessors, [&]<class P>(const Cost&) {
+    with_cheapest(tiles, of, state.num_multiprocessors, [&]<class P>(const Cost&) {
       TensorMaps maps(launcher);
       const Matrices d{Weight(args.d)};
       const ScaledRaggedK<kA5, kB5> operands{maps.matrix("a", a_.codes(), P::kTileM),
