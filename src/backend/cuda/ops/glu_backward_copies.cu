@@ -51,14 +51,14 @@ struct BackwardArgs {
   // is an up.
   __device__ uint32_t first_column(uint32_t first_f, uint32_t which) const {
     if constexpr (!Columns::kIsGated) return first_f;
-    const uint32_t block = grad_z.source.block;
-    return first_f + first_f / block * block + which * block;
+    const Divisor& between = grad_z.source.between;
+    return first_f + (between.quotient(first_f) + which) * between.value;
   }
   // Where columns of such a tile end, which may be those of a half.
   __device__ uint32_t end_column(uint32_t first, bool is_act) const {
     if (is_act) return f;
     const uint32_t columns = grad_z.source.columns;
-    return Columns::kIsGated && first < f && grad_z.source.block == f ? f : columns;
+    return Columns::kIsGated && first < f && grad_z.source.between.value == f ? f : columns;
   }
 };
 
@@ -176,61 +176,76 @@ __device__ inline void sum_bias(const BackwardArgs<kScaling, Columns>& args, uin
            });
 }
 
+struct Notes {
+  const NonFiniteReporter &grad_z, &act;
+};
+
 // Row block `index`, which has these rows, and 128 columns of F from first_f on: all copies of the
-// tiles in shared memory; and the tail's rows, if no other tile has zeroed them. A block calls it
-// together.
+// tiles in shared memory. Two warps have a tile, the others the next.
 template <int kScaling, class Columns>
-__device__ inline void quantize_tiles(const BackwardArgs<kScaling, Columns>& args, uint32_t index,
-                                      const RowRange& rows, uint32_t first_f,
-                                      const Reporter& reporter,
-                                      const NonFiniteReporter& grad_z_notes,
-                                      const NonFiniteReporter& act_notes) {
+__device__ inline void quantize_by_warps(const BackwardArgs<kScaling, Columns>& args,
+                                         uint32_t index, const RowRange& rows, uint32_t first_f,
+                                         const Reporter& reporter, const Notes& notes) {
   using Source = TileRows<kScaling>;
-  if constexpr (Source::Tile::kIsMx) {  // two warps have a tile, the others the next
-    const uint32_t first_in_tile = kEight * Source::first_piece_of_warp();
-    if (args.grad_z.zeroes_tail) {
-      const TilePart<kScaling> tile(index, rows, 0, args.grad_z.source.columns);
-      zero_tail(args.grad_z, tile);
-      zero_tail(args.act, tile);
-    }
-    const uint32_t tiles = kActTile<Columns> + (args.act.columnwise.is_present() ? 1 : 0);
+  const uint32_t first_in_tile = kEight * Source::first_piece_of_warp();
+  const uint32_t tiles = kActTile<Columns> + (args.act.columnwise.is_present() ? 1 : 0);
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x / kWarp / 2; i < tiles && rows.size() > 0; i += 2) {
-      const bool is_act = i == kActTile<Columns>;
-      const uint32_t first = is_act ? first_f : args.first_column(first_f, i);
-      const uint32_t end = args.end_column(first, is_act), column = first + first_in_tile;
-      if (column >= end) continue;
-      const TilePart<kScaling> tile(index, rows, static_cast<int>(column), static_cast<int>(end));
-      const QuantizeTiles<Source>& copies = is_act ? args.act : args.grad_z;
-      const NonFiniteReporter& notes = is_act ? act_notes : grad_z_notes;
-      Rows<kScaling, Source> values;
-      copies.source.load(tile, reporter, values);
-      const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
-      if (met >= kIsLeft) {
-        quantize_any(copies, tile, reporter, notes);
-      } else if (met == kIsOdd) {
-        note_first(copies, tile, reporter, notes);
-      }
+  for (uint32_t i = threadIdx.x / kWarp / 2; i < tiles; i += 2) {
+    const bool is_act = i == kActTile<Columns>;
+    const uint32_t first = is_act ? first_f : args.first_column(first_f, i);
+    const uint32_t end = args.end_column(first, is_act), column = first + first_in_tile;
+    if (column >= end) continue;
+    const TilePart<kScaling> tile(index, rows, static_cast<int>(column), static_cast<int>(end));
+    const QuantizeTiles<Source>& copies = is_act ? args.act : args.grad_z;
+    const NonFiniteReporter& of_copies = is_act ? notes.act : notes.grad_z;
+    Rows<kScaling, Source> values;
+    copies.source.load(tile, reporter, values);
+    const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
+    if (met >= kIsLeft) {
+      quantize_any(copies, tile, reporter, of_copies);
+    } else if (met == kIsOdd) {
+      note_first(copies, tile, reporter, of_copies);
     }
-  } else {
-    const auto quantize = [&](const QuantizeTiles<Source>& copies, uint32_t first_column,
-                              const NonFiniteReporter& notes, bool zeroes_rows = true) {
-      const auto column = static_cast<int>(first_column);
-      if (column >= copies.source.columns) return;  // a pair's second tile may not be there
-      const TilePart<kScaling> tile(index, rows, column, copies.source.columns);
-      if (copies.zeroes_tail) zero_tail(copies, tile, zeroes_rows);
-      if (tile.is_empty) return;
-      Rows<kScaling, Source> values;
-      copies.source.load(tile, reporter, values);
-      const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
-      if (met == kIsOdd) note_first_of(copies, tile, values, reporter, notes);
-    };
-#pragma unroll 1
-    for (uint32_t i = 0; i < kActTile<Columns>; ++i) {
-      quantize(args.grad_z, args.first_column(first_f, i), grad_z_notes, i == 0);
-    }
-    if (args.act.columnwise.is_present()) quantize(args.act, first_f, act_notes);
   }
+}
+// The same where a tile is a block's, which has one after the other and calls it together.
+template <int kScaling, class Columns>
+__device__ inline void quantize_by_block(const BackwardArgs<kScaling, Columns>& args,
+                                         uint32_t index, const RowRange& rows, uint32_t first_f,
+                                         const Reporter& reporter, const Notes& notes) {
+  using Source = TileRows<kScaling>;
+  const auto quantize = [&](const QuantizeTiles<Source>& copies, uint32_t first,
+                            const NonFiniteReporter& of_copies) {
+    const auto column = static_cast<int>(first);
+    if (column >= copies.source.columns) return;  // a pair's second tile may not be there
+    const TilePart<kScaling> tile(index, rows, column, copies.source.columns);
+    Rows<kScaling, Source> values;
+    copies.source.load(tile, reporter, values);
+    const uint32_t met = quantize_copies<Way::kQuick>(copies, tile, values);
+    if (met == kIsOdd) note_first_of(copies, tile, values, reporter, of_copies);
+  };
+#pragma unroll 1
+  for (uint32_t i = 0; i < kActTile<Columns>; ++i) {
+    quantize(args.grad_z, args.first_column(first_f, i), notes.grad_z);
+  }
+  if (args.act.columnwise.is_present()) quantize(args.act, first_f, notes.act);
+}
+
+// What no group owns: the rows behind the last, by the blocks' first tiles, and, where the block
+// has no rows, the columnwise scales of its tiles.
+template <int kScaling, class Columns>
+__device__ inline void zero_tails(const BackwardArgs<kScaling, Columns>& args, uint32_t index,
+                                  const RowRange& rows, uint32_t first_f) {
+  const auto zero = [&](const auto& copies, uint32_t first, bool zeroes_rows) {
+    const auto column = static_cast<int>(first);
+    if (column >= copies.source.columns) return;
+    zero_tail(copies, TilePart<kScaling>(index, rows, column, copies.source.columns), zeroes_rows);
+  };
+  zero(args.grad_z, args.first_column(first_f, 0), true);
+  if (Columns::kIsGated && rows.size() == 0) {
+    zero(args.grad_z, args.first_column(first_f, 1), false);
+  }
+  if (args.act.columnwise.is_present()) zero(args.act, first_f, true);
 }
 
 // grad_z and act of these rows, for all threads to see.
@@ -263,7 +278,18 @@ __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>
     sum_bias(args, index, rows, first_f);
     __syncthreads();  // what quantises writes where sums were read
   }
-  quantize_tiles(args, index, rows, first_f, reporter, grad_z_notes, act_notes);
+  const Notes notes{grad_z_notes, act_notes};
+  // What no group owns is zeroed where registers are free for it.
+  const bool zeroes = args.grad_z.zeroes_tail;
+  if (Tile::kIsMx && zeroes) zero_tails(args, index, rows, first_f);
+  if (rows.size() > 0) {
+    if constexpr (Tile::kIsMx) {
+      quantize_by_warps(args, index, rows, first_f, reporter, notes);
+    } else {
+      quantize_by_block(args, index, rows, first_f, reporter, notes);
+    }
+  }
+  if (!Tile::kIsMx && zeroes) zero_tails(args, index, rows, first_f);
 }
 
 // The launch, of copies with such scales.
@@ -274,9 +300,9 @@ void launch_copies(Launcher& launcher, const Context& context, const char* op,
   const ResolvedGluLayout layout = resolve_glu_layout(call.glu.layout, grad_act.columns());
   const auto f = static_cast<uint32_t>(layout.f), f_tiles = blocks_for(layout.f, kGluColumns);
   const auto between = static_cast<uint32_t>(std::max<int64_t>(layout.block, kGluColumns));
-  const TileRows<kScaling> of_grad_z{static_cast<int>(z.columns()), layout.is_gated ? between : 0,
-                                     0};
-  const TileRows<kScaling> of_act{static_cast<int>(f), 0, layout.is_gated ? 2U : 1U};
+  const TileRows<kScaling> of_grad_z{static_cast<int>(z.columns()),
+                                     layout.is_gated ? Divisor(between) : Divisor{}, 0};
+  const TileRows<kScaling> of_act{static_cast<int>(f), {}, layout.is_gated ? 2U : 1U};
   const bool shares_rows = is_present(call.grad_z.columnwise) || is_present(call.act.columnwise) ||
                            is_present(call.grad_bias);
   const ScaleBlocks blocks = scale_blocks(z, call.grad_z.groups, kScaling, shares_rows);

@@ -58,7 +58,7 @@ struct TileRows {
   template <int kRows>
   using Rows = std::conditional_t<Tile::kIsMx, SharedEights, Eight<Element>[kRows]>;
   int columns;
-  uint32_t block;       // of grad_z: tiles of a pair begin so many columns apart
+  Divisor between;      // of grad_z: tiles of a pair begin so many columns apart
   uint32_t first_tile;  // in shared memory
 
   __device__ int64_t named_row(int64_t row, const Reporter&) const { return row; }
@@ -85,7 +85,7 @@ struct TileRows {
  private:
   __device__ uint32_t which(const Part& tile) const {
     const auto column = static_cast<uint32_t>(tile.first_column);
-    return first_tile + (block == 0 ? 0 : column / block % 2);
+    return first_tile + (between.value == 0 ? 0 : between.quotient(column) % 2);
   }
 };
 
