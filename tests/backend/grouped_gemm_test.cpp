@@ -172,9 +172,9 @@ TEST_P(GroupedGemmOnRaggedCases, EqualTheReferenceWhereRowsAreAligned) {
   }
 }
 
-// Sums of 2^-126 and more beside old values that are subnormal, -0, infinite or no number: whoever
-// adds them, nothing becomes 0.
-TEST(GroupedGemm, AddsToFp32GradientsAsFp32Numbers) {
+// Sums of 2^-126 and more, or of 2^-140, beside old values that are subnormal, -0, infinite or no
+// number: whoever adds them, nothing becomes 0.
+void expect_added_as_floats(float unit) {
   constexpr float kLeast = 0x1p-126F, kOne = 0x1p-149F, kInfinity = INFINITY;
   constexpr float kOld[] = {
       0,           -0.0F,     kOne,        -3 * kOne, kLeast - kOne,    1, -kLeast, -kLeast + kOne,
@@ -188,7 +188,7 @@ TEST(GroupedGemm, AddsToFp32GradientsAsFp32Numbers) {
   o.beta = 1;
   o.extras = false;
   WgradCase c(random, batch, m, n, o);
-  const auto a = [](int64_t i) { return static_cast<float>(i % 5 - 2) * 0x1p-63F; };
+  const auto a = [unit](int64_t i) { return static_cast<float>(i % 5 - 2) * unit; };
   const auto old = [&](int64_t i, int64_t j) { return kOld[(3 * i + j) % std::size(kOld)]; };
   const Groups groups(c.args().groups);
   for (int64_t g = 0; g < groups.num_groups; ++g) {
@@ -216,6 +216,10 @@ TEST(GroupedGemm, AddsToFp32GradientsAsFp32Numbers) {
   }
   EXPECT_EQ(different, 0);
   EXPECT_TRUE(c.is_undamaged());
+}
+TEST(GroupedGemm, AddsToFp32GradientsAsFp32Numbers) {
+  expect_added_as_floats(0x1p-63F);
+  expect_added_as_floats(0x1p-77F);
 }
 
 // The widths of real models, and those at and around the tiles of tensor cores.
