@@ -268,7 +268,7 @@ typedef struct moire_quantized {
  * - FP8_BLOCK: scale = 1 / s, s = largest value of the element type / largest absolute value of the
  *   block, rounded down to a power of two unless fractional_scales; s = 1 where that is 0, infinite
  *   or NaN.
- * Beside the copies, in one read (on a GPU, of aligned BF16 or FP16), a bias' gradient: grad_bias
+ * Beside the copies, in one read (on a GPU, of aligned rows), a bias' gradient: grad_bias
  * has the bits of moire_bias_backward with grad_y = source, all other fields alike and no scale. */
 typedef struct moire_quantize_args {
   size_t struct_size;
@@ -509,8 +509,8 @@ MOIRE_API int32_t moire_grouped_gemm_glu_workspace(const moire_context* context,
 
 /* FC2 dgrad with the GLU backward in its epilogue: grad_act = grad_y * W2 (rounded to the storage
  * type, never stored), then grad_z, grad_probs and act as in moire_glu_backward. grad_bias_g = beta
- * * grad_bias_g + sum of group g's grad_z rows (as stored), partial sums of 32 rows each from the
- * group's first row, added in order. */
+ * * grad_bias_g + sum of group g's grad_z rows (as stored), in blocks of 32 rows from the group's
+ * first row, each in runs of 4: runs and blocks are added in order. */
 typedef struct moire_grouped_gemm_glu_backward_args {
   size_t struct_size;
   moire_tensor grad_y;     /* [capacity, N], or [T, N] with row_idx */
@@ -570,8 +570,8 @@ MOIRE_API int32_t moire_grouped_gemm_wgrad_workspace(const moire_context* contex
                                                      size_t* bytes);
 
 /* The gradients of a grouped bias, in one pass over grad_y.
- * - grad_bias_g = beta_g * grad_bias_g + sum_i scale_i * grad_y_i: 32-row partial sums from the
- *   group's first row, added in order.
+ * - grad_bias_g = beta_g * grad_bias_g + sum_i scale_i * grad_y_i, in blocks of 32 rows from the
+ *   group's first row, each in runs of 4: runs and blocks are added in order.
  * - grad_scale_i = beta_scale * grad_scale_i + sum_j grad_y_ij * bias_gj: 64-column partial sums,
  *   added in order. */
 typedef struct moire_bias_backward_args {

@@ -343,10 +343,10 @@ TEST_F(GpuQuantize, ManyFindingsNameTheFirst) {
   }
 }
 
-// 16-bit types that are read by vectors: the sums leave the same kernel, which transposes through
-// their memory, and are added by a second launch.
+// Rows that are read by vectors: the sums leave the same kernel, and are added by a second launch.
 class SumsABias : public GpuQuantize, public testing::WithParamInterface<DType> {};
-INSTANTIATE_TEST_SUITE_P(GpuQuantize, SumsABias, testing::Values(DType::kBF16, DType::kFP16));
+INSTANTIATE_TEST_SUITE_P(GpuQuantize, SumsABias,
+                         testing::Values(DType::kBF16, DType::kFP16, DType::kFP32));
 
 TEST_P(SumsABias, InTheReadOfItsTiles) {
   Random random;

@@ -149,7 +149,7 @@ TEST(BiasBackwardScale, IsAddedToWhatIsThereAndItsTailIsStillZeroed) {
   EXPECT_EQ(c.run_on(tested()).message(), "bias_backward: beta_scale is 2, must be 0 to 1");
 }
 
-TEST(BiasBackwardOrder, IsThirtyTwoRowsAtATimeFromTheGroupsFirstRow) {
+TEST(BiasBackwardOrder, IsRunsOfFourRowsInBlocksOfThirtyTwoFromTheGroupsFirstRow) {
   Batch batch({77, 130, 1, 64});
   for (const int64_t padding : {0, 3}) {
     const int64_t n = 600;
@@ -161,10 +161,15 @@ TEST(BiasBackwardOrder, IsThirtyTwoRowsAtATimeFromTheGroupsFirstRow) {
       for (int64_t j = 0; j < n; ++j) {
         float sum = 0;
         for (int64_t block = first; block < end; block += 32) {
+          const int64_t block_end = std::min(block + 32, end);
           float partial = 0;
-          for (int64_t i = block; i < std::min(block + 32, end); ++i) {
-            partial = std::fma(static_cast<float>(c.scale.get(0, i)),
-                               static_cast<float>(c.grad_y.get(i, j)), partial);
+          for (int64_t first_of_run = block; first_of_run < block_end; first_of_run += 4) {
+            float run = 0;
+            for (int64_t i = first_of_run; i < std::min(first_of_run + 4, block_end); ++i) {
+              run = std::fma(static_cast<float>(c.scale.get(0, i)),
+                             static_cast<float>(c.grad_y.get(i, j)), run);
+            }
+            partial += run;
           }
           sum += partial;
         }

@@ -1,7 +1,10 @@
 // bias_backward on the CPU, one pass over grad_y: a task takes one block of 32 rows of a group,
 // writes the block's partial sums to the workspace and finishes its rows' grad_scale; then a task
-// per group and 512 columns adds the group's partials in order.
+// per group and 512 columns adds the group's partials in order (core/row_sums.h).
 #include "backend/cpu/bias_backward.h"
+
+#include <algorithm>
+#include <cmath>
 
 #include "backend/cpu/simd_targets.h"
 
@@ -18,27 +21,26 @@ namespace {
 
 static_assert(kBiasColumns % static_cast<int64_t>(kSegment) == 0);
 
-// Rows that a pass over the partial sums adds: each is loaded and stored once for so many.
-constexpr int64_t kRowsPerPass = 4;
-
-// partial = fma(scale_r, row_r, partial) for each row in turn, as AddRow does it.
-template <class Format, int64_t kRows>
-void add_rows(const typename Format::Element* const* rows, const float* scales, size_t n,
-              float* partial) {
+// partial += the sum of a run of so many rows, each times its scale.
+template <class Format>
+void add_run(const typename Format::Element* const* rows, const float* scales, int64_t count,
+             size_t n, float* partial) {
   const FloatTag d;
   const size_t lanes = hn::Lanes(d);
   size_t j = 0;
   for (; j + lanes <= n; j += lanes) {
-    auto sum = hn::LoadU(d, partial + j);
-    for (int64_t r = 0; r < kRows; ++r) {
+    auto sum = hn::Zero(d);
+    for (int64_t r = 0; r < count; ++r) {
       sum = hn::MulAdd(hn::Set(d, scales[r]), Format::Load(d, rows[r] + j), sum);
     }
-    hn::StoreU(sum, d, partial + j);
+    hn::StoreU(hn::Add(hn::LoadU(d, partial + j), sum), d, partial + j);
   }
   for (; j < n; ++j) {
-    for (int64_t r = 0; r < kRows; ++r) {
-      partial[j] = std::fma(scales[r], Format::decode(rows[r][j]), partial[j]);
+    float sum = 0;
+    for (int64_t r = 0; r < count; ++r) {
+      sum = std::fma(scales[r], Format::decode(rows[r][j]), sum);
     }
+    partial[j] += sum;
   }
 }
 
@@ -70,18 +72,14 @@ void sum_columns(const BiasBlock& task, int64_t first, size_t n, float* dots) {
   }
   if (task.partial != nullptr) std::fill_n(task.partial + first, n, 0.0F);
   for (int64_t i = task.block.first; i < task.block.end;) {
-    const int64_t left = task.block.end - i;
-    const int64_t count = left >= kRowsPerPass ? kRowsPerPass : 1;
-    const Element* rows[kRowsPerPass] = {};
-    float scales[kRowsPerPass] = {};
+    const int64_t count = std::min(kRunRows, task.block.end - i);
+    const Element* rows[kRunRows] = {};
+    float scales[kRunRows] = {};
     for (int64_t r = 0; r < count; ++r) {
       rows[r] = data + source_row(row_idx, i + r) * grad_y.stride();
       scales[r] = prob_of(scale, i + r);
     }
-    if (task.partial != nullptr) {
-      (count == 1 ? add_rows<Format, 1> : add_rows<Format, kRowsPerPass>)(rows, scales, n,
-                                                                          task.partial + first);
-    }
+    if (task.partial != nullptr) add_run<Format>(rows, scales, count, n, task.partial + first);
     for (int64_t r = 0; dots != nullptr && r < count; ++r) {
       float& dot = dots[i + r - task.block.first];
       dot = add_dots<Format>(rows[r], bias, n, dot);

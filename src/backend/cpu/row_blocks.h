@@ -13,10 +13,9 @@
 #include <cstdint>
 
 #include "core/divide.h"
+#include "core/row_sums.h"
 
 namespace moire::cpu {
-
-inline constexpr int64_t kBlockRows = 32;
 
 struct RowBlock {
   int64_t group;

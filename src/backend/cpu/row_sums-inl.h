@@ -1,15 +1,7 @@
-// Sums over the rows of a group (bias gradients) in the one order that the contract has, whatever
-// computes the rows:
-//   1. for each block of 32 rows from the group's first row (row_blocks.h), a partial sum per
-//      column: one FMA chain from zero, p = fma(scale_i, y_i, p), rows ascending;
-//   2. the group's sum: s = 0, then s = s + p for its blocks, ascending;
-//   3. grad_bias = s, or grad_bias + s where it accumulates, rounded once.
-// Columns are independent, so any part of the columns may be done at a time. An epilogue that makes
-// grad_z gets the bits of bias_backward so: per 32-row block it keeps `partial` in workspace, at
-// RowBlocks' index times 2F, zeroes it, calls AddRow with scale 1 for each row of the block in
-// ascending order (with grad_z rounded to its storage type), and after all blocks of the group
-// calls SumPartials and StoreBiasGradient. A 32-row block must therefore be made by one task, or by
-// tasks that follow each other.
+// The end of a sum over the rows of a group (core/row_sums.h): of its blocks, and into the bias'
+// gradient. Columns are independent, so any part of the columns may be done at a time. An epilogue
+// that makes grad_z keeps a sum for each block in workspace, at RowBlocks' index times its columns;
+// one task, or tasks that follow each other, must make all of a block.
 #include "backend/cpu/convert-inl.h"
 
 #if defined(MOIRE_ROW_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -20,24 +12,9 @@
 #endif
 
 #include <algorithm>
-#include <cmath>
 
 HWY_BEFORE_NAMESPACE();
 namespace moire::cpu::HWY_NAMESPACE {
-
-// partial_j = fma(scale, row_j, partial_j) for n columns.
-inline void AddRow(const float* HWY_RESTRICT row, float scale, size_t n,
-                   float* HWY_RESTRICT partial) {
-  const FloatTag d;
-  const size_t lanes = hn::Lanes(d);
-  const auto s = hn::Set(d, scale);
-  size_t j = 0;
-  for (; j + lanes <= n; j += lanes) {
-    const auto p = hn::LoadU(d, partial + j);
-    hn::StoreU(hn::MulAdd(s, hn::LoadU(d, row + j), p), d, partial + j);
-  }
-  for (; j < n; ++j) partial[j] = std::fma(scale, row[j], partial[j]);
-}
 
 // sum_j = 0 + partials[0][j] + partials[1][j] + ..., `pitch` floats from one partial to the next.
 inline void SumPartials(const float* HWY_RESTRICT partials, int64_t count, int64_t pitch, size_t n,

@@ -75,27 +75,34 @@ void glu_forward(const gemm::GluEpilogue& e, const Sums& s) {
   });
 }
 
-// partial += grad for the columns of both halves, in the layout's places.
-void add_to_partial(const ResolvedGluLayout& layout, int64_t first, size_t n,
-                    const float* grad_gate, const float* grad_up, float* partial) {
+// Gradients of both halves' columns, or their sums.
+struct GradSegments {
   alignas(64) float gate[kGluSegment], up[kGluSegment];
-  LoadGluSegment(partial, DType::kFP32, layout, first, n, gate, up);
-  add_segment(grad_gate, n, gate);
-  if (layout.is_gated) add_segment(grad_up, n, up);
-  StoreGluSegment(gate, up, DType::kFP32, layout, first, n, partial);
-}
 
+  void add(const GradSegments& other, size_t n, bool is_gated) {
+    add_segment(other.gate, n, gate);
+    if (is_gated) add_segment(other.up, n, up);
+  }
+};
+
+// A row into the sum of its run (core/row_sums.h), and that, with the run's last row, into its
+// block's partial sums, in the layout's places. Rows come in order, in whole runs.
 void add_to_bias(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row,
-                 const float* grad_gate, const float* grad_up) {
+                 const GradSegments& grads, GradSegments& run) {
   const auto n = static_cast<size_t>(s.columns);
-  const int64_t row_in_group = row - e.groups.offsets[s.group];
+  const int64_t begin = e.groups.offsets[s.group], end = e.groups.offsets[s.group + 1];
+  const int64_t row_in_group = row - begin;
+  if (row_in_group % kRunRows == 0) run = {};
+  run.add(grads, n, e.layout.is_gated);
+  if (row_in_group % kRunRows != kRunRows - 1 && row + 1 != end) return;
   const int64_t block = RowBlocks(e.groups).first_of(s.group) + row_in_group / kBlockRows;
   float* const partial = e.bias_partials + block * e.layout.columns();
-  if (row_in_group % kBlockRows == 0) {
-    alignas(64) const float zeros[kGluSegment] = {};
-    StoreGluSegment(zeros, zeros, DType::kFP32, e.layout, s.first_column, n, partial);
+  GradSegments sum = {};
+  if (row_in_group % kBlockRows >= kRunRows) {
+    LoadGluSegment(partial, DType::kFP32, e.layout, s.first_column, n, sum.gate, sum.up);
   }
-  add_to_partial(e.layout, s.first_column, n, grad_gate, grad_up, partial);
+  sum.add(run, n, e.layout.is_gated);
+  StoreGluSegment(sum.gate, sum.up, DType::kFP32, e.layout, s.first_column, n, partial);
 }
 
 // Values of grad_z on their way to its quantised copies: in the places of z where a chunk's places
@@ -133,7 +140,7 @@ void quantize_grad_z(const gemm::GluBackwardEpilogue& e, const Sums& s, const Bl
 
 struct BackwardRow {
   alignas(64) float gate[kGluSegment], up[kGluSegment], grad_act[kGluSegment];
-  alignas(64) float grad_gate[kGluSegment], grad_up[kGluSegment];
+  GradSegments grads, run;
 };
 
 // One row: everything but the quantised copies. `act` may be null.
@@ -146,9 +153,9 @@ void backward_row(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row
   LoadGluSegment(gemm::element(e.z, row, 0), storage, e.layout, s.first_column, n, b.gate, b.up);
   const float grad_prob =
       GluBackwardSegment(e.activation, b.gate, e.layout.is_gated ? b.up : nullptr, b.grad_act,
-                         prob_of(e.probs, row), b.grad_gate, b.grad_up, act, n);
+                         prob_of(e.probs, row), b.grads.gate, b.grads.up, act, n);
   if (e.grad_z.is_present()) {
-    StoreGluSegment(b.grad_gate, b.grad_up, storage, e.layout, s.first_column, n,
+    StoreGluSegment(b.grads.gate, b.grads.up, storage, e.layout, s.first_column, n,
                     gemm::element(e.grad_z, row, 0));
   }
   if (e.act.is_present()) {
@@ -159,9 +166,9 @@ void backward_row(const gemm::GluBackwardEpilogue& e, const Sums& s, int64_t row
     e.prob_partials[row * segments + s.first_column / gemm::kGluChunk] = grad_prob;
   }
   if (e.bias_partials == nullptr && !e.quantized_grad_z.is_fused()) return;
-  RoundRow(b.grad_gate, n, storage);
-  if (e.layout.is_gated) RoundRow(b.grad_up, n, storage);
-  if (e.bias_partials != nullptr) add_to_bias(e, s, row, b.grad_gate, b.grad_up);
+  RoundRow(b.grads.gate, n, storage);
+  if (e.layout.is_gated) RoundRow(b.grads.up, n, storage);
+  if (e.bias_partials != nullptr) add_to_bias(e, s, row, b.grads, b.run);
 }
 
 void glu_backward(const gemm::GluBackwardEpilogue& e, const Sums& s) {
@@ -178,7 +185,7 @@ void glu_backward(const gemm::GluBackwardEpilogue& e, const Sums& s) {
       backward_row(e, s, rows.first + r, row_buffers, act);
       if (quantizes_act) RoundRow(act, n, e.z.type());
       if (quantizes_grad_z) {
-        place_grad_z(e.layout, row_buffers.grad_gate, row_buffers.grad_up, n, grad_zs.row(r));
+        place_grad_z(e.layout, row_buffers.grads.gate, row_buffers.grads.up, n, grad_zs.row(r));
       }
     }
     if (quantizes_act) {

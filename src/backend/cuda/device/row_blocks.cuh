@@ -8,10 +8,9 @@
 #include "backend/cuda/device/groups.cuh"
 #include "backend/cuda/device/warp.cuh"
 #include "core/divide.h"
+#include "core/row_sums.h"
 
 namespace moire::cuda {
-
-inline constexpr int64_t kBlockRows = 32;
 
 struct RowBlock {
   int64_t group;

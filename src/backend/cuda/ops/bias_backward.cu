@@ -1,8 +1,8 @@
-// bias_backward on CUDA, one pass over grad_y. A block takes two blocks of 32 rows of a group (or
-// several such pairs of narrow rows) and up to 4096 columns; two threads (of 16-bit elements) share
-// a segment of 64 columns as the order of grad_scale's sums wants it, and walk down the rows, while
-// the next rows are on their way (segment_pieces.cuh). Both gradients leave partial sums in the
-// workspace, which a launch each adds in order.
+// bias_backward on CUDA, one pass over grad_y. A block takes 32 rows of a group (or several such
+// blocks of narrow rows) and up to 4096 columns; two threads (of 16-bit elements) share a segment
+// of 64 columns as the order of grad_scale's sums wants it, and walk down the rows, a run
+// (core/row_sums.h) and then the next, while further rows are on their way (segment_pieces.cuh).
+// Both gradients leave partial sums in the workspace, which a launch each adds in order.
 #include "backend/cuda/device/indices.cuh"
 #include "backend/cuda/device/matrix.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
@@ -18,14 +18,12 @@ constexpr int kWarps = kThreads / kWarp;
 // Rows under way to a warp, the one that is being summed among them, and blocks of a
 // multiprocessor: without grad_scale nothing holds the bias, and its registers hold another block.
 template <bool kScales>
-constexpr int kStages = kScales ? 5 : 4;
+constexpr uint32_t kStages = kScales ? 5 : 4;
 template <bool kScales>
 constexpr int kBlocks = kScales ? 4 : 5;
-// Two blocks of rows with neighbouring indices are a chain: a thread walks down one, then the
-// other.
-constexpr uint32_t kOfChain = 2, kChainRows = kOfChain * kBlockRows;
-// Chains of a block of threads, at most.
-constexpr uint32_t kChains = 8;
+constexpr uint32_t kRun = kRunRows, kRows = kBlockRows;
+// Blocks of rows of a block of threads, at most.
+constexpr uint32_t kMostBlocks = 8;
 
 template <class T>
 struct Operands {
@@ -42,55 +40,40 @@ struct Operands {
 
 // What a block of threads knows of its rows.
 struct Rows {
-  RowBlock blocks[kChains][kOfChain];
-  int64_t sources[kChains][kChainRows];  // in grad_y; -1: none
-  float scales[kChains][kChainRows];
+  RowBlock blocks[kMostBlocks];
+  int64_t sources[kMostBlocks][kRows];  // in grad_y; -1: none
+  float scales[kMostBlocks][kRows];
 };
 
-// A chain's rows: its blocks that are there follow each other, where the splits are right.
-struct Chain {
-  int64_t first;
-  uint32_t of_first_block, count;
-  __device__ explicit Chain(const RowBlock (&blocks)[kOfChain])
-      : of_first_block(static_cast<uint32_t>(blocks[0].end - blocks[0].first)),
-        count(of_first_block) {
-    first = blocks[count == 0 ? 1 : 0].first;
-    if (blocks[1].first == first + count) {
-      count += static_cast<uint32_t>(blocks[1].end - blocks[1].first);
-    }
-  }
-};
-
-// Of `count` chains of blocks from `first_index` on; all threads call it.
+// Of `count` blocks of rows from `first_index` on; all threads call it.
 template <class T>
 __device__ void load_rows(const Operands<T>& args, int64_t first_index, uint32_t count, Rows& rows,
                           const Reporter& reporter) {
-  for (uint32_t b = threadIdx.x / kWarp; b < kOfChain * count; b += kWarps) {
+  for (uint32_t b = threadIdx.x / kWarp; b < count; b += kWarps) {
     const int64_t index = first_index + b;
     RowBlock block{0, 0, 0};
     if (index < row_blocks_bound(args.groups)) block = row_block_at(args.groups, index);
-    if (threadIdx.x % kWarp == 0) rows.blocks[b / kOfChain][b % kOfChain] = block;
+    if (threadIdx.x % kWarp == 0) rows.blocks[b] = block;
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < count * kChainRows; i += kThreads) {
-    const uint32_t c = i / kChainRows, r = i % kChainRows;
-    const Chain chain(rows.blocks[c]);
-    const int64_t row = chain.first + r;
-    const bool exists = r < chain.count;
+  for (uint32_t i = threadIdx.x; i < count * kRows; i += kThreads) {
+    const uint32_t b = i / kRows, r = i % kRows;
+    const int64_t row = rows.blocks[b].first + r;
+    const bool exists = row < rows.blocks[b].end;
     int64_t source = exists ? row : -1;
     if (exists && args.row_idx.is_present()) {
       source = checked_index(args.row_idx, row, args.row_idx.at(row), args.num_source_rows,
                              Dropping::kForbidden, reporter);
     }
-    rows.sources[c][r] = source;
-    rows.scales[c][r] = exists && args.scale != nullptr ? args.scale[row] : 1.0F;
+    rows.sources[b][r] = source;
+    rows.scales[b][r] = exists && args.scale != nullptr ? args.scale[row] : 1.0F;
   }
   __syncthreads();
 }
 
-// A segment, or a piece of it that a thread moves, of every row of a chain.
+// A segment, or a piece of it that a thread moves, of every row of a block.
 struct Place {
-  uint32_t chain;   // of Rows
+  uint32_t block;   // of Rows
   uint32_t column;  // args.columns or more: none
 };
 
@@ -106,8 +89,8 @@ __device__ void fetch_row(const Operands<T>& args, const Rows& rows, uint32_t r,
                           const Place (&places)[kSegmentSteps], SegmentPieces<T, N> pieces) {
 #pragma unroll
   for (uint32_t i = 0; i < kSegmentSteps; ++i) {
-    const auto [chain, column] = places[i];
-    const int64_t source = column < args.columns ? rows.sources[chain][r] : -1;
+    const auto [block, column] = places[i];
+    const int64_t source = column < args.columns ? rows.sources[block][r] : -1;
     pieces.fetch(i, source < 0 ? nullptr : args.grad_y.row(source) + column);
   }
 }
@@ -128,33 +111,33 @@ __device__ void load_bias(const Operands<T>& args, int64_t group, uint32_t first
   }
 }
 
-// A row's part of grad_bias and of grad_scale's lanes.
+// A row's part of grad_bias, the `r`-th of its run, and of grad_scale's lanes.
 template <bool kScales, int N, class T>
-__device__ void add_row(SegmentPieces<T, N> pieces, float scale, const Own<N>& bias,
-                        Own<N>& partial, float (&sums)[N]) {
+__device__ void add_row(SegmentPieces<T, N> pieces, uint32_t r, float scale, const Own<N>& bias,
+                        Own<N>& run, Own<N>& partial, float (&sums)[N]) {
 #pragma unroll
   for (int step = 0; step < kSegmentSteps; ++step) {
     const Packed<T, N> piece = pieces.get(step);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const float v = piece[i];
-      partial[step].set(i, fmaf(scale, v, partial[step][i]));
+      run[step].set(i, fmaf(scale, v, r == 0 ? 0.0F : run[step][i]));
+      if (r + 1 == kRun) partial[step].set(i, partial[step][i] + run[step][i]);
       if constexpr (kScales) sums[i] = fmaf(v, bias[step][i], sums[i]);
     }
   }
 }
 
-// Where they are asked for; the next block's begin with zeros.
+// A block's sums, where they are asked for.
 template <int N, class T>
 __device__ void store_partial(const Operands<T>& args, int64_t index, uint32_t first_column,
-                              Own<N>& partial) {
+                              const Own<N>& partial) {
   if (args.block_partials == nullptr) return;
 #pragma unroll
   for (int step = 0; step < kSegmentSteps; ++step) {
     const uint32_t column = first_column + SegmentPieces<T, N>::step_column(step);
     if (column >= args.columns) return;
     store(args.block_partials + index * args.columns + column, partial[step]);
-    partial[step] = {};
   }
 }
 
@@ -163,14 +146,14 @@ template <bool kScales, int N, class T>
 __global__ void __launch_bounds__(kThreads, kBlocks<kScales>)
     sum_kernel(Operands<T> args, SegmentTiling<N> tiling, Reporter reporter) {
   constexpr uint32_t kSharing = SegmentTiling<N>::kThreadsPerSegment;
-  constexpr int kDepth = kStages<kScales>;
+  constexpr uint32_t kDepth = kStages<kScales>;
   using Pieces = SegmentPieces<T, N>;
   __shared__ typename Pieces::Shared stages[kWarps][kDepth];
   __shared__ Rows rows;
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     check_groups(args.groups, reporter, threadIdx.x, kThreads);
   }
-  const int64_t first_index = int64_t{blockIdx.x} * tiling.rows * kOfChain;
+  const int64_t first_index = int64_t{blockIdx.x} * tiling.rows;
   load_rows(args, first_index, tiling.rows, rows, reporter);
   const uint32_t warp = threadIdx.x / kWarp;
   Place moved[kSegmentSteps];
@@ -180,44 +163,39 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kScales>)
     moved[i].column += Pieces::column_of(i);
   }
   const Place own = place_of(args, tiling, threadIdx.x / kSharing);
-  const auto& blocks = rows.blocks[own.chain];
-  const Chain chain(blocks);
-  const uint32_t count = own.column < args.columns ? chain.count : 0U;
-  const int64_t index = first_index + kOfChain * own.chain;
-  Own<N> bias = {}, partial = {};
-  const auto begin_block = [&](uint32_t b) {
-    if (kScales) load_bias(args, blocks[b].group, own.column, bias);
-  };
-  if (count != 0) begin_block(chain.of_first_block == 0 ? 1 : 0);
+  const RowBlock& block = rows.blocks[own.block];
+  const auto of_block = static_cast<uint32_t>(block.end - block.first);
+  const uint32_t count = own.column < args.columns ? of_block : 0U;
+  float* row_partial = nullptr;  // of this thread's segment, if it stores any
+  Own<N> bias = {}, partial = {}, sums_of_run = {};
+  if (kScales && count != 0) {
+    load_bias(args, block.group, own.column, bias);
+    row_partial = args.row_partials + block.first * tiling.segments + own.column / kSegment;
+  }
   const auto fetch = [&](uint32_t r) {
-    if (r < kChainRows) fetch_row(args, rows, r, moved, Pieces(stages[warp][r % kDepth]));
+    if (r < kRows) fetch_row(args, rows, r, moved, Pieces(stages[warp][r % kDepth]));
     __pipeline_commit();
   };
   for (uint32_t r = 0; r < kDepth - 1; ++r) fetch(r);
-  // All threads of a warp take as many rounds, whichever rows they have.
+  // All threads of a warp take as many rounds, whichever rows they have; those of no row are zeros.
   const uint32_t rounds = __reduce_max_sync(0xFFFFFFFFU, count);
-  for (uint32_t r = 0; r < rounds; ++r) {
-    __syncwarp();  // the stage has been read
-    fetch(r + kDepth - 1);
-    __pipeline_wait_prior(kDepth - 1);
-    __syncwarp();  // row r is there
-    if (r == chain.of_first_block && r != 0 && r < count) {
-      store_partial(args, index, own.column, partial);
-      begin_block(1);
-    }
-    float sums[N] = {};
-    if (r < count) {
-      add_row<kScales>(Pieces(stages[warp][r % kDepth]), rows.scales[own.chain][r], bias, partial,
-                       sums);
-    }
-    if (!kScales) continue;
-    const float sum = fold_lanes(sums);
-    if (r < count && threadIdx.x % kSharing == 0) {
-      args.row_partials[(chain.first + r) * tiling.segments + own.column / kSegment] = sum;
+  for (uint32_t first = 0; first < rounds; first += kRun) {
+#pragma unroll
+    for (uint32_t i = 0; i < kRun; ++i) {
+      const uint32_t r = first + i;
+      __syncwarp();  // the stage has been read
+      fetch(r + kDepth - 1);
+      __pipeline_wait_prior(kDepth - 1);
+      __syncwarp();  // row r is there
+      float sums[N] = {};
+      add_row<kScales>(Pieces(stages[warp][r % kDepth]), i, rows.scales[own.block][r], bias,
+                       sums_of_run, partial, sums);
+      if (!kScales) continue;
+      const float sum = fold_lanes(sums);
+      if (r < count && threadIdx.x % kSharing == 0) row_partial[int64_t{r} * tiling.segments] = sum;
     }
   }
-  if (count == 0) return;
-  store_partial(args, index + (count > chain.of_first_block ? 1 : 0), own.column, partial);
+  if (count != 0) store_partial(args, first_index + own.block, own.column, partial);
 }
 
 // Calls f.operator()<T>(SegmentTiling<N>) for the type and the alignment of a call.
@@ -227,8 +205,8 @@ decltype(auto) with_tiling(const TensorView& grad_y, F&& f) {
   return with_float_type(grad_y.type(), [&]<class T>() {
     constexpr int kN = kVector<T>;
     const bool is_vector = opens_vectors({grad_y}) && columns % kN == 0;
-    return is_vector ? f.template operator()<T>(SegmentTiling<kN>(columns, kChains))
-                     : f.template operator()<T>(SegmentTiling<1>(columns, kChains));
+    return is_vector ? f.template operator()<T>(SegmentTiling<kN>(columns, kMostBlocks))
+                     : f.template operator()<T>(SegmentTiling<1>(columns, kMostBlocks));
   });
 }
 
@@ -245,7 +223,7 @@ struct Call : PlannedCall<BiasBackwardArgs> {
   int64_t launches() const { return 1 + is_present(args.grad_bias) + has_scale(); }
   std::string policy() const {
     return with_tiling(grad_y_, [&]<class T, int N>(const SegmentTiling<N>& tiling) {
-      return concat("partial sums of ", kBlockRows, " rows, ", kOfChain * tiling.rows, " and ",
+      return concat("partial sums of ", kBlockRows, " rows, ", tiling.rows, " and ",
                     tiling.per_part * kSegment, " columns per block of ", kThreads, " threads, ", N,
                     " columns at once");
     });
@@ -262,7 +240,7 @@ struct Call : PlannedCall<BiasBackwardArgs> {
                                  .row_partials = row_partials_,
                                  .columns = grad_y_.columns(),
                                  .groups = args.groups};
-      const dim3 grid(blocks_for(row_blocks_bound(args.groups), kOfChain * tiling.rows),
+      const dim3 grid(blocks_for(row_blocks_bound(args.groups), tiling.rows),
                       blocks_for(tiling.segments, tiling.per_part));
       const auto kernel = has_scale() ? sum_kernel<true, N, T> : sum_kernel<false, N, T>;
       launcher.launch(kernel, {grid, kThreads}, operands, tiling, launcher.reporter());

@@ -8,7 +8,7 @@
 #include <bit>
 
 #include "backend/cuda/device/lane_sums.cuh"
-#include "backend/cuda/ops/column_sums.cuh"
+#include "backend/cuda/device/row_sums.cuh"
 #include "backend/cuda/ops/glu_copies.h"
 #include "backend/cuda/ops/glu_tiles.cuh"
 #include "backend/cuda/ops/partial_sums.h"
@@ -168,12 +168,17 @@ __device__ inline void sum_bias(const BackwardArgs<kScaling, Columns>& args, uin
   const uint32_t first = args.first_column(first_f, which), column = first + 2 * pair;
   if (column >= args.end_column(first, false)) return;
   const int64_t columns = args.grad_z.source.columns;
-  const int64_t index_of_first = partial_index<Tile::kRows>(index, rows.begin);
-  sum_part(args.grad_bias_parts + index_of_first * columns + column, columns, part,
-           static_cast<uint32_t>(rows.size()), [&](uint32_t row) {
-             const uint4& piece = Tile::piece(which, row, pair / 4);
-             return reinterpret_cast<const __nv_bfloat16*>(&piece) + pair % 4 * 2;
-           });
+  const auto first_row = static_cast<int>(part * kBlockRows);
+  const auto end = static_cast<int>(min(rows.size(), int64_t{first_row} + kBlockRows));
+  if (first_row >= end) return;
+  const TwoSums sums = sum_of_block(first_row, end, [&](int row) {
+    const uint4& piece = Tile::piece(which, static_cast<uint32_t>(row), pair / 4);
+    const auto two = load<2>(reinterpret_cast<const __nv_bfloat16*>(&piece) + pair % 4 * 2);
+    return TwoSums{two[0], two[1]};
+  });
+  const int64_t block = partial_index<Tile::kRows>(index, rows.begin) + part;
+  *reinterpret_cast<float2*>(args.grad_bias_parts + block * columns + column) = {sums.first,
+                                                                                 sums.second};
 }
 
 struct Notes {

@@ -46,8 +46,8 @@ std::string policy_of_tiles(int32_t scaling, bool takes_vectors) {
   return tiles_policy(is_mx ? 32 : 128, is_mx ? 64 : 128, "eight", takes_vectors);
 }
 
-// A call of quantize. Its kernel makes the partial sums of grad_bias where it reads 16-bit
-// types by vectors; else bias_backward makes that from a second read.
+// A call of quantize. Its kernel makes the partial sums of grad_bias where it reads by vectors;
+// else bias_backward makes that from a second read.
 class Call {
  public:
   Call(const DeviceState& state, const QuantizeArgs& args, const Workspace& workspace)
@@ -56,7 +56,7 @@ class Call {
         bias_(bias_backward_of(args)),
         arena_(workspace),
         takes_vectors_(takes_vectors(args.source, args.rowwise, args.columnwise)),
-        sums_(is_present(args.grad_bias) && takes_vectors_ && source_.type() != DType::kFP32) {
+        sums_(is_present(args.grad_bias) && takes_vectors_) {
     if (sums_) bias_parts_ = take_block_partials(arena_, args.grad_bias, args.groups);
   }
 
@@ -81,8 +81,7 @@ class Call {
   Status run(const Context& context) const {
     Launcher launcher(context, "quantize");
     if (sums_) {
-      source_.type() == DType::kBF16 ? launch<SummedRows<__nv_bfloat16>>(launcher, context)
-                                     : launch<SummedRows<__half>>(launcher, context);
+      with_float_type(source_.type(), [&]<class T>() { launch<SummedRows<T>>(launcher, context); });
       sum_block_partials(launcher, bias_parts_, args_.groups, args_.grad_bias, args_.beta,
                          args_.beta_per_group);
     } else if (is_plain()) {

@@ -299,6 +299,7 @@ __device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
   float amax[Shape::kBlocks];
   Largest largest;
   share_columns<false>(tile, values, memory, amax);
+  if constexpr (kIsSummed<Source>) args.source.add_runs(tile);
 #pragma unroll
   for (const float of_block : amax) largest.add(of_block);
   const bool is_finite = largest.are_finite();

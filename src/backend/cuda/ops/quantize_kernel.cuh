@@ -8,7 +8,6 @@
 
 #include "backend/cuda/device/non_finite.cuh"
 #include "backend/cuda/device/warp.cuh"
-#include "backend/cuda/ops/column_sums.cuh"
 #include "backend/cuda/ops/quantize_copies.cuh"
 #include "backend/cuda/ops/quantize_tiles.cuh"
 #include "backend/cuda/runtime/launch.h"
@@ -51,47 +50,64 @@ __device__ __noinline__ void note_first(const QuantizeTiles<Source>& args,
   note_first_of(args, tile, values, reporter, notes);
 }
 
-// Rows of a 16-bit type whose columns are summed, too: partial sums go to bias_parts, [blocks of 32
-// rows, columns]. For that a block's tiles lie in shared memory.
+// Rows whose columns are summed, too: partial sums go to bias_parts, [blocks of 32 rows, columns].
+// Each thread sums runs of its own rows (core/row_sums.h); a tile's threads exchange those.
 template <class T>
 struct SummedRows : FloatRows<T, true> {
   float* bias_parts;
 
-  // The memory of a block's tiles, in the places of its threads' parts.
+  // The runs of a tile.
   template <class Shape>
-  __device__ static auto& shared_tiles() {
-    __shared__ Eight<T> tiles[Shape::kTiles][Shape::kRows][Shape::kPieces];
-    return tiles;
+  __device__ static auto& runs_of_tile() {
+    alignas(16) __shared__ float runs[Shape::kTiles][Shape::kRows / kRunRows][Shape::kColumns];
+    return runs[threadIdx.x / Shape::kTileThreads];
   }
-  // Nobody reads it any more when a copy is transposed.
-  template <class Tile>
-  __device__ TransposedTile<kEight>& transposed_tile(const Tile&) const {
-    return *reinterpret_cast<TransposedTile<kEight>*>(&shared_tiles<typename Tile::Shape>());
-  }
-  // Partial sums of a tile's columns: its threads exchange their rows.
+
+  // This thread's runs, for the tile's others. Those of a block's tile before it have been added.
   template <int kScaling>
-  __device__ void sum(const TilePart<kScaling>& tile,
-                      const Rows<kScaling, SummedRows>& values) const {
+  __device__ static void put_runs(const TilePart<kScaling>& tile,
+                                  const Rows<kScaling, SummedRows>& values) {
     using Shape = TileShape<kScaling>;
-    constexpr int kPairs = Shape::kColumns / 2;
-    auto& pieces = shared_tiles<Shape>()[threadIdx.x / Shape::kTileThreads];
-    if constexpr (!Shape::kIsWarps) __syncthreads();  // the tile before it has been read
+    static_assert(Shape::kRowsPerThread % kRunRows == 0);
+    auto& runs = runs_of_tile<Shape>();
 #pragma unroll
-    for (int i = 0; i < tile.kRows; ++i) {
-      pieces[tile.first_row + i][Shape::thread() % Shape::kPieces] = values[i];
+    for (int first = 0; first < Shape::kRowsPerThread; first += kRunRows) {
+      if (first > 0) __syncwarp();  // or the compiler has all rows' floats at once, which spill
+      Eight<float> sum{};
+#pragma unroll
+      for (int i = first; i < first + kRunRows; ++i) {
+#pragma unroll
+        for (int j = 0; j < kEight; ++j) sum.set(j, sum[j] + values[i][j]);
+      }
+      float* const to =
+          &runs[(tile.first_row + first) / kRunRows][Shape::thread() % Shape::kPieces * kEight];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(sum.words)[i];
+      }
     }
-    if constexpr (Shape::kIsWarps) {
-      __syncwarp();
-    } else {
-      __syncthreads();
+  }
+  // The sums of blocks, once all runs are there.
+  template <int kScaling>
+  __device__ void add_runs(const TilePart<kScaling>& tile) const {
+    using Shape = TileShape<kScaling>;
+    constexpr int kColumns = Shape::kColumns, kRunsOfBlock = kBlockRows / kRunRows;
+    constexpr int kBlocks = Shape::kRows / kBlockRows;
+    constexpr int kAtOnce = Shape::kTileThreads / kColumns == 0 ? 2 : 1;  // columns of a thread
+    static_assert(Shape::kTileThreads * kAtOnce == kColumns * kBlocks);
+    const auto& runs = runs_of_tile<Shape>();
+    const int column = Shape::thread() * kAtOnce % kColumns;
+    const int block = Shape::thread() * kAtOnce / kColumns;
+    if (tile.first_column + column >= this->columns || block * kBlockRows >= tile.tile_rows) return;
+    Packed<float, kAtOnce> sum{};
+#pragma unroll 4
+    for (int r = 0; r < kRunsOfBlock; ++r) {
+      const auto run = load<kAtOnce>(&runs[block * kRunsOfBlock + r][column]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) sum.set(i, sum[i] + run[i]);
     }
-    const int column = Shape::thread() % kPairs * 2;  // of the tile
-    if (tile.first_column + column >= this->columns) return;
-    const int64_t stride = this->columns;
-    const int64_t index = partial_index<Shape::kRows>(tile.index, tile.begin);
-    sum_part(bias_parts + index * stride + tile.first_column + column, stride,
-             Shape::thread() / kPairs, tile.tile_rows,
-             [&](uint32_t row) { return reinterpret_cast<const T*>(pieces[row]) + column; });
+    const int64_t index = partial_index<Shape::kRows>(tile.index, tile.begin) + block;
+    store(bias_parts + index * this->columns + tile.first_column + column, sum);
   }
 };
 
@@ -155,6 +171,26 @@ constexpr int kBlocksPerMultiprocessor = (sizeof(Rows<kScaling, Source>) >= 256 
 template <int kScaling, class Source>
 constexpr bool kHasSpans = kHasLongLines<kScaling> && (Source::kMostTiles > 1);
 
+// The sums of a tile that is not empty. Where a block has columnwise scales to make, it meets for
+// these anyway (quantize_columns).
+template <int kScaling, class Source, class Values>
+__device__ inline void sum_runs(const QuantizeTiles<Source>& args, const TilePart<kScaling>& tile,
+                                Values& values) {
+  args.source.put_runs(tile, values);
+  // The floats that were added are made again where they are encoded: kept, they would spill.
+  for (auto& row : values) {
+    for (uint32_t& word : row.words) asm volatile("" : "+r"(word));
+  }
+  if constexpr (TileShape<kScaling>::kIsWarps) {
+    __syncwarp();
+    args.source.add_runs(tile);
+  } else if (!args.columnwise.is_present()) {
+    __syncthreads();
+    args.source.add_runs(tile);
+    __syncthreads();
+  }
+}
+
 // All that is to be done of a tile that is not empty.
 template <int kScaling, class Source>
 __device__ inline void quantize_part(const QuantizeTiles<Source>& args,
@@ -162,7 +198,7 @@ __device__ inline void quantize_part(const QuantizeTiles<Source>& args,
                                      const NonFiniteReporter& notes) {
   Rows<kScaling, Source> values;
   args.source.load(tile, reporter, values);
-  if constexpr (kIsSummed<Source>) args.source.sum(tile, values);
+  if constexpr (kIsSummed<Source>) sum_runs(args, tile, values);
   const uint32_t met = quantize_copies<Way::kQuick>(args, tile, values);
   if constexpr (kScaling == MOIRE_SCALING_MXFP8 && kRoundsValues<Way::kQuick, decltype(values)>) {
     if (met >= kIsLeft) return quantize_any(args, tile, reporter, notes);

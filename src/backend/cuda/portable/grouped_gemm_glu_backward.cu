@@ -3,6 +3,7 @@
 // two blocks of grad_bias's; both leave partial sums in the workspace, which a launch each adds.
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/device/lane_sums.cuh"
+#include "backend/cuda/device/row_sums.cuh"
 #include "backend/cuda/ops/partial_sums.h"
 #include "backend/cuda/portable/ragged_m.cuh"
 #include "core/glu_layout.h"
@@ -74,10 +75,8 @@ struct GluBackward {
     const int column = static_cast<int>(threadIdx.x) % gemm::kTile;
     const int first = static_cast<int>(threadIdx.x) / (2 * gemm::kTile) * kRows;
     if (!tile.has_row(first) || !tile.has_column(column)) return;
-    float sum = 0;
-    for (int row = first; row < min(tile.num_rows, first + kRows); ++row) {
-      sum += Memory::plane(half)[row][column];
-    }
+    const float sum = sum_of_block(first, min(tile.num_rows, first + kRows),
+                                   [&](int row) { return Memory::plane(half)[row][column]; });
     const int64_t at = tile.first_column + column;
     const int64_t position = half == 0 ? layout.gate(at) : layout.up(at);
     const int64_t index = (tile.first_row + first) / kRows + tile.group;

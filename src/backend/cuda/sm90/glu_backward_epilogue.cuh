@@ -5,6 +5,7 @@
 
 #include "backend/cuda/device/activation.cuh"
 #include "backend/cuda/device/row_blocks.cuh"
+#include "backend/cuda/device/row_sums.cuh"
 #include "backend/cuda/sm90/epilogue_values.cuh"
 #include "backend/cuda/sm90/z_buffers.cuh"
 
@@ -107,7 +108,7 @@ struct GluBackward {
     if (has_act == 0) return;
     ptx::tma_store_4d(&act, act_buffer(buffers, i), column, r.row, r.end, r.wrap);
   }
-  // A thread adds a column of grad_z as it is stored, row by row.
+  // A thread adds a column of grad_z as it is stored.
   template <class Buffers>
   __device__ void read_back(const Buffers& buffers, const Part& p, int i) const {
     constexpr int32_t kRows = Buffers::Policy::kBoxRows, kPartRows = kBlockRows;
@@ -124,13 +125,10 @@ struct GluBackward {
     const int64_t index = (p.tile.first_row + first_row) / kPartRows + p.tile.group;
     float* partial = bias_partials + index * 2 * f + column;
     for (int32_t first = 0; first < rows; first += kPartRows, partial += 2 * f) {
-      float sum = 0;
-#pragma unroll 8
-      for (int32_t r = first; r < min(rows, first + kPartRows); ++r) {
+      *partial = sum_of_block(first, min(rows, first + kPartRows), [&](int32_t r) {
         const char* const at = box + swizzled(r, c / 8) + c % 8 * 2;
-        sum += __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(at));
-      }
-      *partial = sum;
+        return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(at));
+      });
     }
   }
   // Joins the 16 lanes of the sum in the order of device/lane_sums.cuh: i + 8 is the other column
