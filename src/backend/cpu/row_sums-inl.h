@@ -1,7 +1,7 @@
 // The end of a sum over the rows of a group (core/row_sums.h): of its blocks, and into the bias'
 // gradient. Columns are independent, so any part of the columns may be done at a time. An epilogue
 // that makes grad_z keeps a sum for each block in workspace, at RowBlocks' index times its columns;
-// one task, or tasks that follow each other, must make all of a block.
+// one task, or tasks that follow each other, must make all of a block, of which no run is cut.
 #include "backend/cpu/convert-inl.h"
 
 #if defined(MOIRE_ROW_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)

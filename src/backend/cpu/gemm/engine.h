@@ -57,6 +57,9 @@ concept DirectEpilogue = Epilogue<T> && requires(const T& t, const Tile& tile, i
   { t.direct(tile, num_k) } -> std::same_as<Direct>;
 };
 
+// Rows of sums that are transposed, and given to the epilogue, at once, unless it wants more.
+inline constexpr int64_t kPatchRows = 16;
+
 // d = a * op(weight), for rows of a in groups.
 struct RaggedM {
   TensorView a, row_idx;
@@ -65,8 +68,8 @@ struct RaggedM {
   Columns columns;
   int64_t k;
   Groups groups;
-  int64_t row_step;         // tiles start at multiples of it, from the group's first row
-  int64_t patch_rows = 16;  // rows of sums that are transposed, and given to the epilogue, at once
+  int64_t row_step;  // tiles start at multiples of it, from the group's first row
+  int64_t patch_rows = kPatchRows;
   TensorView a_scales, weight_scales;  // of FP8 operands; blocks along k
   bool emulates = false;               // products as Hopper makes them (emulated.h)
 

@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(GluTile<kScaling>::kThreads, GluTile<kScaling>
     __syncthreads();  // what quantises writes where sums were read
   }
   const Notes notes{grad_z_notes, act_notes};
-  // What no group owns is zeroed where registers are free for it.
+  // What no group owns is zeroed where registers are free for it: first, or last.
   const bool zeroes = args.grad_z.zeroes_tail;
   if (Tile::kIsMx && zeroes) zero_tails(args, index, rows, first_f);
   if (rows.size() > 0) {

@@ -299,6 +299,7 @@ __device__ inline uint32_t quantize_columns(const QuantizeTiles<Source>& args,
   float amax[Shape::kBlocks];
   Largest largest;
   share_columns<false>(tile, values, memory, amax);
+  // That meeting shows a source's runs; the next one lets them be overwritten.
   if constexpr (kIsSummed<Source>) args.source.add_runs(tile);
 #pragma unroll
   for (const float of_block : amax) largest.add(of_block);
