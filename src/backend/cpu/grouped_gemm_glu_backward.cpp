@@ -40,7 +40,8 @@ RaggedM problem(const GroupedGemmGluBackwardArgs& args) {
     p.row_step = p.patch_rows = gemm::kQuantizedRows;
   }
   if (is_present(args.grad_bias)) p.row_step = kBlockRows;  // which the other is, too
-  static_assert(gemm::kPatchRows % kRunRows == 0 && gemm::kQuantizedRows % kRunRows == 0);
+  static_assert(gemm::kPatchRows % kRunRows == 0 && gemm::kQuantizedRows % kRunRows == 0,
+                "the epilogue is given whole runs of a bias' gradient");
   p.a_scales = args.grad_y_scales;
   p.weight_scales = args.w2_scales;
   p.emulates = args.accumulation == MOIRE_ACCUMULATE_EMULATED;

@@ -93,7 +93,7 @@ struct SummedRows : FloatRows<T, true> {
     using Shape = TileShape<kScaling>;
     constexpr int kColumns = Shape::kColumns, kRunsOfBlock = kBlockRows / kRunRows;
     constexpr int kBlocks = Shape::kRows / kBlockRows;
-    constexpr int kAtOnce = Shape::kTileThreads / kColumns == 0 ? 2 : 1;  // columns of a thread
+    constexpr int kAtOnce = kColumns * kBlocks / Shape::kTileThreads;  // columns of a thread
     static_assert(Shape::kTileThreads * kAtOnce == kColumns * kBlocks);
     const auto& runs = runs_of_tile<Shape>();
     const int column = Shape::thread() * kAtOnce % kColumns;
