@@ -18,6 +18,7 @@
 #include "backend/cuda/device/lane_sums.cuh"
 #include "backend/cuda/device/values.cuh"
 #include "backend/cuda/device/warp.cuh"
+#include "backend/cuda/ptx/copy.cuh"
 
 namespace moire::cuda {
 
@@ -47,15 +48,13 @@ class SegmentPieces {
     return step * kSumLanes + lane() % kThreadsPerSegment * N;
   }
 
-  // Asks for piece i; zeros where `from` is null. The caller commits and waits.
-  __device__ void fetch(uint32_t i, const T* from) {
+  // Asks for piece i; zeros unless it is there. The caller commits and waits.
+  __device__ void fetch(uint32_t i, const T* from, bool is_there) {
     Bits& piece = pieces_[place(segment_of(i), column_of(i))];
-    if (from == nullptr) {
-      piece = Bits{};
-    } else if constexpr (sizeof(Bits) == kVectorBytes) {
-      __pipeline_memcpy_async(&piece, from, sizeof(Bits));
+    if constexpr (sizeof(Bits) == kVectorBytes) {
+      ptx::copy_async(&piece, from, is_there);
     } else {
-      piece = *reinterpret_cast<const Bits*>(from);
+      piece = is_there ? *reinterpret_cast<const Bits*>(from) : Bits{};
     }
   }
   __device__ void write(uint32_t i, T* to) const {

@@ -47,7 +47,16 @@ template <class T, int N>
 struct alignas(sizeof(T) * N < kVectorBytes ? sizeof(T) * N : kVectorBytes) Packed {
   T values[N];
 
-  __device__ float operator[](int i) const { return to_float(values[i]); }
+  __device__ float operator[](int i) const {
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && N % 2 == 0) {
+      // The upper half of a word is a float but for the lower one: an instruction instead of two.
+      uint32_t word;
+      memcpy(&word, &values[i / 2 * 2], sizeof(word));
+      return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xFFFF0000U);
+    } else {
+      return to_float(values[i]);
+    }
+  }
   __device__ void set(int i, float v) { values[i] = from_float<T>(v); }
 };
 

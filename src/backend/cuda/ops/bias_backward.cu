@@ -41,7 +41,7 @@ struct Operands {
 // What a block of threads knows of its rows.
 struct Rows {
   RowBlock blocks[kMostBlocks];
-  int64_t sources[kMostBlocks][kRows];  // in grad_y; -1: none
+  int64_t offsets[kMostBlocks][kRows];  // in grad_y, of their first elements; -1: none
   float scales[kMostBlocks][kRows];
 };
 
@@ -65,7 +65,7 @@ __device__ void load_rows(const Operands<T>& args, int64_t first_index, uint32_t
       source = checked_index(args.row_idx, row, args.row_idx.at(row), args.num_source_rows,
                              Dropping::kForbidden, reporter);
     }
-    rows.sources[b][r] = source;
+    rows.offsets[b][r] = source < 0 ? -1 : source * args.grad_y.stride;
     rows.scales[b][r] = exists && args.scale != nullptr ? args.scale[row] : 1.0F;
   }
   __syncthreads();
@@ -90,8 +90,8 @@ __device__ void fetch_row(const Operands<T>& args, const Rows& rows, uint32_t r,
 #pragma unroll
   for (uint32_t i = 0; i < kSegmentSteps; ++i) {
     const auto [block, column] = places[i];
-    const int64_t source = column < args.columns ? rows.sources[block][r] : -1;
-    pieces.fetch(i, source < 0 ? nullptr : args.grad_y.row(source) + column);
+    const int64_t offset = rows.offsets[block][r];
+    pieces.fetch(i, args.grad_y.data + offset + column, offset >= 0 && column < args.columns);
   }
 }
 

@@ -48,11 +48,11 @@ struct WarpPieces {
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
       const auto [row, column] = place_of(i, part);
       const bool exists = column < args.f && row < end;
-      first.fetch(i, exists ? args.z.row(row) + columns.first(column) : nullptr);
+      first.fetch(i, args.z.row(row) + columns.first(column), exists);
       if constexpr (Columns::kIsGated) {
-        second.fetch(i, exists ? args.z.row(row) + columns.second(column) : nullptr);
+        second.fetch(i, args.z.row(row) + columns.second(column), exists);
       }
-      grad_act.fetch(i, exists ? args.grad_act.row(row) + column : nullptr);
+      grad_act.fetch(i, args.grad_act.row(row) + column, exists);
     }
     __pipeline_commit();
     __pipeline_wait_prior(0);

@@ -66,8 +66,7 @@ struct WarpPieces {
 #pragma unroll 1
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
       const auto [token, column] = place_of(i, part);
-      const bool exists = column < args.columns;
-      grad_y.fetch(i, exists ? args.grad_y.row(first_token + token) + column : nullptr);
+      grad_y.fetch(i, args.grad_y.row(first_token + token) + column, column < args.columns);
     }
   }
 
@@ -78,7 +77,7 @@ struct WarpPieces {
     for (uint32_t i = 0; i < kSegmentSteps; ++i) {
       const auto [token, column] = place_of(i, part);
       const int64_t row = column < args.columns ? choices[token][j].row : -1;
-      pieces.fetch(i, row < 0 ? nullptr : args.rows.row(row) + column);
+      pieces.fetch(i, args.rows.row(row) + column, row >= 0);
     }
   }
 
